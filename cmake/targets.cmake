@@ -1,0 +1,57 @@
+# One function per kind of target. A folder's target lists what it may use in DEPS; the folder
+# graph is the link graph, and scripts/check_includes.py fails on an include that DEPS does not cover.
+include(GoogleTest)
+
+add_library(kvlathe_flags INTERFACE)
+target_compile_options(kvlathe_flags INTERFACE
+  -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror=return-type -fno-math-errno)
+target_include_directories(kvlathe_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
+if(KVLATHE_SANITIZE)
+  target_compile_options(kvlathe_flags INTERFACE
+    -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(kvlathe_flags INTERFACE -fsanitize=address,undefined)
+endif()
+
+# kvl_library(NAME kv SRCS a.cc b.cc DEPS tensor base [LIBS fmt::fmt])
+#   DEPS: folders of this project; LIBS: third-party targets.
+function(kvl_library)
+  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LIBS" ${ARGN})
+  add_library(kvlathe_${ARG_NAME} STATIC ${ARG_SRCS})
+  target_link_libraries(kvlathe_${ARG_NAME} PUBLIC kvlathe_flags ${ARG_LIBS})
+  foreach(dep IN LISTS ARG_DEPS)
+    target_link_libraries(kvlathe_${ARG_NAME} PUBLIC kvlathe_${dep})
+  endforeach()
+endfunction()
+
+# kvl_test(NAME spec_test SRCS spec_test.cc DEPS kv [LIBS ...] [LABELS slow])
+function(kvl_test)
+  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LIBS;LABELS" ${ARGN})
+  add_executable(${ARG_NAME} ${ARG_SRCS})
+  target_link_libraries(${ARG_NAME} PRIVATE kvlathe_flags ${ARG_LIBS} GTest::gmock GTest::gtest_main)
+  foreach(dep IN LISTS ARG_DEPS)
+    target_link_libraries(${ARG_NAME} PRIVATE kvlathe_${dep})
+  endforeach()
+  target_compile_definitions(${ARG_NAME} PRIVATE KVLATHE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  set(properties TIMEOUT 600)
+  if(ARG_LABELS)
+    list(APPEND properties LABELS "${ARG_LABELS}")
+  endif()
+  gtest_discover_tests(${ARG_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+    PROPERTIES ${properties})
+endfunction()
+
+# kvl_benchmark(NAME linear_bench SRCS linear_bench.cc DEPS kernels_cpu)
+function(kvl_benchmark)
+  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LIBS" ${ARGN})
+  add_executable(${ARG_NAME} ${ARG_SRCS})
+  target_link_libraries(${ARG_NAME} PRIVATE kvlathe_flags ${ARG_LIBS} benchmark::benchmark_main)
+  foreach(dep IN LISTS ARG_DEPS)
+    target_link_libraries(${ARG_NAME} PRIVATE kvlathe_${dep})
+  endforeach()
+endfunction()
+
+# kvl_isa_sources(FLAGS <-m...> SRCS a.cc): sources of a kernel folder that need an instruction set.
+function(kvl_isa_sources)
+  cmake_parse_arguments(ARG "" "" "FLAGS;SRCS" ${ARGN})
+  set_property(SOURCE ${ARG_SRCS} APPEND PROPERTY COMPILE_OPTIONS ${ARG_FLAGS})
+endfunction()

@@ -1,0 +1,56 @@
+// Attention of a ragged batch over compressed blocks: plan on the host, run on the workers, merge.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/cpu_features.h"
+#include "base/threads.h"
+#include "kernels/cpu/block_layout.h"
+
+namespace kvlathe {
+
+// How work is split over workers.
+enum class Schedule {
+  kStatic,  // a (sequence, KV head) to a worker, round robin
+  kLpt,  // whole (sequence, KV head) jobs, longest first to the least loaded (the papers' decode)
+  kBalanced,  // split along the entries so that all workers finish together
+};
+
+// One (sequence, KV head) of a layer in this step. New rows are already in the blocks.
+struct HeadJob {
+  BlockShape shape;
+  int head_dim = 0;         // width of q_full and of sink keys
+  int gqa_group = 1;        // query heads that share this KV head
+  int n_tokens = 0;         // query tokens; rows are token-major: row = t * gqa_group + h
+  const void* q = nullptr;  // [n_tokens * gqa_group, rank_k] row_type, in the key basis, not scaled
+  int64_t q_stride = 0;
+  const void* q_full = nullptr;  // [n_tokens * gqa_group, head_dim] row_type; used when n_sink > 0
+  int64_t q_full_stride = 0;
+  const std::byte* const* blocks = nullptr;
+  int n_entries = 0;      // entries in the blocks, those of this step included
+  int first_visible = 0;  // entries of the blocks that token 0 sees; token t sees first_visible + t
+  const void* sink_k = nullptr;  // [n_sink, head_dim] row_type, before any basis
+  const void* sink_v = nullptr;  // [n_sink, rank_v] row_type
+  int n_sink = 0;
+  int sink_first_visible =
+      0;                   // sink entries that token 0 sees; token t sees t more, at most n_sink
+  void* out = nullptr;     // head h of token t: out + t * out_stride + h * rank_v, row_type
+  int64_t out_stride = 0;  // elements
+};
+
+class Attention {
+ public:
+  Attention(ThreadPool* pool, Isa isa);
+  ~Attention();
+  // All jobs of one layer. sm_scale = 1 / sqrt(the model's head_dim), whatever the rank.
+  void Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kvlathe

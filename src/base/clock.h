@@ -1,0 +1,20 @@
+// Wall time for progress, latency and benchmarks.
+#pragma once
+
+#include <chrono>
+
+namespace kvlathe {
+
+class Stopwatch {
+ public:
+  double Seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  double Milliseconds() const { return Seconds() * 1e3; }
+  void Restart() { start_ = std::chrono::steady_clock::now(); }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace kvlathe

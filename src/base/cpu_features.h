@@ -1,0 +1,27 @@
+// The instruction sets that kernels are written for, and which of them this process uses.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace kvlathe {
+
+// Ordered: a machine that has one has all before it.
+enum class Isa {
+  kScalar,      // portable C++
+  kAvx512Bf16,  // AVX-512 F/BW/DQ/VL and BF16 dot products
+  kAmx,         // AVX-512 BF16 and AMX-BF16 tiles, with the kernel's permission to use them
+};
+
+std::string_view IsaName(Isa isa);  // "scalar", "avx512", "amx"
+
+// Every instruction set this machine has, kScalar first. Asks the kernel for AMX permission once.
+const std::vector<Isa>& AvailableIsas();
+
+// The best one, or what the environment variable KVLATHE_ISA names (scalar, avx512, amx).
+// Fails with kInvalidArgument on an unknown name or one that the machine lacks.
+StatusOr<Isa> SelectIsa();
+
+}  // namespace kvlathe

@@ -1,0 +1,67 @@
+// Hugging Face safetensors: memory-mapped reading (one file, or shards with an index) and writing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+struct TensorView {
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  const std::byte* data = nullptr;  // row-major, in the file's mapping
+  int64_t n_bytes = 0;
+
+  int64_t n_elements() const { return n_bytes / SizeOf(dtype); }
+};
+
+class SafetensorsReader {
+ public:
+  // One .safetensors file.
+  static StatusOr<SafetensorsReader> OpenFile(const std::string& path);
+  // A model directory: model.safetensors.index.json with its shards, or model.safetensors, or the
+  // only *.safetensors in it (basis.safetensors does not count).
+  static StatusOr<SafetensorsReader> OpenModel(const std::string& directory);
+
+  SafetensorsReader(SafetensorsReader&&) noexcept;
+  SafetensorsReader& operator=(SafetensorsReader&&) noexcept;
+  ~SafetensorsReader();
+
+  // Null if there is no such tensor.
+  const TensorView* Find(std::string_view name) const;
+  // The tensor with exactly this shape, or an error that names file, tensor, found and wanted
+  // shape.
+  StatusOr<const TensorView*> Get(std::string_view name, const std::vector<int64_t>& shape) const;
+  const std::map<std::string, TensorView, std::less<>>& tensors() const;
+  const std::map<std::string, std::string, std::less<>>& metadata() const;
+  // Tells the system that a tensor's pages are no longer needed (they can be read again).
+  void ReleasePages(const TensorView& tensor) const;
+  const std::string& path() const;
+
+ private:
+  struct State;
+  explicit SafetensorsReader(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+struct TensorToWrite {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  const void* data = nullptr;
+};
+
+// Writes to a temporary file beside `path`, syncs, and renames: a failure (a full disk, no
+// permission) leaves what was there before.
+Status WriteSafetensors(const std::string& path, const std::vector<TensorToWrite>& tensors,
+                        const std::map<std::string, std::string>& metadata);
+
+}  // namespace kvlathe

@@ -1,0 +1,85 @@
+// Attention of a few query rows over the blocks of one KV head, on one thread. What the host
+// planned comes in, a partial result goes out; partial results merge (attention/partial.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/cpu_features.h"
+#include "kernels/cpu/block_layout.h"
+
+namespace kvlathe {
+
+// Query rows of one KV head over a range of its entries.
+//
+// Rows are packed token-major: row = t * gqa_group + h, so that all query heads that share the KV
+// head read each block once. The row of token t sees entries < first_visible + t (causal order),
+// and this item computes the part of them in [kv_begin, kv_end).
+struct AttendParams {
+  BlockShape shape;
+  int gqa_group = 1;
+  int n_rows = 0;           // n_tokens * gqa_group
+  const void* q = nullptr;  // [n_rows, rank_k] row_type, not scaled
+  int64_t q_stride = 0;     // elements from row to row
+  const std::byte* const* blocks =
+      nullptr;            // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
+  int kv_begin = 0;       // multiple of kBlockSize
+  int kv_end = 0;         // exclusive; rows past it in the last block are never used
+  int first_visible = 0;  // entries that token 0 sees
+  float sm_scale = 1;     // 1 / sqrt(original head_dim)
+  // Partial result: o is not divided by row_sum. A row that sees nothing in the range gets
+  // row_max = -infinity, row_sum = 0, o = 0.
+  float* o = nullptr;  // [n_rows, rank_v]
+  int64_t o_stride = 0;
+  float* row_max = nullptr;  // [n_rows] maximum of the scaled scores
+  float* row_sum = nullptr;  // [n_rows] sum of exp(score - row_max)
+};
+
+// The same over a few uncompressed rows (the sink): K [n_entries, head_dim], V [n_entries, rank_v],
+// both row-major in row_type; q [n_rows, head_dim] is the query before any basis. Adds to nothing:
+// writes a partial result of its own.
+struct AttendRowsParams {
+  DType row_type = DType::kBf16;
+  int head_dim = 0;
+  int rank_v = 0;
+  int gqa_group = 1;
+  int n_rows = 0;
+  const void* q = nullptr;
+  int64_t q_stride = 0;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  int n_entries = 0;
+  int first_visible = 0;
+  float sm_scale = 1;
+  float* o = nullptr;
+  int64_t o_stride = 0;
+  float* row_max = nullptr;
+  float* row_sum = nullptr;
+};
+
+// Rows to write into a block: entries [first_slot, first_slot + n_rows) of it.
+struct AppendParams {
+  BlockShape shape;
+  std::byte* block = nullptr;
+  int first_slot = 0;
+  int n_rows = 0;
+  const void* k = nullptr;  // [n_rows, rank_k] row_type
+  int64_t k_stride = 0;
+  const void* v = nullptr;  // [n_rows, rank_v] row_type
+  int64_t v_stride = 0;
+};
+
+// One set per instruction set; kF32 rows are served by the scalar set on every machine.
+struct AttendKernels {
+  // `scratch` is kAttendScratchBytes, 64-byte aligned, one per worker.
+  void (*attend)(const AttendParams& params, std::byte* scratch);
+  void (*attend_rows)(const AttendRowsParams& params);
+  void (*append)(const AppendParams& params);
+};
+
+inline constexpr int64_t kAttendScratchBytes = 256 << 10;
+
+// The fastest set for `isa` and rows of `row_type`.
+const AttendKernels& GetAttendKernels(Isa isa, DType row_type);
+
+}  // namespace kvlathe

@@ -1,0 +1,43 @@
+// Where a row lies in a 16-bit (or 32-bit) block of one KV head.
+//
+// A block holds kBlockSize entries:
+//   K [rank_k / 2][kBlockSize][2]   pairs of dimensions interleaved across tokens
+//   V [kBlockSize / 2][rank_v][2]   pairs of tokens interleaved across dimensions
+// K first, V directly behind it. An AVX-512 BF16 dot reads 16 tokens x 2 dimensions of K (one cache
+// line) against a broadcast pair of q, and 16 dimensions x 2 tokens of V against a broadcast pair
+// of probabilities; the same lines are the rows of an AMX B tile. There is no horizontal sum and no
+// padding: ranks are multiples of 16.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+inline constexpr int kBlockSize = 64;  // entries in a block
+
+struct BlockShape {
+  int rank_k = 0;                 // multiple of 16
+  int rank_v = 0;                 // multiple of 16
+  DType row_type = DType::kBf16;  // kBf16, or kF32 when the model computes in F32
+
+  friend bool operator==(const BlockShape&, const BlockShape&) = default;
+};
+
+constexpr int64_t KeyBytes(const BlockShape& s) {
+  return int64_t{kBlockSize} * s.rank_k * SizeOf(s.row_type);
+}
+constexpr int64_t BlockBytes(const BlockShape& s) {
+  return int64_t{kBlockSize} * (s.rank_k + s.rank_v) * SizeOf(s.row_type);
+}
+
+// Element offsets from the start of K and of V.
+constexpr int64_t KeyOffset(int token, int r) {
+  return (int64_t{r / 2} * kBlockSize + token) * 2 + r % 2;
+}
+constexpr int64_t ValueOffset(const BlockShape& s, int token, int r) {
+  return (int64_t{token / 2} * s.rank_v + r) * 2 + token % 2;
+}
+
+}  // namespace kvlathe

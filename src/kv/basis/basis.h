@@ -1,0 +1,30 @@
+// What a method of the basis axis hands to the model: per layer and KV head the maps between
+// head_dim and the stored ranks.
+#pragma once
+
+#include <vector>
+
+namespace kvlathe {
+
+// Row-major float matrices; "compress" is applied to rows on the right.
+struct HeadBasis {
+  int rank_k = 0;
+  int rank_v = 0;
+  std::vector<float> query_basis;   // D [head_dim, rank_k]: q~ = q D, after RoPE
+  std::vector<float> key_basis;     // E [head_dim, rank_k]: k~ = k E, after RoPE
+  std::vector<float> value_basis;   // A [head_dim, rank_v]: W_V <- W_V A (and b_V <- b_V A)
+  std::vector<float> output_basis;  // B [rank_v, head_dim]: W_O rows of the group <- B W_O
+};
+
+struct ModelBasis {
+  int n_layers = 0;
+  int n_kv_heads = 0;
+  int head_dim = 0;
+  std::vector<HeadBasis> heads;  // [n_layers * n_kv_heads]
+
+  const HeadBasis& head(int layer_idx, int kv_head_idx) const {
+    return heads[layer_idx * n_kv_heads + kv_head_idx];
+  }
+};
+
+}  // namespace kvlathe

@@ -1,0 +1,57 @@
+// The cache of one sequence: for every layer and KV head a block table and a length of its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "kv/blocks/block_pool.h"
+#include "kv/cache_layout.h"
+
+namespace kvlathe {
+
+// Bytes by part, at the allocator.
+struct KvBytes {
+  int64_t blocks = 0;
+  int64_t sinks = 0;
+  int64_t run_records = 0;
+  int64_t layer_records = 0;
+  int64_t tables = 0;
+  int64_t total() const { return blocks + sinks + run_records + layer_records + tables; }
+};
+
+class SequenceCache {
+ public:
+  // `layout` and `pool` outlive the cache.
+  SequenceCache(const CacheLayout* layout, BlockPool* pool);
+  ~SequenceCache();
+  SequenceCache(const SequenceCache&) = delete;
+  SequenceCache& operator=(const SequenceCache&) = delete;
+
+  // Makes positions [n_tokens, n_tokens + n_new) writable in every head: all or nothing.
+  // kResourceExhausted, with what is needed and what is free, when the budget does not hold them.
+  Status Extend(int n_new);
+  // Gives everything back.
+  void Clear();
+
+  int n_tokens() const { return n_tokens_; }  // positions made writable so far
+  KvBytes bytes() const;
+
+  // Blocks of one head, oldest first; entry e (position n_sink + e) is in block e / kBlockSize.
+  std::span<std::byte* const> blocks(int layer_idx, int kv_head_idx) const;
+  // Sink rows: K [n_sink, head_dim] and V [n_sink, rank_v]; null when the layout has no sink.
+  std::byte* sink_k(int layer_idx, int kv_head_idx) const;
+  std::byte* sink_v(int layer_idx, int kv_head_idx) const;
+
+ private:
+  struct HeadTable;
+  const CacheLayout* layout_;
+  BlockPool* pool_;
+  int n_tokens_ = 0;
+  std::vector<HeadTable> heads_;  // [n_layers * n_kv_heads]
+};
+
+}  // namespace kvlathe

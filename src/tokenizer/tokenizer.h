@@ -1,0 +1,58 @@
+// Text to token ids and back, for every form in which models ship a tokenizer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace kvlathe {
+
+struct TokenizerOptions {
+  // Pre-tokenizer for vocab.json + merges.txt: gpt2, llama3 (implies ignore_merges), qwen2, falcon.
+  // Empty: from tokenizer_class or model_type.
+  std::string pre;
+};
+
+class Tokenizer {
+ public:
+  // From tokenizer.json, tokenizer.model or vocab.json + merges.txt in a model directory.
+  static StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& directory,
+                                                   const TokenizerOptions& options = {});
+  virtual ~Tokenizer() = default;
+
+  // Token ids of `text`, byte for byte. Special tokens written in the text become their ids when
+  // parse_special is set. add_bos prepends what the model's configuration asks for.
+  virtual std::vector<int32_t> Tokenize(std::string_view text, bool add_bos,
+                                        bool parse_special = true) const = 0;
+  // The bytes of one token as they appear inside a text (special tokens: empty unless
+  // keep_special).
+  virtual std::string TokenBytes(int32_t id, bool keep_special = false) const = 0;
+  // The text of a whole sequence (the leading space that SentencePiece adds is removed).
+  virtual std::string Detokenize(std::span<const int32_t> ids, bool keep_special = false) const = 0;
+
+  virtual int vocab_size() const = 0;
+  virtual std::optional<int32_t> bos_id() const = 0;
+  virtual std::optional<int32_t> eos_id() const = 0;
+};
+
+// Detokenises one token at a time and returns only whole UTF-8 characters.
+class StreamingDetokenizer {
+ public:
+  explicit StreamingDetokenizer(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
+  std::string Push(int32_t id);
+  // What is left at the end; incomplete bytes become U+FFFD.
+  std::string Finish();
+
+ private:
+  const Tokenizer* tokenizer_;
+  std::string pending_;
+  bool at_start_ = true;
+};
+
+}  // namespace kvlathe
