@@ -13,19 +13,26 @@ enum class ObjectKind {
   kBlock,        // rows of kBlockSize entries of one KV head (or its sink rows)
   kRunRecord,    // what a run shares, per layer, KV head and run
   kLayerRecord,  // what the heads of a layer share, per layer and run
+  kTable,        // the block pointers of one KV head of one sequence
 };
+inline constexpr int kNumObjectKinds = 4;
 
 struct PoolUsage {
   int64_t budget_bytes = 0;
   int64_t used_bytes = 0;      // live objects
-  int64_t reserved_bytes = 0;  // memory taken from the system
+  int64_t reserved_bytes = 0;  // pages that objects occupy or have occupied and still hold
   int64_t peak_bytes = 0;      // the most that used_bytes has been
-  int64_t used_by_kind[3] = {0, 0, 0};
+  int64_t used_by_kind[kNumObjectKinds] = {};
 };
 
 // Objects are multiples of 64 bytes, 64-byte aligned, reference-counted. Chunks hold objects of one
-// size (at most 1 MiB, or one object if that is larger) and go back to the system when empty.
-// Not thread-safe: the scheduler is its only caller.
+// size (at most 1 MiB, or one object if that is larger); empty chunks, and the free pages of the
+// others, go back to the system as soon as reserved_bytes - used_bytes passes the larger of 4 MiB
+// and 1/16 of used_bytes. A page that a live object shares with freed neighbours stays, so the
+// bound is exact for objects of whole pages and holds for smaller ones freed in the order of their
+// sequences.
+// Allocate, AddReference and Release cost O(log n_chunks). Not thread-safe: the scheduler is the
+// only caller.
 class BlockPool {
  public:
   explicit BlockPool(int64_t budget_bytes);
@@ -33,8 +40,13 @@ class BlockPool {
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  // One reference; the contents are undefined. Null when the budget or the system has no room.
+  // n_bytes >= 1 (rounded up to a multiple of 64). One reference; the contents are undefined. Null
+  // when the budget or the system has no room.
   std::byte* Allocate(ObjectKind kind, int64_t n_bytes);
+  // Moves an object with one reference to another size and keeps what fits of its contents. The
+  // budget and the peak count the difference only. Null, and the object unchanged, when there is no
+  // room.
+  std::byte* Resize(std::byte* object, int64_t n_bytes);
   void AddReference(std::byte* object);
   // The object goes back to its chunk with the last reference.
   void Release(std::byte* object);

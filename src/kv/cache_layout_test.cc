@@ -1,0 +1,86 @@
+// Bytes of a sequence, transcribed by hand from the definition of KV size: no call into the code
+// that builds blocks, only numbers.
+#include "kv/cache_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "kv/blocks/block_pool.h"
+#include "kv/blocks/sequence_cache.h"
+
+namespace kvlathe {
+namespace {
+
+struct Model {
+  const char* name;
+  int n_layers, n_kv_heads, head_dim;
+};
+constexpr Model kModels[] = {
+    {"Llama-2-7B", 32, 32, 128}, {"Llama-3.2-1B", 16, 8, 64}, {"lathe-nano", 4, 2, 64}};
+constexpr int kLengths[] = {1, 4, 5, 68, 69, 1024};
+
+// Ranks as fdc gives them: different in every head, multiples of 16 up to head_dim.
+int RankK(const Model& m, int head) { return 16 + head * 7 % (m.head_dim / 16) * 16; }
+int RankV(const Model& m, int head) { return 16 + head * 5 % (m.head_dim / 16) * 16; }
+
+int64_t HandWrittenBytes(const Model& m, int n_tokens, int n_sink) {
+  int64_t total = 0;
+  for (int head = 0; head < m.n_layers * m.n_kv_heads; ++head) {
+    const int64_t rk = RankK(m, head), rv = RankV(m, head);
+    // 4 sink rows of 2-byte elements: keys whole, values in the latent space of the head.
+    int64_t sinks = 2 * n_sink * (m.head_dim + rv);
+    while (sinks % 64 != 0) ++sinks;
+    int64_t n_blocks = 0;
+    while (n_sink + 64 * n_blocks < n_tokens) ++n_blocks;
+    int64_t table = 8 * n_blocks;
+    while (table % 64 != 0) ++table;
+    total += sinks + n_blocks * 64 * 2 * (rk + rv) + table;
+  }
+  return total;
+}
+
+class FdcBytes : public testing::TestWithParam<Model> {};
+
+TEST_P(FdcBytes, EqualTheFormulaWrittenByHand) {
+  const Model m = GetParam();
+  for (int n_sink : {0, 3, 4}) {
+    CacheLayout layout{m.n_layers, m.n_kv_heads, m.head_dim, n_sink, {}};
+    for (int head = 0; head < m.n_layers * m.n_kv_heads; ++head) {
+      layout.shapes.push_back({RankK(m, head), RankV(m, head), DType::kBf16});
+    }
+    for (int n_tokens : kLengths) {
+      BlockPool pool(std::numeric_limits<int64_t>::max());
+      SequenceCache cache(&layout, &pool);
+      ASSERT_TRUE(cache.Extend(n_tokens).ok());
+      const int64_t expected = HandWrittenBytes(m, n_tokens, n_sink);
+      EXPECT_EQ(SequenceBytes(layout, n_tokens), expected) << n_tokens;
+      EXPECT_EQ(cache.bytes().total(), expected) << n_tokens;
+      EXPECT_EQ(pool.usage().used_bytes, expected) << n_tokens;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, FdcBytes, testing::ValuesIn(kModels), [](const auto& test) {
+  std::string name = test.param.name;
+  std::erase_if(name, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });
+  return name;
+});
+
+TEST(SequenceBytes, OfLlama2At7BAndHalfRankAreTheseNumbers) {
+  const CacheLayout layout{32, 32, 128, 4, std::vector<BlockShape>(1024, BlockShape{64, 64})};
+  EXPECT_EQ(SequenceBytes(layout, 0), 0);
+  EXPECT_EQ(SequenceBytes(layout, 1), 1024 * 1536);
+  EXPECT_EQ(SequenceBytes(layout, 4), 1024 * 1536);
+  EXPECT_EQ(SequenceBytes(layout, 5), 1024 * (1536 + 16384 + 64));
+  EXPECT_EQ(SequenceBytes(layout, 68), 1024 * (1536 + 16384 + 64));
+  EXPECT_EQ(SequenceBytes(layout, 69), 1024 * (1536 + 2 * 16384 + 64));
+  EXPECT_EQ(SequenceBytes(layout, 1024), 1024 * (1536 + 16 * 16384 + 128));
+  // 512 KiB a token at 16 bits; the cache of 1024 tokens is half of that, 0.3 % of sinks and tables
+  // more.
+  EXPECT_EQ(UncompressedBytes(32, 32, 128, 1), 512 << 10);
+  EXPECT_NEAR(static_cast<double>(SequenceBytes(layout, 1024)) / (int64_t{512} << 20), 0.5, 0.004);
+}
+
+}  // namespace
+}  // namespace kvlathe
