@@ -25,7 +25,7 @@ struct AttendParams {
       nullptr;            // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
   int kv_begin = 0;       // multiple of kBlockSize
   int kv_end = 0;         // exclusive; rows past it in the last block are never used
-  int first_visible = 0;  // entries that token 0 sees
+  int first_visible = 0;  // entries that token 0 sees; may be negative (nothing seen yet)
   float sm_scale = 1;     // 1 / sqrt(original head_dim)
   // Partial result: o is not divided by row_sum. A row that sees nothing in the range gets
   // row_max = -infinity, row_sum = 0, o = 0.
