@@ -1,0 +1,86 @@
+#include "kv/spec.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace kvlathe {
+namespace {
+
+const SpecValue* FindValue(const Stage& stage, std::string_view key) {
+  for (const auto& [info, value] : stage.values) {
+    if (info->name == key) return &value;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool Stage::Has(std::string_view key) const { return FindValue(*this, key) != nullptr; }
+
+double Stage::Number(std::string_view key) const {
+  const SpecValue* value = FindValue(*this, key);
+  KVL_CHECK(value != nullptr);
+  return value->number;
+}
+
+std::string_view Stage::Word(std::string_view key) const {
+  const SpecValue* value = FindValue(*this, key);
+  KVL_CHECK(value != nullptr);
+  return value->word;
+}
+
+std::string Stage::ToString() const {
+  std::string text(name);
+  char separator = '(';
+  for (const auto& [key, value] : values) {
+    text += fmt::format("{}{}={}", separator, key->name, ValueText(value));
+    separator = ',';
+  }
+  if (!values.empty()) text += ')';
+  return text;
+}
+
+const Stage* Spec::Find(Axis axis) const {
+  const auto it = std::ranges::find(stages_, axis, &Stage::axis);
+  return it == stages_.end() ? nullptr : &*it;
+}
+
+const Stage* Spec::Find(std::string_view name) const {
+  const auto it = std::ranges::find(stages_, name, &Stage::name);
+  return it == stages_.end() ? nullptr : &*it;
+}
+
+int Spec::n_sink() const {
+  for (const Stage& stage : stages_) {
+    if (stage.Has("sink")) return stage.Integer("sink");
+  }
+  return 0;
+}
+
+std::string Spec::ToString() const {
+  if (is_none()) return "none";
+  std::string text;
+  for (const Stage& stage : stages_) {
+    if (!text.empty()) text += '+';
+    text += stage.ToString();
+  }
+  return text;
+}
+
+Status CheckSupported(const Spec& spec) {
+  std::string missing, built;
+  for (const Stage& stage : spec.stages()) {
+    if (stage.info->is_built) continue;
+    if (!missing.empty()) missing += ", ";
+    missing += fmt::format("{} ({})", stage.name, AxisName(stage.axis));
+  }
+  if (missing.empty()) return OkStatus();
+  for (const StageInfo& stage : AllStages()) {
+    if (stage.is_built) built += fmt::format(", {} ({})", stage.name, AxisName(stage.axis));
+  }
+  return Error(StatusCode::kUnimplemented, "--kv '{}': not built yet: {}; this build runs none{}",
+               spec.text(), missing, built);
+}
+
+}  // namespace kvlathe

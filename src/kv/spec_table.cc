@@ -1,0 +1,408 @@
+#include "kv/spec_table.h"
+
+#include <cmath>
+
+namespace kvlathe {
+namespace {
+
+using enum Axis;
+
+// --- Keys that several stages share. ---
+
+constexpr KeyInfo kRate = {.name = "rate",
+                           .doc = "share of K and V elements removed, after ranks are rounded up",
+                           .default_text = "0.5",
+                           .min = 0,
+                           .max = 1,
+                           .excludes_max = true,
+                           .excludes_others = true};
+constexpr KeyInfo kRatio = {.name = "ratio",
+                            .doc = "uncompressed bytes / stored bytes at the model's full context",
+                            .min = 1,
+                            .max = 1000,
+                            .excludes_others = true};
+constexpr KeyInfo kAccuracy = {.name = "accuracy",
+                               .doc = "share of the baseline's accuracy, looked up in a profile",
+                               .min = 0,
+                               .max = 1,
+                               .excludes_min = true,
+                               .excludes_others = true};
+constexpr KeyInfo kRanks = {.name = "ranks",
+                            .doc = "ranks by the spectrum of each head, or one for all",
+                            .default_text = "adaptive",
+                            .choices = "adaptive|uniform"};
+constexpr KeyInfo kRound = {.name = "round",
+                            .doc = "ranks are rounded up to a multiple of it",
+                            .default_text = "16",
+                            .choices = "8|16"};
+constexpr KeyInfo kSink = {.name = "sink",
+                           .doc = "first positions kept whole in 16 bits; one value per spec",
+                           .default_text = "4",
+                           .min = 0,
+                           .max = 1024,
+                           .multiple_of = 1};
+constexpr KeyInfo kKeep = {.name = "keep",
+                           .doc = "share of the positions kept",
+                           .min = 0,
+                           .max = 1,
+                           .excludes_min = true,
+                           .excludes_others = true};
+constexpr KeyInfo kBudget = {.name = "budget",
+                             .doc = "positions kept",
+                             .min = 1,
+                             .max = 1 << 24,
+                             .multiple_of = 1,
+                             .excludes_others = true};
+constexpr KeyInfo kRun = {.name = "run",
+                          .doc = "prompt positions compressed together; prompt: all of them",
+                          .default_text = "512",
+                          .min = 64,
+                          .max = 1 << 20,
+                          .multiple_of = 64,
+                          .choices = "prompt"};
+constexpr KeyInfo kBuffer = {.name = "buffer",
+                             .doc = "newest positions held in 16 bits while decoding",
+                             .default_text = "64",
+                             .min = 64,
+                             .max = 4096,
+                             .multiple_of = 64};
+constexpr KeyInfo kShare = {.name = "share",
+                            .doc = "share of the entries kept exactly, half at either end",
+                            .default_text = "0.02",
+                            .min = 0,
+                            .max = 0.5,
+                            .excludes_min = true};
+constexpr KeyInfo kPrefillRank = {.name = "prefill",
+                                  .doc = "rank for the runs of the prompt",
+                                  .default_text = "4",
+                                  .min = 1,
+                                  .max = 64,
+                                  .multiple_of = 1};
+constexpr KeyInfo kDecodeRank = {
+    .name = "decode",
+    .doc = "rank for each buffer while decoding; 0: on the prompt only",
+    .default_text = "2",
+    .min = 0,
+    .max = 64,
+    .multiple_of = 1};
+
+// The same key with another default, range or text.
+constexpr KeyInfo WithDefault(KeyInfo key, std::string_view default_text) {
+  key.default_text = default_text;
+  return key;
+}
+constexpr KeyInfo WithDoc(KeyInfo key, std::string_view doc) {
+  key.doc = doc;
+  return key;
+}
+constexpr KeyInfo WithChoices(KeyInfo key, std::string_view choices,
+                              std::string_view default_text) {
+  key.choices = choices;
+  return WithDefault(key, default_text);
+}
+// On a preset: the default is that of the stage which the key goes to.
+constexpr KeyInfo PassedOn(const KeyInfo& key) { return WithDefault(key, ""); }
+
+constexpr KeyInfo Bits(std::string_view choices, std::string_view default_text) {
+  return {
+      .name = "bits", .doc = "bits of a code", .default_text = default_text, .choices = choices};
+}
+
+// --- basis ---
+
+constexpr const KeyInfo* kBasisKeys[] = {&kRate, &kRatio, &kAccuracy, &kRanks, &kRound, &kSink};
+
+constexpr KeyInfo kPaluRound = WithChoices(kRound, "8|16|32", "32");
+constexpr KeyInfo kPaluGroup = {.name = "group",
+                                .doc = "KV heads that share a latent; must divide their number",
+                                .default_text = "4",
+                                .min = 1,
+                                .max = 256,
+                                .multiple_of = 1};
+constexpr KeyInfo kWhiten = {.name = "whiten",
+                             .doc = "weigh the weights by the Gram matrix of their inputs",
+                             .default_text = "on",
+                             .choices = "on|off"};
+constexpr const KeyInfo* kPaluKeys[] = {&kRate,      &kRatio,     &kAccuracy, &kRanks,
+                                        &kPaluRound, &kPaluGroup, &kWhiten,   &kSink};
+
+// --- retention ---
+
+constexpr KeyInfo kRecent = {.name = "recent",
+                             .doc = "share of the kept positions that are the newest",
+                             .default_text = "0.5",
+                             .min = 0,
+                             .max = 1};
+constexpr KeyInfo kH2oKeep = WithDefault(kKeep, "0.2");
+constexpr const KeyInfo* kH2oKeys[] = {&kH2oKeep, &kBudget, &kRecent, &kSink};
+
+constexpr KeyInfo kTovaBudget = WithDefault(kBudget, "512");
+constexpr const KeyInfo* kTovaKeys[] = {&kTovaBudget, &kKeep, &kSink};
+
+constexpr KeyInfo kKeyformerKeep = WithDefault(kKeep, "0.6");
+constexpr KeyInfo kKeyformerRecent = WithDefault(kRecent, "0.3");
+constexpr KeyInfo kTauInit = {.name = "tau_init",
+                              .doc = "temperature of the noisy scores at the prompt",
+                              .default_text = "1",
+                              .min = 0,
+                              .max = 100,
+                              .excludes_min = true};
+constexpr KeyInfo kTauEnd = {.name = "tau_end",
+                             .doc = "temperature at the last new token; linear in between",
+                             .default_text = "2",
+                             .min = 0,
+                             .max = 100,
+                             .excludes_min = true};
+constexpr KeyInfo kInterval = {.name = "interval",
+                               .doc = "decode steps between two prunings",
+                               .default_text = "1",
+                               .min = 1,
+                               .max = 4096,
+                               .multiple_of = 1};
+constexpr const KeyInfo* kKeyformerKeys[] = {
+    &kKeyformerKeep, &kBudget, &kKeyformerRecent, &kTauInit, &kTauEnd, &kInterval, &kSink};
+
+constexpr KeyInfo kSnapkvBudget = WithDefault(kBudget, "1024");
+constexpr KeyInfo kSnapkvWindow = {.name = "window",
+                                   .doc = "last prompt queries that vote, and stay",
+                                   .default_text = "32",
+                                   .min = 1,
+                                   .max = 4096,
+                                   .multiple_of = 1};
+constexpr KeyInfo kKernel = {.name = "kernel",
+                             .doc = "positions over which scores are averaged",
+                             .default_text = "5",
+                             .choices = "1|3|5|7|9|11|13"};
+constexpr const KeyInfo* kSnapkvKeys[] = {&kSnapkvBudget, &kKeep, &kSnapkvWindow, &kKernel, &kSink};
+
+constexpr KeyInfo kTokens = {.name = "tokens",
+                             .doc = "newest positions kept beside the sinks",
+                             .default_text = "1024",
+                             .min = 1,
+                             .max = 1 << 24,
+                             .multiple_of = 1};
+constexpr const KeyInfo* kWindowKeys[] = {&kTokens, &kSink};
+
+constexpr KeyInfo kMerge = {.name = "merge",
+                            .doc = "consecutive positions averaged into one entry",
+                            .default_text = "4",
+                            .min = 2,
+                            .max = 64,
+                            .multiple_of = 1};
+constexpr const KeyInfo* kPoolKeys[] = {&kMerge, &kSink};
+
+constexpr KeyInfo kDmcWindow = {.name = "window",
+                                .doc = "newest positions of a segment that are averaged; 0: all",
+                                .default_text = "12",
+                                .min = 0,
+                                .max = 256,
+                                .multiple_of = 1};
+constexpr const KeyInfo* kDmcKeys[] = {&kDmcWindow, &kSink};
+
+// --- quantizer ---
+
+constexpr KeyInfo kGroup = {.name = "group",
+                            .doc = "channels of a token that share a scale",
+                            .default_text = "64",
+                            .choices = "16|32|64|128"};
+constexpr KeyInfo kBits4 = Bits("2|3|4|8", "4");
+constexpr KeyInfo kBits2 = Bits("2|3|4|8", "2");
+constexpr const KeyInfo* kTokenKeys[] = {&kBits4, &kGroup, &kRun, &kBuffer, &kSink};
+constexpr const KeyInfo* kKcvtKeys[] = {&kBits4, &kRun, &kBuffer, &kSink};
+
+constexpr KeyInfo kKiviGroup =
+    WithDoc(WithChoices(kGroup, "32|64|128", "32"),
+            "tokens (K) and channels (V) that share a scale; must divide run and buffer");
+constexpr KeyInfo kKiviBuffer =
+    WithDoc(kBuffer, "newest positions held in 16 bits while decoding (the paper's R: 128)");
+constexpr const KeyInfo* kKiviKeys[] = {&kBits2, &kKiviGroup, &kRun, &kKiviBuffer, &kSink};
+
+constexpr KeyInfo kOutliers = {.name = "outliers",
+                               .doc = "share of the entries kept exactly",
+                               .default_text = "0.01",
+                               .min = 0,
+                               .max = 0.1};
+constexpr KeyInfo kQnorm = {.name = "qnorm",
+                            .doc = "match mean and deviation of the codebook; auto: at 2 bits",
+                            .default_text = "auto",
+                            .choices = "auto|on|off"};
+constexpr const KeyInfo* kKvquantKeys[] = {&kBits4, &kOutliers, &kQnorm, &kRun, &kBuffer, &kSink};
+constexpr const KeyInfo* kInt8Keys[] = {&kRun, &kBuffer, &kSink};
+
+// --- residual ---
+
+constexpr KeyInfo kLoops = {.name = "loops",
+                            .doc = "power iterations",
+                            .default_text = "3",
+                            .min = 1,
+                            .max = 16,
+                            .multiple_of = 1};
+constexpr const KeyInfo* kLowrankKeys[] = {&kPrefillRank, &kDecodeRank, &kLoops};
+constexpr const KeyInfo* kSparseKeys[] = {&kShare};
+
+// --- presets ---
+
+constexpr KeyInfo kGearBits = WithDoc(Bits("2|4", "4"), "4: on kcvt; 2: on kivi(group=64)");
+constexpr KeyInfo kOutlierBits = Bits("2|4", "2");
+constexpr KeyInfo kPassedShare = PassedOn(kShare);
+constexpr KeyInfo kPassedPrefill = PassedOn(kPrefillRank);
+constexpr KeyInfo kPassedDecode = PassedOn(kDecodeRank);
+constexpr KeyInfo kPassedLoops = PassedOn(kLoops);
+constexpr KeyInfo kPassedRun = PassedOn(kRun);
+constexpr KeyInfo kPassedBuffer = PassedOn(kBuffer);
+constexpr KeyInfo kPassedSink = PassedOn(kSink);
+constexpr KeyInfo kPassedRanks = PassedOn(kRanks);
+constexpr KeyInfo kPassedRound = PassedOn(kRound);
+constexpr const KeyInfo* kGearKeys[] = {&kGearBits,     &kPassedPrefill, &kPassedDecode,
+                                        &kPassedLoops,  &kPassedShare,   &kPassedRun,
+                                        &kPassedBuffer, &kPassedSink};
+constexpr const KeyInfo* kGearLKeys[] = {&kGearBits,    &kPassedPrefill, &kPassedDecode,
+                                         &kPassedLoops, &kPassedRun,     &kPassedBuffer,
+                                         &kPassedSink};
+constexpr const KeyInfo* kOutlierKeys[] = {&kOutlierBits, &kPassedShare, &kPassedRun,
+                                           &kPassedBuffer, &kPassedSink};
+
+constexpr KeyInfo kBothRate =
+    WithDoc(WithDefault(kRate, "0.7"), "share removed by both together, 1 - sqrt(1 - rate) each");
+constexpr const KeyInfo* kEvictAndRotateKeys[] = {&kBothRate, &kPassedRanks, &kPassedRound,
+                                                  &kPassedSink};
+constexpr KeyInfo kKvquantBits = Bits("2|3|4|8", "4");
+constexpr const KeyInfo* kRotateAndQuantizeKeys[] = {
+    &kRate, &kKvquantBits, &kPassedRanks, &kPassedRound, &kPassedRun, &kPassedBuffer, &kPassedSink};
+
+std::vector<ExpandedStage> GearBackbone(const PresetKeys& keys) {
+  if (keys.Number("bits") == 2) return {{"kivi", {{"group", 64}}}};
+  return {{"kcvt", {}}};
+}
+
+std::vector<ExpandedStage> ExpandGear(const PresetKeys& keys) {
+  std::vector<ExpandedStage> stages = GearBackbone(keys);
+  stages.push_back({"lowrank", {}});
+  stages.push_back({"sparse", {}});
+  return stages;
+}
+
+std::vector<ExpandedStage> ExpandGearL(const PresetKeys& keys) {
+  std::vector<ExpandedStage> stages = GearBackbone(keys);
+  stages.push_back({"lowrank", {}});
+  return stages;
+}
+
+std::vector<ExpandedStage> ExpandOutlierAware(const PresetKeys&) {
+  return {{"kivi", {{"group", 64}}}, {"sparse", {}}};
+}
+
+// What each of two methods removes so that both together remove `rate`.
+std::vector<ExpandedStage> EvictAndRotate(std::string_view basis, const PresetKeys& keys) {
+  const double kept = std::sqrt(1 - keys.Number("rate"));
+  return {{basis, {{"rate", 1 - kept}}}, {"keyformer", {{"keep", kept}}}};
+}
+
+std::vector<ExpandedStage> ExpandKeyformerZ(const PresetKeys& keys) {
+  return EvictAndRotate("zack", keys);
+}
+
+std::vector<ExpandedStage> ExpandKfF(const PresetKeys& keys) { return EvictAndRotate("fdc", keys); }
+
+// One latent per head: with shared latents an entry would live while any head needs it.
+std::vector<ExpandedStage> ExpandKfP(const PresetKeys& keys) {
+  std::vector<ExpandedStage> stages = EvictAndRotate("palu", keys);
+  stages.front().fixed.push_back({"group", 1});
+  return stages;
+}
+
+std::vector<ExpandedStage> ExpandKvquantZ(const PresetKeys&) {
+  return {{"zack", {}}, {"kvquant", {}}};
+}
+
+std::vector<ExpandedStage> ExpandKvqF(const PresetKeys&) { return {{"fdc", {}}, {"kvquant", {}}}; }
+
+std::vector<ExpandedStage> ExpandKvqP(const PresetKeys&) { return {{"palu", {}}, {"kvquant", {}}}; }
+
+constexpr std::string_view kZackPaper = "ZACK: dimensionality compression of the KV cache";
+constexpr std::string_view kFdcPaper = "FDC: fast KV dimensionality compression";
+constexpr std::string_view kGearPaper =
+    "GEAR: An Efficient KV Cache Compression Recipe for Near-Lossless Generative Inference of LLM";
+constexpr std::string_view kDmcPaper =
+    "Dynamic Memory Compression: Retrofitting LLMs for Accelerated Inference";
+
+constexpr StageInfo kStages[] = {
+    {"zack", kBasis, "one rotation for queries and keys, one for values and outputs, truncated",
+     kZackPaper, kBasisKeys},
+    {"fdc", kBasis,
+     "queries and keys rotated after RoPE on random tokens, values by the SVD of W_V", kFdcPaper,
+     kBasisKeys, true},
+    {"palu", kBasis, "keys and values as latents of a low-rank projection, keys before RoPE",
+     "Palu: Compressing KV-Cache with Low-Rank Projection", kPaluKeys},
+    {"svd-online", kBasis, "an SVD of each prompt while it is read: the papers' strawman",
+     "ZACK and FDC, as a baseline", kBasisKeys},
+    {"lathe", kBasis, "score-optimal bases of centred rows, ranks by error per byte",
+     "this project", kBasisKeys},
+
+    {"h2o", kRetention, "the newest positions and those with the most attention so far",
+     "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
+     kH2oKeys},
+    {"tova", kRetention, "drops the position that the newest query attends to least",
+     "Transformers are Multi-State RNNs", kTovaKeys},
+    {"keyformer", kRetention, "the newest positions and those with the highest noisy scores",
+     "Keyformer: KV Cache Reduction through Key Tokens Selection for Efficient Generative "
+     "Inference",
+     kKeyformerKeys},
+    {"snapkv", kRetention, "the prompt positions that its last queries attend to",
+     "SnapKV: LLM Knows What You are Looking for Before Generation", kSnapkvKeys},
+    {"window", kRetention, "sinks and the newest positions",
+     "Efficient Streaming Language Models with Attention Sinks", kWindowKeys},
+    {"pool", kRetention, "averages a fixed number of consecutive positions", kDmcPaper, kPoolKeys},
+    {"dmc", kRetention, "the model decides which positions merge (needs a retrofitted model)",
+     kDmcPaper, kDmcKeys},
+
+    {"token", kQuantizer, "groups of channels within a token",
+     "FlexGen: High-Throughput Generative Inference of Large Language Models with a Single GPU",
+     kTokenKeys},
+    {"kcvt", kQuantizer, "one scale per channel of K in a run, one per token of V over all heads",
+     kGearPaper, kKcvtKeys},
+    {"kivi", kQuantizer, "K in groups of tokens per channel, V in groups of channels per token",
+     "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", kKiviKeys},
+    {"kvquant", kQuantizer, "non-uniform codes per layer, outliers apart",
+     "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization",
+     kKvquantKeys},
+    {"int8", kQuantizer, "8 bits, one scale per token and KV head", "common practice", kInt8Keys},
+
+    {"lowrank", kResidual, "low-rank factors of what the quantizer lost, per run and head",
+     kGearPaper, kLowrankKeys},
+    {"sparse", kResidual, "the largest and smallest entries, kept exactly", kGearPaper,
+     kSparseKeys},
+
+    {"gear", kPreset, "kcvt or kivi, lowrank and sparse", kGearPaper, kGearKeys, false, ExpandGear},
+    {"gear-l", kPreset, "kcvt or kivi, and lowrank", kGearPaper, kGearLKeys, false, ExpandGearL},
+    {"outlier-aware", kPreset, "kivi and sparse", kGearPaper, kOutlierKeys, false,
+     ExpandOutlierAware},
+    {"keyformer-z", kPreset, "keyformer and zack", kZackPaper, kEvictAndRotateKeys, false,
+     ExpandKeyformerZ},
+    {"kvquant-z", kPreset, "zack and kvquant", kZackPaper, kRotateAndQuantizeKeys, false,
+     ExpandKvquantZ},
+    {"kf-f", kPreset, "keyformer and fdc", kFdcPaper, kEvictAndRotateKeys, false, ExpandKfF},
+    {"kvq-f", kPreset, "fdc and kvquant", kFdcPaper, kRotateAndQuantizeKeys, false, ExpandKvqF},
+    {"kf-p", kPreset, "keyformer and palu", kFdcPaper, kEvictAndRotateKeys, false, ExpandKfP},
+    {"kvq-p", kPreset, "palu and kvquant", kFdcPaper, kRotateAndQuantizeKeys, false, ExpandKvqP},
+};
+
+}  // namespace
+
+const KeyInfo* StageInfo::FindKey(std::string_view key_name) const {
+  for (const KeyInfo* key : keys) {
+    if (key->name == key_name) return key;
+  }
+  return nullptr;
+}
+
+std::span<const StageInfo> AllStages() { return kStages; }
+
+const StageInfo* FindStage(std::string_view name) {
+  for (const StageInfo& stage : kStages) {
+    if (stage.name == name) return &stage;
+  }
+  return nullptr;
+}
+
+}  // namespace kvlathe
