@@ -1,0 +1,250 @@
+#include "calibration/accumulator.h"
+
+#include <Eigen/Dense>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kSliceTokens = 256;
+
+using RowMajorF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+// Splits the view's tokens where they change between sink and body and every kSliceTokens.
+void SplitTokens(const QkvView& view, std::vector<Range>* body, std::vector<Range>* sinks) {
+  body->clear();
+  sinks->clear();
+  for (int64_t begin = 0; begin < view.n_tokens;) {
+    const bool is_sink = view.positions[begin] < kCalibrationSinks;
+    int64_t end = begin + 1;
+    while (end < view.n_tokens && end - begin < kSliceTokens &&
+           (view.positions[end] < kCalibrationSinks) == is_sink) {
+      ++end;
+    }
+    (is_sink ? sinks : body)->push_back({begin, end});
+    begin = end;
+  }
+}
+
+int64_t TokensIn(const std::vector<Range>& ranges) {
+  int64_t n_tokens = 0;
+  for (const Range& range : ranges) n_tokens += range.end - range.begin;
+  return n_tokens;
+}
+
+}  // namespace
+
+StatisticsAccumulator::StatisticsAccumulator(const StatisticsShape& shape, ThreadPool* pool)
+    : shape_(shape),
+      pool_(pool),
+      scratch_(pool->n_workers()),
+      n_rows_(shape.n_layers),
+      n_sink_rows_(shape.n_layers) {
+  for (int kind = 0; kind < kKinds; ++kind) {
+    const int n_heads = kind == kQueriesBeforeRope ? shape.n_heads : shape.n_kv_heads;
+    sums_[kind] = MakeSums(n_heads);
+    for (int h = 0; h < n_heads; ++h) tasks_.push_back({static_cast<Kind>(kind), h});
+  }
+  sink_q_post_ = MakeSums(shape.n_kv_heads);
+  sink_k_post_ = MakeSums(shape.n_kv_heads);
+  sink_v_ = MakeSums(shape.n_kv_heads);
+  const int64_t n_channels = int64_t{shape.n_layers} * shape.n_kv_heads * shape.head_dim;
+  k_post_histograms_ = ChannelHistograms(n_channels);
+  k_pre_histograms_ = ChannelHistograms(n_channels);
+  v_histograms_ = ChannelHistograms(n_channels);
+}
+
+StatisticsAccumulator::Sums StatisticsAccumulator::MakeSums(int64_t n_heads) const {
+  const int64_t n_values = n_heads * shape_.n_layers * shape_.head_dim;
+  Sums sums;
+  sums.sum.resize(n_values);
+  sums.gram.resize(n_values * shape_.head_dim);
+  return sums;
+}
+
+void StatisticsAccumulator::Observe(const QkvView& view) {
+  if (failure_.load() >= 0) return;
+  SplitTokens(view, &body_ranges_, &sink_ranges_);
+  std::atomic<size_t> next_task{0};
+  pool_->Run([&](int worker_id) {
+    for (size_t i = next_task++; i < tasks_.size(); i = next_task++) {
+      RunTask(tasks_[i], view, &scratch_[worker_id]);
+    }
+  });
+  n_rows_[view.layer_idx] += TokensIn(body_ranges_);
+  n_sink_rows_[view.layer_idx] += TokensIn(sink_ranges_);
+}
+
+void StatisticsAccumulator::RunTask(const Task& task, const QkvView& view, Scratch* scratch) {
+  const int n_heads = task.kind == kQueriesBeforeRope ? shape_.n_heads : shape_.n_kv_heads;
+  const int64_t head_idx = int64_t{view.layer_idx} * n_heads + task.head_idx;
+  for (const Range& tokens : body_ranges_) {
+    const int64_t n_rows = GatherRows(task, view, tokens, scratch);
+    if (!AddRows(n_rows, head_idx, &sums_[task.kind], scratch)) {
+      return RecordFailure(view.layer_idx, task.kind);
+    }
+    if (ChannelHistograms* histograms = HistogramsOf(task.kind)) {
+      histograms->Add(scratch->rows.data(), n_rows, head_idx * shape_.head_dim, shape_.head_dim);
+    }
+  }
+  Sums* sink_sums = SinkSums(task.kind);
+  if (sink_sums == nullptr) return;
+  for (const Range& tokens : sink_ranges_) {
+    const int64_t n_rows = GatherRows(task, view, tokens, scratch);
+    if (!AddRows(n_rows, head_idx, sink_sums, scratch)) {
+      return RecordFailure(view.layer_idx, task.kind);
+    }
+  }
+}
+
+int64_t StatisticsAccumulator::GatherRows(const Task& task, const QkvView& view, Range tokens,
+                                          Scratch* scratch) const {
+  const float* from = nullptr;
+  switch (task.kind) {
+    case kQueries:
+      from = view.q_post;
+      break;
+    case kKeys:
+      from = view.k_post;
+      break;
+    case kKeysBeforeRope:
+      from = view.k_pre;
+      break;
+    case kValues:
+      from = view.v;
+      break;
+    default:
+      from = view.q_pre;
+  }
+  const bool is_query = task.kind == kQueries || task.kind == kQueriesBeforeRope;
+  const int64_t heads_per_token = is_query ? shape_.n_heads : shape_.n_kv_heads;
+  const int n_heads = task.kind == kQueries ? shape_.gqa_group() : 1;
+  // A group's heads lie side by side, so a token's rows are one piece.
+  const int64_t n_values = int64_t{n_heads} * shape_.head_dim;
+  const int64_t n_tokens = tokens.end - tokens.begin;
+  scratch->rows.resize(n_tokens * n_values);
+  for (int64_t t = 0; t < n_tokens; ++t) {
+    const int64_t row = (tokens.begin + t) * heads_per_token + int64_t{task.head_idx} * n_heads;
+    std::memcpy(&scratch->rows[t * n_values], from + row * shape_.head_dim,
+                n_values * sizeof(float));
+  }
+  return n_tokens * n_heads;
+}
+
+bool StatisticsAccumulator::AddRows(int64_t n_rows, int64_t head_idx, Sums* sums,
+                                    Scratch* scratch) const {
+  const int64_t d = shape_.head_dim;
+  scratch->product.assign(d * d, 0.0f);
+  const Eigen::Map<const RowMajorF> rows(scratch->rows.data(), n_rows, d);
+  Eigen::Map<RowMajorF> product(scratch->product.data(), d, d);
+  product.selfadjointView<Eigen::Lower>().rankUpdate(rows.transpose());
+  // Any value that is not finite, or whose square is not, spoils a diagonal element.
+  if (!std::isfinite(product.diagonal().sum())) return false;
+
+  double* gram = sums->gram.data() + head_idx * d * d;
+  for (int64_t i = 0; i < d; ++i) {
+    for (int64_t j = 0; j <= i; ++j) gram[i * d + j] += scratch->product[i * d + j];
+  }
+  double* sum = sums->sum.data() + head_idx * d;
+  for (int64_t t = 0; t < n_rows; ++t) {
+    for (int64_t i = 0; i < d; ++i) sum[i] += scratch->rows[t * d + i];
+  }
+  return true;
+}
+
+StatisticsAccumulator::Sums* StatisticsAccumulator::SinkSums(Kind kind) {
+  switch (kind) {
+    case kQueries:
+      return &sink_q_post_;
+    case kKeys:
+      return &sink_k_post_;
+    case kValues:
+      return &sink_v_;
+    default:
+      return nullptr;
+  }
+}
+
+ChannelHistograms* StatisticsAccumulator::HistogramsOf(Kind kind) {
+  switch (kind) {
+    case kKeys:
+      return &k_post_histograms_;
+    case kKeysBeforeRope:
+      return &k_pre_histograms_;
+    case kValues:
+      return &v_histograms_;
+    default:
+      return nullptr;
+  }
+}
+
+// The first layer and kind that failed, whatever the order of the workers.
+void StatisticsAccumulator::RecordFailure(int layer_idx, Kind kind) {
+  const int failure = layer_idx * kKinds + kind;
+  int seen = failure_.load();
+  while ((seen < 0 || failure < seen) && !failure_.compare_exchange_weak(seen, failure)) {
+  }
+}
+
+Status StatisticsAccumulator::status() const {
+  constexpr const char* kNames[kKinds] = {"queries", "keys", "keys", "values", "queries"};
+  const int failure = failure_.load();
+  if (failure < 0) return OkStatus();
+  return Error(StatusCode::kDataLoss, "layer {}: {} are not finite; the weights are damaged",
+               failure / kKinds, kNames[failure % kKinds]);
+}
+
+HeadMoments StatisticsAccumulator::Normalise(Sums* sums, int64_t n_rows) const {
+  const double scale = n_rows > 0 ? 1.0 / static_cast<double>(n_rows) : 0.0;
+  const int64_t d = shape_.head_dim;
+  HeadMoments moments;
+  moments.mean.resize(sums->sum.size());
+  moments.gram.resize(sums->gram.size());
+  for (size_t i = 0; i < sums->sum.size(); ++i) {
+    moments.mean[i] = static_cast<float>(sums->sum[i] * scale);
+  }
+  for (size_t first = 0; first < sums->gram.size(); first += d * d) {
+    for (int64_t i = 0; i < d; ++i) {
+      for (int64_t j = 0; j <= i; ++j) {
+        const float x = static_cast<float>(sums->gram[first + i * d + j] * scale);
+        moments.gram[first + i * d + j] = x;
+        moments.gram[first + j * d + i] = x;
+      }
+    }
+  }
+  *sums = {};  // halves the peak memory of Finish
+  return moments;
+}
+
+StatusOr<CalibrationStatistics> StatisticsAccumulator::Finish() {
+  KVL_RETURN_IF_ERROR(status());
+  for (const int64_t n_rows : n_rows_) KVL_CHECK_EQ(n_rows, n_rows_[0]);
+  if (n_rows_[0] == 0) {
+    return Error(StatusCode::kInvalidArgument,
+                 "calibration saw no token after the first {} positions; give it more text",
+                 kCalibrationSinks);
+  }
+  CalibrationStatistics statistics;
+  statistics.shape = shape_;
+  statistics.n_rows = n_rows_[0];
+  statistics.n_sink_rows = n_sink_rows_[0];
+  statistics.q_post = Normalise(&sums_[kQueries], statistics.n_rows);
+  statistics.k_post = Normalise(&sums_[kKeys], statistics.n_rows);
+  statistics.k_pre = Normalise(&sums_[kKeysBeforeRope], statistics.n_rows);
+  statistics.v = Normalise(&sums_[kValues], statistics.n_rows);
+  statistics.q_pre = Normalise(&sums_[kQueriesBeforeRope], statistics.n_rows);
+  statistics.sink_q_post = Normalise(&sink_q_post_, statistics.n_sink_rows);
+  statistics.sink_k_post = Normalise(&sink_k_post_, statistics.n_sink_rows);
+  statistics.sink_v = Normalise(&sink_v_, statistics.n_sink_rows);
+  statistics.k_post_histograms = std::move(k_post_histograms_);
+  statistics.k_pre_histograms = std::move(k_pre_histograms_);
+  statistics.v_histograms = std::move(v_histograms_);
+  return statistics;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,73 @@
+// Gathers calibration statistics from a running model, chunk by chunk.
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "base/threads.h"
+#include "kv/basis/statistics.h"
+#include "model/observer.h"
+
+namespace kvlathe {
+
+// Cost per token and layer: head_dim^2 / 2 multiply-adds for each of 2 n_heads + 3 n_kv_heads rows.
+// Memory: one [head_dim, head_dim] f64 matrix per head and kind, independent of the token count.
+// Products are summed in f32 within a slice of 256 rows and in f64 across slices.
+class StatisticsAccumulator : public QkvObserver {
+ public:
+  // `pool` runs the products between the model's own jobs and outlives the accumulator.
+  StatisticsAccumulator(const StatisticsShape& shape, ThreadPool* pool);
+
+  // Rows at the first kCalibrationSinks positions go to the sink moments only.
+  void Observe(const QkvView& view) override;
+
+  // kDataLoss once a layer has shown values that are not finite ("layer 3: keys are not finite; the
+  // weights are damaged"); later observations are ignored.
+  Status status() const;
+
+  // The statistics, with `source` left to the caller. kInvalidArgument if no token was counted.
+  // Releases the sums: call it once.
+  StatusOr<CalibrationStatistics> Finish();
+
+ private:
+  enum Kind { kQueries, kKeys, kKeysBeforeRope, kValues, kQueriesBeforeRope, kKinds };
+  struct Sums {
+    std::vector<double> sum;   // [n_layers, heads, head_dim]
+    std::vector<double> gram;  // [n_layers, heads, head_dim, head_dim], lower triangle
+  };
+  struct Task {  // one head of one kind
+    Kind kind;
+    int head_idx;  // KV head, or query head for kQueriesBeforeRope
+  };
+  struct Scratch {  // of a worker
+    std::vector<float> rows;
+    std::vector<float> product;
+  };
+
+  Sums MakeSums(int64_t n_heads) const;
+  void RunTask(const Task& task, const QkvView& view, Scratch* scratch);
+  // Copies the task's rows of tokens [begin, end) into scratch; returns the number of rows.
+  int64_t GatherRows(const Task& task, const QkvView& view, Range tokens, Scratch* scratch) const;
+  bool AddRows(int64_t n_rows, int64_t head_idx, Sums* sums, Scratch* scratch) const;
+  Sums* SinkSums(Kind kind);
+  ChannelHistograms* HistogramsOf(Kind kind);
+  HeadMoments Normalise(Sums* sums, int64_t n_rows) const;
+  void RecordFailure(int layer_idx, Kind kind);
+
+  StatisticsShape shape_;
+  ThreadPool* pool_;
+  std::vector<Task> tasks_;
+  std::vector<Scratch> scratch_;    // [n_workers]
+  std::vector<Range> body_ranges_;  // tokens of the view that are not sinks, in slices
+  std::vector<Range> sink_ranges_;
+  Sums sums_[kKinds];
+  Sums sink_q_post_, sink_k_post_, sink_v_;
+  ChannelHistograms k_post_histograms_, k_pre_histograms_, v_histograms_;
+  std::vector<int64_t> n_rows_;       // [n_layers]
+  std::vector<int64_t> n_sink_rows_;  // [n_layers]
+  std::atomic<int> failure_{-1};      // layer_idx * kKinds + kind
+};
+
+}  // namespace kvlathe

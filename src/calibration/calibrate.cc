@@ -1,0 +1,89 @@
+#include "calibration/calibrate.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/random.h"
+#include "calibration/accumulator.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kShortestSequence = kCalibrationSinks + 1;
+
+Status CheckSequenceTokens(int sequence_tokens) {
+  if (sequence_tokens >= kShortestSequence) return OkStatus();
+  return Error(StatusCode::kInvalidArgument,
+               "calibration needs sequences of at least {} tokens, the context allows {}",
+               kShortestSequence, sequence_tokens);
+}
+
+}  // namespace
+
+StatusOr<TokenSequences> DrawRandomSequences(const RandomTokens& tokens, int sequence_tokens) {
+  KVL_RETURN_IF_ERROR(CheckSequenceTokens(sequence_tokens));
+  if (tokens.first_id < 0 || tokens.first_id >= tokens.vocab_size) {
+    return Error(StatusCode::kInvalidArgument, "no token ids to draw from in [{}, {})",
+                 tokens.first_id, tokens.vocab_size);
+  }
+  if (tokens.n_tokens < kShortestSequence || tokens.n_tokens > (1 << 24)) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{} random tokens: calibration takes {} to {}, and {} are usual", tokens.n_tokens,
+                 kShortestSequence, 1 << 24, kDefaultCalibrationTokens);
+  }
+  Random random(tokens.seed);
+  const auto n_ids = static_cast<uint64_t>(tokens.vocab_size - tokens.first_id);
+  TokenSequences sequences;
+  for (int64_t n_left = tokens.n_tokens; n_left >= kShortestSequence;) {
+    std::vector<int32_t> sequence(std::min<int64_t>(n_left, sequence_tokens));
+    for (int32_t& id : sequence) id = tokens.first_id + static_cast<int32_t>(random.Below(n_ids));
+    if (tokens.bos_id >= 0) sequence[0] = tokens.bos_id;
+    n_left -= static_cast<int64_t>(sequence.size());
+    sequences.push_back(std::move(sequence));
+  }
+  return sequences;
+}
+
+StatusOr<TokenSequences> CutSequences(std::span<const int32_t> token_ids, int sequence_tokens,
+                                      int32_t bos_id) {
+  KVL_RETURN_IF_ERROR(CheckSequenceTokens(sequence_tokens));
+  const size_t n_bos = bos_id >= 0 ? 1 : 0;
+  TokenSequences sequences;
+  while (token_ids.size() + n_bos >= size_t{kShortestSequence}) {
+    const size_t n_ids = std::min(token_ids.size(), size_t(sequence_tokens) - n_bos);
+    std::vector<int32_t> sequence;
+    if (n_bos > 0) sequence.push_back(bos_id);
+    sequence.insert(sequence.end(), token_ids.begin(), token_ids.begin() + n_ids);
+    token_ids = token_ids.subspan(n_ids);
+    sequences.push_back(std::move(sequence));
+  }
+  if (sequences.empty()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "the calibration text has fewer than {} tokens; {} are usual", kShortestSequence,
+                 kDefaultCalibrationTokens);
+  }
+  return sequences;
+}
+
+StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job) {
+  int64_t n_tokens = 0, n_done = 0;
+  size_t sequence_tokens = 0;
+  for (const auto& sequence : job.sequences) {
+    n_tokens += static_cast<int64_t>(sequence.size());
+    sequence_tokens = std::max(sequence_tokens, sequence.size());
+  }
+  StatisticsAccumulator accumulator(job.shape, job.pool);
+  for (const auto& sequence : job.sequences) {
+    KVL_RETURN_IF_ERROR(job.forward(sequence, &accumulator));
+    KVL_RETURN_IF_ERROR(accumulator.status());
+    n_done += static_cast<int64_t>(sequence.size());
+    if (job.on_progress) job.on_progress(n_done, n_tokens);
+  }
+  KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, accumulator.Finish());
+  statistics.source = job.source;
+  statistics.source.n_tokens = n_tokens;
+  statistics.source.sequence_tokens = static_cast<int>(sequence_tokens);
+  return statistics;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,58 @@
+// Drives a model over calibration tokens and keeps what it learned (blueprint of the basis axis:
+// statistics first, bases later and per spec).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "base/threads.h"
+#include "kv/basis/statistics.h"
+#include "model/observer.h"
+
+namespace kvlathe {
+
+inline constexpr int64_t kDefaultCalibrationTokens = 8192;  // FDC: bases are stable from 8 K on
+
+using TokenSequences = std::vector<std::vector<int32_t>>;
+
+// Sequences are this long: they start at position 0 and should reach far into the context, or the
+// RoPE phases of later positions go unseen.
+constexpr int CalibrationSequenceTokens(int context) { return context < 2048 ? context : 2048; }
+
+struct RandomTokens {
+  int64_t n_tokens = kDefaultCalibrationTokens;  // in all, BOS included
+  uint64_t seed = 0;
+  int32_t first_id = 0;  // ids below are special and never drawn
+  int32_t vocab_size = 0;
+  int32_t bos_id = -1;  // starts every sequence; -1: the model has none
+};
+
+// Uniform ids in [first_id, vocab_size), cut into sequences of at most sequence_tokens, none
+// shorter than kCalibrationSinks + 1. kInvalidArgument if a count or range is empty.
+StatusOr<TokenSequences> DrawRandomSequences(const RandomTokens& tokens, int sequence_tokens);
+
+// Cuts a text's ids (without BOS) into sequences of at most sequence_tokens that start with bos_id
+// (-1: none). A rest too short to count is dropped. kInvalidArgument if nothing is left.
+StatusOr<TokenSequences> CutSequences(std::span<const int32_t> token_ids, int sequence_tokens,
+                                      int32_t bos_id);
+
+struct CalibrationJob {
+  StatisticsShape shape;
+  StatisticsSource source;  // n_tokens and sequence_tokens are filled in from `sequences`
+  TokenSequences sequences;
+  ThreadPool* pool = nullptr;
+  // Runs one sequence from position 0 on an uncompressed cache and shows every layer to the
+  // observer.
+  std::function<Status(std::span<const int32_t> token_ids, QkvObserver* observer)> forward;
+  std::function<void(int64_t n_done, int64_t n_tokens)> on_progress;  // may be null
+};
+
+// Errors: those of `forward`; kDataLoss naming the layer if the model computes values that are not
+// finite.
+StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job);
+
+}  // namespace kvlathe

@@ -1,0 +1,51 @@
+#include "calibration/fingerprint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace kvlathe {
+
+void Fingerprint::Add(uint64_t value) {
+  high_ = MixBits(high_ ^ value);
+  low_ = MixBits(low_ + value * 0xff51afd7ed558ccdull);
+}
+
+void Fingerprint::Add(std::string_view bytes) {
+  Add(static_cast<uint64_t>(bytes.size()));
+  for (size_t begin = 0; begin < bytes.size(); begin += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + begin, std::min<size_t>(8, bytes.size() - begin));
+    Add(word);
+  }
+}
+
+std::string Fingerprint::Hex() const { return fmt::format("{:016x}{:016x}", high_, low_); }
+
+std::string ModelHash(std::string_view config_text, const SafetensorsReader& weights) {
+  constexpr int64_t kSampleBytes = 4096;
+  Fingerprint fingerprint;
+  fingerprint.Add(config_text);
+  for (const auto& [name, tensor] : weights.tensors()) {
+    fingerprint.Add(name);
+    fingerprint.Add(DTypeName(tensor.dtype));
+    for (const int64_t extent : tensor.shape) fingerprint.Add(static_cast<uint64_t>(extent));
+    const int64_t n_sampled = std::min(kSampleBytes, tensor.n_bytes);
+    const int64_t last = tensor.n_bytes - n_sampled;
+    for (const int64_t begin : {int64_t{0}, last / 2, last}) {
+      fingerprint.Add(std::string_view(reinterpret_cast<const char*>(tensor.data) + begin,
+                                       static_cast<size_t>(n_sampled)));
+    }
+  }
+  return fingerprint.Hex();
+}
+
+std::string TokenHash(std::span<const int32_t> token_ids) {
+  Fingerprint fingerprint;
+  fingerprint.Add(
+      std::string_view(reinterpret_cast<const char*>(token_ids.data()), token_ids.size_bytes()));
+  return fingerprint.Hex();
+}
+
+}  // namespace kvlathe

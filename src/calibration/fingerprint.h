@@ -1,0 +1,34 @@
+// Names for models, texts and settings: equal content, equal name, on every machine.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/random.h"
+#include "io/safetensors.h"
+
+namespace kvlathe {
+
+// 128 bits, not cryptographic: it guards against mistakes, not against forgery.
+class Fingerprint {
+ public:
+  // Length-prefixed, so that ("ab", "c") and ("a", "bc") differ.
+  void Add(std::string_view bytes);
+  void Add(uint64_t value);
+  std::string Hex() const;  // 32 digits
+
+ private:
+  uint64_t high_ = 0x6b76'6c61'7468'6501ull;
+  uint64_t low_ = 0x6b76'6c61'7468'6502ull;
+};
+
+// The text of config.json and, of every tensor in order of name: name, dtype, shape and three
+// samples of 4 KiB (start, middle, end). It reads at most 12 KiB per tensor, so it costs
+// milliseconds on any model; a change to a tensor that misses all three samples goes unnoticed.
+std::string ModelHash(std::string_view config_text, const SafetensorsReader& weights);
+
+std::string TokenHash(std::span<const int32_t> token_ids);
+
+}  // namespace kvlathe

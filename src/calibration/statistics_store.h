@@ -1,0 +1,45 @@
+// Where a model's calibration statistics live: the file the user named, the model's directory, or
+// the user's cache directory.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "base/status.h"
+#include "kv/basis/statistics.h"
+
+namespace kvlathe {
+
+struct StatisticsRequest {
+  std::string basis_path;       // --basis; empty: not given
+  std::string model_directory;  // looked in for basis.safetensors; empty: none
+  StatisticsShape shape;
+  std::string model_hash;
+  std::string rope;
+  // How a missing file would be made (token count, seed, sequence length), as text: part of the
+  // name in the user's cache directory.
+  std::string settings;
+};
+
+struct FoundStatistics {
+  CalibrationStatistics statistics;
+  std::string path;     // read from or kept in; empty if they could not be kept
+  bool is_new = false;  // calibration ran
+  std::string warning;  // one line for the user, or empty
+};
+
+// $XDG_CACHE_HOME/kvlathe, or $HOME/.cache/kvlathe; empty if neither variable is set.
+std::string UserCacheDirectory();
+
+// Name in the user's cache directory: a function of model hash, RoPE settings and `settings`. Empty
+// if there is no such directory.
+std::string KeptStatisticsPath(const StatisticsRequest& request);
+
+// --basis first, then model_directory/basis.safetensors; a file in either place that does not fit
+// is an error. Then the kept file, and if that is missing or damaged `calibrate` runs and its
+// result is kept. A cache directory that cannot be written is a warning.
+StatusOr<FoundStatistics> FindOrCalibrate(
+    const StatisticsRequest& request,
+    const std::function<StatusOr<CalibrationStatistics>()>& calibrate);
+
+}  // namespace kvlathe

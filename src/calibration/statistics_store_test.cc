@@ -1,0 +1,117 @@
+#include "calibration/statistics_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "io/files.h"
+
+namespace kvlathe {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+constexpr StatisticsShape kShape = {1, 2, 1, 16};
+
+CalibrationStatistics StatisticsOf(const std::string& model_hash) {
+  CalibrationStatistics statistics = MakeStatistics(kShape);
+  statistics.source = {model_hash, "none", "random", 0, 100, 100};
+  statistics.n_rows = 96;
+  statistics.n_sink_rows = 4;
+  return statistics;
+}
+
+class StatisticsStoreTest : public ::testing::Test {
+ protected:
+  StatisticsStoreTest() {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    root_ = ::testing::TempDir() + "/statistics_store_" + info->name();
+    std::filesystem::remove_all(root_);
+    std::filesystem::create_directories(root_ + "/model");
+    setenv("XDG_CACHE_HOME", (root_ + "/xdg").c_str(), 1);
+    request_ = {"", root_ + "/model", kShape, "hash1", "none", "random 8192 seed 0"};
+  }
+  ~StatisticsStoreTest() override { unsetenv("XDG_CACHE_HOME"); }
+
+  StatusOr<FoundStatistics> Find() {
+    return FindOrCalibrate(request_, [&]() -> StatusOr<CalibrationStatistics> {
+      ++n_calibrations_;
+      return StatisticsOf(request_.model_hash);
+    });
+  }
+
+  std::string root_;
+  StatisticsRequest request_;
+  int n_calibrations_ = 0;
+};
+
+TEST_F(StatisticsStoreTest, CalibrationRunsOnceAndIsKept) {
+  auto found = Find();
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_TRUE(found->is_new);
+  EXPECT_THAT(found->warning, IsEmpty());
+  EXPECT_THAT(found->path, StartsWith(root_ + "/xdg/kvlathe/"));
+  found = Find();
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_FALSE(found->is_new);
+  EXPECT_EQ(n_calibrations_, 1);
+  for (std::string StatisticsRequest::*key :
+       {&StatisticsRequest::settings, &StatisticsRequest::model_hash}) {
+    const std::string path = KeptStatisticsPath(request_);
+    request_.*key = "other";
+    EXPECT_NE(KeptStatisticsPath(request_), path);
+  }
+}
+
+TEST_F(StatisticsStoreTest, AnUnwritableCacheDirectoryIsAWarning) {
+  // A file where the directory should be fails for every user, root included.
+  ASSERT_TRUE(WriteFileAtomically(root_ + "/xdg", "in the way").ok());
+  const auto found = Find();
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_TRUE(found->is_new);
+  EXPECT_THAT(found->path, IsEmpty());
+  EXPECT_THAT(found->warning, HasSubstr("the calibration is not kept: "));
+}
+
+TEST_F(StatisticsStoreTest, ADamagedKeptFileIsReplacedWithAWarning) {
+  ASSERT_TRUE(Find().ok());
+  ASSERT_TRUE(WriteFileAtomically(KeptStatisticsPath(request_), "damaged").ok());
+  const auto found = Find();
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_TRUE(found->is_new);
+  EXPECT_THAT(found->warning, HasSubstr("calibrated again"));
+  EXPECT_FALSE(Find()->is_new);
+}
+
+TEST_F(StatisticsStoreTest, TheFileBesideTheModelComesBeforeTheKeptOne) {
+  const std::string beside_model = root_ + "/model/basis.safetensors";
+  ASSERT_TRUE(WriteStatistics(StatisticsOf("hash1"), beside_model).ok());
+  EXPECT_EQ(Find()->path, beside_model);
+  EXPECT_EQ(n_calibrations_, 0);
+}
+
+TEST_F(StatisticsStoreTest, FilesOfAnotherModelAreRefusedWhereTheUserPutThem) {
+  ASSERT_TRUE(WriteStatistics(StatisticsOf("hash2"), root_ + "/model/basis.safetensors").ok());
+  EXPECT_EQ(Find().status().code(), StatusCode::kInvalidArgument);
+  request_.basis_path = root_ + "/given.safetensors";
+  EXPECT_EQ(Find().status().code(), StatusCode::kNotFound);
+  ASSERT_TRUE(WriteStatistics(StatisticsOf("hash1"), request_.basis_path).ok());
+  EXPECT_EQ(Find()->path, request_.basis_path);
+  EXPECT_EQ(n_calibrations_, 0);
+}
+
+TEST(UserCacheDirectoryTest, FallsBackToHome) {
+  setenv("XDG_CACHE_HOME", "relative", 1);
+  setenv("HOME", "/home/someone", 1);
+  EXPECT_EQ(UserCacheDirectory(), "/home/someone/.cache/kvlathe");
+  unsetenv("HOME");
+  EXPECT_EQ(UserCacheDirectory(), "");
+  unsetenv("XDG_CACHE_HOME");
+}
+
+}  // namespace
+}  // namespace kvlathe

@@ -1,0 +1,88 @@
+// From singular values to stored ranks: one removal rate shared by all layers, heads and pairs
+// (ZACK eq. 6, FDC eq. 1; methods.md section 1.3).
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "base/status.h"
+
+namespace kvlathe {
+
+struct HeadRanks {
+  int rank_k = 0;
+  int rank_v = 0;
+  bool operator==(const HeadRanks&) const = default;
+};
+
+// Singular values of the two pairs of a KV head, descending, [head_dim] each.
+struct HeadSpectra {
+  std::vector<double> qk;
+  std::vector<double> v;
+};
+
+struct RankRequest {
+  enum class Goal {
+    kRate,      // largest achievable share of removed elements <= value, in [0, 1)
+    kRatio,     // least removal with 1 / kv_fraction >= value, value >= 1
+    kAccuracy,  // looked up in a tuned profile
+  };
+  Goal goal = Goal::kRate;
+  double value = 0;
+  bool uniform = false;  // one rank pair for all layers and heads (ZACK's and FDC's ablation /AC)
+  int round = 16;        // ranks are rounded up to multiples: 8 or 16
+  // kv_fraction of the whole cache at the model's full context, everything counted; never grows
+  // when a rank falls. Needed for kRatio.
+  std::function<double(const std::vector<HeadRanks>&)> kv_fraction;
+};
+
+struct RankAllocation {
+  std::vector<HeadRanks> ranks;  // [n_layers * n_kv_heads]
+  double removal_rate = 0;       // achieved: 1 - sum(rank_k + rank_v) / sum(2 head_dim)
+  double eta = 0;                // removed share of singular mass allowed per pair; 0 if uniform
+};
+
+// Every allocation that a growing eta passes through, from full rank on.
+//
+// A pair's rank is the smallest r with sum_{i>r} sigma_i <= eta * sum sigma_i, rounded up to a
+// multiple of `round` and clamped to [min(round, head_dim), head_dim]. It can change only where eta
+// meets the removed mass at a multiple of `round`, so the sorted list of those points holds all
+// allocations, and choosing among them is exact. Points of equal eta act together.
+class RankLadder {
+ public:
+  static RankLadder Adaptive(const std::vector<HeadSpectra>& spectra, int head_dim, int round);
+  // One rank pair for all: rank_k + rank_v falls by `round` at each level, keys keep the larger
+  // half.
+  static RankLadder Uniform(int n_heads, int head_dim, int round);
+
+  // Level 0 is full rank; removal grows strictly with the level.
+  int n_levels() const { return static_cast<int>(levels_.size()); }
+  RankAllocation AllocationAt(int level) const;
+  // The last level that removes at most `rate` of all elements.
+  int LastLevelWithin(double rate) const;
+
+ private:
+  struct Step {  // one pair of one head falls to `rank`
+    double eta;
+    int head_idx;
+    bool is_key;
+    int rank;
+  };
+  struct Level {
+    int n_steps;  // of steps_, from the first
+    int64_t n_removed;
+  };
+  RankLadder(int n_heads, int head_dim, std::vector<Step> steps);
+
+  int n_heads_;
+  int head_dim_;
+  std::vector<Step> steps_;  // by eta; within a pair by falling rank
+  std::vector<Level> levels_;
+};
+
+// kInvalidArgument: a value out of range, a round other than 8 or 16, or a ratio that the lowest
+// ranks do not reach (the message says what they do). kUnimplemented: kAccuracy.
+StatusOr<RankAllocation> AllocateRanks(const std::vector<HeadSpectra>& spectra, int head_dim,
+                                       const RankRequest& request);
+
+}  // namespace kvlathe

@@ -1,0 +1,144 @@
+#include "kv/basis/ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/random.h"
+
+namespace kvlathe {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+std::vector<HeadSpectra> RandomSpectra(int n_heads, int head_dim, uint64_t seed) {
+  Random random(seed);
+  std::vector<HeadSpectra> spectra(n_heads);
+  for (HeadSpectra& head : spectra) {
+    for (std::vector<double>* sigma : {&head.qk, &head.v}) {
+      const double decay = 0.1 * random.Uniform();
+      double x = 1 + random.Uniform();
+      for (int i = 0; i < head_dim; ++i, x *= std::exp(-decay * random.Uniform())) {
+        sigma->push_back(x);
+      }
+    }
+  }
+  return spectra;
+}
+
+RankRequest RateRequest(double rate, int round = 16, bool uniform = false) {
+  RankRequest request;
+  request.value = rate;
+  request.round = round;
+  request.uniform = uniform;
+  return request;
+}
+
+double RateOf(const std::vector<HeadRanks>& ranks, int head_dim) {
+  double kept = 0;
+  for (const HeadRanks& head : ranks) kept += head.rank_k + head.rank_v;
+  return 1 - kept / (2.0 * head_dim * static_cast<double>(ranks.size()));
+}
+
+TEST(AllocateRanksTest, AchievedRateNeverExceedsTheRequestAndGrowsWithIt) {
+  for (const int head_dim : {64, 80, 128}) {
+    const auto spectra = RandomSpectra(20, head_dim, head_dim);
+    for (const int round : {8, 16}) {
+      for (const bool uniform : {false, true}) {
+        double last = 0;
+        for (int percent = 0; percent < 100; ++percent) {
+          const auto allocation =
+              *AllocateRanks(spectra, head_dim, RateRequest(percent / 100.0, round, uniform));
+          EXPECT_LE(allocation.removal_rate, percent / 100.0 + 1e-12);
+          EXPECT_GE(allocation.removal_rate, last);
+          EXPECT_NEAR(allocation.removal_rate, RateOf(allocation.ranks, head_dim), 1e-12);
+          for (const HeadRanks& head : allocation.ranks) {
+            EXPECT_EQ(head.rank_k % round, 0);
+            EXPECT_EQ(head.rank_v % round, 0);
+            EXPECT_GE(std::min(head.rank_k, head.rank_v), round);
+            EXPECT_LE(std::max(head.rank_k, head.rank_v), head_dim);
+          }
+          last = allocation.removal_rate;
+        }
+      }
+    }
+  }
+}
+
+TEST(AllocateRanksTest, AdaptiveRatesComeWithinOneStepOfTheRequest) {
+  const auto spectra = RandomSpectra(20, 128, 3);
+  for (double rate = 0.05; rate < 0.8; rate += 0.05) {
+    const auto allocation = *AllocateRanks(spectra, 128, RateRequest(rate));
+    EXPECT_GT(allocation.removal_rate, rate - 1.01 * 16 / (2 * 128 * 20));
+  }
+}
+
+TEST(AllocateRanksTest, ZeroRateKeepsEverythingEvenWhereSingularValuesAreZero) {
+  auto spectra = RandomSpectra(2, 64, 1);
+  for (int i = 16; i < 64; ++i) spectra[0].qk[i] = 0;
+  spectra[1].v.assign(64, 0.0);
+  const auto allocation = *AllocateRanks(spectra, 64, RateRequest(0));
+  EXPECT_THAT(allocation.ranks, Each(HeadRanks{64, 64}));
+}
+
+TEST(AllocateRanksTest, UniformRanksAreOnePairForAllAndTheLowestThatTheRateAllows) {
+  const auto spectra = RandomSpectra(6, 64, 2);
+  const auto ranks_at = [&](double rate, int round) {
+    const auto allocation = *AllocateRanks(spectra, 64, RateRequest(rate, round, true));
+    EXPECT_THAT(allocation.ranks, Each(allocation.ranks[0]));
+    return allocation.ranks[0];
+  };
+  EXPECT_EQ(ranks_at(0.5, 16), (HeadRanks{32, 32}));
+  EXPECT_EQ(ranks_at(0.49, 16), (HeadRanks{48, 32}));
+  EXPECT_EQ(ranks_at(0.375, 16), (HeadRanks{48, 32}));
+  EXPECT_EQ(ranks_at(0.49, 8), (HeadRanks{40, 32}));
+  EXPECT_EQ(ranks_at(0.99, 16), (HeadRanks{16, 16}));
+}
+
+TEST(AllocateRanksTest, APairThatNeedsMoreMassKeepsMoreRanks) {
+  std::vector<HeadSpectra> spectra(1);
+  for (int i = 0; i < 64; ++i) {
+    spectra[0].qk.push_back(1.0);
+    spectra[0].v.push_back(std::exp(-0.2 * i));
+  }
+  const auto allocation = *AllocateRanks(spectra, 64, RateRequest(0.375));
+  EXPECT_EQ(allocation.ranks[0], (HeadRanks{64, 16}));
+}
+
+TEST(AllocateRanksTest, RatioFindsTheLeastRemovalThatReachesIt) {
+  const auto spectra = RandomSpectra(8, 64, 5);
+  // 5% overhead that no rank removes.
+  const auto kv_fraction = [](const std::vector<HeadRanks>& ranks) {
+    return 1 - RateOf(ranks, 64) + 0.05;
+  };
+  RankRequest request;
+  request.goal = RankRequest::Goal::kRatio;
+  request.value = 2;
+  request.kv_fraction = kv_fraction;
+  const auto allocation = *AllocateRanks(spectra, 64, request);
+  EXPECT_LE(kv_fraction(allocation.ranks), 0.5);
+  const auto less = *AllocateRanks(spectra, 64, RateRequest(allocation.removal_rate - 1e-6));
+  EXPECT_GT(kv_fraction(less.ranks), 0.5);
+  request.value = 4;
+  EXPECT_EQ(AllocateRanks(spectra, 64, request).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(MessageOf(AllocateRanks(spectra, 64, request).status()), HasSubstr("only 3.33"));
+}
+
+TEST(AllocateRanksTest, RequestsThatCannotBeAreRefused) {
+  const auto spectra = RandomSpectra(1, 64, 5);
+  const auto code = [&](const RankRequest& request) {
+    return AllocateRanks(spectra, 64, request).status().code();
+  };
+  EXPECT_EQ(code(RateRequest(1.0)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(RateRequest(-0.1)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(RateRequest(NAN)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(RateRequest(0.5, 12)), StatusCode::kInvalidArgument);
+  RankRequest accuracy;
+  accuracy.goal = RankRequest::Goal::kAccuracy;
+  EXPECT_EQ(code(accuracy), StatusCode::kUnimplemented);
+}
+
+}  // namespace
+}  // namespace kvlathe

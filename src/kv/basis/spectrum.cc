@@ -1,0 +1,48 @@
+#include "kv/basis/spectrum.h"
+
+#include <Eigen/Dense>
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+
+namespace kvlathe {
+namespace {
+
+using RowMajor = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using RowMajorF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+}  // namespace
+
+Spectrum DecomposeGram(const std::vector<double>& gram, int dim) {
+  KVL_CHECK_EQ(static_cast<int64_t>(gram.size()), int64_t{dim} * dim);
+  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(
+      Eigen::Map<const RowMajor>(gram.data(), dim, dim));
+  KVL_CHECK(solver.info() == Eigen::Success);
+
+  Spectrum spectrum;
+  spectrum.singular_values.resize(dim);
+  spectrum.vectors.resize(gram.size());
+  Eigen::Map<RowMajor> vectors(spectrum.vectors.data(), dim, dim);
+  for (int i = 0; i < dim; ++i) {
+    const int ascending = dim - 1 - i;
+    spectrum.singular_values[i] = std::sqrt(std::max(solver.eigenvalues()[ascending], 0.0));
+    const auto column = solver.eigenvectors().col(ascending);
+    Eigen::Index largest;
+    column.cwiseAbs().maxCoeff(&largest);
+    vectors.col(i) = column[largest] < 0 ? Eigen::VectorXd(-column) : Eigen::VectorXd(column);
+  }
+  return spectrum;
+}
+
+double SubspaceOverlap(const std::vector<float>& a, const std::vector<float>& b, int dim,
+                       int rank) {
+  KVL_CHECK(rank >= 1 && rank <= dim);
+  const Eigen::Map<const RowMajorF> basis_a(a.data(), dim, dim);
+  const Eigen::Map<const RowMajorF> basis_b(b.data(), dim, dim);
+  const Eigen::MatrixXd product =
+      basis_a.leftCols(rank).cast<double>().transpose() * basis_b.leftCols(rank).cast<double>();
+  return product.squaredNorm() / rank;
+}
+
+}  // namespace kvlathe
