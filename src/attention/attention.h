@@ -31,7 +31,9 @@ struct HeadJob {
   int64_t q_full_stride = 0;
   const std::byte* const* blocks = nullptr;
   int n_entries = 0;      // entries in the blocks, those of this step included
-  int first_visible = 0;  // entries of the blocks that token 0 sees; token t sees first_visible + t
+  // Entries of the blocks that token 0 sees; token t sees first_visible + t. Negative while the first
+  // tokens of the step still fill the sink.
+  int first_visible = 0;
   const void* sink_k = nullptr;  // [n_sink, head_dim] row_type, before any basis
   const void* sink_v = nullptr;  // [n_sink, rank_v] row_type
   int n_sink = 0;

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -58,14 +59,15 @@ class ThreadPool {
 };
 
 // The share [begin, end) of n items that worker_id of n_workers takes, in multiples of `step`.
+// With fewer steps than workers the first workers have the work.
 struct Range {
   int64_t begin;
   int64_t end;
 };
 inline Range ShareOf(int64_t n, int64_t step, int worker_id, int n_workers) {
   const int64_t n_steps = (n + step - 1) / step;
-  const int64_t begin = n_steps * worker_id / n_workers * step;
-  const int64_t end = n_steps * (worker_id + 1) / n_workers * step;
+  const auto share_begin = [&](int64_t id) { return (n_steps * id + n_workers - 1) / n_workers * step; };
+  const int64_t begin = share_begin(worker_id), end = share_begin(worker_id + 1);
   return {begin < n ? begin : n, end < n ? end : n};
 }
 

@@ -1,0 +1,71 @@
+#include "calibration_run.h"
+
+#include "calibration/fingerprint.h"
+#include "engine/engine.h"
+
+namespace kvlathe {
+namespace {
+
+// Ids between the special tokens at both ends of the vocabulary.
+std::pair<int32_t, int32_t> OrdinaryIds(const Tokenizer& tokenizer, int vocab_size) {
+  int32_t first = 0, end = std::min(vocab_size, tokenizer.vocab_size());
+  while (first < end && tokenizer.TokenBytes(first).empty()) ++first;
+  while (end > first && tokenizer.TokenBytes(end - 1).empty()) --end;
+  return {first, end};
+}
+
+StatusOr<TokenSequences> Sequences(const Workspace& workspace, const CalibrationRun& run,
+                                   std::string* token_source) {
+  const ModelConfig& c = workspace.config();
+  const int n_tokens = CalibrationSequenceTokens(workspace.context_tokens());
+  if (run.text_path.empty()) {
+    const auto [first, end] = OrdinaryIds(workspace.tokenizer(), c.vocab_size);
+    *token_source = "random";
+    return DrawRandomSequences({run.n_random_tokens, run.seed, first, end, c.bos_id}, n_tokens);
+  }
+  KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, workspace.TokenizeFile(run.text_path));
+  *token_source = "text:" + TokenHash(ids);
+  return CutSequences(ids, n_tokens, workspace.leading_bos().value_or(-1));
+}
+
+}  // namespace
+
+std::string CalibrationRun::Describe() const {
+  return text_path.empty() ? fmt::format("random {} seed {}", n_random_tokens, seed)
+                           : fmt::format("text {}", text_path);
+}
+
+StatisticsShape ShapeOf(const ModelConfig& config) {
+  return {config.n_layers, config.n_heads, config.n_kv_heads, config.head_dim};
+}
+
+StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::string& model_hash,
+                                               const CalibrationRun& run) {
+  CalibrationJob job;
+  job.shape = ShapeOf(workspace->config());
+  job.source.model_hash = model_hash;
+  job.source.rope = workspace->config().rope.Describe();
+  job.source.seed = run.text_path.empty() ? run.seed : 0;
+  KVL_ASSIGN_OR_RETURN(job.sequences, Sequences(*workspace, run, &job.source.token_source));
+  job.pool = workspace->threads();
+  KVL_ASSIGN_OR_RETURN(const SpecModel baseline, workspace->MakeModel("none"));
+  BlockPool blocks(workspace->kv_budget_bytes());
+  job.forward = [&](std::span<const int32_t> ids, QkvObserver* observer) -> Status {
+    SequenceCache cache(&baseline.model->layout(), &blocks);
+    for (size_t begin = 0; begin < ids.size(); begin += kChunkTokens) {
+      const size_t n = std::min<size_t>(kChunkTokens, ids.size() - begin);
+      KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(n)));
+      const SequenceStep step{&cache, ids.subspan(begin, n), SequenceStep::Logits::kNone};
+      KVL_RETURN_IF_ERROR(baseline.model->Forward({&step, 1}, observer));
+    }
+    return OkStatus();
+  };
+  if (const Progress progress = workspace->progress()) {
+    job.on_progress = [progress](int64_t n_done, int64_t n_tokens) {
+      progress("calibrating", static_cast<double>(n_done) / static_cast<double>(n_tokens));
+    };
+  }
+  return Calibrate(job);
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,24 @@
+// Calibration as the command line runs it: tokens from a seed or a text, the workspace's model.
+#pragma once
+
+#include <string>
+
+#include "calibration/calibrate.h"
+#include "workspace.h"
+
+namespace kvlathe {
+
+struct CalibrationRun {
+  int64_t n_random_tokens = kDefaultCalibrationTokens;
+  std::string text_path;  // not empty: calibrate on it instead
+  uint64_t seed = 0;
+
+  std::string Describe() const;  // the settings, as part of a file name's key
+};
+
+StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::string& model_hash,
+                                               const CalibrationRun& run);
+
+StatisticsShape ShapeOf(const ModelConfig& config);
+
+}  // namespace kvlathe

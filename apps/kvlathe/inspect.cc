@@ -1,0 +1,153 @@
+// kvlathe inspect: what a model, a basis and a spec hold.
+#include <fmt/format.h>
+
+#include "base/units.h"
+#include "calibration_run.h"
+#include "kv/basis/report.h"
+#include "workspace.h"
+
+namespace kvlathe {
+namespace {
+
+struct InspectOptions {
+  ModelOptions model;
+  std::string overlap_text;
+};
+
+nlohmann::ordered_json ModelJson(const Workspace& workspace) {
+  const ModelConfig& c = workspace.config();
+  return {{"model_type", c.model_type},   {"n_layers", c.n_layers},
+          {"hidden_dim", c.hidden_dim},   {"n_heads", c.n_heads},
+          {"n_kv_heads", c.n_kv_heads},   {"head_dim", c.head_dim},
+          {"ffn_dim", c.ffn_dim},         {"vocab_size", c.vocab_size},
+          {"max_seq_len", c.max_seq_len}, {"rope", c.rope.Describe()}};
+}
+
+// Bytes of a sequence at the full context, by part.
+StatusOr<KvBytes> BytesAtFullContext(const Workspace& workspace, const Model& model) {
+  BlockPool pool(workspace.kv_budget_bytes());
+  SequenceCache cache(&model.layout(), &pool);
+  KVL_RETURN_IF_ERROR(cache.Extend(workspace.context_tokens()));
+  return cache.bytes();
+}
+
+nlohmann::ordered_json BytesJson(const Workspace& workspace, const KvBytes& bytes) {
+  const ModelConfig& c = workspace.config();
+  const double reference = static_cast<double>(
+      UncompressedBytes(c.n_layers, c.n_kv_heads, c.head_dim, workspace.context_tokens()));
+  return {{"context", workspace.context_tokens()},
+          {"blocks", bytes.blocks},
+          {"sinks", bytes.sinks},
+          {"run_records", bytes.run_records},
+          {"layer_records", bytes.layer_records},
+          {"tables", bytes.tables},
+          {"total", bytes.total()},
+          {"kv_fraction", static_cast<double>(bytes.total()) / reference}};
+}
+
+// Overlap of the key subspaces from the workspace's statistics and from a text, at each head's half rank.
+StatusOr<double> OverlapWithText(Workspace* workspace, const BasisMethod& method,
+                                 const std::string& text_path) {
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis* from_random, workspace->Analysis(method));
+  CalibrationRun run;
+  run.text_path = text_path;
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
+                       RunCalibration(workspace, workspace->model_hash(), run));
+  std::vector<std::vector<double>> value_grams;
+  for (int l = 0; l < workspace->config().n_layers; ++l) {
+    KVL_ASSIGN_OR_RETURN(auto grams, workspace->weights().ValueGrams(l));
+    for (auto& gram : grams) value_grams.push_back(std::move(gram));
+  }
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis from_text, method.analyse({&statistics, value_grams}));
+  return MeanKeyOverlap(*from_random, from_text, workspace->config().head_dim / 2);
+}
+
+// Every eighth singular value: how fast they fall.
+std::string SpectrumLine(const std::vector<double>& values) {
+  std::string line;
+  for (size_t i = 0; i < values.size(); i += std::max<size_t>(1, values.size() / 8)) {
+    line += fmt::format(" {:.3g}", values[i]);
+  }
+  return line;
+}
+
+void PrintBasis(const Workspace& workspace, const BasisAnalysis& analysis,
+                const RankAllocation& allocation) {
+  const BasisReport report = ReportBasis(analysis, allocation);
+  fmt::print("removed {:.4f} of all elements (eta {:.5f}); mean rank_k {:.1f}, rank_v {:.1f} of {}\n",
+             report.removal_rate, report.eta, report.mean_rank_k, report.mean_rank_v,
+             workspace.config().head_dim);
+  fmt::print("coefficient of variation of the largest singular value over heads: QK {:.3f}, V {:.3f}\n\n",
+             report.cv_largest_qk, report.cv_largest_v);
+  fmt::print("{:>5} {:>7} {:>6} {:>6}  every eighth singular value of QK | of V\n", "layer", "KV head",
+             "rank_k", "rank_v");
+  for (int l = 0; l < workspace.config().n_layers; ++l) {
+    for (int g = 0; g < workspace.config().n_kv_heads; ++g) {
+      const int i = l * workspace.config().n_kv_heads + g;
+      fmt::print("{:>5} {:>7} {:>6} {:>6} {} |{}\n", l, g, allocation.ranks[i].rank_k,
+                 allocation.ranks[i].rank_v, SpectrumLine(analysis.spectra[i].qk),
+                 SpectrumLine(analysis.spectra[i].v));
+    }
+  }
+}
+
+Status Inspect(const InspectOptions& options) {
+  if (options.model.kv.size() > 1) {
+    return Error(StatusCode::kInvalidArgument, "inspect takes one --kv");
+  }
+  const std::string kv = options.model.kv.empty() ? "fdc(rate=0.5)" : options.model.kv.front();
+  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
+  KVL_ASSIGN_OR_RETURN(const KvBytes bytes, BytesAtFullContext(*workspace, *spec_model.model));
+  const BasisAnalysis* analysis = nullptr;
+  const BasisMethod* method = nullptr;
+  if (spec_model.ranks.has_value()) {
+    method = FindBasisMethod(spec_model.spec.basis()->name);
+    KVL_ASSIGN_OR_RETURN(analysis, workspace->Analysis(*method));
+  }
+  std::optional<double> overlap;
+  if (!options.overlap_text.empty() && method != nullptr) {
+    KVL_ASSIGN_OR_RETURN(overlap, OverlapWithText(workspace.get(), *method, options.overlap_text));
+  }
+
+  if (options.model.json) {
+    nlohmann::ordered_json json = {{"model", ModelJson(*workspace)},
+                                   {"kv", kv},
+                                   {"kv_resolved", spec_model.spec.ToString()},
+                                   {"kv_bytes", BytesJson(*workspace, bytes)},
+                                   {"basis_bytes", spec_model.model->basis_bytes()}};
+    if (analysis != nullptr) json["basis"] = BasisReportJson(*analysis, *spec_model.ranks);
+    if (overlap.has_value()) json["subspace_overlap"] = *overlap;
+    fmt::print("{}\n", json.dump());
+    return OkStatus();
+  }
+  const ModelConfig& c = workspace->config();
+  fmt::print("{}: {}, {} layers, hidden {}, {} heads over {} KV heads of {}, context {}\n",
+             options.model.model, c.model_type, c.n_layers, c.hidden_dim, c.n_heads, c.n_kv_heads,
+             c.head_dim, c.max_seq_len);
+  fmt::print("--kv {}\n", spec_model.spec.ToString());
+  fmt::print("a sequence of {} tokens: {} in blocks, {} in sinks, {} in tables; rotations of the model {}\n",
+             workspace->context_tokens(), FormatBytes(bytes.blocks), FormatBytes(bytes.sinks),
+             FormatBytes(bytes.tables), FormatBytes(spec_model.model->basis_bytes()));
+  if (overlap.has_value()) {
+    fmt::print("subspaces from random tokens and from {} overlap by {:.3f} at rank {}\n",
+               options.overlap_text, *overlap, c.head_dim / 2);
+  }
+  if (analysis != nullptr) PrintBasis(*workspace, *analysis, *spec_model.ranks);
+  return OkStatus();
+}
+
+}  // namespace
+
+void AddInspectVerb(Verbs* verbs) {
+  auto options = std::make_shared<InspectOptions>();
+  CLI::App* verb = verbs->Add("inspect", "Shapes, ranks per head, singular values, bytes by part",
+                              "kvlathe inspect -m models/lathe-nano --kv 'fdc(rate=0.5)' --text novel.txt",
+                              [options] { return Inspect(*options); });
+  AddModelOptions(verb, &options->model);
+  AddCacheOptions(verb, &options->model, "fdc(rate=0.5)");
+  verb->add_option("--text", options->overlap_text,
+                   "also calibrate on this text and show how far the subspaces agree");
+}
+
+}  // namespace kvlathe

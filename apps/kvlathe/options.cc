@@ -1,0 +1,38 @@
+#include "options.h"
+
+namespace kvlathe {
+
+void AddModelOptions(CLI::App* app, ModelOptions* options) {
+  app->add_option("-m,--model", options->model, "Hugging Face model directory")->required();
+  app->add_option("-t,--threads", options->n_threads, "worker threads (default: all processors)")
+      ->check(CLI::Range(1, 1024));
+  app->add_option("--dtype", options->dtype, "compute and cache rows in bf16 or f32 (exact, slow)")
+      ->check(CLI::IsMember({"bf16", "f32"}))
+      ->capture_default_str();
+  app->add_option("--pre", options->pre, "pre-tokenizer for vocab.json + merges.txt")
+      ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "falcon"}));
+  app->add_flag("--json", options->json, "one JSON object on standard output");
+}
+
+void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& default_kv) {
+  app->add_option("--kv", options->kv, "what the cache is; see kvlathe specs (default: " + default_kv + ")")
+      ->take_all();
+  app->add_option("--basis", options->basis, "calibration file (default: the model's, or calibrate)");
+  app->add_option("--kv-memory", options->kv_memory,
+                  "KV cache budget, e.g. 2GiB (default: half of the free memory)");
+  app->add_option("-c,--ctx-size", options->ctx_size, "context in tokens (default: the model's)")
+      ->check(CLI::PositiveNumber);
+  app->add_option("--schedule", options->schedule, "how attention is split over threads")
+      ->check(CLI::IsMember({"static", "lpt", "balanced"}))
+      ->capture_default_str();
+}
+
+CLI::App* Verbs::Add(const std::string& name, const std::string& summary, const std::string& example,
+                     std::function<Status()> run) {
+  CLI::App* verb = app->add_subcommand(name, summary);
+  verb->footer("Example: " + example);
+  verb->callback([this, run = std::move(run)] { chosen = run; });
+  return verb;
+}
+
+}  // namespace kvlathe

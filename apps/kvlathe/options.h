@@ -1,0 +1,51 @@
+// Command-line options that several verbs share. Spellings follow llama.cpp and vLLM.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace kvlathe {
+
+struct ModelOptions {
+  std::string model;           // -m
+  std::vector<std::string> kv;  // --kv, repeats
+  std::string basis;           // --basis
+  std::string kv_memory;       // --kv-memory
+  std::string pre;             // --pre
+  std::string dtype = "bf16";  // --dtype
+  std::string schedule = "balanced";
+  int ctx_size = 0;  // -c, 0: from the model
+  int n_threads = 0;  // -t, 0: all processors
+  bool json = false;
+};
+
+// -m, -t, --json and what a model needs to be loaded.
+void AddModelOptions(CLI::App* app, ModelOptions* options);
+// --kv, --basis, --kv-memory, -c.
+void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& default_kv);
+
+// A verb registers itself and leaves here what is to run.
+struct Verbs {
+  CLI::App* app;
+  std::function<Status()> chosen;
+
+  // The subcommand with its help; `run` is called when it is chosen and parsed.
+  CLI::App* Add(const std::string& name, const std::string& summary, const std::string& example,
+                std::function<Status()> run);
+};
+
+void AddRunVerb(Verbs* verbs);
+void AddCompareVerb(Verbs* verbs);
+void AddCalibrateVerb(Verbs* verbs);
+void AddEvalVerb(Verbs* verbs);
+void AddInspectVerb(Verbs* verbs);
+void AddSpecsVerb(Verbs* verbs);
+void AddTokenizeVerb(Verbs* verbs);
+void AddBenchVerb(Verbs* verbs);
+
+}  // namespace kvlathe

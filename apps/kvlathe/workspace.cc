@@ -1,0 +1,207 @@
+#include "workspace.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "base/units.h"
+#include "calibration/fingerprint.h"
+#include "calibration/statistics_store.h"
+#include "calibration_run.h"
+#include "evaluation/attention_bench.h"
+#include "io/files.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr uint64_t kRandomWeightsSeed = 1;
+
+Schedule ParseSchedule(const std::string& name) {
+  if (name == "static") return Schedule::kStatic;
+  if (name == "lpt") return Schedule::kLpt;
+  return Schedule::kBalanced;
+}
+
+// Half of what the system says is available.
+int64_t DefaultKvBudget() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key;
+  int64_t kib;
+  std::string unit;
+  while (meminfo >> key >> kib >> unit) {
+    if (key == "MemAvailable:") return kib * 512;
+  }
+  return int64_t{4} << 30;
+}
+
+double FractionAtFullContext(const ModelConfig& c, int n_sink, DType row_type,
+                             const std::vector<HeadRanks>& ranks) {
+  CacheLayout layout{c.n_layers, c.n_kv_heads, c.head_dim, n_sink, {}};
+  for (const HeadRanks& r : ranks) layout.shapes.push_back({r.rank_k, r.rank_v, row_type});
+  return static_cast<double>(SequenceBytes(layout, c.max_seq_len)) /
+         static_cast<double>(UncompressedBytes(c.n_layers, c.n_kv_heads, c.head_dim, c.max_seq_len));
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const ModelOptions& options,
+                                                        ModelConfig config) {
+  std::unique_ptr<Workspace> w(new Workspace);
+  w->options_ = options;
+  for (const std::string& kv : options.kv) {
+    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
+    KVL_RETURN_IF_ERROR(CheckSupported(spec));
+  }
+  KVL_ASSIGN_OR_RETURN(w->isa_, SelectIsa());
+  w->compute_type_ = options.dtype == "f32" ? DType::kF32 : DType::kBf16;
+  if (options.ctx_size > config.max_seq_len) {
+    return Error(StatusCode::kInvalidArgument, "-c {}: the model's context is {}", options.ctx_size,
+                 config.max_seq_len);
+  }
+  w->context_tokens_ = options.ctx_size > 0 ? options.ctx_size : config.max_seq_len;
+  if (options.kv_memory.empty()) {
+    w->kv_budget_bytes_ = DefaultKvBudget();
+  } else {
+    KVL_ASSIGN_OR_RETURN(w->kv_budget_bytes_, ParseBytes(options.kv_memory));
+  }
+  w->threads_ = std::make_unique<ThreadPool>(options.n_threads > 0 ? options.n_threads
+                                                                   : AvailableProcessors());
+  w->config_ = std::move(config);
+  w->progress_ = TerminalProgress();
+  return w;
+}
+
+Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
+  KVL_ASSIGN_OR_RETURN(auto weights,
+                       ModelWeights::Load(config_, compute_type_, std::move(source), threads_.get()));
+  weights_ = std::move(weights);
+  return OkStatus();
+}
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const ModelOptions& options) {
+  KVL_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(options.model));
+  KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
+  KVL_ASSIGN_OR_RETURN(w->tokenizer_, Tokenizer::Load(options.model, {options.pre}));
+  KVL_ASSIGN_OR_RETURN(SafetensorsReader reader, SafetensorsReader::OpenModel(options.model));
+  KVL_ASSIGN_OR_RETURN(const std::string config_text, ReadTextFile(options.model + "/config.json"));
+  w->model_hash_ = ModelHash(config_text, reader);
+  KVL_RETURN_IF_ERROR(w->LoadWeights(MakeFileSource(std::move(reader))));
+  return w;
+}
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandom(const std::string& config_path,
+                                                           const ModelOptions& options) {
+  KVL_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonFile(config_path));
+  KVL_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(json, config_path));
+  KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
+  w->random_weights_ = true;
+  KVL_RETURN_IF_ERROR(w->LoadWeights(MakeRandomSource(kRandomWeightsSeed)));
+  return w;
+}
+
+std::optional<int32_t> Workspace::leading_bos() const {
+  const std::vector<int32_t> ids = tokenizer_->Tokenize("", /*add_bos=*/true);
+  return ids.empty() ? std::nullopt : std::optional<int32_t>(ids.front());
+}
+
+StatusOr<std::vector<int32_t>> Workspace::TokenizeFile(const std::string& path) const {
+  KVL_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  std::vector<int32_t> ids = tokenizer_->Tokenize(text, /*add_bos=*/false);
+  for (int32_t id : ids) {
+    if (id >= config_.vocab_size) {
+      return Error(StatusCode::kDataLoss,
+                   "{}: the tokenizer gives id {}, but the model's vocabulary has {}; they do not belong "
+                   "together",
+                   options_.model, id, config_.vocab_size);
+    }
+  }
+  return ids;
+}
+
+Status Workspace::CalibrateOrLoad() {
+  if (statistics_.has_value()) return OkStatus();
+  const CalibrationRun run;
+  StatisticsRequest request;
+  request.basis_path = options_.basis;
+  request.model_directory = options_.model;
+  request.shape = ShapeOf(config_);
+  request.model_hash = model_hash_;
+  request.rope = config_.rope.Describe();
+  request.settings = fmt::format("{} sequence {} {}", run.Describe(),
+                                 CalibrationSequenceTokens(context_tokens_), options_.dtype);
+  KVL_ASSIGN_OR_RETURN(FoundStatistics found, FindOrCalibrate(request, [&] {
+                         return RunCalibration(this, model_hash_, run);
+                       }));
+  if (!found.warning.empty()) fmt::print(stderr, "kvlathe: warning: {}\n", found.warning);
+  if (found.is_new && !found.path.empty()) {
+    fmt::print(stderr, "calibrated on random tokens; kept in {}\n", found.path);
+  }
+  statistics_ = std::move(found.statistics);
+  return OkStatus();
+}
+
+StatusOr<const CalibrationStatistics*> Workspace::Statistics() {
+  KVL_RETURN_IF_ERROR(CalibrateOrLoad());
+  return &*statistics_;
+}
+
+StatusOr<const BasisAnalysis*> Workspace::Analysis(const BasisMethod& method) {
+  for (const auto& [known, analysis] : analyses_) {
+    if (known == &method) return analysis.get();
+  }
+  KVL_RETURN_IF_ERROR(CalibrateOrLoad());
+  std::vector<std::vector<double>> value_grams;
+  for (int l = 0; l < config_.n_layers; ++l) {
+    KVL_ASSIGN_OR_RETURN(auto grams, weights_->ValueGrams(l));
+    for (auto& gram : grams) value_grams.push_back(std::move(gram));
+  }
+  KVL_ASSIGN_OR_RETURN(BasisAnalysis analysis, method.analyse({&*statistics_, value_grams}));
+  analyses_.emplace_back(&method, std::make_unique<BasisAnalysis>(std::move(analysis)));
+  return analyses_.back().second.get();
+}
+
+StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisMethod& method,
+                                                const BasisAnalysis& analysis) {
+  const Stage& stage = *spec.basis();
+  RankRequest request;
+  const auto set_goal = [&](RankRequest::Goal goal, const char* key) {
+    if (!stage.Has(key)) return;
+    request.goal = goal;
+    request.value = stage.Number(key);
+  };
+  set_goal(RankRequest::Goal::kRate, "rate");
+  set_goal(RankRequest::Goal::kRatio, "ratio");
+  set_goal(RankRequest::Goal::kAccuracy, "accuracy");
+  request.uniform = stage.Word("ranks") == "uniform";
+  request.round = stage.Integer("round");
+  request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
+    return FractionAtFullContext(config_, spec.n_sink(), compute_type_, ranks);
+  };
+  return method.allocate(analysis, request);
+}
+
+StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
+  SpecModel result;
+  KVL_ASSIGN_OR_RETURN(result.spec, Spec::Parse(kv));
+  KVL_RETURN_IF_ERROR(CheckSupported(result.spec));
+  ModelBasis basis;
+  if (result.spec.basis() != nullptr) {
+    if (random_weights_) {
+      KVL_ASSIGN_OR_RETURN(basis, DrawRandomBasis(config_.n_layers, config_.n_kv_heads, config_.head_dim,
+                                                  result.spec.basis()->Number("rate")));
+    } else {
+      const BasisMethod* method = FindBasisMethod(result.spec.basis()->name);
+      KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*method));
+      KVL_ASSIGN_OR_RETURN(result.ranks, ChooseRanks(result.spec, *method, *analysis));
+      basis = CutBasis(*analysis, result.ranks->ranks);
+    }
+  }
+  KVL_ASSIGN_OR_RETURN(result.model,
+                       Model::Create(weights_, result.spec.basis() == nullptr ? nullptr : &basis,
+                                     result.spec.n_sink(), threads_.get(), isa_));
+  result.model->set_schedule(ParseSchedule(options_.schedule));
+  return result;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,81 @@
+// What every verb that runs a model needs, wired together: threads, weights, tokenizer, calibration.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/cpu_features.h"
+#include "base/threads.h"
+#include "evaluation/quality.h"
+#include "kv/basis/method.h"
+#include "kv/spec.h"
+#include "model/model.h"
+#include "options.h"
+#include "tokenizer/tokenizer.h"
+
+namespace kvlathe {
+
+// A model with the cache that a spec describes.
+struct SpecModel {
+  Spec spec;
+  std::unique_ptr<Model> model;
+  std::optional<RankAllocation> ranks;  // with a basis
+};
+
+class Workspace {
+ public:
+  // Loads configuration, tokenizer and weights; says on stderr what takes long.
+  static StatusOr<std::unique_ptr<Workspace>> Open(const ModelOptions& options);
+  // Random weights in the shape of a config.json; no tokenizer.
+  static StatusOr<std::unique_ptr<Workspace>> OpenRandom(const std::string& config_path,
+                                                         const ModelOptions& options);
+
+  StatusOr<SpecModel> MakeModel(const std::string& kv);
+  // What `inspect` reads: statistics and the analysis of one basis method on this model.
+  StatusOr<const CalibrationStatistics*> Statistics();
+  StatusOr<const BasisAnalysis*> Analysis(const BasisMethod& method);
+
+  const ModelConfig& config() const { return config_; }
+  const ModelOptions& options() const { return options_; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  ThreadPool* threads() { return threads_.get(); }
+  Isa isa() const { return isa_; }
+  ModelWeights& weights() { return *weights_; }
+  int context_tokens() const { return context_tokens_; }
+  int64_t kv_budget_bytes() const { return kv_budget_bytes_; }
+  Progress progress() const { return progress_; }
+  const std::string& model_hash() const { return model_hash_; }
+  // BOS if the model's configuration puts one before a text.
+  std::optional<int32_t> leading_bos() const;
+  StatusOr<std::vector<int32_t>> TokenizeFile(const std::string& path) const;
+
+ private:
+  Workspace() = default;
+  static StatusOr<std::unique_ptr<Workspace>> Prepare(const ModelOptions& options, ModelConfig config);
+  Status LoadWeights(std::unique_ptr<TensorSource> source);
+  StatusOr<RankAllocation> ChooseRanks(const Spec& spec, const BasisMethod& method,
+                                       const BasisAnalysis& analysis);
+  Status CalibrateOrLoad();
+
+  ModelOptions options_;
+  ModelConfig config_;
+  Isa isa_ = Isa::kScalar;
+  DType compute_type_ = DType::kBf16;
+  int context_tokens_ = 0;
+  int64_t kv_budget_bytes_ = 0;
+  bool random_weights_ = false;
+  std::string model_hash_;
+  std::unique_ptr<ThreadPool> threads_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::shared_ptr<ModelWeights> weights_;
+  std::optional<CalibrationStatistics> statistics_;
+  std::vector<std::pair<const BasisMethod*, std::unique_ptr<BasisAnalysis>>> analyses_;
+  Progress progress_;
+};
+
+// Progress on stderr, for terminals only and for what takes longer than two seconds.
+Progress TerminalProgress();
+
+}  // namespace kvlathe

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The main job on a fresh Debian 12 machine: installs packages, builds, compares the uncompressed cache
+# with FDC at three rates on the embedded model, and shows a greedy continuation with both caches.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/bootstrap.sh
+cmake --preset release >/dev/null
+cmake --build --preset release --target kvlathe
+
+kvlathe=build/release/bin/kvlathe
+model=models/lathe-nano
+echo
+"$kvlathe" compare -m "$model" \
+  --kv none --kv 'fdc(rate=0.25)' --kv 'fdc(rate=0.5)' --kv 'fdc(rate=0.625)'
+
+prompt='The old house stood at the end of the lane, and'
+for kv in none 'fdc(rate=0.5)'; do
+  echo
+  echo "--kv $kv"
+  "$kvlathe" run -m "$model" --kv "$kv" -p "$prompt" -n 64
+done

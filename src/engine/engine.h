@@ -1,0 +1,82 @@
+// Requests in, tokens out: continuous batching of several sequences on one model.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/sampler.h"
+#include "kv/blocks/block_pool.h"
+#include "model/model.h"
+
+namespace kvlathe {
+
+enum class FinishReason { kNone, kStop, kLength, kCancelled };
+
+struct Request {
+  std::vector<int32_t> prompt;  // at least one token
+  int max_tokens = 128;
+  SamplingParams sampling;
+  std::vector<int> stop_ids;  // end of sequence
+};
+
+// What a caller learns of a finished request.
+struct RequestOutcome {
+  std::vector<int32_t> tokens;  // generated, without the stop token
+  FinishReason finish_reason = FinishReason::kNone;
+  double ttft_ms = 0;           // submit to first token
+  double decode_seconds = 0;    // first token to last
+  int n_cached_tokens = 0;      // positions in the cache at the end
+  KvBytes kv_bytes;             // of the sequence at its end
+};
+
+struct EngineOptions {
+  int max_batch_tokens = 512;  // prompt and decode tokens in one step
+  int max_sequences = 64;      // that run at the same time
+};
+
+class Engine {
+ public:
+  using RequestId = int64_t;
+  // Called for every generated token on the thread that steps the engine; false cancels the request.
+  using TokenCallback = std::function<bool(RequestId, int32_t)>;
+  using FinishCallback = std::function<void(RequestId, const RequestOutcome&)>;
+
+  // `model` and `pool` outlive the engine.
+  Engine(Model* model, BlockPool* pool, const EngineOptions& options);
+  ~Engine();
+
+  // kInvalidArgument when the request can never run on this model, kResourceExhausted (with what it
+  // needs) when the KV budget could not hold it even alone.
+  StatusOr<RequestId> Submit(Request request, TokenCallback on_token, FinishCallback on_finish);
+
+  // One step: every running sequence decodes a token, and the rest of max_batch_tokens goes to
+  // prompts. A sequence starts when the budget holds its prompt and max_tokens beside what the
+  // running ones may still need, so none has to be stopped. False when nothing is left to do.
+  StatusOr<bool> Step();
+  Status RunUntilIdle();
+
+  int n_running() const { return static_cast<int>(running_.size()); }
+  int n_waiting() const { return static_cast<int>(waiting_.size()); }
+
+ private:
+  struct Sequence;
+  void AdmitWaiting();
+  StatusOr<std::vector<SequenceStep>> BuildBatch();
+  void TakeTokens(const std::vector<SequenceStep>& steps);
+  void Finish(Sequence* sequence, FinishReason reason);
+
+  Model* model_;
+  BlockPool* pool_;
+  EngineOptions options_;
+  std::deque<std::unique_ptr<Sequence>> waiting_;
+  std::vector<std::unique_ptr<Sequence>> running_;
+  std::vector<Sequence*> batch_;   // the sequence of each step
+  int64_t promised_bytes_ = 0;     // what running sequences may come to need
+  RequestId next_id_ = 1;
+};
+
+}  // namespace kvlathe

@@ -1,0 +1,129 @@
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "model/tensor_source.h"
+
+namespace kvlathe {
+namespace {
+
+// A small random model: the engine's bookkeeping does not depend on the weights.
+class EngineTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ModelConfig c;
+    c.model_type = "llama";
+    c.n_layers = 2;
+    c.hidden_dim = 64;
+    c.n_heads = 4;
+    c.n_kv_heads = 2;
+    c.head_dim = 16;
+    c.ffn_dim = 96;
+    c.vocab_size = 128;
+    c.max_seq_len = 512;
+    auto weights = ModelWeights::Load(c, DType::kF32, MakeRandomSource(3), &threads_);
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    auto model = Model::Create(*std::move(weights), nullptr, 0, &threads_, AvailableIsas().back());
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *std::move(model);
+  }
+  std::vector<int32_t> Prompt(int n, uint64_t seed) {
+    Random random(seed);
+    std::vector<int32_t> ids(n);
+    for (int32_t& id : ids) id = static_cast<int32_t>(random.Below(128));
+    return ids;
+  }
+  // Runs the requests together and returns their tokens.
+  std::vector<RequestOutcome> RunTogether(const std::vector<Request>& requests, int64_t budget,
+                                          const EngineOptions& options) {
+    BlockPool pool(budget);
+    std::vector<RequestOutcome> outcomes(requests.size());
+    {
+      Engine engine(model_.get(), &pool, options);
+      for (size_t i = 0; i < requests.size(); ++i) {
+        auto id = engine.Submit(requests[i], nullptr, [&outcomes, i](auto, const RequestOutcome& o) {
+          outcomes[i] = o;
+        });
+        EXPECT_TRUE(id.ok()) << id.status();
+      }
+      EXPECT_TRUE(engine.RunUntilIdle().ok());
+    }
+    EXPECT_EQ(pool.usage().used_bytes, 0);
+    EXPECT_LE(pool.usage().peak_bytes, budget);
+    return outcomes;
+  }
+  ThreadPool threads_{2};
+  std::unique_ptr<Model> model_;
+};
+
+TEST_F(EngineTest, SequencesTogetherGiveTheTokensOfEachAlone) {
+  std::vector<Request> requests;
+  for (int i = 0; i < 6; ++i) {
+    Request r;
+    r.prompt = Prompt(5 + 40 * i, i);
+    r.max_tokens = 12 + i;
+    if (i % 2 == 1) r.sampling = {.temperature = 0.9f, .top_k = 20, .top_p = 0.95f, .seed = 77};
+    requests.push_back(r);
+  }
+  const auto together = RunTogether(requests, 64 << 20, {.max_batch_tokens = 48});
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const auto alone = RunTogether({requests[i]}, 64 << 20, {});
+    EXPECT_EQ(together[i].tokens, alone[0].tokens) << "request " << i;
+    EXPECT_EQ(together[i].finish_reason, FinishReason::kLength);
+    EXPECT_EQ(together[i].tokens.size(), static_cast<size_t>(requests[i].max_tokens));
+    EXPECT_EQ(together[i].n_cached_tokens,
+              static_cast<int>(requests[i].prompt.size()) + requests[i].max_tokens - 1);
+  }
+}
+
+TEST_F(EngineTest, WaitsForRoomInTheBudget) {
+  std::vector<Request> requests(3);
+  for (int i = 0; i < 3; ++i) {
+    requests[i].prompt = Prompt(100, i);
+    requests[i].max_tokens = 30;
+  }
+  const int64_t one = SequenceBytes(model_->layout(), 129);
+  const auto outcomes = RunTogether(requests, one + one / 2, {});
+  for (const auto& o : outcomes) EXPECT_EQ(o.tokens.size(), 30u);
+}
+
+TEST_F(EngineTest, RefusesWhatCanNeverRun) {
+  BlockPool pool(SequenceBytes(model_->layout(), 100));
+  Engine engine(model_.get(), &pool, {});
+  const auto code = [&](Request r) { return engine.Submit(std::move(r), nullptr, nullptr).status().code(); };
+  EXPECT_EQ(code({}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.prompt = {1, 128}}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.prompt = {-1}}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.prompt = {1}, .max_tokens = 0}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.prompt = Prompt(500, 1), .max_tokens = 100}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.prompt = Prompt(200, 1), .max_tokens = 100}), StatusCode::kResourceExhausted);
+  EXPECT_EQ(code({.prompt = {1}, .sampling = {.temperature = -1}}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(engine.n_waiting(), 0);
+}
+
+TEST_F(EngineTest, StopsAtAStopTokenAndWhenCancelled) {
+  Request r;
+  r.prompt = Prompt(20, 4);
+  r.max_tokens = 20;
+  const auto free_run = RunTogether({r}, 64 << 20, {});
+  r.stop_ids = {free_run[0].tokens[5]};
+  const auto stopped = RunTogether({r}, 64 << 20, {});
+  EXPECT_EQ(stopped[0].finish_reason, FinishReason::kStop);
+  EXPECT_LE(stopped[0].tokens.size(), 5u);
+
+  BlockPool pool(64 << 20);
+  Engine engine(model_.get(), &pool, {});
+  RequestOutcome outcome;
+  int n_tokens = 0;
+  r.stop_ids.clear();
+  ASSERT_TRUE(engine.Submit(r, [&](auto, int32_t) { return ++n_tokens < 3; },
+                            [&](auto, const RequestOutcome& o) { outcome = o; }).ok());
+  ASSERT_TRUE(engine.RunUntilIdle().ok());
+  EXPECT_EQ(outcome.finish_reason, FinishReason::kCancelled);
+  EXPECT_EQ(outcome.tokens.size(), 3u);
+}
+
+}  // namespace
+}  // namespace kvlathe

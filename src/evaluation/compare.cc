@@ -1,0 +1,50 @@
+#include "evaluation/compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvlathe {
+
+nlohmann::ordered_json ToJson(const Comparison& comparison) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const CompareRow& row : comparison.rows) {
+    const Quality& q = row.quality;
+    rows.push_back({{"kv", row.kv},
+                    {"kv_resolved", row.kv_resolved},
+                    {"kv_fraction", q.kv_fraction},
+                    {"kv_bytes_per_token", q.kv_bytes_per_token},
+                    {"perplexity", q.perplexity},
+                    {"bits_per_byte", q.bits_per_byte},
+                    {"kl", q.kl},
+                    {"kl_stderr", q.kl_stderr},
+                    {"top1_agreement", q.top1_agreement},
+                    {"ttft_ms", row.latency.ttft_ms},
+                    {"tbt_ms", row.latency.tbt_ms},
+                    {"kv_reserved_bytes", q.kv_reserved_bytes},
+                    {"kv_peak_fraction", q.kv_peak_fraction}});
+  }
+  return {{"model", comparison.model},
+          {"text", comparison.text},
+          {"tokens", comparison.n_tokens},
+          {"rows", std::move(rows)}};
+}
+
+std::string ToTable(const Comparison& comparison) {
+  size_t width = 2;
+  for (const CompareRow& row : comparison.rows) width = std::max(width, row.kv.size());
+  std::string table =
+      fmt::format("{:<{}}  {:>9}  {:>11}  {:>10}  {:>9}  {:>17}  {:>7}  {:>8}  {:>7}\n", "kv", width,
+                  "KV size %", "bytes/token", "perplexity", "bits/byte", "KL nats/token", "top-1 %",
+                  "TTFT ms", "TBT ms");
+  for (const CompareRow& row : comparison.rows) {
+    const Quality& q = row.quality;
+    table += fmt::format(
+        "{:<{}}  {:>9.2f}  {:>11.0f}  {:>10.3f}  {:>9.4f}  {:>8.5f} +-{:>7.5f}  {:>7.2f}  {:>8.2f}  {:>7.3f}\n",
+        row.kv, width, 100 * q.kv_fraction, q.kv_bytes_per_token, q.perplexity, q.bits_per_byte, q.kl,
+        q.kl_stderr, 100 * q.top1_agreement, row.latency.ttft_ms, row.latency.tbt_ms);
+  }
+  return table;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,31 @@
+// `kvlathe compare`: several specs on one model and text, in one table and one JSON object.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "evaluation/quality.h"
+
+namespace kvlathe {
+
+struct CompareRow {
+  std::string kv;           // as typed
+  std::string kv_resolved;  // with all defaults
+  Quality quality;
+  Latency latency;
+};
+
+struct Comparison {
+  std::string model;
+  std::string text;
+  int64_t n_tokens = 0;  // scored
+  std::vector<CompareRow> rows;
+};
+
+// The contract of blueprint section 4; fields are never renamed.
+nlohmann::ordered_json ToJson(const Comparison& comparison);
+// For people: one line a row, aligned.
+std::string ToTable(const Comparison& comparison);
+
+}  // namespace kvlathe

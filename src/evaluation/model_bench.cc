@@ -1,0 +1,156 @@
+#include "evaluation/model_bench.h"
+
+#include <cmath>
+#include <memory>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "evaluation/quality.h"
+#include "kv/blocks/block_pool.h"
+
+namespace kvlathe {
+namespace {
+
+// Writes BF16 or F32 numbers of about unit size: valid rows in any layout.
+void FillRandom(DType row_type, std::byte* bytes, int64_t n_bytes, uint64_t seed) {
+  if (row_type == DType::kF32) {
+    float* values = reinterpret_cast<float*>(bytes);
+    for (int64_t i = 0; i < n_bytes / 4; ++i) {
+      values[i] = static_cast<float>(MixBits(seed + i) >> 40) * 0x1.0p-23f - 1.0f;
+    }
+    return;
+  }
+  // Exponents 2^-4 to 2^-1 and random signs and mantissas, four numbers at a time.
+  uint64_t* words = reinterpret_cast<uint64_t*>(bytes);
+  for (int64_t i = 0; i < n_bytes / 8; ++i) {
+    words[i] = (MixBits(seed + i) & 0x81ff81ff81ff81ffull) | 0x3d803d803d803d80ull;
+  }
+}
+
+// A cache of n_depth random positions.
+StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(const Model& model, BlockPool* pool, int n_depth,
+                                                      uint64_t seed) {
+  const CacheLayout& layout = model.layout();
+  auto cache = std::make_unique<SequenceCache>(&layout, pool);
+  if (n_depth == 0) return cache;
+  KVL_RETURN_IF_ERROR(cache->Extend(n_depth));
+  for (int l = 0; l < layout.n_layers; ++l) {
+    for (int g = 0; g < layout.n_kv_heads; ++g) {
+      const BlockShape& shape = layout.shape(l, g);
+      for (std::byte* block : cache->blocks(l, g)) {
+        FillRandom(shape.row_type, block, BlockBytes(shape), seed += 1 << 20);
+      }
+      const int64_t n_sink = layout.n_sink * SizeOf(shape.row_type);
+      if (n_sink > 0) {
+        FillRandom(shape.row_type, cache->sink_k(l, g), n_sink * layout.head_dim, seed);
+        FillRandom(shape.row_type, cache->sink_v(l, g), n_sink * shape.rank_v, seed);
+      }
+    }
+  }
+  return cache;
+}
+
+using Caches = std::vector<std::unique_ptr<SequenceCache>>;
+
+Status RunOnce(Model* model, const ModelBenchCase& test, const std::vector<int32_t>& tokens,
+               Caches* caches, double* seconds) {
+  Stopwatch watch;
+  if (test.n_prompt > 0) {
+    for (auto& cache : *caches) {
+      KVL_RETURN_IF_ERROR(Prefill(model, cache.get(), std::span(tokens).first(test.n_prompt)));
+    }
+  }
+  for (int t = 0; t < test.n_gen; ++t) {
+    std::vector<SequenceStep> steps;
+    for (auto& cache : *caches) {
+      KVL_RETURN_IF_ERROR(cache->Extend(1));
+      steps.push_back({cache.get(), std::span(tokens).subspan(t, 1), SequenceStep::Logits::kLast});
+    }
+    KVL_RETURN_IF_ERROR(model->Forward(steps));
+  }
+  *seconds = watch.Seconds();
+  return OkStatus();
+}
+
+std::string TestName(const ModelBenchCase& test) {
+  std::string name = test.n_prompt > 0 ? fmt::format("pp{}", test.n_prompt) : fmt::format("tg{}", test.n_gen);
+  if (test.n_depth > 0) name += fmt::format(" @ d{}", test.n_depth);
+  if (test.n_parallel > 1) name += fmt::format(" x{}", test.n_parallel);
+  return name;
+}
+
+}  // namespace
+
+StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const ModelBenchCase& test,
+                                   int n_repetitions, int64_t kv_budget_bytes) {
+  const int n_tokens = test.n_prompt + test.n_gen;
+  if (n_tokens < 1 || test.n_depth < 0 || test.n_parallel < 1 || n_repetitions < 1) {
+    return Error(StatusCode::kInvalidArgument, "bench model: nothing to measure in {}", TestName(test));
+  }
+  const ModelConfig& c = model->config();
+  if (int64_t{test.n_depth} + n_tokens > c.max_seq_len) {
+    return Error(StatusCode::kInvalidArgument, "{}: {} positions exceed the model's context of {}",
+                 TestName(test), int64_t{test.n_depth} + n_tokens, c.max_seq_len);
+  }
+  Random random(1);
+  std::vector<int32_t> tokens(n_tokens);
+  for (int32_t& id : tokens) id = static_cast<int32_t>(random.Below(c.vocab_size));
+
+  BlockPool pool(kv_budget_bytes);
+  std::vector<double> speeds;
+  ModelBenchRow row{test, kv, 0, 0, {}, 0};
+  for (int repetition = -1; repetition < n_repetitions; ++repetition) {
+    Caches caches;
+    for (int s = 0; s < test.n_parallel; ++s) {
+      KVL_ASSIGN_OR_RETURN(auto cache, CacheOfDepth(*model, &pool, test.n_depth, 7919 * (s + 1)));
+      caches.push_back(std::move(cache));
+    }
+    if (repetition == 0) model->ResetProfile();
+    double seconds = 0;
+    KVL_RETURN_IF_ERROR(RunOnce(model, test, tokens, &caches, &seconds));
+    if (repetition < 0) continue;
+    speeds.push_back(double{1} * n_tokens * test.n_parallel / seconds);
+    row.seconds += seconds;
+  }
+  row.profile = model->profile();
+  for (double s : speeds) row.avg_ts += s / speeds.size();
+  for (double s : speeds) row.stddev_ts += (s - row.avg_ts) * (s - row.avg_ts);
+  row.stddev_ts = speeds.size() > 1 ? std::sqrt(row.stddev_ts / (speeds.size() - 1)) : 0;
+  return row;
+}
+
+nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const ModelBenchRow& r : rows) {
+    const auto share = [&](double seconds) { return seconds / r.seconds; };
+    list.push_back({{"n_prompt", r.test.n_prompt},
+                    {"n_gen", r.test.n_gen},
+                    {"n_depth", r.test.n_depth},
+                    {"n_parallel", r.test.n_parallel},
+                    {"kv", r.kv},
+                    {"avg_ts", r.avg_ts},
+                    {"stddev_ts", r.stddev_ts},
+                    {"time_share",
+                     {{"linear", share(r.profile.linear)},
+                      {"rotate", share(r.profile.rotate)},
+                      {"append", share(r.profile.append)},
+                      {"attention", share(r.profile.attention)},
+                      {"other", share(r.profile.other)}}}});
+  }
+  return {{"rows", std::move(list)}};
+}
+
+std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string& model_name,
+                       int n_threads) {
+  std::string text = "| model | threads | kv | test | t/s | linear | rotate | append | attention |\n";
+  text += "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+  for (const ModelBenchRow& r : rows) {
+    text += fmt::format("| {} | {} | {} | {} | {:.2f} ± {:.2f} | {:.1f}% | {:.1f}% | {:.1f}% | {:.1f}% |\n",
+                        model_name, n_threads, r.kv, TestName(r.test), r.avg_ts, r.stddev_ts,
+                        100 * r.profile.linear / r.seconds, 100 * r.profile.rotate / r.seconds,
+                        100 * r.profile.append / r.seconds, 100 * r.profile.attention / r.seconds);
+  }
+  return text;
+}
+
+}  // namespace kvlathe

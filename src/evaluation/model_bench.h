@@ -1,0 +1,41 @@
+// `kvlathe bench model`: prompt and generation speed of a whole model, in llama-bench's terms.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "model/model.h"
+
+namespace kvlathe {
+
+// One measurement: n_prompt tokens at once or n_gen tokens one by one (the other is 0), after n_depth
+// tokens that are already in the cache, for n_parallel sequences together.
+struct ModelBenchCase {
+  int n_prompt = 0;
+  int n_gen = 0;
+  int n_depth = 0;
+  int n_parallel = 1;
+};
+
+struct ModelBenchRow {
+  ModelBenchCase test;
+  std::string kv;
+  double avg_ts = 0;  // tokens per second, all sequences together
+  double stddev_ts = 0;
+  ForwardProfile profile;  // seconds of the counted runs, by part
+  double seconds = 0;      // of the counted runs
+};
+
+// The depth is filled with random rows, not computed: the same bytes and the same work for what
+// follows, without hours of prefill. One run warms up, n_repetitions count.
+StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const ModelBenchCase& test,
+                                   int n_repetitions, int64_t kv_budget_bytes);
+
+nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows);
+// llama-bench's Markdown columns; the test is named pp512, tg128, pp512 @ d512.
+std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string& model_name,
+                       int n_threads);
+
+}  // namespace kvlathe

@@ -1,0 +1,228 @@
+#include "evaluation/quality.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "base/clock.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kPieceTokens = 64;  // scored tokens of one forward: decode's blocks
+
+// Sums over the scored tokens of one model.
+struct Sums {
+  double nll = 0;
+  double kl = 0;
+  double kl_squared = 0;
+  int64_t n_agree = 0;
+};
+
+struct TokenScore {
+  double nll = 0;
+  double kl = 0;
+  bool agrees = false;
+  bool finite = true;
+};
+
+double LogSumExp(std::span<const float> x) {
+  const float max = *std::max_element(x.begin(), x.end());
+  double sum = 0;
+  for (float v : x) sum += std::exp(v - max);
+  return max + std::log(sum);
+}
+
+TokenScore ScoreToken(std::span<const float> base, std::span<const float> logits, int32_t target) {
+  TokenScore score;
+  const double log_sum = LogSumExp(logits);
+  score.nll = log_sum - logits[target];
+  score.finite = std::isfinite(score.nll);
+  if (base.data() == logits.data()) {
+    score.agrees = true;
+    return score;
+  }
+  const double base_log_sum = LogSumExp(base);
+  const float shift = static_cast<float>(log_sum - base_log_sum);
+  double kl = 0;
+  for (size_t i = 0; i < base.size(); ++i) {
+    kl += std::exp(base[i] - static_cast<float>(base_log_sum)) * (base[i] - logits[i] + shift);
+  }
+  score.kl = std::max(kl, 0.0);  // rounding of equal distributions can fall below zero
+  score.agrees = std::max_element(base.begin(), base.end()) - base.begin() ==
+                 std::max_element(logits.begin(), logits.end()) - logits.begin();
+  return score;
+}
+
+// Scores rows of the last forwards of `base` and `model` against the targets.
+Status ScoreRows(const Model& base, const Model& model, std::span<const int32_t> targets,
+                 ThreadPool* threads, Sums* sums) {
+  std::vector<TokenScore> scores(targets.size());
+  threads->Run([&](int worker_id) {
+    const Range rows = ShareOf(scores.size(), 1, worker_id, threads->n_workers());
+    for (int64_t i = rows.begin; i < rows.end; ++i) {
+      scores[i] = ScoreToken(base.logits(i), model.logits(i), targets[i]);
+    }
+  });
+  for (const TokenScore& s : scores) {
+    if (!s.finite) {
+      return Error(StatusCode::kInternal,
+                   "the model's logits are not finite; its weights or its basis are damaged");
+    }
+    sums->nll += s.nll;
+    sums->kl += s.kl;
+    sums->kl_squared += s.kl * s.kl;
+    sums->n_agree += s.agrees;
+  }
+  return OkStatus();
+}
+
+struct Contestant {
+  Model* model;
+  std::unique_ptr<BlockPool> pool;
+  std::unique_ptr<SequenceCache> cache;
+  Sums sums;
+  Quality quality;
+};
+
+Status ScoreWindow(std::span<Contestant> contestants, std::span<const int32_t> window,
+                   ThreadPool* threads) {
+  const Model& base = *contestants[0].model;
+  const size_t half = window.size() / 2;
+  for (Contestant& c : contestants) {
+    c.cache = std::make_unique<SequenceCache>(&c.model->layout(), c.pool.get());
+    KVL_RETURN_IF_ERROR(Prefill(c.model, c.cache.get(), window.first(half)));
+    KVL_RETURN_IF_ERROR(ScoreRows(base, *c.model, window.subspan(half, 1), threads, &c.sums));
+  }
+  for (size_t begin = half; begin < window.size(); begin += kPieceTokens) {
+    const size_t n = std::min<size_t>(kPieceTokens, window.size() - begin);
+    const size_t n_targets = std::min(n, window.size() - begin - 1);
+    for (Contestant& c : contestants) {
+      KVL_RETURN_IF_ERROR(c.cache->Extend(static_cast<int>(n)));
+      const SequenceStep step{c.cache.get(), window.subspan(begin, n), SequenceStep::Logits::kAll};
+      KVL_RETURN_IF_ERROR(c.model->Forward({&step, 1}));
+      KVL_RETURN_IF_ERROR(
+          ScoreRows(base, *c.model, window.subspan(begin + 1, n_targets), threads, &c.sums));
+    }
+  }
+  return OkStatus();
+}
+
+void RecordSizes(Contestant* c, size_t n_tokens) {
+  const CacheLayout& layout = c->model->layout();
+  const double reference = static_cast<double>(UncompressedBytes(
+      layout.n_layers, layout.n_kv_heads, layout.head_dim, static_cast<int64_t>(n_tokens)));
+  c->quality.kv_bytes = c->cache->bytes();
+  const double n_bytes = static_cast<double>(c->quality.kv_bytes.total());
+  c->quality.kv_fraction = n_bytes / reference;
+  c->quality.kv_bytes_per_token = n_bytes / static_cast<double>(n_tokens);
+  c->quality.kv_reserved_bytes = c->pool->usage().reserved_bytes;
+  c->quality.kv_peak_fraction = static_cast<double>(c->pool->usage().peak_bytes) / reference;
+}
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+}  // namespace
+
+int64_t EvaluationText::n_scored() const {
+  int64_t n = 0;
+  for (const auto& window : windows) n += window.size() - window.size() / 2;
+  return n;
+}
+
+StatusOr<EvaluationText> CutIntoWindows(std::span<const int32_t> tokens,
+                                        const std::function<int(int32_t)>& bytes_of_token,
+                                        std::optional<int32_t> bos, int window_tokens) {
+  const size_t n_bos = bos.has_value() ? 1 : 0;
+  if (tokens.size() + n_bos < 4 || window_tokens < 4) {
+    return Error(StatusCode::kInvalidArgument,
+                 "the text has {} tokens and the window {}; evaluation needs at least 4", tokens.size(),
+                 window_tokens);
+  }
+  const size_t n_text = std::min(window_tokens - n_bos, tokens.size());
+  EvaluationText text;
+  for (size_t begin = 0; begin + n_text <= tokens.size(); begin += n_text) {
+    std::vector<int32_t> window;
+    std::vector<int> n_bytes;
+    if (bos.has_value()) window.push_back(*bos);
+    if (bos.has_value()) n_bytes.push_back(0);
+    for (int32_t id : tokens.subspan(begin, n_text)) {
+      window.push_back(id);
+      n_bytes.push_back(bytes_of_token(id));
+    }
+    text.windows.push_back(std::move(window));
+    text.token_bytes.push_back(std::move(n_bytes));
+  }
+  return text;
+}
+
+Status Prefill(Model* model, SequenceCache* cache, std::span<const int32_t> tokens) {
+  for (size_t begin = 0; begin < tokens.size(); begin += kChunkTokens) {
+    const size_t n = std::min<size_t>(kChunkTokens, tokens.size() - begin);
+    KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(n)));
+    const bool last = begin + n == tokens.size();
+    const SequenceStep step{cache, tokens.subspan(begin, n),
+                            last ? SequenceStep::Logits::kLast : SequenceStep::Logits::kNone};
+    KVL_RETURN_IF_ERROR(model->Forward({&step, 1}));
+  }
+  return OkStatus();
+}
+
+StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
+                                              const EvaluationText& text, int64_t kv_budget_bytes,
+                                              ThreadPool* threads, const Progress& progress) {
+  std::vector<Contestant> contestants;
+  for (Model* model : models) {
+    contestants.push_back({model, std::make_unique<BlockPool>(kv_budget_bytes), nullptr, {}, {}});
+  }
+  double n_bytes = 0;
+  for (size_t w = 0; w < text.windows.size(); ++w) {
+    if (progress) progress("evaluating", static_cast<double>(w) / text.windows.size());
+    KVL_RETURN_IF_ERROR(ScoreWindow(contestants, text.windows[w], threads));
+    for (size_t t = text.windows[w].size() / 2; t < text.windows[w].size(); ++t) {
+      n_bytes += text.token_bytes[w][t];
+    }
+    for (Contestant& c : contestants) {
+      RecordSizes(&c, text.windows[w].size());
+      c.cache.reset();
+    }
+  }
+  const double n = static_cast<double>(text.n_scored());
+  std::vector<Quality> qualities;
+  for (Contestant& c : contestants) {
+    Quality& q = c.quality;
+    q.n_tokens = text.n_scored();
+    q.perplexity = std::exp(c.sums.nll / n);
+    q.bits_per_byte = n_bytes > 0 ? c.sums.nll / std::log(2.0) / n_bytes : 0;
+    q.kl = c.sums.kl / n;
+    q.kl_stderr = std::sqrt(std::max(0.0, c.sums.kl_squared / n - q.kl * q.kl) / n);
+    q.top1_agreement = static_cast<double>(c.sums.n_agree) / n;
+    qualities.push_back(q);
+  }
+  return qualities;
+}
+
+StatusOr<Latency> MeasureLatency(Model* model, std::span<const int32_t> window,
+                                 int64_t kv_budget_bytes) {
+  constexpr int kRepetitions = 3, kDecodeTokens = 16;
+  BlockPool pool(kv_budget_bytes);
+  const size_t half = window.size() / 2;
+  std::vector<double> ttft_ms, tbt_ms;
+  for (int i = 0; i < kRepetitions; ++i) {
+    SequenceCache cache(&model->layout(), &pool);
+    Stopwatch watch;
+    KVL_RETURN_IF_ERROR(Prefill(model, &cache, window.first(half)));
+    ttft_ms.push_back(watch.Milliseconds());
+    for (size_t t = half; t < std::min(half + kDecodeTokens, window.size()); ++t) {
+      watch.Restart();
+      KVL_RETURN_IF_ERROR(Prefill(model, &cache, window.subspan(t, 1)));
+      tbt_ms.push_back(watch.Milliseconds());
+    }
+  }
+  return Latency{Median(ttft_ms), Median(tbt_ms)};
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,71 @@
+// How much a lossy cache changes the model: perplexity, KL divergence to the uncompressed model and
+// top-1 agreement, as blueprint section 4 defines them.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "base/threads.h"
+#include "kv/blocks/block_pool.h"
+#include "kv/blocks/sequence_cache.h"
+#include "model/model.h"
+
+namespace kvlathe {
+
+// Called now and then with what is being done and the share that is done, in [0, 1].
+using Progress = std::function<void(const std::string& what, double fraction)>;
+
+// A text cut into windows without overlap. Every window starts with BOS where the model has one. The
+// first half of a window is read as a prompt; the tokens of the second half are scored.
+struct EvaluationText {
+  std::vector<std::vector<int32_t>> windows;
+  // Bytes that each token stands for in the text; counted for the scored tokens.
+  std::vector<std::vector<int>> token_bytes;
+
+  int64_t n_scored() const;
+};
+
+// kInvalidArgument when the text is shorter than two tokens. A rest shorter than a window is left out
+// when there is at least one whole window.
+StatusOr<EvaluationText> CutIntoWindows(std::span<const int32_t> tokens,
+                                        const std::function<int(int32_t)>& bytes_of_token,
+                                        std::optional<int32_t> bos, int window_tokens);
+
+struct Quality {
+  double perplexity = 0;
+  double bits_per_byte = 0;
+  double kl = 0;         // nats per token, of the baseline's distribution to this one's
+  double kl_stderr = 0;  // standard error of that mean
+  double top1_agreement = 0;
+  int64_t n_tokens = 0;  // scored
+  double kv_fraction = 0;         // at a window's end, blueprint section 4
+  double kv_bytes_per_token = 0;  // at a window's end
+  KvBytes kv_bytes;               // of the last window
+  int64_t kv_reserved_bytes = 0;  // taken from the system at a window's end
+  double kv_peak_fraction = 0;    // most bytes held at any time of a window / the same reference
+};
+
+// Scores every model on the same windows; models[0] is the baseline of kl and top1_agreement. Each
+// model has a pool of its own with `kv_budget_bytes`.
+StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
+                                              const EvaluationText& text, int64_t kv_budget_bytes,
+                                              ThreadPool* threads, const Progress& progress);
+
+// Time to first token and mean time between tokens, milliseconds: the prompt is the first half of the
+// first window, then n_decode tokens follow one by one. Medians over repetitions.
+struct Latency {
+  double ttft_ms = 0;
+  double tbt_ms = 0;
+};
+StatusOr<Latency> MeasureLatency(Model* model, std::span<const int32_t> window,
+                                 int64_t kv_budget_bytes);
+
+// Feeds `tokens` in chunks of at most kChunkTokens; logits of the last token, or of none.
+inline constexpr int kChunkTokens = 512;
+Status Prefill(Model* model, SequenceCache* cache, std::span<const int32_t> tokens);
+
+}  // namespace kvlathe

@@ -1,0 +1,138 @@
+// The decoder forward over a ragged batch, on compressed blocks.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "attention/attention.h"
+#include "base/threads.h"
+#include "kernels/cpu/attend.h"
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/linear.h"
+#include "kv/basis/basis.h"
+#include "kv/blocks/sequence_cache.h"
+#include "kv/cache_layout.h"
+#include "model/observer.h"
+#include "model/rope.h"
+#include "model/weights.h"
+
+namespace kvlathe {
+
+// The part of one sequence in a step: a prefill chunk or one decode token. The cache has been
+// extended by token_ids.size() positions, which this step fills.
+struct SequenceStep {
+  enum class Logits { kNone, kLast, kAll };
+  SequenceCache* cache = nullptr;
+  std::span<const int32_t> token_ids;
+  Logits logits = Logits::kLast;
+};
+
+// Where the time of a forward went, in seconds, summed over calls.
+struct ForwardProfile {
+  double linear = 0;     // all products with model weights
+  double rotate = 0;     // RoPE and the basis of q and k
+  double append = 0;     // writing rows into blocks
+  double attention = 0;  // plan, kernels, merge
+  double other = 0;      // norms, gates, embedding
+};
+
+class Model {
+ public:
+  // `basis` null: the uncompressed cache. Otherwise n_sink first positions keep their keys as they
+  // are. `weights` and `pool` are shared and outlive the model. The basis is copied into packed form.
+  static StatusOr<std::unique_ptr<Model>> Create(std::shared_ptr<ModelWeights> weights,
+                                                 const ModelBasis* basis, int n_sink, ThreadPool* pool,
+                                                 Isa isa);
+
+  // Runs one step. Logits of the tokens asked for are in order of the batch behind logits().
+  // kResourceExhausted when there is no memory for activations.
+  Status Forward(std::span<const SequenceStep> steps, QkvObserver* observer = nullptr);
+
+  // Row i of the last Forward's logits, [vocab_size].
+  std::span<const float> logits(int64_t row) const;
+  int64_t n_logit_rows() const { return n_logit_rows_; }
+
+  const CacheLayout& layout() const { return layout_; }
+  const ModelConfig& config() const { return weights_->config(); }
+  const ModelWeights& weights() const { return *weights_; }
+  void set_schedule(Schedule schedule) { schedule_ = schedule; }
+  const ForwardProfile& profile() const { return profile_; }
+  void ResetProfile() { profile_ = {}; }
+  // Bytes of rotations and folded value projections that belong to this model alone.
+  int64_t basis_bytes() const;
+
+ private:
+  // What the basis adds to a layer. Without a basis the vectors are empty.
+  struct LayerBasis {
+    std::vector<PackedMatrix> query;  // D^T [rank_k, head_dim] per KV head
+    std::vector<PackedMatrix> key;    // E^T [rank_k, head_dim] per KV head; empty: same as query
+  };
+  // Offsets of the KV heads in buffers whose rows have ranks of their own.
+  struct LayerOffsets {
+    std::vector<int64_t> rank_k;  // [n_kv_heads + 1] prefix sums
+    std::vector<int64_t> rank_v;
+  };
+  struct TokenPlace {
+    int32_t token_id;
+    int position;
+  };
+
+  Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa);
+  Status PackBasis(const ModelBasis& basis);
+  Status ReserveActivations(int64_t n_tokens, int64_t n_logit_rows);
+  void PlaceTokens(std::span<const SequenceStep> steps);
+  void EmbedTokens();
+  void RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObserver* observer);
+  void ProjectQkv(int layer_idx);
+  void RotateQueriesAndKeys(int layer_idx);
+  void RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id);
+  void AppendRows(int layer_idx, std::span<const SequenceStep> steps);
+  void Attend(int layer_idx, std::span<const SequenceStep> steps);
+  void RunFfn(int layer_idx);
+  void Observe(int layer_idx, QkvObserver* observer);
+  void ComputeLogits(std::span<const SequenceStep> steps);
+  void Normalise(const float* from, const std::vector<float>& weight, int64_t n_rows);
+  void Multiply(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows, const void* x,
+                void* y, DType y_type, bool accumulate);
+  // Calls fn(Range) over shares of n_rows, on the calling thread alone when there is one row.
+  template <typename F>
+  void ForRowShares(int64_t n_rows, const F& fn);
+  // Row buffers of one KV head: [n_tokens * rows_per_token, width].
+  std::byte* HeadRows(Buffer* buffer, int64_t width_before, int rows_per_token);
+
+  std::shared_ptr<ModelWeights> weights_;
+  ThreadPool* pool_;
+  Linear linear_;
+  Attention attention_;
+  const ElementwiseKernels* elementwise_;
+  const AttendKernels* attend_;
+  RopeTable rope_;
+  Schedule schedule_ = Schedule::kBalanced;
+  CacheLayout layout_;
+  DType row_type_;
+  std::vector<LayerBasis> bases_;            // [n_layers], or empty
+  std::vector<LayerOffsets> offsets_;        // [n_layers]
+  std::vector<ValueProjection> projections_;  // [n_layers]
+
+  // Activations of one step, allocated once and grown.
+  int64_t n_tokens_ = 0;
+  int64_t n_logit_rows_ = 0;
+  std::vector<TokenPlace> tokens_;
+  std::vector<HeadJob> jobs_;
+  Buffer hidden_;    // [n_tokens, hidden_dim] f32, the residual stream
+  Buffer normed_;    // [n_tokens, hidden_dim]
+  Buffer qk_;        // [n_tokens, (n_heads + n_kv_heads) * head_dim] f32, before RoPE
+  Buffer v_;         // [n_tokens, sum of rank_v]
+  Buffer q_full_;    // per KV head [n_tokens * gqa_group, head_dim], after RoPE
+  Buffer k_full_;    // per KV head [n_tokens, head_dim]
+  Buffer q_rows_;    // per KV head [n_tokens * gqa_group, rank_k]; empty without a basis
+  Buffer k_rows_;    // per KV head [n_tokens, rank_k]
+  Buffer attended_;  // [n_tokens, sum over query heads of rank_v]
+  Buffer gate_up_;   // [n_tokens, 2 * ffn_dim] f32
+  Buffer gated_;     // [n_tokens, ffn_dim]
+  Buffer logits_;    // [n_logit_rows, vocab_size] f32
+  ForwardProfile profile_;
+};
+
+}  // namespace kvlathe

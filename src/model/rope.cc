@@ -1,0 +1,55 @@
+#include "model/rope.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace kvlathe {
+namespace {
+
+// Llama 3.1: wavelengths longer than original / low_freq_factor are stretched by `factor`, those
+// shorter than original / high_freq_factor stay, and between them the two blend linearly.
+double Llama3Frequency(const RopeConfig& config, double frequency) {
+  const double wavelength = 2 * std::numbers::pi / frequency;
+  const double turns = config.original_max_position / wavelength;
+  if (turns > config.high_freq_factor) return frequency;
+  if (turns < config.low_freq_factor) return frequency / config.factor;
+  const double blend =
+      (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor);
+  return (1 - blend) * frequency / config.factor + blend * frequency;
+}
+
+}  // namespace
+
+std::vector<double> RopeFrequencies(const RopeConfig& config, int rope_dim) {
+  std::vector<double> frequencies(rope_dim / 2);
+  for (int i = 0; i < rope_dim / 2; ++i) {
+    const double frequency = std::pow(config.theta, -2.0 * i / rope_dim);
+    switch (config.scaling) {
+      case RopeConfig::Scaling::kNone: frequencies[i] = frequency; break;
+      case RopeConfig::Scaling::kLinear: frequencies[i] = frequency / config.factor; break;
+      case RopeConfig::Scaling::kLlama3: frequencies[i] = Llama3Frequency(config, frequency); break;
+    }
+  }
+  return frequencies;
+}
+
+RopeTable::RopeTable(const RopeConfig& config, int rope_dim)
+    : n_pairs_(rope_dim / 2), frequencies_(RopeFrequencies(config, rope_dim)) {}
+
+void RopeTable::Extend(int n_positions) {
+  const size_t n_old = cos_.size() / n_pairs_;
+  if (n_old >= static_cast<size_t>(n_positions)) return;
+  const size_t n_new = std::max<size_t>(n_positions, n_old * 2);
+  cos_.resize(n_new * n_pairs_);
+  sin_.resize(n_new * n_pairs_);
+  for (size_t p = n_old; p < n_new; ++p) {
+    for (size_t i = 0; i < n_pairs_; ++i) {
+      const double angle = static_cast<double>(p) * frequencies_[i];
+      cos_[p * n_pairs_ + i] = static_cast<float>(std::cos(angle));
+      sin_[p * n_pairs_ + i] = static_cast<float>(std::sin(angle));
+    }
+  }
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,51 @@
+#include "model/rope.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace kvlathe {
+namespace {
+
+TEST(RopeTable, HoldsTheAnglesOfThePaper) {
+  RopeTable table({}, 8);
+  table.Extend(3);
+  table.Extend(100);
+  for (int p : {0, 1, 2, 77}) {
+    for (int i = 0; i < 4; ++i) {
+      const double angle = p * std::pow(10000.0, -2.0 * i / 8);
+      EXPECT_NEAR(table.cos(p)[i], std::cos(angle), 1e-6);
+      EXPECT_NEAR(table.sin(p)[i], std::sin(angle), 1e-6);
+    }
+  }
+}
+
+TEST(RopeFrequencies, LinearScalingDividesAll) {
+  RopeConfig config;
+  const auto plain = RopeFrequencies(config, 64);
+  config.scaling = RopeConfig::Scaling::kLinear;
+  config.factor = 4;
+  const auto scaled = RopeFrequencies(config, 64);
+  for (int i = 0; i < 32; ++i) EXPECT_DOUBLE_EQ(scaled[i], plain[i] / 4);
+}
+
+TEST(RopeFrequencies, Llama3KeepsShortAndStretchesLongWavelengths) {
+  RopeConfig config;
+  config.theta = 500000;
+  const auto plain = RopeFrequencies(config, 128);
+  config.scaling = RopeConfig::Scaling::kLlama3;
+  config.factor = 8;
+  const auto scaled = RopeFrequencies(config, 128);
+  EXPECT_DOUBLE_EQ(scaled[0], plain[0]);
+  EXPECT_DOUBLE_EQ(scaled[63], plain[63] / 8);
+  int n_between = 0;
+  for (int i = 0; i < 64; ++i) {
+    EXPECT_LE(scaled[i], plain[i]);
+    EXPECT_GE(scaled[i], plain[i] / 8);
+    n_between += scaled[i] < plain[i] && scaled[i] > plain[i] / 8;
+  }
+  EXPECT_GT(n_between, 3);
+}
+
+}  // namespace
+}  // namespace kvlathe

@@ -1,0 +1,78 @@
+// The weights of a decoder, packed once for the linear kernels, and what the basis axis changes in
+// them: W_V and W_O, folded per spec. Everything else is shared by all specs of a process.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/threads.h"
+#include "kernels/cpu/linear.h"
+#include "kv/basis/basis.h"
+#include "model/config.h"
+#include "model/tensor_source.h"
+
+namespace kvlathe {
+
+struct LayerWeights {
+  std::vector<float> attn_norm;  // [hidden_dim]
+  std::vector<float> ffn_norm;   // [hidden_dim]
+  PackedMatrix qk;               // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first
+  std::vector<float> qk_bias;    // empty: none
+  PackedMatrix gate_up;          // [2 * ffn_dim, hidden_dim], gate rows first
+  std::vector<float> gate_up_bias;
+  PackedMatrix down;  // [hidden_dim, ffn_dim]
+  std::vector<float> down_bias;
+};
+
+// W_V and W_O of a layer in the value basis of a spec (blueprint section 3, methods.md 1.4).
+struct ValueProjection {
+  PackedMatrix v;             // [sum over KV heads of rank_v, hidden_dim]
+  std::vector<float> v_bias;  // b_V A; empty: none
+  PackedMatrix o;             // [hidden_dim, sum over query heads of rank_v of their KV head]
+  std::vector<float> o_bias;
+};
+
+class ModelWeights {
+ public:
+  // Reads and packs everything but W_V and W_O; source pages are released as they are packed.
+  // kDataLoss names the tensor that is missing, has another shape or is not finite.
+  static StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelConfig& config, DType compute_type,
+                                                      std::unique_ptr<TensorSource> source,
+                                                      ThreadPool* pool);
+
+  // W_V and W_O of one layer, folded with `basis` (null: as they are).
+  StatusOr<ValueProjection> FoldValues(int layer_idx, const ModelBasis* basis, ThreadPool* pool);
+
+  // W_V,h^T W_V,h [head_dim, head_dim] of every KV head of a layer, in the (D x d) orientation of
+  // y = x W: what FDC and Palu decompose.
+  StatusOr<std::vector<std::vector<double>>> ValueGrams(int layer_idx);
+
+  // Row `token_id` of the embedding as float [hidden_dim].
+  void Embed(int32_t token_id, float* row) const;
+
+  const ModelConfig& config() const { return config_; }
+  DType compute_type() const { return compute_type_; }
+  const LayerWeights& layer(int layer_idx) const { return layers_[layer_idx]; }
+  const std::vector<float>& final_norm() const { return final_norm_; }
+  const PackedMatrix& lm_head() const { return lm_head_; }
+  int64_t packed_bytes() const;
+
+ private:
+  ModelWeights() = default;
+  Status LoadLayer(int layer_idx, ThreadPool* pool);
+  Status PackTensor(const std::string& name, int64_t n_out, int64_t n_in, int64_t first_out,
+                    PackedMatrix* matrix, ThreadPool* pool);
+  StatusOr<std::vector<float>> ReadVector(const std::string& name, int64_t n);
+  StatusOr<std::vector<float>> ReadMatrix(const std::string& name, int64_t n_rows, int64_t n_columns);
+
+  ModelConfig config_;
+  DType compute_type_ = DType::kBf16;
+  std::unique_ptr<TensorSource> source_;
+  std::vector<LayerWeights> layers_;
+  std::vector<float> final_norm_;
+  PackedMatrix lm_head_;
+  TensorView embedding_;  // used when it is not tied to lm_head_
+};
+
+}  // namespace kvlathe

@@ -1,0 +1,30 @@
+// Small random models in the real file format, beside the same weights for the reference decoder.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "reference_decoder.h"
+
+namespace kvlathe::testing {
+
+struct RandomModelShape {
+  std::string model_type = "llama";
+  int n_layers = 2, hidden = 64, n_heads = 4, n_kv_heads = 2, head_dim = 16, ffn = 96, vocab = 97;
+  bool tied = false;
+  bool attention_bias = false;  // q, k, v and o
+  bool mlp_bias = false;
+  ReferenceRope rope;
+};
+
+// Writes config.json and model.safetensors (BF16) into `directory` and returns the same model.
+ReferenceModel WriteRandomModel(const RandomModelShape& shape, const std::string& directory,
+                                uint64_t seed);
+
+// Random maps of random ranks (multiples of 16), one per layer and KV head.
+std::vector<ReferenceBasis> RandomBases(const ReferenceModel& model, uint64_t seed);
+
+// A fresh folder below the test's temporary directory.
+std::string FreshDirectory(const std::string& name);
+
+}  // namespace kvlathe::testing

@@ -1,0 +1,38 @@
+// A literal decoder in double and plain loops, for tests: it shares no code with the engine. Llama
+// and Qwen2 as Hugging Face defines them, and optionally a basis per KV head applied to rows (never
+// folded into weights), with plain keys for the first n_sink positions.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace kvlathe::testing {
+
+using Matrix = std::vector<std::vector<double>>;
+
+struct ReferenceRope {
+  double theta = 10000;
+  std::string scaling;  // "", "linear", "llama3"
+  double factor = 1, low = 1, high = 4, original = 8192;
+};
+
+struct ReferenceModel {
+  int n_layers = 0, hidden = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
+  double eps = 1e-5;
+  bool tied = false;
+  ReferenceRope rope;
+  std::map<std::string, std::vector<double>> tensors;  // Hugging Face names, row-major
+};
+
+// Maps of one KV head, row-major: query, key [head_dim][rank_k]; value [head_dim][rank_v];
+// output [rank_v][head_dim].
+struct ReferenceBasis {
+  Matrix query, key, value, output;
+};
+
+// Logits after every token, [n_tokens][vocab]. bases: empty, or [n_layers * n_kv_heads].
+Matrix ReferenceLogits(const ReferenceModel& model, const std::vector<int>& ids,
+                       const std::vector<ReferenceBasis>& bases = {}, int n_sink = 0);
+
+}  // namespace kvlathe::testing

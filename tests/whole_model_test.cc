@@ -1,0 +1,236 @@
+// The engine's forward against independent implementations: golden logits of real models, and a
+// literal decoder in double on random models in the real file format.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <random>
+
+#include "base/cpu_features.h"
+#include "io/files.h"
+#include "kv/blocks/block_pool.h"
+#include "model/model.h"
+#include "random_model.h"
+#include "reference_decoder.h"
+
+namespace kvlathe {
+namespace {
+
+using testing::RandomModelShape;
+using testing::ReferenceBasis;
+using testing::ReferenceModel;
+
+struct Loaded {
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<BlockPool> blocks;
+  std::shared_ptr<ModelWeights> weights;
+  std::unique_ptr<Model> model;
+};
+
+Loaded Load(const std::string& directory, DType compute_type, Isa isa, const ModelBasis* basis = nullptr,
+            int n_sink = 0, int n_threads = 2) {
+  Loaded loaded;
+  loaded.pool = std::make_unique<ThreadPool>(n_threads);
+  loaded.blocks = std::make_unique<BlockPool>(int64_t{256} << 20);
+  auto config = LoadModelConfig(directory);
+  EXPECT_TRUE(config.ok()) << config.status();
+  auto reader = SafetensorsReader::OpenModel(directory);
+  EXPECT_TRUE(reader.ok()) << reader.status();
+  auto weights = ModelWeights::Load(*config, compute_type, MakeFileSource(*std::move(reader)),
+                                    loaded.pool.get());
+  EXPECT_TRUE(weights.ok()) << weights.status();
+  loaded.weights = *std::move(weights);
+  auto model = Model::Create(loaded.weights, basis, n_sink, loaded.pool.get(), isa);
+  EXPECT_TRUE(model.ok()) << model.status();
+  loaded.model = *std::move(model);
+  return loaded;
+}
+
+// Logits after every token, fed in chunks of the given sizes (the last one repeats).
+testing::Matrix Logits(Loaded* loaded, const std::vector<int>& ids, const std::vector<int>& chunks) {
+  SequenceCache cache(&loaded->model->layout(), loaded->blocks.get());
+  testing::Matrix logits;
+  const std::vector<int32_t> tokens(ids.begin(), ids.end());
+  for (size_t begin = 0, chunk = 0; begin < tokens.size(); ++chunk) {
+    const size_t n =
+        std::min<size_t>(chunks[std::min(chunk, chunks.size() - 1)], tokens.size() - begin);
+    EXPECT_TRUE(cache.Extend(static_cast<int>(n)).ok());
+    const SequenceStep step{&cache, std::span(tokens).subspan(begin, n), SequenceStep::Logits::kAll};
+    EXPECT_TRUE(loaded->model->Forward({&step, 1}).ok());
+    for (size_t t = 0; t < n; ++t) {
+      const auto row = loaded->model->logits(static_cast<int64_t>(t));
+      logits.emplace_back(row.begin(), row.end());
+    }
+    begin += n;
+  }
+  return logits;
+}
+
+double MaxDifference(const testing::Matrix& a, const testing::Matrix& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double max = 0;
+  for (size_t t = 0; t < a.size(); ++t) {
+    for (size_t i = 0; i < a[t].size(); ++i) {
+      const double difference = std::abs(a[t][i] - b[t][i]);
+      max = std::isnan(difference) ? INFINITY : std::max(max, difference);
+    }
+  }
+  return max;
+}
+
+double MeanNll(const testing::Matrix& logits, const std::vector<int>& ids) {
+  double sum = 0;
+  for (size_t t = 0; t + 1 < ids.size(); ++t) {
+    double max = logits[t][0], total = 0;
+    for (double x : logits[t]) max = std::max(max, x);
+    for (double x : logits[t]) total += std::exp(x - max);
+    sum += max + std::log(total) - logits[t][ids[t + 1]];
+  }
+  return ids.size() > 1 ? sum / static_cast<double>(ids.size() - 1) : 0;
+}
+
+std::vector<int> RandomIds(int n, int vocab, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int> ids(n);
+  for (int& id : ids) id = static_cast<int>(random() % vocab);
+  return ids;
+}
+
+ModelBasis ToModelBasis(const ReferenceModel& m, const std::vector<ReferenceBasis>& bases) {
+  const auto flat = [](const testing::Matrix& x) {
+    std::vector<float> values;
+    for (const auto& row : x) values.insert(values.end(), row.begin(), row.end());
+    return values;
+  };
+  ModelBasis basis{m.n_layers, m.n_kv_heads, m.head_dim, {}};
+  for (const ReferenceBasis& b : bases) {
+    basis.heads.push_back({static_cast<int>(b.query[0].size()), static_cast<int>(b.value[0].size()),
+                           flat(b.query), flat(b.key), flat(b.value), flat(b.output)});
+  }
+  return basis;
+}
+
+class GoldenTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(GoldenTest, MatchesTheIndependentImplementation) {
+  const std::string directory = GetParam();
+  if (!std::filesystem::exists(directory)) GTEST_SKIP() << directory << " is not on this machine";
+  auto golden = ReadJsonFile(directory + "/golden.json");
+  ASSERT_TRUE(golden.ok()) << golden.status();
+  for (Isa isa : AvailableIsas()) {
+    for (DType compute_type : {DType::kF32, DType::kBf16}) {
+      // The file rounds logits to four decimals. BF16 activations carry 8 bits of mantissa: their
+      // logits are within a few hundredths on these models, and their likelihood much closer.
+      const double logit_bound = compute_type == DType::kF32 ? 1e-3 : 0.35;
+      const double nll_bound = compute_type == DType::kF32 ? 2e-4 : 2e-2;
+      Loaded loaded = Load(directory, compute_type, isa);
+      for (const auto& example : golden->at("cases")) {
+        const std::vector<int> ids = example.at("ids");
+        SCOPED_TRACE(fmt::format("{} {} {} tokens", IsaName(isa), DTypeName(compute_type), ids.size()));
+        const testing::Matrix logits = Logits(&loaded, ids, {512});
+        const testing::Matrix last = {example.at("last_logits")};
+        EXPECT_LT(MaxDifference({logits.back()}, last), logit_bound);
+        EXPECT_NEAR(MeanNll(logits, ids), example.at("nll").get<double>(), nll_bound);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GoldenTest,
+                         ::testing::Values(KVLATHE_SOURCE_DIR "/models/lathe-nano",
+                                           KVLATHE_SOURCE_DIR "/../shared/models/tinystories-656k"));
+
+std::vector<RandomModelShape> Shapes() {
+  RandomModelShape gqa, mha, qwen, biased, scaled, interpolated, wide;
+  mha.n_kv_heads = 4;
+  mha.head_dim = 48;
+  qwen.model_type = "qwen2";
+  qwen.tied = true;
+  biased.attention_bias = true;
+  biased.mlp_bias = true;
+  scaled.rope = {5e5, "llama3", 8, 1, 4, 64};
+  interpolated.rope = {1e4, "linear", 4};
+  wide.n_heads = 8;
+  wide.n_kv_heads = 1;
+  wide.head_dim = 128;
+  return {gqa, mha, qwen, biased, scaled, interpolated, wide};
+}
+
+class RandomModelTest : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    directory_ = testing::FreshDirectory("whole_model_" + std::to_string(GetParam()));
+    reference_ = testing::WriteRandomModel(Shapes()[GetParam()], directory_, 17 + GetParam());
+    ids_ = RandomIds(90, reference_.vocab, 5);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  std::string directory_;
+  ReferenceModel reference_;
+  std::vector<int> ids_;
+};
+
+TEST_P(RandomModelTest, MatchesTheLiteralDecoder) {
+  const testing::Matrix expected = testing::ReferenceLogits(reference_, ids_);
+  for (Isa isa : AvailableIsas()) {
+    Loaded f32 = Load(directory_, DType::kF32, isa);
+    EXPECT_LT(MaxDifference(Logits(&f32, ids_, {90}), expected), 1e-3) << IsaName(isa);
+    Loaded bf16 = Load(directory_, DType::kBf16, isa);
+    EXPECT_NEAR(MeanNll(Logits(&bf16, ids_, {90}), ids_), MeanNll(expected, ids_), 5e-2) << IsaName(isa);
+  }
+}
+
+TEST_P(RandomModelTest, FoldedBasisWithSinksMatchesTheUnfoldedDecoder) {
+  const std::vector<ReferenceBasis> bases = testing::RandomBases(reference_, 23);
+  const ModelBasis basis = ToModelBasis(reference_, bases);
+  for (int n_sink : {0, 4}) {
+    const testing::Matrix expected = testing::ReferenceLogits(reference_, ids_, bases, n_sink);
+    for (Isa isa : AvailableIsas()) {
+      SCOPED_TRACE(fmt::format("{} n_sink {}", IsaName(isa), n_sink));
+      Loaded f32 = Load(directory_, DType::kF32, isa, &basis, n_sink);
+      EXPECT_LT(MaxDifference(Logits(&f32, ids_, {90}), expected), 1e-3);
+      // Chunks that cut the sink, blocks and single tokens.
+      EXPECT_LT(MaxDifference(Logits(&f32, ids_, {2, 1, 30, 1, 40, 5}), expected), 1e-3);
+    }
+  }
+}
+
+TEST_P(RandomModelTest, BatchedIsSingle) {
+  const std::vector<ReferenceBasis> bases = testing::RandomBases(reference_, 29);
+  const ModelBasis basis = ToModelBasis(reference_, bases);
+  Loaded loaded = Load(directory_, DType::kF32, AvailableIsas().back(), &basis, 4);
+  const std::vector<std::vector<int>> texts = {RandomIds(70, reference_.vocab, 1),
+                                               RandomIds(3, reference_.vocab, 2),
+                                               RandomIds(33, reference_.vocab, 3)};
+  std::vector<std::unique_ptr<SequenceCache>> caches;
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<SequenceStep> steps;
+  for (const auto& text : texts) {
+    caches.push_back(std::make_unique<SequenceCache>(&loaded.model->layout(), loaded.blocks.get()));
+    tokens.emplace_back(text.begin(), text.end());
+    ASSERT_TRUE(caches.back()->Extend(static_cast<int>(text.size()) - 1).ok());
+  }
+  for (size_t s = 0; s < texts.size(); ++s) {
+    steps.push_back({caches[s].get(), std::span(tokens[s]).first(texts[s].size() - 1),
+                     SequenceStep::Logits::kNone});
+  }
+  ASSERT_TRUE(loaded.model->Forward(steps).ok());
+  for (size_t s = 0; s < texts.size(); ++s) {
+    ASSERT_TRUE(caches[s]->Extend(1).ok());
+    steps[s] = {caches[s].get(), std::span(tokens[s]).last(1), SequenceStep::Logits::kLast};
+  }
+  ASSERT_TRUE(loaded.model->Forward(steps).ok());
+  testing::Matrix batched;
+  for (size_t s = 0; s < texts.size(); ++s) {
+    const auto row = loaded.model->logits(static_cast<int64_t>(s));
+    batched.emplace_back(row.begin(), row.end());
+  }
+  for (size_t s = 0; s < texts.size(); ++s) {
+    const testing::Matrix single = Logits(&loaded, texts[s], {512});
+    EXPECT_LT(MaxDifference({batched[s]}, {single.back()}), 1e-3) << "sequence " << s;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, RandomModelTest, ::testing::Range(0, 7));
+
+}  // namespace
+}  // namespace kvlathe
