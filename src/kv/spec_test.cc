@@ -341,7 +341,7 @@ TEST(SpecTable, DescriptionListsEveryStageKeyDefaultAndPaper) {
     EXPECT_THAT(text, HasSubstr(fmt::format("\n{} [{}]", stage.name, AxisName(stage.axis))));
     EXPECT_THAT(text, HasSubstr(stage.paper));
   }
-  EXPECT_THAT(text, HasSubstr("rate (default 0.5): share of K and V elements removed"));
+  EXPECT_THAT(text, HasSubstr("    rate=0.5        share of K and V elements removed"));
 }
 
 TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {

@@ -88,7 +88,9 @@ std::string DescribeStages() {
   std::string text =
       "A spec is `none`, or stages joined by +, at most one per axis (the residual axis takes\n"
       "lowrank and sparse, and needs a quantizer). Of rate, ratio and accuracy, and of keep and\n"
-      "budget, a stage takes one.\n";
+      "budget, a stage takes one. Keys stand with their defaults; without one a key is absent "
+      "unless\n"
+      "given, or (on a preset) has the default of its stage.\n";
   for (const StageInfo& stage : AllStages()) {
     std::string_view state = stage.axis == Axis::kPreset ? ""
                              : stage.is_built            ? ""
@@ -96,10 +98,8 @@ std::string DescribeStages() {
     text += fmt::format("\n{} [{}]{}: {}\n    {}\n", stage.name, AxisName(stage.axis), state,
                         stage.doc, stage.paper);
     for (const KeyInfo* key : stage.keys) {
-      const std::string default_text =
-          key->default_text.empty() ? "" : fmt::format(" (default {})", key->default_text);
-      text +=
-          fmt::format("    {}{}: {}; {}\n", key->name, default_text, key->doc, AllowedValues(*key));
+      const std::string setting = fmt::format("{}={}", key->name, key->default_text);
+      text += fmt::format("    {:<15} {} ({})\n", setting, key->doc, AllowedValues(*key));
     }
   }
   return text;
