@@ -4,7 +4,7 @@ include(GoogleTest)
 
 add_library(kvlathe_flags INTERFACE)
 target_compile_options(kvlathe_flags INTERFACE
-  -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror=return-type -fno-math-errno)
+  -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers -Werror=return-type -fno-math-errno)
 target_include_directories(kvlathe_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 if(KVLATHE_SANITIZE)
   target_compile_options(kvlathe_flags INTERFACE

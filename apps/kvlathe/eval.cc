@@ -1,6 +1,8 @@
 // kvlathe eval: perplexity or KL divergence of one spec on a text.
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 #include "workspace.h"
 
 namespace kvlathe {

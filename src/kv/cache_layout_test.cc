@@ -17,7 +17,7 @@ struct Model {
   int n_layers, n_kv_heads, head_dim;
 };
 constexpr Model kModels[] = {
-    {"Llama-2-7B", 32, 32, 128}, {"Llama-3.2-1B", 16, 8, 64}, {"lathe-nano", 4, 2, 64}};
+    {"Llama-2-7B", 32, 32, 128}, {"Llama-3.2-1B", 16, 8, 64}, {"lathe-nano", 6, 2, 64}};
 constexpr int kLengths[] = {1, 4, 5, 68, 69, 1024};
 
 // Ranks as fdc gives them: different in every head, multiples of 16 up to head_dim.
