@@ -97,6 +97,15 @@ TEST(AllocateRanksTest, UniformRanksAreOnePairForAllAndTheLowestThatTheRateAllow
   EXPECT_EQ(ranks_at(0.99, 16), (HeadRanks{16, 16}));
 }
 
+TEST(AllocateRanksTest, AHeadDimBetweenMultiplesFallsToTheNextMultipleFirst) {
+  const auto ranks_at = [&](double rate) {
+    return AllocateRanks(RandomSpectra(1, 72, 4), 72, RateRequest(rate, 16, true))->ranks[0];
+  };
+  EXPECT_EQ(ranks_at(0), (HeadRanks{72, 72}));
+  EXPECT_EQ(ranks_at(8.0 / 144), (HeadRanks{72, 64}));
+  EXPECT_EQ(ranks_at(16.0 / 144), (HeadRanks{64, 64}));
+}
+
 TEST(AllocateRanksTest, APairThatNeedsMoreMassKeepsMoreRanks) {
   std::vector<HeadSpectra> spectra(1);
   for (int i = 0; i < 64; ++i) {
