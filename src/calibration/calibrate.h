@@ -26,9 +26,9 @@ constexpr int CalibrationSequenceTokens(int context) { return context < 2048 ? c
 struct RandomTokens {
   int64_t n_tokens = kDefaultCalibrationTokens;  // in all, BOS included
   uint64_t seed = 0;
-  int32_t first_id = 0;  // ids below are special and never drawn
-  int32_t vocab_size = 0;
-  int32_t bos_id = -1;  // starts every sequence; -1: the model has none
+  int32_t first_id = 0;    // ids below are special and never drawn
+  int32_t vocab_size = 0;  // ids from here on are never drawn either
+  int32_t bos_id = -1;     // starts every sequence; -1: the model has none
 };
 
 // Uniform ids in [first_id, vocab_size), cut into sequences of at most sequence_tokens, none

@@ -1,6 +1,7 @@
 #include "kv/basis/fdc.h"
 
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
 #include "kv/basis/spectrum.h"

@@ -1,6 +1,7 @@
 #include "kv/basis/method.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "kv/basis/fdc.h"

@@ -1,6 +1,8 @@
 #include "kv/basis/report.h"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
 #include "kv/basis/spectrum.h"
