@@ -84,10 +84,7 @@ KVL_INLINE void MultiplyStep(const void* const (&a)[kTiles], const int64_t (&a_s
   });
   if (next == nullptr) return;
   for (int line = 0; line < 16; ++line) {
-    Unroll<kCols>([&](auto j) {
-      _mm_prefetch(reinterpret_cast<const char*>(next + line * b_stride + 64 * j.value),
-                   _MM_HINT_T1);
-    });
+    Unroll<kCols>([&](auto j) { PrefetchLine(next + line * b_stride + 64 * j.value); });
   }
 }
 

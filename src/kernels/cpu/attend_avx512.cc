@@ -40,16 +40,19 @@ struct BlockView {
   const std::byte* v;
   const std::byte* next;  // the block to fetch meanwhile, or null
   int first_entry;
+  int prefetch_line;  // the first that the tile at work fetches of each row
 };
 
-// Touches the lines of the next block that lie where this one is being read. L2 holds a whole block
-// ahead; L1 would not.
-KVL_INLINE void PrefetchLine(const std::byte* line) {
-  _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
+// While a tile reads a row of up to 4 lines, it fetches kLines of those that lie there in the next
+// block, from line `first` on; the tiles of a block share the work so that memory is never idle.
+// L2 holds a whole block ahead; L1 would not.
+template <int kLines>
+KVL_INLINE void PrefetchLines(const std::byte* next, int first) {
+  Unroll<kLines>([&](auto j) { PrefetchLine(next + 64 * (first + j.value)); });
 }
 
 // Scores and probabilities of rows [row, row + kRows) of the panel against one block.
-template <int kRows, bool kPrefetch>
+template <int kRows, int kPrefetch>
 void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* probs) {
   const AttendParams& p = *panel.p;
   const uint16_t* q = panel.q + (panel.first_row + row) * p.q_stride;
@@ -61,10 +64,8 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
   });
   for (int pair = 0; pair < p.shape.rank_k / 2; ++pair) {
     __m512bh lines[kBlockLines];
-    Unroll<kBlockLines>([&](auto j) {
-      lines[j.value] = LoadLine(k + 64 * j.value);
-      if constexpr (kPrefetch) PrefetchLine(next + 64 * j.value);
-    });
+    Unroll<kBlockLines>([&](auto j) { lines[j.value] = LoadLine(k + 64 * j.value); });
+    PrefetchLines<kPrefetch>(next, block.prefetch_line);
     Unroll<kRows>([&](auto i) {
       const __m512bh q_pair = BroadcastPair(q + i.value * p.q_stride + 2 * pair);
       Unroll<kBlockLines>([&](auto j) {
@@ -73,7 +74,7 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
       });
     });
     k += 64 * kBlockLines;
-    if constexpr (kPrefetch) next += 64 * kBlockLines;
+    next += 64 * kBlockLines;
   }
   // The first row of the tile sees the least.
   const int first = panel.first_row + row;
@@ -91,7 +92,7 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
 
 // o[r, 16 * kLines dims] = shrink * o + probs V for the same rows. The block has n_valid entries
 // that may be read; the second half of an odd last pair is cleared, whatever it holds.
-template <int kRows, int kLines, bool kPrefetch>
+template <int kRows, int kLines, int kPrefetch>
 void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int n_valid,
                const uint16_t* probs) {
   const AttendParams& p = *panel.p;
@@ -99,7 +100,7 @@ void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int
   const int64_t step = int64_t{4} * p.shape.rank_v;
   const std::byte* v = block.v + 4 * dim;
   const std::byte* next = block.next;
-  if constexpr (kPrefetch) next += (block.v - block.k) + 4 * dim;
+  next += (block.v - block.k) + int64_t{128} * dim;
   __m512 sums[kRows][kLines];
   Unroll<kRows>([&](auto i) {
     const __m512 shrink = _mm512_set1_ps(panel.scratch->rows[row + i.value].shrink);
@@ -119,13 +120,11 @@ void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int
   };
   for (int pair = 0; pair < n_valid / 2; ++pair) {
     __m512bh lines[kLines];
-    Unroll<kLines>([&](auto j) {
-      lines[j.value] = LoadLine(v + 64 * j.value);
-      if constexpr (kPrefetch) PrefetchLine(next + 64 * j.value);
-    });
+    Unroll<kLines>([&](auto j) { lines[j.value] = LoadLine(v + 64 * j.value); });
+    PrefetchLines<kPrefetch>(next, block.prefetch_line);
     add_pair(pair, lines);
     v += step;
-    if constexpr (kPrefetch) next += step;
+    next += 64 * kLines;
   }
   if (n_valid % 2 != 0) {
     __m512bh lines[kLines];
@@ -143,79 +142,98 @@ void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int
   });
 }
 
-template <int kRows, bool kPrefetch>
+// The last rank_v % 64 dimensions.
+template <int kRows, int kPrefetch>
+void AddLastValues(const Panel& panel, const BlockView& block, int row, int dim, int n_valid,
+                   const uint16_t* probs) {
+  switch ((panel.p->shape.rank_v - dim) / kLanes) {
+    case 1:
+      return ValueTile<kRows, 1, Min(kPrefetch, 1)>(panel, block, row, dim, n_valid, probs);
+    case 2:
+      return ValueTile<kRows, 2, Min(kPrefetch, 2)>(panel, block, row, dim, n_valid, probs);
+    case 3:
+      return ValueTile<kRows, 3, Min(kPrefetch, 3)>(panel, block, row, dim, n_valid, probs);
+  }
+}
+
+template <int kRows, int kPrefetch>
 void AddValues(const Panel& panel, const BlockView& block, int row, int n_valid,
                const uint16_t* probs) {
   const int rank_v = panel.p->shape.rank_v;
   int dim = 0;
+  if constexpr (kRows <= 2 && kPrefetch % 4 == 0) {
+    for (; dim + 128 <= rank_v; dim += 128) {
+      ValueTile<kRows, 8, 2 * kPrefetch>(panel, block, row, dim, n_valid, probs);
+    }
+  }
   for (; dim + 64 <= rank_v; dim += 64) {
     ValueTile<kRows, 4, kPrefetch>(panel, block, row, dim, n_valid, probs);
   }
-  switch ((rank_v - dim) / kLanes) {
-    case 1:
-      return ValueTile<kRows, 1, kPrefetch>(panel, block, row, dim, n_valid, probs);
-    case 2:
-      return ValueTile<kRows, 2, kPrefetch>(panel, block, row, dim, n_valid, probs);
-    case 3:
-      return ValueTile<kRows, 3, kPrefetch>(panel, block, row, dim, n_valid, probs);
+  const int n_lines = (rank_v - dim) / kLanes;
+  if (n_lines == 0) return;
+  // A tile whose lines lie past the end of these short rows fetches none.
+  if (block.prefetch_line >= n_lines) {
+    return AddLastValues<kRows, 0>(panel, block, row, dim, n_valid, probs);
   }
+  AddLastValues<kRows, kPrefetch>(panel, block, row, dim, n_valid, probs);
 }
 
-template <bool kPrefetch>
-void ScoreRows(const Panel& panel, const BlockView& block, int row, int n, uint16_t* probs) {
-  switch (n) {
+// Calls f with its two counts as compile-time Index: rows of the tile (1-4), lines that it fetches
+// of every row of 4 (0, 1, 2 or 4).
+template <typename F>
+KVL_INLINE void WithTileShape(int n_rows, int n_prefetch, const F& f) {
+  const auto with_rows = [&](auto rows) __attribute__((always_inline)) {
+    switch (n_prefetch) {
+      case 0:
+        return f(rows, Index<0>{});
+      case 1:
+        return f(rows, Index<1>{});
+      case 2:
+        return f(rows, Index<2>{});
+      default:
+        return f(rows, Index<4>{});
+    }
+  };
+  switch (n_rows) {
     case 1:
-      return ScoreTile<1, kPrefetch>(panel, block, row, probs);
+      return with_rows(Index<1>{});
     case 2:
-      return ScoreTile<2, kPrefetch>(panel, block, row, probs);
+      return with_rows(Index<2>{});
     case 3:
-      return ScoreTile<3, kPrefetch>(panel, block, row, probs);
+      return with_rows(Index<3>{});
     default:
-      return ScoreTile<4, kPrefetch>(panel, block, row, probs);
+      return with_rows(Index<4>{});
   }
 }
 
-template <bool kPrefetch>
-void AddValuesToRows(const Panel& panel, const BlockView& block, int row, int n, int n_valid,
-                     const uint16_t* probs) {
-  switch (n) {
-    case 1:
-      return AddValues<1, kPrefetch>(panel, block, row, n_valid, probs);
-    case 2:
-      return AddValues<2, kPrefetch>(panel, block, row, n_valid, probs);
-    case 3:
-      return AddValues<3, kPrefetch>(panel, block, row, n_valid, probs);
-    default:
-      return AddValues<4, kPrefetch>(panel, block, row, n_valid, probs);
-  }
-}
+// Lines that each tile of a panel fetches from every row of 4.
+KVL_INLINE int PrefetchShare(int n_tiles) { return n_tiles >= 4 ? 1 : n_tiles >= 2 ? 2 : 4; }
 
-// All rows of the panel from first_row on against one block. The first tile of a pass brings the
-// next block, the others find this one in L1 or L2.
+// All rows of the panel from first_row on against one block.
 void AttendBlock(const Panel& panel, BlockView block, int first_row) {
   uint16_t* probs = panel.scratch->probs[0];
+  const int share = PrefetchShare((panel.n_rows - first_row + kTileRows - 1) / kTileRows);
+  const auto share_of = [&](int row) {
+    block.prefetch_line = (row - first_row) / kTileRows * share;
+    return block.next == nullptr || block.prefetch_line >= kBlockLines ? 0 : share;
+  };
   for (int group = first_row; group < panel.n_rows; group += kGroupRows) {
     const int group_end = Min(panel.n_rows, group + kGroupRows);
     for (int row = group; row < group_end; row += kTileRows) {
-      const int n = Min(kTileRows, group_end - row);
-      uint16_t* tile_probs = probs + (row - group) * kBlockSize;
-      if (row == first_row && block.next != nullptr) {
-        ScoreRows<true>(panel, block, row, n, tile_probs);
-      } else {
-        ScoreRows<false>(panel, block, row, n, tile_probs);
-      }
+      WithTileShape(Min(kTileRows, group_end - row), share_of(row), [&](auto rows, auto prefetch) {
+        ScoreTile<rows.value, prefetch.value>(panel, block, row,
+                                              probs + (row - group) * kBlockSize);
+      });
     }
     for (int row = group; row < group_end; row += kTileRows) {
       const int n = Min(kTileRows, group_end - row);
-      const uint16_t* tile_probs = probs + (row - group) * kBlockSize;
       // What the tile's last row sees; the others have probability 0 there.
       const int limit = LimitOfRow(*panel.p, panel.first_row + row + n - 1);
       const int n_valid = Min(kBlockSize, limit - block.first_entry);
-      if (row == first_row && block.next != nullptr) {
-        AddValuesToRows<true>(panel, block, row, n, n_valid, tile_probs);
-      } else {
-        AddValuesToRows<false>(panel, block, row, n, n_valid, tile_probs);
-      }
+      WithTileShape(n, share_of(row), [&](auto rows, auto prefetch) {
+        AddValues<rows.value, prefetch.value>(panel, block, row, n_valid,
+                                              probs + (row - group) * kBlockSize);
+      });
     }
   }
 }
@@ -238,7 +256,7 @@ void AttendPanel(const Panel& panel) {
     const std::byte* k = p.blocks[entry / kBlockSize];
     const int next_entry = entry + kBlockSize;
     const std::byte* next = next_entry < kv_end ? p.blocks[next_entry / kBlockSize] : nullptr;
-    AttendBlock(panel, {k, k + key_bytes, next, entry}, first_row);
+    AttendBlock(panel, {k, k + key_bytes, next, entry, 0}, first_row);
   }
   for (int row = 0; row < panel.n_rows; ++row) {
     p.row_max[panel.first_row + row] = scratch->rows[row].max * p.sm_scale;

@@ -1,0 +1,182 @@
+// Attention kernels against the machine's limits, measured in the same run: decode against read
+// bandwidth over at least 1 GiB of distinct blocks in shuffled order, prefill against the GEMM
+// peak.
+//
+//   attend_bench [isa] [repetitions] [decode|prefill]
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "base/threads.h"
+#include "kernels/cpu/attend.h"
+#include "kernels/cpu/machine_limits.h"
+#include "tensor/buffer.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kHeadDim = 128;
+constexpr int kKvHeads = 8;
+constexpr int64_t kStreamedBytes = int64_t{1} << 30;
+
+struct Setup {
+  ThreadPool* pool;
+  const AttendKernels* kernels;
+  int n_repetitions;
+};
+
+// KV heads of several sequences; each has n_entries in blocks that lie anywhere in memory.
+struct Heads {
+  Heads(BlockShape block_shape, int n_entries_per_head, int n, ThreadPool* pool)
+      : shape(block_shape), n_entries(n_entries_per_head), n_heads(n) {
+    const int64_t n_blocks = int64_t{n} * (n_entries / kBlockSize);
+    memory = Buffer::Allocate(n_blocks * BlockBytes(shape), "benchmark blocks").value();
+    for (int64_t b = 0; b < n_blocks; ++b) {
+      blocks.push_back(memory.data() + b * BlockBytes(shape));
+    }
+    pool->Run([&](int worker_id) {
+      const Range share = ShareOf(n_blocks, 1, worker_id, pool->n_workers());
+      const int64_t n_values = BlockBytes(shape) / 2;
+      for (int64_t b = share.begin; b < share.end; ++b) {
+        Bf16* values = reinterpret_cast<Bf16*>(blocks[b]);
+        for (int64_t i = 0; i < n_values; ++i) {
+          values[i] = {static_cast<uint16_t>((0x3e00 + (i * 37 + b * 11) % 0x180) ^ (i % 3 << 15))};
+        }
+      }
+    });
+    Random random(1);
+    for (int64_t i = n_blocks - 1; i > 0; --i) std::swap(blocks[i], blocks[random.Below(i + 1)]);
+  }
+  std::byte* const* BlocksOf(int head) const {
+    return blocks.data() + int64_t{head} * (n_entries / kBlockSize);
+  }
+  double PayloadBytes() const {
+    return double(n_heads) * n_entries / kBlockSize * BlockBytes(shape);
+  }
+
+  BlockShape shape;
+  int n_entries, n_heads;
+  Buffer memory;
+  std::vector<std::byte*> blocks;
+};
+
+// Best time of all heads with the same query rows; a worker's item is [first, first + n) of a
+// head's tokens.
+double TimeAttend(const Setup& setup, const Heads& heads, int gqa_group, int n_tokens,
+                  int tokens_per_item) {
+  const int n_rows = n_tokens * gqa_group;
+  const BlockShape& shape = heads.shape;
+  Buffer q = Buffer::Allocate(int64_t{n_rows} * shape.rank_k * 2, "q").value();
+  Random random(2);
+  for (int64_t i = 0; i < int64_t{n_rows} * shape.rank_k; ++i) {
+    q.as<Bf16>()[i] = ToBf16(static_cast<float>(random.Normal()));
+  }
+  const int n_workers = setup.pool->n_workers();
+  const int64_t item_rows = int64_t{tokens_per_item} * gqa_group;
+  const int64_t worker_bytes = kAttendScratchBytes + item_rows * (shape.rank_v + 32) * 4;
+  Buffer memory = Buffer::Allocate(worker_bytes * n_workers, "scratch").value();
+  const int items_per_head = (n_tokens + tokens_per_item - 1) / tokens_per_item;
+  double best = 1e30;
+  for (int repetition = 0; repetition < setup.n_repetitions; ++repetition) {
+    std::atomic<int> next{0};
+    const Stopwatch watch;
+    setup.pool->Run([&](int worker_id) {
+      std::byte* scratch = memory.data() + worker_id * worker_bytes;
+      float* o = reinterpret_cast<float*>(scratch + kAttendScratchBytes);
+      for (int item; (item = next++) < heads.n_heads * items_per_head;) {
+        // Longest items first.
+        const int first = (items_per_head - 1 - item / heads.n_heads) * tokens_per_item;
+        const int n = std::min(tokens_per_item, n_tokens - first);
+        const int first_visible = heads.n_entries - n_tokens + first + 1;
+        setup.kernels->attend({.shape = shape,
+                               .gqa_group = gqa_group,
+                               .n_rows = n * gqa_group,
+                               .q = q.as<Bf16>() + int64_t{first} * gqa_group * shape.rank_k,
+                               .q_stride = shape.rank_k,
+                               .blocks = heads.BlocksOf(item % heads.n_heads),
+                               .kv_end = first_visible + n - 1,
+                               .first_visible = first_visible,
+                               .sm_scale = 0.0884f,
+                               .o = o,
+                               .o_stride = shape.rank_v,
+                               .row_max = o + item_rows * shape.rank_v,
+                               .row_sum = o + item_rows * (shape.rank_v + 1)},
+                              scratch);
+      }
+    });
+    best = std::min(best, watch.Seconds());
+  }
+  return best;
+}
+
+void BenchDecode(const Setup& setup, double read_gb_per_s) {
+  fmt::print("decode, {} KV heads, read_gb_per_s {:.1f}\n", kKvHeads, read_gb_per_s);
+  fmt::print("{:>8} {:>6} {:>6} {:>6} {:>10} {:>18} {:>9} {:>8}\n", "context", "rank_k", "rank_v",
+             "group", "time_us", "working_set_bytes", "fraction", "vs_full");
+  for (int context : {8192, 32768}) {
+    double full_seconds[9] = {};
+    for (auto [rank_k, rank_v] : {std::pair{kHeadDim, kHeadDim}, {64, 64}, {48, 80}, {96, 32}}) {
+      const BlockShape shape{rank_k, rank_v, DType::kBf16};
+      const int64_t head_bytes = int64_t{context} / kBlockSize * BlockBytes(shape);
+      const int n_sequences =
+          (kStreamedBytes + head_bytes * kKvHeads - 1) / (head_bytes * kKvHeads);
+      const Heads heads(shape, context, n_sequences * kKvHeads, setup.pool);
+      for (int group : {1, 4, 8}) {
+        const double seconds = TimeAttend(setup, heads, group, 1, 1) / n_sequences;
+        if (rank_k == kHeadDim) full_seconds[group] = seconds;
+        const double limit = heads.PayloadBytes() / n_sequences / (read_gb_per_s * 1e9);
+        fmt::print("{:>8} {:>6} {:>6} {:>6} {:>10.1f} {:>18} {:>9.3f} {:>8.3f}\n", context, rank_k,
+                   rank_v, group, seconds * 1e6, static_cast<int64_t>(heads.PayloadBytes()),
+                   limit / seconds, seconds / full_seconds[group]);
+      }
+    }
+  }
+}
+
+void BenchPrefill(const Setup& setup, double gemm_flops) {
+  fmt::print("prefill, {} KV heads, group 4, GEMM peak {:.0f} GFLOP/s\n", kKvHeads,
+             gemm_flops * 1e-9);
+  fmt::print("{:>8} {:>6} {:>6} {:>10} {:>9} {:>8}\n", "context", "rank_k", "rank_v", "time_us",
+             "fraction", "vs_full");
+  constexpr int kGroup = 4;
+  for (int context : {2048, 8192}) {
+    double full_seconds = 0;
+    for (auto [rank_k, rank_v] : {std::pair{kHeadDim, kHeadDim}, {64, 64}, {48, 80}}) {
+      const Heads heads({rank_k, rank_v, DType::kBf16}, context, kKvHeads, setup.pool);
+      const int n_tokens = std::min(context, 2048);  // the last chunk of a longer prompt
+      const double seconds = TimeAttend(setup, heads, kGroup, n_tokens, 64);
+      if (rank_k == kHeadDim) full_seconds = seconds;
+      const double n_pairs = double(n_tokens) * (context - n_tokens + (n_tokens + 1) / 2.0);
+      const double flops = 2.0 * (rank_k + rank_v) * n_pairs * kGroup * kKvHeads;
+      fmt::print("{:>8} {:>6} {:>6} {:>10.1f} {:>9.3f} {:>8.3f}\n", context, rank_k, rank_v,
+                 seconds * 1e6, flops / gemm_flops / seconds, seconds / full_seconds);
+    }
+  }
+}
+
+int Main(int argc, char** argv) {
+  Isa isa = AvailableIsas().back();
+  for (Isa candidate : AvailableIsas()) {
+    if (argc > 1 && IsaName(candidate) == argv[1]) isa = candidate;
+  }
+  ThreadPool pool(AvailableProcessors());
+  const Setup setup{&pool, &GetAttendKernels(isa, DType::kBf16), argc > 2 ? std::atoi(argv[2]) : 5};
+  fmt::print("isa {}, {} threads\n", IsaName(isa), pool.n_workers());
+  const std::string_view phase = argc > 3 ? argv[3] : "";
+  if (phase != "prefill") BenchDecode(setup, MeasureReadBandwidth(&pool) * 1e-9);
+  if (phase != "decode") BenchPrefill(setup, MeasureGemmPeak(&pool));
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvlathe
+
+int main(int argc, char** argv) { return kvlathe::Main(argc, argv); }
