@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Builds one fuzz target with libFuzzer (clang 14), AddressSanitizer and UndefinedBehaviorSanitizer and
+# runs it on its corpus:  scripts/fuzz.sh safetensors|spec [SECONDS] [libFuzzer options]
+# Findings and the grown corpus go to build/fuzz/; the corpus in fuzz/corpus/ is only read.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+target=${1:-safetensors}
+seconds=${2:-60}
+case $target in
+  safetensors) sources="src/io/safetensors_fuzz.cc src/io/safetensors_header.cc" ;;
+  spec) sources=$(ls src/kv/spec*.cc | grep -v _test.cc) ;;
+  *) echo "scripts/fuzz.sh: no fuzz target '$target'; there are safetensors and spec" >&2; exit 2 ;;
+esac
+
+out=build/fuzz/$target
+mkdir -p "$out/corpus" "$out/findings"
+# shellcheck disable=SC2046,SC2086  # lists of sources and of flags
+clang++-14 -std=c++20 -O1 -g -Isrc -fsanitize=fuzzer,address,undefined \
+  -fno-sanitize-recover=undefined $sources -o "$out/fuzz" \
+  $(pkg-config --cflags --libs absl_status absl_statusor absl_strings fmt)
+exec "$out/fuzz" -max_total_time="$seconds" -max_len=4096 -timeout=10 -print_final_stats=1 \
+  -artifact_prefix="$out/findings/" "${@:3}" "$out/corpus" "fuzz/corpus/$target"
