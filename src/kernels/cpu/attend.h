@@ -10,7 +10,9 @@
 
 namespace kvlathe {
 
-// Query rows of one KV head over a range of its entries.
+// Query rows of one KV head over a range of its entries. Ranks are multiples of 16, at most 256;
+// visible entries are finite. Blocks may lie anywhere; each is fetched while the one before is
+// read.
 //
 // Rows are packed token-major: row = t * gqa_group + h, so that all query heads that share the KV
 // head read each block once. The row of token t sees entries < first_visible + t (causal order),
@@ -26,7 +28,7 @@ struct AttendParams {
   int kv_begin = 0;       // multiple of kBlockSize
   int kv_end = 0;         // exclusive; rows past it in the last block are never used
   int first_visible = 0;  // entries that token 0 sees; may be negative (nothing seen yet)
-  float sm_scale = 1;     // 1 / sqrt(original head_dim)
+  float sm_scale = 1;     // 1 / sqrt(original head_dim), > 0
   // Partial result: o is not divided by row_sum. A row that sees nothing in the range gets
   // row_max = -infinity, row_sum = 0, o = 0.
   float* o = nullptr;  // [n_rows, rank_v]
@@ -70,6 +72,9 @@ struct AppendParams {
 };
 
 // One set per instruction set; kF32 rows are served by the scalar set on every machine.
+//
+// With Bf16 rows the vector sets round the probabilities of blocks to Bf16 and sum the rounded
+// ones, so the weights of a row still add up to 1; scores, maxima, sums and o are F32.
 struct AttendKernels {
   // `scratch` is kAttendScratchBytes, 64-byte aligned, one per worker.
   void (*attend)(const AttendParams& params, std::byte* scratch);

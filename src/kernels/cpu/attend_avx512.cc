@@ -122,6 +122,9 @@ void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int
     __m512bh lines[kLines];
     Unroll<kLines>([&](auto j) { lines[j.value] = LoadLine(v + 64 * j.value); });
     PrefetchLines<kPrefetch>(next, block.prefetch_line);
+    if constexpr (kLines == 5 && kPrefetch > 0) {
+      if (block.prefetch_line == 0) PrefetchLine(next + 64 * 4);
+    }
     add_pair(pair, lines);
     v += step;
     next += 64 * kLines;
@@ -166,8 +169,12 @@ void AddValues(const Panel& panel, const BlockView& block, int row, int n_valid,
       ValueTile<kRows, 8, 2 * kPrefetch>(panel, block, row, dim, n_valid, probs);
     }
   }
-  for (; dim + 64 <= rank_v; dim += 64) {
+  for (; dim + 64 <= rank_v && rank_v - dim != 80; dim += 64) {
     ValueTile<kRows, 4, kPrefetch>(panel, block, row, dim, n_valid, probs);
+  }
+  // A single line more would leave the latency of its few sums open.
+  if (rank_v - dim == 80) {
+    return ValueTile<kRows, 5, kPrefetch>(panel, block, row, dim, n_valid, probs);
   }
   const int n_lines = (rank_v - dim) / kLanes;
   if (n_lines == 0) return;
