@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Checks that includes follow the folder graph.
+
+A file may include headers of its own folder, and of the folders that its target lists in DEPS
+(a test also those of its folder's library). Folders are ordered (ORDER below): neither an include
+nor a DEPS entry may point upwards, so the folder graph has no cycle. No header may include itself
+through others, and every source must belong to a target.
+
+usage: check_includes.py [ROOT]
+"""
+import re
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+ORDER = [
+    "base", "tensor", "io", "tokenizer", "kernels", "kernels/cpu", "kv", "attention", "model",
+    "calibration", "engine", "retrofit", "evaluation", "server", "apps", "tests",
+]
+KEYWORDS = {"NAME", "SRCS", "DEPS", "LIBS", "LABELS", "FLAGS", "CORPUS"}
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+CALL = re.compile(r"(\w+)\s*\(([^()]*)\)")
+
+Target = namedtuple("Target", "name folder sources deps is_library")
+
+
+def folder_of(path):
+    """The folder, by its name in ORDER, of a path below src/ (or of one in apps/ or tests/)."""
+    matches = [f for f in ORDER if path.startswith(f + "/")]
+    return max(matches, key=len, default=None)
+
+
+def without_root(path):
+    return path[len("src/"):] if path.startswith("src/") else path
+
+
+def parse_arguments(text):
+    """The words of a CMake call by keyword; those before the first keyword under ""."""
+    groups, keyword = {"": []}, ""
+    for word in text.split():
+        if word in KEYWORDS:
+            keyword = word
+            groups.setdefault(keyword, [])
+        else:
+            groups[keyword].append(word)
+    return groups
+
+
+def targets_of(root, cmake_file):
+    """Targets of one CMakeLists.txt: those of our functions and plain ones that link kvlathe_*."""
+    text = re.sub(r"#[^\n]*", "", cmake_file.read_text())
+    text = text.replace("${CMAKE_SOURCE_DIR}/", "//").replace("${CMAKE_CURRENT_SOURCE_DIR}/", "")
+    text = re.sub(r"\$\{[^}]*\}", "", text)
+    here = cmake_file.parent.relative_to(root).as_posix()
+    folder = folder_of(without_root(here) + "/")
+
+    def resolve(word):
+        return word[2:] if word.startswith("//") else f"{here}/{word}"
+
+    plain, targets = {}, []
+    for function, body in CALL.findall(text):
+        arguments = parse_arguments(body)
+        words = arguments[""]
+        if function.startswith("kvl_") and "NAME" in arguments:
+            sources = [resolve(word) for word in arguments.get("SRCS", [])]
+            is_library = function == "kvl_library"
+            targets.append(
+                Target(arguments["NAME"][0], folder, sources, arguments.get("DEPS", []), is_library))
+        elif function in ("add_library", "add_executable") and words:
+            sources = [resolve(word) for word in words[1:] if word.endswith(".cc")]
+            name = words[0].removeprefix("kvlathe_")
+            plain[words[0]] = Target(name, folder, sources, [], function == "add_library")
+        elif function == "target_link_libraries" and words and words[0] in plain:
+            deps = [w.removeprefix("kvlathe_") for w in words[1:] if w.startswith("kvlathe_")]
+            plain[words[0]].deps.extend(d for d in deps if d != "flags")
+    return targets + list(plain.values())
+
+
+def find_targets(root):
+    targets = []
+    for top in ("src", "apps", "tests", "fuzz", "bench"):
+        for cmake_file in sorted((root / top).rglob("CMakeLists.txt")):
+            targets += targets_of(root, cmake_file)
+    return targets
+
+
+def rank(folder):
+    return ORDER.index(folder)
+
+
+def check_deps(targets, folder_by_library):
+    problems = []
+    for target in targets:
+        for dep in target.deps:
+            folder = folder_by_library.get(dep)
+            if folder is None:
+                problems.append(f"target {target.name}: DEPS names '{dep}', which is no library")
+            elif target.folder and rank(folder) > rank(target.folder):
+                problems.append(f"target {target.name} of {target.folder}: DEPS points up to {dep}")
+    return problems
+
+
+def allowed_folders(targets, folder_by_library):
+    """By source file and, for headers, by folder: the folders whose headers may be included."""
+    by_folder, by_source = {}, {}
+    for target in targets:
+        deps = {folder_by_library[d] for d in target.deps if d in folder_by_library}
+        if target.is_library:
+            by_folder.setdefault(target.folder, set()).update(deps)
+    for target in targets:
+        deps = {folder_by_library[d] for d in target.deps if d in folder_by_library}
+        for source in target.sources:
+            folder = folder_of(without_root(source)) or target.folder
+            allowed = deps | ({folder} if folder else set())
+            if not target.is_library:
+                allowed |= by_folder.get(folder, set())
+            by_source.setdefault(source, set()).update(allowed)
+    return by_folder, by_source
+
+
+def includes_of(root, path):
+    """Project headers that a file includes, as paths from the root."""
+    for include in INCLUDE.findall((root / path).read_text()):
+        beside = (Path(path).parent / include).as_posix()
+        if folder_of(include):
+            yield f"src/{include}"
+        elif (root / beside).exists():
+            yield beside
+
+
+def check_file(path, includes, by_folder, by_source):
+    folder = folder_of(without_root(path))
+    if folder is None:
+        return [f"{path}: its folder has no place in the order of check_includes.py"]
+    if path.endswith(".cc") and path not in by_source:
+        return [f"{path}: belongs to no target"]
+    allowed = by_source.get(path, by_folder.get(folder, set()) | {folder})
+    if folder in ("apps", "tests") and path.endswith(".h"):
+        allowed = set(ORDER)  # held to account by the sources that include it
+    problems = []
+    for include in includes:
+        its_folder = folder_of(without_root(include))
+        if its_folder == folder or its_folder is None:
+            continue
+        if rank(its_folder) > rank(folder):
+            problems.append(f"{path}: includes {include}, which points up from {folder}")
+        elif its_folder not in allowed:
+            problems.append(f"{path}: includes {include}, but DEPS lacks {its_folder}")
+    return problems
+
+
+def find_cycle(graph):
+    """One include cycle as a list of paths, or None. Iterative depth-first search."""
+    done = set()
+    for start in graph:
+        path, stack = [start], [iter(graph[start])]
+        while stack and start not in done:
+            following = next(stack[-1], None)
+            if following is None:
+                done.add(path.pop())
+                stack.pop()
+            elif following in path:
+                return path[path.index(following):] + [following]
+            elif following not in done and following in graph:
+                path.append(following)
+                stack.append(iter(graph[following]))
+    return None
+
+
+def check(root):
+    targets = find_targets(root)
+    folder_by_library = {t.name: t.folder for t in targets if t.is_library}
+    problems = check_deps(targets, folder_by_library)
+    by_folder, by_source = allowed_folders(targets, folder_by_library)
+    files = sorted(
+        p.relative_to(root).as_posix() for top in ("src", "apps", "tests")
+        for p in (root / top).rglob("*") if p.suffix in (".h", ".cc"))
+    graph = {path: list(includes_of(root, path)) for path in files}
+    for path in files:
+        problems += check_file(path, graph[path], by_folder, by_source)
+    cycle = find_cycle(graph)
+    if cycle:
+        problems.append("include cycle: " + " -> ".join(cycle))
+    return len(files), problems
+
+
+def main():
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
+    n_files, problems = check(root)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    print(f"check_includes: {n_files} files, {len(problems)} problems")
+    return 1 if problems or n_files == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""check_includes.py must accept a clean tree and find each kind of violation in a damaged one."""
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import check_includes  # noqa: E402
+
+CLEAN = {
+    "src/base/CMakeLists.txt": "kvl_library(NAME base SRCS a.cc)\n"
+                               "kvl_test(NAME base_test SRCS a_test.cc DEPS base)",
+    "src/base/a.h": "",
+    "src/base/a.cc": '#include "base/a.h"\n#include "absl/status/status.h"\n',
+    "src/base/a_test.cc": '#include "base/a.h"\n',
+    "src/io/CMakeLists.txt": "kvl_library(NAME io  # reads\n  SRCS b.cc\n  DEPS base)",
+    "src/io/b.h": '#include "base/a.h"\n',
+    "src/io/b.cc": '#include "io/b.h"\n',
+    "src/kernels/cpu/CMakeLists.txt": "kvl_library(NAME kernels_cpu SRCS k.cc DEPS base)",
+    "src/kernels/cpu/k.h": "",
+    "src/kernels/cpu/k.cc": '#include "kernels/cpu/k.h"\n',
+    "src/kv/CMakeLists.txt": "kvl_library(NAME kv SRCS c.cc DEPS kernels_cpu)\n"
+                             "kvl_test(NAME kv_test SRCS c_test.cc DEPS kv io)",
+    "src/kv/c.h": '#include "kernels/cpu/k.h"\n',
+    "src/kv/c.cc": '#include "kv/c.h"\n',
+    "src/kv/c_test.cc": '#include "io/b.h"\n#include "kernels/cpu/k.h"\n',
+    "tests/CMakeLists.txt": "add_library(kvlathe_models STATIC m.cc)\n"
+                            "target_link_libraries(kvlathe_models PUBLIC kvlathe_io fmt::fmt)\n"
+                            "kvl_test(NAME whole_test SRCS whole_test.cc DEPS models kv)",
+    "tests/m.h": "",
+    "tests/m.cc": '#include "m.h"\n#include "io/b.h"\n',
+    "tests/whole_test.cc": '#include "m.h"\n#include "kv/c.h"\n',
+}
+
+
+def problems_of(changes):
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name, text in {**CLEAN, **changes}.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        return check_includes.check(root)[1]
+
+
+class CheckIncludes(unittest.TestCase):
+    def assert_problem(self, changes, expected):
+        problems = problems_of(changes)
+        self.assertEqual(len(problems), 1, problems)
+        self.assertIn(expected, problems[0])
+
+    def test_accepts_a_clean_tree(self):
+        self.assertEqual(problems_of({}), [])
+
+    def test_finds_an_include_that_deps_lacks(self):
+        self.assert_problem({"src/kv/c.cc": '#include "io/b.h"\n'},
+                            "src/kv/c.cc: includes src/io/b.h, but DEPS lacks io")
+
+    def test_does_not_follow_deps_of_deps(self):
+        self.assert_problem({"src/kv/c.h": '#include "base/a.h"\n'}, "DEPS lacks base")
+
+    def test_finds_it_in_a_test_and_in_the_tests_folder(self):
+        self.assert_problem({"src/base/a_test.cc": '#include "io/b.h"\n'}, "points up from base")
+        self.assert_problem({"tests/whole_test.cc": '#include "base/a.h"\n'}, "DEPS lacks base")
+
+    def test_finds_an_upward_include(self):
+        self.assert_problem({"src/base/a.h": '#include "kv/c.h"\n'}, "points up from base")
+
+    def test_finds_upward_deps(self):
+        self.assert_problem({"src/base/CMakeLists.txt":
+                             "kvl_library(NAME base SRCS a.cc DEPS io)\n"
+                             "kvl_test(NAME t SRCS a_test.cc DEPS base)"}, "DEPS points up to io")
+
+    def test_finds_unknown_deps(self):
+        self.assert_problem({"src/io/CMakeLists.txt":
+                             "kvl_library(NAME io SRCS b.cc DEPS base bsae)"}, "no library")
+
+    def test_finds_a_cycle_inside_a_folder(self):
+        self.assert_problem({"src/io/b.h": '#include "io/d.h"\n', "src/io/d.h":
+                             '#include "io/b.h"\n'}, "include cycle: ")
+
+    def test_finds_a_source_without_target_and_a_folder_without_place(self):
+        self.assert_problem({"src/io/orphan.cc": ""}, "src/io/orphan.cc: belongs to no target")
+        self.assert_problem({"src/misc/x.h": ""}, "no place in the order")
+
+
+if __name__ == "__main__":
+    unittest.main()
