@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Installs the packages that the build, the tests and the checks need (Debian 12), as root or through
+# sudo. Asks apt only for what is missing, so a second run does nothing.
+set -euo pipefail
+
+packages=(
+  # build
+  g++ cmake ninja-build pkg-config ca-certificates git
+  # libraries, as in cmake/dependencies.cmake; ocl-icd-opencl-dev is what libdnnl-dev's own CMake
+  # file asks for
+  libabsl-dev libfmt-dev libspdlog-dev nlohmann-json3-dev libeigen3-dev libdnnl-dev
+  ocl-icd-opencl-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev libpcre2-dev
+  libutf8proc-dev libsentencepiece-dev
+  # checks and fuzzing
+  python3 clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14
+)
+
+missing=()
+for package in "${packages[@]}"; do
+  state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+  [ "$state" = installed ] || missing+=("$package")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+if ! command -v apt-get >/dev/null; then
+  echo "scripts/bootstrap.sh: no apt-get here; on Debian 12 these are missing: ${missing[*]}" >&2
+  exit 1
+fi
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  if ! command -v sudo >/dev/null; then
+    echo "scripts/bootstrap.sh: run it as root, to install: ${missing[*]}" >&2
+    exit 1
+  fi
+  as_root=(sudo)
+fi
+# ${as_root[@]+...}: an empty array counts as unset in older shells.
+apt=(${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0)
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+echo "scripts/bootstrap.sh: installing ${missing[*]}"
+if ! { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends "${missing[@]}"; } \
+  >"$log" 2>&1 </dev/null; then
+  tail -n 20 "$log" >&2
+  echo "scripts/bootstrap.sh: apt-get failed (its last lines are above)" >&2
+  exit 1
+fi
