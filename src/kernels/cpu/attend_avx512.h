@@ -39,7 +39,9 @@ KVL_INLINE __m512bh LoadLine(const void* p) {
   return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p));
 }
 KVL_INLINE __m512bh BroadcastPair(const void* p) {
-  return reinterpret_cast<__m512bh>(_mm512_set1_epi32(*static_cast<const int32_t*>(p)));
+  int32_t pair;
+  __builtin_memcpy(&pair, p, sizeof(pair));
+  return reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
 }
 
 // Asks for a line to be brought to L2. Written out because g++ takes a function that only
