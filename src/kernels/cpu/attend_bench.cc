@@ -171,8 +171,8 @@ int Main(int argc, char** argv) {
   const Setup setup{&pool, &GetAttendKernels(isa, DType::kBf16), argc > 2 ? std::atoi(argv[2]) : 5};
   fmt::print("isa {}, {} threads\n", IsaName(isa), pool.n_workers());
   const std::string_view phase = argc > 3 ? argv[3] : "";
-  if (phase != "prefill") BenchDecode(setup, MeasureReadBandwidth(&pool) * 1e-9);
-  if (phase != "decode") BenchPrefill(setup, MeasureGemmPeak(&pool));
+  if (phase != "prefill") BenchDecode(setup, MeasureReadBandwidth(pool, isa).value());
+  if (phase != "decode") BenchPrefill(setup, MeasureGemmPeak(pool).value());
   return 0;
 }
 
