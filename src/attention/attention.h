@@ -6,18 +6,12 @@
 #include <memory>
 #include <span>
 
+#include "attention/schedule.h"
 #include "base/cpu_features.h"
 #include "base/threads.h"
 #include "kernels/cpu/block_layout.h"
 
 namespace kvlathe {
-
-// How work is split over workers.
-enum class Schedule {
-  kStatic,  // a (sequence, KV head) to a worker, round robin
-  kLpt,  // whole (sequence, KV head) jobs, longest first to the least loaded (the papers' decode)
-  kBalanced,  // split along the entries so that all workers finish together
-};
 
 // One (sequence, KV head) of a layer in this step. New rows are already in the blocks.
 struct HeadJob {
@@ -30,19 +24,22 @@ struct HeadJob {
   const void* q_full = nullptr;  // [n_tokens * gqa_group, head_dim] row_type; used when n_sink > 0
   int64_t q_full_stride = 0;
   const std::byte* const* blocks = nullptr;
-  int n_entries = 0;      // entries in the blocks, those of this step included
-  // Entries of the blocks that token 0 sees; token t sees first_visible + t. Negative while the first
-  // tokens of the step still fill the sink.
+  int n_entries = 0;  // entries in the blocks, those of this step included
+  // Entries of the blocks that token 0 sees; token t sees first_visible + t. Negative while the
+  // first tokens of the step still fill the sink.
   int first_visible = 0;
   const void* sink_k = nullptr;  // [n_sink, head_dim] row_type, before any basis
   const void* sink_v = nullptr;  // [n_sink, rank_v] row_type
   int n_sink = 0;
-  int sink_first_visible =
-      0;                   // sink entries that token 0 sees; token t sees t more, at most n_sink
-  void* out = nullptr;     // head h of token t: out + t * out_stride + h * rank_v, row_type
+  // Sink entries that token 0 sees; token t sees t more, at most n_sink.
+  int sink_first_visible = 0;
+  // Head h of token t: out + t * out_stride + h * rank_v, row_type. Zeros where nothing is seen.
+  void* out = nullptr;
   int64_t out_stride = 0;  // elements
 };
 
+// Plans on the calling thread, then one parallel region, and a second one only when rows were split
+// along their entries. Memory is kept from call to call: no allocation once shapes repeat.
 class Attention {
  public:
   Attention(ThreadPool* pool, Isa isa);

@@ -1,0 +1,168 @@
+#include "attention/attention.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "attention/partial.h"
+#include "attention/plan.h"
+#include "base/check.h"
+#include "kernels/cpu/attend.h"
+#include "tensor/buffer.h"
+
+namespace kvlathe {
+namespace {
+
+const std::byte* RowAt(const void* rows, int64_t row, int64_t stride, DType row_type) {
+  return static_cast<const std::byte*>(rows) + row * stride * SizeOf(row_type);
+}
+
+void AttendBlocks(const AttendKernels& kernels, const HeadJob& job, const WorkItem& item,
+                  float sm_scale, const PartialRows& partial, std::byte* scratch) {
+  kernels.attend({.shape = job.shape,
+                  .gqa_group = job.gqa_group,
+                  .n_rows = item.row_end - item.row_begin,
+                  .q = RowAt(job.q, item.row_begin, job.q_stride, job.shape.row_type),
+                  .q_stride = job.q_stride,
+                  .blocks = job.blocks,
+                  .kv_begin = item.entry_begin,
+                  .kv_end = item.entry_end,
+                  .first_visible = job.first_visible + item.row_begin / job.gqa_group,
+                  .sm_scale = sm_scale,
+                  .o = partial.o,
+                  .o_stride = job.shape.rank_v,
+                  .row_max = partial.row_max,
+                  .row_sum = partial.row_sum},
+                 scratch);
+}
+
+void AttendSink(const AttendKernels& kernels, const HeadJob& job, const WorkItem& item,
+                float sm_scale, const PartialRows& partial) {
+  const DType row_type = job.shape.row_type;
+  kernels.attend_rows({.row_type = row_type,
+                       .head_dim = job.head_dim,
+                       .rank_v = job.shape.rank_v,
+                       .gqa_group = job.gqa_group,
+                       .n_rows = item.row_end - item.row_begin,
+                       .q = RowAt(job.q_full, item.row_begin, job.q_full_stride, row_type),
+                       .q_stride = job.q_full_stride,
+                       .k = job.sink_k,
+                       .v = job.sink_v,
+                       .n_entries = job.n_sink,
+                       .first_visible = job.sink_first_visible + item.row_begin / job.gqa_group,
+                       .sm_scale = sm_scale,
+                       .o = partial.o,
+                       .o_stride = job.shape.rank_v,
+                       .row_max = partial.row_max,
+                       .row_sum = partial.row_sum});
+}
+
+// Writes rows [row_begin, row_begin + n_rows) of the job's output; they need not be whole tokens.
+void WriteRows(const HeadJob& job, int row_begin, int n_rows, const PartialRows& partial) {
+  const int rank_v = job.shape.rank_v;
+  const int64_t element_bytes = SizeOf(job.shape.row_type);
+  for (int done = 0; done < n_rows;) {
+    const int token = (row_begin + done) / job.gqa_group, head = (row_begin + done) % job.gqa_group;
+    const int n = std::min(job.gqa_group - head, n_rows - done);
+    std::byte* out = static_cast<std::byte*>(job.out) +
+                     (token * job.out_stride + int64_t{head} * rank_v) * element_bytes;
+    FinishRows({partial.o + int64_t{done} * rank_v, partial.row_max + done, partial.row_sum + done},
+               n, rank_v, job.shape.row_type, out);
+    done += n;
+  }
+}
+
+}  // namespace
+
+struct Attention::State {
+  ThreadPool* pool;
+  Isa isa;
+  Planner planner;
+  std::vector<JobSize> sizes;
+  Buffer scratch;    // per worker: kAttendScratchBytes and two partial results
+  Buffer workspace;  // partial results of split rows
+  int64_t worker_bytes = 0;
+
+  // The call at work.
+  std::span<const HeadJob> jobs;
+  const AttentionPlan* plan = nullptr;
+  float sm_scale = 1;
+
+  void RunItems(int worker_id);
+  void MergeSplits(int worker_id);
+};
+
+void Attention::State::RunItems(int worker_id) {
+  std::byte* kernel_scratch = scratch.data() + worker_id * worker_bytes;
+  float* own = reinterpret_cast<float*>(kernel_scratch + kAttendScratchBytes);
+  float* sink = own + plan->max_item_floats;
+  for (const WorkItem& item : plan->ItemsOf(worker_id)) {
+    const HeadJob& job = jobs[item.job_idx];
+    const AttendKernels& kernels = GetAttendKernels(isa, job.shape.row_type);
+    const int n_rows = item.row_end - item.row_begin, rank_v = job.shape.rank_v;
+    const bool is_part = item.partial_offset >= 0;
+    const PartialRows partial =
+        PartialAt(is_part ? workspace.as<float>() + item.partial_offset : own, n_rows, rank_v);
+    AttendBlocks(kernels, job, item, sm_scale, partial, kernel_scratch);
+    if (item.entry_begin == 0 && job.n_sink > 0) {
+      const PartialRows sink_partial = PartialAt(sink, n_rows, rank_v);
+      AttendSink(kernels, job, item, sm_scale, sink_partial);
+      MergePartial(sink_partial, n_rows, rank_v, partial);
+    }
+    if (!is_part) WriteRows(job, item.row_begin, n_rows, partial);
+  }
+}
+
+// Merges the parts of this worker's share of all split rows into their first part and writes them.
+void Attention::State::MergeSplits(int worker_id) {
+  const Range share = ShareOf(plan->n_split_rows, 1, worker_id, pool->n_workers());
+  for (const SplitRows& split : plan->splits) {
+    const int n_rows = split.row_end - split.row_begin;
+    const int begin = static_cast<int>(std::max<int64_t>(0, share.begin - split.n_rows_before));
+    const int end = static_cast<int>(std::min<int64_t>(n_rows, share.end - split.n_rows_before));
+    if (begin >= end) continue;
+    const HeadJob& job = jobs[split.job_idx];
+    const int rank_v = job.shape.rank_v;
+    const auto rows_of_part = [&](int part) -> PartialRows {
+      float* memory = workspace.as<float>() + split.partial_offset;
+      const PartialRows all =
+          PartialAt(memory + part * PartialFloats(n_rows, rank_v), n_rows, rank_v);
+      return {all.o + int64_t{begin} * rank_v, all.row_max + begin, all.row_sum + begin};
+    };
+    const PartialRows merged = rows_of_part(0);
+    for (int part = 1; part < split.n_parts; ++part) {
+      MergePartial(rows_of_part(part), end - begin, rank_v, merged);
+    }
+    WriteRows(job, split.row_begin + begin, end - begin, merged);
+  }
+}
+
+Attention::Attention(ThreadPool* pool, Isa isa)
+    : state_(new State{.pool = pool, .isa = isa, .planner = Planner(CostModelFor(isa))}) {}
+
+Attention::~Attention() = default;
+
+void Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
+  State& s = *state_;
+  s.sizes.clear();
+  for (const HeadJob& job : jobs) {
+    s.sizes.push_back({.n_tokens = job.n_tokens,
+                       .gqa_group = job.gqa_group,
+                       .n_entries = job.n_entries,
+                       .first_visible = job.first_visible,
+                       .rank_k = job.shape.rank_k,
+                       .rank_v = job.shape.rank_v});
+  }
+  const AttentionPlan& plan = s.planner.Plan(s.sizes, s.pool->n_workers(), schedule);
+  if (plan.items.empty()) return;
+  s.jobs = jobs;
+  s.plan = &plan;
+  s.sm_scale = sm_scale;
+  s.worker_bytes = kAttendScratchBytes + 2 * 4 * plan.max_item_floats;
+  // At most a few hundred KiB a worker: a system that refuses them cannot go on.
+  KVL_CHECK(s.scratch.EnsureSize(s.worker_bytes * s.pool->n_workers(), "attention scratch").ok());
+  KVL_CHECK(s.workspace.EnsureSize(4 * plan.workspace_floats, "attention partial results").ok());
+  s.pool->Run([&s](int worker_id) { s.RunItems(worker_id); });
+  if (!plan.splits.empty()) s.pool->Run([&s](int worker_id) { s.MergeSplits(worker_id); });
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,37 @@
+// Partial results of attention: what a set of entries contributes to some query rows.
+//
+// With scores s_j over the entries j of the set, row_max = max s_j, row_sum = sum exp(s_j -
+// row_max) and o = sum exp(s_j - row_max) v_j. Results over disjoint sets merge (the online softmax
+// of Milakov and Gimelshein, arXiv 1805.02867): with m = max(a.row_max, b.row_max),
+//   row_sum = a.row_sum exp(a.row_max - m) + b.row_sum exp(b.row_max - m), and o likewise.
+// Merging is associative and commutative up to rounding; the empty set (row_max = -infinity,
+// row_sum = 0, o = 0) is neutral. Everything that splits a sequence rests on this.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+// A view of the partial results of some rows of one KV head.
+struct PartialRows {
+  float* o = nullptr;  // [n_rows, rank_v], dense
+  float* row_max = nullptr;
+  float* row_sum = nullptr;
+};
+
+// Floats that n_rows take in one piece of memory, and the view of it. o starts where `memory` does;
+// all three parts are multiples of 64 bytes (rank_v is a multiple of 16).
+constexpr int64_t PartialFloats(int n_rows, int rank_v) {
+  return int64_t{n_rows} * rank_v + 2 * ((int64_t{n_rows} + 15) / 16 * 16);
+}
+PartialRows PartialAt(float* memory, int n_rows, int rank_v);
+
+// into = merge(into, from).
+void MergePartial(const PartialRows& from, int n_rows, int rank_v, const PartialRows& into);
+
+// out [n_rows, rank_v] of row_type, dense = o / row_sum; zeros where row_sum is 0.
+void FinishRows(const PartialRows& partial, int n_rows, int rank_v, DType row_type, void* out);
+
+}  // namespace kvlathe

@@ -1,0 +1,150 @@
+// Who computes which part of the attention of a layer: decided on the host from sizes alone.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "attention/schedule.h"
+#include "base/cpu_features.h"
+
+namespace kvlathe {
+
+// What planning needs to know of a HeadJob (attention.h; same meaning of the fields).
+struct JobSize {
+  int n_tokens = 0;
+  int gqa_group = 1;
+  int n_entries = 0;
+  int first_visible = 0;
+  int rank_k = 0;
+  int rank_v = 0;
+
+  int n_rows() const { return n_tokens * gqa_group; }
+  int n_channels() const { return rank_k + rank_v; }
+  // Entries that the last of rows [0, row_end) sees, which is the most of them.
+  int VisibleTo(int row_end) const;
+};
+
+// Time of one item on one worker, in nanoseconds: the longer of reading and computing, plus a
+// constant. Only ratios matter for balance.
+struct CostModel {
+  double read_bytes_per_ns = 16;  // of K and V rows, when all workers read
+  double flops_per_ns = 150;
+  // What exponentials, maxima and sums of a score cost, in channels of rank_k + rank_v (methods.md
+  // 1.8: the softmax constant of the papers' cost formula).
+  double softmax_channels = 16;
+  double item_ns = 500;  // starting a kernel, filling q and o, finishing or merging rows
+};
+// Measured order of magnitude per core: dots of AVX-512 BF16 on Zen 4, tiles of AMX on Sapphire
+// Rapids.
+CostModel CostModelFor(Isa isa);
+
+// Rows [row_begin, row_end) of a job, both at token boundaries, against entries [entry_begin,
+// entry_end) of its blocks. Which of those a row sees is first_visible's business. The item with
+// entry_begin 0 of some rows (there is exactly one, even when no entry is visible) adds their sink.
+struct WorkItem {
+  int job_idx = 0;
+  int row_begin = 0;
+  int row_end = 0;
+  int entry_begin = 0;  // multiple of kBlockSize
+  int entry_end = 0;
+  // Where the partial result goes in the workspace, in floats; -1: the item covers all entries of
+  // its rows and finishes them.
+  int64_t partial_offset = -1;
+};
+
+// Rows whose entries several items share. Their partial results lie one after the other, each
+// PartialFloats(n_rows, rank_v) long.
+struct SplitRows {
+  int job_idx = 0;
+  int row_begin = 0;
+  int row_end = 0;
+  int n_parts = 0;
+  int64_t partial_offset = 0;
+  int n_rows_before = 0;  // rows of the splits before this one
+};
+
+struct AttentionPlan {
+  std::vector<WorkItem> items;    // by worker, in the order of execution
+  std::vector<int> worker_begin;  // [n_workers + 1] indices of items
+  std::vector<double> load_ns;    // [n_workers] by the cost model
+  std::vector<SplitRows> splits;
+  int n_split_rows = 0;
+  int64_t workspace_floats = 0;
+  int64_t max_item_floats = 0;  // the largest PartialFloats of an item
+
+  std::span<const WorkItem> ItemsOf(int worker_id) const {
+    return {items.data() + worker_begin[worker_id], items.data() + worker_begin[worker_id + 1]};
+  }
+};
+
+// Row blocks of an item: rows that pass over the blocks together. 256 rows of q, o and
+// probabilities at head_dim 128 take a quarter of a 1 MiB L2, and more rows save no time: at 128
+// rows a byte of K or V already serves 128 FLOPs.
+inline constexpr int kMaxItemRows = 256;
+inline constexpr int kBaseItemRows = 128;
+// Below twice this many blocks, entries are not split: the merge would cost more than it saves.
+inline constexpr int kMinSplitBlocks = 4;
+
+// Rows of a full item of a job with n_channels = rank_k + rank_v where the widest job of the layer
+// has max_channels: kBaseItemRows * max_channels / n_channels (methods.md 1.8, prefill), so that
+// items cost the same; a multiple of 16 rows where that holds whole tokens.
+int ItemRows(int gqa_group, int n_channels, int max_channels);
+
+// Makes plans; keeps its memory, so that a plan of a size seen before allocates nothing.
+//
+// kBalanced lays all row blocks of all jobs in a line and gives each worker the next share of equal
+// cost. A row block that a share ends in is cut between rows; where a step of rows is too coarse (a
+// decode token; many workers) its entries are cut, between blocks. This is the papers' last-round
+// redistribution with the shares in order: a worker's row blocks of one head follow each other, and
+// a head's K and V stay in the caches of few workers. O(items), plus O(log items) for each of the
+// fewer than 2 n_workers cuts; the other schedules sort.
+class Planner {
+ public:
+  explicit Planner(const CostModel& model) : model_(model) {}
+
+  // n_workers >= 1. Valid until the next call.
+  const AttentionPlan& Plan(std::span<const JobSize> jobs, int n_workers, Schedule schedule);
+
+ private:
+  struct Rows {
+    int job_idx, begin, end;
+  };
+
+  double CostOf(const JobSize& job, const Rows& rows, int entry_begin, int entry_end) const;
+  double CostOfJob(int job_idx, int first_row) const;  // of its rows from first_row on
+  int RowsPerItem(const JobSize& job) const;
+
+  void AssignRoundRobin();
+  void AssignLongestFirst();
+  void EmitWholeJobs();
+  void EmitBalanced();
+  int PlaceNextRows(int job_idx, int row);
+
+  bool IsLastWorker() const { return worker_id_ + 1 == n_workers_; }
+  double Room() const { return target_ns_ - plan_.load_ns[worker_id_]; }
+  void NextWorker();
+  int CutRows(int gqa_group) const;
+  int RowsThatFit(const Rows& rows) const;
+  int BlocksThatFit(const Rows& rows, int entry_begin, int entry_end) const;
+  bool PlaceRows(const Rows& rows);
+  void Emit(const Rows& rows, int entry_begin, int entry_end);
+  void EmitPart(const Rows& rows, int entry_begin, int entry_end);
+
+  CostModel model_;
+  AttentionPlan plan_;
+  std::span<const JobSize> jobs_;
+  int n_workers_ = 1;
+  int max_channels_ = 0;
+  std::vector<int> worker_of_job_;
+  std::vector<int> job_order_;
+  std::vector<std::pair<double, int>> by_cost_;  // (cost, job) or (load, worker)
+
+  // The share that kBalanced is filling.
+  int worker_id_ = 0;
+  double target_ns_ = 0;
+  double left_ns_ = 0;  // of all that is not emitted yet
+};
+
+}  // namespace kvlathe
