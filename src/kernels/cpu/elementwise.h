@@ -1,6 +1,6 @@
 // The small operators between the matrix products: norm, rotary embedding, gate, conversions.
 // Single-threaded; the caller splits rows over workers. The set for an instruction set is chosen
-// once.
+// once. Output types are kF32 or kBf16 (rounded to nearest even).
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,16 @@
 namespace kvlathe {
 
 struct ElementwiseKernels {
-  // out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight. x [n_rows, n_dims] f32, out row_type.
+  // out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight. x and out [n_rows, n_dims], dense.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n_rows, int64_t n_dims,
                    DType out_type, void* out);
   // Half-layout rotary embedding (channel i pairs with i + rope_dim / 2) of one head row:
   // x [head_dim] f32, cos and sin [rope_dim / 2] f32; channels from rope_dim on are copied.
+  // An F32 `out` may be x itself.
   void (*rope)(const float* x, const float* cos, const float* sin, int rope_dim, int head_dim,
                DType out_type, void* out);
-  // out[t][i] = silu(gate_up[t][i]) * gate_up[t][ffn_dim + i]. gate_up [n_rows, 2 ffn_dim] f32.
+  // out[t][i] = silu(gate_up[t][i]) * gate_up[t][ffn_dim + i], silu(g) = g / (1 + exp(-g)) to a
+  // relative 1e-6 (0 for g < -88). gate_up [n_rows, 2 ffn_dim] f32, out [n_rows, ffn_dim].
   void (*swiglu)(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_type, void* out);
   // Rounds n floats.
   void (*convert)(const float* x, int64_t n, DType out_type, void* out);

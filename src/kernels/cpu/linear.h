@@ -1,8 +1,10 @@
 // y = x W^T (+ bias), x [n_rows, n_in], W [n_out, n_in] as Hugging Face stores it.
 //
-// One packed copy of the weights serves oneDNN (many rows) and our own kernel (1-8 rows, bound by
+// One packed copy of the weights serves oneDNN (many rows) and our own kernel (few rows, bound by
 // read bandwidth): W^T in oneDNN's format BA16a64b2a, that is [n_out / 64][n_in / 2][64][2] bf16
-// with both padded, or plain [n_in][n_out padded to 16] f32 where the model computes in F32.
+// with n_out padded to 64 and n_in to 32, or plain [n_in][n_out padded to 16] f32 where the model
+// computes in F32. It is what oneDNN's BF16 matmul picks for itself on AVX-512 BF16, and its inner
+// [16][64][2] is four B tiles of AMX side by side.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +18,18 @@
 
 namespace kvlathe {
 
-// What activations and packed weights are while computing: kBf16, or kF32 where the machine has no
-// BF16 dot products or exactness is wanted.
+// Activations and packed weights are kBf16 while computing, or kF32 where the machine has no BF16
+// dot products or exactness is wanted.
 class PackedMatrix {
  public:
   PackedMatrix() = default;
-  // Memory for W [n_out, n_in] in compute_type (kBf16 or kF32), all zero.
+  // Memory for W [n_out, n_in] in compute_type (kBf16 or kF32), all zero. Fails with
+  // kResourceExhausted.
   static StatusOr<PackedMatrix> Create(int64_t n_out, int64_t n_in, DType compute_type);
 
   // Writes rows [first_out, first_out + n_rows) of W from `rows` [n_rows, n_in] of dtype,
-  // row-major. Any row range may be written, in any order, from different threads for different
-  // ranges of 64 rows.
+  // row-major, row_stride elements apart. Any row range may be written, in any order, from
+  // different threads for different rows.
   void PackRows(int64_t first_out, int64_t n_rows, DType dtype, const void* rows,
                 int64_t row_stride);
 
@@ -50,26 +53,29 @@ struct LinearParams {
   const PackedMatrix* w = nullptr;
   int64_t n_rows = 0;
   const void* x = nullptr;      // [n_rows, n_in] in w->compute_type()
-  int64_t x_stride = 0;         // elements
+  int64_t x_stride = 0;         // elements; n_in lets oneDNN read x in place
   const float* bias = nullptr;  // [n_out] or null
   void* y = nullptr;            // [n_rows, n_out] in y_type
-  int64_t y_stride = 0;
-  DType y_type = DType::kF32;  // kF32, or kBf16 (rounded once from the F32 sum)
-  bool accumulate = false;     // y += (kF32 only): the residual stream
+  int64_t y_stride = 0;         // elements; n_out lets oneDNN write y in place
+  DType y_type = DType::kF32;   // kF32, or kBf16 (rounded once from the F32 sum)
+  bool accumulate = false;      // y += (kF32 only): the residual stream
 };
 
-// Runs on all workers of the pool (oneDNN single-threaded on slices of n_out).
+// Sums are F32 in an unspecified order; the order, and so the last bits, depend on the number of
+// rows and on the instruction set. Values of y between rows (y_stride > n_out) are left alone.
 class Linear {
  public:
+  // `pool` must outlive this. Not for concurrent Run; one Linear serves all matrices.
   Linear(ThreadPool* pool, Isa isa);
   ~Linear();
+  // Runs on all workers of the pool, each on its own part of y.
   void Run(const LinearParams& params);
   // The same on the calling worker alone, for many small products in one parallel region
   // (a basis per KV head). worker_id picks the scratch memory.
   void RunOnWorker(const LinearParams& params, int worker_id);
 
  private:
-  struct State;  // oneDNN primitives by shape, scratch by worker
+  struct State;  // oneDNN primitives by shape and scratch, by worker
   std::unique_ptr<State> state_;
 };
 

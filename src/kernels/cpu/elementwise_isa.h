@@ -1,0 +1,11 @@
+// The kernel sets behind GetElementwiseKernels, one per translation unit.
+#pragma once
+
+#include "kernels/cpu/elementwise.h"
+
+namespace kvlathe {
+
+extern const ElementwiseKernels kElementwiseScalar;
+extern const ElementwiseKernels kElementwiseAvx512;
+
+}  // namespace kvlathe

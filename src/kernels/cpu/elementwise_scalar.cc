@@ -1,0 +1,58 @@
+#include <cmath>
+
+#include "kernels/cpu/elementwise_isa.h"
+
+namespace kvlathe {
+namespace {
+
+void Store(float value, DType out_type, void* out, int64_t idx) {
+  if (out_type == DType::kBf16) {
+    static_cast<Bf16*>(out)[idx] = ToBf16(value);
+  } else {
+    static_cast<float*>(out)[idx] = value;
+  }
+}
+
+void RmsNorm(const float* x, const float* weight, float eps, int64_t n_rows, int64_t n_dims,
+             DType out_type, void* out) {
+  for (int64_t t = 0; t < n_rows; ++t, x += n_dims) {
+    double squares = 0;
+    for (int64_t i = 0; i < n_dims; ++i) squares += static_cast<double>(x[i]) * x[i];
+    const float scale = static_cast<float>(1 / std::sqrt(squares / n_dims + eps));
+    for (int64_t i = 0; i < n_dims; ++i) {
+      Store(x[i] * scale * weight[i], out_type, out, t * n_dims + i);
+    }
+  }
+}
+
+void Rope(const float* x, const float* cos, const float* sin, int rope_dim, int head_dim,
+          DType out_type, void* out) {
+  const int half = rope_dim / 2;
+  for (int i = 0; i < half; ++i) {
+    const float a = x[i], b = x[i + half];
+    Store(a * cos[i] - b * sin[i], out_type, out, i);
+    Store(b * cos[i] + a * sin[i], out_type, out, i + half);
+  }
+  for (int i = 2 * half; i < head_dim; ++i) Store(x[i], out_type, out, i);
+}
+
+void Swiglu(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_type, void* out) {
+  for (int64_t t = 0; t < n_rows; ++t, gate_up += 2 * ffn_dim) {
+    for (int64_t i = 0; i < ffn_dim; ++i) {
+      const float gate = gate_up[i];
+      const float silu = gate / (1 + std::exp(-gate));
+      Store(silu * gate_up[ffn_dim + i], out_type, out, t * ffn_dim + i);
+    }
+  }
+}
+
+void Convert(const float* x, int64_t n, DType out_type, void* out) {
+  for (int64_t i = 0; i < n; ++i) Store(x[i], out_type, out, i);
+}
+
+}  // namespace
+
+const ElementwiseKernels kElementwiseScalar = {
+    .rms_norm = RmsNorm, .rope = Rope, .swiglu = Swiglu, .convert = Convert};
+
+}  // namespace kvlathe

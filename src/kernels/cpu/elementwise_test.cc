@@ -1,0 +1,164 @@
+#include "kernels/cpu/elementwise.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+
+namespace kvlathe {
+namespace {
+
+std::vector<float> RandomValues(int64_t n, float scale, Random& random) {
+  std::vector<float> values(n);
+  for (float& v : values) v = scale * static_cast<float>(random.Normal());
+  return values;
+}
+
+// Guards the end of the output: kernels with masked tails must not write past it.
+constexpr int64_t kGuard = 32;
+constexpr float kUntouched = 12345.0f;
+
+class ElementwiseTest : public testing::TestWithParam<Isa> {
+ protected:
+  const ElementwiseKernels& kernels_ = GetElementwiseKernels(GetParam());
+
+  // Runs `kernel` into memory of both types and compares: |error| <= relative * scale(i), plus half
+  // a unit of BF16 where rounded.
+  void Check(const std::function<void(DType, void*)>& kernel, const std::vector<double>& expected,
+             const std::vector<double>& scale, double relative) {
+    const int64_t n = static_cast<int64_t>(expected.size());
+    for (DType type : {DType::kF32, DType::kBf16}) {
+      std::vector<std::byte> out((n + kGuard) * SizeOf(type));
+      ConvertFromFloat(type, std::vector<float>(n + kGuard, kUntouched).data(), n + kGuard,
+                       out.data());
+      const float untouched = type == DType::kBf16 ? ToFloat(ToBf16(kUntouched)) : kUntouched;
+      kernel(type, out.data());
+      std::vector<float> values(n + kGuard);
+      ConvertToFloat(type, out.data(), n + kGuard, values.data());
+      for (int64_t i = 0; i < n; ++i) {
+        const double rounding = type == DType::kBf16 ? 0x1p-8 * std::abs(expected[i]) : 0;
+        ASSERT_NEAR(values[i], expected[i], relative * scale[i] + rounding + 1e-37)
+            << DTypeName(type) << " at " << i << " of " << n;
+      }
+      for (int64_t i = n; i < n + kGuard; ++i) ASSERT_EQ(values[i], untouched) << "past the end";
+    }
+  }
+};
+
+TEST_P(ElementwiseTest, RmsNormMatchesDouble) {
+  Random random(1);
+  for (int64_t n_dims : {1, 16, 63, 64, 100, 2048, 8191}) {
+    const int64_t n_rows = 3;
+    const float eps = 1e-5f;
+    const std::vector<float> x = RandomValues(n_rows * n_dims, 3.0f, random);
+    const std::vector<float> weight = RandomValues(n_dims, 1.0f, random);
+    std::vector<double> expected(x.size()), scale(x.size());
+    for (int64_t t = 0; t < n_rows; ++t) {
+      double squares = 0;
+      for (int64_t i = 0; i < n_dims; ++i) squares += std::pow(double{x[t * n_dims + i]}, 2);
+      for (int64_t i = 0; i < n_dims; ++i) {
+        const int64_t at = t * n_dims + i;
+        expected[at] = x[at] / std::sqrt(squares / static_cast<double>(n_dims) + eps) * weight[i];
+        scale[at] = std::abs(expected[at]);
+      }
+    }
+    Check(
+        [&](DType type, void* out) {
+          kernels_.rms_norm(x.data(), weight.data(), eps, n_rows, n_dims, type, out);
+        },
+        expected, scale, 1e-6);
+  }
+}
+
+TEST_P(ElementwiseTest, RmsNormOfZerosIsZero) {
+  const std::vector<float> x(64), weight(64, 1.0f);
+  Check([&](DType type,
+            void* out) { kernels_.rms_norm(x.data(), weight.data(), 1e-6f, 1, 64, type, out); },
+        std::vector<double>(64), std::vector<double>(64), 0);
+}
+
+TEST_P(ElementwiseTest, RopeRotatesHalfLayoutPairsAndCopiesTheRest) {
+  Random random(2);
+  for (const auto& [rope_dim, head_dim] : {std::pair{64, 64}, std::pair{128, 128},
+                                           std::pair{32, 80}, std::pair{20, 50}, std::pair{2, 3}}) {
+    const int half = rope_dim / 2;
+    const std::vector<float> x = RandomValues(head_dim, 1.0f, random);
+    std::vector<float> cos(half), sin(half);
+    std::vector<double> expected(x.begin(), x.end()), scale(head_dim, 0.0);
+    for (int i = 0; i < half; ++i) {
+      const double angle = 6.0 * random.Uniform();
+      cos[i] = static_cast<float>(std::cos(angle));
+      sin[i] = static_cast<float>(std::sin(angle));
+      expected[i] = double{x[i]} * cos[i] - double{x[i + half]} * sin[i];
+      expected[i + half] = double{x[i + half]} * cos[i] + double{x[i]} * sin[i];
+      scale[i] = scale[i + half] = std::abs(x[i]) + std::abs(x[i + half]);
+    }
+    Check(
+        [&](DType type, void* out) {
+          kernels_.rope(x.data(), cos.data(), sin.data(), rope_dim, head_dim, type, out);
+        },
+        expected, scale, 0x1p-22);
+    std::vector<float> in_place = x, apart(head_dim);
+    kernels_.rope(x.data(), cos.data(), sin.data(), rope_dim, head_dim, DType::kF32, apart.data());
+    kernels_.rope(in_place.data(), cos.data(), sin.data(), rope_dim, head_dim, DType::kF32,
+                  in_place.data());
+    EXPECT_EQ(in_place, apart);
+  }
+}
+
+TEST_P(ElementwiseTest, SwigluMatchesDoubleToAMillionth) {
+  Random random(3);
+  for (int64_t ffn_dim : {1, 15, 64, 1000}) {
+    const int64_t n_rows = 4;
+    std::vector<float> gate_up = RandomValues(n_rows * 2 * ffn_dim, 4.0f, random);
+    for (int64_t i = 0; i < ffn_dim; ++i) {  // the first row sweeps the range of the exponential
+      gate_up[i] = static_cast<float>(170.0 * (static_cast<double>(i) + 0.5) / ffn_dim - 85.0);
+    }
+    std::vector<double> expected(n_rows * ffn_dim), scale(expected.size());
+    for (int64_t t = 0; t < n_rows; ++t) {
+      for (int64_t i = 0; i < ffn_dim; ++i) {
+        const double gate = gate_up[t * 2 * ffn_dim + i];
+        const double up = gate_up[t * 2 * ffn_dim + ffn_dim + i];
+        expected[t * ffn_dim + i] = gate / (1 + std::exp(-gate)) * up;
+        scale[t * ffn_dim + i] = std::abs(expected[t * ffn_dim + i]);
+      }
+    }
+    Check(
+        [&](DType type, void* out) { kernels_.swiglu(gate_up.data(), n_rows, ffn_dim, type, out); },
+        expected, scale, 1e-6);
+  }
+}
+
+TEST_P(ElementwiseTest, SwigluOfExtremeGatesStaysFinite) {
+  const std::vector<float> gate_up = {-1e30f, -200, -90, 0, 90, 1e30f, 1, 1, 1, 1, 1, 1};
+  std::vector<float> out(6);
+  kernels_.swiglu(gate_up.data(), 1, 6, DType::kF32, out.data());
+  const std::vector<float> expected = {0, 0, 0, 0, 90, 1e30f};
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected[i], 1e-30f) << i;
+}
+
+TEST_P(ElementwiseTest, ConvertRoundsToNearestEven) {
+  Random random(4);
+  std::vector<float> x = RandomValues(1003, 10.0f, random);
+  for (int64_t i = 0; i < 64; ++i) {  // ties
+    x[i] = std::bit_cast<float>(0x3f800000u + (static_cast<uint32_t>(i) << 16) + 0x8000u);
+  }
+  x[64] = std::numeric_limits<float>::infinity();
+  std::vector<Bf16> out(x.size());
+  kernels_.convert(x.data(), static_cast<int64_t>(x.size()), DType::kBf16, out.data());
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(out[i].bits, ToBf16(x[i]).bits) << i;
+  std::vector<float> copy(x.size());
+  kernels_.convert(x.data(), static_cast<int64_t>(x.size()), DType::kF32, copy.data());
+  EXPECT_EQ(copy, x);
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, ElementwiseTest, testing::ValuesIn(AvailableIsas()),
+                         [](const auto& isa) { return std::string(IsaName(isa.param)); });
+
+}  // namespace
+}  // namespace kvlathe

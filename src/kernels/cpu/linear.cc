@@ -1,0 +1,116 @@
+#include "kernels/cpu/linear.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/check.h"
+#include "base/units.h"
+#include "kernels/cpu/linear_dnnl.h"
+#include "kernels/cpu/linear_part.h"
+
+namespace kvlathe {
+namespace {
+
+// From this many rows on a worker, oneDNN is faster than LinearAvx512 (linear_bench).
+constexpr int64_t kDnnlRowsAvx512 = 16;
+constexpr int64_t kDnnlRowsAmx = 9;
+// Workers that share rows read the weights once each: worth it when each has this many rows.
+constexpr int64_t kMinRowsPerPart = 64;
+
+// How y is cut: row_parts x out_parts parts, at most one per worker.
+struct Cut {
+  int64_t row_parts;
+  int64_t out_parts;
+};
+
+// The cut whose largest part is smallest. Of equals the one with most row parts: oneDNN reads and
+// writes whole rows in place.
+Cut ChooseCut(int64_t n_rows, int64_t n_out, int n_workers) {
+  const int64_t n_blocks = RoundUp(n_out, kOutBlock) / kOutBlock;
+  Cut best = {1, std::min<int64_t>(n_workers, n_blocks)};
+  const auto largest_part = [&](const Cut& c) {
+    return (RoundUp(n_rows, c.row_parts) / c.row_parts) *
+           (RoundUp(n_blocks, c.out_parts) / c.out_parts);
+  };
+  for (int64_t row_parts = 2; row_parts <= n_workers; ++row_parts) {
+    if (n_rows < row_parts * kMinRowsPerPart) break;
+    const Cut cut = {row_parts, std::min<int64_t>(n_workers / row_parts, n_blocks)};
+    if (largest_part(cut) <= largest_part(best)) best = cut;
+  }
+  return best;
+}
+
+LinearPart PartOf(const LinearParams& p, Range rows, Range outs) {
+  const PackedMatrix& w = *p.w;
+  const DType type = w.compute_type();
+  const bool is_bf16 = type == DType::kBf16;
+  const int64_t w_stride = is_bf16 ? RoundUp(w.n_in(), kInBlock) : RoundUp(w.n_out(), 16);
+  const int64_t w_offset = is_bf16 ? outs.begin * w_stride : outs.begin;
+  return {
+      .compute_type = type,
+      .n_rows = rows.end - rows.begin,
+      .n_out = outs.end - outs.begin,
+      .n_in = w.n_in(),
+      .x = static_cast<const std::byte*>(p.x) + rows.begin * p.x_stride * SizeOf(type),
+      .x_stride = p.x_stride,
+      .w = w.data() + w_offset * SizeOf(type),
+      .w_stride = w_stride,
+      .bias = p.bias == nullptr ? nullptr : p.bias + outs.begin,
+      .y = static_cast<std::byte*>(p.y) + (rows.begin * p.y_stride + outs.begin) * SizeOf(p.y_type),
+      .y_stride = p.y_stride,
+      .y_type = p.y_type,
+      .accumulate = p.accumulate};
+}
+
+void CheckParams(const LinearParams& p) {
+  KVL_DCHECK(p.w != nullptr && p.x != nullptr && p.y != nullptr);
+  KVL_DCHECK(p.n_rows <= 1 || (p.x_stride >= p.w->n_in() && p.y_stride >= p.w->n_out()));
+  KVL_DCHECK(p.y_type == DType::kF32 || (p.y_type == DType::kBf16 && !p.accumulate));
+}
+
+}  // namespace
+
+struct Linear::State {
+  ThreadPool* pool;
+  Isa isa;
+  std::vector<DnnlLinear> dnnl;  // by worker; empty on kScalar
+
+  void RunPart(const LinearPart& part, int worker_id) {
+    if (part.n_rows == 0 || part.n_out == 0) return;
+    if (isa == Isa::kScalar) return LinearScalar(part);
+    const bool is_bf16 = part.compute_type == DType::kBf16;
+    const int64_t dnnl_rows = isa == Isa::kAmx ? kDnnlRowsAmx : kDnnlRowsAvx512;
+    if ((!is_bf16 || part.n_rows >= dnnl_rows) && dnnl[worker_id].Run(part)) return;
+    is_bf16 ? LinearAvx512(part) : LinearScalar(part);
+  }
+};
+
+Linear::Linear(ThreadPool* pool, Isa isa) : state_(std::make_unique<State>()) {
+  state_->pool = pool;
+  state_->isa = isa;
+  if (isa != Isa::kScalar) state_->dnnl = std::vector<DnnlLinear>(pool->n_workers());
+}
+
+Linear::~Linear() = default;
+
+void Linear::Run(const LinearParams& params) {
+  CheckParams(params);
+  const int n_workers = state_->pool->n_workers();
+  const Cut cut = ChooseCut(params.n_rows, params.w->n_out(), n_workers);
+  state_->pool->Run([&](int worker_id) {
+    if (worker_id >= cut.row_parts * cut.out_parts) return;
+    const Range rows = ShareOf(params.n_rows, 1, static_cast<int>(worker_id / cut.out_parts),
+                               static_cast<int>(cut.row_parts));
+    const Range outs =
+        ShareOf(params.w->n_out(), kOutBlock, static_cast<int>(worker_id % cut.out_parts),
+                static_cast<int>(cut.out_parts));
+    state_->RunPart(PartOf(params, rows, outs), worker_id);
+  });
+}
+
+void Linear::RunOnWorker(const LinearParams& params, int worker_id) {
+  CheckParams(params);
+  state_->RunPart(PartOf(params, {0, params.n_rows}, {0, params.w->n_out()}), worker_id);
+}
+
+}  // namespace kvlathe

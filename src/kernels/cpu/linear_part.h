@@ -1,0 +1,51 @@
+// The part of one product that a worker computes, and the kernels that compute it. Light enough
+// for files compiled with instruction set flags.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+inline constexpr int64_t kOutBlock = 64;  // outputs side by side in packed Bf16 weights
+inline constexpr int64_t kInBlock = 32;   // n_in is padded to this
+
+// y [n_rows, n_out] = x [n_rows, n_in] W^T. Pointers stand at the first row and output of the part;
+// the first output is a multiple of kOutBlock.
+struct LinearPart {
+  DType compute_type;
+  int64_t n_rows;
+  int64_t n_out;
+  int64_t n_in;
+  const void* x;
+  int64_t x_stride;  // elements
+  const void* w;     // kBf16: [n_out / 64][w_stride / 2][64][2]; kF32: [n_in][w_stride]
+  int64_t w_stride;  // kBf16: n_in padded; kF32: n_out of the whole matrix padded
+  const float* bias;
+  void* y;
+  int64_t y_stride;  // elements
+  DType y_type;
+  bool accumulate;
+};
+
+// Portable, any part.
+void LinearScalar(const LinearPart& part);
+
+// Bf16 weights with AVX-512 BF16 dot products. Reads the weights once per kRowPanel rows.
+void LinearAvx512(const LinearPart& part);
+inline constexpr int64_t kRowPanel = 64;
+
+// y rows from F32 rows: stored, added (F32 y) or rounded (Bf16 y).
+struct StoreRowsParams {
+  const float* from;  // [n_rows, n_out], dense
+  int64_t n_rows;
+  int64_t n_out;
+  void* y;
+  int64_t y_stride;
+  DType y_type;
+  bool accumulate;
+};
+void StoreRowsAvx512(const StoreRowsParams& params);
+
+}  // namespace kvlathe

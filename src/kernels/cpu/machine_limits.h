@@ -1,0 +1,36 @@
+// What this machine can do at best, measured: the limits that benchmarks divide by.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/cpu_features.h"
+#include "base/status.h"
+#include "base/threads.h"
+
+namespace kvlathe {
+
+// Bytes of distinct data that a measurement against read bandwidth streams, so that no last-level
+// cache holds it.
+inline constexpr int64_t kReadWorkingSetBytes = int64_t{1} << 30;
+
+// Highest read bandwidth in GB/s (10^9 bytes) of several vector read loops on all workers of the
+// pool over kReadWorkingSetBytes, each worker its own contiguous share. About 2 s.
+StatusOr<double> MeasureReadBandwidth(ThreadPool& pool, Isa isa);
+
+// Highest rate in FLOP/s of oneDNN products of several shapes with weights in the format that
+// oneDNN prefers, on as many threads as the pool has. BF16, or F32 where the machine has no BF16
+// dots. About 2 s at 0.5 TFLOP/s.
+StatusOr<double> MeasureGemmPeak(ThreadPool& pool);
+
+// One way of reading memory: returns a value that depends on every byte, so that no load can be
+// left out. n_bytes is a multiple of kReadLoopStep.
+struct ReadLoop {
+  const char* name;
+  uint64_t (*read)(const std::byte* data, int64_t n_bytes);
+};
+inline constexpr int64_t kReadLoopStep = 64 << 10;
+inline constexpr int kReadLoopsAvx512 = 6;
+extern const ReadLoop kReadLoopsOfAvx512[kReadLoopsAvx512];
+
+}  // namespace kvlathe
