@@ -14,14 +14,19 @@
 namespace kvlathe {
 
 struct TokenizerOptions {
-  // Pre-tokenizer for vocab.json + merges.txt: gpt2, llama3 (implies ignore_merges), qwen2, falcon.
-  // Empty: from tokenizer_class or model_type.
+  // Pre-tokenizer for vocab.json + merges.txt (which it prefers to a tokenizer.json beside them)
+  // and for tiktoken files: gpt2, llama3 (implies ignore_merges), qwen2, falcon. Empty: from
+  // tokenizer_class or model_type.
   std::string pre;
 };
 
+// Immutable once loaded; any number of threads may use one.
 class Tokenizer {
  public:
-  // From tokenizer.json, tokenizer.model or vocab.json + merges.txt in a model directory.
+  // From tokenizer.json, tokenizer.model (SentencePiece or tiktoken) or vocab.json + merges.txt in
+  // a model directory, the first that is there. kNotFound: no such files; kUnimplemented: a
+  // construct that is not supported, by name; kDataLoss: a damaged file; kInvalidArgument: an
+  // unknown `pre`.
   static StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& directory,
                                                    const TokenizerOptions& options = {});
   virtual ~Tokenizer() = default;
@@ -41,18 +46,22 @@ class Tokenizer {
   virtual std::optional<int32_t> eos_id() const = 0;
 };
 
-// Detokenises one token at a time and returns only whole UTF-8 characters.
+// Detokenises one token at a time and returns only whole UTF-8 characters; special tokens are left
+// out and ill-formed bytes become U+FFFD.
 class StreamingDetokenizer {
  public:
-  explicit StreamingDetokenizer(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
+  // continues_text: the tokens follow a text that is already there, so that the space in front of
+  // the first word is part of what is streamed.
+  explicit StreamingDetokenizer(const Tokenizer* tokenizer, bool continues_text = false)
+      : tokenizer_(tokenizer), at_start_(!continues_text) {}
   std::string Push(int32_t id);
   // What is left at the end; incomplete bytes become U+FFFD.
   std::string Finish();
 
  private:
   const Tokenizer* tokenizer_;
-  std::string pending_;
-  bool at_start_ = true;
+  std::string pending_;  // the beginning of a character
+  bool at_start_;
 };
 
 }  // namespace kvlathe

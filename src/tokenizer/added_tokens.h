@@ -1,0 +1,59 @@
+// Tokens that are matched in the text as they are written, before any merge: control tokens of chat
+// formats, and words that were added to a vocabulary later.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+
+namespace kvlathe {
+
+// The flags are those of Hugging Face's AddedToken.
+struct AddedToken {
+  int64_t id = 0;
+  std::string content;
+  bool single_word = false;  // only where no word character touches it
+  bool lstrip = false;       // swallows the white space before it
+  bool rstrip = false;       // swallows the white space after it
+  bool normalized = true;    // searched for in the normalised text, normalised itself
+  bool special = false;      // left out of text, and of parsing on request
+};
+
+class AddedTokenMatcher {
+ public:
+  // A stretch of text between tokens (no id), or one token.
+  using Sink = absl::FunctionRef<void(std::optional<int32_t> id, size_t begin, size_t end)>;
+
+  // `pattern` is what is searched for: the content, or its normalised form.
+  void Add(const AddedToken& token, std::string_view pattern);
+  bool empty() const { return tokens_.empty(); }
+
+  // Leftmost-longest matches without overlap, in order, with the text between them.
+  void Split(std::string_view text, bool parse_special, Sink sink) const;
+
+ private:
+  struct Found {
+    int32_t token_idx;
+    size_t end;
+  };
+  std::optional<Found> LongestAt(std::string_view text, size_t begin) const;
+
+  static constexpr int32_t kNone = -1;
+  static uint64_t EdgeKey(int32_t node, unsigned char byte) {
+    return static_cast<uint64_t>(node) << 8 | byte;
+  }
+
+  std::vector<AddedToken> tokens_;
+  // A trie over the patterns' bytes; node 0 is the root.
+  std::array<bool, 256> starts_pattern_{};
+  absl::flat_hash_map<uint64_t, int32_t> edges_;
+  std::vector<int32_t> token_at_node_ = {kNone};
+};
+
+}  // namespace kvlathe

@@ -1,0 +1,82 @@
+// Cuts text into the pieces that byte-pair merges never cross.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "base/status.h"
+#include "tokenizer/regex.h"
+
+namespace kvlathe {
+
+// What happens to the matches of a splitting pattern (Hugging Face's names).
+enum class SplitBehavior {
+  kRemoved,             // matches vanish
+  kIsolated,            // each match is a piece
+  kContiguous,          // touching matches are one piece
+  kMergedWithPrevious,  // a match ends the piece before it
+  kMergedWithNext,      // a match starts the piece after it
+};
+
+struct SplitStep {
+  Regex regex;
+  SplitBehavior behavior = SplitBehavior::kIsolated;
+  bool invert = false;  // matches and gaps change places
+};
+
+// Puts a space before a piece that does not start with one.
+struct PrefixSpaceStep {};
+
+// Writes the piece's bytes in the alphabet of byte_alphabet.h for the steps that follow.
+struct ByteAlphabetStep {};
+
+// Writes spaces as `replacement` and puts one before the text.
+struct MetaspaceStep {
+  enum class Prepend { kNever, kFirst, kAlways };
+  std::string replacement;
+  Prepend prepend = Prepend::kAlways;  // kFirst: only at the start of the whole text
+};
+
+class PreTokenizer {
+ public:
+  using PieceSink = absl::FunctionRef<void(std::string_view)>;
+  using Step = std::variant<SplitStep, PrefixSpaceStep, ByteAlphabetStep, MetaspaceStep>;
+
+  // Bounds the recursion over steps that a hostile file can ask for.
+  static constexpr size_t kMaxSteps = 32;
+
+  // kUnimplemented beyond kMaxSteps.
+  Status AddStep(Step step);
+  bool empty() const { return steps_.empty(); }
+
+  // Calls `sink` with each piece of `text` in order; pieces are bytes of the text (or of its
+  // rewriting by the steps) and live only during the call. Each ill-formed run of bytes is a piece
+  // of its own.
+  void Split(std::string_view text, bool is_text_start, RegexScratch* scratch,
+             PieceSink sink) const;
+
+ private:
+  struct Context {
+    RegexScratch* scratch;
+    PieceSink sink;
+    bool is_text_start;
+  };
+  void RunFrom(size_t step_idx, std::string_view piece, const Context& context) const;
+
+  std::vector<Step> steps_;
+  bool ends_in_byte_alphabet_ = false;
+};
+
+// The pre-tokenizers known by name: "gpt2", "llama3", "qwen2", "falcon".
+// kInvalidArgument for any other name.
+StatusOr<PreTokenizer> NamedPreTokenizer(std::string_view name);
+
+// The steps of Hugging Face's ByteLevel with its expression, Digits and Punctuation.
+StatusOr<SplitStep> Gpt2Split();
+StatusOr<SplitStep> DigitSplit(bool individual_digits);
+StatusOr<SplitStep> PunctuationSplit(SplitBehavior behavior);
+
+}  // namespace kvlathe

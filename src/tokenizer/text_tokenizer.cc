@@ -1,0 +1,124 @@
+#include "tokenizer/text_tokenizer.h"
+
+#include <charconv>
+
+#include "tokenizer/byte_alphabet.h"
+
+namespace kvlathe {
+namespace {
+
+std::string BytesOf(const DecoderSpec& decoder, std::string_view text) {
+  if (decoder.byte_level) {
+    // A token outside the alphabet stands for itself.
+    return AlphabetToBytes(text).value_or(std::string(text));
+  }
+  if (decoder.byte_fallback) {
+    if (const std::optional<char> byte = ByteOfToken(text)) return std::string(1, *byte);
+  }
+  std::string bytes(text);
+  for (const auto& [pattern, content] : decoder.replacements) {
+    bytes = ReplaceAll(bytes, pattern, content);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::optional<char> ByteOfToken(std::string_view text) {
+  if (text.size() != 6 || !text.starts_with("<0x") || text[5] != '>') return std::nullopt;
+  unsigned value = 0;
+  const auto [end, error] = std::from_chars(text.data() + 3, text.data() + 5, value, 16);
+  if (error != std::errc() || end != text.data() + 5) return std::nullopt;
+  return static_cast<char>(value);
+}
+
+TextTokenizer::TextTokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
+  if (parts_.byte_level) {
+    model_ = std::make_unique<ByteBpe>(std::move(parts_.bpe), &parts_.vocabulary);
+  } else {
+    model_ = std::make_unique<CharBpe>(std::move(parts_.bpe), &parts_.vocabulary);
+  }
+  // Hugging Face ranks special tokens before others where two patterns are equal.
+  for (const bool special : {true, false}) {
+    for (const AddedToken& token : parts_.added_tokens) {
+      if (token.special != special) continue;
+      if (token.normalized) {
+        normalized_matcher_.Add(token, parts_.normalizer.Apply(token.content));
+      } else {
+        raw_matcher_.Add(token, token.content);
+      }
+    }
+  }
+  IndexBytes();
+}
+
+void TextTokenizer::IndexBytes() {
+  const int n_ids = parts_.vocabulary.size();
+  bytes_of_id_.resize(n_ids);
+  is_special_.resize(n_ids);
+  for (int id = 0; id < n_ids; ++id) {
+    bytes_of_id_[id] = BytesOf(parts_.decoder, parts_.vocabulary.TextOf(id));
+  }
+  for (const AddedToken& token : parts_.added_tokens) {
+    bytes_of_id_[token.id] = token.content;
+    is_special_[token.id] = token.special;
+  }
+}
+
+std::vector<int32_t> TextTokenizer::Tokenize(std::string_view text, bool add_bos,
+                                             bool parse_special) const {
+  std::vector<int32_t> ids;
+  if (add_bos) ids = parts_.prefix_ids;
+  ids.reserve(ids.size() + text.size() / 4);
+  const ScratchPool::Lease scratch(&scratches_);
+  raw_matcher_.Split(text, parse_special, [&](std::optional<int32_t> id, size_t begin, size_t end) {
+    if (id) {
+      ids.push_back(*id);
+    } else {
+      AppendSegment(text.substr(begin, end - begin), begin == 0, parse_special, scratch.get(),
+                    &ids);
+    }
+  });
+  return ids;
+}
+
+void TextTokenizer::AppendSegment(std::string_view segment, bool is_text_start, bool parse_special,
+                                  TokenizeScratch* scratch, std::vector<int32_t>* ids) const {
+  std::string normalized;
+  if (!parts_.normalizer.empty()) {
+    normalized = parts_.normalizer.Apply(segment);
+    segment = normalized;
+  }
+  normalized_matcher_.Split(
+      segment, parse_special, [&](std::optional<int32_t> id, size_t begin, size_t end) {
+        if (id) {
+          ids->push_back(*id);
+        } else {
+          AppendText(segment.substr(begin, end - begin), is_text_start && begin == 0, scratch, ids);
+        }
+      });
+}
+
+void TextTokenizer::AppendText(std::string_view text, bool is_text_start, TokenizeScratch* scratch,
+                               std::vector<int32_t>* ids) const {
+  parts_.pre_tokenizer.Split(text, is_text_start, &scratch->regex, [&](std::string_view piece) {
+    model_->AppendTokens(piece, scratch, ids);
+  });
+}
+
+std::string TextTokenizer::TokenBytes(int32_t id, bool keep_special) const {
+  if (id < 0 || id >= vocab_size() || (is_special_[id] && !keep_special)) return {};
+  return bytes_of_id_[id];
+}
+
+std::string TextTokenizer::Detokenize(std::span<const int32_t> ids, bool keep_special) const {
+  std::string text;
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= vocab_size() || (is_special_[id] && !keep_special)) continue;
+    text += bytes_of_id_[id];
+  }
+  if (parts_.decoder.strips_leading_space && text.starts_with(' ')) text.erase(0, 1);
+  return text;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,82 @@
+// vocab.json + merges.txt, which say nothing about pre-tokenizer, normaliser or special tokens:
+// those come from the tokenizer's class.
+#include <algorithm>
+
+#include "io/files.h"
+#include "tokenizer/bpe_files.h"
+#include "tokenizer/loaders.h"
+#include "tokenizer/text_tokenizer.h"
+
+namespace kvlathe {
+namespace {
+
+StatusOr<std::string> PreTokenizerName(const std::string& directory, const ModelSettings& settings,
+                                       const std::string& pre) {
+  if (!pre.empty()) return pre;
+  const std::string& tokenizer_class = settings.tokenizer_class;
+  if (tokenizer_class.starts_with("GPT2Tokenizer")) return "gpt2";
+  if (tokenizer_class.starts_with("Qwen2Tokenizer")) return "qwen2";
+  const std::string& model_type = settings.model_type;
+  // Of the Llama family only Llama 3 has byte-level BPE.
+  if (model_type == "llama") return "llama3";
+  for (const char* name : {"gpt2", "qwen2", "falcon"}) {
+    if (model_type == name) return name;
+  }
+  return Error(StatusCode::kUnimplemented,
+               "{}: tokenizer_class \"{}\" and model_type \"{}\" do not tell the pre-tokenizer of "
+               "vocab.json; name one of gpt2, llama3, qwen2 and falcon",
+               directory, tokenizer_class, model_type);
+}
+
+// GPT-2, Qwen2 and Falcon end their texts with this token, whether or not a file says so.
+constexpr std::string_view kEndOfText = "<|endoftext|>";
+
+void AddEndOfText(TokenizerParts* parts) {
+  const auto id = parts->vocabulary.Find(kEndOfText);
+  if (!id) return;
+  const bool is_listed = std::any_of(parts->added_tokens.begin(), parts->added_tokens.end(),
+                                     [&](const AddedToken& token) { return token.id == *id; });
+  if (is_listed) return;
+  parts->added_tokens.push_back(
+      {.id = *id, .content = std::string(kEndOfText), .normalized = false, .special = true});
+}
+
+void ResolveSpecials(const ModelSettings& settings, const std::string& pre, TokenizerParts* parts) {
+  const auto end_of_text = parts->vocabulary.Find(kEndOfText);
+  parts->bos_id = ResolveBos(settings, parts->vocabulary);
+  if (!parts->bos_id && !settings.has_no_bos && pre == "gpt2") parts->bos_id = end_of_text;
+  parts->eos_id = ResolveEos(settings, parts->vocabulary);
+  if (!parts->eos_id && !settings.has_no_eos) parts->eos_id = end_of_text;
+  const bool adds_bos = settings.add_bos_token.value_or(pre == "llama3");
+  if (adds_bos && parts->bos_id) parts->prefix_ids = {*parts->bos_id};
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Tokenizer>> LoadVocabAndMerges(const std::string& directory,
+                                                        const ModelSettings& settings,
+                                                        const std::string& pre_option) {
+  KVL_ASSIGN_OR_RETURN(const std::string pre, PreTokenizerName(directory, settings, pre_option));
+  TokenizerParts parts;
+  parts.byte_level = parts.decoder.byte_level = true;
+  KVL_ASSIGN_OR_RETURN(parts.pre_tokenizer, NamedPreTokenizer(pre));
+  parts.bpe.ignore_merges = pre == "llama3";
+  if (pre == "qwen2") parts.normalizer.AddStep(UnicodeForm::kNfc);
+
+  const std::string vocab_path = directory + "/vocab.json";
+  KVL_ASSIGN_OR_RETURN(const nlohmann::json vocab, ReadJsonFile(vocab_path));
+  KVL_RETURN_IF_ERROR(InFile(vocab_path, AddVocabulary(vocab, &parts.vocabulary)));
+  const std::string merges_path = directory + "/merges.txt";
+  KVL_ASSIGN_OR_RETURN(const std::string merges, ReadTextFile(merges_path));
+  KVL_RETURN_IF_ERROR(
+      InFile(merges_path, AddMergeLines(merges, parts.vocabulary, &parts.bpe.merges)));
+
+  KVL_RETURN_IF_ERROR(
+      InFile(directory + "/tokenizer_config.json",
+             MergeAddedTokens(settings.added_tokens, &parts.vocabulary, &parts.added_tokens)));
+  AddEndOfText(&parts);
+  ResolveSpecials(settings, pre, &parts);
+  return std::make_unique<TextTokenizer>(std::move(parts));
+}
+
+}  // namespace kvlathe
