@@ -12,7 +12,6 @@
 namespace kvlathe {
 namespace {
 
-using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
 
