@@ -1,0 +1,369 @@
+#include "evaluation/bench_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <numeric>
+
+#include "attention/attention.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "base/threads.h"
+#include "kernels/cpu/block_layout.h"
+#include "kernels/cpu/machine_limits.h"
+#include "tensor/buffer.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr double kMaxFraction = 1.05;
+constexpr double kRankVariation = 0.3;
+// With the 1 GiB that measuring read bandwidth takes, 3 GiB.
+constexpr int64_t kMaxBlockBytes = int64_t{7} << 28;
+constexpr int64_t kMaxQueryBytes = int64_t{1} << 28;
+
+std::string_view PhaseName(BenchPhase phase) {
+  return phase == BenchPhase::kDecode ? "decode" : "prefill";
+}
+
+std::string DeviceName(Isa isa) {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line, name = "CPU";
+  while (std::getline(file, line)) {
+    const size_t colon = line.find(": ");
+    if (line.rfind("model name", 0) != 0 || colon == std::string::npos) continue;
+    name = line.substr(colon + 2);
+    break;
+  }
+  return fmt::format("{} ({})", name, IsaName(isa));
+}
+
+// Standard normal Bf16 values, different everywhere: blocks of such rows are valid in any layout.
+// Picks from a table of 2^16 normals, four to a random word: a GiB in a second.
+void FillNormal(ThreadPool* pool, uint64_t seed, int64_t n_bytes, std::byte* bytes) {
+  std::vector<uint16_t> table(1 << 16);
+  Random random(seed);
+  for (uint16_t& x : table) x = ToBf16(static_cast<float>(random.Normal())).bits;
+  const int64_t n_words = n_bytes / 8;
+  pool->Run([&](int worker_id) {
+    const Range share = ShareOf(n_words, 1, worker_id, pool->n_workers());
+    for (int64_t i = share.begin; i < share.end; ++i) {
+      const uint64_t bits = MixBits(seed + i);
+      const uint16_t values[4] = {table[bits & 0xffff], table[bits >> 16 & 0xffff],
+                                  table[bits >> 32 & 0xffff], table[bits >> 48]};
+      std::memcpy(bytes + 8 * i, values, sizeof(values));
+    }
+  });
+}
+
+// One row of the report while it is measured.
+struct Case {
+  AttentionBenchRow row;
+  int n_layers = 1;
+  std::vector<BlockShape> shapes;        // [n_layers * n_kv_heads]
+  std::vector<const std::byte*> blocks;  // [n_layers * n_kv_heads, blocks of the context]
+  std::vector<HeadJob> jobs;             // [n_layers * n_kv_heads]
+  std::vector<double> pass_seconds;
+};
+
+int64_t BlocksOf(int context) { return (context + kBlockSize - 1) / kBlockSize; }
+
+int64_t AllBlockBytes(const Case& c) {
+  int64_t n_bytes = 0;
+  for (const BlockShape& shape : c.shapes) n_bytes += BlocksOf(c.row.context) * BlockBytes(shape);
+  return n_bytes;
+}
+
+// Shapes and what they cost; layers for decode until a pass reads kReadWorkingSetBytes.
+Case MakeCase(const AttentionBenchOptions& options, BenchPhase phase, int context,
+              const RankSpec& spec) {
+  Case c;
+  c.row.phase = phase;
+  c.row.context = context;
+  c.row.kv = spec.kv;
+  const bool is_decode = phase == BenchPhase::kDecode;
+  c.row.n_tokens = is_decode ? 1 : std::min(context, options.prefill_tokens);
+  const double mean_rank = (1 - spec.rate) * options.head_dim;
+  const double layer_bytes = 4.0 * mean_rank * options.n_kv_heads * context;
+  if (is_decode) {
+    c.n_layers =
+        static_cast<int>(std::ceil(static_cast<double>(kReadWorkingSetBytes) / layer_bytes));
+  }
+  const int n_pairs = c.n_layers * options.n_kv_heads;
+  const std::vector<int> ranks = DrawRanks(n_pairs, options.head_dim, spec.rate, options.seed);
+  int64_t sum_ranks = 0;
+  for (int i = 0; i < n_pairs; ++i) {
+    c.shapes.push_back({ranks[2 * i], ranks[2 * i + 1], DType::kBf16});
+    sum_ranks += ranks[2 * i] + ranks[2 * i + 1];
+  }
+  c.row.working_set_bytes = 2 * sum_ranks * context;
+  c.row.bytes = c.row.working_set_bytes / c.n_layers;
+  const double n = c.row.n_tokens;
+  const double n_visible = n * (context - n) + n * (n + 1) / 2;
+  c.row.flops = 2.0 * static_cast<double>(sum_ranks) / c.n_layers * n_visible *
+                (options.n_heads / options.n_kv_heads);
+  return c;
+}
+
+// Blocks anywhere in memory, as sequences that come and go leave them.
+void PlaceBlocks(const std::byte* memory, uint64_t seed, Case* c) {
+  const int64_t n_head_blocks = BlocksOf(c->row.context);
+  std::vector<int64_t> order(n_head_blocks * c->shapes.size());
+  std::iota(order.begin(), order.end(), 0);
+  Random random(seed, 1);
+  for (size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[random.Below(i + 1)]);
+  c->blocks.resize(order.size());
+  for (int64_t i : order) {
+    c->blocks[i] = memory;
+    memory += BlockBytes(c->shapes[i / n_head_blocks]);
+  }
+}
+
+// q and out are shared by all layers and all cases.
+void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out, Case* c) {
+  const int group = options.n_heads / options.n_kv_heads;
+  const int64_t n_tokens = c->row.n_tokens, n_rows = n_tokens * group;
+  for (size_t i = 0; i < c->shapes.size(); ++i) {
+    const int64_t head = static_cast<int64_t>(i) % options.n_kv_heads;
+    const BlockShape& shape = c->shapes[i];
+    c->jobs.push_back({.shape = shape,
+                       .head_dim = options.head_dim,
+                       .gqa_group = group,
+                       .n_tokens = c->row.n_tokens,
+                       .q = q.as<Bf16>() + head * n_rows * options.head_dim,
+                       .q_stride = shape.rank_k,
+                       .blocks = c->blocks.data() + i * BlocksOf(c->row.context),
+                       .n_entries = c->row.context,
+                       .first_visible = c->row.context - c->row.n_tokens + 1,
+                       .out = out->as<Bf16>() + head * n_rows * options.head_dim,
+                       .out_stride = int64_t{group} * shape.rank_v});
+  }
+}
+
+double TimePass(const AttentionBenchOptions& options, const Case& c, Attention* attention) {
+  const float sm_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim));
+  const Stopwatch watch;
+  for (int l = 0; l < c.n_layers; ++l) {
+    attention->Run(
+        {c.jobs.data() + l * options.n_kv_heads, static_cast<size_t>(options.n_kv_heads)}, sm_scale,
+        options.schedule);
+  }
+  return watch.Seconds();
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return (values[n / 2] + values[(n - 1) / 2]) / 2;
+}
+
+Status CheckOptions(const AttentionBenchOptions& o) {
+  const auto refuse = [](const char* what, auto value, const char* instead) {
+    return Error(StatusCode::kInvalidArgument, "bench attention: {} {}: {}", what, value, instead);
+  };
+  if (o.n_kv_heads < 1) return refuse("n_kv_heads", o.n_kv_heads, "give at least 1");
+  if (o.n_heads < 1 || o.n_heads % o.n_kv_heads != 0) {
+    return refuse("n_heads", o.n_heads, "give a multiple of n_kv_heads");
+  }
+  if (o.head_dim < 16 || o.head_dim > 256 || o.head_dim % 16 != 0) {
+    return refuse("head_dim", o.head_dim, "give a multiple of 16 from 16 to 256");
+  }
+  if (o.n_threads < 1) return refuse("threads", o.n_threads, "give at least 1");
+  if (o.n_repetitions < 1) return refuse("repetitions", o.n_repetitions, "give at least 1");
+  if (o.prefill_tokens < 1) return refuse("prefill tokens", o.prefill_tokens, "give at least 1");
+  for (int context : o.contexts) {
+    if (context < 1) return refuse("context", context, "give at least 1");
+  }
+  for (const RankSpec& spec : o.specs) {
+    if (!(spec.rate >= 0 && spec.rate < 1)) {
+      return refuse("rate", spec.rate, "give a number from 0 to less than 1");
+    }
+  }
+  return OkStatus();
+}
+
+StatusOr<std::vector<Case>> MakeCases(const AttentionBenchOptions& options) {
+  std::vector<RankSpec> specs = options.specs;
+  const auto none =
+      std::find_if(specs.begin(), specs.end(), [](const RankSpec& s) { return s.rate == 0; });
+  if (none == specs.end()) {
+    specs.insert(specs.begin(), {"none", 0});
+  } else {
+    std::rotate(specs.begin(), none, none + 1);
+  }
+  std::vector<Case> cases;
+  for (BenchPhase phase : options.phases) {
+    for (int context : options.contexts) {
+      // Before anything is built for it.
+      const int64_t layer_bytes = int64_t{4} * options.head_dim * options.n_kv_heads * context;
+      const int64_t query_bytes = int64_t{2} * options.head_dim * options.n_heads *
+                                  std::min(context, options.prefill_tokens);
+      if (layer_bytes > kMaxBlockBytes / 2 || query_bytes > kMaxQueryBytes ||
+          layer_bytes < (1 << 15)) {
+        return Error(StatusCode::kInvalidArgument,
+                     "bench attention: context {} with {} KV heads of {} takes {} bytes a layer; "
+                     "choose sizes between 32 KiB and {} bytes",
+                     context, options.n_kv_heads, options.head_dim, layer_bytes,
+                     kMaxBlockBytes / 2);
+      }
+      for (const RankSpec& spec : specs) cases.push_back(MakeCase(options, phase, context, spec));
+    }
+  }
+  return cases;
+}
+
+Status MeasureLimits(ThreadPool* pool, Isa isa, AttentionBenchReport* report) {
+  KVL_ASSIGN_OR_RETURN(const double read_gb_per_s, MeasureReadBandwidth(*pool, isa));
+  KVL_ASSIGN_OR_RETURN(const double gemm_flops, MeasureGemmPeak(*pool));
+  report->read_gb_per_s = std::max(report->read_gb_per_s, read_gb_per_s);
+  report->gemm_tflop_per_s = std::max(report->gemm_tflop_per_s, gemm_flops * 1e-12);
+  return OkStatus();
+}
+
+Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
+                    std::vector<Case>* cases) {
+  int64_t block_bytes = 0, n_query_tokens = 1;
+  for (const Case& c : *cases) {
+    block_bytes = std::max(block_bytes, AllBlockBytes(c));
+    n_query_tokens = std::max<int64_t>(n_query_tokens, c.row.n_tokens);
+  }
+  const int64_t query_bytes = 2 * n_query_tokens * options.n_heads * options.head_dim;
+  KVL_ASSIGN_OR_RETURN(Buffer memory, Buffer::Allocate(block_bytes, "benchmark blocks"));
+  KVL_ASSIGN_OR_RETURN(Buffer q, Buffer::Allocate(query_bytes, "benchmark queries"));
+  KVL_ASSIGN_OR_RETURN(Buffer out, Buffer::Allocate(query_bytes, "benchmark outputs"));
+  FillNormal(pool, options.seed, block_bytes, memory.data());
+  FillNormal(pool, ~options.seed, query_bytes, q.data());
+  for (Case& c : *cases) {
+    PlaceBlocks(memory.data(), options.seed, &c);
+    MakeJobs(options, q, &out, &c);
+  }
+  Attention attention(pool, options.isa);
+  for (int repetition = -1; repetition < options.n_repetitions; ++repetition) {
+    for (Case& c : *cases) {
+      const double seconds = TimePass(options, c, &attention);
+      if (repetition >= 0) c.pass_seconds.push_back(seconds);  // the first pass warms up
+    }
+  }
+  return OkStatus();
+}
+
+// Times, speedups and fractions, once all cases and both limits are measured.
+Status Judge(const std::vector<Case>& cases, AttentionBenchReport* report) {
+  double none_us = 0;  // of the same phase and context
+  BenchPhase phase = BenchPhase::kDecode;
+  int context = 0;
+  for (const Case& c : cases) {
+    AttentionBenchRow row = c.row;
+    const double seconds = Median(c.pass_seconds) / c.n_layers;
+    row.time_us = seconds * 1e6;
+    if (row.phase != phase || row.context != context) {
+      phase = row.phase;
+      context = row.context;
+      none_us = row.time_us;  // `none` is the first spec
+    }
+    row.speedup_vs_none = none_us / row.time_us;
+    const double read_seconds = static_cast<double>(row.bytes) / (report->read_gb_per_s * 1e9);
+    const double compute_seconds = row.flops / (report->gemm_tflop_per_s * 1e12);
+    row.fraction_of_limit = std::max(read_seconds, compute_seconds) / seconds;
+    if (row.fraction_of_limit > kMaxFraction) {
+      return Error(
+          StatusCode::kInternal,
+          "bench attention: {} at context {} with {} ran at {:.2f} of the measured limits, "
+          "which cannot be; run again on an idle machine",
+          PhaseName(row.phase), row.context, row.kv, row.fraction_of_limit);
+    }
+    report->rows.push_back(std::move(row));
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+std::vector<int> DrawRanks(int n, int head_dim, double rate, uint64_t seed) {
+  const int n_ranks = 2 * n;
+  if (rate == 0) return std::vector<int>(n_ranks, head_dim);
+  const double mean_rank = (1 - rate) * head_dim;
+  Random random(seed);
+  std::vector<int> ranks(n_ranks);
+  int64_t excess = 0;  // in steps of 16
+  for (int& rank : ranks) {
+    const double drawn = mean_rank * (1 + kRankVariation * random.Normal());
+    rank = std::clamp(static_cast<int>(std::lround(drawn / 16)) * 16, 16, head_dim);
+    excess += rank / 16;
+  }
+  excess -= std::max<int64_t>(n_ranks, std::llround(std::ceil(mean_rank * n_ranks / 16)));
+  // A few random ranks move by one step until the mean is right.
+  while (excess != 0) {
+    int& rank = ranks[random.Below(n_ranks)];
+    const int step = excess > 0 ? -16 : 16;
+    if (rank + step < 16 || rank + step > head_dim) continue;
+    rank += step;
+    excess += step / 16;
+  }
+  return ranks;
+}
+
+StatusOr<AttentionBenchReport> RunAttentionBench(const AttentionBenchOptions& options) {
+  KVL_RETURN_IF_ERROR(CheckOptions(options));
+  KVL_ASSIGN_OR_RETURN(std::vector<Case> cases, MakeCases(options));
+  AttentionBenchReport report;
+  report.device = DeviceName(options.isa);
+  report.n_heads = options.n_heads;
+  report.n_kv_heads = options.n_kv_heads;
+  report.head_dim = options.head_dim;
+  report.n_threads = options.n_threads;
+  report.seed = options.seed;
+  ThreadPool pool(options.n_threads);
+  KVL_RETURN_IF_ERROR(MeasureLimits(&pool, options.isa, &report));
+  KVL_RETURN_IF_ERROR(MeasureCases(options, &pool, &cases));
+  KVL_RETURN_IF_ERROR(MeasureLimits(&pool, options.isa, &report));
+  KVL_RETURN_IF_ERROR(Judge(cases, &report));
+  return report;
+}
+
+nlohmann::ordered_json ToJson(const AttentionBenchReport& report) {
+  nlohmann::ordered_json json;
+  json["device"] = report.device;
+  json["threads"] = report.n_threads;
+  json["read_gb_per_s"] = report.read_gb_per_s;
+  json["gemm_tflop_per_s"] = report.gemm_tflop_per_s;
+  json["seed"] = report.seed;
+  json["rows"] = nlohmann::ordered_json::array();
+  for (const AttentionBenchRow& row : report.rows) {
+    json["rows"].push_back({{"phase", PhaseName(row.phase)},
+                            {"context", row.context},
+                            {"n_heads", report.n_heads},
+                            {"n_kv_heads", report.n_kv_heads},
+                            {"head_dim", report.head_dim},
+                            {"kv", row.kv},
+                            {"time_us", row.time_us},
+                            {"bytes", row.bytes},
+                            {"working_set_bytes", row.working_set_bytes},
+                            {"speedup_vs_none", row.speedup_vs_none},
+                            {"fraction_of_limit", row.fraction_of_limit},
+                            {"query_tokens", row.n_tokens}});
+  }
+  return json;
+}
+
+std::string ToMarkdown(const AttentionBenchReport& report) {
+  std::string text = fmt::format(
+      "{}, {} threads: reads {:.1f} GB/s, multiplies {:.2f} TFLOP/s. {} heads, {} KV heads, "
+      "head_dim {}; ranks drawn with seed {}.\n\n"
+      "| phase | context | tokens | kv | time us | bytes | working set bytes | speedup | of limit "
+      "|\n"
+      "|---|---:|---:|---|---:|---:|---:|---:|---:|\n",
+      report.device, report.n_threads, report.read_gb_per_s, report.gemm_tflop_per_s,
+      report.n_heads, report.n_kv_heads, report.head_dim, report.seed);
+  for (const AttentionBenchRow& row : report.rows) {
+    text +=
+        fmt::format("| {} | {} | {} | {} | {:.1f} | {} | {} | {:.2f} | {:.2f} |\n",
+                    PhaseName(row.phase), row.context, row.n_tokens, row.kv, row.time_us, row.bytes,
+                    row.working_set_bytes, row.speedup_vs_none, row.fraction_of_limit);
+  }
+  return text;
+}
+
+}  // namespace kvlathe

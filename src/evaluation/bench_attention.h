@@ -1,0 +1,89 @@
+// `kvlathe bench attention`: attention on compressed blocks against what the machine allows,
+// without a model.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "attention/schedule.h"
+#include "base/cpu_features.h"
+#include "base/status.h"
+
+namespace kvlathe {
+
+enum class BenchPhase { kDecode, kPrefill };
+
+// A cache by the share of K and V elements that it removes. Rate 0 keeps full ranks; otherwise the
+// ranks of all KV heads of all layers are drawn with coefficient of variation 0.3, multiples of 16,
+// mean (1 - rate) * head_dim.
+struct RankSpec {
+  std::string kv;  // as typed
+  double rate = 0;
+};
+
+struct AttentionBenchOptions {
+  std::vector<BenchPhase> phases = {BenchPhase::kDecode, BenchPhase::kPrefill};
+  std::vector<int> contexts = {2048, 8192};
+  // The first spec of rate 0 is moved to the front, or added there: speedup_vs_none needs it.
+  std::vector<RankSpec> specs = {{"none", 0}, {"fdc(rate=0.5)", 0.5}};
+  int n_heads = 32;
+  int n_kv_heads = 8;
+  int head_dim = 128;
+  // Prefill computes the last min(prefill_tokens, context) tokens of the context, as a chunk would.
+  int prefill_tokens = 2048;
+  int n_threads = 1;
+  Isa isa = Isa::kScalar;
+  Schedule schedule = Schedule::kBalanced;
+  int n_repetitions = 5;  // the median counts
+  uint64_t seed = 1;
+};
+
+// One layer of one sequence: `decode` one token, `prefill` one chunk.
+struct AttentionBenchRow {
+  BenchPhase phase = BenchPhase::kDecode;
+  int context = 0;
+  int n_tokens = 1;  // query tokens
+  std::string kv;
+  double time_us = 0;
+  // Rows of K and V that must be read, without the padding of the last block.
+  int64_t bytes = 0;
+  double flops = 0;  // 2 (rank_k + rank_v) per visible (query, key) pair
+  // Distinct K and V bytes between two uses of the same row. Decode goes over so many layers that
+  // this is at least 1 GiB, and no cache of the processor holds it.
+  int64_t working_set_bytes = 0;
+  double speedup_vs_none = 1;
+  // The longer of bytes / read bandwidth and FLOPs / GEMM peak, over the time.
+  double fraction_of_limit = 0;
+};
+
+struct AttentionBenchReport {
+  std::string device;
+  int n_heads = 0;
+  int n_kv_heads = 0;
+  int head_dim = 0;
+  int n_threads = 0;
+  uint64_t seed = 0;
+  double read_gb_per_s = 0;  // both measured before and after the rows; the better counts
+  double gemm_tflop_per_s = 0;
+  std::vector<AttentionBenchRow> rows;
+};
+
+// Repetitions go over all rows in turn, so that a machine that slows down slows all of them.
+// Takes at most 3 GiB. kInvalidArgument: options that make no sense or need more memory. kInternal:
+// a row was faster than 1.05 times the limits, so one of the measurements is wrong.
+StatusOr<AttentionBenchReport> RunAttentionBench(const AttentionBenchOptions& options);
+
+// {"device","threads","read_gb_per_s","gemm_tflop_per_s","seed","rows":[{"phase","context",
+// "n_heads","n_kv_heads","head_dim","kv","time_us","bytes","working_set_bytes","speedup_vs_none",
+// "fraction_of_limit","query_tokens"}]}
+nlohmann::ordered_json ToJson(const AttentionBenchReport& report);
+// The same as a table to read.
+std::string ToMarkdown(const AttentionBenchReport& report);
+
+// Ranks of n pairs (rank_k, rank_v) in one list of 2 n, as RankSpec says: each in [16, head_dim],
+// the sum the least multiple of 16 that is >= 2 n (1 - rate) head_dim.
+std::vector<int> DrawRanks(int n, int head_dim, double rate, uint64_t seed);
+
+}  // namespace kvlathe

@@ -1,0 +1,71 @@
+#include "evaluation/bench_attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+namespace kvlathe {
+namespace {
+
+TEST(DrawRanksTest, KeepsTheMeanAndStaysInRange) {
+  for (double rate : {0.1, 0.25, 0.5, 0.6, 0.95}) {
+    const std::vector<int> ranks = DrawRanks(37, 128, rate, 4);
+    ASSERT_EQ(ranks.size(), 74u);
+    for (int rank : ranks) {
+      EXPECT_EQ(rank % 16, 0);
+      EXPECT_GE(rank, 16);
+      EXPECT_LE(rank, 128);
+    }
+    const double want = std::max(74.0 * 16, (1 - rate) * 128 * 74);
+    const int sum = std::accumulate(ranks.begin(), ranks.end(), 0);
+    EXPECT_GE(sum, want);
+    EXPECT_LT(sum, want + 16);
+  }
+}
+
+TEST(DrawRanksTest, SpreadIsThirtyPercentOfTheMean) {
+  const std::vector<int> ranks = DrawRanks(1000, 128, 0.5, 4);
+  double sum_squares = 0;
+  for (int rank : ranks) sum_squares += (rank - 64.0) * (rank - 64.0);
+  // Rounding to multiples of 16 adds 16^2 / 12 to the variance.
+  EXPECT_NEAR(std::sqrt(sum_squares / 2000), std::sqrt(0.3 * 64 * 0.3 * 64 + 256.0 / 12), 1.0);
+}
+
+TEST(DrawRanksTest, RateZeroIsFullRank) {
+  EXPECT_EQ(DrawRanks(3, 80, 0, 1), std::vector<int>(6, 80));
+}
+
+TEST(DrawRanksTest, TheSameSeedDrawsTheSameRanks) {
+  EXPECT_EQ(DrawRanks(20, 128, 0.5, 7), DrawRanks(20, 128, 0.5, 7));
+  EXPECT_NE(DrawRanks(20, 128, 0.5, 7), DrawRanks(20, 128, 0.5, 8));
+}
+
+TEST(AttentionBenchTest, RefusesOptionsThatMakeNoSense) {
+  const auto code_of = [](const AttentionBenchOptions& options) {
+    return RunAttentionBench(options).status().code();
+  };
+  EXPECT_EQ(code_of({.n_heads = 30}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({.head_dim = 100}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({.n_threads = 0}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({.contexts = {0}}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({.contexts = {1 << 30}}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({.specs = {{"fdc(rate=1)", 1}}}), StatusCode::kInvalidArgument);
+}
+
+TEST(AttentionBenchTest, JsonHasTheFieldsOfTheContract) {
+  AttentionBenchReport report;
+  report.rows.push_back({.kv = "none"});
+  const nlohmann::ordered_json json = ToJson(report);
+  for (const char* key : {"device", "threads", "read_gb_per_s", "rows"}) {
+    EXPECT_TRUE(json.contains(key)) << key;
+  }
+  for (const char* key : {"phase", "context", "n_heads", "n_kv_heads", "head_dim", "kv", "time_us",
+                          "bytes", "working_set_bytes", "speedup_vs_none", "fraction_of_limit"}) {
+    EXPECT_TRUE(json["rows"][0].contains(key)) << key;
+  }
+  EXPECT_EQ(json["rows"][0]["phase"], "decode");
+}
+
+}  // namespace
+}  // namespace kvlathe
