@@ -72,7 +72,7 @@ def targets_of(root, cmake_file):
             plain[words[0]] = Target(name, folder, sources, [], function == "add_library")
         elif function == "target_link_libraries" and words and words[0] in plain:
             deps = [w.removeprefix("kvlathe_") for w in words[1:] if w.startswith("kvlathe_")]
-            plain[words[0]].deps.extend(d for d in deps if d != "flags")
+            plain[words[0]].deps.extend(d for d in deps if d not in ("flags", ""))
     return targets + list(plain.values())
 
 
