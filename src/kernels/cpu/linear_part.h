@@ -32,9 +32,8 @@ struct LinearPart {
 // Portable, any part.
 void LinearScalar(const LinearPart& part);
 
-// Bf16 weights with AVX-512 BF16 dot products. Reads the weights once per kRowPanel rows.
+// Bf16 weights with AVX-512 BF16 dot products. Reads the weights once per 64 rows.
 void LinearAvx512(const LinearPart& part);
-inline constexpr int64_t kRowPanel = 64;
 
 // y rows from F32 rows: stored, added (F32 y) or rounded (Bf16 y).
 struct StoreRowsParams {
