@@ -64,6 +64,8 @@ int ItemRows(int gqa_group, int n_channels, int max_channels) {
 }
 
 int Planner::RowsPerItem(const JobSize& job) const {
+  // No item is smaller than this: decode takes the short way.
+  if (job.n_rows() <= kBaseItemRows / 2) return kBaseItemRows / 2;
   return ItemRows(job.gqa_group, job.n_channels(), max_channels_);
 }
 
@@ -166,7 +168,8 @@ void Planner::EmitWholeJobs() {
       const int n_item_rows = RowsPerItem(job);
       for (int row = 0; row < job.n_rows(); row += n_item_rows) {
         const Rows rows = {job_idx, row, std::min(row + n_item_rows, job.n_rows())};
-        Emit(rows, 0, job.VisibleTo(rows.end));
+        const int entry_end = job.VisibleTo(rows.end);
+        Emit(rows, 0, entry_end, CostOf(job, rows, 0, entry_end));
       }
     }
   }
@@ -189,18 +192,28 @@ int Planner::PlaceNextRows(int job_idx, int row) {
   if (!IsLastWorker() && Room() < kTolerance * target_ns_) NextWorker();
   const JobSize& job = jobs_[job_idx];
   Rows rows = {job_idx, row, std::min(row + RowsPerItem(job), job.n_rows())};
+  const int entry_end = job.VisibleTo(rows.end);
+  const double cost_ns = CostOf(job, rows, 0, entry_end);
+  if (Fits(cost_ns)) {
+    Emit(rows, 0, entry_end, cost_ns);
+    return rows.end - row;
+  }
   const int n_rows = RowsThatFit(rows);
   // left_ns_ counted full items; a cut changes the items behind it.
-  double change = 0;
+  double change_ns = 0;
   if (n_rows < rows.end - row) {
     rows.end = row + n_rows;
-    change = CostOf(job, rows, 0, job.VisibleTo(rows.end)) + CostOfJob(job_idx, rows.end) -
-             CostOfJob(job_idx, row);
+    change_ns = CostOf(job, rows, 0, job.VisibleTo(rows.end)) + CostOfJob(job_idx, rows.end) -
+                CostOfJob(job_idx, row);
   }
-  left_ns_ += change;
+  left_ns_ += change_ns;
   if (PlaceRows(rows)) return n_rows;
-  left_ns_ -= change;
+  left_ns_ -= change_ns;
   return 0;
+}
+
+bool Planner::Fits(double cost_ns) const {
+  return IsLastWorker() || cost_ns <= Room() + kTolerance * target_ns_;
 }
 
 void Planner::NextWorker() {
@@ -216,19 +229,16 @@ int Planner::CutRows(int gqa_group) const {
   return std::max(1, (min_rows + step - 1) / step) * step;
 }
 
-// All of them, or the most steps that the current worker has room for, but at least one.
+// Of rows that do not fit, the most steps that do, but at least one.
 int Planner::RowsThatFit(const Rows& rows) const {
   const JobSize& job = jobs_[rows.job_idx];
   const int n_rows = rows.end - rows.begin;
-  const double room = Room() + kTolerance * target_ns_;
-  const auto fits = [&](int n) {
-    const Rows first = {rows.job_idx, rows.begin, rows.begin + n};
-    return CostOf(job, first, 0, job.VisibleTo(first.end)) <= room;
-  };
-  if (IsLastWorker() || fits(n_rows)) return n_rows;
   const int step = CutRows(job.gqa_group);
   int n = std::min(step, n_rows);
-  while (n + step < n_rows && fits(n + step)) n += step;
+  for (; n + step < n_rows; n += step) {
+    const Rows first = {rows.job_idx, rows.begin, rows.begin + n + step};
+    if (!Fits(CostOf(job, first, 0, job.VisibleTo(first.end)))) break;
+  }
   return n;
 }
 
@@ -263,43 +273,42 @@ bool Planner::PlaceRows(const Rows& rows) {
   const int entry_end = job.VisibleTo(rows.end);
   int entry = 0;
   for (;;) {
+    const double whole_ns = CostOf(job, rows, entry, entry_end);
     const int n_blocks = BlocksIn(entry_end - entry);
     int n = n_blocks;
-    if (!IsLastWorker() && CostOf(job, rows, entry, entry_end) > Room() + kTolerance * target_ns_) {
+    if (!Fits(whole_ns)) {
       n = BlocksThatFit(rows, entry, entry_end);
       const bool is_idle = plan_.load_ns[worker_id_] == 0;
       if (n == 0 && is_idle) n = n_blocks < 2 * kMinSplitBlocks ? n_blocks : kMinSplitBlocks;
     }
     if (n == n_blocks) {
-      entry == 0 ? Emit(rows, 0, entry_end) : EmitPart(rows, entry, entry_end);
+      entry == 0 ? Emit(rows, 0, entry_end, whole_ns) : EmitPart(rows, entry, entry_end, whole_ns);
       return true;
     }
     if (n > 0) {
-      const double whole_ns = CostOf(job, rows, entry, entry_end);
-      EmitPart(rows, entry, entry + n * kBlockSize);
-      entry += n * kBlockSize;
+      const int cut = entry + n * kBlockSize;
+      const double part_ns = CostOf(job, rows, entry, cut);
+      EmitPart(rows, entry, cut, part_ns);
+      entry = cut;
       // The cut makes one item more than left_ns_ counted.
-      left_ns_ += CostOf(job, rows, entry - n * kBlockSize, entry) +
-                  CostOf(job, rows, entry, entry_end) - whole_ns;
+      left_ns_ += part_ns + CostOf(job, rows, entry, entry_end) - whole_ns;
     }
     NextWorker();
     if (entry == 0) return false;
   }
 }
 
-void Planner::Emit(const Rows& rows, int entry_begin, int entry_end) {
-  const JobSize& job = jobs_[rows.job_idx];
-  const double cost = CostOf(job, rows, entry_begin, entry_end);
-  plan_.load_ns[worker_id_] += cost;
-  left_ns_ -= cost;
+void Planner::Emit(const Rows& rows, int entry_begin, int entry_end, double cost_ns) {
+  plan_.load_ns[worker_id_] += cost_ns;
+  left_ns_ -= cost_ns;
   plan_.items.push_back({rows.job_idx, rows.begin, rows.end, entry_begin, entry_end});
-  plan_.max_item_floats =
-      std::max(plan_.max_item_floats, PartialFloats(rows.end - rows.begin, job.rank_v));
+  plan_.max_item_floats = std::max(
+      plan_.max_item_floats, PartialFloats(rows.end - rows.begin, jobs_[rows.job_idx].rank_v));
 }
 
-void Planner::EmitPart(const Rows& rows, int entry_begin, int entry_end) {
+void Planner::EmitPart(const Rows& rows, int entry_begin, int entry_end, double cost_ns) {
   const int n_rows = rows.end - rows.begin;
-  Emit(rows, entry_begin, entry_end);
+  Emit(rows, entry_begin, entry_end, cost_ns);
   plan_.items.back().partial_offset = plan_.workspace_floats;
   if (entry_begin == 0) {
     plan_.splits.push_back({.job_idx = rows.job_idx,

@@ -123,14 +123,15 @@ class Planner {
   int PlaceNextRows(int job_idx, int row);
 
   bool IsLastWorker() const { return worker_id_ + 1 == n_workers_; }
+  bool Fits(double cost_ns) const;
   double Room() const { return target_ns_ - plan_.load_ns[worker_id_]; }
   void NextWorker();
   int CutRows(int gqa_group) const;
   int RowsThatFit(const Rows& rows) const;
   int BlocksThatFit(const Rows& rows, int entry_begin, int entry_end) const;
   bool PlaceRows(const Rows& rows);
-  void Emit(const Rows& rows, int entry_begin, int entry_end);
-  void EmitPart(const Rows& rows, int entry_begin, int entry_end);
+  void Emit(const Rows& rows, int entry_begin, int entry_end, double cost_ns);
+  void EmitPart(const Rows& rows, int entry_begin, int entry_end, double cost_ns);
 
   CostModel model_;
   AttentionPlan plan_;
