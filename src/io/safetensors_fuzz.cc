@@ -1,5 +1,5 @@
-// Any bytes either parse, and then every tensor lies in the file and no two share a byte, or give
-// one printable line that names the file.
+// Any bytes either parse, and then the tensors fill the data exactly, or give one printable line that
+// names the file.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -19,9 +19,12 @@ void Check(std::span<const std::byte> file) {
     KVL_CHECK(std::ranges::all_of(message, [](char c) { return c >= 32 && c < 127; }));
     return;
   }
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, file.data(), sizeof(header_bytes));
+  const auto data_begin = static_cast<int64_t>(8 + header_bytes);
   int64_t total_bytes = 0;
   for (const auto& [name, entry] : header->entries) {
-    KVL_CHECK_LE(int64_t{8}, entry.begin);
+    KVL_CHECK_LE(data_begin, entry.begin);
     KVL_CHECK_LE(entry.begin, entry.end);
     KVL_CHECK_LE(entry.end, std::ssize(file));
     total_bytes += entry.end - entry.begin;
@@ -30,7 +33,7 @@ void Check(std::span<const std::byte> file) {
     for (const int64_t n : entry.shape) n_elements *= n;
     KVL_CHECK_EQ(n_elements * kvlathe::SizeOf(*entry.dtype), entry.end - entry.begin);
   }
-  KVL_CHECK_LE(total_bytes, std::ssize(file));
+  KVL_CHECK_EQ(total_bytes, std::ssize(file) - data_begin);
 }
 
 }  // namespace
