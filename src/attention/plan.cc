@@ -47,10 +47,12 @@ CostModel CostModelFor(Isa isa) {
       model.flops_per_ns = 4;
       break;
     case Isa::kAvx512Bf16:
-      model.flops_per_ns = 150;
+      model.flops_per_ns = 220;
+      model.softmax_channels = 23;
       break;
     case Isa::kAmx:
       model.flops_per_ns = 700;
+      model.softmax_channels = 73;
       break;
   }
   return model;

@@ -30,14 +30,15 @@ struct JobSize {
 // constant. Only ratios matter for balance.
 struct CostModel {
   double read_bytes_per_ns = 16;  // of K and V rows, when all workers read
-  double flops_per_ns = 150;
+  double flops_per_ns = 200;
   // What exponentials, maxima and sums of a score cost, in channels of rank_k + rank_v (methods.md
   // 1.8: the softmax constant of the papers' cost formula).
   double softmax_channels = 16;
   double item_ns = 500;  // starting a kernel, filling q and o, finishing or merging rows
 };
-// Measured order of magnitude per core: dots of AVX-512 BF16 on Zen 4, tiles of AMX on Sapphire
-// Rapids.
+// Per core. AVX-512 BF16: measured on Zen 4 with blocks in L2 and 32 to 256 rows (205 GFLOP/s of
+// useful work at ranks 128, 190 at 64). AMX: what oneDNN reaches on Sapphire Rapids, with the same
+// time for a softmax score as on Zen 4.
 CostModel CostModelFor(Isa isa);
 
 // Rows [row_begin, row_end) of a job, both at token boundaries, against entries [entry_begin,
@@ -81,7 +82,8 @@ struct AttentionPlan {
 
 // Row blocks of an item: rows that pass over the blocks together. 256 rows of q, o and
 // probabilities at head_dim 128 take a quarter of a 1 MiB L2, and more rows save no time: at 128
-// rows a byte of K or V already serves 128 FLOPs.
+// rows a byte of K or V already serves 128 FLOPs, and on Zen 4 items of 32 to 256 rows run equally
+// fast.
 inline constexpr int kMaxItemRows = 256;
 inline constexpr int kBaseItemRows = 128;
 // Below twice this many blocks, entries are not split: the merge would cost more than it saves.
