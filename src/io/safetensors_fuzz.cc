@@ -1,5 +1,5 @@
-// Any bytes either parse, and then the tensors fill the data exactly, or give one printable line that
-// names the file.
+// Any bytes either parse, and then the tensors fill the data exactly, or give one printable line
+// that names the file.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
