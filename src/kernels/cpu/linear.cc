@@ -83,7 +83,8 @@ struct Linear::State {
     const bool is_bf16 = part.compute_type == DType::kBf16;
     const int64_t dnnl_rows = isa == Isa::kAmx ? kDnnlRowsAmx : kDnnlRowsAvx512;
     if ((!is_bf16 || part.n_rows >= dnnl_rows) && dnnl[worker_id].Run(part)) return;
-    is_bf16 ? LinearAvx512(part) : LinearScalar(part);
+    if (is_bf16) return LinearAvx512(part);
+    LinearScalar(part);
   }
 };
 
