@@ -98,12 +98,14 @@ void AddedTokenMatcher::Split(std::string_view text, bool parse_special, Sink si
     pos = end;
     if (token.special && !parse_special) continue;
     if (token.single_word && TouchesWord(text, begin, end)) continue;
+    // The token may start with space that the token before it has swallowed.
+    begin = std::max(begin, emitted_end);
     if (token.lstrip) begin = SpacesBegin(text, begin, emitted_end);
     if (token.rstrip) end = SpacesEnd(text, end);
+    end = std::max(end, emitted_end);
     if (begin > emitted_end) sink(std::nullopt, emitted_end, begin);
     sink(static_cast<int32_t>(token.id), begin, end);
     emitted_end = end;
-    pos = std::max(pos, end);
   }
   if (emitted_end < text.size()) sink(std::nullopt, emitted_end, text.size());
 }

@@ -44,10 +44,11 @@ void CharBpe::IndexCharacters() {
 }
 
 void CharBpe::IndexJoins() {
-  // With unknown tokens in play a cut would part a run that fuses into one, and merges of byte
-  // tokens join characters that no token spells; then nothing is cut.
-  const absl::flat_hash_set<int32_t> byte_ids(id_of_byte_.begin(), id_of_byte_.end());
-  can_cut_ = !byte_ids.contains(kNoId) && !spec_.merges.UsesAnyOf(byte_ids);
+  // Merges of byte tokens join characters that no token spells; then nothing is cut.
+  absl::flat_hash_set<int32_t> byte_ids(id_of_byte_.begin(), id_of_byte_.end());
+  has_all_bytes_ = !byte_ids.contains(kNoId);
+  byte_ids.erase(kNoId);
+  can_cut_ = !spec_.merges.UsesAnyOf(byte_ids);
   if (!can_cut_) return;
   for (int id = 0; id < vocabulary_->size(); ++id) {
     const std::string_view text = vocabulary_->TextOf(id);
@@ -74,6 +75,12 @@ bool CharBpe::IsJoined(char32_t left, char32_t right) const {
   return joined_.contains(PairKey(left, right));
 }
 
+bool CharBpe::CanCut(char32_t left, char32_t right) const {
+  if (IsJoined(left, right)) return false;
+  // A run of unknown characters may fuse into one token.
+  return has_all_bytes_ || (id_of_char_.contains(left) && id_of_char_.contains(right));
+}
+
 void CharBpe::AppendTokens(std::string_view piece, TokenizeScratch* scratch,
                            std::vector<int32_t>* ids) const {
   if (spec_.ignore_merges) {
@@ -90,7 +97,7 @@ void CharBpe::AppendTokens(std::string_view piece, TokenizeScratch* scratch,
     const Utf8Char c = ReadAsciiOrUtf8(piece, pos);
     const bool is_whole = c.state == Utf8Char::State::kWhole;
     // Next to ill-formed bytes nothing is known about the pair.
-    if (pos > 0 && is_whole && previous_is_whole && !IsJoined(previous, c.code)) {
+    if (pos > 0 && is_whole && previous_is_whole && CanCut(previous, c.code)) {
       AppendWord(piece.substr(word_begin, pos - word_begin), scratch, ids);
       word_begin = pos;
     }

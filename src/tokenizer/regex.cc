@@ -4,6 +4,44 @@
 #include <pcre2.h>
 
 namespace kvlathe {
+namespace {
+
+// White_Space of the Unicode database, in the brackets of a class.
+constexpr std::string_view kWhiteSpace = R"(\t-\r\x85\p{Z})";
+
+// Spells \s and \S out: PCRE2 counts U+180E as a space, the expression engines that tokenizers are
+// written for do not. (\S inside a class has no such spelling and keeps PCRE2's meaning.)
+std::string WithUnicodeSpaces(std::string_view pattern) {
+  std::string out;
+  out.reserve(pattern.size() * 2);
+  bool in_class = false;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char c = pattern[i];
+    if (c == '\\' && i + 1 < pattern.size()) {
+      const char escaped = pattern[++i];
+      if (escaped == 's' && in_class) {
+        out += kWhiteSpace;
+      } else if ((escaped == 's' || escaped == 'S') && !in_class) {
+        out.append(escaped == 's' ? "[" : "[^").append(kWhiteSpace).append("]");
+      } else {
+        out.append({c, escaped});
+      }
+      continue;
+    }
+    out.push_back(c);
+    if (in_class) {
+      in_class = c != ']';
+    } else if (c == '[') {
+      in_class = true;
+      if (pattern.substr(i + 1).starts_with('^')) out.push_back(pattern[++i]);
+      // A bracket right after the opening one is a member of the class.
+      if (pattern.substr(i + 1).starts_with(']')) out.push_back(pattern[++i]);
+    }
+  }
+  return out;
+}
+
+}  // namespace
 
 struct RegexScratch::State {
   pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
@@ -35,8 +73,9 @@ struct Regex::Code {
 StatusOr<Regex> Regex::Compile(std::string_view pattern) {
   int error = 0;
   PCRE2_SIZE offset = 0;
+  const std::string spelled = WithUnicodeSpaces(pattern);
   pcre2_code* code =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(spelled.data()), spelled.size(),
                     PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr);
   if (code == nullptr) {
     PCRE2_UCHAR message[256];

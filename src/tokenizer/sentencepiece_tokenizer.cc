@@ -1,5 +1,7 @@
 #include "tokenizer/sentencepiece_tokenizer.h"
 
+#include <algorithm>
+
 #include "tokenizer/loaders.h"
 #include "tokenizer/normalizer.h"
 #include "tokenizer/text_tokenizer.h"
@@ -14,7 +16,21 @@ constexpr std::string_view kMetaspace = "\u2581";
 // add_dummy_prefix (field 3 there) to false: protocol buffers merge a message that comes twice.
 constexpr std::string_view kNoDummyPrefix("\x1A\x02\x18\x00", 4);
 
-bool IsAsciiGraphic(char c) { return c > 0x20 && c < 0x7F; }
+// ASCII graphic characters and the quotes, dashes and dots U+2010 to U+2027: what no normalisation
+// joins with a neighbour.
+bool IsPlainAt(std::string_view text, size_t pos) {
+  const auto at = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  if (pos >= text.size()) return false;
+  if (at(pos) < 0x80) return at(pos) > 0x20 && at(pos) < 0x7F;
+  return text.size() - pos >= 3 && at(pos) == 0xE2 && at(pos + 1) == 0x80 && at(pos + 2) >= 0x90 &&
+         at(pos + 2) <= 0xA7;
+}
+
+bool IsPlainBefore(std::string_view text, size_t pos) {
+  if (pos == 0) return false;
+  const bool is_ascii = static_cast<unsigned char>(text[pos - 1]) < 0x80;
+  return is_ascii ? IsPlainAt(text, pos - 1) : pos >= 3 && IsPlainAt(text, pos - 3);
+}
 
 }  // namespace
 
@@ -72,12 +88,15 @@ void SentencePieceTokenizer::IndexCuts() {
   const std::vector<int32_t> probe = library_->Tokenize("a");
   adds_space_ = !probe.empty() && library_->PieceOf(probe.front()).starts_with(kMetaspace);
   can_cut_after_.fill(adds_space_ && library_->HasPiece(kMetaspace));
+  const std::vector<int32_t> newline_probe = library_->Tokenize("a\nb");
+  newline_is_byte_ = id_of_byte_['\n'] != library_->unk_id() &&
+                     std::count(newline_probe.begin(), newline_probe.end(), id_of_byte_['\n']) == 1;
   for (int id = 0; id < library_->n_pieces(); ++id) {
     const std::string& piece = library_->PieceOf(id);
     for (size_t pos = 1; (pos = piece.find(kMetaspace, pos)) != std::string::npos; ++pos) {
-      const auto before = static_cast<unsigned char>(piece[pos - 1]);
-      if (before < 0x80) can_cut_after_[before] = false;
+      can_cut_after_[static_cast<unsigned char>(piece[pos - 1])] = false;
     }
+    newline_is_byte_ &= piece.find('\n') == std::string::npos;
   }
 }
 
@@ -131,29 +150,45 @@ void SentencePieceTokenizer::AppendSegment(std::string_view segment, WordMemo* m
   }
 }
 
+bool SentencePieceTokenizer::CanCutAtSpace(std::string_view text, size_t pos) const {
+  return IsPlainBefore(text, pos) && IsPlainAt(text, pos + 1) &&
+         can_cut_after_[static_cast<unsigned char>(text[pos - 1])];
+}
+
+// White space at the ends of a piece of text may be dropped by the model, so there must be none.
+bool SentencePieceTokenizer::CanCutAtNewline(std::string_view text, size_t pos) const {
+  const bool left_is_safe = IsPlainBefore(text, pos) || (pos > 0 && text[pos - 1] == '\n');
+  return newline_is_byte_ && left_is_safe &&
+         (IsPlainAt(text, pos + 1) || text.substr(pos + 1).starts_with('\n'));
+}
+
 void SentencePieceTokenizer::AppendText(std::string_view text, bool is_segment_start,
                                         WordMemo* memo, std::vector<int32_t>* ids) const {
   size_t word_begin = 0;
-  bool has_space_before = is_segment_start && adds_space_;
+  Follows follows = is_segment_start ? Follows::kSpace : Follows::kOther;
   for (size_t pos = 1; pos + 1 < text.size(); ++pos) {
-    if (text[pos] != ' ' || !IsAsciiGraphic(text[pos - 1]) || !IsAsciiGraphic(text[pos + 1])) {
-      continue;
-    }
-    if (!can_cut_after_[static_cast<unsigned char>(text[pos - 1])]) continue;
-    AppendWord(text.substr(word_begin, pos - word_begin), has_space_before, memo, ids);
-    has_space_before = true;
+    const bool cuts_space = text[pos] == ' ' && CanCutAtSpace(text, pos);
+    const bool cuts_newline = text[pos] == '\n' && CanCutAtNewline(text, pos);
+    if (!cuts_space && !cuts_newline) continue;
+    AppendWord(text.substr(word_begin, pos - word_begin), follows, memo, ids);
+    if (cuts_newline) ids->push_back(id_of_byte_['\n']);
+    follows = cuts_space ? Follows::kSpace : Follows::kOther;
     word_begin = pos + 1;
   }
-  AppendWord(text.substr(word_begin), has_space_before, memo, ids);
+  AppendWord(text.substr(word_begin), follows, memo, ids);
 }
 
-void SentencePieceTokenizer::AppendWord(std::string_view word, bool has_space_before,
-                                        WordMemo* memo, std::vector<int32_t>* ids) const {
-  const bool uses_memo = has_space_before || !adds_space_;
-  if (uses_memo && memo->AppendKnown(word, ids)) return;
-  const SentencePieceLibrary& library = uses_memo ? *library_ : MidTextLibrary();
-  const std::vector<int32_t> word_ids = library.Tokenize(word);
-  if (uses_memo) memo->Remember(word, word_ids);
+void SentencePieceTokenizer::AppendWord(std::string_view word, Follows follows, WordMemo* memo,
+                                        std::vector<int32_t>* ids) const {
+  if (word.empty()) return;
+  const bool is_mid_text = adds_space_ && follows == Follows::kOther;
+  // The word with what stands before it, so that both kinds share one memo.
+  std::string key(1, is_mid_text ? '\n' : ' ');
+  key += word;
+  if (memo->AppendKnown(key, ids)) return;
+  const std::vector<int32_t> word_ids =
+      is_mid_text ? MidTextLibrary().Tokenize(word) : library_->Tokenize(word);
+  memo->Remember(key, word_ids);
   ids->insert(ids->end(), word_ids.begin(), word_ids.end());
 }
 

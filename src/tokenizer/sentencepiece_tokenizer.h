@@ -38,13 +38,17 @@ class SentencePieceTokenizer : public Tokenizer {
   void AppendSegment(std::string_view segment, WordMemo* memo, std::vector<int32_t>* ids) const;
   void AppendText(std::string_view text, bool is_segment_start, WordMemo* memo,
                   std::vector<int32_t>* ids) const;
-  void AppendWord(std::string_view word, bool has_space_before, WordMemo* memo,
+  // `follows` tells what stands before the word in the text.
+  enum class Follows { kSpace, kOther };
+  void AppendWord(std::string_view word, Follows follows, WordMemo* memo,
                   std::vector<int32_t>* ids) const;
+  bool CanCutAtSpace(std::string_view text, size_t pos) const;
+  bool CanCutAtNewline(std::string_view text, size_t pos) const;
 
   std::string serialized_model_;
   std::unique_ptr<SentencePieceLibrary> library_;
-  // The same model without the space that it adds in front of a text; made when ill-formed bytes
-  // interrupt a text for the first time.
+  // The same model without the space that it adds in front of a text, for what follows a newline or
+  // ill-formed bytes; made when first needed.
   mutable std::once_flag mid_text_once_;
   mutable std::unique_ptr<SentencePieceLibrary> mid_text_library_;
 
@@ -54,8 +58,10 @@ class SentencePieceTokenizer : public Tokenizer {
   std::vector<bool> is_special_;
   std::array<int32_t, 256> id_of_byte_;
   bool adds_space_ = false;  // in front of each text
-  // Whether a text may be cut at the single space after this ASCII character.
-  std::array<bool, 128> can_cut_after_{};
+  // Whether a text may be cut at the single space after this byte, the last of a character.
+  std::array<bool, 256> can_cut_after_{};
+  // Whether a newline is always its byte token, so that a text may be cut there.
+  bool newline_is_byte_ = false;
   bool add_bos_ = false;
   std::optional<int32_t> bos_id_;
   std::optional<int32_t> eos_id_;

@@ -93,6 +93,15 @@ bool IsUnicodeSpace(char32_t code) {
 }
 
 bool IsWordChar(char32_t code) {
+  const auto is_in = [code](char32_t first, char32_t last) {
+    return code >= first && code <= last;
+  };
+  // Join controls, and the enclosed letters that are symbols by category but alphabetic all the
+  // same.
+  if (is_in(0x200C, 0x200D) || is_in(0x24B6, 0x24E9) || is_in(0x1F130, 0x1F149) ||
+      is_in(0x1F150, 0x1F169) || is_in(0x1F170, 0x1F189)) {
+    return true;
+  }
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
     case UTF8PROC_CATEGORY_LU:
     case UTF8PROC_CATEGORY_LL:

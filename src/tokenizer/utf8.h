@@ -39,7 +39,8 @@ void AppendUtf8(char32_t code, std::string* out);
 
 // White_Space of the Unicode database.
 bool IsUnicodeSpace(char32_t code);
-// What \w matches: letters, marks, decimal digits, letter numbers, connector punctuation.
+// What \w matches by UTS #18: alphabetic characters, marks, decimal digits, connector punctuation
+// and join controls.
 bool IsWordChar(char32_t code);
 
 inline constexpr std::string_view kReplacementChar = "\xEF\xBF\xBD";  // U+FFFD

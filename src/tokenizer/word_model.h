@@ -98,6 +98,7 @@ class CharBpe : public WordModel {
   void IndexCharacters();
   void IndexJoins();
   bool IsJoined(char32_t left, char32_t right) const;
+  bool CanCut(char32_t left, char32_t right) const;
   void AppendWord(std::string_view word, TokenizeScratch* scratch, std::vector<int32_t>* ids) const;
   void AppendSymbols(std::string_view word, std::vector<int32_t>* symbols) const;
   bool AppendBytes(std::string_view bytes, std::vector<int32_t>* symbols) const;
@@ -106,6 +107,7 @@ class CharBpe : public WordModel {
   const Vocabulary* vocabulary_;
   absl::flat_hash_map<char32_t, int32_t> id_of_char_;
   std::array<int32_t, 256> id_of_byte_;  // <0xNN> tokens
+  bool has_all_bytes_ = false;
   bool can_cut_ = false;
   // Pairs of characters that stand side by side in some token.
   std::array<std::array<bool, kTableSize>, kTableSize> joined_table_{};
