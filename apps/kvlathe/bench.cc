@@ -3,8 +3,8 @@
 
 #include <filesystem>
 
-#include "evaluation/attention_bench.h"
-#include "evaluation/model_bench.h"
+#include "evaluation/bench_attention.h"
+#include "evaluation/bench_model.h"
 #include "workspace.h"
 
 namespace kvlathe {
@@ -77,11 +77,73 @@ void AddModelBench(CLI::App* bench, Verbs* verbs) {
   verb->callback([verbs, options] { verbs->chosen = [options] { return RunModelBench(*options); }; });
 }
 
+struct BenchAttentionOptions {
+  AttentionBenchOptions bench;
+  std::vector<std::string> kv;
+  std::vector<std::string> phases = {"decode", "prefill"};
+  std::string schedule = "balanced";
+  int n_threads = 0;
+  bool json = false;
+};
+
+Status RunAttention(BenchAttentionOptions options) {
+  AttentionBenchOptions& bench = options.bench;
+  KVL_ASSIGN_OR_RETURN(bench.isa, SelectIsa());
+  bench.n_threads = options.n_threads > 0 ? options.n_threads : AvailableProcessors();
+  bench.schedule = ParseSchedule(options.schedule);
+  if (!options.kv.empty()) bench.specs.clear();
+  for (const std::string& kv : options.kv) {
+    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
+    KVL_RETURN_IF_ERROR(CheckSupported(spec));
+    if (spec.basis() != nullptr && !spec.basis()->Has("rate")) {
+      return Error(StatusCode::kInvalidArgument, "--kv '{}': bench attention takes rate only", kv);
+    }
+    bench.specs.push_back({kv, spec.basis() == nullptr ? 0 : spec.basis()->Number("rate")});
+  }
+  bench.phases.clear();
+  for (const std::string& phase : options.phases) {
+    bench.phases.push_back(phase == "decode" ? BenchPhase::kDecode : BenchPhase::kPrefill);
+  }
+  KVL_ASSIGN_OR_RETURN(const AttentionBenchReport report, RunAttentionBench(bench));
+  if (options.json) {
+    fmt::print("{}\n", ToJson(report).dump());
+  } else {
+    fmt::print("{}", ToMarkdown(report));
+  }
+  return OkStatus();
+}
+
+void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
+  auto options = std::make_shared<BenchAttentionOptions>();
+  AttentionBenchOptions& o = options->bench;
+  CLI::App* verb = bench->add_subcommand("attention", "Attention on compressed blocks, without a model");
+  verb->footer("Example: kvlathe bench attention --contexts 8192,32768 --kv none --kv 'fdc(rate=0.5)'");
+  verb->add_option("--kv", options->kv, "caches (default: none and fdc(rate=0.5))")->take_all();
+  verb->add_option("--contexts", o.contexts, "entries in the cache, a list")->delimiter(',');
+  verb->add_option("--phases", options->phases, "decode, prefill")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"decode", "prefill"}));
+  verb->add_option("--n-heads", o.n_heads, "query heads")->capture_default_str();
+  verb->add_option("--n-kv-heads", o.n_kv_heads, "KV heads")->capture_default_str();
+  verb->add_option("--head-dim", o.head_dim, "channels of a head")->capture_default_str();
+  verb->add_option("--prefill-tokens", o.prefill_tokens, "query tokens of prefill")->capture_default_str();
+  verb->add_option("-r,--repetitions", o.n_repetitions, "runs, the median counts")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  verb->add_option("-t,--threads", options->n_threads, "worker threads")->check(CLI::Range(1, 1024));
+  verb->add_option("-s,--seed", o.seed, "seed of ranks and rows")->capture_default_str();
+  verb->add_option("--schedule", options->schedule, "how attention is split over threads")
+      ->check(CLI::IsMember({"static", "lpt", "balanced"}));
+  verb->add_flag("--json", options->json, "one JSON object");
+  verb->callback([verbs, options] { verbs->chosen = [options] { return RunAttention(*options); }; });
+}
+
 }  // namespace
 
 void AddBenchVerb(Verbs* verbs) {
   CLI::App* bench = verbs->app->add_subcommand("bench", "Speed, as ratios to the machine's limits");
   bench->require_subcommand(1);
+  AddAttentionBench(bench, verbs);
   AddModelBench(bench, verbs);
 }
 

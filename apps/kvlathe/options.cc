@@ -27,6 +27,12 @@ void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& de
       ->capture_default_str();
 }
 
+Schedule ParseSchedule(const std::string& name) {
+  if (name == "static") return Schedule::kStatic;
+  if (name == "lpt") return Schedule::kLpt;
+  return Schedule::kBalanced;
+}
+
 CLI::App* Verbs::Add(const std::string& name, const std::string& summary, const std::string& example,
                      std::function<Status()> run) {
   CLI::App* verb = app->add_subcommand(name, summary);

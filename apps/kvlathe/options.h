@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/schedule.h"
 #include "base/status.h"
 
 namespace kvlathe {
@@ -28,6 +29,9 @@ struct ModelOptions {
 void AddModelOptions(CLI::App* app, ModelOptions* options);
 // --kv, --basis, --kv-memory, -c.
 void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& default_kv);
+
+// static, lpt or balanced, checked when parsed.
+Schedule ParseSchedule(const std::string& name);
 
 // A verb registers itself and leaves here what is to run.
 struct Verbs {

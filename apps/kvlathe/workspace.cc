@@ -9,19 +9,13 @@
 #include "calibration/fingerprint.h"
 #include "calibration/statistics_store.h"
 #include "calibration_run.h"
-#include "evaluation/attention_bench.h"
+#include "evaluation/bench_model.h"
 #include "io/files.h"
 
 namespace kvlathe {
 namespace {
 
 constexpr uint64_t kRandomWeightsSeed = 1;
-
-Schedule ParseSchedule(const std::string& name) {
-  if (name == "static") return Schedule::kStatic;
-  if (name == "lpt") return Schedule::kLpt;
-  return Schedule::kBalanced;
-}
 
 // Half of what the system says is available.
 int64_t DefaultKvBudget() {
@@ -185,11 +179,21 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
   SpecModel result;
   KVL_ASSIGN_OR_RETURN(result.spec, Spec::Parse(kv));
   KVL_RETURN_IF_ERROR(CheckSupported(result.spec));
+  if (result.spec.basis() != nullptr && result.spec.basis()->Integer("round") != 16) {
+    return Error(StatusCode::kUnimplemented,
+                 "--kv '{}': the attention kernels of this build take ranks in multiples of 16; leave "
+                 "round out",
+                 kv);
+  }
   ModelBasis basis;
   if (result.spec.basis() != nullptr) {
     if (random_weights_) {
-      KVL_ASSIGN_OR_RETURN(basis, DrawRandomBasis(config_.n_layers, config_.n_kv_heads, config_.head_dim,
-                                                  result.spec.basis()->Number("rate")));
+      if (!result.spec.basis()->Has("rate")) {
+        return Error(StatusCode::kInvalidArgument,
+                     "--kv '{}': a model with random weights takes rate only", kv);
+      }
+      basis = DrawRandomBasis(config_.n_layers, config_.n_kv_heads, config_.head_dim,
+                              result.spec.basis()->Number("rate"), kRandomWeightsSeed);
     } else {
       const BasisMethod* method = FindBasisMethod(result.spec.basis()->name);
       KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*method));

@@ -1,10 +1,11 @@
-#include "evaluation/model_bench.h"
+#include "evaluation/bench_model.h"
 
 #include <cmath>
 #include <memory>
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "evaluation/bench_attention.h"
 #include "evaluation/quality.h"
 #include "kv/blocks/block_pool.h"
 
@@ -117,6 +118,28 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   for (double s : speeds) row.stddev_ts += (s - row.avg_ts) * (s - row.avg_ts);
   row.stddev_ts = speeds.size() > 1 ? std::sqrt(row.stddev_ts / (speeds.size() - 1)) : 0;
   return row;
+}
+
+ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed) {
+  const int n_total = n_layers * n_kv_heads;
+  const std::vector<int> ranks = DrawRanks(n_total, head_dim, rate, seed);
+  Random random(seed);
+  const double deviation = 1 / std::sqrt(head_dim);
+  const auto matrix = [&](int64_t n) {
+    std::vector<float> values(n);
+    for (float& v : values) v = static_cast<float>(deviation * random.Normal());
+    return values;
+  };
+  ModelBasis basis{n_layers, n_kv_heads, head_dim, {}};
+  for (int i = 0; i < n_total; ++i) {
+    HeadBasis head{ranks[2 * i], ranks[2 * i + 1], {}, {}, {}, {}};
+    head.query_basis = matrix(int64_t{head_dim} * head.rank_k);
+    head.key_basis = head.query_basis;
+    head.value_basis = matrix(int64_t{head_dim} * head.rank_v);
+    head.output_basis = matrix(int64_t{head_dim} * head.rank_v);
+    basis.heads.push_back(std::move(head));
+  }
+  return basis;
 }
 
 nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {

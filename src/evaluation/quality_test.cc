@@ -1,0 +1,127 @@
+#include "evaluation/quality.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "evaluation/bench_model.h"
+#include "model/tensor_source.h"
+
+namespace kvlathe {
+namespace {
+
+ModelConfig SmallConfig() {
+  ModelConfig c;
+  c.model_type = "llama";
+  c.n_layers = 2;
+  c.hidden_dim = 64;
+  c.n_heads = 4;
+  c.n_kv_heads = 2;
+  c.head_dim = 32;
+  c.ffn_dim = 96;
+  c.vocab_size = 128;
+  c.max_seq_len = 512;
+  return c;
+}
+
+class QualityTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3), &threads_);
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    weights_ = *std::move(weights);
+    for (int t = 0; t < 700; ++t) tokens_.push_back((t * 37 + t / 11) % 128);
+  }
+  std::unique_ptr<Model> Make(double rate) {
+    const ModelBasis basis = DrawRandomBasis(2, 2, 32, rate, 1);
+    auto model = Model::Create(weights_, rate < 0 ? nullptr : &basis, 4, &threads_, AvailableIsas().back());
+    EXPECT_TRUE(model.ok()) << model.status();
+    return *std::move(model);
+  }
+  EvaluationText Cut(int window_tokens, std::optional<int32_t> bos) {
+    auto text = CutIntoWindows(tokens_, [](int32_t) { return 2; }, bos, window_tokens);
+    EXPECT_TRUE(text.ok()) << text.status();
+    return *std::move(text);
+  }
+  ThreadPool threads_{2};
+  std::shared_ptr<ModelWeights> weights_;
+  std::vector<int32_t> tokens_;
+};
+
+TEST_F(QualityTest, CutsWindowsThatStartWithBosAndLeavesOutTheRest) {
+  const EvaluationText text = Cut(100, 1);
+  ASSERT_EQ(text.windows.size(), 7u);  // 99 tokens of text in each
+  for (const auto& window : text.windows) {
+    EXPECT_EQ(window.size(), 100u);
+    EXPECT_EQ(window[0], 1);
+  }
+  EXPECT_EQ(text.windows[1][1], tokens_[99]);
+  EXPECT_EQ(text.n_scored(), 7 * 50);
+  EXPECT_EQ(Cut(5000, std::nullopt).windows.size(), 1u);
+  EXPECT_FALSE(CutIntoWindows({tokens_.data(), 2}, [](int32_t) { return 1; }, std::nullopt, 100).ok());
+}
+
+TEST_F(QualityTest, TheBaselineAgreesWithItselfAndSizesAreTheFormula) {
+  auto none = Make(-1), half = Make(0.5);
+  Model* models[] = {none.get(), half.get()};
+  const EvaluationText text = Cut(301, 1);
+  auto qualities = MeasureQuality(models, text, 64 << 20, &threads_, nullptr);
+  ASSERT_TRUE(qualities.ok()) << qualities.status();
+  const Quality& base = (*qualities)[0];
+  EXPECT_EQ(base.kl, 0);
+  EXPECT_EQ(base.top1_agreement, 1);
+  EXPECT_EQ(base.n_tokens, text.n_scored());
+  const Quality& lossy = (*qualities)[1];
+  EXPECT_GT(lossy.kl, 1e-4);  // the random basis is no identity
+  EXPECT_GT(lossy.kl_stderr, 0);
+  for (int i = 0; i < 2; ++i) {
+    const double reference = static_cast<double>(UncompressedBytes(2, 2, 32, 301));
+    EXPECT_DOUBLE_EQ((*qualities)[i].kv_fraction, SequenceBytes(models[i]->layout(), 301) / reference);
+    EXPECT_GE((*qualities)[i].kv_peak_fraction, (*qualities)[i].kv_fraction);
+  }
+  EXPECT_LT(lossy.kv_fraction, base.kv_fraction);
+}
+
+// Perplexity of the scored half equals a token-by-token decode.
+TEST_F(QualityTest, PerplexityIsThatOfDecodingTokenByToken) {
+  auto model = Make(0.5);
+  const EvaluationText text = Cut(130, std::nullopt);
+  Model* models[] = {model.get()};
+  auto qualities = MeasureQuality(models, {{text.windows[0]}, {text.token_bytes[0]}}, 64 << 20, &threads_,
+                                  nullptr);
+  ASSERT_TRUE(qualities.ok()) << qualities.status();
+  BlockPool pool(64 << 20);
+  SequenceCache cache(&model->layout(), &pool);
+  const std::vector<int32_t>& window = text.windows[0];
+  double nll = 0;
+  for (size_t t = 0; t + 1 < window.size(); ++t) {
+    ASSERT_TRUE(Prefill(model.get(), &cache, {&window[t], 1}).ok());
+    if (t + 1 < window.size() / 2) continue;
+    double sum = 0;
+    for (float x : model->logits(0)) sum += std::exp(x);
+    nll += std::log(sum) - model->logits(0)[window[t + 1]];
+  }
+  const double n = static_cast<double>(window.size() - window.size() / 2);
+  EXPECT_NEAR(std::log((*qualities)[0].perplexity), nll / n, 1e-4);
+  EXPECT_NEAR((*qualities)[0].bits_per_byte, nll / n / std::log(2.0) / 2, 1e-4);
+}
+
+TEST_F(QualityTest, ABudgetThatIsTooSmallIsAnError) {
+  auto model = Make(-1);
+  Model* models[] = {model.get()};
+  EXPECT_EQ(MeasureQuality(models, Cut(300, 1), 1 << 14, &threads_, nullptr).status().code(),
+            StatusCode::kResourceExhausted);
+}
+
+TEST_F(QualityTest, BenchModelCountsTokensPerSecond) {
+  auto model = Make(0.5);
+  auto row = BenchModel(model.get(), "fdc", {.n_prompt = 0, .n_gen = 4, .n_depth = 70, .n_parallel = 2}, 2,
+                        64 << 20);
+  ASSERT_TRUE(row.ok()) << row.status();
+  EXPECT_NEAR(row->avg_ts * row->seconds, 2 * 2 * 4 * 1.0, 8.0);
+  EXPECT_GT(row->profile.linear, 0);
+  EXPECT_FALSE(BenchModel(model.get(), "fdc", {.n_prompt = 600}, 1, 64 << 20).ok());
+}
+
+}  // namespace
+}  // namespace kvlathe
