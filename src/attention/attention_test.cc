@@ -27,6 +27,7 @@ struct Rows {
   Rows(int64_t n_values, DType row_type) : dtype(row_type), bytes(n_values * SizeOf(row_type)) {}
   void Fill(double sigma, Random& random) {
     values.resize(static_cast<int64_t>(bytes.size()) / SizeOf(dtype));
+    if (values.empty()) return;
     for (float& x : values) x = static_cast<float>(sigma * random.Normal());
     const auto n = static_cast<int64_t>(values.size());
     ConvertFromFloat(dtype, values.data(), n, bytes.data());

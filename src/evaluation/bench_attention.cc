@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/threads.h"
+#include "base/units.h"
 #include "kernels/cpu/block_layout.h"
 #include "kernels/cpu/machine_limits.h"
 #include "tensor/buffer.h"
@@ -22,6 +23,7 @@ constexpr double kMaxFraction = 1.05;
 constexpr double kRankVariation = 0.3;
 // With the 1 GiB that measuring read bandwidth takes, 3 GiB.
 constexpr int64_t kMaxBlockBytes = int64_t{7} << 28;
+constexpr int64_t kMinLayerBytes = int64_t{128} << 10;
 constexpr int64_t kMaxQueryBytes = int64_t{1} << 28;
 
 std::string_view PhaseName(BenchPhase phase) {
@@ -85,7 +87,7 @@ Case MakeCase(const AttentionBenchOptions& options, BenchPhase phase, int contex
   c.row.kv = spec.kv;
   const bool is_decode = phase == BenchPhase::kDecode;
   c.row.n_tokens = is_decode ? 1 : std::min(context, options.prefill_tokens);
-  const double mean_rank = (1 - spec.rate) * options.head_dim;
+  const double mean_rank = std::max(16.0, (1 - spec.rate) * options.head_dim);
   const double layer_bytes = 4.0 * mean_rank * options.n_kv_heads * context;
   if (is_decode) {
     c.n_layers =
@@ -200,15 +202,26 @@ StatusOr<std::vector<Case>> MakeCases(const AttentionBenchOptions& options) {
       const int64_t layer_bytes = int64_t{4} * options.head_dim * options.n_kv_heads * context;
       const int64_t query_bytes = int64_t{2} * options.head_dim * options.n_heads *
                                   std::min(context, options.prefill_tokens);
-      if (layer_bytes > kMaxBlockBytes / 2 || query_bytes > kMaxQueryBytes ||
-          layer_bytes < (1 << 15)) {
-        return Error(StatusCode::kInvalidArgument,
-                     "bench attention: context {} with {} KV heads of {} takes {} bytes a layer; "
-                     "choose sizes between 32 KiB and {} bytes",
-                     context, options.n_kv_heads, options.head_dim, layer_bytes,
-                     kMaxBlockBytes / 2);
+      if (layer_bytes < kMinLayerBytes || layer_bytes > kMaxBlockBytes / 2 ||
+          query_bytes > kMaxQueryBytes) {
+        return Error(
+            StatusCode::kInvalidArgument,
+            "bench attention: context {} with {} KV heads of {} takes {} a layer and {} of "
+            "queries; choose a layer of {} to {} and queries of at most {}",
+            context, options.n_kv_heads, options.head_dim, FormatBytes(layer_bytes),
+            FormatBytes(query_bytes), FormatBytes(kMinLayerBytes), FormatBytes(kMaxBlockBytes / 2),
+            FormatBytes(kMaxQueryBytes));
       }
-      for (const RankSpec& spec : specs) cases.push_back(MakeCase(options, phase, context, spec));
+      for (const RankSpec& spec : specs) {
+        cases.push_back(MakeCase(options, phase, context, spec));
+        // Short contexts may be mostly padding.
+        if (AllBlockBytes(cases.back()) <= kMaxBlockBytes) continue;
+        return Error(StatusCode::kInvalidArgument,
+                     "bench attention: context {} with {} takes {} of blocks, more than {}; choose "
+                     "a context that fills its blocks of {} entries",
+                     context, spec.kv, FormatBytes(AllBlockBytes(cases.back())),
+                     FormatBytes(kMaxBlockBytes), kBlockSize);
+      }
     }
   }
   return cases;

@@ -50,6 +50,9 @@ TEST(AttentionBenchTest, RefusesOptionsThatMakeNoSense) {
   EXPECT_EQ(code_of({.n_threads = 0}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code_of({.contexts = {0}}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code_of({.contexts = {1 << 30}}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({.contexts = {65}, .n_kv_heads = 1}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({.contexts = {1}, .n_heads = 512, .n_kv_heads = 512}),
+            StatusCode::kInvalidArgument);
   EXPECT_EQ(code_of({.specs = {{"fdc(rate=1)", 1}}}), StatusCode::kInvalidArgument);
 }
 
