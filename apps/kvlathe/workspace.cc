@@ -185,6 +185,12 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
                  "round out",
                  kv);
   }
+  if (result.spec.basis() != nullptr && result.spec.basis()->Has("accuracy")) {
+    return Error(StatusCode::kUnimplemented,
+                 "--kv '{}': accuracy needs a tuned profile, which this build cannot make yet; give rate or "
+                 "ratio",
+                 kv);
+  }
   ModelBasis basis;
   if (result.spec.basis() != nullptr) {
     if (random_weights_) {

@@ -1,0 +1,189 @@
+"""The command line as a user meets it: what goes right prints what the contract says, and what goes
+wrong gives exit status 2 (usage) or 1 (runtime) and one line on standard error.
+
+Usage: cli_test.py KVLATHE MODEL_DIRECTORY
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+KVLATHE, MODEL = sys.argv[1], pathlib.Path(sys.argv[2])
+TEXT = MODEL / "calibration.txt"
+
+
+class CommandLine(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="kvlathe_cli_"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.environment = dict(os.environ, XDG_CACHE_HOME=str(CACHE))
+
+    def run_verb(self, *arguments, stdin=b"", **options):
+        return subprocess.run([KVLATHE, *map(str, arguments)], input=stdin, capture_output=True,
+                              env=self.environment, timeout=300, **options)
+
+    def json_of(self, *arguments, stdin=b""):
+        done = self.run_verb(*arguments, "--json", stdin=stdin)
+        self.assertEqual(done.returncode, 0, done.stderr.decode())
+        return json.loads(done.stdout)
+
+    def assert_refused(self, status, needle, *arguments, **options):
+        done = self.run_verb(*arguments, **options)
+        error = done.stderr.decode()
+        self.assertEqual(done.returncode, status, f"{arguments}: {error}")
+        self.assertEqual(error.count("\n"), 1, f"not one line: {error!r}")
+        self.assertIn(needle, error)
+        self.assertEqual(done.stdout, b"")
+
+    def copy_of_model(self):
+        copy = self.folder / "model"
+        shutil.copytree(MODEL, copy)
+        return copy
+
+    # What goes right.
+
+    def test_compare_prints_the_contract(self):
+        result = self.json_of("compare", "-m", MODEL, "-c", 256, "--text", TEXT, "--kv", "none",
+                              "--kv", "fdc(rate=0)", "--kv", "fdc(rate=0.25)", "--kv", "fdc(rate=0.5)",
+                              "--kv", "fdc(rate=0.5,ranks=uniform)")
+        self.assertLessEqual({"model", "text", "tokens", "rows"}, result.keys())
+        rows = result["rows"]
+        fields = {"kv", "kv_resolved", "kv_fraction", "kv_bytes_per_token", "perplexity",
+                  "bits_per_byte", "kl", "kl_stderr", "top1_agreement", "ttft_ms", "tbt_ms"}
+        for row in rows:
+            self.assertLessEqual(fields, row.keys())
+        none, full, quarter, half, uniform = rows
+        self.assertEqual(none["kl"], 0)
+        self.assertLess(full["kl"], 1e-3)  # full rank is none, in BF16
+        self.assertLess(full["kl"], quarter["kl"])
+        self.assertLess(quarter["kl"], half["kl"])
+        self.assertLess(half["kv_fraction"], quarter["kv_fraction"])
+        self.assertLess(abs(uniform["kv_fraction"] - half["kv_fraction"]), 0.03)
+
+    def test_full_rank_is_none_in_f32(self):
+        result = self.json_of("eval", "-m", MODEL, "-c", 128, "--dtype", "f32", "--kl",
+                              self.short_text(), "--kv", "fdc(rate=0)")
+        self.assertLess(result["kl"], 1e-6)
+        self.assertLessEqual({"kv", "kv_fraction", "perplexity", "bits_per_byte", "kl", "tokens"},
+                             result.keys())
+
+    def short_text(self):
+        path = self.folder / "short.txt"
+        path.write_text(TEXT.read_text()[:2500])
+        return path
+
+    def test_run_is_repeatable(self):
+        arguments = ["run", "-m", MODEL, "-p", "The carriage stood", "-n", 12, "--temp", 0.8, "--seed", 5]
+        first, second = self.json_of(*arguments), self.json_of(*arguments)
+        self.assertEqual(first["ids"], second["ids"])
+        self.assertEqual(len(first["ids"]), first["generated_tokens"])
+        done = self.run_verb("run", "-m", MODEL, "-p", "The carriage stood", "-n", 4)
+        self.assertTrue(done.stdout.decode().startswith("The carriage stood"))
+
+    def test_tokenize_goes_both_ways(self):
+        text = "It was a bright cold morning, 4821 \u00e9 \U0001f600.\n"
+        ids = self.json_of("tokenize", "-m", MODEL, "--no-bos", stdin=text.encode())["ids"]
+        back = self.run_verb("tokenize", "-m", MODEL, "--decode", stdin=json.dumps(ids).encode())
+        self.assertEqual(back.stdout.decode(), text)
+
+    def test_calibrate_writes_what_the_others_read(self):
+        basis = self.folder / "basis.safetensors"
+        done = self.json_of("calibrate", "-m", MODEL, "--random-tokens", 2048, "-o", basis)
+        self.assertEqual(done["tokens"], 2048)
+        report = self.json_of("inspect", "-m", MODEL, "--basis", basis, "--kv", "fdc(rate=0.5)")
+        self.assertEqual(len(report["basis"]["heads"]), 12)
+        self.assertLessEqual(report["basis"]["removal_rate"], 0.5)
+        self.assertEqual(report["kv_bytes"]["total"],
+                         sum(report["kv_bytes"][part] for part in
+                             ("blocks", "sinks", "run_records", "layer_records", "tables")))
+
+    def test_every_verb_has_help_with_an_example(self):
+        for verb in (["run"], ["compare"], ["calibrate"], ["eval"], ["inspect"], ["specs"], ["tokenize"],
+                     ["bench", "attention"], ["bench", "model"]):
+            done = self.run_verb(*verb, "--help")
+            self.assertEqual(done.returncode, 0)
+            self.assertRegex(done.stdout.decode(), "Example: .*kvlathe " + " ".join(verb))
+
+    def test_specs_lists_every_axis(self):
+        names = {stage["name"] for stage in self.json_of("specs")["stages"]}
+        self.assertLessEqual({"fdc", "zack", "h2o", "kivi", "lowrank", "gear"}, names)
+
+    # What goes wrong.
+
+    def test_wrong_specs(self):
+        run = ["run", "-m", MODEL, "-p", "x", "--kv"]
+        self.assert_refused(2, "position 1", *run, "fcd(rate=0.5)")
+        self.assert_refused(2, "axis", *run, "fdc(rate=0.5)+zack(rate=0.5)")
+        self.assert_refused(2, "rat", *run, "fdc(rat=0.5)")
+        self.assert_refused(2, "rate", *run, "fdc(rate=1.5)")
+        self.assert_refused(1, "zack", *run, "zack(rate=0.5)")
+        self.assert_refused(1, "accuracy", *run, "fdc(accuracy=0.99)")
+
+    def test_wrong_usage(self):
+        self.assert_refused(2, "subcommand")
+        self.assert_refused(2, "--model", "run", "-p", "x")
+        self.assert_refused(2, "--top-p", "run", "-m", MODEL, "-p", "x", "--top-p", 2)
+        self.assert_refused(2, "prompt", "run", "-m", MODEL)
+        self.assert_refused(2, "size", "run", "-m", MODEL, "-p", "x", "--kv-memory", "lots")
+        self.environment["KVLATHE_ISA"] = "mmx"
+        self.assert_refused(2, "KVLATHE_ISA", "run", "-m", MODEL, "-p", "x")
+
+    def test_missing_and_foreign_files(self):
+        self.assert_refused(1, "nowhere", "run", "-m", self.folder / "nowhere", "-p", "x")
+        self.assert_refused(1, "config.json", "run", "-m", self.folder, "-p", "x")
+        self.assert_refused(1, "no.txt", "compare", "-m", MODEL, "--text", self.folder / "no.txt")
+        self.assert_refused(1, "no.safetensors", "run", "-m", MODEL, "-p", "x", "--kv", "fdc(rate=0.5)",
+                            "--basis", self.folder / "no.safetensors")
+
+    def test_damaged_weights(self):
+        copy = self.copy_of_model()
+        weights = copy / "model.safetensors"
+        data = weights.read_bytes()
+        weights.write_bytes(data[: len(data) // 2])
+        self.assert_refused(1, "model.safetensors", "run", "-m", copy, "-p", "x")
+        header_bytes = struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8 : 8 + header_bytes])
+        begin = header["model.layers.2.mlp.up_proj.weight"]["data_offsets"][0]
+        place = 8 + header_bytes + begin + 100
+        weights.write_bytes(data[:place] + b"\xc0\x7f" + data[place + 2 :])
+        self.assert_refused(1, "up_proj", "run", "-m", copy, "-p", "x")
+        weights.unlink()
+        self.assert_refused(1, "safetensors", "run", "-m", copy, "-p", "x")
+
+    def test_statistics_of_another_model(self):
+        copy = self.copy_of_model()
+        basis = self.folder / "basis.safetensors"
+        self.json_of("calibrate", "-m", MODEL, "--random-tokens", 512, "-o", basis)
+        config = json.loads((copy / "config.json").read_text())
+        config["rope_theta"] = 20000.0
+        (copy / "config.json").write_text(json.dumps(config))
+        self.assert_refused(2, "calibrate", "run", "-m", copy, "-p", "x", "--kv", "fdc(rate=0.5)",
+                            "--basis", basis)
+
+    def test_too_much_asked(self):
+        self.assert_refused(2, "context", "run", "-m", MODEL, "-p", "x", "-n", 5000)
+        self.assert_refused(2, "context", "run", "-m", MODEL, "-p", "x", "-c", 100000)
+        self.assert_refused(1, "--kv-memory", "run", "-m", MODEL, "-p", "x", "--kv-memory", "10KiB")
+        self.assert_refused(1, "memory", "compare", "-m", MODEL, "--text", TEXT, "--kv-memory", "10KiB")
+
+    def test_unwritable_output(self):
+        self.assert_refused(1, "missing", "calibrate", "-m", MODEL, "--random-tokens", 512, "-o",
+                            self.folder / "missing" / "basis.safetensors")
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run([KVLATHE, "specs"], stdout=full, stderr=subprocess.PIPE, timeout=60)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr.count(b"\n"), 1)
+
+
+if __name__ == "__main__":
+    CACHE = tempfile.mkdtemp(prefix="kvlathe_cache_")
+    try:
+        unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)
+    finally:
+        shutil.rmtree(CACHE)
