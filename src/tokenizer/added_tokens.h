@@ -32,7 +32,6 @@ class AddedTokenMatcher {
 
   // `pattern` is what is searched for: the content, or its normalised form.
   void Add(const AddedToken& token, std::string_view pattern);
-  bool empty() const { return tokens_.empty(); }
 
   // Leftmost-longest matches without overlap, in order, with the text between them.
   void Split(std::string_view text, bool parse_special, Sink sink) const;

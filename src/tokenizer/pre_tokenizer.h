@@ -50,7 +50,6 @@ class PreTokenizer {
 
   // kUnimplemented beyond kMaxSteps.
   Status AddStep(Step step);
-  bool empty() const { return steps_.empty(); }
 
   // Calls `sink` with each piece of `text` in order; pieces are bytes of the text (or of its
   // rewriting by the steps) and live only during the call. Each ill-formed run of bytes is a piece
