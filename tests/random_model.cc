@@ -50,7 +50,8 @@ nlohmann::json ConfigOf(const RandomModelShape& s) {
 }  // namespace
 
 std::string FreshDirectory(const std::string& name) {
-  const std::string path = ::testing::TempDir() + "/kvlathe_" + name + "_" + std::to_string(getpid());
+  const std::string path =
+      ::testing::TempDir() + "/kvlathe_" + name + "_" + std::to_string(getpid());
   std::filesystem::remove_all(path);
   std::filesystem::create_directories(path);
   return path;
@@ -70,7 +71,8 @@ ReferenceModel WriteRandomModel(const RandomModelShape& s, const std::string& di
   m.rope = s.rope;
   std::mt19937_64 random(seed);
   std::map<std::string, Stored> stored;
-  const auto add = [&](const std::string& name, std::vector<int64_t> shape, double mean, double deviation) {
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape, double mean,
+                       double deviation) {
     std::normal_distribution<double> normal(mean, deviation);
     int64_t n = 1;
     for (int64_t dim : shape) n *= dim;

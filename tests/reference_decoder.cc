@@ -8,7 +8,9 @@ namespace {
 
 using Vector = std::vector<double>;
 
-const Vector& Tensor(const ReferenceModel& m, const std::string& name) { return m.tensors.at(name); }
+const Vector& Tensor(const ReferenceModel& m, const std::string& name) {
+  return m.tensors.at(name);
+}
 
 // y = W x + b for a stored [n_out, n_in] matrix; the bias is used when it exists.
 Vector Project(const ReferenceModel& m, const std::string& name, const Vector& x) {
@@ -78,8 +80,8 @@ struct LayerCache {
 };
 
 // Output of all heads for the newest token, back in the width of W_O's input.
-Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>& bases, int n_sink,
-              const Vector& q_all, int position, const LayerCache& cache) {
+Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>& bases,
+              int n_sink, const Vector& q_all, int position, const LayerCache& cache) {
   Vector out;
   for (int h = 0; h < m.n_heads; ++h) {
     const int g = h / (m.n_heads / m.n_kv_heads);

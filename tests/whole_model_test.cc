@@ -27,8 +27,8 @@ struct Loaded {
   std::unique_ptr<Model> model;
 };
 
-Loaded Load(const std::string& directory, DType compute_type, Isa isa, const ModelBasis* basis = nullptr,
-            int n_sink = 0, int n_threads = 2) {
+Loaded Load(const std::string& directory, DType compute_type, Isa isa,
+            const ModelBasis* basis = nullptr, int n_sink = 0, int n_threads = 2) {
   Loaded loaded;
   loaded.pool = std::make_unique<ThreadPool>(n_threads);
   loaded.blocks = std::make_unique<BlockPool>(int64_t{256} << 20);
@@ -47,7 +47,8 @@ Loaded Load(const std::string& directory, DType compute_type, Isa isa, const Mod
 }
 
 // Logits after every token, fed in chunks of the given sizes (the last one repeats).
-testing::Matrix Logits(Loaded* loaded, const std::vector<int>& ids, const std::vector<int>& chunks) {
+testing::Matrix Logits(Loaded* loaded, const std::vector<int>& ids,
+                       const std::vector<int>& chunks) {
   SequenceCache cache(&loaded->model->layout(), loaded->blocks.get());
   testing::Matrix logits;
   const std::vector<int32_t> tokens(ids.begin(), ids.end());
@@ -55,7 +56,8 @@ testing::Matrix Logits(Loaded* loaded, const std::vector<int>& ids, const std::v
     const size_t n =
         std::min<size_t>(chunks[std::min(chunk, chunks.size() - 1)], tokens.size() - begin);
     EXPECT_TRUE(cache.Extend(static_cast<int>(n)).ok());
-    const SequenceStep step{&cache, std::span(tokens).subspan(begin, n), SequenceStep::Logits::kAll};
+    const SequenceStep step{&cache, std::span(tokens).subspan(begin, n),
+                            SequenceStep::Logits::kAll};
     EXPECT_TRUE(loaded->model->Forward({&step, 1}).ok());
     for (size_t t = 0; t < n; ++t) {
       const auto row = loaded->model->logits(static_cast<int64_t>(t));
@@ -126,7 +128,8 @@ TEST_P(GoldenTest, MatchesTheIndependentImplementation) {
       Loaded loaded = Load(directory, compute_type, isa);
       for (const auto& example : golden->at("cases")) {
         const std::vector<int> ids = example.at("ids");
-        SCOPED_TRACE(fmt::format("{} {} {} tokens", IsaName(isa), DTypeName(compute_type), ids.size()));
+        SCOPED_TRACE(
+            fmt::format("{} {} {} tokens", IsaName(isa), DTypeName(compute_type), ids.size()));
         const testing::Matrix logits = Logits(&loaded, ids, {512});
         const testing::Matrix last = {example.at("last_logits")};
         EXPECT_LT(MaxDifference({logits.back()}, last), logit_bound);
@@ -138,7 +141,8 @@ TEST_P(GoldenTest, MatchesTheIndependentImplementation) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenTest,
                          ::testing::Values(KVLATHE_SOURCE_DIR "/models/lathe-nano",
-                                           KVLATHE_SOURCE_DIR "/../shared/models/tinystories-656k"));
+                                           KVLATHE_SOURCE_DIR
+                                           "/../shared/models/tinystories-656k"));
 
 std::vector<RandomModelShape> Shapes() {
   RandomModelShape gqa, mha, qwen, biased, scaled, interpolated, wide;
@@ -175,7 +179,8 @@ TEST_P(RandomModelTest, MatchesTheLiteralDecoder) {
     Loaded f32 = Load(directory_, DType::kF32, isa);
     EXPECT_LT(MaxDifference(Logits(&f32, ids_, {90}), expected), 1e-3) << IsaName(isa);
     Loaded bf16 = Load(directory_, DType::kBf16, isa);
-    EXPECT_NEAR(MeanNll(Logits(&bf16, ids_, {90}), ids_), MeanNll(expected, ids_), 5e-2) << IsaName(isa);
+    EXPECT_NEAR(MeanNll(Logits(&bf16, ids_, {90}), ids_), MeanNll(expected, ids_), 5e-2)
+        << IsaName(isa);
   }
 }
 

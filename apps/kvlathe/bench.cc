@@ -25,8 +25,9 @@ Status RunModelBench(const BenchModelOptions& options) {
   if (random != options.model.model.empty()) {
     return Error(StatusCode::kInvalidArgument, "give one of -m DIR and --random-model CONFIG.json");
   }
-  KVL_ASSIGN_OR_RETURN(auto workspace, random ? Workspace::OpenRandom(options.random_model, options.model)
-                                              : Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(auto workspace,
+                       random ? Workspace::OpenRandom(options.random_model, options.model)
+                              : Workspace::Open(options.model));
   std::vector<std::string> specs = options.model.kv;
   if (specs.empty()) specs = {"none"};
   std::vector<ModelBenchRow> rows;
@@ -51,10 +52,11 @@ Status RunModelBench(const BenchModelOptions& options) {
   if (options.model.json) {
     fmt::print("{}\n", ToJson(rows).dump());
   } else {
-    const std::string name = std::filesystem::path(random ? options.random_model : options.model.model)
-                                 .lexically_normal()
-                                 .stem()
-                                 .string();
+    const std::string name =
+        std::filesystem::path(random ? options.random_model : options.model.model)
+            .lexically_normal()
+            .stem()
+            .string();
     fmt::print("{}", ToMarkdown(rows, name, workspace->threads()->n_workers()));
   }
   return OkStatus();
@@ -67,14 +69,18 @@ void AddModelBench(CLI::App* bench, Verbs* verbs) {
   AddModelOptions(verb, &options->model);
   verb->get_option("--model")->required(false);
   AddCacheOptions(verb, &options->model, "none");
-  verb->add_option("--random-model", options->random_model, "random weights in the shape of a config.json");
+  verb->add_option("--random-model", options->random_model,
+                   "random weights in the shape of a config.json");
   verb->add_option("-p,--n-prompt", options->n_prompt, "prompt tokens, a list")->delimiter(',');
   verb->add_option("-n,--n-gen", options->n_gen, "generated tokens, a list")->delimiter(',');
-  verb->add_option("-d,--n-depth", options->n_depth, "tokens already in the cache, a list")->delimiter(',');
+  verb->add_option("-d,--n-depth", options->n_depth, "tokens already in the cache, a list")
+      ->delimiter(',');
   verb->add_option("--np,--parallel", options->n_parallel, "sequences at the same time")
       ->check(CLI::Range(1, 4096));
-  verb->add_option("-r,--repetitions", options->n_repetitions, "counted runs")->check(CLI::Range(1, 1000));
-  verb->callback([verbs, options] { verbs->chosen = [options] { return RunModelBench(*options); }; });
+  verb->add_option("-r,--repetitions", options->n_repetitions, "counted runs")
+      ->check(CLI::Range(1, 1000));
+  verb->callback(
+      [verbs, options] { verbs->chosen = [options] { return RunModelBench(*options); }; });
 }
 
 struct BenchAttentionOptions {
@@ -116,8 +122,10 @@ Status RunAttention(BenchAttentionOptions options) {
 void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
   auto options = std::make_shared<BenchAttentionOptions>();
   AttentionBenchOptions& o = options->bench;
-  CLI::App* verb = bench->add_subcommand("attention", "Attention on compressed blocks, without a model");
-  verb->footer("Example: kvlathe bench attention --contexts 8192,32768 --kv none --kv 'fdc(rate=0.5)'");
+  CLI::App* verb =
+      bench->add_subcommand("attention", "Attention on compressed blocks, without a model");
+  verb->footer(
+      "Example: kvlathe bench attention --contexts 8192,32768 --kv none --kv 'fdc(rate=0.5)'");
   verb->add_option("--kv", options->kv, "caches (default: none and fdc(rate=0.5))")->take_all();
   verb->add_option("--contexts", o.contexts, "entries in the cache, a list")->delimiter(',');
   verb->add_option("--phases", options->phases, "decode, prefill")
@@ -126,16 +134,19 @@ void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
   verb->add_option("--n-heads", o.n_heads, "query heads")->capture_default_str();
   verb->add_option("--n-kv-heads", o.n_kv_heads, "KV heads")->capture_default_str();
   verb->add_option("--head-dim", o.head_dim, "channels of a head")->capture_default_str();
-  verb->add_option("--prefill-tokens", o.prefill_tokens, "query tokens of prefill")->capture_default_str();
+  verb->add_option("--prefill-tokens", o.prefill_tokens, "query tokens of prefill")
+      ->capture_default_str();
   verb->add_option("-r,--repetitions", o.n_repetitions, "runs, the median counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  verb->add_option("-t,--threads", options->n_threads, "worker threads")->check(CLI::Range(1, 1024));
+  verb->add_option("-t,--threads", options->n_threads, "worker threads")
+      ->check(CLI::Range(1, 1024));
   verb->add_option("-s,--seed", o.seed, "seed of ranks and rows")->capture_default_str();
   verb->add_option("--schedule", options->schedule, "how attention is split over threads")
       ->check(CLI::IsMember({"static", "lpt", "balanced"}));
   verb->add_flag("--json", options->json, "one JSON object");
-  verb->callback([verbs, options] { verbs->chosen = [options] { return RunAttention(*options); }; });
+  verb->callback(
+      [verbs, options] { verbs->chosen = [options] { return RunAttention(*options); }; });
 }
 
 }  // namespace

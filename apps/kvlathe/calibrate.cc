@@ -43,17 +43,22 @@ Status RunCalibrate(const CalibrateOptions& options) {
 
 void AddCalibrateVerb(Verbs* verbs) {
   auto options = std::make_shared<CalibrateOptions>();
-  CLI::App* verb = verbs->Add("calibrate", "Statistics of queries, keys and values for the basis axis",
-                              "kvlathe calibrate -m models/lathe-nano --random-tokens 16384 -o basis.safetensors",
-                              [options] { return RunCalibrate(*options); });
+  CLI::App* verb = verbs->Add(
+      "calibrate", "Statistics of queries, keys and values for the basis axis",
+      "kvlathe calibrate -m models/lathe-nano --random-tokens 16384 -o basis.safetensors",
+      [options] { return RunCalibrate(*options); });
   AddModelOptions(verb, &options->model);
   verb->add_option("--kv-memory", options->model.kv_memory, "KV cache budget while calibrating");
-  auto* random = verb->add_option("--random-tokens", options->run.n_random_tokens, "random tokens to run")
-                     ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
-                     ->capture_default_str();
-  verb->add_option("--text", options->run.text_path, "calibrate on a text instead")->excludes(random);
-  verb->add_option("-s,--seed", options->run.seed, "seed of the random tokens")->capture_default_str();
-  verb->add_option("-o,--output", options->output, "file to write (default: the model's basis.safetensors)");
+  auto* random =
+      verb->add_option("--random-tokens", options->run.n_random_tokens, "random tokens to run")
+          ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+          ->capture_default_str();
+  verb->add_option("--text", options->run.text_path, "calibrate on a text instead")
+      ->excludes(random);
+  verb->add_option("-s,--seed", options->run.seed, "seed of the random tokens")
+      ->capture_default_str();
+  verb->add_option("-o,--output", options->output,
+                   "file to write (default: the model's basis.safetensors)");
 }
 
 }  // namespace kvlathe

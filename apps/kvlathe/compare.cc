@@ -35,14 +35,14 @@ StatusOr<Comparison> Measure(Workspace* workspace, const std::vector<std::string
   std::vector<Model*> models;
   for (const SpecModel& m : spec_models) models.push_back(m.model.get());
   KVL_ASSIGN_OR_RETURN(const std::vector<Quality> qualities,
-                       MeasureQuality(models, text, workspace->kv_budget_bytes(), workspace->threads(),
-                                      workspace->progress()));
+                       MeasureQuality(models, text, workspace->kv_budget_bytes(),
+                                      workspace->threads(), workspace->progress()));
   Comparison comparison{workspace->options().model, text_path, text.n_scored(), {}};
   for (size_t i = 1; i < spec_models.size(); ++i) {
     KVL_ASSIGN_OR_RETURN(const Latency latency, MeasureLatency(models[i], text.windows.front(),
                                                                workspace->kv_budget_bytes()));
-    comparison.rows.push_back({spec_models[i].spec.text(), spec_models[i].spec.ToString(), qualities[i],
-                               latency});
+    comparison.rows.push_back(
+        {spec_models[i].spec.text(), spec_models[i].spec.ToString(), qualities[i], latency});
   }
   return comparison;
 }
@@ -68,13 +68,14 @@ Status Compare(CompareOptions options) {
 
 void AddCompareVerb(Verbs* verbs) {
   auto options = std::make_shared<CompareOptions>();
-  CLI::App* verb =
-      verbs->Add("compare", "Size, quality and speed of several caches on one model and text",
-                 "kvlathe compare -m models/lathe-nano --kv none --kv 'fdc(rate=0.5)' --text novel.txt",
-                 [options] { return Compare(*options); });
+  CLI::App* verb = verbs->Add(
+      "compare", "Size, quality and speed of several caches on one model and text",
+      "kvlathe compare -m models/lathe-nano --kv none --kv 'fdc(rate=0.5)' --text novel.txt",
+      [options] { return Compare(*options); });
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "none and fdc at three rates");
-  verb->add_option("--text", options->text, "text to evaluate on (default: the model's sample.txt)");
+  verb->add_option("--text", options->text,
+                   "text to evaluate on (default: the model's sample.txt)");
 }
 
 }  // namespace kvlathe

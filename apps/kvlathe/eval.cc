@@ -20,14 +20,16 @@ Status Eval(const EvalOptions& options) {
     return Error(StatusCode::kInvalidArgument, "give one of --perplexity FILE and --kl FILE");
   }
   if (options.model.kv.size() > 1) {
-    return Error(StatusCode::kInvalidArgument, "eval takes one --kv; kvlathe compare takes several");
+    return Error(StatusCode::kInvalidArgument,
+                 "eval takes one --kv; kvlathe compare takes several");
   }
   const std::string kv = options.model.kv.empty() ? "none" : options.model.kv.front();
   KVL_RETURN_IF_ERROR(Spec::Parse(kv).status());
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
   const Tokenizer& tokenizer = workspace->tokenizer();
-  KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
-                       workspace->TokenizeFile(with_kl ? options.kl_text : options.perplexity_text));
+  KVL_ASSIGN_OR_RETURN(
+      const std::vector<int32_t> tokens,
+      workspace->TokenizeFile(with_kl ? options.kl_text : options.perplexity_text));
   KVL_ASSIGN_OR_RETURN(
       const EvaluationText text,
       CutIntoWindows(
@@ -41,8 +43,8 @@ Status Eval(const EvalOptions& options) {
     models.insert(models.begin(), baseline.model.get());
   }
   KVL_ASSIGN_OR_RETURN(const std::vector<Quality> qualities,
-                       MeasureQuality(models, text, workspace->kv_budget_bytes(), workspace->threads(),
-                                      workspace->progress()));
+                       MeasureQuality(models, text, workspace->kv_budget_bytes(),
+                                      workspace->threads(), workspace->progress()));
   const Quality& q = qualities.back();
   if (options.model.json) {
     nlohmann::ordered_json json = {{"kv", kv},
@@ -56,8 +58,8 @@ Status Eval(const EvalOptions& options) {
     fmt::print("{}\n", json.dump());
     return OkStatus();
   }
-  fmt::print("--kv {}: {} scored tokens, KV size {:.2f}%, perplexity {:.4f}, {:.4f} bits per byte", kv,
-             q.n_tokens, 100 * q.kv_fraction, q.perplexity, q.bits_per_byte);
+  fmt::print("--kv {}: {} scored tokens, KV size {:.2f}%, perplexity {:.4f}, {:.4f} bits per byte",
+             kv, q.n_tokens, 100 * q.kv_fraction, q.perplexity, q.bits_per_byte);
   if (with_kl) fmt::print(", KL {:.6f} +- {:.6f} nats per token", q.kl, q.kl_stderr);
   fmt::print("\n");
   return OkStatus();
@@ -67,13 +69,15 @@ Status Eval(const EvalOptions& options) {
 
 void AddEvalVerb(Verbs* verbs) {
   auto options = std::make_shared<EvalOptions>();
-  CLI::App* verb = verbs->Add("eval", "Perplexity, or KL to the uncompressed model, on a text",
-                              "kvlathe eval -m models/lathe-nano --kv 'fdc(rate=0.5)' --kl novel.txt",
-                              [options] { return Eval(*options); });
+  CLI::App* verb =
+      verbs->Add("eval", "Perplexity, or KL to the uncompressed model, on a text",
+                 "kvlathe eval -m models/lathe-nano --kv 'fdc(rate=0.5)' --kl novel.txt",
+                 [options] { return Eval(*options); });
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "none");
   verb->add_option("--perplexity", options->perplexity_text, "text whose perplexity is measured");
-  verb->add_option("--kl", options->kl_text, "text on which KL to the uncompressed model is measured");
+  verb->add_option("--kl", options->kl_text,
+                   "text on which KL to the uncompressed model is measured");
 }
 
 }  // namespace kvlathe

@@ -45,7 +45,8 @@ nlohmann::ordered_json BytesJson(const Workspace& workspace, const KvBytes& byte
           {"kv_fraction", static_cast<double>(bytes.total()) / reference}};
 }
 
-// Overlap of the key subspaces from the workspace's statistics and from a text, at each head's half rank.
+// Overlap of the key subspaces from the workspace's statistics and from a text, at each head's half
+// rank.
 StatusOr<double> OverlapWithText(Workspace* workspace, const BasisMethod& method,
                                  const std::string& text_path) {
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis* from_random, workspace->Analysis(method));
@@ -74,13 +75,15 @@ std::string SpectrumLine(const std::vector<double>& values) {
 void PrintBasis(const Workspace& workspace, const BasisAnalysis& analysis,
                 const RankAllocation& allocation) {
   const BasisReport report = ReportBasis(analysis, allocation);
-  fmt::print("removed {:.4f} of all elements (eta {:.5f}); mean rank_k {:.1f}, rank_v {:.1f} of {}\n",
-             report.removal_rate, report.eta, report.mean_rank_k, report.mean_rank_v,
-             workspace.config().head_dim);
-  fmt::print("coefficient of variation of the largest singular value over heads: QK {:.3f}, V {:.3f}\n\n",
-             report.cv_largest_qk, report.cv_largest_v);
-  fmt::print("{:>5} {:>7} {:>6} {:>6}  every eighth singular value of QK | of V\n", "layer", "KV head",
-             "rank_k", "rank_v");
+  fmt::print(
+      "removed {:.4f} of all elements (eta {:.5f}); mean rank_k {:.1f}, rank_v {:.1f} of {}\n",
+      report.removal_rate, report.eta, report.mean_rank_k, report.mean_rank_v,
+      workspace.config().head_dim);
+  fmt::print(
+      "coefficient of variation of the largest singular value over heads: QK {:.3f}, V {:.3f}\n\n",
+      report.cv_largest_qk, report.cv_largest_v);
+  fmt::print("{:>5} {:>7} {:>6} {:>6}  every eighth singular value of QK | of V\n", "layer",
+             "KV head", "rank_k", "rank_v");
   for (int l = 0; l < workspace.config().n_layers; ++l) {
     for (int g = 0; g < workspace.config().n_kv_heads; ++g) {
       const int i = l * workspace.config().n_kv_heads + g;
@@ -126,9 +129,11 @@ Status Inspect(const InspectOptions& options) {
              options.model.model, c.model_type, c.n_layers, c.hidden_dim, c.n_heads, c.n_kv_heads,
              c.head_dim, c.max_seq_len);
   fmt::print("--kv {}\n", spec_model.spec.ToString());
-  fmt::print("a sequence of {} tokens: {} in blocks, {} in sinks, {} in tables; rotations of the model {}\n",
-             workspace->context_tokens(), FormatBytes(bytes.blocks), FormatBytes(bytes.sinks),
-             FormatBytes(bytes.tables), FormatBytes(spec_model.model->basis_bytes()));
+  fmt::print(
+      "a sequence of {} tokens: {} in blocks, {} in sinks, {} in tables; rotations of the model "
+      "{}\n",
+      workspace->context_tokens(), FormatBytes(bytes.blocks), FormatBytes(bytes.sinks),
+      FormatBytes(bytes.tables), FormatBytes(spec_model.model->basis_bytes()));
   if (overlap.has_value()) {
     fmt::print("subspaces from random tokens and from {} overlap by {:.3f} at rank {}\n",
                options.overlap_text, *overlap, c.head_dim / 2);
@@ -141,9 +146,10 @@ Status Inspect(const InspectOptions& options) {
 
 void AddInspectVerb(Verbs* verbs) {
   auto options = std::make_shared<InspectOptions>();
-  CLI::App* verb = verbs->Add("inspect", "Shapes, ranks per head, singular values, bytes by part",
-                              "kvlathe inspect -m models/lathe-nano --kv 'fdc(rate=0.5)' --text novel.txt",
-                              [options] { return Inspect(*options); });
+  CLI::App* verb =
+      verbs->Add("inspect", "Shapes, ranks per head, singular values, bytes by part",
+                 "kvlathe inspect -m models/lathe-nano --kv 'fdc(rate=0.5)' --text novel.txt",
+                 [options] { return Inspect(*options); });
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "fdc(rate=0.5)");
   verb->add_option("--text", options->overlap_text,

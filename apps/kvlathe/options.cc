@@ -15,9 +15,11 @@ void AddModelOptions(CLI::App* app, ModelOptions* options) {
 }
 
 void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& default_kv) {
-  app->add_option("--kv", options->kv, "what the cache is; see kvlathe specs (default: " + default_kv + ")")
+  app->add_option("--kv", options->kv,
+                  "what the cache is; see kvlathe specs (default: " + default_kv + ")")
       ->take_all();
-  app->add_option("--basis", options->basis, "calibration file (default: the model's, or calibrate)");
+  app->add_option("--basis", options->basis,
+                  "calibration file (default: the model's, or calibrate)");
   app->add_option("--kv-memory", options->kv_memory,
                   "KV cache budget, e.g. 2GiB (default: half of the free memory)");
   app->add_option("-c,--ctx-size", options->ctx_size, "context in tokens (default: the model's)")
@@ -33,8 +35,8 @@ Schedule ParseSchedule(const std::string& name) {
   return Schedule::kBalanced;
 }
 
-CLI::App* Verbs::Add(const std::string& name, const std::string& summary, const std::string& example,
-                     std::function<Status()> run) {
+CLI::App* Verbs::Add(const std::string& name, const std::string& summary,
+                     const std::string& example, std::function<Status()> run) {
   CLI::App* verb = app->add_subcommand(name, summary);
   verb->footer("Example: " + example);
   verb->callback([this, run = std::move(run)] { chosen = run; });

@@ -13,14 +13,14 @@
 namespace kvlathe {
 
 struct ModelOptions {
-  std::string model;           // -m
+  std::string model;            // -m
   std::vector<std::string> kv;  // --kv, repeats
-  std::string basis;           // --basis
-  std::string kv_memory;       // --kv-memory
-  std::string pre;             // --pre
-  std::string dtype = "bf16";  // --dtype
+  std::string basis;            // --basis
+  std::string kv_memory;        // --kv-memory
+  std::string pre;              // --pre
+  std::string dtype = "bf16";   // --dtype
   std::string schedule = "balanced";
-  int ctx_size = 0;  // -c, 0: from the model
+  int ctx_size = 0;   // -c, 0: from the model
   int n_threads = 0;  // -t, 0: all processors
   bool json = false;
 };

@@ -34,27 +34,27 @@ void Report(const Workspace& workspace, const SpecModel& spec_model, int n_promp
       static_cast<double>(UncompressedBytes(layout.n_layers, layout.n_kv_heads, layout.head_dim,
                                             outcome.n_cached_tokens));
   if (workspace.options().json) {
-    const nlohmann::ordered_json json = {{"kv", spec_model.spec.text()},
-                                         {"kv_resolved", spec_model.spec.ToString()},
-                                         {"text", text},
-                                         {"ids", outcome.tokens},
-                                         {"prompt_tokens", n_prompt},
-                                         {"generated_tokens", n_generated},
-                                         {"finish_reason", outcome.finish_reason == FinishReason::kStop
-                                                               ? "stop"
-                                                               : "length"},
-                                         {"ttft_ms", outcome.ttft_ms},
-                                         {"decode_tok_per_s", decode_tok_per_s},
-                                         {"kv_bytes", outcome.kv_bytes.total()},
-                                         {"kv_fraction", fraction}};
+    const nlohmann::ordered_json json = {
+        {"kv", spec_model.spec.text()},
+        {"kv_resolved", spec_model.spec.ToString()},
+        {"text", text},
+        {"ids", outcome.tokens},
+        {"prompt_tokens", n_prompt},
+        {"generated_tokens", n_generated},
+        {"finish_reason", outcome.finish_reason == FinishReason::kStop ? "stop" : "length"},
+        {"ttft_ms", outcome.ttft_ms},
+        {"decode_tok_per_s", decode_tok_per_s},
+        {"kv_bytes", outcome.kv_bytes.total()},
+        {"kv_fraction", fraction}};
     fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     return;
   }
-  fmt::print(stderr,
-             "\n{} prompt tokens, {} generated; TTFT {:.1f} ms, {:.1f} tokens/s; KV {} bytes, {:.2f}% of "
-             "the 16-bit cache\n",
-             n_prompt, n_generated, outcome.ttft_ms, decode_tok_per_s, outcome.kv_bytes.total(),
-             100 * fraction);
+  fmt::print(
+      stderr,
+      "\n{} prompt tokens, {} generated; TTFT {:.1f} ms, {:.1f} tokens/s; KV {} bytes, {:.2f}% of "
+      "the 16-bit cache\n",
+      n_prompt, n_generated, outcome.ttft_ms, decode_tok_per_s, outcome.kv_bytes.total(),
+      100 * fraction);
 }
 
 StatusOr<std::string> PromptText(const RunOptions& options) {
@@ -83,10 +83,11 @@ Status Run(const RunOptions& options) {
   if (!options.ignore_eos) request.stop_ids = workspace->config().eos_ids;
   const int n_prompt = static_cast<int>(request.prompt.size());
   if (n_prompt + options.max_tokens > workspace->context_tokens()) {
-    return Error(StatusCode::kInvalidArgument,
-                 "the prompt has {} tokens and -n asks for {} more, but the context is {}; shorten one of "
-                 "them",
-                 n_prompt, options.max_tokens, workspace->context_tokens());
+    return Error(
+        StatusCode::kInvalidArgument,
+        "the prompt has {} tokens and -n asks for {} more, but the context is {}; shorten one of "
+        "them",
+        n_prompt, options.max_tokens, workspace->context_tokens());
   }
 
   BlockPool pool(workspace->kv_budget_bytes());
@@ -127,9 +128,10 @@ Status Run(const RunOptions& options) {
 
 void AddRunVerb(Verbs* verbs) {
   auto options = std::make_shared<RunOptions>();
-  CLI::App* verb = verbs->Add("run", "Generate text from a prompt",
-                              "kvlathe run -m models/lathe-nano --kv 'fdc(rate=0.5)' -p 'It was a dark' -n 64",
-                              [options] { return Run(*options); });
+  CLI::App* verb =
+      verbs->Add("run", "Generate text from a prompt",
+                 "kvlathe run -m models/lathe-nano --kv 'fdc(rate=0.5)' -p 'It was a dark' -n 64",
+                 [options] { return Run(*options); });
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "none");
   verb->add_option("-p,--prompt", options->prompt, "prompt text");
@@ -143,7 +145,8 @@ void AddRunVerb(Verbs* verbs) {
       ->capture_default_str();
   verb->add_option("--top-p", options->sampling.top_p, "the smallest set with this probability")
       ->capture_default_str();
-  verb->add_option("-s,--seed", options->sampling.seed, "seed of the sampler")->capture_default_str();
+  verb->add_option("-s,--seed", options->sampling.seed, "seed of the sampler")
+      ->capture_default_str();
   verb->add_flag("--ignore-eos", options->ignore_eos, "go on after the end of sequence");
 }
 

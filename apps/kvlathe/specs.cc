@@ -33,14 +33,15 @@ nlohmann::ordered_json StagesAsJson() {
 
 void AddSpecsVerb(Verbs* verbs) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* verb = verbs->Add("specs", "The methods, their keys and defaults", "kvlathe specs", [json] {
-    if (*json) {
-      fmt::print("{}\n", StagesAsJson().dump());
-    } else {
-      fmt::print("{}", DescribeStages());
-    }
-    return OkStatus();
-  });
+  CLI::App* verb =
+      verbs->Add("specs", "The methods, their keys and defaults", "kvlathe specs", [json] {
+        if (*json) {
+          fmt::print("{}\n", StagesAsJson().dump());
+        } else {
+          fmt::print("{}", DescribeStages());
+        }
+        return OkStatus();
+      });
   verb->add_flag("--json", *json, "one JSON object");
 }
 

@@ -37,8 +37,9 @@ StatusOr<std::vector<int32_t>> ParseIds(const std::string& text, int vocab_size)
     int32_t id = -1;
     const auto [end, error] = std::from_chars(p, text.data() + text.size(), id);
     if (error != std::errc() || id >= vocab_size) {
-      return Error(StatusCode::kInvalidArgument, "token id at byte {} is not below the vocabulary of {}",
-                   p - text.data(), vocab_size);
+      return Error(StatusCode::kInvalidArgument,
+                   "token id at byte {} is not below the vocabulary of {}", p - text.data(),
+                   vocab_size);
     }
     ids.push_back(id);
     p = end;
@@ -70,7 +71,8 @@ void AddTokenizeVerb(Verbs* verbs) {
   CLI::App* verb = verbs->Add("tokenize", "Token ids of the text on standard input",
                               "echo -n 'Hello' | kvlathe tokenize -m models/lathe-nano --json",
                               [options] { return Tokenize(*options); });
-  verb->add_option("-m,--model", options->model.model, "directory with the tokenizer's files")->required();
+  verb->add_option("-m,--model", options->model.model, "directory with the tokenizer's files")
+      ->required();
   verb->add_option("--pre", options->model.pre, "pre-tokenizer for vocab.json + merges.txt")
       ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "falcon"}));
   verb->add_flag("--json", options->model.json, "{\"ids\":[...]}");

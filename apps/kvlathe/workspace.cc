@@ -34,7 +34,8 @@ double FractionAtFullContext(const ModelConfig& c, int n_sink, DType row_type,
   CacheLayout layout{c.n_layers, c.n_kv_heads, c.head_dim, n_sink, {}};
   for (const HeadRanks& r : ranks) layout.shapes.push_back({r.rank_k, r.rank_v, row_type});
   return static_cast<double>(SequenceBytes(layout, c.max_seq_len)) /
-         static_cast<double>(UncompressedBytes(c.n_layers, c.n_kv_heads, c.head_dim, c.max_seq_len));
+         static_cast<double>(
+             UncompressedBytes(c.n_layers, c.n_kv_heads, c.head_dim, c.max_seq_len));
 }
 
 }  // namespace
@@ -67,8 +68,8 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const ModelOptions& opti
 }
 
 Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
-  KVL_ASSIGN_OR_RETURN(auto weights,
-                       ModelWeights::Load(config_, compute_type_, std::move(source), threads_.get()));
+  KVL_ASSIGN_OR_RETURN(
+      auto weights, ModelWeights::Load(config_, compute_type_, std::move(source), threads_.get()));
   weights_ = std::move(weights);
   return OkStatus();
 }
@@ -104,10 +105,11 @@ StatusOr<std::vector<int32_t>> Workspace::TokenizeFile(const std::string& path) 
   std::vector<int32_t> ids = tokenizer_->Tokenize(text, /*add_bos=*/false);
   for (int32_t id : ids) {
     if (id >= config_.vocab_size) {
-      return Error(StatusCode::kDataLoss,
-                   "{}: the tokenizer gives id {}, but the model's vocabulary has {}; they do not belong "
-                   "together",
-                   options_.model, id, config_.vocab_size);
+      return Error(
+          StatusCode::kDataLoss,
+          "{}: the tokenizer gives id {}, but the model's vocabulary has {}; they do not belong "
+          "together",
+          options_.model, id, config_.vocab_size);
     }
   }
   return ids;
@@ -180,16 +182,18 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
   KVL_ASSIGN_OR_RETURN(result.spec, Spec::Parse(kv));
   KVL_RETURN_IF_ERROR(CheckSupported(result.spec));
   if (result.spec.basis() != nullptr && result.spec.basis()->Integer("round") != 16) {
-    return Error(StatusCode::kUnimplemented,
-                 "--kv '{}': the attention kernels of this build take ranks in multiples of 16; leave "
-                 "round out",
-                 kv);
+    return Error(
+        StatusCode::kUnimplemented,
+        "--kv '{}': the attention kernels of this build take ranks in multiples of 16; leave "
+        "round out",
+        kv);
   }
   if (result.spec.basis() != nullptr && result.spec.basis()->Has("accuracy")) {
-    return Error(StatusCode::kUnimplemented,
-                 "--kv '{}': accuracy needs a tuned profile, which this build cannot make yet; give rate or "
-                 "ratio",
-                 kv);
+    return Error(
+        StatusCode::kUnimplemented,
+        "--kv '{}': accuracy needs a tuned profile, which this build cannot make yet; give rate or "
+        "ratio",
+        kv);
   }
   ModelBasis basis;
   if (result.spec.basis() != nullptr) {

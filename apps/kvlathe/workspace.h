@@ -1,4 +1,5 @@
-// What every verb that runs a model needs, wired together: threads, weights, tokenizer, calibration.
+// What every verb that runs a model needs, wired together: threads, weights, tokenizer,
+// calibration.
 #pragma once
 
 #include <memory>
@@ -53,7 +54,8 @@ class Workspace {
 
  private:
   Workspace() = default;
-  static StatusOr<std::unique_ptr<Workspace>> Prepare(const ModelOptions& options, ModelConfig config);
+  static StatusOr<std::unique_ptr<Workspace>> Prepare(const ModelOptions& options,
+                                                      ModelConfig config);
   Status LoadWeights(std::unique_ptr<TensorSource> source);
   StatusOr<RankAllocation> ChooseRanks(const Spec& spec, const BasisMethod& method,
                                        const BasisAnalysis& analysis);

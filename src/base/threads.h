@@ -66,7 +66,9 @@ struct Range {
 };
 inline Range ShareOf(int64_t n, int64_t step, int worker_id, int n_workers) {
   const int64_t n_steps = (n + step - 1) / step;
-  const auto share_begin = [&](int64_t id) { return (n_steps * id + n_workers - 1) / n_workers * step; };
+  const auto share_begin = [&](int64_t id) {
+    return (n_steps * id + n_workers - 1) / n_workers * step;
+  };
   const int64_t begin = share_begin(worker_id), end = share_begin(worker_id + 1);
   return {begin < n ? begin : n, end < n ? end : n};
 }

@@ -38,7 +38,8 @@ StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_tok
   const int64_t n_prompt = request.prompt.size();
   if (n_prompt == 0) return Error(StatusCode::kInvalidArgument, "the prompt has no tokens");
   if (request.max_tokens < 1) {
-    return Error(StatusCode::kInvalidArgument, "max_tokens is {}; give at least 1", request.max_tokens);
+    return Error(StatusCode::kInvalidArgument, "max_tokens is {}; give at least 1",
+                 request.max_tokens);
   }
   KVL_RETURN_IF_ERROR(request.sampling.Check());
   for (int32_t id : request.prompt) {
@@ -48,19 +49,21 @@ StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_tok
     }
   }
   if (n_prompt + request.max_tokens > c.max_seq_len) {
-    return Error(StatusCode::kInvalidArgument,
-                 "the prompt has {} tokens and {} more were asked for, but the model's context is {}; "
-                 "shorten one of them",
-                 n_prompt, request.max_tokens, c.max_seq_len);
+    return Error(
+        StatusCode::kInvalidArgument,
+        "the prompt has {} tokens and {} more were asked for, but the model's context is {}; "
+        "shorten one of them",
+        n_prompt, request.max_tokens, c.max_seq_len);
   }
   auto sequence = std::make_unique<Sequence>(next_id_, std::move(request));
   sequence->promised_bytes = SequenceBytes(model_->layout(), sequence->max_positions());
   const int64_t budget = pool_->usage().budget_bytes;
   if (sequence->promised_bytes > budget) {
-    return Error(StatusCode::kResourceExhausted,
-                 "{} tokens need {} of KV memory and the budget is {}; raise --kv-memory, shorten the "
-                 "request or choose a smaller --kv",
-                 sequence->max_positions(), FormatBytes(sequence->promised_bytes), FormatBytes(budget));
+    return Error(
+        StatusCode::kResourceExhausted,
+        "{} tokens need {} of KV memory and the budget is {}; raise --kv-memory, shorten the "
+        "request or choose a smaller --kv",
+        sequence->max_positions(), FormatBytes(sequence->promised_bytes), FormatBytes(budget));
   }
   sequence->on_token = std::move(on_token);
   sequence->on_finish = std::move(on_finish);

@@ -27,10 +27,10 @@ struct Request {
 struct RequestOutcome {
   std::vector<int32_t> tokens;  // generated, without the stop token
   FinishReason finish_reason = FinishReason::kNone;
-  double ttft_ms = 0;           // submit to first token
-  double decode_seconds = 0;    // first token to last
-  int n_cached_tokens = 0;      // positions in the cache at the end
-  KvBytes kv_bytes;             // of the sequence at its end
+  double ttft_ms = 0;         // submit to first token
+  double decode_seconds = 0;  // first token to last
+  int n_cached_tokens = 0;    // positions in the cache at the end
+  KvBytes kv_bytes;           // of the sequence at its end
 };
 
 struct EngineOptions {
@@ -41,7 +41,8 @@ struct EngineOptions {
 class Engine {
  public:
   using RequestId = int64_t;
-  // Called for every generated token on the thread that steps the engine; false cancels the request.
+  // Called for every generated token on the thread that steps the engine; false cancels the
+  // request.
   using TokenCallback = std::function<bool(RequestId, int32_t)>;
   using FinishCallback = std::function<void(RequestId, const RequestOutcome&)>;
 
@@ -74,8 +75,8 @@ class Engine {
   EngineOptions options_;
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;
-  std::vector<Sequence*> batch_;   // the sequence of each step
-  int64_t promised_bytes_ = 0;     // what running sequences may come to need
+  std::vector<Sequence*> batch_;  // the sequence of each step
+  int64_t promised_bytes_ = 0;    // what running sequences may come to need
   RequestId next_id_ = 1;
 };
 

@@ -43,9 +43,8 @@ class EngineTest : public ::testing::Test {
     {
       Engine engine(model_.get(), &pool, options);
       for (size_t i = 0; i < requests.size(); ++i) {
-        auto id = engine.Submit(requests[i], nullptr, [&outcomes, i](auto, const RequestOutcome& o) {
-          outcomes[i] = o;
-        });
+        auto id = engine.Submit(requests[i], nullptr,
+                                [&outcomes, i](auto, const RequestOutcome& o) { outcomes[i] = o; });
         EXPECT_TRUE(id.ok()) << id.status();
       }
       EXPECT_TRUE(engine.RunUntilIdle().ok());
@@ -92,7 +91,9 @@ TEST_F(EngineTest, WaitsForRoomInTheBudget) {
 TEST_F(EngineTest, RefusesWhatCanNeverRun) {
   BlockPool pool(SequenceBytes(model_->layout(), 100));
   Engine engine(model_.get(), &pool, {});
-  const auto code = [&](Request r) { return engine.Submit(std::move(r), nullptr, nullptr).status().code(); };
+  const auto code = [&](Request r) {
+    return engine.Submit(std::move(r), nullptr, nullptr).status().code();
+  };
   EXPECT_EQ(code({}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code({.prompt = {1, 128}}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code({.prompt = {-1}}), StatusCode::kInvalidArgument);
@@ -118,8 +119,11 @@ TEST_F(EngineTest, StopsAtAStopTokenAndWhenCancelled) {
   RequestOutcome outcome;
   int n_tokens = 0;
   r.stop_ids.clear();
-  ASSERT_TRUE(engine.Submit(r, [&](auto, int32_t) { return ++n_tokens < 3; },
-                            [&](auto, const RequestOutcome& o) { outcome = o; }).ok());
+  ASSERT_TRUE(engine
+                  .Submit(
+                      r, [&](auto, int32_t) { return ++n_tokens < 3; },
+                      [&](auto, const RequestOutcome& o) { outcome = o; })
+                  .ok());
   ASSERT_TRUE(engine.RunUntilIdle().ok());
   EXPECT_EQ(outcome.finish_reason, FinishReason::kCancelled);
   EXPECT_EQ(outcome.tokens.size(), 3u);

@@ -10,9 +10,11 @@ Status SamplingParams::Check() const {
     return Error(StatusCode::kInvalidArgument, "--temp {}: give a number from 0 (greedy) to 100",
                  temperature);
   }
-  if (top_k < 0) return Error(StatusCode::kInvalidArgument, "--top-k {}: give 0 (off) or more", top_k);
+  if (top_k < 0)
+    return Error(StatusCode::kInvalidArgument, "--top-k {}: give 0 (off) or more", top_k);
   if (!(top_p > 0 && top_p <= 1)) {
-    return Error(StatusCode::kInvalidArgument, "--top-p {}: give a number above 0 and at most 1", top_p);
+    return Error(StatusCode::kInvalidArgument, "--top-p {}: give a number above 0 and at most 1",
+                 top_p);
   }
   return OkStatus();
 }
@@ -32,7 +34,8 @@ int32_t Sampler::Sample(std::span<const float> logits) {
     return a.first != b.first ? a.first > b.first : a.second < b.second;
   };
   if (params_.top_k > 0 && static_cast<size_t>(params_.top_k) < candidates_.size()) {
-    std::partial_sort(candidates_.begin(), candidates_.begin() + params_.top_k, candidates_.end(), before);
+    std::partial_sort(candidates_.begin(), candidates_.begin() + params_.top_k, candidates_.end(),
+                      before);
     candidates_.resize(params_.top_k);
   } else {
     std::sort(candidates_.begin(), candidates_.end(), before);

@@ -29,8 +29,8 @@ void FillRandom(DType row_type, std::byte* bytes, int64_t n_bytes, uint64_t seed
 }
 
 // A cache of n_depth random positions.
-StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(const Model& model, BlockPool* pool, int n_depth,
-                                                      uint64_t seed) {
+StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(const Model& model, BlockPool* pool,
+                                                      int n_depth, uint64_t seed) {
   const CacheLayout& layout = model.layout();
   auto cache = std::make_unique<SequenceCache>(&layout, pool);
   if (n_depth == 0) return cache;
@@ -74,7 +74,8 @@ Status RunOnce(Model* model, const ModelBenchCase& test, const std::vector<int32
 }
 
 std::string TestName(const ModelBenchCase& test) {
-  std::string name = test.n_prompt > 0 ? fmt::format("pp{}", test.n_prompt) : fmt::format("tg{}", test.n_gen);
+  std::string name =
+      test.n_prompt > 0 ? fmt::format("pp{}", test.n_prompt) : fmt::format("tg{}", test.n_gen);
   if (test.n_depth > 0) name += fmt::format(" @ d{}", test.n_depth);
   if (test.n_parallel > 1) name += fmt::format(" x{}", test.n_parallel);
   return name;
@@ -86,7 +87,8 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
                                    int n_repetitions, int64_t kv_budget_bytes) {
   const int n_tokens = test.n_prompt + test.n_gen;
   if (n_tokens < 1 || test.n_depth < 0 || test.n_parallel < 1 || n_repetitions < 1) {
-    return Error(StatusCode::kInvalidArgument, "bench model: nothing to measure in {}", TestName(test));
+    return Error(StatusCode::kInvalidArgument, "bench model: nothing to measure in {}",
+                 TestName(test));
   }
   const ModelConfig& c = model->config();
   if (int64_t{test.n_depth} + n_tokens > c.max_seq_len) {
@@ -165,13 +167,15 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
 
 std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string& model_name,
                        int n_threads) {
-  std::string text = "| model | threads | kv | test | t/s | linear | rotate | append | attention |\n";
+  std::string text =
+      "| model | threads | kv | test | t/s | linear | rotate | append | attention |\n";
   text += "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
   for (const ModelBenchRow& r : rows) {
-    text += fmt::format("| {} | {} | {} | {} | {:.2f} ± {:.2f} | {:.1f}% | {:.1f}% | {:.1f}% | {:.1f}% |\n",
-                        model_name, n_threads, r.kv, TestName(r.test), r.avg_ts, r.stddev_ts,
-                        100 * r.profile.linear / r.seconds, 100 * r.profile.rotate / r.seconds,
-                        100 * r.profile.append / r.seconds, 100 * r.profile.attention / r.seconds);
+    text += fmt::format(
+        "| {} | {} | {} | {} | {:.2f} ± {:.2f} | {:.1f}% | {:.1f}% | {:.1f}% | {:.1f}% |\n",
+        model_name, n_threads, r.kv, TestName(r.test), r.avg_ts, r.stddev_ts,
+        100 * r.profile.linear / r.seconds, 100 * r.profile.rotate / r.seconds,
+        100 * r.profile.append / r.seconds, 100 * r.profile.attention / r.seconds);
   }
   return text;
 }

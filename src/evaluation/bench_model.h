@@ -10,8 +10,8 @@
 
 namespace kvlathe {
 
-// One measurement: n_prompt tokens at once or n_gen tokens one by one (the other is 0), after n_depth
-// tokens that are already in the cache, for n_parallel sequences together.
+// One measurement: n_prompt tokens at once or n_gen tokens one by one (the other is 0), after
+// n_depth tokens that are already in the cache, for n_parallel sequences together.
 struct ModelBenchCase {
   int n_prompt = 0;
   int n_gen = 0;

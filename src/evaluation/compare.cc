@@ -34,15 +34,16 @@ std::string ToTable(const Comparison& comparison) {
   size_t width = 2;
   for (const CompareRow& row : comparison.rows) width = std::max(width, row.kv.size());
   std::string table =
-      fmt::format("{:<{}}  {:>9}  {:>11}  {:>10}  {:>9}  {:>17}  {:>7}  {:>8}  {:>7}\n", "kv", width,
-                  "KV size %", "bytes/token", "perplexity", "bits/byte", "KL nats/token", "top-1 %",
-                  "TTFT ms", "TBT ms");
+      fmt::format("{:<{}}  {:>9}  {:>11}  {:>10}  {:>9}  {:>17}  {:>7}  {:>8}  {:>7}\n", "kv",
+                  width, "KV size %", "bytes/token", "perplexity", "bits/byte", "KL nats/token",
+                  "top-1 %", "TTFT ms", "TBT ms");
   for (const CompareRow& row : comparison.rows) {
     const Quality& q = row.quality;
     table += fmt::format(
-        "{:<{}}  {:>9.2f}  {:>11.0f}  {:>10.3f}  {:>9.4f}  {:>8.5f} +-{:>7.5f}  {:>7.2f}  {:>8.2f}  {:>7.3f}\n",
-        row.kv, width, 100 * q.kv_fraction, q.kv_bytes_per_token, q.perplexity, q.bits_per_byte, q.kl,
-        q.kl_stderr, 100 * q.top1_agreement, row.latency.ttft_ms, row.latency.tbt_ms);
+        "{:<{}}  {:>9.2f}  {:>11.0f}  {:>10.3f}  {:>9.4f}  {:>8.5f} +-{:>7.5f}  {:>7.2f}  {:>8.2f} "
+        " {:>7.3f}\n",
+        row.kv, width, 100 * q.kv_fraction, q.kv_bytes_per_token, q.perplexity, q.bits_per_byte,
+        q.kl, q.kl_stderr, 100 * q.top1_agreement, row.latency.ttft_ms, row.latency.tbt_ms);
   }
   return table;
 }

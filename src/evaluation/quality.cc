@@ -139,8 +139,8 @@ StatusOr<EvaluationText> CutIntoWindows(std::span<const int32_t> tokens,
   const size_t n_bos = bos.has_value() ? 1 : 0;
   if (tokens.size() + n_bos < 4 || window_tokens < 4) {
     return Error(StatusCode::kInvalidArgument,
-                 "the text has {} tokens and the window {}; evaluation needs at least 4", tokens.size(),
-                 window_tokens);
+                 "the text has {} tokens and the window {}; evaluation needs at least 4",
+                 tokens.size(), window_tokens);
   }
   const size_t n_text = std::min(window_tokens - n_bos, tokens.size());
   EvaluationText text;

@@ -19,8 +19,8 @@ namespace kvlathe {
 // Called now and then with what is being done and the share that is done, in [0, 1].
 using Progress = std::function<void(const std::string& what, double fraction)>;
 
-// A text cut into windows without overlap. Every window starts with BOS where the model has one. The
-// first half of a window is read as a prompt; the tokens of the second half are scored.
+// A text cut into windows without overlap. Every window starts with BOS where the model has one.
+// The first half of a window is read as a prompt; the tokens of the second half are scored.
 struct EvaluationText {
   std::vector<std::vector<int32_t>> windows;
   // Bytes that each token stands for in the text; counted for the scored tokens.
@@ -29,8 +29,8 @@ struct EvaluationText {
   int64_t n_scored() const;
 };
 
-// kInvalidArgument when the text is shorter than two tokens. A rest shorter than a window is left out
-// when there is at least one whole window.
+// kInvalidArgument when the text is shorter than two tokens. A rest shorter than a window is left
+// out when there is at least one whole window.
 StatusOr<EvaluationText> CutIntoWindows(std::span<const int32_t> tokens,
                                         const std::function<int(int32_t)>& bytes_of_token,
                                         std::optional<int32_t> bos, int window_tokens);
@@ -41,7 +41,7 @@ struct Quality {
   double kl = 0;         // nats per token, of the baseline's distribution to this one's
   double kl_stderr = 0;  // standard error of that mean
   double top1_agreement = 0;
-  int64_t n_tokens = 0;  // scored
+  int64_t n_tokens = 0;           // scored
   double kv_fraction = 0;         // at a window's end, blueprint section 4
   double kv_bytes_per_token = 0;  // at a window's end
   KvBytes kv_bytes;               // of the last window
@@ -55,8 +55,8 @@ StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
                                               const EvaluationText& text, int64_t kv_budget_bytes,
                                               ThreadPool* threads, const Progress& progress);
 
-// Time to first token and mean time between tokens, milliseconds: the prompt is the first half of the
-// first window, then n_decode tokens follow one by one. Medians over repetitions.
+// Time to first token and mean time between tokens, milliseconds: the prompt is the first half of
+// the first window, then n_decode tokens follow one by one. Medians over repetitions.
 struct Latency {
   double ttft_ms = 0;
   double tbt_ms = 0;

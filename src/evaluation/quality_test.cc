@@ -32,14 +32,17 @@ class QualityTest : public ::testing::Test {
     weights_ = *std::move(weights);
     for (int t = 0; t < 700; ++t) tokens_.push_back((t * 37 + t / 11) % 128);
   }
+  // A negative rate: without a basis.
   std::unique_ptr<Model> Make(double rate) {
-    const ModelBasis basis = DrawRandomBasis(2, 2, 32, rate, 1);
-    auto model = Model::Create(weights_, rate < 0 ? nullptr : &basis, 4, &threads_, AvailableIsas().back());
+    const ModelBasis basis = rate < 0 ? ModelBasis{} : DrawRandomBasis(2, 2, 32, rate, 1);
+    auto model =
+        Model::Create(weights_, rate < 0 ? nullptr : &basis, 4, &threads_, AvailableIsas().back());
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
   EvaluationText Cut(int window_tokens, std::optional<int32_t> bos) {
-    auto text = CutIntoWindows(tokens_, [](int32_t) { return 2; }, bos, window_tokens);
+    auto text = CutIntoWindows(
+        tokens_, [](int32_t) { return 2; }, bos, window_tokens);
     EXPECT_TRUE(text.ok()) << text.status();
     return *std::move(text);
   }
@@ -58,7 +61,9 @@ TEST_F(QualityTest, CutsWindowsThatStartWithBosAndLeavesOutTheRest) {
   EXPECT_EQ(text.windows[1][1], tokens_[99]);
   EXPECT_EQ(text.n_scored(), 7 * 50);
   EXPECT_EQ(Cut(5000, std::nullopt).windows.size(), 1u);
-  EXPECT_FALSE(CutIntoWindows({tokens_.data(), 2}, [](int32_t) { return 1; }, std::nullopt, 100).ok());
+  EXPECT_FALSE(CutIntoWindows(
+                   {tokens_.data(), 2}, [](int32_t) { return 1; }, std::nullopt, 100)
+                   .ok());
 }
 
 TEST_F(QualityTest, TheBaselineAgreesWithItselfAndSizesAreTheFormula) {
@@ -76,7 +81,8 @@ TEST_F(QualityTest, TheBaselineAgreesWithItselfAndSizesAreTheFormula) {
   EXPECT_GT(lossy.kl_stderr, 0);
   for (int i = 0; i < 2; ++i) {
     const double reference = static_cast<double>(UncompressedBytes(2, 2, 32, 301));
-    EXPECT_DOUBLE_EQ((*qualities)[i].kv_fraction, SequenceBytes(models[i]->layout(), 301) / reference);
+    EXPECT_DOUBLE_EQ((*qualities)[i].kv_fraction,
+                     SequenceBytes(models[i]->layout(), 301) / reference);
     EXPECT_GE((*qualities)[i].kv_peak_fraction, (*qualities)[i].kv_fraction);
   }
   EXPECT_LT(lossy.kv_fraction, base.kv_fraction);
@@ -87,8 +93,8 @@ TEST_F(QualityTest, PerplexityIsThatOfDecodingTokenByToken) {
   auto model = Make(0.5);
   const EvaluationText text = Cut(130, std::nullopt);
   Model* models[] = {model.get()};
-  auto qualities = MeasureQuality(models, {{text.windows[0]}, {text.token_bytes[0]}}, 64 << 20, &threads_,
-                                  nullptr);
+  auto qualities = MeasureQuality(models, {{text.windows[0]}, {text.token_bytes[0]}}, 64 << 20,
+                                  &threads_, nullptr);
   ASSERT_TRUE(qualities.ok()) << qualities.status();
   BlockPool pool(64 << 20);
   SequenceCache cache(&model->layout(), &pool);
@@ -115,8 +121,8 @@ TEST_F(QualityTest, ABudgetThatIsTooSmallIsAnError) {
 
 TEST_F(QualityTest, BenchModelCountsTokensPerSecond) {
   auto model = Make(0.5);
-  auto row = BenchModel(model.get(), "fdc", {.n_prompt = 0, .n_gen = 4, .n_depth = 70, .n_parallel = 2}, 2,
-                        64 << 20);
+  auto row = BenchModel(model.get(), "fdc",
+                        {.n_prompt = 0, .n_gen = 4, .n_depth = 70, .n_parallel = 2}, 2, 64 << 20);
   ASSERT_TRUE(row.ok()) << row.status();
   EXPECT_NEAR(row->avg_ts * row->seconds, 2 * 2 * 4 * 1.0, 8.0);
   EXPECT_GT(row->profile.linear, 0);

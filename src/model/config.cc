@@ -25,8 +25,8 @@ class Fields {
     const int64_t number = value.is_number_integer() ? value.get<int64_t>() : low - 1;
     const bool wraps = value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(high);
     if (number < low || number > high || wraps) {
-      return Error(StatusCode::kDataLoss, "{}: '{}' is {}; expected an integer from {} to {}", where_,
-                   key, value.dump(), low, high);
+      return Error(StatusCode::kDataLoss, "{}: '{}' is {}; expected an integer from {} to {}",
+                   where_, key, value.dump(), low, high);
     }
     return static_cast<int>(number);
   }
@@ -39,8 +39,8 @@ class Fields {
     const json& value = object_.at(key);
     const double number = value.is_number() ? value.get<double>() : NAN;
     if (!(number >= low && number <= high)) {
-      return Error(StatusCode::kDataLoss, "{}: '{}' is {}; expected a number from {} to {}", where_, key,
-                   value.dump(), low, high);
+      return Error(StatusCode::kDataLoss, "{}: '{}' is {}; expected a number from {} to {}", where_,
+                   key, value.dump(), low, high);
     }
     return number;
   }
@@ -96,14 +96,14 @@ StatusOr<RopeConfig> ParseRope(const Fields& fields, const std::string& where) {
     KVL_ASSIGN_OR_RETURN(rope.original_max_position,
                          inner.NumberOr("original_max_position_embeddings", 8192, 1, 1e9));
     if (rope.high_freq_factor <= rope.low_freq_factor) {
-      return Error(StatusCode::kDataLoss, "{}: rope_scaling: high_freq_factor must exceed low_freq_factor",
-                   where);
+      return Error(StatusCode::kDataLoss,
+                   "{}: rope_scaling: high_freq_factor must exceed low_freq_factor", where);
     }
     return rope;
   }
   return Error(StatusCode::kUnimplemented,
-               "{}: rope_scaling type '{}' is not supported; supported: default, linear, llama3", where,
-               type);
+               "{}: rope_scaling type '{}' is not supported; supported: default, linear, llama3",
+               where, type);
 }
 
 Status AppendEosIds(const json& config, const std::string& where, int vocab_size,
@@ -125,21 +125,22 @@ Status AppendEosIds(const json& config, const std::string& where, int vocab_size
 Status CheckFamily(const Fields& fields, const std::string& where, const std::string& model_type) {
   const bool known = model_type == "llama" || model_type == "qwen2" || model_type == "mistral";
   if (!known) {
-    return Error(StatusCode::kUnimplemented,
-                 "{}: model_type '{}' is not supported; supported: llama (Llama, Yi), mistral without a "
-                 "sliding window, qwen2",
-                 where, model_type);
+    return Error(
+        StatusCode::kUnimplemented,
+        "{}: model_type '{}' is not supported; supported: llama (Llama, Yi), mistral without a "
+        "sliding window, qwen2",
+        where, model_type);
   }
   KVL_ASSIGN_OR_RETURN(const std::string act, fields.StringOr("hidden_act", "silu"));
   if (act != "silu") {
-    return Error(StatusCode::kUnimplemented, "{}: hidden_act '{}' is not supported; supported: silu",
-                 where, act);
+    return Error(StatusCode::kUnimplemented,
+                 "{}: hidden_act '{}' is not supported; supported: silu", where, act);
   }
   KVL_ASSIGN_OR_RETURN(const bool uses_window,
                        fields.BoolOr("use_sliding_window", model_type == "mistral"));
   if (uses_window && fields.Has("sliding_window")) {
-    return Error(StatusCode::kUnimplemented, "{}: attention in a sliding window is not supported yet",
-                 where);
+    return Error(StatusCode::kUnimplemented,
+                 "{}: attention in a sliding window is not supported yet", where);
   }
   if (fields.Has("quantization_config")) {
     return Error(StatusCode::kUnimplemented,
@@ -152,8 +153,10 @@ Status CheckFamily(const Fields& fields, const std::string& where, const std::st
 
 std::string RopeConfig::Describe() const {
   switch (scaling) {
-    case Scaling::kNone: return fmt::format("half theta={}", theta);
-    case Scaling::kLinear: return fmt::format("half theta={} linear factor={}", theta, factor);
+    case Scaling::kNone:
+      return fmt::format("half theta={}", theta);
+    case Scaling::kLinear:
+      return fmt::format("half theta={} linear factor={}", theta, factor);
     case Scaling::kLlama3:
       return fmt::format("half theta={} llama3 factor={} low={} high={} original={}", theta, factor,
                          low_freq_factor, high_freq_factor, original_max_position);
@@ -172,8 +175,8 @@ StatusOr<ModelConfig> ParseModelConfig(const json& config, const std::string& wh
   KVL_ASSIGN_OR_RETURN(c.n_heads, fields.Integer("num_attention_heads", 1, 1024));
   KVL_ASSIGN_OR_RETURN(c.n_kv_heads, fields.IntegerOr("num_key_value_heads", c.n_heads, 1, 1024));
   if (c.n_heads % c.n_kv_heads != 0) {
-    return Error(StatusCode::kDataLoss, "{}: {} attention heads cannot share {} key/value heads", where,
-                 c.n_heads, c.n_kv_heads);
+    return Error(StatusCode::kDataLoss, "{}: {} attention heads cannot share {} key/value heads",
+                 where, c.n_heads, c.n_kv_heads);
   }
   KVL_ASSIGN_OR_RETURN(c.head_dim,
                        fields.IntegerOr("head_dim", c.hidden_dim / c.n_heads, 1, kMaxDim));
@@ -200,12 +203,13 @@ StatusOr<ModelConfig> ParseModelConfig(const json& config, const std::string& wh
 
 StatusOr<ModelConfig> LoadModelConfig(const std::string& directory) {
   if (!DirectoryExists(directory)) {
-    return Error(StatusCode::kNotFound, "{}: no such directory; give a Hugging Face model directory",
-                 directory);
+    return Error(StatusCode::kNotFound,
+                 "{}: no such directory; give a Hugging Face model directory", directory);
   }
   const std::string path = directory + "/config.json";
   if (!FileExists(path)) {
-    return Error(StatusCode::kNotFound, "{}: not a model directory (it has no config.json)", directory);
+    return Error(StatusCode::kNotFound, "{}: not a model directory (it has no config.json)",
+                 directory);
   }
   KVL_ASSIGN_OR_RETURN(const json config, ReadJsonFile(path));
   KVL_ASSIGN_OR_RETURN(ModelConfig c, ParseModelConfig(config, path));

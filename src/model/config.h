@@ -45,8 +45,8 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
-  int bos_id = -1;             // -1: none
-  std::vector<int> eos_ids;    // config.json and generation_config.json together
+  int bos_id = -1;           // -1: none
+  std::vector<int> eos_ids;  // config.json and generation_config.json together
 
   int gqa_group() const { return n_heads / n_kv_heads; }
 };

@@ -11,12 +11,18 @@ namespace {
 using ::testing::HasSubstr;
 
 nlohmann::json Llama() {
-  return {{"model_type", "llama"},         {"hidden_size", 2048},
-          {"num_hidden_layers", 16},       {"num_attention_heads", 32},
-          {"num_key_value_heads", 8},      {"intermediate_size", 8192},
-          {"vocab_size", 128256},          {"max_position_embeddings", 131072},
-          {"rms_norm_eps", 1e-5},          {"rope_theta", 500000.0},
-          {"tie_word_embeddings", true},   {"bos_token_id", 128000},
+  return {{"model_type", "llama"},
+          {"hidden_size", 2048},
+          {"num_hidden_layers", 16},
+          {"num_attention_heads", 32},
+          {"num_key_value_heads", 8},
+          {"intermediate_size", 8192},
+          {"vocab_size", 128256},
+          {"max_position_embeddings", 131072},
+          {"rms_norm_eps", 1e-5},
+          {"rope_theta", 500000.0},
+          {"tie_word_embeddings", true},
+          {"bos_token_id", 128000},
           {"eos_token_id", {128001, 128008}}};
 }
 
@@ -59,8 +65,8 @@ TEST(ModelConfig, WithoutKvHeadsEveryHeadHasItsOwn) {
 TEST(ModelConfig, NamesTheKeyThatIsWrong) {
   for (const char* key : {"hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size"}) {
     for (const nlohmann::json& value :
-         {nlohmann::json(-1), nlohmann::json("many"), nlohmann::json(1e300), nlohmann::json(1ull << 63),
-          nlohmann::json(nullptr)}) {
+         {nlohmann::json(-1), nlohmann::json("many"), nlohmann::json(1e300),
+          nlohmann::json(1ull << 63), nlohmann::json(nullptr)}) {
       nlohmann::json json = Llama();
       json[key] = value;
       const Status status = ErrorOf(json);

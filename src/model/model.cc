@@ -51,8 +51,8 @@ Model::Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa)
       row_type_(weights_->compute_type()) {}
 
 StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> weights,
-                                               const ModelBasis* basis, int n_sink, ThreadPool* pool,
-                                               Isa isa) {
+                                               const ModelBasis* basis, int n_sink,
+                                               ThreadPool* pool, Isa isa) {
   std::unique_ptr<Model> model(new Model(std::move(weights), pool, isa));
   const ModelConfig& c = model->config();
   CacheLayout& layout = model->layout_;
@@ -144,7 +144,8 @@ void Model::PlaceTokens(std::span<const SequenceStep> steps) {
     const int first = step.cache->n_tokens() - n_new;
     KVL_CHECK_GE(first, 0);
     for (int t = 0; t < n_new; ++t) {
-      KVL_CHECK_LT(static_cast<uint32_t>(step.token_ids[t]), static_cast<uint32_t>(config().vocab_size));
+      KVL_CHECK_LT(static_cast<uint32_t>(step.token_ids[t]),
+                   static_cast<uint32_t>(config().vocab_size));
       tokens_.push_back({step.token_ids[t], first + t});
     }
     n_positions = std::max(n_positions, first + n_new);
@@ -204,7 +205,8 @@ void Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObse
   AppendRows(layer_idx, steps);
   Attend(layer_idx, steps);
   const ValueProjection& projection = projections_[layer_idx];
-  Multiply(projection.o, projection.o_bias, n_tokens_, attended_.data(), hidden_.data(), DType::kF32,
+  Multiply(projection.o, projection.o_bias, n_tokens_, attended_.data(), hidden_.data(),
+           DType::kF32,
            /*accumulate=*/true);
   RunFfn(layer_idx);
 }
@@ -252,10 +254,10 @@ void Model::RotateQueriesAndKeys(int layer_idx) {
   // Few tokens: a worker takes whole KV heads. Many: all heads of a share of the tokens.
   const bool by_head = n_tokens_ < 16 * pool_->n_workers();
   pool_->Run([&](int worker_id) {
-    const Range tokens = by_head ? Range{0, n_tokens_}
-                                 : ShareOf(n_tokens_, 16, worker_id, pool_->n_workers());
-    const Range heads = by_head ? ShareOf(n_kv_heads, 1, worker_id, pool_->n_workers())
-                                : Range{0, n_kv_heads};
+    const Range tokens =
+        by_head ? Range{0, n_tokens_} : ShareOf(n_tokens_, 16, worker_id, pool_->n_workers());
+    const Range heads =
+        by_head ? ShareOf(n_kv_heads, 1, worker_id, pool_->n_workers()) : Range{0, n_kv_heads};
     if (tokens.begin == tokens.end) return;
     for (int64_t g = heads.begin; g < heads.end; ++g) {
       RotateRows(layer_idx, static_cast<int>(g), tokens, worker_id);
@@ -384,7 +386,8 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
       }
       job.sink_first_visible = first + 1;
       job.out_stride = offsets.rank_v.back() * group;
-      job.out = attended_.data() + (token_idx * job.out_stride + offsets.rank_v[g] * group) * element;
+      job.out =
+          attended_.data() + (token_idx * job.out_stride + offsets.rank_v[g] * group) * element;
       jobs_.push_back(job);
     }
     token_idx += n_new;
@@ -396,8 +399,8 @@ void Model::RunFfn(int layer_idx) {
   const LayerWeights& layer = weights_->layer(layer_idx);
   const int64_t ffn = config().ffn_dim;
   Normalise(hidden_.as<float>(), layer.ffn_norm, n_tokens_);
-  Multiply(layer.gate_up, layer.gate_up_bias, n_tokens_, normed_.data(), gate_up_.data(), DType::kF32,
-           false);
+  Multiply(layer.gate_up, layer.gate_up_bias, n_tokens_, normed_.data(), gate_up_.data(),
+           DType::kF32, false);
   {
     Timed timed(&profile_.other);
     ForRowShares(n_tokens_, [&](Range rows) {
@@ -425,7 +428,8 @@ void Model::Observe(int layer_idx, QkvObserver* observer) {
     const float* cos = rope_.cos(positions[t]);
     const float* sin = rope_.sin(positions[t]);
     for (int h = 0; h < n_heads + n_kv; ++h) {
-      float* to = h < n_heads ? &q_post[(t * n_heads + h) * d] : &k_post[(t * n_kv + h - n_heads) * d];
+      float* to =
+          h < n_heads ? &q_post[(t * n_heads + h) * d] : &k_post[(t * n_kv + h - n_heads) * d];
       elementwise_->rope(row + h * d, cos, sin, d, d, DType::kF32, to);
     }
   }

@@ -40,10 +40,11 @@ struct ForwardProfile {
 class Model {
  public:
   // `basis` null: the uncompressed cache. Otherwise n_sink first positions keep their keys as they
-  // are. `weights` and `pool` are shared and outlive the model. The basis is copied into packed form.
+  // are. `weights` and `pool` are shared and outlive the model. The basis is copied into packed
+  // form.
   static StatusOr<std::unique_ptr<Model>> Create(std::shared_ptr<ModelWeights> weights,
-                                                 const ModelBasis* basis, int n_sink, ThreadPool* pool,
-                                                 Isa isa);
+                                                 const ModelBasis* basis, int n_sink,
+                                                 ThreadPool* pool, Isa isa);
 
   // Runs one step. Logits of the tokens asked for are in order of the batch behind logits().
   // kResourceExhausted when there is no memory for activations.
@@ -93,8 +94,8 @@ class Model {
   void Observe(int layer_idx, QkvObserver* observer);
   void ComputeLogits(std::span<const SequenceStep> steps);
   void Normalise(const float* from, const std::vector<float>& weight, int64_t n_rows);
-  void Multiply(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows, const void* x,
-                void* y, DType y_type, bool accumulate);
+  void Multiply(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows,
+                const void* x, void* y, DType y_type, bool accumulate);
   // Calls fn(Range) over shares of n_rows, on the calling thread alone when there is one row.
   template <typename F>
   void ForRowShares(int64_t n_rows, const F& fn);
@@ -111,8 +112,8 @@ class Model {
   Schedule schedule_ = Schedule::kBalanced;
   CacheLayout layout_;
   DType row_type_;
-  std::vector<LayerBasis> bases_;            // [n_layers], or empty
-  std::vector<LayerOffsets> offsets_;        // [n_layers]
+  std::vector<LayerBasis> bases_;             // [n_layers], or empty
+  std::vector<LayerOffsets> offsets_;         // [n_layers]
   std::vector<ValueProjection> projections_;  // [n_layers]
 
   // Activations of one step, allocated once and grown.

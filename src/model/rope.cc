@@ -26,9 +26,15 @@ std::vector<double> RopeFrequencies(const RopeConfig& config, int rope_dim) {
   for (int i = 0; i < rope_dim / 2; ++i) {
     const double frequency = std::pow(config.theta, -2.0 * i / rope_dim);
     switch (config.scaling) {
-      case RopeConfig::Scaling::kNone: frequencies[i] = frequency; break;
-      case RopeConfig::Scaling::kLinear: frequencies[i] = frequency / config.factor; break;
-      case RopeConfig::Scaling::kLlama3: frequencies[i] = Llama3Frequency(config, frequency); break;
+      case RopeConfig::Scaling::kNone:
+        frequencies[i] = frequency;
+        break;
+      case RopeConfig::Scaling::kLinear:
+        frequencies[i] = frequency / config.factor;
+        break;
+      case RopeConfig::Scaling::kLlama3:
+        frequencies[i] = Llama3Frequency(config, frequency);
+        break;
     }
   }
   return frequencies;

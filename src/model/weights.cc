@@ -31,9 +31,10 @@ Status CheckFinite(const std::string& name, const TensorView& tensor) {
       break;
   }
   if (finite) return OkStatus();
-  return Error(StatusCode::kDataLoss,
-               "tensor '{}' holds values that are not finite (NaN or infinity); download the model again",
-               name);
+  return Error(
+      StatusCode::kDataLoss,
+      "tensor '{}' holds values that are not finite (NaN or infinity); download the model again",
+      name);
 }
 
 std::string LayerName(int layer_idx, const char* suffix) {
@@ -58,8 +59,8 @@ StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& co
   KVL_ASSIGN_OR_RETURN(w->lm_head_, PackedMatrix::Create(vocab, hidden, compute_type));
   const char* kEmbedding = "model.embed_tokens.weight";
   const char* kHead = "lm_head.weight";
-  KVL_RETURN_IF_ERROR(w->PackTensor(config.tie_word_embeddings ? kEmbedding : kHead, vocab, hidden, 0,
-                                    &w->lm_head_, pool));
+  KVL_RETURN_IF_ERROR(w->PackTensor(config.tie_word_embeddings ? kEmbedding : kHead, vocab, hidden,
+                                    0, &w->lm_head_, pool));
   if (!config.tie_word_embeddings) {
     KVL_ASSIGN_OR_RETURN(w->embedding_, w->source_->Get(kEmbedding, {vocab, hidden}));
     KVL_RETURN_IF_ERROR(CheckFinite(kEmbedding, w->embedding_));
@@ -76,13 +77,15 @@ Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   LayerWeights& layer = layers_[layer_idx];
   const auto name = [&](const char* suffix) { return LayerName(layer_idx, suffix); };
   const int64_t hidden = c.hidden_dim, ffn = c.ffn_dim;
-  const int64_t q_rows = int64_t{c.n_heads} * c.head_dim, k_rows = int64_t{c.n_kv_heads} * c.head_dim;
+  const int64_t q_rows = int64_t{c.n_heads} * c.head_dim,
+                k_rows = int64_t{c.n_kv_heads} * c.head_dim;
 
   KVL_ASSIGN_OR_RETURN(layer.attn_norm, ReadVector(name("input_layernorm.weight"), hidden));
   KVL_ASSIGN_OR_RETURN(layer.ffn_norm, ReadVector(name("post_attention_layernorm.weight"), hidden));
 
   KVL_ASSIGN_OR_RETURN(layer.qk, PackedMatrix::Create(q_rows + k_rows, hidden, compute_type_));
-  KVL_RETURN_IF_ERROR(PackTensor(name("self_attn.q_proj.weight"), q_rows, hidden, 0, &layer.qk, pool));
+  KVL_RETURN_IF_ERROR(
+      PackTensor(name("self_attn.q_proj.weight"), q_rows, hidden, 0, &layer.qk, pool));
   KVL_RETURN_IF_ERROR(
       PackTensor(name("self_attn.k_proj.weight"), k_rows, hidden, q_rows, &layer.qk, pool));
   if (c.qkv_bias) {
@@ -93,13 +96,16 @@ Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   }
 
   KVL_ASSIGN_OR_RETURN(layer.gate_up, PackedMatrix::Create(2 * ffn, hidden, compute_type_));
-  KVL_RETURN_IF_ERROR(PackTensor(name("mlp.gate_proj.weight"), ffn, hidden, 0, &layer.gate_up, pool));
-  KVL_RETURN_IF_ERROR(PackTensor(name("mlp.up_proj.weight"), ffn, hidden, ffn, &layer.gate_up, pool));
+  KVL_RETURN_IF_ERROR(
+      PackTensor(name("mlp.gate_proj.weight"), ffn, hidden, 0, &layer.gate_up, pool));
+  KVL_RETURN_IF_ERROR(
+      PackTensor(name("mlp.up_proj.weight"), ffn, hidden, ffn, &layer.gate_up, pool));
   KVL_ASSIGN_OR_RETURN(layer.down, PackedMatrix::Create(hidden, ffn, compute_type_));
   KVL_RETURN_IF_ERROR(PackTensor(name("mlp.down_proj.weight"), hidden, ffn, 0, &layer.down, pool));
   if (c.mlp_bias) {
     KVL_ASSIGN_OR_RETURN(layer.gate_up_bias, ReadVector(name("mlp.gate_proj.bias"), ffn));
-    KVL_ASSIGN_OR_RETURN(const std::vector<float> up_bias, ReadVector(name("mlp.up_proj.bias"), ffn));
+    KVL_ASSIGN_OR_RETURN(const std::vector<float> up_bias,
+                         ReadVector(name("mlp.up_proj.bias"), ffn));
     layer.gate_up_bias.insert(layer.gate_up_bias.end(), up_bias.begin(), up_bias.end());
     KVL_ASSIGN_OR_RETURN(layer.down_bias, ReadVector(name("mlp.down_proj.bias"), hidden));
   }
@@ -126,9 +132,9 @@ Status ModelWeights::PackTensor(const std::string& name, int64_t n_out, int64_t 
 
 StatusOr<std::vector<float>> ModelWeights::ReadMatrix(const std::string& name, int64_t n_rows,
                                                       int64_t n_columns) {
-  KVL_ASSIGN_OR_RETURN(const TensorView tensor,
-                       n_columns == 0 ? source_->Get(name, {n_rows})
-                                      : source_->Get(name, {n_rows, n_columns}));
+  KVL_ASSIGN_OR_RETURN(const TensorView tensor, n_columns == 0
+                                                    ? source_->Get(name, {n_rows})
+                                                    : source_->Get(name, {n_rows, n_columns}));
   KVL_RETURN_IF_ERROR(CheckFinite(name, tensor));
   std::vector<float> values(tensor.n_elements());
   ConvertToFloat(tensor.dtype, tensor.data, tensor.n_elements(), values.data());
@@ -144,8 +150,10 @@ StatusOr<ValueProjection> ModelWeights::FoldValues(int layer_idx, const ModelBas
                                                    ThreadPool* pool) {
   const ModelConfig& c = config_;
   const int64_t hidden = c.hidden_dim, d = c.head_dim, group = c.gqa_group();
-  std::vector<int64_t> v_offset(c.n_kv_heads + 1, 0);  // first row of each KV head in the folded W_V
-  for (int g = 0; g < c.n_kv_heads; ++g) v_offset[g + 1] = v_offset[g] + RankV(basis, c, layer_idx, g);
+  std::vector<int64_t> v_offset(c.n_kv_heads + 1,
+                                0);  // first row of each KV head in the folded W_V
+  for (int g = 0; g < c.n_kv_heads; ++g)
+    v_offset[g + 1] = v_offset[g] + RankV(basis, c, layer_idx, g);
   const int64_t v_rows = v_offset.back(), o_columns = v_rows * group;
 
   ValueProjection p;
@@ -155,10 +163,12 @@ StatusOr<ValueProjection> ModelWeights::FoldValues(int layer_idx, const ModelBas
   const std::string o_name = LayerName(layer_idx, "self_attn.o_proj.weight");
   const int64_t v_full = c.n_kv_heads * d, o_full = c.n_heads * d;
   if (c.o_bias) {
-    KVL_ASSIGN_OR_RETURN(p.o_bias, ReadVector(LayerName(layer_idx, "self_attn.o_proj.bias"), hidden));
+    KVL_ASSIGN_OR_RETURN(p.o_bias,
+                         ReadVector(LayerName(layer_idx, "self_attn.o_proj.bias"), hidden));
   }
   if (c.qkv_bias) {
-    KVL_ASSIGN_OR_RETURN(p.v_bias, ReadVector(LayerName(layer_idx, "self_attn.v_proj.bias"), v_full));
+    KVL_ASSIGN_OR_RETURN(p.v_bias,
+                         ReadVector(LayerName(layer_idx, "self_attn.v_proj.bias"), v_full));
   }
   if (basis == nullptr) {
     KVL_RETURN_IF_ERROR(PackTensor(v_name, v_full, hidden, 0, &p.v, pool));
@@ -194,7 +204,8 @@ StatusOr<ValueProjection> ModelWeights::FoldValues(int layer_idx, const ModelBas
   pool->Run([&](int worker_id) {
     const Range rows = ShareOf(v_rows, 64, worker_id, pool->n_workers());
     if (rows.begin < rows.end) {
-      p.v.PackRows(rows.begin, rows.end - rows.begin, DType::kF32, &folded_v[rows.begin * hidden], hidden);
+      p.v.PackRows(rows.begin, rows.end - rows.begin, DType::kF32, &folded_v[rows.begin * hidden],
+                   hidden);
     }
   });
 
@@ -225,13 +236,14 @@ StatusOr<ValueProjection> ModelWeights::FoldValues(int layer_idx, const ModelBas
 
 StatusOr<std::vector<std::vector<double>>> ModelWeights::ValueGrams(int layer_idx) {
   const int64_t d = config_.head_dim, hidden = config_.hidden_dim;
-  KVL_ASSIGN_OR_RETURN(const std::vector<float> w_v,
-                       ReadMatrix(LayerName(layer_idx, "self_attn.v_proj.weight"),
-                                  config_.n_kv_heads * d, hidden));
+  KVL_ASSIGN_OR_RETURN(
+      const std::vector<float> w_v,
+      ReadMatrix(LayerName(layer_idx, "self_attn.v_proj.weight"), config_.n_kv_heads * d, hidden));
   std::vector<std::vector<double>> grams(config_.n_kv_heads);
   for (int g = 0; g < config_.n_kv_heads; ++g) {
     grams[g].resize(d * d);
-    // Rows of the stored matrix are output channels: W_V^T W_V = S S^T for S [head_dim, hidden_dim].
+    // Rows of the stored matrix are output channels: W_V^T W_V = S S^T for S [head_dim,
+    // hidden_dim].
     const Eigen::MatrixXd s = ConstMap(&w_v[g * d * hidden], d, hidden).cast<double>();
     Eigen::Map<Eigen::MatrixXd>(grams[g].data(), d, d).noalias() = s * s.transpose();
   }

@@ -64,7 +64,8 @@ class ModelWeights {
   Status PackTensor(const std::string& name, int64_t n_out, int64_t n_in, int64_t first_out,
                     PackedMatrix* matrix, ThreadPool* pool);
   StatusOr<std::vector<float>> ReadVector(const std::string& name, int64_t n);
-  StatusOr<std::vector<float>> ReadMatrix(const std::string& name, int64_t n_rows, int64_t n_columns);
+  StatusOr<std::vector<float>> ReadMatrix(const std::string& name, int64_t n_rows,
+                                          int64_t n_columns);
 
   ModelConfig config_;
   DType compute_type_ = DType::kBf16;

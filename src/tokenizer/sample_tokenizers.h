@@ -1,6 +1,8 @@
 // Small tokenizers for tests and benchmarks, made from a list of words.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
