@@ -136,7 +136,7 @@ void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
   verb->add_option("--head-dim", o.head_dim, "channels of a head")->capture_default_str();
   verb->add_option("--prefill-tokens", o.prefill_tokens, "query tokens of prefill")
       ->capture_default_str();
-  verb->add_option("-r,--repetitions", o.n_repetitions, "runs, the median counts")
+  verb->add_option("-r,--repetitions", o.n_repetitions, "runs, the best counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   verb->add_option("-t,--threads", options->n_threads, "worker threads")
@@ -144,6 +144,7 @@ void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
   verb->add_option("-s,--seed", o.seed, "seed of ranks and rows")->capture_default_str();
   verb->add_option("--schedule", options->schedule, "how attention is split over threads")
       ->check(CLI::IsMember({"static", "lpt", "balanced"}));
+  verb->add_flag("--scattered", o.scattered_blocks, "blocks anywhere in memory, the worst case");
   verb->add_flag("--json", options->json, "one JSON object");
   verb->callback(
       [verbs, options] { verbs->chosen = [options] { return RunAttention(*options); }; });

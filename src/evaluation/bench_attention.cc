@@ -109,13 +109,14 @@ Case MakeCase(const AttentionBenchOptions& options, BenchPhase phase, int contex
   return c;
 }
 
-// Blocks anywhere in memory, as sequences that come and go leave them.
-void PlaceBlocks(const std::byte* memory, uint64_t seed, Case* c) {
+void PlaceBlocks(const std::byte* memory, const AttentionBenchOptions& options, Case* c) {
   const int64_t n_head_blocks = BlocksOf(c->row.context);
   std::vector<int64_t> order(n_head_blocks * c->shapes.size());
   std::iota(order.begin(), order.end(), 0);
-  Random random(seed, 1);
-  for (size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[random.Below(i + 1)]);
+  if (options.scattered_blocks) {
+    Random random(options.seed, 1);
+    for (size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[random.Below(i + 1)]);
+  }
   c->blocks.resize(order.size());
   for (int64_t i : order) {
     c->blocks[i] = memory;
@@ -153,12 +154,6 @@ double TimePass(const AttentionBenchOptions& options, const Case& c, Attention* 
         options.schedule);
   }
   return watch.Seconds();
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  return (values[n / 2] + values[(n - 1) / 2]) / 2;
 }
 
 Status CheckOptions(const AttentionBenchOptions& o) {
@@ -227,17 +222,16 @@ StatusOr<std::vector<Case>> MakeCases(const AttentionBenchOptions& options) {
   return cases;
 }
 
-Status MeasureLimits(ThreadPool* pool, Isa isa, AttentionBenchReport* report) {
-  KVL_ASSIGN_OR_RETURN(const double read_gb_per_s, MeasureReadBandwidth(*pool, isa));
+Status MeasureGemmLimit(ThreadPool* pool, AttentionBenchReport* report) {
   KVL_ASSIGN_OR_RETURN(const double gemm_flops, MeasureGemmPeak(*pool));
-  report->read_gb_per_s = std::max(report->read_gb_per_s, read_gb_per_s);
   report->gemm_tflop_per_s = std::max(report->gemm_tflop_per_s, gemm_flops * 1e-12);
   return OkStatus();
 }
 
+// Also the read limit, over the memory that holds the blocks.
 Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
-                    std::vector<Case>* cases) {
-  int64_t block_bytes = 0, n_query_tokens = 1;
+                    AttentionBenchReport* report, std::vector<Case>* cases) {
+  int64_t block_bytes = kReadWorkingSetBytes, n_query_tokens = 1;
   for (const Case& c : *cases) {
     block_bytes = std::max(block_bytes, AllBlockBytes(c));
     n_query_tokens = std::max<int64_t>(n_query_tokens, c.row.n_tokens);
@@ -249,11 +243,15 @@ Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
   FillNormal(pool, options.seed, block_bytes, memory.data());
   FillNormal(pool, ~options.seed, query_bytes, q.data());
   for (Case& c : *cases) {
-    PlaceBlocks(memory.data(), options.seed, &c);
+    PlaceBlocks(memory.data(), options, &c);
     MakeJobs(options, q, &out, &c);
   }
   Attention attention(pool, options.isa);
   for (int repetition = -1; repetition < options.n_repetitions; ++repetition) {
+    const double read_seconds =
+        ReadPassSeconds(*pool, options.isa, memory.data(), kReadWorkingSetBytes);
+    report->read_gb_per_s =
+        std::max(report->read_gb_per_s, kReadWorkingSetBytes / read_seconds * 1e-9);
     for (Case& c : *cases) {
       const double seconds = TimePass(options, c, &attention);
       if (repetition >= 0) c.pass_seconds.push_back(seconds);  // the first pass warms up
@@ -269,7 +267,8 @@ Status Judge(const std::vector<Case>& cases, AttentionBenchReport* report) {
   int context = 0;
   for (const Case& c : cases) {
     AttentionBenchRow row = c.row;
-    const double seconds = Median(c.pass_seconds) / c.n_layers;
+    const double seconds =
+        *std::min_element(c.pass_seconds.begin(), c.pass_seconds.end()) / c.n_layers;
     row.time_us = seconds * 1e6;
     if (row.phase != phase || row.context != context) {
       phase = row.phase;
@@ -329,9 +328,9 @@ StatusOr<AttentionBenchReport> RunAttentionBench(const AttentionBenchOptions& op
   report.n_threads = options.n_threads;
   report.seed = options.seed;
   ThreadPool pool(options.n_threads);
-  KVL_RETURN_IF_ERROR(MeasureLimits(&pool, options.isa, &report));
-  KVL_RETURN_IF_ERROR(MeasureCases(options, &pool, &cases));
-  KVL_RETURN_IF_ERROR(MeasureLimits(&pool, options.isa, &report));
+  KVL_RETURN_IF_ERROR(MeasureGemmLimit(&pool, &report));
+  KVL_RETURN_IF_ERROR(MeasureCases(options, &pool, &report, &cases));
+  KVL_RETURN_IF_ERROR(MeasureGemmLimit(&pool, &report));
   KVL_RETURN_IF_ERROR(Judge(cases, &report));
   return report;
 }

@@ -36,7 +36,10 @@ struct AttentionBenchOptions {
   int n_threads = 1;
   Isa isa = Isa::kScalar;
   Schedule schedule = Schedule::kBalanced;
-  int n_repetitions = 5;  // the median counts
+  int n_repetitions = 9;  // the best counts, of the rows and of the limits
+  // Blocks anywhere in memory, as a long history of sequences may leave them; otherwise the blocks
+  // of a head follow each other, as the pool places those of a prompt.
+  bool scattered_blocks = false;
   uint64_t seed = 1;
 };
 
@@ -65,12 +68,13 @@ struct AttentionBenchReport {
   int head_dim = 0;
   int n_threads = 0;
   uint64_t seed = 0;
-  double read_gb_per_s = 0;  // both measured before and after the rows; the better counts
-  double gemm_tflop_per_s = 0;
+  double read_gb_per_s = 0;     // the best of a pass before every repetition
+  double gemm_tflop_per_s = 0;  // the better of before and after
   std::vector<AttentionBenchRow> rows;
 };
 
-// Repetitions go over all rows in turn, so that a machine that slows down slows all of them.
+// Repetitions go over the read limit and all rows in turn, so that a machine whose speed drifts
+// gives all of them the same chances.
 // Takes at most 3 GiB. kInvalidArgument: options that make no sense or need more memory. kInternal:
 // a row was faster than 1.05 times the limits, so one of the measurements is wrong.
 StatusOr<AttentionBenchReport> RunAttentionBench(const AttentionBenchOptions& options);

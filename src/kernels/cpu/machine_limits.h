@@ -18,6 +18,11 @@ inline constexpr int64_t kReadWorkingSetBytes = int64_t{1} << 30;
 // pool over kReadWorkingSetBytes, each worker its own contiguous share. About 2 s.
 StatusOr<double> MeasureReadBandwidth(ThreadPool& pool, Isa isa);
 
+// Seconds of the fastest of the same read loops, one pass each, over n_bytes (a multiple of
+// kReadLoopStep) of `data`: for benchmarks that measure the limit between their own passes, on a
+// machine whose bandwidth drifts.
+double ReadPassSeconds(ThreadPool& pool, Isa isa, const std::byte* data, int64_t n_bytes);
+
 // Highest rate in FLOP/s of oneDNN products of several shapes with weights in the format that
 // oneDNN prefers, on as many threads as the pool has. BF16, or F32 where the machine has no BF16
 // dots. About 2 s at 0.5 TFLOP/s.
