@@ -42,7 +42,11 @@ function(kvl_test)
 endfunction()
 
 # kvl_benchmark(NAME linear_bench SRCS linear_bench.cc DEPS kernels_cpu)
+# Not built under the sanitizers, whose timings mean nothing.
 function(kvl_benchmark)
+  if(KVLATHE_SANITIZE)
+    return()
+  endif()
   cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LIBS" ${ARGN})
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_link_libraries(${ARG_NAME} PRIVATE kvlathe_flags ${ARG_LIBS} benchmark::benchmark_main)

@@ -8,7 +8,7 @@ packages=(
   g++ cmake ninja-build pkg-config ca-certificates git
   # libraries, as in cmake/dependencies.cmake; ocl-icd-opencl-dev is what libdnnl-dev's own CMake
   # file asks for
-  libabsl-dev libfmt-dev libspdlog-dev nlohmann-json3-dev libeigen3-dev libdnnl-dev
+  libabsl-dev libfmt-dev nlohmann-json3-dev libeigen3-dev libdnnl-dev
   ocl-icd-opencl-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev libpcre2-dev
   libutf8proc-dev libsentencepiece-dev
   # checks and fuzzing
