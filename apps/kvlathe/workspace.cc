@@ -68,8 +68,12 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const ModelOptions& opti
 }
 
 Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
-  KVL_ASSIGN_OR_RETURN(
-      auto weights, ModelWeights::Load(config_, compute_type_, std::move(source), threads_.get()));
+  LoadProgress progress;
+  if (progress_) {
+    progress = [this](double fraction) { progress_("loading " + options_.model, fraction); };
+  }
+  KVL_ASSIGN_OR_RETURN(auto weights, ModelWeights::Load(config_, compute_type_, std::move(source),
+                                                        threads_.get(), progress));
   weights_ = std::move(weights);
   return OkStatus();
 }
@@ -102,7 +106,7 @@ std::optional<int32_t> Workspace::leading_bos() const {
 
 StatusOr<std::vector<int32_t>> Workspace::TokenizeFile(const std::string& path) const {
   KVL_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
-  std::vector<int32_t> ids = tokenizer_->Tokenize(text, /*add_bos=*/false);
+  std::vector<int32_t> ids = tokenizer_->Tokenize(text, /*add_bos=*/false, /*parse_special=*/false);
   for (int32_t id : ids) {
     if (id >= config_.vocab_size) {
       return Error(

@@ -17,4 +17,17 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
+// Adds the seconds of a scope to a counter.
+class ScopedTimer {
+ public:
+  explicit ScopedTimer(double* seconds) : seconds_(seconds) {}
+  ~ScopedTimer() { *seconds_ += watch_.Seconds(); }
+  ScopedTimer(const ScopedTimer&) = delete;
+  ScopedTimer& operator=(const ScopedTimer&) = delete;
+
+ private:
+  double* seconds_;
+  Stopwatch watch_;
+};
+
 }  // namespace kvlathe

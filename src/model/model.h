@@ -98,7 +98,16 @@ class Model {
                 const void* x, void* y, DType y_type, bool accumulate);
   // Calls fn(Range) over shares of n_rows, on the calling thread alone when there is one row.
   template <typename F>
-  void ForRowShares(int64_t n_rows, const F& fn);
+  void ForRowShares(int64_t n_rows, const F& fn) {
+    if (n_rows == 1) {
+      fn(Range{0, 1});
+      return;
+    }
+    pool_->Run([&](int worker_id) {
+      const Range rows = ShareOf(n_rows, 1, worker_id, pool_->n_workers());
+      if (rows.begin < rows.end) fn(rows);
+    });
+  }
   // Row buffers of one KV head: [n_tokens * rows_per_token, width].
   std::byte* HeadRows(Buffer* buffer, int64_t width_before, int rows_per_token);
 

@@ -9,6 +9,9 @@ namespace {
 using RowMatrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using ConstMap = Eigen::Map<const RowMatrix>;
 
+constexpr const char* kValueWeight = "self_attn.v_proj.weight";
+constexpr const char* kOutputWeight = "self_attn.o_proj.weight";
+
 template <typename Bits>
 bool AllFinite(const Bits* bits, int64_t n, Bits exponent) {
   bool finite = true;
@@ -50,7 +53,8 @@ int RankV(const ModelBasis* basis, const ModelConfig& config, int layer_idx, int
 StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& config,
                                                            DType compute_type,
                                                            std::unique_ptr<TensorSource> source,
-                                                           ThreadPool* pool) {
+                                                           ThreadPool* pool,
+                                                           const LoadProgress& progress) {
   std::unique_ptr<ModelWeights> w(new ModelWeights);
   w->config_ = config;
   w->compute_type_ = compute_type;
@@ -68,7 +72,11 @@ StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& co
   }
   KVL_ASSIGN_OR_RETURN(w->final_norm_, w->ReadVector("model.norm.weight", hidden));
   w->layers_.resize(config.n_layers);
-  for (int l = 0; l < config.n_layers; ++l) KVL_RETURN_IF_ERROR(w->LoadLayer(l, pool));
+  for (int l = 0; l < config.n_layers; ++l) {
+    if (progress) progress(static_cast<double>(l) / config.n_layers);
+    KVL_RETURN_IF_ERROR(w->LoadLayer(l, pool));
+  }
+  if (progress) progress(1);
   return w;
 }
 
@@ -150,17 +158,15 @@ StatusOr<ValueProjection> ModelWeights::FoldValues(int layer_idx, const ModelBas
                                                    ThreadPool* pool) {
   const ModelConfig& c = config_;
   const int64_t hidden = c.hidden_dim, d = c.head_dim, group = c.gqa_group();
-  std::vector<int64_t> v_offset(c.n_kv_heads + 1,
-                                0);  // first row of each KV head in the folded W_V
-  for (int g = 0; g < c.n_kv_heads; ++g)
-    v_offset[g + 1] = v_offset[g] + RankV(basis, c, layer_idx, g);
+  std::vector<int64_t> v_offset = {0};  // first row of each KV head in the folded W_V
+  for (int g = 0; g < c.n_kv_heads; ++g) {
+    v_offset.push_back(v_offset.back() + RankV(basis, c, layer_idx, g));
+  }
   const int64_t v_rows = v_offset.back(), o_columns = v_rows * group;
 
   ValueProjection p;
   KVL_ASSIGN_OR_RETURN(p.v, PackedMatrix::Create(v_rows, hidden, compute_type_));
   KVL_ASSIGN_OR_RETURN(p.o, PackedMatrix::Create(hidden, o_columns, compute_type_));
-  const std::string v_name = LayerName(layer_idx, "self_attn.v_proj.weight");
-  const std::string o_name = LayerName(layer_idx, "self_attn.o_proj.weight");
   const int64_t v_full = c.n_kv_heads * d, o_full = c.n_heads * d;
   if (c.o_bias) {
     KVL_ASSIGN_OR_RETURN(p.o_bias,
@@ -171,46 +177,65 @@ StatusOr<ValueProjection> ModelWeights::FoldValues(int layer_idx, const ModelBas
                          ReadVector(LayerName(layer_idx, "self_attn.v_proj.bias"), v_full));
   }
   if (basis == nullptr) {
-    KVL_RETURN_IF_ERROR(PackTensor(v_name, v_full, hidden, 0, &p.v, pool));
-    KVL_RETURN_IF_ERROR(PackTensor(o_name, hidden, o_full, 0, &p.o, pool));
+    KVL_RETURN_IF_ERROR(
+        PackTensor(LayerName(layer_idx, kValueWeight), v_full, hidden, 0, &p.v, pool));
+    KVL_RETURN_IF_ERROR(
+        PackTensor(LayerName(layer_idx, kOutputWeight), hidden, o_full, 0, &p.o, pool));
     return p;
   }
 
-  const auto head = [&](int g) -> const HeadBasis& { return basis->head(layer_idx, g); };
-  if (c.qkv_bias) {
-    std::vector<float> folded(v_rows);
-    for (int g = 0; g < c.n_kv_heads; ++g) {
-      const int64_t r = v_offset[g + 1] - v_offset[g];
-      Eigen::Map<RowMatrix>(&folded[v_offset[g]], 1, r) =
-          ConstMap(&p.v_bias[g * d], 1, d) * ConstMap(head(g).value_basis.data(), d, r);
-    }
-    p.v_bias = std::move(folded);
-  }
+  KVL_RETURN_IF_ERROR(FoldValueRows(layer_idx, *basis, v_offset, pool, &p));
+  KVL_RETURN_IF_ERROR(FoldOutputColumns(layer_idx, *basis, v_offset, pool, &p));
+  return p;
+}
 
-  KVL_ASSIGN_OR_RETURN(const std::vector<float> w_v, ReadMatrix(v_name, v_full, hidden));
-  std::vector<float> folded_v(v_rows * hidden);
+Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
+                                   const std::vector<int64_t>& v_offset, ThreadPool* pool,
+                                   ValueProjection* p) {
+  const int64_t hidden = config_.hidden_dim, d = config_.head_dim, v_rows = v_offset.back();
+  const auto rank = [&](int g) { return v_offset[g + 1] - v_offset[g]; };
+  const auto value_basis = [&](int g) {
+    return ConstMap(basis.head(layer_idx, g).value_basis.data(), d, rank(g));
+  };
+  if (config_.qkv_bias) {
+    std::vector<float> folded(v_rows);
+    for (int g = 0; g < config_.n_kv_heads; ++g) {
+      Eigen::Map<RowMatrix>(&folded[v_offset[g]], 1, rank(g)) =
+          ConstMap(&p->v_bias[g * d], 1, d) * value_basis(g);
+    }
+    p->v_bias = std::move(folded);
+  }
+  KVL_ASSIGN_OR_RETURN(const std::vector<float> w_v, ReadMatrix(LayerName(layer_idx, kValueWeight),
+                                                                config_.n_kv_heads * d, hidden));
+  std::vector<float> folded(v_rows * hidden);
   pool->Run([&](int worker_id) {
     const Range columns = ShareOf(hidden, 64, worker_id, pool->n_workers());
     const int64_t n = columns.end - columns.begin;
     if (n == 0) return;
-    for (int g = 0; g < c.n_kv_heads; ++g) {
-      const int64_t r = v_offset[g + 1] - v_offset[g];
-      Eigen::Map<RowMatrix>(&folded_v[v_offset[g] * hidden], r, hidden)
+    for (int g = 0; g < config_.n_kv_heads; ++g) {
+      Eigen::Map<RowMatrix>(&folded[v_offset[g] * hidden], rank(g), hidden)
           .middleCols(columns.begin, n)
-          .noalias() = ConstMap(head(g).value_basis.data(), d, r).transpose() *
+          .noalias() = value_basis(g).transpose() *
                        ConstMap(&w_v[g * d * hidden], d, hidden).middleCols(columns.begin, n);
     }
   });
   pool->Run([&](int worker_id) {
     const Range rows = ShareOf(v_rows, 64, worker_id, pool->n_workers());
-    if (rows.begin < rows.end) {
-      p.v.PackRows(rows.begin, rows.end - rows.begin, DType::kF32, &folded_v[rows.begin * hidden],
-                   hidden);
-    }
+    if (rows.begin == rows.end) return;
+    p->v.PackRows(rows.begin, rows.end - rows.begin, DType::kF32, &folded[rows.begin * hidden],
+                  hidden);
   });
+  return OkStatus();
+}
 
-  KVL_ASSIGN_OR_RETURN(const TensorView w_o, source_->Get(o_name, {hidden, o_full}));
-  KVL_RETURN_IF_ERROR(CheckFinite(o_name, w_o));
+Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
+                                       const std::vector<int64_t>& v_offset, ThreadPool* pool,
+                                       ValueProjection* p) {
+  const int64_t hidden = config_.hidden_dim, d = config_.head_dim, group = config_.gqa_group();
+  const int64_t o_full = config_.n_heads * d, o_columns = v_offset.back() * group;
+  const std::string name = LayerName(layer_idx, kOutputWeight);
+  KVL_ASSIGN_OR_RETURN(const TensorView w_o, source_->Get(name, {hidden, o_full}));
+  KVL_RETURN_IF_ERROR(CheckFinite(name, w_o));
   pool->Run([&](int worker_id) {
     const Range rows = ShareOf(hidden, 64, worker_id, pool->n_workers());
     std::vector<float> source_rows(64 * o_full), folded_rows(64 * o_columns);
@@ -220,25 +245,24 @@ StatusOr<ValueProjection> ModelWeights::FoldValues(int layer_idx, const ModelBas
                      source_rows.data());
       const ConstMap from(source_rows.data(), n, o_full);
       Eigen::Map<RowMatrix> to(folded_rows.data(), n, o_columns);
-      for (int h = 0; h < c.n_heads; ++h) {
+      for (int h = 0; h < config_.n_heads; ++h) {
         const int g = h / static_cast<int>(group);
-        const int64_t r = v_offset[g + 1] - v_offset[g];
-        const int64_t column = v_offset[g] * group + (h % group) * r;
-        to.middleCols(column, r).noalias() =
-            from.middleCols(h * d, d) * ConstMap(head(g).output_basis.data(), r, d).transpose();
+        const int64_t rank = v_offset[g + 1] - v_offset[g];
+        to.middleCols(v_offset[g] * group + (h % group) * rank, rank).noalias() =
+            from.middleCols(h * d, d) *
+            ConstMap(basis.head(layer_idx, g).output_basis.data(), rank, d).transpose();
       }
-      p.o.PackRows(first, n, DType::kF32, folded_rows.data(), o_columns);
+      p->o.PackRows(first, n, DType::kF32, folded_rows.data(), o_columns);
     }
   });
   source_->Done(w_o);
-  return p;
+  return OkStatus();
 }
 
 StatusOr<std::vector<std::vector<double>>> ModelWeights::ValueGrams(int layer_idx) {
   const int64_t d = config_.head_dim, hidden = config_.hidden_dim;
-  KVL_ASSIGN_OR_RETURN(
-      const std::vector<float> w_v,
-      ReadMatrix(LayerName(layer_idx, "self_attn.v_proj.weight"), config_.n_kv_heads * d, hidden));
+  KVL_ASSIGN_OR_RETURN(const std::vector<float> w_v, ReadMatrix(LayerName(layer_idx, kValueWeight),
+                                                                config_.n_kv_heads * d, hidden));
   std::vector<std::vector<double>> grams(config_.n_kv_heads);
   for (int g = 0; g < config_.n_kv_heads; ++g) {
     grams[g].resize(d * d);

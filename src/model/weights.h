@@ -2,6 +2,7 @@
 // them: W_V and W_O, folded per spec. Everything else is shared by all specs of a process.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,13 +34,17 @@ struct ValueProjection {
   std::vector<float> o_bias;
 };
 
+// Called with the share of the layers that are loaded.
+using LoadProgress = std::function<void(double fraction)>;
+
 class ModelWeights {
  public:
   // Reads and packs everything but W_V and W_O; source pages are released as they are packed.
   // kDataLoss names the tensor that is missing, has another shape or is not finite.
   static StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelConfig& config, DType compute_type,
                                                       std::unique_ptr<TensorSource> source,
-                                                      ThreadPool* pool);
+                                                      ThreadPool* pool,
+                                                      const LoadProgress& progress = nullptr);
 
   // W_V and W_O of one layer, folded with `basis` (null: as they are).
   StatusOr<ValueProjection> FoldValues(int layer_idx, const ModelBasis* basis, ThreadPool* pool);
@@ -61,6 +66,13 @@ class ModelWeights {
  private:
   ModelWeights() = default;
   Status LoadLayer(int layer_idx, ThreadPool* pool);
+  // W_V A and b_V A, and B W_O, into the projection; KV head g has rows [v_offset[g], v_offset[g +
+  // 1]).
+  Status FoldValueRows(int layer_idx, const ModelBasis& basis, const std::vector<int64_t>& v_offset,
+                       ThreadPool* pool, ValueProjection* p);
+  Status FoldOutputColumns(int layer_idx, const ModelBasis& basis,
+                           const std::vector<int64_t>& v_offset, ThreadPool* pool,
+                           ValueProjection* p);
   Status PackTensor(const std::string& name, int64_t n_out, int64_t n_in, int64_t first_out,
                     PackedMatrix* matrix, ThreadPool* pool);
   StatusOr<std::vector<float>> ReadVector(const std::string& name, int64_t n);

@@ -1,0 +1,269 @@
+// One layer of the forward: projections, rotation, blocks, attention, feed-forward; and the logits.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/clock.h"
+#include "model/model.h"
+
+namespace kvlathe {
+
+void Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObserver* observer) {
+  Normalise(hidden_.as<float>(), weights_->layer(layer_idx).attn_norm, n_tokens_);
+  ProjectQkv(layer_idx);
+  if (observer != nullptr) Observe(layer_idx, observer);
+  RotateQueriesAndKeys(layer_idx);
+  AppendRows(layer_idx, steps);
+  Attend(layer_idx, steps);
+  const ValueProjection& projection = projections_[layer_idx];
+  Multiply(projection.o, projection.o_bias, n_tokens_, attended_.data(), hidden_.data(),
+           DType::kF32,
+           /*accumulate=*/true);
+  RunFfn(layer_idx);
+}
+
+void Model::Normalise(const float* from, const std::vector<float>& weight, int64_t n_rows) {
+  const ScopedTimer timer(&profile_.other);
+  const int64_t hidden = config().hidden_dim, row_bytes = hidden * SizeOf(row_type_);
+  ForRowShares(n_rows, [&](Range rows) {
+    elementwise_->rms_norm(from + rows.begin * hidden, weight.data(), config().rms_norm_eps,
+                           rows.end - rows.begin, hidden, row_type_,
+                           normed_.data() + rows.begin * row_bytes);
+  });
+}
+
+void Model::Multiply(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows,
+                     const void* x, void* y, DType y_type, bool accumulate) {
+  const ScopedTimer timer(&profile_.linear);
+  LinearParams params;
+  params.w = &w;
+  params.n_rows = n_rows;
+  params.x = x;
+  params.x_stride = w.n_in();
+  params.bias = bias.empty() ? nullptr : bias.data();
+  params.y = y;
+  params.y_stride = w.n_out();
+  params.y_type = y_type;
+  params.accumulate = accumulate;
+  linear_.Run(params);
+}
+
+void Model::ProjectQkv(int layer_idx) {
+  const LayerWeights& layer = weights_->layer(layer_idx);
+  const ValueProjection& projection = projections_[layer_idx];
+  Multiply(layer.qk, layer.qk_bias, n_tokens_, normed_.data(), qk_.data(), DType::kF32, false);
+  Multiply(projection.v, projection.v_bias, n_tokens_, normed_.data(), v_.data(), row_type_, false);
+}
+
+std::byte* Model::HeadRows(Buffer* buffer, int64_t width_before, int rows_per_token) {
+  return buffer->data() + n_tokens_ * rows_per_token * width_before * SizeOf(row_type_);
+}
+
+void Model::RotateQueriesAndKeys(int layer_idx) {
+  const ScopedTimer timer(&profile_.rotate);
+  const int n_kv_heads = layout_.n_kv_heads;
+  // Few tokens: a worker takes whole KV heads. Many: all heads of a share of the tokens.
+  const bool by_head = n_tokens_ < 16 * pool_->n_workers();
+  pool_->Run([&](int worker_id) {
+    const Range tokens =
+        by_head ? Range{0, n_tokens_} : ShareOf(n_tokens_, 16, worker_id, pool_->n_workers());
+    const Range heads =
+        by_head ? ShareOf(n_kv_heads, 1, worker_id, pool_->n_workers()) : Range{0, n_kv_heads};
+    if (tokens.begin == tokens.end) return;
+    for (int64_t g = heads.begin; g < heads.end; ++g) {
+      RotateRows(layer_idx, static_cast<int>(g), tokens, worker_id);
+    }
+  });
+}
+
+void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id) {
+  const ModelConfig& c = config();
+  const int d = c.head_dim, group = c.gqa_group();
+  const int64_t qk_stride = int64_t{c.n_heads + c.n_kv_heads} * d;
+  const int64_t head_row_bytes = d * SizeOf(row_type_);
+  std::byte* q = HeadRows(&q_full_, int64_t{kv_head_idx} * d, group);
+  std::byte* k = HeadRows(&k_full_, int64_t{kv_head_idx} * d, 1);
+  for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+    const float* row = qk_.as<float>() + t * qk_stride;
+    const float* cos = rope_.cos(tokens_[t].position);
+    const float* sin = rope_.sin(tokens_[t].position);
+    for (int h = 0; h < group; ++h) {
+      elementwise_->rope(row + (kv_head_idx * group + h) * d, cos, sin, d, d, row_type_,
+                         q + (t * group + h) * head_row_bytes);
+    }
+    elementwise_->rope(row + (c.n_heads + kv_head_idx) * d, cos, sin, d, d, row_type_,
+                       k + t * head_row_bytes);
+  }
+  if (bases_.empty()) return;
+
+  const PackedMatrix& query_basis = bases_[layer_idx].query[kv_head_idx];
+  const PackedMatrix& own_key_basis = bases_[layer_idx].key[kv_head_idx];
+  const int64_t rank = query_basis.n_out(), before = offsets_[layer_idx].rank_k[kv_head_idx];
+  LinearParams params;
+  params.w = &query_basis;
+  params.n_rows = (tokens.end - tokens.begin) * group;
+  params.x = q + tokens.begin * group * head_row_bytes;
+  params.x_stride = d;
+  params.y = HeadRows(&q_rows_, before, group) + tokens.begin * group * rank * SizeOf(row_type_);
+  params.y_stride = rank;
+  params.y_type = row_type_;
+  linear_.RunOnWorker(params, worker_id);
+  params.w = own_key_basis.n_out() > 0 ? &own_key_basis : &query_basis;
+  params.n_rows = tokens.end - tokens.begin;
+  params.x = k + tokens.begin * head_row_bytes;
+  params.y = HeadRows(&k_rows_, before, 1) + tokens.begin * rank * SizeOf(row_type_);
+  linear_.RunOnWorker(params, worker_id);
+}
+
+void Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
+  const ScopedTimer timer(&profile_.append);
+  const int n_kv_heads = layout_.n_kv_heads, n_sink = layout_.n_sink, d = layout_.head_dim;
+  const LayerOffsets& offsets = offsets_[layer_idx];
+  const int64_t element = SizeOf(row_type_), v_stride = offsets.rank_v.back();
+  const int n_items = static_cast<int>(steps.size()) * n_kv_heads;
+  pool_->Run([&](int worker_id) {
+    const Range items = ShareOf(n_items, 1, worker_id, pool_->n_workers());
+    int64_t token_idx = 0;  // of the sequence's first token in the batch
+    for (int item = 0; item < items.end; ++item) {
+      const int g = item % n_kv_heads;
+      const SequenceStep& step = steps[item / n_kv_heads];
+      if (g == 0 && item > 0) token_idx += steps[item / n_kv_heads - 1].token_ids.size();
+      if (item < items.begin) continue;
+      const BlockShape& shape = layout_.shape(layer_idx, g);
+      const int n_new = static_cast<int>(step.token_ids.size());
+      const int first = step.cache->n_tokens() - n_new;
+      const std::byte* k = bases_.empty() ? HeadRows(&k_full_, int64_t{g} * d, 1)
+                                          : HeadRows(&k_rows_, offsets.rank_k[g], 1);
+      const std::byte* k_plain = HeadRows(&k_full_, int64_t{g} * d, 1);
+      const std::byte* v = v_.data() + offsets.rank_v[g] * element;
+      for (int t = 0; t < n_new;) {
+        const int64_t row = token_idx + t;
+        const int position = first + t;
+        if (position < n_sink) {
+          std::memcpy(step.cache->sink_k(layer_idx, g) + position * d * element,
+                      k_plain + row * d * element, d * element);
+          std::memcpy(step.cache->sink_v(layer_idx, g) + position * shape.rank_v * element,
+                      v + row * v_stride * element, shape.rank_v * element);
+          ++t;
+          continue;
+        }
+        const int entry = position - n_sink;
+        AppendParams params;
+        params.shape = shape;
+        params.block = step.cache->blocks(layer_idx, g)[entry / kBlockSize];
+        params.first_slot = entry % kBlockSize;
+        params.n_rows = std::min(n_new - t, kBlockSize - params.first_slot);
+        params.k = k + row * shape.rank_k * element;
+        params.k_stride = shape.rank_k;
+        params.v = v + row * v_stride * element;
+        params.v_stride = v_stride;
+        attend_->append(params);
+        t += params.n_rows;
+      }
+    }
+  });
+}
+
+void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
+  const ScopedTimer timer(&profile_.attention);
+  const ModelConfig& c = config();
+  const LayerOffsets& offsets = offsets_[layer_idx];
+  const int group = c.gqa_group(), d = c.head_dim, n_sink = layout_.n_sink;
+  const int64_t element = SizeOf(row_type_);
+  jobs_.clear();
+  int64_t token_idx = 0;
+  for (const SequenceStep& step : steps) {
+    const int n_new = static_cast<int>(step.token_ids.size());
+    const int n_total = step.cache->n_tokens(), first = n_total - n_new;
+    for (int g = 0; g < c.n_kv_heads; ++g) {
+      HeadJob job;
+      job.shape = layout_.shape(layer_idx, g);
+      job.head_dim = d;
+      job.gqa_group = group;
+      job.n_tokens = n_new;
+      job.q_full = HeadRows(&q_full_, int64_t{g} * d, group) + token_idx * group * d * element;
+      job.q_full_stride = d;
+      job.q = bases_.empty() ? job.q_full
+                             : HeadRows(&q_rows_, offsets.rank_k[g], group) +
+                                   token_idx * group * job.shape.rank_k * element;
+      job.q_stride = job.shape.rank_k;
+      job.blocks = step.cache->blocks(layer_idx, g).data();
+      job.n_entries = std::max(0, n_total - n_sink);
+      job.first_visible = first + 1 - n_sink;
+      job.n_sink = std::min(n_sink, n_total);
+      if (n_sink > 0) {
+        job.sink_k = step.cache->sink_k(layer_idx, g);
+        job.sink_v = step.cache->sink_v(layer_idx, g);
+      }
+      job.sink_first_visible = first + 1;
+      job.out_stride = offsets.rank_v.back() * group;
+      job.out =
+          attended_.data() + (token_idx * job.out_stride + offsets.rank_v[g] * group) * element;
+      jobs_.push_back(job);
+    }
+    token_idx += n_new;
+  }
+  attention_.Run(jobs_, 1.0f / std::sqrt(static_cast<float>(d)), schedule_);
+}
+
+void Model::RunFfn(int layer_idx) {
+  const LayerWeights& layer = weights_->layer(layer_idx);
+  const int64_t ffn = config().ffn_dim;
+  Normalise(hidden_.as<float>(), layer.ffn_norm, n_tokens_);
+  Multiply(layer.gate_up, layer.gate_up_bias, n_tokens_, normed_.data(), gate_up_.data(),
+           DType::kF32, false);
+  {
+    const ScopedTimer timer(&profile_.other);
+    ForRowShares(n_tokens_, [&](Range rows) {
+      elementwise_->swiglu(gate_up_.as<float>() + rows.begin * 2 * ffn, rows.end - rows.begin, ffn,
+                           row_type_, gated_.data() + rows.begin * ffn * SizeOf(row_type_));
+    });
+  }
+  Multiply(layer.down, layer.down_bias, n_tokens_, gated_.data(), hidden_.data(), DType::kF32,
+           /*accumulate=*/true);
+}
+
+void Model::Observe(int layer_idx, QkvObserver* observer) {
+  const ModelConfig& c = config();
+  const int d = c.head_dim, n_heads = c.n_heads, n_kv = c.n_kv_heads;
+  const int64_t stride = int64_t{n_heads + n_kv} * d, v_width = offsets_[layer_idx].rank_v.back();
+  std::vector<int> positions(n_tokens_);
+  std::vector<float> q_pre(n_tokens_ * n_heads * d), q_post(q_pre.size());
+  std::vector<float> k_pre(n_tokens_ * n_kv * d), k_post(k_pre.size()), v(n_tokens_ * v_width);
+  ConvertToFloat(row_type_, v_.data(), n_tokens_ * v_width, v.data());
+  for (int64_t t = 0; t < n_tokens_; ++t) {
+    positions[t] = tokens_[t].position;
+    const float* row = qk_.as<float>() + t * stride;
+    std::copy_n(row, n_heads * d, &q_pre[t * n_heads * d]);
+    std::copy_n(row + n_heads * d, n_kv * d, &k_pre[t * n_kv * d]);
+    const float* cos = rope_.cos(positions[t]);
+    const float* sin = rope_.sin(positions[t]);
+    for (int h = 0; h < n_heads + n_kv; ++h) {
+      float* to =
+          h < n_heads ? &q_post[(t * n_heads + h) * d] : &k_post[(t * n_kv + h - n_heads) * d];
+      elementwise_->rope(row + h * d, cos, sin, d, d, DType::kF32, to);
+    }
+  }
+  observer->Observe({layer_idx, static_cast<int>(n_tokens_), positions.data(), q_pre.data(),
+                     q_post.data(), k_pre.data(), k_post.data(), v.data()});
+}
+
+void Model::ComputeLogits(std::span<const SequenceStep> steps) {
+  const int64_t hidden = config().hidden_dim;
+  float* rows = hidden_.as<float>();  // the wanted rows move to the front; the rest is done with
+  int64_t token_idx = 0, n_rows = 0;
+  for (const SequenceStep& step : steps) {
+    const int64_t n_new = step.token_ids.size();
+    const int64_t n_wanted = step.logits == SequenceStep::Logits::kAll    ? n_new
+                             : step.logits == SequenceStep::Logits::kLast ? 1
+                                                                          : 0;
+    std::memmove(rows + n_rows * hidden, rows + (token_idx + n_new - n_wanted) * hidden,
+                 n_wanted * hidden * sizeof(float));
+    token_idx += n_new;
+    n_rows += n_wanted;
+  }
+  Normalise(rows, weights_->final_norm(), n_rows);
+  Multiply(weights_->lm_head(), {}, n_rows, normed_.data(), logits_.data(), DType::kF32, false);
+}
+
+}  // namespace kvlathe
