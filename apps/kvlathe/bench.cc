@@ -75,7 +75,7 @@ void AddModelBench(CLI::App* bench, Verbs* verbs) {
   verb->add_option("-n,--n-gen", options->n_gen, "generated tokens, a list")->delimiter(',');
   verb->add_option("-d,--n-depth", options->n_depth, "tokens already in the cache, a list")
       ->delimiter(',');
-  verb->add_option("--np,--parallel", options->n_parallel, "sequences at the same time")
+  verb->add_option("--parallel", options->n_parallel, "sequences at the same time, also -np")
       ->check(CLI::Range(1, 4096));
   verb->add_option("-r,--repetitions", options->n_repetitions, "counted runs")
       ->check(CLI::Range(1, 1000));
@@ -127,7 +127,8 @@ void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
   verb->footer(
       "Example: kvlathe bench attention --contexts 8192,32768 --kv none --kv 'fdc(rate=0.5)'");
   verb->add_option("--kv", options->kv, "caches (default: none and fdc(rate=0.5))")->take_all();
-  verb->add_option("--contexts", o.contexts, "entries in the cache, a list")->delimiter(',');
+  verb->add_option("-c,--ctx-size,--contexts", o.contexts, "entries in the cache, a list")
+      ->delimiter(',');
   verb->add_option("--phases", options->phases, "decode, prefill")
       ->delimiter(',')
       ->check(CLI::IsMember({"decode", "prefill"}));

@@ -3,6 +3,7 @@
 
 #include "base/units.h"
 #include "calibration_run.h"
+#include "io/files.h"
 #include "kv/basis/report.h"
 #include "workspace.h"
 
@@ -108,9 +109,12 @@ Status Inspect(const InspectOptions& options) {
     method = FindBasisMethod(spec_model.spec.basis()->name);
     KVL_ASSIGN_OR_RETURN(analysis, workspace->Analysis(*method));
   }
+  std::string overlap_text = options.overlap_text;
+  const std::string own_text = options.model.model + "/calibration.txt";
+  if (overlap_text.empty() && FileExists(own_text)) overlap_text = own_text;
   std::optional<double> overlap;
-  if (!options.overlap_text.empty() && method != nullptr) {
-    KVL_ASSIGN_OR_RETURN(overlap, OverlapWithText(workspace.get(), *method, options.overlap_text));
+  if (!overlap_text.empty() && method != nullptr) {
+    KVL_ASSIGN_OR_RETURN(overlap, OverlapWithText(workspace.get(), *method, overlap_text));
   }
 
   if (options.model.json) {
@@ -136,7 +140,7 @@ Status Inspect(const InspectOptions& options) {
       FormatBytes(bytes.tables), FormatBytes(spec_model.model->basis_bytes()));
   if (overlap.has_value()) {
     fmt::print("subspaces from random tokens and from {} overlap by {:.3f} at rank {}\n",
-               options.overlap_text, *overlap, c.head_dim / 2);
+               overlap_text, *overlap, c.head_dim / 2);
   }
   if (analysis != nullptr) PrintBasis(*workspace, *analysis, *spec_model.ranks);
   return OkStatus();
@@ -152,8 +156,10 @@ void AddInspectVerb(Verbs* verbs) {
                  [options] { return Inspect(*options); });
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "fdc(rate=0.5)");
-  verb->add_option("--text", options->overlap_text,
-                   "also calibrate on this text and show how far the subspaces agree");
+  verb->add_option(
+      "--text", options->overlap_text,
+      "calibrate on this text too and show how far the subspaces agree (default: the model's "
+      "calibration.txt)");
 }
 
 }  // namespace kvlathe

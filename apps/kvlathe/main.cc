@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <csignal>
 
 #include "options.h"
@@ -32,8 +33,12 @@ int Main(int argc, char** argv) {
   AddSpecsVerb(&verbs);
   AddTokenizeVerb(&verbs);
   AddBenchVerb(&verbs);
+  // llama.cpp's two-letter short option, which CLI11 would read as -n p.
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  std::replace(arguments.begin(), arguments.end(), std::string("-np"), std::string("--parallel"));
+  std::reverse(arguments.begin(), arguments.end());  // the order that CLI11 takes
   try {
-    app.parse(argc, argv);
+    app.parse(std::move(arguments));
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
