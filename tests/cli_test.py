@@ -85,6 +85,8 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(len(first["ids"]), first["generated_tokens"])
         done = self.run_verb("run", "-m", MODEL, "-p", "The carriage stood", "-n", 4)
         self.assertTrue(done.stdout.decode().startswith("The carriage stood"))
+        # The space between prompt and continuation is there, once.
+        self.assertRegex(done.stdout.decode(), "^The carriage stood( [^ ]|[^ \\w])")
 
     def test_tokenize_goes_both_ways(self):
         text = "It was a bright cold morning, 4821 \u00e9 \U0001f600.\n"

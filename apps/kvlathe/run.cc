@@ -92,7 +92,7 @@ Status Run(const RunOptions& options) {
 
   BlockPool pool(workspace->kv_budget_bytes());
   Engine engine(spec_model.model.get(), &pool, {});
-  StreamingDetokenizer detokenizer(&tokenizer);
+  StreamingDetokenizer detokenizer(&tokenizer, /*continues_text=*/true);
   std::string text;
   const bool stream = !options.model.json;
   const auto emit = [&](const std::string& piece) {
