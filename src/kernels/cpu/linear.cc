@@ -1,6 +1,7 @@
 #include "kernels/cpu/linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "base/check.h"
@@ -18,6 +19,10 @@ constexpr int64_t kDnnlRowsAvx512 = 64;
 constexpr int64_t kDnnlRowsAmx = 16;
 // Workers that share rows read the weights once each: worth it when each has this many rows.
 constexpr int64_t kMinRowsPerPart = 64;
+
+// Of the blocks of a few-row product, the part that workers take in equal shares beforehand.
+constexpr int64_t kOwnShareNumerator = 3;
+constexpr int64_t kOwnShareDenominator = 4;
 
 // How y is cut: row_parts x out_parts parts, at most one per worker.
 struct Cut {
@@ -77,6 +82,31 @@ struct Linear::State {
   Isa isa;
   std::vector<DnnlLinear> dnnl;  // by worker; empty on kScalar
 
+  bool IsFewRows(const LinearParams& p) const {
+    const int64_t dnnl_rows = isa == Isa::kAmx ? kDnnlRowsAmx : kDnnlRowsAvx512;
+    return p.w->compute_type() == DType::kBf16 && p.n_rows < dnnl_rows;
+  }
+
+  // Few rows are bound by reading the weights, and workers do not read equally fast when others use
+  // the machine: each has a share of its own in a row, and the rest goes block by block to whoever
+  // is ready. Every output is the work of one worker, so the result does not depend on who.
+  void RunFewRows(const LinearParams& p) {
+    const int64_t n_out = p.w->n_out(), n_blocks = RoundUp(n_out, kOutBlock) / kOutBlock;
+    const int64_t n_own = n_blocks * kOwnShareNumerator / kOwnShareDenominator / pool->n_workers();
+    std::atomic<int64_t> next_block = n_own * pool->n_workers();
+    const auto run_blocks = [&](int64_t first, int64_t n, int worker_id) {
+      const Range outs = {first * kOutBlock, std::min((first + n) * kOutBlock, n_out)};
+      RunPart(PartOf(p, {0, p.n_rows}, outs), worker_id);
+    };
+    pool->Run([&](int worker_id) {
+      if (n_own > 0) run_blocks(worker_id * n_own, n_own, worker_id);
+      for (int64_t block;
+           (block = next_block.fetch_add(1, std::memory_order_relaxed)) < n_blocks;) {
+        run_blocks(block, 1, worker_id);
+      }
+    });
+  }
+
   void RunPart(const LinearPart& part, int worker_id) {
     if (part.n_rows == 0 || part.n_out == 0) return;
     if (isa == Isa::kScalar) return LinearScalar(part);
@@ -99,6 +129,7 @@ Linear::~Linear() = default;
 void Linear::Run(const LinearParams& params) {
   CheckParams(params);
   const int n_workers = state_->pool->n_workers();
+  if (n_workers > 1 && state_->IsFewRows(params)) return state_->RunFewRows(params);
   const Cut cut = ChooseCut(params.n_rows, params.w->n_out(), n_workers);
   state_->pool->Run([&](int worker_id) {
     if (worker_id >= cut.row_parts * cut.out_parts) return;
