@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <csignal>
 
 #include "options.h"
 
@@ -19,7 +18,6 @@ int ReportError(const Status& status) {
 }
 
 int Main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is a write error, not the end of the process
   CLI::App app{"LLM inference on a compressed KV cache", "kvlathe"};
   app.require_subcommand(1);
   app.set_version_flag("--version", "kvlathe " KVLATHE_VERSION);

@@ -29,7 +29,8 @@ struct ChannelHistograms {
   float Percentile(int64_t channel, double share) const;
 
   float BinBegin(int64_t channel, int bin) const {
-    return center[channel] + static_cast<float>(bin - kBins / 2) * bin_width[channel];
+    const int n_bins_from_center = bin - kBins / 2;
+    return center[channel] + static_cast<float>(n_bins_from_center) * bin_width[channel];
   }
 
   std::vector<float> center;     // [n_channels]
