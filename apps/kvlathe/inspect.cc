@@ -55,11 +55,8 @@ StatusOr<double> OverlapWithText(Workspace* workspace, const BasisMethod& method
   run.text_path = text_path;
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
                        RunCalibration(workspace, workspace->model_hash(), run));
-  std::vector<std::vector<double>> value_grams;
-  for (int l = 0; l < workspace->config().n_layers; ++l) {
-    KVL_ASSIGN_OR_RETURN(auto grams, workspace->weights().ValueGrams(l));
-    for (auto& gram : grams) value_grams.push_back(std::move(gram));
-  }
+  KVL_ASSIGN_OR_RETURN(const std::vector<std::vector<double>> value_grams,
+                       workspace->weights().AllValueGrams());
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis from_text, method.analyse({&statistics, value_grams}));
   return MeanKeyOverlap(*from_random, from_text, workspace->config().head_dim / 2);
 }

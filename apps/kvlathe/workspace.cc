@@ -151,11 +151,8 @@ StatusOr<const BasisAnalysis*> Workspace::Analysis(const BasisMethod& method) {
     if (known == &method) return analysis.get();
   }
   KVL_RETURN_IF_ERROR(CalibrateOrLoad());
-  std::vector<std::vector<double>> value_grams;
-  for (int l = 0; l < config_.n_layers; ++l) {
-    KVL_ASSIGN_OR_RETURN(auto grams, weights_->ValueGrams(l));
-    for (auto& gram : grams) value_grams.push_back(std::move(gram));
-  }
+  KVL_ASSIGN_OR_RETURN(const std::vector<std::vector<double>> value_grams,
+                       weights_->AllValueGrams());
   KVL_ASSIGN_OR_RETURN(BasisAnalysis analysis, method.analyse({&*statistics_, value_grams}));
   analyses_.emplace_back(&method, std::make_unique<BasisAnalysis>(std::move(analysis)));
   return analyses_.back().second.get();

@@ -42,7 +42,6 @@ class Workspace {
   const ModelOptions& options() const { return options_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   ThreadPool* threads() { return threads_.get(); }
-  Isa isa() const { return isa_; }
   ModelWeights& weights() { return *weights_; }
   int context_tokens() const { return context_tokens_; }
   int64_t kv_budget_bytes() const { return kv_budget_bytes_; }

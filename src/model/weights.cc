@@ -1,7 +1,9 @@
 #include "model/weights.h"
 
 #include <Eigen/Core>
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 
 namespace kvlathe {
 namespace {
@@ -274,6 +276,15 @@ StatusOr<std::vector<std::vector<double>>> ModelWeights::ValueGrams(int layer_id
   return grams;
 }
 
+StatusOr<std::vector<std::vector<double>>> ModelWeights::AllValueGrams() {
+  std::vector<std::vector<double>> all;
+  for (int l = 0; l < config_.n_layers; ++l) {
+    KVL_ASSIGN_OR_RETURN(std::vector<std::vector<double>> grams, ValueGrams(l));
+    std::move(grams.begin(), grams.end(), std::back_inserter(all));
+  }
+  return all;
+}
+
 void ModelWeights::Embed(int32_t token_id, float* row) const {
   if (embedding_.data == nullptr) {
     lm_head_.UnpackRow(token_id, row);
@@ -281,14 +292,6 @@ void ModelWeights::Embed(int32_t token_id, float* row) const {
   }
   const int64_t row_bytes = config_.hidden_dim * SizeOf(embedding_.dtype);
   ConvertToFloat(embedding_.dtype, embedding_.data + token_id * row_bytes, config_.hidden_dim, row);
-}
-
-int64_t ModelWeights::packed_bytes() const {
-  int64_t n_bytes = lm_head_.n_bytes();
-  for (const LayerWeights& l : layers_) {
-    n_bytes += l.qk.n_bytes() + l.gate_up.n_bytes() + l.down.n_bytes();
-  }
-  return n_bytes;
 }
 
 }  // namespace kvlathe

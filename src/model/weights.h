@@ -49,9 +49,9 @@ class ModelWeights {
   // W_V and W_O of one layer, folded with `basis` (null: as they are).
   StatusOr<ValueProjection> FoldValues(int layer_idx, const ModelBasis* basis, ThreadPool* pool);
 
-  // W_V,h^T W_V,h [head_dim, head_dim] of every KV head of a layer, in the (D x d) orientation of
-  // y = x W: what FDC and Palu decompose.
-  StatusOr<std::vector<std::vector<double>>> ValueGrams(int layer_idx);
+  // W_V,h^T W_V,h [head_dim, head_dim] of every layer and KV head, [n_layers * n_kv_heads], in the
+  // (D x d) orientation of y = x W: what FDC and Palu decompose.
+  StatusOr<std::vector<std::vector<double>>> AllValueGrams();
 
   // Row `token_id` of the embedding as float [hidden_dim].
   void Embed(int32_t token_id, float* row) const;
@@ -61,10 +61,10 @@ class ModelWeights {
   const LayerWeights& layer(int layer_idx) const { return layers_[layer_idx]; }
   const std::vector<float>& final_norm() const { return final_norm_; }
   const PackedMatrix& lm_head() const { return lm_head_; }
-  int64_t packed_bytes() const;
 
  private:
   ModelWeights() = default;
+  StatusOr<std::vector<std::vector<double>>> ValueGrams(int layer_idx);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
   // W_V A and b_V A, and B W_O, into the projection; KV head g has rows [v_offset[g], v_offset[g +
   // 1]).
