@@ -14,8 +14,9 @@ from collections import namedtuple
 from pathlib import Path
 
 ORDER = [
-    "base", "tensor", "io", "tokenizer", "kernels", "kernels/cpu", "kv", "attention", "model",
-    "calibration", "engine", "retrofit", "evaluation", "server", "apps", "tests",
+    "base", "tensor", "io", "tokenizer", "tokenizer_training", "kernels", "kernels/cpu", "kv",
+    "attention", "model", "calibration", "engine", "evaluation/tasks", "retrofit", "evaluation",
+    "server", "apps", "tests",
 ]
 KEYWORDS = {"NAME", "SRCS", "DEPS", "LIBS", "LABELS", "FLAGS", "CORPUS"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)

@@ -1,0 +1,83 @@
+// The tasks "sort" and "copy": the answer is a list as long as the question.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+
+#include "evaluation/tasks/definition.h"
+#include "evaluation/tasks/words.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kSortedNumbers = 12;
+
+std::vector<int> DrawNumbers(Random& rng) {
+  std::vector<int> numbers;
+  while (numbers.size() < kSortedNumbers) {
+    const int number = static_cast<int>(10 + rng.Below(90));
+    if (std::ranges::find(numbers, number) == numbers.end()) numbers.push_back(number);
+  }
+  return numbers;
+}
+
+std::string SortedText(std::vector<int> numbers) {
+  std::ranges::sort(numbers);
+  return fmt::format("{}", fmt::join(numbers, " "));
+}
+
+TaskExample GenerateSort(const TaskRequest& request) {
+  return FitLength(request, {.tokens = 70}, [&](int n_shots) {
+    Random rng = request.Stream(0);
+    TaskExample example{.stop = "\n"};
+    for (int i = 0; i <= n_shots; ++i) {
+      const std::vector<int> numbers = DrawFor(
+          request.split, [&] { return DrawNumbers(rng); }, SortedText);
+      if (i > 0) example.prompt += example.references[0] + "\n";
+      example.prompt += fmt::format("sort {} :", fmt::join(numbers, " "));
+      example.references = {fmt::format(" {}", SortedText(numbers))};
+    }
+    return example;
+  });
+}
+
+TaskExample GenerateCopy(const TaskRequest& request) {
+  return FitLength(request, {.min = 8, .tokens = 3}, [&](int n_words) {
+    Random rng = request.Stream(0);
+    const std::string words = DrawFor(
+        request.split,
+        [&] {
+          std::string drawn;
+          for (int i = 0; i < n_words; ++i) (drawn += ' ') += Pick(CommonWords(), rng);
+          return drawn;
+        },
+        [](const std::string& drawn) { return drawn; });
+    return TaskExample{
+        .prompt = fmt::format("copy :{}\nagain :", words), .references = {words}, .stop = "\n"};
+  });
+}
+
+}  // namespace
+
+TaskDefinition SortTask() {
+  return {.name = "sort",
+          .description = "sort twelve numbers of two digits",
+          .metric = TaskMetric::kExactMatch,
+          .chance = 0,  // one of 10^14 lists
+          .default_length = 250,
+          .min_length = 80,
+          .generate = GenerateSort};
+}
+
+TaskDefinition CopyTask() {
+  return {.name = "copy",
+          .description = "repeat a list of random words",
+          .metric = TaskMetric::kExactMatch,
+          .chance = 0,
+          .default_length = 300,
+          .min_length = 150,
+          .generate = GenerateCopy};
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,79 @@
+// The synthetic task suite: examples generated from a seed, so that accuracy under a compressed
+// cache can be measured without any data set. The tasks mirror, at small scale, the workloads of
+// the papers: retrieval from a long context, reasoning in steps, and long generation.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace kvlathe {
+
+// Train and test never share an example: what an answer depends on is hashed, and the hash decides
+// to which of the two it belongs.
+enum class TaskSplit { kTrain, kTest };
+
+// How an output is scored against the references; every score lies in [0, 1].
+enum class TaskMetric {
+  kExactMatch,      // after trimming and collapsing white space
+  kF1,              // bag of words, as in SQuAD
+  kRouge1,          // F-measure
+  kRougeL,          // F-measure
+  kEditSimilarity,  // 1 - Levenshtein distance / longer length, in characters
+  kChoice,          // the choice with the highest log-likelihood is the reference
+  kFinalAnswer,     // the last number of the output equals the last number of the reference
+  kLineMatch,       // share of the reference's lines that the output has at the same place
+};
+
+struct TaskExample {
+  std::string prompt;
+  // What may follow the prompt, byte for byte (white space included); the first one is canonical:
+  // training text is prompt + references[0] + stop.
+  std::vector<std::string> references;
+  // For kChoice: continuations to weigh, references[0] among them. Empty otherwise.
+  std::vector<std::string> choices;
+  // Generation ends before this text. Never empty, never part of a reference.
+  std::string stop = "\n\n";
+};
+
+// Tokens of a text in the tokenizer of the model that is evaluated.
+using TokenCounter = std::function<int(std::string_view)>;
+
+struct TaskOptions {
+  TaskSplit split = TaskSplit::kTest;
+  uint64_t seed = 1;
+  // Tokens that prompt and canonical answer should fill together: reached from below, to within a
+  // filler sentence or record. 0 takes the task's own default.
+  int length = 0;
+};
+
+class Task {
+ public:
+  virtual ~Task() = default;
+
+  virtual std::string_view name() const = 0;
+  virtual std::string_view description() const = 0;  // one line
+  virtual TaskMetric metric() const = 0;
+  // The score of an answer drawn blindly from the answers that fit the form.
+  virtual double chance() const = 0;
+  virtual int default_length() const = 0;
+  // The shortest length at which an example still is one of this task.
+  virtual int min_length() const = 0;
+
+  // Example `index` of a stream: the same arguments give the same example everywhere.
+  // kInvalidArgument when options.length is below min_length().
+  virtual StatusOr<TaskExample> Generate(const TaskOptions& options, uint64_t index,
+                                         const TokenCounter& count_tokens) const = 0;
+};
+
+// All built-in tasks, in the order of the documentation.
+std::span<const Task* const> BuiltInTasks();
+// kInvalidArgument with the list of names when there is none of this name.
+StatusOr<const Task*> FindTask(std::string_view name);
+
+}  // namespace kvlathe
