@@ -1,0 +1,51 @@
+// How an output is scored against references. Every function returns a value in [0, 1], higher is
+// better, for any bytes. No function looks at the locale: letters are lower-cased in ASCII only.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "evaluation/tasks/task.h"
+
+namespace kvlathe {
+
+// The name in JSON and on the command line: "exact_match", "f1", "rouge1", "rougeL",
+// "edit_similarity", "choice", "final_answer", "line_match".
+std::string_view MetricName(TaskMetric metric);
+// kInvalidArgument with the list of names.
+StatusOr<TaskMetric> ParseMetric(std::string_view name);
+
+// The highest score over the references; 0 without one. White space around outputs and references
+// does not count, whatever the metric.
+double Score(TaskMetric metric, std::string_view output, std::span<const std::string> references);
+
+// Equal after trimming and with every run of white space read as one space.
+bool IsExactMatch(std::string_view output, std::string_view reference);
+
+// F1 of the bags of words after SQuAD's normalisation: lower case, no ASCII punctuation, no
+// articles. Two texts without words match (SQuAD 2.0).
+double F1(std::string_view output, std::string_view reference);
+
+// As Google's rouge_score computes them without a stemmer: words are runs of [a-z0-9] after lower
+// casing; F-measure of common words (ROUGE-1) and of the longest common subsequence (ROUGE-L).
+// 0 when either text has no words.
+double Rouge1(std::string_view output, std::string_view reference);
+double RougeL(std::string_view output, std::string_view reference);
+
+// 1 - Levenshtein distance / longer length, in code points (a byte that is not UTF-8 counts as one
+// of its own). 1 for two empty texts.
+double EditSimilarity(std::string_view output, std::string_view reference);
+
+// The last number of a text in canonical form ("-1,250.50" gives "-1250.5"), so that equal numbers
+// are equal strings. A minus belongs to a number unless something is subtracted ("16-3" ends in
+// 3); commas join groups of three digits only.
+std::optional<std::string> FinalAnswer(std::string_view text);
+
+// Share of the reference's lines that the output has at the same place, each compared as
+// IsExactMatch does. More lines than the reference has change nothing.
+double LineMatch(std::string_view output, std::string_view reference);
+
+}  // namespace kvlathe

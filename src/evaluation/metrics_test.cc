@@ -1,0 +1,191 @@
+#include "evaluation/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include "base/random.h"
+
+namespace kvlathe {
+namespace {
+
+double ScoreOf(TaskMetric metric, const std::string& output, const std::string& reference) {
+  return Score(metric, output, std::vector<std::string>{reference});
+}
+
+TEST(MetricsTest, NamesGoBothWays) {
+  for (const TaskMetric metric :
+       {TaskMetric::kExactMatch, TaskMetric::kF1, TaskMetric::kRouge1, TaskMetric::kRougeL,
+        TaskMetric::kEditSimilarity, TaskMetric::kChoice, TaskMetric::kFinalAnswer,
+        TaskMetric::kLineMatch}) {
+    const auto parsed = ParseMetric(MetricName(metric));
+    ASSERT_TRUE(parsed.ok());
+    EXPECT_EQ(*parsed, metric);
+  }
+  const auto wrong = ParseMetric("rouge");
+  EXPECT_EQ(wrong.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(MessageOf(wrong.status()).find("rougeL"), std::string::npos);
+}
+
+TEST(MetricsTest, ExactMatchIgnoresWhiteSpaceOnly) {
+  EXPECT_TRUE(IsExactMatch(" 48213", "48213\n"));
+  EXPECT_TRUE(IsExactMatch("a  b\tc", "a b\nc"));
+  EXPECT_FALSE(IsExactMatch("48213", "4821"));
+  EXPECT_FALSE(IsExactMatch("4 8213", "48213"));
+  EXPECT_FALSE(IsExactMatch("Amber", "amber"));
+  EXPECT_TRUE(IsExactMatch("", " \n"));
+  EXPECT_FALSE(IsExactMatch("", "a"));
+}
+
+TEST(MetricsTest, F1NormalisesAsSquad) {
+  EXPECT_DOUBLE_EQ(F1("The cat.", "a CAT"), 1);
+  EXPECT_DOUBLE_EQ(F1("it's", "its"), 1);
+  // Common: "red"; 2 words against 3: 2 * 1 / 5.
+  EXPECT_DOUBLE_EQ(F1("the red fox", "red hens run"), 0.4);
+  // "x x x" has one x in common with "x y": 2 * 1 / 5.
+  EXPECT_DOUBLE_EQ(F1("x x x", "x y"), 0.4);
+  EXPECT_DOUBLE_EQ(F1("no", "yes"), 0);
+  EXPECT_DOUBLE_EQ(F1("the", "a ."), 1);  // no words on either side
+  EXPECT_DOUBLE_EQ(F1("the", "cat"), 0);
+}
+
+struct Known {
+  const char* output;
+  const char* reference;
+  double rouge1, rouge_l, edit_similarity;
+};
+
+// rouge_score 0.1.2 (use_stemmer=False, fmeasure) and rapidfuzz 3.14.6
+// (Levenshtein.normalized_similarity) gave these values.
+constexpr Known kKnown[] = {
+    {"the cat sat on the mat", "the cat lay on the mat", 0.833333333, 0.833333333, 0.909090909},
+    {"The quick brown fox.", "the Quick, brown FOX!", 1, 1, 0.666666667},
+    {"a b c d e", "e d c b a", 1, 0.2, 0.555555556},
+    {"", "something here", 0, 0, 0},
+    {"something here", "", 0, 0, 0},
+    {"one one one two", "one two two three", 0.5, 0.5, 0.411764706},
+    {"Police killed the gunman", "police kill the gunman", 0.75, 0.75, 0.875},
+    {"the gunman kill police", "police killed the gunman", 0.75, 0.5, 0.125},
+    {"It's 3.14 and 2,000 units", "Its 3 14 and 2000 units", 0.571428571, 0.571428571, 0.88},
+    {"running runs runner", "run running ran", 0.333333333, 0.333333333, 0.368421053},
+    {"caf\xC3\xA9 au lait", "cafe au lait", 0.666666667, 0.666666667, 0.916666667},
+    {"na\xC3\xAFve co-operation", "naive cooperation", 0, 0, 0.888888889},
+    {"line one\nline two\nline three", "line three\nline one", 0.8, 0.4, 0.464285714},
+    {"x", "x", 1, 1, 1},
+    {"...", "!!!", 0, 0, 0},
+    {"def f(x):\n    return x + 1", "def f(y):\n    return y + 1", 0.666666667, 0.666666667,
+     0.923076923},
+    {"\xC3\xA9\xC3\xA8\xC3\xAA",
+     "\xC3\xA9"
+     "e\xC3\xAA",
+     0, 0, 0.666666667},
+    {"\xF0\x9F\x98\x80\xF0\x9F\x98\x81 smile", "\xF0\x9F\x98\x80 smile", 1, 1, 0.875},
+    {"the main point is that the river rose and the mill stopped",
+     "the mill stopped because the river rose in the night", 0.636363636, 0.454545455, 0.517241379},
+    {"kitten", "sitting", 0, 0, 0.571428571},
+    {"a long answer that goes on and on and on", "on and on", 0.461538462, 0.461538462, 0.225},
+};
+
+TEST(MetricsTest, RougeAndEditSimilarityAgreeWithThePythonPackages) {
+  for (const Known& known : kKnown) {
+    SCOPED_TRACE(known.output);
+    EXPECT_NEAR(Rouge1(known.output, known.reference), known.rouge1, 1e-8);
+    EXPECT_NEAR(RougeL(known.output, known.reference), known.rouge_l, 1e-8);
+    EXPECT_NEAR(EditSimilarity(known.output, known.reference), known.edit_similarity, 1e-8);
+  }
+}
+
+TEST(MetricsTest, RougeByHand) {
+  // 4 of 6 output words and of 4 reference words: 2 * 4 / 10. In order only "a b d": 2 * 3 / 10.
+  EXPECT_DOUBLE_EQ(Rouge1("a b x d c y", "a b c d"), 0.8);
+  EXPECT_DOUBLE_EQ(RougeL("a b x d c y", "a b c d"), 0.6);
+  EXPECT_DOUBLE_EQ(Rouge1("", ""), 0);
+}
+
+TEST(MetricsTest, EditSimilarityByHand) {
+  EXPECT_DOUBLE_EQ(EditSimilarity("", ""), 1);
+  EXPECT_DOUBLE_EQ(EditSimilarity("abcd", "abed"), 0.75);
+  EXPECT_DOUBLE_EQ(EditSimilarity("ab", "abcd"), 0.5);
+  // One code point of two differs, whatever its bytes.
+  EXPECT_DOUBLE_EQ(EditSimilarity("\xC3\xA9x", "ex"), 0.5);
+  // A stray byte is a character of its own and equals none.
+  EXPECT_DOUBLE_EQ(EditSimilarity("\xFFx", "\xFFx"), 1);
+  EXPECT_DOUBLE_EQ(EditSimilarity("\xFFx", "\xC3\xBFx"), 0.5);
+  EXPECT_DOUBLE_EQ(EditSimilarity("a\xE2\x82", "a"), 1.0 / 3);
+}
+
+TEST(MetricsTest, FinalAnswerIsTheLastNumber) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"48/2 = 24 clips\n#### 72", "72"},
+      {"#### 1,250", "1250"},
+      {"about $80,000.00 in all", "80000"},
+      {"12,345,678", "12345678"},
+      {"lists: 1, 2,3", "3"},
+      {"1,2345", "2345"},
+      {"1234,567", "567"},
+      {"16-3", "3"},
+      {"(4)-3", "3"},
+      {"x = -3", "-3"},
+      {"-$5.50", "-5.5"},
+      {"-0.0", "0"},
+      {"it is .5", "0.5"},
+      {"007", "7"},
+      {"the answer is 18.", "18"},
+      {"0.125%", "0.125"},
+      {"version 3.10.2", "2"},
+      {"99999999999999999999999999", "99999999999999999999999999"},
+  };
+  for (const auto& [text, answer] : cases) {
+    EXPECT_EQ(FinalAnswer(text).value_or("none"), answer) << text;
+  }
+  for (const char* text : {"", "none", ".", "-", "$,", "#### "}) {
+    EXPECT_FALSE(FinalAnswer(text).has_value()) << text;
+  }
+  EXPECT_EQ(ScoreOf(TaskMetric::kFinalAnswer, " So 5 and 13 make 18.00", "#### 18"), 1);
+  EXPECT_EQ(ScoreOf(TaskMetric::kFinalAnswer, " 18 or 19", "#### 18"), 0);
+  EXPECT_EQ(ScoreOf(TaskMetric::kFinalAnswer, "no", "no number"), 0);
+}
+
+TEST(MetricsTest, LineMatchComparesPlaces) {
+  const std::string reference = "17 , fox\n18 , owl\n19 , elk\n20 , hen";
+  EXPECT_DOUBLE_EQ(LineMatch(reference, reference), 1);
+  EXPECT_DOUBLE_EQ(LineMatch("17 ,  fox \n18 , cat\n19 , elk", reference), 0.5);
+  // One line left out moves the rest.
+  EXPECT_DOUBLE_EQ(LineMatch("18 , owl\n19 , elk\n20 , hen", reference), 0);
+  EXPECT_DOUBLE_EQ(LineMatch("\n\n" + reference + "\n21 , fox\n", reference), 1);
+  EXPECT_DOUBLE_EQ(LineMatch("", reference), 0);
+  EXPECT_DOUBLE_EQ(LineMatch("a", ""), 0);
+  EXPECT_DOUBLE_EQ(LineMatch(" \n", ""), 1);
+}
+
+TEST(MetricsTest, ScoreTakesTheBestReferenceAndTrims) {
+  const std::vector<std::string> references = {" red hens run", " the red fox\n"};
+  EXPECT_DOUBLE_EQ(Score(TaskMetric::kF1, "red fox", references), 1);
+  EXPECT_DOUBLE_EQ(Score(TaskMetric::kExactMatch, "red hens run", references), 1);
+  EXPECT_DOUBLE_EQ(Score(TaskMetric::kEditSimilarity, "  the red fox", references), 1);
+  EXPECT_DOUBLE_EQ(Score(TaskMetric::kChoice, " the red fox", references), 1);
+  EXPECT_DOUBLE_EQ(Score(TaskMetric::kExactMatch, "", {}), 0);
+}
+
+TEST(MetricsTest, AnyBytesGiveAScoreBetweenZeroAndOne) {
+  Random rng(7, 0);
+  const auto text = [&] {
+    std::string bytes(rng.Below(40), ' ');
+    for (char& c : bytes)
+      c = static_cast<char>(rng.Below(4) == 0 ? rng.Below(256) : "1,.-$ a\n"[rng.Below(8)]);
+    return bytes;
+  };
+  for (int i = 0; i < 2000; ++i) {
+    const std::string a = text(), b = text();
+    for (const TaskMetric metric :
+         {TaskMetric::kExactMatch, TaskMetric::kF1, TaskMetric::kRouge1, TaskMetric::kRougeL,
+          TaskMetric::kEditSimilarity, TaskMetric::kFinalAnswer, TaskMetric::kLineMatch}) {
+      const double score = ScoreOf(metric, a, b);
+      EXPECT_GE(score, 0);
+      EXPECT_LE(score, 1);
+    }
+    EXPECT_EQ(EditSimilarity(a, a), 1);
+    EXPECT_DOUBLE_EQ(EditSimilarity(a, b), EditSimilarity(b, a));
+  }
+}
+
+}  // namespace
+}  // namespace kvlathe

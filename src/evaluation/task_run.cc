@@ -1,0 +1,308 @@
+#include "evaluation/task_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "engine/engine.h"
+#include "evaluation/metrics.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kConcurrentSequences = 16;
+constexpr int kSpareTokens = 8;  // beside half of the reference: for the stop text
+
+int CommonPrefix(std::span<const int32_t> a, std::span<const int32_t> b) {
+  const auto [end, ignored] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+  return static_cast<int>(end - a.begin());
+}
+
+// Tokenises the texts of one example and checks that they fit.
+class ExamplePreparer {
+ public:
+  ExamplePreparer(const Tokenizer& tokenizer, const ModelConfig& config, int context_tokens,
+                  size_t number)
+      : tokenizer_(tokenizer),
+        vocab_size_(config.vocab_size),
+        context_tokens_(context_tokens),
+        number_(number) {}
+
+  Status Prepare(TaskMetric metric, PreparedExample* example) const {
+    KVL_ASSIGN_OR_RETURN(example->prompt, Tokenize(example->text.prompt));
+    if (example->prompt.empty()) {
+      return Error(StatusCode::kInvalidArgument, "example {}: the prompt has no tokens", number_);
+    }
+    return metric == TaskMetric::kChoice ? PrepareChoices(example) : PrepareGeneration(example);
+  }
+
+ private:
+  StatusOr<std::vector<int32_t>> Tokenize(const std::string& text) const {
+    std::vector<int32_t> ids = tokenizer_.Tokenize(text, /*add_bos=*/true, /*parse_special=*/false);
+    for (const int32_t id : ids) {
+      if (id < 0 || id >= vocab_size_) {
+        return Error(StatusCode::kDataLoss,
+                     "example {}: the tokenizer gives id {}, but the model's vocabulary has {}; "
+                     "they do not belong together",
+                     number_, id, vocab_size_);
+      }
+    }
+    return ids;
+  }
+
+  Status CheckFits(size_t n_tokens, const char* what) const {
+    if (n_tokens <= static_cast<size_t>(context_tokens_)) return OkStatus();
+    return Error(StatusCode::kInvalidArgument,
+                 "example {}: prompt and {} have {} tokens, but the context is {}; take shorter "
+                 "examples or a model with a longer context",
+                 number_, what, n_tokens, context_tokens_);
+  }
+
+  Status PrepareGeneration(PreparedExample* example) const {
+    const int n_prompt = static_cast<int>(example->prompt.size());
+    int n_longest = 1;
+    for (const std::string& reference : example->text.references) {
+      KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                           Tokenize(example->text.prompt + reference));
+      KVL_RETURN_IF_ERROR(CheckFits(ids.size(), "reference"));
+      n_longest = std::max(n_longest, static_cast<int>(ids.size()) - n_prompt);
+    }
+    KVL_RETURN_IF_ERROR(CheckFits(example->prompt.size() + n_longest, "answer"));
+    example->max_tokens =
+        std::min(n_longest + n_longest / 2 + kSpareTokens, context_tokens_ - n_prompt);
+    return OkStatus();
+  }
+
+  Status PrepareChoices(PreparedExample* example) const {
+    int n_shared = static_cast<int>(example->prompt.size());
+    std::vector<std::vector<int32_t>> wholes;
+    for (const std::string& choice : example->text.choices) {
+      KVL_ASSIGN_OR_RETURN(std::vector<int32_t> ids, Tokenize(example->text.prompt + choice));
+      KVL_RETURN_IF_ERROR(CheckFits(ids.size(), "choice"));
+      n_shared = std::min(n_shared, CommonPrefix(example->prompt, ids));
+      wholes.push_back(std::move(ids));
+    }
+    for (const std::vector<int32_t>& ids : wholes) {
+      example->choices.emplace_back(ids.begin() + n_shared, ids.end());
+      if (n_shared == 0 || example->choices.back().empty()) {
+        return Error(StatusCode::kInvalidArgument,
+                     "example {}: no token of prompt or choice is left where they meet; put a "
+                     "space or a word between them",
+                     number_);
+      }
+    }
+    example->prompt.resize(n_shared);
+    return OkStatus();
+  }
+
+  const Tokenizer& tokenizer_;
+  int vocab_size_;
+  int context_tokens_;
+  size_t number_;  // from 1
+};
+
+double FractionOf(const Model& model, const KvBytes& bytes, int n_positions) {
+  const CacheLayout& layout = model.layout();
+  return static_cast<double>(bytes.total()) /
+         static_cast<double>(
+             UncompressedBytes(layout.n_layers, layout.n_kv_heads, layout.head_dim, n_positions));
+}
+
+// What is known of one example while and after it runs.
+struct Outcome {
+  std::string output;
+  double kv_fraction = 0;
+};
+
+// Joins generated tokens to text until the stop text appears.
+class OutputReader {
+ public:
+  OutputReader(const Tokenizer* tokenizer, const std::string& stop, std::string* output)
+      : detokenizer_(tokenizer, /*continues_text=*/true), stop_(stop), output_(output) {}
+
+  // False once the output is complete: it then ends before the stop text.
+  bool Push(int32_t id) { return Append(detokenizer_.Push(id)); }
+  void Finish() {
+    if (!found_) Append(detokenizer_.Finish());
+  }
+
+ private:
+  bool Append(const std::string& piece) {
+    const size_t from = output_->size() - std::min(output_->size(), stop_.size() - 1);
+    *output_ += piece;
+    const size_t at = output_->find(stop_, from);
+    found_ = at != std::string::npos;
+    if (found_) output_->resize(at);
+    return !found_;
+  }
+
+  StreamingDetokenizer detokenizer_;
+  const std::string& stop_;
+  std::string* output_;
+  bool found_ = false;
+};
+
+void Tell(const Progress& progress, size_t n_done, size_t n_all) {
+  if (progress) progress("running the task", static_cast<double>(n_done) / n_all);
+}
+
+StatusOr<std::vector<Outcome>> Generate(Model* model, const Tokenizer& tokenizer,
+                                        const PreparedTask& task, int64_t kv_budget_bytes,
+                                        const Progress& progress) {
+  const size_t n = task.examples.size();
+  std::vector<Outcome> outcomes(n);
+  std::vector<OutputReader> readers;
+  readers.reserve(n);
+  size_t n_done = 0;
+  BlockPool pool(kv_budget_bytes);
+  Engine engine(model, &pool, {.max_sequences = kConcurrentSequences});
+  for (size_t i = 0; i < n; ++i) {
+    const PreparedExample& example = task.examples[i];
+    readers.emplace_back(&tokenizer, example.text.stop, &outcomes[i].output);
+    Request request;
+    request.prompt = example.prompt;
+    request.max_tokens = example.max_tokens;
+    request.stop_ids = task.eos_ids;
+    KVL_RETURN_IF_ERROR(
+        engine
+            .Submit(
+                std::move(request),
+                [&readers, i](Engine::RequestId, int32_t id) { return readers[i].Push(id); },
+                [&, i](Engine::RequestId, const RequestOutcome& outcome) {
+                  readers[i].Finish();
+                  outcomes[i].kv_fraction =
+                      FractionOf(*model, outcome.kv_bytes, outcome.n_cached_tokens);
+                  Tell(progress, ++n_done, n);
+                })
+            .status());
+  }
+  Tell(progress, 0, n);
+  KVL_RETURN_IF_ERROR(engine.RunUntilIdle());
+  return outcomes;
+}
+
+// Natural logarithm of the probability that softmax(logits) gives to the token.
+double LogProbability(std::span<const float> logits, int32_t token) {
+  const float max = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float v : logits) sum += std::exp(v - max);
+  return logits[token] - max - std::log(sum);
+}
+
+// Weighs the choices of one example. The prompt is read once for all choices of one token, and
+// again for every further choice of more, since a cache cannot give back what was appended.
+class ChoiceScorer {
+ public:
+  ChoiceScorer(Model* model, BlockPool* pool, const PreparedExample& example)
+      : model_(model), pool_(pool), example_(example) {}
+
+  StatusOr<Outcome> Run() {
+    KVL_RETURN_IF_ERROR(ReadPrompt());
+    std::vector<double> scores;  // of the first tokens
+    for (const std::vector<int32_t>& choice : example_.choices) {
+      scores.push_back(LogProbability(model_->logits(0), choice[0]));
+    }
+    for (size_t i = 0; i < scores.size(); ++i) {
+      if (example_.choices[i].size() > 1) {
+        KVL_ASSIGN_OR_RETURN(const double rest, ScoreRest(example_.choices[i]));
+        scores[i] += rest;
+      }
+      if (!std::isfinite(scores[i])) {
+        return Error(StatusCode::kInternal,
+                     "the model's logits are not finite; its weights or its basis are damaged");
+      }
+    }
+    const size_t best = std::max_element(scores.begin(), scores.end()) - scores.begin();
+    return Outcome{example_.text.choices[best],
+                   FractionOf(*model_, cache_->bytes(), cache_->n_tokens())};
+  }
+
+ private:
+  Status ReadPrompt() {
+    cache_.reset();  // gives its memory back before the next takes any
+    cache_ = std::make_unique<SequenceCache>(&model_->layout(), pool_);
+    return Prefill(model_, cache_.get(), example_.prompt);
+  }
+
+  // Log-probability of all tokens but the first, given the prompt and what comes before each.
+  StatusOr<double> ScoreRest(std::span<const int32_t> choice) {
+    if (cache_->n_tokens() > static_cast<int>(example_.prompt.size())) {
+      KVL_RETURN_IF_ERROR(ReadPrompt());
+    }
+    const std::span<const int32_t> fed = choice.first(choice.size() - 1);
+    KVL_RETURN_IF_ERROR(cache_->Extend(static_cast<int>(fed.size())));
+    const SequenceStep step{cache_.get(), fed, SequenceStep::Logits::kAll};
+    KVL_RETURN_IF_ERROR(model_->Forward({&step, 1}));
+    double sum = 0;
+    for (size_t t = 0; t < fed.size(); ++t) {
+      sum += LogProbability(model_->logits(static_cast<int64_t>(t)), choice[t + 1]);
+    }
+    return sum;
+  }
+
+  Model* model_;
+  BlockPool* pool_;
+  const PreparedExample& example_;
+  std::unique_ptr<SequenceCache> cache_;
+};
+
+StatusOr<std::vector<Outcome>> Choose(Model* model, const PreparedTask& task,
+                                      int64_t kv_budget_bytes, const Progress& progress) {
+  BlockPool pool(kv_budget_bytes);
+  std::vector<Outcome> outcomes;
+  for (const PreparedExample& example : task.examples) {
+    Tell(progress, outcomes.size(), task.examples.size());
+    KVL_ASSIGN_OR_RETURN(Outcome outcome, ChoiceScorer(model, &pool, example).Run());
+    outcomes.push_back(std::move(outcome));
+  }
+  Tell(progress, outcomes.size(), outcomes.size());
+  return outcomes;
+}
+
+}  // namespace
+
+double PreparedTask::mean_prompt_tokens() const {
+  double sum = 0;
+  for (const PreparedExample& example : examples) sum += static_cast<double>(example.prompt.size());
+  return examples.empty() ? 0 : sum / static_cast<double>(examples.size());
+}
+
+StatusOr<PreparedTask> PrepareTask(TaskMetric metric, std::vector<TaskExample> examples,
+                                   const Tokenizer& tokenizer, const ModelConfig& config,
+                                   int context_tokens) {
+  if (examples.empty()) {
+    return Error(StatusCode::kInvalidArgument, "a task needs at least one example");
+  }
+  PreparedTask task{metric, {}, config.eos_ids};
+  for (TaskExample& text : examples) {
+    PreparedExample& example = task.examples.emplace_back();
+    example.text = std::move(text);
+    const ExamplePreparer preparer(tokenizer, config, context_tokens, task.examples.size());
+    KVL_RETURN_IF_ERROR(preparer.Prepare(metric, &example));
+  }
+  return task;
+}
+
+StatusOr<TaskResult> RunTask(Model* model, const Tokenizer& tokenizer, const PreparedTask& task,
+                             int64_t kv_budget_bytes, const Progress& progress) {
+  KVL_ASSIGN_OR_RETURN(std::vector<Outcome> outcomes,
+                       task.metric == TaskMetric::kChoice
+                           ? Choose(model, task, kv_budget_bytes, progress)
+                           : Generate(model, tokenizer, task, kv_budget_bytes, progress));
+  const double n = static_cast<double>(outcomes.size());
+  TaskResult result;
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    const double score = Score(task.metric, outcomes[i].output, task.examples[i].text.references);
+    result.score += score / n;
+    result.kv_fraction += outcomes[i].kv_fraction / n;
+    result.predictions.push_back({std::move(outcomes[i].output), score});
+  }
+  double squares = 0;
+  for (const TaskPrediction& p : result.predictions) {
+    squares += (p.score - result.score) * (p.score - result.score);
+  }
+  if (n > 1) result.score_stderr = std::sqrt(squares / (n - 1) / n);
+  return result;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,287 @@
+#include "evaluation/task_run.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "engine/sampler.h"
+#include "evaluation/bench_model.h"
+#include "model/tensor_source.h"
+
+namespace kvlathe {
+namespace {
+
+// One token a character, but "ab" is a token of its own; BOS in front. With it a prompt that ends
+// in "a" and a choice that begins with "b" share fewer tokens than the prompt has.
+class LetterTokenizer : public Tokenizer {
+ public:
+  static constexpr int32_t kBos = 0, kEos = 1, kPair = 2, kNewline = 3, kFirst = 4;
+  static constexpr int kVocabulary = kFirst + 95;
+
+  std::vector<int32_t> Tokenize(std::string_view text, bool add_bos, bool) const override {
+    std::vector<int32_t> ids;
+    if (add_bos) ids.push_back(kBos);
+    for (size_t i = 0; i < text.size(); ++i) {
+      if (text.substr(i, 2) == "ab") {
+        ids.push_back(kPair);
+        ++i;
+      } else {
+        ids.push_back(text[i] == '\n' ? kNewline : kFirst + text[i] - ' ');
+      }
+    }
+    return ids;
+  }
+  std::string TokenBytes(int32_t id, bool) const override {
+    if (id == kBos || id == kEos) return "";
+    if (id == kPair) return "ab";
+    if (id == kNewline) return "\n";
+    return std::string(1, static_cast<char>(' ' + id - kFirst));
+  }
+  std::string Detokenize(std::span<const int32_t> ids, bool) const override {
+    std::string text;
+    for (const int32_t id : ids) text += TokenBytes(id, false);
+    return text;
+  }
+  int vocab_size() const override { return kVocabulary; }
+  std::optional<int32_t> bos_id() const override { return kBos; }
+  std::optional<int32_t> eos_id() const override { return kEos; }
+};
+
+constexpr int64_t kBudgetBytes = 64 << 20;
+constexpr int kContext = 256;
+
+ModelConfig SmallConfig() {
+  ModelConfig c;
+  c.model_type = "llama";
+  c.n_layers = 2;
+  c.hidden_dim = 64;
+  c.n_heads = 4;
+  c.n_kv_heads = 2;
+  c.head_dim = 32;
+  c.ffn_dim = 96;
+  c.vocab_size = LetterTokenizer::kVocabulary;
+  c.max_seq_len = kContext;
+  return c;
+}
+
+class TaskRunTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3), &threads_);
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    weights_ = *std::move(weights);
+    model_ = Make(-1);
+  }
+  // A negative rate: without a basis.
+  std::unique_ptr<Model> Make(double rate) {
+    const ModelBasis basis = rate < 0 ? ModelBasis{} : DrawRandomBasis(2, 2, 32, rate, 1);
+    auto model =
+        Model::Create(weights_, rate < 0 ? nullptr : &basis, 4, &threads_, AvailableIsas().back());
+    EXPECT_TRUE(model.ok()) << model.status();
+    return *std::move(model);
+  }
+  PreparedTask Prepare(TaskMetric metric, std::vector<TaskExample> examples) {
+    auto task = PrepareTask(metric, std::move(examples), tokenizer_, SmallConfig(), kContext);
+    EXPECT_TRUE(task.ok()) << task.status();
+    return *std::move(task);
+  }
+  TaskResult Run(Model* model, const PreparedTask& task, int64_t kv_budget_bytes = kBudgetBytes) {
+    auto result = RunTask(model, tokenizer_, task, kv_budget_bytes, nullptr);
+    EXPECT_TRUE(result.ok()) << result.status();
+    return *std::move(result);
+  }
+  // What the model says after the prompt, one forward over the whole text for every token.
+  std::string Greedy(const std::string& prompt, int n_tokens) {
+    BlockPool pool(kBudgetBytes);
+    std::vector<int32_t> ids = tokenizer_.Tokenize(prompt, true, false);
+    const size_t n_prompt = ids.size();
+    for (int i = 0; i < n_tokens; ++i) {
+      SequenceCache cache(&model_->layout(), &pool);
+      EXPECT_TRUE(Prefill(model_.get(), &cache, ids).ok());
+      ids.push_back(ArgMax(model_->logits(0)));
+    }
+    return tokenizer_.Detokenize(std::span(ids).subspan(n_prompt), false);
+  }
+  // Log-probability of ids[from...], from one forward over all of them.
+  double LogLikelihood(const std::vector<int32_t>& ids, size_t from) {
+    BlockPool pool(kBudgetBytes);
+    SequenceCache cache(&model_->layout(), &pool);
+    EXPECT_TRUE(cache.Extend(static_cast<int>(ids.size())).ok());
+    const SequenceStep step{&cache, ids, SequenceStep::Logits::kAll};
+    EXPECT_TRUE(model_->Forward({&step, 1}).ok());
+    double sum = 0;
+    for (size_t t = from; t < ids.size(); ++t) {
+      const auto logits = model_->logits(static_cast<int64_t>(t) - 1);
+      double all = 0;
+      for (const float v : logits) all += std::exp(v);
+      sum += logits[ids[t]] - std::log(all);
+    }
+    return sum;
+  }
+
+  LetterTokenizer tokenizer_;
+  ThreadPool threads_{2};
+  std::shared_ptr<ModelWeights> weights_;
+  std::unique_ptr<Model> model_;
+};
+
+TaskExample Example(std::string prompt, std::string reference, std::string stop = "\n\n") {
+  return {std::move(prompt), {std::move(reference)}, {}, std::move(stop)};
+}
+
+TEST_F(TaskRunTest, PreparesTokensAndRoom) {
+  TaskExample example = Example("cab:", "xyz");
+  example.references.push_back("ten letter");
+  const PreparedTask task = Prepare(TaskMetric::kExactMatch, {example});
+  const PreparedExample& prepared = task.examples[0];
+  EXPECT_EQ(prepared.prompt, (std::vector<int32_t>{LetterTokenizer::kBos, 'c' - ' ' + 4,
+                                                   LetterTokenizer::kPair, ':' - ' ' + 4}));
+  EXPECT_EQ(prepared.max_tokens, 10 + 5 + 8);
+  EXPECT_EQ(task.mean_prompt_tokens(), 4);
+  // Room that the context does not have is left out.
+  const PreparedTask tight = Prepare(TaskMetric::kExactMatch,
+                                     {Example(std::string(kContext - 1 - 10, 'x'), "0123456789")});
+  EXPECT_EQ(tight.examples[0].max_tokens, 10);
+}
+
+TEST_F(TaskRunTest, RefusesBeforeAnythingRuns) {
+  const auto refusal = [&](std::vector<TaskExample> examples, TaskMetric metric) {
+    return PrepareTask(metric, std::move(examples), tokenizer_, SmallConfig(), kContext).status();
+  };
+  const Status too_long = refusal({Example("a", "b"), Example(std::string(kContext, 'x'), "b")},
+                                  TaskMetric::kExactMatch);
+  EXPECT_EQ(too_long.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(MessageOf(too_long).find("example 2: "), std::string::npos) << too_long;
+  EXPECT_NE(MessageOf(too_long).find("258 tokens"), std::string::npos) << too_long;
+  EXPECT_EQ(refusal({}, TaskMetric::kF1).code(), StatusCode::kInvalidArgument);
+
+  ModelConfig small_vocabulary = SmallConfig();
+  small_vocabulary.vocab_size = 10;
+  const auto foreign =
+      PrepareTask(TaskMetric::kF1, {Example("x", "y")}, tokenizer_, small_vocabulary, kContext);
+  EXPECT_EQ(foreign.status().code(), StatusCode::kDataLoss);
+
+  TaskExample choice = Example("x", " a");
+  choice.choices = {" a", std::string(kContext, 'c')};
+  EXPECT_EQ(refusal({choice}, TaskMetric::kChoice).code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(TaskRunTest, ScoresGreedyTextUpToTheStop) {
+  // The stop text is cut out of the middle of what the model says, so that it spans two tokens.
+  const std::string prompt = "the river inn";
+  const std::string said = Greedy(prompt, 24);
+  const std::string stop = said.substr(5, 3);
+  const std::string before = said.substr(0, said.find(stop));
+  const std::string longer(16, 'r');
+  const PreparedTask task = Prepare(
+      TaskMetric::kEditSimilarity, {{prompt, {before, longer}, {}, stop}, Example(prompt, longer)});
+  const TaskResult result = Run(model_.get(), task);
+  ASSERT_EQ(result.predictions.size(), 2u);
+  EXPECT_EQ(result.predictions[0].output, before);
+  EXPECT_EQ(result.predictions[0].score, 1);
+  // Without the stop text generation goes on to max_tokens = 16 + 8 + 8.
+  EXPECT_EQ(result.predictions[1].output, Greedy(prompt, 32));
+  const double second = result.predictions[1].score;
+  EXPECT_LT(second, 1);
+  EXPECT_DOUBLE_EQ(result.score, (1 + second) / 2);
+  // Two values: the standard error of their mean is half their difference.
+  EXPECT_NEAR(result.score_stderr, (1 - second) / 2, 1e-12);
+}
+
+TEST_F(TaskRunTest, ManySequencesAtOnceSayWhatEachSaysAlone) {
+  std::vector<TaskExample> examples;
+  for (int i = 0; i < 40; ++i) {
+    examples.push_back(
+        Example(std::string(1 + i * 5, static_cast<char>('a' + i % 26)), "0123456789"));
+  }
+  const TaskResult together = Run(model_.get(), Prepare(TaskMetric::kExactMatch, examples));
+  // A budget that holds one or two sequences: they take turns.
+  const int64_t little = 2 * SequenceBytes(model_->layout(), kContext);
+  const TaskResult in_turn = Run(model_.get(), Prepare(TaskMetric::kExactMatch, examples), little);
+  for (size_t i = 0; i < examples.size(); ++i) {
+    const TaskResult alone = Run(model_.get(), Prepare(TaskMetric::kExactMatch, {examples[i]}));
+    EXPECT_EQ(together.predictions[i].output, alone.predictions[0].output) << i;
+    EXPECT_EQ(in_turn.predictions[i].output, alone.predictions[0].output) << i;
+  }
+}
+
+TEST_F(TaskRunTest, CountsTheBytesHeldAtTheEnd) {
+  const PreparedTask task =
+      Prepare(TaskMetric::kExactMatch, {Example(std::string(199, 'x'), "0123")});
+  const int n_positions = 200 + task.examples[0].max_tokens - 1;  // the last token is not fed back
+  for (const double rate : {-1.0, 0.5}) {
+    const std::unique_ptr<Model> model = Make(rate);
+    const double expected = static_cast<double>(SequenceBytes(model->layout(), n_positions)) /
+                            static_cast<double>(UncompressedBytes(2, 2, 32, n_positions));
+    EXPECT_NEAR(Run(model.get(), task).kv_fraction, expected, 1e-12);
+  }
+}
+
+TEST_F(TaskRunTest, TakesTheMostLikelyChoice) {
+  const std::vector<std::string> choices = {" good", " bad", "!", "?", " 7"};
+  std::vector<TaskExample> examples;
+  std::vector<std::string> best;
+  for (const std::string prompt : {"the room was", "the soup was cold and it was", "review 3 :"}) {
+    std::map<double, std::string> by_likelihood;
+    for (const std::string& choice : choices) {
+      const std::vector<int32_t> ids = tokenizer_.Tokenize(prompt + choice, true, false);
+      by_likelihood[LogLikelihood(ids, 1 + prompt.size())] = choice;
+    }
+    best.push_back(by_likelihood.rbegin()->second);
+    examples.push_back({prompt, {best.back()}, choices, "\n\n"});
+  }
+  examples.push_back(examples[0]);
+  examples[3].references = {best[0] == "!" ? "?" : "!"};
+  const TaskResult result = Run(model_.get(), Prepare(TaskMetric::kChoice, examples));
+  for (size_t i = 0; i < best.size(); ++i) {
+    EXPECT_EQ(result.predictions[i].output, best[i]);
+    EXPECT_EQ(result.predictions[i].score, 1);
+  }
+  EXPECT_EQ(result.predictions[3].score, 0);
+  EXPECT_DOUBLE_EQ(result.score, 0.75);
+}
+
+TEST_F(TaskRunTest, LongChoicesAreWeighedByTheirSum) {
+  // All of several tokens, none of which ends the shared prompt: the caches are read again.
+  const std::string prompt = "sort 42 17";
+  const std::vector<std::string> choices = {" : 17 42", " : 42 17", " is", " of them all"};
+  double best = -1e30;
+  std::string expected;
+  for (const std::string& choice : choices) {
+    const double likelihood =
+        LogLikelihood(tokenizer_.Tokenize(prompt + choice, true, false), 1 + prompt.size());
+    if (likelihood > best) expected = choice;
+    best = std::max(best, likelihood);
+  }
+  const PreparedTask task = Prepare(TaskMetric::kChoice, {{prompt, {expected}, choices, "\n"}});
+  EXPECT_EQ(Run(model_.get(), task).predictions[0].output, expected);
+}
+
+TEST_F(TaskRunTest, ATokenAcrossTheBoundaryBelongsToTheChoice) {
+  // "..ca" + "b" is the tokens c, ab: the prompt that both choices share ends in c.
+  const PreparedTask task = Prepare(TaskMetric::kChoice, {{"x ca", {"b"}, {"b", "t"}, "\n"}});
+  const PreparedExample& example = task.examples[0];
+  EXPECT_EQ(example.prompt, tokenizer_.Tokenize("x c", true, false));
+  EXPECT_EQ(example.choices[0], std::vector<int32_t>{LetterTokenizer::kPair});
+  EXPECT_EQ(example.choices[1], tokenizer_.Tokenize("at", false, false));
+  EXPECT_TRUE(Run(model_.get(), task).predictions[0].output.size() == 1);
+}
+
+TEST_F(TaskRunTest, TellsHowFarItIs) {
+  std::vector<double> told;
+  const Progress progress = [&](const std::string&, double fraction) { told.push_back(fraction); };
+  const PreparedTask task =
+      Prepare(TaskMetric::kExactMatch, {Example("a", "b"), Example("c", "d")});
+  ASSERT_TRUE(RunTask(model_.get(), tokenizer_, task, kBudgetBytes, progress).ok());
+  EXPECT_EQ(told, (std::vector<double>{0, 0.5, 1}));
+}
+
+TEST_F(TaskRunTest, ABudgetThatHoldsNoSequenceIsAnError) {
+  const PreparedTask task = Prepare(TaskMetric::kExactMatch, {Example("a", "b")});
+  const auto result = RunTask(model_.get(), tokenizer_, task, 1 << 10, nullptr);
+  EXPECT_EQ(result.status().code(), StatusCode::kResourceExhausted);
+}
+
+}  // namespace
+}  // namespace kvlathe
