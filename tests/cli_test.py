@@ -116,6 +116,56 @@ class CommandLine(unittest.TestCase):
         names = {stage["name"] for stage in self.json_of("specs")["stages"]}
         self.assertLessEqual({"fdc", "zack", "h2o", "kivi", "lowrank", "gear"}, names)
 
+    def test_tasks_are_listed_without_a_model(self):
+        tasks = self.json_of("eval", "--task", "list")["tasks"]
+        self.assertLessEqual({"passkey", "recall", "classify"}, {task["name"] for task in tasks})
+        for task in tasks:
+            self.assertLessEqual({"description", "metric", "chance", "default_length"}, task.keys())
+        done = self.run_verb("eval", "--task", "list")
+        self.assertEqual(done.stdout.count(b"\n"), len(tasks))
+
+    def test_eval_runs_built_in_tasks(self):
+        arguments = ["eval", "-m", MODEL, "--task", "passkey", "--task-length", 200, "--task-count", 3]
+        row = self.json_of(*arguments)
+        self.assertEqual((row["kv"], row["task"], row["metric"], row["count"], row["length"]),
+                         ("none", "passkey", "exact_match", 3, 200))
+        self.assertLessEqual({"kv_resolved", "kv_fraction", "score", "score_stderr", "chance"}, row.keys())
+        self.assertLess(row["prompt_tokens"], 200)
+        self.assertEqual(self.json_of(*arguments), row)
+        several = self.json_of(*arguments, "--kv", "none", "--kv", "fdc(rate=0.5)")
+        self.assertEqual(several["model"], str(MODEL))
+        none, half = several["rows"]
+        self.assertEqual(none, row)
+        self.assertLess(half["kv_fraction"], none["kv_fraction"])
+        # One row of the table for every task, one for the heading.
+        table = self.run_verb("eval", "-m", MODEL, "--task", "all", "--task-count", 1).stdout.decode()
+        self.assertEqual(table.count("\n"), 1 + len(self.json_of("eval", "--task", "list")["tasks"]))
+
+    def write_task(self, *lines):
+        path = self.folder / "questions.jsonl"
+        path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+        return path
+
+    def test_eval_runs_tasks_of_a_file(self):
+        # What the model says itself, up to the stop text, is a right answer; anything else is not.
+        prompt = "The carriage stood"
+        said = self.json_of("run", "-m", MODEL, "-p", prompt, "-n", 8)["text"]
+        path = self.write_task({"prompt": prompt, "reference": said[:-2], "stop": said[-2:]},
+                               {"prompt": prompt, "reference": " \u00e9"})
+        predictions = self.folder / "predictions.jsonl"
+        row = self.json_of("eval", "-m", MODEL, "--task", path, "--predictions", predictions)
+        self.assertEqual((row["task"], row["score"], row["score_stderr"]), ("questions", 0.5, 0.5))
+        self.assertIsNone(row["chance"])
+        self.assertIsNone(row["length"])
+        right, wrong = map(json.loads, predictions.read_text().splitlines())
+        self.assertEqual((right["prompt"], right["output"], right["score"]), (prompt, said[:-2], 1))
+        self.assertEqual((wrong["reference"], wrong["score"]), (" \u00e9", 0))
+
+    def test_eval_weighs_choices(self):
+        question = {"prompt": "He opened the", "reference": " door", "choices": [" door", " xq7 zzk"]}
+        row = self.json_of("eval", "-m", MODEL, "--task", self.write_task(question))
+        self.assertEqual((row["metric"], row["score"], row["chance"]), ("choice", 1, 0.5))
+
     # What goes wrong.
 
     def test_wrong_specs(self):
@@ -135,6 +185,30 @@ class CommandLine(unittest.TestCase):
         self.assert_refused(2, "size", "run", "-m", MODEL, "-p", "x", "--kv-memory", "lots")
         self.environment["KVLATHE_ISA"] = "mmx"
         self.assert_refused(2, "KVLATHE_ISA", "run", "-m", MODEL, "-p", "x")
+
+    def test_wrong_tasks(self):
+        run = ["eval", "-m", MODEL, "--task"]
+        self.assert_refused(2, "passkey", *run, "nothing")
+        self.assert_refused(1, "no.jsonl", *run, self.folder / "no.jsonl")
+        self.assert_refused(2, "questions.jsonl:2: ", *run,
+                            self.write_task({"prompt": "a", "reference": "b"}, '{"prompt": \n'))
+        self.assert_refused(2, "canonical_solution", *run, f"humaneval:{self.write_task({'prompt': 'a'})}")
+        self.assert_refused(2, "####", *run,
+                            f"gsm8k:{self.write_task({'question': 'a', 'answer': 'b'})}")
+        packed = self.folder / "packed.jsonl"
+        packed.write_bytes(b"\x1f\x8b\x08")
+        self.assert_refused(2, "gunzip", *run, packed)
+        long = self.write_task({"prompt": "word " * 2000, "reference": "b"})
+        self.assert_refused(2, "example 1", *run, long)
+        self.assert_refused(2, "--task-length", *run, long, "--task-length", 200)
+        self.assert_refused(2, "1024", *run, "passkey", "--task-length", 4000)
+        self.assert_refused(2, "--shots", *run, "passkey", "--shots", TEXT)
+        self.assert_refused(2, "position 1", *run, "passkey", "--kv", "fcd(rate=0.5)")
+        self.assert_refused(2, "--task", "eval", "-m", MODEL, "--task-count", 3, "--kl", TEXT)
+        self.assert_refused(2, "one of", *run, "passkey", "--kl", TEXT)
+        self.assert_refused(2, "--model", "eval", "--task", "passkey")
+        self.assert_refused(1, "missing", *run, "passkey", "--predictions",
+                            self.folder / "missing" / "predictions.jsonl")
 
     def test_missing_and_foreign_files(self):
         self.assert_refused(1, "nowhere", "run", "-m", self.folder / "nowhere", "-p", "x")

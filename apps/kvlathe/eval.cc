@@ -1,8 +1,10 @@
-// kvlathe eval: perplexity or KL divergence of one spec on a text.
+// kvlathe eval: perplexity or KL divergence of one spec on a text, or scores on tasks.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "eval_task.h"
 #include "workspace.h"
 
 namespace kvlathe {
@@ -12,16 +14,14 @@ struct EvalOptions {
   ModelOptions model;
   std::string perplexity_text;
   std::string kl_text;
+  TaskEvalOptions task;
 };
 
-Status Eval(const EvalOptions& options) {
+Status EvalText(const EvalOptions& options) {
   const bool with_kl = !options.kl_text.empty();
-  if (with_kl == !options.perplexity_text.empty()) {
-    return Error(StatusCode::kInvalidArgument, "give one of --perplexity FILE and --kl FILE");
-  }
   if (options.model.kv.size() > 1) {
     return Error(StatusCode::kInvalidArgument,
-                 "eval takes one --kv; kvlathe compare takes several");
+                 "eval takes one --kv on a text; kvlathe compare takes several");
   }
   const std::string kv = options.model.kv.empty() ? "none" : options.model.kv.front();
   KVL_RETURN_IF_ERROR(Spec::Parse(kv).status());
@@ -65,19 +65,35 @@ Status Eval(const EvalOptions& options) {
   return OkStatus();
 }
 
+Status Eval(const EvalOptions& options) {
+  const bool has_task = !options.task.tasks.empty();
+  if (has_task + !options.kl_text.empty() + !options.perplexity_text.empty() != 1) {
+    return Error(StatusCode::kInvalidArgument,
+                 "give one of --perplexity FILE, --kl FILE and --task NAME");
+  }
+  const bool lists = std::find(options.task.tasks.begin(), options.task.tasks.end(), "list") !=
+                     options.task.tasks.end();
+  if (options.model.model.empty() && !lists) {
+    return Error(StatusCode::kInvalidArgument, "--model is required; give a model directory");
+  }
+  return has_task ? EvalTasks(options.model, options.task) : EvalText(options);
+}
+
 }  // namespace
 
 void AddEvalVerb(Verbs* verbs) {
   auto options = std::make_shared<EvalOptions>();
   CLI::App* verb =
-      verbs->Add("eval", "Perplexity, or KL to the uncompressed model, on a text",
+      verbs->Add("eval", "Perplexity or KL on a text, or scores on tasks",
                  "kvlathe eval -m models/lathe-nano --kv 'fdc(rate=0.5)' --kl novel.txt",
                  [options] { return Eval(*options); });
   AddModelOptions(verb, &options->model);
+  verb->get_option("--model")->required(false);  // --task list needs none
   AddCacheOptions(verb, &options->model, "none");
   verb->add_option("--perplexity", options->perplexity_text, "text whose perplexity is measured");
   verb->add_option("--kl", options->kl_text,
                    "text on which KL to the uncompressed model is measured");
+  AddTaskOptions(verb, &options->task);
 }
 
 }  // namespace kvlathe
