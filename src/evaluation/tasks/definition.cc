@@ -64,14 +64,17 @@ TaskExample FitLength(const TaskRequest& request, const UnitRange& range,
   while (true) {
     TaskExample example = build(n);
     const int tokens = tokens_of(example);
-    if (last_n >= 0) rate = std::max(1.0, static_cast<double>(tokens - last_tokens) / (n - last_n));
+    const bool measured = last_n >= 0;
+    if (measured) rate = std::max(1.0, static_cast<double>(tokens - last_tokens) / (n - last_n));
     last_n = n;
     last_tokens = tokens;
     const int room = request.length - tokens;
     if (room >= 0) {
       best = std::move(example);
       best_n = n;
-      if (room < rate) break;
+      // What one more unit takes at most; unknown as long as there is none.
+      const double next = measured ? rate : n > 0 ? std::min<double>(rate, tokens / n) : 0;
+      if (room < next) break;
     } else {
       excess_n = n;
       if (n == range.min) return example;
