@@ -42,17 +42,23 @@ TaskExample GenerateSort(const TaskRequest& request) {
   });
 }
 
+// The first words decide the split, so that a longer list extends a shorter one.
+constexpr int kLeadingWords = 8;
+
+std::string DrawWords(int n, Random& rng) {
+  std::string words;
+  for (int i = 0; i < n; ++i) (words += ' ') += Pick(CommonWords(), rng);
+  return words;
+}
+
 TaskExample GenerateCopy(const TaskRequest& request) {
-  return FitLength(request, {.min = 8, .tokens = 3}, [&](int n_words) {
-    Random rng = request.Stream(0);
-    const std::string words = DrawFor(
-        request.split,
-        [&] {
-          std::string drawn;
-          for (int i = 0; i < n_words; ++i) (drawn += ' ') += Pick(CommonWords(), rng);
-          return drawn;
-        },
-        [](const std::string& drawn) { return drawn; });
+  Random leading = request.Stream(0);
+  const std::string first_words = DrawFor(
+      request.split, [&] { return DrawWords(kLeadingWords, leading); },
+      [](const std::string& words) { return words; });
+  return FitLength(request, {.min = kLeadingWords, .tokens = 3}, [&](int n_words) {
+    Random rng = request.Stream(1);
+    const std::string words = first_words + DrawWords(n_words - kLeadingWords, rng);
     return TaskExample{
         .prompt = fmt::format("copy :{}\nagain :", words), .references = {words}, .stop = "\n"};
   });

@@ -101,7 +101,7 @@ TaskDefinition RulesTask() {
           .metric = TaskMetric::kLineMatch,
           .chance = 0,  // of another example's lines hardly one is at its place
           .default_length = 700,
-          .min_length = 350,
+          .min_length = 420,
           .generate = Generate};
 }
 

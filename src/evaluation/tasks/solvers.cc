@@ -118,7 +118,9 @@ Solution SolveSort(const std::string& prompt) {
 
 Solution SolveCopy(const std::string& prompt) {
   const std::string words = Between(prompt, "copy :", "\n");
-  return {words, {words}};
+  Strings leading = Words(words);
+  leading.resize(8);
+  return {words, {fmt::format(" {}", fmt::join(leading, " "))}};
 }
 
 // The sum of what the words of an opinion say, turned round by a "not" in front.
