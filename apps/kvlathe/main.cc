@@ -31,6 +31,7 @@ int Main(int argc, char** argv) {
   AddSpecsVerb(&verbs);
   AddTokenizeVerb(&verbs);
   AddBenchVerb(&verbs);
+  AddRetrofitVerb(&verbs);
   // llama.cpp's two-letter short option, which CLI11 would read as -n p.
   std::vector<std::string> arguments(argv + 1, argv + argc);
   std::replace(arguments.begin(), arguments.end(), std::string("-np"), std::string("--parallel"));

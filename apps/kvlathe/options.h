@@ -51,5 +51,6 @@ void AddInspectVerb(Verbs* verbs);
 void AddSpecsVerb(Verbs* verbs);
 void AddTokenizeVerb(Verbs* verbs);
 void AddBenchVerb(Verbs* verbs);
+void AddRetrofitVerb(Verbs* verbs);
 
 }  // namespace kvlathe

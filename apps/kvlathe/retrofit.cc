@@ -1,0 +1,134 @@
+// kvlathe retrofit: tokenizer and corpus here; what needs libtorch is a program of its own beside
+// this one, so that the engine neither needs libtorch nor waits for it to load.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "corpus_building/corpus_builder.h"
+#include "io/files.h"
+#include "options.h"
+#include "tokenizer_training/tokenizer_training.h"
+
+namespace kvlathe {
+namespace {
+
+struct TokenizerVerbOptions {
+  std::string recipe, data, out;
+  TokenizerTrainingOptions training;
+  int64_t source_megabytes = 12;
+};
+
+Status MakeTokenizer(const TokenizerVerbOptions& options) {
+  KVL_ASSIGN_OR_RETURN(const CorpusRecipe recipe, LoadCorpusRecipe(options.recipe));
+  const std::string texts = options.out + "/training-texts";
+  KVL_ASSIGN_OR_RETURN(
+      const std::vector<std::string> paths,
+      WriteTrainingTexts(recipe, options.data, texts, options.source_megabytes << 20));
+  const Status trained = TrainTokenizer(paths, options.training, options.out);
+  std::error_code failed;
+  std::filesystem::remove_all(texts, failed);
+  KVL_RETURN_IF_ERROR(trained);
+  fmt::print("{}: a tokenizer of {} tokens\n", options.out, options.training.vocab_size);
+  return OkStatus();
+}
+
+struct CorpusVerbOptions {
+  std::string recipe, data, tokenizer, out;
+};
+
+Status MakeCorpus(const CorpusVerbOptions& options) {
+  KVL_ASSIGN_OR_RETURN(const CorpusRecipe recipe, LoadCorpusRecipe(options.recipe));
+  return BuildCorpus(recipe, options.data, options.tokenizer, options.out,
+                     [](const std::string& name, int64_t n_tokens, int64_t n_bytes) {
+                       fmt::print("{:<16} {:>12} tokens {:>12} bytes {:.3f} bytes per token\n",
+                                  name, n_tokens, n_bytes,
+                                  static_cast<double>(n_bytes) / static_cast<double>(n_tokens));
+                       std::fflush(stdout);
+                     });
+}
+
+// Replaces this process by kvlathe-retrofit.
+Status RunTrainer(const std::vector<std::string>& arguments) {
+  std::error_code failed;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", failed);
+  const std::string program = (self.parent_path() / "kvlathe-retrofit").string();
+  if (!FileExists(program)) {
+    return Error(
+        StatusCode::kNotFound,
+        "{}: not there: this build has no trainer; install libtorch (Debian: libtorch-dev) "
+        "and build again",
+        program);
+  }
+  std::vector<char*> argv = {const_cast<char*>(program.c_str())};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  execv(program.c_str(), argv.data());
+  return Error(StatusCode::kInternal, "{}: cannot be run: {}", program, std::strerror(errno));
+}
+
+CLI::App* AddRetrofit(CLI::App* retrofit, Verbs* verbs, const std::string& name,
+                      const std::string& summary, const std::string& example,
+                      std::function<Status()> run) {
+  CLI::App* verb = retrofit->add_subcommand(name, summary);
+  verb->footer("Example: " + example);
+  verb->callback([verbs, run = std::move(run)] { verbs->chosen = run; });
+  return verb;
+}
+
+void AddTokenizerVerb(CLI::App* retrofit, Verbs* verbs) {
+  auto options = std::make_shared<TokenizerVerbOptions>();
+  CLI::App* verb = AddRetrofit(
+      retrofit, verbs, "tokenizer", "Train a SentencePiece BPE tokenizer on the texts of a recipe",
+      "kvlathe retrofit tokenizer --recipe models/lathe-small/recipe.json --data texts --out tok",
+      [options] { return MakeTokenizer(*options); });
+  verb->add_option("--recipe", options->recipe, "recipe file with the sources")->required();
+  verb->add_option("--data", options->data, "directory of the text files")->required();
+  verb->add_option("--out", options->out, "directory for tokenizer.model and tokenizer.json")
+      ->required();
+  verb->add_option("--vocab-size", options->training.vocab_size, "tokens")->capture_default_str();
+  verb->add_option("--source-megabytes", options->source_megabytes, "read of each source, MiB")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+}
+
+void AddCorpusVerb(CLI::App* retrofit, Verbs* verbs) {
+  auto options = std::make_shared<CorpusVerbOptions>();
+  CLI::App* verb =
+      AddRetrofit(retrofit, verbs, "corpus", "Tokenise the sources of a recipe for training",
+                  "kvlathe retrofit corpus --recipe models/lathe-small/recipe.json --data texts "
+                  "--tokenizer tok --out corpus",
+                  [options] { return MakeCorpus(*options); });
+  verb->add_option("--recipe", options->recipe, "recipe file with the sources")->required();
+  verb->add_option("--data", options->data, "directory of the text files")->required();
+  verb->add_option("--tokenizer", options->tokenizer, "directory with a tokenizer")->required();
+  verb->add_option("--out", options->out, "directory for the corpus")->required();
+}
+
+// The options of these verbs are known to the trainer alone.
+void AddTrainerVerb(CLI::App* retrofit, Verbs* verbs, const std::string& name,
+                    const std::string& summary) {
+  CLI::App* verb = retrofit->add_subcommand(name, summary);
+  verb->prefix_command();
+  verb->set_help_flag();
+  verb->callback([verbs, verb, name] {
+    std::vector<std::string> arguments = verb->remaining();
+    arguments.insert(arguments.begin(), name);
+    verbs->chosen = [arguments] { return RunTrainer(arguments); };
+  });
+}
+
+}  // namespace
+
+void AddRetrofitVerb(Verbs* verbs) {
+  CLI::App* retrofit = verbs->app->add_subcommand("retrofit", "Training: a model from text");
+  retrofit->require_subcommand(1);
+  AddTokenizerVerb(retrofit, verbs);
+  AddCorpusVerb(retrofit, verbs);
+  AddTrainerVerb(retrofit, verbs, "pretrain",
+                 "Train a model on a corpus; interrupted, the same command goes on");
+}
+
+}  // namespace kvlathe

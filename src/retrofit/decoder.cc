@@ -1,0 +1,232 @@
+#include "retrofit/decoder.h"
+
+#include <cmath>
+
+#include "model/rope.h"
+
+namespace kvlathe {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The composite of single operations keeps four F32 copies of x for the backward pass; this keeps x
+// and one number a row.
+struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& w, double eps,
+                        torch::ScalarType to) {
+    const Tensor scale = torch::rsqrt(torch::mean(x * x, -1, true) + eps);
+    context->save_for_backward({x, w, scale});
+    return (x * scale).mul_(w).to(to);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &w = saved[1], &scale = saved[2];
+    const Tensor dy = grads[0].to(x.scalar_type());
+    const Tensor normed = x * scale;
+    const Tensor dw = (dy * normed).sum(0);
+    const Tensor dn = dy * w;
+    const Tensor along = torch::mean(dn * normed, -1, true);
+    return {(dn - normed * along).mul_(scale), dw, Tensor(), Tensor()};
+  }
+};
+
+struct SwiGluFunction : torch::autograd::Function<SwiGluFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& gate_up) {
+    context->save_for_backward({gate_up});
+    const std::vector<Tensor> halves = gate_up.chunk(2, -1);
+    // silu of F32 is vectorised, that of BF16 is not.
+    const Tensor gate = halves[0].to(WideType(gate_up));
+    return (torch::silu(gate).mul_(halves[1])).to(gate_up.scalar_type());
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const Tensor gate_up = context->get_saved_variables()[0];
+    const std::vector<Tensor> halves = gate_up.chunk(2, -1);
+    const Tensor gate = halves[0].to(WideType(gate_up));
+    const Tensor sigmoid = torch::sigmoid(gate);
+    const Tensor silu = gate * sigmoid;
+    const Tensor dy = grads[0].to(gate.scalar_type());
+    Tensor d_gate_up = torch::empty_like(gate_up);
+    const std::vector<Tensor> d_halves = d_gate_up.chunk(2, -1);
+    d_halves[1].copy_(dy * silu);
+    // d silu = sigmoid (1 + gate (1 - sigmoid)) = sigmoid + silu (1 - sigmoid)
+    d_halves[0].copy_((sigmoid + silu * (1 - sigmoid)).mul_(dy).mul_(halves[1]));
+    return {d_gate_up};
+  }
+
+ private:
+  static torch::ScalarType WideType(const Tensor& x) {
+    return x.scalar_type() == torch::kBFloat16 ? torch::kFloat : x.scalar_type();
+  }
+};
+
+// (a, b) -> (a cos - b sin, b cos + a sin); the backward pass turns the other way.
+Tensor RotateBy(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  const int64_t half = x.size(-1) / 2;
+  const Tensor a = x.narrow(-1, 0, half), b = x.narrow(-1, half, half);
+  Tensor y = torch::empty_like(x);
+  y.narrow(-1, 0, half).copy_(torch::addcmul(a * cos, b, sin, -1));
+  y.narrow(-1, half, half).copy_(torch::addcmul(b * cos, a, sin));
+  return y;
+}
+
+struct RotateFunction : torch::autograd::Function<RotateFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& cos,
+                        const Tensor& sin) {
+    context->save_for_backward({cos, sin});
+    return RotateBy(x, cos, sin);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    return {RotateBy(grads[0].contiguous(), saved[0], -saved[1]), Tensor(), Tensor()};
+  }
+};
+
+// Rows [begin, begin + n) of every head attend to keys [0, begin + n).
+Tensor AttendRows(const Tensor& q, const Tensor& k, const Tensor& v, int64_t begin, int64_t n) {
+  const int64_t batch = q.size(0), n_kv_heads = q.size(1), group = q.size(2), head_dim = q.size(4);
+  const int64_t n_keys = begin + n;
+  const Tensor rows = q.narrow(3, begin, n).reshape({batch * n_kv_heads, group * n, head_dim});
+  const Tensor keys = k.narrow(2, 0, n_keys).reshape({batch * n_kv_heads, n_keys, head_dim});
+  const Tensor values = v.narrow(2, 0, n_keys).reshape({batch * n_kv_heads, n_keys, head_dim});
+  const Tensor future =
+      torch::ones({n, n_keys}, torch::TensorOptions().device(q.device()).dtype(torch::kBool))
+          .triu(begin + 1);
+  Tensor scores = torch::bmm(rows, keys.transpose(1, 2));
+  scores = scores.view({batch * n_kv_heads, group, n, n_keys})
+               .masked_fill(future, -std::numeric_limits<double>::infinity());
+  const Tensor probs = torch::softmax(scores, -1).view({batch * n_kv_heads, group * n, n_keys});
+  return torch::bmm(probs, values).view({batch, n_kv_heads, group, n, head_dim});
+}
+
+}  // namespace
+
+Tensor RmsNorm(const Tensor& x, const Tensor& w, double eps, torch::ScalarType to) {
+  return RmsNormFunction::apply(x, w, eps, to);
+}
+
+Tensor SwiGlu(const Tensor& gate_up) { return SwiGluFunction::apply(gate_up); }
+
+Tensor Rotate(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  return RotateFunction::apply(x, cos.unsqueeze(1), sin.unsqueeze(1));
+}
+
+Tensor CausalAttention(const Tensor& q, const Tensor& k, const Tensor& v) {
+  constexpr int64_t kRowBlock = 256;
+  const Tensor scaled = q * (1 / std::sqrt(static_cast<double>(q.size(4))));
+  const int64_t n_tokens = q.size(3);
+  std::vector<Tensor> blocks;
+  for (int64_t begin = 0; begin < n_tokens; begin += kRowBlock) {
+    blocks.push_back(AttendRows(scaled, k, v, begin, std::min(kRowBlock, n_tokens - begin)));
+  }
+  return blocks.size() == 1 ? blocks[0] : torch::cat(blocks, 3);
+}
+
+Tensor CrossEntropy(const Tensor& logits, const Tensor& targets) {
+  const auto wide = logits.scalar_type() == torch::kBFloat16 ? torch::kFloat : logits.scalar_type();
+  return torch::nn::functional::cross_entropy(
+      logits.to(wide), targets, torch::nn::functional::CrossEntropyFuncOptions().ignore_index(-1));
+}
+
+Decoder::Decoder(const ModelConfig& config, uint64_t seed, torch::ScalarType parameter_type,
+                 torch::Device device)
+    : config_(config), device_(device) {
+  const ModelConfig& c = config_;
+  auto generator = at::detail::createCPUGenerator(seed);
+  const auto normal = [&](int64_t n_out, int64_t n_in, double deviation) {
+    return torch::randn({n_out, n_in}, generator, torch::kFloat).mul_(deviation);
+  };
+  const auto ones = [](int64_t n) { return torch::ones({n}); };
+  const auto add = [&](const std::string& name, const Tensor& tensor) {
+    Tensor parameter = tensor.to(device, parameter_type).detach().set_requires_grad(true);
+    parameters_.emplace_back(name, parameter);
+    return parameter;
+  };
+  const double deviation = 0.02, out_deviation = 0.02 / std::sqrt(2.0 * c.n_layers);
+  const int64_t q_dim = c.n_heads * c.head_dim, kv_dim = c.n_kv_heads * c.head_dim;
+  embedding_ = add("model.embed_tokens.weight", normal(c.vocab_size, c.hidden_dim, deviation));
+  for (int i = 0; i < c.n_layers; ++i) {
+    const std::string at = fmt::format("model.layers.{}.", i);
+    Layer layer;
+    layer.attn_norm = add(at + "input_layernorm.weight", ones(c.hidden_dim));
+    layer.q = add(at + "self_attn.q_proj.weight", normal(q_dim, c.hidden_dim, deviation));
+    layer.k = add(at + "self_attn.k_proj.weight", normal(kv_dim, c.hidden_dim, deviation));
+    layer.v = add(at + "self_attn.v_proj.weight", normal(kv_dim, c.hidden_dim, deviation));
+    layer.o = add(at + "self_attn.o_proj.weight", normal(c.hidden_dim, q_dim, out_deviation));
+    layer.ffn_norm = add(at + "post_attention_layernorm.weight", ones(c.hidden_dim));
+    layer.gate = add(at + "mlp.gate_proj.weight", normal(c.ffn_dim, c.hidden_dim, deviation));
+    layer.up = add(at + "mlp.up_proj.weight", normal(c.ffn_dim, c.hidden_dim, deviation));
+    layer.down = add(at + "mlp.down_proj.weight", normal(c.hidden_dim, c.ffn_dim, out_deviation));
+    layers_.push_back(layer);
+  }
+  final_norm_ = add("model.norm.weight", ones(c.hidden_dim));
+  head_ = c.tie_word_embeddings
+              ? embedding_
+              : add("lm_head.weight", normal(c.vocab_size, c.hidden_dim, deviation));
+
+  const int64_t n_pairs = c.head_dim / 2;
+  const std::vector<double> frequencies = RopeFrequencies(c.rope, c.head_dim);
+  const Tensor angles = torch::outer(torch::arange(c.max_seq_len, torch::kDouble),
+                                     torch::tensor(frequencies, torch::kDouble));
+  TORCH_INTERNAL_ASSERT(angles.size(1) == n_pairs);
+  cos_ = angles.cos().to(device, parameter_type);
+  sin_ = angles.sin().to(device, parameter_type);
+}
+
+int64_t Decoder::n_parameters() const {
+  int64_t n = 0;
+  for (const auto& [name, tensor] : parameters_) n += tensor.numel();
+  return n;
+}
+
+double Decoder::FlopsPerToken(int n_tokens) const {
+  const ModelConfig& c = config_;
+  double weights = static_cast<double>(head_.numel());
+  for (const Layer& l : layers_) {
+    for (const Tensor* w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) weights += w->numel();
+  }
+  // Scores and weighted values: 2 products of n/2 keys on average, 2 FLOPs, forward and 2x
+  // backward.
+  return 6 * weights + 6.0 * c.n_layers * n_tokens * c.n_heads * c.head_dim;
+}
+
+Tensor Decoder::Attend(const Layer& layer, const Tensor& x, int64_t batch, int64_t n_tokens) const {
+  const ModelConfig& c = config_;
+  const int64_t n_kv_heads = c.n_kv_heads, group = c.gqa_group(), head_dim = c.head_dim;
+  const Tensor w = torch::cat({layer.q, layer.k, layer.v}).to(x.scalar_type());
+  const Tensor qkv =
+      torch::mm(x, w.t()).view({batch, n_tokens, c.n_heads + 2 * n_kv_heads, head_dim});
+  const Tensor qk = Rotate(qkv.narrow(2, 0, c.n_heads + n_kv_heads), cos_.narrow(0, 0, n_tokens),
+                           sin_.narrow(0, 0, n_tokens));
+  const Tensor q = qk.narrow(2, 0, c.n_heads)
+                       .transpose(1, 2)
+                       .reshape({batch, n_kv_heads, group, n_tokens, head_dim});
+  const Tensor k = qk.narrow(2, c.n_heads, n_kv_heads).transpose(1, 2);
+  const Tensor v = qkv.narrow(2, c.n_heads + n_kv_heads, n_kv_heads).transpose(1, 2);
+  const Tensor attended = CausalAttention(q, k, v)
+                              .view({batch, c.n_heads, n_tokens, head_dim})
+                              .transpose(1, 2)
+                              .reshape({batch * n_tokens, c.n_heads * head_dim});
+  return torch::mm(attended, layer.o.to(x.scalar_type()).t());
+}
+
+Tensor Decoder::Hidden(const Tensor& tokens, torch::ScalarType compute_type) const {
+  const int64_t batch = tokens.size(0), n_tokens = tokens.size(1);
+  const double eps = config_.rms_norm_eps;
+  Tensor h = torch::embedding(embedding_, tokens.reshape({batch * n_tokens}));
+  for (const Layer& layer : layers_) {
+    const Tensor x = RmsNorm(h, layer.attn_norm, eps, compute_type);
+    h = h + Attend(layer, x, batch, n_tokens);
+    const Tensor y = RmsNorm(h, layer.ffn_norm, eps, compute_type);
+    const Tensor gate_up = torch::mm(y, torch::cat({layer.gate, layer.up}).to(compute_type).t());
+    h = h + torch::mm(SwiGlu(gate_up), layer.down.to(compute_type).t());
+  }
+  return RmsNorm(h, final_norm_, eps, compute_type);
+}
+
+Tensor Decoder::Logits(const Tensor& hidden) const {
+  return torch::mm(hidden, head_.to(hidden.scalar_type()).t());
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,93 @@
+#include "retrofit/model_directory.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "io/files.h"
+#include "io/safetensors.h"
+
+namespace kvlathe {
+namespace {
+
+nlohmann::ordered_json ConfigJson(const ModelConfig& c, DType dtype) {
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"model_type", "llama"},
+          {"hidden_size", c.hidden_dim},
+          {"num_hidden_layers", c.n_layers},
+          {"num_attention_heads", c.n_heads},
+          {"num_key_value_heads", c.n_kv_heads},
+          {"head_dim", c.head_dim},
+          {"intermediate_size", c.ffn_dim},
+          {"vocab_size", c.vocab_size},
+          {"max_position_embeddings", c.max_seq_len},
+          // Shortest digits that give the same float.
+          {"rms_norm_eps", std::stod(fmt::format("{}", c.rms_norm_eps))},
+          {"rope_theta", c.rope.theta},
+          {"hidden_act", "silu"},
+          {"tie_word_embeddings", c.tie_word_embeddings},
+          {"attention_bias", false},
+          {"mlp_bias", false},
+          {"bos_token_id", c.bos_id},
+          {"eos_token_id", c.eos_ids.empty() ? -1 : c.eos_ids.front()},
+          {"torch_dtype", dtype == DType::kBf16 ? "bfloat16" : "float32"}};
+}
+
+}  // namespace
+
+Status CheckTrainable(const ModelConfig& config) {
+  const char* feature = nullptr;
+  if (config.model_type != "llama") feature = "a family other than llama";
+  if (config.qkv_bias || config.o_bias || config.mlp_bias) feature = "biases";
+  if (config.rope.scaling != RopeConfig::Scaling::kNone) feature = "rope scaling";
+  if (feature == nullptr) return OkStatus();
+  return Error(StatusCode::kUnimplemented,
+               "the trainer does not handle {}; it trains Llama models without biases", feature);
+}
+
+Status SaveDecoder(const Decoder& decoder, DType dtype, const std::string& directory) {
+  std::error_code failed;
+  std::filesystem::create_directories(directory, failed);
+  if (failed) {
+    return Error(StatusCode::kNotFound, "{}: cannot make the directory: {}", directory,
+                 failed.message());
+  }
+  if (dtype == DType::kF16) {
+    return Error(StatusCode::kInvalidArgument, "weights are saved as BF16 or F32");
+  }
+  std::vector<torch::Tensor> kept;
+  std::vector<TensorToWrite> tensors;
+  for (const auto& [name, parameter] : decoder.parameters()) {
+    const auto type = dtype == DType::kBf16 ? torch::kBFloat16 : torch::kFloat;
+    kept.push_back(parameter.detach().to(torch::kCPU, type).contiguous());
+    TensorToWrite tensor;
+    tensor.name = name;
+    tensor.dtype = dtype;
+    tensor.shape = kept.back().sizes().vec();
+    tensor.data = kept.back().data_ptr();
+    tensors.push_back(std::move(tensor));
+  }
+  KVL_RETURN_IF_ERROR(
+      WriteSafetensors(directory + "/model.safetensors", tensors, {{"format", "pt"}}));
+  const ModelConfig& c = decoder.config();
+  nlohmann::ordered_json generation = {{"bos_token_id", c.bos_id}};
+  if (!c.eos_ids.empty()) generation["eos_token_id"] = c.eos_ids.front();
+  KVL_RETURN_IF_ERROR(
+      WriteFileAtomically(directory + "/generation_config.json", generation.dump(2) + "\n"));
+  return WriteFileAtomically(directory + "/config.json", ConfigJson(c, dtype).dump(2) + "\n");
+}
+
+Status LoadWeights(const std::string& directory, Decoder* decoder) {
+  KVL_ASSIGN_OR_RETURN(const SafetensorsReader reader, SafetensorsReader::OpenModel(directory));
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, parameter] : decoder->parameters()) {
+    KVL_ASSIGN_OR_RETURN(const TensorView* view, reader.Get(name, parameter.sizes().vec()));
+    torch::Tensor values = torch::empty(parameter.sizes(), torch::kFloat);
+    ConvertToFloat(view->dtype, view->data, view->n_elements(), values.data_ptr<float>());
+    torch::Tensor target = parameter;
+    target.copy_(values);
+  }
+  return OkStatus();
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,22 @@
+// Decoders in the Hugging Face directories that the engine reads.
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+#include "retrofit/decoder.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+// kUnimplemented, naming the feature, for a model that the trainer cannot represent.
+Status CheckTrainable(const ModelConfig& config);
+
+// config.json, model.safetensors in `dtype` and generation_config.json, each written atomically;
+// `directory` is made if it is missing. Tokenizer files are the caller's.
+Status SaveDecoder(const Decoder& decoder, DType dtype, const std::string& directory);
+
+// Sets the parameters of `decoder` from a model directory of the same shape.
+Status LoadWeights(const std::string& directory, Decoder* decoder);
+
+}  // namespace kvlathe

@@ -1,0 +1,62 @@
+// What a training run does, from the "training" of a recipe file (JSON): the model's shape, the
+// phases, the optimiser. Together with the corpus and the seed it determines every weight.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "model/config.h"
+
+namespace kvlathe {
+
+// A stretch of the run with one context length and one mixture of sources.
+struct TrainingPhase {
+  int context = 256;  // tokens a sequence
+  double share = 1;   // of the run; the shares of all phases add up to 1
+  // Source name to its share of the sequences; shares are normalised.
+  std::map<std::string, double> mixture;
+};
+
+struct OptimizerSettings {
+  // Muon (Jordan et al. 2024, scaled as in Liu et al. 2025, arXiv:2502.16982) moves the matrices of
+  // the layers, AdamW everything else; without it AdamW moves all.
+  bool muon = false;
+  double learning_rate = 2e-3;  // peak
+  double final_share = 0.05;    // of the peak, at the end of the cosine
+  double warmup_share = 0.02;   // of the run
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;  // matrices only
+  double momentum = 0.95;     // of Muon
+  double clip_norm = 1.0;     // of the gradient of all parameters
+};
+
+struct TrainingRecipe {
+  ModelConfig model;
+  int64_t total_tokens = 0;  // of the run, unless a time budget decides
+  int batch_tokens = 8192;   // an optimiser step
+  int micro_batch_tokens = 4096;
+  uint64_t seed = 1;
+  OptimizerSettings optimizer;
+  std::vector<TrainingPhase> phases;
+  std::string validation_source;  // empty: none
+  int validation_tokens = 32768;
+  int validation_interval = 200;  // steps
+
+  // The phase at `progress` in [0, 1) of the run.
+  const TrainingPhase& PhaseAt(double progress) const;
+  int PhaseIndexAt(double progress) const;
+  // Linear warm-up, then a cosine from the peak to final_share of it.
+  double LearningRateAt(double progress) const;
+};
+
+// kInvalidArgument naming the file and the key: an unknown key, a number out of range, a mixture
+// that is empty, phases whose shares do not add up, a batch that is no multiple of its parts.
+StatusOr<TrainingRecipe> LoadRecipe(const std::string& path);
+StatusOr<TrainingRecipe> ParseRecipe(const nlohmann::json& json, const std::string& where);
+
+}  // namespace kvlathe
