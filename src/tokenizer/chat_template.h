@@ -1,0 +1,28 @@
+// The chat template of a model. Templates are Jinja programs; this recognises those of the families
+// in chat_families.h by what they print and renders them without running them. A template that
+// prints anything else is refused, never approximated.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "tokenizer/chat_families.h"
+#include "tokenizer/chat_format.h"
+#include "tokenizer/tokenizer.h"
+
+namespace kvlathe {
+
+// The texts of BOS and EOS, and today's date.
+ChatContext ChatContextOf(const Tokenizer& tokenizer);
+
+// From chat_template.jinja in a model's directory, or else "chat_template" in its
+// tokenizer_config.json: a string, or a list of {name, template} of which "default" counts.
+// kNotFound: neither is there; kUnimplemented: a template that is not recognised; kDataLoss: a
+// damaged file.
+StatusOr<ChatFormat> LoadChatFormat(const std::string& directory, const ChatContext& context);
+
+// kUnimplemented, with what was found and what --chat-template takes.
+StatusOr<ChatFormat> RecogniseChatTemplate(std::string_view text, const ChatContext& context);
+
+}  // namespace kvlathe
