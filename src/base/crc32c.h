@@ -1,0 +1,13 @@
+// CRC-32C (Castagnoli), the checksum of iSCSI and ext4: finds every error burst of up to 32 bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace kvlathe {
+
+// Of the bytes whose CRC is `crc` (0: none) followed by `bytes`.
+uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> bytes);
+
+}  // namespace kvlathe
