@@ -9,6 +9,7 @@
 #include "attention/schedule.h"
 #include "base/cpu_features.h"
 #include "base/threads.h"
+#include "kernels/cpu/attend.h"
 #include "kernels/cpu/block_layout.h"
 
 namespace kvlathe {
@@ -28,6 +29,9 @@ struct HeadJob {
   // Entries of the blocks that token 0 sees; token t sees first_visible + t. Negative while the
   // first tokens of the step still fill the sink.
   int first_visible = 0;
+  // Of those, a token sees the last `window` positions, sinks counted (kernels/cpu/attend.h).
+  // Blocks below the window of token 0 may be null.
+  int window = kNoWindow;
   const void* sink_k = nullptr;  // [n_sink, head_dim] row_type, before any basis
   const void* sink_v = nullptr;  // [n_sink, rank_v] row_type
   int n_sink = 0;

@@ -46,6 +46,7 @@ struct HeadShape {
   int n_total = 100;  // positions after this step
   int n_tokens = 1;   // the last of them
   int n_sink = 0;     // positions that the sink keeps when there are as many
+  int window = kNoWindow;
 };
 
 // One KV head of one sequence. Position p lies in the sink if p < n_sink, else in entry p - n_sink.
@@ -80,6 +81,7 @@ class Head {
             .blocks = blocks_.data(),
             .n_entries = std::max(0, n_total - s_.n_sink),
             .first_visible = first + 1 - s_.n_sink,
+            .window = s_.window,
             .sink_k = sink_k_.bytes.data(),
             .sink_v = v_.bytes.data(),
             .n_sink = std::min(s_.n_sink, n_total),
@@ -114,7 +116,8 @@ class Head {
       const int64_t row = int64_t{pos} * s_.gqa_group + h;
       std::vector<double> weights;
       double sum = 0, top = -1e300;
-      for (int p = 0; p <= pos; ++p) {
+      const int begin = std::max(0, pos + 1 - s_.window);
+      for (int p = begin; p <= pos; ++p) {
         const bool in_sink = p < s_.n_sink;
         const int n_dims = in_sink ? kHeadDim : s_.rank_k;
         const float* q = (in_sink ? q_full_ : q_).values.data() + row * n_dims;
@@ -125,9 +128,10 @@ class Head {
         top = std::max(top, weights.back());
       }
       for (double& w : weights) sum += w = std::exp(w - top);
-      for (int p = 0; p <= pos; ++p) {
+      for (int p = begin; p <= pos; ++p) {
         for (int r = 0; r < s_.rank_v; ++r) {
-          out[h * s_.rank_v + r] += weights[p] / sum * v_.values[int64_t{p} * s_.rank_v + r];
+          out[h * s_.rank_v + r] +=
+              weights[p - begin] / sum * v_.values[int64_t{p} * s_.rank_v + r];
         }
       }
     }
@@ -262,6 +266,22 @@ TEST(AttentionTest, LongDecodeSplitOverManyWorkersMatchesReference) {
   batch[0]->ExpectMatchesReference(1e-5, "split nine times");
 }
 
+TEST(AttentionTest, WindowsMatchReferenceAlsoWhereTheyLeaveTheSinkBehind) {
+  for (int window : {1, 3, 64, 200, 1000}) {
+    std::vector<HeadShape> shapes = RaggedShapes();
+    for (HeadShape& shape : shapes) shape.window = window;
+    const Batch batch = MakeBatch(shapes, DType::kF32);
+    for (int n_workers : {1, 3}) {
+      ThreadPool pool(n_workers);
+      Attention attention(&pool, Isa::kScalar);
+      RunBatch(batch, &attention, Schedule::kBalanced);
+      for (size_t i = 0; i < batch.size(); ++i) {
+        batch[i]->ExpectMatchesReference(1e-5, fmt::format("window {}, job {}", window, i));
+      }
+    }
+  }
+}
+
 TEST(AttentionTest, BatchedEqualsSingle) {
   const Batch batch = MakeBatch(RaggedShapes(), DType::kF32);
   ThreadPool pool(2);
@@ -331,6 +351,39 @@ TEST(AttentionTest, WritesNothingBetweenOutputRows) {
   for (int t = 0; t < 80; ++t) {
     const float* row = static_cast<const float*>(job.out) + t * job.out_stride;
     for (int64_t i = 2 * 32; i < job.out_stride; ++i) EXPECT_TRUE(std::isnan(row[i])) << t;
+  }
+}
+
+// Bit for bit, whatever the batch, the workers and the cut into steps.
+TEST(AttentionTest, DeterministicRowsAreThoseOfTokensAlone) {
+  for (DType row_type : {DType::kBf16, DType::kF32}) {
+    const Batch batch = MakeBatch(RaggedShapes(), row_type);
+    for (Isa isa : AvailableIsas()) {
+      ThreadPool one_thread(1);
+      Attention one_by_one(&one_thread, isa);
+      one_by_one.set_deterministic(true);
+      std::vector<std::vector<float>> alone;
+      for (const auto& head : batch) {
+        head->Poison();
+        const int n_total = head->shape().n_total;
+        for (int end = n_total - head->shape().n_tokens + 1; end <= n_total; ++end) {
+          const HeadJob job = head->Step(end, 1);
+          one_by_one.Run({&job, 1}, kSmScale, Schedule::kBalanced);
+        }
+        alone.push_back(head->Outputs());
+      }
+      ThreadPool pool(3);
+      Attention attention(&pool, isa);
+      attention.set_deterministic(true);
+      for (Schedule schedule : kSchedules) {
+        RunBatch(batch, &attention, schedule);
+        for (size_t i = 0; i < batch.size(); ++i) {
+          EXPECT_EQ(batch[i]->Outputs(), alone[i])
+              << fmt::format("{} {}, schedule {}, job {}", IsaName(isa), DTypeName(row_type),
+                             static_cast<int>(schedule), i);
+        }
+      }
+    }
   }
 }
 

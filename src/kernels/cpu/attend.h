@@ -10,13 +10,17 @@
 
 namespace kvlathe {
 
+// The window of a row that sees everything up to itself.
+inline constexpr int kNoWindow = 1 << 30;
+
 // Query rows of one KV head over a range of its entries. Ranks are multiples of 16, at most 256;
 // visible entries are finite. Blocks may lie anywhere; each is fetched while the one before is
 // read.
 //
 // Rows are packed token-major: row = t * gqa_group + h, so that all query heads that share the KV
-// head read each block once. The row of token t sees entries < first_visible + t (causal order),
-// and this item computes the part of them in [kv_begin, kv_end).
+// head read each block once. The row of token t sees entries < first_visible + t (causal order), of
+// those the last `window`, and this item computes the part of them in [kv_begin, kv_end). Blocks
+// below the window of the first row are never read.
 struct AttendParams {
   BlockShape shape;
   int gqa_group = 1;
@@ -24,11 +28,12 @@ struct AttendParams {
   const void* q = nullptr;  // [n_rows, rank_k] row_type, not scaled
   int64_t q_stride = 0;     // elements from row to row
   const std::byte* const* blocks =
-      nullptr;            // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
-  int kv_begin = 0;       // multiple of kBlockSize
-  int kv_end = 0;         // exclusive; rows past it in the last block are never used
-  int first_visible = 0;  // entries that token 0 sees; may be negative (nothing seen yet)
-  float sm_scale = 1;     // 1 / sqrt(original head_dim), > 0
+      nullptr;             // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
+  int kv_begin = 0;        // multiple of kBlockSize
+  int kv_end = 0;          // exclusive; rows past it in the last block are never used
+  int first_visible = 0;   // end of the entries that token 0 sees; may be negative (nothing seen)
+  int window = kNoWindow;  // at least 1
+  float sm_scale = 1;      // 1 / sqrt(original head_dim), > 0
   // Partial result: o is not divided by row_sum. A row that sees nothing in the range gets
   // row_max = -infinity, row_sum = 0, o = 0.
   float* o = nullptr;  // [n_rows, rank_v]
@@ -52,6 +57,7 @@ struct AttendRowsParams {
   const void* v = nullptr;
   int n_entries = 0;
   int first_visible = 0;
+  int window = kNoWindow;
   float sm_scale = 1;
   float* o = nullptr;
   int64_t o_stride = 0;

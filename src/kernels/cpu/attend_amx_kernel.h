@@ -134,12 +134,15 @@ void SoftmaxTile(const Panel& panel, const RowTile& tile, int slot, const BlockG
     float* scores = s->scores[slot * kTileRows + i];
     RowState* state = &s->rows[tile.row + i];
     float* sums = s->sums[tile.row + i];
-    const int n_visible = LimitOfRow(*panel.p, panel.first_row + tile.row + i) - group.first_entry;
+    const int row = panel.first_row + tile.row + i;
+    const int n_visible = LimitOfRow(*panel.p, row) - group.first_entry;
+    const int n_hidden = BeginOfRow(*panel.p, row) - group.first_entry;
     __m512 top = _mm512_set1_ps(kMinusInfinity);
     for (int t = 0; t < n_tokens; t += kLanes) {
       __m512 line[1] = {_mm512_load_ps(scores + t)};
-      if (n_visible < t + kLanes) {
+      if (n_visible < t + kLanes || n_hidden > t) {
         MaskScores(n_visible - t, line);
+        MaskFirstScores(n_hidden - t, line);
         _mm512_store_ps(scores + t, line[0]);
       }
       top = _mm512_max_ps(top, line[0]);
@@ -285,7 +288,7 @@ void AttendPanel(const Panel& panel) {
   }
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
   int first_tile = 0;  // the first with a row that sees anything of the group
-  for (int entry = p.kv_begin; entry < kv_end; entry += kGroupTokens) {
+  for (int entry = FirstEntryToRead(p, panel.first_row); entry < kv_end; entry += kGroupTokens) {
     while (LimitOfRow(p, panel.first_row + tiles[first_tile].row + tiles[first_tile].n - 1) <=
            entry) {
       ++first_tile;

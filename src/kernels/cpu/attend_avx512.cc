@@ -79,9 +79,14 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
   // The first row of the tile sees the least.
   const int first = panel.first_row + row;
   const bool is_masked = LimitOfRow(p, first) < block.first_entry + kBlockSize;
+  // The last one's window begins last.
+  const bool is_windowed = BeginOfRow(p, first + kRows - 1) > block.first_entry;
   Unroll<kRows>([&](auto i) {
     if (is_masked) {
       MaskScores(LimitOfRow(p, first + i.value) - block.first_entry, scores[i.value]);
+    }
+    if (is_windowed) {
+      MaskFirstScores(BeginOfRow(p, first + i.value) - block.first_entry, scores[i.value]);
     }
     RowState* state = &panel.scratch->rows[row + i.value];
     float* sums = panel.scratch->sums[row + i.value];
@@ -256,7 +261,7 @@ void AttendPanel(const Panel& panel) {
   const int64_t key_bytes = int64_t{2} * kBlockSize * p.shape.rank_k;
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
   int first_row = 0;  // the first that sees anything of the block, a multiple of kTileRows
-  for (int entry = p.kv_begin; entry < kv_end; entry += kBlockSize) {
+  for (int entry = FirstEntryToRead(p, panel.first_row); entry < kv_end; entry += kBlockSize) {
     while (LimitOfRow(p, panel.first_row + Min(first_row + kTileRows, panel.n_rows) - 1) <= entry) {
       first_row += kTileRows;
     }

@@ -74,8 +74,7 @@ struct RowState {
 };
 
 // Raises the row's maximum to the largest lane of `top`, and its 16 partial sums with it. Most
-// steps do not raise it, and one comparison finds that out without a horizontal step. At least one
-// score seen so far must be above -infinity.
+// steps do not raise it, and one comparison finds that out without a horizontal step.
 KVL_INLINE void RaiseRowMax(__m512 top, float log2_scale, RowState* row, float* sums) {
   row->shrink = 1;
   if (_mm512_cmp_ps_mask(top, _mm512_set1_ps(row->max), _CMP_GT_OQ) == 0) return;
@@ -101,7 +100,9 @@ KVL_INLINE void AddProbabilities(const __m512 (&scores)[kLines], float log2_scal
                                  const RowState& row, float* sums, uint16_t* probs) {
   static_assert(kLines % 2 == 0);
   const __m512 scale = _mm512_set1_ps(log2_scale);
-  const __m512 offset = _mm512_set1_ps(-row.max * log2_scale);
+  // A row that saw nothing yet (all of these scores are -infinity too) has no maximum to subtract.
+  const float max = row.max == kMinusInfinity ? 0 : row.max;
+  const __m512 offset = _mm512_set1_ps(-max * log2_scale);
   const __m512bh ones = reinterpret_cast<__m512bh>(_mm512_set1_epi32(0x3f803f80));
   __m512 sum = _mm512_loadu_ps(sums);
   Unroll<kLines / 2>([&](auto j) {
@@ -124,6 +125,16 @@ KVL_INLINE void MaskScores(int n_visible, __m512 (&scores)[kLines]) {
   });
 }
 
+// The same for the tokens before `n_hidden`.
+template <int kLines>
+KVL_INLINE void MaskFirstScores(int n_hidden, __m512 (&scores)[kLines]) {
+  Unroll<kLines>([&](auto j) {
+    const int n = Max(0, Min(kLanes, n_hidden - kLanes * j.value));
+    scores[j.value] = _mm512_mask_mov_ps(scores[j.value], static_cast<__mmask16>((1u << n) - 1),
+                                         _mm512_set1_ps(kMinusInfinity));
+  });
+}
+
 KVL_INLINE void ClearRow(float* o, int rank_v) {
   for (int r = 0; r < rank_v; r += kLanes) _mm512_storeu_ps(o + r, _mm512_setzero_ps());
 }
@@ -133,8 +144,18 @@ KVL_INLINE int LimitOfRow(const AttendParams& p, int row) {
   return Min(p.kv_end, p.first_visible + row / p.gqa_group);
 }
 
-// Writes the empty partial result of the rows that see nothing in the range; they come first.
-// Returns their number.
+// The first entry that row sees; may lie outside the range.
+KVL_INLINE int BeginOfRow(const AttendParams& p, int row) {
+  return Max(0, p.first_visible + row / p.gqa_group - p.window);
+}
+
+// Where a panel that starts with `row` begins to read: later rows see no earlier entries.
+KVL_INLINE int FirstEntryToRead(const AttendParams& p, int row) {
+  return Max(p.kv_begin, BeginOfRow(p, row) / kBlockSize * kBlockSize);
+}
+
+// Writes the empty partial result of the rows whose entries all come after the range; they are the
+// first. Returns their number.
 KVL_INLINE int ClearRowsThatSeeNothing(const AttendParams& p) {
   int row = 0;
   for (; row < p.n_rows && LimitOfRow(p, row) <= p.kv_begin; ++row) {

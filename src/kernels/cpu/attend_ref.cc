@@ -11,10 +11,12 @@ AttendRefResult AttendRef(const AttendRefParams& p) {
   out.o.assign(size_t(p.n_rows) * p.rank_v, 0);
   out.o_abs = out.o_spread = out.o;
   for (int row = 0; row < p.n_rows; ++row) {
-    const int end = std::min(p.kv_end, p.first_visible + row / p.gqa_group);
+    const int seen_end = p.first_visible + row / p.gqa_group;
+    const int begin = std::max(p.kv_begin, seen_end - p.window);
+    const int end = std::min(p.kv_end, seen_end);
     std::vector<double> weights;
     double row_max = -std::numeric_limits<double>::infinity(), row_sum = 0;
-    for (int t = p.kv_begin; t < end; ++t) {
+    for (int t = begin; t < end; ++t) {
       double score = 0;
       for (int r = 0; r < p.rank_k; ++r) {
         score += p.q[size_t(row) * p.rank_k + r] * p.k[size_t(t) * p.rank_k + r];
@@ -25,7 +27,7 @@ AttendRefResult AttendRef(const AttendRefParams& p) {
     for (double& w : weights) row_sum += w = std::exp(w - row_max);
     for (int r = 0; r < p.rank_v && !weights.empty(); ++r) {
       const size_t at = size_t(row) * p.rank_v + r;
-      const double* v = &p.v[size_t(p.kv_begin) * p.rank_v + r];
+      const double* v = &p.v[size_t(begin) * p.rank_v + r];
       for (size_t t = 0; t < weights.size(); ++t) {
         out.o[at] += weights[t] / row_sum * v[t * p.rank_v];
         out.o_abs[at] += weights[t] / row_sum * std::abs(v[t * p.rank_v]);

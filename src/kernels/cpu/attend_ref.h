@@ -10,7 +10,8 @@ struct AttendRefParams {
   int n_rows = 0, gqa_group = 1;
   int rank_k = 0, rank_v = 0;
   int kv_begin = 0, kv_end = 0;
-  int first_visible = 0;  // row r sees entries < first_visible + r / gqa_group
+  int first_visible = 0;  // row r sees entries < first_visible + r / gqa_group,
+  int window = 1 << 30;   // of those the last `window`
   double sm_scale = 1;
   std::vector<double> q;  // [n_rows, rank_k]
   std::vector<double> k;  // [n_entries, rank_k]

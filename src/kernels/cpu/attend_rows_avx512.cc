@@ -46,8 +46,9 @@ void AttendRowsAvx512(const AttendRowsParams& p) {
     float* o = p.o + row * p.o_stride;
     ClearRow(o, p.rank_v);
     float row_max = kMinusInfinity, row_sum = 0;
-    const int n_visible = Min(p.n_entries, p.first_visible + row / p.gqa_group);
-    for (int begin = 0; begin < n_visible; begin += kLanes) {
+    const int end = p.first_visible + row / p.gqa_group;
+    const int n_visible = Min(p.n_entries, end);
+    for (int begin = Max(0, end - p.window); begin < n_visible; begin += kLanes) {
       const int n = Min(kLanes, n_visible - begin);
       alignas(64) float scores[kLanes];
       _mm512_store_ps(scores, _mm512_set1_ps(kMinusInfinity));

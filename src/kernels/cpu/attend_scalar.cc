@@ -34,9 +34,13 @@ void ScoreBlock(const T* q, const T* k, int rank_k, int n_valid, float* scores) 
   }
 }
 
+struct Tokens {  // of a block
+  int begin, end;
+};
+
 template <typename T>
-void AddValues(const float* probs, const T* v, int rank_v, int n_valid, float* o) {
-  for (int t = 0; t < n_valid; ++t) {
+void AddValues(const float* probs, const T* v, int rank_v, Tokens tokens, float* o) {
+  for (int t = tokens.begin; t < tokens.end; ++t) {
     const T* line = v + (t / 2) * rank_v * 2 + t % 2;
     for (int r = 0; r < rank_v; ++r) o[r] += probs[t] * ToFloat(line[2 * r]);
   }
@@ -57,20 +61,21 @@ void Attend(const AttendParams& p, std::byte* /*scratch*/) {
     const T* k = reinterpret_cast<const T*>(p.blocks[begin / kBlockSize]);
     const T* v = k + kBlockSize * rank_k;
     for (int row = 0; row < p.n_rows; ++row) {
-      const int limit = std::min(p.kv_end, p.first_visible + row / p.gqa_group);
-      const int n_valid = std::min(kBlockSize, limit - begin);
-      if (n_valid <= 0) continue;
+      const int end = p.first_visible + row / p.gqa_group;
+      const int n_valid = std::min({kBlockSize, p.kv_end - begin, end - begin});
+      const int first = std::max(0, end - p.window - begin);  // earlier ones left the window
+      if (first >= n_valid) continue;
       float scores[kBlockSize];
       ScoreBlock(static_cast<const T*>(p.q) + row * p.q_stride, k, rank_k, n_valid, scores);
       for (int t = 0; t < n_valid; ++t) scores[t] *= p.sm_scale;
       float* o = p.o + row * p.o_stride;
-      RaiseMax(*std::max_element(scores, scores + n_valid), rank_v, &p.row_max[row],
+      RaiseMax(*std::max_element(scores + first, scores + n_valid), rank_v, &p.row_max[row],
                &p.row_sum[row], o);
-      for (int t = 0; t < n_valid; ++t) {
+      for (int t = first; t < n_valid; ++t) {
         scores[t] = std::exp(scores[t] - p.row_max[row]);
         p.row_sum[row] += scores[t];
       }
-      AddValues(scores, v, rank_v, n_valid, o);
+      AddValues(scores, v, rank_v, {first, n_valid}, o);
     }
   }
 }
@@ -85,8 +90,8 @@ void AttendRows(const AttendRowsParams& p) {
     float* o = p.o + row * p.o_stride;
     std::fill_n(o, p.rank_v, 0.0f);
     float row_max = kMinusInf, row_sum = 0;
-    const int n_visible = std::min(p.n_entries, p.first_visible + row / p.gqa_group);
-    for (int t = 0; t < n_visible; ++t) {
+    const int end = p.first_visible + row / p.gqa_group;
+    for (int t = std::max(0, end - p.window); t < std::min(p.n_entries, end); ++t) {
       float score = 0;
       for (int d = 0; d < p.head_dim; ++d) score += ToFloat(q[d]) * ToFloat(k[t * p.head_dim + d]);
       score *= p.sm_scale;

@@ -64,11 +64,13 @@ struct Shape {
   int n_tokens = 1, gqa_group = 1;
   int kv_begin = 0, kv_end = 64;
   int first_visible = 64;
+  int window = kNoWindow;
   double q_sigma = 1;  // scores have about this standard deviation
 
   std::string Describe() const {
-    return fmt::format("rank_k={} rank_v={} n_tokens={} gqa_group={} kv=[{}, {}) first_visible={}",
-                       rank_k, rank_v, n_tokens, gqa_group, kv_begin, kv_end, first_visible);
+    return fmt::format(
+        "rank_k={} rank_v={} n_tokens={} gqa_group={} kv=[{}, {}) first_visible={} window={}",
+        rank_k, rank_v, n_tokens, gqa_group, kv_begin, kv_end, first_visible, window);
   }
 };
 
@@ -109,6 +111,7 @@ struct Problem {
                         .kv_begin = shape.kv_begin,
                         .kv_end = shape.kv_end,
                         .first_visible = shape.first_visible,
+                        .window = shape.window,
                         .sm_scale = SmScale(),
                         .q = {},
                         .k = k.values,
@@ -156,6 +159,7 @@ Partial RunAttend(const AttendKernels& kernels, const Problem& problem, int kv_b
                   .kv_begin = kv_begin,
                   .kv_end = kv_end,
                   .first_visible = problem.shape.first_visible,
+                  .window = problem.shape.window,
                   .sm_scale = problem.SmScale(),
                   .o = out.o.data(),
                   .o_stride = out.o_stride,
@@ -264,6 +268,34 @@ TEST(Attend, RowsThatSeeNothingAreEmpty) {
   CheckAllSets({.gqa_group = 4, .kv_begin = 64, .kv_end = 64, .first_visible = 64}, 4);
 }
 
+TEST(Attend, WindowsHideWhatCameBefore) {
+  // Rows of one range whose windows begin before it, in it, at a block's edge, and after it.
+  for (int window : {1, 2, 15, 64, 65, 100, 128, 129, 300}) {
+    CheckAllSets({.rank_k = 64,
+                  .rank_v = 80,
+                  .n_tokens = 90,
+                  .gqa_group = 3,
+                  .kv_end = 390,
+                  .first_visible = 301,
+                  .window = window},
+                 window);
+    CheckAllSets({.n_tokens = 200, .kv_end = 128, .first_visible = 1, .window = window}, window);
+    CheckAllSets({.gqa_group = 4, .kv_end = 333, .first_visible = 333, .window = window}, window);
+  }
+}
+
+TEST(Attend, BlocksBelowTheWindowAreNeverRead) {
+  for (const KernelSet& set : KernelSets()) {
+    const Shape shape{
+        .n_tokens = 30, .gqa_group = 2, .kv_end = 330, .first_visible = 301, .window = 100};
+    Problem problem(shape, set.row_type, 6);
+    const AttendRefResult want = problem.Reference();
+    problem.blocks[0] = problem.blocks[1] = problem.blocks[2] = nullptr;
+    ExpectMatches(RunAttend(*set.kernels, problem, 0, shape.kv_end), want, problem.n_rows,
+                  shape.rank_v, set.row_type, set.name);
+  }
+}
+
 TEST(Attend, RandomShapes) {
   Random random(7);
   for (int i = 0; i < 60; ++i) {
@@ -276,6 +308,7 @@ TEST(Attend, RandomShapes) {
     s.kv_begin = s.kv_end / kBlockSize / 2 * kBlockSize;
     s.first_visible = std::max<int>(1, s.kv_end - random.Below(2 * s.n_tokens));
     s.q_sigma = random.Below(3) == 0 ? 6 : 1;
+    if (random.Below(3) == 0) s.window = 1 + random.Below(s.kv_end);
     CheckAllSets(s, i);
     if (HasFatalFailure()) return;
   }
@@ -375,6 +408,7 @@ TEST(AttendRows, MatchesReference) {
       s.n_tokens = 1 + random.Below(9);
       s.kv_end = i == 0 ? 0 : 1 + random.Below(i % 5 == 0 ? 40 : 6);
       s.first_visible = random.Below(s.kv_end + 3);
+      if (i % 3 == 0) s.window = 1 + random.Below(12);
       Rows q = RandomRows(int64_t{s.n_tokens} * s.gqa_group * s.rank_k, set.row_type, 2, 0, random);
       Rows k = RandomRows(int64_t{s.kv_end} * s.rank_k, set.row_type, 1, 0, random);
       Rows v = RandomRows(int64_t{s.kv_end} * s.rank_v, set.row_type, 1, 0.5, random);
@@ -395,6 +429,7 @@ TEST(AttendRows, MatchesReference) {
                                 .v = v.bytes.data(),
                                 .n_entries = s.kv_end,
                                 .first_visible = s.first_visible,
+                                .window = s.window,
                                 .sm_scale = sm_scale,
                                 .o = got.o.data(),
                                 .o_stride = got.o_stride,
@@ -406,6 +441,7 @@ TEST(AttendRows, MatchesReference) {
                                               .rank_v = s.rank_v,
                                               .kv_end = s.kv_end,
                                               .first_visible = s.first_visible,
+                                              .window = s.window,
                                               .sm_scale = sm_scale,
                                               .q = q.values,
                                               .k = k.values,
