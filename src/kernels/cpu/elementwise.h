@@ -14,6 +14,10 @@ struct ElementwiseKernels {
   // out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight. x and out [n_rows, n_dims], dense.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n_rows, int64_t n_dims,
                    DType out_type, void* out);
+  // out[t] = (x[t] - mean(x[t])) / sqrt(variance(x[t]) + eps) * weight + bias, the variance over
+  // n_dims (not n_dims - 1). Same shapes.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps,
+                     int64_t n_rows, int64_t n_dims, DType out_type, void* out);
   // Half-layout rotary embedding (channel i pairs with i + rope_dim / 2) of one head row:
   // x [head_dim] f32, cos and sin [rope_dim / 2] f32; channels from rope_dim on are copied.
   // An F32 `out` may be x itself.
@@ -22,6 +26,11 @@ struct ElementwiseKernels {
   // out[t][i] = silu(gate_up[t][i]) * gate_up[t][ffn_dim + i], silu(g) = g / (1 + exp(-g)) to a
   // relative 1e-6 (0 for g < -88). gate_up [n_rows, 2 ffn_dim] f32, out [n_rows, ffn_dim].
   void (*swiglu)(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_type, void* out);
+  // GELU of n values: x Phi(x) with the normal distribution Phi, and the approximation
+  // x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3), that GPT-2 and others were trained
+  // with. Both to a relative 2e-6 for x > -5 and to 1e-9 below.
+  void (*gelu)(const float* x, int64_t n, DType out_type, void* out);
+  void (*gelu_tanh)(const float* x, int64_t n, DType out_type, void* out);
   // Rounds n floats.
   void (*convert)(const float* x, int64_t n, DType out_type, void* out);
 };

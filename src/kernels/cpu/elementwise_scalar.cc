@@ -1,4 +1,5 @@
 #include <cmath>
+#include <numbers>
 
 #include "kernels/cpu/elementwise_isa.h"
 
@@ -22,6 +23,37 @@ void RmsNorm(const float* x, const float* weight, float eps, int64_t n_rows, int
     for (int64_t i = 0; i < n_dims; ++i) {
       Store(x[i] * scale * weight[i], out_type, out, t * n_dims + i);
     }
+  }
+}
+
+void LayerNorm(const float* x, const float* weight, const float* bias, float eps, int64_t n_rows,
+               int64_t n_dims, DType out_type, void* out) {
+  for (int64_t t = 0; t < n_rows; ++t, x += n_dims) {
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < n_dims; ++i) sum += x[i];
+    const double mean = sum / static_cast<double>(n_dims);
+    for (int64_t i = 0; i < n_dims; ++i) squares += (x[i] - mean) * (x[i] - mean);
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(n_dims) + eps);
+    for (int64_t i = 0; i < n_dims; ++i) {
+      const float normal = static_cast<float>((x[i] - mean) * scale);
+      Store(normal * weight[i] + bias[i], out_type, out, t * n_dims + i);
+    }
+  }
+}
+
+void Gelu(const float* x, int64_t n, DType out_type, void* out) {
+  for (int64_t i = 0; i < n; ++i) {
+    // erfc keeps the digits that 1 + erf loses at large negative x.
+    const double phi = 0.5 * std::erfc(-double{x[i]} * std::numbers::sqrt2 / 2);
+    Store(static_cast<float>(x[i] * phi), out_type, out, i);
+  }
+}
+
+void GeluTanh(const float* x, int64_t n, DType out_type, void* out) {
+  for (int64_t i = 0; i < n; ++i) {
+    const double v = x[i];
+    const double u = std::sqrt(2 * std::numbers::inv_pi) * (v + 0.044715 * v * v * v);
+    Store(static_cast<float>(v / (1 + std::exp(-2 * u))), out_type, out, i);
   }
 }
 
@@ -52,7 +84,12 @@ void Convert(const float* x, int64_t n, DType out_type, void* out) {
 
 }  // namespace
 
-const ElementwiseKernels kElementwiseScalar = {
-    .rms_norm = RmsNorm, .rope = Rope, .swiglu = Swiglu, .convert = Convert};
+const ElementwiseKernels kElementwiseScalar = {.rms_norm = RmsNorm,
+                                               .layer_norm = LayerNorm,
+                                               .rope = Rope,
+                                               .swiglu = Swiglu,
+                                               .gelu = Gelu,
+                                               .gelu_tanh = GeluTanh,
+                                               .convert = Convert};
 
 }  // namespace kvlathe

@@ -75,6 +75,70 @@ TEST_P(ElementwiseTest, RmsNormMatchesDouble) {
   }
 }
 
+TEST_P(ElementwiseTest, LayerNormMatchesDoubleAlsoFarFromZero) {
+  Random random(5);
+  for (int64_t n_dims : {1, 16, 63, 64, 100, 2048, 8191}) {
+    for (double mean : {0.0, 50.0}) {
+      const int64_t n_rows = 3;
+      const float eps = 1e-5f;
+      std::vector<float> x = RandomValues(n_rows * n_dims, 3.0f, random);
+      for (float& v : x) v += static_cast<float>(mean);
+      const std::vector<float> weight = RandomValues(n_dims, 1.0f, random);
+      const std::vector<float> bias = RandomValues(n_dims, 1.0f, random);
+      std::vector<double> expected(x.size()), scale(x.size());
+      for (int64_t t = 0; t < n_rows; ++t) {
+        const float* row = &x[t * n_dims];
+        double sum = 0, squares = 0;
+        for (int64_t i = 0; i < n_dims; ++i) sum += row[i];
+        const double average = sum / static_cast<double>(n_dims);
+        for (int64_t i = 0; i < n_dims; ++i) squares += std::pow(row[i] - average, 2);
+        const double deviation = std::sqrt(squares / static_cast<double>(n_dims) + eps);
+        for (int64_t i = 0; i < n_dims; ++i) {
+          expected[t * n_dims + i] = (row[i] - average) / deviation * weight[i] + bias[i];
+          // One rounding of the mean moves every value by it.
+          scale[t * n_dims + i] =
+              std::abs(bias[i]) +
+              std::abs(weight[i]) * (std::abs(row[i] - average) + std::abs(average)) / deviation;
+        }
+      }
+      Check(
+          [&](DType type, void* out) {
+            kernels_.layer_norm(x.data(), weight.data(), bias.data(), eps, n_rows, n_dims, type,
+                                out);
+          },
+          expected, scale, 1e-6);
+    }
+  }
+}
+
+TEST_P(ElementwiseTest, LayerNormOfEqualValuesIsTheBias) {
+  const std::vector<float> x(64, 7.0f), weight(64, 3.0f), bias(64, -0.5f);
+  Check(
+      [&](DType type, void* out) {
+        kernels_.layer_norm(x.data(), weight.data(), bias.data(), 1e-5f, 1, 64, type, out);
+      },
+      std::vector<double>(64, -0.5), std::vector<double>(64), 0);
+}
+
+TEST_P(ElementwiseTest, GelusMatchDouble) {
+  std::vector<float> x;
+  for (int i = -1500; i <= 1500; ++i) x.push_back(static_cast<float>(i) * 0.01f);
+  x.insert(x.end(), {-1e30f, -100.0f, 100.0f, 1e30f, 0.0f, -0.0f, 1e-30f});
+  std::vector<double> exact, approximate, scale, scale_approximate;
+  for (double v : x) {
+    exact.push_back(v * 0.5 * std::erfc(-v / std::sqrt(2.0)));
+    const double u = std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v);
+    approximate.push_back(v / (1 + std::exp(-2 * u)));
+    const double below = v < -5 ? 5e-4 : 0;
+    scale.push_back(std::abs(exact.back()) + below);
+    scale_approximate.push_back(std::abs(approximate.back()) + below);
+  }
+  const int64_t n = static_cast<int64_t>(x.size());
+  Check([&](DType type, void* out) { kernels_.gelu(x.data(), n, type, out); }, exact, scale, 2e-6);
+  Check([&](DType type, void* out) { kernels_.gelu_tanh(x.data(), n, type, out); }, approximate,
+        scale_approximate, 2e-6);
+}
+
 TEST_P(ElementwiseTest, RmsNormOfZerosIsZero) {
   const std::vector<float> x(64), weight(64, 1.0f);
   Check([&](DType type,
