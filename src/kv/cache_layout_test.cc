@@ -82,5 +82,22 @@ TEST(SequenceBytes, OfLlama2At7BAndHalfRankAreTheseNumbers) {
   EXPECT_NEAR(static_cast<double>(SequenceBytes(layout, 1024)) / (int64_t{512} << 20), 0.5, 0.004);
 }
 
+TEST(SequenceBytes, InAWindowAreTheseNumbers) {
+  CacheLayout layout{1, 1, 32, 4, {BlockShape{16, 16}}};
+  layout.window = 100;
+  // A sink of 4 (32 + 16) 16-bit numbers is 384 bytes, a block 4096, a table 64.
+  EXPECT_EQ(SequenceBytes(layout, 100), 384 + 2 * 4096 + 64);
+  EXPECT_EQ(SequenceBytes(layout, 167), 384 + 3 * 4096 + 64);
+  // The step that ended at 168 began at 167, which sees positions 68 to 167: not the first block.
+  EXPECT_EQ(SequenceBytes(layout, 168), 384 + 2 * 4096 + 64);
+  EXPECT_EQ(SequenceBytes(layout, 168, 2), 384 + 3 * 4096 + 64);
+  EXPECT_EQ(SequenceBytes(layout, 4 + 64 * 1000), 384 + 2 * 4096 + 8000);
+  EXPECT_EQ(ReferenceBytes(layout, 60), 2 * 2 * 32 * 60);
+  EXPECT_EQ(ReferenceBytes(layout, 5000), 2 * 2 * 32 * 100);
+  layout.window = 0;
+  EXPECT_EQ(ReferenceBytes(layout, 5000), 2 * 2 * 32 * 5000);
+  EXPECT_EQ(PeakSequenceBytes(layout, 5000, 77), SequenceBytes(layout, 5000));
+}
+
 }  // namespace
 }  // namespace kvlathe

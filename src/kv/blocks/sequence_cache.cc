@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "base/check.h"
 #include "base/units.h"
@@ -79,8 +80,18 @@ bool SequenceCache::GrowTables(int64_t n_tokens) {
   return true;
 }
 
+void SequenceCache::ReleaseOutOfWindow() {
+  const int64_t n_unseen = BlocksOutOfWindow(*layout_, n_tokens_);
+  for (; n_released_ < n_unseen; ++n_released_) {
+    for (HeadTable& head : heads_) {
+      pool_->Release(std::exchange(head.blocks()[n_released_], nullptr));
+    }
+  }
+}
+
 Status SequenceCache::Extend(int n_new) {
   KVL_CHECK_GE(n_new, 0);
+  if (n_new > 0) ReleaseOutOfWindow();
   const int64_t n_tokens = int64_t{n_tokens_} + n_new;
   if (n_tokens <= n_writable_) {
     n_tokens_ = static_cast<int>(n_tokens);
@@ -117,12 +128,13 @@ Status SequenceCache::Extend(int n_new) {
 
 void SequenceCache::Clear() {
   for (HeadTable& head : heads_) {
-    for (int64_t b = 0; b < head.n_blocks; ++b) pool_->Release(head.blocks()[b]);
+    for (int64_t b = n_released_; b < head.n_blocks; ++b) pool_->Release(head.blocks()[b]);
     if (head.table != nullptr) pool_->Release(head.table);
     if (head.sink != nullptr) pool_->Release(head.sink);
     head = HeadTable();
   }
   n_tokens_ = 0;
+  n_released_ = 0;
   n_writable_ = 0;
 }
 
@@ -130,7 +142,7 @@ KvBytes SequenceCache::bytes() const {
   KvBytes bytes;
   for (size_t i = 0; i < heads_.size(); ++i) {
     const HeadTable& head = heads_[i];
-    bytes.blocks += head.n_blocks * BlockObjectBytes(layout_->shapes[i]);
+    bytes.blocks += (head.n_blocks - n_released_) * BlockObjectBytes(layout_->shapes[i]);
     if (head.sink != nullptr) bytes.sinks += SinkBytes(*layout_, layout_->shapes[i]);
     bytes.tables += head.table_bytes;
   }

@@ -109,6 +109,60 @@ TEST(SequenceCache, SinksComeWithTheFirstPositionAndBlocksBehindTheLastSink) {
   EXPECT_EQ(cache.blocks(0, 0).size(), 2u);
 }
 
+TEST(SequenceCache, BytesEqualTheFormulaInWindowsToo) {
+  Random random(5);
+  for (int round = 0; round < 25; ++round) {
+    CacheLayout layout = RandomLayout(&random);
+    layout.window = 1 + static_cast<int>(random.Below(400));
+    BlockPool pool(kNoLimit);
+    SequenceCache cache(&layout, &pool);
+    const int max_step = 1 + static_cast<int>(random.Below(150));
+    int64_t peak_bytes = 0;
+    while (cache.n_tokens() < 1500) {
+      const int n_new = 1 + static_cast<int>(random.Below(max_step));
+      ASSERT_TRUE(cache.Extend(n_new).ok());
+      ASSERT_EQ(cache.bytes().total(), SequenceBytes(layout, cache.n_tokens(), n_new));
+      ASSERT_EQ(cache.bytes().total(), pool.usage().used_bytes);
+      peak_bytes = std::max(peak_bytes, cache.bytes().total());
+    }
+    EXPECT_LE(peak_bytes, PeakSequenceBytes(layout, cache.n_tokens(), max_step));
+    cache.Clear();
+    EXPECT_EQ(pool.usage().used_bytes, 0);
+    ASSERT_TRUE(cache.Extend(70).ok());  // nothing is remembered
+    EXPECT_EQ(cache.bytes().total(), SequenceBytes(layout, 70, 70));
+  }
+}
+
+TEST(SequenceCache, GivesBackABlockWhenTheNextPositionCannotSeeIt) {
+  CacheLayout layout = UniformLayout(4);
+  layout.window = 100;
+  BlockPool pool(kNoLimit);
+  SequenceCache cache(&layout, &pool);
+  // The first block holds positions 4 to 67; 167 is the first position that sees none of them.
+  ASSERT_TRUE(cache.Extend(166).ok());
+  ASSERT_TRUE(cache.Extend(1).ok());
+  EXPECT_NE(cache.blocks(0, 0)[0], nullptr);
+  ASSERT_TRUE(cache.Extend(1).ok());
+  EXPECT_EQ(cache.blocks(0, 0)[0], nullptr);
+  EXPECT_NE(cache.blocks(0, 0)[1], nullptr);
+  EXPECT_NE(cache.sink_k(0, 0), nullptr);
+  // A long step needs what its first position sees.
+  ASSERT_TRUE(cache.Extend(500).ok());
+  EXPECT_NE(cache.blocks(1, 1)[1], nullptr);
+  ASSERT_TRUE(cache.Extend(1).ok());
+  EXPECT_EQ(cache.blocks(1, 1)[7], nullptr);  // positions 452 to 515; 668 sees from 569 on
+  EXPECT_NE(cache.blocks(1, 1)[8], nullptr);
+}
+
+TEST(SequenceCache, AWindowedSequenceGrowsOnUnderABudgetThatHoldsItsPeak) {
+  CacheLayout layout = UniformLayout(0);
+  layout.window = 130;
+  constexpr int kStep = 48, kTokens = 4800;
+  BlockPool pool(PeakSequenceBytes(layout, kTokens, kStep));
+  SequenceCache cache(&layout, &pool);
+  while (cache.n_tokens() < kTokens) ASSERT_TRUE(cache.Extend(kStep).ok()) << cache.n_tokens();
+}
+
 TEST(SequenceCache, ExtendSucceedsExactlyWhenTheFormulaFitsTheBudget) {
   Random random(8);
   for (int round = 0; round < 40; ++round) {
