@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds one fuzz target with libFuzzer (clang 14), AddressSanitizer and UndefinedBehaviorSanitizer and
-# runs it on its corpus:  scripts/fuzz.sh safetensors|spec [SECONDS] [libFuzzer options]
+# runs it on its corpus:  scripts/fuzz.sh safetensors|sequence_file|spec [SECONDS] [libFuzzer options]
 # Findings and the grown corpus go to build/fuzz/; the corpus in fuzz/corpus/ is only read.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,8 +9,11 @@ target=${1:-safetensors}
 seconds=${2:-60}
 case $target in
   safetensors) sources="src/io/safetensors_fuzz.cc src/io/safetensors_header.cc" ;;
+  sequence_file)
+    sources="$(ls src/kv/blocks/*.cc | grep -v _test.cc) src/kv/cache_layout.cc src/base/crc32c.cc
+      src/base/units.cc src/io/atomic_file.cc src/io/mapped_file.cc src/io/system_error.cc" ;;
   spec) sources=$(ls src/kv/spec*.cc | grep -v _test.cc) ;;
-  *) echo "scripts/fuzz.sh: no fuzz target '$target'; there are safetensors and spec" >&2; exit 2 ;;
+  *) echo "scripts/fuzz.sh: no fuzz target '$target'; there are safetensors, sequence_file and spec" >&2; exit 2 ;;
 esac
 
 out=build/fuzz/$target

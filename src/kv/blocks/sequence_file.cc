@@ -1,0 +1,350 @@
+#include "kv/blocks/sequence_file.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "io/atomic_file.h"
+#include "io/mapped_file.h"
+
+namespace kvlathe {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+constexpr std::string_view kMagic = "KVLSEQ\r\n";
+constexpr uint32_t kVersion = 1;
+constexpr int64_t kCrcBytes = 4;
+// Bounds that keep every product below 2^63.
+constexpr uint32_t kMaxTextBytes = 1 << 16;
+constexpr uint32_t kMaxDim = 1 << 20;
+
+constexpr DType kRowTypes[] = {DType::kF32, DType::kF16, DType::kBf16};
+
+// Hostile text in a message: one printable line.
+std::string Printable(std::string_view text) {
+  std::string line(text.substr(0, 200));
+  for (char& c : line) {
+    if (c < 32 || c == 127) c = '?';
+  }
+  return line;
+}
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  // False when the bytes end before.
+  template <typename T>
+  bool Read(T* value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    if (bytes_.size() < sizeof(T)) return false;
+    std::memcpy(value, bytes_.data(), sizeof(T));
+    bytes_ = bytes_.subspan(sizeof(T));
+    return true;
+  }
+  bool ReadBytes(uint64_t n_bytes, std::string_view* text) {
+    if (bytes_.size() < n_bytes) return false;
+    *text = {reinterpret_cast<const char*>(bytes_.data()), static_cast<size_t>(n_bytes)};
+    bytes_ = bytes_.subspan(static_cast<size_t>(n_bytes));
+    return true;
+  }
+  bool ReadText(std::string* text) {
+    uint32_t n_bytes = 0;
+    std::string_view view;
+    if (!Read(&n_bytes) || n_bytes > kMaxTextBytes || !ReadBytes(n_bytes, &view)) return false;
+    *text = view;
+    return true;
+  }
+  std::span<const std::byte> rest() const { return bytes_; }
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
+template <typename T>
+void Append(T value, std::string* out) {
+  out->append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+void AppendText(std::string_view text, std::string* out) {
+  Append(static_cast<uint32_t>(text.size()), out);
+  out->append(text);
+}
+
+bool ReadShape(Reader* reader, BlockShape* shape) {
+  uint32_t rank_k = 0, rank_v = 0, row_type = 0;
+  if (!reader->Read(&rank_k) || !reader->Read(&rank_v) || !reader->Read(&row_type)) return false;
+  if (rank_k > kMaxDim || rank_v > kMaxDim || row_type >= std::size(kRowTypes)) return false;
+  *shape = {static_cast<int>(rank_k), static_cast<int>(rank_v), kRowTypes[row_type]};
+  return true;
+}
+
+// The numbers behind the texts. Memory for the shapes is taken only as far as the file has them.
+bool ReadLayout(Reader* reader, CacheLayout* layout, int* n_tokens) {
+  constexpr uint32_t kMaxInt = std::numeric_limits<int>::max();
+  uint32_t n_layers = 0, n_kv_heads = 0, head_dim = 0, n_sink = 0;
+  uint32_t window = 0, block_size = 0, tokens = 0;
+  for (uint32_t* number :
+       {&n_layers, &n_kv_heads, &head_dim, &n_sink, &window, &block_size, &tokens}) {
+    if (!reader->Read(number)) return false;
+  }
+  if (std::max({n_layers, n_kv_heads, head_dim, n_sink}) > kMaxDim || window > kMaxInt ||
+      block_size != kBlockSize || tokens > kMaxInt) {
+    return false;
+  }
+  layout->window = static_cast<int>(window);
+  layout->n_layers = static_cast<int>(n_layers);
+  layout->n_kv_heads = static_cast<int>(n_kv_heads);
+  layout->head_dim = static_cast<int>(head_dim);
+  layout->n_sink = static_cast<int>(n_sink);
+  *n_tokens = static_cast<int>(tokens);
+  for (uint64_t i = 0; i < uint64_t{n_layers} * n_kv_heads; ++i) {
+    BlockShape shape;
+    if (!ReadShape(reader, &shape)) return false;
+    layout->shapes.push_back(shape);
+  }
+  return true;
+}
+
+// Blocks of every head, from the oldest, that the last position does not see.
+int64_t UnseenBlocks(const CacheLayout& layout, int n_tokens) {
+  return BlocksOutOfWindow(layout, n_tokens - 1);
+}
+
+// Sink rows and blocks of every head, in bytes; -1 when that is more than n_max.
+int64_t RowBytes(const CacheLayout& layout, int n_tokens, int64_t n_max) {
+  if (n_tokens == 0) return 0;
+  const int64_t n_blocks = BlocksFor(layout, n_tokens) - UnseenBlocks(layout, n_tokens);
+  int64_t n_bytes = 0;
+  for (const BlockShape& shape : layout.shapes) {
+    n_bytes += SinkBytes(layout, shape) + n_blocks * BlockObjectBytes(shape);
+    if (n_bytes > n_max) return -1;
+  }
+  return n_bytes;
+}
+
+// A block of which n_filled entries are written, the others made zero.
+void ClearUnfilled(const BlockShape& shape, int n_filled, std::byte* block) {
+  const int64_t element_bytes = SizeOf(shape.row_type);
+  const auto clear = [&](std::byte* base, int64_t offset) {
+    std::memset(base + offset * element_bytes, 0, static_cast<size_t>(element_bytes));
+  };
+  for (int token = n_filled; token < kBlockSize; ++token) {
+    for (int r = 0; r < shape.rank_k; ++r) clear(block, KeyOffset(token, r));
+    for (int r = 0; r < shape.rank_v; ++r) {
+      clear(block + KeyBytes(shape), ValueOffset(shape, token, r));
+    }
+  }
+  const int64_t n_bytes = BlockBytes(shape);
+  std::memset(block + n_bytes, 0, static_cast<size_t>(BlockObjectBytes(shape) - n_bytes));
+}
+
+// Writes to the file and keeps the checksum of what it wrote.
+class CheckedWriter {
+ public:
+  explicit CheckedWriter(AtomicFile* file) : file_(file) {}
+  Status Write(std::span<const std::byte> bytes) {
+    crc_ = ExtendCrc32c(crc_, bytes);
+    return file_->Write(bytes.data(), static_cast<int64_t>(bytes.size()));
+  }
+  Status WriteCrc() { return file_->Write(&crc_, kCrcBytes); }
+
+ private:
+  AtomicFile* file_;
+  uint32_t crc_ = 0;
+};
+
+// K [n_sink, head_dim] and V [n_sink, rank_v] of the positions there are.
+std::vector<std::byte> SinkRows(const SequenceCache& cache, const CacheLayout& layout,
+                                int layer_idx, int kv_head_idx) {
+  const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
+  std::vector<std::byte> rows(static_cast<size_t>(SinkBytes(layout, shape)));
+  if (rows.empty()) return rows;
+  const std::byte* sink_k = cache.sink_k(layer_idx, kv_head_idx);
+  const std::byte* sink_v = cache.sink_v(layer_idx, kv_head_idx);
+  const int64_t n_filled = std::min(cache.n_tokens(), layout.n_sink);
+  const int64_t element_bytes = SizeOf(shape.row_type);
+  std::memcpy(rows.data(), sink_k, static_cast<size_t>(n_filled * layout.head_dim * element_bytes));
+  std::memcpy(rows.data() + (sink_v - sink_k), sink_v,
+              static_cast<size_t>(n_filled * shape.rank_v * element_bytes));
+  return rows;
+}
+
+Status WriteHead(const SequenceCache& cache, const CacheLayout& layout, int layer_idx,
+                 int kv_head_idx, CheckedWriter* writer) {
+  const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
+  KVL_RETURN_IF_ERROR(writer->Write(SinkRows(cache, layout, layer_idx, kv_head_idx)));
+  std::vector<std::byte> copy(static_cast<size_t>(BlockObjectBytes(shape)));
+  const size_t n_unseen = static_cast<size_t>(UnseenBlocks(layout, cache.n_tokens()));
+  int64_t n_left = std::max<int64_t>(
+      0, cache.n_tokens() - layout.n_sink - static_cast<int64_t>(n_unseen) * kBlockSize);
+  for (const std::byte* block : cache.blocks(layer_idx, kv_head_idx).subspan(n_unseen)) {
+    std::memcpy(copy.data(), block, static_cast<size_t>(BlockBytes(shape)));
+    ClearUnfilled(shape, static_cast<int>(std::min<int64_t>(n_left, kBlockSize)), copy.data());
+    KVL_RETURN_IF_ERROR(writer->Write(copy));
+    n_left = std::max<int64_t>(0, n_left - kBlockSize);
+  }
+  return OkStatus();
+}
+
+// Everything before the rows.
+std::string Head(const CacheLayout& layout, const SequenceIdentity& identity, int n_tokens,
+                 std::string_view state) {
+  std::string rest;
+  AppendText(identity.spec, &rest);
+  AppendText(identity.model, &rest);
+  for (const int number : {layout.n_layers, layout.n_kv_heads, layout.head_dim, layout.n_sink,
+                           layout.window, kBlockSize, n_tokens}) {
+    Append(static_cast<uint32_t>(number), &rest);
+  }
+  for (const BlockShape& shape : layout.shapes) {
+    Append(static_cast<uint32_t>(shape.rank_k), &rest);
+    Append(static_cast<uint32_t>(shape.rank_v), &rest);
+    const auto type = std::find(std::begin(kRowTypes), std::end(kRowTypes), shape.row_type);
+    Append(static_cast<uint32_t>(type - kRowTypes), &rest);
+  }
+  Append(static_cast<uint64_t>(state.size()), &rest);
+  rest += state;
+  std::string head(kMagic);
+  Append(kVersion, &head);
+  const int64_t row_bytes = RowBytes(layout, n_tokens, std::numeric_limits<int64_t>::max());
+  Append(static_cast<uint64_t>(head.size() + sizeof(uint64_t) + rest.size()) +
+             static_cast<uint64_t>(row_bytes + kCrcBytes),
+         &head);
+  return head + rest;
+}
+
+Status CheckPlace(const SequenceFile& file, const SequencePlace& place, const std::string& path) {
+  if (file.identity.model != place.identity.model) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: saved with another model or calibration; load it with those", path);
+  }
+  if (file.identity.spec != place.identity.spec) {
+    return Error(StatusCode::kInvalidArgument, "{}: saved with --kv '{}', not with '{}'", path,
+                 Printable(file.identity.spec), place.identity.spec);
+  }
+  const CacheLayout& saved = file.layout;
+  const CacheLayout& layout = *place.layout;
+  if (saved.n_layers != layout.n_layers || saved.n_kv_heads != layout.n_kv_heads ||
+      saved.head_dim != layout.head_dim || saved.n_sink != layout.n_sink ||
+      saved.window != layout.window || saved.shapes != layout.shapes) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: its rows have another shape than those of this model; load it with the "
+                 "--dtype and --basis that it was saved with",
+                 path);
+  }
+  if (file.n_tokens > place.max_tokens) {
+    return Error(StatusCode::kInvalidArgument, "{}: holds {} positions, but the context is {}",
+                 path, file.n_tokens, place.max_tokens);
+  }
+  return OkStatus();
+}
+
+// In steps, so that a window is never exceeded by more than a block, and the last of one position:
+// then the blocks of the file are the ones that are held.
+Status ExtendTo(int n_tokens, SequenceCache* cache) {
+  while (cache->n_tokens() < n_tokens) {
+    const int n_left = n_tokens - cache->n_tokens();
+    KVL_RETURN_IF_ERROR(cache->Extend(n_left == 1 ? 1 : std::min(kBlockSize, n_left - 1)));
+  }
+  return OkStatus();
+}
+
+void CopyRows(const SequenceFile& file, SequenceCache* cache) {
+  const CacheLayout& layout = file.layout;
+  std::span<const std::byte> rows = file.rows;
+  const auto copy = [&](std::byte* to, int64_t n_bytes) {
+    std::memcpy(to, rows.data(), static_cast<size_t>(n_bytes));
+    rows = rows.subspan(static_cast<size_t>(n_bytes));
+  };
+  for (int layer_idx = 0; layer_idx < layout.n_layers; ++layer_idx) {
+    for (int kv_head_idx = 0; kv_head_idx < layout.n_kv_heads; ++kv_head_idx) {
+      const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
+      std::byte* sink = cache->sink_k(layer_idx, kv_head_idx);
+      if (sink != nullptr) copy(sink, SinkBytes(layout, shape));
+      const auto blocks = cache->blocks(layer_idx, kv_head_idx);
+      for (std::byte* block : blocks.subspan(UnseenBlocks(layout, file.n_tokens))) {
+        copy(block, BlockObjectBytes(shape));
+      }
+    }
+  }
+  KVL_CHECK(rows.empty());
+}
+
+}  // namespace
+
+StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::string_view name) {
+  Reader reader(bytes);
+  std::string_view magic;
+  uint32_t version = 0;
+  uint64_t n_bytes = 0;
+  if (!reader.ReadBytes(kMagic.size(), &magic) || magic != kMagic) {
+    return Error(StatusCode::kDataLoss, "{}: not a saved sequence", name);
+  }
+  if (reader.Read(&version) && version != kVersion) {
+    return Error(StatusCode::kUnimplemented,
+                 "{}: a saved sequence of format {}; this build reads format {}", name, version,
+                 kVersion);
+  }
+  if (!reader.Read(&n_bytes) || n_bytes != bytes.size() || n_bytes < kCrcBytes) {
+    return Error(StatusCode::kDataLoss, "{}: damaged: {} bytes long, but its header says {}", name,
+                 bytes.size(), n_bytes);
+  }
+  uint32_t crc = 0;
+  std::memcpy(&crc, bytes.data() + bytes.size() - kCrcBytes, kCrcBytes);
+  if (ExtendCrc32c(0, bytes.first(bytes.size() - kCrcBytes)) != crc) {
+    return Error(StatusCode::kDataLoss, "{}: damaged: its checksum does not match", name);
+  }
+  SequenceFile file;
+  uint64_t state_bytes = 0;
+  if (!reader.ReadText(&file.identity.spec) || !reader.ReadText(&file.identity.model) ||
+      !ReadLayout(&reader, &file.layout, &file.n_tokens) || !reader.Read(&state_bytes) ||
+      !reader.ReadBytes(state_bytes, &file.state)) {
+    return Error(StatusCode::kDataLoss, "{}: damaged: its header is not one of a sequence", name);
+  }
+  const int64_t n_left = std::ssize(reader.rest()) - kCrcBytes;
+  if (n_left < 0 || RowBytes(file.layout, file.n_tokens, n_left) != n_left) {
+    return Error(StatusCode::kDataLoss, "{}: damaged: {} bytes of rows do not hold {} positions",
+                 name, n_left, file.n_tokens);
+  }
+  file.rows = reader.rest().first(static_cast<size_t>(n_left));
+  return file;
+}
+
+Status SaveSequence(const SequenceCache& cache, const CacheLayout& layout,
+                    const SequenceIdentity& identity, std::string_view state,
+                    const std::string& path) {
+  KVL_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
+  CheckedWriter writer(&file);
+  const std::string head = Head(layout, identity, cache.n_tokens(), state);
+  KVL_RETURN_IF_ERROR(writer.Write(std::as_bytes(std::span(head))));
+  for (int layer_idx = 0; cache.n_tokens() > 0 && layer_idx < layout.n_layers; ++layer_idx) {
+    for (int kv_head_idx = 0; kv_head_idx < layout.n_kv_heads; ++kv_head_idx) {
+      KVL_RETURN_IF_ERROR(WriteHead(cache, layout, layer_idx, kv_head_idx, &writer));
+    }
+  }
+  KVL_RETURN_IF_ERROR(writer.WriteCrc());
+  return file.Commit();
+}
+
+StatusOr<std::string> RestoreSequence(const std::string& path, const SequencePlace& place,
+                                      SequenceCache* cache) {
+  KVL_CHECK_EQ(cache->n_tokens(), 0);
+  KVL_ASSIGN_OR_RETURN(const MappedFile mapped, MappedFile::Open(path));
+  KVL_ASSIGN_OR_RETURN(const SequenceFile file, ParseSequenceFile(mapped.bytes(), path));
+  KVL_RETURN_IF_ERROR(CheckPlace(file, place, path));
+  if (const Status status = ExtendTo(file.n_tokens, cache); !status.ok()) {
+    cache->Clear();
+    return Error(status.code(), "{}: {}", path, MessageOf(status));
+  }
+  if (file.n_tokens > 0) CopyRows(file, cache);
+  return std::string(file.state);
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,69 @@
+// A sequence's cache in a file, from which it goes on as if it had never stopped.
+//
+//   offset  bytes
+//   0       8       "KVLSEQ\r\n"
+//   8       4       format version, 1
+//   12      8       n_bytes of the whole file
+//   20              spec, model: a length of 4 bytes and the text, each
+//                   n_layers, n_kv_heads, head_dim, n_sink, window, kBlockSize, n_tokens: 4 bytes
+//                   each
+//                   rank_k, rank_v, row type (0 F32, 1 F16, 2 BF16) of every KV head: 4 bytes each
+//                   the caller's state: a length of 8 bytes and the bytes
+//                   for every KV head its sink rows, then its blocks, as they lie in memory; with a
+//                   window, the blocks that the last position sees
+//   last    4       CRC-32C of everything before
+//
+// Numbers are little-endian. Rows that no position has filled are zero in the file, so that it says
+// nothing of other sequences.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "kv/blocks/sequence_cache.h"
+#include "kv/cache_layout.h"
+
+namespace kvlathe {
+
+// What a file and the model that restores it must agree on, beside the layout.
+struct SequenceIdentity {
+  std::string spec;   // canonical (Spec::ToString)
+  std::string model;  // of the weights and what else decides what the rows mean
+};
+
+struct SequenceFile {
+  SequenceIdentity identity;
+  CacheLayout layout;
+  int n_tokens = 0;
+  std::string_view state;           // the caller's
+  std::span<const std::byte> rows;  // sinks and blocks
+};
+
+// The parts of a whole file, with every number checked against the others and the checksum; views
+// into `bytes`. kDataLoss, or kUnimplemented for a later version, in one printable line that begins
+// with `name`.
+StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::string_view name);
+
+// Writes the file atomically. `layout` is that of `cache`; `state` goes with it (token ids, the
+// sampler).
+Status SaveSequence(const SequenceCache& cache, const CacheLayout& layout,
+                    const SequenceIdentity& identity, std::string_view state,
+                    const std::string& path);
+
+// What a restored sequence must fit.
+struct SequencePlace {
+  SequenceIdentity identity;
+  const CacheLayout* layout = nullptr;  // of the cache
+  int max_tokens = 0;                   // the context
+};
+
+// Fills `cache`, which is empty, and returns the state. kDataLoss for a damaged file,
+// kInvalidArgument for one of another model, spec or layout or with more positions than max_tokens,
+// kResourceExhausted when the pool has no room; then the cache stays empty.
+StatusOr<std::string> RestoreSequence(const std::string& path, const SequencePlace& place,
+                                      SequenceCache* cache);
+
+}  // namespace kvlathe

@@ -1,0 +1,299 @@
+#include "kv/blocks/sequence_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <set>
+
+#include "base/crc32c.h"
+#include "base/random.h"
+#include "io/files.h"
+#include "io/scratch_folder.h"
+
+namespace kvlathe {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+constexpr int64_t kLengthOffset = 12;
+const SequenceIdentity kIdentity = {"fdc(rate=0.5)", "model-1"};
+
+// Heads of different ranks.
+CacheLayout SmallLayout(int n_sink, DType row_type = DType::kBf16) {
+  return {2, 1, 32, n_sink, {{16, 32, row_type}, {32, 16, row_type}}};
+}
+
+// The rows of a position, written and read one element at a time: what a kernel sees.
+class Rows {
+ public:
+  Rows(const CacheLayout* layout, const SequenceCache* cache) : layout_(layout), cache_(cache) {}
+
+  // Calls fn(bytes, n_bytes) for every element of the positions [first, last).
+  template <typename F>
+  void ForEach(int first, int last, const F& fn) const {
+    for (int head = 0; head < static_cast<int>(layout_->shapes.size()); ++head) {
+      for (int position = first; position < last; ++position) Position(head, position, fn);
+    }
+  }
+
+ private:
+  template <typename F>
+  void Position(int layer_idx, int position, const F& fn) const {
+    const BlockShape& shape = layout_->shape(layer_idx, 0);
+    const int64_t n = SizeOf(shape.row_type);
+    if (position < layout_->n_sink) {
+      for (int r = 0; r < layout_->head_dim; ++r) {
+        fn(cache_->sink_k(layer_idx, 0) + (int64_t{position} * layout_->head_dim + r) * n, n);
+      }
+      for (int r = 0; r < shape.rank_v; ++r) {
+        fn(cache_->sink_v(layer_idx, 0) + (int64_t{position} * shape.rank_v + r) * n, n);
+      }
+      return;
+    }
+    const int entry = position - layout_->n_sink;
+    std::byte* block = cache_->blocks(layer_idx, 0)[entry / kBlockSize];
+    const int token = entry % kBlockSize;
+    for (int r = 0; r < shape.rank_k; ++r) fn(block + KeyOffset(token, r) * n, n);
+    for (int r = 0; r < shape.rank_v; ++r) {
+      fn(block + KeyBytes(shape) + ValueOffset(shape, token, r) * n, n);
+    }
+  }
+
+  const CacheLayout* layout_;
+  const SequenceCache* cache_;
+};
+
+class SequenceFileTest : public testing::Test {
+ protected:
+  // n_tokens positions of random bits on top of a pool full of other bits.
+  void Fill(const CacheLayout& layout, SequenceCache* cache, int n_tokens) {
+    Random random(7);
+    while (cache->n_tokens() < n_tokens) {
+      const int first = cache->n_tokens();
+      ASSERT_TRUE(cache->Extend(std::min(50, n_tokens - first)).ok());
+      Rows(&layout, cache).ForEach(first, cache->n_tokens(), [&](std::byte* at, int64_t n) {
+        const uint64_t bits = random.Next();
+        std::memcpy(at, &bits, static_cast<size_t>(n));
+      });
+    }
+  }
+  std::string Bits(const CacheLayout& layout, const SequenceCache& cache, int first) {
+    std::string bits;
+    Rows(&layout, &cache).ForEach(first, cache.n_tokens(), [&](const std::byte* at, int64_t n) {
+      bits.append(reinterpret_cast<const char*>(at), static_cast<size_t>(n));
+    });
+    return bits;
+  }
+  void Save(const CacheLayout& layout, int n_tokens, std::string_view state = "state") {
+    BlockPool pool(kNoLimit);
+    SequenceCache cache(&layout, &pool);
+    Fill(layout, &cache, n_tokens);
+    ASSERT_TRUE(SaveSequence(cache, layout, kIdentity, state, path_).ok());
+  }
+  StatusOr<std::string> Restore(const CacheLayout& layout, SequenceCache* cache,
+                                const SequenceIdentity& identity = kIdentity) {
+    return RestoreSequence(path_, {identity, &layout, /*max_tokens=*/4096}, cache);
+  }
+  // The status of restoring the file into a pool of budget_bytes, of which nothing must stay used.
+  Status Refusal(const CacheLayout& layout, const SequenceIdentity& identity = kIdentity,
+                 int64_t budget_bytes = kNoLimit) {
+    BlockPool pool(budget_bytes);
+    SequenceCache cache(&layout, &pool);
+    const Status status = Restore(layout, &cache, identity).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_EQ(pool.usage().used_bytes, 0);
+    EXPECT_EQ(cache.n_tokens(), 0);
+    EXPECT_EQ(status.message().find('\n'), std::string::npos);
+    EXPECT_THAT(MessageOf(status), testing::StartsWith(path_));
+    return status;
+  }
+  std::string FileBytes() { return *ReadTextFile(path_); }
+  void WriteBytes(std::string_view bytes) { ASSERT_TRUE(WriteFileAtomically(path_, bytes).ok()); }
+  // Sets length and checksum right: what remains wrong is hostile, not damaged.
+  void WriteSealed(std::string bytes) {
+    const uint64_t length = bytes.size();
+    std::memcpy(bytes.data() + kLengthOffset, &length, sizeof(length));
+    const auto checked = std::as_bytes(std::span(bytes)).first(bytes.size() - 4);
+    const uint32_t crc = ExtendCrc32c(0, checked);
+    std::memcpy(bytes.data() + bytes.size() - 4, &crc, 4);
+    WriteBytes(bytes);
+  }
+
+  ScratchFolder folder_;
+  std::string path_ = folder_ / "sequence";
+};
+
+TEST_F(SequenceFileTest, RestoresEveryBitAtLengthsAroundBlocksAndSinks) {
+  for (const DType row_type : {DType::kBf16, DType::kF32}) {
+    for (const int n_sink : {0, 5}) {
+      const CacheLayout layout = SmallLayout(n_sink, row_type);
+      for (const int n_tokens : {0, 1, 3, 5, 6, 63, 64, 65, 69, 70, 200}) {
+        SCOPED_TRACE(fmt::format("{} sinks, {} tokens", n_sink, n_tokens));
+        BlockPool pool(kNoLimit), other_pool(kNoLimit);
+        SequenceCache saved(&layout, &pool), restored(&layout, &other_pool);
+        Fill(layout, &saved, n_tokens);
+        ASSERT_TRUE(SaveSequence(saved, layout, kIdentity, "the state", path_).ok());
+        const auto state = Restore(layout, &restored);
+        ASSERT_TRUE(state.ok()) << state.status();
+        EXPECT_EQ(*state, "the state");
+        EXPECT_EQ(restored.n_tokens(), n_tokens);
+        EXPECT_EQ(restored.bytes().total(), saved.bytes().total());
+        EXPECT_EQ(Bits(layout, restored, 0), Bits(layout, saved, 0));
+      }
+    }
+  }
+}
+
+TEST_F(SequenceFileTest, KeepsWhatAWindowSees) {
+  for (const int n_tokens : {40, 100, 164, 165, 166, 500, 1000}) {
+    SCOPED_TRACE(n_tokens);
+    CacheLayout layout = SmallLayout(3);
+    layout.window = 100;
+    BlockPool pool(kNoLimit), other_pool(kNoLimit);
+    SequenceCache saved(&layout, &pool), restored(&layout, &other_pool);
+    Fill(layout, &saved, n_tokens);
+    ASSERT_TRUE(SaveSequence(saved, layout, kIdentity, "", path_).ok());
+    ASSERT_TRUE(Restore(layout, &restored).ok());
+    const int first_seen = std::max(0, n_tokens - layout.window);
+    EXPECT_EQ(Bits(layout, restored, first_seen), Bits(layout, saved, first_seen));
+    EXPECT_EQ(restored.bytes().total(), SequenceBytes(layout, n_tokens, 1));
+    ASSERT_TRUE(saved.Extend(1).ok());
+    ASSERT_TRUE(restored.Extend(1).ok());
+    EXPECT_EQ(restored.bytes().total(), saved.bytes().total());
+  }
+}
+
+TEST_F(SequenceFileTest, SaysNothingOfSequencesThatWereInThePoolBefore) {
+  const CacheLayout layout = SmallLayout(5);
+  BlockPool pool(kNoLimit);
+  for (const int n_tokens : {2, 70}) {
+    std::set<std::string> files;
+    for (const int before : {0, 0x5A, 0xFF}) {
+      SequenceCache other(&layout, &pool);
+      ASSERT_TRUE(other.Extend(300).ok());
+      for (int layer_idx = 0; layer_idx < 2; ++layer_idx) {
+        const BlockShape& shape = layout.shape(layer_idx, 0);
+        std::memset(other.sink_k(layer_idx, 0), before, SinkBytes(layout, shape));
+        for (std::byte* block : other.blocks(layer_idx, 0)) {
+          std::memset(block, before, BlockObjectBytes(shape));
+        }
+      }
+      other.Clear();
+      SequenceCache cache(&layout, &pool);
+      Fill(layout, &cache, n_tokens);
+      ASSERT_TRUE(SaveSequence(cache, layout, kIdentity, "", path_).ok());
+      files.insert(FileBytes());
+    }
+    EXPECT_EQ(files.size(), 1u);
+  }
+}
+
+TEST_F(SequenceFileTest, EveryFlippedBitAndEveryTruncationIsRefused) {
+  const CacheLayout layout = {1, 1, 16, 1, {{16, 16, DType::kBf16}}};
+  Save(layout, 3);
+  const std::string bytes = FileBytes();
+  ASSERT_GT(bytes.size(), 4096u);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    std::string damaged = bytes;
+    damaged[i] = static_cast<char>(damaged[i] ^ (1 << (i % 8)));
+    const auto status = ParseSequenceFile(std::as_bytes(std::span(damaged)), path_).status();
+    ASSERT_FALSE(status.ok()) << "byte " << i;
+    damaged[i] = static_cast<char>(~bytes[i]);
+    ASSERT_FALSE(ParseSequenceFile(std::as_bytes(std::span(damaged)), path_).ok()) << "byte " << i;
+  }
+  for (size_t n_bytes = 0; n_bytes < bytes.size(); ++n_bytes) {
+    const auto begin = std::as_bytes(std::span(bytes)).first(n_bytes);
+    ASSERT_EQ(ParseSequenceFile(begin, path_).status().code(), StatusCode::kDataLoss) << n_bytes;
+  }
+  // Through the file, and with the pool watched.
+  for (const size_t i : {size_t{0}, size_t{8}, size_t{12}, size_t{40}, bytes.size() - 1}) {
+    std::string damaged = bytes;
+    damaged[i] = static_cast<char>(~damaged[i]);
+    WriteBytes(damaged);
+    Refusal(layout);
+  }
+  WriteBytes(bytes + "x");
+  EXPECT_EQ(Refusal(layout).code(), StatusCode::kDataLoss);
+  WriteBytes("");
+  EXPECT_EQ(Refusal(layout).code(), StatusCode::kDataLoss);
+}
+
+TEST_F(SequenceFileTest, HostileNumbersAreRefusedBeforeMemoryIsTaken) {
+  const CacheLayout layout = {1, 1, 16, 1, {{16, 16, DType::kBf16}}};
+  Save(layout, 3);
+  const std::string bytes = FileBytes();
+  const size_t numbers = 20 + 4 + kIdentity.spec.size() + 4 + kIdentity.model.size();
+  // Lengths, counts, shapes, the length of the state: each made huge, negative and off by one.
+  for (const size_t at : {size_t{20}, 24 + kIdentity.spec.size(), numbers, numbers + 4, numbers + 8,
+                          numbers + 12, numbers + 16, numbers + 20, numbers + 24, numbers + 28,
+                          numbers + 32, numbers + 36, numbers + 40, numbers + 44}) {
+    uint32_t original = 0;
+    std::memcpy(&original, bytes.data() + at, 4);
+    for (const uint32_t value : {0xFFFFFFFFu, 0x7FFFFFFFu, 0x80000000u, original + 1, 1u << 20}) {
+      // One position more in the same block is another sequence, not a hostile one.
+      if (at == numbers + 24 && value == original + 1) continue;
+      std::string hostile = bytes;
+      std::memcpy(hostile.data() + at, &value, 4);
+      WriteSealed(hostile);
+      const StatusCode code = Refusal(layout).code();
+      EXPECT_TRUE(code == StatusCode::kDataLoss || code == StatusCode::kInvalidArgument) << at;
+    }
+  }
+}
+
+TEST_F(SequenceFileTest, ForeignFilesAreRefusedWithWhatIsDifferent) {
+  const CacheLayout layout = SmallLayout(4);
+  Save(layout, 100);
+  const auto message = [&](const CacheLayout& other, const SequenceIdentity& identity) {
+    const Status status = Refusal(other, identity);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    return MessageOf(status);
+  };
+  EXPECT_THAT(message(layout, {"none", "model-1"}),
+              HasSubstr("saved with --kv 'fdc(rate=0.5)', not with 'none'"));
+  EXPECT_THAT(message(layout, {kIdentity.spec, "model-2"}), HasSubstr("another model"));
+  EXPECT_THAT(message(SmallLayout(3), kIdentity), HasSubstr("another shape"));
+  EXPECT_THAT(message(SmallLayout(4, DType::kF32), kIdentity), HasSubstr("another shape"));
+  CacheLayout windowed = layout;
+  windowed.window = 4000;
+  EXPECT_THAT(message(windowed, kIdentity), HasSubstr("another shape"));
+  BlockPool pool(kNoLimit);
+  SequenceCache cache(&layout, &pool);
+  EXPECT_THAT(MessageOf(RestoreSequence(path_, {kIdentity, &layout, 99}, &cache).status()),
+              HasSubstr("holds 100 positions, but the context is 99"));
+  std::string later = FileBytes();
+  later[8] = 2;
+  WriteSealed(later);
+  EXPECT_EQ(Refusal(layout).code(), StatusCode::kUnimplemented);
+  WriteBytes("a text");
+  EXPECT_THAT(MessageOf(Refusal(layout)), HasSubstr("not a saved sequence"));
+  path_ = folder_ / "missing";
+  EXPECT_EQ(Refusal(layout).code(), StatusCode::kNotFound);
+}
+
+TEST_F(SequenceFileTest, AFullPoolRefusesAndStaysEmpty) {
+  const CacheLayout layout = SmallLayout(4);
+  Save(layout, 300);
+  const Status status = Refusal(layout, kIdentity, SequenceBytes(layout, 300) - 64);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  BlockPool pool(SequenceBytes(layout, 300));
+  SequenceCache cache(&layout, &pool);
+  EXPECT_TRUE(Restore(layout, &cache).ok());
+}
+
+TEST_F(SequenceFileTest, WhatCannotBeWrittenLeavesTheOldFile) {
+  const CacheLayout layout = SmallLayout(4);
+  Save(layout, 10, "old");
+  const std::string before = FileBytes();
+  BlockPool pool(kNoLimit);
+  SequenceCache cache(&layout, &pool);
+  EXPECT_FALSE(SaveSequence(cache, layout, kIdentity, "", folder_ / "none/sequence").ok());
+  EXPECT_EQ(FileBytes(), before);
+  EXPECT_EQ(folder_.n_files(), 1);
+}
+
+}  // namespace
+}  // namespace kvlathe
