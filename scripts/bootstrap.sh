@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Installs the packages that the build, the tests and the checks need (Debian 12), as root or through
 # sudo. Asks apt only for what is missing, so a second run does nothing.
+#   scripts/bootstrap.sh                 what the engine needs
+#   scripts/bootstrap.sh --with-trainer  libtorch too, for `kvlathe retrofit` (about 700 MB on disk)
 set -euo pipefail
 
 packages=(
@@ -14,6 +16,16 @@ packages=(
   # checks and fuzzing
   python3 clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14
 )
+
+case "${1:-}" in
+  "") ;;
+  # The fast BLAS is for training in F32; BF16 runs on oneDNN.
+  --with-trainer) packages+=(libtorch-dev libopenblas0-pthread) ;;
+  *)
+    echo "scripts/bootstrap.sh: unknown argument $1; the only one is --with-trainer" >&2
+    exit 2
+    ;;
+esac
 
 missing=()
 for package in "${packages[@]}"; do
