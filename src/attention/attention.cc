@@ -78,6 +78,7 @@ void WriteRows(const HeadJob& job, int row_begin, int n_rows, const PartialRows&
 struct Attention::State {
   ThreadPool* pool;
   Isa isa;
+  bool is_deterministic = false;
   Planner planner;
   std::vector<JobSize> sizes;
   Buffer scratch;    // per worker: kAttendScratchBytes and two partial results
@@ -89,6 +90,10 @@ struct Attention::State {
   const AttentionPlan* plan = nullptr;
   float sm_scale = 1;
 
+  const AttendKernels& KernelsFor(DType row_type) const {
+    return GetAttendKernels(is_deterministic && isa == Isa::kAmx ? Isa::kAvx512Bf16 : isa,
+                            row_type);
+  }
   void RunItems(int worker_id);
   void MergeSplits(int worker_id);
 };
@@ -99,7 +104,7 @@ void Attention::State::RunItems(int worker_id) {
   float* sink = own + plan->max_item_floats;
   for (const WorkItem& item : plan->ItemsOf(worker_id)) {
     const HeadJob& job = jobs[item.job_idx];
-    const AttendKernels& kernels = GetAttendKernels(isa, job.shape.row_type);
+    const AttendKernels& kernels = KernelsFor(job.shape.row_type);
     const int n_rows = item.row_end - item.row_begin, rank_v = job.shape.rank_v;
     const bool is_part = item.partial_offset >= 0;
     const PartialRows partial =
@@ -143,6 +148,8 @@ Attention::Attention(ThreadPool* pool, Isa isa)
 
 Attention::~Attention() = default;
 
+void Attention::set_deterministic(bool deterministic) { state_->is_deterministic = deterministic; }
+
 void Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
   State& s = *state_;
   s.sizes.clear();
@@ -154,6 +161,7 @@ void Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sche
                        .rank_k = job.shape.rank_k,
                        .rank_v = job.shape.rank_v});
   }
+  if (s.is_deterministic && schedule == Schedule::kBalanced) schedule = Schedule::kLpt;
   const AttentionPlan& plan = s.planner.Plan(s.sizes, s.pool->n_workers(), schedule);
   if (plan.items.empty()) return;
   s.jobs = jobs;

@@ -48,6 +48,10 @@ class Attention {
  public:
   Attention(ThreadPool* pool, Isa isa);
   ~Attention();
+  // Every row gets the bits that it has alone: kBalanced, which cuts entries where the rest of the
+  // batch and the number of workers say, gives way to kLpt, and AMX to AVX-512, whose arithmetic on
+  // a row does not depend on the rows beside it.
+  void set_deterministic(bool deterministic);
   // All jobs of one layer. sm_scale = 1 / sqrt(the model's head_dim), whatever the rank.
   void Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule);
 

@@ -80,6 +80,7 @@ void CheckParams(const LinearParams& p) {
 struct Linear::State {
   ThreadPool* pool;
   Isa isa;
+  bool is_deterministic = false;
   std::vector<DnnlLinear> dnnl;  // by worker; empty on kScalar
 
   bool IsFewRows(const LinearParams& p) const {
@@ -112,7 +113,9 @@ struct Linear::State {
     if (isa == Isa::kScalar) return LinearScalar(part);
     const bool is_bf16 = part.compute_type == DType::kBf16;
     const int64_t dnnl_rows = isa == Isa::kAmx ? kDnnlRowsAmx : kDnnlRowsAvx512;
-    if ((!is_bf16 || part.n_rows >= dnnl_rows) && dnnl[worker_id].Run(part)) return;
+    // oneDNN picks its blocking, and so the order of its sums, by the number of rows.
+    const bool uses_dnnl = !is_deterministic && (!is_bf16 || part.n_rows >= dnnl_rows);
+    if (uses_dnnl && dnnl[worker_id].Run(part)) return;
     if (is_bf16) return LinearAvx512(part);
     LinearScalar(part);
   }
@@ -125,6 +128,8 @@ Linear::Linear(ThreadPool* pool, Isa isa) : state_(std::make_unique<State>()) {
 }
 
 Linear::~Linear() = default;
+
+void Linear::set_deterministic(bool deterministic) { state_->is_deterministic = deterministic; }
 
 void Linear::Run(const LinearParams& params) {
   CheckParams(params);

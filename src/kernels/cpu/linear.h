@@ -62,12 +62,16 @@ struct LinearParams {
 };
 
 // Sums are F32 in an unspecified order; the order, and so the last bits, depend on the number of
-// rows and on the instruction set. Values of y between rows (y_stride > n_out) are left alone.
+// rows and on the instruction set, or when deterministic on the instruction set alone. Values of y
+// between rows (y_stride > n_out) are left alone.
 class Linear {
  public:
   // `pool` must outlive this. Not for concurrent Run; one Linear serves all matrices.
   Linear(ThreadPool* pool, Isa isa);
   ~Linear();
+  // Our own kernels for any number of rows: every row of y has the bits that it has alone. Many
+  // rows are slower then. Not while anything runs.
+  void set_deterministic(bool deterministic);
   // Runs on all workers of the pool, each on its own part of y.
   void Run(const LinearParams& params);
   // The same on the calling worker alone, for many small products in one parallel region

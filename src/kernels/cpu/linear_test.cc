@@ -206,6 +206,40 @@ TEST_P(LinearTest, WorkersRunDifferentProductsAtOnce) {
   }
 }
 
+// Bit for bit, over row counts on both sides of every change of kernel, cut and tile.
+TEST_P(LinearTest, DeterministicRowsAreThoseOfARowAlone) {
+  const int64_t n_in = 3001, n_out = 70, n_rows_max = 130;
+  linear_.set_deterministic(true);
+  Random random(11);
+  for (DType type : {DType::kBf16, DType::kF32}) {
+    const std::vector<float> x = RandomValues(n_rows_max * n_in, type, random);
+    const std::vector<std::byte> stored_x = Stored(x, type);
+    const PackedMatrix w = Pack(RandomValues(n_out * n_in, type, random), n_out, n_in, type);
+    const auto product = [&](int64_t first_row, int64_t n_rows, bool on_worker) {
+      std::vector<float> y(n_rows * n_out);
+      const LinearParams params = {.w = &w,
+                                   .n_rows = n_rows,
+                                   .x = stored_x.data() + first_row * n_in * SizeOf(type),
+                                   .x_stride = n_in,
+                                   .y = y.data(),
+                                   .y_stride = n_out};
+      on_worker ? linear_.RunOnWorker(params, 1) : linear_.Run(params);
+      return y;
+    };
+    std::vector<float> alone;
+    for (int64_t row = 0; row < n_rows_max; ++row) {
+      const std::vector<float> y = product(row, 1, false);
+      alone.insert(alone.end(), y.begin(), y.end());
+    }
+    for (int64_t n_rows : {2, 5, 7, 15, 16, 17, 63, 64, 65, 130}) {
+      const int64_t first = n_rows_max - n_rows;
+      const std::vector<float> expected(alone.begin() + first * n_out, alone.end());
+      EXPECT_TRUE(product(first, n_rows, false) == expected) << DTypeName(type) << " " << n_rows;
+      EXPECT_TRUE(product(first, n_rows, true) == expected) << DTypeName(type) << " " << n_rows;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Isas, LinearTest, testing::ValuesIn(AvailableIsas()),
                          [](const auto& isa) { return std::string(IsaName(isa.param)); });
 
