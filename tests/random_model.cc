@@ -17,35 +17,200 @@ struct Stored {
   std::vector<Bf16> data;
 };
 
-nlohmann::json ConfigOf(const RandomModelShape& s) {
-  nlohmann::json config = {{"model_type", s.model_type},
-                           {"hidden_size", s.hidden},
+nlohmann::json RopeScalingOf(const ReferenceRope& rope) {
+  if (rope.scaling == "linear") return {{"type", "linear"}, {"factor", rope.factor}};
+  if (rope.scaling == "llama3") {
+    return {{"rope_type", "llama3"},
+            {"factor", rope.factor},
+            {"low_freq_factor", rope.low},
+            {"high_freq_factor", rope.high},
+            {"original_max_position_embeddings", rope.original}};
+  }
+  if (rope.scaling == "longrope") {
+    return {{"type", "longrope"},
+            {"short_factor", rope.short_factors},
+            {"long_factor", rope.long_factors}};
+  }
+  return nullptr;
+}
+
+nlohmann::json LlamaLikeConfig(const RandomModelShape& s) {
+  nlohmann::json config = {{"hidden_size", s.hidden},
                            {"num_hidden_layers", s.n_layers},
                            {"num_attention_heads", s.n_heads},
                            {"num_key_value_heads", s.n_kv_heads},
                            {"head_dim", s.head_dim},
                            {"intermediate_size", s.ffn},
-                           {"vocab_size", s.vocab},
-                           {"max_position_embeddings", 512},
+                           {"max_position_embeddings", s.max_positions},
                            {"rms_norm_eps", 1e-5},
                            {"rope_theta", s.rope.theta},
+                           {"rope_scaling", RopeScalingOf(s.rope)},
                            {"hidden_act", "silu"},
-                           {"tie_word_embeddings", s.tied},
-                           {"bos_token_id", 1},
-                           {"eos_token_id", 2}};
+                           {"sliding_window", nullptr}};
   if (s.attention_bias && s.model_type != "qwen2") config["attention_bias"] = true;
   if (s.mlp_bias) config["mlp_bias"] = true;
-  if (s.rope.scaling == "linear") {
-    config["rope_scaling"] = {{"type", "linear"}, {"factor", s.rope.factor}};
-  } else if (s.rope.scaling == "llama3") {
-    config["rope_scaling"] = {{"rope_type", "llama3"},
-                              {"factor", s.rope.factor},
-                              {"low_freq_factor", s.rope.low},
-                              {"high_freq_factor", s.rope.high},
-                              {"original_max_position_embeddings", s.rope.original}};
+  if (s.window > 0) config["sliding_window"] = s.window;
+  if (s.rotary_fraction != 1) config["partial_rotary_factor"] = s.rotary_fraction;
+  if (s.rope.scaling == "longrope") {
+    config["original_max_position_embeddings"] = static_cast<int>(s.rope.original);
   }
   return config;
 }
+
+nlohmann::json Gpt2Config(const RandomModelShape& s) {
+  return {{"n_embd", s.hidden},
+          {"n_layer", s.n_layers},
+          {"n_head", s.n_heads},
+          {"n_inner", s.ffn == 4 * s.hidden ? nlohmann::json() : nlohmann::json(s.ffn)},
+          {"n_positions", s.max_positions},
+          {"n_ctx", s.max_positions},
+          {"layer_norm_epsilon", 1e-5},
+          {"activation_function", s.activation}};
+}
+
+nlohmann::json FalconConfig(const RandomModelShape& s) {
+  nlohmann::json config = {{"hidden_size", s.hidden},
+                           {"num_hidden_layers", s.n_layers},
+                           {"num_attention_heads", s.n_heads},
+                           {"num_kv_heads", s.new_architecture ? s.n_kv_heads : 71},
+                           {"multi_query", s.n_kv_heads == 1},
+                           {"new_decoder_architecture", s.new_architecture},
+                           {"parallel_attn", s.parallel},
+                           {"bias", s.attention_bias},
+                           {"alibi", false},
+                           {"ffn_hidden_size", s.ffn},
+                           {"rope_theta", s.rope.theta},
+                           {"max_position_embeddings", s.max_positions},
+                           {"layer_norm_epsilon", 1e-5}};
+  if (s.new_architecture && s.n_norms == 1) config["num_ln_in_parallel_attn"] = 1;
+  return config;
+}
+
+nlohmann::json ConfigOf(const RandomModelShape& s) {
+  nlohmann::json config = s.model_type == "gpt2"     ? Gpt2Config(s)
+                          : s.model_type == "falcon" ? FalconConfig(s)
+                                                     : LlamaLikeConfig(s);
+  config.update({{"model_type", s.model_type},
+                 {"vocab_size", s.vocab},
+                 {"tie_word_embeddings", s.tied},
+                 {"bos_token_id", 1},
+                 {"eos_token_id", 2}});
+  return config;
+}
+
+// Draws tensors into the reference and, as Bf16, into what goes to the file.
+class Writer {
+ public:
+  Writer(const RandomModelShape& shape, uint64_t seed, ReferenceModel* model)
+      : s_(shape), random_(seed), model_(model) {}
+
+  void DrawAll() {
+    if (s_.model_type == "gpt2") return DrawGpt2();
+    if (s_.model_type == "falcon") return DrawFalcon();
+    DrawLlamaLike();
+  }
+
+  void Write(const std::string& path) const {
+    std::vector<TensorToWrite> tensors;
+    for (const auto& [name, tensor] : stored_) {
+      tensors.push_back({name, DType::kBf16, tensor.shape, tensor.data.data()});
+    }
+    const Status written = WriteSafetensors(path, tensors, {});
+    EXPECT_TRUE(written.ok()) << written;
+  }
+
+ private:
+  void Add(const std::string& name, std::vector<int64_t> shape, double mean, double deviation) {
+    std::normal_distribution<double> normal(mean, deviation);
+    int64_t n = 1;
+    for (int64_t dim : shape) n *= dim;
+    Stored& tensor = stored_[name];
+    tensor.shape = std::move(shape);
+    for (int64_t i = 0; i < n; ++i) {
+      tensor.data.push_back(ToBf16(static_cast<float>(normal(random_))));
+      model_->tensors[name].push_back(ToFloat(tensor.data.back()));
+    }
+  }
+  void AddNorm(const std::string& name, bool bias) {
+    Add(name + ".weight", {s_.hidden}, 1, 0.1);
+    if (bias) Add(name + ".bias", {s_.hidden}, 0, 0.3);
+  }
+  void AddLinear(const std::string& name, int n_out, int n_in, double deviation, bool bias) {
+    Add(name + ".weight", {n_out, n_in}, 0, deviation);
+    if (bias) Add(name + ".bias", {n_out}, 0, 0.5);
+  }
+  void AddConv1d(const std::string& name, int n_out, int n_in, double deviation) {
+    Add(name + ".weight", {n_in, n_out}, 0, deviation);
+    Add(name + ".bias", {n_out}, 0, 0.5);
+  }
+
+  void DrawLlamaLike() {
+    Add("model.embed_tokens.weight", {s_.vocab, s_.hidden}, 0, 1);
+    AddNorm("model.norm", false);
+    if (!s_.tied) AddLinear("lm_head", s_.vocab, s_.hidden, w_, false);
+    for (int l = 0; l < s_.n_layers; ++l) {
+      const std::string layer = "model.layers." + std::to_string(l) + ".";
+      AddNorm(layer + "input_layernorm", false);
+      AddNorm(layer + "post_attention_layernorm", false);
+      if (s_.model_type == "phi3") {
+        AddLinear(layer + "self_attn.qkv_proj", q_ + 2 * kv_, s_.hidden, 2 * w_, false);
+        AddLinear(layer + "mlp.gate_up_proj", 2 * s_.ffn, s_.hidden, w_, false);
+      } else {
+        const bool qkv_bias = s_.attention_bias || s_.model_type == "qwen2";
+        // Larger queries and keys, so that attention is far from uniform.
+        AddLinear(layer + "self_attn.q_proj", q_, s_.hidden, 2 * w_, qkv_bias);
+        AddLinear(layer + "self_attn.k_proj", kv_, s_.hidden, 2 * w_, qkv_bias);
+        AddLinear(layer + "self_attn.v_proj", kv_, s_.hidden, w_, qkv_bias);
+        AddLinear(layer + "mlp.gate_proj", s_.ffn, s_.hidden, w_, s_.mlp_bias);
+        AddLinear(layer + "mlp.up_proj", s_.ffn, s_.hidden, w_, s_.mlp_bias);
+      }
+      AddLinear(layer + "self_attn.o_proj", s_.hidden, q_, w_,
+                s_.attention_bias && s_.model_type != "qwen2");
+      AddLinear(layer + "mlp.down_proj", s_.hidden, s_.ffn, w_, s_.mlp_bias);
+    }
+  }
+
+  void DrawGpt2() {
+    Add(s_.prefix + "wte.weight", {s_.vocab, s_.hidden}, 0, s_.tied ? 1 : 0.5);
+    Add(s_.prefix + "wpe.weight", {s_.max_positions, s_.hidden}, 0, 0.5);
+    AddNorm(s_.prefix + "ln_f", true);
+    if (!s_.tied) AddLinear("lm_head", s_.vocab, s_.hidden, w_, false);
+    for (int l = 0; l < s_.n_layers; ++l) {
+      const std::string layer = s_.prefix + "h." + std::to_string(l) + ".";
+      AddNorm(layer + "ln_1", true);
+      AddNorm(layer + "ln_2", true);
+      AddConv1d(layer + "attn.c_attn", 3 * s_.hidden, s_.hidden, 2 * w_);
+      AddConv1d(layer + "attn.c_proj", s_.hidden, s_.hidden, w_);
+      AddConv1d(layer + "mlp.c_fc", s_.ffn, s_.hidden, w_);
+      AddConv1d(layer + "mlp.c_proj", s_.hidden, s_.ffn, w_);
+    }
+  }
+
+  void DrawFalcon() {
+    const bool bias = s_.attention_bias;
+    Add("transformer.word_embeddings.weight", {s_.vocab, s_.hidden}, 0, 1);
+    AddNorm("transformer.ln_f", true);
+    if (!s_.tied) AddLinear("lm_head", s_.vocab, s_.hidden, w_, false);
+    for (int l = 0; l < s_.n_layers; ++l) {
+      const std::string layer = "transformer.h." + std::to_string(l) + ".";
+      const bool two = s_.parallel && s_.n_norms == 2;
+      AddNorm(layer + (two ? "ln_attn" : "input_layernorm"), true);
+      if (two) AddNorm(layer + "ln_mlp", true);
+      if (!s_.parallel) AddNorm(layer + "post_attention_layernorm", true);
+      AddLinear(layer + "self_attention.query_key_value", q_ + 2 * kv_, s_.hidden, 2 * w_, bias);
+      AddLinear(layer + "self_attention.dense", s_.hidden, q_, w_, bias);
+      AddLinear(layer + "mlp.dense_h_to_4h", s_.ffn, s_.hidden, w_, bias);
+      AddLinear(layer + "mlp.dense_4h_to_h", s_.hidden, s_.ffn, w_, bias);
+    }
+  }
+
+  const RandomModelShape& s_;
+  std::mt19937_64 random_;
+  ReferenceModel* model_;
+  std::map<std::string, Stored> stored_;
+  double w_ = 1.0 / std::sqrt(s_.hidden);
+  int q_ = s_.n_heads * s_.head_dim, kv_ = s_.n_kv_heads * s_.head_dim;
+};
 
 }  // namespace
 
@@ -68,57 +233,18 @@ ReferenceModel WriteRandomModel(const RandomModelShape& s, const std::string& di
   m.ffn = s.ffn;
   m.vocab = s.vocab;
   m.tied = s.tied;
+  m.model_type = s.model_type;
   m.rope = s.rope;
-  std::mt19937_64 random(seed);
-  std::map<std::string, Stored> stored;
-  const auto add = [&](const std::string& name, std::vector<int64_t> shape, double mean,
-                       double deviation) {
-    std::normal_distribution<double> normal(mean, deviation);
-    int64_t n = 1;
-    for (int64_t dim : shape) n *= dim;
-    Stored& tensor = stored[name];
-    tensor.shape = std::move(shape);
-    for (int64_t i = 0; i < n; ++i) {
-      tensor.data.push_back(ToBf16(static_cast<float>(normal(random))));
-      m.tensors[name].push_back(ToFloat(tensor.data.back()));
-    }
-  };
-  const double w = 1.0 / std::sqrt(s.hidden);
-  const int q = s.n_heads * s.head_dim, kv = s.n_kv_heads * s.head_dim;
-  const bool o_bias = s.attention_bias && s.model_type != "qwen2";
-  add("model.embed_tokens.weight", {s.vocab, s.hidden}, 0, 1);
-  add("model.norm.weight", {s.hidden}, 1, 0.1);
-  if (!s.tied) add("lm_head.weight", {s.vocab, s.hidden}, 0, w);
-  for (int l = 0; l < s.n_layers; ++l) {
-    const std::string layer = "model.layers." + std::to_string(l) + ".";
-    add(layer + "input_layernorm.weight", {s.hidden}, 1, 0.1);
-    add(layer + "post_attention_layernorm.weight", {s.hidden}, 1, 0.1);
-    // Larger queries and keys, so that attention is far from uniform.
-    add(layer + "self_attn.q_proj.weight", {q, s.hidden}, 0, 2 * w);
-    add(layer + "self_attn.k_proj.weight", {kv, s.hidden}, 0, 2 * w);
-    add(layer + "self_attn.v_proj.weight", {kv, s.hidden}, 0, w);
-    add(layer + "self_attn.o_proj.weight", {s.hidden, q}, 0, w);
-    add(layer + "mlp.gate_proj.weight", {s.ffn, s.hidden}, 0, w);
-    add(layer + "mlp.up_proj.weight", {s.ffn, s.hidden}, 0, w);
-    add(layer + "mlp.down_proj.weight", {s.hidden, s.ffn}, 0, w);
-    if (s.attention_bias || s.model_type == "qwen2") {
-      add(layer + "self_attn.q_proj.bias", {q}, 0, 0.5);
-      add(layer + "self_attn.k_proj.bias", {kv}, 0, 0.5);
-      add(layer + "self_attn.v_proj.bias", {kv}, 0, 0.5);
-    }
-    if (o_bias) add(layer + "self_attn.o_proj.bias", {s.hidden}, 0, 0.5);
-    if (s.mlp_bias) {
-      add(layer + "mlp.gate_proj.bias", {s.ffn}, 0, 0.5);
-      add(layer + "mlp.up_proj.bias", {s.ffn}, 0, 0.5);
-      add(layer + "mlp.down_proj.bias", {s.hidden}, 0, 0.5);
-    }
-  }
-  std::vector<TensorToWrite> tensors;
-  for (const auto& [name, tensor] : stored) {
-    tensors.push_back({name, DType::kBf16, tensor.shape, tensor.data.data()});
-  }
-  const Status written = WriteSafetensors(directory + "/model.safetensors", tensors, {});
-  EXPECT_TRUE(written.ok()) << written;
+  m.rope.max_position = s.max_positions;
+  m.rotary_dim = s.model_type == "gpt2" ? 0 : static_cast<int>(s.head_dim * s.rotary_fraction);
+  m.window = s.window;
+  m.activation = s.activation;
+  m.prefix = s.prefix;
+  m.parallel = s.parallel;
+  m.n_norms = s.n_norms;
+  Writer writer(s, seed, &m);
+  writer.DrawAll();
+  writer.Write(directory + "/model.safetensors");
   std::ofstream(directory + "/config.json") << ConfigOf(s).dump(2);
   return m;
 }

@@ -9,12 +9,21 @@
 namespace kvlathe::testing {
 
 struct RandomModelShape {
-  std::string model_type = "llama";
+  std::string model_type = "llama";  // llama, mistral, qwen2, phi3, gpt2, falcon
   int n_layers = 2, hidden = 64, n_heads = 4, n_kv_heads = 2, head_dim = 16, ffn = 96, vocab = 97;
+  int max_positions = 512;
   bool tied = false;
-  bool attention_bias = false;  // q, k, v and o
+  bool attention_bias = false;  // q, k, v and o; falcon: everything
   bool mlp_bias = false;
   ReferenceRope rope;
+  double rotary_fraction = 1;  // phi3
+  int window = 0;              // mistral, phi3
+  // gpt2
+  std::string prefix = "transformer.";
+  std::string activation = "gelu_new";
+  // falcon; n_kv_heads is free in the new architecture, otherwise 1 or n_heads
+  bool new_architecture = false, parallel = true;
+  int n_norms = 1;
 };
 
 // Writes config.json and model.safetensors (BF16) into `directory` and returns the same model.

@@ -1,44 +1,20 @@
 #include "reference_decoder.h"
 
+#include <algorithm>
 #include <cmath>
-#include <stdexcept>
+
+#include "reference_family.h"
 
 namespace kvlathe::testing {
 namespace {
-
-using Vector = std::vector<double>;
-
-const Vector& Tensor(const ReferenceModel& m, const std::string& name) {
-  return m.tensors.at(name);
-}
-
-// y = W x + b for a stored [n_out, n_in] matrix; the bias is used when it exists.
-Vector Project(const ReferenceModel& m, const std::string& name, const Vector& x) {
-  const Vector& w = Tensor(m, name + ".weight");
-  const size_t n_out = w.size() / x.size();
-  Vector y(n_out, 0.0);
-  for (size_t o = 0; o < n_out; ++o) {
-    for (size_t i = 0; i < x.size(); ++i) y[o] += w[o * x.size() + i] * x[i];
-  }
-  const auto bias = m.tensors.find(name + ".bias");
-  if (bias != m.tensors.end()) {
-    for (size_t o = 0; o < n_out; ++o) y[o] += bias->second[o];
-  }
-  return y;
-}
-
-Vector Norm(const Vector& x, const Vector& weight, double eps) {
-  double mean_square = 0;
-  for (double v : x) mean_square += v * v / static_cast<double>(x.size());
-  Vector y(x.size());
-  for (size_t i = 0; i < x.size(); ++i) y[i] = x[i] / std::sqrt(mean_square + eps) * weight[i];
-  return y;
-}
 
 double Frequency(const ReferenceRope& rope, int pair, int head_dim) {
   const double f = 1.0 / std::pow(rope.theta, 2.0 * pair / head_dim);
   if (rope.scaling.empty()) return f;
   if (rope.scaling == "linear") return f / rope.factor;
+  if (rope.scaling == "longrope") {
+    return f / (rope.uses_long_factors ? rope.long_factors : rope.short_factors).at(pair);
+  }
   const double wavelength = 2 * M_PI / f;
   if (wavelength < rope.original / rope.high) return f;
   if (wavelength > rope.original / rope.low) return f / rope.factor;
@@ -46,13 +22,21 @@ double Frequency(const ReferenceRope& rope, int pair, int head_dim) {
   return (1 - smooth) * f / rope.factor + smooth * f;
 }
 
-Vector Rotate(const ReferenceRope& rope, const Vector& x, int position) {
-  const int half = static_cast<int>(x.size()) / 2;
-  Vector y(x.size());
+double Amplitude(const ReferenceRope& rope) {
+  if (rope.scaling != "longrope" || rope.max_position <= rope.original) return 1;
+  return std::sqrt(1 + std::log(rope.max_position / rope.original) / std::log(rope.original));
+}
+
+// The first n_channels of x rotate; the others stay.
+Vector Rotate(const ReferenceRope& rope, int n_channels, const Vector& x, int position) {
+  const int half = n_channels / 2;
+  const double amplitude = Amplitude(rope);
+  Vector y = x;
   for (int i = 0; i < half; ++i) {
-    const double angle = position * Frequency(rope, i, 2 * half);
-    y[i] = x[i] * std::cos(angle) - x[i + half] * std::sin(angle);
-    y[i + half] = x[i + half] * std::cos(angle) + x[i] * std::sin(angle);
+    const double angle = position * Frequency(rope, i, n_channels);
+    const double c = amplitude * std::cos(angle), s = amplitude * std::sin(angle);
+    y[i] = x[i] * c - x[i + half] * s;
+    y[i + half] = x[i + half] * c + x[i] * s;
   }
   return y;
 }
@@ -65,16 +49,6 @@ Vector TimesMatrix(const Vector& x, const Matrix& m) {
   return y;
 }
 
-double Dot(const Vector& a, const Vector& b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
-}
-
-Vector Slice(const Vector& x, int index, int width) {
-  return Vector(x.begin() + index * width, x.begin() + (index + 1) * width);
-}
-
 struct LayerCache {
   std::vector<std::vector<Vector>> keys, values;  // [kv head][position]
 };
@@ -85,10 +59,11 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
   Vector out;
   for (int h = 0; h < m.n_heads; ++h) {
     const int g = h / (m.n_heads / m.n_kv_heads);
-    const Vector q = Rotate(m.rope, Slice(q_all, h, m.head_dim), position);
+    const Vector q = Rotate(m.rope, m.rotary_dim, Slice(q_all, h, m.head_dim), position);
     const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
     Vector scores;
-    for (int j = 0; j <= position; ++j) {
+    const int first = m.window == 0 ? 0 : std::max(0, position + 1 - m.window);
+    for (int j = first; j <= position; ++j) {
       const Vector& k = cache.keys[g][j];
       const double score = basis == nullptr || j < n_sink
                                ? Dot(q, k)
@@ -99,10 +74,10 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     for (double s : scores) max = std::max(max, s);
     for (double& s : scores) sum += s = std::exp(s - max);
     Vector o(m.head_dim, 0.0);
-    for (int j = 0; j <= position; ++j) {
+    for (int j = first; j <= position; ++j) {
       Vector v = cache.values[g][j];
       if (basis != nullptr) v = TimesMatrix(TimesMatrix(v, basis->value), basis->output);
-      for (int i = 0; i < m.head_dim; ++i) o[i] += scores[j] / sum * v[i];
+      for (int i = 0; i < m.head_dim; ++i) o[i] += scores[j - first] / sum * v[i];
     }
     out.insert(out.end(), o.begin(), o.end());
   }
@@ -121,33 +96,23 @@ Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
   Matrix logits;
   for (size_t t = 0; t < ids.size(); ++t) {
     const int position = static_cast<int>(t);
-    const Vector& embedding = Tensor(m, "model.embed_tokens.weight");
-    Vector x = Slice(embedding, ids[t], m.hidden);
+    Vector x = Embed(m, ids[t], position);
     for (int l = 0; l < m.n_layers; ++l) {
-      const std::string layer = "model.layers." + std::to_string(l) + ".";
-      const Vector a = Norm(x, Tensor(m, layer + "input_layernorm.weight"), m.eps);
-      const Vector q = Project(m, layer + "self_attn.q_proj", a);
-      const Vector k = Project(m, layer + "self_attn.k_proj", a);
-      const Vector v = Project(m, layer + "self_attn.v_proj", a);
+      const std::string layer = LayerPrefix(m, l);
+      const Vector before = x;
+      const Qkv qkv = ProjectQkv(m, layer, AttentionNorm(m, layer, x));
       for (int g = 0; g < m.n_kv_heads; ++g) {
-        caches[l].keys[g].push_back(Rotate(m.rope, Slice(k, g, m.head_dim), position));
-        caches[l].values[g].push_back(Slice(v, g, m.head_dim));
+        caches[l].keys[g].push_back(
+            Rotate(m.rope, m.rotary_dim, Slice(qkv.k, g, m.head_dim), position));
+        caches[l].values[g].push_back(Slice(qkv.v, g, m.head_dim));
       }
-      const Vector o = Project(m, layer + "self_attn.o_proj",
-                               Attend(m, l, bases, n_sink, q, position, caches[l]));
+      const Vector o =
+          ProjectOutput(m, layer, Attend(m, l, bases, n_sink, qkv.q, position, caches[l]));
       for (int i = 0; i < m.hidden; ++i) x[i] += o[i];
-      const Vector f = Norm(x, Tensor(m, layer + "post_attention_layernorm.weight"), m.eps);
-      Vector gate = Project(m, layer + "mlp.gate_proj", f);
-      const Vector up = Project(m, layer + "mlp.up_proj", f);
-      for (int i = 0; i < m.ffn; ++i) gate[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
-      const Vector down = Project(m, layer + "mlp.down_proj", gate);
-      for (int i = 0; i < m.hidden; ++i) x[i] += down[i];
+      const Vector mlp = Mlp(m, layer, MlpNorm(m, layer, before, x));
+      for (int i = 0; i < m.hidden; ++i) x[i] += mlp[i];
     }
-    const Vector last = Norm(x, Tensor(m, "model.norm.weight"), m.eps);
-    const Vector& head = Tensor(m, m.tied ? "model.embed_tokens.weight" : "lm_head.weight");
-    Vector row(m.vocab, 0.0);
-    for (int i = 0; i < m.vocab; ++i) row[i] = Dot(Slice(head, i, m.hidden), last);
-    logits.push_back(row);
+    logits.push_back(Logits(m, x));
   }
   return logits;
 }

@@ -1,6 +1,7 @@
-// A literal decoder in double and plain loops, for tests: it shares no code with the engine. Llama
-// and Qwen2 as Hugging Face defines them, and optionally a basis per KV head applied to rows (never
-// folded into weights), with plain keys for the first n_sink positions.
+// A literal decoder in double and plain loops, for tests: it shares no code with the engine. The
+// families as Hugging Face defines them, from tensors as their files store them, and optionally a
+// basis per KV head applied to rows (never folded into weights), with plain keys for the first
+// n_sink positions.
 #pragma once
 
 #include <map>
@@ -13,15 +14,26 @@ using Matrix = std::vector<std::vector<double>>;
 
 struct ReferenceRope {
   double theta = 10000;
-  std::string scaling;  // "", "linear", "llama3"
+  std::string scaling;  // "", "linear", "llama3", "longrope"
   double factor = 1, low = 1, high = 4, original = 8192;
+  // longrope
+  std::vector<double> short_factors, long_factors;
+  bool uses_long_factors = false;
+  double max_position = 0;  // of the model; with `original` it makes the amplitude
 };
 
 struct ReferenceModel {
+  std::string model_type = "llama";
   int n_layers = 0, hidden = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
   double eps = 1e-5;
   bool tied = false;
   ReferenceRope rope;
+  int rotary_dim = 0;                                  // channels that rotate
+  int window = 0;                                      // 0: none
+  std::string activation;                              // gpt2: "gelu_new" or "gelu"
+  std::string prefix;                                  // gpt2: of all names
+  bool parallel = true;                                // falcon
+  int n_norms = 1;                                     // falcon, in a parallel block
   std::map<std::string, std::vector<double>> tensors;  // Hugging Face names, row-major
 };
 

@@ -7,15 +7,19 @@
 #include <random>
 
 #include "base/cpu_features.h"
+#include "calibration/calibrate.h"
 #include "io/files.h"
+#include "kv/basis/method.h"
 #include "kv/blocks/block_pool.h"
 #include "model/model.h"
+#include "model_shapes.h"
 #include "random_model.h"
 #include "reference_decoder.h"
 
 namespace kvlathe {
 namespace {
 
+using testing::NamedShape;
 using testing::RandomModelShape;
 using testing::ReferenceBasis;
 using testing::ReferenceModel;
@@ -28,12 +32,13 @@ struct Loaded {
 };
 
 Loaded Load(const std::string& directory, DType compute_type, Isa isa,
-            const ModelBasis* basis = nullptr, int n_sink = 0, int n_threads = 2) {
+            const ModelBasis* basis = nullptr, int n_sink = 0, int context = 0) {
   Loaded loaded;
-  loaded.pool = std::make_unique<ThreadPool>(n_threads);
+  loaded.pool = std::make_unique<ThreadPool>(2);
   loaded.blocks = std::make_unique<BlockPool>(int64_t{256} << 20);
   auto config = LoadModelConfig(directory);
   EXPECT_TRUE(config.ok()) << config.status();
+  if (context > 0) config->ChooseContext(context);
   auto reader = SafetensorsReader::OpenModel(directory);
   EXPECT_TRUE(reader.ok()) << reader.status();
   auto weights = ModelWeights::Load(*config, compute_type, MakeFileSource(*std::move(reader)),
@@ -144,27 +149,11 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenTest,
                                            KVLATHE_SOURCE_DIR
                                            "/../shared/models/tinystories-656k"));
 
-std::vector<RandomModelShape> Shapes() {
-  RandomModelShape gqa, mha, qwen, biased, scaled, interpolated, wide;
-  mha.n_kv_heads = 4;
-  mha.head_dim = 48;
-  qwen.model_type = "qwen2";
-  qwen.tied = true;
-  biased.attention_bias = true;
-  biased.mlp_bias = true;
-  scaled.rope = {5e5, "llama3", 8, 1, 4, 64};
-  interpolated.rope = {1e4, "linear", 4};
-  wide.n_heads = 8;
-  wide.n_kv_heads = 1;
-  wide.head_dim = 128;
-  return {gqa, mha, qwen, biased, scaled, interpolated, wide};
-}
-
-class RandomModelTest : public ::testing::TestWithParam<int> {
+class RandomModelTest : public ::testing::TestWithParam<NamedShape> {
  protected:
   void SetUp() override {
-    directory_ = testing::FreshDirectory("whole_model_" + std::to_string(GetParam()));
-    reference_ = testing::WriteRandomModel(Shapes()[GetParam()], directory_, 17 + GetParam());
+    directory_ = testing::FreshDirectory(std::string("whole_model_") + GetParam().name);
+    reference_ = testing::WriteRandomModel(GetParam().shape, directory_, 17);
     ids_ = RandomIds(90, reference_.vocab, 5);
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
@@ -235,7 +224,82 @@ TEST_P(RandomModelTest, BatchedIsSingle) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, RandomModelTest, ::testing::Range(0, 7));
+TEST_P(RandomModelTest, FdcAtRateZeroIsTheUncompressedModel) {
+  Loaded none = Load(directory_, DType::kF32, AvailableIsas().back());
+  const ModelConfig& c = none.model->config();
+  CalibrationJob job;
+  job.shape = {c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim};
+  job.sequences = {std::vector<int32_t>(ids_.begin(), ids_.end())};
+  job.pool = none.pool.get();
+  job.forward = [&](std::span<const int32_t> ids, QkvObserver* observer) -> Status {
+    SequenceCache cache(&none.model->layout(), none.blocks.get());
+    KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(ids.size())));
+    const SequenceStep step{&cache, ids, SequenceStep::Logits::kNone};
+    return none.model->Forward({&step, 1}, observer);
+  };
+  auto statistics = Calibrate(job);
+  ASSERT_TRUE(statistics.ok()) << statistics.status();
+  auto grams = none.weights->AllValueGrams();
+  ASSERT_TRUE(grams.ok()) << grams.status();
+  const BasisMethod* fdc = FindBasisMethod("fdc");
+  ASSERT_NE(fdc, nullptr);
+  auto analysis = fdc->analyse({&*statistics, *grams});
+  ASSERT_TRUE(analysis.ok()) << analysis.status();
+  auto allocation = fdc->allocate(*analysis, {});
+  ASSERT_TRUE(allocation.ok()) << allocation.status();
+  const ModelBasis basis = CutBasis(*analysis, allocation->ranks);
+  for (int n_sink : {0, 4}) {
+    Loaded full = Load(directory_, DType::kF32, AvailableIsas().back(), &basis, n_sink);
+    EXPECT_LT(MaxDifference(Logits(&full, ids_, {40, 1}), Logits(&none, ids_, {40, 1})), 1e-3)
+        << "n_sink " << n_sink;
+  }
+}
+
+TEST_P(RandomModelTest, TheCacheHoldsTheWindowOnly) {
+  Loaded loaded = Load(directory_, DType::kF32, AvailableIsas().back());
+  SequenceCache cache(&loaded.model->layout(), loaded.blocks.get());
+  ASSERT_TRUE(cache.Extend(89).ok());
+  ASSERT_TRUE(cache.Extend(1).ok());
+  // Position 89 is the second of block 1; the block before it is seen unless the window is narrow.
+  const int window = GetParam().shape.window;
+  const bool is_freed = window > 0 && window <= 89 - 63;
+  EXPECT_EQ(cache.blocks(0, 0)[0] == nullptr, is_freed);
+  EXPECT_EQ(cache.bytes().total(), SequenceBytes(loaded.model->layout(), 90));
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, RandomModelTest, ::testing::ValuesIn(testing::ModelShapes()),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST(LongRope, ShortContextsTakeTheShortFactors) {
+  const std::string directory = testing::FreshDirectory("longrope_short");
+  ReferenceModel reference = testing::WriteRandomModel(testing::Phi3LongRope(), directory, 3);
+  reference.rope.uses_long_factors = false;
+  const std::vector<int> ids = RandomIds(60, reference.vocab, 4);
+  Loaded loaded = Load(directory, DType::kF32, AvailableIsas().back(), nullptr, 0, 64);
+  EXPECT_EQ(loaded.model->config().max_seq_len, 64);
+  EXPECT_LT(MaxDifference(Logits(&loaded, ids, {60}), testing::ReferenceLogits(reference, ids)),
+            1e-3);
+  std::filesystem::remove_all(directory);
+}
+
+TEST(LearnedPositions, PastTheTableIsAClearError) {
+  const std::string directory = testing::FreshDirectory("gpt2_context");
+  RandomModelShape shape;
+  shape.model_type = "gpt2";
+  shape.n_kv_heads = 4;
+  shape.max_positions = 20;
+  testing::WriteRandomModel(shape, directory, 3);
+  Loaded loaded = Load(directory, DType::kF32, AvailableIsas().back());
+  SequenceCache cache(&loaded.model->layout(), loaded.blocks.get());
+  const std::vector<int32_t> tokens(21, 5);
+  ASSERT_TRUE(cache.Extend(21).ok());
+  const SequenceStep step{&cache, tokens, SequenceStep::Logits::kLast};
+  const Status status = loaded.model->Forward({&step, 1});
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(MessageOf(status).find("20 positions"), std::string::npos) << MessageOf(status);
+  EXPECT_EQ(loaded.model->n_logit_rows(), 0);
+  std::filesystem::remove_all(directory);
+}
 
 }  // namespace
 }  // namespace kvlathe

@@ -44,7 +44,7 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   CalibrationJob job;
   job.shape = ShapeOf(workspace->config());
   job.source.model_hash = model_hash;
-  job.source.rope = workspace->config().rope.Describe();
+  job.source.rope = workspace->config().DescribePositions();
   job.source.seed = run.text_path.empty() ? run.seed : 0;
   KVL_ASSIGN_OR_RETURN(job.sequences, Sequences(*workspace, run, &job.source.token_source));
   job.pool = workspace->threads();

@@ -1,6 +1,8 @@
 // kvlathe inspect: what a model, a basis and a spec hold.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/units.h"
 #include "calibration_run.h"
 #include "io/files.h"
@@ -21,21 +23,26 @@ nlohmann::ordered_json ModelJson(const Workspace& workspace) {
           {"hidden_dim", c.hidden_dim},   {"n_heads", c.n_heads},
           {"n_kv_heads", c.n_kv_heads},   {"head_dim", c.head_dim},
           {"ffn_dim", c.ffn_dim},         {"vocab_size", c.vocab_size},
-          {"max_seq_len", c.max_seq_len}, {"rope", c.rope.Describe()}};
+          {"max_seq_len", c.max_seq_len}, {"rope", c.DescribePositions()}};
 }
 
 // Bytes of a sequence at the full context, by part.
 StatusOr<KvBytes> BytesAtFullContext(const Workspace& workspace, const Model& model) {
   BlockPool pool(workspace.kv_budget_bytes());
   SequenceCache cache(&model.layout(), &pool);
-  KVL_RETURN_IF_ERROR(cache.Extend(workspace.context_tokens()));
+  // In steps, for a window to give back what it leaves behind.
+  for (int n_left = workspace.context_tokens(); n_left > 0;) {
+    const int n = std::min(n_left, n_left > kBlockSize ? kBlockSize : 1);
+    KVL_RETURN_IF_ERROR(cache.Extend(n));
+    n_left -= n;
+  }
   return cache.bytes();
 }
 
-nlohmann::ordered_json BytesJson(const Workspace& workspace, const KvBytes& bytes) {
-  const ModelConfig& c = workspace.config();
-  const double reference = static_cast<double>(
-      UncompressedBytes(c.n_layers, c.n_kv_heads, c.head_dim, workspace.context_tokens()));
+nlohmann::ordered_json BytesJson(const Workspace& workspace, const Model& model,
+                                 const KvBytes& bytes) {
+  const double reference =
+      static_cast<double>(ReferenceBytes(model.layout(), workspace.context_tokens()));
   return {{"context", workspace.context_tokens()},
           {"blocks", bytes.blocks},
           {"sinks", bytes.sinks},
@@ -118,7 +125,7 @@ Status Inspect(const InspectOptions& options) {
     nlohmann::ordered_json json = {{"model", ModelJson(*workspace)},
                                    {"kv", kv},
                                    {"kv_resolved", spec_model.spec.ToString()},
-                                   {"kv_bytes", BytesJson(*workspace, bytes)},
+                                   {"kv_bytes", BytesJson(*workspace, *spec_model.model, bytes)},
                                    {"basis_bytes", spec_model.model->basis_bytes()}};
     if (analysis != nullptr) json["basis"] = BasisReportJson(*analysis, *spec_model.ranks);
     if (overlap.has_value()) json["subspace_overlap"] = *overlap;

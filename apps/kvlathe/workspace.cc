@@ -31,11 +31,10 @@ int64_t DefaultKvBudget() {
 
 double FractionAtFullContext(const ModelConfig& c, int n_sink, DType row_type,
                              const std::vector<HeadRanks>& ranks) {
-  CacheLayout layout{c.n_layers, c.n_kv_heads, c.head_dim, n_sink, {}};
+  CacheLayout layout{c.n_layers, c.n_kv_heads, c.head_dim, n_sink, {}, c.window};
   for (const HeadRanks& r : ranks) layout.shapes.push_back({r.rank_k, r.rank_v, row_type});
   return static_cast<double>(SequenceBytes(layout, c.max_seq_len)) /
-         static_cast<double>(
-             UncompressedBytes(c.n_layers, c.n_kv_heads, c.head_dim, c.max_seq_len));
+         static_cast<double>(ReferenceBytes(layout, c.max_seq_len));
 }
 
 }  // namespace
@@ -60,6 +59,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const ModelOptions& opti
   } else {
     KVL_ASSIGN_OR_RETURN(w->kv_budget_bytes_, ParseBytes(options.kv_memory));
   }
+  config.ChooseContext(w->context_tokens_);
   w->threads_ = std::make_unique<ThreadPool>(options.n_threads > 0 ? options.n_threads
                                                                    : AvailableProcessors());
   w->config_ = std::move(config);
@@ -127,7 +127,7 @@ Status Workspace::CalibrateOrLoad() {
   request.model_directory = options_.model;
   request.shape = ShapeOf(config_);
   request.model_hash = model_hash_;
-  request.rope = config_.rope.Describe();
+  request.rope = config_.DescribePositions();
   request.settings = fmt::format("{} sequence {} {}", run.Describe(),
                                  CalibrationSequenceTokens(context_tokens_), options_.dtype);
   KVL_ASSIGN_OR_RETURN(FoundStatistics found, FindOrCalibrate(request, [&] {

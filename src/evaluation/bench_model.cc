@@ -1,5 +1,6 @@
 #include "evaluation/bench_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -34,11 +35,15 @@ StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(const Model& model, BlockP
   const CacheLayout& layout = model.layout();
   auto cache = std::make_unique<SequenceCache>(&layout, pool);
   if (n_depth == 0) return cache;
-  KVL_RETURN_IF_ERROR(cache->Extend(n_depth));
+  // In steps, for a window to give back what it leaves behind.
+  for (int n_left = n_depth; n_left > 0; n_left -= kBlockSize) {
+    KVL_RETURN_IF_ERROR(cache->Extend(std::min(n_left, kBlockSize)));
+  }
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
       const BlockShape& shape = layout.shape(l, g);
       for (std::byte* block : cache->blocks(l, g)) {
+        if (block == nullptr) continue;
         FillRandom(shape.row_type, block, BlockBytes(shape), seed += 1 << 20);
       }
       const int64_t n_sink = layout.n_sink * SizeOf(shape.row_type);

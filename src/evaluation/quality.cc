@@ -110,8 +110,8 @@ Status ScoreWindow(std::span<Contestant> contestants, std::span<const int32_t> w
 
 void RecordSizes(Contestant* c, size_t n_tokens) {
   const CacheLayout& layout = c->model->layout();
-  const double reference = static_cast<double>(UncompressedBytes(
-      layout.n_layers, layout.n_kv_heads, layout.head_dim, static_cast<int64_t>(n_tokens)));
+  const double reference =
+      static_cast<double>(ReferenceBytes(layout, static_cast<int64_t>(n_tokens)));
   c->quality.kv_bytes = c->cache->bytes();
   const double n_bytes = static_cast<double>(c->quality.kv_bytes.total());
   c->quality.kv_fraction = n_bytes / reference;

@@ -15,8 +15,9 @@ namespace kvlathe {
 struct RopeConfig {
   enum class Scaling {
     kNone,
-    kLinear,  // frequency / factor (position interpolation)
-    kLlama3,  // Llama 3.1: long wavelengths / factor, short ones unchanged, smooth in between
+    kLinear,    // frequency / factor (position interpolation)
+    kLlama3,    // Llama 3.1: long wavelengths / factor, short ones unchanged, smooth in between
+    kLongRope,  // Phi-3: frequency / a factor of each pair's own, rotations scaled as a whole
   };
   Scaling scaling = Scaling::kNone;
   double theta = 10000;
@@ -24,10 +25,31 @@ struct RopeConfig {
   double low_freq_factor = 1;
   double high_freq_factor = 4;
   double original_max_position = 8192;
+  // kLongRope, [rope_dim / 2] each: for contexts up to original_max_position, and for longer ones.
+  std::vector<double> short_factors;
+  std::vector<double> long_factors;
+  bool uses_long_factors = false;
+  double amplitude = 1;  // multiplies rotated queries and keys
 
   // One line that identifies the angles, for calibration files.
   std::string Describe() const;
 };
+
+enum class PositionKind {
+  kRope,
+  kLearned,  // a row of a table is added to the embedding; nothing rotates (GPT-2)
+};
+enum class NormKind {
+  kRms,    // x / sqrt(mean(x^2) + eps) * weight
+  kLayer,  // mean and variance, weight and bias
+};
+enum class MlpKind {
+  kSwiglu,    // silu(gate x) * (up x)
+  kGelu,      // gelu(up x)
+  kGeluTanh,  // the same with GELU's tanh approximation
+};
+// How tensors are named and which of them are fused or transposed (model/weight_names.h).
+enum class WeightLayout { kLlama, kGpt2, kPhi3, kFalcon };
 
 struct ModelConfig {
   std::string model_type;  // "llama", "qwen2", ...
@@ -39,8 +61,19 @@ struct ModelConfig {
   int ffn_dim = 0;
   int vocab_size = 0;
   int max_seq_len = 0;
-  float rms_norm_eps = 1e-5f;
+  NormKind norm = NormKind::kRms;
+  float norm_eps = 1e-5f;
+  PositionKind positions = PositionKind::kRope;
   RopeConfig rope;
+  double rotary_fraction = 1;  // of head_dim; channels behind it do not rotate
+  // A query sees the last `window` positions, its own counted. 0: all.
+  int window = 0;
+  MlpKind mlp = MlpKind::kSwiglu;
+  // Attention and MLP read the same residual stream and both add to it (Falcon).
+  bool parallel_block = false;
+  // The MLP reads what attention reads: there is no second norm. With parallel_block only.
+  bool shared_norm = false;
+  WeightLayout layout = WeightLayout::kLlama;
   bool tie_word_embeddings = false;
   bool qkv_bias = false;
   bool o_bias = false;
@@ -49,10 +82,21 @@ struct ModelConfig {
   std::vector<int> eos_ids;  // config.json and generation_config.json together
 
   int gqa_group() const { return n_heads / n_kv_heads; }
+  // Channels of a head that rotate, an even number.
+  int rope_dim() const;
+  // Rows of the first matrix of the MLP: gate and up, or up alone.
+  int mlp_rows() const { return mlp == MlpKind::kSwiglu ? 2 * ffn_dim : ffn_dim; }
+  // How positions enter queries and keys, in one line, for calibration files.
+  std::string DescribePositions() const;
+  // Settles what depends on the longest context that will be used, in 1 .. max_seq_len: LongRope
+  // takes its long factors when that exceeds original_max_position (as Hugging Face does by the
+  // length at hand), and otherwise its short ones, and max_seq_len becomes original_max_position.
+  void ChooseContext(int n_positions);
 };
 
 // kNotFound or kDataLoss when the file is missing or wrong, kUnimplemented (with what is supported)
 // for a family or feature that this build does not run. Every number is bounded before use.
+// The context is the longest: ChooseContext(max_seq_len).
 StatusOr<ModelConfig> LoadModelConfig(const std::string& directory);
 StatusOr<ModelConfig> ParseModelConfig(const nlohmann::json& config, const std::string& where);
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 namespace kvlathe {
 namespace {
@@ -84,18 +85,219 @@ TEST(ModelConfig, RefusesWhatItDoesNotRun) {
       {"head_dim", 512},
       {"rope_scaling", {{"type", "yarn"}, {"factor", 4}}},
       {"quantization_config", {{"bits", 4}}},
+      {"partial_rotary_factor", 0.5},
   };
   for (const auto& [key, value] : changes) {
     nlohmann::json json = Llama();
     json[key] = value;
     EXPECT_EQ(ErrorOf(json).code(), StatusCode::kUnimplemented) << key << " " << value;
   }
-  nlohmann::json window = Llama();
-  window["model_type"] = "mistral";
-  window["sliding_window"] = 4096;
-  EXPECT_EQ(ErrorOf(window).code(), StatusCode::kUnimplemented);
-  window["sliding_window"] = nullptr;
-  EXPECT_TRUE(ErrorOf(window).ok());
+  nlohmann::json qwen = Llama();
+  qwen["model_type"] = "qwen2";
+  qwen["sliding_window"] = 4096;
+  qwen["use_sliding_window"] = true;
+  EXPECT_EQ(ErrorOf(qwen).code(), StatusCode::kUnimplemented);
+  qwen["use_sliding_window"] = false;
+  EXPECT_EQ(ParseModelConfig(qwen, "config.json")->window, 0);
+}
+
+TEST(ModelConfig, MistralHasAWindowUnlessItIsNullOrHoldsTheWholeContext) {
+  nlohmann::json json = Llama();
+  json["model_type"] = "mistral";
+  EXPECT_EQ(ParseModelConfig(json, "config.json")->window, 0);
+  json["sliding_window"] = 4096;
+  EXPECT_EQ(ParseModelConfig(json, "config.json")->window, 4096);
+  for (const nlohmann::json& none : {nlohmann::json(nullptr), nlohmann::json(131072)}) {
+    json["sliding_window"] = none;
+    EXPECT_EQ(ParseModelConfig(json, "config.json")->window, 0) << none;
+  }
+  for (const nlohmann::json& wrong :
+       {nlohmann::json(0), nlohmann::json(-4096), nlohmann::json(4096.5), nlohmann::json("wide")}) {
+    json["sliding_window"] = wrong;
+    EXPECT_THAT(MessageOf(ErrorOf(json)), HasSubstr("sliding_window")) << wrong;
+  }
+  // A Llama has none, whatever the file says.
+  json["model_type"] = "llama";
+  json["sliding_window"] = 4096;
+  EXPECT_EQ(ParseModelConfig(json, "config.json")->window, 0);
+}
+
+nlohmann::json Phi3() {
+  nlohmann::json json = Llama();
+  json["model_type"] = "phi3";
+  json["hidden_size"] = 3072;
+  json["num_key_value_heads"] = 32;
+  json["original_max_position_embeddings"] = 4096;
+  json["rope_theta"] = 10000.0;
+  json["rope_scaling"] = {{"type", "longrope"},
+                          {"short_factor", std::vector<double>(48, 1.5)},
+                          {"long_factor", std::vector<double>(48, 20)}};
+  json["sliding_window"] = 262144;
+  return json;
+}
+
+TEST(ModelConfig, Phi3ChoosesItsFactorsByTheContext) {
+  auto c = ParseModelConfig(Phi3(), "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->head_dim, 96);
+  EXPECT_EQ(c->layout, WeightLayout::kPhi3);
+  EXPECT_EQ(c->window, 0);
+  // 128 K over 4 K: sqrt(1 + ln 32 / ln 4096)
+  EXPECT_NEAR(c->rope.amplitude, 1.19023807, 1e-7);
+  EXPECT_TRUE(c->rope.uses_long_factors);
+  EXPECT_EQ(c->max_seq_len, 131072);
+  const std::string long_positions = c->DescribePositions();
+  c->ChooseContext(4097);
+  EXPECT_TRUE(c->rope.uses_long_factors);
+  c->ChooseContext(4096);
+  EXPECT_FALSE(c->rope.uses_long_factors);
+  EXPECT_EQ(c->max_seq_len, 4096);
+  EXPECT_NE(c->DescribePositions(), long_positions);
+}
+
+TEST(ModelConfig, RefusesDamagedLongRope) {
+  const std::pair<const char*, nlohmann::json> changes[] = {
+      {"long_factor", std::vector<double>(47, 1)},
+      {"long_factor", nullptr},
+      {"short_factor", std::vector<double>(48, 0)},
+      {"short_factor", std::vector<std::string>(48, "1")},
+      {"short_factor", 1.5},
+      {"attention_factor", -1},
+  };
+  for (const auto& [key, value] : changes) {
+    nlohmann::json json = Phi3();
+    json["rope_scaling"][key] = value;
+    EXPECT_EQ(ErrorOf(json).code(), StatusCode::kDataLoss) << key << " " << value;
+    EXPECT_THAT(MessageOf(ErrorOf(json)), HasSubstr(key));
+  }
+  nlohmann::json json = Phi3();
+  json["original_max_position_embeddings"] = 0;
+  EXPECT_EQ(ErrorOf(json).code(), StatusCode::kDataLoss);
+  json = Phi3();
+  json["partial_rotary_factor"] = 0.01;  // not one channel
+  EXPECT_EQ(ErrorOf(json).code(), StatusCode::kUnimplemented);
+}
+
+nlohmann::json Gpt2() {
+  return {{"model_type", "gpt2"},
+          {"n_embd", 768},
+          {"n_layer", 12},
+          {"n_head", 12},
+          {"n_positions", 1024},
+          {"n_ctx", 1024},
+          {"vocab_size", 50257},
+          {"eos_token_id", 50256},
+          {"bos_token_id", 50256},
+          {"n_inner", nullptr},
+          {"activation_function", "gelu_new"}};
+}
+
+TEST(ModelConfig, ReadsGpt2) {
+  auto c = ParseModelConfig(Gpt2(), "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->head_dim, 64);
+  EXPECT_EQ(c->n_kv_heads, 12);
+  EXPECT_EQ(c->ffn_dim, 3072);
+  EXPECT_EQ(c->max_seq_len, 1024);
+  EXPECT_EQ(c->positions, PositionKind::kLearned);
+  EXPECT_EQ(c->rope_dim(), 0);
+  EXPECT_EQ(c->norm, NormKind::kLayer);
+  EXPECT_EQ(c->mlp, MlpKind::kGeluTanh);
+  EXPECT_TRUE(c->tie_word_embeddings);
+  EXPECT_TRUE(c->qkv_bias && c->o_bias && c->mlp_bias);
+  nlohmann::json json = Gpt2();
+  json.erase("n_positions");
+  json["n_ctx"] = 512;
+  EXPECT_EQ(ParseModelConfig(json, "config.json")->max_seq_len, 512);
+}
+
+nlohmann::json Falcon() {
+  return {{"model_type", "falcon"},
+          {"hidden_size", 4544},
+          {"num_hidden_layers", 32},
+          {"num_attention_heads", 71},
+          {"vocab_size", 65024},
+          {"multi_query", true},
+          {"new_decoder_architecture", false},
+          {"parallel_attn", true},
+          {"bias", false},
+          {"alibi", false}};
+}
+
+TEST(ModelConfig, ReadsBothKindsOfFalcon) {
+  auto c = ParseModelConfig(Falcon(), "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->head_dim, 64);
+  EXPECT_EQ(c->n_kv_heads, 1);
+  EXPECT_EQ(c->ffn_dim, 4 * 4544);
+  EXPECT_EQ(c->max_seq_len, 2048);
+  EXPECT_TRUE(c->parallel_block && c->shared_norm);
+  EXPECT_EQ(c->mlp, MlpKind::kGelu);
+  nlohmann::json json = Falcon();
+  json["hidden_size"] = 8192;
+  json["num_attention_heads"] = 128;
+  json["num_kv_heads"] = 8;
+  json["new_decoder_architecture"] = true;
+  c = ParseModelConfig(json, "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->n_kv_heads, 8);
+  EXPECT_TRUE(c->parallel_block && !c->shared_norm);
+  json["num_ln_in_parallel_attn"] = 1;
+  EXPECT_TRUE(ParseModelConfig(json, "config.json")->shared_norm);
+}
+
+TEST(ModelConfig, RefusesByNameWhatTheOtherFamiliesMayAskFor) {
+  const std::tuple<nlohmann::json, const char*, nlohmann::json> changes[] = {
+      {Falcon(), "alibi", true},
+      {Falcon(), "activation", "relu"},
+      {Gpt2(), "activation_function", "relu"},
+      {Gpt2(), "scale_attn_by_inverse_layer_idx", true},
+      {Gpt2(), "scale_attn_weights", false},
+      {Gpt2(), "add_cross_attention", true},
+      {Gpt2(), "n_head", 32},  // head_dim 24
+      {Phi3(), "attention_bias", true},
+  };
+  for (auto [json, key, value] : changes) {
+    json[key] = value;
+    const Status status = ErrorOf(json);
+    EXPECT_EQ(status.code(), StatusCode::kUnimplemented) << key << " " << value;
+    const bool is_named = std::string(key) != "n_head";
+    EXPECT_THAT(MessageOf(status), HasSubstr(is_named ? key : "head_dim"));
+  }
+}
+
+TEST(ModelConfig, BoundsEveryNumberOfTheOtherFamilies) {
+  const std::pair<nlohmann::json, std::vector<const char*>> families[] = {
+      {Gpt2(),
+       {"n_embd", "n_layer", "n_head", "n_inner", "n_positions", "n_ctx", "vocab_size",
+        "layer_norm_epsilon"}},
+      {Falcon(),
+       {"hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_hidden_size",
+        "max_position_embeddings", "vocab_size", "num_ln_in_parallel_attn", "rope_theta",
+        "layer_norm_epsilon"}},
+      {Phi3(), {"num_key_value_heads", "sliding_window", "partial_rotary_factor", "head_dim"}},
+  };
+  for (const auto& [family, keys] : families) {
+    for (const char* key : keys) {
+      for (const nlohmann::json& value :
+           {nlohmann::json(-1), nlohmann::json("many"), nlohmann::json(1e300),
+            nlohmann::json(1ull << 63), nlohmann::json::array()}) {
+        nlohmann::json json = family;
+        json[key] = value;
+        const Status status = ErrorOf(json);
+        EXPECT_EQ(status.code(), StatusCode::kDataLoss) << key << " " << value;
+        EXPECT_THAT(MessageOf(status), HasSubstr(key));
+      }
+    }
+  }
+  nlohmann::json json = Gpt2();
+  json["n_embd"] = 770;
+  EXPECT_EQ(ErrorOf(json).code(), StatusCode::kDataLoss);
+  json = Llama();
+  json["num_attention_heads"] = 1024;
+  json["hidden_size"] = 512;
+  json.erase("num_key_value_heads");
+  EXPECT_FALSE(ErrorOf(json).ok());  // head_dim 0
 }
 
 TEST(ModelConfig, RefusesHeadsThatDoNotShare) {

@@ -36,7 +36,7 @@ Model::Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa)
       attention_(pool, isa),
       elementwise_(&GetElementwiseKernels(isa)),
       attend_(&GetAttendKernels(isa, weights_->compute_type())),
-      rope_(weights_->config().rope, weights_->config().head_dim),
+      rope_(weights_->config().rope, weights_->config().rope_dim()),
       row_type_(weights_->compute_type()) {}
 
 StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> weights,
@@ -48,6 +48,7 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   layout.n_layers = c.n_layers;
   layout.n_kv_heads = c.n_kv_heads;
   layout.head_dim = c.head_dim;
+  layout.window = c.window;
   layout.n_sink = basis == nullptr ? 0 : n_sink;
   model->offsets_.resize(c.n_layers);
   for (int l = 0; l < c.n_layers; ++l) {
@@ -120,12 +121,12 @@ Status Model::ReserveActivations(int64_t n_tokens, int64_t n_logit_rows) {
     KVL_RETURN_IF_ERROR(k_rows_.EnsureSize(n_tokens * max_rank_k * row, what));
   }
   KVL_RETURN_IF_ERROR(attended_.EnsureSize(n_tokens * group * max_rank_v * row, what));
-  KVL_RETURN_IF_ERROR(gate_up_.EnsureSize(n_tokens * 2 * c.ffn_dim * f32, what));
+  KVL_RETURN_IF_ERROR(mlp_in_.EnsureSize(n_tokens * c.mlp_rows() * f32, what));
   KVL_RETURN_IF_ERROR(gated_.EnsureSize(n_tokens * c.ffn_dim * row, what));
   return logits_.EnsureSize(n_logit_rows * c.vocab_size * f32, "logits");
 }
 
-void Model::PlaceTokens(std::span<const SequenceStep> steps) {
+Status Model::PlaceTokens(std::span<const SequenceStep> steps) {
   tokens_.clear();
   int n_positions = 0;
   for (const SequenceStep& step : steps) {
@@ -140,12 +141,19 @@ void Model::PlaceTokens(std::span<const SequenceStep> steps) {
     n_positions = std::max(n_positions, first + n_new);
   }
   n_tokens_ = static_cast<int64_t>(tokens_.size());
+  if (config().positions == PositionKind::kLearned && n_positions > config().max_seq_len) {
+    return Error(
+        StatusCode::kInvalidArgument,
+        "position {} is past the {} positions that the model has learned; shorten the text",
+        n_positions - 1, config().max_seq_len);
+  }
   rope_.Extend(n_positions);
+  return OkStatus();
 }
 
 Status Model::Forward(std::span<const SequenceStep> steps, QkvObserver* observer) {
-  PlaceTokens(steps);
   n_logit_rows_ = 0;
+  KVL_RETURN_IF_ERROR(PlaceTokens(steps));
   for (const SequenceStep& step : steps) {
     if (step.logits == SequenceStep::Logits::kLast) n_logit_rows_ += 1;
     if (step.logits == SequenceStep::Logits::kAll) n_logit_rows_ += step.token_ids.size();
@@ -169,7 +177,7 @@ void Model::EmbedTokens() {
   const int64_t hidden = config().hidden_dim;
   ForRowShares(n_tokens_, [&](Range tokens) {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-      weights_->Embed(tokens_[t].token_id, hidden_.as<float>() + t * hidden);
+      weights_->Embed(tokens_[t].token_id, tokens_[t].position, hidden_.as<float>() + t * hidden);
     }
   });
 }

@@ -47,7 +47,8 @@ class Model {
                                                  ThreadPool* pool, Isa isa);
 
   // Runs one step. Logits of the tokens asked for are in order of the batch behind logits().
-  // kResourceExhausted when there is no memory for activations.
+  // kResourceExhausted when there is no memory for activations, kInvalidArgument past the table of a
+  // model with learned positions.
   Status Forward(std::span<const SequenceStep> steps, QkvObserver* observer = nullptr);
 
   // Row i of the last Forward's logits, [vocab_size].
@@ -82,7 +83,7 @@ class Model {
   Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa);
   Status PackBasis(const ModelBasis& basis);
   Status ReserveActivations(int64_t n_tokens, int64_t n_logit_rows);
-  void PlaceTokens(std::span<const SequenceStep> steps);
+  Status PlaceTokens(std::span<const SequenceStep> steps);
   void EmbedTokens();
   void RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObserver* observer);
   void ProjectQkv(int layer_idx);
@@ -90,10 +91,10 @@ class Model {
   void RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id);
   void AppendRows(int layer_idx, std::span<const SequenceStep> steps);
   void Attend(int layer_idx, std::span<const SequenceStep> steps);
-  void RunFfn(int layer_idx);
+  void RunMlp(int layer_idx);
   void Observe(int layer_idx, QkvObserver* observer);
   void ComputeLogits(std::span<const SequenceStep> steps);
-  void Normalise(const float* from, const std::vector<float>& weight, int64_t n_rows);
+  void Normalise(const float* from, const NormWeights& norm, int64_t n_rows);
   void Multiply(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows,
                 const void* x, void* y, DType y_type, bool accumulate);
   // Calls fn(Range) over shares of n_rows, on the calling thread alone when there is one row.
@@ -139,7 +140,7 @@ class Model {
   Buffer q_rows_;    // per KV head [n_tokens * gqa_group, rank_k]; empty without a basis
   Buffer k_rows_;    // per KV head [n_tokens, rank_k]
   Buffer attended_;  // [n_tokens, sum over query heads of rank_v]
-  Buffer gate_up_;   // [n_tokens, 2 * ffn_dim] f32
+  Buffer mlp_in_;    // [n_tokens, mlp_rows()] f32
   Buffer gated_;     // [n_tokens, ffn_dim]
   Buffer logits_;    // [n_logit_rows, vocab_size] f32
   ForwardProfile profile_;

@@ -15,20 +15,32 @@ void Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObse
   RotateQueriesAndKeys(layer_idx);
   AppendRows(layer_idx, steps);
   Attend(layer_idx, steps);
+  // A parallel MLP reads the stream as it was before attention added to it.
+  const ModelConfig& c = config();
+  const NormWeights& ffn_norm = weights_->layer(layer_idx).ffn_norm;
+  if (c.parallel_block && !c.shared_norm) Normalise(hidden_.as<float>(), ffn_norm, n_tokens_);
   const ValueProjection& projection = projections_[layer_idx];
   Multiply(projection.o, projection.o_bias, n_tokens_, attended_.data(), hidden_.data(),
            DType::kF32,
            /*accumulate=*/true);
-  RunFfn(layer_idx);
+  if (!c.parallel_block) Normalise(hidden_.as<float>(), ffn_norm, n_tokens_);
+  RunMlp(layer_idx);
 }
 
-void Model::Normalise(const float* from, const std::vector<float>& weight, int64_t n_rows) {
+void Model::Normalise(const float* from, const NormWeights& norm, int64_t n_rows) {
   const ScopedTimer timer(&profile_.other);
   const int64_t hidden = config().hidden_dim, row_bytes = hidden * SizeOf(row_type_);
   ForRowShares(n_rows, [&](Range rows) {
-    elementwise_->rms_norm(from + rows.begin * hidden, weight.data(), config().rms_norm_eps,
-                           rows.end - rows.begin, hidden, row_type_,
-                           normed_.data() + rows.begin * row_bytes);
+    const float* x = from + rows.begin * hidden;
+    std::byte* out = normed_.data() + rows.begin * row_bytes;
+    const int64_t n = rows.end - rows.begin;
+    const float eps = config().norm_eps;
+    if (config().norm == NormKind::kRms) {
+      elementwise_->rms_norm(x, norm.weight.data(), eps, n, hidden, row_type_, out);
+    } else {
+      elementwise_->layer_norm(x, norm.weight.data(), norm.bias.data(), eps, n, hidden, row_type_,
+                               out);
+    }
   });
 }
 
@@ -78,7 +90,7 @@ void Model::RotateQueriesAndKeys(int layer_idx) {
 
 void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id) {
   const ModelConfig& c = config();
-  const int d = c.head_dim, group = c.gqa_group();
+  const int d = c.head_dim, rope_dim = c.rope_dim(), group = c.gqa_group();
   const int64_t qk_stride = int64_t{c.n_heads + c.n_kv_heads} * d;
   const int64_t head_row_bytes = d * SizeOf(row_type_);
   std::byte* q = HeadRows(&q_full_, int64_t{kv_head_idx} * d, group);
@@ -88,10 +100,10 @@ void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_
     const float* cos = rope_.cos(tokens_[t].position);
     const float* sin = rope_.sin(tokens_[t].position);
     for (int h = 0; h < group; ++h) {
-      elementwise_->rope(row + (kv_head_idx * group + h) * d, cos, sin, d, d, row_type_,
+      elementwise_->rope(row + (kv_head_idx * group + h) * d, cos, sin, rope_dim, d, row_type_,
                          q + (t * group + h) * head_row_bytes);
     }
-    elementwise_->rope(row + (c.n_heads + kv_head_idx) * d, cos, sin, d, d, row_type_,
+    elementwise_->rope(row + (c.n_heads + kv_head_idx) * d, cos, sin, rope_dim, d, row_type_,
                        k + t * head_row_bytes);
   }
   if (bases_.empty()) return;
@@ -175,6 +187,9 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
   for (const SequenceStep& step : steps) {
     const int n_new = static_cast<int>(step.token_ids.size());
     const int n_total = step.cache->n_tokens(), first = n_total - n_new;
+    // Entries are counted from the first block that the step's first token sees.
+    const int first_block = static_cast<int>(BlocksOutOfWindow(layout_, first));
+    const int n_before = n_sink + first_block * kBlockSize;
     for (int g = 0; g < c.n_kv_heads; ++g) {
       HeadJob job;
       job.shape = layout_.shape(layer_idx, g);
@@ -187,9 +202,10 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
                              : HeadRows(&q_rows_, offsets.rank_k[g], group) +
                                    token_idx * group * job.shape.rank_k * element;
       job.q_stride = job.shape.rank_k;
-      job.blocks = step.cache->blocks(layer_idx, g).data();
-      job.n_entries = std::max(0, n_total - n_sink);
-      job.first_visible = first + 1 - n_sink;
+      job.blocks = step.cache->blocks(layer_idx, g).data() + first_block;
+      job.n_entries = std::max(0, n_total - n_before);
+      job.first_visible = first + 1 - n_before;
+      if (c.window > 0) job.window = c.window;
       job.n_sink = std::min(n_sink, n_total);
       if (n_sink > 0) {
         job.sink_k = step.cache->sink_k(layer_idx, g);
@@ -206,17 +222,26 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
   attention_.Run(jobs_, 1.0f / std::sqrt(static_cast<float>(d)), schedule_);
 }
 
-void Model::RunFfn(int layer_idx) {
+// Reads normed_.
+void Model::RunMlp(int layer_idx) {
   const LayerWeights& layer = weights_->layer(layer_idx);
-  const int64_t ffn = config().ffn_dim;
-  Normalise(hidden_.as<float>(), layer.ffn_norm, n_tokens_);
-  Multiply(layer.gate_up, layer.gate_up_bias, n_tokens_, normed_.data(), gate_up_.data(),
-           DType::kF32, false);
+  const int64_t ffn = config().ffn_dim, n_in = config().mlp_rows();
+  Multiply(layer.mlp_in, layer.mlp_in_bias, n_tokens_, normed_.data(), mlp_in_.data(), DType::kF32,
+           false);
   {
     const ScopedTimer timer(&profile_.other);
     ForRowShares(n_tokens_, [&](Range rows) {
-      elementwise_->swiglu(gate_up_.as<float>() + rows.begin * 2 * ffn, rows.end - rows.begin, ffn,
-                           row_type_, gated_.data() + rows.begin * ffn * SizeOf(row_type_));
+      const float* x = mlp_in_.as<float>() + rows.begin * n_in;
+      std::byte* out = gated_.data() + rows.begin * ffn * SizeOf(row_type_);
+      const int64_t n = rows.end - rows.begin;
+      switch (config().mlp) {
+        case MlpKind::kSwiglu:
+          return elementwise_->swiglu(x, n, ffn, row_type_, out);
+        case MlpKind::kGelu:
+          return elementwise_->gelu(x, n * ffn, row_type_, out);
+        case MlpKind::kGeluTanh:
+          return elementwise_->gelu_tanh(x, n * ffn, row_type_, out);
+      }
     });
   }
   Multiply(layer.down, layer.down_bias, n_tokens_, gated_.data(), hidden_.data(), DType::kF32,
@@ -241,7 +266,7 @@ void Model::Observe(int layer_idx, QkvObserver* observer) {
     for (int h = 0; h < n_heads + n_kv; ++h) {
       float* to =
           h < n_heads ? &q_post[(t * n_heads + h) * d] : &k_post[(t * n_kv + h - n_heads) * d];
-      elementwise_->rope(row + h * d, cos, sin, d, d, DType::kF32, to);
+      elementwise_->rope(row + h * d, cos, sin, c.rope_dim(), d, DType::kF32, to);
     }
   }
   observer->Observe({layer_idx, static_cast<int>(n_tokens_), positions.data(), q_pre.data(),

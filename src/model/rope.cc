@@ -35,15 +35,22 @@ std::vector<double> RopeFrequencies(const RopeConfig& config, int rope_dim) {
       case RopeConfig::Scaling::kLlama3:
         frequencies[i] = Llama3Frequency(config, frequency);
         break;
+      case RopeConfig::Scaling::kLongRope:
+        frequencies[i] =
+            frequency / (config.uses_long_factors ? config.long_factors : config.short_factors)[i];
+        break;
     }
   }
   return frequencies;
 }
 
 RopeTable::RopeTable(const RopeConfig& config, int rope_dim)
-    : n_pairs_(rope_dim / 2), frequencies_(RopeFrequencies(config, rope_dim)) {}
+    : n_pairs_(rope_dim / 2),
+      amplitude_(config.amplitude),
+      frequencies_(RopeFrequencies(config, rope_dim)) {}
 
 void RopeTable::Extend(int n_positions) {
+  if (n_pairs_ == 0) return;
   const size_t n_old = cos_.size() / n_pairs_;
   if (n_old >= static_cast<size_t>(n_positions)) return;
   const size_t n_new = std::max<size_t>(n_positions, n_old * 2);
@@ -52,8 +59,8 @@ void RopeTable::Extend(int n_positions) {
   for (size_t p = n_old; p < n_new; ++p) {
     for (size_t i = 0; i < n_pairs_; ++i) {
       const double angle = static_cast<double>(p) * frequencies_[i];
-      cos_[p * n_pairs_ + i] = static_cast<float>(std::cos(angle));
-      sin_[p * n_pairs_ + i] = static_cast<float>(std::sin(angle));
+      cos_[p * n_pairs_ + i] = static_cast<float>(amplitude_ * std::cos(angle));
+      sin_[p * n_pairs_ + i] = static_cast<float>(amplitude_ * std::sin(angle));
     }
   }
 }

@@ -29,6 +29,29 @@ TEST(RopeFrequencies, LinearScalingDividesAll) {
   for (int i = 0; i < 32; ++i) EXPECT_DOUBLE_EQ(scaled[i], plain[i] / 4);
 }
 
+TEST(RopeTable, LongRopeDividesEveryPairByItsFactorAndScalesAll) {
+  RopeConfig config;
+  config.scaling = RopeConfig::Scaling::kLongRope;
+  config.short_factors = {1, 2};
+  config.long_factors = {3, 50};
+  config.amplitude = 1.25;
+  RopeTable short_table(config, 4);
+  config.uses_long_factors = true;
+  RopeTable long_table(config, 4);
+  short_table.Extend(8);
+  long_table.Extend(8);
+  EXPECT_NEAR(short_table.cos(7)[0], 1.25 * std::cos(7.0), 1e-6);
+  EXPECT_NEAR(short_table.sin(7)[1], 1.25 * std::sin(7 * 0.01 / 2), 1e-6);
+  EXPECT_NEAR(long_table.cos(7)[0], 1.25 * std::cos(7.0 / 3), 1e-6);
+  EXPECT_NEAR(long_table.sin(7)[1], 1.25 * std::sin(7 * 0.01 / 50), 1e-6);
+}
+
+TEST(RopeTable, WithoutChannelsIsEmpty) {
+  RopeTable table({}, 0);
+  table.Extend(1000);
+  EXPECT_EQ(table.rope_dim(), 0);
+}
+
 TEST(RopeFrequencies, Llama3KeepsShortAndStretchesLongWavelengths) {
   RopeConfig config;
   config.theta = 500000;

@@ -31,7 +31,7 @@ class RandomSource : public TensorSource {
     for (int64_t n : shape) n_elements *= n;
     KVL_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(n_elements * 2, "random weights"));
     Bf16* data = buffer.as<Bf16>();
-    const bool is_norm = shape.size() == 1 && name.ends_with("norm.weight");
+    const bool is_norm = shape.size() == 1 && name.ends_with(".weight");
     uint64_t key = MixBits(seed_);
     for (char c : name) key = MixBits(key ^ static_cast<unsigned char>(c));
     for (int64_t i = 0; i < n_elements; i += 4) {

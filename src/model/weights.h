@@ -12,16 +12,23 @@
 #include "kv/basis/basis.h"
 #include "model/config.h"
 #include "model/tensor_source.h"
+#include "model/weight_names.h"
+#include "model/weight_reader.h"
 
 namespace kvlathe {
 
+struct NormWeights {
+  std::vector<float> weight;  // [hidden_dim]
+  std::vector<float> bias;    // [hidden_dim] with NormKind::kLayer, else empty
+};
+
 struct LayerWeights {
-  std::vector<float> attn_norm;  // [hidden_dim]
-  std::vector<float> ffn_norm;   // [hidden_dim]
-  PackedMatrix qk;               // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first
-  std::vector<float> qk_bias;    // empty: none
-  PackedMatrix gate_up;          // [2 * ffn_dim, hidden_dim], gate rows first
-  std::vector<float> gate_up_bias;
+  NormWeights attn_norm;
+  NormWeights ffn_norm;        // empty with shared_norm
+  PackedMatrix qk;             // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first
+  std::vector<float> qk_bias;  // empty: none
+  PackedMatrix mlp_in;         // [mlp_rows(), hidden_dim], gate rows before up rows
+  std::vector<float> mlp_in_bias;
   PackedMatrix down;  // [hidden_dim, ffn_dim]
   std::vector<float> down_bias;
 };
@@ -53,17 +60,19 @@ class ModelWeights {
   // (D x d) orientation of y = x W: what FDC and Palu decompose.
   StatusOr<std::vector<std::vector<double>>> AllValueGrams();
 
-  // Row `token_id` of the embedding as float [hidden_dim].
-  void Embed(int32_t token_id, float* row) const;
+  // Row `token_id` of the embedding as float [hidden_dim], plus that of a learned position below
+  // max_seq_len.
+  void Embed(int32_t token_id, int position, float* row) const;
 
   const ModelConfig& config() const { return config_; }
   DType compute_type() const { return compute_type_; }
   const LayerWeights& layer(int layer_idx) const { return layers_[layer_idx]; }
-  const std::vector<float>& final_norm() const { return final_norm_; }
+  const NormWeights& final_norm() const { return final_norm_; }
   const PackedMatrix& lm_head() const { return lm_head_; }
 
  private:
-  ModelWeights() = default;
+  ModelWeights(const ModelConfig& config, DType compute_type, std::unique_ptr<TensorSource> source);
+  Status LoadEmbeddings(ThreadPool* pool);
   StatusOr<std::vector<std::vector<double>>> ValueGrams(int layer_idx);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
   // W_V A and b_V A, and B W_O, into the projection; KV head g has rows [v_offset[g], v_offset[g +
@@ -73,19 +82,19 @@ class ModelWeights {
   Status FoldOutputColumns(int layer_idx, const ModelBasis& basis,
                            const std::vector<int64_t>& v_offset, ThreadPool* pool,
                            ValueProjection* p);
-  Status PackTensor(const std::string& name, int64_t n_out, int64_t n_in, int64_t first_out,
-                    PackedMatrix* matrix, ThreadPool* pool);
-  StatusOr<std::vector<float>> ReadVector(const std::string& name, int64_t n);
-  StatusOr<std::vector<float>> ReadMatrix(const std::string& name, int64_t n_rows,
-                                          int64_t n_columns);
+  StatusOr<NormWeights> ReadNorm(const std::string& tensor);
+  // The biases of matrices below each other.
+  StatusOr<std::vector<float>> ReadBiases(const std::vector<Projection>& parts);
 
   ModelConfig config_;
   DType compute_type_ = DType::kBf16;
-  std::unique_ptr<TensorSource> source_;
+  WeightReader reader_;
+  WeightNames names_;
   std::vector<LayerWeights> layers_;
-  std::vector<float> final_norm_;
+  NormWeights final_norm_;
   PackedMatrix lm_head_;
-  TensorView embedding_;  // used when it is not tied to lm_head_
+  TensorView embedding_;           // used when it is not tied to lm_head_
+  TensorView position_embedding_;  // with learned positions
 };
 
 }  // namespace kvlathe

@@ -213,7 +213,7 @@ Tensor Decoder::Attend(const Layer& layer, const Tensor& x, int64_t batch, int64
 
 Tensor Decoder::Hidden(const Tensor& tokens, torch::ScalarType compute_type) const {
   const int64_t batch = tokens.size(0), n_tokens = tokens.size(1);
-  const double eps = config_.rms_norm_eps;
+  const double eps = config_.norm_eps;
   Tensor h = torch::embedding(embedding_, tokens.reshape({batch * n_tokens}));
   for (const Layer& layer : layers_) {
     const Tensor x = RmsNorm(h, layer.attn_norm, eps, compute_type);

@@ -22,7 +22,7 @@ nlohmann::ordered_json ConfigJson(const ModelConfig& c, DType dtype) {
           {"vocab_size", c.vocab_size},
           {"max_position_embeddings", c.max_seq_len},
           // Shortest digits that give the same float.
-          {"rms_norm_eps", std::stod(fmt::format("{}", c.rms_norm_eps))},
+          {"rms_norm_eps", std::stod(fmt::format("{}", c.norm_eps))},
           {"rope_theta", c.rope.theta},
           {"hidden_act", "silu"},
           {"tie_word_embeddings", c.tie_word_embeddings},

@@ -1,0 +1,109 @@
+// Rotary embeddings in config.json: theta and the kinds of scaling.
+#include <algorithm>
+#include <cmath>
+
+#include "model/config_families.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr double kMaxPositions = 1e9;
+
+Status ReadLlama3(const ConfigFields& fields, RopeConfig* rope) {
+  rope->scaling = RopeConfig::Scaling::kLlama3;
+  KVL_ASSIGN_OR_RETURN(rope->low_freq_factor, fields.NumberOr("low_freq_factor", 1, 1e-3, 1e6));
+  KVL_ASSIGN_OR_RETURN(rope->high_freq_factor, fields.NumberOr("high_freq_factor", 4, 1e-3, 1e6));
+  KVL_ASSIGN_OR_RETURN(rope->original_max_position,
+                       fields.NumberOr("original_max_position_embeddings", 8192, 1, kMaxPositions));
+  if (rope->high_freq_factor <= rope->low_freq_factor) {
+    return Error(StatusCode::kDataLoss,
+                 "{}: rope_scaling: high_freq_factor must exceed low_freq_factor", fields.where());
+  }
+  return OkStatus();
+}
+
+// `fields` are those of rope_scaling; the original context stands beside it.
+Status ReadLongRope(const ConfigFields& model, const ConfigFields& fields, ModelConfig* config) {
+  RopeConfig& rope = config->rope;
+  rope.scaling = RopeConfig::Scaling::kLongRope;
+  const size_t n_pairs = config->rope_dim() / 2;
+  KVL_ASSIGN_OR_RETURN(rope.short_factors, fields.Numbers("short_factor", n_pairs, 1e-3, 1e6));
+  KVL_ASSIGN_OR_RETURN(rope.long_factors, fields.Numbers("long_factor", n_pairs, 1e-3, 1e6));
+  KVL_ASSIGN_OR_RETURN(
+      const double fallback,
+      fields.NumberOr("original_max_position_embeddings", config->max_seq_len, 2, kMaxPositions));
+  KVL_ASSIGN_OR_RETURN(
+      rope.original_max_position,
+      model.NumberOr("original_max_position_embeddings", fallback, 2, kMaxPositions));
+  const bool is_given = model.Has("original_max_position_embeddings") ||
+                        fields.Has("original_max_position_embeddings");
+  const double stretch = is_given ? config->max_seq_len / rope.original_max_position : rope.factor;
+  const double amplitude =
+      stretch <= 1 ? 1 : std::sqrt(1 + std::log(stretch) / std::log(rope.original_max_position));
+  KVL_ASSIGN_OR_RETURN(rope.amplitude, fields.NumberOr("attention_factor", amplitude, 1e-3, 1e3));
+  return OkStatus();
+}
+
+}  // namespace
+
+Status ReadRope(const ConfigFields& fields, ModelConfig* config) {
+  RopeConfig& rope = config->rope;
+  const std::string& where = fields.where();
+  KVL_ASSIGN_OR_RETURN(rope.theta, fields.NumberOr("rope_theta", 10000, 1, 1e12));
+  if (!fields.Has("rope_scaling")) return OkStatus();
+  if (!fields.at("rope_scaling").is_object()) {
+    return Error(StatusCode::kDataLoss, "{}: 'rope_scaling' is not an object", where);
+  }
+  const ConfigFields inner(fields.at("rope_scaling"), where);
+  KVL_ASSIGN_OR_RETURN(const std::string old_name, inner.StringOr("type", "default"));
+  KVL_ASSIGN_OR_RETURN(const std::string type, inner.StringOr("rope_type", old_name));
+  if (type == "default") return OkStatus();
+  KVL_ASSIGN_OR_RETURN(rope.factor, inner.NumberOr("factor", 1, 1, 1e6));
+  if (type == "linear") {
+    rope.scaling = RopeConfig::Scaling::kLinear;
+    return OkStatus();
+  }
+  if (type == "llama3") return ReadLlama3(inner, &rope);
+  if (type == "longrope" || type == "su") return ReadLongRope(fields, inner, config);
+  return Error(StatusCode::kUnimplemented,
+               "{}: rope_scaling type '{}' is not supported; supported: default, linear, llama3, "
+               "longrope (su)",
+               where, type);
+}
+
+std::string RopeConfig::Describe() const {
+  switch (scaling) {
+    case Scaling::kNone:
+      return fmt::format("half theta={}", theta);
+    case Scaling::kLinear:
+      return fmt::format("half theta={} linear factor={}", theta, factor);
+    case Scaling::kLlama3:
+      return fmt::format("half theta={} llama3 factor={} low={} high={} original={}", theta, factor,
+                         low_freq_factor, high_freq_factor, original_max_position);
+    case Scaling::kLongRope:
+      return fmt::format("half theta={} longrope {} factors original={} amplitude={}", theta,
+                         uses_long_factors ? "long" : "short", original_max_position, amplitude);
+  }
+  return "";
+}
+
+int ModelConfig::rope_dim() const {
+  if (positions != PositionKind::kRope) return 0;
+  return static_cast<int>(head_dim * rotary_fraction);
+}
+
+std::string ModelConfig::DescribePositions() const {
+  if (positions == PositionKind::kLearned) return "none (learned positions)";
+  if (rotary_fraction == 1) return rope.Describe();
+  return fmt::format("{} on {} channels", rope.Describe(), rope_dim());
+}
+
+void ModelConfig::ChooseContext(int n_positions) {
+  if (positions != PositionKind::kRope || rope.scaling != RopeConfig::Scaling::kLongRope) return;
+  rope.uses_long_factors = n_positions > rope.original_max_position;
+  if (!rope.uses_long_factors) {
+    max_seq_len = static_cast<int>(std::min<double>(max_seq_len, rope.original_max_position));
+  }
+}
+
+}  // namespace kvlathe

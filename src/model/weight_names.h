@@ -1,0 +1,62 @@
+// Where the weights of a layer lie: the names of each family, its fused and transposed tensors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "model/tensor_source.h"
+
+namespace kvlathe {
+
+// Some output channels of a stored projection y = x W^T + b.
+struct Projection {
+  struct Run {
+    int64_t begin, n;  // stored output channels [begin, begin + n)
+  };
+  std::string tensor;  // its matrix is tensor + ".weight", its bias tensor + ".bias"
+  int64_t n_stored = 0;
+  int64_t n_in = 0;
+  bool is_transposed = false;  // stored [n_in, n_stored] instead of [n_stored, n_in]
+  std::vector<Run> runs;       // in the order wanted
+
+  int64_t n_out() const;
+};
+
+class WeightNames {
+ public:
+  // Some files of GPT-2 leave the prefix "transformer." out: the source says.
+  WeightNames(const ModelConfig& config, const TensorSource& source);
+
+  std::string embedding() const;
+  std::string position_embedding() const;  // with PositionKind::kLearned
+  Projection output_head() const;          // the embedding where they are tied
+
+  // Tensors without ".weight" and ".bias".
+  std::string final_norm() const;
+  std::string attn_norm(int layer_idx) const;
+  std::string ffn_norm(int layer_idx) const;  // not with shared_norm
+
+  // Matrices made of several parts come one below the other: all heads of Q before those of K, the
+  // gate before up.
+  std::vector<Projection> qk(int layer_idx) const;
+  Projection v(int layer_idx) const;
+  Projection o(int layer_idx) const;
+  std::vector<Projection> mlp_in(int layer_idx) const;
+  Projection mlp_out(int layer_idx) const;
+
+ private:
+  enum class Role { kQk, kValue };
+  std::string Layer(int layer_idx, const char* suffix) const;
+  // All output channels of a stored [n_out, n_in] matrix (GPT-2: [n_in, n_out]).
+  Projection Whole(int layer_idx, const char* suffix, int64_t n_out, int64_t n_in) const;
+  Projection FusedQkv(int layer_idx, Role role) const;
+
+  ModelConfig config_;
+  std::string layers_;   // "model.layers."
+  std::string outside_;  // before names outside the layers
+  bool has_two_norms_;   // of Falcon's own kind: ln_attn and ln_mlp
+};
+
+}  // namespace kvlathe

@@ -1,0 +1,154 @@
+#include "model/weight_reader.h"
+
+#include <algorithm>
+
+namespace kvlathe {
+namespace {
+
+template <typename Bits>
+bool AllFinite(const Bits* bits, int64_t n, Bits exponent) {
+  bool finite = true;
+  for (int64_t i = 0; i < n; ++i) finite &= (bits[i] & exponent) != exponent;
+  return finite;
+}
+
+Status CheckFinite(const std::string& name, const TensorView& tensor) {
+  const int64_t n = tensor.n_elements();
+  bool finite = true;
+  switch (tensor.dtype) {
+    case DType::kBf16:
+      finite = AllFinite<uint16_t>(reinterpret_cast<const uint16_t*>(tensor.data), n, 0x7f80);
+      break;
+    case DType::kF16:
+      finite = AllFinite<uint16_t>(reinterpret_cast<const uint16_t*>(tensor.data), n, 0x7c00);
+      break;
+    case DType::kF32:
+      finite = AllFinite<uint32_t>(reinterpret_cast<const uint32_t*>(tensor.data), n, 0x7f800000u);
+      break;
+  }
+  if (finite) return OkStatus();
+  return Error(
+      StatusCode::kDataLoss,
+      "tensor '{}' holds values that are not finite (NaN or infinity); download the model again",
+      name);
+}
+
+// Calls fn(stored_begin, n, offset) for the stored pieces of rows [rows.begin, rows.end), offset
+// counting from rows.begin.
+template <typename F>
+void ForPieces(const Projection& projection, Range rows, const F& fn) {
+  int64_t first = 0;  // of the run, among the projection's rows
+  for (const Projection::Run& run : projection.runs) {
+    const int64_t begin = std::max(rows.begin, first);
+    const int64_t end = std::min(rows.end, first + run.n);
+    if (begin < end) fn(run.begin + begin - first, end - begin, begin - rows.begin);
+    first += run.n;
+  }
+}
+
+}  // namespace
+
+StatusOr<TensorView> WeightReader::Checked(const std::string& name,
+                                           const std::vector<int64_t>& shape) {
+  KVL_ASSIGN_OR_RETURN(const TensorView tensor, source_->Get(name, shape));
+  KVL_RETURN_IF_ERROR(CheckFinite(name, tensor));
+  return tensor;
+}
+
+StatusOr<TensorView> WeightReader::Open(const Projection& p) {
+  const std::string name = p.tensor + ".weight";
+  return p.is_transposed ? Checked(name, {p.n_in, p.n_stored})
+                         : Checked(name, {p.n_stored, p.n_in});
+}
+
+StatusOr<std::vector<float>> WeightReader::Vector(const std::string& name, int64_t n) {
+  KVL_ASSIGN_OR_RETURN(const TensorView tensor, Checked(name, {n}));
+  std::vector<float> values(n);
+  ConvertToFloat(tensor.dtype, tensor.data, n, values.data());
+  source_->Done(tensor);
+  return values;
+}
+
+StatusOr<std::vector<float>> WeightReader::Bias(const Projection& projection) {
+  KVL_ASSIGN_OR_RETURN(const std::vector<float> stored,
+                       Vector(projection.tensor + ".bias", projection.n_stored));
+  std::vector<float> bias;
+  for (const Projection::Run& run : projection.runs) {
+    bias.insert(bias.end(), stored.begin() + run.begin, stored.begin() + run.begin + run.n);
+  }
+  return bias;
+}
+
+void WeightReader::CopyRows(const TensorView& tensor, const Projection& p, Range rows, float* out) {
+  const int64_t element = SizeOf(tensor.dtype);
+  ForPieces(p, rows, [&](int64_t stored, int64_t n, int64_t offset) {
+    float* to = out + offset * p.n_in;
+    if (!p.is_transposed) {
+      ConvertToFloat(tensor.dtype, tensor.data + stored * p.n_in * element, n * p.n_in, to);
+      return;
+    }
+    std::vector<float> line(n);  // one input of n outputs
+    for (int64_t i = 0; i < p.n_in; ++i) {
+      ConvertToFloat(tensor.dtype, tensor.data + (i * p.n_stored + stored) * element, n,
+                     line.data());
+      for (int64_t r = 0; r < n; ++r) to[r * p.n_in + i] = line[r];
+    }
+  });
+}
+
+StatusOr<std::vector<float>> WeightReader::Matrix(const Projection& projection) {
+  KVL_ASSIGN_OR_RETURN(const TensorView tensor, Open(projection));
+  std::vector<float> values(projection.n_out() * projection.n_in);
+  CopyRows(tensor, projection, {0, projection.n_out()}, values.data());
+  source_->Done(tensor);
+  return values;
+}
+
+void WeightReader::PackRows(const TensorView& tensor, const Projection& p, Range rows,
+                            int64_t first_out, PackedMatrix* matrix) {
+  if (!p.is_transposed) {
+    const int64_t row_bytes = p.n_in * SizeOf(tensor.dtype);
+    ForPieces(p, rows, [&](int64_t stored, int64_t n, int64_t offset) {
+      matrix->PackRows(first_out + rows.begin + offset, n, tensor.dtype,
+                       tensor.data + stored * row_bytes, p.n_in);
+    });
+    return;
+  }
+  std::vector<float> values(64 * p.n_in);
+  for (int64_t first = rows.begin; first < rows.end; first += 64) {
+    const int64_t n = std::min<int64_t>(64, rows.end - first);
+    CopyRows(tensor, p, {first, first + n}, values.data());
+    matrix->PackRows(first_out + first, n, DType::kF32, values.data(), p.n_in);
+  }
+}
+
+StatusOr<PackedMatrix> WeightReader::Pack(const std::vector<Projection>& parts, DType compute_type,
+                                          ThreadPool* pool) {
+  int64_t n_out = 0;
+  for (const Projection& part : parts) n_out += part.n_out();
+  KVL_ASSIGN_OR_RETURN(PackedMatrix matrix,
+                       PackedMatrix::Create(n_out, parts.front().n_in, compute_type));
+  int64_t first_out = 0;
+  for (const Projection& part : parts) {
+    KVL_ASSIGN_OR_RETURN(const TensorView tensor, Open(part));
+    // Workers may share no group of 64 packed rows.
+    const bool is_aligned = first_out % 64 == 0;
+    pool->Run([&](int worker_id) {
+      const Range rows = is_aligned ? ShareOf(part.n_out(), 64, worker_id, pool->n_workers())
+                                    : Range{0, worker_id == 0 ? part.n_out() : 0};
+      if (rows.begin < rows.end) PackRows(tensor, part, rows, first_out, &matrix);
+    });
+    source_->Done(tensor);
+    first_out += part.n_out();
+  }
+  return matrix;
+}
+
+StatusOr<TensorView> WeightReader::Table(const std::string& name, int64_t n_rows,
+                                         int64_t n_columns) {
+  KVL_ASSIGN_OR_RETURN(const TensorView tensor, Checked(name, {n_rows, n_columns}));
+  if (source_->is_mapped()) source_->Done(tensor);
+  return tensor;
+}
+
+}  // namespace kvlathe

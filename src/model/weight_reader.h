@@ -1,0 +1,66 @@
+// Reads checked weights out of a source, whatever their layout there.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/threads.h"
+#include "kernels/cpu/linear.h"
+#include "model/tensor_source.h"
+#include "model/weight_names.h"
+
+namespace kvlathe {
+
+// kDataLoss names the tensor that is missing, has another shape or is not finite. Source pages are
+// released once read.
+class WeightReader {
+ public:
+  explicit WeightReader(std::unique_ptr<TensorSource> source) : source_(std::move(source)) {}
+
+  const TensorSource& source() const { return *source_; }
+
+  // A vector of n floats.
+  StatusOr<std::vector<float>> Vector(const std::string& name, int64_t n);
+  // The bias of a projection's channels.
+  StatusOr<std::vector<float>> Bias(const Projection& projection);
+  // Its matrix, [n_out, n_in] row-major.
+  StatusOr<std::vector<float>> Matrix(const Projection& projection);
+  // Parts below each other from row 0 of a new packed matrix on.
+  StatusOr<PackedMatrix> Pack(const std::vector<Projection>& parts, DType compute_type,
+                              ThreadPool* pool);
+  // A stored [n_rows, n_columns] table that stays readable as long as the reader lives.
+  StatusOr<TensorView> Table(const std::string& name, int64_t n_rows, int64_t n_columns);
+
+  // Calls fn(first_row, n_rows, rows) for all rows of a projection's matrix, as floats, at most 64
+  // at a time, on the workers; first_row is a multiple of 64.
+  template <typename F>
+  Status ForRowGroups(const Projection& projection, ThreadPool* pool, const F& fn) {
+    KVL_ASSIGN_OR_RETURN(const TensorView tensor, Open(projection));
+    pool->Run([&](int worker_id) {
+      const Range rows = ShareOf(projection.n_out(), 64, worker_id, pool->n_workers());
+      std::vector<float> values(rows.begin == rows.end ? 0 : 64 * projection.n_in);
+      for (int64_t first = rows.begin; first < rows.end; first += 64) {
+        const int64_t n = std::min<int64_t>(64, rows.end - first);
+        CopyRows(tensor, projection, {first, first + n}, values.data());
+        fn(first, n, values.data());
+      }
+    });
+    source_->Done(tensor);
+    return OkStatus();
+  }
+
+ private:
+  StatusOr<TensorView> Checked(const std::string& name, const std::vector<int64_t>& shape);
+  StatusOr<TensorView> Open(const Projection& projection);
+  // Rows [rows.begin, rows.end) of the projection's matrix as floats.
+  static void CopyRows(const TensorView& tensor, const Projection& projection, Range rows,
+                       float* out);
+  static void PackRows(const TensorView& tensor, const Projection& projection, Range rows,
+                       int64_t first_out, PackedMatrix* matrix);
+
+  std::unique_ptr<TensorSource> source_;
+};
+
+}  // namespace kvlathe

@@ -1,0 +1,21 @@
+// One small model of every family and of every feature that changes the forward.
+#pragma once
+
+#include <vector>
+
+#include "random_model.h"
+
+namespace kvlathe::testing {
+
+struct NamedShape {
+  const char* name;
+  RandomModelShape shape;
+};
+
+std::vector<NamedShape> ModelShapes();
+
+// LongRope with an original context of 64 of 512 positions, three quarters of a head rotating, and
+// the long factors, as the longest context asks for.
+RandomModelShape Phi3LongRope();
+
+}  // namespace kvlathe::testing
