@@ -1,0 +1,100 @@
+// A sequence that was saved and restored goes on with the bits that it would have gone on with.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "base/random.h"
+#include "evaluation/bench_model.h"
+#include "io/scratch_folder.h"
+#include "kv/blocks/sequence_file.h"
+#include "model/model.h"
+#include "model/tensor_source.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+constexpr int kVocabulary = 128;
+
+ModelConfig SmallConfig() {
+  ModelConfig c;
+  c.model_type = "llama";
+  c.n_layers = 2;
+  c.hidden_dim = 64;
+  c.n_heads = 4;
+  c.n_kv_heads = 2;
+  c.head_dim = 32;
+  c.ffn_dim = 96;
+  c.vocab_size = kVocabulary;
+  c.max_seq_len = 512;
+  return c;
+}
+
+class SavedSequence : public testing::TestWithParam<DType> {
+ protected:
+  std::unique_ptr<Model> MakeModel(const ModelBasis* basis, int n_sink) {
+    auto weights = ModelWeights::Load(SmallConfig(), GetParam(), MakeRandomSource(3), &threads_);
+    EXPECT_TRUE(weights.ok()) << weights.status();
+    auto model =
+        Model::Create(*std::move(weights), basis, n_sink, &threads_, AvailableIsas().back());
+    EXPECT_TRUE(model.ok()) << model.status();
+    return *std::move(model);
+  }
+
+  // The bits of the logits after these tokens.
+  static std::string Feed(Model* model, SequenceCache* cache, const std::vector<int32_t>& ids) {
+    EXPECT_TRUE(cache->Extend(static_cast<int>(ids.size())).ok());
+    const SequenceStep step = {cache, ids, SequenceStep::Logits::kLast};
+    EXPECT_TRUE(model->Forward({&step, 1}).ok());
+    const auto logits = std::as_bytes(model->logits(0));
+    return {reinterpret_cast<const char*>(logits.data()), logits.size()};
+  }
+
+  static std::vector<int32_t> RandomTokens(int n, uint64_t seed) {
+    Random random(seed);
+    std::vector<int32_t> ids(n);
+    for (int32_t& id : ids) id = static_cast<int32_t>(random.Below(kVocabulary));
+    return ids;
+  }
+
+  // Reads a prompt, saves, restores into a pool of its own and decodes both further.
+  void ExpectSameBits(Model* model, int n_prompt) {
+    const SequenceIdentity identity = {"a spec", "a model"};
+    BlockPool pool(kNoLimit), other_pool(kNoLimit);
+    SequenceCache original(&model->layout(), &pool), restored(&model->layout(), &other_pool);
+    Feed(model, &original, RandomTokens(n_prompt, 1));
+    const std::string path = folder_ / "sequence";
+    ASSERT_TRUE(SaveSequence(original, model->layout(), identity, "", path).ok());
+    const auto state = RestoreSequence(path, {identity, &model->layout(), 512}, &restored);
+    ASSERT_TRUE(state.ok()) << state.status();
+    // Tokens one by one over the end of a block, then a second prompt.
+    for (const int32_t id : RandomTokens(70, 2)) {
+      const std::string expected = Feed(model, &original, {id});
+      ASSERT_EQ(Feed(model, &restored, {id}), expected) << "position " << original.n_tokens();
+    }
+    const std::vector<int32_t> more = RandomTokens(90, 3);
+    const std::string expected = Feed(model, &original, more);
+    EXPECT_EQ(Feed(model, &restored, more), expected);
+  }
+
+  ScratchFolder folder_;
+  ThreadPool threads_{2};
+};
+
+TEST_P(SavedSequence, GoesOnWithTheSameBitsUncompressed) {
+  const auto model = MakeModel(nullptr, 0);
+  for (const int n_prompt : {1, 64, 100}) ExpectSameBits(model.get(), n_prompt);
+}
+
+TEST_P(SavedSequence, GoesOnWithTheSameBitsInABasisWithSinks) {
+  const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.5, 9);
+  const auto model = MakeModel(&basis, 4);
+  for (const int n_prompt : {2, 4, 68, 100}) ExpectSameBits(model.get(), n_prompt);
+}
+
+INSTANTIATE_TEST_SUITE_P(RowTypes, SavedSequence, testing::Values(DType::kBf16, DType::kF32),
+                         [](const auto& test) { return std::string(DTypeName(test.param)); });
+
+}  // namespace
+}  // namespace kvlathe
