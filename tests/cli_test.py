@@ -88,6 +88,41 @@ class CommandLine(unittest.TestCase):
         # The space between prompt and continuation is there, once.
         self.assertRegex(done.stdout.decode(), "^The carriage stood( [^ ]|[^ \\w])")
 
+    def test_run_stops_before_a_stop_string(self):
+        arguments = ["run", "-m", MODEL, "-p", "The carriage stood", "-n", 24]
+        said = self.json_of(*arguments)
+        self.assertEqual(said["finish_reason"], "length")
+        begin = len(said["text"]) // 2
+        stop = said["text"][begin:begin + 5]
+        stopped = self.json_of(*arguments, "--stop", "never said", "--stop", stop)
+        self.assertEqual(stopped["text"], said["text"][:said["text"].index(stop)])
+        self.assertEqual(stopped["finish_reason"], "stop")
+        self.assertEqual(stopped["ids"], said["ids"][:len(stopped["ids"])])
+        printed = self.run_verb(*arguments, "--stop", stop).stdout.decode()
+        self.assertEqual(printed, "The carriage stood" + stopped["text"] + "\n")
+
+    def test_run_follows_bias_and_penalties(self):
+        arguments = ["run", "-m", MODEL, "-p", "The carriage stood", "-n", 16]
+        ids = self.json_of(*arguments)["ids"]
+        banned = self.json_of(*arguments, "--logit-bias", f"{ids[0]}=-100", "--logit-bias", f"{ids[1]}=-100")
+        self.assertFalse({ids[0], ids[1]} & set(banned["ids"]))
+        forced = self.json_of(*arguments, "--logit-bias", f"{ids[0]}=100", "--ignore-eos")
+        self.assertEqual(forced["ids"], 16 * [ids[0]])
+        # A hundredth of what is left of the bias is no longer the largest logit.
+        unlike = self.json_of(*arguments, "--logit-bias", f"{ids[0]}=100", "--repeat-penalty", 100,
+                              "--repeat-last-n", -1, "--presence-penalty", -1.5, "--frequency-penalty", 2)
+        self.assertEqual(unlike["ids"][0], ids[0])
+        self.assertNotEqual(unlike["ids"][1], ids[0])
+        drawn = ["--temp", 1.5, "--min-p", 1]
+        self.assertEqual(self.json_of(*arguments, *drawn)["ids"], ids)  # only the likeliest is left
+
+    def test_deterministic_run_gives_the_same_for_any_thread_count(self):
+        text = self.short_text()
+        arguments = ["run", "-m", MODEL, "-f", text, "-n", 8, "--deterministic", "--kv", "fdc(rate=0.5)"]
+        self.assertEqual(*(self.json_of(*arguments, "-t", n)["ids"] for n in (1, 3)))
+        evaluate = ["eval", "-m", MODEL, "-c", 128, "--deterministic", "--perplexity", text]
+        self.assertEqual(*(self.json_of(*evaluate, "-t", n)["perplexity"] for n in (1, 3)))
+
     def test_tokenize_goes_both_ways(self):
         text = "It was a bright cold morning, 4821 \u00e9 \U0001f600.\n"
         ids = self.json_of("tokenize", "-m", MODEL, "--no-bos", stdin=text.encode())["ids"]
@@ -180,7 +215,13 @@ class CommandLine(unittest.TestCase):
     def test_wrong_usage(self):
         self.assert_refused(2, "subcommand")
         self.assert_refused(2, "--model", "run", "-p", "x")
-        self.assert_refused(2, "--top-p", "run", "-m", MODEL, "-p", "x", "--top-p", 2)
+        for option, value in (("--top-p", 2), ("--min-p", 1.5), ("--repeat-penalty", 0),
+                              ("--repeat-last-n", -2), ("--presence-penalty", 3),
+                              ("--frequency-penalty", -3), ("--logit-bias", "7"),
+                              ("--logit-bias", "seven=1"), ("--logit-bias", "7=1x"),
+                              ("--logit-bias", "7=1000"), ("--logit-bias", "999999=1")):
+            self.assert_refused(2, option, "run", "-m", MODEL, "-p", "x", option, value)
+        self.assert_refused(2, "stop string", "run", "-m", MODEL, "-p", "x", "--stop", "")
         self.assert_refused(2, "prompt", "run", "-m", MODEL)
         self.assert_refused(2, "size", "run", "-m", MODEL, "-p", "x", "--kv-memory", "lots")
         self.environment["KVLATHE_ISA"] = "mmx"

@@ -27,6 +27,8 @@ void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& de
   app->add_option("--schedule", options->schedule, "how attention is split over threads")
       ->check(CLI::IsMember({"static", "lpt", "balanced"}))
       ->capture_default_str();
+  app->add_flag("--deterministic", options->deterministic,
+                "identical bits whatever runs beside a sequence; slower prompts");
 }
 
 Schedule ParseSchedule(const std::string& name) {

@@ -22,12 +22,13 @@ struct ModelOptions {
   std::string schedule = "balanced";
   int ctx_size = 0;   // -c, 0: from the model
   int n_threads = 0;  // -t, 0: all processors
+  bool deterministic = false;
   bool json = false;
 };
 
 // -m, -t, --json and what a model needs to be loaded.
 void AddModelOptions(CLI::App* app, ModelOptions* options);
-// --kv, --basis, --kv-memory, -c.
+// --kv, --basis, --kv-memory, -c, --schedule, --deterministic.
 void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& default_kv);
 
 // static, lpt or balanced, checked when parsed.

@@ -1,10 +1,12 @@
 // kvlathe run: generate text, streamed.
 #include <fmt/format.h>
 
+#include <charconv>
 #include <csignal>
-#include <random>
+#include <map>
 
 #include "engine/engine.h"
+#include "engine/text_stream.h"
 #include "io/files.h"
 #include "workspace.h"
 
@@ -18,9 +20,22 @@ struct RunOptions {
   int max_tokens = 128;
   bool ignore_eos = false;
   SamplingParams sampling;
+  std::vector<std::string> logit_bias;  // ID=BIAS
+  std::vector<std::string> stops;
 };
 
 volatile std::sig_atomic_t interrupted = 0;
+
+const char* NameOf(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    default:
+      return "cancelled";
+  }
+}
 
 void Report(const Workspace& workspace, const SpecModel& spec_model, int n_prompt,
             const RequestOutcome& outcome, const std::string& text) {
@@ -31,21 +46,19 @@ void Report(const Workspace& workspace, const SpecModel& spec_model, int n_promp
                                       : 0;
   const double fraction =
       static_cast<double>(outcome.kv_bytes.total()) /
-      static_cast<double>(UncompressedBytes(layout.n_layers, layout.n_kv_heads, layout.head_dim,
-                                            outcome.n_cached_tokens));
+      static_cast<double>(ReferenceBytes(layout, outcome.n_cached_tokens));
   if (workspace.options().json) {
-    const nlohmann::ordered_json json = {
-        {"kv", spec_model.spec.text()},
-        {"kv_resolved", spec_model.spec.ToString()},
-        {"text", text},
-        {"ids", outcome.tokens},
-        {"prompt_tokens", n_prompt},
-        {"generated_tokens", n_generated},
-        {"finish_reason", outcome.finish_reason == FinishReason::kStop ? "stop" : "length"},
-        {"ttft_ms", outcome.ttft_ms},
-        {"decode_tok_per_s", decode_tok_per_s},
-        {"kv_bytes", outcome.kv_bytes.total()},
-        {"kv_fraction", fraction}};
+    const nlohmann::ordered_json json = {{"kv", spec_model.spec.text()},
+                                         {"kv_resolved", spec_model.spec.ToString()},
+                                         {"text", text},
+                                         {"ids", outcome.tokens},
+                                         {"prompt_tokens", n_prompt},
+                                         {"generated_tokens", n_generated},
+                                         {"finish_reason", NameOf(outcome.finish_reason)},
+                                         {"ttft_ms", outcome.ttft_ms},
+                                         {"decode_tok_per_s", decode_tok_per_s},
+                                         {"kv_bytes", outcome.kv_bytes.total()},
+                                         {"kv_fraction", fraction}};
     fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     return;
   }
@@ -65,63 +78,134 @@ StatusOr<std::string> PromptText(const RunOptions& options) {
   return options.prompt;
 }
 
+StatusOr<std::map<int32_t, float>> ParseLogitBias(const std::vector<std::string>& arguments) {
+  std::map<int32_t, float> biases;
+  for (const std::string& argument : arguments) {
+    const char* const end = argument.data() + argument.size();
+    int32_t id = 0;
+    float bias = 0;
+    const auto after_id = std::from_chars(argument.data(), end, id);
+    bool ok = after_id.ec == std::errc() && after_id.ptr != end && *after_id.ptr == '=';
+    if (ok) {
+      const auto after_bias = std::from_chars(after_id.ptr + 1, end, bias);
+      ok = after_bias.ec == std::errc() && after_bias.ptr == end;
+    }
+    if (!ok) {
+      return Error(StatusCode::kInvalidArgument,
+                   "--logit-bias {}: give a token id and a number as ID=BIAS", argument);
+    }
+    biases[id] = bias;
+  }
+  return biases;
+}
+
+StatusOr<Request> MakeRequest(const RunOptions& options, const SamplingParams& sampling,
+                              const Workspace& workspace, const std::string& prompt) {
+  Request request;
+  request.prompt = workspace.tokenizer().Tokenize(prompt, /*add_bos=*/true);
+  request.max_tokens = options.max_tokens;
+  request.sampling = sampling;
+  if (!options.ignore_eos) request.stop_ids = workspace.config().eos_ids;
+  const int n_prompt = static_cast<int>(request.prompt.size());
+  if (n_prompt + options.max_tokens > workspace.context_tokens()) {
+    return Error(
+        StatusCode::kInvalidArgument,
+        "the prompt has {} tokens and -n asks for {} more, but the context is {}; shorten one of "
+        "them",
+        n_prompt, options.max_tokens, workspace.context_tokens());
+  }
+  return request;
+}
+
+struct Generated {
+  RequestOutcome outcome;
+  std::string text;
+};
+
+// Runs the request alone; unless the output is JSON, prompt and text go to standard output as they
+// come.
+StatusOr<Generated> Generate(const RunOptions& options, const Workspace& workspace, Model* model,
+                             Request request, const std::string& prompt) {
+  BlockPool pool(workspace.kv_budget_bytes());
+  Engine engine(model, &pool, {});
+  TextStream stream(&workspace.tokenizer(), options.stops);
+  Generated generated;
+  const bool prints = !options.model.json;
+  const auto emit = [&](const std::string& piece) {
+    generated.text += piece;
+    if (prints) {
+      fmt::print("{}", piece);
+      std::fflush(stdout);
+    }
+  };
+  std::signal(SIGINT, [](int) { interrupted = 1; });
+  const auto on_token = [&](Engine::RequestId, int32_t id) {
+    emit(stream.Push(id));
+    if (stream.stopped()) return FinishReason::kStop;
+    return interrupted == 0 && std::ferror(stdout) == 0 ? FinishReason::kNone
+                                                        : FinishReason::kCancelled;
+  };
+  const auto on_finish = [&](Engine::RequestId, const RequestOutcome& o) { generated.outcome = o; };
+  KVL_RETURN_IF_ERROR(engine.Submit(std::move(request), on_token, on_finish).status());
+  if (prints) fmt::print("{}", prompt);
+  KVL_RETURN_IF_ERROR(engine.RunUntilIdle());
+  emit(stream.Finish());
+  if (prints) fmt::print("\n");
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    return Error(StatusCode::kResourceExhausted, "standard output cannot be written");
+  }
+  return generated;
+}
+
 Status Run(const RunOptions& options) {
   if (options.model.kv.size() > 1) {
     return Error(StatusCode::kInvalidArgument, "run takes one --kv; kvlathe compare takes several");
   }
-  KVL_RETURN_IF_ERROR(options.sampling.Check());
+  SamplingParams sampling = options.sampling;
+  KVL_ASSIGN_OR_RETURN(sampling.logit_bias, ParseLogitBias(options.logit_bias));
+  KVL_RETURN_IF_ERROR(sampling.Check());
+  KVL_RETURN_IF_ERROR(StopMatcher::CheckStops(options.stops));
   KVL_ASSIGN_OR_RETURN(const std::string prompt, PromptText(options));
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
   KVL_ASSIGN_OR_RETURN(
       const SpecModel spec_model,
       workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
-  const Tokenizer& tokenizer = workspace->tokenizer();
-  Request request;
-  request.prompt = tokenizer.Tokenize(prompt, /*add_bos=*/true);
-  request.max_tokens = options.max_tokens;
-  request.sampling = options.sampling;
-  if (!options.ignore_eos) request.stop_ids = workspace->config().eos_ids;
+  KVL_ASSIGN_OR_RETURN(Request request, MakeRequest(options, sampling, *workspace, prompt));
   const int n_prompt = static_cast<int>(request.prompt.size());
-  if (n_prompt + options.max_tokens > workspace->context_tokens()) {
-    return Error(
-        StatusCode::kInvalidArgument,
-        "the prompt has {} tokens and -n asks for {} more, but the context is {}; shorten one of "
-        "them",
-        n_prompt, options.max_tokens, workspace->context_tokens());
-  }
-
-  BlockPool pool(workspace->kv_budget_bytes());
-  Engine engine(spec_model.model.get(), &pool, {});
-  StreamingDetokenizer detokenizer(&tokenizer, /*continues_text=*/true);
-  std::string text;
-  const bool stream = !options.model.json;
-  const auto emit = [&](const std::string& piece) {
-    text += piece;
-    if (stream) {
-      fmt::print("{}", piece);
-      std::fflush(stdout);
-    }
-  };
-  RequestOutcome outcome;
-  std::signal(SIGINT, [](int) { interrupted = 1; });
-  KVL_RETURN_IF_ERROR(engine
-                          .Submit(
-                              std::move(request),
-                              [&](auto, int32_t id) {
-                                emit(detokenizer.Push(id));
-                                return interrupted == 0 && std::ferror(stdout) == 0;
-                              },
-                              [&](auto, const RequestOutcome& o) { outcome = o; })
-                          .status());
-  if (stream) fmt::print("{}", prompt);
-  KVL_RETURN_IF_ERROR(engine.RunUntilIdle());
-  emit(detokenizer.Finish());
-  if (stream) fmt::print("\n");
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    return Error(StatusCode::kResourceExhausted, "standard output cannot be written");
-  }
-  Report(*workspace, spec_model, n_prompt, outcome, text);
+  KVL_ASSIGN_OR_RETURN(
+      const Generated generated,
+      Generate(options, *workspace, spec_model.model.get(), std::move(request), prompt));
+  Report(*workspace, spec_model, n_prompt, generated.outcome, generated.text);
   return OkStatus();
+}
+
+void AddSamplingOptions(CLI::App* verb, RunOptions* options) {
+  SamplingParams* sampling = &options->sampling;
+  verb->add_option("--temp", sampling->temperature, "temperature, 0 is greedy")
+      ->capture_default_str();
+  verb->add_option("--top-k", sampling->top_k, "the k most likely tokens, 0 is all")
+      ->capture_default_str();
+  verb->add_option("--top-p", sampling->top_p, "the smallest set with this probability")
+      ->capture_default_str();
+  verb->add_option("--min-p", sampling->min_p,
+                   "tokens at least this likely in relation to the likeliest, 0 is all")
+      ->capture_default_str();
+  verb->add_option("--repeat-penalty", sampling->repetition_penalty,
+                   "divides the logits of recent tokens, 1 is off")
+      ->capture_default_str();
+  verb->add_option("--repeat-last-n", sampling->repeat_last_n,
+                   "tokens that --repeat-penalty looks back, -1 is all")
+      ->capture_default_str();
+  verb->add_option("--presence-penalty", sampling->presence_penalty,
+                   "taken from the logits of generated tokens")
+      ->capture_default_str();
+  verb->add_option("--frequency-penalty", sampling->frequency_penalty,
+                   "the same for every time that a token was generated")
+      ->capture_default_str();
+  verb->add_option("--logit-bias", options->logit_bias,
+                   "ID=BIAS, added to the logit of a token; repeats")
+      ->allow_extra_args(false);
+  verb->add_option("-s,--seed", sampling->seed, "seed of the sampler")->capture_default_str();
 }
 
 }  // namespace
@@ -139,14 +223,9 @@ void AddRunVerb(Verbs* verbs) {
   verb->add_option("-n,--max-tokens", options->max_tokens, "tokens to generate")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  verb->add_option("--temp", options->sampling.temperature, "temperature, 0 is greedy")
-      ->capture_default_str();
-  verb->add_option("--top-k", options->sampling.top_k, "the k most likely tokens, 0 is all")
-      ->capture_default_str();
-  verb->add_option("--top-p", options->sampling.top_p, "the smallest set with this probability")
-      ->capture_default_str();
-  verb->add_option("-s,--seed", options->sampling.seed, "seed of the sampler")
-      ->capture_default_str();
+  AddSamplingOptions(verb, options.get());
+  verb->add_option("--stop", options->stops, "ends the text before this; repeats")
+      ->allow_extra_args(false);
   verb->add_flag("--ignore-eos", options->ignore_eos, "go on after the end of sequence");
 }
 

@@ -216,6 +216,7 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
                        Model::Create(weights_, result.spec.basis() == nullptr ? nullptr : &basis,
                                      result.spec.n_sink(), threads_.get(), isa_));
   result.model->set_schedule(ParseSchedule(options_.schedule));
+  result.model->set_deterministic(options_.deterministic);
   return result;
 }
 

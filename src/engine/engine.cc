@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "base/units.h"
+#include "kernels/cpu/block_layout.h"
 
 namespace kvlathe {
 
@@ -13,22 +15,43 @@ struct Engine::Sequence {
   FinishCallback on_finish;
   Sampler sampler;
   std::unique_ptr<SequenceCache> cache;
-  int64_t promised_bytes = 0;
-  int n_prefilled = 0;         // prompt tokens in the cache
   std::vector<int32_t> input;  // tokens of the current step
   RequestOutcome outcome;
   Stopwatch since_submit;
   Stopwatch since_first_token;
 
   Sequence(RequestId request_id, Request r)
-      : id(request_id), request(std::move(r)), sampler(request.sampling) {}
-  bool in_prefill() const { return n_prefilled < static_cast<int>(request.prompt.size()); }
+      : id(request_id), request(std::move(r)), sampler(request.sampling, request.prompt) {}
+
+  int64_t n_prompt() const { return static_cast<int64_t>(request.prompt.size()); }
+  int64_t n_known() const { return n_prompt() + static_cast<int64_t>(outcome.tokens.size()); }
+  int64_t n_cached() const { return cache->n_tokens(); }
+  bool decodes() const { return !outcome.tokens.empty() && n_cached() + 1 == n_known(); }
   // The last generated token is never fed back, so it needs no place in the cache.
-  int64_t max_positions() const { return request.prompt.size() + request.max_tokens - 1; }
+  int64_t max_positions() const { return n_prompt() + request.max_tokens - 1; }
+
+  // What the cache should be able to hold for the sequence to be worth running: without the block
+  // to spare, a sequence that was preempted for a block would be back in the next step.
+  int64_t WantedBytes(const CacheLayout& layout, int max_step) const {
+    return PeakSequenceBytes(layout, std::min(n_known() + kBlockSize, max_positions()), max_step);
+  }
+
+  // Makes `input` the next tokens for the cache, at most n_max: of the prompt, or after it.
+  void TakeInput(int64_t n_max) {
+    const std::vector<int32_t>& generated = outcome.tokens;
+    const bool in_prompt = n_cached() < n_prompt();
+    const auto begin = in_prompt ? request.prompt.begin() + n_cached()
+                                 : generated.begin() + (n_cached() - n_prompt());
+    const auto end = in_prompt ? request.prompt.end() : generated.end();
+    input.assign(begin, begin + std::min<int64_t>(n_max, end - begin));
+  }
 };
 
 Engine::Engine(Model* model, BlockPool* pool, const EngineOptions& options)
-    : model_(model), pool_(pool), options_(options) {}
+    : model_(model), pool_(pool), options_(options) {
+  KVL_CHECK_GE(options_.max_batch_tokens, 1);
+  KVL_CHECK_GE(options_.max_sequences, 1);
+}
 
 Engine::~Engine() = default;
 
@@ -42,6 +65,7 @@ StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_tok
                  request.max_tokens);
   }
   KVL_RETURN_IF_ERROR(request.sampling.Check());
+  KVL_RETURN_IF_ERROR(request.sampling.CheckVocabulary(c.vocab_size));
   for (int32_t id : request.prompt) {
     if (id < 0 || id >= c.vocab_size) {
       return Error(StatusCode::kInvalidArgument, "token id {} is outside the vocabulary of {}", id,
@@ -56,14 +80,15 @@ StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_tok
         n_prompt, request.max_tokens, c.max_seq_len);
   }
   auto sequence = std::make_unique<Sequence>(next_id_, std::move(request));
-  sequence->promised_bytes = SequenceBytes(model_->layout(), sequence->max_positions());
+  const int64_t needed_bytes =
+      PeakSequenceBytes(model_->layout(), sequence->max_positions(), options_.max_batch_tokens);
   const int64_t budget = pool_->usage().budget_bytes;
-  if (sequence->promised_bytes > budget) {
+  if (needed_bytes > budget) {
     return Error(
         StatusCode::kResourceExhausted,
         "{} tokens need {} of KV memory and the budget is {}; raise --kv-memory, shorten the "
         "request or choose a smaller --kv",
-        sequence->max_positions(), FormatBytes(sequence->promised_bytes), FormatBytes(budget));
+        sequence->max_positions(), FormatBytes(needed_bytes), FormatBytes(budget));
   }
   sequence->on_token = std::move(on_token);
   sequence->on_finish = std::move(on_finish);
@@ -72,43 +97,70 @@ StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_tok
 }
 
 void Engine::AdmitWaiting() {
+  if (waiting_.empty()) return;
+  // A sequence that decodes takes a token of every step.
+  const size_t max_running = std::min(options_.max_sequences, options_.max_batch_tokens);
   const int64_t budget = pool_->usage().budget_bytes;
-  while (!waiting_.empty() && static_cast<int>(running_.size()) < options_.max_sequences &&
-         promised_bytes_ + waiting_.front()->promised_bytes <= budget) {
-    std::unique_ptr<Sequence> sequence = std::move(waiting_.front());
+  int64_t wanted_bytes = 0;
+  const auto wanted_by = [&](const Sequence& s) {
+    return s.WantedBytes(model_->layout(), options_.max_batch_tokens);
+  };
+  for (const auto& s : running_) wanted_bytes += wanted_by(*s);
+  while (!waiting_.empty() && running_.size() < max_running) {
+    wanted_bytes += wanted_by(*waiting_.front());
+    if (wanted_bytes > budget) return;
+    running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
-    sequence->cache = std::make_unique<SequenceCache>(&model_->layout(), pool_);
-    promised_bytes_ += sequence->promised_bytes;
-    running_.push_back(std::move(sequence));
+    running_.back()->cache = std::make_unique<SequenceCache>(&model_->layout(), pool_);
   }
 }
 
+void Engine::ShareTokenBudget() {
+  int64_t n_left = options_.max_batch_tokens;
+  for (const bool decodes : {true, false}) {
+    for (const auto& s : running_) {
+      if (s->decodes() != decodes) continue;
+      s->TakeInput(n_left);
+      n_left -= static_cast<int64_t>(s->input.size());
+    }
+  }
+}
+
+void Engine::PreemptNewest() {
+  std::unique_ptr<Sequence> newest = std::move(running_.back());
+  running_.pop_back();
+  newest->cache.reset();
+  newest->input.clear();
+  ++newest->outcome.n_preemptions;
+  waiting_.push_front(std::move(newest));
+}
+
+// Makes room for the input of a sequence, if need be at the cost of newer ones and at last of
+// itself. Only the oldest can fail, and only when others use its pool.
+Status Engine::ExtendOrPreempt(Sequence* sequence) {
+  for (;;) {
+    const Status status = sequence->cache->Extend(static_cast<int>(sequence->input.size()));
+    if (status.code() != StatusCode::kResourceExhausted || running_.size() == 1) return status;
+    const bool is_newest = running_.back().get() == sequence;
+    PreemptNewest();
+    if (is_newest) return OkStatus();
+  }
+}
+
+// Oldest first, so that who is preempted is not in the batch yet.
 StatusOr<std::vector<SequenceStep>> Engine::BuildBatch() {
+  ShareTokenBudget();
   std::vector<SequenceStep> steps;
   batch_.clear();
-  const auto add = [&](Sequence* s, SequenceStep::Logits logits) -> Status {
-    KVL_RETURN_IF_ERROR(s->cache->Extend(static_cast<int>(s->input.size())));
-    steps.push_back({s->cache.get(), s->input, logits});
+  for (size_t i = 0; i < running_.size(); ++i) {
+    Sequence* s = running_[i].get();
+    if (s->input.empty()) continue;
+    KVL_RETURN_IF_ERROR(ExtendOrPreempt(s));
+    if (i == running_.size()) break;  // it was preempted itself
+    const bool is_last = s->n_cached() == s->n_known();
+    steps.push_back({s->cache.get(), s->input,
+                     is_last ? SequenceStep::Logits::kLast : SequenceStep::Logits::kNone});
     batch_.push_back(s);
-    return OkStatus();
-  };
-  int n_left = options_.max_batch_tokens;
-  for (const auto& s : running_) {
-    if (s->in_prefill() || n_left == 0) continue;
-    s->input = {s->outcome.tokens.back()};
-    KVL_RETURN_IF_ERROR(add(s.get(), SequenceStep::Logits::kLast));
-    --n_left;
-  }
-  for (const auto& s : running_) {
-    if (!s->in_prefill() || n_left == 0) continue;
-    const auto first = s->request.prompt.begin() + s->n_prefilled;
-    const int n_rest = static_cast<int>(s->request.prompt.end() - first);
-    const int n_new = std::min(n_rest, n_left);
-    s->input.assign(first, first + n_new);
-    KVL_RETURN_IF_ERROR(
-        add(s.get(), n_new == n_rest ? SequenceStep::Logits::kLast : SequenceStep::Logits::kNone));
-    s->n_prefilled += n_new;
-    n_left -= n_new;
   }
   return steps;
 }
@@ -119,7 +171,7 @@ void Engine::TakeTokens(const std::vector<SequenceStep>& steps) {
     if (steps[i].logits == SequenceStep::Logits::kNone) continue;
     Sequence* s = batch_[i];
     const int32_t token = s->sampler.Sample(model_->logits(row++));
-    if (s->outcome.tokens.empty() && s->outcome.ttft_ms == 0) {
+    if (s->outcome.tokens.empty()) {
       s->outcome.ttft_ms = s->since_submit.Milliseconds();
       s->since_first_token.Restart();
     }
@@ -129,11 +181,12 @@ void Engine::TakeTokens(const std::vector<SequenceStep>& steps) {
       continue;
     }
     s->outcome.tokens.push_back(token);
-    if (s->on_token && !s->on_token(s->id, token)) {
-      Finish(s, FinishReason::kCancelled);
-    } else if (static_cast<int>(s->outcome.tokens.size()) == s->request.max_tokens) {
-      Finish(s, FinishReason::kLength);
+    FinishReason reason = s->on_token ? s->on_token(s->id, token) : FinishReason::kNone;
+    if (reason == FinishReason::kNone &&
+        static_cast<int>(s->outcome.tokens.size()) == s->request.max_tokens) {
+      reason = FinishReason::kLength;
     }
+    if (reason != FinishReason::kNone) Finish(s, reason);
   }
 }
 
@@ -143,7 +196,6 @@ void Engine::Finish(Sequence* sequence, FinishReason reason) {
   sequence->outcome.n_cached_tokens = sequence->cache->n_tokens();
   sequence->outcome.kv_bytes = sequence->cache->bytes();
   if (sequence->on_finish) sequence->on_finish(sequence->id, sequence->outcome);
-  promised_bytes_ -= sequence->promised_bytes;
   std::erase_if(running_, [&](const auto& s) { return s.get() == sequence; });
 }
 

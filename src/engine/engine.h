@@ -25,25 +25,35 @@ struct Request {
 
 // What a caller learns of a finished request.
 struct RequestOutcome {
-  std::vector<int32_t> tokens;  // generated, without the stop token
+  std::vector<int32_t> tokens;  // generated, without the stop token of stop_ids
   FinishReason finish_reason = FinishReason::kNone;
   double ttft_ms = 0;         // submit to first token
   double decode_seconds = 0;  // first token to last
   int n_cached_tokens = 0;    // positions in the cache at the end
+  int n_preemptions = 0;      // times that the cache was given up and computed again
   KvBytes kv_bytes;           // of the sequence at its end
 };
 
 struct EngineOptions {
-  int max_batch_tokens = 512;  // prompt and decode tokens in one step
-  int max_sequences = 64;      // that run at the same time
+  int max_batch_tokens = 512;  // prompt and decode tokens together in one step, at least 1
+  int max_sequences = 64;      // that run at the same time, at least 1
 };
 
+// Sequences run in the order of their requests. One is admitted when the budget holds what it has
+// and a block more for every sequence; when the budget is exhausted later, the newest running
+// sequence is preempted: it gives its cache up and waits, before all others, to replay its prompt
+// and the tokens it has generated. So the oldest always goes on, and a request that fits the budget
+// alone finishes. Prompts and generated tokens never share a step of one sequence: where the prompt
+// ends in the cache does not depend on preemption.
+//
+// What a sequence generates does not depend on the others, on max_batch_tokens or on preemption
+// beyond the rounding of the logits; with Model::set_deterministic not even there.
 class Engine {
  public:
   using RequestId = int64_t;
-  // Called for every generated token on the thread that steps the engine; false cancels the
-  // request.
-  using TokenCallback = std::function<bool(RequestId, int32_t)>;
+  // Called for every generated token on the thread that steps the engine. Anything but kNone ends
+  // the request for that reason, the token included.
+  using TokenCallback = std::function<FinishReason(RequestId, int32_t)>;
   using FinishCallback = std::function<void(RequestId, const RequestOutcome&)>;
 
   // `model` and `pool` outlive the engine.
@@ -55,8 +65,7 @@ class Engine {
   StatusOr<RequestId> Submit(Request request, TokenCallback on_token, FinishCallback on_finish);
 
   // One step: every running sequence decodes a token, and the rest of max_batch_tokens goes to
-  // prompts. A sequence starts when the budget holds its prompt and max_tokens beside what the
-  // running ones may still need, so none has to be stopped. False when nothing is left to do.
+  // prompts and replays. False when nothing is left to do.
   StatusOr<bool> Step();
   Status RunUntilIdle();
 
@@ -66,17 +75,19 @@ class Engine {
  private:
   struct Sequence;
   void AdmitWaiting();
+  void ShareTokenBudget();
   StatusOr<std::vector<SequenceStep>> BuildBatch();
+  Status ExtendOrPreempt(Sequence* sequence);
+  void PreemptNewest();
   void TakeTokens(const std::vector<SequenceStep>& steps);
   void Finish(Sequence* sequence, FinishReason reason);
 
   Model* model_;
   BlockPool* pool_;
   EngineOptions options_;
-  std::deque<std::unique_ptr<Sequence>> waiting_;
-  std::vector<std::unique_ptr<Sequence>> running_;
-  std::vector<Sequence*> batch_;  // the sequence of each step
-  int64_t promised_bytes_ = 0;    // what running sequences may come to need
+  std::deque<std::unique_ptr<Sequence>> waiting_;   // oldest first, all newer than running_
+  std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
+  std::vector<Sequence*> batch_;                    // the sequence of each step
   RequestId next_id_ = 1;
 };
 

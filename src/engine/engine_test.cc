@@ -101,6 +101,8 @@ TEST_F(EngineTest, RefusesWhatCanNeverRun) {
   EXPECT_EQ(code({.prompt = Prompt(500, 1), .max_tokens = 100}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code({.prompt = Prompt(200, 1), .max_tokens = 100}), StatusCode::kResourceExhausted);
   EXPECT_EQ(code({.prompt = {1}, .sampling = {.temperature = -1}}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.prompt = {1}, .sampling = {.logit_bias = {{128, 1.f}}}}),
+            StatusCode::kInvalidArgument);
   EXPECT_EQ(engine.n_waiting(), 0);
 }
 
@@ -121,12 +123,26 @@ TEST_F(EngineTest, StopsAtAStopTokenAndWhenCancelled) {
   r.stop_ids.clear();
   ASSERT_TRUE(engine
                   .Submit(
-                      r, [&](auto, int32_t) { return ++n_tokens < 3; },
+                      r,
+                      [&](auto, int32_t) {
+                        return ++n_tokens < 3 ? FinishReason::kNone : FinishReason::kCancelled;
+                      },
                       [&](auto, const RequestOutcome& o) { outcome = o; })
                   .ok());
   ASSERT_TRUE(engine.RunUntilIdle().ok());
   EXPECT_EQ(outcome.finish_reason, FinishReason::kCancelled);
   EXPECT_EQ(outcome.tokens.size(), 3u);
+
+  // As a stop string ends it, on the last token that it may have.
+  r.max_tokens = 1;
+  ASSERT_TRUE(engine
+                  .Submit(
+                      r, [&](auto, int32_t) { return FinishReason::kStop; },
+                      [&](auto, const RequestOutcome& o) { outcome = o; })
+                  .ok());
+  ASSERT_TRUE(engine.RunUntilIdle().ok());
+  EXPECT_EQ(outcome.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(outcome.tokens.size(), 1u);
 }
 
 }  // namespace

@@ -2,8 +2,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace kvlathe {
+namespace {
+
+// Far enough to ban a token or to force it; the limits of the OpenAI API.
+constexpr float kMaxBias = 100;
+constexpr float kMaxPenalty = 2;
+constexpr float kMaxRepetitionPenalty = 100;
+
+Status CheckPenalty(const char* flag, float value) {
+  if (std::abs(value) <= kMaxPenalty) return OkStatus();
+  return Error(StatusCode::kInvalidArgument, "{} {}: give a number from -2 to 2", flag, value);
+}
+
+}  // namespace
 
 Status SamplingParams::Check() const {
   if (!(temperature >= 0 && temperature <= 100)) {
@@ -16,40 +30,130 @@ Status SamplingParams::Check() const {
     return Error(StatusCode::kInvalidArgument, "--top-p {}: give a number above 0 and at most 1",
                  top_p);
   }
+  if (!(min_p >= 0 && min_p <= 1)) {
+    return Error(StatusCode::kInvalidArgument, "--min-p {}: give a number from 0 (off) to 1",
+                 min_p);
+  }
+  if (!(repetition_penalty > 0 && repetition_penalty <= kMaxRepetitionPenalty)) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--repeat-penalty {}: give a number above 0 and at most 100; 1 is off",
+                 repetition_penalty);
+  }
+  if (repeat_last_n < -1) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--repeat-last-n {}: give a number of tokens, 0 (off) or -1 (all)", repeat_last_n);
+  }
+  KVL_RETURN_IF_ERROR(CheckPenalty("--presence-penalty", presence_penalty));
+  KVL_RETURN_IF_ERROR(CheckPenalty("--frequency-penalty", frequency_penalty));
+  for (const auto& [id, bias] : logit_bias) {
+    if (!(std::abs(bias) <= kMaxBias)) {
+      return Error(StatusCode::kInvalidArgument,
+                   "--logit-bias {}={}: give a number from -100 to 100", id, bias);
+    }
+  }
   return OkStatus();
 }
 
-Sampler::Sampler(const SamplingParams& params) : params_(params), random_(params.seed) {}
+Status SamplingParams::CheckVocabulary(int vocab_size) const {
+  for (const auto& [id, bias] : logit_bias) {
+    if (id >= 0 && id < vocab_size) continue;
+    return Error(StatusCode::kInvalidArgument, "--logit-bias {}={}: token ids go from 0 to {}", id,
+                 bias, vocab_size - 1);
+  }
+  return OkStatus();
+}
+
+Sampler::Sampler(SamplingParams params, std::span<const int32_t> prompt)
+    : params_(std::move(params)), random_(params_.seed) {
+  if (params_.repetition_penalty == 1) params_.repeat_last_n = 0;
+  adjusts_ = !params_.logit_bias.empty() || params_.repeat_last_n != 0 ||
+             params_.presence_penalty != 0 || params_.frequency_penalty != 0;
+  for (const int32_t token : prompt) EnterWindow(token);
+}
 
 int32_t ArgMax(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
 int32_t Sampler::Sample(std::span<const float> logits) {
-  if (params_.temperature == 0) return ArgMax(logits);
+  if (adjusts_) logits = Adjusted(logits);
+  const int32_t token = params_.temperature == 0 ? ArgMax(logits) : Draw(logits);
+  if (adjusts_) {
+    EnterWindow(token);
+    ++in_output_[token];
+  }
+  return token;
+}
+
+// With repeat_last_n = -1 nothing leaves the window, so counts are all that is kept of it.
+void Sampler::EnterWindow(int32_t token) {
+  if (params_.repeat_last_n == 0) return;
+  ++in_window_[token];
+  if (params_.repeat_last_n < 0) return;
+  if (window_.size() < static_cast<size_t>(params_.repeat_last_n)) {
+    window_.push_back(token);
+    return;
+  }
+  const auto leaving = in_window_.find(std::exchange(window_[oldest_], token));
+  if (--leaving->second == 0) in_window_.erase(leaving);
+  oldest_ = (oldest_ + 1) % window_.size();
+}
+
+std::span<const float> Sampler::Adjusted(std::span<const float> logits) {
+  adjusted_.assign(logits.begin(), logits.end());
+  for (const auto& [id, bias] : params_.logit_bias) adjusted_[id] += bias;
+  for (const auto& [id, count] : in_window_) {
+    float& logit = adjusted_[id];
+    logit = logit > 0 ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
+  }
+  for (const auto& [id, count] : in_output_) {
+    adjusted_[id] -=
+        params_.presence_penalty + params_.frequency_penalty * static_cast<float>(count);
+  }
+  return adjusted_;
+}
+
+// Leaves the candidates of top-k in order: larger logit first, equal ones by id, so that the draw
+// does not depend on the sort.
+void Sampler::KeepLikeliest(std::span<const float> logits) {
   candidates_.resize(logits.size());
   for (size_t i = 0; i < logits.size(); ++i) candidates_[i] = {logits[i], static_cast<int32_t>(i)};
-  // Larger logit first; equal ones by id, so that the draw does not depend on the sort.
   const auto before = [](const auto& a, const auto& b) {
     return a.first != b.first ? a.first > b.first : a.second < b.second;
   };
-  if (params_.top_k > 0 && static_cast<size_t>(params_.top_k) < candidates_.size()) {
-    std::partial_sort(candidates_.begin(), candidates_.begin() + params_.top_k, candidates_.end(),
-                      before);
-    candidates_.resize(params_.top_k);
+  const size_t top_k = static_cast<size_t>(params_.top_k);
+  if (top_k > 0 && top_k < candidates_.size()) {
+    std::partial_sort(candidates_.begin(), candidates_.begin() + top_k, candidates_.end(), before);
+    candidates_.resize(top_k);
   } else {
     std::sort(candidates_.begin(), candidates_.end(), before);
   }
+}
+
+int32_t Sampler::Draw(std::span<const float> logits) {
+  KeepLikeliest(logits);
   const float max_logit = candidates_.front().first;
   double sum = 0;
-  for (auto& [weight, id] : candidates_) {
-    weight = std::exp((weight - max_logit) / params_.temperature);
-    sum += weight;
+  if (params_.top_p < 1) {
+    for (const auto& [logit, id] : candidates_) sum += std::exp(logit - max_logit);
+  }
+  // From here on the first n_kept candidates count; min-p cuts at a logit since p / p_max is
+  // exp(logit - max_logit).
+  double before_it = 0;
+  size_t n_kept = 0;
+  while (n_kept < candidates_.size()) {
+    const double weight = std::exp(candidates_[n_kept].first - max_logit);
+    const bool is_likely =
+        (params_.top_p >= 1 || before_it < params_.top_p * sum) && weight >= params_.min_p;
+    if (n_kept > 0 && !is_likely) break;
+    before_it += weight;
+    ++n_kept;
   }
   double kept = 0;
-  size_t n_kept = 0;
-  while (n_kept < candidates_.size() && (n_kept == 0 || kept < params_.top_p * sum)) {
-    kept += candidates_[n_kept++].first;
+  for (size_t i = 0; i < n_kept; ++i) {
+    float& weight = candidates_[i].first;
+    weight = std::exp((weight - max_logit) / params_.temperature);
+    kept += weight;
   }
   double draw = random_.Uniform() * kept;
   for (size_t i = 0; i < n_kept; ++i) {

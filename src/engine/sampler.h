@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/random.h"
@@ -10,27 +13,54 @@
 
 namespace kvlathe {
 
+// Names and meanings follow llama.cpp and, for presence and frequency, the OpenAI API.
 struct SamplingParams {
   float temperature = 0;  // 0: greedy
   int top_k = 0;          // 0: all tokens
   float top_p = 1;        // nucleus: the smallest set of tokens with at least this probability
+  float min_p = 0;        // tokens at least this likely in relation to the likeliest; 0: all
+  // Positive logits of tokens among the last repeat_last_n of prompt and output are divided by it,
+  // others multiplied; 1: off.
+  float repetition_penalty = 1;
+  int repeat_last_n = 64;               // -1: all of prompt and output, 0: none
+  float presence_penalty = 0;           // taken from the logit of every token of the output
+  float frequency_penalty = 0;          // the same, times its count in the output
+  std::map<int32_t, float> logit_bias;  // added to the logit of a token id
   uint64_t seed = 0;
 
-  // kInvalidArgument with the flag and what it may be.
+  // kInvalidArgument with the flag and what it may be. CheckVocabulary: an id of logit_bias is not
+  // in [0, vocab_size).
   Status Check() const;
+  Status CheckVocabulary(int vocab_size) const;
 };
 
-// The order is temperature, top-k, top-p, draw. A sampler of the same seed draws the same tokens
-// from the same logits, whatever else runs beside it.
+// The order is logit_bias, repetition, presence and frequency penalties, top-k, top-p, min-p,
+// temperature, draw, as in llama.cpp: top-p and min-p look at the probabilities of temperature 1.
+// Greedy choice comes after the penalties. A sampler of the same seed draws the same tokens from
+// the same logits, whatever else runs beside it.
 class Sampler {
  public:
-  explicit Sampler(const SamplingParams& params);
+  // The prompt counts for repetition_penalty.
+  explicit Sampler(SamplingParams params, std::span<const int32_t> prompt = {});
+  // `logits` has an entry for every id of prompt and logit_bias. The token counts as output from
+  // then on.
   int32_t Sample(std::span<const float> logits);
 
  private:
+  std::span<const float> Adjusted(std::span<const float> logits);
+  int32_t Draw(std::span<const float> logits);
+  void KeepLikeliest(std::span<const float> logits);
+  void EnterWindow(int32_t token);
+
   SamplingParams params_;
+  bool adjusts_;  // any bias or penalty
   Random random_;
+  std::vector<float> adjusted_;
   std::vector<std::pair<float, int32_t>> candidates_;
+  std::vector<int32_t> window_;                 // a ring of the last repeat_last_n tokens
+  size_t oldest_ = 0;                           // in the ring, once it is full
+  std::unordered_map<int32_t, int> in_window_;  // counts, of prompt and output
+  std::unordered_map<int32_t, int> in_output_;
 };
 
 // The first index of the largest logit.

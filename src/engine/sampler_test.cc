@@ -52,13 +52,110 @@ TEST(Sampler, RepeatsForASeed) {
   EXPECT_GT(n_different, 10);
 }
 
+// Greedy choice after penalties and bias: which token has the largest logit tells them apart.
+TEST(Sampler, RepetitionPenaltyDividesPositiveAndMultipliesNegativeLogits) {
+  const std::vector<int32_t> prompt = {0};
+  // 3 / 1.5 = 2 < 2.1; at 1.4, 2.14 > 2.1.
+  EXPECT_EQ(Sampler({.repetition_penalty = 1.5f}, prompt).Sample(std::vector{3.f, 2.1f}), 1);
+  EXPECT_EQ(Sampler({.repetition_penalty = 1.4f}, prompt).Sample(std::vector{3.f, 2.1f}), 0);
+  // -1 * 1.5 = -1.5 < -1.4; dividing would have raised it.
+  EXPECT_EQ(Sampler({.repetition_penalty = 1.5f}, prompt).Sample(std::vector{-1.f, -1.4f}), 1);
+  // However often a token is there, it counts once.
+  EXPECT_EQ(Sampler({.repetition_penalty = 1.4f}, std::vector<int32_t>{0, 0, 0})
+                .Sample(std::vector{3.f, 2.1f}),
+            0);
+}
+
+TEST(Sampler, RepetitionPenaltyLooksBackRepeatLastN) {
+  const std::vector<float> logits = {3.f, 2.9f, 2.8f, 0.f};
+  const auto first = [&](int last_n, std::vector<int32_t> prompt) {
+    return Sampler({.repetition_penalty = 2, .repeat_last_n = last_n}, prompt).Sample(logits);
+  };
+  EXPECT_EQ(first(2, {0, 1, 3}), 0);  // 0 is out of the window
+  EXPECT_EQ(first(3, {0, 1, 3}), 2);
+  EXPECT_EQ(first(3, {0, 1, 0, 3}), 2);  // one 0 has left, the other has not
+  EXPECT_EQ(first(0, {0, 1, 3}), 0);
+  std::vector<int32_t> prompt(1000, 3);
+  prompt[0] = 0;
+  EXPECT_EQ(first(64, prompt), 0);
+  EXPECT_EQ(first(-1, prompt), 1);
+  // What is drawn enters the window, and leaves it again.
+  Sampler sampler({.repetition_penalty = 2, .repeat_last_n = 2});
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < 6; ++i) tokens.push_back(sampler.Sample(logits));
+  EXPECT_EQ(tokens, (std::vector<int32_t>{0, 1, 2, 0, 1, 2}));
+}
+
+TEST(Sampler, PresenceAndFrequencyCountTheOutputAlone) {
+  const std::vector<float> logits = {1.f, 0.45f};
+  const std::vector<int32_t> prompt = {0, 0, 0};
+  const auto drawn = [&](const SamplingParams& params, int n) {
+    Sampler sampler(params, prompt);
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < n; ++i) tokens.push_back(sampler.Sample(logits));
+    return tokens;
+  };
+  // 1 | 0.5 | 0.5: the penalty does not grow.
+  EXPECT_EQ(drawn({.presence_penalty = 0.5f}, 4), (std::vector<int32_t>{0, 0, 0, 0}));
+  // 1, .45 | .4, .45 | .4, -.15
+  EXPECT_EQ(drawn({.presence_penalty = 0.6f}, 3), (std::vector<int32_t>{0, 1, 0}));
+  // 1, .45 | .7, .45 | .4, .45 | .4, .15 | .1, .15
+  EXPECT_EQ(drawn({.frequency_penalty = 0.3f}, 5), (std::vector<int32_t>{0, 0, 1, 0, 1}));
+  // Negative penalties invite repetition: 0.5, 0.45 after a bias against 0.
+  EXPECT_EQ(drawn({.frequency_penalty = -2, .logit_bias = {{1, 0.6f}}}, 3),
+            (std::vector<int32_t>{1, 1, 1}));
+}
+
+TEST(Sampler, BiasComesBeforePenalties) {
+  // (1 + 2) / 2 = 1.5 < 1.6 although 1 / 2 + 2 = 2.5 would not be.
+  EXPECT_EQ(Sampler({.repetition_penalty = 2, .logit_bias = {{0, 2.f}}}, std::vector<int32_t>{0})
+                .Sample(std::vector{1.f, 1.6f}),
+            1);
+  EXPECT_EQ(Sampler({.logit_bias = {{1, -100.f}}}).Sample(std::vector{0.f, 50.f}), 0);
+}
+
+TEST(Sampler, MinPKeepsWhatIsNearTheLikeliest) {
+  const std::vector<float> logits = {std::log(1.f), std::log(2.f), std::log(5.f), std::log(4.f)};
+  const auto seen = [&](const SamplingParams& params) {
+    Sampler sampler(params);
+    std::map<int32_t, int> counts;
+    for (int i = 0; i < 2000; ++i) ++counts[sampler.Sample(logits)];
+    std::vector<int32_t> ids;
+    for (const auto& [id, n] : counts) ids.push_back(id);
+    return ids;
+  };
+  EXPECT_EQ(seen({.temperature = 1, .min_p = 0.19f}), (std::vector<int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(seen({.temperature = 1, .min_p = 0.3f}), (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(seen({.temperature = 1, .min_p = 0.5f}), (std::vector<int32_t>{2, 3}));
+  EXPECT_EQ(seen({.temperature = 1, .min_p = 1}), (std::vector<int32_t>{2}));
+  // The filters look at temperature 1: a flat distribution does not let more through.
+  EXPECT_EQ(seen({.temperature = 50, .min_p = 0.5f}), (std::vector<int32_t>{2, 3}));
+  EXPECT_EQ(seen({.temperature = 50, .top_p = 0.5f}), (std::vector<int32_t>{2, 3}));
+}
+
 TEST(SamplingParams, RefusesWhatCannotBe) {
-  EXPECT_FALSE((SamplingParams{.temperature = -1}).Check().ok());
-  EXPECT_FALSE((SamplingParams{.temperature = NAN}).Check().ok());
-  EXPECT_FALSE((SamplingParams{.top_k = -1}).Check().ok());
-  EXPECT_FALSE((SamplingParams{.top_p = 0}).Check().ok());
-  EXPECT_FALSE((SamplingParams{.top_p = 1.5}).Check().ok());
-  EXPECT_TRUE((SamplingParams{.temperature = 1, .top_k = 5, .top_p = 0.9f}).Check().ok());
+  const auto is_ok = [](const SamplingParams& p) { return p.Check().ok(); };
+  EXPECT_FALSE(is_ok({.temperature = -1}));
+  EXPECT_FALSE(is_ok({.temperature = NAN}));
+  EXPECT_FALSE(is_ok({.top_k = -1}));
+  EXPECT_FALSE(is_ok({.top_p = 0}));
+  EXPECT_FALSE(is_ok({.top_p = 1.5}));
+  EXPECT_FALSE(is_ok({.min_p = -0.1f}));
+  EXPECT_FALSE(is_ok({.min_p = NAN}));
+  EXPECT_FALSE(is_ok({.repetition_penalty = 0}));
+  EXPECT_FALSE(is_ok({.repetition_penalty = INFINITY}));
+  EXPECT_FALSE(is_ok({.repeat_last_n = -2}));
+  EXPECT_FALSE(is_ok({.presence_penalty = 2.5f}));
+  EXPECT_FALSE(is_ok({.presence_penalty = NAN}));
+  EXPECT_FALSE(is_ok({.frequency_penalty = -3}));
+  EXPECT_FALSE(is_ok({.logit_bias = {{1, 101.f}}}));
+  EXPECT_FALSE(is_ok({.logit_bias = {{1, -INFINITY}}}));
+  EXPECT_TRUE(is_ok({.temperature = 1, .top_k = 5, .top_p = 0.9f, .min_p = 0.1f}));
+  const SamplingParams biased = {.logit_bias = {{0, 1.f}, {7, -100.f}}};
+  EXPECT_TRUE(biased.Check().ok());
+  EXPECT_TRUE(biased.CheckVocabulary(8).ok());
+  EXPECT_EQ(biased.CheckVocabulary(7).code(), StatusCode::kInvalidArgument);
+  EXPECT_FALSE((SamplingParams{.logit_bias = {{-1, 0.f}}}).CheckVocabulary(8).ok());
 }
 
 }  // namespace

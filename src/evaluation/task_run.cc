@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "engine/engine.h"
+#include "engine/text_stream.h"
 #include "evaluation/metrics.h"
 
 namespace kvlathe {
@@ -102,44 +103,14 @@ class ExamplePreparer {
 };
 
 double FractionOf(const Model& model, const KvBytes& bytes, int n_positions) {
-  const CacheLayout& layout = model.layout();
   return static_cast<double>(bytes.total()) /
-         static_cast<double>(
-             UncompressedBytes(layout.n_layers, layout.n_kv_heads, layout.head_dim, n_positions));
+         static_cast<double>(ReferenceBytes(model.layout(), n_positions));
 }
 
 // What is known of one example while and after it runs.
 struct Outcome {
   std::string output;
   double kv_fraction = 0;
-};
-
-// Joins generated tokens to text until the stop text appears.
-class OutputReader {
- public:
-  OutputReader(const Tokenizer* tokenizer, const std::string& stop, std::string* output)
-      : detokenizer_(tokenizer, /*continues_text=*/true), stop_(stop), output_(output) {}
-
-  // False once the output is complete: it then ends before the stop text.
-  bool Push(int32_t id) { return Append(detokenizer_.Push(id)); }
-  void Finish() {
-    if (!found_) Append(detokenizer_.Finish());
-  }
-
- private:
-  bool Append(const std::string& piece) {
-    const size_t from = output_->size() - std::min(output_->size(), stop_.size() - 1);
-    *output_ += piece;
-    const size_t at = output_->find(stop_, from);
-    found_ = at != std::string::npos;
-    if (found_) output_->resize(at);
-    return !found_;
-  }
-
-  StreamingDetokenizer detokenizer_;
-  const std::string& stop_;
-  std::string* output_;
-  bool found_ = false;
 };
 
 void Tell(const Progress& progress, size_t n_done, size_t n_all) {
@@ -151,30 +122,28 @@ StatusOr<std::vector<Outcome>> Generate(Model* model, const Tokenizer& tokenizer
                                         const Progress& progress) {
   const size_t n = task.examples.size();
   std::vector<Outcome> outcomes(n);
-  std::vector<OutputReader> readers;
-  readers.reserve(n);
+  std::vector<TextStream> streams;
+  streams.reserve(n);
   size_t n_done = 0;
   BlockPool pool(kv_budget_bytes);
   Engine engine(model, &pool, {.max_sequences = kConcurrentSequences});
   for (size_t i = 0; i < n; ++i) {
     const PreparedExample& example = task.examples[i];
-    readers.emplace_back(&tokenizer, example.text.stop, &outcomes[i].output);
+    streams.emplace_back(&tokenizer, std::vector<std::string>{example.text.stop});
     Request request;
     request.prompt = example.prompt;
     request.max_tokens = example.max_tokens;
     request.stop_ids = task.eos_ids;
-    KVL_RETURN_IF_ERROR(
-        engine
-            .Submit(
-                std::move(request),
-                [&readers, i](Engine::RequestId, int32_t id) { return readers[i].Push(id); },
-                [&, i](Engine::RequestId, const RequestOutcome& outcome) {
-                  readers[i].Finish();
-                  outcomes[i].kv_fraction =
-                      FractionOf(*model, outcome.kv_bytes, outcome.n_cached_tokens);
-                  Tell(progress, ++n_done, n);
-                })
-            .status());
+    const auto on_token = [&, i](Engine::RequestId, int32_t id) {
+      outcomes[i].output += streams[i].Push(id);
+      return streams[i].stopped() ? FinishReason::kStop : FinishReason::kNone;
+    };
+    const auto on_finish = [&, i](Engine::RequestId, const RequestOutcome& outcome) {
+      outcomes[i].output += streams[i].Finish();
+      outcomes[i].kv_fraction = FractionOf(*model, outcome.kv_bytes, outcome.n_cached_tokens);
+      Tell(progress, ++n_done, n);
+    };
+    KVL_RETURN_IF_ERROR(engine.Submit(std::move(request), on_token, on_finish).status());
   }
   Tell(progress, 0, n);
   KVL_RETURN_IF_ERROR(engine.RunUntilIdle());

@@ -59,6 +59,12 @@ class Model {
   const ModelConfig& config() const { return weights_->config(); }
   const ModelWeights& weights() const { return *weights_; }
   void set_schedule(Schedule schedule) { schedule_ = schedule; }
+  // Identical bits for a token whatever else is in the batch and however its sequence is cut into
+  // steps. Prefill is slower then: no oneDNN, no AMX, and attention is not split along a sequence.
+  void set_deterministic(bool deterministic) {
+    linear_.set_deterministic(deterministic);
+    attention_.set_deterministic(deterministic);
+  }
   const ForwardProfile& profile() const { return profile_; }
   void ResetProfile() { profile_ = {}; }
   // Bytes of rotations and folded value projections that belong to this model alone.

@@ -1,0 +1,304 @@
+// What a sequence generates against what runs beside it, how its steps are cut, and preemption.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "engine/engine.h"
+#include "model/tensor_source.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kVocabSize = 128;
+
+ModelConfig SmallConfig() {
+  ModelConfig c;
+  c.model_type = "llama";
+  c.n_layers = 2;
+  c.hidden_dim = 128;
+  c.n_heads = 4;
+  c.n_kv_heads = 2;
+  c.head_dim = 32;
+  c.ffn_dim = 352;
+  c.vocab_size = kVocabSize;
+  c.max_seq_len = 1024;
+  return c;
+}
+
+// Keys that lose half of their dimensions, as fdc cuts them; the maps are random.
+ModelBasis HalfRankBasis(const ModelConfig& c) {
+  Random random(17);
+  const auto matrix = [&](int n_rows, int n_columns) {
+    std::vector<float> m(int64_t{n_rows} * n_columns);
+    for (float& v : m) v = static_cast<float>(random.Normal() / std::sqrt(c.head_dim));
+    return m;
+  };
+  ModelBasis basis{c.n_layers, c.n_kv_heads, c.head_dim, {}};
+  for (int i = 0; i < c.n_layers * c.n_kv_heads; ++i) {
+    HeadBasis head{.rank_k = 16, .rank_v = i % 2 == 0 ? 16 : 32};
+    head.query_basis = matrix(c.head_dim, head.rank_k);
+    head.key_basis = matrix(c.head_dim, head.rank_k);
+    head.value_basis = matrix(c.head_dim, head.rank_v);
+    head.output_basis = matrix(head.rank_v, c.head_dim);
+    basis.heads.push_back(std::move(head));
+  }
+  return basis;
+}
+
+// What one request saw and gave.
+struct Trace {
+  RequestOutcome outcome;
+  std::vector<std::vector<float>> logits;  // behind each token
+};
+
+struct CacheCase {
+  DType dtype;
+  bool has_basis;
+};
+
+class BatchingTest : public ::testing::TestWithParam<CacheCase> {
+ protected:
+  void SetUp() override {
+    const ModelConfig c = SmallConfig();
+    auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    const ModelBasis basis = HalfRankBasis(c);
+    auto model = Model::Create(*std::move(weights), GetParam().has_basis ? &basis : nullptr,
+                               /*n_sink=*/4, &threads_, AvailableIsas().back());
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *std::move(model);
+  }
+
+  static Request MakeRequest(int n_prompt, int max_tokens, uint64_t seed) {
+    Request r;
+    Random random(seed);
+    for (int i = 0; i < n_prompt; ++i) r.prompt.push_back(random.Below(kVocabSize));
+    r.max_tokens = max_tokens;
+    return r;
+  }
+
+  // Lengths at which all but the first need a block more at their end than when they start.
+  static std::vector<Request> MixedRequests() {
+    const int prompts[] = {3, 60, 124, 316, 450};
+    std::vector<Request> requests;
+    for (int n_prompt : prompts) requests.push_back(MakeRequest(n_prompt, 80, n_prompt));
+    return requests;
+  }
+  // Holds the first four when they start and not when they end, and each of them alone.
+  int64_t TightBudget(const std::vector<Request>& requests) const {
+    int64_t n_bytes = 0;
+    for (int i = 0; i < 4; ++i) {
+      n_bytes += SequenceBytes(model_->layout(), requests[i].prompt.size() + kBlockSize);
+    }
+    return n_bytes;
+  }
+
+  std::vector<Trace> RunTogether(const std::vector<Request>& requests, int64_t budget,
+                                 const EngineOptions& options) {
+    BlockPool pool(budget);
+    std::vector<Trace> traces(requests.size());
+    {
+      Engine engine(model_.get(), &pool, options);
+      int row = 0;  // of the step's logits: without stop ids every row gives a token
+      for (size_t i = 0; i < requests.size(); ++i) {
+        const auto id = engine.Submit(
+            requests[i],
+            [&, i](auto, int32_t) {
+              const std::span<const float> logits = model_->logits(row++);
+              traces[i].logits.emplace_back(logits.begin(), logits.end());
+              return FinishReason::kNone;
+            },
+            [&, i](auto, const RequestOutcome& o) { traces[i].outcome = o; });
+        EXPECT_TRUE(id.ok()) << id.status();
+      }
+      for (bool more = true; more; row = 0) {
+        const StatusOr<bool> step = engine.Step();
+        EXPECT_TRUE(step.ok()) << step.status();
+        more = step.ok() && *step;
+      }
+    }
+    EXPECT_EQ(pool.usage().used_bytes, 0);
+    EXPECT_LE(pool.usage().peak_bytes, budget);
+    return traces;
+  }
+  std::vector<Trace> RunEachAlone(const std::vector<Request>& requests) {
+    std::vector<Trace> traces;
+    for (const Request& r : requests) traces.push_back(RunTogether({r}, kPlenty, {}).front());
+    return traces;
+  }
+
+  static constexpr int64_t kPlenty = 64 << 20;
+  ThreadPool threads_{2};
+  std::unique_ptr<Model> model_;
+};
+
+int TotalPreemptions(const std::vector<Trace>& traces) {
+  return std::accumulate(traces.begin(), traces.end(), 0,
+                         [](int sum, const Trace& t) { return sum + t.outcome.n_preemptions; });
+}
+
+TEST_P(BatchingTest, DeterministicLogitsHaveIdenticalBits) {
+  model_->set_deterministic(true);
+  std::vector<Request> requests = MixedRequests();
+  requests[1].sampling = {.temperature = 1.5f, .top_p = 0.95f, .seed = 7};
+  requests[3].sampling = {
+      .temperature = 1, .repetition_penalty = 1.3f, .frequency_penalty = 0.2f, .seed = 8};
+  const std::vector<Trace> alone = RunEachAlone(requests);
+  const auto expect_same = [&](const std::vector<Trace>& traces, const std::string& what) {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_EQ(traces[i].outcome.tokens, alone[i].outcome.tokens) << what << ", request " << i;
+      EXPECT_TRUE(traces[i].logits == alone[i].logits) << what << ", request " << i;
+    }
+  };
+  for (int max_batch_tokens : {2048, 48, 7}) {
+    expect_same(RunTogether(requests, kPlenty, {.max_batch_tokens = max_batch_tokens}),
+                fmt::format("{} tokens a step", max_batch_tokens));
+  }
+  for (int max_batch_tokens : {512, 33}) {
+    const std::vector<Trace> traces =
+        RunTogether(requests, TightBudget(requests), {.max_batch_tokens = max_batch_tokens});
+    EXPECT_GT(TotalPreemptions(traces), 0);
+    expect_same(traces, fmt::format("preempted, {} tokens a step", max_batch_tokens));
+  }
+}
+
+double TopTwoGap(std::vector<float> logits) {
+  std::partial_sort(logits.begin(), logits.begin() + 2, logits.end(), std::greater<>());
+  return logits[0] - logits[1];
+}
+
+// Without determinism logits differ by rounding; greedy choice may only where rounding decides it.
+TEST_P(BatchingTest, GreedyTokensAreThoseOfEachAloneBeyondRounding) {
+  const std::vector<Request> requests = MixedRequests();
+  const std::vector<Trace> alone = RunEachAlone(requests);
+  // The logits have a standard deviation of about 1.
+  const double rounding = GetParam().dtype == DType::kBf16 ? 0.1 : 1e-4;
+  const auto expect_close = [&](const std::vector<Trace>& traces, const std::string& what) {
+    size_t n_compared = 0, n_all = 0;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      SCOPED_TRACE(fmt::format("{}, request {}", what, i));
+      const std::vector<int32_t>& tokens = traces[i].outcome.tokens;
+      ASSERT_EQ(tokens.size(), alone[i].outcome.tokens.size());
+      n_all += tokens.size();
+      for (size_t t = 0; t < tokens.size(); ++t, ++n_compared) {
+        for (int id = 0; id < kVocabSize; ++id) {
+          ASSERT_NEAR(traces[i].logits[t][id], alone[i].logits[t][id], rounding / 2) << t;
+        }
+        if (tokens[t] == alone[i].outcome.tokens[t]) continue;
+        EXPECT_LT(TopTwoGap(alone[i].logits[t]), rounding) << "token " << t;
+        break;  // another text from here on
+      }
+    }
+    EXPECT_GT(n_compared, n_all * 3 / 4) << what;
+  };
+  for (int max_batch_tokens : {512, 48, 7}) {
+    expect_close(RunTogether(requests, kPlenty, {.max_batch_tokens = max_batch_tokens}),
+                 fmt::format("{} tokens a step", max_batch_tokens));
+  }
+  const std::vector<Trace> preempted = RunTogether(requests, TightBudget(requests), {});
+  EXPECT_GT(TotalPreemptions(preempted), 0);
+  expect_close(preempted, "preempted");
+}
+
+TEST_P(BatchingTest, PreemptionTakesTheNewestAndLosesNothing) {
+  const std::vector<Request> requests = MixedRequests();
+  const std::vector<Trace> traces = RunTogether(requests, TightBudget(requests), {});
+  EXPECT_EQ(traces[0].outcome.n_preemptions, 0);  // the oldest is never stopped
+  EXPECT_GE(traces[3].outcome.n_preemptions, 1);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const RequestOutcome& o = traces[i].outcome;
+    EXPECT_EQ(o.finish_reason, FinishReason::kLength);
+    EXPECT_EQ(o.tokens.size(), 80u);
+    EXPECT_EQ(o.n_cached_tokens, static_cast<int>(requests[i].prompt.size()) + 79);
+    EXPECT_EQ(o.kv_bytes.total(), SequenceBytes(model_->layout(), o.n_cached_tokens));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Caches, BatchingTest,
+                         ::testing::Values(CacheCase{DType::kBf16, false},
+                                           CacheCase{DType::kBf16, true},
+                                           CacheCase{DType::kF32, false},
+                                           CacheCase{DType::kF32, true}),
+                         [](const auto& cache) {
+                           return fmt::format("{}{}", DTypeName(cache.param.dtype),
+                                              cache.param.has_basis ? "HalfRank" : "None");
+                         });
+
+class SchedulingTest : public BatchingTest {};
+
+// Every one of many requests finishes under a budget that hardly holds one, with little done twice.
+TEST_P(SchedulingTest, ATightBudgetNeitherBlocksNorThrashes) {
+  std::vector<Request> requests;
+  for (int i = 0; i < 12; ++i) requests.push_back(MakeRequest(20 + 13 * i, 200, i));
+  BlockPool pool(SequenceBytes(model_->layout(), requests.back().prompt.size() + 199));
+  Engine engine(model_.get(), &pool, {});
+  std::vector<int> finished;
+  int n_preemptions = 0;
+  for (const Request& r : requests) {
+    ASSERT_TRUE(engine
+                    .Submit(r, nullptr,
+                            [&](auto id, const RequestOutcome& o) {
+                              finished.push_back(static_cast<int>(id));
+                              EXPECT_EQ(o.tokens.size(), 200u);
+                              n_preemptions += o.n_preemptions;
+                            })
+                    .ok());
+  }
+  int n_steps = 0;
+  for (bool more = true; more; ++n_steps) {
+    const StatusOr<bool> step = engine.Step();
+    ASSERT_TRUE(step.ok()) << step.status();
+    more = *step;
+    ASSERT_LT(n_steps, 12 * 202);  // what they would take one after the other
+  }
+  EXPECT_TRUE(std::is_sorted(finished.begin(), finished.end()));
+  EXPECT_EQ(finished.size(), requests.size());
+  EXPECT_GE(n_preemptions, 1);
+  EXPECT_LE(n_preemptions, 24);
+}
+
+TEST_P(SchedulingTest, PromptsAndDecodingShareTheTokensOfAStep) {
+  BlockPool pool(kPlenty);
+  Engine engine(model_.get(), &pool, {.max_batch_tokens = 10});
+  int n_first = 0, n_second = 0;
+  const auto counting = [](int* n) {
+    return [n](Engine::RequestId, int32_t) {
+      ++*n;
+      return FinishReason::kNone;
+    };
+  };
+  ASSERT_TRUE(engine.Submit(MakeRequest(10, 40, 1), counting(&n_first), nullptr).ok());
+  ASSERT_TRUE(engine.Step().ok());
+  EXPECT_EQ(n_first, 1);
+  ASSERT_TRUE(engine.Submit(MakeRequest(85, 5, 2), counting(&n_second), nullptr).ok());
+  // One of the ten tokens decodes; 85 tokens of prompt take nine steps of nine and one of four.
+  for (int step = 0; step < 9; ++step) ASSERT_TRUE(engine.Step().ok());
+  EXPECT_EQ(n_first, 10);
+  EXPECT_EQ(n_second, 0);
+  ASSERT_TRUE(engine.Step().ok());
+  EXPECT_EQ(n_first, 11);
+  EXPECT_EQ(n_second, 1);
+}
+
+TEST_P(SchedulingTest, NoMoreSequencesRunThanAStepHasTokens) {
+  BlockPool pool(kPlenty);
+  Engine engine(model_.get(), &pool, {.max_batch_tokens = 3});
+  int n_finished = 0;
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_TRUE(
+        engine.Submit(MakeRequest(2, 4, i), nullptr, [&](auto, auto&) { ++n_finished; }).ok());
+  }
+  ASSERT_TRUE(engine.Step().ok());
+  EXPECT_EQ(engine.n_running(), 3);
+  EXPECT_EQ(engine.n_waiting(), 2);
+  ASSERT_TRUE(engine.RunUntilIdle().ok());
+  EXPECT_EQ(n_finished, 5);
+}
+
+INSTANTIATE_TEST_SUITE_P(F32, SchedulingTest, ::testing::Values(CacheCase{DType::kF32, false}));
+
+}  // namespace
+}  // namespace kvlathe

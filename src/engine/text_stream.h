@@ -1,0 +1,37 @@
+// From the tokens that an engine generates to the text that a user reads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/stop_matcher.h"
+#include "tokenizer/tokenizer.h"
+
+namespace kvlathe {
+
+// The engine works on tokens; whoever shows text puts one of these behind its token callback and
+// ends the request with FinishReason::kStop when a stop string has appeared.
+class TextStream {
+ public:
+  // `tokenizer` outlives the stream. The tokens continue a text that is already there. `stops` have
+  // passed StopMatcher::CheckStops.
+  TextStream(const Tokenizer* tokenizer, std::vector<std::string> stops)
+      : detokenizer_(tokenizer, /*continues_text=*/true), matcher_(std::move(stops)) {}
+
+  // Whole characters, before any stop string.
+  std::string Push(int32_t id) { return matcher_.Push(detokenizer_.Push(id)); }
+  // What was held back, after the last token.
+  std::string Finish() {
+    std::string text = matcher_.Push(detokenizer_.Finish());
+    return text + matcher_.Finish();
+  }
+  bool stopped() const { return matcher_.stopped(); }
+
+ private:
+  StreamingDetokenizer detokenizer_;
+  StopMatcher matcher_;
+};
+
+}  // namespace kvlathe
