@@ -7,7 +7,9 @@ Usage: cli_test.py KVLATHE MODEL_DIRECTORY
 import json
 import os
 import pathlib
+import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -141,7 +143,7 @@ class CommandLine(unittest.TestCase):
                              ("blocks", "sinks", "run_records", "layer_records", "tables")))
 
     def test_every_verb_has_help_with_an_example(self):
-        for verb in (["run"], ["compare"], ["calibrate"], ["eval"], ["inspect"], ["specs"], ["tokenize"],
+        for verb in (["run"], ["chat"], ["compare"], ["calibrate"], ["eval"], ["inspect"], ["specs"], ["tokenize"],
                      ["bench", "attention"], ["bench", "model"]):
             done = self.run_verb(*verb, "--help")
             self.assertEqual(done.returncode, 0)
@@ -200,6 +202,80 @@ class CommandLine(unittest.TestCase):
         question = {"prompt": "He opened the", "reference": " door", "choices": [" door", " xq7 zzk"]}
         row = self.json_of("eval", "-m", MODEL, "--task", self.write_task(question))
         self.assertEqual((row["metric"], row["score"], row["chance"]), ("choice", 1, 0.5))
+
+    def chat(self, *messages, options=(), model=MODEL):
+        """The answers, one for each message that is no command."""
+        done = self.run_verb("chat", "-m", model, "-n", 8, "--json", *options,
+                             stdin="".join(m + "\n" for m in messages).encode())
+        self.assertEqual(done.returncode, 0, done.stderr.decode())
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def test_chat_answers_and_remembers(self):
+        options = ["--chat-template", "chatml"]
+        first, second, again = self.chat("Who are you?", "", "Who are you?", "/clear", "Who are you?", "/exit",
+                                         "Not read", options=options)
+        self.assertEqual(first["ids"], again["ids"])
+        self.assertEqual(first["prompt_tokens"], again["prompt_tokens"])
+        self.assertGreater(second["prompt_tokens"], first["prompt_tokens"] + first["generated_tokens"])
+        self.assertLessEqual({"text", "finish_reason", "ttft_ms", "kv_bytes", "kv_fraction"}, first.keys())
+        told, = self.chat("Who are you?", options=[*options, "--system", "You are a coachman."])
+        self.assertGreater(told["prompt_tokens"], first["prompt_tokens"])
+        half, = self.chat("Who are you?", options=[*options, "--kv", "fdc(rate=0.5)"])
+        self.assertLess(half["kv_fraction"], first["kv_fraction"])
+        # A stop string ends the answer and is no part of it.
+        stop = first["text"][2:5]
+        stopped, = self.chat("Who are you?", options=[*options, "--stop", stop])
+        self.assertEqual(stopped["text"], first["text"][: first["text"].index(stop)])
+        self.assertEqual(stopped["finish_reason"], "stop")
+
+    def test_chat_streams_text(self):
+        done = self.run_verb("chat", "-m", MODEL, "-n", 4, "--chat-template", "llama2",
+                             stdin=b"Who are you?\nAnd where?\n")
+        self.assertEqual(done.returncode, 0)
+        self.assertNotIn(b"> ", done.stdout)  # asked for on a terminal only
+        self.assertRegex(done.stderr.decode(), r"2 answers, \d+ tokens generated, .* tokens/s; .* KV \d+ bytes")
+
+    def test_interrupt_stops_the_answer_only(self):
+        # Without the end of sequence, so that the answer is still going on.
+        process = subprocess.Popen(
+            [KVLATHE, "chat", "-m", MODEL, "-n", "900", "--chat-template", "zephyr", "--logit-bias", "2=-100"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment)
+        process.stdin.write(b"Who are you?\n")
+        process.stdin.flush()
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=300)
+        self.assertEqual(process.returncode, 0, error.decode())
+        n_generated = int(re.search(r"1 answers, (\d+) tokens", error.decode())[1])
+        self.assertLess(n_generated, 900)
+
+    def test_chat_templates_of_models(self):
+        copy = self.copy_of_model()
+        config = json.loads((copy / "tokenizer_config.json").read_text())
+        turn = "{{ '<|%s|>\n' + message['content'] + eos_token + '\n' }}"
+        config["chat_template"] = (
+            "{% for message in messages %}" +
+            "".join("{% if message['role'] == '" + role + "' %}" + turn % role + "{% endif %}"
+                    for role in ("user", "system", "assistant")) +
+            "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}")
+        (copy / "tokenizer_config.json").write_text(json.dumps(config))
+        own, = self.chat("Who are you?", model=copy)
+        forced, = self.chat("Who are you?", options=["--chat-template", "zephyr"])
+        self.assertGreater(own["generated_tokens"], 0)
+        self.assertLessEqual(abs(own["prompt_tokens"] - forced["prompt_tokens"]), 1)  # BOS of the model
+        chat = ["chat", "-m", copy]
+        (copy / "chat_template.jinja").write_text(config["chat_template"] + "{{ 'Think!' }}")
+        self.assert_refused(1, "prints 'Think!'", *chat)
+        (copy / "chat_template.jinja").write_text("{{ messages")
+        self.assert_refused(1, "not closed", *chat)
+
+    def test_wrong_chats(self):
+        self.assert_refused(1, "--chat-template", "chat", "-m", MODEL)
+        self.assert_refused(2, "--chat-template", "chat", "-m", MODEL, "--chat-template", "alpaca")
+        chatml = ["chat", "-m", MODEL, "--chat-template", "chatml"]
+        self.assert_refused(2, "--top-p", *chatml, "--top-p", 2)
+        self.assert_refused(2, "/clear", *chatml, stdin=b"word " * 3000 + b"\n")
+        self.assert_refused(2, "--system", "chat", "-m", MODEL, "--chat-template", "gemma", "--system", "x")
 
     # What goes wrong.
 

@@ -24,6 +24,7 @@ int Main(int argc, char** argv) {
   app.footer("Example: kvlathe compare -m models/lathe-nano --kv none --kv 'fdc(rate=0.5)'");
   Verbs verbs{&app, nullptr};
   AddRunVerb(&verbs);
+  AddChatVerb(&verbs);
   AddCompareVerb(&verbs);
   AddCalibrateVerb(&verbs);
   AddEvalVerb(&verbs);

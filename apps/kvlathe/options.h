@@ -45,6 +45,7 @@ struct Verbs {
 };
 
 void AddRunVerb(Verbs* verbs);
+void AddChatVerb(Verbs* verbs);
 void AddCompareVerb(Verbs* verbs);
 void AddCalibrateVerb(Verbs* verbs);
 void AddEvalVerb(Verbs* verbs);

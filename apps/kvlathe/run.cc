@@ -1,12 +1,11 @@
 // kvlathe run: generate text, streamed.
 #include <fmt/format.h>
 
-#include <charconv>
 #include <csignal>
-#include <map>
 
 #include "engine/engine.h"
 #include "engine/text_stream.h"
+#include "generation_options.h"
 #include "io/files.h"
 #include "workspace.h"
 
@@ -19,23 +18,10 @@ struct RunOptions {
   std::string prompt_file;
   int max_tokens = 128;
   bool ignore_eos = false;
-  SamplingParams sampling;
-  std::vector<std::string> logit_bias;  // ID=BIAS
-  std::vector<std::string> stops;
+  GenerationOptions generation;
 };
 
 volatile std::sig_atomic_t interrupted = 0;
-
-const char* NameOf(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    default:
-      return "cancelled";
-  }
-}
 
 void Report(const Workspace& workspace, const SpecModel& spec_model, int n_prompt,
             const RequestOutcome& outcome, const std::string& text) {
@@ -44,9 +30,8 @@ void Report(const Workspace& workspace, const SpecModel& spec_model, int n_promp
   const double decode_tok_per_s = outcome.decode_seconds > 0 && n_generated > 1
                                       ? (n_generated - 1) / outcome.decode_seconds
                                       : 0;
-  const double fraction =
-      static_cast<double>(outcome.kv_bytes.total()) /
-      static_cast<double>(ReferenceBytes(layout, outcome.n_cached_tokens));
+  const double fraction = static_cast<double>(outcome.kv_bytes.total()) /
+                          static_cast<double>(ReferenceBytes(layout, outcome.n_cached_tokens));
   if (workspace.options().json) {
     const nlohmann::ordered_json json = {{"kv", spec_model.spec.text()},
                                          {"kv_resolved", spec_model.spec.ToString()},
@@ -78,27 +63,6 @@ StatusOr<std::string> PromptText(const RunOptions& options) {
   return options.prompt;
 }
 
-StatusOr<std::map<int32_t, float>> ParseLogitBias(const std::vector<std::string>& arguments) {
-  std::map<int32_t, float> biases;
-  for (const std::string& argument : arguments) {
-    const char* const end = argument.data() + argument.size();
-    int32_t id = 0;
-    float bias = 0;
-    const auto after_id = std::from_chars(argument.data(), end, id);
-    bool ok = after_id.ec == std::errc() && after_id.ptr != end && *after_id.ptr == '=';
-    if (ok) {
-      const auto after_bias = std::from_chars(after_id.ptr + 1, end, bias);
-      ok = after_bias.ec == std::errc() && after_bias.ptr == end;
-    }
-    if (!ok) {
-      return Error(StatusCode::kInvalidArgument,
-                   "--logit-bias {}: give a token id and a number as ID=BIAS", argument);
-    }
-    biases[id] = bias;
-  }
-  return biases;
-}
-
 StatusOr<Request> MakeRequest(const RunOptions& options, const SamplingParams& sampling,
                               const Workspace& workspace, const std::string& prompt) {
   Request request;
@@ -128,7 +92,7 @@ StatusOr<Generated> Generate(const RunOptions& options, const Workspace& workspa
                              Request request, const std::string& prompt) {
   BlockPool pool(workspace.kv_budget_bytes());
   Engine engine(model, &pool, {});
-  TextStream stream(&workspace.tokenizer(), options.stops);
+  TextStream stream(&workspace.tokenizer(), options.generation.stops);
   Generated generated;
   const bool prints = !options.model.json;
   const auto emit = [&](const std::string& piece) {
@@ -161,10 +125,7 @@ Status Run(const RunOptions& options) {
   if (options.model.kv.size() > 1) {
     return Error(StatusCode::kInvalidArgument, "run takes one --kv; kvlathe compare takes several");
   }
-  SamplingParams sampling = options.sampling;
-  KVL_ASSIGN_OR_RETURN(sampling.logit_bias, ParseLogitBias(options.logit_bias));
-  KVL_RETURN_IF_ERROR(sampling.Check());
-  KVL_RETURN_IF_ERROR(StopMatcher::CheckStops(options.stops));
+  KVL_ASSIGN_OR_RETURN(const SamplingParams sampling, options.generation.Checked());
   KVL_ASSIGN_OR_RETURN(const std::string prompt, PromptText(options));
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
   KVL_ASSIGN_OR_RETURN(
@@ -177,35 +138,6 @@ Status Run(const RunOptions& options) {
       Generate(options, *workspace, spec_model.model.get(), std::move(request), prompt));
   Report(*workspace, spec_model, n_prompt, generated.outcome, generated.text);
   return OkStatus();
-}
-
-void AddSamplingOptions(CLI::App* verb, RunOptions* options) {
-  SamplingParams* sampling = &options->sampling;
-  verb->add_option("--temp", sampling->temperature, "temperature, 0 is greedy")
-      ->capture_default_str();
-  verb->add_option("--top-k", sampling->top_k, "the k most likely tokens, 0 is all")
-      ->capture_default_str();
-  verb->add_option("--top-p", sampling->top_p, "the smallest set with this probability")
-      ->capture_default_str();
-  verb->add_option("--min-p", sampling->min_p,
-                   "tokens at least this likely in relation to the likeliest, 0 is all")
-      ->capture_default_str();
-  verb->add_option("--repeat-penalty", sampling->repetition_penalty,
-                   "divides the logits of recent tokens, 1 is off")
-      ->capture_default_str();
-  verb->add_option("--repeat-last-n", sampling->repeat_last_n,
-                   "tokens that --repeat-penalty looks back, -1 is all")
-      ->capture_default_str();
-  verb->add_option("--presence-penalty", sampling->presence_penalty,
-                   "taken from the logits of generated tokens")
-      ->capture_default_str();
-  verb->add_option("--frequency-penalty", sampling->frequency_penalty,
-                   "the same for every time that a token was generated")
-      ->capture_default_str();
-  verb->add_option("--logit-bias", options->logit_bias,
-                   "ID=BIAS, added to the logit of a token; repeats")
-      ->allow_extra_args(false);
-  verb->add_option("-s,--seed", sampling->seed, "seed of the sampler")->capture_default_str();
 }
 
 }  // namespace
@@ -223,9 +155,7 @@ void AddRunVerb(Verbs* verbs) {
   verb->add_option("-n,--max-tokens", options->max_tokens, "tokens to generate")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  AddSamplingOptions(verb, options.get());
-  verb->add_option("--stop", options->stops, "ends the text before this; repeats")
-      ->allow_extra_args(false);
+  AddGenerationOptions(verb, &options->generation);
   verb->add_flag("--ignore-eos", options->ignore_eos, "go on after the end of sequence");
 }
 

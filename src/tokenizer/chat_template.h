@@ -1,6 +1,7 @@
 // The chat template of a model. Templates are Jinja programs; this recognises those of the families
 // in chat_families.h by what they print and renders them without running them. A template that
-// prints anything else is refused, never approximated.
+// prints a text of no family is refused. Conditions are not evaluated: a template that prints a
+// family's texts under other conditions is taken for that family.
 #pragma once
 
 #include <string>

@@ -1,0 +1,28 @@
+// How text is generated: the options that `run` and `chat` share.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/sampler.h"
+#include "options.h"
+
+namespace kvlathe {
+
+struct GenerationOptions {
+  SamplingParams sampling;
+  std::vector<std::string> logit_bias;  // --logit-bias ID=BIAS, repeats
+  std::vector<std::string> stops;       // --stop, repeats
+
+  // `sampling` with the biases; kInvalidArgument, also for an empty stop string.
+  StatusOr<SamplingParams> Checked() const;
+};
+
+// --temp, --top-k, --top-p, --min-p, the penalties, --logit-bias, -s, --stop.
+void AddGenerationOptions(CLI::App* verb, GenerationOptions* options);
+
+// "stop", "length" or "cancelled".
+const char* NameOf(FinishReason reason);
+
+}  // namespace kvlathe

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""kvlathe retrofit as a user runs it: a tokenizer, a corpus, a training of about a minute that must
+reach a stated loss, an interrupted run that goes on, and the engine on what was trained.
+
+usage: retrofit_test.py KVLATHE DATA_DIRECTORY
+"""
+import csv
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+KVLATHE, DATA = sys.argv[1], sys.argv[2]
+del sys.argv[1:3]
+
+# Nats per token, mean of the last tenth of the run.
+STATED_LOSS = 1.6
+
+RECIPE = {
+    "corpus": {
+        "prose": {"files": ["calibration.txt"]},
+        "prose-valid": {"files": ["sample.txt"]},
+        "tasks": {"context": 128, "n_tokens": 400000, "tasks": {"sort": 1, "arithmetic": 1}},
+    },
+    "training": {
+        "model": {
+            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "head_dim": 32, "intermediate_size": 160, "vocab_size": 512,
+            "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+            "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+        },
+        "total_tokens": 1500000, "batch_tokens": 4096, "micro_batch_tokens": 4096, "seed": 3,
+        "optimizer": {"method": "muon", "learning_rate": 0.01},
+        "phases": [{"context": 128, "share": 1, "mixture": {"prose": 0.1, "tasks": 0.9}}],
+        "validation_source": "prose-valid", "validation_tokens": 4096, "validation_interval": 100,
+    },
+}
+
+
+def kvlathe(*arguments, expect=0):
+    result = subprocess.run([KVLATHE, *map(str, arguments)], capture_output=True, text=True,
+                            timeout=900)
+    assert result.returncode == expect, (arguments, result.returncode, result.stderr)
+    return result
+
+
+class Retrofit(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.root = Path(cls.folder.name)
+        cls.recipe = cls.root / "recipe.json"
+        cls.recipe.write_text(json.dumps(RECIPE))
+        kvlathe("retrofit", "tokenizer", "--recipe", cls.recipe, "--data", DATA, "--out",
+                cls.root / "tok", "--vocab-size", 512)
+        kvlathe("retrofit", "corpus", "--recipe", cls.recipe, "--data", DATA, "--tokenizer",
+                cls.root / "tok", "--out", cls.root / "corpus")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def pretrain(self, out, *more):
+        return ["retrofit", "pretrain", "--recipe", self.recipe, "--corpus", self.root / "corpus",
+                "--out", self.root / out, *more]
+
+    def curve(self, out):
+        with open(self.root / out / "curve.csv", newline="") as lines:
+            return list(csv.DictReader(lines))
+
+    def test_reaches_the_stated_loss_and_runs_in_the_engine(self):
+        kvlathe(*self.pretrain("run"))
+        losses = [float(row["loss"]) for row in self.curve("run")]
+        last = losses[-len(losses) // 10:]
+        self.assertGreater(losses[0], 5.5)
+        self.assertLess(sum(last) / len(last), STATED_LOSS)
+        self.assertIn("<svg", (self.root / "run" / "curve.svg").read_text())
+        result = kvlathe("eval", "-m", self.root / "run", "--perplexity", f"{DATA}/sample.txt",
+                         "--json")
+        bits = json.loads(result.stdout)["bits_per_byte"]
+        trained = [float(row["validation_bits_per_byte"]) for row in self.curve("run")
+                   if row["validation_bits_per_byte"]]
+        # Other windows and other tokens, the same text.
+        self.assertAlmostEqual(bits, trained[-1], delta=0.25)
+
+    def test_goes_on_after_an_interruption(self):
+        process = subprocess.Popen([KVLATHE, *map(str, self.pretrain("cut"))],
+                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        time.sleep(6)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0)
+        self.assertIn("goes on", output)
+        n_steps = len(self.curve("cut"))
+        self.assertGreater(n_steps, 0)
+        kvlathe(*self.pretrain("cut"))
+        curve = self.curve("cut")
+        self.assertGreater(len(curve), n_steps)
+        self.assertEqual([int(row["step"]) for row in curve], list(range(1, len(curve) + 1)))
+        done = kvlathe(*self.pretrain("cut"), expect=2)
+        self.assertIn("this run is done", done.stderr)
+
+    def test_refuses_wrong_input_in_one_line(self):
+        for arguments, status in (
+            (["retrofit"], 2),
+            (["retrofit", "pretrain"], 2),
+            (["retrofit", "corpus", "--recipe", self.recipe, "--data", "/nonexistent",
+              "--tokenizer", self.root / "tok", "--out", self.root / "x"], 1),
+            (["retrofit", "pretrain", "--recipe", "/nonexistent", "--corpus", self.root / "corpus",
+              "--out", self.root / "x"], 1),
+            (["retrofit", "pretrain", "--recipe", self.recipe, "--corpus", self.root,
+              "--out", self.root / "x"], 1),
+            (self.pretrain("/dev/null/x"), 1),
+            (self.pretrain("x", "--minutes", "-1"), 2),
+        ):
+            result = kvlathe(*arguments, expect=status)
+            self.assertEqual(result.stderr.strip().count("\n"), 0, result.stderr)
+            self.assertTrue(result.stderr.startswith("kvlathe: "), result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
