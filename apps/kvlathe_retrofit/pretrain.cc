@@ -132,6 +132,10 @@ Status Pretrain(const PretrainOptions& options) {
                        Trainer::Create(&recipe, &corpus, trainer_options));
   std::error_code failed;
   std::filesystem::create_directories(options.out, failed);
+  if (failed) {
+    return Error(StatusCode::kNotFound, "--out {}: cannot make the directory: {}", options.out,
+                 failed.message());
+  }
   const std::string checkpoint = options.out + "/checkpoint.pt";
   if (FileExists(checkpoint)) {
     KVL_RETURN_IF_ERROR(trainer->LoadCheckpoint(checkpoint));

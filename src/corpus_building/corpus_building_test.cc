@@ -17,7 +17,8 @@ const char* const kTokenizer = KVLATHE_SOURCE_DIR "/models/lathe-nano";
 class CorpusBuilding : public ::testing::Test {
  protected:
   void SetUp() override {
-    directory_ = ::testing::TempDir() + "/kvlathe_corpus_building";
+    directory_ = ::testing::TempDir() + "/kvlathe_corpus_building_" +
+                 ::testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(directory_);
     std::filesystem::create_directories(directory_ + "/books");
     Write("books/b.txt", "The second book.\n");

@@ -47,8 +47,8 @@ class Model {
                                                  ThreadPool* pool, Isa isa);
 
   // Runs one step. Logits of the tokens asked for are in order of the batch behind logits().
-  // kResourceExhausted when there is no memory for activations, kInvalidArgument past the table of a
-  // model with learned positions.
+  // kResourceExhausted when there is no memory for activations, kInvalidArgument past the table of
+  // a model with learned positions.
   Status Forward(std::span<const SequenceStep> steps, QkvObserver* observer = nullptr);
 
   // Row i of the last Forward's logits, [vocab_size].

@@ -151,7 +151,8 @@ TEST(Decoder, CountsParametersAndFlops) {
 class ModelFiles : public ::testing::Test {
  protected:
   void SetUp() override {
-    directory_ = ::testing::TempDir() + "/kvlathe_retrofit_model";
+    directory_ = ::testing::TempDir() + "/kvlathe_retrofit_model_" +
+                 ::testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(directory_);
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }

@@ -88,7 +88,8 @@ TEST(PermutedIndex, IsAPermutationThatDependsOnTheKey) {
 class OrderTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    directory_ = ::testing::TempDir() + "/kvlathe_order";
+    directory_ = ::testing::TempDir() + "/kvlathe_order_" +
+                 ::testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(directory_);
     std::filesystem::create_directories(directory_);
     std::vector<uint16_t> text(500), rows(9 * 20);

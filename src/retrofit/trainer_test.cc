@@ -53,7 +53,8 @@ void WriteCorpus(const std::string& directory) {
 class TrainerTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    directory_ = ::testing::TempDir() + "/kvlathe_trainer";
+    directory_ = ::testing::TempDir() + "/kvlathe_trainer_" +
+                 ::testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(directory_);
     WriteCorpus(directory_);
     auto corpus = Corpus::Open(directory_);
