@@ -2,7 +2,7 @@
 //
 // A corpus is a directory with corpus.json, the tokenizer's files, and a file of little-endian
 // uint16 token ids for every source. A stream is text without end, cut anywhere; rows are samples
-// of a fixed length (task examples packed so that none is cut).
+// of a fixed length (task examples, whole but for the last of a row).
 #pragma once
 
 #include <cstdint>

@@ -13,6 +13,9 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Every task source has a seed of its own, so that no two hold the same examples.
+constexpr uint64_t kFirstTaskSeed = uint64_t{1} << 32;
+
 StatusOr<SourceRecipe> ParseSource(const Json& json, const std::string& where) {
   SourceRecipe source;
   try {
@@ -135,7 +138,7 @@ Status BuildCorpus(const CorpusRecipe& recipe, const std::string& data_directory
   CorpusInfo info;
   info.vocab_size = tokenizer->vocab_size();
   info.bos_id = *tokenizer->bos_id();
-  uint64_t stream = recipe.seed << 32;
+  uint64_t seed = kFirstTaskSeed;
   for (const auto& [name, source] : recipe.sources) {
     SourceInfo& s = info.sources[name];
     s.file = name + ".u16";
@@ -143,7 +146,7 @@ Status BuildCorpus(const CorpusRecipe& recipe, const std::string& data_directory
     KVL_ASSIGN_OR_RETURN(TokenFile file, TokenFile::Create(directory + "/" + s.file));
     KVL_RETURN_IF_ERROR(source.tasks.empty()
                             ? WriteText(source, data_directory, *tokenizer, &file, &s.n_bytes)
-                            : WriteTasks(source, ++stream, *tokenizer, &file, &s.n_bytes));
+                            : WriteTasks(source, ++seed, *tokenizer, &file, &s.n_bytes));
     KVL_RETURN_IF_ERROR(file.Commit());
     s.n_tokens = file.n_tokens();
     on_source(name, s.n_tokens, s.n_bytes);

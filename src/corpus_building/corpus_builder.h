@@ -20,15 +20,14 @@ struct SourceRecipe {
   // document. Fields of objects go into `document` in place of {field}.
   std::vector<std::string> files;
   std::string document = "{text}";
-  // Tasks: train examples packed into rows of context + 1 tokens, none of them cut; weights by task
-  // name. n_tokens of them are generated.
+  // Tasks: train examples packed into rows of context + 1 tokens, whole but for the last of a row;
+  // weights by task name. n_tokens of them are generated.
   std::map<std::string, double> tasks;
   int context = 0;
   int64_t n_tokens = 0;
 };
 
 struct CorpusRecipe {
-  uint64_t seed = 1;
   std::map<std::string, SourceRecipe> sources;
 };
 

@@ -32,10 +32,10 @@ Json ValidRecipe() {
 TEST(Recipe, SchedulesPhasesAndLearningRate) {
   auto recipe = ParseRecipe(ValidRecipe(), "r");
   ASSERT_TRUE(recipe.ok()) << recipe.status();
-  EXPECT_EQ(recipe->PhaseAt(0).context, 8);
-  EXPECT_EQ(recipe->PhaseAt(0.2499).context, 8);
-  EXPECT_EQ(recipe->PhaseAt(0.25).context, 16);
-  EXPECT_EQ(recipe->PhaseAt(1).context, 16);
+  EXPECT_EQ(recipe->PhaseIndexAt(0), 0);
+  EXPECT_EQ(recipe->PhaseIndexAt(0.2499), 0);
+  EXPECT_EQ(recipe->PhaseIndexAt(0.25), 1);
+  EXPECT_EQ(recipe->PhaseIndexAt(1), 1);
   recipe->optimizer.learning_rate = 1;
   recipe->optimizer.warmup_share = 0.2;
   recipe->optimizer.final_share = 0.1;

@@ -157,10 +157,6 @@ int TrainingRecipe::PhaseIndexAt(double progress) const {
   return static_cast<int>(phases.size()) - 1;
 }
 
-const TrainingPhase& TrainingRecipe::PhaseAt(double progress) const {
-  return phases[PhaseIndexAt(progress)];
-}
-
 double TrainingRecipe::LearningRateAt(double progress) const {
   const OptimizerSettings& o = optimizer;
   if (progress < o.warmup_share) return o.learning_rate * progress / o.warmup_share;

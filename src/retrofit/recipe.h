@@ -47,8 +47,7 @@ struct TrainingRecipe {
   int validation_tokens = 32768;
   int validation_interval = 200;  // steps
 
-  // The phase at `progress` in [0, 1) of the run.
-  const TrainingPhase& PhaseAt(double progress) const;
+  // The phase at `progress` in [0, 1] of the run.
   int PhaseIndexAt(double progress) const;
   // Linear warm-up, then a cosine from the peak to final_share of it.
   double LearningRateAt(double progress) const;
