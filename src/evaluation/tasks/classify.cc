@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "evaluation/tasks/definition.h"
 #include "evaluation/tasks/words.h"
@@ -10,15 +14,14 @@ namespace kvlathe {
 namespace {
 
 constexpr int kAspectsPerReview = 3;
-
-struct Judgement {
-  std::string_view aspect;
-  bool good;
-};
+constexpr std::string_view kHouses[] = {"inn", "hotel", "lodge", "tavern"};
 
 struct Review {
-  std::string text;  // "the river inn : the food was lovely . ..."
-  std::array<Judgement, kAspectsPerReview> judgements;
+  std::string name;  // "the river inn"
+  std::string text;  // "the food was lovely , the garden was not bad and the room was fine"
+  bool good;
+
+  std::string Line() const { return fmt::format("{} : {} .", name, text); }
 };
 
 // One word in six is denied ("not bad"), so that words alone do not decide.
@@ -39,44 +42,65 @@ std::string DrawOpinion(bool good, Random& rng) {
 }
 
 Review DrawReview(Random& rng) {
-  Review review;
-  const std::string_view noun = Pick(Nouns(), rng);
-  review.text = fmt::format("the {} {} :", noun, rng.Below(2) == 0 ? "inn" : "hotel");
-  for (size_t i = 0; i < review.judgements.size(); ++i) {
-    Judgement& judgement = review.judgements[i];
-    const auto said = [&](const Judgement& other) { return other.aspect == judgement.aspect; };
+  Review review{.name = fmt::format("the {} {}", Pick(Nouns(), rng), Pick(kHouses, rng)),
+                .good = rng.Below(2) == 0};
+  std::array<std::string_view, kAspectsPerReview> aspects;
+  for (size_t i = 0; i < aspects.size(); ++i) {
     do {
-      judgement.aspect = Pick(Aspects(), rng);
-    } while (std::any_of(review.judgements.begin(), review.judgements.begin() + i, said));
-    judgement.good = rng.Below(2) == 0;
-    review.text +=
-        fmt::format(" the {} was {} .", judgement.aspect, DrawOpinion(judgement.good, rng));
+      aspects[i] = Pick(Aspects(), rng);
+    } while (std::count(aspects.begin(), aspects.begin() + i, aspects[i]) > 0);
+    const std::string_view joint = i == 0 ? "" : i + 1 < aspects.size() ? " , " : " and ";
+    review.text += fmt::format("{}the {} was {}", joint, aspects[i], DrawOpinion(review.good, rng));
   }
   return review;
 }
 
+// Draws reviews no two of which have the same name.
+class ReviewSource {
+ public:
+  ReviewSource(TaskSplit split, Random rng) : split_(split), rng_(rng) {}
+
+  Review Draw() {
+    const auto draw_new = [&] {
+      Review review = DrawReview(rng_);
+      while (names_.contains(review.name)) review = DrawReview(rng_);
+      return review;
+    };
+    Review review = DrawFor(split_, draw_new, [](const Review& drawn) { return drawn.Line(); });
+    names_.insert(review.name);
+    return review;
+  }
+
+ private:
+  TaskSplit split_;
+  Random rng_;
+  std::set<std::string> names_;
+};
+
 TaskExample Generate(const TaskRequest& request) {
   Random rng = request.Stream(0);
-  const int n_asked = 1 + std::min<int>(1 + rng.Below(4), request.length / 100);
+  // Training examples ask for most of their reviews: an answer is what they teach.
+  const bool is_training = request.split == TaskSplit::kTrain;
+  const int max_asked = is_training ? request.length / 45 : std::min(5, 1 + request.length / 100);
+  const int n_asked = 2 + static_cast<int>(rng.Below(std::max(1, max_asked - 1)));
+  ReviewSource source(request.split, request.Stream(1));
   std::vector<Review> reviews;
-  Random content = request.Stream(1);
-  return FitLength(request, {.min = 2, .tokens = 32}, [&](int n_reviews) {
-    while (static_cast<int>(reviews.size()) < n_reviews) {
-      reviews.push_back(DrawFor(
-          request.split, [&] { return DrawReview(content); },
-          [](const Review& review) { return review.text; }));
-    }
+  // Beyond a few hundred reviews the names would run out.
+  return FitLength(request, {.min = 2, .max = 250, .tokens = 32}, [&](int n_reviews) {
+    while (static_cast<int>(reviews.size()) < n_reviews) reviews.push_back(source.Draw());
     TaskExample example{.choices = {" good", " bad"}, .stop = " ."};
+    std::vector<const Review*> order;
     for (int i = 0; i < n_reviews; ++i) {
-      example.prompt += fmt::format("review {} of {}\n", i + 1, reviews[i].text);
+      example.prompt += reviews[i].Line() + "\n";
+      order.push_back(&reviews[i]);
     }
+    example.prompt += "verdict\n";
     Random questions = request.Stream(2);
-    for (int i = 0; i < n_asked; ++i) {
+    for (int i = 0; i < std::min(n_asked, n_reviews); ++i) {
       if (i > 0) example.prompt += example.references[0] + " .\n";
-      const size_t number = questions.Below(n_reviews);
-      const Judgement& judgement = reviews[number].judgements[questions.Below(kAspectsPerReview)];
-      example.prompt += fmt::format("in review {} the {} was", number + 1, judgement.aspect);
-      example.references = {judgement.good ? " good" : " bad"};
+      std::swap(order[i], order[i + questions.Below(n_reviews - i)]);
+      example.prompt += order[i]->name + " is";
+      example.references = {order[i]->good ? " good" : " bad"};
     }
     return example;
   });

@@ -3,7 +3,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "evaluation/tasks/definition.h"
 #include "evaluation/tasks/words.h"
@@ -45,20 +47,41 @@ TaskExample GenerateSort(const TaskRequest& request) {
 // The first words decide the split, so that a longer list extends a shorter one.
 constexpr int kLeadingWords = 8;
 
-std::string DrawWords(int n, Random& rng) {
-  std::string words;
-  for (int i = 0; i < n; ++i) (words += ' ') += Pick(CommonWords(), rng);
-  return words;
-}
+// Common words in random order, none again before all were dealt: what follows a word is then known
+// from that word alone, up to a few hundred of them.
+class WordDeck {
+ public:
+  explicit WordDeck(Random rng) : rng_(rng) {}
+
+  void Shuffle() { left_.clear(); }
+  // n words, a space in front of each.
+  std::string Deal(int n) {
+    std::string words;
+    for (int i = 0; i < n; ++i) {
+      if (left_.empty()) left_.assign(CommonWords().begin(), CommonWords().end());
+      std::swap(left_[rng_.Below(left_.size())], left_.back());
+      (words += ' ') += left_.back();
+      left_.pop_back();
+    }
+    return words;
+  }
+
+ private:
+  Random rng_;
+  std::vector<std::string_view> left_;
+};
 
 TaskExample GenerateCopy(const TaskRequest& request) {
-  Random leading = request.Stream(0);
-  const std::string first_words = DrawFor(
-      request.split, [&] { return DrawWords(kLeadingWords, leading); },
-      [](const std::string& words) { return words; });
+  WordDeck deck(request.Stream(0));
+  const auto deal_leading = [&] {
+    deck.Shuffle();
+    return deck.Deal(kLeadingWords);
+  };
+  const std::string first_words =
+      DrawFor(request.split, deal_leading, [](const std::string& words) { return words; });
   return FitLength(request, {.min = kLeadingWords, .tokens = 3}, [&](int n_words) {
-    Random rng = request.Stream(1);
-    const std::string words = first_words + DrawWords(n_words - kLeadingWords, rng);
+    WordDeck rest = deck;
+    const std::string words = first_words + rest.Deal(n_words - kLeadingWords);
     return TaskExample{
         .prompt = fmt::format("copy :{}\nagain :", words), .references = {words}, .stop = "\n"};
   });

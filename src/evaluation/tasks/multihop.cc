@@ -30,6 +30,15 @@ Chain DrawChain(int hops, Random& rng) {
   return chain;
 }
 
+// " tame barrel , the tame barrel is in the grey parlour"
+std::string AnswerOf(const Chain& chain) {
+  std::string answer = " " + chain[1];
+  for (size_t i = 1; i + 1 < chain.size(); ++i) {
+    answer += " , " + FactText(chain[i], chain[i + 1]);
+  }
+  return answer;
+}
+
 bool Overlaps(const Chain& chain, const std::vector<Chain>& others) {
   return std::ranges::any_of(others, [&](const Chain& other) {
     return std::ranges::any_of(
@@ -54,7 +63,7 @@ TaskExample Generate(const TaskRequest& request) {
   const size_t n_chains = std::clamp(request.length / 100, 2, 24);
   std::vector<Chain> chains;
   while (chains.size() < n_chains) {
-    // The first is asked for, but every chain keeps to the split.
+    // Not all are asked for, but every chain keeps to the split.
     Chain chain = DrawFor(
         request.split, [&] { return DrawChain(hops, rng); }, ContentOf);
     if (!Overlaps(chain, chains)) chains.push_back(std::move(chain));
@@ -64,12 +73,12 @@ TaskExample Generate(const TaskRequest& request) {
   for (double& depth : depths) depth = rng.Uniform();
   std::ranges::sort(depths);
 
-  const Chain& asked = chains[0];
-  std::string answer = " " + asked[1];
-  for (int i = 1; i < hops; ++i) answer += " , " + FactText(asked[i], asked[i + 1]);
+  // Training examples ask several questions: an answer is what they teach.
+  const bool is_training = request.split == TaskSplit::kTrain;
+  const size_t n_asked = is_training ? 1 + rng.Below(n_chains) : 1;
   return FitLength(request, {.tokens = 14}, [&](int n_sentences) {
     Random prose = request.Stream(1);
-    TaskExample example{.references = {answer}, .stop = " ."};
+    TaskExample example{.stop = " ."};
     int n_before = 0;
     for (size_t i = 0; i < facts.size(); ++i) {
       const int target = static_cast<int>(depths[i] * (n_sentences + 1));
@@ -79,7 +88,12 @@ TaskExample Generate(const TaskRequest& request) {
     }
     AppendSentences(ProseStyle::kPlain, n_sentences - n_before, prose, example.prompt);
     example.prompt.back() = '\n';
-    example.prompt += fmt::format("where is the {} ? the {} is in the", asked[0], asked[0]);
+    for (size_t i = 0; i < n_asked; ++i) {
+      if (i > 0) example.prompt += example.references[0] + " .\n";
+      const std::string& thing = chains[i][0];
+      example.prompt += fmt::format("where is the {} ? the {} is in the", thing, thing);
+      example.references = {AnswerOf(chains[i])};
+    }
     return example;
   });
 }

@@ -37,16 +37,20 @@ class RecordSource {
   std::set<std::string> taken_;
 };
 
-void AppendQuestion(const Record& record, TaskExample& example) {
-  example.prompt += fmt::format("question : {}\nanswer :", record.key);
-  example.references = {" " + record.value};
+// Training examples ask for up to half of their records: an answer is what they teach, and the
+// records are only read for it.
+int DrawQuestionCount(const TaskRequest& request, Random& rng) {
+  if (request.split == TaskSplit::kTrain) {
+    return 1 + static_cast<int>(rng.Below(std::max(1, request.length / 30)));
+  }
+  // Short examples have few records, and not all of them should be asked for.
+  return std::min<int>(1 + rng.Below(5), std::max(1, request.length / 100));
 }
 
 TaskExample Generate(const TaskRequest& request) {
   Random rng = request.Stream(0);
   RecordSource source(request.Stream(1));
-  // Short examples have few records, and not all of them should be asked for.
-  const int n_asked = std::min<int>(1 + rng.Below(5), std::max(1, request.length / 100));
+  const int n_asked = DrawQuestionCount(request, rng);
   std::vector<Record> asked;
   for (int i = 0; i < n_asked; ++i) {
     asked.push_back(DrawFor(
@@ -65,9 +69,11 @@ TaskExample Generate(const TaskRequest& request) {
 
     TaskExample example{.stop = "\n"};
     for (const Record* record : order) example.prompt += record->Line() + "\n";
+    example.prompt += "recall\n";
     for (const Record& record : asked) {
       if (!example.references.empty()) example.prompt += example.references[0] + "\n";
-      AppendQuestion(record, example);
+      example.prompt += record.key + " :";
+      example.references = {" " + record.value};
     }
     return example;
   });

@@ -54,13 +54,18 @@ Solution SolvePasskey(const std::string& prompt) {
 Solution SolveRecall(const std::string& prompt) {
   std::map<std::string, std::string> values;
   Solution solution;
+  bool is_asking = false;
   for (const std::string& line : SplitBy(prompt, "\n")) {
-    const Strings sides = SplitBy(line, " : ");
-    if (sides[0] == "question") {
-      solution.contents.push_back(sides[1] + " : " + values.at(sides[1]));
-      solution.answer = " " + values.at(sides[1]);
-    } else if (sides.size() == 2 && sides[0] != "answer") {
-      values[sides[0]] = sides[1];
+    if (line == "recall") {
+      is_asking = true;
+      continue;
+    }
+    const std::string key = line.substr(0, line.find(" :"));
+    if (is_asking) {
+      solution.contents.push_back(key + " : " + values.at(key));
+      solution.answer = " " + values.at(key);
+    } else {
+      values[key] = line.substr(key.size() + 3);
     }
   }
   return solution;
@@ -123,29 +128,33 @@ Solution SolveCopy(const std::string& prompt) {
   return {words, {fmt::format(" {}", fmt::join(leading, " "))}};
 }
 
-// The sum of what the words of an opinion say, turned round by a "not" in front.
-bool IsPraise(const std::string& opinion) {
+// What the words of an opinion say, turned round by a "not" in front.
+int PraiseOf(const std::string& opinion) {
   int sum = 0;
   for (const std::string& word : Words(opinion)) {
     sum += std::ranges::count(GoodWords(), word) - std::ranges::count(BadWords(), word);
   }
-  return opinion.starts_with("not ") ? sum < 0 : sum > 0;
+  return opinion.starts_with("not ") ? -sum : sum;
 }
 
 Solution SolveClassify(const std::string& prompt) {
   Solution solution;
   std::map<std::string, std::string> reviews;
+  bool is_asking = false;
   for (const std::string& line : SplitBy(prompt, "\n")) {
-    const Strings words = Words(line);
-    if (words[0] == "review") {
-      reviews[words[1]] = line.substr(line.find(" of ") + 4);
-      continue;
+    if (line == "verdict") {
+      is_asking = true;
+    } else if (!is_asking) {
+      reviews[line.substr(0, line.find(" :"))] = line;
+    } else {
+      const std::string& review = reviews.at(line.substr(0, line.rfind(" is")));
+      int praise = 0;
+      // Behind each " was " an opinion, up to the next "the" or the end.
+      Strings parts = SplitBy(review, " was ");
+      for (size_t i = 1; i < parts.size(); ++i) praise += PraiseOf(SplitBy(parts[i], " the ")[0]);
+      solution.contents.push_back(review);
+      solution.answer = praise > 0 ? " good" : " bad";
     }
-    // in review 8 the bread was
-    const std::string& review = reviews.at(words[2]);
-    const std::string opinion = Between(review, fmt::format(" the {} was ", words[4]), " .");
-    solution.contents.push_back(review);
-    solution.answer = IsPraise(opinion) ? " good" : " bad";
   }
   return solution;
 }
