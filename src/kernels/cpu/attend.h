@@ -7,11 +7,31 @@
 
 #include "base/cpu_features.h"
 #include "kernels/cpu/block_layout.h"
+#include "kernels/cpu/packed_layout.h"
 
 namespace kvlathe {
 
 // The window of a row that sees everything up to itself.
 inline constexpr int kNoWindow = 1 << 30;
+
+// One sealed run of a head: blocks [first_block, first_block + n_blocks) of AttendParams::blocks.
+struct PackedRun {
+  int first_block = 0;  // negative where the first blocks of the run are not among `blocks`
+  int n_blocks = 0;
+  bool is_prompt = true;
+  const std::byte* record = nullptr;
+  const std::byte* layer_record = nullptr;
+};
+
+// The sealed part of a head: one run after the other from the first block; later blocks are plain.
+struct PackedHead {
+  PackedFormat format;
+  int kv_head_idx = 0;  // in its layer
+  int n_kv_heads = 1;
+  int layer_rank_v = 0;  // sum over the heads of the layer
+  const PackedRun* runs = nullptr;
+  int n_runs = 0;
+};
 
 // Query rows of one KV head over a range of its entries. Ranks are multiples of 16, at most 256;
 // visible entries are finite. Blocks may lie anywhere; each is fetched while the one before is
@@ -29,6 +49,7 @@ struct AttendParams {
   int64_t q_stride = 0;     // elements from row to row
   const std::byte* const* blocks =
       nullptr;             // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
+  const PackedHead* packed = nullptr;  // null: every block is plain
   int kv_begin = 0;        // multiple of kBlockSize
   int kv_end = 0;          // exclusive; rows past it in the last block are never used
   int first_visible = 0;   // end of the entries that token 0 sees; may be negative (nothing seen)

@@ -1,0 +1,205 @@
+// Where the codes, scales and repairs of a sealed run lie.
+//
+// A run is what is compressed together: n_blocks blocks of kBlockSize entries of every KV head of a
+// layer. It is held in three kinds of objects:
+//   block         of one head: codes of K and V, scales per token, factor A of the residual
+//   run record    of one head: scales per channel, factor B, exact entries of K
+//   layer record  of all heads: scales per token over all heads, exact entries of V
+// Scales and minima are F16, factors F16, exact entries Bf16. A value is code * scale + min.
+//
+// Codes keep the lines of a plain block (block_layout.h): a line is 32 codes, 16 tokens x 2
+// dimensions of K or 16 dimensions x 2 tokens of V. Lines are packed in groups of
+// LinesPerGroup(bits), so that one load and a few shifts give whole lines:
+//   bits 2, 4  64 bytes, 32 words of 16 bits; word w holds in its bits [bits * i, bits * (i + 1))
+//              code w of line i of the group
+//   bits 3     the same with the two low bits of each code, then a word of 32 bits per line whose
+//              bit w is the high bit of its code w
+//   bits 8     64 bytes: codes 0-7 of line 0, 0-7 of line 1, 8-15 of line 0, 8-15 of line 1, ...
+// K: line of token / 16 and dimension pair p is line 4 p + token / 16; a group is consecutive lines.
+// V: a group is consecutive token pairs of the same 16 dimensions; groups of the dimensions follow
+// each other, then those of the next token pairs.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/block_layout.h"
+
+namespace kvlathe {
+
+// What shares a scale and a minimum.
+enum class ScaleSharing : uint8_t {
+  kChannel,     // `group` tokens of one channel; K only, in the run record
+  kToken,       // `group` channels of one token of one head, in the block
+  kTokenLayer,  // one token, all channels of all heads; V only, in the layer record
+};
+
+// The codes of K or of V.
+struct PackedSide {
+  int bits = 4;  // 2, 3, 4 or 8
+  ScaleSharing sharing = ScaleSharing::kToken;
+  // kChannel: tokens, a multiple of 16 that divides kBlockSize or is a multiple of it; kToken:
+  // channels, a multiple of 16. 0: all of the run, all of the head. The last group may be short.
+  int group = 0;
+  // bits 8, kToken only: codes are int8 from -127 to 127 and there is no minimum.
+  bool is_symmetric = false;
+
+  friend bool operator==(const PackedSide&, const PackedSide&) = default;
+};
+
+// What all runs of a cache have in common.
+struct PackedFormat {
+  PackedSide k, v;
+  int prompt_rank = 0;  // of the low-rank residual, in runs of the prompt; 0: none
+  int decode_rank = 0;  // in runs sealed while decoding
+  double sparse_share = 0;  // entries kept exactly, half at either end; 0: none
+
+  friend bool operator==(const PackedFormat&, const PackedFormat&) = default;
+};
+
+// One run of one head: all that the offsets below depend on.
+struct PackedShape {
+  PackedFormat format;
+  int rank_k = 0;  // multiples of 16, at most 256
+  int rank_v = 0;
+  int n_kv_heads = 1;    // of the layer
+  int layer_rank_v = 0;  // sum of rank_v over the heads of the layer
+  int n_blocks = 0;
+  bool is_prompt = true;
+
+  constexpr int n_tokens() const { return n_blocks * kBlockSize; }
+  constexpr int lowrank() const { return is_prompt ? format.prompt_rank : format.decode_rank; }
+  // Exact entries at either end: of a channel of K over the run, of a token of V over the layer.
+  constexpr int key_outliers() const {
+    return static_cast<int>(n_tokens() * format.sparse_share / 2);
+  }
+  constexpr int value_outliers() const {
+    return static_cast<int>(layer_rank_v * format.sparse_share / 2);
+  }
+};
+
+// An entry that is kept exactly.
+struct SparseEntry {
+  uint16_t place;  // token in the block | channel << 6
+  uint16_t value;  // Bf16
+};
+constexpr uint16_t SparsePlace(int token, int channel) {
+  return static_cast<uint16_t>(token | channel << 6);
+}
+
+// Numbers a scale and its minimum take.
+constexpr int ScaleParts(const PackedSide& side) { return side.is_symmetric ? 1 : 2; }
+
+constexpr int LinesPerGroup(int bits) { return bits == 3 ? 8 : 16 / bits; }
+constexpr int GroupBytes(int bits) { return bits == 3 ? 96 : 64; }
+constexpr int64_t CodeBytes(int bits, int rank) { return int64_t{kBlockSize} * rank * bits / 8; }
+
+// Scale groups of the tokens of a run (kChannel) or of the channels of a token (kToken).
+constexpr int KeyScaleGroups(const PackedShape& s) {
+  const int n = s.format.k.sharing == ScaleSharing::kChannel ? s.n_tokens() : s.rank_k;
+  const int group = s.format.k.group == 0 ? n : s.format.k.group;
+  return (n + group - 1) / group;
+}
+constexpr int ValueScaleGroups(const PackedShape& s) {
+  const int group = s.format.v.group == 0 ? s.rank_v : s.format.v.group;
+  return (s.rank_v + group - 1) / group;
+}
+
+// --- Block: K codes, V codes, K scales, V scales, A of K, A of V. ---
+// Scales per token: [groups][parts][kBlockSize]; factors [lowrank][kBlockSize].
+
+constexpr int64_t KeyTokenScaleBytes(const PackedShape& s) {
+  if (s.format.k.sharing != ScaleSharing::kToken) return 0;
+  return int64_t{2} * kBlockSize * KeyScaleGroups(s) * ScaleParts(s.format.k);
+}
+constexpr int64_t ValueTokenScaleBytes(const PackedShape& s) {
+  if (s.format.v.sharing != ScaleSharing::kToken) return 0;
+  return int64_t{2} * kBlockSize * ValueScaleGroups(s) * ScaleParts(s.format.v);
+}
+constexpr int64_t FactorBytes(const PackedShape& s) { return int64_t{2} * kBlockSize * s.lowrank(); }
+
+constexpr int64_t PackedValueOffset(const PackedShape& s) {
+  return CodeBytes(s.format.k.bits, s.rank_k);
+}
+constexpr int64_t KeyTokenScaleOffset(const PackedShape& s) {
+  return PackedValueOffset(s) + CodeBytes(s.format.v.bits, s.rank_v);
+}
+constexpr int64_t ValueTokenScaleOffset(const PackedShape& s) {
+  return KeyTokenScaleOffset(s) + KeyTokenScaleBytes(s);
+}
+constexpr int64_t KeyFactorOffset(const PackedShape& s) {
+  return ValueTokenScaleOffset(s) + ValueTokenScaleBytes(s);
+}
+constexpr int64_t ValueFactorOffset(const PackedShape& s) {
+  return KeyFactorOffset(s) + FactorBytes(s);
+}
+constexpr int64_t PackedBlockBytes(const PackedShape& s) {
+  return ValueFactorOffset(s) + FactorBytes(s);
+}
+
+// --- Run record: scales of K per channel [groups][2][rank_k]; B of K [lowrank][rank_k]; B of V
+// [lowrank][rank_v]; where the exact entries of each block end, uint32 [n_blocks]; the entries,
+// by block, ascending by place. ---
+
+constexpr int64_t KeyChannelScaleBytes(const PackedShape& s) {
+  if (s.format.k.sharing != ScaleSharing::kChannel) return 0;
+  return int64_t{2} * 2 * s.rank_k * KeyScaleGroups(s);
+}
+constexpr int64_t KeyBasisOffset(const PackedShape& s) { return KeyChannelScaleBytes(s); }
+constexpr int64_t ValueBasisOffset(const PackedShape& s) {
+  return KeyBasisOffset(s) + int64_t{2} * s.lowrank() * s.rank_k;
+}
+constexpr int64_t KeySparseEndsOffset(const PackedShape& s) {
+  return ValueBasisOffset(s) + int64_t{2} * s.lowrank() * s.rank_v;
+}
+constexpr int64_t KeySparseOffset(const PackedShape& s) {
+  return KeySparseEndsOffset(s) + (s.key_outliers() > 0 ? 4 * s.n_blocks : 0);
+}
+constexpr int64_t RunRecordBytes(const PackedShape& s) {
+  return KeySparseOffset(s) +
+         int64_t{2} * s.key_outliers() * s.rank_k * static_cast<int64_t>(sizeof(SparseEntry));
+}
+
+// --- Layer record: scales of V per token, per block [parts][kBlockSize]; where the exact entries
+// of each block and head end, uint32 [n_blocks][n_kv_heads]; the entries, by block, then head,
+// ascending by place. ---
+
+constexpr int64_t ValueLayerScaleBytes(const PackedShape& s) {
+  if (s.format.v.sharing != ScaleSharing::kTokenLayer) return 0;
+  return int64_t{2} * 2 * s.n_tokens();
+}
+constexpr int64_t ValueSparseEndsOffset(const PackedShape& s) { return ValueLayerScaleBytes(s); }
+constexpr int64_t ValueSparseOffset(const PackedShape& s) {
+  return ValueSparseEndsOffset(s) +
+         (s.value_outliers() > 0 ? int64_t{4} * s.n_blocks * s.n_kv_heads : 0);
+}
+constexpr int64_t LayerRecordBytes(const PackedShape& s) {
+  return ValueSparseOffset(s) +
+         int64_t{2} * s.value_outliers() * s.n_tokens() * static_cast<int64_t>(sizeof(SparseEntry));
+}
+
+// --- Where a code lies. ---
+
+// The line of (token, channel) in a plain block, and the number of its code in that line.
+struct CodePlace {
+  int64_t group_offset;  // bytes from the start of the side's codes
+  int line;              // in the group
+  int word;              // 0-31
+};
+constexpr CodePlace PlaceInGroup(int bits, int64_t group_idx, int line, int word) {
+  return {group_idx * GroupBytes(bits), line, word};
+}
+constexpr CodePlace KeyCodePlace(int bits, int token, int channel) {
+  const int n = LinesPerGroup(bits), line = channel / 2 * 4 + token / 16;
+  return PlaceInGroup(bits, line / n, line % n, token % 16 * 2 + channel % 2);
+}
+constexpr CodePlace ValueCodePlace(int bits, int rank_v, int token, int channel) {
+  const int n = LinesPerGroup(bits), pair = token / 2;
+  return PlaceInGroup(bits, int64_t{pair / n} * (rank_v / 16) + channel / 16, pair % n,
+                      channel % 16 * 2 + token % 2);
+}
+
+// Reads and writes one code; `codes` is the start of the side's codes, zero before the first write.
+uint8_t ReadCode(const std::byte* codes, int bits, const CodePlace& place);
+void WriteCode(std::byte* codes, int bits, const CodePlace& place, uint8_t code);
+
+}  // namespace kvlathe

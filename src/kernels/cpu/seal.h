@@ -1,0 +1,63 @@
+// Sealing: the plain rows of a run become codes, scales and repairs (packed_layout.h).
+//
+// Quantiser (methods.md 4.1): scale = F16((max - min) / (2^bits - 1)), minimum = F16(min), code =
+// round_half_even((x - minimum) / scale) clamped to the codes there are, all in F32 with the rounded
+// scale and minimum. max = min: scale 1. A scale that rounds to 0 becomes the smallest F16; scales
+// and minima beyond F16 become the largest. Symmetric: scale = F16(max |x| / 127).
+//
+// Exact entries (methods.md 4.1): of K, per channel, the key_outliers() largest and then as many
+// smallest rows of the run; of V, per token, the value_outliers() largest and smallest over the
+// channels of all heads of the layer, heads in order. Of equal values the first is taken. They stay
+// out of max and min; a group that holds nothing else gets scale 1, minimum 0.
+//
+// Low-rank residual (methods.md 4.3): R = X - D - S per head, D the values of the codes, S the exact
+// entries less their codes' values (so R is 0 there); R ~ A B^T by power iteration in F32 with an
+// orthonormal A, both stored in F16. R = 0 gives A = B = 0.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/cpu_features.h"
+#include "base/status.h"
+#include "base/threads.h"
+#include "kernels/cpu/packed_layout.h"
+
+namespace kvlathe {
+
+// One KV head of a run.
+struct SealHead {
+  int rank_k = 0;
+  int rank_v = 0;
+  const std::byte* const* blocks = nullptr;  // [n_blocks] plain and full
+  std::byte* const* packed = nullptr;        // [n_blocks] PackedBlockBytes, to be written
+  std::byte* record = nullptr;               // RunRecordBytes, to be written; null where that is 0
+};
+
+// One run of one layer of one sequence.
+struct SealJob {
+  std::span<const SealHead> heads;    // all KV heads of the layer
+  std::byte* layer_record = nullptr;  // LayerRecordBytes; null where that is 0
+  int n_blocks = 0;
+  bool is_prompt = true;
+  uint64_t seed = 0;  // of the start of the power iteration: the same run gives the same bytes
+};
+
+class Sealer {
+ public:
+  // `power_loops` of the low-rank solver, at least 1. `pool` outlives the sealer.
+  Sealer(const PackedFormat& format, DType row_type, int power_loops, ThreadPool* pool, Isa isa);
+  ~Sealer();
+
+  // Seals all jobs, in parallel over heads. kDataLoss when a row holds NaN or infinity: it says
+  // which of K and V, and which head; what was written is undefined then.
+  Status Run(std::span<const SealJob> jobs);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kvlathe
