@@ -1,21 +1,18 @@
 #include "kv/blocks/sequence_file.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
-#include <type_traits>
 #include <vector>
 
 #include "base/check.h"
 #include "base/crc32c.h"
 #include "io/atomic_file.h"
+#include "io/byte_reader.h"
 #include "io/mapped_file.h"
 
 namespace kvlathe {
 namespace {
-
-static_assert(std::endian::native == std::endian::little);
 
 constexpr std::string_view kMagic = "KVLSEQ\r\n";
 constexpr uint32_t kVersion = 1;
@@ -35,49 +32,22 @@ std::string Printable(std::string_view text) {
   return line;
 }
 
-class Reader {
- public:
-  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
-
-  // False when the bytes end before.
-  template <typename T>
-  bool Read(T* value) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    if (bytes_.size() < sizeof(T)) return false;
-    std::memcpy(value, bytes_.data(), sizeof(T));
-    bytes_ = bytes_.subspan(sizeof(T));
-    return true;
+bool ReadText(ByteReader* reader, std::string* text) {
+  uint32_t n_bytes = 0;
+  std::string_view view;
+  if (!reader->Read(&n_bytes) || n_bytes > kMaxTextBytes || !reader->ReadBytes(n_bytes, &view)) {
+    return false;
   }
-  bool ReadBytes(uint64_t n_bytes, std::string_view* text) {
-    if (bytes_.size() < n_bytes) return false;
-    *text = {reinterpret_cast<const char*>(bytes_.data()), static_cast<size_t>(n_bytes)};
-    bytes_ = bytes_.subspan(static_cast<size_t>(n_bytes));
-    return true;
-  }
-  bool ReadText(std::string* text) {
-    uint32_t n_bytes = 0;
-    std::string_view view;
-    if (!Read(&n_bytes) || n_bytes > kMaxTextBytes || !ReadBytes(n_bytes, &view)) return false;
-    *text = view;
-    return true;
-  }
-  std::span<const std::byte> rest() const { return bytes_; }
-
- private:
-  std::span<const std::byte> bytes_;
-};
-
-template <typename T>
-void Append(T value, std::string* out) {
-  out->append(reinterpret_cast<const char*>(&value), sizeof(value));
+  *text = view;
+  return true;
 }
 
 void AppendText(std::string_view text, std::string* out) {
-  Append(static_cast<uint32_t>(text.size()), out);
+  AppendBytes(static_cast<uint32_t>(text.size()), out);
   out->append(text);
 }
 
-bool ReadShape(Reader* reader, BlockShape* shape) {
+bool ReadShape(ByteReader* reader, BlockShape* shape) {
   uint32_t rank_k = 0, rank_v = 0, row_type = 0;
   if (!reader->Read(&rank_k) || !reader->Read(&rank_v) || !reader->Read(&row_type)) return false;
   if (rank_k > kMaxDim || rank_v > kMaxDim || row_type >= std::size(kRowTypes)) return false;
@@ -86,7 +56,7 @@ bool ReadShape(Reader* reader, BlockShape* shape) {
 }
 
 // The numbers behind the texts. Memory for the shapes is taken only as far as the file has them.
-bool ReadLayout(Reader* reader, CacheLayout* layout, int* n_tokens) {
+bool ReadLayout(ByteReader* reader, CacheLayout* layout, int* n_tokens) {
   constexpr uint32_t kMaxInt = std::numeric_limits<int>::max();
   uint32_t n_layers = 0, n_kv_heads = 0, head_dim = 0, n_sink = 0;
   uint32_t window = 0, block_size = 0, tokens = 0;
@@ -201,40 +171,43 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity, in
   AppendText(identity.model, &rest);
   for (const int number : {layout.n_layers, layout.n_kv_heads, layout.head_dim, layout.n_sink,
                            layout.window, kBlockSize, n_tokens}) {
-    Append(static_cast<uint32_t>(number), &rest);
+    AppendBytes(static_cast<uint32_t>(number), &rest);
   }
   for (const BlockShape& shape : layout.shapes) {
-    Append(static_cast<uint32_t>(shape.rank_k), &rest);
-    Append(static_cast<uint32_t>(shape.rank_v), &rest);
+    AppendBytes(static_cast<uint32_t>(shape.rank_k), &rest);
+    AppendBytes(static_cast<uint32_t>(shape.rank_v), &rest);
     const auto type = std::find(std::begin(kRowTypes), std::end(kRowTypes), shape.row_type);
-    Append(static_cast<uint32_t>(type - kRowTypes), &rest);
+    AppendBytes(static_cast<uint32_t>(type - kRowTypes), &rest);
   }
-  Append(static_cast<uint64_t>(state.size()), &rest);
+  AppendBytes(static_cast<uint64_t>(state.size()), &rest);
   rest += state;
   std::string head(kMagic);
-  Append(kVersion, &head);
+  AppendBytes(kVersion, &head);
   const int64_t row_bytes = RowBytes(layout, n_tokens, std::numeric_limits<int64_t>::max());
-  Append(static_cast<uint64_t>(head.size() + sizeof(uint64_t) + rest.size()) +
-             static_cast<uint64_t>(row_bytes + kCrcBytes),
-         &head);
+  AppendBytes(static_cast<uint64_t>(head.size() + sizeof(uint64_t) + rest.size()) +
+                  static_cast<uint64_t>(row_bytes + kCrcBytes),
+              &head);
   return head + rest;
 }
 
 Status CheckPlace(const SequenceFile& file, const SequencePlace& place, const std::string& path) {
-  if (file.identity.model != place.identity.model) {
-    return Error(StatusCode::kInvalidArgument,
-                 "{}: saved with another model or calibration; load it with those", path);
-  }
+  // The spec first: it decides the basis, which is part of the model.
   if (file.identity.spec != place.identity.spec) {
-    return Error(StatusCode::kInvalidArgument, "{}: saved with --kv '{}', not with '{}'", path,
+    return Error(StatusCode::kDataLoss, "{}: saved with --kv '{}', not with '{}'", path,
                  Printable(file.identity.spec), place.identity.spec);
+  }
+  if (file.identity.model != place.identity.model) {
+    return Error(StatusCode::kDataLoss,
+                 "{}: saved with another model or basis; load it with the model, --basis, --dtype "
+                 "and -c that it was saved with",
+                 path);
   }
   const CacheLayout& saved = file.layout;
   const CacheLayout& layout = *place.layout;
   if (saved.n_layers != layout.n_layers || saved.n_kv_heads != layout.n_kv_heads ||
       saved.head_dim != layout.head_dim || saved.n_sink != layout.n_sink ||
       saved.window != layout.window || saved.shapes != layout.shapes) {
-    return Error(StatusCode::kInvalidArgument,
+    return Error(StatusCode::kDataLoss,
                  "{}: its rows have another shape than those of this model; load it with the "
                  "--dtype and --basis that it was saved with",
                  path);
@@ -280,7 +253,7 @@ void CopyRows(const SequenceFile& file, SequenceCache* cache) {
 }  // namespace
 
 StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::string_view name) {
-  Reader reader(bytes);
+  ByteReader reader(bytes);
   std::string_view magic;
   uint32_t version = 0;
   uint64_t n_bytes = 0;
@@ -303,7 +276,7 @@ StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::
   }
   SequenceFile file;
   uint64_t state_bytes = 0;
-  if (!reader.ReadText(&file.identity.spec) || !reader.ReadText(&file.identity.model) ||
+  if (!ReadText(&reader, &file.identity.spec) || !ReadText(&reader, &file.identity.model) ||
       !ReadLayout(&reader, &file.layout, &file.n_tokens) || !reader.Read(&state_bytes) ||
       !reader.ReadBytes(state_bytes, &file.state)) {
     return Error(StatusCode::kDataLoss, "{}: damaged: its header is not one of a sequence", name);

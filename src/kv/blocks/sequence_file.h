@@ -60,8 +60,8 @@ struct SequencePlace {
   int max_tokens = 0;                   // the context
 };
 
-// Fills `cache`, which is empty, and returns the state. kDataLoss for a damaged file,
-// kInvalidArgument for one of another model, spec or layout or with more positions than max_tokens,
+// Fills `cache`, which is empty, and returns the state. kDataLoss for a damaged file and for one of
+// another model, spec or layout, kInvalidArgument for more positions than max_tokens,
 // kResourceExhausted when the pool has no room; then the cache stays empty.
 StatusOr<std::string> RestoreSequence(const std::string& path, const SequencePlace& place,
                                       SequenceCache* cache);
