@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/random.h"
 #include "engine/engine.h"
 #include "model/tensor_source.h"
 

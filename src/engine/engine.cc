@@ -14,21 +14,52 @@ struct Engine::Sequence {
   TokenCallback on_token;
   FinishCallback on_finish;
   Sampler sampler;
+  std::vector<int32_t> tokens;  // known so far: of the session, of the prompt, generated
+  std::vector<int> turn_ends;   // in `tokens`, of all turns but the one that generates
+  int64_t n_given = 0;          // tokens before the first that this request generates
   std::unique_ptr<SequenceCache> cache;
   std::vector<int32_t> input;  // tokens of the current step
   RequestOutcome outcome;
   Stopwatch since_submit;
   Stopwatch since_first_token;
 
-  Sequence(RequestId request_id, Request r)
-      : id(request_id), request(std::move(r)), sampler(request.sampling, request.prompt) {}
+  Sequence(RequestId request_id, Request r, Session session)
+      : id(request_id),
+        request(std::move(r)),
+        sampler(request.sampling),
+        tokens(std::move(session.tokens)),
+        turn_ends(std::move(session.turn_ends)),
+        cache(std::move(session.cache)) {
+    tokens.insert(tokens.end(), request.prompt.begin(), request.prompt.end());
+    n_given = n_known();
+    if (request.prompt.empty()) {
+      turn_ends.pop_back();  // that turn goes on
+    } else {
+      turn_ends.push_back(static_cast<int>(n_given));
+    }
+    if (session.sampling.seed == request.sampling.seed) sampler.set_n_draws(session.n_draws);
+    EnterTurns();
+  }
 
-  int64_t n_prompt() const { return static_cast<int64_t>(request.prompt.size()); }
-  int64_t n_known() const { return n_prompt() + static_cast<int64_t>(outcome.tokens.size()); }
+  // Tells the sampler what was there before.
+  void EnterTurns() {
+    int64_t begin = 0;
+    bool is_output = false;
+    const auto enter_until = [&](int64_t end) {
+      sampler.EnterBefore(std::span(tokens).subspan(begin, end - begin), is_output);
+      begin = end;
+      is_output = !is_output;
+    };
+    for (const int end : turn_ends) enter_until(end);
+    enter_until(n_known());
+  }
+
+  int64_t n_prompt() const { return turn_ends.front(); }
+  int64_t n_known() const { return std::ssize(tokens); }
   int64_t n_cached() const { return cache->n_tokens(); }
-  bool decodes() const { return !outcome.tokens.empty() && n_cached() + 1 == n_known(); }
+  bool decodes() const { return n_known() > turn_ends.back() && n_cached() + 1 == n_known(); }
   // The last generated token is never fed back, so it needs no place in the cache.
-  int64_t max_positions() const { return n_prompt() + request.max_tokens - 1; }
+  int64_t max_positions() const { return n_given + request.max_tokens - 1; }
 
   // What the cache should be able to hold for the sequence to be worth running: without the block
   // to spare, a sequence that was preempted for a block would be back in the next step.
@@ -36,14 +67,12 @@ struct Engine::Sequence {
     return PeakSequenceBytes(layout, std::min(n_known() + kBlockSize, max_positions()), max_step);
   }
 
-  // Makes `input` the next tokens for the cache, at most n_max: of the prompt, or after it.
+  // Makes `input` the next tokens for the cache, at most n_max and of one turn.
   void TakeInput(int64_t n_max) {
-    const std::vector<int32_t>& generated = outcome.tokens;
-    const bool in_prompt = n_cached() < n_prompt();
-    const auto begin = in_prompt ? request.prompt.begin() + n_cached()
-                                 : generated.begin() + (n_cached() - n_prompt());
-    const auto end = in_prompt ? request.prompt.end() : generated.end();
-    input.assign(begin, begin + std::min<int64_t>(n_max, end - begin));
+    const auto turn = std::upper_bound(turn_ends.begin(), turn_ends.end(), n_cached());
+    const int64_t end = turn == turn_ends.end() ? n_known() : *turn;
+    const auto begin = tokens.begin() + n_cached();
+    input.assign(begin, begin + std::min(n_max, end - n_cached()));
   }
 };
 
@@ -56,10 +85,14 @@ Engine::Engine(Model* model, BlockPool* pool, const EngineOptions& options)
 Engine::~Engine() = default;
 
 StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_token,
-                                           FinishCallback on_finish) {
+                                           FinishCallback on_finish, Session session) {
   const ModelConfig& c = model_->config();
-  const int64_t n_prompt = request.prompt.size();
-  if (n_prompt == 0) return Error(StatusCode::kInvalidArgument, "the prompt has no tokens");
+  const int64_t n_given = std::ssize(session.tokens) + std::ssize(request.prompt);
+  if (n_given == 0) return Error(StatusCode::kInvalidArgument, "the prompt has no tokens");
+  if (session.cache != nullptr && session.cache->n_tokens() >= n_given) {
+    return Error(StatusCode::kInvalidArgument,
+                 "the session ended with the end of sequence; give it a prompt to go on");
+  }
   if (request.max_tokens < 1) {
     return Error(StatusCode::kInvalidArgument, "max_tokens is {}; give at least 1",
                  request.max_tokens);
@@ -72,14 +105,14 @@ StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_tok
                    c.vocab_size);
     }
   }
-  if (n_prompt + request.max_tokens > c.max_seq_len) {
+  if (n_given + request.max_tokens > c.max_seq_len) {
     return Error(
         StatusCode::kInvalidArgument,
         "the prompt has {} tokens and {} more were asked for, but the model's context is {}; "
         "shorten one of them",
-        n_prompt, request.max_tokens, c.max_seq_len);
+        n_given, request.max_tokens, c.max_seq_len);
   }
-  auto sequence = std::make_unique<Sequence>(next_id_, std::move(request));
+  auto sequence = std::make_unique<Sequence>(next_id_, std::move(request), std::move(session));
   const int64_t needed_bytes =
       PeakSequenceBytes(model_->layout(), sequence->max_positions(), options_.max_batch_tokens);
   const int64_t budget = pool_->usage().budget_bytes;
@@ -111,7 +144,8 @@ void Engine::AdmitWaiting() {
     if (wanted_bytes > budget) return;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
-    running_.back()->cache = std::make_unique<SequenceCache>(&model_->layout(), pool_);
+    std::unique_ptr<SequenceCache>& cache = running_.back()->cache;
+    if (cache == nullptr) cache = std::make_unique<SequenceCache>(&model_->layout(), pool_);
   }
 }
 
@@ -135,12 +169,24 @@ void Engine::PreemptNewest() {
   waiting_.push_front(std::move(newest));
 }
 
+// Gives up the cache that the newest waiting session brought with it. False when there is none.
+bool Engine::DropWaitingCache() {
+  const auto newest = std::find_if(waiting_.rbegin(), waiting_.rend(),
+                                   [](const auto& s) { return s->cache != nullptr; });
+  if (newest == waiting_.rend()) return false;
+  (*newest)->cache.reset();
+  ++(*newest)->outcome.n_preemptions;
+  return true;
+}
+
 // Makes room for the input of a sequence, if need be at the cost of newer ones and at last of
 // itself. Only the oldest can fail, and only when others use its pool.
 Status Engine::ExtendOrPreempt(Sequence* sequence) {
   for (;;) {
     const Status status = sequence->cache->Extend(static_cast<int>(sequence->input.size()));
-    if (status.code() != StatusCode::kResourceExhausted || running_.size() == 1) return status;
+    if (status.code() != StatusCode::kResourceExhausted) return status;
+    if (DropWaitingCache()) continue;
+    if (running_.size() == 1) return status;
     const bool is_newest = running_.back().get() == sequence;
     PreemptNewest();
     if (is_newest) return OkStatus();
@@ -180,6 +226,7 @@ void Engine::TakeTokens(const std::vector<SequenceStep>& steps) {
       Finish(s, FinishReason::kStop);
       continue;
     }
+    s->tokens.push_back(token);
     s->outcome.tokens.push_back(token);
     FinishReason reason = s->on_token ? s->on_token(s->id, token) : FinishReason::kNone;
     if (reason == FinishReason::kNone &&
@@ -197,6 +244,17 @@ void Engine::Finish(Sequence* sequence, FinishReason reason) {
   sequence->outcome.kv_bytes = sequence->cache->bytes();
   if (sequence->on_finish) sequence->on_finish(sequence->id, sequence->outcome);
   std::erase_if(running_, [&](const auto& s) { return s.get() == sequence; });
+}
+
+Session Engine::TakeSession(RequestId id) {
+  const auto it =
+      std::find_if(running_.begin(), running_.end(), [&](const auto& s) { return s->id == id; });
+  KVL_CHECK(it != running_.end());
+  Sequence& s = **it;
+  KVL_CHECK(s.outcome.finish_reason != FinishReason::kNone);
+  s.turn_ends.push_back(static_cast<int>(s.n_known()));
+  return {std::move(s.tokens), std::move(s.turn_ends), s.request.sampling, s.sampler.n_draws(),
+          std::move(s.cache)};
 }
 
 StatusOr<bool> Engine::Step() {

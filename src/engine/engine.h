@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "engine/sampler.h"
+#include "engine/session.h"
 #include "kv/blocks/block_pool.h"
 #include "model/model.h"
 
@@ -17,7 +18,7 @@ namespace kvlathe {
 enum class FinishReason { kNone, kStop, kLength, kCancelled };
 
 struct Request {
-  std::vector<int32_t> prompt;  // at least one token
+  std::vector<int32_t> prompt;  // at least one token; none: a session generates further
   int max_tokens = 128;
   SamplingParams sampling;
   std::vector<int> stop_ids;  // end of sequence
@@ -43,8 +44,9 @@ struct EngineOptions {
 // and a block more for every sequence; when the budget is exhausted later, the newest running
 // sequence is preempted: it gives its cache up and waits, before all others, to replay its prompt
 // and the tokens it has generated. So the oldest always goes on, and a request that fits the budget
-// alone finishes. Prompts and generated tokens never share a step of one sequence: where the prompt
-// ends in the cache does not depend on preemption.
+// alone finishes. The cache that a waiting session brings with it is given up before that. Prompts
+// and generated tokens never share a step of one sequence: where the turns of a session end in the
+// cache does not depend on preemption.
 //
 // What a sequence generates does not depend on the others, on max_batch_tokens or on preemption
 // beyond the rounding of the logits; with Model::set_deterministic not even there.
@@ -62,7 +64,14 @@ class Engine {
 
   // kInvalidArgument when the request can never run on this model, kResourceExhausted (with what it
   // needs) when the KV budget could not hold it even alone.
-  StatusOr<RequestId> Submit(Request request, TokenCallback on_token, FinishCallback on_finish);
+  // With a session the prompt follows its tokens; its cache is of the engine's pool. An empty
+  // prompt goes on as if the session had never ended, if the request has its sampling; another seed
+  // starts draws of its own. kInvalidArgument when the session ended with the end of sequence,
+  // behind which there is no token to go on from.
+  StatusOr<RequestId> Submit(Request request, TokenCallback on_token, FinishCallback on_finish,
+                             Session session = {});
+  // What a request that has finished leaves. In its FinishCallback only, and once.
+  Session TakeSession(RequestId id);
 
   // One step: every running sequence decodes a token, and the rest of max_batch_tokens goes to
   // prompts and replays. False when nothing is left to do.
@@ -79,6 +88,7 @@ class Engine {
   StatusOr<std::vector<SequenceStep>> BuildBatch();
   Status ExtendOrPreempt(Sequence* sequence);
   void PreemptNewest();
+  bool DropWaitingCache();
   void TakeTokens(const std::vector<SequenceStep>& steps);
   void Finish(Sequence* sequence, FinishReason reason);
 

@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "base/random.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {

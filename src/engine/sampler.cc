@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "base/random.h"
+
 namespace kvlathe {
 namespace {
 
@@ -64,11 +66,19 @@ Status SamplingParams::CheckVocabulary(int vocab_size) const {
 }
 
 Sampler::Sampler(SamplingParams params, std::span<const int32_t> prompt)
-    : params_(std::move(params)), random_(params_.seed) {
+    : params_(std::move(params)) {
   if (params_.repetition_penalty == 1) params_.repeat_last_n = 0;
   adjusts_ = !params_.logit_bias.empty() || params_.repeat_last_n != 0 ||
              params_.presence_penalty != 0 || params_.frequency_penalty != 0;
-  for (const int32_t token : prompt) EnterWindow(token);
+  EnterBefore(prompt, /*is_output=*/false);
+}
+
+void Sampler::EnterBefore(std::span<const int32_t> tokens, bool is_output) {
+  if (!adjusts_) return;
+  for (const int32_t token : tokens) {
+    EnterWindow(token);
+    if (is_output) ++in_output_[token];
+  }
 }
 
 int32_t ArgMax(std::span<const float> logits) {
@@ -155,7 +165,7 @@ int32_t Sampler::Draw(std::span<const float> logits) {
     weight = std::exp((weight - max_logit) / params_.temperature);
     kept += weight;
   }
-  double draw = random_.Uniform() * kept;
+  double draw = Random(params_.seed, n_draws_++).Uniform() * kept;
   for (size_t i = 0; i < n_kept; ++i) {
     draw -= candidates_[i].first;
     if (draw < 0) return candidates_[i].second;

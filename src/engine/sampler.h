@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/random.h"
 #include "base/status.h"
 
 namespace kvlathe {
@@ -42,6 +41,12 @@ class Sampler {
  public:
   // The prompt counts for repetition_penalty.
   explicit Sampler(SamplingParams params, std::span<const int32_t> prompt = {});
+  // Goes on where another sampler ended: tokens that were there before, in their order and each as
+  // prompt or output, and how many draws it made.
+  void EnterBefore(std::span<const int32_t> tokens, bool is_output);
+  void set_n_draws(uint64_t n_draws) { n_draws_ = n_draws; }
+  uint64_t n_draws() const { return n_draws_; }
+
   // `logits` has an entry for every id of prompt and logit_bias. The token counts as output from
   // then on.
   int32_t Sample(std::span<const float> logits);
@@ -53,8 +58,8 @@ class Sampler {
   void EnterWindow(int32_t token);
 
   SamplingParams params_;
-  bool adjusts_;  // any bias or penalty
-  Random random_;
+  bool adjusts_;          // any bias or penalty
+  uint64_t n_draws_ = 0;  // which is also the stream of the next one
   std::vector<float> adjusted_;
   std::vector<std::pair<float, int32_t>> candidates_;
   std::vector<int32_t> window_;                 // a ring of the last repeat_last_n tokens
