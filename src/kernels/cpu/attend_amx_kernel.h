@@ -320,7 +320,7 @@ void AttendPanel(const Panel& panel) {
 
 template <typename Tiles>
 void AttendWithTiles(const AttendParams& p, std::byte* scratch) {
-  if (p.n_rows < kMinTileRows || p.shape.rank_k < kStepDims) {
+  if (p.packed != nullptr || p.n_rows < kMinTileRows || p.shape.rank_k < kStepDims) {
     return kAttendAvx512Bf16.attend(p, scratch);
   }
   const int first_row = ClearRowsThatSeeNothing(p);

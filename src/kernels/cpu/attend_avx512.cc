@@ -277,6 +277,7 @@ void AttendPanel(const Panel& panel) {
 }
 
 void Attend(const AttendParams& p, std::byte* scratch) {
+  if (p.packed != nullptr) return kAttendScalarBf16.attend(p, scratch);
   for (int row = ClearRowsThatSeeNothing(p); row < p.n_rows; row += kPanelRows) {
     AttendPanel({.p = &p,
                  .q = static_cast<const uint16_t*>(p.q),

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "kernels/cpu/attend_isa.h"
+#include "kernels/cpu/attend_packed.h"
 
 namespace kvlathe {
 namespace {
@@ -22,8 +23,8 @@ void RaiseMax(float row_max_new, int rank_v, float* row_max, float* row_sum, flo
   for (int r = 0; r < rank_v; ++r) o[r] *= shrink;
 }
 
-template <typename T>
-void ScoreBlock(const T* q, const T* k, int rank_k, int n_valid, float* scores) {
+template <typename Q, typename T>
+void ScoreBlock(const Q* q, const T* k, int rank_k, int n_valid, float* scores) {
   std::fill_n(scores, n_valid, 0.0f);
   for (int pair = 0; pair < rank_k / 2; ++pair) {
     const float even = ToFloat(q[2 * pair]), odd = ToFloat(q[2 * pair + 1]);
@@ -46,10 +47,34 @@ void AddValues(const float* probs, const T* v, int rank_v, Tokens tokens, float*
   }
 }
 
-template <typename T>
-void Attend(const AttendParams& p, std::byte* /*scratch*/) {
+// All rows (of Q) against the block that begins with entry `begin` and holds K and V in T.
+template <typename Q, typename T>
+void AttendBlock(const AttendParams& p, int begin, const T* k) {
   const int rank_k = p.shape.rank_k, rank_v = p.shape.rank_v;
-  KVL_DCHECK(rank_k % 16 == 0 && rank_v % 16 == 0 && p.kv_begin % kBlockSize == 0);
+  const T* v = k + kBlockSize * rank_k;
+  for (int row = 0; row < p.n_rows; ++row) {
+    const int end = p.first_visible + row / p.gqa_group;
+    const int n_valid = std::min({kBlockSize, p.kv_end - begin, end - begin});
+    const int first = std::max(0, end - p.window - begin);  // earlier ones left the window
+    if (first >= n_valid) continue;
+    float scores[kBlockSize];
+    ScoreBlock(static_cast<const Q*>(p.q) + row * p.q_stride, k, rank_k, n_valid, scores);
+    for (int t = 0; t < n_valid; ++t) scores[t] *= p.sm_scale;
+    float* o = p.o + row * p.o_stride;
+    RaiseMax(*std::max_element(scores + first, scores + n_valid), rank_v, &p.row_max[row],
+             &p.row_sum[row], o);
+    for (int t = first; t < n_valid; ++t) {
+      scores[t] = std::exp(scores[t] - p.row_max[row]);
+      p.row_sum[row] += scores[t];
+    }
+    AddValues(scores, v, rank_v, {first, n_valid}, o);
+  }
+}
+
+template <typename T>
+void Attend(const AttendParams& p, std::byte* scratch) {
+  const int rank_v = p.shape.rank_v;
+  KVL_DCHECK(p.shape.rank_k % 16 == 0 && rank_v % 16 == 0 && p.kv_begin % kBlockSize == 0);
   KVL_DCHECK(p.shape.row_type == kDTypeOf<T>);
   for (int row = 0; row < p.n_rows; ++row) {
     float* o = p.o + row * p.o_stride;
@@ -57,26 +82,26 @@ void Attend(const AttendParams& p, std::byte* /*scratch*/) {
     p.row_max[row] = kMinusInf;
     p.row_sum[row] = 0;
   }
-  for (int begin = p.kv_begin; begin < p.kv_end; begin += kBlockSize) {
-    const T* k = reinterpret_cast<const T*>(p.blocks[begin / kBlockSize]);
-    const T* v = k + kBlockSize * rank_k;
-    for (int row = 0; row < p.n_rows; ++row) {
-      const int end = p.first_visible + row / p.gqa_group;
-      const int n_valid = std::min({kBlockSize, p.kv_end - begin, end - begin});
-      const int first = std::max(0, end - p.window - begin);  // earlier ones left the window
-      if (first >= n_valid) continue;
-      float scores[kBlockSize];
-      ScoreBlock(static_cast<const T*>(p.q) + row * p.q_stride, k, rank_k, n_valid, scores);
-      for (int t = 0; t < n_valid; ++t) scores[t] *= p.sm_scale;
-      float* o = p.o + row * p.o_stride;
-      RaiseMax(*std::max_element(scores + first, scores + n_valid), rank_v, &p.row_max[row],
-               &p.row_sum[row], o);
-      for (int t = first; t < n_valid; ++t) {
-        scores[t] = std::exp(scores[t] - p.row_max[row]);
-        p.row_sum[row] += scores[t];
-      }
-      AddValues(scores, v, rank_v, {first, n_valid}, o);
+  if (p.n_rows == 0) return;
+  // Windows of rows in turn overlap, so every block from the first to the last is seen by one.
+  const int seen_begin = std::max(0, p.first_visible - p.window) / kBlockSize * kBlockSize;
+  const int seen_end = p.first_visible + (p.n_rows - 1) / p.gqa_group;
+  int run_idx = 0;
+  const PackedRun* run = nullptr;
+  PackedRunView view;
+  for (int begin = std::max(p.kv_begin, seen_begin); begin < std::min(p.kv_end, seen_end);
+       begin += kBlockSize) {
+    const int block = begin / kBlockSize;
+    const PackedRun* before = run;
+    if (p.packed != nullptr) run = FindRun(*p.packed, block, &run_idx);
+    if (run == nullptr) {
+      AttendBlock<T>(p, begin, reinterpret_cast<const T*>(p.blocks[block]));
+      continue;
     }
+    if (run != before) view = ViewRun(p, *run);
+    float* values = reinterpret_cast<float*>(scratch);
+    ExpandPackedBlock(view, p.blocks[block], block - run->first_block, values);
+    AttendBlock<T>(p, begin, static_cast<const float*>(values));
   }
 }
 

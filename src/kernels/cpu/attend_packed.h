@@ -1,0 +1,59 @@
+// Sealed runs as the attention kernels see them: where everything of a run lies, and a block of it
+// as plain numbers. The offsets are worked out here, once per run, by portable code: files compiled
+// for an instruction set then only read them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/attend.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+// K or V of one run of one head. Offsets are bytes from the start of a packed block.
+struct PackedSideView {
+  int rank = 0;
+  int bits = 0;
+  bool is_symmetric = false;
+  // Scales per channel are [n_groups][2][rank], a group being `group` tokens of the run. Scales per
+  // token are [n_groups][parts][kBlockSize] for each block, a group being `group` channels.
+  bool is_per_channel = false;
+  int group = 0;
+  int n_groups = 0;
+  int64_t codes = 0;
+  int64_t scales = 0;                  // in the block; of no use where shared_scales is set
+  const F16* shared_scales = nullptr;  // in the record of the run or of the layer: all blocks
+  int64_t factor = 0;                  // A [lowrank][kBlockSize]
+  const F16* basis = nullptr;          // B [lowrank][rank]
+  // Entries of block b end at ends[b * ends_step + ends_first] and begin where those before end.
+  const uint32_t* ends = nullptr;  // null: no exact entries
+  int ends_step = 1;
+  int ends_first = 0;
+  const SparseEntry* entries = nullptr;
+};
+
+struct PackedRunView {
+  PackedSideView k, v;
+  int first_block = 0;  // of AttendParams::blocks; may be negative
+  int lowrank = 0;
+  int64_t block_bytes = 0;
+};
+
+PackedRunView ViewRun(const AttendParams& params, const PackedRun& run);
+
+// The run that holds `block`, or null where blocks are plain. `run_idx` starts at 0 and moves on
+// with calls for ascending blocks.
+const PackedRun* FindRun(const PackedHead& head, int block, int* run_idx);
+
+// The exact entries of one side of block `block_idx` of its run.
+struct SparseRange {
+  const SparseEntry* begin;
+  const SparseEntry* end;
+};
+SparseRange SparseEntriesOf(const PackedSideView& side, int block_idx);
+
+// The values of block `block_idx` of its run in the order of a plain F32 block: K, V behind it.
+void ExpandPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx, float* out);
+
+}  // namespace kvlathe

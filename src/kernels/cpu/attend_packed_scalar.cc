@@ -1,0 +1,230 @@
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "kernels/cpu/attend_packed.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kMaxRank = 256;
+static_assert(int64_t{4} * kBlockSize * 2 * kMaxRank <= kAttendScratchBytes);
+
+template <typename T>
+const T* At(const std::byte* record, int64_t offset) {
+  return reinterpret_cast<const T*>(record + offset);
+}
+
+PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run) {
+  const PackedSide& side = shape.format.k;
+  const bool is_per_channel = side.sharing == ScaleSharing::kChannel;
+  PackedSideView view = {.rank = shape.rank_k,
+                         .bits = side.bits,
+                         .is_symmetric = side.is_symmetric,
+                         .is_per_channel = is_per_channel,
+                         .group = side.group,
+                         .n_groups = KeyScaleGroups(shape),
+                         .codes = 0,
+                         .scales = KeyTokenScaleOffset(shape),
+                         .factor = KeyFactorOffset(shape)};
+  if (view.group == 0) view.group = is_per_channel ? shape.n_tokens() : shape.rank_k;
+  if (is_per_channel) view.shared_scales = At<F16>(run.record, 0);
+  if (shape.lowrank() > 0) view.basis = At<F16>(run.record, KeyBasisOffset(shape));
+  if (shape.key_outliers() > 0) {
+    view.ends = At<uint32_t>(run.record, KeySparseEndsOffset(shape));
+    view.entries = At<SparseEntry>(run.record, KeySparseOffset(shape));
+  }
+  return view;
+}
+
+PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, int kv_head_idx) {
+  const PackedSide& side = shape.format.v;
+  const bool is_of_layer = side.sharing == ScaleSharing::kTokenLayer;
+  PackedSideView view = {.rank = shape.rank_v,
+                         .bits = side.bits,
+                         .is_symmetric = side.is_symmetric,
+                         .group = is_of_layer || side.group == 0 ? shape.rank_v : side.group,
+                         .n_groups = is_of_layer ? 1 : ValueScaleGroups(shape),
+                         .codes = PackedValueOffset(shape),
+                         .scales = ValueTokenScaleOffset(shape),
+                         .factor = ValueFactorOffset(shape)};
+  if (is_of_layer) view.shared_scales = At<F16>(run.layer_record, 0);
+  if (shape.lowrank() > 0) view.basis = At<F16>(run.record, ValueBasisOffset(shape));
+  if (shape.value_outliers() > 0) {
+    view.ends = At<uint32_t>(run.layer_record, ValueSparseEndsOffset(shape));
+    view.ends_step = shape.n_kv_heads;
+    view.ends_first = kv_head_idx;
+    view.entries = At<SparseEntry>(run.layer_record, ValueSparseOffset(shape));
+  }
+  return view;
+}
+
+// The codes of one group of lines as numbers; lines of 32 numbers go `line_step` apart.
+template <int kBits>
+void ReadLines(const std::byte* from, bool is_signed, int64_t line_step, float* out) {
+  if constexpr (kBits == 8) {
+    for (int i = 0; i < 64; ++i) {
+      const auto code = static_cast<uint8_t>(from[i]);
+      float* line = out + i / 8 % 2 * line_step;
+      line[i / 16 * 8 + i % 8] = is_signed ? static_cast<int8_t>(code) : code;
+    }
+  } else {
+    constexpr int kLowBits = kBits == 3 ? 2 : kBits;
+    uint16_t words[32];
+    std::memcpy(words, from, sizeof(words));
+    for (int i = 0; i < LinesPerGroup(kBits); ++i) {
+      uint32_t high = 0;
+      if constexpr (kBits == 3) std::memcpy(&high, from + sizeof(words) + 4 * i, sizeof(high));
+      for (int w = 0; w < 32; ++w) {
+        const unsigned low = words[w] >> (kLowBits * i) & ((1u << kLowBits) - 1);
+        out[i * line_step + w] = static_cast<float>(low | (high >> w & 1) << 2);
+      }
+    }
+  }
+}
+
+// All codes of a side into the order of a plain block.
+template <int kBits, bool kIsKey>
+void ReadCodes(const PackedSideView& side, const std::byte* codes, float* out) {
+  constexpr int kLines = LinesPerGroup(kBits);
+  const int lines_per_pair = side.rank / 16;  // of tokens, V
+  const int n_groups = 2 * side.rank / kLines;
+  for (int group = 0; group < n_groups; ++group) {
+    const int64_t line =
+        kIsKey ? group * kLines
+               : group / lines_per_pair * kLines * lines_per_pair + group % lines_per_pair;
+    ReadLines<kBits>(codes + int64_t{group} * GroupBytes(kBits), side.is_symmetric,
+                     kIsKey ? 32 : 32 * lines_per_pair, out + 32 * line);
+  }
+}
+
+template <bool kIsKey>
+void ReadCodesOfAnyWidth(const PackedSideView& side, const std::byte* codes, float* out) {
+  switch (side.bits) {
+    case 2:
+      return ReadCodes<2, kIsKey>(side, codes, out);
+    case 3:
+      return ReadCodes<3, kIsKey>(side, codes, out);
+    case 4:
+      return ReadCodes<4, kIsKey>(side, codes, out);
+    default:
+      KVL_DCHECK(side.bits == 8);
+      return ReadCodes<8, kIsKey>(side, codes, out);
+  }
+}
+
+struct Range {
+  int begin, end;
+};
+
+// f(token, channel, place in a plain block), along the longer stretches of memory.
+template <bool kIsKey, typename F>
+void ForEach(Range tokens, Range channels, int rank, const F& f) {
+  if constexpr (kIsKey) {
+    for (int r = channels.begin; r < channels.end; ++r) {
+      for (int t = tokens.begin; t < tokens.end; ++t) f(t, r, KeyOffset(t, r));
+    }
+  } else {
+    const BlockShape shape = {.rank_v = rank};
+    for (int t = tokens.begin; t < tokens.end; ++t) {
+      for (int r = channels.begin; r < channels.end; ++r) f(t, r, ValueOffset(shape, t, r));
+    }
+  }
+}
+
+void ApplyChannelScales(const PackedSideView& side, int block_idx, float* values) {
+  const int step = std::min(side.group, kBlockSize);
+  for (int t = 0; t < kBlockSize; t += step) {
+    const int group = (block_idx * kBlockSize + t) / side.group;
+    const F16* scales = side.shared_scales + int64_t{2} * group * side.rank;
+    for (int r = 0; r < side.rank; ++r) {
+      const float scale = ToFloat(scales[r]), minimum = ToFloat(scales[side.rank + r]);
+      ForEach<true>({t, t + step}, {r, r + 1}, side.rank,
+                    [&](int, int, int64_t at) { values[at] = values[at] * scale + minimum; });
+    }
+  }
+}
+
+template <bool kIsKey>
+void ApplyTokenScales(const PackedSideView& side, const std::byte* block, int block_idx,
+                      float* values) {
+  const int parts = side.is_symmetric ? 1 : 2;
+  const F16* all = side.shared_scales != nullptr
+                       ? side.shared_scales + int64_t{parts} * kBlockSize * block_idx
+                       : At<F16>(block, side.scales);
+  for (int group = 0; group < side.n_groups; ++group) {
+    float scales[kBlockSize], minima[kBlockSize] = {};
+    const F16* from = all + group * parts * kBlockSize;
+    ConvertToFloat(DType::kF16, from, kBlockSize, scales);
+    if (parts == 2) ConvertToFloat(DType::kF16, from + kBlockSize, kBlockSize, minima);
+    const Range channels = {group * side.group, std::min(side.rank, (group + 1) * side.group)};
+    ForEach<kIsKey>({0, kBlockSize}, channels, side.rank, [&](int t, int, int64_t at) {
+      values[at] = values[at] * scales[t] + minima[t];
+    });
+  }
+}
+
+template <bool kIsKey>
+void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block, int block_idx,
+                float* values) {
+  ReadCodesOfAnyWidth<kIsKey>(side, block + side.codes, values);
+  if (side.is_per_channel) {
+    ApplyChannelScales(side, block_idx, values);
+  } else {
+    ApplyTokenScales<kIsKey>(side, block, block_idx, values);
+  }
+  const SparseRange exact = SparseEntriesOf(side, block_idx);
+  for (const SparseEntry* entry = exact.begin; entry != exact.end; ++entry) {
+    const int t = entry->place % kBlockSize, r = entry->place / kBlockSize;
+    ForEach<kIsKey>({t, t + 1}, {r, r + 1}, side.rank,
+                    [&](int, int, int64_t at) { values[at] = ToFloat(Bf16{entry->value}); });
+  }
+  for (int i = 0; i < lowrank; ++i) {
+    float a[kBlockSize], b[kMaxRank];
+    ConvertToFloat(DType::kF16, At<F16>(block, side.factor) + i * kBlockSize, kBlockSize, a);
+    ConvertToFloat(DType::kF16, side.basis + i * side.rank, side.rank, b);
+    ForEach<kIsKey>({0, kBlockSize}, {0, side.rank}, side.rank,
+                    [&](int t, int r, int64_t at) { values[at] += a[t] * b[r]; });
+  }
+}
+
+}  // namespace
+
+PackedRunView ViewRun(const AttendParams& params, const PackedRun& run) {
+  const PackedHead& head = *params.packed;
+  const PackedShape shape = {.format = head.format,
+                             .rank_k = params.shape.rank_k,
+                             .rank_v = params.shape.rank_v,
+                             .n_kv_heads = head.n_kv_heads,
+                             .layer_rank_v = head.layer_rank_v,
+                             .n_blocks = run.n_blocks,
+                             .is_prompt = run.is_prompt};
+  return {.k = ViewKeys(shape, run),
+          .v = ViewValues(shape, run, head.kv_head_idx),
+          .first_block = run.first_block,
+          .lowrank = shape.lowrank(),
+          .block_bytes = PackedBlockBytes(shape)};
+}
+
+const PackedRun* FindRun(const PackedHead& head, int block, int* run_idx) {
+  while (*run_idx < head.n_runs) {
+    const PackedRun& run = head.runs[*run_idx];
+    if (block < run.first_block + run.n_blocks) return &run;
+    ++*run_idx;
+  }
+  return nullptr;
+}
+
+SparseRange SparseEntriesOf(const PackedSideView& side, int block_idx) {
+  if (side.ends == nullptr) return {nullptr, nullptr};
+  const int64_t i = int64_t{block_idx} * side.ends_step + side.ends_first;
+  return {side.entries + (i == 0 ? 0 : side.ends[i - 1]), side.entries + side.ends[i]};
+}
+
+void ExpandPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
+                       float* out) {
+  ExpandSide<true>(run.k, run.lowrank, block, block_idx, out);
+  ExpandSide<false>(run.v, run.lowrank, block, block_idx, out + kBlockSize * run.k.rank);
+}
+
+}  // namespace kvlathe
