@@ -5,6 +5,7 @@
 
 #include "base/units.h"
 #include "calibration_run.h"
+#include "heat_map.h"
 #include "io/files.h"
 #include "kv/basis/report.h"
 #include "workspace.h"
@@ -77,6 +78,23 @@ std::string SpectrumLine(const std::vector<double>& values) {
   return line;
 }
 
+void PrintHeatMaps(const Workspace& workspace, const BasisAnalysis& analysis,
+                   const RankAllocation& allocation) {
+  HeatMap rank_k{"rank_k", {}}, rank_v{"rank_v", {}}, qk{"QK", {}, 2}, v{"V", {}, 2};
+  for (size_t i = 0; i < allocation.ranks.size(); ++i) {
+    rank_k.values.push_back(allocation.ranks[i].rank_k);
+    rank_v.values.push_back(allocation.ranks[i].rank_v);
+    qk.values.push_back(Concentration(analysis.spectra[i].qk));
+    v.values.push_back(Concentration(analysis.spectra[i].v));
+  }
+  const ModelConfig& c = workspace.config();
+  const HeatMap maps[] = {rank_k, rank_v, qk, v};
+  fmt::print(
+      "ranks, and of the sum of singular values of QK and of V the share in their largest "
+      "quarter:\n{}\n",
+      RenderHeatMaps(maps, c.n_layers, c.n_kv_heads, StyleOfOutput()));
+}
+
 void PrintBasis(const Workspace& workspace, const BasisAnalysis& analysis,
                 const RankAllocation& allocation) {
   const BasisReport report = ReportBasis(analysis, allocation);
@@ -87,6 +105,7 @@ void PrintBasis(const Workspace& workspace, const BasisAnalysis& analysis,
   fmt::print(
       "coefficient of variation of the largest singular value over heads: QK {:.3f}, V {:.3f}\n\n",
       report.cv_largest_qk, report.cv_largest_v);
+  PrintHeatMaps(workspace, analysis, allocation);
   fmt::print("{:>5} {:>7} {:>6} {:>6}  every eighth singular value of QK | of V\n", "layer",
              "KV head", "rank_k", "rank_v");
   for (int l = 0; l < workspace.config().n_layers; ++l) {

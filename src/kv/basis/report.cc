@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -62,6 +63,12 @@ nlohmann::json BasisReportJson(const BasisAnalysis& analysis, const RankAllocati
           {"cv_largest_qk", report.cv_largest_qk},
           {"cv_largest_v", report.cv_largest_v},
           {"heads", std::move(heads)}};
+}
+
+double Concentration(const std::vector<double>& singular_values) {
+  const auto quarter = singular_values.begin() + (std::ssize(singular_values) + 3) / 4;
+  const double sum = std::accumulate(singular_values.begin(), singular_values.end(), 0.0);
+  return sum > 0 ? std::accumulate(singular_values.begin(), quarter, 0.0) / sum : 1;
 }
 
 double MeanKeyOverlap(const BasisAnalysis& a, const BasisAnalysis& b, int rank) {

@@ -27,6 +27,10 @@ BasisReport ReportBasis(const BasisAnalysis& analysis, const RankAllocation& all
 // number of tokens.
 nlohmann::json BasisReportJson(const BasisAnalysis& analysis, const RankAllocation& allocation);
 
+// Share of the sum of singular values that the largest quarter of them holds, in [0.25, 1]: how few
+// directions matter.
+double Concentration(const std::vector<double>& singular_values);
+
 // Mean over heads of the overlap of the two query-key bases' first `rank` directions, in [0, 1]:
 // how stable a calibration is. Both analyses have one shape and orthogonal bases.
 double MeanKeyOverlap(const BasisAnalysis& a, const BasisAnalysis& b, int rank);
