@@ -58,8 +58,9 @@ Status Compare(CompareOptions options) {
   if (options.model.json) {
     fmt::print("{}\n", ToJson(comparison).dump());
   } else {
-    fmt::print("{}: {} scored tokens of {}\n\n{}", comparison.model, comparison.n_tokens,
+    fmt::print("{}: {} scored tokens of {}\n\n{}\n", comparison.model, comparison.n_tokens,
                comparison.text, ToTable(comparison));
+    fmt::print("KV bytes at a window's end, by part\n{}", ToPartsTable(comparison));
   }
   return OkStatus();
 }

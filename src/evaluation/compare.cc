@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "evaluation/kv_parts.h"
+
 namespace kvlathe {
 
 nlohmann::ordered_json ToJson(const Comparison& comparison) {
@@ -22,7 +24,8 @@ nlohmann::ordered_json ToJson(const Comparison& comparison) {
                     {"ttft_ms", row.latency.ttft_ms},
                     {"tbt_ms", row.latency.tbt_ms},
                     {"kv_reserved_bytes", q.kv_reserved_bytes},
-                    {"kv_peak_fraction", q.kv_peak_fraction}});
+                    {"kv_peak_fraction", q.kv_peak_fraction},
+                    {"kv_parts", PartsJson(q.kv_bytes)}});
   }
   return {{"model", comparison.model},
           {"text", comparison.text},
@@ -44,6 +47,21 @@ std::string ToTable(const Comparison& comparison) {
         " {:>7.3f}\n",
         row.kv, width, 100 * q.kv_fraction, q.kv_bytes_per_token, q.perplexity, q.bits_per_byte,
         q.kl, q.kl_stderr, 100 * q.top1_agreement, row.latency.ttft_ms, row.latency.tbt_ms);
+  }
+  return table;
+}
+
+std::string ToPartsTable(const Comparison& comparison) {
+  size_t width = 2;
+  for (const CompareRow& row : comparison.rows) width = std::max(width, row.kv.size());
+  std::string table =
+      fmt::format("{:<{}}  {:>11}  {:>9}  {:>11}  {:>13}  {:>9}  {:>11}\n", "kv", width, "blocks",
+                  "sinks", "run records", "layer records", "tables", "KV bytes");
+  for (const CompareRow& row : comparison.rows) {
+    const KvBytes& bytes = row.quality.kv_bytes;
+    table += fmt::format("{:<{}}  {:>11}  {:>9}  {:>11}  {:>13}  {:>9}  {:>11}\n", row.kv, width,
+                         bytes.blocks, bytes.sinks, bytes.run_records, bytes.layer_records,
+                         bytes.tables, bytes.total());
   }
   return table;
 }

@@ -27,5 +27,7 @@ struct Comparison {
 nlohmann::ordered_json ToJson(const Comparison& comparison);
 // For people: one line a row, aligned.
 std::string ToTable(const Comparison& comparison);
+// The KV bytes at the end of the last window, by part.
+std::string ToPartsTable(const Comparison& comparison);
 
 }  // namespace kvlathe

@@ -1,0 +1,48 @@
+#include "evaluation/compare.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "evaluation/kv_parts.h"
+
+namespace kvlathe {
+namespace {
+
+using testing::HasSubstr;
+
+KvBytes AllParts() {
+  return {.blocks = 4096, .sinks = 512, .run_records = 320, .layer_records = 64, .tables = 128};
+}
+
+TEST(KvParts, SumToTheTotal) {
+  const nlohmann::ordered_json json = PartsJson(AllParts());
+  int64_t sum = 0;
+  for (const auto& part : json) sum += part.get<int64_t>();
+  EXPECT_EQ(sum, AllParts().total());
+  EXPECT_EQ(json.dump(),
+            R"({"blocks":4096,"sinks":512,"run_records":320,"layer_records":64,"tables":128})");
+}
+
+TEST(KvParts, AreNamedWhereTheyAreThere) {
+  EXPECT_EQ(PartsText({.blocks = 4096, .tables = 128}), "blocks 4096, tables 128");
+  EXPECT_THAT(PartsText(AllParts()), HasSubstr("run records 320, layer records 64"));
+}
+
+TEST(Compare, ShowsTheParts) {
+  Comparison comparison{"m", "t", 7, {}};
+  comparison.rows.resize(2);
+  comparison.rows[0].kv = "none";
+  comparison.rows[1].kv = "fdc(rate=0.5)";
+  comparison.rows[1].quality.kv_bytes = AllParts();
+  EXPECT_EQ(ToJson(comparison)["rows"][1]["kv_parts"], PartsJson(AllParts()));
+  const std::string table = ToPartsTable(comparison);
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 3);
+  for (const char* text : {"run records", "4096", "512", "320", "5120"}) {
+    EXPECT_THAT(table, HasSubstr(text));
+  }
+}
+
+}  // namespace
+}  // namespace kvlathe

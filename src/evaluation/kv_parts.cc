@@ -1,0 +1,27 @@
+#include "evaluation/kv_parts.h"
+
+#include <fmt/format.h>
+
+namespace kvlathe {
+
+nlohmann::ordered_json PartsJson(const KvBytes& bytes) {
+  return {{"blocks", bytes.blocks},
+          {"sinks", bytes.sinks},
+          {"run_records", bytes.run_records},
+          {"layer_records", bytes.layer_records},
+          {"tables", bytes.tables}};
+}
+
+std::string PartsText(const KvBytes& bytes) {
+  const nlohmann::ordered_json parts = PartsJson(bytes);
+  std::string text;
+  for (const auto& [name, n_bytes] : parts.items()) {
+    if (n_bytes == 0) continue;
+    std::string words = name;
+    for (char& c : words) c = c == '_' ? ' ' : c;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", words, n_bytes.get<int64_t>());
+  }
+  return text;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,16 @@
+// The bytes of a sequence's cache by part, as every verb shows them.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "kv/blocks/sequence_cache.h"
+
+namespace kvlathe {
+
+// {"blocks", "sinks", "run_records", "layer_records", "tables"}
+nlohmann::ordered_json PartsJson(const KvBytes& bytes);
+// "blocks 98304, sinks 3072, tables 768": the parts that are there.
+std::string PartsText(const KvBytes& bytes);
+
+}  // namespace kvlathe
