@@ -7,6 +7,7 @@ Usage: cli_test.py KVLATHE MODEL_DIRECTORY
 import json
 import os
 import pathlib
+import pty
 import re
 import shutil
 import signal
@@ -117,6 +118,139 @@ class CommandLine(unittest.TestCase):
         self.assertNotEqual(unlike["ids"][1], ids[0])
         drawn = ["--temp", 1.5, "--min-p", 1]
         self.assertEqual(self.json_of(*arguments, *drawn)["ids"], ids)  # only the likeliest is left
+
+    def test_saved_session_goes_on_as_if_it_had_never_ended(self):
+        for options in ([], ["--temp", 0.8, "--seed", 7], ["--kv", "fdc(rate=0.5)", "--repeat-penalty", 1.2],
+                        ["--kv", "fdc(rate=0.5)", "--temp", 0.8, "--seed", 7, "--presence-penalty", 0.5]):
+            session = self.folder / "session"
+            run = ["run", "-m", MODEL, "--ignore-eos", *options]
+            whole = self.json_of(*run, "-p", "The carriage stood", "-n", 20)
+            first = self.json_of(*run, "-p", "The carriage stood", "-n", 10, "--save-session", session)
+            second = self.json_of(*run, "-n", 10, "--load-session", session)
+            self.assertEqual(first["ids"] + second["ids"], whole["ids"])
+            self.assertEqual(first["text"] + second["text"], whole["text"])
+            self.assertEqual(second["restored_tokens"], first["prompt_tokens"] + 10)
+            self.assertEqual((first["restored_tokens"], second["prompt_tokens"]), (0, 0))
+            self.assertEqual(second["kv_parts"], whole["kv_parts"])
+            # The file brings the sampling with it; another seed draws other tokens.
+            cache = options[:2] if "--kv" in options else []
+            bare = ["run", "-m", MODEL, "--ignore-eos", *cache, "-n", 10, "--load-session", session]
+            self.assertEqual(self.json_of(*bare)["ids"], second["ids"])
+            if "--seed" in options:
+                self.assertNotEqual(self.json_of(*bare, "--seed", 8)["ids"], second["ids"])
+            # The file may be replaced by what comes of it.
+            self.json_of(*run, "-n", 4, "--load-session", session, "--save-session", session)
+            third = self.json_of(*run, "-n", 6, "--load-session", session)
+            self.assertEqual(first["ids"] + third["ids"], whole["ids"][:10] + whole["ids"][14:])
+
+    def test_prompt_follows_a_saved_session(self):
+        session, again = self.folder / "session", self.folder / "again"
+        run = ["run", "-m", MODEL, "--ignore-eos", "-n", 8]
+        first = self.json_of(*run, "-p", "The carriage stood", "--save-session", session)
+        text = " Then he said, softly:"
+        prompt = "The carriage stood" + first["text"] + text
+        # Read as one text or in two parts: the tokens are the same, so the prompt was joined seamlessly.
+        n_more = len(self.json_of("tokenize", "-m", MODEL, stdin=prompt.encode())["ids"])
+        second = self.json_of(*run, "--load-session", session, "-p", text, "--save-session", again)
+        self.assertEqual(second["restored_tokens"] + second["prompt_tokens"], n_more)
+        self.assertEqual(second["ids"], self.json_of(*run, "-p", prompt)["ids"])
+        third = self.json_of(*run, "--load-session", again)
+        self.assertEqual(third["restored_tokens"], n_more + 8)
+        printed = self.run_verb(*run, "--load-session", session, "-p", text)
+        self.assertEqual(printed.stdout.decode(), text + second["text"] + "\n")
+        self.assertIn(f"{second['restored_tokens']} tokens restored", printed.stderr.decode())
+
+    def test_session_after_the_end_of_sequence_wants_a_prompt(self):
+        session = self.folder / "session"
+        run = ["run", "-m", MODEL, "-n", 5]
+        ended = self.json_of(*run, "-p", "The carriage stood", "--logit-bias", "2=100", "--save-session", session)
+        self.assertEqual((ended["finish_reason"], ended["ids"]), ("stop", []))
+        self.assert_refused(2, "prompt", *run, "--load-session", session)
+        self.assertEqual(self.json_of(*run, "--load-session", session, "-p", " there", "--logit-bias",
+                                      "2=-100")["generated_tokens"], 5)
+
+    def test_damaged_and_foreign_sessions(self):
+        session, broken = self.folder / "session", self.folder / "broken"
+        half = ["--kv", "fdc(rate=0.5)"]
+        self.json_of("run", "-m", MODEL, *half, "-p", "The carriage stood", "-n", 3, "--save-session", session)
+        data = session.read_bytes()
+        load = ["run", "-m", MODEL, *half, "--load-session"]
+        for place, what in ((0, "not a saved sequence"), (9, "format"), (15, "bytes long"), (30, "checksum"),
+                            (200, "checksum"), (len(data) // 2, "checksum"), (len(data) - 1, "checksum")):
+            broken.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1:])
+            self.assert_refused(1, f"{broken}: ", *load, broken)
+            self.assert_refused(1, what, *load, broken)
+        for n_bytes in (0, 7, 100, len(data) - 1):
+            broken.write_bytes(data[:n_bytes])
+            self.assert_refused(1, "bytes long" if n_bytes > 7 else "not a saved", *load, broken)
+        self.assert_refused(1, "not a saved sequence", *load, MODEL / "config.json")
+        self.assert_refused(1, "no.session", *load, self.folder / "no.session")
+        other_spec = ["run", "-m", MODEL, "-n", 3, "--load-session", session, "--kv"]
+        self.assert_refused(1, "fdc(rate=0.5", *other_spec, "none")
+        self.assert_refused(1, "fdc(rate=0.5", *other_spec, "fdc(rate=0.25)")
+        basis = self.folder / "basis.safetensors"
+        self.json_of("calibrate", "-m", MODEL, "--random-tokens", 512, "-o", basis)
+        self.assert_refused(1, "another model or basis", *load, session, "--basis", basis)
+        copy = self.copy_of_model()
+        config = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps(dict(config, rope_theta=20000.0)))
+        self.json_of("calibrate", "-m", copy, "--random-tokens", 512, "-o", copy / "basis.safetensors")
+        self.assert_refused(1, "another model", "run", "-m", copy, "-n", 3, *half, "--load-session", session)
+        self.assert_refused(2, "context", *load, session, "-n", 5000)
+        self.assert_refused(1, "--kv-memory", *load, session, "--kv-memory", "10KiB")
+        # What cannot be written is found before anything is generated, and the old file stays.
+        self.assert_refused(1, "missing", "run", "-m", MODEL, "-p", "x", "--save-session",
+                            self.folder / "missing" / "session")
+        self.assert_refused(1, "bytes long", *load, broken, "--save-session", session)
+        self.assertEqual(session.read_bytes(), data)
+
+    def test_bytes_by_part(self):
+        parts = ["blocks", "sinks", "run_records", "layer_records", "tables"]
+        run = self.json_of("run", "-m", MODEL, "-p", "The carriage stood", "-n", 4, "--kv", "fdc(rate=0.5)")
+        self.assertEqual(list(run["kv_parts"]), parts)
+        self.assertEqual(sum(run["kv_parts"].values()), run["kv_bytes"])
+        self.assertGreater(run["kv_parts"]["sinks"], 0)
+        arguments = ["compare", "-m", MODEL, "-c", 128, "--text", self.short_text(), "--kv", "none", "--kv",
+                     "fdc(rate=0.5)"]
+        none, half = self.json_of(*arguments)["rows"]
+        for row in (none, half):
+            self.assertEqual(list(row["kv_parts"]), parts)
+            self.assertAlmostEqual(sum(row["kv_parts"].values()), row["kv_bytes_per_token"] * 128)
+        self.assertEqual(none["kv_parts"]["sinks"], 0)
+        self.assertLess(half["kv_parts"]["blocks"], none["kv_parts"]["blocks"])
+        table = self.run_verb(*arguments).stdout.decode()
+        self.assertRegex(table, rf"fdc\(rate=0\.5\) +{half['kv_parts']['blocks']} +{half['kv_parts']['sinks']} ")
+
+    def run_on_terminal(self, *arguments, **environment):
+        main, output = pty.openpty()
+        process = subprocess.Popen([KVLATHE, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=subprocess.DEVNULL,
+                                   env=dict(self.environment, TERM="xterm", **environment))
+        os.close(output)
+        text = b""
+        try:
+            while piece := os.read(main, 65536):
+                text += piece
+        except OSError:  # how Linux reports the end
+            pass
+        os.close(main)
+        self.assertEqual(process.wait(timeout=300), 0)
+        return text.decode()
+
+    def test_inspect_draws_heat_maps(self):
+        inspect = ["inspect", "-m", MODEL, "--kv", "fdc(rate=0.4)"]
+        heads = self.json_of(*inspect)["basis"]["heads"]
+        plain = self.run_verb(*inspect).stdout.decode()
+        self.assertNotIn("\033", plain)
+        ranks = [head["rank_v"] for head in heads]
+        self.assertIn(f"rank_v {min(ranks)}..{max(ranks)}", plain)
+        self.assertIn("every eighth singular value", plain)
+        for environment in ({"COLORTERM": "truecolor"}, {"COLORTERM": ""}):
+            escape = "\033[48;2;" if environment["COLORTERM"] else "\033[48;5;"
+            coloured = self.run_on_terminal(*inspect, **environment)
+            self.assertEqual(coloured.count(escape), 10 + 4 * len(heads))
+            self.assertNotIn("\033", self.run_on_terminal(*inspect, NO_COLOR="1", **environment))
+        self.assertNotIn("row per layer", self.run_verb("inspect", "-m", MODEL, "--kv", "none").stdout.decode())
 
     def test_deterministic_run_gives_the_same_for_any_thread_count(self):
         text = self.short_text()

@@ -29,43 +29,52 @@ StatusOr<std::map<int32_t, float>> ParseLogitBias(const std::vector<std::string>
   return biases;
 }
 
+template <typename T>
+void AddSampling(CLI::App* verb, GenerationOptions* options, const char* names,
+                 T SamplingParams::*member, const char* help) {
+  const CLI::Option* option =
+      verb->add_option(names, options->sampling.*member, help)->capture_default_str();
+  options->overrides.push_back([=](SamplingParams* sampling) {
+    if (option->count() > 0) sampling->*member = options->sampling.*member;
+  });
+}
+
 }  // namespace
 
-StatusOr<SamplingParams> GenerationOptions::Checked() const {
-  SamplingParams checked = sampling;
-  KVL_ASSIGN_OR_RETURN(checked.logit_bias, ParseLogitBias(logit_bias));
+StatusOr<SamplingParams> GenerationOptions::Checked() const { return CheckedOver(sampling); }
+
+StatusOr<SamplingParams> GenerationOptions::CheckedOver(const SamplingParams& saved) const {
+  SamplingParams checked = saved;
+  for (const auto& override_in : overrides) override_in(&checked);
+  if (!logit_bias.empty()) {
+    KVL_ASSIGN_OR_RETURN(checked.logit_bias, ParseLogitBias(logit_bias));
+  }
   KVL_RETURN_IF_ERROR(checked.Check());
   KVL_RETURN_IF_ERROR(StopMatcher::CheckStops(stops));
   return checked;
 }
 
 void AddGenerationOptions(CLI::App* verb, GenerationOptions* options) {
-  SamplingParams* sampling = &options->sampling;
-  verb->add_option("--temp", sampling->temperature, "temperature, 0 is greedy")
-      ->capture_default_str();
-  verb->add_option("--top-k", sampling->top_k, "the k most likely tokens, 0 is all")
-      ->capture_default_str();
-  verb->add_option("--top-p", sampling->top_p, "the smallest set with this probability")
-      ->capture_default_str();
-  verb->add_option("--min-p", sampling->min_p,
-                   "tokens at least this likely in relation to the likeliest, 0 is all")
-      ->capture_default_str();
-  verb->add_option("--repeat-penalty", sampling->repetition_penalty,
-                   "divides the logits of recent tokens, 1 is off")
-      ->capture_default_str();
-  verb->add_option("--repeat-last-n", sampling->repeat_last_n,
-                   "tokens that --repeat-penalty looks back, -1 is all")
-      ->capture_default_str();
-  verb->add_option("--presence-penalty", sampling->presence_penalty,
-                   "taken from the logits of generated tokens")
-      ->capture_default_str();
-  verb->add_option("--frequency-penalty", sampling->frequency_penalty,
-                   "the same for every time that a token was generated")
-      ->capture_default_str();
+  const auto add = [&](const char* names, auto member, const char* help) {
+    AddSampling(verb, options, names, member, help);
+  };
+  add("--temp", &SamplingParams::temperature, "temperature, 0 is greedy");
+  add("--top-k", &SamplingParams::top_k, "the k most likely tokens, 0 is all");
+  add("--top-p", &SamplingParams::top_p, "the smallest set with this probability");
+  add("--min-p", &SamplingParams::min_p,
+      "tokens at least this likely in relation to the likeliest, 0 is all");
+  add("--repeat-penalty", &SamplingParams::repetition_penalty,
+      "divides the logits of recent tokens, 1 is off");
+  add("--repeat-last-n", &SamplingParams::repeat_last_n,
+      "tokens that --repeat-penalty looks back, -1 is all");
+  add("--presence-penalty", &SamplingParams::presence_penalty,
+      "taken from the logits of generated tokens");
+  add("--frequency-penalty", &SamplingParams::frequency_penalty,
+      "the same for every time that a token was generated");
+  add("-s,--seed", &SamplingParams::seed, "seed of the sampler");
   verb->add_option("--logit-bias", options->logit_bias,
                    "ID=BIAS, added to the logit of a token; repeats")
       ->allow_extra_args(false);
-  verb->add_option("-s,--seed", sampling->seed, "seed of the sampler")->capture_default_str();
   verb->add_option("--stop", options->stops, "ends the text before this; repeats")
       ->allow_extra_args(false);
 }

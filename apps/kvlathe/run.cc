@@ -5,7 +5,9 @@
 
 #include "engine/engine.h"
 #include "engine/text_stream.h"
+#include "evaluation/kv_parts.h"
 #include "generation_options.h"
+#include "io/atomic_file.h"
 #include "io/files.h"
 #include "workspace.h"
 
@@ -18,13 +20,24 @@ struct RunOptions {
   std::string prompt_file;
   int max_tokens = 128;
   bool ignore_eos = false;
+  std::string load_session;
+  std::string save_session;
   GenerationOptions generation;
 };
 
 volatile std::sig_atomic_t interrupted = 0;
 
-void Report(const Workspace& workspace, const SpecModel& spec_model, int n_prompt,
-            const RequestOutcome& outcome, const std::string& text) {
+// What a run starts from and what comes of it.
+struct Generated {
+  int n_restored = 0;  // tokens of --load-session
+  int n_prompt = 0;
+  RequestOutcome outcome;
+  std::string text;
+  Session session;  // with --save-session
+};
+
+void Report(const Workspace& workspace, const SpecModel& spec_model, const Generated& generated) {
+  const RequestOutcome& outcome = generated.outcome;
   const CacheLayout& layout = spec_model.model->layout();
   const int n_generated = static_cast<int>(outcome.tokens.size());
   const double decode_tok_per_s = outcome.decode_seconds > 0 && n_generated > 1
@@ -35,68 +48,86 @@ void Report(const Workspace& workspace, const SpecModel& spec_model, int n_promp
   if (workspace.options().json) {
     const nlohmann::ordered_json json = {{"kv", spec_model.spec.text()},
                                          {"kv_resolved", spec_model.spec.ToString()},
-                                         {"text", text},
+                                         {"text", generated.text},
                                          {"ids", outcome.tokens},
-                                         {"prompt_tokens", n_prompt},
+                                         {"restored_tokens", generated.n_restored},
+                                         {"prompt_tokens", generated.n_prompt},
                                          {"generated_tokens", n_generated},
                                          {"finish_reason", NameOf(outcome.finish_reason)},
                                          {"ttft_ms", outcome.ttft_ms},
                                          {"decode_tok_per_s", decode_tok_per_s},
                                          {"kv_bytes", outcome.kv_bytes.total()},
-                                         {"kv_fraction", fraction}};
+                                         {"kv_fraction", fraction},
+                                         {"kv_parts", PartsJson(outcome.kv_bytes)}};
     fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     return;
   }
-  fmt::print(
-      stderr,
-      "\n{} prompt tokens, {} generated; TTFT {:.1f} ms, {:.1f} tokens/s; KV {} bytes, {:.2f}% of "
-      "the 16-bit cache\n",
-      n_prompt, n_generated, outcome.ttft_ms, decode_tok_per_s, outcome.kv_bytes.total(),
-      100 * fraction);
+  const std::string restored =
+      generated.n_restored > 0 ? fmt::format("{} tokens restored, ", generated.n_restored) : "";
+  fmt::print(stderr,
+             "\n{}{} prompt tokens, {} generated; TTFT {:.1f} ms, {:.1f} tokens/s; KV {} bytes "
+             "({}), {:.2f}% of the 16-bit cache\n",
+             restored, generated.n_prompt, n_generated, outcome.ttft_ms, decode_tok_per_s,
+             outcome.kv_bytes.total(), PartsText(outcome.kv_bytes), 100 * fraction);
 }
 
 StatusOr<std::string> PromptText(const RunOptions& options) {
   if (!options.prompt_file.empty()) return ReadTextFile(options.prompt_file);
-  if (options.prompt.empty()) {
-    return Error(StatusCode::kInvalidArgument, "give a prompt with -p TEXT or -f FILE");
+  if (options.prompt.empty() && options.load_session.empty()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "give a prompt with -p TEXT or -f FILE, or a saved session with --load-session");
   }
   return options.prompt;
 }
 
-StatusOr<Request> MakeRequest(const RunOptions& options, const SamplingParams& sampling,
-                              const Workspace& workspace, const std::string& prompt) {
+// Ids of a prompt that follows other text. A tokenizer that puts a space in front of every text
+// does so here as well; a prompt that begins with a space has it already.
+std::vector<int32_t> TokenizeFurther(const Tokenizer& tokenizer, std::string_view prompt) {
+  const auto bytes_of = [&](const std::vector<int32_t>& ids) {
+    std::string bytes;
+    for (const int32_t id : ids) bytes += tokenizer.TokenBytes(id, /*keep_special=*/true);
+    return bytes;
+  };
+  if (prompt.starts_with(' ')) {
+    std::vector<int32_t> ids = tokenizer.Tokenize(prompt.substr(1), /*add_bos=*/false);
+    if (bytes_of(ids) == prompt) return ids;
+  }
+  return tokenizer.Tokenize(prompt, /*add_bos=*/false);
+}
+
+StatusOr<Request> MakeRequest(const RunOptions& options, const Workspace& workspace,
+                              const Session& session, const std::string& prompt) {
   Request request;
-  request.prompt = workspace.tokenizer().Tokenize(prompt, /*add_bos=*/true);
+  if (options.load_session.empty()) {
+    request.prompt = workspace.tokenizer().Tokenize(prompt, /*add_bos=*/true);
+    KVL_ASSIGN_OR_RETURN(request.sampling, options.generation.Checked());
+  } else {
+    request.prompt = TokenizeFurther(workspace.tokenizer(), prompt);
+    KVL_ASSIGN_OR_RETURN(request.sampling, options.generation.CheckedOver(session.sampling));
+  }
   request.max_tokens = options.max_tokens;
-  request.sampling = sampling;
   if (!options.ignore_eos) request.stop_ids = workspace.config().eos_ids;
-  const int n_prompt = static_cast<int>(request.prompt.size());
-  if (n_prompt + options.max_tokens > workspace.context_tokens()) {
+  const size_t n_given = session.tokens.size() + request.prompt.size();
+  if (n_given + static_cast<size_t>(options.max_tokens) >
+      static_cast<size_t>(workspace.context_tokens())) {
     return Error(
         StatusCode::kInvalidArgument,
         "the prompt has {} tokens and -n asks for {} more, but the context is {}; shorten one of "
         "them",
-        n_prompt, options.max_tokens, workspace.context_tokens());
+        n_given, options.max_tokens, workspace.context_tokens());
   }
   return request;
 }
 
-struct Generated {
-  RequestOutcome outcome;
-  std::string text;
-};
-
 // Runs the request alone; unless the output is JSON, prompt and text go to standard output as they
 // come.
-StatusOr<Generated> Generate(const RunOptions& options, const Workspace& workspace, Model* model,
-                             Request request, const std::string& prompt) {
-  BlockPool pool(workspace.kv_budget_bytes());
-  Engine engine(model, &pool, {});
+Status Generate(const RunOptions& options, const Workspace& workspace, Engine* engine,
+                Request request, Session session, const std::string& prompt, Generated* generated) {
   TextStream stream(&workspace.tokenizer(), options.generation.stops);
-  Generated generated;
+  if (request.prompt.empty()) stream.ContinueAfter(session.tokens);
   const bool prints = !options.model.json;
   const auto emit = [&](const std::string& piece) {
-    generated.text += piece;
+    generated->text += piece;
     if (prints) {
       fmt::print("{}", piece);
       std::fflush(stdout);
@@ -109,35 +140,65 @@ StatusOr<Generated> Generate(const RunOptions& options, const Workspace& workspa
     return interrupted == 0 && std::ferror(stdout) == 0 ? FinishReason::kNone
                                                         : FinishReason::kCancelled;
   };
-  const auto on_finish = [&](Engine::RequestId, const RequestOutcome& o) { generated.outcome = o; };
-  KVL_RETURN_IF_ERROR(engine.Submit(std::move(request), on_token, on_finish).status());
+  const auto on_finish = [&](Engine::RequestId id, const RequestOutcome& outcome) {
+    generated->outcome = outcome;
+    if (!options.save_session.empty()) generated->session = engine->TakeSession(id);
+  };
+  generated->n_restored = static_cast<int>(session.tokens.size());
+  generated->n_prompt = static_cast<int>(request.prompt.size());
+  KVL_RETURN_IF_ERROR(
+      engine->Submit(std::move(request), on_token, on_finish, std::move(session)).status());
   if (prints) fmt::print("{}", prompt);
-  KVL_RETURN_IF_ERROR(engine.RunUntilIdle());
+  KVL_RETURN_IF_ERROR(engine->RunUntilIdle());
   emit(stream.Finish());
   if (prints) fmt::print("\n");
+  return OkStatus();
+}
+
+Status RunOn(const RunOptions& options, const std::string& prompt, Workspace* workspace,
+             const SpecModel& spec_model) {
+  BlockPool pool(workspace->kv_budget_bytes());
+  SequencePlace place = {{}, &spec_model.model->layout(), workspace->context_tokens()};
+  if (!options.load_session.empty() || !options.save_session.empty()) {
+    KVL_ASSIGN_OR_RETURN(place.identity, workspace->IdentityOf(spec_model));
+  }
+  Session session;
+  if (!options.load_session.empty()) {
+    KVL_ASSIGN_OR_RETURN(
+        session, LoadSession(options.load_session, place, workspace->config().vocab_size, &pool));
+  }
+  KVL_ASSIGN_OR_RETURN(Request request, MakeRequest(options, *workspace, session, prompt));
+  Engine engine(spec_model.model.get(), &pool, {});
+  Generated generated;
+  KVL_RETURN_IF_ERROR(Generate(options, *workspace, &engine, std::move(request), std::move(session),
+                               prompt, &generated));
+  if (!options.save_session.empty()) {
+    KVL_RETURN_IF_ERROR(
+        SaveSession(generated.session, *place.layout, place.identity, options.save_session));
+  }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     return Error(StatusCode::kResourceExhausted, "standard output cannot be written");
   }
-  return generated;
+  Report(*workspace, spec_model, generated);
+  return OkStatus();
 }
 
 Status Run(const RunOptions& options) {
   if (options.model.kv.size() > 1) {
     return Error(StatusCode::kInvalidArgument, "run takes one --kv; kvlathe compare takes several");
   }
-  KVL_ASSIGN_OR_RETURN(const SamplingParams sampling, options.generation.Checked());
+  // What needs no model is refused before one is loaded, and what cannot be written before it is
+  // there to write.
+  KVL_RETURN_IF_ERROR(options.generation.Checked().status());
   KVL_ASSIGN_OR_RETURN(const std::string prompt, PromptText(options));
+  if (!options.save_session.empty()) {
+    KVL_RETURN_IF_ERROR(AtomicFile::Create(options.save_session).status());
+  }
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
   KVL_ASSIGN_OR_RETURN(
       const SpecModel spec_model,
       workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
-  KVL_ASSIGN_OR_RETURN(Request request, MakeRequest(options, sampling, *workspace, prompt));
-  const int n_prompt = static_cast<int>(request.prompt.size());
-  KVL_ASSIGN_OR_RETURN(
-      const Generated generated,
-      Generate(options, *workspace, spec_model.model.get(), std::move(request), prompt));
-  Report(*workspace, spec_model, n_prompt, generated.outcome, generated.text);
-  return OkStatus();
+  return RunOn(options, prompt, workspace.get(), spec_model);
 }
 
 }  // namespace
@@ -157,6 +218,10 @@ void AddRunVerb(Verbs* verbs) {
       ->capture_default_str();
   AddGenerationOptions(verb, &options->generation);
   verb->add_flag("--ignore-eos", options->ignore_eos, "go on after the end of sequence");
+  verb->add_option("--save-session", options->save_session,
+                   "keep the sequence in this file, to go on later");
+  verb->add_option("--load-session", options->load_session,
+                   "go on from such a file, with the prompt behind it if there is one");
 }
 
 }  // namespace kvlathe

@@ -220,4 +220,14 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
   return result;
 }
 
+StatusOr<SequenceIdentity> Workspace::IdentityOf(const SpecModel& spec_model) {
+  std::string model = fmt::format("{} {}", model_hash_, config_.DescribePositions());
+  if (spec_model.ranks.has_value()) {
+    const BasisMethod* method = FindBasisMethod(spec_model.spec.basis()->name);
+    KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*method));
+    model += " basis " + BasisHash(CutBasis(*analysis, spec_model.ranks->ranks));
+  }
+  return SequenceIdentity{spec_model.spec.ToString(), std::move(model)};
+}
+
 }  // namespace kvlathe

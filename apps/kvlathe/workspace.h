@@ -11,6 +11,7 @@
 #include "base/threads.h"
 #include "evaluation/quality.h"
 #include "kv/basis/method.h"
+#include "kv/blocks/sequence_file.h"
 #include "kv/spec.h"
 #include "model/model.h"
 #include "options.h"
@@ -34,6 +35,9 @@ class Workspace {
                                                          const ModelOptions& options);
 
   StatusOr<SpecModel> MakeModel(const std::string& kv);
+  // What the rows of this model's cache mean: weights, positions and the basis itself. Of a model
+  // in a directory.
+  StatusOr<SequenceIdentity> IdentityOf(const SpecModel& spec_model);
   // What `inspect` reads: statistics and the analysis of one basis method on this model.
   StatusOr<const CalibrationStatistics*> Statistics();
   StatusOr<const BasisAnalysis*> Analysis(const BasisMethod& method);

@@ -48,4 +48,21 @@ std::string TokenHash(std::span<const int32_t> token_ids) {
   return fingerprint.Hex();
 }
 
+std::string BasisHash(const ModelBasis& basis) {
+  Fingerprint fingerprint;
+  for (const int extent : {basis.n_layers, basis.n_kv_heads, basis.head_dim}) {
+    fingerprint.Add(static_cast<uint64_t>(extent));
+  }
+  for (const HeadBasis& head : basis.heads) {
+    fingerprint.Add(static_cast<uint64_t>(head.rank_k));
+    fingerprint.Add(static_cast<uint64_t>(head.rank_v));
+    for (const std::vector<float>* map :
+         {&head.query_basis, &head.key_basis, &head.value_basis, &head.output_basis}) {
+      fingerprint.Add(std::string_view(reinterpret_cast<const char*>(map->data()),
+                                       map->size() * sizeof(float)));
+    }
+  }
+  return fingerprint.Hex();
+}
+
 }  // namespace kvlathe

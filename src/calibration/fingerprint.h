@@ -8,6 +8,7 @@
 
 #include "base/random.h"
 #include "io/safetensors.h"
+#include "kv/basis/basis.h"
 
 namespace kvlathe {
 
@@ -30,5 +31,8 @@ class Fingerprint {
 std::string ModelHash(std::string_view config_text, const SafetensorsReader& weights);
 
 std::string TokenHash(std::span<const int32_t> token_ids);
+
+// Ranks and maps of every head. It reads all of them: about 0.1 s for 32 layers of 32 heads.
+std::string BasisHash(const ModelBasis& basis);
 
 }  // namespace kvlathe

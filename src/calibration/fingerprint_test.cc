@@ -45,5 +45,23 @@ TEST(TokenHashTest, DependsOnTheTokens) {
   EXPECT_NE(TokenHash(ids), TokenHash(others));
 }
 
+TEST(BasisHashTest, DependsOnRanksAndEveryMap) {
+  HeadBasis head{.rank_k = 1, .rank_v = 2};
+  head.query_basis = head.key_basis = {1, 2};
+  head.value_basis = head.output_basis = {1, 2, 3, 4};
+  const ModelBasis basis = {1, 2, 2, {head, head}};
+  EXPECT_EQ(BasisHash(basis), BasisHash(ModelBasis(basis)));
+  const auto expect_other = [&](const auto& change) {
+    ModelBasis changed = basis;
+    change(&changed.heads[1]);
+    EXPECT_NE(BasisHash(changed), BasisHash(basis));
+  };
+  expect_other([](HeadBasis* h) { h->rank_k = 2; });
+  expect_other([](HeadBasis* h) { h->query_basis[1] = 3; });
+  expect_other([](HeadBasis* h) { h->key_basis[0] = -1; });
+  expect_other([](HeadBasis* h) { h->value_basis[3] = 0; });
+  expect_other([](HeadBasis* h) { h->output_basis[2] = 0; });
+}
+
 }  // namespace
 }  // namespace kvlathe

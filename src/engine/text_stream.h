@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,11 @@ class TextStream {
   TextStream(const Tokenizer* tokenizer, std::vector<std::string> stops)
       : detokenizer_(tokenizer, /*continues_text=*/true), matcher_(std::move(stops)) {}
 
+  // The tokens in front: where they end within a character, its rest completes it. Stop strings are
+  // found in what follows only.
+  void ContinueAfter(std::span<const int32_t> ids) {
+    for (const int32_t id : ids) detokenizer_.Push(id);
+  }
   // Whole characters, before any stop string.
   std::string Push(int32_t id) { return matcher_.Push(detokenizer_.Push(id)); }
   // What was held back, after the last token.
