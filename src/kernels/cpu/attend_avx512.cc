@@ -4,6 +4,7 @@
 #include "kernels/cpu/attend_avx512.h"
 
 #include "kernels/cpu/attend_isa.h"
+#include "kernels/cpu/attend_packed_avx512.h"
 
 namespace kvlathe {
 namespace {
@@ -22,7 +23,8 @@ struct Scratch {
   alignas(64) float sums[kPanelRows][kLanes];
   RowState rows[kPanelRows];
 };
-static_assert(sizeof(Scratch) <= kAttendScratchBytes);
+static_assert(sizeof(Scratch) % 64 == 0 &&
+              sizeof(Scratch) + kPackedScratchBytes <= kAttendScratchBytes);
 
 // The panel that a kernel call works on; `p` is shifted to its first row.
 struct Panel {
@@ -261,7 +263,18 @@ void AttendPanel(const Panel& panel) {
   const int64_t key_bytes = int64_t{2} * kBlockSize * p.shape.rank_k;
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
   int first_row = 0;  // the first that sees anything of the block, a multiple of kTileRows
-  for (int entry = FirstEntryToRead(p, panel.first_row); entry < kv_end; entry += kBlockSize) {
+  int entry = FirstEntryToRead(p, panel.first_row);
+  if (p.packed != nullptr) {
+    entry = AttendPackedBlocks({.p = &p,
+                                .first_row = panel.first_row,
+                                .n_rows = panel.n_rows,
+                                .log2_scale = panel.log2_scale,
+                                .rows = scratch->rows,
+                                .sums = scratch->sums,
+                                .scratch = reinterpret_cast<std::byte*>(scratch + 1)},
+                               entry, kv_end);
+  }
+  for (; entry < kv_end; entry += kBlockSize) {
     while (LimitOfRow(p, panel.first_row + Min(first_row + kTileRows, panel.n_rows) - 1) <= entry) {
       first_row += kTileRows;
     }
@@ -277,13 +290,16 @@ void AttendPanel(const Panel& panel) {
 }
 
 void Attend(const AttendParams& p, std::byte* scratch) {
-  if (p.packed != nullptr) return kAttendScalarBf16.attend(p, scratch);
-  for (int row = ClearRowsThatSeeNothing(p); row < p.n_rows; row += kPanelRows) {
+  if (p.packed != nullptr && !CanAttendPacked(*p.packed)) {
+    return kAttendScalarBf16.attend(p, scratch);
+  }
+  const int panel_rows = p.packed != nullptr ? kPackedPanelRows : kPanelRows;
+  for (int row = ClearRowsThatSeeNothing(p); row < p.n_rows; row += panel_rows) {
     AttendPanel({.p = &p,
                  .q = static_cast<const uint16_t*>(p.q),
                  .log2_scale = p.sm_scale * kLog2E,
                  .first_row = row,
-                 .n_rows = Min(kPanelRows, p.n_rows - row),
+                 .n_rows = Min(panel_rows, p.n_rows - row),
                  .scratch = reinterpret_cast<Scratch*>(scratch)});
   }
 }

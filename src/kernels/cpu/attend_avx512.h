@@ -1,6 +1,6 @@
 // What the AVX-512 and AMX kernels share: exponentials, the online softmax of one row, small loops
-// unrolled at compile time. For files compiled with AVX-512 flags only; everything has internal
-// linkage, so that no such code is ever linked into a portable path.
+// unrolled at compile time. For files compiled with AVX-512 flags only; every function
+// has internal linkage, so that no such code is ever linked into a portable path.
 #pragma once
 
 #include <immintrin.h>
@@ -10,6 +10,13 @@
 #include "kernels/cpu/attend.h"
 
 namespace kvlathe {
+
+// Running state of a row, in unscaled scores.
+struct RowState {
+  float max;     // of the scores seen; -infinity before the first
+  float shrink;  // what the last step multiplies o by
+};
+
 namespace {
 
 #define KVL_INLINE inline __attribute__((always_inline))
@@ -66,12 +73,6 @@ KVL_INLINE __m512 Exp2(__m512 x) {
   return _mm512_scalef_ps(y, x);
 }
 KVL_INLINE float Exp2(float x) { return _mm512_cvtss_f32(Exp2(_mm512_set1_ps(x))); }
-
-// Running state of a row, in unscaled scores.
-struct RowState {
-  float max;     // of the scores seen; -infinity before the first
-  float shrink;  // what the last step multiplies o by
-};
 
 // Raises the row's maximum to the largest lane of `top`, and its 16 partial sums with it. Most
 // steps do not raise it, and one comparison finds that out without a horizontal step.

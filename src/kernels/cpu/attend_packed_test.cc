@@ -76,11 +76,12 @@ struct RowReference {
   std::vector<double> o, o_error;
 };
 
-// A rounding to Bf16 changes a number by at most 2^-9 of it, and by a third of that variance where
-// the error is uniform. Errors of the products of one score are independent, so its deviation is
-// their root sum of squares; those of the scores are not (q * scale is rounded once for all tokens
-// of a group), so their effects on o add up. Errors of the weights of values are independent again.
-// F32 arithmetic adds 1e-6 of the sum of magnitudes.
+// A rounding to Bf16 changes a number by at most 2^-8 of it; were the error uniform below that, its
+// deviation would be 2^-8 / sqrt(3) (it is less, as most numbers are not just above a power of
+// two). Errors of the products of one score are independent, so its deviation is their root sum of
+// squares; those of the scores are not (q * scale is rounded once for all tokens of a group), so
+// their effects on o add up. Errors of the weights of values are independent again. F32 arithmetic
+// adds 1e-6 of the sum of magnitudes.
 RowReference Reference(const PackedProblem& problem, int row, bool is_exact) {
   const PackedCase& c = problem.c;
   const TestMatrix &k = problem.k, &v = problem.v;
@@ -90,7 +91,7 @@ RowReference Reference(const PackedProblem& problem, int row, bool is_exact) {
   const int begin = std::max(c.kv_begin, seen_end - c.window);
   const int end = std::min(problem.KvEnd(), seen_end);
   if (begin >= end) return ref;
-  const double unit = is_exact ? 0 : 0x1p-9 / std::sqrt(3.0);
+  const double unit = is_exact ? 0 : 0x1p-8 / std::sqrt(3.0);
   std::vector<double> weights, score_errors;
   for (int t = begin; t < end; ++t) {
     double score = 0, variance = 0, parts = 0;
@@ -102,7 +103,7 @@ RowReference Reference(const PackedProblem& problem, int row, bool is_exact) {
       parts += std::abs(q) * k.parts[at];
     }
     weights.push_back(score * problem.SmScale());
-    score_errors.push_back((unit * std::sqrt(variance) + 1e-6 * parts) * problem.SmScale());
+    score_errors.push_back((unit * std::sqrt(variance) + 2e-7 * parts) * problem.SmScale());
   }
   const double row_max = *std::max_element(weights.begin(), weights.end());
   double sum = 0;
@@ -120,7 +121,7 @@ RowReference Reference(const PackedProblem& problem, int row, bool is_exact) {
     for (int t = begin; t < end; ++t) {
       const double w = weights[t - begin];
       const int64_t at = v.At(t, r);
-      common += w * (std::abs(v.values[at] - o) * score_errors[t - begin] + 1e-6 * v.parts[at]);
+      common += w * (std::abs(v.values[at] - o) * score_errors[t - begin] + 2e-7 * v.parts[at]);
       variance += w * w * v.rounded[at] * v.rounded[at];
     }
     ref.o[r] = o;

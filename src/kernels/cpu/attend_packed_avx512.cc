@@ -1,0 +1,520 @@
+// Attention that reads sealed blocks with AVX-512 BF16 dots. Codes are small integers, which Bf16
+// holds exactly, so dots take them as they are, and what belongs to a scale group is applied
+// outside:
+//   K  scales per channel multiply q once per group of tokens; scales per token multiply the dots
+//      of their group of channels. Minima add the dot of q and minima, or minima times the sum of
+//      q.
+//   V  scales multiply the probabilities, once per group of channels. Minima add the same number to
+//      all channels of a group, the residual a combination of B: both are kept as sums over tokens
+//      (vectors of partial sums) and enter o when the panel, or the run, ends.
+// Codes are decoded in registers on their way into the dots. Where exact entries replace codes, or
+// many rows share the work, a side is decoded into scratch first.
+#include "kernels/cpu/attend_packed_avx512.h"
+
+#include "kernels/cpu/packed_block_avx512.h"
+
+namespace kvlathe {
+namespace {
+
+// From this number of rows on, decoding once costs less than in each tile of 4.
+constexpr int kMinDecodedRows = 9;
+
+// Of functions whose sums live in registers: every lambda in them must become part of them.
+#define KVL_FLATTEN __attribute__((flatten))
+
+// --- Scores. ---
+
+KVL_INLINE const uint16_t* QueryOfRow(const Work& w, int row) {
+  const AttendParams& p = *w.panel->p;
+  return static_cast<const uint16_t*>(p.q) + (w.panel->first_row + row) * p.q_stride;
+}
+
+// q of one row times one group of scales per channel, and its dot with the middles.
+float ScaleQuery(const Work& w, int row, const float* scales, uint16_t* out) {
+  const uint16_t* q = QueryOfRow(w, row);
+  __m512 sum = _mm512_setzero_ps();
+  for (int r = 0; r < w.run.k.rank; r += kLanes) {
+    const __m512 x = LoadBf16(q + r);
+    sum = _mm512_fmadd_ps(x, _mm512_load_ps(scales + kMaxRank + r), sum);
+    const __m256bh scaled = _mm512_cvtneps_pbh(_mm512_mul_ps(x, _mm512_load_ps(scales + r)));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out + r), reinterpret_cast<__m256i>(scaled));
+  }
+  return _mm512_reduce_add_ps(sum);
+}
+
+// Scales per channel of this block, where they are not those of the block before; q of all rows
+// with them where one group spans the block.
+void PrepareChannelScales(const Work& w, bool is_new_run) {
+  const PackedSideView& side = w.run.k;
+  const int first_token = w.block_idx * kBlockSize;
+  if (!is_new_run && first_token % side.group != 0 && w.token_groups == 1) return;
+  for (int i = 0; i < w.token_groups; ++i) {
+    const int group = first_token / side.group + i;
+    ConvertChannelScales(side, side.shared_scales + int64_t{2} * group * side.rank,
+                         w.s->key_scales + i * 2 * kMaxRank);
+  }
+  if (w.token_groups > 1) return;
+  for (int row = w.first_row; row < w.panel->n_rows; ++row) {
+    w.s->q_minima[row][0] = ScaleQuery(w, row, w.s->key_scales, w.s->q[row]);
+  }
+}
+
+// The same for the rows of one tile and every group of tokens of the block.
+__attribute__((noinline)) void ScaleTileQueries(const Work& w, int row, int n_rows) {
+  for (int group = 0; group < w.token_groups; ++group) {
+    for (int i = 0; i < n_rows; ++i) {
+      w.s->q_minima[i][group] = ScaleQuery(w, row + i, w.s->key_scales + group * 2 * kMaxRank,
+                                           w.s->q[group * kTileRows + i]);
+    }
+  }
+}
+
+// Groups of lines of K from the first of some pairs of dimensions on.
+struct KeyLines {
+  const std::byte* codes;
+  const std::byte* next;
+  int n_pairs;
+};
+
+// q by row, and by group of tokens where it is scaled by them.
+struct QueryRows {
+  const uint16_t* q;
+  int64_t row_step;
+  int64_t group_step;
+};
+
+// Adds the dots of kRows queries with all 64 tokens.
+template <int kBits, int kRows, int kTokenGroups>
+KVL_INLINE void AddKeyDots(KeyLines keys, const QueryRows& queries, const CodeTables& tables,
+                           __m512 (&dots)[kRows][kBlockLines]) {
+  using Group = CodeGroup<kBits>;
+  // A step takes whole groups and whole pairs.
+  constexpr int kPairs = Max(1, Group::kLines / kBlockLines);
+  constexpr int kGroups = kPairs * kBlockLines / Group::kLines;
+  const uint16_t* q = queries.q;
+  for (int pair = 0; pair < keys.n_pairs; pair += kPairs) {
+    Unroll<kPairs>([&](auto step) {
+      __m512bh lines[kBlockLines];
+      Unroll<kBlockLines>([&](auto j) {
+        constexpr int kLine = step.value * kBlockLines + j.value;
+        const Group group(keys.codes + kLine / Group::kLines * Group::kBytes);
+        lines[j.value] = group.template Line<kLine % Group::kLines>(tables);
+      });
+      Unroll<kRows>([&](auto i) {
+        Unroll<kTokenGroups>([&](auto g) {
+          constexpr int kGroupLines = kBlockLines / kTokenGroups;
+          const __m512bh q_pair = BroadcastPair(q + i.value * queries.row_step +
+                                                g.value * queries.group_step + 2 * step.value);
+          Unroll<kGroupLines>([&](auto j) {
+            constexpr int kLine = g.value * kGroupLines + j.value;
+            dots[i.value][kLine] = _mm512_dpbf16_ps(dots[i.value][kLine], lines[kLine], q_pair);
+          });
+        });
+      });
+    });
+    Unroll<kGroups>([&](auto g) { PrefetchGroup<kBits>(keys.next + g.value * Group::kBytes); });
+    keys.codes += kGroups * Group::kBytes;
+    keys.next += kGroups * Group::kBytes;
+    q += 2 * kPairs;
+  }
+}
+
+// Pairs of dimensions [first_pair, first_pair + n_pairs) of K.
+template <int kBits>
+KVL_INLINE KeyLines KeyLinesOf(const Work& w, int first_pair, int n_pairs) {
+  const int64_t offset =
+      int64_t{first_pair} * kBlockLines / CodeGroup<kBits>::kLines * CodeGroup<kBits>::kBytes;
+  if constexpr (kBits == kDecodedBits) {
+    const std::byte* lines = reinterpret_cast<const std::byte*>(w.s->lines) + offset;
+    return {lines, lines, n_pairs};
+  }
+  return {w.block + w.run.k.codes + offset, w.next + w.run.k.codes + offset, n_pairs};
+}
+
+// What the residual adds to the scores of rows [row, row + kRows).
+template <int kRows>
+KVL_INLINE void AddKeyResidual(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
+  for (int f = 0; f < w.run.lowrank; ++f) {
+    Unroll<kBlockLines>([&](auto j) {
+      const __m512 factor = _mm512_load_ps(w.s->key_factor[f] + kLanes * j.value);
+      Unroll<kRows>([&](auto i) {
+        scores[i.value][j.value] = _mm512_fmadd_ps(_mm512_set1_ps(w.s->q_basis[row + i.value][f]),
+                                                   factor, scores[i.value][j.value]);
+      });
+    });
+  }
+}
+
+template <int kBits, int kRows, int kTokenGroups>
+KVL_INLINE void ScoreByChannel(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
+  const int slot = kTokenGroups == 1 ? row : 0;
+  if constexpr (kTokenGroups > 1) ScaleTileQueries(w, row, kRows);
+  Unroll<kRows>([&](auto i) {
+    Unroll<kBlockLines>([&](auto j) {
+      scores[i.value][j.value] =
+          _mm512_set1_ps(w.s->q_minima[slot + i.value][j.value * kTokenGroups / kBlockLines]);
+    });
+  });
+  AddKeyResidual<kRows>(w, row, scores);
+  const PackedSideView& side = w.run.k;
+  AddKeyDots<kBits, kRows, kTokenGroups>(KeyLinesOf<kBits>(w, 0, side.rank / 2),
+                                         {w.s->q[slot], kMaxRank, kTileRows * kMaxRank},
+                                         MakeCodeTables<kBits>(side.is_symmetric), scores);
+}
+
+// Scores wait in memory while the dots of a group of channels take the registers.
+template <int kBits, int kRows>
+KVL_INLINE void ScoreByToken(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
+  const PackedSideView& side = w.run.k;
+  Unroll<kRows>([&](auto i) {
+    Unroll<kBlockLines>([&](auto j) { scores[i.value][j.value] = _mm512_setzero_ps(); });
+  });
+  AddKeyResidual<kRows>(w, row, scores);
+  Unroll<kRows>([&](auto i) {
+    Unroll<kBlockLines>([&](auto j) {
+      _mm512_store_ps(w.s->probs[row + i.value] + kLanes * j.value, scores[i.value][j.value]);
+    });
+  });
+  const CodeTables tables = MakeCodeTables<kBits>(side.is_symmetric);
+  for (int group = 0; group < side.n_groups; ++group) {
+    const int begin = group * side.group, end = Min(side.rank, begin + side.group);
+    __m512 dots[kRows][kBlockLines];
+    Unroll<kRows>([&](auto i) {
+      Unroll<kBlockLines>([&](auto j) { dots[i.value][j.value] = _mm512_setzero_ps(); });
+    });
+    AddKeyDots<kBits, kRows, 1>(KeyLinesOf<kBits>(w, begin / 2, (end - begin) / 2),
+                                {QueryOfRow(w, row) + begin, w.panel->p->q_stride, 0}, tables,
+                                dots);
+    const float* scales = w.s->key_scales + group * 2 * kBlockSize;
+    Unroll<kBlockLines>([&](auto j) {
+      const __m512 scale = _mm512_load_ps(scales + kLanes * j.value);
+      const __m512 middle = _mm512_load_ps(scales + kBlockSize + kLanes * j.value);
+      Unroll<kRows>([&](auto i) {
+        float* sum = w.s->probs[row + i.value] + kLanes * j.value;
+        const __m512 q_sum = _mm512_set1_ps(w.s->q_sums[row + i.value][group]);
+        const __m512 with_middle = _mm512_fmadd_ps(middle, q_sum, _mm512_load_ps(sum));
+        _mm512_store_ps(sum, _mm512_fmadd_ps(dots[i.value][j.value], scale, with_middle));
+      });
+    });
+  }
+  Unroll<kRows>([&](auto i) {
+    Unroll<kBlockLines>([&](auto j) {
+      scores[i.value][j.value] = _mm512_load_ps(w.s->probs[row + i.value] + kLanes * j.value);
+    });
+  });
+}
+
+// Probabilities in F32: they meet scales and middles before they are rounded.
+KVL_INLINE void StoreProbabilities(const __m512 (&scores)[kBlockLines], float log2_scale,
+                                   const RowState& row, float* sums, float* probs) {
+  const __m512 scale = _mm512_set1_ps(log2_scale);
+  const float max = row.max == kMinusInfinity ? 0 : row.max;
+  const __m512 offset = _mm512_set1_ps(-max * log2_scale);
+  __m512 sum = _mm512_loadu_ps(sums);
+  Unroll<kBlockLines>([&](auto j) {
+    const __m512 p = Exp2(_mm512_fmadd_ps(scores[j.value], scale, offset));
+    sum = _mm512_add_ps(sum, p);
+    _mm512_store_ps(probs + kLanes * j.value, p);
+  });
+  _mm512_storeu_ps(sums, sum);
+}
+
+template <int kBits, int kRows>
+KVL_FLATTEN void ScoreTile(const Work& w, int row) {
+  __m512 scores[kRows][kBlockLines];
+  if (!w.run.k.is_per_channel) {
+    ScoreByToken<kBits, kRows>(w, row, scores);
+  } else if (w.token_groups == 1) {
+    ScoreByChannel<kBits, kRows, 1>(w, row, scores);
+  } else if (w.token_groups == 2) {
+    ScoreByChannel<kBits, kRows, 2>(w, row, scores);
+  } else {
+    ScoreByChannel<kBits, kRows, 4>(w, row, scores);
+  }
+  const PackedPanel& panel = *w.panel;
+  const AttendParams& p = *panel.p;
+  const int first = panel.first_row + row;
+  const bool is_masked = LimitOfRow(p, first) < w.first_entry + kBlockSize;
+  const bool is_windowed = BeginOfRow(p, first + kRows - 1) > w.first_entry;
+  Unroll<kRows>([&](auto i) {
+    if (is_masked) MaskScores(LimitOfRow(p, first + i.value) - w.first_entry, scores[i.value]);
+    if (is_windowed) {
+      MaskFirstScores(BeginOfRow(p, first + i.value) - w.first_entry, scores[i.value]);
+    }
+    RowState* state = &panel.rows[row + i.value];
+    float* sums = panel.sums[row + i.value];
+    RaiseRowMax(MaxOfLines(scores[i.value]), panel.log2_scale, state, sums);
+    StoreProbabilities(scores[i.value], panel.log2_scale, *state, sums, w.s->probs[row + i.value]);
+  });
+}
+
+// --- Values. ---
+
+// Probabilities of a tile's rows times the scales of each group of channels; their sums with
+// middles and factors.
+template <int kRows>
+KVL_FLATTEN void WeightRows(const Work& w, int row) {
+  const PackedSideView& side = w.run.v;
+  const RowState* states = w.panel->rows + row;
+  const auto add_product = [&](const float* with, int i, float* sums)
+      __attribute__((always_inline)) {
+    __m512 sum = _mm512_mul_ps(_mm512_load_ps(sums), _mm512_set1_ps(states[i].shrink));
+    Unroll<kBlockLines>([&](auto j) {
+      sum = _mm512_fmadd_ps(_mm512_load_ps(w.s->probs[row + i] + kLanes * j.value),
+                            _mm512_load_ps(with + kLanes * j.value), sum);
+    });
+    _mm512_store_ps(sums, sum);
+  };
+  for (int group = 0; group < side.n_groups; ++group) {
+    const float* scales = w.s->value_scales + group * 2 * kBlockSize;
+    for (int i = 0; i < kRows; ++i) {
+      const float* probs = w.s->probs[row + i];
+      Unroll<kBlockLines / 2>([&](auto j) {
+        __m512 scaled[2];
+        Unroll<2>([&](auto half) {
+          constexpr int kAt = kLanes * (2 * j.value + half.value);
+          scaled[half.value] =
+              _mm512_mul_ps(_mm512_load_ps(probs + kAt), _mm512_load_ps(scales + kAt));
+        });
+        _mm512_store_si512(w.s->weights[group][i] + 32 * j.value,
+                           reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(scaled[1], scaled[0])));
+      });
+      if (!side.is_symmetric) add_product(scales + kBlockSize, i, w.s->middles[row + i][group]);
+    }
+  }
+  for (int f = 0; f < w.run.lowrank; ++f) {
+    for (int i = 0; i < kRows; ++i) {
+      add_product(w.s->value_factor[f], i, w.s->factors[row + i][f]);
+    }
+  }
+}
+
+// o[rows, 16 * kLines dims from dim on] = shrink * o + weights * codes. The dims are of one group.
+template <int kBits, int kRows, int kLines>
+KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weights) {
+  using Group = CodeGroup<kBits>;
+  const AttendParams& p = *w.panel->p;
+  const PackedSideView& side = w.run.v;
+  float* o = p.o + (w.panel->first_row + row) * p.o_stride + dim;
+  const std::byte* codes =
+      kBits == kDecodedBits ? reinterpret_cast<const std::byte*>(w.s->lines) : w.block + side.codes;
+  codes += int64_t{dim} / kLanes * Group::kBytes;
+  const std::byte* next = w.next + side.codes + int64_t{dim} / kLanes * Group::kBytes;
+  const int64_t step = int64_t{side.rank} / kLanes * Group::kBytes;
+  const CodeTables tables = MakeCodeTables<kBits>(side.is_symmetric);
+  __m512 sums[kRows][kLines];
+  Unroll<kRows>([&](auto i) {
+    const __m512 shrink = _mm512_set1_ps(w.panel->rows[row + i.value].shrink);
+    Unroll<kLines>([&](auto j) {
+      sums[i.value][j.value] =
+          _mm512_mul_ps(_mm512_loadu_ps(o + i.value * p.o_stride + kLanes * j.value), shrink);
+    });
+  });
+  for (int pair = 0; pair < kBlockSize / 2; pair += Group::kLines) {
+    Unroll<Group::kLines>([&](auto line) {
+      __m512bh lines[kLines];
+      Unroll<kLines>([&](auto j) {
+        lines[j.value] = Group(codes + j.value * Group::kBytes).template Line<line.value>(tables);
+      });
+      Unroll<kRows>([&](auto i) {
+        const __m512bh weight =
+            BroadcastPair(weights + i.value * kBlockSize + 2 * (pair + line.value));
+        Unroll<kLines>([&](auto j) {
+          sums[i.value][j.value] = _mm512_dpbf16_ps(sums[i.value][j.value], lines[j.value], weight);
+        });
+      });
+    });
+    Unroll<kLines>([&](auto j) { PrefetchGroup<kBits>(next + j.value * Group::kBytes); });
+    codes += step;
+    next += step;
+  }
+  Unroll<kRows>([&](auto i) {
+    Unroll<kLines>([&](auto j) {
+      _mm512_storeu_ps(o + i.value * p.o_stride + kLanes * j.value, sums[i.value][j.value]);
+    });
+  });
+}
+
+template <int kBits, int kRows>
+void AddValues(const Work& w, int row) {
+  WeightRows<kRows>(w, row);
+  const PackedSideView& side = w.run.v;
+  for (int group = 0; group < side.n_groups; ++group) {
+    const uint16_t* weights = w.s->weights[group][0];
+    const int end = Min(side.rank, (group + 1) * side.group);
+    int dim = group * side.group;
+    for (; dim + 64 <= end; dim += 64) ValueTile<kBits, kRows, 4>(w, row, dim, weights);
+    switch ((end - dim) / kLanes) {
+      case 1:
+        ValueTile<kBits, kRows, 1>(w, row, dim, weights);
+        break;
+      case 2:
+        ValueTile<kBits, kRows, 2>(w, row, dim, weights);
+        break;
+      case 3:
+        ValueTile<kBits, kRows, 3>(w, row, dim, weights);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+// --- Blocks and runs. ---
+
+// Calls f with the bits of the lines to read and the rows of the tile as compile-time Index.
+template <typename F>
+KVL_INLINE void WithTileShape(int bits, int n_rows, const F& f) {
+  const auto with_rows = [&](auto rows) __attribute__((always_inline)) {
+    WithBits(
+        bits, [&](auto constant) __attribute__((always_inline)) { f(constant, rows); });
+  };
+  switch (n_rows) {
+    case 1:
+      return with_rows(Index<1>{});
+    case 2:
+      return with_rows(Index<2>{});
+    case 3:
+      return with_rows(Index<3>{});
+    default:
+      return with_rows(Index<4>{});
+  }
+}
+
+void AttendBlock(const Work& w, bool is_new_run) {
+  const PackedRunView& run = w.run;
+  const int n_rows = w.panel->n_rows;
+  PrefetchBytes(w.next + run.k.scales, run.block_bytes - run.k.scales);
+  if (run.k.is_per_channel) {
+    PrepareChannelScales(w, is_new_run);
+  } else {
+    ConvertTokenScales(w, run.k, w.s->key_scales);
+  }
+  ConvertTokenScales(w, run.v, w.s->value_scales);
+  ConvertFactor(w, run.k, w.s->key_factor);
+  ConvertFactor(w, run.v, w.s->value_factor);
+  if (w.is_key_decoded) DecodeSide<true>(w);
+  const int key_bits = w.is_key_decoded ? kDecodedBits : run.k.bits;
+  for (int row = w.first_row; row < n_rows; row += kTileRows) {
+    WithTileShape(key_bits, Min(kTileRows, n_rows - row),
+                  [&](auto bits, auto rows) { ScoreTile<bits.value, rows.value>(w, row); });
+  }
+  if (w.is_value_decoded) DecodeSide<false>(w);
+  const int value_bits = w.is_value_decoded ? kDecodedBits : run.v.bits;
+  for (int row = w.first_row; row < n_rows; row += kTileRows) {
+    WithTileShape(value_bits, Min(kTileRows, n_rows - row),
+                  [&](auto bits, auto rows) { AddValues<bits.value, rows.value>(w, row); });
+  }
+}
+
+// o += the residual of V of the run that ends.
+void EndRun(const Work& w) {
+  const AttendParams& p = *w.panel->p;
+  for (int row = 0; row < w.panel->n_rows; ++row) {
+    float* o = p.o + (w.panel->first_row + row) * p.o_stride;
+    for (int f = 0; f < w.run.lowrank; ++f) {
+      const __m512 weight =
+          _mm512_set1_ps(_mm512_reduce_add_ps(_mm512_load_ps(w.s->factors[row][f])));
+      const F16* basis = w.run.v.basis + f * w.run.v.rank;
+      for (int r = 0; r < w.run.v.rank; r += kLanes) {
+        _mm512_storeu_ps(o + r,
+                         _mm512_fmadd_ps(weight, LoadHalf(basis + r), _mm512_loadu_ps(o + r)));
+      }
+    }
+  }
+}
+
+void BeginRun(const PackedRun& run, Work* w) {
+  w->run = ViewRun(*w->panel->p, run);
+  const PackedSideView& k = w->run.k;
+  w->token_groups = k.is_per_channel ? Max(1, kBlockSize / k.group) : 1;
+  const bool is_shared = w->panel->n_rows >= kMinDecodedRows;
+  w->is_key_decoded = is_shared || k.ends != nullptr;
+  w->is_value_decoded = is_shared || w->run.v.ends != nullptr;
+  for (int row = 0; row < w->panel->n_rows; ++row) {
+    for (int f = 0; f < w->run.lowrank; ++f) {
+      __m512 sum = _mm512_setzero_ps();
+      for (int r = 0; r < k.rank; r += kLanes) {
+        sum = _mm512_fmadd_ps(LoadBf16(QueryOfRow(*w, row) + r), LoadHalf(k.basis + f * k.rank + r),
+                              sum);
+      }
+      w->s->q_basis[row][f] = _mm512_reduce_add_ps(sum);
+      _mm512_store_ps(w->s->factors[row][f], _mm512_setzero_ps());
+    }
+  }
+}
+
+// What depends on neither block nor run: sums of q over groups of channels, and empty sums.
+void BeginPanel(const Work& w) {
+  const PackedSideView &k = w.run.k, &v = w.run.v;
+  for (int row = 0; row < w.panel->n_rows; ++row) {
+    for (int group = 0; !k.is_per_channel && group < k.n_groups; ++group) {
+      __m512 sum = _mm512_setzero_ps();
+      for (int r = group * k.group; r < Min(k.rank, (group + 1) * k.group); r += kLanes) {
+        sum = _mm512_add_ps(sum, LoadBf16(QueryOfRow(w, row) + r));
+      }
+      w.s->q_sums[row][group] = _mm512_reduce_add_ps(sum);
+    }
+    for (int group = 0; group < v.n_groups; ++group) {
+      _mm512_store_ps(w.s->middles[row][group], _mm512_setzero_ps());
+    }
+  }
+}
+
+// o += what the middles of V add to each group of channels.
+void EndPanel(const Work& w) {
+  const AttendParams& p = *w.panel->p;
+  const PackedSideView& side = w.run.v;
+  if (side.is_symmetric) return;
+  for (int row = 0; row < w.panel->n_rows; ++row) {
+    float* o = p.o + (w.panel->first_row + row) * p.o_stride;
+    for (int group = 0; group < side.n_groups; ++group) {
+      const __m512 sum =
+          _mm512_set1_ps(_mm512_reduce_add_ps(_mm512_load_ps(w.s->middles[row][group])));
+      for (int r = group * side.group; r < Min(side.rank, (group + 1) * side.group); r += kLanes) {
+        _mm512_storeu_ps(o + r, _mm512_add_ps(_mm512_loadu_ps(o + r), sum));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+bool CanAttendPacked(const PackedHead& head) {
+  return Max(head.format.prompt_rank, head.format.decode_rank) <= kMaxLowrank;
+}
+
+int AttendPackedBlocks(const PackedPanel& panel, int entry, int kv_end) {
+  const AttendParams& p = *panel.p;
+  int run_idx = 0;
+  const PackedRun* run = nullptr;
+  Work w = {.panel = &panel, .s = reinterpret_cast<PackedScratch*>(panel.scratch)};
+  for (; entry < kv_end; entry += kBlockSize) {
+    const int block = entry / kBlockSize;
+    const PackedRun* before = run;
+    run = FindRun(*p.packed, block, &run_idx);
+    if (before != nullptr && run != before) EndRun(w);
+    if (run == nullptr) {
+      if (before != nullptr) EndPanel(w);
+      return entry;
+    }
+    if (run != before) BeginRun(*run, &w);
+    if (before == nullptr) BeginPanel(w);
+    while (LimitOfRow(p, panel.first_row + Min(w.first_row + kTileRows, panel.n_rows) - 1) <=
+           entry) {
+      w.first_row += kTileRows;
+    }
+    w.block = p.blocks[block];
+    w.next = entry + kBlockSize < kv_end ? p.blocks[block + 1] : w.block;
+    w.block_idx = block - run->first_block;
+    w.first_entry = entry;
+    AttendBlock(w, run != before);
+  }
+  if (run != nullptr) {
+    EndRun(w);
+    EndPanel(w);
+  }
+  return entry;
+}
+
+}  // namespace kvlathe
