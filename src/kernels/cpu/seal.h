@@ -1,18 +1,18 @@
 // Sealing: the plain rows of a run become codes, scales and repairs (packed_layout.h).
 //
 // Quantiser (methods.md 4.1): scale = F16((max - min) / (2^bits - 1)), minimum = F16(min), code =
-// round_half_even((x - minimum) / scale) clamped to the codes there are, all in F32 with the rounded
-// scale and minimum. max = min: scale 1. A scale that rounds to 0 becomes the smallest F16; scales
-// and minima beyond F16 become the largest. Symmetric: scale = F16(max |x| / 127).
+// round_half_even((x - minimum) / scale) clamped to the codes there are, all in F32 with the
+// rounded scale and minimum. max = min: scale 1. A scale that rounds to 0 becomes the smallest F16;
+// scales and minima beyond F16 become the largest. Symmetric: scale = F16(max |x| / 127).
 //
 // Exact entries (methods.md 4.1): of K, per channel, the key_outliers() largest and then as many
 // smallest rows of the run; of V, per token, the value_outliers() largest and smallest over the
 // channels of all heads of the layer, heads in order. Of equal values the first is taken. They stay
 // out of max and min; a group that holds nothing else gets scale 1, minimum 0.
 //
-// Low-rank residual (methods.md 4.3): R = X - D - S per head, D the values of the codes, S the exact
-// entries less their codes' values (so R is 0 there); R ~ A B^T by power iteration in F32 with an
-// orthonormal A, both stored in F16. R = 0 gives A = B = 0.
+// Low-rank residual (methods.md 4.3): R = X - D - S per head, D the values of the codes, S the
+// exact entries less their codes' values (so R is 0 there); R ~ A B^T by power iteration in F32
+// with an orthonormal A, both stored in F16. R = 0 gives A = B = 0.
 #pragma once
 
 #include <cstddef>

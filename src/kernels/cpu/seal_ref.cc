@@ -1,0 +1,351 @@
+#include "kernels/cpu/seal_ref.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+namespace kvlathe {
+namespace {
+
+constexpr int kTokens = 64;  // of a block
+
+// The rows of one head as a matrix, and what is known of each element.
+struct Matrix {
+  int n_tokens, rank;
+  std::vector<float> x;
+  std::vector<char> is_exact;
+  std::vector<float> scale, min;
+  std::vector<int> code;
+
+  Matrix(const std::vector<float>& values, int matrix_rank)
+      : n_tokens(static_cast<int>(values.size()) / matrix_rank),
+        rank(matrix_rank),
+        x(values),
+        is_exact(values.size()),
+        scale(values.size()),
+        min(values.size()),
+        code(values.size()) {}
+  size_t at(int token, int channel) const { return static_cast<size_t>(token) * rank + channel; }
+};
+
+struct Scale {
+  uint16_t scale_bits, min_bits;
+};
+
+// Scale and minimum of the elements `group`, and their codes.
+Scale QuantiseGroup(const PackedSide& side, const std::vector<std::pair<Matrix*, size_t>>& group) {
+  bool is_empty = true;
+  float low = 0, high = 0;
+  for (const auto& [m, i] : group) {
+    if (m->is_exact[i]) continue;
+    low = is_empty ? m->x[i] : std::min(low, m->x[i]);
+    high = is_empty ? m->x[i] : std::max(high, m->x[i]);
+    is_empty = false;
+  }
+  if (low == 0) low = 0;  // not -0
+  const int n_steps = (1 << side.bits) - 1;
+  float scale = 1;
+  if (side.is_symmetric) {
+    if (!is_empty) scale = std::max(std::fabs(low), std::fabs(high)) / 127.0f;
+    low = 0;
+  } else if (low != high) {
+    scale = (high - low) / static_cast<float>(n_steps);
+  }
+  Scale result = {F16BitsRef(scale), F16BitsRef(low)};
+  if (result.scale_bits == 0) result.scale_bits = 1;
+  const float rounded_scale = F16ValueRef(result.scale_bits);
+  const float rounded_min = F16ValueRef(result.min_bits);
+  for (const auto& [m, i] : group) {
+    const float code = std::nearbyint((m->x[i] - rounded_min) / rounded_scale);
+    const float lowest = side.is_symmetric ? -127 : 0;
+    const float highest = side.is_symmetric ? 127 : static_cast<float>(n_steps);
+    m->scale[i] = rounded_scale;
+    m->min[i] = rounded_min;
+    m->code[i] = static_cast<int>(std::clamp(code, lowest, highest));
+  }
+  return result;
+}
+
+// Marks the n largest and then the n smallest of the rest; the first of equal ones.
+void MarkExact(const std::vector<std::pair<Matrix*, size_t>>& column, int n) {
+  std::vector<int> order(column.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto value = [&](int i) { return column[i].first->x[column[i].second]; };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return value(a) > value(b); });
+  std::vector<int> rest(order.begin() + n, order.end());
+  std::sort(rest.begin(), rest.end());
+  std::stable_sort(rest.begin(), rest.end(), [&](int a, int b) { return value(a) < value(b); });
+  for (int i = 0; i < n; ++i) {
+    for (int j : {order[i], rest[i]}) column[j].first->is_exact[column[j].second] = true;
+  }
+}
+
+template <typename T>
+void Append(T value, std::vector<std::byte>* to) {
+  const size_t n = to->size();
+  to->resize(n + sizeof(value));
+  std::memcpy(to->data() + n, &value, sizeof(value));
+}
+
+using CodeLine = std::vector<uint8_t>;  // 32 codes
+
+void AppendGroup(const std::vector<CodeLine>& lines, int bits, std::vector<std::byte>* to) {
+  if (bits == 8) {
+    for (int first = 0; first < 32; first += 8) {
+      for (const CodeLine& line : lines) {
+        for (int w = first; w < first + 8; ++w) Append(line[w], to);
+      }
+    }
+    return;
+  }
+  const int low_bits = bits == 3 ? 2 : bits;
+  for (int w = 0; w < 32; ++w) {
+    unsigned word = 0;
+    for (size_t i = 0; i < lines.size(); ++i) {
+      word |= (lines[i][w] % (1u << low_bits)) << (low_bits * i);
+    }
+    Append(static_cast<uint16_t>(word), to);
+  }
+  if (bits != 3) return;
+  for (const CodeLine& line : lines) {
+    uint32_t high = 0;
+    for (int w = 0; w < 32; ++w) high |= static_cast<uint32_t>(line[w] / 4) << w;
+    Append(high, to);
+  }
+}
+
+int LinesTogether(int bits) { return bits == 8 ? 2 : bits == 4 ? 4 : 8; }
+
+void AppendKeyCodes(const Matrix& k, int block, int bits, std::vector<std::byte>* to) {
+  std::vector<CodeLine> lines;
+  for (int pair = 0; pair < k.rank / 2; ++pair) {
+    for (int first = 0; first < kTokens; first += 16) {
+      CodeLine line;
+      for (int t = first; t < first + 16; ++t) {
+        for (int c : {2 * pair, 2 * pair + 1}) {
+          line.push_back(static_cast<uint8_t>(k.code[k.at(block * kTokens + t, c)]));
+        }
+      }
+      lines.push_back(line);
+      if (static_cast<int>(lines.size()) == LinesTogether(bits)) {
+        AppendGroup(lines, bits, to);
+        lines.clear();
+      }
+    }
+  }
+}
+
+void AppendValueCodes(const Matrix& v, int block, int bits, std::vector<std::byte>* to) {
+  const int n_pairs = LinesTogether(bits);
+  for (int first = 0; first < kTokens / 2; first += n_pairs) {
+    for (int c16 = 0; c16 < v.rank; c16 += 16) {
+      std::vector<CodeLine> lines;
+      for (int pair = first; pair < first + n_pairs; ++pair) {
+        CodeLine line;
+        for (int c = c16; c < c16 + 16; ++c) {
+          for (int t : {2 * pair, 2 * pair + 1}) {
+            line.push_back(static_cast<uint8_t>(v.code[v.at(block * kTokens + t, c)]));
+          }
+        }
+        lines.push_back(line);
+      }
+      AppendGroup(lines, bits, to);
+    }
+  }
+}
+
+// Scales of the tokens of one block: [groups][parts][64].
+void AppendTokenScales(Matrix* m, const PackedSide& side, int block, std::vector<std::byte>* to) {
+  const int group = side.group == 0 ? m->rank : side.group;
+  for (int first = 0; first < m->rank; first += group) {
+    std::vector<Scale> scales;
+    for (int t = block * kTokens; t < (block + 1) * kTokens; ++t) {
+      std::vector<std::pair<Matrix*, size_t>> elements;
+      for (int c = first; c < std::min(first + group, m->rank); ++c) {
+        elements.push_back({m, m->at(t, c)});
+      }
+      scales.push_back(QuantiseGroup(side, elements));
+    }
+    for (const Scale& s : scales) Append(s.scale_bits, to);
+    if (side.is_symmetric) continue;
+    for (const Scale& s : scales) Append(s.min_bits, to);
+  }
+}
+
+// Scales of the channels of a run: [groups][2][rank].
+void AppendChannelScales(Matrix* m, const PackedSide& side, std::vector<std::byte>* to) {
+  const int group = side.group == 0 ? m->n_tokens : side.group;
+  for (int first = 0; first < m->n_tokens; first += group) {
+    std::vector<Scale> scales;
+    for (int c = 0; c < m->rank; ++c) {
+      std::vector<std::pair<Matrix*, size_t>> elements;
+      for (int t = first; t < std::min(first + group, m->n_tokens); ++t) {
+        elements.push_back({m, m->at(t, c)});
+      }
+      scales.push_back(QuantiseGroup(side, elements));
+    }
+    for (const Scale& s : scales) Append(s.scale_bits, to);
+    for (const Scale& s : scales) Append(s.min_bits, to);
+  }
+}
+
+// Entries of one block, ascending by place; returns how many.
+int AppendEntries(const Matrix& m, int block, std::vector<std::byte>* to) {
+  int n = 0;
+  for (int c = 0; c < m.rank; ++c) {
+    for (int t = 0; t < kTokens; ++t) {
+      const size_t i = m.at(block * kTokens + t, c);
+      if (!m.is_exact[i]) continue;
+      uint32_t bits;
+      std::memcpy(&bits, &m.x[i], sizeof(bits));
+      bits += 0x7fff + (bits >> 16) % 2;  // to nearest even
+      Append(static_cast<uint16_t>(t + 64 * c), to);
+      Append(static_cast<uint16_t>(bits >> 16), to);
+      ++n;
+    }
+  }
+  return n;
+}
+
+std::vector<float> ResidualOf(const Matrix& m) {
+  std::vector<float> residual(m.x.size());
+  for (size_t i = 0; i < residual.size(); ++i) {
+    const float value = static_cast<float>(m.code[i]) * m.scale[i];
+    residual[i] = m.is_exact[i] ? 0 : m.x[i] - (value + m.min[i]);
+  }
+  return residual;
+}
+
+void AppendFactors(int64_t n_bytes, RefObject* object) {
+  object->factors_begin = static_cast<int64_t>(object->bytes.size());
+  object->bytes.resize(object->bytes.size() + n_bytes);
+  object->factors_end = static_cast<int64_t>(object->bytes.size());
+}
+
+void MarkOutliers(std::vector<Matrix>* ks, std::vector<Matrix>* vs, double share) {
+  const int n_tokens = (*ks)[0].n_tokens;
+  int layer_rank = 0;
+  for (const Matrix& v : *vs) layer_rank += v.rank;
+  const int n_keys = static_cast<int>(n_tokens * share / 2);
+  const int n_values = static_cast<int>(layer_rank * share / 2);
+  for (Matrix& k : *ks) {
+    for (int c = 0; c < k.rank; ++c) {
+      std::vector<std::pair<Matrix*, size_t>> column;
+      for (int t = 0; t < n_tokens; ++t) column.push_back({&k, k.at(t, c)});
+      MarkExact(column, n_keys);
+    }
+  }
+  for (int t = 0; t < n_tokens; ++t) {
+    std::vector<std::pair<Matrix*, size_t>> column;
+    for (Matrix& v : *vs) {
+      for (int c = 0; c < v.rank; ++c) column.push_back({&v, v.at(t, c)});
+    }
+    MarkExact(column, n_values);
+  }
+}
+
+// Lists of the exact entries: where those of each part end, then the entries.
+class EntryLists {
+ public:
+  void Add(const Matrix& m, int block) {
+    end_ += AppendEntries(m, block, &entries_);
+    Append(end_, &ends_);
+  }
+  void AppendTo(std::vector<std::byte>* to) const {
+    if (end_ == 0) return;
+    to->insert(to->end(), ends_.begin(), ends_.end());
+    to->insert(to->end(), entries_.begin(), entries_.end());
+  }
+
+ private:
+  uint32_t end_ = 0;
+  std::vector<std::byte> ends_, entries_;
+};
+
+RefObject MakeLayerRecord(const PackedFormat& format, std::vector<Matrix>* vs) {
+  RefObject record;
+  const int n_blocks = (*vs)[0].n_tokens / kTokens;
+  EntryLists lists;
+  for (int b = 0; b < n_blocks; ++b) {
+    if (format.v.sharing == ScaleSharing::kTokenLayer) {
+      std::vector<Scale> scales;
+      for (int t = b * kTokens; t < (b + 1) * kTokens; ++t) {
+        std::vector<std::pair<Matrix*, size_t>> elements;
+        for (Matrix& v : *vs) {
+          for (int c = 0; c < v.rank; ++c) elements.push_back({&v, v.at(t, c)});
+        }
+        scales.push_back(QuantiseGroup(format.v, elements));
+      }
+      for (const Scale& s : scales) Append(s.scale_bits, &record.bytes);
+      for (const Scale& s : scales) Append(s.min_bits, &record.bytes);
+    }
+    for (const Matrix& v : *vs) lists.Add(v, b);
+  }
+  lists.AppendTo(&record.bytes);
+  return record;
+}
+
+RefSealedHead MakeHead(const PackedFormat& format, bool is_prompt, Matrix* k, Matrix* v) {
+  RefSealedHead head;
+  const int n_blocks = k->n_tokens / kTokens;
+  const int lowrank = is_prompt ? format.prompt_rank : format.decode_rank;
+  if (format.k.sharing == ScaleSharing::kChannel) {
+    AppendChannelScales(k, format.k, &head.record.bytes);
+  }
+  AppendFactors(int64_t{2} * lowrank * (k->rank + v->rank), &head.record);
+  EntryLists lists;
+  for (int b = 0; b < n_blocks; ++b) lists.Add(*k, b);
+  lists.AppendTo(&head.record.bytes);
+  for (int b = 0; b < n_blocks; ++b) {
+    RefObject block;
+    std::vector<std::byte> scales;
+    if (format.k.sharing == ScaleSharing::kToken) AppendTokenScales(k, format.k, b, &scales);
+    if (format.v.sharing == ScaleSharing::kToken) AppendTokenScales(v, format.v, b, &scales);
+    AppendKeyCodes(*k, b, format.k.bits, &block.bytes);
+    AppendValueCodes(*v, b, format.v.bits, &block.bytes);
+    block.bytes.insert(block.bytes.end(), scales.begin(), scales.end());
+    AppendFactors(int64_t{2} * 2 * kTokens * lowrank, &block);
+    head.blocks.push_back(block);
+  }
+  head.residual_k = ResidualOf(*k);
+  head.residual_v = ResidualOf(*v);
+  return head;
+}
+
+}  // namespace
+
+uint16_t F16BitsRef(float x) {
+  const int sign = std::signbit(x) ? 0x8000 : 0;
+  const double magnitude = std::fabs(static_cast<double>(x));
+  if (magnitude >= 65504) return static_cast<uint16_t>(sign | 0x7bff);
+  if (magnitude == 0) return static_cast<uint16_t>(sign);
+  // Steps of 2^-24 up to 2^-14, then of 1/1024 of the power of two below.
+  const int exponent = std::max(std::ilogb(magnitude), -14);
+  const int steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
+  return static_cast<uint16_t>(sign | (((exponent + 14) << 10) + steps));
+}
+
+float F16ValueRef(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  const double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  return static_cast<float>(bits & 0x8000 ? -magnitude : magnitude);
+}
+
+RefSealed SealRef(const PackedFormat& format, const std::vector<RefHead>& heads, bool is_prompt) {
+  std::vector<Matrix> ks, vs;
+  for (const RefHead& head : heads) {
+    ks.emplace_back(head.k, head.rank_k);
+    vs.emplace_back(head.v, head.rank_v);
+  }
+  MarkOutliers(&ks, &vs, format.sparse_share);
+  RefSealed sealed;
+  sealed.layer_record = MakeLayerRecord(format, &vs);
+  for (size_t h = 0; h < heads.size(); ++h) {
+    sealed.heads.push_back(MakeHead(format, is_prompt, &ks[h], &vs[h]));
+  }
+  return sealed;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,104 @@
+#include <cstring>
+
+#include "kernels/cpu/seal_ref.h"
+
+namespace kvlathe {
+namespace {
+
+uint16_t LoadBits(const std::byte* from, int64_t idx) {
+  uint16_t bits;
+  std::memcpy(&bits, from + 2 * idx, sizeof(bits));
+  return bits;
+}
+float LoadF16(const std::byte* from, int64_t idx) { return F16ValueRef(LoadBits(from, idx)); }
+
+// A value of a code: where the scale lies, and the minimum `stride` numbers behind it.
+float Dequantise(const PackedSide& side, uint8_t code, const std::byte* scales, int64_t idx,
+                 int64_t stride) {
+  const float scale = LoadF16(scales, idx);
+  if (side.is_symmetric) return static_cast<float>(static_cast<int8_t>(code)) * scale;
+  return static_cast<float>(code) * scale + LoadF16(scales, idx + stride);
+}
+
+float LowRankTerm(const PackedShape& s, const std::byte* a, int token, const std::byte* b, int rank,
+                  int channel) {
+  float sum = 0;
+  for (int j = 0; j < s.lowrank(); ++j) {
+    sum += LoadF16(a, j * kBlockSize + token) * LoadF16(b, j * rank + channel);
+  }
+  return sum;
+}
+
+// Overwrites the values of a block that are kept exactly.
+void SetExact(const std::byte* ends, int64_t list, const std::byte* entries, int rank,
+              float* values) {
+  uint32_t begin = 0, end;
+  if (list > 0) std::memcpy(&begin, ends + 4 * (list - 1), sizeof(begin));
+  std::memcpy(&end, ends + 4 * list, sizeof(end));
+  for (uint32_t i = begin; i < end; ++i) {
+    const int place = LoadBits(entries, 2 * i);
+    const uint32_t bits = static_cast<uint32_t>(LoadBits(entries, 2 * i + 1)) << 16;
+    std::memcpy(&values[place % kBlockSize * rank + place / kBlockSize], &bits, sizeof(bits));
+  }
+}
+
+}  // namespace
+
+std::vector<float> ReadKeysRef(const RefObjects& objects) {
+  const PackedShape& s = objects.shape;
+  const PackedSide& side = s.format.k;
+  const int rank = s.rank_k;
+  std::vector<float> x(static_cast<size_t>(s.n_tokens()) * rank);
+  for (int i = 0; i < s.n_tokens() * rank; ++i) {
+    const int token = i / rank, t = token % kBlockSize, c = i % rank;
+    const std::byte* block = objects.blocks[token / kBlockSize];
+    const uint8_t code = ReadCode(block, side.bits, KeyCodePlace(side.bits, t, c));
+    if (side.sharing == ScaleSharing::kChannel) {
+      const int group = side.group == 0 ? s.n_tokens() : side.group;
+      x[i] = Dequantise(side, code, objects.record, token / group * 2 * rank + c, rank);
+    } else {
+      const int group = side.group == 0 ? rank : side.group;
+      x[i] = Dequantise(side, code, block + KeyTokenScaleOffset(s),
+                        c / group * ScaleParts(side) * kBlockSize + t, kBlockSize);
+    }
+    x[i] +=
+        LowRankTerm(s, block + KeyFactorOffset(s), t, objects.record + KeyBasisOffset(s), rank, c);
+  }
+  for (int b = 0; b < s.n_blocks && s.key_outliers() > 0; ++b) {
+    SetExact(objects.record + KeySparseEndsOffset(s), b, objects.record + KeySparseOffset(s), rank,
+             &x[static_cast<size_t>(b) * kBlockSize * rank]);
+  }
+  return x;
+}
+
+std::vector<float> ReadValuesRef(const RefObjects& objects) {
+  const PackedShape& s = objects.shape;
+  const PackedSide& side = s.format.v;
+  const int rank = s.rank_v;
+  std::vector<float> x(static_cast<size_t>(s.n_tokens()) * rank);
+  for (int i = 0; i < s.n_tokens() * rank; ++i) {
+    const int token = i / rank, t = token % kBlockSize, c = i % rank;
+    const std::byte* block = objects.blocks[token / kBlockSize];
+    const uint8_t code =
+        ReadCode(block + PackedValueOffset(s), side.bits, ValueCodePlace(side.bits, rank, t, c));
+    if (side.sharing == ScaleSharing::kTokenLayer) {
+      x[i] = Dequantise(side, code, objects.layer_record, token / kBlockSize * 2 * kBlockSize + t,
+                        kBlockSize);
+    } else {
+      const int group = side.group == 0 ? rank : side.group;
+      x[i] = Dequantise(side, code, block + ValueTokenScaleOffset(s),
+                        c / group * ScaleParts(side) * kBlockSize + t, kBlockSize);
+    }
+    x[i] += LowRankTerm(s, block + ValueFactorOffset(s), t, objects.record + ValueBasisOffset(s),
+                        rank, c);
+  }
+  for (int b = 0; b < s.n_blocks && s.value_outliers() > 0; ++b) {
+    SetExact(objects.layer_record + ValueSparseEndsOffset(s),
+             int64_t{b} * s.n_kv_heads + objects.head_idx,
+             objects.layer_record + ValueSparseOffset(s), rank,
+             &x[static_cast<size_t>(b) * kBlockSize * rank]);
+  }
+  return x;
+}
+
+}  // namespace kvlathe
