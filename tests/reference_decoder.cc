@@ -49,13 +49,9 @@ Vector TimesMatrix(const Vector& x, const Matrix& m) {
   return y;
 }
 
-struct LayerCache {
-  std::vector<std::vector<Vector>> keys, values;  // [kv head][position]
-};
-
 // Output of all heads for the newest token, back in the width of W_O's input.
 Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>& bases,
-              int n_sink, const Vector& q_all, int position, const LayerCache& cache) {
+              int n_sink, const Vector& q_all, int position, const ReferenceRows& rows) {
   Vector out;
   for (int h = 0; h < m.n_heads; ++h) {
     const int g = h / (m.n_heads / m.n_kv_heads);
@@ -64,10 +60,9 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     Vector scores;
     const int first = m.window == 0 ? 0 : std::max(0, position + 1 - m.window);
     for (int j = first; j <= position; ++j) {
-      const Vector& k = cache.keys[g][j];
-      const double score = basis == nullptr || j < n_sink
-                               ? Dot(q, k)
-                               : Dot(TimesMatrix(q, basis->query), TimesMatrix(k, basis->key));
+      const Vector& k = rows.keys[g][j];
+      const double score =
+          basis == nullptr || j < n_sink ? Dot(q, k) : Dot(TimesMatrix(q, basis->query), k);
       scores.push_back(score / std::sqrt(static_cast<double>(m.head_dim)));
     }
     double max = scores[0], sum = 0;
@@ -75,8 +70,8 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     for (double& s : scores) sum += s = std::exp(s - max);
     Vector o(m.head_dim, 0.0);
     for (int j = first; j <= position; ++j) {
-      Vector v = cache.values[g][j];
-      if (basis != nullptr) v = TimesMatrix(TimesMatrix(v, basis->value), basis->output);
+      Vector v = rows.values[g][j];
+      if (basis != nullptr) v = TimesMatrix(v, basis->output);
       for (int i = 0; i < m.head_dim; ++i) o[i] += scores[j - first] / sum * v[i];
     }
     out.insert(out.end(), o.begin(), o.end());
@@ -84,14 +79,28 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
   return out;
 }
 
+// Appends the newest token's rows.
+void Store(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>& bases, int n_sink,
+           const Qkv& qkv, int position, ReferenceRows* rows) {
+  for (int g = 0; g < m.n_kv_heads; ++g) {
+    const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
+    const Vector k = Rotate(m.rope, m.rotary_dim, Slice(qkv.k, g, m.head_dim), position);
+    const Vector v = Slice(qkv.v, g, m.head_dim);
+    const bool is_plain = basis == nullptr || position < n_sink;
+    rows->keys[g].push_back(is_plain ? k : TimesMatrix(k, basis->key));
+    rows->values[g].push_back(basis == nullptr ? v : TimesMatrix(v, basis->value));
+  }
+}
+
 }  // namespace
 
 Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
-                       const std::vector<ReferenceBasis>& bases, int n_sink) {
-  std::vector<LayerCache> caches(m.n_layers);
-  for (LayerCache& c : caches) {
-    c.keys.resize(m.n_kv_heads);
-    c.values.resize(m.n_kv_heads);
+                       const std::vector<ReferenceBasis>& bases, int n_sink,
+                       const ReferenceLoss& loss) {
+  std::vector<ReferenceRows> rows(m.n_layers);
+  for (ReferenceRows& r : rows) {
+    r.keys.resize(m.n_kv_heads);
+    r.values.resize(m.n_kv_heads);
   }
   Matrix logits;
   for (size_t t = 0; t < ids.size(); ++t) {
@@ -101,13 +110,10 @@ Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
       const std::string layer = LayerPrefix(m, l);
       const Vector before = x;
       const Qkv qkv = ProjectQkv(m, layer, AttentionNorm(m, layer, x));
-      for (int g = 0; g < m.n_kv_heads; ++g) {
-        caches[l].keys[g].push_back(
-            Rotate(m.rope, m.rotary_dim, Slice(qkv.k, g, m.head_dim), position));
-        caches[l].values[g].push_back(Slice(qkv.v, g, m.head_dim));
-      }
+      Store(m, l, bases, n_sink, qkv, position, &rows[l]);
       const Vector o =
-          ProjectOutput(m, layer, Attend(m, l, bases, n_sink, qkv.q, position, caches[l]));
+          ProjectOutput(m, layer, Attend(m, l, bases, n_sink, qkv.q, position, rows[l]));
+      if (loss) loss(l, &rows[l]);
       for (int i = 0; i < m.hidden; ++i) x[i] += o[i];
       const Vector mlp = Mlp(m, layer, MlpNorm(m, layer, before, x));
       for (int i = 0; i < m.hidden; ++i) x[i] += mlp[i];

@@ -4,6 +4,7 @@
 // n_sink positions.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -43,8 +44,18 @@ struct ReferenceBasis {
   Matrix query, key, value, output;
 };
 
+// The rows of one layer as they are stored: of a basis where there is one, but for the keys of the
+// first n_sink positions.
+struct ReferenceRows {
+  std::vector<Matrix> keys, values;  // [kv head][position][rank]
+};
+
+// Changes the rows after the newest token has attended: what a lossy cache loses.
+using ReferenceLoss = std::function<void(int layer_idx, ReferenceRows* rows)>;
+
 // Logits after every token, [n_tokens][vocab]. bases: empty, or [n_layers * n_kv_heads].
 Matrix ReferenceLogits(const ReferenceModel& model, const std::vector<int>& ids,
-                       const std::vector<ReferenceBasis>& bases = {}, int n_sink = 0);
+                       const std::vector<ReferenceBasis>& bases = {}, int n_sink = 0,
+                       const ReferenceLoss& loss = nullptr);
 
 }  // namespace kvlathe::testing

@@ -2,12 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <optional>
+#include <span>
 #include <string>
 
 #include "base/random.h"
 #include "evaluation/bench_model.h"
 #include "io/scratch_folder.h"
 #include "kv/blocks/sequence_file.h"
+#include "kv/quantizer/method.h"
+#include "kv/spec.h"
 #include "model/model.h"
 #include "model/tensor_source.h"
 
@@ -33,20 +37,27 @@ ModelConfig SmallConfig() {
 
 class SavedSequence : public testing::TestWithParam<DType> {
  protected:
-  std::unique_ptr<Model> MakeModel(const ModelBasis* basis, int n_sink) {
+  std::unique_ptr<Model> MakeModel(const ModelBasis* basis, int n_sink,
+                                   const SealPlan* seal = nullptr) {
     auto weights = ModelWeights::Load(SmallConfig(), GetParam(), MakeRandomSource(3), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
     auto model =
-        Model::Create(*std::move(weights), basis, n_sink, &threads_, AvailableIsas().back());
+        Model::Create(*std::move(weights), basis, n_sink, &threads_, AvailableIsas().back(), seal);
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
 
   // The bits of the logits after these tokens.
-  static std::string Feed(Model* model, SequenceCache* cache, const std::vector<int32_t>& ids) {
-    EXPECT_TRUE(cache->Extend(static_cast<int>(ids.size())).ok());
-    const SequenceStep step = {cache, ids, SequenceStep::Logits::kLast};
-    EXPECT_TRUE(model->Forward({&step, 1}).ok());
+  static std::string Feed(Model* model, SequenceCache* cache, std::span<const int32_t> ids) {
+    while (!ids.empty()) {
+      const size_t n = static_cast<size_t>(
+          std::min<int64_t>(static_cast<int64_t>(ids.size()), cache->max_step()));
+      EXPECT_TRUE(cache->Extend(static_cast<int>(n)).ok());
+      const SequenceStep step = {cache, ids.first(n), SequenceStep::Logits::kLast};
+      const Status status = model->Forward({&step, 1});
+      EXPECT_TRUE(status.ok()) << status;
+      ids = ids.subspan(n);
+    }
     const auto logits = std::as_bytes(model->logits(0));
     return {reinterpret_cast<const char*>(logits.data()), logits.size()};
   }
@@ -59,10 +70,11 @@ class SavedSequence : public testing::TestWithParam<DType> {
   }
 
   // Reads a prompt, saves, restores into a pool of its own and decodes both further.
-  void ExpectSameBits(Model* model, int n_prompt) {
-    const SequenceIdentity identity = {"a spec", "a model"};
+  void ExpectSameBits(Model* model, int n_prompt, const std::string& spec = "a spec") {
+    const SequenceIdentity identity = {spec, "a model"};
     BlockPool pool(kNoLimit), other_pool(kNoLimit);
     SequenceCache original(&model->layout(), &pool), restored(&model->layout(), &other_pool);
+    original.set_n_prompt(n_prompt);
     Feed(model, &original, RandomTokens(n_prompt, 1));
     const std::string path = folder_ / "sequence";
     ASSERT_TRUE(SaveSequence(original, model->layout(), identity, "", path).ok());
@@ -70,8 +82,8 @@ class SavedSequence : public testing::TestWithParam<DType> {
     ASSERT_TRUE(state.ok()) << state.status();
     // Tokens one by one over the end of a block, then a second prompt.
     for (const int32_t id : RandomTokens(70, 2)) {
-      const std::string expected = Feed(model, &original, {id});
-      ASSERT_EQ(Feed(model, &restored, {id}), expected) << "position " << original.n_tokens();
+      const std::string expected = Feed(model, &original, {&id, 1});
+      ASSERT_EQ(Feed(model, &restored, {&id, 1}), expected) << "position " << original.n_tokens();
     }
     const std::vector<int32_t> more = RandomTokens(90, 3);
     const std::string expected = Feed(model, &original, more);
@@ -91,6 +103,22 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsInABasisWithSinks) {
   const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.5, 9);
   const auto model = MakeModel(&basis, 4);
   for (const int n_prompt : {2, 4, 68, 100}) ExpectSameBits(model.get(), n_prompt);
+}
+
+TEST_P(SavedSequence, GoesOnWithTheSameBitsSealed) {
+  const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
+  for (const char* text : {"kivi(bits=2,run=64)", "fdc(rate=0.3)+gear(bits=4,run=128,share=0.1)",
+                           "int8(sink=0)", "fdc(rate=0.3)+gear(bits=2,run=prompt,share=0.2)"}) {
+    const auto spec = Spec::Parse(text);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const std::optional<SealPlan> seal = SealPlanOf(*spec);
+    const auto model =
+        MakeModel(spec->basis() == nullptr ? nullptr : &basis, spec->n_sink(), &*seal);
+    for (const int n_prompt : {1, 68, 132, 210}) {
+      SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
+      ExpectSameBits(model.get(), n_prompt, spec->ToString());
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(RowTypes, SavedSequence, testing::Values(DType::kBf16, DType::kF32),

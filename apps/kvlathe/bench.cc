@@ -5,6 +5,7 @@
 
 #include "evaluation/bench_attention.h"
 #include "evaluation/bench_model.h"
+#include "kv/quantizer/method.h"
 #include "workspace.h"
 
 namespace kvlathe {
@@ -104,7 +105,8 @@ Status RunAttention(BenchAttentionOptions options) {
     if (spec.basis() != nullptr && !spec.basis()->Has("rate")) {
       return Error(StatusCode::kInvalidArgument, "--kv '{}': bench attention takes rate only", kv);
     }
-    bench.specs.push_back({kv, spec.basis() == nullptr ? 0 : spec.basis()->Number("rate")});
+    bench.specs.push_back({kv, spec.basis() == nullptr ? 0 : spec.basis()->Number("rate"),
+                           SealPlanOf(spec)});
   }
   bench.phases.clear();
   for (const std::string& phase : options.phases) {

@@ -27,17 +27,10 @@ nlohmann::ordered_json ModelJson(const Workspace& workspace) {
           {"max_seq_len", c.max_seq_len}, {"rope", c.DescribePositions()}};
 }
 
-// Bytes of a sequence at the full context, by part.
-StatusOr<KvBytes> BytesAtFullContext(const Workspace& workspace, const Model& model) {
-  BlockPool pool(workspace.kv_budget_bytes());
-  SequenceCache cache(&model.layout(), &pool);
-  // In steps, for a window to give back what it leaves behind.
-  for (int n_left = workspace.context_tokens(); n_left > 0;) {
-    const int n = std::min(n_left, n_left > kBlockSize ? kBlockSize : 1);
-    KVL_RETURN_IF_ERROR(cache.Extend(n));
-    n_left -= n;
-  }
-  return cache.bytes();
+// Bytes of a sequence at the full context, by part: of a prompt that fills it.
+KvBytes BytesAtFullContext(const Workspace& workspace, const Model& model) {
+  const int64_t n = workspace.context_tokens();
+  return SequenceParts(model.layout(), {.n_tokens = n, .n_prompt = n});
 }
 
 nlohmann::ordered_json BytesJson(const Workspace& workspace, const Model& model,
@@ -125,7 +118,7 @@ Status Inspect(const InspectOptions& options) {
   const std::string kv = options.model.kv.empty() ? "fdc(rate=0.5)" : options.model.kv.front();
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
   KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
-  KVL_ASSIGN_OR_RETURN(const KvBytes bytes, BytesAtFullContext(*workspace, *spec_model.model));
+  const KvBytes bytes = BytesAtFullContext(*workspace, *spec_model.model);
   const BasisAnalysis* analysis = nullptr;
   const BasisMethod* method = nullptr;
   if (spec_model.ranks.has_value()) {

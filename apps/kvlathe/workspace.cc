@@ -11,6 +11,7 @@
 #include "calibration_run.h"
 #include "evaluation/bench_model.h"
 #include "io/files.h"
+#include "kv/quantizer/method.h"
 
 namespace kvlathe {
 namespace {
@@ -29,11 +30,12 @@ int64_t DefaultKvBudget() {
   return int64_t{4} << 30;
 }
 
-double FractionAtFullContext(const ModelConfig& c, int n_sink, DType row_type,
+double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_type,
                              const std::vector<HeadRanks>& ranks) {
-  CacheLayout layout{c.n_layers, c.n_kv_heads, c.head_dim, n_sink, {}, c.window};
+  CacheLayout layout{c.n_layers, c.n_kv_heads, c.head_dim,      spec.n_sink(),
+                     {},         c.window,     SealPlanOf(spec)};
   for (const HeadRanks& r : ranks) layout.shapes.push_back({r.rank_k, r.rank_v, row_type});
-  return static_cast<double>(SequenceBytes(layout, c.max_seq_len)) /
+  return static_cast<double>(SequenceBytes(layout, c.max_seq_len, 1, c.max_seq_len)) /
          static_cast<double>(ReferenceBytes(layout, c.max_seq_len));
 }
 
@@ -173,7 +175,7 @@ StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisMet
   request.uniform = stage.Word("ranks") == "uniform";
   request.round = stage.Integer("round");
   request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
-    return FractionAtFullContext(config_, spec.n_sink(), compute_type_, ranks);
+    return FractionAtFullContext(config_, spec, compute_type_, ranks);
   };
   return method.allocate(analysis, request);
 }
@@ -212,9 +214,11 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
       basis = CutBasis(*analysis, result.ranks->ranks);
     }
   }
+  const std::optional<SealPlan> seal = SealPlanOf(result.spec);
   KVL_ASSIGN_OR_RETURN(result.model,
                        Model::Create(weights_, result.spec.basis() == nullptr ? nullptr : &basis,
-                                     result.spec.n_sink(), threads_.get(), isa_));
+                                     result.spec.n_sink(), threads_.get(), isa_,
+                                     seal.has_value() ? &*seal : nullptr));
   result.model->set_schedule(ParseSchedule(options_.schedule));
   result.model->set_deterministic(options_.deterministic);
   return result;

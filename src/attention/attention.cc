@@ -24,6 +24,7 @@ void AttendBlocks(const AttendKernels& kernels, const HeadJob& job, const WorkIt
                   .q = RowAt(job.q, item.row_begin, job.q_stride, job.shape.row_type),
                   .q_stride = job.q_stride,
                   .blocks = job.blocks,
+                  .packed = job.packed.n_runs > 0 ? &job.packed : nullptr,
                   .kv_begin = item.entry_begin,
                   .kv_end = item.entry_end,
                   .first_visible = job.first_visible + item.row_begin / job.gqa_group,

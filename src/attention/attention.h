@@ -25,6 +25,7 @@ struct HeadJob {
   const void* q_full = nullptr;  // [n_tokens * gqa_group, head_dim] row_type; used when n_sink > 0
   int64_t q_full_stride = 0;
   const std::byte* const* blocks = nullptr;
+  PackedHead packed;  // its runs are the first blocks; without runs all are plain
   int n_entries = 0;  // entries in the blocks, those of this step included
   // Entries of the blocks that token 0 sees; token t sees first_visible + t. Negative while the
   // first tokens of the step still fill the sink.

@@ -64,15 +64,16 @@ struct Engine::Sequence {
   // What the cache should be able to hold for the sequence to be worth running: without the block
   // to spare, a sequence that was preempted for a block would be back in the next step.
   int64_t WantedBytes(const CacheLayout& layout, int max_step) const {
-    return PeakSequenceBytes(layout, std::min(n_known() + kBlockSize, max_positions()), max_step);
+    return PeakSequenceBytes(layout, std::min(n_known() + kBlockSize, max_positions()), max_step,
+                             n_prompt());
   }
 
-  // Makes `input` the next tokens for the cache, at most n_max and of one turn.
+  // Makes `input` the next tokens for the cache, at most n_max, of one turn and of one run.
   void TakeInput(int64_t n_max) {
     const auto turn = std::upper_bound(turn_ends.begin(), turn_ends.end(), n_cached());
     const int64_t end = turn == turn_ends.end() ? n_known() : *turn;
     const auto begin = tokens.begin() + n_cached();
-    input.assign(begin, begin + std::min(n_max, end - n_cached()));
+    input.assign(begin, begin + std::min({n_max, end - n_cached(), cache->max_step()}));
   }
 };
 
@@ -113,8 +114,8 @@ StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_tok
         n_given, request.max_tokens, c.max_seq_len);
   }
   auto sequence = std::make_unique<Sequence>(next_id_, std::move(request), std::move(session));
-  const int64_t needed_bytes =
-      PeakSequenceBytes(model_->layout(), sequence->max_positions(), options_.max_batch_tokens);
+  const int64_t needed_bytes = PeakSequenceBytes(model_->layout(), sequence->max_positions(),
+                                                 options_.max_batch_tokens, sequence->n_prompt());
   const int64_t budget = pool_->usage().budget_bytes;
   if (needed_bytes > budget) {
     return Error(
@@ -145,7 +146,9 @@ void Engine::AdmitWaiting() {
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
     std::unique_ptr<SequenceCache>& cache = running_.back()->cache;
-    if (cache == nullptr) cache = std::make_unique<SequenceCache>(&model_->layout(), pool_);
+    if (cache != nullptr) continue;
+    cache = std::make_unique<SequenceCache>(&model_->layout(), pool_);
+    cache->set_n_prompt(running_.back()->n_prompt());
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <numeric>
 
@@ -14,6 +15,7 @@
 #include "base/units.h"
 #include "kernels/cpu/block_layout.h"
 #include "kernels/cpu/machine_limits.h"
+#include "kv/seal_schedule.h"
 #include "tensor/buffer.h"
 
 namespace kvlathe {
@@ -64,43 +66,89 @@ void FillNormal(ThreadPool* pool, uint64_t seed, int64_t n_bytes, std::byte* byt
 struct Case {
   AttentionBenchRow row;
   int n_layers = 1;
-  std::vector<BlockShape> shapes;        // [n_layers * n_kv_heads]
+  CacheLayout layout;
+  std::vector<RunExtent> extents;        // of the sealed runs, the same for every head
   std::vector<const std::byte*> blocks;  // [n_layers * n_kv_heads, blocks of the context]
+  Buffer records;                        // of all runs
+  std::vector<PackedRun> runs;           // [n_layers * n_kv_heads, n_runs]
   std::vector<HeadJob> jobs;             // [n_layers * n_kv_heads]
   std::vector<double> pass_seconds;
 };
 
 int64_t BlocksOf(int context) { return (context + kBlockSize - 1) / kBlockSize; }
 
+int64_t SealedBlocksOf(const Case& c) {
+  return c.extents.empty() ? 0 : c.extents.back().first_block + c.extents.back().n_blocks;
+}
+
+// Calls f(run index, shape of the run in this head) for every run of head i of all layers.
+template <typename F>
+void ForEachRun(const Case& c, size_t i, const F& f) {
+  const int n_kv_heads = c.layout.n_kv_heads, head = static_cast<int>(i);
+  for (size_t r = 0; r < c.extents.size(); ++r) {
+    f(r, PackedShapeOf(c.layout, head / n_kv_heads, head % n_kv_heads, c.extents[r]));
+  }
+}
+
+// Of one head, padded as in memory.
+int64_t BlockBytesOfHead(const Case& c, size_t i) {
+  int64_t n_bytes = (BlocksOf(c.row.context) - SealedBlocksOf(c)) * BlockBytes(c.layout.shapes[i]);
+  ForEachRun(c, i, [&](size_t, const PackedShape& shape) {
+    n_bytes += shape.n_blocks * PackedBlockObjectBytes(shape);
+  });
+  return n_bytes;
+}
+
 int64_t AllBlockBytes(const Case& c) {
   int64_t n_bytes = 0;
-  for (const BlockShape& shape : c.shapes) n_bytes += BlocksOf(c.row.context) * BlockBytes(shape);
+  for (size_t i = 0; i < c.layout.shapes.size(); ++i) n_bytes += BlockBytesOfHead(c, i);
   return n_bytes;
+}
+
+// What a pass over all layers must read.
+int64_t PayloadBytes(const Case& c) {
+  const int64_t n_plain = c.row.context - SealedBlocksOf(c) * kBlockSize;
+  int64_t n_bytes = 0;
+  for (size_t i = 0; i < c.layout.shapes.size(); ++i) {
+    const BlockShape& shape = c.layout.shapes[i];
+    n_bytes += n_plain * (shape.rank_k + shape.rank_v) * SizeOf(shape.row_type);
+    ForEachRun(c, i, [&](size_t, const PackedShape& run) {
+      n_bytes += run.n_blocks * PackedBlockBytes(run) + RunRecordBytes(run);
+      if (i % c.layout.n_kv_heads == 0) n_bytes += LayerRecordBytes(run);
+    });
+  }
+  return n_bytes;
+}
+
+CacheLayout DrawLayout(const AttentionBenchOptions& options, const BenchCache& spec, int n_layers) {
+  CacheLayout layout{n_layers, options.n_kv_heads, options.head_dim, 0, {}, 0, spec.seal};
+  const int n_pairs = n_layers * options.n_kv_heads;
+  const std::vector<int> ranks = DrawRanks(n_pairs, options.head_dim, spec.rate, options.seed);
+  for (int i = 0; i < n_pairs; ++i) {
+    layout.shapes.push_back({ranks[2 * i], ranks[2 * i + 1], DType::kBf16});
+  }
+  return layout;
 }
 
 // Shapes and what they cost; layers for decode until a pass reads kReadWorkingSetBytes.
 Case MakeCase(const AttentionBenchOptions& options, BenchPhase phase, int context,
-              const RankSpec& spec) {
+              const BenchCache& spec) {
   Case c;
   c.row.phase = phase;
   c.row.context = context;
   c.row.kv = spec.kv;
   const bool is_decode = phase == BenchPhase::kDecode;
   c.row.n_tokens = is_decode ? 1 : std::min(context, options.prefill_tokens);
-  const double mean_rank = std::max(16.0, (1 - spec.rate) * options.head_dim);
-  const double layer_bytes = 4.0 * mean_rank * options.n_kv_heads * context;
+  c.layout = DrawLayout(options, spec, 1);
+  c.extents = RunsOf(c.layout, context, context);
   if (is_decode) {
-    c.n_layers =
-        static_cast<int>(std::ceil(static_cast<double>(kReadWorkingSetBytes) / layer_bytes));
+    // Of one layer first; the ranks of more have the same mean.
+    c.n_layers = static_cast<int>((kReadWorkingSetBytes + PayloadBytes(c) - 1) / PayloadBytes(c));
+    c.layout = DrawLayout(options, spec, c.n_layers);
   }
-  const int n_pairs = c.n_layers * options.n_kv_heads;
-  const std::vector<int> ranks = DrawRanks(n_pairs, options.head_dim, spec.rate, options.seed);
   int64_t sum_ranks = 0;
-  for (int i = 0; i < n_pairs; ++i) {
-    c.shapes.push_back({ranks[2 * i], ranks[2 * i + 1], DType::kBf16});
-    sum_ranks += ranks[2 * i] + ranks[2 * i + 1];
-  }
-  c.row.working_set_bytes = 2 * sum_ranks * context;
+  for (const BlockShape& shape : c.layout.shapes) sum_ranks += shape.rank_k + shape.rank_v;
+  c.row.working_set_bytes = PayloadBytes(c);
   c.row.bytes = c.row.working_set_bytes / c.n_layers;
   const double n = c.row.n_tokens;
   const double n_visible = n * (context - n) + n * (n + 1) / 2;
@@ -111,26 +159,86 @@ Case MakeCase(const AttentionBenchOptions& options, BenchPhase phase, int contex
 
 void PlaceBlocks(const std::byte* memory, const AttentionBenchOptions& options, Case* c) {
   const int64_t n_head_blocks = BlocksOf(c->row.context);
-  std::vector<int64_t> order(n_head_blocks * c->shapes.size());
+  std::vector<int64_t> order(n_head_blocks * c->layout.shapes.size());
   std::iota(order.begin(), order.end(), 0);
   if (options.scattered_blocks) {
     Random random(options.seed, 1);
     for (size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[random.Below(i + 1)]);
   }
+  // Of one head, by block.
+  std::vector<int64_t> sizes(order.size());
+  for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
+    int64_t* of_head = sizes.data() + i * n_head_blocks;
+    std::fill_n(of_head, n_head_blocks, BlockBytes(c->layout.shapes[i]));
+    ForEachRun(*c, i, [&](size_t r, const PackedShape& shape) {
+      std::fill_n(of_head + c->extents[r].first_block, shape.n_blocks,
+                  PackedBlockObjectBytes(shape));
+    });
+  }
   c->blocks.resize(order.size());
   for (int64_t i : order) {
     c->blocks[i] = memory;
-    memory += BlockBytes(c->shapes[i / n_head_blocks]);
+    memory += sizes[i];
   }
+}
+
+// Exact entries spread evenly over blocks: `ends` has n_lists counts that add up to n_entries.
+void FillSparse(int64_t n_entries, int64_t n_lists, int rank, uint64_t seed, std::byte* ends,
+                std::byte* entries) {
+  for (int64_t i = 0; i < n_lists; ++i) {
+    const uint32_t end = static_cast<uint32_t>(n_entries * (i + 1) / n_lists);
+    std::memcpy(ends + 4 * i, &end, sizeof(end));
+  }
+  for (int64_t i = 0; i < n_entries; ++i) {
+    const uint64_t bits = MixBits(seed + i);
+    const SparseEntry entry{SparsePlace(bits & 63, static_cast<int>((bits >> 6) % rank)), 0x3f80};
+    std::memcpy(entries + i * sizeof(entry), &entry, sizeof(entry));
+  }
+}
+
+// Records of every run, random where any number will do.
+Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Case* c) {
+  if (c->extents.empty()) return OkStatus();
+  int64_t n_bytes = 0;
+  for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
+    ForEachRun(*c, i, [&](size_t, const PackedShape& shape) {
+      n_bytes += RunRecordObjectBytes(shape) + LayerRecordObjectBytes(shape);
+    });
+  }
+  KVL_ASSIGN_OR_RETURN(c->records, Buffer::Allocate(std::max<int64_t>(n_bytes, 64), "records"));
+  FillNormal(pool, options.seed + 1, n_bytes, c->records.data());
+  std::byte* next = c->records.data();
+  for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
+    const size_t first_head = i - i % c->layout.n_kv_heads;
+    ForEachRun(*c, i, [&](size_t r, const PackedShape& s) {
+      PackedRun run{.first_block = static_cast<int>(c->extents[r].first_block),
+                    .n_blocks = s.n_blocks,
+                    .record = next};
+      FillSparse(int64_t{2} * s.key_outliers() * s.rank_k, s.key_outliers() > 0 ? s.n_blocks : 0,
+                 s.rank_k, i, next + KeySparseEndsOffset(s), next + KeySparseOffset(s));
+      next += RunRecordObjectBytes(s);
+      if (i == first_head) {
+        run.layer_record = next;
+        FillSparse(int64_t{2} * s.value_outliers() * s.n_tokens(),
+                   s.value_outliers() > 0 ? int64_t{s.n_blocks} * s.n_kv_heads : 0, 16, i,
+                   next + ValueSparseEndsOffset(s), next + ValueSparseOffset(s));
+        next += LayerRecordObjectBytes(s);
+      } else {
+        run.layer_record = c->runs[first_head * c->extents.size() + r].layer_record;
+      }
+      c->runs.push_back(run);
+    });
+  }
+  return OkStatus();
 }
 
 // q and out are shared by all layers and all cases.
 void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out, Case* c) {
   const int group = options.n_heads / options.n_kv_heads;
   const int64_t n_tokens = c->row.n_tokens, n_rows = n_tokens * group;
-  for (size_t i = 0; i < c->shapes.size(); ++i) {
+  for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
     const int64_t head = static_cast<int64_t>(i) % options.n_kv_heads;
-    const BlockShape& shape = c->shapes[i];
+    const BlockShape& shape = c->layout.shapes[i];
     c->jobs.push_back({.shape = shape,
                        .head_dim = options.head_dim,
                        .gqa_group = group,
@@ -142,6 +250,16 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
                        .first_visible = c->row.context - c->row.n_tokens + 1,
                        .out = out->as<Bf16>() + head * n_rows * options.head_dim,
                        .out_stride = int64_t{group} * shape.rank_v});
+    if (c->extents.empty()) continue;
+    PackedHead& packed = c->jobs.back().packed;
+    packed = {.format = c->layout.seal->format,
+              .kv_head_idx = static_cast<int>(head),
+              .n_kv_heads = options.n_kv_heads,
+              .runs = c->runs.data() + i * c->extents.size(),
+              .n_runs = static_cast<int>(c->extents.size())};
+    for (int g = 0; g < options.n_kv_heads; ++g) {
+      packed.layer_rank_v += c->layout.shapes[i - head + g].rank_v;
+    }
   }
 }
 
@@ -173,7 +291,7 @@ Status CheckOptions(const AttentionBenchOptions& o) {
   for (int context : o.contexts) {
     if (context < 1) return refuse("context", context, "give at least 1");
   }
-  for (const RankSpec& spec : o.specs) {
+  for (const BenchCache& spec : o.specs) {
     if (!(spec.rate >= 0 && spec.rate < 1)) {
       return refuse("rate", spec.rate, "give a number from 0 to less than 1");
     }
@@ -182,11 +300,10 @@ Status CheckOptions(const AttentionBenchOptions& o) {
 }
 
 StatusOr<std::vector<Case>> MakeCases(const AttentionBenchOptions& options) {
-  std::vector<RankSpec> specs = options.specs;
-  const auto none =
-      std::find_if(specs.begin(), specs.end(), [](const RankSpec& s) { return s.rate == 0; });
+  std::vector<BenchCache> specs = options.specs;
+  const auto none = std::find_if(specs.begin(), specs.end(), std::mem_fn(&BenchCache::is_none));
   if (none == specs.end()) {
-    specs.insert(specs.begin(), {"none", 0});
+    specs.insert(specs.begin(), {"none"});
   } else {
     std::rotate(specs.begin(), none, none + 1);
   }
@@ -207,7 +324,7 @@ StatusOr<std::vector<Case>> MakeCases(const AttentionBenchOptions& options) {
             FormatBytes(query_bytes), FormatBytes(kMinLayerBytes), FormatBytes(kMaxBlockBytes / 2),
             FormatBytes(kMaxQueryBytes));
       }
-      for (const RankSpec& spec : specs) {
+      for (const BenchCache& spec : specs) {
         cases.push_back(MakeCase(options, phase, context, spec));
         // Short contexts may be mostly padding.
         if (AllBlockBytes(cases.back()) <= kMaxBlockBytes) continue;
@@ -244,6 +361,7 @@ Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
   FillNormal(pool, ~options.seed, query_bytes, q.data());
   for (Case& c : *cases) {
     PlaceBlocks(memory.data(), options, &c);
+    KVL_RETURN_IF_ERROR(MakeRecords(options, pool, &c));
     MakeJobs(options, q, &out, &c);
   }
   Attention attention(pool, options.isa);

@@ -4,30 +4,36 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "attention/schedule.h"
 #include "base/cpu_features.h"
 #include "base/status.h"
+#include "kv/cache_layout.h"
 
 namespace kvlathe {
 
 enum class BenchPhase { kDecode, kPrefill };
 
-// A cache by the share of K and V elements that it removes. Rate 0 keeps full ranks; otherwise the
-// ranks of all KV heads of all layers are drawn with coefficient of variation 0.3, multiples of 16,
-// mean (1 - rate) * head_dim.
-struct RankSpec {
+// A cache by the share of K and V elements that it removes and how the rest is sealed. Rate 0 keeps
+// full ranks; otherwise the ranks of all KV heads of all layers are drawn with coefficient of
+// variation 0.3, multiples of 16, mean (1 - rate) * head_dim. Sealed, the context is a prompt that
+// has just been read, and its codes, scales and repairs are random.
+struct BenchCache {
   std::string kv;  // as typed
   double rate = 0;
+  std::optional<SealPlan> seal;
+
+  bool is_none() const { return rate == 0 && !seal.has_value(); }
 };
 
 struct AttentionBenchOptions {
   std::vector<BenchPhase> phases = {BenchPhase::kDecode, BenchPhase::kPrefill};
   std::vector<int> contexts = {2048, 8192};
-  // The first spec of rate 0 is moved to the front, or added there: speedup_vs_none needs it.
-  std::vector<RankSpec> specs = {{"none", 0}, {"fdc(rate=0.5)", 0.5}};
+  // The first uncompressed one is moved to the front, or added there: speedup_vs_none needs it.
+  std::vector<BenchCache> specs = {{"none"}, {"fdc(rate=0.5)", 0.5}};
   int n_heads = 32;
   int n_kv_heads = 8;
   int head_dim = 128;
@@ -50,7 +56,7 @@ struct AttentionBenchRow {
   int n_tokens = 1;  // query tokens
   std::string kv;
   double time_us = 0;
-  // Rows of K and V that must be read, without the padding of the last block.
+  // Rows, codes, scales and repairs that must be read, without padding.
   int64_t bytes = 0;
   double flops = 0;  // 2 (rank_k + rank_v) per visible (query, key) pair
   // Distinct K and V bytes between two uses of the same row. Decode goes over so many layers that

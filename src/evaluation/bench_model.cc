@@ -29,30 +29,52 @@ void FillRandom(DType row_type, std::byte* bytes, int64_t n_bytes, uint64_t seed
   }
 }
 
-// A cache of n_depth random positions.
-StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(const Model& model, BlockPool* pool,
-                                                      int n_depth, uint64_t seed) {
-  const CacheLayout& layout = model.layout();
-  auto cache = std::make_unique<SequenceCache>(&layout, pool);
-  if (n_depth == 0) return cache;
-  // In steps, for a window to give back what it leaves behind.
-  for (int n_left = n_depth; n_left > 0; n_left -= kBlockSize) {
-    KVL_RETURN_IF_ERROR(cache->Extend(std::min(n_left, kBlockSize)));
-  }
+void FillRandomSinks(const CacheLayout& layout, SequenceCache* cache, uint64_t seed) {
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
       const BlockShape& shape = layout.shape(l, g);
-      for (std::byte* block : cache->blocks(l, g)) {
+      const int64_t n_sink = layout.n_sink * SizeOf(shape.row_type);
+      if (n_sink == 0) continue;
+      FillRandom(shape.row_type, cache->sink_k(l, g), n_sink * layout.head_dim, seed);
+      FillRandom(shape.row_type, cache->sink_v(l, g), n_sink * shape.rank_v, seed);
+    }
+  }
+}
+
+// Fills the blocks from first_block on in every head.
+void FillRandomBlocks(const CacheLayout& layout, int64_t first_block, SequenceCache* cache,
+                      uint64_t seed) {
+  for (int l = 0; l < layout.n_layers; ++l) {
+    for (int g = 0; g < layout.n_kv_heads; ++g) {
+      const BlockShape& shape = layout.shape(l, g);
+      for (std::byte* block : cache->blocks(l, g).subspan(first_block)) {
         if (block == nullptr) continue;
         FillRandom(shape.row_type, block, BlockBytes(shape), seed += 1 << 20);
       }
-      const int64_t n_sink = layout.n_sink * SizeOf(shape.row_type);
-      if (n_sink > 0) {
-        FillRandom(shape.row_type, cache->sink_k(l, g), n_sink * layout.head_dim, seed);
-        FillRandom(shape.row_type, cache->sink_v(l, g), n_sink * shape.rank_v, seed);
-      }
     }
   }
+}
+
+// A cache of n_depth random positions, sealed as a prompt of them and n_prompt more would be.
+StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(Model* model, BlockPool* pool, int n_depth,
+                                                      int n_prompt, uint64_t seed) {
+  const CacheLayout& layout = model->layout();
+  auto cache = std::make_unique<SequenceCache>(&layout, pool);
+  if (n_depth == 0) return cache;
+  cache->set_n_prompt(int64_t{n_depth} + n_prompt);
+  // In steps, for a window to give back what it leaves behind, and to the end of each run.
+  for (int64_t n_left = n_depth; n_left > 0;) {
+    const int64_t n = std::min({n_left, int64_t{kBlockSize}, cache->max_step()});
+    const int64_t first_block = BlocksFor(layout, cache->n_tokens());
+    KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(n)));
+    FillRandomBlocks(layout, first_block, cache.get(), seed += int64_t{1} << 40);
+    SequenceCache* caches[] = {cache.get()};
+    for (int l = 0; cache->must_seal() && l < layout.n_layers; ++l) {
+      KVL_RETURN_IF_ERROR(model->SealRuns(l, caches));
+    }
+    n_left -= n;
+  }
+  FillRandomSinks(layout, cache.get(), seed);
   return cache;
 }
 
@@ -110,7 +132,8 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   for (int repetition = -1; repetition < n_repetitions; ++repetition) {
     Caches caches;
     for (int s = 0; s < test.n_parallel; ++s) {
-      KVL_ASSIGN_OR_RETURN(auto cache, CacheOfDepth(*model, &pool, test.n_depth, 7919 * (s + 1)));
+      KVL_ASSIGN_OR_RETURN(auto cache,
+                           CacheOfDepth(model, &pool, test.n_depth, test.n_prompt, 7919 * (s + 1)));
       caches.push_back(std::move(cache));
     }
     if (repetition == 0) model->ResetProfile();
@@ -165,6 +188,7 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
                       {"rotate", share(r.profile.rotate)},
                       {"append", share(r.profile.append)},
                       {"attention", share(r.profile.attention)},
+                      {"seal", share(r.profile.seal)},
                       {"other", share(r.profile.other)}}}});
   }
   return {{"rows", std::move(list)}};

@@ -85,6 +85,14 @@ struct Contestant {
   Quality quality;
 };
 
+// The second half of a window goes in pieces that end where a 64-entry run of one of the caches may
+// end: the same pieces for all, because each is scored against the baseline's.
+int64_t PieceAt(std::span<const Contestant> contestants, size_t n_left) {
+  int64_t n = std::min<int64_t>(kPieceTokens, static_cast<int64_t>(n_left));
+  for (const Contestant& c : contestants) n = std::min(n, c.cache->max_step());
+  return n;
+}
+
 Status ScoreWindow(std::span<Contestant> contestants, std::span<const int32_t> window,
                    ThreadPool* threads) {
   const Model& base = *contestants[0].model;
@@ -94,8 +102,8 @@ Status ScoreWindow(std::span<Contestant> contestants, std::span<const int32_t> w
     KVL_RETURN_IF_ERROR(Prefill(c.model, c.cache.get(), window.first(half)));
     KVL_RETURN_IF_ERROR(ScoreRows(base, *c.model, window.subspan(half, 1), threads, &c.sums));
   }
-  for (size_t begin = half; begin < window.size(); begin += kPieceTokens) {
-    const size_t n = std::min<size_t>(kPieceTokens, window.size() - begin);
+  for (size_t begin = half; begin < window.size();) {
+    const size_t n = static_cast<size_t>(PieceAt(contestants, window.size() - begin));
     const size_t n_targets = std::min(n, window.size() - begin - 1);
     for (Contestant& c : contestants) {
       KVL_RETURN_IF_ERROR(c.cache->Extend(static_cast<int>(n)));
@@ -104,6 +112,7 @@ Status ScoreWindow(std::span<Contestant> contestants, std::span<const int32_t> w
       KVL_RETURN_IF_ERROR(
           ScoreRows(base, *c.model, window.subspan(begin + 1, n_targets), threads, &c.sums));
     }
+    begin += n;
   }
   return OkStatus();
 }
@@ -160,13 +169,16 @@ StatusOr<EvaluationText> CutIntoWindows(std::span<const int32_t> tokens,
 }
 
 Status Prefill(Model* model, SequenceCache* cache, std::span<const int32_t> tokens) {
-  for (size_t begin = 0; begin < tokens.size(); begin += kChunkTokens) {
-    const size_t n = std::min<size_t>(kChunkTokens, tokens.size() - begin);
+  if (cache->n_tokens() == 0) cache->set_n_prompt(static_cast<int64_t>(tokens.size()));
+  for (size_t begin = 0; begin < tokens.size();) {
+    const size_t n = std::min<size_t>(
+        {kChunkTokens, tokens.size() - begin, static_cast<size_t>(cache->max_step())});
     KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(n)));
     const bool last = begin + n == tokens.size();
     const SequenceStep step{cache, tokens.subspan(begin, n),
                             last ? SequenceStep::Logits::kLast : SequenceStep::Logits::kNone};
     KVL_RETURN_IF_ERROR(model->Forward({&step, 1}));
+    begin += n;
   }
   return OkStatus();
 }

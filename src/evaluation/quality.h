@@ -64,7 +64,8 @@ struct Latency {
 StatusOr<Latency> MeasureLatency(Model* model, std::span<const int32_t> window,
                                  int64_t kv_budget_bytes);
 
-// Feeds `tokens` in chunks of at most kChunkTokens; logits of the last token, or of none.
+// Feeds `tokens` in chunks of at most kChunkTokens and of one run each; logits of the last token.
+// They are the prompt when the cache is empty, and go on with what it holds otherwise.
 inline constexpr int kChunkTokens = 512;
 Status Prefill(Model* model, SequenceCache* cache, std::span<const int32_t> tokens);
 

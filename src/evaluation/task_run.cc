@@ -198,13 +198,16 @@ class ChoiceScorer {
     if (cache_->n_tokens() > static_cast<int>(example_.prompt.size())) {
       KVL_RETURN_IF_ERROR(ReadPrompt());
     }
-    const std::span<const int32_t> fed = choice.first(choice.size() - 1);
-    KVL_RETURN_IF_ERROR(cache_->Extend(static_cast<int>(fed.size())));
-    const SequenceStep step{cache_.get(), fed, SequenceStep::Logits::kAll};
-    KVL_RETURN_IF_ERROR(model_->Forward({&step, 1}));
+    std::span<const int32_t> fed = choice.first(choice.size() - 1);
     double sum = 0;
-    for (size_t t = 0; t < fed.size(); ++t) {
-      sum += LogProbability(model_->logits(static_cast<int64_t>(t)), choice[t + 1]);
+    while (!fed.empty()) {  // once, unless a run ends in between
+      const int64_t n = std::min<int64_t>(static_cast<int64_t>(fed.size()), cache_->max_step());
+      const std::span<const int32_t> next = choice.last(fed.size());  // what each should predict
+      KVL_RETURN_IF_ERROR(cache_->Extend(static_cast<int>(n)));
+      const SequenceStep step{cache_.get(), fed.first(n), SequenceStep::Logits::kAll};
+      KVL_RETURN_IF_ERROR(model_->Forward({&step, 1}));
+      for (int64_t t = 0; t < n; ++t) sum += LogProbability(model_->logits(t), next[t]);
+      fed = fed.subspan(n);
     }
     return sum;
   }

@@ -1,23 +1,105 @@
 #include "kv/cache_layout.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "base/units.h"
+#include "kv/seal_schedule.h"
 
 namespace kvlathe {
 namespace {
 
-int64_t BytesOf(const CacheLayout& layout, int64_t n_table_blocks, int64_t n_held_blocks) {
-  int64_t n_bytes = 0;
-  for (const BlockShape& shape : layout.shapes) {
-    n_bytes += SinkBytes(layout, shape) + n_held_blocks * BlockObjectBytes(shape) +
-               TableBytes(n_table_blocks);
+// What a run takes over all layers and heads.
+struct RunBytes {
+  int64_t per_block = 0;
+  int64_t run_records = 0;
+  int64_t layer_records = 0;
+  int64_t room = 0;  // to seal it
+};
+
+// Runs of one length and kind take the same.
+class RunSizes {
+ public:
+  explicit RunSizes(const CacheLayout& layout) : layout_(layout) {}
+
+  const RunBytes& Of(const RunExtent& run) {
+    const auto [found, is_new] = sizes_.try_emplace({run.n_blocks, run.is_prompt});
+    RunBytes& bytes = found->second;
+    if (!is_new) return bytes;
+    for (int l = 0; l < layout_.n_layers; ++l) {
+      for (int g = 0; g < layout_.n_kv_heads; ++g) {
+        const PackedShape shape = PackedShapeOf(layout_, l, g, run);
+        bytes.per_block += PackedBlockObjectBytes(shape);
+        bytes.run_records += RunRecordObjectBytes(shape);
+        if (g == 0) bytes.layer_records += LayerRecordObjectBytes(shape);
+      }
+    }
+    bytes.room = SealRoomBytes(layout_, run, 0, run.n_blocks);
+    return bytes;
   }
-  return n_bytes;
+
+  // Of `runs`, without the first_held oldest blocks and without their tables.
+  KvBytes Sum(const std::vector<RunExtent>& runs, int64_t first_held) {
+    KvBytes bytes;
+    for (const RunExtent& run : runs) {
+      const int64_t end = run.first_block + run.n_blocks;
+      if (end <= first_held) continue;
+      const RunBytes& size = Of(run);
+      bytes.blocks += (end - std::max(run.first_block, first_held)) * size.per_block;
+      bytes.run_records += size.run_records;
+      bytes.layer_records += size.layer_records;
+    }
+    return bytes;
+  }
+
+ private:
+  const CacheLayout& layout_;
+  std::map<std::pair<int64_t, bool>, RunBytes> sizes_;
+};
+
+int64_t EndOf(const std::vector<RunExtent>& runs) {
+  return runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
+}
+
+// Sinks, block tables and the plain blocks from first_plain on.
+KvBytes PlainParts(const CacheLayout& layout, int64_t n_tokens, int64_t first_plain) {
+  KvBytes bytes;
+  const int64_t n_blocks = BlocksFor(layout, n_tokens);
+  for (const BlockShape& shape : layout.shapes) {
+    bytes.sinks += SinkBytes(layout, shape);
+    bytes.blocks += std::max<int64_t>(0, n_blocks - first_plain) * BlockObjectBytes(shape);
+    bytes.tables += TableBytes(n_blocks);
+  }
+  return bytes;
+}
+
+// Most is held when a step has filled its blocks and the run that ends there is not sealed yet.
+int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
+                        int64_t n_prompt) {
+  RunSizes sizes(layout);
+  std::vector<RunExtent> runs;
+  int64_t peak_bytes = 0, sealed_bytes = 0;  // of the runs; without a window a running sum
+  for (int64_t before = 0; before < n_tokens;) {
+    const int64_t at = std::min(n_tokens, NextSealPoint(layout, before, n_prompt));
+    const int64_t n_sealed = EndOf(runs);
+    const RunExtent run{n_sealed, SealedBlocks(layout, at, n_prompt) - n_sealed, at <= n_prompt};
+    const int64_t first_held = BlocksOutOfWindow(layout, std::max(before, at - max_step));
+    if (layout.window > 0) sealed_bytes = sizes.Sum(runs, first_held).total();
+    int64_t n_bytes = sealed_bytes + PlainParts(layout, at, std::max(n_sealed, first_held)).total();
+    if (run.n_blocks > 0) {
+      n_bytes += sizes.Of(run).room;
+      sealed_bytes += sizes.Sum({run}, 0).total();
+      runs.push_back(run);
+    }
+    peak_bytes = std::max(peak_bytes, n_bytes);
+    before = at;
+  }
+  const int64_t n_heads = static_cast<int64_t>(layout.shapes.size());
+  return peak_bytes + n_heads * RunTableBytes(static_cast<int64_t>(runs.size()));
 }
 
 }  // namespace
-
 int64_t SinkBytes(const CacheLayout& layout, const BlockShape& shape) {
   return RoundUp(int64_t{layout.n_sink} * (layout.head_dim + shape.rank_v) * SizeOf(shape.row_type),
                  kObjectAlignment);
@@ -46,19 +128,31 @@ int64_t ReferenceBytes(const CacheLayout& layout, int64_t n_tokens) {
   return UncompressedBytes(layout.n_layers, layout.n_kv_heads, layout.head_dim, n_seen);
 }
 
-int64_t SequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_step) {
-  if (n_tokens <= 0) return 0;
-  const int64_t n_blocks = BlocksFor(layout, n_tokens);
-  return BytesOf(layout, n_blocks, n_blocks - BlocksOutOfWindow(layout, n_tokens - n_step));
+KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length) {
+  if (length.n_tokens <= 0) return {};
+  const int64_t first_held = BlocksOutOfWindow(layout, length.n_tokens - length.n_step);
+  const std::vector<RunExtent> runs = RunsOf(layout, length.n_tokens, length.n_prompt);
+  KvBytes bytes = PlainParts(layout, length.n_tokens, std::max(EndOf(runs), first_held));
+  if (runs.empty()) return bytes;
+  const KvBytes sealed = RunSizes(layout).Sum(runs, first_held);
+  bytes.blocks += sealed.blocks;
+  bytes.run_records = sealed.run_records;
+  bytes.layer_records = sealed.layer_records;
+  bytes.tables +=
+      static_cast<int64_t>(layout.shapes.size()) * RunTableBytes(static_cast<int64_t>(runs.size()));
+  return bytes;
 }
 
-int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t max_step) {
+int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
+                          int64_t n_prompt) {
   if (n_tokens <= 0) return 0;
+  if (layout.seal.has_value()) return PeakWithSealing(layout, n_tokens, max_step, n_prompt);
   const int64_t n_blocks = BlocksFor(layout, n_tokens);
-  if (layout.window == 0) return BytesOf(layout, n_blocks, n_blocks);
+  if (layout.window == 0) return PlainParts(layout, n_tokens, 0).total();
   // The entries that a step sees, at the worst place relative to the blocks.
   const int64_t n_seen = layout.window + max_step - 1;
-  return BytesOf(layout, n_blocks, std::min(n_blocks, (n_seen + kBlockSize - 2) / kBlockSize + 1));
+  const int64_t n_held = std::min(n_blocks, (n_seen + kBlockSize - 2) / kBlockSize + 1);
+  return PlainParts(layout, n_tokens, n_blocks - n_held).total();
 }
 
 }  // namespace kvlathe

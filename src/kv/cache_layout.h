@@ -3,11 +3,24 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <vector>
 
 #include "kernels/cpu/block_layout.h"
+#include "kernels/cpu/packed_layout.h"
 
 namespace kvlathe {
+
+// When and how plain blocks are sealed (kv/seal_schedule.h).
+struct SealPlan {
+  PackedFormat format;
+  int prompt_run = 512;  // positions of a prompt that are sealed together; 0: the whole prompt
+  int buffer = 64;       // positions that are sealed together while decoding
+  int power_loops = 3;   // of the low-rank solver
+
+  friend bool operator==(const SealPlan&, const SealPlan&) = default;
+};
 
 struct CacheLayout {
   int n_layers = 0;
@@ -18,6 +31,7 @@ struct CacheLayout {
   // The model attends to this many last positions only (0: to all). Blocks that no later position
   // can see are given back; sinks stay, unseen.
   int window = 0;
+  std::optional<SealPlan> seal;  // none: every block stays plain
 
   const BlockShape& shape(int layer_idx, int kv_head_idx) const {
     return shapes[layer_idx * n_kv_heads + kv_head_idx];
@@ -48,17 +62,42 @@ int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens);
 // Blocks, from the oldest, that no position from n_tokens on can see. 0 without a window.
 int64_t BlocksOutOfWindow(const CacheLayout& layout, int64_t n_tokens);
 
-// Bytes that the objects and tables of one sequence occupy after a step of n_step positions that
-// ended at n_tokens: the closed formula that the allocator's count must equal. Over all layers and
-// KV heads, for n_tokens >= n_step >= 1, with
-//   n_blocks = ceil(max(0, n_tokens - n_sink) / kBlockSize):
-//   SinkBytes + (n_blocks - BlocksOutOfWindow(n_tokens - n_step)) * BlockObjectBytes
-//   + TableBytes(n_blocks)
-// Only with a window does n_step matter: what its first position sees is held.
-int64_t SequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_step = 1);
+// Bytes by part, at the allocator.
+struct KvBytes {
+  int64_t blocks = 0;
+  int64_t sinks = 0;
+  int64_t run_records = 0;
+  int64_t layer_records = 0;
+  int64_t tables = 0;
+  int64_t total() const { return blocks + sinks + run_records + layer_records + tables; }
+};
+
+// The prompt of a sequence that is not known to end yet.
+inline constexpr int64_t kEndlessPrompt = std::numeric_limits<int64_t>::max();
+
+// What decides the bytes of a sequence.
+struct SequenceLength {
+  int64_t n_tokens = 0;
+  int64_t n_step = 1;                 // positions of the last step; matters with a window only
+  int64_t n_prompt = kEndlessPrompt;  // matters where blocks are sealed
+};
+
+// Bytes that the objects and tables of one sequence occupy after a step (and its sealing): the
+// closed formula that the allocator's count must equal. Over all layers and KV heads, with n_blocks
+// = ceil(max(0, n_tokens - n_sink) / kBlockSize), for every head
+//   SinkBytes + plain blocks * BlockObjectBytes + TableBytes(n_blocks)
+//   + the objects of its runs and their table,
+// less what fell out of the window before the step.
+KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length);
+inline int64_t SequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_step = 1,
+                             int64_t n_prompt = kEndlessPrompt) {
+  return SequenceParts(layout, {n_tokens, n_step, n_prompt}).total();
+}
 
 // An upper bound of what the sequence occupies at any time while it grows to n_tokens in steps of
-// at most max_step positions; without a window SequenceBytes.
-int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t max_step);
+// at most max_step positions, what is set aside for sealing included; without a window and without
+// sealing SequenceBytes.
+int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
+                          int64_t n_prompt = kEndlessPrompt);
 
 }  // namespace kvlathe

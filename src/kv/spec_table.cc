@@ -210,9 +210,9 @@ constexpr KeyInfo kBits2 = Bits("2|3|4|8", "2");
 constexpr const KeyInfo* kTokenKeys[] = {&kBits4, &kGroup, &kRun, &kBuffer, &kSink};
 constexpr const KeyInfo* kKcvtKeys[] = {&kBits4, &kRun, &kBuffer, &kSink};
 
-constexpr KeyInfo kKiviGroup =
-    WithDoc(WithChoices(kGroup, "32|64|128", "32"),
-            "tokens (K) and channels (V) that share a scale; must divide run and buffer");
+constexpr KeyInfo kKiviGroup = WithDoc(
+    WithChoices(kGroup, "32|64|128", "32"),
+    "tokens (K) and channels (V) that share a scale; must divide run and buffer");
 constexpr KeyInfo kKiviBuffer =
     WithDoc(kBuffer, "newest positions held in 16 bits while decoding (the paper's R: 128)");
 constexpr const KeyInfo* kKiviKeys[] = {&kBits2, &kKiviGroup, &kRun, &kKiviBuffer, &kSink};
@@ -358,20 +358,21 @@ constexpr StageInfo kStages[] = {
 
     {"token", kQuantizer, "groups of channels within a token",
      "FlexGen: High-Throughput Generative Inference of Large Language Models with a Single GPU",
-     kTokenKeys},
+     kTokenKeys, true},
     {"kcvt", kQuantizer, "one scale per channel of K in a run, one per token of V over all heads",
-     kGearPaper, kKcvtKeys},
+     kGearPaper, kKcvtKeys, true},
     {"kivi", kQuantizer, "K in groups of tokens per channel, V in groups of channels per token",
-     "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", kKiviKeys},
+     "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", kKiviKeys, true},
     {"kvquant", kQuantizer, "non-uniform codes per layer, outliers apart",
      "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization",
      kKvquantKeys},
-    {"int8", kQuantizer, "8 bits, one scale per token and KV head", "common practice", kInt8Keys},
+    {"int8", kQuantizer, "8 bits, one scale per token and KV head", "common practice", kInt8Keys,
+     true},
 
     {"lowrank", kResidual, "low-rank factors of what the quantizer lost, per run and head",
-     kGearPaper, kLowrankKeys},
-    {"sparse", kResidual, "the largest and smallest entries, kept exactly", kGearPaper,
-     kSparseKeys},
+     kGearPaper, kLowrankKeys, true},
+    {"sparse", kResidual, "the largest and smallest entries, kept exactly", kGearPaper, kSparseKeys,
+     true},
 
     {"gear", kPreset, "kcvt or kivi, lowrank and sparse", kGearPaper, kGearKeys, false, ExpandGear},
     {"gear-l", kPreset, "kcvt or kivi, and lowrank", kGearPaper, kGearLKeys, false, ExpandGearL},

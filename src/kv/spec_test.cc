@@ -347,11 +347,13 @@ TEST(SpecTable, DescriptionListsEveryStageKeyDefaultAndPaper) {
 TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
   EXPECT_TRUE(CheckSupported(*Spec::Parse("none")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc(rate=0.6)")).ok());
-  const Status status = CheckSupported(*Spec::Parse("fdc+h2o+gear"));
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+gear(bits=2)")).ok());
+  const Status status = CheckSupported(*Spec::Parse("fdc+h2o+kvquant"));
   EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
   EXPECT_EQ(status.message(),
-            "--kv 'fdc+h2o+gear': not built yet: h2o (retention), kcvt (quantizer), lowrank "
-            "(residual), sparse (residual); this build runs none, fdc (basis)");
+            "--kv 'fdc+h2o+kvquant': not built yet: h2o (retention), kvquant (quantizer); this "
+            "build runs none, fdc (basis), token (quantizer), kcvt (quantizer), kivi (quantizer), "
+            "int8 (quantizer), lowrank (residual), sparse (residual)");
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ Model::Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa)
 
 StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> weights,
                                                const ModelBasis* basis, int n_sink,
-                                               ThreadPool* pool, Isa isa) {
+                                               ThreadPool* pool, Isa isa, const SealPlan* seal) {
   std::unique_ptr<Model> model(new Model(std::move(weights), pool, isa));
   const ModelConfig& c = model->config();
   CacheLayout& layout = model->layout_;
@@ -49,7 +49,12 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   layout.n_kv_heads = c.n_kv_heads;
   layout.head_dim = c.head_dim;
   layout.window = c.window;
-  layout.n_sink = basis == nullptr ? 0 : n_sink;
+  layout.n_sink = basis == nullptr && seal == nullptr ? 0 : n_sink;
+  if (seal != nullptr) {
+    layout.seal = *seal;
+    model->sealer_ =
+        std::make_unique<Sealer>(seal->format, model->row_type_, seal->power_loops, pool, isa);
+  }
   model->offsets_.resize(c.n_layers);
   for (int l = 0; l < c.n_layers; ++l) {
     LayerOffsets& offsets = model->offsets_[l];
@@ -161,7 +166,11 @@ Status Model::Forward(std::span<const SequenceStep> steps, QkvObserver* observer
   if (n_tokens_ == 0) return OkStatus();
   KVL_RETURN_IF_ERROR(ReserveActivations(n_tokens_, n_logit_rows_));
   EmbedTokens();
-  for (int l = 0; l < layout_.n_layers; ++l) RunLayer(l, steps, observer);
+  sealing_.clear();
+  for (const SequenceStep& step : steps) {
+    if (step.cache->must_seal()) sealing_.push_back(step.cache);
+  }
+  for (int l = 0; l < layout_.n_layers; ++l) KVL_RETURN_IF_ERROR(RunLayer(l, steps, observer));
   if (n_logit_rows_ > 0) ComputeLogits(steps);
   return OkStatus();
 }

@@ -10,6 +10,7 @@
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/linear.h"
+#include "kernels/cpu/seal.h"
 #include "kv/basis/basis.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/cache_layout.h"
@@ -34,22 +35,29 @@ struct ForwardProfile {
   double rotate = 0;     // RoPE and the basis of q and k
   double append = 0;     // writing rows into blocks
   double attention = 0;  // plan, kernels, merge
+  double seal = 0;       // plain blocks to codes, scales and repairs
   double other = 0;      // norms, gates, embedding
 };
 
 class Model {
  public:
-  // `basis` null: the uncompressed cache. Otherwise n_sink first positions keep their keys as they
-  // are. `weights` and `pool` are shared and outlive the model. The basis is copied into packed
-  // form.
+  // `basis` null: rows as they are; `seal` null: in 16 bits; both null: the uncompressed cache.
+  // Otherwise n_sink first positions keep rows of their own, in 16 bits and before the basis of
+  // keys. `weights` and `pool` are shared and outlive the model. Basis and plan are copied.
   static StatusOr<std::unique_ptr<Model>> Create(std::shared_ptr<ModelWeights> weights,
                                                  const ModelBasis* basis, int n_sink,
-                                                 ThreadPool* pool, Isa isa);
+                                                 ThreadPool* pool, Isa isa,
+                                                 const SealPlan* seal = nullptr);
 
   // Runs one step. Logits of the tokens asked for are in order of the batch behind logits().
   // kResourceExhausted when there is no memory for activations, kInvalidArgument past the table of
   // a model with learned positions.
   Status Forward(std::span<const SequenceStep> steps, QkvObserver* observer = nullptr);
+
+  // Seals the run of every cache that must (SequenceCache::must_seal) in one layer; layers come in
+  // order. Forward does it; for caches that were filled otherwise. kDataLoss when rows are not
+  // finite, kResourceExhausted when the system has no memory.
+  Status SealRuns(int layer_idx, std::span<SequenceCache* const> caches);
 
   // Row i of the last Forward's logits, [vocab_size].
   std::span<const float> logits(int64_t row) const;
@@ -91,7 +99,7 @@ class Model {
   Status ReserveActivations(int64_t n_tokens, int64_t n_logit_rows);
   Status PlaceTokens(std::span<const SequenceStep> steps);
   void EmbedTokens();
-  void RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObserver* observer);
+  Status RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObserver* observer);
   void ProjectQkv(int layer_idx);
   void RotateQueriesAndKeys(int layer_idx);
   void RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id);
@@ -124,6 +132,7 @@ class Model {
   Attention attention_;
   const ElementwiseKernels* elementwise_;
   const AttendKernels* attend_;
+  std::unique_ptr<Sealer> sealer_;  // null when nothing is sealed
   RopeTable rope_;
   Schedule schedule_ = Schedule::kBalanced;
   CacheLayout layout_;
@@ -137,8 +146,9 @@ class Model {
   int64_t n_logit_rows_ = 0;
   std::vector<TokenPlace> tokens_;
   std::vector<HeadJob> jobs_;
-  Buffer hidden_;    // [n_tokens, hidden_dim] f32, the residual stream
-  Buffer normed_;    // [n_tokens, hidden_dim]
+  std::vector<SequenceCache*> sealing_;  // the caches whose step ended a run
+  Buffer hidden_;                        // [n_tokens, hidden_dim] f32, the residual stream
+  Buffer normed_;                        // [n_tokens, hidden_dim]
   Buffer qk_;        // [n_tokens, (n_heads + n_kv_heads) * head_dim] f32, before RoPE
   Buffer v_;         // [n_tokens, sum of rank_v]
   Buffer q_full_;    // per KV head [n_tokens * gqa_group, head_dim], after RoPE

@@ -4,17 +4,19 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "base/random.h"
 #include "model/model.h"
 
 namespace kvlathe {
 
-void Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObserver* observer) {
+Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObserver* observer) {
   Normalise(hidden_.as<float>(), weights_->layer(layer_idx).attn_norm, n_tokens_);
   ProjectQkv(layer_idx);
   if (observer != nullptr) Observe(layer_idx, observer);
   RotateQueriesAndKeys(layer_idx);
   AppendRows(layer_idx, steps);
   Attend(layer_idx, steps);
+  KVL_RETURN_IF_ERROR(SealRuns(layer_idx, sealing_));
   // A parallel MLP reads the stream as it was before attention added to it.
   const ModelConfig& c = config();
   const NormWeights& ffn_norm = weights_->layer(layer_idx).ffn_norm;
@@ -25,6 +27,7 @@ void Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObse
            /*accumulate=*/true);
   if (!c.parallel_block) Normalise(hidden_.as<float>(), ffn_norm, n_tokens_);
   RunMlp(layer_idx);
+  return OkStatus();
 }
 
 void Model::Normalise(const float* from, const NormWeights& norm, int64_t n_rows) {
@@ -187,8 +190,10 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
   for (const SequenceStep& step : steps) {
     const int n_new = static_cast<int>(step.token_ids.size());
     const int n_total = step.cache->n_tokens(), first = n_total - n_new;
-    // Entries are counted from the first block that the step's first token sees.
-    const int first_block = static_cast<int>(BlocksOutOfWindow(layout_, first));
+    // Entries are counted from the first block that the step's first token sees; runs of packed
+    // blocks are numbered from the first of all.
+    const int first_block =
+        layout_.seal.has_value() ? 0 : static_cast<int>(BlocksOutOfWindow(layout_, first));
     const int n_before = n_sink + first_block * kBlockSize;
     for (int g = 0; g < c.n_kv_heads; ++g) {
       HeadJob job;
@@ -203,6 +208,15 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
                                    token_idx * group * job.shape.rank_k * element;
       job.q_stride = job.shape.rank_k;
       job.blocks = step.cache->blocks(layer_idx, g).data() + first_block;
+      if (layout_.seal.has_value()) {
+        const std::span<const PackedRun> runs = step.cache->runs(layer_idx, g);
+        job.packed = {.format = layout_.seal->format,
+                      .kv_head_idx = g,
+                      .n_kv_heads = c.n_kv_heads,
+                      .layer_rank_v = static_cast<int>(offsets.rank_v.back()),
+                      .runs = runs.data(),
+                      .n_runs = static_cast<int>(runs.size())};
+      }
       job.n_entries = std::max(0, n_total - n_before);
       job.first_visible = first + 1 - n_before;
       if (c.window > 0) job.window = c.window;
@@ -220,6 +234,43 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
     token_idx += n_new;
   }
   attention_.Run(jobs_, 1.0f / std::sqrt(static_cast<float>(d)), schedule_);
+}
+
+Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
+  if (caches.empty()) return OkStatus();
+  const ScopedTimer timer(&profile_.seal);
+  const int n_kv_heads = layout_.n_kv_heads;
+  std::vector<SequenceCache::RunObjects> objects;
+  std::vector<std::vector<SealHead>> heads(caches.size());
+  std::vector<SealJob> jobs;
+  const auto give_up = [&](const Status& status) {
+    for (size_t i = 0; i < objects.size(); ++i) caches[i]->DropRunObjects(objects[i]);
+    return status;
+  };
+  for (size_t i = 0; i < caches.size(); ++i) {
+    StatusOr<SequenceCache::RunObjects> taken = caches[i]->TakeRunObjects(layer_idx);
+    if (!taken.ok()) return give_up(taken.status());
+    objects.push_back(*std::move(taken));
+    const RunExtent& run = caches[i]->run_to_seal();
+    for (int g = 0; g < n_kv_heads; ++g) {
+      const BlockShape& shape = layout_.shape(layer_idx, g);
+      heads[i].push_back({.rank_k = shape.rank_k,
+                          .rank_v = shape.rank_v,
+                          .blocks = caches[i]->blocks(layer_idx, g).data() + run.first_block,
+                          .packed = objects[i].packed[g].data(),
+                          .record = objects[i].records[g]});
+    }
+    jobs.push_back({.heads = heads[i],
+                    .layer_record = objects[i].layer_record,
+                    .n_blocks = static_cast<int>(run.n_blocks),
+                    .is_prompt = run.is_prompt,
+                    .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_idx});
+  }
+  if (const Status sealed = sealer_->Run(jobs); !sealed.ok()) {
+    return give_up(Error(sealed.code(), "layer {}: {}", layer_idx, MessageOf(sealed)));
+  }
+  for (size_t i = 0; i < caches.size(); ++i) caches[i]->PlaceRun(layer_idx, objects[i]);
+  return OkStatus();
 }
 
 // Reads normed_.

@@ -1,7 +1,9 @@
 #include "retrofit/model_directory.h"
 
+#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <system_error>
 
 #include "io/files.h"
@@ -31,6 +33,17 @@ nlohmann::ordered_json ConfigJson(const ModelConfig& c, DType dtype) {
           {"bos_token_id", c.bos_id},
           {"eos_token_id", c.eos_ids.empty() ? -1 : c.eos_ids.front()},
           {"torch_dtype", dtype == DType::kBf16 ? "bfloat16" : "float32"}};
+}
+
+// -1 for what belongs to no layer.
+int LayerOf(std::string_view name) {
+  constexpr std::string_view kPrefix = "model.layers.";
+  return name.starts_with(kPrefix) ? std::atoi(name.data() + kPrefix.size()) : -1;
+}
+
+// Whether the product with this matrix is added to the residual stream.
+bool WritesToStream(std::string_view name) {
+  return name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight");
 }
 
 }  // namespace
@@ -78,9 +91,14 @@ Status SaveDecoder(const Decoder& decoder, DType dtype, const std::string& direc
 }
 
 Status LoadWeights(const std::string& directory, Decoder* decoder) {
+  KVL_ASSIGN_OR_RETURN(const ModelConfig from, LoadModelConfig(directory));
   KVL_ASSIGN_OR_RETURN(const SafetensorsReader reader, SafetensorsReader::OpenModel(directory));
   const torch::NoGradGuard no_grad;
   for (const auto& [name, parameter] : decoder->parameters()) {
+    if (LayerOf(name) >= from.n_layers) {
+      if (WritesToStream(name)) torch::Tensor(parameter).zero_();
+      continue;
+    }
     KVL_ASSIGN_OR_RETURN(const TensorView* view, reader.Get(name, parameter.sizes().vec()));
     torch::Tensor values = torch::empty(parameter.sizes(), torch::kFloat);
     ConvertToFloat(view->dtype, view->data, view->n_elements(), values.data_ptr<float>());

@@ -79,11 +79,16 @@ TaskExample GenerateCopy(const TaskRequest& request) {
   };
   const std::string first_words =
       DrawFor(request.split, deal_leading, [](const std::string& words) { return words; });
-  return FitLength(request, {.min = kLeadingWords, .tokens = 3}, [&](int n_words) {
+  // Training examples repeat shorter lists several times: only the first time is nothing to learn.
+  Random rng = request.Stream(1);
+  const int n_more = request.split == TaskSplit::kTrain ? static_cast<int>(rng.Below(4)) : 0;
+  return FitLength(request, {.min = kLeadingWords, .tokens = 3 + n_more}, [&](int n_words) {
     WordDeck rest = deck;
     const std::string words = first_words + rest.Deal(n_words - kLeadingWords);
-    return TaskExample{
+    TaskExample example{
         .prompt = fmt::format("copy :{}\nagain :", words), .references = {words}, .stop = "\n"};
+    for (int i = 0; i < n_more; ++i) example.prompt += words + "\nagain :";
+    return example;
   });
 }
 

@@ -22,7 +22,39 @@ T Load(const std::byte* from) {
   return value;
 }
 
+// rank_of(i) is the number of channels that list i may name.
+template <typename RankOf>
+bool AreSoundLists(const std::byte* ends, const std::byte* entries, int64_t n_lists,
+                   int64_t n_entries, const RankOf& rank_of) {
+  int64_t begin = 0;
+  for (int64_t i = 0; i < n_lists; ++i) {
+    const int64_t end = Load<uint32_t>(ends + 4 * i);
+    if (end < begin || end > n_entries) return false;
+    for (int64_t e = begin; e < end; ++e) {
+      const auto entry = Load<SparseEntry>(entries + e * static_cast<int64_t>(sizeof(SparseEntry)));
+      if (entry.place >> 6 >= rank_of(i)) return false;
+    }
+    begin = end;
+  }
+  return begin == n_entries;
+}
+
 }  // namespace
+
+bool IsSoundRunRecord(const PackedShape& s, const std::byte* record) {
+  if (s.key_outliers() == 0) return true;
+  return AreSoundLists(record + KeySparseEndsOffset(s), record + KeySparseOffset(s), s.n_blocks,
+                       int64_t{2} * s.key_outliers() * s.rank_k, [&](int64_t) { return s.rank_k; });
+}
+
+bool IsSoundLayerRecord(const PackedShape& s, std::span<const int> ranks_v,
+                        const std::byte* layer_record) {
+  if (s.value_outliers() == 0) return true;
+  return AreSoundLists(layer_record + ValueSparseEndsOffset(s), layer_record + ValueSparseOffset(s),
+                       int64_t{s.n_blocks} * s.n_kv_heads,
+                       int64_t{2} * s.value_outliers() * s.n_tokens(),
+                       [&](int64_t i) { return ranks_v[i % s.n_kv_heads]; });
+}
 
 uint8_t ReadCode(const std::byte* codes, int bits, const CodePlace& place) {
   if (bits == 8) return static_cast<uint8_t>(codes[ByteOffset(place)]);

@@ -15,12 +15,13 @@
 //   bits 3     the same with the two low bits of each code, then a word of 32 bits per line whose
 //              bit w is the high bit of its code w
 //   bits 8     64 bytes: codes 0-7 of line 0, 0-7 of line 1, 8-15 of line 0, 8-15 of line 1, ...
-// K: line of token / 16 and dimension pair p is line 4 p + token / 16; a group is consecutive lines.
-// V: a group is consecutive token pairs of the same 16 dimensions; groups of the dimensions follow
-// each other, then those of the next token pairs.
+// K: line of token / 16 and dimension pair p is line 4 p + token / 16; a group is consecutive
+// lines. V: a group is consecutive token pairs of the same 16 dimensions; groups of the dimensions
+// follow each other, then those of the next token pairs.
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/cpu/block_layout.h"
 
@@ -49,8 +50,8 @@ struct PackedSide {
 // What all runs of a cache have in common.
 struct PackedFormat {
   PackedSide k, v;
-  int prompt_rank = 0;  // of the low-rank residual, in runs of the prompt; 0: none
-  int decode_rank = 0;  // in runs sealed while decoding
+  int prompt_rank = 0;      // of the low-rank residual, in runs of the prompt; 0: none
+  int decode_rank = 0;      // in runs sealed while decoding
   double sparse_share = 0;  // entries kept exactly, half at either end; 0: none
 
   friend bool operator==(const PackedFormat&, const PackedFormat&) = default;
@@ -115,7 +116,9 @@ constexpr int64_t ValueTokenScaleBytes(const PackedShape& s) {
   if (s.format.v.sharing != ScaleSharing::kToken) return 0;
   return int64_t{2} * kBlockSize * ValueScaleGroups(s) * ScaleParts(s.format.v);
 }
-constexpr int64_t FactorBytes(const PackedShape& s) { return int64_t{2} * kBlockSize * s.lowrank(); }
+constexpr int64_t FactorBytes(const PackedShape& s) {
+  return int64_t{2} * kBlockSize * s.lowrank();
+}
 
 constexpr int64_t PackedValueOffset(const PackedShape& s) {
   return CodeBytes(s.format.k.bits, s.rank_k);
@@ -176,6 +179,13 @@ constexpr int64_t LayerRecordBytes(const PackedShape& s) {
   return ValueSparseOffset(s) +
          int64_t{2} * s.value_outliers() * s.n_tokens() * static_cast<int64_t>(sizeof(SparseEntry));
 }
+
+// Whether the exact entries of records from outside lie where a reader may follow them: lists that
+// end in order and together hold all entries, places inside the block. `ranks_v` are those of all
+// heads of the layer.
+bool IsSoundRunRecord(const PackedShape& shape, const std::byte* record);
+bool IsSoundLayerRecord(const PackedShape& shape, std::span<const int> ranks_v,
+                        const std::byte* layer_record);
 
 // --- Where a code lies. ---
 

@@ -28,6 +28,7 @@ constexpr int64_t kSlackDivisor = 16;
 struct BlockPool::State {
   int64_t budget_bytes = 0;
   int64_t used_bytes = 0;
+  int64_t aside_bytes = 0;
   int64_t held_bytes = 0;
   int64_t peak_bytes = 0;
   int64_t used_by_kind[kNumObjectKinds] = {};
@@ -155,8 +156,19 @@ void BlockPool::Release(std::byte* object) {
   state_->TrimToSlack();
 }
 
+bool BlockPool::SetAside(int64_t n_bytes) {
+  if (!HasRoomFor(n_bytes)) return false;
+  state_->aside_bytes += n_bytes;
+  return true;
+}
+
+void BlockPool::ReturnAside(int64_t n_bytes) {
+  KVL_CHECK_LE(n_bytes, state_->aside_bytes);
+  state_->aside_bytes -= n_bytes;
+}
+
 bool BlockPool::HasRoomFor(int64_t n_bytes) const {
-  return n_bytes <= state_->budget_bytes - state_->used_bytes;
+  return n_bytes <= state_->budget_bytes - state_->used_bytes - state_->aside_bytes;
 }
 
 PoolUsage BlockPool::usage() const {

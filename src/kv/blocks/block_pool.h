@@ -51,6 +51,11 @@ class BlockPool {
   // The object goes back to its chunk with the last reference.
   void Release(std::byte* object);
 
+  // Keeps n_bytes of the budget for the caller until it gives them back: nothing else is allocated
+  // from them. False when there is no room.
+  bool SetAside(int64_t n_bytes);
+  void ReturnAside(int64_t n_bytes);
+
   // Whether n more bytes of live objects fit the budget.
   bool HasRoomFor(int64_t n_bytes) const;
   PoolUsage usage() const;

@@ -16,8 +16,15 @@ struct SequenceCache::HeadTable {
   std::byte* table = nullptr;  // [n_blocks] pointers
   int64_t table_bytes = 0;
   int64_t n_blocks = 0;
+  std::byte* run_table = nullptr;  // [n_runs] PackedRun
+  int64_t run_table_bytes = 0;
+  int64_t n_runs = 0;
 
   std::byte** blocks() const { return reinterpret_cast<std::byte**>(table); }
+  PackedRun* runs() const { return reinterpret_cast<PackedRun*>(run_table); }
+  int64_t n_sealed() const {
+    return n_runs == 0 ? 0 : runs()[n_runs - 1].first_block + runs()[n_runs - 1].n_blocks;
+  }
 };
 
 SequenceCache::SequenceCache(const CacheLayout* layout, BlockPool* pool)
@@ -27,14 +34,33 @@ SequenceCache::SequenceCache(const CacheLayout* layout, BlockPool* pool)
 
 SequenceCache::~SequenceCache() { Clear(); }
 
-// What n_tokens positions need beyond what the heads hold.
-int64_t SequenceCache::MissingBytes(int64_t n_tokens) const {
+void SequenceCache::set_n_prompt(int64_t n_prompt) {
+  KVL_CHECK_EQ(n_tokens_, 0);
+  n_prompt_ = n_prompt;
+}
+
+// The run that is sealed when n_tokens positions are there; n_blocks 0 when none is.
+RunExtent SequenceCache::RunEndingAt(int64_t n_tokens) const {
+  const int64_t n_sealed = heads_.empty() ? 0 : heads_.back().n_sealed();
+  return {n_sealed, SealedBlocks(*layout_, n_tokens, n_prompt_) - n_sealed, n_tokens <= n_prompt_};
+}
+
+int64_t SequenceCache::SealRoom(const RunExtent& run, int first_layer) const {
+  const int64_t n_gone = std::clamp<int64_t>(n_released_ - run.first_block, 0, run.n_blocks);
+  return SealRoomBytes(*layout_, run, first_layer, n_gone);
+}
+
+// What n_tokens positions, the last of which end `run`, need beyond what the heads hold.
+int64_t SequenceCache::MissingBytes(int64_t n_tokens, const RunExtent& run) const {
   const int64_t n_blocks = BlocksFor(*layout_, n_tokens);
-  int64_t n_bytes = 0;
+  int64_t n_bytes = run.n_blocks > 0 ? SealRoom(run, 0) : 0;
   for (size_t i = 0; i < heads_.size(); ++i) {
     const HeadTable& head = heads_[i];
     const BlockShape& shape = layout_->shapes[i];
     if (head.sink == nullptr) n_bytes += SinkBytes(*layout_, shape);
+    if (run.n_blocks > 0) {
+      n_bytes += std::max<int64_t>(0, RunTableBytes(head.n_runs + 1) - head.run_table_bytes);
+    }
     if (n_blocks <= head.n_blocks) continue;
     n_bytes += (n_blocks - head.n_blocks) * BlockObjectBytes(shape);
     n_bytes += std::max<int64_t>(0, TableBytes(n_blocks) - head.table_bytes);
@@ -65,35 +91,66 @@ bool SequenceCache::AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* o
   return ok;
 }
 
+bool SequenceCache::GrowTable(int64_t n_bytes, std::byte** table, int64_t* table_bytes) {
+  if (n_bytes <= *table_bytes) return true;
+  std::byte* grown = *table == nullptr ? pool_->Allocate(ObjectKind::kTable, n_bytes)
+                                       : pool_->Resize(*table, n_bytes);
+  if (grown == nullptr) return false;
+  *table = grown;
+  *table_bytes = n_bytes;
+  return true;
+}
+
 // On failure the tables that grew keep their size: bytes() still says what is held, and the next
 // Extend uses them.
-bool SequenceCache::GrowTables(int64_t n_tokens) {
+bool SequenceCache::GrowTables(int64_t n_tokens, const RunExtent& run) {
   const int64_t n_bytes = TableBytes(BlocksFor(*layout_, n_tokens));
   for (HeadTable& head : heads_) {
-    if (n_bytes <= head.table_bytes) continue;
-    std::byte* table = head.table == nullptr ? pool_->Allocate(ObjectKind::kTable, n_bytes)
-                                             : pool_->Resize(head.table, n_bytes);
-    if (table == nullptr) return false;
-    head.table = table;
-    head.table_bytes = n_bytes;
+    if (!GrowTable(n_bytes, &head.table, &head.table_bytes)) return false;
+    if (run.n_blocks > 0 &&
+        !GrowTable(RunTableBytes(head.n_runs + 1), &head.run_table, &head.run_table_bytes)) {
+      return false;
+    }
   }
   return true;
+}
+
+// With the last block of a run its records go as well.
+void SequenceCache::ReleaseBlock(HeadTable* head, int64_t block_idx) {
+  pool_->Release(std::exchange(head->blocks()[block_idx], nullptr));
+  const std::span<PackedRun> runs(head->runs(), static_cast<size_t>(head->n_runs));
+  const auto run = std::partition_point(runs.begin(), runs.end(), [&](const PackedRun& r) {
+    return r.first_block + r.n_blocks <= block_idx;
+  });
+  if (run == runs.end() || run->first_block + run->n_blocks - 1 != block_idx) return;
+  for (const std::byte** record : {&run->record, &run->layer_record}) {
+    if (*record != nullptr) pool_->Release(const_cast<std::byte*>(std::exchange(*record, nullptr)));
+  }
 }
 
 void SequenceCache::ReleaseOutOfWindow() {
   const int64_t n_unseen = BlocksOutOfWindow(*layout_, n_tokens_);
   for (; n_released_ < n_unseen; ++n_released_) {
-    for (HeadTable& head : heads_) {
-      pool_->Release(std::exchange(head.blocks()[n_released_], nullptr));
-    }
+    for (HeadTable& head : heads_) ReleaseBlock(&head, n_released_);
   }
+}
+
+Status SequenceCache::NoRoom(int n_new, int64_t needed_bytes) const {
+  const PoolUsage usage = pool_->usage();
+  return Error(StatusCode::kResourceExhausted,
+               "KV cache full: {} more positions need {} bytes, {} of {} are free; raise "
+               "--kv-memory, or run fewer or shorter sequences",
+               n_new, needed_bytes, usage.budget_bytes - usage.used_bytes, usage.budget_bytes);
 }
 
 Status SequenceCache::Extend(int n_new) {
   KVL_CHECK_GE(n_new, 0);
+  KVL_CHECK_LE(n_new, max_step());
+  KVL_CHECK(!must_seal());
   if (n_new > 0) ReleaseOutOfWindow();
   const int64_t n_tokens = int64_t{n_tokens_} + n_new;
-  if (n_tokens <= n_writable_) {
+  const RunExtent run = RunEndingAt(n_tokens);
+  if (n_tokens <= n_writable_ && run.n_blocks == 0) {
     n_tokens_ = static_cast<int>(n_tokens);
     return OkStatus();
   }
@@ -101,16 +158,12 @@ Status SequenceCache::Extend(int n_new) {
     return Error(StatusCode::kInvalidArgument, "a sequence of {} positions is beyond the limit {}",
                  n_tokens, std::numeric_limits<int>::max());
   }
-  const int64_t needed_bytes = MissingBytes(n_tokens);
+  const int64_t needed_bytes = MissingBytes(n_tokens, run);
   std::vector<std::byte*> objects;
   if (!pool_->HasRoomFor(needed_bytes) || !AllocateObjects(n_tokens, &objects)) {
-    const PoolUsage usage = pool_->usage();
-    return Error(StatusCode::kResourceExhausted,
-                 "KV cache full: {} more positions need {} bytes, {} of {} are free; raise "
-                 "--kv-memory, or run fewer or shorter sequences",
-                 n_new, needed_bytes, usage.budget_bytes - usage.used_bytes, usage.budget_bytes);
+    return NoRoom(n_new, needed_bytes);
   }
-  if (!GrowTables(n_tokens)) {
+  if (!GrowTables(n_tokens, run)) {
     for (std::byte* object : objects) pool_->Release(object);
     return Error(StatusCode::kResourceExhausted, "no memory for block tables ({} bytes needed)",
                  needed_bytes);
@@ -123,30 +176,121 @@ Status SequenceCache::Extend(int n_new) {
   }
   n_tokens_ = static_cast<int>(n_tokens);
   n_writable_ = layout_->n_sink + n_blocks * kBlockSize;
+  if (run.n_blocks > 0) {
+    run_to_seal_ = run;
+    aside_bytes_ = SealRoom(run, 0);
+    KVL_CHECK(pool_->SetAside(aside_bytes_));  // HasRoomFor counted it
+  }
   return OkStatus();
 }
 
+StatusOr<SequenceCache::RunObjects> SequenceCache::TakeRunObjects(int layer_idx) {
+  KVL_CHECK(must_seal());
+  pool_->ReturnAside(std::exchange(aside_bytes_, 0));
+  RunObjects objects;
+  bool ok = true;
+  const auto take = [&](ObjectKind kind, int64_t n_bytes) -> std::byte* {
+    if (n_bytes == 0 || !ok) return nullptr;
+    std::byte* object = pool_->Allocate(kind, n_bytes);
+    ok = object != nullptr;
+    return object;
+  };
+  for (int g = 0; g < layout_->n_kv_heads; ++g) {
+    const PackedShape shape = PackedShapeOf(*layout_, layer_idx, g, run_to_seal_);
+    std::vector<std::byte*>& packed = objects.packed.emplace_back();
+    for (int64_t b = 0; b < run_to_seal_.n_blocks; ++b) {
+      packed.push_back(take(ObjectKind::kBlock, PackedBlockObjectBytes(shape)));
+    }
+    objects.records.push_back(take(ObjectKind::kRunRecord, RunRecordObjectBytes(shape)));
+    if (g == 0) {
+      objects.layer_record = take(ObjectKind::kLayerRecord, LayerRecordObjectBytes(shape));
+    }
+  }
+  if (ok) return objects;
+  DropRunObjects(objects);
+  return Error(StatusCode::kResourceExhausted, "no memory to seal {} positions of layer {}",
+               run_to_seal_.n_blocks * kBlockSize, layer_idx);
+}
+
+void SequenceCache::DropRunObjects(const RunObjects& objects) {
+  const auto release = [&](std::byte* object) {
+    if (object != nullptr) pool_->Release(object);
+  };
+  for (const std::vector<std::byte*>& head : objects.packed) std::ranges::for_each(head, release);
+  std::ranges::for_each(objects.records, release);
+  release(objects.layer_record);
+}
+
+void SequenceCache::PlaceRun(int layer_idx, const RunObjects& objects) {
+  for (int g = 0; g < layout_->n_kv_heads; ++g) {
+    HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + g];
+    for (int64_t b = 0; b < run_to_seal_.n_blocks; ++b) {
+      std::byte*& block = head.blocks()[run_to_seal_.first_block + b];
+      if (block == nullptr) {  // fell out of the window
+        pool_->Release(objects.packed[g][b]);
+        continue;
+      }
+      pool_->Release(std::exchange(block, objects.packed[g][b]));
+    }
+    if (g > 0 && objects.layer_record != nullptr) pool_->AddReference(objects.layer_record);
+    head.runs()[head.n_runs++] = {.first_block = static_cast<int>(run_to_seal_.first_block),
+                                  .n_blocks = static_cast<int>(run_to_seal_.n_blocks),
+                                  .is_prompt = run_to_seal_.is_prompt,
+                                  .record = objects.records[g],
+                                  .layer_record = objects.layer_record};
+  }
+  if (layer_idx + 1 == layout_->n_layers) {
+    run_to_seal_ = {};
+    return;
+  }
+  aside_bytes_ = SealRoom(run_to_seal_, layer_idx + 1);
+  KVL_CHECK(pool_->SetAside(aside_bytes_));  // part of what was set aside for this layer as well
+}
+
 void SequenceCache::Clear() {
+  pool_->ReturnAside(std::exchange(aside_bytes_, 0));
+  run_to_seal_ = {};
   for (HeadTable& head : heads_) {
-    for (int64_t b = n_released_; b < head.n_blocks; ++b) pool_->Release(head.blocks()[b]);
-    if (head.table != nullptr) pool_->Release(head.table);
-    if (head.sink != nullptr) pool_->Release(head.sink);
+    for (int64_t b = n_released_; b < head.n_blocks; ++b) ReleaseBlock(&head, b);
+    for (std::byte* object : {head.table, head.run_table, head.sink}) {
+      if (object != nullptr) pool_->Release(object);
+    }
     head = HeadTable();
   }
   n_tokens_ = 0;
+  n_prompt_ = kEndlessPrompt;
   n_released_ = 0;
   n_writable_ = 0;
 }
 
 KvBytes SequenceCache::bytes() const {
   KvBytes bytes;
-  for (size_t i = 0; i < heads_.size(); ++i) {
-    const HeadTable& head = heads_[i];
-    bytes.blocks += (head.n_blocks - n_released_) * BlockObjectBytes(layout_->shapes[i]);
-    if (head.sink != nullptr) bytes.sinks += SinkBytes(*layout_, layout_->shapes[i]);
-    bytes.tables += head.table_bytes;
+  for (int l = 0; l < layout_->n_layers; ++l) {
+    for (int g = 0; g < layout_->n_kv_heads; ++g) {
+      const HeadTable& head = heads_[l * layout_->n_kv_heads + g];
+      const BlockShape& shape = layout_->shape(l, g);
+      bytes.blocks +=
+          (head.n_blocks - std::max(head.n_sealed(), n_released_)) * BlockObjectBytes(shape);
+      if (head.sink != nullptr) bytes.sinks += SinkBytes(*layout_, shape);
+      bytes.tables += head.table_bytes + head.run_table_bytes;
+      for (const PackedRun& run : std::span(head.runs(), static_cast<size_t>(head.n_runs))) {
+        const int64_t end = run.first_block + run.n_blocks;
+        if (end <= n_released_) continue;
+        const PackedShape packed =
+            PackedShapeOf(*layout_, l, g, {run.first_block, run.n_blocks, run.is_prompt});
+        bytes.blocks += (end - std::max<int64_t>(run.first_block, n_released_)) *
+                        PackedBlockObjectBytes(packed);
+        bytes.run_records += RunRecordObjectBytes(packed);
+        if (g == 0) bytes.layer_records += LayerRecordObjectBytes(packed);
+      }
+    }
   }
   return bytes;
+}
+
+std::span<const PackedRun> SequenceCache::runs(int layer_idx, int kv_head_idx) const {
+  const HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + kv_head_idx];
+  return {head.runs(), static_cast<size_t>(head.n_runs)};
 }
 
 std::span<std::byte* const> SequenceCache::blocks(int layer_idx, int kv_head_idx) const {

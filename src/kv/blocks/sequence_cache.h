@@ -8,20 +8,13 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/cpu/attend.h"
+#include "kernels/cpu/seal.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/cache_layout.h"
+#include "kv/seal_schedule.h"
 
 namespace kvlathe {
-
-// Bytes by part, at the allocator.
-struct KvBytes {
-  int64_t blocks = 0;
-  int64_t sinks = 0;
-  int64_t run_records = 0;
-  int64_t layer_records = 0;
-  int64_t tables = 0;
-  int64_t total() const { return blocks + sinks + run_records + layer_records + tables; }
-};
 
 class SequenceCache {
  public:
@@ -31,7 +24,15 @@ class SequenceCache {
   SequenceCache(const SequenceCache&) = delete;
   SequenceCache& operator=(const SequenceCache&) = delete;
 
-  // Makes positions [n_tokens, n_tokens + n_new) writable in every head: all or nothing.
+  // Where the prompt ends, for the runs (kv/seal_schedule.h); the cache must be empty. Without it
+  // the prompt does not end.
+  void set_n_prompt(int64_t n_prompt);
+  int64_t n_prompt() const { return n_prompt_; }
+  // The most positions that the next Extend may add.
+  int64_t max_step() const { return NextSealPoint(*layout_, n_tokens_, n_prompt_) - n_tokens_; }
+
+  // Makes positions [n_tokens, n_tokens + n_new) writable in every head: all or nothing, n_new at
+  // most max_step(). Where a run ends there, room to seal it is set aside as well.
   // kResourceExhausted, with what is needed and what is free, when the budget does not hold them.
   // Costs a comparison when no head needs a block. New rows are undefined until written.
   // With a window, blocks that none of the new positions can see are given back first, also when
@@ -41,12 +42,12 @@ class SequenceCache {
   void Clear();
 
   int n_tokens() const { return n_tokens_; }  // positions made writable so far
-  // Equals SequenceBytes(*layout, n_tokens(), n_new of the last Extend), summed over the sizes of
-  // the objects held.
+  // Equals SequenceParts(*layout, {n_tokens(), n_new of the last Extend, n_prompt}) once the run
+  // that ends there is sealed, summed over the sizes of the objects held.
   KvBytes bytes() const;
 
   // Blocks of one head, oldest first; entry e (position n_sink + e) is in block e / kBlockSize.
-  // Those that fell out of the window are null.
+  // Those that fell out of the window are null, those of a run in runs() are packed.
   // Valid until the next Extend or Clear.
   std::span<std::byte* const> blocks(int layer_idx, int kv_head_idx) const;
   // Sink rows: K [n_sink, head_dim] and V [n_sink, rank_v]; null when the layout has no sink or
@@ -54,16 +55,45 @@ class SequenceCache {
   std::byte* sink_k(int layer_idx, int kv_head_idx) const;
   std::byte* sink_v(int layer_idx, int kv_head_idx) const;
 
+  // The sealed runs of one head, oldest first. Valid as blocks() is.
+  std::span<const PackedRun> runs(int layer_idx, int kv_head_idx) const;
+
+  // --- Sealing, after a step that ended at a seal point, layer by layer from the first. ---
+
+  bool must_seal() const { return run_to_seal_.n_blocks > 0; }
+  const RunExtent& run_to_seal() const { return run_to_seal_; }
+  // Takes the objects of the run of a layer, for the heads in order; null where they would have no
+  // bytes. kResourceExhausted when the system has no memory; then nothing was taken.
+  struct RunObjects {
+    std::vector<std::vector<std::byte*>> packed;  // [n_kv_heads][n_blocks]
+    std::vector<std::byte*> records;              // [n_kv_heads]
+    std::byte* layer_record = nullptr;
+  };
+  StatusOr<RunObjects> TakeRunObjects(int layer_idx);
+  // Gives them back, of a run that could not be sealed.
+  void DropRunObjects(const RunObjects& objects);
+  // The objects hold the run now: they take the place of the plain blocks, which go back. With the
+  // last layer the run is done.
+  void PlaceRun(int layer_idx, const RunObjects& objects);
+
  private:
   struct HeadTable;
   void ReleaseOutOfWindow();
-  int64_t MissingBytes(int64_t n_tokens) const;
+  void ReleaseBlock(HeadTable* head, int64_t block_idx);
+  RunExtent RunEndingAt(int64_t n_tokens) const;
+  int64_t SealRoom(const RunExtent& run, int first_layer) const;
+  int64_t MissingBytes(int64_t n_tokens, const RunExtent& run) const;
   bool AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* objects);
-  bool GrowTables(int64_t n_tokens);
+  bool GrowTables(int64_t n_tokens, const RunExtent& run);
+  bool GrowTable(int64_t n_bytes, std::byte** table, int64_t* table_bytes);
+  Status NoRoom(int n_new, int64_t needed_bytes) const;
 
   const CacheLayout* layout_;
   BlockPool* pool_;
   int n_tokens_ = 0;
+  int64_t n_prompt_ = kEndlessPrompt;
+  RunExtent run_to_seal_;         // of the last step; n_blocks 0 when there is nothing to do
+  int64_t aside_bytes_ = 0;       // of the pool, for sealing one layer
   int64_t n_released_ = 0;        // blocks of every head that fell out of the window
   int64_t n_writable_ = 0;        // positions that the objects of every head hold
   std::vector<HeadTable> heads_;  // [n_layers * n_kv_heads]

@@ -10,6 +10,8 @@
 #include "io/atomic_file.h"
 #include "io/byte_reader.h"
 #include "io/mapped_file.h"
+#include "kv/quantizer/method.h"
+#include "kv/spec.h"
 
 namespace kvlathe {
 namespace {
@@ -56,7 +58,7 @@ bool ReadShape(ByteReader* reader, BlockShape* shape) {
 }
 
 // The numbers behind the texts. Memory for the shapes is taken only as far as the file has them.
-bool ReadLayout(ByteReader* reader, CacheLayout* layout, int* n_tokens) {
+bool ReadLayout(ByteReader* reader, CacheLayout* layout, int* n_tokens, int64_t* n_prompt) {
   constexpr uint32_t kMaxInt = std::numeric_limits<int>::max();
   uint32_t n_layers = 0, n_kv_heads = 0, head_dim = 0, n_sink = 0;
   uint32_t window = 0, block_size = 0, tokens = 0;
@@ -64,6 +66,7 @@ bool ReadLayout(ByteReader* reader, CacheLayout* layout, int* n_tokens) {
        {&n_layers, &n_kv_heads, &head_dim, &n_sink, &window, &block_size, &tokens}) {
     if (!reader->Read(number)) return false;
   }
+  if (!reader->Read(n_prompt) || *n_prompt < 0) return false;
   if (std::max({n_layers, n_kv_heads, head_dim, n_sink}) > kMaxDim || window > kMaxInt ||
       block_size != kBlockSize || tokens > kMaxInt) {
     return false;
@@ -87,13 +90,71 @@ int64_t UnseenBlocks(const CacheLayout& layout, int n_tokens) {
   return BlocksOutOfWindow(layout, n_tokens - 1);
 }
 
-// Sink rows and blocks of every head, in bytes; -1 when that is more than n_max.
-int64_t RowBytes(const CacheLayout& layout, int n_tokens, int64_t n_max) {
+// The sealed runs of which blocks are held, and what they are made of.
+class HeldRuns {
+ public:
+  HeldRuns(const CacheLayout& layout, int n_tokens, int64_t n_prompt)
+      : layout_(layout), n_unseen_(UnseenBlocks(layout, n_tokens)) {
+    for (const RunExtent& run : RunsOf(layout, n_tokens, n_prompt)) {
+      n_sealed_ = run.first_block + run.n_blocks;
+      if (n_sealed_ > n_unseen_)
+        runs_.push_back(run);
+      else
+        ++n_gone_;
+    }
+  }
+
+  const std::vector<RunExtent>& runs() const { return runs_; }
+  int64_t n_gone() const { return n_gone_; }      // runs of which nothing is held
+  int64_t n_sealed() const { return n_sealed_; }  // blocks, from the oldest
+  int64_t n_unseen() const { return n_unseen_; }
+
+  // PackedShapeOf, with what the heads of the layer share given.
+  PackedShape ShapeOf(const BlockShape& head, int layer_rank_v, const RunExtent& run) const {
+    return {.format = layout_.seal->format,
+            .rank_k = head.rank_k,
+            .rank_v = head.rank_v,
+            .n_kv_heads = layout_.n_kv_heads,
+            .layer_rank_v = layer_rank_v,
+            .n_blocks = static_cast<int>(run.n_blocks),
+            .is_prompt = run.is_prompt};
+  }
+
+  int LayerRankV(int layer_idx) const {
+    int64_t sum = 0;
+    for (int g = 0; g < layout_.n_kv_heads; ++g) sum += layout_.shape(layer_idx, g).rank_v;
+    return static_cast<int>(std::min<int64_t>(sum, std::numeric_limits<int>::max()));
+  }
+
+ private:
+  const CacheLayout& layout_;
+  int64_t n_unseen_;
+  int64_t n_sealed_ = 0, n_gone_ = 0;
+  std::vector<RunExtent> runs_;
+};
+
+// Sink rows, blocks and records of every head, in bytes; -1 when that is more than n_max.
+int64_t RowBytes(const CacheLayout& layout, int n_tokens, int64_t n_prompt, int64_t n_max) {
   if (n_tokens == 0) return 0;
-  const int64_t n_blocks = BlocksFor(layout, n_tokens) - UnseenBlocks(layout, n_tokens);
+  // Runs are listed one by one: not more of them than the file has bytes.
+  if (layout.seal.has_value() && n_tokens / kBlockSize > n_max) return -1;
+  const HeldRuns held(layout, n_tokens, n_prompt);
+  const int64_t n_plain = BlocksFor(layout, n_tokens) - std::max(held.n_sealed(), held.n_unseen());
   int64_t n_bytes = 0;
-  for (const BlockShape& shape : layout.shapes) {
-    n_bytes += SinkBytes(layout, shape) + n_blocks * BlockObjectBytes(shape);
+  for (size_t i = 0; i < layout.shapes.size(); ++i) {
+    const BlockShape& head = layout.shapes[i];
+    const bool is_first = i % layout.n_kv_heads == 0;
+    n_bytes += SinkBytes(layout, head) + n_plain * BlockObjectBytes(head);
+    const int layer_rank_v =
+        is_first ? held.LayerRankV(static_cast<int>(i / layout.n_kv_heads)) : 0;
+    for (const RunExtent& run : held.runs()) {
+      const PackedShape shape = held.ShapeOf(head, layer_rank_v, run);
+      const int64_t n_blocks =
+          run.first_block + run.n_blocks - std::max(run.first_block, held.n_unseen());
+      n_bytes += n_blocks * PackedBlockObjectBytes(shape) + RunRecordObjectBytes(shape);
+      if (is_first) n_bytes += LayerRecordObjectBytes(shape);
+      if (n_bytes > n_max) return -1;
+    }
     if (n_bytes > n_max) return -1;
   }
   return n_bytes;
@@ -146,26 +207,58 @@ std::vector<std::byte> SinkRows(const SequenceCache& cache, const CacheLayout& l
   return rows;
 }
 
-Status WriteHead(const SequenceCache& cache, const CacheLayout& layout, int layer_idx,
-                 int kv_head_idx, CheckedWriter* writer) {
+// n_bytes of an object of object_bytes, the rest zero.
+Status WriteObject(const std::byte* object, int64_t n_bytes, int64_t object_bytes,
+                   CheckedWriter* writer) {
+  if (object_bytes == 0) return OkStatus();
+  KVL_RETURN_IF_ERROR(writer->Write({object, static_cast<size_t>(n_bytes)}));
+  const std::byte zeros[kObjectAlignment] = {};
+  return writer->Write({zeros, static_cast<size_t>(object_bytes - n_bytes)});
+}
+
+Status WriteRecords(const SequenceCache& cache, const CacheLayout& layout, const HeldRuns& held,
+                    int layer_idx, int kv_head_idx, CheckedWriter* writer) {
+  const auto runs = cache.runs(layer_idx, kv_head_idx).subspan(held.n_gone());
+  for (size_t r = 0; r < runs.size(); ++r) {
+    const PackedShape shape = PackedShapeOf(layout, layer_idx, kv_head_idx, held.runs()[r]);
+    KVL_RETURN_IF_ERROR(
+        WriteObject(runs[r].record, RunRecordBytes(shape), RunRecordObjectBytes(shape), writer));
+    if (kv_head_idx > 0) continue;
+    KVL_RETURN_IF_ERROR(WriteObject(runs[r].layer_record, LayerRecordBytes(shape),
+                                    LayerRecordObjectBytes(shape), writer));
+  }
+  return OkStatus();
+}
+
+Status WriteHead(const SequenceCache& cache, const CacheLayout& layout, const HeldRuns& held,
+                 int layer_idx, int kv_head_idx, CheckedWriter* writer) {
   const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
   KVL_RETURN_IF_ERROR(writer->Write(SinkRows(cache, layout, layer_idx, kv_head_idx)));
+  const auto blocks = cache.blocks(layer_idx, kv_head_idx);
+  for (const RunExtent& run : held.runs()) {
+    const PackedShape packed = PackedShapeOf(layout, layer_idx, kv_head_idx, run);
+    for (int64_t b = std::max(run.first_block, held.n_unseen()); b < run.first_block + run.n_blocks;
+         ++b) {
+      KVL_RETURN_IF_ERROR(
+          WriteObject(blocks[b], PackedBlockBytes(packed), PackedBlockObjectBytes(packed), writer));
+    }
+  }
   std::vector<std::byte> copy(static_cast<size_t>(BlockObjectBytes(shape)));
-  const size_t n_unseen = static_cast<size_t>(UnseenBlocks(layout, cache.n_tokens()));
-  int64_t n_left = std::max<int64_t>(
-      0, cache.n_tokens() - layout.n_sink - static_cast<int64_t>(n_unseen) * kBlockSize);
-  for (const std::byte* block : cache.blocks(layer_idx, kv_head_idx).subspan(n_unseen)) {
+  const int64_t first_plain = std::max(held.n_sealed(), held.n_unseen());
+  int64_t n_left =
+      std::max<int64_t>(0, cache.n_tokens() - layout.n_sink - first_plain * kBlockSize);
+  for (const std::byte* block : blocks.subspan(static_cast<size_t>(first_plain))) {
     std::memcpy(copy.data(), block, static_cast<size_t>(BlockBytes(shape)));
     ClearUnfilled(shape, static_cast<int>(std::min<int64_t>(n_left, kBlockSize)), copy.data());
     KVL_RETURN_IF_ERROR(writer->Write(copy));
     n_left = std::max<int64_t>(0, n_left - kBlockSize);
   }
-  return OkStatus();
+  return WriteRecords(cache, layout, held, layer_idx, kv_head_idx, writer);
 }
 
 // Everything before the rows.
 std::string Head(const CacheLayout& layout, const SequenceIdentity& identity, int n_tokens,
-                 std::string_view state) {
+                 int64_t n_prompt, std::string_view state) {
   std::string rest;
   AppendText(identity.spec, &rest);
   AppendText(identity.model, &rest);
@@ -173,6 +266,7 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity, in
                            layout.window, kBlockSize, n_tokens}) {
     AppendBytes(static_cast<uint32_t>(number), &rest);
   }
+  AppendBytes(n_prompt, &rest);
   for (const BlockShape& shape : layout.shapes) {
     AppendBytes(static_cast<uint32_t>(shape.rank_k), &rest);
     AppendBytes(static_cast<uint32_t>(shape.rank_v), &rest);
@@ -183,7 +277,8 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity, in
   rest += state;
   std::string head(kMagic);
   AppendBytes(kVersion, &head);
-  const int64_t row_bytes = RowBytes(layout, n_tokens, std::numeric_limits<int64_t>::max());
+  const int64_t row_bytes =
+      RowBytes(layout, n_tokens, n_prompt, std::numeric_limits<int64_t>::max());
   AppendBytes(static_cast<uint64_t>(head.size() + sizeof(uint64_t) + rest.size()) +
                   static_cast<uint64_t>(row_bytes + kCrcBytes),
               &head);
@@ -206,7 +301,7 @@ Status CheckPlace(const SequenceFile& file, const SequencePlace& place, const st
   const CacheLayout& layout = *place.layout;
   if (saved.n_layers != layout.n_layers || saved.n_kv_heads != layout.n_kv_heads ||
       saved.head_dim != layout.head_dim || saved.n_sink != layout.n_sink ||
-      saved.window != layout.window || saved.shapes != layout.shapes) {
+      saved.window != layout.window || saved.shapes != layout.shapes || saved.seal != layout.seal) {
     return Error(StatusCode::kDataLoss,
                  "{}: its rows have another shape than those of this model; load it with the "
                  "--dtype and --basis that it was saved with",
@@ -220,34 +315,96 @@ Status CheckPlace(const SequenceFile& file, const SequencePlace& place, const st
 }
 
 // In steps, so that a window is never exceeded by more than a block, and the last of one position:
-// then the blocks of the file are the ones that are held.
-Status ExtendTo(int n_tokens, SequenceCache* cache) {
-  while (cache->n_tokens() < n_tokens) {
-    const int n_left = n_tokens - cache->n_tokens();
-    KVL_RETURN_IF_ERROR(cache->Extend(n_left == 1 ? 1 : std::min(kBlockSize, n_left - 1)));
+// then the blocks of the file are the ones that are held. Runs get their objects.
+Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
+  cache->set_n_prompt(file.n_prompt);
+  while (cache->n_tokens() < file.n_tokens) {
+    const int64_t n_left = file.n_tokens - cache->n_tokens();
+    const int64_t n = n_left == 1 ? 1 : std::min<int64_t>(kBlockSize, n_left - 1);
+    KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(std::min(n, cache->max_step()))));
+    for (int l = 0; cache->must_seal() && l < file.layout.n_layers; ++l) {
+      KVL_ASSIGN_OR_RETURN(const SequenceCache::RunObjects objects, cache->TakeRunObjects(l));
+      cache->PlaceRun(l, objects);
+    }
   }
   return OkStatus();
 }
 
-void CopyRows(const SequenceFile& file, SequenceCache* cache) {
-  const CacheLayout& layout = file.layout;
-  std::span<const std::byte> rows = file.rows;
-  const auto copy = [&](std::byte* to, int64_t n_bytes) {
-    std::memcpy(to, rows.data(), static_cast<size_t>(n_bytes));
-    rows = rows.subspan(static_cast<size_t>(n_bytes));
-  };
-  for (int layer_idx = 0; layer_idx < layout.n_layers; ++layer_idx) {
-    for (int kv_head_idx = 0; kv_head_idx < layout.n_kv_heads; ++kv_head_idx) {
-      const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
-      std::byte* sink = cache->sink_k(layer_idx, kv_head_idx);
-      if (sink != nullptr) copy(sink, SinkBytes(layout, shape));
-      const auto blocks = cache->blocks(layer_idx, kv_head_idx);
-      for (std::byte* block : blocks.subspan(UnseenBlocks(layout, file.n_tokens))) {
-        copy(block, BlockObjectBytes(shape));
+// Reads the rows of a file into a cache that has been extended for them.
+class RowCopier {
+ public:
+  RowCopier(const SequenceFile& file, SequenceCache* cache)
+      : layout_(file.layout),
+        held_(file.layout, file.n_tokens, file.n_prompt),
+        rows_(file.rows),
+        cache_(cache) {}
+
+  // False when a record would send its reader out of its block.
+  bool Copy() {
+    for (int layer_idx = 0; layer_idx < layout_.n_layers; ++layer_idx) {
+      for (int kv_head_idx = 0; kv_head_idx < layout_.n_kv_heads; ++kv_head_idx) {
+        CopyBlocks(layer_idx, kv_head_idx);
+        if (!CopyRecords(layer_idx, kv_head_idx)) return false;
       }
     }
+    KVL_CHECK(rows_.empty());
+    return true;
   }
-  KVL_CHECK(rows.empty());
+
+ private:
+  void Take(std::byte* to, int64_t n_bytes) {
+    if (n_bytes == 0) return;
+    std::memcpy(to, rows_.data(), static_cast<size_t>(n_bytes));
+    rows_ = rows_.subspan(static_cast<size_t>(n_bytes));
+  }
+
+  void CopyBlocks(int layer_idx, int kv_head_idx) {
+    const BlockShape& shape = layout_.shape(layer_idx, kv_head_idx);
+    std::byte* sink = cache_->sink_k(layer_idx, kv_head_idx);
+    if (sink != nullptr) Take(sink, SinkBytes(layout_, shape));
+    const auto blocks = cache_->blocks(layer_idx, kv_head_idx);
+    for (const RunExtent& run : held_.runs()) {
+      const PackedShape packed = PackedShapeOf(layout_, layer_idx, kv_head_idx, run);
+      for (int64_t b = std::max(run.first_block, held_.n_unseen());
+           b < run.first_block + run.n_blocks; ++b) {
+        Take(blocks[b], PackedBlockObjectBytes(packed));
+      }
+    }
+    const int64_t first_plain = std::max(held_.n_sealed(), held_.n_unseen());
+    for (std::byte* block : blocks.subspan(static_cast<size_t>(first_plain))) {
+      Take(block, BlockObjectBytes(shape));
+    }
+  }
+
+  bool CopyRecords(int layer_idx, int kv_head_idx) {
+    const auto runs = cache_->runs(layer_idx, kv_head_idx).subspan(held_.n_gone());
+    for (size_t r = 0; r < runs.size(); ++r) {
+      const PackedShape shape = PackedShapeOf(layout_, layer_idx, kv_head_idx, held_.runs()[r]);
+      // The cache's own objects, which nothing reads yet.
+      Take(const_cast<std::byte*>(runs[r].record), RunRecordObjectBytes(shape));
+      if (!IsSoundRunRecord(shape, runs[r].record)) return false;
+      if (kv_head_idx > 0) continue;
+      Take(const_cast<std::byte*>(runs[r].layer_record), LayerRecordObjectBytes(shape));
+      std::vector<int> ranks_v;
+      for (int g = 0; g < layout_.n_kv_heads; ++g) {
+        ranks_v.push_back(layout_.shape(layer_idx, g).rank_v);
+      }
+      if (!IsSoundLayerRecord(shape, ranks_v, runs[r].layer_record)) return false;
+    }
+    return true;
+  }
+
+  const CacheLayout& layout_;
+  HeldRuns held_;
+  std::span<const std::byte> rows_;
+  SequenceCache* cache_;
+};
+
+// How the caches of a spec are sealed; nothing where it is not one that this build runs.
+std::optional<SealPlan> SealPlanOfText(const std::string& text) {
+  const StatusOr<Spec> spec = Spec::Parse(text);
+  if (!spec.ok() || !CheckSupported(*spec).ok()) return std::nullopt;
+  return SealPlanOf(*spec);
 }
 
 }  // namespace
@@ -277,12 +434,13 @@ StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::
   SequenceFile file;
   uint64_t state_bytes = 0;
   if (!ReadText(&reader, &file.identity.spec) || !ReadText(&reader, &file.identity.model) ||
-      !ReadLayout(&reader, &file.layout, &file.n_tokens) || !reader.Read(&state_bytes) ||
-      !reader.ReadBytes(state_bytes, &file.state)) {
+      !ReadLayout(&reader, &file.layout, &file.n_tokens, &file.n_prompt) ||
+      !reader.Read(&state_bytes) || !reader.ReadBytes(state_bytes, &file.state)) {
     return Error(StatusCode::kDataLoss, "{}: damaged: its header is not one of a sequence", name);
   }
+  file.layout.seal = SealPlanOfText(file.identity.spec);
   const int64_t n_left = std::ssize(reader.rest()) - kCrcBytes;
-  if (n_left < 0 || RowBytes(file.layout, file.n_tokens, n_left) != n_left) {
+  if (n_left < 0 || RowBytes(file.layout, file.n_tokens, file.n_prompt, n_left) != n_left) {
     return Error(StatusCode::kDataLoss, "{}: damaged: {} bytes of rows do not hold {} positions",
                  name, n_left, file.n_tokens);
   }
@@ -295,11 +453,12 @@ Status SaveSequence(const SequenceCache& cache, const CacheLayout& layout,
                     const std::string& path) {
   KVL_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
   CheckedWriter writer(&file);
-  const std::string head = Head(layout, identity, cache.n_tokens(), state);
+  const HeldRuns held(layout, cache.n_tokens(), cache.n_prompt());
+  const std::string head = Head(layout, identity, cache.n_tokens(), cache.n_prompt(), state);
   KVL_RETURN_IF_ERROR(writer.Write(std::as_bytes(std::span(head))));
   for (int layer_idx = 0; cache.n_tokens() > 0 && layer_idx < layout.n_layers; ++layer_idx) {
     for (int kv_head_idx = 0; kv_head_idx < layout.n_kv_heads; ++kv_head_idx) {
-      KVL_RETURN_IF_ERROR(WriteHead(cache, layout, layer_idx, kv_head_idx, &writer));
+      KVL_RETURN_IF_ERROR(WriteHead(cache, layout, held, layer_idx, kv_head_idx, &writer));
     }
   }
   KVL_RETURN_IF_ERROR(writer.WriteCrc());
@@ -312,11 +471,15 @@ StatusOr<std::string> RestoreSequence(const std::string& path, const SequencePla
   KVL_ASSIGN_OR_RETURN(const MappedFile mapped, MappedFile::Open(path));
   KVL_ASSIGN_OR_RETURN(const SequenceFile file, ParseSequenceFile(mapped.bytes(), path));
   KVL_RETURN_IF_ERROR(CheckPlace(file, place, path));
-  if (const Status status = ExtendTo(file.n_tokens, cache); !status.ok()) {
+  if (const Status status = ExtendTo(file, cache); !status.ok()) {
     cache->Clear();
     return Error(status.code(), "{}: {}", path, MessageOf(status));
   }
-  if (file.n_tokens > 0) CopyRows(file, cache);
+  if (file.n_tokens > 0 && !RowCopier(file, cache).Copy()) {
+    cache->Clear();
+    return Error(StatusCode::kDataLoss, "{}: damaged: its exact entries lie outside their blocks",
+                 path);
+  }
   return std::string(file.state);
 }
 

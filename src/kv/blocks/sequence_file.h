@@ -6,11 +6,12 @@
 //   12      8       n_bytes of the whole file
 //   20              spec, model: a length of 4 bytes and the text, each
 //                   n_layers, n_kv_heads, head_dim, n_sink, window, kBlockSize, n_tokens: 4 bytes
-//                   each
+//                   each; where the prompt ends: 8 bytes
 //                   rank_k, rank_v, row type (0 F32, 1 F16, 2 BF16) of every KV head: 4 bytes each
 //                   the caller's state: a length of 8 bytes and the bytes
 //                   for every KV head its sink rows, then its blocks, as they lie in memory; with a
-//                   window, the blocks that the last position sees
+//                   window, the blocks that the last position sees; of a spec that seals, then
+//                   the run records of these blocks, and for the first head the layer records
 //   last    4       CRC-32C of everything before
 //
 // Numbers are little-endian. Rows that no position has filled are zero in the file, so that it says
@@ -36,8 +37,9 @@ struct SequenceIdentity {
 
 struct SequenceFile {
   SequenceIdentity identity;
-  CacheLayout layout;
+  CacheLayout layout;  // with the SealPlan of the spec
   int n_tokens = 0;
+  int64_t n_prompt = 0;
   std::string_view state;           // the caller's
   std::span<const std::byte> rows;  // sinks and blocks
 };

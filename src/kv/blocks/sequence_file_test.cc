@@ -11,6 +11,8 @@
 #include "base/random.h"
 #include "io/files.h"
 #include "io/scratch_folder.h"
+#include "kv/quantizer/method.h"
+#include "kv/spec.h"
 
 namespace kvlathe {
 namespace {
@@ -228,8 +230,8 @@ TEST_F(SequenceFileTest, HostileNumbersAreRefusedBeforeMemoryIsTaken) {
   const size_t numbers = 20 + 4 + kIdentity.spec.size() + 4 + kIdentity.model.size();
   // Lengths, counts, shapes, the length of the state: each made huge, negative and off by one.
   for (const size_t at : {size_t{20}, 24 + kIdentity.spec.size(), numbers, numbers + 4, numbers + 8,
-                          numbers + 12, numbers + 16, numbers + 20, numbers + 24, numbers + 28,
-                          numbers + 32, numbers + 36, numbers + 40, numbers + 44}) {
+                          numbers + 12, numbers + 16, numbers + 20, numbers + 24, numbers + 36,
+                          numbers + 40, numbers + 44, numbers + 48, numbers + 52}) {
     uint32_t original = 0;
     std::memcpy(&original, bytes.data() + at, 4);
     for (const uint32_t value : {0xFFFFFFFFu, 0x7FFFFFFFu, 0x80000000u, original + 1, 1u << 20}) {
@@ -241,6 +243,51 @@ TEST_F(SequenceFileTest, HostileNumbersAreRefusedBeforeMemoryIsTaken) {
       EXPECT_EQ(Refusal(layout).code(), StatusCode::kDataLoss) << at;
     }
   }
+}
+
+TEST_F(SequenceFileTest, HostilePlacesOfExactEntriesAreRefused) {
+  const SequenceIdentity identity = {
+      "kivi(bits=2,group=64,run=64,buffer=64,sink=0)+sparse(share=0.1)", "model-1"};
+  const Spec spec = *Spec::Parse(identity.spec);
+  CacheLayout layout = {1, 1, 16, 0, {{16, 16, DType::kBf16}}};
+  layout.seal = SealPlanOf(spec);
+  const RunExtent run{0, 1, true};
+  const PackedShape shape = PackedShapeOf(layout, 0, 0, run);
+  ASSERT_GT(shape.key_outliers(), 0);
+  ASSERT_EQ(shape.value_outliers(), 0);
+  // Saved with sound records, made by hand.
+  BlockPool pool(kNoLimit);
+  SequenceCache cache(&layout, &pool);
+  cache.set_n_prompt(64);
+  ASSERT_TRUE(cache.Extend(64).ok());
+  const auto objects = cache.TakeRunObjects(0);
+  ASSERT_TRUE(objects.ok());
+  std::memset(objects->packed[0][0], 0, static_cast<size_t>(PackedBlockBytes(shape)));
+  std::memset(objects->records[0], 0, static_cast<size_t>(RunRecordBytes(shape)));
+  const uint32_t n_entries = 2 * shape.key_outliers() * shape.rank_k;
+  std::memcpy(objects->records[0] + KeySparseEndsOffset(shape), &n_entries, 4);
+  cache.PlaceRun(0, *objects);
+  ASSERT_TRUE(SaveSequence(cache, layout, identity, "", path_).ok());
+  BlockPool other_pool(kNoLimit);
+  SequenceCache restored(&layout, &other_pool);
+  ASSERT_TRUE(Restore(layout, &restored, identity).ok());
+  EXPECT_EQ(restored.runs(0, 0).size(), 1u);
+
+  const std::string bytes = FileBytes();
+  const size_t record = bytes.size() - 4 - static_cast<size_t>(RunRecordObjectBytes(shape));
+  const auto refuse = [&](int64_t offset, uint32_t value) {
+    std::string hostile = bytes;
+    std::memcpy(hostile.data() + record + offset, &value, 4);
+    WriteSealed(hostile);
+    const Status status = Refusal(layout, identity);
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+    EXPECT_THAT(MessageOf(status), HasSubstr("exact entries"));
+  };
+  refuse(KeySparseEndsOffset(shape), n_entries + 1);
+  refuse(KeySparseEndsOffset(shape), n_entries - 1);
+  refuse(KeySparseEndsOffset(shape), 0xffffffff);
+  refuse(KeySparseOffset(shape), 16 << 6);  // a channel that there is not
+  refuse(KeySparseOffset(shape) + 4 * (n_entries - 1), 0xffff);
 }
 
 TEST_F(SequenceFileTest, ForeignFilesAreRefusedWithWhatIsDifferent) {

@@ -1,0 +1,35 @@
+#include "kv/quantizer/method.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace kvlathe {
+
+std::span<const QuantizerMethod> QuantizerMethods() {
+  static constexpr QuantizerMethod kMethods[] = {
+      {"token", TokenFormat}, {"kcvt", KcvtFormat}, {"kivi", KiviFormat}, {"int8", Int8Format}};
+  return kMethods;
+}
+
+std::optional<SealPlan> SealPlanOf(const Spec& spec) {
+  const Stage* stage = spec.quantizer();
+  if (stage == nullptr) return std::nullopt;
+  const auto methods = QuantizerMethods();
+  const auto method = std::ranges::find(methods, stage->name, &QuantizerMethod::name);
+  KVL_CHECK(method != methods.end());
+  SealPlan plan{.format = method->format(*stage)};
+  plan.prompt_run = stage->Word("run") == "prompt" ? 0 : stage->Integer("run");
+  plan.buffer = stage->Integer("buffer");
+  if (const Stage* lowrank = spec.lowrank(); lowrank != nullptr) {
+    plan.format.prompt_rank = lowrank->Integer("prefill");
+    plan.format.decode_rank = lowrank->Integer("decode");
+    plan.power_loops = lowrank->Integer("loops");
+  }
+  if (const Stage* sparse = spec.sparse(); sparse != nullptr) {
+    plan.format.sparse_share = sparse->Number("share");
+  }
+  return plan;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,36 @@
+// The methods of the quantizer axis: what shares a scale, for K and for V. One function each, one
+// file each; the codes themselves are kernels/cpu/seal.h's.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "kv/cache_layout.h"
+#include "kv/spec.h"
+
+namespace kvlathe {
+
+struct QuantizerMethod {
+  std::string_view name;  // as in a spec
+  // Sides only: the residual axis adds its own.
+  PackedFormat (*format)(const Stage& stage);
+};
+
+std::span<const QuantizerMethod> QuantizerMethods();
+
+// How a cache of this spec is sealed; nothing without a quantizer. The spec is supported.
+std::optional<SealPlan> SealPlanOf(const Spec& spec);
+
+// Per-token groups (FlexGen; methods.md 6): `group` channels of a token of a head share a scale.
+PackedFormat TokenFormat(const Stage& stage);
+// KCVT (GEAR, arXiv 2403.05527; methods.md 6): a scale per channel of K over the run, and one per
+// token of V over all heads.
+PackedFormat KcvtFormat(const Stage& stage);
+// KIVI (arXiv 2402.02750; methods.md 5): `group` tokens of a channel of K, `group` channels of a
+// token of V.
+PackedFormat KiviFormat(const Stage& stage);
+// Symmetric, a scale per token and head.
+PackedFormat Int8Format(const Stage& stage);
+
+}  // namespace kvlathe

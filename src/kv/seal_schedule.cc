@@ -1,0 +1,107 @@
+#include "kv/seal_schedule.h"
+
+#include <algorithm>
+
+#include "base/units.h"
+#include "kernels/cpu/attend.h"
+
+namespace kvlathe {
+namespace {
+
+int64_t EntriesOf(const CacheLayout& layout, int64_t n_tokens) {
+  return std::max<int64_t>(0, n_tokens - layout.n_sink);
+}
+
+// Blocks that are sealed when the prompt ends.
+int64_t PromptBlocks(const CacheLayout& layout, int64_t n_prompt) {
+  return EntriesOf(layout, n_prompt) / kBlockSize;
+}
+
+}  // namespace
+
+int64_t SealedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  if (!layout.seal.has_value()) return 0;
+  const int64_t n_entries = EntriesOf(layout, n_tokens), run = layout.seal->prompt_run;
+  if (n_tokens < n_prompt) return run == 0 ? 0 : n_entries / run * (run / kBlockSize);
+  const int64_t of_prompt = PromptBlocks(layout, n_prompt);
+  const int64_t step = layout.seal->buffer / kBlockSize;
+  return of_prompt + (n_entries / kBlockSize - of_prompt) / step * step;
+}
+
+int64_t NextSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  if (!layout.seal.has_value()) return std::numeric_limits<int64_t>::max();
+  if (n_tokens < n_prompt) {
+    const int64_t run = layout.seal->prompt_run;
+    if (run == 0) return n_prompt;
+    const int64_t n_runs = EntriesOf(layout, n_tokens) / run;
+    return std::min(n_prompt, layout.n_sink + (n_runs + 1) * run);
+  }
+  return layout.n_sink + SealedBlocks(layout, n_tokens, n_prompt) * kBlockSize +
+         layout.seal->buffer;
+}
+
+std::vector<RunExtent> RunsOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  std::vector<RunExtent> runs;
+  const int64_t n_sealed = SealedBlocks(layout, n_tokens, n_prompt);
+  if (n_sealed == 0) return runs;
+  const int64_t of_prompt = std::min(n_sealed, PromptBlocks(layout, std::min(n_tokens, n_prompt)));
+  const int64_t prompt_step =
+      layout.seal->prompt_run == 0 ? of_prompt : layout.seal->prompt_run / kBlockSize;
+  for (int64_t block = 0; block < n_sealed;) {
+    const bool is_prompt = block < of_prompt;
+    const int64_t n_blocks =
+        is_prompt ? std::min(prompt_step, of_prompt - block) : layout.seal->buffer / kBlockSize;
+    runs.push_back({block, n_blocks, is_prompt});
+    block += n_blocks;
+  }
+  return runs;
+}
+
+PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_idx,
+                          const RunExtent& run) {
+  const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
+  PackedShape packed{.format = layout.seal->format,
+                     .rank_k = shape.rank_k,
+                     .rank_v = shape.rank_v,
+                     .n_kv_heads = layout.n_kv_heads,
+                     .n_blocks = static_cast<int>(run.n_blocks),
+                     .is_prompt = run.is_prompt};
+  for (int g = 0; g < layout.n_kv_heads; ++g)
+    packed.layer_rank_v += layout.shape(layer_idx, g).rank_v;
+  return packed;
+}
+
+int64_t PackedBlockObjectBytes(const PackedShape& shape) {
+  return RoundUp(PackedBlockBytes(shape), kObjectAlignment);
+}
+
+int64_t RunRecordObjectBytes(const PackedShape& shape) {
+  return RoundUp(RunRecordBytes(shape), kObjectAlignment);
+}
+
+int64_t LayerRecordObjectBytes(const PackedShape& shape) {
+  return RoundUp(LayerRecordBytes(shape), kObjectAlignment);
+}
+
+int64_t RunTableBytes(int64_t n_runs) {
+  return RoundUp(n_runs * static_cast<int64_t>(sizeof(PackedRun)), kObjectAlignment);
+}
+
+int64_t SealRoomBytes(const CacheLayout& layout, const RunExtent& run, int first_layer,
+                      int64_t n_gone) {
+  int64_t most = 0, growth = 0;
+  for (int l = first_layer; l < layout.n_layers; ++l) {
+    int64_t packed_bytes = 0, plain_bytes = 0;
+    for (int g = 0; g < layout.n_kv_heads; ++g) {
+      const PackedShape shape = PackedShapeOf(layout, l, g, run);
+      packed_bytes += run.n_blocks * PackedBlockObjectBytes(shape) + RunRecordObjectBytes(shape);
+      if (g == 0) packed_bytes += LayerRecordObjectBytes(shape);
+      plain_bytes += (run.n_blocks - n_gone) * BlockObjectBytes(layout.shape(l, g));
+    }
+    most = std::max(most, packed_bytes);
+    growth += std::max<int64_t>(0, packed_bytes - plain_bytes);
+  }
+  return most + growth;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,48 @@
+// Which blocks of a sequence are sealed when (blueprint section 3, runs), and what that takes.
+//
+// Entries are positions past the sink. While the prompt is read, every prompt_run entries are
+// sealed as one run; at its end the full blocks of the unfinished run are; after that every
+// `buffer` entries. So run ends depend on positions and on where the prompt ends alone. Without a
+// SealPlan nothing is ever sealed.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kv/cache_layout.h"
+
+namespace kvlathe {
+
+struct RunExtent {
+  int64_t first_block = 0;
+  int64_t n_blocks = 0;
+  bool is_prompt = true;
+};
+
+// Blocks of each head that are sealed once n_tokens positions are there.
+int64_t SealedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
+
+// The next position count after n_tokens at which something may be sealed. A step never crosses
+// one: all its queries see the same runs.
+int64_t NextSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
+
+// All runs that are sealed once n_tokens positions are there, oldest first.
+std::vector<RunExtent> RunsOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
+
+PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_idx,
+                          const RunExtent& run);
+
+// Objects of a run: one block of a head, its record, the layer's record. 0 where there is none.
+int64_t PackedBlockObjectBytes(const PackedShape& shape);
+int64_t RunRecordObjectBytes(const PackedShape& shape);
+int64_t LayerRecordObjectBytes(const PackedShape& shape);
+// The list of runs of one head.
+int64_t RunTableBytes(int64_t n_runs);
+
+// Room to seal a run in layers [first_layer, n_layers), one after the other: the objects of the
+// largest, which stand beside its plain blocks for a while, and what each layer grows by where a
+// spec stores more than 16 bits. n_gone blocks of the run have left the window.
+int64_t SealRoomBytes(const CacheLayout& layout, const RunExtent& run, int first_layer,
+                      int64_t n_gone = 0);
+
+}  // namespace kvlathe

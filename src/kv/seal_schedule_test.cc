@@ -1,0 +1,149 @@
+#include "kv/seal_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include "kv/blocks/sequence_cache.h"
+
+namespace kvlathe {
+namespace {
+
+CacheLayout Layout(int n_sink, int prompt_run, int buffer) {
+  CacheLayout layout{2, 2, 32, n_sink, {{32, 16}, {16, 16}, {32, 32}, {16, 48}}};
+  layout.seal = SealPlan{.prompt_run = prompt_run, .buffer = buffer};
+  layout.seal->format.k = {.bits = 2, .sharing = ScaleSharing::kChannel, .group = 32};
+  layout.seal->format.v = {.bits = 4, .sharing = ScaleSharing::kTokenLayer};
+  layout.seal->format.prompt_rank = 4;
+  layout.seal->format.decode_rank = 2;
+  layout.seal->format.sparse_share = 0.1;
+  return layout;
+}
+
+// Blocks sealed at a position count, by going through the definition one position at a time.
+int64_t SealedLiterally(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  const int64_t run = layout.seal->prompt_run, buffer = layout.seal->buffer;
+  int64_t n_sealed = 0;
+  for (int64_t n = 1; n <= n_tokens; ++n) {
+    const int64_t n_entries = n - layout.n_sink, n_open = n_entries - n_sealed * kBlockSize;
+    if (n_entries <= 0) continue;
+    const bool ends_run = run > 0 && n < n_prompt && n_entries % run == 0;
+    const bool fills_buffer = n > n_prompt && n_open == buffer;
+    if (ends_run || n == n_prompt || fills_buffer) n_sealed = n_entries / kBlockSize;
+  }
+  return n_sealed;
+}
+
+TEST(SealSchedule, FollowsTheDefinition) {
+  for (const int n_sink : {0, 4}) {
+    for (const int run : {0, 64, 192, 512}) {
+      for (const int buffer : {64, 128}) {
+        const CacheLayout layout = Layout(n_sink, run, buffer);
+        for (const int64_t n_prompt : {1, 3, 64, 68, 200, 516, 700}) {
+          for (int64_t n = 0; n <= 1000; n += 7) {
+            SCOPED_TRACE(testing::Message()
+                         << n_sink << ' ' << run << ' ' << buffer << ' ' << n_prompt << ' ' << n);
+            const int64_t n_sealed = SealedBlocks(layout, n, n_prompt);
+            ASSERT_EQ(n_sealed, SealedLiterally(layout, n, n_prompt));
+            const int64_t next = NextSealPoint(layout, n, n_prompt);
+            ASSERT_GT(next, n);
+            ASSERT_EQ(SealedBlocks(layout, next - 1, n_prompt), n_sealed);
+            int64_t block = 0;
+            for (const RunExtent& r : RunsOf(layout, n, n_prompt)) {
+              ASSERT_EQ(r.first_block, block);
+              ASSERT_GT(r.n_blocks, 0);
+              block += r.n_blocks;
+              ASSERT_EQ(r.is_prompt, block * kBlockSize <= n_prompt - n_sink);
+            }
+            ASSERT_EQ(block, n_sealed);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(SealSchedule, WithoutAPlanNothingIsSealed) {
+  const CacheLayout layout{1, 1, 32, 0, {{32, 32}}};
+  EXPECT_EQ(SealedBlocks(layout, 100000, 5), 0);
+  EXPECT_EQ(NextSealPoint(layout, 5, 5), std::numeric_limits<int64_t>::max());
+  EXPECT_TRUE(RunsOf(layout, 100000, 5).empty());
+}
+
+// Takes and places the objects of a run in every layer, without filling them.
+void Seal(const CacheLayout& layout, SequenceCache* cache) {
+  for (int l = 0; cache->must_seal(); ++l) {
+    ASSERT_LT(l, layout.n_layers);
+    const auto objects = cache->TakeRunObjects(l);
+    ASSERT_TRUE(objects.ok()) << objects.status();
+    cache->PlaceRun(l, *objects);
+  }
+}
+
+struct Growth {
+  int n_tokens, n_prompt, step;
+};
+
+// Grows to the end; false when the pool had no room.
+bool Grow(const CacheLayout& layout, const Growth& growth, SequenceCache* cache) {
+  cache->set_n_prompt(growth.n_prompt);
+  while (cache->n_tokens() < growth.n_tokens) {
+    const int64_t n =
+        std::min<int64_t>({growth.step, growth.n_tokens - cache->n_tokens(), cache->max_step()});
+    if (!cache->Extend(static_cast<int>(n)).ok()) return false;
+    Seal(layout, cache);
+    const int64_t formula = SequenceBytes(layout, cache->n_tokens(), n, growth.n_prompt);
+    EXPECT_EQ(cache->bytes().total(), formula) << cache->n_tokens();
+  }
+  return true;
+}
+
+TEST(SealSchedule, SealedBytesEqualTheFormulaAndFitThePeak) {
+  for (const int window : {0, 100, 300}) {
+    for (const int run : {0, 64, 192}) {
+      CacheLayout layout = Layout(4, run, 64);
+      layout.window = window;
+      for (const Growth growth : {Growth{700, 200, 512}, Growth{700, 650, 50}, Growth{300, 1, 1}}) {
+        BlockPool unlimited(int64_t{1} << 40);
+        {
+          SequenceCache cache(&layout, &unlimited);
+          ASSERT_TRUE(Grow(layout, growth, &cache));
+          EXPECT_EQ(cache.bytes().total(), unlimited.usage().used_bytes);
+        }
+        EXPECT_EQ(unlimited.usage().used_bytes, 0);
+        EXPECT_TRUE(unlimited.HasRoomFor(int64_t{1} << 40));  // nothing stays set aside
+        // A budget of the peak is enough, at every length on the way.
+        const int64_t peak =
+            PeakSequenceBytes(layout, growth.n_tokens, growth.step, growth.n_prompt);
+        BlockPool tight(peak);
+        SequenceCache cache(&layout, &tight);
+        EXPECT_TRUE(Grow(layout, growth, &cache)) << "window " << window << " run " << run;
+      }
+    }
+  }
+}
+
+TEST(SealSchedule, WithoutRoomToSealTheStepIsRefusedAndNothingChanges) {
+  const CacheLayout layout = Layout(0, 64, 64);
+  BlockPool pool(SequenceBytes(layout, 63, 1, 1000) + kObjectAlignment);
+  SequenceCache cache(&layout, &pool);
+  cache.set_n_prompt(1000);
+  ASSERT_TRUE(cache.Extend(63).ok());
+  const int64_t used_bytes = pool.usage().used_bytes;
+  EXPECT_EQ(cache.Extend(1).code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(cache.n_tokens(), 63);
+  EXPECT_EQ(pool.usage().used_bytes, used_bytes);
+}
+
+// A spec may store more than 16 bits; the budget must hold for it too.
+TEST(SealSchedule, FormatsLargerThanPlainRowsKeepTheirRoom) {
+  CacheLayout layout = Layout(0, 64, 64);
+  layout.seal->format.prompt_rank = layout.seal->format.decode_rank = 64;
+  layout.seal->format.sparse_share = 0.5;
+  const int64_t peak = PeakSequenceBytes(layout, 300, 64, 128);
+  BlockPool pool(peak);
+  SequenceCache cache(&layout, &pool);
+  EXPECT_TRUE(Grow(layout, {300, 128, 64}, &cache));
+  EXPECT_GT(cache.bytes().total(), ReferenceBytes(layout, 300));
+}
+
+}  // namespace
+}  // namespace kvlathe

@@ -1,0 +1,25 @@
+// A literal quantiser in double and plain loops, for tests: what a cache of a spec gives back for
+// the rows that it stored (methods.md 4 to 6), sharing no code with the engine.
+#pragma once
+
+#include <string>
+
+#include "reference_decoder.h"
+
+namespace kvlathe::testing {
+
+struct ReferenceQuantizer {
+  std::string name;  // token, kcvt, kivi, int8
+  int bits = 4;
+  int group = 64;
+  int run = 512;  // of a prompt; 0: all of it
+  int buffer = 64;
+  int n_prompt = 0;
+  int n_sink = 0;
+  double sparse_share = 0;
+};
+
+// Seals the rows of a layer where a run ends with the newest position.
+void SealLiterally(const ReferenceQuantizer& quantizer, ReferenceRows* rows);
+
+}  // namespace kvlathe::testing
