@@ -1,32 +1,76 @@
 #!/usr/bin/env bash
-# Measures the tables of docs/results.md: FDC on a model at several rates, with adaptive and uniform
-# ranks, calibrated on random tokens and on text; with EXAMPLES above 0 also every built-in task.
-#   scripts/results.sh [MODEL [EXAMPLES]]
+# Measures the tables of docs/results.md; with EXAMPLES above 0 also every built-in task.
+#   scripts/results.sh [PART [MODEL [EXAMPLES]]]
+# PART: basis (FDC: rates, adaptive and uniform ranks, random tokens and text), quantizers (all of them at
+# 2, 3, 4 and 8 bits, with and without repair), gear (GEAR's ablations) or all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-model=${1:-models/lathe-nano} n_examples=${2:-0}
+part=${1:-all} model=${2:-models/lathe-nano} n_examples=${3:-0}
 kvlathe=build/release/bin/kvlathe
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-"$kvlathe" calibrate -m "$model" --random-tokens 8192 -o "$work/random.safetensors" >/dev/null
-"$kvlathe" calibrate -m "$model" --text "$model/calibration.txt" -o "$work/text.safetensors" >/dev/null
+# measure TITLE OPTIONS...
+measure() {
+  echo "## $1"
+  echo
+  shift
+  "$kvlathe" compare -m "$model" "$@"
+  if [ "$n_examples" -gt 0 ]; then
+    echo
+    "$kvlathe" eval -m "$model" "$@" --task all --task-count "$n_examples"
+  fi
+  echo
+}
 
-for source in random text; do
-  for ranks in adaptive uniform; do
-    specs=()
-    if [ "$source $ranks" = "random adaptive" ]; then specs+=(--kv none); fi
-    for rate in 0.1 0.2 0.3 0.4 0.5 0.6 0.7; do
-      specs+=(--kv "fdc(rate=$rate,ranks=$ranks)")
+basis() {
+  "$kvlathe" calibrate -m "$model" --random-tokens 8192 -o "$work/random.safetensors" >/dev/null
+  "$kvlathe" calibrate -m "$model" --text "$model/calibration.txt" -o "$work/text.safetensors" >/dev/null
+  for source in random text; do
+    for ranks in adaptive uniform; do
+      specs=()
+      if [ "$source $ranks" = "random adaptive" ]; then specs+=(--kv none); fi
+      for rate in 0.1 0.2 0.3 0.4 0.5 0.6 0.7; do
+        specs+=(--kv "fdc(rate=$rate,ranks=$ranks)")
+      done
+      measure "Calibrated on $source, $ranks ranks" --basis "$work/$source.safetensors" "${specs[@]}"
     done
-    echo "## Calibrated on $source, $ranks ranks"
-    echo
-    "$kvlathe" compare -m "$model" --basis "$work/$source.safetensors" "${specs[@]}"
-    if [ "$n_examples" -gt 0 ]; then
-      echo
-      "$kvlathe" eval -m "$model" --basis "$work/$source.safetensors" "${specs[@]}" \
-        --task all --task-count "$n_examples"
-    fi
-    echo
   done
-done
+}
+
+quantizers() {
+  measure "8 bits" --kv none --kv int8 --kv 'token(bits=8)' --kv 'kcvt(bits=8)' --kv 'kivi(bits=8)'
+  for bits in 4 3 2; do
+    repair='lowrank+sparse'
+    specs=()
+    for quantizer in "token(bits=$bits)" "kcvt(bits=$bits)" "kivi(bits=$bits,group=32)" "kivi(bits=$bits,group=64)"; do
+      specs+=(--kv "$quantizer" --kv "$quantizer+lowrank" --kv "$quantizer+sparse" --kv "$quantizer+$repair")
+    done
+    measure "$bits bits" "${specs[@]}"
+  done
+  measure "The papers' method: no sink, one run per prompt" \
+    --kv 'kcvt(bits=4,sink=0,run=prompt)' --kv 'gear(bits=4,sink=0,run=prompt)' \
+    --kv 'kivi(bits=2,group=64,sink=0,run=prompt)' --kv 'gear-l(bits=2,sink=0,run=prompt)' \
+    --kv 'gear(bits=2,sink=0,run=prompt)'
+  measure "After a basis" --kv 'fdc(rate=0.25)+kivi(bits=4,group=64)' --kv 'fdc(rate=0.25)+gear(bits=4)' \
+    --kv 'fdc(rate=0.25)+kivi(bits=2,group=64)' --kv 'fdc(rate=0.25)+gear(bits=2)' \
+    --kv 'fdc(rate=0.5)+kivi(bits=4,group=64)'
+}
+
+gear() {
+  local kivi='kivi(bits=2,group=64)' specs=()
+  for share in 0.005 0.01 0.02 0.03 0.05; do specs+=(--kv "$kivi+lowrank+sparse(share=$share)"); done
+  measure "Share of exact entries (rank 4 and 2)" --kv "$kivi+lowrank" "${specs[@]}"
+  specs=()
+  for rank in 1 2 4 8; do specs+=(--kv "$kivi+lowrank(prefill=$rank,decode=$rank)+sparse"); done
+  measure "Rank, of prompt and decoded runs alike (2% exact)" --kv "$kivi+sparse" "${specs[@]}"
+  measure "Repair of the prompt only" --kv "$kivi+lowrank(decode=0)+sparse" --kv "$kivi+lowrank+sparse"
+  measure "Power iterations" --kv "$kivi+lowrank(loops=1)" --kv "$kivi+lowrank(loops=2)" \
+    --kv "$kivi+lowrank(loops=3)" --kv "$kivi+lowrank(loops=8)"
+}
+
+case $part in
+  basis | quantizers | gear) "$part" ;;
+  all) basis && quantizers && gear ;;
+  *) echo "usage: scripts/results.sh [basis|quantizers|gear|all [MODEL [EXAMPLES]]]" >&2 && exit 2 ;;
+esac
