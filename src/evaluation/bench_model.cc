@@ -128,7 +128,7 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
 
   BlockPool pool(kv_budget_bytes);
   std::vector<double> speeds;
-  ModelBenchRow row{test, kv, 0, 0, {}, 0};
+  ModelBenchRow row{.test = test, .kv = kv};
   for (int repetition = -1; repetition < n_repetitions; ++repetition) {
     Caches caches;
     for (int s = 0; s < test.n_parallel; ++s) {
@@ -139,6 +139,7 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
     if (repetition == 0) model->ResetProfile();
     double seconds = 0;
     KVL_RETURN_IF_ERROR(RunOnce(model, test, tokens, &caches, &seconds));
+    row.kv_bytes = pool.usage().used_bytes;
     if (repetition < 0) continue;
     speeds.push_back(double{1} * n_tokens * test.n_parallel / seconds);
     row.seconds += seconds;
@@ -183,6 +184,7 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
                     {"kv", r.kv},
                     {"avg_ts", r.avg_ts},
                     {"stddev_ts", r.stddev_ts},
+                    {"kv_bytes", r.kv_bytes},
                     {"time_share",
                      {{"linear", share(r.profile.linear)},
                       {"rotate", share(r.profile.rotate)},
@@ -197,14 +199,16 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
 std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string& model_name,
                        int n_threads) {
   std::string text =
-      "| model | threads | kv | test | t/s | linear | rotate | append | attention |\n";
-  text += "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+      "| model | threads | kv | test | t/s | linear | rotate | append | attention | seal |\n";
+  text += "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
   for (const ModelBenchRow& r : rows) {
     text += fmt::format(
-        "| {} | {} | {} | {} | {:.2f} ± {:.2f} | {:.1f}% | {:.1f}% | {:.1f}% | {:.1f}% |\n",
+        "| {} | {} | {} | {} | {:.2f} ± {:.2f} | {:.1f}% | {:.1f}% | {:.1f}% | {:.1f}% | {:.1f}% "
+        "|\n",
         model_name, n_threads, r.kv, TestName(r.test), r.avg_ts, r.stddev_ts,
         100 * r.profile.linear / r.seconds, 100 * r.profile.rotate / r.seconds,
-        100 * r.profile.append / r.seconds, 100 * r.profile.attention / r.seconds);
+        100 * r.profile.append / r.seconds, 100 * r.profile.attention / r.seconds,
+        100 * r.profile.seal / r.seconds);
   }
   return text;
 }

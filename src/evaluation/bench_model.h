@@ -26,6 +26,7 @@ struct ModelBenchRow {
   double stddev_ts = 0;
   ForwardProfile profile;  // seconds of the counted runs, by part
   double seconds = 0;      // of the counted runs
+  int64_t kv_bytes = 0;    // of all sequences at the end of a run
 };
 
 // The depth is filled with random rows, not computed: the same bytes and the same work for what
