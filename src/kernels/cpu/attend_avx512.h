@@ -55,7 +55,7 @@ KVL_INLINE __m512bh BroadcastPair(const void* p) {
 // prefetches for one without effect and drops calls of it. (L2, not L1: on Zen 4 the prefetches for
 // L1 that find its miss buffers full are dropped, and L1 has no room for a block ahead.)
 KVL_INLINE void PrefetchLine(const std::byte* line) {
-  asm volatile("prefetcht1 %a0" : : "p"(line));
+  asm volatile("prefetcht1 %0" : : "m"(*reinterpret_cast<const char*>(line)));
 }
 
 // 2^x for x <= 0; exactly 1 at 0 and 0 at -infinity. Relative error 1e-7: a degree-5 minimax

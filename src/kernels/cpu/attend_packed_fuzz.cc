@@ -1,8 +1,7 @@
 // Hostile bytes as a sealed run: whatever passes for sound must be attended to without reading or
 // writing outside the objects.
 #include <algorithm>
-#include <cmath>
-#include <cstring>
+#include <cstdlib>
 #include <vector>
 
 #include "kernels/cpu/attend.h"
@@ -23,7 +22,7 @@ class Input {
   std::vector<std::byte> Bytes(int64_t n_bytes) {
     std::vector<std::byte> bytes(static_cast<size_t>(n_bytes));
     const size_t n = std::min(n_left_, bytes.size());
-    std::memcpy(bytes.data(), data_, n);
+    std::copy_n(reinterpret_cast<const std::byte*>(data_), n, bytes.begin());
     data_ += n;
     n_left_ -= n;
     return bytes;
