@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job on a fresh Debian 12 machine: installs packages, builds, compares the uncompressed cache
-# with FDC at three rates on the embedded model, and shows a greedy continuation with both caches.
+# The main job on a fresh Debian 12 machine: installs packages, builds, compares caches on the embedded
+# model, and shows a greedy continuation with three of them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,10 +12,11 @@ kvlathe=build/release/bin/kvlathe
 model=models/lathe-nano
 echo
 "$kvlathe" compare -m "$model" \
-  --kv none --kv 'fdc(rate=0.25)' --kv 'fdc(rate=0.5)' --kv 'fdc(rate=0.625)'
+  --kv none --kv 'fdc(rate=0.25)' --kv 'fdc(rate=0.5)' --kv int8 --kv 'kivi(bits=4,group=64)' \
+  --kv 'kivi(bits=2,group=64)' --kv 'gear(bits=2)' --kv 'fdc(rate=0.25)+kivi(bits=4,group=64)'
 
 prompt='The old house stood at the end of the lane, and'
-for kv in none 'fdc(rate=0.5)'; do
+for kv in none 'fdc(rate=0.5)' 'kivi(bits=2,group=64)'; do
   echo
   echo "--kv $kv"
   "$kvlathe" run -m "$model" --kv "$kv" -p "$prompt" -n 64
