@@ -2,8 +2,9 @@
 //
 // Quantiser (methods.md 4.1): scale = F16((max - min) / (2^bits - 1)), minimum = F16(min), code =
 // round_half_even((x - minimum) / scale) clamped to the codes there are, all in F32 with the
-// rounded scale and minimum. max = min: scale 1. A scale that rounds to 0 becomes the smallest F16;
-// scales and minima beyond F16 become the largest. Symmetric: scale = F16(max |x| / 127).
+// rounded scale and minimum. max = min: scale 1; a zero minimum is +0. A scale that rounds to 0
+// becomes the smallest F16; scales and minima beyond F16 become the largest. Symmetric: scale =
+// F16(max |x| / 127).
 //
 // Exact entries (methods.md 4.1): of K, per channel, the key_outliers() largest and then as many
 // smallest rows of the run; of V, per token, the value_outliers() largest and smallest over the
@@ -12,7 +13,8 @@
 //
 // Low-rank residual (methods.md 4.3): R = X - D - S per head, D the values of the codes, S the
 // exact entries less their codes' values (so R is 0 there); R ~ A B^T by power iteration in F32
-// with an orthonormal A, both stored in F16. R = 0 gives A = B = 0.
+// with an orthonormal A, both stored in F16. R = 0 gives A = B = 0, and R of a lower rank columns
+// of 0.
 #pragma once
 
 #include <cstddef>

@@ -77,8 +77,7 @@ KVL_INLINE Ints OrderedKeys(Ints bits, int32_t magnitude_mask) {
 void GatherColumns(DType row_type, const std::byte* from, int64_t n_pairs, void* even, void* odd) {
   for (int64_t i = 0; i < n_pairs; i += kLanes) {
     if (row_type == DType::kBf16) {
-      Ints pairs;
-      __builtin_memcpy(&pairs, from + 4 * i, sizeof(pairs));
+      const Ints pairs = LoadInts(from + 4 * i);
       StoreShorts(OrderedKeys((pairs << 16) >> 16, 0x7fff), static_cast<int16_t*>(even) + i);
       StoreShorts(OrderedKeys(pairs >> 16, 0x7fff), static_cast<int16_t*>(odd) + i);
     } else {
@@ -413,7 +412,6 @@ class Quantiser {
     if (p_.is_key) {  // lines as they follow each other
       for (int first = 0; first < 4 * grid.n_pairs; first += kGroupLines, to += kGroupBytes) {
         GroupWriter<kBits> writer(to);
-#pragma GCC unroll 8
         for (int i = 0; i < kGroupLines; ++i)
           writer.Add(i, Line32((first + i) / 4, (first + i) % 4));
         writer.Finish();
@@ -423,7 +421,6 @@ class Quantiser {
     for (int first = 0; first < grid.n_pairs; first += kGroupLines) {
       for (int line = 0; line < grid.n_lines; ++line, to += kGroupBytes) {
         GroupWriter<kBits> writer(to);
-#pragma GCC unroll 8
         for (int i = 0; i < kGroupLines; ++i) writer.Add(i, Line32(first + i, line));
         writer.Finish();
       }

@@ -8,8 +8,8 @@
 namespace kvlathe {
 namespace {
 
-// y[column][16 line + i] += sum over pairs and members j of m[pair][line][2 i + j] * z[column][2
-// pair + j]
+// y[column][16 line + i] += sum over pairs and members j of
+//     m[pair][line][2 i + j] * z[column][2 pair + j]
 template <int kColumns>
 void SumOverPairs(const float* m, PairGrid grid, const float* z, int64_t z_stride, float* y,
                   int64_t y_stride) {
@@ -112,26 +112,31 @@ void MultiplyTransposedColumns(const ResidualParams& p, int first) {
   }
 }
 
-void Multiply(const ResidualParams& p) {
-  int first = 0;
-  for (; first + 4 <= p.n_columns; first += 4) MultiplyColumns<4>(p, first);
-  for (; first + 2 <= p.n_columns; first += 2) MultiplyColumns<2>(p, first);
-  for (; first < p.n_columns; ++first) MultiplyColumns<1>(p, first);
-}
+// Columns that go together: their sums, two times sixteen lanes each, and a line stay in registers.
+constexpr int kColumnsTogether = kVectorLanes / 4;
 
-void MultiplyTransposed(const ResidualParams& p) {
-  int first = 0;
-  for (; first + 4 <= p.n_columns; first += 4) MultiplyTransposedColumns<4>(p, first);
-  for (; first + 2 <= p.n_columns; first += 2) MultiplyTransposedColumns<2>(p, first);
-  for (; first < p.n_columns; ++first) MultiplyTransposedColumns<1>(p, first);
+template <int kColumns>
+void MultiplyFrom(const ResidualParams& p, int first) {
+  for (; first + kColumns <= p.n_columns; first += kColumns) MultiplyColumns<kColumns>(p, first);
+  if constexpr (kColumns > 1) MultiplyFrom<kColumns / 2>(p, first);
 }
+void Multiply(const ResidualParams& p) { MultiplyFrom<kColumnsTogether>(p, 0); }
+
+template <int kColumns>
+void MultiplyTransposedFrom(const ResidualParams& p, int first) {
+  for (; first + kColumns <= p.n_columns; first += kColumns) {
+    MultiplyTransposedColumns<kColumns>(p, first);
+  }
+  if constexpr (kColumns > 1) MultiplyTransposedFrom<kColumns / 2>(p, first);
+}
+void MultiplyTransposed(const ResidualParams& p) { MultiplyTransposedFrom<kColumnsTogether>(p, 0); }
 
 double Dot(const float* a, const float* b, int64_t n) {
   constexpr int kHalfLanes = kVectorLanes / 2;
-  DoubleVector sums[2 * kParts] = {};
+  DoubleVector sums[kLanes / kHalfLanes] = {};
   for (int64_t i = 0; i < n; i += kLanes) {
 #pragma GCC unroll 8
-    for (int j = 0; j < 2 * kParts; ++j) {
+    for (int j = 0; j < kLanes / kHalfLanes; ++j) {
       const auto x = LoadAs<HalfFloatVector>(a + i + j * kHalfLanes);
       const auto y = LoadAs<HalfFloatVector>(b + i + j * kHalfLanes);
       sums[j] +=

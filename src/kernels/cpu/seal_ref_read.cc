@@ -20,13 +20,14 @@ float Dequantise(const PackedSide& side, uint8_t code, const std::byte* scales, 
   return static_cast<float>(code) * scale + LoadF16(scales, idx + stride);
 }
 
-float LowRankTerm(const PackedShape& s, const std::byte* a, int token, const std::byte* b, int rank,
-                  int channel) {
-  float sum = 0;
+// Adds A B^T to the values of a block; exact entries get it as well, where R was 0.
+void AddLowRank(const PackedShape& s, const std::byte* a, const std::byte* b, int rank,
+                float* values) {
   for (int j = 0; j < s.lowrank(); ++j) {
-    sum += LoadF16(a, j * kBlockSize + token) * LoadF16(b, j * rank + channel);
+    for (int i = 0; i < kBlockSize * rank; ++i) {
+      values[i] += LoadF16(a, j * kBlockSize + i / rank) * LoadF16(b, j * rank + i % rank);
+    }
   }
-  return sum;
 }
 
 // Overwrites the values of a block that are kept exactly.
@@ -61,12 +62,15 @@ std::vector<float> ReadKeysRef(const RefObjects& objects) {
       x[i] = Dequantise(side, code, block + KeyTokenScaleOffset(s),
                         c / group * ScaleParts(side) * kBlockSize + t, kBlockSize);
     }
-    x[i] +=
-        LowRankTerm(s, block + KeyFactorOffset(s), t, objects.record + KeyBasisOffset(s), rank, c);
   }
-  for (int b = 0; b < s.n_blocks && s.key_outliers() > 0; ++b) {
-    SetExact(objects.record + KeySparseEndsOffset(s), b, objects.record + KeySparseOffset(s), rank,
-             &x[static_cast<size_t>(b) * kBlockSize * rank]);
+  for (int b = 0; b < s.n_blocks; ++b) {
+    float* const values = &x[static_cast<size_t>(b) * kBlockSize * rank];
+    if (s.key_outliers() > 0) {
+      SetExact(objects.record + KeySparseEndsOffset(s), b, objects.record + KeySparseOffset(s),
+               rank, values);
+    }
+    AddLowRank(s, objects.blocks[b] + KeyFactorOffset(s), objects.record + KeyBasisOffset(s), rank,
+               values);
   }
   return x;
 }
@@ -89,14 +93,16 @@ std::vector<float> ReadValuesRef(const RefObjects& objects) {
       x[i] = Dequantise(side, code, block + ValueTokenScaleOffset(s),
                         c / group * ScaleParts(side) * kBlockSize + t, kBlockSize);
     }
-    x[i] += LowRankTerm(s, block + ValueFactorOffset(s), t, objects.record + ValueBasisOffset(s),
-                        rank, c);
   }
-  for (int b = 0; b < s.n_blocks && s.value_outliers() > 0; ++b) {
-    SetExact(objects.layer_record + ValueSparseEndsOffset(s),
-             int64_t{b} * s.n_kv_heads + objects.head_idx,
-             objects.layer_record + ValueSparseOffset(s), rank,
-             &x[static_cast<size_t>(b) * kBlockSize * rank]);
+  for (int b = 0; b < s.n_blocks; ++b) {
+    float* const values = &x[static_cast<size_t>(b) * kBlockSize * rank];
+    if (s.value_outliers() > 0) {
+      SetExact(objects.layer_record + ValueSparseEndsOffset(s),
+               int64_t{b} * s.n_kv_heads + objects.head_idx,
+               objects.layer_record + ValueSparseOffset(s), rank, values);
+    }
+    AddLowRank(s, objects.blocks[b] + ValueFactorOffset(s), objects.record + ValueBasisOffset(s),
+               rank, values);
   }
   return x;
 }

@@ -1,6 +1,6 @@
 // Sixteen lanes at a time in the widest vectors of the instruction set that the including file is
-// compiled for. What is summed, is summed per lane and then folded in one fixed order, so that the
-// width does not show in the result (with -ffp-contract=off).
+// compiled for: one vector, or halves of halves. What is summed, is summed per lane and then folded
+// in one fixed order, so that the width does not show in the result (with -ffp-contract=off).
 //
 // Only for files that are compiled for one instruction set: all is local to the file, and nothing
 // of the standard library is called, whose functions the linker could take from here for everyone.
@@ -26,7 +26,6 @@ constexpr int kVectorBytes = 16;
 #endif
 constexpr int kVectorLanes = kVectorBytes / 4;
 constexpr int kLanes = 16;
-constexpr int kParts = kLanes / kVectorLanes;
 
 using FloatVector = float __attribute__((vector_size(kVectorBytes)));
 using IntVector = int32_t __attribute__((vector_size(kVectorBytes)));
@@ -36,12 +35,26 @@ using HalfFloatVector = float __attribute__((vector_size(kVectorBytes / 2)));
 using ShortVector = uint16_t __attribute__((vector_size(kVectorBytes / 2)));
 using ByteVector = uint8_t __attribute__((vector_size(kVectorBytes / 4)));
 
-template <typename Vector>
-struct LanesOf {
-  Vector part[kParts];
+template <typename Half>
+struct Two {
+  Half low, high;
 };
-using Floats = LanesOf<FloatVector>;
-using Ints = LanesOf<IntVector>;
+template <typename Vector>
+constexpr bool kIsTwo = false;
+template <typename Half>
+constexpr bool kIsTwo<Two<Half>> = true;
+
+// Whole<Vector>::Type is as many vectors as have sixteen lanes.
+template <typename Part, bool kIsWhole = sizeof(Part) == 4 * kLanes>
+struct Whole {
+  using Type = typename Whole<Two<Part>>::Type;
+};
+template <typename Part>
+struct Whole<Part, true> {
+  using Type = Part;
+};
+using Floats = Whole<FloatVector>::Type;
+using Ints = Whole<IntVector>::Type;
 
 template <typename T>
 KVL_INLINE T LoadAs(const void* from) {
@@ -50,135 +63,178 @@ KVL_INLINE T LoadAs(const void* from) {
   return value;
 }
 
-// f(0), ... f(kParts - 1)
-template <typename Vector, typename F>
-KVL_INLINE LanesOf<Vector> Each(const F& f) {
-  LanesOf<Vector> y;
-#pragma GCC unroll 4
-  for (int i = 0; i < kParts; ++i) y.part[i] = f(i);
-  return y;
+// --- One by one lane: vectors have these operators, halves get them here. ---
+
+#define KVL_BY_HALVES(op)                                 \
+  template <typename Half>                                \
+  KVL_INLINE auto operator op(Two<Half> a, Two<Half> b) { \
+    using Result = decltype(a.low op b.low);              \
+    return Two<Result>{a.low op b.low, a.high op b.high}; \
+  }
+KVL_BY_HALVES(+)
+KVL_BY_HALVES(-)
+KVL_BY_HALVES(*)
+KVL_BY_HALVES(/)
+KVL_BY_HALVES(&)
+KVL_BY_HALVES(|)
+KVL_BY_HALVES(^)
+KVL_BY_HALVES(<)  // -1 where true, else 0
+KVL_BY_HALVES(<=)
+KVL_BY_HALVES(==)
+#undef KVL_BY_HALVES
+
+template <typename Half>
+KVL_INLINE Two<Half> operator<<(Two<Half> a, int n) {
+  return {a.low << n, a.high << n};
+}
+template <typename Half>
+KVL_INLINE Two<Half> operator>>(Two<Half> a, int n) {
+  return {a.low >> n, a.high >> n};
 }
 
-#define KVL_EACH(Vector, expression) \
-  Each<Vector>([&](int i) __attribute__((always_inline)) { return expression; })
-
-KVL_INLINE Floats operator+(Floats a, Floats b) {
-  return KVL_EACH(FloatVector, a.part[i] + b.part[i]);
-}
-KVL_INLINE Floats operator-(Floats a, Floats b) {
-  return KVL_EACH(FloatVector, a.part[i] - b.part[i]);
-}
-KVL_INLINE Floats operator*(Floats a, Floats b) {
-  return KVL_EACH(FloatVector, a.part[i] * b.part[i]);
-}
-KVL_INLINE Floats operator/(Floats a, Floats b) {
-  return KVL_EACH(FloatVector, a.part[i] / b.part[i]);
-}
-KVL_INLINE Ints operator+(Ints a, Ints b) { return KVL_EACH(IntVector, a.part[i] + b.part[i]); }
-KVL_INLINE Ints operator-(Ints a, Ints b) { return KVL_EACH(IntVector, a.part[i] - b.part[i]); }
-KVL_INLINE Ints operator&(Ints a, Ints b) { return KVL_EACH(IntVector, a.part[i] & b.part[i]); }
-KVL_INLINE Ints operator|(Ints a, Ints b) { return KVL_EACH(IntVector, a.part[i] | b.part[i]); }
-KVL_INLINE Ints operator^(Ints a, Ints b) { return KVL_EACH(IntVector, a.part[i] ^ b.part[i]); }
-KVL_INLINE Ints operator<<(Ints a, int n) { return KVL_EACH(IntVector, a.part[i] << n); }
-KVL_INLINE Ints operator>>(Ints a, int n) { return KVL_EACH(IntVector, a.part[i] >> n); }
-
-// -1 where true, else 0.
-KVL_INLINE Ints operator<(Floats a, Floats b) {
-  return KVL_EACH(IntVector, (IntVector)(a.part[i] < b.part[i]));
-}
-KVL_INLINE Ints operator<=(Floats a, Floats b) {
-  return KVL_EACH(IntVector, (IntVector)(a.part[i] <= b.part[i]));
-}
-KVL_INLINE Ints operator==(Floats a, Floats b) {
-  return KVL_EACH(IntVector, (IntVector)(a.part[i] == b.part[i]));
-}
-KVL_INLINE Ints operator<(Ints a, Ints b) {
-  return KVL_EACH(IntVector, (IntVector)(a.part[i] < b.part[i]));
-}
-KVL_INLINE Ints operator==(Ints a, Ints b) {
-  return KVL_EACH(IntVector, (IntVector)(a.part[i] == b.part[i]));
-}
-
-KVL_INLINE Floats Select(Ints mask, Floats a, Floats b) {
-  return KVL_EACH(FloatVector, mask.part[i] ? a.part[i] : b.part[i]);
-}
-KVL_INLINE Ints Select(Ints mask, Ints a, Ints b) {
-  return KVL_EACH(IntVector, mask.part[i] ? a.part[i] : b.part[i]);
+template <typename Mask, typename Vector>
+KVL_INLINE Vector Select(Mask mask, Vector a, Vector b) {
+  if constexpr (kIsTwo<Vector>) {
+    return {Select(mask.low, a.low, b.low), Select(mask.high, a.high, b.high)};
+  } else {
+    return mask ? a : b;
+  }
 }
 
 // The lower and the higher of two; b where one is NaN.
 struct Lower {
-  KVL_INLINE FloatVector operator()(FloatVector a, FloatVector b) const { return a < b ? a : b; }
-  KVL_INLINE Floats operator()(Floats a, Floats b) const {
-    return KVL_EACH(FloatVector, (*this)(a.part[i], b.part[i]));
+  template <typename Vector>
+  KVL_INLINE Vector operator()(Vector a, Vector b) const {
+    if constexpr (kIsTwo<Vector>) {
+      return {(*this)(a.low, b.low), (*this)(a.high, b.high)};
+    } else {
+      return a < b ? a : b;
+    }
   }
 };
 struct Higher {
-  KVL_INLINE FloatVector operator()(FloatVector a, FloatVector b) const { return a > b ? a : b; }
-  KVL_INLINE Floats operator()(Floats a, Floats b) const {
-    return KVL_EACH(FloatVector, (*this)(a.part[i], b.part[i]));
+  template <typename Vector>
+  KVL_INLINE Vector operator()(Vector a, Vector b) const {
+    if constexpr (kIsTwo<Vector>) {
+      return {(*this)(a.low, b.low), (*this)(a.high, b.high)};
+    } else {
+      return a > b ? a : b;
+    }
   }
 };
 struct Sum {
-  KVL_INLINE FloatVector operator()(FloatVector a, FloatVector b) const { return a + b; }
+  template <typename Vector>
+  KVL_INLINE Vector operator()(Vector a, Vector b) const {
+    return a + b;
+  }
 };
 
-KVL_INLINE Ints Splat(int32_t x) {
-  return KVL_EACH(IntVector, (static_cast<void>(i), IntVector{} + x));
+// The same bits as another type of lanes.
+template <typename To, typename From>
+KVL_INLINE To Reinterpret(From a) {
+  if constexpr (kIsTwo<From>) {
+    using Half = decltype(To::low);
+    return {Reinterpret<Half>(a.low), Reinterpret<Half>(a.high)};
+  } else {
+    return (To)a;
+  }
 }
-KVL_INLINE Ints BitsOf(Floats a) { return KVL_EACH(IntVector, (IntVector)a.part[i]); }
-KVL_INLINE Floats FromBits(Ints a) { return KVL_EACH(FloatVector, (FloatVector)a.part[i]); }
+KVL_INLINE Ints BitsOf(Floats a) { return Reinterpret<Ints>(a); }
+KVL_INLINE Floats FromBits(Ints a) { return Reinterpret<Floats>(a); }
+
+// `part` in all parts.
+template <typename Vector, typename Part>
+KVL_INLINE Vector Repeat(Part part) {
+  if constexpr (kIsTwo<Vector>) {
+    using Half = decltype(Vector::low);
+    return {Repeat<Half>(part), Repeat<Half>(part)};
+  } else {
+    return (Vector)part;
+  }
+}
+KVL_INLINE Ints Splat(int32_t x) { return Repeat<Ints>(IntVector{} + x); }
 KVL_INLINE Floats Splat(float x) { return FromBits(Splat(LoadAs<int32_t>(&x))); }
 // x[0], x[1], x[0], x[1], ...
 KVL_INLINE Floats SplatPair(const float* x) {
-  const LongVector both = LongVector{} + LoadAs<int64_t>(x);
-  return KVL_EACH(FloatVector, (static_cast<void>(i), (FloatVector)both));
+  return Repeat<Floats>(LongVector{} + LoadAs<int64_t>(x));
 }
 
+// --- Memory ---
+
+template <typename Vector>
+KVL_INLINE Vector LoadLanes(const char* from) {
+  if constexpr (kIsTwo<Vector>) {
+    using Half = decltype(Vector::low);
+    return {LoadLanes<Half>(from), LoadLanes<Half>(from + sizeof(Half))};
+  } else {
+    return LoadAs<Vector>(from);
+  }
+}
 KVL_INLINE Floats Load(const float* from) {
-  return KVL_EACH(FloatVector, LoadAs<FloatVector>(from + i * kVectorLanes));
+  return LoadLanes<Floats>(reinterpret_cast<const char*>(from));
 }
-KVL_INLINE Ints LoadShorts(const void* from) {
-  return KVL_EACH(
-      IntVector,
-      __builtin_convertvector(
-          LoadAs<ShortVector>(static_cast<const char*>(from) + i * kVectorBytes / 2), IntVector));
+KVL_INLINE Ints LoadInts(const void* from) {
+  return LoadLanes<Ints>(static_cast<const char*>(from));
 }
-KVL_INLINE void Store(Floats a, float* to) { __builtin_memcpy(to, &a, sizeof(a)); }
-KVL_INLINE void Store(Ints a, void* to) { __builtin_memcpy(to, &a, sizeof(a)); }
+
+template <typename Vector>
+KVL_INLINE void StoreLanes(Vector a, char* to) {
+  if constexpr (kIsTwo<Vector>) {
+    StoreLanes(a.low, to);
+    StoreLanes(a.high, to + sizeof(a.low));
+  } else {
+    __builtin_memcpy(to, &a, sizeof(a));
+  }
+}
+KVL_INLINE void Store(Floats a, float* to) { StoreLanes(a, reinterpret_cast<char*>(to)); }
+KVL_INLINE void Store(Ints a, void* to) { StoreLanes(a, static_cast<char*>(to)); }
+
+// Sixteen numbers of 16 bits without sign.
+template <typename Vector = Ints>
+KVL_INLINE Vector LoadShorts(const void* from) {
+  if constexpr (kIsTwo<Vector>) {
+    using Half = decltype(Vector::low);
+    return {LoadShorts<Half>(from),
+            LoadShorts<Half>(static_cast<const char*>(from) + sizeof(Half) / 2)};
+  } else {
+    return __builtin_convertvector(LoadAs<ShortVector>(from), IntVector);
+  }
+}
+// The low bits of each lane: Narrow is ShortVector or ByteVector.
+template <typename Narrow, typename Vector>
+KVL_INLINE void StoreNarrow(Vector a, char* to) {
+  if constexpr (kIsTwo<Vector>) {
+    StoreNarrow<Narrow>(a.low, to);
+    StoreNarrow<Narrow>(a.high, to + sizeof(a.low) * sizeof(Narrow) / kVectorBytes);
+  } else {
+    const Narrow low = __builtin_convertvector(a, Narrow);
+    __builtin_memcpy(to, &low, sizeof(low));
+  }
+}
 KVL_INLINE void StoreShorts(Ints a, void* to) {
-#pragma GCC unroll 4
-  for (int i = 0; i < kParts; ++i) {
-    const ShortVector low = __builtin_convertvector(a.part[i], ShortVector);
-    __builtin_memcpy(static_cast<char*>(to) + i * kVectorBytes / 2, &low, sizeof(low));
-  }
+  StoreNarrow<ShortVector>(a, static_cast<char*>(to));
 }
-KVL_INLINE void StoreBytes(Ints a, uint8_t* to) {
-#pragma GCC unroll 4
-  for (int i = 0; i < kParts; ++i) {
-    const ByteVector low = __builtin_convertvector(a.part[i], ByteVector);
-    __builtin_memcpy(to + i * kVectorBytes / 4, &low, sizeof(low));
-  }
-}
+KVL_INLINE void StoreBytes(Ints a, void* to) { StoreNarrow<ByteVector>(a, static_cast<char*>(to)); }
+
+// --- Across lanes ---
 
 // A bit per lane, of a mask of -1 and 0.
-KVL_INLINE uint32_t LaneBits(Ints mask) {
-  uint32_t bits = 0;
-#pragma GCC unroll 4
-  for (int i = 0; i < kParts; ++i) {
+KVL_INLINE uint32_t LaneBits(IntVector mask) {
 #if defined(__AVX512DQ__)
-    const uint32_t part = _mm512_movepi32_mask((__m512i)mask.part[i]);
+  return _mm512_movepi32_mask((__m512i)mask);
 #elif defined(__AVX__)
-    const uint32_t part = _mm256_movemask_ps((__m256)mask.part[i]);
+  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)mask));
 #elif defined(__SSE2__)
-    const uint32_t part = _mm_movemask_ps((__m128)mask.part[i]);
+  return static_cast<uint32_t>(_mm_movemask_ps((__m128)mask));
 #else
-    uint32_t part = 0;
-    for (int lane = 0; lane < kVectorLanes; ++lane) part |= (mask.part[i][lane] & 1u) << lane;
-#endif
-    bits |= part << (i * kVectorLanes);
-  }
+  uint32_t bits = 0;
+  for (int lane = 0; lane < kVectorLanes; ++lane) bits |= (mask[lane] & 1u) << lane;
   return bits;
+#endif
+}
+template <typename Half>
+KVL_INLINE uint32_t LaneBits(Two<Half> mask) {
+  return LaneBits(mask.low) | LaneBits(mask.high) << (sizeof(Half) / 4);
 }
 
 using LaneSequence = std::make_integer_sequence<int, kVectorLanes>;
@@ -200,29 +256,29 @@ struct Pair {
   float even, odd;
 };
 // Of the even lanes and of the odd lanes: lanes 8 apart first, then 4, then 2.
-template <typename F>
-KVL_INLINE Pair FoldPairs(Floats a, const F& f) {
-#pragma GCC unroll 2
-  for (int n = kParts / 2; n >= 1; n /= 2) {
-#pragma GCC unroll 2
-    for (int i = 0; i < n; ++i) a.part[i] = f(a.part[i], a.part[i + n]);
+template <typename Vector, typename F>
+KVL_INLINE Pair FoldPairs(Vector a, const F& f) {
+  if constexpr (kIsTwo<Vector>) {
+    return FoldPairs(f(a.low, a.high), f);
+  } else {
+    const FloatVector folded = FoldVector<kVectorLanes / 2>(a, f);
+    return {folded[0], folded[1]};
   }
-  const FloatVector folded = FoldVector<kVectorLanes / 2>(a.part[0], f);
-  return {folded[0], folded[1]};
 }
 
 template <int kFirst, int... kLane>
-KVL_INLINE FloatVector EverySecond(FloatVector a, FloatVector b,
-                                   std::integer_sequence<int, kLane...>) {
+KVL_INLINE FloatVector EverySecondLane(FloatVector a, FloatVector b,
+                                       std::integer_sequence<int, kLane...>) {
   return __builtin_shufflevector(a, b, (2 * kLane + kFirst)...);
 }
-// The even (0) or odd (1) words of 32.
-template <int kFirst>
-KVL_INLINE Floats EverySecond(Floats a, Floats b) {
-  FloatVector words[2 * kParts];
-#pragma GCC unroll 4
-  for (int i = 0; i < kParts; ++i) words[i] = a.part[i], words[kParts + i] = b.part[i];
-  return KVL_EACH(FloatVector, EverySecond<kFirst>(words[2 * i], words[2 * i + 1], LaneSequence()));
+// The even (0) or odd (1) of the lanes of a and b.
+template <int kFirst, typename Vector>
+KVL_INLINE Vector EverySecond(Vector a, Vector b) {
+  if constexpr (kIsTwo<Vector>) {
+    return {EverySecond<kFirst>(a.low, a.high), EverySecond<kFirst>(b.low, b.high)};
+  } else {
+    return EverySecondLane<kFirst>(a, b, LaneSequence());
+  }
 }
 
 }  // namespace
