@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds one fuzz target with libFuzzer (clang 14), AddressSanitizer and UndefinedBehaviorSanitizer and
-# runs it on its corpus:  scripts/fuzz.sh safetensors|sequence_file|spec|attend_packed [SECONDS] [libFuzzer options]
+# runs it on its corpus:  scripts/fuzz.sh safetensors|sequence_file|session_state|spec|attend_packed [SECONDS] [libFuzzer options]
 # Findings and the grown corpus go to build/fuzz/; the corpus in fuzz/corpus/ is only read.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,17 +9,21 @@ target=${1:-safetensors}
 seconds=${2:-60}
 case $target in
   safetensors) sources="src/io/safetensors_fuzz.cc src/io/safetensors_header.cc" ;;
-  sequence_file)
-    sources="$(ls src/kv/blocks/*.cc src/kv/quantizer/*.cc src/kv/spec*.cc | grep -v -e _test.cc -e spec_fuzz.cc)
+  sequence_file | session_state)
+    sources="$(ls src/kv/blocks/*.cc src/kv/quantizer/*.cc src/kv/spec*.cc | grep -v -e _test.cc -e _fuzz.cc)
       src/kv/cache_layout.cc src/kv/seal_schedule.cc src/kernels/cpu/packed_layout.cc src/base/crc32c.cc
-      src/base/units.cc src/io/atomic_file.cc src/io/mapped_file.cc src/io/system_error.cc" ;;
+      src/base/units.cc src/io/atomic_file.cc src/io/mapped_file.cc src/io/system_error.cc"
+    case $target in
+      sequence_file) sources="$sources src/kv/blocks/sequence_file_fuzz.cc" ;;
+      *) sources="$sources src/engine/session_fuzz.cc src/engine/session.cc src/engine/sampler.cc" ;;
+    esac ;;
   attend_packed)
     sources="$(ls src/kernels/cpu/attend*.cc | grep -v -e _test.cc -e _ref.cc -e _bench.cc -e _problem.cc -e emulated)
       src/kernels/cpu/packed_layout.cc src/base/cpu_features.cc src/tensor/dtype.cc"
     # Every instruction set of the machine is run, so all may be compiled for it.
     flags="-march=native -Wno-gcc-compat" ;;
   spec) sources=$(ls src/kv/spec*.cc | grep -v _test.cc) ;;
-  *) echo "scripts/fuzz.sh: no fuzz target '$target'; there are safetensors, sequence_file, spec and attend_packed" >&2; exit 2 ;;
+  *) echo "scripts/fuzz.sh: no fuzz target '$target'; there are safetensors, sequence_file, session_state, spec and attend_packed" >&2; exit 2 ;;
 esac
 
 out=build/fuzz/$target

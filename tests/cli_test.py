@@ -121,11 +121,12 @@ class CommandLine(unittest.TestCase):
 
     def test_saved_session_goes_on_as_if_it_had_never_ended(self):
         for options in ([], ["--temp", 0.8, "--seed", 7], ["--kv", "fdc(rate=0.5)", "--repeat-penalty", 1.2],
-                        ["--kv", "fdc(rate=0.5)", "--temp", 0.8, "--seed", 7, "--presence-penalty", 0.5]):
+                        ["--kv", "fdc(rate=0.5)", "--temp", 0.8, "--seed", 7, "--presence-penalty", 0.5],
+                        ["--kv", "fdc(rate=0.3)+gear(bits=4,run=64)", "--temp", 0.8, "--seed", 7]):
             session = self.folder / "session"
             run = ["run", "-m", MODEL, "--ignore-eos", *options]
-            whole = self.json_of(*run, "-p", "The carriage stood", "-n", 20)
-            first = self.json_of(*run, "-p", "The carriage stood", "-n", 10, "--save-session", session)
+            whole = self.json_of(*run, "-f", self.short_text(), "-n", 20)
+            first = self.json_of(*run, "-f", self.short_text(), "-n", 10, "--save-session", session)
             second = self.json_of(*run, "-n", 10, "--load-session", session)
             self.assertEqual(first["ids"] + second["ids"], whole["ids"])
             self.assertEqual(first["text"] + second["text"], whole["text"])

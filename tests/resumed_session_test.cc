@@ -10,6 +10,8 @@
 #include "engine/engine.h"
 #include "evaluation/bench_model.h"
 #include "io/scratch_folder.h"
+#include "kv/quantizer/method.h"
+#include "kv/spec.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {
@@ -17,14 +19,12 @@ namespace {
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 constexpr int kVocabulary = 128;
-const SequenceIdentity kIdentity = {"a spec", "a model"};
 
 struct ModelCase {
   const char* name;
   DType dtype;
-  bool has_basis;
-  int n_sink;
-  int window;
+  const char* spec;  // of a basis only that it has one
+  int window = 0;
 };
 
 // What one request gave: its tokens, and the logits behind each.
@@ -51,9 +51,14 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
     c.window = GetParam().window;
     auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
+    const StatusOr<Spec> spec = Spec::Parse(GetParam().spec);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    identity_ = {spec->ToString(), "a model"};
     const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.5, 9);
-    auto model = Model::Create(*std::move(weights), GetParam().has_basis ? &basis : nullptr,
-                               GetParam().n_sink, &threads_, AvailableIsas().back());
+    const std::optional<SealPlan> seal = SealPlanOf(*spec);
+    auto model = Model::Create(*std::move(weights), spec->basis() == nullptr ? nullptr : &basis,
+                               spec->n_sink(), &threads_, AvailableIsas().back(),
+                               seal.has_value() ? &*seal : nullptr);
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }
@@ -92,9 +97,9 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
   // Through a file, into a pool of its own.
   Session Stored(const Session& session, BlockPool* pool) {
     const std::string path = folder_ / "session";
-    const Status saved = SaveSession(session, model_->layout(), kIdentity, path);
+    const Status saved = SaveSession(session, model_->layout(), identity_, path);
     EXPECT_TRUE(saved.ok()) << saved;
-    auto loaded = LoadSession(path, {kIdentity, &model_->layout(), 1024}, kVocabulary, pool);
+    auto loaded = LoadSession(path, {identity_, &model_->layout(), 1024}, kVocabulary, pool);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     return *std::move(loaded);
   }
@@ -123,6 +128,7 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
   }
 
   ScratchFolder folder_;
+  SequenceIdentity identity_;
   ThreadPool threads_{2};
   std::unique_ptr<Model> model_;
 };
@@ -201,13 +207,16 @@ TEST_P(ResumedSession, EndsWithTheEndOfSequence) {
   EXPECT_EQ(further.tokens.size(), 5u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, ResumedSession,
-                         testing::Values(ModelCase{"bf16", DType::kBf16, false, 0, 0},
-                                         ModelCase{"f32", DType::kF32, false, 0, 0},
-                                         ModelCase{"basis", DType::kBf16, true, 4, 0},
-                                         ModelCase{"window", DType::kBf16, false, 0, 48},
-                                         ModelCase{"basis_window", DType::kF32, true, 4, 48}),
-                         [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Models, ResumedSession,
+    testing::Values(ModelCase{"bf16", DType::kBf16, "none"}, ModelCase{"f32", DType::kF32, "none"},
+                    ModelCase{"basis", DType::kBf16, "fdc(rate=0.5)"},
+                    ModelCase{"window", DType::kBf16, "none", 48},
+                    ModelCase{"basis_window", DType::kF32, "fdc(rate=0.5)", 48},
+                    ModelCase{"kivi", DType::kBf16, "kivi(bits=2,run=64)"},
+                    ModelCase{"gear", DType::kBf16, "fdc(rate=0.5)+gear(bits=4,run=128,share=0.1)"},
+                    ModelCase{"gear_window", DType::kF32, "gear(bits=4,run=64,share=0.1)", 100}),
+    [](const auto& test) { return std::string(test.param.name); });
 
 // Sessions that wait hold memory; it is taken back before anything that runs is preempted, and
 // everything finishes.
@@ -241,7 +250,7 @@ TEST_P(WaitingSessions, GiveTheirCachesUpWhenThePoolIsFull) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, WaitingSessions,
-                         testing::Values(ModelCase{"f32", DType::kF32, false, 0, 0}),
+                         testing::Values(ModelCase{"f32", DType::kF32, "none"}),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
