@@ -11,6 +11,7 @@
 #include "calibration_run.h"
 #include "evaluation/bench_model.h"
 #include "io/files.h"
+#include "kv/basis/hadamard.h"
 #include "kv/quantizer/method.h"
 
 namespace kvlathe {
@@ -214,11 +215,17 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
       basis = CutBasis(*analysis, result.ranks->ranks);
     }
   }
+  const Stage* quantizer = result.spec.quantizer();
+  if (quantizer != nullptr && quantizer->Has("hadamard") && quantizer->Word("hadamard") == "on") {
+    if (basis.heads.empty()) {
+      basis = IdentityBasis(config_.n_layers, config_.n_kv_heads, config_.head_dim);
+    }
+    MixByHadamard(&basis);
+  }
   const std::optional<SealPlan> seal = SealPlanOf(result.spec);
-  KVL_ASSIGN_OR_RETURN(result.model,
-                       Model::Create(weights_, result.spec.basis() == nullptr ? nullptr : &basis,
-                                     result.spec.n_sink(), threads_.get(), isa_,
-                                     seal.has_value() ? &*seal : nullptr));
+  KVL_ASSIGN_OR_RETURN(result.model, Model::Create(weights_, basis.heads.empty() ? nullptr : &basis,
+                                                   result.spec.n_sink(), threads_.get(), isa_,
+                                                   seal.has_value() ? &*seal : nullptr));
   result.model->set_schedule(ParseSchedule(options_.schedule));
   result.model->set_deterministic(options_.deterministic);
   return result;

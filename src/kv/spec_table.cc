@@ -207,7 +207,11 @@ constexpr KeyInfo kGroup = {.name = "group",
                             .choices = "16|32|64|128"};
 constexpr KeyInfo kBits4 = Bits("2|3|4|8", "4");
 constexpr KeyInfo kBits2 = Bits("2|3|4|8", "2");
-constexpr const KeyInfo* kTokenKeys[] = {&kBits4, &kGroup, &kRun, &kBuffer, &kSink};
+constexpr KeyInfo kHadamard = {.name = "hadamard",
+                               .doc = "mix channels by a Hadamard matrix first: outliers spread",
+                               .default_text = "off",
+                               .choices = "on|off"};
+constexpr const KeyInfo* kTokenKeys[] = {&kBits4, &kGroup, &kHadamard, &kRun, &kBuffer, &kSink};
 constexpr const KeyInfo* kKcvtKeys[] = {&kBits4, &kRun, &kBuffer, &kSink};
 
 constexpr KeyInfo kKiviGroup = WithDoc(
@@ -227,7 +231,7 @@ constexpr KeyInfo kQnorm = {.name = "qnorm",
                             .default_text = "auto",
                             .choices = "auto|on|off"};
 constexpr const KeyInfo* kKvquantKeys[] = {&kBits4, &kOutliers, &kQnorm, &kRun, &kBuffer, &kSink};
-constexpr const KeyInfo* kInt8Keys[] = {&kRun, &kBuffer, &kSink};
+constexpr const KeyInfo* kInt8Keys[] = {&kHadamard, &kRun, &kBuffer, &kSink};
 
 // --- residual ---
 

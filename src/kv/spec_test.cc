@@ -41,13 +41,13 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"window", "window(tokens=1024,sink=4)"},
       {"pool", "pool(merge=4,sink=4)"},
       {"dmc", "dmc(window=12,sink=4)"},
-      {"token", "token(bits=4,group=64,run=512,buffer=64,sink=4)"},
+      {"token", "token(bits=4,group=64,hadamard=off,run=512,buffer=64,sink=4)"},
       {"kcvt", "kcvt(bits=4,run=512,buffer=64,sink=4)"},
       {"kivi", "kivi(bits=2,group=32,run=512,buffer=64,sink=4)"},
       {"kvquant", "kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,sink=4)"},
-      {"int8", "int8(run=512,buffer=64,sink=4)"},
+      {"int8", "int8(hadamard=off,run=512,buffer=64,sink=4)"},
       {"int8+lowrank+sparse",
-       "int8(run=512,buffer=64,sink=4)+lowrank(prefill=4,decode=2,loops=3)+sparse(share=0.02)"},
+       "int8(hadamard=off,run=512,buffer=64,sink=4)+lowrank(prefill=4,decode=2,loops=3)+sparse(share=0.02)"},
   };
   for (const auto& [text, resolved] : kExpected) EXPECT_EQ(Resolved(text), resolved);
 }

@@ -1,0 +1,64 @@
+#include "kv/basis/hadamard.h"
+
+#include <bit>
+#include <cmath>
+#include <vector>
+
+namespace kvlathe {
+namespace {
+
+// x[0], x[stride], ..., n of them, times H / sqrt(n); n is a power of two.
+void Transform(float* x, int64_t stride, int n) {
+  for (int half = 1; half < n; half *= 2) {
+    for (int i = 0; i < n; ++i) {
+      if ((i & half) != 0) continue;
+      float& a = x[i * stride];
+      float& b = x[(i + half) * stride];
+      const float sum = a + b;
+      b = a - b;
+      a = sum;
+    }
+  }
+  const float scale = 1 / std::sqrt(static_cast<float>(n));
+  for (int i = 0; i < n; ++i) x[i * stride] *= scale;
+}
+
+// The blocks of a vector of `rank` numbers.
+void TransformBlocks(float* x, int64_t stride, int rank) {
+  for (int begin = 0; begin < rank;) {
+    const int n = static_cast<int>(std::bit_floor(static_cast<unsigned>(rank - begin)));
+    Transform(x + begin * stride, stride, n);
+    begin += n;
+  }
+}
+
+// M [n_rows, rank] H.
+void MixColumns(int n_rows, int rank, std::vector<float>* m) {
+  for (int i = 0; i < n_rows; ++i) TransformBlocks(m->data() + int64_t{i} * rank, 1, rank);
+}
+
+// H M [rank, n_columns]; H is its own transpose.
+void MixRows(int rank, int n_columns, std::vector<float>* m) {
+  for (int j = 0; j < n_columns; ++j) TransformBlocks(m->data() + j, n_columns, rank);
+}
+
+}  // namespace
+
+ModelBasis IdentityBasis(int n_layers, int n_kv_heads, int head_dim) {
+  std::vector<float> identity(int64_t{head_dim} * head_dim, 0.0f);
+  for (int i = 0; i < head_dim; ++i) identity[i * head_dim + i] = 1;
+  const HeadBasis head{head_dim, head_dim, identity, identity, identity, identity};
+  return {n_layers, n_kv_heads, head_dim,
+          std::vector<HeadBasis>(int64_t{n_layers} * n_kv_heads, head)};
+}
+
+void MixByHadamard(ModelBasis* basis) {
+  for (HeadBasis& head : basis->heads) {
+    MixColumns(basis->head_dim, head.rank_k, &head.query_basis);
+    MixColumns(basis->head_dim, head.rank_k, &head.key_basis);
+    MixColumns(basis->head_dim, head.rank_v, &head.value_basis);
+    MixRows(head.rank_v, basis->head_dim, &head.output_basis);
+  }
+}
+
+}  // namespace kvlathe
