@@ -2,12 +2,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/units.h"
 #include "calibration_run.h"
 #include "heat_map.h"
 #include "io/files.h"
 #include "kv/basis/report.h"
+#include "kv/byte_kinds.h"
 #include "workspace.h"
 
 namespace kvlathe {
@@ -45,6 +49,43 @@ nlohmann::ordered_json BytesJson(const Workspace& workspace, const Model& model,
           {"tables", bytes.tables},
           {"total", bytes.total()},
           {"kv_fraction", static_cast<double>(bytes.total()) / reference}};
+}
+
+constexpr std::pair<const char*, int64_t ByteKinds::*> kByteKinds[] = {
+    {"codes", &ByteKinds::codes},     {"scales", &ByteKinds::scales},
+    {"lowrank", &ByteKinds::lowrank}, {"exact", &ByteKinds::exact},
+    {"plain", &ByteKinds::plain},     {"sinks", &ByteKinds::sinks},
+    {"tables", &ByteKinds::tables},   {"padding", &ByteKinds::padding}};
+
+std::vector<ByteKinds> KindsAtFullContext(const Workspace& workspace, const Model& model) {
+  const int64_t n = workspace.context_tokens();
+  return ByteKindsByLayer(model.layout(), {.n_tokens = n, .n_prompt = n});
+}
+
+nlohmann::ordered_json KindsJson(const std::vector<ByteKinds>& layers) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const ByteKinds& kinds : layers) {
+    nlohmann::ordered_json& layer = list.emplace_back();
+    for (const auto& [name, member] : kByteKinds) layer[name] = kinds.*member;
+  }
+  return list;
+}
+
+void PrintKinds(const std::vector<ByteKinds>& layers) {
+  ByteKinds sum;
+  const auto print = [](const std::string& name, const ByteKinds& kinds) {
+    fmt::print("{:>5}", name);
+    for (const auto& [unused, member] : kByteKinds) fmt::print(" {:>10}", kinds.*member);
+    fmt::print(" {:>11}\n", kinds.total());
+  };
+  fmt::print("{:>5}", "layer");
+  for (const auto& [name, unused] : kByteKinds) fmt::print(" {:>10}", name);
+  fmt::print(" {:>11}\n", "bytes");
+  for (size_t l = 0; l < layers.size(); ++l) {
+    print(std::to_string(l), layers[l]);
+    for (const auto& [unused, member] : kByteKinds) sum.*member += layers[l].*member;
+  }
+  print("all", sum);
 }
 
 // Overlap of the key subspaces from the workspace's statistics and from a text, at each head's half
@@ -134,11 +175,13 @@ Status Inspect(const InspectOptions& options) {
   }
 
   if (options.model.json) {
-    nlohmann::ordered_json json = {{"model", ModelJson(*workspace)},
-                                   {"kv", kv},
-                                   {"kv_resolved", spec_model.spec.ToString()},
-                                   {"kv_bytes", BytesJson(*workspace, *spec_model.model, bytes)},
-                                   {"basis_bytes", spec_model.model->basis_bytes()}};
+    nlohmann::ordered_json json = {
+        {"model", ModelJson(*workspace)},
+        {"kv", kv},
+        {"kv_resolved", spec_model.spec.ToString()},
+        {"kv_bytes", BytesJson(*workspace, *spec_model.model, bytes)},
+        {"kv_bytes_by_layer", KindsJson(KindsAtFullContext(*workspace, *spec_model.model))},
+        {"basis_bytes", spec_model.model->basis_bytes()}};
     if (analysis != nullptr) json["basis"] = BasisReportJson(*analysis, *spec_model.ranks);
     if (overlap.has_value()) json["subspace_overlap"] = *overlap;
     fmt::print("{}\n", json.dump());
@@ -150,10 +193,13 @@ Status Inspect(const InspectOptions& options) {
              c.head_dim, c.max_seq_len);
   fmt::print("--kv {}\n", spec_model.spec.ToString());
   fmt::print(
-      "a sequence of {} tokens: {} in blocks, {} in sinks, {} in tables; rotations of the model "
-      "{}\n",
-      workspace->context_tokens(), FormatBytes(bytes.blocks), FormatBytes(bytes.sinks),
-      FormatBytes(bytes.tables), FormatBytes(spec_model.model->basis_bytes()));
+      "a prompt of {} tokens takes {}, {:.2f}% of the 16-bit cache; rotations of the model {}\n",
+      workspace->context_tokens(), FormatBytes(bytes.total()),
+      100.0 * static_cast<double>(bytes.total()) /
+          static_cast<double>(
+              ReferenceBytes(spec_model.model->layout(), workspace->context_tokens())),
+      FormatBytes(spec_model.model->basis_bytes()));
+  PrintKinds(KindsAtFullContext(*workspace, *spec_model.model));
   if (overlap.has_value()) {
     fmt::print("subspaces from random tokens and from {} overlap by {:.3f} at rank {}\n",
                overlap_text, *overlap, c.head_dim / 2);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "kv/blocks/sequence_cache.h"
+#include "kv/byte_kinds.h"
 
 namespace kvlathe {
 namespace {
@@ -59,6 +60,29 @@ TEST(SealSchedule, FollowsTheDefinition) {
       }
     }
   }
+}
+
+TEST(ByteKinds, AddUpToWhatTheAllocatorHandsOut) {
+  for (const int window : {0, 300}) {
+    CacheLayout layout = Layout(4, 192, 64);
+    layout.window = window;
+    for (const int64_t n : {1, 4, 68, 300, 1000}) {
+      int64_t sum = 0;
+      for (const ByteKinds& kinds : ByteKindsByLayer(layout, {n, 1, 500})) sum += kinds.total();
+      EXPECT_EQ(sum, SequenceBytes(layout, n, 1, 500)) << window << ' ' << n;
+    }
+  }
+  // One head of 32 at 2 bits (K) and 4 bits (V), two runs of 192 of which all is sealed: by hand.
+  CacheLayout layout = Layout(0, 192, 64);
+  layout.n_layers = layout.n_kv_heads = 1;
+  layout.shapes = {{32, 32}};
+  const ByteKinds kinds = ByteKindsByLayer(layout, {384, 1, 384}).front();
+  EXPECT_EQ(kinds.codes, 384 * 32 * (2 + 4) / 8);
+  EXPECT_EQ(kinds.scales, 384 * 4 + 384 / 32 * 32 * 4);  // V per token, K per 32 tokens
+  EXPECT_EQ(kinds.lowrank, 2 * 2 * 4 * (192 + 32) * 2);  // two runs, K and V, rank 4
+  EXPECT_EQ(kinds.exact,
+            2 * (32 * 18 * 4 + 3 * 4 + 192 * 2 * 4 + 3 * 4));  // 9 a side of 192, 1 of 32
+  EXPECT_EQ(kinds.plain, 0);
 }
 
 TEST(SealSchedule, WithoutAPlanNothingIsSealed) {

@@ -1,0 +1,27 @@
+// What the bytes of a sequence are, by layer: where a spec's bits go.
+#pragma once
+
+#include <vector>
+
+#include "kv/cache_layout.h"
+
+namespace kvlathe {
+
+struct ByteKinds {
+  int64_t codes = 0;
+  int64_t scales = 0;   // and minima
+  int64_t lowrank = 0;  // both factors
+  int64_t exact = 0;    // entries, places and where they end
+  int64_t plain = 0;    // blocks that are not sealed, at full size
+  int64_t sinks = 0;
+  int64_t tables = 0;
+  int64_t padding = 0;  // of objects to their alignment
+  int64_t total() const {
+    return codes + scales + lowrank + exact + plain + sinks + tables + padding;
+  }
+};
+
+// One entry per layer; the totals add up to SequenceParts(layout, length).total().
+std::vector<ByteKinds> ByteKindsByLayer(const CacheLayout& layout, const SequenceLength& length);
+
+}  // namespace kvlathe
