@@ -231,8 +231,8 @@ void MarkOutliers(std::vector<Matrix>* ks, std::vector<Matrix>* vs, double share
   const int n_values = static_cast<int>(layer_rank * share / 2);
   for (Matrix& k : *ks) {
     for (int c = 0; c < k.rank; ++c) {
-      std::vector<std::pair<Matrix*, size_t>> column;
-      for (int t = 0; t < n_tokens; ++t) column.push_back({&k, k.at(t, c)});
+      std::vector<std::pair<Matrix*, size_t>> column(n_tokens);
+      for (int t = 0; t < n_tokens; ++t) column[t] = {&k, k.at(t, c)};
       MarkExact(column, n_keys);
     }
   }

@@ -94,8 +94,8 @@ TEST_P(SealTest, JobsDoNotDependOnEachOther) {
                         DrawHeads(Data::kTypical, Heads()[i], n_blocks, DType::kBf16, 100 + i),
                         n_blocks, i != 2);
   }
-  std::vector<SealJob> jobs;
-  for (Layer& layer : layers) jobs.push_back(layer.Job(11));
+  std::vector<SealJob> jobs(layers.size());
+  for (size_t i = 0; i < layers.size(); ++i) jobs[i] = layers[i].Job(11);
   ASSERT_TRUE(sealer.Run(jobs).ok());
   for (Layer& layer : layers) {
     ExpectSealed(SealRef(format, layer.heads, layer.is_prompt), layer);
