@@ -10,6 +10,7 @@
 #include "io/atomic_file.h"
 #include "io/byte_reader.h"
 #include "io/mapped_file.h"
+#include "kv/blocks/sequence_rows.h"
 #include "kv/quantizer/method.h"
 #include "kv/spec.h"
 
@@ -85,97 +86,6 @@ bool ReadLayout(ByteReader* reader, CacheLayout* layout, int* n_tokens, int64_t*
   return true;
 }
 
-// Blocks of every head, from the oldest, that the last position does not see.
-int64_t UnseenBlocks(const CacheLayout& layout, int n_tokens) {
-  return BlocksOutOfWindow(layout, n_tokens - 1);
-}
-
-// The sealed runs of which blocks are held, and what they are made of.
-class HeldRuns {
- public:
-  HeldRuns(const CacheLayout& layout, int n_tokens, int64_t n_prompt)
-      : layout_(layout), n_unseen_(UnseenBlocks(layout, n_tokens)) {
-    for (const RunExtent& run : RunsOf(layout, n_tokens, n_prompt)) {
-      n_sealed_ = run.first_block + run.n_blocks;
-      if (n_sealed_ > n_unseen_)
-        runs_.push_back(run);
-      else
-        ++n_gone_;
-    }
-  }
-
-  const std::vector<RunExtent>& runs() const { return runs_; }
-  int64_t n_gone() const { return n_gone_; }      // runs of which nothing is held
-  int64_t n_sealed() const { return n_sealed_; }  // blocks, from the oldest
-  int64_t n_unseen() const { return n_unseen_; }
-
-  // PackedShapeOf, with what the heads of the layer share given.
-  PackedShape ShapeOf(const BlockShape& head, int layer_rank_v, const RunExtent& run) const {
-    return {.format = layout_.seal->format,
-            .rank_k = head.rank_k,
-            .rank_v = head.rank_v,
-            .n_kv_heads = layout_.n_kv_heads,
-            .layer_rank_v = layer_rank_v,
-            .n_blocks = static_cast<int>(run.n_blocks),
-            .is_prompt = run.is_prompt};
-  }
-
-  int LayerRankV(int layer_idx) const {
-    int64_t sum = 0;
-    for (int g = 0; g < layout_.n_kv_heads; ++g) sum += layout_.shape(layer_idx, g).rank_v;
-    return static_cast<int>(std::min<int64_t>(sum, std::numeric_limits<int>::max()));
-  }
-
- private:
-  const CacheLayout& layout_;
-  int64_t n_unseen_;
-  int64_t n_sealed_ = 0, n_gone_ = 0;
-  std::vector<RunExtent> runs_;
-};
-
-// Sink rows, blocks and records of every head, in bytes; -1 when that is more than n_max.
-int64_t RowBytes(const CacheLayout& layout, int n_tokens, int64_t n_prompt, int64_t n_max) {
-  if (n_tokens == 0) return 0;
-  // Runs are listed one by one: not more of them than the file has bytes.
-  if (layout.seal.has_value() && n_tokens / kBlockSize > n_max) return -1;
-  const HeldRuns held(layout, n_tokens, n_prompt);
-  const int64_t n_plain = BlocksFor(layout, n_tokens) - std::max(held.n_sealed(), held.n_unseen());
-  int64_t n_bytes = 0;
-  for (size_t i = 0; i < layout.shapes.size(); ++i) {
-    const BlockShape& head = layout.shapes[i];
-    const bool is_first = i % layout.n_kv_heads == 0;
-    n_bytes += SinkBytes(layout, head) + n_plain * BlockObjectBytes(head);
-    const int layer_rank_v =
-        is_first ? held.LayerRankV(static_cast<int>(i / layout.n_kv_heads)) : 0;
-    for (const RunExtent& run : held.runs()) {
-      const PackedShape shape = held.ShapeOf(head, layer_rank_v, run);
-      const int64_t n_blocks =
-          run.first_block + run.n_blocks - std::max(run.first_block, held.n_unseen());
-      n_bytes += n_blocks * PackedBlockObjectBytes(shape) + RunRecordObjectBytes(shape);
-      if (is_first) n_bytes += LayerRecordObjectBytes(shape);
-      if (n_bytes > n_max) return -1;
-    }
-    if (n_bytes > n_max) return -1;
-  }
-  return n_bytes;
-}
-
-// A block of which n_filled entries are written, the others made zero.
-void ClearUnfilled(const BlockShape& shape, int n_filled, std::byte* block) {
-  const int64_t element_bytes = SizeOf(shape.row_type);
-  const auto clear = [&](std::byte* base, int64_t offset) {
-    std::memset(base + offset * element_bytes, 0, static_cast<size_t>(element_bytes));
-  };
-  for (int token = n_filled; token < kBlockSize; ++token) {
-    for (int r = 0; r < shape.rank_k; ++r) clear(block, KeyOffset(token, r));
-    for (int r = 0; r < shape.rank_v; ++r) {
-      clear(block + KeyBytes(shape), ValueOffset(shape, token, r));
-    }
-  }
-  const int64_t n_bytes = BlockBytes(shape);
-  std::memset(block + n_bytes, 0, static_cast<size_t>(BlockObjectBytes(shape) - n_bytes));
-}
-
 // Writes to the file and keeps the checksum of what it wrote.
 class CheckedWriter {
  public:
@@ -190,71 +100,6 @@ class CheckedWriter {
   AtomicFile* file_;
   uint32_t crc_ = 0;
 };
-
-// K [n_sink, head_dim] and V [n_sink, rank_v] of the positions there are.
-std::vector<std::byte> SinkRows(const SequenceCache& cache, const CacheLayout& layout,
-                                int layer_idx, int kv_head_idx) {
-  const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
-  std::vector<std::byte> rows(static_cast<size_t>(SinkBytes(layout, shape)));
-  if (rows.empty()) return rows;
-  const std::byte* sink_k = cache.sink_k(layer_idx, kv_head_idx);
-  const std::byte* sink_v = cache.sink_v(layer_idx, kv_head_idx);
-  const int64_t n_filled = std::min(cache.n_tokens(), layout.n_sink);
-  const int64_t element_bytes = SizeOf(shape.row_type);
-  std::memcpy(rows.data(), sink_k, static_cast<size_t>(n_filled * layout.head_dim * element_bytes));
-  std::memcpy(rows.data() + (sink_v - sink_k), sink_v,
-              static_cast<size_t>(n_filled * shape.rank_v * element_bytes));
-  return rows;
-}
-
-// n_bytes of an object of object_bytes, the rest zero.
-Status WriteObject(const std::byte* object, int64_t n_bytes, int64_t object_bytes,
-                   CheckedWriter* writer) {
-  if (object_bytes == 0) return OkStatus();
-  KVL_RETURN_IF_ERROR(writer->Write({object, static_cast<size_t>(n_bytes)}));
-  const std::byte zeros[kObjectAlignment] = {};
-  return writer->Write({zeros, static_cast<size_t>(object_bytes - n_bytes)});
-}
-
-Status WriteRecords(const SequenceCache& cache, const CacheLayout& layout, const HeldRuns& held,
-                    int layer_idx, int kv_head_idx, CheckedWriter* writer) {
-  const auto runs = cache.runs(layer_idx, kv_head_idx).subspan(held.n_gone());
-  for (size_t r = 0; r < runs.size(); ++r) {
-    const PackedShape shape = PackedShapeOf(layout, layer_idx, kv_head_idx, held.runs()[r]);
-    KVL_RETURN_IF_ERROR(
-        WriteObject(runs[r].record, RunRecordBytes(shape), RunRecordObjectBytes(shape), writer));
-    if (kv_head_idx > 0) continue;
-    KVL_RETURN_IF_ERROR(WriteObject(runs[r].layer_record, LayerRecordBytes(shape),
-                                    LayerRecordObjectBytes(shape), writer));
-  }
-  return OkStatus();
-}
-
-Status WriteHead(const SequenceCache& cache, const CacheLayout& layout, const HeldRuns& held,
-                 int layer_idx, int kv_head_idx, CheckedWriter* writer) {
-  const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
-  KVL_RETURN_IF_ERROR(writer->Write(SinkRows(cache, layout, layer_idx, kv_head_idx)));
-  const auto blocks = cache.blocks(layer_idx, kv_head_idx);
-  for (const RunExtent& run : held.runs()) {
-    const PackedShape packed = PackedShapeOf(layout, layer_idx, kv_head_idx, run);
-    for (int64_t b = std::max(run.first_block, held.n_unseen()); b < run.first_block + run.n_blocks;
-         ++b) {
-      KVL_RETURN_IF_ERROR(
-          WriteObject(blocks[b], PackedBlockBytes(packed), PackedBlockObjectBytes(packed), writer));
-    }
-  }
-  std::vector<std::byte> copy(static_cast<size_t>(BlockObjectBytes(shape)));
-  const int64_t first_plain = std::max(held.n_sealed(), held.n_unseen());
-  int64_t n_left =
-      std::max<int64_t>(0, cache.n_tokens() - layout.n_sink - first_plain * kBlockSize);
-  for (const std::byte* block : blocks.subspan(static_cast<size_t>(first_plain))) {
-    std::memcpy(copy.data(), block, static_cast<size_t>(BlockBytes(shape)));
-    ClearUnfilled(shape, static_cast<int>(std::min<int64_t>(n_left, kBlockSize)), copy.data());
-    KVL_RETURN_IF_ERROR(writer->Write(copy));
-    n_left = std::max<int64_t>(0, n_left - kBlockSize);
-  }
-  return WriteRecords(cache, layout, held, layer_idx, kv_head_idx, writer);
-}
 
 // Everything before the rows.
 std::string Head(const CacheLayout& layout, const SequenceIdentity& identity, int n_tokens,
@@ -330,76 +175,6 @@ Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
   return OkStatus();
 }
 
-// Reads the rows of a file into a cache that has been extended for them.
-class RowCopier {
- public:
-  RowCopier(const SequenceFile& file, SequenceCache* cache)
-      : layout_(file.layout),
-        held_(file.layout, file.n_tokens, file.n_prompt),
-        rows_(file.rows),
-        cache_(cache) {}
-
-  // False when a record would send its reader out of its block.
-  bool Copy() {
-    for (int layer_idx = 0; layer_idx < layout_.n_layers; ++layer_idx) {
-      for (int kv_head_idx = 0; kv_head_idx < layout_.n_kv_heads; ++kv_head_idx) {
-        CopyBlocks(layer_idx, kv_head_idx);
-        if (!CopyRecords(layer_idx, kv_head_idx)) return false;
-      }
-    }
-    KVL_CHECK(rows_.empty());
-    return true;
-  }
-
- private:
-  void Take(std::byte* to, int64_t n_bytes) {
-    if (n_bytes == 0) return;
-    std::memcpy(to, rows_.data(), static_cast<size_t>(n_bytes));
-    rows_ = rows_.subspan(static_cast<size_t>(n_bytes));
-  }
-
-  void CopyBlocks(int layer_idx, int kv_head_idx) {
-    const BlockShape& shape = layout_.shape(layer_idx, kv_head_idx);
-    std::byte* sink = cache_->sink_k(layer_idx, kv_head_idx);
-    if (sink != nullptr) Take(sink, SinkBytes(layout_, shape));
-    const auto blocks = cache_->blocks(layer_idx, kv_head_idx);
-    for (const RunExtent& run : held_.runs()) {
-      const PackedShape packed = PackedShapeOf(layout_, layer_idx, kv_head_idx, run);
-      for (int64_t b = std::max(run.first_block, held_.n_unseen());
-           b < run.first_block + run.n_blocks; ++b) {
-        Take(blocks[b], PackedBlockObjectBytes(packed));
-      }
-    }
-    const int64_t first_plain = std::max(held_.n_sealed(), held_.n_unseen());
-    for (std::byte* block : blocks.subspan(static_cast<size_t>(first_plain))) {
-      Take(block, BlockObjectBytes(shape));
-    }
-  }
-
-  bool CopyRecords(int layer_idx, int kv_head_idx) {
-    const auto runs = cache_->runs(layer_idx, kv_head_idx).subspan(held_.n_gone());
-    for (size_t r = 0; r < runs.size(); ++r) {
-      const PackedShape shape = PackedShapeOf(layout_, layer_idx, kv_head_idx, held_.runs()[r]);
-      // The cache's own objects, which nothing reads yet.
-      Take(const_cast<std::byte*>(runs[r].record), RunRecordObjectBytes(shape));
-      if (!IsSoundRunRecord(shape, runs[r].record)) return false;
-      if (kv_head_idx > 0) continue;
-      Take(const_cast<std::byte*>(runs[r].layer_record), LayerRecordObjectBytes(shape));
-      std::vector<int> ranks_v;
-      for (int g = 0; g < layout_.n_kv_heads; ++g) {
-        ranks_v.push_back(layout_.shape(layer_idx, g).rank_v);
-      }
-      if (!IsSoundLayerRecord(shape, ranks_v, runs[r].layer_record)) return false;
-    }
-    return true;
-  }
-
-  const CacheLayout& layout_;
-  HeldRuns held_;
-  std::span<const std::byte> rows_;
-  SequenceCache* cache_;
-};
-
 // How the caches of a spec are sealed; nothing where it is not one that this build runs.
 std::optional<SealPlan> SealPlanOfText(const std::string& text) {
   const StatusOr<Spec> spec = Spec::Parse(text);
@@ -453,13 +228,11 @@ Status SaveSequence(const SequenceCache& cache, const CacheLayout& layout,
                     const std::string& path) {
   KVL_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
   CheckedWriter writer(&file);
-  const HeldRuns held(layout, cache.n_tokens(), cache.n_prompt());
   const std::string head = Head(layout, identity, cache.n_tokens(), cache.n_prompt(), state);
   KVL_RETURN_IF_ERROR(writer.Write(std::as_bytes(std::span(head))));
-  for (int layer_idx = 0; cache.n_tokens() > 0 && layer_idx < layout.n_layers; ++layer_idx) {
-    for (int kv_head_idx = 0; kv_head_idx < layout.n_kv_heads; ++kv_head_idx) {
-      KVL_RETURN_IF_ERROR(WriteHead(cache, layout, held, layer_idx, kv_head_idx, &writer));
-    }
+  if (cache.n_tokens() > 0) {
+    KVL_RETURN_IF_ERROR(WriteRows(
+        cache, layout, [&](std::span<const std::byte> bytes) { return writer.Write(bytes); }));
   }
   KVL_RETURN_IF_ERROR(writer.WriteCrc());
   return file.Commit();
@@ -475,7 +248,7 @@ StatusOr<std::string> RestoreSequence(const std::string& path, const SequencePla
     cache->Clear();
     return Error(status.code(), "{}: {}", path, MessageOf(status));
   }
-  if (file.n_tokens > 0 && !RowCopier(file, cache).Copy()) {
+  if (file.n_tokens > 0 && !CopyRows(file.rows, file.layout, cache)) {
     cache->Clear();
     return Error(StatusCode::kDataLoss, "{}: damaged: its exact entries lie outside their blocks",
                  path);

@@ -1,0 +1,29 @@
+// The rows of a sequence as a file holds them: for every KV head its sink rows, its blocks and its
+// records (sequence_file.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "base/status.h"
+#include "kv/blocks/sequence_cache.h"
+#include "kv/cache_layout.h"
+
+namespace kvlathe {
+
+// All rows in bytes; -1 when that is more than n_max. Safe for any layout and lengths that are not
+// negative: time and memory are bounded by n_max and the number of heads.
+int64_t RowBytes(const CacheLayout& layout, int n_tokens, int64_t n_prompt, int64_t n_max);
+
+// Hands the rows of a cache that holds at least one position to `write`, piece by piece. What no
+// position has filled is zero.
+Status WriteRows(const SequenceCache& cache, const CacheLayout& layout,
+                 const std::function<Status(std::span<const std::byte>)>& write);
+
+// Copies RowBytes of rows into a cache that has been extended for them. False when a record would
+// send its reader out of its block.
+bool CopyRows(std::span<const std::byte> rows, const CacheLayout& layout, SequenceCache* cache);
+
+}  // namespace kvlathe
