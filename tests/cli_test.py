@@ -69,6 +69,19 @@ class CommandLine(unittest.TestCase):
         self.assertLess(half["kv_fraction"], quarter["kv_fraction"])
         self.assertLess(abs(uniform["kv_fraction"] - half["kv_fraction"]), 0.03)
 
+    def test_quantised_caches_lose_what_their_bits_say(self):
+        kvs = ["none", "int8", "kivi(bits=4,group=64)", "gear(bits=2)", "kivi(bits=2,group=64)"]
+        arguments = sum((["--kv", kv] for kv in kvs), [])
+        rows = {row["kv"]: row for row in self.json_of("compare", "-m", MODEL, *arguments)["rows"]}
+        kl = [rows[kv]["kl"] for kv in kvs]
+        self.assertEqual(kl, sorted(kl))
+        self.assertLess(rows["kivi(bits=2,group=64)"]["kl"], 0.02)
+        for kv, most in (("int8", 0.6), ("kivi(bits=4,group=64)", 0.36), ("gear(bits=2)", 0.33),
+                         ("kivi(bits=2,group=64)", 0.23)):
+            self.assertLess(rows[kv]["kv_fraction"], most)
+        said = self.json_of("run", "-m", MODEL, "--kv", "gear(bits=2)", "-p", "The carriage", "-n", 150)
+        self.assertGreater(said["kv_parts"]["run_records"], 0)
+
     def test_full_rank_is_none_in_f32(self):
         result = self.json_of("eval", "-m", MODEL, "-c", 128, "--dtype", "f32", "--kl",
                               self.short_text(), "--kv", "fdc(rate=0)")

@@ -5,9 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
+#include <ostream>
 
 #include "base/random.h"
 #include "engine/engine.h"
+#include "kv/quantizer/method.h"
+#include "kv/spec.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {
@@ -55,10 +59,18 @@ struct Trace {
   std::vector<std::vector<float>> logits;  // behind each token
 };
 
+int TotalPreemptions(const std::vector<Trace>& traces) {
+  return std::accumulate(traces.begin(), traces.end(), 0,
+                         [](int sum, const Trace& t) { return sum + t.outcome.n_preemptions; });
+}
+
 struct CacheCase {
+  const char* name;
   DType dtype;
-  bool has_basis;
+  bool has_basis = false;
+  const char* quantizer = nullptr;  // a spec
 };
+void PrintTo(const CacheCase& c, std::ostream* out) { *out << c.name; }
 
 class BatchingTest : public ::testing::TestWithParam<CacheCase> {
  protected:
@@ -67,8 +79,11 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
     auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
     const ModelBasis basis = HalfRankBasis(c);
+    std::optional<SealPlan> seal;
+    if (GetParam().quantizer != nullptr) seal = SealPlanOf(*Spec::Parse(GetParam().quantizer));
     auto model = Model::Create(*std::move(weights), GetParam().has_basis ? &basis : nullptr,
-                               /*n_sink=*/4, &threads_, AvailableIsas().back());
+                               /*n_sink=*/4, &threads_, AvailableIsas().back(),
+                               seal.has_value() ? &*seal : nullptr);
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }
@@ -125,6 +140,25 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
     EXPECT_LE(pool.usage().peak_bytes, budget);
     return traces;
   }
+  // Under a budget that makes requests give way: the fourth, where nothing is sealed.
+  std::vector<Trace> RunPreempted(const std::vector<Request>& requests,
+                                  const EngineOptions& options) {
+    if (GetParam().quantizer == nullptr) {
+      return RunTogether(requests, TightBudget(requests), options);
+    }
+    // What sealing frees and sets aside depends on the spec: the smallest budget that holds each
+    // request alone, and more until one is stopped.
+    int64_t budget = 0;
+    for (const Request& r : requests) {
+      const int64_t n_prompt = static_cast<int64_t>(r.prompt.size());
+      budget = std::max(budget, PeakSequenceBytes(model_->layout(), n_prompt + r.max_tokens - 1,
+                                                  options.max_batch_tokens, n_prompt));
+    }
+    for (;; budget += budget / 16) {
+      std::vector<Trace> traces = RunTogether(requests, budget, options);
+      if (TotalPreemptions(traces) > 0 || budget > kPlenty) return traces;
+    }
+  }
   std::vector<Trace> RunEachAlone(const std::vector<Request>& requests) {
     std::vector<Trace> traces;
     for (const Request& r : requests) traces.push_back(RunTogether({r}, kPlenty, {}).front());
@@ -135,11 +169,6 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
   ThreadPool threads_{2};
   std::unique_ptr<Model> model_;
 };
-
-int TotalPreemptions(const std::vector<Trace>& traces) {
-  return std::accumulate(traces.begin(), traces.end(), 0,
-                         [](int sum, const Trace& t) { return sum + t.outcome.n_preemptions; });
-}
 
 TEST_P(BatchingTest, DeterministicLogitsHaveIdenticalBits) {
   model_->set_deterministic(true);
@@ -160,7 +189,7 @@ TEST_P(BatchingTest, DeterministicLogitsHaveIdenticalBits) {
   }
   for (int max_batch_tokens : {512, 33}) {
     const std::vector<Trace> traces =
-        RunTogether(requests, TightBudget(requests), {.max_batch_tokens = max_batch_tokens});
+        RunPreempted(requests, {.max_batch_tokens = max_batch_tokens});
     EXPECT_GT(TotalPreemptions(traces), 0);
     expect_same(traces, fmt::format("preempted, {} tokens a step", max_batch_tokens));
   }
@@ -199,34 +228,37 @@ TEST_P(BatchingTest, GreedyTokensAreThoseOfEachAloneBeyondRounding) {
     expect_close(RunTogether(requests, kPlenty, {.max_batch_tokens = max_batch_tokens}),
                  fmt::format("{} tokens a step", max_batch_tokens));
   }
-  const std::vector<Trace> preempted = RunTogether(requests, TightBudget(requests), {});
+  const std::vector<Trace> preempted = RunPreempted(requests, {});
   EXPECT_GT(TotalPreemptions(preempted), 0);
   expect_close(preempted, "preempted");
 }
 
 TEST_P(BatchingTest, PreemptionTakesTheNewestAndLosesNothing) {
   const std::vector<Request> requests = MixedRequests();
-  const std::vector<Trace> traces = RunTogether(requests, TightBudget(requests), {});
+  const std::vector<Trace> traces = RunPreempted(requests, {});
   EXPECT_EQ(traces[0].outcome.n_preemptions, 0);  // the oldest is never stopped
-  EXPECT_GE(traces[3].outcome.n_preemptions, 1);
+  if (GetParam().quantizer == nullptr) EXPECT_GE(traces[3].outcome.n_preemptions, 1);
+  EXPECT_GE(TotalPreemptions(traces), 1);
   for (size_t i = 0; i < requests.size(); ++i) {
     const RequestOutcome& o = traces[i].outcome;
     EXPECT_EQ(o.finish_reason, FinishReason::kLength);
     EXPECT_EQ(o.tokens.size(), 80u);
     EXPECT_EQ(o.n_cached_tokens, static_cast<int>(requests[i].prompt.size()) + 79);
-    EXPECT_EQ(o.kv_bytes.total(), SequenceBytes(model_->layout(), o.n_cached_tokens));
+    EXPECT_EQ(o.kv_bytes.total(), SequenceBytes(model_->layout(), o.n_cached_tokens, 1,
+                                                static_cast<int64_t>(requests[i].prompt.size())));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Caches, BatchingTest,
-                         ::testing::Values(CacheCase{DType::kBf16, false},
-                                           CacheCase{DType::kBf16, true},
-                                           CacheCase{DType::kF32, false},
-                                           CacheCase{DType::kF32, true}),
-                         [](const auto& cache) {
-                           return fmt::format("{}{}", DTypeName(cache.param.dtype),
-                                              cache.param.has_basis ? "HalfRank" : "None");
-                         });
+                         ::testing::Values(CacheCase{"Bf16None", DType::kBf16},
+                                           CacheCase{"Bf16HalfRank", DType::kBf16, true},
+                                           CacheCase{"F32None", DType::kF32},
+                                           CacheCase{"F32HalfRank", DType::kF32, true},
+                                           CacheCase{"Bf16Kivi", DType::kBf16, false,
+                                                     "kivi(bits=4,run=64)"},
+                                           CacheCase{"Bf16HalfRankGear", DType::kBf16, true,
+                                                     "gear(bits=4,run=128,share=0.1)"}),
+                         [](const auto& cache) { return cache.param.name; });
 
 class SchedulingTest : public BatchingTest {};
 
@@ -299,7 +331,7 @@ TEST_P(SchedulingTest, NoMoreSequencesRunThanAStepHasTokens) {
   EXPECT_EQ(n_finished, 5);
 }
 
-INSTANTIATE_TEST_SUITE_P(F32, SchedulingTest, ::testing::Values(CacheCase{DType::kF32, false}));
+INSTANTIATE_TEST_SUITE_P(F32, SchedulingTest, ::testing::Values(CacheCase{"None", DType::kF32}));
 
 }  // namespace
 }  // namespace kvlathe
