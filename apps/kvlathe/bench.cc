@@ -105,8 +105,8 @@ Status RunAttention(BenchAttentionOptions options) {
     if (spec.basis() != nullptr && !spec.basis()->Has("rate")) {
       return Error(StatusCode::kInvalidArgument, "--kv '{}': bench attention takes rate only", kv);
     }
-    bench.specs.push_back({kv, spec.basis() == nullptr ? 0 : spec.basis()->Number("rate"),
-                           SealPlanOf(spec)});
+    bench.specs.push_back(
+        {kv, spec.basis() == nullptr ? 0 : spec.basis()->Number("rate"), SealPlanOf(spec)});
   }
   bench.phases.clear();
   for (const std::string& phase : options.phases) {

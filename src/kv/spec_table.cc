@@ -214,9 +214,9 @@ constexpr KeyInfo kHadamard = {.name = "hadamard",
 constexpr const KeyInfo* kTokenKeys[] = {&kBits4, &kGroup, &kHadamard, &kRun, &kBuffer, &kSink};
 constexpr const KeyInfo* kKcvtKeys[] = {&kBits4, &kRun, &kBuffer, &kSink};
 
-constexpr KeyInfo kKiviGroup = WithDoc(
-    WithChoices(kGroup, "32|64|128", "32"),
-    "tokens (K) and channels (V) that share a scale; must divide run and buffer");
+constexpr KeyInfo kKiviGroup =
+    WithDoc(WithChoices(kGroup, "32|64|128", "32"),
+            "tokens (K) and channels (V) that share a scale; must divide run and buffer");
 constexpr KeyInfo kKiviBuffer =
     WithDoc(kBuffer, "newest positions held in 16 bits while decoding (the paper's R: 128)");
 constexpr const KeyInfo* kKiviKeys[] = {&kBits2, &kKiviGroup, &kRun, &kKiviBuffer, &kSink};

@@ -48,10 +48,10 @@ struct AttendParams {
   const void* q = nullptr;  // [n_rows, rank_k] row_type, not scaled
   int64_t q_stride = 0;     // elements from row to row
   const std::byte* const* blocks =
-      nullptr;             // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
+      nullptr;  // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
   const PackedHead* packed = nullptr;  // null: every block is plain
-  int kv_begin = 0;        // multiple of kBlockSize
-  int kv_end = 0;          // exclusive; rows past it in the last block are never used
+  int kv_begin = 0;                    // multiple of kBlockSize
+  int kv_end = 0;                      // exclusive; rows past it in the last block are never used
   int first_visible = 0;   // end of the entries that token 0 sees; may be negative (nothing seen)
   int window = kNoWindow;  // at least 1
   float sm_scale = 1;      // 1 / sqrt(original head_dim), > 0
