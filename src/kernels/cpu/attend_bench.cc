@@ -1,8 +1,8 @@
 // Attention kernels against the machine's limits, measured in the same run: decode against read
 // bandwidth over at least 1 GiB of distinct blocks in shuffled order, prefill against the GEMM
-// peak.
+// peak, decode over sealed blocks against plain ones.
 //
-//   attend_bench [isa] [repetitions] [decode|prefill]
+//   attend_bench [isa] [repetitions] [decode|prefill|packed]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -35,19 +35,21 @@ struct Setup {
 
 // KV heads of several sequences; each has n_entries in blocks that lie anywhere in memory.
 struct Heads {
-  Heads(BlockShape block_shape, int n_entries_per_head, int n, ThreadPool* pool)
-      : shape(block_shape), n_entries(n_entries_per_head), n_heads(n) {
-    const int64_t n_blocks = int64_t{n} * (n_entries / kBlockSize);
-    memory = Buffer::Allocate(n_blocks * BlockBytes(shape), "benchmark blocks").value();
-    for (int64_t b = 0; b < n_blocks; ++b) {
-      blocks.push_back(memory.data() + b * BlockBytes(shape));
-    }
+  Heads(BlockShape block_shape, int n_entries_per_head, int n, int64_t n_block_bytes,
+        ThreadPool* pool)
+      : shape(block_shape),
+        n_entries(n_entries_per_head),
+        n_heads(n),
+        block_bytes(n_block_bytes),
+        block_step((n_block_bytes + 63) / 64 * 64) {
+    const int64_t n_blocks = int64_t{n} * BlocksPerHead();
+    memory = Buffer::Allocate(n_blocks * block_step, "benchmark blocks").value();
+    for (int64_t b = 0; b < n_blocks; ++b) blocks.push_back(memory.data() + b * block_step);
     pool->Run([&](int worker_id) {
       const Range share = ShareOf(n_blocks, 1, worker_id, pool->n_workers());
-      const int64_t n_values = BlockBytes(shape) / 2;
       for (int64_t b = share.begin; b < share.end; ++b) {
         Bf16* values = reinterpret_cast<Bf16*>(blocks[b]);
-        for (int64_t i = 0; i < n_values; ++i) {
+        for (int64_t i = 0; i < block_bytes / 2; ++i) {
           values[i] = {static_cast<uint16_t>((0x3e00 + (i * 37 + b * 11) % 0x180) ^ (i % 3 << 15))};
         }
       }
@@ -55,17 +57,18 @@ struct Heads {
     Random random(1);
     for (int64_t i = n_blocks - 1; i > 0; --i) std::swap(blocks[i], blocks[random.Below(i + 1)]);
   }
+  int BlocksPerHead() const { return n_entries / kBlockSize; }
   std::byte* const* BlocksOf(int head) const {
-    return blocks.data() + int64_t{head} * (n_entries / kBlockSize);
+    return blocks.data() + int64_t{head} * BlocksPerHead();
   }
-  double PayloadBytes() const {
-    return double(n_heads) * n_entries / kBlockSize * BlockBytes(shape);
-  }
+  double PayloadBytes() const { return double(n_heads) * BlocksPerHead() * block_bytes; }
 
   BlockShape shape;
   int n_entries, n_heads;
+  int64_t block_bytes, block_step;
   Buffer memory;
   std::vector<std::byte*> blocks;
+  const PackedHead* sealed = nullptr;  // the same runs for every head
 };
 
 // Best time of all heads with the same query rows; a worker's item is [first, first + n) of a
@@ -102,6 +105,7 @@ double TimeAttend(const Setup& setup, const Heads& heads, int gqa_group, int n_t
                                .q = q.as<Bf16>() + int64_t{first} * gqa_group * shape.rank_k,
                                .q_stride = shape.rank_k,
                                .blocks = heads.BlocksOf(item % heads.n_heads),
+                               .packed = heads.sealed,
                                .kv_end = first_visible + n - 1,
                                .first_visible = first_visible,
                                .sm_scale = 0.0884f,
@@ -128,7 +132,7 @@ void BenchDecode(const Setup& setup, double read_gb_per_s) {
       const int64_t head_bytes = int64_t{context} / kBlockSize * BlockBytes(shape);
       const int n_sequences =
           (kStreamedBytes + head_bytes * kKvHeads - 1) / (head_bytes * kKvHeads);
-      const Heads heads(shape, context, n_sequences * kKvHeads, setup.pool);
+      const Heads heads(shape, context, n_sequences * kKvHeads, BlockBytes(shape), setup.pool);
       for (int group : {1, 4, 8}) {
         const double seconds = TimeAttend(setup, heads, group, 1, 1) / n_sequences;
         if (rank_k == kHeadDim) full_seconds[group] = seconds;
@@ -150,7 +154,8 @@ void BenchPrefill(const Setup& setup, double gemm_flops) {
   for (int context : {2048, 8192}) {
     double full_seconds = 0;
     for (auto [rank_k, rank_v] : {std::pair{kHeadDim, kHeadDim}, {64, 64}, {48, 80}}) {
-      const Heads heads({rank_k, rank_v, DType::kBf16}, context, kKvHeads, setup.pool);
+      const BlockShape shape{rank_k, rank_v, DType::kBf16};
+      const Heads heads(shape, context, kKvHeads, BlockBytes(shape), setup.pool);
       const int n_tokens = std::min(context, 2048);  // the last chunk of a longer prompt
       const double seconds = TimeAttend(setup, heads, kGroup, n_tokens, 64);
       if (rank_k == kHeadDim) full_seconds = seconds;
@@ -158,6 +163,132 @@ void BenchPrefill(const Setup& setup, double gemm_flops) {
       const double flops = 2.0 * (rank_k + rank_v) * n_pairs * kGroup * kKvHeads;
       fmt::print("{:>8} {:>6} {:>6} {:>10.1f} {:>9.3f} {:>8.3f}\n", context, rank_k, rank_v,
                  seconds * 1e6, flops / gemm_flops / seconds, seconds / full_seconds);
+    }
+  }
+}
+
+struct PackedKind {
+  const char* name;
+  PackedFormat format;
+  bool is_prompt;  // one run of the whole context; else runs of one block each
+};
+
+// The records of one head's runs, shared by all heads: what is read once per run or is a small part
+// of a block. Scales are 1/16, exact entries spread evenly.
+struct SealedRuns {
+  SealedRuns(const PackedKind& kind, int rank, int n_blocks) {
+    const int run_blocks = kind.is_prompt ? n_blocks : 1;
+    const PackedShape run = {.format = kind.format,
+                             .rank_k = rank,
+                             .rank_v = rank,
+                             .n_kv_heads = kKvHeads,
+                             .layer_rank_v = kKvHeads * rank,
+                             .n_blocks = run_blocks,
+                             .is_prompt = kind.is_prompt};
+    block_bytes = PackedBlockBytes(run);
+    record = Filled(RunRecordBytes(run));
+    layer_record = Filled(LayerRecordBytes(run));
+    if (run.key_outliers() > 0) {
+      Spread(run_blocks, 2 * run.key_outliers() * rank / run_blocks,
+             record.data() + KeySparseEndsOffset(run), record.data() + KeySparseOffset(run), rank);
+    }
+    if (run.value_outliers() > 0) {
+      Spread(run_blocks * kKvHeads, 2 * run.value_outliers() * kBlockSize / kKvHeads,
+             layer_record.data() + ValueSparseEndsOffset(run),
+             layer_record.data() + ValueSparseOffset(run), rank);
+    }
+    for (int b = 0; b < n_blocks; b += run_blocks) {
+      runs.push_back({.first_block = b,
+                      .n_blocks = run_blocks,
+                      .is_prompt = kind.is_prompt,
+                      .record = record.data(),
+                      .layer_record = layer_record.data()});
+    }
+    head = {.format = kind.format,
+            .kv_head_idx = 3,
+            .n_kv_heads = kKvHeads,
+            .layer_rank_v = kKvHeads * rank,
+            .runs = runs.data(),
+            .n_runs = static_cast<int>(runs.size())};
+  }
+  SealedRuns(const SealedRuns&) = delete;
+
+  static Buffer Filled(int64_t n_bytes) {
+    Buffer buffer = Buffer::Allocate(n_bytes + 64, "benchmark record").value();
+    for (int64_t i = 0; i < n_bytes / 2; ++i) buffer.as<F16>()[i] = {0x2c00};
+    return buffer;
+  }
+  static void Spread(int n_lists, int n_entries, std::byte* ends, std::byte* entries, int rank) {
+    Random random(3);
+    for (int list = 0; list < n_lists; ++list) {
+      reinterpret_cast<uint32_t*>(ends)[list] = (list + 1) * n_entries;
+      for (int i = 0; i < n_entries; ++i) {
+        const int place = static_cast<int>(int64_t{i} * kBlockSize * rank / n_entries);
+        reinterpret_cast<SparseEntry*>(entries)[list * n_entries + i] = {
+            SparsePlace(place % kBlockSize, place / kBlockSize),
+            static_cast<uint16_t>(0x3f80 + random.Below(0x100))};
+      }
+    }
+  }
+
+  int64_t block_bytes;
+  Buffer record, layer_record;
+  std::vector<PackedRun> runs;
+  PackedHead head;
+};
+
+constexpr PackedSide Channel(int bits, int group) {
+  return {.bits = bits, .sharing = ScaleSharing::kChannel, .group = group};
+}
+constexpr PackedSide Token(int bits, int group) {
+  return {.bits = bits, .sharing = ScaleSharing::kToken, .group = group};
+}
+constexpr PackedSide TokenLayer(int bits) {
+  return {.bits = bits, .sharing = ScaleSharing::kTokenLayer};
+}
+
+void BenchPacked(const Setup& setup) {
+  constexpr PackedSide kInt8 = {
+      .bits = 8, .sharing = ScaleSharing::kToken, .group = 0, .is_symmetric = true};
+  constexpr PackedFormat kGear = {.k = Channel(4, 0),
+                                  .v = TokenLayer(4),
+                                  .prompt_rank = 4,
+                                  .decode_rank = 2,
+                                  .sparse_share = 0.02};
+  const PackedKind kinds[] = {
+      {"plain", {}, true},
+      {"int8 per token", {kInt8, kInt8}, true},
+      {"4 bits per token, 64", {Token(4, 64), Token(4, 64)}, true},
+      {"4 bits KCVT", {Channel(4, 0), TokenLayer(4)}, true},
+      {"4 bits KCVT, decoded", {Channel(4, 0), TokenLayer(4)}, false},
+      {"4 bits KIVI 64", {Channel(4, 64), Token(4, 64)}, true},
+      {"2 bits KIVI 64", {Channel(2, 64), Token(2, 64)}, true},
+      {"2 bits KIVI 32", {Channel(2, 32), Token(2, 32)}, true},
+      {"3 bits KIVI 64", {Channel(3, 64), Token(3, 64)}, true},
+      {"4 bits GEAR", kGear, true},
+  };
+  constexpr int kContext = 8192;
+  const BlockShape shape{kHeadDim, kHeadDim, DType::kBf16};
+  fmt::print("sealed blocks, context {}, {} KV heads, ranks {}\n", kContext, kKvHeads, kHeadDim);
+  fmt::print("{:>22} {:>6} {:>10} {:>13} {:>14} {:>8}\n", "format", "group", "time_us",
+             "block_bytes", "ns_per_block", "vs_plain");
+  double plain_seconds[9] = {};
+  for (const PackedKind& kind : kinds) {
+    const bool is_plain = &kind == kinds;
+    const SealedRuns sealed(kind, kHeadDim, kContext / kBlockSize);
+    const int64_t block_bytes = is_plain ? BlockBytes(shape) : sealed.block_bytes;
+    const int64_t sequence_bytes = int64_t{kContext} / kBlockSize * kKvHeads * block_bytes;
+    const int n_sequences =
+        static_cast<int>((kStreamedBytes + sequence_bytes - 1) / sequence_bytes);
+    Heads heads(shape, kContext, n_sequences * kKvHeads, block_bytes, setup.pool);
+    if (!is_plain) heads.sealed = &sealed.head;
+    for (int group : {1, 4, 8}) {
+      const double seconds = TimeAttend(setup, heads, group, 1, 1) / n_sequences;
+      if (is_plain) plain_seconds[group] = seconds;
+      const double n_blocks = double{kContext} / kBlockSize * kKvHeads;
+      fmt::print("{:>22} {:>6} {:>10.1f} {:>13} {:>14.0f} {:>8.3f}\n", kind.name, group,
+                 seconds * 1e6, block_bytes, seconds * setup.pool->n_workers() / n_blocks * 1e9,
+                 seconds / plain_seconds[group]);
     }
   }
 }
@@ -171,8 +302,11 @@ int Main(int argc, char** argv) {
   const Setup setup{&pool, &GetAttendKernels(isa, DType::kBf16), argc > 2 ? std::atoi(argv[2]) : 5};
   fmt::print("isa {}, {} threads\n", IsaName(isa), pool.n_workers());
   const std::string_view phase = argc > 3 ? argv[3] : "";
-  if (phase != "prefill") BenchDecode(setup, MeasureReadBandwidth(pool, isa).value());
-  if (phase != "decode") BenchPrefill(setup, MeasureGemmPeak(pool).value());
+  if (phase == "" || phase == "decode") {
+    BenchDecode(setup, MeasureReadBandwidth(pool, isa).value());
+  }
+  if (phase == "" || phase == "prefill") BenchPrefill(setup, MeasureGemmPeak(pool).value());
+  if (phase == "" || phase == "packed") BenchPacked(setup);
   return 0;
 }
 
