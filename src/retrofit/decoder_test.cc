@@ -214,6 +214,20 @@ TEST_F(ModelFiles, EngineAgreesWithTheTrainer) {
   }
 }
 
+TEST_F(ModelFiles, LayersThatAreMissingStartAsTheIdentity) {
+  const torch::NoGradGuard no_grad;
+  const Decoder smaller(SmallConfig(true), 8, torch::kFloat, torch::kCPU);
+  ASSERT_TRUE(SaveDecoder(smaller, DType::kF32, directory_).ok());
+  ModelConfig config = SmallConfig(true);
+  config.n_layers += 2;
+  Decoder larger(config, 9, torch::kFloat, torch::kCPU);
+  const Tensor ids = torch::randint(0, config.vocab_size, {2, 12}, torch::kLong);
+  const auto logits = [&](const Decoder& d) { return d.Logits(d.Hidden(ids, torch::kFloat)); };
+  EXPECT_FALSE(torch::allclose(logits(larger), logits(smaller), 1e-3, 1e-3));
+  ASSERT_TRUE(LoadWeights(directory_, &larger).ok());
+  EXPECT_TRUE(torch::equal(logits(larger), logits(smaller)));
+}
+
 TEST_F(ModelFiles, RefusesWhatItCannotTrainOrStore) {
   ModelConfig config = SmallConfig(true);
   EXPECT_TRUE(CheckTrainable(config).ok());
