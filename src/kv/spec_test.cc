@@ -47,7 +47,8 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"kvquant", "kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,sink=4)"},
       {"int8", "int8(hadamard=off,run=512,buffer=64,sink=4)"},
       {"int8+lowrank+sparse",
-       "int8(hadamard=off,run=512,buffer=64,sink=4)+lowrank(prefill=4,decode=2,loops=3)+sparse(share=0.02)"},
+       "int8(hadamard=off,run=512,buffer=64,sink=4)+lowrank(prefill=4,decode=2,loops=3)+sparse("
+       "share=0.02)"},
   };
   for (const auto& [text, resolved] : kExpected) EXPECT_EQ(Resolved(text), resolved);
 }

@@ -17,8 +17,8 @@ Status CheckTrainable(const ModelConfig& config);
 Status SaveDecoder(const Decoder& decoder, DType dtype, const std::string& directory);
 
 // Sets the parameters of `decoder` from a model directory of the same shape, or of fewer layers: a
-// layer that it lacks keeps its first values but for the matrices that write to the residual stream,
-// which become 0, so that the decoder computes what the smaller one did.
+// layer that it lacks keeps its first values but for the matrices that write to the residual
+// stream, which become 0, so that the decoder computes what the smaller one did.
 Status LoadWeights(const std::string& directory, Decoder* decoder);
 
 }  // namespace kvlathe
