@@ -175,6 +175,22 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(printed.stdout.decode(), text + second["text"] + "\n")
         self.assertIn(f"{second['restored_tokens']} tokens restored", printed.stderr.decode())
 
+    def test_interrupted_run_saves_its_session(self):
+        session = self.folder / "session"
+        run = [KVLATHE, "run", "-m", MODEL, "--ignore-eos", "-n"]
+        process = subprocess.Popen([*run, "900", "-p", "Who", "--save-session", session], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, env=self.environment)
+        process.stdout.read(4)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=300)
+        self.assertEqual(process.returncode, 0, error.decode())
+        n_prompt, n_generated = map(int, re.search(r"(\d+) prompt tokens, (\d+) generated", error.decode()).groups())
+        self.assertLess(n_generated, 900)
+        further = self.json_of("run", "-m", MODEL, "--ignore-eos", "-n", 5, "--load-session", session)
+        self.assertEqual(further["restored_tokens"], n_prompt + n_generated)
+        whole = self.json_of("run", "-m", MODEL, "--ignore-eos", "-n", n_generated + 5, "-p", "Who")
+        self.assertEqual(further["ids"], whole["ids"][-5:])
+
     def test_session_after_the_end_of_sequence_wants_a_prompt(self):
         session = self.folder / "session"
         run = ["run", "-m", MODEL, "-n", 5]
