@@ -121,11 +121,12 @@ bool Grow(const CacheLayout& layout, const Growth& growth, SequenceCache* cache)
 }
 
 TEST(SealSchedule, SealedBytesEqualTheFormulaAndFitThePeak) {
-  for (const int window : {0, 100, 300}) {
+  for (const int window : {0, 20, 100, 300}) {
     for (const int run : {0, 64, 192}) {
       CacheLayout layout = Layout(4, run, 64);
       layout.window = window;
-      for (const Growth growth : {Growth{700, 200, 512}, Growth{700, 650, 50}, Growth{300, 1, 1}}) {
+      for (const Growth growth :
+           {Growth{700, 200, 512}, Growth{700, 650, 50}, Growth{300, 1, 1}, Growth{200, 108, 1}}) {
         BlockPool unlimited(int64_t{1} << 40);
         {
           SequenceCache cache(&layout, &unlimited);

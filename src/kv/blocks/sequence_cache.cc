@@ -123,6 +123,10 @@ void SequenceCache::ReleaseBlock(HeadTable* head, int64_t block_idx) {
     return r.first_block + r.n_blocks <= block_idx;
   });
   if (run == runs.end() || run->first_block + run->n_blocks - 1 != block_idx) return;
+  ReleaseRecords(&*run);
+}
+
+void SequenceCache::ReleaseRecords(PackedRun* run) {
   for (const std::byte** record : {&run->record, &run->layer_record}) {
     if (*record != nullptr) pool_->Release(const_cast<std::byte*>(std::exchange(*record, nullptr)));
   }
@@ -222,6 +226,10 @@ void SequenceCache::DropRunObjects(const RunObjects& objects) {
 }
 
 void SequenceCache::PlaceRun(int layer_idx, const RunObjects& objects) {
+  // One reference for each head, before any of them may give its own back.
+  for (int g = 1; objects.layer_record != nullptr && g < layout_->n_kv_heads; ++g) {
+    pool_->AddReference(objects.layer_record);
+  }
   for (int g = 0; g < layout_->n_kv_heads; ++g) {
     HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + g];
     for (int64_t b = 0; b < run_to_seal_.n_blocks; ++b) {
@@ -232,12 +240,14 @@ void SequenceCache::PlaceRun(int layer_idx, const RunObjects& objects) {
       }
       pool_->Release(std::exchange(block, objects.packed[g][b]));
     }
-    if (g > 0 && objects.layer_record != nullptr) pool_->AddReference(objects.layer_record);
     head.runs()[head.n_runs++] = {.first_block = static_cast<int>(run_to_seal_.first_block),
                                   .n_blocks = static_cast<int>(run_to_seal_.n_blocks),
                                   .is_prompt = run_to_seal_.is_prompt,
                                   .record = objects.records[g],
                                   .layer_record = objects.layer_record};
+    // A narrow window may have left the whole run behind before it is sealed.
+    const int64_t last_block = run_to_seal_.first_block + run_to_seal_.n_blocks - 1;
+    if (head.blocks()[last_block] == nullptr) ReleaseRecords(&head.runs()[head.n_runs - 1]);
   }
   if (layer_idx + 1 == layout_->n_layers) {
     run_to_seal_ = {};

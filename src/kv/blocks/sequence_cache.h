@@ -80,6 +80,7 @@ class SequenceCache {
   struct HeadTable;
   void ReleaseOutOfWindow();
   void ReleaseBlock(HeadTable* head, int64_t block_idx);
+  void ReleaseRecords(PackedRun* run);
   RunExtent RunEndingAt(int64_t n_tokens) const;
   int64_t SealRoom(const RunExtent& run, int first_layer) const;
   int64_t MissingBytes(int64_t n_tokens, const RunExtent& run) const;
