@@ -129,7 +129,7 @@ TEST(Chance, ClassifyIsEven) {
 
 TEST(Chance, RecallIsOneOfTheValues) {
   const auto n_records = [](const std::string& prompt) {
-    return Occurrences(prompt.substr(0, prompt.find("recall")), " : ");
+    return Occurrences(prompt.substr(0, prompt.find("\nrecall\n") + 1), "\n");
   };
   EXPECT_NEAR(OneOf("recall", n_records), Chance("recall"), 0.3 * Chance("recall"));
 }

@@ -51,6 +51,11 @@ Solution SolvePasskey(const std::string& prompt) {
   return {" " + key, {key}};
 }
 
+// The words of a record before the three of its value.
+std::string KeyOf(const Strings& record) {
+  return fmt::format("{}", fmt::join(record.begin(), record.end() - 3, " "));
+}
+
 Solution SolveRecall(const std::string& prompt) {
   std::map<std::string, std::string> values;
   Solution solution;
@@ -60,12 +65,16 @@ Solution SolveRecall(const std::string& prompt) {
       is_asking = true;
       continue;
     }
-    const std::string key = line.substr(0, line.find(" :"));
+    const Strings words = SplitBy(line, " ");
     if (is_asking) {
-      solution.contents.push_back(key + " : " + values.at(key));
-      solution.answer = " " + values.at(key);
+      // The last question has no answer yet.
+      const bool is_open = words.size() < 4;
+      const std::string key = is_open ? line : KeyOf(words);
+      solution.contents.push_back(key + values.at(key));
+      solution.answer = values.at(key);
     } else {
-      values[key] = line.substr(key.size() + 3);
+      const std::string key = KeyOf(words);
+      values[key] = line.substr(key.size());
     }
   }
   return solution;
