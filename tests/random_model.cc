@@ -265,6 +265,9 @@ std::vector<ReferenceBasis> RandomBases(const ReferenceModel& m, uint64_t seed) 
     const int rank_v = 16 * (1 + static_cast<int>(random() % (m.head_dim / 16)));
     bases.push_back({matrix(m.head_dim, rank_k), matrix(m.head_dim, rank_k),
                      matrix(m.head_dim, rank_v), matrix(rank_v, m.head_dim)});
+    if (i % 2 == 1) continue;  // heads with and without offsets side by side
+    bases.back().key_offset = matrix(1, m.head_dim)[0];
+    bases.back().value_offset = matrix(1, m.head_dim)[0];
   }
   return bases;
 }

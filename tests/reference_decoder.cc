@@ -49,6 +49,18 @@ Vector TimesMatrix(const Vector& x, const Matrix& m) {
   return y;
 }
 
+// x, or x plus sign times an offset that is not empty.
+Vector Shifted(Vector x, const Vector& offset, double sign) {
+  for (size_t i = 0; i < offset.size(); ++i) x[i] += sign * offset[i];
+  return x;
+}
+
+// q^T of a stored key: (q D) k~ + q^T offset.
+double ScoreOfStored(const ReferenceBasis& basis, const Vector& q, const Vector& k) {
+  const double score = Dot(TimesMatrix(q, basis.query), k);
+  return basis.key_offset.empty() ? score : score + Dot(q, basis.key_offset);
+}
+
 // Output of all heads for the newest token, back in the width of W_O's input.
 Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>& bases,
               int n_sink, const Vector& q_all, int position, const ReferenceRows& rows) {
@@ -61,8 +73,7 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     const int first = m.window == 0 ? 0 : std::max(0, position + 1 - m.window);
     for (int j = first; j <= position; ++j) {
       const Vector& k = rows.keys[g][j];
-      const double score =
-          basis == nullptr || j < n_sink ? Dot(q, k) : Dot(TimesMatrix(q, basis->query), k);
+      const double score = basis == nullptr || j < n_sink ? Dot(q, k) : ScoreOfStored(*basis, q, k);
       scores.push_back(score / std::sqrt(static_cast<double>(m.head_dim)));
     }
     double max = scores[0], sum = 0;
@@ -71,7 +82,7 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     Vector o(m.head_dim, 0.0);
     for (int j = first; j <= position; ++j) {
       Vector v = rows.values[g][j];
-      if (basis != nullptr) v = TimesMatrix(v, basis->output);
+      if (basis != nullptr) v = Shifted(TimesMatrix(v, basis->output), basis->value_offset, 1);
       for (int i = 0; i < m.head_dim; ++i) o[i] += scores[j - first] / sum * v[i];
     }
     out.insert(out.end(), o.begin(), o.end());
@@ -87,8 +98,10 @@ void Store(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>
     const Vector k = Rotate(m.rope, m.rotary_dim, Slice(qkv.k, g, m.head_dim), position);
     const Vector v = Slice(qkv.v, g, m.head_dim);
     const bool is_plain = basis == nullptr || position < n_sink;
-    rows->keys[g].push_back(is_plain ? k : TimesMatrix(k, basis->key));
-    rows->values[g].push_back(basis == nullptr ? v : TimesMatrix(v, basis->value));
+    rows->keys[g].push_back(is_plain ? k
+                                     : TimesMatrix(Shifted(k, basis->key_offset, -1), basis->key));
+    rows->values[g].push_back(
+        basis == nullptr ? v : TimesMatrix(Shifted(v, basis->value_offset, -1), basis->value));
   }
 }
 

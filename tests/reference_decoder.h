@@ -42,6 +42,8 @@ struct ReferenceModel {
 // output [rank_v][head_dim].
 struct ReferenceBasis {
   Matrix query, key, value, output;
+  // Rows lose it before they are compressed and have it again in what is read from them; empty: 0.
+  std::vector<double> key_offset, value_offset;
 };
 
 // The rows of one layer as they are stored: of a basis where there is one, but for the keys of the

@@ -112,7 +112,8 @@ ModelBasis ToModelBasis(const ReferenceModel& m, const std::vector<ReferenceBasi
   ModelBasis basis{m.n_layers, m.n_kv_heads, m.head_dim, {}};
   for (const ReferenceBasis& b : bases) {
     basis.heads.push_back({static_cast<int>(b.query[0].size()), static_cast<int>(b.value[0].size()),
-                           flat(b.query), flat(b.key), flat(b.value), flat(b.output)});
+                           flat(b.query), flat(b.key), flat(b.value), flat(b.output),
+                           flat({b.key_offset}), flat({b.value_offset})});
   }
   return basis;
 }

@@ -57,7 +57,8 @@ std::string BasisHash(const ModelBasis& basis) {
     fingerprint.Add(static_cast<uint64_t>(head.rank_k));
     fingerprint.Add(static_cast<uint64_t>(head.rank_v));
     for (const std::vector<float>* map :
-         {&head.query_basis, &head.key_basis, &head.value_basis, &head.output_basis}) {
+         {&head.query_basis, &head.key_basis, &head.value_basis, &head.output_basis,
+          &head.key_offset, &head.value_offset}) {
       fingerprint.Add(std::string_view(reinterpret_cast<const char*>(map->data()),
                                        map->size() * sizeof(float)));
     }

@@ -61,6 +61,8 @@ TEST(BasisHashTest, DependsOnRanksAndEveryMap) {
   expect_other([](HeadBasis* h) { h->key_basis[0] = -1; });
   expect_other([](HeadBasis* h) { h->value_basis[3] = 0; });
   expect_other([](HeadBasis* h) { h->output_basis[2] = 0; });
+  expect_other([](HeadBasis* h) { h->key_offset = {1, 1}; });
+  expect_other([](HeadBasis* h) { h->value_offset = {1, 1}; });
 }
 
 }  // namespace

@@ -91,6 +91,7 @@ Status Model::PackBasis(const ModelBasis& basis) {
         KVL_ASSIGN_OR_RETURN(key, PackTransposed(head.key_basis, d, head.rank_k, row_type_));
       }
       bases_[l].key.push_back(std::move(key));
+      bases_[l].key_offset.push_back(head.key_offset);
     }
   }
   return OkStatus();
@@ -101,6 +102,7 @@ int64_t Model::basis_bytes() const {
   for (const LayerBasis& layer : bases_) {
     for (const PackedMatrix& m : layer.query) n_bytes += m.n_bytes();
     for (const PackedMatrix& m : layer.key) n_bytes += m.n_bytes();
+    for (const std::vector<float>& o : layer.key_offset) n_bytes += std::ssize(o) * sizeof(float);
   }
   return n_bytes;
 }

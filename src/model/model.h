@@ -83,6 +83,7 @@ class Model {
   struct LayerBasis {
     std::vector<PackedMatrix> query;  // D^T [rank_k, head_dim] per KV head
     std::vector<PackedMatrix> key;    // E^T [rank_k, head_dim] per KV head; empty: same as query
+    std::vector<std::vector<float>> key_offset;  // [head_dim] per KV head, or empty
   };
   // Offsets of the KV heads in buffers whose rows have ranks of their own.
   struct LayerOffsets {
@@ -103,6 +104,9 @@ class Model {
   void ProjectQkv(int layer_idx);
   void RotateQueriesAndKeys(int layer_idx);
   void RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id);
+  // Row `token_idx` of the KV head's keys after RoPE, less their offset. `centred` is scratch; both
+  // [head_dim].
+  void RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* centred, std::byte* out);
   void AppendRows(int layer_idx, std::span<const SequenceStep> steps);
   void Attend(int layer_idx, std::span<const SequenceStep> steps);
   void RunMlp(int layer_idx);

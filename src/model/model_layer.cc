@@ -98,6 +98,7 @@ void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_
   const int64_t head_row_bytes = d * SizeOf(row_type_);
   std::byte* q = HeadRows(&q_full_, int64_t{kv_head_idx} * d, group);
   std::byte* k = HeadRows(&k_full_, int64_t{kv_head_idx} * d, 1);
+  std::vector<float> centred(d);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     const float* row = qk_.as<float>() + t * qk_stride;
     const float* cos = rope_.cos(tokens_[t].position);
@@ -106,8 +107,7 @@ void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_
       elementwise_->rope(row + (kv_head_idx * group + h) * d, cos, sin, rope_dim, d, row_type_,
                          q + (t * group + h) * head_row_bytes);
     }
-    elementwise_->rope(row + (c.n_heads + kv_head_idx) * d, cos, sin, rope_dim, d, row_type_,
-                       k + t * head_row_bytes);
+    RotateKey(layer_idx, kv_head_idx, t, centred.data(), k + t * head_row_bytes);
   }
   if (bases_.empty()) return;
 
@@ -128,6 +128,24 @@ void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_
   params.x = k + tokens.begin * head_row_bytes;
   params.y = HeadRows(&k_rows_, before, 1) + tokens.begin * rank * SizeOf(row_type_);
   linear_.RunOnWorker(params, worker_id);
+}
+
+void Model::RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* centred,
+                      std::byte* out) {
+  const ModelConfig& c = config();
+  const int d = c.head_dim, key_idx = c.n_heads + kv_head_idx;
+  const float* row = qk_.as<float>() + (token_idx * (c.n_heads + c.n_kv_heads) + key_idx) * d;
+  const float* cos = rope_.cos(tokens_[token_idx].position);
+  const float* sin = rope_.sin(tokens_[token_idx].position);
+  if (bases_.empty() || bases_[layer_idx].key_offset[kv_head_idx].empty()) {
+    elementwise_->rope(row, cos, sin, c.rope_dim(), d, row_type_, out);
+    return;
+  }
+  // The mean leaves before the row is rounded.
+  elementwise_->rope(row, cos, sin, c.rope_dim(), d, DType::kF32, centred);
+  const std::vector<float>& offset = bases_[layer_idx].key_offset[kv_head_idx];
+  for (int i = 0; i < d; ++i) centred[i] -= offset[i];
+  elementwise_->convert(centred, d, row_type_, out);
 }
 
 void Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {

@@ -13,6 +13,13 @@ int RankV(const ModelBasis* basis, const ModelConfig& config, int layer_idx, int
   return basis == nullptr ? config.head_dim : basis->head(layer_idx, kv_head_idx).rank_v;
 }
 
+bool HasValueOffset(const ModelBasis& basis, int layer_idx) {
+  for (int g = 0; g < basis.n_kv_heads; ++g) {
+    if (!basis.head(layer_idx, g).value_offset.empty()) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 ModelWeights::ModelWeights(const ModelConfig& config, DType compute_type,
@@ -128,11 +135,14 @@ Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
   const auto value_basis = [&](int g) {
     return ConstMap(basis.head(layer_idx, g).value_basis.data(), d, rank(g));
   };
-  if (config_.qkv_bias) {
+  if (config_.qkv_bias || HasValueOffset(basis, layer_idx)) {
+    p->v_bias.resize(config_.n_kv_heads * d);
     std::vector<float> folded(v_rows);
     for (int g = 0; g < config_.n_kv_heads; ++g) {
-      Eigen::Map<RowMatrix>(&folded[v_offset[g]], 1, rank(g)) =
-          ConstMap(&p->v_bias[g * d], 1, d) * value_basis(g);
+      RowMatrix bias = ConstMap(&p->v_bias[g * d], 1, d);
+      const std::vector<float>& offset = basis.head(layer_idx, g).value_offset;
+      if (!offset.empty()) bias -= ConstMap(offset.data(), 1, d);
+      Eigen::Map<RowMatrix>(&folded[v_offset[g]], 1, rank(g)) = bias * value_basis(g);
     }
     p->v_bias = std::move(folded);
   }
@@ -163,6 +173,7 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
                                        ValueProjection* p) {
   const int64_t d = config_.head_dim, group = config_.gqa_group();
   const int64_t o_full = config_.n_heads * d, o_columns = v_offset.back() * group;
+  if (HasValueOffset(basis, layer_idx)) p->o_bias.resize(config_.hidden_dim);
   return reader_.ForRowGroups(
       names_.o(layer_idx), pool, [&](int64_t first, int64_t n, const float* rows) {
         std::vector<float> folded(n * o_columns);
@@ -174,6 +185,10 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
           to.middleCols(v_offset[g] * group + (h % group) * rank, rank).noalias() =
               from.middleCols(h * d, d) *
               ConstMap(basis.head(layer_idx, g).output_basis.data(), rank, d).transpose();
+          const std::vector<float>& offset = basis.head(layer_idx, g).value_offset;
+          if (offset.empty()) continue;
+          Eigen::Map<RowMatrix>(&p->o_bias[first], n, 1) +=
+              from.middleCols(h * d, d) * ConstMap(offset.data(), d, 1);
         }
         p->o.PackRows(first, n, DType::kF32, folded.data(), o_columns);
       });
@@ -191,6 +206,28 @@ StatusOr<std::vector<std::vector<double>>> ModelWeights::ValueGrams(int layer_id
     Eigen::Map<Eigen::MatrixXd>(grams[g].data(), d, d).noalias() = s * s.transpose();
   }
   return grams;
+}
+
+StatusOr<std::vector<std::vector<double>>> ModelWeights::OutputGrams(int layer_idx) {
+  const int64_t d = config_.head_dim, o_full = config_.n_heads * d;
+  KVL_ASSIGN_OR_RETURN(const std::vector<float> w_o, reader_.Matrix(names_.o(layer_idx)));
+  const ConstMap columns(w_o.data(), config_.hidden_dim, o_full);
+  std::vector<std::vector<double>> grams(config_.n_kv_heads, std::vector<double>(d * d));
+  for (int h = 0; h < config_.n_heads; ++h) {
+    const Eigen::MatrixXd s = columns.middleCols(h * d, d).cast<double>();
+    Eigen::Map<Eigen::MatrixXd>(grams[h / config_.gqa_group()].data(), d, d).noalias() +=
+        s.transpose() * s;
+  }
+  return grams;
+}
+
+StatusOr<std::vector<std::vector<double>>> ModelWeights::AllOutputGrams() {
+  std::vector<std::vector<double>> all;
+  for (int l = 0; l < config_.n_layers; ++l) {
+    KVL_ASSIGN_OR_RETURN(std::vector<std::vector<double>> grams, OutputGrams(l));
+    std::move(grams.begin(), grams.end(), std::back_inserter(all));
+  }
+  return all;
 }
 
 StatusOr<std::vector<std::vector<double>>> ModelWeights::AllValueGrams() {

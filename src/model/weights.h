@@ -59,6 +59,9 @@ class ModelWeights {
   // W_V,h^T W_V,h [head_dim, head_dim] of every layer and KV head, [n_layers * n_kv_heads], in the
   // (D x d) orientation of y = x W: what FDC and Palu decompose.
   StatusOr<std::vector<std::vector<double>>> AllValueGrams();
+  // Sum over the query heads of a KV head of W_O,h W_O,h^T, of the same shape: what an error of a
+  // value row weighs in the hidden state.
+  StatusOr<std::vector<std::vector<double>>> AllOutputGrams();
 
   // Row `token_id` of the embedding as float [hidden_dim], plus that of a learned position below
   // max_seq_len.
@@ -74,6 +77,7 @@ class ModelWeights {
   ModelWeights(const ModelConfig& config, DType compute_type, std::unique_ptr<TensorSource> source);
   Status LoadEmbeddings(ThreadPool* pool);
   StatusOr<std::vector<std::vector<double>>> ValueGrams(int layer_idx);
+  StatusOr<std::vector<std::vector<double>>> OutputGrams(int layer_idx);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
   // W_V A and b_V A, and B W_O, into the projection; KV head g has rows [v_offset[g], v_offset[g +
   // 1]).

@@ -14,6 +14,12 @@ struct HeadBasis {
   std::vector<float> key_basis;     // E [head_dim, rank_k]: k~ = k E, after RoPE
   std::vector<float> value_basis;   // A [head_dim, rank_v]: W_V <- W_V A (and b_V <- b_V A)
   std::vector<float> output_basis;  // B [rank_v, head_dim]: W_O rows of the group <- B W_O
+  // Subtracted from rows before compression, [head_dim] or empty. Keys: after RoPE and from every
+  // position, sinks too, so that all scores of a query shift alike, which softmax ignores. Values:
+  // b_V A <- (b_V - offset) A, and offset W_O joins the output bias, because attention weights sum
+  // to 1. Neither costs stored bytes.
+  std::vector<float> key_offset = {};
+  std::vector<float> value_offset = {};
 };
 
 struct ModelBasis {
