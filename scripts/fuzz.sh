@@ -18,19 +18,28 @@ case $target in
       *) sources="$sources src/engine/session_fuzz.cc src/engine/session.cc src/engine/sampler.cc" ;;
     esac ;;
   attend_packed)
-    sources="$(ls src/kernels/cpu/attend*.cc | grep -v -e _test.cc -e _ref.cc -e _bench.cc -e _problem.cc -e emulated)
+    sources="$(ls src/kernels/cpu/attend*.cc | grep -v -e _test.cc -e _ref.cc -e _bench.cc -e _problem.cc -e emulated -e _avx2.cc)
       src/kernels/cpu/packed_layout.cc src/base/cpu_features.cc src/tensor/dtype.cc"
-    # Every instruction set of the machine is run, so all may be compiled for it.
-    flags="-march=native -Wno-gcc-compat" ;;
+    # Every instruction set of the machine is run, so all may be compiled for it, but for the files
+    # whose vectors are as wide as their flags allow.
+    flags="-march=native -Wno-gcc-compat"
+    avx2_sources="src/kernels/cpu/attend_avx2.cc" ;;
   spec) sources=$(ls src/kv/spec*.cc | grep -v _test.cc) ;;
   *) echo "scripts/fuzz.sh: no fuzz target '$target'; there are safetensors, sequence_file, session_state, spec and attend_packed" >&2; exit 2 ;;
 esac
 
 out=build/fuzz/$target
 mkdir -p "$out/corpus" "$out/findings"
+compile="clang++-14 -std=c++20 -O1 -g -Isrc -fsanitize=fuzzer,address,undefined
+  -fno-sanitize-recover=undefined"
+objects=""
+for source in ${avx2_sources:-}; do
+  object=$out/$(basename "$source" .cc).o
+  $compile -mavx2 -mfma -mf16c -Wno-gcc-compat -c "$source" -o "$object"
+  objects="$objects $object"
+done
 # shellcheck disable=SC2046,SC2086  # lists of sources and of flags
-clang++-14 -std=c++20 -O1 -g -Isrc -fsanitize=fuzzer,address,undefined \
-  -fno-sanitize-recover=undefined ${flags:-} $sources -o "$out/fuzz" \
+$compile ${flags:-} $sources $objects -o "$out/fuzz" \
   $(pkg-config --cflags --libs absl_status absl_statusor absl_strings fmt)
 exec "$out/fuzz" -max_total_time="$seconds" -max_len=4096 -timeout=10 -print_final_stats=1 \
   -artifact_prefix="$out/findings/" "${@:3}" "$out/corpus" "fuzz/corpus/$target"

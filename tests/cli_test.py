@@ -38,7 +38,8 @@ class CommandLine(unittest.TestCase):
 
     def assert_refused(self, status, needle, *arguments, **options):
         done = self.run_verb(*arguments, **options)
-        error = done.stderr.decode()
+        error = "".join(line for line in done.stderr.decode().splitlines(keepends=True)
+                        if not line.startswith("kvlathe: note: "))
         self.assertEqual(done.returncode, status, f"{arguments}: {error}")
         self.assertEqual(error.count("\n"), 1, f"not one line: {error!r}")
         self.assertIn(needle, error)
@@ -104,6 +105,17 @@ class CommandLine(unittest.TestCase):
         self.assertTrue(done.stdout.decode().startswith("The carriage stood"))
         # The space between prompt and continuation is there, once.
         self.assertRegex(done.stdout.decode(), "^The carriage stood( [^ ]|[^ \\w])")
+
+    def test_run_says_once_that_it_has_no_bf16_instructions(self):
+        arguments = ["run", "-m", MODEL, "-p", "The carriage stood", "-n", 4, "--json"]
+        for isa, said in (("scalar", "portable"), ("avx2", "AVX2")):
+            self.environment["KVLATHE_ISA"] = isa
+            done = self.run_verb(*arguments)
+            if b"does not have it" in done.stderr:
+                continue
+            self.assertEqual(len(json.loads(done.stdout)["ids"]), 4)
+            self.assertRegex(done.stderr.decode(), f"^kvlathe: note: .* BF16 .* {said}")
+            self.assertEqual(done.stderr.count(b"BF16"), 1)
 
     def test_run_stops_before_a_stop_string(self):
         arguments = ["run", "-m", MODEL, "-p", "The carriage stood", "-n", 24]

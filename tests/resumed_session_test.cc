@@ -57,7 +57,7 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
     const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.5, 9);
     const std::optional<SealPlan> seal = SealPlanOf(*spec);
     auto model = Model::Create(*std::move(weights), spec->basis() == nullptr ? nullptr : &basis,
-                               spec->n_sink(), &threads_, AvailableIsas().back(),
+                               spec->n_sink(), &threads_, SelectIsa().value(),
                                seal.has_value() ? &*seal : nullptr);
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);

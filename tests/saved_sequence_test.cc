@@ -42,7 +42,7 @@ class SavedSequence : public testing::TestWithParam<DType> {
     auto weights = ModelWeights::Load(SmallConfig(), GetParam(), MakeRandomSource(3), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
     auto model =
-        Model::Create(*std::move(weights), basis, n_sink, &threads_, AvailableIsas().back(), seal);
+        Model::Create(*std::move(weights), basis, n_sink, &threads_, SelectIsa().value(), seal);
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }

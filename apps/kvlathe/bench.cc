@@ -112,6 +112,7 @@ Status RunAttention(BenchAttentionOptions options) {
   for (const std::string& phase : options.phases) {
     bench.phases.push_back(phase == "decode" ? BenchPhase::kDecode : BenchPhase::kPrefill);
   }
+  SayWithoutBf16(bench.isa);
   KVL_ASSIGN_OR_RETURN(const AttentionBenchReport report, RunAttentionBench(bench));
   if (options.json) {
     fmt::print("{}\n", ToJson(report).dump());

@@ -6,7 +6,8 @@ void AddModelOptions(CLI::App* app, ModelOptions* options) {
   app->add_option("-m,--model", options->model, "Hugging Face model directory")->required();
   app->add_option("-t,--threads", options->n_threads, "worker threads (default: all processors)")
       ->check(CLI::Range(1, 1024));
-  app->add_option("--dtype", options->dtype, "compute and cache rows in bf16 or f32 (exact, slow)")
+  app->add_option("--dtype", options->dtype,
+                  "compute and cache rows in bf16 or f32 (exact, slower)")
       ->check(CLI::IsMember({"bf16", "f32"}))
       ->capture_default_str();
   app->add_option("--pre", options->pre, "pre-tokenizer for vocab.json + merges.txt")

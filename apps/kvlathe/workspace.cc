@@ -42,6 +42,14 @@ double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_t
 
 }  // namespace
 
+void SayWithoutBf16(Isa isa) {
+  if (HasBf16Dots(isa)) return;
+  fmt::print(stderr, "kvlathe: note: {}: computing {}\n",
+             HasBf16Dots(AvailableIsas().back()) ? "KVLATHE_ISA leaves out BF16 instructions"
+                                                 : "this CPU has no BF16 instructions",
+             isa == Isa::kAvx2 ? "in F32 with AVX2" : "in F32 with portable loops, slowly");
+}
+
 StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const ModelOptions& options,
                                                         ModelConfig config) {
   std::unique_ptr<Workspace> w(new Workspace);
@@ -71,6 +79,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const ModelOptions& opti
 }
 
 Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
+  SayWithoutBf16(isa_);
   LoadProgress progress;
   if (progress_) {
     progress = [this](double fraction) { progress_("loading " + options_.model, fraction); };

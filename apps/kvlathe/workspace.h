@@ -80,6 +80,9 @@ class Workspace {
   Progress progress_;
 };
 
+// One line on stderr where the kernels have no BF16 instructions.
+void SayWithoutBf16(Isa isa);
+
 // Progress on stderr, for terminals only and for what takes longer than two seconds.
 Progress TerminalProgress();
 

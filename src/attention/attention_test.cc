@@ -226,17 +226,19 @@ std::vector<HeadShape> RaggedShapes() {
 
 constexpr Schedule kSchedules[] = {Schedule::kStatic, Schedule::kLpt, Schedule::kBalanced};
 
-TEST(AttentionTest, F32MatchesReferenceForAllSchedulesAndWorkerCounts) {
+TEST(AttentionTest, F32MatchesReferenceForAllInstructionSetsSchedulesAndWorkerCounts) {
   const Batch batch = MakeBatch(RaggedShapes(), DType::kF32);
   for (int n_workers : {1, 2, 3, 7}) {
     ThreadPool pool(n_workers);
-    Attention attention(&pool, AvailableIsas().back());
-    for (Schedule schedule : kSchedules) {
-      RunBatch(batch, &attention, schedule);
-      for (size_t i = 0; i < batch.size(); ++i) {
-        batch[i]->ExpectMatchesReference(1e-5,
-                                         fmt::format("{} workers, schedule {}, job {}", n_workers,
-                                                     static_cast<int>(schedule), i));
+    for (Isa isa : AvailableIsas()) {
+      Attention attention(&pool, isa);
+      for (Schedule schedule : kSchedules) {
+        RunBatch(batch, &attention, schedule);
+        for (size_t i = 0; i < batch.size(); ++i) {
+          batch[i]->ExpectMatchesReference(
+              1e-5, fmt::format("{}, {} workers, schedule {}, job {}", IsaName(isa), n_workers,
+                                static_cast<int>(schedule), i));
+        }
       }
     }
   }

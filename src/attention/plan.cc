@@ -46,6 +46,10 @@ CostModel CostModelFor(Isa isa) {
     case Isa::kScalar:
       model.flops_per_ns = 4;
       break;
+    case Isa::kAvx2:
+      model.flops_per_ns = 105;
+      model.softmax_channels = 17;
+      break;
     case Isa::kAvx512Bf16:
       model.flops_per_ns = 220;
       model.softmax_channels = 23;

@@ -36,9 +36,9 @@ struct CostModel {
   double softmax_channels = 16;
   double item_ns = 500;  // starting a kernel, filling q and o, finishing or merging rows
 };
-// Per core. AVX-512 BF16: measured on Zen 4 with blocks in L2 and 32 to 256 rows (205 GFLOP/s of
-// useful work at ranks 128, 190 at 64). AMX: what oneDNN reaches on Sapphire Rapids, with the same
-// time for a softmax score as on Zen 4.
+// Per core. AVX2 and AVX-512 BF16: measured on Zen 4 with blocks in L2 and 32 to 256 rows (98 and
+// 205 GFLOP/s of useful work at ranks 128, 92 and 190 at 64). AMX: what oneDNN reaches on Sapphire
+// Rapids, with the same time for a softmax score as on Zen 4.
 CostModel CostModelFor(Isa isa);
 
 // Rows [row_begin, row_end) of a job, both at token boundaries, against entries [entry_begin,

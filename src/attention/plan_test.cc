@@ -178,7 +178,7 @@ TEST(PlanTest, NothingToDoIsAnEmptyPlan) {
 }
 
 TEST(PlanTest, BalancedFinishesWithinFivePercentOfTheMean) {
-  for (Isa isa : {Isa::kAvx512Bf16, Isa::kAmx}) {
+  for (Isa isa : {Isa::kAvx2, Isa::kAvx512Bf16, Isa::kAmx}) {
     Planner planner{CostModelFor(isa)};
     for (const Batch& batch : Batches()) {
       for (int n_workers : kWorkerCounts) {

@@ -28,6 +28,14 @@ uint64_t EnabledStateComponents() {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
+bool HasAvx2() {
+  constexpr uint64_t kYmmState = 0x6;  // SSE, AVX
+  if ((EnabledStateComponents() & kYmmState) != kYmmState) return false;
+  constexpr uint32_t kFma = 1u << 12, kAvx = 1u << 28, kF16c = 1u << 29;
+  constexpr uint32_t kNeeded = kFma | kAvx | kF16c;
+  return (Cpuid(1, 0).ecx & kNeeded) == kNeeded && (Cpuid(7, 0).ebx & (1u << 5)) != 0;
+}
+
 bool HasAvx512Bf16() {
   constexpr uint64_t kZmmState = 0xe6;  // SSE, AVX, opmask, ZMM
   if ((EnabledStateComponents() & kZmmState) != kZmmState) return false;
@@ -50,10 +58,11 @@ bool RequestAmx() {
 
 std::vector<Isa> Detect() {
   std::vector<Isa> isas = {Isa::kScalar};
-  if (HasAvx512Bf16()) {
-    isas.push_back(Isa::kAvx512Bf16);
-    if (RequestAmx()) isas.push_back(Isa::kAmx);
-  }
+  if (!HasAvx2()) return isas;
+  isas.push_back(Isa::kAvx2);
+  if (!HasAvx512Bf16()) return isas;
+  isas.push_back(Isa::kAvx512Bf16);
+  if (RequestAmx()) isas.push_back(Isa::kAmx);
   return isas;
 }
 
@@ -63,6 +72,8 @@ std::string_view IsaName(Isa isa) {
   switch (isa) {
     case Isa::kScalar:
       return "scalar";
+    case Isa::kAvx2:
+      return "avx2";
     case Isa::kAvx512Bf16:
       return "avx512";
     case Isa::kAmx:
@@ -80,7 +91,7 @@ StatusOr<Isa> SelectIsa() {
   const std::vector<Isa>& isas = AvailableIsas();
   const char* forced = std::getenv("KVLATHE_ISA");
   if (forced == nullptr || *forced == '\0') return isas.back();
-  for (Isa isa : {Isa::kScalar, Isa::kAvx512Bf16, Isa::kAmx}) {
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512Bf16, Isa::kAmx}) {
     if (IsaName(isa) != forced) continue;
     if (std::find(isas.begin(), isas.end(), isa) != isas.end()) return isa;
     return Error(StatusCode::kInvalidArgument,
@@ -88,7 +99,7 @@ StatusOr<Isa> SelectIsa() {
                  IsaName(isas.back()));
   }
   return Error(StatusCode::kInvalidArgument,
-               "KVLATHE_ISA={}: unknown instruction set; use scalar, avx512 or amx", forced);
+               "KVLATHE_ISA={}: unknown instruction set; use scalar, avx2, avx512 or amx", forced);
 }
 
 }  // namespace kvlathe

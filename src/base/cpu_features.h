@@ -11,17 +11,20 @@ namespace kvlathe {
 // Ordered: a machine that has one has all before it.
 enum class Isa {
   kScalar,      // portable C++
+  kAvx2,        // AVX2, FMA and F16C; products of BF16 numbers in F32
   kAvx512Bf16,  // AVX-512 F/BW/DQ/VL and BF16 dot products
   kAmx,         // AVX-512 BF16 and AMX-BF16 tiles, with the kernel's permission to use them
 };
 
-std::string_view IsaName(Isa isa);  // "scalar", "avx512", "amx"
+std::string_view IsaName(Isa isa);  // "scalar", "avx2", "avx512", "amx"
 
 // Every instruction set this machine has, kScalar first. Asks the kernel for AMX permission once.
 const std::vector<Isa>& AvailableIsas();
 
-// The best one, or what the environment variable KVLATHE_ISA names (scalar, avx512, amx).
+// The best one, or what the environment variable KVLATHE_ISA names.
 // Fails with kInvalidArgument on an unknown name or one that the machine lacks.
 StatusOr<Isa> SelectIsa();
+
+constexpr bool HasBf16Dots(Isa isa) { return isa >= Isa::kAvx512Bf16; }
 
 }  // namespace kvlathe

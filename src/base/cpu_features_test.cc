@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string>
 
 namespace kvlathe {
 namespace {
@@ -34,12 +35,23 @@ TEST_F(SelectIsaTest, ObeysTheEnvironment) {
   EXPECT_EQ(*SelectIsa(), Isa::kScalar);
 }
 
+TEST_F(SelectIsaTest, TakesEveryOneOfTheMachineByName) {
+  for (Isa isa : AvailableIsas()) {
+    setenv("KVLATHE_ISA", std::string(IsaName(isa)).c_str(), 1);
+    ASSERT_TRUE(SelectIsa().ok()) << IsaName(isa);
+    EXPECT_EQ(*SelectIsa(), isa);
+  }
+}
+
 TEST_F(SelectIsaTest, RefusesAnUnknownName) {
   setenv("KVLATHE_ISA", "neon", 1);
   EXPECT_EQ(SelectIsa().status().code(), StatusCode::kInvalidArgument);
 }
 
-TEST(AvailableIsas, StartsWithScalar) { EXPECT_EQ(AvailableIsas().front(), Isa::kScalar); }
+TEST(AvailableIsas, StartsWithScalarAndLeavesNoneOut) {
+  const std::vector<Isa>& isas = AvailableIsas();
+  for (size_t i = 0; i < isas.size(); ++i) EXPECT_EQ(static_cast<size_t>(isas[i]), i);
+}
 
 }  // namespace
 }  // namespace kvlathe

@@ -82,7 +82,7 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
     std::optional<SealPlan> seal;
     if (GetParam().quantizer != nullptr) seal = SealPlanOf(*Spec::Parse(GetParam().quantizer));
     auto model = Model::Create(*std::move(weights), GetParam().has_basis ? &basis : nullptr,
-                               /*n_sink=*/4, &threads_, AvailableIsas().back(),
+                               /*n_sink=*/4, &threads_, SelectIsa().value(),
                                seal.has_value() ? &*seal : nullptr);
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
@@ -237,7 +237,9 @@ TEST_P(BatchingTest, PreemptionTakesTheNewestAndLosesNothing) {
   const std::vector<Request> requests = MixedRequests();
   const std::vector<Trace> traces = RunPreempted(requests, {});
   EXPECT_EQ(traces[0].outcome.n_preemptions, 0);  // the oldest is never stopped
-  if (GetParam().quantizer == nullptr) EXPECT_GE(traces[3].outcome.n_preemptions, 1);
+  if (GetParam().quantizer == nullptr) {
+    EXPECT_GE(traces[3].outcome.n_preemptions, 1);
+  }
   EXPECT_GE(TotalPreemptions(traces), 1);
   for (size_t i = 0; i < requests.size(); ++i) {
     const RequestOutcome& o = traces[i].outcome;

@@ -26,7 +26,7 @@ class EngineTest : public ::testing::Test {
     c.max_seq_len = 512;
     auto weights = ModelWeights::Load(c, DType::kF32, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
-    auto model = Model::Create(*std::move(weights), nullptr, 0, &threads_, AvailableIsas().back());
+    auto model = Model::Create(*std::move(weights), nullptr, 0, &threads_, SelectIsa().value());
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }

@@ -339,8 +339,8 @@ StatusOr<std::vector<Case>> MakeCases(const AttentionBenchOptions& options) {
   return cases;
 }
 
-Status MeasureGemmLimit(ThreadPool* pool, AttentionBenchReport* report) {
-  KVL_ASSIGN_OR_RETURN(const double gemm_flops, MeasureGemmPeak(*pool));
+Status MeasureGemmLimit(ThreadPool* pool, Isa isa, AttentionBenchReport* report) {
+  KVL_ASSIGN_OR_RETURN(const double gemm_flops, MeasureGemmPeak(*pool, isa));
   report->gemm_tflop_per_s = std::max(report->gemm_tflop_per_s, gemm_flops * 1e-12);
   return OkStatus();
 }
@@ -446,9 +446,9 @@ StatusOr<AttentionBenchReport> RunAttentionBench(const AttentionBenchOptions& op
   report.n_threads = options.n_threads;
   report.seed = options.seed;
   ThreadPool pool(options.n_threads);
-  KVL_RETURN_IF_ERROR(MeasureGemmLimit(&pool, &report));
+  KVL_RETURN_IF_ERROR(MeasureGemmLimit(&pool, options.isa, &report));
   KVL_RETURN_IF_ERROR(MeasureCases(options, &pool, &report, &cases));
-  KVL_RETURN_IF_ERROR(MeasureGemmLimit(&pool, &report));
+  KVL_RETURN_IF_ERROR(MeasureGemmLimit(&pool, options.isa, &report));
   KVL_RETURN_IF_ERROR(Judge(cases, &report));
   return report;
 }

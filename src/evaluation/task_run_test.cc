@@ -77,7 +77,7 @@ class TaskRunTest : public ::testing::Test {
   std::unique_ptr<Model> Make(double rate) {
     const ModelBasis basis = rate < 0 ? ModelBasis{} : DrawRandomBasis(2, 2, 32, rate, 1);
     auto model =
-        Model::Create(weights_, rate < 0 ? nullptr : &basis, 4, &threads_, AvailableIsas().back());
+        Model::Create(weights_, rate < 0 ? nullptr : &basis, 4, &threads_, SelectIsa().value());
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }

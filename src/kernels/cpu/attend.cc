@@ -6,17 +6,19 @@
 namespace kvlathe {
 
 const AttendKernels& GetAttendKernels(Isa isa, DType row_type) {
-  if (row_type == DType::kF32) return kAttendScalarF32;
-  KVL_CHECK(row_type == DType::kBf16);
+  const bool is_f32 = row_type == DType::kF32;
+  KVL_CHECK(is_f32 || row_type == DType::kBf16);
   switch (isa) {
     case Isa::kScalar:
-      return kAttendScalarBf16;
+      break;
+    case Isa::kAvx2:
+      return is_f32 ? kAttendAvx2F32 : kAttendAvx2Bf16;
     case Isa::kAvx512Bf16:
-      return kAttendAvx512Bf16;
+      return is_f32 ? kAttendAvx512F32 : kAttendAvx512Bf16;
     case Isa::kAmx:
-      return kAttendAmxBf16;
+      return is_f32 ? kAttendAvx512F32 : kAttendAmxBf16;
   }
-  return kAttendScalarBf16;
+  return is_f32 ? kAttendScalarF32 : kAttendScalarBf16;
 }
 
 }  // namespace kvlathe

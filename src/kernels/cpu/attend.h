@@ -98,10 +98,11 @@ struct AppendParams {
   int64_t v_stride = 0;
 };
 
-// One set per instruction set; kF32 rows are served by the scalar set on every machine.
+// One set per instruction set and row type (AMX has no products of F32: its F32 rows are served by
+// AVX-512).
 //
-// With Bf16 rows the vector sets round the probabilities of blocks to Bf16 and sum the rounded
-// ones, so the weights of a row still add up to 1; scores, maxima, sums and o are F32.
+// With Bf16 rows the sets that have BF16 dots round the probabilities of blocks to Bf16 and sum the
+// rounded ones, so the weights of a row still add up to 1; scores, maxima, sums and o are F32.
 struct AttendKernels {
   // `scratch` is kAttendScratchBytes, 64-byte aligned, one per worker.
   void (*attend)(const AttendParams& params, std::byte* scratch);

@@ -1,46 +1,18 @@
-// What the AVX-512 and AMX kernels share: exponentials, the online softmax of one row, small loops
-// unrolled at compile time. For files compiled with AVX-512 flags only; every function
-// has internal linkage, so that no such code is ever linked into a portable path.
+// What the AVX-512 and AMX kernels share: exponentials and the online softmax of one row. For files
+// compiled with AVX-512 flags only; every function has internal linkage, so that no such code is
+// ever linked into a portable path.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 
-#include "kernels/cpu/attend.h"
+#include "kernels/cpu/attend_range.h"
 
 namespace kvlathe {
-
-// Running state of a row, in unscaled scores.
-struct RowState {
-  float max;     // of the scores seen; -infinity before the first
-  float shrink;  // what the last step multiplies o by
-};
-
 namespace {
 
-#define KVL_INLINE inline __attribute__((always_inline))
-
-template <int kIdx>
-struct Index {
-  static constexpr int value = kIdx;
-};
-
-// f(Index<0>{}), ..., f(Index<kN - 1>{}): register arrays need constant subscripts.
-template <int kN, typename F>
-KVL_INLINE void Unroll(const F& f) {
-  if constexpr (kN > 0) {
-    Unroll<kN - 1>(f);
-    f(Index<kN - 1>{});
-  }
-}
-
-constexpr float kMinusInfinity = -__builtin_inff();
-constexpr float kLog2E = 1.44269504f;
 constexpr int kLanes = 16;  // tokens of a K line, dimensions of a V line
-
-constexpr KVL_INLINE int Min(int a, int b) { return a < b ? a : b; }
-constexpr KVL_INLINE int Max(int a, int b) { return a > b ? a : b; }
 
 KVL_INLINE __m512bh LoadLine(const void* p) {
   return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p));
@@ -49,13 +21,6 @@ KVL_INLINE __m512bh BroadcastPair(const void* p) {
   int32_t pair;
   __builtin_memcpy(&pair, p, sizeof(pair));
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
-}
-
-// Asks for a line to be brought to L2. Written out because g++ takes a function that only
-// prefetches for one without effect and drops calls of it. (L2, not L1: on Zen 4 the prefetches for
-// L1 that find its miss buffers full are dropped, and L1 has no room for a block ahead.)
-KVL_INLINE void PrefetchLine(const std::byte* line) {
-  asm volatile("prefetcht1 %0" : : "m"(*reinterpret_cast<const char*>(line)));
 }
 
 // 2^x for x <= 0; exactly 1 at 0 and 0 at -infinity. Relative error 1e-7: a degree-5 minimax
@@ -138,21 +103,6 @@ KVL_INLINE void MaskFirstScores(int n_hidden, __m512 (&scores)[kLines]) {
 
 KVL_INLINE void ClearRow(float* o, int rank_v) {
   for (int r = 0; r < rank_v; r += kLanes) _mm512_storeu_ps(o + r, _mm512_setzero_ps());
-}
-
-// Entries that row sees, of those below kv_end.
-KVL_INLINE int LimitOfRow(const AttendParams& p, int row) {
-  return Min(p.kv_end, p.first_visible + row / p.gqa_group);
-}
-
-// The first entry that row sees; may lie outside the range.
-KVL_INLINE int BeginOfRow(const AttendParams& p, int row) {
-  return Max(0, p.first_visible + row / p.gqa_group - p.window);
-}
-
-// Where a panel that starts with `row` begins to read: later rows see no earlier entries.
-KVL_INLINE int FirstEntryToRead(const AttendParams& p, int row) {
-  return Max(p.kv_begin, BeginOfRow(p, row) / kBlockSize * kBlockSize);
 }
 
 // Writes the empty partial result of the rows whose entries all come after the range; they are the

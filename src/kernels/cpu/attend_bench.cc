@@ -305,7 +305,7 @@ int Main(int argc, char** argv) {
   if (phase == "" || phase == "decode") {
     BenchDecode(setup, MeasureReadBandwidth(pool, isa).value());
   }
-  if (phase == "" || phase == "prefill") BenchPrefill(setup, MeasureGemmPeak(pool).value());
+  if (phase == "" || phase == "prefill") BenchPrefill(setup, MeasureGemmPeak(pool, isa).value());
   if (phase == "" || phase == "packed") BenchPacked(setup);
   return 0;
 }

@@ -26,11 +26,13 @@ struct KernelSet {
 };
 
 std::vector<KernelSet> KernelSets() {
-  std::vector<KernelSet> sets = {
-      {"f32", &GetAttendKernels(AvailableIsas().back(), DType::kF32), DType::kF32, true}};
+  std::vector<KernelSet> sets;
   for (Isa isa : AvailableIsas()) {
-    sets.push_back({std::string(IsaName(isa)), &GetAttendKernels(isa, DType::kBf16), DType::kBf16,
-                    isa == Isa::kScalar});
+    for (DType row_type : {DType::kF32, DType::kBf16}) {
+      sets.push_back({fmt::format("{} {}", IsaName(isa), DTypeName(row_type)),
+                      &GetAttendKernels(isa, row_type), row_type,
+                      row_type == DType::kF32 || !HasBf16Dots(isa)});
+    }
   }
   return sets;
 }
@@ -325,7 +327,7 @@ TEST(AttendPacked, LargeScoresRescale) {
 
 // The tile kernel hands sealed runs to the AVX-512 one.
 TEST(AttendPacked, TileKernelsTakePackedBlocks) {
-  if (AvailableIsas().back() < Isa::kAvx512Bf16) GTEST_SKIP() << "needs AVX-512 BF16";
+  if (!HasBf16Dots(AvailableIsas().back())) GTEST_SKIP() << "needs AVX-512 BF16";
   PackedCase c;
   c.format = {.k = Channel(4, 0), .v = Token(4, 0)};
   c.n_plain = 20;

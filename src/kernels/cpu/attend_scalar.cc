@@ -147,9 +147,10 @@ void Append(const AppendParams& p) {
 
 }  // namespace
 
+void AppendF32(const AppendParams& params) { Append<float>(params); }
 void AppendBf16(const AppendParams& params) { Append<Bf16>(params); }
 
-const AttendKernels kAttendScalarF32 = {Attend<float>, AttendRows<float>, Append<float>};
-const AttendKernels kAttendScalarBf16 = {Attend<Bf16>, AttendRows<Bf16>, Append<Bf16>};
+const AttendKernels kAttendScalarF32 = {Attend<float>, AttendRows<float>, AppendF32};
+const AttendKernels kAttendScalarBf16 = {Attend<Bf16>, AttendRows<Bf16>, AppendBf16};
 
 }  // namespace kvlathe

@@ -25,12 +25,14 @@ struct KernelSet {
 };
 
 std::vector<KernelSet> KernelSets() {
-  std::vector<KernelSet> sets = {
-      {"f32", &GetAttendKernels(AvailableIsas().back(), DType::kF32), DType::kF32}};
+  std::vector<KernelSet> sets;
   for (Isa isa : AvailableIsas()) {
-    sets.push_back({std::string(IsaName(isa)), &GetAttendKernels(isa, DType::kBf16), DType::kBf16});
+    for (DType row_type : {DType::kF32, DType::kBf16}) {
+      sets.push_back({fmt::format("{} {}", IsaName(isa), DTypeName(row_type)),
+                      &GetAttendKernels(isa, row_type), row_type});
+    }
   }
-  if (AvailableIsas().back() >= Isa::kAvx512Bf16) {
+  if (HasBf16Dots(AvailableIsas().back())) {
     sets.push_back({"emulated_tiles", &kAttendEmulatedTiles, DType::kBf16});
   }
   return sets;

@@ -5,7 +5,16 @@
 namespace kvlathe {
 
 const ElementwiseKernels& GetElementwiseKernels(Isa isa) {
-  return isa == Isa::kScalar ? kElementwiseScalar : kElementwiseAvx512;
+  switch (isa) {
+    case Isa::kScalar:
+      break;
+    case Isa::kAvx2:
+      return kElementwiseAvx2;
+    case Isa::kAvx512Bf16:
+    case Isa::kAmx:
+      return kElementwiseAvx512;
+  }
+  return kElementwiseScalar;
 }
 
 }  // namespace kvlathe

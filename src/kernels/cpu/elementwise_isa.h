@@ -6,6 +6,7 @@
 namespace kvlathe {
 
 extern const ElementwiseKernels kElementwiseScalar;
+extern const ElementwiseKernels kElementwiseAvx2;
 extern const ElementwiseKernels kElementwiseAvx512;
 
 }  // namespace kvlathe

@@ -18,8 +18,7 @@
 
 namespace kvlathe {
 
-// Activations and packed weights are kBf16 while computing, or kF32 where the machine has no BF16
-// dot products or exactness is wanted.
+// Activations and packed weights are kBf16 while computing, or kF32 where exactness is wanted.
 class PackedMatrix {
  public:
   PackedMatrix() = default;

@@ -201,14 +201,4 @@ void LinearAvx512(const LinearPart& part) {
   }
 }
 
-void StoreRowsAvx512(const StoreRowsParams& p) {
-  for (int64_t r = 0; r < p.n_rows; ++r) {
-    for (int64_t j = 0; j < p.n_out; j += kLanes) {
-      const __mmask16 mask = MaskOf(p.n_out - j);
-      StoreLine(_mm512_maskz_loadu_ps(mask, p.from + r * p.n_out + j), mask, p.y,
-                r * p.y_stride + j, p.y_type, p.accumulate);
-    }
-  }
-}
-
 }  // namespace kvlathe

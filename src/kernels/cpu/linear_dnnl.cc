@@ -200,13 +200,13 @@ struct DnnlLinear::State {
     dense.y_type = DType::kF32;
     dense.accumulate = false;
     if (!RunInPlace(dense)) return false;
-    StoreRowsAvx512({.from = dense_y.as<float>(),
-                     .n_rows = part.n_rows,
-                     .n_out = part.n_out,
-                     .y = part.y,
-                     .y_stride = part.y_stride,
-                     .y_type = part.y_type,
-                     .accumulate = part.accumulate});
+    StoreRowsAvx2({.from = dense_y.as<float>(),
+                   .n_rows = part.n_rows,
+                   .n_out = part.n_out,
+                   .y = part.y,
+                   .y_stride = part.y_stride,
+                   .y_type = part.y_type,
+                   .accumulate = part.accumulate});
     return true;
   }
 };
@@ -238,7 +238,7 @@ bool DnnlLinear::Run(const LinearPart& part) {
     panel.y = static_cast<std::byte*>(part.y) + row * part.y_stride * SizeOf(part.y_type);
     if (state_->RunPanel(panel, copy_x, copy_y)) continue;
     if (row == 0) return false;
-    LinearScalar(panel);  // earlier panels may have been added to y already
+    LinearAvx2(panel);  // earlier panels may have been added to y already
   }
   return true;
 }

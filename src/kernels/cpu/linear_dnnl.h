@@ -1,4 +1,5 @@
-// oneDNN on one thread, for the part of a product that one worker computes.
+// oneDNN on one thread, for the part of a product that one worker computes. For machines that have
+// AVX2; oneDNN itself picks the instructions.
 #pragma once
 
 #include <memory>

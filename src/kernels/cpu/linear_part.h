@@ -32,6 +32,9 @@ struct LinearPart {
 // Portable, any part.
 void LinearScalar(const LinearPart& part);
 
+// Any part in F32 with AVX2. Reads Bf16 weights once per 64 rows, F32 weights once per 16.
+void LinearAvx2(const LinearPart& part);
+
 // Bf16 weights with AVX-512 BF16 dot products. Reads the weights once per 64 rows.
 void LinearAvx512(const LinearPart& part);
 
@@ -45,6 +48,6 @@ struct StoreRowsParams {
   DType y_type;
   bool accumulate;
 };
-void StoreRowsAvx512(const StoreRowsParams& params);
+void StoreRowsAvx2(const StoreRowsParams& params);
 
 }  // namespace kvlathe

@@ -32,6 +32,19 @@ uint64_t ReadWords(const std::byte* data, int64_t n_bytes) {
 
 constexpr ReadLoop kPortableReadLoops[] = {{"words", ReadWords}};
 
+std::span<const ReadLoop> ReadLoopsOf(Isa isa) {
+  switch (isa) {
+    case Isa::kScalar:
+      break;
+    case Isa::kAvx2:
+      return {kReadLoopsOfAvx2, kVectorReadLoops};
+    case Isa::kAvx512Bf16:
+    case Isa::kAmx:
+      return {kReadLoopsOfAvx512, kVectorReadLoops};
+  }
+  return kPortableReadLoops;
+}
+
 matmul::primitive_desc DescribeMatmul(const dnnl::engine& engine, memory::data_type type,
                                       memory::dim n_rows, memory::dim n_in, memory::dim n_out) {
   const memory::desc x({n_rows, n_in}, type, memory::format_tag::ab);
@@ -80,12 +93,9 @@ StatusOr<double> MeasureGemm(const dnnl::engine& engine, memory::data_type type,
 }  // namespace
 
 double ReadPassSeconds(ThreadPool& pool, Isa isa, const std::byte* data, int64_t n_bytes) {
-  const std::span<const ReadLoop> loops = isa == Isa::kScalar
-                                              ? std::span<const ReadLoop>(kPortableReadLoops)
-                                              : std::span<const ReadLoop>(kReadLoopsOfAvx512);
   static std::atomic<uint64_t> checksum = 0;  // keeps the loads
   double best_seconds = 1e30;
-  for (const ReadLoop& loop : loops) {
+  for (const ReadLoop& loop : ReadLoopsOf(isa)) {
     const Stopwatch watch;
     pool.Run([&](int id) {
       const Range r = ShareOf(n_bytes, kReadLoopStep, id, pool.n_workers());
@@ -112,9 +122,8 @@ StatusOr<double> MeasureReadBandwidth(ThreadPool& pool, Isa isa) {
   return static_cast<double>(buffer.n_bytes()) / best_seconds * 1e-9;
 }
 
-StatusOr<double> MeasureGemmPeak(ThreadPool& pool) {
-  const bool has_bf16 = AvailableIsas().back() != Isa::kScalar;
-  const auto type = has_bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+StatusOr<double> MeasureGemmPeak(ThreadPool& pool, Isa isa) {
+  const auto type = HasBf16Dots(isa) ? memory::data_type::bf16 : memory::data_type::f32;
   const int n_threads_before = omp_get_max_threads();
   omp_set_num_threads(pool.n_workers());
   double best = 0;

@@ -24,9 +24,9 @@ StatusOr<double> MeasureReadBandwidth(ThreadPool& pool, Isa isa);
 double ReadPassSeconds(ThreadPool& pool, Isa isa, const std::byte* data, int64_t n_bytes);
 
 // Highest rate in FLOP/s of oneDNN products of several shapes with weights in the format that
-// oneDNN prefers, on as many threads as the pool has. BF16, or F32 where the machine has no BF16
-// dots. About 2 s at 0.5 TFLOP/s.
-StatusOr<double> MeasureGemmPeak(ThreadPool& pool);
+// oneDNN prefers, on as many threads as the pool has: of BF16 where `isa` has BF16 dots, else of
+// F32. About 2 s at 0.5 TFLOP/s.
+StatusOr<double> MeasureGemmPeak(ThreadPool& pool, Isa isa);
 
 // One way of reading memory: returns a value that depends on every byte, so that no load can be
 // left out. n_bytes is a multiple of kReadLoopStep.
@@ -35,7 +35,8 @@ struct ReadLoop {
   uint64_t (*read)(const std::byte* data, int64_t n_bytes);
 };
 inline constexpr int64_t kReadLoopStep = 64 << 10;
-inline constexpr int kReadLoopsAvx512 = 6;
-extern const ReadLoop kReadLoopsOfAvx512[kReadLoopsAvx512];
+inline constexpr int kVectorReadLoops = 6;
+extern const ReadLoop* const kReadLoopsOfAvx2;  // [kVectorReadLoops], as the other
+extern const ReadLoop* const kReadLoopsOfAvx512;
 
 }  // namespace kvlathe

@@ -59,7 +59,16 @@ class FirstBad {
 }  // namespace
 
 const SealKernels& GetSealKernels(Isa isa) {
-  return isa >= Isa::kAvx512Bf16 ? kSealAvx512 : kSealScalar;
+  switch (isa) {
+    case Isa::kScalar:
+      break;
+    case Isa::kAvx2:
+      return kSealAvx2;
+    case Isa::kAvx512Bf16:
+    case Isa::kAmx:
+      return kSealAvx512;
+  }
+  return kSealScalar;
 }
 
 struct Sealer::State {

@@ -106,6 +106,7 @@ struct SealKernels {
 };
 
 extern const SealKernels kSealScalar;
+extern const SealKernels kSealAvx2;
 extern const SealKernels kSealAvx512;
 
 const SealKernels& GetSealKernels(Isa isa);

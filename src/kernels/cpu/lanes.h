@@ -1,0 +1,264 @@
+// Vectors of floats as wide as the flags of the file allow, AVX-512 or AVX2, for kernels that
+// compute in F32. Everything has internal linkage, so that no such code is ever linked into a
+// portable path.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace kvlathe {
+namespace {
+
+#define KVL_LANES inline __attribute__((always_inline))
+
+#ifdef __AVX512F__
+
+using Vec = __m512;
+using IntVec = __m512i;
+constexpr int kLanes = 16;
+constexpr int kVecRegisters = 32;
+
+KVL_LANES Vec Zero() { return _mm512_setzero_ps(); }
+KVL_LANES Vec Set1(float x) { return _mm512_set1_ps(x); }
+KVL_LANES Vec Load(const float* p) { return _mm512_loadu_ps(p); }
+KVL_LANES void Store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
+KVL_LANES Vec Fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+// The second where either is NaN.
+KVL_LANES Vec Larger(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+KVL_LANES bool AnyGreater(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+KVL_LANES float MaxOfLanes(Vec x) { return _mm512_reduce_max_ps(x); }
+KVL_LANES float SumOfLanes(Vec x) { return _mm512_reduce_add_ps(x); }
+KVL_LANES float FirstLane(Vec x) { return _mm512_cvtss_f32(x); }
+
+KVL_LANES IntVec LoadWords(const void* p) { return _mm512_loadu_si512(p); }
+// kLanes Bf16.
+KVL_LANES Vec LoadBf16(const uint16_t* p) {
+  const IntVec wide =
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+// The first and the second Bf16 of words of two.
+KVL_LANES Vec WidenFirst(IntVec words) { return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)); }
+KVL_LANES Vec WidenSecond(IntVec words) {
+  return _mm512_castsi512_ps(
+      _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+KVL_LANES Vec LoadF16(const void* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+// kLanes unsigned 16-bit, unsigned 8-bit or signed 8-bit numbers.
+KVL_LANES IntVec LoadShorts(const void* p) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+KVL_LANES IntVec LoadBytes(const void* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+KVL_LANES IntVec LoadSignedBytes(const void* p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+KVL_LANES IntVec ShiftRight(IntVec x, int bits) {
+  return _mm512_srl_epi32(x, _mm_cvtsi32_si128(bits));
+}
+KVL_LANES IntVec And(IntVec x, int mask) { return _mm512_and_si512(x, _mm512_set1_epi32(mask)); }
+// Bits first, first + 1, ... of x, one per lane, as `value` or 0.
+KVL_LANES IntVec SpreadBits(uint32_t x, int first, int value) {
+  return _mm512_maskz_set1_epi32(static_cast<__mmask16>(x >> first), value);
+}
+KVL_LANES Vec ToFloats(IntVec x) { return _mm512_cvtepi32_ps(x); }
+
+// p[0], p[1], p[0], p[1], ...
+KVL_LANES Vec BroadcastPair(const float* p) {
+  double pair;
+  __builtin_memcpy(&pair, p, sizeof(pair));
+  return _mm512_castpd_ps(_mm512_set1_pd(pair));
+}
+// Sums of neighbours: a[0] + a[1], a[2] + a[3], ..., b[0] + b[1], ...
+KVL_LANES Vec SumPairs(Vec a, Vec b) {
+  const IntVec first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const IntVec second =
+      _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  return _mm512_add_ps(_mm512_permutex2var_ps(a, first, b), _mm512_permutex2var_ps(a, second, b));
+}
+// x[0], 0, x[2], 0, ... whatever the others hold.
+KVL_LANES Vec ClearSeconds(Vec x) { return _mm512_maskz_mov_ps(0x5555, x); }
+
+KVL_LANES Vec Floor(Vec x) {
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+KVL_LANES Vec Nearest(Vec x) {
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+KVL_LANES Vec Smaller(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+KVL_LANES Vec Absolute(Vec x) { return _mm512_abs_ps(x); }
+KVL_LANES Vec WherePositive(Vec x, Vec positive, Vec other) {
+  return _mm512_mask_mov_ps(other, _mm512_cmp_ps_mask(x, Zero(), _CMP_GT_OQ), positive);
+}
+// 2^x for whole x from -127 (which gives 0) to 127.
+KVL_LANES Vec PowerOf2(Vec x) {
+  const IntVec exponent = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
+}
+// x 2^n for whole |n| < 250, also where 2^n is no float.
+KVL_LANES Vec TimesPowerOf2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
+
+KVL_LANES __mmask16 LaneMask(int64_t n) {
+  return n >= kLanes ? 0xffff : static_cast<__mmask16>((1u << n) - 1);
+}
+// The first n lanes, at least one; the others are 0 and their memory is left alone.
+KVL_LANES Vec FirstLanes(Vec x, int64_t n) { return _mm512_maskz_mov_ps(LaneMask(n), x); }
+KVL_LANES Vec LoadFirst(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(LaneMask(n), p); }
+KVL_LANES void StoreFirst(float* p, int64_t n, Vec x) { _mm512_mask_storeu_ps(p, LaneMask(n), x); }
+// Bf16 rounded to nearest even, NaN stays NaN.
+KVL_LANES void StoreFirstBf16(uint16_t* p, int64_t n, Vec x) {
+  _mm256_mask_storeu_epi16(p, LaneMask(n), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+}
+
+#else
+
+using Vec = __m256;
+using IntVec = __m256i;
+constexpr int kLanes = 8;
+constexpr int kVecRegisters = 16;
+
+KVL_LANES Vec Zero() { return _mm256_setzero_ps(); }
+KVL_LANES Vec Set1(float x) { return _mm256_set1_ps(x); }
+KVL_LANES Vec Load(const float* p) { return _mm256_loadu_ps(p); }
+KVL_LANES void Store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
+KVL_LANES Vec Fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+KVL_LANES Vec Larger(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+KVL_LANES bool AnyGreater(Vec a, Vec b) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0;
+}
+KVL_LANES float MaxOfLanes(Vec x) {
+  __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+  return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+}
+KVL_LANES float SumOfLanes(Vec x) {
+  __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+  return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+}
+KVL_LANES float FirstLane(Vec x) { return _mm256_cvtss_f32(x); }
+
+KVL_LANES IntVec LoadWords(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+KVL_LANES Vec LoadBf16(const uint16_t* p) {
+  const IntVec wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+KVL_LANES Vec WidenFirst(IntVec words) { return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16)); }
+KVL_LANES Vec WidenSecond(IntVec words) {
+  return _mm256_castsi256_ps(
+      _mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+KVL_LANES Vec LoadF16(const void* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+KVL_LANES IntVec LoadShorts(const void* p) {
+  return _mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+KVL_LANES IntVec LoadBytes(const void* p) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+}
+KVL_LANES IntVec LoadSignedBytes(const void* p) {
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+}
+KVL_LANES IntVec ShiftRight(IntVec x, int bits) {
+  return _mm256_srl_epi32(x, _mm_cvtsi32_si128(bits));
+}
+KVL_LANES IntVec And(IntVec x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi32(mask)); }
+KVL_LANES IntVec SpreadBits(uint32_t x, int first, int value) {
+  const __m256i bits =
+      _mm256_sllv_epi32(_mm256_set1_epi32(1 << first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  const __m256i found = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(x)), bits);
+  return _mm256_and_si256(_mm256_cmpeq_epi32(found, bits), _mm256_set1_epi32(value));
+}
+KVL_LANES Vec ToFloats(IntVec x) { return _mm256_cvtepi32_ps(x); }
+
+KVL_LANES Vec BroadcastPair(const float* p) {
+  double pair;
+  __builtin_memcpy(&pair, p, sizeof(pair));
+  return _mm256_castpd_ps(_mm256_set1_pd(pair));
+}
+KVL_LANES Vec SumPairs(Vec a, Vec b) {
+  const __m256d sums = _mm256_castps_pd(_mm256_hadd_ps(a, b));  // halves of a and b alternate
+  return _mm256_castpd_ps(_mm256_permute4x64_pd(sums, _MM_SHUFFLE(3, 1, 2, 0)));
+}
+KVL_LANES Vec ClearSeconds(Vec x) { return _mm256_blend_ps(x, _mm256_setzero_ps(), 0xaa); }
+
+KVL_LANES Vec Floor(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+KVL_LANES Vec Nearest(Vec x) {
+  return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+KVL_LANES Vec Smaller(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+KVL_LANES Vec Absolute(Vec x) { return _mm256_andnot_ps(Set1(-0.0f), x); }
+KVL_LANES Vec WherePositive(Vec x, Vec positive, Vec other) {
+  return _mm256_blendv_ps(other, positive, _mm256_cmp_ps(x, Zero(), _CMP_GT_OQ));
+}
+KVL_LANES Vec PowerOf2(Vec x) {
+  const IntVec exponent = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+}
+KVL_LANES Vec TimesPowerOf2(Vec x, Vec n) {
+  const Vec half = Floor(n * Set1(0.5f));
+  return x * PowerOf2(half) * PowerOf2(n - half);
+}
+
+KVL_LANES __m256i LaneMask(int64_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n >= kLanes ? kLanes : static_cast<int>(n)),
+                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+KVL_LANES Vec FirstLanes(Vec x, int64_t n) {
+  return _mm256_and_ps(x, _mm256_castsi256_ps(LaneMask(n)));
+}
+KVL_LANES Vec LoadFirst(const float* p, int64_t n) {
+  return n >= kLanes ? Load(p) : _mm256_maskload_ps(p, LaneMask(n));
+}
+// Masked stores take many times longer than others on Zen.
+KVL_LANES void StoreFirst(float* p, int64_t n, Vec x) {
+  if (n >= kLanes) return Store(p, x);
+  _mm256_maskstore_ps(p, LaneMask(n), x);
+}
+KVL_LANES __m128i RoundToBf16(Vec x) {
+  const __m256i bits = _mm256_castps_si256(x), top = _mm256_srli_epi32(bits, 16);
+  const __m256i is_odd = _mm256_and_si256(top, _mm256_set1_epi32(1));
+  const __m256i raised =
+      _mm256_add_epi32(bits, _mm256_add_epi32(is_odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i quiet = _mm256_or_si256(top, _mm256_set1_epi32(0x40));
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  const __m256i rounded = _mm256_blendv_epi8(_mm256_srli_epi32(raised, 16), quiet, is_nan);
+  const __m256i packed = _mm256_packus_epi32(rounded, rounded);  // each half twice
+  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, _MM_SHUFFLE(3, 1, 2, 0)));
+}
+KVL_LANES void StoreFirstBf16(uint16_t* p, int64_t n, Vec x) {
+  const __m128i rounded = RoundToBf16(x);
+  if (n >= kLanes) return _mm_storeu_si128(reinterpret_cast<__m128i*>(p), rounded);
+  uint16_t lanes[kLanes];
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(lanes), rounded);
+  for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
+}
+
+#endif
+
+// 2^x for x <= 0; exactly 1 at 0, 0 below -126, NaN stays NaN. Relative error 1e-7: a degree-5
+// minimax polynomial (Remez, with the values at both ends fixed) for the fraction in [0, 1).
+KVL_LANES Vec Exp2(Vec x) {
+  x = Larger(Set1(-127.0f), x);
+  const Vec whole = Floor(x), f = x - whole;
+  Vec y = Set1(1.8793186e-3f);
+  y = Fma(y, f, Set1(8.9909951e-3f));
+  y = Fma(y, f, Set1(5.5818676e-2f));
+  y = Fma(y, f, Set1(2.4015927e-1f));
+  y = Fma(y, f, Set1(6.9315174e-1f));
+  y = Fma(y, f, Set1(1.0f));
+  return y * PowerOf2(whole);
+}
+KVL_LANES float Exp2(float x) { return FirstLane(Exp2(Set1(x))); }
+
+}  // namespace
+}  // namespace kvlathe
