@@ -6,7 +6,9 @@
 #include "attention/partial.h"
 #include "attention/plan.h"
 #include "base/check.h"
+#include "base/units.h"
 #include "kernels/cpu/attend.h"
+#include "kernels/cpu/entry_scores.h"
 #include "tensor/buffer.h"
 
 namespace kvlathe {
@@ -16,8 +18,15 @@ const std::byte* RowAt(const void* rows, int64_t row, int64_t stride, DType row_
   return static_cast<const std::byte*>(rows) + row * stride * SizeOf(row_type);
 }
 
+// Scores of the rows of an item; null where none are wanted.
+struct ScoreRows {
+  float* rows = nullptr;  // of the item's first row and entry
+  int64_t stride = 0;
+};
+
 void AttendBlocks(const AttendKernels& kernels, const HeadJob& job, const WorkItem& item,
-                  float sm_scale, const PartialRows& partial, std::byte* scratch) {
+                  float sm_scale, const PartialRows& partial, const ScoreRows& scores,
+                  std::byte* scratch) {
   kernels.attend({.shape = job.shape,
                   .gqa_group = job.gqa_group,
                   .n_rows = item.row_end - item.row_begin,
@@ -33,9 +42,39 @@ void AttendBlocks(const AttendKernels& kernels, const HeadJob& job, const WorkIt
                   .o = partial.o,
                   .o_stride = job.shape.rank_v,
                   .row_max = partial.row_max,
-                  .row_sum = partial.row_sum},
+                  .row_sum = partial.row_sum,
+                  .scores = scores.rows,
+                  .scores_stride = scores.stride},
                  scratch);
 }
+
+// Adds what the scored ones of rows [row_begin, row_end) attend to. `partial` is final, and it and
+// `scores` begin with row_begin and the first entry.
+void AddScores(const EntryScoreKernels& kernels, const HeadJob& job, int row_begin, int row_end,
+               float sm_scale, const PartialRows& partial, const ScoreRows& scores) {
+  const int begin = std::max(row_begin, job.first_scored * job.gqa_group);
+  if (begin >= row_end) return;
+  const int skipped = begin - row_begin, token = begin / job.gqa_group;
+  ScoreNoise noise;
+  if (job.noise != nullptr) {
+    noise = *job.noise;
+    noise.first_position += token;
+    noise.temperature += static_cast<float>(token) * noise.temperature_step;
+  }
+  kernels.add({.scores = scores.rows + skipped * scores.stride,
+               .stride = scores.stride,
+               .n_rows = row_end - begin,
+               .gqa_group = job.gqa_group,
+               .first_visible = job.first_visible + token,
+               .n_entries = job.n_entries,
+               .sm_scale = sm_scale,
+               .row_max = partial.row_max + skipped,
+               .row_sum = partial.row_sum + skipped,
+               .noise = job.noise != nullptr ? &noise : nullptr,
+               .table = job.scored});
+}
+
+int64_t ScoreStride(const HeadJob& job) { return RoundUp(job.n_entries, kBlockSize); }
 
 void AttendSink(const AttendKernels& kernels, const HeadJob& job, const WorkItem& item,
                 float sm_scale, const PartialRows& partial) {
@@ -81,10 +120,14 @@ struct Attention::State {
   Isa isa;
   bool is_deterministic = false;
   Planner planner;
+  const EntryScoreKernels& score_kernels;
   std::vector<JobSize> sizes;
   Buffer scratch;    // per worker: kAttendScratchBytes and two partial results
   Buffer workspace;  // partial results of split rows
+  Buffer scores;     // of the item at work, per worker; then of the split rows
   int64_t worker_bytes = 0;
+  int64_t worker_scores = 0;                // floats
+  std::vector<int64_t> split_score_offset;  // [n_splits] floats in `scores`
 
   // The call at work.
   std::span<const HeadJob> jobs;
@@ -95,9 +138,42 @@ struct Attention::State {
     return GetAttendKernels(is_deterministic && isa == Isa::kAmx ? Isa::kAvx512Bf16 : isa,
                             row_type);
   }
+  void PlaceScores();
+  ScoreRows ScoresOf(const WorkItem& item, int worker_id) const;
   void RunItems(int worker_id);
   void MergeSplits(int worker_id);
+  void ScoreSplits(int worker_id);
 };
+
+// Lays out `scores`.
+void Attention::State::PlaceScores() {
+  worker_scores = 0;
+  for (const WorkItem& item : plan->items) {
+    const HeadJob& job = jobs[item.job_idx];
+    if (!job.is_scored() || item.partial_offset >= 0) continue;
+    worker_scores = std::max(worker_scores, (item.row_end - item.row_begin) * ScoreStride(job));
+  }
+  int64_t n_floats = worker_scores * pool->n_workers();
+  split_score_offset.clear();
+  for (const SplitRows& split : plan->splits) {
+    split_score_offset.push_back(n_floats);
+    const HeadJob& job = jobs[split.job_idx];
+    if (job.is_scored()) n_floats += (split.row_end - split.row_begin) * ScoreStride(job);
+  }
+  KVL_CHECK(scores.EnsureSize(4 * n_floats, "attention scores").ok());
+}
+
+ScoreRows Attention::State::ScoresOf(const WorkItem& item, int worker_id) const {
+  const HeadJob& job = jobs[item.job_idx];
+  if (!job.is_scored() || item.row_end <= job.first_scored * job.gqa_group) return {};
+  float* floats = scores.as<float>();
+  if (item.partial_offset < 0) return {floats + worker_id * worker_scores, ScoreStride(job)};
+  const auto split = std::ranges::find_if(plan->splits, [&](const SplitRows& s) {
+    return s.job_idx == item.job_idx && s.row_begin == item.row_begin;
+  });
+  return {floats + split_score_offset[split - plan->splits.begin()] + item.entry_begin,
+          ScoreStride(job)};
+}
 
 void Attention::State::RunItems(int worker_id) {
   std::byte* kernel_scratch = scratch.data() + worker_id * worker_bytes;
@@ -110,13 +186,17 @@ void Attention::State::RunItems(int worker_id) {
     const bool is_part = item.partial_offset >= 0;
     const PartialRows partial =
         PartialAt(is_part ? workspace.as<float>() + item.partial_offset : own, n_rows, rank_v);
-    AttendBlocks(kernels, job, item, sm_scale, partial, kernel_scratch);
+    const ScoreRows item_scores = ScoresOf(item, worker_id);
+    AttendBlocks(kernels, job, item, sm_scale, partial, item_scores, kernel_scratch);
     if (item.entry_begin == 0 && job.n_sink > 0) {
       const PartialRows sink_partial = PartialAt(sink, n_rows, rank_v);
       AttendSink(kernels, job, item, sm_scale, sink_partial);
       MergePartial(sink_partial, n_rows, rank_v, partial);
     }
-    if (!is_part) WriteRows(job, item.row_begin, n_rows, partial);
+    if (is_part) continue;
+    WriteRows(job, item.row_begin, n_rows, partial);
+    if (item_scores.rows == nullptr) continue;
+    AddScores(score_kernels, job, item.row_begin, item.row_end, sm_scale, partial, item_scores);
   }
 }
 
@@ -144,8 +224,24 @@ void Attention::State::MergeSplits(int worker_id) {
   }
 }
 
+void Attention::State::ScoreSplits(int worker_id) {
+  const Range share = ShareOf(plan->splits.size(), 1, worker_id, pool->n_workers());
+  for (int64_t i = share.begin; i < share.end; ++i) {
+    const SplitRows& split = plan->splits[i];
+    const HeadJob& job = jobs[split.job_idx];
+    if (!job.is_scored()) continue;
+    const PartialRows merged = PartialAt(workspace.as<float>() + split.partial_offset,
+                                         split.row_end - split.row_begin, job.shape.rank_v);
+    AddScores(score_kernels, job, split.row_begin, split.row_end, sm_scale, merged,
+              {scores.as<float>() + split_score_offset[i], ScoreStride(job)});
+  }
+}
+
 Attention::Attention(ThreadPool* pool, Isa isa)
-    : state_(new State{.pool = pool, .isa = isa, .planner = Planner(CostModelFor(isa))}) {}
+    : state_(new State{.pool = pool,
+                       .isa = isa,
+                       .planner = Planner(CostModelFor(isa)),
+                       .score_kernels = GetEntryScoreKernels(isa)}) {}
 
 Attention::~Attention() = default;
 
@@ -160,7 +256,8 @@ void Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sche
                        .n_entries = job.n_entries,
                        .first_visible = job.first_visible,
                        .rank_k = job.shape.rank_k,
-                       .rank_v = job.shape.rank_v});
+                       .rank_v = job.shape.rank_v,
+                       .is_scored = job.is_scored()});
   }
   if (s.is_deterministic && schedule == Schedule::kBalanced) schedule = Schedule::kLpt;
   const AttentionPlan& plan = s.planner.Plan(s.sizes, s.pool->n_workers(), schedule);
@@ -172,8 +269,12 @@ void Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sche
   // At most a few hundred KiB a worker: a system that refuses them cannot go on.
   KVL_CHECK(s.scratch.EnsureSize(s.worker_bytes * s.pool->n_workers(), "attention scratch").ok());
   KVL_CHECK(s.workspace.EnsureSize(4 * plan.workspace_floats, "attention partial results").ok());
+  const bool is_scored = std::ranges::any_of(jobs, &HeadJob::is_scored);
+  if (is_scored) s.PlaceScores();
   s.pool->Run([&s](int worker_id) { s.RunItems(worker_id); });
-  if (!plan.splits.empty()) s.pool->Run([&s](int worker_id) { s.MergeSplits(worker_id); });
+  if (plan.splits.empty()) return;
+  s.pool->Run([&s](int worker_id) { s.MergeSplits(worker_id); });
+  if (is_scored) s.pool->Run([&s](int worker_id) { s.ScoreSplits(worker_id); });
 }
 
 }  // namespace kvlathe

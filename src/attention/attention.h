@@ -11,6 +11,7 @@
 #include "base/threads.h"
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/block_layout.h"
+#include "kernels/cpu/entry_scores.h"
 
 namespace kvlathe {
 
@@ -41,10 +42,19 @@ struct HeadJob {
   // Head h of token t: out + t * out_stride + h * rank_v, row_type. Zeros where nothing is seen.
   void* out = nullptr;
   int64_t out_stride = 0;  // elements
+
+  // Rows of tokens from first_scored on add their attention to the sums of this table (plain
+  // blocks without a window). Empty: nobody asks.
+  EntryTable scored;
+  int first_scored = 0;
+  const ScoreNoise* noise = nullptr;  // null: the probabilities themselves; of token 0
+
+  bool is_scored() const { return !scored.empty() && first_scored < n_tokens; }
 };
 
 // Plans on the calling thread, then one parallel region, and a second one only when rows were split
-// along their entries. Memory is kept from call to call: no allocation once shapes repeat.
+// along their entries, a third when these are scored. Memory is kept from call to call: no
+// allocation once shapes repeat.
 class Attention {
  public:
   Attention(ThreadPool* pool, Isa isa);

@@ -72,6 +72,10 @@ int ItemRows(int gqa_group, int n_channels, int max_channels) {
 int Planner::RowsPerItem(const JobSize& job) const {
   // No item is smaller than this: decode takes the short way.
   if (job.n_rows() <= kBaseItemRows / 2) return kBaseItemRows / 2;
+  if (job.is_scored) {
+    const int step = RowStep(job.gqa_group);
+    return std::max(1, kScoredItemRows / step) * step;
+  }
   return ItemRows(job.gqa_group, job.n_channels(), max_channels_);
 }
 
@@ -257,7 +261,8 @@ int Planner::BlocksThatFit(const Rows& rows, int entry_begin, int entry_end) con
   const auto cost_of = [&](int n) {
     return CostOf(job, rows, entry_begin, std::min(entry_begin + n * kBlockSize, entry_end));
   };
-  if (n_blocks < 2 * kMinSplitBlocks) return cost_of(n_blocks) - room < room ? n_blocks : 0;
+  if (n_blocks < 2 * kMinSplitBlocks || !job.can_split_entries())
+    return cost_of(n_blocks) - room < room ? n_blocks : 0;
   int fits = 0, too_many = n_blocks;
   while (too_many - fits > 1) {
     const int middle = (fits + too_many) / 2;
@@ -285,7 +290,10 @@ bool Planner::PlaceRows(const Rows& rows) {
     if (!Fits(whole_ns)) {
       n = BlocksThatFit(rows, entry, entry_end);
       const bool is_idle = plan_.load_ns[worker_id_] == 0;
-      if (n == 0 && is_idle) n = n_blocks < 2 * kMinSplitBlocks ? n_blocks : kMinSplitBlocks;
+      if (n == 0 && is_idle) {
+        const bool is_whole = n_blocks < 2 * kMinSplitBlocks || !job.can_split_entries();
+        n = is_whole ? n_blocks : kMinSplitBlocks;
+      }
     }
     if (n == n_blocks) {
       entry == 0 ? Emit(rows, 0, entry_end, whole_ns) : EmitPart(rows, entry, entry_end, whole_ns);

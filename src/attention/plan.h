@@ -19,7 +19,11 @@ struct JobSize {
   int first_visible = 0;
   int rank_k = 0;
   int rank_v = 0;
+  // The scores of all its rows are kept for a while, so items have kScoredItemRows at most, and the
+  // entries of several tokens are not split.
+  bool is_scored = false;
 
+  bool can_split_entries() const { return !is_scored || n_tokens == 1; }
   int n_rows() const { return n_tokens * gqa_group; }
   int n_channels() const { return rank_k + rank_v; }
   // Entries that the last of rows [0, row_end) sees, which is the most of them.
@@ -86,6 +90,7 @@ struct AttentionPlan {
 // fast.
 inline constexpr int kMaxItemRows = 256;
 inline constexpr int kBaseItemRows = 128;
+inline constexpr int kScoredItemRows = 64;
 // Below twice this many blocks, entries are not split: the merge would cost more than it saves.
 inline constexpr int kMinSplitBlocks = 4;
 

@@ -90,6 +90,11 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
     if (is_windowed) {
       MaskFirstScores(BeginOfRow(p, first + i.value) - block.first_entry, scores[i.value]);
     }
+    if (p.scores != nullptr) {
+      float* to = p.scores + (first + i.value) * p.scores_stride + block.first_entry - p.kv_begin;
+      Unroll<kBlockLines>(
+          [&](auto j) { _mm512_storeu_ps(to + kLanes * j.value, scores[i.value][j.value]); });
+    }
     RowState* state = &panel.scratch->rows[row + i.value];
     float* sums = panel.scratch->sums[row + i.value];
     RaiseRowMax(MaxOfLines(scores[i.value]), panel.log2_scale, state, sums);

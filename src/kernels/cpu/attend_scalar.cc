@@ -59,6 +59,9 @@ void AttendBlock(const AttendParams& p, int begin, const T* k) {
     if (first >= n_valid) continue;
     float scores[kBlockSize];
     ScoreBlock(static_cast<const Q*>(p.q) + row * p.q_stride, k, rank_k, n_valid, scores);
+    if (p.scores != nullptr) {
+      std::copy_n(scores, n_valid, p.scores + row * p.scores_stride + begin - p.kv_begin);
+    }
     for (int t = 0; t < n_valid; ++t) scores[t] *= p.sm_scale;
     float* o = p.o + row * p.o_stride;
     RaiseMax(*std::max_element(scores + first, scores + n_valid), rank_v, &p.row_max[row],

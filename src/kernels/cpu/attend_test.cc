@@ -139,12 +139,19 @@ struct Problem {
 struct Partial {
   std::vector<float> o, row_max, row_sum;
   int64_t o_stride;
+  std::vector<float> scores;  // asked for if it has the size of [n_rows, scores_stride]
+  int64_t scores_stride = 0;
 };
 
 constexpr float kUntouched = 12345.0f;
 
-Partial RunAttend(const AttendKernels& kernels, const Problem& problem, int kv_begin, int kv_end) {
+Partial RunAttend(const AttendKernels& kernels, const Problem& problem, int kv_begin, int kv_end,
+                  bool wants_scores = false) {
   Partial out;
+  if (wants_scores) {
+    out.scores_stride = (kv_end - kv_begin + kBlockSize - 1) / kBlockSize * kBlockSize;
+    out.scores.assign(problem.n_rows * out.scores_stride, kUntouched);
+  }
   const int rank_v = problem.shape.rank_v;
   out.o_stride = rank_v + 16;
   out.o.assign(problem.n_rows * out.o_stride, kUntouched);
@@ -166,7 +173,9 @@ Partial RunAttend(const AttendKernels& kernels, const Problem& problem, int kv_b
                   .o = out.o.data(),
                   .o_stride = out.o_stride,
                   .row_max = out.row_max.data(),
-                  .row_sum = out.row_sum.data()},
+                  .row_sum = out.row_sum.data(),
+                  .scores = wants_scores ? out.scores.data() : nullptr,
+                  .scores_stride = out.scores_stride},
                  scratch.data());
   for (int row = 0; row < problem.n_rows; ++row) {
     for (int64_t r = rank_v; r < out.o_stride; ++r) {
@@ -295,6 +304,34 @@ TEST(Attend, BlocksBelowTheWindowAreNeverRead) {
     problem.blocks[0] = problem.blocks[1] = problem.blocks[2] = nullptr;
     ExpectMatches(RunAttend(*set.kernels, problem, 0, shape.kv_end), want, problem.n_rows,
                   shape.rank_v, set.row_type, set.name);
+  }
+}
+
+TEST(Attend, GivesTheScoresOfWhatARowSees) {
+  const Shape shapes[] = {
+      {.rank_k = 48, .gqa_group = 4, .kv_end = 300, .first_visible = 300},
+      {.rank_k = 64, .n_tokens = 75, .gqa_group = 3, .kv_end = 150, .first_visible = 76},
+      {.n_tokens = 300, .gqa_group = 1, .kv_begin = 64, .kv_end = 300, .first_visible = 1}};
+  for (const KernelSet& set : KernelSets()) {
+    for (const Shape& shape : shapes) {
+      const Problem problem(shape, set.row_type, 9);
+      const Partial got =
+          RunAttend(*set.kernels, problem, shape.kv_begin, shape.kv_end, /*wants_scores=*/true);
+      ExpectMatches(got, problem.Reference(), problem.n_rows, shape.rank_v, set.row_type, set.name);
+      for (int row = 0; row < problem.n_rows; ++row) {
+        const int end = std::min(shape.kv_end, shape.first_visible + row / shape.gqa_group);
+        for (int e = shape.kv_begin; e < end; ++e) {
+          double score = 0;
+          for (int r = 0; r < shape.rank_k; ++r) {
+            score += problem.q.values[row * problem.q_stride + r] *
+                     problem.k.values[int64_t{e} * shape.rank_k + r];
+          }
+          ASSERT_NEAR(got.scores[row * got.scores_stride + e - shape.kv_begin], score,
+                      1e-5 * (1 + std::abs(score)))
+              << set.name << " row " << row << " entry " << e;
+        }
+      }
+    }
   }
 }
 
