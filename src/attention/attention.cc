@@ -139,7 +139,7 @@ struct Attention::State {
                             row_type);
   }
   void PlaceScores();
-  ScoreRows ScoresOf(const WorkItem& item, int worker_id) const;
+  ScoreRows ScoresOf(const WorkItem& item, int worker_id);
   void RunItems(int worker_id);
   void MergeSplits(int worker_id);
   void ScoreSplits(int worker_id);
@@ -163,7 +163,7 @@ void Attention::State::PlaceScores() {
   KVL_CHECK(scores.EnsureSize(4 * n_floats, "attention scores").ok());
 }
 
-ScoreRows Attention::State::ScoresOf(const WorkItem& item, int worker_id) const {
+ScoreRows Attention::State::ScoresOf(const WorkItem& item, int worker_id) {
   const HeadJob& job = jobs[item.job_idx];
   if (!job.is_scored() || item.row_end <= job.first_scored * job.gqa_group) return {};
   float* floats = scores.as<float>();

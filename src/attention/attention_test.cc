@@ -110,32 +110,52 @@ class Head {
     return all;
   }
 
+  // What query head h of position pos attends to: weights of positions [0, pos], 0 outside the
+  // window.
+  std::vector<double> WeightsOf(int pos, int h) const {
+    const int64_t row = int64_t{pos} * s_.gqa_group + h;
+    std::vector<double> weights(pos + 1);
+    double sum = 0, top = -1e300;
+    const int begin = std::max(0, pos + 1 - s_.window);
+    for (int p = begin; p <= pos; ++p) {
+      const bool in_sink = p < s_.n_sink;
+      const int n_dims = in_sink ? kHeadDim : s_.rank_k;
+      const float* q = (in_sink ? q_full_ : q_).values.data() + row * n_dims;
+      const float* k = (in_sink ? sink_k_ : k_).values.data() + int64_t{p} * n_dims;
+      for (int d = 0; d < n_dims; ++d) weights[p] += double{q[d]} * k[d] * kSmScale;
+      top = std::max(top, weights[p]);
+    }
+    for (int p = 0; p <= pos; ++p) {
+      weights[p] = p < begin ? 0 : std::exp(weights[p] - top);
+      sum += weights[p];
+    }
+    for (double& w : weights) w /= sum;
+    return weights;
+  }
+
   std::vector<double> ReferenceOf(int pos) const {
     std::vector<double> out(s_.gqa_group * s_.rank_v, 0);
     for (int h = 0; h < s_.gqa_group; ++h) {
-      const int64_t row = int64_t{pos} * s_.gqa_group + h;
-      std::vector<double> weights;
-      double sum = 0, top = -1e300;
-      const int begin = std::max(0, pos + 1 - s_.window);
-      for (int p = begin; p <= pos; ++p) {
-        const bool in_sink = p < s_.n_sink;
-        const int n_dims = in_sink ? kHeadDim : s_.rank_k;
-        const float* q = (in_sink ? q_full_ : q_).values.data() + row * n_dims;
-        const float* k = (in_sink ? sink_k_ : k_).values.data() + int64_t{p} * n_dims;
-        double score = 0;
-        for (int d = 0; d < n_dims; ++d) score += double{q[d]} * k[d];
-        weights.push_back(score * kSmScale);
-        top = std::max(top, weights.back());
-      }
-      for (double& w : weights) sum += w = std::exp(w - top);
-      for (int p = begin; p <= pos; ++p) {
+      const std::vector<double> weights = WeightsOf(pos, h);
+      for (int p = 0; p <= pos; ++p) {
         for (int r = 0; r < s_.rank_v; ++r) {
-          out[h * s_.rank_v + r] +=
-              weights[p - begin] / sum * v_.values[int64_t{p} * s_.rank_v + r];
+          out[h * s_.rank_v + r] += weights[p] * v_.values[int64_t{p} * s_.rank_v + r];
         }
       }
     }
     return out;
+  }
+
+  // What the step's tokens from first_token on attend to, for every entry of the blocks.
+  std::vector<double> MassReference(int first_token) const {
+    std::vector<double> mass(std::max(0, s_.n_total - s_.n_sink));
+    for (int pos = s_.n_total - s_.n_tokens + first_token; pos < s_.n_total; ++pos) {
+      for (int h = 0; h < s_.gqa_group; ++h) {
+        const std::vector<double> weights = WeightsOf(pos, h);
+        for (int p = s_.n_sink; p <= pos; ++p) mass[p - s_.n_sink] += weights[p];
+      }
+    }
+    return mass;
   }
 
   // Absolute: values have unit variance and weights sum to 1.
@@ -279,6 +299,40 @@ TEST(AttentionTest, WindowsMatchReferenceAlsoWhereTheyLeaveTheSinkBehind) {
       RunBatch(batch, &attention, Schedule::kBalanced);
       for (size_t i = 0; i < batch.size(); ++i) {
         batch[i]->ExpectMatchesReference(1e-5, fmt::format("window {}, job {}", window, i));
+      }
+    }
+  }
+}
+
+// Jobs of the same step, some of which ask for the attention that their entries get.
+TEST(AttentionTest, SumsTheAttentionOfEntries) {
+  const std::vector<HeadShape> shapes = RaggedShapes();
+  const Batch batch = MakeBatch(shapes, DType::kF32);
+  for (int n_workers : {1, 3, 8}) {
+    for (Schedule schedule : kSchedules) {
+      ThreadPool pool(n_workers);
+      Attention attention(&pool, AvailableIsas().back());
+      std::vector<std::vector<std::byte>> tables;
+      std::vector<HeadJob> jobs;
+      for (size_t i = 0; i < batch.size(); ++i) {
+        batch[i]->Poison();
+        HeadJob& job = jobs.emplace_back(batch[i]->Step());
+        tables.emplace_back((job.n_entries / kBlockSize + 1) * EntryTable::BlockBytes(true));
+        if (i == 1) continue;
+        job.scored = EntryTable(tables[i].data(), true);
+        job.first_scored = i % 3 == 0 ? 0 : job.n_tokens / 3 * 2;
+      }
+      attention.Run(jobs, kSmScale, schedule);
+      for (size_t i = 0; i < batch.size(); ++i) {
+        const std::string what = fmt::format("{} workers, schedule {}, job {}", n_workers,
+                                             static_cast<int>(schedule), i);
+        batch[i]->ExpectMatchesReference(1e-5, what);
+        if (jobs[i].scored.empty()) continue;
+        const std::vector<double> want = batch[i]->MassReference(jobs[i].first_scored);
+        for (size_t e = 0; e < want.size(); ++e) {
+          ASSERT_NEAR(jobs[i].scored.sum(e) * kScoreUnit, want[e], 1e-5 * (1 + want[e]))
+              << what << " entry " << e;
+        }
       }
     }
   }
