@@ -248,7 +248,7 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(session.read_bytes(), data)
 
     def test_bytes_by_part(self):
-        parts = ["blocks", "sinks", "run_records", "layer_records", "tables"]
+        parts = ["blocks", "sinks", "run_records", "layer_records", "tables", "entries"]
         run = self.json_of("run", "-m", MODEL, "-p", "The carriage stood", "-n", 4, "--kv", "fdc(rate=0.5)")
         self.assertEqual(list(run["kv_parts"]), parts)
         self.assertEqual(sum(run["kv_parts"].values()), run["kv_bytes"])
@@ -317,7 +317,7 @@ class CommandLine(unittest.TestCase):
         self.assertLessEqual(report["basis"]["removal_rate"], 0.5)
         self.assertEqual(report["kv_bytes"]["total"],
                          sum(report["kv_bytes"][part] for part in
-                             ("blocks", "sinks", "run_records", "layer_records", "tables")))
+                             ("blocks", "sinks", "run_records", "layer_records", "tables", "entries")))
 
     def test_every_verb_has_help_with_an_example(self):
         for verb in (["run"], ["chat"], ["compare"], ["calibrate"], ["eval"], ["inspect"], ["specs"], ["tokenize"],

@@ -63,24 +63,27 @@ double ScoreOfStored(const ReferenceBasis& basis, const Vector& q, const Vector&
 
 // Output of all heads for the newest token, back in the width of W_O's input.
 Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>& bases,
-              int n_sink, const Vector& q_all, int position, const ReferenceRows& rows) {
+              int n_sink, const Vector& q_all, int position, ReferenceRows& rows) {
   Vector out;
+  rows.scores.clear();
   for (int h = 0; h < m.n_heads; ++h) {
     const int g = h / (m.n_heads / m.n_kv_heads);
     const Vector q = Rotate(m.rope, m.rotary_dim, Slice(q_all, h, m.head_dim), position);
     const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
     Vector scores;
     const int first = m.window == 0 ? 0 : std::max(0, position + 1 - m.window);
-    for (int j = first; j <= position; ++j) {
+    const int n_rows = static_cast<int>(rows.keys[g].size());
+    for (int j = first; j < n_rows; ++j) {
       const Vector& k = rows.keys[g][j];
       const double score = basis == nullptr || j < n_sink ? Dot(q, k) : ScoreOfStored(*basis, q, k);
       scores.push_back(score / std::sqrt(static_cast<double>(m.head_dim)));
     }
+    rows.scores.push_back(scores);
     double max = scores[0], sum = 0;
     for (double s : scores) max = std::max(max, s);
     for (double& s : scores) sum += s = std::exp(s - max);
     Vector o(m.head_dim, 0.0);
-    for (int j = first; j <= position; ++j) {
+    for (int j = first; j < n_rows; ++j) {
       Vector v = rows.values[g][j];
       if (basis != nullptr) v = Shifted(TimesMatrix(v, basis->output), basis->value_offset, 1);
       for (int i = 0; i < m.head_dim; ++i) o[i] += scores[j - first] / sum * v[i];

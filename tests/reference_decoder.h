@@ -50,9 +50,12 @@ struct ReferenceBasis {
 // first n_sink positions.
 struct ReferenceRows {
   std::vector<Matrix> keys, values;  // [kv head][position][rank]
+  // Scaled scores of the newest token, [query head][row].
+  Matrix scores;
 };
 
-// Changes the rows after the newest token has attended: what a lossy cache loses.
+// Changes the rows after the newest token has attended: what a lossy cache loses. Without a window
+// rows may go as well.
 using ReferenceLoss = std::function<void(int layer_idx, ReferenceRows* rows)>;
 
 // Logits after every token, [n_tokens][vocab]. bases: empty, or [n_layers * n_kv_heads].

@@ -47,6 +47,7 @@ nlohmann::ordered_json BytesJson(const Workspace& workspace, const Model& model,
           {"run_records", bytes.run_records},
           {"layer_records", bytes.layer_records},
           {"tables", bytes.tables},
+          {"entries", bytes.entries},
           {"total", bytes.total()},
           {"kv_fraction", static_cast<double>(bytes.total()) / reference}};
 }
@@ -55,7 +56,8 @@ constexpr std::pair<const char*, int64_t ByteKinds::*> kByteKinds[] = {
     {"codes", &ByteKinds::codes},     {"scales", &ByteKinds::scales},
     {"lowrank", &ByteKinds::lowrank}, {"exact", &ByteKinds::exact},
     {"plain", &ByteKinds::plain},     {"sinks", &ByteKinds::sinks},
-    {"tables", &ByteKinds::tables},   {"padding", &ByteKinds::padding}};
+    {"tables", &ByteKinds::tables},   {"entries", &ByteKinds::entries},
+    {"padding", &ByteKinds::padding}};
 
 std::vector<ByteKinds> KindsAtFullContext(const Workspace& workspace, const Model& model) {
   const int64_t n = workspace.context_tokens();

@@ -13,6 +13,7 @@
 #include "io/files.h"
 #include "kv/basis/hadamard.h"
 #include "kv/quantizer/method.h"
+#include "kv/retention/method.h"
 
 namespace kvlathe {
 namespace {
@@ -33,8 +34,8 @@ int64_t DefaultKvBudget() {
 
 double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_type,
                              const std::vector<HeadRanks>& ranks) {
-  CacheLayout layout{c.n_layers, c.n_kv_heads, c.head_dim,      spec.n_sink(),
-                     {},         c.window,     SealPlanOf(spec)};
+  CacheLayout layout{c.n_layers, c.n_kv_heads, c.head_dim,       spec.n_sink(),
+                     {},         c.window,     SealPlanOf(spec), RetentionPlanOf(spec)};
   for (const HeadRanks& r : ranks) layout.shapes.push_back({r.rank_k, r.rank_v, row_type});
   return static_cast<double>(SequenceBytes(layout, c.max_seq_len, 1, c.max_seq_len)) /
          static_cast<double>(ReferenceBytes(layout, c.max_seq_len));
@@ -232,9 +233,11 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
     MixByHadamard(&basis);
   }
   const std::optional<SealPlan> seal = SealPlanOf(result.spec);
+  const std::optional<RetentionPlan> retention = RetentionPlanOf(result.spec);
   KVL_ASSIGN_OR_RETURN(result.model, Model::Create(weights_, basis.heads.empty() ? nullptr : &basis,
                                                    result.spec.n_sink(), threads_.get(), isa_,
-                                                   seal.has_value() ? &*seal : nullptr));
+                                                   seal.has_value() ? &*seal : nullptr,
+                                                   retention.has_value() ? &*retention : nullptr));
   result.model->set_schedule(ParseSchedule(options_.schedule));
   result.model->set_deterministic(options_.deterministic);
   return result;

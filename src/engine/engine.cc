@@ -148,7 +148,7 @@ void Engine::AdmitWaiting() {
     std::unique_ptr<SequenceCache>& cache = running_.back()->cache;
     if (cache != nullptr) continue;
     cache = std::make_unique<SequenceCache>(&model_->layout(), pool_);
-    cache->set_n_prompt(running_.back()->n_prompt());
+    cache->set_n_prompt(running_.back()->n_prompt(), running_.back()->request.max_tokens);
   }
 }
 

@@ -54,14 +54,14 @@ std::string ToTable(const Comparison& comparison) {
 std::string ToPartsTable(const Comparison& comparison) {
   size_t width = 2;
   for (const CompareRow& row : comparison.rows) width = std::max(width, row.kv.size());
-  std::string table =
-      fmt::format("{:<{}}  {:>11}  {:>9}  {:>11}  {:>13}  {:>9}  {:>11}\n", "kv", width, "blocks",
-                  "sinks", "run records", "layer records", "tables", "KV bytes");
+  std::string table = fmt::format("{:<{}}  {:>11}  {:>9}  {:>11}  {:>13}  {:>9}  {:>9}  {:>11}\n",
+                                  "kv", width, "blocks", "sinks", "run records", "layer records",
+                                  "tables", "entries", "KV bytes");
   for (const CompareRow& row : comparison.rows) {
     const KvBytes& bytes = row.quality.kv_bytes;
-    table += fmt::format("{:<{}}  {:>11}  {:>9}  {:>11}  {:>13}  {:>9}  {:>11}\n", row.kv, width,
-                         bytes.blocks, bytes.sinks, bytes.run_records, bytes.layer_records,
-                         bytes.tables, bytes.total());
+    table += fmt::format("{:<{}}  {:>11}  {:>9}  {:>11}  {:>13}  {:>9}  {:>9}  {:>11}\n", row.kv,
+                         width, bytes.blocks, bytes.sinks, bytes.run_records, bytes.layer_records,
+                         bytes.tables, bytes.entries, bytes.total());
   }
   return table;
 }

@@ -13,7 +13,7 @@ namespace {
 using testing::HasSubstr;
 
 KvBytes AllParts() {
-  return {.blocks = 4096, .sinks = 512, .run_records = 320, .layer_records = 64, .tables = 128};
+  return {.blocks = 4096, .sinks = 512, .run_records = 320, .layer_records = 64, .tables = 128, .entries = 32};
 }
 
 TEST(KvParts, SumToTheTotal) {
@@ -22,7 +22,7 @@ TEST(KvParts, SumToTheTotal) {
   for (const auto& part : json) sum += part.get<int64_t>();
   EXPECT_EQ(sum, AllParts().total());
   EXPECT_EQ(json.dump(),
-            R"({"blocks":4096,"sinks":512,"run_records":320,"layer_records":64,"tables":128})");
+            R"({"blocks":4096,"sinks":512,"run_records":320,"layer_records":64,"tables":128,"entries":32})");
 }
 
 TEST(KvParts, AreNamedWhereTheyAreThere) {

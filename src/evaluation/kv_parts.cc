@@ -5,11 +5,9 @@
 namespace kvlathe {
 
 nlohmann::ordered_json PartsJson(const KvBytes& bytes) {
-  return {{"blocks", bytes.blocks},
-          {"sinks", bytes.sinks},
-          {"run_records", bytes.run_records},
-          {"layer_records", bytes.layer_records},
-          {"tables", bytes.tables}};
+  return {{"blocks", bytes.blocks},           {"sinks", bytes.sinks},
+          {"run_records", bytes.run_records}, {"layer_records", bytes.layer_records},
+          {"tables", bytes.tables},           {"entries", bytes.entries}};
 }
 
 std::string PartsText(const KvBytes& bytes) {

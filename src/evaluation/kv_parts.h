@@ -8,7 +8,7 @@
 
 namespace kvlathe {
 
-// {"blocks", "sinks", "run_records", "layer_records", "tables"}
+// {"blocks", "sinks", "run_records", "layer_records", "tables", "entries"}
 nlohmann::ordered_json PartsJson(const KvBytes& bytes);
 // "blocks 98304, sinks 3072, tables 768": the parts that are there.
 std::string PartsText(const KvBytes& bytes);

@@ -99,6 +99,7 @@ Status ScoreWindow(std::span<Contestant> contestants, std::span<const int32_t> w
   const size_t half = window.size() / 2;
   for (Contestant& c : contestants) {
     c.cache = std::make_unique<SequenceCache>(&c.model->layout(), c.pool.get());
+    c.cache->set_n_prompt(static_cast<int64_t>(half), static_cast<int64_t>(window.size() - half));
     KVL_RETURN_IF_ERROR(Prefill(c.model, c.cache.get(), window.first(half)));
     KVL_RETURN_IF_ERROR(ScoreRows(base, *c.model, window.subspan(half, 1), threads, &c.sums));
   }
@@ -169,7 +170,9 @@ StatusOr<EvaluationText> CutIntoWindows(std::span<const int32_t> tokens,
 }
 
 Status Prefill(Model* model, SequenceCache* cache, std::span<const int32_t> tokens) {
-  if (cache->n_tokens() == 0) cache->set_n_prompt(static_cast<int64_t>(tokens.size()));
+  if (cache->n_tokens() == 0 && cache->n_prompt() == kEndlessPrompt) {
+    cache->set_n_prompt(static_cast<int64_t>(tokens.size()));
+  }
   for (size_t begin = 0; begin < tokens.size();) {
     const size_t n = std::min<size_t>(
         {kChunkTokens, tokens.size() - begin, static_cast<size_t>(cache->max_step())});

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/units.h"
+#include "kernels/cpu/entry_scores.h"
 #include "kv/seal_schedule.h"
 
 namespace kvlathe {
@@ -62,16 +63,20 @@ int64_t EndOf(const std::vector<RunExtent>& runs) {
   return runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
 }
 
-// Sinks, block tables and the plain blocks from first_plain on.
-KvBytes PlainParts(const CacheLayout& layout, int64_t n_tokens, int64_t first_plain) {
+// Sinks, block tables and the plain blocks from first_plain on, of n_blocks in every head.
+KvBytes PartsOfBlocks(const CacheLayout& layout, int64_t n_blocks, int64_t first_plain) {
   KvBytes bytes;
-  const int64_t n_blocks = BlocksFor(layout, n_tokens);
   for (const BlockShape& shape : layout.shapes) {
     bytes.sinks += SinkBytes(layout, shape);
     bytes.blocks += std::max<int64_t>(0, n_blocks - first_plain) * BlockObjectBytes(shape);
     bytes.tables += TableBytes(n_blocks);
+    bytes.entries += EntryTableBytes(layout, n_blocks);
   }
   return bytes;
+}
+
+KvBytes PlainParts(const CacheLayout& layout, int64_t n_tokens, int64_t first_plain) {
+  return PartsOfBlocks(layout, BlocksFor(layout, n_tokens), first_plain);
 }
 
 // Most is held when a step has filled its blocks and the run that ends there is not sealed yet.
@@ -113,6 +118,11 @@ int64_t TableBytes(int64_t n_blocks) {
   return RoundUp(n_blocks * static_cast<int64_t>(sizeof(std::byte*)), kObjectAlignment);
 }
 
+int64_t EntryTableBytes(const CacheLayout& layout, int64_t n_blocks) {
+  if (!layout.retention.has_value()) return 0;
+  return n_blocks * EntryTable::BlockBytes(layout.retention->HasVotes());
+}
+
 int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens) {
   return (std::max<int64_t>(0, n_tokens - layout.n_sink) + kBlockSize - 1) / kBlockSize;
 }
@@ -130,6 +140,11 @@ int64_t ReferenceBytes(const CacheLayout& layout, int64_t n_tokens) {
 
 KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length) {
   if (length.n_tokens <= 0) return {};
+  if (layout.retention.has_value()) {
+    const RetainedLength retained =
+        RetainedAt(*layout.retention, {layout.n_sink, length.n_prompt}, length.n_tokens);
+    return PartsOfBlocks(layout, retained.n_blocks, 0);
+  }
   const int64_t first_held = BlocksOutOfWindow(layout, length.n_tokens - length.n_step);
   const std::vector<RunExtent> runs = RunsOf(layout, length.n_tokens, length.n_prompt);
   KvBytes bytes = PlainParts(layout, length.n_tokens, std::max(EndOf(runs), first_held));
@@ -147,6 +162,11 @@ int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t m
                           int64_t n_prompt) {
   if (n_tokens <= 0) return 0;
   if (layout.seal.has_value()) return PeakWithSealing(layout, n_tokens, max_step, n_prompt);
+  if (layout.retention.has_value()) {
+    const RetainedLength retained =
+        RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_tokens);
+    return PartsOfBlocks(layout, retained.max_blocks, 0).total();
+  }
   const int64_t n_blocks = BlocksFor(layout, n_tokens);
   if (layout.window == 0) return PlainParts(layout, n_tokens, 0).total();
   // The entries that a step sees, at the worst place relative to the blocks.

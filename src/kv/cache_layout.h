@@ -9,6 +9,7 @@
 
 #include "kernels/cpu/block_layout.h"
 #include "kernels/cpu/packed_layout.h"
+#include "kv/retention/plan.h"
 
 namespace kvlathe {
 
@@ -32,6 +33,8 @@ struct CacheLayout {
   // can see are given back; sinks stay, unseen.
   int window = 0;
   std::optional<SealPlan> seal;  // none: every block stays plain
+  // None: every entry stays. Without a window and without seal only.
+  std::optional<RetentionPlan> retention;
 
   const BlockShape& shape(int layer_idx, int kv_head_idx) const {
     return shapes[layer_idx * n_kv_heads + kv_head_idx];
@@ -56,6 +59,9 @@ int64_t TableBytes(int64_t n_blocks);
 // positions. The reference of kv_fraction for this layout.
 int64_t ReferenceBytes(const CacheLayout& layout, int64_t n_tokens);
 
+// Of the entries of one block under retention: their positions, and their votes where there are.
+int64_t EntryTableBytes(const CacheLayout& layout, int64_t n_blocks);
+
 // Blocks that n_tokens positions need in a head that keeps every position.
 int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens);
 
@@ -69,7 +75,8 @@ struct KvBytes {
   int64_t run_records = 0;
   int64_t layer_records = 0;
   int64_t tables = 0;
-  int64_t total() const { return blocks + sinks + run_records + layer_records + tables; }
+  int64_t entries = 0;  // positions and votes, under retention
+  int64_t total() const { return blocks + sinks + run_records + layer_records + tables + entries; }
 };
 
 // The prompt of a sequence that is not known to end yet.
@@ -87,7 +94,8 @@ struct SequenceLength {
 // = ceil(max(0, n_tokens - n_sink) / kBlockSize), for every head
 //   SinkBytes + plain blocks * BlockObjectBytes + TableBytes(n_blocks)
 //   + the objects of its runs and their table,
-// less what fell out of the window before the step.
+// less what fell out of the window before the step. Under retention n_blocks is that of
+// RetainedAt(), and EntryTableBytes(n_blocks) comes on top.
 KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length);
 inline int64_t SequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_step = 1,
                              int64_t n_prompt = kEndlessPrompt) {

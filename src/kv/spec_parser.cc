@@ -256,7 +256,8 @@ Status SpecParser::CheckAlternatives() const {
   for (const GivenStage& stage : given_) {
     const GivenKey* first = nullptr;
     for (const GivenKey& key : stage.keys) {
-      if (!key.info->excludes_others) continue;
+      // A word says how to read another key (budget=prompt).
+      if (!key.info->excludes_others || !key.value.word.empty()) continue;
       if (first != nullptr) {
         return ErrorAt(std::max(key.offset, first->offset), "{} takes either {} or {}, not both",
                        stage.info->name, first->info->name, key.info->name);
@@ -293,8 +294,9 @@ Status SpecParser::ShareSink() {
 void SpecParser::Resolve() {
   for (const GivenStage& given : given_) {
     Stage stage{given.info->name, given.info->axis, given.info, {}};
-    const bool has_alternative = std::ranges::any_of(
-        given.keys, [](const GivenKey& key) { return key.info->excludes_others; });
+    const bool has_alternative = std::ranges::any_of(given.keys, [](const GivenKey& key) {
+      return key.info->excludes_others && key.value.word.empty();
+    });
     for (const KeyInfo* key : given.info->keys) {
       if (const GivenKey* found = given.Find(key->name)) {
         stage.values.emplace_back(key, found->value);

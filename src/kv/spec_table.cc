@@ -48,11 +48,16 @@ constexpr KeyInfo kKeep = {.name = "keep",
                            .excludes_min = true,
                            .excludes_others = true};
 constexpr KeyInfo kBudget = {.name = "budget",
-                             .doc = "positions kept",
+                             .doc = "positions kept; prompt: of keep, the share of the prompt",
                              .min = 1,
                              .max = 1 << 24,
                              .multiple_of = 1,
+                             .choices = "prompt",
                              .excludes_others = true};
+constexpr KeyInfo kPrune = {.name = "prune",
+                            .doc = "drop where runs of the prompt end, or only where it ends",
+                            .default_text = "run",
+                            .choices = "run|prompt"};
 constexpr KeyInfo kRun = {.name = "run",
                           .doc = "prompt positions compressed together; prompt: all of them",
                           .default_text = "512",
@@ -134,10 +139,15 @@ constexpr KeyInfo kRecent = {.name = "recent",
                              .min = 0,
                              .max = 1};
 constexpr KeyInfo kH2oKeep = WithDefault(kKeep, "0.2");
-constexpr const KeyInfo* kH2oKeys[] = {&kH2oKeep, &kBudget, &kRecent, &kSink};
+constexpr const KeyInfo* kH2oKeys[] = {&kH2oKeep, &kBudget, &kRecent, &kPrune, &kSink};
 
 constexpr KeyInfo kTovaBudget = WithDefault(kBudget, "512");
-constexpr const KeyInfo* kTovaKeys[] = {&kTovaBudget, &kKeep, &kSink};
+constexpr KeyInfo kTovaHeads = {
+    .name = "heads",
+    .doc = "all KV heads of a layer keep the same positions, or its own each",
+    .default_text = "shared",
+    .choices = "shared|own"};
+constexpr const KeyInfo* kTovaKeys[] = {&kTovaBudget, &kKeep, &kTovaHeads, &kPrune, &kSink};
 
 constexpr KeyInfo kKeyformerKeep = WithDefault(kKeep, "0.6");
 constexpr KeyInfo kKeyformerRecent = WithDefault(kRecent, "0.3");
@@ -160,7 +170,7 @@ constexpr KeyInfo kInterval = {.name = "interval",
                                .max = 4096,
                                .multiple_of = 1};
 constexpr const KeyInfo* kKeyformerKeys[] = {
-    &kKeyformerKeep, &kBudget, &kKeyformerRecent, &kTauInit, &kTauEnd, &kInterval, &kSink};
+    &kKeyformerKeep, &kBudget, &kKeyformerRecent, &kTauInit, &kTauEnd, &kInterval, &kPrune, &kSink};
 
 constexpr KeyInfo kSnapkvBudget = WithDefault(kBudget, "1024");
 constexpr KeyInfo kSnapkvWindow = {.name = "window",
@@ -175,15 +185,15 @@ constexpr KeyInfo kKernel = {.name = "kernel",
                              .choices = "1|3|5|7|9|11|13"};
 constexpr const KeyInfo* kSnapkvKeys[] = {&kSnapkvBudget, &kKeep, &kSnapkvWindow, &kKernel, &kSink};
 
-constexpr KeyInfo kTokens = {.name = "tokens",
-                             .doc = "newest positions kept beside the sinks",
-                             .default_text = "1024",
-                             .min = 1,
-                             .max = 1 << 24,
-                             .multiple_of = 1};
-constexpr const KeyInfo* kWindowKeys[] = {&kTokens, &kSink};
+constexpr KeyInfo kSize = {.name = "size",
+                           .doc = "newest positions kept beside the sinks",
+                           .default_text = "1024",
+                           .min = 1,
+                           .max = 1 << 24,
+                           .multiple_of = 1};
+constexpr const KeyInfo* kWindowKeys[] = {&kSize, &kSink};
 
-constexpr KeyInfo kMerge = {.name = "merge",
+constexpr KeyInfo kMerge = {.name = "n",
                             .doc = "consecutive positions averaged into one entry",
                             .default_text = "4",
                             .min = 2,
@@ -345,17 +355,17 @@ constexpr StageInfo kStages[] = {
 
     {"h2o", kRetention, "the newest positions and those with the most attention so far",
      "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
-     kH2oKeys},
+     kH2oKeys, true},
     {"tova", kRetention, "drops the position that the newest query attends to least",
-     "Transformers are Multi-State RNNs", kTovaKeys},
+     "Transformers are Multi-State RNNs", kTovaKeys, true},
     {"keyformer", kRetention, "the newest positions and those with the highest noisy scores",
      "Keyformer: KV Cache Reduction through Key Tokens Selection for Efficient Generative "
      "Inference",
-     kKeyformerKeys},
+     kKeyformerKeys, true},
     {"snapkv", kRetention, "the prompt positions that its last queries attend to",
-     "SnapKV: LLM Knows What You are Looking for Before Generation", kSnapkvKeys},
+     "SnapKV: LLM Knows What You are Looking for Before Generation", kSnapkvKeys, true},
     {"window", kRetention, "sinks and the newest positions",
-     "Efficient Streaming Language Models with Attention Sinks", kWindowKeys},
+     "Efficient Streaming Language Models with Attention Sinks", kWindowKeys, true},
     {"pool", kRetention, "averages a fixed number of consecutive positions", kDmcPaper, kPoolKeys},
     {"dmc", kRetention, "the model decides which positions merge (needs a retrofitted model)",
      kDmcPaper, kDmcKeys},

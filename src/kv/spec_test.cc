@@ -34,12 +34,12 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=4,whiten=on,sink=4)"},
       {"svd-online", "svd-online(rate=0.5,ranks=adaptive,round=16,sink=4)"},
       {"lathe", "lathe(rate=0.5,ranks=adaptive,round=16,sink=4)"},
-      {"h2o", "h2o(keep=0.2,recent=0.5,sink=4)"},
-      {"tova", "tova(budget=512,sink=4)"},
-      {"keyformer", "keyformer(keep=0.6,recent=0.3,tau_init=1,tau_end=2,interval=1,sink=4)"},
+      {"h2o", "h2o(keep=0.2,recent=0.5,prune=run,sink=4)"},
+      {"tova", "tova(budget=512,heads=shared,prune=run,sink=4)"},
+      {"keyformer", "keyformer(keep=0.6,recent=0.3,tau_init=1,tau_end=2,interval=1,prune=run,sink=4)"},
       {"snapkv", "snapkv(budget=1024,window=32,kernel=5,sink=4)"},
-      {"window", "window(tokens=1024,sink=4)"},
-      {"pool", "pool(merge=4,sink=4)"},
+      {"window", "window(size=1024,sink=4)"},
+      {"pool", "pool(n=4,sink=4)"},
       {"dmc", "dmc(window=12,sink=4)"},
       {"token", "token(bits=4,group=64,hadamard=off,run=512,buffer=64,sink=4)"},
       {"kcvt", "kcvt(bits=4,run=512,buffer=64,sink=4)"},
@@ -203,7 +203,7 @@ TEST(Spec, RefusesValuesOutsideTheirRanges) {
                            "h2o(budget=0)",  "tova(budget=1.5)",        "gear(bits=3)",
                            "gear(bits=8)",   "lowrank(prefill=0)+int8", "sparse(share=0)+int8",
                            "int8(run=0)",    "int8(run=all)",           "kivi(group=16)",
-                           "pool(merge=1)",  "snapkv(kernel=4)",        "keyformer(tau_init=0)",
+                           "pool(n=1)",  "snapkv(kernel=4)",        "keyformer(tau_init=0)",
                            "kf-f(rate=1)"}) {
     EXPECT_THAT(ErrorOf(text), HasSubstr("is not allowed")) << text;
   }
@@ -213,6 +213,7 @@ TEST(Spec, RefusesContradictions) {
   EXPECT_THAT(ErrorOf("fdc(rate=0.5,ratio=2)"),
               HasSubstr("position 14: fdc takes either rate or ratio, not both"));
   EXPECT_THAT(ErrorOf("h2o(budget=5,keep=0.5)"), HasSubstr("position 14: h2o takes either"));
+  EXPECT_TRUE(Spec::Parse("h2o(budget=prompt,keep=0.5)").ok());
   EXPECT_THAT(ErrorOf("fdc(sink=0)+int8(sink=4)"),
               HasSubstr("position 18: sink is 0 on one stage and 4 on another"));
   EXPECT_THAT(ErrorOf("gear(sink=0)+fdc(sink=1)"), HasSubstr("position 18: sink is"));
@@ -349,12 +350,13 @@ TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
   EXPECT_TRUE(CheckSupported(*Spec::Parse("none")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc(rate=0.6)")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+gear(bits=2)")).ok());
-  const Status status = CheckSupported(*Spec::Parse("fdc+h2o+kvquant"));
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("kf-f")).ok());
+  const Status status = CheckSupported(*Spec::Parse("fdc+dmc+int8"));
   EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
-  EXPECT_EQ(status.message(),
-            "--kv 'fdc+h2o+kvquant': not built yet: h2o (retention), kvquant (quantizer); this "
-            "build runs none, fdc (basis), token (quantizer), kcvt (quantizer), kivi (quantizer), "
-            "int8 (quantizer), lowrank (residual), sparse (residual)");
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("--kv 'fdc+dmc+int8': not built yet: dmc (retention); this build runs none,"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(", kivi (quantizer), "));
+  EXPECT_EQ(CheckSupported(*Spec::Parse("h2o+kivi")).code(), StatusCode::kUnimplemented);
 }
 
 }  // namespace

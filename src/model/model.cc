@@ -41,7 +41,8 @@ Model::Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa)
 
 StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> weights,
                                                const ModelBasis* basis, int n_sink,
-                                               ThreadPool* pool, Isa isa, const SealPlan* seal) {
+                                               ThreadPool* pool, Isa isa, const SealPlan* seal,
+                                               const RetentionPlan* retention) {
   std::unique_ptr<Model> model(new Model(std::move(weights), pool, isa));
   const ModelConfig& c = model->config();
   CacheLayout& layout = model->layout_;
@@ -49,7 +50,17 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   layout.n_kv_heads = c.n_kv_heads;
   layout.head_dim = c.head_dim;
   layout.window = c.window;
-  layout.n_sink = basis == nullptr && seal == nullptr ? 0 : n_sink;
+  const bool is_plain = basis == nullptr && seal == nullptr && retention == nullptr;
+  layout.n_sink = is_plain ? 0 : n_sink;
+  if (retention != nullptr) {
+    if (c.window > 0) {
+      return Error(StatusCode::kUnimplemented,
+                   "entries cannot be dropped from the cache of a model with a sliding window of "
+                   "{} positions yet; leave the retention stage out",
+                   c.window);
+    }
+    layout.retention = *retention;
+  }
   if (seal != nullptr) {
     layout.seal = *seal;
     model->sealer_ =

@@ -36,6 +36,7 @@ struct ForwardProfile {
   double append = 0;     // writing rows into blocks
   double attention = 0;  // plan, kernels, merge
   double seal = 0;       // plain blocks to codes, scales and repairs
+  double prune = 0;      // choosing entries and closing their gaps
   double other = 0;      // norms, gates, embedding
 };
 
@@ -43,11 +44,13 @@ class Model {
  public:
   // `basis` null: rows as they are; `seal` null: in 16 bits; both null: the uncompressed cache.
   // Otherwise n_sink first positions keep rows of their own, in 16 bits and before the basis of
-  // keys. `weights` and `pool` are shared and outlive the model. Basis and plan are copied.
+  // keys; as with `retention`, which drops entries. `weights` and `pool` are shared and outlive the
+  // model. Basis and plan are copied.
   static StatusOr<std::unique_ptr<Model>> Create(std::shared_ptr<ModelWeights> weights,
                                                  const ModelBasis* basis, int n_sink,
                                                  ThreadPool* pool, Isa isa,
-                                                 const SealPlan* seal = nullptr);
+                                                 const SealPlan* seal = nullptr,
+                                                 const RetentionPlan* retention = nullptr);
 
   // Runs one step. Logits of the tokens asked for are in order of the batch behind logits().
   // kResourceExhausted when there is no memory for activations, kInvalidArgument past the table of
@@ -109,6 +112,8 @@ class Model {
   void RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* centred, std::byte* out);
   void AppendRows(int layer_idx, std::span<const SequenceStep> steps);
   void Attend(int layer_idx, std::span<const SequenceStep> steps);
+  void ScoreEntries(int layer_idx, int kv_head_idx, const SequenceStep& step, HeadJob* job);
+  void Prune(int layer_idx, std::span<const SequenceStep> steps);
   void RunMlp(int layer_idx);
   void Observe(int layer_idx, QkvObserver* observer);
   void ComputeLogits(std::span<const SequenceStep> steps);
@@ -150,6 +155,7 @@ class Model {
   int64_t n_logit_rows_ = 0;
   std::vector<TokenPlace> tokens_;
   std::vector<HeadJob> jobs_;
+  std::vector<ScoreNoise> noises_;       // of the jobs, where votes are noisy
   std::vector<SequenceCache*> sealing_;  // the caches whose step ended a run
   Buffer hidden_;                        // [n_tokens, hidden_dim] f32, the residual stream
   Buffer normed_;                        // [n_tokens, hidden_dim]

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "kv/retention/prune.h"
 #include "model/model.h"
 
 namespace kvlathe {
@@ -16,6 +17,7 @@ Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvOb
   RotateQueriesAndKeys(layer_idx);
   AppendRows(layer_idx, steps);
   Attend(layer_idx, steps);
+  Prune(layer_idx, steps);
   KVL_RETURN_IF_ERROR(SealRuns(layer_idx, sealing_));
   // A parallel MLP reads the stream as it was before attention added to it.
   const ModelConfig& c = config();
@@ -180,7 +182,7 @@ void Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
           ++t;
           continue;
         }
-        const int entry = position - n_sink;
+        const int entry = step.cache->n_entries(layer_idx, g) - (n_new - t);
         AppendParams params;
         params.shape = shape;
         params.block = step.cache->blocks(layer_idx, g)[entry / kBlockSize];
@@ -204,6 +206,8 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
   const int group = c.gqa_group(), d = c.head_dim, n_sink = layout_.n_sink;
   const int64_t element = SizeOf(row_type_);
   jobs_.clear();
+  noises_.clear();
+  noises_.reserve(steps.size() * c.n_kv_heads);  // jobs point to them
   int64_t token_idx = 0;
   for (const SequenceStep& step : steps) {
     const int n_new = static_cast<int>(step.token_ids.size());
@@ -212,8 +216,8 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
     // blocks are numbered from the first of all.
     const int first_block =
         layout_.seal.has_value() ? 0 : static_cast<int>(BlocksOutOfWindow(layout_, first));
-    const int n_before = n_sink + first_block * kBlockSize;
     for (int g = 0; g < c.n_kv_heads; ++g) {
+      const int n_entries = step.cache->n_entries(layer_idx, g) - first_block * kBlockSize;
       HeadJob job;
       job.shape = layout_.shape(layer_idx, g);
       job.head_dim = d;
@@ -235,8 +239,9 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
                       .runs = runs.data(),
                       .n_runs = static_cast<int>(runs.size())};
       }
-      job.n_entries = std::max(0, n_total - n_before);
-      job.first_visible = first + 1 - n_before;
+      job.n_entries = std::max(0, n_entries);
+      job.first_visible = n_entries - n_new + 1;
+      if (layout_.retention.has_value()) ScoreEntries(layer_idx, g, step, &job);
       if (c.window > 0) job.window = c.window;
       job.n_sink = std::min(n_sink, n_total);
       if (n_sink > 0) {
@@ -252,6 +257,49 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
     token_idx += n_new;
   }
   attention_.Run(jobs_, 1.0f / std::sqrt(static_cast<float>(d)), schedule_);
+}
+
+// Says which rows of the job vote for entries, and how.
+void Model::ScoreEntries(int layer_idx, int kv_head_idx, const SequenceStep& step, HeadJob* job) {
+  const RetentionPlan& plan = *layout_.retention;
+  const SequenceCache& cache = *step.cache;
+  const int n_new = job->n_tokens, first = cache.n_tokens() - n_new;
+  switch (plan.votes) {
+    case RetentionPlan::Votes::kNone:
+      return;
+    case RetentionPlan::Votes::kAll:
+      job->first_scored = 0;
+      break;
+    case RetentionPlan::Votes::kLast:
+      job->first_scored = cache.must_prune() ? n_new - 1 : n_new;
+      break;
+    case RetentionPlan::Votes::kPromptTail:
+      job->first_scored = static_cast<int>(
+          first >= cache.n_prompt()
+              ? n_new
+              : std::clamp<int64_t>(cache.n_prompt() - plan.n_recent - first, 0, n_new));
+      break;
+  }
+  job->scored = cache.entries(layer_idx, kv_head_idx);
+  if (!plan.is_noisy) return;
+  const PromptPlace place = {layout_.n_sink, cache.n_prompt()};
+  const auto temperature = [&](int position) {
+    return static_cast<float>(TemperatureAt(plan, place, position, cache.n_generated()));
+  };
+  noises_.push_back({.key = MixBits(static_cast<uint64_t>(layer_idx)),
+                     .first_head = kv_head_idx * job->gqa_group,
+                     .first_position = first,
+                     .temperature = temperature(first),
+                     .temperature_step = temperature(first + 1) - temperature(first),
+                     .max_temperature = static_cast<float>(std::max(plan.tau_init, plan.tau_end))});
+  job->noise = &noises_.back();
+}
+
+void Model::Prune(int layer_idx, std::span<const SequenceStep> steps) {
+  const ScopedTimer timer(&profile_.prune);
+  for (const SequenceStep& step : steps) {
+    if (step.cache->must_prune()) PruneLayer(layout_, layer_idx, pool_, step.cache);
+  }
 }
 
 Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {

@@ -19,6 +19,9 @@ struct SequenceCache::HeadTable {
   std::byte* run_table = nullptr;  // [n_runs] PackedRun
   int64_t run_table_bytes = 0;
   int64_t n_runs = 0;
+  std::byte* entry_table = nullptr;  // EntryTable of n_blocks, under retention
+  int64_t entry_table_bytes = 0;
+  int64_t n_dropped = 0;  // entries
 
   std::byte** blocks() const { return reinterpret_cast<std::byte**>(table); }
   PackedRun* runs() const { return reinterpret_cast<PackedRun*>(run_table); }
@@ -34,9 +37,23 @@ SequenceCache::SequenceCache(const CacheLayout* layout, BlockPool* pool)
 
 SequenceCache::~SequenceCache() { Clear(); }
 
-void SequenceCache::set_n_prompt(int64_t n_prompt) {
+void SequenceCache::set_n_prompt(int64_t n_prompt, int64_t n_generated) {
   KVL_CHECK_EQ(n_tokens_, 0);
   n_prompt_ = n_prompt;
+  n_generated_ = n_generated;
+}
+
+int64_t SequenceCache::max_step() const {
+  int64_t next = NextSealPoint(*layout_, n_tokens_, n_prompt_);
+  if (layout_->retention.has_value()) {
+    const PromptPlace place = {layout_->n_sink, n_prompt_};
+    next = std::min(next, NextPrunePoint(*layout_->retention, place, n_tokens_));
+  }
+  return next - n_tokens_;
+}
+
+int64_t SequenceCache::BlocksOf(const HeadTable& head, int64_t n_tokens) const {
+  return BlocksFor(*layout_, n_tokens - head.n_dropped);
 }
 
 // The run that is sealed when n_tokens positions are there; n_blocks 0 when none is.
@@ -52,10 +69,10 @@ int64_t SequenceCache::SealRoom(const RunExtent& run, int first_layer) const {
 
 // What n_tokens positions, the last of which end `run`, need beyond what the heads hold.
 int64_t SequenceCache::MissingBytes(int64_t n_tokens, const RunExtent& run) const {
-  const int64_t n_blocks = BlocksFor(*layout_, n_tokens);
   int64_t n_bytes = run.n_blocks > 0 ? SealRoom(run, 0) : 0;
   for (size_t i = 0; i < heads_.size(); ++i) {
     const HeadTable& head = heads_[i];
+    const int64_t n_blocks = BlocksOf(head, n_tokens);
     const BlockShape& shape = layout_->shapes[i];
     if (head.sink == nullptr) n_bytes += SinkBytes(*layout_, shape);
     if (run.n_blocks > 0) {
@@ -64,6 +81,7 @@ int64_t SequenceCache::MissingBytes(int64_t n_tokens, const RunExtent& run) cons
     if (n_blocks <= head.n_blocks) continue;
     n_bytes += (n_blocks - head.n_blocks) * BlockObjectBytes(shape);
     n_bytes += std::max<int64_t>(0, TableBytes(n_blocks) - head.table_bytes);
+    n_bytes += EntryTableBytes(*layout_, n_blocks) - head.entry_table_bytes;
   }
   return n_bytes;
 }
@@ -76,10 +94,10 @@ bool SequenceCache::AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* o
     if (object != nullptr) objects->push_back(object);
     return object != nullptr;
   };
-  const int64_t n_blocks = BlocksFor(*layout_, n_tokens);
   bool ok = true;
   for (size_t i = 0; ok && i < heads_.size(); ++i) {
     const BlockShape& shape = layout_->shapes[i];
+    const int64_t n_blocks = BlocksOf(heads_[i], n_tokens);
     if (heads_[i].sink == nullptr && layout_->n_sink > 0) ok = take(SinkBytes(*layout_, shape));
     for (int64_t b = heads_[i].n_blocks; ok && b < n_blocks; ++b) {
       ok = take(BlockObjectBytes(shape));
@@ -91,8 +109,8 @@ bool SequenceCache::AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* o
   return ok;
 }
 
-bool SequenceCache::GrowTable(int64_t n_bytes, std::byte** table, int64_t* table_bytes) {
-  if (n_bytes <= *table_bytes) return true;
+bool SequenceCache::SetTableSize(int64_t n_bytes, std::byte** table, int64_t* table_bytes) {
+  if (n_bytes == *table_bytes) return true;
   std::byte* grown = *table == nullptr ? pool_->Allocate(ObjectKind::kTable, n_bytes)
                                        : pool_->Resize(*table, n_bytes);
   if (grown == nullptr) return false;
@@ -104,11 +122,17 @@ bool SequenceCache::GrowTable(int64_t n_bytes, std::byte** table, int64_t* table
 // On failure the tables that grew keep their size: bytes() still says what is held, and the next
 // Extend uses them.
 bool SequenceCache::GrowTables(int64_t n_tokens, const RunExtent& run) {
-  const int64_t n_bytes = TableBytes(BlocksFor(*layout_, n_tokens));
+  const auto grow = [&](int64_t n_bytes, std::byte** table, int64_t* table_bytes) {
+    return n_bytes <= *table_bytes || SetTableSize(n_bytes, table, table_bytes);
+  };
   for (HeadTable& head : heads_) {
-    if (!GrowTable(n_bytes, &head.table, &head.table_bytes)) return false;
+    const int64_t n_blocks = BlocksOf(head, n_tokens);
+    if (!grow(TableBytes(n_blocks), &head.table, &head.table_bytes) ||
+        !grow(EntryTableBytes(*layout_, n_blocks), &head.entry_table, &head.entry_table_bytes)) {
+      return false;
+    }
     if (run.n_blocks > 0 &&
-        !GrowTable(RunTableBytes(head.n_runs + 1), &head.run_table, &head.run_table_bytes)) {
+        !grow(RunTableBytes(head.n_runs + 1), &head.run_table, &head.run_table_bytes)) {
       return false;
     }
   }
@@ -150,12 +174,12 @@ Status SequenceCache::NoRoom(int n_new, int64_t needed_bytes) const {
 Status SequenceCache::Extend(int n_new) {
   KVL_CHECK_GE(n_new, 0);
   KVL_CHECK_LE(n_new, max_step());
-  KVL_CHECK(!must_seal());
+  KVL_CHECK(!must_seal() && !must_prune());
   if (n_new > 0) ReleaseOutOfWindow();
   const int64_t n_tokens = int64_t{n_tokens_} + n_new;
   const RunExtent run = RunEndingAt(n_tokens);
   if (n_tokens <= n_writable_ && run.n_blocks == 0) {
-    n_tokens_ = static_cast<int>(n_tokens);
+    EnterNewEntries(n_tokens);
     return OkStatus();
   }
   if (n_tokens > std::numeric_limits<int>::max()) {
@@ -172,20 +196,78 @@ Status SequenceCache::Extend(int n_new) {
     return Error(StatusCode::kResourceExhausted, "no memory for block tables ({} bytes needed)",
                  needed_bytes);
   }
-  const int64_t n_blocks = BlocksFor(*layout_, n_tokens);
   auto next = objects.begin();
   for (HeadTable& head : heads_) {
     if (head.sink == nullptr && layout_->n_sink > 0) head.sink = *next++;
+    const int64_t n_blocks = BlocksOf(head, n_tokens);
     while (head.n_blocks < n_blocks) head.blocks()[head.n_blocks++] = *next++;
   }
-  n_tokens_ = static_cast<int>(n_tokens);
-  n_writable_ = layout_->n_sink + n_blocks * kBlockSize;
+  CountWritable();
+  EnterNewEntries(n_tokens);
   if (run.n_blocks > 0) {
     run_to_seal_ = run;
     aside_bytes_ = SealRoom(run, 0);
     KVL_CHECK(pool_->SetAside(aside_bytes_));  // HasRoomFor counted it
   }
   return OkStatus();
+}
+
+void SequenceCache::CountWritable() {
+  n_writable_ = std::numeric_limits<int64_t>::max();
+  for (const HeadTable& head : heads_) {
+    n_writable_ =
+        std::min(n_writable_, layout_->n_sink + head.n_dropped + head.n_blocks * kBlockSize);
+  }
+}
+
+// Positions up to n_tokens are there now.
+void SequenceCache::EnterNewEntries(int64_t n_tokens) {
+  const int64_t first = std::max<int64_t>(n_tokens_, layout_->n_sink);
+  n_tokens_ = static_cast<int>(n_tokens);
+  if (!layout_->retention.has_value()) return;
+  const RetentionPlan& plan = *layout_->retention;
+  const PromptPlace place = {layout_->n_sink, n_prompt_};
+  if (IsPrunePoint(plan, place, n_tokens)) kept_ = KeptAt(plan, place, n_tokens);
+  bool drops = false;
+  for (HeadTable& head : heads_) {
+    const EntryTable table(head.entry_table, plan.HasVotes());
+    const int64_t n_gone = layout_->n_sink + head.n_dropped;
+    for (int64_t position = first; position < n_tokens; ++position) {
+      table.position(position - n_gone) = static_cast<int32_t>(position);
+      if (plan.HasVotes()) table.sum(position - n_gone) = 0;
+    }
+    drops = drops || n_tokens - n_gone > kept_.n;
+  }
+  if (!drops) kept_ = {};
+}
+
+int SequenceCache::n_entries(int layer_idx, int kv_head_idx) const {
+  const HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + kv_head_idx];
+  return static_cast<int>(n_tokens_ - layout_->n_sink - head.n_dropped);
+}
+
+EntryTable SequenceCache::entries(int layer_idx, int kv_head_idx) const {
+  if (!layout_->retention.has_value()) return {};
+  return EntryTable(heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].entry_table,
+                    layout_->retention->HasVotes());
+}
+
+void SequenceCache::DropPruned(int layer_idx) {
+  KVL_CHECK(must_prune());
+  for (int g = 0; g < layout_->n_kv_heads; ++g) {
+    HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + g];
+    const int64_t n_before = n_entries(layer_idx, g);
+    if (n_before <= kept_.n) continue;
+    head.n_dropped += n_before - kept_.n;
+    const int64_t n_blocks = BlocksAfterPrune(*layout_->retention, n_before, kept_.n);
+    while (head.n_blocks > n_blocks) ReleaseBlock(&head, --head.n_blocks);
+    // A system without memory for smaller tables leaves the large ones, and bytes() says so.
+    SetTableSize(TableBytes(n_blocks), &head.table, &head.table_bytes);
+    SetTableSize(EntryTableBytes(*layout_, n_blocks), &head.entry_table, &head.entry_table_bytes);
+  }
+  if (layer_idx + 1 < layout_->n_layers) return;
+  kept_ = {};
+  CountWritable();
 }
 
 StatusOr<SequenceCache::RunObjects> SequenceCache::TakeRunObjects(int layer_idx) {
@@ -262,13 +344,15 @@ void SequenceCache::Clear() {
   run_to_seal_ = {};
   for (HeadTable& head : heads_) {
     for (int64_t b = n_released_; b < head.n_blocks; ++b) ReleaseBlock(&head, b);
-    for (std::byte* object : {head.table, head.run_table, head.sink}) {
+    for (std::byte* object : {head.table, head.run_table, head.entry_table, head.sink}) {
       if (object != nullptr) pool_->Release(object);
     }
     head = HeadTable();
   }
   n_tokens_ = 0;
   n_prompt_ = kEndlessPrompt;
+  n_generated_ = 0;
+  kept_ = {};
   n_released_ = 0;
   n_writable_ = 0;
 }
@@ -283,6 +367,7 @@ KvBytes SequenceCache::bytes() const {
           (head.n_blocks - std::max(head.n_sealed(), n_released_)) * BlockObjectBytes(shape);
       if (head.sink != nullptr) bytes.sinks += SinkBytes(*layout_, shape);
       bytes.tables += head.table_bytes + head.run_table_bytes;
+      bytes.entries += head.entry_table_bytes;
       for (const PackedRun& run : std::span(head.runs(), static_cast<size_t>(head.n_runs))) {
         const int64_t end = run.first_block + run.n_blocks;
         if (end <= n_released_) continue;

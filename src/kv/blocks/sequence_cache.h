@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "kernels/cpu/attend.h"
+#include "kernels/cpu/entry_scores.h"
 #include "kernels/cpu/seal.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/cache_layout.h"
@@ -24,12 +25,14 @@ class SequenceCache {
   SequenceCache(const SequenceCache&) = delete;
   SequenceCache& operator=(const SequenceCache&) = delete;
 
-  // Where the prompt ends, for the runs (kv/seal_schedule.h); the cache must be empty. Without it
-  // the prompt does not end.
-  void set_n_prompt(int64_t n_prompt);
+  // Where the prompt ends, for the runs (kv/seal_schedule.h) and what is kept
+  // (kv/retention/plan.h), and how many positions come after it (0: not known); the cache must be
+  // empty. Without it the prompt does not end.
+  void set_n_prompt(int64_t n_prompt, int64_t n_generated = 0);
   int64_t n_prompt() const { return n_prompt_; }
+  int64_t n_generated() const { return n_generated_; }
   // The most positions that the next Extend may add.
-  int64_t max_step() const { return NextSealPoint(*layout_, n_tokens_, n_prompt_) - n_tokens_; }
+  int64_t max_step() const;
 
   // Makes positions [n_tokens, n_tokens + n_new) writable in every head: all or nothing, n_new at
   // most max_step(). Where a run ends there, room to seal it is set aside as well.
@@ -42,6 +45,8 @@ class SequenceCache {
   void Clear();
 
   int n_tokens() const { return n_tokens_; }  // positions made writable so far
+  // Of those past the sink, what a head has not dropped; negative while the sink fills.
+  int n_entries(int layer_idx, int kv_head_idx) const;
   // Equals SequenceParts(*layout, {n_tokens(), n_new of the last Extend, n_prompt}) once the run
   // that ends there is sealed, summed over the sizes of the objects held.
   KvBytes bytes() const;
@@ -54,6 +59,18 @@ class SequenceCache {
   // the cache is empty.
   std::byte* sink_k(int layer_idx, int kv_head_idx) const;
   std::byte* sink_v(int layer_idx, int kv_head_idx) const;
+
+  // --- Retention (kv/retention), after a step that ended at a prune point, layer by layer from
+  // the first. ---
+
+  // Positions and votes of the entries of one head; empty when every entry stays. Valid as blocks()
+  // is.
+  EntryTable entries(int layer_idx, int kv_head_idx) const;
+  bool must_prune() const { return kept_.n > 0; }
+  const KeptEntries& kept() const { return kept_; }
+  // The kept entries are the first kept().n of every head of the layer now: gives the blocks behind
+  // them back. With the last layer the prune is done.
+  void DropPruned(int layer_idx);
 
   // The sealed runs of one head, oldest first. Valid as blocks() is.
   std::span<const PackedRun> runs(int layer_idx, int kv_head_idx) const;
@@ -86,13 +103,18 @@ class SequenceCache {
   int64_t MissingBytes(int64_t n_tokens, const RunExtent& run) const;
   bool AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* objects);
   bool GrowTables(int64_t n_tokens, const RunExtent& run);
-  bool GrowTable(int64_t n_bytes, std::byte** table, int64_t* table_bytes);
+  bool SetTableSize(int64_t n_bytes, std::byte** table, int64_t* table_bytes);
+  int64_t BlocksOf(const HeadTable& head, int64_t n_tokens) const;
+  void CountWritable();
+  void EnterNewEntries(int64_t n_tokens);
   Status NoRoom(int n_new, int64_t needed_bytes) const;
 
   const CacheLayout* layout_;
   BlockPool* pool_;
   int n_tokens_ = 0;
   int64_t n_prompt_ = kEndlessPrompt;
+  int64_t n_generated_ = 0;
+  KeptEntries kept_;              // where the last step ended at a prune point that drops entries
   RunExtent run_to_seal_;         // of the last step; n_blocks 0 when there is nothing to do
   int64_t aside_bytes_ = 0;       // of the pool, for sealing one layer
   int64_t n_released_ = 0;        // blocks of every head that fell out of the window

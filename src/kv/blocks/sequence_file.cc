@@ -12,13 +12,14 @@
 #include "io/mapped_file.h"
 #include "kv/blocks/sequence_rows.h"
 #include "kv/quantizer/method.h"
+#include "kv/retention/method.h"
 #include "kv/spec.h"
 
 namespace kvlathe {
 namespace {
 
 constexpr std::string_view kMagic = "KVLSEQ\r\n";
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr int64_t kCrcBytes = 4;
 // Bounds that keep every product below 2^63.
 constexpr uint32_t kMaxTextBytes = 1 << 16;
@@ -59,7 +60,8 @@ bool ReadShape(ByteReader* reader, BlockShape* shape) {
 }
 
 // The numbers behind the texts. Memory for the shapes is taken only as far as the file has them.
-bool ReadLayout(ByteReader* reader, CacheLayout* layout, int* n_tokens, int64_t* n_prompt) {
+bool ReadLayout(ByteReader* reader, SequenceFile* file) {
+  CacheLayout* layout = &file->layout;
   constexpr uint32_t kMaxInt = std::numeric_limits<int>::max();
   uint32_t n_layers = 0, n_kv_heads = 0, head_dim = 0, n_sink = 0;
   uint32_t window = 0, block_size = 0, tokens = 0;
@@ -67,7 +69,9 @@ bool ReadLayout(ByteReader* reader, CacheLayout* layout, int* n_tokens, int64_t*
        {&n_layers, &n_kv_heads, &head_dim, &n_sink, &window, &block_size, &tokens}) {
     if (!reader->Read(number)) return false;
   }
-  if (!reader->Read(n_prompt) || *n_prompt < 0) return false;
+  for (int64_t* number : {&file->n_prompt, &file->n_generated}) {
+    if (!reader->Read(number) || *number < 0) return false;
+  }
   if (std::max({n_layers, n_kv_heads, head_dim, n_sink}) > kMaxDim || window > kMaxInt ||
       block_size != kBlockSize || tokens > kMaxInt) {
     return false;
@@ -77,7 +81,7 @@ bool ReadLayout(ByteReader* reader, CacheLayout* layout, int* n_tokens, int64_t*
   layout->n_kv_heads = static_cast<int>(n_kv_heads);
   layout->head_dim = static_cast<int>(head_dim);
   layout->n_sink = static_cast<int>(n_sink);
-  *n_tokens = static_cast<int>(tokens);
+  file->n_tokens = static_cast<int>(tokens);
   for (uint64_t i = 0; i < uint64_t{n_layers} * n_kv_heads; ++i) {
     BlockShape shape;
     if (!ReadShape(reader, &shape)) return false;
@@ -102,16 +106,17 @@ class CheckedWriter {
 };
 
 // Everything before the rows.
-std::string Head(const CacheLayout& layout, const SequenceIdentity& identity, int n_tokens,
-                 int64_t n_prompt, std::string_view state) {
+std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
+                 const SequenceCache& cache, std::string_view state) {
   std::string rest;
   AppendText(identity.spec, &rest);
   AppendText(identity.model, &rest);
   for (const int number : {layout.n_layers, layout.n_kv_heads, layout.head_dim, layout.n_sink,
-                           layout.window, kBlockSize, n_tokens}) {
+                           layout.window, kBlockSize, cache.n_tokens()}) {
     AppendBytes(static_cast<uint32_t>(number), &rest);
   }
-  AppendBytes(n_prompt, &rest);
+  AppendBytes(cache.n_prompt(), &rest);
+  AppendBytes(cache.n_generated(), &rest);
   for (const BlockShape& shape : layout.shapes) {
     AppendBytes(static_cast<uint32_t>(shape.rank_k), &rest);
     AppendBytes(static_cast<uint32_t>(shape.rank_v), &rest);
@@ -123,7 +128,7 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity, in
   std::string head(kMagic);
   AppendBytes(kVersion, &head);
   const int64_t row_bytes =
-      RowBytes(layout, n_tokens, n_prompt, std::numeric_limits<int64_t>::max());
+      RowBytes(layout, cache.n_tokens(), cache.n_prompt(), std::numeric_limits<int64_t>::max());
   AppendBytes(static_cast<uint64_t>(head.size() + sizeof(uint64_t) + rest.size()) +
                   static_cast<uint64_t>(row_bytes + kCrcBytes),
               &head);
@@ -146,7 +151,8 @@ Status CheckPlace(const SequenceFile& file, const SequencePlace& place, const st
   const CacheLayout& layout = *place.layout;
   if (saved.n_layers != layout.n_layers || saved.n_kv_heads != layout.n_kv_heads ||
       saved.head_dim != layout.head_dim || saved.n_sink != layout.n_sink ||
-      saved.window != layout.window || saved.shapes != layout.shapes || saved.seal != layout.seal) {
+      saved.window != layout.window || saved.shapes != layout.shapes || saved.seal != layout.seal ||
+      saved.retention != layout.retention) {
     return Error(StatusCode::kDataLoss,
                  "{}: its rows have another shape than those of this model; load it with the "
                  "--dtype and --basis that it was saved with",
@@ -162,7 +168,7 @@ Status CheckPlace(const SequenceFile& file, const SequencePlace& place, const st
 // In steps, so that a window is never exceeded by more than a block, and the last of one position:
 // then the blocks of the file are the ones that are held. Runs get their objects.
 Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
-  cache->set_n_prompt(file.n_prompt);
+  cache->set_n_prompt(file.n_prompt, file.n_generated);
   while (cache->n_tokens() < file.n_tokens) {
     const int64_t n_left = file.n_tokens - cache->n_tokens();
     const int64_t n = n_left == 1 ? 1 : std::min<int64_t>(kBlockSize, n_left - 1);
@@ -171,15 +177,18 @@ Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
       KVL_ASSIGN_OR_RETURN(const SequenceCache::RunObjects objects, cache->TakeRunObjects(l));
       cache->PlaceRun(l, objects);
     }
+    for (int l = 0; cache->must_prune() && l < file.layout.n_layers; ++l) cache->DropPruned(l);
   }
   return OkStatus();
 }
 
-// How the caches of a spec are sealed; nothing where it is not one that this build runs.
-std::optional<SealPlan> SealPlanOfText(const std::string& text) {
-  const StatusOr<Spec> spec = Spec::Parse(text);
-  if (!spec.ok() || !CheckSupported(*spec).ok()) return std::nullopt;
-  return SealPlanOf(*spec);
+// How the caches of a spec are sealed and pruned; not at all where it is not one that this build
+// runs.
+void ReadPlans(const std::string& spec_text, CacheLayout* layout) {
+  const StatusOr<Spec> spec = Spec::Parse(spec_text);
+  if (!spec.ok() || !CheckSupported(*spec).ok()) return;
+  layout->seal = SealPlanOf(*spec);
+  layout->retention = RetentionPlanOf(*spec);
 }
 
 }  // namespace
@@ -209,11 +218,11 @@ StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::
   SequenceFile file;
   uint64_t state_bytes = 0;
   if (!ReadText(&reader, &file.identity.spec) || !ReadText(&reader, &file.identity.model) ||
-      !ReadLayout(&reader, &file.layout, &file.n_tokens, &file.n_prompt) ||
-      !reader.Read(&state_bytes) || !reader.ReadBytes(state_bytes, &file.state)) {
+      !ReadLayout(&reader, &file) || !reader.Read(&state_bytes) ||
+      !reader.ReadBytes(state_bytes, &file.state)) {
     return Error(StatusCode::kDataLoss, "{}: damaged: its header is not one of a sequence", name);
   }
-  file.layout.seal = SealPlanOfText(file.identity.spec);
+  ReadPlans(file.identity.spec, &file.layout);
   const int64_t n_left = std::ssize(reader.rest()) - kCrcBytes;
   if (n_left < 0 || RowBytes(file.layout, file.n_tokens, file.n_prompt, n_left) != n_left) {
     return Error(StatusCode::kDataLoss, "{}: damaged: {} bytes of rows do not hold {} positions",
@@ -228,7 +237,7 @@ Status SaveSequence(const SequenceCache& cache, const CacheLayout& layout,
                     const std::string& path) {
   KVL_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
   CheckedWriter writer(&file);
-  const std::string head = Head(layout, identity, cache.n_tokens(), cache.n_prompt(), state);
+  const std::string head = Head(layout, identity, cache, state);
   KVL_RETURN_IF_ERROR(writer.Write(std::as_bytes(std::span(head))));
   if (cache.n_tokens() > 0) {
     KVL_RETURN_IF_ERROR(WriteRows(
@@ -250,7 +259,7 @@ StatusOr<std::string> RestoreSequence(const std::string& path, const SequencePla
   }
   if (file.n_tokens > 0 && !CopyRows(file.rows, file.layout, cache)) {
     cache->Clear();
-    return Error(StatusCode::kDataLoss, "{}: damaged: its exact entries lie outside their blocks",
+    return Error(StatusCode::kDataLoss, "{}: damaged: what its blocks share points outside of them",
                  path);
   }
   return std::string(file.state);

@@ -2,16 +2,17 @@
 //
 //   offset  bytes
 //   0       8       "KVLSEQ\r\n"
-//   8       4       format version, 1
+//   8       4       format version, 2
 //   12      8       n_bytes of the whole file
 //   20              spec, model: a length of 4 bytes and the text, each
 //                   n_layers, n_kv_heads, head_dim, n_sink, window, kBlockSize, n_tokens: 4 bytes
-//                   each; where the prompt ends: 8 bytes
+//                   each; where the prompt ends and how many positions come after it: 8 bytes each
 //                   rank_k, rank_v, row type (0 F32, 1 F16, 2 BF16) of every KV head: 4 bytes each
 //                   the caller's state: a length of 8 bytes and the bytes
 //                   for every KV head its sink rows, then its blocks, as they lie in memory; with a
 //                   window, the blocks that the last position sees; of a spec that seals, then
-//                   the run records of these blocks, and for the first head the layer records
+//                   the run records of these blocks, and for the first head the layer records; of
+//                   one that drops entries, then positions and votes of those that are left
 //   last    4       CRC-32C of everything before
 //
 // Numbers are little-endian. Rows that no position has filled are zero in the file, so that it says
@@ -40,6 +41,7 @@ struct SequenceFile {
   CacheLayout layout;  // with the SealPlan of the spec
   int n_tokens = 0;
   int64_t n_prompt = 0;
+  int64_t n_generated = 0;
   std::string_view state;           // the caller's
   std::span<const std::byte> rows;  // sinks and blocks
 };

@@ -116,6 +116,18 @@ Status WriteRecords(const SequenceCache& cache, const CacheLayout& layout, const
   return OkStatus();
 }
 
+// The table of n_blocks, zero behind its n_entries.
+Status WriteEntries(const EntryTable& table, int64_t n_entries, int64_t n_blocks,
+                    const RowSink& write) {
+  std::vector<std::byte> bytes(n_blocks * EntryTable::BlockBytes(table.has_sums()));
+  const EntryTable copy(bytes.data(), table.has_sums());
+  for (int64_t e = 0; e < n_entries; ++e) {
+    copy.position(e) = table.position(e);
+    if (table.has_sums()) copy.sum(e) = table.sum(e);
+  }
+  return write(bytes);
+}
+
 Status WriteHead(const SequenceCache& cache, const CacheLayout& layout, const HeldRuns& held,
                  int layer_idx, int kv_head_idx, const RowSink& write) {
   const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
@@ -131,15 +143,18 @@ Status WriteHead(const SequenceCache& cache, const CacheLayout& layout, const He
   }
   std::vector<std::byte> copy(static_cast<size_t>(BlockObjectBytes(shape)));
   const int64_t first_plain = std::max(held.n_sealed(), held.n_unseen());
-  int64_t n_left =
-      std::max<int64_t>(0, cache.n_tokens() - layout.n_sink - first_plain * kBlockSize);
+  const int64_t n_entries = cache.n_entries(layer_idx, kv_head_idx);
+  int64_t n_left = std::max<int64_t>(0, n_entries - first_plain * kBlockSize);
   for (const std::byte* block : blocks.subspan(static_cast<size_t>(first_plain))) {
     std::memcpy(copy.data(), block, static_cast<size_t>(BlockBytes(shape)));
     ClearUnfilled(shape, static_cast<int>(std::min<int64_t>(n_left, kBlockSize)), copy.data());
     KVL_RETURN_IF_ERROR(write(copy));
     n_left = std::max<int64_t>(0, n_left - kBlockSize);
   }
-  return WriteRecords(cache, layout, held, layer_idx, kv_head_idx, write);
+  KVL_RETURN_IF_ERROR(WriteRecords(cache, layout, held, layer_idx, kv_head_idx, write));
+  const EntryTable table = cache.entries(layer_idx, kv_head_idx);
+  if (table.empty()) return OkStatus();
+  return WriteEntries(table, n_entries, std::ssize(blocks), write);
 }
 
 class RowCopier {
@@ -156,6 +171,7 @@ class RowCopier {
       for (int kv_head_idx = 0; kv_head_idx < layout_.n_kv_heads; ++kv_head_idx) {
         CopyBlocks(layer_idx, kv_head_idx);
         if (!CopyRecords(layer_idx, kv_head_idx)) return false;
+        if (!CopyEntries(layer_idx, kv_head_idx)) return false;
       }
     }
     KVL_CHECK(rows_.empty());
@@ -205,6 +221,20 @@ class RowCopier {
     return true;
   }
 
+  bool CopyEntries(int layer_idx, int kv_head_idx) {
+    const EntryTable table = cache_->entries(layer_idx, kv_head_idx);
+    if (table.empty()) return true;
+    const int64_t n_blocks = std::ssize(cache_->blocks(layer_idx, kv_head_idx));
+    Take(reinterpret_cast<std::byte*>(table.positions(0)),
+         n_blocks * EntryTable::BlockBytes(table.has_sums()));
+    for (int e = 0; e < cache_->n_entries(layer_idx, kv_head_idx); ++e) {
+      if (table.position(e) < layout_.n_sink || table.position(e) >= cache_->n_tokens()) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   const CacheLayout& layout_;
   HeldRuns held_;
   std::span<const std::byte> rows_;
@@ -213,17 +243,28 @@ class RowCopier {
 
 }  // namespace
 
+namespace {
+
+int64_t HeldBlocks(const CacheLayout& layout, int n_tokens, int64_t n_prompt) {
+  if (!layout.retention.has_value()) return BlocksFor(layout, n_tokens);
+  return RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_tokens).n_blocks;
+}
+
+}  // namespace
+
 int64_t RowBytes(const CacheLayout& layout, int n_tokens, int64_t n_prompt, int64_t n_max) {
   if (n_tokens == 0) return 0;
   // Runs are listed one by one: not more of them than the file has bytes.
   if (layout.seal.has_value() && n_tokens / kBlockSize > n_max) return -1;
   const HeldRuns held(layout, n_tokens, n_prompt);
-  const int64_t n_plain = BlocksFor(layout, n_tokens) - std::max(held.n_sealed(), held.n_unseen());
+  const int64_t n_plain =
+      HeldBlocks(layout, n_tokens, n_prompt) - std::max(held.n_sealed(), held.n_unseen());
   int64_t n_bytes = 0;
   for (size_t i = 0; i < layout.shapes.size(); ++i) {
     const BlockShape& head = layout.shapes[i];
     const bool is_first = i % layout.n_kv_heads == 0;
-    n_bytes += SinkBytes(layout, head) + n_plain * BlockObjectBytes(head);
+    n_bytes += SinkBytes(layout, head) + n_plain * BlockObjectBytes(head) +
+               EntryTableBytes(layout, n_plain);
     const int layer_rank_v =
         is_first ? held.LayerRankV(static_cast<int>(i / layout.n_kv_heads)) : 0;
     for (const RunExtent& run : held.runs()) {

@@ -23,7 +23,7 @@ Status WriteRows(const SequenceCache& cache, const CacheLayout& layout,
                  const std::function<Status(std::span<const std::byte>)>& write);
 
 // Copies RowBytes of rows into a cache that has been extended for them. False when a record would
-// send its reader out of its block.
+// send its reader out of its block, or an entry has a position that there is not.
 bool CopyRows(std::span<const std::byte> rows, const CacheLayout& layout, SequenceCache* cache);
 
 }  // namespace kvlathe

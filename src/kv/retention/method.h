@@ -1,0 +1,38 @@
+// The methods of the retention axis: how each fills a RetentionPlan. One function each, one file
+// each.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "kv/retention/plan.h"
+#include "kv/spec.h"
+
+namespace kvlathe {
+
+struct RetentionMethod {
+  std::string_view name;  // as in a spec
+  RetentionPlan (*plan)(const Stage& stage);
+};
+
+std::span<const RetentionMethod> RetentionMethods();
+
+// What a cache of this spec keeps; nothing where it keeps every entry. The spec is supported.
+std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec);
+
+// The budget that `keep`, `budget` and `prune` of a stage say, of every method that has them.
+RetentionPlan PlanWithBudget(const Stage& stage);
+
+// Sinks and the newest positions (StreamingLLM, arXiv 2309.17453).
+RetentionPlan WindowPlan(const Stage& stage);
+// Heavy hitters: attention summed over all queries (H2O, arXiv 2306.14048; methods.md 9.1).
+RetentionPlan H2oPlan(const Stage& stage);
+// The attention of the newest query (TOVA, arXiv 2401.06104; methods.md 9.2).
+RetentionPlan TovaPlan(const Stage& stage);
+// Noisy attention with a temperature (Keyformer, arXiv 2403.09054; methods.md 8).
+RetentionPlan KeyformerPlan(const Stage& stage);
+// Votes of the last queries of the prompt, averaged over neighbours (SnapKV, arXiv 2404.14469).
+RetentionPlan SnapkvPlan(const Stage& stage);
+
+}  // namespace kvlathe

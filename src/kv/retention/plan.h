@@ -1,0 +1,79 @@
+// How many entries of a head stay, and when entries are dropped: what the methods of the retention
+// axis have in common. What they differ in is which entries (select.h) and by whose votes.
+//
+// Entries are dropped at prune points: where a run of the prompt ends, where the prompt ends, and
+// every `interval` positions after it. They depend on positions and on where the prompt ends alone,
+// never on how a scheduler cut the prompt. All heads keep the same number of entries.
+#pragma once
+
+#include <cstdint>
+
+namespace kvlathe {
+
+struct RetentionPlan {
+  // Queries whose attention is added up for the entries.
+  enum class Votes {
+    kNone,
+    kAll,
+    kLast,        // the query at the prune point alone
+    kPromptTail,  // the last n_recent of the prompt
+  };
+  Votes votes = Votes::kNone;
+  bool is_noisy = false;      // votes are softmax of noisy scores (Keyformer)
+  bool shares_heads = false;  // all KV heads of a layer keep the same entries
+  int pool_kernel = 1;        // votes are averaged over so many neighbours
+
+  // Positions kept of n, sinks included: ceil(keep n), or a number where keep is 0.
+  double keep = 0;
+  int n_kept = 0;
+  bool of_prompt = false;  // n is the prompt, while decoding too
+  // The newest of them stay whatever their votes: a share of the kept, or a number where that is 0.
+  double recent_share = 0;
+  int n_recent = 1;
+
+  bool prunes_runs = true;    // while the prompt is read
+  bool prunes_decode = true;  // after it
+  int run = 512;              // positions of the prompt between two prune points
+  int interval = 1;           // positions between two prune points after the prompt
+  // Of noisy votes: at the prompt, and at the last position to be generated; linear in between.
+  double tau_init = 1, tau_end = 1;
+
+  bool HasVotes() const { return votes != Votes::kNone; }
+
+  friend bool operator==(const RetentionPlan&, const RetentionPlan&) = default;
+};
+
+// What a schedule depends on beside the plan.
+struct PromptPlace {
+  int n_sink = 0;        // positions that are no entries and always stay
+  int64_t n_prompt = 0;  // where the prompt ends
+};
+
+// Entries that stay at prune point n_tokens, at least 1, and how many of them are the newest.
+struct KeptEntries {
+  int64_t n = 0;
+  int64_t n_recent = 0;
+};
+KeptEntries KeptAt(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
+
+// The next position count after n_tokens at which entries may be dropped. A step never crosses one.
+int64_t NextPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
+bool IsPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
+
+// Blocks that a head keeps when a prune leaves n_kept of n_before entries: room for the entries up
+// to the next prune stays, so that a decode does not give a block back and take it again.
+int64_t BlocksAfterPrune(const RetentionPlan& plan, int64_t n_before, int64_t n_kept);
+
+// What a head holds once n_tokens positions are there and what was due is dropped.
+struct RetainedLength {
+  int64_t n_entries = 0;
+  int64_t n_blocks = 0;
+  int64_t max_blocks = 0;  // the most on the way, before each prune
+};
+RetainedLength RetainedAt(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
+
+// Temperature of the votes of the query at `position`; n_generated 0: not known, tau_init.
+double TemperatureAt(const RetentionPlan& plan, const PromptPlace& place, int64_t position,
+                     int64_t n_generated);
+
+}  // namespace kvlathe

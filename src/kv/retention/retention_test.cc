@@ -1,0 +1,178 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "base/random.h"
+#include "kv/retention/method.h"
+#include "kv/retention/plan.h"
+#include "kv/retention/select.h"
+
+namespace kvlathe {
+namespace {
+
+RetentionPlan PlanOf(const char* text) {
+  const StatusOr<Spec> spec = Spec::Parse(text);
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  return *RetentionPlanOf(*spec);
+}
+
+TEST(RetentionPlan, BudgetsAreThoseOfTheSpec) {
+  const PromptPlace place = {.n_sink = 4, .n_prompt = 1000};
+  const auto kept = [&](const char* text, int64_t n_tokens) {
+    const KeptEntries k = KeptAt(PlanOf(text), place, n_tokens);
+    return std::pair(k.n, k.n_recent);
+  };
+  EXPECT_EQ(kept("h2o(keep=0.1)", 1010), std::pair(int64_t{97}, int64_t{50}));
+  EXPECT_EQ(kept("h2o(keep=0.1)", 1020), std::pair(int64_t{98}, int64_t{51}));
+  EXPECT_EQ(kept("h2o(keep=0.1,budget=prompt)", 2000), std::pair(int64_t{96}, int64_t{50}));
+  EXPECT_EQ(kept("h2o(budget=3)", 100), std::pair(int64_t{1}, int64_t{1}));
+  EXPECT_EQ(kept("tova(budget=512)", 600), std::pair(int64_t{508}, int64_t{1}));
+  EXPECT_EQ(kept("window(size=100)", 600), std::pair(int64_t{100}, int64_t{100}));
+  EXPECT_EQ(kept("snapkv(budget=8,window=32)", 1000), std::pair(int64_t{32}, int64_t{32}));
+}
+
+TEST(RetentionPlan, PrunePointsDependOnPositionsAlone) {
+  const PromptPlace place = {.n_sink = 4, .n_prompt = 1300};
+  const auto points = [&](const char* text) {
+    std::vector<int64_t> found;
+    for (int64_t n = 1; n <= 1306; ++n) {
+      if (IsPrunePoint(PlanOf(text), place, n)) found.push_back(n);
+    }
+    return found;
+  };
+  using Points = std::vector<int64_t>;
+  EXPECT_EQ(points("h2o"), (Points{516, 1028, 1300, 1301, 1302, 1303, 1304, 1305, 1306}));
+  EXPECT_EQ(points("keyformer(interval=3,prune=prompt)"), (Points{1300, 1303, 1306}));
+  EXPECT_EQ(points("snapkv"), (Points{1300}));
+}
+
+// Every prune, one after the other.
+RetainedLength Simulate(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens) {
+  RetainedLength length;
+  for (int64_t n = 1; n <= n_tokens; ++n) {
+    if (n > place.n_sink) ++length.n_entries;
+    length.n_blocks = std::max(length.n_blocks, (length.n_entries + 63) / 64);
+    length.max_blocks = std::max(length.max_blocks, length.n_blocks);
+    if (!IsPrunePoint(plan, place, n)) continue;
+    const int64_t kept = std::min(length.n_entries, KeptAt(plan, place, n).n);
+    length.n_blocks = BlocksAfterPrune(plan, length.n_entries, kept);
+    length.n_entries = kept;
+  }
+  return length;
+}
+
+TEST(RetentionPlan, LengthsEqualASimulation) {
+  Random random(5);
+  for (int i = 0; i < 200; ++i) {
+    RetentionPlan plan;
+    plan.votes = RetentionPlan::Votes::kAll;
+    if (random.Below(2) == 0) {
+      plan.keep = 0.05 + 0.95 * random.Uniform();
+    } else {
+      plan.n_kept = 1 + static_cast<int>(random.Below(400));
+    }
+    plan.of_prompt = plan.keep > 0 && random.Below(3) == 0;
+    plan.recent_share = random.Below(2) == 0 ? 0 : random.Uniform();
+    plan.n_recent = 1 + static_cast<int>(random.Below(40));
+    plan.prunes_runs = random.Below(2) == 0;
+    plan.prunes_decode = random.Below(4) != 0;
+    plan.run = 64 * (1 + static_cast<int>(random.Below(4)));
+    plan.interval = 1 + static_cast<int>(random.Below(2) * random.Below(90));
+    const PromptPlace place = {.n_sink = static_cast<int>(random.Below(6)),
+                               .n_prompt = random.Below(8) == 0
+                                               ? std::numeric_limits<int64_t>::max()
+                                               : 1 + static_cast<int64_t>(random.Below(900))};
+    for (int64_t n : {1, 3, 63, 64, 65, 129, 300, 577, 801, 1200}) {
+      const RetainedLength want = Simulate(plan, place, n), got = RetainedAt(plan, place, n);
+      ASSERT_EQ(got.n_entries, want.n_entries) << "case " << i << " at " << n;
+      ASSERT_EQ(got.n_blocks, want.n_blocks) << "case " << i << " at " << n;
+      ASSERT_EQ(got.max_blocks, want.max_blocks) << "case " << i << " at " << n;
+    }
+  }
+}
+
+TEST(RetentionPlan, TemperatureGrowsOverWhatIsGenerated) {
+  const RetentionPlan plan = PlanOf("keyformer(tau_init=1,tau_end=3)");
+  const PromptPlace place = {.n_prompt = 10};
+  EXPECT_EQ(TemperatureAt(plan, place, 9, 4), 1);
+  EXPECT_EQ(TemperatureAt(plan, place, 10, 4), 1.5);
+  EXPECT_EQ(TemperatureAt(plan, place, 13, 4), 3);
+  EXPECT_EQ(TemperatureAt(plan, place, 99, 4), 3);
+  EXPECT_EQ(TemperatureAt(plan, place, 99, 0), 1);
+}
+
+struct Table {
+  explicit Table(const std::vector<std::pair<int, int64_t>>& entries)
+      : memory((entries.size() / 64 + 1) * EntryTable::BlockBytes(true)) {
+    for (size_t e = 0; e < entries.size(); ++e) {
+      view().position(e) = entries[e].first;
+      view().sum(e) = entries[e].second;
+    }
+  }
+  EntryTable view() { return EntryTable(memory.data(), true); }
+  std::vector<std::byte> memory;
+};
+
+TEST(ChooseDropped, LeavesTheNewestAndThoseWithMostVotes) {
+  RetentionPlan plan;
+  plan.votes = RetentionPlan::Votes::kAll;
+  // Positions are not in order: 9, 8 and 7 are the newest.
+  Table table({{9, 0}, {2, 50}, {3, 10}, {8, 0}, {5, 10}, {7, 1}, {6, 40}});
+  const EntryTable view = table.view();
+  EXPECT_EQ(ChooseDropped(plan, {.n = 7, .n_recent = 3}, 7, {&view, 1}), (std::vector<int>{}));
+  EXPECT_EQ(ChooseDropped(plan, {.n = 6, .n_recent = 3}, 7, {&view, 1}), (std::vector<int>{2}));
+  EXPECT_EQ(ChooseDropped(plan, {.n = 5, .n_recent = 3}, 7, {&view, 1}), (std::vector<int>{2, 4}));
+  EXPECT_EQ(ChooseDropped(plan, {.n = 3, .n_recent = 3}, 7, {&view, 1}),
+            (std::vector<int>{1, 2, 4, 6}));
+}
+
+TEST(ChooseDropped, SumsTheVotesOfHeads) {
+  RetentionPlan plan;
+  plan.votes = RetentionPlan::Votes::kLast;
+  Table a({{0, 10}, {1, 1}, {2, 5}, {3, 0}}), b({{0, 1}, {1, 20}, {2, 5}, {3, 0}});
+  const EntryTable views[] = {a.view(), b.view()};
+  EXPECT_EQ(ChooseDropped(plan, {.n = 3, .n_recent = 1}, 4, views), (std::vector<int>{2}));
+}
+
+TEST(ChooseDropped, PoolsOverNeighbours) {
+  RetentionPlan plan;
+  plan.votes = RetentionPlan::Votes::kPromptTail;
+  plan.pool_kernel = 3;
+  // Pooled: 9, 9, 9, 0, 8, 8, 8 and two newest.
+  Table table({{0, 0}, {1, 9}, {2, 0}, {3, 0}, {4, 0}, {5, 8}, {6, 0}, {7, 0}, {8, 0}});
+  const EntryTable view = table.view();
+  EXPECT_EQ(ChooseDropped(plan, {.n = 6, .n_recent = 2}, 9, {&view, 1}),
+            (std::vector<int>{3, 4, 5}));
+}
+
+TEST(MovesThatClose, LeaveTheKeptInFront) {
+  Random random(3);
+  for (int i = 0; i < 300; ++i) {
+    const int n = 1 + static_cast<int>(random.Below(70));
+    std::vector<int> dropped, rows;
+    for (int e = 0; e < n; ++e) {
+      rows.push_back(e);
+      if (random.Below(3) == 0) dropped.push_back(e);
+    }
+    std::vector<int> want;
+    for (int e = 0; e < n; ++e) {
+      if (!std::ranges::binary_search(dropped, e)) want.push_back(e);
+    }
+    for (const bool in_order : {true, false}) {
+      std::vector<int> moved = rows;
+      const std::vector<RowMove> moves = MovesThatClose(dropped, n, in_order);
+      for (const RowMove& move : moves) moved[move.to] = moved[move.from];
+      moved.resize(want.size());
+      if (!in_order) {
+        EXPECT_LE(moves.size(), dropped.size());
+        std::ranges::sort(moved);
+      }
+      ASSERT_EQ(moved, want) << "case " << i << (in_order ? " in order" : "");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvlathe

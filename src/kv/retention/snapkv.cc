@@ -1,0 +1,16 @@
+#include "kv/retention/method.h"
+
+namespace kvlathe {
+
+// Chosen once, where the prompt ends; what is generated stays.
+RetentionPlan SnapkvPlan(const Stage& stage) {
+  RetentionPlan plan = PlanWithBudget(stage);
+  plan.votes = RetentionPlan::Votes::kPromptTail;
+  plan.n_recent = stage.Integer("window");
+  plan.pool_kernel = stage.Integer("kernel");
+  plan.prunes_runs = false;
+  plan.prunes_decode = false;
+  return plan;
+}
+
+}  // namespace kvlathe

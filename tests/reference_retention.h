@@ -1,0 +1,57 @@
+// Retention literally: entry by entry, in double, after every token (methods.md sections 8 and 9).
+// It shares no code with the engine.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reference_decoder.h"
+
+namespace kvlathe::testing {
+
+struct ReferenceRetention {
+  std::string name;  // window, h2o, tova, keyformer, snapkv
+  double keep = 0;   // share of the positions, or
+  int budget = 0;    // positions
+  bool of_prompt = false;
+  double recent = 0;    // share of the kept (h2o, keyformer)
+  int n_recent = 1;     // positions (window, snapkv)
+  bool shared = false;  // tova
+  int kernel = 1;       // snapkv
+  int interval = 1;
+  double tau_init = 1, tau_end = 1;
+  int run = 0;  // prunes at every so many entries of the prompt; 0: only where it ends
+  int n_sink = 0;
+  int n_prompt = 0, n_generated = 0;
+};
+
+class RetainLiterally {
+ public:
+  RetainLiterally(const ReferenceRetention& method, int n_layers, int n_kv_heads)
+      : m_(method),
+        entries_(n_layers, std::vector<std::vector<Entry>>(n_kv_heads)),
+        n_tokens_(n_layers) {}
+
+  // After the newest token of the layer has attended.
+  void operator()(int layer_idx, ReferenceRows* rows);
+
+  // Positions of the entries that are left, in their order.
+  std::vector<int> Positions(int layer_idx, int kv_head_idx) const;
+
+ private:
+  struct Entry {
+    int position;
+    double votes = 0;
+  };
+  bool IsPrunePoint(int n_tokens) const;
+  double Temperature(int position) const;
+  void Vote(int layer_idx, const ReferenceRows& rows, int position);
+  void Prune(int layer_idx, int n_tokens, ReferenceRows* rows);
+
+  ReferenceRetention m_;
+  std::vector<std::vector<std::vector<Entry>>> entries_;  // [layer][kv head]
+  std::vector<int> n_tokens_;
+};
+
+}  // namespace kvlathe::testing
