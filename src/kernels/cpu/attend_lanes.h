@@ -306,6 +306,11 @@ void AttendBlock(const Panel& panel, const BlockView<Row>& block, int first_row)
       ScoreRows<Row, rows.value>(panel, block, fetches(row), row, scratch->probs[row]);
     });
     for (int r = row; r < row + n; ++r) {
+      if (p.scores != nullptr) {
+        __builtin_memcpy(p.scores + (panel.first_row + r) * p.scores_stride + block.first_entry -
+                             p.kv_begin,
+                         scratch->probs[r], sizeof(scratch->probs[r]));
+      }
       TurnIntoProbabilities(BeginOfRow(p, panel.first_row + r) - block.first_entry,
                             LimitOfRow(p, panel.first_row + r) - block.first_entry,
                             panel.log2_scale, &scratch->rows[r], scratch->sums[r],
