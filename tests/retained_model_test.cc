@@ -60,6 +60,7 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
     directory_ = testing::FreshDirectory("retained_model");
     reference_ =
         testing::WriteRandomModel({.n_heads = 4, .n_kv_heads = 2, .head_dim = 32}, directory_, 31);
+    ids_.clear();  // both suites of this class come here
     std::mt19937_64 random(8);
     for (int i = 0; i < kTokens; ++i) {
       ids_.push_back(static_cast<int32_t>(random() % reference_.vocab));

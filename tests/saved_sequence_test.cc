@@ -11,6 +11,7 @@
 #include "io/scratch_folder.h"
 #include "kv/blocks/sequence_file.h"
 #include "kv/quantizer/method.h"
+#include "kv/retention/method.h"
 #include "kv/spec.h"
 #include "model/model.h"
 #include "model/tensor_source.h"
@@ -38,11 +39,12 @@ ModelConfig SmallConfig() {
 class SavedSequence : public testing::TestWithParam<DType> {
  protected:
   std::unique_ptr<Model> MakeModel(const ModelBasis* basis, int n_sink,
-                                   const SealPlan* seal = nullptr) {
+                                   const SealPlan* seal = nullptr,
+                                   const RetentionPlan* retention = nullptr) {
     auto weights = ModelWeights::Load(SmallConfig(), GetParam(), MakeRandomSource(3), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model =
-        Model::Create(*std::move(weights), basis, n_sink, &threads_, SelectIsa().value(), seal);
+    auto model = Model::Create(*std::move(weights), basis, n_sink, &threads_, SelectIsa().value(),
+                               seal, retention);
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -74,7 +76,7 @@ class SavedSequence : public testing::TestWithParam<DType> {
     const SequenceIdentity identity = {spec, "a model"};
     BlockPool pool(kNoLimit), other_pool(kNoLimit);
     SequenceCache original(&model->layout(), &pool), restored(&model->layout(), &other_pool);
-    original.set_n_prompt(n_prompt);
+    original.set_n_prompt(n_prompt, 50);
     Feed(model, &original, RandomTokens(n_prompt, 1));
     const std::string path = folder_ / "sequence";
     ASSERT_TRUE(SaveSequence(original, model->layout(), identity, "", path).ok());
@@ -114,6 +116,23 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsSealed) {
     const std::optional<SealPlan> seal = SealPlanOf(*spec);
     const auto model =
         MakeModel(spec->basis() == nullptr ? nullptr : &basis, spec->n_sink(), &*seal);
+    for (const int n_prompt : {1, 68, 132, 210}) {
+      SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
+      ExpectSameBits(model.get(), n_prompt, spec->ToString());
+    }
+  }
+}
+
+TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesDropped) {
+  const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
+  for (const char* text : {"h2o(keep=0.4)", "fdc(rate=0.3)+keyformer(keep=0.3,interval=4)",
+                           "tova(budget=40,sink=0)", "snapkv(budget=50)", "window(size=30)"}) {
+    const auto spec = Spec::Parse(text);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);
+    const auto model = MakeModel(spec->basis() == nullptr ? nullptr : &basis, spec->n_sink(),
+                                 nullptr, &*retention);
+    model->set_deterministic(true);
     for (const int n_prompt : {1, 68, 132, 210}) {
       SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
       ExpectSameBits(model.get(), n_prompt, spec->ToString());

@@ -230,8 +230,8 @@ TEST_F(SequenceFileTest, HostileNumbersAreRefusedBeforeMemoryIsTaken) {
   const size_t numbers = 20 + 4 + kIdentity.spec.size() + 4 + kIdentity.model.size();
   // Lengths, counts, shapes, the length of the state: each made huge, negative and off by one.
   for (const size_t at : {size_t{20}, 24 + kIdentity.spec.size(), numbers, numbers + 4, numbers + 8,
-                          numbers + 12, numbers + 16, numbers + 20, numbers + 24, numbers + 36,
-                          numbers + 40, numbers + 44, numbers + 48, numbers + 52}) {
+                          numbers + 12, numbers + 16, numbers + 20, numbers + 24, numbers + 44,
+                          numbers + 48, numbers + 52, numbers + 56, numbers + 60}) {
     uint32_t original = 0;
     std::memcpy(&original, bytes.data() + at, 4);
     for (const uint32_t value : {0xFFFFFFFFu, 0x7FFFFFFFu, 0x80000000u, original + 1, 1u << 20}) {
@@ -281,7 +281,7 @@ TEST_F(SequenceFileTest, HostilePlacesOfExactEntriesAreRefused) {
     WriteSealed(hostile);
     const Status status = Refusal(layout, identity);
     EXPECT_EQ(status.code(), StatusCode::kDataLoss);
-    EXPECT_THAT(MessageOf(status), HasSubstr("exact entries"));
+    EXPECT_THAT(MessageOf(status), HasSubstr("points outside"));
   };
   refuse(KeySparseEndsOffset(shape), n_entries + 1);
   refuse(KeySparseEndsOffset(shape), n_entries - 1);
@@ -311,7 +311,7 @@ TEST_F(SequenceFileTest, ForeignFilesAreRefusedWithWhatIsDifferent) {
   EXPECT_THAT(MessageOf(RestoreSequence(path_, {kIdentity, &layout, 99}, &cache).status()),
               HasSubstr("holds 100 positions, but the context is 99"));
   std::string later = FileBytes();
-  later[8] = 2;
+  later[8] = 3;
   WriteSealed(later);
   EXPECT_EQ(Refusal(layout).code(), StatusCode::kUnimplemented);
   WriteBytes("a text");
