@@ -39,7 +39,7 @@ TEST(Compare, ShowsTheParts) {
   EXPECT_EQ(ToJson(comparison)["rows"][1]["kv_parts"], PartsJson(AllParts()));
   const std::string table = ToPartsTable(comparison);
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 3);
-  for (const char* text : {"run records", "4096", "512", "320", "5120"}) {
+  for (const char* text : {"run records", "4096", "512", "320", "5152"}) {
     EXPECT_THAT(table, HasSubstr(text));
   }
 }
