@@ -44,7 +44,7 @@ constexpr KVL_INLINE int Max(int a, int b) { return a > b ? a : b; }
 // prefetches for one without effect and drops calls of it. (L2, not L1: on Zen 4 the prefetches for
 // L1 that find its miss buffers full are dropped, and L1 has no room for a block ahead.)
 KVL_INLINE void PrefetchLine(const std::byte* line) {
-  asm volatile("prefetcht1 %a0" : : "p"(line));
+  asm volatile("prefetcht1 %0" : : "m"(*reinterpret_cast<const char*>(line)));
 }
 
 // Entries that row sees, of those below kv_end.
