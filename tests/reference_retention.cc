@@ -54,7 +54,7 @@ bool RetainLiterally::IsPrunePoint(int n_tokens) const {
   if (n_tokens < m_.n_prompt) {
     return m_.run > 0 && n_tokens > m_.n_sink && (n_tokens - m_.n_sink) % m_.run == 0;
   }
-  return m_.name != "snapkv" && (n_tokens - m_.n_prompt) % m_.interval == 0;
+  return !m_.prompt_only && (n_tokens - m_.n_prompt) % m_.interval == 0;
 }
 
 double RetainLiterally::Temperature(int position) const {

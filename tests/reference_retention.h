@@ -20,6 +20,7 @@ struct ReferenceRetention {
   bool shared = false;  // tova
   int kernel = 1;       // snapkv
   int interval = 1;
+  bool prompt_only = false;
   double tau_init = 1, tau_end = 1;
   int run = 0;  // prunes at every so many entries of the prompt; 0: only where it ends
   int n_sink = 0;

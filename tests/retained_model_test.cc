@@ -8,16 +8,19 @@
 
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "model/model.h"
 #include "random_model.h"
 #include "reference_decoder.h"
+#include "reference_quantizer.h"
 #include "reference_retention.h"
 
 namespace kvlathe {
 namespace {
 
 using testing::Matrix;
+using testing::ReferenceQuantizer;
 using testing::ReferenceRetention;
 
 constexpr int kTokens = 260, kPrompt = 170, kRun = 64;
@@ -51,7 +54,12 @@ const Case kCases[] = {
       .tau_init = 0.5,
       .tau_end = 1.5}},
     {"snapkv(budget=60,window=16,kernel=5,sink=4)",
-     {.name = "snapkv", .budget = 60, .n_recent = 16, .kernel = 5, .n_sink = 4}},
+     {.name = "snapkv",
+      .budget = 60,
+      .n_recent = 16,
+      .kernel = 5,
+      .prompt_only = true,
+      .n_sink = 4}},
 };
 
 class RetainedModelTest : public ::testing::TestWithParam<Case> {
@@ -71,14 +79,16 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Model> Load(Isa isa, DType type, const char* spec_text) {
     const auto spec = Spec::Parse(spec_text);
     EXPECT_TRUE(spec.ok()) << spec.status();
+    const std::optional<SealPlan> seal = SealPlanOf(*spec);
     std::optional<RetentionPlan> plan = RetentionPlanOf(*spec);
     if (plan.has_value()) plan->run = kRun;
     auto reader = SafetensorsReader::OpenModel(directory_);
     auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
                                       MakeFileSource(*std::move(reader)), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model = Model::Create(*std::move(weights), nullptr, spec->n_sink(), &threads_, isa,
-                               nullptr, plan.has_value() ? &*plan : nullptr);
+    auto model =
+        Model::Create(*std::move(weights), nullptr, spec->n_sink(), &threads_, isa,
+                      seal.has_value() ? &*seal : nullptr, plan.has_value() ? &*plan : nullptr);
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -129,6 +139,16 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
     return largest;
   }
 
+  static double RootMeanSquare(const Matrix& a, const Matrix& b) {
+    double sum = 0, n = 0;
+    for (size_t t = 0; t < a.size(); ++t) {
+      for (size_t i = 0; i < a[t].size(); ++i, ++n) {
+        sum += (a[t][i] - b[t][i]) * (a[t][i] - b[t][i]);
+      }
+    }
+    return std::sqrt(sum / n);
+  }
+
   static std::string directory_;
   static testing::ReferenceModel reference_;
   static std::vector<int32_t> ids_;
@@ -158,7 +178,8 @@ TEST_P(RetainedModelTest, KeepsWhatTheLiteralMethodKeeps) {
       Matrix logits;
       Read(model.get(), cache.get(), kTokens, chunk, &logits);
       if (HasFatalFailure()) return;
-      for (int l = 0; l < reference_.n_layers; ++l) {
+      // Where nothing is dropped any more, positions are gone too, and the logits tell.
+      for (int l = 0; l < reference_.n_layers && !cache->entries(l, 0).empty(); ++l) {
         for (int g = 0; g < reference_.n_kv_heads; ++g) {
           EXPECT_EQ(Positions(*cache, l, g), retain.Positions(l, g))
               << "layer " << l << " head " << g;
@@ -200,7 +221,7 @@ TEST_P(RetainedModelTest, BatchesKeepTheSame) {
   }
   for (size_t i = 0; i < caches.size(); ++i) {
     EXPECT_LT(LargestDifference({last[i]}, {alone.back()}), 1e-3) << i;
-    for (int l = 0; l < reference_.n_layers; ++l) {
+    for (int l = 0; l < reference_.n_layers && !single->entries(l, 0).empty(); ++l) {
       for (int g = 0; g < reference_.n_kv_heads; ++g) {
         EXPECT_EQ(Positions(*caches[i], l, g), Positions(*single, l, g)) << i;
       }
@@ -214,6 +235,60 @@ INSTANTIATE_TEST_SUITE_P(Specs, RetainedModelTest, ::testing::ValuesIn(kCases),
                            for (char& c : name) c = std::isalnum(c) ? c : '_';
                            return name;
                          });
+
+struct SealedCase {
+  const char* spec;
+  ReferenceRetention retention;
+  ReferenceQuantizer quantizer;
+};
+
+// Entries go where the prompt ends, what stays is sealed: as a quantiser of the rest would do.
+TEST_F(RetainedModelTest, SealsWhatStays) {
+  const SealedCase cases[] = {
+      {"snapkv(budget=100,window=16,kernel=5,sink=4)+kivi(bits=2,group=32)",
+       {.name = "snapkv", .budget = 100, .n_recent = 16, .kernel = 5, .n_sink = 4},
+       {.name = "kivi", .bits = 2, .group = 32, .n_sink = 4}},
+      {"h2o(keep=0.8,sink=0)+kcvt(bits=2)+sparse(share=0.1)",
+       {.name = "h2o", .keep = 0.8, .recent = 0.5},
+       {.name = "kcvt", .bits = 2, .sparse_share = 0.1}},
+      {"tova(budget=80,sink=2)+token(bits=3,group=16)",
+       {.name = "tova", .budget = 80, .shared = true, .n_sink = 2},
+       {.name = "token", .bits = 3, .group = 16, .n_sink = 2}}};
+  const std::vector<int> ids(ids_.begin(), ids_.end());
+  for (SealedCase c : cases) {
+    SCOPED_TRACE(c.spec);
+    c.retention.prompt_only = true;
+    c.retention.n_prompt = kPrompt;
+    const auto read = [&](const ReferenceQuantizer* quantizer) {
+      testing::RetainLiterally retain(c.retention, reference_.n_layers, reference_.n_kv_heads);
+      std::vector<int> n_seen(reference_.n_layers);
+      return testing::ReferenceLogits(
+          reference_, ids, {}, 0, [&](int layer, testing::ReferenceRows* rows) {
+            retain(layer, rows);
+            if (++n_seen[layer] < kPrompt || quantizer == nullptr) return;
+            ReferenceQuantizer of_rest = *quantizer;
+            of_rest.run = 0;
+            of_rest.n_prompt = c.retention.n_sink +
+                               static_cast<int>(retain.Positions(layer, 0).size()) -
+                               (n_seen[layer] - kPrompt);
+            testing::SealLiterally(of_rest, rows);
+          });
+    };
+    const Matrix want = read(&c.quantizer);
+    const double loss = RootMeanSquare(want, read(nullptr));
+    ASSERT_GT(loss, 1e-5);
+    for (const Isa isa : AvailableIsas()) {
+      std::unique_ptr<Model> model = Load(isa, DType::kF32, c.spec);
+      for (const int chunk : {512, 1}) {
+        const std::unique_ptr<SequenceCache> cache = NewCache(*model);
+        Matrix logits;
+        Read(model.get(), cache.get(), kTokens, chunk, &logits);
+        if (HasFatalFailure()) return;
+        EXPECT_LT(RootMeanSquare(logits, want), 0.05 * loss + 1e-5) << IsaName(isa);
+      }
+    }
+  }
+}
 
 // A budget for every position drops nothing: the same bits as without retention.
 TEST_F(RetainedModelTest, ABudgetForAllChangesNothing) {

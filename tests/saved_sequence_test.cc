@@ -125,13 +125,15 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsSealed) {
 
 TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesDropped) {
   const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
-  for (const char* text : {"h2o(keep=0.4)", "fdc(rate=0.3)+keyformer(keep=0.3,interval=4)",
-                           "tova(budget=40,sink=0)", "snapkv(budget=50)", "window(size=30)"}) {
+  for (const char* text :
+       {"h2o(keep=0.4)", "fdc(rate=0.3)+keyformer(keep=0.3,interval=4)", "tova(budget=40,sink=0)",
+        "snapkv(budget=50)", "window(size=30)", "h2o(keep=0.9)+gear(bits=4)"}) {
     const auto spec = Spec::Parse(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
     const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);
+    const std::optional<SealPlan> seal = SealPlanOf(*spec);
     const auto model = MakeModel(spec->basis() == nullptr ? nullptr : &basis, spec->n_sink(),
-                                 nullptr, &*retention);
+                                 seal.has_value() ? &*seal : nullptr, &*retention);
     model->set_deterministic(true);
     for (const int n_prompt : {1, 68, 132, 210}) {
       SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);

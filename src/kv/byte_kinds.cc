@@ -27,11 +27,7 @@ void AddRun(const PackedShape& s, int64_t n_blocks, bool is_first_head, ByteKind
 std::vector<ByteKinds> ByteKindsByLayer(const CacheLayout& layout, const SequenceLength& length) {
   std::vector<ByteKinds> layers(layout.n_layers);
   if (length.n_tokens <= 0) return layers;
-  const int64_t n_blocks =
-      layout.retention.has_value()
-          ? RetainedAt(*layout.retention, {layout.n_sink, length.n_prompt}, length.n_tokens)
-                .n_blocks
-          : BlocksFor(layout, length.n_tokens);
+  const int64_t n_blocks = HeldBlocks(layout, length.n_tokens, length.n_prompt);
   const int64_t first_held = BlocksOutOfWindow(layout, length.n_tokens - length.n_step);
   const std::vector<RunExtent> runs = RunsOf(layout, length.n_tokens, length.n_prompt);
   const int64_t n_sealed = runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
@@ -43,7 +39,9 @@ std::vector<ByteKinds> ByteKindsByLayer(const CacheLayout& layout, const Sequenc
       kinds.plain += n_plain * BlockBytes(shape);
       kinds.padding += n_plain * (BlockObjectBytes(shape) - BlockBytes(shape));
       kinds.sinks += SinkBytes(layout, shape);
-      kinds.entries += EntryTableBytes(layout, n_blocks);
+      if (!layout.RetentionIsOver(length.n_tokens, length.n_prompt)) {
+        kinds.entries += EntryTableBytes(layout, n_blocks);
+      }
       kinds.tables += TableBytes(n_blocks) + RunTableBytes(static_cast<int64_t>(runs.size()));
       for (const RunExtent& run : runs) {
         const int64_t end = run.first_block + run.n_blocks;

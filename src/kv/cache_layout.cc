@@ -104,7 +104,27 @@ int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max
   return peak_bytes + n_heads * RunTableBytes(static_cast<int64_t>(runs.size()));
 }
 
+// The whole prompt and the room to seal what stays of it; then a sequence of what stayed.
+int64_t PeakWithRetention(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
+                          int64_t n_prompt) {
+  const int64_t in_prompt = PlainParts(layout, std::min(n_tokens, n_prompt), 0).total();
+  if (n_tokens < n_prompt) return in_prompt;
+  const PromptPlace place = {layout.n_sink, n_prompt};
+  CacheLayout stays = layout;
+  stays.retention.reset();
+  const auto length_of = [&](int64_t n) {
+    return layout.n_sink + RetainedAt(*layout.retention, place, n).n_entries;
+  };
+  const RunExtent run = {0, SealedBlocks(layout, n_prompt, n_prompt), true};
+  const int64_t n_heads = static_cast<int64_t>(layout.shapes.size());
+  int64_t at_end = in_prompt;
+  if (run.n_blocks > 0) at_end += SealRoomBytes(layout, run, 0) + n_heads * RunTableBytes(1);
+  return std::max(at_end,
+                  PeakWithSealing(stays, length_of(n_tokens), max_step, length_of(n_prompt)));
+}
+
 }  // namespace
+
 int64_t SinkBytes(const CacheLayout& layout, const BlockShape& shape) {
   return RoundUp(int64_t{layout.n_sink} * (layout.head_dim + shape.rank_v) * SizeOf(shape.row_type),
                  kObjectAlignment);
@@ -127,6 +147,11 @@ int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens) {
   return (std::max<int64_t>(0, n_tokens - layout.n_sink) + kBlockSize - 1) / kBlockSize;
 }
 
+int64_t HeldBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  if (!layout.retention.has_value()) return BlocksFor(layout, n_tokens);
+  return RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_tokens).n_blocks;
+}
+
 int64_t BlocksOutOfWindow(const CacheLayout& layout, int64_t n_tokens) {
   if (layout.window == 0) return 0;
   // Position n_tokens sees those after n_tokens - window.
@@ -140,14 +165,11 @@ int64_t ReferenceBytes(const CacheLayout& layout, int64_t n_tokens) {
 
 KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length) {
   if (length.n_tokens <= 0) return {};
-  if (layout.retention.has_value()) {
-    const RetainedLength retained =
-        RetainedAt(*layout.retention, {layout.n_sink, length.n_prompt}, length.n_tokens);
-    return PartsOfBlocks(layout, retained.n_blocks, 0);
-  }
   const int64_t first_held = BlocksOutOfWindow(layout, length.n_tokens - length.n_step);
   const std::vector<RunExtent> runs = RunsOf(layout, length.n_tokens, length.n_prompt);
-  KvBytes bytes = PlainParts(layout, length.n_tokens, std::max(EndOf(runs), first_held));
+  const int64_t n_blocks = HeldBlocks(layout, length.n_tokens, length.n_prompt);
+  KvBytes bytes = PartsOfBlocks(layout, n_blocks, std::max(EndOf(runs), first_held));
+  if (layout.RetentionIsOver(length.n_tokens, length.n_prompt)) bytes.entries = 0;
   if (runs.empty()) return bytes;
   const KvBytes sealed = RunSizes(layout).Sum(runs, first_held);
   bytes.blocks += sealed.blocks;
@@ -161,7 +183,10 @@ KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length) {
 int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
                           int64_t n_prompt) {
   if (n_tokens <= 0) return 0;
-  if (layout.seal.has_value()) return PeakWithSealing(layout, n_tokens, max_step, n_prompt);
+  if (layout.seal.has_value()) {
+    return layout.retention.has_value() ? PeakWithRetention(layout, n_tokens, max_step, n_prompt)
+                                        : PeakWithSealing(layout, n_tokens, max_step, n_prompt);
+  }
   if (layout.retention.has_value()) {
     const RetainedLength retained =
         RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_tokens);

@@ -33,8 +33,14 @@ struct CacheLayout {
   // can see are given back; sinks stay, unseen.
   int window = 0;
   std::optional<SealPlan> seal;  // none: every block stays plain
-  // None: every entry stays. Without a window and without seal only.
+  // None: every entry stays. Without a window only; with seal, a plan that drops entries where the
+  // prompt ends alone, and a SealPlan that waits for it.
   std::optional<RetentionPlan> retention;
+
+  // Whether no entry is dropped any more, so that positions and votes are not needed.
+  bool RetentionIsOver(int64_t n_tokens, int64_t n_prompt) const {
+    return retention.has_value() && !retention->prunes_decode && n_tokens >= n_prompt;
+  }
 
   const BlockShape& shape(int layer_idx, int kv_head_idx) const {
     return shapes[layer_idx * n_kv_heads + kv_head_idx];
@@ -65,6 +71,10 @@ int64_t EntryTableBytes(const CacheLayout& layout, int64_t n_blocks);
 // Blocks that n_tokens positions need in a head that keeps every position.
 int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens);
 
+// Blocks of a head after a step that ended at n_tokens, sealed ones and those that fell out of the
+// window included.
+int64_t HeldBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
+
 // Blocks, from the oldest, that no position from n_tokens on can see. 0 without a window.
 int64_t BlocksOutOfWindow(const CacheLayout& layout, int64_t n_tokens);
 
@@ -94,8 +104,8 @@ struct SequenceLength {
 // = ceil(max(0, n_tokens - n_sink) / kBlockSize), for every head
 //   SinkBytes + plain blocks * BlockObjectBytes + TableBytes(n_blocks)
 //   + the objects of its runs and their table,
-// less what fell out of the window before the step. Under retention n_blocks is that of
-// RetainedAt(), and EntryTableBytes(n_blocks) comes on top.
+// less what fell out of the window before the step. Under retention n_blocks is HeldBlocks(), and
+// until it is over EntryTableBytes(n_blocks) comes on top.
 KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length);
 inline int64_t SequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_step = 1,
                              int64_t n_prompt = kEndlessPrompt) {

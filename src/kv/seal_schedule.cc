@@ -8,20 +8,24 @@
 namespace kvlathe {
 namespace {
 
-int64_t EntriesOf(const CacheLayout& layout, int64_t n_tokens) {
+// What a head holds; of what is sealed only entries that stay.
+int64_t EntriesOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  if (layout.retention.has_value()) {
+    return RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_tokens).n_entries;
+  }
   return std::max<int64_t>(0, n_tokens - layout.n_sink);
 }
 
 // Blocks that are sealed when the prompt ends.
 int64_t PromptBlocks(const CacheLayout& layout, int64_t n_prompt) {
-  return EntriesOf(layout, n_prompt) / kBlockSize;
+  return EntriesOf(layout, n_prompt, n_prompt) / kBlockSize;
 }
 
 }  // namespace
 
 int64_t SealedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
   if (!layout.seal.has_value()) return 0;
-  const int64_t n_entries = EntriesOf(layout, n_tokens), run = layout.seal->prompt_run;
+  const int64_t n_entries = EntriesOf(layout, n_tokens, n_prompt), run = layout.seal->prompt_run;
   if (n_tokens < n_prompt) return run == 0 ? 0 : n_entries / run * (run / kBlockSize);
   const int64_t of_prompt = PromptBlocks(layout, n_prompt);
   const int64_t step = layout.seal->buffer / kBlockSize;
@@ -33,11 +37,12 @@ int64_t NextSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_pro
   if (n_tokens < n_prompt) {
     const int64_t run = layout.seal->prompt_run;
     if (run == 0) return n_prompt;
-    const int64_t n_runs = EntriesOf(layout, n_tokens) / run;
+    const int64_t n_runs = EntriesOf(layout, n_tokens, n_prompt) / run;
     return std::min(n_prompt, layout.n_sink + (n_runs + 1) * run);
   }
-  return layout.n_sink + SealedBlocks(layout, n_tokens, n_prompt) * kBlockSize +
-         layout.seal->buffer;
+  const int64_t end = SealedBlocks(layout, n_tokens, n_prompt) * kBlockSize + layout.seal->buffer;
+  if (!layout.retention.has_value()) return layout.n_sink + end;
+  return n_tokens + end - EntriesOf(layout, n_tokens, n_prompt);
 }
 
 std::vector<RunExtent> RunsOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {

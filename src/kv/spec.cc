@@ -76,11 +76,14 @@ Status CheckSupported(const Spec& spec) {
     missing += fmt::format("{} ({})", stage.name, AxisName(stage.axis));
   }
   if (missing.empty()) {
-    if (spec.retention() == nullptr || spec.quantizer() == nullptr) return OkStatus();
+    const Stage* retention = spec.retention();
+    if (retention == nullptr || spec.quantizer() == nullptr || retention->name != "window") {
+      return OkStatus();
+    }
     return Error(StatusCode::kUnimplemented,
-                 "--kv '{}': dropping entries from a quantised cache is not built yet; leave out {} "
-                 "or {}",
-                 spec.text(), spec.retention()->name, spec.quantizer()->name);
+                 "--kv '{}': sealed entries cannot be dropped yet, and a window does so; leave out "
+                 "window or {}",
+                 spec.text(), spec.quantizer()->name);
   }
   for (const StageInfo& stage : AllStages()) {
     if (stage.is_built) built += fmt::format(", {} ({})", stage.name, AxisName(stage.axis));

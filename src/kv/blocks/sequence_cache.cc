@@ -81,7 +81,7 @@ int64_t SequenceCache::MissingBytes(int64_t n_tokens, const RunExtent& run) cons
     if (n_blocks <= head.n_blocks) continue;
     n_bytes += (n_blocks - head.n_blocks) * BlockObjectBytes(shape);
     n_bytes += std::max<int64_t>(0, TableBytes(n_blocks) - head.table_bytes);
-    n_bytes += EntryTableBytes(*layout_, n_blocks) - head.entry_table_bytes;
+    n_bytes += EntryBytesFor(n_blocks) - head.entry_table_bytes;
   }
   return n_bytes;
 }
@@ -128,7 +128,7 @@ bool SequenceCache::GrowTables(int64_t n_tokens, const RunExtent& run) {
   for (HeadTable& head : heads_) {
     const int64_t n_blocks = BlocksOf(head, n_tokens);
     if (!grow(TableBytes(n_blocks), &head.table, &head.table_bytes) ||
-        !grow(EntryTableBytes(*layout_, n_blocks), &head.entry_table, &head.entry_table_bytes)) {
+        !grow(EntryBytesFor(n_blocks), &head.entry_table, &head.entry_table_bytes)) {
       return false;
     }
     if (run.n_blocks > 0 &&
@@ -212,6 +212,11 @@ Status SequenceCache::Extend(int n_new) {
   return OkStatus();
 }
 
+// Of a head, while the next step is extended for.
+int64_t SequenceCache::EntryBytesFor(int64_t n_blocks) const {
+  return layout_->RetentionIsOver(n_tokens_, n_prompt_) ? 0 : EntryTableBytes(*layout_, n_blocks);
+}
+
 void SequenceCache::CountWritable() {
   n_writable_ = std::numeric_limits<int64_t>::max();
   for (const HeadTable& head : heads_) {
@@ -223,12 +228,13 @@ void SequenceCache::CountWritable() {
 // Positions up to n_tokens are there now.
 void SequenceCache::EnterNewEntries(int64_t n_tokens) {
   const int64_t first = std::max<int64_t>(n_tokens_, layout_->n_sink);
+  const bool was_over = layout_->RetentionIsOver(n_tokens_, n_prompt_);
   n_tokens_ = static_cast<int>(n_tokens);
-  if (!layout_->retention.has_value()) return;
+  if (!layout_->retention.has_value() || was_over) return;
   const RetentionPlan& plan = *layout_->retention;
   const PromptPlace place = {layout_->n_sink, n_prompt_};
   if (IsPrunePoint(plan, place, n_tokens)) kept_ = KeptAt(plan, place, n_tokens);
-  bool drops = false;
+  bool drops = layout_->RetentionIsOver(n_tokens, n_prompt_);  // at least the tables
   for (HeadTable& head : heads_) {
     const EntryTable table(head.entry_table, plan.HasVotes());
     const int64_t n_gone = layout_->n_sink + head.n_dropped;
@@ -256,14 +262,19 @@ void SequenceCache::DropPruned(int layer_idx) {
   KVL_CHECK(must_prune());
   for (int g = 0; g < layout_->n_kv_heads; ++g) {
     HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + g];
-    const int64_t n_before = n_entries(layer_idx, g);
-    if (n_before <= kept_.n) continue;
-    head.n_dropped += n_before - kept_.n;
-    const int64_t n_blocks = BlocksAfterPrune(*layout_->retention, n_before, kept_.n);
+    const int64_t n_before = std::max(0, n_entries(layer_idx, g));
+    head.n_dropped += std::max<int64_t>(0, n_before - kept_.n);
+    const int64_t n_kept = std::min<int64_t>(n_before, kept_.n);
+    const int64_t n_blocks = BlocksAfterPrune(*layout_->retention, n_before, n_kept);
     while (head.n_blocks > n_blocks) ReleaseBlock(&head, --head.n_blocks);
     // A system without memory for smaller tables leaves the large ones, and bytes() says so.
     SetTableSize(TableBytes(n_blocks), &head.table, &head.table_bytes);
-    SetTableSize(EntryTableBytes(*layout_, n_blocks), &head.entry_table, &head.entry_table_bytes);
+    if (layout_->RetentionIsOver(n_tokens_, n_prompt_)) {
+      if (head.entry_table != nullptr) pool_->Release(std::exchange(head.entry_table, nullptr));
+      head.entry_table_bytes = 0;
+    } else {
+      SetTableSize(EntryTableBytes(*layout_, n_blocks), &head.entry_table, &head.entry_table_bytes);
+    }
   }
   if (layer_idx + 1 < layout_->n_layers) return;
   kept_ = {};

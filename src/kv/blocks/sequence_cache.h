@@ -105,6 +105,7 @@ class SequenceCache {
   bool GrowTables(int64_t n_tokens, const RunExtent& run);
   bool SetTableSize(int64_t n_bytes, std::byte** table, int64_t* table_bytes);
   int64_t BlocksOf(const HeadTable& head, int64_t n_tokens) const;
+  int64_t EntryBytesFor(int64_t n_blocks) const;
   void CountWritable();
   void EnterNewEntries(int64_t n_tokens);
   Status NoRoom(int n_new, int64_t needed_bytes) const;

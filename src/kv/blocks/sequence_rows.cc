@@ -243,15 +243,6 @@ class RowCopier {
 
 }  // namespace
 
-namespace {
-
-int64_t HeldBlocks(const CacheLayout& layout, int n_tokens, int64_t n_prompt) {
-  if (!layout.retention.has_value()) return BlocksFor(layout, n_tokens);
-  return RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_tokens).n_blocks;
-}
-
-}  // namespace
-
 int64_t RowBytes(const CacheLayout& layout, int n_tokens, int64_t n_prompt, int64_t n_max) {
   if (n_tokens == 0) return 0;
   // Runs are listed one by one: not more of them than the file has bytes.
@@ -263,8 +254,8 @@ int64_t RowBytes(const CacheLayout& layout, int n_tokens, int64_t n_prompt, int6
   for (size_t i = 0; i < layout.shapes.size(); ++i) {
     const BlockShape& head = layout.shapes[i];
     const bool is_first = i % layout.n_kv_heads == 0;
-    n_bytes += SinkBytes(layout, head) + n_plain * BlockObjectBytes(head) +
-               EntryTableBytes(layout, n_plain);
+    n_bytes += SinkBytes(layout, head) + n_plain * BlockObjectBytes(head);
+    if (!layout.RetentionIsOver(n_tokens, n_prompt)) n_bytes += EntryTableBytes(layout, n_plain);
     const int layer_rank_v =
         is_first ? held.LayerRankV(static_cast<int>(i / layout.n_kv_heads)) : 0;
     for (const RunExtent& run : held.runs()) {

@@ -19,7 +19,8 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   const auto method = std::ranges::find(methods, stage->name, &QuantizerMethod::name);
   KVL_CHECK(method != methods.end());
   SealPlan plan{.format = method->format(*stage)};
-  plan.prompt_run = stage->Word("run") == "prompt" ? 0 : stage->Integer("run");
+  const bool waits = stage->Word("run") == "prompt" || spec.retention() != nullptr;
+  plan.prompt_run = waits ? 0 : stage->Integer("run");
   plan.buffer = stage->Integer("buffer");
   if (const Stage* lowrank = spec.lowrank(); lowrank != nullptr) {
     plan.format.prompt_rank = lowrank->Integer("prefill");

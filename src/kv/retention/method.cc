@@ -21,7 +21,15 @@ std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec) {
   const auto methods = RetentionMethods();
   const auto method = std::ranges::find(methods, stage->name, &RetentionMethod::name);
   KVL_CHECK(method != methods.end());
-  return method->plan(*stage);
+  RetentionPlan plan = method->plan(*stage);
+  if (spec.quantizer() != nullptr) PruneOnlyAtPromptEnd(&plan);
+  return plan;
+}
+
+void PruneOnlyAtPromptEnd(RetentionPlan* plan) {
+  plan->prunes_runs = false;
+  plan->prunes_decode = false;
+  plan->interval = 0;
 }
 
 RetentionPlan PlanWithBudget(const Stage& stage) {

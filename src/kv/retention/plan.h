@@ -34,7 +34,7 @@ struct RetentionPlan {
   bool prunes_runs = true;    // while the prompt is read
   bool prunes_decode = true;  // after it
   int run = 512;              // positions of the prompt between two prune points
-  int interval = 1;           // positions between two prune points after the prompt
+  int interval = 1;           // positions between two prune points after the prompt; 0: none
   // Of noisy votes: at the prompt, and at the last position to be generated; linear in between.
   double tau_init = 1, tau_end = 1;
 

@@ -1,5 +1,6 @@
 #include "kv/retention/prune.h"
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -48,7 +49,8 @@ void CloseGaps(const RetentionPlan& plan, const BlockShape& shape,
     table.position(move.to) = table.position(move.from);
     if (plan.HasVotes()) table.sum(move.to) = table.sum(move.from);
   }
-  for (int e = 0; plan.votes == RetentionPlan::Votes::kLast && e < n_kept; ++e) table.sum(e) = 0;
+  if (plan.votes != RetentionPlan::Votes::kLast) return;
+  for (int e = 0; e < n_kept; ++e) table.sum(e) = 0;
 }
 
 }  // namespace
@@ -74,7 +76,7 @@ void PruneLayer(const CacheLayout& layout, int layer_idx, ThreadPool* pool, Sequ
                                            : ChooseDropped(plan, kept, n_entries, {&tables[g], 1});
       const std::vector<RowMove> moves = MovesThatClose(dropped, n_entries, in_order);
       CloseGaps(plan, layout.shape(layer_idx, g), cache->blocks(layer_idx, g), moves,
-                static_cast<int>(kept.n), tables[g]);
+                static_cast<int>(std::min<int64_t>(kept.n, n_entries)), tables[g]);
     }
   });
   cache->DropPruned(layer_idx);

@@ -8,8 +8,7 @@ RetentionPlan SnapkvPlan(const Stage& stage) {
   plan.votes = RetentionPlan::Votes::kPromptTail;
   plan.n_recent = stage.Integer("window");
   plan.pool_kernel = stage.Integer("kernel");
-  plan.prunes_runs = false;
-  plan.prunes_decode = false;
+  PruneOnlyAtPromptEnd(&plan);
   return plan;
 }
 
