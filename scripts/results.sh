@@ -2,7 +2,8 @@
 # Measures the tables of docs/results.md; with EXAMPLES above 0 also every built-in task.
 #   scripts/results.sh [PART [MODEL [EXAMPLES]]]
 # PART: basis (FDC: rates, adaptive and uniform ranks, random tokens and text), quantizers (all of them at
-# 2, 3, 4 and 8 bits, with and without repair), gear (GEAR's ablations) or all.
+# 2, 3, 4 and 8 bits, with and without repair), gear (GEAR's ablations), retention (every method at three
+# shares, after fdc, before GEAR; H2O against 4 bits) or all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 part=${1:-all} model=${2:-models/lathe-nano} n_examples=${3:-0}
@@ -55,6 +56,18 @@ quantizers() {
   measure "After a basis" --kv 'fdc(rate=0.25)+kivi(bits=4,group=64)' --kv 'fdc(rate=0.25)+gear(bits=4)' \
     --kv 'fdc(rate=0.25)+kivi(bits=2,group=64)' --kv 'fdc(rate=0.25)+gear(bits=2)' \
     --kv 'fdc(rate=0.5)+kivi(bits=4,group=64)'
+}
+
+retention() {
+  for keep in 0.75 0.5 0.25; do
+    rate=$(awk "BEGIN { print 1 - $keep }")
+    measure "Keeping $keep" --kv none --kv "window(size=$(awk "BEGIN { print 512 * $keep }"))" \
+      --kv "h2o(keep=$keep)" --kv "h2o(keep=$keep,sink=0)" --kv "tova(keep=$keep)" \
+      --kv "tova(keep=$keep,heads=own)" --kv "keyformer(keep=$keep)" --kv "snapkv(keep=$keep)" \
+      --kv "kf-f(rate=$rate)" --kv "snapkv(keep=$keep)+gear(bits=4)" --kv "h2o(keep=$keep)+gear(bits=4)"
+  done
+  measure "H2O at half the entries against 4 bits" --kv 'h2o(keep=0.5,sink=0)' --kv 'gear(bits=4,sink=0)' \
+    --kv 'kcvt(bits=4,sink=0)' --kv 'h2o(keep=0.5,sink=0)+gear(bits=4,sink=0)'
 }
 
 gear() {

@@ -6,6 +6,7 @@
 #include "evaluation/bench_attention.h"
 #include "evaluation/bench_model.h"
 #include "kv/quantizer/method.h"
+#include "kv/retention/method.h"
 #include "workspace.h"
 
 namespace kvlathe {
@@ -88,7 +89,7 @@ struct BenchAttentionOptions {
   AttentionBenchOptions bench;
   std::vector<std::string> kv;
   std::vector<std::string> phases = {"decode", "prefill"};
-  std::string schedule = "balanced";
+  std::vector<std::string> schedules = {"balanced"};
   int n_threads = 0;
   bool json = false;
 };
@@ -97,7 +98,8 @@ Status RunAttention(BenchAttentionOptions options) {
   AttentionBenchOptions& bench = options.bench;
   KVL_ASSIGN_OR_RETURN(bench.isa, SelectIsa());
   bench.n_threads = options.n_threads > 0 ? options.n_threads : AvailableProcessors();
-  bench.schedule = ParseSchedule(options.schedule);
+  bench.schedules.clear();
+  for (const std::string& name : options.schedules) bench.schedules.push_back(ParseSchedule(name));
   if (!options.kv.empty()) bench.specs.clear();
   for (const std::string& kv : options.kv) {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
@@ -105,8 +107,8 @@ Status RunAttention(BenchAttentionOptions options) {
     if (spec.basis() != nullptr && !spec.basis()->Has("rate")) {
       return Error(StatusCode::kInvalidArgument, "--kv '{}': bench attention takes rate only", kv);
     }
-    bench.specs.push_back(
-        {kv, spec.basis() == nullptr ? 0 : spec.basis()->Number("rate"), SealPlanOf(spec)});
+    bench.specs.push_back({kv, spec.basis() == nullptr ? 0 : spec.basis()->Number("rate"),
+                           SealPlanOf(spec), RetentionPlanOf(spec)});
   }
   bench.phases.clear();
   for (const std::string& phase : options.phases) {
@@ -146,8 +148,12 @@ void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
   verb->add_option("-t,--threads", options->n_threads, "worker threads")
       ->check(CLI::Range(1, 1024));
   verb->add_option("-s,--seed", o.seed, "seed of ranks and rows")->capture_default_str();
-  verb->add_option("--schedule", options->schedule, "how attention is split over threads")
+  verb->add_option("--schedule", options->schedules, "how attention is split over threads, a list")
+      ->delimiter(',')
       ->check(CLI::IsMember({"static", "lpt", "balanced"}));
+  verb->add_option("--length-ratio", o.length_ratio,
+                   "heads hold from context / ratio to context entries")
+      ->capture_default_str();
   verb->add_flag("--scattered", o.scattered_blocks, "blocks anywhere in memory, the worst case");
   verb->add_flag("--json", options->json, "one JSON object");
   verb->callback(

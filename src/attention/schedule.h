@@ -1,6 +1,8 @@
 // How attention work is split over workers.
 #pragma once
 
+#include <string_view>
+
 namespace kvlathe {
 
 enum class Schedule {
@@ -8,5 +10,18 @@ enum class Schedule {
   kLpt,  // whole (sequence, KV head) jobs, longest first to the least loaded (the papers' decode)
   kBalanced,  // split along the rows and the entries so that all workers finish together
 };
+
+// "static", "lpt", "balanced", as on the command line.
+constexpr std::string_view ScheduleName(Schedule schedule) {
+  switch (schedule) {
+    case Schedule::kStatic:
+      return "static";
+    case Schedule::kLpt:
+      return "lpt";
+    case Schedule::kBalanced:
+      break;
+  }
+  return "balanced";
+}
 
 }  // namespace kvlathe

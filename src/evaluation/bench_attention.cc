@@ -67,11 +67,15 @@ struct Case {
   AttentionBenchRow row;
   int n_layers = 1;
   CacheLayout layout;
+  std::vector<int> lengths;              // [n_layers * n_kv_heads] entries
   std::vector<RunExtent> extents;        // of the sealed runs, the same for every head
-  std::vector<const std::byte*> blocks;  // [n_layers * n_kv_heads, blocks of the context]
+  std::vector<const std::byte*> blocks;  // [n_layers * n_kv_heads, blocks of the context] or null
   Buffer records;                        // of all runs
   std::vector<PackedRun> runs;           // [n_layers * n_kv_heads, n_runs]
-  std::vector<HeadJob> jobs;             // [n_layers * n_kv_heads]
+  std::optional<RetentionPlan> retention;
+  Buffer entries;  // positions and votes of the heads of a layer
+  ScoreNoise noise;
+  std::vector<HeadJob> jobs;  // [n_layers * n_kv_heads]
   std::vector<double> pass_seconds;
 };
 
@@ -92,7 +96,7 @@ void ForEachRun(const Case& c, size_t i, const F& f) {
 
 // Of one head, padded as in memory.
 int64_t BlockBytesOfHead(const Case& c, size_t i) {
-  int64_t n_bytes = (BlocksOf(c.row.context) - SealedBlocksOf(c)) * BlockBytes(c.layout.shapes[i]);
+  int64_t n_bytes = (BlocksOf(c.lengths[i]) - SealedBlocksOf(c)) * BlockBytes(c.layout.shapes[i]);
   ForEachRun(c, i, [&](size_t, const PackedShape& shape) {
     n_bytes += shape.n_blocks * PackedBlockObjectBytes(shape);
   });
@@ -107,10 +111,10 @@ int64_t AllBlockBytes(const Case& c) {
 
 // What a pass over all layers must read.
 int64_t PayloadBytes(const Case& c) {
-  const int64_t n_plain = c.row.context - SealedBlocksOf(c) * kBlockSize;
   int64_t n_bytes = 0;
   for (size_t i = 0; i < c.layout.shapes.size(); ++i) {
     const BlockShape& shape = c.layout.shapes[i];
+    const int64_t n_plain = c.lengths[i] - SealedBlocksOf(c) * kBlockSize;
     n_bytes += n_plain * (shape.rank_k + shape.rank_v) * SizeOf(shape.row_type);
     ForEachRun(c, i, [&](size_t, const PackedShape& run) {
       n_bytes += run.n_blocks * PackedBlockBytes(run) + RunRecordBytes(run);
@@ -118,6 +122,16 @@ int64_t PayloadBytes(const Case& c) {
     });
   }
   return n_bytes;
+}
+
+std::vector<int> DrawLengths(const AttentionBenchOptions& options, int context, size_t n) {
+  Random random(options.seed, 2);
+  std::vector<int> lengths(n);
+  for (int& length : lengths) {
+    const double shrink = std::pow(options.length_ratio, random.Uniform());
+    length = std::max(1, static_cast<int>(context / shrink));
+  }
+  return lengths;
 }
 
 CacheLayout DrawLayout(const AttentionBenchOptions& options, const BenchCache& spec, int n_layers) {
@@ -140,20 +154,24 @@ Case MakeCase(const AttentionBenchOptions& options, BenchPhase phase, int contex
   const bool is_decode = phase == BenchPhase::kDecode;
   c.row.n_tokens = is_decode ? 1 : std::min(context, options.prefill_tokens);
   c.layout = DrawLayout(options, spec, 1);
+  c.lengths = DrawLengths(options, context, c.layout.shapes.size());
+  c.retention = spec.retention;
   c.extents = RunsOf(c.layout, context, context);
   if (is_decode) {
     // Of one layer first; the ranks of more have the same mean.
     c.n_layers = static_cast<int>((kReadWorkingSetBytes + PayloadBytes(c) - 1) / PayloadBytes(c));
     c.layout = DrawLayout(options, spec, c.n_layers);
+    c.lengths = DrawLengths(options, context, c.layout.shapes.size());
   }
-  int64_t sum_ranks = 0;
-  for (const BlockShape& shape : c.layout.shapes) sum_ranks += shape.rank_k + shape.rank_v;
   c.row.working_set_bytes = PayloadBytes(c);
   c.row.bytes = c.row.working_set_bytes / c.n_layers;
-  const double n = c.row.n_tokens;
-  const double n_visible = n * (context - n) + n * (n + 1) / 2;
-  c.row.flops = 2.0 * static_cast<double>(sum_ranks) / c.n_layers * n_visible *
-                (options.n_heads / options.n_kv_heads);
+  const int group = options.n_heads / options.n_kv_heads;
+  for (size_t i = 0; i < c.layout.shapes.size(); ++i) {
+    const BlockShape& shape = c.layout.shapes[i];
+    const double n = std::min(c.row.n_tokens, c.lengths[i]);
+    const double n_visible = n * (c.lengths[i] - n) + n * (n + 1) / 2;
+    c.row.flops += 2.0 * (shape.rank_k + shape.rank_v) / c.n_layers * n_visible * group;
+  }
   return c;
 }
 
@@ -169,7 +187,7 @@ void PlaceBlocks(const std::byte* memory, const AttentionBenchOptions& options, 
   std::vector<int64_t> sizes(order.size());
   for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
     int64_t* of_head = sizes.data() + i * n_head_blocks;
-    std::fill_n(of_head, n_head_blocks, BlockBytes(c->layout.shapes[i]));
+    std::fill_n(of_head, BlocksOf(c->lengths[i]), BlockBytes(c->layout.shapes[i]));
     ForEachRun(*c, i, [&](size_t r, const PackedShape& shape) {
       std::fill_n(of_head + c->extents[r].first_block, shape.n_blocks,
                   PackedBlockObjectBytes(shape));
@@ -177,6 +195,7 @@ void PlaceBlocks(const std::byte* memory, const AttentionBenchOptions& options, 
   }
   c->blocks.resize(order.size());
   for (int64_t i : order) {
+    if (sizes[i] == 0) continue;
     c->blocks[i] = memory;
     memory += sizes[i];
   }
@@ -232,6 +251,35 @@ Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Case*
   return OkStatus();
 }
 
+// Votes go to tables that the layers share.
+Status AddVotes(const AttentionBenchOptions& options, Case* c) {
+  if (!c->retention.has_value() || !c->retention->HasVotes()) return OkStatus();
+  const int64_t table_bytes = BlocksOf(c->row.context) * EntryTable::BlockBytes(true);
+  KVL_ASSIGN_OR_RETURN(c->entries,
+                       Buffer::Allocate(options.n_kv_heads * table_bytes, "entry tables"));
+  std::memset(c->entries.data(), 0, c->entries.n_bytes());
+  for (size_t i = 0; i < c->jobs.size(); ++i) {
+    HeadJob& job = c->jobs[i];
+    job.scored = EntryTable(c->entries.data() + i % options.n_kv_heads * table_bytes, true);
+    for (int e = 0; e < job.n_entries; ++e) job.scored.position(e) = e;
+    switch (c->retention->votes) {
+      case RetentionPlan::Votes::kNone:
+      case RetentionPlan::Votes::kAll:
+        break;
+      case RetentionPlan::Votes::kLast:
+        job.first_scored = job.n_tokens - 1;
+        break;
+      case RetentionPlan::Votes::kPromptTail:  // of a prompt that ends here
+        job.first_scored = c->row.phase == BenchPhase::kDecode
+                               ? job.n_tokens
+                               : std::max(0, job.n_tokens - c->retention->n_recent);
+        break;
+    }
+    if (c->retention->is_noisy) job.noise = &c->noise;
+  }
+  return OkStatus();
+}
+
 // q and out are shared by all layers and all cases.
 void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out, Case* c) {
   const int group = options.n_heads / options.n_kv_heads;
@@ -246,8 +294,8 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
                        .q = q.as<Bf16>() + head * n_rows * options.head_dim,
                        .q_stride = shape.rank_k,
                        .blocks = c->blocks.data() + i * BlocksOf(c->row.context),
-                       .n_entries = c->row.context,
-                       .first_visible = c->row.context - c->row.n_tokens + 1,
+                       .n_entries = c->lengths[i],
+                       .first_visible = c->lengths[i] - c->row.n_tokens + 1,
                        .out = out->as<Bf16>() + head * n_rows * options.head_dim,
                        .out_stride = int64_t{group} * shape.rank_v});
     if (c->extents.empty()) continue;
@@ -269,7 +317,7 @@ double TimePass(const AttentionBenchOptions& options, const Case& c, Attention* 
   for (int l = 0; l < c.n_layers; ++l) {
     attention->Run(
         {c.jobs.data() + l * options.n_kv_heads, static_cast<size_t>(options.n_kv_heads)}, sm_scale,
-        options.schedule);
+        c.row.schedule);
   }
   return watch.Seconds();
 }
@@ -288,6 +336,14 @@ Status CheckOptions(const AttentionBenchOptions& o) {
   if (o.n_threads < 1) return refuse("threads", o.n_threads, "give at least 1");
   if (o.n_repetitions < 1) return refuse("repetitions", o.n_repetitions, "give at least 1");
   if (o.prefill_tokens < 1) return refuse("prefill tokens", o.prefill_tokens, "give at least 1");
+  if (!(o.length_ratio >= 1 && o.length_ratio <= 1000)) {
+    return refuse("length ratio", o.length_ratio, "give a number from 1 to 1000");
+  }
+  for (const BenchCache& spec : o.specs) {
+    if (o.length_ratio > 1 && spec.seal.has_value()) {
+      return refuse("kv", spec.kv, "sealed heads are equally long; leave the length ratio out");
+    }
+  }
   for (int context : o.contexts) {
     if (context < 1) return refuse("context", context, "give at least 1");
   }
@@ -324,8 +380,10 @@ StatusOr<std::vector<Case>> MakeCases(const AttentionBenchOptions& options) {
             FormatBytes(query_bytes), FormatBytes(kMinLayerBytes), FormatBytes(kMaxBlockBytes / 2),
             FormatBytes(kMaxQueryBytes));
       }
-      for (const BenchCache& spec : specs) {
+      for (size_t i = 0; i < specs.size() * options.schedules.size(); ++i) {
+        const BenchCache& spec = specs[i / options.schedules.size()];
         cases.push_back(MakeCase(options, phase, context, spec));
+        cases.back().row.schedule = options.schedules[i % options.schedules.size()];
         // Short contexts may be mostly padding.
         if (AllBlockBytes(cases.back()) <= kMaxBlockBytes) continue;
         return Error(StatusCode::kInvalidArgument,
@@ -363,6 +421,7 @@ Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
     PlaceBlocks(memory.data(), options, &c);
     KVL_RETURN_IF_ERROR(MakeRecords(options, pool, &c));
     MakeJobs(options, q, &out, &c);
+    KVL_RETURN_IF_ERROR(AddVotes(options, &c));
   }
   Attention attention(pool, options.isa);
   for (int repetition = -1; repetition < options.n_repetitions; ++repetition) {
@@ -468,6 +527,7 @@ nlohmann::ordered_json ToJson(const AttentionBenchReport& report) {
                             {"n_kv_heads", report.n_kv_heads},
                             {"head_dim", report.head_dim},
                             {"kv", row.kv},
+                            {"schedule", ScheduleName(row.schedule)},
                             {"time_us", row.time_us},
                             {"bytes", row.bytes},
                             {"working_set_bytes", row.working_set_bytes},
@@ -482,16 +542,17 @@ std::string ToMarkdown(const AttentionBenchReport& report) {
   std::string text = fmt::format(
       "{}, {} threads: reads {:.1f} GB/s, multiplies {:.2f} TFLOP/s. {} heads, {} KV heads, "
       "head_dim {}; ranks drawn with seed {}.\n\n"
-      "| phase | context | tokens | kv | time us | bytes | working set bytes | speedup | of limit "
-      "|\n"
-      "|---|---:|---:|---|---:|---:|---:|---:|---:|\n",
+      "| phase | context | tokens | kv | schedule | time us | bytes | working set bytes | speedup "
+      "| "
+      "of limit |\n"
+      "|---|---:|---:|---|---|---:|---:|---:|---:|---:|\n",
       report.device, report.n_threads, report.read_gb_per_s, report.gemm_tflop_per_s,
       report.n_heads, report.n_kv_heads, report.head_dim, report.seed);
   for (const AttentionBenchRow& row : report.rows) {
-    text +=
-        fmt::format("| {} | {} | {} | {} | {:.1f} | {} | {} | {:.2f} | {:.2f} |\n",
-                    PhaseName(row.phase), row.context, row.n_tokens, row.kv, row.time_us, row.bytes,
-                    row.working_set_bytes, row.speedup_vs_none, row.fraction_of_limit);
+    text += fmt::format("| {} | {} | {} | {} | {} | {:.1f} | {} | {} | {:.2f} | {:.2f} |\n",
+                        PhaseName(row.phase), row.context, row.n_tokens, row.kv,
+                        ScheduleName(row.schedule), row.time_us, row.bytes, row.working_set_bytes,
+                        row.speedup_vs_none, row.fraction_of_limit);
   }
   return text;
 }

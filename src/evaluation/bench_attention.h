@@ -20,13 +20,15 @@ enum class BenchPhase { kDecode, kPrefill };
 // A cache by the share of K and V elements that it removes and how the rest is sealed. Rate 0 keeps
 // full ranks; otherwise the ranks of all KV heads of all layers are drawn with coefficient of
 // variation 0.3, multiples of 16, mean (1 - rate) * head_dim. Sealed, the context is a prompt that
-// has just been read, and its codes, scales and repairs are random.
+// has just been read, and its codes, scales and repairs are random. Under retention the context is
+// what a head holds, and its entries get the votes of the step.
 struct BenchCache {
   std::string kv;  // as typed
   double rate = 0;
   std::optional<SealPlan> seal;
+  std::optional<RetentionPlan> retention;
 
-  bool is_none() const { return rate == 0 && !seal.has_value(); }
+  bool is_none() const { return rate == 0 && !seal.has_value() && !retention.has_value(); }
 };
 
 struct AttentionBenchOptions {
@@ -41,7 +43,9 @@ struct AttentionBenchOptions {
   int prefill_tokens = 2048;
   int n_threads = 1;
   Isa isa = Isa::kScalar;
-  Schedule schedule = Schedule::kBalanced;
+  std::vector<Schedule> schedules = {Schedule::kBalanced};  // rows of each
+  // Heads hold from context / length_ratio to context entries, drawn evenly on a logarithmic scale.
+  double length_ratio = 1;
   int n_repetitions = 9;  // the best counts, of the rows and of the limits
   // Blocks anywhere in memory, as a long history of sequences may leave them; otherwise the blocks
   // of a head follow each other, as the pool places those of a prompt.
@@ -55,6 +59,7 @@ struct AttentionBenchRow {
   int context = 0;
   int n_tokens = 1;  // query tokens
   std::string kv;
+  Schedule schedule = Schedule::kBalanced;
   double time_us = 0;
   // Rows, codes, scales and repairs that must be read, without padding.
   int64_t bytes = 0;
@@ -86,7 +91,7 @@ struct AttentionBenchReport {
 StatusOr<AttentionBenchReport> RunAttentionBench(const AttentionBenchOptions& options);
 
 // {"device","threads","read_gb_per_s","gemm_tflop_per_s","seed","rows":[{"phase","context",
-// "n_heads","n_kv_heads","head_dim","kv","time_us","bytes","working_set_bytes","speedup_vs_none",
+// "n_heads","n_kv_heads","head_dim","kv","schedule","time_us","bytes","working_set_bytes","speedup_vs_none",
 // "fraction_of_limit","query_tokens"}]}
 nlohmann::ordered_json ToJson(const AttentionBenchReport& report);
 // The same as a table to read.
