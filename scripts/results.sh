@@ -59,9 +59,11 @@ quantizers() {
 }
 
 retention() {
+  local context
+  context=$(sed -n 's/.*"max_position_embeddings": *\([0-9]*\).*/\1/p' "$model/config.json")
   for keep in 0.75 0.5 0.25; do
     rate=$(awk "BEGIN { print 1 - $keep }")
-    measure "Keeping $keep" --kv none --kv "window(size=$(awk "BEGIN { print 512 * $keep }"))" \
+    measure "Keeping $keep" --kv none --kv "window(size=$(awk "BEGIN { print int($context * $keep) - 4 }"))" \
       --kv "h2o(keep=$keep)" --kv "h2o(keep=$keep,sink=0)" --kv "tova(keep=$keep)" \
       --kv "tova(keep=$keep,heads=own)" --kv "keyformer(keep=$keep)" --kv "snapkv(keep=$keep)" \
       --kv "kf-f(rate=$rate)" --kv "snapkv(keep=$keep)+gear(bits=4)" --kv "h2o(keep=$keep)+gear(bits=4)"
@@ -83,7 +85,7 @@ gear() {
 }
 
 case $part in
-  basis | quantizers | gear) "$part" ;;
-  all) basis && quantizers && gear ;;
-  *) echo "usage: scripts/results.sh [basis|quantizers|gear|all [MODEL [EXAMPLES]]]" >&2 && exit 2 ;;
+  basis | quantizers | gear | retention) "$part" ;;
+  all) basis && quantizers && gear && retention ;;
+  *) echo "usage: scripts/results.sh [basis|quantizers|gear|retention|all [MODEL [EXAMPLES]]]" >&2 && exit 2 ;;
 esac
