@@ -9,8 +9,8 @@ target_compile_options(kvlathe_flags INTERFACE
 target_include_directories(kvlathe_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 if(KVLATHE_SANITIZE)
   target_compile_options(kvlathe_flags INTERFACE
-    -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
-  target_link_options(kvlathe_flags INTERFACE -fsanitize=address,undefined)
+    -fsanitize=${KVLATHE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(kvlathe_flags INTERFACE -fsanitize=${KVLATHE_SANITIZE})
 endif()
 
 # kvl_library(NAME kv SRCS a.cc b.cc DEPS tensor base [LIBS fmt::fmt])
