@@ -7,17 +7,14 @@
 //   V  scales multiply the probabilities, once per group of channels. Minima add the same number to
 //      all channels of a group, the residual a combination of B: both are kept as sums over tokens
 //      (vectors of partial sums) and enter o when the panel, or the run, ends.
-// Codes are decoded in registers on their way into the dots. Where exact entries replace codes, or
-// many rows share the work, a side is decoded into scratch first.
+// Codes are decoded in registers on their way into the dots. Where many rows share the work, a side
+// is decoded into scratch first.
 #include "kernels/cpu/attend_packed_avx512.h"
 
-#include "kernels/cpu/packed_block_avx512.h"
+#include "kernels/cpu/packed_exact_avx512.h"
 
 namespace kvlathe {
 namespace {
-
-// From this number of rows on, decoding once costs less than in each tile of 4.
-constexpr int kMinDecodedRows = 9;
 
 // Of functions whose sums live in registers: every lambda in them must become part of them.
 #define KVL_FLATTEN __attribute__((flatten))
@@ -93,26 +90,27 @@ KVL_INLINE void AddKeyDots(KeyLines keys, const QueryRows& queries, const CodeTa
   constexpr int kGroups = kPairs * kBlockLines / Group::kLines;
   const uint16_t* q = queries.q;
   for (int pair = 0; pair < keys.n_pairs; pair += kPairs) {
-    Unroll<kPairs>([&](auto step) {
+    Unroll<kPairs>([&](auto step) KVL_PART {
       __m512bh lines[kBlockLines];
-      Unroll<kBlockLines>([&](auto j) {
+      Unroll<kBlockLines>([&](auto j) KVL_PART {
         constexpr int kLine = step.value * kBlockLines + j.value;
         const Group group(keys.codes + kLine / Group::kLines * Group::kBytes);
         lines[j.value] = group.template Line<kLine % Group::kLines>(tables);
       });
-      Unroll<kRows>([&](auto i) {
-        Unroll<kTokenGroups>([&](auto g) {
+      Unroll<kRows>([&](auto i) KVL_PART {
+        Unroll<kTokenGroups>([&](auto g) KVL_PART {
           constexpr int kGroupLines = kBlockLines / kTokenGroups;
           const __m512bh q_pair = BroadcastPair(q + i.value * queries.row_step +
                                                 g.value * queries.group_step + 2 * step.value);
-          Unroll<kGroupLines>([&](auto j) {
+          Unroll<kGroupLines>([&](auto j) KVL_PART {
             constexpr int kLine = g.value * kGroupLines + j.value;
             dots[i.value][kLine] = _mm512_dpbf16_ps(dots[i.value][kLine], lines[kLine], q_pair);
           });
         });
       });
     });
-    Unroll<kGroups>([&](auto g) { PrefetchGroup<kBits>(keys.next + g.value * Group::kBytes); });
+    Unroll<kGroups>([&](auto g)
+                        KVL_PART { PrefetchGroup<kBits>(keys.next + g.value * Group::kBytes); });
     keys.codes += kGroups * Group::kBytes;
     keys.next += kGroups * Group::kBytes;
     q += 2 * kPairs;
@@ -131,13 +129,22 @@ KVL_INLINE KeyLines KeyLinesOf(const Work& w, int first_pair, int n_pairs) {
   return {w.block + w.run.k.codes + offset, w.next + w.run.k.codes + offset, n_pairs};
 }
 
-// What the residual adds to the scores of rows [row, row + kRows).
+// What the residual and exact entries add to the scores of rows [row, row + kRows).
 template <int kRows>
-KVL_INLINE void AddKeyResidual(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
+KVL_INLINE void AddKeyRepairs(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
+  if (w.has_exact_sums(w.run.k)) {
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
+      __m512 repairs[kTileRows];
+      LoadTile(w.s->exact[row / kTileRows].scores + kLanes * j.value, repairs);
+      Unroll<kRows>([&](auto i) KVL_PART {
+        scores[i.value][j.value] = _mm512_add_ps(scores[i.value][j.value], repairs[i.value]);
+      });
+    });
+  }
   for (int f = 0; f < w.run.lowrank; ++f) {
-    Unroll<kBlockLines>([&](auto j) {
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
       const __m512 factor = _mm512_load_ps(w.s->key_factor[f] + kLanes * j.value);
-      Unroll<kRows>([&](auto i) {
+      Unroll<kRows>([&](auto i) KVL_PART {
         scores[i.value][j.value] = _mm512_fmadd_ps(_mm512_set1_ps(w.s->q_basis[row + i.value][f]),
                                                    factor, scores[i.value][j.value]);
       });
@@ -149,13 +156,13 @@ template <int kBits, int kRows, int kTokenGroups>
 KVL_INLINE void ScoreByChannel(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
   const int slot = kTokenGroups == 1 ? row : 0;
   if constexpr (kTokenGroups > 1) ScaleTileQueries(w, row, kRows);
-  Unroll<kRows>([&](auto i) {
-    Unroll<kBlockLines>([&](auto j) {
+  Unroll<kRows>([&](auto i) KVL_PART {
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
       scores[i.value][j.value] =
           _mm512_set1_ps(w.s->q_minima[slot + i.value][j.value * kTokenGroups / kBlockLines]);
     });
   });
-  AddKeyResidual<kRows>(w, row, scores);
+  AddKeyRepairs<kRows>(w, row, scores);
   const PackedSideView& side = w.run.k;
   AddKeyDots<kBits, kRows, kTokenGroups>(KeyLinesOf<kBits>(w, 0, side.rank / 2),
                                          {w.s->q[slot], kMaxRank, kTileRows * kMaxRank},
@@ -166,12 +173,12 @@ KVL_INLINE void ScoreByChannel(const Work& w, int row, __m512 (&scores)[kRows][k
 template <int kBits, int kRows>
 KVL_INLINE void ScoreByToken(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
   const PackedSideView& side = w.run.k;
-  Unroll<kRows>([&](auto i) {
-    Unroll<kBlockLines>([&](auto j) { scores[i.value][j.value] = _mm512_setzero_ps(); });
+  Unroll<kRows>([&](auto i) KVL_PART {
+    Unroll<kBlockLines>([&](auto j) KVL_PART { scores[i.value][j.value] = _mm512_setzero_ps(); });
   });
-  AddKeyResidual<kRows>(w, row, scores);
-  Unroll<kRows>([&](auto i) {
-    Unroll<kBlockLines>([&](auto j) {
+  AddKeyRepairs<kRows>(w, row, scores);
+  Unroll<kRows>([&](auto i) KVL_PART {
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
       _mm512_store_ps(w.s->probs[row + i.value] + kLanes * j.value, scores[i.value][j.value]);
     });
   });
@@ -179,17 +186,17 @@ KVL_INLINE void ScoreByToken(const Work& w, int row, __m512 (&scores)[kRows][kBl
   for (int group = 0; group < side.n_groups; ++group) {
     const int begin = group * side.group, end = Min(side.rank, begin + side.group);
     __m512 dots[kRows][kBlockLines];
-    Unroll<kRows>([&](auto i) {
-      Unroll<kBlockLines>([&](auto j) { dots[i.value][j.value] = _mm512_setzero_ps(); });
+    Unroll<kRows>([&](auto i) KVL_PART {
+      Unroll<kBlockLines>([&](auto j) KVL_PART { dots[i.value][j.value] = _mm512_setzero_ps(); });
     });
     AddKeyDots<kBits, kRows, 1>(KeyLinesOf<kBits>(w, begin / 2, (end - begin) / 2),
                                 {QueryOfRow(w, row) + begin, w.panel->p->q_stride, 0}, tables,
                                 dots);
     const float* scales = w.s->key_scales + group * 2 * kBlockSize;
-    Unroll<kBlockLines>([&](auto j) {
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
       const __m512 scale = _mm512_load_ps(scales + kLanes * j.value);
       const __m512 middle = _mm512_load_ps(scales + kBlockSize + kLanes * j.value);
-      Unroll<kRows>([&](auto i) {
+      Unroll<kRows>([&](auto i) KVL_PART {
         float* sum = w.s->probs[row + i.value] + kLanes * j.value;
         const __m512 q_sum = _mm512_set1_ps(w.s->q_sums[row + i.value][group]);
         const __m512 with_middle = _mm512_fmadd_ps(middle, q_sum, _mm512_load_ps(sum));
@@ -197,8 +204,8 @@ KVL_INLINE void ScoreByToken(const Work& w, int row, __m512 (&scores)[kRows][kBl
       });
     });
   }
-  Unroll<kRows>([&](auto i) {
-    Unroll<kBlockLines>([&](auto j) {
+  Unroll<kRows>([&](auto i) KVL_PART {
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
       scores[i.value][j.value] = _mm512_load_ps(w.s->probs[row + i.value] + kLanes * j.value);
     });
   });
@@ -211,7 +218,7 @@ KVL_INLINE void StoreProbabilities(const __m512 (&scores)[kBlockLines], float lo
   const float max = row.max == kMinusInfinity ? 0 : row.max;
   const __m512 offset = _mm512_set1_ps(-max * log2_scale);
   __m512 sum = _mm512_loadu_ps(sums);
-  Unroll<kBlockLines>([&](auto j) {
+  Unroll<kBlockLines>([&](auto j) KVL_PART {
     const __m512 p = Exp2(_mm512_fmadd_ps(scores[j.value], scale, offset));
     sum = _mm512_add_ps(sum, p);
     _mm512_store_ps(probs + kLanes * j.value, p);
@@ -236,7 +243,7 @@ KVL_FLATTEN void ScoreTile(const Work& w, int row) {
   const int first = panel.first_row + row;
   const bool is_masked = LimitOfRow(p, first) < w.first_entry + kBlockSize;
   const bool is_windowed = BeginOfRow(p, first + kRows - 1) > w.first_entry;
-  Unroll<kRows>([&](auto i) {
+  Unroll<kRows>([&](auto i) KVL_PART {
     if (is_masked) MaskScores(LimitOfRow(p, first + i.value) - w.first_entry, scores[i.value]);
     if (is_windowed) {
       MaskFirstScores(BeginOfRow(p, first + i.value) - w.first_entry, scores[i.value]);
@@ -259,7 +266,7 @@ KVL_FLATTEN void WeightRows(const Work& w, int row) {
   const auto add_product = [&](const float* with, int i, float* sums)
       __attribute__((always_inline)) {
     __m512 sum = _mm512_mul_ps(_mm512_load_ps(sums), _mm512_set1_ps(states[i].shrink));
-    Unroll<kBlockLines>([&](auto j) {
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
       sum = _mm512_fmadd_ps(_mm512_load_ps(w.s->probs[row + i] + kLanes * j.value),
                             _mm512_load_ps(with + kLanes * j.value), sum);
     });
@@ -269,9 +276,9 @@ KVL_FLATTEN void WeightRows(const Work& w, int row) {
     const float* scales = w.s->value_scales + group * 2 * kBlockSize;
     for (int i = 0; i < kRows; ++i) {
       const float* probs = w.s->probs[row + i];
-      Unroll<kBlockLines / 2>([&](auto j) {
+      Unroll<kBlockLines / 2>([&](auto j) KVL_PART {
         __m512 scaled[2];
-        Unroll<2>([&](auto half) {
+        Unroll<2>([&](auto half) KVL_PART {
           constexpr int kAt = kLanes * (2 * j.value + half.value);
           scaled[half.value] =
               _mm512_mul_ps(_mm512_load_ps(probs + kAt), _mm512_load_ps(scales + kAt));
@@ -303,33 +310,33 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
   const int64_t step = int64_t{side.rank} / kLanes * Group::kBytes;
   const CodeTables tables = MakeCodeTables<kBits>(side.is_symmetric);
   __m512 sums[kRows][kLines];
-  Unroll<kRows>([&](auto i) {
+  Unroll<kRows>([&](auto i) KVL_PART {
     const __m512 shrink = _mm512_set1_ps(w.panel->rows[row + i.value].shrink);
-    Unroll<kLines>([&](auto j) {
+    Unroll<kLines>([&](auto j) KVL_PART {
       sums[i.value][j.value] =
           _mm512_mul_ps(_mm512_loadu_ps(o + i.value * p.o_stride + kLanes * j.value), shrink);
     });
   });
   for (int pair = 0; pair < kBlockSize / 2; pair += Group::kLines) {
-    Unroll<Group::kLines>([&](auto line) {
+    Unroll<Group::kLines>([&](auto line) KVL_PART {
       __m512bh lines[kLines];
-      Unroll<kLines>([&](auto j) {
+      Unroll<kLines>([&](auto j) KVL_PART {
         lines[j.value] = Group(codes + j.value * Group::kBytes).template Line<line.value>(tables);
       });
-      Unroll<kRows>([&](auto i) {
+      Unroll<kRows>([&](auto i) KVL_PART {
         const __m512bh weight =
             BroadcastPair(weights + i.value * kBlockSize + 2 * (pair + line.value));
-        Unroll<kLines>([&](auto j) {
+        Unroll<kLines>([&](auto j) KVL_PART {
           sums[i.value][j.value] = _mm512_dpbf16_ps(sums[i.value][j.value], lines[j.value], weight);
         });
       });
     });
-    Unroll<kLines>([&](auto j) { PrefetchGroup<kBits>(next + j.value * Group::kBytes); });
+    Unroll<kLines>([&](auto j) KVL_PART { PrefetchGroup<kBits>(next + j.value * Group::kBytes); });
     codes += step;
     next += step;
   }
-  Unroll<kRows>([&](auto i) {
-    Unroll<kLines>([&](auto j) {
+  Unroll<kRows>([&](auto i) KVL_PART {
+    Unroll<kLines>([&](auto j) KVL_PART {
       _mm512_storeu_ps(o + i.value * p.o_stride + kLanes * j.value, sums[i.value][j.value]);
     });
   });
@@ -338,6 +345,7 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
 template <int kBits, int kRows>
 void AddValues(const Work& w, int row) {
   WeightRows<kRows>(w, row);
+  if (w.has_exact_sums(w.run.v)) AddExactValues(w, row);
   const PackedSideView& side = w.run.v;
   for (int group = 0; group < side.n_groups; ++group) {
     const uint16_t* weights = w.s->weights[group][0];
@@ -390,26 +398,32 @@ void AttendBlock(const Work& w, bool is_new_run) {
   } else {
     ConvertTokenScales(w, run.k, w.s->key_scales);
   }
+  for (int row = w.first_row; w.has_exact_sums(run.k) && row < n_rows; row += kTileRows) {
+    AddExactScores(w, row);
+  }
   ConvertTokenScales(w, run.v, w.s->value_scales);
   ConvertFactor(w, run.k, w.s->key_factor);
   ConvertFactor(w, run.v, w.s->value_factor);
-  if (w.is_key_decoded) DecodeSide<true>(w);
-  const int key_bits = w.is_key_decoded ? kDecodedBits : run.k.bits;
+  if (w.is_decoded) DecodeSide<true>(w);
+  const int key_bits = w.is_decoded ? kDecodedBits : run.k.bits;
   for (int row = w.first_row; row < n_rows; row += kTileRows) {
     WithTileShape(key_bits, Min(kTileRows, n_rows - row),
                   [&](auto bits, auto rows) { ScoreTile<bits.value, rows.value>(w, row); });
   }
-  if (w.is_value_decoded) DecodeSide<false>(w);
-  const int value_bits = w.is_value_decoded ? kDecodedBits : run.v.bits;
+  if (w.is_decoded) DecodeSide<false>(w);
+  const int value_bits = w.is_decoded ? kDecodedBits : run.v.bits;
   for (int row = w.first_row; row < n_rows; row += kTileRows) {
     WithTileShape(value_bits, Min(kTileRows, n_rows - row),
                   [&](auto bits, auto rows) { AddValues<bits.value, rows.value>(w, row); });
   }
 }
 
-// o += the residual of V of the run that ends.
+// o += the repairs of V of the run that ends.
 void EndRun(const Work& w) {
   const AttendParams& p = *w.panel->p;
+  for (int row = 0; w.has_exact_sums(w.run.v) && row < w.panel->n_rows; row += kTileRows) {
+    EndExactValues(w, row);
+  }
   for (int row = 0; row < w.panel->n_rows; ++row) {
     float* o = p.o + (w.panel->first_row + row) * p.o_stride;
     for (int f = 0; f < w.run.lowrank; ++f) {
@@ -428,9 +442,13 @@ void BeginRun(const PackedRun& run, Work* w) {
   w->run = ViewRun(*w->panel->p, run);
   const PackedSideView& k = w->run.k;
   w->token_groups = k.is_per_channel ? Max(1, kBlockSize / k.group) : 1;
-  const bool is_shared = w->panel->n_rows >= kMinDecodedRows;
-  w->is_key_decoded = is_shared || k.ends != nullptr;
-  w->is_value_decoded = is_shared || w->run.v.ends != nullptr;
+  w->is_decoded = w->panel->n_rows >= kMinDecodedRows;
+  if (k.ends != nullptr) w->key_places = PlacesOfScales(k, w->token_groups);
+  if (w->run.v.ends != nullptr) w->value_places = PlacesOfScales(w->run.v, 1);
+  for (int row = 0; row < w->panel->n_rows; row += kTileRows) {
+    if (w->has_exact_sums(k)) PrepareExactScores(*w, row);
+    if (w->has_exact_sums(w->run.v)) ClearExactValues(*w, row);
+  }
   for (int row = 0; row < w->panel->n_rows; ++row) {
     for (int f = 0; f < w->run.lowrank; ++f) {
       __m512 sum = _mm512_setzero_ps();

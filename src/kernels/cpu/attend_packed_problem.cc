@@ -9,10 +9,14 @@
 namespace kvlathe {
 namespace {
 
+int64_t GroupBegin(int64_t side_begin, int bits, int64_t group) {
+  return side_begin + group * (bits == 3 ? 96 : 64);
+}
+
 // A code of a side as the documentation places it.
 int CodeAt(const TestRecord& block, int64_t side_begin, int bits, bool is_symmetric, int64_t group,
            int line, int w) {
-  const int64_t begin = side_begin + group * (bits == 3 ? 96 : 64);
+  const int64_t begin = GroupBegin(side_begin, bits, group);
   if (bits == 8) {
     const uint8_t code = block.byte(begin + w / 8 * 16 + line * 8 + w % 8);
     return is_symmetric ? static_cast<int8_t>(code) : code;
@@ -23,6 +27,26 @@ int CodeAt(const TestRecord& block, int64_t side_begin, int bits, bool is_symmet
   if (bits == 3) code |= (block.byte(begin + 64 + 4 * line + w / 8) >> w % 8 & 1) << 2;
   return code;
 }
+
+// Puts there the code that belongs to an exact entry: the middle one.
+void PutExactCode(TestRecord& block, int64_t side_begin, const PackedSide& side, int64_t group,
+                  int line, int w) {
+  const int64_t begin = GroupBegin(side_begin, side.bits, group);
+  std::byte* bytes = block.data() + begin;
+  if (side.bits == 8) {
+    bytes[w / 8 * 16 + line * 8 + w % 8] = std::byte(side.is_symmetric ? 0 : 128);
+    return;
+  }
+  // The highest bit of the code is set, the others are not.
+  for (int bit = 0; bit < (side.bits == 3 ? 2 : side.bits); ++bit) {
+    const int at = side.bits == 3 ? 2 * line + bit : side.bits * line + bit;
+    std::byte& byte = bytes[2 * w + at / 8];
+    byte &= ~(std::byte{1} << at % 8);
+    if (bit == side.bits - 1) byte |= std::byte{1} << at % 8;
+  }
+  if (side.bits == 3) bytes[64 + 4 * line + w / 8] |= std::byte{1} << w % 8;
+}
+
 int LinesOf(int bits) { return bits == 2 || bits == 3 ? 8 : bits == 4 ? 4 : 2; }
 
 int GroupCount(int n, int group) { return group == 0 ? 1 : (n + group - 1) / group; }
@@ -38,8 +62,8 @@ void SetCode(TestMatrix& m, int64_t at, int code, const TestScale& s, const Pack
   m.parts[at] = from_centre + std::abs(s.minimum + s.scale * Centre(side));
 }
 
-// A value that is kept exactly. Kernels hold it as a code, and both this and what it is multiplied
-// with are rounded.
+// A value that is kept exactly. Kernels may hold it as a code, and then both this and what it is
+// multiplied with are rounded.
 void SetExact(TestMatrix& m, int64_t at, Bf16 x, double middle) {
   m.values[at] = ToFloat(x);
   m.rounded[at] = std::abs(ToFloat(x) - middle) * 1.5;
@@ -289,6 +313,9 @@ void PackedProblem::PutKeyOutliers(RunMemory& run, int64_t offset) {
     for (int t : Choose(n, run.n_tokens, random)) {
       const Bf16 x = RandomExact(random);
       lists[t / 64].values.push_back({t % 64 + 64 * r, x});
+      const int line = 4 * (r / 2) + t % 64 / 16, n_lines = LinesOf(c.format.k.bits);
+      PutExactCode(memory[run.blocks[t / 64]], 0, c.format.k, line / n_lines, line % n_lines,
+                   t % 16 * 2 + r % 2);
       if (run.first_entry + t < 0) continue;
       SetExact(k, k.At(run.first_entry + t, r), x, k_middles_[t][r]);
     }
@@ -309,7 +336,11 @@ void PackedProblem::PutValueOutliers(RunMemory& run, int64_t offset) {
       }
       const Bf16 x = RandomExact(random);
       lists[t / 64 * 3 + owner].values.push_back({t % 64 + 64 * r, x});
-      if (owner != 1 || run.first_entry + t < 0) continue;
+      if (owner != 1) continue;
+      const int pair = t % 64 / 2, n_lines = LinesOf(c.format.v.bits);
+      PutExactCode(memory[run.blocks[t / 64]], run.v_begin, c.format.v,
+                   pair / n_lines * (c.rank_v / 16) + r / 16, pair % n_lines, r % 16 * 2 + t % 2);
+      if (run.first_entry + t < 0) continue;
       SetExact(v, v.At(run.first_entry + t, r), x, v_middles_[t][r]);
     }
   }

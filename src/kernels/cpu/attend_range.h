@@ -19,6 +19,8 @@ struct RowState {
 namespace {
 
 #define KVL_INLINE inline __attribute__((always_inline))
+// Of lambdas: what they capture stays in registers.
+#define KVL_PART __attribute__((always_inline))
 
 template <int kIdx>
 struct Index {

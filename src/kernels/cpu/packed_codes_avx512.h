@@ -112,7 +112,7 @@ void DecodeKeys(const std::byte* codes, const std::byte* next, bool is_symmetric
   for (int i = 0; i < 2 * rank / Group::kLines; ++i) {
     const Group group(codes);
     PrefetchGroup<kBits>(next);
-    Unroll<Group::kLines>([&](auto line) {
+    Unroll<Group::kLines>([&](auto line) KVL_PART {
       _mm512_store_si512(out + 32 * line.value,
                          reinterpret_cast<__m512i>(group.template Line<line.value>(tables)));
     });
@@ -132,7 +132,7 @@ void DecodeValues(const std::byte* codes, const std::byte* next, bool is_symmetr
     for (int dim = 0; dim < rank; dim += kLanes) {
       const Group group(codes);
       PrefetchGroup<kBits>(next);
-      Unroll<Group::kLines>([&](auto line) {
+      Unroll<Group::kLines>([&](auto line) KVL_PART {
         _mm512_store_si512(out + 2 * ((pair + line.value) * rank + dim),
                            reinterpret_cast<__m512i>(group.template Line<line.value>(tables)));
       });

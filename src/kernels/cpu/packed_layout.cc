@@ -70,14 +70,16 @@ void WriteCode(std::byte* codes, int bits, const CodePlace& place, uint8_t code)
     codes[ByteOffset(place)] = std::byte{code};
     return;
   }
-  const int low_bits = bits == 3 ? 2 : bits;
-  const unsigned low = code & ((1u << low_bits) - 1);
-  const auto word = static_cast<uint16_t>(Load<uint16_t>(codes + WordOffset(place)) |
-                                          low << (low_bits * place.line));
+  const int low_bits = bits == 3 ? 2 : bits, shift = low_bits * place.line;
+  const unsigned low_mask = (1u << low_bits) - 1;
+  const auto word =
+      static_cast<uint16_t>((Load<uint16_t>(codes + WordOffset(place)) & ~(low_mask << shift)) |
+                            (code & low_mask) << shift);
   std::memcpy(codes + WordOffset(place), &word, sizeof(word));
   if (bits != 3) return;
-  const uint32_t high = Load<uint32_t>(codes + HighBitsOffset(place)) |
-                        static_cast<uint32_t>(code >> 2) << place.word;
+  const uint32_t high =
+      (Load<uint32_t>(codes + HighBitsOffset(place)) & ~(uint32_t{1} << place.word)) |
+      static_cast<uint32_t>(code >> 2) << place.word;
   std::memcpy(codes + HighBitsOffset(place), &high, sizeof(high));
 }
 

@@ -5,7 +5,9 @@
 //   block         of one head: codes of K and V, scales per token, factor A of the residual
 //   run record    of one head: scales per channel, factor B, exact entries of K
 //   layer record  of all heads: scales per token over all heads, exact entries of V
-// Scales and minima are F16, factors F16, exact entries Bf16. A value is code * scale + min.
+// Scales and minima are F16, factors F16, exact entries Bf16. A value is code * scale + min; an
+// exact entry replaces it. The code at its place is CodeOfExact: readers may add what the entry
+// differs from that code's value, which they know without looking the code up.
 //
 // Codes keep the lines of a plain block (block_layout.h): a line is 32 codes, 16 tokens x 2
 // dimensions of K or 16 dimensions x 2 tokens of V. Lines are packed in groups of
@@ -85,6 +87,11 @@ struct SparseEntry {
 };
 constexpr uint16_t SparsePlace(int token, int channel) {
   return static_cast<uint16_t>(token | channel << 6);
+}
+
+// The code around which readers centre codes.
+constexpr uint8_t CodeOfExact(const PackedSide& side) {
+  return side.is_symmetric ? 0 : static_cast<uint8_t>(1 << (side.bits - 1));
 }
 
 // Numbers a scale and its minimum take.
@@ -208,7 +215,7 @@ constexpr CodePlace ValueCodePlace(int bits, int rank_v, int token, int channel)
                       channel % 16 * 2 + token % 2);
 }
 
-// Reads and writes one code; `codes` is the start of the side's codes, zero before the first write.
+// Reads and writes one code; `codes` is the start of the side's codes.
 uint8_t ReadCode(const std::byte* codes, int bits, const CodePlace& place);
 void WriteCode(std::byte* codes, int bits, const CodePlace& place, uint8_t code);
 

@@ -194,7 +194,7 @@ TEST(PackedLayoutTest, CodesAreReadBack) {
     for (int rank : {16, 48, 80, 128, 256}) {
       for (bool is_key : {true, false}) {
         const int64_t n_bytes = CodeBytes(bits, rank);
-        std::vector<std::byte> codes(n_bytes);
+        std::vector<std::byte> codes(n_bytes, std::byte{0xa5});  // what was there goes
         const auto place = [&](int t, int c) {
           return is_key ? KeyCodePlace(bits, t, c) : ValueCodePlace(bits, rank, t, c);
         };

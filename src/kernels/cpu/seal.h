@@ -9,7 +9,8 @@
 // Exact entries (methods.md 4.1): of K, per channel, the key_outliers() largest and then as many
 // smallest rows of the run; of V, per token, the value_outliers() largest and smallest over the
 // channels of all heads of the layer, heads in order. Of equal values the first is taken. They stay
-// out of max and min; a group that holds nothing else gets scale 1, minimum 0.
+// out of max and min; a group that holds nothing else gets scale 1, minimum 0. Their places get
+// CodeOfExact.
 //
 // Low-rank residual (methods.md 4.3): R = X - D - S per head, D the values of the codes, S the
 // exact entries less their codes' values (so R is 0 there); R ~ A B^T by power iteration in F32

@@ -108,7 +108,9 @@ void QuantiseKeys(const HeadRun& run, const KeyGroups& groups, int block_idx, Se
                          .minima = groups.by_channel ? ws->minima : ws->word_minima,
                          .codes = run.head().packed[block_idx],
                          .residual = residual});
-  if (residual != nullptr) SetKeyEntries(KeyEntries(run, block_idx), 0, residual);
+  const std::span<const SparseEntry> entries = KeyEntries(run, block_idx);
+  WriteKeyCodes(entries, s.format.k, run.head().packed[block_idx]);
+  if (residual != nullptr) SetKeyEntries(entries, 0, residual);
 }
 
 std::byte* LayerScales(const HeadRun& run, int block_idx) {
@@ -184,6 +186,7 @@ bool SealValues(const HeadRun& run, SealWorkspace* ws) {
   for (int b = 0; b < s.n_blocks; ++b) {
     if (!ScaleValues(run, group, b, ws)) return false;
     float* const residual = ResidualOf(run, s.rank_v, b, ws);
+    std::byte* const codes = run.head().packed[b] + PackedValueOffset(s);
     run.kernels->quantise({.x = ws->x,
                            .grid = ValueGrid(s.rank_v),
                            .is_key = false,
@@ -193,9 +196,11 @@ bool SealValues(const HeadRun& run, SealWorkspace* ws) {
                            .group = group / 16,
                            .scales = ws->scales,
                            .minima = ws->minima,
-                           .codes = run.head().packed[b] + PackedValueOffset(s),
+                           .codes = codes,
                            .residual = residual});
-    if (residual != nullptr) SetValueEntries(ValueEntries(run, b), s.rank_v, 0, residual);
+    const std::span<const SparseEntry> entries = ValueEntries(run, b);
+    WriteValueCodes(entries, s.format.v, s.rank_v, codes);
+    if (residual != nullptr) SetValueEntries(entries, s.rank_v, 0, residual);
   }
   return true;
 }

@@ -162,6 +162,21 @@ std::span<const SparseEntry> ValueEntries(const HeadRun& run, int block_idx) {
   return {AllValueEntries(run) + begin, ValueEnds(run, block_idx)[run.head_idx] - begin};
 }
 
+void WriteKeyCodes(std::span<const SparseEntry> entries, const PackedSide& side, std::byte* codes) {
+  for (const SparseEntry& e : entries) {
+    WriteCode(codes, side.bits, KeyCodePlace(side.bits, TokenOf(e), ChannelOf(e)),
+              CodeOfExact(side));
+  }
+}
+
+void WriteValueCodes(std::span<const SparseEntry> entries, const PackedSide& side, int rank,
+                     std::byte* codes) {
+  for (const SparseEntry& e : entries) {
+    WriteCode(codes, side.bits, ValueCodePlace(side.bits, rank, TokenOf(e), ChannelOf(e)),
+              CodeOfExact(side));
+  }
+}
+
 void SetKeyEntries(std::span<const SparseEntry> entries, float value, float* x) {
   for (const SparseEntry& e : entries) x[KeyOffset(TokenOf(e), ChannelOf(e))] = value;
 }

@@ -22,6 +22,11 @@ void WriteValueEntries(const HeadRun& run, int block_idx, SealWorkspace* ws);
 std::span<const SparseEntry> KeyEntries(const HeadRun& run, int block_idx);
 std::span<const SparseEntry> ValueEntries(const HeadRun& run, int block_idx);
 
+// Puts CodeOfExact at the entries' places; `codes` is the start of the side's codes in the block.
+void WriteKeyCodes(std::span<const SparseEntry> entries, const PackedSide& side, std::byte* codes);
+void WriteValueCodes(std::span<const SparseEntry> entries, const PackedSide& side, int rank,
+                     std::byte* codes);
+
 // Sets the entries' words of a block by lines.
 void SetKeyEntries(std::span<const SparseEntry> entries, float value, float* x);
 void SetValueEntries(std::span<const SparseEntry> entries, int rank, float value, float* x);

@@ -63,6 +63,7 @@ Scale QuantiseGroup(const PackedSide& side, const std::vector<std::pair<Matrix*,
     m->scale[i] = rounded_scale;
     m->min[i] = rounded_min;
     m->code[i] = static_cast<int>(std::clamp(code, lowest, highest));
+    if (m->is_exact[i]) m->code[i] = side.is_symmetric ? 0 : (n_steps + 1) / 2;
   }
   return result;
 }
