@@ -12,6 +12,7 @@
 #include "kernels/cpu/attend_packed_avx512.h"
 
 #include "kernels/cpu/packed_exact_avx512.h"
+#include "kernels/cpu/packed_fetch_avx512.h"
 
 namespace kvlathe {
 namespace {
@@ -66,11 +67,13 @@ __attribute__((noinline)) void ScaleTileQueries(const Work& w, int row, int n_ro
   }
 }
 
-// Groups of lines of K from the first of some pairs of dimensions on.
+// Groups of lines of K from the first of some pairs of dimensions on; a line of `fetches` is asked
+// for with each step.
 struct KeyLines {
   const std::byte* codes;
   const std::byte* next;
   int n_pairs;
+  FetchList* fetches;
 };
 
 // q by row, and by group of tokens where it is scaled by them.
@@ -89,6 +92,9 @@ KVL_INLINE void AddKeyDots(KeyLines keys, const QueryRows& queries, const CodeTa
   constexpr int kPairs = Max(1, Group::kLines / kBlockLines);
   constexpr int kGroups = kPairs * kBlockLines / Group::kLines;
   const uint16_t* q = queries.q;
+  FetchList& fetches = *keys.fetches;
+  const std::byte* const* fetch = fetches.lines + fetches.next;
+  const std::byte* const* const fetches_end = fetches.lines + fetches.n;
   for (int pair = 0; pair < keys.n_pairs; pair += kPairs) {
     Unroll<kPairs>([&](auto step) KVL_PART {
       __m512bh lines[kBlockLines];
@@ -109,12 +115,14 @@ KVL_INLINE void AddKeyDots(KeyLines keys, const QueryRows& queries, const CodeTa
         });
       });
     });
+    if (fetch != fetches_end) PrefetchLine(*fetch++);
     Unroll<kGroups>([&](auto g)
                         KVL_PART { PrefetchGroup<kBits>(keys.next + g.value * Group::kBytes); });
     keys.codes += kGroups * Group::kBytes;
     keys.next += kGroups * Group::kBytes;
     q += 2 * kPairs;
   }
+  fetches.next = static_cast<int>(fetch - fetches.lines);
 }
 
 // Pairs of dimensions [first_pair, first_pair + n_pairs) of K.
@@ -124,9 +132,10 @@ KVL_INLINE KeyLines KeyLinesOf(const Work& w, int first_pair, int n_pairs) {
       int64_t{first_pair} * kBlockLines / CodeGroup<kBits>::kLines * CodeGroup<kBits>::kBytes;
   if constexpr (kBits == kDecodedBits) {
     const std::byte* lines = reinterpret_cast<const std::byte*>(w.s->lines) + offset;
-    return {lines, lines, n_pairs};
+    return {lines, lines, n_pairs, &w.s->fetches};
   }
-  return {w.block + w.run.k.codes + offset, w.next + w.run.k.codes + offset, n_pairs};
+  return {w.block + w.run.k.codes + offset, w.next + w.run.k.codes + offset, n_pairs,
+          &w.s->fetches};
 }
 
 // What the residual and exact entries add to the scores of rows [row, row + kRows).
@@ -392,7 +401,6 @@ KVL_INLINE void WithTileShape(int bits, int n_rows, const F& f) {
 void AttendBlock(const Work& w, bool is_new_run) {
   const PackedRunView& run = w.run;
   const int n_rows = w.panel->n_rows;
-  PrefetchBytes(w.next + run.k.scales, run.block_bytes - run.k.scales);
   if (run.k.is_per_channel) {
     PrepareChannelScales(w, is_new_run);
   } else {
@@ -439,7 +447,7 @@ void EndRun(const Work& w) {
 }
 
 void BeginRun(const PackedRun& run, Work* w) {
-  w->run = ViewRun(*w->panel->p, run);
+  ViewRuns(run, w);
   const PackedSideView& k = w->run.k;
   w->token_groups = k.is_per_channel ? Max(1, kBlockSize / k.group) : 1;
   w->is_decoded = w->panel->n_rows >= kMinDecodedRows;
@@ -526,6 +534,7 @@ int AttendPackedBlocks(const PackedPanel& panel, int entry, int kv_end) {
     w.next = entry + kBlockSize < kv_end ? p.blocks[block + 1] : w.block;
     w.block_idx = block - run->first_block;
     w.first_entry = entry;
+    ListFetches(w, *run);
     AttendBlock(w, run != before);
   }
   if (run != nullptr) {

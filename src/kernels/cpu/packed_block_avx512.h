@@ -14,6 +14,8 @@ constexpr int kBlockLines = kBlockSize / kLanes;
 constexpr int kMaxRank = 256;
 constexpr int kMaxGroups = kMaxRank / 16;
 constexpr int kMaxLowrank = 8;
+constexpr int kMaxFetches = 128;
+constexpr int kRunsAhead = 2;
 // From this number of rows on, decoding once costs less than in each tile of 4.
 constexpr int kMinDecodedRows = 9;
 constexpr int kMaxExactTiles = (kMinDecodedRows - 1) / kTileRows;
@@ -27,6 +29,12 @@ struct ExactSums {
   alignas(64) TileNumbers scores[kBlockSize];
   alignas(64) TileNumbers probs[kBlockSize];
   alignas(64) TileNumbers o[kMaxRank];  // of V, since the run began
+};
+
+// Lines to ask for; those before `next` were.
+struct FetchList {
+  int next, n;
+  const std::byte* lines[kMaxFetches + 8];  // written eight at a time
 };
 
 struct PackedScratch {
@@ -51,6 +59,7 @@ struct PackedScratch {
   // panel began, and of probability * A since the run began.
   alignas(64) float middles[kPackedPanelRows][kMaxGroups][kLanes];
   alignas(64) float factors[kPackedPanelRows][kMaxLowrank][kLanes];
+  FetchList fetches;
 };
 static_assert(sizeof(PackedScratch) <= kPackedScratchBytes);
 static_assert(4 * 2 * kMaxRank <= kMaxGroups * 2 * kBlockSize);
@@ -68,6 +77,8 @@ struct Work {
   const PackedPanel* panel;
   PackedScratch* s;
   PackedRunView run;
+  PackedRunView ahead[kRunsAhead];  // of those that follow, n_ahead of them
+  int n_ahead;
   const std::byte* block;
   const std::byte* next;  // the block to fetch meanwhile; behind the last one, `block` itself
   int block_idx;          // in the run
@@ -91,10 +102,6 @@ KVL_INLINE __m512 LoadBf16(const uint16_t* from) {
   const __m512i wide =
       _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-}
-
-KVL_INLINE void PrefetchBytes(const std::byte* from, int64_t n) {
-  for (int64_t i = 0; i < n; i += 64) PrefetchLine(from + i);
 }
 
 // 16 stored scales and minima to scales in CodeUnits and middles.
