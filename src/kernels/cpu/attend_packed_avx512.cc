@@ -27,17 +27,47 @@ KVL_INLINE const uint16_t* QueryOfRow(const Work& w, int row) {
   return static_cast<const uint16_t*>(p.q) + (w.panel->first_row + row) * p.q_stride;
 }
 
-// q of one row times one group of scales per channel, and its dot with the middles.
-float ScaleQuery(const Work& w, int row, const float* scales, uint16_t* out) {
-  const uint16_t* q = QueryOfRow(w, row);
-  __m512 sum = _mm512_setzero_ps();
+// The sums of the lanes of four vectors.
+KVL_INLINE void StoreSumsOfLanes(__m512 (&x)[kTileRows], float* to) {
+  SwapLanes(x);
+  __m512 sums = _mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3]));
+  sums = _mm512_add_ps(sums, _mm512_permute_ps(sums, 0x4e));
+  sums = _mm512_add_ps(sums, _mm512_permute_ps(sums, 0xb1));
+  _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, sums)));
+}
+
+// q of a tile's rows times each group of scales per channel, and its dots with the middles. Rows
+// that are not there repeat the last one.
+template <int kTokenGroups>
+KVL_FLATTEN void ScaleTileQueries(const Work& w, int row) {
+  const uint16_t* q[kTileRows];
+  for (int i = 0; i < kTileRows; ++i) q[i] = QueryOfRow(w, Min(row + i, w.panel->n_rows - 1));
+  const int slot = kTokenGroups == 1 ? row : 0;
+  __m512 sums[kTokenGroups][kTileRows];
+  Unroll<kTokenGroups>([&](auto g) KVL_PART {
+    Unroll<kTileRows>([&](auto i) KVL_PART { sums[g.value][i.value] = _mm512_setzero_ps(); });
+  });
   for (int r = 0; r < w.run.k.rank; r += kLanes) {
-    const __m512 x = LoadBf16(q + r);
-    sum = _mm512_fmadd_ps(x, _mm512_load_ps(scales + kMaxRank + r), sum);
-    const __m256bh scaled = _mm512_cvtneps_pbh(_mm512_mul_ps(x, _mm512_load_ps(scales + r)));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(out + r), reinterpret_cast<__m256i>(scaled));
+    __m512 x[kTileRows];
+    Unroll<kTileRows>([&](auto i) KVL_PART { x[i.value] = LoadBf16(q[i.value] + r); });
+    Unroll<kTokenGroups>([&](auto g) KVL_PART {
+      const float* scales = w.s->key_scales + g.value * 2 * kMaxRank + r;
+      const __m512 scale = _mm512_load_ps(scales), middle = _mm512_load_ps(scales + kMaxRank);
+      Unroll<kTileRows>([&](auto i) KVL_PART {
+        __m512& sum = sums[g.value][i.value];
+        sum = _mm512_fmadd_ps(x[i.value], middle, sum);
+        const __m256bh scaled = _mm512_cvtneps_pbh(_mm512_mul_ps(x[i.value], scale));
+        _mm256_store_si256(
+            reinterpret_cast<__m256i*>(w.s->q[slot + g.value * kTileRows + i.value] + r),
+            reinterpret_cast<__m256i>(scaled));
+      });
+    });
   }
-  return _mm512_reduce_add_ps(sum);
+  Unroll<kTokenGroups>([&](auto g) KVL_PART {
+    float dots[kTileRows];
+    StoreSumsOfLanes(sums[g.value], dots);
+    for (int i = 0; i < kTileRows; ++i) w.s->q_minima[slot + i][g.value] = dots[i];
+  });
 }
 
 // Scales per channel of this block, where they are not those of the block before; q of all rows
@@ -52,23 +82,11 @@ void PrepareChannelScales(const Work& w, bool is_new_run) {
                          w.s->key_scales + i * 2 * kMaxRank);
   }
   if (w.token_groups > 1) return;
-  for (int row = w.first_row; row < w.panel->n_rows; ++row) {
-    w.s->q_minima[row][0] = ScaleQuery(w, row, w.s->key_scales, w.s->q[row]);
-  }
-}
-
-// The same for the rows of one tile and every group of tokens of the block.
-__attribute__((noinline)) void ScaleTileQueries(const Work& w, int row, int n_rows) {
-  for (int group = 0; group < w.token_groups; ++group) {
-    for (int i = 0; i < n_rows; ++i) {
-      w.s->q_minima[i][group] = ScaleQuery(w, row + i, w.s->key_scales + group * 2 * kMaxRank,
-                                           w.s->q[group * kTileRows + i]);
-    }
-  }
+  for (int row = w.first_row; row < w.panel->n_rows; row += kTileRows) ScaleTileQueries<1>(w, row);
 }
 
 // Groups of lines of K from the first of some pairs of dimensions on; a line of `fetches` is asked
-// for with each step.
+// for with each pair.
 struct KeyLines {
   const std::byte* codes;
   const std::byte* next;
@@ -97,6 +115,7 @@ KVL_INLINE void AddKeyDots(KeyLines keys, const QueryRows& queries, const CodeTa
   const std::byte* const* const fetches_end = fetches.lines + fetches.n;
   for (int pair = 0; pair < keys.n_pairs; pair += kPairs) {
     Unroll<kPairs>([&](auto step) KVL_PART {
+      if (fetch != fetches_end) PrefetchLine(*fetch++);
       __m512bh lines[kBlockLines];
       Unroll<kBlockLines>([&](auto j) KVL_PART {
         constexpr int kLine = step.value * kBlockLines + j.value;
@@ -115,7 +134,6 @@ KVL_INLINE void AddKeyDots(KeyLines keys, const QueryRows& queries, const CodeTa
         });
       });
     });
-    if (fetch != fetches_end) PrefetchLine(*fetch++);
     Unroll<kGroups>([&](auto g)
                         KVL_PART { PrefetchGroup<kBits>(keys.next + g.value * Group::kBytes); });
     keys.codes += kGroups * Group::kBytes;
@@ -164,7 +182,7 @@ KVL_INLINE void AddKeyRepairs(const Work& w, int row, __m512 (&scores)[kRows][kB
 template <int kBits, int kRows, int kTokenGroups>
 KVL_INLINE void ScoreByChannel(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
   const int slot = kTokenGroups == 1 ? row : 0;
-  if constexpr (kTokenGroups > 1) ScaleTileQueries(w, row, kRows);
+  if constexpr (kTokenGroups > 1) ScaleTileQueries<kTokenGroups>(w, row);
   Unroll<kRows>([&](auto i) KVL_PART {
     Unroll<kBlockLines>([&](auto j) KVL_PART {
       scores[i.value][j.value] =
@@ -270,38 +288,45 @@ KVL_FLATTEN void ScoreTile(const Work& w, int row) {
 // middles and factors.
 template <int kRows>
 KVL_FLATTEN void WeightRows(const Work& w, int row) {
-  const PackedSideView& side = w.run.v;
-  const RowState* states = w.panel->rows + row;
-  const auto add_product = [&](const float* with, int i, float* sums)
-      __attribute__((always_inline)) {
-    __m512 sum = _mm512_mul_ps(_mm512_load_ps(sums), _mm512_set1_ps(states[i].shrink));
+  __m512 probs[kRows][kBlockLines];
+  Unroll<kRows>([&](auto i) KVL_PART {
     Unroll<kBlockLines>([&](auto j) KVL_PART {
-      sum = _mm512_fmadd_ps(_mm512_load_ps(w.s->probs[row + i] + kLanes * j.value),
-                            _mm512_load_ps(with + kLanes * j.value), sum);
+      probs[i.value][j.value] = _mm512_load_ps(w.s->probs[row + i.value] + kLanes * j.value);
     });
-    _mm512_store_ps(sums, sum);
+  });
+  // Adds to the sums of the first row; those of the next lie `step` behind.
+  const auto add_products = [&](const float* with, float* sums, int64_t step) KVL_PART {
+    __m512 lines[kBlockLines];
+    Unroll<kBlockLines>([&](auto j)
+                            KVL_PART { lines[j.value] = _mm512_load_ps(with + kLanes * j.value); });
+    Unroll<kRows>([&](auto i) KVL_PART {
+      const __m512 shrink = _mm512_set1_ps(w.panel->rows[row + i.value].shrink);
+      __m512 sum = _mm512_mul_ps(_mm512_load_ps(sums + i.value * step), shrink);
+      Unroll<kBlockLines>([&](auto j) KVL_PART {
+        sum = _mm512_fmadd_ps(probs[i.value][j.value], lines[j.value], sum);
+      });
+      _mm512_store_ps(sums + i.value * step, sum);
+    });
   };
+  const PackedSideView& side = w.run.v;
   for (int group = 0; group < side.n_groups; ++group) {
     const float* scales = w.s->value_scales + group * 2 * kBlockSize;
-    for (int i = 0; i < kRows; ++i) {
-      const float* probs = w.s->probs[row + i];
-      Unroll<kBlockLines / 2>([&](auto j) KVL_PART {
-        __m512 scaled[2];
-        Unroll<2>([&](auto half) KVL_PART {
-          constexpr int kAt = kLanes * (2 * j.value + half.value);
-          scaled[half.value] =
-              _mm512_mul_ps(_mm512_load_ps(probs + kAt), _mm512_load_ps(scales + kAt));
-        });
-        _mm512_store_si512(w.s->weights[group][i] + 32 * j.value,
-                           reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(scaled[1], scaled[0])));
+    Unroll<kBlockLines / 2>([&](auto j) KVL_PART {
+      const __m512 low = _mm512_load_ps(scales + 2 * kLanes * j.value);
+      const __m512 high = _mm512_load_ps(scales + 2 * kLanes * j.value + kLanes);
+      Unroll<kRows>([&](auto i) KVL_PART {
+        const __m512bh scaled =
+            _mm512_cvtne2ps_pbh(_mm512_mul_ps(probs[i.value][2 * j.value + 1], high),
+                                _mm512_mul_ps(probs[i.value][2 * j.value], low));
+        _mm512_store_si512(w.s->weights[group][i.value] + 32 * j.value,
+                           reinterpret_cast<__m512i>(scaled));
       });
-      if (!side.is_symmetric) add_product(scales + kBlockSize, i, w.s->middles[row + i][group]);
-    }
+    });
+    if (side.is_symmetric) continue;
+    add_products(scales + kBlockSize, w.s->middles[row][group], kMaxGroups * kLanes);
   }
   for (int f = 0; f < w.run.lowrank; ++f) {
-    for (int i = 0; i < kRows; ++i) {
-      add_product(w.s->value_factor[f], i, w.s->factors[row + i][f]);
-    }
+    add_products(w.s->value_factor[f], w.s->factors[row][f], kMaxLowrank * kLanes);
   }
 }
 
