@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "engine/engine.h"
 #include "kv/quantizer/method.h"
+#include "kv/retention/method.h"
 #include "kv/spec.h"
 #include "model/tensor_source.h"
 
@@ -68,22 +69,32 @@ struct CacheCase {
   const char* name;
   DType dtype;
   bool has_basis = false;
-  const char* quantizer = nullptr;  // a spec
+  const char* spec = nullptr;  // of the quantizer and retention axes
+  int window = 0;
+
+  // Whether it hardly grows while decoding, so that nothing ever gives way.
+  bool is_bounded = false;
+
+  // Whether every position takes the same bytes for good.
+  bool is_plain() const { return spec == nullptr && window == 0; }
 };
 void PrintTo(const CacheCase& c, std::ostream* out) { *out << c.name; }
 
 class BatchingTest : public ::testing::TestWithParam<CacheCase> {
  protected:
   void SetUp() override {
-    const ModelConfig c = SmallConfig();
+    ModelConfig c = SmallConfig();
+    c.window = GetParam().window;
     auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
     const ModelBasis basis = HalfRankBasis(c);
-    std::optional<SealPlan> seal;
-    if (GetParam().quantizer != nullptr) seal = SealPlanOf(*Spec::Parse(GetParam().quantizer));
+    const Spec spec = *Spec::Parse(GetParam().spec == nullptr ? "none" : GetParam().spec);
+    const std::optional<SealPlan> seal = SealPlanOf(spec);
+    const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
     auto model = Model::Create(*std::move(weights), GetParam().has_basis ? &basis : nullptr,
                                /*n_sink=*/4, &threads_, SelectIsa().value(),
-                               seal.has_value() ? &*seal : nullptr);
+                               seal.has_value() ? &*seal : nullptr,
+                               retention.has_value() ? &*retention : nullptr);
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }
@@ -140,20 +151,21 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
     EXPECT_LE(pool.usage().peak_bytes, budget);
     return traces;
   }
-  // Under a budget that makes requests give way: the fourth, where nothing is sealed.
+  // Under a budget that makes requests give way: the fourth, of plain caches.
   std::vector<Trace> RunPreempted(const std::vector<Request>& requests,
                                   const EngineOptions& options) {
-    if (GetParam().quantizer == nullptr) {
+    if (GetParam().is_plain()) {
       return RunTogether(requests, TightBudget(requests), options);
     }
-    // What sealing frees and sets aside depends on the spec: the smallest budget that holds each
-    // request alone, and more until one is stopped.
+    // What is freed and set aside on the way depends on the spec: the smallest budget that holds
+    // each request alone, and more until one is stopped.
     int64_t budget = 0;
     for (const Request& r : requests) {
       const int64_t n_prompt = static_cast<int64_t>(r.prompt.size());
       budget = std::max(budget, PeakSequenceBytes(model_->layout(), n_prompt + r.max_tokens - 1,
                                                   options.max_batch_tokens, n_prompt));
     }
+    if (GetParam().is_bounded) return RunTogether(requests, budget, options);
     for (;; budget += budget / 16) {
       std::vector<Trace> traces = RunTogether(requests, budget, options);
       if (TotalPreemptions(traces) > 0 || budget > kPlenty) return traces;
@@ -190,7 +202,7 @@ TEST_P(BatchingTest, DeterministicLogitsHaveIdenticalBits) {
   for (int max_batch_tokens : {512, 33}) {
     const std::vector<Trace> traces =
         RunPreempted(requests, {.max_batch_tokens = max_batch_tokens});
-    EXPECT_GT(TotalPreemptions(traces), 0);
+    EXPECT_EQ(TotalPreemptions(traces) > 0, !GetParam().is_bounded);
     expect_same(traces, fmt::format("preempted, {} tokens a step", max_batch_tokens));
   }
 }
@@ -229,7 +241,7 @@ TEST_P(BatchingTest, GreedyTokensAreThoseOfEachAloneBeyondRounding) {
                  fmt::format("{} tokens a step", max_batch_tokens));
   }
   const std::vector<Trace> preempted = RunPreempted(requests, {});
-  EXPECT_GT(TotalPreemptions(preempted), 0);
+  EXPECT_EQ(TotalPreemptions(preempted) > 0, !GetParam().is_bounded);
   expect_close(preempted, "preempted");
 }
 
@@ -237,10 +249,10 @@ TEST_P(BatchingTest, PreemptionTakesTheNewestAndLosesNothing) {
   const std::vector<Request> requests = MixedRequests();
   const std::vector<Trace> traces = RunPreempted(requests, {});
   EXPECT_EQ(traces[0].outcome.n_preemptions, 0);  // the oldest is never stopped
-  if (GetParam().quantizer == nullptr) {
+  if (GetParam().is_plain()) {
     EXPECT_GE(traces[3].outcome.n_preemptions, 1);
   }
-  EXPECT_GE(TotalPreemptions(traces), 1);
+  EXPECT_EQ(TotalPreemptions(traces) > 0, !GetParam().is_bounded);
   for (size_t i = 0; i < requests.size(); ++i) {
     const RequestOutcome& o = traces[i].outcome;
     EXPECT_EQ(o.finish_reason, FinishReason::kLength);
@@ -251,16 +263,18 @@ TEST_P(BatchingTest, PreemptionTakesTheNewestAndLosesNothing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Caches, BatchingTest,
-                         ::testing::Values(CacheCase{"Bf16None", DType::kBf16},
-                                           CacheCase{"Bf16HalfRank", DType::kBf16, true},
-                                           CacheCase{"F32None", DType::kF32},
-                                           CacheCase{"F32HalfRank", DType::kF32, true},
-                                           CacheCase{"Bf16Kivi", DType::kBf16, false,
-                                                     "kivi(bits=4,run=64)"},
-                                           CacheCase{"Bf16HalfRankGear", DType::kBf16, true,
-                                                     "gear(bits=4,run=128,share=0.1)"}),
-                         [](const auto& cache) { return cache.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Caches, BatchingTest,
+    ::testing::Values(
+        CacheCase{"Bf16None", DType::kBf16}, CacheCase{"Bf16HalfRank", DType::kBf16, true},
+        CacheCase{"F32None", DType::kF32}, CacheCase{"F32HalfRank", DType::kF32, true},
+        CacheCase{"Bf16Kivi", DType::kBf16, false, "kivi(bits=4,run=64)"},
+        CacheCase{"Bf16HalfRankGear", DType::kBf16, true, "gear(bits=4,run=128,share=0.1)"},
+        CacheCase{"Bf16Window", DType::kBf16, false, nullptr, 90, true},
+        CacheCase{"Bf16H2o", DType::kBf16, false, "h2o(keep=0.5)", 0, true},
+        CacheCase{"Bf16HalfRankKeyformer", DType::kBf16, true, "keyformer(keep=0.4)", 0, true},
+        CacheCase{"Bf16TovaKivi", DType::kBf16, false, "tova(budget=200)+kivi(bits=4)", 0, true}),
+    [](const auto& cache) { return cache.param.name; });
 
 class SchedulingTest : public BatchingTest {};
 

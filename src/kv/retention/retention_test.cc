@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "kv/cache_layout.h"
 #include "kv/retention/method.h"
 #include "kv/retention/plan.h"
 #include "kv/retention/select.h"
@@ -91,6 +92,20 @@ TEST(RetentionPlan, LengthsEqualASimulation) {
       ASSERT_EQ(got.max_blocks, want.max_blocks) << "case " << i << " at " << n;
     }
   }
+}
+
+// The bound that a sequence is admitted by: a prompt never holds much more than what stays of it.
+TEST(RetentionPlan, LongPromptsStayNearTheirShare) {
+  CacheLayout none{4, 8, 128, 0, std::vector<BlockShape>(32, {128, 128, DType::kBf16})};
+  CacheLayout quarter = none;
+  quarter.retention = PlanOf("h2o(keep=0.25,sink=0)");
+  constexpr int kPrompt = 32768;
+  const auto peak = [](const CacheLayout& layout) {
+    return static_cast<double>(PeakSequenceBytes(layout, kPrompt, 2048, kPrompt));
+  };
+  EXPECT_LT(peak(quarter), 0.3 * peak(none));
+  quarter.retention = PlanOf("h2o(keep=0.25,prune=prompt,sink=0)");
+  EXPECT_GT(peak(quarter), peak(none));
 }
 
 TEST(RetentionPlan, TemperatureGrowsOverWhatIsGenerated) {
