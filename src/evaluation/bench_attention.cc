@@ -156,7 +156,8 @@ Case MakeCase(const AttentionBenchOptions& options, BenchPhase phase, int contex
   c.layout = DrawLayout(options, spec, 1);
   c.lengths = DrawLengths(options, context, c.layout.shapes.size());
   c.retention = spec.retention;
-  c.extents = RunsOf(c.layout, context, context);
+  // A chunk of a prompt sees the runs before it sealed and itself in 16 bits.
+  c.extents = RunsOf(c.layout, is_decode ? context : context - c.row.n_tokens, context);
   if (is_decode) {
     // Of one layer first; the ranks of more have the same mean.
     c.n_layers = static_cast<int>((kReadWorkingSetBytes + PayloadBytes(c) - 1) / PayloadBytes(c));
