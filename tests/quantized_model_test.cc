@@ -18,6 +18,7 @@ namespace {
 
 using testing::Matrix;
 using testing::ReferenceQuantizer;
+using testing::RootMeanSquare;
 
 constexpr int kTokens = 230, kPrompt = 150;
 
@@ -96,16 +97,6 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
       EXPECT_EQ(cache.bytes().total(), pool_.usage().used_bytes);
     }
     return logits;
-  }
-
-  static double RootMeanSquare(const Matrix& a, const Matrix& b) {
-    double sum = 0, n = 0;
-    for (size_t t = 0; t < a.size(); ++t) {
-      for (size_t i = 0; i < a[t].size(); ++i, ++n) {
-        sum += (a[t][i] - b[t][i]) * (a[t][i] - b[t][i]);
-      }
-    }
-    return std::sqrt(sum / n);
   }
 
   static std::string directory_;

@@ -139,4 +139,14 @@ Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
   return logits;
 }
 
+double RootMeanSquare(const Matrix& a, const Matrix& b) {
+  double sum = 0, n = 0;
+  for (size_t t = 0; t < a.size(); ++t) {
+    for (size_t i = 0; i < a[t].size(); ++i, ++n) {
+      sum += (a[t][i] - b[t][i]) * (a[t][i] - b[t][i]);
+    }
+  }
+  return std::sqrt(sum / n);
+}
+
 }  // namespace kvlathe::testing

@@ -63,4 +63,7 @@ Matrix ReferenceLogits(const ReferenceModel& model, const std::vector<int>& ids,
                        const std::vector<ReferenceBasis>& bases = {}, int n_sink = 0,
                        const ReferenceLoss& loss = nullptr);
 
+// Of the differences of two matrices of one shape.
+double RootMeanSquare(const Matrix& a, const Matrix& b);
+
 }  // namespace kvlathe::testing

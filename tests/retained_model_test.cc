@@ -22,6 +22,7 @@ namespace {
 using testing::Matrix;
 using testing::ReferenceQuantizer;
 using testing::ReferenceRetention;
+using testing::RootMeanSquare;
 
 constexpr int kTokens = 260, kPrompt = 170, kRun = 64;
 
@@ -137,16 +138,6 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
       }
     }
     return largest;
-  }
-
-  static double RootMeanSquare(const Matrix& a, const Matrix& b) {
-    double sum = 0, n = 0;
-    for (size_t t = 0; t < a.size(); ++t) {
-      for (size_t i = 0; i < a[t].size(); ++i, ++n) {
-        sum += (a[t][i] - b[t][i]) * (a[t][i] - b[t][i]);
-      }
-    }
-    return std::sqrt(sum / n);
   }
 
   static std::string directory_;
