@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Measures the tables of docs/results.md; with EXAMPLES above 0 also every built-in task.
 #   scripts/results.sh [PART [MODEL [EXAMPLES]]]
-# PART: basis (FDC: rates, adaptive and uniform ranks, random tokens and text), quantizers (all of them at
-# 2, 3, 4 and 8 bits, with and without repair), gear (GEAR's ablations), retention (every method at three
-# shares, after fdc, before GEAR; H2O against 4 bits) or all.
+# PART: basis (FDC: rates, adaptive and uniform ranks, random tokens and text), bases (all of them), quantizers
+# (all of them at 2, 3, 4 and 8 bits, with and without repair), gear (GEAR's ablations), retention (every method
+# at three shares, after fdc, before GEAR; H2O against 4 bits) or all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 part=${1:-all} model=${2:-models/lathe-nano} n_examples=${3:-0}
@@ -36,6 +36,22 @@ basis() {
       done
       measure "Calibrated on $source, $ranks ranks" --basis "$work/$source.safetensors" "${specs[@]}"
     done
+  done
+}
+
+# All bases at the same bytes; lathe without its parts.
+bases() {
+  "$kvlathe" calibrate -m "$model" --random-tokens 8192 -o "$work/random.safetensors" >/dev/null
+  "$kvlathe" calibrate -m "$model" --text "$model/calibration.txt" -o "$work/text.safetensors" >/dev/null
+  for source in text random; do
+    specs=()
+    for rate in 0.25 0.5 0.625; do
+      specs+=(--kv "fdc(rate=$rate)" --kv "zack(rate=$rate)" --kv "zack(rate=$rate,normalise=on)" --kv "lathe(rate=$rate)")
+      if [ $source = text ]; then
+        specs+=(--kv "lathe(rate=$rate,centre=off)" --kv "lathe(rate=$rate,ranks=uniform)")
+      fi
+    done
+    measure "Bases, calibrated on $source" --basis "$work/$source.safetensors" "${specs[@]}"
   done
 }
 
@@ -85,7 +101,7 @@ gear() {
 }
 
 case $part in
-  basis | quantizers | gear | retention) "$part" ;;
-  all) basis && quantizers && gear && retention ;;
-  *) echo "usage: scripts/results.sh [basis|quantizers|gear|retention|all [MODEL [EXAMPLES]]]" >&2 && exit 2 ;;
+  basis | bases | quantizers | gear | retention) "$part" ;;
+  all) basis && bases && quantizers && gear && retention ;;
+  *) echo "usage: scripts/results.sh [basis|bases|quantizers|gear|retention|all [MODEL [EXAMPLES]]]" >&2 && exit 2 ;;
 esac

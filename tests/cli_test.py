@@ -462,7 +462,7 @@ class CommandLine(unittest.TestCase):
         self.assert_refused(2, "axis", *run, "fdc(rate=0.5)+zack(rate=0.5)")
         self.assert_refused(2, "rat", *run, "fdc(rat=0.5)")
         self.assert_refused(2, "rate", *run, "fdc(rate=1.5)")
-        self.assert_refused(1, "zack", *run, "zack(rate=0.5)")
+        self.assert_refused(1, "palu", *run, "palu(rate=0.5)")
         self.assert_refused(1, "accuracy", *run, "fdc(accuracy=0.99)")
 
     def test_wrong_usage(self):

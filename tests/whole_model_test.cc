@@ -8,6 +8,7 @@
 
 #include "base/cpu_features.h"
 #include "calibration/calibrate.h"
+#include "calibration/sensitivity.h"
 #include "io/files.h"
 #include "kv/basis/method.h"
 #include "kv/blocks/block_pool.h"
@@ -15,6 +16,7 @@
 #include "model_shapes.h"
 #include "random_model.h"
 #include "reference_decoder.h"
+#include "reference_family.h"
 
 namespace kvlathe {
 namespace {
@@ -225,7 +227,7 @@ TEST_P(RandomModelTest, BatchedIsSingle) {
   }
 }
 
-TEST_P(RandomModelTest, FdcAtRateZeroIsTheUncompressedModel) {
+TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
   Loaded none = Load(directory_, DType::kF32, AvailableIsas().back());
   const ModelConfig& c = none.model->config();
   CalibrationJob job;
@@ -240,20 +242,83 @@ TEST_P(RandomModelTest, FdcAtRateZeroIsTheUncompressedModel) {
   };
   auto statistics = Calibrate(job);
   ASSERT_TRUE(statistics.ok()) << statistics.status();
-  auto grams = none.weights->AllValueGrams();
-  ASSERT_TRUE(grams.ok()) << grams.status();
-  const BasisMethod* fdc = FindBasisMethod("fdc");
-  ASSERT_NE(fdc, nullptr);
-  auto analysis = fdc->analyse({&*statistics, *grams});
-  ASSERT_TRUE(analysis.ok()) << analysis.status();
-  auto allocation = fdc->allocate(*analysis, {});
-  ASSERT_TRUE(allocation.ok()) << allocation.status();
-  const ModelBasis basis = CutBasis(*analysis, allocation->ranks);
-  for (int n_sink : {0, 4}) {
-    Loaded full = Load(directory_, DType::kF32, AvailableIsas().back(), &basis, n_sink);
-    EXPECT_LT(MaxDifference(Logits(&full, ids_, {40, 1}), Logits(&none, ids_, {40, 1})), 1e-3)
-        << "n_sink " << n_sink;
+  auto value_grams = none.weights->AllValueGrams();
+  ASSERT_TRUE(value_grams.ok()) << value_grams.status();
+  auto output_grams = none.weights->AllOutputGrams();
+  ASSERT_TRUE(output_grams.ok()) << output_grams.status();
+  for (const BasisMethod& method : BasisMethods()) {
+    auto analysis = method.analyse({&*statistics, *value_grams, *output_grams});
+    ASSERT_TRUE(analysis.ok()) << analysis.status();
+    RankRequest request;
+    request.value = 0;
+    auto allocation = method.allocate(*analysis, request);
+    ASSERT_TRUE(allocation.ok()) << allocation.status();
+    const ModelBasis basis = CutBasis(*analysis, allocation->ranks);
+    for (int n_sink : {0, 4}) {
+      Loaded full = Load(directory_, DType::kF32, AvailableIsas().back(), &basis, n_sink);
+      EXPECT_LT(MaxDifference(Logits(&full, ids_, {40, 1}), Logits(&none, ids_, {40, 1})), 1e-3)
+          << method.name << " n_sink " << n_sink;
+    }
   }
+}
+
+// W_O,h^T W_O,h of the group by the folded output of single channels.
+TEST_P(RandomModelTest, OutputGramsAreThoseOfWhatAHeadAddsToTheHiddenState) {
+  Loaded loaded = Load(directory_, DType::kF32, AvailableIsas().back());
+  const ModelConfig& c = loaded.model->config();
+  auto grams = loaded.weights->AllOutputGrams();
+  ASSERT_TRUE(grams.ok()) << grams.status();
+  const int d = c.head_dim;
+  for (int g = 0; g < c.n_kv_heads; ++g) {
+    std::vector<double> expected(d * d, 0.0);
+    for (int h = g * c.gqa_group(); h < (g + 1) * c.gqa_group(); ++h) {
+      testing::Matrix added;  // [head_dim][hidden]
+      for (int i = 0; i < d; ++i) {
+        std::vector<double> unit(c.n_heads * d, 0.0), nothing(c.n_heads * d, 0.0);
+        unit[h * d + i] = 1;
+        const std::string layer = testing::LayerPrefix(reference_, 0);
+        added.push_back(testing::ProjectOutput(reference_, layer, unit));
+        const auto bias = testing::ProjectOutput(reference_, layer, nothing);
+        for (size_t j = 0; j < bias.size(); ++j) added.back()[j] -= bias[j];
+      }
+      for (int i = 0; i < d; ++i) {
+        for (int j = 0; j < d; ++j) {
+          for (int k = 0; k < c.hidden_dim; ++k) expected[i * d + j] += added[i][k] * added[j][k];
+        }
+      }
+    }
+    for (int i = 0; i < d * d; ++i) {
+      ASSERT_NEAR((*grams)[g][i], expected[i], 1e-4 * (1 + std::abs(expected[i])));
+    }
+  }
+}
+
+TEST_P(RandomModelTest, TheKlOfABasisIsThatOfTheLiteralDecoder) {
+  Loaded loaded = Load(directory_, DType::kF32, AvailableIsas().back());
+  const std::vector<ReferenceBasis> bases = testing::RandomBases(reference_, 31);
+  const std::vector<int32_t> tokens(ids_.begin(), ids_.end());
+  auto meter = KlMeter::Create(loaded.weights, tokens, loaded.pool.get(), AvailableIsas().back());
+  ASSERT_TRUE(meter.ok()) << meter.status();
+  const testing::Matrix whole = testing::ReferenceLogits(reference_, ids_);
+  const testing::Matrix cut = testing::ReferenceLogits(reference_, ids_, bases, kCalibrationSinks);
+  const auto probabilities = [](const std::vector<double>& logits) {
+    std::vector<double> p;
+    double sum = 0;
+    for (const double x : logits) p.push_back(std::exp(x - logits[0]));
+    for (const double x : p) sum += x;
+    for (double& x : p) x /= sum;
+    return p;
+  };
+  double expected = 0;
+  for (size_t t = ids_.size() / 2; t < ids_.size(); ++t) {
+    const std::vector<double> p = probabilities(whole[t]), q = probabilities(cut[t]);
+    for (size_t i = 0; i < p.size(); ++i) expected += p[i] * std::log(p[i] / q[i]);
+  }
+  expected /= static_cast<double>(ids_.size() - ids_.size() / 2);
+  auto kl = (*meter)->Measure(ToModelBasis(reference_, bases));
+  ASSERT_TRUE(kl.ok()) << kl.status();
+  EXPECT_GT(expected, 1e-3);
+  EXPECT_NEAR(*kl, expected, 1e-3 * expected + 1e-5);
 }
 
 TEST_P(RandomModelTest, TheCacheHoldsTheWindowOnly) {

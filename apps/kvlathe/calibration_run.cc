@@ -1,6 +1,7 @@
 #include "calibration_run.h"
 
 #include "calibration/fingerprint.h"
+#include "calibration/sensitivity.h"
 #include "engine/engine.h"
 
 namespace kvlathe {
@@ -28,6 +29,29 @@ StatusOr<TokenSequences> Sequences(const Workspace& workspace, const Calibration
   return CutSequences(ids, n_tokens, workspace.leading_bos().value_or(-1));
 }
 
+// Tokens of the first sequence on which cuts are measured, half of them scored.
+constexpr size_t kProbeTokens = 1024;
+
+Status MeasureOn(Workspace* workspace, std::span<const int32_t> sequence,
+                 CalibrationStatistics* statistics) {
+  KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse("lathe"));
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis analysis,
+                       workspace->Analyse(*spec.basis(), *statistics));
+  KVL_ASSIGN_OR_RETURN(const auto meter,
+                       KlMeter::Create(workspace->shared_weights(),
+                                       sequence.first(std::min(sequence.size(), kProbeTokens)),
+                                       workspace->threads(), workspace->isa()));
+  SensitivityJob job;
+  job.analysis = &analysis;
+  job.kl = [&](const ModelBasis& basis) { return meter->Measure(basis); };
+  if (const Progress progress = workspace->progress()) {
+    job.on_progress = [progress](double fraction) {
+      progress("measuring sensitivities", fraction);
+    };
+  }
+  return MeasureSensitivities(job, statistics);
+}
+
 }  // namespace
 
 std::string CalibrationRun::Describe() const {
@@ -43,6 +67,7 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
                                                const CalibrationRun& run) {
   CalibrationJob job;
   job.shape = ShapeOf(workspace->config());
+  job.window = workspace->config().window;
   job.source.model_hash = model_hash;
   job.source.rope = workspace->config().DescribePositions();
   job.source.seed = run.text_path.empty() ? run.seed : 0;
@@ -65,7 +90,9 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
       progress("calibrating", static_cast<double>(n_done) / static_cast<double>(n_tokens));
     };
   }
-  return Calibrate(job);
+  KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job));
+  KVL_RETURN_IF_ERROR(MeasureOn(workspace, job.sequences.front(), &statistics));
+  return statistics;
 }
 
 }  // namespace kvlathe

@@ -92,16 +92,14 @@ void PrintKinds(const std::vector<ByteKinds>& layers) {
 
 // Overlap of the key subspaces from the workspace's statistics and from a text, at each head's half
 // rank.
-StatusOr<double> OverlapWithText(Workspace* workspace, const BasisMethod& method,
+StatusOr<double> OverlapWithText(Workspace* workspace, const Stage& stage,
                                  const std::string& text_path) {
-  KVL_ASSIGN_OR_RETURN(const BasisAnalysis* from_random, workspace->Analysis(method));
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis* from_random, workspace->Analysis(stage));
   CalibrationRun run;
   run.text_path = text_path;
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
                        RunCalibration(workspace, workspace->model_hash(), run));
-  KVL_ASSIGN_OR_RETURN(const std::vector<std::vector<double>> value_grams,
-                       workspace->weights().AllValueGrams());
-  KVL_ASSIGN_OR_RETURN(const BasisAnalysis from_text, method.analyse({&statistics, value_grams}));
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis from_text, workspace->Analyse(stage, statistics));
   return MeanKeyOverlap(*from_random, from_text, workspace->config().head_dim / 2);
 }
 
@@ -163,17 +161,16 @@ Status Inspect(const InspectOptions& options) {
   KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
   const KvBytes bytes = BytesAtFullContext(*workspace, *spec_model.model);
   const BasisAnalysis* analysis = nullptr;
-  const BasisMethod* method = nullptr;
+  const Stage* stage = spec_model.spec.basis();
   if (spec_model.ranks.has_value()) {
-    method = FindBasisMethod(spec_model.spec.basis()->name);
-    KVL_ASSIGN_OR_RETURN(analysis, workspace->Analysis(*method));
+    KVL_ASSIGN_OR_RETURN(analysis, workspace->Analysis(*stage));
   }
   std::string overlap_text = options.overlap_text;
   const std::string own_text = options.model.model + "/calibration.txt";
   if (overlap_text.empty() && FileExists(own_text)) overlap_text = own_text;
   std::optional<double> overlap;
-  if (!overlap_text.empty() && method != nullptr) {
-    KVL_ASSIGN_OR_RETURN(overlap, OverlapWithText(workspace.get(), *method, overlap_text));
+  if (!overlap_text.empty() && analysis != nullptr) {
+    KVL_ASSIGN_OR_RETURN(overlap, OverlapWithText(workspace.get(), *stage, overlap_text));
   }
 
   if (options.model.json) {

@@ -41,6 +41,13 @@ double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_t
          static_cast<double>(ReferenceBytes(layout, c.max_seq_len));
 }
 
+BasisOptions OptionsOf(const Stage& stage) {
+  BasisOptions options;
+  if (stage.Has("normalise")) options.is_normalised = stage.Word("normalise") == "on";
+  if (stage.Has("centre")) options.is_centred = stage.Word("centre") == "on";
+  return options;
+}
+
 }  // namespace
 
 void SayWithoutBf16(Isa isa) {
@@ -159,20 +166,29 @@ StatusOr<const CalibrationStatistics*> Workspace::Statistics() {
   return &*statistics_;
 }
 
-StatusOr<const BasisAnalysis*> Workspace::Analysis(const BasisMethod& method) {
-  for (const auto& [known, analysis] : analyses_) {
-    if (known == &method) return analysis.get();
+StatusOr<BasisAnalysis> Workspace::Analyse(const Stage& stage,
+                                           const CalibrationStatistics& statistics) {
+  if (value_grams_.empty()) {
+    KVL_ASSIGN_OR_RETURN(value_grams_, weights_->AllValueGrams());
+    KVL_ASSIGN_OR_RETURN(output_grams_, weights_->AllOutputGrams());
   }
-  KVL_RETURN_IF_ERROR(CalibrateOrLoad());
-  KVL_ASSIGN_OR_RETURN(const std::vector<std::vector<double>> value_grams,
-                       weights_->AllValueGrams());
-  KVL_ASSIGN_OR_RETURN(BasisAnalysis analysis, method.analyse({&*statistics_, value_grams}));
-  analyses_.emplace_back(&method, std::make_unique<BasisAnalysis>(std::move(analysis)));
-  return analyses_.back().second.get();
+  return FindBasisMethod(stage.name)
+      ->analyse({&statistics, value_grams_, output_grams_, OptionsOf(stage)});
 }
 
-StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisMethod& method,
-                                                const BasisAnalysis& analysis) {
+StatusOr<const BasisAnalysis*> Workspace::Analysis(const Stage& stage) {
+  for (const KnownAnalysis& known : analyses_) {
+    if (known.method == stage.name && known.options == OptionsOf(stage))
+      return known.analysis.get();
+  }
+  KVL_RETURN_IF_ERROR(CalibrateOrLoad());
+  KVL_ASSIGN_OR_RETURN(BasisAnalysis analysis, Analyse(stage, *statistics_));
+  analyses_.push_back({std::string(stage.name), OptionsOf(stage),
+                       std::make_unique<BasisAnalysis>(std::move(analysis))});
+  return analyses_.back().analysis.get();
+}
+
+StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisAnalysis& analysis) {
   const Stage& stage = *spec.basis();
   RankRequest request;
   const auto set_goal = [&](RankRequest::Goal goal, const char* key) {
@@ -188,7 +204,7 @@ StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisMet
   request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
     return FractionAtFullContext(config_, spec, compute_type_, ranks);
   };
-  return method.allocate(analysis, request);
+  return FindBasisMethod(stage.name)->allocate(analysis, request);
 }
 
 StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
@@ -219,9 +235,8 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
       basis = DrawRandomBasis(config_.n_layers, config_.n_kv_heads, config_.head_dim,
                               result.spec.basis()->Number("rate"), kRandomWeightsSeed);
     } else {
-      const BasisMethod* method = FindBasisMethod(result.spec.basis()->name);
-      KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*method));
-      KVL_ASSIGN_OR_RETURN(result.ranks, ChooseRanks(result.spec, *method, *analysis));
+      KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*result.spec.basis()));
+      KVL_ASSIGN_OR_RETURN(result.ranks, ChooseRanks(result.spec, *analysis));
       basis = CutBasis(*analysis, result.ranks->ranks);
     }
   }
@@ -246,8 +261,7 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
 StatusOr<SequenceIdentity> Workspace::IdentityOf(const SpecModel& spec_model) {
   std::string model = fmt::format("{} {}", model_hash_, config_.DescribePositions());
   if (spec_model.ranks.has_value()) {
-    const BasisMethod* method = FindBasisMethod(spec_model.spec.basis()->name);
-    KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*method));
+    KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*spec_model.spec.basis()));
     model += " basis " + BasisHash(CutBasis(*analysis, spec_model.ranks->ranks));
   }
   return SequenceIdentity{spec_model.spec.ToString(), std::move(model)};

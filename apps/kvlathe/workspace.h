@@ -38,15 +38,19 @@ class Workspace {
   // What the rows of this model's cache mean: weights, positions and the basis itself. Of a model
   // in a directory.
   StatusOr<SequenceIdentity> IdentityOf(const SpecModel& spec_model);
-  // What `inspect` reads: statistics and the analysis of one basis method on this model.
+  // What `inspect` reads: statistics and the analysis of a basis stage on this model.
   StatusOr<const CalibrationStatistics*> Statistics();
-  StatusOr<const BasisAnalysis*> Analysis(const BasisMethod& method);
+  StatusOr<const BasisAnalysis*> Analysis(const Stage& stage);
+  // The same from other statistics of this model.
+  StatusOr<BasisAnalysis> Analyse(const Stage& stage, const CalibrationStatistics& statistics);
 
   const ModelConfig& config() const { return config_; }
   const ModelOptions& options() const { return options_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   ThreadPool* threads() { return threads_.get(); }
   ModelWeights& weights() { return *weights_; }
+  std::shared_ptr<ModelWeights> shared_weights() { return weights_; }
+  Isa isa() const { return isa_; }
   int context_tokens() const { return context_tokens_; }
   int64_t kv_budget_bytes() const { return kv_budget_bytes_; }
   Progress progress() const { return progress_; }
@@ -56,12 +60,17 @@ class Workspace {
   StatusOr<std::vector<int32_t>> TokenizeFile(const std::string& path) const;
 
  private:
+  struct KnownAnalysis {
+    std::string method;
+    BasisOptions options;
+    std::unique_ptr<BasisAnalysis> analysis;
+  };
+
   Workspace() = default;
   static StatusOr<std::unique_ptr<Workspace>> Prepare(const ModelOptions& options,
                                                       ModelConfig config);
   Status LoadWeights(std::unique_ptr<TensorSource> source);
-  StatusOr<RankAllocation> ChooseRanks(const Spec& spec, const BasisMethod& method,
-                                       const BasisAnalysis& analysis);
+  StatusOr<RankAllocation> ChooseRanks(const Spec& spec, const BasisAnalysis& analysis);
   Status CalibrateOrLoad();
 
   ModelOptions options_;
@@ -76,7 +85,8 @@ class Workspace {
   std::unique_ptr<Tokenizer> tokenizer_;
   std::shared_ptr<ModelWeights> weights_;
   std::optional<CalibrationStatistics> statistics_;
-  std::vector<std::pair<const BasisMethod*, std::unique_ptr<BasisAnalysis>>> analyses_;
+  std::vector<std::vector<double>> value_grams_, output_grams_;  // once an analysis needed them
+  std::vector<KnownAnalysis> analyses_;
   Progress progress_;
 };
 

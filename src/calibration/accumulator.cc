@@ -229,8 +229,7 @@ StatusOr<CalibrationStatistics> StatisticsAccumulator::Finish() {
                  "calibration saw no token after the first {} positions; give it more text",
                  kCalibrationSinks);
   }
-  CalibrationStatistics statistics;
-  statistics.shape = shape_;
+  CalibrationStatistics statistics = MakeStatistics(shape_);
   statistics.n_rows = n_rows_[0];
   statistics.n_sink_rows = n_sink_rows_[0];
   statistics.q_post = Normalise(&sums_[kQueries], statistics.n_rows);

@@ -27,8 +27,8 @@ class StatisticsAccumulator : public QkvObserver {
   // weights are damaged"); later observations are ignored.
   Status status() const;
 
-  // The statistics, with `source` left to the caller. kInvalidArgument if no token was counted.
-  // Releases the sums: call it once.
+  // The statistics, with `source` and what others gather left to the caller. kInvalidArgument if no
+  // token was counted. Releases the sums: call it once.
   StatusOr<CalibrationStatistics> Finish();
 
  private:

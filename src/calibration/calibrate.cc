@@ -5,9 +5,24 @@
 
 #include "base/random.h"
 #include "calibration/accumulator.h"
+#include "calibration/attention_moments.h"
 
 namespace kvlathe {
 namespace {
+
+// Shows every view to two observers.
+class ObserverPair : public QkvObserver {
+ public:
+  ObserverPair(QkvObserver* first, QkvObserver* second) : first_(first), second_(second) {}
+  void Observe(const QkvView& view) override {
+    first_->Observe(view);
+    second_->Observe(view);
+  }
+
+ private:
+  QkvObserver* first_;
+  QkvObserver* second_;
+};
 
 constexpr int kShortestSequence = kCalibrationSinks + 1;
 
@@ -73,13 +88,16 @@ StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job) {
     sequence_tokens = std::max(sequence_tokens, sequence.size());
   }
   StatisticsAccumulator accumulator(job.shape, job.pool);
+  AttentionMoments attention(job.shape, job.window, job.pool);
+  ObserverPair observers(&accumulator, &attention);
   for (const auto& sequence : job.sequences) {
-    KVL_RETURN_IF_ERROR(job.forward(sequence, &accumulator));
+    KVL_RETURN_IF_ERROR(job.forward(sequence, &observers));
     KVL_RETURN_IF_ERROR(accumulator.status());
     n_done += static_cast<int64_t>(sequence.size());
     if (job.on_progress) job.on_progress(n_done, n_tokens);
   }
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, accumulator.Finish());
+  attention.Finish(&statistics);
   statistics.source = job.source;
   statistics.source.n_tokens = n_tokens;
   statistics.source.sequence_tokens = static_cast<int>(sequence_tokens);

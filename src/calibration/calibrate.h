@@ -43,6 +43,7 @@ StatusOr<TokenSequences> CutSequences(std::span<const int32_t> token_ids, int se
 struct CalibrationJob {
   StatisticsShape shape;
   StatisticsSource source;  // n_tokens and sequence_tokens are filled in from `sequences`
+  int window = 0;           // of the model's attention; 0: all positions
   TokenSequences sequences;
   ThreadPool* pool = nullptr;
   // Runs one sequence from position 0 on an uncompressed cache and shows every layer to the

@@ -117,6 +117,19 @@ constexpr KeyInfo Bits(std::string_view choices, std::string_view default_text) 
 
 constexpr const KeyInfo* kBasisKeys[] = {&kRate, &kRatio, &kAccuracy, &kRanks, &kRound, &kSink};
 
+constexpr KeyInfo kNormalise = {.name = "normalise",
+                                .doc = "stack Q on K and V on W_O at equal norms",
+                                .default_text = "off",
+                                .choices = "on|off"};
+constexpr const KeyInfo* kZackKeys[] = {&kRate,  &kRatio,     &kAccuracy, &kRanks,
+                                        &kRound, &kNormalise, &kSink};
+constexpr KeyInfo kCentre = {.name = "centre",
+                             .doc = "subtract the means of keys and values, which is free",
+                             .default_text = "on",
+                             .choices = "on|off"};
+constexpr const KeyInfo* kLatheKeys[] = {&kRate,  &kRatio,  &kAccuracy, &kRanks,
+                                         &kRound, &kCentre, &kSink};
+
 constexpr KeyInfo kPaluRound = WithChoices(kRound, "8|16|32", "32");
 constexpr KeyInfo kPaluGroup = {.name = "group",
                                 .doc = "KV heads that share a latent; must divide their number",
@@ -342,7 +355,7 @@ constexpr std::string_view kDmcPaper =
 
 constexpr StageInfo kStages[] = {
     {"zack", kBasis, "one rotation for queries and keys, one for values and outputs, truncated",
-     kZackPaper, kBasisKeys},
+     kZackPaper, kZackKeys, true},
     {"fdc", kBasis,
      "queries and keys rotated after RoPE on random tokens, values by the SVD of W_V", kFdcPaper,
      kBasisKeys, true},
@@ -351,7 +364,7 @@ constexpr StageInfo kStages[] = {
     {"svd-online", kBasis, "an SVD of each prompt while it is read: the papers' strawman",
      "ZACK and FDC, as a baseline", kBasisKeys},
     {"lathe", kBasis, "score-optimal bases of centred rows, ranks by error per byte",
-     "this project", kBasisKeys},
+     "this project", kLatheKeys, true},
 
     {"h2o", kRetention, "the newest positions and those with the most attention so far",
      "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",

@@ -29,11 +29,11 @@ std::string ErrorOf(std::string_view text) {
 TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
   const std::pair<const char*, const char*> kExpected[] = {
       {"none", "none"},
-      {"zack", "zack(rate=0.5,ranks=adaptive,round=16,sink=4)"},
+      {"zack", "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,sink=4)"},
       {"fdc", "fdc(rate=0.5,ranks=adaptive,round=16,sink=4)"},
       {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=4,whiten=on,sink=4)"},
       {"svd-online", "svd-online(rate=0.5,ranks=adaptive,round=16,sink=4)"},
-      {"lathe", "lathe(rate=0.5,ranks=adaptive,round=16,sink=4)"},
+      {"lathe", "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,sink=4)"},
       {"h2o", "h2o(keep=0.2,recent=0.5,prune=run,sink=4)"},
       {"tova", "tova(budget=512,heads=shared,prune=run,sink=4)"},
       {"keyformer",
@@ -70,7 +70,8 @@ TEST(Spec, ExpandsPresetsToTheirCompositions) {
 
   const std::string kvquant = "+kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,sink=4)";
   EXPECT_EQ(Resolved("kvq-f"), "fdc(rate=0.5,ranks=adaptive,round=16,sink=4)" + kvquant);
-  EXPECT_EQ(Resolved("kvquant-z"), "zack(rate=0.5,ranks=adaptive,round=16,sink=4)" + kvquant);
+  EXPECT_EQ(Resolved("kvquant-z"),
+            "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,sink=4)" + kvquant);
   EXPECT_EQ(Resolved("kvq-p(rate=0.25)"),
             "palu(rate=0.25,ranks=adaptive,round=32,group=4,whiten=on,sink=4)" + kvquant);
   EXPECT_EQ(Resolved("kvq-f(bits=2,ranks=uniform,sink=1)"),

@@ -5,12 +5,16 @@
 
 #include "base/check.h"
 #include "kv/basis/fdc.h"
+#include "kv/basis/lathe.h"
+#include "kv/basis/zack.h"
 
 namespace kvlathe {
 namespace {
 
 constexpr BasisMethod kMethods[] = {
     {"fdc", AnalyseFdc, AllocateFdc},
+    {"zack", AnalyseZack, AllocateZack},
+    {"lathe", AnalyseLathe, AllocateLathe},
 };
 
 std::vector<float> FirstColumns(const std::vector<float>& square, int dim, int n_columns) {
@@ -52,6 +56,8 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
     head.value_basis = FirstColumns(full.value_basis, head_dim, rank_v);
     const auto rows = full.output_basis.begin();
     head.output_basis.assign(rows, rows + int64_t{rank_v} * head_dim);
+    head.key_offset = full.key_offset;
+    head.value_offset = full.value_offset;
     basis.heads.push_back(std::move(head));
   }
   return basis;

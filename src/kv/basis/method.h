@@ -12,10 +12,20 @@
 
 namespace kvlathe {
 
+// What a spec can ask of a method's bases, beside ranks.
+struct BasisOptions {
+  bool is_normalised = false;  // zack: blocks weigh alike whatever their norm
+  bool is_centred = true;      // lathe: rows lose their mean first
+  bool operator==(const BasisOptions&) const = default;
+};
+
 struct BasisInputs {
   const CalibrationStatistics* statistics = nullptr;
   // W_V,h^T W_V,h [head_dim, head_dim] of each KV head, [n_layers * n_kv_heads].
   std::span<const std::vector<double>> value_grams;
+  // Sum of W_O,h W_O,h^T over the query heads of each KV head, of the same shape.
+  std::span<const std::vector<double>> output_grams;
+  BasisOptions options = {};
 };
 
 // The maps of one KV head at full width. Column i (of output_basis: row i) matters more than column
@@ -26,6 +36,8 @@ struct HeadAnalysis {
   std::vector<float> key_basis;
   std::vector<float> value_basis;
   std::vector<float> output_basis;
+  std::vector<float> key_offset = {};  // [head_dim] or empty
+  std::vector<float> value_offset = {};
 };
 
 struct BasisAnalysis {

@@ -23,6 +23,13 @@ std::vector<double> RemovedMass(const std::vector<double>& singular_values) {
 
 int RankBelow(int rank, int round) { return (rank - 1) / round * round; }
 
+// The mean square of singular values [begin, end).
+double MeanSquare(const std::vector<double>& singular_values, int begin, int end) {
+  double sum = 0;
+  for (int i = begin; i < end; ++i) sum += singular_values[i] * singular_values[i];
+  return sum / (end - begin);
+}
+
 }  // namespace
 
 RankLadder RankLadder::Adaptive(const std::vector<HeadSpectra>& spectra, int head_dim, int round) {
@@ -34,6 +41,26 @@ RankLadder RankLadder::Adaptive(const std::vector<HeadSpectra>& spectra, int hea
       const std::vector<double> removed = RemovedMass(singular_values);
       for (int r = RankBelow(head_dim, round); r >= round; r = RankBelow(r, round)) {
         steps.push_back({removed[r], h, is_key, r});
+      }
+    }
+  }
+  std::stable_sort(steps.begin(), steps.end(),
+                   [](const Step& a, const Step& b) { return a.eta < b.eta; });
+  return RankLadder(static_cast<int>(spectra.size()), head_dim, std::move(steps));
+}
+
+RankLadder RankLadder::LeastError(const std::vector<HeadSpectra>& spectra, int head_dim,
+                                  int round) {
+  std::vector<Step> steps;
+  for (int h = 0; h < static_cast<int>(spectra.size()); ++h) {
+    for (const bool is_key : {true, false}) {
+      const std::vector<double>& singular_values = is_key ? spectra[h].qk : spectra[h].v;
+      KVL_CHECK_EQ(static_cast<int>(singular_values.size()), head_dim);
+      double loss = 0;
+      for (int from = head_dim, to = RankBelow(from, round); to >= round;
+           from = to, to = RankBelow(to, round)) {
+        loss = std::max(loss, MeanSquare(singular_values, to, from));
+        steps.push_back({loss, h, is_key, to});
       }
     }
   }
@@ -142,11 +169,15 @@ Status CheckRequest(const RankRequest& request) {
 }  // namespace
 
 StatusOr<RankAllocation> AllocateRanks(const std::vector<HeadSpectra>& spectra, int head_dim,
-                                       const RankRequest& request) {
+                                       const RankRequest& request, RankRule rule) {
   KVL_RETURN_IF_ERROR(CheckRequest(request));
-  RankLadder ladder = request.uniform ? RankLadder::Uniform(static_cast<int>(spectra.size()),
-                                                            head_dim, request.round)
-                                      : RankLadder::Adaptive(spectra, head_dim, request.round);
+  const auto make_ladder = [&] {
+    const int n_heads = static_cast<int>(spectra.size());
+    if (request.uniform) return RankLadder::Uniform(n_heads, head_dim, request.round);
+    return rule == RankRule::kLeastError ? RankLadder::LeastError(spectra, head_dim, request.round)
+                                         : RankLadder::Adaptive(spectra, head_dim, request.round);
+  };
+  const RankLadder ladder = make_ladder();
   RankAllocation allocation;
   if (request.goal == RankRequest::Goal::kRatio) {
     KVL_ASSIGN_OR_RETURN(allocation, AllocateForRatio(ladder, request));

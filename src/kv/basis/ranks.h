@@ -1,5 +1,5 @@
-// From singular values to stored ranks: one removal rate shared by all layers, heads and pairs
-// (ZACK eq. 6, FDC eq. 1; methods.md section 1.3).
+// From singular values to stored ranks, for all layers, heads and pairs together: one removal rate
+// (ZACK eq. 6, FDC eq. 1; methods.md section 1.3), or the least error.
 #pragma once
 
 #include <functional>
@@ -36,10 +36,18 @@ struct RankRequest {
   std::function<double(const std::vector<HeadRanks>&)> kv_fraction;
 };
 
+// How ranks are chosen when they are not uniform.
+enum class RankRule {
+  kRemovedMass,  // each pair may lose the share eta of the sum of its singular values
+  kLeastError,   // the sum of removed squared singular values over all pairs is least
+};
+
 struct RankAllocation {
   std::vector<HeadRanks> ranks;  // [n_layers * n_kv_heads]
   double removal_rate = 0;       // achieved: 1 - sum(rank_k + rank_v) / sum(2 head_dim)
-  double eta = 0;                // removed share of singular mass allowed per pair; 0 if uniform
+  // Removed share of singular mass allowed per pair; with kLeastError the squares lost per element
+  // of the last step; 0 if uniform.
+  double eta = 0;
 };
 
 // Every allocation that a growing eta passes through, from full rank on.
@@ -51,6 +59,11 @@ struct RankAllocation {
 class RankLadder {
  public:
   static RankLadder Adaptive(const std::vector<HeadSpectra>& spectra, int head_dim, int round);
+  // Water-filling: the pair falls next whose next step loses the fewest squares per element.
+  // Where singular values descend no step costs less than the one before it in its pair, and every
+  // level is the least error that its number of elements allows. A later step that would cost less
+  // counts like the one before it.
+  static RankLadder LeastError(const std::vector<HeadSpectra>& spectra, int head_dim, int round);
   // One rank pair for all: rank_k + rank_v falls by `round` at each level, keys keep the larger
   // half.
   static RankLadder Uniform(int n_heads, int head_dim, int round);
@@ -83,6 +96,7 @@ class RankLadder {
 // kInvalidArgument: a value out of range, a round other than 8 or 16, or a ratio that the lowest
 // ranks do not reach (the message says what they do). kUnimplemented: kAccuracy.
 StatusOr<RankAllocation> AllocateRanks(const std::vector<HeadSpectra>& spectra, int head_dim,
-                                       const RankRequest& request);
+                                       const RankRequest& request,
+                                       RankRule rule = RankRule::kRemovedMass);
 
 }  // namespace kvlathe

@@ -42,6 +42,55 @@ double RateOf(const std::vector<HeadRanks>& ranks, int head_dim) {
   return 1 - kept / (2.0 * head_dim * static_cast<double>(ranks.size()));
 }
 
+// The squares that the pairs lose.
+double ErrorOf(const std::vector<HeadSpectra>& spectra, const std::vector<HeadRanks>& ranks) {
+  double error = 0;
+  for (size_t h = 0; h < spectra.size(); ++h) {
+    for (size_t i = ranks[h].rank_k; i < spectra[h].qk.size(); ++i) {
+      error += spectra[h].qk[i] * spectra[h].qk[i];
+    }
+    for (size_t i = ranks[h].rank_v; i < spectra[h].v.size(); ++i) {
+      error += spectra[h].v[i] * spectra[h].v[i];
+    }
+  }
+  return error;
+}
+
+TEST(RankLadderTest, EveryLevelOfLeastErrorBeatsAllAllocationsOfItsSize) {
+  const auto spectra = RandomSpectra(2, 64, 7);
+  // Every allocation of two heads in multiples of 16, by the elements that it keeps.
+  std::vector<double> least(4 * 64 + 1, INFINITY);
+  for (int code = 0; code < 256; ++code) {
+    const auto rank = [&](int shift) { return 16 * ((code >> shift & 3) + 1); };
+    const std::vector<HeadRanks> ranks = {{rank(0), rank(2)}, {rank(4), rank(6)}};
+    double& best = least[rank(0) + rank(2) + rank(4) + rank(6)];
+    best = std::min(best, ErrorOf(spectra, ranks));
+  }
+  const RankLadder ladder = RankLadder::LeastError(spectra, 64, 16);
+  EXPECT_EQ(ladder.n_levels(), 13);
+  for (int level = 0; level < ladder.n_levels(); ++level) {
+    const std::vector<HeadRanks> ranks = ladder.AllocationAt(level).ranks;
+    const int n_kept = ranks[0].rank_k + ranks[0].rank_v + ranks[1].rank_k + ranks[1].rank_v;
+    EXPECT_EQ(n_kept, 256 - 16 * level);
+    EXPECT_NEAR(ErrorOf(spectra, ranks), least[n_kept], 1e-9);
+  }
+}
+
+TEST(AllocateRanksTest, LeastErrorServesRatesAndRatios) {
+  const auto spectra = RandomSpectra(10, 64, 3);
+  RankRequest request = RateRequest(0.41);
+  const auto by_rate = *AllocateRanks(spectra, 64, request, RankRule::kLeastError);
+  EXPECT_LE(by_rate.removal_rate, 0.41);
+  EXPECT_GT(by_rate.removal_rate, 0.41 - 16.0 / (2 * 64 * 10));
+  EXPECT_LT(ErrorOf(spectra, by_rate.ranks),
+            ErrorOf(spectra, AllocateRanks(spectra, 64, request)->ranks));
+  request.goal = RankRequest::Goal::kRatio;
+  request.value = 2;
+  request.kv_fraction = [](const std::vector<HeadRanks>& ranks) { return 1 - RateOf(ranks, 64); };
+  const auto by_ratio = *AllocateRanks(spectra, 64, request, RankRule::kLeastError);
+  EXPECT_EQ(by_ratio.removal_rate, 0.5);
+}
+
 TEST(AllocateRanksTest, AchievedRateNeverExceedsTheRequestAndGrowsWithIt) {
   for (const int head_dim : {64, 80, 128}) {
     const auto spectra = RandomSpectra(20, head_dim, head_dim);

@@ -7,12 +7,13 @@
 
 #include "base/check.h"
 #include "io/safetensors.h"
+#include "kv/basis/probes.h"
 
 namespace kvlathe {
 namespace {
 
 constexpr const char* kFormat = "kvlathe-statistics";
-constexpr const char* kFormatVersion = "1";
+constexpr const char* kFormatVersion = "2";
 constexpr const char* kRecalibrate = "write a new one with kvlathe calibrate";
 
 using Metadata = std::map<std::string, std::string>;
@@ -54,6 +55,11 @@ std::vector<ArrayField> ArrayFields(CalibrationStatistics* s) {
   AddMoments("sink_q_post", s->shape, n_kv_heads, &s->sink_q_post, &fields);
   AddMoments("sink_k_post", s->shape, n_kv_heads, &s->sink_k_post, &fields);
   AddMoments("sink_v", s->shape, n_kv_heads, &s->sink_v, &fields);
+  AddMoments("attended_q", s->shape, n_kv_heads, &s->attended_q, &fields);
+  AddMoments("attended_k", s->shape, n_kv_heads, &s->attended_k, &fields);
+  AddMoments("attended_v", s->shape, n_kv_heads, &s->attended_v, &fields);
+  fields.push_back({"probe_kl_qk", {s->shape.n_layers, n_kv_heads, kProbeCuts}, &s->probe_kl_qk});
+  fields.push_back({"probe_kl_v", {s->shape.n_layers, n_kv_heads, kProbeCuts}, &s->probe_kl_v});
   AddHistograms("k_post_histograms", s->shape, &s->k_post_histograms, &fields);
   AddHistograms("k_pre_histograms", s->shape, &s->k_pre_histograms, &fields);
   AddHistograms("v_histograms", s->shape, &s->v_histograms, &fields);

@@ -58,6 +58,19 @@ struct CalibrationStatistics {
   HeadMoments sink_k_post;
   HeadMoments sink_v;
 
+  // As attention weighs rows, so that an error weighs as it does in attention's output. Queries:
+  // times the weight that they give to positions behind the sinks, summed over the group. Keys
+  // behind the sinks: by the weights that they get, which sum to 1. Values: means over queries and
+  // the group of the rows that attention puts out.
+  HeadMoments attended_q;
+  HeadMoments attended_k;
+  HeadMoments attended_v;
+
+  // KL in nats per token from cutting this pair alone to each of ProbeRanks (kv/basis/probes.h) in
+  // lathe's basis, [n_layers, n_kv_heads, kProbeCuts]; 0: not measured.
+  std::vector<float> probe_kl_qk;
+  std::vector<float> probe_kl_v;
+
   // Channel (layer_idx * n_kv_heads + kv_head_idx) * head_dim + d.
   ChannelHistograms k_post_histograms;
   ChannelHistograms k_pre_histograms;

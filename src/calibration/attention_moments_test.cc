@@ -1,0 +1,135 @@
+#include "calibration/attention_moments.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "base/random.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr StatisticsShape kShape = {2, 4, 2, 8};
+
+struct Sequence {  // of one layer
+  std::vector<float> q, k, v;
+  int n_tokens;
+};
+
+Sequence RandomSequence(int n_tokens, uint64_t seed) {
+  Random random(seed);
+  Sequence s;
+  s.n_tokens = n_tokens;
+  s.q.resize(int64_t{n_tokens} * kShape.n_heads * kShape.head_dim);
+  s.k.resize(int64_t{n_tokens} * kShape.n_kv_heads * kShape.head_dim);
+  s.v.resize(s.k.size());
+  for (auto* rows : {&s.q, &s.k, &s.v}) {
+    for (float& x : *rows) x = static_cast<float>(0.3 + random.Normal());
+  }
+  return s;
+}
+
+struct Moments {
+  std::vector<double> mean = std::vector<double>(8), gram = std::vector<double>(64);
+  double weight = 0;
+  void Add(const double* row, double w) {
+    weight += w;
+    for (int i = 0; i < 8; ++i) {
+      mean[i] += w * row[i];
+      for (int j = 0; j < 8; ++j) gram[i * 8 + j] += w * row[i] * row[j];
+    }
+  }
+};
+
+struct Expected {
+  Moments q, k, v;
+};
+
+std::vector<double> Row(const std::vector<float>& rows, int t, int n_heads, int head) {
+  const auto first = rows.begin() + (int64_t{t} * n_heads + head) * 8;
+  return {first, first + 8};
+}
+
+// Attention by its definition, a query at a time.
+void AddSequence(const Sequence& s, int kv_head, int window, Expected* expected) {
+  for (int t = 4; t < s.n_tokens; ++t) {
+    for (int h = 2 * kv_head; h < 2 * kv_head + 2; ++h) {
+      const std::vector<double> q = Row(s.q, t, 4, h);
+      const int first = window > 0 ? std::max(0, t + 1 - window) : 0;
+      std::vector<double> weights;
+      double sum = 0;
+      for (int j = first; j <= t; ++j) {
+        const std::vector<double> k = Row(s.k, j, 2, kv_head);
+        weights.push_back(
+            std::exp(std::inner_product(q.begin(), q.end(), k.begin(), 0.0) / std::sqrt(8.0)));
+        sum += weights.back();
+      }
+      std::vector<double> output(8, 0.0);
+      double behind_sinks = 0;
+      for (int j = first; j <= t; ++j) {
+        const double weight = weights[j - first] / sum;
+        const std::vector<double> k = Row(s.k, j, 2, kv_head), v = Row(s.v, j, 2, kv_head);
+        for (int i = 0; i < 8; ++i) output[i] += weight * v[i];
+        if (j < 4) continue;
+        behind_sinks += weight;
+        expected->k.Add(k.data(), weight);
+      }
+      expected->q.Add(q.data(), behind_sinks);
+      expected->v.Add(output.data(), 1);
+    }
+  }
+}
+
+void ExpectNear(const HeadMoments& found, int head_idx, const Moments& expected, double total) {
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_NEAR(found.mean[head_idx * 8 + i], expected.mean[i] / total, 1e-5);
+    for (int j = 0; j < 8; ++j) {
+      EXPECT_NEAR(found.gram[(head_idx * 8 + i) * 8 + j], expected.gram[i * 8 + j] / total, 1e-4);
+    }
+  }
+}
+
+class AttentionMomentsTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(AttentionMomentsTest, AreThoseOfTheDefinitionHoweverASequenceIsCut) {
+  const int window = GetParam();
+  ThreadPool pool(2);
+  AttentionMoments attention(kShape, window, &pool);
+  std::vector<std::vector<Sequence>> layers(2);
+  for (int l = 0; l < 2; ++l) {
+    layers[l] = {RandomSequence(300, 10 + l), RandomSequence(3, 20 + l),
+                 RandomSequence(40, 30 + l)};
+  }
+  for (int s = 0; s < 3; ++s) {
+    const int n_tokens = layers[0][s].n_tokens;
+    for (int begin = 0, n = 2; begin < n_tokens; begin += n, n = 140) {
+      n = std::min(n, n_tokens - begin);
+      std::vector<int> positions(n);
+      std::iota(positions.begin(), positions.end(), begin);
+      for (int l = 0; l < 2; ++l) {
+        const Sequence& rows = layers[l][s];
+        const float* q = rows.q.data() + begin * 4 * 8;
+        const float* k = rows.k.data() + begin * 2 * 8;
+        attention.Observe({l, n, positions.data(), q, q, k, k, rows.v.data() + begin * 2 * 8});
+      }
+    }
+  }
+  CalibrationStatistics statistics = MakeStatistics(kShape);
+  attention.Finish(&statistics);
+  const double n_queries = 296 + 36;
+  for (int l = 0; l < 2; ++l) {
+    for (int g = 0; g < 2; ++g) {
+      Expected expected;
+      for (const Sequence& s : layers[l]) AddSequence(s, g, window, &expected);
+      ExpectNear(statistics.attended_q, 2 * l + g, expected.q, n_queries);
+      ExpectNear(statistics.attended_k, 2 * l + g, expected.k, expected.k.weight);
+      ExpectNear(statistics.attended_v, 2 * l + g, expected.v, 2 * n_queries);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Windows, AttentionMomentsTest, ::testing::Values(0, 50, 3));
+
+}  // namespace
+}  // namespace kvlathe

@@ -1,0 +1,126 @@
+#include "calibration/sensitivity.h"
+
+#include <gtest/gtest.h>
+
+#include "base/random.h"
+
+namespace kvlathe {
+namespace {
+
+// Any maps with falling spectra: what is cut is looked at, not computed with.
+BasisAnalysis RandomAnalysis(const StatisticsShape& shape) {
+  Random random(1);
+  const int d = shape.head_dim;
+  const auto matrix = [&] {
+    std::vector<float> m(int64_t{d} * d);
+    for (float& x : m) x = static_cast<float>(random.Normal());
+    return m;
+  };
+  BasisAnalysis analysis;
+  analysis.shape = shape;
+  for (int h = 0; h < shape.n_layers * shape.n_kv_heads; ++h) {
+    analysis.heads.push_back({matrix(), matrix(), matrix(), matrix()});
+    analysis.heads.back().key_offset.assign(d, 1.0f);
+    analysis.heads.back().value_offset.assign(d, 2.0f);
+    HeadSpectra& spectra = analysis.spectra.emplace_back();
+    for (int i = 0; i < d; ++i) {
+      spectra.qk.push_back((1.0 + h) * (d - i));
+      spectra.v.push_back((2.0 + h) * (d - i));
+    }
+  }
+  return analysis;
+}
+
+// The one pair of the basis that is cut, of 6 heads of 64.
+struct Cut {
+  int head_idx = -1;
+  bool is_qk = false;
+  int rank = 0;
+  double Kl() const { return 0.1 * head_idx + (is_qk ? 1 : 2) + 1.0 / rank; }
+};
+
+Cut FindCut(const ModelBasis& basis, const BasisAnalysis& analysis) {
+  Cut cut;
+  for (int h = 0; h < 6; ++h) {
+    const HeadBasis& head = basis.heads[h];
+    EXPECT_EQ(head.key_offset.empty(), head.rank_k == 64);
+    EXPECT_EQ(head.value_offset.empty(), head.rank_v == 64);
+    if (head.rank_k == 64 && head.rank_v == 64) continue;
+    EXPECT_EQ(cut.head_idx, -1);
+    EXPECT_EQ(std::max(head.rank_k, head.rank_v), 64);
+    cut = {h, head.rank_k < 64, std::min(head.rank_k, head.rank_v)};
+    const HeadAnalysis& from = analysis.heads[h];
+    const auto& found = cut.is_qk ? head.key_basis : head.value_basis;
+    const auto& whole = cut.is_qk ? from.key_basis : from.value_basis;
+    EXPECT_EQ(found[cut.rank + 3], whole[64 + 3]);  // row 1, column 3
+  }
+  return cut;
+}
+
+TEST(SensitivityTest, EveryPairOfEveryHeadIsCutAlone) {
+  const StatisticsShape shape = {3, 4, 2, 64};
+  const BasisAnalysis analysis = RandomAnalysis(shape);
+  CalibrationStatistics statistics = MakeStatistics(shape);
+  int n_cuts = 0;
+  SensitivityJob job;
+  job.analysis = &analysis;
+  job.kl = [&](const ModelBasis& basis) -> StatusOr<double> {
+    ++n_cuts;
+    return FindCut(basis, analysis).Kl();
+  };
+  ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
+  EXPECT_EQ(n_cuts, 36);
+  for (int h = 0; h < 6; ++h) {
+    for (int cut = 0; cut < 3; ++cut) {
+      const int rank = 16 * (cut + 1);
+      EXPECT_NEAR(statistics.probe_kl_qk[h * 3 + cut], (Cut{h, true, rank}.Kl()), 1e-6);
+      EXPECT_NEAR(statistics.probe_kl_v[h * 3 + cut], (Cut{h, false, rank}.Kl()), 1e-6);
+    }
+  }
+}
+
+TEST(SensitivityTest, HeadsCutTogetherShareByTheirExpectedErrors) {
+  const StatisticsShape shape = {20, 4, 4, 64};  // 480 cuts, were they single
+  const BasisAnalysis analysis = RandomAnalysis(shape);
+  CalibrationStatistics statistics = MakeStatistics(shape);
+  int n_probes = 0;
+  SensitivityJob job;
+  job.analysis = &analysis;
+  job.kl = [&](const ModelBasis& basis) -> StatusOr<double> {
+    ++n_probes;
+    for (int l = 0; l < 20; ++l) {
+      if (basis.head(l, 0).rank_k < 64) return l + 1.0;
+    }
+    return 0.5;
+  };
+  ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
+  EXPECT_EQ(n_probes, 120);
+  for (int l = 0; l < 20; ++l) {
+    double squares = 0;
+    for (int h = 4 * l; h < 4 * l + 4; ++h) squares += (1.0 + h) * (1.0 + h);
+    for (int h = 4 * l; h < 4 * l + 4; ++h) {
+      for (int cut = 0; cut < 3; ++cut) {
+        EXPECT_NEAR(statistics.probe_kl_qk[h * 3 + cut], (l + 1) * (1.0 + h) * (1.0 + h) / squares,
+                    1e-4);
+      }
+    }
+  }
+}
+
+TEST(SensitivityTest, ErrorsComeThroughAndNothingIsExactlyZero) {
+  const StatisticsShape shape = {1, 1, 1, 64};
+  const BasisAnalysis analysis = RandomAnalysis(shape);
+  CalibrationStatistics statistics = MakeStatistics(shape);
+  SensitivityJob job;
+  job.analysis = &analysis;
+  job.kl = [](const ModelBasis&) -> StatusOr<double> {
+    return Error(StatusCode::kResourceExhausted, "no memory");
+  };
+  EXPECT_EQ(MeasureSensitivities(job, &statistics).code(), StatusCode::kResourceExhausted);
+  job.kl = [](const ModelBasis&) -> StatusOr<double> { return 0.0; };
+  ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
+  EXPECT_GT(statistics.probe_kl_v[0], 0);
+}
+
+}  // namespace
+}  // namespace kvlathe

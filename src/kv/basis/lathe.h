@@ -1,0 +1,19 @@
+// lathe: our own basis. Queries and keys, and values and output weights, in the maps that lose
+// least of their products; rows less their mean; ranks where they cost least.
+#pragma once
+
+#include "base/status.h"
+#include "kv/basis/method.h"
+
+namespace kvlathe {
+
+// Per KV head the best maps (DecomposePair) of queries and keys and of attention's outputs and
+// W_O, from the moments as attention weighs them; the means of keys and outputs are the offsets,
+// unless BasisOptions::is_centred is off. Spectra are in units of the measured losses: squares
+// beyond a rank sum to what a cut to that rank costs in nats per token, as far as it was measured.
+StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs);
+
+// Water-filling (RankRule::kLeastError) over all layers, heads and pairs.
+StatusOr<RankAllocation> AllocateLathe(const BasisAnalysis& analysis, const RankRequest& request);
+
+}  // namespace kvlathe

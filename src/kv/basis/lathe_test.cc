@@ -1,0 +1,219 @@
+#include "kv/basis/lathe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/random.h"
+
+namespace kvlathe {
+namespace {
+
+using Rows = std::vector<std::vector<double>>;
+
+constexpr int kHeadDim = 64, kHiddenDim = 40, kLayers = 2, kKvHeads = 2, kGroup = 2, kTokens = 80;
+constexpr int kHeads = kLayers * kKvHeads, kSquare = kHeadDim * kHeadDim;
+
+Rows RandomRows(Random* random, int n_rows, double decay, double mean) {
+  Rows mixing(kHeadDim, std::vector<double>(kHeadDim));
+  for (auto& row : mixing) {
+    for (double& x : row) x = random->Normal();
+  }
+  Rows rows(n_rows, std::vector<double>(kHeadDim));
+  for (auto& row : rows) {
+    for (int i = 0; i < kHeadDim; ++i) row[i] = mean * (i % 3 - 1);
+    for (int i = 0; i < kHeadDim; ++i) {
+      const double latent = random->Normal() * std::exp(-decay * i);
+      for (int j = 0; j < kHeadDim; ++j) row[j] += latent * mixing[i][j];
+    }
+  }
+  return rows;
+}
+
+// Mean and second moments of `rows`, over `total` each.
+void SetMoments(const Rows& rows, double total, int head_idx, HeadMoments* moments) {
+  for (int i = 0; i < kHeadDim; ++i) {
+    double sum = 0;
+    for (const auto& row : rows) sum += row[i];
+    moments->mean[head_idx * kHeadDim + i] = static_cast<float>(sum / total);
+    for (int j = 0; j < kHeadDim; ++j) {
+      double product = 0;
+      for (const auto& row : rows) product += row[i] * row[j];
+      moments->gram[head_idx * kSquare + i * kHeadDim + j] = static_cast<float>(product / total);
+    }
+  }
+}
+
+struct HeadRows {
+  Rows q, k, o;  // o: what attention puts out
+  Rows w;        // W_O of the group's query heads: [kGroup * kHiddenDim, kHeadDim], transposed
+};
+
+std::vector<double> Less(std::vector<double> row, const std::vector<float>& offset) {
+  for (size_t i = 0; i < offset.size(); ++i) row[i] -= offset[i];
+  return row;
+}
+
+std::vector<double> Times(const std::vector<double>& row, const std::vector<float>& map,
+                          int n_columns) {
+  std::vector<double> y(n_columns, 0.0);
+  for (size_t i = 0; i < row.size(); ++i) {
+    for (int j = 0; j < n_columns; ++j) y[j] += row[i] * map[i * n_columns + j];
+  }
+  return y;
+}
+
+double Dot(const std::vector<double>& a, const std::vector<double>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+// The squared error of all scores: over keys a mean, over queries a mean per token.
+double ScoreError(const HeadRows& rows, const HeadBasis& basis) {
+  Rows centred, stored;
+  for (const auto& k : rows.k) {
+    centred.push_back(Less(k, basis.key_offset));
+    stored.push_back(Times(centred.back(), basis.key_basis, basis.rank_k));
+  }
+  double error = 0;
+  for (const auto& q : rows.q) {
+    const std::vector<double> rotated = Times(q, basis.query_basis, basis.rank_k);
+    for (int t = 0; t < kTokens; ++t) {
+      error += std::pow(Dot(q, centred[t]) - Dot(rotated, stored[t]), 2);
+    }
+  }
+  return error / kTokens / kTokens;
+}
+
+// The squared error of attention's contribution to the hidden state, a mean over the outputs.
+double OutputError(const HeadRows& rows, const HeadBasis& basis) {
+  double error = 0;
+  for (const auto& o : rows.o) {
+    const std::vector<double> centred = Less(o, basis.value_offset);
+    std::vector<double> lost =
+        Times(Times(centred, basis.value_basis, basis.rank_v), basis.output_basis, kHeadDim);
+    for (int i = 0; i < kHeadDim; ++i) lost[i] -= centred[i];
+    for (const auto& w : rows.w) error += std::pow(Dot(lost, w), 2);
+  }
+  return error / static_cast<double>(rows.o.size());
+}
+
+double SquaresBeyond(const std::vector<double>& values, int rank) {
+  double sum = 0;
+  for (int i = rank; i < kHeadDim; ++i) sum += values[i] * values[i];
+  return sum;
+}
+
+class LatheTest : public ::testing::Test {
+ protected:
+  LatheTest() {
+    Random random(5);
+    statistics_ = MakeStatistics({kLayers, kKvHeads * kGroup, kKvHeads, kHeadDim});
+    for (int h = 0; h < kHeads; ++h) {
+      HeadRows rows;
+      rows.q = RandomRows(&random, kGroup * kTokens, 0.02 + 0.01 * h, 0.5);
+      rows.k = RandomRows(&random, kTokens, 0.03, 3);
+      rows.o = RandomRows(&random, kGroup * kTokens, 0.06 - 0.01 * h, 2);
+      rows.w = RandomRows(&random, kGroup * kHiddenDim, 0.02, 0);
+      SetMoments(rows.q, kTokens, h, &statistics_.attended_q);
+      SetMoments(rows.k, kTokens, h, &statistics_.attended_k);
+      SetMoments(rows.o, kGroup * kTokens, h, &statistics_.attended_v);
+      std::vector<double> gram(kSquare, 0.0);
+      for (int i = 0; i < kHeadDim; ++i) {
+        for (int j = 0; j < kHeadDim; ++j) {
+          for (const auto& w : rows.w) gram[i * kHeadDim + j] += w[i] * w[j];
+        }
+      }
+      output_grams_.push_back(gram);
+      rows_.push_back(std::move(rows));
+      // As measured at ranks 16, 32 and 48: of a size of its own for each pair.
+      for (int cut = 0; cut < 3; ++cut) {
+        statistics_.probe_kl_qk[h * 3 + cut] = 0.01f * static_cast<float>((1 + h) * (3 - cut));
+        statistics_.probe_kl_v[h * 3 + cut] =
+            0.002f * static_cast<float>(5 - h) / static_cast<float>(1 + cut);
+      }
+    }
+  }
+  BasisAnalysis Analyse(bool is_centred = true) const {
+    return *AnalyseLathe({&statistics_, {}, output_grams_, {.is_centred = is_centred}});
+  }
+
+  CalibrationStatistics statistics_;
+  std::vector<std::vector<double>> output_grams_;
+  std::vector<HeadRows> rows_;
+};
+
+// What a cut to `rank` loses: measured at 16, 32 and 48, in between as the errors of the rows say.
+double Interpolated(const float* kl, const std::vector<double>& error_at, int rank) {
+  double measured[] = {kl[0], kl[1], kl[2], 0};
+  int below = 2;
+  while (below > 0 && 16 * (below + 1) > rank) --below;
+  const double low = error_at[16 * (below + 1)], high = error_at[16 * (below + 2)];
+  return measured[below + 1] +
+         (measured[below] - measured[below + 1]) * (error_at[rank] - high) / (low - high);
+}
+
+TEST_F(LatheTest, SpectraFollowTheErrorsOfTheRowsBetweenTheProbes) {
+  for (const bool is_centred : {true, false}) {
+    const BasisAnalysis analysis = Analyse(is_centred);
+    const std::vector<int> ranks = {8, 16, 20, 32, 40, 48, 60};
+    std::vector<ModelBasis> cut;
+    for (const int rank : ranks) {
+      cut.push_back(CutBasis(analysis, std::vector<HeadRanks>(kHeads, {rank, rank})));
+    }
+    for (int h = 0; h < kHeads; ++h) {
+      std::vector<double> qk_error(kHeadDim + 1, 0.0), v_error(kHeadDim + 1, 0.0);
+      for (size_t i = 0; i < ranks.size(); ++i) {
+        qk_error[ranks[i]] = ScoreError(rows_[h], cut[i].heads[h]);
+        v_error[ranks[i]] = OutputError(rows_[h], cut[i].heads[h]);
+      }
+      for (const int rank : ranks) {
+        SCOPED_TRACE(::testing::Message() << "head " << h << " rank " << rank);
+        const double qk = Interpolated(&statistics_.probe_kl_qk[h * 3], qk_error, rank);
+        const double v = Interpolated(&statistics_.probe_kl_v[h * 3], v_error, rank);
+        // The ridge shows in the last dimensions, which hold next to nothing.
+        EXPECT_NEAR(SquaresBeyond(analysis.spectra[h].qk, rank), qk, 3e-2 * qk);
+        EXPECT_NEAR(SquaresBeyond(analysis.spectra[h].v, rank), v, 3e-2 * v);
+      }
+    }
+  }
+}
+
+TEST_F(LatheTest, CentringTakesTheMeansAndLowersTheError) {
+  const BasisAnalysis centred = Analyse(), plain = Analyse(false);
+  const std::vector<HeadRanks> ranks(kHeads, {8, 8});
+  const ModelBasis a = CutBasis(centred, ranks), b = CutBasis(plain, ranks);
+  for (int h = 0; h < kHeads; ++h) {
+    EXPECT_TRUE(b.heads[h].key_offset.empty());
+    EXPECT_TRUE(b.heads[h].value_offset.empty());
+    for (int i = 0; i < kHeadDim; ++i) {
+      EXPECT_EQ(a.heads[h].key_offset[i], statistics_.attended_k.mean[h * kHeadDim + i]);
+      EXPECT_EQ(a.heads[h].value_offset[i], statistics_.attended_v.mean[h * kHeadDim + i]);
+    }
+    EXPECT_LT(ScoreError(rows_[h], a.heads[h]), ScoreError(rows_[h], b.heads[h]));
+    EXPECT_LT(OutputError(rows_[h], a.heads[h]), OutputError(rows_[h], b.heads[h]));
+  }
+}
+
+TEST_F(LatheTest, WithoutProbesErrorsCountAsTheyAre) {
+  statistics_.probe_kl_qk.assign(kHeads * 3, 0);
+  statistics_.probe_kl_v.assign(kHeads * 3, 0);
+  const BasisAnalysis analysis = Analyse();
+  const ModelBasis basis = CutBasis(analysis, std::vector<HeadRanks>(kHeads, {8, 8}));
+  for (int h = 0; h < kHeads; ++h) {
+    const double error = OutputError(rows_[h], basis.heads[h]);
+    EXPECT_NEAR(SquaresBeyond(analysis.spectra[h].v, 8), error, 2e-3 * error);
+  }
+}
+
+TEST_F(LatheTest, DamagedInputsAreNamedByLayerAndHead) {
+  statistics_.attended_q.gram[2 * kSquare] = INFINITY;
+  const auto analysis = AnalyseLathe({&statistics_, {}, output_grams_});
+  EXPECT_EQ(analysis.status().code(), StatusCode::kDataLoss);
+  EXPECT_THAT(MessageOf(analysis.status()), ::testing::HasSubstr("layer 1, KV head 0"));
+}
+
+}  // namespace
+}  // namespace kvlathe

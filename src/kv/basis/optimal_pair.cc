@@ -1,0 +1,52 @@
+#include "kv/basis/optimal_pair.h"
+
+#include <Eigen/SVD>
+#include <cmath>
+
+#include "base/check.h"
+#include "kv/basis/gram.h"
+#include "kv/basis/spectrum.h"
+
+namespace kvlathe {
+namespace {
+
+using RowMajor = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+// A with A A^T = gram + ridge I.
+Eigen::MatrixXd RootOf(const std::vector<double>& gram, int dim) {
+  const Spectrum spectrum = DecomposeGram(gram, dim);
+  const double trace = TraceOf(gram, dim);
+  const double ridge = trace > 0 ? kPairRidge * trace / dim : 1.0;
+  Eigen::MatrixXd root = Eigen::Map<const RowMajor>(spectrum.vectors.data(), dim, dim);
+  for (int i = 0; i < dim; ++i) {
+    const double sigma = spectrum.singular_values[i];
+    root.col(i) *= std::sqrt(sigma * sigma + ridge);
+  }
+  return root;
+}
+
+// Row-major.
+std::vector<double> Flatten(const Eigen::MatrixXd& from) {
+  std::vector<double> flat(from.size());
+  Eigen::Map<RowMajor>(flat.data(), from.rows(), from.cols()) = from;
+  return flat;
+}
+
+}  // namespace
+
+OptimalPair DecomposePair(const std::vector<double>& left_gram,
+                          const std::vector<double>& right_gram, int dim) {
+  KVL_CHECK_EQ(std::ssize(left_gram), int64_t{dim} * dim);
+  KVL_CHECK_EQ(std::ssize(right_gram), int64_t{dim} * dim);
+  const Eigen::MatrixXd left_root = RootOf(left_gram, dim), right_root = RootOf(right_gram, dim);
+  const Eigen::BDCSVD<Eigen::MatrixXd> svd(left_root.transpose() * right_root,
+                                           Eigen::ComputeFullU | Eigen::ComputeFullV);
+  const Eigen::VectorXd scale = svd.singularValues().cwiseSqrt().cwiseInverse();
+  OptimalPair pair;
+  pair.singular_values.assign(svd.singularValues().begin(), svd.singularValues().end());
+  pair.left = Flatten(right_root * svd.matrixV() * scale.asDiagonal());
+  pair.right = Flatten(left_root * svd.matrixU() * scale.asDiagonal());
+  return pair;
+}
+
+}  // namespace kvlathe

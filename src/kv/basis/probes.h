@@ -1,0 +1,25 @@
+// Which cuts calibration measures for lathe's allocation of ranks.
+#pragma once
+
+#include <vector>
+
+namespace kvlathe {
+
+// Every pair is cut to a quarter, half and three quarters of its dimensions.
+inline constexpr int kProbeCuts = 3;
+// What is measured below it is rounding.
+inline constexpr double kLeastProbeKl = 1e-7;
+
+// The rank of each cut, ascending: multiples of 16, at least 16, at most head_dim.
+std::vector<int> ProbeRanks(int head_dim);
+
+// The sum of squares of values[begin .. end).
+double SumOfSquares(const std::vector<double>& values, int begin, int end);
+
+// Scales singular values so that the squares beyond each of `ranks` sum to kl[i], what was measured
+// there. The scale of the dimensions behind goes on below ranks[0], and where a cut was measured to
+// cost no more than a lighter one, which is noise. Without measurements (kl all 0) nothing changes.
+std::vector<double> ScaledToProbes(std::vector<double> singular_values,
+                                   const std::vector<int>& ranks, const float* kl);
+
+}  // namespace kvlathe
