@@ -1,0 +1,74 @@
+#include "loaded_model.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvlathe::testing {
+
+LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
+                      const ModelBasis* basis, int n_sink, int context) {
+  LoadedModel loaded;
+  loaded.pool = std::make_unique<ThreadPool>(2);
+  loaded.blocks = std::make_unique<BlockPool>(int64_t{256} << 20);
+  auto config = LoadModelConfig(directory);
+  EXPECT_TRUE(config.ok()) << config.status();
+  if (context > 0) config->ChooseContext(context);
+  auto reader = SafetensorsReader::OpenModel(directory);
+  EXPECT_TRUE(reader.ok()) << reader.status();
+  auto weights = ModelWeights::Load(*config, compute_type, MakeFileSource(*std::move(reader)),
+                                    loaded.pool.get());
+  EXPECT_TRUE(weights.ok()) << weights.status();
+  loaded.weights = *std::move(weights);
+  auto model = Model::Create(loaded.weights, basis, n_sink, loaded.pool.get(), isa);
+  EXPECT_TRUE(model.ok()) << model.status();
+  loaded.model = *std::move(model);
+  return loaded;
+}
+
+Matrix EngineLogits(LoadedModel* loaded, const std::vector<int>& ids,
+                    const std::vector<int>& chunks) {
+  SequenceCache cache(&loaded->model->layout(), loaded->blocks.get());
+  Matrix logits;
+  const std::vector<int32_t> tokens(ids.begin(), ids.end());
+  for (size_t begin = 0, chunk = 0; begin < tokens.size(); ++chunk) {
+    const size_t n =
+        std::min<size_t>(chunks[std::min(chunk, chunks.size() - 1)], tokens.size() - begin);
+    EXPECT_TRUE(cache.Extend(static_cast<int>(n)).ok());
+    const SequenceStep step{&cache, std::span(tokens).subspan(begin, n),
+                            SequenceStep::Logits::kAll};
+    EXPECT_TRUE(loaded->model->Forward({&step, 1}).ok());
+    for (size_t t = 0; t < n; ++t) {
+      const auto row = loaded->model->logits(static_cast<int64_t>(t));
+      logits.emplace_back(row.begin(), row.end());
+    }
+    begin += n;
+  }
+  return logits;
+}
+
+double MaxDifference(const Matrix& a, const Matrix& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double max = 0;
+  for (size_t t = 0; t < a.size(); ++t) {
+    for (size_t i = 0; i < a[t].size(); ++i) {
+      const double difference = std::abs(a[t][i] - b[t][i]);
+      max = std::isnan(difference) ? INFINITY : std::max(max, difference);
+    }
+  }
+  return max;
+}
+
+double MeanNll(const Matrix& logits, const std::vector<int>& ids) {
+  double sum = 0;
+  for (size_t t = 0; t + 1 < ids.size(); ++t) {
+    double max = logits[t][0], total = 0;
+    for (double x : logits[t]) max = std::max(max, x);
+    for (double x : logits[t]) total += std::exp(x - max);
+    sum += max + std::log(total) - logits[t][ids[t + 1]];
+  }
+  return ids.size() > 1 ? sum / static_cast<double>(ids.size() - 1) : 0;
+}
+
+}  // namespace kvlathe::testing

@@ -1,0 +1,38 @@
+// A model directory as a test runs it, and its logits for a text however the text is cut.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/cpu_features.h"
+#include "kv/blocks/block_pool.h"
+#include "model/model.h"
+#include "reference_decoder.h"
+
+namespace kvlathe::testing {
+
+// Members in the order in which they depend on each other.
+struct LoadedModel {
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<BlockPool> blocks;
+  std::shared_ptr<ModelWeights> weights;
+  std::unique_ptr<Model> model;
+};
+
+// `context`: the longest text it must serve, which chooses among the factors of LongRope; 0: as
+// long as the model allows.
+LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
+                      const ModelBasis* basis = nullptr, int n_sink = 0, int context = 0);
+
+// Logits after every token, fed in chunks of the given sizes (the last one repeats).
+Matrix EngineLogits(LoadedModel* loaded, const std::vector<int>& ids,
+                    const std::vector<int>& chunks);
+
+// Infinite where one of the two is no number.
+double MaxDifference(const Matrix& a, const Matrix& b);
+
+// Mean negative log-likelihood of every token but the first, in nats.
+double MeanNll(const Matrix& logits, const std::vector<int>& ids);
+
+}  // namespace kvlathe::testing
