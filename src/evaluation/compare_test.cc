@@ -13,7 +13,12 @@ namespace {
 using testing::HasSubstr;
 
 KvBytes AllParts() {
-  return {.blocks = 4096, .sinks = 512, .run_records = 320, .layer_records = 64, .tables = 128, .entries = 32};
+  return {.blocks = 4096,
+          .sinks = 512,
+          .run_records = 320,
+          .layer_records = 64,
+          .tables = 128,
+          .entries = 32};
 }
 
 TEST(KvParts, SumToTheTotal) {
@@ -21,8 +26,9 @@ TEST(KvParts, SumToTheTotal) {
   int64_t sum = 0;
   for (const auto& part : json) sum += part.get<int64_t>();
   EXPECT_EQ(sum, AllParts().total());
-  EXPECT_EQ(json.dump(),
-            R"({"blocks":4096,"sinks":512,"run_records":320,"layer_records":64,"tables":128,"entries":32})");
+  EXPECT_EQ(
+      json.dump(),
+      R"({"blocks":4096,"sinks":512,"run_records":320,"layer_records":64,"tables":128,"entries":32})");
 }
 
 TEST(KvParts, AreNamedWhereTheyAreThere) {

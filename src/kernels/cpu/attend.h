@@ -63,7 +63,7 @@ struct AttendParams {
   float* row_sum = nullptr;  // [n_rows] sum of exp(score - row_max)
   // If not null, gets the scores as well: q k, not scaled, of entry e in column e - kv_begin of its
   // row. Columns of entries that a row does not see are undefined. Plain blocks, no window.
-  float* scores = nullptr;  // [n_rows, scores_stride]
+  float* scores = nullptr;    // [n_rows, scores_stride]
   int64_t scores_stride = 0;  // a multiple of kBlockSize that holds the range
 };
 

@@ -148,9 +148,9 @@ void SoftmaxTile(const Panel& panel, const RowTile& tile, int slot, const BlockG
       top = _mm512_max_ps(top, line[0]);
     }
     if (panel.p->scores != nullptr) {
-      __builtin_memcpy(panel.p->scores + row * panel.p->scores_stride + group.first_entry -
-                           panel.p->kv_begin,
-                       scores, sizeof(float) * n_tokens);
+      __builtin_memcpy(
+          panel.p->scores + row * panel.p->scores_stride + group.first_entry - panel.p->kv_begin,
+          scores, sizeof(float) * n_tokens);
     }
     RaiseRowMax(top, panel.log2_scale, state, sums);
     for (int t = 0; t < n_tokens; t += 32) {

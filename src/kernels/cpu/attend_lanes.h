@@ -307,9 +307,9 @@ void AttendBlock(const Panel& panel, const BlockView<Row>& block, int first_row)
     });
     for (int r = row; r < row + n; ++r) {
       if (p.scores != nullptr) {
-        __builtin_memcpy(p.scores + (panel.first_row + r) * p.scores_stride + block.first_entry -
-                             p.kv_begin,
-                         scratch->probs[r], sizeof(scratch->probs[r]));
+        __builtin_memcpy(
+            p.scores + (panel.first_row + r) * p.scores_stride + block.first_entry - p.kv_begin,
+            scratch->probs[r], sizeof(scratch->probs[r]));
       }
       TurnIntoProbabilities(BeginOfRow(p, panel.first_row + r) - block.first_entry,
                             LimitOfRow(p, panel.first_row + r) - block.first_entry,

@@ -18,8 +18,8 @@ struct RetentionMethod {
 
 std::span<const RetentionMethod> RetentionMethods();
 
-// What a cache of this spec keeps; nothing where it keeps every entry. The spec is supported. With a
-// quantizer entries are dropped once, before they are sealed: what is sealed stays.
+// What a cache of this spec keeps; nothing where it keeps every entry. The spec is supported. With
+// a quantizer entries are dropped once, before they are sealed: what is sealed stays.
 std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec);
 
 // The budget that `keep`, `budget` and `prune` of a stage say, of every method that has them.
