@@ -63,6 +63,7 @@ quantizers() {
     for quantizer in "token(bits=$bits)" "kcvt(bits=$bits)" "kivi(bits=$bits,group=32)" "kivi(bits=$bits,group=64)"; do
       specs+=(--kv "$quantizer" --kv "$quantizer+lowrank" --kv "$quantizer+sparse" --kv "$quantizer+$repair")
     done
+    specs+=(--kv "kvquant(bits=$bits)" --kv "kvquant(bits=$bits)+lowrank")
     measure "$bits bits" "${specs[@]}"
   done
   measure "The papers' method: no sink, one run per prompt" \
@@ -71,7 +72,7 @@ quantizers() {
     --kv 'gear(bits=2,sink=0,run=prompt)'
   measure "After a basis" --kv 'fdc(rate=0.25)+kivi(bits=4,group=64)' --kv 'fdc(rate=0.25)+gear(bits=4)' \
     --kv 'fdc(rate=0.25)+kivi(bits=2,group=64)' --kv 'fdc(rate=0.25)+gear(bits=2)' \
-    --kv 'fdc(rate=0.5)+kivi(bits=4,group=64)'
+    --kv 'fdc(rate=0.25)+kvquant(bits=4)' --kv 'fdc(rate=0.5)+kivi(bits=4,group=64)' --kv 'kvq-f'
 }
 
 retention() {

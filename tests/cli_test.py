@@ -80,6 +80,12 @@ class CommandLine(unittest.TestCase):
         for kv, most in (("int8", 0.6), ("kivi(bits=4,group=64)", 0.36), ("gear(bits=2)", 0.33),
                          ("kivi(bits=2,group=64)", 0.23)):
             self.assertLess(rows[kv]["kv_fraction"], most)
+        arguments = ["--kv", "kvquant", "--kv", "kvquant(bits=2)"]
+        four, two = self.json_of("compare", "-m", MODEL, *arguments)["rows"]
+        self.assertLess(four["kl"], 1e-3)
+        self.assertLess(two["kl"], 0.01)
+        self.assertLess(four["kv_fraction"], 0.34)
+        self.assertLess(two["kv_fraction"], 0.22)
         said = self.json_of("run", "-m", MODEL, "--kv", "gear(bits=2)", "-p", "The carriage", "-n", 150,
                             "--ignore-eos")
         self.assertGreater(said["kv_parts"]["run_records"], 0)

@@ -1,6 +1,7 @@
 // The forward on sealed blocks against the literal decoder with a literal quantiser.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <random>
@@ -17,6 +18,7 @@ namespace kvlathe {
 namespace {
 
 using testing::Matrix;
+using testing::ReferenceCodebooks;
 using testing::ReferenceQuantizer;
 using testing::RootMeanSquare;
 
@@ -25,6 +27,7 @@ constexpr int kTokens = 230, kPrompt = 150;
 struct Case {
   const char* spec;
   ReferenceQuantizer literal;
+  bool has_basis = false;  // random maps, in place of those of the spec
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.spec; }
@@ -48,7 +51,80 @@ const Case kCases[] = {
     {"int8(run=64,sink=4)", {.name = "int8", .bits = 8, .run = 64, .n_sink = 4}},
     {"kivi(bits=4,run=64,buffer=128,sink=0)",
      {.name = "kivi", .bits = 4, .group = 32, .run = 64, .buffer = 128, .n_sink = 0}},
+    {"kvquant(bits=4,run=64,sink=4)",
+     {.name = "kvquant", .bits = 4, .run = 64, .n_sink = 4, .sparse_share = 0.01}},
+    {"kvquant(bits=3,outliers=0,run=128,sink=0)",
+     {.name = "kvquant", .bits = 3, .run = 128, .n_sink = 0}},
+    {"kvquant(bits=2,outliers=0.05,run=prompt,buffer=128,sink=1)+sparse(share=0.03)",
+     {.name = "kvquant", .bits = 2, .run = 0, .buffer = 128, .n_sink = 1, .sparse_share = 0.08}},
+    {"fdc+kvquant(bits=4,run=64,sink=4)",
+     {.name = "kvquant",
+      .bits = 4,
+      .run = 64,
+      .n_sink = 4,
+      .sparse_share = 0.01,
+      .keys_before_rope = false},
+     true},
+    {"fdc+kvquant(bits=2,outliers=0,run=64,sink=0)",
+     {.name = "kvquant", .bits = 2, .run = 64, .n_sink = 0, .keys_before_rope = false},
+     true},
 };
+
+double AsFloat(double x) { return static_cast<float>(x); }
+
+// Codebooks with unlike steps, whose codes stand for a little more than where they are chosen; key
+// ranges that leave a few hundredths of the rows outside.
+std::vector<ReferenceCodebooks> DrawCodebooks(const ReferenceQuantizer& q,
+                                              const std::vector<testing::ReferenceRows>& layers) {
+  std::vector<ReferenceCodebooks> codebooks;
+  for (const testing::ReferenceRows& rows : layers) {
+    ReferenceCodebooks& layer = codebooks.emplace_back();
+    const int n = 1 << q.bits;
+    for (int i = 0; i < n; ++i) {
+      const double at = (2.0 * i + 1 - n) / n;
+      layer.nearest.push_back(AsFloat(at * (0.6 + 0.4 * std::abs(at))));
+      layer.decoded.push_back(AsFloat(1.03 * layer.nearest.back() + 0.01));
+    }
+    for (const Matrix& keys : rows.keys) {
+      std::vector<double>& ranges = layer.ranges.emplace_back();
+      std::vector<double>& offsets = layer.offsets.emplace_back();
+      for (size_t r = 0; r < keys.back().size(); ++r) {
+        std::vector<double> channel;
+        for (size_t t = q.n_sink; t < keys.size(); ++t) {
+          const bool turns_back = q.keys_before_rope;
+          channel.push_back(turns_back ? testing::RotateRowBack(q.rope, q.rotary_dim, keys[t],
+                                                                static_cast<int>(t))[r]
+                                       : keys[t][r]);
+        }
+        std::sort(channel.begin(), channel.end());
+        const double low = channel[channel.size() / 200],
+                     high = channel.rbegin()[channel.size() / 200];
+        // Unlike shares of the channels and off their middles: rows must not lie equally far out.
+        ranges.push_back(AsFloat((high - low) / 2 * (0.8 + 0.01 * static_cast<double>(r))));
+        offsets.push_back(AsFloat(0.55 * high + 0.45 * low));
+      }
+    }
+  }
+  return codebooks;
+}
+
+ModelCodebooks ToModelCodebooks(const std::vector<ReferenceCodebooks>& layers) {
+  ModelCodebooks codebooks;
+  for (const ReferenceCodebooks& layer : layers) {
+    Codebook book{.n_codes = static_cast<int>(layer.nearest.size())};
+    std::copy(layer.decoded.begin(), layer.decoded.end(), book.centroids.begin());
+    for (int i = 0; i < book.n_codes - 1; ++i) {
+      book.boundaries[i] = static_cast<float>((layer.nearest[i] + layer.nearest[i + 1]) / 2);
+    }
+    LayerCodebooks& to = codebooks.emplace_back(LayerCodebooks{.k = book, .v = book});
+    for (size_t g = 0; g < layer.ranges.size(); ++g) {
+      std::vector<float>& scales = to.key_scales.emplace_back();
+      scales.assign(layer.ranges[g].begin(), layer.ranges[g].end());
+      scales.insert(scales.end(), layer.offsets[g].begin(), layer.offsets[g].end());
+    }
+  }
+  return codebooks;
+}
 
 class QuantizedModelTest : public ::testing::TestWithParam<Case> {
  protected:
@@ -58,18 +134,23 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
         testing::WriteRandomModel({.n_heads = 4, .n_kv_heads = 2, .head_dim = 32}, directory_, 31);
     std::mt19937_64 random(7);
     for (int i = 0; i < kTokens; ++i) ids_.push_back(static_cast<int>(random() % reference_.vocab));
-    plain_ = testing::ReferenceLogits(reference_, ids_);
+    bases_ = testing::RandomBases(reference_, 23);
   }
   static void TearDownTestSuite() { std::filesystem::remove_all(directory_); }
 
-  std::unique_ptr<Model> Load(Isa isa, DType type, const Spec& spec) {
+  std::unique_ptr<Model> Load(Isa isa, DType type, const Spec& spec,
+                              const std::vector<ReferenceCodebooks>& literal_codebooks) {
+    const ModelBasis basis = testing::ToModelBasis(reference_, bases_);
+    const ModelCodebooks codebooks = ToModelCodebooks(literal_codebooks);
     const std::optional<SealPlan> seal = SealPlanOf(spec);
     auto reader = SafetensorsReader::OpenModel(directory_);
     auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
                                       MakeFileSource(*std::move(reader)), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model = Model::Create(*std::move(weights), nullptr, spec.n_sink(), &threads_, isa, &*seal);
+    auto model = Model::Create(*std::move(weights), GetParam().has_basis ? &basis : nullptr,
+                               spec.n_sink(), &threads_, isa, &*seal);
     EXPECT_TRUE(model.ok()) << model.status();
+    if (!codebooks.empty()) (*model)->set_codebooks(codebooks);
     return *std::move(model);
   }
 
@@ -102,36 +183,46 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
   static std::string directory_;
   static testing::ReferenceModel reference_;
   static std::vector<int> ids_;
-  static Matrix plain_;
+  static std::vector<testing::ReferenceBasis> bases_;
   ThreadPool threads_{2};
   BlockPool pool_{int64_t{64} << 20};
 };
 std::string QuantizedModelTest::directory_;
 testing::ReferenceModel QuantizedModelTest::reference_;
 std::vector<int> QuantizedModelTest::ids_;
-Matrix QuantizedModelTest::plain_;
+std::vector<testing::ReferenceBasis> QuantizedModelTest::bases_;
 
 TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   ReferenceQuantizer literal = GetParam().literal;
   literal.n_prompt = kPrompt;
+  literal.rope = reference_.rope;
+  literal.rotary_dim = reference_.rotary_dim;
+  const std::vector<testing::ReferenceBasis> bases =
+      GetParam().has_basis ? bases_ : std::vector<testing::ReferenceBasis>();
+  std::vector<testing::ReferenceRows> plain_rows(reference_.n_layers);
+  const Matrix plain = testing::ReferenceLogits(
+      reference_, ids_, bases, literal.n_sink,
+      [&](int layer_idx, testing::ReferenceRows* rows) { plain_rows[layer_idx] = *rows; });
+  if (literal.name == "kvquant") literal.codebooks = DrawCodebooks(literal, plain_rows);
   const Matrix expected = testing::ReferenceLogits(
-      reference_, ids_, {}, literal.n_sink,
-      [&](int, testing::ReferenceRows* rows) { testing::SealLiterally(literal, rows); });
+      reference_, ids_, bases, literal.n_sink, [&](int layer_idx, testing::ReferenceRows* rows) {
+        testing::SealLiterally(literal, layer_idx, rows);
+      });
   // What the quantiser loses, against which errors of the computation are judged. A row in F32 and
   // in double may round to neighbouring codes now and then, so equality is not to be had.
-  const double loss = RootMeanSquare(expected, plain_);
+  const double loss = RootMeanSquare(expected, plain);
   ASSERT_GT(loss, 1e-6);
   const auto spec = Spec::Parse(GetParam().spec);
   ASSERT_TRUE(spec.ok()) << spec.status();
   for (const Isa isa : AvailableIsas()) {
     SCOPED_TRACE(IsaName(isa));
-    std::unique_ptr<Model> f32 = Load(isa, DType::kF32, *spec);
+    std::unique_ptr<Model> f32 = Load(isa, DType::kF32, *spec, literal.codebooks);
     const Matrix whole = Logits(f32.get(), 512, false);
     EXPECT_LT(RootMeanSquare(whole, expected), 0.05 * loss + 1e-4);
     EXPECT_LT(RootMeanSquare(Logits(f32.get(), 37, true), whole), 0.02 * loss + 1e-5);
     // A row that is rounded to Bf16 first may take the neighbouring code: an error of the size of
     // the quantiser's own in a few entries of a hundred.
-    std::unique_ptr<Model> bf16 = Load(isa, DType::kBf16, *spec);
+    std::unique_ptr<Model> bf16 = Load(isa, DType::kBf16, *spec, literal.codebooks);
     EXPECT_LT(RootMeanSquare(Logits(bf16.get(), 64, true), expected), 0.7 * loss + 2e-2);
   }
 }

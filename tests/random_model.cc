@@ -272,4 +272,19 @@ std::vector<ReferenceBasis> RandomBases(const ReferenceModel& m, uint64_t seed) 
   return bases;
 }
 
+ModelBasis ToModelBasis(const ReferenceModel& m, const std::vector<ReferenceBasis>& bases) {
+  const auto flat = [](const Matrix& x) {
+    std::vector<float> values;
+    for (const auto& row : x) values.insert(values.end(), row.begin(), row.end());
+    return values;
+  };
+  ModelBasis basis{m.n_layers, m.n_kv_heads, m.head_dim, {}};
+  for (const ReferenceBasis& b : bases) {
+    basis.heads.push_back({static_cast<int>(b.query[0].size()), static_cast<int>(b.value[0].size()),
+                           flat(b.query), flat(b.key), flat(b.value), flat(b.output),
+                           flat({b.key_offset}), flat({b.value_offset})});
+  }
+  return basis;
+}
+
 }  // namespace kvlathe::testing

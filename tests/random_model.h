@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "kv/basis/basis.h"
 #include "reference_decoder.h"
 
 namespace kvlathe::testing {
@@ -32,6 +33,9 @@ ReferenceModel WriteRandomModel(const RandomModelShape& shape, const std::string
 
 // Random maps of random ranks (multiples of 16), one per layer and KV head.
 std::vector<ReferenceBasis> RandomBases(const ReferenceModel& model, uint64_t seed);
+
+// The same for the engine, which computes in F32.
+ModelBasis ToModelBasis(const ReferenceModel& model, const std::vector<ReferenceBasis>& bases);
 
 // A fresh folder below the test's temporary directory.
 std::string FreshDirectory(const std::string& name);

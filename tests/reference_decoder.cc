@@ -27,20 +27,6 @@ double Amplitude(const ReferenceRope& rope) {
   return std::sqrt(1 + std::log(rope.max_position / rope.original) / std::log(rope.original));
 }
 
-// The first n_channels of x rotate; the others stay.
-Vector Rotate(const ReferenceRope& rope, int n_channels, const Vector& x, int position) {
-  const int half = n_channels / 2;
-  const double amplitude = Amplitude(rope);
-  Vector y = x;
-  for (int i = 0; i < half; ++i) {
-    const double angle = position * Frequency(rope, i, n_channels);
-    const double c = amplitude * std::cos(angle), s = amplitude * std::sin(angle);
-    y[i] = x[i] * c - x[i + half] * s;
-    y[i + half] = x[i + half] * c + x[i] * s;
-  }
-  return y;
-}
-
 Vector TimesMatrix(const Vector& x, const Matrix& m) {
   Vector y(m.at(0).size(), 0.0);
   for (size_t i = 0; i < x.size(); ++i) {
@@ -68,7 +54,7 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
   rows.scores.clear();
   for (int h = 0; h < m.n_heads; ++h) {
     const int g = h / (m.n_heads / m.n_kv_heads);
-    const Vector q = Rotate(m.rope, m.rotary_dim, Slice(q_all, h, m.head_dim), position);
+    const Vector q = RotateRow(m.rope, m.rotary_dim, Slice(q_all, h, m.head_dim), position);
     const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
     Vector scores;
     const int first = m.window == 0 ? 0 : std::max(0, position + 1 - m.window);
@@ -98,7 +84,7 @@ void Store(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>
            const Qkv& qkv, int position, ReferenceRows* rows) {
   for (int g = 0; g < m.n_kv_heads; ++g) {
     const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
-    const Vector k = Rotate(m.rope, m.rotary_dim, Slice(qkv.k, g, m.head_dim), position);
+    const Vector k = RotateRow(m.rope, m.rotary_dim, Slice(qkv.k, g, m.head_dim), position);
     const Vector v = Slice(qkv.v, g, m.head_dim);
     const bool is_plain = basis == nullptr || position < n_sink;
     rows->keys[g].push_back(is_plain ? k
@@ -109,6 +95,25 @@ void Store(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>
 }
 
 }  // namespace
+
+Vector RotateRow(const ReferenceRope& rope, int n_channels, const Vector& x, int position) {
+  const int half = n_channels / 2;
+  const double amplitude = Amplitude(rope);
+  Vector y = x;
+  for (int i = 0; i < half; ++i) {
+    const double angle = position * Frequency(rope, i, n_channels);
+    const double c = amplitude * std::cos(angle), s = amplitude * std::sin(angle);
+    y[i] = x[i] * c - x[i + half] * s;
+    y[i + half] = x[i + half] * c + x[i] * s;
+  }
+  return y;
+}
+
+Vector RotateRowBack(const ReferenceRope& rope, int n_channels, const Vector& x, int position) {
+  Vector y = RotateRow(rope, n_channels, x, -position);
+  for (int i = 0; i < n_channels; ++i) y[i] /= Amplitude(rope) * Amplitude(rope);
+  return y;
+}
 
 Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
                        const std::vector<ReferenceBasis>& bases, int n_sink,

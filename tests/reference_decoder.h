@@ -54,6 +54,13 @@ struct ReferenceRows {
   Matrix scores;
 };
 
+// The first n_channels of x turned to `position`; the others stay.
+std::vector<double> RotateRow(const ReferenceRope& rope, int n_channels,
+                              const std::vector<double>& x, int position);
+// The row that was turned to `position`.
+std::vector<double> RotateRowBack(const ReferenceRope& rope, int n_channels,
+                                  const std::vector<double>& x, int position);
+
 // Changes the rows after the newest token has attended: what a lossy cache loses. Without a window
 // rows may go as well.
 using ReferenceLoss = std::function<void(int layer_idx, ReferenceRows* rows)>;

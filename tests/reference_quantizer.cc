@@ -115,11 +115,17 @@ void SealKeys(const ReferenceQuantizer& q, const RunOfRows& run, Matrix& keys) {
   }
 }
 
-void SealValues(const ReferenceQuantizer& q, size_t position, std::vector<Matrix>& values) {
+// The values of a position over all heads.
+std::vector<Cell> TokenOf(std::vector<Matrix>& values, size_t position) {
   std::vector<Cell> all;
   for (Matrix& head : values) {
     for (const Cell cell : Row(head, position)) all.push_back(cell);
   }
+  return all;
+}
+
+void SealValues(const ReferenceQuantizer& q, size_t position, std::vector<Matrix>& values) {
+  const std::vector<Cell> all = TokenOf(values, position);
   const std::vector<bool> exact = Outliers(all, q.sparse_share);
   if (q.name == "kcvt") return QuantizeLine(all, exact, 0, q.bits);
   size_t begin = 0;
@@ -132,6 +138,76 @@ void SealValues(const ReferenceQuantizer& q, size_t position, std::vector<Matrix
     } else {
       QuantizeLine(row, exact_row, q.group, q.bits);
     }
+  }
+}
+
+double Nearest(const ReferenceCodebooks& books, double quotient) {
+  size_t best = 0;
+  for (size_t i = 1; i < books.nearest.size(); ++i) {
+    if (std::abs(quotient - books.nearest[i]) < std::abs(quotient - books.nearest[best])) best = i;
+  }
+  return books.decoded[best];
+}
+
+// Keys of a head by the ranges of the layer's codebooks; those farthest out stay.
+void EncodeKeys(const ReferenceQuantizer& q, int layer_idx, size_t head, const RunOfRows& run,
+                Matrix& keys) {
+  const ReferenceCodebooks& books = q.codebooks[layer_idx];
+  const size_t rank = keys[run.begin].size();
+  std::vector<std::pair<double, Cell>> farthest;
+  const auto quotient = [&](size_t r, double x) {
+    return (x - books.offsets[head][r]) / books.ranges[head][r];
+  };
+  for (size_t t = run.begin; t < run.end; ++t) {
+    if (q.keys_before_rope) {
+      keys[t] = RotateRowBack(q.rope, q.rotary_dim, keys[t], static_cast<int>(t));
+    }
+    for (size_t r = 0; r < rank; ++r) {
+      farthest.emplace_back(std::abs(quotient(r, keys[t][r])), &keys[t][r]);
+    }
+  }
+  std::sort(farthest.rbegin(), farthest.rend());
+  farthest.resize(static_cast<size_t>(static_cast<double>(farthest.size()) * q.sparse_share));
+  for (size_t t = run.begin; t < run.end; ++t) {
+    for (size_t r = 0; r < rank; ++r) {
+      double& x = keys[t][r];
+      const bool stays =
+          std::any_of(farthest.begin(), farthest.end(), [&](auto& f) { return f.second == &x; });
+      x = stays ? AsBf16(x)
+                : Nearest(books, quotient(r, x)) * books.ranges[head][r] + books.offsets[head][r];
+    }
+    if (q.keys_before_rope) {
+      keys[t] = RotateRow(q.rope, q.rotary_dim, keys[t], static_cast<int>(t));
+    }
+  }
+}
+
+double Quantile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  const double at = share * static_cast<double>(values.size() - 1);
+  const auto below = static_cast<size_t>(at);
+  const size_t above = std::min(below + 1, values.size() - 1);
+  return values[below] + (at - static_cast<double>(below)) * (values[above] - values[below]);
+}
+
+// A token of values over all heads; what lies at or beyond its quantiles stays.
+void EncodeValues(const ReferenceQuantizer& q, int layer_idx, const std::vector<Cell>& token) {
+  std::vector<double> values;
+  for (const Cell cell : token) values.push_back(*cell);
+  const bool has_exact = q.sparse_share > 0;
+  const double low_end = Quantile(values, q.sparse_share / 2);
+  const double high_end = Quantile(values, 1 - q.sparse_share / 2);
+  double min = INFINITY, max = -INFINITY;
+  for (const double x : values) {
+    if (has_exact && (x <= low_end || x >= high_end)) continue;
+    min = std::min(min, x);
+    max = std::max(max, x);
+  }
+  const double range = AsF16((max - min) / 2), offset = AsF16((max + min) / 2);
+  for (const Cell cell : token) {
+    const bool stays = has_exact && (*cell <= low_end || *cell >= high_end);
+    *cell = stays ? AsBf16(*cell)
+                  : Nearest(q.codebooks[layer_idx], (*cell - offset) / range) * range + offset;
   }
 }
 
@@ -153,11 +229,20 @@ std::pair<int, int> RunEndingWith(const ReferenceQuantizer& q, int n) {
 
 }  // namespace
 
-void SealLiterally(const ReferenceQuantizer& q, ReferenceRows* rows) {
+void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* rows) {
   const int n = static_cast<int>(rows->keys[0].size()) - q.n_sink;
   const auto [begin, end] = RunEndingWith(q, n);
   if (begin >= end) return;
   const RunOfRows run{static_cast<size_t>(begin + q.n_sink), static_cast<size_t>(end + q.n_sink)};
+  if (q.name == "kvquant") {
+    for (size_t g = 0; g < rows->keys.size(); ++g) {
+      EncodeKeys(q, layer_idx, g, run, rows->keys[g]);
+    }
+    for (size_t t = run.begin; t < run.end; ++t) {
+      EncodeValues(q, layer_idx, TokenOf(rows->values, t));
+    }
+    return;
+  }
   for (Matrix& keys : rows->keys) SealKeys(q, run, keys);
   for (size_t t = run.begin; t < run.end; ++t) SealValues(q, t, rows->values);
 }

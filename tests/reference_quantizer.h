@@ -8,8 +8,15 @@
 
 namespace kvlathe::testing {
 
+// Of kvquant, of one layer. A code is the index of the nearest centroid, of which `decoded` is what
+// it stands for.
+struct ReferenceCodebooks {
+  std::vector<double> nearest, decoded;
+  std::vector<std::vector<double>> ranges, offsets;  // [kv head][rank_k]
+};
+
 struct ReferenceQuantizer {
-  std::string name;  // token, kcvt, kivi, int8
+  std::string name;  // token, kcvt, kivi, int8, kvquant
   int bits = 4;
   int group = 64;
   int run = 512;  // of a prompt; 0: all of it
@@ -17,9 +24,14 @@ struct ReferenceQuantizer {
   int n_prompt = 0;
   int n_sink = 0;
   double sparse_share = 0;
+  // kvquant
+  std::vector<ReferenceCodebooks> codebooks;  // [layer]
+  bool keys_before_rope = true;
+  ReferenceRope rope;
+  int rotary_dim = 0;
 };
 
 // Seals the rows of a layer where a run ends with the newest position.
-void SealLiterally(const ReferenceQuantizer& quantizer, ReferenceRows* rows);
+void SealLiterally(const ReferenceQuantizer& quantizer, int layer_idx, ReferenceRows* rows);
 
 }  // namespace kvlathe::testing

@@ -35,21 +35,6 @@ std::vector<int> RandomIds(int n, int vocab, uint64_t seed) {
   return ids;
 }
 
-ModelBasis ToModelBasis(const ReferenceModel& m, const std::vector<ReferenceBasis>& bases) {
-  const auto flat = [](const testing::Matrix& x) {
-    std::vector<float> values;
-    for (const auto& row : x) values.insert(values.end(), row.begin(), row.end());
-    return values;
-  };
-  ModelBasis basis{m.n_layers, m.n_kv_heads, m.head_dim, {}};
-  for (const ReferenceBasis& b : bases) {
-    basis.heads.push_back({static_cast<int>(b.query[0].size()), static_cast<int>(b.value[0].size()),
-                           flat(b.query), flat(b.key), flat(b.value), flat(b.output),
-                           flat({b.key_offset}), flat({b.value_offset})});
-  }
-  return basis;
-}
-
 class RandomModelTest : public ::testing::TestWithParam<NamedShape> {
  protected:
   void SetUp() override {
@@ -76,7 +61,7 @@ TEST_P(RandomModelTest, MatchesTheLiteralDecoder) {
 
 TEST_P(RandomModelTest, FoldedBasisWithSinksMatchesTheUnfoldedDecoder) {
   const std::vector<ReferenceBasis> bases = testing::RandomBases(reference_, 23);
-  const ModelBasis basis = ToModelBasis(reference_, bases);
+  const ModelBasis basis = testing::ToModelBasis(reference_, bases);
   for (int n_sink : {0, 4}) {
     const testing::Matrix expected = testing::ReferenceLogits(reference_, ids_, bases, n_sink);
     for (Isa isa : AvailableIsas()) {
@@ -91,7 +76,7 @@ TEST_P(RandomModelTest, FoldedBasisWithSinksMatchesTheUnfoldedDecoder) {
 
 TEST_P(RandomModelTest, BatchedIsSingle) {
   const std::vector<ReferenceBasis> bases = testing::RandomBases(reference_, 29);
-  const ModelBasis basis = ToModelBasis(reference_, bases);
+  const ModelBasis basis = testing::ToModelBasis(reference_, bases);
   LoadedModel loaded = LoadModel(directory_, DType::kF32, AvailableIsas().back(), &basis, 4);
   const std::vector<std::vector<int>> texts = {RandomIds(70, reference_.vocab, 1),
                                                RandomIds(3, reference_.vocab, 2),

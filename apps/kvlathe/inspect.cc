@@ -192,7 +192,8 @@ Status Inspect(const InspectOptions& options) {
              c.head_dim, c.max_seq_len);
   fmt::print("--kv {}\n", spec_model.spec.ToString());
   fmt::print(
-      "a prompt of {} tokens takes {}, {:.2f}% of the 16-bit cache; rotations of the model {}\n",
+      "a prompt of {} tokens takes {}, {:.2f}% of the 16-bit cache; rotations and codebooks of the "
+      "model {}\n",
       workspace->context_tokens(), FormatBytes(bytes.total()),
       100.0 * static_cast<double>(bytes.total()) /
           static_cast<double>(

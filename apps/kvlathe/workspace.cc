@@ -139,9 +139,7 @@ StatusOr<std::vector<int32_t>> Workspace::TokenizeFile(const std::string& path) 
   return ids;
 }
 
-Status Workspace::CalibrateOrLoad() {
-  if (statistics_.has_value()) return OkStatus();
-  const CalibrationRun run;
+StatusOr<CalibrationStatistics> Workspace::FindStatistics(const CalibrationRun& run) {
   StatisticsRequest request;
   request.basis_path = options_.basis;
   request.model_directory = options_.model;
@@ -150,15 +148,36 @@ Status Workspace::CalibrateOrLoad() {
   request.rope = config_.DescribePositions();
   request.settings = fmt::format("{} sequence {} {}", run.Describe(),
                                  CalibrationSequenceTokens(context_tokens_), options_.dtype);
+  if (!run.text_path.empty()) {
+    KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, TokenizeFile(run.text_path));
+    request.settings += " " + TokenHash(ids);
+  }
   KVL_ASSIGN_OR_RETURN(FoundStatistics found, FindOrCalibrate(request, [&] {
                          return RunCalibration(this, model_hash_, run);
                        }));
   if (!found.warning.empty()) fmt::print(stderr, "kvlathe: warning: {}\n", found.warning);
   if (found.is_new && !found.path.empty()) {
-    fmt::print(stderr, "calibrated on random tokens; kept in {}\n", found.path);
+    fmt::print(stderr, "calibrated on {}; kept in {}\n",
+               run.text_path.empty() ? "random tokens" : run.text_path, found.path);
   }
-  statistics_ = std::move(found.statistics);
+  return std::move(found.statistics);
+}
+
+Status Workspace::CalibrateOrLoad() {
+  if (statistics_.has_value()) return OkStatus();
+  KVL_ASSIGN_OR_RETURN(statistics_, FindStatistics({}));
   return OkStatus();
+}
+
+StatusOr<const CalibrationStatistics*> Workspace::CodebookStatistics() {
+  const std::string text = options_.model + "/calibration.txt";
+  const bool has_own_choice =
+      !options_.basis.empty() || FileExists(options_.model + "/basis.safetensors");
+  if (has_own_choice || !FileExists(text)) return Statistics();
+  if (!text_statistics_.has_value()) {
+    KVL_ASSIGN_OR_RETURN(text_statistics_, FindStatistics({.text_path = text}));
+  }
+  return &*text_statistics_;
 }
 
 StatusOr<const CalibrationStatistics*> Workspace::Statistics() {
@@ -207,6 +226,19 @@ StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisAna
   return FindBasisMethod(stage.name)->allocate(analysis, request);
 }
 
+StatusOr<ModelCodebooks> Workspace::Codebooks(const Stage& quantizer, const SealPlan& seal,
+                                              const ModelBasis* basis) {
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics, CodebookStatistics());
+  const int bits = quantizer.Integer("bits");
+  const std::string_view qnorm = quantizer.Word("qnorm");
+  return FitCodebooks({.statistics = statistics,
+                       .basis = basis,
+                       .rope_dim = config_.rope_dim(),
+                       .bits = bits,
+                       .outliers = seal.format.sparse_share,
+                       .matches_moments = qnorm == "on" || (qnorm == "auto" && bits == 2)});
+}
+
 StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
   SpecModel result;
   KVL_ASSIGN_OR_RETURN(result.spec, Spec::Parse(kv));
@@ -247,12 +279,17 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
     }
     MixByHadamard(&basis);
   }
+  const ModelBasis* const used_basis = basis.heads.empty() ? nullptr : &basis;
   const std::optional<SealPlan> seal = SealPlanOf(result.spec);
   const std::optional<RetentionPlan> retention = RetentionPlanOf(result.spec);
-  KVL_ASSIGN_OR_RETURN(result.model, Model::Create(weights_, basis.heads.empty() ? nullptr : &basis,
-                                                   result.spec.n_sink(), threads_.get(), isa_,
-                                                   seal.has_value() ? &*seal : nullptr,
-                                                   retention.has_value() ? &*retention : nullptr));
+  KVL_ASSIGN_OR_RETURN(
+      result.model, Model::Create(weights_, used_basis, result.spec.n_sink(), threads_.get(), isa_,
+                                  seal.has_value() ? &*seal : nullptr,
+                                  retention.has_value() ? &*retention : nullptr));
+  if (seal.has_value() && seal->format.k.has_codebook && !random_weights_) {
+    KVL_ASSIGN_OR_RETURN(ModelCodebooks codebooks, Codebooks(*quantizer, *seal, used_basis));
+    result.model->set_codebooks(std::move(codebooks));
+  }
   result.model->set_schedule(ParseSchedule(options_.schedule));
   result.model->set_deterministic(options_.deterministic);
   return result;
@@ -264,6 +301,8 @@ StatusOr<SequenceIdentity> Workspace::IdentityOf(const SpecModel& spec_model) {
     KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*spec_model.spec.basis()));
     model += " basis " + BasisHash(CutBasis(*analysis, spec_model.ranks->ranks));
   }
+  const ModelCodebooks& codebooks = spec_model.model->codebooks();
+  if (!codebooks.empty()) model += " codebooks " + CodebooksHash(codebooks);
   return SequenceIdentity{spec_model.spec.ToString(), std::move(model)};
 }
 

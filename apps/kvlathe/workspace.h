@@ -19,6 +19,8 @@
 
 namespace kvlathe {
 
+struct CalibrationRun;
+
 // A model with the cache that a spec describes.
 struct SpecModel {
   Spec spec;
@@ -71,7 +73,12 @@ class Workspace {
                                                       ModelConfig config);
   Status LoadWeights(std::unique_ptr<TensorSource> source);
   StatusOr<RankAllocation> ChooseRanks(const Spec& spec, const BasisAnalysis& analysis);
+  StatusOr<ModelCodebooks> Codebooks(const Stage& quantizer, const SealPlan& seal,
+                                     const ModelBasis* basis);
   Status CalibrateOrLoad();
+  // Those that codebooks come from: of a text, where the user chose none and the model has one.
+  StatusOr<const CalibrationStatistics*> CodebookStatistics();
+  StatusOr<CalibrationStatistics> FindStatistics(const CalibrationRun& run);
 
   ModelOptions options_;
   ModelConfig config_;
@@ -85,6 +92,7 @@ class Workspace {
   std::unique_ptr<Tokenizer> tokenizer_;
   std::shared_ptr<ModelWeights> weights_;
   std::optional<CalibrationStatistics> statistics_;
+  std::optional<CalibrationStatistics> text_statistics_;
   std::vector<std::vector<double>> value_grams_, output_grams_;  // once an analysis needed them
   std::vector<KnownAnalysis> analyses_;
   Progress progress_;

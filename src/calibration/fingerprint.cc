@@ -66,4 +66,21 @@ std::string BasisHash(const ModelBasis& basis) {
   return fingerprint.Hex();
 }
 
+std::string CodebooksHash(const ModelCodebooks& codebooks) {
+  Fingerprint fingerprint;
+  const auto add = [&](const auto& numbers) {
+    fingerprint.Add(std::string_view(reinterpret_cast<const char*>(numbers.data()),
+                                     numbers.size() * sizeof(numbers[0])));
+  };
+  for (const LayerCodebooks& layer : codebooks) {
+    for (const Codebook* codebook : {&layer.k, &layer.v}) {
+      fingerprint.Add(static_cast<uint64_t>(codebook->n_codes));
+      add(codebook->boundaries);
+      add(codebook->centroids);
+    }
+    for (const std::vector<float>& scales : layer.key_scales) add(scales);
+  }
+  return fingerprint.Hex();
+}
+
 }  // namespace kvlathe

@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "io/safetensors.h"
 #include "kv/basis/basis.h"
+#include "kv/quantizer/codebooks.h"
 
 namespace kvlathe {
 
@@ -34,5 +35,8 @@ std::string TokenHash(std::span<const int32_t> token_ids);
 
 // Ranks and maps of every head. It reads all of them: about 0.1 s for 32 layers of 32 heads.
 std::string BasisHash(const ModelBasis& basis);
+
+// Ranges and centroids of every layer.
+std::string CodebooksHash(const ModelCodebooks& codebooks);
 
 }  // namespace kvlathe

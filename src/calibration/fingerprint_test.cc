@@ -65,5 +65,21 @@ TEST(BasisHashTest, DependsOnRanksAndEveryMap) {
   expect_other([](HeadBasis* h) { h->value_offset = {1, 1}; });
 }
 
+TEST(CodebooksHashTest, DependsOnEveryNumber) {
+  LayerCodebooks layer;
+  layer.key_scales = {{1, 2}, {3, 4}};
+  const ModelCodebooks codebooks = {layer, layer};
+  EXPECT_EQ(CodebooksHash(codebooks), CodebooksHash(ModelCodebooks(codebooks)));
+  const auto expect_other = [&](const auto& change) {
+    ModelCodebooks changed = codebooks;
+    change(&changed[1]);
+    EXPECT_NE(CodebooksHash(changed), CodebooksHash(codebooks));
+  };
+  expect_other([](LayerCodebooks* l) { l->k.boundaries[3] = 1; });
+  expect_other([](LayerCodebooks* l) { l->v.centroids[15] = 1; });
+  expect_other([](LayerCodebooks* l) { l->v.n_codes = 4; });
+  expect_other([](LayerCodebooks* l) { l->key_scales[1][0] = 5; });
+}
+
 }  // namespace
 }  // namespace kvlathe

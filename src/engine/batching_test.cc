@@ -269,6 +269,7 @@ INSTANTIATE_TEST_SUITE_P(
         CacheCase{"Bf16None", DType::kBf16}, CacheCase{"Bf16HalfRank", DType::kBf16, true},
         CacheCase{"F32None", DType::kF32}, CacheCase{"F32HalfRank", DType::kF32, true},
         CacheCase{"Bf16Kivi", DType::kBf16, false, "kivi(bits=4,run=64)"},
+        CacheCase{"Bf16Kvquant", DType::kBf16, false, "kvquant(bits=4,run=64)"},
         CacheCase{"Bf16HalfRankGear", DType::kBf16, true, "gear(bits=4,run=128,share=0.1)"},
         CacheCase{"Bf16Window", DType::kBf16, false, nullptr, 90, true},
         CacheCase{"Bf16H2o", DType::kBf16, false, "h2o(keep=0.5)", 0, true},

@@ -15,6 +15,7 @@
 #include "base/units.h"
 #include "kernels/cpu/block_layout.h"
 #include "kernels/cpu/machine_limits.h"
+#include "kv/quantizer/codebooks.h"
 #include "kv/seal_schedule.h"
 #include "tensor/buffer.h"
 
@@ -72,6 +73,8 @@ struct Case {
   std::vector<const std::byte*> blocks;  // [n_layers * n_kv_heads, blocks of the context] or null
   Buffer records;                        // of all runs
   std::vector<PackedRun> runs;           // [n_layers * n_kv_heads, n_runs]
+  ModelCodebooks codebooks;              // of a format that has them
+  std::vector<float> cos, sin;           // by which all heads turn their keys, where they do
   std::optional<RetentionPlan> retention;
   Buffer entries;  // positions and votes of the heads of a layer
   ScoreNoise noise;
@@ -234,8 +237,8 @@ Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Case*
       PackedRun run{.first_block = static_cast<int>(c->extents[r].first_block),
                     .n_blocks = s.n_blocks,
                     .record = next};
-      FillSparse(int64_t{2} * s.key_outliers() * s.rank_k, s.key_outliers() > 0 ? s.n_blocks : 0,
-                 s.rank_k, i, next + KeySparseEndsOffset(s), next + KeySparseOffset(s));
+      FillSparse(s.n_key_entries(), s.n_key_entries() > 0 ? s.n_blocks : 0, s.rank_k, i,
+                 next + KeySparseEndsOffset(s), next + KeySparseOffset(s));
       next += RunRecordObjectBytes(s);
       if (i == first_head) {
         run.layer_record = next;
@@ -248,6 +251,13 @@ Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Case*
       }
       c->runs.push_back(run);
     });
+  }
+  const PackedFormat& format = c->layout.seal->format;
+  if (format.k.has_codebook) c->codebooks = EvenCodebooks(c->layout);
+  if (format.keys_before_rope) {
+    const int64_t n = BlocksOf(c->row.context) * kBlockSize * options.head_dim / 2;
+    c->cos.assign(n, 1.0f);
+    c->sin.assign(n, 0.0f);
   }
   return OkStatus();
 }
@@ -306,6 +316,8 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
               .n_kv_heads = options.n_kv_heads,
               .runs = c->runs.data() + i * c->extents.size(),
               .n_runs = static_cast<int>(c->extents.size())};
+    if (!c->codebooks.empty()) packed.codebooks = &c->codebooks[i / options.n_kv_heads];
+    if (!c->cos.empty()) packed.rotation = {c->cos.data(), c->sin.data(), options.head_dim / 2};
     for (int g = 0; g < options.n_kv_heads; ++g) {
       packed.layer_rank_v += c->layout.shapes[i - head + g].rank_v;
     }

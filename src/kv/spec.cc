@@ -14,6 +14,26 @@ const SpecValue* FindValue(const Stage& stage, std::string_view key) {
   return nullptr;
 }
 
+// Whether what retention leaves can be sealed.
+Status CheckSealsWhatStays(const Spec& spec) {
+  const Stage *retention = spec.retention(), *quantizer = spec.quantizer();
+  if (retention == nullptr || quantizer == nullptr) return OkStatus();
+  if (retention->name == "window") {
+    return Error(StatusCode::kUnimplemented,
+                 "--kv '{}': sealed entries cannot be dropped yet, and a window does so; leave out "
+                 "window or {}",
+                 spec.text(), quantizer->name);
+  }
+  if (quantizer->name == "kvquant" && spec.basis() == nullptr) {
+    return Error(
+        StatusCode::kUnimplemented,
+        "--kv '{}': without a basis kvquant keeps keys before RoPE, whose positions {} does "
+        "not leave in a row; add a basis or take another quantizer",
+        spec.text(), retention->name);
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 bool Stage::Has(std::string_view key) const { return FindValue(*this, key) != nullptr; }
@@ -75,16 +95,7 @@ Status CheckSupported(const Spec& spec) {
     if (!missing.empty()) missing += ", ";
     missing += fmt::format("{} ({})", stage.name, AxisName(stage.axis));
   }
-  if (missing.empty()) {
-    const Stage* retention = spec.retention();
-    if (retention == nullptr || spec.quantizer() == nullptr || retention->name != "window") {
-      return OkStatus();
-    }
-    return Error(StatusCode::kUnimplemented,
-                 "--kv '{}': sealed entries cannot be dropped yet, and a window does so; leave out "
-                 "window or {}",
-                 spec.text(), spec.quantizer()->name);
-  }
+  if (missing.empty()) return CheckSealsWhatStays(spec);
   for (const StageInfo& stage : AllStages()) {
     if (stage.is_built) built += fmt::format(", {} ({})", stage.name, AxisName(stage.axis));
   }

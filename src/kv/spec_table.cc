@@ -253,7 +253,9 @@ constexpr KeyInfo kQnorm = {.name = "qnorm",
                             .doc = "match mean and deviation of the codebook; auto: at 2 bits",
                             .default_text = "auto",
                             .choices = "auto|on|off"};
-constexpr const KeyInfo* kKvquantKeys[] = {&kBits4, &kOutliers, &kQnorm, &kRun, &kBuffer, &kSink};
+constexpr KeyInfo kKvquantBits = Bits("2|3|4", "4");
+constexpr const KeyInfo* kKvquantKeys[] = {&kKvquantBits, &kOutliers, &kQnorm,
+                                           &kRun,         &kBuffer,   &kSink};
 constexpr const KeyInfo* kInt8Keys[] = {&kHadamard, &kRun, &kBuffer, &kSink};
 
 // --- residual ---
@@ -293,7 +295,6 @@ constexpr KeyInfo kBothRate =
     WithDoc(WithDefault(kRate, "0.7"), "share removed by both together, 1 - sqrt(1 - rate) each");
 constexpr const KeyInfo* kEvictAndRotateKeys[] = {&kBothRate, &kPassedRanks, &kPassedRound,
                                                   &kPassedSink};
-constexpr KeyInfo kKvquantBits = Bits("2|3|4|8", "4");
 constexpr const KeyInfo* kRotateAndQuantizeKeys[] = {
     &kRate, &kKvquantBits, &kPassedRanks, &kPassedRound, &kPassedRun, &kPassedBuffer, &kPassedSink};
 
@@ -392,7 +393,7 @@ constexpr StageInfo kStages[] = {
      "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", kKiviKeys, true},
     {"kvquant", kQuantizer, "non-uniform codes per layer, outliers apart",
      "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization",
-     kKvquantKeys},
+     kKvquantKeys, true},
     {"int8", kQuantizer, "8 bits, one scale per token and KV head", "common practice", kInt8Keys,
      true},
 

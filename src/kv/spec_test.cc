@@ -360,6 +360,9 @@ TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
       HasSubstr("--kv 'fdc+dmc+int8': not built yet: dmc (retention); this build runs none,"));
   EXPECT_THAT(std::string(status.message()), HasSubstr(", kivi (quantizer), "));
   EXPECT_EQ(CheckSupported(*Spec::Parse("window+kivi")).code(), StatusCode::kUnimplemented);
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("kvq-f")).ok());
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+h2o+kvquant")).ok());
+  EXPECT_EQ(CheckSupported(*Spec::Parse("h2o+kvquant")).code(), StatusCode::kUnimplemented);
 }
 
 }  // namespace

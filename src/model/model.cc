@@ -85,6 +85,9 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
     model->projections_.push_back(std::move(projection));
   }
   if (basis != nullptr) KVL_RETURN_IF_ERROR(model->PackBasis(*basis));
+  if (seal != nullptr && seal->format.k.has_codebook) {
+    KVL_RETURN_IF_ERROR(model->PrepareCodebooks());
+  }
   return model;
 }
 
@@ -108,8 +111,33 @@ Status Model::PackBasis(const ModelBasis& basis) {
   return OkStatus();
 }
 
+Status Model::PrepareCodebooks() {
+  codebooks_ = EvenCodebooks(layout_);
+  if (!layout_.seal->format.keys_before_rope) return OkStatus();
+  const int rope_dim = config().rope_dim();
+  if (rope_dim % 4 != 0) {
+    return Error(StatusCode::kUnimplemented,
+                 "keys of which {} channels rotate cannot be sealed before RoPE, only multiples of "
+                 "4; choose another quantizer",
+                 rope_dim);
+  }
+  block_rotations_.emplace(config().rope, rope_dim, layout_.n_sink);
+  return OkStatus();
+}
+
+void Model::set_codebooks(ModelCodebooks codebooks) {
+  KVL_CHECK_EQ(std::ssize(codebooks), std::ssize(codebooks_));
+  codebooks_ = std::move(codebooks);
+}
+
+KeyRotation Model::RotationOf(int64_t n_blocks) {
+  if (!block_rotations_.has_value()) return {};
+  block_rotations_->Extend(n_blocks, &rope_);
+  return block_rotations_->rotation();
+}
+
 int64_t Model::basis_bytes() const {
-  int64_t n_bytes = 0;
+  int64_t n_bytes = CodebookBytes(codebooks_);
   for (const LayerBasis& layer : bases_) {
     for (const PackedMatrix& m : layer.query) n_bytes += m.n_bytes();
     for (const PackedMatrix& m : layer.key) n_bytes += m.n_bytes();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "kv/basis/basis.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/cache_layout.h"
+#include "kv/quantizer/codebooks.h"
 #include "model/observer.h"
 #include "model/rope.h"
 #include "model/weights.h"
@@ -45,7 +47,8 @@ class Model {
   // `basis` null: rows as they are; `seal` null: in 16 bits; both null: the uncompressed cache.
   // Otherwise n_sink first positions keep rows of their own, in 16 bits and before the basis of
   // keys; as with `retention`, which drops entries. `weights` and `pool` are shared and outlive the
-  // model. Basis and plan are copied.
+  // model. Basis and plan are copied. kUnimplemented where the plan seals keys before a RoPE that
+  // cannot be undone when they are read.
   static StatusOr<std::unique_ptr<Model>> Create(std::shared_ptr<ModelWeights> weights,
                                                  const ModelBasis* basis, int n_sink,
                                                  ThreadPool* pool, Isa isa,
@@ -62,6 +65,9 @@ class Model {
   // finite, kResourceExhausted when the system has no memory.
   Status SealRuns(int layer_idx, std::span<SequenceCache* const> caches);
 
+  // In place of EvenCodebooks, where the plan's format has codebooks: before anything is stored.
+  void set_codebooks(ModelCodebooks codebooks);
+
   // Row i of the last Forward's logits, [vocab_size].
   std::span<const float> logits(int64_t row) const;
   int64_t n_logit_rows() const { return n_logit_rows_; }
@@ -69,6 +75,7 @@ class Model {
   const CacheLayout& layout() const { return layout_; }
   const ModelConfig& config() const { return weights_->config(); }
   const ModelWeights& weights() const { return *weights_; }
+  const ModelCodebooks& codebooks() const { return codebooks_; }
   void set_schedule(Schedule schedule) { schedule_ = schedule; }
   // Identical bits for a token whatever else is in the batch and however its sequence is cut into
   // steps. Prefill is slower then: no oneDNN, no AMX, and attention is not split along a sequence.
@@ -78,7 +85,7 @@ class Model {
   }
   const ForwardProfile& profile() const { return profile_; }
   void ResetProfile() { profile_ = {}; }
-  // Bytes of rotations and folded value projections that belong to this model alone.
+  // Bytes of rotations and codebooks that belong to this model alone.
   int64_t basis_bytes() const;
 
  private:
@@ -100,6 +107,12 @@ class Model {
 
   Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa);
   Status PackBasis(const ModelBasis& basis);
+  Status PrepareCodebooks();
+  const LayerCodebooks* CodebooksOf(int layer_idx) const {
+    return codebooks_.empty() ? nullptr : &codebooks_[layer_idx];
+  }
+  // Of the first block on; none where keys do not turn when they are read.
+  KeyRotation RotationOf(int64_t n_blocks);
   Status ReserveActivations(int64_t n_tokens, int64_t n_logit_rows);
   Status PlaceTokens(std::span<const SequenceStep> steps);
   void EmbedTokens();
@@ -143,10 +156,12 @@ class Model {
   const AttendKernels* attend_;
   std::unique_ptr<Sealer> sealer_;  // null when nothing is sealed
   RopeTable rope_;
+  std::optional<BlockRotations> block_rotations_;  // where keys are sealed before RoPE
   Schedule schedule_ = Schedule::kBalanced;
   CacheLayout layout_;
   DType row_type_;
   std::vector<LayerBasis> bases_;             // [n_layers], or empty
+  ModelCodebooks codebooks_;                  // [n_layers], or empty
   std::vector<LayerOffsets> offsets_;         // [n_layers]
   std::vector<ValueProjection> projections_;  // [n_layers]
 

@@ -205,6 +205,11 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
   const LayerOffsets& offsets = offsets_[layer_idx];
   const int group = c.gqa_group(), d = c.head_dim, n_sink = layout_.n_sink;
   const int64_t element = SizeOf(row_type_);
+  int64_t n_blocks = 0;
+  for (const SequenceStep& step : steps) {
+    n_blocks = std::max(n_blocks, BlocksFor(layout_, step.cache->n_tokens()));
+  }
+  const KeyRotation rotation = RotationOf(n_blocks);
   jobs_.clear();
   noises_.clear();
   noises_.reserve(steps.size() * c.n_kv_heads);  // jobs point to them
@@ -237,7 +242,9 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
                       .n_kv_heads = c.n_kv_heads,
                       .layer_rank_v = static_cast<int>(offsets.rank_v.back()),
                       .runs = runs.data(),
-                      .n_runs = static_cast<int>(runs.size())};
+                      .n_runs = static_cast<int>(runs.size()),
+                      .codebooks = CodebooksOf(layer_idx),
+                      .rotation = rotation};
       }
       job.n_entries = std::max(0, n_entries);
       job.first_visible = n_entries - n_new + 1;
@@ -309,6 +316,12 @@ Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
   std::vector<SequenceCache::RunObjects> objects;
   std::vector<std::vector<SealHead>> heads(caches.size());
   std::vector<SealJob> jobs;
+  int64_t n_run_blocks = 0;  // to the end of the last run
+  for (const SequenceCache* cache : caches) {
+    const RunExtent& run = cache->run_to_seal();
+    n_run_blocks = std::max(n_run_blocks, run.first_block + run.n_blocks);
+  }
+  const KeyRotation rotation = RotationOf(n_run_blocks);
   const auto give_up = [&](const Status& status) {
     for (size_t i = 0; i < objects.size(); ++i) caches[i]->DropRunObjects(objects[i]);
     return status;
@@ -330,7 +343,9 @@ Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
                     .layer_record = objects[i].layer_record,
                     .n_blocks = static_cast<int>(run.n_blocks),
                     .is_prompt = run.is_prompt,
-                    .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_idx});
+                    .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_idx,
+                    .codebooks = CodebooksOf(layer_idx),
+                    .rotation = rotation.From(run.first_block)});
   }
   if (const Status sealed = sealer_->Run(jobs); !sealed.ok()) {
     return give_up(Error(sealed.code(), "layer {}: {}", layer_idx, MessageOf(sealed)));

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numbers>
+
+#include "base/check.h"
 
 namespace kvlathe {
 namespace {
@@ -61,6 +64,32 @@ void RopeTable::Extend(int n_positions) {
       const double angle = static_cast<double>(p) * frequencies_[i];
       cos_[p * n_pairs_ + i] = static_cast<float>(amplitude_ * std::cos(angle));
       sin_[p * n_pairs_ + i] = static_cast<float>(amplitude_ * std::sin(angle));
+    }
+  }
+}
+
+BlockRotations::BlockRotations(const RopeConfig& config, int rope_dim, int n_before)
+    : half_(rope_dim / 2),
+      n_before_(n_before),
+      way_back_(static_cast<float>(1 / (config.amplitude * config.amplitude))) {
+  KVL_CHECK_EQ(half_ % 2, 0);
+}
+
+void BlockRotations::Extend(int64_t n_blocks, RopeTable* table) {
+  const int64_t block_size = int64_t{kBlockSize} * half_;
+  if (half_ == 0 || std::ssize(cos_) >= n_blocks * block_size) return;
+  const int64_t n_old = std::ssize(cos_) / block_size, n_new = std::max(n_blocks, 2 * n_old);
+  table->Extend(n_before_ + static_cast<int>(n_new) * kBlockSize);
+  cos_.resize(n_new * block_size);
+  sin_.resize(n_new * block_size);
+  for (int64_t b = n_old; b < n_new; ++b) {
+    for (int t = 0; t < kBlockSize; ++t) {
+      const int position = n_before_ + static_cast<int>(b) * kBlockSize + t;
+      for (int i = 0; i < half_; ++i) {
+        const int64_t at = b * block_size + KeyOffset(t, i);
+        cos_[at] = table->cos(position)[i];
+        sin_[at] = table->sin(position)[i];
+      }
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/cpu/codebook.h"
 #include "model/config.h"
 
 namespace kvlathe {
@@ -28,6 +29,25 @@ class RopeTable {
   double amplitude_;
   std::vector<double> frequencies_;
   std::vector<float> cos_, sin_;  // [n_positions, n_pairs]
+};
+
+// The same numbers block by block, for keys that turn when they are read: block b holds positions
+// from n_before + b * kBlockSize on. Another 8 bytes per pair and position.
+class BlockRotations {
+ public:
+  // Pairs come in twos: rope_dim is a multiple of 4.
+  BlockRotations(const RopeConfig& config, int rope_dim, int n_before);
+
+  // Makes blocks [0, n_blocks) available.
+  void Extend(int64_t n_blocks, RopeTable* table);
+  // From block 0 on; until the next Extend.
+  KeyRotation rotation() const { return {cos_.data(), sin_.data(), half_, way_back_}; }
+
+ private:
+  int half_;
+  int n_before_;
+  float way_back_;
+  std::vector<float> cos_, sin_;  // [n_blocks][half / 2][kBlockSize][2]
 };
 
 }  // namespace kvlathe

@@ -70,5 +70,27 @@ TEST(RopeFrequencies, Llama3KeepsShortAndStretchesLongWavelengths) {
   EXPECT_GT(n_between, 3);
 }
 
+TEST(BlockRotationsTest, HoldTheTableInTheOrderOfBlocks) {
+  const RopeConfig config{.theta = 100, .amplitude = 1.25};
+  constexpr int kRopeDim = 12, kBefore = 3;
+  RopeTable table(config, kRopeDim);
+  BlockRotations rotations(config, kRopeDim, kBefore);
+  rotations.Extend(1, &table);
+  rotations.Extend(3, &table);  // later blocks keep their places when it grows
+  const KeyRotation all = rotations.rotation();
+  EXPECT_EQ(all.half, kRopeDim / 2);
+  EXPECT_FLOAT_EQ(all.way_back, 1 / (1.25f * 1.25f));
+  for (int b = 0; b < 3; ++b) {
+    const KeyRotation block = all.From(b);
+    for (int t = 0; t < kBlockSize; ++t) {
+      const int position = kBefore + b * kBlockSize + t;
+      for (int i = 0; i < kRopeDim / 2; ++i) {
+        EXPECT_EQ(block.cos[KeyOffset(t, i)], table.cos(position)[i]);
+        EXPECT_EQ(block.sin[KeyOffset(t, i)], table.sin(position)[i]);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvlathe

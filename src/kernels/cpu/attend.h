@@ -7,6 +7,7 @@
 
 #include "base/cpu_features.h"
 #include "kernels/cpu/block_layout.h"
+#include "kernels/cpu/codebook.h"
 #include "kernels/cpu/packed_layout.h"
 
 namespace kvlathe {
@@ -31,6 +32,8 @@ struct PackedHead {
   int layer_rank_v = 0;  // sum over the heads of the layer
   const PackedRun* runs = nullptr;
   int n_runs = 0;
+  const LayerCodebooks* codebooks = nullptr;  // where the format has them
+  KeyRotation rotation;  // of AttendParams::blocks, where the format keeps keys before RoPE
 };
 
 // Query rows of one KV head over a range of its entries. Ranks are multiples of 16, at most 256;

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/attend_isa.h"
 #include "kernels/cpu/attend_packed_avx512.h"
+#include "kernels/cpu/codebook_tiles.h"
 
 namespace kvlathe {
 namespace {
@@ -24,7 +25,8 @@ struct Scratch {
   RowState rows[kPanelRows];
 };
 static_assert(sizeof(Scratch) % 64 == 0 &&
-              sizeof(Scratch) + kPackedScratchBytes <= kAttendScratchBytes);
+              sizeof(Scratch) + kPackedScratchBytes <= kAttendScratchBytes &&
+              sizeof(Scratch) + kCodebookTileBytes <= kAttendScratchBytes);
 
 // The panel that a kernel call works on; `p` is shifted to its first row.
 struct Panel {
@@ -257,6 +259,11 @@ void AttendBlock(const Panel& panel, BlockView block, int first_row) {
   }
 }
 
+// Whether sealed blocks are read as tiles in the order of plain ones.
+bool HasCodebooks(const AttendParams& p) {
+  return p.packed != nullptr && p.packed->codebooks != nullptr;
+}
+
 void AttendPanel(const Panel& panel) {
   const AttendParams& p = *panel.p;
   Scratch* scratch = panel.scratch;
@@ -269,7 +276,9 @@ void AttendPanel(const Panel& panel) {
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
   int first_row = 0;  // the first that sees anything of the block, a multiple of kTileRows
   int entry = FirstEntryToRead(p, panel.first_row);
-  if (p.packed != nullptr) {
+  const bool has_tiles = HasCodebooks(p);
+  CodebookTiles tiles(p, reinterpret_cast<std::byte*>(scratch + 1));
+  if (p.packed != nullptr && !has_tiles) {
     entry = AttendPackedBlocks({.p = &p,
                                 .first_row = panel.first_row,
                                 .n_rows = panel.n_rows,
@@ -283,9 +292,10 @@ void AttendPanel(const Panel& panel) {
     while (LimitOfRow(p, panel.first_row + Min(first_row + kTileRows, panel.n_rows) - 1) <= entry) {
       first_row += kTileRows;
     }
-    const std::byte* k = p.blocks[entry / kBlockSize];
-    const int next_entry = entry + kBlockSize;
-    const std::byte* next = next_entry < kv_end ? p.blocks[next_entry / kBlockSize] : nullptr;
+    const int block = entry / kBlockSize;
+    const std::byte* k = has_tiles ? tiles.Read(block) : p.blocks[block];
+    const bool has_next = entry + kBlockSize < kv_end && !has_tiles;
+    const std::byte* next = has_next ? p.blocks[block + 1] : nullptr;
     AttendBlock(panel, {k, k + key_bytes, next, entry, 0}, first_row);
   }
   for (int row = 0; row < panel.n_rows; ++row) {
@@ -295,10 +305,9 @@ void AttendPanel(const Panel& panel) {
 }
 
 void Attend(const AttendParams& p, std::byte* scratch) {
-  if (p.packed != nullptr && !CanAttendPacked(*p.packed)) {
-    return kAttendScalarBf16.attend(p, scratch);
-  }
-  const int panel_rows = p.packed != nullptr ? kPackedPanelRows : kPanelRows;
+  const bool reads_packed = p.packed != nullptr && !HasCodebooks(p);
+  if (reads_packed && !CanAttendPacked(*p.packed)) return kAttendScalarBf16.attend(p, scratch);
+  const int panel_rows = reads_packed ? kPackedPanelRows : kPanelRows;
   for (int row = ClearRowsThatSeeNothing(p); row < p.n_rows; row += panel_rows) {
     AttendPanel({.p = &p,
                  .q = static_cast<const uint16_t*>(p.q),

@@ -24,8 +24,11 @@ struct PackedSideView {
   int64_t codes = 0;
   int64_t scales = 0;                  // in the block; of no use where shared_scales is set
   const F16* shared_scales = nullptr;  // in the record of the run or of the layer: all blocks
-  int64_t factor = 0;                  // A [lowrank][kBlockSize]
-  const F16* basis = nullptr;          // B [lowrank][rank]
+  const float* centroids = nullptr;    // null: codes are numbers
+  // Ranges and offsets [2][rank] of K with a codebook; V with one has shared_scales.
+  const float* model_scales = nullptr;
+  int64_t factor = 0;          // A [lowrank][kBlockSize]
+  const F16* basis = nullptr;  // B [lowrank][rank]
   // Entries of block b end at ends[b * ends_step + ends_first] and begin where those before end.
   const uint32_t* ends = nullptr;  // null: no exact entries
   int ends_step = 1;
@@ -38,6 +41,7 @@ struct PackedRunView {
   int first_block = 0;  // of AttendParams::blocks; may be negative
   int lowrank = 0;
   int64_t block_bytes = 0;
+  KeyRotation rotation;  // of the run's first block, where keys are before RoPE
 };
 
 PackedRunView ViewRun(const AttendParams& params, const PackedRun& run);
@@ -52,6 +56,11 @@ struct SparseRange {
   const SparseEntry* end;
 };
 SparseRange SparseEntriesOf(const PackedSideView& side, int block_idx);
+
+// Adds what a block has beside its codes: puts exact entries in their places, adds the residual.
+// `values` are those of the codes, in the order of a plain F32 block.
+void RepairPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
+                       float* values);
 
 // The values of block `block_idx` of its run in the order of a plain F32 block: K, V behind it.
 void ExpandPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx, float* out);

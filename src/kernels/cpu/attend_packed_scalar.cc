@@ -15,7 +15,7 @@ const T* At(const std::byte* record, int64_t offset) {
   return reinterpret_cast<const T*>(record + offset);
 }
 
-PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run) {
+PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const PackedHead& head) {
   const PackedSide& side = shape.format.k;
   const bool is_per_channel = side.sharing == ScaleSharing::kChannel;
   PackedSideView view = {.rank = shape.rank_k,
@@ -29,15 +29,19 @@ PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run) {
                          .factor = KeyFactorOffset(shape)};
   if (view.group == 0) view.group = is_per_channel ? shape.n_tokens() : shape.rank_k;
   if (is_per_channel) view.shared_scales = At<F16>(run.record, 0);
+  if (side.has_codebook) {
+    view.centroids = head.codebooks->k.centroids.data();
+    view.model_scales = head.codebooks->key_scales[head.kv_head_idx].data();
+  }
   if (shape.lowrank() > 0) view.basis = At<F16>(run.record, KeyBasisOffset(shape));
-  if (shape.key_outliers() > 0) {
+  if (shape.n_key_entries() > 0) {
     view.ends = At<uint32_t>(run.record, KeySparseEndsOffset(shape));
     view.entries = At<SparseEntry>(run.record, KeySparseOffset(shape));
   }
   return view;
 }
 
-PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, int kv_head_idx) {
+PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, const PackedHead& head) {
   const PackedSide& side = shape.format.v;
   const bool is_of_layer = side.sharing == ScaleSharing::kTokenLayer;
   PackedSideView view = {.rank = shape.rank_v,
@@ -49,11 +53,12 @@ PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, int kv
                          .scales = ValueTokenScaleOffset(shape),
                          .factor = ValueFactorOffset(shape)};
   if (is_of_layer) view.shared_scales = At<F16>(run.layer_record, 0);
+  if (side.has_codebook) view.centroids = head.codebooks->v.centroids.data();
   if (shape.lowrank() > 0) view.basis = At<F16>(run.record, ValueBasisOffset(shape));
   if (shape.value_outliers() > 0) {
     view.ends = At<uint32_t>(run.layer_record, ValueSparseEndsOffset(shape));
     view.ends_step = shape.n_kv_heads;
-    view.ends_first = kv_head_idx;
+    view.ends_first = head.kv_head_idx;
     view.entries = At<SparseEntry>(run.layer_record, ValueSparseOffset(shape));
   }
   return view;
@@ -165,14 +170,39 @@ void ApplyTokenScales(const PackedSideView& side, const std::byte* block, int bl
 }
 
 template <bool kIsKey>
-void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block, int block_idx,
-                float* values) {
+void DecodeSideByCodebook(const PackedSideView& side, int block_idx, float* values) {
+  if constexpr (kIsKey) {
+    return DecodeByCodebook({.n_pairs = side.rank / 2,
+                             .n_lines = kBlockSize / 16,
+                             .scales = side.model_scales,
+                             .offsets = side.model_scales + side.rank},
+                            side.centroids, values);
+  }
+  float scales[2 * kBlockSize];
+  ConvertToFloat(DType::kF16, side.shared_scales + int64_t{2} * kBlockSize * block_idx,
+                 2 * kBlockSize, scales);
+  DecodeByCodebook({.n_pairs = kBlockSize / 2,
+                    .n_lines = side.rank / 16,
+                    .scales = scales,
+                    .offsets = scales + kBlockSize},
+                   side.centroids, values);
+}
+
+template <bool kIsKey>
+void DecodeSide(const PackedSideView& side, const std::byte* block, int block_idx, float* values) {
   ReadCodesOfAnyWidth<kIsKey>(side, block + side.codes, values);
-  if (side.is_per_channel) {
+  if (side.centroids != nullptr) {
+    DecodeSideByCodebook<kIsKey>(side, block_idx, values);
+  } else if (side.is_per_channel) {
     ApplyChannelScales(side, block_idx, values);
   } else {
     ApplyTokenScales<kIsKey>(side, block, block_idx, values);
   }
+}
+
+template <bool kIsKey>
+void RepairSide(const PackedSideView& side, int lowrank, const std::byte* block, int block_idx,
+                float* values) {
   const SparseRange exact = SparseEntriesOf(side, block_idx);
   for (const SparseEntry* entry = exact.begin; entry != exact.end; ++entry) {
     const int t = entry->place % kBlockSize, r = entry->place / kBlockSize;
@@ -199,11 +229,15 @@ PackedRunView ViewRun(const AttendParams& params, const PackedRun& run) {
                              .layer_rank_v = head.layer_rank_v,
                              .n_blocks = run.n_blocks,
                              .is_prompt = run.is_prompt};
-  return {.k = ViewKeys(shape, run),
-          .v = ViewValues(shape, run, head.kv_head_idx),
-          .first_block = run.first_block,
-          .lowrank = shape.lowrank(),
-          .block_bytes = PackedBlockBytes(shape)};
+  PackedRunView view = {.k = ViewKeys(shape, run, head),
+                        .v = ViewValues(shape, run, head),
+                        .first_block = run.first_block,
+                        .lowrank = shape.lowrank(),
+                        .block_bytes = PackedBlockBytes(shape)};
+  if (head.format.keys_before_rope && head.rotation.half > 0) {
+    view.rotation = head.rotation.From(run.first_block);
+  }
+  return view;
 }
 
 const PackedRun* FindRun(const PackedHead& head, int block, int* run_idx) {
@@ -221,10 +255,18 @@ SparseRange SparseEntriesOf(const PackedSideView& side, int block_idx) {
   return {side.entries + (i == 0 ? 0 : side.ends[i - 1]), side.entries + side.ends[i]};
 }
 
+void RepairPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
+                       float* values) {
+  RepairSide<true>(run.k, run.lowrank, block, block_idx, values);
+  RepairSide<false>(run.v, run.lowrank, block, block_idx, values + kBlockSize * run.k.rank);
+}
+
 void ExpandPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
                        float* out) {
-  ExpandSide<true>(run.k, run.lowrank, block, block_idx, out);
-  ExpandSide<false>(run.v, run.lowrank, block, block_idx, out + kBlockSize * run.k.rank);
+  DecodeSide<true>(run.k, block, block_idx, out);
+  DecodeSide<false>(run.v, block, block_idx, out + kBlockSize * run.k.rank);
+  RepairPackedBlock(run, block, block_idx, out);
+  if (run.rotation.half > 0) TurnKeys(run.rotation.From(block_idx), out);
 }
 
 }  // namespace kvlathe

@@ -231,6 +231,8 @@ void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block,
 // As ExpandPackedBlock.
 KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
                                  float* values) {
+  // Codebooks have no bar of speed here.
+  if (run.k.centroids != nullptr) return ExpandPackedBlock(run, block, block_idx, values);
   if (run.k.is_per_channel) {
     ExpandSide<SideKind::kKeyByChannel>(run.k, run.lowrank, block, block_idx, values);
   } else {

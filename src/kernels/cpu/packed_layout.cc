@@ -42,9 +42,9 @@ bool AreSoundLists(const std::byte* ends, const std::byte* entries, int64_t n_li
 }  // namespace
 
 bool IsSoundRunRecord(const PackedShape& s, const std::byte* record) {
-  if (s.key_outliers() == 0) return true;
+  if (s.n_key_entries() == 0) return true;
   return AreSoundLists(record + KeySparseEndsOffset(s), record + KeySparseOffset(s), s.n_blocks,
-                       int64_t{2} * s.key_outliers() * s.rank_k, [&](int64_t) { return s.rank_k; });
+                       s.n_key_entries(), [&](int64_t) { return s.rank_k; });
 }
 
 bool IsSoundLayerRecord(const PackedShape& s, std::span<const int> ranks_v,

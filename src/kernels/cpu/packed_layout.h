@@ -5,9 +5,10 @@
 //   block         of one head: codes of K and V, scales per token, factor A of the residual
 //   run record    of one head: scales per channel, factor B, exact entries of K
 //   layer record  of all heads: scales per token over all heads, exact entries of V
-// Scales and minima are F16, factors F16, exact entries Bf16. A value is code * scale + min; an
-// exact entry replaces it. The code at its place is CodeOfExact: readers may add what the entry
-// differs from that code's value, which they know without looking the code up.
+// Scales and minima are F16, factors F16, exact entries Bf16. A value is code * scale + min, or
+// centroid * scale + min where codes index a codebook of the model (codebook.h); an exact entry
+// replaces it. Without codebooks the code at its place is CodeOfExact: readers may add what the
+// entry differs from that code's value, which they know without looking the code up.
 //
 // Codes keep the lines of a plain block (block_layout.h): a line is 32 codes, 16 tokens x 2
 // dimensions of K or 16 dimensions x 2 tokens of V. Lines are packed in groups of
@@ -22,6 +23,7 @@
 // follow each other, then those of the next token pairs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -34,6 +36,7 @@ enum class ScaleSharing : uint8_t {
   kChannel,     // `group` tokens of one channel; K only, in the run record
   kToken,       // `group` channels of one token of one head, in the block
   kTokenLayer,  // one token, all channels of all heads; V only, in the layer record
+  kModel,       // one channel in all sequences; K with a codebook only, in the model
 };
 
 // The codes of K or of V.
@@ -45,6 +48,8 @@ struct PackedSide {
   int group = 0;
   // bits 8, kToken only: codes are int8 from -127 to 127 and there is no minimum.
   bool is_symmetric = false;
+  // Codes index a codebook; bits up to 4, kModel or kTokenLayer only.
+  bool has_codebook = false;
 
   friend bool operator==(const PackedSide&, const PackedSide&) = default;
 };
@@ -52,9 +57,12 @@ struct PackedSide {
 // What all runs of a cache have in common.
 struct PackedFormat {
   PackedSide k, v;
-  int prompt_rank = 0;      // of the low-rank residual, in runs of the prompt; 0: none
-  int decode_rank = 0;      // in runs sealed while decoding
-  double sparse_share = 0;  // entries kept exactly, half at either end; 0: none
+  int prompt_rank = 0;  // of the low-rank residual, in runs of the prompt; 0: none
+  int decode_rank = 0;  // in runs sealed while decoding
+  // Entries kept exactly, half at either end; 0: none. With codebooks, of K those that lie farthest
+  // out by the ranges of the model, at whichever end.
+  double sparse_share = 0;
+  bool keys_before_rope = false;  // K is sealed as it was before RoPE; with codebooks only
 
   friend bool operator==(const PackedFormat&, const PackedFormat&) = default;
 };
@@ -73,10 +81,20 @@ struct PackedShape {
   constexpr int lowrank() const { return is_prompt ? format.prompt_rank : format.decode_rank; }
   // Exact entries at either end: of a channel of K over the run, of a token of V over the layer.
   constexpr int key_outliers() const {
-    return static_cast<int>(n_tokens() * format.sparse_share / 2);
+    return format.k.has_codebook ? 0 : static_cast<int>(n_tokens() * format.sparse_share / 2);
   }
   constexpr int value_outliers() const {
-    return static_cast<int>(layer_rank_v * format.sparse_share / 2);
+    if (!format.v.has_codebook) return static_cast<int>(layer_rank_v * format.sparse_share / 2);
+    // What lies at or beyond an interpolated quantile: never nothing.
+    return format.sparse_share == 0
+               ? 0
+               : 1 + static_cast<int>((layer_rank_v - 1) * format.sparse_share / 2);
+  }
+  // All exact entries of K of the run.
+  constexpr int64_t n_key_entries() const {
+    if (!format.k.has_codebook) return int64_t{2} * key_outliers() * rank_k;
+    const int64_t n = int64_t{n_tokens()} * rank_k;
+    return std::min(n / 2, static_cast<int64_t>(static_cast<double>(n) * format.sparse_share));
   }
 };
 
@@ -162,11 +180,10 @@ constexpr int64_t KeySparseEndsOffset(const PackedShape& s) {
   return ValueBasisOffset(s) + int64_t{2} * s.lowrank() * s.rank_v;
 }
 constexpr int64_t KeySparseOffset(const PackedShape& s) {
-  return KeySparseEndsOffset(s) + (s.key_outliers() > 0 ? 4 * s.n_blocks : 0);
+  return KeySparseEndsOffset(s) + (s.n_key_entries() > 0 ? 4 * s.n_blocks : 0);
 }
 constexpr int64_t RunRecordBytes(const PackedShape& s) {
-  return KeySparseOffset(s) +
-         int64_t{2} * s.key_outliers() * s.rank_k * static_cast<int64_t>(sizeof(SparseEntry));
+  return KeySparseOffset(s) + s.n_key_entries() * static_cast<int64_t>(sizeof(SparseEntry));
 }
 
 // --- Layer record: scales of V per token, per block [parts][kBlockSize]; where the exact entries

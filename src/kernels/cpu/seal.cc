@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/cpu/seal_codebook.h"
 #include "kernels/cpu/seal_codes.h"
 #include "kernels/cpu/seal_kernels.h"
 #include "kernels/cpu/seal_lowrank.h"
@@ -17,6 +18,10 @@ namespace {
 bool IsValidSide(const PackedSide& side, bool is_key) {
   const bool has_bits = side.bits == 2 || side.bits == 3 || side.bits == 4 || side.bits == 8;
   if (!has_bits || side.group < 0 || side.group % 16 != 0) return false;
+  if (side.has_codebook) {
+    return side.bits <= 4 && side.group == 0 && !side.is_symmetric &&
+           side.sharing == (is_key ? ScaleSharing::kModel : ScaleSharing::kTokenLayer);
+  }
   switch (side.sharing) {
     case ScaleSharing::kChannel:
       return is_key && !side.is_symmetric &&
@@ -25,6 +30,8 @@ bool IsValidSide(const PackedSide& side, bool is_key) {
       return !side.is_symmetric || side.bits == 8;
     case ScaleSharing::kTokenLayer:
       return !is_key && !side.is_symmetric;
+    case ScaleSharing::kModel:
+      return false;
   }
   return false;
 }
@@ -95,6 +102,7 @@ void Sealer::State::Plan(std::span<const SealJob> jobs) {
   for (const SealJob& job : jobs) {
     KVL_CHECK_GE(job.n_blocks, 1);
     const int n_heads = static_cast<int>(job.heads.size());
+    KVL_CHECK((!format.k.has_codebook && !format.v.has_codebook) || job.codebooks != nullptr);
     PackedShape shape = {.format = format,
                          .n_kv_heads = n_heads,
                          .n_blocks = job.n_blocks,
@@ -122,6 +130,9 @@ SealSizes Sealer::State::Sizes() const {
     sizes.max_rank = std::max(sizes.max_rank, rank);
     if (s.key_outliers() > 0) {
       sizes.column_keys = std::max<int64_t>(sizes.column_keys, s.n_tokens());
+    }
+    if (s.format.k.has_codebook) {
+      sizes.quotients = std::max(sizes.quotients, s.n_key_entries() > 0 ? s.n_tokens() * rank : 0);
     }
     if (s.value_outliers() > 0) {
       sizes.column_keys = std::max<int64_t>(sizes.column_keys, s.layer_rank_v);
@@ -162,7 +173,8 @@ Status Sealer::State::Seal() {
     ForEach(2 * static_cast<int64_t>(runs.size()), [&](int64_t i, SealWorkspace* workspace) {
       const HeadRun& run = runs[i / 2];
       const bool is_key = i % 2 == 0;
-      if (!(is_key ? SealKeys(run, workspace) : SealValues(run, workspace))) {
+      const auto seal_keys = run.shape.format.k.has_codebook ? SealCodebookKeys : SealKeys;
+      if (!(is_key ? seal_keys(run, workspace) : SealValues(run, workspace))) {
         bad.Add(i / 2, is_key);
       } else if (run.shape.lowrank() > 0) {
         FitResidual(run, is_key, power_loops, workspace);
@@ -185,6 +197,7 @@ Sealer::Sealer(const PackedFormat& format, DType row_type, int power_loops, Thre
                        .workspaces = std::vector<SealWorkspace>(pool->n_workers())}) {
   KVL_CHECK(IsValidSide(format.k, /*is_key=*/true));
   KVL_CHECK(IsValidSide(format.v, /*is_key=*/false));
+  KVL_CHECK(!format.keys_before_rope || format.k.has_codebook);
   KVL_CHECK(format.prompt_rank >= 0 && format.decode_rank >= 0);
   KVL_CHECK(format.sparse_share >= 0 && format.sparse_share <= 1);
   KVL_CHECK(row_type == DType::kBf16 || row_type == DType::kF32);

@@ -12,6 +12,13 @@
 // out of max and min; a group that holds nothing else gets scale 1, minimum 0. Their places get
 // CodeOfExact.
 //
+// Codebooks (methods.md 7): of K, (x - offset) / range with the model's range and offset of the
+// channel; of V, range = F16((max - min) / 2), offset = F16((max + min) / 2) of the token over all
+// heads, exact entries apart; a range that rounds to 0 becomes the smallest F16, a zero
+// offset is +0. The code is the
+// number of boundaries below that quotient. Exact entries of K are the n_key_entries() of the run
+// with the largest |quotient|, of equals the first by block, channel, token.
+//
 // Low-rank residual (methods.md 4.3): R = X - D - S per head, D the values of the codes, S the
 // exact entries less their codes' values (so R is 0 there); R ~ A B^T by power iteration in F32
 // with an orthonormal A, both stored in F16. R = 0 gives A = B = 0, and R of a lower rank columns
@@ -26,6 +33,7 @@
 #include "base/cpu_features.h"
 #include "base/status.h"
 #include "base/threads.h"
+#include "kernels/cpu/codebook.h"
 #include "kernels/cpu/packed_layout.h"
 
 namespace kvlathe {
@@ -46,6 +54,8 @@ struct SealJob {
   int n_blocks = 0;
   bool is_prompt = true;
   uint64_t seed = 0;  // of the start of the power iteration: the same run gives the same bytes
+  const LayerCodebooks* codebooks = nullptr;  // where the format has them
+  KeyRotation rotation;  // of the run's blocks, where the format keeps keys before RoPE
 };
 
 class Sealer {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/cpu/seal_codebook.h"
 #include "kernels/cpu/seal_exact.h"
 
 namespace kvlathe {
@@ -19,6 +20,7 @@ void ResetRanges(int64_t n, SealWorkspace* ws) {
 // Rounds n_groups x n scales and minima of the ranges; `to` is [n_groups][parts][n] F16.
 void RoundScales(const HeadRun& run, const PackedSide& side, int n_groups, int n, std::byte* to,
                  SealWorkspace* ws) {
+  if (side.has_codebook) return RoundCodebookScales(run, n_groups * n, to, ws);
   const int64_t part_bytes = int64_t{2} * n;
   for (int g = 0; g < n_groups; ++g, to += ScaleParts(side) * part_bytes) {
     const int64_t first = int64_t{g} * n;
@@ -186,6 +188,10 @@ bool SealValues(const HeadRun& run, SealWorkspace* ws) {
   for (int b = 0; b < s.n_blocks; ++b) {
     if (!ScaleValues(run, group, b, ws)) return false;
     float* const residual = ResidualOf(run, s.rank_v, b, ws);
+    if (s.format.v.has_codebook) {
+      WriteCodebookValues(run, b, residual, ws);
+      continue;
+    }
     std::byte* const codes = run.head().packed[b] + PackedValueOffset(s);
     run.kernels->quantise({.x = ws->x,
                            .grid = ValueGrid(s.rank_v),

@@ -150,7 +150,7 @@ void WriteValueEntries(const HeadRun& run, int block_idx, SealWorkspace* ws) {
 }
 
 std::span<const SparseEntry> KeyEntries(const HeadRun& run, int block_idx) {
-  if (run.shape.key_outliers() == 0) return {};
+  if (run.shape.n_key_entries() == 0) return {};
   const uint32_t* ends = KeyEnds(run);
   const uint32_t begin = block_idx == 0 ? 0 : ends[block_idx - 1];
   return {AllKeyEntries(run) + begin, ends[block_idx] - begin};

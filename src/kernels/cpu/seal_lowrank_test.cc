@@ -71,7 +71,7 @@ void ExpectNearlyOptimal(int lowrank, double share, int n_blocks, int power_loop
   Sealer sealer(format, DType::kBf16, power_loops, &pool, isa);
   const SealJob job = layer.Job(5);
   ASSERT_TRUE(sealer.Run({&job, 1}).ok());
-  const RefSealed want = SealRef(format, layer.heads, true);
+  const RefSealed want = layer.Ref();
   for (int h = 0; h < layer.n_heads(); ++h) {
     for (bool is_key : {true, false}) {
       const StoredFactors f = ReadFactors(layer, h, is_key);
@@ -107,7 +107,7 @@ TEST_P(SealLowRankTest, FactorsOfDegenerateResiduals) {
     Sealer sealer(format, DType::kF32, 3, &pool, GetParam());
     const SealJob job = layer.Job(5);
     ASSERT_TRUE(sealer.Run({&job, 1}).ok());
-    const RefSealed want = SealRef(format, layer.heads, true);
+    const RefSealed want = layer.Ref();
     for (bool is_key : {true, false}) {
       const StoredFactors f = ReadFactors(layer, 0, is_key);
       ASSERT_TRUE(f.a.allFinite() && f.b.allFinite());

@@ -17,6 +17,7 @@ struct Matrix {
   std::vector<char> is_exact;
   std::vector<float> scale, min;
   std::vector<int> code;
+  std::vector<float> number;  // what the scale multiplies: the code, or its centroid
 
   Matrix(const std::vector<float>& values, int matrix_rank)
       : n_tokens(static_cast<int>(values.size()) / matrix_rank),
@@ -25,7 +26,8 @@ struct Matrix {
         is_exact(values.size()),
         scale(values.size()),
         min(values.size()),
-        code(values.size()) {}
+        code(values.size()),
+        number(values.size()) {}
   size_t at(int token, int channel) const { return static_cast<size_t>(token) * rank + channel; }
 };
 
@@ -33,8 +35,69 @@ struct Scale {
   uint16_t scale_bits, min_bits;
 };
 
+using Elements = std::vector<std::pair<Matrix*, size_t>>;
+
+// Codes of an element by its range and offset.
+void Encode(const Codebook& codebook, float range, float offset, Matrix* m, size_t i) {
+  const float quotient = (m->x[i] - offset) / range;
+  int code = 0;
+  while (code < codebook.n_codes - 1 && quotient > codebook.boundaries[code]) ++code;
+  m->scale[i] = range;
+  m->min[i] = offset;
+  m->code[i] = code;
+  m->number[i] = codebook.centroids[code];
+}
+
+// Range and offset of the elements `group`, and their codes.
+Scale EncodeGroup(const Codebook& codebook, const Elements& group) {
+  bool is_empty = true;
+  float low = 0, high = 0;
+  for (const auto& [m, i] : group) {
+    if (m->is_exact[i]) continue;
+    low = is_empty ? m->x[i] : std::min(low, m->x[i]);
+    high = is_empty ? m->x[i] : std::max(high, m->x[i]);
+    is_empty = false;
+  }
+  float middle = high / 2 + low / 2;
+  if (middle == 0) middle = 0;  // not -0
+  Scale result = {F16BitsRef(high / 2 - low / 2), F16BitsRef(middle)};
+  if (result.scale_bits == 0) result.scale_bits = 1;
+  for (const auto& [m, i] : group) {
+    Encode(codebook, F16ValueRef(result.scale_bits), F16ValueRef(result.min_bits), m, i);
+  }
+  return result;
+}
+
+// Marks the exact entries of K with ranges of the model: the n farthest out, the first of equals in
+// the order of blocks, then channels, then tokens.
+void MarkFarthest(const std::vector<float>& scales, double share, Matrix* k) {
+  std::vector<std::pair<float, size_t>> order;
+  for (int first = 0; first < k->n_tokens; first += kTokens) {
+    for (int c = 0; c < k->rank; ++c) {
+      for (int t = first; t < first + kTokens; ++t) {
+        const size_t i = k->at(t, c);
+        order.emplace_back(std::fabs((k->x[i] - scales[k->rank + c]) / scales[c]), i);
+      }
+    }
+  }
+  const auto n = static_cast<int64_t>(static_cast<double>(order.size()) * share);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (int64_t j = 0; j < std::min<int64_t>(n, std::ssize(order) / 2); ++j) {
+    k->is_exact[order[j].second] = true;
+  }
+}
+
+void EncodeKeys(const Codebook& codebook, const std::vector<float>& scales, Matrix* k) {
+  for (int t = 0; t < k->n_tokens; ++t) {
+    for (int c = 0; c < k->rank; ++c) {
+      Encode(codebook, scales[c], scales[k->rank + c], k, k->at(t, c));
+    }
+  }
+}
+
 // Scale and minimum of the elements `group`, and their codes.
-Scale QuantiseGroup(const PackedSide& side, const std::vector<std::pair<Matrix*, size_t>>& group) {
+Scale QuantiseGroup(const PackedSide& side, const Elements& group) {
   bool is_empty = true;
   float low = 0, high = 0;
   for (const auto& [m, i] : group) {
@@ -64,12 +127,13 @@ Scale QuantiseGroup(const PackedSide& side, const std::vector<std::pair<Matrix*,
     m->min[i] = rounded_min;
     m->code[i] = static_cast<int>(std::clamp(code, lowest, highest));
     if (m->is_exact[i]) m->code[i] = side.is_symmetric ? 0 : (n_steps + 1) / 2;
+    m->number[i] = static_cast<float>(m->code[i]);
   }
   return result;
 }
 
 // Marks the n largest and then the n smallest of the rest; the first of equal ones.
-void MarkExact(const std::vector<std::pair<Matrix*, size_t>>& column, int n) {
+void MarkExact(const Elements& column, int n) {
   std::vector<int> order(column.size());
   std::iota(order.begin(), order.end(), 0);
   const auto value = [&](int i) { return column[i].first->x[column[i].second]; };
@@ -162,7 +226,7 @@ void AppendTokenScales(Matrix* m, const PackedSide& side, int block, std::vector
   for (int first = 0; first < m->rank; first += group) {
     std::vector<Scale> scales;
     for (int t = block * kTokens; t < (block + 1) * kTokens; ++t) {
-      std::vector<std::pair<Matrix*, size_t>> elements;
+      Elements elements;
       for (int c = first; c < std::min(first + group, m->rank); ++c) {
         elements.push_back({m, m->at(t, c)});
       }
@@ -180,7 +244,7 @@ void AppendChannelScales(Matrix* m, const PackedSide& side, std::vector<std::byt
   for (int first = 0; first < m->n_tokens; first += group) {
     std::vector<Scale> scales;
     for (int c = 0; c < m->rank; ++c) {
-      std::vector<std::pair<Matrix*, size_t>> elements;
+      Elements elements;
       for (int t = first; t < std::min(first + group, m->n_tokens); ++t) {
         elements.push_back({m, m->at(t, c)});
       }
@@ -212,7 +276,7 @@ int AppendEntries(const Matrix& m, int block, std::vector<std::byte>* to) {
 std::vector<float> ResidualOf(const Matrix& m) {
   std::vector<float> residual(m.x.size());
   for (size_t i = 0; i < residual.size(); ++i) {
-    const float value = static_cast<float>(m.code[i]) * m.scale[i];
+    const float value = m.number[i] * m.scale[i];
     residual[i] = m.is_exact[i] ? 0 : m.x[i] - (value + m.min[i]);
   }
   return residual;
@@ -224,21 +288,32 @@ void AppendFactors(int64_t n_bytes, RefObject* object) {
   object->factors_end = static_cast<int64_t>(object->bytes.size());
 }
 
-void MarkOutliers(std::vector<Matrix>* ks, std::vector<Matrix>* vs, double share) {
+void MarkOutliers(const PackedFormat& format, const LayerCodebooks& codebooks,
+                  std::vector<Matrix>* ks, std::vector<Matrix>* vs) {
+  const double share = format.sparse_share;
   const int n_tokens = (*ks)[0].n_tokens;
   int layer_rank = 0;
   for (const Matrix& v : *vs) layer_rank += v.rank;
   const int n_keys = static_cast<int>(n_tokens * share / 2);
-  const int n_values = static_cast<int>(layer_rank * share / 2);
-  for (Matrix& k : *ks) {
+  int n_values = static_cast<int>(layer_rank * share / 2);
+  if (format.v.has_codebook && share > 0) {
+    // At or beyond the quantile that is interpolated between the sorted values.
+    n_values = layer_rank - static_cast<int>(std::ceil((1 - share / 2) * (layer_rank - 1)));
+  }
+  for (size_t h = 0; h < ks->size(); ++h) {
+    Matrix& k = (*ks)[h];
+    if (format.k.has_codebook) {
+      MarkFarthest(codebooks.key_scales[h], share, &k);
+      continue;
+    }
     for (int c = 0; c < k.rank; ++c) {
-      std::vector<std::pair<Matrix*, size_t>> column(n_tokens);
+      Elements column(n_tokens);
       for (int t = 0; t < n_tokens; ++t) column[t] = {&k, k.at(t, c)};
       MarkExact(column, n_keys);
     }
   }
   for (int t = 0; t < n_tokens; ++t) {
-    std::vector<std::pair<Matrix*, size_t>> column;
+    Elements column;
     for (Matrix& v : *vs) {
       for (int c = 0; c < v.rank; ++c) column.push_back({&v, v.at(t, c)});
     }
@@ -264,7 +339,8 @@ class EntryLists {
   std::vector<std::byte> ends_, entries_;
 };
 
-RefObject MakeLayerRecord(const PackedFormat& format, std::vector<Matrix>* vs) {
+RefObject MakeLayerRecord(const PackedFormat& format, const Codebook& codebook,
+                          std::vector<Matrix>* vs) {
   RefObject record;
   const int n_blocks = (*vs)[0].n_tokens / kTokens;
   EntryLists lists;
@@ -272,11 +348,12 @@ RefObject MakeLayerRecord(const PackedFormat& format, std::vector<Matrix>* vs) {
     if (format.v.sharing == ScaleSharing::kTokenLayer) {
       std::vector<Scale> scales;
       for (int t = b * kTokens; t < (b + 1) * kTokens; ++t) {
-        std::vector<std::pair<Matrix*, size_t>> elements;
+        Elements elements;
         for (Matrix& v : *vs) {
           for (int c = 0; c < v.rank; ++c) elements.push_back({&v, v.at(t, c)});
         }
-        scales.push_back(QuantiseGroup(format.v, elements));
+        scales.push_back(format.v.has_codebook ? EncodeGroup(codebook, elements)
+                                               : QuantiseGroup(format.v, elements));
       }
       for (const Scale& s : scales) Append(s.scale_bits, &record.bytes);
       for (const Scale& s : scales) Append(s.min_bits, &record.bytes);
@@ -334,16 +411,18 @@ float F16ValueRef(uint16_t bits) {
   return static_cast<float>(bits & 0x8000 ? -magnitude : magnitude);
 }
 
-RefSealed SealRef(const PackedFormat& format, const std::vector<RefHead>& heads, bool is_prompt) {
+RefSealed SealRef(const PackedFormat& format, const std::vector<RefHead>& heads, bool is_prompt,
+                  const LayerCodebooks& codebooks) {
   std::vector<Matrix> ks, vs;
   for (const RefHead& head : heads) {
     ks.emplace_back(head.k, head.rank_k);
     vs.emplace_back(head.v, head.rank_v);
   }
-  MarkOutliers(&ks, &vs, format.sparse_share);
+  MarkOutliers(format, codebooks, &ks, &vs);
   RefSealed sealed;
-  sealed.layer_record = MakeLayerRecord(format, &vs);
+  sealed.layer_record = MakeLayerRecord(format, codebooks.v, &vs);
   for (size_t h = 0; h < heads.size(); ++h) {
+    if (format.k.has_codebook) EncodeKeys(codebooks.k, codebooks.key_scales[h], &ks[h]);
     sealed.heads.push_back(MakeHead(format, is_prompt, &ks[h], &vs[h]));
   }
   return sealed;

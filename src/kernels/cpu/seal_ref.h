@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/cpu/codebook.h"
 #include "kernels/cpu/packed_layout.h"
 
 namespace kvlathe {
@@ -33,7 +34,9 @@ struct RefSealed {
   RefObject layer_record;
 };
 
-RefSealed SealRef(const PackedFormat& format, const std::vector<RefHead>& heads, bool is_prompt);
+// `codebooks`: of a format that has them.
+RefSealed SealRef(const PackedFormat& format, const std::vector<RefHead>& heads, bool is_prompt,
+                  const LayerCodebooks& codebooks);
 
 // F16 by its definition, the largest one for what is beyond.
 uint16_t F16BitsRef(float x);
@@ -46,6 +49,7 @@ struct RefObjects {
   std::vector<const std::byte*> blocks;
   const std::byte* record;
   const std::byte* layer_record;
+  const LayerCodebooks* codebooks;
 };
 std::vector<float> ReadKeysRef(const RefObjects& objects);
 std::vector<float> ReadValuesRef(const RefObjects& objects);

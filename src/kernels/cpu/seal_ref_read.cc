@@ -54,7 +54,10 @@ std::vector<float> ReadKeysRef(const RefObjects& objects) {
     const int token = i / rank, t = token % kBlockSize, c = i % rank;
     const std::byte* block = objects.blocks[token / kBlockSize];
     const uint8_t code = ReadCode(block, side.bits, KeyCodePlace(side.bits, t, c));
-    if (side.sharing == ScaleSharing::kChannel) {
+    if (side.has_codebook) {
+      const std::vector<float>& scales = objects.codebooks->key_scales[objects.head_idx];
+      x[i] = objects.codebooks->k.centroids[code] * scales[c] + scales[rank + c];
+    } else if (side.sharing == ScaleSharing::kChannel) {
       const int group = side.group == 0 ? s.n_tokens() : side.group;
       x[i] = Dequantise(side, code, objects.record, token / group * 2 * rank + c, rank);
     } else {
@@ -65,7 +68,7 @@ std::vector<float> ReadKeysRef(const RefObjects& objects) {
   }
   for (int b = 0; b < s.n_blocks; ++b) {
     float* const values = &x[static_cast<size_t>(b) * kBlockSize * rank];
-    if (s.key_outliers() > 0) {
+    if (s.n_key_entries() > 0) {
       SetExact(objects.record + KeySparseEndsOffset(s), b, objects.record + KeySparseOffset(s),
                rank, values);
     }
@@ -85,7 +88,11 @@ std::vector<float> ReadValuesRef(const RefObjects& objects) {
     const std::byte* block = objects.blocks[token / kBlockSize];
     const uint8_t code =
         ReadCode(block + PackedValueOffset(s), side.bits, ValueCodePlace(side.bits, rank, t, c));
-    if (side.sharing == ScaleSharing::kTokenLayer) {
+    if (side.has_codebook) {
+      const int64_t idx = token / kBlockSize * 2 * kBlockSize + t;
+      x[i] = objects.codebooks->v.centroids[code] * LoadF16(objects.layer_record, idx) +
+             LoadF16(objects.layer_record, idx + kBlockSize);
+    } else if (side.sharing == ScaleSharing::kTokenLayer) {
       x[i] = Dequantise(side, code, objects.layer_record, token / kBlockSize * 2 * kBlockSize + t,
                         kBlockSize);
     } else {

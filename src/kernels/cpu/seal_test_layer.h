@@ -17,6 +17,31 @@ struct Ranks {
   int k, v;
 };
 
+// Codebooks with unlike steps that lie apart from what codes stand for, and ranges that leave some
+// elements of K outside.
+inline LayerCodebooks DrawCodebooks(const PackedFormat& format, const std::vector<RefHead>& heads) {
+  LayerCodebooks layer;
+  for (const auto& [side, codebook] :
+       {std::pair(&format.k, &layer.k), std::pair(&format.v, &layer.v)}) {
+    codebook->n_codes = 1 << std::min(side->bits, 4);
+    const auto n = static_cast<float>(codebook->n_codes);
+    for (int i = 0; i < codebook->n_codes; ++i) {
+      const float at = (static_cast<float>(2 * i + 1) - n) / n;
+      codebook->centroids[i] = 0.95f * at * (0.6f + 0.4f * std::fabs(at)) + 0.01f;
+      codebook->boundaries[i] = (at + 1 / n) * 0.9f;
+    }
+  }
+  Random random(17);
+  for (const RefHead& head : heads) {
+    std::vector<float>& scales = layer.key_scales.emplace_back();
+    for (int c = 0; c < 2 * head.rank_k; ++c) {
+      const double x = random.Uniform();
+      scales.push_back(static_cast<float>(c < head.rank_k ? 0.2 + 2 * x : 2 * x - 1));
+    }
+  }
+  return layer;
+}
+
 // The run of a layer, in plain blocks and where it is sealed to.
 struct Layer {
   Layer(const PackedFormat& layer_format, DType type, std::vector<RefHead> layer_heads, int blocks,
@@ -25,7 +50,8 @@ struct Layer {
         row_type(type),
         heads(std::move(layer_heads)),
         n_blocks(blocks),
-        is_prompt(prompt) {
+        is_prompt(prompt),
+        codebooks(DrawCodebooks(layer_format, heads)) {
     for (int h = 0; h < n_heads(); ++h) {
       for (int b = 0; b < n_blocks; ++b) plain.push_back(PlainBlock(heads[h], b));
     }
@@ -89,12 +115,19 @@ struct Layer {
                            &packed_pointers[h * n_blocks],
                            records[h].empty() ? nullptr : records[h].data()});
     }
-    return {job_heads, layer_record.empty() ? nullptr : layer_record.data(), n_blocks, is_prompt,
-            seed};
+    return {.heads = job_heads,
+            .layer_record = layer_record.empty() ? nullptr : layer_record.data(),
+            .n_blocks = n_blocks,
+            .is_prompt = is_prompt,
+            .seed = seed,
+            .codebooks = &codebooks,
+            .rotation = {}};
   }
 
+  RefSealed Ref() const { return SealRef(format, heads, is_prompt, codebooks); }
+
   RefObjects Objects(int h) const {
-    RefObjects objects = {ShapeOf(h), h, {}, records[h].data(), layer_record.data()};
+    RefObjects objects = {ShapeOf(h), h, {}, records[h].data(), layer_record.data(), &codebooks};
     for (int b = 0; b < n_blocks; ++b) objects.blocks.push_back(packed[h * n_blocks + b].data());
     return objects;
   }
@@ -108,6 +141,7 @@ struct Layer {
   std::vector<RefHead> heads;
   int n_blocks;
   bool is_prompt;
+  LayerCodebooks codebooks;
   std::vector<std::vector<std::byte>> plain, packed;  // [head][block]
   std::vector<std::vector<std::byte>> records;        // [head]
   std::vector<std::byte> layer_record;
@@ -190,6 +224,14 @@ inline PackedSide Channel(int bits, int group) {
 }
 inline PackedSide LayerToken(int bits) { return {bits, ScaleSharing::kTokenLayer, 0, false}; }
 
+inline PackedFormat Codebooks(int bits, double share, int lowrank = 0) {
+  return {.k = {.bits = bits, .sharing = ScaleSharing::kModel, .has_codebook = true},
+          .v = {.bits = bits, .sharing = ScaleSharing::kTokenLayer, .has_codebook = true},
+          .prompt_rank = lowrank,
+          .decode_rank = lowrank,
+          .sparse_share = share};
+}
+
 inline std::vector<Named> Formats() {
   return {{"kivi2_g64", {Channel(2, 64), Token(2, 64)}},
           {"kivi2_g32", {Channel(2, 32), Token(2, 32)}},
@@ -214,7 +256,11 @@ inline std::vector<Named> Formats() {
           {"gear_l_kivi2", {Channel(2, 64), Token(2, 64), 4, 2}},
           {"gear_kivi2", {Channel(2, 64), Token(2, 64), 4, 2, 0.02}},
           {"gear_kcvt4", {Channel(4, 0), LayerToken(4), 4, 2, 0.02}},
-          {"gear_token3", {Token(3, 48), Token(3, 0), 7, 3, 0.1}}};
+          {"gear_token3", {Token(3, 48), Token(3, 0), 7, 3, 0.1}},
+          {"kvquant4", Codebooks(4, 0.01)},
+          {"kvquant3", Codebooks(3, 0.05)},
+          {"kvquant2", Codebooks(2, 0)},
+          {"kvquant_gear", Codebooks(2, 0.1, 3)}};
 }
 
 inline const std::vector<std::vector<Ranks>>& Heads() {

@@ -36,6 +36,7 @@ int64_t LayOut(const SealSizes& sizes, std::byte* base, SealWorkspace* ws) {
   }
   for (float** table : {&ws->word_scales, &ws->word_minima}) parts.Take(2 * kMaxBlockScales, table);
   parts.Take(sizes.residual_words, &ws->residual);
+  parts.Take(sizes.quotients, &ws->quotients);
   parts.Take(sizes.factor_words, &ws->q);
   parts.Take(sizes.max_rank * sizes.lowrank, &ws->p);
   parts.Take(2 * std::max(sizes.factor_words, sizes.max_rank * sizes.lowrank), &ws->doubled);

@@ -28,6 +28,7 @@ struct SealSizes {
   int64_t residual_words = 0;  // of the largest residual
   int64_t factor_words = 0;    // of the largest A
   int lowrank = 0;
+  int64_t quotients = 0;  // of K with a codebook and exact entries, of a run
 
   friend bool operator==(const SealSizes&, const SealSizes&) = default;
 };
@@ -51,6 +52,7 @@ struct SealWorkspace {
   float *scales, *minima;            // [kMaxBlockScales]
   float *word_scales, *word_minima;  // the same, each for two words of a line
   float* residual;
+  float* quotients;        // magnitudes, of a run: by block, by lines
   float *q, *p, *doubled;  // of ResidualParams
 
  private:

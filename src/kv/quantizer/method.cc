@@ -7,8 +7,11 @@
 namespace kvlathe {
 
 std::span<const QuantizerMethod> QuantizerMethods() {
-  static constexpr QuantizerMethod kMethods[] = {
-      {"token", TokenFormat}, {"kcvt", KcvtFormat}, {"kivi", KiviFormat}, {"int8", Int8Format}};
+  static constexpr QuantizerMethod kMethods[] = {{"token", TokenFormat},
+                                                 {"kcvt", KcvtFormat},
+                                                 {"kivi", KiviFormat},
+                                                 {"kvquant", KvquantFormat},
+                                                 {"int8", Int8Format}};
   return kMethods;
 }
 
@@ -28,8 +31,10 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
     plan.power_loops = lowrank->Integer("loops");
   }
   if (const Stage* sparse = spec.sparse(); sparse != nullptr) {
-    plan.format.sparse_share = sparse->Number("share");
+    plan.format.sparse_share += sparse->Number("share");
   }
+  // A basis mixes channels behind RoPE; without one K has its steady ranges before it.
+  plan.format.keys_before_rope = plan.format.k.has_codebook && spec.basis() == nullptr;
   return plan;
 }
 

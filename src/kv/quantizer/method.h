@@ -13,7 +13,8 @@ namespace kvlathe {
 
 struct QuantizerMethod {
   std::string_view name;  // as in a spec
-  // Sides only: the residual axis adds its own.
+  // Sides, and the share of a quantizer that has exact entries of its own; the residual axis adds
+  // its own.
   PackedFormat (*format)(const Stage& stage);
 };
 
@@ -31,6 +32,9 @@ PackedFormat KcvtFormat(const Stage& stage);
 // KIVI (arXiv 2402.02750; methods.md 5): `group` tokens of a channel of K, `group` channels of a
 // token of V.
 PackedFormat KiviFormat(const Stage& stage);
+// KVQuant (arXiv 2401.18079; methods.md 7): codebooks per layer, K with ranges of the model per
+// channel, V with ranges per token over all heads, outliers kept exactly.
+PackedFormat KvquantFormat(const Stage& stage);
 // Symmetric, a scale per token and head.
 PackedFormat Int8Format(const Stage& stage);
 
