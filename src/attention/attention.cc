@@ -18,6 +18,12 @@ const std::byte* RowAt(const void* rows, int64_t row, int64_t stride, DType row_
   return static_cast<const std::byte*>(rows) + row * stride * SizeOf(row_type);
 }
 
+// What all items of a call share.
+struct AttentionRun {
+  float sm_scale = 1;
+  bool is_deterministic = false;
+};
+
 // Scores of the rows of an item; null where none are wanted.
 struct ScoreRows {
   float* rows = nullptr;  // of the item's first row and entry
@@ -25,7 +31,7 @@ struct ScoreRows {
 };
 
 void AttendBlocks(const AttendKernels& kernels, const HeadJob& job, const WorkItem& item,
-                  float sm_scale, const PartialRows& partial, const ScoreRows& scores,
+                  const AttentionRun& run, const PartialRows& partial, const ScoreRows& scores,
                   std::byte* scratch) {
   kernels.attend({.shape = job.shape,
                   .gqa_group = job.gqa_group,
@@ -38,7 +44,8 @@ void AttendBlocks(const AttendKernels& kernels, const HeadJob& job, const WorkIt
                   .kv_end = item.entry_end,
                   .first_visible = job.first_visible + item.row_begin / job.gqa_group,
                   .window = job.window,
-                  .sm_scale = sm_scale,
+                  .sm_scale = run.sm_scale,
+                  .is_deterministic = run.is_deterministic,
                   .o = partial.o,
                   .o_stride = job.shape.rank_v,
                   .row_max = partial.row_max,
@@ -187,7 +194,8 @@ void Attention::State::RunItems(int worker_id) {
     const PartialRows partial =
         PartialAt(is_part ? workspace.as<float>() + item.partial_offset : own, n_rows, rank_v);
     const ScoreRows item_scores = ScoresOf(item, worker_id);
-    AttendBlocks(kernels, job, item, sm_scale, partial, item_scores, kernel_scratch);
+    AttendBlocks(kernels, job, item, {sm_scale, is_deterministic}, partial, item_scores,
+                 kernel_scratch);
     if (item.entry_begin == 0 && job.n_sink > 0) {
       const PartialRows sink_partial = PartialAt(sink, n_rows, rank_v);
       AttendSink(kernels, job, item, sm_scale, sink_partial);

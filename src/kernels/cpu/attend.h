@@ -58,6 +58,9 @@ struct AttendParams {
   int first_visible = 0;   // end of the entries that token 0 sees; may be negative (nothing seen)
   int window = kNoWindow;  // at least 1
   float sm_scale = 1;      // 1 / sqrt(original head_dim), > 0
+  // The bits of a row do not depend on the rows beside it. Costs time on sealed blocks with exact
+  // entries, which few rows otherwise add to their sums instead of having them decoded.
+  bool is_deterministic = false;
   // Partial result: o is not divided by row_sum. A row that sees nothing in the range gets
   // row_max = -infinity, row_sum = 0, o = 0.
   float* o = nullptr;  // [n_rows, rank_v]

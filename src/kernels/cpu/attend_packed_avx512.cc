@@ -475,7 +475,7 @@ void BeginRun(const PackedRun& run, Work* w) {
   ViewRuns(run, w);
   const PackedSideView& k = w->run.k;
   w->token_groups = k.is_per_channel ? Max(1, kBlockSize / k.group) : 1;
-  w->is_decoded = w->panel->n_rows >= kMinDecodedRows;
+  w->is_decoded = w->panel->n_rows >= kMinDecodedRows || w->panel->p->is_deterministic;
   if (k.ends != nullptr) w->key_places = PlacesOfScales(k, w->token_groups);
   if (w->run.v.ends != nullptr) w->value_places = PlacesOfScales(w->run.v, 1);
   for (int row = 0; row < w->panel->n_rows; row += kTileRows) {
