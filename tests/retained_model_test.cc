@@ -262,7 +262,7 @@ TEST_F(RetainedModelTest, SealsWhatStays) {
             of_rest.n_prompt = c.retention.n_sink +
                                static_cast<int>(retain.Positions(layer, 0).size()) -
                                (n_seen[layer] - kPrompt);
-            testing::SealLiterally(of_rest, rows);
+            testing::SealLiterally(of_rest, layer, rows);
           });
     };
     const Matrix want = read(&c.quantizer);
