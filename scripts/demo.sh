@@ -10,19 +10,14 @@ cmake --build --preset release --target kvlathe
 
 kvlathe=build/release/bin/kvlathe
 model=models/lathe-nano
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-basis=$work/basis.safetensors
-"$kvlathe" calibrate -m "$model" --text "$model/calibration.txt" -o "$basis"
 echo
-"$kvlathe" compare -m "$model" --basis "$basis" \
-  --kv none --kv 'fdc(rate=0.25)' --kv 'lathe(rate=0.25)' --kv 'lathe(rate=0.5)' --kv 'h2o(keep=0.5)' \
-  --kv 'kivi(bits=4,group=64)' --kv 'gear(bits=2)' --kv 'lathe(rate=0.25)+kivi(bits=4,group=64)' \
-  --kv 'lathe(rate=0.25)+snapkv(keep=0.5)+kivi(bits=4,group=64)'
+"$kvlathe" compare -m "$model" \
+  --kv none --kv 'fdc(rate=0.25)' --kv 'fdc(rate=0.5)' --kv int8 --kv 'kivi(bits=4,group=64)' \
+  --kv 'kivi(bits=2,group=64)' --kv 'gear(bits=2)' --kv 'fdc(rate=0.25)+kivi(bits=4,group=64)'
 
 prompt='The old house stood at the end of the lane, and'
-for kv in none 'lathe(rate=0.5)' 'kivi(bits=2,group=64)'; do
+for kv in none 'fdc(rate=0.5)' 'kivi(bits=2,group=64)'; do
   echo
   echo "--kv $kv"
-  "$kvlathe" run -m "$model" --basis "$basis" --kv "$kv" -p "$prompt" -n 64
+  "$kvlathe" run -m "$model" --kv "$kv" -p "$prompt" -n 64
 done
