@@ -42,6 +42,9 @@ void SoftmaxRows(int first_position, int window, float scale, RowMajorF* scores)
 
 AttentionMoments::AttentionMoments(const StatisticsShape& shape, int window, ThreadPool* pool)
     : shape_(shape), window_(window), pool_(pool), rows_(shape.n_layers) {
+  // Products run on our workers; threads of Eigen beside them would fight for the cores.
+  Eigen::setNbThreads(1);
+
   const size_t d = shape.head_dim;
   HeadSums zero;
   for (auto* sum : {&zero.q_sum, &zero.k_sum, &zero.v_sum}) sum->resize(d);
