@@ -51,6 +51,12 @@ nlohmann::json LlamaLikeConfig(const RandomModelShape& s) {
   if (s.mlp_bias) config["mlp_bias"] = true;
   if (s.window > 0) config["sliding_window"] = s.window;
   if (s.rotary_fraction != 1) config["partial_rotary_factor"] = s.rotary_fraction;
+  if (s.dmc.has_value()) {
+    config["dmc"] = {{"channel", s.dmc->is_last ? "last" : "first"},
+                     {"offset", s.dmc->offset},
+                     {"epsilon", s.dmc->epsilon},
+                     {"zero_after_rope", s.dmc->zeroes_after_rope}};
+  }
   if (s.rope.scaling == "longrope") {
     config["original_max_position_embeddings"] = static_cast<int>(s.rope.original);
   }
@@ -144,6 +150,20 @@ class Writer {
     Add(name + ".bias", {n_out}, 0, 0.5);
   }
 
+  // Biases that put the deciding channel where it decides.
+  void CentreDecisions(const std::string& attention) {
+    const int channel = s_.dmc->is_last ? s_.head_dim - 1 : 0;
+    const auto set = [&](const std::string& name, int n_heads, double to) {
+      for (int h = 0; h < n_heads; ++h) {
+        const int at = h * s_.head_dim + channel;
+        stored_[name].data[at] = ToBf16(static_cast<float>(to));
+        model_->tensors[name][at] = ToFloat(stored_[name].data[at]);
+      }
+    };
+    set(attention + "k_proj.bias", s_.n_kv_heads, s_.dmc->offset + 0.5);
+    set(attention + "q_proj.bias", s_.n_heads, -s_.dmc->offset);
+  }
+
   void DrawLlamaLike() {
     Add("model.embed_tokens.weight", {s_.vocab, s_.hidden}, 0, 1);
     AddNorm("model.norm", false);
@@ -166,6 +186,7 @@ class Writer {
       }
       AddLinear(layer + "self_attn.o_proj", s_.hidden, q_, w_,
                 s_.attention_bias && s_.model_type != "qwen2");
+      if (s_.dmc.has_value()) CentreDecisions(layer + "self_attn.");
       AddLinear(layer + "mlp.down_proj", s_.hidden, s_.ffn, w_, s_.mlp_bias);
     }
   }
@@ -238,6 +259,7 @@ ReferenceModel WriteRandomModel(const RandomModelShape& s, const std::string& di
   m.rope.max_position = s.max_positions;
   m.rotary_dim = s.model_type == "gpt2" ? 0 : static_cast<int>(s.head_dim * s.rotary_fraction);
   m.window = s.window;
+  m.dmc = s.dmc;
   m.activation = s.activation;
   m.prefix = s.prefix;
   m.parallel = s.parallel;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "kv/basis/basis.h"
@@ -19,6 +20,8 @@ struct RandomModelShape {
   ReferenceRope rope;
   double rotary_fraction = 1;  // phi3
   int window = 0;              // mistral, phi3
+  // llama, with attention_bias: half of the positions merge, and weights in entries vary
+  std::optional<ReferenceDmc> dmc;
   // gpt2
   std::string prefix = "transformer.";
   std::string activation = "gelu_new";

@@ -47,6 +47,18 @@ double ScoreOfStored(const ReferenceBasis& basis, const Vector& q, const Vector&
   return basis.key_offset.empty() ? score : score + Dot(q, basis.key_offset);
 }
 
+// x without the channel that decides.
+Vector WithoutDecision(const ReferenceModel& m, Vector x) {
+  if (m.dmc.has_value()) x[m.dmc->is_last ? m.head_dim - 1 : 0] = 0;
+  return x;
+}
+
+// A query or key of one head at its position.
+Vector Rotated(const ReferenceModel& m, const Vector& x, int position) {
+  const Vector y = RotateRow(m.rope, m.rotary_dim, WithoutDecision(m, x), position);
+  return m.dmc.has_value() && m.dmc->zeroes_after_rope ? WithoutDecision(m, y) : y;
+}
+
 // Output of all heads for the newest token, back in the width of W_O's input.
 Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>& bases,
               int n_sink, const Vector& q_all, int position, ReferenceRows& rows) {
@@ -54,7 +66,7 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
   rows.scores.clear();
   for (int h = 0; h < m.n_heads; ++h) {
     const int g = h / (m.n_heads / m.n_kv_heads);
-    const Vector q = RotateRow(m.rope, m.rotary_dim, Slice(q_all, h, m.head_dim), position);
+    const Vector q = Rotated(m, Slice(q_all, h, m.head_dim), position);
     const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
     Vector scores;
     const int first = m.window == 0 ? 0 : std::max(0, position + 1 - m.window);
@@ -79,18 +91,82 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
   return out;
 }
 
-// Appends the newest token's rows.
-void Store(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>& bases, int n_sink,
-           const Qkv& qkv, int position, ReferenceRows* rows) {
+// What decides, of one head: its key's channel and the mean of its queries'.
+struct Decision {
+  double key = 0, query = 0;
+};
+Decision DecisionOf(const ReferenceModel& m, const Qkv& qkv, int g) {
+  const int group = m.n_heads / m.n_kv_heads, channel = m.dmc->is_last ? m.head_dim - 1 : 0;
+  Decision decision = {Slice(qkv.k, g, m.head_dim)[channel], 0};
+  for (int h = g * group; h < (g + 1) * group; ++h) {
+    decision.query += Slice(qkv.q, h, m.head_dim)[channel] / group;
+  }
+  return decision;
+}
+
+struct KeyValue {
+  Vector key, value;
+};
+
+// Joins the newest token to the open entry of its head, or opens another; what it holds then.
+KeyValue Merge(const ReferenceModel& m, const ReferenceMerging& merging, const Qkv& qkv, int g,
+               int n_before, std::vector<ReferenceRows::Merged>* open) {
+  bool joins = false;
+  double weight = 1;
+  if (merging.every > 0) {
+    joins = n_before % merging.every != 0;
+  } else {
+    const Decision decision = DecisionOf(m, qkv, g);
+    joins = decision.key - m.dmc->offset > 0;
+    weight = 1 / (1 + std::exp(-(decision.query + m.dmc->offset))) + m.dmc->epsilon;
+  }
+  if (!joins) open->clear();
+  open->push_back(
+      {weight, WithoutDecision(m, Slice(qkv.k, g, m.head_dim)), Slice(qkv.v, g, m.head_dim)});
+  size_t first = 0;
+  if (merging.window > 0 && open->size() > static_cast<size_t>(merging.window)) {
+    first = open->size() - merging.window;
+  }
+  KeyValue mean = {Vector(m.head_dim), Vector(m.head_dim)};
+  double sum = 0;
+  for (size_t i = first; i < open->size(); ++i) sum += (*open)[i].weight;
+  for (size_t i = first; i < open->size(); ++i) {
+    for (int d = 0; d < m.head_dim; ++d) {
+      mean.key[d] += (*open)[i].weight / sum * (*open)[i].key[d];
+      mean.value[d] += (*open)[i].weight / sum * (*open)[i].value[d];
+    }
+  }
+  return mean;
+}
+
+// What a cache does to rows.
+struct Storage {
+  const std::vector<ReferenceBasis>& bases;
+  int n_sink = 0;
+  const ReferenceMerging* merging = nullptr;
+};
+
+// Appends the newest token's rows, or makes them part of the last ones.
+void Store(const ReferenceModel& m, int layer, const Storage& storage, const Qkv& qkv, int position,
+           ReferenceRows* rows) {
+  const auto& [bases, n_sink, merging] = storage;
   for (int g = 0; g < m.n_kv_heads; ++g) {
     const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
-    const Vector k = RotateRow(m.rope, m.rotary_dim, Slice(qkv.k, g, m.head_dim), position);
-    const Vector v = Slice(qkv.v, g, m.head_dim);
+    KeyValue row = {Slice(qkv.k, g, m.head_dim), Slice(qkv.v, g, m.head_dim)};
+    if (merging != nullptr && position >= n_sink) {
+      row = Merge(m, *merging, qkv, g, position - n_sink, &rows->open[g]);
+      if (rows->open[g].size() > 1) {
+        rows->keys[g].pop_back();
+        rows->values[g].pop_back();
+      }
+    }
+    const Vector k = Rotated(m, row.key, position);
     const bool is_plain = basis == nullptr || position < n_sink;
     rows->keys[g].push_back(is_plain ? k
                                      : TimesMatrix(Shifted(k, basis->key_offset, -1), basis->key));
     rows->values[g].push_back(
-        basis == nullptr ? v : TimesMatrix(Shifted(v, basis->value_offset, -1), basis->value));
+        basis == nullptr ? row.value
+                         : TimesMatrix(Shifted(row.value, basis->value_offset, -1), basis->value));
   }
 }
 
@@ -117,11 +193,12 @@ Vector RotateRowBack(const ReferenceRope& rope, int n_channels, const Vector& x,
 
 Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
                        const std::vector<ReferenceBasis>& bases, int n_sink,
-                       const ReferenceLoss& loss) {
+                       const ReferenceLoss& loss, const ReferenceMerging* merging) {
   std::vector<ReferenceRows> rows(m.n_layers);
   for (ReferenceRows& r : rows) {
     r.keys.resize(m.n_kv_heads);
     r.values.resize(m.n_kv_heads);
+    r.open.resize(m.n_kv_heads);
   }
   Matrix logits;
   for (size_t t = 0; t < ids.size(); ++t) {
@@ -131,7 +208,7 @@ Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
       const std::string layer = LayerPrefix(m, l);
       const Vector before = x;
       const Qkv qkv = ProjectQkv(m, layer, AttentionNorm(m, layer, x));
-      Store(m, l, bases, n_sink, qkv, position, &rows[l]);
+      Store(m, l, {bases, n_sink, merging}, qkv, position, &rows[l]);
       const Vector o =
           ProjectOutput(m, layer, Attend(m, l, bases, n_sink, qkv.q, position, rows[l]));
       if (loss) loss(l, &rows[l]);

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,19 +24,33 @@ struct ReferenceRope {
   double max_position = 0;  // of the model; with `original` it makes the amplitude
 };
 
+// A model that decides which positions merge (methods.md 10.1).
+struct ReferenceDmc {
+  bool is_last = true;  // channel of the decisions: last or first
+  double offset = 5, epsilon = 0.0078125;
+  bool zeroes_after_rope = true;
+};
+
 struct ReferenceModel {
   std::string model_type = "llama";
   int n_layers = 0, hidden = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
   double eps = 1e-5;
   bool tied = false;
   ReferenceRope rope;
-  int rotary_dim = 0;                                  // channels that rotate
-  int window = 0;                                      // 0: none
-  std::string activation;                              // gpt2: "gelu_new" or "gelu"
-  std::string prefix;                                  // gpt2: of all names
-  bool parallel = true;                                // falcon
-  int n_norms = 1;                                     // falcon, in a parallel block
+  int rotary_dim = 0;      // channels that rotate
+  int window = 0;          // 0: none
+  std::string activation;  // gpt2: "gelu_new" or "gelu"
+  std::string prefix;      // gpt2: of all names
+  bool parallel = true;    // falcon
+  int n_norms = 1;         // falcon, in a parallel block
+  std::optional<ReferenceDmc> dmc;
   std::map<std::string, std::vector<double>> tensors;  // Hugging Face names, row-major
+};
+
+// How positions past the sinks become entries.
+struct ReferenceMerging {
+  int every = 0;   // so many make one; 0: as the model decides
+  int window = 0;  // newest positions of an entry that count in its mean; 0: all
 };
 
 // Maps of one KV head, row-major: query, key [head_dim][rank_k]; value [head_dim][rank_v];
@@ -52,6 +67,12 @@ struct ReferenceRows {
   std::vector<Matrix> keys, values;  // [kv head][position][rank]
   // Scaled scores of the newest token, [query head][row].
   Matrix scores;
+  // Positions that the last row is made of, where they merge: [kv head][position].
+  struct Merged {
+    double weight;
+    std::vector<double> key, value;  // before RoPE and any basis
+  };
+  std::vector<std::vector<Merged>> open;
 };
 
 // The first n_channels of x turned to `position`; the others stay.
@@ -68,7 +89,8 @@ using ReferenceLoss = std::function<void(int layer_idx, ReferenceRows* rows)>;
 // Logits after every token, [n_tokens][vocab]. bases: empty, or [n_layers * n_kv_heads].
 Matrix ReferenceLogits(const ReferenceModel& model, const std::vector<int>& ids,
                        const std::vector<ReferenceBasis>& bases = {}, int n_sink = 0,
-                       const ReferenceLoss& loss = nullptr);
+                       const ReferenceLoss& loss = nullptr,
+                       const ReferenceMerging* merging = nullptr);
 
 // Of the differences of two matrices of one shape.
 double RootMeanSquare(const Matrix& a, const Matrix& b);

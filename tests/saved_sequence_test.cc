@@ -33,6 +33,7 @@ ModelConfig SmallConfig() {
   c.ffn_dim = 96;
   c.vocab_size = kVocabulary;
   c.max_seq_len = 512;
+  c.dmc = DmcConfig{.offset = 0};  // random weights merge half of the positions
   return c;
 }
 
@@ -138,6 +139,22 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesDropped) {
                                  seal.has_value() ? &*seal : nullptr, &*retention);
     model->set_deterministic(true);
     for (const int n_prompt : {1, 132}) {
+      SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
+      ExpectSameBits(model.get(), n_prompt, spec->ToString());
+    }
+  }
+}
+
+TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesMerged) {
+  const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
+  for (const char* text : {"dmc", "fdc(rate=0.3)+dmc(window=3,sink=0)", "pool(n=5,sink=2)"}) {
+    const auto spec = Spec::Parse(text);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);
+    const auto model = MakeModel(spec->basis() == nullptr ? nullptr : &basis, spec->n_sink(),
+                                 nullptr, &*retention);
+    model->set_deterministic(true);
+    for (const int n_prompt : {1, 5, 132}) {
       SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
       ExpectSameBits(model.get(), n_prompt, spec->ToString());
     }

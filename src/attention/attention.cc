@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "attention/merged_rows.h"
 #include "attention/partial.h"
 #include "attention/plan.h"
 #include "base/check.h"
@@ -30,29 +31,27 @@ struct ScoreRows {
   int64_t stride = 0;
 };
 
-void AttendBlocks(const AttendKernels& kernels, const HeadJob& job, const WorkItem& item,
-                  const AttentionRun& run, const PartialRows& partial, const ScoreRows& scores,
-                  std::byte* scratch) {
-  kernels.attend({.shape = job.shape,
-                  .gqa_group = job.gqa_group,
-                  .n_rows = item.row_end - item.row_begin,
-                  .q = RowAt(job.q, item.row_begin, job.q_stride, job.shape.row_type),
-                  .q_stride = job.q_stride,
-                  .blocks = job.blocks,
-                  .packed = job.packed.n_runs > 0 ? &job.packed : nullptr,
-                  .kv_begin = item.entry_begin,
-                  .kv_end = item.entry_end,
-                  .first_visible = job.first_visible + item.row_begin / job.gqa_group,
-                  .window = job.window,
-                  .sm_scale = run.sm_scale,
-                  .is_deterministic = run.is_deterministic,
-                  .o = partial.o,
-                  .o_stride = job.shape.rank_v,
-                  .row_max = partial.row_max,
-                  .row_sum = partial.row_sum,
-                  .scores = scores.rows,
-                  .scores_stride = scores.stride},
-                 scratch);
+AttendParams BlockParams(const HeadJob& job, const WorkItem& item, const AttentionRun& run,
+                         const PartialRows& partial, const ScoreRows& scores) {
+  return {.shape = job.shape,
+          .gqa_group = job.gqa_group,
+          .n_rows = item.row_end - item.row_begin,
+          .q = RowAt(job.q, item.row_begin, job.q_stride, job.shape.row_type),
+          .q_stride = job.q_stride,
+          .blocks = job.blocks,
+          .packed = job.packed.n_runs > 0 ? &job.packed : nullptr,
+          .kv_begin = item.entry_begin,
+          .kv_end = item.entry_end,
+          .first_visible = job.first_visible + item.row_begin / job.gqa_group,
+          .window = job.window,
+          .sm_scale = run.sm_scale,
+          .is_deterministic = run.is_deterministic,
+          .o = partial.o,
+          .o_stride = job.shape.rank_v,
+          .row_max = partial.row_max,
+          .row_sum = partial.row_sum,
+          .scores = scores.rows,
+          .scores_stride = scores.stride};
 }
 
 // Adds what the scored ones of rows [row_begin, row_end) attend to. `partial` is final, and it and
@@ -194,8 +193,13 @@ void Attention::State::RunItems(int worker_id) {
     const PartialRows partial =
         PartialAt(is_part ? workspace.as<float>() + item.partial_offset : own, n_rows, rank_v);
     const ScoreRows item_scores = ScoresOf(item, worker_id);
-    AttendBlocks(kernels, job, item, {sm_scale, is_deterministic}, partial, item_scores,
-                 kernel_scratch);
+    const AttendParams params =
+        BlockParams(job, item, {sm_scale, is_deterministic}, partial, item_scores);
+    if (job.merged.n_closed == nullptr) {
+      kernels.attend(params, kernel_scratch);
+    } else {
+      AttendMerged({kernels, job, item, PartialAt(sink, n_rows, rank_v), kernel_scratch}, params);
+    }
     if (item.entry_begin == 0 && job.n_sink > 0) {
       const PartialRows sink_partial = PartialAt(sink, n_rows, rank_v);
       AttendSink(kernels, job, item, sm_scale, sink_partial);

@@ -15,6 +15,17 @@
 
 namespace kvlathe {
 
+// Where positions become entries of several (kv/retention/merge.h): what the tokens of a step see.
+// Token t sees the first n_closed[t] entries of the blocks, and of the entry that it joined what
+// was there after it: row t here.
+struct MergedRows {
+  const int* n_closed = nullptr;  // [n_tokens], never falls; -1 for tokens that the sink keeps
+  const void* k = nullptr;        // [n_tokens, rank_k] row_type
+  int64_t k_stride = 0;
+  const void* v = nullptr;  // [n_tokens, rank_v] row_type
+  int64_t v_stride = 0;
+};
+
 // One (sequence, KV head) of a layer in this step. New rows are already in the blocks.
 struct HeadJob {
   BlockShape shape;
@@ -48,6 +59,10 @@ struct HeadJob {
   EntryTable scored;
   int first_scored = 0;
   const ScoreNoise* noise = nullptr;  // null: the probabilities themselves; of token 0
+
+  // With n_closed, no window and no scores; n_entries is that of the last token and first_visible
+  // that of the first, at least 0.
+  MergedRows merged;
 
   bool is_scored() const { return !scored.empty() && first_scored < n_tokens; }
 };

@@ -40,7 +40,7 @@ std::vector<ByteKinds> ByteKindsByLayer(const CacheLayout& layout, const Sequenc
       kinds.padding += n_plain * (BlockObjectBytes(shape) - BlockBytes(shape));
       kinds.sinks += SinkBytes(layout, shape);
       if (!layout.RetentionIsOver(length.n_tokens, length.n_prompt)) {
-        kinds.entries += EntryTableBytes(layout, n_blocks);
+        kinds.entries += EntryTableBytes(layout, n_blocks) + OpenEntryBytes(layout, shape);
       }
       kinds.tables += TableBytes(n_blocks) + RunTableBytes(static_cast<int64_t>(runs.size()));
       for (const RunExtent& run : runs) {

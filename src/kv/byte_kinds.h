@@ -15,7 +15,7 @@ struct ByteKinds {
   int64_t plain = 0;    // blocks that are not sealed, at full size
   int64_t sinks = 0;
   int64_t tables = 0;
-  int64_t entries = 0;  // positions and votes, under retention
+  int64_t entries = 0;  // positions and votes, or the open entries, under retention
   int64_t padding = 0;  // of objects to their alignment
   int64_t total() const {
     return codes + scales + lowrank + exact + plain + sinks + tables + entries + padding;

@@ -6,6 +6,7 @@
 
 #include "base/units.h"
 #include "kernels/cpu/entry_scores.h"
+#include "kv/retention/merge.h"
 #include "kv/seal_schedule.h"
 
 namespace kvlathe {
@@ -70,9 +71,17 @@ KvBytes PartsOfBlocks(const CacheLayout& layout, int64_t n_blocks, int64_t first
     bytes.sinks += SinkBytes(layout, shape);
     bytes.blocks += std::max<int64_t>(0, n_blocks - first_plain) * BlockObjectBytes(shape);
     bytes.tables += TableBytes(n_blocks);
-    bytes.entries += EntryTableBytes(layout, n_blocks);
+    bytes.entries += EntryTableBytes(layout, n_blocks) + OpenEntryBytes(layout, shape);
   }
   return bytes;
+}
+
+// Blocks of a head whose entries merge, the last n_new of n_tokens positions not merged yet.
+int64_t MergedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_new) {
+  const int64_t n_seen = std::max<int64_t>(0, n_tokens - layout.n_sink);
+  const int64_t n_before = std::max<int64_t>(0, n_seen - n_new);
+  const int every = std::max(1, layout.retention->merge->every);
+  return (PooledEntries(n_before, every) + n_seen - n_before + kBlockSize - 1) / kBlockSize;
 }
 
 KvBytes PlainParts(const CacheLayout& layout, int64_t n_tokens, int64_t first_plain) {
@@ -139,8 +148,14 @@ int64_t TableBytes(int64_t n_blocks) {
 }
 
 int64_t EntryTableBytes(const CacheLayout& layout, int64_t n_blocks) {
-  if (!layout.retention.has_value()) return 0;
+  if (!layout.DropsEntries()) return 0;
   return n_blocks * EntryTable::BlockBytes(layout.retention->HasVotes());
+}
+
+int64_t OpenEntryBytes(const CacheLayout& layout, const BlockShape& shape) {
+  if (!layout.MergesEntries()) return 0;
+  return RoundUp(OpenEntry::Bytes(*layout.retention->merge, layout.head_dim, shape.rank_v),
+                 kObjectAlignment);
 }
 
 int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens) {
@@ -148,6 +163,7 @@ int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens) {
 }
 
 int64_t HeldBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  if (layout.MergesEntries()) return MergedBlocks(layout, n_tokens, 0);
   if (!layout.retention.has_value()) return BlocksFor(layout, n_tokens);
   return RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_tokens).n_blocks;
 }
@@ -180,12 +196,28 @@ KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length) {
   return bytes;
 }
 
+KvBytes MergedParts(const CacheLayout& layout, std::span<const int> n_entries) {
+  KvBytes bytes;
+  for (size_t i = 0; i < layout.shapes.size(); ++i) {
+    const BlockShape& shape = layout.shapes[i];
+    const int64_t n_blocks = (int64_t{n_entries[i]} + kBlockSize - 1) / kBlockSize;
+    bytes.sinks += SinkBytes(layout, shape);
+    bytes.blocks += n_blocks * BlockObjectBytes(shape);
+    bytes.tables += TableBytes(n_blocks);
+    bytes.entries += OpenEntryBytes(layout, shape);
+  }
+  return bytes;
+}
+
 int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
                           int64_t n_prompt) {
   if (n_tokens <= 0) return 0;
   if (layout.seal.has_value()) {
     return layout.retention.has_value() ? PeakWithRetention(layout, n_tokens, max_step, n_prompt)
                                         : PeakWithSealing(layout, n_tokens, max_step, n_prompt);
+  }
+  if (layout.MergesEntries()) {
+    return PartsOfBlocks(layout, MergedBlocks(layout, n_tokens, max_step), 0).total();
   }
   if (layout.retention.has_value()) {
     const RetainedLength retained =

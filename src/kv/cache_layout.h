@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "kernels/cpu/block_layout.h"
@@ -37,6 +38,9 @@ struct CacheLayout {
   // prompt ends alone, and a SealPlan that waits for it.
   std::optional<RetentionPlan> retention;
 
+  // Whether positions become fewer entries, whose number each head has of its own.
+  bool MergesEntries() const { return retention.has_value() && retention->merge.has_value(); }
+  bool DropsEntries() const { return retention.has_value() && !retention->merge.has_value(); }
   // Whether no entry is dropped any more, so that positions and votes are not needed.
   bool RetentionIsOver(int64_t n_tokens, int64_t n_prompt) const {
     return retention.has_value() && !retention->prunes_decode && n_tokens >= n_prompt;
@@ -68,11 +72,14 @@ int64_t ReferenceBytes(const CacheLayout& layout, int64_t n_tokens);
 // Of the entries of one block under retention: their positions, and their votes where there are.
 int64_t EntryTableBytes(const CacheLayout& layout, int64_t n_blocks);
 
+// Of the newest entry of a head where entries are merged (OpenEntry); 0 elsewhere.
+int64_t OpenEntryBytes(const CacheLayout& layout, const BlockShape& shape);
+
 // Blocks that n_tokens positions need in a head that keeps every position.
 int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens);
 
 // Blocks of a head after a step that ended at n_tokens, sealed ones and those that fell out of the
-// window included.
+// window included. Where the model decides what merges: if nothing does.
 int64_t HeldBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
 
 // Blocks, from the oldest, that no position from n_tokens on can see. 0 without a window.
@@ -85,7 +92,7 @@ struct KvBytes {
   int64_t run_records = 0;
   int64_t layer_records = 0;
   int64_t tables = 0;
-  int64_t entries = 0;  // positions and votes, under retention
+  int64_t entries = 0;  // positions and votes, or the open entries, under retention
   int64_t total() const { return blocks + sinks + run_records + layer_records + tables + entries; }
 };
 
@@ -105,12 +112,16 @@ struct SequenceLength {
 //   SinkBytes + plain blocks * BlockObjectBytes + TableBytes(n_blocks)
 //   + the objects of its runs and their table,
 // less what fell out of the window before the step. Under retention n_blocks is HeldBlocks(), and
-// until it is over EntryTableBytes(n_blocks) comes on top.
+// until it is over EntryTableBytes(n_blocks) comes on top; where entries are merged OpenEntryBytes.
+// Where the model decides what merges, an upper bound: MergedParts tells when lengths are known.
 KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length);
 inline int64_t SequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_step = 1,
                              int64_t n_prompt = kEndlessPrompt) {
   return SequenceParts(layout, {n_tokens, n_step, n_prompt}).total();
 }
+
+// The same where entries are merged, for n_entries [n_layers * n_kv_heads] in the heads.
+KvBytes MergedParts(const CacheLayout& layout, std::span<const int> n_entries);
 
 // An upper bound of what the sequence occupies at any time while it grows to n_tokens in steps of
 // at most max_step positions, what is set aside for sealing included; without a window and without

@@ -18,6 +18,11 @@ const SpecValue* FindValue(const Stage& stage, std::string_view key) {
 Status CheckSealsWhatStays(const Spec& spec) {
   const Stage *retention = spec.retention(), *quantizer = spec.quantizer();
   if (retention == nullptr || quantizer == nullptr) return OkStatus();
+  if (retention->name == "pool" || retention->name == "dmc") {
+    return Error(StatusCode::kUnimplemented,
+                 "--kv '{}': merged entries cannot be sealed yet; leave out {} or {}", spec.text(),
+                 retention->name, quantizer->name);
+  }
   if (retention->name == "window") {
     return Error(StatusCode::kUnimplemented,
                  "--kv '{}': sealed entries cannot be dropped yet, and a window does so; leave out "

@@ -380,9 +380,10 @@ constexpr StageInfo kStages[] = {
      "SnapKV: LLM Knows What You are Looking for Before Generation", kSnapkvKeys, true},
     {"window", kRetention, "sinks and the newest positions",
      "Efficient Streaming Language Models with Attention Sinks", kWindowKeys, true},
-    {"pool", kRetention, "averages a fixed number of consecutive positions", kDmcPaper, kPoolKeys},
+    {"pool", kRetention, "averages a fixed number of consecutive positions", kDmcPaper, kPoolKeys,
+     true},
     {"dmc", kRetention, "the model decides which positions merge (needs a retrofitted model)",
-     kDmcPaper, kDmcKeys},
+     kDmcPaper, kDmcKeys, true},
 
     {"token", kQuantizer, "groups of channels within a token",
      "FlexGen: High-Throughput Generative Inference of Large Language Models with a Single GPU",

@@ -353,13 +353,17 @@ TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc(rate=0.6)")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+gear(bits=2)")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("kf-f")).ok());
-  const Status status = CheckSupported(*Spec::Parse("fdc+dmc+int8"));
+  const Status status = CheckSupported(*Spec::Parse("svd-online+h2o+int8"));
   EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
   EXPECT_THAT(
       std::string(status.message()),
-      HasSubstr("--kv 'fdc+dmc+int8': not built yet: dmc (retention); this build runs none,"));
+      HasSubstr(
+          "--kv 'svd-online+h2o+int8': not built yet: svd-online (basis); this build runs none,"));
   EXPECT_THAT(std::string(status.message()), HasSubstr(", kivi (quantizer), "));
-  EXPECT_EQ(CheckSupported(*Spec::Parse("window+kivi")).code(), StatusCode::kUnimplemented);
+  for (const char* text : {"window+kivi", "dmc+kivi", "pool+int8"}) {
+    EXPECT_EQ(CheckSupported(*Spec::Parse(text)).code(), StatusCode::kUnimplemented) << text;
+  }
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+dmc")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("kvq-f")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+h2o+kvquant")).ok());
   EXPECT_EQ(CheckSupported(*Spec::Parse("h2o+kvquant")).code(), StatusCode::kUnimplemented);

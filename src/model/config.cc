@@ -27,6 +27,33 @@ Status AppendEosIds(const json& config, const std::string& where, int vocab_size
   return OkStatus();
 }
 
+// The object that a retrofit leaves. Which channel it is must be said; the rest is by default what
+// the paper or the released code has for it.
+Status ReadDmc(const json& config, const std::string& where, ModelConfig* c) {
+  if (!config.contains("dmc") || config.at("dmc").is_null()) return OkStatus();
+  if (!config.at("dmc").is_object()) {
+    return Error(StatusCode::kDataLoss, "{}: 'dmc' is not an object", where);
+  }
+  const std::string in_dmc = where + ": dmc";
+  const ConfigFields fields(config.at("dmc"), in_dmc);
+  KVL_ASSIGN_OR_RETURN(const std::string channel, fields.StringOr("channel", ""));
+  if (channel != "first" && channel != "last") {
+    return Error(StatusCode::kDataLoss, "{}: 'channel' is '{}'; expected first or last", in_dmc,
+                 channel);
+  }
+  DmcConfig dmc;
+  dmc.is_last = channel == "last";
+  KVL_ASSIGN_OR_RETURN(const double offset,
+                       fields.NumberOr("offset", dmc.is_last ? 5 : 0, -100, 100));
+  KVL_ASSIGN_OR_RETURN(const double epsilon,
+                       fields.NumberOr("epsilon", dmc.is_last ? 0.0078125 : 0, 0, 1));
+  KVL_ASSIGN_OR_RETURN(dmc.zeroes_after_rope, fields.BoolOr("zero_after_rope", dmc.is_last));
+  dmc.offset = static_cast<float>(offset);
+  dmc.epsilon = static_cast<float>(epsilon);
+  c->dmc = dmc;
+  return OkStatus();
+}
+
 }  // namespace
 
 StatusOr<ModelConfig> ParseModelConfig(const json& config, const std::string& where) {
@@ -34,6 +61,7 @@ StatusOr<ModelConfig> ParseModelConfig(const json& config, const std::string& wh
   const ConfigFields fields(config, where);
   ModelConfig c;
   KVL_RETURN_IF_ERROR(ReadFamily(fields, &c));
+  KVL_RETURN_IF_ERROR(ReadDmc(config, where, &c));
   c.ChooseContext(c.max_seq_len);
   KVL_ASSIGN_OR_RETURN(c.bos_id, fields.IntegerOr("bos_token_id", -1, -1, c.vocab_size - 1));
   KVL_RETURN_IF_ERROR(AppendEosIds(config, where, c.vocab_size, &c.eos_ids));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,16 @@ enum class MlpKind {
 // How tensors are named and which of them are fused or transposed (model/weight_names.h).
 enum class WeightLayout { kLlama, kGpt2, kPhi3, kFalcon };
 
+// A model retrofitted with Dynamic Memory Compression (arXiv 2403.09636; methods.md 10.1): before
+// RoPE one channel of each key says whether its position joins the entry before it, and the same
+// channel of the queries how much it counts there. It takes no part in attention.
+struct DmcConfig {
+  bool is_last = true;  // channel head_dim - 1, as in the released code; or 0 (paper)
+  float offset = 5;     // joins: k - offset > 0; counts: sigmoid(q + offset) + epsilon
+  float epsilon = 0.0078125f;
+  bool zeroes_after_rope = true;  // what RoPE turned into the channel goes as well
+};
+
 struct ModelConfig {
   std::string model_type;  // "llama", "qwen2", ...
   int n_layers = 0;
@@ -78,6 +89,7 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
+  std::optional<DmcConfig> dmc;
   int bos_id = -1;           // -1: none
   std::vector<int> eos_ids;  // config.json and generation_config.json together
 

@@ -93,9 +93,14 @@ int ModelConfig::rope_dim() const {
 }
 
 std::string ModelConfig::DescribePositions() const {
-  if (positions == PositionKind::kLearned) return "none (learned positions)";
-  if (rotary_fraction == 1) return rope.Describe();
-  return fmt::format("{} on {} channels", rope.Describe(), rope_dim());
+  std::string text = "none (learned positions)";
+  if (positions == PositionKind::kRope) text = rope.Describe();
+  if (rotary_fraction != 1) text += fmt::format(" on {} channels", rope_dim());
+  if (!dmc.has_value()) return text;
+  // Calibrated rows lack the channel; what a cache holds depends on all of it.
+  return text + fmt::format("; dmc: {} channel, offset {}, epsilon {}{}",
+                            dmc->is_last ? "last" : "first", dmc->offset, dmc->epsilon,
+                            dmc->zeroes_after_rope ? ", zeroed again" : "");
 }
 
 void ModelConfig::ChooseContext(int n_positions) {

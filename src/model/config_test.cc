@@ -309,6 +309,36 @@ TEST(ModelConfig, RefusesHeadsThatDoNotShare) {
   EXPECT_EQ(ErrorOf(json).code(), StatusCode::kDataLoss);
 }
 
+TEST(ModelConfig, ReadsWhatARetrofitLeft) {
+  nlohmann::json json = Llama();
+  EXPECT_FALSE(ParseModelConfig(json, "config.json")->dmc.has_value());
+  json["dmc"] = {{"channel", "last"}};
+  auto c = ParseModelConfig(json, "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  ASSERT_TRUE(c->dmc.has_value());
+  EXPECT_TRUE(c->dmc->is_last);
+  EXPECT_TRUE(c->dmc->zeroes_after_rope);
+  EXPECT_EQ(c->dmc->offset, 5);
+  EXPECT_EQ(c->dmc->epsilon, 0.0078125f);
+  const std::string positions = c->DescribePositions();
+  json["dmc"] = {{"channel", "first"}};
+  c = ParseModelConfig(json, "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_FALSE(c->dmc->is_last);
+  EXPECT_FALSE(c->dmc->zeroes_after_rope);
+  EXPECT_EQ(c->dmc->offset, 0);
+  EXPECT_EQ(c->dmc->epsilon, 0);
+  EXPECT_NE(c->DescribePositions(), positions);
+  for (const char* wrong :
+       {R"(true)", R"({})", R"({"channel":"middle"})", R"({"channel":"last","offset":"5"})",
+        R"({"channel":"last","epsilon":-1})", R"({"channel":"last","zero_after_rope":1})"}) {
+    json["dmc"] = nlohmann::json::parse(wrong);
+    const Status status = ErrorOf(json);
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << wrong;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("dmc")) << wrong;
+  }
+}
+
 TEST(ModelConfig, SaysWhenADirectoryIsNoModel) {
   EXPECT_EQ(LoadModelConfig("/nonexistent/model").status().code(), StatusCode::kNotFound);
   EXPECT_THAT(MessageOf(LoadModelConfig(::testing::TempDir()).status()), HasSubstr("config.json"));

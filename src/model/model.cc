@@ -59,6 +59,11 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
                    "{} positions yet; leave the retention stage out",
                    c.window);
     }
+    if (retention->merge.has_value() && retention->merge->every == 0 && !c.dmc.has_value()) {
+      return Error(StatusCode::kInvalidArgument,
+                   "dmc needs a model that was retrofitted with it (an object 'dmc' in its "
+                   "config.json); take pool or another retention stage");
+    }
     layout.retention = *retention;
   }
   if (seal != nullptr) {

@@ -46,9 +46,10 @@ class Model {
  public:
   // `basis` null: rows as they are; `seal` null: in 16 bits; both null: the uncompressed cache.
   // Otherwise n_sink first positions keep rows of their own, in 16 bits and before the basis of
-  // keys; as with `retention`, which drops entries. `weights` and `pool` are shared and outlive the
-  // model. Basis and plan are copied. kUnimplemented where the plan seals keys before a RoPE that
-  // cannot be undone when they are read.
+  // keys; as with `retention`, which drops or merges entries. `weights` and `pool` are shared and
+  // outlive the model. Basis and plan are copied. kUnimplemented where the plan seals keys before a
+  // RoPE that cannot be undone when they are read, kInvalidArgument where the model is to decide
+  // what merges and was not taught to.
   static StatusOr<std::unique_ptr<Model>> Create(std::shared_ptr<ModelWeights> weights,
                                                  const ModelBasis* basis, int n_sink,
                                                  ThreadPool* pool, Isa isa,
@@ -118,13 +119,25 @@ class Model {
   void EmbedTokens();
   Status RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObserver* observer);
   void ProjectQkv(int layer_idx);
+  // Of a model with DMC: the deciding channels of queries and keys go to decisions_ and are zero.
+  void TakeDecisions();
+  // Where entries are merged: keys before RoPE and values become the mean of their entry so far,
+  // and n_closed_ is set. (model_retention.cc)
+  void MergeRows(int layer_idx, std::span<const SequenceStep> steps);
+  void MergeHead(int layer_idx, int kv_head_idx, const SequenceStep& step, int64_t first_row);
+  bool JoinsEntry(int kv_head_idx, int64_t row) const;
+  float WeightInEntry(int kv_head_idx, int64_t row) const;
   void RotateQueriesAndKeys(int layer_idx);
+  // One head row to its position.
+  void RotateRow(const float* row, int position, DType out_type, void* out) const;
   void RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id);
   // Row `token_idx` of the KV head's keys after RoPE, less their offset. `centred` is scratch; both
   // [head_dim].
   void RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* centred, std::byte* out);
   void AppendRows(int layer_idx, std::span<const SequenceStep> steps);
   void Attend(int layer_idx, std::span<const SequenceStep> steps);
+  // Rows of the job see the entries closed before them and their own rows, from token_idx on.
+  void SeeMergedRows(int layer_idx, int kv_head_idx, int64_t token_idx, HeadJob* job);
   void ScoreEntries(int layer_idx, int kv_head_idx, const SequenceStep& step, HeadJob* job);
   void Prune(int layer_idx, std::span<const SequenceStep> steps);
   void RunMlp(int layer_idx);
@@ -170,6 +183,8 @@ class Model {
   int64_t n_logit_rows_ = 0;
   std::vector<TokenPlace> tokens_;
   std::vector<HeadJob> jobs_;
+  std::vector<float> decisions_;         // [n_tokens, n_heads + n_kv_heads] of a model with DMC
+  std::vector<int> n_closed_;            // [n_kv_heads, n_tokens] MergedRows::n_closed of the layer
   std::vector<ScoreNoise> noises_;       // of the jobs, where votes are noisy
   std::vector<SequenceCache*> sealing_;  // the caches whose step ended a run
   Buffer hidden_;                        // [n_tokens, hidden_dim] f32, the residual stream

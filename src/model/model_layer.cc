@@ -5,7 +5,6 @@
 
 #include "base/clock.h"
 #include "base/random.h"
-#include "kv/retention/prune.h"
 #include "model/model.h"
 
 namespace kvlathe {
@@ -13,7 +12,9 @@ namespace kvlathe {
 Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObserver* observer) {
   Normalise(hidden_.as<float>(), weights_->layer(layer_idx).attn_norm, n_tokens_);
   ProjectQkv(layer_idx);
+  if (config().dmc.has_value()) TakeDecisions();
   if (observer != nullptr) Observe(layer_idx, observer);
+  if (layout_.MergesEntries()) MergeRows(layer_idx, steps);
   RotateQueriesAndKeys(layer_idx);
   AppendRows(layer_idx, steps);
   Attend(layer_idx, steps);
@@ -95,7 +96,7 @@ void Model::RotateQueriesAndKeys(int layer_idx) {
 
 void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id) {
   const ModelConfig& c = config();
-  const int d = c.head_dim, rope_dim = c.rope_dim(), group = c.gqa_group();
+  const int d = c.head_dim, group = c.gqa_group();
   const int64_t qk_stride = int64_t{c.n_heads + c.n_kv_heads} * d;
   const int64_t head_row_bytes = d * SizeOf(row_type_);
   std::byte* q = HeadRows(&q_full_, int64_t{kv_head_idx} * d, group);
@@ -103,11 +104,9 @@ void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_
   std::vector<float> centred(d);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     const float* row = qk_.as<float>() + t * qk_stride;
-    const float* cos = rope_.cos(tokens_[t].position);
-    const float* sin = rope_.sin(tokens_[t].position);
     for (int h = 0; h < group; ++h) {
-      elementwise_->rope(row + (kv_head_idx * group + h) * d, cos, sin, rope_dim, d, row_type_,
-                         q + (t * group + h) * head_row_bytes);
+      RotateRow(row + (kv_head_idx * group + h) * d, tokens_[t].position, row_type_,
+                q + (t * group + h) * head_row_bytes);
     }
     RotateKey(layer_idx, kv_head_idx, t, centred.data(), k + t * head_row_bytes);
   }
@@ -132,19 +131,28 @@ void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_
   linear_.RunOnWorker(params, worker_id);
 }
 
+void Model::RotateRow(const float* row, int position, DType out_type, void* out) const {
+  const ModelConfig& c = config();
+  elementwise_->rope(row, rope_.cos(position), rope_.sin(position), c.rope_dim(), c.head_dim,
+                     out_type, out);
+  if (!c.dmc.has_value() || !c.dmc->zeroes_after_rope) return;
+  const int64_t element = SizeOf(out_type);
+  const int channel = c.dmc->is_last ? c.head_dim - 1 : 0;
+  std::memset(static_cast<std::byte*>(out) + channel * element, 0, static_cast<size_t>(element));
+}
+
 void Model::RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* centred,
                       std::byte* out) {
   const ModelConfig& c = config();
   const int d = c.head_dim, key_idx = c.n_heads + kv_head_idx;
   const float* row = qk_.as<float>() + (token_idx * (c.n_heads + c.n_kv_heads) + key_idx) * d;
-  const float* cos = rope_.cos(tokens_[token_idx].position);
-  const float* sin = rope_.sin(tokens_[token_idx].position);
+  const int position = tokens_[token_idx].position;
   if (bases_.empty() || bases_[layer_idx].key_offset[kv_head_idx].empty()) {
-    elementwise_->rope(row, cos, sin, c.rope_dim(), d, row_type_, out);
+    RotateRow(row, position, row_type_, out);
     return;
   }
   // The mean leaves before the row is rounded.
-  elementwise_->rope(row, cos, sin, c.rope_dim(), d, DType::kF32, centred);
+  RotateRow(row, position, DType::kF32, centred);
   const std::vector<float>& offset = bases_[layer_idx].key_offset[kv_head_idx];
   for (int i = 0; i < d; ++i) centred[i] -= offset[i];
   elementwise_->convert(centred, d, row_type_, out);
@@ -182,12 +190,22 @@ void Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
           ++t;
           continue;
         }
-        const int entry = step.cache->n_entries(layer_idx, g) - (n_new - t);
+        int entry = step.cache->n_entries(layer_idx, g) - (n_new - t), n_rows = n_new - t;
+        if (layout_.MergesEntries()) {
+          // The last row of each entry is the one that holds all of it.
+          const int* n_closed = &n_closed_[g * n_tokens_ + row];
+          if (t + 1 < n_new && n_closed[1] == n_closed[0]) {
+            ++t;
+            continue;
+          }
+          entry = n_closed[0];
+          n_rows = 1;
+        }
         AppendParams params;
         params.shape = shape;
         params.block = step.cache->blocks(layer_idx, g)[entry / kBlockSize];
         params.first_slot = entry % kBlockSize;
-        params.n_rows = std::min(n_new - t, kBlockSize - params.first_slot);
+        params.n_rows = std::min(n_rows, kBlockSize - params.first_slot);
         params.k = k + row * shape.rank_k * element;
         params.k_stride = shape.rank_k;
         params.v = v + row * v_stride * element;
@@ -248,7 +266,8 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
       }
       job.n_entries = std::max(0, n_entries);
       job.first_visible = n_entries - n_new + 1;
-      if (layout_.retention.has_value()) ScoreEntries(layer_idx, g, step, &job);
+      if (layout_.DropsEntries()) ScoreEntries(layer_idx, g, step, &job);
+      if (layout_.MergesEntries()) SeeMergedRows(layer_idx, g, token_idx, &job);
       if (c.window > 0) job.window = c.window;
       job.n_sink = std::min(n_sink, n_total);
       if (n_sink > 0) {
@@ -264,49 +283,6 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
     token_idx += n_new;
   }
   attention_.Run(jobs_, 1.0f / std::sqrt(static_cast<float>(d)), schedule_);
-}
-
-// Says which rows of the job vote for entries, and how.
-void Model::ScoreEntries(int layer_idx, int kv_head_idx, const SequenceStep& step, HeadJob* job) {
-  const RetentionPlan& plan = *layout_.retention;
-  const SequenceCache& cache = *step.cache;
-  const int n_new = job->n_tokens, first = cache.n_tokens() - n_new;
-  switch (plan.votes) {
-    case RetentionPlan::Votes::kNone:
-      return;
-    case RetentionPlan::Votes::kAll:
-      job->first_scored = 0;
-      break;
-    case RetentionPlan::Votes::kLast:
-      job->first_scored = cache.must_prune() ? n_new - 1 : n_new;
-      break;
-    case RetentionPlan::Votes::kPromptTail:
-      job->first_scored = static_cast<int>(
-          first >= cache.n_prompt()
-              ? n_new
-              : std::clamp<int64_t>(cache.n_prompt() - plan.n_recent - first, 0, n_new));
-      break;
-  }
-  job->scored = cache.entries(layer_idx, kv_head_idx);
-  if (!plan.is_noisy) return;
-  const PromptPlace place = {layout_.n_sink, cache.n_prompt()};
-  const auto temperature = [&](int position) {
-    return static_cast<float>(TemperatureAt(plan, place, position, cache.n_generated()));
-  };
-  noises_.push_back({.key = MixBits(static_cast<uint64_t>(layer_idx)),
-                     .first_head = kv_head_idx * job->gqa_group,
-                     .first_position = first,
-                     .temperature = temperature(first),
-                     .temperature_step = temperature(first + 1) - temperature(first),
-                     .max_temperature = static_cast<float>(std::max(plan.tau_init, plan.tau_end))});
-  job->noise = &noises_.back();
-}
-
-void Model::Prune(int layer_idx, std::span<const SequenceStep> steps) {
-  const ScopedTimer timer(&profile_.prune);
-  for (const SequenceStep& step : steps) {
-    if (step.cache->must_prune()) PruneLayer(layout_, layer_idx, pool_, step.cache);
-  }
 }
 
 Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
@@ -393,12 +369,10 @@ void Model::Observe(int layer_idx, QkvObserver* observer) {
     const float* row = qk_.as<float>() + t * stride;
     std::copy_n(row, n_heads * d, &q_pre[t * n_heads * d]);
     std::copy_n(row + n_heads * d, n_kv * d, &k_pre[t * n_kv * d]);
-    const float* cos = rope_.cos(positions[t]);
-    const float* sin = rope_.sin(positions[t]);
     for (int h = 0; h < n_heads + n_kv; ++h) {
       float* to =
           h < n_heads ? &q_post[(t * n_heads + h) * d] : &k_post[(t * n_kv + h - n_heads) * d];
-      elementwise_->rope(row + h * d, cos, sin, c.rope_dim(), d, DType::kF32, to);
+      RotateRow(row + h * d, positions[t], DType::kF32, to);
     }
   }
   observer->Observe({layer_idx, static_cast<int>(n_tokens_), positions.data(), q_pre.data(),

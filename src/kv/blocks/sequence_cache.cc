@@ -1,6 +1,7 @@
 #include "kv/blocks/sequence_cache.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -21,7 +22,8 @@ struct SequenceCache::HeadTable {
   int64_t n_runs = 0;
   std::byte* entry_table = nullptr;  // EntryTable of n_blocks, under retention
   int64_t entry_table_bytes = 0;
-  int64_t n_dropped = 0;  // entries
+  std::byte* open_entry = nullptr;  // OpenEntry, where entries are merged
+  int64_t n_dropped = 0;            // entries, dropped or merged
 
   std::byte** blocks() const { return reinterpret_cast<std::byte**>(table); }
   PackedRun* runs() const { return reinterpret_cast<PackedRun*>(run_table); }
@@ -45,7 +47,7 @@ void SequenceCache::set_n_prompt(int64_t n_prompt, int64_t n_generated) {
 
 int64_t SequenceCache::max_step() const {
   int64_t next = NextSealPoint(*layout_, n_tokens_, n_prompt_);
-  if (layout_->retention.has_value()) {
+  if (layout_->DropsEntries()) {
     const PromptPlace place = {layout_->n_sink, n_prompt_};
     next = std::min(next, NextPrunePoint(*layout_->retention, place, n_tokens_));
   }
@@ -75,6 +77,7 @@ int64_t SequenceCache::MissingBytes(int64_t n_tokens, const RunExtent& run) cons
     const int64_t n_blocks = BlocksOf(head, n_tokens);
     const BlockShape& shape = layout_->shapes[i];
     if (head.sink == nullptr) n_bytes += SinkBytes(*layout_, shape);
+    if (head.open_entry == nullptr) n_bytes += OpenEntryBytes(*layout_, shape);
     if (run.n_blocks > 0) {
       n_bytes += std::max<int64_t>(0, RunTableBytes(head.n_runs + 1) - head.run_table_bytes);
     }
@@ -86,8 +89,8 @@ int64_t SequenceCache::MissingBytes(int64_t n_tokens, const RunExtent& run) cons
   return n_bytes;
 }
 
-// Sinks and blocks in the order of heads (each head's sink first). On failure all that was taken is
-// given back.
+// Sinks, open entries and blocks in the order of heads (each head's in this order). On failure all
+// that was taken is given back.
 bool SequenceCache::AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* objects) {
   const auto take = [&](int64_t n_bytes) {
     std::byte* object = pool_->Allocate(ObjectKind::kBlock, n_bytes);
@@ -99,6 +102,9 @@ bool SequenceCache::AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* o
     const BlockShape& shape = layout_->shapes[i];
     const int64_t n_blocks = BlocksOf(heads_[i], n_tokens);
     if (heads_[i].sink == nullptr && layout_->n_sink > 0) ok = take(SinkBytes(*layout_, shape));
+    if (ok && heads_[i].open_entry == nullptr && layout_->MergesEntries()) {
+      ok = take(OpenEntryBytes(*layout_, shape));
+    }
     for (int64_t b = heads_[i].n_blocks; ok && b < n_blocks; ++b) {
       ok = take(BlockObjectBytes(shape));
     }
@@ -197,8 +203,13 @@ Status SequenceCache::Extend(int n_new) {
                  needed_bytes);
   }
   auto next = objects.begin();
-  for (HeadTable& head : heads_) {
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    HeadTable& head = heads_[i];
     if (head.sink == nullptr && layout_->n_sink > 0) head.sink = *next++;
+    if (head.open_entry == nullptr && layout_->MergesEntries()) {
+      head.open_entry = *next++;
+      std::memset(head.open_entry, 0, OpenEntryBytes(*layout_, layout_->shapes[i]));
+    }
     const int64_t n_blocks = BlocksOf(head, n_tokens);
     while (head.n_blocks < n_blocks) head.blocks()[head.n_blocks++] = *next++;
   }
@@ -230,7 +241,7 @@ void SequenceCache::EnterNewEntries(int64_t n_tokens) {
   const int64_t first = std::max<int64_t>(n_tokens_, layout_->n_sink);
   const bool was_over = layout_->RetentionIsOver(n_tokens_, n_prompt_);
   n_tokens_ = static_cast<int>(n_tokens);
-  if (!layout_->retention.has_value() || was_over) return;
+  if (!layout_->DropsEntries() || was_over) return;
   const RetentionPlan& plan = *layout_->retention;
   const PromptPlace place = {layout_->n_sink, n_prompt_};
   if (IsPrunePoint(plan, place, n_tokens)) kept_ = KeptAt(plan, place, n_tokens);
@@ -253,7 +264,7 @@ int SequenceCache::n_entries(int layer_idx, int kv_head_idx) const {
 }
 
 EntryTable SequenceCache::entries(int layer_idx, int kv_head_idx) const {
-  if (!layout_->retention.has_value()) return {};
+  if (!layout_->DropsEntries()) return {};
   return EntryTable(heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].entry_table,
                     layout_->retention->HasVotes());
 }
@@ -279,6 +290,22 @@ void SequenceCache::DropPruned(int layer_idx) {
   if (layer_idx + 1 < layout_->n_layers) return;
   kept_ = {};
   CountWritable();
+}
+
+std::byte* SequenceCache::open_entry(int layer_idx, int kv_head_idx) const {
+  return heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].open_entry;
+}
+
+void SequenceCache::SetMerged(int layer_idx, int kv_head_idx, int64_t n_entries) {
+  HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + kv_head_idx];
+  const int64_t n_seen = std::max<int64_t>(0, n_tokens_ - layout_->n_sink);
+  KVL_CHECK_LE(n_entries, n_seen - head.n_dropped);
+  head.n_dropped = n_seen - n_entries;
+  const int64_t n_blocks = BlocksOf(head, n_tokens_);
+  while (head.n_blocks > n_blocks) ReleaseBlock(&head, --head.n_blocks);
+  // As in DropPruned, a large table may have to stay.
+  SetTableSize(TableBytes(n_blocks), &head.table, &head.table_bytes);
+  if (&head == &heads_.back()) CountWritable();
 }
 
 StatusOr<SequenceCache::RunObjects> SequenceCache::TakeRunObjects(int layer_idx) {
@@ -355,7 +382,8 @@ void SequenceCache::Clear() {
   run_to_seal_ = {};
   for (HeadTable& head : heads_) {
     for (int64_t b = n_released_; b < head.n_blocks; ++b) ReleaseBlock(&head, b);
-    for (std::byte* object : {head.table, head.run_table, head.entry_table, head.sink}) {
+    for (std::byte* object :
+         {head.table, head.run_table, head.entry_table, head.open_entry, head.sink}) {
       if (object != nullptr) pool_->Release(object);
     }
     head = HeadTable();
@@ -379,6 +407,7 @@ KvBytes SequenceCache::bytes() const {
       if (head.sink != nullptr) bytes.sinks += SinkBytes(*layout_, shape);
       bytes.tables += head.table_bytes + head.run_table_bytes;
       bytes.entries += head.entry_table_bytes;
+      if (head.open_entry != nullptr) bytes.entries += OpenEntryBytes(*layout_, shape);
       for (const PackedRun& run : std::span(head.runs(), static_cast<size_t>(head.n_runs))) {
         const int64_t end = run.first_block + run.n_blocks;
         if (end <= n_released_) continue;

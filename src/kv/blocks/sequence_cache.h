@@ -48,7 +48,8 @@ class SequenceCache {
   // Of those past the sink, what a head has not dropped; negative while the sink fills.
   int n_entries(int layer_idx, int kv_head_idx) const;
   // Equals SequenceParts(*layout, {n_tokens(), n_new of the last Extend, n_prompt}) once the run
-  // that ends there is sealed, summed over the sizes of the objects held.
+  // that ends there is sealed (MergedParts where entries are merged), summed over the sizes of the
+  // objects held.
   KvBytes bytes() const;
 
   // Blocks of one head, oldest first; entry e (position n_sink + e) is in block e / kBlockSize.
@@ -71,6 +72,14 @@ class SequenceCache {
   // The kept entries are the first kept().n of every head of the layer now: gives the blocks behind
   // them back. With the last layer the prune is done.
   void DropPruned(int layer_idx);
+
+  // --- Merging (kv/retention/merge.h), in a step, layer by layer from the first. ---
+
+  // State of the newest entry of a head (OpenEntry); null where entries are not merged.
+  std::byte* open_entry(int layer_idx, int kv_head_idx) const;
+  // Of the entries that Extend made room for n_entries are left in the head: gives the blocks
+  // behind them back.
+  void SetMerged(int layer_idx, int kv_head_idx, int64_t n_entries);
 
   // The sealed runs of one head, oldest first. Valid as blocks() is.
   std::span<const PackedRun> runs(int layer_idx, int kv_head_idx) const;

@@ -59,6 +59,20 @@ bool ReadShape(ByteReader* reader, BlockShape* shape) {
   return true;
 }
 
+// Entries of every head, where they are merged: between one and all positions past the sink.
+bool ReadLengths(ByteReader* reader, SequenceFile* file) {
+  const int n_seen = std::max(0, file->n_tokens - file->layout.n_sink);
+  for (size_t i = 0; i < file->layout.shapes.size(); ++i) {
+    uint32_t n_entries = 0;
+    if (!reader->Read(&n_entries) || n_entries > static_cast<uint32_t>(n_seen) ||
+        (n_entries == 0) != (n_seen == 0)) {
+      return false;
+    }
+    file->n_entries.push_back(static_cast<int>(n_entries));
+  }
+  return true;
+}
+
 // The numbers behind the texts. Memory for the shapes is taken only as far as the file has them.
 bool ReadLayout(ByteReader* reader, SequenceFile* file) {
   CacheLayout* layout = &file->layout;
@@ -87,7 +101,7 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
     if (!ReadShape(reader, &shape)) return false;
     layout->shapes.push_back(shape);
   }
-  return true;
+  return !layout->MergesEntries() || ReadLengths(reader, file);
 }
 
 // Writes to the file and keeps the checksum of what it wrote.
@@ -123,12 +137,14 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
     const auto type = std::find(std::begin(kRowTypes), std::end(kRowTypes), shape.row_type);
     AppendBytes(static_cast<uint32_t>(type - kRowTypes), &rest);
   }
+  const std::vector<int> n_entries = MergedLengths(cache, layout);
+  for (const int n : n_entries) AppendBytes(static_cast<uint32_t>(n), &rest);
   AppendBytes(static_cast<uint64_t>(state.size()), &rest);
   rest += state;
   std::string head(kMagic);
   AppendBytes(kVersion, &head);
-  const int64_t row_bytes =
-      RowBytes(layout, cache.n_tokens(), cache.n_prompt(), std::numeric_limits<int64_t>::max());
+  const int64_t row_bytes = RowBytes(layout, {cache.n_tokens(), cache.n_prompt(), n_entries},
+                                     std::numeric_limits<int64_t>::max());
   AppendBytes(static_cast<uint64_t>(head.size() + sizeof(uint64_t) + rest.size()) +
                   static_cast<uint64_t>(row_bytes + kCrcBytes),
               &head);
@@ -178,6 +194,12 @@ Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
       cache->PlaceRun(l, objects);
     }
     for (int l = 0; cache->must_prune() && l < file.layout.n_layers; ++l) cache->DropPruned(l);
+    for (size_t i = 0; i < file.n_entries.size(); ++i) {
+      const int l = static_cast<int>(i) / file.layout.n_kv_heads;
+      const int g = static_cast<int>(i) % file.layout.n_kv_heads;
+      const int n_held = std::max(0, cache->n_entries(l, g));
+      cache->SetMerged(l, g, std::min(n_held, file.n_entries[i]));
+    }
   }
   return OkStatus();
 }
@@ -217,14 +239,16 @@ StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::
   }
   SequenceFile file;
   uint64_t state_bytes = 0;
-  if (!ReadText(&reader, &file.identity.spec) || !ReadText(&reader, &file.identity.model) ||
-      !ReadLayout(&reader, &file) || !reader.Read(&state_bytes) ||
+  const bool is_sound =
+      ReadText(&reader, &file.identity.spec) && ReadText(&reader, &file.identity.model);
+  if (is_sound) ReadPlans(file.identity.spec, &file.layout);
+  if (!is_sound || !ReadLayout(&reader, &file) || !reader.Read(&state_bytes) ||
       !reader.ReadBytes(state_bytes, &file.state)) {
     return Error(StatusCode::kDataLoss, "{}: damaged: its header is not one of a sequence", name);
   }
-  ReadPlans(file.identity.spec, &file.layout);
   const int64_t n_left = std::ssize(reader.rest()) - kCrcBytes;
-  if (n_left < 0 || RowBytes(file.layout, file.n_tokens, file.n_prompt, n_left) != n_left) {
+  const SavedLengths lengths = {file.n_tokens, file.n_prompt, file.n_entries};
+  if (n_left < 0 || RowBytes(file.layout, lengths, n_left) != n_left) {
     return Error(StatusCode::kDataLoss, "{}: damaged: {} bytes of rows do not hold {} positions",
                  name, n_left, file.n_tokens);
   }

@@ -23,6 +23,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "kv/blocks/sequence_cache.h"
@@ -42,6 +43,7 @@ struct SequenceFile {
   int n_tokens = 0;
   int64_t n_prompt = 0;
   int64_t n_generated = 0;
+  std::vector<int> n_entries;       // [n_layers * n_kv_heads] where entries are merged, else empty
   std::string_view state;           // the caller's
   std::span<const std::byte> rows;  // sinks and blocks
 };

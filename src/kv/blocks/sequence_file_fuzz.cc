@@ -23,7 +23,8 @@ void Check(std::span<const std::byte> bytes) {
   KVL_CHECK_EQ(layout.shapes.size(), size_t(layout.n_layers) * layout.n_kv_heads);
   KVL_CHECK_GE(file->n_tokens, 0);
   KVL_CHECK_LE(file->state.size() + file->rows.size(), bytes.size());
-  if (layout.seal.has_value()) return;  // the formula below is that of plain blocks
+  // The formula below is that of plain blocks.
+  if (layout.seal.has_value() || layout.retention.has_value()) return;
   int64_t row_bytes = 0;
   for (const kvlathe::BlockShape& shape : layout.shapes) {
     if (file->n_tokens == 0) break;

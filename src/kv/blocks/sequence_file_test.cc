@@ -12,6 +12,7 @@
 #include "io/files.h"
 #include "io/scratch_folder.h"
 #include "kv/quantizer/method.h"
+#include "kv/retention/method.h"
 #include "kv/spec.h"
 
 namespace kvlathe {
@@ -242,6 +243,36 @@ TEST_F(SequenceFileTest, HostileNumbersAreRefusedBeforeMemoryIsTaken) {
       WriteSealed(hostile);
       EXPECT_EQ(Refusal(layout).code(), StatusCode::kDataLoss) << at;
     }
+  }
+}
+
+TEST_F(SequenceFileTest, HostileLengthsOfMergedEntriesAreRefused) {
+  const SequenceIdentity identity = {"pool(n=4,sink=1)", "model-1"};
+  CacheLayout layout = {1, 1, 16, 1, {{16, 16, DType::kBf16}}};
+  layout.retention = RetentionPlanOf(*Spec::Parse(identity.spec));
+  BlockPool pool(kNoLimit);
+  SequenceCache cache(&layout, &pool), restored(&layout, &pool);
+  ASSERT_TRUE(cache.Extend(200).ok());
+  cache.SetMerged(0, 0, 50);
+  const auto save = [&](int n_joined) {
+    std::memcpy(cache.open_entry(0, 0), &n_joined, sizeof(n_joined));
+    ASSERT_TRUE(SaveSequence(cache, layout, identity, "state", path_).ok());
+  };
+  save(3);
+  ASSERT_TRUE(Restore(layout, &restored, identity).ok());
+  EXPECT_EQ(restored.n_entries(0, 0), 50);
+  EXPECT_EQ(restored.bytes().total(), cache.bytes().total());
+  const std::string bytes = FileBytes();
+  const size_t length = 20 + 4 + identity.spec.size() + 4 + identity.model.size() + 56;
+  for (const uint32_t n : {0u, 65u, 200u, 0x80000000u, 0xFFFFFFFFu}) {
+    std::string hostile = bytes;
+    std::memcpy(hostile.data() + length, &n, sizeof(n));
+    WriteSealed(hostile);
+    EXPECT_EQ(Refusal(layout, identity).code(), StatusCode::kDataLoss) << n;
+  }
+  for (const int n_joined : {0, -1, 201}) {
+    save(n_joined);
+    EXPECT_EQ(Refusal(layout, identity).code(), StatusCode::kDataLoss) << n_joined;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kv/retention/merge.h"
 #include "kv/seal_schedule.h"
 
 namespace kvlathe {
@@ -152,6 +153,10 @@ Status WriteHead(const SequenceCache& cache, const CacheLayout& layout, const He
     n_left = std::max<int64_t>(0, n_left - kBlockSize);
   }
   KVL_RETURN_IF_ERROR(WriteRecords(cache, layout, held, layer_idx, kv_head_idx, write));
+  if (const std::byte* open = cache.open_entry(layer_idx, kv_head_idx); open != nullptr) {
+    const int64_t n_bytes = OpenEntryBytes(layout, shape);
+    return write({open, static_cast<size_t>(n_bytes)});
+  }
   const EntryTable table = cache.entries(layer_idx, kv_head_idx);
   if (table.empty()) return OkStatus();
   return WriteEntries(table, n_entries, std::ssize(blocks), write);
@@ -172,6 +177,7 @@ class RowCopier {
         CopyBlocks(layer_idx, kv_head_idx);
         if (!CopyRecords(layer_idx, kv_head_idx)) return false;
         if (!CopyEntries(layer_idx, kv_head_idx)) return false;
+        if (!CopyOpenEntry(layer_idx, kv_head_idx)) return false;
       }
     }
     KVL_CHECK(rows_.empty());
@@ -235,6 +241,17 @@ class RowCopier {
     return true;
   }
 
+  bool CopyOpenEntry(int layer_idx, int kv_head_idx) {
+    std::byte* object = cache_->open_entry(layer_idx, kv_head_idx);
+    if (object == nullptr) return true;
+    const BlockShape& shape = layout_.shape(layer_idx, kv_head_idx);
+    Take(object, OpenEntryBytes(layout_, shape));
+    const int n_joined =
+        OpenEntry(object, *layout_.retention->merge, layout_.head_dim, shape.rank_v).n_positions();
+    const int n_entries = std::max(0, cache_->n_entries(layer_idx, kv_head_idx));
+    return n_joined >= 0 && n_joined <= cache_->n_tokens() && (n_joined > 0) == (n_entries > 0);
+  }
+
   const CacheLayout& layout_;
   HeldRuns held_;
   std::span<const std::byte> rows_;
@@ -243,18 +260,32 @@ class RowCopier {
 
 }  // namespace
 
-int64_t RowBytes(const CacheLayout& layout, int n_tokens, int64_t n_prompt, int64_t n_max) {
+std::vector<int> MergedLengths(const SequenceCache& cache, const CacheLayout& layout) {
+  std::vector<int> n_entries;
+  for (int i = 0; layout.MergesEntries() && i < std::ssize(layout.shapes); ++i) {
+    const int n = cache.n_entries(i / layout.n_kv_heads, i % layout.n_kv_heads);
+    n_entries.push_back(std::max(0, n));
+  }
+  return n_entries;
+}
+
+int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t n_max) {
+  const auto [n_tokens, n_prompt, n_entries] = lengths;
   if (n_tokens == 0) return 0;
   // Runs are listed one by one: not more of them than the file has bytes.
   if (layout.seal.has_value() && n_tokens / kBlockSize > n_max) return -1;
   const HeldRuns held(layout, n_tokens, n_prompt);
-  const int64_t n_plain =
-      HeldBlocks(layout, n_tokens, n_prompt) - std::max(held.n_sealed(), held.n_unseen());
+  int64_t n_plain = 0;
+  if (n_entries.empty()) {
+    n_plain = HeldBlocks(layout, n_tokens, n_prompt) - std::max(held.n_sealed(), held.n_unseen());
+  }
   int64_t n_bytes = 0;
   for (size_t i = 0; i < layout.shapes.size(); ++i) {
     const BlockShape& head = layout.shapes[i];
     const bool is_first = i % layout.n_kv_heads == 0;
+    if (!n_entries.empty()) n_plain = (int64_t{n_entries[i]} + kBlockSize - 1) / kBlockSize;
     n_bytes += SinkBytes(layout, head) + n_plain * BlockObjectBytes(head);
+    n_bytes += OpenEntryBytes(layout, head);
     if (!layout.RetentionIsOver(n_tokens, n_prompt)) n_bytes += EntryTableBytes(layout, n_plain);
     const int layer_rank_v =
         is_first ? held.LayerRankV(static_cast<int>(i / layout.n_kv_heads)) : 0;

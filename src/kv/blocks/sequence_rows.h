@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "base/status.h"
 #include "kv/blocks/sequence_cache.h"
@@ -13,9 +14,19 @@
 
 namespace kvlathe {
 
+// What decides how many rows there are.
+struct SavedLengths {
+  int n_tokens = 0;
+  int64_t n_prompt = 0;
+  std::span<const int> n_entries;  // [n_layers * n_kv_heads] where entries are merged, else empty
+};
+
+// Entries of every head where they are merged, else nothing.
+std::vector<int> MergedLengths(const SequenceCache& cache, const CacheLayout& layout);
+
 // All rows in bytes; -1 when that is more than n_max. Safe for any layout and lengths that are not
 // negative: time and memory are bounded by n_max and the number of heads.
-int64_t RowBytes(const CacheLayout& layout, int n_tokens, int64_t n_prompt, int64_t n_max);
+int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t n_max);
 
 // Hands the rows of a cache that holds at least one position to `write`, piece by piece. What no
 // position has filled is zero.
@@ -23,7 +34,8 @@ Status WriteRows(const SequenceCache& cache, const CacheLayout& layout,
                  const std::function<Status(std::span<const std::byte>)>& write);
 
 // Copies RowBytes of rows into a cache that has been extended for them. False when a record would
-// send its reader out of its block, or an entry has a position that there is not.
+// send its reader out of its block, an entry has a position that there is not, or as many joined
+// it.
 bool CopyRows(std::span<const std::byte> rows, const CacheLayout& layout, SequenceCache* cache);
 
 }  // namespace kvlathe

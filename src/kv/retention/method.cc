@@ -7,11 +7,10 @@
 namespace kvlathe {
 
 std::span<const RetentionMethod> RetentionMethods() {
-  static constexpr RetentionMethod kMethods[] = {{"h2o", H2oPlan},
-                                                 {"tova", TovaPlan},
-                                                 {"keyformer", KeyformerPlan},
-                                                 {"snapkv", SnapkvPlan},
-                                                 {"window", WindowPlan}};
+  static constexpr RetentionMethod kMethods[] = {
+      {"h2o", H2oPlan},       {"tova", TovaPlan},     {"keyformer", KeyformerPlan},
+      {"snapkv", SnapkvPlan}, {"window", WindowPlan}, {"pool", PoolPlan},
+      {"dmc", DmcPlan}};
   return kMethods;
 }
 

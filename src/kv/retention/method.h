@@ -38,5 +38,9 @@ RetentionPlan TovaPlan(const Stage& stage);
 RetentionPlan KeyformerPlan(const Stage& stage);
 // Votes of the last queries of the prompt, averaged over neighbours (SnapKV, arXiv 2404.14469).
 RetentionPlan SnapkvPlan(const Stage& stage);
+// Every n positions become one entry (fixed memory pooling; methods.md 10.4).
+RetentionPlan PoolPlan(const Stage& stage);
+// The model decides which positions become one entry (DMC, arXiv 2403.09636; methods.md 10.1).
+RetentionPlan DmcPlan(const Stage& stage);
 
 }  // namespace kvlathe

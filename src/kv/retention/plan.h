@@ -7,8 +7,17 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace kvlathe {
+
+// Consecutive positions of a head that become one entry (merge.h).
+struct MergePlan {
+  int every = 0;   // positions per entry; 0: the model decides for each position (DMC)
+  int window = 0;  // newest positions of an entry that count in its mean; 0: all
+
+  friend bool operator==(const MergePlan&, const MergePlan&) = default;
+};
 
 struct RetentionPlan {
   // Queries whose attention is added up for the entries.
@@ -37,6 +46,9 @@ struct RetentionPlan {
   int interval = 1;           // positions between two prune points after the prompt; 0: none
   // Of noisy votes: at the prompt, and at the last position to be generated; linear in between.
   double tau_init = 1, tau_end = 1;
+
+  // Entries are merged and none is dropped: nothing above matters.
+  std::optional<MergePlan> merge;
 
   bool HasVotes() const { return votes != Votes::kNone; }
 

@@ -1,0 +1,161 @@
+// What retention adds to a layer: votes and prunes; and where positions become one entry of the
+// cache, who joins, with what weight, and the rows that the cache and attention see of an entry
+// while it grows (methods.md 10.1).
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "kv/retention/merge.h"
+#include "kv/retention/prune.h"
+#include "model/model.h"
+
+namespace kvlathe {
+
+// Says which rows of the job vote for entries, and how.
+void Model::ScoreEntries(int layer_idx, int kv_head_idx, const SequenceStep& step, HeadJob* job) {
+  const RetentionPlan& plan = *layout_.retention;
+  const SequenceCache& cache = *step.cache;
+  const int n_new = job->n_tokens, first = cache.n_tokens() - n_new;
+  switch (plan.votes) {
+    case RetentionPlan::Votes::kNone:
+      return;
+    case RetentionPlan::Votes::kAll:
+      job->first_scored = 0;
+      break;
+    case RetentionPlan::Votes::kLast:
+      job->first_scored = cache.must_prune() ? n_new - 1 : n_new;
+      break;
+    case RetentionPlan::Votes::kPromptTail:
+      job->first_scored = static_cast<int>(
+          first >= cache.n_prompt()
+              ? n_new
+              : std::clamp<int64_t>(cache.n_prompt() - plan.n_recent - first, 0, n_new));
+      break;
+  }
+  job->scored = cache.entries(layer_idx, kv_head_idx);
+  if (!plan.is_noisy) return;
+  const PromptPlace place = {layout_.n_sink, cache.n_prompt()};
+  const auto temperature = [&](int position) {
+    return static_cast<float>(TemperatureAt(plan, place, position, cache.n_generated()));
+  };
+  noises_.push_back({.key = MixBits(static_cast<uint64_t>(layer_idx)),
+                     .first_head = kv_head_idx * job->gqa_group,
+                     .first_position = first,
+                     .temperature = temperature(first),
+                     .temperature_step = temperature(first + 1) - temperature(first),
+                     .max_temperature = static_cast<float>(std::max(plan.tau_init, plan.tau_end))});
+  job->noise = &noises_.back();
+}
+
+void Model::Prune(int layer_idx, std::span<const SequenceStep> steps) {
+  const ScopedTimer timer(&profile_.prune);
+  for (const SequenceStep& step : steps) {
+    if (step.cache->must_prune()) PruneLayer(layout_, layer_idx, pool_, step.cache);
+  }
+}
+
+void Model::TakeDecisions() {
+  const ModelConfig& c = config();
+  const int64_t n_rows = n_tokens_ * (c.n_heads + c.n_kv_heads);
+  const int channel = c.dmc->is_last ? c.head_dim - 1 : 0;
+  decisions_.resize(n_rows);
+  for (int64_t i = 0; i < n_rows; ++i) {
+    decisions_[i] = std::exchange(qk_.as<float>()[i * c.head_dim + channel], 0.0f);
+  }
+}
+
+void Model::MergeRows(int layer_idx, std::span<const SequenceStep> steps) {
+  const ScopedTimer timer(&profile_.prune);
+  const int n_kv_heads = layout_.n_kv_heads;
+  n_closed_.resize(n_kv_heads * n_tokens_);
+  const int64_t n_items = std::ssize(steps) * n_kv_heads;
+  pool_->Run([&](int worker_id) {
+    const Range items = ShareOf(n_items, 1, worker_id, pool_->n_workers());
+    int64_t first_row = 0;
+    for (int64_t item = 0; item < items.end; ++item) {
+      const SequenceStep& step = steps[item / n_kv_heads];
+      const int g = static_cast<int>(item % n_kv_heads);
+      if (item >= items.begin) MergeHead(layer_idx, g, step, first_row);
+      if (g + 1 == n_kv_heads) first_row += std::ssize(step.token_ids);
+    }
+  });
+  int64_t end = 0;
+  for (const SequenceStep& step : steps) {
+    if (step.token_ids.empty()) continue;
+    end += std::ssize(step.token_ids);
+    for (int g = 0; g < n_kv_heads; ++g) {
+      step.cache->SetMerged(layer_idx, g, n_closed_[g * n_tokens_ + end - 1] + 1);
+    }
+  }
+}
+
+void Model::MergeHead(int layer_idx, int kv_head_idx, const SequenceStep& step, int64_t first_row) {
+  const int d = layout_.head_dim, n_qk = config().n_heads + config().n_kv_heads;
+  const int rank_v = layout_.shape(layer_idx, kv_head_idx).rank_v;
+  const LayerOffsets& offsets = offsets_[layer_idx];
+  const int n_new = static_cast<int>(step.token_ids.size());
+  OpenEntry open(step.cache->open_entry(layer_idx, kv_head_idx), *layout_.retention->merge, d,
+                 rank_v);
+  int n_entries = std::max(0, step.cache->n_entries(layer_idx, kv_head_idx) - n_new);
+  std::vector<float> value(rank_v);
+  for (int64_t row = first_row; row < first_row + n_new; ++row) {
+    int& n_closed = n_closed_[kv_head_idx * n_tokens_ + row];
+    n_closed = -1;
+    if (tokens_[row].position < layout_.n_sink) continue;
+    const bool joins = open.n_positions() > 0 && JoinsEntry(kv_head_idx, row);
+    if (!joins) {
+      open.Close();
+      ++n_entries;
+    }
+    n_closed = n_entries - 1;
+    float* key = qk_.as<float>() + (row * n_qk + config().n_heads + kv_head_idx) * d;
+    std::byte* stored =
+        v_.data() + (row * offsets.rank_v.back() + offsets.rank_v[kv_head_idx]) * SizeOf(row_type_);
+    ConvertToFloat(row_type_, stored, rank_v, value.data());
+    open.Add(WeightInEntry(kv_head_idx, row), key, value.data());
+    if (!joins) continue;  // the mean of one row is the row
+    open.Mean(key, value.data());
+    elementwise_->convert(value.data(), rank_v, row_type_, stored);
+  }
+}
+
+bool Model::JoinsEntry(int kv_head_idx, int64_t row) const {
+  const int every = layout_.retention->merge->every;
+  if (every > 0) return (tokens_[row].position - layout_.n_sink) % every != 0;
+  const ModelConfig& c = config();
+  return decisions_[row * (c.n_heads + c.n_kv_heads) + c.n_heads + kv_head_idx] > c.dmc->offset;
+}
+
+float Model::WeightInEntry(int kv_head_idx, int64_t row) const {
+  if (layout_.retention->merge->every > 0) return 1;
+  const ModelConfig& c = config();
+  const int group = c.gqa_group();
+  const float* of_queries = &decisions_[row * (c.n_heads + c.n_kv_heads) + kv_head_idx * group];
+  float sum = 0;
+  for (int h = 0; h < group; ++h) sum += of_queries[h];
+  const float logit = sum / static_cast<float>(group) + c.dmc->offset;
+  constexpr float kLeast = 1e-20f;  // an entry of weight 0 would have no mean
+  return std::max(kLeast, 1 / (1 + std::exp(-logit)) + c.dmc->epsilon);
+}
+
+void Model::SeeMergedRows(int layer_idx, int kv_head_idx, int64_t token_idx, HeadJob* job) {
+  const LayerOffsets& offsets = offsets_[layer_idx];
+  const int64_t rank_k = job->shape.rank_k, rank_v = offsets.rank_v.back();
+  const std::byte* k = bases_.empty()
+                           ? HeadRows(&k_full_, int64_t{kv_head_idx} * layout_.head_dim, 1)
+                           : HeadRows(&k_rows_, offsets.rank_k[kv_head_idx], 1);
+  const int* n_closed = &n_closed_[kv_head_idx * n_tokens_ + token_idx];
+  job->merged = {
+      .n_closed = n_closed,
+      .k = k + token_idx * rank_k * SizeOf(row_type_),
+      .k_stride = rank_k,
+      .v = v_.data() + (token_idx * rank_v + offsets.rank_v[kv_head_idx]) * SizeOf(row_type_),
+      .v_stride = rank_v};
+  job->n_entries = std::max(0, n_closed[job->n_tokens - 1]);
+  job->first_visible = std::max(0, n_closed[0]);
+}
+
+}  // namespace kvlathe
