@@ -15,7 +15,7 @@ from pathlib import Path
 
 ORDER = [
     "base", "tensor", "io", "tokenizer", "tokenizer_training", "kernels", "kernels/cpu", "kv",
-    "attention", "model", "calibration", "engine", "evaluation/tasks", "corpus", "corpus_building",
+    "tuning", "attention", "model", "calibration", "engine", "evaluation/tasks", "corpus", "corpus_building",
     "retrofit", "evaluation",
     "server", "apps", "tests",
 ]

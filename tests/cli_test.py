@@ -325,8 +325,102 @@ class CommandLine(unittest.TestCase):
                          sum(report["kv_bytes"][part] for part in
                              ("blocks", "sinks", "run_records", "layer_records", "tables", "entries")))
 
+    def tune(self, *options):
+        return ["tune", "-m", MODEL, "-c", 128, "--perplexity", self.short_text(), "--kv", "kivi(group=64)",
+                "--kv", "fdc+kivi(bits=4)", *options]
+
+    def test_tuned_profile_answers_accuracy(self):
+        profile = self.folder / "p.json"
+        result = self.json_of(*self.tune("--accuracy", 0.95, "--out", profile))
+        self.assertEqual(result, json.loads(profile.read_text()))
+        points = {point["kv"]: point for point in result["points"]}
+        methods = {method["name"]: method for method in result["targets"][0]["methods"]}
+        self.assertEqual(list(methods), ["kivi(group=64)", "fdc+kivi(bits=4)"])
+        for method in methods.values():
+            self.assertGreaterEqual(method["accuracy"], 0.95)
+            self.assertLess(method["kv_fraction"], 0.5)
+        found = points[methods["fdc+kivi(bits=4)"]["kv"]]
+        # A stronger cache was measured and failed, unless nothing is stronger.
+        rivals = [point for point in points.values() if point["kv"].startswith("fdc") and
+                  point["kv_fraction"] < found["kv_fraction"]]
+        self.assertTrue(rivals)
+        for rival in rivals:
+            self.assertLess(rival["accuracy"], 0.95)
+
+        asked = "fdc(accuracy=0.95)+kivi(bits=4)"
+        evaluated = self.json_of("eval", "-m", MODEL, "-c", 128, "--perplexity", self.short_text(), "--kv", asked,
+                                 "--profile", profile)
+        self.assertEqual((evaluated["kv"], evaluated["kv_resolved"]), (asked, found["kv_resolved"]))
+        self.assertAlmostEqual(evaluated["perplexity"], found["scores"][0]["value"])
+        self.assertAlmostEqual(evaluated["kv_fraction"], found["scores"][0]["kv_fraction"])
+
+        run = ["run", "-m", MODEL, "-p", "x", "-n", 1, "--profile", profile, "--kv"]
+        self.assert_refused(2, "--accuracy 0.9 --kv 'kivi(group=64)'", *run, "kivi(accuracy=0.9,group=64)")
+        self.assert_refused(2, "--kv 'h2o'", *run, "h2o(accuracy=0.95)")
+        other = json.loads(profile.read_text())
+        profile.write_text(json.dumps(dict(other, model_hash="0" * 32)))
+        self.assert_refused(2, "another model", *run, "kivi(accuracy=0.95,group=64)")
+        done = self.run_verb(*self.tune("--out", profile))
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(b"another model", done.stderr)
+        profile.write_text("{}")
+        self.assert_refused(1, f"{profile}: not a profile", *run, "kivi(accuracy=0.95,group=64)")
+        self.assert_refused(1, "missing.json", *run[:-2], self.folder / "missing.json", "--kv", "fdc(accuracy=0.9)")
+
+    def test_killed_tune_goes_on(self):
+        def outcome(path):
+            profile = json.loads(path.read_text())
+            return [point["kv"] for point in profile["points"]], [
+                [method["kv"] for method in target["methods"]] for target in profile["targets"]]
+        whole, killed = self.folder / "whole.json", self.folder / "killed.json"
+        self.json_of(*self.tune("--out", whole))
+        command = [KVLATHE, *map(str, self.tune("--out", killed))]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment)
+        for line in process.stderr:
+            if re.match(rb" *4  ", line):
+                break
+        process.kill()
+        process.communicate()
+        self.assertGreaterEqual(len(outcome(killed)[0]), 4)
+        self.assertLess(len(outcome(killed)[0]), len(outcome(whole)[0]))
+        done = self.run_verb(*command[1:])
+        self.assertEqual(done.returncode, 0)
+        self.assertIn(b"going on from", done.stderr)
+        self.assertEqual(outcome(killed), outcome(whole))
+
+    def test_tune_keeps_its_profile_where_specs_find_it(self):
+        copy = self.copy_of_model()
+        with open(copy / "config.json", "a") as config:
+            config.write("\n")  # another model hash, so that no other test meets this profile
+        tune = ["tune", "-m", copy, "-c", 128, "--perplexity", self.short_text(), "--accuracy", 0.9, "--kv", "kcvt"]
+        printed = self.run_verb(*tune)
+        self.assertEqual(printed.returncode, 0, printed.stderr.decode())
+        self.assertRegex(printed.stdout.decode(), r"kcvt +kcvt\(bits=\d\) ")
+        inspect = ["inspect", "-m", copy, "--kv", "kcvt(accuracy=0.9)"]
+        inspected = self.json_of(*inspect)
+        self.assertRegex(inspected["kv_resolved"], r"^kcvt\(bits=\d,")
+        # A profile beside the model comes first.
+        kept_path = printed.stdout.decode().splitlines()[-1].rsplit(":", 1)[0]
+        shutil.copy(kept_path, copy / "profile.json")
+        profile = json.loads((copy / "profile.json").read_text())
+        self.assertIn((inspected["kv_resolved"], inspected["kv_bytes"]["kv_fraction"]),
+                      [(point["kv_resolved"], point["kv_fraction"]) for point in profile["points"]])
+        for method in profile["targets"][0]["methods"]:
+            method["kv"] = "kcvt(bits=8)"
+        (copy / "profile.json").write_text(json.dumps(profile))
+        self.assertRegex(self.json_of(*inspect)["kv_resolved"], r"^kcvt\(bits=8,")
+
+    def test_tune_refuses_what_it_cannot_do(self):
+        tune = ["tune", "-m", MODEL]
+        for status, needle, *arguments in ((2, "fcd", "--kv", "fcd"), (2, "--accuracy", "--accuracy", 1.5),
+                                           (2, "no-task", "--task", "no-task"),
+                                           (1, "missing", "--perplexity", self.folder / "missing.txt"),
+                                           (2, "--accuracy", "--kv", "fdc(accuracy=0.5)"),
+                                           (1, "kvquant", "--kv", "h2o+kvquant")):
+            self.assert_refused(status, needle, *tune, *arguments)
+
     def test_every_verb_has_help_with_an_example(self):
-        for verb in (["run"], ["chat"], ["compare"], ["calibrate"], ["eval"], ["inspect"], ["specs"], ["tokenize"],
+        for verb in (["run"], ["chat"], ["compare"], ["calibrate"], ["tune"], ["eval"], ["inspect"], ["specs"], ["tokenize"],
                      ["bench", "attention"], ["bench", "model"]):
             done = self.run_verb(*verb, "--help")
             self.assertEqual(done.returncode, 0)
@@ -469,7 +563,9 @@ class CommandLine(unittest.TestCase):
         self.assert_refused(2, "rat", *run, "fdc(rat=0.5)")
         self.assert_refused(2, "rate", *run, "fdc(rate=1.5)")
         self.assert_refused(1, "palu", *run, "palu(rate=0.5)")
-        self.assert_refused(1, "accuracy", *run, "fdc(accuracy=0.99)")
+        self.assert_refused(1, "--accuracy 0.99 --kv 'fdc'", *run, "fdc(accuracy=0.99)")
+        self.assert_refused(2, "either", *run, "kivi(bits=2,accuracy=0.99)")
+        self.assert_refused(2, "profile", "bench", "attention", "--kv", "kivi(accuracy=0.99)")
 
     def test_wrong_usage(self):
         self.assert_refused(2, "subcommand")

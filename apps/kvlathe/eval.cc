@@ -66,13 +66,13 @@ Status EvalText(const EvalOptions& options) {
 }
 
 Status Eval(const EvalOptions& options) {
-  const bool has_task = !options.task.tasks.empty();
+  const std::vector<std::string>& tasks = options.task.choice.tasks;
+  const bool has_task = !tasks.empty();
   if (has_task + !options.kl_text.empty() + !options.perplexity_text.empty() != 1) {
     return Error(StatusCode::kInvalidArgument,
                  "give one of --perplexity FILE, --kl FILE and --task NAME");
   }
-  const bool lists = std::find(options.task.tasks.begin(), options.task.tasks.end(), "list") !=
-                     options.task.tasks.end();
+  const bool lists = std::find(tasks.begin(), tasks.end(), "list") != tasks.end();
   if (options.model.model.empty() && !lists) {
     return Error(StatusCode::kInvalidArgument, "--model is required; give a model directory");
   }

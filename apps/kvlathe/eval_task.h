@@ -1,21 +1,16 @@
 // The part of `kvlathe eval` that runs tasks.
 #pragma once
 
-#include <cstdint>
 #include <string>
-#include <vector>
 
 #include "base/status.h"
 #include "options.h"
+#include "task_choice.h"
 
 namespace kvlathe {
 
 struct TaskEvalOptions {
-  std::vector<std::string> tasks;  // --task, repeats
-  int length = 0;                  // --task-length, 0: each task's own
-  int count = 100;                 // --task-count
-  uint64_t seed = 1;
-  std::string shots;        // --shots
+  TaskChoiceOptions choice;
   std::string predictions;  // --predictions
 };
 

@@ -27,6 +27,7 @@ int Main(int argc, char** argv) {
   AddChatVerb(&verbs);
   AddCompareVerb(&verbs);
   AddCalibrateVerb(&verbs);
+  AddTuneVerb(&verbs);
   AddEvalVerb(&verbs);
   AddInspectVerb(&verbs);
   AddSpecsVerb(&verbs);

@@ -21,6 +21,8 @@ void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& de
       ->take_all();
   app->add_option("--basis", options->basis,
                   "calibration file (default: the model's, or calibrate)");
+  app->add_option("--profile", options->profile,
+                  "what kvlathe tune wrote, for accuracy in --kv (default: the model's, or kept)");
   app->add_option("--kv-memory", options->kv_memory,
                   "KV cache budget, e.g. 2GiB (default: half of the free memory)");
   app->add_option("-c,--ctx-size", options->ctx_size, "context in tokens (default: the model's)")

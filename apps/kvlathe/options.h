@@ -16,6 +16,7 @@ struct ModelOptions {
   std::string model;            // -m
   std::vector<std::string> kv;  // --kv, repeats
   std::string basis;            // --basis
+  std::string profile;          // --profile
   std::string kv_memory;        // --kv-memory
   std::string pre;              // --pre
   std::string dtype = "bf16";   // --dtype
@@ -28,7 +29,7 @@ struct ModelOptions {
 
 // -m, -t, --json and what a model needs to be loaded.
 void AddModelOptions(CLI::App* app, ModelOptions* options);
-// --kv, --basis, --kv-memory, -c, --schedule, --deterministic.
+// --kv, --basis, --profile, --kv-memory, -c, --schedule, --deterministic.
 void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& default_kv);
 
 // static, lpt or balanced, checked when parsed.
@@ -48,6 +49,7 @@ void AddRunVerb(Verbs* verbs);
 void AddChatVerb(Verbs* verbs);
 void AddCompareVerb(Verbs* verbs);
 void AddCalibrateVerb(Verbs* verbs);
+void AddTuneVerb(Verbs* verbs);
 void AddEvalVerb(Verbs* verbs);
 void AddInspectVerb(Verbs* verbs);
 void AddSpecsVerb(Verbs* verbs);

@@ -64,7 +64,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const ModelOptions& opti
   w->options_ = options;
   for (const std::string& kv : options.kv) {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
-    KVL_RETURN_IF_ERROR(CheckSupported(spec));
+    if (!spec.accuracy().has_value()) KVL_RETURN_IF_ERROR(CheckSupported(spec));
   }
   KVL_ASSIGN_OR_RETURN(w->isa_, SelectIsa());
   w->compute_type_ = options.dtype == "f32" ? DType::kF32 : DType::kBf16;
@@ -217,7 +217,6 @@ StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisAna
   };
   set_goal(RankRequest::Goal::kRate, "rate");
   set_goal(RankRequest::Goal::kRatio, "ratio");
-  set_goal(RankRequest::Goal::kAccuracy, "accuracy");
   request.uniform = stage.Word("ranks") == "uniform";
   request.round = stage.Integer("round");
   request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
@@ -239,22 +238,39 @@ StatusOr<ModelCodebooks> Workspace::Codebooks(const Stage& quantizer, const Seal
                        .matches_moments = qnorm == "on" || (qnorm == "auto" && bits == 2)});
 }
 
+StatusOr<Spec> Workspace::ParseSpec(const std::string& kv) {
+  KVL_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(kv));
+  if (spec.accuracy().has_value() && !random_weights_) {
+    if (!profile_.has_value()) {
+      KVL_ASSIGN_OR_RETURN(profile_, FindProfile(*this, spec));
+    }
+    KVL_ASSIGN_OR_RETURN(
+        spec, Answer(profile_->profile, profile_->path, spec, options_.model, model_hash_));
+  }
+  KVL_RETURN_IF_ERROR(CheckSupported(spec));
+  return spec;
+}
+
+StatusOr<double> Workspace::FractionOf(const std::string& kv) {
+  KVL_ASSIGN_OR_RETURN(const Spec spec, ParseSpec(kv));
+  std::vector<HeadRanks> ranks(config_.n_layers * config_.n_kv_heads,
+                               {config_.head_dim, config_.head_dim});
+  if (spec.basis() != nullptr) {
+    KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*spec.basis()));
+    KVL_ASSIGN_OR_RETURN(RankAllocation allocation, ChooseRanks(spec, *analysis));
+    ranks = std::move(allocation.ranks);
+  }
+  return FractionAtFullContext(config_, spec, compute_type_, ranks);
+}
+
 StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
   SpecModel result;
-  KVL_ASSIGN_OR_RETURN(result.spec, Spec::Parse(kv));
-  KVL_RETURN_IF_ERROR(CheckSupported(result.spec));
+  KVL_ASSIGN_OR_RETURN(result.spec, ParseSpec(kv));
   if (result.spec.basis() != nullptr && result.spec.basis()->Integer("round") != 16) {
     return Error(
         StatusCode::kUnimplemented,
         "--kv '{}': the attention kernels of this build take ranks in multiples of 16; leave "
         "round out",
-        kv);
-  }
-  if (result.spec.basis() != nullptr && result.spec.basis()->Has("accuracy")) {
-    return Error(
-        StatusCode::kUnimplemented,
-        "--kv '{}': accuracy needs a tuned profile, which this build cannot make yet; give rate or "
-        "ratio",
         kv);
   }
   ModelBasis basis;

@@ -15,6 +15,7 @@
 #include "kv/spec.h"
 #include "model/model.h"
 #include "options.h"
+#include "profile_file.h"
 #include "tokenizer/tokenizer.h"
 
 namespace kvlathe {
@@ -36,7 +37,11 @@ class Workspace {
   static StatusOr<std::unique_ptr<Workspace>> OpenRandom(const std::string& config_path,
                                                          const ModelOptions& options);
 
+  // `accuracy` in the spec is looked up in the model's profile; the result's spec is the answer.
   StatusOr<SpecModel> MakeModel(const std::string& kv);
+  // kv_fraction of a prompt that fills the model's context, without making a model. Errors are
+  // those of MakeModel. No `accuracy`.
+  StatusOr<double> FractionOf(const std::string& kv);
   // What the rows of this model's cache mean: weights, positions and the basis itself. Of a model
   // in a directory.
   StatusOr<SequenceIdentity> IdentityOf(const SpecModel& spec_model);
@@ -72,6 +77,7 @@ class Workspace {
   static StatusOr<std::unique_ptr<Workspace>> Prepare(const ModelOptions& options,
                                                       ModelConfig config);
   Status LoadWeights(std::unique_ptr<TensorSource> source);
+  StatusOr<Spec> ParseSpec(const std::string& kv);
   StatusOr<RankAllocation> ChooseRanks(const Spec& spec, const BasisAnalysis& analysis);
   StatusOr<ModelCodebooks> Codebooks(const Stage& quantizer, const SealPlan& seal,
                                      const ModelBasis* basis);
@@ -95,6 +101,7 @@ class Workspace {
   std::optional<CalibrationStatistics> text_statistics_;
   std::vector<std::vector<double>> value_grams_, output_grams_;  // once an analysis needed them
   std::vector<KnownAnalysis> analyses_;
+  std::optional<FoundProfile> profile_;  // once a spec needed it
   Progress progress_;
 };
 

@@ -83,6 +83,13 @@ int Spec::n_sink() const {
   return 0;
 }
 
+std::optional<double> Spec::accuracy() const {
+  for (const Stage& stage : stages_) {
+    if (stage.Has("accuracy")) return stage.Number("accuracy");
+  }
+  return std::nullopt;
+}
+
 std::string Spec::ToString() const {
   if (is_none()) return "none";
   std::string text;
@@ -94,6 +101,12 @@ std::string Spec::ToString() const {
 }
 
 Status CheckSupported(const Spec& spec) {
+  if (spec.accuracy().has_value()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--kv '{}': accuracy is looked up in the profile of a model, and there is none "
+                 "here; give rate, keep or bits",
+                 spec.text());
+  }
   std::string missing, built;
   for (const Stage& stage : spec.stages()) {
     if (stage.info->is_built) continue;

@@ -12,10 +12,16 @@
 //   sink         on every stage of basis, retention and quantizer; given more than once it must
 //                be the same, and given once it holds for all
 //   run, buffer  on the quantizer
+//   accuracy     in place of how far a stage compresses: what a tuned profile found that keeps this
+//                share of the baseline's accuracy. One value per spec. Such a spec is a question;
+//                no cache can be made of it before the profile's answer takes its place. A preset
+//                that has it does not expand.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -50,6 +56,9 @@ class Spec {
   // kInvalidArgument, one line with the 1-based byte position and what is allowed there, as in
   //   --kv 'fdc(rat=0.5)': position 5: unknown key 'rat'; fdc takes rate, ratio, accuracy, ...
   static StatusOr<Spec> Parse(std::string_view text);
+  // The same, but every stage that could take `accuracy` and says nothing about how far it
+  // compresses takes it, whatever its default: what `tune` is to decide.
+  static StatusOr<Spec> ParseQuestion(std::string_view text, double accuracy);
 
   bool is_none() const { return stages_.empty(); }
   const Stage* basis() const { return Find(Axis::kBasis); }
@@ -62,7 +71,12 @@ class Spec {
   // First positions kept whole in 16 bits; 0 for none, whose cache has nothing to spare them from.
   int n_sink() const;
 
+  // The target that a profile must answer, if there is one.
+  std::optional<double> accuracy() const;
+
   const std::string& text() const { return text_; }  // as typed: `kv` of the reports
+  // The answer to a question shows what was typed.
+  void set_text(std::string text) { text_ = std::move(text); }
   // Canonical: stages in the order of axes with all defaults (`kv_resolved`). Parses back to an
   // equal spec.
   std::string ToString() const;
@@ -79,7 +93,7 @@ class Spec {
 };
 
 // Whether this build can run the spec: kUnimplemented, naming the stages that are not built yet and
-// those that are.
+// those that are; kInvalidArgument for a question.
 Status CheckSupported(const Spec& spec);
 
 }  // namespace kvlathe

@@ -25,6 +25,13 @@ struct GivenStage {
         std::ranges::find_if(keys, [&](const GivenKey& key) { return key.info->name == key_name; });
     return it == keys.end() ? nullptr : &*it;
   }
+  // Whether it says how far it compresses, or asks. A word (budget=prompt) says how to read another
+  // key.
+  bool HasAlternative() const {
+    return std::ranges::any_of(keys, [](const GivenKey& key) {
+      return key.info->excludes_others && key.value.word.empty();
+    });
+  }
 };
 
 bool IsLetter(char c) { return c >= 'a' && c <= 'z'; }
@@ -65,14 +72,17 @@ std::string KeyNames(const StageInfo& stage) {
 
 class SpecParser {
  public:
-  explicit SpecParser(std::string_view text) : text_(text) {}
+  SpecParser(std::string_view text, std::optional<double> question)
+      : text_(text), question_(question) {}
 
   StatusOr<std::vector<Stage>> Parse() {
     if (text_ == "none") return std::vector<Stage>();
     KVL_RETURN_IF_ERROR(ParseText());
+    if (question_.has_value()) AskForAccuracy(*question_);
     ExpandPresets();
     KVL_RETURN_IF_ERROR(CheckAxes());
     KVL_RETURN_IF_ERROR(CheckAlternatives());
+    KVL_RETURN_IF_ERROR(CheckOneAccuracy());
     KVL_RETURN_IF_ERROR(ShareSink());
     Resolve();
     KVL_RETURN_IF_ERROR(CheckGroups());
@@ -104,14 +114,17 @@ class SpecParser {
   Status ParseStage();
   Status ParseKeys(GivenStage* stage);
   Status ParseKey(GivenStage* stage);
+  void AskForAccuracy(double accuracy);
   void ExpandPresets();
   Status CheckAxes() const;
   Status CheckAlternatives() const;
+  Status CheckOneAccuracy() const;
   Status ShareSink();
   void Resolve();
   Status CheckGroups() const;
 
   std::string_view text_;
+  std::optional<double> question_;
   size_t pos_ = 0;
   std::vector<GivenStage> given_;
   std::vector<Stage> resolved_;
@@ -213,10 +226,19 @@ GivenStage MakeStage(const GivenStage& preset, const ExpandedStage& expanded) {
   return stage;
 }
 
+void SpecParser::AskForAccuracy(double accuracy) {
+  for (GivenStage& stage : given_) {
+    const KeyInfo* key = stage.info->FindKey("accuracy");
+    if (key == nullptr || stage.HasAlternative()) continue;
+    stage.keys.push_back({key, {accuracy, {}}, stage.offset});
+  }
+}
+
+// What a preset becomes may hang on what accuracy stands for: then it waits for the answer.
 void SpecParser::ExpandPresets() {
   std::vector<GivenStage> stages;
   for (GivenStage& stage : given_) {
-    if (stage.info->axis != Axis::kPreset) {
+    if (stage.info->axis != Axis::kPreset || stage.Find("accuracy") != nullptr) {
       stages.push_back(std::move(stage));
       continue;
     }
@@ -231,7 +253,7 @@ Status SpecParser::CheckAxes() const {
   bool has_quantizer = false;
   for (size_t i = 0; i < given_.size(); ++i) {
     const StageInfo& stage = *given_[i].info;
-    has_quantizer |= stage.axis == Axis::kQuantizer;
+    has_quantizer |= stage.axis == Axis::kQuantizer || stage.axis == Axis::kPreset;
     for (size_t j = 0; j < i; ++j) {
       const StageInfo& other = *given_[j].info;
       if (&other == &stage) {
@@ -268,7 +290,24 @@ Status SpecParser::CheckAlternatives() const {
   return OkStatus();
 }
 
-// The sink belongs to the cache, not to a stage: what one stage says holds for all.
+// It is the accuracy of the whole cache.
+Status SpecParser::CheckOneAccuracy() const {
+  const GivenKey* first = nullptr;
+  for (const GivenStage& stage : given_) {
+    const GivenKey* key = stage.Find("accuracy");
+    if (key == nullptr) continue;
+    if (first != nullptr && first->value != key->value) {
+      return ErrorAt(std::max(key->offset, first->offset),
+                     "accuracy is {} on one stage and {} on another; the cache has one value",
+                     ValueText(first->value), ValueText(key->value));
+    }
+    first = key;
+  }
+  return OkStatus();
+}
+
+// The sink belongs to the cache, not to a stage: what one stage says holds for all. Presets that
+// wait for an answer are left as they are; the answer is parsed again.
 Status SpecParser::ShareSink() {
   std::optional<GivenKey> sink;
   for (const GivenStage& stage : given_) {
@@ -284,6 +323,7 @@ Status SpecParser::ShareSink() {
   if (!sink) return OkStatus();
   for (GivenStage& stage : given_) {
     const KeyInfo* key = stage.info->FindKey("sink");
+    if (stage.info->axis == Axis::kPreset) continue;
     if (key != nullptr && stage.Find("sink") == nullptr) {
       stage.keys.push_back({key, sink->value, sink->offset});
     }
@@ -294,9 +334,7 @@ Status SpecParser::ShareSink() {
 void SpecParser::Resolve() {
   for (const GivenStage& given : given_) {
     Stage stage{given.info->name, given.info->axis, given.info, {}};
-    const bool has_alternative = std::ranges::any_of(given.keys, [](const GivenKey& key) {
-      return key.info->excludes_others && key.value.word.empty();
-    });
+    const bool has_alternative = given.HasAlternative();
     for (const KeyInfo* key : given.info->keys) {
       if (const GivenKey* found = given.Find(key->name)) {
         stage.values.emplace_back(key, found->value);
@@ -329,7 +367,14 @@ Status SpecParser::CheckGroups() const {
 
 StatusOr<Spec> Spec::Parse(std::string_view text) {
   Spec spec;
-  KVL_ASSIGN_OR_RETURN(spec.stages_, SpecParser(text).Parse());
+  KVL_ASSIGN_OR_RETURN(spec.stages_, SpecParser(text, std::nullopt).Parse());
+  spec.text_ = std::string(text);
+  return spec;
+}
+
+StatusOr<Spec> Spec::ParseQuestion(std::string_view text, double accuracy) {
+  Spec spec;
+  KVL_ASSIGN_OR_RETURN(spec.stages_, SpecParser(text, accuracy).Parse());
   spec.text_ = std::string(text);
   return spec;
 }

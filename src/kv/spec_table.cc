@@ -22,7 +22,7 @@ constexpr KeyInfo kRatio = {.name = "ratio",
                             .max = 1000,
                             .excludes_others = true};
 constexpr KeyInfo kAccuracy = {.name = "accuracy",
-                               .doc = "share of the baseline's accuracy, looked up in a profile",
+                               .doc = "share of the baseline's accuracy that a tuned profile keeps",
                                .min = 0,
                                .max = 1,
                                .excludes_min = true,
@@ -105,12 +105,19 @@ constexpr KeyInfo WithChoices(KeyInfo key, std::string_view choices,
   key.choices = choices;
   return WithDefault(key, default_text);
 }
+constexpr KeyInfo BesideOthers(KeyInfo key) {
+  key.excludes_others = false;
+  return key;
+}
 // On a preset: the default is that of the stage which the key goes to.
 constexpr KeyInfo PassedOn(const KeyInfo& key) { return WithDefault(key, ""); }
 
 constexpr KeyInfo Bits(std::string_view choices, std::string_view default_text) {
-  return {
-      .name = "bits", .doc = "bits of a code", .default_text = default_text, .choices = choices};
+  return {.name = "bits",
+          .doc = "bits of a code",
+          .default_text = default_text,
+          .choices = choices,
+          .excludes_others = true};
 }
 
 // --- basis ---
@@ -152,7 +159,7 @@ constexpr KeyInfo kRecent = {.name = "recent",
                              .min = 0,
                              .max = 1};
 constexpr KeyInfo kH2oKeep = WithDefault(kKeep, "0.2");
-constexpr const KeyInfo* kH2oKeys[] = {&kH2oKeep, &kBudget, &kRecent, &kPrune, &kSink};
+constexpr const KeyInfo* kH2oKeys[] = {&kH2oKeep, &kBudget, &kAccuracy, &kRecent, &kPrune, &kSink};
 
 constexpr KeyInfo kTovaBudget = WithDefault(kBudget, "512");
 constexpr KeyInfo kTovaHeads = {
@@ -160,7 +167,8 @@ constexpr KeyInfo kTovaHeads = {
     .doc = "all KV heads of a layer keep the same positions, or its own each",
     .default_text = "shared",
     .choices = "shared|own"};
-constexpr const KeyInfo* kTovaKeys[] = {&kTovaBudget, &kKeep, &kTovaHeads, &kPrune, &kSink};
+constexpr const KeyInfo* kTovaKeys[] = {&kTovaBudget, &kKeep,  &kAccuracy,
+                                        &kTovaHeads,  &kPrune, &kSink};
 
 constexpr KeyInfo kKeyformerKeep = WithDefault(kKeep, "0.6");
 constexpr KeyInfo kKeyformerRecent = WithDefault(kRecent, "0.3");
@@ -182,8 +190,9 @@ constexpr KeyInfo kInterval = {.name = "interval",
                                .min = 1,
                                .max = 4096,
                                .multiple_of = 1};
-constexpr const KeyInfo* kKeyformerKeys[] = {
-    &kKeyformerKeep, &kBudget, &kKeyformerRecent, &kTauInit, &kTauEnd, &kInterval, &kPrune, &kSink};
+constexpr const KeyInfo* kKeyformerKeys[] = {&kKeyformerKeep,   &kBudget,  &kAccuracy,
+                                             &kKeyformerRecent, &kTauInit, &kTauEnd,
+                                             &kInterval,        &kPrune,   &kSink};
 
 constexpr KeyInfo kSnapkvBudget = WithDefault(kBudget, "1024");
 constexpr KeyInfo kSnapkvWindow = {.name = "window",
@@ -196,23 +205,26 @@ constexpr KeyInfo kKernel = {.name = "kernel",
                              .doc = "positions over which scores are averaged",
                              .default_text = "5",
                              .choices = "1|3|5|7|9|11|13"};
-constexpr const KeyInfo* kSnapkvKeys[] = {&kSnapkvBudget, &kKeep, &kSnapkvWindow, &kKernel, &kSink};
+constexpr const KeyInfo* kSnapkvKeys[] = {&kSnapkvBudget, &kKeep,   &kAccuracy,
+                                          &kSnapkvWindow, &kKernel, &kSink};
 
 constexpr KeyInfo kSize = {.name = "size",
                            .doc = "newest positions kept beside the sinks",
                            .default_text = "1024",
                            .min = 1,
                            .max = 1 << 24,
-                           .multiple_of = 1};
-constexpr const KeyInfo* kWindowKeys[] = {&kSize, &kSink};
+                           .multiple_of = 1,
+                           .excludes_others = true};
+constexpr const KeyInfo* kWindowKeys[] = {&kSize, &kAccuracy, &kSink};
 
 constexpr KeyInfo kMerge = {.name = "n",
                             .doc = "consecutive positions averaged into one entry",
                             .default_text = "4",
                             .min = 2,
                             .max = 64,
-                            .multiple_of = 1};
-constexpr const KeyInfo* kPoolKeys[] = {&kMerge, &kSink};
+                            .multiple_of = 1,
+                            .excludes_others = true};
+constexpr const KeyInfo* kPoolKeys[] = {&kMerge, &kAccuracy, &kSink};
 
 constexpr KeyInfo kDmcWindow = {.name = "window",
                                 .doc = "newest positions of a segment that are averaged; 0: all",
@@ -234,15 +246,17 @@ constexpr KeyInfo kHadamard = {.name = "hadamard",
                                .doc = "mix channels by a Hadamard matrix first: outliers spread",
                                .default_text = "off",
                                .choices = "on|off"};
-constexpr const KeyInfo* kTokenKeys[] = {&kBits4, &kGroup, &kHadamard, &kRun, &kBuffer, &kSink};
-constexpr const KeyInfo* kKcvtKeys[] = {&kBits4, &kRun, &kBuffer, &kSink};
+constexpr const KeyInfo* kTokenKeys[] = {&kBits4, &kAccuracy, &kGroup, &kHadamard,
+                                         &kRun,   &kBuffer,   &kSink};
+constexpr const KeyInfo* kKcvtKeys[] = {&kBits4, &kAccuracy, &kRun, &kBuffer, &kSink};
 
 constexpr KeyInfo kKiviGroup =
     WithDoc(WithChoices(kGroup, "32|64|128", "32"),
             "tokens (K) and channels (V) that share a scale; must divide run and buffer");
 constexpr KeyInfo kKiviBuffer =
     WithDoc(kBuffer, "newest positions held in 16 bits while decoding (the paper's R: 128)");
-constexpr const KeyInfo* kKiviKeys[] = {&kBits2, &kKiviGroup, &kRun, &kKiviBuffer, &kSink};
+constexpr const KeyInfo* kKiviKeys[] = {&kBits2, &kAccuracy,   &kKiviGroup,
+                                        &kRun,   &kKiviBuffer, &kSink};
 
 constexpr KeyInfo kOutliers = {.name = "outliers",
                                .doc = "share of the entries kept exactly",
@@ -254,7 +268,7 @@ constexpr KeyInfo kQnorm = {.name = "qnorm",
                             .default_text = "auto",
                             .choices = "auto|on|off"};
 constexpr KeyInfo kKvquantBits = Bits("2|3|4", "4");
-constexpr const KeyInfo* kKvquantKeys[] = {&kKvquantBits, &kOutliers, &kQnorm,
+constexpr const KeyInfo* kKvquantKeys[] = {&kKvquantBits, &kAccuracy, &kOutliers, &kQnorm,
                                            &kRun,         &kBuffer,   &kSink};
 constexpr const KeyInfo* kInt8Keys[] = {&kHadamard, &kRun, &kBuffer, &kSink};
 
@@ -282,21 +296,24 @@ constexpr KeyInfo kPassedBuffer = PassedOn(kBuffer);
 constexpr KeyInfo kPassedSink = PassedOn(kSink);
 constexpr KeyInfo kPassedRanks = PassedOn(kRanks);
 constexpr KeyInfo kPassedRound = PassedOn(kRound);
-constexpr const KeyInfo* kGearKeys[] = {&kGearBits,     &kPassedPrefill, &kPassedDecode,
-                                        &kPassedLoops,  &kPassedShare,   &kPassedRun,
-                                        &kPassedBuffer, &kPassedSink};
-constexpr const KeyInfo* kGearLKeys[] = {&kGearBits,    &kPassedPrefill, &kPassedDecode,
-                                         &kPassedLoops, &kPassedRun,     &kPassedBuffer,
-                                         &kPassedSink};
-constexpr const KeyInfo* kOutlierKeys[] = {&kOutlierBits, &kPassedShare, &kPassedRun,
-                                           &kPassedBuffer, &kPassedSink};
+constexpr const KeyInfo* kGearKeys[] = {&kGearBits,     &kAccuracy,     &kPassedPrefill,
+                                        &kPassedDecode, &kPassedLoops,  &kPassedShare,
+                                        &kPassedRun,    &kPassedBuffer, &kPassedSink};
+constexpr const KeyInfo* kGearLKeys[] = {&kGearBits,     &kAccuracy,    &kPassedPrefill,
+                                         &kPassedDecode, &kPassedLoops, &kPassedRun,
+                                         &kPassedBuffer, &kPassedSink};
+constexpr const KeyInfo* kOutlierKeys[] = {&kOutlierBits, &kAccuracy,     &kPassedShare,
+                                           &kPassedRun,   &kPassedBuffer, &kPassedSink};
 
 constexpr KeyInfo kBothRate =
     WithDoc(WithDefault(kRate, "0.7"), "share removed by both together, 1 - sqrt(1 - rate) each");
-constexpr const KeyInfo* kEvictAndRotateKeys[] = {&kBothRate, &kPassedRanks, &kPassedRound,
-                                                  &kPassedSink};
-constexpr const KeyInfo* kRotateAndQuantizeKeys[] = {
-    &kRate, &kKvquantBits, &kPassedRanks, &kPassedRound, &kPassedRun, &kPassedBuffer, &kPassedSink};
+constexpr const KeyInfo* kEvictAndRotateKeys[] = {&kBothRate, &kAccuracy, &kPassedRanks,
+                                                  &kPassedRound, &kPassedSink};
+// Beside rate, which is what accuracy stands for.
+constexpr KeyInfo kRotatedBits = BesideOthers(kKvquantBits);
+constexpr const KeyInfo* kRotateAndQuantizeKeys[] = {&kRate,         &kAccuracy,    &kRotatedBits,
+                                                     &kPassedRanks,  &kPassedRound, &kPassedRun,
+                                                     &kPassedBuffer, &kPassedSink};
 
 std::vector<ExpandedStage> GearBackbone(const PresetKeys& keys) {
   if (keys.Number("bits") == 2) return {{"kivi", {{"group", 64}}}};

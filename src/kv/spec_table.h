@@ -41,7 +41,8 @@ struct KeyInfo {
   int multiple_of = 0;            // 0: any real number
   std::string_view choices = {};  // "a|b": these words or numbers as well
   bool excludes_others = false;   // at most one key of a stage with this mark may be given, and its
-                                  // default holds only when none is
+                                  // default holds only when none is: how far the stage compresses,
+                                  // or the accuracy that decides it
 };
 
 // What a preset becomes: a stage and the keys that the preset fixes. Keys that both have and that

@@ -211,6 +211,41 @@ TEST(Spec, RefusesValuesOutsideTheirRanges) {
   }
 }
 
+TEST(Spec, AccuracyStandsForHowFarAStageCompresses) {
+  EXPECT_EQ(Resolved("fdc(accuracy=0.99)+kivi(accuracy=0.99)"),
+            "fdc(accuracy=0.99,ranks=adaptive,round=16,sink=4)+"
+            "kivi(accuracy=0.99,group=32,run=512,buffer=64,sink=4)");
+  EXPECT_EQ(Spec::Parse("int8+h2o(accuracy=0.9)")->accuracy(), 0.9);
+  EXPECT_FALSE(Spec::Parse("fdc(rate=0.5)")->accuracy().has_value());
+  // What a preset becomes hangs on its bits: it waits for the answer.
+  EXPECT_EQ(Resolved("gear(accuracy=0.95,share=0.05)"), "gear(accuracy=0.95,share=0.05)");
+  EXPECT_EQ(Resolved("kvq-f(accuracy=0.95,bits=2)"), "kvq-f(accuracy=0.95,bits=2)");
+  EXPECT_TRUE(Spec::Parse("gear-l(accuracy=0.95)+sparse").ok());
+
+  EXPECT_THAT(ErrorOf("kivi(bits=2,accuracy=0.9)"),
+              HasSubstr("position 13: kivi takes either bits or accuracy, not both"));
+  EXPECT_THAT(ErrorOf("gear(accuracy=0.9,bits=2)"), HasSubstr("gear takes either"));
+  EXPECT_THAT(ErrorOf("fdc(accuracy=0.9)+kivi(accuracy=0.8)"),
+              HasSubstr("position 24: accuracy is 0.9 on one stage and 0.8 on another"));
+  const Status status = CheckSupported(*Spec::Parse("kivi(accuracy=0.9)"));
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("profile"));
+}
+
+TEST(Spec, QuestionsAskForWhatIsNotGiven) {
+  const auto question = [](std::string_view text) {
+    return Spec::ParseQuestion(text, 0.9)->ToString();
+  };
+  EXPECT_EQ(question("fdc"), Resolved("fdc(accuracy=0.9)"));
+  EXPECT_EQ(question("fdc(rate=0.5)+kivi"), Resolved("fdc(rate=0.5)+kivi(accuracy=0.9)"));
+  EXPECT_EQ(question("h2o(budget=prompt)"), Resolved("h2o(accuracy=0.9,budget=prompt)"));
+  EXPECT_EQ(question("h2o(budget=64)"), Resolved("h2o(budget=64)"));
+  EXPECT_EQ(question("int8+sparse"), Resolved("int8+sparse"));
+  EXPECT_EQ(question("gear"), "gear(accuracy=0.9)");
+  EXPECT_EQ(question("none"), "none");
+  EXPECT_FALSE(Spec::ParseQuestion("fcd", 0.9).ok());
+}
+
 TEST(Spec, RefusesContradictions) {
   EXPECT_THAT(ErrorOf("fdc(rate=0.5,ratio=2)"),
               HasSubstr("position 14: fdc takes either rate or ratio, not both"));

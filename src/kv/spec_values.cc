@@ -87,10 +87,12 @@ std::string ValueText(const SpecValue& value) {
 std::string DescribeStages() {
   std::string text =
       "A spec is `none`, or stages joined by +, at most one per axis (the residual axis takes\n"
-      "lowrank and sparse, and needs a quantizer). Of rate, ratio and accuracy, and of keep and\n"
-      "budget, a stage takes one. Keys stand with their defaults; without one a key is absent "
-      "unless\n"
-      "given, or (on a preset) has the default of its stage.\n";
+      "lowrank and sparse, and needs a quantizer). Of rate, ratio, keep, budget, size, n or bits "
+      "and\n"
+      "accuracy a stage takes one (presets with rate take bits beside it). Keys stand with their\n"
+      "defaults; without one a key is absent unless given, or (on a preset) has the default of "
+      "its\n"
+      "stage.\n";
   for (const StageInfo& stage : AllStages()) {
     std::string_view state = stage.axis == Axis::kPreset ? ""
                              : stage.is_built            ? ""

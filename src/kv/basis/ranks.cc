@@ -150,11 +150,6 @@ Status CheckRequest(const RankRequest& request) {
                  request.round);
   }
   using Goal = RankRequest::Goal;
-  if (request.goal == Goal::kAccuracy) {
-    return Error(
-        StatusCode::kUnimplemented,
-        "accuracy={}: no tuned profile for this model; give rate= or ratio=", request.value);
-  }
   if (request.goal == Goal::kRate && !(request.value >= 0 && request.value < 1)) {
     return Error(StatusCode::kInvalidArgument, "rate={}: the removed share lies in [0, 1)",
                  request.value);

@@ -23,9 +23,8 @@ struct HeadSpectra {
 
 struct RankRequest {
   enum class Goal {
-    kRate,      // largest achievable share of removed elements <= value, in [0, 1)
-    kRatio,     // least removal with 1 / kv_fraction >= value, value >= 1
-    kAccuracy,  // looked up in a tuned profile
+    kRate,   // largest achievable share of removed elements <= value, in [0, 1)
+    kRatio,  // least removal with 1 / kv_fraction >= value, value >= 1
   };
   Goal goal = Goal::kRate;
   double value = 0;
@@ -94,7 +93,7 @@ class RankLadder {
 };
 
 // kInvalidArgument: a value out of range, a round other than 8 or 16, or a ratio that the lowest
-// ranks do not reach (the message says what they do). kUnimplemented: kAccuracy.
+// ranks do not reach (the message says what they do).
 StatusOr<RankAllocation> AllocateRanks(const std::vector<HeadSpectra>& spectra, int head_dim,
                                        const RankRequest& request,
                                        RankRule rule = RankRule::kRemovedMass);

@@ -193,9 +193,6 @@ TEST(AllocateRanksTest, RequestsThatCannotBeAreRefused) {
   EXPECT_EQ(code(RateRequest(-0.1)), StatusCode::kInvalidArgument);
   EXPECT_EQ(code(RateRequest(NAN)), StatusCode::kInvalidArgument);
   EXPECT_EQ(code(RateRequest(0.5, 12)), StatusCode::kInvalidArgument);
-  RankRequest accuracy;
-  accuracy.goal = RankRequest::Goal::kAccuracy;
-  EXPECT_EQ(code(accuracy), StatusCode::kUnimplemented);
 }
 
 }  // namespace

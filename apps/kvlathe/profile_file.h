@@ -1,0 +1,27 @@
+// Where the profile of a model lies: where the user says, beside the model, or in the user's cache
+// directory.
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+#include "kv/spec.h"
+#include "tuning/profile.h"
+
+namespace kvlathe {
+
+class Workspace;
+
+struct FoundProfile {
+  Profile profile;
+  std::string path;
+};
+
+// In the user's cache directory, by model and positions; empty if there is no such directory.
+std::string KeptProfilePath(const Workspace& workspace);
+
+// --profile, else profile.json in the model's directory, else the kept one. kNotFound, saying how
+// to run tune for `question`, if there is none.
+StatusOr<FoundProfile> FindProfile(const Workspace& workspace, const Spec& question);
+
+}  // namespace kvlathe

@@ -1,0 +1,93 @@
+// The file in which `tune` keeps what it measured and found, and from which `accuracy` in a spec is
+// answered. It is complete after every measured point, so an interrupted run goes on from it.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "kv/spec.h"
+
+namespace kvlathe {
+
+// What must not get worse: a task or the perplexity of a text.
+struct TuneGoal {
+  std::string name;      // "passkey", "perplexity novel.txt"
+  std::string metric;    // "perplexity": lower is better; otherwise a score in [0, 1]
+  std::string settings;  // what else decides the examples, as text
+  bool is_perplexity() const { return metric == "perplexity"; }
+  friend bool operator==(const TuneGoal&, const TuneGoal&) = default;
+};
+
+struct GoalScore {
+  double value = 0;
+  double standard_error = 0;  // 0 where none is known
+  double kv_fraction = 0;     // as measured on this goal, which may be shorter than the context
+};
+
+// A cache that was measured.
+struct TunePoint {
+  std::string kv;                 // as short as it can be typed
+  std::string kv_resolved;        // with all defaults: the identity of the point
+  double kv_fraction = 0;         // of a prompt that fills the context, by the closed formula
+  std::vector<GoalScore> scores;  // of every goal
+  double tbt_ms = 0;              // between tokens, at half of the context
+};
+
+// The best of one method: the smallest measured point that keeps the accuracy.
+struct TunedMethod {
+  std::string name;      // as typed for tune
+  std::string question;  // the resolved spec with `accuracy`
+  std::string kv;        // of the point; empty: no point of the method keeps the accuracy
+};
+
+struct TunedTarget {
+  double accuracy = 0;
+  std::vector<TunedMethod> methods;
+};
+
+struct Profile {
+  std::string model_hash;
+  std::string settings;  // what else decides the measurements, as text
+  std::vector<TuneGoal> goals;
+  std::vector<TunePoint> points;  // in the order of measuring; the first is `none`
+  std::vector<TunedTarget> targets;
+
+  const TunePoint* FindPoint(std::string_view kv_resolved) const;
+  // The share of the baseline's accuracy that a point keeps: the least over the goals of score /
+  // baseline, or baseline / perplexity. 1 for the baseline.
+  double AccuracyOf(const TunePoint& point) const;
+};
+
+// Indices of the points that no other one beats: not larger, not less accurate and not slower, and
+// better in one of them. Times count as equal within kEqualTimes, because they are measured.
+inline constexpr double kEqualTimes = 0.05;
+std::vector<int> ParetoFront(const Profile& profile);
+
+// {"format":"kvlathe-profile","version":1,"model_hash","settings","goals":[{"name","metric",
+// "settings","baseline"}],"targets":[{"accuracy","methods":[{"name","question","kv","kv_fraction",
+// "accuracy","tbt_ms"}]}],"front":["kv"...],"points":[{"kv","kv_resolved","kv_fraction","accuracy",
+// "tbt_ms","scores":[{"value","standard_error","kv_fraction"}]}]}. What follows from the points
+// (front, baselines, accuracies) stands there for readers and is not read back.
+nlohmann::ordered_json ToJson(const Profile& profile);
+// kDataLoss, naming `path`, for anything that ToJson does not write.
+StatusOr<Profile> ProfileFromJson(const nlohmann::json& json, const std::string& path);
+
+StatusOr<Profile> ReadProfile(const std::string& path);
+Status WriteProfile(const Profile& profile, const std::string& path);
+
+// What to type for the answer to a question.
+std::string TuneCommand(const Spec& question, const std::string& model_directory);
+
+// The spec that answers a question (Spec::accuracy()), with the question's text. kInvalidArgument,
+// saying how to run tune, if the profile belongs to another model or holds no answer.
+StatusOr<Spec> Answer(const Profile& profile, const std::string& path, const Spec& question,
+                      const std::string& model_directory, std::string_view model_hash);
+
+// For people: the best of every method of a target, and the front.
+std::string ToTable(const Profile& profile, const TunedTarget& target);
+
+}  // namespace kvlathe

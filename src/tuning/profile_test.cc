@@ -1,0 +1,126 @@
+#include "tuning/profile.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "io/files.h"
+#include "io/scratch_folder.h"
+
+namespace kvlathe {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TunePoint Point(std::string kv, double kv_fraction, double score, double perplexity,
+                double tbt_ms) {
+  const std::string resolved = Spec::Parse(kv)->ToString();
+  return {std::move(kv), resolved, kv_fraction, {{score, 0.01, 0.5}, {perplexity, 0, 0.5}}, tbt_ms};
+}
+
+Profile SmallProfile() {
+  Profile profile{"0123", "context 1024, bf16", {}, {}, {}};
+  profile.goals = {{"passkey", "exact_match", "100 examples"},
+                   {"perplexity novel.txt", "perplexity", "4096 tokens"}};
+  profile.points = {Point("none", 1.02, 0.8, 10, 1.0), Point("fdc(rate=0.4)", 0.6, 0.8, 10.1, 1.0),
+                    Point("kivi(bits=2)", 0.2, 0.4, 10.2, 1.0)};
+  profile.targets = {{0.99,
+                      {{"fdc", Spec::Parse("fdc(accuracy=0.99)")->ToString(), "fdc(rate=0.4)"},
+                       {"kivi", Spec::Parse("kivi(accuracy=0.99)")->ToString(), ""}}}};
+  return profile;
+}
+
+TEST(ProfileTest, AccuracyIsTheWorstOfAllGoals) {
+  const Profile profile = SmallProfile();
+  EXPECT_EQ(profile.AccuracyOf(profile.points[0]), 1);
+  EXPECT_DOUBLE_EQ(profile.AccuracyOf(profile.points[1]), 10 / 10.1);
+  EXPECT_DOUBLE_EQ(profile.AccuracyOf(profile.points[2]), 0.5);
+}
+
+TEST(ProfileTest, FileHoldsEverything) {
+  const ScratchFolder folder;
+  const Profile profile = SmallProfile();
+  ASSERT_TRUE(WriteProfile(profile, folder / "p.json").ok());
+  const StatusOr<Profile> read = ReadProfile(folder / "p.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(ToJson(*read), ToJson(profile));
+  EXPECT_EQ(read->goals, profile.goals);
+  EXPECT_EQ(folder.n_files(), 1);
+}
+
+TEST(ProfileTest, RefusesWhatTuneDidNotWrite) {
+  const ScratchFolder folder;
+  EXPECT_EQ(ReadProfile(folder / "missing.json").status().code(), StatusCode::kNotFound);
+  const std::string good = ToJson(SmallProfile()).dump();
+  const std::pair<const char*, const char*> kChanges[] = {
+      {"kvlathe-profile", "other"},
+      {"\"version\":1", "\"version\":2"},
+      {"\"kv_fraction\"", "\"fraction\""},
+      {"\"scores\":[{", "\"scores\":[1,{"},
+      {"0.99", "\"0.99\""},
+      {"\"targets\"", "\"target\""},
+  };
+  for (const auto& [from, to] : kChanges) {
+    std::string text = good;
+    for (size_t at = 0; (at = text.find(from, at)) != std::string::npos;
+         at += std::string_view(to).size()) {
+      text.replace(at, std::string_view(from).size(), to);
+    }
+    ASSERT_NE(text, good) << from;
+    ASSERT_TRUE(WriteFileAtomically(folder / "p.json", text).ok());
+    const Status status = ReadProfile(folder / "p.json").status();
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << from;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("p.json")) << from;
+  }
+  // A point without the score of a goal.
+  Profile profile = SmallProfile();
+  nlohmann::json json = ToJson(profile);
+  json["points"][1]["scores"].erase(0);
+  EXPECT_EQ(ProfileFromJson(json, "p").status().code(), StatusCode::kDataLoss);
+}
+
+TEST(AnswerTest, TakesThePlaceOfTheQuestion) {
+  const Profile profile = SmallProfile();
+  const auto answer = [&](const char* kv, const char* hash = "0123") {
+    return Answer(profile, "p.json", *Spec::Parse(kv), "DIR", hash);
+  };
+  const StatusOr<Spec> found = answer("fdc(sink=4,accuracy=0.99)");
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(*found, *Spec::Parse("fdc(rate=0.4)"));
+  EXPECT_EQ(found->text(), "fdc(sink=4,accuracy=0.99)");
+
+  const auto message = [&](const StatusOr<Spec>& result) {
+    EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument);
+    return std::string(result.status().message());
+  };
+  EXPECT_THAT(message(answer("fdc(accuracy=0.95)")),
+              testing::AllOf(HasSubstr("p.json holds fdc at 0.99"),
+                             HasSubstr("run kvlathe tune -m DIR --accuracy 0.95 --kv 'fdc'")));
+  EXPECT_THAT(message(answer("fdc(accuracy=0.99)+kivi(bits=2)")),
+              HasSubstr("--kv 'fdc+kivi(bits=2)'"));
+  EXPECT_THAT(message(answer("kivi(accuracy=0.99)")), HasSubstr("no setting of kivi"));
+  EXPECT_THAT(message(answer("fdc(accuracy=0.99)", "4567")), HasSubstr("another model"));
+}
+
+TEST(ParetoFrontTest, KeepsWhatNothingBeats) {
+  Profile profile = SmallProfile();
+  EXPECT_THAT(ParetoFront(profile), ElementsAre(2, 1, 0));
+  profile.points.push_back(Point("int8", 0.6, 0.79, 10.1, 1.0));           // less accurate
+  profile.points.push_back(Point("fdc(rate=0.3)", 0.7, 0.8, 10.1, 0.98));  // not faster enough
+  profile.points.push_back(Point("fdc(rate=0.2)", 0.8, 0.8, 10.1, 0.9));   // faster
+  EXPECT_THAT(ParetoFront(profile), ElementsAre(2, 1, 5, 0));
+  // Equal in everything: both stay.
+  profile.points.push_back(Point("kivi(bits=2,run=64)", 0.2, 0.4, 10.2, 1.0));
+  EXPECT_THAT(ParetoFront(profile), ElementsAre(2, 6, 1, 5, 0));
+}
+
+TEST(ProfileTest, TableSaysWhatWasFound) {
+  const Profile profile = SmallProfile();
+  const std::string table = ToTable(profile, profile.targets[0]);
+  EXPECT_THAT(table, HasSubstr("fdc(rate=0.4)"));
+  EXPECT_THAT(table, HasSubstr("60.00"));
+  EXPECT_THAT(table, HasSubstr("none keeps 0.99"));
+}
+
+}  // namespace
+}  // namespace kvlathe

@@ -1,0 +1,67 @@
+// The search for the strongest compression that keeps an accuracy. It knows nothing of models:
+// whoever measures is behind an interface.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "tuning/method.h"
+#include "tuning/profile.h"
+
+namespace kvlathe {
+
+class TuneEvaluator {
+ public:
+  virtual ~TuneEvaluator() = default;
+
+  // kv_fraction of a prompt that fills the context, without running anything. kInvalidArgument:
+  // the model cannot have this cache (a ratio out of reach), and the search goes without it.
+  virtual StatusOr<double> Size(const std::string& kv) = 0;
+
+  struct Measurement {
+    std::vector<GoalScore> scores;  // of every goal
+    double tbt_ms = 0;
+  };
+  virtual StatusOr<Measurement> Measure(const std::string& kv) = 0;
+};
+
+// Measures each cache once: points of the profile are not measured again, new ones are added to it
+// and saved before anything else happens.
+class PointRecorder {
+ public:
+  using Save = std::function<Status(const Profile&)>;
+  PointRecorder(TuneEvaluator* evaluator, Profile* profile, Save save)
+      : evaluator_(evaluator), profile_(profile), save_(std::move(save)) {}
+
+  // A copy: the profile's points move.
+  StatusOr<TunePoint> PointOf(const std::string& kv);
+  StatusOr<double> SizeOf(const std::string& kv) { return evaluator_->Size(kv); }
+  const Profile& profile() const { return *profile_; }
+
+ private:
+  TuneEvaluator* evaluator_;
+  Profile* profile_;
+  Save save_;
+};
+
+// The smallest measured point of the method whose accuracy is at least `accuracy`; none if no point
+// that was tried keeps it.
+//
+// With one ladder: of its values, those that make the cache smaller than all weaker ones and than
+// the uncompressed cache; a bisection finds two neighbours of which the weaker keeps the accuracy
+// and the stronger does not. So the result was measured, and so was its failing neighbour. Where
+// accuracy does not fall steadily there may be stronger values that would pass; the bisection does
+// not look for them.
+//
+// With several ladders: how far the shortest goes with all others at their weakest (by bisection);
+// then for at most kRows of its values, evenly spread up to there and the strongest first, the rest
+// in the same way. Values that would not make the cache smaller than the best one so far are left
+// out.
+inline constexpr int kRows = 3;
+StatusOr<std::optional<TunePoint>> SearchMethod(const TuneMethod& method, double accuracy,
+                                                PointRecorder* recorder);
+
+}  // namespace kvlathe
