@@ -68,6 +68,10 @@ const Case kCases[] = {
     {"fdc+kvquant(bits=2,outliers=0,run=64,sink=0)",
      {.name = "kvquant", .bits = 2, .run = 64, .n_sink = 0, .keys_before_rope = false},
      true},
+    {"lathe(ratio=4,run=64,sink=4)", {.name = "split", .run = 64, .n_sink = 4}, true},
+    {"lathe(ratio=4,run=prompt,buffer=128,sink=0)",
+     {.name = "split", .run = 0, .buffer = 128, .n_sink = 0},
+     true},
 };
 
 double AsFloat(double x) { return static_cast<float>(x); }
@@ -126,6 +130,29 @@ ModelCodebooks ToModelCodebooks(const std::vector<ReferenceCodebooks>& layers) {
   return codebooks;
 }
 
+// Bits for every 16 channels, the same in the literal quantiser and in the basis.
+void DrawBits(std::vector<int>* of_channels, BitSplit* split, int rank, std::mt19937_64* random) {
+  of_channels->clear();
+  size_t level = (*random)() % 3;
+  for (int r = 0; r < rank; r += 16) {
+    split->channels[level] += 16;
+    of_channels->insert(of_channels->end(), 16, kSplitBits[level]);
+    level = std::min(level + (*random)() % 3, kSplitBits.size() - 1);
+  }
+}
+
+void DrawBits(ModelBasis* basis, ReferenceQuantizer* literal) {
+  std::mt19937_64 random(3);
+  literal->key_bits.resize(basis->heads.size());
+  literal->value_bits.resize(basis->heads.size());
+  for (size_t h = 0; h < basis->heads.size(); ++h) {
+    HeadBasis& head = basis->heads[h];
+    head.k_bits = head.v_bits = {};
+    DrawBits(&literal->key_bits[h], &head.k_bits, head.rank_k, &random);
+    DrawBits(&literal->value_bits[h], &head.v_bits, head.rank_v, &random);
+  }
+}
+
 class QuantizedModelTest : public ::testing::TestWithParam<Case> {
  protected:
   static void SetUpTestSuite() {
@@ -140,7 +167,9 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
 
   std::unique_ptr<Model> Load(Isa isa, DType type, const Spec& spec,
                               const std::vector<ReferenceCodebooks>& literal_codebooks) {
-    const ModelBasis basis = testing::ToModelBasis(reference_, bases_);
+    ModelBasis basis = testing::ToModelBasis(reference_, bases_);
+    ReferenceQuantizer unused;
+    if (spec.splits_bits()) DrawBits(&basis, &unused);
     const ModelCodebooks codebooks = ToModelCodebooks(literal_codebooks);
     const std::optional<SealPlan> seal = SealPlanOf(spec);
     auto reader = SafetensorsReader::OpenModel(directory_);
@@ -204,6 +233,10 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
       reference_, ids_, bases, literal.n_sink,
       [&](int layer_idx, testing::ReferenceRows* rows) { plain_rows[layer_idx] = *rows; });
   if (literal.name == "kvquant") literal.codebooks = DrawCodebooks(literal, plain_rows);
+  if (literal.name == "split") {
+    ModelBasis basis = testing::ToModelBasis(reference_, bases_);
+    DrawBits(&basis, &literal);
+  }
   const Matrix expected = testing::ReferenceLogits(
       reference_, ids_, bases, literal.n_sink, [&](int layer_idx, testing::ReferenceRows* rows) {
         testing::SealLiterally(literal, layer_idx, rows);

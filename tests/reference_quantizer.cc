@@ -182,6 +182,32 @@ void EncodeKeys(const ReferenceQuantizer& q, int layer_idx, size_t head, const R
   }
 }
 
+// The nearest of the codes that lathe documents for rows of unit deviation.
+double NearestUnit(int bits, double x) {
+  if (bits == 8) return std::clamp(std::nearbyint(x * 16), -128.0, 127.0) / 16;
+  static const std::vector<double> kPositive[] = {
+      {},
+      {0.765625},
+      {0.45703125, 1.625},
+      {0.2578125, 0.8125, 1.5078125, 2.671875},
+      {0.138671875, 0.421875, 0.72265625, 1.0625, 1.453125, 1.9609375, 2.6875, 4.03125},
+      {0.072265625, 0.216796875, 0.365234375, 0.515625, 0.671875, 0.83984375, 1.015625, 1.2109375,
+       1.421875, 1.6640625, 1.9453125, 2.28125, 2.703125, 3.28125, 4.15625, 5.84375}};
+  double nearest = INFINITY;
+  for (const double c : kPositive[bits]) {
+    for (const double signed_c : {c, -c}) {
+      if (std::abs(x - signed_c) < std::abs(x - nearest)) nearest = signed_c;
+    }
+  }
+  return nearest;
+}
+
+void EncodeUnits(const std::vector<int>& bits, const RunOfRows& run, Matrix& rows) {
+  for (size_t t = run.begin; t < run.end; ++t) {
+    for (size_t r = 0; r < rows[t].size(); ++r) rows[t][r] = NearestUnit(bits[r], rows[t][r]);
+  }
+}
+
 double Quantile(std::vector<double> values, double share) {
   std::sort(values.begin(), values.end());
   const double at = share * static_cast<double>(values.size() - 1);
@@ -240,6 +266,14 @@ void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* ro
     }
     for (size_t t = run.begin; t < run.end; ++t) {
       EncodeValues(q, layer_idx, TokenOf(rows->values, t));
+    }
+    return;
+  }
+  if (q.name == "split") {
+    const size_t n_heads = rows->keys.size();
+    for (size_t g = 0; g < n_heads; ++g) {
+      EncodeUnits(q.key_bits[layer_idx * n_heads + g], run, rows->keys[g]);
+      EncodeUnits(q.value_bits[layer_idx * n_heads + g], run, rows->values[g]);
     }
     return;
   }

@@ -16,7 +16,7 @@ struct ReferenceCodebooks {
 };
 
 struct ReferenceQuantizer {
-  std::string name;  // token, kcvt, kivi, int8, kvquant
+  std::string name;  // token, kcvt, kivi, int8, kvquant, split
   int bits = 4;
   int group = 64;
   int run = 512;  // of a prompt; 0: all of it
@@ -29,6 +29,8 @@ struct ReferenceQuantizer {
   bool keys_before_rope = true;
   ReferenceRope rope;
   int rotary_dim = 0;
+  // split: bits of the channels of K and of V, [layer * n_kv_heads + head][channel]
+  std::vector<std::vector<int>> key_bits, value_bits;
 };
 
 // Seals the rows of a layer where a run ends with the newest position.

@@ -36,7 +36,9 @@ double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_t
                              const std::vector<HeadRanks>& ranks) {
   CacheLayout layout{c.n_layers, c.n_kv_heads, c.head_dim,       spec.n_sink(),
                      {},         c.window,     SealPlanOf(spec), RetentionPlanOf(spec)};
-  for (const HeadRanks& r : ranks) layout.shapes.push_back({r.rank_k, r.rank_v, row_type});
+  for (const HeadRanks& r : ranks) {
+    layout.shapes.push_back({r.rank_k, r.rank_v, row_type, r.k_bits, r.v_bits});
+  }
   return static_cast<double>(SequenceBytes(layout, c.max_seq_len, 1, c.max_seq_len)) /
          static_cast<double>(ReferenceBytes(layout, c.max_seq_len));
 }
@@ -222,7 +224,8 @@ StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisAna
   request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
     return FractionAtFullContext(config_, spec, compute_type_, ranks);
   };
-  return FindBasisMethod(stage.name)->allocate(analysis, request);
+  const BasisMethod& method = *FindBasisMethod(stage.name);
+  return (spec.splits_bits() ? method.allocate_bits : method.allocate)(analysis, request);
 }
 
 StatusOr<ModelCodebooks> Workspace::Codebooks(const Stage& quantizer, const SealPlan& seal,

@@ -56,6 +56,9 @@ std::string BasisHash(const ModelBasis& basis) {
   for (const HeadBasis& head : basis.heads) {
     fingerprint.Add(static_cast<uint64_t>(head.rank_k));
     fingerprint.Add(static_cast<uint64_t>(head.rank_v));
+    for (const BitSplit* split : {&head.k_bits, &head.v_bits}) {
+      for (const int n : split->channels) fingerprint.Add(static_cast<uint64_t>(n));
+    }
     for (const std::vector<float>* map :
          {&head.query_basis, &head.key_basis, &head.value_basis, &head.output_basis,
           &head.key_offset, &head.value_offset}) {

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "kv/basis/hadamard.h"
 #include "kv/basis/probes.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/sequence_cache.h"
+#include "kv/seal_schedule.h"
 #include "model/model.h"
 
 namespace kvlathe {
@@ -48,24 +50,31 @@ StatusOr<std::unique_ptr<KlMeter>> KlMeter::Create(std::shared_ptr<ModelWeights>
 }
 
 StatusOr<std::vector<float>> KlMeter::Logits(const ModelBasis* basis) {
+  SealPlan seal;
+  seal.format.splits_bits = basis != nullptr && basis->heads[0].k_bits != BitSplit{};
+  seal.prompt_run = kBlockSize;
   KVL_ASSIGN_OR_RETURN(const auto model,
-                       Model::Create(weights_, basis, kCalibrationSinks, pool_, isa_));
+                       Model::Create(weights_, basis, kCalibrationSinks, pool_, isa_,
+                                     seal.format.splits_bits ? &seal : nullptr));
   BlockPool blocks(kCacheBytes);
   SequenceCache cache(&model->layout(), &blocks);
-  const size_t n_context = token_ids_.size() / 2;
-  for (const bool is_scored : {false, true}) {
-    const auto ids = is_scored ? std::span(token_ids_).subspan(n_context)
-                               : std::span(token_ids_).first(n_context);
-    KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(ids.size())));
-    const SequenceStep step{&cache, ids,
-                            is_scored ? SequenceStep::Logits::kAll : SequenceStep::Logits::kNone};
-    KVL_RETURN_IF_ERROR(model->Forward({&step, 1}));
-  }
+  const auto n_tokens = static_cast<int64_t>(token_ids_.size()), n_context = n_tokens / 2;
+  cache.set_n_prompt(n_tokens);
   std::vector<float> logits;
-  logits.reserve(model->n_logit_rows() * model->config().vocab_size);
-  for (int64_t i = 0; i < model->n_logit_rows(); ++i) {
-    const std::span<const float> row = model->logits(i);
-    logits.insert(logits.end(), row.begin(), row.end());
+  logits.reserve((n_tokens - n_context) * weights_->config().vocab_size);
+  for (int64_t begin = 0; begin < n_tokens;) {
+    const bool is_scored = begin >= n_context;
+    const int64_t end =
+        std::min(NextSealPoint(model->layout(), begin, n_tokens), is_scored ? n_tokens : n_context);
+    const SequenceStep step{&cache, std::span(token_ids_).subspan(begin, end - begin),
+                            is_scored ? SequenceStep::Logits::kAll : SequenceStep::Logits::kNone};
+    KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(end - begin)));
+    KVL_RETURN_IF_ERROR(model->Forward({&step, 1}));
+    for (int64_t i = 0; is_scored && i < model->n_logit_rows(); ++i) {
+      const std::span<const float> row = model->logits(i);
+      logits.insert(logits.end(), row.begin(), row.end());
+    }
+    begin = end;
   }
   return logits;
 }
@@ -115,48 +124,86 @@ ModelBasis ProbeBasis(const BasisAnalysis& analysis, Range heads, bool is_qk, in
   return basis;
 }
 
-}  // namespace
-
-namespace {
-
-// Writes what heads [begin, end) lose together at one cut, shared out by the errors that the
-// analysis expects.
-void ShareLoss(const BasisAnalysis& analysis, Range heads, bool is_qk, int cut, double kl,
-               CalibrationStatistics* statistics) {
-  const int head_dim = analysis.shape.head_dim, rank = ProbeRanks(head_dim)[cut];
-  const auto error_of = [&](int64_t h) {
-    const HeadSpectra& spectra = analysis.spectra[h];
-    return SumOfSquares(is_qk ? spectra.qk : spectra.v, rank, head_dim);
+// Codes of 8 bits but for one pair of heads [begin, end), which has kProbeBits.
+ModelBasis NoisyBasis(const BasisAnalysis& analysis, Range heads, bool is_qk) {
+  const int d = analysis.shape.head_dim;
+  const auto all_with = [&](int bits) {
+    BitSplit split;
+    split.channels[std::ranges::find(kSplitBits, bits) - kSplitBits.begin()] = d;
+    return split;
   };
-  double expected = 0;
-  for (int64_t h = heads.begin; h < heads.end; ++h) expected += error_of(h);
-  std::vector<float>& probe_kl = is_qk ? statistics->probe_kl_qk : statistics->probe_kl_v;
+  std::vector<HeadRanks> ranks(analysis.heads.size(), {d, d, all_with(8), all_with(8)});
   for (int64_t h = heads.begin; h < heads.end; ++h) {
-    const double share =
-        expected > 0 ? error_of(h) / expected : 1.0 / static_cast<double>(heads.end - heads.begin);
-    probe_kl[h * kProbeCuts + cut] = static_cast<float>(std::max(kl, kLeastProbeKl) * share);
+    (is_qk ? ranks[h].k_bits : ranks[h].v_bits) = all_with(kProbeBits);
   }
+  return CutBasis(analysis, ranks);
+}
+
+// Shares out what heads [begin, end) lose together by what is expected of each; to[step * head].
+void ShareLoss(Range heads, double kl, const std::function<double(int64_t)>& expected_of, int step,
+               float* to) {
+  double expected = 0;
+  for (int64_t h = heads.begin; h < heads.end; ++h) expected += expected_of(h);
+  for (int64_t h = heads.begin; h < heads.end; ++h) {
+    const double share = expected > 0 ? expected_of(h) / expected
+                                      : 1.0 / static_cast<double>(heads.end - heads.begin);
+    to[h * step] = static_cast<float>(std::max(kl, kLeastProbeKl) * share);
+  }
+}
+
+// What is probed: one pair of some heads of a layer, by a cut or by noise.
+struct Probe {
+  Range heads;
+  bool is_qk;
+  int cut;  // kProbeCuts: noise
+};
+
+std::vector<Probe> ListProbes(const StatisticsShape& shape) {
+  constexpr int kKinds = 2 * (kProbeCuts + 1);
+  const int n_parts = std::clamp(kMostProbes / (kKinds * shape.n_layers), 1, shape.n_kv_heads);
+  std::vector<Probe> probes;
+  for (int l = 0; l < shape.n_layers; ++l) {
+    for (int part = 0; part < n_parts; ++part) {
+      Range heads = ShareOf(shape.n_kv_heads, 1, part, n_parts);
+      heads = {heads.begin + int64_t{l} * shape.n_kv_heads,
+               heads.end + int64_t{l} * shape.n_kv_heads};
+      for (int kind = 0; kind < kKinds; ++kind) {
+        probes.push_back({heads, kind % 2 == 0, kind / 2});
+      }
+    }
+  }
+  return probes;
 }
 
 }  // namespace
 
 Status MeasureSensitivities(const SensitivityJob& job, CalibrationStatistics* statistics) {
-  const StatisticsShape& shape = statistics->shape;
-  const std::vector<int> ranks = ProbeRanks(shape.head_dim);
-  // Of a layer's heads.
-  const int n_parts =
-      std::clamp(kMostProbes / (2 * kProbeCuts * shape.n_layers), 1, shape.n_kv_heads);
-  const int n_probes = 2 * kProbeCuts * shape.n_layers * n_parts;
-  for (int probe = 0; probe < n_probes; ++probe) {
-    if (job.on_progress) job.on_progress(static_cast<double>(probe) / n_probes);
-    const bool is_qk = probe % 2 == 0;
-    const int cut = probe / 2 % kProbeCuts, part = probe / (2 * kProbeCuts);
-    const int64_t first = int64_t{part / n_parts} * shape.n_kv_heads;
-    Range heads = ShareOf(shape.n_kv_heads, 1, part % n_parts, n_parts);
-    heads = {heads.begin + first, heads.end + first};
-    KVL_ASSIGN_OR_RETURN(const double kl,
-                         job.kl(ProbeBasis(*job.analysis, heads, is_qk, ranks[cut])));
-    ShareLoss(*job.analysis, heads, is_qk, cut, kl, statistics);
+  const BasisAnalysis& analysis = *job.analysis;
+  const int head_dim = statistics->shape.head_dim;
+  const std::vector<int> ranks = ProbeRanks(head_dim);
+  const std::vector<Probe> probes = ListProbes(statistics->shape);
+  KVL_ASSIGN_OR_RETURN(const double of_8_bits, job.kl(NoisyBasis(analysis, {0, 0}, true)));
+  for (size_t i = 0; i < probes.size(); ++i) {
+    const auto& [heads, is_qk, cut] = probes[i];
+    if (job.on_progress)
+      job.on_progress(static_cast<double>(i) / static_cast<double>(probes.size()));
+    if (cut == kProbeCuts) {
+      KVL_ASSIGN_OR_RETURN(const double kl, job.kl(NoisyBasis(analysis, heads, is_qk)));
+      const auto noise_of = [&, is_qk = is_qk](int64_t h) {
+        const std::vector<double>& noise = is_qk ? analysis.noise[h].qk : analysis.noise[h].v;
+        return std::accumulate(noise.begin(), noise.end(), 0.0);
+      };
+      ShareLoss(heads, kl - of_8_bits, noise_of, 1,
+                (is_qk ? statistics->probe_noise_qk : statistics->probe_noise_v).data());
+      continue;
+    }
+    KVL_ASSIGN_OR_RETURN(const double kl, job.kl(ProbeBasis(analysis, heads, is_qk, ranks[cut])));
+    const auto error_of = [&, is_qk = is_qk, cut = cut](int64_t h) {
+      const HeadSpectra& spectra = analysis.spectra[h];
+      return SumOfSquares(is_qk ? spectra.qk : spectra.v, ranks[cut], head_dim);
+    };
+    ShareLoss(heads, kl, error_of, kProbeCuts,
+              (is_qk ? statistics->probe_kl_qk : statistics->probe_kl_v).data() + cut);
   }
   return OkStatus();
 }

@@ -19,7 +19,8 @@ class KlMeter {
   static StatusOr<std::unique_ptr<KlMeter>> Create(std::shared_ptr<ModelWeights> weights,
                                                    std::span<const int32_t> token_ids,
                                                    ThreadPool* pool, Isa isa);
-  // Nats per token. Costs a forward over the text and folding `basis`.
+  // Nats per token. Costs a forward over the text and folding `basis`. Where the basis splits bits,
+  // what lies 64 positions behind is sealed.
   StatusOr<double> Measure(const ModelBasis& basis);
 
  private:
@@ -41,7 +42,11 @@ struct SensitivityJob {
 // At most this many cuts are measured where a layer's heads can be cut together.
 inline constexpr int kMostProbes = 96;
 
-// Cuts one pair of one KV head (or of a few of one layer) to each of ProbeRanks, all else whole,
+// First, pairs give codes of kProbeBits to all their channels instead, beside codes of 8 bits
+// everywhere; what 8 bits alone cost is taken off, and the rest kept in probe_noise_qk and
+// probe_noise_v.
+//
+// Then cuts one pair of one KV head (or of a few of one layer) to each of ProbeRanks, all else whole,
 // and keeps the KL in statistics->probe_kl_qk and probe_kl_v. What heads cut together lose is
 // shared out by the errors that the analysis expects. Errors are those of `kl`.
 Status MeasureSensitivities(const SensitivityJob& job, CalibrationStatistics* statistics);

@@ -163,7 +163,7 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double ra
   };
   ModelBasis basis{n_layers, n_kv_heads, head_dim, {}};
   for (int i = 0; i < n_total; ++i) {
-    HeadBasis head{ranks[2 * i], ranks[2 * i + 1], {}, {}, {}, {}};
+    HeadBasis head{.rank_k = ranks[2 * i], .rank_v = ranks[2 * i + 1]};
     head.query_basis = matrix(int64_t{head_dim} * head.rank_k);
     head.key_basis = head.query_basis;
     head.value_basis = matrix(int64_t{head_dim} * head.rank_v);

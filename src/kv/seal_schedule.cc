@@ -68,6 +68,8 @@ PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_
   PackedShape packed{.format = layout.seal->format,
                      .rank_k = shape.rank_k,
                      .rank_v = shape.rank_v,
+                     .k_bits = shape.k_bits,
+                     .v_bits = shape.v_bits,
                      .n_kv_heads = layout.n_kv_heads,
                      .n_blocks = static_cast<int>(run.n_blocks),
                      .is_prompt = run.is_prompt};

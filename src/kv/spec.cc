@@ -16,7 +16,8 @@ const SpecValue* FindValue(const Stage& stage, std::string_view key) {
 
 // Whether what retention leaves can be sealed.
 Status CheckSealsWhatStays(const Spec& spec) {
-  const Stage *retention = spec.retention(), *quantizer = spec.quantizer();
+  const Stage* retention = spec.retention();
+  const Stage* quantizer = spec.splits_bits() ? spec.basis() : spec.quantizer();
   if (retention == nullptr || quantizer == nullptr) return OkStatus();
   if (retention->name == "pool" || retention->name == "dmc") {
     return Error(StatusCode::kUnimplemented,
@@ -90,6 +91,13 @@ std::optional<double> Spec::accuracy() const {
   return std::nullopt;
 }
 
+bool Spec::splits_bits() const {
+  const Stage* stage = basis();
+  if (stage == nullptr || !stage->Has("bits")) return false;
+  const std::string_view bits = stage->Word("bits");
+  return bits == "mixed" || (bits == "auto" && stage->Has("ratio") && quantizer() == nullptr);
+}
+
 std::string Spec::ToString() const {
   if (is_none()) return "none";
   std::string text;
@@ -112,6 +120,13 @@ Status CheckSupported(const Spec& spec) {
     if (stage.info->is_built) continue;
     if (!missing.empty()) missing += ", ";
     missing += fmt::format("{} ({})", stage.name, AxisName(stage.axis));
+  }
+  if (spec.splits_bits() && spec.sparse() != nullptr) {
+    return Error(
+        StatusCode::kUnimplemented,
+        "--kv '{}': codes of {} have no scales that exact entries could stay out of; leave "
+        "sparse out, or add a quantizer",
+        spec.text(), spec.basis()->name);
   }
   if (missing.empty()) return CheckSealsWhatStays(spec);
   for (const StageInfo& stage : AllStages()) {

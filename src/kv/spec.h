@@ -11,7 +11,7 @@
 // Keys that hold for the whole cache stand on a stage all the same:
 //   sink         on every stage of basis, retention and quantizer; given more than once it must
 //                be the same, and given once it holds for all
-//   run, buffer  on the quantizer
+//   run, buffer  on the quantizer; on lathe where that splits bits
 //   accuracy     in place of how far a stage compresses: what a tuned profile found that keeps this
 //                share of the baseline's accuracy. One value per spec. Such a spec is a question;
 //                no cache can be made of it before the profile's answer takes its place. A preset
@@ -66,6 +66,8 @@ class Spec {
   const Stage* quantizer() const { return Find(Axis::kQuantizer); }
   const Stage* lowrank() const { return Find("lowrank"); }
   const Stage* sparse() const { return Find("sparse"); }
+  // Whether the basis gives channels bits of their own, in place of a quantizer.
+  bool splits_bits() const;
   const std::vector<Stage>& stages() const { return stages_; }  // in the order of axes
 
   // First positions kept whole in 16 bits; 0 for none, whose cache has nothing to spare them from.

@@ -81,6 +81,7 @@ class SpecParser {
     if (question_.has_value()) AskForAccuracy(*question_);
     ExpandPresets();
     KVL_RETURN_IF_ERROR(CheckAxes());
+    KVL_RETURN_IF_ERROR(CheckBits());
     KVL_RETURN_IF_ERROR(CheckAlternatives());
     KVL_RETURN_IF_ERROR(CheckOneAccuracy());
     KVL_RETURN_IF_ERROR(ShareSink());
@@ -122,6 +123,7 @@ class SpecParser {
   Status ShareSink();
   void Resolve();
   Status CheckGroups() const;
+  Status CheckBits() const;
 
   std::string_view text_;
   std::optional<double> question_;
@@ -249,11 +251,20 @@ void SpecParser::ExpandPresets() {
   given_ = std::move(stages);
 }
 
+// Whether a stage of another axis quantises as well, if no quantizer follows.
+bool SplitsBits(const GivenStage& stage) {
+  const GivenKey* bits = stage.Find("bits");
+  if (stage.info->axis != Axis::kBasis || stage.info->FindKey("bits") == nullptr) return false;
+  return bits == nullptr || bits->value.word == "auto" ? stage.Find("ratio") != nullptr
+                                                       : bits->value.word == "mixed";
+}
+
 Status SpecParser::CheckAxes() const {
   bool has_quantizer = false;
   for (size_t i = 0; i < given_.size(); ++i) {
     const StageInfo& stage = *given_[i].info;
-    has_quantizer |= stage.axis == Axis::kQuantizer || stage.axis == Axis::kPreset;
+    has_quantizer |=
+        stage.axis == Axis::kQuantizer || stage.axis == Axis::kPreset || SplitsBits(given_[i]);
     for (size_t j = 0; j < i; ++j) {
       const StageInfo& other = *given_[j].info;
       if (&other == &stage) {
@@ -358,6 +369,23 @@ Status SpecParser::CheckGroups() const {
       return ErrorAt(where != nullptr ? where->offset : given->offset,
                      "group={} does not divide {}={}", stage.Integer("group"), key,
                      stage.Integer(key));
+    }
+  }
+  return OkStatus();
+}
+
+// Bits of every channel need their bytes, and no second opinion.
+Status SpecParser::CheckBits() const {
+  for (const GivenStage& stage : given_) {
+    const GivenKey* bits = stage.info->axis == Axis::kBasis ? stage.Find("bits") : nullptr;
+    if (bits == nullptr || bits->value.word != "mixed") continue;
+    if (stage.Find("ratio") == nullptr) {
+      return ErrorAt(bits->offset, "bits=mixed shares out the bytes that ratio leaves; give ratio");
+    }
+    for (const GivenStage& other : given_) {
+      if (other.info->axis != Axis::kQuantizer) continue;
+      return ErrorAt(other.offset, "{}(bits=mixed) and {} both choose bits; leave one out",
+                     stage.info->name, other.info->name);
     }
   }
   return OkStatus();

@@ -134,8 +134,15 @@ constexpr KeyInfo kCentre = {.name = "centre",
                              .doc = "subtract the means of keys and values, which is free",
                              .default_text = "on",
                              .choices = "on|off"};
-constexpr const KeyInfo* kLatheKeys[] = {&kRate,  &kRatio,  &kAccuracy, &kRanks,
-                                         &kRound, &kCentre, &kSink};
+constexpr KeyInfo kLatheBits = {
+    .name = "bits",
+    .doc =
+        "mixed: of every 16 channels their own, 1 to 8, by ratio; 16: only ranks; auto: mixed with "
+        "ratio where no quantizer follows",
+    .default_text = "auto",
+    .choices = "auto|mixed|16"};
+constexpr const KeyInfo* kLatheKeys[] = {&kRate,   &kRatio,     &kAccuracy, &kRanks,  &kRound,
+                                         &kCentre, &kLatheBits, &kRun,      &kBuffer, &kSink};
 
 constexpr KeyInfo kPaluRound = WithChoices(kRound, "8|16|32", "32");
 constexpr KeyInfo kPaluGroup = {.name = "group",
@@ -381,7 +388,7 @@ constexpr StageInfo kStages[] = {
      "Palu: Compressing KV-Cache with Low-Rank Projection", kPaluKeys},
     {"svd-online", kBasis, "an SVD of each prompt while it is read: the papers' strawman",
      "ZACK and FDC, as a baseline", kBasisKeys},
-    {"lathe", kBasis, "score-optimal bases of centred rows, ranks by error per byte",
+    {"lathe", kBasis, "score-optimal bases of centred rows, ranks and bits by error per byte",
      "this project", kLatheKeys, true},
 
     {"h2o", kRetention, "the newest positions and those with the most attention so far",

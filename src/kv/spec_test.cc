@@ -33,7 +33,8 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"fdc", "fdc(rate=0.5,ranks=adaptive,round=16,sink=4)"},
       {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=4,whiten=on,sink=4)"},
       {"svd-online", "svd-online(rate=0.5,ranks=adaptive,round=16,sink=4)"},
-      {"lathe", "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,sink=4)"},
+      {"lathe",
+       "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,bits=auto,run=512,buffer=64,sink=4)"},
       {"h2o", "h2o(keep=0.2,recent=0.5,prune=run,sink=4)"},
       {"tova", "tova(budget=512,heads=shared,prune=run,sink=4)"},
       {"keyformer",
@@ -261,6 +262,20 @@ TEST(Spec, RefusesContradictions) {
             "kivi(bits=2,group=128,run=prompt,buffer=128,sink=4)");
 }
 
+TEST(Spec, ABasisMaySplitBitsInPlaceOfAQuantizer) {
+  EXPECT_TRUE(Spec::Parse("lathe(ratio=4)")->splits_bits());
+  EXPECT_TRUE(Spec::Parse("lathe(ratio=4,bits=mixed)")->splits_bits());
+  EXPECT_FALSE(Spec::Parse("lathe(rate=0.5)")->splits_bits());
+  EXPECT_FALSE(Spec::Parse("lathe(ratio=4,bits=16)")->splits_bits());
+  EXPECT_FALSE(Spec::Parse("lathe(ratio=4)+kivi")->splits_bits());
+  EXPECT_FALSE(Spec::Parse("fdc(ratio=4)")->splits_bits());
+  EXPECT_TRUE(Spec::Parse("lathe(ratio=4)+lowrank")->splits_bits());
+  EXPECT_THAT(ErrorOf("lathe(bits=mixed)"), HasSubstr("position 7: bits=mixed shares out"));
+  EXPECT_THAT(ErrorOf("lathe(ratio=4,bits=mixed)+kivi"),
+              HasSubstr("position 27: lathe(bits=mixed)"));
+  EXPECT_THAT(ErrorOf("lathe(rate=0.5)+lowrank"), HasSubstr("there is none"));
+}
+
 TEST(Spec, HostileInputGivesOneShortPrintableLine) {
   const std::string inputs[] = {
       std::string(10 << 20, '('),
@@ -395,10 +410,12 @@ TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
       HasSubstr(
           "--kv 'svd-online+h2o+int8': not built yet: svd-online (basis); this build runs none,"));
   EXPECT_THAT(std::string(status.message()), HasSubstr(", kivi (quantizer), "));
-  for (const char* text : {"window+kivi", "dmc+kivi", "pool+int8"}) {
+  for (const char* text :
+       {"window+kivi", "dmc+kivi", "pool+int8", "lathe(ratio=4)+window", "lathe(ratio=4)+sparse"}) {
     EXPECT_EQ(CheckSupported(*Spec::Parse(text)).code(), StatusCode::kUnimplemented) << text;
   }
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+dmc")).ok());
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("lathe(ratio=4)+h2o+lowrank")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("kvq-f")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+h2o+kvquant")).ok());
   EXPECT_EQ(CheckSupported(*Spec::Parse("h2o+kvquant")).code(), StatusCode::kUnimplemented);

@@ -81,6 +81,8 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
       if (basis != nullptr) {
         shape.rank_k = basis->head(l, g).rank_k;
         shape.rank_v = basis->head(l, g).rank_v;
+        shape.k_bits = basis->head(l, g).k_bits;
+        shape.v_bits = basis->head(l, g).v_bits;
       }
       layout.shapes.push_back(shape);
       offsets.rank_k.push_back(offsets.rank_k.back() + shape.rank_k);

@@ -11,6 +11,15 @@
 
 namespace kvlathe {
 
+// Channels with codes of the same bits, where bits are split.
+struct CodeSegment {
+  int bits = 0;
+  int first = 0;  // channel
+  int n_channels = 0;
+  int64_t codes = 0;                 // bytes from the start of a packed block
+  const float* centroids = nullptr;  // null at 8 bits: the code less 128, in units of kUnitStep
+};
+
 // K or V of one run of one head. Offsets are bytes from the start of a packed block.
 struct PackedSideView {
   int rank = 0;
@@ -25,6 +34,9 @@ struct PackedSideView {
   int64_t scales = 0;                  // in the block; of no use where shared_scales is set
   const F16* shared_scales = nullptr;  // in the record of the run or of the layer: all blocks
   const float* centroids = nullptr;    // null: codes are numbers
+  // Where bits are split; codes are those of unit_codes.h, and bits, scales and groups of no use.
+  int n_segments = 0;
+  CodeSegment segments[kSplitBits.size()] = {};
   // Ranges and offsets [2][rank] of K with a codebook; V with one has shared_scales.
   const float* model_scales = nullptr;
   int64_t factor = 0;          // A [lowrank][kBlockSize]

@@ -7,12 +7,15 @@
 //   V  scales multiply the probabilities, once per group of channels. Minima add the same number to
 //      all channels of a group, the residual a combination of B: both are kept as sums over tokens
 //      (vectors of partial sums) and enter o when the panel, or the run, ends.
-// Codes are decoded in registers on their way into the dots. Where many rows share the work, a side
-// is decoded into scratch first.
+// Where bits are split there are no scales: the tables that decode hold centroids. Only the numbers
+// of 8-bit channels have a unit, a power of two, which q and the probabilities take. Codes are
+// decoded in registers on their way into the dots. Where many rows share the work, a side is
+// decoded into scratch first.
 #include "kernels/cpu/attend_packed_avx512.h"
 
 #include "kernels/cpu/packed_exact_avx512.h"
 #include "kernels/cpu/packed_fetch_avx512.h"
+#include "kernels/cpu/unit_codes.h"
 
 namespace kvlathe {
 namespace {
@@ -238,6 +241,58 @@ KVL_INLINE void ScoreByToken(const Work& w, int row, __m512 (&scores)[kRows][kBl
   });
 }
 
+// Adds the dots with the channels of a segment to scores that wait in memory.
+template <int kBits, int kRows>
+KVL_FLATTEN void AddSegmentScores(const Work& w, int row, const CodeSegment& segment) {
+  __m512 dots[kRows][kBlockLines];
+  Unroll<kRows>([&](auto i) KVL_PART {
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
+      dots[i.value][j.value] = _mm512_load_ps(w.s->probs[row + i.value] + kLanes * j.value);
+    });
+  });
+  const std::byte* codes = w.block + segment.codes;
+  const std::byte* next = w.next + segment.codes;
+  if constexpr (kBits == kDecodedBits) {
+    codes = next = reinterpret_cast<const std::byte*>(w.s->lines + kBlockSize * segment.first);
+  }
+  AddKeyDots<kBits, kRows, 1>({codes, next, segment.n_channels / 2, &w.s->fetches},
+                              {w.s->q[row] + segment.first, kMaxRank, 0},
+                              LoadCodeTables<kBits>(segment.centroids), dots);
+  Unroll<kRows>([&](auto i) KVL_PART {
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
+      _mm512_store_ps(w.s->probs[row + i.value] + kLanes * j.value, dots[i.value][j.value]);
+    });
+  });
+}
+
+template <int kRows>
+KVL_INLINE void ScoreBySegment(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
+  const PackedSideView& side = w.run.k;
+  Unroll<kRows>([&](auto i) KVL_PART {
+    Unroll<kBlockLines>([&](auto j) KVL_PART { scores[i.value][j.value] = _mm512_setzero_ps(); });
+  });
+  AddKeyRepairs<kRows>(w, row, scores);
+  Unroll<kRows>([&](auto i) KVL_PART {
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
+      _mm512_store_ps(w.s->probs[row + i.value] + kLanes * j.value, scores[i.value][j.value]);
+    });
+  });
+  if (w.is_decoded) {
+    AddSegmentScores<kDecodedBits, kRows>(w, row, {kDecodedBits, 0, side.rank, 0});
+  } else {
+    for (int i = 0; i < side.n_segments; ++i) {
+      WithSegmentBits(side.segments[i].bits, [&](auto bits) KVL_PART {
+        AddSegmentScores<bits.value, kRows>(w, row, side.segments[i]);
+      });
+    }
+  }
+  Unroll<kRows>([&](auto i) KVL_PART {
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
+      scores[i.value][j.value] = _mm512_load_ps(w.s->probs[row + i.value] + kLanes * j.value);
+    });
+  });
+}
+
 // Probabilities in F32: they meet scales and middles before they are rounded.
 KVL_INLINE void StoreProbabilities(const __m512 (&scores)[kBlockLines], float log2_scale,
                                    const RowState& row, float* sums, float* probs) {
@@ -256,7 +311,9 @@ KVL_INLINE void StoreProbabilities(const __m512 (&scores)[kBlockLines], float lo
 template <int kBits, int kRows>
 KVL_FLATTEN void ScoreTile(const Work& w, int row) {
   __m512 scores[kRows][kBlockLines];
-  if (!w.run.k.is_per_channel) {
+  if constexpr (kBits == kSplit) {
+    ScoreBySegment<kRows>(w, row, scores);
+  } else if (!w.run.k.is_per_channel) {
     ScoreByToken<kBits, kRows>(w, row, scores);
   } else if (w.token_groups == 1) {
     ScoreByChannel<kBits, kRows, 1>(w, row, scores);
@@ -309,7 +366,8 @@ KVL_FLATTEN void WeightRows(const Work& w, int row) {
     });
   };
   const PackedSideView& side = w.run.v;
-  for (int group = 0; group < side.n_groups; ++group) {
+  const int n_groups = side.n_segments == 0 ? side.n_groups : side.segments[0].bits == 8 ? 2 : 1;
+  for (int group = 0; group < n_groups; ++group) {
     const float* scales = w.s->value_scales + group * 2 * kBlockSize;
     Unroll<kBlockLines / 2>([&](auto j) KVL_PART {
       const __m512 low = _mm512_load_ps(scales + 2 * kLanes * j.value);
@@ -322,7 +380,7 @@ KVL_FLATTEN void WeightRows(const Work& w, int row) {
                            reinterpret_cast<__m512i>(scaled));
       });
     });
-    if (side.is_symmetric) continue;
+    if (side.is_symmetric || side.n_segments > 0) continue;
     add_products(scales + kBlockSize, w.s->middles[row][group], kMaxGroups * kLanes);
   }
   for (int f = 0; f < w.run.lowrank; ++f) {
@@ -330,19 +388,25 @@ KVL_FLATTEN void WeightRows(const Work& w, int row) {
   }
 }
 
-// o[rows, 16 * kLines dims from dim on] = shrink * o + weights * codes. The dims are of one group.
+// The groups of lines of V of some channels: those of the same pairs follow each other, `step`
+// bytes in all.
+struct ValueLines {
+  const std::byte* codes;
+  const std::byte* next;
+  int64_t step;
+  CodeTables tables;
+};
+
+// o[rows, 16 * kLines dims from dim on] = shrink * o + weights * codes, which start with `dim`.
 template <int kBits, int kRows, int kLines>
-KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weights) {
+KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weights,
+                           const ValueLines& from) {
   using Group = CodeGroup<kBits>;
   const AttendParams& p = *w.panel->p;
-  const PackedSideView& side = w.run.v;
   float* o = p.o + (w.panel->first_row + row) * p.o_stride + dim;
-  const std::byte* codes =
-      kBits == kDecodedBits ? reinterpret_cast<const std::byte*>(w.s->lines) : w.block + side.codes;
-  codes += int64_t{dim} / kLanes * Group::kBytes;
-  const std::byte* next = w.next + side.codes + int64_t{dim} / kLanes * Group::kBytes;
-  const int64_t step = int64_t{side.rank} / kLanes * Group::kBytes;
-  const CodeTables tables = MakeCodeTables<kBits>(side.is_symmetric);
+  const std::byte *codes = from.codes, *next = from.next;
+  const int64_t step = from.step;
+  const CodeTables tables = from.tables;
   __m512 sums[kRows][kLines];
   Unroll<kRows>([&](auto i) KVL_PART {
     const __m512 shrink = _mm512_set1_ps(w.panel->rows[row + i.value].shrink);
@@ -376,28 +440,73 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
   });
 }
 
+// Channels [dim, end), of which `from` starts with the first.
+template <int kBits, int kRows>
+KVL_INLINE void ValueTiles(const Work& w, int row, int dim, int end, const uint16_t* weights,
+                           ValueLines from) {
+  constexpr int64_t kTileBytes = int64_t{4} * CodeGroup<kBits>::kBytes;
+  for (; dim + 64 <= end; dim += 64) {
+    ValueTile<kBits, kRows, 4>(w, row, dim, weights, from);
+    from.codes += kTileBytes;
+    from.next += kTileBytes;
+  }
+  switch ((end - dim) / kLanes) {
+    case 1:
+      return ValueTile<kBits, kRows, 1>(w, row, dim, weights, from);
+    case 2:
+      return ValueTile<kBits, kRows, 2>(w, row, dim, weights, from);
+    case 3:
+      return ValueTile<kBits, kRows, 3>(w, row, dim, weights, from);
+    default:
+      return;
+  }
+}
+
+// Of channels from `dim` on, of a part of the codes that starts `codes` bytes into the block with
+// channel `first` and has n_channels.
+template <int kBits>
+KVL_INLINE ValueLines ValueLinesOf(const Work& w, const CodeSegment& part, int dim,
+                                   const CodeTables& tables) {
+  const int64_t skip = int64_t{dim - part.first} / kLanes * CodeGroup<kBits>::kBytes;
+  const std::byte* codes = w.block + part.codes;
+  if constexpr (kBits == kDecodedBits) {
+    codes = reinterpret_cast<const std::byte*>(w.s->lines + 2 * part.first);
+  }
+  const int width = kBits == kDecodedBits ? w.run.v.rank : part.n_channels;
+  return {codes + skip, w.next + part.codes + skip,
+          int64_t{width} / kLanes * CodeGroup<kBits>::kBytes, tables};
+}
+
+// Weights by what the numbers of a segment are units of: see FillUnits.
+template <int kRows>
+void AddSegmentValues(const Work& w, int row) {
+  const PackedSideView& side = w.run.v;
+  for (int i = 0; i < side.n_segments; ++i) {
+    const CodeSegment& segment = side.segments[i];
+    const uint16_t* weights = w.s->weights[segment.bits == 8 ? 1 : 0][0];
+    const int end = segment.first + segment.n_channels;
+    WithSegmentBits(w.is_decoded ? kDecodedBits : segment.bits, [&](auto bits) KVL_PART {
+      const CodeTables tables = LoadCodeTables<bits.value>(segment.centroids);
+      ValueTiles<bits.value, kRows>(w, row, segment.first, end, weights,
+                                    ValueLinesOf<bits.value>(w, segment, segment.first, tables));
+    });
+  }
+}
+
 template <int kBits, int kRows>
 void AddValues(const Work& w, int row) {
   WeightRows<kRows>(w, row);
   if (w.has_exact_sums(w.run.v)) AddExactValues(w, row);
-  const PackedSideView& side = w.run.v;
-  for (int group = 0; group < side.n_groups; ++group) {
-    const uint16_t* weights = w.s->weights[group][0];
-    const int end = Min(side.rank, (group + 1) * side.group);
-    int dim = group * side.group;
-    for (; dim + 64 <= end; dim += 64) ValueTile<kBits, kRows, 4>(w, row, dim, weights);
-    switch ((end - dim) / kLanes) {
-      case 1:
-        ValueTile<kBits, kRows, 1>(w, row, dim, weights);
-        break;
-      case 2:
-        ValueTile<kBits, kRows, 2>(w, row, dim, weights);
-        break;
-      case 3:
-        ValueTile<kBits, kRows, 3>(w, row, dim, weights);
-        break;
-      default:
-        break;
+  if constexpr (kBits == kSplit) {
+    return AddSegmentValues<kRows>(w, row);
+  } else {
+    const PackedSideView& side = w.run.v;
+    const CodeTables tables = MakeCodeTables<kBits>(side.is_symmetric);
+    for (int group = 0; group < side.n_groups; ++group) {
+      const int dim = group * side.group, end = Min(side.rank, dim + side.group);
+      ValueTiles<kBits, kRows>(
+          w, row, dim, end, w.s->weights[group][0],
+          ValueLinesOf<kBits>(w, {kBits, 0, side.rank, side.codes}, dim, tables));
     }
   }
 }
@@ -408,6 +517,7 @@ void AddValues(const Work& w, int row) {
 template <typename F>
 KVL_INLINE void WithTileShape(int bits, int n_rows, const F& f) {
   const auto with_rows = [&](auto rows) __attribute__((always_inline)) {
+    if (bits == kSplit) return f(Index<kSplit>{}, rows);
     WithBits(
         bits, [&](auto constant) __attribute__((always_inline)) { f(constant, rows); });
   };
@@ -426,25 +536,26 @@ KVL_INLINE void WithTileShape(int bits, int n_rows, const F& f) {
 void AttendBlock(const Work& w, bool is_new_run) {
   const PackedRunView& run = w.run;
   const int n_rows = w.panel->n_rows;
+  const bool is_split = run.k.n_segments > 0;
   if (run.k.is_per_channel) {
     PrepareChannelScales(w, is_new_run);
-  } else {
+  } else if (!is_split) {
     ConvertTokenScales(w, run.k, w.s->key_scales);
   }
   for (int row = w.first_row; w.has_exact_sums(run.k) && row < n_rows; row += kTileRows) {
     AddExactScores(w, row);
   }
-  ConvertTokenScales(w, run.v, w.s->value_scales);
+  if (!is_split) ConvertTokenScales(w, run.v, w.s->value_scales);
   ConvertFactor(w, run.k, w.s->key_factor);
   ConvertFactor(w, run.v, w.s->value_factor);
   if (w.is_decoded) DecodeSide<true>(w);
-  const int key_bits = w.is_decoded ? kDecodedBits : run.k.bits;
+  const int key_bits = is_split ? kSplit : w.is_decoded ? kDecodedBits : run.k.bits;
   for (int row = w.first_row; row < n_rows; row += kTileRows) {
     WithTileShape(key_bits, Min(kTileRows, n_rows - row),
                   [&](auto bits, auto rows) { ScoreTile<bits.value, rows.value>(w, row); });
   }
   if (w.is_decoded) DecodeSide<false>(w);
-  const int value_bits = w.is_decoded ? kDecodedBits : run.v.bits;
+  const int value_bits = is_split ? kSplit : w.is_decoded ? kDecodedBits : run.v.bits;
   for (int row = w.first_row; row < n_rows; row += kTileRows) {
     WithTileShape(value_bits, Min(kTileRows, n_rows - row),
                   [&](auto bits, auto rows) { AddValues<bits.value, rows.value>(w, row); });
@@ -495,9 +606,29 @@ void BeginRun(const PackedRun& run, Work* w) {
   }
 }
 
+// The unit of 8-bit numbers of split bits, in q and, as two groups of scales, for the
+// probabilities.
+void FillUnits(const Work& w) {
+  constexpr float kUnit = kUnitStep / CodeUnit(8);
+  const PackedSideView& k = w.run.k;
+  const int n_wide = k.segments[0].bits == 8 ? k.segments[0].n_channels : 0;
+  for (int row = 0; row < w.panel->n_rows; ++row) {
+    for (int r = 0; r < k.rank; r += kLanes) {
+      const __m512 unit = _mm512_set1_ps(r < n_wide ? kUnit : 1.0f);
+      const __m256bh q = _mm512_cvtneps_pbh(_mm512_mul_ps(LoadBf16(QueryOfRow(w, row) + r), unit));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(w.s->q[row] + r), reinterpret_cast<__m256i>(q));
+    }
+  }
+  for (int t = 0; t < kBlockSize; ++t) {
+    w.s->value_scales[t] = 1;
+    w.s->value_scales[2 * kBlockSize + t] = kUnit;
+  }
+}
+
 // What depends on neither block nor run: sums of q over groups of channels, and empty sums.
 void BeginPanel(const Work& w) {
   const PackedSideView &k = w.run.k, &v = w.run.v;
+  if (k.n_segments > 0) return FillUnits(w);
   for (int row = 0; row < w.panel->n_rows; ++row) {
     for (int group = 0; !k.is_per_channel && group < k.n_groups; ++group) {
       __m512 sum = _mm512_setzero_ps();
@@ -516,7 +647,7 @@ void BeginPanel(const Work& w) {
 void EndPanel(const Work& w) {
   const AttendParams& p = *w.panel->p;
   const PackedSideView& side = w.run.v;
-  if (side.is_symmetric) return;
+  if (side.is_symmetric || side.n_segments > 0) return;
   for (int row = 0; row < w.panel->n_rows; ++row) {
     float* o = p.o + (w.panel->first_row + row) * p.o_stride;
     for (int group = 0; group < side.n_groups; ++group) {

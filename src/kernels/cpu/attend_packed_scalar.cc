@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "kernels/cpu/attend_packed.h"
+#include "kernels/cpu/unit_codes.h"
 
 namespace kvlathe {
 namespace {
@@ -13,6 +14,21 @@ static_assert(int64_t{4} * kBlockSize * 2 * kMaxRank <= kAttendScratchBytes);
 template <typename T>
 const T* At(const std::byte* record, int64_t offset) {
   return reinterpret_cast<const T*>(record + offset);
+}
+
+// Codes of a side with split bits, from `offset` on.
+void ListSegments(const BitSplit& split, int64_t offset, PackedSideView* view) {
+  int first = 0;
+  for (size_t i = 0; i < kSplitBits.size(); ++i) {
+    const int n = split.channels[i];
+    if (n == 0) continue;
+    const int bits = kSplitBits[i];
+    view->segments[view->n_segments++] = {bits, first, n, offset,
+                                          bits == 8 ? nullptr : UnitCentroids(bits).data()};
+    first += n;
+    offset += CodeBytes(kSplitBits[i], n);
+  }
+  KVL_DCHECK(first == view->rank);
 }
 
 PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const PackedHead& head) {
@@ -28,6 +44,7 @@ PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const Pa
                          .scales = KeyTokenScaleOffset(shape),
                          .factor = KeyFactorOffset(shape)};
   if (view.group == 0) view.group = is_per_channel ? shape.n_tokens() : shape.rank_k;
+  if (shape.format.splits_bits) ListSegments(shape.k_bits, view.codes, &view);
   if (is_per_channel) view.shared_scales = At<F16>(run.record, 0);
   if (side.has_codebook) {
     view.centroids = head.codebooks->k.centroids.data();
@@ -53,6 +70,7 @@ PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, const 
                          .scales = ValueTokenScaleOffset(shape),
                          .factor = ValueFactorOffset(shape)};
   if (is_of_layer) view.shared_scales = At<F16>(run.layer_record, 0);
+  if (shape.format.splits_bits) ListSegments(shape.v_bits, view.codes, &view);
   if (side.has_codebook) view.centroids = head.codebooks->v.centroids.data();
   if (shape.lowrank() > 0) view.basis = At<F16>(run.record, ValueBasisOffset(shape));
   if (shape.value_outliers() > 0) {
@@ -74,47 +92,54 @@ void ReadLines(const std::byte* from, bool is_signed, int64_t line_step, float* 
       line[i / 16 * 8 + i % 8] = is_signed ? static_cast<int8_t>(code) : code;
     }
   } else {
-    constexpr int kLowBits = kBits == 3 ? 2 : kBits;
+    constexpr int kLowBits = LowBits(kBits);
     uint16_t words[32];
     std::memcpy(words, from, sizeof(words));
     for (int i = 0; i < LinesPerGroup(kBits); ++i) {
       uint32_t high = 0;
-      if constexpr (kBits == 3) std::memcpy(&high, from + sizeof(words) + 4 * i, sizeof(high));
+      if constexpr (HasHighBit(kBits)) std::memcpy(&high, from + sizeof(words) + 4 * i, sizeof(high));
       for (int w = 0; w < 32; ++w) {
         const unsigned low = words[w] >> (kLowBits * i) & ((1u << kLowBits) - 1);
-        out[i * line_step + w] = static_cast<float>(low | (high >> w & 1) << 2);
+        out[i * line_step + w] = static_cast<float>(low | (high >> w & 1) << kLowBits);
       }
     }
   }
 }
 
-// All codes of a side into the order of a plain block.
+// The codes of some channels of a side of `rank` into the order of a plain block of it.
 template <int kBits, bool kIsKey>
-void ReadCodes(const PackedSideView& side, const std::byte* codes, float* out) {
+void ReadCodes(const CodeSegment& segment, int rank, bool is_signed, const std::byte* codes,
+               float* out) {
   constexpr int kLines = LinesPerGroup(kBits);
-  const int lines_per_pair = side.rank / 16;  // of tokens, V
-  const int n_groups = 2 * side.rank / kLines;
+  const int lines_per_pair = segment.n_channels / 16;  // of tokens, V
+  const int n_groups = 2 * segment.n_channels / kLines;
+  out += kIsKey ? int64_t{kBlockSize} * segment.first : int64_t{2} * segment.first;
   for (int group = 0; group < n_groups; ++group) {
-    const int64_t line =
-        kIsKey ? group * kLines
-               : group / lines_per_pair * kLines * lines_per_pair + group % lines_per_pair;
-    ReadLines<kBits>(codes + int64_t{group} * GroupBytes(kBits), side.is_symmetric,
-                     kIsKey ? 32 : 32 * lines_per_pair, out + 32 * line);
+    const int64_t at = kIsKey ? int64_t{32} * group * kLines
+                              : int64_t{2} * rank * (group / lines_per_pair * kLines) +
+                                    32 * (group % lines_per_pair);
+    ReadLines<kBits>(codes + int64_t{group} * GroupBytes(kBits), is_signed, kIsKey ? 32 : 2 * rank,
+                     out + at);
   }
 }
 
 template <bool kIsKey>
-void ReadCodesOfAnyWidth(const PackedSideView& side, const std::byte* codes, float* out) {
-  switch (side.bits) {
+void ReadCodesOfAnyWidth(const CodeSegment& segment, int rank, bool is_signed,
+                         const std::byte* codes, float* out) {
+  switch (segment.bits) {
+    case 1:
+      return ReadCodes<1, kIsKey>(segment, rank, is_signed, codes, out);
     case 2:
-      return ReadCodes<2, kIsKey>(side, codes, out);
+      return ReadCodes<2, kIsKey>(segment, rank, is_signed, codes, out);
     case 3:
-      return ReadCodes<3, kIsKey>(side, codes, out);
+      return ReadCodes<3, kIsKey>(segment, rank, is_signed, codes, out);
     case 4:
-      return ReadCodes<4, kIsKey>(side, codes, out);
+      return ReadCodes<4, kIsKey>(segment, rank, is_signed, codes, out);
+    case 5:
+      return ReadCodes<5, kIsKey>(segment, rank, is_signed, codes, out);
     default:
-      KVL_DCHECK(side.bits == 8);
-      return ReadCodes<8, kIsKey>(side, codes, out);
+      KVL_DCHECK(segment.bits == 8);
+      return ReadCodes<8, kIsKey>(segment, rank, is_signed, codes, out);
   }
 }
 
@@ -189,8 +214,24 @@ void DecodeSideByCodebook(const PackedSideView& side, int block_idx, float* valu
 }
 
 template <bool kIsKey>
+void DecodeSegments(const PackedSideView& side, const std::byte* block, float* values) {
+  for (int i = 0; i < side.n_segments; ++i) {
+    const CodeSegment& segment = side.segments[i];
+    ReadCodesOfAnyWidth<kIsKey>(segment, side.rank, false, block + segment.codes, values);
+    const float* centroids = segment.centroids;
+    ForEach<kIsKey>({0, kBlockSize}, {segment.first, segment.first + segment.n_channels}, side.rank,
+                    [&](int, int, int64_t at) {
+                      values[at] = centroids == nullptr ? (values[at] - 128) * kUnitStep
+                                                        : centroids[static_cast<int>(values[at])];
+                    });
+  }
+}
+
+template <bool kIsKey>
 void DecodeSide(const PackedSideView& side, const std::byte* block, int block_idx, float* values) {
-  ReadCodesOfAnyWidth<kIsKey>(side, block + side.codes, values);
+  if (side.n_segments > 0) return DecodeSegments<kIsKey>(side, block, values);
+  ReadCodesOfAnyWidth<kIsKey>({side.bits, 0, side.rank, side.codes}, side.rank, side.is_symmetric,
+                              block + side.codes, values);
   if (side.centroids != nullptr) {
     DecodeSideByCodebook<kIsKey>(side, block_idx, values);
   } else if (side.is_per_channel) {
@@ -225,6 +266,8 @@ PackedRunView ViewRun(const AttendParams& params, const PackedRun& run) {
   const PackedShape shape = {.format = head.format,
                              .rank_k = params.shape.rank_k,
                              .rank_v = params.shape.rank_v,
+                             .k_bits = params.shape.k_bits,
+                             .v_bits = params.shape.v_bits,
                              .n_kv_heads = head.n_kv_heads,
                              .layer_rank_v = head.layer_rank_v,
                              .n_blocks = run.n_blocks,

@@ -9,6 +9,7 @@
 // padding: ranks are multiples of 16.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "tensor/dtype.h"
@@ -17,10 +18,31 @@ namespace kvlathe {
 
 inline constexpr int kBlockSize = 64;  // entries in a block
 
+// Bits of the codes of sealed channels where they differ (packed_layout.h): the first channels[0]
+// have kSplitBits[0], the next channels[1] kSplitBits[1], and so on.
+inline constexpr std::array<int, 6> kSplitBits = {8, 5, 4, 3, 2, 1};
+struct BitSplit {
+  std::array<int, kSplitBits.size()> channels = {};  // multiples of 16
+
+  constexpr int n_channels() const {
+    int n = 0;
+    for (const int c : channels) n += c;
+    return n;
+  }
+  constexpr int bits_per_token() const {
+    int n = 0;
+    for (size_t i = 0; i < channels.size(); ++i) n += channels[i] * kSplitBits[i];
+    return n;
+  }
+  friend bool operator==(const BitSplit&, const BitSplit&) = default;
+};
+
 struct BlockShape {
   int rank_k = 0;                 // multiple of 16
   int rank_v = 0;                 // multiple of 16
   DType row_type = DType::kBf16;  // kBf16, or kF32 when the model computes in F32
+  // Of the same block once it is sealed, where the format has it: ranks in all.
+  BitSplit k_bits = {}, v_bits = {};
 
   friend bool operator==(const BlockShape&, const BlockShape&) = default;
 };

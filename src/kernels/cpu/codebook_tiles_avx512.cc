@@ -37,7 +37,7 @@ KVL_INLINE __m512 Decode(__m512i codes, __m512 centroids, __m512 scale, __m512 o
 // One group of lines; line i belongs to pair (first_line + i * step) / lines_per_pair.
 template <int kBits>
 KVL_INLINE void DecodeGroup(const Side& side, const std::byte* group, int first_line, int step) {
-  constexpr int kLowBits = kBits == 3 ? 2 : kBits;
+  constexpr int kLowBits = LowBits(kBits);
   const __m512 centroids = _mm512_loadu_ps(side.centroids);
   const __m512i words = _mm512_loadu_si512(group);
   const __m512i low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(words));

@@ -14,6 +14,8 @@ namespace {
 
 // Lines that were decoded before: groups of one line.
 constexpr int kDecodedBits = 16;
+// Segments of several bits.
+constexpr int kSplit = 0;
 
 // Numbers of a line are (code - CodeCentre) * CodeUnit. Around their middle, because the other side
 // of a dot is rounded to Bf16 and the error grows with the codes' size; 8 bits in units of 2^24,
@@ -24,8 +26,8 @@ constexpr float CodeCentre(int bits, bool is_symmetric) {
 constexpr float CodeUnit(int bits) { return bits == 8 ? 0x1p24f : 1; }
 
 // What decoding keeps in registers: tables of numbers by code. An index of 5 bits holds bits of
-// other codes above its own, so tables repeat. With 3 bits `high` has the codes with their high bit
-// set; with 8, `low` is what makes the code a signed byte.
+// other codes above its own, so tables repeat. With 3 and 5 bits `high` has the codes with their
+// high bit set; with 8, `low` is what makes the code a signed byte.
 struct CodeTables {
   __m512i low, high;
 };
@@ -49,6 +51,25 @@ KVL_INLINE CodeTables MakeCodeTables(bool is_symmetric) {
   return tables;
 }
 
+// Of centroids that Bf16 holds: 1 << kBits of them, at most 5 bits. Bytes as MakeCodeTables has
+// them.
+template <int kBits>
+KVL_INLINE CodeTables LoadCodeTables(const float* centroids) {
+  if constexpr (kBits == 8 || kBits == kDecodedBits) {
+    return MakeCodeTables<kBits>(false);
+  } else {
+    constexpr int kLowCodes = 1 << LowBits(kBits);
+    const auto table = [&](int first_code) __attribute__((always_inline)) {
+      const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+      const __m512i codes = _mm512_add_epi32(
+          _mm512_and_si512(lanes, _mm512_set1_epi32(kLowCodes - 1)), _mm512_set1_epi32(first_code));
+      const __m512 half = _mm512_i32gather_ps(codes, centroids, 4);
+      return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(half, half));
+    };
+    return {table(0), table(HasHighBit(kBits) ? kLowCodes : 0)};
+  }
+}
+
 template <int kBits>
 struct CodeGroup {
   static constexpr int kLines = LinesPerGroup(kBits);
@@ -65,10 +86,10 @@ struct CodeGroup {
     } else if constexpr (kBits == 8) {
       return ByteLine<kLine>(tables);
     } else {
-      constexpr int kShift = (kBits == 3 ? 2 : kBits) * kLine;
+      constexpr int kShift = LowBits(kBits) * kLine;
       const __m512i codes = _mm512_srli_epi16(words, kShift);
       __m512i numbers = _mm512_permutexvar_epi16(codes, tables.low);
-      if constexpr (kBits == 3) {
+      if constexpr (HasHighBit(kBits)) {
         uint32_t mask;
         __builtin_memcpy(&mask, high_bits + 4 * kLine, sizeof(mask));
         numbers = _mm512_mask_permutexvar_epi16(numbers, mask, codes, tables.high);
@@ -100,16 +121,15 @@ struct CodeGroup {
 template <int kBits>
 KVL_INLINE void PrefetchGroup(const std::byte* next) {
   if constexpr (kBits != kDecodedBits) PrefetchLine(next);
-  if constexpr (kBits == 3) PrefetchLine(next + 64);  // 96 bytes
+  if constexpr (HasHighBit(kBits)) PrefetchLine(next + 64);
 }
 
-// The lines of all codes of K, in order.
+// The lines of the codes of n_channels of K, in order.
 template <int kBits>
-void DecodeKeys(const std::byte* codes, const std::byte* next, bool is_symmetric, int rank,
-                uint16_t* out) {
+void DecodeKeys(const std::byte* codes, const std::byte* next, const CodeTables& tables,
+                int n_channels, uint16_t* out) {
   using Group = CodeGroup<kBits>;
-  const CodeTables tables = MakeCodeTables<kBits>(is_symmetric);
-  for (int i = 0; i < 2 * rank / Group::kLines; ++i) {
+  for (int i = 0; i < 2 * n_channels / Group::kLines; ++i) {
     const Group group(codes);
     PrefetchGroup<kBits>(next);
     Unroll<Group::kLines>([&](auto line) KVL_PART {
@@ -122,14 +142,13 @@ void DecodeKeys(const std::byte* codes, const std::byte* next, bool is_symmetric
   }
 }
 
-// The lines of all codes of V in the order of a plain block.
+// The lines of the codes of n_channels of V in the order of a plain block of `rank`.
 template <int kBits>
-void DecodeValues(const std::byte* codes, const std::byte* next, bool is_symmetric, int rank,
-                  uint16_t* out) {
+void DecodeValues(const std::byte* codes, const std::byte* next, const CodeTables& tables,
+                  int n_channels, int rank, uint16_t* out) {
   using Group = CodeGroup<kBits>;
-  const CodeTables tables = MakeCodeTables<kBits>(is_symmetric);
   for (int pair = 0; pair < kBlockSize / 2; pair += Group::kLines) {
-    for (int dim = 0; dim < rank; dim += kLanes) {
+    for (int dim = 0; dim < n_channels; dim += kLanes) {
       const Group group(codes);
       PrefetchGroup<kBits>(next);
       Unroll<Group::kLines>([&](auto line) KVL_PART {
@@ -157,6 +176,14 @@ KVL_INLINE void WithBits(int bits, const F& f) {
     default:
       return f(Index<kDecodedBits>{});
   }
+}
+
+// The same with the bits of a segment.
+template <typename F>
+KVL_INLINE void WithSegmentBits(int bits, const F& f) {
+  if (bits == 1) return f(Index<1>{});
+  if (bits == 5) return f(Index<5>{});
+  WithBits(bits, f);
 }
 
 }  // namespace

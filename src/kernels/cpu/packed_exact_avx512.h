@@ -228,9 +228,27 @@ void PutExactEntries(const PackedSideView& side, int block_idx, const ScalePlace
 template <bool kIsKey>
 void DecodeSide(const Work& w) {
   const PackedSideView& side = kIsKey ? w.run.k : w.run.v;
-  WithBits(side.bits, [&](auto bits) {
-    const auto decode = kIsKey ? DecodeKeys<bits.value> : DecodeValues<bits.value>;
-    decode(w.block + side.codes, w.next + side.codes, side.is_symmetric, side.rank, w.s->lines);
+  const auto decode = [&](auto bits, const CodeSegment& segment,
+                          const CodeTables& tables) KVL_PART {
+    const std::byte *codes = w.block + segment.codes, *next = w.next + segment.codes;
+    if constexpr (kIsKey) {
+      DecodeKeys<bits.value>(codes, next, tables, segment.n_channels,
+                             w.s->lines + kBlockSize * segment.first);
+    } else {
+      DecodeValues<bits.value>(codes, next, tables, segment.n_channels, side.rank,
+                               w.s->lines + 2 * segment.first);
+    }
+  };
+  for (int i = 0; i < side.n_segments; ++i) {
+    const CodeSegment& segment = side.segments[i];
+    WithSegmentBits(segment.bits, [&](auto bits) KVL_PART {
+      decode(bits, segment, LoadCodeTables<bits.value>(segment.centroids));
+    });
+  }
+  if (side.n_segments > 0) return;
+  WithBits(side.bits, [&](auto bits) KVL_PART {
+    decode(bits, {side.bits, 0, side.rank, side.codes},
+           MakeCodeTables<bits.value>(side.is_symmetric));
   });
   PutExactEntries<kIsKey>(side, w.block_idx, kIsKey ? w.key_places : w.value_places,
                           kIsKey ? w.s->key_scales : w.s->value_scales, w.s->lines);

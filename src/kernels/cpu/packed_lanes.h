@@ -136,7 +136,7 @@ KVL_LANES void DecodeLines(const std::byte* group, int v, bool is_signed,
       codes[line.value] = is_signed ? LoadSignedBytes(bytes) : LoadBytes(bytes);
     });
   } else {
-    constexpr int kLowBits = kBits == 3 ? 2 : kBits;
+    constexpr int kLowBits = LowBits(kBits);
     const IntVec words = LoadShorts(group + 2 * v * kLanes);
     Unroll<LinesPerGroup(kBits)>([&](auto line) {
       constexpr int kLine = line.value;
@@ -231,8 +231,9 @@ void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block,
 // As ExpandPackedBlock.
 KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
                                  float* values) {
-  // Codebooks have no bar of speed here.
-  if (run.k.centroids != nullptr) return ExpandPackedBlock(run, block, block_idx, values);
+  // Codebooks and split bits have no bar of speed here.
+  if (run.k.centroids != nullptr || run.k.n_segments > 0)
+    return ExpandPackedBlock(run, block, block_idx, values);
   if (run.k.is_per_channel) {
     ExpandSide<SideKind::kKeyByChannel>(run.k, run.lowrank, block, block_idx, values);
   } else {

@@ -12,7 +12,7 @@ int64_t ByteOffset(const CodePlace& place) {
 
 int64_t WordOffset(const CodePlace& place) { return place.group_offset + 2 * place.word; }
 
-// Of a code of 3 bits: the word with the high bits of its line.
+// Of a code of 3 or 5 bits: the word with the high bits of its line.
 int64_t HighBitsOffset(const CodePlace& place) { return place.group_offset + 64 + 4 * place.line; }
 
 template <typename T>
@@ -58,10 +58,12 @@ bool IsSoundLayerRecord(const PackedShape& s, std::span<const int> ranks_v,
 
 uint8_t ReadCode(const std::byte* codes, int bits, const CodePlace& place) {
   if (bits == 8) return static_cast<uint8_t>(codes[ByteOffset(place)]);
-  const int low_bits = bits == 3 ? 2 : bits;
+  const int low_bits = LowBits(bits);
   const unsigned word = Load<uint16_t>(codes + WordOffset(place));
   unsigned code = word >> (low_bits * place.line) & ((1u << low_bits) - 1);
-  if (bits == 3) code |= (Load<uint32_t>(codes + HighBitsOffset(place)) >> place.word & 1) << 2;
+  if (HasHighBit(bits)) {
+    code |= (Load<uint32_t>(codes + HighBitsOffset(place)) >> place.word & 1) << low_bits;
+  }
   return static_cast<uint8_t>(code);
 }
 
@@ -70,16 +72,16 @@ void WriteCode(std::byte* codes, int bits, const CodePlace& place, uint8_t code)
     codes[ByteOffset(place)] = std::byte{code};
     return;
   }
-  const int low_bits = bits == 3 ? 2 : bits, shift = low_bits * place.line;
+  const int low_bits = LowBits(bits), shift = low_bits * place.line;
   const unsigned low_mask = (1u << low_bits) - 1;
   const auto word =
       static_cast<uint16_t>((Load<uint16_t>(codes + WordOffset(place)) & ~(low_mask << shift)) |
                             (code & low_mask) << shift);
   std::memcpy(codes + WordOffset(place), &word, sizeof(word));
-  if (bits != 3) return;
+  if (!HasHighBit(bits)) return;
   const uint32_t high =
       (Load<uint32_t>(codes + HighBitsOffset(place)) & ~(uint32_t{1} << place.word)) |
-      static_cast<uint32_t>(code >> 2) << place.word;
+      static_cast<uint32_t>(code >> low_bits) << place.word;
   std::memcpy(codes + HighBitsOffset(place), &high, sizeof(high));
 }
 

@@ -15,12 +15,16 @@
 // LinesPerGroup(bits), so that one load and a few shifts give whole lines:
 //   bits 2, 4  64 bytes, 32 words of 16 bits; word w holds in its bits [bits * i, bits * (i + 1))
 //              code w of line i of the group
-//   bits 3     the same with the two low bits of each code, then a word of 32 bits per line whose
+//   bits 3, 5  the same with the low 2 or 4 bits of each code, then a word of 32 bits per line
+//   whose
 //              bit w is the high bit of its code w
 //   bits 8     64 bytes: codes 0-7 of line 0, 0-7 of line 1, 8-15 of line 0, 8-15 of line 1, ...
+//   bits 1     as 2 and 4
 // K: line of token / 16 and dimension pair p is line 4 p + token / 16; a group is consecutive
 // lines. V: a group is consecutive token pairs of the same 16 dimensions; groups of the dimensions
 // follow each other, then those of the next token pairs.
+// Where bits are split (PackedFormat::splits_bits), a side is the codes of its segments one behind
+// the other, each laid out like a side that has its channels only.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +45,7 @@ enum class ScaleSharing : uint8_t {
 
 // The codes of K or of V.
 struct PackedSide {
-  int bits = 4;  // 2, 3, 4 or 8
+  int bits = 4;  // 2, 3, 4 or 8; 1 and 5 in segments of split bits only
   ScaleSharing sharing = ScaleSharing::kToken;
   // kChannel: tokens, a multiple of 16 that divides kBlockSize or is a multiple of it; kToken:
   // channels, a multiple of 16. 0: all of the run, all of the head. The last group may be short.
@@ -63,6 +67,9 @@ struct PackedFormat {
   // out by the ranges of the model, at whichever end.
   double sparse_share = 0;
   bool keys_before_rope = false;  // K is sealed as it was before RoPE; with codebooks only
+  // Channels have bits of their own (BlockShape::k_bits, v_bits) and no scale: rows come in units
+  // of each channel's deviation, and codes are those of unit_codes.h. Of `k` and `v` nothing holds.
+  bool splits_bits = false;
 
   friend bool operator==(const PackedFormat&, const PackedFormat&) = default;
 };
@@ -72,8 +79,9 @@ struct PackedShape {
   PackedFormat format;
   int rank_k = 0;  // multiples of 16, at most 256
   int rank_v = 0;
-  int n_kv_heads = 1;    // of the layer
-  int layer_rank_v = 0;  // sum of rank_v over the heads of the layer
+  BitSplit k_bits = {}, v_bits = {};  // where the format splits bits
+  int n_kv_heads = 1;                 // of the layer
+  int layer_rank_v = 0;               // sum of rank_v over the heads of the layer
   int n_blocks = 0;
   bool is_prompt = true;
 
@@ -115,9 +123,20 @@ constexpr uint8_t CodeOfExact(const PackedSide& side) {
 // Numbers a scale and its minimum take.
 constexpr int ScaleParts(const PackedSide& side) { return side.is_symmetric ? 1 : 2; }
 
-constexpr int LinesPerGroup(int bits) { return bits == 3 ? 8 : 16 / bits; }
-constexpr int GroupBytes(int bits) { return bits == 3 ? 96 : 64; }
+// Bits of a code in the words of 16 bits; the highest bit of 3 and of 5 lies apart.
+constexpr bool HasHighBit(int bits) { return bits == 3 || bits == 5; }
+constexpr int LowBits(int bits) { return HasHighBit(bits) ? bits - 1 : bits; }
+constexpr int LinesPerGroup(int bits) { return 16 / LowBits(bits); }
+constexpr int GroupBytes(int bits) { return 64 + (HasHighBit(bits) ? 4 * LinesPerGroup(bits) : 0); }
 constexpr int64_t CodeBytes(int bits, int rank) { return int64_t{kBlockSize} * rank * bits / 8; }
+constexpr int64_t KeyCodeBytes(const PackedShape& s) {
+  return s.format.splits_bits ? int64_t{kBlockSize} * s.k_bits.bits_per_token() / 8
+                              : CodeBytes(s.format.k.bits, s.rank_k);
+}
+constexpr int64_t ValueCodeBytes(const PackedShape& s) {
+  return s.format.splits_bits ? int64_t{kBlockSize} * s.v_bits.bits_per_token() / 8
+                              : CodeBytes(s.format.v.bits, s.rank_v);
+}
 
 // Scale groups of the tokens of a run (kChannel) or of the channels of a token (kToken).
 constexpr int KeyScaleGroups(const PackedShape& s) {
@@ -134,22 +153,20 @@ constexpr int ValueScaleGroups(const PackedShape& s) {
 // Scales per token: [groups][parts][kBlockSize]; factors [lowrank][kBlockSize].
 
 constexpr int64_t KeyTokenScaleBytes(const PackedShape& s) {
-  if (s.format.k.sharing != ScaleSharing::kToken) return 0;
+  if (s.format.splits_bits || s.format.k.sharing != ScaleSharing::kToken) return 0;
   return int64_t{2} * kBlockSize * KeyScaleGroups(s) * ScaleParts(s.format.k);
 }
 constexpr int64_t ValueTokenScaleBytes(const PackedShape& s) {
-  if (s.format.v.sharing != ScaleSharing::kToken) return 0;
+  if (s.format.splits_bits || s.format.v.sharing != ScaleSharing::kToken) return 0;
   return int64_t{2} * kBlockSize * ValueScaleGroups(s) * ScaleParts(s.format.v);
 }
 constexpr int64_t FactorBytes(const PackedShape& s) {
   return int64_t{2} * kBlockSize * s.lowrank();
 }
 
-constexpr int64_t PackedValueOffset(const PackedShape& s) {
-  return CodeBytes(s.format.k.bits, s.rank_k);
-}
+constexpr int64_t PackedValueOffset(const PackedShape& s) { return KeyCodeBytes(s); }
 constexpr int64_t KeyTokenScaleOffset(const PackedShape& s) {
-  return PackedValueOffset(s) + CodeBytes(s.format.v.bits, s.rank_v);
+  return PackedValueOffset(s) + ValueCodeBytes(s);
 }
 constexpr int64_t ValueTokenScaleOffset(const PackedShape& s) {
   return KeyTokenScaleOffset(s) + KeyTokenScaleBytes(s);

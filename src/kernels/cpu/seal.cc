@@ -10,6 +10,7 @@
 #include "kernels/cpu/seal_codes.h"
 #include "kernels/cpu/seal_kernels.h"
 #include "kernels/cpu/seal_lowrank.h"
+#include "kernels/cpu/seal_split.h"
 #include "kernels/cpu/seal_workspace.h"
 
 namespace kvlathe {
@@ -38,6 +39,11 @@ bool IsValidSide(const PackedSide& side, bool is_key) {
 
 bool IsValidRank(int rank) { return rank > 0 && rank % 16 == 0 && rank <= kMaxPackedRank; }
 
+bool IsValidSplit(const BitSplit& split, int rank) {
+  return split.n_channels() == rank &&
+         std::ranges::all_of(split.channels, [](int n) { return n >= 0 && n % 16 == 0; });
+}
+
 // A block of the V of all heads of a job.
 struct LayerItem {
   int64_t first_run;  // of the job's heads
@@ -62,6 +68,14 @@ class FirstBad {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   std::atomic<int64_t> place_{kNone};
 };
+
+// All but the low-rank factors. False when a row holds NaN or infinity.
+bool SealSide(const HeadRun& run, bool is_key, SealWorkspace* ws) {
+  const PackedFormat& format = run.shape.format;
+  if (format.splits_bits) return is_key ? SealSplitKeys(run, ws) : SealSplitValues(run, ws);
+  if (!is_key) return SealValues(run, ws);
+  return format.k.has_codebook ? SealCodebookKeys(run, ws) : SealKeys(run, ws);
+}
 
 }  // namespace
 
@@ -113,6 +127,10 @@ void Sealer::State::Plan(std::span<const SealJob> jobs) {
       shape.rank_k = job.heads[h].rank_k;
       shape.rank_v = job.heads[h].rank_v;
       KVL_CHECK(IsValidRank(shape.rank_k) && IsValidRank(shape.rank_v));
+      shape.k_bits = job.heads[h].k_bits;
+      shape.v_bits = job.heads[h].v_bits;
+      KVL_CHECK(!format.splits_bits || (IsValidSplit(shape.k_bits, shape.rank_k) &&
+                                        IsValidSplit(shape.v_bits, shape.rank_v)));
       KVL_CHECK(job.heads[h].record != nullptr || RunRecordBytes(shape) == 0);
       runs.push_back({kernels, row_type, shape, &job, h});
     }
@@ -128,6 +146,7 @@ SealSizes Sealer::State::Sizes() const {
     const PackedShape& s = run.shape;
     const int64_t rank = std::max(s.rank_k, s.rank_v);
     sizes.max_rank = std::max(sizes.max_rank, rank);
+    sizes.splits_bits = s.format.splits_bits;
     if (s.key_outliers() > 0) {
       sizes.column_keys = std::max<int64_t>(sizes.column_keys, s.n_tokens());
     }
@@ -173,8 +192,7 @@ Status Sealer::State::Seal() {
     ForEach(2 * static_cast<int64_t>(runs.size()), [&](int64_t i, SealWorkspace* workspace) {
       const HeadRun& run = runs[i / 2];
       const bool is_key = i % 2 == 0;
-      const auto seal_keys = run.shape.format.k.has_codebook ? SealCodebookKeys : SealKeys;
-      if (!(is_key ? seal_keys(run, workspace) : SealValues(run, workspace))) {
+      if (!SealSide(run, is_key, workspace)) {
         bad.Add(i / 2, is_key);
       } else if (run.shape.lowrank() > 0) {
         FitResidual(run, is_key, power_loops, workspace);
@@ -195,8 +213,9 @@ Sealer::Sealer(const PackedFormat& format, DType row_type, int power_loops, Thre
                        .pool = pool,
                        .kernels = &GetSealKernels(isa),
                        .workspaces = std::vector<SealWorkspace>(pool->n_workers())}) {
-  KVL_CHECK(IsValidSide(format.k, /*is_key=*/true));
-  KVL_CHECK(IsValidSide(format.v, /*is_key=*/false));
+  KVL_CHECK(format.splits_bits || IsValidSide(format.k, /*is_key=*/true));
+  KVL_CHECK(format.splits_bits || IsValidSide(format.v, /*is_key=*/false));
+  KVL_CHECK(!format.splits_bits || format.sparse_share == 0);
   KVL_CHECK(!format.keys_before_rope || format.k.has_codebook);
   KVL_CHECK(format.prompt_rank >= 0 && format.decode_rank >= 0);
   KVL_CHECK(format.sparse_share >= 0 && format.sparse_share <= 1);

@@ -19,6 +19,9 @@
 // number of boundaries below that quotient. Exact entries of K are the n_key_entries() of the run
 // with the largest |quotient|, of equals the first by block, channel, token.
 //
+// Split bits (lathe): rows are already in units of their channels' deviations; codes are those of
+// unit_codes.h, the nearest, and there are neither scales nor exact entries.
+//
 // Low-rank residual (methods.md 4.3): R = X - D - S per head, D the values of the codes, S the
 // exact entries less their codes' values (so R is 0 there); R ~ A B^T by power iteration in F32
 // with an orthonormal A, both stored in F16. R = 0 gives A = B = 0, and R of a lower rank columns
@@ -42,6 +45,7 @@ namespace kvlathe {
 struct SealHead {
   int rank_k = 0;
   int rank_v = 0;
+  BitSplit k_bits = {}, v_bits = {};         // where the format splits bits
   const std::byte* const* blocks = nullptr;  // [n_blocks] plain and full
   std::byte* const* packed = nullptr;        // [n_blocks] PackedBlockBytes, to be written
   std::byte* record = nullptr;               // RunRecordBytes, to be written; null where that is 0

@@ -5,6 +5,7 @@
 #include "kernels/cpu/seal_kernels.h"
 #include "kernels/cpu/seal_lowrank_kernels.h"
 #include "kernels/cpu/seal_vectors.h"
+#include "kernels/cpu/unit_codes.h"
 
 namespace kvlathe {
 namespace {
@@ -334,12 +335,13 @@ class GroupWriter {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) __builtin_memcpy(to_ + 16 * i + 8 * line, bytes + 8 * i, 8);
     } else {
-      if constexpr (kBits == 3) {
-        const uint32_t high = LaneBits(Splat(3) < codes.a) | LaneBits(Splat(3) < codes.b) << kLanes;
+      constexpr int kShift = LowBits(kBits);
+      if constexpr (HasHighBit(kBits)) {
+        const Ints low = Splat((1 << kShift) - 1);
+        const uint32_t high = LaneBits(low < codes.a) | LaneBits(low < codes.b) << kLanes;
         __builtin_memcpy(to_ + 64 + 4 * line, &high, sizeof(high));
-        codes.a = codes.a & Splat(3), codes.b = codes.b & Splat(3);
+        codes.a = codes.a & low, codes.b = codes.b & low;
       }
-      constexpr int kShift = kBits == 3 ? 2 : kBits;
       a_ = a_ | codes.a << (kShift * line);
       b_ = b_ | codes.b << (kShift * line);
     }
@@ -457,15 +459,57 @@ void QuantiseBits(const QuantiseParams& p) {
 
 void Quantise(const QuantiseParams& p) {
   switch (p.bits) {
+    case 1:
+      return QuantiseBits<1>(p);
     case 2:
       return QuantiseBits<2>(p);
     case 3:
       return QuantiseBits<3>(p);
     case 4:
       return QuantiseBits<4>(p);
+    case 5:
+      return QuantiseBits<5>(p);
     default:
       return QuantiseBits<8>(p);
   }
+}
+
+struct UnitTable {
+  int n_codes;
+  const float* centroids;
+  const float* boundaries;
+};
+
+void EncodeByTable(const UnitTable& table, int64_t n, float* x, float* residual) {
+  const Floats one = Splat(1.0f), zero = Splat(0.0f);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Floats from = Load(x + i);
+    Floats code = zero, value = Splat(table.centroids[0]);
+    for (int c = 1; c < table.n_codes; ++c) {
+      const Ints is_above = Splat(table.boundaries[c - 1]) < from;
+      code = code + Select(is_above, one, zero);
+      value = Select(is_above, Splat(table.centroids[c]), value);
+    }
+    if (residual != nullptr) Store(from - value, residual + i);
+    Store(code, x + i);
+  }
+}
+
+void EncodeBySteps(int64_t n, float* x, float* residual) {
+  const Floats step = Splat(kUnitStep), middle = Splat(128.0f), bias = Splat(kRoundingBias);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Floats from = Load(x + i);
+    const Floats code =
+        Lower()(Higher()(from / step + middle, Splat(0.0f)), Splat(255.0f)) + bias - bias;
+    if (residual != nullptr) Store(from - (code - middle) * step, residual + i);
+    Store(code, x + i);
+  }
+}
+
+void EncodeUnits(int bits, int64_t n, float* x, float* residual) {
+  if (bits == 8) return EncodeBySteps(n, x, residual);
+  EncodeByTable({1 << bits, UnitCentroids(bits).data(), UnitBoundaries(bits).data()}, n, x,
+                residual);
 }
 
 constexpr SealKernels kSealKernelSet = {.expand = Expand,
@@ -476,6 +520,7 @@ constexpr SealKernels kSealKernelSet = {.expand = Expand,
                                         .extend_token_ranges = ExtendTokenRanges,
                                         .round_scales = RoundScales,
                                         .quantise = Quantise,
+                                        .encode_units = EncodeUnits,
                                         .to_f16 = ToF16Rows,
                                         .from_f16 = FromF16Rows,
                                         .multiply = Multiply,

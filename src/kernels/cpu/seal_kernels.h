@@ -91,6 +91,9 @@ struct SealKernels {
   void (*round_scales)(const float* low, const float* high, int n, int bits, bool is_symmetric,
                        std::byte* scale_bits, std::byte* min_bits, float* scales, float* minima);
   void (*quantise)(const QuantiseParams& params);
+  // n elements, a multiple of 16, to codes of unit_codes.h as numbers, in place. What the codes
+  // lose goes to `residual` if that is not null.
+  void (*encode_units)(int bits, int64_t n, float* x, float* residual);
 
   // F16 with the largest one for what is beyond, and back; n is a multiple of 16.
   void (*to_f16)(const float* from, int64_t n, std::byte* to);

@@ -26,6 +26,7 @@ int64_t LayOut(const SealSizes& sizes, std::byte* base, SealWorkspace* ws) {
   constexpr int64_t kMaxColumns = std::max(kMaxPackedRank, kBlockSize);
   Parts parts(base);
   parts.Take(kBlockSize * sizes.max_rank, &ws->x);
+  parts.Take(sizes.splits_bits ? kBlockSize * sizes.max_rank : 0, &ws->part);
   parts.Take(kBlockSize * sizes.max_rank / kLineWords, &ws->masks);
   parts.Take(sizes.max_rank, &ws->found);
   for (std::byte*& column : ws->columns) parts.Take(sizes.column_keys * 4, &column);

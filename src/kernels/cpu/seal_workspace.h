@@ -29,6 +29,7 @@ struct SealSizes {
   int64_t factor_words = 0;    // of the largest A
   int lowrank = 0;
   int64_t quotients = 0;  // of K with a codebook and exact entries, of a run
+  bool splits_bits = false;
 
   friend bool operator==(const SealSizes&, const SealSizes&) = default;
 };
@@ -43,6 +44,7 @@ struct SealWorkspace {
   Status Reserve(const SealSizes& sizes);
 
   float* x;                     // a block of rows, by lines
+  float* part;                  // some channels of a block of V, by lines; where bits are split
   uint32_t* masks;              // [pairs][lines]
   uint64_t* found;              // [channels]: tokens of a block that may be exact entries
   std::byte* columns[2];        // keys

@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "kernels/cpu/block_layout.h"
+
 namespace kvlathe {
 
 // Row-major float matrices; "compress" is applied to rows on the right.
@@ -20,6 +22,8 @@ struct HeadBasis {
   // to 1. Neither costs stored bytes.
   std::vector<float> key_offset = {};
   std::vector<float> value_offset = {};
+  // Where channels have bits of their own; the maps then give channels of unit variance.
+  BitSplit k_bits = {}, v_bits = {};
 };
 
 struct ModelBasis {

@@ -16,4 +16,11 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs);
 // Water-filling (RankRule::kLeastError) over all layers, heads and pairs.
 StatusOr<RankAllocation> AllocateLathe(const BasisAnalysis& analysis, const RankRequest& request);
 
+// Water-filling of bits: 0, 1, 2, 3, 4 or 8 for each 16 channels of each pair, those next that save
+// most loss per bit, until kv_fraction reaches 1 / ratio. No bits cost what cutting does, b bits
+// UnitLoss(b) of what noise does. request.goal is kRatio.
+// kInvalidArgument: a ratio that one bit per channel of the lowest ranks does not reach.
+StatusOr<RankAllocation> AllocateLatheBits(const BasisAnalysis& analysis,
+                                           const RankRequest& request);
+
 }  // namespace kvlathe

@@ -14,7 +14,7 @@ namespace {
 constexpr BasisMethod kMethods[] = {
     {"fdc", AnalyseFdc, AllocateFdc},
     {"zack", AnalyseZack, AllocateZack},
-    {"lathe", AnalyseLathe, AllocateLathe},
+    {"lathe", AnalyseLathe, AllocateLathe, AllocateLatheBits},
 };
 
 std::vector<float> FirstColumns(const std::vector<float>& square, int dim, int n_columns) {
@@ -23,6 +23,28 @@ std::vector<float> FirstColumns(const std::vector<float>& square, int dim, int n
     std::copy_n(&square[row * dim], n_columns, &columns[row * n_columns]);
   }
   return columns;
+}
+
+// Columns of a map [dim, n_columns] times factors.
+void ScaleColumns(std::span<const float> factors, int n_columns, std::vector<float>* map) {
+  for (size_t i = 0; i < map->size(); ++i) (*map)[i] *= factors[i % n_columns];
+}
+
+std::vector<float> Inverses(std::vector<float> numbers) {
+  for (float& x : numbers) x = 1 / x;
+  return numbers;
+}
+
+// Gives stored channels unit variance, and back.
+void DivideByDeviations(const HeadAnalysis& full, int head_dim, HeadBasis* head) {
+  ScaleColumns(full.key_deviations, head->rank_k, &head->query_basis);
+  ScaleColumns(Inverses(full.key_deviations), head->rank_k, &head->key_basis);
+  ScaleColumns(Inverses(full.value_deviations), head->rank_v, &head->value_basis);
+  for (int64_t r = 0; r < head->rank_v; ++r) {
+    for (int64_t i = 0; i < head_dim; ++i) {
+      head->output_basis[r * head_dim + i] *= full.value_deviations[r];
+    }
+  }
 }
 
 }  // namespace
@@ -46,7 +68,7 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
   basis.heads.reserve(ranks.size());
   for (size_t h = 0; h < ranks.size(); ++h) {
     const HeadAnalysis& full = analysis.heads[h];
-    const auto [rank_k, rank_v] = ranks[h];
+    const auto [rank_k, rank_v, k_bits, v_bits] = ranks[h];
     KVL_CHECK(rank_k >= 1 && rank_k <= head_dim && rank_v >= 1 && rank_v <= head_dim);
     HeadBasis head;
     head.rank_k = rank_k;
@@ -58,6 +80,12 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
     head.output_basis.assign(rows, rows + int64_t{rank_v} * head_dim);
     head.key_offset = full.key_offset;
     head.value_offset = full.value_offset;
+    if (k_bits != BitSplit{}) {
+      KVL_CHECK(k_bits.n_channels() == rank_k && v_bits.n_channels() == rank_v);
+      head.k_bits = k_bits;
+      head.v_bits = v_bits;
+      DivideByDeviations(full, head_dim, &head);
+    }
     basis.heads.push_back(std::move(head));
   }
   return basis;

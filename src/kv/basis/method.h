@@ -38,12 +38,24 @@ struct HeadAnalysis {
   std::vector<float> output_basis;
   std::vector<float> key_offset = {};  // [head_dim] or empty
   std::vector<float> value_offset = {};
+  // Of the stored channels in text like that of the calibration, about the offsets; of methods that
+  // split bits, or empty.
+  std::vector<float> key_deviations = {};
+  std::vector<float> value_deviations = {};
+};
+
+// What a channel of a pair costs with an error of its own variance, independent at every position:
+// by channel, [head_dim].
+struct HeadNoise {
+  std::vector<double> qk;
+  std::vector<double> v;
 };
 
 struct BasisAnalysis {
   StatisticsShape shape;
-  std::vector<HeadAnalysis> heads;   // [n_layers * n_kv_heads]
-  std::vector<HeadSpectra> spectra;  // [n_layers * n_kv_heads]: what ranks are chosen by
+  std::vector<HeadAnalysis> heads;    // [n_layers * n_kv_heads]
+  std::vector<HeadSpectra> spectra;   // [n_layers * n_kv_heads]: what ranks are chosen by
+  std::vector<HeadNoise> noise = {};  // the same, by which methods that split bits choose those
 };
 
 struct BasisMethod {
@@ -52,13 +64,17 @@ struct BasisMethod {
   // Errors: kDataLoss for statistics or weights that are not finite.
   StatusOr<BasisAnalysis> (*analyse)(const BasisInputs& inputs);
   StatusOr<RankAllocation> (*allocate)(const BasisAnalysis& analysis, const RankRequest& request);
+  // Ranks and bits for each channel, by ratio; null: the method leaves bits to the quantizer axis.
+  StatusOr<RankAllocation> (*allocate_bits)(const BasisAnalysis& analysis,
+                                            const RankRequest& request) = nullptr;
 };
 
 std::span<const BasisMethod> BasisMethods();
 // Null if there is none of that name.
 const BasisMethod* FindBasisMethod(std::string_view name);
 
-// Cuts the analysis to the allocation's ranks.
+// Cuts the analysis to the allocation's ranks. Where these split bits, the maps take the channels'
+// deviations as well, and stored channels have unit variance.
 ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>& ranks);
 
 }  // namespace kvlathe

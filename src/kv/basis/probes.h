@@ -7,6 +7,8 @@ namespace kvlathe {
 
 // Every pair is cut to a quarter, half and three quarters of its dimensions.
 inline constexpr int kProbeCuts = 3;
+// Codes of this many bits for all channels of a pair show what noise costs there.
+inline constexpr int kProbeBits = 2;
 // What is measured below it is rounding.
 inline constexpr double kLeastProbeKl = 1e-7;
 

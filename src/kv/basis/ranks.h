@@ -6,12 +6,14 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/cpu/block_layout.h"
 
 namespace kvlathe {
 
 struct HeadRanks {
   int rank_k = 0;
   int rank_v = 0;
+  BitSplit k_bits = {}, v_bits = {};  // where channels have bits of their own
   bool operator==(const HeadRanks&) const = default;
 };
 

@@ -13,7 +13,7 @@ namespace kvlathe {
 namespace {
 
 constexpr const char* kFormat = "kvlathe-statistics";
-constexpr const char* kFormatVersion = "2";
+constexpr const char* kFormatVersion = "3";
 constexpr const char* kRecalibrate = "write a new one with kvlathe calibrate";
 
 using Metadata = std::map<std::string, std::string>;
@@ -60,6 +60,8 @@ std::vector<ArrayField> ArrayFields(CalibrationStatistics* s) {
   AddMoments("attended_v", s->shape, n_kv_heads, &s->attended_v, &fields);
   fields.push_back({"probe_kl_qk", {s->shape.n_layers, n_kv_heads, kProbeCuts}, &s->probe_kl_qk});
   fields.push_back({"probe_kl_v", {s->shape.n_layers, n_kv_heads, kProbeCuts}, &s->probe_kl_v});
+  fields.push_back({"probe_noise_qk", {s->shape.n_layers, n_kv_heads}, &s->probe_noise_qk});
+  fields.push_back({"probe_noise_v", {s->shape.n_layers, n_kv_heads}, &s->probe_noise_v});
   AddHistograms("k_post_histograms", s->shape, &s->k_post_histograms, &fields);
   AddHistograms("k_pre_histograms", s->shape, &s->k_pre_histograms, &fields);
   AddHistograms("v_histograms", s->shape, &s->v_histograms, &fields);

@@ -70,6 +70,9 @@ struct CalibrationStatistics {
   // lathe's basis, [n_layers, n_kv_heads, kProbeCuts]; 0: not measured.
   std::vector<float> probe_kl_qk;
   std::vector<float> probe_kl_v;
+  // The same from codes of kProbeBits for all channels of the pair, [n_layers, n_kv_heads].
+  std::vector<float> probe_noise_qk;
+  std::vector<float> probe_noise_v;
 
   // Channel (layer_idx * n_kv_heads + kv_head_idx) * head_dim + d.
   ChannelHistograms k_post_histograms;

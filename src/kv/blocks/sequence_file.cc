@@ -19,7 +19,7 @@ namespace kvlathe {
 namespace {
 
 constexpr std::string_view kMagic = "KVLSEQ\r\n";
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr int64_t kCrcBytes = 4;
 // Bounds that keep every product below 2^63.
 constexpr uint32_t kMaxTextBytes = 1 << 16;
@@ -56,6 +56,13 @@ bool ReadShape(ByteReader* reader, BlockShape* shape) {
   if (!reader->Read(&rank_k) || !reader->Read(&rank_v) || !reader->Read(&row_type)) return false;
   if (rank_k > kMaxDim || rank_v > kMaxDim || row_type >= std::size(kRowTypes)) return false;
   *shape = {static_cast<int>(rank_k), static_cast<int>(rank_v), kRowTypes[row_type]};
+  for (BitSplit* split : {&shape->k_bits, &shape->v_bits}) {
+    for (int& n : split->channels) {
+      uint32_t number = 0;
+      if (!reader->Read(&number) || number > kMaxDim) return false;
+      n = static_cast<int>(number);
+    }
+  }
   return true;
 }
 
@@ -136,6 +143,9 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
     AppendBytes(static_cast<uint32_t>(shape.rank_v), &rest);
     const auto type = std::find(std::begin(kRowTypes), std::end(kRowTypes), shape.row_type);
     AppendBytes(static_cast<uint32_t>(type - kRowTypes), &rest);
+    for (const BitSplit* split : {&shape.k_bits, &shape.v_bits}) {
+      for (const int n : split->channels) AppendBytes(static_cast<uint32_t>(n), &rest);
+    }
   }
   const std::vector<int> n_entries = MergedLengths(cache, layout);
   for (const int n : n_entries) AppendBytes(static_cast<uint32_t>(n), &rest);

@@ -342,7 +342,7 @@ TEST_F(SequenceFileTest, ForeignFilesAreRefusedWithWhatIsDifferent) {
   EXPECT_THAT(MessageOf(RestoreSequence(path_, {kIdentity, &layout, 99}, &cache).status()),
               HasSubstr("holds 100 positions, but the context is 99"));
   std::string later = FileBytes();
-  later[8] = 3;
+  later[8] = 99;
   WriteSealed(later);
   EXPECT_EQ(Refusal(layout).code(), StatusCode::kUnimplemented);
   WriteBytes("a text");

@@ -16,12 +16,17 @@ std::span<const QuantizerMethod> QuantizerMethods() {
 }
 
 std::optional<SealPlan> SealPlanOf(const Spec& spec) {
-  const Stage* stage = spec.quantizer();
+  const Stage* stage = spec.splits_bits() ? spec.basis() : spec.quantizer();
   if (stage == nullptr) return std::nullopt;
-  const auto methods = QuantizerMethods();
-  const auto method = std::ranges::find(methods, stage->name, &QuantizerMethod::name);
-  KVL_CHECK(method != methods.end());
-  SealPlan plan{.format = method->format(*stage)};
+  SealPlan plan;
+  if (spec.splits_bits()) {
+    plan.format.splits_bits = true;
+  } else {
+    const auto methods = QuantizerMethods();
+    const auto method = std::ranges::find(methods, stage->name, &QuantizerMethod::name);
+    KVL_CHECK(method != methods.end());
+    plan.format = method->format(*stage);
+  }
   const bool waits = stage->Word("run") == "prompt" || spec.retention() != nullptr;
   plan.prompt_run = waits ? 0 : stage->Integer("run");
   plan.buffer = stage->Integer("buffer");

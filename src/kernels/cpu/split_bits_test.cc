@@ -1,0 +1,381 @@
+// Sealed blocks whose channels have bits of their own: codes against a literal reading of the
+// layout (packed_layout.h) and the nearest of the literal centroids, attention against sums in
+// double.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "base/threads.h"
+#include "kernels/cpu/attend.h"
+#include "kernels/cpu/attend_emulated.h"
+#include "kernels/cpu/attend_packed.h"
+#include "kernels/cpu/seal.h"
+#include "tensor/buffer.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kBits[] = {8, 5, 4, 3, 2, 1};
+// Positive centroids by bits; 8 bits: steps of 1/16 around code 128.
+const std::vector<double> kPositive[] = {
+    {},
+    {0.765625},
+    {0.45703125, 1.625},
+    {0.2578125, 0.8125, 1.5078125, 2.671875},
+    {0.138671875, 0.421875, 0.72265625, 1.0625, 1.453125, 1.9609375, 2.6875, 4.03125},
+    {0.072265625, 0.216796875, 0.365234375, 0.515625, 0.671875, 0.83984375, 1.015625, 1.2109375,
+     1.421875, 1.6640625, 1.9453125, 2.28125, 2.703125, 3.28125, 4.15625, 5.84375}};
+
+double ValueOf(int bits, int code) {
+  if (bits == 8) return (code - 128) / 16.0;
+  const int half = 1 << (bits - 1);
+  return code >= half ? kPositive[bits][code - half] : -kPositive[bits][half - 1 - code];
+}
+
+struct Head {
+  std::vector<int> k_channels, v_channels;  // by kBits
+  int n_blocks;
+  int n_plain;  // entries behind the run
+  int lowrank = 0;
+};
+
+int Sum(const std::vector<int>& x) {
+  int sum = 0;
+  for (const int i : x) sum += i;
+  return sum;
+}
+
+BitSplit SplitOf(const std::vector<int>& channels) {
+  BitSplit split;
+  std::ranges::copy(channels, split.channels.begin());
+  return split;
+}
+
+// Bit `bit` of the bytes.
+int BitAt(const std::byte* bytes, int64_t bit) {
+  return static_cast<int>(bytes[bit / 8] >> (bit % 8)) & 1;
+}
+
+// The code of (token, channel of the segment) by the text of the layout.
+int CodeAt(const std::byte* segment, int bits, int n_channels, bool is_key, int t, int c) {
+  const int low_bits = bits == 3 ? 2 : bits == 5 ? 4 : bits;
+  const int lines_per_group = 16 / low_bits;
+  const int group_bytes = bits == 3 ? 96 : bits == 5 ? 80 : 64;
+  int64_t group;
+  int line, word;
+  if (is_key) {
+    const int l = 4 * (c / 2) + t / 16;
+    group = l / lines_per_group, line = l % lines_per_group, word = t % 16 * 2 + c % 2;
+  } else {
+    const int pair = t / 2;
+    group = int64_t{pair / lines_per_group} * (n_channels / 16) + c / 16;
+    line = pair % lines_per_group, word = c % 16 * 2 + t % 2;
+  }
+  const std::byte* bytes = segment + group * group_bytes;
+  if (bits == 8) return static_cast<int>(bytes[word / 8 * 16 + line * 8 + word % 8]);
+  int code = 0;
+  for (int i = 0; i < low_bits; ++i) code |= BitAt(bytes, 16 * word + low_bits * line + i) << i;
+  if (low_bits < bits) code |= BitAt(bytes + 64 + 4 * line, word) << low_bits;
+  return code;
+}
+
+// One head: rows, sealed and plain, and what sealed ones stand for.
+class Problem {
+ public:
+  Problem(const Head& h, DType type, uint64_t seed)
+      : head(h),
+        shape{Sum(h.k_channels), Sum(h.v_channels), type, SplitOf(h.k_channels),
+              SplitOf(h.v_channels)},
+        random_(seed) {
+    format.splits_bits = true;
+    format.prompt_rank = h.lowrank;
+    const int n = h.n_blocks * kBlockSize + h.n_plain;
+    k = Rows(n, shape.rank_k), v = Rows(n, shape.rank_v);
+    packed_shape = {.format = format,
+                    .rank_k = shape.rank_k,
+                    .rank_v = shape.rank_v,
+                    .k_bits = shape.k_bits,
+                    .v_bits = shape.v_bits,
+                    .n_kv_heads = 1,
+                    .layer_rank_v = shape.rank_v,
+                    .n_blocks = h.n_blocks};
+    const int n_blocks = (n + kBlockSize - 1) / kBlockSize;
+    for (int b = 0; b < n_blocks; ++b) plain_.push_back(PlainBlock(b, n));
+    for (const Buffer& block : plain_) blocks.push_back(block.data());
+    record_ = Buffer::Allocate(RunRecordBytes(packed_shape) + 64, "test").value();
+    for (int b = 0; b < h.n_blocks; ++b) {
+      packed_.push_back(Buffer::Allocate(PackedBlockBytes(packed_shape) + 64, "test").value());
+      std::memset(packed_[b].data(), 0xff, packed_[b].n_bytes());
+    }
+  }
+
+  Status Seal(Isa isa) {
+    ThreadPool pool(1);
+    std::vector<std::byte*> to;
+    for (Buffer& p : packed_) to.push_back(p.data());
+    const SealHead seal_head = {.rank_k = shape.rank_k,
+                                .rank_v = shape.rank_v,
+                                .k_bits = shape.k_bits,
+                                .v_bits = shape.v_bits,
+                                .blocks = blocks.data(),
+                                .packed = to.data(),
+                                .record = head.lowrank > 0 ? record_.data() : nullptr};
+    const SealJob job = {.heads = {&seal_head, 1}, .n_blocks = head.n_blocks, .seed = 3};
+    Sealer sealer(format, shape.row_type, 3, &pool, isa);
+    return sealer.Run({&job, 1});
+  }
+
+  void UsePacked() {
+    run = {.n_blocks = head.n_blocks, .record = record_.data()};
+    packed_head = {.format = format, .layer_rank_v = shape.rank_v, .runs = &run, .n_runs = 1};
+    for (int b = 0; b < head.n_blocks; ++b) blocks[b] = packed_[b].data();
+  }
+
+  // Reads what the codes of (token, channel) stand for.
+  double Decoded(bool is_key, int token, int channel) const {
+    const std::vector<int>& channels = is_key ? head.k_channels : head.v_channels;
+    const std::byte* segment = packed_[token / kBlockSize].data();
+    if (!is_key) {
+      for (int i = 0; i < 6; ++i) segment += 8 * head.k_channels[i] * kBits[i];
+    }
+    int first = 0, i = 0;
+    while (channel >= first + channels[i]) {
+      segment += 8 * channels[i] * kBits[i];
+      first += channels[i++];
+    }
+    const int code =
+        CodeAt(segment, kBits[i], channels[i], is_key, token % kBlockSize, channel - first);
+    return ValueOf(kBits[i], code);
+  }
+  int BitsOf(bool is_key, int channel) const {
+    const std::vector<int>& channels = is_key ? head.k_channels : head.v_channels;
+    int i = 0;
+    for (int first = 0; channel >= first + channels[i]; ++i) first += channels[i];
+    return kBits[i];
+  }
+  const std::byte* packed_block(int b) const { return packed_[b].data(); }
+  float& At(bool is_key, int token, int channel) {
+    return is_key ? k[token * shape.rank_k + channel] : v[token * shape.rank_v + channel];
+  }
+
+  Head head;
+  BlockShape shape;
+  PackedFormat format;
+  PackedShape packed_shape;
+  std::vector<float> k, v;  // as rounded to the row type
+  std::vector<const std::byte*> blocks;
+  PackedRun run;
+  PackedHead packed_head;
+
+ private:
+  float Stored(double x) const {
+    const auto f = static_cast<float>(x);
+    return shape.row_type == DType::kBf16 ? ToFloat(ToBf16(f)) : f;
+  }
+  // Mostly normal, a few far out.
+  std::vector<float> Rows(int n, int rank) {
+    std::vector<float> rows(static_cast<size_t>(n) * rank);
+    for (float& x : rows) {
+      x = Stored(random_.Normal() * (random_.Below(50) == 0 ? 4 : 1));
+    }
+    return rows;
+  }
+  Buffer PlainBlock(int b, int n) {
+    Buffer block = Buffer::Allocate(BlockBytes(shape), "test").value();
+    std::memset(block.data(), 0, block.n_bytes());
+    const auto put = [&](int64_t at, float x) {
+      if (shape.row_type == DType::kBf16) {
+        block.as<Bf16>()[at] = ToBf16(x);
+      } else {
+        block.as<float>()[at] = x;
+      }
+    };
+    for (int t = 0; t < std::min(kBlockSize, n - b * kBlockSize); ++t) {
+      const int token = b * kBlockSize + t;
+      for (int r = 0; r < shape.rank_k; ++r) put(KeyOffset(t, r), k[token * shape.rank_k + r]);
+      for (int r = 0; r < shape.rank_v; ++r) {
+        put(kBlockSize * shape.rank_k + ValueOffset(shape, t, r), v[token * shape.rank_v + r]);
+      }
+    }
+    return block;
+  }
+
+  Random random_;
+  std::vector<Buffer> plain_, packed_;
+  Buffer record_;
+};
+
+const Head kHeads[] = {
+    {{16, 16, 16, 16, 16, 16}, {16, 16, 32, 16, 16, 48}, 2, 5},
+    {{0, 0, 64, 0, 0, 0}, {0, 0, 0, 0, 64, 0}, 3, 0},
+    {{0, 0, 0, 0, 0, 16}, {0, 0, 0, 16, 0, 0}, 1, 64},
+    {{32, 64, 0, 48, 0, 0}, {0, 48, 16, 0, 0, 80}, 2, 1},
+    {{48, 0, 80, 0, 64, 64}, {64, 80, 0, 112, 0, 0}, 1, 30},
+};
+
+TEST(SplitBits, CodesAreTheNearest) {
+  for (const Isa isa : AvailableIsas()) {
+    for (const Head& head : kHeads) {
+      for (const DType type : {DType::kBf16, DType::kF32}) {
+        Problem p(head, type, 7);
+        ASSERT_TRUE(p.Seal(isa).ok());
+        for (const bool is_key : {true, false}) {
+          const int rank = is_key ? p.shape.rank_k : p.shape.rank_v;
+          for (int t = 0; t < head.n_blocks * kBlockSize; ++t) {
+            for (int c = 0; c < rank; ++c) {
+              const int bits = p.BitsOf(is_key, c);
+              const double x = p.At(is_key, t, c), got = p.Decoded(is_key, t, c);
+              double nearest = std::numeric_limits<double>::infinity();
+              for (int code = 0; code < 1 << bits; ++code) {
+                nearest = std::min(nearest, std::abs(x - ValueOf(bits, code)));
+              }
+              ASSERT_LE(std::abs(x - got), nearest + 1e-6)
+                  << IsaName(isa) << " key " << is_key << " token " << t << " channel " << c;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(SplitBits, BytesAreTheBitsAndNothingElse) {
+  const Problem p(kHeads[0], DType::kBf16, 1);
+  EXPECT_EQ(
+      PackedBlockBytes(p.packed_shape),
+      64 * (16 * (8 + 5 + 4 + 3 + 2 + 1) + 16 * 8 + 16 * 5 + 32 * 4 + 16 * 3 + 16 * 2 + 48) / 8);
+  EXPECT_EQ(RunRecordBytes(p.packed_shape), 0);
+  EXPECT_EQ(LayerRecordBytes(p.packed_shape), 0);
+}
+
+TEST(SplitBits, EveryInstructionSetGivesTheSameBytes) {
+  for (Head head : kHeads) {
+    head.lowrank = 3;
+    Problem want(head, DType::kBf16, 9);
+    ASSERT_TRUE(want.Seal(Isa::kScalar).ok());
+    for (const Isa isa : AvailableIsas()) {
+      Problem got(head, DType::kBf16, 9);
+      ASSERT_TRUE(got.Seal(isa).ok());
+      for (int b = 0; b < head.n_blocks; ++b) {
+        EXPECT_EQ(0, std::memcmp(want.packed_block(b), got.packed_block(b),
+                                 PackedBlockBytes(want.packed_shape)));
+      }
+    }
+  }
+}
+
+TEST(SplitBits, RefusesNan) {
+  Problem p(kHeads[0], DType::kF32, 2);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(const_cast<std::byte*>(p.blocks[1]) + BlockBytes(p.shape) - 4, &nan, 4);
+  const Status status = p.Seal(AvailableIsas().back());
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
+}
+
+// Attention over the run and the plain entries behind it: the literal one of the decoded values.
+void CheckAttention(const Head& head, const AttendKernels& kernels, DType type, int n_tokens,
+                    int group, const std::string& what) {
+  Problem p(head, type, 11);
+  ASSERT_TRUE(p.Seal(AvailableIsas().back()).ok());
+  p.UsePacked();
+  const int n = static_cast<int>(p.k.size()) / p.shape.rank_k, n_rows = n_tokens * group;
+  Random random(5);
+  std::vector<float> q(static_cast<size_t>(n_rows) * p.shape.rank_k);
+  for (float& x : q) x = ToFloat(ToBf16(static_cast<float>(random.Normal())));
+  std::vector<Bf16> q_bf16;
+  for (const float x : q) q_bf16.push_back(ToBf16(x));
+  std::vector<float> o(static_cast<size_t>(n_rows) * p.shape.rank_v), row_max(n_rows),
+      row_sum(n_rows);
+  Buffer scratch = Buffer::Allocate(kAttendScratchBytes, "test").value();
+  AttendParams params;
+  params.shape = p.shape;
+  params.gqa_group = group;
+  params.n_rows = n_rows;
+  params.q = type == DType::kBf16 ? static_cast<const void*>(q_bf16.data()) : q.data();
+  params.q_stride = p.shape.rank_k;
+  params.blocks = p.blocks.data();
+  params.packed = &p.packed_head;
+  params.kv_end = n;
+  params.first_visible = n - n_tokens + 1;
+  params.sm_scale = 1 / std::sqrt(static_cast<float>(p.shape.rank_k));
+  params.o = o.data();
+  params.o_stride = p.shape.rank_v;
+  params.row_max = row_max.data();
+  params.row_sum = row_sum.data();
+  kernels.attend(params, scratch.data());
+
+  std::vector<double> k(p.k.begin(), p.k.end()), v(p.v.begin(), p.v.end());
+  if (head.lowrank == 0) {
+    for (int t = 0; t < head.n_blocks * kBlockSize; ++t) {
+      for (int c = 0; c < p.shape.rank_k; ++c) k[t * p.shape.rank_k + c] = p.Decoded(true, t, c);
+      for (int c = 0; c < p.shape.rank_v; ++c) v[t * p.shape.rank_v + c] = p.Decoded(false, t, c);
+    }
+  } else {  // what the portable code reads, which other tests hold against the layout
+    std::vector<float> block(kBlockSize * (p.shape.rank_k + p.shape.rank_v));
+    const PackedRunView view = ViewRun(params, p.run);
+    for (int t = 0; t < head.n_blocks * kBlockSize; ++t) {
+      const int b = t / kBlockSize, i = t % kBlockSize;
+      if (i == 0) ExpandPackedBlock(view, p.blocks[b], b, block.data());
+      for (int c = 0; c < p.shape.rank_k; ++c) k[t * p.shape.rank_k + c] = block[KeyOffset(i, c)];
+      for (int c = 0; c < p.shape.rank_v; ++c) {
+        v[t * p.shape.rank_v + c] = block[kBlockSize * p.shape.rank_k + ValueOffset(p.shape, i, c)];
+      }
+    }
+  }
+  double error = 0, square = 0;
+  for (int row = 0; row < n_rows; ++row) {
+    const int n_seen = params.first_visible + row / group;
+    std::vector<double> out(p.shape.rank_v);
+    double sum = 0;
+    for (int t = 0; t < n_seen; ++t) {
+      double score = 0;
+      for (int c = 0; c < p.shape.rank_k; ++c) {
+        score += q[row * p.shape.rank_k + c] * k[t * p.shape.rank_k + c];
+      }
+      const double weight = std::exp(score * params.sm_scale - row_max[row]);
+      sum += weight;
+      for (int c = 0; c < p.shape.rank_v; ++c) out[c] += weight * v[t * p.shape.rank_v + c];
+    }
+    for (int c = 0; c < p.shape.rank_v; ++c) {
+      const double want = out[c] / sum, got = o[row * p.shape.rank_v + c] / row_sum[row];
+      error += (want - got) * (want - got);
+      square += want * want;
+    }
+  }
+  EXPECT_LT(std::sqrt(error / square), type == DType::kF32 ? 1e-5 : 6e-3) << what;
+}
+
+TEST(SplitBits, AttentionIsThatOfTheDecodedValues) {
+  for (Head head : kHeads) {
+    for (const int lowrank : {0, 2}) {
+      head.lowrank = lowrank;
+      for (const int n_tokens : {1, 2, 9, 33}) {
+        for (const int group : {1, 3, 4}) {
+          const auto check = [&](const AttendKernels& kernels, DType type, std::string name) {
+            CheckAttention(
+                head, kernels, type, n_tokens, group,
+                fmt::format("{} {} tokens {} group {} rank {} lowrank {}", name, DTypeName(type),
+                            n_tokens, group, Sum(head.k_channels), lowrank));
+          };
+          for (const Isa isa : AvailableIsas()) {
+            for (const DType type : {DType::kBf16, DType::kF32}) {
+              check(GetAttendKernels(isa, type), type, std::string(IsaName(isa)));
+            }
+          }
+          if (HasBf16Dots(AvailableIsas().back())) {
+            check(kAttendEmulatedTiles, DType::kBf16, "emulated AMX");
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvlathe
