@@ -104,11 +104,14 @@ Status RunAttention(BenchAttentionOptions options) {
   for (const std::string& kv : options.kv) {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
     KVL_RETURN_IF_ERROR(CheckSupported(spec));
-    if (spec.basis() != nullptr && !spec.basis()->Has("rate")) {
-      return Error(StatusCode::kInvalidArgument, "--kv '{}': bench attention takes rate only", kv);
+    const Stage* basis = spec.basis();
+    const bool has_rate = basis != nullptr && basis->Has("rate");
+    if (basis != nullptr && !has_rate && !spec.splits_bits()) {
+      return Error(StatusCode::kInvalidArgument,
+                   "--kv '{}': bench attention takes rate, or a ratio that chooses bits", kv);
     }
-    bench.specs.push_back({kv, spec.basis() == nullptr ? 0 : spec.basis()->Number("rate"),
-                           SealPlanOf(spec), RetentionPlanOf(spec)});
+    bench.specs.push_back({kv, has_rate ? basis->Number("rate") : 0, SealPlanOf(spec),
+                           RetentionPlanOf(spec), spec.splits_bits() ? basis->Number("ratio") : 0});
   }
   bench.phases.clear();
   for (const std::string& phase : options.phases) {

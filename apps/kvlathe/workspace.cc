@@ -43,6 +43,22 @@ double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_t
          static_cast<double>(ReferenceBytes(layout, c.max_seq_len));
 }
 
+// Maps in the shapes that the spec asks for, of a model with random weights.
+StatusOr<ModelBasis> RandomBasisOf(const ModelConfig& c, const Spec& spec) {
+  const Stage& stage = *spec.basis();
+  if (stage.Has("rate")) {
+    return DrawRandomBasis(c.n_layers, c.n_kv_heads, c.head_dim, stage.Number("rate"),
+                           kRandomWeightsSeed);
+  }
+  if (spec.splits_bits()) {
+    return DrawRandomSplitBasis(c.n_layers, c.n_kv_heads, c.head_dim, stage.Number("ratio"),
+                                kRandomWeightsSeed);
+  }
+  return Error(StatusCode::kInvalidArgument,
+               "--kv '{}': a model with random weights takes rate, or a ratio that chooses bits",
+               spec.text());
+}
+
 BasisOptions OptionsOf(const Stage& stage) {
   BasisOptions options;
   if (stage.Has("normalise")) options.is_normalised = stage.Word("normalise") == "on";
@@ -279,12 +295,7 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
   ModelBasis basis;
   if (result.spec.basis() != nullptr) {
     if (random_weights_) {
-      if (!result.spec.basis()->Has("rate")) {
-        return Error(StatusCode::kInvalidArgument,
-                     "--kv '{}': a model with random weights takes rate only", kv);
-      }
-      basis = DrawRandomBasis(config_.n_layers, config_.n_kv_heads, config_.head_dim,
-                              result.spec.basis()->Number("rate"), kRandomWeightsSeed);
+      KVL_ASSIGN_OR_RETURN(basis, RandomBasisOf(config_, result.spec));
     } else {
       KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*result.spec.basis()));
       KVL_ASSIGN_OR_RETURN(result.ranks, ChooseRanks(result.spec, *analysis));

@@ -42,13 +42,11 @@ struct SensitivityJob {
 // At most this many cuts are measured where a layer's heads can be cut together.
 inline constexpr int kMostProbes = 96;
 
-// First, pairs give codes of kProbeBits to all their channels instead, beside codes of 8 bits
-// everywhere; what 8 bits alone cost is taken off, and the rest kept in probe_noise_qk and
-// probe_noise_v.
-//
-// Then cuts one pair of one KV head (or of a few of one layer) to each of ProbeRanks, all else whole,
-// and keeps the KL in statistics->probe_kl_qk and probe_kl_v. What heads cut together lose is
-// shared out by the errors that the analysis expects. Errors are those of `kl`.
+// Cuts one pair of one KV head (or of a few of one layer) to each of ProbeRanks, all else whole,
+// and keeps the KL in statistics->probe_kl_qk and probe_kl_v. Gives each pair codes of kProbeBits
+// as well, beside codes of 8 bits everywhere else, and keeps what that costs more than 8 bits
+// everywhere in probe_noise_qk and probe_noise_v. What heads lose together is shared out by the
+// errors that the analysis expects. Errors are those of `kl`.
 Status MeasureSensitivities(const SensitivityJob& job, CalibrationStatistics* statistics);
 
 }  // namespace kvlathe

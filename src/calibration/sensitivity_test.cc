@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "base/random.h"
+#include "kv/basis/probes.h"
 
 namespace kvlathe {
 namespace {
@@ -22,6 +26,9 @@ BasisAnalysis RandomAnalysis(const StatisticsShape& shape) {
     analysis.heads.push_back({matrix(), matrix(), matrix(), matrix()});
     analysis.heads.back().key_offset.assign(d, 1.0f);
     analysis.heads.back().value_offset.assign(d, 2.0f);
+    analysis.heads.back().key_deviations.assign(d, 1.0f);
+    analysis.heads.back().value_deviations.assign(d, 1.0f);
+    analysis.noise.push_back({std::vector<double>(d, 1.0 + h), std::vector<double>(d, 3.0)});
     HeadSpectra& spectra = analysis.spectra.emplace_back();
     for (int i = 0; i < d; ++i) {
       spectra.qk.push_back((1.0 + h) * (d - i));
@@ -38,6 +45,24 @@ struct Cut {
   int rank = 0;
   double Kl() const { return 0.1 * head_idx + (is_qk ? 1 : 2) + 1.0 / rank; }
 };
+
+// The pair whose codes are short, of a basis that splits bits; none where all have 8.
+std::optional<Cut> FindNoise(const ModelBasis& basis) {
+  std::optional<Cut> noisy;
+  const BitSplit wide = {{64}};
+  BitSplit narrow;
+  narrow.channels[std::ranges::find(kSplitBits, kProbeBits) - kSplitBits.begin()] = 64;
+  for (int h = 0; h < 6; ++h) {
+    for (const bool is_qk : {true, false}) {
+      const BitSplit& bits = is_qk ? basis.heads[h].k_bits : basis.heads[h].v_bits;
+      if (bits == wide) continue;
+      EXPECT_EQ(bits, narrow);
+      EXPECT_FALSE(noisy.has_value());
+      noisy = Cut{h, is_qk, 1};
+    }
+  }
+  return noisy;
+}
 
 Cut FindCut(const ModelBasis& basis, const BasisAnalysis& analysis) {
   Cut cut;
@@ -61,15 +86,26 @@ TEST(SensitivityTest, EveryPairOfEveryHeadIsCutAlone) {
   const StatisticsShape shape = {3, 4, 2, 64};
   const BasisAnalysis analysis = RandomAnalysis(shape);
   CalibrationStatistics statistics = MakeStatistics(shape);
-  int n_cuts = 0;
+  constexpr double kOf8Bits = 0.25;
+  int n_cuts = 0, n_noisy = 0;
   SensitivityJob job;
   job.analysis = &analysis;
   job.kl = [&](const ModelBasis& basis) -> StatusOr<double> {
+    if (basis.heads[0].k_bits != BitSplit{}) {
+      ++n_noisy;
+      const std::optional<Cut> noisy = FindNoise(basis);
+      return kOf8Bits + (noisy.has_value() ? noisy->Kl() : 0);
+    }
     ++n_cuts;
     return FindCut(basis, analysis).Kl();
   };
   ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
   EXPECT_EQ(n_cuts, 36);
+  EXPECT_EQ(n_noisy, 13);
+  for (int h = 0; h < 6; ++h) {
+    EXPECT_NEAR(statistics.probe_noise_qk[h], (Cut{h, true, 1}.Kl()), 1e-6);
+    EXPECT_NEAR(statistics.probe_noise_v[h], (Cut{h, false, 1}.Kl()), 1e-6);
+  }
   for (int h = 0; h < 6; ++h) {
     for (int cut = 0; cut < 3; ++cut) {
       const int rank = 16 * (cut + 1);
@@ -88,17 +124,26 @@ TEST(SensitivityTest, HeadsCutTogetherShareByTheirExpectedErrors) {
   job.analysis = &analysis;
   job.kl = [&](const ModelBasis& basis) -> StatusOr<double> {
     ++n_probes;
+    if (basis.heads[0].k_bits != BitSplit{}) {
+      const BitSplit wide = {{64}};
+      for (int l = 0; l < 20; ++l) {
+        if (basis.head(l, 0).k_bits != wide || basis.head(l, 0).v_bits != wide) return l + 2.0;
+      }
+      return 1.0;
+    }
     for (int l = 0; l < 20; ++l) {
       if (basis.head(l, 0).rank_k < 64) return l + 1.0;
     }
     return 0.5;
   };
   ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
-  EXPECT_EQ(n_probes, 120);
+  EXPECT_EQ(n_probes, 161);
   for (int l = 0; l < 20; ++l) {
     double squares = 0;
     for (int h = 4 * l; h < 4 * l + 4; ++h) squares += (1.0 + h) * (1.0 + h);
     for (int h = 4 * l; h < 4 * l + 4; ++h) {
+      EXPECT_NEAR(statistics.probe_noise_qk[h], (l + 1) * (1.0 + h) / (16.0 * l + 10), 1e-4);
+      EXPECT_NEAR(statistics.probe_noise_v[h], (l + 1) / 4.0, 1e-4);
       for (int cut = 0; cut < 3; ++cut) {
         EXPECT_NEAR(statistics.probe_kl_qk[h * 3 + cut], (l + 1) * (1.0 + h) * (1.0 + h) / squares,
                     1e-4);

@@ -13,6 +13,7 @@
 #include "base/random.h"
 #include "base/threads.h"
 #include "base/units.h"
+#include "evaluation/random_splits.h"
 #include "kernels/cpu/block_layout.h"
 #include "kernels/cpu/machine_limits.h"
 #include "kv/quantizer/codebooks.h"
@@ -140,6 +141,12 @@ std::vector<int> DrawLengths(const AttentionBenchOptions& options, int context, 
 CacheLayout DrawLayout(const AttentionBenchOptions& options, const BenchCache& spec, int n_layers) {
   CacheLayout layout{n_layers, options.n_kv_heads, options.head_dim, 0, {}, 0, spec.seal};
   const int n_pairs = n_layers * options.n_kv_heads;
+  if (spec.seal.has_value() && spec.seal->format.splits_bits) {
+    for (const HeadRanks& r : DrawSplits(n_pairs, options.head_dim, spec.ratio, options.seed)) {
+      layout.shapes.push_back({r.rank_k, r.rank_v, DType::kBf16, r.k_bits, r.v_bits});
+    }
+    return layout;
+  }
   const std::vector<int> ranks = DrawRanks(n_pairs, options.head_dim, spec.rate, options.seed);
   for (int i = 0; i < n_pairs; ++i) {
     layout.shapes.push_back({ranks[2 * i], ranks[2 * i + 1], DType::kBf16});

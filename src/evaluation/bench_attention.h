@@ -27,6 +27,7 @@ struct BenchCache {
   double rate = 0;
   std::optional<SealPlan> seal;
   std::optional<RetentionPlan> retention;
+  double ratio = 0;  // where the plan splits bits: of 16-bit rows to codes
 
   bool is_none() const { return rate == 0 && !seal.has_value() && !retention.has_value(); }
 };

@@ -8,6 +8,8 @@
 #include "base/random.h"
 #include "evaluation/bench_attention.h"
 #include "evaluation/quality.h"
+#include "evaluation/random_splits.h"
+#include "evaluation/random_splits.h"
 #include "kv/blocks/block_pool.h"
 
 namespace kvlathe {
@@ -151,9 +153,10 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   return row;
 }
 
-ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed) {
-  const int n_total = n_layers * n_kv_heads;
-  const std::vector<int> ranks = DrawRanks(n_total, head_dim, rate, seed);
+namespace {
+
+ModelBasis DrawMaps(int n_layers, int n_kv_heads, int head_dim, const std::vector<HeadRanks>& ranks,
+                    uint64_t seed) {
   Random random(seed);
   const double deviation = 1 / std::sqrt(head_dim);
   const auto matrix = [&](int64_t n) {
@@ -162,8 +165,10 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double ra
     return values;
   };
   ModelBasis basis{n_layers, n_kv_heads, head_dim, {}};
-  for (int i = 0; i < n_total; ++i) {
-    HeadBasis head{.rank_k = ranks[2 * i], .rank_v = ranks[2 * i + 1]};
+  for (const HeadRanks& r : ranks) {
+    HeadBasis head{.rank_k = r.rank_k, .rank_v = r.rank_v};
+    head.k_bits = r.k_bits;
+    head.v_bits = r.v_bits;
     head.query_basis = matrix(int64_t{head_dim} * head.rank_k);
     head.key_basis = head.query_basis;
     head.value_basis = matrix(int64_t{head_dim} * head.rank_v);
@@ -171,6 +176,22 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double ra
     basis.heads.push_back(std::move(head));
   }
   return basis;
+}
+
+}  // namespace
+
+ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed) {
+  const int n_total = n_layers * n_kv_heads;
+  const std::vector<int> drawn = DrawRanks(n_total, head_dim, rate, seed);
+  std::vector<HeadRanks> ranks;
+  for (int i = 0; i < n_total; ++i) ranks.push_back({drawn[2 * i], drawn[2 * i + 1]});
+  return DrawMaps(n_layers, n_kv_heads, head_dim, ranks, seed);
+}
+
+ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
+                                uint64_t seed) {
+  return DrawMaps(n_layers, n_kv_heads, head_dim,
+                  DrawSplits(n_layers * n_kv_heads, head_dim, ratio, seed), seed);
 }
 
 nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {

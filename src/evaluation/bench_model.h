@@ -37,6 +37,9 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
 // Random maps whose ranks are drawn as `bench attention` draws them: what a basis costs on
 // a model with random weights, where no calibration means anything.
 ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed);
+// The same with ranks and bits by ratio (DrawSplits).
+ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
+                                uint64_t seed);
 
 nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows);
 // llama-bench's Markdown columns; the test is named pp512, tg128, pp512 @ d512.
