@@ -32,6 +32,7 @@ int64_t DefaultKvBudget() {
   return int64_t{4} << 30;
 }
 
+// Half of the context is prompt, as where `compare` measures.
 double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_type,
                              const std::vector<HeadRanks>& ranks) {
   CacheLayout layout{c.n_layers, c.n_kv_heads, c.head_dim,       spec.n_sink(),
@@ -39,7 +40,7 @@ double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_t
   for (const HeadRanks& r : ranks) {
     layout.shapes.push_back({r.rank_k, r.rank_v, row_type, r.k_bits, r.v_bits});
   }
-  return static_cast<double>(SequenceBytes(layout, c.max_seq_len, 1, c.max_seq_len)) /
+  return static_cast<double>(SequenceBytes(layout, c.max_seq_len, 1, c.max_seq_len / 2)) /
          static_cast<double>(ReferenceBytes(layout, c.max_seq_len));
 }
 
@@ -187,7 +188,7 @@ Status Workspace::CalibrateOrLoad() {
   return OkStatus();
 }
 
-StatusOr<const CalibrationStatistics*> Workspace::CodebookStatistics() {
+StatusOr<const CalibrationStatistics*> Workspace::TextStatistics() {
   const std::string text = options_.model + "/calibration.txt";
   const bool has_own_choice =
       !options_.basis.empty() || FileExists(options_.model + "/basis.safetensors");
@@ -218,8 +219,10 @@ StatusOr<const BasisAnalysis*> Workspace::Analysis(const Stage& stage) {
     if (known.method == stage.name && known.options == OptionsOf(stage))
       return known.analysis.get();
   }
-  KVL_RETURN_IF_ERROR(CalibrateOrLoad());
-  KVL_ASSIGN_OR_RETURN(BasisAnalysis analysis, Analyse(stage, *statistics_));
+  const bool wants_text = FindBasisMethod(stage.name)->wants_text;
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics,
+                       wants_text ? TextStatistics() : Statistics());
+  KVL_ASSIGN_OR_RETURN(BasisAnalysis analysis, Analyse(stage, *statistics));
   analyses_.push_back({std::string(stage.name), OptionsOf(stage),
                        std::make_unique<BasisAnalysis>(std::move(analysis))});
   return analyses_.back().analysis.get();
@@ -246,7 +249,7 @@ StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisAna
 
 StatusOr<ModelCodebooks> Workspace::Codebooks(const Stage& quantizer, const SealPlan& seal,
                                               const ModelBasis* basis) {
-  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics, CodebookStatistics());
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics, TextStatistics());
   const int bits = quantizer.Integer("bits");
   const std::string_view qnorm = quantizer.Word("qnorm");
   return FitCodebooks({.statistics = statistics,

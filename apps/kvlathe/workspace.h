@@ -83,7 +83,7 @@ class Workspace {
                                      const ModelBasis* basis);
   Status CalibrateOrLoad();
   // Those that codebooks come from: of a text, where the user chose none and the model has one.
-  StatusOr<const CalibrationStatistics*> CodebookStatistics();
+  StatusOr<const CalibrationStatistics*> TextStatistics();
   StatusOr<CalibrationStatistics> FindStatistics(const CalibrationRun& run);
 
   ModelOptions options_;

@@ -311,11 +311,11 @@ Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
       const BlockShape& shape = layout_.shape(layer_idx, g);
       heads[i].push_back({.rank_k = shape.rank_k,
                           .rank_v = shape.rank_v,
-                          .k_bits = shape.k_bits,
-                          .v_bits = shape.v_bits,
                           .blocks = caches[i]->blocks(layer_idx, g).data() + run.first_block,
                           .packed = objects[i].packed[g].data(),
-                          .record = objects[i].records[g]});
+                          .record = objects[i].records[g],
+                          .k_bits = shape.k_bits,
+                          .v_bits = shape.v_bits});
     }
     jobs.push_back({.heads = heads[i],
                     .layer_record = objects[i].layer_record,

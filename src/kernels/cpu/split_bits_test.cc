@@ -121,11 +121,11 @@ class Problem {
     for (Buffer& p : packed_) to.push_back(p.data());
     const SealHead seal_head = {.rank_k = shape.rank_k,
                                 .rank_v = shape.rank_v,
-                                .k_bits = shape.k_bits,
-                                .v_bits = shape.v_bits,
                                 .blocks = blocks.data(),
                                 .packed = to.data(),
-                                .record = head.lowrank > 0 ? record_.data() : nullptr};
+                                .record = head.lowrank > 0 ? record_.data() : nullptr,
+                                .k_bits = shape.k_bits,
+                                .v_bits = shape.v_bits};
     const SealJob job = {.heads = {&seal_head, 1}, .n_blocks = head.n_blocks, .seed = 3};
     Sealer sealer(format, shape.row_type, 3, &pool, isa);
     return sealer.Run({&job, 1});

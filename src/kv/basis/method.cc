@@ -13,8 +13,8 @@ namespace {
 
 constexpr BasisMethod kMethods[] = {
     {"fdc", AnalyseFdc, AllocateFdc},
-    {"zack", AnalyseZack, AllocateZack},
-    {"lathe", AnalyseLathe, AllocateLathe, AllocateLatheBits},
+    {"zack", AnalyseZack, AllocateZack, nullptr, /*wants_text=*/true},
+    {"lathe", AnalyseLathe, AllocateLathe, AllocateLatheBits, /*wants_text=*/true},
 };
 
 std::vector<float> FirstColumns(const std::vector<float>& square, int dim, int n_columns) {

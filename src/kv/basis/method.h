@@ -67,6 +67,7 @@ struct BasisMethod {
   // Ranks and bits for each channel, by ratio; null: the method leaves bits to the quantizer axis.
   StatusOr<RankAllocation> (*allocate_bits)(const BasisAnalysis& analysis,
                                             const RankRequest& request) = nullptr;
+  bool wants_text = false;  // statistics of random tokens suit it badly
 };
 
 std::span<const BasisMethod> BasisMethods();
