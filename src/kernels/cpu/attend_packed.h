@@ -17,7 +17,9 @@ struct CodeSegment {
   int first = 0;  // channel
   int n_channels = 0;
   int64_t codes = 0;                 // bytes from the start of a packed block
-  const float* centroids = nullptr;  // null at 8 bits: the code less 128, in units of kUnitStep
+  // Null at 8 bits: the code less 128, in units of kUnitStep.
+  const float* centroids = nullptr;
+  const uint16_t* table = nullptr;  // UnitTable
 };
 
 // K or V of one run of one head. Offsets are bytes from the start of a packed block.

@@ -23,8 +23,12 @@ void ListSegments(const BitSplit& split, int64_t offset, PackedSideView* view) {
     const int n = split.channels[i];
     if (n == 0) continue;
     const int bits = kSplitBits[i];
-    view->segments[view->n_segments++] = {bits, first, n, offset,
-                                          bits == 8 ? nullptr : UnitCentroids(bits).data()};
+    CodeSegment& segment = view->segments[view->n_segments++];
+    segment = {bits, first, n, offset};
+    if (bits < 8) {
+      segment.centroids = UnitCentroids(bits).data();
+      segment.table = UnitTable(bits);
+    }
     first += n;
     offset += CodeBytes(kSplitBits[i], n);
   }
@@ -97,7 +101,8 @@ void ReadLines(const std::byte* from, bool is_signed, int64_t line_step, float* 
     std::memcpy(words, from, sizeof(words));
     for (int i = 0; i < LinesPerGroup(kBits); ++i) {
       uint32_t high = 0;
-      if constexpr (HasHighBit(kBits)) std::memcpy(&high, from + sizeof(words) + 4 * i, sizeof(high));
+      if constexpr (HasHighBit(kBits))
+        std::memcpy(&high, from + sizeof(words) + 4 * i, sizeof(high));
       for (int w = 0; w < 32; ++w) {
         const unsigned low = words[w] >> (kLowBits * i) & ((1u << kLowBits) - 1);
         out[i * line_step + w] = static_cast<float>(low | (high >> w & 1) << kLowBits);

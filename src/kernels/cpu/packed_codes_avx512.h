@@ -51,22 +51,13 @@ KVL_INLINE CodeTables MakeCodeTables(bool is_symmetric) {
   return tables;
 }
 
-// Of centroids that Bf16 holds: 1 << kBits of them, at most 5 bits. Bytes as MakeCodeTables has
-// them.
+// From a UnitTable; of no use at 8 bits.
 template <int kBits>
-KVL_INLINE CodeTables LoadCodeTables(const float* centroids) {
+KVL_INLINE CodeTables LoadCodeTables(const uint16_t* table) {
   if constexpr (kBits == 8 || kBits == kDecodedBits) {
     return MakeCodeTables<kBits>(false);
   } else {
-    constexpr int kLowCodes = 1 << LowBits(kBits);
-    const auto table = [&](int first_code) __attribute__((always_inline)) {
-      const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-      const __m512i codes = _mm512_add_epi32(
-          _mm512_and_si512(lanes, _mm512_set1_epi32(kLowCodes - 1)), _mm512_set1_epi32(first_code));
-      const __m512 half = _mm512_i32gather_ps(codes, centroids, 4);
-      return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(half, half));
-    };
-    return {table(0), table(HasHighBit(kBits) ? kLowCodes : 0)};
+    return {_mm512_loadu_si512(table), _mm512_loadu_si512(table + 32)};
   }
 }
 

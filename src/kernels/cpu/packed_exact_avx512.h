@@ -242,7 +242,7 @@ void DecodeSide(const Work& w) {
   for (int i = 0; i < side.n_segments; ++i) {
     const CodeSegment& segment = side.segments[i];
     WithSegmentBits(segment.bits, [&](auto bits) KVL_PART {
-      decode(bits, segment, LoadCodeTables<bits.value>(segment.centroids));
+      decode(bits, segment, LoadCodeTables<bits.value>(segment.table));
     });
   }
   if (side.n_segments > 0) return;

@@ -242,7 +242,7 @@ KVL_FLATTEN void AddSegmentScores(const Work& w, int row, const CodeSegment& seg
   }
   AddKeyDots<kBits, kRows, 1>({codes, next, segment.n_channels / 2, &w.s->fetches},
                               {w.s->q[row] + segment.first, kMaxRank, 0},
-                              LoadCodeTables<kBits>(segment.centroids), dots);
+                              LoadCodeTables<kBits>(segment.table), dots);
   Unroll<kRows>([&](auto i) KVL_PART {
     Unroll<kBlockLines>([&](auto j) KVL_PART {
       _mm512_store_ps(w.s->probs[row + i.value] + kLanes * j.value, dots[i.value][j.value]);

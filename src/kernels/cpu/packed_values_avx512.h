@@ -73,12 +73,15 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
   const std::byte *codes = from.codes, *next = from.next;
   const int64_t step = from.step;
   const CodeTables tables = from.tables;
-  __m512 sums[kRows][kLines];
+  // Few sums wait for each other: lines then take turns with two of each.
+  constexpr int kTurns = kRows * kLines <= 8 && Group::kLines > 1 ? 2 : 1;
+  __m512 sums[kTurns][kRows][kLines];
   Unroll<kRows>([&](auto i) KVL_PART {
     const __m512 shrink = _mm512_set1_ps(w.panel->rows[row + i.value].shrink);
     Unroll<kLines>([&](auto j) KVL_PART {
-      sums[i.value][j.value] =
+      sums[0][i.value][j.value] =
           _mm512_mul_ps(_mm512_loadu_ps(o + i.value * p.o_stride + kLanes * j.value), shrink);
+      if constexpr (kTurns == 2) sums[1][i.value][j.value] = _mm512_setzero_ps();
     });
   });
   for (int pair = 0; pair < kBlockSize / 2; pair += Group::kLines) {
@@ -91,7 +94,8 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
         const __m512bh weight =
             BroadcastPair(weights + i.value * kBlockSize + 2 * (pair + line.value));
         Unroll<kLines>([&](auto j) KVL_PART {
-          sums[i.value][j.value] = _mm512_dpbf16_ps(sums[i.value][j.value], lines[j.value], weight);
+          __m512& sum = sums[line.value % kTurns][i.value][j.value];
+          sum = _mm512_dpbf16_ps(sum, lines[j.value], weight);
         });
       });
     });
@@ -101,7 +105,9 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
   }
   Unroll<kRows>([&](auto i) KVL_PART {
     Unroll<kLines>([&](auto j) KVL_PART {
-      _mm512_storeu_ps(o + i.value * p.o_stride + kLanes * j.value, sums[i.value][j.value]);
+      __m512 sum = sums[0][i.value][j.value];
+      if constexpr (kTurns == 2) sum = _mm512_add_ps(sum, sums[1][i.value][j.value]);
+      _mm512_storeu_ps(o + i.value * p.o_stride + kLanes * j.value, sum);
     });
   });
 }
@@ -152,7 +158,7 @@ void AddSegmentValues(const Work& w, int row) {
     const uint16_t* weights = w.s->weights[segment.bits == 8 ? 1 : 0][0];
     const int end = segment.first + segment.n_channels;
     WithSegmentBits(w.is_decoded ? kDecodedBits : segment.bits, [&](auto bits) KVL_PART {
-      const CodeTables tables = LoadCodeTables<bits.value>(segment.centroids);
+      const CodeTables tables = LoadCodeTables<bits.value>(segment.table);
       ValueTiles<bits.value, kRows>(w, row, segment.first, end, weights,
                                     ValueLinesOf<bits.value>(w, segment, segment.first, tables));
     });

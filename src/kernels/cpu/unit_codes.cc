@@ -1,8 +1,10 @@
 #include "kernels/cpu/unit_codes.h"
 
 #include <array>
+#include <bit>
 
 #include "base/check.h"
+#include "kernels/cpu/packed_layout.h"
 
 namespace kvlathe {
 namespace {
@@ -46,6 +48,24 @@ constexpr std::array<std::span<const float>, kMaxBits> kCentroids = {
     kCentroids1, kCentroids2, kCentroids3, kCentroids4, kCentroids5};
 constexpr std::array<std::span<const float>, kMaxBits> kBoundaries = {
     kBoundaries1, kBoundaries2, kBoundaries3, kBoundaries4, kBoundaries5};
+using Table = std::array<uint16_t, 64>;
+
+template <size_t kN>
+constexpr Table MakeTable(const std::array<float, kN>& centroids, int bits) {
+  const size_t n_low = size_t{1} << LowBits(bits), n_high = HasHighBit(bits) ? n_low : 0;
+  Table table{};
+  for (size_t i = 0; i < 32; ++i) {
+    table[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(centroids[i % n_low]) >> 16);
+    table[32 + i] =
+        static_cast<uint16_t>(std::bit_cast<uint32_t>(centroids[n_high + i % n_low]) >> 16);
+  }
+  return table;
+}
+
+alignas(64) constexpr Table kTables[kMaxBits] = {
+    MakeTable(kCentroids1, 1), MakeTable(kCentroids2, 2), MakeTable(kCentroids3, 3),
+    MakeTable(kCentroids4, 4), MakeTable(kCentroids5, 5)};
+
 constexpr std::array<double, kMaxBits + 1> kLosses = {1,         0.414063,  0.150466,
                                                       0.0484252, 0.0141481, 0.00386733};
 
@@ -59,6 +79,11 @@ std::span<const float> UnitCentroids(int bits) {
 std::span<const float> UnitBoundaries(int bits) {
   KVL_DCHECK(bits >= 1 && bits <= kMaxBits);
   return kBoundaries[bits - 1];
+}
+
+const uint16_t* UnitTable(int bits) {
+  KVL_DCHECK(bits >= 1 && bits <= kMaxBits);
+  return kTables[bits - 1].data();
 }
 
 double UnitLoss(int bits) {

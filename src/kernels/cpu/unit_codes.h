@@ -5,6 +5,7 @@
 // 1982, Max 1960), rounded to Bf16. 8 bits: even steps of kUnitStep.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 namespace kvlathe {
@@ -20,6 +21,11 @@ std::span<const float> UnitCentroids(int bits);
 // The code of x is the number of these below it: (1 << bits) - 1 of them, half way between
 // centroids.
 std::span<const float> UnitBoundaries(int bits);
+
+// The centroids as tables of Bf16 for look-ups by 16-bit words that hold other codes above theirs:
+// 32 numbers by the low bits of a code (LowBits), repeated; and for 3 and 5 bits 32 more, of the
+// codes with their high bit set.
+const uint16_t* UnitTable(int bits);
 
 // The mean square that a code of `bits` loses of a channel of unit variance; 0 bits: all of it.
 double UnitLoss(int bits);

@@ -53,6 +53,19 @@ TEST(UnitCodes, AreTheBestOfTheDensity) {
   }
 }
 
+TEST(UnitCodes, TablesHoldTheCentroidsByLowBits) {
+  for (int bits = 1; bits <= 5; ++bits) {
+    const int n_low = bits == 3 ? 4 : bits == 5 ? 16 : 1 << bits;
+    const auto centroids = UnitCentroids(bits);
+    for (int i = 0; i < 32; ++i) {
+      EXPECT_EQ(UnitTable(bits)[i], ToBf16(centroids[i % n_low]).bits);
+      if (bits == 3 || bits == 5) {
+        EXPECT_EQ(UnitTable(bits)[32 + i], ToBf16(centroids[n_low + i % n_low]).bits);
+      }
+    }
+  }
+}
+
 TEST(UnitCodes, EveryBitLosesLess) {
   EXPECT_EQ(UnitLoss(0), 1);
   EXPECT_DOUBLE_EQ(UnitLoss(8), kUnitStep * kUnitStep / 12.0);
