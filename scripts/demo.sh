@@ -12,11 +12,12 @@ kvlathe=build/release/bin/kvlathe
 model=models/lathe-nano
 echo
 "$kvlathe" compare -m "$model" \
-  --kv none --kv 'fdc(rate=0.25)' --kv 'fdc(rate=0.5)' --kv int8 --kv 'kivi(bits=4,group=64)' \
-  --kv 'kivi(bits=2,group=64)' --kv 'gear(bits=2)' --kv 'fdc(rate=0.25)+kivi(bits=4,group=64)'
+  --kv none --kv 'fdc(rate=0.25)' --kv 'fdc(rate=0.5)' --kv 'lathe(rate=0.25)' --kv 'h2o(keep=0.5)' --kv int8 \
+  --kv 'kivi(bits=4,group=64)' --kv 'kivi(bits=2,group=64)' --kv 'gear(bits=2)' \
+  --kv 'fdc(rate=0.25)+kivi(bits=4,group=64)' --kv 'lathe(ratio=4)' --kv 'lathe(ratio=8)'
 
 prompt='The old house stood at the end of the lane, and'
-for kv in none 'fdc(rate=0.5)' 'kivi(bits=2,group=64)'; do
+for kv in none 'fdc(rate=0.5)' 'lathe(ratio=8)'; do
   echo
   echo "--kv $kv"
   "$kvlathe" run -m "$model" --kv "$kv" -p "$prompt" -n 64

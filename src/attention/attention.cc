@@ -144,7 +144,7 @@ struct Attention::State {
     return GetAttendKernels(is_deterministic && isa == Isa::kAmx ? Isa::kAvx512Bf16 : isa,
                             row_type);
   }
-  void PlaceScores();
+  Status PlaceScores();
   ScoreRows ScoresOf(const WorkItem& item, int worker_id);
   void RunItems(int worker_id);
   void MergeSplits(int worker_id);
@@ -152,7 +152,7 @@ struct Attention::State {
 };
 
 // Lays out `scores`.
-void Attention::State::PlaceScores() {
+Status Attention::State::PlaceScores() {
   worker_scores = 0;
   for (const WorkItem& item : plan->items) {
     const HeadJob& job = jobs[item.job_idx];
@@ -166,7 +166,7 @@ void Attention::State::PlaceScores() {
     const HeadJob& job = jobs[split.job_idx];
     if (job.is_scored()) n_floats += (split.row_end - split.row_begin) * ScoreStride(job);
   }
-  KVL_CHECK(scores.EnsureSize(4 * n_floats, "attention scores").ok());
+  return scores.EnsureSize(4 * n_floats, "attention scores");
 }
 
 ScoreRows Attention::State::ScoresOf(const WorkItem& item, int worker_id) {
@@ -259,7 +259,7 @@ Attention::~Attention() = default;
 
 void Attention::set_deterministic(bool deterministic) { state_->is_deterministic = deterministic; }
 
-void Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
+Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
   State& s = *state_;
   s.sizes.clear();
   for (const HeadJob& job : jobs) {
@@ -273,20 +273,22 @@ void Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sche
   }
   if (s.is_deterministic && schedule == Schedule::kBalanced) schedule = Schedule::kLpt;
   const AttentionPlan& plan = s.planner.Plan(s.sizes, s.pool->n_workers(), schedule);
-  if (plan.items.empty()) return;
+  if (plan.items.empty()) return OkStatus();
   s.jobs = jobs;
   s.plan = &plan;
   s.sm_scale = sm_scale;
   s.worker_bytes = kAttendScratchBytes + 2 * 4 * plan.max_item_floats;
-  // At most a few hundred KiB a worker: a system that refuses them cannot go on.
-  KVL_CHECK(s.scratch.EnsureSize(s.worker_bytes * s.pool->n_workers(), "attention scratch").ok());
-  KVL_CHECK(s.workspace.EnsureSize(4 * plan.workspace_floats, "attention partial results").ok());
+  KVL_RETURN_IF_ERROR(
+      s.scratch.EnsureSize(s.worker_bytes * s.pool->n_workers(), "attention scratch"));
+  KVL_RETURN_IF_ERROR(
+      s.workspace.EnsureSize(4 * plan.workspace_floats, "attention partial results"));
   const bool is_scored = std::ranges::any_of(jobs, &HeadJob::is_scored);
-  if (is_scored) s.PlaceScores();
+  if (is_scored) KVL_RETURN_IF_ERROR(s.PlaceScores());
   s.pool->Run([&s](int worker_id) { s.RunItems(worker_id); });
-  if (plan.splits.empty()) return;
+  if (plan.splits.empty()) return OkStatus();
   s.pool->Run([&s](int worker_id) { s.MergeSplits(worker_id); });
   if (is_scored) s.pool->Run([&s](int worker_id) { s.ScoreSplits(worker_id); });
+  return OkStatus();
 }
 
 }  // namespace kvlathe

@@ -8,6 +8,7 @@
 
 #include "attention/schedule.h"
 #include "base/cpu_features.h"
+#include "base/status.h"
 #include "base/threads.h"
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/block_layout.h"
@@ -79,7 +80,9 @@ class Attention {
   // a row does not depend on the rows beside it.
   void set_deterministic(bool deterministic);
   // All jobs of one layer. sm_scale = 1 / sqrt(the model's head_dim), whatever the rank.
-  void Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule);
+  // kResourceExhausted when the system has no memory for partial results or scores; nothing was
+  // computed then.
+  Status Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule);
 
  private:
   struct State;

@@ -226,7 +226,7 @@ void RunBatch(const Batch& batch, Attention* attention, Schedule schedule) {
     head->Poison();
     jobs.push_back(head->Step());
   }
-  attention->Run(jobs, kSmScale, schedule);
+  ASSERT_TRUE(attention->Run(jobs, kSmScale, schedule).ok());
 }
 
 // Prefill chunks and decode tokens, long and short, with and without sinks, of every shape.
@@ -322,7 +322,7 @@ TEST(AttentionTest, SumsTheAttentionOfEntries) {
         job.scored = EntryTable(tables[i].data(), true);
         job.first_scored = i % 3 == 0 ? 0 : job.n_tokens / 3 * 2;
       }
-      attention.Run(jobs, kSmScale, schedule);
+      ASSERT_TRUE(attention.Run(jobs, kSmScale, schedule).ok());
       for (size_t i = 0; i < batch.size(); ++i) {
         const std::string what = fmt::format("{} workers, schedule {}, job {}", n_workers,
                                              static_cast<int>(schedule), i);
@@ -348,7 +348,7 @@ TEST(AttentionTest, BatchedEqualsSingle) {
   for (size_t i = 0; i < batch.size(); ++i) {
     batch[i]->Poison();
     const HeadJob job = batch[i]->Step();
-    attention.Run({&job, 1}, kSmScale, Schedule::kBalanced);
+    ASSERT_TRUE(attention.Run({&job, 1}, kSmScale, Schedule::kBalanced).ok());
     const std::vector<float> alone = batch[i]->Outputs();
     for (size_t j = 0; j < alone.size(); ++j) ASSERT_NEAR(alone[j], together[i][j], 1e-5) << i;
   }
@@ -366,7 +366,7 @@ TEST(AttentionTest, ChunkedPrefillEqualsWhole) {
     ThreadPool pool(2);
     Attention attention(&pool, Isa::kScalar);
     const HeadJob whole_job = head.Step();
-    attention.Run({&whole_job, 1}, kSmScale, Schedule::kBalanced);
+    ASSERT_TRUE(attention.Run({&whole_job, 1}, kSmScale, Schedule::kBalanced).ok());
     const std::vector<float> whole = head.Outputs();
     head.Poison();
     // The first chunks end inside the sink, at a block boundary, and one past it.
@@ -374,7 +374,7 @@ TEST(AttentionTest, ChunkedPrefillEqualsWhole) {
     int first = 0;
     for (int end : ends) {
       const HeadJob job = head.Step(end, end - first);
-      attention.Run({&job, 1}, kSmScale, Schedule::kBalanced);
+      ASSERT_TRUE(attention.Run({&job, 1}, kSmScale, Schedule::kBalanced).ok());
       first = end;
     }
     const std::vector<float> chunked = head.Outputs();
@@ -390,7 +390,7 @@ TEST(AttentionTest, RowsThatSeeNothingGiveZeros) {
   Attention attention(&pool, Isa::kScalar);
   HeadJob job = head.Step();
   job.first_visible = -9;  // tokens 0 to 9 see nothing
-  attention.Run({&job, 1}, kSmScale, Schedule::kBalanced);
+  ASSERT_TRUE(attention.Run({&job, 1}, kSmScale, Schedule::kBalanced).ok());
   for (int pos = 0; pos < 10; ++pos) {
     for (float x : head.OutputOf(pos)) EXPECT_EQ(x, 0) << pos;
   }
@@ -403,7 +403,7 @@ TEST(AttentionTest, WritesNothingBetweenOutputRows) {
   ThreadPool pool(2);
   Attention attention(&pool, Isa::kScalar);
   const HeadJob job = head.Step();
-  attention.Run({&job, 1}, kSmScale, Schedule::kBalanced);
+  ASSERT_TRUE(attention.Run({&job, 1}, kSmScale, Schedule::kBalanced).ok());
   for (int t = 0; t < 80; ++t) {
     const float* row = static_cast<const float*>(job.out) + t * job.out_stride;
     for (int64_t i = 2 * 32; i < job.out_stride; ++i) EXPECT_TRUE(std::isnan(row[i])) << t;
@@ -424,7 +424,7 @@ TEST(AttentionTest, DeterministicRowsAreThoseOfTokensAlone) {
         const int n_total = head->shape().n_total;
         for (int end = n_total - head->shape().n_tokens + 1; end <= n_total; ++end) {
           const HeadJob job = head->Step(end, 1);
-          one_by_one.Run({&job, 1}, kSmScale, Schedule::kBalanced);
+          ASSERT_TRUE(one_by_one.Run({&job, 1}, kSmScale, Schedule::kBalanced).ok());
         }
         alone.push_back(head->Outputs());
       }
@@ -446,7 +446,7 @@ TEST(AttentionTest, DeterministicRowsAreThoseOfTokensAlone) {
 TEST(AttentionTest, NoJobsIsNoWork) {
   ThreadPool pool(2);
   Attention attention(&pool, Isa::kScalar);
-  attention.Run({}, kSmScale, Schedule::kBalanced);
+  ASSERT_TRUE(attention.Run({}, kSmScale, Schedule::kBalanced).ok());
 }
 
 }  // namespace

@@ -145,7 +145,7 @@ TEST(MergedRowsTest, MatchReferenceForAllInstructionSetsSchedulesAndWorkerCounts
           ThreadPool pool(n_workers);
           Attention attention(&pool, isa);
           attention.set_deterministic(is_deterministic);
-          attention.Run(jobs, kSmScale, schedule);
+          ASSERT_TRUE(attention.Run(jobs, kSmScale, schedule).ok());
           for (const MergedHead& head : heads) head.ExpectMatchesReference(IsaName(isa));
         }
       }

@@ -331,13 +331,14 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
   }
 }
 
-double TimePass(const AttentionBenchOptions& options, const Case& c, Attention* attention) {
+StatusOr<double> TimePass(const AttentionBenchOptions& options, const Case& c,
+                          Attention* attention) {
   const float sm_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim));
   const Stopwatch watch;
   for (int l = 0; l < c.n_layers; ++l) {
-    attention->Run(
+    KVL_RETURN_IF_ERROR(attention->Run(
         {c.jobs.data() + l * options.n_kv_heads, static_cast<size_t>(options.n_kv_heads)}, sm_scale,
-        c.row.schedule);
+        c.row.schedule));
   }
   return watch.Seconds();
 }
@@ -450,7 +451,7 @@ Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
     report->read_gb_per_s =
         std::max(report->read_gb_per_s, kReadWorkingSetBytes / read_seconds * 1e-9);
     for (Case& c : *cases) {
-      const double seconds = TimePass(options, c, &attention);
+      KVL_ASSIGN_OR_RETURN(const double seconds, TimePass(options, c, &attention));
       if (repetition >= 0) c.pass_seconds.push_back(seconds);  // the first pass warms up
     }
   }

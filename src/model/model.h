@@ -135,7 +135,7 @@ class Model {
   // [head_dim].
   void RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* centred, std::byte* out);
   void AppendRows(int layer_idx, std::span<const SequenceStep> steps);
-  void Attend(int layer_idx, std::span<const SequenceStep> steps);
+  Status Attend(int layer_idx, std::span<const SequenceStep> steps);
   // Rows of the job see the entries closed before them and their own rows, from token_idx on.
   void SeeMergedRows(int layer_idx, int kv_head_idx, int64_t token_idx, HeadJob* job);
   void ScoreEntries(int layer_idx, int kv_head_idx, const SequenceStep& step, HeadJob* job);

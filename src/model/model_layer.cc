@@ -17,7 +17,7 @@ Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvOb
   if (layout_.MergesEntries()) MergeRows(layer_idx, steps);
   RotateQueriesAndKeys(layer_idx);
   AppendRows(layer_idx, steps);
-  Attend(layer_idx, steps);
+  KVL_RETURN_IF_ERROR(Attend(layer_idx, steps));
   Prune(layer_idx, steps);
   KVL_RETURN_IF_ERROR(SealRuns(layer_idx, sealing_));
   // A parallel MLP reads the stream as it was before attention added to it.
@@ -217,7 +217,7 @@ void Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
   });
 }
 
-void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
+Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
   const ScopedTimer timer(&profile_.attention);
   const ModelConfig& c = config();
   const LayerOffsets& offsets = offsets_[layer_idx];
@@ -282,7 +282,7 @@ void Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
     }
     token_idx += n_new;
   }
-  attention_.Run(jobs_, 1.0f / std::sqrt(static_cast<float>(d)), schedule_);
+  return attention_.Run(jobs_, 1.0f / std::sqrt(static_cast<float>(d)), schedule_);
 }
 
 Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
