@@ -127,6 +127,15 @@ void PrintHeatMaps(const Workspace& workspace, const BasisAnalysis& analysis,
       "ranks, and of the sum of singular values of QK and of V the share in their largest "
       "quarter:\n{}\n",
       RenderHeatMaps(maps, c.n_layers, c.n_kv_heads, StyleOfOutput()));
+  if (allocation.ranks[0].k_bits == BitSplit{}) return;
+  HeatMap bits_k{"bits K", {}, 2}, bits_v{"bits V", {}, 2};
+  for (const HeadRanks& ranks : allocation.ranks) {
+    bits_k.values.push_back(static_cast<double>(ranks.k_bits.bits_per_token()) / c.head_dim);
+    bits_v.values.push_back(static_cast<double>(ranks.v_bits.bits_per_token()) / c.head_dim);
+  }
+  const HeatMap bit_maps[] = {bits_k, bits_v};
+  fmt::print("bits of a sealed row over head_dim:\n{}\n",
+             RenderHeatMaps(bit_maps, c.n_layers, c.n_kv_heads, StyleOfOutput()));
 }
 
 void PrintBasis(const Workspace& workspace, const BasisAnalysis& analysis,
@@ -169,7 +178,9 @@ Status Inspect(const InspectOptions& options) {
   const std::string own_text = options.model.model + "/calibration.txt";
   if (overlap_text.empty() && FileExists(own_text)) overlap_text = own_text;
   std::optional<double> overlap;
-  if (!overlap_text.empty() && analysis != nullptr) {
+  // What is calibrated on text anyway has nothing to compare.
+  const bool is_of_random_tokens = stage != nullptr && !FindBasisMethod(stage->name)->wants_text;
+  if (!overlap_text.empty() && analysis != nullptr && is_of_random_tokens) {
     KVL_ASSIGN_OR_RETURN(overlap, OverlapWithText(workspace.get(), *stage, overlap_text));
   }
 

@@ -8,8 +8,7 @@ namespace kvlathe {
 namespace {
 
 void AddRun(const PackedShape& s, int64_t n_blocks, bool is_first_head, ByteKinds* kinds) {
-  const PackedFormat& f = s.format;
-  kinds->codes += n_blocks * (CodeBytes(f.k.bits, s.rank_k) + CodeBytes(f.v.bits, s.rank_v));
+  kinds->codes += n_blocks * (KeyCodeBytes(s) + ValueCodeBytes(s));
   kinds->scales += n_blocks * (KeyTokenScaleBytes(s) + ValueTokenScaleBytes(s));
   kinds->scales += KeyChannelScaleBytes(s);
   kinds->lowrank += n_blocks * 2 * FactorBytes(s) + KeySparseEndsOffset(s) - KeyBasisOffset(s);

@@ -85,6 +85,18 @@ TEST(ByteKinds, AddUpToWhatTheAllocatorHandsOut) {
   EXPECT_EQ(kinds.plain, 0);
 }
 
+TEST(ByteKinds, OfSplitBitsAreCodesAlone) {
+  CacheLayout layout = {1, 2, 64, 0, {}};
+  layout.seal.emplace().format.splits_bits = true;
+  // Channels with 8, 5, 4, 3, 2 and 1 bits.
+  layout.shapes = {{48, 32, DType::kBf16, {{16, 0, 0, 16, 0, 16}}, {{0, 16, 16}}},
+                   {16, 16, DType::kBf16, {{0, 0, 0, 0, 16}}, {{0, 0, 0, 0, 0, 16}}}};
+  const ByteKinds kinds = ByteKindsByLayer(layout, {640, 1, 640}).front();
+  EXPECT_EQ(kinds.codes, 640 * 16 * (8 + 3 + 1 + 5 + 4 + 2 + 1) / 8);
+  EXPECT_EQ(kinds.scales + kinds.lowrank + kinds.exact + kinds.plain, 0);
+  EXPECT_EQ(kinds.total(), SequenceBytes(layout, 640, 1, 640));
+}
+
 TEST(SealSchedule, WithoutAPlanNothingIsSealed) {
   const CacheLayout layout{1, 1, 32, 0, {{32, 32}}};
   EXPECT_EQ(SealedBlocks(layout, 100000, 5), 0);

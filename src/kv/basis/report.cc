@@ -44,6 +44,20 @@ BasisReport ReportBasis(const BasisAnalysis& analysis, const RankAllocation& all
   return report;
 }
 
+namespace {
+
+// [{"bits", "channels"}], from the first channel on.
+nlohmann::json BitsJson(const BitSplit& split) {
+  nlohmann::json list = nlohmann::json::array();
+  for (size_t i = 0; i < kSplitBits.size(); ++i) {
+    if (split.channels[i] == 0) continue;
+    list.push_back({{"bits", kSplitBits[i]}, {"channels", split.channels[i]}});
+  }
+  return list;
+}
+
+}  // namespace
+
 nlohmann::json BasisReportJson(const BasisAnalysis& analysis, const RankAllocation& allocation) {
   const BasisReport report = ReportBasis(analysis, allocation);
   nlohmann::json heads = nlohmann::json::array();
@@ -55,6 +69,9 @@ nlohmann::json BasisReportJson(const BasisAnalysis& analysis, const RankAllocati
                      {"rank_v", allocation.ranks[h].rank_v},
                      {"singular_values_qk", analysis.spectra[h].qk},
                      {"singular_values_v", analysis.spectra[h].v}});
+    if (allocation.ranks[h].k_bits == BitSplit{}) continue;
+    heads.back()["bits_k"] = BitsJson(allocation.ranks[h].k_bits);
+    heads.back()["bits_v"] = BitsJson(allocation.ranks[h].v_bits);
   }
   return {{"removal_rate", report.removal_rate},
           {"eta", report.eta},

@@ -23,8 +23,8 @@ BasisReport ReportBasis(const BasisAnalysis& analysis, const RankAllocation& all
 
 // {"removal_rate", "eta", "mean_rank_k", "mean_rank_v", "cv_largest_qk", "cv_largest_v", "heads":
 // [{"layer", "kv_head", "rank_k", "rank_v", "singular_values_qk": [...], "singular_values_v":
-// [...]}]}. Query-key singular values are those of the stacked rows over the square root of the
-// number of tokens.
+// [...]}]}, and where bits are split "bits_k" and "bits_v": [{"bits", "channels"}]. Query-key
+// singular values are those of the stacked rows over the square root of the number of tokens.
 nlohmann::json BasisReportJson(const BasisAnalysis& analysis, const RankAllocation& allocation);
 
 // Share of the sum of singular values that the largest quarter of them holds, in [0.25, 1]: how few
