@@ -48,6 +48,8 @@ const Case kCases[] = {
      {.name = "token", .bits = 3, .group = 16, .run = 64, .n_sink = 4}},
     {"token(bits=4,group=32,run=64,sink=0)+sparse(share=0.08)",
      {.name = "token", .bits = 4, .group = 32, .run = 64, .n_sink = 0, .sparse_share = 0.08}},
+    {"q8_0(run=64,sink=4)", {.name = "q8_0", .bits = 8, .run = 64, .n_sink = 4}},
+    {"q4_0(run=64,sink=0)", {.name = "q4_0", .bits = 4, .run = 64, .n_sink = 0}},
     {"int8(run=64,sink=4)", {.name = "int8", .bits = 8, .run = 64, .n_sink = 4}},
     {"kivi(bits=4,run=64,buffer=128,sink=0)",
      {.name = "kivi", .bits = 4, .group = 32, .run = 64, .buffer = 128, .n_sink = 0}},

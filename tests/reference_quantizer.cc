@@ -90,6 +90,23 @@ std::vector<Cell> Row(Matrix& rows, size_t position) {
   return cells;
 }
 
+// llama.cpp's blocks of 32: 8 bits around 0, or 4 bits whose code 0 is the element farthest out.
+void QuantizeByGgml(int bits, const std::vector<Cell>& row) {
+  for (size_t begin = 0; begin < row.size(); begin += 32) {
+    const size_t end = std::min(begin + 32, row.size());
+    double farthest = 0;
+    for (size_t i = begin; i < end; ++i) {
+      if (std::abs(*row[i]) > std::abs(farthest)) farthest = *row[i];
+    }
+    const double d = AsF16(bits == 8 ? std::abs(farthest) / 127 : farthest / -8);
+    for (size_t i = begin; i < end && d != 0; ++i) {
+      const double code = bits == 8 ? std::nearbyint(*row[i] / d)
+                                    : std::clamp(std::floor(*row[i] / d + 8.5), 0.0, 15.0) - 8;
+      *row[i] = code * d;
+    }
+  }
+}
+
 void SealKeys(const ReferenceQuantizer& q, const RunOfRows& run, Matrix& keys) {
   const size_t rank = keys[run.begin].size();
   std::vector<std::vector<bool>> exact;  // [channel][position in the run]
@@ -107,6 +124,10 @@ void SealKeys(const ReferenceQuantizer& q, const RunOfRows& run, Matrix& keys) {
   for (size_t t = run.begin; t < run.end; ++t) {
     if (q.name == "int8") {
       QuantizeSymmetric(Row(keys, t));
+      continue;
+    }
+    if (q.name == "q8_0" || q.name == "q4_0") {
+      QuantizeByGgml(q.bits, Row(keys, t));
       continue;
     }
     std::vector<bool> exact_row;
@@ -135,6 +156,8 @@ void SealValues(const ReferenceQuantizer& q, size_t position, std::vector<Matrix
     begin += row.size();
     if (q.name == "int8") {
       QuantizeSymmetric(row);
+    } else if (q.name == "q8_0" || q.name == "q4_0") {
+      QuantizeByGgml(q.bits, row);
     } else {
       QuantizeLine(row, exact_row, q.group, q.bits);
     }

@@ -16,7 +16,7 @@ struct ReferenceCodebooks {
 };
 
 struct ReferenceQuantizer {
-  std::string name;  // token, kcvt, kivi, int8, kvquant, split
+  std::string name;  // token, kcvt, kivi, int8, kvquant, split, q8_0, q4_0
   int bits = 4;
   int group = 64;
   int run = 512;  // of a prompt; 0: all of it

@@ -421,6 +421,10 @@ constexpr StageInfo kStages[] = {
      kKvquantKeys, true},
     {"int8", kQuantizer, "8 bits, one scale per token and KV head", "common practice", kInt8Keys,
      true},
+    {"q8_0", kQuantizer, "8 bits, one scale for 32 channels of a token", "llama.cpp", kInt8Keys,
+     true},
+    {"q4_0", kQuantizer, "4 bits, one scale for 32 channels of a token", "llama.cpp", kInt8Keys,
+     true},
 
     {"lowrank", kResidual, "low-rank factors of what the quantizer lost, per run and head",
      kGearPaper, kLowrankKeys, true},

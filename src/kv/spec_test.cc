@@ -48,6 +48,8 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"kivi", "kivi(bits=2,group=32,run=512,buffer=64,sink=4)"},
       {"kvquant", "kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,sink=4)"},
       {"int8", "int8(hadamard=off,run=512,buffer=64,sink=4)"},
+      {"q8_0", "q8_0(hadamard=off,run=512,buffer=64,sink=4)"},
+      {"q4_0", "q4_0(hadamard=off,run=512,buffer=64,sink=4)"},
       {"int8+lowrank+sparse",
        "int8(hadamard=off,run=512,buffer=64,sink=4)+lowrank(prefill=4,decode=2,loops=3)+sparse("
        "share=0.02)"},
@@ -134,7 +136,7 @@ TEST(Spec, OrderAndSpellingOfNumbersHaveNoMeaning) {
 TEST(Spec, RefusesWithThePositionAndWhatIsAllowedThere) {
   const std::string stages =
       "zack, fdc, palu, svd-online, lathe, h2o, tova, keyformer, snapkv, window, pool, dmc, token, "
-      "kcvt, kivi, kvquant, int8, lowrank, sparse, gear, gear-l, outlier-aware, keyformer-z, "
+      "kcvt, kivi, kvquant, int8, q8_0, q4_0, lowrank, sparse, gear, gear-l, outlier-aware, keyformer-z, "
       "kvquant-z, kf-f, kvq-f, kf-p, kvq-p";
   EXPECT_EQ(ErrorOf("fdc(rat=0.5)"),
             "--kv 'fdc(rat=0.5)': position 5: unknown key 'rat'; fdc takes rate, ratio, accuracy, "

@@ -45,7 +45,7 @@ PackedShape DrawShape(Input& input) {
                     : is_key            ? ScaleSharing::kChannel
                                         : ScaleSharing::kTokenLayer;
     const bool is_token = side->sharing == ScaleSharing::kToken;
-    side->is_symmetric = is_token && side->bits == 8 && input.Below(2) == 0;
+    side->is_symmetric = is_token && (side->bits == 8 || side->bits == 4) && input.Below(2) == 0;
     side->group = side->sharing == ScaleSharing::kTokenLayer ? 0 : kGroups[input.Below(5)];
   }
   shape.format.prompt_rank = input.Below(5);

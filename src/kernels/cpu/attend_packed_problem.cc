@@ -52,11 +52,13 @@ int LinesOf(int bits) { return bits == 2 || bits == 3 ? 8 : bits == 4 ? 4 : 2; }
 int GroupCount(int n, int group) { return group == 0 ? 1 : (n + group - 1) / group; }
 
 // The middle of the codes there are, as a number of codes.
-double Centre(const PackedSide& side) { return side.is_symmetric ? 0 : std::exp2(side.bits - 1); }
+double Centre(const PackedSide& side) {
+  return side.is_symmetric && side.bits == 8 ? 0 : std::exp2(side.bits - 1);
+}
 
 void SetCode(TestMatrix& m, int64_t at, int code, const TestScale& s, const PackedSide& side,
              bool rounds) {
-  const double from_centre = s.scale * std::abs(code - Centre(side));
+  const double from_centre = std::abs(s.scale * (code - Centre(side)));
   m.values[at] = code * s.scale + s.minimum;
   m.rounded[at] = rounds ? from_centre : 0;
   m.parts[at] = from_centre + std::abs(s.minimum + s.scale * Centre(side));
@@ -178,6 +180,7 @@ TestScale PackedProblem::RandomScale(const PackedSide& side) {
     s.minimum = -s.scale * levels * random.Uniform() + 0.2 * random.Normal();
   }
   if (side.is_symmetric) s.minimum = 0;
+  if (side.is_symmetric && side.bits == 4 && random.Below(2) == 0) s.scale = -s.scale;
   return s;
 }
 
@@ -186,6 +189,7 @@ TestScale PackedProblem::PutScale(TestRecord& to, int64_t offset, int64_t min_st
   TestScale s = RandomScale(side);
   s.scale = to.PutF16(offset, s.scale);
   if (!side.is_symmetric) s.minimum = to.PutF16(offset + min_step, s.minimum);
+  if (side.is_symmetric && side.bits == 4) s.minimum = -8 * s.scale;
   return s;
 }
 

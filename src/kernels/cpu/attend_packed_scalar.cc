@@ -192,6 +192,9 @@ void ApplyTokenScales(const PackedSideView& side, const std::byte* block, int bl
     const F16* from = all + group * parts * kBlockSize;
     ConvertToFloat(DType::kF16, from, kBlockSize, scales);
     if (parts == 2) ConvertToFloat(DType::kF16, from + kBlockSize, kBlockSize, minima);
+    for (int t = 0; side.is_symmetric && side.bits == 4 && t < kBlockSize; ++t) {
+      minima[t] = -8 * scales[t];
+    }
     const Range channels = {group * side.group, std::min(side.rank, (group + 1) * side.group)};
     ForEach<kIsKey>({0, kBlockSize}, channels, side.rank, [&](int t, int, int64_t at) {
       values[at] = values[at] * scales[t] + minima[t];

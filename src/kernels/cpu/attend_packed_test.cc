@@ -173,12 +173,15 @@ PackedSide Token(int bits, int group) {
   return {.bits = bits, .sharing = ScaleSharing::kToken, .group = group};
 }
 PackedSide TokenLayer(int bits) { return {.bits = bits, .sharing = ScaleSharing::kTokenLayer}; }
+PackedSide Signed4(int group) {
+  return {.bits = 4, .sharing = ScaleSharing::kToken, .group = group, .is_symmetric = true};
+}
 PackedSide Symmetric(int group) {
   return {.bits = 8, .sharing = ScaleSharing::kToken, .group = group, .is_symmetric = true};
 }
 
 TEST(AttendPacked, EveryWidthAndSharing) {
-  std::vector<PackedSide> keys = {Symmetric(0), Symmetric(32)}, values = keys;
+  std::vector<PackedSide> keys = {Symmetric(0), Symmetric(32), Signed4(32)}, values = keys;
   for (int bits : {2, 3, 4, 8}) {
     for (int group : {16, 32, 64, 128, 0}) keys.push_back(Channel(bits, group));
     for (int group : {16, 32, 64, 0}) keys.push_back(Token(bits, group));
@@ -278,6 +281,8 @@ TEST(AttendPacked, RandomCases) {
                                       : Token(pick({2, 3, 4, 8}), pick({0, 16, 32, 64, 80}));
     if (random.Below(8) == 0) c.format.k = Symmetric(pick({0, 16, 64}));
     if (random.Below(8) == 0) c.format.v = Symmetric(pick({0, 16, 64}));
+    if (random.Below(8) == 0) c.format.k = Signed4(pick({0, 32}));
+    if (random.Below(8) == 0) c.format.v = Signed4(pick({0, 32}));
     c.format.prompt_rank = pick({0, 0, 2, 4, 8});
     c.format.decode_rank = pick({0, 2});
     c.format.sparse_share = pick({0, 0, 1, 3}) * 0.02;

@@ -21,7 +21,7 @@ constexpr int kSplit = 0;
 // of a dot is rounded to Bf16 and the error grows with the codes' size; 8 bits in units of 2^24,
 // where a conversion from the top byte of a word leaves them.
 constexpr float CodeCentre(int bits, bool is_symmetric) {
-  return is_symmetric ? 0 : static_cast<float>(1 << (bits - 1));
+  return is_symmetric && bits == 8 ? 0 : static_cast<float>(1 << (bits - 1));
 }
 constexpr float CodeUnit(int bits) { return bits == 8 ? 0x1p24f : 1; }
 

@@ -71,8 +71,10 @@ void ReadTokenScales(const PackedSideView& side, const std::byte* block, int blo
     if (parts == 2) {
       widen(from + kBlockSize, table->minima + to);
     } else {
-      for (int i = 0; i < ScaleTable::kTokenStep; i += kLanes)
-        Store(table->minima + to + i, Zero());
+      const float of_code_0 = side.bits == 4 ? -8 : 0;
+      for (int i = 0; i < ScaleTable::kTokenStep; ++i) {
+        table->minima[to + i] = of_code_0 * table->scales[to + i];
+      }
     }
   }
   for (int r = 0; r < side.rank; r += 16) {

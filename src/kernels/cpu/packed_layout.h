@@ -50,7 +50,8 @@ struct PackedSide {
   // kChannel: tokens, a multiple of 16 that divides kBlockSize or is a multiple of it; kToken:
   // channels, a multiple of 16. 0: all of the run, all of the head. The last group may be short.
   int group = 0;
-  // bits 8, kToken only: codes are int8 from -127 to 127 and there is no minimum.
+  // bits 8 or 4, kToken only: there is no minimum. 8: codes are int8 from -127 to 127; 4: codes are
+  // from 0 to 15 and stand for (code - 8) * scale, where the scale may be negative.
   bool is_symmetric = false;
   // Codes index a codebook; bits up to 4, kModel or kTokenLayer only.
   bool has_codebook = false;
@@ -117,7 +118,7 @@ constexpr uint16_t SparsePlace(int token, int channel) {
 
 // The code around which readers centre codes.
 constexpr uint8_t CodeOfExact(const PackedSide& side) {
-  return side.is_symmetric ? 0 : static_cast<uint8_t>(1 << (side.bits - 1));
+  return side.is_symmetric && side.bits == 8 ? 0 : static_cast<uint8_t>(1 << (side.bits - 1));
 }
 
 // Numbers a scale and its minimum take.

@@ -28,7 +28,7 @@ bool IsValidSide(const PackedSide& side, bool is_key) {
       return is_key && !side.is_symmetric &&
              (side.group == 0 || kBlockSize % side.group == 0 || side.group % kBlockSize == 0);
     case ScaleSharing::kToken:
-      return !side.is_symmetric || side.bits == 8;
+      return !side.is_symmetric || side.bits == 8 || side.bits == 4;
     case ScaleSharing::kTokenLayer:
       return !is_key && !side.is_symmetric;
     case ScaleSharing::kModel:

@@ -4,7 +4,8 @@
 // round_half_even((x - minimum) / scale) clamped to the codes there are, all in F32 with the
 // rounded scale and minimum. max = min: scale 1; a zero minimum is +0. A scale that rounds to 0
 // becomes the smallest F16; scales and minima beyond F16 become the largest. Symmetric: scale =
-// F16(max |x| / 127).
+// F16(max |x| / 127); at 4 bits scale = F16(x / -8) of the x with the largest |x| (of equals the
+// positive one), and code 0 stands for -8 scale.
 //
 // Exact entries (methods.md 4.1): of K, per channel, the key_outliers() largest and then as many
 // smallest rows of the run; of V, per token, the value_outliers() largest and smallest over the

@@ -281,13 +281,18 @@ void RoundScales(const float* low, const float* high, int n, int bits, bool is_s
     const Floats lows = Load(low + i), highs = Load(high + i);
     const Ints is_empty = highs < lows;
     Floats scale = (is_symmetric ? Higher()(highs, zero - lows) : highs - lows) / levels;
+    if (is_symmetric && bits == 4) {
+      // Code 0 is the element that lies farthest out, on its side.
+      scale = Select(highs < zero - lows, lows, highs) / Splat(-8.0f);
+    }
     scale = Select(is_symmetric ? is_empty : is_empty | (lows == highs), one, scale);
     Ints f16 = ToF16Bits(scale);
-    f16 = Select(f16 == Splat(0), Splat(1), f16);
+    f16 = Select((f16 & Splat(0x7fff)) == Splat(0), Splat(1), f16);
     StoreShorts(f16, scale_bits + 2 * i);
-    Store(FromF16Bits(f16), scales + i);
+    const Floats rounded = FromF16Bits(f16);
+    Store(rounded, scales + i);
     if (is_symmetric) {
-      Store(zero, minima + i);
+      Store(bits == 4 ? rounded * Splat(-8.0f) : zero, minima + i);
       continue;
     }
     // The sum leaves no -0, which would depend on the order of equal values.
@@ -404,8 +409,9 @@ class Quantiser {
   explicit Quantiser(const QuantiseParams& p)
       : p_(p),
         scales_(p),
-        lowest_(Splat(p.is_symmetric ? -127.0f : 0.0f)),
-        highest_(Splat(p.is_symmetric ? 127.0f : static_cast<float>((1 << kBits) - 1))) {}
+        lowest_(Splat(kBits == 8 && p.is_symmetric ? -127.0f : 0.0f)),
+        highest_(
+            Splat(kBits == 8 && p.is_symmetric ? 127.0f : static_cast<float>((1 << kBits) - 1))) {}
 
   void Run() const {
     constexpr int kGroupLines = LinesPerGroup(kBits), kGroupBytes = GroupBytes(kBits);

@@ -61,7 +61,7 @@ Scale EncodeGroup(const Codebook& codebook, const Elements& group) {
   float middle = high / 2 + low / 2;
   if (middle == 0) middle = 0;  // not -0
   Scale result = {F16BitsRef(high / 2 - low / 2), F16BitsRef(middle)};
-  if (result.scale_bits == 0) result.scale_bits = 1;
+  if (result.scale_bits % 0x8000 == 0) result.scale_bits = 1;
   for (const auto& [m, i] : group) {
     Encode(codebook, F16ValueRef(result.scale_bits), F16ValueRef(result.min_bits), m, i);
   }
@@ -110,23 +110,26 @@ Scale QuantiseGroup(const PackedSide& side, const Elements& group) {
   const int n_steps = (1 << side.bits) - 1;
   float scale = 1;
   if (side.is_symmetric) {
-    if (!is_empty) scale = std::max(std::fabs(low), std::fabs(high)) / 127.0f;
+    if (!is_empty && side.bits == 4) scale = (high < -low ? low : high) / -8.0f;
+    if (!is_empty && side.bits == 8) scale = std::max(std::fabs(low), std::fabs(high)) / 127.0f;
     low = 0;
   } else if (low != high) {
     scale = (high - low) / static_cast<float>(n_steps);
   }
   Scale result = {F16BitsRef(scale), F16BitsRef(low)};
-  if (result.scale_bits == 0) result.scale_bits = 1;
+  if (result.scale_bits % 0x8000 == 0) result.scale_bits = 1;
   const float rounded_scale = F16ValueRef(result.scale_bits);
-  const float rounded_min = F16ValueRef(result.min_bits);
+  const bool is_signed = side.is_symmetric && side.bits == 8;
+  const float rounded_min =
+      side.is_symmetric && side.bits == 4 ? -8 * rounded_scale : F16ValueRef(result.min_bits);
   for (const auto& [m, i] : group) {
     const float code = std::nearbyint((m->x[i] - rounded_min) / rounded_scale);
-    const float lowest = side.is_symmetric ? -127 : 0;
-    const float highest = side.is_symmetric ? 127 : static_cast<float>(n_steps);
+    const float lowest = is_signed ? -127 : 0;
+    const float highest = is_signed ? 127 : static_cast<float>(n_steps);
     m->scale[i] = rounded_scale;
     m->min[i] = rounded_min;
     m->code[i] = static_cast<int>(std::clamp(code, lowest, highest));
-    if (m->is_exact[i]) m->code[i] = side.is_symmetric ? 0 : (n_steps + 1) / 2;
+    if (m->is_exact[i]) m->code[i] = is_signed ? 0 : (n_steps + 1) / 2;
     m->number[i] = static_cast<float>(m->code[i]);
   }
   return result;

@@ -16,6 +16,7 @@ float LoadF16(const std::byte* from, int64_t idx) { return F16ValueRef(LoadBits(
 float Dequantise(const PackedSide& side, uint8_t code, const std::byte* scales, int64_t idx,
                  int64_t stride) {
   const float scale = LoadF16(scales, idx);
+  if (side.is_symmetric && side.bits == 4) return static_cast<float>(code) * scale + -8 * scale;
   if (side.is_symmetric) return static_cast<float>(static_cast<int8_t>(code)) * scale;
   return static_cast<float>(code) * scale + LoadF16(scales, idx + stride);
 }

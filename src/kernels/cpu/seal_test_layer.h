@@ -249,6 +249,8 @@ inline std::vector<Named> Formats() {
           {"int8", {Token(8, 0, true), Token(8, 0, true)}},
           {"int8_g32", {Token(8, 32, true), Token(8, 64, true)}},
           {"mixed", {Channel(2, 256), Token(8, 0, true)}},
+          {"signed_4", {Token(4, 32, true), Token(4, 32, true)}},
+          {"signed_4_repaired", {Token(4, 0, true), Token(4, 64, true), 2, 2, 0.05}},
           {"outliers_kivi2", {Channel(2, 64), Token(2, 64), 0, 0, 0.02}},
           {"outliers_kcvt4", {Channel(4, 0), LayerToken(4), 0, 0, 0.02}},
           {"outliers_token3", {Token(3, 32), Token(3, 0), 0, 0, 0.1}},

@@ -7,11 +7,10 @@
 namespace kvlathe {
 
 std::span<const QuantizerMethod> QuantizerMethods() {
-  static constexpr QuantizerMethod kMethods[] = {{"token", TokenFormat},
-                                                 {"kcvt", KcvtFormat},
-                                                 {"kivi", KiviFormat},
-                                                 {"kvquant", KvquantFormat},
-                                                 {"int8", Int8Format}};
+  static constexpr QuantizerMethod kMethods[] = {{"token", TokenFormat}, {"kcvt", KcvtFormat},
+                                                 {"kivi", KiviFormat},   {"kvquant", KvquantFormat},
+                                                 {"int8", Int8Format},   {"q8_0", Q8Format},
+                                                 {"q4_0", Q4Format}};
   return kMethods;
 }
 

@@ -37,5 +37,7 @@ PackedFormat KiviFormat(const Stage& stage);
 PackedFormat KvquantFormat(const Stage& stage);
 // Symmetric, a scale per token and head.
 PackedFormat Int8Format(const Stage& stage);
+PackedFormat Q8Format(const Stage& stage);
+PackedFormat Q4Format(const Stage& stage);
 
 }  // namespace kvlathe
