@@ -40,13 +40,23 @@ void ExpectSealed(const RefSealed& want, const Layer& layer) {
 
 class SealTest : public testing::TestWithParam<Isa> {};
 
+// The literal reference takes minutes under a sanitizer: every third of the data then, others for
+// other formats.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int kDataStep = 3;
+#else
+constexpr int kDataStep = 1;
+#endif
+
 TEST_P(SealTest, BytesAreThoseOfTheDefinition) {
   ThreadPool pool(3);
   Random random(1);
+  int first_data = 0;
   for (const Named& named : Formats()) {
     for (DType row_type : {DType::kBf16, DType::kF32}) {
       Sealer sealer(named.format, row_type, 3, &pool, GetParam());
-      for (int data = 0; data < static_cast<int>(Data::kLast); ++data) {
+      first_data = (first_data + 1) % kDataStep;
+      for (int data = first_data; data < static_cast<int>(Data::kLast); data += kDataStep) {
         const auto& ranks = Heads()[random.Below(Heads().size())];
         const int n_blocks = 1 + static_cast<int>(random.Below(random.Below(3) == 0 ? 8 : 3));
         const bool is_prompt = random.Below(2) == 0;
