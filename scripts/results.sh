@@ -3,7 +3,7 @@
 #   scripts/results.sh [PART [MODEL [EXAMPLES]]]
 # PART: basis (FDC: rates, adaptive and uniform ranks, random tokens and text), bases (all of them), quantizers
 # (all of them at 2, 3, 4 and 8 bits, with and without repair), gear (GEAR's ablations), retention (every method
-# at three shares, after fdc, before GEAR; H2O against 4 bits) or all.
+# at three shares, after fdc, before GEAR; H2O against 4 bits), bits (lathe by ratio against all that stores codes) or all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 part=${1:-all} model=${2:-models/lathe-nano} n_examples=${3:-0}
@@ -75,6 +75,25 @@ quantizers() {
     --kv 'fdc(rate=0.25)+kvquant(bits=4)' --kv 'fdc(rate=0.5)+kivi(bits=4,group=64)' --kv 'kvq-f'
 }
 
+# lathe's bits against everything else that stores codes, calibrated on text.
+bits() {
+  "$kvlathe" calibrate -m "$model" --text "$model/calibration.txt" -o "$work/text.safetensors" >/dev/null
+  local specs=(--kv none)
+  for ratio in 2 2.5 3 3.5 4 5 6 7 8 10 12; do specs+=(--kv "lathe(ratio=$ratio)"); done
+  measure "lathe by ratio" --basis "$work/text.safetensors" "${specs[@]}"
+  measure "Uniform codes" --basis "$work/text.safetensors" --kv q8_0 --kv 'q8_0(hadamard=on)' --kv q4_0 --kv 'q4_0(hadamard=on)' \
+    --kv 'kivi(bits=4,group=64)' --kv 'kcvt(bits=4)' --kv 'kvquant(bits=4)' --kv 'gear(bits=4)' \
+    --kv 'kivi(bits=3,group=64)' --kv 'kvquant(bits=3)' --kv 'kivi(bits=2,group=64)' --kv 'kcvt(bits=2)' \
+    --kv 'kvquant(bits=2)' --kv 'gear(bits=2)'
+  measure "After a basis" --basis "$work/text.safetensors" --kv 'fdc(rate=0.25)+kivi(bits=4,group=64)' \
+    --kv 'zack(rate=0.25)+kivi(bits=4,group=64)' --kv 'lathe(rate=0.25)+kivi(bits=4,group=64)' \
+    --kv 'lathe(rate=0.25)+kvquant(bits=3)' --kv 'lathe(rate=0.25)+kivi(bits=2,group=64)' \
+    --kv 'lathe(rate=0.25)+kvquant(bits=2)' --kv 'lathe(rate=0.5)+kivi(bits=4,group=64)'
+  measure "lathe with partners" --basis "$work/text.safetensors" --kv 'lathe(ratio=8)+lowrank(prefill=1,decode=0)' \
+    --kv 'lathe(ratio=8)+h2o(keep=0.75)' --kv 'lathe(ratio=8)+snapkv(keep=0.75)' --kv 'lathe(ratio=8,sink=0)' \
+    --kv 'lathe(ratio=8,centre=off)'
+}
+
 retention() {
   local context
   context=$(sed -n 's/.*"max_position_embeddings": *\([0-9]*\).*/\1/p' "$model/config.json")
@@ -102,7 +121,7 @@ gear() {
 }
 
 case $part in
-  basis | bases | quantizers | gear | retention) "$part" ;;
-  all) basis && bases && quantizers && gear && retention ;;
-  *) echo "usage: scripts/results.sh [basis|bases|quantizers|gear|retention|all [MODEL [EXAMPLES]]]" >&2 && exit 2 ;;
+  basis | bases | quantizers | gear | bits | retention) "$part" ;;
+  all) basis && bases && quantizers && gear && bits && retention ;;
+  *) echo "usage: scripts/results.sh [basis|bases|quantizers|gear|bits|retention|all [MODEL [EXAMPLES]]]" >&2 && exit 2 ;;
 esac

@@ -21,7 +21,7 @@ std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec) {
   const auto method = std::ranges::find(methods, stage->name, &RetentionMethod::name);
   KVL_CHECK(method != methods.end());
   RetentionPlan plan = method->plan(*stage);
-  if (spec.quantizer() != nullptr) PruneOnlyAtPromptEnd(&plan);
+  if (spec.quantizer() != nullptr || spec.splits_bits()) PruneOnlyAtPromptEnd(&plan);
   return plan;
 }
 

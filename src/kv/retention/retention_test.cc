@@ -6,6 +6,7 @@
 
 #include "base/random.h"
 #include "kv/cache_layout.h"
+#include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/retention/plan.h"
 #include "kv/retention/select.h"
@@ -17,6 +18,17 @@ RetentionPlan PlanOf(const char* text) {
   const StatusOr<Spec> spec = Spec::Parse(text);
   EXPECT_TRUE(spec.ok()) << spec.status();
   return *RetentionPlanOf(*spec);
+}
+
+TEST(RetentionPlan, WaitsForThePromptsEndWhereBlocksAreSealed) {
+  for (const char* text :
+       {"h2o+kivi", "fdc+h2o+int8", "lathe(ratio=8)+h2o", "lathe(ratio=8)+tova"}) {
+    const RetentionPlan plan = *RetentionPlanOf(*Spec::Parse(text));
+    EXPECT_FALSE(plan.prunes_runs) << text;
+    EXPECT_FALSE(plan.prunes_decode) << text;
+    EXPECT_EQ(SealPlanOf(*Spec::Parse(text))->prompt_run, 0) << text;
+  }
+  EXPECT_TRUE(RetentionPlanOf(*Spec::Parse("lathe(rate=0.5)+h2o"))->prunes_runs);
 }
 
 TEST(RetentionPlan, BudgetsAreThoseOfTheSpec) {
