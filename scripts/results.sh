@@ -89,9 +89,14 @@ bits() {
     --kv 'zack(rate=0.25)+kivi(bits=4,group=64)' --kv 'lathe(rate=0.25)+kivi(bits=4,group=64)' \
     --kv 'lathe(rate=0.25)+kvquant(bits=3)' --kv 'lathe(rate=0.25)+kivi(bits=2,group=64)' \
     --kv 'lathe(rate=0.25)+kvquant(bits=2)' --kv 'lathe(rate=0.5)+kivi(bits=4,group=64)'
-  measure "lathe with partners" --basis "$work/text.safetensors" --kv 'lathe(ratio=8)+lowrank(prefill=1,decode=0)' \
-    --kv 'lathe(ratio=8)+h2o(keep=0.75)' --kv 'lathe(ratio=8)+snapkv(keep=0.75)' --kv 'lathe(ratio=8,sink=0)' \
-    --kv 'lathe(ratio=8,centre=off)'
+  specs=()
+  for ratio in 8 10 12; do
+    for partner in 'snapkv(keep=0.5)' 'tova(keep=0.5)' 'h2o(keep=0.5)' 'lowrank(prefill=1,decode=0)'; do
+      specs+=(--kv "lathe(ratio=$ratio)+$partner")
+    done
+  done
+  measure "lathe with partners" --basis "$work/text.safetensors" "${specs[@]}"
+  measure "Without its parts" --basis "$work/text.safetensors" --kv 'lathe(ratio=8,centre=off)' --kv 'lathe(ratio=8,sink=0)'
 }
 
 retention() {
