@@ -46,8 +46,9 @@ bases() {
   for source in text random; do
     specs=()
     for rate in 0.25 0.5 0.625; do
-      specs+=(--kv "fdc(rate=$rate)" --kv "zack(rate=$rate)" --kv "zack(rate=$rate,normalise=on)" --kv "lathe(rate=$rate)")
+      specs+=(--kv "fdc(rate=$rate)" --kv "zack(rate=$rate)" --kv "zack(rate=$rate,normalise=on)" --kv "lathe(rate=$rate)" --kv "palu(rate=$rate,round=16)")
       if [ $source = text ]; then
+        specs+=(--kv "palu(rate=$rate,round=16,ranks=uniform)")
         specs+=(--kv "lathe(rate=$rate,centre=off)" --kv "lathe(rate=$rate,ranks=uniform)")
       fi
     done

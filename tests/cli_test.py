@@ -562,7 +562,7 @@ class CommandLine(unittest.TestCase):
         self.assert_refused(2, "axis", *run, "fdc(rate=0.5)+zack(rate=0.5)")
         self.assert_refused(2, "rat", *run, "fdc(rat=0.5)")
         self.assert_refused(2, "rate", *run, "fdc(rate=1.5)")
-        self.assert_refused(1, "palu", *run, "palu(rate=0.5)")
+        self.assert_refused(1, "group=1", *run, "palu(rate=0.5,group=2)")
         self.assert_refused(1, "--accuracy 0.99 --kv 'fdc'", *run, "fdc(accuracy=0.99)")
         self.assert_refused(2, "either", *run, "kivi(bits=2,accuracy=0.99)")
         self.assert_refused(2, "profile", "bench", "attention", "--kv", "kivi(accuracy=0.99)")

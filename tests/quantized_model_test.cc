@@ -27,7 +27,8 @@ constexpr int kTokens = 230, kPrompt = 150;
 struct Case {
   const char* spec;
   ReferenceQuantizer literal;
-  bool has_basis = false;  // random maps, in place of those of the spec
+  // Random maps, in place of those of the spec.
+  enum class Basis { kNone, kRotation, kLatents } basis = Basis::kNone;
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.spec; }
@@ -66,14 +67,30 @@ const Case kCases[] = {
       .n_sink = 4,
       .sparse_share = 0.01,
       .keys_before_rope = false},
-     true},
+     Case::Basis::kRotation},
     {"fdc+kvquant(bits=2,outliers=0,run=64,sink=0)",
      {.name = "kvquant", .bits = 2, .run = 64, .n_sink = 0, .keys_before_rope = false},
-     true},
-    {"lathe(ratio=4,run=64,sink=4)", {.name = "split", .run = 64, .n_sink = 4}, true},
+     Case::Basis::kRotation},
+    {"lathe(ratio=4,run=64,sink=4)",
+     {.name = "split", .run = 64, .n_sink = 4},
+     Case::Basis::kRotation},
     {"lathe(ratio=4,run=prompt,buffer=128,sink=0)",
      {.name = "split", .run = 0, .buffer = 128, .n_sink = 0},
-     true},
+     Case::Basis::kRotation},
+    {"palu+token(bits=4,group=16,run=64,sink=4)",
+     {.name = "token", .bits = 4, .group = 16, .run = 64, .n_sink = 4},
+     Case::Basis::kLatents},
+    {"palu+kivi(bits=4,group=32,run=128,sink=0)+sparse(share=0.06)",
+     {.name = "kivi", .bits = 4, .group = 32, .run = 128, .n_sink = 0, .sparse_share = 0.06},
+     Case::Basis::kLatents},
+    {"palu+kvquant(bits=4,run=64,sink=4)",
+     {.name = "kvquant",
+      .bits = 4,
+      .run = 64,
+      .n_sink = 4,
+      .sparse_share = 0.01,
+      .keys_before_rope = false},
+     Case::Basis::kLatents},
 };
 
 double AsFloat(double x) { return static_cast<float>(x); }
@@ -163,13 +180,19 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
         testing::WriteRandomModel({.n_heads = 4, .n_kv_heads = 2, .head_dim = 32}, directory_, 31);
     std::mt19937_64 random(7);
     for (int i = 0; i < kTokens; ++i) ids_.push_back(static_cast<int>(random() % reference_.vocab));
-    bases_ = testing::RandomBases(reference_, 23);
+    rotations_ = testing::RandomBases(reference_, 23);
+    latents_ = testing::RandomLatentBases(reference_, 23);
   }
   static void TearDownTestSuite() { std::filesystem::remove_all(directory_); }
 
+  static std::vector<testing::ReferenceBasis> Bases() {
+    if (GetParam().basis == Case::Basis::kNone) return {};
+    return GetParam().basis == Case::Basis::kLatents ? latents_ : rotations_;
+  }
+
   std::unique_ptr<Model> Load(Isa isa, DType type, const Spec& spec,
                               const std::vector<ReferenceCodebooks>& literal_codebooks) {
-    ModelBasis basis = testing::ToModelBasis(reference_, bases_);
+    ModelBasis basis = testing::ToModelBasis(reference_, Bases());
     ReferenceQuantizer unused;
     if (spec.splits_bits()) DrawBits(&basis, &unused);
     const ModelCodebooks codebooks = ToModelCodebooks(literal_codebooks);
@@ -178,7 +201,7 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
     auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
                                       MakeFileSource(*std::move(reader)), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model = Model::Create(*std::move(weights), GetParam().has_basis ? &basis : nullptr,
+    auto model = Model::Create(*std::move(weights), basis.heads.empty() ? nullptr : &basis,
                                spec.n_sink(), &threads_, isa, &*seal);
     EXPECT_TRUE(model.ok()) << model.status();
     if (!codebooks.empty()) (*model)->set_codebooks(codebooks);
@@ -214,29 +237,29 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
   static std::string directory_;
   static testing::ReferenceModel reference_;
   static std::vector<int> ids_;
-  static std::vector<testing::ReferenceBasis> bases_;
+  static std::vector<testing::ReferenceBasis> rotations_, latents_;
   ThreadPool threads_{2};
   BlockPool pool_{int64_t{64} << 20};
 };
 std::string QuantizedModelTest::directory_;
 testing::ReferenceModel QuantizedModelTest::reference_;
 std::vector<int> QuantizedModelTest::ids_;
-std::vector<testing::ReferenceBasis> QuantizedModelTest::bases_;
+std::vector<testing::ReferenceBasis> QuantizedModelTest::rotations_;
+std::vector<testing::ReferenceBasis> QuantizedModelTest::latents_;
 
 TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   ReferenceQuantizer literal = GetParam().literal;
   literal.n_prompt = kPrompt;
   literal.rope = reference_.rope;
   literal.rotary_dim = reference_.rotary_dim;
-  const std::vector<testing::ReferenceBasis> bases =
-      GetParam().has_basis ? bases_ : std::vector<testing::ReferenceBasis>();
+  const std::vector<testing::ReferenceBasis> bases = Bases();
   std::vector<testing::ReferenceRows> plain_rows(reference_.n_layers);
   const Matrix plain = testing::ReferenceLogits(
       reference_, ids_, bases, literal.n_sink,
       [&](int layer_idx, testing::ReferenceRows* rows) { plain_rows[layer_idx] = *rows; });
   if (literal.name == "kvquant") literal.codebooks = DrawCodebooks(literal, plain_rows);
   if (literal.name == "split") {
-    ModelBasis basis = testing::ToModelBasis(reference_, bases_);
+    ModelBasis basis = testing::ToModelBasis(reference_, bases);
     DrawBits(&basis, &literal);
   }
   const Matrix expected = testing::ReferenceLogits(

@@ -294,6 +294,18 @@ std::vector<ReferenceBasis> RandomBases(const ReferenceModel& m, uint64_t seed) 
   return bases;
 }
 
+std::vector<ReferenceBasis> RandomLatentBases(const ReferenceModel& m, uint64_t seed) {
+  std::vector<ReferenceBasis> bases = RandomBases(m, seed);
+  for (ReferenceBasis& basis : bases) {
+    for (size_t r = 0; r < basis.query[0].size(); ++r) {
+      std::vector<double>& row = basis.key_way_back.emplace_back();
+      for (int i = 0; i < m.head_dim; ++i) row.push_back(basis.query[i][r]);
+    }
+    basis.query.clear();
+  }
+  return bases;
+}
+
 ModelBasis ToModelBasis(const ReferenceModel& m, const std::vector<ReferenceBasis>& bases) {
   const auto flat = [](const Matrix& x) {
     std::vector<float> values;
@@ -302,9 +314,9 @@ ModelBasis ToModelBasis(const ReferenceModel& m, const std::vector<ReferenceBasi
   };
   ModelBasis basis{m.n_layers, m.n_kv_heads, m.head_dim, {}};
   for (const ReferenceBasis& b : bases) {
-    basis.heads.push_back({static_cast<int>(b.query[0].size()), static_cast<int>(b.value[0].size()),
+    basis.heads.push_back({static_cast<int>(b.key[0].size()), static_cast<int>(b.value[0].size()),
                            flat(b.query), flat(b.key), flat(b.value), flat(b.output),
-                           flat({b.key_offset}), flat({b.value_offset})});
+                           flat({b.key_offset}), flat({b.value_offset}), flat(b.key_way_back)});
   }
   return basis;
 }

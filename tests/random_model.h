@@ -37,6 +37,9 @@ ReferenceModel WriteRandomModel(const RandomModelShape& shape, const std::string
 // Random maps of random ranks (multiples of 16), one per layer and KV head.
 std::vector<ReferenceBasis> RandomBases(const ReferenceModel& model, uint64_t seed);
 
+// The same with keys as latents from before RoPE.
+std::vector<ReferenceBasis> RandomLatentBases(const ReferenceModel& model, uint64_t seed);
+
 // The same for the engine, which computes in F32.
 ModelBasis ToModelBasis(const ReferenceModel& model, const std::vector<ReferenceBasis>& bases);
 

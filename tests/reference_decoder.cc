@@ -59,6 +59,19 @@ Vector Rotated(const ReferenceModel& m, const Vector& x, int position) {
   return m.dmc.has_value() && m.dmc->zeroes_after_rope ? WithoutDecision(m, y) : y;
 }
 
+// The key of a stored latent.
+Vector KeyOfLatent(const ReferenceModel& m, const ReferenceBasis& basis, const Vector& latent,
+                   int position) {
+  const Vector k = Shifted(TimesMatrix(latent, basis.key_way_back), basis.key_offset, 1);
+  return Rotated(m, k, position);
+}
+
+double ScoreOf(const ReferenceModel& m, const ReferenceBasis& basis, const Vector& q,
+               const Vector& stored, int position) {
+  if (basis.key_way_back.empty()) return ScoreOfStored(basis, q, stored);
+  return Dot(q, KeyOfLatent(m, basis, stored, position));
+}
+
 // Output of all heads for the newest token, back in the width of W_O's input.
 Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>& bases,
               int n_sink, const Vector& q_all, int position, ReferenceRows& rows) {
@@ -73,7 +86,9 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     const int n_rows = static_cast<int>(rows.keys[g].size());
     for (int j = first; j < n_rows; ++j) {
       const Vector& k = rows.keys[g][j];
-      const double score = basis == nullptr || j < n_sink ? Dot(q, k) : ScoreOfStored(*basis, q, k);
+      const double score = basis == nullptr || j < n_sink
+                               ? Dot(q, k)
+                               : ScoreOf(m, *basis, q, k, rows.positions[g][j]);
       scores.push_back(score / std::sqrt(static_cast<double>(m.head_dim)));
     }
     rows.scores.push_back(scores);
@@ -158,10 +173,13 @@ void Store(const ReferenceModel& m, int layer, const Storage& storage, const Qkv
       if (rows->open[g].size() > 1) {
         rows->keys[g].pop_back();
         rows->values[g].pop_back();
+        rows->positions[g].pop_back();
       }
     }
-    const Vector k = Rotated(m, row.key, position);
     const bool is_plain = basis == nullptr || position < n_sink;
+    const bool is_latent = !is_plain && !basis->key_way_back.empty();
+    const Vector k = is_latent ? row.key : Rotated(m, row.key, position);
+    rows->positions[g].push_back(position);
     rows->keys[g].push_back(is_plain ? k
                                      : TimesMatrix(Shifted(k, basis->key_offset, -1), basis->key));
     rows->values[g].push_back(
@@ -197,6 +215,7 @@ Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
   std::vector<ReferenceRows> rows(m.n_layers);
   for (ReferenceRows& r : rows) {
     r.keys.resize(m.n_kv_heads);
+    r.positions.resize(m.n_kv_heads);
     r.values.resize(m.n_kv_heads);
     r.open.resize(m.n_kv_heads);
   }

@@ -59,12 +59,16 @@ struct ReferenceBasis {
   Matrix query, key, value, output;
   // Rows lose it before they are compressed and have it again in what is read from them; empty: 0.
   std::vector<double> key_offset, value_offset;
+  // [rank_k][head_dim], or empty. If not, keys are stored from before RoPE, and what is read from
+  // them turns to its position; queries stay as they are.
+  Matrix key_way_back;
 };
 
 // The rows of one layer as they are stored: of a basis where there is one, but for the keys of the
 // first n_sink positions.
 struct ReferenceRows {
-  std::vector<Matrix> keys, values;  // [kv head][position][rank]
+  std::vector<Matrix> keys, values;         // [kv head][row][rank]
+  std::vector<std::vector<int>> positions;  // [kv head][row]
   // Scaled scores of the newest token, [query head][row].
   Matrix scores;
   // Positions that the last row is made of, where they merge: [kv head][position].

@@ -134,6 +134,7 @@ void RetainLiterally::Prune(int layer_idx, int n_tokens, ReferenceRows* rows) {
       votes[g].erase(votes[g].begin() + worst);
       rows->keys[g].erase(rows->keys[g].begin() + m_.n_sink + worst);
       rows->values[g].erase(rows->values[g].begin() + m_.n_sink + worst);
+      rows->positions[g].erase(rows->positions[g].begin() + m_.n_sink + worst);
     }
   }
 }

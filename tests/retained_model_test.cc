@@ -29,6 +29,7 @@ constexpr int kTokens = 260, kPrompt = 170, kRun = 64;
 struct Case {
   const char* spec;
   ReferenceRetention literal;
+  bool has_latents = false;  // random ones, in place of palu's
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.spec; }
@@ -61,6 +62,12 @@ const Case kCases[] = {
       .kernel = 5,
       .prompt_only = true,
       .n_sink = 4}},
+    {"palu+keyformer(keep=0.4,recent=0.3,sink=4)",
+     {.name = "keyformer", .keep = 0.4, .recent = 0.3, .tau_end = 2, .run = kRun, .n_sink = 4},
+     true},
+    {"palu+snapkv(budget=60,window=16,kernel=5,sink=0)",
+     {.name = "snapkv", .budget = 60, .n_recent = 16, .kernel = 5, .prompt_only = true},
+     true},
 };
 
 class RetainedModelTest : public ::testing::TestWithParam<Case> {
@@ -69,6 +76,7 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
     directory_ = testing::FreshDirectory("retained_model");
     reference_ =
         testing::WriteRandomModel({.n_heads = 4, .n_kv_heads = 2, .head_dim = 32}, directory_, 31);
+    latents_ = testing::RandomLatentBases(reference_, 12);
     ids_.clear();  // both suites of this class come here
     std::mt19937_64 random(8);
     for (int i = 0; i < kTokens; ++i) {
@@ -87,9 +95,10 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
     auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
                                       MakeFileSource(*std::move(reader)), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model =
-        Model::Create(*std::move(weights), nullptr, spec->n_sink(), &threads_, isa,
-                      seal.has_value() ? &*seal : nullptr, plan.has_value() ? &*plan : nullptr);
+    const ModelBasis basis = testing::ToModelBasis(reference_, latents_);
+    auto model = Model::Create(*std::move(weights), spec->basis() == nullptr ? nullptr : &basis,
+                               spec->n_sink(), &threads_, isa, seal.has_value() ? &*seal : nullptr,
+                               plan.has_value() ? &*plan : nullptr);
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -142,12 +151,14 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
 
   static std::string directory_;
   static testing::ReferenceModel reference_;
+  static std::vector<testing::ReferenceBasis> latents_;
   static std::vector<int32_t> ids_;
   ThreadPool threads_{2};
   BlockPool pool_{int64_t{64} << 20};
 };
 std::string RetainedModelTest::directory_;
 testing::ReferenceModel RetainedModelTest::reference_;
+std::vector<testing::ReferenceBasis> RetainedModelTest::latents_;
 std::vector<int32_t> RetainedModelTest::ids_;
 
 TEST_P(RetainedModelTest, KeepsWhatTheLiteralMethodKeeps) {
@@ -156,10 +167,12 @@ TEST_P(RetainedModelTest, KeepsWhatTheLiteralMethodKeeps) {
   literal.n_generated = kTokens - kPrompt;
   testing::RetainLiterally retain(literal, reference_.n_layers, reference_.n_kv_heads);
   const std::vector<int> ids(ids_.begin(), ids_.end());
+  std::vector<testing::ReferenceBasis> bases;
+  if (GetParam().has_latents) bases = latents_;
   const Matrix want = testing::ReferenceLogits(
-      reference_, ids, {}, 0,
+      reference_, ids, bases, literal.n_sink,
       [&](int layer, testing::ReferenceRows* rows) { retain(layer, rows); });
-  const Matrix plain = testing::ReferenceLogits(reference_, ids);
+  const Matrix plain = testing::ReferenceLogits(reference_, ids, bases, literal.n_sink);
   const double loss = LargestDifference(want, plain);
   for (const Isa isa : AvailableIsas()) {
     std::unique_ptr<Model> model = Load(isa, DType::kF32, GetParam().spec);
@@ -302,7 +315,8 @@ TEST_F(RetainedModelTest, ABudgetForAllChangesNothing) {
 
 // Steps of the prompt make no difference to any bit, nor does what else is there.
 TEST_F(RetainedModelTest, DeterministicModelsKeepTheSameBits) {
-  for (const char* spec : {"h2o(keep=0.4,sink=4)", "keyformer(keep=0.4,sink=4)"}) {
+  for (const char* spec :
+       {"h2o(keep=0.4,sink=4)", "keyformer(keep=0.4,sink=4)", "palu+h2o(keep=0.4,sink=4)"}) {
     std::unique_ptr<Model> model = Load(AvailableIsas().back(), DType::kBf16, spec);
     model->set_deterministic(true);
     Matrix whole, cut;

@@ -43,6 +43,9 @@ class RandomModelTest : public ::testing::TestWithParam<NamedShape> {
     ids_ = RandomIds(90, reference_.vocab, 5);
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
+  void MatchesTheUnfoldedDecoder(const std::vector<ReferenceBasis>& bases);
+  void BatchedIsSingle(const std::vector<ReferenceBasis>& bases);
+
   std::string directory_;
   ReferenceModel reference_;
   std::vector<int> ids_;
@@ -60,7 +63,14 @@ TEST_P(RandomModelTest, MatchesTheLiteralDecoder) {
 }
 
 TEST_P(RandomModelTest, FoldedBasisWithSinksMatchesTheUnfoldedDecoder) {
-  const std::vector<ReferenceBasis> bases = testing::RandomBases(reference_, 23);
+  MatchesTheUnfoldedDecoder(testing::RandomBases(reference_, 23));
+}
+
+TEST_P(RandomModelTest, LatentKeysMatchTheUnfoldedDecoder) {
+  MatchesTheUnfoldedDecoder(testing::RandomLatentBases(reference_, 27));
+}
+
+void RandomModelTest::MatchesTheUnfoldedDecoder(const std::vector<ReferenceBasis>& bases) {
   const ModelBasis basis = testing::ToModelBasis(reference_, bases);
   for (int n_sink : {0, 4}) {
     const testing::Matrix expected = testing::ReferenceLogits(reference_, ids_, bases, n_sink);
@@ -70,12 +80,19 @@ TEST_P(RandomModelTest, FoldedBasisWithSinksMatchesTheUnfoldedDecoder) {
       EXPECT_LT(MaxDifference(EngineLogits(&f32, ids_, {90}), expected), 1e-3);
       // Chunks that cut the sink, blocks and single tokens.
       EXPECT_LT(MaxDifference(EngineLogits(&f32, ids_, {2, 1, 30, 1, 40, 5}), expected), 1e-3);
+      LoadedModel bf16 = LoadModel(directory_, DType::kBf16, isa, &basis, n_sink);
+      EXPECT_NEAR(MeanNll(EngineLogits(&bf16, ids_, {64, 1}), ids_), MeanNll(expected, ids_), 5e-2);
     }
   }
 }
 
-TEST_P(RandomModelTest, BatchedIsSingle) {
-  const std::vector<ReferenceBasis> bases = testing::RandomBases(reference_, 29);
+TEST_P(RandomModelTest, BatchedIsSingle) { BatchedIsSingle(testing::RandomBases(reference_, 29)); }
+
+TEST_P(RandomModelTest, BatchedIsSingleWithLatentKeys) {
+  BatchedIsSingle(testing::RandomLatentBases(reference_, 29));
+}
+
+void RandomModelTest::BatchedIsSingle(const std::vector<ReferenceBasis>& bases) {
   const ModelBasis basis = testing::ToModelBasis(reference_, bases);
   LoadedModel loaded = LoadModel(directory_, DType::kF32, AvailableIsas().back(), &basis, 4);
   const std::vector<std::vector<int>> texts = {RandomIds(70, reference_.vocab, 1),

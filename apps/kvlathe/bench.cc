@@ -110,6 +110,11 @@ Status RunAttention(BenchAttentionOptions options) {
       return Error(StatusCode::kInvalidArgument,
                    "--kv '{}': bench attention takes rate, or a ratio that chooses bits", kv);
     }
+    if (basis != nullptr && basis->name == "palu") {
+      return Error(StatusCode::kUnimplemented,
+                   "--kv '{}': bench attention has no latents to turn into keys; bench model has",
+                   kv);
+    }
     bench.specs.push_back({kv, has_rate ? basis->Number("rate") : 0, SealPlanOf(spec),
                            RetentionPlanOf(spec), spec.splits_bits() ? basis->Number("ratio") : 0});
   }

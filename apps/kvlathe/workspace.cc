@@ -49,7 +49,7 @@ StatusOr<ModelBasis> RandomBasisOf(const ModelConfig& c, const Spec& spec) {
   const Stage& stage = *spec.basis();
   if (stage.Has("rate")) {
     return DrawRandomBasis(c.n_layers, c.n_kv_heads, c.head_dim, stage.Number("rate"),
-                           kRandomWeightsSeed);
+                           kRandomWeightsSeed, stage.name == "palu");
   }
   if (spec.splits_bits()) {
     return DrawRandomSplitBasis(c.n_layers, c.n_kv_heads, c.head_dim, stage.Number("ratio"),
@@ -64,6 +64,7 @@ BasisOptions OptionsOf(const Stage& stage) {
   BasisOptions options;
   if (stage.Has("normalise")) options.is_normalised = stage.Word("normalise") == "on";
   if (stage.Has("centre")) options.is_centred = stage.Word("centre") == "on";
+  if (stage.Has("whiten")) options.is_whitened = stage.Word("whiten") == "on";
   return options;
 }
 
@@ -209,9 +210,16 @@ StatusOr<BasisAnalysis> Workspace::Analyse(const Stage& stage,
   if (value_grams_.empty()) {
     KVL_ASSIGN_OR_RETURN(value_grams_, weights_->AllValueGrams());
     KVL_ASSIGN_OR_RETURN(output_grams_, weights_->AllOutputGrams());
+    KVL_ASSIGN_OR_RETURN(value_biases_, weights_->AllValueBiases());
+    key_biases_ = weights_->AllKeyBiases();
+  }
+  const BasisOptions basis_options = OptionsOf(stage);
+  if (!basis_options.is_whitened && key_grams_.empty()) {
+    KVL_ASSIGN_OR_RETURN(key_grams_, weights_->AllKeyGrams());
   }
   return FindBasisMethod(stage.name)
-      ->analyse({&statistics, value_grams_, output_grams_, OptionsOf(stage)});
+      ->analyse({&statistics, value_grams_, output_grams_, basis_options, key_grams_, key_biases_,
+                 value_biases_});
 }
 
 StatusOr<const BasisAnalysis*> Workspace::Analysis(const Stage& stage) {
@@ -288,7 +296,7 @@ StatusOr<double> Workspace::FractionOf(const std::string& kv) {
 StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
   SpecModel result;
   KVL_ASSIGN_OR_RETURN(result.spec, ParseSpec(kv));
-  if (result.spec.basis() != nullptr && result.spec.basis()->Integer("round") != 16) {
+  if (result.spec.basis() != nullptr && result.spec.basis()->Integer("round") % 16 != 0) {
     return Error(
         StatusCode::kUnimplemented,
         "--kv '{}': the attention kernels of this build take ranks in multiples of 16; leave "

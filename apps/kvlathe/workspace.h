@@ -99,7 +99,8 @@ class Workspace {
   std::shared_ptr<ModelWeights> weights_;
   std::optional<CalibrationStatistics> statistics_;
   std::optional<CalibrationStatistics> text_statistics_;
-  std::vector<std::vector<double>> value_grams_, output_grams_;  // once an analysis needed them
+  std::vector<std::vector<double>> key_grams_, value_grams_, output_grams_;  // once needed
+  std::vector<std::vector<float>> key_biases_, value_biases_;
   std::vector<KnownAnalysis> analyses_;
   std::optional<FoundProfile> profile_;  // once a spec needed it
   Progress progress_;

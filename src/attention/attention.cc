@@ -132,6 +132,7 @@ struct Attention::State {
   Buffer workspace;  // partial results of split rows
   Buffer scores;     // of the item at work, per worker; then of the split rows
   int64_t worker_bytes = 0;
+  int64_t latent_bytes = 0;                 // of worker_bytes, from their start
   int64_t worker_scores = 0;                // floats
   std::vector<int64_t> split_score_offset;  // [n_splits] floats in `scores`
 
@@ -182,7 +183,8 @@ ScoreRows Attention::State::ScoresOf(const WorkItem& item, int worker_id) {
 }
 
 void Attention::State::RunItems(int worker_id) {
-  std::byte* kernel_scratch = scratch.data() + worker_id * worker_bytes;
+  std::byte* const latent_scratch = scratch.data() + worker_id * worker_bytes;
+  std::byte* const kernel_scratch = latent_scratch + latent_bytes;
   float* own = reinterpret_cast<float*>(kernel_scratch + kAttendScratchBytes);
   float* sink = own + plan->max_item_floats;
   for (const WorkItem& item : plan->ItemsOf(worker_id)) {
@@ -195,7 +197,10 @@ void Attention::State::RunItems(int worker_id) {
     const ScoreRows item_scores = ScoresOf(item, worker_id);
     const AttendParams params =
         BlockParams(job, item, {sm_scale, is_deterministic}, partial, item_scores);
-    if (job.merged.n_closed == nullptr) {
+    if (!job.latents.empty()) {
+      AttendLatents(kernels, GetLatentReader(isa, job.shape.row_type), job.latents, params,
+                    {kernel_scratch, latent_scratch});
+    } else if (job.merged.n_closed == nullptr) {
       kernels.attend(params, kernel_scratch);
     } else {
       AttendMerged({kernels, job, item, PartialAt(sink, n_rows, rank_v), kernel_scratch}, params);
@@ -262,12 +267,15 @@ void Attention::set_deterministic(bool deterministic) { state_->is_deterministic
 Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
   State& s = *state_;
   s.sizes.clear();
+  const auto width_of_key = [](const HeadJob& job) {
+    return job.latents.empty() ? job.shape.rank_k : job.latents.map.head_dim;
+  };
   for (const HeadJob& job : jobs) {
     s.sizes.push_back({.n_tokens = job.n_tokens,
                        .gqa_group = job.gqa_group,
                        .n_entries = job.n_entries,
                        .first_visible = job.first_visible,
-                       .rank_k = job.shape.rank_k,
+                       .rank_k = width_of_key(job),
                        .rank_v = job.shape.rank_v,
                        .is_scored = job.is_scored()});
   }
@@ -277,7 +285,13 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
   s.jobs = jobs;
   s.plan = &plan;
   s.sm_scale = sm_scale;
-  s.worker_bytes = kAttendScratchBytes + 2 * 4 * plan.max_item_floats;
+  s.latent_bytes = 0;
+  for (const HeadJob& job : jobs) {
+    if (job.latents.empty()) continue;
+    s.latent_bytes =
+        std::max(s.latent_bytes, LatentScratchBytes(job.shape, job.latents, plan.max_item_floats));
+  }
+  s.worker_bytes = s.latent_bytes + kAttendScratchBytes + 2 * 4 * plan.max_item_floats;
   KVL_RETURN_IF_ERROR(
       s.scratch.EnsureSize(s.worker_bytes * s.pool->n_workers(), "attention scratch"));
   KVL_RETURN_IF_ERROR(

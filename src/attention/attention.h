@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 
+#include "attention/latents.h"
 #include "attention/schedule.h"
 #include "base/cpu_features.h"
 #include "base/status.h"
@@ -33,12 +34,14 @@ struct HeadJob {
   int head_dim = 0;         // width of q_full and of sink keys
   int gqa_group = 1;        // query heads that share this KV head
   int n_tokens = 0;         // query tokens; rows are token-major: row = t * gqa_group + h
-  const void* q = nullptr;  // [n_tokens * gqa_group, rank_k] row_type, in the key basis, not scaled
+  const void* q = nullptr;  // [n_tokens * gqa_group, rank_k] row_type, in the key basis, not
+                            // scaled; with latents q_full
   int64_t q_stride = 0;
   const void* q_full = nullptr;  // [n_tokens * gqa_group, head_dim] row_type; used when n_sink > 0
   int64_t q_full_stride = 0;
   const std::byte* const* blocks = nullptr;
   PackedHead packed;  // its runs are the first blocks; without runs all are plain
+  LatentHead latents;
   int n_entries = 0;  // entries in the blocks, those of this step included
   // Entries of the blocks that token 0 sees; token t sees first_visible + t. Negative while the
   // first tokens of the step still fill the sink.

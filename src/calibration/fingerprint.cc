@@ -65,6 +65,10 @@ std::string BasisHash(const ModelBasis& basis) {
       fingerprint.Add(std::string_view(reinterpret_cast<const char*>(map->data()),
                                        map->size() * sizeof(float)));
     }
+    if (!head.key_way_back.empty()) {  // other bases keep the names that they had
+      fingerprint.Add(std::string_view(reinterpret_cast<const char*>(head.key_way_back.data()),
+                                       head.key_way_back.size() * sizeof(float)));
+    }
   }
   return fingerprint.Hex();
 }

@@ -63,6 +63,7 @@ TEST(BasisHashTest, DependsOnRanksAndEveryMap) {
   expect_other([](HeadBasis* h) { h->output_basis[2] = 0; });
   expect_other([](HeadBasis* h) { h->key_offset = {1, 1}; });
   expect_other([](HeadBasis* h) { h->value_offset = {1, 1}; });
+  expect_other([](HeadBasis* h) { h->key_way_back = {1, 1}; });
 }
 
 TEST(CodebooksHashTest, DependsOnEveryNumber) {

@@ -9,7 +9,6 @@
 #include "evaluation/bench_attention.h"
 #include "evaluation/quality.h"
 #include "evaluation/random_splits.h"
-#include "evaluation/random_splits.h"
 #include "kv/blocks/block_pool.h"
 
 namespace kvlathe {
@@ -156,7 +155,7 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
 namespace {
 
 ModelBasis DrawMaps(int n_layers, int n_kv_heads, int head_dim, const std::vector<HeadRanks>& ranks,
-                    uint64_t seed) {
+                    uint64_t seed, bool has_latent_keys = false) {
   Random random(seed);
   const double deviation = 1 / std::sqrt(head_dim);
   const auto matrix = [&](int64_t n) {
@@ -169,8 +168,8 @@ ModelBasis DrawMaps(int n_layers, int n_kv_heads, int head_dim, const std::vecto
     HeadBasis head{.rank_k = r.rank_k, .rank_v = r.rank_v};
     head.k_bits = r.k_bits;
     head.v_bits = r.v_bits;
-    head.query_basis = matrix(int64_t{head_dim} * head.rank_k);
-    head.key_basis = head.query_basis;
+    head.key_basis = matrix(int64_t{head_dim} * head.rank_k);
+    (has_latent_keys ? head.key_way_back : head.query_basis) = head.key_basis;
     head.value_basis = matrix(int64_t{head_dim} * head.rank_v);
     head.output_basis = matrix(int64_t{head_dim} * head.rank_v);
     basis.heads.push_back(std::move(head));
@@ -180,12 +179,13 @@ ModelBasis DrawMaps(int n_layers, int n_kv_heads, int head_dim, const std::vecto
 
 }  // namespace
 
-ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed) {
+ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed,
+                           bool has_latent_keys) {
   const int n_total = n_layers * n_kv_heads;
   const std::vector<int> drawn = DrawRanks(n_total, head_dim, rate, seed);
   std::vector<HeadRanks> ranks;
   for (int i = 0; i < n_total; ++i) ranks.push_back({drawn[2 * i], drawn[2 * i + 1]});
-  return DrawMaps(n_layers, n_kv_heads, head_dim, ranks, seed);
+  return DrawMaps(n_layers, n_kv_heads, head_dim, ranks, seed, has_latent_keys);
 }
 
 ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,

@@ -36,7 +36,8 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
 
 // Random maps whose ranks are drawn as `bench attention` draws them: what a basis costs on
 // a model with random weights, where no calibration means anything.
-ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed);
+ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed,
+                           bool has_latent_keys = false);
 // The same with ranks and bits by ratio (DrawSplits).
 ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
                                 uint64_t seed);

@@ -37,13 +37,16 @@ struct CacheLayout {
   // None: every entry stays. Without a window only; with seal, a plan that drops entries where the
   // prompt ends alone, and a SealPlan that waits for it.
   std::optional<RetentionPlan> retention;
+  // Keys are stored from before RoPE: where entries are dropped, attention reads their positions.
+  bool has_latent_keys = false;
 
   // Whether positions become fewer entries, whose number each head has of its own.
   bool MergesEntries() const { return retention.has_value() && retention->merge.has_value(); }
   bool DropsEntries() const { return retention.has_value() && !retention->merge.has_value(); }
   // Whether no entry is dropped any more, so that positions and votes are not needed.
   bool RetentionIsOver(int64_t n_tokens, int64_t n_prompt) const {
-    return retention.has_value() && !retention->prunes_decode && n_tokens >= n_prompt;
+    return retention.has_value() && !has_latent_keys && !retention->prunes_decode &&
+           n_tokens >= n_prompt;
   }
 
   const BlockShape& shape(int layer_idx, int kv_head_idx) const {

@@ -40,6 +40,31 @@ Status CheckSealsWhatStays(const Spec& spec) {
   return OkStatus();
 }
 
+// What palu's latents go with.
+Status CheckLatents(const Spec& spec) {
+  const Stage *basis = spec.basis(), *retention = spec.retention();
+  if (basis == nullptr || basis->name != "palu") return OkStatus();
+  if (basis->Integer("group") != 1) {
+    // It would have to lie once for all of them, and blocks belong to one head.
+    return Error(StatusCode::kUnimplemented,
+                 "--kv '{}': palu(group={}): this build stores a latent for each KV head; group=1",
+                 spec.text(), basis->Integer("group"));
+  }
+  if (retention == nullptr) return OkStatus();
+  if (retention->name == "pool" || retention->name == "dmc") {
+    return Error(StatusCode::kUnimplemented,
+                 "--kv '{}': palu's latents cannot be merged yet; leave out palu or {}",
+                 spec.text(), retention->name);
+  }
+  if (spec.quantizer() != nullptr) {
+    return Error(StatusCode::kUnimplemented,
+                 "--kv '{}': palu turns keys to the positions of their entries, which sealed "
+                 "blocks do not keep where {} drops some; leave out {} or {}",
+                 spec.text(), retention->name, retention->name, spec.quantizer()->name);
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 bool Stage::Has(std::string_view key) const { return FindValue(*this, key) != nullptr; }
@@ -128,7 +153,10 @@ Status CheckSupported(const Spec& spec) {
         "sparse out, or add a quantizer",
         spec.text(), spec.basis()->name);
   }
-  if (missing.empty()) return CheckSealsWhatStays(spec);
+  if (missing.empty()) {
+    KVL_RETURN_IF_ERROR(CheckLatents(spec));
+    return CheckSealsWhatStays(spec);
+  }
   for (const StageInfo& stage : AllStages()) {
     if (stage.is_built) built += fmt::format(", {} ({})", stage.name, AxisName(stage.axis));
   }

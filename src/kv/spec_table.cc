@@ -146,8 +146,8 @@ constexpr const KeyInfo* kLatheKeys[] = {&kRate,   &kRatio,     &kAccuracy, &kRa
 
 constexpr KeyInfo kPaluRound = WithChoices(kRound, "8|16|32", "32");
 constexpr KeyInfo kPaluGroup = {.name = "group",
-                                .doc = "KV heads that share a latent; must divide their number",
-                                .default_text = "4",
+                                .doc = "KV heads that share a latent; this build: one each",
+                                .default_text = "1",
                                 .min = 1,
                                 .max = 256,
                                 .multiple_of = 1};
@@ -321,6 +321,12 @@ constexpr KeyInfo kRotatedBits = BesideOthers(kKvquantBits);
 constexpr const KeyInfo* kRotateAndQuantizeKeys[] = {&kRate,         &kAccuracy,    &kRotatedBits,
                                                      &kPassedRanks,  &kPassedRound, &kPassedRun,
                                                      &kPassedBuffer, &kPassedSink};
+constexpr KeyInfo kPassedPaluRound = PassedOn(kPaluRound);
+constexpr const KeyInfo* kKfPKeys[] = {&kBothRate, &kAccuracy, &kPassedRanks, &kPassedPaluRound,
+                                       &kPassedSink};
+constexpr const KeyInfo* kKvqPKeys[] = {&kRate,         &kAccuracy,        &kRotatedBits,
+                                        &kPassedRanks,  &kPassedPaluRound, &kPassedRun,
+                                        &kPassedBuffer, &kPassedSink};
 
 std::vector<ExpandedStage> GearBackbone(const PresetKeys& keys) {
   if (keys.Number("bits") == 2) return {{"kivi", {{"group", 64}}}};
@@ -356,11 +362,8 @@ std::vector<ExpandedStage> ExpandKeyformerZ(const PresetKeys& keys) {
 
 std::vector<ExpandedStage> ExpandKfF(const PresetKeys& keys) { return EvictAndRotate("fdc", keys); }
 
-// One latent per head: with shared latents an entry would live while any head needs it.
 std::vector<ExpandedStage> ExpandKfP(const PresetKeys& keys) {
-  std::vector<ExpandedStage> stages = EvictAndRotate("palu", keys);
-  stages.front().fixed.push_back({"group", 1});
-  return stages;
+  return EvictAndRotate("palu", keys);
 }
 
 std::vector<ExpandedStage> ExpandKvquantZ(const PresetKeys&) {
@@ -385,7 +388,7 @@ constexpr StageInfo kStages[] = {
      "queries and keys rotated after RoPE on random tokens, values by the SVD of W_V", kFdcPaper,
      kBasisKeys, true},
     {"palu", kBasis, "keys and values as latents of a low-rank projection, keys before RoPE",
-     "Palu: Compressing KV-Cache with Low-Rank Projection", kPaluKeys},
+     "Palu: Compressing KV-Cache with Low-Rank Projection", kPaluKeys, true},
     {"svd-online", kBasis, "an SVD of each prompt while it is read: the papers' strawman",
      "ZACK and FDC, as a baseline", kBasisKeys},
     {"lathe", kBasis, "score-optimal bases of centred rows, ranks and bits by error per byte",
@@ -441,8 +444,8 @@ constexpr StageInfo kStages[] = {
      ExpandKvquantZ},
     {"kf-f", kPreset, "keyformer and fdc", kFdcPaper, kEvictAndRotateKeys, false, ExpandKfF},
     {"kvq-f", kPreset, "fdc and kvquant", kFdcPaper, kRotateAndQuantizeKeys, false, ExpandKvqF},
-    {"kf-p", kPreset, "keyformer and palu", kFdcPaper, kEvictAndRotateKeys, false, ExpandKfP},
-    {"kvq-p", kPreset, "palu and kvquant", kFdcPaper, kRotateAndQuantizeKeys, false, ExpandKvqP},
+    {"kf-p", kPreset, "keyformer and palu", kFdcPaper, kKfPKeys, false, ExpandKfP},
+    {"kvq-p", kPreset, "palu and kvquant", kFdcPaper, kKvqPKeys, false, ExpandKvqP},
 };
 
 }  // namespace

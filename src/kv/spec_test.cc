@@ -31,7 +31,7 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"none", "none"},
       {"zack", "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,sink=4)"},
       {"fdc", "fdc(rate=0.5,ranks=adaptive,round=16,sink=4)"},
-      {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=4,whiten=on,sink=4)"},
+      {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=1,whiten=on,sink=4)"},
       {"svd-online", "svd-online(rate=0.5,ranks=adaptive,round=16,sink=4)"},
       {"lathe",
        "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,bits=auto,run=512,buffer=64,sink=4)"},
@@ -76,7 +76,7 @@ TEST(Spec, ExpandsPresetsToTheirCompositions) {
   EXPECT_EQ(Resolved("kvquant-z"),
             "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,sink=4)" + kvquant);
   EXPECT_EQ(Resolved("kvq-p(rate=0.25)"),
-            "palu(rate=0.25,ranks=adaptive,round=32,group=4,whiten=on,sink=4)" + kvquant);
+            "palu(rate=0.25,ranks=adaptive,round=32,group=1,whiten=on,sink=4)" + kvquant);
   EXPECT_EQ(Resolved("kvq-f(bits=2,ranks=uniform,sink=1)"),
             "fdc(rate=0.5,ranks=uniform,round=16,sink=1)+"
             "kvquant(bits=2,outliers=0.01,qnorm=auto,run=512,buffer=64,sink=1)");
@@ -97,7 +97,9 @@ TEST(Spec, EvictAndRotatePresetsRemoveTheRateTogether) {
       EXPECT_DOUBLE_EQ(spec->retention()->Number("keep"), std::sqrt(1 - rate));
     }
   }
-  EXPECT_EQ(Spec::Parse("kf-p")->basis()->Number("group"), 1);
+  EXPECT_EQ(Spec::Parse("kf-p(ranks=uniform,round=16)")->basis()->ToString(),
+            fmt::format("palu(rate={},ranks=uniform,round=16,group=1,whiten=on,sink=4)",
+                        1 - std::sqrt(1 - 0.7)));
 }
 
 TEST(Spec, GivesConsumersStagesAndValues) {
@@ -421,6 +423,15 @@ TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
   EXPECT_TRUE(CheckSupported(*Spec::Parse("kvq-f")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+h2o+kvquant")).ok());
   EXPECT_EQ(CheckSupported(*Spec::Parse("h2o+kvquant")).code(), StatusCode::kUnimplemented);
+  for (const char* text : {"palu", "palu+token(hadamard=on)", "kf-p", "kvq-p"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+  }
+  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("palu(group=4)")).message()),
+              HasSubstr("palu(group=4)"));
+  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("palu+h2o+kivi")).message()),
+              HasSubstr("leave out h2o or kivi"));
+  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("palu+pool")).message()),
+              HasSubstr("leave out palu or pool"));
 }
 
 }  // namespace

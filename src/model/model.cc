@@ -92,6 +92,18 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
     model->projections_.push_back(std::move(projection));
   }
   if (basis != nullptr) KVL_RETURN_IF_ERROR(model->PackBasis(*basis));
+  if (layout.has_latent_keys) {
+    if (layout.MergesEntries()) {
+      return Error(StatusCode::kUnimplemented,
+                   "palu's latents cannot be merged yet; leave palu or the retention stage out");
+    }
+    if (seal != nullptr && retention != nullptr) {
+      return Error(StatusCode::kUnimplemented,
+                   "palu's latents cannot be quantised where entries are dropped: sealed blocks "
+                   "keep no positions; leave the quantizer or the retention stage out");
+    }
+    KVL_RETURN_IF_ERROR(model->PrepareBlockRotations("a basis of latents"));
+  }
   if (seal != nullptr && seal->format.k.has_codebook) {
     KVL_RETURN_IF_ERROR(model->PrepareCodebooks());
   }
@@ -100,13 +112,18 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
 
 Status Model::PackBasis(const ModelBasis& basis) {
   bases_.resize(layout_.n_layers);
+  layout_.has_latent_keys = basis.has_latent_keys();
   const int d = layout_.head_dim;
   for (int l = 0; l < layout_.n_layers; ++l) {
     for (int g = 0; g < layout_.n_kv_heads; ++g) {
       const HeadBasis& head = basis.head(l, g);
-      KVL_ASSIGN_OR_RETURN(PackedMatrix query,
-                           PackTransposed(head.query_basis, d, head.rank_k, row_type_));
-      bases_[l].query.push_back(std::move(query));
+      if (layout_.has_latent_keys) {
+        bases_[l].latents.emplace_back(head.key_way_back, head.key_offset, d, row_type_);
+      } else {
+        KVL_ASSIGN_OR_RETURN(PackedMatrix query,
+                             PackTransposed(head.query_basis, d, head.rank_k, row_type_));
+        bases_[l].query.push_back(std::move(query));
+      }
       PackedMatrix key;  // one copy serves both where the method uses one rotation
       if (head.key_basis != head.query_basis) {
         KVL_ASSIGN_OR_RETURN(key, PackTransposed(head.key_basis, d, head.rank_k, row_type_));
@@ -121,12 +138,16 @@ Status Model::PackBasis(const ModelBasis& basis) {
 Status Model::PrepareCodebooks() {
   codebooks_ = EvenCodebooks(layout_);
   if (!layout_.seal->format.keys_before_rope) return OkStatus();
+  return PrepareBlockRotations("a quantizer with codebooks");
+}
+
+Status Model::PrepareBlockRotations(const char* stage) {
   const int rope_dim = config().rope_dim();
   if (rope_dim % 4 != 0) {
     return Error(StatusCode::kUnimplemented,
-                 "keys of which {} channels rotate cannot be sealed before RoPE, only multiples of "
-                 "4; choose another quantizer",
-                 rope_dim);
+                 "keys of which {} channels rotate cannot be stored from before RoPE, as {} does, "
+                 "only multiples of 4; choose another",
+                 rope_dim, stage);
   }
   block_rotations_.emplace(config().rope, rope_dim, layout_.n_sink);
   return OkStatus();
@@ -149,6 +170,7 @@ int64_t Model::basis_bytes() const {
     for (const PackedMatrix& m : layer.query) n_bytes += m.n_bytes();
     for (const PackedMatrix& m : layer.key) n_bytes += m.n_bytes();
     for (const std::vector<float>& o : layer.key_offset) n_bytes += std::ssize(o) * sizeof(float);
+    for (const LatentMap& map : layer.latents) n_bytes += map.n_bytes();
   }
   return n_bytes;
 }
@@ -170,7 +192,9 @@ Status Model::ReserveActivations(int64_t n_tokens, int64_t n_logit_rows) {
   KVL_RETURN_IF_ERROR(q_full_.EnsureSize(n_tokens * c.n_heads * d * row, what));
   KVL_RETURN_IF_ERROR(k_full_.EnsureSize(n_tokens * c.n_kv_heads * d * row, what));
   if (!bases_.empty()) {
-    KVL_RETURN_IF_ERROR(q_rows_.EnsureSize(n_tokens * group * max_rank_k * row, what));
+    if (!layout_.has_latent_keys) {
+      KVL_RETURN_IF_ERROR(q_rows_.EnsureSize(n_tokens * group * max_rank_k * row, what));
+    }
     KVL_RETURN_IF_ERROR(k_rows_.EnsureSize(n_tokens * max_rank_k * row, what));
   }
   KVL_RETURN_IF_ERROR(attended_.EnsureSize(n_tokens * group * max_rank_v * row, what));

@@ -10,6 +10,7 @@
 #include "base/threads.h"
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/latent_keys.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/seal.h"
 #include "kv/basis/basis.h"
@@ -47,9 +48,10 @@ class Model {
   // `basis` null: rows as they are; `seal` null: in 16 bits; both null: the uncompressed cache.
   // Otherwise n_sink first positions keep rows of their own, in 16 bits and before the basis of
   // keys; as with `retention`, which drops or merges entries. `weights` and `pool` are shared and
-  // outlive the model. Basis and plan are copied. kUnimplemented where the plan seals keys before a
-  // RoPE that cannot be undone when they are read, kInvalidArgument where the model is to decide
-  // what merges and was not taught to.
+  // outlive the model. Basis and plan are copied. kUnimplemented where the plan or the basis stores
+  // keys from before a RoPE that the kernels cannot apply when they are read, or where entries
+  // merge that are latents; kInvalidArgument where the model is to decide what merges and was not
+  // taught to.
   static StatusOr<std::unique_ptr<Model>> Create(std::shared_ptr<ModelWeights> weights,
                                                  const ModelBasis* basis, int n_sink,
                                                  ThreadPool* pool, Isa isa,
@@ -92,9 +94,10 @@ class Model {
  private:
   // What the basis adds to a layer. Without a basis the vectors are empty.
   struct LayerBasis {
-    std::vector<PackedMatrix> query;  // D^T [rank_k, head_dim] per KV head
+    std::vector<PackedMatrix> query;  // D^T [rank_k, head_dim] per KV head; none with latents
     std::vector<PackedMatrix> key;    // E^T [rank_k, head_dim] per KV head; empty: same as query
     std::vector<std::vector<float>> key_offset;  // [head_dim] per KV head, or empty
+    std::vector<LatentMap> latents;  // per KV head, where keys are stored from before RoPE
   };
   // Offsets of the KV heads in buffers whose rows have ranks of their own.
   struct LayerOffsets {
@@ -109,6 +112,7 @@ class Model {
   Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa);
   Status PackBasis(const ModelBasis& basis);
   Status PrepareCodebooks();
+  Status PrepareBlockRotations(const char* stage);
   const LayerCodebooks* CodebooksOf(int layer_idx) const {
     return codebooks_.empty() ? nullptr : &codebooks_[layer_idx];
   }
@@ -131,10 +135,12 @@ class Model {
   // One head row to its position.
   void RotateRow(const float* row, int position, DType out_type, void* out) const;
   void RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id);
-  // Row `token_idx` of the KV head's keys after RoPE, less their offset. `centred` is scratch; both
-  // [head_dim].
+  // What the KV head's key of this token is stored from, [head_dim]: after RoPE, less their offset;
+  // with latents before it, but for sinks, which are stored as they are. `centred` is scratch.
   void RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* centred, std::byte* out);
   void AppendRows(int layer_idx, std::span<const SequenceStep> steps);
+  LatentHead LatentsOf(int layer_idx, int kv_head_idx, const SequenceCache& cache,
+                       const KeyRotation& rotation) const;
   Status Attend(int layer_idx, std::span<const SequenceStep> steps);
   // Rows of the job see the entries closed before them and their own rows, from token_idx on.
   void SeeMergedRows(int layer_idx, int kv_head_idx, int64_t token_idx, HeadJob* job);
@@ -169,7 +175,7 @@ class Model {
   const AttendKernels* attend_;
   std::unique_ptr<Sealer> sealer_;  // null when nothing is sealed
   RopeTable rope_;
-  std::optional<BlockRotations> block_rotations_;  // where keys are sealed before RoPE
+  std::optional<BlockRotations> block_rotations_;  // where keys are stored from before RoPE
   Schedule schedule_ = Schedule::kBalanced;
   CacheLayout layout_;
   DType row_type_;

@@ -112,19 +112,21 @@ void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_
   }
   if (bases_.empty()) return;
 
-  const PackedMatrix& query_basis = bases_[layer_idx].query[kv_head_idx];
-  const PackedMatrix& own_key_basis = bases_[layer_idx].key[kv_head_idx];
-  const int64_t rank = query_basis.n_out(), before = offsets_[layer_idx].rank_k[kv_head_idx];
+  const int64_t rank = layout_.shape(layer_idx, kv_head_idx).rank_k;
+  const int64_t before = offsets_[layer_idx].rank_k[kv_head_idx];
   LinearParams params;
-  params.w = &query_basis;
-  params.n_rows = (tokens.end - tokens.begin) * group;
-  params.x = q + tokens.begin * group * head_row_bytes;
   params.x_stride = d;
-  params.y = HeadRows(&q_rows_, before, group) + tokens.begin * group * rank * SizeOf(row_type_);
   params.y_stride = rank;
   params.y_type = row_type_;
-  linear_.RunOnWorker(params, worker_id);
-  params.w = own_key_basis.n_out() > 0 ? &own_key_basis : &query_basis;
+  if (!layout_.has_latent_keys) {
+    params.w = &bases_[layer_idx].query[kv_head_idx];
+    params.n_rows = (tokens.end - tokens.begin) * group;
+    params.x = q + tokens.begin * group * head_row_bytes;
+    params.y = HeadRows(&q_rows_, before, group) + tokens.begin * group * rank * SizeOf(row_type_);
+    linear_.RunOnWorker(params, worker_id);
+  }
+  const PackedMatrix& own_key_basis = bases_[layer_idx].key[kv_head_idx];
+  if (own_key_basis.n_out() > 0) params.w = &own_key_basis;
   params.n_rows = tokens.end - tokens.begin;
   params.x = k + tokens.begin * head_row_bytes;
   params.y = HeadRows(&k_rows_, before, 1) + tokens.begin * rank * SizeOf(row_type_);
@@ -147,15 +149,33 @@ void Model::RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* 
   const int d = c.head_dim, key_idx = c.n_heads + kv_head_idx;
   const float* row = qk_.as<float>() + (token_idx * (c.n_heads + c.n_kv_heads) + key_idx) * d;
   const int position = tokens_[token_idx].position;
-  if (bases_.empty() || bases_[layer_idx].key_offset[kv_head_idx].empty()) {
-    RotateRow(row, position, row_type_, out);
-    return;
+  const bool is_latent = layout_.has_latent_keys && position >= layout_.n_sink;
+  const bool has_offset = !bases_.empty() && !bases_[layer_idx].key_offset[kv_head_idx].empty() &&
+                          is_latent == layout_.has_latent_keys;
+  if (!has_offset) {
+    if (is_latent) return elementwise_->convert(row, d, row_type_, out);
+    return RotateRow(row, position, row_type_, out);
   }
-  // The mean leaves before the row is rounded.
-  RotateRow(row, position, DType::kF32, centred);
+  // The offset leaves before the row is rounded.
+  if (is_latent) {
+    std::copy_n(row, d, centred);
+  } else {
+    RotateRow(row, position, DType::kF32, centred);
+  }
   const std::vector<float>& offset = bases_[layer_idx].key_offset[kv_head_idx];
   for (int i = 0; i < d; ++i) centred[i] -= offset[i];
   elementwise_->convert(centred, d, row_type_, out);
+}
+
+LatentHead Model::LatentsOf(int layer_idx, int kv_head_idx, const SequenceCache& cache,
+                            const KeyRotation& rotation) const {
+  LatentHead head = {.map = bases_[layer_idx].latents[kv_head_idx].view(), .rotation = rotation};
+  if (layout_.DropsEntries() && rotation.half > 0) {
+    head.positions = cache.entries(layer_idx, kv_head_idx);
+    head.cos = rope_.cos(0);
+    head.sin = rope_.sin(0);
+  }
+  return head;
 }
 
 void Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
@@ -248,10 +268,17 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
       job.n_tokens = n_new;
       job.q_full = HeadRows(&q_full_, int64_t{g} * d, group) + token_idx * group * d * element;
       job.q_full_stride = d;
-      job.q = bases_.empty() ? job.q_full
-                             : HeadRows(&q_rows_, offsets.rank_k[g], group) +
-                                   token_idx * group * job.shape.rank_k * element;
-      job.q_stride = job.shape.rank_k;
+      if (bases_.empty() || layout_.has_latent_keys) {
+        job.q = job.q_full;
+        job.q_stride = d;
+      } else {
+        job.q = HeadRows(&q_rows_, offsets.rank_k[g], group) +
+                token_idx * group * job.shape.rank_k * element;
+        job.q_stride = job.shape.rank_k;
+      }
+      if (layout_.has_latent_keys) {
+        job.latents = LatentsOf(layer_idx, g, *step.cache, rotation.From(first_block));
+      }
       job.blocks = step.cache->blocks(layer_idx, g).data() + first_block;
       if (layout_.seal.has_value()) {
         const std::span<const PackedRun> runs = step.cache->runs(layer_idx, g);

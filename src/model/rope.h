@@ -23,6 +23,8 @@ class RopeTable {
   const float* cos(int position) const { return cos_.data() + n_pairs_ * position; }
   const float* sin(int position) const { return sin_.data() + n_pairs_ * position; }
   int rope_dim() const { return static_cast<int>(2 * n_pairs_); }
+  // 1 / (cos^2 + sin^2) of every pair.
+  float way_back() const { return static_cast<float>(1 / (amplitude_ * amplitude_)); }
 
  private:
   size_t n_pairs_;

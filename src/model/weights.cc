@@ -194,18 +194,44 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
       });
 }
 
-StatusOr<std::vector<std::vector<double>>> ModelWeights::ValueGrams(int layer_idx) {
-  const int64_t d = config_.head_dim, hidden = config_.hidden_dim;
-  KVL_ASSIGN_OR_RETURN(const std::vector<float> w_v, reader_.Matrix(names_.v(layer_idx)));
-  std::vector<std::vector<double>> grams(config_.n_kv_heads);
-  for (int g = 0; g < config_.n_kv_heads; ++g) {
-    grams[g].resize(d * d);
-    // Rows of the stored matrix are output channels: W_V^T W_V = S S^T for S [head_dim,
-    // hidden_dim].
-    const Eigen::MatrixXd s = ConstMap(&w_v[g * d * hidden], d, hidden).cast<double>();
-    Eigen::Map<Eigen::MatrixXd>(grams[g].data(), d, d).noalias() = s * s.transpose();
+namespace {
+
+// W_h^T W_h of each of n_heads below each other. Rows of the stored matrix are output channels:
+// S S^T for S [head_dim, hidden_dim].
+std::vector<std::vector<double>> HeadGrams(const float* w, int n_heads, int64_t head_dim,
+                                           int64_t hidden) {
+  std::vector<std::vector<double>> grams(n_heads, std::vector<double>(head_dim * head_dim));
+  for (int g = 0; g < n_heads; ++g) {
+    const Eigen::MatrixXd s = ConstMap(w + g * head_dim * hidden, head_dim, hidden).cast<double>();
+    Eigen::Map<Eigen::MatrixXd>(grams[g].data(), head_dim, head_dim).noalias() = s * s.transpose();
   }
   return grams;
+}
+
+// Appends the parts of `joined` [n_heads, head_dim].
+void AppendHeads(const float* joined, int n_heads, int64_t head_dim,
+                 std::vector<std::vector<float>>* heads) {
+  for (int g = 0; g < n_heads; ++g) {
+    heads->emplace_back(joined + g * head_dim, joined + (g + 1) * head_dim);
+  }
+}
+
+}  // namespace
+
+StatusOr<std::vector<std::vector<double>>> ModelWeights::ValueGrams(int layer_idx) {
+  KVL_ASSIGN_OR_RETURN(const std::vector<float> w_v, reader_.Matrix(names_.v(layer_idx)));
+  return HeadGrams(w_v.data(), config_.n_kv_heads, config_.head_dim, config_.hidden_dim);
+}
+
+StatusOr<std::vector<std::vector<double>>> ModelWeights::KeyGrams(int layer_idx) {
+  std::vector<float> w;
+  for (const Projection& part : names_.qk(layer_idx)) {
+    KVL_ASSIGN_OR_RETURN(const std::vector<float> rows, reader_.Matrix(part));
+    w.insert(w.end(), rows.begin(), rows.end());
+  }
+  const int64_t n_query_rows = int64_t{config_.n_heads} * config_.head_dim;
+  return HeadGrams(w.data() + n_query_rows * config_.hidden_dim, config_.n_kv_heads,
+                   config_.head_dim, config_.hidden_dim);
 }
 
 StatusOr<std::vector<std::vector<double>>> ModelWeights::OutputGrams(int layer_idx) {
@@ -226,6 +252,35 @@ StatusOr<std::vector<std::vector<double>>> ModelWeights::AllOutputGrams() {
   for (int l = 0; l < config_.n_layers; ++l) {
     KVL_ASSIGN_OR_RETURN(std::vector<std::vector<double>> grams, OutputGrams(l));
     std::move(grams.begin(), grams.end(), std::back_inserter(all));
+  }
+  return all;
+}
+
+StatusOr<std::vector<std::vector<double>>> ModelWeights::AllKeyGrams() {
+  std::vector<std::vector<double>> all;
+  for (int l = 0; l < config_.n_layers; ++l) {
+    KVL_ASSIGN_OR_RETURN(std::vector<std::vector<double>> grams, KeyGrams(l));
+    std::move(grams.begin(), grams.end(), std::back_inserter(all));
+  }
+  return all;
+}
+
+std::vector<std::vector<float>> ModelWeights::AllKeyBiases() const {
+  std::vector<std::vector<float>> all;
+  if (!config_.qkv_bias) return all;
+  const int64_t d = config_.head_dim;
+  for (const LayerWeights& layer : layers_) {
+    AppendHeads(layer.qk_bias.data() + config_.n_heads * d, config_.n_kv_heads, d, &all);
+  }
+  return all;
+}
+
+StatusOr<std::vector<std::vector<float>>> ModelWeights::AllValueBiases() {
+  std::vector<std::vector<float>> all;
+  if (!config_.qkv_bias) return all;
+  for (int l = 0; l < config_.n_layers; ++l) {
+    KVL_ASSIGN_OR_RETURN(const std::vector<float> bias, reader_.Bias(names_.v(l)));
+    AppendHeads(bias.data(), config_.n_kv_heads, config_.head_dim, &all);
   }
   return all;
 }

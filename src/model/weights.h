@@ -59,6 +59,12 @@ class ModelWeights {
   // W_V,h^T W_V,h [head_dim, head_dim] of every layer and KV head, [n_layers * n_kv_heads], in the
   // (D x d) orientation of y = x W: what FDC and Palu decompose.
   StatusOr<std::vector<std::vector<double>>> AllValueGrams();
+  // The same of W_K (Palu).
+  StatusOr<std::vector<std::vector<double>>> AllKeyGrams();
+  // Biases of keys and values of every layer and KV head, [head_dim] each; none for a model
+  // without.
+  std::vector<std::vector<float>> AllKeyBiases() const;
+  StatusOr<std::vector<std::vector<float>>> AllValueBiases();
   // Sum over the query heads of a KV head of W_O,h W_O,h^T, of the same shape: what an error of a
   // value row weighs in the hidden state.
   StatusOr<std::vector<std::vector<double>>> AllOutputGrams();
@@ -76,6 +82,7 @@ class ModelWeights {
  private:
   ModelWeights(const ModelConfig& config, DType compute_type, std::unique_ptr<TensorSource> source);
   Status LoadEmbeddings(ThreadPool* pool);
+  StatusOr<std::vector<std::vector<double>>> KeyGrams(int layer_idx);
   StatusOr<std::vector<std::vector<double>>> ValueGrams(int layer_idx);
   StatusOr<std::vector<std::vector<double>>> OutputGrams(int layer_idx);
   Status LoadLayer(int layer_idx, ThreadPool* pool);

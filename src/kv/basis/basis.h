@@ -22,6 +22,10 @@ struct HeadBasis {
   // to 1. Neither costs stored bytes.
   std::vector<float> key_offset = {};
   std::vector<float> value_offset = {};
+  // F [rank_k, head_dim], or empty. If not, keys are stored as latents from before RoPE, k~ = (k -
+  // key_offset) E, and attention reads k~ F + key_offset, turned to its position; queries stay as
+  // they are and there is no query_basis. All heads of a model have it or none.
+  std::vector<float> key_way_back = {};
   // Where channels have bits of their own; the maps then give channels of unit variance.
   BitSplit k_bits = {}, v_bits = {};
 };
@@ -32,6 +36,7 @@ struct ModelBasis {
   int head_dim = 0;
   std::vector<HeadBasis> heads;  // [n_layers * n_kv_heads]
 
+  bool has_latent_keys() const { return !heads.empty() && !heads.front().key_way_back.empty(); }
   const HeadBasis& head(int layer_idx, int kv_head_idx) const {
     return heads[layer_idx * n_kv_heads + kv_head_idx];
   }

@@ -54,8 +54,12 @@ ModelBasis IdentityBasis(int n_layers, int n_kv_heads, int head_dim) {
 
 void MixByHadamard(ModelBasis* basis) {
   for (HeadBasis& head : basis->heads) {
-    MixColumns(basis->head_dim, head.rank_k, &head.query_basis);
     MixColumns(basis->head_dim, head.rank_k, &head.key_basis);
+    if (head.key_way_back.empty()) {
+      MixColumns(basis->head_dim, head.rank_k, &head.query_basis);
+    } else {
+      MixRows(head.rank_k, basis->head_dim, &head.key_way_back);
+    }
     MixColumns(basis->head_dim, head.rank_v, &head.value_basis);
     MixRows(head.rank_v, basis->head_dim, &head.output_basis);
   }

@@ -10,8 +10,9 @@ namespace kvlathe {
 ModelBasis IdentityBasis(int n_layers, int n_kv_heads, int head_dim);
 
 // Mixes the stored channels of every head by H / sqrt(n), H the Sylvester matrix: keys and queries
-// after RoPE (scores stay the same), values and their way back (folded into weights as any basis
-// is). A rank that is no power of two is mixed in blocks, the largest first.
+// after RoPE (scores stay the same), latents of keys and their way back, values and their way back
+// (folded into weights as any basis is). A rank that is no power of two is mixed in blocks, the
+// largest first.
 void MixByHadamard(ModelBasis* basis);
 
 }  // namespace kvlathe

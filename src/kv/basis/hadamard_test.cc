@@ -29,6 +29,26 @@ float MaxDifference(const Matrix& a, const Matrix& b) {
   return most;
 }
 
+TEST(Hadamard, LatentsComeBackTheSame) {
+  Random random(4);
+  constexpr int kHeadDim = 48, kRank = 32;
+  HeadBasis head{.rank_k = kRank, .rank_v = kHeadDim};
+  head.value_basis = head.output_basis = Matrix(kHeadDim * kHeadDim, 0.0f);
+  for (int i = 0; i < kHeadDim * kRank; ++i) {
+    head.key_basis.push_back(static_cast<float>(random.Normal()));
+    head.key_way_back.push_back(static_cast<float>(random.Normal()));
+  }
+  ModelBasis mixed{1, 1, kHeadDim, {head}};
+  MixByHadamard(&mixed);
+  const HeadBasis& m = mixed.heads[0];
+  EXPECT_TRUE(m.query_basis.empty());
+  EXPECT_GT(MaxDifference(m.key_basis, head.key_basis), 0.5f);
+  EXPECT_LT(
+      MaxDifference(Product(m.key_basis, m.key_way_back, kHeadDim, kRank, kHeadDim, false),
+                    Product(head.key_basis, head.key_way_back, kHeadDim, kRank, kHeadDim, false)),
+      1e-4f);
+}
+
 TEST(Hadamard, ScoresAndOutputsStayTheSame) {
   Random random(3);
   constexpr int kHeadDim = 80;

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "kv/basis/fdc.h"
 #include "kv/basis/lathe.h"
+#include "kv/basis/palu.h"
 #include "kv/basis/zack.h"
 
 namespace kvlathe {
@@ -15,6 +16,7 @@ constexpr BasisMethod kMethods[] = {
     {"fdc", AnalyseFdc, AllocateFdc},
     {"zack", AnalyseZack, AllocateZack, nullptr, /*wants_text=*/true},
     {"lathe", AnalyseLathe, AllocateLathe, AllocateLatheBits, /*wants_text=*/true},
+    {"palu", AnalysePalu, AllocatePalu, nullptr, /*wants_text=*/true},
 };
 
 std::vector<float> FirstColumns(const std::vector<float>& square, int dim, int n_columns) {
@@ -73,7 +75,12 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
     HeadBasis head;
     head.rank_k = rank_k;
     head.rank_v = rank_v;
-    head.query_basis = FirstColumns(full.query_basis, head_dim, rank_k);
+    if (full.key_way_back.empty()) {
+      head.query_basis = FirstColumns(full.query_basis, head_dim, rank_k);
+    } else {
+      const auto rows_k = full.key_way_back.begin();
+      head.key_way_back.assign(rows_k, rows_k + int64_t{rank_k} * head_dim);
+    }
     head.key_basis = FirstColumns(full.key_basis, head_dim, rank_k);
     head.value_basis = FirstColumns(full.value_basis, head_dim, rank_v);
     const auto rows = full.output_basis.begin();

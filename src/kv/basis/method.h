@@ -16,6 +16,7 @@ namespace kvlathe {
 struct BasisOptions {
   bool is_normalised = false;  // zack: blocks weigh alike whatever their norm
   bool is_centred = true;      // lathe: rows lose their mean first
+  bool is_whitened = true;     // palu: weights count by the Gram matrix of their inputs
   bool operator==(const BasisOptions&) const = default;
 };
 
@@ -26,6 +27,11 @@ struct BasisInputs {
   // Sum of W_O,h W_O,h^T over the query heads of each KV head, of the same shape.
   std::span<const std::vector<double>> output_grams;
   BasisOptions options = {};
+  // palu. W_K,h W_K,h^T as value_grams, needed unless BasisOptions::is_whitened; biases of K and V
+  // [head_dim] of each KV head, or none of a model without.
+  std::span<const std::vector<double>> key_grams = {};
+  std::span<const std::vector<float>> key_biases = {};
+  std::span<const std::vector<float>> value_biases = {};
 };
 
 // The maps of one KV head at full width. Column i (of output_basis: row i) matters more than column
@@ -38,6 +44,7 @@ struct HeadAnalysis {
   std::vector<float> output_basis;
   std::vector<float> key_offset = {};  // [head_dim] or empty
   std::vector<float> value_offset = {};
+  std::vector<float> key_way_back = {};  // latents have no query_basis
   // Of the stored channels in text like that of the calibration, about the offsets; of methods that
   // split bits, or empty.
   std::vector<float> key_deviations = {};

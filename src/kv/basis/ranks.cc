@@ -145,8 +145,8 @@ StatusOr<RankAllocation> AllocateForRatio(const RankLadder& ladder, const RankRe
 }
 
 Status CheckRequest(const RankRequest& request) {
-  if (request.round != 8 && request.round != 16) {
-    return Error(StatusCode::kInvalidArgument, "round={}: ranks are rounded to 8 or 16",
+  if (request.round != 8 && request.round != 16 && request.round != 32) {
+    return Error(StatusCode::kInvalidArgument, "round={}: ranks are rounded to 8, 16 or 32",
                  request.round);
   }
   using Goal = RankRequest::Goal;

@@ -31,7 +31,7 @@ struct RankRequest {
   Goal goal = Goal::kRate;
   double value = 0;
   bool uniform = false;  // one rank pair for all layers and heads (ZACK's and FDC's ablation /AC)
-  int round = 16;        // ranks are rounded up to multiples: 8 or 16
+  int round = 16;        // ranks are rounded up to multiples: 8, 16 or 32
   // kv_fraction of the whole cache at the model's full context, everything counted; never grows
   // when a rank falls. Needed for kRatio.
   std::function<double(const std::vector<HeadRanks>&)> kv_fraction;
@@ -94,8 +94,8 @@ class RankLadder {
   std::vector<Level> levels_;
 };
 
-// kInvalidArgument: a value out of range, a round other than 8 or 16, or a ratio that the lowest
-// ranks do not reach (the message says what they do).
+// kInvalidArgument: a value out of range, a round other than 8, 16 or 32, or a ratio that the
+// lowest ranks do not reach (the message says what they do).
 StatusOr<RankAllocation> AllocateRanks(const std::vector<HeadSpectra>& spectra, int head_dim,
                                        const RankRequest& request,
                                        RankRule rule = RankRule::kRemovedMass);

@@ -40,8 +40,9 @@ double SubspaceOverlap(const std::vector<float>& a, const std::vector<float>& b,
   KVL_CHECK(rank >= 1 && rank <= dim);
   const Eigen::Map<const RowMajorF> basis_a(a.data(), dim, dim);
   const Eigen::Map<const RowMajorF> basis_b(b.data(), dim, dim);
-  const Eigen::MatrixXd product =
-      basis_a.leftCols(rank).cast<double>().transpose() * basis_b.leftCols(rank).cast<double>();
+  const Eigen::MatrixXd unit_a = basis_a.leftCols(rank).cast<double>().colwise().normalized();
+  const Eigen::MatrixXd unit_b = basis_b.leftCols(rank).cast<double>().colwise().normalized();
+  const Eigen::MatrixXd product = unit_a.transpose() * unit_b;
   return product.squaredNorm() / rank;
 }
 

@@ -127,8 +127,10 @@ class LayerFit {
       return ChannelOfHistogram(s_.k_pre_histograms, head_idx(kv_head) * head_dim() + r,
                                 in_.outliers / 2);
     }
-    return NormalAlong({Basis(kv_head).key_basis, RankK(kv_head), r}, s_.k_post, kv_head,
-                       Basis(kv_head).key_offset);
+    const HeadBasis& basis = Basis(kv_head);
+    return NormalAlong({basis.key_basis, basis.rank_k, r},
+                       basis.key_way_back.empty() ? s_.k_post : s_.k_pre, kv_head,
+                       basis.key_offset);
   }
   Channel ValueChannel(int kv_head, int r) const {
     if (in_.basis == nullptr) {
@@ -141,14 +143,24 @@ class LayerFit {
   // The mean square of what multiplies the channel in scores, over the group of query heads.
   double QuerySquare(int kv_head, int r) const {
     const float* gram = Gram(s_.q_post, kv_head);
-    if (in_.basis != nullptr) {
+    if (in_.basis != nullptr && Basis(kv_head).key_way_back.empty()) {
       return SquareAlong({Basis(kv_head).query_basis, RankK(kv_head), r}, gram, head_dim());
     }
     const auto square = [&](int i) { return double{gram[int64_t{i} * head_dim() + i]}; };
-    if (r >= in_.rope_dim) return square(r);
     // RoPE turns the two channels of a pair into each other: before it, both see their mean.
     const int half = in_.rope_dim / 2;
-    return (square(r % half) + square(r % half + half)) / 2;
+    const auto square_before_rope = [&](int i) {
+      return i >= in_.rope_dim ? square(i) : (square(i % half) + square(i % half + half)) / 2;
+    };
+    if (in_.basis == nullptr) return square_before_rope(r);
+    // A latent moves all channels of its key. What it multiplies is taken for a sum of channels
+    // that do not know of each other, as pairs far apart in angle are.
+    double sum = 0;
+    for (int i = 0; i < head_dim(); ++i) {
+      const double back = Basis(kv_head).key_way_back[int64_t{r} * head_dim() + i];
+      sum += back * back * square_before_rope(i);
+    }
+    return sum;
   }
 
   // Returns ranges and offsets of the head.

@@ -1,0 +1,21 @@
+// Palu (Chang et al., 2024; methods.md section 3), per head (M-LRD): keys and values as latents of
+// a low-rank factor of W_K and W_V, keys from before RoPE.
+#pragma once
+
+#include "base/status.h"
+#include "kv/basis/method.h"
+
+namespace kvlathe {
+
+// The whitened SVD W_h L = U S V^T, L L^T = X^T X, gives the latents x V' with V' = sqrt(S) V^T
+// L^-1 and the way back U' = U sqrt(S). Because V^T L^-1 = S^-1 U^T W_h, the latents are h U
+// S^-1/2 of the rows h = W_h x, and U and S are eigenvectors and roots of the Gram matrix of these
+// rows: the Gram matrix of the layer's inputs [hidden_dim, hidden_dim] is never needed. Biases stay
+// on the way back. Without BasisOptions::is_whitened the Gram matrix is W_h W_h^T.
+StatusOr<BasisAnalysis> AnalysePalu(const BasisInputs& inputs);
+
+// One removal rate eta over all singular values of both pairs, as FDC allocates. Palu's own shares
+// by Fisher information need gradients, which calibration has not.
+StatusOr<RankAllocation> AllocatePalu(const BasisAnalysis& analysis, const RankRequest& request);
+
+}  // namespace kvlathe
