@@ -3,6 +3,8 @@
 # sudo. Asks apt only for what is missing, so a second run does nothing.
 #   scripts/bootstrap.sh                 what the engine needs
 #   scripts/bootstrap.sh --with-trainer  libtorch too, for `kvlathe retrofit` (about 700 MB on disk)
+#   scripts/bootstrap.sh --with-browser  Chromium too, for the test of `kvlathe report` (about 400 MB);
+#                                        without it that part of the test is skipped
 set -euo pipefail
 
 packages=(
@@ -17,15 +19,17 @@ packages=(
   python3 clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14
 )
 
-case "${1:-}" in
-  "") ;;
-  # The fast BLAS is for training in F32; BF16 runs on oneDNN.
-  --with-trainer) packages+=(libtorch-dev libopenblas0-pthread) ;;
-  *)
-    echo "scripts/bootstrap.sh: unknown argument $1; the only one is --with-trainer" >&2
-    exit 2
-    ;;
-esac
+for argument in "$@"; do
+  case "$argument" in
+    # The fast BLAS is for training in F32; BF16 runs on oneDNN.
+    --with-trainer) packages+=(libtorch-dev libopenblas0-pthread) ;;
+    --with-browser) packages+=(chromium) ;;
+    *)
+      echo "scripts/bootstrap.sh: unknown argument $argument; there are --with-trainer and --with-browser" >&2
+      exit 2
+      ;;
+  esac
+done
 
 missing=()
 for package in "${packages[@]}"; do

@@ -1,10 +1,12 @@
-// kvlathe bench: attention against the machine's limits; whole models in llama-bench's terms.
+// kvlathe bench: attention against the machine's limits; whole models in llama-bench's terms;
+// plans.
 #include <fmt/format.h>
 
 #include <filesystem>
 
 #include "evaluation/bench_attention.h"
 #include "evaluation/bench_model.h"
+#include "evaluation/bench_plan.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "workspace.h"
@@ -168,6 +170,37 @@ void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
       [verbs, options] { verbs->chosen = [options] { return RunAttention(*options); }; });
 }
 
+struct BenchPlanOptions {
+  PlanBenchOptions bench;
+  bool json = false;
+};
+
+Status RunPlan(BenchPlanOptions options) {
+  KVL_ASSIGN_OR_RETURN(options.bench.isa, SelectIsa());
+  KVL_ASSIGN_OR_RETURN(const PlanBenchReport report, RunPlanBench(options.bench));
+  if (options.json) {
+    fmt::print("{}\n", ToJson(report).dump());
+  } else {
+    fmt::print("{}", ToMarkdown(report));
+  }
+  return OkStatus();
+}
+
+void AddPlanBench(CLI::App* bench, Verbs* verbs) {
+  auto options = std::make_shared<BenchPlanOptions>();
+  CLI::App* verb =
+      bench->add_subcommand("plan", "How evenly attention is shared among workers, by schedule");
+  verb->footer("Example: kvlathe bench plan --workers 8,132");
+  verb->add_option("--workers", options->bench.worker_counts, "numbers of workers, a list")
+      ->delimiter(',');
+  verb->add_option("--draws", options->bench.n_draws, "draws of ranks and lengths for every row")
+      ->capture_default_str();
+  verb->add_option("-s,--seed", options->bench.seed, "seed of the first draw")
+      ->capture_default_str();
+  verb->add_flag("--json", options->json, "one JSON object");
+  verb->callback([verbs, options] { verbs->chosen = [options] { return RunPlan(*options); }; });
+}
+
 }  // namespace
 
 void AddBenchVerb(Verbs* verbs) {
@@ -175,6 +208,7 @@ void AddBenchVerb(Verbs* verbs) {
   bench->require_subcommand(1);
   AddAttentionBench(bench, verbs);
   AddModelBench(bench, verbs);
+  AddPlanBench(bench, verbs);
 }
 
 }  // namespace kvlathe

@@ -1,8 +1,7 @@
 // kvlathe compare: several specs on one model and text, in one table.
-#include "evaluation/compare.h"
-
 #include <fmt/format.h>
 
+#include "comparison_run.h"
 #include "workspace.h"
 
 namespace kvlathe {
@@ -13,48 +12,15 @@ struct CompareOptions {
   std::string text;
 };
 
-StatusOr<Comparison> Measure(Workspace* workspace, const std::vector<std::string>& specs,
-                             const std::string& text_path) {
-  // Specs first: a wrong one is refused before anything takes time.
-  for (const std::string& kv : specs) KVL_RETURN_IF_ERROR(Spec::Parse(kv).status());
-  const Tokenizer& tokenizer = workspace->tokenizer();
-  KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, workspace->TokenizeFile(text_path));
-  KVL_ASSIGN_OR_RETURN(
-      const EvaluationText text,
-      CutIntoWindows(
-          tokens, [&](int32_t id) { return static_cast<int>(tokenizer.TokenBytes(id).size()); },
-          workspace->leading_bos(), workspace->context_tokens()));
-
-  std::vector<SpecModel> spec_models;  // the baseline first, whether it is in the table or not
-  KVL_ASSIGN_OR_RETURN(SpecModel baseline, workspace->MakeModel("none"));
-  spec_models.push_back(std::move(baseline));
-  for (const std::string& kv : specs) {
-    KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv));
-    spec_models.push_back(std::move(spec_model));
-  }
-  std::vector<Model*> models;
-  for (const SpecModel& m : spec_models) models.push_back(m.model.get());
-  KVL_ASSIGN_OR_RETURN(const std::vector<Quality> qualities,
-                       MeasureQuality(models, text, workspace->kv_budget_bytes(),
-                                      workspace->threads(), workspace->progress()));
-  Comparison comparison{workspace->options().model, text_path, text.n_scored(), {}};
-  for (size_t i = 1; i < spec_models.size(); ++i) {
-    KVL_ASSIGN_OR_RETURN(const Latency latency, MeasureLatency(models[i], text.windows.front(),
-                                                               workspace->kv_budget_bytes()));
-    comparison.rows.push_back(
-        {spec_models[i].spec.text(), spec_models[i].spec.ToString(), qualities[i], latency});
-  }
-  return comparison;
-}
-
 Status Compare(CompareOptions options) {
   if (options.model.kv.empty()) {
     options.model.kv = {"none", "fdc(rate=0.25)", "fdc(rate=0.5)", "fdc(rate=0.625)"};
   }
   if (options.text.empty()) options.text = options.model.model + "/sample.txt";
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
-  KVL_ASSIGN_OR_RETURN(const Comparison comparison,
-                       Measure(workspace.get(), options.model.kv, options.text));
+  KVL_ASSIGN_OR_RETURN(const ComparisonRun run,
+                       RunComparison(workspace.get(), options.model.kv, options.text));
+  const Comparison& comparison = run.comparison;
   if (options.model.json) {
     fmt::print("{}\n", ToJson(comparison).dump());
   } else {

@@ -28,6 +28,7 @@ int Main(int argc, char** argv) {
   AddCompareVerb(&verbs);
   AddCalibrateVerb(&verbs);
   AddTuneVerb(&verbs);
+  AddReportVerb(&verbs);
   AddEvalVerb(&verbs);
   AddInspectVerb(&verbs);
   AddSpecsVerb(&verbs);

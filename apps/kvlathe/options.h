@@ -50,6 +50,7 @@ void AddChatVerb(Verbs* verbs);
 void AddCompareVerb(Verbs* verbs);
 void AddCalibrateVerb(Verbs* verbs);
 void AddTuneVerb(Verbs* verbs);
+void AddReportVerb(Verbs* verbs);
 void AddEvalVerb(Verbs* verbs);
 void AddInspectVerb(Verbs* verbs);
 void AddSpecsVerb(Verbs* verbs);

@@ -16,26 +16,25 @@ std::string KeptProfilePath(const Workspace& workspace) {
   return directory + "/profile-" + key.Hex() + ".json";
 }
 
-StatusOr<FoundProfile> FindProfile(const Workspace& workspace, const Spec& question) {
+StatusOr<std::optional<FoundProfile>> LookForProfile(const Workspace& workspace) {
   const ModelOptions& options = workspace.options();
-  FoundProfile found;
-  found.path = options.profile;
-  if (found.path.empty()) {
-    for (const std::string& path : {options.model + "/profile.json", KeptProfilePath(workspace)}) {
-      if (!path.empty() && FileExists(path)) {
-        found.path = path;
-        break;
-      }
-    }
+  std::string path = options.profile;
+  for (const std::string& place : {options.model + "/profile.json", KeptProfilePath(workspace)}) {
+    if (path.empty() && !place.empty() && FileExists(place)) path = place;
   }
-  if (found.path.empty()) {
-    return Error(StatusCode::kNotFound,
-                 "--kv '{}': accuracy needs a tuned profile and {} has none; run {}, or give "
-                 "--profile FILE",
-                 question.text(), options.model, TuneCommand(question, options.model));
-  }
-  KVL_ASSIGN_OR_RETURN(found.profile, ReadProfile(found.path));
-  return found;
+  if (path.empty()) return std::optional<FoundProfile>();
+  KVL_ASSIGN_OR_RETURN(Profile profile, ReadProfile(path));
+  return FoundProfile{std::move(profile), std::move(path)};
+}
+
+StatusOr<FoundProfile> FindProfile(const Workspace& workspace, const Spec& question) {
+  KVL_ASSIGN_OR_RETURN(std::optional<FoundProfile> found, LookForProfile(workspace));
+  if (found.has_value()) return *std::move(found);
+  const std::string& model = workspace.options().model;
+  return Error(StatusCode::kNotFound,
+               "--kv '{}': accuracy needs a tuned profile and {} has none; run {}, or give "
+               "--profile FILE",
+               question.text(), model, TuneCommand(question, model));
 }
 
 }  // namespace kvlathe

@@ -2,6 +2,7 @@
 // directory.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "base/status.h"
@@ -20,8 +21,11 @@ struct FoundProfile {
 // In the user's cache directory, by model and positions; empty if there is no such directory.
 std::string KeptProfilePath(const Workspace& workspace);
 
-// --profile, else profile.json in the model's directory, else the kept one. kNotFound, saying how
-// to run tune for `question`, if there is none.
+// --profile, else profile.json in the model's directory, else the kept one, else nothing. Of which
+// model it is, is not looked at.
+StatusOr<std::optional<FoundProfile>> LookForProfile(const Workspace& workspace);
+
+// The same; kNotFound, saying how to run tune for `question`, if there is none.
 StatusOr<FoundProfile> FindProfile(const Workspace& workspace, const Spec& question);
 
 }  // namespace kvlathe

@@ -165,7 +165,7 @@ Profile FreshProfile(const Workspace& workspace, const TuneTests& tests) {
   profile.model_hash = workspace.model_hash();
   profile.settings =
       fmt::format("context {}, {}, {}, basis {}", workspace.context_tokens(), options.dtype,
-                  workspace.config().DescribePositions(), basis.empty() ? "random tokens" : basis);
+                  workspace.config().DescribePositions(), basis.empty() ? "calibrated" : basis);
   profile.goals = tests.goals;
   return profile;
 }

@@ -39,8 +39,8 @@ class Workspace {
 
   // `accuracy` in the spec is looked up in the model's profile; the result's spec is the answer.
   StatusOr<SpecModel> MakeModel(const std::string& kv);
-  // kv_fraction of a prompt that fills the model's context, without making a model. Errors are
-  // those of MakeModel. No `accuracy`.
+  // kv_fraction at the model's full context, as `ratio` means it, without making a model. Errors
+  // are those of MakeModel. No `accuracy`.
   StatusOr<double> FractionOf(const std::string& kv);
   // What the rows of this model's cache mean: weights, positions and the basis itself. Of a model
   // in a directory.

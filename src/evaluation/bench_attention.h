@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "attention/schedule.h"
@@ -16,6 +17,7 @@
 namespace kvlathe {
 
 enum class BenchPhase { kDecode, kPrefill };
+std::string_view PhaseName(BenchPhase phase);
 
 // A cache by the share of K and V elements that it removes and how the rest is sealed. Rate 0 keeps
 // full ranks; otherwise the ranks of all KV heads of all layers are drawn with coefficient of

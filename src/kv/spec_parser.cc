@@ -255,7 +255,8 @@ void SpecParser::ExpandPresets() {
 bool SplitsBits(const GivenStage& stage) {
   const GivenKey* bits = stage.Find("bits");
   if (stage.info->axis != Axis::kBasis || stage.info->FindKey("bits") == nullptr) return false;
-  return bits == nullptr || bits->value.word == "auto" ? stage.Find("ratio") != nullptr
+  const bool may_have_ratio = stage.Find("ratio") != nullptr || stage.Find("accuracy") != nullptr;
+  return bits == nullptr || bits->value.word == "auto" ? may_have_ratio
                                                        : bits->value.word == "mixed";
 }
 
@@ -379,7 +380,7 @@ Status SpecParser::CheckBits() const {
   for (const GivenStage& stage : given_) {
     const GivenKey* bits = stage.info->axis == Axis::kBasis ? stage.Find("bits") : nullptr;
     if (bits == nullptr || bits->value.word != "mixed") continue;
-    if (stage.Find("ratio") == nullptr) {
+    if (stage.Find("ratio") == nullptr && stage.Find("accuracy") == nullptr) {
       return ErrorAt(bits->offset, "bits=mixed shares out the bytes that ratio leaves; give ratio");
     }
     for (const GivenStage& other : given_) {

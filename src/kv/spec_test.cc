@@ -138,7 +138,8 @@ TEST(Spec, OrderAndSpellingOfNumbersHaveNoMeaning) {
 TEST(Spec, RefusesWithThePositionAndWhatIsAllowedThere) {
   const std::string stages =
       "zack, fdc, palu, svd-online, lathe, h2o, tova, keyformer, snapkv, window, pool, dmc, token, "
-      "kcvt, kivi, kvquant, int8, q8_0, q4_0, lowrank, sparse, gear, gear-l, outlier-aware, keyformer-z, "
+      "kcvt, kivi, kvquant, int8, q8_0, q4_0, lowrank, sparse, gear, gear-l, outlier-aware, "
+      "keyformer-z, "
       "kvquant-z, kf-f, kvq-f, kf-p, kvq-p";
   EXPECT_EQ(ErrorOf("fdc(rat=0.5)"),
             "--kv 'fdc(rat=0.5)': position 5: unknown key 'rat'; fdc takes rate, ratio, accuracy, "
@@ -278,6 +279,8 @@ TEST(Spec, ABasisMaySplitBitsInPlaceOfAQuantizer) {
   EXPECT_THAT(ErrorOf("lathe(ratio=4,bits=mixed)+kivi"),
               HasSubstr("position 27: lathe(bits=mixed)"));
   EXPECT_THAT(ErrorOf("lathe(rate=0.5)+lowrank"), HasSubstr("there is none"));
+  // The answer may be a ratio.
+  EXPECT_TRUE(Spec::Parse("lathe(accuracy=0.9,bits=mixed)+lowrank").ok());
 }
 
 TEST(Spec, HostileInputGivesOneShortPrintableLine) {

@@ -132,13 +132,15 @@ std::string FillIn(const TuneMethod& method, std::span<const Ladder> ladders,
 }
 
 Status CheckMethodSupported(const TuneMethod& method) {
+  Status refused;
   for (const std::vector<Ladder>& ladders : method.alternatives) {
     std::vector<double> weakest;
     for (const Ladder& ladder : ladders) weakest.push_back(ladder.values.front());
-    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(FillIn(method, ladders, weakest)));
-    KVL_RETURN_IF_ERROR(CheckSupported(spec));
+    const StatusOr<Spec> spec = Spec::Parse(FillIn(method, ladders, weakest));
+    refused = spec.ok() ? CheckSupported(*spec) : spec.status();
+    if (refused.ok()) return OkStatus();
   }
-  return OkStatus();
+  return refused;
 }
 
 std::string ShortText(const Spec& spec, bool names_method) {

@@ -36,7 +36,7 @@ StatusOr<TuneMethod> ParseMethod(std::string_view text, double accuracy);
 std::string FillIn(const TuneMethod& method, std::span<const Ladder> ladders,
                    std::span<const double> values);
 
-// Whether this build can run the method at all.
+// Whether this build can run one of the method's alternatives.
 Status CheckMethodSupported(const TuneMethod& method);
 
 // The spec without defaults, except for keys that say how far a stage compresses; without

@@ -112,6 +112,7 @@ TEST(CheckMethodSupportedTest, AsTheSpecItBecomes) {
   EXPECT_TRUE(CheckMethodSupported(Method("gear")).ok());
   EXPECT_TRUE(CheckMethodSupported(Method("kvq-f")).ok());
   EXPECT_FALSE(CheckMethodSupported(Method("h2o+kvquant")).ok());
+  EXPECT_TRUE(CheckMethodSupported(Method("lathe(bits=mixed)+lowrank")).ok());  // as a ratio
   for (const auto& [name, axis] : DefaultMethods()) {
     EXPECT_TRUE(ParseMethod(name, 0.99).ok()) << name;
   }

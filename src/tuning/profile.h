@@ -30,9 +30,9 @@ struct GoalScore {
 
 // A cache that was measured.
 struct TunePoint {
-  std::string kv;                 // as short as it can be typed
-  std::string kv_resolved;        // with all defaults: the identity of the point
-  double kv_fraction = 0;         // of a prompt that fills the context, by the closed formula
+  std::string kv;           // as short as it can be typed
+  std::string kv_resolved;  // with all defaults: the identity of the point
+  double kv_fraction = 0;   // at the model's full context, by the closed formula (what ratio means)
   std::vector<GoalScore> scores;  // of every goal
   double tbt_ms = 0;              // between tokens, at half of the context
 };

@@ -72,11 +72,12 @@ TEST(ProfileTest, RefusesWhatTuneDidNotWrite) {
     EXPECT_EQ(status.code(), StatusCode::kDataLoss) << from;
     EXPECT_THAT(std::string(status.message()), HasSubstr("p.json")) << from;
   }
-  // A point without the score of a goal.
-  Profile profile = SmallProfile();
-  nlohmann::json json = ToJson(profile);
-  json["points"][1]["scores"].erase(0);
-  EXPECT_EQ(ProfileFromJson(json, "p").status().code(), StatusCode::kDataLoss);
+  nlohmann::json without_score = ToJson(SmallProfile());
+  without_score["points"][1]["scores"].erase(0);
+  EXPECT_EQ(ProfileFromJson(without_score, "p").status().code(), StatusCode::kDataLoss);
+  nlohmann::json without_baseline = ToJson(SmallProfile());
+  without_baseline["points"].erase(0);
+  EXPECT_EQ(ProfileFromJson(without_baseline, "p").status().code(), StatusCode::kDataLoss);
 }
 
 TEST(AnswerTest, TakesThePlaceOfTheQuestion) {
@@ -88,6 +89,12 @@ TEST(AnswerTest, TakesThePlaceOfTheQuestion) {
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(*found, *Spec::Parse("fdc(rate=0.4)"));
   EXPECT_EQ(found->text(), "fdc(sink=4,accuracy=0.99)");
+
+  // What a later build tuned does not stand in the way.
+  Profile newer = profile;
+  newer.targets[0].methods.insert(newer.targets[0].methods.begin(),
+                                  {"later", "later(accuracy=0.99)", "later(rate=0.5)"});
+  EXPECT_TRUE(Answer(newer, "p.json", *Spec::Parse("fdc(accuracy=0.99)"), "DIR", "0123").ok());
 
   const auto message = [&](const StatusOr<Spec>& result) {
     EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument);

@@ -9,6 +9,10 @@ namespace {
 // Scores are means of a few hundred examples: 0.99 of 0.8 must not fail by the last bit.
 constexpr double kRounding = 1e-12;
 
+bool CannotBe(StatusCode code) {
+  return code == StatusCode::kInvalidArgument || code == StatusCode::kUnimplemented;
+}
+
 class MethodSearch {
  public:
   MethodSearch(const TuneMethod& method, const std::vector<Ladder>& ladders, double accuracy,
@@ -51,7 +55,7 @@ StatusOr<std::vector<double>> MethodSearch::SmallerValues(size_t d, double bound
   for (double value : ladders_[d].values) {
     values_[d] = value;
     const StatusOr<double> size = recorder_->SizeOf(FillIn(method_, ladders_, values_));
-    if (size.status().code() == StatusCode::kInvalidArgument) continue;
+    if (CannotBe(size.status().code())) continue;
     KVL_RETURN_IF_ERROR(size.status());
     if (*size >= bound) continue;
     bound = *size;

@@ -17,8 +17,9 @@ class TuneEvaluator {
  public:
   virtual ~TuneEvaluator() = default;
 
-  // kv_fraction of a prompt that fills the context, without running anything. kInvalidArgument:
-  // the model cannot have this cache (a ratio out of reach), and the search goes without it.
+  // kv_fraction at the model's full context, without running anything. kInvalidArgument
+  // or kUnimplemented: the model cannot have this cache (a ratio out of reach, an alternative that
+  // does not go with the other stages), and the search goes without it.
   virtual StatusOr<double> Size(const std::string& kv) = 0;
 
   struct Measurement {

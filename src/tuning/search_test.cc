@@ -123,6 +123,14 @@ TEST(SearchTest, ValuesOutOfReachAreLeftOut) {
   }
 }
 
+TEST(SearchTest, AlternativesThatDoNotFitAreLeftOut) {
+  FakeEvaluator evaluator;
+  evaluator.loss = [](const Stage&) { return 0.0; };
+  const Outcome outcome = SearchFor("lathe+lowrank", &evaluator);
+  ASSERT_TRUE(outcome.best.has_value());
+  EXPECT_TRUE(Spec::Parse(outcome.best->kv)->basis()->Has("ratio"));
+}
+
 // Against trying everything, where losses grow with compression: the rows of the first ladder that
 // the search looks at, with every value of the second.
 TEST(SearchTest, CompositionsFindTheBestOfTheirRows) {

@@ -1,0 +1,21 @@
+// Several specs measured on one text, as `compare` and `report` do.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "evaluation/compare.h"
+#include "workspace.h"
+
+namespace kvlathe {
+
+struct ComparisonRun {
+  Comparison comparison;
+  std::vector<SpecModel> models;  // of the rows
+  std::vector<int32_t> window;    // the first of the text
+};
+
+StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const std::vector<std::string>& specs,
+                                      const std::string& text_path);
+
+}  // namespace kvlathe

@@ -1,0 +1,317 @@
+#include "evaluation/bench_attention_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "base/random.h"
+#include "evaluation/random_splits.h"
+#include "kernels/cpu/block_layout.h"
+#include "kernels/cpu/machine_limits.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr double kRankVariation = 0.3;
+
+int64_t BlocksOf(int context) { return (context + kBlockSize - 1) / kBlockSize; }
+
+int64_t SealedBlocksOf(const AttentionCase& c) {
+  return c.extents.empty() ? 0 : c.extents.back().first_block + c.extents.back().n_blocks;
+}
+
+// Calls f(run index, shape of the run in this head) for every run of head i of all layers.
+template <typename F>
+void ForEachRun(const AttentionCase& c, size_t i, const F& f) {
+  const int n_kv_heads = c.layout.n_kv_heads, head = static_cast<int>(i);
+  for (size_t r = 0; r < c.extents.size(); ++r) {
+    f(r, PackedShapeOf(c.layout, head / n_kv_heads, head % n_kv_heads, c.extents[r]));
+  }
+}
+
+// Of one head, padded as in memory.
+int64_t BlockBytesOfHead(const AttentionCase& c, size_t i) {
+  int64_t n_bytes = (BlocksOf(c.lengths[i]) - SealedBlocksOf(c)) * BlockBytes(c.layout.shapes[i]);
+  ForEachRun(c, i, [&](size_t, const PackedShape& shape) {
+    n_bytes += shape.n_blocks * PackedBlockObjectBytes(shape);
+  });
+  return n_bytes;
+}
+
+// What a pass over all layers must read.
+int64_t PayloadBytes(const AttentionCase& c) {
+  int64_t n_bytes = 0;
+  for (size_t i = 0; i < c.layout.shapes.size(); ++i) {
+    const BlockShape& shape = c.layout.shapes[i];
+    const int64_t n_plain = c.lengths[i] - SealedBlocksOf(c) * kBlockSize;
+    n_bytes += n_plain * (shape.rank_k + shape.rank_v) * SizeOf(shape.row_type);
+    ForEachRun(c, i, [&](size_t, const PackedShape& run) {
+      n_bytes += run.n_blocks * PackedBlockBytes(run) + RunRecordBytes(run);
+      if (i % c.layout.n_kv_heads == 0) n_bytes += LayerRecordBytes(run);
+    });
+  }
+  return n_bytes;
+}
+
+std::vector<int> DrawLengths(const AttentionBenchOptions& options, int context, size_t n) {
+  Random random(options.seed, 2);
+  std::vector<int> lengths(n);
+  for (int& length : lengths) {
+    const double shrink = std::pow(options.length_ratio, random.Uniform());
+    length = std::max(1, static_cast<int>(context / shrink));
+  }
+  return lengths;
+}
+
+CacheLayout DrawLayout(const AttentionBenchOptions& options, const BenchCache& spec, int n_layers) {
+  CacheLayout layout{n_layers, options.n_kv_heads, options.head_dim, 0, {}, 0, spec.seal};
+  const int n_pairs = n_layers * options.n_kv_heads;
+  if (spec.seal.has_value() && spec.seal->format.splits_bits) {
+    for (const HeadRanks& r : DrawSplits(n_pairs, options.head_dim, spec.ratio, options.seed)) {
+      layout.shapes.push_back({r.rank_k, r.rank_v, DType::kBf16, r.k_bits, r.v_bits});
+    }
+    return layout;
+  }
+  const std::vector<int> ranks = DrawRanks(n_pairs, options.head_dim, spec.rate, options.seed);
+  for (int i = 0; i < n_pairs; ++i) {
+    layout.shapes.push_back({ranks[2 * i], ranks[2 * i + 1], DType::kBf16});
+  }
+  return layout;
+}
+
+void PlaceBlocks(const std::byte* memory, const AttentionBenchOptions& options, AttentionCase* c) {
+  const int64_t n_head_blocks = BlocksOf(c->row.context);
+  std::vector<int64_t> order(n_head_blocks * c->layout.shapes.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (options.scattered_blocks) {
+    Random random(options.seed, 1);
+    for (size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[random.Below(i + 1)]);
+  }
+  // Of one head, by block.
+  std::vector<int64_t> sizes(order.size());
+  for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
+    int64_t* of_head = sizes.data() + i * n_head_blocks;
+    std::fill_n(of_head, BlocksOf(c->lengths[i]), BlockBytes(c->layout.shapes[i]));
+    ForEachRun(*c, i, [&](size_t r, const PackedShape& shape) {
+      std::fill_n(of_head + c->extents[r].first_block, shape.n_blocks,
+                  PackedBlockObjectBytes(shape));
+    });
+  }
+  c->blocks.resize(order.size());
+  for (int64_t i : order) {
+    if (sizes[i] == 0) continue;
+    c->blocks[i] = memory;
+    memory += sizes[i];
+  }
+}
+
+// Exact entries spread evenly over blocks: `ends` has n_lists counts that add up to n_entries.
+void FillSparse(int64_t n_entries, int64_t n_lists, int rank, uint64_t seed, std::byte* ends,
+                std::byte* entries) {
+  for (int64_t i = 0; i < n_lists; ++i) {
+    const uint32_t end = static_cast<uint32_t>(n_entries * (i + 1) / n_lists);
+    std::memcpy(ends + 4 * i, &end, sizeof(end));
+  }
+  for (int64_t i = 0; i < n_entries; ++i) {
+    const uint64_t bits = MixBits(seed + i);
+    const SparseEntry entry{SparsePlace(bits & 63, static_cast<int>((bits >> 6) % rank)), 0x3f80};
+    std::memcpy(entries + i * sizeof(entry), &entry, sizeof(entry));
+  }
+}
+
+// Records of every run, random where any number will do.
+Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, AttentionCase* c) {
+  if (c->extents.empty()) return OkStatus();
+  int64_t n_bytes = 0;
+  for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
+    ForEachRun(*c, i, [&](size_t, const PackedShape& shape) {
+      n_bytes += RunRecordObjectBytes(shape) + LayerRecordObjectBytes(shape);
+    });
+  }
+  KVL_ASSIGN_OR_RETURN(c->records, Buffer::Allocate(std::max<int64_t>(n_bytes, 64), "records"));
+  FillNormal(pool, options.seed + 1, n_bytes, c->records.data());
+  std::byte* next = c->records.data();
+  for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
+    const size_t first_head = i - i % c->layout.n_kv_heads;
+    ForEachRun(*c, i, [&](size_t r, const PackedShape& s) {
+      PackedRun run{.first_block = static_cast<int>(c->extents[r].first_block),
+                    .n_blocks = s.n_blocks,
+                    .record = next};
+      FillSparse(s.n_key_entries(), s.n_key_entries() > 0 ? s.n_blocks : 0, s.rank_k, i,
+                 next + KeySparseEndsOffset(s), next + KeySparseOffset(s));
+      next += RunRecordObjectBytes(s);
+      if (i == first_head) {
+        run.layer_record = next;
+        FillSparse(int64_t{2} * s.value_outliers() * s.n_tokens(),
+                   s.value_outliers() > 0 ? int64_t{s.n_blocks} * s.n_kv_heads : 0, 16, i,
+                   next + ValueSparseEndsOffset(s), next + ValueSparseOffset(s));
+        next += LayerRecordObjectBytes(s);
+      } else {
+        run.layer_record = c->runs[first_head * c->extents.size() + r].layer_record;
+      }
+      c->runs.push_back(run);
+    });
+  }
+  const PackedFormat& format = c->layout.seal->format;
+  if (format.k.has_codebook) c->codebooks = EvenCodebooks(c->layout);
+  if (format.keys_before_rope) {
+    const int64_t n = BlocksOf(c->row.context) * kBlockSize * options.head_dim / 2;
+    c->cos.assign(n, 1.0f);
+    c->sin.assign(n, 0.0f);
+  }
+  return OkStatus();
+}
+
+// Votes go to tables that the layers share.
+Status AddVotes(const AttentionBenchOptions& options, AttentionCase* c) {
+  if (!c->retention.has_value() || !c->retention->HasVotes()) return OkStatus();
+  const int64_t table_bytes = BlocksOf(c->row.context) * EntryTable::BlockBytes(true);
+  KVL_ASSIGN_OR_RETURN(c->entries,
+                       Buffer::Allocate(options.n_kv_heads * table_bytes, "entry tables"));
+  std::memset(c->entries.data(), 0, c->entries.n_bytes());
+  for (size_t i = 0; i < c->jobs.size(); ++i) {
+    HeadJob& job = c->jobs[i];
+    job.scored = EntryTable(c->entries.data() + i % options.n_kv_heads * table_bytes, true);
+    for (int e = 0; e < job.n_entries; ++e) job.scored.position(e) = e;
+    switch (c->retention->votes) {
+      case RetentionPlan::Votes::kNone:
+      case RetentionPlan::Votes::kAll:
+        break;
+      case RetentionPlan::Votes::kLast:
+        job.first_scored = job.n_tokens - 1;
+        break;
+      case RetentionPlan::Votes::kPromptTail:  // of a prompt that ends here
+        job.first_scored = c->row.phase == BenchPhase::kDecode
+                               ? job.n_tokens
+                               : std::max(0, job.n_tokens - c->retention->n_recent);
+        break;
+    }
+    if (c->retention->is_noisy) job.noise = &c->noise;
+  }
+  return OkStatus();
+}
+
+// q and out are shared by all layers and all cases.
+void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out,
+              AttentionCase* c) {
+  const int group = options.n_heads / options.n_kv_heads;
+  const int64_t n_tokens = c->row.n_tokens, n_rows = n_tokens * group;
+  for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
+    const int64_t head = static_cast<int64_t>(i) % options.n_kv_heads;
+    const BlockShape& shape = c->layout.shapes[i];
+    c->jobs.push_back({.shape = shape,
+                       .head_dim = options.head_dim,
+                       .gqa_group = group,
+                       .n_tokens = c->row.n_tokens,
+                       .q = q.as<Bf16>() + head * n_rows * options.head_dim,
+                       .q_stride = shape.rank_k,
+                       .blocks = c->blocks.data() + i * BlocksOf(c->row.context),
+                       .n_entries = c->lengths[i],
+                       .first_visible = c->lengths[i] - c->row.n_tokens + 1,
+                       .out = out->as<Bf16>() + head * n_rows * options.head_dim,
+                       .out_stride = int64_t{group} * shape.rank_v});
+    if (c->extents.empty()) continue;
+    PackedHead& packed = c->jobs.back().packed;
+    packed = {.format = c->layout.seal->format,
+              .kv_head_idx = static_cast<int>(head),
+              .n_kv_heads = options.n_kv_heads,
+              .runs = c->runs.data() + i * c->extents.size(),
+              .n_runs = static_cast<int>(c->extents.size())};
+    if (!c->codebooks.empty()) packed.codebooks = &c->codebooks[i / options.n_kv_heads];
+    if (!c->cos.empty()) packed.rotation = {c->cos.data(), c->sin.data(), options.head_dim / 2};
+    for (int g = 0; g < options.n_kv_heads; ++g) {
+      packed.layer_rank_v += c->layout.shapes[i - head + g].rank_v;
+    }
+  }
+}
+
+}  // namespace
+
+// Picks from a table of 2^16 normals, four to a random word: a GiB in a second.
+void FillNormal(ThreadPool* pool, uint64_t seed, int64_t n_bytes, std::byte* bytes) {
+  std::vector<uint16_t> table(1 << 16);
+  Random random(seed);
+  for (uint16_t& x : table) x = ToBf16(static_cast<float>(random.Normal())).bits;
+  const int64_t n_words = n_bytes / 8;
+  pool->Run([&](int worker_id) {
+    const Range share = ShareOf(n_words, 1, worker_id, pool->n_workers());
+    for (int64_t i = share.begin; i < share.end; ++i) {
+      const uint64_t bits = MixBits(seed + i);
+      const uint16_t values[4] = {table[bits & 0xffff], table[bits >> 16 & 0xffff],
+                                  table[bits >> 32 & 0xffff], table[bits >> 48]};
+      std::memcpy(bytes + 8 * i, values, sizeof(values));
+    }
+  });
+}
+
+int64_t AllBlockBytes(const AttentionCase& c) {
+  int64_t n_bytes = 0;
+  for (size_t i = 0; i < c.layout.shapes.size(); ++i) n_bytes += BlockBytesOfHead(c, i);
+  return n_bytes;
+}
+
+AttentionCase MakeCase(const AttentionBenchOptions& options, BenchPhase phase, int context,
+                       const BenchCache& spec) {
+  AttentionCase c;
+  c.row.phase = phase;
+  c.row.context = context;
+  c.row.kv = spec.kv;
+  const bool is_decode = phase == BenchPhase::kDecode;
+  c.row.n_tokens = is_decode ? 1 : std::min(context, options.prefill_tokens);
+  c.layout = DrawLayout(options, spec, 1);
+  c.lengths = DrawLengths(options, context, c.layout.shapes.size());
+  c.retention = spec.retention;
+  // A chunk of a prompt sees the runs before it sealed and itself in 16 bits.
+  c.extents = RunsOf(c.layout, is_decode ? context : context - c.row.n_tokens, context);
+  if (is_decode) {
+    // Of one layer first; the ranks of more have the same mean.
+    c.n_layers = static_cast<int>((kReadWorkingSetBytes + PayloadBytes(c) - 1) / PayloadBytes(c));
+    c.layout = DrawLayout(options, spec, c.n_layers);
+    c.lengths = DrawLengths(options, context, c.layout.shapes.size());
+  }
+  c.row.working_set_bytes = PayloadBytes(c);
+  c.row.bytes = c.row.working_set_bytes / c.n_layers;
+  const int group = options.n_heads / options.n_kv_heads;
+  for (size_t i = 0; i < c.layout.shapes.size(); ++i) {
+    const BlockShape& shape = c.layout.shapes[i];
+    const double n = std::min(c.row.n_tokens, c.lengths[i]);
+    const double n_visible = n * (c.lengths[i] - n) + n * (n + 1) / 2;
+    c.row.flops += 2.0 * (shape.rank_k + shape.rank_v) / c.n_layers * n_visible * group;
+  }
+  return c;
+}
+
+Status BuildCase(const AttentionBenchOptions& options, BenchMemory* memory, ThreadPool* pool,
+                 AttentionCase* c) {
+  PlaceBlocks(memory->blocks.data(), options, c);
+  KVL_RETURN_IF_ERROR(MakeRecords(options, pool, c));
+  MakeJobs(options, memory->q, &memory->out, c);
+  return AddVotes(options, c);
+}
+
+std::vector<int> DrawRanks(int n, int head_dim, double rate, uint64_t seed) {
+  const int n_ranks = 2 * n;
+  if (rate == 0) return std::vector<int>(n_ranks, head_dim);
+  const double mean_rank = (1 - rate) * head_dim;
+  Random random(seed);
+  std::vector<int> ranks(n_ranks);
+  int64_t excess = 0;  // in steps of 16
+  for (int& rank : ranks) {
+    const double drawn = mean_rank * (1 + kRankVariation * random.Normal());
+    rank = std::clamp(static_cast<int>(std::lround(drawn / 16)) * 16, 16, head_dim);
+    excess += rank / 16;
+  }
+  excess -= std::max<int64_t>(n_ranks, std::llround(std::ceil(mean_rank * n_ranks / 16)));
+  // A few random ranks move by one step until the mean is right.
+  while (excess != 0) {
+    int& rank = ranks[random.Below(n_ranks)];
+    const int step = excess > 0 ? -16 : 16;
+    if (rank + step < 16 || rank + step > head_dim) continue;
+    rank += step;
+    excess += step / 16;
+  }
+  return ranks;
+}
+
+}  // namespace kvlathe

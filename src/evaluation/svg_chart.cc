@@ -1,0 +1,260 @@
+#include "evaluation/svg_chart.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvlathe {
+namespace {
+
+// Where a chart draws, in units of its view box; text has 11 of them.
+struct Frame {
+  double left, top, right, bottom;
+};
+
+// A range of values on a line of the chart.
+class Scale {
+ public:
+  // `values` as they are drawn; `from` and `to` in chart units.
+  Scale(bool is_log, std::span<const double> values, double from, double to)
+      : is_log_(is_log), from_(from), to_(to) {
+    bool is_first = true;
+    for (double v : values) {
+      if (!std::isfinite(v) || (is_log && v <= 0)) continue;
+      low_ = is_first ? v : std::min(low_, v);
+      high_ = is_first ? v : std::max(high_, v);
+      is_first = false;
+    }
+    if (is_first) low_ = high_ = 1;
+    if (is_log_) {
+      low_ = std::log10(low_);
+      high_ = std::log10(high_);
+    }
+    const double margin =
+        high_ > low_ ? 0.06 * (high_ - low_) : std::max(0.5 * std::abs(high_), 0.1);
+    low_ -= margin;
+    high_ += margin;
+  }
+
+  double At(double value) const {
+    if (is_log_) value = value > 0 ? std::log10(value) : low_;
+    return from_ + (to_ - from_) * std::clamp((value - low_) / (high_ - low_), 0.0, 1.0);
+  }
+
+  // Round numbers inside, about five; powers of ten (and between them) where the scale has them.
+  std::vector<double> Ticks() const {
+    std::vector<double> ticks;
+    if (is_log_) {
+      const bool has_few = high_ - low_ < 2.5;
+      for (int e = static_cast<int>(std::floor(low_)); e <= std::ceil(high_); ++e) {
+        for (double digit : {1.0, 2.0, 5.0}) {
+          const double at = e + std::log10(digit);
+          if (at < low_ || at > high_ || (digit > 1 && !has_few)) continue;
+          ticks.push_back(std::pow(10.0, e) * digit);
+        }
+      }
+      return ticks;
+    }
+    const double raw = (high_ - low_) / 5, power = std::pow(10.0, std::floor(std::log10(raw)));
+    const double step = power * (raw < 2 * power ? 2 : raw < 5 * power ? 5 : 10);
+    for (double t = std::ceil(low_ / step) * step; t <= high_; t += step) {
+      ticks.push_back(std::abs(t) < step / 1e6 ? 0 : t);
+    }
+    return ticks;
+  }
+
+ private:
+  bool is_log_;
+  double from_, to_;
+  double low_ = 0, high_ = 0;  // logarithms where is_log_
+};
+
+std::string Open(double width, double height, std::string_view title) {
+  return fmt::format(
+      "<svg viewBox=\"0 0 {:.0f} {:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" role=\"img\" "
+      "aria-label=\"{}\">\n<text class=\"title\" x=\"4\" y=\"14\">{}</text>\n",
+      width, height, width, height, EscapeHtml(title), EscapeHtml(title));
+}
+
+std::string TickText(double value) { return fmt::format("{:.4g}", value); }
+
+std::string DrawAxes(const Frame& f, const Scale& x, const Scale& y, const std::string& x_label,
+                     const std::string& y_label) {
+  std::string svg;
+  for (double t : x.Ticks()) {
+    svg += fmt::format(
+        "<line class=\"grid\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" y2=\"{2:.1f}\"/>"
+        "<text class=\"tick\" text-anchor=\"middle\" x=\"{0:.1f}\" y=\"{3:.1f}\">{4}</text>\n",
+        x.At(t), f.top, f.bottom, f.bottom + 14, TickText(t));
+  }
+  for (double t : y.Ticks()) {
+    svg += fmt::format(
+        "<line class=\"grid\" x1=\"{1:.1f}\" x2=\"{2:.1f}\" y1=\"{0:.1f}\" y2=\"{0:.1f}\"/>"
+        "<text class=\"tick\" text-anchor=\"end\" x=\"{3:.1f}\" y=\"{4:.1f}\">{5}</text>\n",
+        y.At(t), f.left, f.right, f.left - 5, y.At(t) + 4, TickText(t));
+  }
+  svg += fmt::format(
+      "<text class=\"tick\" text-anchor=\"middle\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
+      (f.left + f.right) / 2, f.bottom + 30, EscapeHtml(x_label));
+  svg += fmt::format("<text class=\"tick\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", f.left,
+                     f.top - 6, EscapeHtml(y_label));
+  return svg;
+}
+
+// From dark to bright like the terminal's heat maps: the order survives on paper and for the
+// colour-blind.
+std::string HeatColour(double heat) {
+  constexpr double kLow[] = {24, 20, 88}, kMiddle[] = {22, 140, 138}, kHigh[] = {252, 226, 78};
+  int rgb[3];
+  for (int i = 0; i < 3; ++i) {
+    rgb[i] =
+        static_cast<int>(std::lround(heat < 0.5 ? std::lerp(kLow[i], kMiddle[i], 2 * heat)
+                                                : std::lerp(kMiddle[i], kHigh[i], 2 * heat - 1)));
+  }
+  return fmt::format("#{:02x}{:02x}{:02x}", rgb[0], rgb[1], rgb[2]);
+}
+
+// Names beside points, where none would cover a name before it.
+std::string DrawNames(const ScatterChart& chart, const Scale& x, const Scale& y, const Frame& f) {
+  constexpr double kWidth = 6, kHeight = 12;  // of a letter
+  std::vector<Frame> taken;
+  std::string svg;
+  for (const ScatterPoint& point : chart.points) {
+    if (point.is_faint) continue;
+    const double width = kWidth * static_cast<double>(point.name.size());
+    const double px = x.At(point.x), py = y.At(point.y);
+    const bool is_left = px + 8 + width > f.right;
+    const Frame box{is_left ? px - 8 - width : px + 8, py - kHeight / 2,
+                    is_left ? px - 8 : px + 8 + width, py + kHeight / 2};
+    const bool collides = box.left < f.left || std::ranges::any_of(taken, [&](const Frame& o) {
+                            return box.left < o.right && o.left < box.right && box.top < o.bottom &&
+                                   o.top < box.bottom;
+                          });
+    if (collides) continue;
+    taken.push_back(box);
+    svg += fmt::format(
+        "<text class=\"name\" text-anchor=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
+        is_left ? "end" : "start", is_left ? box.right : box.left, py - 5, EscapeHtml(point.name));
+  }
+  return svg;
+}
+
+}  // namespace
+
+std::string EscapeHtml(std::string_view text) {
+  std::string escaped;
+  for (char c : text) {
+    switch (c) {
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      case '\'':
+        escaped += "&#39;";
+        break;
+      default:
+        // Control characters are not allowed in XML.
+        escaped += static_cast<unsigned char>(c) < ' ' && c != '\n' && c != '\t' ? ' ' : c;
+    }
+  }
+  return escaped;
+}
+
+std::string ToSvg(const ScatterChart& chart) {
+  constexpr Frame kFrame = {64, 44, 740, 380};
+  std::vector<double> xs, ys;
+  for (const ScatterPoint& point : chart.points) {
+    xs.push_back(point.x);
+    ys.push_back(point.y);
+  }
+  if (std::isfinite(chart.y_line)) ys.push_back(chart.y_line);
+  const Scale x(chart.x.is_log, xs, kFrame.left, kFrame.right);
+  const Scale y(chart.y.is_log, ys, kFrame.bottom, kFrame.top);
+  std::string svg = Open(760, 420, chart.title);
+  svg += DrawAxes(kFrame, x, y, chart.x.label, chart.y.label);
+  if (std::isfinite(chart.y_line)) {
+    svg += fmt::format(
+        "<line class=\"level\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n",
+        kFrame.left, kFrame.right, y.At(chart.y_line), y.At(chart.y_line));
+  }
+  std::string path;
+  for (const auto& [px, py] : chart.steps) {
+    path += path.empty() ? fmt::format("M{:.1f} {:.1f}", x.At(px), y.At(py))
+                         : fmt::format("H{:.1f}V{:.1f}", x.At(px), y.At(py));
+  }
+  if (!path.empty()) svg += fmt::format("<path class=\"front\" d=\"{}\"/>\n", path);
+  for (const ScatterPoint& point : chart.points) {
+    svg += fmt::format(
+        "<circle class=\"{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4\"><title>{}: {} {:.5g}, {} {:.5g}"
+        "</title></circle>\n",
+        point.is_faint ? "faint" : "point", x.At(point.x), y.At(point.y), EscapeHtml(point.name),
+        EscapeHtml(chart.x.label), point.x, EscapeHtml(chart.y.label), point.y);
+  }
+  return svg + DrawNames(chart, x, y, kFrame) + "</svg>\n";
+}
+
+std::string ToSvg(const HeatMapChart& chart) {
+  constexpr double kTop = 22, kLeft = 24;
+  const double width = std::clamp(240.0 / chart.n_kv_heads, 8.0, 26.0);
+  const double height = std::clamp(320.0 / chart.n_layers, 8.0, 18.0);
+  const auto [least, largest] = std::ranges::minmax(chart.values);
+  const double range = largest - least;
+  const std::string title = fmt::format("{} {:.{}f} to {:.{}f}", chart.title, least,
+                                        chart.n_decimals, largest, chart.n_decimals);
+  std::string svg =
+      Open(std::max(kLeft + width * chart.n_kv_heads + 8, 7.0 * static_cast<double>(title.size())),
+           kTop + height * chart.n_layers + 8, title);
+  for (int l = 0; l < chart.n_layers; ++l) {
+    svg += fmt::format(
+        "<text class=\"tick\" text-anchor=\"end\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", kLeft - 4,
+        kTop + height * (l + 0.5) + 4, l);
+    for (int g = 0; g < chart.n_kv_heads; ++g) {
+      const double value = chart.values[l * chart.n_kv_heads + g];
+      svg += fmt::format(
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\"><title>"
+          "layer {}, KV head {}: {:.{}f}</title></rect>\n",
+          kLeft + width * g, kTop + height * l, width - 1, height - 1,
+          HeatColour(range > 0 ? (value - least) / range : 0.5), l, g, value, chart.n_decimals);
+    }
+  }
+  return svg + "</svg>\n";
+}
+
+std::string ToSvg(const CurveChart& chart) {
+  constexpr Frame kFrame = {40, 24, 252, 150};
+  constexpr double kLeastShare = 1e-6;  // of the largest value: below it lies rounding
+  double largest = 0;
+  size_t n_longest = 1;
+  for (std::span<const double> curve : chart.curves) {
+    for (double v : curve) largest = std::max(largest, v);
+    n_longest = std::max(n_longest, curve.size());
+  }
+  std::vector<double> xs = {1, static_cast<double>(n_longest)}, ys;
+  for (std::span<const double> curve : chart.curves) {
+    for (double v : curve) ys.push_back(std::max(v, kLeastShare * largest));
+  }
+  const Scale x(false, xs, kFrame.left, kFrame.right), y(true, ys, kFrame.bottom, kFrame.top);
+  std::string svg = Open(260, 172, chart.title) + DrawAxes(kFrame, x, y, "", "");
+  for (size_t c = 0; c < chart.curves.size(); ++c) {
+    std::string points;
+    for (size_t i = 0; i < chart.curves[c].size(); ++i) {
+      points += fmt::format("{:.1f},{:.1f} ", x.At(static_cast<double>(i + 1)),
+                            y.At(std::max(chart.curves[c][i], kLeastShare * largest)));
+    }
+    svg += fmt::format(
+        "<polyline class=\"curve\" points=\"{}\"><title>KV head {}</title></polyline>\n", points,
+        c);
+  }
+  return svg + "</svg>\n";
+}
+
+}  // namespace kvlathe

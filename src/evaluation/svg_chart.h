@@ -1,0 +1,51 @@
+// Charts as inline SVG for the report: no script, no style of their own. Colours are the classes
+// and variables of the page (report_page.cc), so that they follow its light or dark scheme.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvlathe {
+
+// Text for HTML and SVG, in elements and in quoted attributes.
+std::string EscapeHtml(std::string_view text);
+
+struct Axis2d {
+  std::string label;
+  bool is_log = false;  // values <= 0 stand at the lower end
+};
+
+struct ScatterPoint {
+  double x = 0, y = 0;
+  std::string name;  // beside the point where there is room, and in its tooltip
+  bool is_faint = false;
+};
+
+struct ScatterChart {
+  std::string title;
+  Axis2d x, y;
+  std::vector<ScatterPoint> points;
+  std::vector<std::pair<double, double>> steps;  // of a front, x ascending; may be empty
+  double y_line = 0;                             // a dashed level; NaN: none
+};
+std::string ToSvg(const ScatterChart& chart);
+
+// One cell per layer (row) and KV head (column); the value is the cell's tooltip.
+struct HeatMapChart {
+  std::string title;
+  std::span<const double> values;  // [n_layers * n_kv_heads]
+  int n_layers = 0, n_kv_heads = 0;
+  int n_decimals = 0;
+};
+std::string ToSvg(const HeatMapChart& chart);
+
+// Falling curves over one another, such as the spectra of the heads of a layer; y is logarithmic.
+struct CurveChart {
+  std::string title;
+  std::vector<std::span<const double>> curves;
+};
+std::string ToSvg(const CurveChart& chart);
+
+}  // namespace kvlathe

@@ -1,0 +1,88 @@
+#include "evaluation/svg_chart.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <regex>
+
+namespace kvlathe {
+namespace {
+
+using testing::HasSubstr;
+
+// Numbers of an attribute of all elements of a kind, in their order.
+std::vector<double> NumbersOf(const std::string& svg, const std::string& element,
+                              const std::string& attribute) {
+  std::vector<double> numbers;
+  const std::regex pattern("<" + element + " [^>]*\\b" + attribute + "=\"([-0-9.]+)\"");
+  for (std::sregex_iterator it(svg.begin(), svg.end(), pattern), end; it != end; ++it) {
+    numbers.push_back(std::stod((*it)[1]));
+  }
+  return numbers;
+}
+
+TEST(EscapeHtmlTest, LeavesNoMarkup) {
+  EXPECT_EQ(EscapeHtml("a<b>&\"c'"), "a&lt;b&gt;&amp;&quot;c&#39;");
+  EXPECT_EQ(EscapeHtml(std::string_view("x\0\x1by", 4)), "x  y");
+}
+
+TEST(ScatterChartTest, LargerIsFurtherRightAndHigher) {
+  ScatterChart chart{.title = "t", .x = {"size"}, .y = {"loss", true}, .y_line = NAN};
+  chart.points = {{10, 1e-4, "a"}, {20, 1e-3, "b"}, {30, 1e-1, "c<d"}};
+  const std::string svg = ToSvg(chart);
+  const std::vector<double> x = NumbersOf(svg, "circle", "cx"), y = NumbersOf(svg, "circle", "cy");
+  ASSERT_EQ(x.size(), 3u);
+  EXPECT_NEAR(x[1] - x[0], x[2] - x[1], 0.2);        // linear
+  EXPECT_NEAR(2 * (y[0] - y[1]), y[1] - y[2], 0.3);  // decades upwards
+  EXPECT_THAT(svg, HasSubstr("c&lt;d: size 30, loss 0.1"));
+  EXPECT_THAT(svg, testing::Not(HasSubstr("class=\"level\"")));
+}
+
+TEST(ScatterChartTest, OnePointOrNoneIsNoProblem) {
+  ScatterChart chart{.title = "t", .x = {"x", true}, .y = {"y", true}, .y_line = NAN};
+  EXPECT_THAT(ToSvg(chart), HasSubstr("</svg>"));
+  chart.points = {{0, 0, "zero"}};
+  chart.steps = {{1, 1}};
+  chart.y_line = 1;
+  const std::string svg = ToSvg(chart);
+  EXPECT_THAT(svg, testing::Not(HasSubstr("nan")));
+  EXPECT_THAT(svg, testing::Not(HasSubstr("inf")));
+}
+
+TEST(ScatterChartTest, NamesDoNotCoverEachOther) {
+  ScatterChart chart{.title = "t", .x = {"x"}, .y = {"y"}, .y_line = NAN};
+  chart.points = {{1, 1, "first"}, {1, 1, "second"}, {2, 5, "third"}};
+  const std::string svg = ToSvg(chart);
+  EXPECT_THAT(svg, HasSubstr(">first</text>"));
+  EXPECT_THAT(svg, testing::Not(HasSubstr(">second</text>")));
+  EXPECT_THAT(svg, HasSubstr("second: x"));  // the tooltip is there
+  EXPECT_THAT(svg, HasSubstr(">third</text>"));
+}
+
+TEST(HeatMapChartTest, ACellForEveryHead) {
+  const std::vector<double> values = {16, 32, 48, 64, 80, 128};
+  const std::string svg = ToSvg(HeatMapChart{"rank", values, 3, 2, 0});
+  EXPECT_EQ(NumbersOf(svg, "rect", "x").size(), 6u);
+  EXPECT_THAT(svg, HasSubstr("rank 16 to 128"));
+  EXPECT_THAT(svg, HasSubstr("fill=\"#181458\"><title>layer 0, KV head 0: 16<"));
+  EXPECT_THAT(svg, HasSubstr("fill=\"#fce24e\"><title>layer 2, KV head 1: 128<"));
+}
+
+TEST(CurveChartTest, FallsAndHasACurveForEveryHead) {
+  const std::vector<double> a = {100, 10, 1, 0}, b = {50, 40};
+  const std::string svg = ToSvg(CurveChart{"spectra", {a, b}});
+  EXPECT_EQ(NumbersOf(svg, "polyline", "points").size(), 0u);  // lists, not numbers
+  const std::regex list("<polyline [^>]*points=\"([^\"]*)\"");
+  std::vector<std::string> lists;
+  for (std::sregex_iterator it(svg.begin(), svg.end(), list), end; it != end; ++it) {
+    lists.push_back((*it)[1]);
+  }
+  ASSERT_EQ(lists.size(), 2u);
+  EXPECT_EQ(std::ranges::count(lists[0], ','), 4);
+  EXPECT_EQ(std::ranges::count(lists[1], ','), 2);
+  EXPECT_THAT(svg, testing::Not(HasSubstr("inf")));
+}
+
+}  // namespace
+}  // namespace kvlathe
