@@ -29,6 +29,7 @@ struct Case {
   ReferenceQuantizer literal;
   // Random maps, in place of those of the spec.
   enum class Basis { kNone, kRotation, kLatents } basis = Basis::kNone;
+  int window = 0;  // with the sinks in sight
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.spec; }
@@ -91,6 +92,22 @@ const Case kCases[] = {
       .sparse_share = 0.01,
       .keys_before_rope = false},
      Case::Basis::kLatents},
+    {"window(size=70)+kivi(bits=2,group=32,run=64,sink=4)",
+     {.name = "kivi", .bits = 2, .group = 32, .run = 64, .n_sink = 4},
+     Case::Basis::kNone,
+     70},
+    {"window(size=20)+kcvt(bits=2,run=64,sink=2)+sparse(share=0.1)",
+     {.name = "kcvt", .bits = 2, .run = 64, .n_sink = 2, .sparse_share = 0.1},
+     Case::Basis::kNone,
+     20},
+    {"window(size=110)+kvquant(bits=3,outliers=0.05,run=64,sink=1)",
+     {.name = "kvquant", .bits = 3, .run = 64, .n_sink = 1, .sparse_share = 0.05},
+     Case::Basis::kNone,
+     110},
+    {"fdc+window(size=90)+token(bits=3,group=16,run=64,sink=4)",
+     {.name = "token", .bits = 3, .group = 16, .run = 64, .n_sink = 4},
+     Case::Basis::kRotation,
+     90},
 };
 
 double AsFloat(double x) { return static_cast<float>(x); }
@@ -253,9 +270,12 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   literal.rope = reference_.rope;
   literal.rotary_dim = reference_.rotary_dim;
   const std::vector<testing::ReferenceBasis> bases = Bases();
+  testing::ReferenceModel reference = reference_;
+  reference.window = GetParam().window;
+  reference.window_spares = literal.n_sink;
   std::vector<testing::ReferenceRows> plain_rows(reference_.n_layers);
   const Matrix plain = testing::ReferenceLogits(
-      reference_, ids_, bases, literal.n_sink,
+      reference, ids_, bases, literal.n_sink,
       [&](int layer_idx, testing::ReferenceRows* rows) { plain_rows[layer_idx] = *rows; });
   if (literal.name == "kvquant") literal.codebooks = DrawCodebooks(literal, plain_rows);
   if (literal.name == "split") {
@@ -263,7 +283,7 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
     DrawBits(&basis, &literal);
   }
   const Matrix expected = testing::ReferenceLogits(
-      reference_, ids_, bases, literal.n_sink, [&](int layer_idx, testing::ReferenceRows* rows) {
+      reference, ids_, bases, literal.n_sink, [&](int layer_idx, testing::ReferenceRows* rows) {
         testing::SealLiterally(literal, layer_idx, rows);
       });
   // What the quantiser loses, against which errors of the computation are judged. A row in F32 and

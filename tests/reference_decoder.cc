@@ -82,9 +82,11 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     const Vector q = Rotated(m, Slice(q_all, h, m.head_dim), position);
     const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
     Vector scores;
-    const int first = m.window == 0 ? 0 : std::max(0, position + 1 - m.window);
-    const int n_rows = static_cast<int>(rows.keys[g].size());
-    for (int j = first; j < n_rows; ++j) {
+    std::vector<int> seen;
+    for (int j = 0; j < static_cast<int>(rows.keys[g].size()); ++j) {
+      if (m.window == 0 || j < m.window_spares || j > position - m.window) seen.push_back(j);
+    }
+    for (const int j : seen) {
       const Vector& k = rows.keys[g][j];
       const double score = basis == nullptr || j < n_sink
                                ? Dot(q, k)
@@ -96,10 +98,10 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     for (double s : scores) max = std::max(max, s);
     for (double& s : scores) sum += s = std::exp(s - max);
     Vector o(m.head_dim, 0.0);
-    for (int j = first; j < n_rows; ++j) {
-      Vector v = rows.values[g][j];
+    for (size_t s = 0; s < seen.size(); ++s) {
+      Vector v = rows.values[g][seen[s]];
       if (basis != nullptr) v = Shifted(TimesMatrix(v, basis->output), basis->value_offset, 1);
-      for (int i = 0; i < m.head_dim; ++i) o[i] += scores[j - first] / sum * v[i];
+      for (int i = 0; i < m.head_dim; ++i) o[i] += scores[s] / sum * v[i];
     }
     out.insert(out.end(), o.begin(), o.end());
   }

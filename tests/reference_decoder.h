@@ -39,6 +39,7 @@ struct ReferenceModel {
   ReferenceRope rope;
   int rotary_dim = 0;      // channels that rotate
   int window = 0;          // 0: none
+  int window_spares = 0;   // first positions that never leave it
   std::string activation;  // gpt2: "gelu_new" or "gelu"
   std::string prefix;      // gpt2: of all names
   bool parallel = true;    // falcon

@@ -246,18 +246,22 @@ struct SealedCase {
   ReferenceQuantizer quantizer;
 };
 
-// Entries go where the prompt ends, what stays is sealed: as a quantiser of the rest would do.
+// Entries go while the prompt is read and where it ends, what stays then is sealed: as a quantiser
+// of the rest would do.
 TEST_F(RetainedModelTest, SealsWhatStays) {
   const SealedCase cases[] = {
       {"snapkv(budget=100,window=16,kernel=5,sink=4)+kivi(bits=2,group=32)",
        {.name = "snapkv", .budget = 100, .n_recent = 16, .kernel = 5, .n_sink = 4},
        {.name = "kivi", .bits = 2, .group = 32, .n_sink = 4}},
       {"h2o(keep=0.8,sink=0)+kcvt(bits=2)+sparse(share=0.1)",
-       {.name = "h2o", .keep = 0.8, .recent = 0.5},
+       {.name = "h2o", .keep = 0.8, .recent = 0.5, .run = kRun},
        {.name = "kcvt", .bits = 2, .sparse_share = 0.1}},
       {"tova(budget=80,sink=2)+token(bits=3,group=16)",
-       {.name = "tova", .budget = 80, .shared = true, .n_sink = 2},
-       {.name = "token", .bits = 3, .group = 16, .n_sink = 2}}};
+       {.name = "tova", .budget = 80, .shared = true, .run = kRun, .n_sink = 2},
+       {.name = "token", .bits = 3, .group = 16, .n_sink = 2}},
+      {"keyformer(keep=0.5,prune=prompt,sink=0)+int8",
+       {.name = "keyformer", .keep = 0.5, .recent = 0.3, .tau_end = 2},
+       {.name = "int8", .bits = 8}}};
   const std::vector<int> ids(ids_.begin(), ids_.end());
   for (SealedCase c : cases) {
     SCOPED_TRACE(c.spec);

@@ -37,6 +37,7 @@ double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_t
                              const std::vector<HeadRanks>& ranks) {
   CacheLayout layout{c.n_layers, c.n_kv_heads, c.head_dim,       spec.n_sink(),
                      {},         c.window,     SealPlanOf(spec), RetentionPlanOf(spec)};
+  if (layout.SparesSinks()) layout.window = layout.seal->window;
   for (const HeadRanks& r : ranks) {
     layout.shapes.push_back({r.rank_k, r.rank_v, row_type, r.k_bits, r.v_bits});
   }

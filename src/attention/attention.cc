@@ -96,7 +96,7 @@ void AttendSink(const AttendKernels& kernels, const HeadJob& job, const WorkItem
                        .v = job.sink_v,
                        .n_entries = job.n_sink,
                        .first_visible = job.sink_first_visible + item.row_begin / job.gqa_group,
-                       .window = job.window,
+                       .window = job.sink_window,
                        .sm_scale = sm_scale,
                        .o = partial.o,
                        .o_stride = job.shape.rank_v,

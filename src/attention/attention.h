@@ -46,14 +46,15 @@ struct HeadJob {
   // Entries of the blocks that token 0 sees; token t sees first_visible + t. Negative while the
   // first tokens of the step still fill the sink.
   int first_visible = 0;
-  // Of those, a token sees the last `window` positions, sinks counted (kernels/cpu/attend.h).
-  // Blocks below the window of token 0 may be null.
+  // Of those, a token sees the last `window` (kernels/cpu/attend.h). Blocks below the window of
+  // token 0 may be null.
   int window = kNoWindow;
   const void* sink_k = nullptr;  // [n_sink, head_dim] row_type, before any basis
   const void* sink_v = nullptr;  // [n_sink, rank_v] row_type
   int n_sink = 0;
   // Sink entries that token 0 sees; token t sees t more, at most n_sink.
   int sink_first_visible = 0;
+  int sink_window = kNoWindow;  // of all positions that token 0 sees
   // Head h of token t: out + t * out_stride + h * rank_v, row_type. Zeros where nothing is seen.
   void* out = nullptr;
   int64_t out_stride = 0;  // elements

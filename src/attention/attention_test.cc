@@ -86,6 +86,7 @@ class Head {
             .sink_v = v_.bytes.data(),
             .n_sink = std::min(s_.n_sink, n_total),
             .sink_first_visible = first + 1,
+            .sink_window = s_.window,
             .out = out_.bytes.data() + first * out_stride_ * SizeOf(block_shape_.row_type),
             .out_stride = out_stride_};
   }

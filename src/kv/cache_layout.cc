@@ -113,12 +113,15 @@ int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max
   return peak_bytes + n_heads * RunTableBytes(static_cast<int64_t>(runs.size()));
 }
 
-// The whole prompt and the room to seal what stays of it; then a sequence of what stayed.
+// The most that the prompt holds at a time and the room to seal what stays of it; then a sequence
+// of what stayed.
 int64_t PeakWithRetention(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
                           int64_t n_prompt) {
-  const int64_t in_prompt = PlainParts(layout, std::min(n_tokens, n_prompt), 0).total();
-  if (n_tokens < n_prompt) return in_prompt;
   const PromptPlace place = {layout.n_sink, n_prompt};
+  const int64_t n_blocks =
+      RetainedAt(*layout.retention, place, std::min(n_tokens, n_prompt)).max_blocks;
+  const int64_t in_prompt = PartsOfBlocks(layout, n_blocks, 0).total();
+  if (n_tokens < n_prompt) return in_prompt;
   CacheLayout stays = layout;
   stays.retention.reset();
   const auto length_of = [&](int64_t n) {
@@ -175,7 +178,8 @@ int64_t BlocksOutOfWindow(const CacheLayout& layout, int64_t n_tokens) {
 }
 
 int64_t ReferenceBytes(const CacheLayout& layout, int64_t n_tokens) {
-  const int64_t n_seen = layout.window == 0 ? n_tokens : std::min<int64_t>(n_tokens, layout.window);
+  const bool sees_all = layout.window == 0 || layout.SparesSinks();
+  const int64_t n_seen = sees_all ? n_tokens : std::min<int64_t>(n_tokens, layout.window);
   return UncompressedBytes(layout.n_layers, layout.n_kv_heads, layout.head_dim, n_seen);
 }
 

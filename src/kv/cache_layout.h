@@ -20,6 +20,7 @@ struct SealPlan {
   int prompt_run = 512;  // positions of a prompt that are sealed together; 0: the whole prompt
   int buffer = 64;       // positions that are sealed together while decoding
   int power_loops = 3;   // of the low-rank solver
+  int window = 0;        // newest positions that are seen beside the sinks; 0: all
 
   friend bool operator==(const SealPlan&, const SealPlan&) = default;
 };
@@ -30,12 +31,12 @@ struct CacheLayout {
   int head_dim = 0;
   int n_sink = 0;  // first positions kept as plain rows: K [n_sink, head_dim], V [n_sink, rank_v]
   std::vector<BlockShape> shapes;  // [n_layers * n_kv_heads]
-  // The model attends to this many last positions only (0: to all). Blocks that no later position
-  // can see are given back; sinks stay, unseen.
+  // This many last positions are attended to only (0: all), as the model wants it or the SealPlan.
+  // Blocks that no later position can see are given back; sinks stay, unseen if it is the model's.
   int window = 0;
   std::optional<SealPlan> seal;  // none: every block stays plain
-  // None: every entry stays. Without a window only; with seal, a plan that drops entries where the
-  // prompt ends alone, and a SealPlan that waits for it.
+  // None: every entry stays. Without a window only; with seal, a plan that drops entries of the
+  // prompt alone, and a SealPlan that waits for its end.
   std::optional<RetentionPlan> retention;
   // Keys are stored from before RoPE: where entries are dropped, attention reads their positions.
   bool has_latent_keys = false;
@@ -43,6 +44,8 @@ struct CacheLayout {
   // Whether positions become fewer entries, whose number each head has of its own.
   bool MergesEntries() const { return retention.has_value() && retention->merge.has_value(); }
   bool DropsEntries() const { return retention.has_value() && !retention->merge.has_value(); }
+  // Whether the window leaves the sinks in sight.
+  bool SparesSinks() const { return seal.has_value() && seal->window > 0; }
   // Whether no entry is dropped any more, so that positions and votes are not needed.
   bool RetentionIsOver(int64_t n_tokens, int64_t n_prompt) const {
     return retention.has_value() && !has_latent_keys && !retention->prunes_decode &&
@@ -68,8 +71,8 @@ int64_t SinkBytes(const CacheLayout& layout, const BlockShape& shape);
 int64_t BlockObjectBytes(const BlockShape& shape);
 int64_t TableBytes(int64_t n_blocks);
 
-// Bytes of a 16-bit cache of what the model attends to after n_tokens: min(n_tokens, window)
-// positions. The reference of kv_fraction for this layout.
+// Bytes of a 16-bit cache of what the model attends to after n_tokens: as many positions as its own
+// window has. The reference of kv_fraction for this layout.
 int64_t ReferenceBytes(const CacheLayout& layout, int64_t n_tokens);
 
 // Of the entries of one block under retention: their positions, and their votes where there are.

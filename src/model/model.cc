@@ -52,13 +52,15 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   layout.window = c.window;
   const bool is_plain = basis == nullptr && seal == nullptr && retention == nullptr;
   layout.n_sink = is_plain ? 0 : n_sink;
+  const bool has_window = seal != nullptr && seal->window > 0;
+  if (c.window > 0 && (retention != nullptr || has_window)) {
+    return Error(StatusCode::kUnimplemented,
+                 "entries cannot be dropped from the cache of a model with a sliding window of "
+                 "{} positions yet; leave the retention stage out",
+                 c.window);
+  }
+  if (has_window) layout.window = seal->window;
   if (retention != nullptr) {
-    if (c.window > 0) {
-      return Error(StatusCode::kUnimplemented,
-                   "entries cannot be dropped from the cache of a model with a sliding window of "
-                   "{} positions yet; leave the retention stage out",
-                   c.window);
-    }
     if (retention->merge.has_value() && retention->merge->every == 0 && !c.dmc.has_value()) {
       return Error(StatusCode::kInvalidArgument,
                    "dmc needs a model that was retrofitted with it (an object 'dmc' in its "

@@ -295,13 +295,14 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
       job.first_visible = n_entries - n_new + 1;
       if (layout_.DropsEntries()) ScoreEntries(layer_idx, g, step, &job);
       if (layout_.MergesEntries()) SeeMergedRows(layer_idx, g, token_idx, &job);
-      if (c.window > 0) job.window = c.window;
+      if (layout_.window > 0) job.window = layout_.window;
       job.n_sink = std::min(n_sink, n_total);
       if (n_sink > 0) {
         job.sink_k = step.cache->sink_k(layer_idx, g);
         job.sink_v = step.cache->sink_v(layer_idx, g);
       }
       job.sink_first_visible = first + 1;
+      if (!layout_.SparesSinks()) job.sink_window = job.window;
       job.out_stride = offsets.rank_v.back() * group;
       job.out =
           attended_.data() + (token_idx * job.out_stride + offsets.rank_v[g] * group) * element;

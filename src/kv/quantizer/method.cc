@@ -26,7 +26,10 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
     KVL_CHECK(method != methods.end());
     plan.format = method->format(*stage);
   }
-  const bool waits = stage->Word("run") == "prompt" || spec.retention() != nullptr;
+  const Stage* retention = spec.retention();
+  const bool has_window = retention != nullptr && retention->name == "window";
+  if (has_window) plan.window = retention->Integer("size");
+  const bool waits = stage->Word("run") == "prompt" || (retention != nullptr && !has_window);
   plan.prompt_run = waits ? 0 : stage->Integer("run");
   plan.buffer = stage->Integer("buffer");
   if (const Stage* lowrank = spec.lowrank(); lowrank != nullptr) {

@@ -17,16 +17,18 @@ std::span<const RetentionMethod> RetentionMethods() {
 std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec) {
   const Stage* stage = spec.retention();
   if (stage == nullptr) return std::nullopt;
+  // What a window leaves behind is known before it is sealed: whole blocks go (SealPlan).
+  const bool is_sealed = spec.quantizer() != nullptr || spec.splits_bits();
+  if (stage->name == "window" && is_sealed) return std::nullopt;
   const auto methods = RetentionMethods();
   const auto method = std::ranges::find(methods, stage->name, &RetentionMethod::name);
   KVL_CHECK(method != methods.end());
   RetentionPlan plan = method->plan(*stage);
-  if (spec.quantizer() != nullptr || spec.splits_bits()) PruneOnlyAtPromptEnd(&plan);
+  if (is_sealed) KeepWhatIsGenerated(&plan);
   return plan;
 }
 
-void PruneOnlyAtPromptEnd(RetentionPlan* plan) {
-  plan->prunes_runs = false;
+void KeepWhatIsGenerated(RetentionPlan* plan) {
   plan->prunes_decode = false;
   plan->interval = 0;
 }

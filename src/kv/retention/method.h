@@ -19,14 +19,14 @@ struct RetentionMethod {
 std::span<const RetentionMethod> RetentionMethods();
 
 // What a cache of this spec keeps; nothing where it keeps every entry. The spec is supported. With
-// a quantizer entries are dropped once, before they are sealed: what is sealed stays.
+// a quantizer entries are dropped from the prompt alone, before what is left of it is sealed; a window is the quantizer's then.
 std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec);
 
 // The budget that `keep`, `budget` and `prune` of a stage say, of every method that has them.
 RetentionPlan PlanWithBudget(const Stage& stage);
 
-// Drops entries where the prompt ends, and never again.
-void PruneOnlyAtPromptEnd(RetentionPlan* plan);
+// Drops entries of the prompt only.
+void KeepWhatIsGenerated(RetentionPlan* plan);
 
 // Sinks and the newest positions (StreamingLLM, arXiv 2309.17453).
 RetentionPlan WindowPlan(const Stage& stage);

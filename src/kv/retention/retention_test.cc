@@ -118,6 +118,13 @@ TEST(RetentionPlan, LongPromptsStayNearTheirShare) {
   EXPECT_LT(peak(quarter), 0.3 * peak(none));
   quarter.retention = PlanOf("h2o(keep=0.25,prune=prompt,sink=0)");
   EXPECT_GT(peak(quarter), peak(none));
+  for (const char* text : {"h2o(keep=0.25)+kivi(bits=2)", "tova(keep=0.25)+gear(bits=4)"}) {
+    const Spec spec = *Spec::Parse(text);
+    quarter.seal = SealPlanOf(spec);
+    quarter.retention = RetentionPlanOf(spec);
+    EXPECT_LT(peak(quarter), 0.4 * peak(none)) << text;
+    EXPECT_LT(static_cast<double>(SequenceBytes(quarter, kPrompt, 1, kPrompt)), 0.11 * peak(none));
+  }
 }
 
 TEST(RetentionPlan, TemperatureGrowsOverWhatIsGenerated) {

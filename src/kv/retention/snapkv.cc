@@ -8,7 +8,8 @@ RetentionPlan SnapkvPlan(const Stage& stage) {
   plan.votes = RetentionPlan::Votes::kPromptTail;
   plan.n_recent = stage.Integer("window");
   plan.pool_kernel = stage.Integer("kernel");
-  PruneOnlyAtPromptEnd(&plan);
+  plan.prunes_runs = false;
+  KeepWhatIsGenerated(&plan);
   return plan;
 }
 
