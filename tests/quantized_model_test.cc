@@ -9,6 +9,7 @@
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/quantizer/method.h"
+#include "kv/retention/method.h"
 #include "model/model.h"
 #include "random_model.h"
 #include "reference_decoder.h"
@@ -30,6 +31,7 @@ struct Case {
   // Random maps, in place of those of the spec.
   enum class Basis { kNone, kRotation, kLatents } basis = Basis::kNone;
   int window = 0;  // with the sinks in sight
+  int every = 0;   // positions that become one entry
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.spec; }
@@ -108,6 +110,16 @@ const Case kCases[] = {
      {.name = "token", .bits = 3, .group = 16, .run = 64, .n_sink = 4},
      Case::Basis::kRotation,
      90},
+    {"pool(n=2)+kivi(bits=2,group=32,run=64,sink=1)",
+     {.name = "kivi", .bits = 2, .group = 32, .run = 64, .n_sink = 1},
+     Case::Basis::kNone,
+     0,
+     2},
+    {"fdc+pool(n=2)+kcvt(bits=2,run=prompt,sink=0)+sparse(share=0.1)",
+     {.name = "kcvt", .bits = 2, .run = 0, .n_sink = 0, .sparse_share = 0.1},
+     Case::Basis::kRotation,
+     0,
+     2},
 };
 
 double AsFloat(double x) { return static_cast<float>(x); }
@@ -214,12 +226,14 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
     if (spec.splits_bits()) DrawBits(&basis, &unused);
     const ModelCodebooks codebooks = ToModelCodebooks(literal_codebooks);
     const std::optional<SealPlan> seal = SealPlanOf(spec);
+    const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
     auto reader = SafetensorsReader::OpenModel(directory_);
     auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
                                       MakeFileSource(*std::move(reader)), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model = Model::Create(*std::move(weights), basis.heads.empty() ? nullptr : &basis,
-                               spec.n_sink(), &threads_, isa, &*seal);
+    auto model =
+        Model::Create(*std::move(weights), basis.heads.empty() ? nullptr : &basis, spec.n_sink(),
+                      &threads_, isa, &*seal, retention.has_value() ? &*retention : nullptr);
     EXPECT_TRUE(model.ok()) << model.status();
     if (!codebooks.empty()) (*model)->set_codebooks(codebooks);
     return *std::move(model);
@@ -274,18 +288,31 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   reference.window = GetParam().window;
   reference.window_spares = literal.n_sink;
   std::vector<testing::ReferenceRows> plain_rows(reference_.n_layers);
+  const testing::ReferenceMerging pooling = {.every = GetParam().every};
+  const testing::ReferenceMerging* merging = pooling.every > 0 ? &pooling : nullptr;
   const Matrix plain = testing::ReferenceLogits(
       reference, ids_, bases, literal.n_sink,
-      [&](int layer_idx, testing::ReferenceRows* rows) { plain_rows[layer_idx] = *rows; });
+      [&](int layer_idx, testing::ReferenceRows* rows) { plain_rows[layer_idx] = *rows; }, merging);
   if (literal.name == "kvquant") literal.codebooks = DrawCodebooks(literal, plain_rows);
   if (literal.name == "split") {
     ModelBasis basis = testing::ToModelBasis(reference_, bases);
     DrawBits(&basis, &literal);
   }
+  std::vector<int> n_seen(reference_.n_layers), n_prompt_rows(reference_.n_layers, kTokens);
   const Matrix expected = testing::ReferenceLogits(
-      reference, ids_, bases, literal.n_sink, [&](int layer_idx, testing::ReferenceRows* rows) {
-        testing::SealLiterally(literal, layer_idx, rows);
-      });
+      reference, ids_, bases, literal.n_sink,
+      [&](int layer_idx, testing::ReferenceRows* rows) {
+        const int n_rows = static_cast<int>(rows->keys[0].size());
+        const int n_past_sink = ++n_seen[layer_idx] - literal.n_sink;
+        if (n_seen[layer_idx] == kPrompt) n_prompt_rows[layer_idx] = n_rows;
+        // An entry is sealed once it is complete; where the prompt ends what is full is.
+        const bool is_complete = merging == nullptr || n_past_sink % pooling.every == 0;
+        if (!is_complete && n_seen[layer_idx] != kPrompt) return;
+        ReferenceQuantizer at_length = literal;
+        at_length.n_prompt = n_prompt_rows[layer_idx];
+        testing::SealLiterally(at_length, layer_idx, rows);
+      },
+      merging);
   // What the quantiser loses, against which errors of the computation are judged. A row in F32 and
   // in double may round to neighbouring codes now and then, so equality is not to be had.
   const double loss = RootMeanSquare(expected, plain);

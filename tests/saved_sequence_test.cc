@@ -147,14 +147,16 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesDropped) {
 
 TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesMerged) {
   const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
-  for (const char* text : {"dmc", "fdc(rate=0.3)+dmc(window=3,sink=0)", "pool(n=5,sink=2)"}) {
+  for (const char* text : {"dmc", "fdc(rate=0.3)+dmc(window=3,sink=0)", "pool(n=5,sink=2)",
+                           "pool(n=2)+kivi(bits=2,run=64)"}) {
     const auto spec = Spec::Parse(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
     const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);
+    const std::optional<SealPlan> seal = SealPlanOf(*spec);
     const auto model = MakeModel(spec->basis() == nullptr ? nullptr : &basis, spec->n_sink(),
-                                 nullptr, &*retention);
+                                 seal.has_value() ? &*seal : nullptr, &*retention);
     model->set_deterministic(true);
-    for (const int n_prompt : {1, 5, 132}) {
+    for (const int n_prompt : {1, 5, 132, 201}) {
       SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
       ExpectSameBits(model.get(), n_prompt, spec->ToString());
     }

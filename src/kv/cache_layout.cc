@@ -100,7 +100,10 @@ int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max
     const RunExtent run{n_sealed, SealedBlocks(layout, at, n_prompt) - n_sealed, at <= n_prompt};
     const int64_t first_held = BlocksOutOfWindow(layout, std::max(before, at - max_step));
     if (layout.window > 0) sealed_bytes = sizes.Sum(runs, first_held).total();
-    int64_t n_bytes = sealed_bytes + PlainParts(layout, at, std::max(n_sealed, first_held)).total();
+    const int64_t n_blocks =
+        layout.MergesEntries() ? MergedBlocks(layout, at, max_step) : BlocksFor(layout, at);
+    const int64_t first_plain = std::max(n_sealed, first_held);
+    int64_t n_bytes = sealed_bytes + PartsOfBlocks(layout, n_blocks, first_plain).total();
     if (run.n_blocks > 0) {
       n_bytes += sizes.Of(run).room;
       sealed_bytes += sizes.Sum({run}, 0).total();
@@ -217,8 +220,8 @@ int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t m
                           int64_t n_prompt) {
   if (n_tokens <= 0) return 0;
   if (layout.seal.has_value()) {
-    return layout.retention.has_value() ? PeakWithRetention(layout, n_tokens, max_step, n_prompt)
-                                        : PeakWithSealing(layout, n_tokens, max_step, n_prompt);
+    return layout.DropsEntries() ? PeakWithRetention(layout, n_tokens, max_step, n_prompt)
+                                 : PeakWithSealing(layout, n_tokens, max_step, n_prompt);
   }
   if (layout.MergesEntries()) {
     return PartsOfBlocks(layout, MergedBlocks(layout, n_tokens, max_step), 0).total();

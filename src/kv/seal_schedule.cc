@@ -8,8 +8,16 @@
 namespace kvlathe {
 namespace {
 
-// What a head holds; of what is sealed only entries that stay.
+// Positions that an entry is made of.
+int64_t EntrySpan(const CacheLayout& layout) {
+  return layout.MergesEntries() ? layout.retention->merge->every : 1;
+}
+
+// What a head holds that will not change or be dropped any more.
 int64_t EntriesOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  if (layout.MergesEntries()) {
+    return std::max<int64_t>(0, n_tokens - layout.n_sink) / EntrySpan(layout);
+  }
   if (layout.retention.has_value()) {
     return RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_tokens).n_entries;
   }
@@ -38,10 +46,10 @@ int64_t NextSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_pro
     const int64_t run = layout.seal->prompt_run;
     if (run == 0) return n_prompt;
     const int64_t n_runs = EntriesOf(layout, n_tokens, n_prompt) / run;
-    return std::min(n_prompt, layout.n_sink + (n_runs + 1) * run);
+    return std::min(n_prompt, layout.n_sink + (n_runs + 1) * run * EntrySpan(layout));
   }
   const int64_t end = SealedBlocks(layout, n_tokens, n_prompt) * kBlockSize + layout.seal->buffer;
-  if (!layout.retention.has_value()) return layout.n_sink + end;
+  if (!layout.DropsEntries()) return layout.n_sink + end * EntrySpan(layout);
   return n_tokens + end - EntriesOf(layout, n_tokens, n_prompt);
 }
 

@@ -19,10 +19,12 @@ Status CheckSealsWhatStays(const Spec& spec) {
   const Stage* retention = spec.retention();
   const Stage* quantizer = spec.splits_bits() ? spec.basis() : spec.quantizer();
   if (retention == nullptr || quantizer == nullptr) return OkStatus();
-  if (retention->name == "pool" || retention->name == "dmc") {
-    return Error(StatusCode::kUnimplemented,
-                 "--kv '{}': merged entries cannot be sealed yet; leave out {} or {}", spec.text(),
-                 retention->name, quantizer->name);
+  if (retention->name == "dmc") {
+    return Error(
+        StatusCode::kUnimplemented,
+        "--kv '{}': entries that a model merges cannot be sealed yet, their number differs "
+        "between heads; leave out dmc or {}",
+        spec.text(), quantizer->name);
   }
   if (retention->name == "window") return OkStatus();
   if (quantizer->name == "kvquant" && spec.basis() == nullptr) {

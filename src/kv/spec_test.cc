@@ -417,11 +417,13 @@ TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
       HasSubstr(
           "--kv 'svd-online+h2o+int8': not built yet: svd-online (basis); this build runs none,"));
   EXPECT_THAT(std::string(status.message()), HasSubstr(", kivi (quantizer), "));
-  for (const char* text : {"dmc+kivi", "pool+int8", "lathe(ratio=4)+sparse", "lathe(ratio=4)+dmc"}) {
+  for (const char* text :
+       {"dmc+kivi", "pool+kvquant", "lathe(ratio=4)+sparse", "lathe(ratio=4)+dmc"}) {
     EXPECT_EQ(CheckSupported(*Spec::Parse(text)).code(), StatusCode::kUnimplemented) << text;
   }
-  for (const char* text : {"fdc+dmc", "window+kivi", "window+kvquant", "lathe(ratio=4)+window",
-                           "lathe(ratio=4)+h2o+lowrank"}) {
+  for (const char* text :
+       {"fdc+dmc", "window+kivi", "window+kvquant", "pool+int8", "fdc+pool+kvquant",
+        "lathe(ratio=4)+window", "lathe(ratio=4)+h2o+lowrank"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
   }
   EXPECT_TRUE(CheckSupported(*Spec::Parse("kvq-f")).ok());

@@ -12,6 +12,7 @@
 #include "io/mapped_file.h"
 #include "kv/blocks/sequence_rows.h"
 #include "kv/quantizer/method.h"
+#include "kv/retention/merge.h"
 #include "kv/retention/method.h"
 #include "kv/spec.h"
 
@@ -66,13 +67,16 @@ bool ReadShape(ByteReader* reader, BlockShape* shape) {
   return true;
 }
 
-// Entries of every head, where they are merged: between one and all positions past the sink.
+// Entries of every head, where they are merged: between one and all positions past the sink, or as
+// many as there must be.
 bool ReadLengths(ByteReader* reader, SequenceFile* file) {
   const int n_seen = std::max(0, file->n_tokens - file->layout.n_sink);
+  const int every = file->layout.retention->merge->every;
   for (size_t i = 0; i < file->layout.shapes.size(); ++i) {
     uint32_t n_entries = 0;
     if (!reader->Read(&n_entries) || n_entries > static_cast<uint32_t>(n_seen) ||
-        (n_entries == 0) != (n_seen == 0)) {
+        (n_entries == 0) != (n_seen == 0) ||
+        (every > 0 && n_entries != PooledEntries(n_seen, every))) {
       return false;
     }
     file->n_entries.push_back(static_cast<int>(n_entries));

@@ -27,9 +27,12 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
     plan.format = method->format(*stage);
   }
   const Stage* retention = spec.retention();
-  const bool has_window = retention != nullptr && retention->name == "window";
-  if (has_window) plan.window = retention->Integer("size");
-  const bool waits = stage->Word("run") == "prompt" || (retention != nullptr && !has_window);
+  bool waits = stage->Word("run") == "prompt";
+  if (retention != nullptr && retention->name == "window") {
+    plan.window = retention->Integer("size");
+  } else if (retention != nullptr && retention->name != "pool") {
+    waits = true;
+  }
   plan.prompt_run = waits ? 0 : stage->Integer("run");
   plan.buffer = stage->Integer("buffer");
   if (const Stage* lowrank = spec.lowrank(); lowrank != nullptr) {

@@ -21,7 +21,7 @@ struct QuantizerMethod {
 std::span<const QuantizerMethod> QuantizerMethods();
 
 // How a cache of this spec is sealed; nothing without a quantizer. The spec is supported. Under
-// retention the prompt is one run, because entries are dropped where it ends.
+// retention the prompt is one run, where entries are dropped until it ends.
 std::optional<SealPlan> SealPlanOf(const Spec& spec);
 
 // Per-token groups (FlexGen; methods.md 6): `group` channels of a token of a head share a scale.

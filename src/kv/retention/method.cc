@@ -24,7 +24,7 @@ std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec) {
   const auto method = std::ranges::find(methods, stage->name, &RetentionMethod::name);
   KVL_CHECK(method != methods.end());
   RetentionPlan plan = method->plan(*stage);
-  if (is_sealed) KeepWhatIsGenerated(&plan);
+  if (is_sealed && !plan.merge.has_value()) KeepWhatIsGenerated(&plan);
   return plan;
 }
 

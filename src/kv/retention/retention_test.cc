@@ -20,17 +20,6 @@ RetentionPlan PlanOf(const char* text) {
   return *RetentionPlanOf(*spec);
 }
 
-TEST(RetentionPlan, WaitsForThePromptsEndWhereBlocksAreSealed) {
-  for (const char* text :
-       {"h2o+kivi", "fdc+h2o+int8", "lathe(ratio=8)+h2o", "lathe(ratio=8)+tova"}) {
-    const RetentionPlan plan = *RetentionPlanOf(*Spec::Parse(text));
-    EXPECT_FALSE(plan.prunes_runs) << text;
-    EXPECT_FALSE(plan.prunes_decode) << text;
-    EXPECT_EQ(SealPlanOf(*Spec::Parse(text))->prompt_run, 0) << text;
-  }
-  EXPECT_TRUE(RetentionPlanOf(*Spec::Parse("lathe(rate=0.5)+h2o"))->prunes_runs);
-}
-
 TEST(RetentionPlan, BudgetsAreThoseOfTheSpec) {
   const PromptPlace place = {.n_sink = 4, .n_prompt = 1000};
   const auto kept = [&](const char* text, int64_t n_tokens) {
@@ -44,6 +33,18 @@ TEST(RetentionPlan, BudgetsAreThoseOfTheSpec) {
   EXPECT_EQ(kept("tova(budget=512)", 600), std::pair(int64_t{508}, int64_t{1}));
   EXPECT_EQ(kept("window(size=100)", 600), std::pair(int64_t{100}, int64_t{100}));
   EXPECT_EQ(kept("snapkv(budget=8,window=32)", 1000), std::pair(int64_t{32}, int64_t{32}));
+}
+
+// What is sealed stays, and nothing is before the prompt ends, whoever seals it.
+TEST(RetentionPlan, SealedEntriesStay) {
+  for (const char* text : {"h2o+kivi", "lathe(ratio=8)+h2o", "lathe(ratio=8)+tova",
+                           "fdc+keyformer(interval=4)+int8"}) {
+    EXPECT_TRUE(PlanOf(text).prunes_runs) << text;
+    EXPECT_FALSE(PlanOf(text).prunes_decode) << text;
+    EXPECT_EQ(SealPlanOf(*Spec::Parse(text))->prompt_run, 0) << text;
+  }
+  EXPECT_TRUE(PlanOf("lathe(rate=0.5)+h2o").prunes_decode);
+  EXPECT_FALSE(RetentionPlanOf(*Spec::Parse("lathe(ratio=4)+window")).has_value());
 }
 
 TEST(RetentionPlan, PrunePointsDependOnPositionsAlone) {
