@@ -6,7 +6,9 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/bootstrap.sh --with-trainer --with-browser || exit 1
+scripts/bootstrap.sh --with-trainer || exit 1
+# 400 MB for one screenshot: where a machine cannot have it, that test is skipped.
+scripts/bootstrap.sh --with-trainer --with-browser || echo "scripts/test.sh: no Chromium; its test is skipped"
 if command -v ccache >/dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
 fi
