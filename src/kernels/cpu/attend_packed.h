@@ -16,7 +16,7 @@ struct CodeSegment {
   int bits = 0;
   int first = 0;  // channel
   int n_channels = 0;
-  int64_t codes = 0;                 // bytes from the start of a packed block
+  int64_t codes = 0;  // bytes from the start of a packed block
   // Null at 8 bits: the code less 128, in units of kUnitStep.
   const float* centroids = nullptr;
   const uint16_t* table = nullptr;  // UnitTable

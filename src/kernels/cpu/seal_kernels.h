@@ -87,8 +87,8 @@ struct SealKernels {
   void (*extend_token_ranges)(const float* x, PairGrid grid, int group_pairs, float* low,
                               float* high);
   // n scales and minima, a multiple of 16, of the ranges: as F16 and what those are in F32. No
-  // minima when is_symmetric (min_bits is not used; minima are what code 0 stands for at 4 bits, else
-  // 0).
+  // minima when is_symmetric (min_bits is not used; minima are what code 0 stands for at 4 bits,
+  // else 0).
   void (*round_scales)(const float* low, const float* high, int n, int bits, bool is_symmetric,
                        std::byte* scale_bits, std::byte* min_bits, float* scales, float* minima);
   void (*quantise)(const QuantiseParams& params);
