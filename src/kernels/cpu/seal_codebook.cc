@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/cpu/seal_codes.h"
 #include "kernels/cpu/seal_exact.h"
 
 namespace kvlathe {
@@ -68,23 +69,6 @@ void ListEntries(const HeadRun& run, int block_idx, Tails* tails, SealWorkspace*
   ends[block_idx] = end;
 }
 
-// Packs codes that are numbers in ws->x.
-void PackCodes(const HeadRun& run, PairGrid grid, bool is_key, std::byte* to, SealWorkspace* ws) {
-  std::fill_n(ws->word_scales, 2 * grid.n_pairs, 1.0f);
-  std::fill_n(ws->word_minima, 2 * grid.n_pairs, 0.0f);
-  run.kernels->quantise({.x = ws->x,
-                         .grid = grid,
-                         .is_key = is_key,
-                         .bits = is_key ? run.shape.format.k.bits : run.shape.format.v.bits,
-                         .is_symmetric = false,
-                         .by_pairs = true,
-                         .group = grid.n_lines,
-                         .scales = ws->word_scales,
-                         .minima = ws->word_minima,
-                         .codes = to,
-                         .residual = nullptr});
-}
-
 }  // namespace
 
 bool SealCodebookKeys(const HeadRun& run, SealWorkspace* ws) {
@@ -103,7 +87,8 @@ bool SealCodebookKeys(const HeadRun& run, SealWorkspace* ws) {
     float* const residual = s.lowrank() == 0 ? nullptr : ws->residual + b * block_words;
     EncodeByCodebook(KeyBlock(run), run.job->codebooks->k, ws->x, residual);
     if (residual != nullptr) SetKeyEntries(KeyEntries(run, b), 0, residual);
-    PackCodes(run, KeyGrid(s.rank_k), /*is_key=*/true, run.head().packed[b], ws);
+    PackNumbers(run, KeyGrid(s.rank_k), /*is_key=*/true, s.format.k.bits, ws->x,
+                run.head().packed[b], ws);
   }
   return true;
 }
@@ -134,8 +119,8 @@ void WriteCodebookValues(const HeadRun& run, int block_idx, float* residual, Sea
                     .offsets = ws->minima},
                    run.job->codebooks->v, ws->x, residual);
   if (residual != nullptr) SetValueEntries(ValueEntries(run, block_idx), s.rank_v, 0, residual);
-  PackCodes(run, ValueGrid(s.rank_v), /*is_key=*/false,
-            run.head().packed[block_idx] + PackedValueOffset(s), ws);
+  PackNumbers(run, ValueGrid(s.rank_v), /*is_key=*/false, s.format.v.bits, ws->x,
+              run.head().packed[block_idx] + PackedValueOffset(s), ws);
 }
 
 }  // namespace kvlathe

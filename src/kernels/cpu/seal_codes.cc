@@ -211,4 +211,21 @@ bool SealValues(const HeadRun& run, SealWorkspace* ws) {
   return true;
 }
 
+void PackNumbers(const HeadRun& run, PairGrid grid, bool is_key, int bits, const float* numbers,
+                 std::byte* to, SealWorkspace* ws) {
+  std::fill_n(ws->word_scales, 2 * grid.n_pairs, 1.0f);
+  std::fill_n(ws->word_minima, 2 * grid.n_pairs, 0.0f);
+  run.kernels->quantise({.x = numbers,
+                         .grid = grid,
+                         .is_key = is_key,
+                         .bits = bits,
+                         .is_symmetric = false,
+                         .by_pairs = true,
+                         .group = grid.n_lines,
+                         .scales = ws->word_scales,
+                         .minima = ws->word_minima,
+                         .codes = to,
+                         .residual = nullptr});
+}
+
 }  // namespace kvlathe

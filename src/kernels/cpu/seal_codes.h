@@ -17,4 +17,8 @@ int SealLayerValues(std::span<const HeadRun> runs, int block_idx, SealWorkspace*
 bool SealKeys(const HeadRun& run, SealWorkspace* ws);
 bool SealValues(const HeadRun& run, SealWorkspace* ws);
 
+// Packs codes that are numbers, by lines, of `grid`'s pairs.
+void PackNumbers(const HeadRun& run, PairGrid grid, bool is_key, int bits, const float* numbers,
+                 std::byte* to, SealWorkspace* ws);
+
 }  // namespace kvlathe

@@ -2,29 +2,13 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/seal_codes.h"
+
 namespace kvlathe {
 namespace {
 
 float* ResidualOf(const HeadRun& run, int rank, int block_idx, SealWorkspace* ws) {
   return run.shape.lowrank() == 0 ? nullptr : ws->residual + int64_t{block_idx} * kBlockSize * rank;
-}
-
-// Codes that are numbers, by lines, to their place.
-void PackNumbers(const HeadRun& run, PairGrid grid, bool is_key, int bits, const float* numbers,
-                 std::byte* to, SealWorkspace* ws) {
-  std::fill_n(ws->word_scales, 2 * grid.n_pairs, 1.0f);
-  std::fill_n(ws->word_minima, 2 * grid.n_pairs, 0.0f);
-  run.kernels->quantise({.x = numbers,
-                         .grid = grid,
-                         .is_key = is_key,
-                         .bits = bits,
-                         .is_symmetric = false,
-                         .by_pairs = true,
-                         .group = grid.n_lines,
-                         .scales = ws->word_scales,
-                         .minima = ws->word_minima,
-                         .codes = to,
-                         .residual = nullptr});
 }
 
 // f(bits, first channel, channels, bytes from the start of the side's codes).
