@@ -112,9 +112,9 @@ Status RunAttention(BenchAttentionOptions options) {
       return Error(StatusCode::kInvalidArgument,
                    "--kv '{}': bench attention takes rate, or a ratio that chooses bits", kv);
     }
-    if (basis != nullptr && basis->name == "palu") {
+    if (basis != nullptr && (basis->name == "palu" || basis->name == "svd-online")) {
       return Error(StatusCode::kUnimplemented,
-                   "--kv '{}': bench attention has no latents to turn into keys; bench model has",
+                   "--kv '{}': bench attention has no rows to rebuild in scratch; bench model has",
                    kv);
     }
     bench.specs.push_back({kv, has_rate ? basis->Number("rate") : 0, SealPlanOf(spec),

@@ -179,8 +179,8 @@ Status Inspect(const InspectOptions& options) {
   if (overlap_text.empty() && FileExists(own_text)) overlap_text = own_text;
   std::optional<double> overlap;
   // What is calibrated on text anyway has nothing to compare.
-  const bool is_of_random_tokens = stage != nullptr && !FindBasisMethod(stage->name)->wants_text;
-  if (!overlap_text.empty() && analysis != nullptr && is_of_random_tokens) {
+  const bool is_of_random_tokens = analysis != nullptr && !FindBasisMethod(stage->name)->wants_text;
+  if (!overlap_text.empty() && is_of_random_tokens) {
     KVL_ASSIGN_OR_RETURN(overlap, OverlapWithText(workspace.get(), *stage, overlap_text));
   }
 

@@ -286,7 +286,7 @@ StatusOr<double> Workspace::FractionOf(const std::string& kv) {
   KVL_ASSIGN_OR_RETURN(const Spec spec, ParseSpec(kv));
   std::vector<HeadRanks> ranks(config_.n_layers * config_.n_kv_heads,
                                {config_.head_dim, config_.head_dim});
-  if (spec.basis() != nullptr) {
+  if (spec.basis() != nullptr && FindBasisMethod(spec.basis()->name) != nullptr) {
     KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*spec.basis()));
     KVL_ASSIGN_OR_RETURN(RankAllocation allocation, ChooseRanks(spec, *analysis));
     ranks = std::move(allocation.ranks);
@@ -297,7 +297,9 @@ StatusOr<double> Workspace::FractionOf(const std::string& kv) {
 StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
   SpecModel result;
   KVL_ASSIGN_OR_RETURN(result.spec, ParseSpec(kv));
-  if (result.spec.basis() != nullptr && result.spec.basis()->Integer("round") % 16 != 0) {
+  const Stage* const basis_stage = result.spec.basis();
+  if (basis_stage != nullptr && basis_stage->Has("round") &&
+      basis_stage->Integer("round") % 16 != 0) {
     return Error(
         StatusCode::kUnimplemented,
         "--kv '{}': the attention kernels of this build take ranks in multiples of 16; leave "
@@ -305,11 +307,11 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
         kv);
   }
   ModelBasis basis;
-  if (result.spec.basis() != nullptr) {
+  if (basis_stage != nullptr && FindBasisMethod(basis_stage->name) != nullptr) {
     if (random_weights_) {
       KVL_ASSIGN_OR_RETURN(basis, RandomBasisOf(config_, result.spec));
     } else {
-      KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*result.spec.basis()));
+      KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*basis_stage));
       KVL_ASSIGN_OR_RETURN(result.ranks, ChooseRanks(result.spec, *analysis));
       basis = CutBasis(*analysis, result.ranks->ranks);
     }

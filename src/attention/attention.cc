@@ -54,6 +54,10 @@ AttendParams BlockParams(const HeadJob& job, const WorkItem& item, const Attenti
           .scores_stride = scores.stride};
 }
 
+bool IsRotated(const HeadJob& job) {
+  return job.packed.n_runs > 0 && job.packed.format.svd_share > 0;
+}
+
 // Adds what the scored ones of rows [row_begin, row_end) attend to. `partial` is final, and it and
 // `scores` begin with row_begin and the first entry.
 void AddScores(const EntryScoreKernels& kernels, const HeadJob& job, int row_begin, int row_end,
@@ -200,6 +204,9 @@ void Attention::State::RunItems(int worker_id) {
     if (!job.latents.empty()) {
       AttendLatents(kernels, GetLatentReader(isa, job.shape.row_type), job.latents, params,
                     {kernel_scratch, latent_scratch});
+    } else if (IsRotated(job)) {
+      AttendRotatedRuns(kernels, GetLatentReader(isa, job.shape.row_type), params,
+                        {kernel_scratch, latent_scratch});
     } else if (job.merged.n_closed == nullptr) {
       kernels.attend(params, kernel_scratch);
     } else {
@@ -287,9 +294,13 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
   s.sm_scale = sm_scale;
   s.latent_bytes = 0;
   for (const HeadJob& job : jobs) {
-    if (job.latents.empty()) continue;
-    s.latent_bytes =
-        std::max(s.latent_bytes, LatentScratchBytes(job.shape, job.latents, plan.max_item_floats));
+    const int64_t n_floats = plan.max_item_floats;
+    if (!job.latents.empty()) {
+      s.latent_bytes =
+          std::max(s.latent_bytes, LatentScratchBytes(job.shape, job.latents, n_floats));
+    } else if (IsRotated(job)) {
+      s.latent_bytes = std::max(s.latent_bytes, RotatedScratchBytes(job.shape, n_floats));
+    }
   }
   s.worker_bytes = s.latent_bytes + kAttendScratchBytes + 2 * 4 * plan.max_item_floats;
   KVL_RETURN_IF_ERROR(

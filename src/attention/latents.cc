@@ -41,7 +41,7 @@ class TileReader {
              std::byte* scratch, float* angles)
       : read_(read), head_(head), params_(params), scratch_(scratch), angles_(angles) {}
 
-  void Read(int block, std::byte* tile) {
+  const std::byte* Read(int block, std::byte* tile) {
     LatentBlock b = {.shape = params_.shape,
                      .map = head_.map,
                      .rotation = head_.rotation,
@@ -62,6 +62,7 @@ class TileReader {
       b.block_idx = block - run_->first_block;
     }
     read_(b, scratch_);
+    return tile;
   }
 
  private:
@@ -75,11 +76,108 @@ class TileReader {
   PackedRunView view_;
 };
 
+// From the order of K in a block of n_dims to that of V.
+template <typename Element>
+void ToValueOrder(const Element* from, int n_dims, Element* to) {
+  const BlockShape shape = {.rank_v = n_dims};
+  for (int i = 0; i < n_dims; ++i) {
+    for (int t = 0; t < kBlockSize; ++t) to[ValueOffset(shape, t, i)] = from[KeyOffset(t, i)];
+  }
+}
+
+// Makes blocks of rotated runs plain, in ascending order; others are.
+class RotatedReader {
+ public:
+  RotatedReader(ReadLatentBlock read, const AttendParams& params, std::byte* scratch,
+                std::byte* spare)
+      : read_(read), params_(params), scratch_(scratch), spare_(spare) {}
+
+  const std::byte* Read(int block, std::byte* tile) {
+    const PackedHead& head = *params_.packed;
+    if (FindRun(head, block, &run_idx_) == nullptr) return params_.blocks[block];
+    const BlockShape& full = params_.shape;
+    const PackedShape packed = {.format = head.format,
+                                .rank_k = full.rank_k,
+                                .rank_v = full.rank_v,
+                                .row_type = full.row_type};
+    const std::byte* const rotations = head.runs[0].record;
+    ReadSide(full.rank_k, SvdRank(packed, full.rank_k), rotations, params_.blocks[block], tile);
+    ReadSide(full.rank_v, SvdRank(packed, full.rank_v), rotations + SvdValueRotationOffset(packed),
+             params_.blocks[block] + SvdValueOffset(packed), spare_);
+    std::byte* const values = tile + KeyBytes(full);
+    if (full.row_type == DType::kF32) {
+      ToValueOrder(reinterpret_cast<const float*>(spare_), full.rank_v,
+                   reinterpret_cast<float*>(values));
+    } else {
+      ToValueOrder(reinterpret_cast<const uint16_t*>(spare_), full.rank_v,
+                   reinterpret_cast<uint16_t*>(values));
+    }
+    return tile;
+  }
+
+ private:
+  // Rows of `rank` numbers times the transposed rotation [dim][rank].
+  void ReadSide(int dim, int rank, const std::byte* rotation, const std::byte* rows,
+                std::byte* to) const {
+    static constexpr float kNoOffset[256] = {};
+    read_({.shape = {rank, 0, params_.shape.row_type},
+           .map = {rank, dim, rotation, kNoOffset},
+           .block = rows,
+           .tile = to},
+          scratch_);
+  }
+
+  ReadLatentBlock read_;
+  const AttendParams& params_;
+  std::byte* scratch_;
+  std::byte* spare_;
+  int run_idx_ = 0;
+};
+
 void ClearRows(const AttendParams& p) {
   for (int row = 0; row < p.n_rows; ++row) {
     std::fill_n(p.o + row * p.o_stride, p.shape.rank_v, 0.0f);
     p.row_max[row] = -std::numeric_limits<float>::infinity();
     p.row_sum[row] = 0;
+  }
+}
+
+// Attends to plain blocks of `shape` that the reader makes of those of `p`. `memory` holds
+// kTileBlocks of them and partial results of the rows.
+template <typename Reader>
+void AttendTiles(const AttendKernels& kernels, const AttendParams& p, const BlockShape& shape,
+                 Reader* reader, std::byte* memory, std::byte* kernel_scratch) {
+  const int64_t tile_bytes = BlockBytes(shape);
+  const PartialRows more = PartialAt(reinterpret_cast<float*>(memory + kTileBlocks * tile_bytes),
+                                     p.n_rows, shape.rank_v);
+  const int end = std::min(p.kv_end, p.first_visible + (p.n_rows - 1) / p.gqa_group);
+  int entry =
+      std::max(p.kv_begin, std::max(0, p.first_visible - p.window) / kBlockSize * kBlockSize);
+  if (entry >= end) return ClearRows(p);
+  for (bool is_first = true; entry < end; is_first = false) {
+    // Whole multiples of the tiles, so that a row's sums do not depend on where an item begins.
+    const int tile_end = std::min(end, (entry / kTileEntries + 1) * kTileEntries);
+    const std::byte* blocks[kTileBlocks];
+    for (int at = entry, i = 0; at < tile_end; at += kBlockSize, ++i) {
+      blocks[i] = reader->Read(at / kBlockSize, memory + i * tile_bytes);
+    }
+    AttendParams tile = p;
+    tile.shape = shape;
+    tile.blocks = blocks;
+    tile.packed = nullptr;
+    tile.kv_begin = 0;
+    tile.kv_end = tile_end - entry;
+    tile.first_visible = p.first_visible - entry;
+    if (p.scores != nullptr) tile.scores = p.scores + (entry - p.kv_begin);
+    if (!is_first) {
+      tile.o = more.o;
+      tile.o_stride = shape.rank_v;
+      tile.row_max = more.row_max;
+      tile.row_sum = more.row_sum;
+    }
+    kernels.attend(tile, kernel_scratch);
+    if (!is_first) MergePartial(more, p.n_rows, shape.rank_v, {p.o, p.row_max, p.row_sum});
+    entry = tile_end;
   }
 }
 
@@ -100,40 +198,20 @@ void AttendLatents(const AttendKernels& kernels, ReadLatentBlock read, const Lat
   std::byte* const angles = scratch.own + kLatentScratchBytes;
   std::byte* const tiles = angles + AngleBytes(head);
   const BlockShape shape = TileShape(p.shape, head);
-  const int64_t tile_bytes = BlockBytes(shape);
-  const PartialRows more =
-      PartialAt(reinterpret_cast<float*>(tiles + kTileBlocks * tile_bytes), p.n_rows, shape.rank_v);
   TileReader reader(read, head, p, scratch.own, reinterpret_cast<float*>(angles));
-  const int end = std::min(p.kv_end, p.first_visible + (p.n_rows - 1) / p.gqa_group);
-  int entry =
-      std::max(p.kv_begin, std::max(0, p.first_visible - p.window) / kBlockSize * kBlockSize);
-  if (entry >= end) return ClearRows(p);
-  for (bool is_first = true; entry < end; is_first = false) {
-    // Whole multiples of the tiles, so that a row's sums do not depend on where an item begins.
-    const int tile_end = std::min(end, (entry / kTileEntries + 1) * kTileEntries);
-    const std::byte* blocks[kTileBlocks];
-    for (int at = entry, i = 0; at < tile_end; at += kBlockSize, ++i) {
-      reader.Read(at / kBlockSize, tiles + i * tile_bytes);
-      blocks[i] = tiles + i * tile_bytes;
-    }
-    AttendParams tile = p;
-    tile.shape = shape;
-    tile.blocks = blocks;
-    tile.packed = nullptr;
-    tile.kv_begin = 0;
-    tile.kv_end = tile_end - entry;
-    tile.first_visible = p.first_visible - entry;
-    if (p.scores != nullptr) tile.scores = p.scores + (entry - p.kv_begin);
-    if (!is_first) {
-      tile.o = more.o;
-      tile.o_stride = shape.rank_v;
-      tile.row_max = more.row_max;
-      tile.row_sum = more.row_sum;
-    }
-    kernels.attend(tile, scratch.kernel);
-    if (!is_first) MergePartial(more, p.n_rows, shape.rank_v, {p.o, p.row_max, p.row_sum});
-    entry = tile_end;
-  }
+  AttendTiles(kernels, p, shape, &reader, tiles, scratch.kernel);
+}
+
+int64_t RotatedScratchBytes(const BlockShape& shape, int64_t max_item_floats) {
+  return kLatentScratchBytes + BlockBytes(shape) + kTileBlocks * BlockBytes(shape) +
+         4 * max_item_floats;
+}
+
+void AttendRotatedRuns(const AttendKernels& kernels, ReadLatentBlock read, const AttendParams& p,
+                       const LatentScratch& scratch) {
+  std::byte* const spare = scratch.own + kLatentScratchBytes;
+  RotatedReader reader(read, p, scratch.own, spare);
+  AttendTiles(kernels, p, p.shape, &reader, spare + BlockBytes(p.shape), scratch.kernel);
 }
 
 }  // namespace kvlathe

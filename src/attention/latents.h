@@ -40,4 +40,12 @@ struct LatentScratch {
 void AttendLatents(const AttendKernels& kernels, ReadLatentBlock read, const LatentHead& head,
                    const AttendParams& params, const LatentScratch& scratch);
 
+// Bytes of scratch for sealed runs with an svd_share.
+int64_t RotatedScratchBytes(const BlockShape& shape, int64_t max_item_floats);
+
+// As kernels.attend, with sealed runs whose format has an svd_share: their rows become full ones in
+// scratch, in the same way. params.shape is that of plain blocks.
+void AttendRotatedRuns(const AttendKernels& kernels, ReadLatentBlock read,
+                       const AttendParams& params, const LatentScratch& scratch);
+
 }  // namespace kvlathe

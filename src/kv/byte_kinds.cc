@@ -8,6 +8,13 @@ namespace kvlathe {
 namespace {
 
 void AddRun(const PackedShape& s, int64_t n_blocks, bool is_first_head, ByteKinds* kinds) {
+  if (s.format.svd_share > 0) {
+    kinds->plain += n_blocks * PackedBlockBytes(s);
+    kinds->lowrank += RunRecordBytes(s);
+    kinds->padding += n_blocks * (PackedBlockObjectBytes(s) - PackedBlockBytes(s)) +
+                      RunRecordObjectBytes(s) - RunRecordBytes(s);
+    return;
+  }
   kinds->codes += n_blocks * (KeyCodeBytes(s) + ValueCodeBytes(s));
   kinds->scales += n_blocks * (KeyTokenScaleBytes(s) + ValueTokenScaleBytes(s));
   kinds->scales += KeyChannelScaleBytes(s);

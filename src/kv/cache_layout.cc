@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "base/units.h"
@@ -20,13 +21,14 @@ struct RunBytes {
   int64_t room = 0;  // to seal it
 };
 
-// Runs of one length and kind take the same.
+// Runs of one length and kind take the same; the first may hold what the others use.
 class RunSizes {
  public:
   explicit RunSizes(const CacheLayout& layout) : layout_(layout) {}
 
   const RunBytes& Of(const RunExtent& run) {
-    const auto [found, is_new] = sizes_.try_emplace({run.n_blocks, run.is_prompt});
+    const auto [found, is_new] =
+        sizes_.try_emplace({run.n_blocks, run.is_prompt, run.first_block == 0});
     RunBytes& bytes = found->second;
     if (!is_new) return bytes;
     for (int l = 0; l < layout_.n_layers; ++l) {
@@ -57,7 +59,7 @@ class RunSizes {
 
  private:
   const CacheLayout& layout_;
-  std::map<std::pair<int64_t, bool>, RunBytes> sizes_;
+  std::map<std::tuple<int64_t, bool, bool>, RunBytes> sizes_;
 };
 
 int64_t EndOf(const std::vector<RunExtent>& runs) {

@@ -80,7 +80,9 @@ PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_
                      .v_bits = shape.v_bits,
                      .n_kv_heads = layout.n_kv_heads,
                      .n_blocks = static_cast<int>(run.n_blocks),
-                     .is_prompt = run.is_prompt};
+                     .is_prompt = run.is_prompt,
+                     .row_type = shape.row_type,
+                     .has_rotations = run.first_block == 0};
   for (int g = 0; g < layout.n_kv_heads; ++g)
     packed.layer_rank_v += layout.shape(layer_idx, g).rank_v;
   return packed;

@@ -62,6 +62,17 @@ Status CheckLatents(const Spec& spec) {
   return OkStatus();
 }
 
+// Its rows are those of sealed blocks.
+Status CheckOnlineSvd(const Spec& spec) {
+  const Stage* const other = spec.quantizer() != nullptr ? spec.quantizer() : spec.retention();
+  if (spec.basis() == nullptr || spec.basis()->name != "svd-online" || other == nullptr) {
+    return OkStatus();
+  }
+  return Error(StatusCode::kUnimplemented,
+               "--kv '{}': svd-online is a baseline and goes alone; leave out {}", spec.text(),
+               other->name);
+}
+
 }  // namespace
 
 bool Stage::Has(std::string_view key) const { return FindValue(*this, key) != nullptr; }
@@ -152,6 +163,7 @@ Status CheckSupported(const Spec& spec) {
   }
   if (missing.empty()) {
     KVL_RETURN_IF_ERROR(CheckLatents(spec));
+    KVL_RETURN_IF_ERROR(CheckOnlineSvd(spec));
     return CheckSealsWhatStays(spec);
   }
   for (const StageInfo& stage : AllStages()) {

@@ -158,6 +158,10 @@ constexpr KeyInfo kWhiten = {.name = "whiten",
 constexpr const KeyInfo* kPaluKeys[] = {&kRate,      &kRatio,     &kAccuracy, &kRanks,
                                         &kPaluRound, &kPaluGroup, &kWhiten,   &kSink};
 
+constexpr KeyInfo kOnlineRate =
+    WithDoc(kRate, "share of the dimensions of every head removed, at most");
+constexpr const KeyInfo* kOnlineKeys[] = {&kOnlineRate, &kSink};
+
 // --- retention ---
 
 constexpr KeyInfo kRecent = {.name = "recent",
@@ -389,8 +393,8 @@ constexpr StageInfo kStages[] = {
      kBasisKeys, true},
     {"palu", kBasis, "keys and values as latents of a low-rank projection, keys before RoPE",
      "Palu: Compressing KV-Cache with Low-Rank Projection", kPaluKeys, true},
-    {"svd-online", kBasis, "an SVD of each prompt while it is read: the papers' strawman",
-     "ZACK and FDC, as a baseline", kBasisKeys},
+    {"svd-online", kBasis, "an SVD of each prompt where it ends: the papers' strawman",
+     "ZACK and FDC, as a baseline", kOnlineKeys, true},
     {"lathe", kBasis, "score-optimal bases of centred rows, ranks and bits by error per byte",
      "this project", kLatheKeys, true},
 

@@ -70,6 +70,15 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   }
   if (seal != nullptr) {
     layout.seal = *seal;
+    if (seal->format.svd_share > 0 && c.window > 0) {
+      return Error(
+          StatusCode::kUnimplemented,
+          "svd-online needs the first blocks of a prompt to the end, and the sliding window "
+          "of {} positions gives them back; take another basis",
+          c.window);
+    }
+  }
+  if (seal != nullptr && seal->format.svd_share == 0) {
     model->sealer_ =
         std::make_unique<Sealer>(seal->format, model->row_type_, seal->power_loops, pool, isa);
   }

@@ -14,6 +14,7 @@
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/seal.h"
 #include "kv/basis/basis.h"
+#include "kv/basis/svd_online.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/cache_layout.h"
 #include "kv/quantizer/codebooks.h"
@@ -146,6 +147,8 @@ class Model {
   void SeeMergedRows(int layer_idx, int kv_head_idx, int64_t token_idx, HeadJob* job);
   void ScoreEntries(int layer_idx, int kv_head_idx, const SequenceStep& step, HeadJob* job);
   void Prune(int layer_idx, std::span<const SequenceStep> steps);
+  std::vector<OnlineSvdHead> OnlineSvdHeads(int layer_idx, std::span<SequenceCache* const> caches,
+                                            std::span<const SealJob> jobs) const;
   void RunMlp(int layer_idx);
   void Observe(int layer_idx, QkvObserver* observer);
   void ComputeLogits(std::span<const SequenceStep> steps);

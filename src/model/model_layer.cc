@@ -313,6 +313,25 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
   return attention_.Run(jobs_, 1.0f / std::sqrt(static_cast<float>(d)), schedule_);
 }
 
+std::vector<OnlineSvdHead> Model::OnlineSvdHeads(int layer_idx,
+                                                 std::span<SequenceCache* const> caches,
+                                                 std::span<const SealJob> jobs) const {
+  std::vector<OnlineSvdHead> heads;
+  for (size_t i = 0; i < caches.size(); ++i) {
+    for (int g = 0; g < layout_.n_kv_heads; ++g) {
+      const SealHead& head = jobs[i].heads[g];
+      heads.push_back({.shape = PackedShapeOf(layout_, layer_idx, g, caches[i]->run_to_seal()),
+                       .blocks = head.blocks,
+                       .packed = head.packed,
+                       .record = head.record});
+      if (head.record == nullptr) {
+        heads.back().rotations = caches[i]->runs(layer_idx, g).front().record;
+      }
+    }
+  }
+  return heads;
+}
+
 Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
   if (caches.empty()) return OkStatus();
   const ScopedTimer timer(&profile_.seal);
@@ -353,7 +372,10 @@ Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
                     .codebooks = CodebooksOf(layer_idx),
                     .rotation = rotation.From(run.first_block)});
   }
-  if (const Status sealed = sealer_->Run(jobs); !sealed.ok()) {
+  const Status sealed = layout_.seal->format.svd_share > 0
+                            ? SealByOnlineSvd(OnlineSvdHeads(layer_idx, caches, jobs), pool_)
+                            : sealer_->Run(jobs);
+  if (!sealed.ok()) {
     return give_up(Error(sealed.code(), "layer {}: {}", layer_idx, MessageOf(sealed)));
   }
   for (size_t i = 0; i < caches.size(); ++i) caches[i]->PlaceRun(layer_idx, objects[i]);

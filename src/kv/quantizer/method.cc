@@ -16,7 +16,12 @@ std::span<const QuantizerMethod> QuantizerMethods() {
 
 std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   const Stage* stage = spec.splits_bits() ? spec.basis() : spec.quantizer();
-  if (stage == nullptr) return std::nullopt;
+  if (stage == nullptr) {
+    const Stage* const basis = spec.basis();
+    if (basis == nullptr || basis->name != "svd-online") return std::nullopt;
+    return SealPlan{
+        .format = {.svd_share = 1 - basis->Number("rate")}, .prompt_run = 0, .buffer = kBlockSize};
+  }
   SealPlan plan;
   if (spec.splits_bits()) {
     plan.format.splits_bits = true;
