@@ -34,15 +34,19 @@ constexpr size_t kProbeTokens = 1024;
 
 Status MeasureOn(Workspace* workspace, std::span<const int32_t> sequence,
                  CalibrationStatistics* statistics) {
-  KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse("lathe"));
-  KVL_ASSIGN_OR_RETURN(const BasisAnalysis analysis,
-                       workspace->Analyse(*spec.basis(), *statistics));
+  const auto analyse = [&](const char* text) -> StatusOr<BasisAnalysis> {
+    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(text));
+    return workspace->Analyse(*spec.basis(), *statistics);
+  };
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis analysis, analyse("lathe"));
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis before_rope, analyse("lathe(keys=before)"));
   KVL_ASSIGN_OR_RETURN(const auto meter,
                        KlMeter::Create(workspace->shared_weights(),
                                        sequence.first(std::min(sequence.size(), kProbeTokens)),
                                        workspace->threads(), workspace->isa()));
   SensitivityJob job;
   job.analysis = &analysis;
+  job.before_rope = &before_rope;
   job.kl = [&](const ModelBasis& basis) { return meter->Measure(basis); };
   if (const Progress progress = workspace->progress()) {
     job.on_progress = [progress](double fraction) {
@@ -68,6 +72,8 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   CalibrationJob job;
   job.shape = ShapeOf(workspace->config());
   job.window = workspace->config().window;
+  job.rope = workspace->config().rope;
+  job.rope_dim = workspace->config().rope_dim();
   job.source.model_hash = model_hash;
   job.source.rope = workspace->config().DescribePositions();
   job.source.seed = run.text_path.empty() ? run.seed : 0;

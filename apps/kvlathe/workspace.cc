@@ -50,11 +50,11 @@ StatusOr<ModelBasis> RandomBasisOf(const ModelConfig& c, const Spec& spec) {
   const Stage& stage = *spec.basis();
   if (stage.Has("rate")) {
     return DrawRandomBasis(c.n_layers, c.n_kv_heads, c.head_dim, stage.Number("rate"),
-                           kRandomWeightsSeed, stage.name == "palu");
+                           kRandomWeightsSeed, spec.has_latent_keys());
   }
   if (spec.splits_bits()) {
     return DrawRandomSplitBasis(c.n_layers, c.n_kv_heads, c.head_dim, stage.Number("ratio"),
-                                kRandomWeightsSeed);
+                                kRandomWeightsSeed, spec.has_latent_keys());
   }
   return Error(StatusCode::kInvalidArgument,
                "--kv '{}': a model with random weights takes rate, or a ratio that chooses bits",
@@ -65,6 +65,7 @@ BasisOptions OptionsOf(const Stage& stage) {
   BasisOptions options;
   if (stage.Has("normalise")) options.is_normalised = stage.Word("normalise") == "on";
   if (stage.Has("centre")) options.is_centred = stage.Word("centre") == "on";
+  if (stage.Has("keys")) options.keys_before_rope = stage.Word("keys") == "before";
   if (stage.Has("whiten")) options.is_whitened = stage.Word("whiten") == "on";
   return options;
 }

@@ -3,6 +3,9 @@
 #include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
+#include <utility>
+
+#include "base/random.h"
 
 namespace kvlathe {
 namespace {
@@ -11,6 +14,9 @@ using RowMajorF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::Ro
 using StridedRows = Eigen::Map<const RowMajorF, 0, Eigen::OuterStride<>>;
 
 constexpr int kQueryTile = 128;
+// Keys drawn for each query to turn it back by: their positions are strata of its weights, so few
+// are enough.
+constexpr int kDrawnKeys = 4;
 
 // `rows` [n, d] weighted by `weights` [n] into sum and Gram matrix.
 void AddWeighted(const Eigen::Ref<const RowMajorF>& rows, const Eigen::VectorXf& weights,
@@ -21,6 +27,48 @@ void AddWeighted(const Eigen::Ref<const RowMajorF>& rows, const Eigen::VectorXf&
   const Eigen::RowVectorXf row_sum = weights.transpose() * rows;
   for (Eigen::Index i = 0; i < d * d; ++i) (*gram)[i] += product.data()[i];
   for (Eigen::Index i = 0; i < d; ++i) (*sum)[i] += row_sum[i];
+}
+
+// A query as a key of this position sees it before RoPE: R^T q, where the key turns by R.
+void TurnBack(const float* query, const RopeTable& rope, int position, int dim, float* to) {
+  const int half = rope.rope_dim() / 2;
+  const float *cos = rope.cos(position), *sin = rope.sin(position);
+  for (int i = 0; i < half; ++i) {
+    const float a = query[i], b = query[i + half];
+    to[i] = a * cos[i] + b * sin[i];
+    to[i + half] = b * cos[i] - a * sin[i];
+  }
+  std::copy(query + 2 * half, query + dim, to + 2 * half);
+}
+
+struct WeightedRows {
+  RowMajorF rows;
+  Eigen::VectorXf weights;
+};
+
+// Each query turned back by kDrawnKeys positions in the place of all that it looks at, drawn from
+// as many strata of its weights [n, positions]. `first_position` is that of the first query.
+WeightedRows TurnQueriesBack(const Eigen::Ref<const RowMajorF>& queries, const RowMajorF& weights,
+                             const RopeTable& rope, int first_position, uint64_t seed) {
+  const auto dim = static_cast<int>(queries.cols());
+  WeightedRows turned{RowMajorF(queries.rows() * kDrawnKeys, dim),
+                      Eigen::VectorXf(queries.rows() * kDrawnKeys)};
+  for (Eigen::Index t = 0; t < queries.rows(); ++t) {
+    const RowMajorF query = queries.row(t);
+    const float* weight = &weights(t, 0);
+    double total = 0, before = 0;
+    for (Eigen::Index j = 0; j < weights.cols(); ++j) total += weight[j];
+    const double start = Random(seed, first_position + t).Uniform();
+    Eigen::Index at = 0;
+    for (int i = 0; i < kDrawnKeys; ++i) {
+      const double target = (i + start) / kDrawnKeys * total;
+      while (at + 1 < weights.cols() && before + weight[at] <= target) before += weight[at++];
+      const Eigen::Index row = t * kDrawnKeys + i;
+      TurnBack(query.data(), rope, static_cast<int>(at), dim, &turned.rows(row, 0));
+      turned.weights[row] = static_cast<float>(total / kDrawnKeys);
+    }
+  }
+  return turned;
 }
 
 // Scores of queries at `first_position` and after it become attention weights.
@@ -40,15 +88,21 @@ void SoftmaxRows(int first_position, int window, float scale, RowMajorF* scores)
 
 }  // namespace
 
-AttentionMoments::AttentionMoments(const StatisticsShape& shape, int window, ThreadPool* pool)
-    : shape_(shape), window_(window), pool_(pool), rows_(shape.n_layers) {
+AttentionMoments::AttentionMoments(const StatisticsShape& shape, int window, RopeTable rope,
+                                   ThreadPool* pool)
+    : shape_(shape), window_(window), rope_(std::move(rope)), pool_(pool), rows_(shape.n_layers) {
   // Products run on our workers; threads of Eigen beside them would fight for the cores.
   Eigen::setNbThreads(1);
 
   const size_t d = shape.head_dim;
   HeadSums zero;
-  for (auto* sum : {&zero.q_sum, &zero.k_sum, &zero.v_sum}) sum->resize(d);
-  for (auto* gram : {&zero.q_gram, &zero.k_gram, &zero.v_gram}) gram->resize(d * d);
+  for (auto* sum : {&zero.q_sum, &zero.k_sum, &zero.v_sum, &zero.q_pre_sum, &zero.k_pre_sum}) {
+    sum->resize(d);
+  }
+  for (auto* gram :
+       {&zero.q_gram, &zero.k_gram, &zero.v_gram, &zero.q_pre_gram, &zero.k_pre_gram}) {
+    gram->resize(d * d);
+  }
   sums_.assign(int64_t{shape.n_layers} * shape.n_kv_heads, zero);
 }
 
@@ -57,7 +111,9 @@ void AttentionMoments::Observe(const QkvView& view) {
   if (view.positions[0] == 0) rows = {};
   const int64_t n_values = int64_t{view.n_tokens} * shape_.n_kv_heads * shape_.head_dim;
   rows.k.insert(rows.k.end(), view.k_post, view.k_post + n_values);
+  rows.k_pre.insert(rows.k_pre.end(), view.k_pre, view.k_pre + n_values);
   rows.v.insert(rows.v.end(), view.v, view.v + n_values);
+  rope_.Extend(view.positions[view.n_tokens - 1] + 1);
   pool_->Run([&](int worker_id) {
     const Range heads = ShareOf(shape_.n_kv_heads, 1, worker_id, pool_->n_workers());
     for (int64_t g = heads.begin; g < heads.end; ++g) {
@@ -75,6 +131,7 @@ void AttentionMoments::AddHead(const QkvView& view, int kv_head_idx, HeadSums* s
   const Eigen::OuterStride<> q_stride(int64_t{shape_.n_heads} * d);
   const LayerRows& rows = rows_[view.layer_idx];
   const StridedRows keys(rows.k.data() + kv_head_idx * d, n_keys, d, kv_stride);
+  const StridedRows keys_pre(rows.k_pre.data() + kv_head_idx * d, n_keys, d, kv_stride);
   const StridedRows values(rows.v.data() + kv_head_idx * d, n_keys, d, kv_stride);
   const int first_query = std::clamp(kCalibrationSinks - view.positions[0], 0, view.n_tokens);
   const int n_sinks = std::min(kCalibrationSinks, n_keys);
@@ -90,10 +147,15 @@ void AttentionMoments::AddHead(const QkvView& view, int kv_head_idx, HeadSums* s
       AddWeighted(outputs, Eigen::VectorXf::Ones(n), &sums->v_sum, &sums->v_gram);
       weights.leftCols(n_sinks).setZero();
       AddWeighted(queries, weights.rowwise().sum(), &sums->q_sum, &sums->q_gram);
+      const WeightedRows turned =
+          TurnQueriesBack(queries, weights, rope_, view.positions[begin],
+                          static_cast<uint64_t>(view.layer_idx) * shape_.n_heads + h);
+      AddWeighted(turned.rows, turned.weights, &sums->q_pre_sum, &sums->q_pre_gram);
       key_weights += weights.colwise().sum().transpose();
     }
   }
   AddWeighted(keys, key_weights, &sums->k_sum, &sums->k_gram);
+  AddWeighted(keys_pre, key_weights, &sums->k_pre_sum, &sums->k_pre_gram);
   sums->k_weight += key_weights.sum();
 }
 
@@ -111,6 +173,10 @@ void AttentionMoments::Finish(CalibrationStatistics* statistics) const {
     put(sums.q_gram, n_queries, h * d * d, &statistics->attended_q.gram);
     put(sums.k_sum, sums.k_weight, h * d, &statistics->attended_k.mean);
     put(sums.k_gram, sums.k_weight, h * d * d, &statistics->attended_k.gram);
+    put(sums.q_pre_sum, n_queries, h * d, &statistics->attended_q_pre.mean);
+    put(sums.q_pre_gram, n_queries, h * d * d, &statistics->attended_q_pre.gram);
+    put(sums.k_pre_sum, sums.k_weight, h * d, &statistics->attended_k_pre.mean);
+    put(sums.k_pre_gram, sums.k_weight, h * d * d, &statistics->attended_k_pre.gram);
     put(sums.v_sum, n_queries * shape_.gqa_group(), h * d, &statistics->attended_v.mean);
     put(sums.v_gram, n_queries * shape_.gqa_group(), h * d * d, &statistics->attended_v.gram);
   }

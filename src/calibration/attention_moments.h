@@ -6,16 +6,17 @@
 #include "base/threads.h"
 #include "kv/basis/statistics.h"
 #include "model/observer.h"
+#include "model/rope.h"
 
 namespace kvlathe {
 
 // Follows one sequence after another, in any chunks. Cost per token, layer and query head: 4
-// head_dim multiply-adds for every position before it. Memory: the keys and values of one sequence
-// in f32 (n_layers * n_kv_heads * head_dim * 8 bytes per token).
+// head_dim multiply-adds for every position before it. Memory: the keys, before and after RoPE, and
+// values of one sequence in f32 (n_layers * n_kv_heads * head_dim * 12 bytes per token).
 class AttentionMoments : public QkvObserver {
  public:
-  // `window`: a query sees that many positions, its own counted; 0: all.
-  AttentionMoments(const StatisticsShape& shape, int window, ThreadPool* pool);
+  // `window`: a query sees that many positions, its own counted; 0: all. `rope`: the model's.
+  AttentionMoments(const StatisticsShape& shape, int window, RopeTable rope, ThreadPool* pool);
 
   // Rows that are not finite leave moments that are not: AnalyseLathe reports them.
   void Observe(const QkvView& view) override;
@@ -25,10 +26,11 @@ class AttentionMoments : public QkvObserver {
 
  private:
   struct LayerRows {  // of the sequence so far, [n_tokens, n_kv_heads, head_dim]
-    std::vector<float> k, v;
+    std::vector<float> k, k_pre, v;
   };
   struct HeadSums {  // of one layer and KV head
     std::vector<double> q_sum, q_gram, k_sum, k_gram, v_sum, v_gram;
+    std::vector<double> q_pre_sum, q_pre_gram, k_pre_sum, k_pre_gram;
     double k_weight = 0;
   };
 
@@ -36,6 +38,7 @@ class AttentionMoments : public QkvObserver {
 
   StatisticsShape shape_;
   int window_;
+  RopeTable rope_;
   ThreadPool* pool_;
   std::vector<LayerRows> rows_;  // [n_layers]
   std::vector<HeadSums> sums_;   // [n_layers * n_kv_heads]

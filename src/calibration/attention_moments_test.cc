@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -95,7 +96,7 @@ class AttentionMomentsTest : public ::testing::TestWithParam<int> {};
 TEST_P(AttentionMomentsTest, AreThoseOfTheDefinitionHoweverASequenceIsCut) {
   const int window = GetParam();
   ThreadPool pool(2);
-  AttentionMoments attention(kShape, window, &pool);
+  AttentionMoments attention(kShape, window, RopeTable({}, 0), &pool);
   std::vector<std::vector<Sequence>> layers(2);
   for (int l = 0; l < 2; ++l) {
     layers[l] = {RandomSequence(300, 10 + l), RandomSequence(3, 20 + l),
@@ -125,9 +126,107 @@ TEST_P(AttentionMomentsTest, AreThoseOfTheDefinitionHoweverASequenceIsCut) {
       ExpectNear(statistics.attended_q, 2 * l + g, expected.q, n_queries);
       ExpectNear(statistics.attended_k, 2 * l + g, expected.k, expected.k.weight);
       ExpectNear(statistics.attended_v, 2 * l + g, expected.v, 2 * n_queries);
+      // Nothing turns without RoPE.
+      ExpectNear(statistics.attended_q_pre, 2 * l + g, expected.q, n_queries);
+      ExpectNear(statistics.attended_k_pre, 2 * l + g, expected.k, expected.k.weight);
     }
   }
 }
+
+// The first 6 of 8 channels turn, and grow by a quarter.
+constexpr int kTurned = 6;
+const RopeConfig kRope = {.theta = 100, .amplitude = 1.25};
+
+// The transpose of the turn to `position`.
+std::vector<double> TurnedBack(std::vector<double> row, int position) {
+  for (int i = 0; i < kTurned / 2; ++i) {
+    const double angle = position * std::pow(100.0, -2.0 * i / kTurned);
+    const double a = row[i], b = row[i + kTurned / 2];
+    row[i] = 1.25 * (a * std::cos(angle) + b * std::sin(angle));
+    row[i + kTurned / 2] = 1.25 * (b * std::cos(angle) - a * std::sin(angle));
+  }
+  return row;
+}
+
+struct LiteralPairs {
+  Moments q_pre, k_pre;
+};
+
+// Every pair of a query and a key behind the sinks, by the weight of the key.
+LiteralPairs PairsOf(const Sequence& s, const std::vector<float>& k_pre, int kv_head) {
+  LiteralPairs pairs;
+  for (int t = 4; t < s.n_tokens; ++t) {
+    for (int h = 2 * kv_head; h < 2 * kv_head + 2; ++h) {
+      const std::vector<double> q = Row(s.q, t, 4, h);
+      std::vector<double> scores;
+      for (int j = 0; j <= t; ++j) {
+        const std::vector<double> k = Row(s.k, j, 2, kv_head);
+        scores.push_back(std::inner_product(q.begin(), q.end(), k.begin(), 0.0) / std::sqrt(8.0));
+      }
+      const double most = *std::max_element(scores.begin(), scores.end());
+      double sum = 0;
+      for (double& x : scores) sum += x = std::exp(x - most);
+      for (int j = 4; j <= t; ++j) {
+        pairs.q_pre.Add(TurnedBack(q, j).data(), scores[j] / sum);
+        pairs.k_pre.Add(Row(k_pre, j, 2, kv_head).data(), scores[j] / sum);
+      }
+    }
+  }
+  return pairs;
+}
+
+// Queries of which each looks at one key only (sharp), or at many.
+class TurnedMomentsTest : public ::testing::TestWithParam<bool> {};
+
+TEST_P(TurnedMomentsTest, QueriesAreAsTheKeysTheyLookAtSeeThem) {
+  const bool is_sharp = GetParam();
+  Sequence s = RandomSequence(300, 5);
+  std::vector<float> k_pre = RandomSequence(300, 6).k;
+  Random random(7);
+  for (int t = 0; t < s.n_tokens; ++t) {
+    for (int h = 0; h < 4; ++h) {
+      float* q = &s.q[(t * 4 + h) * 8];
+      if (!is_sharp) {  // in few directions, so that it matters how far they are turned back
+        for (int i = 0; i < 8; ++i) q[i] = 0.3f * q[i] + (i == 1 ? 2.0f : 0.0f);
+        continue;
+      }
+      const float* k = &s.k[(static_cast<int>(random.Below(t + 1)) * 2 + h / 2) * 8];
+      double norm = 0;
+      for (int i = 0; i < 8; ++i) norm += double{k[i]} * k[i];
+      for (int i = 0; i < 8; ++i) q[i] = static_cast<float>(3e5 * k[i] / norm);
+    }
+  }
+  ThreadPool pool(2);
+  AttentionMoments attention(kShape, 0, RopeTable(kRope, kTurned), &pool);
+  std::vector<int> positions(s.n_tokens);
+  std::iota(positions.begin(), positions.end(), 0);
+  for (int l = 0; l < 2; ++l) {
+    attention.Observe({l, s.n_tokens, positions.data(), s.q.data(), s.q.data(), k_pre.data(),
+                       s.k.data(), s.v.data()});
+  }
+  CalibrationStatistics statistics = MakeStatistics(kShape);
+  attention.Finish(&statistics);
+  for (int g = 0; g < 2; ++g) {
+    const LiteralPairs expected = PairsOf(s, k_pre, g);
+    const float* found = &statistics.attended_q_pre.gram[g * 64];
+    const float* as_they_are = &statistics.attended_q.gram[g * 64];
+    double error = 0, turn = 0, norm = 0;
+    for (int i = 0; i < 64; ++i) {
+      const double e = expected.q_pre.gram[i] / 296;
+      error += std::pow(found[i] - e, 2);
+      turn += std::pow(as_they_are[i] - e, 2);
+      norm += e * e;
+    }
+    EXPECT_LT(std::sqrt(error / norm), is_sharp ? 1e-3 : 0.05);
+    EXPECT_GT(std::sqrt(turn / norm), 0.2);
+    for (int i = 0; i < 64; ++i) {
+      EXPECT_NEAR(statistics.attended_k_pre.gram[g * 64 + i],
+                  expected.k_pre.gram[i] / expected.k_pre.weight, 1e-3);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Attention, TurnedMomentsTest, ::testing::Bool());
 
 INSTANTIATE_TEST_SUITE_P(Windows, AttentionMomentsTest, ::testing::Values(0, 50, 3));
 

@@ -88,7 +88,7 @@ StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job) {
     sequence_tokens = std::max(sequence_tokens, sequence.size());
   }
   StatisticsAccumulator accumulator(job.shape, job.pool);
-  AttentionMoments attention(job.shape, job.window, job.pool);
+  AttentionMoments attention(job.shape, job.window, RopeTable(job.rope, job.rope_dim), job.pool);
   ObserverPair observers(&accumulator, &attention);
   for (const auto& sequence : job.sequences) {
     KVL_RETURN_IF_ERROR(job.forward(sequence, &observers));

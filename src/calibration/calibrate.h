@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/threads.h"
 #include "kv/basis/statistics.h"
+#include "model/config.h"
 #include "model/observer.h"
 
 namespace kvlathe {
@@ -44,6 +45,8 @@ struct CalibrationJob {
   StatisticsShape shape;
   StatisticsSource source;  // n_tokens and sequence_tokens are filled in from `sequences`
   int window = 0;           // of the model's attention; 0: all positions
+  RopeConfig rope;          // of the model
+  int rope_dim = 0;
   TokenSequences sequences;
   ThreadPool* pool = nullptr;
   // Runs one sequence from position 0 on an uncompressed cache and shows every layer to the

@@ -97,10 +97,19 @@ StatusOr<double> KlMeter::Measure(const ModelBasis& basis) {
 
 namespace {
 
+// Whole rows; with latents in the place of keys, which are whole as well.
+ModelBasis WholeBasis(const StatisticsShape& shape, bool has_latents) {
+  ModelBasis basis = IdentityBasis(shape.n_layers, shape.n_kv_heads, shape.head_dim);
+  for (HeadBasis& head : basis.heads) {
+    if (has_latents) std::swap(head.key_way_back, head.query_basis);
+  }
+  return basis;
+}
+
 // Whole rows but for one pair of heads [begin, end), which keep `rank` dimensions of the analysis.
 ModelBasis ProbeBasis(const BasisAnalysis& analysis, Range heads, bool is_qk, int rank) {
   const StatisticsShape& shape = analysis.shape;
-  ModelBasis basis = IdentityBasis(shape.n_layers, shape.n_kv_heads, shape.head_dim);
+  ModelBasis basis = WholeBasis(shape, !analysis.heads[0].key_way_back.empty());
   std::vector<HeadRanks> ranks(analysis.heads.size(), {shape.head_dim, shape.head_dim});
   for (int64_t h = heads.begin; h < heads.end; ++h) {
     (is_qk ? ranks[h].rank_k : ranks[h].rank_v) = rank;
@@ -112,6 +121,7 @@ ModelBasis ProbeBasis(const BasisAnalysis& analysis, Range heads, bool is_qk, in
     if (is_qk) {
       to.rank_k = rank;
       to.query_basis = std::move(from.query_basis);
+      to.key_way_back = std::move(from.key_way_back);
       to.key_basis = std::move(from.key_basis);
       to.key_offset = std::move(from.key_offset);
     } else {
@@ -151,24 +161,40 @@ void ShareLoss(Range heads, double kl, const std::function<double(int64_t)>& exp
   }
 }
 
-// What is probed: one pair of some heads of a layer, by a cut or by noise.
+// A pair of every head, and where what it loses is kept.
+struct ProbedPair {
+  const BasisAnalysis* analysis;
+  bool is_qk;
+  float* kl;             // [n_heads, kProbeCuts]
+  float* noise;          // [n_heads]
+  double of_8_bits = 0;  // KL of 8 bits everywhere
+
+  const std::vector<double>& NoiseOf(int64_t h) const {
+    return is_qk ? analysis->noise[h].qk : analysis->noise[h].v;
+  }
+  const std::vector<double>& SpectrumOf(int64_t h) const {
+    return is_qk ? analysis->spectra[h].qk : analysis->spectra[h].v;
+  }
+};
+
+// One pair of some heads of a layer, by a cut or by noise.
 struct Probe {
   Range heads;
-  bool is_qk;
+  int pair;
   int cut;  // kProbeCuts: noise
 };
 
-std::vector<Probe> ListProbes(const StatisticsShape& shape) {
-  constexpr int kKinds = 2 * (kProbeCuts + 1);
-  const int n_parts = std::clamp(kMostProbes / (kKinds * shape.n_layers), 1, shape.n_kv_heads);
+std::vector<Probe> ListProbes(const StatisticsShape& shape, int n_pairs) {
+  const int n_kinds = n_pairs * (kProbeCuts + 1);
+  const int n_parts = std::clamp(kMostProbes / (n_kinds * shape.n_layers), 1, shape.n_kv_heads);
   std::vector<Probe> probes;
   for (int l = 0; l < shape.n_layers; ++l) {
     for (int part = 0; part < n_parts; ++part) {
       Range heads = ShareOf(shape.n_kv_heads, 1, part, n_parts);
       heads = {heads.begin + int64_t{l} * shape.n_kv_heads,
                heads.end + int64_t{l} * shape.n_kv_heads};
-      for (int kind = 0; kind < kKinds; ++kind) {
-        probes.push_back({heads, kind % 2 == 0, kind / 2});
+      for (int kind = 0; kind < n_kinds; ++kind) {
+        probes.push_back({heads, kind % n_pairs, kind / n_pairs});
       }
     }
   }
@@ -178,32 +204,38 @@ std::vector<Probe> ListProbes(const StatisticsShape& shape) {
 }  // namespace
 
 Status MeasureSensitivities(const SensitivityJob& job, CalibrationStatistics* statistics) {
-  const BasisAnalysis& analysis = *job.analysis;
-  const int head_dim = statistics->shape.head_dim;
+  CalibrationStatistics& s = *statistics;
+  ProbedPair pairs[] = {
+      {job.analysis, true, s.probe_kl_qk.data(), s.probe_noise_qk.data()},
+      {job.analysis, false, s.probe_kl_v.data(), s.probe_noise_v.data()},
+      {job.before_rope, true, s.probe_kl_qk_pre.data(), s.probe_noise_qk_pre.data()}};
+  const int head_dim = s.shape.head_dim;
   const std::vector<int> ranks = ProbeRanks(head_dim);
-  const std::vector<Probe> probes = ListProbes(statistics->shape);
-  KVL_ASSIGN_OR_RETURN(const double of_8_bits, job.kl(NoisyBasis(analysis, {0, 0}, true)));
+  KVL_ASSIGN_OR_RETURN(pairs[0].of_8_bits, job.kl(NoisyBasis(*job.analysis, {0, 0}, true)));
+  pairs[1].of_8_bits = pairs[0].of_8_bits;
+  KVL_ASSIGN_OR_RETURN(pairs[2].of_8_bits, job.kl(NoisyBasis(*job.before_rope, {0, 0}, true)));
+  const std::vector<Probe> probes = ListProbes(s.shape, std::size(pairs));
   for (size_t i = 0; i < probes.size(); ++i) {
-    const auto& [heads, is_qk, cut] = probes[i];
-    if (job.on_progress)
+    const auto& [heads, pair_idx, cut] = probes[i];
+    const ProbedPair& pair = pairs[pair_idx];
+    if (job.on_progress) {
       job.on_progress(static_cast<double>(i) / static_cast<double>(probes.size()));
+    }
     if (cut == kProbeCuts) {
-      KVL_ASSIGN_OR_RETURN(const double kl, job.kl(NoisyBasis(analysis, heads, is_qk)));
-      const auto noise_of = [&, is_qk = is_qk](int64_t h) {
-        const std::vector<double>& noise = is_qk ? analysis.noise[h].qk : analysis.noise[h].v;
+      KVL_ASSIGN_OR_RETURN(const double kl, job.kl(NoisyBasis(*pair.analysis, heads, pair.is_qk)));
+      const auto noise_of = [&](int64_t h) {
+        const std::vector<double>& noise = pair.NoiseOf(h);
         return std::accumulate(noise.begin(), noise.end(), 0.0);
       };
-      ShareLoss(heads, kl - of_8_bits, noise_of, 1,
-                (is_qk ? statistics->probe_noise_qk : statistics->probe_noise_v).data());
+      ShareLoss(heads, kl - pair.of_8_bits, noise_of, 1, pair.noise);
       continue;
     }
-    KVL_ASSIGN_OR_RETURN(const double kl, job.kl(ProbeBasis(analysis, heads, is_qk, ranks[cut])));
-    const auto error_of = [&, is_qk = is_qk, cut = cut](int64_t h) {
-      const HeadSpectra& spectra = analysis.spectra[h];
-      return SumOfSquares(is_qk ? spectra.qk : spectra.v, ranks[cut], head_dim);
+    KVL_ASSIGN_OR_RETURN(const double kl,
+                         job.kl(ProbeBasis(*pair.analysis, heads, pair.is_qk, ranks[cut])));
+    const auto error_of = [&, cut = cut](int64_t h) {
+      return SumOfSquares(pair.SpectrumOf(h), ranks[cut], head_dim);
     };
-    ShareLoss(heads, kl, error_of, kProbeCuts,
-              (is_qk ? statistics->probe_kl_qk : statistics->probe_kl_v).data() + cut);
+    ShareLoss(heads, kl, error_of, kProbeCuts, pair.kl + cut);
   }
   return OkStatus();
 }

@@ -34,19 +34,21 @@ class KlMeter {
 };
 
 struct SensitivityJob {
-  const BasisAnalysis* analysis = nullptr;  // lathe's
+  const BasisAnalysis* analysis = nullptr;     // lathe's
+  const BasisAnalysis* before_rope = nullptr;  // with BasisOptions::keys_before_rope
   std::function<StatusOr<double>(const ModelBasis& basis)> kl;
   std::function<void(double fraction)> on_progress;  // may be null
 };
 
 // At most this many cuts are measured where a layer's heads can be cut together.
-inline constexpr int kMostProbes = 96;
+inline constexpr int kMostProbes = 144;
 
 // Cuts one pair of one KV head (or of a few of one layer) to each of ProbeRanks, all else whole,
-// and keeps the KL in statistics->probe_kl_qk and probe_kl_v. Gives each pair codes of kProbeBits
-// as well, beside codes of 8 bits everywhere else, and keeps what that costs more than 8 bits
-// everywhere in probe_noise_qk and probe_noise_v. What heads lose together is shared out by the
-// errors that the analysis expects. Errors are those of `kl`.
+// and keeps the KL in statistics->probe_kl_qk, probe_kl_v and, of keys before RoPE,
+// probe_kl_qk_pre. Gives each pair codes of kProbeBits as well, beside codes of 8 bits everywhere
+// else, and keeps what that costs more than 8 bits everywhere in probe_noise_qk, probe_noise_v and
+// probe_noise_qk_pre. What heads lose together is shared out by the errors that the analysis
+// expects. Errors are those of `kl`.
 Status MeasureSensitivities(const SensitivityJob& job, CalibrationStatistics* statistics);
 
 }  // namespace kvlathe

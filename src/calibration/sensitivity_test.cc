@@ -38,12 +38,22 @@ BasisAnalysis RandomAnalysis(const StatisticsShape& shape) {
   return analysis;
 }
 
+// The same with keys as latents.
+BasisAnalysis LatentsOf(BasisAnalysis analysis) {
+  for (HeadAnalysis& head : analysis.heads) {
+    head.key_way_back = std::move(head.query_basis);
+    head.query_basis.clear();
+  }
+  return analysis;
+}
+
 // The one pair of the basis that is cut, of 6 heads of 64.
 struct Cut {
   int head_idx = -1;
   bool is_qk = false;
   int rank = 0;
-  double Kl() const { return 0.1 * head_idx + (is_qk ? 1 : 2) + 1.0 / rank; }
+  bool is_latent = false;
+  double Kl() const { return 0.1 * head_idx + (is_qk ? 1 : 2) + 1.0 / rank + (is_latent ? 5 : 0); }
 };
 
 // The pair whose codes are short, of a basis that splits bits; none where all have 8.
@@ -58,7 +68,7 @@ std::optional<Cut> FindNoise(const ModelBasis& basis) {
       if (bits == wide) continue;
       EXPECT_EQ(bits, narrow);
       EXPECT_FALSE(noisy.has_value());
-      noisy = Cut{h, is_qk, 1};
+      noisy = Cut{h, is_qk, 1, basis.has_latent_keys()};
     }
   }
   return noisy;
@@ -70,10 +80,17 @@ Cut FindCut(const ModelBasis& basis, const BasisAnalysis& analysis) {
     const HeadBasis& head = basis.heads[h];
     EXPECT_EQ(head.key_offset.empty(), head.rank_k == 64);
     EXPECT_EQ(head.value_offset.empty(), head.rank_v == 64);
+    EXPECT_EQ(head.key_way_back.empty(), !basis.has_latent_keys());
+    EXPECT_EQ(head.query_basis.empty(), basis.has_latent_keys());
+    if (head.rank_k == 64) {
+      const auto& way_back = basis.has_latent_keys() ? head.key_way_back : head.query_basis;
+      EXPECT_EQ(way_back, head.key_basis);
+      EXPECT_EQ(way_back[65], 1);
+    }
     if (head.rank_k == 64 && head.rank_v == 64) continue;
     EXPECT_EQ(cut.head_idx, -1);
     EXPECT_EQ(std::max(head.rank_k, head.rank_v), 64);
-    cut = {h, head.rank_k < 64, std::min(head.rank_k, head.rank_v)};
+    cut = {h, head.rank_k < 64, std::min(head.rank_k, head.rank_v), basis.has_latent_keys()};
     const HeadAnalysis& from = analysis.heads[h];
     const auto& found = cut.is_qk ? head.key_basis : head.value_basis;
     const auto& whole = cut.is_qk ? from.key_basis : from.value_basis;
@@ -84,44 +101,48 @@ Cut FindCut(const ModelBasis& basis, const BasisAnalysis& analysis) {
 
 TEST(SensitivityTest, EveryPairOfEveryHeadIsCutAlone) {
   const StatisticsShape shape = {3, 4, 2, 64};
-  const BasisAnalysis analysis = RandomAnalysis(shape);
+  const BasisAnalysis analysis = RandomAnalysis(shape), before_rope = LatentsOf(analysis);
   CalibrationStatistics statistics = MakeStatistics(shape);
   constexpr double kOf8Bits = 0.25;
   int n_cuts = 0, n_noisy = 0;
   SensitivityJob job;
   job.analysis = &analysis;
+  job.before_rope = &before_rope;
   job.kl = [&](const ModelBasis& basis) -> StatusOr<double> {
     if (basis.heads[0].k_bits != BitSplit{}) {
       ++n_noisy;
       const std::optional<Cut> noisy = FindNoise(basis);
-      return kOf8Bits + (noisy.has_value() ? noisy->Kl() : 0);
+      return kOf8Bits + (basis.has_latent_keys() ? 0.5 : 0) + (noisy.has_value() ? noisy->Kl() : 0);
     }
     ++n_cuts;
     return FindCut(basis, analysis).Kl();
   };
   ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
-  EXPECT_EQ(n_cuts, 36);
-  EXPECT_EQ(n_noisy, 13);
+  EXPECT_EQ(n_cuts, 54);
+  EXPECT_EQ(n_noisy, 20);
   for (int h = 0; h < 6; ++h) {
     EXPECT_NEAR(statistics.probe_noise_qk[h], (Cut{h, true, 1}.Kl()), 1e-6);
     EXPECT_NEAR(statistics.probe_noise_v[h], (Cut{h, false, 1}.Kl()), 1e-6);
+    EXPECT_NEAR(statistics.probe_noise_qk_pre[h], (Cut{h, true, 1, true}.Kl()), 1e-6);
   }
   for (int h = 0; h < 6; ++h) {
     for (int cut = 0; cut < 3; ++cut) {
       const int rank = 16 * (cut + 1);
       EXPECT_NEAR(statistics.probe_kl_qk[h * 3 + cut], (Cut{h, true, rank}.Kl()), 1e-6);
       EXPECT_NEAR(statistics.probe_kl_v[h * 3 + cut], (Cut{h, false, rank}.Kl()), 1e-6);
+      EXPECT_NEAR(statistics.probe_kl_qk_pre[h * 3 + cut], (Cut{h, true, rank, true}.Kl()), 1e-6);
     }
   }
 }
 
 TEST(SensitivityTest, HeadsCutTogetherShareByTheirExpectedErrors) {
-  const StatisticsShape shape = {20, 4, 4, 64};  // 480 cuts, were they single
-  const BasisAnalysis analysis = RandomAnalysis(shape);
+  const StatisticsShape shape = {20, 4, 4, 64};  // 720 cuts, were they single
+  const BasisAnalysis analysis = RandomAnalysis(shape), before_rope = LatentsOf(analysis);
   CalibrationStatistics statistics = MakeStatistics(shape);
   int n_probes = 0;
   SensitivityJob job;
   job.analysis = &analysis;
+  job.before_rope = &before_rope;
   job.kl = [&](const ModelBasis& basis) -> StatusOr<double> {
     ++n_probes;
     if (basis.heads[0].k_bits != BitSplit{}) {
@@ -137,7 +158,7 @@ TEST(SensitivityTest, HeadsCutTogetherShareByTheirExpectedErrors) {
     return 0.5;
   };
   ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
-  EXPECT_EQ(n_probes, 161);
+  EXPECT_EQ(n_probes, 242);
   for (int l = 0; l < 20; ++l) {
     double squares = 0;
     for (int h = 4 * l; h < 4 * l + 4; ++h) squares += (1.0 + h) * (1.0 + h);
@@ -154,10 +175,11 @@ TEST(SensitivityTest, HeadsCutTogetherShareByTheirExpectedErrors) {
 
 TEST(SensitivityTest, ErrorsComeThroughAndNothingIsExactlyZero) {
   const StatisticsShape shape = {1, 1, 1, 64};
-  const BasisAnalysis analysis = RandomAnalysis(shape);
+  const BasisAnalysis analysis = RandomAnalysis(shape), before_rope = LatentsOf(analysis);
   CalibrationStatistics statistics = MakeStatistics(shape);
   SensitivityJob job;
   job.analysis = &analysis;
+  job.before_rope = &before_rope;
   job.kl = [](const ModelBasis&) -> StatusOr<double> {
     return Error(StatusCode::kResourceExhausted, "no memory");
   };

@@ -155,7 +155,7 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
 namespace {
 
 ModelBasis DrawMaps(int n_layers, int n_kv_heads, int head_dim, const std::vector<HeadRanks>& ranks,
-                    uint64_t seed, bool has_latent_keys = false) {
+                    uint64_t seed, bool has_latent_keys) {
   Random random(seed);
   const double deviation = 1 / std::sqrt(head_dim);
   const auto matrix = [&](int64_t n) {
@@ -189,9 +189,9 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double ra
 }
 
 ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
-                                uint64_t seed) {
+                                uint64_t seed, bool has_latent_keys) {
   return DrawMaps(n_layers, n_kv_heads, head_dim,
-                  DrawSplits(n_layers * n_kv_heads, head_dim, ratio, seed), seed);
+                  DrawSplits(n_layers * n_kv_heads, head_dim, ratio, seed), seed, has_latent_keys);
 }
 
 nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {

@@ -40,7 +40,7 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double ra
                            bool has_latent_keys = false);
 // The same with ranks and bits by ratio (DrawSplits).
 ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
-                                uint64_t seed);
+                                uint64_t seed, bool has_latent_keys = false);
 
 nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows);
 // llama-bench's Markdown columns; the test is named pp512, tg128, pp512 @ d512.

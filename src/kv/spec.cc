@@ -37,11 +37,11 @@ Status CheckSealsWhatStays(const Spec& spec) {
   return OkStatus();
 }
 
-// What palu's latents go with.
+// What keys from before RoPE go with.
 Status CheckLatents(const Spec& spec) {
   const Stage *basis = spec.basis(), *retention = spec.retention();
-  if (basis == nullptr || basis->name != "palu") return OkStatus();
-  if (basis->Integer("group") != 1) {
+  if (!spec.has_latent_keys()) return OkStatus();
+  if (basis->Has("group") && basis->Integer("group") != 1) {
     // It would have to lie once for all of them, and blocks belong to one head.
     return Error(StatusCode::kUnimplemented,
                  "--kv '{}': palu(group={}): this build stores a latent for each KV head; group=1",
@@ -50,14 +50,15 @@ Status CheckLatents(const Spec& spec) {
   if (retention == nullptr) return OkStatus();
   if (retention->name == "pool" || retention->name == "dmc") {
     return Error(StatusCode::kUnimplemented,
-                 "--kv '{}': palu's latents cannot be merged yet; leave out palu or {}",
-                 spec.text(), retention->name);
+                 "--kv '{}': keys from before RoPE cannot be merged yet; leave out {} or {}",
+                 spec.text(), basis->name, retention->name);
   }
-  if (spec.quantizer() != nullptr) {
+  const Stage* const codes = spec.splits_bits() ? basis : spec.quantizer();
+  if (codes != nullptr) {
     return Error(StatusCode::kUnimplemented,
-                 "--kv '{}': palu turns keys to the positions of their entries, which sealed "
-                 "blocks do not keep where {} drops some; leave out {} or {}",
-                 spec.text(), retention->name, retention->name, spec.quantizer()->name);
+                 "--kv '{}': keys from before RoPE turn to the positions of their entries, which "
+                 "sealed blocks do not keep where {} drops some; leave out {} or {}",
+                 spec.text(), retention->name, retention->name, codes->name);
   }
   return OkStatus();
 }
@@ -129,6 +130,12 @@ bool Spec::splits_bits() const {
   if (stage == nullptr || !stage->Has("bits")) return false;
   const std::string_view bits = stage->Word("bits");
   return bits == "mixed" || (bits == "auto" && stage->Has("ratio") && quantizer() == nullptr);
+}
+
+bool Spec::has_latent_keys() const {
+  const Stage* stage = basis();
+  if (stage == nullptr) return false;
+  return stage->name == "palu" || (stage->name == "lathe" && stage->Word("keys") == "before");
 }
 
 std::string Spec::ToString() const {

@@ -68,6 +68,8 @@ class Spec {
   const Stage* sparse() const { return Find("sparse"); }
   // Whether the basis gives channels bits of their own, in place of a quantizer.
   bool splits_bits() const;
+  // Whether keys are stored as latents from before RoPE, and turn when they are read.
+  bool has_latent_keys() const;
   const std::vector<Stage>& stages() const { return stages_; }  // in the order of axes
 
   // First positions kept whole in 16 bits; 0 for none, whose cache has nothing to spare them from.

@@ -134,6 +134,11 @@ constexpr KeyInfo kCentre = {.name = "centre",
                              .doc = "subtract the means of keys and values, which is free",
                              .default_text = "on",
                              .choices = "on|off"};
+constexpr KeyInfo kLatheKeyRows = {
+    .name = "keys",
+    .doc = "keys as they are after RoPE, or before it: less error, more time to read them",
+    .default_text = "after",
+    .choices = "after|before"};
 constexpr KeyInfo kLatheBits = {
     .name = "bits",
     .doc =
@@ -141,8 +146,9 @@ constexpr KeyInfo kLatheBits = {
         "ratio where no quantizer follows",
     .default_text = "auto",
     .choices = "auto|mixed|16"};
-constexpr const KeyInfo* kLatheKeys[] = {&kRate,   &kRatio,     &kAccuracy, &kRanks,  &kRound,
-                                         &kCentre, &kLatheBits, &kRun,      &kBuffer, &kSink};
+constexpr const KeyInfo* kLatheKeys[] = {&kRate,  &kRatio,  &kAccuracy,     &kRanks,
+                                         &kRound, &kCentre, &kLatheKeyRows, &kLatheBits,
+                                         &kRun,   &kBuffer, &kSink};
 
 constexpr KeyInfo kPaluRound = WithChoices(kRound, "8|16|32", "32");
 constexpr KeyInfo kPaluGroup = {.name = "group",

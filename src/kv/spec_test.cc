@@ -34,7 +34,8 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=1,whiten=on,sink=4)"},
       {"svd-online", "svd-online(rate=0.5,sink=4)"},
       {"lathe",
-       "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,bits=auto,run=512,buffer=64,sink=4)"},
+       "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,keys=after,bits=auto,run=512,buffer=64,"
+       "sink=4)"},
       {"h2o", "h2o(keep=0.2,recent=0.5,prune=run,sink=4)"},
       {"tova", "tova(budget=512,heads=shared,prune=run,sink=4)"},
       {"keyformer",
@@ -437,6 +438,15 @@ TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
               HasSubstr("leave out h2o or kivi"));
   EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("palu+pool")).message()),
               HasSubstr("leave out palu or pool"));
+  for (const char* text : {"lathe(rate=0.5,keys=before)", "lathe(ratio=8,keys=before)+lowrank",
+                           "lathe(keys=before)+kvquant", "lathe(keys=before)+h2o"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+    EXPECT_TRUE(Spec::Parse(text)->has_latent_keys());
+  }
+  EXPECT_FALSE(Spec::Parse("lathe")->has_latent_keys());
+  EXPECT_TRUE(Spec::Parse("kf-p")->has_latent_keys());
+  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("lathe(ratio=8,keys=before)+h2o")).message()),
+              HasSubstr("leave out h2o or lathe"));
 }
 
 }  // namespace

@@ -106,12 +106,13 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   if (layout.has_latent_keys) {
     if (layout.MergesEntries()) {
       return Error(StatusCode::kUnimplemented,
-                   "palu's latents cannot be merged yet; leave palu or the retention stage out");
+                   "keys from before RoPE cannot be merged yet; leave the basis or the retention "
+                   "stage out");
     }
     if (seal != nullptr && retention != nullptr) {
       return Error(StatusCode::kUnimplemented,
-                   "palu's latents cannot be quantised where entries are dropped: sealed blocks "
-                   "keep no positions; leave the quantizer or the retention stage out");
+                   "keys from before RoPE cannot be quantised where entries are dropped: sealed "
+                   "blocks keep no positions; leave the quantizer or the retention stage out");
     }
     KVL_RETURN_IF_ERROR(model->PrepareBlockRotations("a basis of latents"));
   }

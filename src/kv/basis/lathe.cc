@@ -68,13 +68,18 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
   const int d = shape.head_dim;
   KVL_CHECK_EQ(std::ssize(inputs.output_grams), n_heads);
   const bool is_centred = inputs.options.is_centred;
+  const bool is_latent = inputs.options.keys_before_rope;
+  const HeadMoments& q_moments = is_latent ? s.attended_q_pre : s.attended_q;
+  const HeadMoments& k_moments = is_latent ? s.attended_k_pre : s.attended_k;
+  const std::vector<float>& probe_kl_qk = is_latent ? s.probe_kl_qk_pre : s.probe_kl_qk;
+  const std::vector<float>& probe_noise_qk = is_latent ? s.probe_noise_qk_pre : s.probe_noise_qk;
   const auto gram_of = is_centred ? CentredGramOf : GramOf;
   const std::vector<int> probe_ranks = ProbeRanks(d);
   BasisAnalysis analysis;
   analysis.shape = shape;
   for (int64_t h = 0; h < n_heads; ++h) {
-    const std::vector<double> queries = GramOf(s.attended_q, h, d);
-    const std::vector<double> keys = gram_of(s.attended_k, h, d);
+    const std::vector<double> queries = GramOf(q_moments, h, d);
+    const std::vector<double> keys = gram_of(k_moments, h, d);
     const std::vector<double> values = gram_of(s.attended_v, h, d);
     const std::vector<double>& outputs = inputs.output_grams[h];
     KVL_RETURN_IF_ERROR(CheckFinite(
@@ -82,22 +87,26 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
     const OptimalPair qk = DecomposePair(queries, keys, d);
     const OptimalPair v = DecomposePair(values, outputs, d);
     HeadAnalysis& head = analysis.heads.emplace_back();
-    head.query_basis = ToFloats(qk.left);
+    if (is_latent) {
+      head.key_way_back = TransposedSquare(ToFloats(qk.left), d);
+    } else {
+      head.query_basis = ToFloats(qk.left);
+    }
     head.key_basis = ToFloats(qk.right);
     head.value_basis = ToFloats(v.left);
     head.output_basis = TransposedSquare(ToFloats(v.right), d);
     if (is_centred) {
-      head.key_offset = MeanOf(s.attended_k, h, d);
+      head.key_offset = MeanOf(k_moments, h, d);
       head.value_offset = MeanOf(s.attended_v, h, d);
     }
     head.key_deviations = DeviationsOf(keys, qk.right, d);
     for (float& x : head.key_deviations) x *= kKeyReach;
     head.value_deviations = DeviationsOf(GramAbout(s.v, h, head.value_offset, d), v.left, d);
     analysis.spectra.push_back(
-        {ScaledToProbes(qk.singular_values, probe_ranks, &s.probe_kl_qk[h * kProbeCuts]),
+        {ScaledToProbes(qk.singular_values, probe_ranks, &probe_kl_qk[h * kProbeCuts]),
          ScaledToProbes(v.singular_values, probe_ranks, &s.probe_kl_v[h * kProbeCuts])});
     analysis.noise.push_back(
-        {NoiseOf(head.key_deviations, qk.singular_values, s.probe_noise_qk[h]),
+        {NoiseOf(head.key_deviations, qk.singular_values, probe_noise_qk[h]),
          NoiseOf(head.value_deviations, v.singular_values, s.probe_noise_v[h])});
   }
   return analysis;

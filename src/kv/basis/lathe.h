@@ -9,8 +9,10 @@ namespace kvlathe {
 
 // Per KV head the best maps (DecomposePair) of queries and keys and of attention's outputs and
 // W_O, from the moments as attention weighs them; the means of keys and outputs are the offsets,
-// unless BasisOptions::is_centred is off. Spectra are in units of the measured losses: squares
-// beyond a rank sum to what a cut to that rank costs in nats per token, as far as it was measured.
+// unless BasisOptions::is_centred is off. With BasisOptions::keys_before_rope keys are latents: the
+// same maps from the moments of keys before RoPE and of queries as those see them. Spectra are in
+// units of the measured losses: squares beyond a rank sum to what a cut to that rank costs in nats
+// per token, as far as it was measured.
 StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs);
 
 // Water-filling (RankRule::kLeastError) over all layers, heads and pairs.

@@ -47,7 +47,8 @@ void SetMoments(const Rows& rows, double total, int head_idx, HeadMoments* momen
 
 struct HeadRows {
   Rows q, k, o;  // o: what attention puts out
-  Rows w;        // W_O of the group's query heads: [kGroup * kHiddenDim, kHeadDim], transposed
+  Rows q_pre, k_pre;
+  Rows w;  // W_O of the group's query heads: [kGroup * kHiddenDim, kHeadDim], transposed
 };
 
 std::vector<double> Less(std::vector<double> row, const std::vector<float>& offset) {
@@ -70,8 +71,31 @@ double Dot(const std::vector<double>& a, const std::vector<double>& b) {
   return sum;
 }
 
+// A key as it is read from what is stored of it before RoPE.
+std::vector<double> KeyOfLatent(const std::vector<double>& k, const HeadBasis& basis) {
+  const std::vector<double> latent =
+      Times(Less(k, basis.key_offset), basis.key_basis, basis.rank_k);
+  std::vector<double> key = Times(latent, basis.key_way_back, kHeadDim);
+  for (size_t i = 0; i < basis.key_offset.size(); ++i) key[i] += basis.key_offset[i];
+  return key;
+}
+
 // The squared error of all scores: over keys a mean, over queries a mean per token.
+double LatentScoreError(const HeadRows& rows, const HeadBasis& basis) {
+  Rows lost;
+  for (const auto& k : rows.k_pre) {
+    lost.push_back(KeyOfLatent(k, basis));
+    for (int i = 0; i < kHeadDim; ++i) lost.back()[i] -= k[i];
+  }
+  double error = 0;
+  for (const auto& q : rows.q_pre) {
+    for (const auto& k : lost) error += std::pow(Dot(q, k), 2);
+  }
+  return error / kTokens / kTokens;
+}
+
 double ScoreError(const HeadRows& rows, const HeadBasis& basis) {
+  if (!basis.key_way_back.empty()) return LatentScoreError(rows, basis);
   Rows centred, stored;
   for (const auto& k : rows.k) {
     centred.push_back(Less(k, basis.key_offset));
@@ -117,8 +141,12 @@ class LatheTest : public ::testing::Test {
       rows.k = RandomRows(&random, kTokens, 0.03, 3);
       rows.o = RandomRows(&random, kGroup * kTokens, 0.06 - 0.01 * h, 2);
       rows.w = RandomRows(&random, kGroup * kHiddenDim, 0.02, 0);
+      rows.q_pre = RandomRows(&random, kGroup * kTokens, 0.01 + 0.01 * h, 0.3);
+      rows.k_pre = RandomRows(&random, kTokens, 0.035, 2);
       SetMoments(rows.q, kTokens, h, &statistics_.attended_q);
       SetMoments(rows.k, kTokens, h, &statistics_.attended_k);
+      SetMoments(rows.q_pre, kTokens, h, &statistics_.attended_q_pre);
+      SetMoments(rows.k_pre, kTokens, h, &statistics_.attended_k_pre);
       SetMoments(rows.o, kGroup * kTokens, h, &statistics_.attended_v);
       std::vector<double> gram(kSquare, 0.0);
       for (int i = 0; i < kHeadDim; ++i) {
@@ -131,13 +159,15 @@ class LatheTest : public ::testing::Test {
       // As measured at ranks 16, 32 and 48: of a size of its own for each pair.
       for (int cut = 0; cut < 3; ++cut) {
         statistics_.probe_kl_qk[h * 3 + cut] = 0.01f * static_cast<float>((1 + h) * (3 - cut));
+        statistics_.probe_kl_qk_pre[h * 3 + cut] = 0.003f * static_cast<float>((2 + h) * (4 - cut));
         statistics_.probe_kl_v[h * 3 + cut] =
             0.002f * static_cast<float>(5 - h) / static_cast<float>(1 + cut);
       }
     }
   }
-  BasisAnalysis Analyse(bool is_centred = true) const {
-    return *AnalyseLathe({&statistics_, {}, output_grams_, {.is_centred = is_centred}});
+  BasisAnalysis Analyse(bool is_centred = true, bool is_latent = false) const {
+    const BasisOptions options = {.is_centred = is_centred, .keys_before_rope = is_latent};
+    return *AnalyseLathe({&statistics_, {}, output_grams_, options});
   }
 
   CalibrationStatistics statistics_;
@@ -156,8 +186,11 @@ double Interpolated(const float* kl, const std::vector<double>& error_at, int ra
 }
 
 TEST_F(LatheTest, SpectraFollowTheErrorsOfTheRowsBetweenTheProbes) {
-  for (const bool is_centred : {true, false}) {
-    const BasisAnalysis analysis = Analyse(is_centred);
+  for (const int options : {0, 1, 2, 3}) {
+    const bool is_latent = options >= 2;
+    const BasisAnalysis analysis = Analyse(options % 2 == 0, is_latent);
+    const std::vector<float>& probes =
+        is_latent ? statistics_.probe_kl_qk_pre : statistics_.probe_kl_qk;
     const std::vector<int> ranks = {8, 16, 20, 32, 40, 48, 60};
     std::vector<ModelBasis> cut;
     for (const int rank : ranks) {
@@ -171,7 +204,7 @@ TEST_F(LatheTest, SpectraFollowTheErrorsOfTheRowsBetweenTheProbes) {
       }
       for (const int rank : ranks) {
         SCOPED_TRACE(::testing::Message() << "head " << h << " rank " << rank);
-        const double qk = Interpolated(&statistics_.probe_kl_qk[h * 3], qk_error, rank);
+        const double qk = Interpolated(&probes[h * 3], qk_error, rank);
         const double v = Interpolated(&statistics_.probe_kl_v[h * 3], v_error, rank);
         // The ridge shows in the last dimensions, which hold next to nothing.
         EXPECT_NEAR(SquaresBeyond(analysis.spectra[h].qk, rank), qk, 3e-2 * qk);
@@ -194,6 +227,35 @@ TEST_F(LatheTest, CentringTakesTheMeansAndLowersTheError) {
     }
     EXPECT_LT(ScoreError(rows_[h], a.heads[h]), ScoreError(rows_[h], b.heads[h]));
     EXPECT_LT(OutputError(rows_[h], a.heads[h]), OutputError(rows_[h], b.heads[h]));
+  }
+}
+
+TEST_F(LatheTest, KeysBeforeRopeComeBackWhole) {
+  for (const bool is_centred : {true, false}) {
+    const BasisAnalysis analysis = Analyse(is_centred, true);
+    const ModelBasis whole =
+        CutBasis(analysis, std::vector<HeadRanks>(kHeads, {kHeadDim, kHeadDim}));
+    BitSplit split;
+    split.channels[0] = kHeadDim;
+    const ModelBasis scaled =
+        CutBasis(analysis, std::vector<HeadRanks>(kHeads, {kHeadDim, kHeadDim, split, split}));
+    for (int h = 0; h < kHeads; ++h) {
+      EXPECT_TRUE(whole.heads[h].query_basis.empty());
+      EXPECT_EQ(whole.heads[h].key_offset.empty(), !is_centred);
+      std::vector<double> variance(kHeadDim);
+      for (const auto& k : rows_[h].k_pre) {
+        for (const ModelBasis* basis : {&whole, &scaled}) {
+          const std::vector<double> read = KeyOfLatent(k, basis->heads[h]);
+          for (int i = 0; i < kHeadDim; ++i) ASSERT_NEAR(read[i], k[i], 1e-3);
+        }
+        const HeadBasis& head = scaled.heads[h];
+        const std::vector<double> stored =
+            Times(Less(k, head.key_offset), head.key_basis, kHeadDim);
+        for (int i = 0; i < kHeadDim; ++i) variance[i] += stored[i] * stored[i] / kTokens;
+      }
+      // Channels of unit variance, but for what keys of unlike attention reach beyond.
+      for (int i = 0; i < 32; ++i) EXPECT_NEAR(variance[i], 1 / 1.44, 0.01);
+    }
   }
 }
 

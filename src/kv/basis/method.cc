@@ -32,6 +32,11 @@ void ScaleColumns(std::span<const float> factors, int n_columns, std::vector<flo
   for (size_t i = 0; i < map->size(); ++i) (*map)[i] *= factors[i % n_columns];
 }
 
+// Rows of a map [n_rows, n_columns] times factors.
+void ScaleRows(std::span<const float> factors, int n_columns, std::vector<float>* map) {
+  for (size_t i = 0; i < map->size(); ++i) (*map)[i] *= factors[i / n_columns];
+}
+
 std::vector<float> Inverses(std::vector<float> numbers) {
   for (float& x : numbers) x = 1 / x;
   return numbers;
@@ -40,13 +45,10 @@ std::vector<float> Inverses(std::vector<float> numbers) {
 // Gives stored channels unit variance, and back.
 void DivideByDeviations(const HeadAnalysis& full, int head_dim, HeadBasis* head) {
   ScaleColumns(full.key_deviations, head->rank_k, &head->query_basis);
+  ScaleRows(full.key_deviations, head_dim, &head->key_way_back);
   ScaleColumns(Inverses(full.key_deviations), head->rank_k, &head->key_basis);
   ScaleColumns(Inverses(full.value_deviations), head->rank_v, &head->value_basis);
-  for (int64_t r = 0; r < head->rank_v; ++r) {
-    for (int64_t i = 0; i < head_dim; ++i) {
-      head->output_basis[r * head_dim + i] *= full.value_deviations[r];
-    }
-  }
+  ScaleRows(full.value_deviations, head_dim, &head->output_basis);
 }
 
 }  // namespace

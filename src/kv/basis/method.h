@@ -14,9 +14,10 @@ namespace kvlathe {
 
 // What a spec can ask of a method's bases, beside ranks.
 struct BasisOptions {
-  bool is_normalised = false;  // zack: blocks weigh alike whatever their norm
-  bool is_centred = true;      // lathe: rows lose their mean first
-  bool is_whitened = true;     // palu: weights count by the Gram matrix of their inputs
+  bool is_normalised = false;     // zack: blocks weigh alike whatever their norm
+  bool is_centred = true;         // lathe: rows lose their mean first
+  bool keys_before_rope = false;  // lathe: keys are latents from before RoPE
+  bool is_whitened = true;        // palu: weights count by the Gram matrix of their inputs
   bool operator==(const BasisOptions&) const = default;
 };
 

@@ -13,7 +13,7 @@ namespace kvlathe {
 namespace {
 
 constexpr const char* kFormat = "kvlathe-statistics";
-constexpr const char* kFormatVersion = "3";
+constexpr const char* kFormatVersion = "4";
 constexpr const char* kRecalibrate = "write a new one with kvlathe calibrate";
 
 using Metadata = std::map<std::string, std::string>;
@@ -58,10 +58,16 @@ std::vector<ArrayField> ArrayFields(CalibrationStatistics* s) {
   AddMoments("attended_q", s->shape, n_kv_heads, &s->attended_q, &fields);
   AddMoments("attended_k", s->shape, n_kv_heads, &s->attended_k, &fields);
   AddMoments("attended_v", s->shape, n_kv_heads, &s->attended_v, &fields);
-  fields.push_back({"probe_kl_qk", {s->shape.n_layers, n_kv_heads, kProbeCuts}, &s->probe_kl_qk});
-  fields.push_back({"probe_kl_v", {s->shape.n_layers, n_kv_heads, kProbeCuts}, &s->probe_kl_v});
-  fields.push_back({"probe_noise_qk", {s->shape.n_layers, n_kv_heads}, &s->probe_noise_qk});
-  fields.push_back({"probe_noise_v", {s->shape.n_layers, n_kv_heads}, &s->probe_noise_v});
+  AddMoments("attended_q_pre", s->shape, n_kv_heads, &s->attended_q_pre, &fields);
+  AddMoments("attended_k_pre", s->shape, n_kv_heads, &s->attended_k_pre, &fields);
+  const std::vector<int64_t> heads = {s->shape.n_layers, n_kv_heads};
+  const std::vector<int64_t> cuts = {s->shape.n_layers, n_kv_heads, kProbeCuts};
+  fields.push_back({"probe_kl_qk", cuts, &s->probe_kl_qk});
+  fields.push_back({"probe_kl_v", cuts, &s->probe_kl_v});
+  fields.push_back({"probe_kl_qk_pre", cuts, &s->probe_kl_qk_pre});
+  fields.push_back({"probe_noise_qk", heads, &s->probe_noise_qk});
+  fields.push_back({"probe_noise_v", heads, &s->probe_noise_v});
+  fields.push_back({"probe_noise_qk_pre", heads, &s->probe_noise_qk_pre});
   AddHistograms("k_post_histograms", s->shape, &s->k_post_histograms, &fields);
   AddHistograms("k_pre_histograms", s->shape, &s->k_pre_histograms, &fields);
   AddHistograms("v_histograms", s->shape, &s->v_histograms, &fields);

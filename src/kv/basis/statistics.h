@@ -65,14 +65,20 @@ struct CalibrationStatistics {
   HeadMoments attended_q;
   HeadMoments attended_k;
   HeadMoments attended_v;
+  // The same as keys see it before RoPE: queries turned back by the position of each key that they
+  // look at, times the weight it gets.
+  HeadMoments attended_q_pre;
+  HeadMoments attended_k_pre;
 
   // KL in nats per token from cutting this pair alone to each of ProbeRanks (kv/basis/probes.h) in
   // lathe's basis, [n_layers, n_kv_heads, kProbeCuts]; 0: not measured.
   std::vector<float> probe_kl_qk;
   std::vector<float> probe_kl_v;
+  std::vector<float> probe_kl_qk_pre;  // in lathe's basis of keys before RoPE
   // The same from codes of kProbeBits for all channels of the pair, [n_layers, n_kv_heads].
   std::vector<float> probe_noise_qk;
   std::vector<float> probe_noise_v;
+  std::vector<float> probe_noise_qk_pre;
 
   // Channel (layer_idx * n_kv_heads + kv_head_idx) * head_dim + d.
   ChannelHistograms k_post_histograms;

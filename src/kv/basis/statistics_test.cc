@@ -23,7 +23,8 @@ CalibrationStatistics RandomStatistics() {
   Random random(1);
   for (std::vector<float>* values :
        {&s.q_post.gram, &s.k_post.gram, &s.k_pre.mean, &s.v.gram, &s.q_pre.gram, &s.q_pre.mean,
-        &s.sink_v.gram, &s.v_histograms.counts, &s.k_post_histograms.center}) {
+        &s.sink_v.gram, &s.attended_q_pre.gram, &s.attended_k_pre.mean, &s.probe_kl_qk_pre,
+        &s.probe_noise_qk_pre, &s.v_histograms.counts, &s.k_post_histograms.center}) {
     EXPECT_FALSE(values->empty());
     for (float& x : *values) x = static_cast<float>(random.Normal());
   }
@@ -50,6 +51,10 @@ TEST(StatisticsTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read->k_pre.mean, written.k_pre.mean);
   EXPECT_EQ(read->q_pre.gram, written.q_pre.gram);
   EXPECT_EQ(read->sink_v.gram, written.sink_v.gram);
+  EXPECT_EQ(read->attended_q_pre.gram, written.attended_q_pre.gram);
+  EXPECT_EQ(read->attended_k_pre.mean, written.attended_k_pre.mean);
+  EXPECT_EQ(read->probe_kl_qk_pre, written.probe_kl_qk_pre);
+  EXPECT_EQ(read->probe_noise_qk_pre, written.probe_noise_qk_pre);
   EXPECT_EQ(read->v_histograms.counts, written.v_histograms.counts);
   EXPECT_EQ(read->k_post_histograms.center, written.k_post_histograms.center);
 }
@@ -82,7 +87,7 @@ TEST(StatisticsTest, DamagedFilesAreErrors) {
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_FALSE(ReadStatistics(path).ok());
   other = whole;
-  other.replace(other.find("\"format_version\":\"3\""), 20, "\"format_version\":\"7\"");
+  other.replace(other.find("\"format_version\":\"4\""), 20, "\"format_version\":\"7\"");
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_THAT(MessageOf(ReadStatistics(path).status()), HasSubstr("format version 7"));
 
