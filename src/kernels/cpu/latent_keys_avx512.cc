@@ -2,6 +2,7 @@
 // registers until it is turned and rounded, so a key is never in memory before RoPE.
 #include "kernels/cpu/attend_avx512.h"
 #include "kernels/cpu/latent_keys.h"
+#include "kernels/cpu/packed_codes_avx512.h"
 
 namespace kvlathe {
 namespace {
@@ -77,6 +78,41 @@ void RoundAll(const float* from, int64_t n, uint16_t* to) {
   }
 }
 
+// Decoded lines of 8 bits are (code - 128) 2^24 in Bf16, and stand for (code - 128) / 16: the
+// exponent falls by 28, but for 0.
+void ScaleByteLine(uint16_t* line) {
+  const __m512i words = _mm512_load_si512(line);
+  const __mmask32 is_not_0 = _mm512_test_epi16_mask(words, _mm512_set1_epi16(0x7fff));
+  _mm512_store_si512(line,
+                     _mm512_mask_sub_epi16(words, is_not_0, words, _mm512_set1_epi16(28 << 7)));
+}
+
+// What codes of split bits stand for, all of it exact in Bf16, in the order of a plain block.
+template <bool kIsKey>
+void ReadSegments(const PackedSideView& side, const std::byte* block, uint16_t* lines) {
+  for (int i = 0; i < side.n_segments; ++i) {
+    const CodeSegment& s = side.segments[i];
+    uint16_t* const to = lines + (kIsKey ? kBlockSize : 2) * s.first;
+    const std::byte* const codes = block + s.codes;
+    WithSegmentBits(s.bits, [&](auto bits) KVL_PART {
+      const CodeTables tables = LoadCodeTables<bits.value>(s.table);
+      if constexpr (kIsKey) {
+        DecodeKeys<bits.value>(codes, codes, tables, s.n_channels, to);
+      } else {
+        DecodeValues<bits.value>(codes, codes, tables, s.n_channels, side.rank, to);
+      }
+    });
+    if (s.bits != 8) continue;
+    // Rows of words: a pair of channels of all tokens, or a pair of tokens of these channels.
+    const int n_rows = kIsKey ? s.n_channels / 2 : kBlockSize / 2;
+    const int n_words = 2 * (kIsKey ? kBlockSize : s.n_channels);
+    const int step = 2 * (kIsKey ? kBlockSize : side.rank);
+    for (int row = 0; row < n_rows; ++row) {
+      for (int w = 0; w < n_words; w += 32) ScaleByteLine(to + row * step + w);
+    }
+  }
+}
+
 }  // namespace
 
 void ReadLatentsAvx512Bf16(const LatentBlock& b, std::byte* scratch) {
@@ -91,10 +127,15 @@ void ReadLatentsAvx512Bf16(const LatentBlock& b, std::byte* scratch) {
   } else {
     float* const values = reinterpret_cast<float*>(scratch);
     auto* const rounded = reinterpret_cast<uint16_t*>(values + 2 * kBlockSize * 256);
-    ExpandSealedBlockAvx512(*b.run, b.block, b.block_idx, values);
-    RoundAll(values, n_latents, rounded);
-    RoundAll(values + n_latents, n_values, tile_v);
     latents = rounded;
+    if (b.run->k.n_segments > 0 && b.run->lowrank == 0) {
+      ReadSegments<true>(b.run->k, b.block, rounded);
+      ReadSegments<false>(b.run->v, b.block, tile_v);
+    } else {
+      ExpandSealedBlockAvx512(*b.run, b.block, b.block_idx, values);
+      RoundAll(values, n_latents, rounded);
+      RoundAll(values + n_latents, n_values, tile_v);
+    }
   }
   int i = 0;
   for (; i < half; i += 2) KeyTile<true>(b, latents, i, half, tile);

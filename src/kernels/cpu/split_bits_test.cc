@@ -15,6 +15,7 @@
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/attend_emulated.h"
 #include "kernels/cpu/attend_packed.h"
+#include "kernels/cpu/latent_keys.h"
 #include "kernels/cpu/seal.h"
 #include "tensor/buffer.h"
 
@@ -372,6 +373,65 @@ TEST(SplitBits, AttentionIsThatOfTheDecodedValues) {
             check(kAttendEmulatedTiles, DType::kBf16, "emulated AMX");
           }
         }
+      }
+    }
+  }
+}
+
+// Blocks of latents: the keys that the literal latents give, and the values as they are.
+void CheckLatents(const Head& head, Isa isa, DType type) {
+  constexpr int kHeadDim = 96;
+  Problem p(head, type, 13);
+  ASSERT_TRUE(p.Seal(isa).ok());
+  p.UsePacked();
+  const int rank_k = p.shape.rank_k, rank_v = p.shape.rank_v;
+  Random random(6);
+  std::vector<float> way_back(static_cast<size_t>(rank_k) * kHeadDim);
+  for (float& x : way_back) {
+    x = ToFloat(ToBf16(static_cast<float>(random.Normal() / std::sqrt(rank_k))));
+  }
+  const LatentMap map(way_back, {}, kHeadDim, type);
+  const BlockShape plain = {kHeadDim, rank_v, type};
+  Buffer tile = Buffer::Allocate(BlockBytes(plain), "test").value();
+  Buffer scratch = Buffer::Allocate(kLatentScratchBytes, "test").value();
+  AttendParams params;
+  params.shape = p.shape;
+  params.packed = &p.packed_head;
+  const PackedRunView view = ViewRun(params, p.run);
+  std::vector<float> found(kBlockSize * (kHeadDim + rank_v));
+  for (int b = 0; b < head.n_blocks; ++b) {
+    GetLatentReader(isa, type)({.shape = p.shape,
+                                .map = map.view(),
+                                .block = p.blocks[b],
+                                .run = &view,
+                                .block_idx = b,
+                                .tile = tile.data()},
+                               scratch.data());
+    ConvertToFloat(type, tile.data(), std::ssize(found), found.data());
+    for (int i = 0; i < kBlockSize; ++i) {
+      for (int d = 0; d < kHeadDim; ++d) {
+        double key = 0;
+        for (int r = 0; r < rank_k; ++r) {
+          key += p.Decoded(true, b * kBlockSize + i, r) * way_back[r * kHeadDim + d];
+        }
+        const double slack = type == DType::kF32 ? 1e-5 : std::abs(key) / 256 + 1e-4;
+        ASSERT_NEAR(found[KeyOffset(i, d)], key, slack) << "token " << i << " channel " << d;
+      }
+      for (int r = 0; r < rank_v; ++r) {
+        const float value = found[kBlockSize * kHeadDim + ValueOffset(plain, i, r)];
+        ASSERT_EQ(value, p.Decoded(false, b * kBlockSize + i, r));
+      }
+    }
+  }
+}
+
+TEST(SplitBits, LatentsAreThoseThatTheCodesStandFor) {
+  for (const Head& head : kHeads) {
+    for (const Isa isa : AvailableIsas()) {
+      for (const DType type : {DType::kBf16, DType::kF32}) {
+        SCOPED_TRACE(
+            fmt::format("{} {} rank {}", IsaName(isa), DTypeName(type), Sum(head.k_channels)));
+        CheckLatents(head, isa, type);
       }
     }
   }
