@@ -40,7 +40,8 @@ void RetainLiterally::operator()(int layer_idx, ReferenceRows* rows) {
     for (auto& head : entries_[layer_idx]) head.push_back({position});
   }
   Vote(layer_idx, *rows, position);
-  if (IsPrunePoint(position + 1)) Prune(layer_idx, position + 1, rows);
+  const int n_entries = static_cast<int>(entries_[layer_idx][0].size());
+  if (IsPrunePoint(position + 1, n_entries)) Prune(layer_idx, position + 1, rows);
 }
 
 std::vector<int> RetainLiterally::Positions(int layer_idx, int kv_head_idx) const {
@@ -49,12 +50,31 @@ std::vector<int> RetainLiterally::Positions(int layer_idx, int kv_head_idx) cons
   return positions;
 }
 
-bool RetainLiterally::IsPrunePoint(int n_tokens) const {
+// Positions kept of n, sinks included.
+int RetainLiterally::Budget(int n_tokens) const {
+  const int n = m_.of_prompt ? m_.n_prompt : n_tokens;
+  return m_.keep > 0 ? static_cast<int>(std::ceil(m_.keep * n - 1e-9)) : m_.budget;
+}
+
+// Of these the newest that stay whatever their votes.
+int RetainLiterally::Newest(int n_tokens) const {
+  const int recent = m_.recent > 0
+                         ? static_cast<int>(std::floor(m_.recent * Budget(n_tokens) + 1e-9))
+                         : m_.n_recent;
+  return std::max(recent, 1);
+}
+
+bool RetainLiterally::IsPrunePoint(int n_tokens, int n_entries) const {
   if (n_tokens == m_.n_prompt) return true;
   if (n_tokens < m_.n_prompt) {
     return m_.run > 0 && n_tokens > m_.n_sink && (n_tokens - m_.n_sink) % m_.run == 0;
   }
-  return !m_.prompt_only && (n_tokens - m_.n_prompt) % m_.interval == 0;
+  if (m_.prompt_only) return false;
+  if (m_.slack > 0) {
+    const int budget = Budget(n_tokens) - m_.n_sink, excess = n_entries - budget;
+    return excess >= 64 && excess >= m_.slack * budget && (1 + m_.slack) * m_.keep < 1;
+  }
+  return (n_tokens - m_.n_prompt) % m_.interval == 0;
 }
 
 double RetainLiterally::Temperature(int position) const {
@@ -95,13 +115,8 @@ void RetainLiterally::Vote(int layer_idx, const ReferenceRows& rows, int positio
 
 void RetainLiterally::Prune(int layer_idx, int n_tokens, ReferenceRows* rows) {
   auto& heads = entries_[layer_idx];
-  const int n = m_.of_prompt ? m_.n_prompt : n_tokens;
-  int total = m_.budget;
-  if (m_.keep > 0) total = static_cast<int>(std::ceil(m_.keep * n - 1e-9));
-  int recent = m_.n_recent;
-  if (m_.recent > 0) recent = static_cast<int>(std::floor(m_.recent * total + 1e-9));
-  recent = std::max(recent, 1);
-  const size_t n_left = std::max(total - m_.n_sink, m_.recent > 0 ? 1 : recent);
+  const int recent = Newest(n_tokens);
+  const size_t n_left = std::max(Budget(n_tokens) - m_.n_sink, m_.recent > 0 ? 1 : recent);
 
   // Votes that decide, per head: pooled, or summed over the heads of the layer.
   std::vector<std::vector<double>> votes;

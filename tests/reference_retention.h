@@ -21,6 +21,9 @@ struct ReferenceRetention {
   int kernel = 1;       // snapkv
   int interval = 1;
   bool prompt_only = false;
+  // Behind the prompt entries are dropped once there are this share of the budget, at least 64, too
+  // many; not where a budget that grows could never be outgrown. 0: every `interval` tokens.
+  double slack = 0;
   double tau_init = 1, tau_end = 1;
   int run = 0;  // prunes at every so many entries of the prompt; 0: only where it ends
   int n_sink = 0;
@@ -45,7 +48,9 @@ class RetainLiterally {
     int position;
     double votes = 0;
   };
-  bool IsPrunePoint(int n_tokens) const;
+  int Budget(int n_tokens) const;
+  int Newest(int n_tokens) const;
+  bool IsPrunePoint(int n_tokens, int n_entries) const;
   double Temperature(int position) const;
   void Vote(int layer_idx, const ReferenceRows& rows, int position);
   void Prune(int layer_idx, int n_tokens, ReferenceRows* rows);

@@ -91,6 +91,12 @@ class SavedSequence : public testing::TestWithParam<DType> {
     const std::vector<int32_t> more = RandomTokens(90, 3);
     const std::string expected = Feed(model, &original, more);
     EXPECT_EQ(Feed(model, &restored, more), expected);
+    // Once more, long after the prompt.
+    ASSERT_TRUE(SaveSequence(restored, model->layout(), identity, "", path).ok());
+    SequenceCache again(&model->layout(), &other_pool);
+    ASSERT_TRUE(RestoreSequence(path, {identity, &model->layout(), 512}, &again).ok());
+    const std::vector<int32_t> last = RandomTokens(30, 4);
+    EXPECT_EQ(Feed(model, &again, last), Feed(model, &original, last));
   }
 
   ScratchFolder folder_;
@@ -130,7 +136,8 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesDropped) {
   const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
   for (const char* text :
        {"h2o(keep=0.4)", "fdc(rate=0.3)+keyformer(keep=0.3,interval=4)", "tova(budget=40,sink=0)",
-        "snapkv(budget=50)", "window(size=30)", "h2o(keep=0.9)+gear(bits=4)"}) {
+        "snapkv(budget=50)", "window(size=30)", "h2o(keep=0.9)+gear(bits=4)",
+        "h2o(keep=0.3)+gear(bits=4)", "tova(budget=80,sink=0)+kivi(bits=2)"}) {
     const auto spec = Spec::Parse(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
     const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);

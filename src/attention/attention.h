@@ -59,8 +59,8 @@ struct HeadJob {
   void* out = nullptr;
   int64_t out_stride = 0;  // elements
 
-  // Rows of tokens from first_scored on add their attention to the sums of this table (plain
-  // blocks without a window). Empty: nobody asks.
+  // Rows of tokens from first_scored on add their attention to the sums of this table (without a
+  // window). Empty: nobody asks.
   EntryTable scored;
   int first_scored = 0;
   const ScoreNoise* noise = nullptr;  // null: the probabilities themselves; of token 0

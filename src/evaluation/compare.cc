@@ -25,7 +25,8 @@ nlohmann::ordered_json ToJson(const Comparison& comparison) {
                     {"tbt_ms", row.latency.tbt_ms},
                     {"kv_reserved_bytes", q.kv_reserved_bytes},
                     {"kv_peak_fraction", q.kv_peak_fraction},
-                    {"kv_parts", PartsJson(q.kv_bytes)}});
+                    {"kv_parts", PartsJson(q.kv_bytes)},
+                    {"kv_reencoded", ReencodingJson(q.reencoding)}});
   }
   return {{"model", comparison.model},
           {"text", comparison.text},

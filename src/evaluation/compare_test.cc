@@ -31,6 +31,15 @@ TEST(KvParts, SumToTheTotal) {
       R"({"blocks":4096,"sinks":512,"run_records":320,"layer_records":64,"tables":128,"entries":32})");
 }
 
+TEST(KvParts, ErrorsOfWhatIsEncodedAgainAreSharesOfItsNorm) {
+  EXPECT_EQ(
+      ReencodingJson(
+          {.n_times = 2, .n_rows = 300, .k_error = 1, .k_norm = 16, .v_error = 0, .v_norm = 3})
+          .dump(),
+      R"({"times":2,"rows":300,"k_error":0.25,"v_error":0.0})");
+  EXPECT_EQ(ReencodingJson({}).dump(), R"({"times":0,"rows":0,"k_error":0.0,"v_error":0.0})");
+}
+
 TEST(KvParts, AreNamedWhereTheyAreThere) {
   EXPECT_EQ(PartsText({.blocks = 4096, .tables = 128}), "blocks 4096, tables 128");
   EXPECT_THAT(PartsText(AllParts()), HasSubstr("run records 320, layer records 64"));

@@ -2,12 +2,24 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 namespace kvlathe {
 
 nlohmann::ordered_json PartsJson(const KvBytes& bytes) {
   return {{"blocks", bytes.blocks},           {"sinks", bytes.sinks},
           {"run_records", bytes.run_records}, {"layer_records", bytes.layer_records},
           {"tables", bytes.tables},           {"entries", bytes.entries}};
+}
+
+nlohmann::ordered_json ReencodingJson(const Reencoding& r) {
+  const auto share = [](double error, double norm) {
+    return norm > 0 ? std::sqrt(error / norm) : 0;
+  };
+  return {{"times", r.n_times},
+          {"rows", r.n_rows},
+          {"k_error", share(r.k_error, r.k_norm)},
+          {"v_error", share(r.v_error, r.v_norm)}};
 }
 
 std::string PartsText(const KvBytes& bytes) {

@@ -10,6 +10,8 @@ namespace kvlathe {
 
 // {"blocks", "sinks", "run_records", "layer_records", "tables", "entries"}
 nlohmann::ordered_json PartsJson(const KvBytes& bytes);
+// {"times", "rows", "k_error", "v_error"}: errors are shares of the rows' norm.
+nlohmann::ordered_json ReencodingJson(const Reencoding& reencoding);
 // "blocks 98304, sinks 3072, tables 768": the parts that are there.
 std::string PartsText(const KvBytes& bytes);
 

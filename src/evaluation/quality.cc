@@ -123,6 +123,7 @@ void RecordSizes(Contestant* c, size_t n_tokens) {
   const double reference =
       static_cast<double>(ReferenceBytes(layout, static_cast<int64_t>(n_tokens)));
   c->quality.kv_bytes = c->cache->bytes();
+  c->quality.reencoding = c->cache->reencoding();
   const double n_bytes = static_cast<double>(c->quality.kv_bytes.total());
   c->quality.kv_fraction = n_bytes / reference;
   c->quality.kv_bytes_per_token = n_bytes / static_cast<double>(n_tokens);

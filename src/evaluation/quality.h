@@ -45,6 +45,7 @@ struct Quality {
   double kv_fraction = 0;         // at a window's end, blueprint section 4
   double kv_bytes_per_token = 0;  // at a window's end
   KvBytes kv_bytes;               // of the last window
+  Reencoding reencoding;          // the same
   int64_t kv_reserved_bytes = 0;  // taken from the system at a window's end
   double kv_peak_fraction = 0;    // most bytes held at any time of a window / the same reference
 };

@@ -118,26 +118,42 @@ int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max
   return peak_bytes + n_heads * RunTableBytes(static_cast<int64_t>(runs.size()));
 }
 
-// The most that the prompt holds at a time and the room to seal what stays of it; then a sequence
-// of what stayed.
-int64_t PeakWithRetention(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
-                          int64_t n_prompt) {
+// The most that the prompt holds at a time and the room to seal what stays of it; then what every
+// step finds and the room for what it ends.
+int64_t PeakWithRetention(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
   const PromptPlace place = {layout.n_sink, n_prompt};
-  const int64_t n_blocks =
-      RetainedAt(*layout.retention, place, std::min(n_tokens, n_prompt)).max_blocks;
-  const int64_t in_prompt = PartsOfBlocks(layout, n_blocks, 0).total();
-  if (n_tokens < n_prompt) return in_prompt;
-  CacheLayout stays = layout;
-  stays.retention.reset();
-  const auto length_of = [&](int64_t n) {
-    return layout.n_sink + RetainedAt(*layout.retention, place, n).n_entries;
-  };
-  const RunExtent run = {0, SealedBlocks(layout, n_prompt, n_prompt), true};
-  const int64_t n_heads = static_cast<int64_t>(layout.shapes.size());
-  int64_t at_end = in_prompt;
-  if (run.n_blocks > 0) at_end += SealRoomBytes(layout, run, 0) + n_heads * RunTableBytes(1);
-  return std::max(at_end,
-                  PeakWithSealing(stays, length_of(n_tokens), max_step, length_of(n_prompt)));
+  const auto n_heads = static_cast<int64_t>(layout.shapes.size());
+  const int64_t in_prompt = std::min(n_tokens, n_prompt);
+  const int64_t n_blocks = RetainedAt(*layout.retention, place, in_prompt).max_blocks;
+  int64_t peak_bytes = PartsOfBlocks(layout, n_blocks, 0).total();
+  if (n_tokens < n_prompt) return peak_bytes;
+  RunSizes sizes(layout);
+  const RunExtent of_prompt = {0, SealedBlocks(layout, n_prompt, n_prompt), true};
+  if (of_prompt.n_blocks > 0) {
+    peak_bytes += SealRoomBytes(layout, of_prompt, 0) + n_heads * RunTableBytes(1);
+  }
+  for (int64_t before = n_prompt; before < n_tokens;) {
+    const int64_t at = std::min({n_tokens, NextSealPoint(layout, before, n_prompt),
+                                 NextPrunePoint(*layout.retention, place, before)});
+    const std::vector<RunExtent> runs = RunsOf(layout, before, n_prompt);
+    const int64_t n_entries = RetainedAt(*layout.retention, place, before).n_entries + at - before;
+    int64_t n_bytes = sizes.Sum(runs, 0).total();
+    const int64_t n_held = BlocksFor(layout, layout.n_sink + n_entries);
+    KvBytes parts = PartsOfBlocks(layout, n_held, EndOf(runs));
+    if (layout.RetentionIsOver(before, n_prompt)) parts.entries = 0;
+    n_bytes += parts.total();
+    n_bytes += n_heads * RunTableBytes(std::ssize(runs) + 1);
+    const int64_t n_sealed = SealedBlocks(layout, at, n_prompt);
+    if (SealsAgainAt(layout, at, n_prompt)) {
+      n_bytes += ReopenRoomBytes(layout, at, n_prompt, 0);
+    } else if (n_sealed > EndOf(runs)) {
+      const bool is_prompt = StartsAfreshAt(layout, at, n_prompt);
+      n_bytes += sizes.Of({EndOf(runs), n_sealed - EndOf(runs), is_prompt}).room;
+    }
+    peak_bytes = std::max(peak_bytes, n_bytes);
+    before = at;
+  }
+  return peak_bytes;
 }
 
 }  // namespace
@@ -222,7 +238,7 @@ int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t m
                           int64_t n_prompt) {
   if (n_tokens <= 0) return 0;
   if (layout.seal.has_value()) {
-    return layout.DropsEntries() ? PeakWithRetention(layout, n_tokens, max_step, n_prompt)
+    return layout.DropsEntries() ? PeakWithRetention(layout, n_tokens, n_prompt)
                                  : PeakWithSealing(layout, n_tokens, max_step, n_prompt);
   }
   if (layout.MergesEntries()) {

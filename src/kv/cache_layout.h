@@ -35,8 +35,8 @@ struct CacheLayout {
   // Blocks that no later position can see are given back; sinks stay, unseen if it is the model's.
   int window = 0;
   std::optional<SealPlan> seal;  // none: every block stays plain
-  // None: every entry stays. Without a window only; with seal, a plan that drops entries of the
-  // prompt alone, and a SealPlan that waits for its end.
+  // None: every entry stays. Without a window only; with seal, a plan with slack or one that drops
+  // entries of the prompt alone, and a SealPlan that waits for the prompt's end.
   std::optional<RetentionPlan> retention;
   // Keys are stored from before RoPE: where entries are dropped, attention reads their positions.
   bool has_latent_keys = false;

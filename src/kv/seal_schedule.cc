@@ -24,20 +24,49 @@ int64_t EntriesOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt)
   return std::max<int64_t>(0, n_tokens - layout.n_sink);
 }
 
-// Blocks that are sealed when the prompt ends.
-int64_t PromptBlocks(const CacheLayout& layout, int64_t n_prompt) {
-  return EntriesOf(layout, n_prompt, n_prompt) / kBlockSize;
+// Where the prompt ended, or sealed entries were dropped last: the full blocks of what was there
+// became one run.
+int64_t LastFreshStart(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  if (!layout.DropsEntries() || n_tokens < n_prompt) return n_prompt;
+  return LastPrunePoint(*layout.retention, {layout.n_sink, n_prompt}, n_tokens);
+}
+
+// Blocks that are sealed at such a place.
+int64_t BlocksOfStart(const CacheLayout& layout, int64_t start, int64_t n_prompt) {
+  return EntriesOf(layout, start, n_prompt) / kBlockSize;
+}
+
+// Bytes of a run in one layer.
+int64_t RunBytesOfLayer(const CacheLayout& layout, int layer_idx, const RunExtent& run) {
+  int64_t n_bytes = 0;
+  for (int g = 0; g < layout.n_kv_heads; ++g) {
+    const PackedShape shape = PackedShapeOf(layout, layer_idx, g, run);
+    n_bytes += run.n_blocks * PackedBlockObjectBytes(shape) + RunRecordObjectBytes(shape);
+    if (g == 0) n_bytes += LayerRecordObjectBytes(shape);
+  }
+  return n_bytes;
 }
 
 }  // namespace
+
+bool StartsAfreshAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  return layout.seal.has_value() && n_tokens > n_prompt &&
+         LastFreshStart(layout, n_tokens, n_prompt) == n_tokens;
+}
+
+bool SealsAgainAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  return StartsAfreshAt(layout, n_tokens, n_prompt) &&
+         SealedBlocks(layout, n_tokens - 1, n_prompt) > 0;
+}
 
 int64_t SealedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
   if (!layout.seal.has_value()) return 0;
   const int64_t n_entries = EntriesOf(layout, n_tokens, n_prompt), run = layout.seal->prompt_run;
   if (n_tokens < n_prompt) return run == 0 ? 0 : n_entries / run * (run / kBlockSize);
-  const int64_t of_prompt = PromptBlocks(layout, n_prompt);
+  const int64_t at_start =
+      BlocksOfStart(layout, LastFreshStart(layout, n_tokens, n_prompt), n_prompt);
   const int64_t step = layout.seal->buffer / kBlockSize;
-  return of_prompt + (n_entries / kBlockSize - of_prompt) / step * step;
+  return at_start + (n_entries / kBlockSize - at_start) / step * step;
 }
 
 int64_t NextSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
@@ -57,7 +86,9 @@ std::vector<RunExtent> RunsOf(const CacheLayout& layout, int64_t n_tokens, int64
   std::vector<RunExtent> runs;
   const int64_t n_sealed = SealedBlocks(layout, n_tokens, n_prompt);
   if (n_sealed == 0) return runs;
-  const int64_t of_prompt = std::min(n_sealed, PromptBlocks(layout, std::min(n_tokens, n_prompt)));
+  const int64_t start = LastFreshStart(layout, n_tokens, n_prompt);
+  const int64_t of_prompt =
+      std::min(n_sealed, BlocksOfStart(layout, std::min(n_tokens, start), n_prompt));
   const int64_t prompt_step =
       layout.seal->prompt_run == 0 ? of_prompt : layout.seal->prompt_run / kBlockSize;
   for (int64_t block = 0; block < n_sealed;) {
@@ -108,15 +139,32 @@ int64_t SealRoomBytes(const CacheLayout& layout, const RunExtent& run, int first
                       int64_t n_gone) {
   int64_t most = 0, growth = 0;
   for (int l = first_layer; l < layout.n_layers; ++l) {
-    int64_t packed_bytes = 0, plain_bytes = 0;
+    const int64_t packed_bytes = RunBytesOfLayer(layout, l, run);
+    int64_t plain_bytes = 0;
     for (int g = 0; g < layout.n_kv_heads; ++g) {
-      const PackedShape shape = PackedShapeOf(layout, l, g, run);
-      packed_bytes += run.n_blocks * PackedBlockObjectBytes(shape) + RunRecordObjectBytes(shape);
-      if (g == 0) packed_bytes += LayerRecordObjectBytes(shape);
       plain_bytes += (run.n_blocks - n_gone) * BlockObjectBytes(layout.shape(l, g));
     }
     most = std::max(most, packed_bytes);
     growth += std::max<int64_t>(0, packed_bytes - plain_bytes);
+  }
+  return most + growth;
+}
+
+int64_t ReopenRoomBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt,
+                        int first_layer) {
+  const std::vector<RunExtent> before = RunsOf(layout, n_tokens - 1, n_prompt);
+  const RunExtent after = {0, SealedBlocks(layout, n_tokens, n_prompt), true};
+  const int64_t n_kept = HeldBlocks(layout, n_tokens, n_prompt);
+  int64_t most = 0, growth = 0;
+  for (int l = first_layer; l < layout.n_layers; ++l) {
+    int64_t freed_bytes = 0, plain_bytes = 0;
+    for (const RunExtent& run : before) freed_bytes += RunBytesOfLayer(layout, l, run);
+    for (int g = 0; g < layout.n_kv_heads; ++g) {
+      plain_bytes += n_kept * BlockObjectBytes(layout.shape(l, g));
+    }
+    const int64_t packed_bytes = after.n_blocks == 0 ? 0 : RunBytesOfLayer(layout, l, after);
+    most = std::max(most, plain_bytes + packed_bytes);
+    growth += std::max<int64_t>(0, packed_bytes - freed_bytes);
   }
   return most + growth;
 }

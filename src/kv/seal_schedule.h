@@ -2,8 +2,10 @@
 //
 // Entries are positions past the sink. While the prompt is read, every prompt_run entries are
 // sealed as one run; at its end the full blocks of the unfinished run are; after that every
-// `buffer` entries. So run ends depend on positions and on where the prompt ends alone. Without a
-// SealPlan nothing is ever sealed.
+// `buffer` entries. Where entries are dropped after the prompt (RetentionPlan::slack) it is as if
+// the prompt ended there: the full blocks of what stays are sealed again, as one run. So run ends
+// depend on positions and on where the prompt ends alone. Without a SealPlan nothing is ever
+// sealed.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +20,11 @@ struct RunExtent {
   int64_t n_blocks = 0;
   bool is_prompt = true;
 };
+
+// Whether entries are dropped at n_tokens, past the prompt: runs begin afresh there.
+bool StartsAfreshAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
+// Whether some of them are sealed, so that those that stay are sealed again.
+bool SealsAgainAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
 
 // Blocks of each head that are sealed once n_tokens positions are there.
 int64_t SealedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
@@ -44,5 +51,10 @@ int64_t RunTableBytes(int64_t n_runs);
 // spec stores more than 16 bits. n_gone blocks of the run have left the window.
 int64_t SealRoomBytes(const CacheLayout& layout, const RunExtent& run, int first_layer,
                       int64_t n_gone = 0);
+
+// The same where SealsAgainAt(n_tokens): what stays of the largest layer stands beside its objects
+// as plain blocks.
+int64_t ReopenRoomBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt,
+                        int first_layer);
 
 }  // namespace kvlathe

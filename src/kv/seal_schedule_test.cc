@@ -104,10 +104,18 @@ TEST(SealSchedule, WithoutAPlanNothingIsSealed) {
   EXPECT_TRUE(RunsOf(layout, 100000, 5).empty());
 }
 
-// Takes and places the objects of a run in every layer, without filling them.
+// Drops what is due in every layer, and takes and places the objects of a run, without filling
+// them.
 void Seal(const CacheLayout& layout, SequenceCache* cache) {
-  for (int l = 0; cache->must_seal(); ++l) {
+  for (int l = 0; cache->must_prune() || cache->must_seal(); ++l) {
     ASSERT_LT(l, layout.n_layers);
+    if (cache->must_reopen(l)) {
+      const auto kept = cache->TakeKeptBlocks(l);
+      ASSERT_TRUE(kept.ok()) << kept.status();
+      cache->PlaceKeptBlocks(l, *kept);
+    }
+    if (cache->must_prune()) cache->DropPruned(l);
+    if (!cache->must_seal()) continue;
     const auto objects = cache->TakeRunObjects(l);
     ASSERT_TRUE(objects.ok()) << objects.status();
     cache->PlaceRun(l, *objects);
@@ -153,6 +161,55 @@ TEST(SealSchedule, SealedBytesEqualTheFormulaAndFitThePeak) {
         BlockPool tight(peak);
         SequenceCache cache(&layout, &tight);
         EXPECT_TRUE(Grow(layout, growth, &cache)) << "window " << window << " run " << run;
+      }
+    }
+  }
+}
+
+// Long after the prompt as well: what is dropped there comes out of sealed runs.
+TEST(SealSchedule, BytesUnderRetentionEqualTheFormulaAndFitThePeak) {
+  RetentionPlan share = {.votes = RetentionPlan::Votes::kAll, .keep = 0.3, .run = 128};
+  share.slack = 0.25;
+  share.interval = 64;
+  RetentionPlan fixed = share, small = share, of_prompt = share, once = share;
+  fixed.keep = small.keep = 0;
+  fixed.n_kept = 300;
+  small.n_kept = 40;
+  of_prompt.of_prompt = true;
+  once.prunes_decode = false;
+  for (const RetentionPlan& plan : {share, fixed, small, of_prompt, once}) {
+    for (const int buffer : {64, 192}) {
+      CacheLayout layout = Layout(4, 0, buffer);
+      layout.retention = plan;
+      if (buffer == 192) layout.seal->format.decode_rank = 0;  // what is sealed again grows
+      for (const Growth growth :
+           {Growth{2000, 700, 512}, Growth{1000, 3, 1}, Growth{900, 300, 50}}) {
+        SCOPED_TRACE(testing::Message()
+                     << plan.keep << ' ' << plan.n_kept << ' ' << buffer << ' ' << growth.n_prompt);
+        BlockPool unlimited(int64_t{1} << 40);
+        {
+          SequenceCache cache(&layout, &unlimited);
+          ASSERT_TRUE(Grow(layout, growth, &cache));
+          EXPECT_EQ(cache.bytes().total(), unlimited.usage().used_bytes);
+          int64_t sum = 0;
+          for (const ByteKinds& kinds :
+               ByteKindsByLayer(layout, {growth.n_tokens, 1, growth.n_prompt}))
+            sum += kinds.total();
+          EXPECT_EQ(sum, unlimited.usage().used_bytes);
+          const auto budget = static_cast<double>(
+              KeptAt(plan, {layout.n_sink, growth.n_prompt}, growth.n_tokens).n);
+          if (plan.prunes_decode) {
+            EXPECT_LT(cache.n_entries(1, 1), budget + std::max(64.0, 0.25 * budget));
+          }
+        }
+        EXPECT_EQ(unlimited.usage().used_bytes, 0);
+        EXPECT_TRUE(unlimited.HasRoomFor(int64_t{1} << 40));
+        const int64_t peak =
+            PeakSequenceBytes(layout, growth.n_tokens, growth.step, growth.n_prompt);
+        EXPECT_LE(unlimited.usage().peak_bytes, peak);
+        BlockPool tight(peak);
+        SequenceCache cache(&layout, &tight);
+        EXPECT_TRUE(Grow(layout, growth, &cache));
       }
     }
   }

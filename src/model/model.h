@@ -105,6 +105,12 @@ class Model {
     std::vector<int64_t> rank_k;  // [n_kv_heads + 1] prefix sums
     std::vector<int64_t> rank_v;
   };
+  // A head whose sealed entries Prune opened.
+  struct OpenedHead {
+    SequenceCache* cache;
+    int kv_head_idx;
+    int n_rows;  // from the first, that were sealed
+  };
   struct TokenPlace {
     int32_t token_id;
     int position;
@@ -146,9 +152,16 @@ class Model {
   // Rows of the job see the entries closed before them and their own rows, from token_idx on.
   void SeeMergedRows(int layer_idx, int kv_head_idx, int64_t token_idx, HeadJob* job);
   void ScoreEntries(int layer_idx, int kv_head_idx, const SequenceStep& step, HeadJob* job);
-  void Prune(int layer_idx, std::span<const SequenceStep> steps);
   std::vector<OnlineSvdHead> OnlineSvdHeads(int layer_idx, std::span<SequenceCache* const> caches,
                                             std::span<const SealJob> jobs) const;
+  Status Prune(int layer_idx, std::span<const SequenceStep> steps);
+  // Counts what sealing entries again, which Prune opened, has changed of them. `packed` are the
+  // blocks and records of each cache of SealRuns.
+  void MeasureReencodings(int layer_idx, std::span<SequenceCache* const> caches,
+                          std::span<const SequenceCache::RunObjects> packed);
+  // The sealed runs of a head, of one layer and cache.
+  PackedHead PackedHeadOf(int layer_idx, int kv_head_idx, std::span<const PackedRun> runs,
+                          const KeyRotation& rotation) const;
   void RunMlp(int layer_idx);
   void Observe(int layer_idx, QkvObserver* observer);
   void ComputeLogits(std::span<const SequenceStep> steps);
@@ -196,6 +209,7 @@ class Model {
   std::vector<int> n_closed_;            // [n_kv_heads, n_tokens] MergedRows::n_closed of the layer
   std::vector<ScoreNoise> noises_;       // of the jobs, where votes are noisy
   std::vector<SequenceCache*> sealing_;  // the caches whose step ended a run
+  std::vector<OpenedHead> opened_;       // in the layer at work
   Buffer hidden_;                        // [n_tokens, hidden_dim] f32, the residual stream
   Buffer normed_;                        // [n_tokens, hidden_dim]
   Buffer qk_;        // [n_tokens, (n_heads + n_kv_heads) * head_dim] f32, before RoPE

@@ -18,7 +18,7 @@ Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvOb
   RotateQueriesAndKeys(layer_idx);
   AppendRows(layer_idx, steps);
   KVL_RETURN_IF_ERROR(Attend(layer_idx, steps));
-  Prune(layer_idx, steps);
+  KVL_RETURN_IF_ERROR(Prune(layer_idx, steps));
   KVL_RETURN_IF_ERROR(SealRuns(layer_idx, sealing_));
   // A parallel MLP reads the stream as it was before attention added to it.
   const ModelConfig& c = config();
@@ -237,6 +237,18 @@ void Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
   });
 }
 
+PackedHead Model::PackedHeadOf(int layer_idx, int kv_head_idx, std::span<const PackedRun> runs,
+                               const KeyRotation& rotation) const {
+  return {.format = layout_.seal->format,
+          .kv_head_idx = kv_head_idx,
+          .n_kv_heads = layout_.n_kv_heads,
+          .layer_rank_v = static_cast<int>(offsets_[layer_idx].rank_v.back()),
+          .runs = runs.data(),
+          .n_runs = static_cast<int>(runs.size()),
+          .codebooks = CodebooksOf(layer_idx),
+          .rotation = rotation};
+}
+
 Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
   const ScopedTimer timer(&profile_.attention);
   const ModelConfig& c = config();
@@ -281,15 +293,7 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
       }
       job.blocks = step.cache->blocks(layer_idx, g).data() + first_block;
       if (layout_.seal.has_value()) {
-        const std::span<const PackedRun> runs = step.cache->runs(layer_idx, g);
-        job.packed = {.format = layout_.seal->format,
-                      .kv_head_idx = g,
-                      .n_kv_heads = c.n_kv_heads,
-                      .layer_rank_v = static_cast<int>(offsets.rank_v.back()),
-                      .runs = runs.data(),
-                      .n_runs = static_cast<int>(runs.size()),
-                      .codebooks = CodebooksOf(layer_idx),
-                      .rotation = rotation};
+        job.packed = PackedHeadOf(layer_idx, g, step.cache->runs(layer_idx, g), rotation);
       }
       job.n_entries = std::max(0, n_entries);
       job.first_visible = n_entries - n_new + 1;
@@ -378,6 +382,7 @@ Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
   if (!sealed.ok()) {
     return give_up(Error(sealed.code(), "layer {}: {}", layer_idx, MessageOf(sealed)));
   }
+  if (!opened_.empty()) MeasureReencodings(layer_idx, caches, objects);
   for (size_t i = 0; i < caches.size(); ++i) caches[i]->PlaceRun(layer_idx, objects[i]);
   return OkStatus();
 }

@@ -10,6 +10,7 @@
 #include "base/random.h"
 #include "kv/retention/merge.h"
 #include "kv/retention/prune.h"
+#include "kv/retention/reopen.h"
 #include "model/model.h"
 
 namespace kvlathe {
@@ -50,11 +51,47 @@ void Model::ScoreEntries(int layer_idx, int kv_head_idx, const SequenceStep& ste
   job->noise = &noises_.back();
 }
 
-void Model::Prune(int layer_idx, std::span<const SequenceStep> steps) {
+Status Model::Prune(int layer_idx, std::span<const SequenceStep> steps) {
   const ScopedTimer timer(&profile_.prune);
+  opened_.clear();
   for (const SequenceStep& step : steps) {
-    if (step.cache->must_prune()) PruneLayer(layout_, layer_idx, pool_, step.cache);
+    SequenceCache* cache = step.cache;
+    if (!cache->must_prune()) continue;
+    const bool reopens = cache->must_reopen(layer_idx);
+    std::vector<PackedHead> packed;
+    for (int g = 0; reopens && g < layout_.n_kv_heads; ++g) {
+      packed.push_back(PackedHeadOf(layer_idx, g, cache->runs(layer_idx, g), {}));
+    }
+    KVL_ASSIGN_OR_RETURN(const std::vector<int> n_sealed,
+                         PruneLayer(layout_, layer_idx, packed, pool_, cache));
+    if (!reopens) continue;
+    cache->mutable_reencoding()->n_times += layer_idx == 0 ? 1 : 0;
+    for (int g = 0; g < layout_.n_kv_heads; ++g) opened_.push_back({cache, g, n_sealed[g]});
   }
+  return OkStatus();
+}
+
+void Model::MeasureReencodings(int layer_idx, std::span<SequenceCache* const> caches,
+                               std::span<const SequenceCache::RunObjects> packed) {
+  std::vector<Reencoding> sums(opened_.size());
+  pool_->Run([&](int worker_id) {
+    const Range share = ShareOf(std::ssize(opened_), 1, worker_id, pool_->n_workers());
+    for (int64_t i = share.begin; i < share.end; ++i) {
+      const auto& [cache, g, n_rows] = opened_[i];
+      const auto found = std::ranges::find(caches, cache);
+      if (found == caches.end()) continue;  // what stays does not fill a block
+      const SequenceCache::RunObjects& objects = packed[found - caches.begin()];
+      const auto n_blocks = static_cast<int>(objects.packed[g].size());
+      const PackedRun run = {
+          .n_blocks = n_blocks, .record = objects.records[g], .layer_record = objects.layer_record};
+      sums[i] =
+          MeasureReencoding({.shape = layout_.shape(layer_idx, g),
+                             .packed = PackedHeadOf(layer_idx, g, {&run, 1}, {}),
+                             .blocks = objects.packed[g]},
+                            cache->blocks(layer_idx, g), std::min(n_rows, n_blocks * kBlockSize));
+    }
+  });
+  for (size_t i = 0; i < opened_.size(); ++i) opened_[i].cache->mutable_reencoding()->Add(sums[i]);
 }
 
 void Model::TakeDecisions() {

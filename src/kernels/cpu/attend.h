@@ -68,7 +68,7 @@ struct AttendParams {
   float* row_max = nullptr;  // [n_rows] maximum of the scaled scores
   float* row_sum = nullptr;  // [n_rows] sum of exp(score - row_max)
   // If not null, gets the scores as well: q k, not scaled, of entry e in column e - kv_begin of its
-  // row. Columns of entries that a row does not see are undefined. Plain blocks, no window.
+  // row. Columns of entries that a row does not see are undefined. No window.
   float* scores = nullptr;    // [n_rows, scores_stride]
   int64_t scores_stride = 0;  // a multiple of kBlockSize that holds the range
 };

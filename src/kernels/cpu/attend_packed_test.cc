@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "base/units.h"
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/attend_emulated.h"
 #include "kernels/cpu/attend_packed_problem.h"
@@ -39,6 +40,8 @@ std::vector<KernelSet> KernelSets() {
 
 struct Partial {
   std::vector<float> o, row_max, row_sum;
+  std::vector<float> scores;  // [n_rows, scores_stride], without a window
+  int64_t scores_stride = 0;
 };
 
 Partial RunAttend(const KernelSet& set, const PackedProblem& problem) {
@@ -47,6 +50,10 @@ Partial RunAttend(const KernelSet& set, const PackedProblem& problem) {
   Partial out = {.o = std::vector<float>(problem.n_rows * c.rank_v, kUntouched),
                  .row_max = std::vector<float>(problem.n_rows, kUntouched),
                  .row_sum = std::vector<float>(problem.n_rows, kUntouched)};
+  if (c.window == kNoWindow) {
+    out.scores_stride = RoundUp(problem.KvEnd() - c.kv_begin, kBlockSize);
+    out.scores.assign(problem.n_rows * out.scores_stride, kUntouched);
+  }
   Buffer scratch = Buffer::Allocate(kAttendScratchBytes, "test scratch").value();
   std::memset(scratch.data(), 0xff, scratch.n_bytes());
   const void* q = problem.q_bf16.data();
@@ -66,7 +73,9 @@ Partial RunAttend(const KernelSet& set, const PackedProblem& problem) {
                        .o = out.o.data(),
                        .o_stride = c.rank_v,
                        .row_max = out.row_max.data(),
-                       .row_sum = out.row_sum.data()},
+                       .row_sum = out.row_sum.data(),
+                       .scores = out.scores.empty() ? nullptr : out.scores.data(),
+                       .scores_stride = out.scores_stride},
                       scratch.data());
   return out;
 }
@@ -76,6 +85,7 @@ struct RowReference {
   double log_sum = -std::numeric_limits<double>::infinity();  // log of the sum of exp(score)
   double log_sum_error = 0;
   std::vector<double> o, o_error;
+  std::vector<double> scores, score_errors;  // of the entries that it sees; not scaled
 };
 
 // A rounding to Bf16 changes a number by at most 2^-8 of it; were the error uniform below that, its
@@ -104,6 +114,8 @@ RowReference Reference(const PackedProblem& problem, int row, bool is_exact) {
       variance += q * q * k.rounded[at] * k.rounded[at];
       parts += std::abs(q) * k.parts[at];
     }
+    ref.scores.push_back(score);
+    ref.score_errors.push_back(unit * std::sqrt(variance) + 2e-7 * parts);
     weights.push_back(score * problem.SmScale());
     score_errors.push_back((unit * std::sqrt(variance) + 2e-7 * parts) * problem.SmScale());
   }
@@ -145,6 +157,11 @@ void CheckPartial(const KernelSet& set, const PackedProblem& problem, const std:
       ASSERT_NEAR(got.row_max[row] + std::log(got.row_sum[row]), want.log_sum,
                   6 * want.log_sum_error)
           << what << " row " << row;
+    }
+    for (size_t i = 0; i < want.scores.size() && !got.scores.empty(); ++i) {
+      ASSERT_NEAR(got.scores[row * got.scores_stride + static_cast<int64_t>(i)], want.scores[i],
+                  6 * want.score_errors[i])
+          << what << " row " << row << " entry " << i;
     }
     for (int r = 0; r < rank_v; ++r) {
       const float o = got.o[int64_t{row} * rank_v + r];

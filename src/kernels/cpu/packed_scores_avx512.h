@@ -317,6 +317,12 @@ KVL_FLATTEN void ScoreTile(const Work& w, int row) {
     if (is_windowed) {
       MaskFirstScores(BeginOfRow(p, first + i.value) - w.first_entry, scores[i.value]);
     }
+    if (p.scores != nullptr) {
+      float* to = p.scores + (first + i.value) * p.scores_stride + w.first_entry - p.kv_begin;
+      Unroll<kBlockLines>([&](auto j) KVL_PART {
+        _mm512_storeu_ps(to + kLanes * j.value, scores[i.value][j.value]);
+      });
+    }
     RowState* state = &panel.rows[row + i.value];
     float* sums = panel.sums[row + i.value];
     RaiseRowMax(MaxOfLines(scores[i.value]), panel.log2_scale, state, sums);

@@ -7,30 +7,9 @@
 
 #include "base/check.h"
 #include "base/units.h"
+#include "kv/blocks/head_table.h"
 
 namespace kvlathe {
-
-// Heads differ in length once a method of the retention axis drops or merges entries; so each has
-// its own count.
-struct SequenceCache::HeadTable {
-  std::byte* sink = nullptr;
-  std::byte* table = nullptr;  // [n_blocks] pointers
-  int64_t table_bytes = 0;
-  int64_t n_blocks = 0;
-  std::byte* run_table = nullptr;  // [n_runs] PackedRun
-  int64_t run_table_bytes = 0;
-  int64_t n_runs = 0;
-  std::byte* entry_table = nullptr;  // EntryTable of n_blocks, under retention
-  int64_t entry_table_bytes = 0;
-  std::byte* open_entry = nullptr;  // OpenEntry, where entries are merged
-  int64_t n_dropped = 0;            // entries, dropped or merged
-
-  std::byte** blocks() const { return reinterpret_cast<std::byte**>(table); }
-  PackedRun* runs() const { return reinterpret_cast<PackedRun*>(run_table); }
-  int64_t n_sealed() const {
-    return n_runs == 0 ? 0 : runs()[n_runs - 1].first_block + runs()[n_runs - 1].n_blocks;
-  }
-};
 
 SequenceCache::SequenceCache(const CacheLayout* layout, BlockPool* pool)
     : layout_(layout), pool_(pool), heads_(layout->shapes.size()) {
@@ -58,29 +37,16 @@ int64_t SequenceCache::BlocksOf(const HeadTable& head, int64_t n_tokens) const {
   return BlocksFor(*layout_, n_tokens - head.n_dropped);
 }
 
-// The run that is sealed when n_tokens positions are there; n_blocks 0 when none is.
-RunExtent SequenceCache::RunEndingAt(int64_t n_tokens) const {
-  const int64_t n_sealed = heads_.empty() ? 0 : heads_.back().n_sealed();
-  return {n_sealed, SealedBlocks(*layout_, n_tokens, n_prompt_) - n_sealed, n_tokens <= n_prompt_};
-}
-
-int64_t SequenceCache::SealRoom(const RunExtent& run, int first_layer) const {
-  const int64_t n_gone = std::clamp<int64_t>(n_released_ - run.first_block, 0, run.n_blocks);
-  return SealRoomBytes(*layout_, run, first_layer, n_gone);
-}
-
 // What n_tokens positions, the last of which end `run`, need beyond what the heads hold.
 int64_t SequenceCache::MissingBytes(int64_t n_tokens, const RunExtent& run) const {
-  int64_t n_bytes = run.n_blocks > 0 ? SealRoom(run, 0) : 0;
+  int64_t n_bytes = SealRoom(n_tokens, run, 0);
   for (size_t i = 0; i < heads_.size(); ++i) {
     const HeadTable& head = heads_[i];
     const int64_t n_blocks = BlocksOf(head, n_tokens);
     const BlockShape& shape = layout_->shapes[i];
     if (head.sink == nullptr) n_bytes += SinkBytes(*layout_, shape);
     if (head.open_entry == nullptr) n_bytes += OpenEntryBytes(*layout_, shape);
-    if (run.n_blocks > 0) {
-      n_bytes += std::max<int64_t>(0, RunTableBytes(head.n_runs + 1) - head.run_table_bytes);
-    }
+    n_bytes += std::max<int64_t>(0, RunTableBytes(RunsWith(run, head)) - head.run_table_bytes);
     if (n_blocks <= head.n_blocks) continue;
     n_bytes += (n_blocks - head.n_blocks) * BlockObjectBytes(shape);
     n_bytes += std::max<int64_t>(0, TableBytes(n_blocks) - head.table_bytes);
@@ -117,6 +83,11 @@ bool SequenceCache::AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* o
 
 bool SequenceCache::SetTableSize(int64_t n_bytes, std::byte** table, int64_t* table_bytes) {
   if (n_bytes == *table_bytes) return true;
+  if (n_bytes == 0) {
+    pool_->Release(std::exchange(*table, nullptr));
+    *table_bytes = 0;
+    return true;
+  }
   std::byte* grown = *table == nullptr ? pool_->Allocate(ObjectKind::kTable, n_bytes)
                                        : pool_->Resize(*table, n_bytes);
   if (grown == nullptr) return false;
@@ -137,8 +108,7 @@ bool SequenceCache::GrowTables(int64_t n_tokens, const RunExtent& run) {
         !grow(EntryBytesFor(n_blocks), &head.entry_table, &head.entry_table_bytes)) {
       return false;
     }
-    if (run.n_blocks > 0 &&
-        !grow(RunTableBytes(head.n_runs + 1), &head.run_table, &head.run_table_bytes)) {
+    if (!grow(RunTableBytes(RunsWith(run, head)), &head.run_table, &head.run_table_bytes)) {
       return false;
     }
   }
@@ -154,12 +124,6 @@ void SequenceCache::ReleaseBlock(HeadTable* head, int64_t block_idx) {
   });
   if (run == runs.end() || run->first_block + run->n_blocks - 1 != block_idx) return;
   ReleaseRecords(&*run);
-}
-
-void SequenceCache::ReleaseRecords(PackedRun* run) {
-  for (const std::byte** record : {&run->record, &run->layer_record}) {
-    if (*record != nullptr) pool_->Release(const_cast<std::byte*>(std::exchange(*record, nullptr)));
-  }
 }
 
 void SequenceCache::ReleaseOutOfWindow() {
@@ -184,7 +148,8 @@ Status SequenceCache::Extend(int n_new) {
   if (n_new > 0) ReleaseOutOfWindow();
   const int64_t n_tokens = int64_t{n_tokens_} + n_new;
   const RunExtent run = RunEndingAt(n_tokens);
-  if (n_tokens <= n_writable_ && run.n_blocks == 0) {
+  const int64_t room_bytes = SealRoom(n_tokens, run, 0);
+  if (n_tokens <= n_writable_ && room_bytes == 0) {
     EnterNewEntries(n_tokens);
     return OkStatus();
   }
@@ -215,11 +180,9 @@ Status SequenceCache::Extend(int n_new) {
   }
   CountWritable();
   EnterNewEntries(n_tokens);
-  if (run.n_blocks > 0) {
-    run_to_seal_ = run;
-    aside_bytes_ = SealRoom(run, 0);
-    KVL_CHECK(pool_->SetAside(aside_bytes_));  // HasRoomFor counted it
-  }
+  run_to_seal_ = run;
+  aside_bytes_ = room_bytes;
+  KVL_CHECK(pool_->SetAside(aside_bytes_));  // HasRoomFor counted it
   return OkStatus();
 }
 
@@ -280,12 +243,9 @@ void SequenceCache::DropPruned(int layer_idx) {
     while (head.n_blocks > n_blocks) ReleaseBlock(&head, --head.n_blocks);
     // A system without memory for smaller tables leaves the large ones, and bytes() says so.
     SetTableSize(TableBytes(n_blocks), &head.table, &head.table_bytes);
-    if (layout_->RetentionIsOver(n_tokens_, n_prompt_)) {
-      if (head.entry_table != nullptr) pool_->Release(std::exchange(head.entry_table, nullptr));
-      head.entry_table_bytes = 0;
-    } else {
-      SetTableSize(EntryTableBytes(*layout_, n_blocks), &head.entry_table, &head.entry_table_bytes);
-    }
+    const bool is_over = layout_->RetentionIsOver(n_tokens_, n_prompt_);
+    SetTableSize(is_over ? 0 : EntryTableBytes(*layout_, n_blocks), &head.entry_table,
+                 &head.entry_table_bytes);
   }
   if (layer_idx + 1 < layout_->n_layers) return;
   kept_ = {};
@@ -308,78 +268,10 @@ void SequenceCache::SetMerged(int layer_idx, int kv_head_idx, int64_t n_entries)
   if (&head == &heads_.back()) CountWritable();
 }
 
-StatusOr<SequenceCache::RunObjects> SequenceCache::TakeRunObjects(int layer_idx) {
-  KVL_CHECK(must_seal());
-  pool_->ReturnAside(std::exchange(aside_bytes_, 0));
-  RunObjects objects;
-  bool ok = true;
-  const auto take = [&](ObjectKind kind, int64_t n_bytes) -> std::byte* {
-    if (n_bytes == 0 || !ok) return nullptr;
-    std::byte* object = pool_->Allocate(kind, n_bytes);
-    ok = object != nullptr;
-    return object;
-  };
-  for (int g = 0; g < layout_->n_kv_heads; ++g) {
-    const PackedShape shape = PackedShapeOf(*layout_, layer_idx, g, run_to_seal_);
-    std::vector<std::byte*>& packed = objects.packed.emplace_back();
-    for (int64_t b = 0; b < run_to_seal_.n_blocks; ++b) {
-      packed.push_back(take(ObjectKind::kBlock, PackedBlockObjectBytes(shape)));
-    }
-    objects.records.push_back(take(ObjectKind::kRunRecord, RunRecordObjectBytes(shape)));
-    if (g == 0) {
-      objects.layer_record = take(ObjectKind::kLayerRecord, LayerRecordObjectBytes(shape));
-    }
-  }
-  if (ok) return objects;
-  DropRunObjects(objects);
-  return Error(StatusCode::kResourceExhausted, "no memory to seal {} positions of layer {}",
-               run_to_seal_.n_blocks * kBlockSize, layer_idx);
-}
-
-void SequenceCache::DropRunObjects(const RunObjects& objects) {
-  const auto release = [&](std::byte* object) {
-    if (object != nullptr) pool_->Release(object);
-  };
-  for (const std::vector<std::byte*>& head : objects.packed) std::ranges::for_each(head, release);
-  std::ranges::for_each(objects.records, release);
-  release(objects.layer_record);
-}
-
-void SequenceCache::PlaceRun(int layer_idx, const RunObjects& objects) {
-  // One reference for each head, before any of them may give its own back.
-  for (int g = 1; objects.layer_record != nullptr && g < layout_->n_kv_heads; ++g) {
-    pool_->AddReference(objects.layer_record);
-  }
-  for (int g = 0; g < layout_->n_kv_heads; ++g) {
-    HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + g];
-    for (int64_t b = 0; b < run_to_seal_.n_blocks; ++b) {
-      std::byte*& block = head.blocks()[run_to_seal_.first_block + b];
-      if (block == nullptr) {  // fell out of the window
-        pool_->Release(objects.packed[g][b]);
-        continue;
-      }
-      pool_->Release(std::exchange(block, objects.packed[g][b]));
-    }
-    head.runs()[head.n_runs++] = {.first_block = static_cast<int>(run_to_seal_.first_block),
-                                  .n_blocks = static_cast<int>(run_to_seal_.n_blocks),
-                                  .is_prompt = run_to_seal_.is_prompt,
-                                  .record = objects.records[g],
-                                  .layer_record = objects.layer_record};
-    // A narrow window may have left the whole run behind before it is sealed.
-    const int64_t last_block = run_to_seal_.first_block + run_to_seal_.n_blocks - 1;
-    if (head.blocks()[last_block] == nullptr) ReleaseRecords(&head.runs()[head.n_runs - 1]);
-  }
-  if (layer_idx + 1 == layout_->n_layers) {
-    run_to_seal_ = {};
-    return;
-  }
-  aside_bytes_ = SealRoom(run_to_seal_, layer_idx + 1);
-  KVL_CHECK(pool_->SetAside(aside_bytes_));  // part of what was set aside for this layer as well
-}
-
 void SequenceCache::Clear() {
   pool_->ReturnAside(std::exchange(aside_bytes_, 0));
   run_to_seal_ = {};
+  reencoding_ = {};
   for (HeadTable& head : heads_) {
     for (int64_t b = n_released_; b < head.n_blocks; ++b) ReleaseBlock(&head, b);
     for (std::byte* object :
@@ -421,11 +313,6 @@ KvBytes SequenceCache::bytes() const {
     }
   }
   return bytes;
-}
-
-std::span<const PackedRun> SequenceCache::runs(int layer_idx, int kv_head_idx) const {
-  const HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + kv_head_idx];
-  return {head.runs(), static_cast<size_t>(head.n_runs)};
 }
 
 std::span<std::byte* const> SequenceCache::blocks(int layer_idx, int kv_head_idx) const {

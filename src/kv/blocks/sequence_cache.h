@@ -17,6 +17,23 @@
 
 namespace kvlathe {
 
+// Sums over the entries of all heads that were sealed more than once, each time but the first.
+struct Reencoding {
+  int64_t n_times = 0;  // prune points at which sealed entries were dropped
+  int64_t n_rows = 0;
+  // Squared distances of rows before and after, and squared rows, of K and of V as they are stored.
+  double k_error = 0, k_norm = 0, v_error = 0, v_norm = 0;
+
+  void Add(const Reencoding& more) {
+    n_times += more.n_times;
+    n_rows += more.n_rows;
+    k_error += more.k_error;
+    k_norm += more.k_norm;
+    v_error += more.v_error;
+    v_norm += more.v_norm;
+  }
+};
+
 class SequenceCache {
  public:
   // `layout` and `pool` outlive the cache.
@@ -69,9 +86,21 @@ class SequenceCache {
   EntryTable entries(int layer_idx, int kv_head_idx) const;
   bool must_prune() const { return kept_.n > 0; }
   const KeptEntries& kept() const { return kept_; }
+  // Whether entries of the layer to be dropped are sealed. Then TakeKeptBlocks, PlaceKeptBlocks and
+  // DropPruned follow each other, and what is left is sealed again.
+  bool must_reopen(int layer_idx) const;
+  // Takes plain blocks for the kept entries of every head of the layer, [n_kv_heads]; blocks() and
+  // runs() still tell where their rows are. kResourceExhausted when the system has no memory; then
+  // nothing was taken.
+  StatusOr<std::vector<std::vector<std::byte*>>> TakeKeptBlocks(int layer_idx);
+  // The rows of the kept entries are in these blocks now, which take the place of all others.
+  void PlaceKeptBlocks(int layer_idx, const std::vector<std::vector<std::byte*>>& kept);
   // The kept entries are the first kept().n of every head of the layer now: gives the blocks behind
   // them back. With the last layer the prune is done.
   void DropPruned(int layer_idx);
+  // What sealing entries again cost so far; not part of a saved sequence.
+  const Reencoding& reencoding() const { return reencoding_; }
+  Reencoding* mutable_reencoding() { return &reencoding_; }
 
   // --- Merging (kv/retention/merge.h), in a step, layer by layer from the first. ---
 
@@ -108,7 +137,9 @@ class SequenceCache {
   void ReleaseBlock(HeadTable* head, int64_t block_idx);
   void ReleaseRecords(PackedRun* run);
   RunExtent RunEndingAt(int64_t n_tokens) const;
-  int64_t SealRoom(const RunExtent& run, int first_layer) const;
+  static int64_t RunsWith(const RunExtent& run, const HeadTable& head);
+  int64_t SealRoom(int64_t n_tokens, const RunExtent& run, int first_layer) const;
+  void SetRoomAside(int first_layer);
   int64_t MissingBytes(int64_t n_tokens, const RunExtent& run) const;
   bool AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* objects);
   bool GrowTables(int64_t n_tokens, const RunExtent& run);
@@ -130,6 +161,7 @@ class SequenceCache {
   int64_t n_released_ = 0;        // blocks of every head that fell out of the window
   int64_t n_writable_ = 0;        // positions that the objects of every head hold
   std::vector<HeadTable> heads_;  // [n_layers * n_kv_heads]
+  Reencoding reencoding_;
 };
 
 }  // namespace kvlathe

@@ -203,11 +203,16 @@ Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
     const int64_t n_left = file.n_tokens - cache->n_tokens();
     const int64_t n = n_left == 1 ? 1 : std::min<int64_t>(kBlockSize, n_left - 1);
     KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(std::min(n, cache->max_step()))));
-    for (int l = 0; cache->must_seal() && l < file.layout.n_layers; ++l) {
+    for (int l = 0; l < file.layout.n_layers; ++l) {
+      if (cache->must_reopen(l)) {
+        KVL_ASSIGN_OR_RETURN(const auto kept, cache->TakeKeptBlocks(l));
+        cache->PlaceKeptBlocks(l, kept);
+      }
+      if (cache->must_prune()) cache->DropPruned(l);
+      if (!cache->must_seal()) continue;
       KVL_ASSIGN_OR_RETURN(const SequenceCache::RunObjects objects, cache->TakeRunObjects(l));
       cache->PlaceRun(l, objects);
     }
-    for (int l = 0; cache->must_prune() && l < file.layout.n_layers; ++l) cache->DropPruned(l);
     for (size_t i = 0; i < file.n_entries.size(); ++i) {
       const int l = static_cast<int>(i) / file.layout.n_kv_heads;
       const int g = static_cast<int>(i) % file.layout.n_kv_heads;

@@ -276,18 +276,18 @@ int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t
   if (layout.seal.has_value() && n_tokens / kBlockSize > n_max) return -1;
   const HeldRuns held(layout, n_tokens, n_prompt);
   const int64_t first_plain = std::max(held.n_sealed(), held.n_unseen());
-  int64_t n_plain = 0;
-  if (n_entries.empty()) n_plain = HeldBlocks(layout, n_tokens, n_prompt) - first_plain;
+  int64_t n_held = 0;
+  if (n_entries.empty()) n_held = HeldBlocks(layout, n_tokens, n_prompt);
   int64_t n_bytes = 0;
   for (size_t i = 0; i < layout.shapes.size(); ++i) {
     const BlockShape& head = layout.shapes[i];
     const bool is_first = i % layout.n_kv_heads == 0;
     if (!n_entries.empty()) {
-      n_plain = (int64_t{n_entries[i]} + kBlockSize - 1) / kBlockSize - first_plain;
+      n_held = (int64_t{n_entries[i]} + kBlockSize - 1) / kBlockSize;
     }
-    n_bytes += SinkBytes(layout, head) + n_plain * BlockObjectBytes(head);
+    n_bytes += SinkBytes(layout, head) + (n_held - first_plain) * BlockObjectBytes(head);
     n_bytes += OpenEntryBytes(layout, head);
-    if (!layout.RetentionIsOver(n_tokens, n_prompt)) n_bytes += EntryTableBytes(layout, n_plain);
+    if (!layout.RetentionIsOver(n_tokens, n_prompt)) n_bytes += EntryTableBytes(layout, n_held);
     const int layer_rank_v =
         is_first ? held.LayerRankV(static_cast<int>(i / layout.n_kv_heads)) : 0;
     for (const RunExtent& run : held.runs()) {

@@ -3,8 +3,15 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "kernels/cpu/block_layout.h"
 
 namespace kvlathe {
+namespace {
+
+// A smaller one would seal what stays more often, at an error each time.
+constexpr double kSealedSlack = 0.25;
+
+}  // namespace
 
 std::span<const RetentionMethod> RetentionMethods() {
   static constexpr RetentionMethod kMethods[] = {
@@ -24,7 +31,10 @@ std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec) {
   const auto method = std::ranges::find(methods, stage->name, &RetentionMethod::name);
   KVL_CHECK(method != methods.end());
   RetentionPlan plan = method->plan(*stage);
-  if (is_sealed && !plan.merge.has_value()) KeepWhatIsGenerated(&plan);
+  if (is_sealed && plan.prunes_decode && !plan.merge.has_value()) {
+    plan.slack = kSealedSlack;
+    plan.interval = std::max(plan.interval, kBlockSize);
+  }
   return plan;
 }
 

@@ -19,8 +19,8 @@ struct RetentionMethod {
 std::span<const RetentionMethod> RetentionMethods();
 
 // What a cache of this spec keeps; nothing where it keeps every entry. The spec is supported. With
-// a quantizer entries are dropped from the prompt alone, before what is left of it is sealed; a
-// window is the quantizer's then.
+// a quantizer budgets have slack once the prompt has ended, as dropping entries means sealing the
+// others again; a window is the quantizer's then.
 std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec);
 
 // The budget that `keep`, `budget` and `prune` of a stage say, of every method that has them.

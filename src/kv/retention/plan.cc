@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/units.h"
 #include "kernels/cpu/block_layout.h"
@@ -11,15 +12,46 @@ namespace {
 
 int64_t BlocksOf(int64_t n_entries) { return RoundUp(n_entries, kBlockSize) / kBlockSize; }
 
-// The last prune point up to n_tokens; 0 before the first.
-int64_t LastPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens) {
-  if (n_tokens >= place.n_prompt) {
-    if (!plan.prunes_decode) return place.n_prompt;
-    return n_tokens - (n_tokens - place.n_prompt) % plan.interval;
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
+// The prune point after `last`, at or behind the prompt's end: the first position count at which
+// n_entries, those that `last` left, and one more per position exceed the budget by the slack.
+int64_t NextCut(const RetentionPlan& plan, const PromptPlace& place, int64_t last,
+                int64_t n_entries) {
+  const double growth = plan.of_prompt ? 0 : plan.keep;  // of the budget, per position
+  const double net_growth = 1 - (1 + plan.slack) * growth;
+  constexpr double kStandstill = 1e-3;
+  if (net_growth < kStandstill) return kNever;
+  const auto is_due = [&](int64_t at) {
+    const auto budget = static_cast<double>(KeptAt(plan, place, at).n);
+    const double excess = static_cast<double>(n_entries + at - last) - budget;
+    return excess >= std::max<double>(plan.interval, plan.slack * budget);
+  };
+  // Not before this, as budgets are never below the share that they round up; from here few steps
+  // are left.
+  const double share = growth > 0 ? growth * static_cast<double>(last) - place.n_sink
+                                  : static_cast<double>(KeptAt(plan, place, last).n);
+  const auto entries = static_cast<double>(n_entries);
+  const double to_go = std::max((share + plan.interval - entries) / (1 - growth),
+                                ((1 + plan.slack) * share - entries) / net_growth);
+  int64_t at = last + std::max<int64_t>(1, static_cast<int64_t>(to_go) - 1);
+  while (!is_due(at)) ++at;
+  return at;
+}
+
+// The last prune point up to n_tokens, at or behind the prompt's end.
+int64_t LastCut(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens) {
+  const int64_t n_seen = std::max<int64_t>(0, place.n_prompt - place.n_sink);
+  int64_t at = place.n_prompt;
+  int64_t n_entries = std::min(n_seen, KeptAt(plan, place, at).n);
+  for (;;) {
+    const int64_t next = NextCut(plan, place, at, n_entries);
+    if (next > n_tokens) return at;
+    const bool is_periodic = plan.of_prompt || plan.keep == 0;
+    if (is_periodic && at > place.n_prompt) return n_tokens - (n_tokens - at) % (next - at);
+    at = next;
+    n_entries = KeptAt(plan, place, at).n;
   }
-  const int64_t n_seen = n_tokens - place.n_sink;
-  if (!plan.prunes_runs || n_seen < plan.run) return 0;
-  return n_tokens - n_seen % plan.run;
 }
 
 // Entries on both sides of prune points. What is kept grows by at most one per position, so a head
@@ -39,6 +71,17 @@ struct Ladder {
 };
 
 }  // namespace
+
+int64_t LastPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens) {
+  if (n_tokens >= place.n_prompt) {
+    if (!plan.prunes_decode) return place.n_prompt;
+    if (plan.slack > 0) return LastCut(plan, place, n_tokens);
+    return n_tokens - (n_tokens - place.n_prompt) % plan.interval;
+  }
+  const int64_t n_seen = n_tokens - place.n_sink;
+  if (!plan.prunes_runs || n_seen < plan.run) return 0;
+  return n_tokens - n_seen % plan.run;
+}
 
 KeptEntries KeptAt(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens) {
   const bool is_known = place.n_prompt < (int64_t{1} << 62);
@@ -67,7 +110,11 @@ int64_t NextPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int6
     const int64_t n_runs = std::max<int64_t>(0, n_tokens - place.n_sink) / plan.run;
     return std::min(place.n_prompt, place.n_sink + (n_runs + 1) * plan.run);
   }
-  if (!plan.prunes_decode) return INT64_MAX;
+  if (!plan.prunes_decode) return kNever;
+  if (plan.slack > 0) {
+    const int64_t last = LastCut(plan, place, n_tokens);
+    return NextCut(plan, place, last, Ladder{plan, place}.After(last));
+  }
   const int64_t n_done = (n_tokens - place.n_prompt) / plan.interval;
   return place.n_prompt + (n_done + 1) * plan.interval;
 }
@@ -77,7 +124,7 @@ bool IsPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n
 }
 
 int64_t BlocksAfterPrune(const RetentionPlan& plan, int64_t n_before, int64_t n_kept) {
-  return BlocksOf(std::min(n_before, n_kept + plan.interval));
+  return BlocksOf(plan.slack > 0 ? n_kept : std::min(n_before, n_kept + plan.interval));
 }
 
 RetainedLength RetainedAt(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens) {

@@ -2,8 +2,9 @@
 // axis have in common. What they differ in is which entries (select.h) and by whose votes.
 //
 // Entries are dropped at prune points: where a run of the prompt ends, where the prompt ends, and
-// every `interval` positions after it. They depend on positions and on where the prompt ends alone,
-// never on how a scheduler cut the prompt. All heads keep the same number of entries.
+// every `interval` positions after it, or where entries have outgrown their budget by `slack`. They
+// depend on positions and on where the prompt ends alone, never on how a scheduler cut the prompt.
+// All heads keep the same number of entries.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +45,10 @@ struct RetentionPlan {
   bool prunes_decode = true;  // after it
   int run = 512;              // positions of the prompt between two prune points
   int interval = 1;           // positions between two prune points after the prompt; 0: none
+  // After the prompt a head may hold this share of its budget beyond it, at least `interval`
+  // entries, before it is cut to it; where (1 + slack) keep reaches 1 it never is. 0: cut every
+  // `interval` positions.
+  double slack = 0;
   // Of noisy votes: at the prompt, and at the last position to be generated; linear in between.
   double tau_init = 1, tau_end = 1;
 
@@ -71,9 +76,12 @@ KeptEntries KeptAt(const RetentionPlan& plan, const PromptPlace& place, int64_t 
 // The next position count after n_tokens at which entries may be dropped. A step never crosses one.
 int64_t NextPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
 bool IsPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
+// The last prune point up to n_tokens; 0 before the first.
+int64_t LastPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
 
 // Blocks that a head keeps when a prune leaves n_kept of n_before entries: room for the entries up
-// to the next prune stays, so that a decode does not give a block back and take it again.
+// to the next prune stays, so that a decode does not give a block back and take it again. With
+// slack none does: prunes are rare.
 int64_t BlocksAfterPrune(const RetentionPlan& plan, int64_t n_before, int64_t n_kept);
 
 // What a head holds once n_tokens positions are there and what was due is dropped.

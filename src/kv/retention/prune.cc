@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kv/retention/reopen.h"
 #include "kv/retention/select.h"
 
 namespace kvlathe {
@@ -36,15 +37,19 @@ void MoveRows(const BlockShape& shape, std::span<std::byte* const> blocks,
   }
 }
 
-// Rows, positions and votes take their new places; votes that count one prune only start again.
-void CloseGaps(const RetentionPlan& plan, const BlockShape& shape,
-               std::span<std::byte* const> blocks, std::span<const RowMove> moves, int n_kept,
-               const EntryTable& table) {
+// Rows take their new places.
+void CloseRows(const BlockShape& shape, std::span<std::byte* const> blocks,
+               std::span<const RowMove> moves) {
   if (shape.row_type == DType::kF32) {
     MoveRows<uint32_t>(shape, blocks, moves);
   } else {
     MoveRows<uint16_t>(shape, blocks, moves);
   }
+}
+
+// So do positions and votes; votes that count one prune only start again.
+void CloseEntries(const RetentionPlan& plan, std::span<const RowMove> moves, int n_kept,
+                  const EntryTable& table) {
   for (const RowMove& move : moves) {
     table.position(move.to) = table.position(move.from);
     if (plan.HasVotes()) table.sum(move.to) = table.sum(move.from);
@@ -55,31 +60,48 @@ void CloseGaps(const RetentionPlan& plan, const BlockShape& shape,
 
 }  // namespace
 
-void PruneLayer(const CacheLayout& layout, int layer_idx, ThreadPool* pool, SequenceCache* cache) {
+StatusOr<std::vector<int>> PruneLayer(const CacheLayout& layout, int layer_idx,
+                                      std::span<const PackedHead> packed, ThreadPool* pool,
+                                      SequenceCache* cache) {
   KVL_CHECK(cache->must_prune());
   const RetentionPlan& plan = *layout.retention;
   const KeptEntries kept = cache->kept();
+  const bool reopens = cache->must_reopen(layer_idx);
+  std::vector<std::vector<std::byte*>> opened;
+  if (reopens) {
+    KVL_ASSIGN_OR_RETURN(opened, cache->TakeKeptBlocks(layer_idx));
+  }
   std::vector<EntryTable> tables;
   for (int g = 0; g < layout.n_kv_heads; ++g) tables.push_back(cache->entries(layer_idx, g));
-  // While decoding, a gap takes the last row; in a prompt the order of positions stays.
-  const bool in_order = cache->n_tokens() <= cache->n_prompt();
+  // While decoding, a gap takes the last row; in a prompt, and in what is to be sealed, the order
+  // of positions stays.
+  const bool in_order = layout.seal.has_value() || cache->n_tokens() <= cache->n_prompt();
   std::vector<int> dropped_by_all;
   if (plan.shares_heads) {
     dropped_by_all = ChooseDropped(plan, kept, cache->n_entries(layer_idx, 0), tables);
   }
+  std::vector<int> n_sealed(layout.n_kv_heads);
   pool->Run([&](int worker_id) {
     const Range heads = ShareOf(layout.n_kv_heads, 1, worker_id, pool->n_workers());
     for (int g = static_cast<int>(heads.begin); g < heads.end; ++g) {
+      const BlockShape& shape = layout.shape(layer_idx, g);
+      const auto blocks = cache->blocks(layer_idx, g);
       const int n_entries = cache->n_entries(layer_idx, g);
       const std::vector<int> dropped = plan.shares_heads
                                            ? dropped_by_all
                                            : ChooseDropped(plan, kept, n_entries, {&tables[g], 1});
       const std::vector<RowMove> moves = MovesThatClose(dropped, n_entries, in_order);
-      CloseGaps(plan, layout.shape(layer_idx, g), cache->blocks(layer_idx, g), moves,
-                static_cast<int>(std::min<int64_t>(kept.n, n_entries)), tables[g]);
+      if (reopens) {
+        n_sealed[g] = CopyKept({shape, packed[g], blocks, n_entries}, dropped, opened[g]);
+      } else {
+        CloseRows(shape, blocks, moves);
+      }
+      CloseEntries(plan, moves, static_cast<int>(std::min<int64_t>(kept.n, n_entries)), tables[g]);
     }
   });
+  if (reopens) cache->PlaceKeptBlocks(layer_idx, opened);
   cache->DropPruned(layer_idx);
+  return n_sealed;
 }
 
 }  // namespace kvlathe

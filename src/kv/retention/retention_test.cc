@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 #include <vector>
 
 #include "base/random.h"
@@ -35,15 +36,20 @@ TEST(RetentionPlan, BudgetsAreThoseOfTheSpec) {
   EXPECT_EQ(kept("snapkv(budget=8,window=32)", 1000), std::pair(int64_t{32}, int64_t{32}));
 }
 
-// What is sealed stays, and nothing is before the prompt ends, whoever seals it.
-TEST(RetentionPlan, SealedEntriesStay) {
+// Nothing is sealed before the prompt ends, whoever seals it; behind it entries may outgrow the
+// budget, where anything is dropped at all.
+TEST(RetentionPlan, SealedBudgetsHaveSlack) {
   for (const char* text : {"h2o+kivi", "lathe(ratio=8)+h2o", "lathe(ratio=8)+tova",
-                           "fdc+keyformer(interval=4)+int8"}) {
-    EXPECT_TRUE(PlanOf(text).prunes_runs) << text;
-    EXPECT_FALSE(PlanOf(text).prunes_decode) << text;
+                           "fdc+keyformer(interval=4)+int8", "fdc+keyformer(interval=90)+int8"}) {
+    const RetentionPlan plan = PlanOf(text);
+    EXPECT_TRUE(plan.prunes_runs && plan.prunes_decode) << text;
+    EXPECT_EQ(plan.slack, 0.25) << text;
+    EXPECT_EQ(plan.interval, std::string_view(text).find("90") != std::string_view::npos ? 90 : 64)
+        << text;
     EXPECT_EQ(SealPlanOf(*Spec::Parse(text))->prompt_run, 0) << text;
   }
-  EXPECT_TRUE(PlanOf("lathe(rate=0.5)+h2o").prunes_decode);
+  EXPECT_EQ(PlanOf("lathe(rate=0.5)+h2o").slack, 0);
+  EXPECT_FALSE(PlanOf("snapkv+kivi").prunes_decode);
   EXPECT_FALSE(RetentionPlanOf(*Spec::Parse("lathe(ratio=4)+window")).has_value());
 }
 
@@ -62,6 +68,15 @@ TEST(RetentionPlan, PrunePointsDependOnPositionsAlone) {
   EXPECT_EQ(points("snapkv"), (Points{1300}));
 }
 
+// Whether a head with n_entries is cut behind the prompt, where budgets have slack.
+bool HasOutgrownBudget(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens,
+                       int64_t n_entries) {
+  if (!plan.of_prompt && 1 - (1 + plan.slack) * plan.keep < 1e-3) return false;
+  const int64_t budget = KeptAt(plan, place, n_tokens).n, excess = n_entries - budget;
+  return excess >= plan.interval &&
+         static_cast<double>(excess) >= plan.slack * static_cast<double>(budget);
+}
+
 // Every prune, one after the other.
 RetainedLength Simulate(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens) {
   RetainedLength length;
@@ -69,7 +84,11 @@ RetainedLength Simulate(const RetentionPlan& plan, const PromptPlace& place, int
     if (n > place.n_sink) ++length.n_entries;
     length.n_blocks = std::max(length.n_blocks, (length.n_entries + 63) / 64);
     length.max_blocks = std::max(length.max_blocks, length.n_blocks);
-    if (!IsPrunePoint(plan, place, n)) continue;
+    const bool is_point = IsPrunePoint(plan, place, n);
+    if (plan.slack > 0 && n > place.n_prompt) {
+      EXPECT_EQ(is_point, HasOutgrownBudget(plan, place, n, length.n_entries)) << n;
+    }
+    if (!is_point) continue;
     const int64_t kept = std::min(length.n_entries, KeptAt(plan, place, n).n);
     length.n_blocks = BlocksAfterPrune(plan, length.n_entries, kept);
     length.n_entries = kept;
@@ -94,11 +113,12 @@ TEST(RetentionPlan, LengthsEqualASimulation) {
     plan.prunes_decode = random.Below(4) != 0;
     plan.run = 64 * (1 + static_cast<int>(random.Below(4)));
     plan.interval = 1 + static_cast<int>(random.Below(2) * random.Below(90));
+    if (plan.prunes_decode && random.Below(2) == 0) plan.slack = 0.01 + random.Uniform();
     const PromptPlace place = {.n_sink = static_cast<int>(random.Below(6)),
                                .n_prompt = random.Below(8) == 0
                                                ? std::numeric_limits<int64_t>::max()
                                                : 1 + static_cast<int64_t>(random.Below(900))};
-    for (int64_t n : {1, 3, 63, 64, 65, 129, 300, 577, 801, 1200}) {
+    for (int64_t n : {1, 3, 63, 64, 65, 129, 300, 577, 801, 1200, 4000}) {
       const RetainedLength want = Simulate(plan, place, n), got = RetainedAt(plan, place, n);
       ASSERT_EQ(got.n_entries, want.n_entries) << "case " << i << " at " << n;
       ASSERT_EQ(got.n_blocks, want.n_blocks) << "case " << i << " at " << n;

@@ -1,0 +1,34 @@
+// What a sequence holds of one KV head.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/attend.h"
+#include "kv/blocks/sequence_cache.h"
+
+namespace kvlathe {
+
+// Heads differ in length once a method of the retention axis drops or merges entries; so each has
+// its own count.
+struct SequenceCache::HeadTable {
+  std::byte* sink = nullptr;
+  std::byte* table = nullptr;  // [n_blocks] pointers
+  int64_t table_bytes = 0;
+  int64_t n_blocks = 0;
+  std::byte* run_table = nullptr;  // [n_runs] PackedRun
+  int64_t run_table_bytes = 0;
+  int64_t n_runs = 0;
+  std::byte* entry_table = nullptr;  // EntryTable of n_blocks, under retention
+  int64_t entry_table_bytes = 0;
+  std::byte* open_entry = nullptr;  // OpenEntry, where entries are merged
+  int64_t n_dropped = 0;            // entries, dropped or merged
+
+  std::byte** blocks() const { return reinterpret_cast<std::byte**>(table); }
+  PackedRun* runs() const { return reinterpret_cast<PackedRun*>(run_table); }
+  int64_t n_sealed() const {
+    return n_runs == 0 ? 0 : runs()[n_runs - 1].first_block + runs()[n_runs - 1].n_blocks;
+  }
+};
+
+}  // namespace kvlathe
