@@ -46,14 +46,15 @@ bases() {
   for source in text random; do
     specs=()
     for rate in 0.25 0.5 0.625; do
-      specs+=(--kv "fdc(rate=$rate)" --kv "zack(rate=$rate)" --kv "zack(rate=$rate,normalise=on)" --kv "lathe(rate=$rate)" --kv "palu(rate=$rate,round=16)")
+      specs+=(--kv "fdc(rate=$rate)" --kv "zack(rate=$rate)" --kv "zack(rate=$rate,normalise=on)" --kv "lathe(rate=$rate)" --kv "lathe(rate=$rate,keys=before)" --kv "palu(rate=$rate,round=16)")
       if [ $source = text ]; then
         specs+=(--kv "palu(rate=$rate,round=16,ranks=uniform)")
-        specs+=(--kv "lathe(rate=$rate,centre=off)" --kv "lathe(rate=$rate,ranks=uniform)")
+        specs+=(--kv "lathe(rate=$rate,centre=off)" --kv "lathe(rate=$rate,ranks=uniform)" --kv "lathe(rate=$rate,keys=before,ranks=uniform)")
       fi
     done
     measure "Bases, calibrated on $source" --basis "$work/$source.safetensors" "${specs[@]}"
   done
+  measure "Not calibrated" --kv 'svd-online(rate=0.25)' --kv svd-online --kv 'svd-online(rate=0.75)'
 }
 
 quantizers() {
@@ -80,7 +81,7 @@ quantizers() {
 bits() {
   "$kvlathe" calibrate -m "$model" --text "$model/calibration.txt" -o "$work/text.safetensors" >/dev/null
   local specs=(--kv none)
-  for ratio in 2 2.5 3 3.5 4 5 6 7 8 10 12; do specs+=(--kv "lathe(ratio=$ratio)"); done
+  for ratio in 2 2.5 3 3.5 4 5 6 7 8 10 12; do specs+=(--kv "lathe(ratio=$ratio)" --kv "lathe(ratio=$ratio,keys=before)"); done
   measure "lathe by ratio" --basis "$work/text.safetensors" "${specs[@]}"
   measure "Uniform codes" --basis "$work/text.safetensors" --kv q8_0 --kv 'q8_0(hadamard=on)' --kv q4_0 --kv 'q4_0(hadamard=on)' \
     --kv 'kivi(bits=4,group=64)' --kv 'kcvt(bits=4)' --kv 'kvquant(bits=4)' --kv 'gear(bits=4)' \
@@ -89,7 +90,9 @@ bits() {
   measure "After a basis" --basis "$work/text.safetensors" --kv 'fdc(rate=0.25)+kivi(bits=4,group=64)' \
     --kv 'zack(rate=0.25)+kivi(bits=4,group=64)' --kv 'lathe(rate=0.25)+kivi(bits=4,group=64)' \
     --kv 'lathe(rate=0.25)+kvquant(bits=3)' --kv 'lathe(rate=0.25)+kivi(bits=2,group=64)' \
-    --kv 'lathe(rate=0.25)+kvquant(bits=2)' --kv 'lathe(rate=0.5)+kivi(bits=4,group=64)'
+    --kv 'lathe(rate=0.25)+kvquant(bits=2)' --kv 'lathe(rate=0.5)+kivi(bits=4,group=64)' \
+    --kv 'lathe(rate=0.25,keys=before)+kivi(bits=4,group=64)' --kv 'lathe(rate=0.25,keys=before)+kvquant(bits=3)' \
+    --kv 'lathe(rate=0.5,keys=before)+kivi(bits=4,group=64)'
   specs=()
   for ratio in 8 10 12; do
     for partner in 'snapkv(keep=0.5)' 'tova(keep=0.5)' 'h2o(keep=0.5)' 'lowrank(prefill=1,decode=0)'; do
@@ -97,7 +100,7 @@ bits() {
     done
   done
   measure "lathe with partners" --basis "$work/text.safetensors" "${specs[@]}"
-  measure "Without its parts" --basis "$work/text.safetensors" --kv 'lathe(ratio=8,centre=off)' --kv 'lathe(ratio=8,sink=0)'
+  measure "Without its parts" --basis "$work/text.safetensors" --kv 'lathe(ratio=8,centre=off)' --kv 'lathe(ratio=8,keys=before,centre=off)' --kv 'lathe(ratio=8,sink=0)'
 }
 
 retention() {
