@@ -132,6 +132,25 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsSealed) {
   }
 }
 
+TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereRunsHaveNoRecordOrABasisInTheFirst) {
+  const ModelBasis split = DrawRandomSplitBasis(2, 2, 32, 4, 9);
+  const ModelBasis latents = DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/true);
+  const std::pair<const char*, const ModelBasis*> cases[] = {
+      {"lathe(ratio=4,run=64)", &split},
+      {"lathe(ratio=4,keys=before,run=64)", &latents},
+      {"svd-online", nullptr}};
+  for (const auto& [text, basis] : cases) {
+    const auto spec = Spec::Parse(text);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const std::optional<SealPlan> seal = SealPlanOf(*spec);
+    const auto model = MakeModel(basis, spec->n_sink(), &*seal);
+    for (const int n_prompt : {1, 68, 210}) {
+      SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
+      ExpectSameBits(model.get(), n_prompt, spec->ToString());
+    }
+  }
+}
+
 TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesDropped) {
   const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
   for (const char* text :

@@ -103,20 +103,24 @@ std::vector<RunExtent> RunsOf(const CacheLayout& layout, int64_t n_tokens, int64
 
 PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_idx,
                           const RunExtent& run) {
-  const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
-  PackedShape packed{.format = layout.seal->format,
-                     .rank_k = shape.rank_k,
-                     .rank_v = shape.rank_v,
-                     .k_bits = shape.k_bits,
-                     .v_bits = shape.v_bits,
-                     .n_kv_heads = layout.n_kv_heads,
-                     .n_blocks = static_cast<int>(run.n_blocks),
-                     .is_prompt = run.is_prompt,
-                     .row_type = shape.row_type,
-                     .has_rotations = run.first_block == 0};
-  for (int g = 0; g < layout.n_kv_heads; ++g)
-    packed.layer_rank_v += layout.shape(layer_idx, g).rank_v;
-  return packed;
+  int layer_rank_v = 0;
+  for (int g = 0; g < layout.n_kv_heads; ++g) layer_rank_v += layout.shape(layer_idx, g).rank_v;
+  return PackedShapeOf(layout, layout.shape(layer_idx, kv_head_idx), layer_rank_v, run);
+}
+
+PackedShape PackedShapeOf(const CacheLayout& layout, const BlockShape& head, int layer_rank_v,
+                          const RunExtent& run) {
+  return {.format = layout.seal->format,
+          .rank_k = head.rank_k,
+          .rank_v = head.rank_v,
+          .k_bits = head.k_bits,
+          .v_bits = head.v_bits,
+          .n_kv_heads = layout.n_kv_heads,
+          .layer_rank_v = layer_rank_v,
+          .n_blocks = static_cast<int>(run.n_blocks),
+          .is_prompt = run.is_prompt,
+          .row_type = head.row_type,
+          .has_rotations = run.first_block == 0};
 }
 
 int64_t PackedBlockObjectBytes(const PackedShape& shape) {

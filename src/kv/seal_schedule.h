@@ -38,6 +38,9 @@ std::vector<RunExtent> RunsOf(const CacheLayout& layout, int64_t n_tokens, int64
 
 PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_idx,
                           const RunExtent& run);
+// The same of a head of that shape, in a layer whose rank_v sum to layer_rank_v.
+PackedShape PackedShapeOf(const CacheLayout& layout, const BlockShape& head, int layer_rank_v,
+                          const RunExtent& run);
 
 // Objects of a run: one block of a head, its record, the layer's record. 0 where there is none.
 int64_t PackedBlockObjectBytes(const PackedShape& shape);

@@ -38,17 +38,6 @@ class HeldRuns {
   int64_t n_sealed() const { return n_sealed_; }  // blocks, from the oldest
   int64_t n_unseen() const { return n_unseen_; }
 
-  // PackedShapeOf, with what the heads of the layer share given.
-  PackedShape ShapeOf(const BlockShape& head, int layer_rank_v, const RunExtent& run) const {
-    return {.format = layout_.seal->format,
-            .rank_k = head.rank_k,
-            .rank_v = head.rank_v,
-            .n_kv_heads = layout_.n_kv_heads,
-            .layer_rank_v = layer_rank_v,
-            .n_blocks = static_cast<int>(run.n_blocks),
-            .is_prompt = run.is_prompt};
-  }
-
   int LayerRankV(int layer_idx) const {
     int64_t sum = 0;
     for (int g = 0; g < layout_.n_kv_heads; ++g) sum += layout_.shape(layer_idx, g).rank_v;
@@ -291,7 +280,7 @@ int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t
     const int layer_rank_v =
         is_first ? held.LayerRankV(static_cast<int>(i / layout.n_kv_heads)) : 0;
     for (const RunExtent& run : held.runs()) {
-      const PackedShape shape = held.ShapeOf(head, layer_rank_v, run);
+      const PackedShape shape = PackedShapeOf(layout, head, layer_rank_v, run);
       const int64_t n_blocks =
           run.first_block + run.n_blocks - std::max(run.first_block, held.n_unseen());
       n_bytes += n_blocks * PackedBlockObjectBytes(shape) + RunRecordObjectBytes(shape);
