@@ -187,6 +187,10 @@ void Store(const ReferenceModel& m, int layer, const Storage& storage, const Qkv
     rows->values[g].push_back(
         basis == nullptr ? row.value
                          : TimesMatrix(Shifted(row.value, basis->value_offset, -1), basis->value));
+    if (is_plain || !basis->codes_rows) continue;
+    for (Vector* stored : {&rows->keys[g].back(), &rows->values[g].back()}) {
+      for (double& y : *stored) y = std::clamp(std::nearbyint(y * 16), -128.0, 127.0) / 16;
+    }
   }
 }
 

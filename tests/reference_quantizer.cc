@@ -227,7 +227,11 @@ double NearestUnit(int bits, double x) {
 
 void EncodeUnits(const std::vector<int>& bits, const RunOfRows& run, Matrix& rows) {
   for (size_t t = run.begin; t < run.end; ++t) {
-    for (size_t r = 0; r < rows[t].size(); ++r) rows[t][r] = NearestUnit(bits[r], rows[t][r]);
+    // What is 0 in steps of 1/16 is as near to either sign.
+    const double sign = (t - run.begin) % 2 == 0 ? 1e-9 : -1e-9;
+    for (size_t r = 0; r < rows[t].size(); ++r) {
+      rows[t][r] = NearestUnit(bits[r], rows[t][r] == 0 ? sign : rows[t][r]);
+    }
   }
 }
 

@@ -39,7 +39,8 @@ double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_t
                      {},         c.window,     SealPlanOf(spec), RetentionPlanOf(spec)};
   if (layout.SparesSinks()) layout.window = layout.seal->window;
   for (const HeadRanks& r : ranks) {
-    layout.shapes.push_back({r.rank_k, r.rank_v, row_type, r.k_bits, r.v_bits});
+    layout.shapes.push_back({r.rank_k, r.rank_v, row_type, r.k_bits, r.v_bits,
+                             layout.seal.has_value() && layout.seal->codes_open_rows});
   }
   return static_cast<double>(SequenceBytes(layout, c.max_seq_len, 1, c.max_seq_len / 2)) /
          static_cast<double>(ReferenceBytes(layout, c.max_seq_len));

@@ -39,7 +39,7 @@ AttendParams BlockParams(const HeadJob& job, const WorkItem& item, const Attenti
           .q = RowAt(job.q, item.row_begin, job.q_stride, job.shape.row_type),
           .q_stride = job.q_stride,
           .blocks = job.blocks,
-          .packed = job.packed.n_runs > 0 ? &job.packed : nullptr,
+          .packed = job.packed.n_runs > 0 || job.packed.open.n_blocks > 0 ? &job.packed : nullptr,
           .kv_begin = item.entry_begin,
           .kv_end = item.entry_end,
           .first_visible = job.first_visible + item.row_begin / job.gqa_group,

@@ -45,7 +45,7 @@ int64_t PayloadBytes(const AttentionCase& c) {
   for (size_t i = 0; i < c.layout.shapes.size(); ++i) {
     const BlockShape& shape = c.layout.shapes[i];
     const int64_t n_plain = c.lengths[i] - SealedBlocksOf(c) * kBlockSize;
-    n_bytes += n_plain * (shape.rank_k + shape.rank_v) * SizeOf(shape.row_type);
+    n_bytes += n_plain * (shape.rank_k + shape.rank_v) * shape.element_bytes();
     ForEachRun(c, i, [&](size_t, const PackedShape& run) {
       n_bytes += run.n_blocks * PackedBlockBytes(run) + RunRecordBytes(run);
       if (i % c.layout.n_kv_heads == 0) n_bytes += LayerRecordBytes(run);
@@ -69,7 +69,8 @@ CacheLayout DrawLayout(const AttentionBenchOptions& options, const BenchCache& s
   const int n_pairs = n_layers * options.n_kv_heads;
   if (spec.seal.has_value() && spec.seal->format.splits_bits) {
     for (const HeadRanks& r : DrawSplits(n_pairs, options.head_dim, spec.ratio, options.seed)) {
-      layout.shapes.push_back({r.rank_k, r.rank_v, DType::kBf16, r.k_bits, r.v_bits});
+      layout.shapes.push_back(
+          {r.rank_k, r.rank_v, DType::kBf16, r.k_bits, r.v_bits, spec.seal->codes_open_rows});
     }
     return layout;
   }
@@ -211,13 +212,19 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
                        .first_visible = c->lengths[i] - c->row.n_tokens + 1,
                        .out = out->as<Bf16>() + head * n_rows * options.head_dim,
                        .out_stride = int64_t{group} * shape.rank_v});
-    if (c->extents.empty()) continue;
+    if (c->extents.empty() && !shape.has_coded_rows) continue;
     PackedHead& packed = c->jobs.back().packed;
     packed = {.format = c->layout.seal->format,
               .kv_head_idx = static_cast<int>(head),
               .n_kv_heads = options.n_kv_heads,
               .runs = c->runs.data() + i * c->extents.size(),
               .n_runs = static_cast<int>(c->extents.size())};
+    if (shape.has_coded_rows) {
+      const int n_sealed = static_cast<int>(SealedBlocksOf(*c));
+      packed.open = {.first_block = n_sealed,
+                     .n_blocks = static_cast<int>(BlocksOf(c->lengths[i])) - n_sealed,
+                     .is_open = true};
+    }
     if (!c->codebooks.empty()) packed.codebooks = &c->codebooks[i / options.n_kv_heads];
     if (!c->cos.empty()) packed.rotation = {c->cos.data(), c->sin.data(), options.head_dim / 2};
     for (int g = 0; g < options.n_kv_heads; ++g) {

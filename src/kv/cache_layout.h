@@ -21,6 +21,7 @@ struct SealPlan {
   int buffer = 64;       // positions that are sealed together while decoding
   int power_loops = 3;   // of the low-rank solver
   int window = 0;        // newest positions that are seen beside the sinks; 0: all
+  bool codes_open_rows = false;  // BlockShape::has_coded_rows of all heads
 
   friend bool operator==(const SealPlan&, const SealPlan&) = default;
 };

@@ -146,9 +146,16 @@ constexpr KeyInfo kLatheBits = {
         "ratio where no quantizer follows",
     .default_text = "auto",
     .choices = "auto|mixed|16"};
-constexpr const KeyInfo* kLatheKeys[] = {&kRate,  &kRatio,  &kAccuracy,     &kRanks,
-                                         &kRound, &kCentre, &kLatheKeyRows, &kLatheBits,
-                                         &kRun,   &kBuffer, &kSink};
+constexpr KeyInfo kLatheOpen = {
+    .name = "open",
+    .doc =
+        "with mixed bits: bits of a number of the newest block, until it is sealed; 16 where a "
+        "retention stage drops or merges entries",
+    .default_text = "8",
+    .choices = "8|16"};
+constexpr const KeyInfo* kLatheKeys[] = {&kRate,      &kRatio,  &kAccuracy,     &kRanks,
+                                         &kRound,     &kCentre, &kLatheKeyRows, &kLatheBits,
+                                         &kLatheOpen, &kRun,    &kBuffer,       &kSink};
 
 constexpr KeyInfo kPaluRound = WithChoices(kRound, "8|16|32", "32");
 constexpr KeyInfo kPaluGroup = {.name = "group",

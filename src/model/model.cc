@@ -95,6 +95,7 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
         shape.k_bits = basis->head(l, g).k_bits;
         shape.v_bits = basis->head(l, g).v_bits;
       }
+      shape.has_coded_rows = seal != nullptr && seal->codes_open_rows;
       layout.shapes.push_back(shape);
       offsets.rank_k.push_back(offsets.rank_k.back() + shape.rank_k);
       offsets.rank_v.push_back(offsets.rank_v.back() + shape.rank_v);

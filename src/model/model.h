@@ -145,7 +145,7 @@ class Model {
   // What the KV head's key of this token is stored from, [head_dim]: after RoPE, less their offset;
   // with latents before it, but for sinks, which are stored as they are. `centred` is scratch.
   void RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* centred, std::byte* out);
-  void AppendRows(int layer_idx, std::span<const SequenceStep> steps);
+  Status AppendRows(int layer_idx, std::span<const SequenceStep> steps);
   LatentHead LatentsOf(int layer_idx, int kv_head_idx, const SequenceCache& cache,
                        const KeyRotation& rotation) const;
   Status Attend(int layer_idx, std::span<const SequenceStep> steps);

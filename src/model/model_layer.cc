@@ -1,10 +1,12 @@
 // One layer of the forward: projections, rotation, blocks, attention, feed-forward; and the logits.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "kernels/cpu/coded_rows.h"
 #include "model/model.h"
 
 namespace kvlathe {
@@ -16,7 +18,7 @@ Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvOb
   if (observer != nullptr) Observe(layer_idx, observer);
   if (layout_.MergesEntries()) MergeRows(layer_idx, steps);
   RotateQueriesAndKeys(layer_idx);
-  AppendRows(layer_idx, steps);
+  KVL_RETURN_IF_ERROR(AppendRows(layer_idx, steps));
   KVL_RETURN_IF_ERROR(Attend(layer_idx, steps));
   KVL_RETURN_IF_ERROR(Prune(layer_idx, steps));
   KVL_RETURN_IF_ERROR(SealRuns(layer_idx, sealing_));
@@ -178,12 +180,13 @@ LatentHead Model::LatentsOf(int layer_idx, int kv_head_idx, const SequenceCache&
   return head;
 }
 
-void Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
+Status Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
   const ScopedTimer timer(&profile_.append);
   const int n_kv_heads = layout_.n_kv_heads, n_sink = layout_.n_sink, d = layout_.head_dim;
   const LayerOffsets& offsets = offsets_[layer_idx];
   const int64_t element = SizeOf(row_type_), v_stride = offsets.rank_v.back();
   const int n_items = static_cast<int>(steps.size()) * n_kv_heads;
+  std::atomic<bool> is_finite = true;
   pool_->Run([&](int worker_id) {
     const Range items = ShareOf(n_items, 1, worker_id, pool_->n_workers());
     int64_t token_idx = 0;  // of the sequence's first token in the batch
@@ -230,11 +233,18 @@ void Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
         params.k_stride = shape.rank_k;
         params.v = v + row * v_stride * element;
         params.v_stride = v_stride;
-        attend_->append(params);
+        if (!shape.has_coded_rows) {
+          attend_->append(params);
+        } else if (!AppendCodedRows(params)) {
+          is_finite.store(false, std::memory_order_relaxed);
+        }
         t += params.n_rows;
       }
     }
   });
+  if (is_finite.load()) return OkStatus();
+  return Error(StatusCode::kDataLoss,
+               "layer {}: K or V holds NaN or infinity; such rows cannot be compressed", layer_idx);
 }
 
 PackedHead Model::PackedHeadOf(int layer_idx, int kv_head_idx, std::span<const PackedRun> runs,
@@ -291,9 +301,17 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
       if (layout_.has_latent_keys) {
         job.latents = LatentsOf(layer_idx, g, *step.cache, rotation.From(first_block));
       }
-      job.blocks = step.cache->blocks(layer_idx, g).data() + first_block;
+      const std::span<std::byte* const> cache_blocks = step.cache->blocks(layer_idx, g);
+      job.blocks = cache_blocks.data() + first_block;
       if (layout_.seal.has_value()) {
-        job.packed = PackedHeadOf(layer_idx, g, step.cache->runs(layer_idx, g), rotation);
+        const std::span<const PackedRun> runs = step.cache->runs(layer_idx, g);
+        job.packed = PackedHeadOf(layer_idx, g, runs, rotation);
+        if (job.shape.has_coded_rows) {
+          const int n_sealed = runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
+          job.packed.open = {.first_block = n_sealed,
+                             .n_blocks = static_cast<int>(cache_blocks.size()) - n_sealed,
+                             .is_open = true};
+        }
       }
       job.n_entries = std::max(0, n_entries);
       job.first_visible = n_entries - n_new + 1;
@@ -366,7 +384,8 @@ Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
                           .packed = objects[i].packed[g].data(),
                           .record = objects[i].records[g],
                           .k_bits = shape.k_bits,
-                          .v_bits = shape.v_bits});
+                          .v_bits = shape.v_bits,
+                          .has_coded_rows = shape.has_coded_rows});
     }
     jobs.push_back({.heads = heads[i],
                     .layer_record = objects[i].layer_record,

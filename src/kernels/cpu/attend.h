@@ -20,11 +20,13 @@ struct PackedRun {
   int first_block = 0;  // negative where the first blocks of the run are not among `blocks`
   int n_blocks = 0;
   bool is_prompt = true;
+  bool is_open = false;  // blocks with coded rows that are not sealed yet (coded_rows.h)
   const std::byte* record = nullptr;
   const std::byte* layer_record = nullptr;
 };
 
-// The sealed part of a head: one run after the other from the first block; later blocks are plain.
+// The sealed part of a head: one run after the other from the first block; later blocks are plain,
+// or the open run.
 struct PackedHead {
   PackedFormat format;
   int kv_head_idx = 0;  // in its layer
@@ -32,6 +34,7 @@ struct PackedHead {
   int layer_rank_v = 0;  // sum over the heads of the layer
   const PackedRun* runs = nullptr;
   int n_runs = 0;
+  PackedRun open;                             // n_blocks 0: blocks behind the runs are plain
   const LayerCodebooks* codebooks = nullptr;  // where the format has them
   KeyRotation rotation;  // of AttendParams::blocks, where the format keeps keys before RoPE
 };

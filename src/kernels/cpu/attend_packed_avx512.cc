@@ -190,7 +190,8 @@ int AttendPackedBlocks(const PackedPanel& panel, int entry, int kv_end) {
       return entry;
     }
     if (run != before) BeginRun(*run, &w);
-    if (before == nullptr) BeginPanel(w);
+    // The open run has units of its own.
+    if (before == nullptr || (run != before && run->is_open)) BeginPanel(w);
     while (LimitOfRow(p, panel.first_row + Min(w.first_row + kTileRows, panel.n_rows) - 1) <=
            entry) {
       w.first_row += kTileRows;

@@ -267,10 +267,24 @@ void RepairSide(const PackedSideView& side, int lowrank, const std::byte* block,
   }
 }
 
+// All channels have 8 bits, and nothing is repaired yet.
+PackedRunView ViewOpenRun(const BlockShape& block, const PackedRun& run, const PackedHead& head) {
+  PackedShape shape = {.rank_k = block.rank_k, .rank_v = block.rank_v, .n_blocks = run.n_blocks};
+  shape.format.splits_bits = true;
+  shape.k_bits.channels[0] = block.rank_k;
+  shape.v_bits.channels[0] = block.rank_v;
+  static_assert(kSplitBits[0] == 8);
+  return {.k = ViewKeys(shape, run, head),
+          .v = ViewValues(shape, run, head),
+          .first_block = run.first_block,
+          .block_bytes = PackedBlockBytes(shape)};
+}
+
 }  // namespace
 
 PackedRunView ViewRun(const AttendParams& params, const PackedRun& run) {
   const PackedHead& head = *params.packed;
+  if (run.is_open) return ViewOpenRun(params.shape, run, head);
   const PackedShape shape = {.format = head.format,
                              .rank_k = params.shape.rank_k,
                              .rank_v = params.shape.rank_v,
@@ -297,7 +311,7 @@ const PackedRun* FindRun(const PackedHead& head, int block, int* run_idx) {
     if (block < run.first_block + run.n_blocks) return &run;
     ++*run_idx;
   }
-  return nullptr;
+  return head.open.n_blocks > 0 ? &head.open : nullptr;
 }
 
 SparseRange SparseEntriesOf(const PackedSideView& side, int block_idx) {

@@ -43,18 +43,23 @@ struct BlockShape {
   DType row_type = DType::kBf16;  // kBf16, or kF32 when the model computes in F32
   // Of the same block once it is sealed, where the format has it: ranks in all.
   BitSplit k_bits = {}, v_bits = {};
+  // Until then: 8-bit codes in place of rows (coded_rows.h), where the format splits bits.
+  bool has_coded_rows = false;
+
+  // Of a number of a row in its block.
+  constexpr int64_t element_bytes() const { return has_coded_rows ? 1 : SizeOf(row_type); }
 
   friend bool operator==(const BlockShape&, const BlockShape&) = default;
 };
 
 constexpr int64_t KeyBytes(const BlockShape& s) {
-  return int64_t{kBlockSize} * s.rank_k * SizeOf(s.row_type);
+  return int64_t{kBlockSize} * s.rank_k * s.element_bytes();
 }
 constexpr int64_t BlockBytes(const BlockShape& s) {
-  return int64_t{kBlockSize} * (s.rank_k + s.rank_v) * SizeOf(s.row_type);
+  return int64_t{kBlockSize} * (s.rank_k + s.rank_v) * s.element_bytes();
 }
 
-// Element offsets from the start of K and of V.
+// Element offsets from the start of K and of V, where rows are not coded.
 constexpr int64_t KeyOffset(int token, int r) {
   return (int64_t{r / 2} * kBlockSize + token) * 2 + r % 2;
 }

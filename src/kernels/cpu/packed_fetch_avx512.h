@@ -13,7 +13,7 @@ namespace {
 // entries end, which must be there before the entries can be asked for.
 inline void ViewRuns(const PackedRun& run, Work* w) {
   const AttendParams& p = *w->panel->p;
-  const int64_t n_behind = p.packed->runs + p.packed->n_runs - (&run + 1);
+  const int64_t n_behind = run.is_open ? 0 : p.packed->runs + p.packed->n_runs - (&run + 1);
   if (w->n_ahead == 0) {
     w->run = ViewRun(p, run);
   } else {

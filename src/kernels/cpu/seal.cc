@@ -132,6 +132,7 @@ void Sealer::State::Plan(std::span<const SealJob> jobs) {
       KVL_CHECK(!format.splits_bits || (IsValidSplit(shape.k_bits, shape.rank_k) &&
                                         IsValidSplit(shape.v_bits, shape.rank_v)));
       KVL_CHECK(job.heads[h].record != nullptr || RunRecordBytes(shape) == 0);
+      KVL_CHECK(format.splits_bits || !job.heads[h].has_coded_rows);
       runs.push_back({kernels, row_type, shape, &job, h});
     }
     if (LayerRecordBytes(shape) == 0) continue;

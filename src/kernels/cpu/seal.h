@@ -46,10 +46,11 @@ namespace kvlathe {
 struct SealHead {
   int rank_k = 0;
   int rank_v = 0;
-  const std::byte* const* blocks = nullptr;  // [n_blocks] plain and full
+  const std::byte* const* blocks = nullptr;  // [n_blocks] plain or with coded rows, and full
   std::byte* const* packed = nullptr;        // [n_blocks] PackedBlockBytes, to be written
   std::byte* record = nullptr;               // RunRecordBytes, to be written; null where that is 0
   BitSplit k_bits = {}, v_bits = {};         // where the format splits bits
+  bool has_coded_rows = false;               // there only
 };
 
 // One run of one layer of one sequence.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/coded_rows.h"
 #include "kernels/cpu/seal_codes.h"
 
 namespace kvlathe {
@@ -29,7 +30,10 @@ void ForEachSegment(const BitSplit& split, const F& f) {
 bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
   const PackedShape& s = run.shape;
   for (int b = 0; b < s.n_blocks; ++b) {
-    if (!run.kernels->expand(run.row_type, run.keys(b), int64_t{kBlockSize} * s.rank_k, ws->x)) {
+    if (run.head().has_coded_rows) {
+      ExpandCodedKeys(run.keys(b), s.rank_k, ws->x);
+    } else if (!run.kernels->expand(run.row_type, run.keys(b), int64_t{kBlockSize} * s.rank_k,
+                                    ws->x)) {
       return false;
     }
     float* const residual = ResidualOf(run, s.rank_k, b, ws);
@@ -48,7 +52,10 @@ bool SealSplitValues(const HeadRun& run, SealWorkspace* ws) {
   const PackedShape& s = run.shape;
   const int64_t pair_words = int64_t{2} * s.rank_v;
   for (int b = 0; b < s.n_blocks; ++b) {
-    if (!run.kernels->expand(run.row_type, run.values(b), int64_t{kBlockSize} * s.rank_v, ws->x)) {
+    if (run.head().has_coded_rows) {
+      ExpandCodedValues(run.values(b), s.rank_v, ws->x);
+    } else if (!run.kernels->expand(run.row_type, run.values(b), int64_t{kBlockSize} * s.rank_v,
+                                    ws->x)) {
       return false;
     }
     float* const residual = ResidualOf(run, s.rank_v, b, ws);

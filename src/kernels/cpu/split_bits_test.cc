@@ -15,6 +15,7 @@
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/attend_emulated.h"
 #include "kernels/cpu/attend_packed.h"
+#include "kernels/cpu/coded_rows.h"
 #include "kernels/cpu/latent_keys.h"
 #include "kernels/cpu/seal.h"
 #include "tensor/buffer.h"
@@ -44,6 +45,7 @@ struct Head {
   int n_blocks;
   int n_plain;  // entries behind the run
   int lowrank = 0;
+  bool has_coded_rows = false;
 };
 
 int Sum(const std::vector<int>& x) {
@@ -91,8 +93,8 @@ class Problem {
  public:
   Problem(const Head& h, DType type, uint64_t seed)
       : head(h),
-        shape{Sum(h.k_channels), Sum(h.v_channels), type, SplitOf(h.k_channels),
-              SplitOf(h.v_channels)},
+        shape{Sum(h.k_channels),     Sum(h.v_channels),     type,
+              SplitOf(h.k_channels), SplitOf(h.v_channels), h.has_coded_rows},
         random_(seed) {
     format.splits_bits = true;
     format.prompt_rank = h.lowrank;
@@ -126,7 +128,8 @@ class Problem {
                                 .packed = to.data(),
                                 .record = head.lowrank > 0 ? record_.data() : nullptr,
                                 .k_bits = shape.k_bits,
-                                .v_bits = shape.v_bits};
+                                .v_bits = shape.v_bits,
+                                .has_coded_rows = shape.has_coded_rows};
     const SealJob job = {.heads = {&seal_head, 1}, .n_blocks = head.n_blocks, .seed = 3};
     Sealer sealer(format, shape.row_type, 3, &pool, isa);
     return sealer.Run({&job, 1});
@@ -136,6 +139,10 @@ class Problem {
     run = {.n_blocks = head.n_blocks, .record = record_.data()};
     packed_head = {.format = format, .layer_rank_v = shape.rank_v, .runs = &run, .n_runs = 1};
     for (int b = 0; b < head.n_blocks; ++b) blocks[b] = packed_[b].data();
+    if (!shape.has_coded_rows) return;
+    packed_head.open = {.first_block = head.n_blocks,
+                        .n_blocks = static_cast<int>(blocks.size()) - head.n_blocks,
+                        .is_open = true};
   }
 
   // Reads what the codes of (token, channel) stand for.
@@ -176,6 +183,9 @@ class Problem {
 
  private:
   float Stored(double x) const {
+    if (shape.has_coded_rows) {
+      return static_cast<float>(std::clamp(std::nearbyint(x * 16), -128.0, 127.0) / 16);
+    }
     const auto f = static_cast<float>(x);
     return shape.row_type == DType::kBf16 ? ToFloat(ToBf16(f)) : f;
   }
@@ -187,9 +197,36 @@ class Problem {
     }
     return rows;
   }
+  void PutCodedRows(int token, int n_rows, std::byte* block) {
+    const int64_t element = SizeOf(shape.row_type);
+    std::vector<std::byte> rows[2];
+    for (const bool is_key : {true, false}) {
+      const int rank = is_key ? shape.rank_k : shape.rank_v;
+      std::vector<std::byte>& to = rows[is_key ? 0 : 1];
+      to.resize(n_rows * rank * element);
+      for (int i = 0; i < n_rows * rank; ++i) {
+        const float x = (is_key ? k : v)[token * rank + i];
+        const Bf16 rounded = ToBf16(x);
+        std::memcpy(&to[i * element],
+                    shape.row_type == DType::kF32 ? static_cast<const void*>(&x) : &rounded,
+                    element);
+      }
+    }
+    EXPECT_TRUE(AppendCodedRows({.shape = shape,
+                                 .block = block,
+                                 .n_rows = n_rows,
+                                 .k = rows[0].data(),
+                                 .k_stride = shape.rank_k,
+                                 .v = rows[1].data(),
+                                 .v_stride = shape.rank_v}));
+  }
   Buffer PlainBlock(int b, int n) {
     Buffer block = Buffer::Allocate(BlockBytes(shape), "test").value();
     std::memset(block.data(), 0, block.n_bytes());
+    if (shape.has_coded_rows) {
+      PutCodedRows(b * kBlockSize, std::min(kBlockSize, n - b * kBlockSize), block.data());
+      return block;
+    }
     const auto put = [&](int64_t at, float x) {
       if (shape.row_type == DType::kBf16) {
         block.as<Bf16>()[at] = ToBf16(x);
@@ -222,8 +259,10 @@ const Head kHeads[] = {
 
 TEST(SplitBits, CodesAreTheNearest) {
   for (const Isa isa : AvailableIsas()) {
-    for (const Head& head : kHeads) {
-      for (const DType type : {DType::kBf16, DType::kF32}) {
+    for (Head head : kHeads) {
+      for (const int kind : {0, 1, 2}) {
+        const DType type = kind == 0 ? DType::kF32 : DType::kBf16;
+        head.has_coded_rows = kind == 2;
         Problem p(head, type, 7);
         ASSERT_TRUE(p.Seal(isa).ok());
         for (const bool is_key : {true, false}) {
@@ -258,6 +297,7 @@ TEST(SplitBits, BytesAreTheBitsAndNothingElse) {
 TEST(SplitBits, EveryInstructionSetGivesTheSameBytes) {
   for (Head head : kHeads) {
     head.lowrank = 3;
+    head.has_coded_rows = !head.has_coded_rows && head.n_plain % 2 == 1;
     Problem want(head, DType::kBf16, 9);
     ASSERT_TRUE(want.Seal(Isa::kScalar).ok());
     for (const Isa isa : AvailableIsas()) {
@@ -268,6 +308,47 @@ TEST(SplitBits, EveryInstructionSetGivesTheSameBytes) {
                                  PackedBlockBytes(want.packed_shape)));
       }
     }
+  }
+}
+
+// Every code lies where a sealed block of 8-bit channels has it, and is the nearest there is.
+TEST(CodedRows, AreTheNearestCodesInTheirPlaces) {
+  constexpr int kRankK = 48, kRankV = 80, kFirst = 13, kRows = 37, kStride = 96;
+  const BlockShape shape = {kRankK, kRankV, DType::kF32, {}, {}, true};
+  EXPECT_EQ(BlockBytes(shape), 64 * (kRankK + kRankV));
+  Buffer block = Buffer::Allocate(BlockBytes(shape), "test").value();
+  std::memset(block.data(), 7, block.n_bytes());
+  Random random(3);
+  std::vector<float> rows(kRows * kStride);
+  for (float& x : rows) x = static_cast<float>(3 * random.Normal());
+  rows[0] = 1e30f, rows[1] = -9, rows[2] = 7.99f, rows[3] = 0.03124f, rows[4] = 0.03126f;
+  AppendParams append = {shape,       block.data(), kFirst,      kRows,
+                         rows.data(), kStride,      rows.data(), kStride};
+  ASSERT_TRUE(AppendCodedRows(append));
+  std::vector<float> k(64 * kRankK), v(64 * kRankV);
+  ExpandCodedKeys(block.data(), kRankK, k.data());
+  ExpandCodedValues(block.data() + 64 * kRankK, kRankV, v.data());
+  for (int t = 0; t < 64; ++t) {
+    const bool is_there = t >= kFirst && t < kFirst + kRows;
+    const auto want = [&](int c) -> int {
+      if (!is_there) return 7;
+      const double x = rows[(t - kFirst) * kStride + c];
+      return static_cast<int>(std::clamp(std::nearbyint(x * 16), -128.0, 127.0)) + 128;
+    };
+    for (int c = 0; c < kRankK; ++c) {
+      ASSERT_EQ(CodeAt(block.data(), 8, kRankK, true, t, c), want(c)) << t << ' ' << c;
+      ASSERT_NEAR(k[KeyOffset(t, c)], (want(c) - 128) / 16.0f, 1e-6);
+      if (want(c) == 128) ASSERT_EQ(k[KeyOffset(t, c)] > 0, t % 2 == 0);
+    }
+    for (int c = 0; c < kRankV; ++c) {
+      ASSERT_EQ(CodeAt(block.data() + 64 * kRankK, 8, kRankV, false, t, c), want(c));
+      ASSERT_NEAR(v[ValueOffset(shape, t, c)], (want(c) - 128) / 16.0f, 1e-6);
+      if (want(c) == 128) ASSERT_EQ(v[ValueOffset(shape, t, c)] > 0, t % 2 == 0);
+    }
+  }
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), INFINITY, -INFINITY}) {
+    rows[(kRows - 1) * kStride + kRankV - 1] = bad;
+    EXPECT_FALSE(AppendCodedRows(append));
   }
 }
 
@@ -354,15 +435,17 @@ void CheckAttention(const Head& head, const AttendKernels& kernels, DType type, 
 
 TEST(SplitBits, AttentionIsThatOfTheDecodedValues) {
   for (Head head : kHeads) {
-    for (const int lowrank : {0, 2}) {
+    for (const int kind : {0, 1, 2}) {
+      const int lowrank = kind == 1 ? 2 : 0;
       head.lowrank = lowrank;
+      head.has_coded_rows = kind == 2;
       for (const int n_tokens : {1, 2, 9, 33}) {
         for (const int group : {1, 3, 4}) {
           const auto check = [&](const AttendKernels& kernels, DType type, std::string name) {
-            CheckAttention(
-                head, kernels, type, n_tokens, group,
-                fmt::format("{} {} tokens {} group {} rank {} lowrank {}", name, DTypeName(type),
-                            n_tokens, group, Sum(head.k_channels), lowrank));
+            CheckAttention(head, kernels, type, n_tokens, group,
+                           fmt::format("{} {} tokens {} group {} rank {} lowrank {} coded {}", name,
+                                       DTypeName(type), n_tokens, group, Sum(head.k_channels),
+                                       lowrank, head.has_coded_rows));
           };
           for (const Isa isa : AvailableIsas()) {
             for (const DType type : {DType::kBf16, DType::kF32}) {

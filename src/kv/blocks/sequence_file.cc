@@ -20,7 +20,7 @@ namespace kvlathe {
 namespace {
 
 constexpr std::string_view kMagic = "KVLSEQ\r\n";
-constexpr uint32_t kVersion = 4;
+constexpr uint32_t kVersion = 5;
 constexpr int64_t kCrcBytes = 4;
 // Bounds that keep every product below 2^63.
 constexpr uint32_t kMaxTextBytes = 1 << 16;
@@ -53,10 +53,14 @@ void AppendText(std::string_view text, std::string* out) {
 }
 
 bool ReadShape(ByteReader* reader, BlockShape* shape) {
-  uint32_t rank_k = 0, rank_v = 0, row_type = 0;
-  if (!reader->Read(&rank_k) || !reader->Read(&rank_v) || !reader->Read(&row_type)) return false;
+  uint32_t rank_k = 0, rank_v = 0, row_type = 0, has_coded_rows = 0;
+  for (uint32_t* number : {&rank_k, &rank_v, &row_type, &has_coded_rows}) {
+    if (!reader->Read(number)) return false;
+  }
   if (rank_k > kMaxDim || rank_v > kMaxDim || row_type >= std::size(kRowTypes)) return false;
+  if (has_coded_rows > 1) return false;
   *shape = {static_cast<int>(rank_k), static_cast<int>(rank_v), kRowTypes[row_type]};
+  shape->has_coded_rows = has_coded_rows == 1;
   for (BitSplit* split : {&shape->k_bits, &shape->v_bits}) {
     for (int& n : split->channels) {
       uint32_t number = 0;
@@ -147,6 +151,7 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
     AppendBytes(static_cast<uint32_t>(shape.rank_v), &rest);
     const auto type = std::find(std::begin(kRowTypes), std::end(kRowTypes), shape.row_type);
     AppendBytes(static_cast<uint32_t>(type - kRowTypes), &rest);
+    AppendBytes(static_cast<uint32_t>(shape.has_coded_rows), &rest);
     for (const BitSplit* split : {&shape.k_bits, &shape.v_bits}) {
       for (const int n : split->channels) AppendBytes(static_cast<uint32_t>(n), &rest);
     }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/cpu/coded_rows.h"
 #include "kv/retention/merge.h"
 #include "kv/seal_schedule.h"
 
@@ -53,14 +54,18 @@ class HeldRuns {
 
 // A block of which n_filled entries are written, the others made zero.
 void ClearUnfilled(const BlockShape& shape, int n_filled, std::byte* block) {
-  const int64_t element_bytes = SizeOf(shape.row_type);
+  const int64_t element_bytes = shape.element_bytes();
   const auto clear = [&](std::byte* base, int64_t offset) {
     std::memset(base + offset * element_bytes, 0, static_cast<size_t>(element_bytes));
   };
+  const bool is_coded = shape.has_coded_rows;
   for (int token = n_filled; token < kBlockSize; ++token) {
-    for (int r = 0; r < shape.rank_k; ++r) clear(block, KeyOffset(token, r));
+    for (int r = 0; r < shape.rank_k; ++r) {
+      clear(block, is_coded ? CodedKeyOffset(token, r) : KeyOffset(token, r));
+    }
     for (int r = 0; r < shape.rank_v; ++r) {
-      clear(block + KeyBytes(shape), ValueOffset(shape, token, r));
+      clear(block + KeyBytes(shape),
+            is_coded ? CodedValueOffset(shape.rank_v, token, r) : ValueOffset(shape, token, r));
     }
   }
   const int64_t n_bytes = BlockBytes(shape);

@@ -25,6 +25,10 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   SealPlan plan;
   if (spec.splits_bits()) {
     plan.format.splits_bits = true;
+    // What drops or merges entries moves rows.
+    const Stage* retention = spec.retention();
+    const bool rows_stay = retention == nullptr || retention->name == "window";
+    plan.codes_open_rows = rows_stay && stage->Integer("open") == 8;
   } else {
     const auto methods = QuantizerMethods();
     const auto method = std::ranges::find(methods, stage->name, &QuantizerMethod::name);
