@@ -137,6 +137,8 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereRunsHaveNoRecordOrABasisInTheFir
   const ModelBasis latents = DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/true);
   const std::pair<const char*, const ModelBasis*> cases[] = {
       {"lathe(ratio=4,run=64)", &split},
+      {"lathe(ratio=4,run=64,open=16,sink=0)", &split},
+      {"lathe(ratio=4,run=128)+lowrank", &split},
       {"lathe(ratio=4,keys=before,run=64)", &latents},
       {"svd-online", nullptr}};
   for (const auto& [text, basis] : cases) {

@@ -87,8 +87,13 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
     c.window = GetParam().window;
     auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
-    const ModelBasis basis = HalfRankBasis(c);
+    ModelBasis basis = HalfRankBasis(c);
     const Spec spec = *Spec::Parse(GetParam().spec == nullptr ? "none" : GetParam().spec);
+    for (HeadBasis& head : basis.heads) {
+      if (!spec.splits_bits()) break;
+      head.k_bits.channels[2] = head.rank_k;  // 4 bits
+      head.v_bits.channels[3] = head.rank_v;
+    }
     const std::optional<SealPlan> seal = SealPlanOf(spec);
     const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
     auto model = Model::Create(*std::move(weights), GetParam().has_basis ? &basis : nullptr,
@@ -271,6 +276,8 @@ INSTANTIATE_TEST_SUITE_P(
         CacheCase{"Bf16Kivi", DType::kBf16, false, "kivi(bits=4,run=64)"},
         CacheCase{"Bf16Kvquant", DType::kBf16, false, "kvquant(bits=4,run=64)"},
         CacheCase{"Bf16HalfRankGear", DType::kBf16, true, "gear(bits=4,run=128,share=0.1)"},
+        CacheCase{"Bf16Lathe", DType::kBf16, true, "lathe(ratio=4,run=64)"},
+        CacheCase{"F32Lathe", DType::kF32, true, "lathe(ratio=4,run=128)"},
         CacheCase{"Bf16Window", DType::kBf16, false, nullptr, 90, true},
         CacheCase{"Bf16H2o", DType::kBf16, false, "h2o(keep=0.5)", 0, true},
         CacheCase{"Bf16HalfRankKeyformer", DType::kBf16, true, "keyformer(keep=0.4)", 0, true},
