@@ -4,6 +4,8 @@
 # PART: basis (FDC: rates, adaptive and uniform ranks, random tokens and text), bases (all of them), quantizers
 # (all of them at 2, 3, 4 and 8 bits, with and without repair), gear (GEAR's ablations), retention (every method
 # at three shares, after fdc, before GEAR; H2O against 4 bits), bits (lathe by ratio against all that stores codes) or all.
+# Apart, because they take long: papers (how far each method compresses at 99% of the baseline: 50 EXAMPLES of each
+# task unless given; goes on where it was interrupted).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 part=${1:-all} model=${2:-models/lathe-nano} n_examples=${3:-0}
@@ -129,8 +131,27 @@ gear() {
     --kv "$kivi+lowrank(loops=3)" --kv "$kivi+lowrank(loops=8)"
 }
 
+# The papers' main tables: how far each method compresses at 99% of the baseline, on a text and on the tasks that tell
+# caches apart, one after the other. The profiles in build/papers hold every cache that was measured.
+papers() {
+  local folder goal methods=() goals=(perplexity sort copy recall arithmetic code passkey)
+  folder=build/papers/$(basename "$model")
+  mkdir -p "$folder"
+  for method in fdc zack palu keyformer kvquant gear lathe fdc+kvquant palu+kvquant zack+kvquant fdc+keyformer \
+    palu+keyformer zack+keyformer lathe+snapkv lathe+keyformer lathe+h2o; do
+    methods+=(--kv "$method")
+  done
+  for goal in "${goals[@]}"; do
+    local options=(--task "$goal" --task-count "$((n_examples > 0 ? n_examples : 50))")
+    if [ "$goal" = perplexity ]; then options=(--perplexity "$model/sample.txt"); fi
+    "$kvlathe" tune -m "$model" --accuracy 0.99 "${options[@]}" "${methods[@]}" -o "$folder/$goal.json" >/dev/null
+  done
+  goals=("${goals[@]/#/$folder/}")
+  scripts/tuned_table.py 0.99 "${goals[@]/%/.json}"
+}
+
 case $part in
-  basis | bases | quantizers | gear | bits | retention) "$part" ;;
+  basis | bases | quantizers | gear | bits | retention | papers) "$part" ;;
   all) basis && bases && quantizers && gear && bits && retention ;;
-  *) echo "usage: scripts/results.sh [basis|bases|quantizers|gear|bits|retention|all [MODEL [EXAMPLES]]]" >&2 && exit 2 ;;
+  *) echo "usage: scripts/results.sh [basis|bases|quantizers|gear|bits|retention|papers|all [MODEL [EXAMPLES]]]" >&2 && exit 2 ;;
 esac

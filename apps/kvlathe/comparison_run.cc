@@ -29,7 +29,8 @@ StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const std::vector<st
   Comparison comparison{workspace->options().model, text_path, text.n_scored(), {}};
   for (size_t i = 1; i < spec_models.size(); ++i) {
     KVL_ASSIGN_OR_RETURN(const Latency latency, MeasureLatency(models[i], text.windows.front(),
-                                                               workspace->kv_budget_bytes()));
+                                                               workspace->kv_budget_bytes(),
+                                                               /*n_repetitions=*/3));
     comparison.rows.push_back(
         {spec_models[i].spec.text(), spec_models[i].spec.ToString(), qualities[i], latency});
   }

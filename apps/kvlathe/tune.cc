@@ -91,16 +91,21 @@ class ModelEvaluator : public TuneEvaluator {
 
   StatusOr<double> Size(const std::string& kv) override { return workspace_->FractionOf(kv); }
 
-  StatusOr<Measurement> Measure(const std::string& kv) override {
+  StatusOr<Measurement> Measure(const std::string& kv, std::span<const double> limits) override {
     Measurement measured;
     KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace_->MakeModel(kv));
     Model* const model = spec_model.model.get();
     const int64_t budget = workspace_->kv_budget_bytes();
-    for (const ReadyTask& task : tests_->tasks) {
+    for (size_t g = 0; g < tests_->tasks.size(); ++g) {
+      const ReadyTask& task = tests_->tasks[g];
+      const double least = limits.empty() ? 0 : limits[g];
       KVL_ASSIGN_OR_RETURN(const TaskResult result,
                            RunTask(model, workspace_->tokenizer(), task.prepared, budget,
-                                   Named(fmt::format("{} with {}", task.name, kv))));
+                                   Named(fmt::format("{} with {}", task.name, kv)), least));
       measured.scores.push_back({result.score, result.score_stderr, result.kv_fraction});
+      const bool is_last = g + 1 == tests_->goals.size();
+      measured.is_cut_short = result.gave_up || (result.score < least && !is_last);
+      if (measured.is_cut_short) return measured;
     }
     if (tests_->text.has_value()) {
       KVL_ASSIGN_OR_RETURN(const std::vector<Quality> qualities,
@@ -109,7 +114,8 @@ class ModelEvaluator : public TuneEvaluator {
       measured.scores.push_back({qualities[0].perplexity, 0, qualities[0].kv_fraction});
     }
     KVL_ASSIGN_OR_RETURN(const Latency latency,
-                         MeasureLatency(model, tests_->latency_window, budget));
+                         MeasureLatency(model, tests_->latency_window, budget,
+                                        /*n_repetitions=*/1));
     measured.tbt_ms = latency.tbt_ms;
     return measured;
   }
@@ -175,8 +181,11 @@ void ShowNewPoints(const Profile& profile, double accuracy, size_t* n_shown) {
   for (; *n_shown < profile.points.size(); ++*n_shown) {
     const TunePoint& point = profile.points[*n_shown];
     const double kept = profile.AccuracyOf(point);
-    fmt::print(stderr, "{:>4}  {}: {:.2f}%, accuracy {:.4f}{}, {:.3f} ms\n", *n_shown + 1, point.kv,
-               100 * point.kv_fraction, kept, kept < accuracy ? " (too low)" : "", point.tbt_ms);
+    const std::string_view verdict = point.is_cut_short ? " at best (too low)"
+                                     : kept < accuracy  ? " (too low)"
+                                                        : "";
+    fmt::print(stderr, "{:>4}  {}: {:.2f}%, accuracy {:.4f}{}\n", *n_shown + 1, point.kv,
+               100 * point.kv_fraction, kept, verdict);
   }
 }
 
@@ -191,7 +200,8 @@ void PrintResult(const Profile& profile, double accuracy, const std::string& pat
     fmt::print("{:>7.2f}%  accuracy {:.4f}  {:>8.3f} ms  {}\n", 100 * point.kv_fraction,
                profile.AccuracyOf(point), point.tbt_ms, point.kv);
   }
-  fmt::print("\n{}: {} points\n", path, profile.points.size());
+  fmt::print("\n{}: {} points, {} of them cut short\n", path, profile.points.size(),
+             std::ranges::count_if(profile.points, &TunePoint::is_cut_short));
 }
 
 Status RunTune(TuneOptions options) {

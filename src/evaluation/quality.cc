@@ -170,7 +170,8 @@ StatusOr<EvaluationText> CutIntoWindows(std::span<const int32_t> tokens,
   return text;
 }
 
-Status Prefill(Model* model, SequenceCache* cache, std::span<const int32_t> tokens) {
+Status Prefill(Model* model, SequenceCache* cache, std::span<const int32_t> tokens,
+               QkvObserver* observer) {
   if (cache->n_tokens() == 0 && cache->n_prompt() == kEndlessPrompt) {
     cache->set_n_prompt(static_cast<int64_t>(tokens.size()));
   }
@@ -181,7 +182,7 @@ Status Prefill(Model* model, SequenceCache* cache, std::span<const int32_t> toke
     const bool last = begin + n == tokens.size();
     const SequenceStep step{cache, tokens.subspan(begin, n),
                             last ? SequenceStep::Logits::kLast : SequenceStep::Logits::kNone};
-    KVL_RETURN_IF_ERROR(model->Forward({&step, 1}));
+    KVL_RETURN_IF_ERROR(model->Forward({&step, 1}, observer));
     begin += n;
   }
   return OkStatus();
@@ -222,12 +223,12 @@ StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
 }
 
 StatusOr<Latency> MeasureLatency(Model* model, std::span<const int32_t> window,
-                                 int64_t kv_budget_bytes) {
-  constexpr int kRepetitions = 3, kDecodeTokens = 16;
+                                 int64_t kv_budget_bytes, int n_repetitions) {
+  constexpr int kDecodeTokens = 16;
   BlockPool pool(kv_budget_bytes);
   const size_t half = window.size() / 2;
   std::vector<double> ttft_ms, tbt_ms;
-  for (int i = 0; i < kRepetitions; ++i) {
+  for (int i = 0; i < n_repetitions; ++i) {
     SequenceCache cache(&model->layout(), &pool);
     Stopwatch watch;
     KVL_RETURN_IF_ERROR(Prefill(model, &cache, window.first(half)));

@@ -57,17 +57,18 @@ StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
                                               ThreadPool* threads, const Progress& progress);
 
 // Time to first token and mean time between tokens, milliseconds: the prompt is the first half of
-// the first window, then n_decode tokens follow one by one. Medians over repetitions.
+// the first window, then 16 tokens follow one by one. Medians over all repetitions.
 struct Latency {
   double ttft_ms = 0;
   double tbt_ms = 0;
 };
 StatusOr<Latency> MeasureLatency(Model* model, std::span<const int32_t> window,
-                                 int64_t kv_budget_bytes);
+                                 int64_t kv_budget_bytes, int n_repetitions);
 
 // Feeds `tokens` in chunks of at most kChunkTokens and of one run each; logits of the last token.
 // They are the prompt when the cache is empty, and go on with what it holds otherwise.
 inline constexpr int kChunkTokens = 512;
-Status Prefill(Model* model, SequenceCache* cache, std::span<const int32_t> tokens);
+Status Prefill(Model* model, SequenceCache* cache, std::span<const int32_t> tokens,
+               QkvObserver* observer = nullptr);
 
 }  // namespace kvlathe

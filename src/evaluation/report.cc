@@ -135,7 +135,7 @@ std::string ComparisonSection(const Comparison& comparison) {
 std::vector<std::pair<double, double>> AccuracySteps(const Profile& profile) {
   std::vector<std::pair<double, double>> points, steps;
   for (const TunePoint& p : profile.points) {
-    points.emplace_back(100 * p.kv_fraction, profile.AccuracyOf(p));
+    if (!p.is_cut_short) points.emplace_back(100 * p.kv_fraction, profile.AccuracyOf(p));
   }
   std::ranges::sort(points);
   for (const auto& point : points) {
@@ -162,7 +162,7 @@ std::vector<Column> PointColumns(const Profile& profile) {
 }
 
 ScatterChart TuneChart(const Profile& profile) {
-  ScatterChart chart{.title = "Accuracy against size, of all caches measured",
+  ScatterChart chart{.title = "Accuracy against size, of all caches measured to the end",
                      .x = {"KV size %", true},
                      .y = {"accuracy, share of the uncompressed model's"},
                      .steps = AccuracySteps(profile),
@@ -173,6 +173,7 @@ ScatterChart TuneChart(const Profile& profile) {
     for (const TunedMethod& method : target.methods) found.push_back(method.kv);
   }
   for (const TunePoint& p : profile.points) {
+    if (p.is_cut_short) continue;
     chart.points.push_back({100 * p.kv_fraction, profile.AccuracyOf(p), p.kv,
                             std::ranges::find(found, p.kv) == found.end()});
   }
@@ -182,10 +183,11 @@ ScatterChart TuneChart(const Profile& profile) {
 std::string ProfileSection(const Profile& profile, const std::string& path) {
   std::string html = Heading(2, "Tuned caches");
   html +=
-      Paragraph(fmt::format("{}: {} caches measured ({}). Size is at the model's full context. "
-                            "Accuracy is the least over "
+      Paragraph(fmt::format("{}: {} caches measured ({}), {} of them only until they had failed. "
+                            "Size is at the model's full context. Accuracy is the least over "
                             "the goals of score / baseline, or baseline / perplexity.",
-                            path, profile.points.size(), profile.settings));
+                            path, profile.points.size(), profile.settings,
+                            std::ranges::count_if(profile.points, &TunePoint::is_cut_short)));
   html += ToSvg(TuneChart(profile));
   for (const TunedTarget& target : profile.targets) {
     html += Heading(2, fmt::format("Smallest of each method that keeps {}", target.accuracy));

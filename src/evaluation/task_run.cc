@@ -110,21 +110,71 @@ double FractionOf(const Model& model, const KvBytes& bytes, int n_positions) {
 // What is known of one example while and after it runs.
 struct Outcome {
   std::string output;
+  double score = 0;
   double kv_fraction = 0;
 };
 
-void Tell(const Progress& progress, size_t n_done, size_t n_all) {
-  if (progress) progress("running the task", static_cast<double>(n_done) / n_all);
-}
+// The outcomes of a task, scored as they come in.
+class ScoreSheet {
+ public:
+  ScoreSheet(const PreparedTask& task, double least_score, const Progress& progress)
+      : task_(task),
+        least_score_(least_score),
+        progress_(progress),
+        outcomes_(task.examples.size()) {
+    Tell();
+  }
 
-StatusOr<std::vector<Outcome>> Generate(Model* model, const Tokenizer& tokenizer,
-                                        const PreparedTask& task, int64_t kv_budget_bytes,
-                                        const Progress& progress) {
+  Outcome& outcome(size_t i) { return outcomes_[i]; }
+  void Finish(size_t i) {
+    outcomes_[i].score =
+        Score(task_.metric, outcomes_[i].output, task_.examples[i].text.references);
+    sum_ += outcomes_[i].score;
+    ++n_done_;
+    Tell();
+  }
+  // Not even full scores for all that is left reach the least score.
+  bool is_hopeless() const { return BestMean() < least_score_; }
+
+  TaskResult Result() {
+    const double n = static_cast<double>(outcomes_.size());
+    TaskResult result;
+    result.gave_up = n_done_ < outcomes_.size();
+    result.score = BestMean();
+    for (Outcome& outcome : outcomes_) {
+      result.kv_fraction += result.gave_up ? 0 : outcome.kv_fraction / n;
+      result.predictions.push_back({std::move(outcome.output), outcome.score});
+    }
+    double squares = 0;
+    for (const TaskPrediction& p : result.predictions) {
+      squares += (p.score - result.score) * (p.score - result.score);
+    }
+    if (n > 1 && !result.gave_up) result.score_stderr = std::sqrt(squares / (n - 1) / n);
+    return result;
+  }
+
+ private:
+  double BestMean() const {
+    const size_t n = outcomes_.size();
+    return (sum_ + static_cast<double>(n - n_done_)) / static_cast<double>(n);
+  }
+  void Tell() const {
+    if (progress_) progress_("running the task", static_cast<double>(n_done_) / outcomes_.size());
+  }
+
+  const PreparedTask& task_;
+  double least_score_;
+  const Progress& progress_;
+  std::vector<Outcome> outcomes_;
+  double sum_ = 0;
+  size_t n_done_ = 0;
+};
+
+Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& task,
+                int64_t kv_budget_bytes, ScoreSheet* sheet) {
   const size_t n = task.examples.size();
-  std::vector<Outcome> outcomes(n);
   std::vector<TextStream> streams;
   streams.reserve(n);
-  size_t n_done = 0;
   BlockPool pool(kv_budget_bytes);
   Engine engine(model, &pool, {.max_sequences = kConcurrentSequences});
   for (size_t i = 0; i < n; ++i) {
@@ -135,19 +185,20 @@ StatusOr<std::vector<Outcome>> Generate(Model* model, const Tokenizer& tokenizer
     request.max_tokens = example.max_tokens;
     request.stop_ids = task.eos_ids;
     const auto on_token = [&, i](Engine::RequestId, int32_t id) {
-      outcomes[i].output += streams[i].Push(id);
+      sheet->outcome(i).output += streams[i].Push(id);
       return streams[i].stopped() ? FinishReason::kStop : FinishReason::kNone;
     };
     const auto on_finish = [&, i](Engine::RequestId, const RequestOutcome& outcome) {
-      outcomes[i].output += streams[i].Finish();
-      outcomes[i].kv_fraction = FractionOf(*model, outcome.kv_bytes, outcome.n_cached_tokens);
-      Tell(progress, ++n_done, n);
+      sheet->outcome(i).output += streams[i].Finish();
+      sheet->outcome(i).kv_fraction = FractionOf(*model, outcome.kv_bytes, outcome.n_cached_tokens);
+      sheet->Finish(i);
     };
     KVL_RETURN_IF_ERROR(engine.Submit(std::move(request), on_token, on_finish).status());
   }
-  Tell(progress, 0, n);
-  KVL_RETURN_IF_ERROR(engine.RunUntilIdle());
-  return outcomes;
+  for (bool goes_on = true; goes_on && !sheet->is_hopeless();) {
+    KVL_ASSIGN_OR_RETURN(goes_on, engine.Step());
+  }
+  return OkStatus();
 }
 
 // Natural logarithm of the probability that softmax(logits) gives to the token.
@@ -182,7 +233,7 @@ class ChoiceScorer {
       }
     }
     const size_t best = std::max_element(scores.begin(), scores.end()) - scores.begin();
-    return Outcome{example_.text.choices[best],
+    return Outcome{example_.text.choices[best], 0,
                    FractionOf(*model_, cache_->bytes(), cache_->n_tokens())};
   }
 
@@ -218,17 +269,13 @@ class ChoiceScorer {
   std::unique_ptr<SequenceCache> cache_;
 };
 
-StatusOr<std::vector<Outcome>> Choose(Model* model, const PreparedTask& task,
-                                      int64_t kv_budget_bytes, const Progress& progress) {
+Status Choose(Model* model, const PreparedTask& task, int64_t kv_budget_bytes, ScoreSheet* sheet) {
   BlockPool pool(kv_budget_bytes);
-  std::vector<Outcome> outcomes;
-  for (const PreparedExample& example : task.examples) {
-    Tell(progress, outcomes.size(), task.examples.size());
-    KVL_ASSIGN_OR_RETURN(Outcome outcome, ChoiceScorer(model, &pool, example).Run());
-    outcomes.push_back(std::move(outcome));
+  for (size_t i = 0; i < task.examples.size() && !sheet->is_hopeless(); ++i) {
+    KVL_ASSIGN_OR_RETURN(sheet->outcome(i), ChoiceScorer(model, &pool, task.examples[i]).Run());
+    sheet->Finish(i);
   }
-  Tell(progress, outcomes.size(), outcomes.size());
-  return outcomes;
+  return OkStatus();
 }
 
 }  // namespace
@@ -256,25 +303,13 @@ StatusOr<PreparedTask> PrepareTask(TaskMetric metric, std::vector<TaskExample> e
 }
 
 StatusOr<TaskResult> RunTask(Model* model, const Tokenizer& tokenizer, const PreparedTask& task,
-                             int64_t kv_budget_bytes, const Progress& progress) {
-  KVL_ASSIGN_OR_RETURN(std::vector<Outcome> outcomes,
-                       task.metric == TaskMetric::kChoice
-                           ? Choose(model, task, kv_budget_bytes, progress)
-                           : Generate(model, tokenizer, task, kv_budget_bytes, progress));
-  const double n = static_cast<double>(outcomes.size());
-  TaskResult result;
-  for (size_t i = 0; i < outcomes.size(); ++i) {
-    const double score = Score(task.metric, outcomes[i].output, task.examples[i].text.references);
-    result.score += score / n;
-    result.kv_fraction += outcomes[i].kv_fraction / n;
-    result.predictions.push_back({std::move(outcomes[i].output), score});
-  }
-  double squares = 0;
-  for (const TaskPrediction& p : result.predictions) {
-    squares += (p.score - result.score) * (p.score - result.score);
-  }
-  if (n > 1) result.score_stderr = std::sqrt(squares / (n - 1) / n);
-  return result;
+                             int64_t kv_budget_bytes, const Progress& progress,
+                             double least_score) {
+  ScoreSheet sheet(task, least_score, progress);
+  KVL_RETURN_IF_ERROR(task.metric == TaskMetric::kChoice
+                          ? Choose(model, task, kv_budget_bytes, &sheet)
+                          : Generate(model, tokenizer, task, kv_budget_bytes, &sheet));
+  return sheet.Result();
 }
 
 }  // namespace kvlathe

@@ -47,17 +47,22 @@ struct TaskPrediction {
 };
 
 struct TaskResult {
-  double score = 0;         // mean
+  double score = 0;         // mean; if the run gave up, what it could have become at most
   double score_stderr = 0;  // standard error of that mean; 0 for one example
   // Mean over examples of the bytes that a sequence holds at its end, against 16 bits for every
   // value of the positions it has (blueprint section 4).
   double kv_fraction = 0;
   std::vector<TaskPrediction> predictions;  // in the order of the examples
+  // `least_score` was out of reach before all examples had run; score_stderr, kv_fraction and
+  // the predictions of those that had not are left at 0.
+  bool gave_up = false;
 };
 
 // Greedy. Several sequences run at the same time as far as the KV budget allows; the choices of one
-// example run one after the other. `progress` may be null.
+// example run one after the other. `progress` may be null. Ends early where the mean cannot reach
+// `least_score` any more.
 StatusOr<TaskResult> RunTask(Model* model, const Tokenizer& tokenizer, const PreparedTask& task,
-                             int64_t kv_budget_bytes, const Progress& progress);
+                             int64_t kv_budget_bytes, const Progress& progress,
+                             double least_score = 0);
 
 }  // namespace kvlathe

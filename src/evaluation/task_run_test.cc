@@ -268,6 +268,47 @@ TEST_F(TaskRunTest, ATokenAcrossTheBoundaryBelongsToTheChoice) {
   EXPECT_TRUE(Run(model_.get(), task).predictions[0].output.size() == 1);
 }
 
+// Half of the examples is right. The bound on the mean falls by 1/40 with every wrong one.
+TEST_F(TaskRunTest, GivesUpWhereTheLeastScoreIsOutOfReach) {
+  for (const bool chooses : {false, true}) {
+    std::vector<TaskExample> examples;
+    for (int i = 0; i < 40; ++i) {
+      const std::string prompt(1 + i, static_cast<char>('a' + i % 26));
+      const std::string said = Greedy(prompt, 8);
+      TaskExample& example =
+          examples.emplace_back(Example(prompt, i % 2 == 0 ? said : "no such text"));
+      if (chooses) example.choices = {said, example.references[0] == said ? "!" : "no such text"};
+      example.stop = chooses ? "" : "~~";
+    }
+    const TaskMetric metric = chooses ? TaskMetric::kChoice : TaskMetric::kEditSimilarity;
+    const PreparedTask task = Prepare(metric, examples);
+    const TaskResult whole = Run(model_.get(), task);
+    EXPECT_FALSE(whole.gave_up);
+    const auto run = [&](double least) {
+      auto result = RunTask(model_.get(), tokenizer_, task, kBudgetBytes, nullptr, least);
+      EXPECT_TRUE(result.ok()) << result.status();
+      return *std::move(result);
+    };
+    // A score that is just reached: everything runs.
+    const TaskResult reached = run(whole.score - 1e-9);
+    EXPECT_FALSE(reached.gave_up);
+    EXPECT_EQ(reached.score, whole.score);
+    EXPECT_EQ(reached.score_stderr, whole.score_stderr);
+    EXPECT_EQ(reached.kv_fraction, whole.kv_fraction);
+    // One that is not: the result lies between the true score and what was asked for.
+    const double least = (1 + whole.score) / 2;
+    const TaskResult missed = run(least);
+    EXPECT_TRUE(missed.gave_up);
+    EXPECT_LT(missed.score, least);
+    EXPECT_GE(missed.score, whole.score);
+    EXPECT_EQ(missed.score_stderr, 0);
+    int n_run = 0;
+    for (size_t i = 0; i < examples.size(); ++i) n_run += !missed.predictions[i].output.empty();
+    EXPECT_LT(n_run, 40);
+    EXPECT_GE(n_run, 1);
+  }
+}
+
 TEST_F(TaskRunTest, TellsHowFarItIs) {
   std::vector<double> told;
   const Progress progress = [&](const std::string&, double fraction) { told.push_back(fraction); };

@@ -20,6 +20,7 @@ class FakeEvaluator : public TuneEvaluator {
   };
   double size_of_none = 1.05;
   double baseline = 0.8;
+  bool cuts_short = false;    // gives up on what is too low, at a score that is still above it
   int fails_after = 1 << 30;  // measurements until the process "is killed"
   std::vector<std::string> measured;
 
@@ -48,7 +49,7 @@ class FakeEvaluator : public TuneEvaluator {
     return size;
   }
 
-  StatusOr<Measurement> Measure(const std::string& kv) override {
+  StatusOr<Measurement> Measure(const std::string& kv, std::span<const double> limits) override {
     if (static_cast<int>(measured.size()) >= fails_after) {
       return Error(StatusCode::kInternal, "killed");
     }
@@ -57,7 +58,11 @@ class FakeEvaluator : public TuneEvaluator {
     double lost = 0;
     for (const Stage& stage : spec.stages()) lost += loss(stage);
     KVL_ASSIGN_OR_RETURN(const double size, Size(kv));
-    return Measurement{{{baseline * (1 - lost), 0.01, size}}, 10 * size};
+    const double score = baseline * (1 - lost);
+    if (cuts_short && !limits.empty() && score < limits[0]) {
+      return Measurement{{{(score + 2 * limits[0]) / 3, 0, 0}}, 0, true};
+    }
+    return Measurement{{{score, 0.01, size}}, 10 * size};
   }
 };
 

@@ -36,16 +36,17 @@ std::vector<double> ValuesOf(const KeyInfo& key) {
 
 std::vector<const KeyInfo*> OpenKeysOf(const Spec& question, const Stage& stage) {
   std::vector<const KeyInfo*> keys;
+  // A ratio is of the whole cache; lathe reaches it by its own bits, which a quantizer would
+  // replace. First, because it goes further: of the rates only those that are smaller still are
+  // tried then.
+  if (stage.name == "lathe" && question.quantizer() == nullptr) {
+    keys.push_back(stage.info->FindKey("ratio"));
+  }
   for (std::string_view name : kOpenKeys) {
     const KeyInfo* key = stage.info->FindKey(name);
     if (key == nullptr || !key->excludes_others) continue;
     keys.push_back(key);
     break;
-  }
-  // A ratio is of the whole cache; lathe reaches it by its own bits, which a quantizer would
-  // replace.
-  if (stage.name == "lathe" && question.quantizer() == nullptr) {
-    keys.push_back(stage.info->FindKey("ratio"));
   }
   return keys;
 }

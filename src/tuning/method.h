@@ -24,8 +24,8 @@ struct TuneMethod {
   std::string name;  // short: the stages, and what was fixed: "fdc+kivi(bits=2)"
   Spec question;     // with `accuracy` where a value is searched for
   // What the search chooses from; each alternative has a ladder for every open stage, the longest
-  // last. lathe has two: rates, and ratios where it chooses bits itself. One empty alternative: the
-  // method has nothing to choose.
+  // last. lathe has two: ratios, where it chooses bits itself, and rates. One empty alternative:
+  // the method has nothing to choose.
   std::vector<std::vector<Ladder>> alternatives;
 };
 

@@ -48,8 +48,8 @@ TEST(ParseMethodTest, WhatIsGivenIsFixed) {
 TEST(ParseMethodTest, LatheAloneAlsoTriesRatios) {
   const TuneMethod alone = Method("lathe+h2o");
   ASSERT_EQ(alone.alternatives.size(), 2u);
-  EXPECT_THAT(KeysOf(alone.alternatives[0]), ElementsAre("keep", "rate"));
-  EXPECT_THAT(KeysOf(alone.alternatives[1]), ElementsAre("keep", "ratio"));
+  EXPECT_THAT(KeysOf(alone.alternatives[0]), ElementsAre("keep", "ratio"));
+  EXPECT_THAT(KeysOf(alone.alternatives[1]), ElementsAre("keep", "rate"));
   EXPECT_EQ(Method("lathe+kivi").alternatives.size(), 1u);
 }
 

@@ -40,13 +40,17 @@ TunePoint PointFromJson(const nlohmann::json& json, size_t n_goals) {
   point.kv = json.at("kv").get<std::string>();
   point.kv_resolved = json.at("kv_resolved").get<std::string>();
   point.kv_fraction = json.at("kv_fraction").get<double>();
-  point.tbt_ms = json.at("tbt_ms").get<double>();
+  point.is_cut_short = json.value("cut_short", false);
+  if (!point.is_cut_short) point.tbt_ms = json.at("tbt_ms").get<double>();
   for (const auto& score : json.at("scores")) {
     point.scores.push_back({score.at("value").get<double>(),
                             score.at("standard_error").get<double>(),
                             score.at("kv_fraction").get<double>()});
   }
-  if (point.scores.size() != n_goals) throw std::runtime_error("a point without all scores");
+  const size_t n_least = point.is_cut_short ? 1 : n_goals;
+  if (point.scores.size() < n_least || point.scores.size() > n_goals) {
+    throw std::runtime_error("a point without all scores");
+  }
   return point;
 }
 
@@ -75,7 +79,8 @@ Profile ParseFields(const nlohmann::json& json) {
   for (const auto& point : json.at("points")) {
     profile.points.push_back(PointFromJson(point, profile.goals.size()));
   }
-  if (!profile.points.empty() && profile.points.front().kv_resolved != "none") {
+  if (!profile.points.empty() &&
+      (profile.points.front().kv_resolved != "none" || profile.points.front().is_cut_short)) {
     throw std::runtime_error("its first point is not the baseline");
   }
   for (const auto& target : json.at("targets")) profile.targets.push_back(TargetFromJson(target));
@@ -99,7 +104,7 @@ const TunePoint* Profile::FindPoint(std::string_view kv_resolved) const {
 
 double Profile::AccuracyOf(const TunePoint& point) const {
   double least = INFINITY;
-  for (size_t g = 0; g < goals.size(); ++g) {
+  for (size_t g = 0; g < point.scores.size(); ++g) {
     const double baseline = points.front().scores[g].value, value = point.scores[g].value;
     least = std::min(least, goals[g].is_perplexity() ? baseline / value : value / baseline);
   }
@@ -109,8 +114,9 @@ double Profile::AccuracyOf(const TunePoint& point) const {
 std::vector<int> ParetoFront(const Profile& profile) {
   std::vector<int> front;
   for (size_t i = 0; i < profile.points.size(); ++i) {
+    if (profile.points[i].is_cut_short) continue;
     const bool is_beaten = std::ranges::any_of(profile.points, [&](const TunePoint& other) {
-      return Beats(profile, other, profile.points[i]);
+      return !other.is_cut_short && Beats(profile, other, profile.points[i]);
     });
     if (!is_beaten) front.push_back(static_cast<int>(i));
   }
@@ -140,12 +146,16 @@ nlohmann::ordered_json ToJson(const Profile& profile) {
   }
   for (int i : ParetoFront(profile)) json["front"].push_back(profile.points[i].kv);
   for (const TunePoint& point : profile.points) {
-    json["points"].push_back({{"kv", point.kv},
-                              {"kv_resolved", point.kv_resolved},
-                              {"kv_fraction", point.kv_fraction},
-                              {"accuracy", profile.AccuracyOf(point)},
-                              {"tbt_ms", point.tbt_ms},
-                              {"scores", ScoresJson(point)}});
+    Json& item = json["points"].emplace_back(Json{{"kv", point.kv},
+                                                  {"kv_resolved", point.kv_resolved},
+                                                  {"kv_fraction", point.kv_fraction},
+                                                  {"accuracy", profile.AccuracyOf(point)}});
+    if (point.is_cut_short) {
+      item["cut_short"] = true;
+    } else {
+      item["tbt_ms"] = point.tbt_ms;
+    }
+    item["scores"] = ScoresJson(point);
   }
   return json;
 }

@@ -23,7 +23,7 @@ struct TuneGoal {
 };
 
 struct GoalScore {
-  double value = 0;
+  double value = 0;           // of the last one of a point that was cut short: at best
   double standard_error = 0;  // 0 where none is known
   double kv_fraction = 0;     // as measured on this goal, which may be shorter than the context
 };
@@ -35,6 +35,9 @@ struct TunePoint {
   double kv_fraction = 0;   // at the model's full context, by the closed formula (what ratio means)
   std::vector<GoalScore> scores;  // of every goal
   double tbt_ms = 0;              // between tokens, at half of the context
+  // Measured no further than to the goal on which it fails: later scores and the time are missing,
+  // and no accuracy above that of the last score is possible.
+  bool is_cut_short = false;
 };
 
 // The best of one method: the smallest measured point that keeps the accuracy.
@@ -58,19 +61,22 @@ struct Profile {
 
   const TunePoint* FindPoint(std::string_view kv_resolved) const;
   // The share of the baseline's accuracy that a point keeps: the least over the goals of score /
-  // baseline, or baseline / perplexity. 1 for the baseline.
+  // baseline, or baseline / perplexity. 1 for the baseline. Of a point that was cut short, what it
+  // keeps at best.
   double AccuracyOf(const TunePoint& point) const;
 };
 
-// Indices of the points that no other one beats: not larger, not less accurate and not slower, and
-// better in one of them. Times count as equal within kEqualTimes, because they are measured.
+// Indices of the whole points that no other one beats: not larger, not less accurate and not
+// slower, and better in one of them. Times count as equal within kEqualTimes, because they are
+// measured.
 inline constexpr double kEqualTimes = 0.05;
 std::vector<int> ParetoFront(const Profile& profile);
 
 // {"format":"kvlathe-profile","version":1,"model_hash","settings","goals":[{"name","metric",
 // "settings","baseline"}],"targets":[{"accuracy","methods":[{"name","question","kv","kv_fraction",
 // "accuracy","tbt_ms"}]}],"front":["kv"...],"points":[{"kv","kv_resolved","kv_fraction","accuracy",
-// "tbt_ms","scores":[{"value","standard_error","kv_fraction"}]}]}. What follows from the points
+// "tbt_ms","scores":[{"value","standard_error","kv_fraction"}]}]}; a point that was cut short has
+// "cut_short":true instead of a time. What follows from the points
 // (front, baselines, accuracies) stands there for readers and is not read back.
 nlohmann::ordered_json ToJson(const Profile& profile);
 // kDataLoss, naming `path`, for anything that ToJson does not write.

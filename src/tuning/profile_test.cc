@@ -48,6 +48,29 @@ TEST(ProfileTest, FileHoldsEverything) {
   EXPECT_EQ(folder.n_files(), 1);
 }
 
+TEST(ProfileTest, APointThatWasCutShortHasNoTimeAndIsNotOnTheFront) {
+  Profile profile = SmallProfile();
+  TunePoint& cut = profile.points.emplace_back(Point("fdc(rate=0.9)", 0.1, 0.78, 0, 0));
+  cut.scores.resize(1);
+  cut.is_cut_short = true;
+  EXPECT_DOUBLE_EQ(profile.AccuracyOf(cut), 0.78 / 0.8);
+  EXPECT_THAT(ParetoFront(profile), ElementsAre(2, 1, 0));
+  const nlohmann::ordered_json json = ToJson(profile);
+  EXPECT_EQ(json["points"][3]["cut_short"], true);
+  EXPECT_FALSE(json["points"][3].contains("tbt_ms"));
+  EXPECT_FALSE(json["points"][2].contains("cut_short"));
+  const StatusOr<Profile> read = ProfileFromJson(json, "p");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(ToJson(*read), json);
+  // Neither without any score, nor as the baseline.
+  nlohmann::json damaged = json;
+  damaged["points"][3]["scores"].clear();
+  EXPECT_EQ(ProfileFromJson(damaged, "p").status().code(), StatusCode::kDataLoss);
+  damaged = json;
+  damaged["points"][0]["cut_short"] = true;
+  EXPECT_EQ(ProfileFromJson(damaged, "p").status().code(), StatusCode::kDataLoss);
+}
+
 TEST(ProfileTest, RefusesWhatTuneDidNotWrite) {
   const ScratchFolder folder;
   EXPECT_EQ(ReadProfile(folder / "missing.json").status().code(), StatusCode::kNotFound);

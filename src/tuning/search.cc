@@ -8,6 +8,7 @@ namespace {
 
 // Scores are means of a few hundred examples: 0.99 of 0.8 must not fail by the last bit.
 constexpr double kRounding = 1e-12;
+bool Fails(double kept, double accuracy) { return kept < accuracy - kRounding; }
 
 bool CannotBe(StatusCode code) {
   return code == StatusCode::kInvalidArgument || code == StatusCode::kUnimplemented;
@@ -43,8 +44,9 @@ class MethodSearch {
 };
 
 StatusOr<bool> MethodSearch::Try() {
-  KVL_ASSIGN_OR_RETURN(TunePoint point, recorder_->PointOf(FillIn(method_, ladders_, values_)));
-  if (recorder_->profile().AccuracyOf(point) < accuracy_ - kRounding) return false;
+  KVL_ASSIGN_OR_RETURN(TunePoint point,
+                       recorder_->PointOf(FillIn(method_, ladders_, values_), accuracy_));
+  if (Fails(recorder_->profile().AccuracyOf(point), accuracy_)) return false;
   if (!best_->has_value() || point.kv_fraction < (*best_)->kv_fraction) *best_ = std::move(point);
   return true;
 }
@@ -100,16 +102,38 @@ Status MethodSearch::SearchFrom(size_t d) {
 
 }  // namespace
 
-StatusOr<TunePoint> PointRecorder::PointOf(const std::string& kv) {
+std::vector<double> PointRecorder::LimitsFor(double accuracy) const {
+  std::vector<double> limits;
+  if (profile_->points.empty()) return limits;
+  const TunePoint& baseline = profile_->points.front();
+  for (size_t g = 0; g < profile_->goals.size(); ++g) {
+    const double least = accuracy - 2 * kRounding;  // what misses it fails for certain
+    limits.push_back(profile_->goals[g].is_perplexity() ? baseline.scores[g].value / least
+                                                        : baseline.scores[g].value * least);
+  }
+  return limits;
+}
+
+StatusOr<TunePoint> PointRecorder::PointOf(const std::string& kv, double accuracy) {
   KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
-  const std::string resolved = spec.ToString();
-  if (const TunePoint* known = profile_->FindPoint(resolved)) return *known;
-  TunePoint point{kv, resolved};
+  TunePoint point{kv, spec.ToString()};
+  const auto known =
+      std::ranges::find(profile_->points, point.kv_resolved, &TunePoint::kv_resolved);
+  const bool is_known = known != profile_->points.end();
+  if (is_known && (!known->is_cut_short || Fails(profile_->AccuracyOf(*known), accuracy))) {
+    return *known;
+  }
   KVL_ASSIGN_OR_RETURN(point.kv_fraction, evaluator_->Size(kv));
-  KVL_ASSIGN_OR_RETURN(TuneEvaluator::Measurement measured, evaluator_->Measure(kv));
+  KVL_ASSIGN_OR_RETURN(TuneEvaluator::Measurement measured,
+                       evaluator_->Measure(kv, LimitsFor(accuracy)));
   point.scores = std::move(measured.scores);
   point.tbt_ms = measured.tbt_ms;
-  profile_->points.push_back(point);
+  point.is_cut_short = measured.is_cut_short;
+  if (is_known) {
+    *known = point;
+  } else {
+    profile_->points.push_back(point);
+  }
   KVL_RETURN_IF_ERROR(save_(*profile_));
   return point;
 }

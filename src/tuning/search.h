@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,26 +24,34 @@ class TuneEvaluator {
   virtual StatusOr<double> Size(const std::string& kv) = 0;
 
   struct Measurement {
-    std::vector<GoalScore> scores;  // of every goal
+    std::vector<GoalScore> scores;  // of every goal, or up to the one that fails
     double tbt_ms = 0;
+    bool is_cut_short = false;
   };
-  virtual StatusOr<Measurement> Measure(const std::string& kv) = 0;
+  // `limits` has the least score, or the largest perplexity, of every goal: a cache that cannot
+  // keep one of them need not be measured further. Empty: everything is measured.
+  virtual StatusOr<Measurement> Measure(const std::string& kv, std::span<const double> limits) = 0;
 };
 
 // Measures each cache once: points of the profile are not measured again, new ones are added to it
-// and saved before anything else happens.
+// and saved before anything else happens. A point that was cut short counts only as far as it fails
+// the accuracy asked for.
 class PointRecorder {
  public:
   using Save = std::function<Status(const Profile&)>;
   PointRecorder(TuneEvaluator* evaluator, Profile* profile, Save save)
       : evaluator_(evaluator), profile_(profile), save_(std::move(save)) {}
 
-  // A copy: the profile's points move.
-  StatusOr<TunePoint> PointOf(const std::string& kv);
+  // The uncompressed cache, the first point of a profile.
+  StatusOr<TunePoint> Baseline() { return PointOf("none", 0); }
+  // A copy: the profile's points move. Needs the baseline.
+  StatusOr<TunePoint> PointOf(const std::string& kv, double accuracy);
   StatusOr<double> SizeOf(const std::string& kv) { return evaluator_->Size(kv); }
   const Profile& profile() const { return *profile_; }
 
  private:
+  std::vector<double> LimitsFor(double accuracy) const;
+
   TuneEvaluator* evaluator_;
   Profile* profile_;
   Save save_;

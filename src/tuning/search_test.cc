@@ -19,7 +19,7 @@ struct Outcome {
 Outcome SearchFor(std::string_view text, FakeEvaluator* evaluator, double accuracy = 0.99) {
   Outcome outcome{{}, OneGoalProfile()};
   PointRecorder recorder(evaluator, &outcome.profile, [](const Profile&) { return OkStatus(); });
-  EXPECT_TRUE(recorder.PointOf("none").ok());
+  EXPECT_TRUE(recorder.Baseline().ok());
   const StatusOr<TuneMethod> method = ParseMethod(text, accuracy);
   EXPECT_TRUE(method.ok()) << method.status();
   const auto best = SearchMethod(*method, accuracy, &recorder);
@@ -170,6 +170,67 @@ TEST(SearchTest, ThreeLaddersStayAffordable) {
   EXPECT_LT(outcome.best->kv_fraction, SearchFor("fdc+kivi", &other).best->kv_fraction);
 }
 
+// Whatever is cut short, the search finds the same, and measures as often.
+TEST(SearchTest, GivingUpEarlyChangesNothing) {
+  for (const char* text : {"fdc", "lathe", "fdc+kivi", "fdc+h2o+kivi"}) {
+    FakeEvaluator whole, cutting;
+    whole.loss = cutting.loss = [](const Stage& stage) {
+      const double removed = 1 - FakeEvaluator::Left(stage);
+      return 0.012 * removed * removed;
+    };
+    cutting.cuts_short = true;
+    const Outcome expected = SearchFor(text, &whole), outcome = SearchFor(text, &cutting);
+    ASSERT_TRUE(outcome.best.has_value()) << text;
+    EXPECT_EQ(outcome.best->kv, expected.best->kv) << text;
+    EXPECT_FALSE(outcome.best->is_cut_short) << text;
+    EXPECT_EQ(cutting.measured, whole.measured) << text;
+    EXPECT_TRUE(std::ranges::any_of(outcome.profile.points, &TunePoint::is_cut_short)) << text;
+  }
+}
+
+// A point that was given up for one accuracy is measured again where it might keep a lower one.
+TEST(SearchTest, ACutPointCountsOnlyWhereItFails) {
+  FakeEvaluator evaluator;
+  evaluator.cuts_short = true;
+  evaluator.loss = [](const Stage& stage) { return stage.Has("bits") ? 0.04 : 0.0; };
+  Profile profile = OneGoalProfile();
+  PointRecorder recorder(&evaluator, &profile, [](const Profile&) { return OkStatus(); });
+  ASSERT_TRUE(recorder.Baseline().ok());
+  // Loses 0.04, but was given up where (0.96 + 2 * 0.99) / 3 = 0.98 was still possible.
+  EXPECT_TRUE(recorder.PointOf("kivi(bits=2)", 0.99)->is_cut_short);
+  EXPECT_NEAR(profile.AccuracyOf(profile.points[1]), 0.98, 1e-6);
+  EXPECT_TRUE(recorder.PointOf("kivi(bits=2)", 0.985)->is_cut_short);
+  EXPECT_EQ(evaluator.measured.size(), 2u);
+  const TunePoint again = *recorder.PointOf("kivi(bits=2)", 0.95);
+  EXPECT_FALSE(again.is_cut_short);
+  EXPECT_EQ(evaluator.measured.size(), 3u);
+  EXPECT_EQ(profile.points.size(), 2u);  // in its old place
+  EXPECT_NEAR(profile.AccuracyOf(profile.points[1]), 0.96, 1e-12);
+  EXPECT_FALSE(recorder.PointOf("kivi(bits=2)", 0.99)->is_cut_short);
+  EXPECT_EQ(evaluator.measured.size(), 3u);
+}
+
+TEST(SearchTest, LimitsAreThoseOfTheGoals) {
+  struct Listener : FakeEvaluator {
+    std::vector<double> heard;
+    StatusOr<Measurement> Measure(const std::string& kv, std::span<const double> limits) override {
+      heard.assign(limits.begin(), limits.end());
+      KVL_ASSIGN_OR_RETURN(Measurement result, FakeEvaluator::Measure(kv, {}));
+      result.scores.push_back({20, 0, 1});
+      return result;
+    }
+  } evaluator;
+  Profile profile = OneGoalProfile();
+  profile.goals.push_back({"perplexity novel.txt", "perplexity", "4096 tokens"});
+  PointRecorder recorder(&evaluator, &profile, [](const Profile&) { return OkStatus(); });
+  ASSERT_TRUE(recorder.Baseline().ok());
+  EXPECT_TRUE(evaluator.heard.empty());
+  ASSERT_TRUE(recorder.PointOf("int8", 0.9).ok());
+  ASSERT_EQ(evaluator.heard.size(), 2u);
+  EXPECT_NEAR(evaluator.heard[0], 0.8 * 0.9, 1e-9);
+  EXPECT_NEAR(evaluator.heard[1], 20 / 0.9, 1e-9);
+}
+
 TEST(SearchTest, NothingToChooseIsMeasuredOnce) {
   FakeEvaluator evaluator;
   EXPECT_TRUE(SearchFor("kivi(bits=8)", &evaluator, 0.9).best.has_value());
@@ -183,7 +244,7 @@ TEST(SearchTest, ErrorsOfTheModelEndIt) {
   evaluator.fails_after = 3;
   Profile profile = OneGoalProfile();
   PointRecorder recorder(&evaluator, &profile, [](const Profile&) { return OkStatus(); });
-  ASSERT_TRUE(recorder.PointOf("none").ok());
+  ASSERT_TRUE(recorder.Baseline().ok());
   EXPECT_EQ(SearchMethod(*ParseMethod("fdc", 0.99), 0.99, &recorder).status().code(),
             StatusCode::kInternal);
   EXPECT_EQ(profile.points.size(), 3u);

@@ -38,7 +38,7 @@ class Tuner {
 };
 
 Status Tuner::MeasureBaseline() {
-  KVL_ASSIGN_OR_RETURN(const TunePoint baseline, recorder_.PointOf("none"));
+  KVL_ASSIGN_OR_RETURN(const TunePoint baseline, recorder_.Baseline());
   for (size_t g = 0; g < profile_->goals.size(); ++g) {
     if (baseline.scores[g].value > 0) continue;
     return Error(StatusCode::kInvalidArgument,

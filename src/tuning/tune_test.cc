@@ -52,6 +52,7 @@ TEST(TuneTest, DefaultsSearchEachMethodAndCompositionsOfTheBest) {
 TEST(TuneTest, GoesOnAfterAKillAtEveryPoint) {
   const std::vector<std::string> methods = {"fdc", "fdc+kivi", "gear"};
   FakeEvaluator whole;
+  whole.cuts_short = true;
   whole.loss = SquaresTimes(0.016);
   std::string uninterrupted;
   Profile profile = OneGoalProfile();
@@ -61,6 +62,7 @@ TEST(TuneTest, GoesOnAfterAKillAtEveryPoint) {
   for (int n = 0; n < n_points; ++n) {
     FakeEvaluator killed;
     killed.loss = whole.loss;
+    killed.cuts_short = true;
     killed.fails_after = n;
     std::string saved = ToJson(OneGoalProfile()).dump();
     profile = OneGoalProfile();
@@ -72,6 +74,7 @@ TEST(TuneTest, GoesOnAfterAKillAtEveryPoint) {
     profile = *kept;
     FakeEvaluator second;
     second.loss = whole.loss;
+    second.cuts_short = true;
     ASSERT_TRUE(Tune(JobOf(&second, methods, &saved), &profile).ok());
     EXPECT_EQ(saved, uninterrupted) << n;
     EXPECT_EQ(static_cast<int>(second.measured.size()), n_points - n);
