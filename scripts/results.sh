@@ -4,8 +4,11 @@
 # PART: basis (FDC: rates, adaptive and uniform ranks, random tokens and text), bases (all of them), quantizers
 # (all of them at 2, 3, 4 and 8 bits, with and without repair), gear (GEAR's ablations), retention (every method
 # at three shares, after fdc, before GEAR; H2O against 4 bits), bits (lathe by ratio against all that stores codes) or all.
-# Apart, because they take long: papers (how far each method compresses at 99% of the baseline: 50 EXAMPLES of each
-# task unless given; goes on where it was interrupted).
+# Apart, because they take long or need an idle machine: papers (how far each method compresses at 99% of the baseline:
+# 50 EXAMPLES of each task unless given; goes on where it was interrupted), calibration (KL by tokens to calibrate on),
+# spectra (what is left of quantizers' errors for GEAR), time (TTFT, TBT and total on random weights in the 1B shape,
+# or that of MODEL, here a config.json, at CONTEXTS), calibration-cost (time and memory for the first layers of the 8B
+# shape, or of MODEL).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 part=${1:-all} model=${2:-models/lathe-nano} n_examples=${3:-0}
@@ -150,8 +153,76 @@ papers() {
   scripts/tuned_table.py 0.99 "${goals[@]/%/.json}"
 }
 
+# Text is taken in paragraphs from all over the file, so that a part of it has all its kinds.
+calibration() {
+  local n tokens source specs=(--kv 'fdc(rate=0.25)' --kv 'zack(rate=0.25)' --kv 'lathe(rate=0.25)') share
+  for n in 2048 4096 8192 16384 32768 65536; do
+    "$kvlathe" calibrate -m "$model" --random-tokens "$n" -o "$work/basis.safetensors" >/dev/null
+    measure "$n random tokens" --basis "$work/basis.safetensors" "${specs[@]}"
+  done
+  for share in 0.2 0.4 0.7 1; do
+    awk -v share="$share" 'BEGIN { RS = ""; ORS = "\n\n" } int(NR * share) > int((NR - 1) * share)' \
+      "$model/calibration.txt" >"$work/part.txt"
+    tokens=$("$kvlathe" calibrate -m "$model" --text "$work/part.txt" -o "$work/basis.safetensors" |
+      sed 's/.*: \([0-9]*\) tokens.*/\1/')
+    measure "$tokens tokens of text" --basis "$work/basis.safetensors" "${specs[@]}"
+  done
+}
+
+# How much of a quantizer's error lies in its first singular values, the papers' way: one run per prompt, no sinks.
+spectra() {
+  for bits in 4 2; do
+    for quantizer in "kcvt(bits=$bits" "kivi(bits=$bits,group=64"; do
+      echo "## $quantizer)"
+      "$kvlathe" inspect -m "$model" --kv "$quantizer,sink=0,run=prompt)" --errors "$model/sample.txt" |
+        sed -n '/^squared errors/,$p'
+    done
+    measure "What repair does to KL, $bits bits" --kv "kcvt(bits=$bits,sink=0,run=prompt)" \
+      --kv "kcvt(bits=$bits,sink=0,run=prompt)+lowrank" --kv "kivi(bits=$bits,group=64,sink=0,run=prompt)" \
+      --kv "kivi(bits=$bits,group=64,sink=0,run=prompt)+lowrank"
+  done
+}
+
+# shape HIDDEN LAYERS HEADS KV_HEADS HEAD_DIM FFN: a config.json.
+shape() {
+  cat <<JSON
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": $1, "num_hidden_layers": $2,
+ "num_attention_heads": $3, "num_key_value_heads": $4, "head_dim": $5, "intermediate_size": $6, "vocab_size": 32000,
+ "max_position_embeddings": 40960, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
+ "tie_word_embeddings": false, "torch_dtype": "bfloat16"}
+JSON
+}
+
+# Prompts of 512 tokens behind others that are filled with random rows: time_table.py adds them up.
+time_of_requests() {
+  local config=$work/1b.json contexts=${CONTEXTS:-2048 8192 32768} depths=0 specs=() context
+  shape 2048 16 32 8 64 8192 >"$config"
+  if [ "$model" != models/lathe-nano ]; then config=$model; fi
+  for kv in none 'fdc(rate=0.5)' 'zack(rate=0.5)' 'lathe(rate=0.5)' 'lathe(ratio=4)' 'palu(rate=0.5)' 'svd-online(rate=0.5)'; do
+    specs+=(--kv "$kv")
+  done
+  for context in $contexts; do depths+=,$((context - 512)); done
+  "$kvlathe" bench model --random-model "$config" "${specs[@]}" -p 512 -n 0 -d "$depths" -r 1 --json >"$work/prompts.json"
+  "$kvlathe" bench model --random-model "$config" "${specs[@]}" -p 0 -n 8 -d "${contexts// /,}" -r 1 --json >"$work/tokens.json"
+  scripts/time_table.py "$work/prompts.json" "$work/tokens.json"
+}
+
+calibration_cost() {
+  local layers
+  for layers in 1 2 3; do
+    shape 4096 "$layers" 32 8 128 14336 >"$work/8b.json"
+    if [ "$model" != models/lathe-nano ]; then
+      sed "s/\"num_hidden_layers\": *[0-9]*/\"num_hidden_layers\": $layers/" "$model" >"$work/8b.json"
+    fi
+    "$kvlathe" calibrate --random-model "$work/8b.json" --json >"$work/$layers.json"
+  done
+  scripts/calibration_cost.py 32 "$work/1.json" "$work/2.json" "$work/3.json"
+}
+
 case $part in
-  basis | bases | quantizers | gear | bits | retention | papers) "$part" ;;
+  basis | bases | quantizers | gear | bits | retention | papers | calibration | spectra) "$part" ;;
+  time) time_of_requests ;;
+  calibration-cost) calibration_cost ;;
   all) basis && bases && quantizers && gear && bits && retention ;;
-  *) echo "usage: scripts/results.sh [basis|bases|quantizers|gear|bits|retention|papers|all [MODEL [EXAMPLES]]]" >&2 && exit 2 ;;
+  *) echo "usage: scripts/results.sh [PART [MODEL [EXAMPLES]]], PART as at the top of the script" >&2 && exit 2 ;;
 esac

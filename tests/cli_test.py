@@ -325,6 +325,33 @@ class CommandLine(unittest.TestCase):
                          sum(report["kv_bytes"][part] for part in
                              ("blocks", "sinks", "run_records", "layer_records", "tables", "entries")))
 
+    def test_calibrating_random_weights_says_what_it_costs(self):
+        config = MODEL / "config.json"
+        cost = ["calibrate", "--random-model", config, "--random-tokens", 512]
+        done = self.json_of(*cost)
+        self.assertEqual((done["tokens"], done["basis"]), (512, ""))
+        self.assertGreater(done["seconds"], done["loading_seconds"])
+        self.assertGreater(done["peak_resident_bytes"], 10 << 20)
+        self.assert_refused(2, "--text", "calibrate", "--random-model", config, "--text", TEXT)
+        self.assert_refused(2, "give one of", *cost, "-m", MODEL)
+        self.assert_refused(2, "give one of", "calibrate", "--random-tokens", 512)
+
+    def test_inspect_measures_what_a_quantizer_loses(self):
+        def errors(kv):
+            return self.json_of("inspect", "-m", MODEL, "--kv", kv, "--errors", TEXT)["stored_errors"]
+        layers = errors("kivi(bits=2,group=64)")
+        self.assertEqual(len(layers), 6)
+        for layer, finer in zip(layers, errors("kivi(bits=8,group=64)")):
+            for side in ("k", "v"):
+                self.assertLess(finer[side]["relative"], 0.01 * layer[side]["relative"])
+                shares = layer[side]["shares"]
+                self.assertEqual((len(shares), shares), (64, sorted(shares)))
+                self.assertAlmostEqual(shares[-1], 1)
+        table = self.run_verb("inspect", "-m", MODEL, "--kv", "kivi(bits=2,group=64)", "--errors", TEXT)
+        mean = sum(layer["v"]["shares"][3] for layer in layers) / len(layers)
+        self.assertRegex(table.stdout.decode().splitlines()[-1], rf"^ mean .* {mean:.3f} [0-9.]+ [0-9.]+$")
+        self.assert_refused(2, "of a quantizer", "inspect", "-m", MODEL, "--kv", "none", "--errors", TEXT)
+
     def tune(self, *options):
         return ["tune", "-m", MODEL, "-c", 128, "--perplexity", self.short_text(), "--kv", "kivi(group=64)",
                 "--kv", "fdc+kivi(bits=4)", *options]

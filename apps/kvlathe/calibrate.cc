@@ -1,7 +1,9 @@
 // kvlathe calibrate: statistics of a model's queries, keys and values -> basis.safetensors.
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include "base/clock.h"
+#include "base/units.h"
 #include "calibration/fingerprint.h"
 #include "calibration_run.h"
 #include "io/files.h"
@@ -13,28 +15,55 @@ namespace {
 struct CalibrateOptions {
   ModelOptions model;
   CalibrationRun run;
+  std::string random_model;
   std::string output;
 };
 
+int64_t PeakResidentBytes() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
+}
+
+// Where the statistics go; empty: nowhere.
+std::string OutputOf(const CalibrateOptions& options) {
+  if (!options.output.empty() || !options.random_model.empty()) return options.output;
+  return options.model.model + "/basis.safetensors";
+}
+
 Status RunCalibrate(const CalibrateOptions& options) {
+  const bool is_random = !options.random_model.empty();
+  if (is_random != options.model.model.empty()) {
+    return Error(StatusCode::kInvalidArgument, "give one of -m DIR and --random-model CONFIG.json");
+  }
+  if (is_random && !options.run.text_path.empty()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--random-model has no tokenizer to read --text with; it calibrates on random "
+                 "tokens");
+  }
   Stopwatch watch;
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
-  const std::string path =
-      options.output.empty() ? options.model.model + "/basis.safetensors" : options.output;
+  KVL_ASSIGN_OR_RETURN(auto workspace,
+                       is_random ? Workspace::OpenRandom(options.random_model, options.model)
+                                 : Workspace::Open(options.model));
+  const double loading_seconds = watch.Seconds();
+  const std::string path = OutputOf(options);
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
                        RunCalibration(workspace.get(), workspace->model_hash(), options.run));
-  KVL_RETURN_IF_ERROR(WriteStatistics(statistics, path));
+  if (!path.empty()) KVL_RETURN_IF_ERROR(WriteStatistics(statistics, path));
   if (options.model.json) {
     const nlohmann::ordered_json json = {{"basis", path},
                                          {"tokens", statistics.source.n_tokens},
                                          {"sequence_tokens", statistics.source.sequence_tokens},
                                          {"token_source", statistics.source.token_source},
                                          {"seed", statistics.source.seed},
-                                         {"seconds", watch.Seconds()}};
+                                         {"seconds", watch.Seconds()},
+                                         {"loading_seconds", loading_seconds},
+                                         {"peak_resident_bytes", PeakResidentBytes()}};
     fmt::print("{}\n", json.dump());
   } else {
-    fmt::print("{}: {} tokens ({}), {:.1f} s\n", path, statistics.source.n_tokens,
-               statistics.source.token_source, watch.Seconds());
+    fmt::print("{}: {} tokens ({}), {:.1f} s, at most {} resident\n",
+               path.empty() ? options.random_model : path, statistics.source.n_tokens,
+               statistics.source.token_source, watch.Seconds(), FormatBytes(PeakResidentBytes()));
   }
   return OkStatus();
 }
@@ -48,6 +77,9 @@ void AddCalibrateVerb(Verbs* verbs) {
       "kvlathe calibrate -m models/lathe-nano --random-tokens 16384 -o basis.safetensors",
       [options] { return RunCalibrate(*options); });
   AddModelOptions(verb, &options->model);
+  verb->get_option("--model")->required(false);
+  verb->add_option("--random-model", options->random_model,
+                   "what calibrating a model in the shape of a config.json costs: random weights");
   verb->add_option("--kv-memory", options->model.kv_memory, "KV cache budget while calibrating");
   auto* random =
       verb->add_option("--random-tokens", options->run.n_random_tokens, "random tokens to run")
@@ -57,8 +89,9 @@ void AddCalibrateVerb(Verbs* verbs) {
       ->excludes(random);
   verb->add_option("-s,--seed", options->run.seed, "seed of the random tokens")
       ->capture_default_str();
-  verb->add_option("-o,--output", options->output,
-                   "file to write (default: the model's basis.safetensors)");
+  verb->add_option(
+      "-o,--output", options->output,
+      "file to write (default: the model's basis.safetensors; of --random-model: none)");
 }
 
 }  // namespace kvlathe

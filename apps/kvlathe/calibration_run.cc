@@ -8,7 +8,10 @@ namespace kvlathe {
 namespace {
 
 // Ids between the special tokens at both ends of the vocabulary.
-std::pair<int32_t, int32_t> OrdinaryIds(const Tokenizer& tokenizer, int vocab_size) {
+std::pair<int32_t, int32_t> OrdinaryIds(const Workspace& workspace) {
+  const int vocab_size = workspace.config().vocab_size;
+  if (workspace.options().model.empty()) return {0, vocab_size};  // random weights, no tokenizer
+  const Tokenizer& tokenizer = workspace.tokenizer();
   int32_t first = 0, end = std::min(vocab_size, tokenizer.vocab_size());
   while (first < end && tokenizer.TokenBytes(first).empty()) ++first;
   while (end > first && tokenizer.TokenBytes(end - 1).empty()) --end;
@@ -20,7 +23,7 @@ StatusOr<TokenSequences> Sequences(const Workspace& workspace, const Calibration
   const ModelConfig& c = workspace.config();
   const int n_tokens = CalibrationSequenceTokens(workspace.context_tokens());
   if (run.text_path.empty()) {
-    const auto [first, end] = OrdinaryIds(workspace.tokenizer(), c.vocab_size);
+    const auto [first, end] = OrdinaryIds(workspace);
     *token_source = "random";
     return DrawRandomSequences({run.n_random_tokens, run.seed, first, end, c.bos_id}, n_tokens);
   }

@@ -8,6 +8,7 @@
 
 #include "base/units.h"
 #include "calibration_run.h"
+#include "evaluation/stored_error.h"
 #include "heat_map.h"
 #include "io/files.h"
 #include "kv/basis/report.h"
@@ -20,6 +21,7 @@ namespace {
 struct InspectOptions {
   ModelOptions model;
   std::string overlap_text;
+  std::string error_text;
 };
 
 nlohmann::ordered_json ModelJson(const Workspace& workspace) {
@@ -161,6 +163,60 @@ void PrintBasis(const Workspace& workspace, const BasisAnalysis& analysis,
   }
 }
 
+// Ranks of a repair of which the share of the errors is shown.
+constexpr int kRepairRanks[] = {1, 2, 4, 8, 16};
+
+// Of the text's beginning, as long as the context.
+StatusOr<std::vector<LayerErrors>> ErrorsOnText(Workspace* workspace, Model* model,
+                                                const std::string& path) {
+  KVL_ASSIGN_OR_RETURN(std::vector<int32_t> ids, workspace->TokenizeFile(path));
+  if (const auto bos = workspace->leading_bos()) ids.insert(ids.begin(), *bos);
+  ids.resize(std::min<size_t>(ids.size(), workspace->context_tokens()));
+  return MeasureStoredErrors(model, ids, workspace->kv_budget_bytes());
+}
+
+nlohmann::ordered_json ErrorsJson(const std::vector<LayerErrors>& layers) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const LayerErrors& layer : layers) {
+    list.push_back({{"k", {{"relative", layer.k.relative}, {"shares", layer.k.shares}}},
+                    {"v", {{"relative", layer.v.relative}, {"shares", layer.v.shares}}}});
+  }
+  return list;
+}
+
+void PrintErrors(const std::vector<LayerErrors>& layers) {
+  fmt::print(
+      "squared errors of the stored prompt over squares of its rows, and the share of them in the "
+      "first singular values of a run and head:\n");
+  std::string ranks;
+  for (const int rank : kRepairRanks) ranks += fmt::format(" {:>5}", rank);
+  fmt::print("{:>5} {:>10}{} {:>10}{}\n", "layer", "K", ranks, "V", ranks);
+  std::vector<double> means(2 * (1 + std::size(kRepairRanks)));
+  const auto print = [](const std::string& name, const std::vector<double>& numbers) {
+    fmt::print("{:>5}", name);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      if (i % (1 + std::size(kRepairRanks)) == 0) {
+        fmt::print(" {:>10.3g}", numbers[i]);
+      } else {
+        fmt::print(" {:>5.3f}", numbers[i]);
+      }
+    }
+    fmt::print("\n");
+  };
+  for (size_t l = 0; l < layers.size(); ++l) {
+    std::vector<double> numbers;
+    for (const StoredError* side : {&layers[l].k, &layers[l].v}) {
+      numbers.push_back(side->relative);
+      for (const int rank : kRepairRanks) {
+        numbers.push_back(side->shares[std::min<size_t>(rank, side->shares.size()) - 1]);
+      }
+    }
+    for (size_t i = 0; i < means.size(); ++i) means[i] += numbers[i] / layers.size();
+    print(std::to_string(l), numbers);
+  }
+  print("mean", means);
+}
+
 Status Inspect(const InspectOptions& options) {
   if (options.model.kv.size() > 1) {
     return Error(StatusCode::kInvalidArgument, "inspect takes one --kv");
@@ -183,6 +239,11 @@ Status Inspect(const InspectOptions& options) {
   if (!overlap_text.empty() && is_of_random_tokens) {
     KVL_ASSIGN_OR_RETURN(overlap, OverlapWithText(workspace.get(), *stage, overlap_text));
   }
+  std::optional<std::vector<LayerErrors>> errors;
+  if (!options.error_text.empty()) {
+    KVL_ASSIGN_OR_RETURN(errors,
+                         ErrorsOnText(workspace.get(), spec_model.model.get(), options.error_text));
+  }
 
   if (options.model.json) {
     nlohmann::ordered_json json = {
@@ -194,6 +255,7 @@ Status Inspect(const InspectOptions& options) {
         {"basis_bytes", spec_model.model->basis_bytes()}};
     if (analysis != nullptr) json["basis"] = BasisReportJson(*analysis, *spec_model.ranks);
     if (overlap.has_value()) json["subspace_overlap"] = *overlap;
+    if (errors.has_value()) json["stored_errors"] = ErrorsJson(*errors);
     fmt::print("{}\n", json.dump());
     return OkStatus();
   }
@@ -216,6 +278,7 @@ Status Inspect(const InspectOptions& options) {
                overlap_text, *overlap, c.head_dim / 2);
   }
   if (analysis != nullptr) PrintBasis(*workspace, *analysis, *spec_model.ranks);
+  if (errors.has_value()) PrintErrors(*errors);
   return OkStatus();
 }
 
@@ -233,6 +296,9 @@ void AddInspectVerb(Verbs* verbs) {
       "--text", options->overlap_text,
       "calibrate on this text too and show how far the subspaces agree (default: the model's "
       "calibration.txt)");
+  verb->add_option("--errors", options->error_text,
+                   "text on which to measure what a quantizer loses of keys and values, and how "
+                   "much of it a low-rank repair could hold");
 }
 
 }  // namespace kvlathe

@@ -1,0 +1,177 @@
+#include "evaluation/stored_error.h"
+
+#include <algorithm>
+
+#include "evaluation/quality.h"
+#include "kernels/cpu/attend_packed.h"
+#include "kv/basis/spectrum.h"
+#include "kv/blocks/sequence_cache.h"
+#include "kv/quantizer/codebooks.h"
+
+namespace kvlathe {
+namespace {
+
+// Keys and values of every layer, [n_tokens, n_kv_heads * head_dim] as the model computed them.
+class RowKeeper : public QkvObserver {
+ public:
+  RowKeeper(const CacheLayout& layout, bool keeps_keys_before_rope)
+      : width_(layout.n_kv_heads * layout.head_dim),
+        before_rope_(keeps_keys_before_rope),
+        k_(layout.n_layers),
+        v_(layout.n_layers) {}
+
+  void Observe(const QkvView& view) override {
+    const int64_t n = int64_t{view.n_tokens} * width_;
+    const float* k = before_rope_ ? view.k_pre : view.k_post;
+    k_[view.layer_idx].insert(k_[view.layer_idx].end(), k, k + n);
+    v_[view.layer_idx].insert(v_[view.layer_idx].end(), view.v, view.v + n);
+  }
+  const float* key(int layer_idx, int64_t position) const {
+    return &k_[layer_idx][position * width_];
+  }
+  const float* value(int layer_idx, int64_t position) const {
+    return &v_[layer_idx][position * width_];
+  }
+
+ private:
+  int64_t width_;
+  bool before_rope_;
+  std::vector<std::vector<float>> k_, v_;
+};
+
+// Sums over runs and heads.
+class ErrorSum {
+ public:
+  explicit ErrorSum(int head_dim) : head_dim_(head_dim), energy_of_first_(head_dim) {}
+
+  void BeginRun() { gram_.assign(int64_t{head_dim_} * head_dim_, 0.0); }
+  // One row of the run: as computed, and as stored.
+  void Add(const float* row, const std::vector<float>& stored) {
+    std::vector<double> error(head_dim_);
+    for (int c = 0; c < head_dim_; ++c) {
+      error[c] = double{row[c]} - stored[c];
+      rows_ += double{row[c]} * row[c];
+      errors_ += error[c] * error[c];
+    }
+    for (int i = 0; i < head_dim_; ++i) {
+      for (int j = 0; j < head_dim_; ++j) gram_[i * head_dim_ + j] += error[i] * error[j];
+    }
+  }
+  void EndRun() {
+    double sum = 0;
+    const Spectrum spectrum = DecomposeGram(gram_, head_dim_);
+    for (int r = 0; r < head_dim_; ++r) {
+      sum += spectrum.singular_values[r] * spectrum.singular_values[r];
+      energy_of_first_[r] += sum;
+    }
+  }
+  StoredError Result() const {
+    StoredError result{rows_ > 0 ? errors_ / rows_ : 0, energy_of_first_};
+    for (double& share : result.shares) share = errors_ > 0 ? share / errors_ : 1;
+    return result;
+  }
+
+ private:
+  int head_dim_;
+  double rows_ = 0, errors_ = 0;
+  std::vector<double> gram_;  // of the errors of the run
+  std::vector<double> energy_of_first_;
+};
+
+Status CheckComparable(const Model& model) {
+  const CacheLayout& layout = model.layout();
+  const bool has_basis = model.basis_bytes() != CodebookBytes(model.codebooks());
+  if (layout.seal.has_value() && !has_basis && !layout.retention.has_value() &&
+      layout.window == 0) {
+    return OkStatus();
+  }
+  return Error(StatusCode::kInvalidArgument,
+               "stored errors are measured of a quantizer, with or without repair, but without a "
+               "basis, hadamard and retention");
+}
+
+// Blocks of one head as they are read back.
+class HeadReader {
+ public:
+  HeadReader(const Model& model, const SequenceCache& cache, int layer_idx, int kv_head_idx)
+      : layout_(model.layout()), blocks_(cache.blocks(layer_idx, kv_head_idx)) {
+    head_ = {.format = layout_.seal->format,
+             .kv_head_idx = kv_head_idx,
+             .n_kv_heads = layout_.n_kv_heads,
+             .layer_rank_v = layout_.n_kv_heads * layout_.head_dim,
+             .codebooks = model.codebooks().empty() ? nullptr : &model.codebooks()[layer_idx]};
+    params_.shape = layout_.shape(layer_idx, kv_head_idx);
+    params_.packed = &head_;
+    values_.resize(int64_t{2} * kBlockSize * layout_.head_dim);
+  }
+
+  void Read(const PackedRun& run, int block_idx) {
+    ExpandPackedBlock(ViewRun(params_, run), blocks_[run.first_block + block_idx], block_idx,
+                      values_.data());
+  }
+  std::vector<float> Key(int token) const {
+    std::vector<float> row(layout_.head_dim);
+    for (int c = 0; c < layout_.head_dim; ++c) row[c] = values_[KeyOffset(token, c)];
+    return row;
+  }
+  std::vector<float> Value(int token) const {
+    std::vector<float> row(layout_.head_dim);
+    const float* const v = &values_[int64_t{kBlockSize} * layout_.head_dim];
+    for (int c = 0; c < layout_.head_dim; ++c) row[c] = v[ValueOffset(params_.shape, token, c)];
+    return row;
+  }
+
+ private:
+  const CacheLayout& layout_;
+  std::span<std::byte* const> blocks_;
+  PackedHead head_;
+  AttendParams params_;
+  std::vector<float> values_;  // of one block
+};
+
+LayerErrors ErrorsOf(const Model& model, const SequenceCache& cache, const RowKeeper& rows,
+                     int layer_idx) {
+  const CacheLayout& layout = model.layout();
+  ErrorSum k(layout.head_dim), v(layout.head_dim);
+  for (int g = 0; g < layout.n_kv_heads; ++g) {
+    HeadReader reader(model, cache, layer_idx, g);
+    for (const PackedRun& run : cache.runs(layer_idx, g)) {
+      k.BeginRun();
+      v.BeginRun();
+      for (int b = 0; b < run.n_blocks; ++b) {
+        reader.Read(run, b);
+        const int64_t first = layout.n_sink + int64_t{run.first_block + b} * kBlockSize;
+        for (int t = 0; t < kBlockSize; ++t) {
+          k.Add(rows.key(layer_idx, first + t) + g * layout.head_dim, reader.Key(t));
+          v.Add(rows.value(layer_idx, first + t) + g * layout.head_dim, reader.Value(t));
+        }
+      }
+      k.EndRun();
+      v.EndRun();
+    }
+  }
+  return {k.Result(), v.Result()};
+}
+
+}  // namespace
+
+StatusOr<std::vector<LayerErrors>> MeasureStoredErrors(Model* model,
+                                                       std::span<const int32_t> tokens,
+                                                       int64_t kv_budget_bytes) {
+  const CacheLayout& layout = model->layout();
+  KVL_RETURN_IF_ERROR(CheckComparable(*model));
+  BlockPool pool(kv_budget_bytes);
+  SequenceCache cache(&layout, &pool);
+  RowKeeper rows(layout, layout.seal->format.keys_before_rope);
+  KVL_RETURN_IF_ERROR(Prefill(model, &cache, tokens, &rows));
+  if (tokens.empty() || cache.runs(0, 0).empty()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "a prompt of {} tokens is not sealed yet; {} are needed at least", tokens.size(),
+                 layout.n_sink + kBlockSize);
+  }
+  std::vector<LayerErrors> layers;
+  for (int l = 0; l < layout.n_layers; ++l) layers.push_back(ErrorsOf(*model, cache, rows, l));
+  return layers;
+}
+
+}  // namespace kvlathe
