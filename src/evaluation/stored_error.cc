@@ -81,8 +81,8 @@ class ErrorSum {
 Status CheckComparable(const Model& model) {
   const CacheLayout& layout = model.layout();
   const bool has_basis = model.basis_bytes() != CodebookBytes(model.codebooks());
-  if (layout.seal.has_value() && !has_basis && !layout.retention.has_value() &&
-      layout.window == 0) {
+  if (layout.seal.has_value() && layout.seal->format.svd_share == 0 && !has_basis &&
+      !layout.retention.has_value() && layout.window == 0) {
     return OkStatus();
   }
   return Error(StatusCode::kInvalidArgument,

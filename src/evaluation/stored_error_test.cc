@@ -177,6 +177,7 @@ TEST_F(StoredErrorTest, MoreBitsLoseLess) {
 
 TEST_F(StoredErrorTest, RefusesWhatItCannotCompare) {
   EXPECT_EQ(Measure("none", 1100).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Measure("svd-online", 1100).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(Measure("kivi", 40).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(Measure("kivi", 0).status().code(), StatusCode::kInvalidArgument);
   const ModelBasis basis = DrawRandomBasis(kLayers, kHeads, kDim, 0.5, 1);
