@@ -160,7 +160,7 @@ calibration() {
     "$kvlathe" calibrate -m "$model" --random-tokens "$n" -o "$work/basis.safetensors" >/dev/null
     measure "$n random tokens" --basis "$work/basis.safetensors" "${specs[@]}"
   done
-  for share in 0.2 0.4 0.7 1; do
+  for share in 0.4 0.5 0.7 1; do
     awk -v share="$share" 'BEGIN { RS = ""; ORS = "\n\n" } int(NR * share) > int((NR - 1) * share)' \
       "$model/calibration.txt" >"$work/part.txt"
     tokens=$("$kvlathe" calibrate -m "$model" --text "$work/part.txt" -o "$work/basis.safetensors" |
