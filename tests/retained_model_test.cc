@@ -272,6 +272,7 @@ struct SealedCase {
   const char* spec;
   ReferenceRetention retention;
   ReferenceQuantizer quantizer;
+  bool has_latents = false;
 };
 
 // Entries go while the prompt is read, where it ends, and wherever they have outgrown their budget
@@ -311,19 +312,28 @@ TEST_F(RetainedModelTest, SealsWhatStays) {
        {.name = "int8", .bits = 8}},
       {"h2o(keep=0.8,sink=0)+kcvt(bits=4)",
        {.name = "h2o", .keep = 0.8, .recent = 0.5, .slack = kSlack, .run = kRun},
-       {.name = "kcvt", .bits = 4}}};
+       {.name = "kcvt", .bits = 4}},
+      {"palu+h2o(keep=0.4,sink=4)+token(bits=3,group=16)",
+       {.name = "h2o", .keep = 0.4, .recent = 0.5, .slack = kSlack, .run = kRun, .n_sink = 4},
+       {.name = "token", .bits = 3, .group = 16, .n_sink = 4},
+       true},
+      {"palu+snapkv(budget=90,window=16,kernel=5,sink=0)+kivi(bits=3,group=32)",
+       {.name = "snapkv", .budget = 90, .n_recent = 16, .kernel = 5, .prompt_only = true},
+       {.name = "kivi", .bits = 3, .group = 32},
+       true}};
   const std::vector<int> ids(ids_.begin(), ids_.end());
   for (SealedCase c : cases) {
     SCOPED_TRACE(c.spec);
     c.retention.n_prompt = kPrompt;
     c.retention.n_generated = kManyTokens - kPrompt;
+    const auto bases = c.has_latents ? latents_ : std::vector<testing::ReferenceBasis>();
     testing::RetainLiterally retain(c.retention, reference_.n_layers, reference_.n_kv_heads);
     const auto read = [&](const ReferenceQuantizer* quantizer) {
       retain = testing::RetainLiterally(c.retention, reference_.n_layers, reference_.n_kv_heads);
       std::vector<int> n_seen(reference_.n_layers), n_entries(reference_.n_layers);
       std::vector<int> n_at_start(reference_.n_layers);  // entries when some were dropped last
       return testing::ReferenceLogits(
-          reference_, ids, {}, 0, [&](int layer, testing::ReferenceRows* rows) {
+          reference_, ids, bases, c.retention.n_sink, [&](int layer, testing::ReferenceRows* rows) {
             retain(layer, rows);
             const int n_before = n_entries[layer];
             n_entries[layer] = static_cast<int>(retain.Positions(layer, 0).size());

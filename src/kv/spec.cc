@@ -47,18 +47,10 @@ Status CheckLatents(const Spec& spec) {
                  "--kv '{}': palu(group={}): this build stores a latent for each KV head; group=1",
                  spec.text(), basis->Integer("group"));
   }
-  if (retention == nullptr) return OkStatus();
-  if (retention->name == "pool" || retention->name == "dmc") {
+  if (retention != nullptr && (retention->name == "pool" || retention->name == "dmc")) {
     return Error(StatusCode::kUnimplemented,
                  "--kv '{}': keys from before RoPE cannot be merged yet; leave out {} or {}",
                  spec.text(), basis->name, retention->name);
-  }
-  const Stage* const codes = spec.splits_bits() ? basis : spec.quantizer();
-  if (codes != nullptr) {
-    return Error(StatusCode::kUnimplemented,
-                 "--kv '{}': keys from before RoPE turn to the positions of their entries, which "
-                 "sealed blocks do not keep where {} drops some; leave out {} or {}",
-                 spec.text(), retention->name, retention->name, codes->name);
   }
   return OkStatus();
 }

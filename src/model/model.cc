@@ -110,11 +110,6 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
                    "keys from before RoPE cannot be merged yet; leave the basis or the retention "
                    "stage out");
     }
-    if (seal != nullptr && retention != nullptr) {
-      return Error(StatusCode::kUnimplemented,
-                   "keys from before RoPE cannot be quantised where entries are dropped: sealed "
-                   "blocks keep no positions; leave the quantizer or the retention stage out");
-    }
     KVL_RETURN_IF_ERROR(model->PrepareBlockRotations("a basis of latents"));
   }
   if (seal != nullptr && seal->format.k.has_codebook) {
