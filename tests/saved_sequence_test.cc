@@ -136,10 +136,10 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereRunsHaveNoRecordOrABasisInTheFir
   const ModelBasis split = DrawRandomSplitBasis(2, 2, 32, 4, 9);
   const ModelBasis latents = DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/true);
   const std::pair<const char*, const ModelBasis*> cases[] = {
-      {"lathe(ratio=4,run=64)", &split},
+      {"lathe(ratio=4,open=8,run=64)", &split},
       {"lathe(ratio=4,run=64,open=16,sink=0)", &split},
-      {"lathe(ratio=4,run=128)+lowrank", &split},
-      {"lathe(ratio=4,keys=before,run=64)", &latents},
+      {"lathe(ratio=4,open=8,run=128)+lowrank", &split},
+      {"lathe(ratio=4,open=8,keys=before,run=64)", &latents},
       {"svd-online", nullptr}};
   for (const auto& [text, basis] : cases) {
     const auto spec = Spec::Parse(text);

@@ -149,10 +149,10 @@ constexpr KeyInfo kLatheBits = {
 constexpr KeyInfo kLatheOpen = {
     .name = "open",
     .doc =
-        "with mixed bits: bits of a number of the newest block, until it is sealed; 16 where a "
-        "retention stage drops or merges entries",
-    .default_text = "8",
-    .choices = "8|16"};
+        "with mixed bits: bits of a number of the newest block, until it is sealed; auto: 8 from "
+        "ratio 5 on; 16 where a retention stage drops or merges entries",
+    .default_text = "auto",
+    .choices = "auto|8|16"};
 constexpr const KeyInfo* kLatheKeys[] = {&kRate,      &kRatio,  &kAccuracy,     &kRanks,
                                          &kRound,     &kCentre, &kLatheKeyRows, &kLatheBits,
                                          &kLatheOpen, &kRun,    &kBuffer,       &kSink};
