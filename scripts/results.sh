@@ -105,7 +105,8 @@ bits() {
     done
   done
   measure "lathe with partners" --basis "$work/text.safetensors" "${specs[@]}"
-  measure "Without its parts" --basis "$work/text.safetensors" --kv 'lathe(ratio=8,centre=off)' --kv 'lathe(ratio=8,keys=before,centre=off)' --kv 'lathe(ratio=8,sink=0)'
+  measure "Without its parts" --basis "$work/text.safetensors" --kv 'lathe(ratio=8,centre=off)' --kv 'lathe(ratio=8,keys=before,centre=off)' --kv 'lathe(ratio=8,sink=0)' \
+    --kv 'lathe(ratio=8,open=16)' --kv 'lathe(ratio=8,keys=before,open=16)'
 }
 
 retention() {
