@@ -1,12 +1,10 @@
-// One layer of the forward: projections, rotation, blocks, attention, feed-forward; and the logits.
+// One layer of the forward: projections, attention, sealing, feed-forward; and the logits. Rows are
+// made and stored in model_rows.cc.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstring>
 
 #include "base/clock.h"
 #include "base/random.h"
-#include "kernels/cpu/coded_rows.h"
 #include "model/model.h"
 
 namespace kvlathe {
@@ -75,100 +73,6 @@ void Model::ProjectQkv(int layer_idx) {
   Multiply(projection.v, projection.v_bias, n_tokens_, normed_.data(), v_.data(), row_type_, false);
 }
 
-std::byte* Model::HeadRows(Buffer* buffer, int64_t width_before, int rows_per_token) {
-  return buffer->data() + n_tokens_ * rows_per_token * width_before * SizeOf(row_type_);
-}
-
-void Model::RotateQueriesAndKeys(int layer_idx) {
-  const ScopedTimer timer(&profile_.rotate);
-  const int n_kv_heads = layout_.n_kv_heads;
-  // Few tokens: a worker takes whole KV heads. Many: all heads of a share of the tokens.
-  const bool by_head = n_tokens_ < 16 * pool_->n_workers();
-  pool_->Run([&](int worker_id) {
-    const Range tokens =
-        by_head ? Range{0, n_tokens_} : ShareOf(n_tokens_, 16, worker_id, pool_->n_workers());
-    const Range heads =
-        by_head ? ShareOf(n_kv_heads, 1, worker_id, pool_->n_workers()) : Range{0, n_kv_heads};
-    if (tokens.begin == tokens.end) return;
-    for (int64_t g = heads.begin; g < heads.end; ++g) {
-      RotateRows(layer_idx, static_cast<int>(g), tokens, worker_id);
-    }
-  });
-}
-
-void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id) {
-  const ModelConfig& c = config();
-  const int d = c.head_dim, group = c.gqa_group();
-  const int64_t qk_stride = int64_t{c.n_heads + c.n_kv_heads} * d;
-  const int64_t head_row_bytes = d * SizeOf(row_type_);
-  std::byte* q = HeadRows(&q_full_, int64_t{kv_head_idx} * d, group);
-  std::byte* k = HeadRows(&k_full_, int64_t{kv_head_idx} * d, 1);
-  std::vector<float> centred(d);
-  for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-    const float* row = qk_.as<float>() + t * qk_stride;
-    for (int h = 0; h < group; ++h) {
-      RotateRow(row + (kv_head_idx * group + h) * d, tokens_[t].position, row_type_,
-                q + (t * group + h) * head_row_bytes);
-    }
-    RotateKey(layer_idx, kv_head_idx, t, centred.data(), k + t * head_row_bytes);
-  }
-  if (bases_.empty()) return;
-
-  const int64_t rank = layout_.shape(layer_idx, kv_head_idx).rank_k;
-  const int64_t before = offsets_[layer_idx].rank_k[kv_head_idx];
-  LinearParams params;
-  params.x_stride = d;
-  params.y_stride = rank;
-  params.y_type = row_type_;
-  if (!layout_.has_latent_keys) {
-    params.w = &bases_[layer_idx].query[kv_head_idx];
-    params.n_rows = (tokens.end - tokens.begin) * group;
-    params.x = q + tokens.begin * group * head_row_bytes;
-    params.y = HeadRows(&q_rows_, before, group) + tokens.begin * group * rank * SizeOf(row_type_);
-    linear_.RunOnWorker(params, worker_id);
-  }
-  const PackedMatrix& own_key_basis = bases_[layer_idx].key[kv_head_idx];
-  if (own_key_basis.n_out() > 0) params.w = &own_key_basis;
-  params.n_rows = tokens.end - tokens.begin;
-  params.x = k + tokens.begin * head_row_bytes;
-  params.y = HeadRows(&k_rows_, before, 1) + tokens.begin * rank * SizeOf(row_type_);
-  linear_.RunOnWorker(params, worker_id);
-}
-
-void Model::RotateRow(const float* row, int position, DType out_type, void* out) const {
-  const ModelConfig& c = config();
-  elementwise_->rope(row, rope_.cos(position), rope_.sin(position), c.rope_dim(), c.head_dim,
-                     out_type, out);
-  if (!c.dmc.has_value() || !c.dmc->zeroes_after_rope) return;
-  const int64_t element = SizeOf(out_type);
-  const int channel = c.dmc->is_last ? c.head_dim - 1 : 0;
-  std::memset(static_cast<std::byte*>(out) + channel * element, 0, static_cast<size_t>(element));
-}
-
-void Model::RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* centred,
-                      std::byte* out) {
-  const ModelConfig& c = config();
-  const int d = c.head_dim, key_idx = c.n_heads + kv_head_idx;
-  const float* row = qk_.as<float>() + (token_idx * (c.n_heads + c.n_kv_heads) + key_idx) * d;
-  const int position = tokens_[token_idx].position;
-  const bool is_latent = layout_.has_latent_keys && position >= layout_.n_sink;
-  const bool has_offset = !bases_.empty() && !bases_[layer_idx].key_offset[kv_head_idx].empty() &&
-                          is_latent == layout_.has_latent_keys;
-  if (!has_offset) {
-    if (is_latent) return elementwise_->convert(row, d, row_type_, out);
-    return RotateRow(row, position, row_type_, out);
-  }
-  // The offset leaves before the row is rounded.
-  if (is_latent) {
-    std::copy_n(row, d, centred);
-  } else {
-    RotateRow(row, position, DType::kF32, centred);
-  }
-  const std::vector<float>& offset = bases_[layer_idx].key_offset[kv_head_idx];
-  for (int i = 0; i < d; ++i) centred[i] -= offset[i];
-  elementwise_->convert(centred, d, row_type_, out);
-}
-
 LatentHead Model::LatentsOf(int layer_idx, int kv_head_idx, const SequenceCache& cache,
                             const KeyRotation& rotation) const {
   LatentHead head = {.map = bases_[layer_idx].latents[kv_head_idx].view(), .rotation = rotation};
@@ -178,73 +82,6 @@ LatentHead Model::LatentsOf(int layer_idx, int kv_head_idx, const SequenceCache&
     head.sin = rope_.sin(0);
   }
   return head;
-}
-
-Status Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
-  const ScopedTimer timer(&profile_.append);
-  const int n_kv_heads = layout_.n_kv_heads, n_sink = layout_.n_sink, d = layout_.head_dim;
-  const LayerOffsets& offsets = offsets_[layer_idx];
-  const int64_t element = SizeOf(row_type_), v_stride = offsets.rank_v.back();
-  const int n_items = static_cast<int>(steps.size()) * n_kv_heads;
-  std::atomic<bool> is_finite = true;
-  pool_->Run([&](int worker_id) {
-    const Range items = ShareOf(n_items, 1, worker_id, pool_->n_workers());
-    int64_t token_idx = 0;  // of the sequence's first token in the batch
-    for (int item = 0; item < items.end; ++item) {
-      const int g = item % n_kv_heads;
-      const SequenceStep& step = steps[item / n_kv_heads];
-      if (g == 0 && item > 0) token_idx += steps[item / n_kv_heads - 1].token_ids.size();
-      if (item < items.begin) continue;
-      const BlockShape& shape = layout_.shape(layer_idx, g);
-      const int n_new = static_cast<int>(step.token_ids.size());
-      const int first = step.cache->n_tokens() - n_new;
-      const std::byte* k = bases_.empty() ? HeadRows(&k_full_, int64_t{g} * d, 1)
-                                          : HeadRows(&k_rows_, offsets.rank_k[g], 1);
-      const std::byte* k_plain = HeadRows(&k_full_, int64_t{g} * d, 1);
-      const std::byte* v = v_.data() + offsets.rank_v[g] * element;
-      for (int t = 0; t < n_new;) {
-        const int64_t row = token_idx + t;
-        const int position = first + t;
-        if (position < n_sink) {
-          std::memcpy(step.cache->sink_k(layer_idx, g) + position * d * element,
-                      k_plain + row * d * element, d * element);
-          std::memcpy(step.cache->sink_v(layer_idx, g) + position * shape.rank_v * element,
-                      v + row * v_stride * element, shape.rank_v * element);
-          ++t;
-          continue;
-        }
-        int entry = step.cache->n_entries(layer_idx, g) - (n_new - t), n_rows = n_new - t;
-        if (layout_.MergesEntries()) {
-          // The last row of each entry is the one that holds all of it.
-          const int* n_closed = &n_closed_[g * n_tokens_ + row];
-          if (t + 1 < n_new && n_closed[1] == n_closed[0]) {
-            ++t;
-            continue;
-          }
-          entry = n_closed[0];
-          n_rows = 1;
-        }
-        AppendParams params;
-        params.shape = shape;
-        params.block = step.cache->blocks(layer_idx, g)[entry / kBlockSize];
-        params.first_slot = entry % kBlockSize;
-        params.n_rows = std::min(n_rows, kBlockSize - params.first_slot);
-        params.k = k + row * shape.rank_k * element;
-        params.k_stride = shape.rank_k;
-        params.v = v + row * v_stride * element;
-        params.v_stride = v_stride;
-        if (!shape.has_coded_rows) {
-          attend_->append(params);
-        } else if (!AppendCodedRows(params)) {
-          is_finite.store(false, std::memory_order_relaxed);
-        }
-        t += params.n_rows;
-      }
-    }
-  });
-  if (is_finite.load()) return OkStatus();
-  return Error(StatusCode::kDataLoss,
-               "layer {}: K or V holds NaN or infinity; such rows cannot be compressed", layer_idx);
 }
 
 PackedHead Model::PackedHeadOf(int layer_idx, int kv_head_idx, std::span<const PackedRun> runs,
