@@ -141,7 +141,7 @@ papers() {
   local folder goal methods=() goals=(perplexity sort copy recall arithmetic code passkey)
   folder=build/papers/$(basename "$model")
   mkdir -p "$folder"
-  for method in fdc zack palu keyformer kvquant gear lathe fdc+kvquant palu+kvquant zack+kvquant fdc+keyformer \
+  for method in fdc zack palu keyformer kvquant gear lathe 'lathe(keys=before)' fdc+kvquant palu+kvquant zack+kvquant fdc+keyformer \
     palu+keyformer zack+keyformer lathe+snapkv lathe+keyformer lathe+h2o; do
     methods+=(--kv "$method")
   done
