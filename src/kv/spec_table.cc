@@ -66,7 +66,7 @@ constexpr KeyInfo kRun = {.name = "run",
                           .multiple_of = 64,
                           .choices = "prompt"};
 constexpr KeyInfo kBuffer = {.name = "buffer",
-                             .doc = "newest positions held in 16 bits while decoding",
+                             .doc = "newest positions that wait to be sealed together while decoding",
                              .default_text = "64",
                              .min = 64,
                              .max = 4096,
