@@ -65,12 +65,13 @@ constexpr KeyInfo kRun = {.name = "run",
                           .max = 1 << 20,
                           .multiple_of = 64,
                           .choices = "prompt"};
-constexpr KeyInfo kBuffer = {.name = "buffer",
-                             .doc = "newest positions that wait to be sealed together while decoding",
-                             .default_text = "64",
-                             .min = 64,
-                             .max = 4096,
-                             .multiple_of = 64};
+constexpr KeyInfo kBuffer = {
+    .name = "buffer",
+    .doc = "newest positions that wait to be sealed together while decoding",
+    .default_text = "64",
+    .min = 64,
+    .max = 4096,
+    .multiple_of = 64};
 constexpr KeyInfo kShare = {.name = "share",
                             .doc = "share of the entries kept exactly, half at either end",
                             .default_text = "0.02",
