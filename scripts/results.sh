@@ -131,6 +131,9 @@ gear() {
   for rank in 1 2 4 8; do specs+=(--kv "$kivi+lowrank(prefill=$rank,decode=$rank)+sparse"); done
   measure "Rank, of prompt and decoded runs alike (2% exact)" --kv "$kivi+sparse" "${specs[@]}"
   measure "Repair of the prompt only" --kv "$kivi+lowrank(decode=0)+sparse" --kv "$kivi+lowrank+sparse"
+  specs=()
+  for recent in 0 0.25 0.5 0.75 1; do specs+=(--kv "gear(bits=2,run=128,recent=$recent)"); done
+  measure "Repair of the newest part of the prompt only" "${specs[@]}"
   measure "Power iterations" --kv "$kivi+lowrank(loops=1)" --kv "$kivi+lowrank(loops=2)" \
     --kv "$kivi+lowrank(loops=3)" --kv "$kivi+lowrank(loops=8)"
 }

@@ -46,6 +46,13 @@ const Case kCases[] = {
      {.name = "kivi", .bits = 3, .group = 128, .run = 128, .buffer = 128, .n_sink = 0}},
     {"kivi(bits=8,group=64,run=64,sink=1)+sparse(share=0.04)",
      {.name = "kivi", .bits = 8, .group = 64, .run = 64, .n_sink = 1, .sparse_share = 0.04}},
+    // Factors of full rank hold all that the codes lost.
+    {"kivi(bits=2,group=32,run=64,sink=4)+lowrank(prefill=32,decode=0,recent=0.5)",
+     {.name = "kivi", .bits = 2, .group = 32, .run = 64, .n_sink = 4, .whole_share = 0.5}},
+    {"kcvt(bits=2,run=64,sink=0)+lowrank(prefill=32,decode=0,recent=0)",
+     {.name = "kcvt", .bits = 2, .run = 64, .n_sink = 0, .whole_share = 0}},
+    {"token(bits=2,group=16,run=64,sink=2)+lowrank(prefill=32,decode=0)",
+     {.name = "token", .bits = 2, .group = 16, .run = 64, .n_sink = 2, .whole_share = 1}},
     {"kcvt(bits=4,run=64,sink=4)", {.name = "kcvt", .bits = 4, .run = 64, .n_sink = 4}},
     {"kcvt(bits=2,run=128,sink=0)+sparse(share=0.1)",
      {.name = "kcvt", .bits = 2, .run = 128, .n_sink = 0, .sparse_share = 0.1}},
@@ -298,7 +305,7 @@ std::vector<testing::ReferenceBasis> QuantizedModelTest::latents_;
 
 TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   ReferenceQuantizer literal = GetParam().literal;
-  literal.n_prompt = kPrompt;
+  literal.n_prompt = literal.n_prompt_tokens = kPrompt;
   literal.rope = reference_.rope;
   literal.rotary_dim = reference_.rotary_dim;
   const auto spec = Spec::Parse(GetParam().spec);

@@ -286,6 +286,12 @@ void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* ro
   const int n = static_cast<int>(rows->keys[0].size()) - q.n_sink;
   const auto [begin, end] = RunEndingWith(q, n);
   if (begin >= end) return;
+  const int n_prompt = q.n_prompt_tokens - q.n_sink;
+  if (q.whole_share >= 0 && end <= n_prompt) {
+    int n_recent = 0;
+    for (int t = begin; t < end; ++t) n_recent += t >= n_prompt * (1 - q.whole_share);
+    if (2 * n_recent > end - begin) return;
+  }
   const RunOfRows run{static_cast<size_t>(begin + q.n_sink), static_cast<size_t>(end + q.n_sink)};
   if (q.name == "kvquant") {
     for (size_t g = 0; g < rows->keys.size(); ++g) {

@@ -24,6 +24,10 @@ struct ReferenceQuantizer {
   int n_prompt = 0;
   int n_sink = 0;
   double sparse_share = 0;
+  // Runs of the prompt with more than half of their rows in this share of its n_prompt_tokens, the
+  // newest, come back whole; negative: none.
+  double whole_share = -1;
+  int n_prompt_tokens = 0;  // n_prompt is what is known of it so far
   // kvquant
   std::vector<ReferenceCodebooks> codebooks;  // [layer]
   bool keys_before_rope = true;

@@ -375,8 +375,8 @@ std::vector<std::vector<std::byte>> BytesOfRun(const SequenceCache& cache,
   std::vector<std::vector<std::byte>> objects;
   for (int g = 0; g < layout.n_kv_heads; ++g) {
     const PackedRun& run = cache.runs(layer_idx, g).front();
-    const PackedShape shape =
-        PackedShapeOf(layout, layer_idx, g, {run.first_block, run.n_blocks, run.is_prompt});
+    const PackedShape shape = PackedShapeOf(
+        layout, layer_idx, g, {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
     const auto add = [&](const std::byte* object, int64_t n_bytes) {
       objects.emplace_back(object, object + n_bytes);
     };

@@ -119,7 +119,8 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsSealed) {
   for (const char* text :
        {"kivi(bits=2,run=64)", "fdc(rate=0.3)+gear(bits=4,run=128,share=0.1)", "int8(sink=0)",
         "kvquant(bits=3,run=64,sink=2)", "fdc(rate=0.3)+kvquant(outliers=0.1)+lowrank",
-        "fdc(rate=0.3)+gear(bits=2,run=prompt,share=0.2)", "window(size=90)+gear(bits=4,run=64)"}) {
+        "fdc(rate=0.3)+gear(bits=2,run=prompt,share=0.2)", "gear(bits=2,run=64,recent=0.4)",
+        "window(size=90)+gear(bits=4,run=64)"}) {
     const auto spec = Spec::Parse(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
     const std::optional<SealPlan> seal = SealPlanOf(*spec);

@@ -18,7 +18,7 @@ struct RunBytes {
   int64_t per_block = 0;
   int64_t run_records = 0;
   int64_t layer_records = 0;
-  int64_t room = 0;  // to seal it
+  int64_t room = 0;  // to seal it, with no block out of the window
 };
 
 // Runs of one length and kind take the same; the first may hold what the others use.
@@ -28,7 +28,7 @@ class RunSizes {
 
   const RunBytes& Of(const RunExtent& run) {
     const auto [found, is_new] =
-        sizes_.try_emplace({run.n_blocks, run.is_prompt, run.first_block == 0});
+        sizes_.try_emplace({run.n_blocks, run.is_prompt, run.is_repaired, run.first_block == 0});
     RunBytes& bytes = found->second;
     if (!is_new) return bytes;
     for (int l = 0; l < layout_.n_layers; ++l) {
@@ -39,7 +39,7 @@ class RunSizes {
         if (g == 0) bytes.layer_records += LayerRecordObjectBytes(shape);
       }
     }
-    bytes.room = SealRoomBytes(layout_, run, 0, run.n_blocks);
+    bytes.room = SealRoomBytes(layout_, run, 0);
     return bytes;
   }
 
@@ -59,7 +59,7 @@ class RunSizes {
 
  private:
   const CacheLayout& layout_;
-  std::map<std::tuple<int64_t, bool, bool>, RunBytes> sizes_;
+  std::map<std::tuple<int64_t, bool, bool, bool>, RunBytes> sizes_;
 };
 
 int64_t EndOf(const std::vector<RunExtent>& runs) {
@@ -90,7 +90,14 @@ KvBytes PlainParts(const CacheLayout& layout, int64_t n_tokens, int64_t first_pl
   return PartsOfBlocks(layout, BlocksFor(layout, n_tokens), first_plain);
 }
 
-// Most is held when a step has filled its blocks and the run that ends there is not sealed yet.
+// The most plain blocks that a step of at most max_step positions finds in its window, at the worst
+// place relative to the blocks.
+int64_t MostBlocksInWindow(const CacheLayout& layout, int64_t max_step) {
+  return (layout.window + max_step - 1 + kBlockSize - 2) / kBlockSize + 1;
+}
+
+// Most is held when a step has filled its blocks and the run that ends there is not sealed yet; or,
+// where a window leaves blocks of a run behind before it is sealed, at some step before.
 int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
                         int64_t n_prompt) {
   RunSizes sizes(layout);
@@ -99,15 +106,22 @@ int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max
   for (int64_t before = 0; before < n_tokens;) {
     const int64_t at = std::min(n_tokens, NextSealPoint(layout, before, n_prompt));
     const int64_t n_sealed = EndOf(runs);
-    const RunExtent run{n_sealed, SealedBlocks(layout, at, n_prompt) - n_sealed, at <= n_prompt};
-    const int64_t first_held = BlocksOutOfWindow(layout, std::max(before, at - max_step));
-    if (layout.window > 0) sealed_bytes = sizes.Sum(runs, first_held).total();
+    const RunExtent run = RunEndingAt(layout, at, n_prompt, n_sealed);
     const int64_t n_blocks =
         layout.MergesEntries() ? MergedBlocks(layout, at, max_step) : BlocksFor(layout, at);
-    const int64_t first_plain = std::max(n_sealed, first_held);
-    int64_t n_bytes = sealed_bytes + PartsOfBlocks(layout, n_blocks, first_plain).total();
+    const int64_t first_held = BlocksOutOfWindow(layout, std::max(before, at - max_step));
+    if (layout.window > 0) {
+      sealed_bytes = sizes.Sum(runs, BlocksOutOfWindow(layout, before)).total();
+      const int64_t n_plain = std::min(n_blocks - n_sealed, MostBlocksInWindow(layout, max_step));
+      const KvBytes plain = PartsOfBlocks(layout, n_blocks, n_blocks - n_plain);
+      peak_bytes = std::max(peak_bytes, sealed_bytes + plain.total());
+      sealed_bytes = sizes.Sum(runs, first_held).total();
+    }
+    int64_t n_bytes =
+        sealed_bytes + PartsOfBlocks(layout, n_blocks, std::max(n_sealed, first_held)).total();
     if (run.n_blocks > 0) {
-      n_bytes += sizes.Of(run).room;
+      const int64_t n_gone = std::clamp<int64_t>(first_held - n_sealed, 0, run.n_blocks);
+      n_bytes += n_gone == 0 ? sizes.Of(run).room : SealRoomBytes(layout, run, 0, n_gone);
       sealed_bytes += sizes.Sum({run}, 0).total();
       runs.push_back(run);
     }
@@ -128,7 +142,7 @@ int64_t PeakWithRetention(const CacheLayout& layout, int64_t n_tokens, int64_t n
   int64_t peak_bytes = PartsOfBlocks(layout, n_blocks, 0).total();
   if (n_tokens < n_prompt) return peak_bytes;
   RunSizes sizes(layout);
-  const RunExtent of_prompt = {0, SealedBlocks(layout, n_prompt, n_prompt), true};
+  const RunExtent of_prompt = RunEndingAt(layout, n_prompt, n_prompt, 0);
   if (of_prompt.n_blocks > 0) {
     peak_bytes += SealRoomBytes(layout, of_prompt, 0) + n_heads * RunTableBytes(1);
   }
@@ -143,12 +157,11 @@ int64_t PeakWithRetention(const CacheLayout& layout, int64_t n_tokens, int64_t n
     if (layout.RetentionIsOver(before, n_prompt)) parts.entries = 0;
     n_bytes += parts.total();
     n_bytes += n_heads * RunTableBytes(std::ssize(runs) + 1);
-    const int64_t n_sealed = SealedBlocks(layout, at, n_prompt);
+    const RunExtent run = RunEndingAt(layout, at, n_prompt, EndOf(runs));
     if (SealsAgainAt(layout, at, n_prompt)) {
       n_bytes += ReopenRoomBytes(layout, at, n_prompt, 0);
-    } else if (n_sealed > EndOf(runs)) {
-      const bool is_prompt = StartsAfreshAt(layout, at, n_prompt);
-      n_bytes += sizes.Of({EndOf(runs), n_sealed - EndOf(runs), is_prompt}).room;
+    } else if (run.n_blocks > 0) {
+      n_bytes += sizes.Of(run).room;
     }
     peak_bytes = std::max(peak_bytes, n_bytes);
     before = at;
@@ -251,9 +264,7 @@ int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t m
   }
   const int64_t n_blocks = BlocksFor(layout, n_tokens);
   if (layout.window == 0) return PlainParts(layout, n_tokens, 0).total();
-  // The entries that a step sees, at the worst place relative to the blocks.
-  const int64_t n_seen = layout.window + max_step - 1;
-  const int64_t n_held = std::min(n_blocks, (n_seen + kBlockSize - 2) / kBlockSize + 1);
+  const int64_t n_held = std::min(n_blocks, MostBlocksInWindow(layout, max_step));
   return PlainParts(layout, n_tokens, n_blocks - n_held).total();
 }
 

@@ -17,10 +17,11 @@ namespace kvlathe {
 // When and how plain blocks are sealed (kv/seal_schedule.h).
 struct SealPlan {
   PackedFormat format;
-  int prompt_run = 512;  // positions of a prompt that are sealed together; 0: the whole prompt
-  int buffer = 64;       // positions that are sealed together while decoding
-  int power_loops = 3;   // of the low-rank solver
-  int window = 0;        // newest positions that are seen beside the sinks; 0: all
+  int prompt_run = 512;       // positions of a prompt that are sealed together; 0: the whole prompt
+  int buffer = 64;            // positions that are sealed together while decoding
+  int power_loops = 3;        // of the low-rank solver
+  double repaired_share = 1;  // of the prompt: its newest runs have the low-rank residual
+  int window = 0;             // newest positions that are seen beside the sinks; 0: all
   bool codes_open_rows = false;  // BlockShape::has_coded_rows of all heads
 
   friend bool operator==(const SealPlan&, const SealPlan&) = default;

@@ -36,6 +36,16 @@ int64_t BlocksOfStart(const CacheLayout& layout, int64_t start, int64_t n_prompt
   return EntriesOf(layout, start, n_prompt) / kBlockSize;
 }
 
+// Whether the run has its residual: of the prompt, or of what was left at `start`, the newest share
+// has, to the nearest run.
+bool IsRepaired(const CacheLayout& layout, const RunExtent& run, int64_t start, int64_t n_prompt) {
+  const double share = layout.seal->repaired_share;
+  if (!run.is_prompt || share == 1) return true;
+  const double middle =
+      kBlockSize * (static_cast<double>(run.first_block) + static_cast<double>(run.n_blocks) / 2);
+  return middle > (1 - share) * static_cast<double>(EntriesOf(layout, start, n_prompt));
+}
+
 // Bytes of a run in one layer.
 int64_t RunBytesOfLayer(const CacheLayout& layout, int layer_idx, const RunExtent& run) {
   int64_t n_bytes = 0;
@@ -82,6 +92,19 @@ int64_t NextSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_pro
   return n_tokens + end - EntriesOf(layout, n_tokens, n_prompt);
 }
 
+RunExtent RunEndingAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt,
+                      int64_t n_sealed) {
+  const bool is_fresh = StartsAfreshAt(layout, n_tokens, n_prompt);
+  const int64_t first_block = is_fresh ? 0 : n_sealed;
+  RunExtent run = {.first_block = first_block,
+                   .n_blocks = SealedBlocks(layout, n_tokens, n_prompt) - first_block,
+                   .is_prompt = is_fresh || n_tokens <= n_prompt};
+  if (run.n_blocks > 0) {
+    run.is_repaired = IsRepaired(layout, run, is_fresh ? n_tokens : n_prompt, n_prompt);
+  }
+  return run;
+}
+
 std::vector<RunExtent> RunsOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
   std::vector<RunExtent> runs;
   const int64_t n_sealed = SealedBlocks(layout, n_tokens, n_prompt);
@@ -96,6 +119,7 @@ std::vector<RunExtent> RunsOf(const CacheLayout& layout, int64_t n_tokens, int64
     const int64_t n_blocks =
         is_prompt ? std::min(prompt_step, of_prompt - block) : layout.seal->buffer / kBlockSize;
     runs.push_back({block, n_blocks, is_prompt});
+    runs.back().is_repaired = IsRepaired(layout, runs.back(), start, n_prompt);
     block += n_blocks;
   }
   return runs;
@@ -119,6 +143,7 @@ PackedShape PackedShapeOf(const CacheLayout& layout, const BlockShape& head, int
           .layer_rank_v = layer_rank_v,
           .n_blocks = static_cast<int>(run.n_blocks),
           .is_prompt = run.is_prompt,
+          .is_repaired = run.is_repaired,
           .row_type = head.row_type,
           .has_rotations = run.first_block == 0};
 }
@@ -157,7 +182,7 @@ int64_t SealRoomBytes(const CacheLayout& layout, const RunExtent& run, int first
 int64_t ReopenRoomBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt,
                         int first_layer) {
   const std::vector<RunExtent> before = RunsOf(layout, n_tokens - 1, n_prompt);
-  const RunExtent after = {0, SealedBlocks(layout, n_tokens, n_prompt), true};
+  const RunExtent after = RunEndingAt(layout, n_tokens, n_prompt, 0);
   const int64_t n_kept = HeldBlocks(layout, n_tokens, n_prompt);
   int64_t most = 0, growth = 0;
   for (int l = first_layer; l < layout.n_layers; ++l) {

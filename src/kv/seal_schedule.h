@@ -4,8 +4,8 @@
 // sealed as one run; at its end the full blocks of the unfinished run are; after that every
 // `buffer` entries. Where entries are dropped after the prompt (RetentionPlan::slack) it is as if
 // the prompt ended there: the full blocks of what stays are sealed again, as one run. So run ends
-// depend on positions and on where the prompt ends alone. Without a SealPlan nothing is ever
-// sealed.
+// depend on positions and on where the prompt ends alone, and so does which runs of the prompt are
+// repaired (SealPlan::repaired_share). Without a SealPlan nothing is ever sealed.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@ struct RunExtent {
   int64_t first_block = 0;
   int64_t n_blocks = 0;
   bool is_prompt = true;
+  bool is_repaired = true;  // has the low-rank residual of its kind, if there is one
 };
 
 // Whether entries are dropped at n_tokens, past the prompt: runs begin afresh there.
@@ -32,6 +33,11 @@ int64_t SealedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prom
 // The next position count after n_tokens at which something may be sealed. A step never crosses
 // one: all its queries see the same runs.
 int64_t NextSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
+
+// The run that is sealed when n_tokens positions are there, behind n_sealed blocks that are sealed;
+// n_blocks 0 when none is. Where runs begin afresh it takes their place.
+RunExtent RunEndingAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt,
+                      int64_t n_sealed);
 
 // All runs that are sealed once n_tokens positions are there, oldest first.
 std::vector<RunExtent> RunsOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);

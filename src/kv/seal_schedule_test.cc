@@ -8,9 +8,10 @@
 namespace kvlathe {
 namespace {
 
-CacheLayout Layout(int n_sink, int prompt_run, int buffer) {
+CacheLayout Layout(int n_sink, int prompt_run, int buffer, double repaired_share = 1) {
   CacheLayout layout{2, 2, 32, n_sink, {{32, 16}, {16, 16}, {32, 32}, {16, 48}}};
-  layout.seal = SealPlan{.prompt_run = prompt_run, .buffer = buffer};
+  layout.seal =
+      SealPlan{.prompt_run = prompt_run, .buffer = buffer, .repaired_share = repaired_share};
   layout.seal->format.k = {.bits = 2, .sharing = ScaleSharing::kChannel, .group = 32};
   layout.seal->format.v = {.bits = 4, .sharing = ScaleSharing::kTokenLayer};
   layout.seal->format.prompt_rank = 4;
@@ -62,14 +63,56 @@ TEST(SealSchedule, FollowsTheDefinition) {
   }
 }
 
+// Entries of a run of a prompt that lie in its newest share.
+double RecentEntries(const RunExtent& run, int64_t n_prompt_entries, double share) {
+  const double first = static_cast<double>(n_prompt_entries) * (1 - share);
+  const auto begin = static_cast<double>(run.first_block * kBlockSize);
+  const auto end = static_cast<double>((run.first_block + run.n_blocks) * kBlockSize);
+  return std::max(0.0, end - std::max(begin, first));
+}
+
+TEST(SealSchedule, OfThePromptTheRunsMostlyInItsNewestShareAreRepaired) {
+  for (const double share : {0.0, 0.1, 0.25, 0.5, 0.75, 0.99, 1.0}) {
+    for (const int run : {0, 64, 192, 512}) {
+      const CacheLayout layout = Layout(4, run, 64, share);
+      for (const int64_t n_prompt : {3, 68, 200, 516, 700}) {
+        for (const int64_t n : {int64_t{70}, int64_t{400}, n_prompt, int64_t{1000}}) {
+          int64_t n_sealed = 0;
+          for (const RunExtent& r : RunsOf(layout, n, n_prompt)) {
+            SCOPED_TRACE(testing::Message() << share << ' ' << run << ' ' << n_prompt << ' ' << n
+                                            << " block " << r.first_block);
+            const double n_recent = RecentEntries(r, n_prompt - layout.n_sink, share);
+            const bool is_recent = 2 * n_recent > static_cast<double>(r.n_blocks * kBlockSize);
+            EXPECT_EQ(r.is_repaired, !r.is_prompt || is_recent);
+            // The same where the run ends as in the list of all.
+            const int64_t end = layout.n_sink + (r.first_block + r.n_blocks) * kBlockSize;
+            const bool ends_prompt = r.is_prompt && n >= n_prompt && end + kBlockSize > n_prompt;
+            const RunExtent alone =
+                RunEndingAt(layout, ends_prompt ? n_prompt : end, n_prompt, n_sealed);
+            EXPECT_EQ(alone.n_blocks, r.n_blocks);
+            EXPECT_EQ(alone.is_prompt, r.is_prompt);
+            EXPECT_EQ(alone.is_repaired, r.is_repaired);
+            n_sealed = r.first_block + r.n_blocks;
+          }
+        }
+      }
+    }
+  }
+  // A prompt that nothing is known of has no newest part.
+  const CacheLayout layout = Layout(0, 64, 64, 0.5);
+  for (const RunExtent& r : RunsOf(layout, 500, kEndlessPrompt)) EXPECT_FALSE(r.is_repaired);
+}
+
 TEST(ByteKinds, AddUpToWhatTheAllocatorHandsOut) {
   for (const int window : {0, 300}) {
-    CacheLayout layout = Layout(4, 192, 64);
-    layout.window = window;
-    for (const int64_t n : {1, 4, 68, 300, 1000}) {
-      int64_t sum = 0;
-      for (const ByteKinds& kinds : ByteKindsByLayer(layout, {n, 1, 500})) sum += kinds.total();
-      EXPECT_EQ(sum, SequenceBytes(layout, n, 1, 500)) << window << ' ' << n;
+    for (const double share : {1.0, 0.4, 0.0}) {
+      CacheLayout layout = Layout(4, 192, 64, share);
+      layout.window = window;
+      for (const int64_t n : {1, 4, 68, 300, 1000}) {
+        int64_t sum = 0;
+        for (const ByteKinds& kinds : ByteKindsByLayer(layout, {n, 1, 500})) sum += kinds.total();
+        EXPECT_EQ(sum, SequenceBytes(layout, n, 1, 500)) << window << ' ' << share << ' ' << n;
+      }
     }
   }
   // One head of 32 at 2 bits (K) and 4 bits (V), two runs of 192 of which all is sealed: by hand.
@@ -83,6 +126,13 @@ TEST(ByteKinds, AddUpToWhatTheAllocatorHandsOut) {
   EXPECT_EQ(kinds.exact,
             2 * (32 * 18 * 4 + 3 * 4 + 192 * 2 * 4 + 3 * 4));  // 9 a side of 192, 1 of 32
   EXPECT_EQ(kinds.plain, 0);
+  // Of the newer half, one run, both factors; of the older one none.
+  layout.seal->repaired_share = 0.5;
+  EXPECT_EQ(ByteKindsByLayer(layout, {384, 1, 384}).front().lowrank, 2 * 4 * (192 + 32) * 2);
+  layout.seal->repaired_share = 0;
+  EXPECT_EQ(ByteKindsByLayer(layout, {384, 1, 384}).front().lowrank, 0);
+  // What is sealed behind the prompt keeps its own.
+  EXPECT_EQ(ByteKindsByLayer(layout, {448, 1, 384}).front().lowrank, 2 * 2 * (64 + 32) * 2);
 }
 
 TEST(ByteKinds, OfSplitBitsAreCodesAlone) {
@@ -140,27 +190,34 @@ bool Grow(const CacheLayout& layout, const Growth& growth, SequenceCache* cache)
   return true;
 }
 
+// Bytes held are those of the formula, and a budget of the peak is enough at every length on the
+// way.
+void ExpectBytesOfTheFormula(const CacheLayout& layout, const Growth& growth) {
+  BlockPool unlimited(int64_t{1} << 40);
+  {
+    SequenceCache cache(&layout, &unlimited);
+    ASSERT_TRUE(Grow(layout, growth, &cache));
+    EXPECT_EQ(cache.bytes().total(), unlimited.usage().used_bytes);
+  }
+  EXPECT_EQ(unlimited.usage().used_bytes, 0);
+  EXPECT_TRUE(unlimited.HasRoomFor(int64_t{1} << 40));  // nothing stays set aside
+  BlockPool tight(PeakSequenceBytes(layout, growth.n_tokens, growth.step, growth.n_prompt));
+  SequenceCache cache(&layout, &tight);
+  EXPECT_TRUE(Grow(layout, growth, &cache));
+}
+
 TEST(SealSchedule, SealedBytesEqualTheFormulaAndFitThePeak) {
   for (const int window : {0, 20, 100, 300}) {
     for (const int run : {0, 64, 192}) {
-      CacheLayout layout = Layout(4, run, 64);
-      layout.window = window;
-      for (const Growth growth :
-           {Growth{700, 200, 512}, Growth{700, 650, 50}, Growth{300, 1, 1}, Growth{200, 108, 1}}) {
-        BlockPool unlimited(int64_t{1} << 40);
-        {
-          SequenceCache cache(&layout, &unlimited);
-          ASSERT_TRUE(Grow(layout, growth, &cache));
-          EXPECT_EQ(cache.bytes().total(), unlimited.usage().used_bytes);
+      for (const double repaired_share : {1.0, 0.5}) {
+        for (const Growth growth : {Growth{700, 200, 512}, Growth{700, 650, 50}, Growth{300, 1, 1},
+                                    Growth{200, 108, 1}}) {
+          SCOPED_TRACE(testing::Message()
+                       << window << ' ' << run << ' ' << repaired_share << ' ' << growth.n_prompt);
+          CacheLayout layout = Layout(4, run, 64, repaired_share);
+          layout.window = window;
+          ExpectBytesOfTheFormula(layout, growth);
         }
-        EXPECT_EQ(unlimited.usage().used_bytes, 0);
-        EXPECT_TRUE(unlimited.HasRoomFor(int64_t{1} << 40));  // nothing stays set aside
-        // A budget of the peak is enough, at every length on the way.
-        const int64_t peak =
-            PeakSequenceBytes(layout, growth.n_tokens, growth.step, growth.n_prompt);
-        BlockPool tight(peak);
-        SequenceCache cache(&layout, &tight);
-        EXPECT_TRUE(Grow(layout, growth, &cache)) << "window " << window << " run " << run;
       }
     }
   }

@@ -55,6 +55,24 @@ Status CheckLatents(const Spec& spec) {
   return OkStatus();
 }
 
+// A part of the prompt has factors where the prompt is more than one run.
+Status CheckRepairedShare(const Spec& spec) {
+  if (spec.lowrank() == nullptr || spec.lowrank()->Number("recent") == 1) return OkStatus();
+  const Stage* const sealing = spec.splits_bits() ? spec.basis() : spec.quantizer();
+  const Stage* const retention = spec.retention();
+  if (sealing == nullptr) return OkStatus();
+  std::string cause;
+  if (sealing->Word("run") == "prompt") cause = "run=prompt";
+  if (retention != nullptr && retention->name != "window" && retention->name != "pool") {
+    cause = retention->name;
+  }
+  if (cause.empty()) return OkStatus();
+  return Error(StatusCode::kInvalidArgument,
+               "--kv '{}': recent={} chooses among runs, and with {} the prompt is one; leave out "
+               "recent or {}",
+               spec.text(), spec.lowrank()->Number("recent"), cause, cause);
+}
+
 // Its rows are those of sealed blocks.
 Status CheckOnlineSvd(const Spec& spec) {
   const Stage* const other = spec.quantizer() != nullptr ? spec.quantizer() : spec.retention();
@@ -163,6 +181,7 @@ Status CheckSupported(const Spec& spec) {
   if (missing.empty()) {
     KVL_RETURN_IF_ERROR(CheckLatents(spec));
     KVL_RETURN_IF_ERROR(CheckOnlineSvd(spec));
+    KVL_RETURN_IF_ERROR(CheckRepairedShare(spec));
     return CheckSealsWhatStays(spec);
   }
   for (const StageInfo& stage : AllStages()) {

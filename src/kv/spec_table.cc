@@ -305,7 +305,12 @@ constexpr KeyInfo kLoops = {.name = "loops",
                             .min = 1,
                             .max = 16,
                             .multiple_of = 1};
-constexpr const KeyInfo* kLowrankKeys[] = {&kPrefillRank, &kDecodeRank, &kLoops};
+constexpr KeyInfo kRepaired = {.name = "recent",
+                               .doc = "share of the prompt whose runs have factors, the newest",
+                               .default_text = "1",
+                               .min = 0,
+                               .max = 1};
+constexpr const KeyInfo* kLowrankKeys[] = {&kPrefillRank, &kDecodeRank, &kRepaired, &kLoops};
 constexpr const KeyInfo* kSparseKeys[] = {&kShare};
 
 // --- presets ---
@@ -315,18 +320,19 @@ constexpr KeyInfo kOutlierBits = Bits("2|4", "2");
 constexpr KeyInfo kPassedShare = PassedOn(kShare);
 constexpr KeyInfo kPassedPrefill = PassedOn(kPrefillRank);
 constexpr KeyInfo kPassedDecode = PassedOn(kDecodeRank);
+constexpr KeyInfo kPassedRepaired = PassedOn(kRepaired);
 constexpr KeyInfo kPassedLoops = PassedOn(kLoops);
 constexpr KeyInfo kPassedRun = PassedOn(kRun);
 constexpr KeyInfo kPassedBuffer = PassedOn(kBuffer);
 constexpr KeyInfo kPassedSink = PassedOn(kSink);
 constexpr KeyInfo kPassedRanks = PassedOn(kRanks);
 constexpr KeyInfo kPassedRound = PassedOn(kRound);
-constexpr const KeyInfo* kGearKeys[] = {&kGearBits,     &kAccuracy,     &kPassedPrefill,
-                                        &kPassedDecode, &kPassedLoops,  &kPassedShare,
-                                        &kPassedRun,    &kPassedBuffer, &kPassedSink};
-constexpr const KeyInfo* kGearLKeys[] = {&kGearBits,     &kAccuracy,    &kPassedPrefill,
-                                         &kPassedDecode, &kPassedLoops, &kPassedRun,
-                                         &kPassedBuffer, &kPassedSink};
+constexpr const KeyInfo* kGearKeys[] = {
+    &kGearBits,    &kAccuracy,    &kPassedPrefill, &kPassedDecode, &kPassedRepaired,
+    &kPassedLoops, &kPassedShare, &kPassedRun,     &kPassedBuffer, &kPassedSink};
+constexpr const KeyInfo* kGearLKeys[] = {&kGearBits,     &kAccuracy,       &kPassedPrefill,
+                                         &kPassedDecode, &kPassedRepaired, &kPassedLoops,
+                                         &kPassedRun,    &kPassedBuffer,   &kPassedSink};
 constexpr const KeyInfo* kOutlierKeys[] = {&kOutlierBits, &kAccuracy,     &kPassedShare,
                                            &kPassedRun,   &kPassedBuffer, &kPassedSink};
 

@@ -53,8 +53,8 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"q8_0", "q8_0(hadamard=off,run=512,buffer=64,sink=4)"},
       {"q4_0", "q4_0(hadamard=off,run=512,buffer=64,sink=4)"},
       {"int8+lowrank+sparse",
-       "int8(hadamard=off,run=512,buffer=64,sink=4)+lowrank(prefill=4,decode=2,loops=3)+sparse("
-       "share=0.02)"},
+       "int8(hadamard=off,run=512,buffer=64,sink=4)+lowrank(prefill=4,decode=2,recent=1,loops=3)+"
+       "sparse(share=0.02)"},
   };
   for (const auto& [text, resolved] : kExpected) EXPECT_EQ(Resolved(text), resolved);
 }
@@ -62,13 +62,15 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
 TEST(Spec, ExpandsPresetsToTheirCompositions) {
   const std::string kcvt = "kcvt(bits=4,run=512,buffer=64,sink=4)";
   const std::string kivi = "kivi(bits=2,group=64,run=512,buffer=64,sink=4)";
-  const std::string lowrank = "+lowrank(prefill=4,decode=2,loops=3)";
+  const std::string lowrank = "+lowrank(prefill=4,decode=2,recent=1,loops=3)";
   const std::string sparse = "+sparse(share=0.02)";
   EXPECT_EQ(Resolved("gear"), kcvt + lowrank + sparse);
   EXPECT_EQ(Resolved("gear(bits=4)"), kcvt + lowrank + sparse);
   EXPECT_EQ(Resolved("gear(bits=2)"), kivi + lowrank + sparse);
   EXPECT_EQ(Resolved("gear-l(bits=2)"), kivi + lowrank);
-  EXPECT_EQ(Resolved("gear-l(decode=0)"), kcvt + "+lowrank(prefill=4,decode=0,loops=3)");
+  EXPECT_EQ(Resolved("gear-l(decode=0)"), kcvt + "+lowrank(prefill=4,decode=0,recent=1,loops=3)");
+  EXPECT_EQ(Resolved("gear(bits=2,recent=0.25)"),
+            kivi + "+lowrank(prefill=4,decode=2,recent=0.25,loops=3)" + sparse);
   EXPECT_EQ(Resolved("outlier-aware"), kivi + sparse);
   EXPECT_EQ(Resolved("gear(run=prompt,share=0.05,sink=0)"),
             "kcvt(bits=4,run=prompt,buffer=64,sink=0)" + lowrank + "+sparse(share=0.05)");
@@ -443,6 +445,18 @@ TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
         "lathe(keys=before)+kvquant", "lathe(keys=before)+h2o", "lathe(ratio=8,keys=before)+h2o"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
     EXPECT_TRUE(Spec::Parse(text)->has_latent_keys());
+  }
+  for (const char* text :
+       {"gear(recent=0.5)", "gear-l(recent=0)+window", "pool+int8+lowrank(recent=0.5)",
+        "lathe(ratio=4)+lowrank(recent=0.5)", "gear(run=prompt)+h2o"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+  }
+  for (const auto& [text, cause] : {std::pair("gear(recent=0.5,run=prompt)", "run=prompt"),
+                                    std::pair("gear(recent=0)+h2o", "h2o"),
+                                    std::pair("lathe(ratio=4)+lowrank(recent=0)+tova", "tova")}) {
+    const Status status = CheckSupported(*Spec::Parse(text));
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(fmt::format("recent or {}", cause)));
   }
   EXPECT_FALSE(Spec::Parse("lathe")->has_latent_keys());
   EXPECT_TRUE(Spec::Parse("kf-p")->has_latent_keys());

@@ -228,6 +228,7 @@ Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
                     .layer_record = objects[i].layer_record,
                     .n_blocks = static_cast<int>(run.n_blocks),
                     .is_prompt = run.is_prompt,
+                    .is_repaired = run.is_repaired,
                     .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_idx,
                     .codebooks = CodebooksOf(layer_idx),
                     .rotation = rotation.From(run.first_block)});

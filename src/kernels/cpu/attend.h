@@ -20,6 +20,7 @@ struct PackedRun {
   int first_block = 0;  // negative where the first blocks of the run are not among `blocks`
   int n_blocks = 0;
   bool is_prompt = true;
+  bool is_repaired = true;
   bool is_open = false;  // blocks with coded rows that are not sealed yet (coded_rows.h)
   const std::byte* record = nullptr;
   const std::byte* layer_record = nullptr;

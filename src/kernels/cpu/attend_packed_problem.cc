@@ -132,7 +132,9 @@ std::string PackedCase::Describe() const {
       side(format.k), side(format.v), format.prompt_rank, format.decode_rank, format.sparse_share,
       rank_k, rank_v, hidden_blocks, n_plain, n_tokens, gqa_group, kv_begin, unseen, past_end,
       window);
-  for (const RunSpec& run : runs) text += fmt::format(" {}{}", run.n_blocks, run.is_prompt);
+  for (const RunSpec& run : runs) {
+    text += fmt::format(" {}{}{}", run.n_blocks, run.is_prompt, run.is_repaired);
+  }
   return text;
 }
 
@@ -198,6 +200,7 @@ void PackedProblem::AddRun(const RunSpec& spec, int first_block) {
   RunMemory run = {.spec = &spec, .first_entry = int64_t{first_block} * kBlockSize};
   run.n_tokens = spec.n_blocks * 64;
   run.lowrank = spec.is_prompt ? c.format.prompt_rank : c.format.decode_rank;
+  if (!spec.is_repaired) run.lowrank = 0;
   const int v_parts = vs.is_symmetric ? 1 : 2, k_parts = ks.is_symmetric ? 1 : 2;
   const int64_t token_scales = 64 * 2;  // bytes of a row of F16 per token
   run.v_begin = 64 * c.rank_k * ks.bits / 8;
@@ -251,6 +254,7 @@ void PackedProblem::AddRun(const RunSpec& spec, int first_block) {
   runs.push_back({.first_block = first_block,
                   .n_blocks = spec.n_blocks,
                   .is_prompt = spec.is_prompt,
+                  .is_repaired = spec.is_repaired,
                   .record = memory[run.record].data(),
                   .layer_record = memory[run.layer_record].data()});
 }

@@ -17,6 +17,7 @@ namespace kvlathe {
 struct RunSpec {
   int n_blocks;
   bool is_prompt;
+  bool is_repaired = true;
 };
 
 struct PackedCase {

@@ -293,7 +293,8 @@ PackedRunView ViewRun(const AttendParams& params, const PackedRun& run) {
                              .n_kv_heads = head.n_kv_heads,
                              .layer_rank_v = head.layer_rank_v,
                              .n_blocks = run.n_blocks,
-                             .is_prompt = run.is_prompt};
+                             .is_prompt = run.is_prompt,
+                             .is_repaired = run.is_repaired};
   PackedRunView view = {.k = ViewKeys(shape, run, head),
                         .v = ViewValues(shape, run, head),
                         .first_block = run.first_block,

@@ -208,7 +208,7 @@ TEST(AttendPacked, EveryWidthAndSharing) {
   for (size_t i = 0; i < std::max(keys.size(), values.size()); ++i) {
     PackedCase c;
     c.format = {.k = keys[i % keys.size()], .v = values[i % values.size()]};
-    c.runs = {{3, true}, {1, false}, {2, false}};
+    c.runs = {{2, true, false}, {3, true}, {1, false}, {2, false}};
     c.n_plain = 30;
     c.gqa_group = 1 + static_cast<int>(i) % 8;
     c.has_exact_scales = i % 2 == 0;
@@ -308,7 +308,8 @@ TEST(AttendPacked, RandomCases) {
     const int n_runs = 1 + random.Below(3);
     c.runs.clear();
     for (int r = 0; r < n_runs; ++r) {
-      c.runs.push_back({1 + static_cast<int>(random.Below(3)), random.Below(2) == 0});
+      c.runs.push_back(
+          {1 + static_cast<int>(random.Below(3)), random.Below(2) == 0, random.Below(4) > 0});
     }
     c.hidden_blocks = random.Below(c.runs[0].n_blocks);
     c.n_plain = random.Below(2) * random.Below(150);

@@ -88,12 +88,16 @@ struct PackedShape {
   int layer_rank_v = 0;               // sum of rank_v over the heads of the layer
   int n_blocks = 0;
   bool is_prompt = true;
+  bool is_repaired = true;  // false: without a low-rank residual, whatever the format says
   // With svd_share only.
   DType row_type = DType::kBf16;
   bool has_rotations = true;  // in its record; runs without use those of the first run
 
   constexpr int n_tokens() const { return n_blocks * kBlockSize; }
-  constexpr int lowrank() const { return is_prompt ? format.prompt_rank : format.decode_rank; }
+  constexpr int lowrank() const {
+    if (!is_repaired) return 0;
+    return is_prompt ? format.prompt_rank : format.decode_rank;
+  }
   // Exact entries at either end: of a channel of K over the run, of a token of V over the layer.
   constexpr int key_outliers() const {
     return format.k.has_codebook ? 0 : static_cast<int>(n_tokens() * format.sparse_share / 2);

@@ -120,7 +120,8 @@ void Sealer::State::Plan(std::span<const SealJob> jobs) {
     PackedShape shape = {.format = format,
                          .n_kv_heads = n_heads,
                          .n_blocks = job.n_blocks,
-                         .is_prompt = job.is_prompt};
+                         .is_prompt = job.is_prompt,
+                         .is_repaired = job.is_repaired};
     for (const SealHead& head : job.heads) shape.layer_rank_v += head.rank_v;
     const auto first_run = static_cast<int64_t>(runs.size());
     for (int h = 0; h < n_heads; ++h) {

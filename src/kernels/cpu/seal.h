@@ -59,6 +59,7 @@ struct SealJob {
   std::byte* layer_record = nullptr;  // LayerRecordBytes; null where that is 0
   int n_blocks = 0;
   bool is_prompt = true;
+  bool is_repaired = true;
   uint64_t seed = 0;  // of the start of the power iteration: the same run gives the same bytes
   const LayerCodebooks* codebooks = nullptr;  // where the format has them
   KeyRotation rotation;  // of the run's blocks, where the format keeps keys before RoPE

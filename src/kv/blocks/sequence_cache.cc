@@ -147,7 +147,7 @@ Status SequenceCache::Extend(int n_new) {
   KVL_CHECK(!must_seal() && !must_prune());
   if (n_new > 0) ReleaseOutOfWindow();
   const int64_t n_tokens = int64_t{n_tokens_} + n_new;
-  const RunExtent run = RunEndingAt(n_tokens);
+  const RunExtent run = NextRun(n_tokens);
   const int64_t room_bytes = SealRoom(n_tokens, run, 0);
   if (n_tokens <= n_writable_ && room_bytes == 0) {
     EnterNewEntries(n_tokens);
@@ -303,8 +303,8 @@ KvBytes SequenceCache::bytes() const {
       for (const PackedRun& run : std::span(head.runs(), static_cast<size_t>(head.n_runs))) {
         const int64_t end = run.first_block + run.n_blocks;
         if (end <= n_released_) continue;
-        const PackedShape packed =
-            PackedShapeOf(*layout_, l, g, {run.first_block, run.n_blocks, run.is_prompt});
+        const PackedShape packed = PackedShapeOf(
+            *layout_, l, g, {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
         bytes.blocks += (end - std::max<int64_t>(run.first_block, n_released_)) *
                         PackedBlockObjectBytes(packed);
         bytes.run_records += RunRecordObjectBytes(packed);

@@ -136,7 +136,7 @@ class SequenceCache {
   void ReleaseOutOfWindow();
   void ReleaseBlock(HeadTable* head, int64_t block_idx);
   void ReleaseRecords(PackedRun* run);
-  RunExtent RunEndingAt(int64_t n_tokens) const;
+  RunExtent NextRun(int64_t n_tokens) const;
   static int64_t RunsWith(const RunExtent& run, const HeadTable& head);
   int64_t SealRoom(int64_t n_tokens, const RunExtent& run, int first_layer) const;
   void SetRoomAside(int first_layer);

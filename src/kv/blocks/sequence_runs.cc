@@ -8,13 +8,9 @@
 
 namespace kvlathe {
 
-// The run that is sealed when n_tokens positions are there; n_blocks 0 when none is.
-RunExtent SequenceCache::RunEndingAt(int64_t n_tokens) const {
-  if (StartsAfreshAt(*layout_, n_tokens, n_prompt_)) {
-    return {0, SealedBlocks(*layout_, n_tokens, n_prompt_), true};
-  }
+RunExtent SequenceCache::NextRun(int64_t n_tokens) const {
   const int64_t n_sealed = heads_.empty() ? 0 : heads_.back().n_sealed();
-  return {n_sealed, SealedBlocks(*layout_, n_tokens, n_prompt_) - n_sealed, n_tokens <= n_prompt_};
+  return RunEndingAt(*layout_, n_tokens, n_prompt_, n_sealed);
 }
 
 // To prune and seal in layers from first_layer on what a step to n_tokens ended; 0 where nothing is
@@ -147,6 +143,7 @@ void SequenceCache::PlaceRun(int layer_idx, const RunObjects& objects) {
     head.runs()[head.n_runs++] = {.first_block = static_cast<int>(run_to_seal_.first_block),
                                   .n_blocks = static_cast<int>(run_to_seal_.n_blocks),
                                   .is_prompt = run_to_seal_.is_prompt,
+                                  .is_repaired = run_to_seal_.is_repaired,
                                   .record = objects.records[g],
                                   .layer_record = objects.layer_record};
     // A narrow window may have left the whole run behind before it is sealed.

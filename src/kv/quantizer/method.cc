@@ -59,6 +59,7 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   if (const Stage* lowrank = spec.lowrank(); lowrank != nullptr) {
     plan.format.prompt_rank = lowrank->Integer("prefill");
     plan.format.decode_rank = lowrank->Integer("decode");
+    plan.repaired_share = lowrank->Number("recent");
     plan.power_loops = lowrank->Integer("loops");
   }
   if (const Stage* sparse = spec.sparse(); sparse != nullptr) {
