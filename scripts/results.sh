@@ -7,8 +7,10 @@
 # Apart, because they take long or need an idle machine: papers (how far each method compresses at 99% of the baseline:
 # 50 EXAMPLES of each task unless given; goes on where it was interrupted), calibration (KL by tokens to calibrate on),
 # spectra (what is left of quantizers' errors for GEAR), time (TTFT, TBT and total on random weights in the 1B shape,
-# or that of MODEL, here a config.json, at CONTEXTS), calibration-cost (time and memory for the first layers of the 8B
-# shape, or of MODEL).
+# or that of MODEL, here a config.json, at CONTEXTS), throughput (tokens/s and memory against the number of sequences
+# under one KV budget, and the longest prompt, the same shape), shares (the time of GEAR's parts, the same shape),
+# deviation (logits of GEAR and its parts against the uncompressed model's, by steps behind the prompt),
+# calibration-cost (time and memory for the first layers of the 8B shape, or of MODEL).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 part=${1:-all} model=${2:-models/lathe-nano} n_examples=${3:-0}
@@ -211,6 +213,46 @@ time_of_requests() {
   scripts/time_table.py "$work/prompts.json" "$work/tokens.json"
 }
 
+# The config.json of MODEL, here one itself, or the 1B shape.
+shape_of_1b() {
+  if [ "$model" != models/lathe-nano ]; then
+    echo "$model"
+  else
+    shape 2048 16 32 8 64 8192 | sed 's/40960/262144/' >"$work/1b.json"
+    echo "$work/1b.json"
+  fi
+}
+
+# GEAR's Tables 6 and 7 and Figures 3 and 4 in our form. BUDGET holds three uncompressed sequences of the 1B shape.
+throughput() {
+  scripts/throughput_table.py "$kvlathe" "$(shape_of_1b)" "${BUDGET:-512MiB}" "${CONTEXT:-4110}" none 'kcvt(bits=4)' 'gear-l(bits=4)' \
+    'gear(bits=4)' 'kivi(bits=2,group=64)' 'gear-l(bits=2)' 'gear(bits=2)' 'lathe(ratio=8)'
+}
+
+# 64 tokens seal one run.
+shares() {
+  local quantizer
+  for quantizer in 'kcvt(bits=4)' 'kivi(bits=2,group=64)'; do
+    echo "## $quantizer with GEAR's repairs"
+    echo
+    "$kvlathe" bench model --random-model "$(shape_of_1b)" --kv "$quantizer" --kv "$quantizer+lowrank" --kv "$quantizer+lowrank+sparse" \
+      -p 512 -n 64 -d 4096 -r 1 --json >"$work/rows.json"
+    scripts/gear_shares.py "$work/rows.json"
+    echo
+  done
+}
+
+deviation() {
+  "$kvlathe" compare -m "$model" --kv 'kcvt(bits=4)' --kv 'gear-l(bits=4)' --kv 'gear(bits=4)' --kv 'kivi(bits=2,group=64)' \
+    --kv 'gear-l(bits=2)' --kv 'gear-l(bits=2,decode=0)' --kv 'gear(bits=2)' --kv 'lathe(ratio=8)' --json >"$work/compared.json"
+  for field in logit_deviation kl; do
+    echo "## $field"
+    echo
+    scripts/deviation_table.py "$field" "$work/compared.json"
+    echo
+  done
+}
+
 calibration_cost() {
   local layers
   for layers in 1 2 3; do
@@ -224,7 +266,7 @@ calibration_cost() {
 }
 
 case $part in
-  basis | bases | quantizers | gear | bits | retention | papers | calibration | spectra) "$part" ;;
+  basis | bases | quantizers | gear | bits | retention | papers | calibration | spectra | throughput | shares | deviation) "$part" ;;
   time) time_of_requests ;;
   calibration-cost) calibration_cost ;;
   all) basis && bases && quantizers && gear && bits && retention ;;

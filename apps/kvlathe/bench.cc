@@ -20,7 +20,7 @@ struct BenchModelOptions {
   std::vector<int> n_prompt = {512};
   std::vector<int> n_gen = {128};
   std::vector<int> n_depth = {0};
-  int n_parallel = 1;
+  std::vector<int> n_parallel = {1};
   int n_repetitions = 5;
 };
 
@@ -45,11 +45,13 @@ Status RunModelBench(const BenchModelOptions& options) {
       return OkStatus();
     };
     for (int depth : options.n_depth) {
-      for (int n : options.n_prompt) {
-        if (n > 0) KVL_RETURN_IF_ERROR(measure({n, 0, depth, options.n_parallel}));
-      }
-      for (int n : options.n_gen) {
-        if (n > 0) KVL_RETURN_IF_ERROR(measure({0, n, depth, options.n_parallel}));
+      for (int n_parallel : options.n_parallel) {
+        for (int n : options.n_prompt) {
+          if (n > 0) KVL_RETURN_IF_ERROR(measure({n, 0, depth, n_parallel}));
+        }
+        for (int n : options.n_gen) {
+          if (n > 0) KVL_RETURN_IF_ERROR(measure({0, n, depth, n_parallel}));
+        }
       }
     }
   }
@@ -79,7 +81,9 @@ void AddModelBench(CLI::App* bench, Verbs* verbs) {
   verb->add_option("-n,--n-gen", options->n_gen, "generated tokens, a list")->delimiter(',');
   verb->add_option("-d,--n-depth", options->n_depth, "tokens already in the cache, a list")
       ->delimiter(',');
-  verb->add_option("--parallel", options->n_parallel, "sequences at the same time, also -np")
+  verb->add_option("--parallel", options->n_parallel,
+                   "sequences at the same time, a list, also -np")
+      ->delimiter(',')
       ->check(CLI::Range(1, 4096));
   verb->add_option("-r,--repetitions", options->n_repetitions, "counted runs")
       ->check(CLI::Range(1, 1000));

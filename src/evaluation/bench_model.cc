@@ -10,6 +10,7 @@
 #include "evaluation/quality.h"
 #include "evaluation/random_splits.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/capacity.h"
 
 namespace kvlathe {
 namespace {
@@ -145,6 +146,12 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
     speeds.push_back(double{1} * n_tokens * test.n_parallel / seconds);
     row.seconds += seconds;
   }
+  const int64_t n_read = int64_t{test.n_depth} + test.n_prompt;
+  const SequenceLength length = {.n_tokens = int64_t{test.n_depth} + n_tokens,
+                                 .n_step = kChunkTokens,
+                                 .n_prompt = n_read > 0 ? n_read : kEndlessPrompt};
+  row.n_fit = SequencesThatFit(model->layout(), length, kv_budget_bytes);
+  row.longest_prompt = LongestPrompt(model->layout(), kv_budget_bytes, kChunkTokens, c.max_seq_len);
   row.profile = model->profile();
   for (double s : speeds) row.avg_ts += s / speeds.size();
   for (double s : speeds) row.stddev_ts += (s - row.avg_ts) * (s - row.avg_ts);
@@ -206,6 +213,8 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
                     {"avg_ts", r.avg_ts},
                     {"stddev_ts", r.stddev_ts},
                     {"kv_bytes", r.kv_bytes},
+                    {"n_fit", r.n_fit},
+                    {"longest_prompt", r.longest_prompt},
                     {"time_share",
                      {{"linear", share(r.profile.linear)},
                       {"rotate", share(r.profile.rotate)},

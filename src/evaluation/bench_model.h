@@ -24,9 +24,11 @@ struct ModelBenchRow {
   std::string kv;
   double avg_ts = 0;  // tokens per second, all sequences together
   double stddev_ts = 0;
-  ForwardProfile profile;  // seconds of the counted runs, by part
-  double seconds = 0;      // of the counted runs
-  int64_t kv_bytes = 0;    // of all sequences at the end of a run
+  ForwardProfile profile;      // seconds of the counted runs, by part
+  double seconds = 0;          // of the counted runs
+  int64_t kv_bytes = 0;        // of all sequences at the end of a run
+  int64_t n_fit = 0;           // sequences like these that the budget is sure to hold
+  int64_t longest_prompt = 0;  // of one sequence that has the budget alone, within the context
 };
 
 // The depth is filled with random rows, not computed: the same bytes and the same work for what

@@ -8,6 +8,21 @@
 
 namespace kvlathe {
 
+namespace {
+
+nlohmann::ordered_json OverStepsJson(const Quality& q) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const StretchQuality& stretch : q.over_steps) {
+    list.push_back({{"tokens", stretch.n_tokens},
+                    {"kl", stretch.kl},
+                    {"logit_deviation", stretch.logit_deviation},
+                    {"top1_agreement", stretch.top1_agreement}});
+  }
+  return list;
+}
+
+}  // namespace
+
 nlohmann::ordered_json ToJson(const Comparison& comparison) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const CompareRow& row : comparison.rows) {
@@ -26,7 +41,8 @@ nlohmann::ordered_json ToJson(const Comparison& comparison) {
                     {"kv_reserved_bytes", q.kv_reserved_bytes},
                     {"kv_peak_fraction", q.kv_peak_fraction},
                     {"kv_parts", PartsJson(q.kv_bytes)},
-                    {"kv_reencoded", ReencodingJson(q.reencoding)}});
+                    {"kv_reencoded", ReencodingJson(q.reencoding)},
+                    {"over_steps", OverStepsJson(q)}});
   }
   return {{"model", comparison.model},
           {"text", comparison.text},

@@ -1,6 +1,7 @@
 #include "evaluation/quality.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 
@@ -17,11 +18,19 @@ struct Sums {
   double kl = 0;
   double kl_squared = 0;
   int64_t n_agree = 0;
+  struct Stretch {
+    double kl = 0;
+    double deviation = 0;
+    int64_t n_agree = 0;
+    int64_t n_tokens = 0;
+  };
+  std::array<Stretch, kStretches> stretches = {};
 };
 
 struct TokenScore {
   double nll = 0;
   double kl = 0;
+  double deviation = 0;  // StretchQuality::logit_deviation
   bool agrees = false;
   bool finite = true;
 };
@@ -31,6 +40,23 @@ double LogSumExp(std::span<const float> x) {
   double sum = 0;
   for (float v : x) sum += std::exp(v - max);
   return max + std::log(sum);
+}
+
+double Deviation(std::span<const float> base, std::span<const float> logits) {
+  double base_mean = 0, mean_difference = 0;
+  for (size_t i = 0; i < base.size(); ++i) {
+    base_mean += base[i];
+    mean_difference += double{logits[i]} - base[i];
+  }
+  base_mean /= static_cast<double>(base.size());
+  mean_difference /= static_cast<double>(base.size());
+  double squares = 0, difference_squares = 0;
+  for (size_t i = 0; i < base.size(); ++i) {
+    const double difference = double{logits[i]} - base[i] - mean_difference;
+    squares += (base[i] - base_mean) * (base[i] - base_mean);
+    difference_squares += difference * difference;
+  }
+  return squares > 0 ? std::sqrt(difference_squares / squares) : 0;
 }
 
 TokenScore ScoreToken(std::span<const float> base, std::span<const float> logits, int32_t target) {
@@ -48,23 +74,32 @@ TokenScore ScoreToken(std::span<const float> base, std::span<const float> logits
   for (size_t i = 0; i < base.size(); ++i) {
     kl += std::exp(base[i] - static_cast<float>(base_log_sum)) * (base[i] - logits[i] + shift);
   }
+  score.deviation = Deviation(base, logits);
   score.kl = std::max(kl, 0.0);  // rounding of equal distributions can fall below zero
   score.agrees = std::max_element(base.begin(), base.end()) - base.begin() ==
                  std::max_element(logits.begin(), logits.end()) - logits.begin();
   return score;
 }
 
+// The tokens that rows of logits are scored against.
+struct Targets {
+  std::span<const int32_t> ids;
+  size_t first_step = 0;  // of the first, counted from the end of the prompt
+  size_t n_steps = 1;     // of the whole window
+};
+
 // Scores rows of the last forwards of `base` and `model` against the targets.
-Status ScoreRows(const Model& base, const Model& model, std::span<const int32_t> targets,
-                 ThreadPool* threads, Sums* sums) {
-  std::vector<TokenScore> scores(targets.size());
+Status ScoreRows(const Model& base, const Model& model, const Targets& targets, ThreadPool* threads,
+                 Sums* sums) {
+  std::vector<TokenScore> scores(targets.ids.size());
   threads->Run([&](int worker_id) {
     const Range rows = ShareOf(scores.size(), 1, worker_id, threads->n_workers());
     for (int64_t i = rows.begin; i < rows.end; ++i) {
-      scores[i] = ScoreToken(base.logits(i), model.logits(i), targets[i]);
+      scores[i] = ScoreToken(base.logits(i), model.logits(i), targets.ids[i]);
     }
   });
-  for (const TokenScore& s : scores) {
+  for (size_t i = 0; i < scores.size(); ++i) {
+    const TokenScore& s = scores[i];
     if (!s.finite) {
       return Error(StatusCode::kInternal,
                    "the model's logits are not finite; its weights or its basis are damaged");
@@ -73,6 +108,12 @@ Status ScoreRows(const Model& base, const Model& model, std::span<const int32_t>
     sums->kl += s.kl;
     sums->kl_squared += s.kl * s.kl;
     sums->n_agree += s.agrees;
+    const size_t step = targets.first_step + i;
+    Sums::Stretch& stretch = sums->stretches[step * kStretches / targets.n_steps];
+    stretch.kl += s.kl;
+    stretch.deviation += s.deviation;
+    stretch.n_agree += s.agrees;
+    ++stretch.n_tokens;
   }
   return OkStatus();
 }
@@ -96,12 +137,13 @@ int64_t PieceAt(std::span<const Contestant> contestants, size_t n_left) {
 Status ScoreWindow(std::span<Contestant> contestants, std::span<const int32_t> window,
                    ThreadPool* threads) {
   const Model& base = *contestants[0].model;
-  const size_t half = window.size() / 2;
+  const size_t half = window.size() / 2, n_steps = window.size() - half;
   for (Contestant& c : contestants) {
     c.cache = std::make_unique<SequenceCache>(&c.model->layout(), c.pool.get());
     c.cache->set_n_prompt(static_cast<int64_t>(half), static_cast<int64_t>(window.size() - half));
     KVL_RETURN_IF_ERROR(Prefill(c.model, c.cache.get(), window.first(half)));
-    KVL_RETURN_IF_ERROR(ScoreRows(base, *c.model, window.subspan(half, 1), threads, &c.sums));
+    const Targets target = {window.subspan(half, 1), 0, n_steps};
+    KVL_RETURN_IF_ERROR(ScoreRows(base, *c.model, target, threads, &c.sums));
   }
   for (size_t begin = half; begin < window.size();) {
     const size_t n = static_cast<size_t>(PieceAt(contestants, window.size() - begin));
@@ -110,8 +152,8 @@ Status ScoreWindow(std::span<Contestant> contestants, std::span<const int32_t> w
       KVL_RETURN_IF_ERROR(c.cache->Extend(static_cast<int>(n)));
       const SequenceStep step{c.cache.get(), window.subspan(begin, n), SequenceStep::Logits::kAll};
       KVL_RETURN_IF_ERROR(c.model->Forward({&step, 1}));
-      KVL_RETURN_IF_ERROR(
-          ScoreRows(base, *c.model, window.subspan(begin + 1, n_targets), threads, &c.sums));
+      const Targets targets = {window.subspan(begin + 1, n_targets), begin + 1 - half, n_steps};
+      KVL_RETURN_IF_ERROR(ScoreRows(base, *c.model, targets, threads, &c.sums));
     }
     begin += n;
   }
@@ -217,6 +259,13 @@ StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
     q.kl = c.sums.kl / n;
     q.kl_stderr = std::sqrt(std::max(0.0, c.sums.kl_squared / n - q.kl * q.kl) / n);
     q.top1_agreement = static_cast<double>(c.sums.n_agree) / n;
+    for (const Sums::Stretch& s : c.sums.stretches) {
+      const auto n_tokens = static_cast<double>(std::max<int64_t>(1, s.n_tokens));
+      q.over_steps.push_back({.kl = s.kl / n_tokens,
+                              .logit_deviation = s.deviation / n_tokens,
+                              .top1_agreement = static_cast<double>(s.n_agree) / n_tokens,
+                              .n_tokens = s.n_tokens});
+    }
     qualities.push_back(q);
   }
   return qualities;

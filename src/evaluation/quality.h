@@ -35,19 +35,31 @@ StatusOr<EvaluationText> CutIntoWindows(std::span<const int32_t> tokens,
                                         const std::function<int(int32_t)>& bytes_of_token,
                                         std::optional<int32_t> bos, int window_tokens);
 
+// Of the scored tokens in one of kStretches equal stretches of the second halves of the windows.
+struct StretchQuality {
+  double kl = 0;
+  // Mean over tokens of |l - b| / |b| with l this model's logits and b the baseline's, each less
+  // its mean over the vocabulary, which no probability depends on.
+  double logit_deviation = 0;
+  double top1_agreement = 0;
+  int64_t n_tokens = 0;
+};
+inline constexpr int kStretches = 8;
+
 struct Quality {
   double perplexity = 0;
   double bits_per_byte = 0;
   double kl = 0;         // nats per token, of the baseline's distribution to this one's
   double kl_stderr = 0;  // standard error of that mean
   double top1_agreement = 0;
-  int64_t n_tokens = 0;           // scored
-  double kv_fraction = 0;         // at a window's end, blueprint section 4
-  double kv_bytes_per_token = 0;  // at a window's end
-  KvBytes kv_bytes;               // of the last window
-  Reencoding reencoding;          // the same
-  int64_t kv_reserved_bytes = 0;  // taken from the system at a window's end
-  double kv_peak_fraction = 0;    // most bytes held at any time of a window / the same reference
+  int64_t n_tokens = 0;                    // scored
+  std::vector<StretchQuality> over_steps;  // [kStretches], the first tokens after the prompt first
+  double kv_fraction = 0;                  // at a window's end, blueprint section 4
+  double kv_bytes_per_token = 0;           // at a window's end
+  KvBytes kv_bytes;                        // of the last window
+  Reencoding reencoding;                   // the same
+  int64_t kv_reserved_bytes = 0;           // taken from the system at a window's end
+  double kv_peak_fraction = 0;  // most bytes held at any time of a window / the same reference
 };
 
 // Scores every model on the same windows; models[0] is the baseline of kl and top1_agreement. Each

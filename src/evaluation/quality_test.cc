@@ -112,6 +112,54 @@ TEST_F(QualityTest, PerplexityIsThatOfDecodingTokenByToken) {
   EXPECT_NEAR((*qualities)[0].bits_per_byte, nll / n / std::log(2.0) / 2, 1e-4);
 }
 
+// Row-wise distance of centred logits, by the definition.
+double LogitDeviation(std::span<const float> base, std::span<const float> logits) {
+  const double n = static_cast<double>(base.size());
+  double mean = 0, base_mean = 0, distance = 0, length = 0;
+  for (const float x : logits) mean += x / n;
+  for (const float x : base) base_mean += x / n;
+  for (size_t i = 0; i < base.size(); ++i) {
+    distance += std::pow((logits[i] - mean) - (base[i] - base_mean), 2);
+    length += std::pow(base[i] - base_mean, 2);
+  }
+  return std::sqrt(distance) / std::sqrt(length);
+}
+
+TEST_F(QualityTest, StretchesAreThoseOfDecodingTokenByToken) {
+  auto none = Make(-1), half = Make(0.5);
+  Model* models[] = {none.get(), half.get()};
+  EvaluationText text = Cut(131, std::nullopt);  // 65 tokens of prompt, 66 scored
+  text.windows.resize(2);
+  auto qualities = MeasureQuality(models, text, 64 << 20, &threads_, nullptr);
+  ASSERT_TRUE(qualities.ok()) << qualities.status();
+  std::vector<double> sums(kStretches);
+  std::vector<int64_t> counts(kStretches);
+  for (const std::vector<int32_t>& window : text.windows) {
+    BlockPool pool(64 << 20);
+    SequenceCache base_cache(&none->layout(), &pool), cache(&half->layout(), &pool);
+    for (size_t t = 0; t + 1 < window.size(); ++t) {
+      ASSERT_TRUE(Prefill(none.get(), &base_cache, {&window[t], 1}).ok());
+      ASSERT_TRUE(Prefill(half.get(), &cache, {&window[t], 1}).ok());
+      if (t + 1 < window.size() / 2) continue;
+      const size_t stretch = (t + 1 - 65) * kStretches / 66;
+      sums[stretch] += LogitDeviation(none->logits(0), half->logits(0));
+      ++counts[stretch];
+    }
+  }
+  const Quality& q = (*qualities)[1];
+  double kl = 0, n_agree = 0;
+  ASSERT_EQ(q.over_steps.size(), size_t{kStretches});
+  for (int i = 0; i < kStretches; ++i) {
+    EXPECT_EQ(q.over_steps[i].n_tokens, counts[i]) << i;
+    EXPECT_NEAR(q.over_steps[i].logit_deviation, sums[i] / static_cast<double>(counts[i]), 1e-4);
+    kl += q.over_steps[i].kl * static_cast<double>(counts[i]);
+    n_agree += q.over_steps[i].top1_agreement * static_cast<double>(counts[i]);
+    EXPECT_EQ((*qualities)[0].over_steps[i].logit_deviation, 0);
+  }
+  EXPECT_NEAR(kl / static_cast<double>(q.n_tokens), q.kl, 1e-9);
+  EXPECT_NEAR(n_agree / static_cast<double>(q.n_tokens), q.top1_agreement, 1e-9);
+}
+
 TEST_F(QualityTest, ABudgetThatIsTooSmallIsAnError) {
   auto model = Make(-1);
   Model* models[] = {model.get()};
@@ -129,6 +177,10 @@ TEST_F(QualityTest, BenchModelCountsTokensPerSecond) {
   const double seconds = 2 * 4 * (1 / (row->avg_ts - spread) + 1 / (row->avg_ts + spread));
   EXPECT_NEAR(row->seconds / seconds, 1, 1e-6);
   EXPECT_GT(row->profile.linear, 0);
+  // 2 * 70 positions are far less than the budget, and a prompt of the whole context is too.
+  EXPECT_GT(row->n_fit, 2);
+  EXPECT_LE(row->n_fit * row->kv_bytes / 2, 64 << 20);
+  EXPECT_EQ(row->longest_prompt, 512);
   EXPECT_FALSE(BenchModel(model.get(), "fdc", {.n_prompt = 600}, 1, 64 << 20).ok());
 }
 

@@ -1,0 +1,20 @@
+// What a budget of KV memory holds, from the formulas of cache_layout.h.
+#pragma once
+
+#include <cstdint>
+
+#include "kv/cache_layout.h"
+
+namespace kvlathe {
+
+// The longest prompt, of up to max_tokens positions, that one sequence alone can read in steps of
+// at most max_step; by bisection, because longer prompts need no fewer bytes. 0 when none fits.
+int64_t LongestPrompt(const CacheLayout& layout, int64_t budget_bytes, int64_t max_step,
+                      int64_t max_tokens);
+
+// Sequences of this length that are sure to fit at once: they read their prompts one after the
+// other, in steps of at most length.n_step, and then decode together.
+int64_t SequencesThatFit(const CacheLayout& layout, const SequenceLength& length,
+                         int64_t budget_bytes);
+
+}  // namespace kvlathe
