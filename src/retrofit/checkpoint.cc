@@ -50,6 +50,7 @@ std::string Trainer::RecipeFingerprint() const {
       fmt::format("{} {} {} {} {} {} {} | {} {} {} {}", c.n_layers, c.hidden_dim, c.n_heads,
                   c.n_kv_heads, c.head_dim, c.ffn_dim, c.vocab_size, recipe_->optimizer.muon,
                   recipe_->batch_tokens, recipe_->micro_batch_tokens, recipe_->seed);
+  if (c.model_type != "llama") text += " | " + c.model_type;
   for (const TrainingPhase& phase : recipe_->phases) {
     text += fmt::format(" | {} {}", phase.context, phase.share);
     for (const auto& [name, weight] : phase.mixture) text += fmt::format(" {}:{}", name, weight);

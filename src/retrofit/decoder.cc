@@ -2,14 +2,17 @@
 
 #include <cmath>
 
-#include "model/rope.h"
-
 namespace kvlathe {
 namespace {
 
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+// The type in which x is computed with: element-wise operations on BF16 are not vectorised.
+torch::ScalarType WideType(const Tensor& x) {
+  return x.scalar_type() == torch::kBFloat16 ? torch::kFloat : x.scalar_type();
+}
 
 // The composite of single operations keeps four F32 copies of x for the backward pass; this keeps x
 // and one number a row.
@@ -36,7 +39,6 @@ struct SwiGluFunction : torch::autograd::Function<SwiGluFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& gate_up) {
     context->save_for_backward({gate_up});
     const std::vector<Tensor> halves = gate_up.chunk(2, -1);
-    // silu of F32 is vectorised, that of BF16 is not.
     const Tensor gate = halves[0].to(WideType(gate_up));
     return (torch::silu(gate).mul_(halves[1])).to(gate_up.scalar_type());
   }
@@ -54,11 +56,25 @@ struct SwiGluFunction : torch::autograd::Function<SwiGluFunction> {
     d_halves[0].copy_((sigmoid + silu * (1 - sigmoid)).mul_(dy).mul_(halves[1]));
     return {d_gate_up};
   }
+};
+
+// Keeps x in its own type; the arithmetic of BF16 would round between single operations.
+struct GeluFunction : torch::autograd::Function<GeluFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, bool is_tanh) {
+    context->save_for_backward({x});
+    context->saved_data["is_tanh"] = is_tanh;
+    return torch::gelu(x.to(WideType(x)), Name(is_tanh)).to(x.scalar_type());
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const Tensor x = context->get_saved_variables()[0];
+    const bool is_tanh = context->saved_data["is_tanh"].toBool();
+    const auto wide = WideType(x);
+    const Tensor dx = torch::gelu_backward(grads[0].to(wide), x.to(wide), Name(is_tanh));
+    return {dx.to(x.scalar_type()), Tensor()};
+  }
 
  private:
-  static torch::ScalarType WideType(const Tensor& x) {
-    return x.scalar_type() == torch::kBFloat16 ? torch::kFloat : x.scalar_type();
-  }
+  static const char* Name(bool is_tanh) { return is_tanh ? "tanh" : "none"; }
 };
 
 // (a, b) -> (a cos - b sin, b cos + a sin); the backward pass turns the other way.
@@ -108,6 +124,8 @@ Tensor RmsNorm(const Tensor& x, const Tensor& w, double eps, torch::ScalarType t
 
 Tensor SwiGlu(const Tensor& gate_up) { return SwiGluFunction::apply(gate_up); }
 
+Tensor Gelu(const Tensor& x, bool is_tanh) { return GeluFunction::apply(x, is_tanh); }
+
 Tensor Rotate(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   return RotateFunction::apply(x, cos.unsqueeze(1), sin.unsqueeze(1));
 }
@@ -124,54 +142,9 @@ Tensor CausalAttention(const Tensor& q, const Tensor& k, const Tensor& v) {
 }
 
 Tensor CrossEntropy(const Tensor& logits, const Tensor& targets) {
-  const auto wide = logits.scalar_type() == torch::kBFloat16 ? torch::kFloat : logits.scalar_type();
   return torch::nn::functional::cross_entropy(
-      logits.to(wide), targets, torch::nn::functional::CrossEntropyFuncOptions().ignore_index(-1));
-}
-
-Decoder::Decoder(const ModelConfig& config, uint64_t seed, torch::ScalarType parameter_type,
-                 torch::Device device)
-    : config_(config), device_(device) {
-  const ModelConfig& c = config_;
-  auto generator = at::detail::createCPUGenerator(seed);
-  const auto normal = [&](int64_t n_out, int64_t n_in, double deviation) {
-    return torch::randn({n_out, n_in}, generator, torch::kFloat).mul_(deviation);
-  };
-  const auto ones = [](int64_t n) { return torch::ones({n}); };
-  const auto add = [&](const std::string& name, const Tensor& tensor) {
-    Tensor parameter = tensor.to(device, parameter_type).detach().set_requires_grad(true);
-    parameters_.emplace_back(name, parameter);
-    return parameter;
-  };
-  const double deviation = 0.02, out_deviation = 0.02 / std::sqrt(2.0 * c.n_layers);
-  const int64_t q_dim = c.n_heads * c.head_dim, kv_dim = c.n_kv_heads * c.head_dim;
-  embedding_ = add("model.embed_tokens.weight", normal(c.vocab_size, c.hidden_dim, deviation));
-  for (int i = 0; i < c.n_layers; ++i) {
-    const std::string at = fmt::format("model.layers.{}.", i);
-    Layer layer;
-    layer.attn_norm = add(at + "input_layernorm.weight", ones(c.hidden_dim));
-    layer.q = add(at + "self_attn.q_proj.weight", normal(q_dim, c.hidden_dim, deviation));
-    layer.k = add(at + "self_attn.k_proj.weight", normal(kv_dim, c.hidden_dim, deviation));
-    layer.v = add(at + "self_attn.v_proj.weight", normal(kv_dim, c.hidden_dim, deviation));
-    layer.o = add(at + "self_attn.o_proj.weight", normal(c.hidden_dim, q_dim, out_deviation));
-    layer.ffn_norm = add(at + "post_attention_layernorm.weight", ones(c.hidden_dim));
-    layer.gate = add(at + "mlp.gate_proj.weight", normal(c.ffn_dim, c.hidden_dim, deviation));
-    layer.up = add(at + "mlp.up_proj.weight", normal(c.ffn_dim, c.hidden_dim, deviation));
-    layer.down = add(at + "mlp.down_proj.weight", normal(c.hidden_dim, c.ffn_dim, out_deviation));
-    layers_.push_back(layer);
-  }
-  final_norm_ = add("model.norm.weight", ones(c.hidden_dim));
-  head_ = c.tie_word_embeddings
-              ? embedding_
-              : add("lm_head.weight", normal(c.vocab_size, c.hidden_dim, deviation));
-
-  const int64_t n_pairs = c.head_dim / 2;
-  const std::vector<double> frequencies = RopeFrequencies(c.rope, c.head_dim);
-  const Tensor angles = torch::outer(torch::arange(c.max_seq_len, torch::kDouble),
-                                     torch::tensor(frequencies, torch::kDouble));
-  TORCH_INTERNAL_ASSERT(angles.size(1) == n_pairs);
-  cos_ = angles.cos().to(device, parameter_type);
-  sin_ = angles.sin().to(device, parameter_type);
+      logits.to(WideType(logits)), targets,
+      torch::nn::functional::CrossEntropyFuncOptions().ignore_index(-1));
 }
 
 int64_t Decoder::n_parameters() const {
@@ -183,22 +156,34 @@ int64_t Decoder::n_parameters() const {
 double Decoder::FlopsPerToken(int n_tokens) const {
   const ModelConfig& c = config_;
   double weights = static_cast<double>(head_.numel());
-  for (const Layer& l : layers_) {
-    for (const Tensor* w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) weights += w->numel();
+  for (const auto& [name, tensor] : parameters_) {
+    if (LayerOf(name) >= 0 && tensor.dim() == 2) weights += static_cast<double>(tensor.numel());
   }
   // Scores and weighted values: 2 products of n/2 keys on average, 2 FLOPs, forward and 2x
   // backward.
   return 6 * weights + 6.0 * c.n_layers * n_tokens * c.n_heads * c.head_dim;
 }
 
+Tensor Decoder::Normalise(const Tensor& x, const Norm& norm, torch::ScalarType to) const {
+  if (!norm.bias.defined()) return RmsNorm(x, norm.weight, config_.norm_eps, to);
+  return torch::layer_norm(x, {x.size(-1)}, norm.weight, norm.bias, config_.norm_eps).to(to);
+}
+
+Tensor Decoder::Multiply(const Tensor& x, const Projection& projection) const {
+  const std::vector<Tensor>& parts = projection.parts;
+  const Tensor w = (parts.size() == 1 ? parts[0] : torch::cat(parts)).to(x.scalar_type());
+  const Tensor w_t = config_.layout == WeightLayout::kGpt2 ? w : w.t();
+  if (!projection.bias.defined()) return torch::mm(x, w_t);
+  return torch::addmm(projection.bias.to(x.scalar_type()), x, w_t);
+}
+
 Tensor Decoder::Attend(const Layer& layer, const Tensor& x, int64_t batch, int64_t n_tokens) const {
   const ModelConfig& c = config_;
   const int64_t n_kv_heads = c.n_kv_heads, group = c.gqa_group(), head_dim = c.head_dim;
-  const Tensor w = torch::cat({layer.q, layer.k, layer.v}).to(x.scalar_type());
   const Tensor qkv =
-      torch::mm(x, w.t()).view({batch, n_tokens, c.n_heads + 2 * n_kv_heads, head_dim});
-  const Tensor qk = Rotate(qkv.narrow(2, 0, c.n_heads + n_kv_heads), cos_.narrow(0, 0, n_tokens),
-                           sin_.narrow(0, 0, n_tokens));
+      Multiply(x, layer.qkv).view({batch, n_tokens, c.n_heads + 2 * n_kv_heads, head_dim});
+  Tensor qk = qkv.narrow(2, 0, c.n_heads + n_kv_heads);
+  if (cos_.defined()) qk = Rotate(qk, cos_.narrow(0, 0, n_tokens), sin_.narrow(0, 0, n_tokens));
   const Tensor q = qk.narrow(2, 0, c.n_heads)
                        .transpose(1, 2)
                        .reshape({batch, n_kv_heads, group, n_tokens, head_dim});
@@ -208,21 +193,24 @@ Tensor Decoder::Attend(const Layer& layer, const Tensor& x, int64_t batch, int64
                               .view({batch, c.n_heads, n_tokens, head_dim})
                               .transpose(1, 2)
                               .reshape({batch * n_tokens, c.n_heads * head_dim});
-  return torch::mm(attended, layer.o.to(x.scalar_type()).t());
+  return Multiply(attended, layer.o);
 }
 
 Tensor Decoder::Hidden(const Tensor& tokens, torch::ScalarType compute_type) const {
   const int64_t batch = tokens.size(0), n_tokens = tokens.size(1);
-  const double eps = config_.norm_eps;
   Tensor h = torch::embedding(embedding_, tokens.reshape({batch * n_tokens}));
-  for (const Layer& layer : layers_) {
-    const Tensor x = RmsNorm(h, layer.attn_norm, eps, compute_type);
-    h = h + Attend(layer, x, batch, n_tokens);
-    const Tensor y = RmsNorm(h, layer.ffn_norm, eps, compute_type);
-    const Tensor gate_up = torch::mm(y, torch::cat({layer.gate, layer.up}).to(compute_type).t());
-    h = h + torch::mm(SwiGlu(gate_up), layer.down.to(compute_type).t());
+  if (position_embedding_.defined()) {
+    const Tensor places = position_embedding_.narrow(0, 0, n_tokens);
+    h = (h.view({batch, n_tokens, -1}) + places).view({batch * n_tokens, -1});
   }
-  return RmsNorm(h, final_norm_, eps, compute_type);
+  for (const Layer& layer : layers_) {
+    h = h + Attend(layer, Normalise(h, layer.attn_norm, compute_type), batch, n_tokens);
+    const Tensor up = Multiply(Normalise(h, layer.ffn_norm, compute_type), layer.mlp_in);
+    const Tensor gated =
+        config_.mlp == MlpKind::kSwiglu ? SwiGlu(up) : Gelu(up, config_.mlp == MlpKind::kGeluTanh);
+    h = h + Multiply(gated, layer.mlp_out);
+  }
+  return Normalise(h, final_norm_, compute_type);
 }
 
 Tensor Decoder::Logits(const Tensor& hidden) const {

@@ -1,11 +1,13 @@
-// The Llama decoder as a libtorch module, for training: the same arithmetic as src/model, with
-// gradients. Parameters are F32 (or F64 in gradient checks) and carry the names of the Hugging Face
-// format; the matrix products run in `compute_type`, the residual stream and the norms in F32.
+// The Llama and the GPT-2 decoder as a libtorch module, for training: the same arithmetic as
+// src/model, with gradients. Parameters are F32 (or F64 in gradient checks) and have the names and
+// shapes of the Hugging Face format; the matrix products run in `compute_type`, the residual stream
+// and the norms in F32.
 #pragma once
 
 #include <torch/torch.h>
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,6 +23,9 @@ torch::Tensor RmsNorm(const torch::Tensor& x, const torch::Tensor& w, double eps
 // silu(gate) * up with a gradient of its own; gate_up [n, 2 ffn] holds gate, then up.
 torch::Tensor SwiGlu(const torch::Tensor& gate_up);
 
+// GELU with a gradient of its own, exact or in its tanh approximation.
+torch::Tensor Gelu(const torch::Tensor& x, bool is_tanh);
+
 // Rotates x [batch, n_tokens, n_heads, head_dim], half layout; cos and sin [n_tokens, head_dim /
 // 2].
 torch::Tensor Rotate(const torch::Tensor& x, const torch::Tensor& cos, const torch::Tensor& sin);
@@ -35,10 +40,14 @@ torch::Tensor CausalAttention(const torch::Tensor& q, const torch::Tensor& k,
 // not count.
 torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& targets);
 
+// The layer that a parameter belongs to; -1: none.
+int LayerOf(std::string_view parameter_name);
+
 class Decoder {
  public:
-  // Weights drawn as Llama's: normal with standard deviation 0.02, output projections divided by
-  // sqrt(2 n_layers); norms 1. `config` is of the Llama family without biases.
+  // Weights drawn as both families do: normal with standard deviation 0.02, output projections
+  // divided by sqrt(2 n_layers); norms 1, biases 0. `config` passes CheckTrainable
+  // (retrofit/model_directory.h).
   Decoder(const ModelConfig& config, uint64_t seed, torch::ScalarType parameter_type,
           torch::Device device);
 
@@ -59,18 +68,31 @@ class Decoder {
   double FlopsPerToken(int n_tokens) const;
 
  private:
-  struct Layer {
-    torch::Tensor attn_norm, q, k, v, o, ffn_norm, gate, up, down;
+  struct Norm {
+    torch::Tensor weight, bias;  // no bias: RMSNorm
   };
-  torch::Tensor Add(const std::string& name, torch::Tensor tensor);
+  // y = x W^T (+ bias). The rows of W may lie in several tensors; GPT-2 stores W^T.
+  struct Projection {
+    std::vector<torch::Tensor> parts;
+    torch::Tensor bias;  // undefined: none
+  };
+  struct Layer {
+    Norm attn_norm, ffn_norm;
+    Projection qkv, o, mlp_in, mlp_out;
+  };
+  class Initialiser;  // draws parameters (decoder_weights.cc)
+
+  torch::Tensor Normalise(const torch::Tensor& x, const Norm& norm, torch::ScalarType to) const;
+  torch::Tensor Multiply(const torch::Tensor& x, const Projection& projection) const;
   torch::Tensor Attend(const Layer& layer, const torch::Tensor& x, int64_t batch,
                        int64_t n_tokens) const;
 
   ModelConfig config_;
   torch::Device device_;
-  torch::Tensor embedding_, final_norm_, head_;
+  torch::Tensor embedding_, position_embedding_, head_;
+  Norm final_norm_;
   std::vector<Layer> layers_;
-  torch::Tensor cos_, sin_;  // [max_seq_len, head_dim / 2]
+  torch::Tensor cos_, sin_;  // [max_seq_len, head_dim / 2]; undefined with learned positions
   std::vector<std::pair<std::string, torch::Tensor>> parameters_;
 };
 

@@ -64,6 +64,14 @@ TEST(DecoderGradient, SwiGlu) {
   CheckGradient([&] { return Weigh(SwiGlu(gate_up)); }, gate_up, 30);
 }
 
+TEST(DecoderGradient, Gelu) {
+  torch::manual_seed(8);
+  Tensor x = torch::randn({4, 9}, Double()).mul_(2).set_requires_grad(true);
+  for (const bool is_tanh : {true, false}) {
+    CheckGradient([&] { return Weigh(Gelu(x, is_tanh)); }, x, 36);
+  }
+}
+
 TEST(DecoderGradient, Rotate) {
   torch::manual_seed(3);
   Tensor x = torch::randn({2, 3, 2, 8}, Double()).set_requires_grad(true);
@@ -107,9 +115,41 @@ ModelConfig SmallConfig(bool tied) {
   return config;
 }
 
+ModelConfig SmallGpt2(MlpKind mlp) {
+  ModelConfig config = SmallConfig(mlp == MlpKind::kGeluTanh);
+  config.model_type = "gpt2";
+  config.layout = WeightLayout::kGpt2;
+  config.norm = NormKind::kLayer;
+  config.positions = PositionKind::kLearned;
+  config.qkv_bias = config.o_bias = config.mlp_bias = true;
+  config.n_heads = config.n_kv_heads = 2;
+  config.max_seq_len = 80;
+  config.mlp = mlp;
+  return config;
+}
+
+std::vector<ModelConfig> SmallConfigs() {
+  return {SmallConfig(true), SmallConfig(false), SmallGpt2(MlpKind::kGeluTanh),
+          SmallGpt2(MlpKind::kGelu)};
+}
+
+// Norms and biases away from 1 and 0, where they start; matrices times `scale`.
+void Stir(const Decoder& decoder, double scale) {
+  torch::manual_seed(11);
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, parameter] : decoder.parameters()) {
+    if (parameter.dim() == 2) {
+      Tensor(parameter).mul_(scale);
+    } else {
+      Tensor(parameter).add_(torch::randn_like(parameter), 0.3);
+    }
+  }
+}
+
 TEST(DecoderGradient, WholeDecoderInEveryParameter) {
-  for (const bool tied : {true, false}) {
-    const Decoder decoder(SmallConfig(tied), 6, torch::kDouble, torch::kCPU);
+  for (const ModelConfig& config : SmallConfigs()) {
+    const Decoder decoder(config, 6, torch::kDouble, torch::kCPU);
+    Stir(decoder, 3);
     const Tensor tokens = torch::arange(14, torch::kLong).mul(11).remainder(50).view({2, 7});
     const Tensor targets = torch::arange(14, torch::kLong).mul(17).remainder(50);
     const auto loss = [&] {
@@ -146,6 +186,17 @@ TEST(Decoder, CountsParametersAndFlops) {
   EXPECT_EQ(decoder.n_parameters(), 50 * 32 + 2 * (layer_weights + 64) + 32);
   EXPECT_DOUBLE_EQ(decoder.FlopsPerToken(10),
                    6.0 * (50 * 32 + 2 * layer_weights) + 6.0 * 2 * 10 * 4 * 16);
+}
+
+TEST(Decoder, CountsParametersAndFlopsOfGpt2) {
+  const Decoder decoder(SmallGpt2(MlpKind::kGeluTanh), 1, torch::kFloat, torch::kCPU);
+  // A layer: c_attn 32 x 96, c_proj 32 x 32, the MLP 2 x 48 x 32, each with a bias per output, and
+  // two norms.
+  const int64_t layer_weights = 32 * 96 + 32 * 32 + 2 * 48 * 32;
+  const int64_t layer_biases = 96 + 32 + 48 + 32 + 4 * 32;
+  EXPECT_EQ(decoder.n_parameters(), (50 + 80) * 32 + 2 * (layer_weights + layer_biases) + 2 * 32);
+  EXPECT_DOUBLE_EQ(decoder.FlopsPerToken(10),
+                   6.0 * (50 * 32 + 2 * layer_weights) + 6.0 * 2 * 10 * 2 * 16);
 }
 
 class ModelFiles : public ::testing::Test {
@@ -200,15 +251,11 @@ double EngineDifference(const Decoder& trained, DType dtype, const std::string& 
 }
 
 TEST_F(ModelFiles, EngineAgreesWithTheTrainer) {
-  for (const bool tied : {true, false}) {
-    Decoder decoder(SmallConfig(tied), 8, torch::kFloat, torch::kCPU);
-    {
-      // Larger than at the start of a training, so that the softmax has something to decide.
-      const torch::NoGradGuard no_grad;
-      for (const auto& [name, parameter] : decoder.parameters()) {
-        if (parameter.dim() == 2) Tensor(parameter).mul_(8);
-      }
-    }
+  for (const ModelConfig& config : SmallConfigs()) {
+    SCOPED_TRACE(config.model_type);
+    const Decoder decoder(config, 8, torch::kFloat, torch::kCPU);
+    // Larger than at the start of a training, so that the softmax has something to decide.
+    Stir(decoder, 8);
     EXPECT_LT(EngineDifference(decoder, DType::kF32, directory_), 2e-5);
     EXPECT_LT(EngineDifference(decoder, DType::kBf16, directory_), 2e-5);
   }
@@ -216,21 +263,24 @@ TEST_F(ModelFiles, EngineAgreesWithTheTrainer) {
 
 TEST_F(ModelFiles, LayersThatAreMissingStartAsTheIdentity) {
   const torch::NoGradGuard no_grad;
-  const Decoder smaller(SmallConfig(true), 8, torch::kFloat, torch::kCPU);
-  ASSERT_TRUE(SaveDecoder(smaller, DType::kF32, directory_).ok());
-  ModelConfig config = SmallConfig(true);
-  config.n_layers += 2;
-  Decoder larger(config, 9, torch::kFloat, torch::kCPU);
-  const Tensor ids = torch::randint(0, config.vocab_size, {2, 12}, torch::kLong);
-  const auto logits = [&](const Decoder& d) { return d.Logits(d.Hidden(ids, torch::kFloat)); };
-  EXPECT_FALSE(torch::allclose(logits(larger), logits(smaller), 1e-3, 1e-3));
-  ASSERT_TRUE(LoadWeights(directory_, &larger).ok());
-  EXPECT_TRUE(torch::equal(logits(larger), logits(smaller)));
+  for (ModelConfig config : {SmallConfig(true), SmallGpt2(MlpKind::kGeluTanh)}) {
+    const Decoder smaller(config, 8, torch::kFloat, torch::kCPU);
+    Stir(smaller, 2);
+    ASSERT_TRUE(SaveDecoder(smaller, DType::kF32, directory_).ok());
+    config.n_layers += 2;
+    Decoder larger(config, 9, torch::kFloat, torch::kCPU);
+    const Tensor ids = torch::randint(0, config.vocab_size, {2, 12}, torch::kLong);
+    const auto logits = [&](const Decoder& d) { return d.Logits(d.Hidden(ids, torch::kFloat)); };
+    EXPECT_FALSE(torch::allclose(logits(larger), logits(smaller), 1e-3, 1e-3));
+    ASSERT_TRUE(LoadWeights(directory_, &larger).ok());
+    EXPECT_TRUE(torch::equal(logits(larger), logits(smaller)));
+  }
 }
 
 TEST_F(ModelFiles, RefusesWhatItCannotTrainOrStore) {
   ModelConfig config = SmallConfig(true);
   EXPECT_TRUE(CheckTrainable(config).ok());
+  EXPECT_TRUE(CheckTrainable(SmallGpt2(MlpKind::kGelu)).ok());
   config.qkv_bias = true;
   EXPECT_EQ(CheckTrainable(config).code(), StatusCode::kUnimplemented);
   config = SmallConfig(true);

@@ -1,6 +1,5 @@
 #include "retrofit/model_directory.h"
 
-#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -12,7 +11,10 @@
 namespace kvlathe {
 namespace {
 
-nlohmann::ordered_json ConfigJson(const ModelConfig& c, DType dtype) {
+// Shortest digits that give the same float.
+double ShortestDouble(float x) { return std::stod(fmt::format("{}", x)); }
+
+nlohmann::ordered_json LlamaJson(const ModelConfig& c) {
   return {{"architectures", {"LlamaForCausalLM"}},
           {"model_type", "llama"},
           {"hidden_size", c.hidden_dim},
@@ -23,39 +25,56 @@ nlohmann::ordered_json ConfigJson(const ModelConfig& c, DType dtype) {
           {"intermediate_size", c.ffn_dim},
           {"vocab_size", c.vocab_size},
           {"max_position_embeddings", c.max_seq_len},
-          // Shortest digits that give the same float.
-          {"rms_norm_eps", std::stod(fmt::format("{}", c.norm_eps))},
+          {"rms_norm_eps", ShortestDouble(c.norm_eps)},
           {"rope_theta", c.rope.theta},
           {"hidden_act", "silu"},
           {"tie_word_embeddings", c.tie_word_embeddings},
           {"attention_bias", false},
-          {"mlp_bias", false},
-          {"bos_token_id", c.bos_id},
-          {"eos_token_id", c.eos_ids.empty() ? -1 : c.eos_ids.front()},
-          {"torch_dtype", dtype == DType::kBf16 ? "bfloat16" : "float32"}};
+          {"mlp_bias", false}};
 }
 
-// -1 for what belongs to no layer.
-int LayerOf(std::string_view name) {
-  constexpr std::string_view kPrefix = "model.layers.";
-  return name.starts_with(kPrefix) ? std::atoi(name.data() + kPrefix.size()) : -1;
+nlohmann::ordered_json Gpt2Json(const ModelConfig& c) {
+  return {{"architectures", {"GPT2LMHeadModel"}},
+          {"model_type", "gpt2"},
+          {"n_embd", c.hidden_dim},
+          {"n_layer", c.n_layers},
+          {"n_head", c.n_heads},
+          {"n_inner", c.ffn_dim},
+          {"vocab_size", c.vocab_size},
+          {"n_positions", c.max_seq_len},
+          {"layer_norm_epsilon", ShortestDouble(c.norm_eps)},
+          {"activation_function", c.mlp == MlpKind::kGeluTanh ? "gelu_new" : "gelu"},
+          {"tie_word_embeddings", c.tie_word_embeddings}};
+}
+
+nlohmann::ordered_json ConfigJson(const ModelConfig& c, DType dtype) {
+  nlohmann::ordered_json json = c.layout == WeightLayout::kGpt2 ? Gpt2Json(c) : LlamaJson(c);
+  json["bos_token_id"] = c.bos_id;
+  json["eos_token_id"] = c.eos_ids.empty() ? -1 : c.eos_ids.front();
+  json["torch_dtype"] = dtype == DType::kBf16 ? "bfloat16" : "float32";
+  return json;
 }
 
 // Whether the product with this matrix is added to the residual stream.
 bool WritesToStream(std::string_view name) {
-  return name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight");
+  for (const char* suffix : {"o_proj.weight", "down_proj.weight", "c_proj.weight"}) {
+    if (name.ends_with(suffix)) return true;
+  }
+  return false;
 }
 
 }  // namespace
 
 Status CheckTrainable(const ModelConfig& config) {
+  if (config.model_type == "gpt2") return OkStatus();
   const char* feature = nullptr;
-  if (config.model_type != "llama") feature = "a family other than llama";
+  if (config.model_type != "llama") feature = "a family other than llama and gpt2";
   if (config.qkv_bias || config.o_bias || config.mlp_bias) feature = "biases";
   if (config.rope.scaling != RopeConfig::Scaling::kNone) feature = "rope scaling";
   if (feature == nullptr) return OkStatus();
   return Error(StatusCode::kUnimplemented,
-               "the trainer does not handle {}; it trains Llama models without biases", feature);
+               "the trainer does not handle {}; it trains Llama models without biases and GPT-2",
+               feature);
 }
 
 Status SaveDecoder(const Decoder& decoder, DType dtype, const std::string& directory) {

@@ -26,9 +26,9 @@ Optimizer::Optimizer(const Decoder* decoder, const OptimizerSettings& settings,
     all_.push_back(tensor);
     if (tensor.dim() < 2) {
       plain.push_back(tensor);
-    } else if (settings.muon && name.find(".layers.") != std::string::npos) {
-      muon_.push_back(tensor);
-      momentum_.push_back(torch::zeros_like(tensor).set_requires_grad(false));
+    } else if (settings.muon && LayerOf(name) >= 0) {
+      muon_.push_back({tensor, torch::zeros_like(tensor).set_requires_grad(false),
+                       name.ends_with("attn.c_attn.weight") ? 3 : 1});
     } else {
       decayed.push_back(tensor);
     }
@@ -61,16 +61,20 @@ double Optimizer::Step(double learning_rate) {
 
 void Optimizer::MoveByMuon(double learning_rate) {
   const torch::NoGradGuard no_grad;
-  for (size_t i = 0; i < muon_.size(); ++i) {
-    Tensor& w = muon_[i];
-    const Tensor& g = w.grad();
-    momentum_[i].mul_(settings_.momentum).add_(g);
-    const Tensor ahead = g + momentum_[i] * settings_.momentum;
-    // Updates of the root mean square of AdamW's, so that one learning rate serves both
-    // (arXiv:2502.16982, section 2.2).
-    const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(w.size(0), w.size(1))));
-    w.mul_(1 - learning_rate * settings_.weight_decay);
-    w.add_(Orthogonalise(ahead, compute_type_), -learning_rate * scale);
+  for (MuonMatrix& matrix : muon_) {
+    const Tensor& g = matrix.w.grad();
+    matrix.momentum.mul_(settings_.momentum).add_(g);
+    const Tensor ahead = g + matrix.momentum * settings_.momentum;
+    matrix.w.mul_(1 - learning_rate * settings_.weight_decay);
+    const std::vector<Tensor> updates = ahead.chunk(matrix.n_parts, -1);
+    std::vector<Tensor> parts = matrix.w.chunk(matrix.n_parts, -1);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      // Updates of the root mean square of AdamW's, so that one learning rate serves both
+      // (arXiv:2502.16982, section 2.2).
+      const auto longer = static_cast<double>(std::max(parts[i].size(0), parts[i].size(1)));
+      const double scale = 0.2 * std::sqrt(longer);
+      parts[i].add_(Orthogonalise(updates[i], compute_type_), -learning_rate * scale);
+    }
   }
 }
 
@@ -78,8 +82,8 @@ void Optimizer::Save(torch::serialize::OutputArchive* archive) const {
   torch::serialize::OutputArchive adamw;
   adamw_->save(adamw);
   archive->write("adamw", adamw);
-  for (size_t i = 0; i < momentum_.size(); ++i) {
-    archive->write("momentum." + std::to_string(i), momentum_[i], /*is_buffer=*/true);
+  for (size_t i = 0; i < muon_.size(); ++i) {
+    archive->write("momentum." + std::to_string(i), muon_[i].momentum, /*is_buffer=*/true);
   }
 }
 
@@ -87,8 +91,8 @@ void Optimizer::Load(torch::serialize::InputArchive* archive) {
   torch::serialize::InputArchive adamw;
   archive->read("adamw", adamw);
   adamw_->load(adamw);
-  for (size_t i = 0; i < momentum_.size(); ++i) {
-    archive->read("momentum." + std::to_string(i), momentum_[i], /*is_buffer=*/true);
+  for (size_t i = 0; i < muon_.size(); ++i) {
+    archive->read("momentum." + std::to_string(i), muon_[i].momentum, /*is_buffer=*/true);
   }
 }
 

@@ -31,14 +31,18 @@ class Optimizer {
   void Load(torch::serialize::InputArchive* archive);
 
  private:
+  // A matrix of a layer, when Muon moves them.
+  struct MuonMatrix {
+    torch::Tensor w, momentum;
+    int n_parts;  // side by side in w; each is orthogonalised for itself, as Q, K and V are
+  };
   void MoveByMuon(double learning_rate);
 
   OptimizerSettings settings_;
   torch::ScalarType compute_type_;
   std::unique_ptr<torch::optim::AdamW> adamw_;
   std::vector<torch::Tensor> all_;
-  std::vector<torch::Tensor> muon_;      // matrices of the layers, when Muon moves them
-  std::vector<torch::Tensor> momentum_;  // one for each of muon_
+  std::vector<MuonMatrix> muon_;
 };
 
 }  // namespace kvlathe

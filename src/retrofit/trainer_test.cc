@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "io/files.h"
 
@@ -13,8 +14,8 @@ namespace {
 
 using torch::Tensor;
 
-nlohmann::json RecipeJson(bool muon) {
-  return nlohmann::json::parse(R"({
+nlohmann::json RecipeJson(bool muon, const char* model_type) {
+  nlohmann::json json = nlohmann::json::parse(R"({
     "model": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32,
       "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
       "intermediate_size": 64, "vocab_size": 40, "max_position_embeddings": 64,
@@ -24,9 +25,14 @@ nlohmann::json RecipeJson(bool muon) {
     "optimizer": {"learning_rate": 0.01},
     "phases": [{"context": 16, "share": 0.5, "mixture": {"text": 3, "rows": 1}},
                {"context": 32, "share": 0.5, "mixture": {"text": 1}}],
-    "validation_source": "text", "validation_tokens": 512, "validation_interval": 10})")
-      .patch(nlohmann::json::parse(
-          muon ? R"([{"op":"add","path":"/optimizer/method","value":"muon"}])" : "[]"));
+    "validation_source": "text", "validation_tokens": 512, "validation_interval": 10})");
+  if (muon) json["optimizer"]["method"] = "muon";
+  if (model_type == std::string_view("gpt2")) {
+    json["model"] = {{"model_type", "gpt2"}, {"n_embd", 32},      {"n_layer", 2},
+                     {"n_head", 2},          {"n_inner", 64},     {"vocab_size", 40},
+                     {"n_positions", 64},    {"bos_token_id", 1}, {"eos_token_id", 2}};
+  }
+  return json;
 }
 
 // A text in which every token follows from the one before, so that a model can learn it all.
@@ -60,8 +66,9 @@ class TrainerTest : public ::testing::Test {
     auto corpus = Corpus::Open(directory_);
     ASSERT_TRUE(corpus.ok()) << corpus.status();
     corpus_ = std::make_unique<Corpus>(*std::move(corpus));
-    for (const bool muon : {false, true}) {
-      auto recipe = ParseRecipe(RecipeJson(muon), "test");
+    for (const auto& [muon, model_type] :
+         {std::pair{false, "llama"}, {true, "llama"}, {true, "gpt2"}}) {
+      auto recipe = ParseRecipe(RecipeJson(muon, model_type), "test");
       ASSERT_TRUE(recipe.ok()) << recipe.status();
       recipes_.push_back(*recipe);
     }
@@ -136,7 +143,9 @@ TEST_F(TrainerTest, RefusesDamagedAndForeignCheckpoints) {
   Run(trainer.get(), 2);
   const std::string path = directory_ + "/checkpoint.pt";
   ASSERT_TRUE(trainer->SaveCheckpoint(path).ok());
-  EXPECT_EQ(MakeTrainer(recipes_[1])->LoadCheckpoint(path).code(), StatusCode::kInvalidArgument);
+  for (const TrainingRecipe* other : {&recipes_[1], &recipes_[2]}) {
+    EXPECT_EQ(MakeTrainer(*other)->LoadCheckpoint(path).code(), StatusCode::kInvalidArgument);
+  }
 
   const std::string whole = *ReadTextFile(path);
   for (const size_t length : {size_t{0}, size_t{100}, whole.size() / 2, whole.size() - 1}) {
@@ -252,6 +261,31 @@ TEST(Optimizer, ClipsAndLeavesOutStepsThatAreNotFinite) {
   ASSERT_EQ(name, "model.layers.0.self_attn.q_proj.weight");
   const Tensor moved = before[2] * (1 - 0.01 * 0.1) - q.detach();
   EXPECT_NEAR(moved.norm().item<double>(), 0.01 * 0.2 * 4 * singular, 1e-5);
+}
+
+// In one matrix the small gradient of K would vanish beside that of Q.
+TEST(Optimizer, MuonMovesThePartsOfAFusedProjectionAlike) {
+  ModelConfig config = OneLayer();
+  config.model_type = "gpt2";
+  config.layout = WeightLayout::kGpt2;
+  const Decoder decoder(config, 1, torch::kFloat, torch::kCPU);
+  OptimizerSettings settings;
+  settings.muon = true;
+  settings.weight_decay = 0;
+  Optimizer optimizer(&decoder, settings, torch::kFloat);
+  for (const auto& [name, parameter] : decoder.parameters()) {
+    Tensor(parameter).mutable_grad() = torch::zeros_like(parameter);
+  }
+  const auto& [name, c_attn] = decoder.parameters()[4];
+  ASSERT_EQ(name, "transformer.h.0.attn.c_attn.weight");
+  const Tensor before = c_attn.detach().clone();
+  const std::vector<Tensor> gradients = Tensor(c_attn).mutable_grad().chunk(3, 1);
+  for (int i = 0; i < 3; ++i) Tensor(gradients[i]).fill_(std::pow(0.1, i));
+  optimizer.Step(0.01);
+  const std::vector<Tensor> moved = (before - c_attn.detach()).chunk(3, 1);
+  const double of_q = moved[0].norm().item<double>();
+  EXPECT_GT(of_q, 1e-3);
+  for (int i = 1; i < 3; ++i) EXPECT_NEAR(moved[i].norm().item<double>(), of_q, 1e-3 * of_q) << i;
 }
 
 }  // namespace
