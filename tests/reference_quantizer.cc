@@ -314,4 +314,13 @@ void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* ro
   for (size_t t = run.begin; t < run.end; ++t) SealValues(q, t, rows->values);
 }
 
+void SealHeadLiterally(const ReferenceQuantizer& q, int begin, int end, Matrix* keys,
+                       Matrix* values) {
+  const RunOfRows run{static_cast<size_t>(begin + q.n_sink), static_cast<size_t>(end + q.n_sink)};
+  if (run.begin < run.end) SealKeys(q, run, *keys);
+  std::vector<Matrix> layer = {std::move(*values)};
+  for (size_t t = run.begin; t < run.end; ++t) SealValues(q, t, layer);
+  *values = std::move(layer[0]);
+}
+
 }  // namespace kvlathe::testing

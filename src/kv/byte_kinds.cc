@@ -7,7 +7,7 @@
 namespace kvlathe {
 namespace {
 
-void AddRun(const PackedShape& s, int64_t n_blocks, bool is_first_head, ByteKinds* kinds) {
+void AddRun(const PackedShape& s, int64_t n_blocks, bool owns_layer_record, ByteKinds* kinds) {
   if (s.format.svd_share > 0) {
     kinds->plain += n_blocks * PackedBlockBytes(s);
     kinds->lowrank += RunRecordBytes(s);
@@ -22,7 +22,7 @@ void AddRun(const PackedShape& s, int64_t n_blocks, bool is_first_head, ByteKind
   kinds->exact += RunRecordBytes(s) - KeySparseEndsOffset(s);
   kinds->padding += n_blocks * (PackedBlockObjectBytes(s) - PackedBlockBytes(s)) +
                     RunRecordObjectBytes(s) - RunRecordBytes(s);
-  if (!is_first_head) return;
+  if (!owns_layer_record) return;
   kinds->scales += ValueLayerScaleBytes(s);
   kinds->exact += LayerRecordBytes(s) - ValueSparseEndsOffset(s);
   kinds->padding += LayerRecordObjectBytes(s) - LayerRecordBytes(s);
@@ -53,7 +53,7 @@ std::vector<ByteKinds> ByteKindsByLayer(const CacheLayout& layout, const Sequenc
         const int64_t end = run.first_block + run.n_blocks;
         if (end <= first_held) continue;
         AddRun(PackedShapeOf(layout, l, g, run), end - std::max(run.first_block, first_held),
-               g == 0, &kinds);
+               layout.OwnsLayerRecord(g), &kinds);
       }
     }
   }

@@ -36,7 +36,7 @@ class RunSizes {
         const PackedShape shape = PackedShapeOf(layout_, l, g, run);
         bytes.per_block += PackedBlockObjectBytes(shape);
         bytes.run_records += RunRecordObjectBytes(shape);
-        if (g == 0) bytes.layer_records += LayerRecordObjectBytes(shape);
+        if (layout_.OwnsLayerRecord(g)) bytes.layer_records += LayerRecordObjectBytes(shape);
       }
     }
     bytes.room = SealRoomBytes(layout_, run, 0);
@@ -107,8 +107,13 @@ int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max
     const int64_t at = std::min(n_tokens, NextSealPoint(layout, before, n_prompt));
     const int64_t n_sealed = EndOf(runs);
     const RunExtent run = RunEndingAt(layout, at, n_prompt, n_sealed);
-    const int64_t n_blocks =
+    int64_t n_blocks =
         layout.MergesEntries() ? MergedBlocks(layout, at, max_step) : BlocksFor(layout, at);
+    if (layout.HasRunsOfHeads() && before >= n_prompt) {
+      // A head that merged has sealed no more than one that did not, but its entries may have just
+      // failed to fill a buffer where it last could have sealed them.
+      n_blocks = std::max(n_blocks, n_sealed + 2 * layout.seal->buffer / kBlockSize);
+    }
     const int64_t first_held = BlocksOutOfWindow(layout, std::max(before, at - max_step));
     if (layout.window > 0) {
       sealed_bytes = sizes.Sum(runs, BlocksOutOfWindow(layout, before)).total();
@@ -234,15 +239,25 @@ KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length) {
   return bytes;
 }
 
-KvBytes MergedParts(const CacheLayout& layout, std::span<const int> n_entries) {
+KvBytes MergedParts(const CacheLayout& layout, std::span<const MergedLength> lengths) {
   KvBytes bytes;
-  for (size_t i = 0; i < layout.shapes.size(); ++i) {
+  for (int i = 0; i < std::ssize(layout.shapes); ++i) {
     const BlockShape& shape = layout.shapes[i];
-    const int64_t n_blocks = (int64_t{n_entries[i]} + kBlockSize - 1) / kBlockSize;
+    const int64_t n_blocks = (int64_t{lengths[i].n_entries} + kBlockSize - 1) / kBlockSize;
     bytes.sinks += SinkBytes(layout, shape);
-    bytes.blocks += n_blocks * BlockObjectBytes(shape);
+    bytes.blocks += (n_blocks - lengths[i].n_sealed_blocks) * BlockObjectBytes(shape);
     bytes.tables += TableBytes(n_blocks);
     bytes.entries += OpenEntryBytes(layout, shape);
+    if (lengths[i].n_sealed_blocks == 0) continue;
+    const std::vector<RunExtent> runs = RunsOf(layout, lengths[i]);
+    bytes.tables += RunTableBytes(std::ssize(runs));
+    for (const RunExtent& run : runs) {
+      const PackedShape packed =
+          PackedShapeOf(layout, i / layout.n_kv_heads, i % layout.n_kv_heads, run);
+      bytes.blocks += run.n_blocks * PackedBlockObjectBytes(packed);
+      bytes.run_records += RunRecordObjectBytes(packed);
+      bytes.layer_records += LayerRecordObjectBytes(packed);
+    }
   }
   return bytes;
 }

@@ -46,6 +46,14 @@ struct CacheLayout {
   // Whether positions become fewer entries, whose number each head has of its own.
   bool MergesEntries() const { return retention.has_value() && retention->merge.has_value(); }
   bool DropsEntries() const { return retention.has_value() && !retention->merge.has_value(); }
+  // Whether heads close their entries at positions of their own: then each is sealed by itself, as
+  // if it were the only one of its layer.
+  bool HasRunsOfHeads() const {
+    return seal.has_value() && MergesEntries() && retention->merge->every == 0;
+  }
+  int n_heads_per_run() const { return HasRunsOfHeads() ? 1 : n_kv_heads; }
+  // Whether bytes of what the heads of a run share count with this one.
+  bool OwnsLayerRecord(int kv_head_idx) const { return kv_head_idx % n_heads_per_run() == 0; }
   // Whether the window leaves the sinks in sight.
   bool SparesSinks() const { return seal.has_value() && seal->window > 0; }
   // Whether no entry is dropped any more, so that positions and votes are not needed.
@@ -121,15 +129,25 @@ struct SequenceLength {
 //   + the objects of its runs and their table,
 // less what fell out of the window before the step. Under retention n_blocks is HeldBlocks(), and
 // until it is over EntryTableBytes(n_blocks) comes on top; where entries are merged OpenEntryBytes.
-// Where the model decides what merges, an upper bound: MergedParts tells when lengths are known.
+// Where the model decides what merges: if nothing does. MergedParts tells when lengths are known.
 KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length);
 inline int64_t SequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_step = 1,
                              int64_t n_prompt = kEndlessPrompt) {
   return SequenceParts(layout, {n_tokens, n_step, n_prompt}).total();
 }
 
-// The same where entries are merged, for n_entries [n_layers * n_kv_heads] in the heads.
-KvBytes MergedParts(const CacheLayout& layout, std::span<const int> n_entries);
+// What a head holds where entries are merged. Blocks of it are counted where HasRunsOfHeads().
+struct MergedLength {
+  int n_entries = 0;
+  int n_prompt_blocks = 0;  // that were sealed where the prompt ended
+  int n_sealed_blocks = 0;  // these, and those that were sealed since
+
+  friend bool operator==(const MergedLength&, const MergedLength&) = default;
+};
+
+// The same where the model decides what merges, or nothing is sealed: for the lengths of the heads,
+// [n_layers * n_kv_heads].
+KvBytes MergedParts(const CacheLayout& layout, std::span<const MergedLength> lengths);
 
 // An upper bound of what the sequence occupies at any time while it grows to n_tokens in steps of
 // at most max_step positions, what is set aside for sealing included; without a window and without

@@ -15,6 +15,9 @@ int64_t EntrySpan(const CacheLayout& layout) {
 
 // What a head holds that will not change or be dropped any more.
 int64_t EntriesOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  if (layout.HasRunsOfHeads()) {
+    return std::max<int64_t>(0, n_tokens - layout.n_sink - 1);  // the next may join the newest
+  }
   if (layout.MergesEntries()) {
     return std::max<int64_t>(0, n_tokens - layout.n_sink) / EntrySpan(layout);
   }
@@ -46,15 +49,34 @@ bool IsRepaired(const CacheLayout& layout, const RunExtent& run, int64_t start, 
   return middle > (1 - share) * static_cast<double>(EntriesOf(layout, start, n_prompt));
 }
 
-// Bytes of a run in one layer.
+// Bytes of a run of one head, with what its layer shares if they count with it.
+int64_t RunBytesOfHead(const CacheLayout& layout, int layer_idx, int kv_head_idx,
+                       const RunExtent& run) {
+  if (run.n_blocks == 0) return 0;
+  const PackedShape shape = PackedShapeOf(layout, layer_idx, kv_head_idx, run);
+  const int64_t n_bytes =
+      run.n_blocks * PackedBlockObjectBytes(shape) + RunRecordObjectBytes(shape);
+  return layout.OwnsLayerRecord(kv_head_idx) ? n_bytes + LayerRecordObjectBytes(shape) : n_bytes;
+}
+
+// Of one layer.
 int64_t RunBytesOfLayer(const CacheLayout& layout, int layer_idx, const RunExtent& run) {
   int64_t n_bytes = 0;
-  for (int g = 0; g < layout.n_kv_heads; ++g) {
-    const PackedShape shape = PackedShapeOf(layout, layer_idx, g, run);
-    n_bytes += run.n_blocks * PackedBlockObjectBytes(shape) + RunRecordObjectBytes(shape);
-    if (g == 0) n_bytes += LayerRecordObjectBytes(shape);
-  }
+  for (int g = 0; g < layout.n_kv_heads; ++g) n_bytes += RunBytesOfHead(layout, layer_idx, g, run);
   return n_bytes;
+}
+
+// The first of_prompt blocks in runs of prompt_step, the others up to n_sealed in runs of step.
+std::vector<RunExtent> ListRuns(int64_t of_prompt, int64_t prompt_step, int64_t n_sealed,
+                                int64_t step) {
+  std::vector<RunExtent> runs;
+  for (int64_t block = 0; block < n_sealed;) {
+    const bool is_prompt = block < of_prompt;
+    const int64_t n_blocks = is_prompt ? std::min(prompt_step, of_prompt - block) : step;
+    runs.push_back({block, n_blocks, is_prompt});
+    block += n_blocks;
+  }
+  return runs;
 }
 
 }  // namespace
@@ -71,7 +93,9 @@ bool SealsAgainAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt)
 
 int64_t SealedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
   if (!layout.seal.has_value()) return 0;
-  const int64_t n_entries = EntriesOf(layout, n_tokens, n_prompt), run = layout.seal->prompt_run;
+  const int64_t last =
+      layout.HasRunsOfHeads() ? LastSealPoint(layout, n_tokens, n_prompt) : n_tokens;
+  const int64_t n_entries = EntriesOf(layout, last, n_prompt), run = layout.seal->prompt_run;
   if (n_tokens < n_prompt) return run == 0 ? 0 : n_entries / run * (run / kBlockSize);
   const int64_t at_start =
       BlocksOfStart(layout, LastFreshStart(layout, n_tokens, n_prompt), n_prompt);
@@ -81,6 +105,9 @@ int64_t SealedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prom
 
 int64_t NextSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
   if (!layout.seal.has_value()) return std::numeric_limits<int64_t>::max();
+  if (layout.HasRunsOfHeads() && n_tokens >= n_prompt) {
+    return LastSealPoint(layout, n_tokens, n_prompt) + layout.seal->buffer;
+  }
   if (n_tokens < n_prompt) {
     const int64_t run = layout.seal->prompt_run;
     if (run == 0) return n_prompt;
@@ -106,29 +133,44 @@ RunExtent RunEndingAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_pro
 }
 
 std::vector<RunExtent> RunsOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
-  std::vector<RunExtent> runs;
   const int64_t n_sealed = SealedBlocks(layout, n_tokens, n_prompt);
-  if (n_sealed == 0) return runs;
+  if (n_sealed == 0) return {};
   const int64_t start = LastFreshStart(layout, n_tokens, n_prompt);
   const int64_t of_prompt =
       std::min(n_sealed, BlocksOfStart(layout, std::min(n_tokens, start), n_prompt));
   const int64_t prompt_step =
       layout.seal->prompt_run == 0 ? of_prompt : layout.seal->prompt_run / kBlockSize;
-  for (int64_t block = 0; block < n_sealed;) {
-    const bool is_prompt = block < of_prompt;
-    const int64_t n_blocks =
-        is_prompt ? std::min(prompt_step, of_prompt - block) : layout.seal->buffer / kBlockSize;
-    runs.push_back({block, n_blocks, is_prompt});
-    runs.back().is_repaired = IsRepaired(layout, runs.back(), start, n_prompt);
-    block += n_blocks;
-  }
+  std::vector<RunExtent> runs =
+      ListRuns(of_prompt, prompt_step, n_sealed, layout.seal->buffer / kBlockSize);
+  for (RunExtent& run : runs) run.is_repaired = IsRepaired(layout, run, start, n_prompt);
   return runs;
+}
+
+int64_t LastSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  if (n_tokens < n_prompt) return 0;
+  return n_tokens - (n_tokens - n_prompt) % layout.seal->buffer;
+}
+
+RunExtent RunOfHeadAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt,
+                      int64_t n_entries, int64_t n_sealed_blocks) {
+  if (LastSealPoint(layout, n_tokens, n_prompt) != n_tokens) return {};
+  const int64_t n_full = std::max<int64_t>(0, n_entries - 1) / kBlockSize - n_sealed_blocks;
+  if (n_tokens == n_prompt) return {n_sealed_blocks, n_full, true};
+  // One run is all that a head can have closed since it last sealed what it could.
+  const int64_t step = layout.seal->buffer / kBlockSize;
+  return {n_sealed_blocks, n_full >= step ? step : 0, false};
+}
+
+std::vector<RunExtent> RunsOf(const CacheLayout& layout, const MergedLength& length) {
+  return ListRuns(length.n_prompt_blocks, length.n_prompt_blocks, length.n_sealed_blocks,
+                  layout.seal->buffer / kBlockSize);
 }
 
 PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_idx,
                           const RunExtent& run) {
+  const int n_heads = layout.n_heads_per_run(), first = kv_head_idx / n_heads * n_heads;
   int layer_rank_v = 0;
-  for (int g = 0; g < layout.n_kv_heads; ++g) layer_rank_v += layout.shape(layer_idx, g).rank_v;
+  for (int g = first; g < first + n_heads; ++g) layer_rank_v += layout.shape(layer_idx, g).rank_v;
   return PackedShapeOf(layout, layout.shape(layer_idx, kv_head_idx), layer_rank_v, run);
 }
 
@@ -139,7 +181,7 @@ PackedShape PackedShapeOf(const CacheLayout& layout, const BlockShape& head, int
           .rank_v = head.rank_v,
           .k_bits = head.k_bits,
           .v_bits = head.v_bits,
-          .n_kv_heads = layout.n_kv_heads,
+          .n_kv_heads = layout.n_heads_per_run(),
           .layer_rank_v = layer_rank_v,
           .n_blocks = static_cast<int>(run.n_blocks),
           .is_prompt = run.is_prompt,
@@ -164,17 +206,20 @@ int64_t RunTableBytes(int64_t n_runs) {
   return RoundUp(n_runs * static_cast<int64_t>(sizeof(PackedRun)), kObjectAlignment);
 }
 
-int64_t SealRoomBytes(const CacheLayout& layout, const RunExtent& run, int first_layer,
+int64_t SealRoomBytes(const CacheLayout& layout, std::span<const RunExtent> runs, int first_layer,
                       int64_t n_gone) {
   int64_t most = 0, growth = 0;
   for (int l = first_layer; l < layout.n_layers; ++l) {
-    const int64_t packed_bytes = RunBytesOfLayer(layout, l, run);
-    int64_t plain_bytes = 0;
+    int64_t layer_bytes = 0;
     for (int g = 0; g < layout.n_kv_heads; ++g) {
-      plain_bytes += (run.n_blocks - n_gone) * BlockObjectBytes(layout.shape(l, g));
+      const RunExtent& run = runs[l * layout.n_kv_heads + g];
+      const int64_t packed_bytes = RunBytesOfHead(layout, l, g, run);
+      layer_bytes += packed_bytes;
+      // Not of the layer: of heads that may seal one can grow while another has nothing to seal.
+      growth += std::max<int64_t>(
+          0, packed_bytes - (run.n_blocks - n_gone) * BlockObjectBytes(layout.shape(l, g)));
     }
-    most = std::max(most, packed_bytes);
-    growth += std::max<int64_t>(0, packed_bytes - plain_bytes);
+    most = std::max(most, layer_bytes);
   }
   return most + growth;
 }

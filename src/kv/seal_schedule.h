@@ -6,9 +6,16 @@
 // the prompt ended there: the full blocks of what stays are sealed again, as one run. So run ends
 // depend on positions and on where the prompt ends alone, and so does which runs of the prompt are
 // repaired (SealPlan::repaired_share). Without a SealPlan nothing is ever sealed.
+//
+// Where the model decides what merges (CacheLayout::HasRunsOfHeads) heads differ in length: each
+// seals the full blocks of its closed entries where the prompt ends, as one run, and then, every
+// `buffer` positions, the oldest `buffer` of its closed entries if it has so many. So seal points
+// depend on positions, and runs on the entries of the head. What is said of positions alone is then
+// said of heads that never merge.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kv/cache_layout.h"
@@ -42,9 +49,22 @@ RunExtent RunEndingAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_pro
 // All runs that are sealed once n_tokens positions are there, oldest first.
 std::vector<RunExtent> RunsOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
 
+// --- Where HasRunsOfHeads. ---
+
+// The last position count up to n_tokens at which heads were sealed; 0 before the prompt's end.
+int64_t LastSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
+// What a head seals that reaches n_tokens positions with these entries and sealed blocks; n_blocks
+// 0 for nothing.
+RunExtent RunOfHeadAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt,
+                      int64_t n_entries, int64_t n_sealed_blocks);
+std::vector<RunExtent> RunsOf(const CacheLayout& layout, const MergedLength& length);
+
+// --- Bytes. ---
+
 PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_idx,
                           const RunExtent& run);
-// The same of a head of that shape, in a layer whose rank_v sum to layer_rank_v.
+// The same of a head of that shape, sealed with others whose rank_v sum to layer_rank_v with its
+// own.
 PackedShape PackedShapeOf(const CacheLayout& layout, const BlockShape& head, int layer_rank_v,
                           const RunExtent& run);
 
@@ -55,11 +75,18 @@ int64_t LayerRecordObjectBytes(const PackedShape& shape);
 // The list of runs of one head.
 int64_t RunTableBytes(int64_t n_runs);
 
-// Room to seal a run in layers [first_layer, n_layers), one after the other: the objects of the
-// largest, which stand beside its plain blocks for a while, and what each layer grows by where a
-// spec stores more than 16 bits. n_gone blocks of the run have left the window.
-int64_t SealRoomBytes(const CacheLayout& layout, const RunExtent& run, int first_layer,
+// Room to seal the runs of all heads, [n_layers * n_kv_heads], in layers [first_layer, n_layers),
+// one after the other: the objects of the largest, which stand beside its plain blocks for a while,
+// and what each layer grows by where a spec stores more than 16 bits. n_gone blocks of each run
+// have left the window.
+int64_t SealRoomBytes(const CacheLayout& layout, std::span<const RunExtent> runs, int first_layer,
                       int64_t n_gone = 0);
+// Where all heads seal the same run.
+inline int64_t SealRoomBytes(const CacheLayout& layout, const RunExtent& run, int first_layer,
+                             int64_t n_gone = 0) {
+  return SealRoomBytes(layout, std::vector<RunExtent>(layout.shapes.size(), run), first_layer,
+                       n_gone);
+}
 
 // The same where SealsAgainAt(n_tokens): what stays of the largest layer stands beside its objects
 // as plain blocks.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/random.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/byte_kinds.h"
 
@@ -268,6 +269,116 @@ TEST(SealSchedule, BytesUnderRetentionEqualTheFormulaAndFitThePeak) {
         SequenceCache cache(&layout, &tight);
         EXPECT_TRUE(Grow(layout, growth, &cache));
       }
+    }
+  }
+}
+
+// What heads of a model that decides for itself hold, followed one position at a time.
+class LiteralHeads {
+ public:
+  LiteralHeads(const CacheLayout& layout, int n_prompt, Random* random)
+      : layout_(layout), n_prompt_(n_prompt), random_(random), lengths_(layout.shapes.size()) {
+    // Some heads merge nearly everything, some nothing.
+    for (size_t i = 0; i < lengths_.size(); ++i) share_.push_back(static_cast<double>(i) / 3);
+  }
+
+  void Add() {
+    if (++n_tokens_ <= layout_.n_sink) return;
+    for (size_t i = 0; i < lengths_.size(); ++i) {
+      MergedLength& length = lengths_[i];
+      if (length.n_entries == 0 || random_->Uniform() >= share_[i]) ++length.n_entries;
+      const int behind = n_tokens_ - n_prompt_, buffer = layout_.seal->buffer;
+      if (behind < 0 || behind % buffer != 0) continue;
+      const int n_open = length.n_entries - 1 - length.n_sealed_blocks * kBlockSize;
+      if (behind == 0) length.n_prompt_blocks = length.n_sealed_blocks = n_open / kBlockSize;
+      if (behind > 0 && n_open >= buffer) length.n_sealed_blocks += buffer / kBlockSize;
+    }
+  }
+
+  const std::vector<MergedLength>& lengths() const { return lengths_; }
+  int n_tokens() const { return n_tokens_; }
+
+ private:
+  const CacheLayout& layout_;
+  int n_prompt_, n_tokens_ = 0;
+  Random* random_;
+  std::vector<double> share_;  // of positions that join
+  std::vector<MergedLength> lengths_;
+};
+
+// As Grow, with heads that merge; without their rows.
+bool GrowMerging(const CacheLayout& layout, const Growth& growth, uint64_t seed,
+                 SequenceCache* cache) {
+  Random random(seed);
+  LiteralHeads heads(layout, growth.n_prompt, &random);
+  cache->set_n_prompt(growth.n_prompt);
+  while (cache->n_tokens() < growth.n_tokens) {
+    const int64_t n =
+        std::min<int64_t>({growth.step, growth.n_tokens - cache->n_tokens(), cache->max_step()});
+    if (!cache->Extend(static_cast<int>(n)).ok()) return false;
+    while (heads.n_tokens() < cache->n_tokens()) heads.Add();
+    for (int l = 0; l < layout.n_layers; ++l) {
+      for (int g = 0; g < layout.n_kv_heads; ++g) {
+        cache->SetMerged(l, g, heads.lengths()[l * layout.n_kv_heads + g].n_entries);
+      }
+      if (!cache->must_seal()) continue;
+      const auto objects = cache->TakeRunObjects(l);
+      EXPECT_TRUE(objects.ok()) << objects.status();
+      cache->PlaceRun(l, *objects);
+    }
+    EXPECT_FALSE(cache->must_seal());
+    for (int i = 0; i < std::ssize(heads.lengths()); ++i) {
+      EXPECT_EQ(cache->merged_length(i / 2, i % 2), heads.lengths()[i]) << cache->n_tokens();
+    }
+    EXPECT_EQ(cache->bytes().total(), MergedParts(layout, heads.lengths()).total());
+  }
+  return true;
+}
+
+TEST(SealSchedule, HeadsThatMergeSealByThemselvesAndFitThePeak) {
+  for (const int n_sink : {0, 4}) {
+    for (const int buffer : {64, 128}) {
+      CacheLayout layout = Layout(n_sink, 0, buffer);
+      layout.retention.emplace().merge = MergePlan{.window = 3};
+      // Of some heads what is sealed takes more than the rows did.
+      if (buffer == 128) layout.seal->format.prompt_rank = layout.seal->format.decode_rank = 48;
+      for (const Growth growth : {Growth{1400, 300, 512}, Growth{700, 650, 50}, Growth{500, 1, 1},
+                                  Growth{400, 65, 200}}) {
+        SCOPED_TRACE(testing::Message() << n_sink << ' ' << buffer << ' ' << growth.n_prompt);
+        BlockPool unlimited(int64_t{1} << 40);
+        {
+          SequenceCache cache(&layout, &unlimited);
+          ASSERT_TRUE(GrowMerging(layout, growth, 5, &cache));
+          EXPECT_EQ(cache.bytes().total(), unlimited.usage().used_bytes);
+        }
+        EXPECT_EQ(unlimited.usage().used_bytes, 0);
+        EXPECT_TRUE(unlimited.HasRoomFor(int64_t{1} << 40));
+        const int64_t peak =
+            PeakSequenceBytes(layout, growth.n_tokens, growth.step, growth.n_prompt);
+        for (const uint64_t seed : {5, 6, 7}) {
+          BlockPool tight(peak);
+          SequenceCache cache(&layout, &tight);
+          EXPECT_TRUE(GrowMerging(layout, growth, seed, &cache)) << seed;
+        }
+      }
+    }
+  }
+}
+
+// What is said of positions is what a head holds that never merges.
+TEST(SealSchedule, HeadsThatNeverMergeAreThoseOfTheFormula) {
+  CacheLayout layout = Layout(4, 0, 128);
+  layout.retention.emplace().merge = MergePlan{};
+  for (const int n_prompt : {1, 69, 300}) {
+    for (const int n_tokens : {1, 69, 299, 300, 400, 500, 900}) {
+      BlockPool pool(int64_t{1} << 40);
+      SequenceCache cache(&layout, &pool);
+      ASSERT_TRUE(Grow(layout, {n_tokens, n_prompt, 70}, &cache));
+      int64_t sum = 0;
+      for (const ByteKinds& kinds : ByteKindsByLayer(layout, {n_tokens, 1, n_prompt})) {
+        sum += kinds.total();
+      }
+      EXPECT_EQ(sum, cache.bytes().total());
     }
   }
 }

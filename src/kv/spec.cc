@@ -19,14 +19,16 @@ Status CheckSealsWhatStays(const Spec& spec) {
   const Stage* retention = spec.retention();
   const Stage* quantizer = spec.splits_bits() ? spec.basis() : spec.quantizer();
   if (retention == nullptr || quantizer == nullptr) return OkStatus();
+  if (retention->name == "window") return OkStatus();
   if (retention->name == "dmc") {
+    if (quantizer->name != "kcvt" && quantizer->name != "kvquant") return OkStatus();
     return Error(
         StatusCode::kUnimplemented,
-        "--kv '{}': entries that a model merges cannot be sealed yet, their number differs "
-        "between heads; leave out dmc or {}",
+        "--kv '{}': {} gives a token of V one scale in all heads of a layer, and under dmc "
+        "each head has tokens of its own; take kivi (as gear(bits=2) does), token, "
+        "int8, q8_0 or q4_0",
         spec.text(), quantizer->name);
   }
-  if (retention->name == "window") return OkStatus();
   if (quantizer->name == "kvquant" && spec.basis() == nullptr) {
     return Error(
         StatusCode::kUnimplemented,

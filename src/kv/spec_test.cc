@@ -421,14 +421,17 @@ TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("goes alone")) << text;
   }
   for (const char* text :
-       {"dmc+kivi", "pool+kvquant", "lathe(ratio=4)+sparse", "lathe(ratio=4)+dmc"}) {
+       {"dmc+kcvt", "fdc+dmc+kvquant", "pool+kvquant", "lathe(ratio=4)+sparse"}) {
     EXPECT_EQ(CheckSupported(*Spec::Parse(text)).code(), StatusCode::kUnimplemented) << text;
   }
   for (const char* text :
        {"fdc+dmc", "window+kivi", "window+kvquant", "pool+int8", "fdc+pool+kvquant",
-        "lathe(ratio=4)+window", "lathe(ratio=4)+h2o+lowrank"}) {
+        "lathe(ratio=4)+window", "lathe(ratio=4)+h2o+lowrank", "lathe(ratio=4)+dmc",
+        "dmc+gear(bits=2)", "fdc+dmc+q4_0"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
   }
+  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("dmc+gear(bits=4)")).message()),
+              HasSubstr("kcvt gives a token of V one scale in all heads"));
   EXPECT_TRUE(CheckSupported(*Spec::Parse("kvq-f")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+h2o+kvquant")).ok());
   EXPECT_EQ(CheckSupported(*Spec::Parse("h2o+kvquant")).code(), StatusCode::kUnimplemented);

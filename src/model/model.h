@@ -64,7 +64,7 @@ class Model {
   // a model with learned positions.
   Status Forward(std::span<const SequenceStep> steps, QkvObserver* observer = nullptr);
 
-  // Seals the run of every cache that must (SequenceCache::must_seal) in one layer; layers come in
+  // Seals the runs of every cache that must (SequenceCache::must_seal) in one layer; layers come in
   // order. Forward does it; for caches that were filled otherwise. kDataLoss when rows are not
   // finite, kResourceExhausted when the system has no memory.
   Status SealRuns(int layer_idx, std::span<SequenceCache* const> caches);
@@ -152,6 +152,9 @@ class Model {
   // Rows of the job see the entries closed before them and their own rows, from token_idx on.
   void SeeMergedRows(int layer_idx, int kv_head_idx, int64_t token_idx, HeadJob* job);
   void ScoreEntries(int layer_idx, int kv_head_idx, const SequenceStep& step, HeadJob* job);
+  void AddSealJobs(int layer_idx, const SequenceCache& cache,
+                   const SequenceCache::RunObjects& objects, const KeyRotation& rotation,
+                   std::vector<SealHead>* heads, std::vector<SealJob>* jobs) const;
   std::vector<OnlineSvdHead> OnlineSvdHeads(int layer_idx, std::span<SequenceCache* const> caches,
                                             std::span<const SealJob> jobs) const;
   Status Prune(int layer_idx, std::span<const SequenceStep> steps);

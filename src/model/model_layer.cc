@@ -86,10 +86,12 @@ LatentHead Model::LatentsOf(int layer_idx, int kv_head_idx, const SequenceCache&
 
 PackedHead Model::PackedHeadOf(int layer_idx, int kv_head_idx, std::span<const PackedRun> runs,
                                const KeyRotation& rotation) const {
+  const int n_heads = layout_.n_heads_per_run(), first = kv_head_idx / n_heads * n_heads;
+  const std::vector<int64_t>& ends = offsets_[layer_idx].rank_v;
   return {.format = layout_.seal->format,
-          .kv_head_idx = kv_head_idx,
-          .n_kv_heads = layout_.n_kv_heads,
-          .layer_rank_v = static_cast<int>(offsets_[layer_idx].rank_v.back()),
+          .kv_head_idx = kv_head_idx - first,
+          .n_kv_heads = n_heads,
+          .layer_rank_v = static_cast<int>(ends[first + n_heads] - ends[first]),
           .runs = runs.data(),
           .n_runs = static_cast<int>(runs.size()),
           .codebooks = CodebooksOf(layer_idx),
@@ -179,7 +181,8 @@ std::vector<OnlineSvdHead> Model::OnlineSvdHeads(int layer_idx,
   for (size_t i = 0; i < caches.size(); ++i) {
     for (int g = 0; g < layout_.n_kv_heads; ++g) {
       const SealHead& head = jobs[i].heads[g];
-      heads.push_back({.shape = PackedShapeOf(layout_, layer_idx, g, caches[i]->run_to_seal()),
+      const RunExtent run = caches[i]->run_to_seal(layer_idx, g);
+      heads.push_back({.shape = PackedShapeOf(layout_, layer_idx, g, run),
                        .blocks = head.blocks,
                        .packed = head.packed,
                        .record = head.record});
@@ -191,17 +194,50 @@ std::vector<OnlineSvdHead> Model::OnlineSvdHeads(int layer_idx,
   return heads;
 }
 
+// The runs of the layer of one cache, at most one for each of `heads`, which it fills.
+void Model::AddSealJobs(int layer_idx, const SequenceCache& cache,
+                        const SequenceCache::RunObjects& objects, const KeyRotation& rotation,
+                        std::vector<SealHead>* heads, std::vector<SealJob>* jobs) const {
+  const int n_heads_per_run = layout_.n_heads_per_run();
+  for (int g = 0; g < layout_.n_kv_heads; ++g) {
+    const BlockShape& shape = layout_.shape(layer_idx, g);
+    heads->push_back(
+        {.rank_k = shape.rank_k,
+         .rank_v = shape.rank_v,
+         .blocks = cache.blocks(layer_idx, g).data() + cache.run_to_seal(layer_idx, g).first_block,
+         .packed = objects.packed[g].data(),
+         .record = objects.records[g],
+         .k_bits = shape.k_bits,
+         .v_bits = shape.v_bits,
+         .has_coded_rows = shape.has_coded_rows});
+  }
+  for (int g = 0; g < layout_.n_kv_heads; g += n_heads_per_run) {
+    const RunExtent run = cache.run_to_seal(layer_idx, g);
+    if (run.n_blocks == 0) continue;
+    jobs->push_back({.heads = std::span(*heads).subspan(g, n_heads_per_run),
+                     .first_head = g,
+                     .layer_record = objects.layer_records[g],
+                     .n_blocks = static_cast<int>(run.n_blocks),
+                     .is_prompt = run.is_prompt,
+                     .is_repaired = run.is_repaired,
+                     .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_idx,
+                     .codebooks = CodebooksOf(layer_idx),
+                     .rotation = rotation.From(run.first_block)});
+  }
+}
+
 Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
   if (caches.empty()) return OkStatus();
   const ScopedTimer timer(&profile_.seal);
-  const int n_kv_heads = layout_.n_kv_heads;
   std::vector<SequenceCache::RunObjects> objects;
   std::vector<std::vector<SealHead>> heads(caches.size());
   std::vector<SealJob> jobs;
   int64_t n_run_blocks = 0;  // to the end of the last run
   for (const SequenceCache* cache : caches) {
-    const RunExtent& run = cache->run_to_seal();
-    n_run_blocks = std::max(n_run_blocks, run.first_block + run.n_blocks);
+    for (int g = 0; g < layout_.n_kv_heads; g += layout_.n_heads_per_run()) {
+      const RunExtent run = cache->run_to_seal(layer_idx, g);
+      n_run_blocks = std::max(n_run_blocks, run.first_block + run.n_blocks);
+    }
   }
   const KeyRotation rotation = RotationOf(n_run_blocks);
   const auto give_up = [&](const Status& status) {
@@ -212,26 +248,7 @@ Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
     StatusOr<SequenceCache::RunObjects> taken = caches[i]->TakeRunObjects(layer_idx);
     if (!taken.ok()) return give_up(taken.status());
     objects.push_back(*std::move(taken));
-    const RunExtent& run = caches[i]->run_to_seal();
-    for (int g = 0; g < n_kv_heads; ++g) {
-      const BlockShape& shape = layout_.shape(layer_idx, g);
-      heads[i].push_back({.rank_k = shape.rank_k,
-                          .rank_v = shape.rank_v,
-                          .blocks = caches[i]->blocks(layer_idx, g).data() + run.first_block,
-                          .packed = objects[i].packed[g].data(),
-                          .record = objects[i].records[g],
-                          .k_bits = shape.k_bits,
-                          .v_bits = shape.v_bits,
-                          .has_coded_rows = shape.has_coded_rows});
-    }
-    jobs.push_back({.heads = heads[i],
-                    .layer_record = objects[i].layer_record,
-                    .n_blocks = static_cast<int>(run.n_blocks),
-                    .is_prompt = run.is_prompt,
-                    .is_repaired = run.is_repaired,
-                    .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_idx,
-                    .codebooks = CodebooksOf(layer_idx),
-                    .rotation = rotation.From(run.first_block)});
+    AddSealJobs(layer_idx, *caches[i], objects.back(), rotation, &heads[i], &jobs);
   }
   const Status sealed = layout_.seal->format.svd_share > 0
                             ? SealByOnlineSvd(OnlineSvdHeads(layer_idx, caches, jobs), pool_)

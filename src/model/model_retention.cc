@@ -82,8 +82,9 @@ void Model::MeasureReencodings(int layer_idx, std::span<SequenceCache* const> ca
       if (found == caches.end()) continue;  // what stays does not fill a block
       const SequenceCache::RunObjects& objects = packed[found - caches.begin()];
       const auto n_blocks = static_cast<int>(objects.packed[g].size());
-      const PackedRun run = {
-          .n_blocks = n_blocks, .record = objects.records[g], .layer_record = objects.layer_record};
+      const PackedRun run = {.n_blocks = n_blocks,
+                             .record = objects.records[g],
+                             .layer_record = objects.layer_records[g]};
       sums[i] =
           MeasureReencoding({.shape = layout_.shape(layer_idx, g),
                              .packed = PackedHeadOf(layer_idx, g, {&run, 1}, {}),

@@ -202,9 +202,10 @@ Status Sealer::State::Seal() {
     });
   }
   if (bad.is_none()) return OkStatus();
+  const HeadRun& run = runs[bad.run_idx()];
   return Error(StatusCode::kDataLoss,
                "{} of KV head {} holds NaN or infinity; such rows cannot be compressed",
-               bad.is_key() ? "K" : "V", runs[bad.run_idx()].head_idx);
+               bad.is_key() ? "K" : "V", run.job->first_head + run.head_idx);
 }
 
 Sealer::Sealer(const PackedFormat& format, DType row_type, int power_loops, ThreadPool* pool,

@@ -37,16 +37,16 @@ int64_t SequenceCache::BlocksOf(const HeadTable& head, int64_t n_tokens) const {
   return BlocksFor(*layout_, n_tokens - head.n_dropped);
 }
 
-// What n_tokens positions, the last of which end `run`, need beyond what the heads hold.
-int64_t SequenceCache::MissingBytes(int64_t n_tokens, const RunExtent& run) const {
-  int64_t n_bytes = SealRoom(n_tokens, run, 0);
+// What n_tokens positions, the last of which end `runs`, need beyond what the heads hold.
+int64_t SequenceCache::MissingBytes(int64_t n_tokens, const std::vector<RunExtent>& runs) const {
+  int64_t n_bytes = SealRoom(n_tokens, runs, 0);
   for (size_t i = 0; i < heads_.size(); ++i) {
     const HeadTable& head = heads_[i];
     const int64_t n_blocks = BlocksOf(head, n_tokens);
     const BlockShape& shape = layout_->shapes[i];
     if (head.sink == nullptr) n_bytes += SinkBytes(*layout_, shape);
     if (head.open_entry == nullptr) n_bytes += OpenEntryBytes(*layout_, shape);
-    n_bytes += std::max<int64_t>(0, RunTableBytes(RunsWith(run, head)) - head.run_table_bytes);
+    n_bytes += std::max<int64_t>(0, RunTableBytesWith(runs, i) - head.run_table_bytes);
     if (n_blocks <= head.n_blocks) continue;
     n_bytes += (n_blocks - head.n_blocks) * BlockObjectBytes(shape);
     n_bytes += std::max<int64_t>(0, TableBytes(n_blocks) - head.table_bytes);
@@ -98,17 +98,16 @@ bool SequenceCache::SetTableSize(int64_t n_bytes, std::byte** table, int64_t* ta
 
 // On failure the tables that grew keep their size: bytes() still says what is held, and the next
 // Extend uses them.
-bool SequenceCache::GrowTables(int64_t n_tokens, const RunExtent& run) {
+bool SequenceCache::GrowTables(int64_t n_tokens, const std::vector<RunExtent>& runs) {
   const auto grow = [&](int64_t n_bytes, std::byte** table, int64_t* table_bytes) {
     return n_bytes <= *table_bytes || SetTableSize(n_bytes, table, table_bytes);
   };
-  for (HeadTable& head : heads_) {
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    HeadTable& head = heads_[i];
     const int64_t n_blocks = BlocksOf(head, n_tokens);
     if (!grow(TableBytes(n_blocks), &head.table, &head.table_bytes) ||
-        !grow(EntryBytesFor(n_blocks), &head.entry_table, &head.entry_table_bytes)) {
-      return false;
-    }
-    if (!grow(RunTableBytes(RunsWith(run, head)), &head.run_table, &head.run_table_bytes)) {
+        !grow(EntryBytesFor(n_blocks), &head.entry_table, &head.entry_table_bytes) ||
+        !grow(RunTableBytesWith(runs, i), &head.run_table, &head.run_table_bytes)) {
       return false;
     }
   }
@@ -147,8 +146,8 @@ Status SequenceCache::Extend(int n_new) {
   KVL_CHECK(!must_seal() && !must_prune());
   if (n_new > 0) ReleaseOutOfWindow();
   const int64_t n_tokens = int64_t{n_tokens_} + n_new;
-  const RunExtent run = NextRun(n_tokens);
-  const int64_t room_bytes = SealRoom(n_tokens, run, 0);
+  const std::vector<RunExtent> runs = NextRuns(n_tokens);
+  const int64_t room_bytes = SealRoom(n_tokens, runs, 0);
   if (n_tokens <= n_writable_ && room_bytes == 0) {
     EnterNewEntries(n_tokens);
     return OkStatus();
@@ -157,12 +156,12 @@ Status SequenceCache::Extend(int n_new) {
     return Error(StatusCode::kInvalidArgument, "a sequence of {} positions is beyond the limit {}",
                  n_tokens, std::numeric_limits<int>::max());
   }
-  const int64_t needed_bytes = MissingBytes(n_tokens, run);
+  const int64_t needed_bytes = MissingBytes(n_tokens, runs);
   std::vector<std::byte*> objects;
   if (!pool_->HasRoomFor(needed_bytes) || !AllocateObjects(n_tokens, &objects)) {
     return NoRoom(n_new, needed_bytes);
   }
-  if (!GrowTables(n_tokens, run)) {
+  if (!GrowTables(n_tokens, runs)) {
     for (std::byte* object : objects) pool_->Release(object);
     return Error(StatusCode::kResourceExhausted, "no memory for block tables ({} bytes needed)",
                  needed_bytes);
@@ -180,7 +179,7 @@ Status SequenceCache::Extend(int n_new) {
   }
   CountWritable();
   EnterNewEntries(n_tokens);
-  run_to_seal_ = run;
+  must_seal_ = !runs.empty();
   aside_bytes_ = room_bytes;
   KVL_CHECK(pool_->SetAside(aside_bytes_));  // HasRoomFor counted it
   return OkStatus();
@@ -268,9 +267,19 @@ void SequenceCache::SetMerged(int layer_idx, int kv_head_idx, int64_t n_entries)
   if (&head == &heads_.back()) CountWritable();
 }
 
+MergedLength SequenceCache::merged_length(int layer_idx, int kv_head_idx) const {
+  const HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + kv_head_idx];
+  MergedLength length = {.n_entries = std::max(0, n_entries(layer_idx, kv_head_idx))};
+  if (!layout_->HasRunsOfHeads() || head.n_runs == 0) return length;
+  const PackedRun& first = head.runs()[0];
+  length.n_prompt_blocks = first.is_prompt ? first.n_blocks : 0;
+  length.n_sealed_blocks = static_cast<int>(head.n_sealed());
+  return length;
+}
+
 void SequenceCache::Clear() {
   pool_->ReturnAside(std::exchange(aside_bytes_, 0));
-  run_to_seal_ = {};
+  must_seal_ = false;
   reencoding_ = {};
   for (HeadTable& head : heads_) {
     for (int64_t b = n_released_; b < head.n_blocks; ++b) ReleaseBlock(&head, b);
@@ -308,7 +317,7 @@ KvBytes SequenceCache::bytes() const {
         bytes.blocks += (end - std::max<int64_t>(run.first_block, n_released_)) *
                         PackedBlockObjectBytes(packed);
         bytes.run_records += RunRecordObjectBytes(packed);
-        if (g == 0) bytes.layer_records += LayerRecordObjectBytes(packed);
+        if (layout_->OwnsLayerRecord(g)) bytes.layer_records += LayerRecordObjectBytes(packed);
       }
     }
   }

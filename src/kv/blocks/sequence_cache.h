@@ -109,26 +109,31 @@ class SequenceCache {
   // Of the entries that Extend made room for n_entries are left in the head: gives the blocks
   // behind them back.
   void SetMerged(int layer_idx, int kv_head_idx, int64_t n_entries);
+  MergedLength merged_length(int layer_idx, int kv_head_idx) const;
 
   // The sealed runs of one head, oldest first. Valid as blocks() is.
   std::span<const PackedRun> runs(int layer_idx, int kv_head_idx) const;
 
   // --- Sealing, after a step that ended at a seal point, layer by layer from the first. ---
 
-  bool must_seal() const { return run_to_seal_.n_blocks > 0; }
-  const RunExtent& run_to_seal() const { return run_to_seal_; }
-  // Takes the objects of the run of a layer, for the heads in order; null where they would have no
+  bool must_seal() const { return must_seal_; }
+  // Of a head of the layer that is next: the same in all heads, but where they differ in length
+  // (CacheLayout::HasRunsOfHeads). There it is final once SetMerged was called, and n_blocks is 0
+  // in heads that have nothing to seal.
+  RunExtent run_to_seal(int layer_idx, int kv_head_idx) const;
+  // Takes the objects of the runs of a layer, for the heads in order; null where they would have no
   // bytes. kResourceExhausted when the system has no memory; then nothing was taken.
   struct RunObjects {
     std::vector<std::vector<std::byte*>> packed;  // [n_kv_heads][n_blocks]
     std::vector<std::byte*> records;              // [n_kv_heads]
-    std::byte* layer_record = nullptr;
+    // [n_kv_heads], the same for the heads that share it, with a reference each.
+    std::vector<std::byte*> layer_records;
   };
   StatusOr<RunObjects> TakeRunObjects(int layer_idx);
-  // Gives them back, of a run that could not be sealed.
+  // Gives them back, of runs that could not be sealed.
   void DropRunObjects(const RunObjects& objects);
-  // The objects hold the run now: they take the place of the plain blocks, which go back. With the
-  // last layer the run is done.
+  // The objects hold the runs now: they take the place of the plain blocks, which go back. With the
+  // last layer the runs are done.
   void PlaceRun(int layer_idx, const RunObjects& objects);
 
  private:
@@ -136,13 +141,15 @@ class SequenceCache {
   void ReleaseOutOfWindow();
   void ReleaseBlock(HeadTable* head, int64_t block_idx);
   void ReleaseRecords(PackedRun* run);
-  RunExtent NextRun(int64_t n_tokens) const;
-  static int64_t RunsWith(const RunExtent& run, const HeadTable& head);
-  int64_t SealRoom(int64_t n_tokens, const RunExtent& run, int first_layer) const;
+  void PlaceRunOfHead(int layer_idx, int kv_head_idx, const RunObjects& objects);
+  RunExtent NextRun(int64_t n_tokens, const HeadTable& head) const;
+  std::vector<RunExtent> NextRuns(int64_t n_tokens) const;
+  int64_t RunTableBytesWith(const std::vector<RunExtent>& runs, size_t head_idx) const;
+  int64_t SealRoom(int64_t n_tokens, const std::vector<RunExtent>& runs, int first_layer) const;
   void SetRoomAside(int first_layer);
-  int64_t MissingBytes(int64_t n_tokens, const RunExtent& run) const;
+  int64_t MissingBytes(int64_t n_tokens, const std::vector<RunExtent>& runs) const;
   bool AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* objects);
-  bool GrowTables(int64_t n_tokens, const RunExtent& run);
+  bool GrowTables(int64_t n_tokens, const std::vector<RunExtent>& runs);
   bool SetTableSize(int64_t n_bytes, std::byte** table, int64_t* table_bytes);
   int64_t BlocksOf(const HeadTable& head, int64_t n_tokens) const;
   int64_t EntryBytesFor(int64_t n_blocks) const;
@@ -156,7 +163,7 @@ class SequenceCache {
   int64_t n_prompt_ = kEndlessPrompt;
   int64_t n_generated_ = 0;
   KeptEntries kept_;              // where the last step ended at a prune point that drops entries
-  RunExtent run_to_seal_;         // of the last step; n_blocks 0 when there is nothing to do
+  bool must_seal_ = false;        // the last step ended runs, or may have
   int64_t aside_bytes_ = 0;       // of the pool, for sealing one layer
   int64_t n_released_ = 0;        // blocks of every head that fell out of the window
   int64_t n_writable_ = 0;        // positions that the objects of every head hold

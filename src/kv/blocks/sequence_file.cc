@@ -14,6 +14,7 @@
 #include "kv/quantizer/method.h"
 #include "kv/retention/merge.h"
 #include "kv/retention/method.h"
+#include "kv/seal_schedule.h"
 #include "kv/spec.h"
 
 namespace kvlathe {
@@ -71,19 +72,28 @@ bool ReadShape(ByteReader* reader, BlockShape* shape) {
   return true;
 }
 
-// Entries of every head, where they are merged: between one and all positions past the sink, or as
-// many as there must be.
+// Lengths of every head, where entries are merged: between one and all positions past the sink, or
+// as many as there must be. Whether a head can have sealed as much is not checked here.
 bool ReadLengths(ByteReader* reader, SequenceFile* file) {
   const int n_seen = std::max(0, file->n_tokens - file->layout.n_sink);
   const int every = file->layout.retention->merge->every;
   for (size_t i = 0; i < file->layout.shapes.size(); ++i) {
-    uint32_t n_entries = 0;
+    uint32_t n_entries = 0, n_prompt_blocks = 0, n_sealed_blocks = 0;
     if (!reader->Read(&n_entries) || n_entries > static_cast<uint32_t>(n_seen) ||
         (n_entries == 0) != (n_seen == 0) ||
         (every > 0 && n_entries != PooledEntries(n_seen, every))) {
       return false;
     }
-    file->n_entries.push_back(static_cast<int>(n_entries));
+    if (file->layout.HasRunsOfHeads()) {
+      if (!reader->Read(&n_prompt_blocks) || !reader->Read(&n_sealed_blocks) ||
+          n_prompt_blocks > n_sealed_blocks ||
+          n_sealed_blocks > (std::max(1u, n_entries) - 1) / kBlockSize ||
+          (n_sealed_blocks - n_prompt_blocks) % (file->layout.seal->buffer / kBlockSize) != 0) {
+        return false;
+      }
+    }
+    file->merged.push_back({static_cast<int>(n_entries), static_cast<int>(n_prompt_blocks),
+                            static_cast<int>(n_sealed_blocks)});
   }
   return true;
 }
@@ -156,13 +166,18 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
       for (const int n : split->channels) AppendBytes(static_cast<uint32_t>(n), &rest);
     }
   }
-  const std::vector<int> n_entries = MergedLengths(cache, layout);
-  for (const int n : n_entries) AppendBytes(static_cast<uint32_t>(n), &rest);
+  const std::vector<MergedLength> merged = MergedLengths(cache, layout);
+  for (const MergedLength& length : merged) {
+    AppendBytes(static_cast<uint32_t>(length.n_entries), &rest);
+    if (!layout.HasRunsOfHeads()) continue;
+    AppendBytes(static_cast<uint32_t>(length.n_prompt_blocks), &rest);
+    AppendBytes(static_cast<uint32_t>(length.n_sealed_blocks), &rest);
+  }
   AppendBytes(static_cast<uint64_t>(state.size()), &rest);
   rest += state;
   std::string head(kMagic);
   AppendBytes(kVersion, &head);
-  const int64_t row_bytes = RowBytes(layout, {cache.n_tokens(), cache.n_prompt(), n_entries},
+  const int64_t row_bytes = RowBytes(layout, {cache.n_tokens(), cache.n_prompt(), merged},
                                      std::numeric_limits<int64_t>::max());
   AppendBytes(static_cast<uint64_t>(head.size() + sizeof(uint64_t) + rest.size()) +
                   static_cast<uint64_t>(row_bytes + kCrcBytes),
@@ -200,6 +215,29 @@ Status CheckPlace(const SequenceFile& file, const SequencePlace& place, const st
   return OkStatus();
 }
 
+// Entries that a head which had this length in the end may have had at n_tokens: the most of which
+// no more would be sealed than were.
+int64_t MostEntriesAt(const SequenceFile& file, const MergedLength& length, int n_tokens) {
+  const CacheLayout& layout = file.layout;
+  if (!layout.HasRunsOfHeads() || n_tokens > LastSealPoint(layout, file.n_tokens, file.n_prompt)) {
+    return length.n_entries;
+  }
+  const int64_t most_open = n_tokens <= file.n_prompt ? kBlockSize : layout.seal->buffer;
+  const int n_blocks = n_tokens <= file.n_prompt ? length.n_prompt_blocks : length.n_sealed_blocks;
+  return std::min<int64_t>(length.n_entries, int64_t{n_blocks} * kBlockSize + most_open);
+}
+
+void SetMergedOfLayer(const SequenceFile& file, int layer_idx, SequenceCache* cache) {
+  if (file.merged.empty()) return;
+  const int n_kv_heads = file.layout.n_kv_heads;
+  for (int g = 0; g < n_kv_heads; ++g) {
+    const MergedLength& length = file.merged[layer_idx * n_kv_heads + g];
+    const int64_t n_held = std::max(0, cache->n_entries(layer_idx, g));
+    cache->SetMerged(layer_idx, g,
+                     std::min(n_held, MostEntriesAt(file, length, cache->n_tokens())));
+  }
+}
+
 // In steps, so that a window is never exceeded by more than a block, and the last of one position:
 // then the blocks of the file are the ones that are held. Runs get their objects.
 Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
@@ -209,6 +247,7 @@ Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
     const int64_t n = n_left == 1 ? 1 : std::min<int64_t>(kBlockSize, n_left - 1);
     KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(std::min(n, cache->max_step()))));
     for (int l = 0; l < file.layout.n_layers; ++l) {
+      SetMergedOfLayer(file, l, cache);
       if (cache->must_reopen(l)) {
         KVL_ASSIGN_OR_RETURN(const auto kept, cache->TakeKeptBlocks(l));
         cache->PlaceKeptBlocks(l, kept);
@@ -218,14 +257,10 @@ Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
       KVL_ASSIGN_OR_RETURN(const SequenceCache::RunObjects objects, cache->TakeRunObjects(l));
       cache->PlaceRun(l, objects);
     }
-    for (size_t i = 0; i < file.n_entries.size(); ++i) {
-      const int l = static_cast<int>(i) / file.layout.n_kv_heads;
-      const int g = static_cast<int>(i) % file.layout.n_kv_heads;
-      const int n_held = std::max(0, cache->n_entries(l, g));
-      cache->SetMerged(l, g, std::min(n_held, file.n_entries[i]));
-    }
   }
-  return OkStatus();
+  if (MergedLengths(*cache, file.layout) == file.merged) return OkStatus();
+  return Error(StatusCode::kDataLoss,
+               "damaged: its heads cannot have merged and sealed what it says");
 }
 
 // How the caches of a spec are sealed and pruned; not at all where it is not one that this build
@@ -271,7 +306,7 @@ StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::
     return Error(StatusCode::kDataLoss, "{}: damaged: its header is not one of a sequence", name);
   }
   const int64_t n_left = std::ssize(reader.rest()) - kCrcBytes;
-  const SavedLengths lengths = {file.n_tokens, file.n_prompt, file.n_entries};
+  const SavedLengths lengths = {file.n_tokens, file.n_prompt, file.merged};
   if (n_left < 0 || RowBytes(file.layout, lengths, n_left) != n_left) {
     return Error(StatusCode::kDataLoss, "{}: damaged: {} bytes of rows do not hold {} positions",
                  name, n_left, file.n_tokens);

@@ -8,6 +8,9 @@
 //                   n_layers, n_kv_heads, head_dim, n_sink, window, kBlockSize, n_tokens: 4 bytes
 //                   each; where the prompt ends and how many positions come after it: 8 bytes each
 //                   rank_k, rank_v, row type (0 F32, 1 F16, 2 BF16) of every KV head: 4 bytes each
+//                   of every KV head, where entries are merged, their number, and where the model
+//                   decides and they are sealed the blocks that were with the prompt and that are:
+//                   4 bytes each
 //                   the caller's state: a length of 8 bytes and the bytes
 //                   for every KV head its sink rows, then its blocks, as they lie in memory; with a
 //                   window, the blocks that the last position sees; of a spec that seals, then
@@ -43,9 +46,9 @@ struct SequenceFile {
   int n_tokens = 0;
   int64_t n_prompt = 0;
   int64_t n_generated = 0;
-  std::vector<int> n_entries;       // [n_layers * n_kv_heads] where entries are merged, else empty
-  std::string_view state;           // the caller's
-  std::span<const std::byte> rows;  // sinks and blocks
+  std::vector<MergedLength> merged;  // [n_layers * n_kv_heads] where entries are, else empty
+  std::string_view state;            // the caller's
+  std::span<const std::byte> rows;   // sinks and blocks
 };
 
 // The parts of a whole file, with every number checked against the others and the checksum; views

@@ -276,6 +276,100 @@ TEST_F(SequenceFileTest, HostileLengthsOfMergedEntriesAreRefused) {
   }
 }
 
+// One position at a time, of which heads merge shares of their own; sealed without being filled.
+void GrowMerging(const CacheLayout& layout, int n_tokens, Random* random, SequenceCache* cache) {
+  while (cache->n_tokens() < n_tokens) {
+    ASSERT_TRUE(cache->Extend(1).ok());
+    for (int l = 0; l < layout.n_layers; ++l) {
+      const int n = cache->n_entries(l, 0);
+      const bool joins = n > 1 && random->Below(4) < static_cast<uint64_t>(l);
+      if (n > 0) cache->SetMerged(l, 0, joins ? n - 1 : n);
+      if (!cache->must_seal()) continue;
+      const auto objects = cache->TakeRunObjects(l);
+      ASSERT_TRUE(objects.ok());
+      for (std::byte* block : objects->packed[0]) {
+        const RunExtent run = cache->run_to_seal(l, 0);
+        std::memset(block, 0x3C, PackedBlockObjectBytes(PackedShapeOf(layout, l, 0, run)));
+      }
+      cache->PlaceRun(l, *objects);
+    }
+  }
+}
+
+TEST_F(SequenceFileTest, HeadsThatSealedByThemselvesAreRestored) {
+  Random random(11);
+  for (const int buffer : {64, 128}) {
+    const SequenceIdentity identity = {fmt::format("dmc(sink=1)+int8(buffer={})", buffer), "m"};
+    CacheLayout layout = {4, 1, 16, 1, std::vector<BlockShape>(4, {16, 16, DType::kBf16})};
+    layout.retention = RetentionPlanOf(*Spec::Parse(identity.spec));
+    layout.seal = SealPlanOf(*Spec::Parse(identity.spec));
+    for (int round = 0; round < 40; ++round) {
+      const int n_prompt = 1 + static_cast<int>(random.Below(400));
+      const int n_tokens = 1 + static_cast<int>(random.Below(900));
+      SCOPED_TRACE(fmt::format("buffer {}, {} of {}", buffer, n_tokens, n_prompt));
+      BlockPool pool(kNoLimit), other_pool(kNoLimit);
+      SequenceCache saved(&layout, &pool), restored(&layout, &other_pool);
+      saved.set_n_prompt(n_prompt);
+      GrowMerging(layout, n_tokens, &random, &saved);
+      for (int l = 0; l < layout.n_layers; ++l) {
+        const int n_joined = saved.n_entries(l, 0) > 0 ? 1 : 0;
+        std::memcpy(saved.open_entry(l, 0), &n_joined, sizeof(n_joined));
+      }
+      ASSERT_TRUE(SaveSequence(saved, layout, identity, "", path_).ok());
+      const auto state = Restore(layout, &restored, identity);
+      ASSERT_TRUE(state.ok()) << state.status();
+      EXPECT_EQ(restored.bytes().total(), saved.bytes().total());
+      for (int l = 0; l < layout.n_layers; ++l) {
+        ASSERT_EQ(restored.merged_length(l, 0), saved.merged_length(l, 0));
+        ASSERT_EQ(restored.runs(l, 0).size(), saved.runs(l, 0).size());
+        for (size_t r = 0; r < saved.runs(l, 0).size(); ++r) {
+          EXPECT_EQ(restored.runs(l, 0)[r].n_blocks, saved.runs(l, 0)[r].n_blocks);
+          EXPECT_EQ(restored.runs(l, 0)[r].is_prompt, saved.runs(l, 0)[r].is_prompt);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(SequenceFileTest, SealedBlocksThatCannotBeAreRefused) {
+  const SequenceIdentity identity = {"dmc(sink=0)+int8", "model-1"};
+  CacheLayout layout = {1, 1, 16, 0, {{16, 16, DType::kBf16}}};
+  layout.retention = RetentionPlanOf(*Spec::Parse(identity.spec));
+  layout.seal = SealPlanOf(*Spec::Parse(identity.spec));
+  BlockPool pool(kNoLimit);
+  SequenceCache cache(&layout, &pool);
+  cache.set_n_prompt(100);
+  Random random(1);
+  GrowMerging(layout, 300, &random, &cache);  // merges nothing
+  ASSERT_EQ(cache.merged_length(0, 0), (MergedLength{300, 1, 4}));
+  const int n_joined = 1;
+  std::memcpy(cache.open_entry(0, 0), &n_joined, sizeof(n_joined));
+  ASSERT_TRUE(SaveSequence(cache, layout, identity, "state", path_).ok());
+  const std::string bytes = FileBytes();
+  const auto file = ParseSequenceFile(std::as_bytes(std::span(bytes)), path_);
+  ASSERT_TRUE(file.ok());
+  // Behind the three numbers: the state with its length, the rows and the checksum.
+  const size_t numbers = bytes.size() - 4 - file->rows.size() - (8 + 5) - 12;
+  const auto refuse = [&](uint32_t n_entries, uint32_t n_prompt_blocks, uint32_t n_sealed_blocks) {
+    std::string hostile = bytes;
+    const uint32_t values[] = {n_entries, n_prompt_blocks, n_sealed_blocks};
+    std::memcpy(hostile.data() + numbers, values, sizeof(values));
+    WriteSealed(hostile);
+    EXPECT_EQ(Refusal(layout, identity).code(), StatusCode::kDataLoss)
+        << n_entries << ' ' << n_prompt_blocks << ' ' << n_sealed_blocks;
+  };
+  // The rows are as many as before.
+  for (const uint32_t n_prompt_blocks : {0u, 2u, 3u, 4u}) refuse(300, n_prompt_blocks, 4);
+  refuse(258, 4, 4);
+  // They are not.
+  refuse(300, 1, 3);
+  refuse(300, 1, 5);
+  refuse(300, 5, 4);
+  refuse(300, 0xFFFFFFFF, 0xFFFFFFFF);
+  refuse(300, 1, 0x80000000);
+  refuse(256, 1, 4);
+}
+
 TEST_F(SequenceFileTest, HostilePlacesOfExactEntriesAreRefused) {
   const SequenceIdentity identity = {
       "kivi(bits=2,group=64,run=64,buffer=64,sink=0)+sparse(share=0.1)", "model-1"};

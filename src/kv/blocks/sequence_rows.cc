@@ -20,12 +20,12 @@ int64_t UnseenBlocks(const CacheLayout& layout, int n_tokens) {
   return BlocksOutOfWindow(layout, n_tokens - 1);
 }
 
-// The sealed runs of which blocks are held, and what they are made of.
+// The sealed runs of a head of which blocks are held.
 class HeldRuns {
  public:
-  HeldRuns(const CacheLayout& layout, int n_tokens, int64_t n_prompt)
-      : layout_(layout), n_unseen_(UnseenBlocks(layout, n_tokens)) {
-    for (const RunExtent& run : RunsOf(layout, n_tokens, n_prompt)) {
+  HeldRuns(const CacheLayout& layout, int n_tokens, const std::vector<RunExtent>& runs)
+      : n_unseen_(UnseenBlocks(layout, n_tokens)) {
+    for (const RunExtent& run : runs) {
       n_sealed_ = run.first_block + run.n_blocks;
       if (n_sealed_ > n_unseen_)
         runs_.push_back(run);
@@ -39,18 +39,28 @@ class HeldRuns {
   int64_t n_sealed() const { return n_sealed_; }  // blocks, from the oldest
   int64_t n_unseen() const { return n_unseen_; }
 
-  int LayerRankV(int layer_idx) const {
-    int64_t sum = 0;
-    for (int g = 0; g < layout_.n_kv_heads; ++g) sum += layout_.shape(layer_idx, g).rank_v;
-    return static_cast<int>(std::min<int64_t>(sum, std::numeric_limits<int>::max()));
-  }
-
  private:
-  const CacheLayout& layout_;
   int64_t n_unseen_;
   int64_t n_sealed_ = 0, n_gone_ = 0;
   std::vector<RunExtent> runs_;
 };
+
+HeldRuns HeldRunsOf(const CacheLayout& layout, const SequenceCache& cache, int layer_idx,
+                    int kv_head_idx) {
+  std::vector<RunExtent> runs;
+  for (const PackedRun& run : cache.runs(layer_idx, kv_head_idx)) {
+    runs.push_back({run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
+  }
+  return HeldRuns(layout, cache.n_tokens(), runs);
+}
+
+// Sum of rank_v over the heads that share a layer record with the first of them; safe for any
+// layout.
+int SharedRankV(const CacheLayout& layout, size_t first_head) {
+  int64_t sum = 0;
+  for (int h = 0; h < layout.n_heads_per_run(); ++h) sum += layout.shapes[first_head + h].rank_v;
+  return static_cast<int>(std::min<int64_t>(sum, std::numeric_limits<int>::max()));
+}
 
 // A block of which n_filled entries are written, the others made zero.
 void ClearUnfilled(const BlockShape& shape, int n_filled, std::byte* block) {
@@ -104,7 +114,7 @@ Status WriteRecords(const SequenceCache& cache, const CacheLayout& layout, const
     const PackedShape shape = PackedShapeOf(layout, layer_idx, kv_head_idx, held.runs()[r]);
     KVL_RETURN_IF_ERROR(
         WriteObject(runs[r].record, RunRecordBytes(shape), RunRecordObjectBytes(shape), write));
-    if (kv_head_idx > 0) continue;
+    if (!layout.OwnsLayerRecord(kv_head_idx)) continue;
     KVL_RETURN_IF_ERROR(WriteObject(runs[r].layer_record, LayerRecordBytes(shape),
                                     LayerRecordObjectBytes(shape), write));
   }
@@ -123,9 +133,10 @@ Status WriteEntries(const EntryTable& table, int64_t n_entries, int64_t n_blocks
   return write(bytes);
 }
 
-Status WriteHead(const SequenceCache& cache, const CacheLayout& layout, const HeldRuns& held,
-                 int layer_idx, int kv_head_idx, const RowSink& write) {
+Status WriteHead(const SequenceCache& cache, const CacheLayout& layout, int layer_idx,
+                 int kv_head_idx, const RowSink& write) {
   const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
+  const HeldRuns held = HeldRunsOf(layout, cache, layer_idx, kv_head_idx);
   KVL_RETURN_IF_ERROR(write(SinkRows(cache, layout, layer_idx, kv_head_idx)));
   const auto blocks = cache.blocks(layer_idx, kv_head_idx);
   for (const RunExtent& run : held.runs()) {
@@ -159,10 +170,7 @@ Status WriteHead(const SequenceCache& cache, const CacheLayout& layout, const He
 class RowCopier {
  public:
   RowCopier(std::span<const std::byte> rows, const CacheLayout& layout, SequenceCache* cache)
-      : layout_(layout),
-        held_(layout, cache->n_tokens(), cache->n_prompt()),
-        rows_(rows),
-        cache_(cache) {}
+      : layout_(layout), rows_(rows), cache_(cache) {}
 
   // False when a record would send its reader out of its block.
   bool Copy() {
@@ -187,33 +195,35 @@ class RowCopier {
 
   void CopyBlocks(int layer_idx, int kv_head_idx) {
     const BlockShape& shape = layout_.shape(layer_idx, kv_head_idx);
+    const HeldRuns held = HeldRunsOf(layout_, *cache_, layer_idx, kv_head_idx);
     std::byte* sink = cache_->sink_k(layer_idx, kv_head_idx);
     if (sink != nullptr) Take(sink, SinkBytes(layout_, shape));
     const auto blocks = cache_->blocks(layer_idx, kv_head_idx);
-    for (const RunExtent& run : held_.runs()) {
+    for (const RunExtent& run : held.runs()) {
       const PackedShape packed = PackedShapeOf(layout_, layer_idx, kv_head_idx, run);
-      for (int64_t b = std::max(run.first_block, held_.n_unseen());
+      for (int64_t b = std::max(run.first_block, held.n_unseen());
            b < run.first_block + run.n_blocks; ++b) {
         Take(blocks[b], PackedBlockObjectBytes(packed));
       }
     }
-    const int64_t first_plain = std::max(held_.n_sealed(), held_.n_unseen());
+    const int64_t first_plain = std::max(held.n_sealed(), held.n_unseen());
     for (std::byte* block : blocks.subspan(static_cast<size_t>(first_plain))) {
       Take(block, BlockObjectBytes(shape));
     }
   }
 
   bool CopyRecords(int layer_idx, int kv_head_idx) {
-    const auto runs = cache_->runs(layer_idx, kv_head_idx).subspan(held_.n_gone());
+    const HeldRuns held = HeldRunsOf(layout_, *cache_, layer_idx, kv_head_idx);
+    const auto runs = cache_->runs(layer_idx, kv_head_idx).subspan(held.n_gone());
     for (size_t r = 0; r < runs.size(); ++r) {
-      const PackedShape shape = PackedShapeOf(layout_, layer_idx, kv_head_idx, held_.runs()[r]);
+      const PackedShape shape = PackedShapeOf(layout_, layer_idx, kv_head_idx, held.runs()[r]);
       // The cache's own objects, which nothing reads yet.
       Take(const_cast<std::byte*>(runs[r].record), RunRecordObjectBytes(shape));
       if (!IsSoundRunRecord(shape, runs[r].record)) return false;
-      if (kv_head_idx > 0) continue;
+      if (!layout_.OwnsLayerRecord(kv_head_idx)) continue;
       Take(const_cast<std::byte*>(runs[r].layer_record), LayerRecordObjectBytes(shape));
       std::vector<int> ranks_v;
-      for (int g = 0; g < layout_.n_kv_heads; ++g) {
+      for (int g = kv_head_idx; g < kv_head_idx + layout_.n_heads_per_run(); ++g) {
         ranks_v.push_back(layout_.shape(layer_idx, g).rank_v);
       }
       if (!IsSoundLayerRecord(shape, ranks_v, runs[r].layer_record)) return false;
@@ -247,43 +257,40 @@ class RowCopier {
   }
 
   const CacheLayout& layout_;
-  HeldRuns held_;
   std::span<const std::byte> rows_;
   SequenceCache* cache_;
 };
 
 }  // namespace
 
-std::vector<int> MergedLengths(const SequenceCache& cache, const CacheLayout& layout) {
-  std::vector<int> n_entries;
+std::vector<MergedLength> MergedLengths(const SequenceCache& cache, const CacheLayout& layout) {
+  std::vector<MergedLength> lengths;
   for (int i = 0; layout.MergesEntries() && i < std::ssize(layout.shapes); ++i) {
-    const int n = cache.n_entries(i / layout.n_kv_heads, i % layout.n_kv_heads);
-    n_entries.push_back(std::max(0, n));
+    lengths.push_back(cache.merged_length(i / layout.n_kv_heads, i % layout.n_kv_heads));
   }
-  return n_entries;
+  return lengths;
 }
 
 int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t n_max) {
-  const auto [n_tokens, n_prompt, n_entries] = lengths;
+  const auto [n_tokens, n_prompt, merged] = lengths;
   if (n_tokens == 0) return 0;
   // Runs are listed one by one: not more of them than the file has bytes.
   if (layout.seal.has_value() && n_tokens / kBlockSize > n_max) return -1;
-  const HeldRuns held(layout, n_tokens, n_prompt);
-  const int64_t first_plain = std::max(held.n_sealed(), held.n_unseen());
+  HeldRuns held(layout, n_tokens, RunsOf(layout, n_tokens, n_prompt));
   int64_t n_held = 0;
-  if (n_entries.empty()) n_held = HeldBlocks(layout, n_tokens, n_prompt);
+  if (merged.empty()) n_held = HeldBlocks(layout, n_tokens, n_prompt);
   int64_t n_bytes = 0;
   for (size_t i = 0; i < layout.shapes.size(); ++i) {
     const BlockShape& head = layout.shapes[i];
-    const bool is_first = i % layout.n_kv_heads == 0;
-    if (!n_entries.empty()) {
-      n_held = (int64_t{n_entries[i]} + kBlockSize - 1) / kBlockSize;
-    }
+    const int kv_head_idx = static_cast<int>(i) % layout.n_kv_heads;
+    if (!merged.empty()) n_held = (int64_t{merged[i].n_entries} + kBlockSize - 1) / kBlockSize;
+    if (layout.HasRunsOfHeads()) held = HeldRuns(layout, n_tokens, RunsOf(layout, merged[i]));
+    const int64_t first_plain = std::max(held.n_sealed(), held.n_unseen());
     n_bytes += SinkBytes(layout, head) + (n_held - first_plain) * BlockObjectBytes(head);
     n_bytes += OpenEntryBytes(layout, head);
     if (!layout.RetentionIsOver(n_tokens, n_prompt)) n_bytes += EntryTableBytes(layout, n_held);
-    const int layer_rank_v =
-        is_first ? held.LayerRankV(static_cast<int>(i / layout.n_kv_heads)) : 0;
+    const bool is_first = layout.OwnsLayerRecord(kv_head_idx);
+    const int layer_rank_v = is_first ? SharedRankV(layout, i) : 0;
     for (const RunExtent& run : held.runs()) {
       const PackedShape shape = PackedShapeOf(layout, head, layer_rank_v, run);
       const int64_t n_blocks =
@@ -298,10 +305,9 @@ int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t
 }
 
 Status WriteRows(const SequenceCache& cache, const CacheLayout& layout, const RowSink& write) {
-  const HeldRuns held(layout, cache.n_tokens(), cache.n_prompt());
   for (int layer_idx = 0; layer_idx < layout.n_layers; ++layer_idx) {
     for (int kv_head_idx = 0; kv_head_idx < layout.n_kv_heads; ++kv_head_idx) {
-      KVL_RETURN_IF_ERROR(WriteHead(cache, layout, held, layer_idx, kv_head_idx, write));
+      KVL_RETURN_IF_ERROR(WriteHead(cache, layout, layer_idx, kv_head_idx, write));
     }
   }
   return OkStatus();

@@ -18,11 +18,11 @@ namespace kvlathe {
 struct SavedLengths {
   int n_tokens = 0;
   int64_t n_prompt = 0;
-  std::span<const int> n_entries;  // [n_layers * n_kv_heads] where entries are merged, else empty
+  std::span<const MergedLength> merged;  // [n_layers * n_kv_heads] where entries are, else empty
 };
 
-// Entries of every head where they are merged, else nothing.
-std::vector<int> MergedLengths(const SequenceCache& cache, const CacheLayout& layout);
+// Lengths of every head where entries are merged, else nothing.
+std::vector<MergedLength> MergedLengths(const SequenceCache& cache, const CacheLayout& layout);
 
 // All rows in bytes; -1 when that is more than n_max. Safe for any layout and lengths that are not
 // negative: time and memory are bounded by n_max and the number of heads.

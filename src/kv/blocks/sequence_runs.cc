@@ -8,26 +8,56 @@
 
 namespace kvlathe {
 
-RunExtent SequenceCache::NextRun(int64_t n_tokens) const {
-  const int64_t n_sealed = heads_.empty() ? 0 : heads_.back().n_sealed();
-  return RunEndingAt(*layout_, n_tokens, n_prompt_, n_sealed);
+// The run that a head seals when n_tokens positions are there, of which none that is new has
+// merged; n_blocks 0 when there is none.
+RunExtent SequenceCache::NextRun(int64_t n_tokens, const HeadTable& head) const {
+  if (!layout_->HasRunsOfHeads()) {
+    return RunEndingAt(*layout_, n_tokens, n_prompt_, head.n_sealed());
+  }
+  const int64_t n_entries = n_tokens - layout_->n_sink - head.n_dropped;
+  return RunOfHeadAt(*layout_, n_tokens, n_prompt_, n_entries, head.n_sealed());
 }
 
-// To prune and seal in layers from first_layer on what a step to n_tokens ended; 0 where nothing is
-// to be done.
-int64_t SequenceCache::SealRoom(int64_t n_tokens, const RunExtent& run, int first_layer) const {
+// Those of all heads; none where no head has one. Costs as much as one head's at most steps.
+std::vector<RunExtent> SequenceCache::NextRuns(int64_t n_tokens) const {
+  if (!layout_->seal.has_value() || heads_.empty()) return {};
+  if (!layout_->HasRunsOfHeads()) {
+    const RunExtent run = NextRun(n_tokens, heads_.back());
+    if (run.n_blocks == 0) return {};
+    return std::vector<RunExtent>(heads_.size(), run);
+  }
+  if (LastSealPoint(*layout_, n_tokens, n_prompt_) != n_tokens) return {};
+  std::vector<RunExtent> runs;
+  bool is_empty = true;
+  for (const HeadTable& head : heads_) {
+    runs.push_back(NextRun(n_tokens, head));
+    is_empty = is_empty && runs.back().n_blocks == 0;
+  }
+  return is_empty ? std::vector<RunExtent>() : runs;
+}
+
+RunExtent SequenceCache::run_to_seal(int layer_idx, int kv_head_idx) const {
+  return NextRun(n_tokens_, heads_[layer_idx * layout_->n_kv_heads + kv_head_idx]);
+}
+
+// To prune and seal in layers from first_layer on what a step to n_tokens ended, `runs`; 0 where
+// nothing is to be done.
+int64_t SequenceCache::SealRoom(int64_t n_tokens, const std::vector<RunExtent>& runs,
+                                int first_layer) const {
   if (SealsAgainAt(*layout_, n_tokens, n_prompt_)) {
     return ReopenRoomBytes(*layout_, n_tokens, n_prompt_, first_layer);
   }
-  if (run.n_blocks == 0) return 0;
+  if (runs.empty()) return 0;
+  const RunExtent& run = runs.back();  // a window leaves the same blocks of all heads behind
   const int64_t n_gone = std::clamp<int64_t>(n_released_ - run.first_block, 0, run.n_blocks);
-  return SealRoomBytes(*layout_, run, first_layer, n_gone);
+  return SealRoomBytes(*layout_, runs, first_layer, n_gone);
 }
 
-// Runs of a head once `run` is sealed.
-int64_t SequenceCache::RunsWith(const RunExtent& run, const HeadTable& head) {
-  if (run.n_blocks == 0) return 0;
-  return run.first_block == 0 ? 1 : head.n_runs + 1;
+// Of the list of a head's runs once its own of `runs` is sealed; 0 where it has none.
+int64_t SequenceCache::RunTableBytesWith(const std::vector<RunExtent>& runs,
+                                         size_t head_idx) const {
+  if (runs.empty() || runs[head_idx].n_blocks == 0) return 0;
+  return RunTableBytes(runs[head_idx].first_block == 0 ? 1 : heads_[head_idx].n_runs + 1);
 }
 
 std::span<const PackedRun> SequenceCache::runs(int layer_idx, int kv_head_idx) const {
@@ -43,7 +73,7 @@ void SequenceCache::ReleaseRecords(PackedRun* run) {
 
 // Part of what was set aside for the layer before as well.
 void SequenceCache::SetRoomAside(int first_layer) {
-  aside_bytes_ = SealRoom(n_tokens_, run_to_seal_, first_layer);
+  aside_bytes_ = SealRoom(n_tokens_, NextRuns(n_tokens_), first_layer);
   KVL_CHECK(pool_->SetAside(aside_bytes_));
 }
 
@@ -80,12 +110,11 @@ void SequenceCache::PlaceKeptBlocks(int layer_idx,
     for (int64_t b = 0; b < head.n_blocks; ++b) pool_->Release(head.blocks()[b]);
     for (int64_t r = 0; r < head.n_runs; ++r) ReleaseRecords(&head.runs()[r]);
     head.n_runs = 0;
-    SetTableSize(RunTableBytes(run_to_seal_.n_blocks > 0 ? 1 : 0), &head.run_table,
-                 &head.run_table_bytes);
+    SetTableSize(RunTableBytes(must_seal_ ? 1 : 0), &head.run_table, &head.run_table_bytes);
     head.n_blocks = std::ssize(kept[g]);
     std::ranges::copy(kept[g], head.blocks());
   }
-  if (run_to_seal_.n_blocks == 0 && layer_idx + 1 < layout_->n_layers) SetRoomAside(layer_idx + 1);
+  if (!must_seal_ && layer_idx + 1 < layout_->n_layers) SetRoomAside(layer_idx + 1);
 }
 
 StatusOr<SequenceCache::RunObjects> SequenceCache::TakeRunObjects(int layer_idx) {
@@ -100,20 +129,28 @@ StatusOr<SequenceCache::RunObjects> SequenceCache::TakeRunObjects(int layer_idx)
     return object;
   };
   for (int g = 0; g < layout_->n_kv_heads; ++g) {
-    const PackedShape shape = PackedShapeOf(*layout_, layer_idx, g, run_to_seal_);
+    const RunExtent run = run_to_seal(layer_idx, g);
+    const PackedShape shape = PackedShapeOf(*layout_, layer_idx, g, run);
     std::vector<std::byte*>& packed = objects.packed.emplace_back();
-    for (int64_t b = 0; b < run_to_seal_.n_blocks; ++b) {
+    for (int64_t b = 0; b < run.n_blocks; ++b) {
       packed.push_back(take(ObjectKind::kBlock, PackedBlockObjectBytes(shape)));
     }
-    objects.records.push_back(take(ObjectKind::kRunRecord, RunRecordObjectBytes(shape)));
-    if (g == 0) {
-      objects.layer_record = take(ObjectKind::kLayerRecord, LayerRecordObjectBytes(shape));
+    const bool is_empty = run.n_blocks == 0;
+    objects.records.push_back(
+        take(ObjectKind::kRunRecord, is_empty ? 0 : RunRecordObjectBytes(shape)));
+    if (layout_->OwnsLayerRecord(g)) {
+      objects.layer_records.push_back(
+          take(ObjectKind::kLayerRecord, is_empty ? 0 : LayerRecordObjectBytes(shape)));
+    } else {
+      std::byte* const shared = objects.layer_records.back();
+      if (shared != nullptr) pool_->AddReference(shared);
+      objects.layer_records.push_back(shared);
     }
   }
   if (ok) return objects;
   DropRunObjects(objects);
-  return Error(StatusCode::kResourceExhausted, "no memory to seal {} positions of layer {}",
-               run_to_seal_.n_blocks * kBlockSize, layer_idx);
+  return Error(StatusCode::kResourceExhausted,
+               "no memory to seal what layer {} holds of {} positions", layer_idx, n_tokens_);
 }
 
 void SequenceCache::DropRunObjects(const RunObjects& objects) {
@@ -122,36 +159,37 @@ void SequenceCache::DropRunObjects(const RunObjects& objects) {
   };
   for (const std::vector<std::byte*>& head : objects.packed) std::ranges::for_each(head, release);
   std::ranges::for_each(objects.records, release);
-  release(objects.layer_record);
+  std::ranges::for_each(objects.layer_records, release);
+}
+
+void SequenceCache::PlaceRunOfHead(int layer_idx, int kv_head_idx, const RunObjects& objects) {
+  HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + kv_head_idx];
+  const RunExtent run = run_to_seal(layer_idx, kv_head_idx);
+  if (run.n_blocks == 0) {
+    // Room for it was made while its newest entries had not merged.
+    SetTableSize(RunTableBytes(head.n_runs), &head.run_table, &head.run_table_bytes);
+    return;
+  }
+  for (int64_t b = 0; b < run.n_blocks; ++b) {
+    std::byte*& block = head.blocks()[run.first_block + b];
+    std::byte* const packed = objects.packed[kv_head_idx][b];
+    pool_->Release(block == nullptr ? packed : std::exchange(block, packed));
+  }
+  head.runs()[head.n_runs++] = {.first_block = static_cast<int>(run.first_block),
+                                .n_blocks = static_cast<int>(run.n_blocks),
+                                .is_prompt = run.is_prompt,
+                                .is_repaired = run.is_repaired,
+                                .record = objects.records[kv_head_idx],
+                                .layer_record = objects.layer_records[kv_head_idx]};
+  // A narrow window may have left the whole run behind before it is sealed.
+  const int64_t last_block = run.first_block + run.n_blocks - 1;
+  if (head.blocks()[last_block] == nullptr) ReleaseRecords(&head.runs()[head.n_runs - 1]);
 }
 
 void SequenceCache::PlaceRun(int layer_idx, const RunObjects& objects) {
-  // One reference for each head, before any of them may give its own back.
-  for (int g = 1; objects.layer_record != nullptr && g < layout_->n_kv_heads; ++g) {
-    pool_->AddReference(objects.layer_record);
-  }
-  for (int g = 0; g < layout_->n_kv_heads; ++g) {
-    HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + g];
-    for (int64_t b = 0; b < run_to_seal_.n_blocks; ++b) {
-      std::byte*& block = head.blocks()[run_to_seal_.first_block + b];
-      if (block == nullptr) {  // fell out of the window
-        pool_->Release(objects.packed[g][b]);
-        continue;
-      }
-      pool_->Release(std::exchange(block, objects.packed[g][b]));
-    }
-    head.runs()[head.n_runs++] = {.first_block = static_cast<int>(run_to_seal_.first_block),
-                                  .n_blocks = static_cast<int>(run_to_seal_.n_blocks),
-                                  .is_prompt = run_to_seal_.is_prompt,
-                                  .is_repaired = run_to_seal_.is_repaired,
-                                  .record = objects.records[g],
-                                  .layer_record = objects.layer_record};
-    // A narrow window may have left the whole run behind before it is sealed.
-    const int64_t last_block = run_to_seal_.first_block + run_to_seal_.n_blocks - 1;
-    if (head.blocks()[last_block] == nullptr) ReleaseRecords(&head.runs()[head.n_runs - 1]);
-  }
+  for (int g = 0; g < layout_->n_kv_heads; ++g) PlaceRunOfHead(layer_idx, g, objects);
   if (layer_idx + 1 == layout_->n_layers) {
-    run_to_seal_ = {};
+    must_seal_ = false;
     return;
   }
   SetRoomAside(layer_idx + 1);
