@@ -124,6 +124,7 @@ ModelBasis ProbeBasis(const BasisAnalysis& analysis, Range heads, bool is_qk, in
       to.key_way_back = std::move(from.key_way_back);
       to.key_basis = std::move(from.key_basis);
       to.key_offset = std::move(from.key_offset);
+      to.cut = std::move(from.cut);
     } else {
       to.rank_v = rank;
       to.value_basis = std::move(from.value_basis);

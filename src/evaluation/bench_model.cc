@@ -177,6 +177,9 @@ ModelBasis DrawMaps(int n_layers, int n_kv_heads, int head_dim, const std::vecto
     head.v_bits = r.v_bits;
     head.key_basis = matrix(int64_t{head_dim} * head.rank_k);
     (has_latent_keys ? head.key_way_back : head.query_basis) = head.key_basis;
+    // Maps of no use, like the others, for the work of real ones.
+    const std::vector<float> cut(int64_t{head_dim} * (head_dim - head.rank_k));
+    if (!has_latent_keys) head.cut = {cut, cut};
     head.value_basis = matrix(int64_t{head_dim} * head.rank_v);
     head.output_basis = matrix(int64_t{head_dim} * head.rank_v);
     basis.heads.push_back(std::move(head));

@@ -80,8 +80,7 @@ class ErrorSum {
 
 Status CheckComparable(const Model& model) {
   const CacheLayout& layout = model.layout();
-  const bool has_basis = model.basis_bytes() != CodebookBytes(model.codebooks());
-  if (layout.seal.has_value() && layout.seal->format.svd_share == 0 && !has_basis &&
+  if (layout.seal.has_value() && layout.seal->format.svd_share == 0 && !model.has_basis() &&
       !layout.retention.has_value() && layout.window == 0) {
     return OkStatus();
   }

@@ -103,7 +103,7 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
     KVL_ASSIGN_OR_RETURN(ValueProjection projection, model->weights_->FoldValues(l, basis, pool));
     model->projections_.push_back(std::move(projection));
   }
-  if (basis != nullptr) KVL_RETURN_IF_ERROR(model->PackBasis(*basis));
+  KVL_RETURN_IF_ERROR(model->PlaceBasis(basis));
   if (layout.has_latent_keys) {
     if (layout.MergesEntries()) {
       return Error(StatusCode::kUnimplemented,
@@ -116,6 +116,32 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
     KVL_RETURN_IF_ERROR(model->PrepareCodebooks());
   }
   return model;
+}
+
+bool Model::RowsNeedNoTurn(const ModelBasis* basis) const {
+  const ModelConfig& c = config();
+  // Rows of a group of query heads would lie apart in the product.
+  if (c.rope_dim() > 0 || c.dmc.has_value() || layout_.MergesEntries() || c.gqa_group() > 1) {
+    return false;
+  }
+  if (basis == nullptr) return true;
+  const auto serves_sinks = [](const HeadBasis& head) { return head.cut.has_value(); };
+  return !basis->has_latent_keys() &&
+         (layout_.n_sink == 0 || std::ranges::all_of(basis->heads, serves_sinks));
+}
+
+Status Model::PlaceBasis(const ModelBasis* basis) {
+  has_basis_ = basis != nullptr;
+  needs_no_turn_ = RowsNeedNoTurn(basis);
+  if (basis == nullptr) return OkStatus();
+  if (!needs_no_turn_) return PackBasis(*basis);
+  for (int l = 0; l < layout_.n_layers; ++l) {
+    KVL_ASSIGN_OR_RETURN(
+        QkProjection qk,
+        weights_->FoldQueriesAndKeys(l, *basis, /*keeps_width=*/layout_.n_sink > 0, pool_));
+    folded_qk_.push_back(std::move(qk));
+  }
+  return OkStatus();
 }
 
 Status Model::PackBasis(const ModelBasis& basis) {
@@ -197,8 +223,10 @@ Status Model::ReserveActivations(int64_t n_tokens, int64_t n_logit_rows) {
   KVL_RETURN_IF_ERROR(normed_.EnsureSize(n_tokens * c.hidden_dim * row, what));
   KVL_RETURN_IF_ERROR(qk_.EnsureSize(n_tokens * (c.n_heads + c.n_kv_heads) * d * f32, what));
   KVL_RETURN_IF_ERROR(v_.EnsureSize(n_tokens * max_rank_v * f32, what));
-  KVL_RETURN_IF_ERROR(q_full_.EnsureSize(n_tokens * c.n_heads * d * row, what));
-  KVL_RETURN_IF_ERROR(k_full_.EnsureSize(n_tokens * c.n_kv_heads * d * row, what));
+  if (!needs_no_turn_) {
+    KVL_RETURN_IF_ERROR(q_full_.EnsureSize(n_tokens * c.n_heads * d * row, what));
+    KVL_RETURN_IF_ERROR(k_full_.EnsureSize(n_tokens * c.n_kv_heads * d * row, what));
+  }
   if (!bases_.empty()) {
     if (!layout_.has_latent_keys) {
       KVL_RETURN_IF_ERROR(q_rows_.EnsureSize(n_tokens * group * max_rank_k * row, what));

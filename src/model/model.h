@@ -60,8 +60,8 @@ class Model {
                                                  const RetentionPlan* retention = nullptr);
 
   // Runs one step. Logits of the tokens asked for are in order of the batch behind logits().
-  // kResourceExhausted when there is no memory for activations, kInvalidArgument past the table of
-  // a model with learned positions.
+  // Without a basis `observer` sees rows as the model makes them. kResourceExhausted when there is
+  // no memory for activations, kInvalidArgument past the table of a model with learned positions.
   Status Forward(std::span<const SequenceStep> steps, QkvObserver* observer = nullptr);
 
   // Seals the runs of every cache that must (SequenceCache::must_seal) in one layer; layers come in
@@ -89,11 +89,13 @@ class Model {
   }
   const ForwardProfile& profile() const { return profile_; }
   void ResetProfile() { profile_ = {}; }
-  // Bytes of rotations and codebooks that belong to this model alone.
+  bool has_basis() const { return has_basis_; }
+  // Bytes of rotations and codebooks that belong to this model alone. What is folded into weights
+  // takes none.
   int64_t basis_bytes() const;
 
  private:
-  // What the basis adds to a layer. Without a basis the vectors are empty.
+  // What the basis adds to a layer. Where it is folded, or without one, there are none.
   struct LayerBasis {
     std::vector<PackedMatrix> query;  // D^T [rank_k, head_dim] per KV head; none with latents
     std::vector<PackedMatrix> key;    // E^T [rank_k, head_dim] per KV head; empty: same as query
@@ -115,8 +117,17 @@ class Model {
     int32_t token_id;
     int position;
   };
+  // Rows of one KV head from the step's first token on, in row_type_.
+  struct HeadRows {
+    std::byte* first;
+    int64_t stride;  // elements
+  };
 
   Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa);
+  // Whether rows are attention's and the cache's as they leave their product: nothing turns or
+  // changes them in between, and a basis can be folded.
+  bool RowsNeedNoTurn(const ModelBasis* basis) const;
+  Status PlaceBasis(const ModelBasis* basis);
   Status PackBasis(const ModelBasis& basis);
   Status PrepareCodebooks();
   Status PrepareBlockRotations(const char* stage);
@@ -184,7 +195,15 @@ class Model {
     });
   }
   // Row buffers of one KV head: [n_tokens * rows_per_token, width].
-  std::byte* HeadRows(Buffer* buffer, int64_t width_before, int rows_per_token);
+  std::byte* RowsBehind(Buffer* buffer, int64_t width_before, int rows_per_token);
+  // Of one query head or, counted behind them, one KV head in the product of W_Q and W_K.
+  HeadRows ProductRows(int layer_idx, int head_idx);
+  // gqa_group rows a token: in the basis of keys, and as sinks meet them.
+  HeadRows QueryRows(int layer_idx, int kv_head_idx);
+  HeadRows WholeQueryRows(int layer_idx, int kv_head_idx);
+  // One row a token.
+  HeadRows KeyRows(int layer_idx, int kv_head_idx);
+  HeadRows WholeKeyRows(int layer_idx, int kv_head_idx);
 
   std::shared_ptr<ModelWeights> weights_;
   ThreadPool* pool_;
@@ -198,7 +217,10 @@ class Model {
   Schedule schedule_ = Schedule::kBalanced;
   CacheLayout layout_;
   DType row_type_;
+  bool has_basis_ = false;
+  bool needs_no_turn_ = false;                // RowsNeedNoTurn
   std::vector<LayerBasis> bases_;             // [n_layers], or empty
+  std::vector<QkProjection> folded_qk_;       // [n_layers], or empty: the basis is not folded
   ModelCodebooks codebooks_;                  // [n_layers], or empty
   std::vector<LayerOffsets> offsets_;         // [n_layers]
   std::vector<ValueProjection> projections_;  // [n_layers]
@@ -215,7 +237,9 @@ class Model {
   std::vector<OpenedHead> opened_;       // in the layer at work
   Buffer hidden_;                        // [n_tokens, hidden_dim] f32, the residual stream
   Buffer normed_;                        // [n_tokens, hidden_dim]
-  Buffer qk_;        // [n_tokens, (n_heads + n_kv_heads) * head_dim] f32, before RoPE
+  // [n_tokens, (n_heads + n_kv_heads) * head_dim] f32, before RoPE; or, where rows need no turn,
+  // row_type_ and of the folded width.
+  Buffer qk_;
   Buffer v_;         // [n_tokens, sum of rank_v]
   Buffer q_full_;    // per KV head [n_tokens * gqa_group, head_dim], after RoPE
   Buffer k_full_;    // per KV head [n_tokens, head_dim]

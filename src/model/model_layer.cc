@@ -15,7 +15,7 @@ Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvOb
   if (config().dmc.has_value()) TakeDecisions();
   if (observer != nullptr) Observe(layer_idx, observer);
   if (layout_.MergesEntries()) MergeRows(layer_idx, steps);
-  RotateQueriesAndKeys(layer_idx);
+  if (!needs_no_turn_) RotateQueriesAndKeys(layer_idx);
   KVL_RETURN_IF_ERROR(AppendRows(layer_idx, steps));
   KVL_RETURN_IF_ERROR(Attend(layer_idx, steps));
   KVL_RETURN_IF_ERROR(Prune(layer_idx, steps));
@@ -69,7 +69,10 @@ void Model::Multiply(const PackedMatrix& w, const std::vector<float>& bias, int6
 void Model::ProjectQkv(int layer_idx) {
   const LayerWeights& layer = weights_->layer(layer_idx);
   const ValueProjection& projection = projections_[layer_idx];
-  Multiply(layer.qk, layer.qk_bias, n_tokens_, normed_.data(), qk_.data(), DType::kF32, false);
+  const bool is_folded = !folded_qk_.empty();
+  Multiply(is_folded ? folded_qk_[layer_idx].qk : layer.qk,
+           is_folded ? folded_qk_[layer_idx].bias : layer.qk_bias, n_tokens_, normed_.data(),
+           qk_.data(), needs_no_turn_ ? row_type_ : DType::kF32, false);
   Multiply(projection.v, projection.v_bias, n_tokens_, normed_.data(), v_.data(), row_type_, false);
 }
 
@@ -127,16 +130,11 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
       job.head_dim = d;
       job.gqa_group = group;
       job.n_tokens = n_new;
-      job.q_full = HeadRows(&q_full_, int64_t{g} * d, group) + token_idx * group * d * element;
-      job.q_full_stride = d;
-      if (bases_.empty() || layout_.has_latent_keys) {
-        job.q = job.q_full;
-        job.q_stride = d;
-      } else {
-        job.q = HeadRows(&q_rows_, offsets.rank_k[g], group) +
-                token_idx * group * job.shape.rank_k * element;
-        job.q_stride = job.shape.rank_k;
-      }
+      const HeadRows q = QueryRows(layer_idx, g), q_whole = WholeQueryRows(layer_idx, g);
+      job.q = q.first + token_idx * group * q.stride * element;
+      job.q_stride = q.stride;
+      job.q_full = q_whole.first + token_idx * group * q_whole.stride * element;
+      job.q_full_stride = q_whole.stride;
       if (layout_.has_latent_keys) {
         job.latents = LatentsOf(layer_idx, g, *step.cache, rotation.From(first_block));
       }
@@ -295,9 +293,16 @@ void Model::Observe(int layer_idx, QkvObserver* observer) {
   std::vector<float> q_pre(n_tokens_ * n_heads * d), q_post(q_pre.size());
   std::vector<float> k_pre(n_tokens_ * n_kv * d), k_post(k_pre.size()), v(n_tokens_ * v_width);
   ConvertToFloat(row_type_, v_.data(), n_tokens_ * v_width, v.data());
+  const float* qk = qk_.as<float>();
+  std::vector<float> widened;
+  if (needs_no_turn_) {
+    widened.resize(n_tokens_ * stride);
+    ConvertToFloat(row_type_, qk_.data(), std::ssize(widened), widened.data());
+    qk = widened.data();
+  }
   for (int64_t t = 0; t < n_tokens_; ++t) {
     positions[t] = tokens_[t].position;
-    const float* row = qk_.as<float>() + t * stride;
+    const float* row = qk + t * stride;
     std::copy_n(row, n_heads * d, &q_pre[t * n_heads * d]);
     std::copy_n(row + n_heads * d, n_kv * d, &k_pre[t * n_kv * d]);
     for (int h = 0; h < n_heads + n_kv; ++h) {

@@ -181,15 +181,13 @@ float Model::WeightInEntry(int kv_head_idx, int64_t row) const {
 
 void Model::SeeMergedRows(int layer_idx, int kv_head_idx, int64_t token_idx, HeadJob* job) {
   const LayerOffsets& offsets = offsets_[layer_idx];
-  const int64_t rank_k = job->shape.rank_k, rank_v = offsets.rank_v.back();
-  const std::byte* k = bases_.empty()
-                           ? HeadRows(&k_full_, int64_t{kv_head_idx} * layout_.head_dim, 1)
-                           : HeadRows(&k_rows_, offsets.rank_k[kv_head_idx], 1);
+  const int64_t rank_v = offsets.rank_v.back();
+  const HeadRows k = KeyRows(layer_idx, kv_head_idx);
   const int* n_closed = &n_closed_[kv_head_idx * n_tokens_ + token_idx];
   job->merged = {
       .n_closed = n_closed,
-      .k = k + token_idx * rank_k * SizeOf(row_type_),
-      .k_stride = rank_k,
+      .k = k.first + token_idx * k.stride * SizeOf(row_type_),
+      .k_stride = k.stride,
       .v = v_.data() + (token_idx * rank_v + offsets.rank_v[kv_head_idx]) * SizeOf(row_type_),
       .v_stride = rank_v};
   job->n_entries = std::max(0, n_closed[job->n_tokens - 1]);

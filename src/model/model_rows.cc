@@ -10,8 +10,43 @@
 
 namespace kvlathe {
 
-std::byte* Model::HeadRows(Buffer* buffer, int64_t width_before, int rows_per_token) {
+std::byte* Model::RowsBehind(Buffer* buffer, int64_t width_before, int rows_per_token) {
   return buffer->data() + n_tokens_ * rows_per_token * width_before * SizeOf(row_type_);
+}
+
+Model::HeadRows Model::ProductRows(int layer_idx, int head_idx) {
+  const int n_kv_heads = layout_.n_kv_heads;  // as many as query heads
+  const std::vector<int64_t>& ranks = offsets_[layer_idx].rank_k;
+  const bool is_cut = !folded_qk_.empty() && layout_.n_sink == 0;
+  const auto first_of = [&](int head) { return is_cut ? ranks[head] : head * layout_.head_dim; };
+  const int64_t n_queries = first_of(n_kv_heads);
+  const int64_t first = head_idx / n_kv_heads * n_queries + first_of(head_idx % n_kv_heads);
+  return {qk_.data() + first * SizeOf(row_type_), 2 * n_queries};
+}
+
+Model::HeadRows Model::QueryRows(int layer_idx, int kv_head_idx) {
+  if (bases_.empty() || layout_.has_latent_keys) return WholeQueryRows(layer_idx, kv_head_idx);
+  const int64_t before = offsets_[layer_idx].rank_k[kv_head_idx];
+  return {RowsBehind(&q_rows_, before, config().gqa_group()),
+          layout_.shape(layer_idx, kv_head_idx).rank_k};
+}
+
+Model::HeadRows Model::WholeQueryRows(int layer_idx, int kv_head_idx) {
+  if (needs_no_turn_) return ProductRows(layer_idx, kv_head_idx);
+  const int d = layout_.head_dim;
+  return {RowsBehind(&q_full_, int64_t{kv_head_idx} * d, config().gqa_group()), d};
+}
+
+Model::HeadRows Model::KeyRows(int layer_idx, int kv_head_idx) {
+  if (bases_.empty()) return WholeKeyRows(layer_idx, kv_head_idx);
+  return {RowsBehind(&k_rows_, offsets_[layer_idx].rank_k[kv_head_idx], 1),
+          layout_.shape(layer_idx, kv_head_idx).rank_k};
+}
+
+Model::HeadRows Model::WholeKeyRows(int layer_idx, int kv_head_idx) {
+  if (needs_no_turn_) return ProductRows(layer_idx, layout_.n_kv_heads + kv_head_idx);
+  const int d = layout_.head_dim;
+  return {RowsBehind(&k_full_, int64_t{kv_head_idx} * d, 1), d};
 }
 
 void Model::RotateQueriesAndKeys(int layer_idx) {
@@ -36,8 +71,8 @@ void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_
   const int d = c.head_dim, group = c.gqa_group();
   const int64_t qk_stride = int64_t{c.n_heads + c.n_kv_heads} * d;
   const int64_t head_row_bytes = d * SizeOf(row_type_);
-  std::byte* q = HeadRows(&q_full_, int64_t{kv_head_idx} * d, group);
-  std::byte* k = HeadRows(&k_full_, int64_t{kv_head_idx} * d, 1);
+  std::byte* q = WholeQueryRows(layer_idx, kv_head_idx).first;
+  std::byte* k = WholeKeyRows(layer_idx, kv_head_idx).first;
   std::vector<float> centred(d);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     const float* row = qk_.as<float>() + t * qk_stride;
@@ -50,7 +85,6 @@ void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_
   if (bases_.empty()) return;
 
   const int64_t rank = layout_.shape(layer_idx, kv_head_idx).rank_k;
-  const int64_t before = offsets_[layer_idx].rank_k[kv_head_idx];
   LinearParams params;
   params.x_stride = d;
   params.y_stride = rank;
@@ -59,14 +93,15 @@ void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_
     params.w = &bases_[layer_idx].query[kv_head_idx];
     params.n_rows = (tokens.end - tokens.begin) * group;
     params.x = q + tokens.begin * group * head_row_bytes;
-    params.y = HeadRows(&q_rows_, before, group) + tokens.begin * group * rank * SizeOf(row_type_);
+    params.y =
+        QueryRows(layer_idx, kv_head_idx).first + tokens.begin * group * rank * SizeOf(row_type_);
     linear_.RunOnWorker(params, worker_id);
   }
   const PackedMatrix& own_key_basis = bases_[layer_idx].key[kv_head_idx];
   if (own_key_basis.n_out() > 0) params.w = &own_key_basis;
   params.n_rows = tokens.end - tokens.begin;
   params.x = k + tokens.begin * head_row_bytes;
-  params.y = HeadRows(&k_rows_, before, 1) + tokens.begin * rank * SizeOf(row_type_);
+  params.y = KeyRows(layer_idx, kv_head_idx).first + tokens.begin * rank * SizeOf(row_type_);
   linear_.RunOnWorker(params, worker_id);
 }
 
@@ -122,16 +157,14 @@ Status Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
       const BlockShape& shape = layout_.shape(layer_idx, g);
       const int n_new = static_cast<int>(step.token_ids.size());
       const int first = step.cache->n_tokens() - n_new;
-      const std::byte* k = bases_.empty() ? HeadRows(&k_full_, int64_t{g} * d, 1)
-                                          : HeadRows(&k_rows_, offsets.rank_k[g], 1);
-      const std::byte* k_plain = HeadRows(&k_full_, int64_t{g} * d, 1);
+      const HeadRows k = KeyRows(layer_idx, g), k_whole = WholeKeyRows(layer_idx, g);
       const std::byte* v = v_.data() + offsets.rank_v[g] * element;
       for (int t = 0; t < n_new;) {
         const int64_t row = token_idx + t;
         const int position = first + t;
         if (position < n_sink) {
           std::memcpy(step.cache->sink_k(layer_idx, g) + position * d * element,
-                      k_plain + row * d * element, d * element);
+                      k_whole.first + row * k_whole.stride * element, d * element);
           std::memcpy(step.cache->sink_v(layer_idx, g) + position * shape.rank_v * element,
                       v + row * v_stride * element, shape.rank_v * element);
           ++t;
@@ -153,8 +186,8 @@ Status Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
         params.block = step.cache->blocks(layer_idx, g)[entry / kBlockSize];
         params.first_slot = entry % kBlockSize;
         params.n_rows = std::min(n_rows, kBlockSize - params.first_slot);
-        params.k = k + row * shape.rank_k * element;
-        params.k_stride = shape.rank_k;
+        params.k = k.first + row * k.stride * element;
+        params.k_stride = k.stride;
         params.v = v + row * v_stride * element;
         params.v_stride = v_stride;
         if (!shape.has_coded_rows) {

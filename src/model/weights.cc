@@ -223,12 +223,17 @@ StatusOr<std::vector<std::vector<double>>> ModelWeights::ValueGrams(int layer_id
   return HeadGrams(w_v.data(), config_.n_kv_heads, config_.head_dim, config_.hidden_dim);
 }
 
-StatusOr<std::vector<std::vector<double>>> ModelWeights::KeyGrams(int layer_idx) {
+StatusOr<std::vector<float>> ModelWeights::QkMatrix(int layer_idx) {
   std::vector<float> w;
   for (const Projection& part : names_.qk(layer_idx)) {
     KVL_ASSIGN_OR_RETURN(const std::vector<float> rows, reader_.Matrix(part));
     w.insert(w.end(), rows.begin(), rows.end());
   }
+  return w;
+}
+
+StatusOr<std::vector<std::vector<double>>> ModelWeights::KeyGrams(int layer_idx) {
+  KVL_ASSIGN_OR_RETURN(const std::vector<float> w, QkMatrix(layer_idx));
   const int64_t n_query_rows = int64_t{config_.n_heads} * config_.head_dim;
   return HeadGrams(w.data() + n_query_rows * config_.hidden_dim, config_.n_kv_heads,
                    config_.head_dim, config_.hidden_dim);

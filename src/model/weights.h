@@ -41,6 +41,13 @@ struct ValueProjection {
   std::vector<float> o_bias;
 };
 
+// W_Q and W_K of a layer in the basis of keys, for models in which nothing turns their rows
+// (methods.md 1.4): the product is what attention and the cache take.
+struct QkProjection {
+  PackedMatrix qk;  // Q rows of all heads, then K rows
+  std::vector<float> bias;
+};
+
 // Called with the share of the layers that are loaded.
 using LoadProgress = std::function<void(double fraction)>;
 
@@ -55,6 +62,11 @@ class ModelWeights {
 
   // W_V and W_O of one layer, folded with `basis` (null: as they are).
   StatusOr<ValueProjection> FoldValues(int layer_idx, const ModelBasis* basis, ThreadPool* pool);
+
+  // W_Q D and (W_K less the offset) E of one layer, biases likewise, in rank_k rows per head; or,
+  // with `keeps_width`, in head_dim rows, those of HeadBasis::cut last.
+  StatusOr<QkProjection> FoldQueriesAndKeys(int layer_idx, const ModelBasis& basis,
+                                            bool keeps_width, ThreadPool* pool);
 
   // W_V,h^T W_V,h [head_dim, head_dim] of every layer and KV head, [n_layers * n_kv_heads], in the
   // (D x d) orientation of y = x W: what FDC and Palu decompose.
@@ -82,6 +94,8 @@ class ModelWeights {
  private:
   ModelWeights(const ModelConfig& config, DType compute_type, std::unique_ptr<TensorSource> source);
   Status LoadEmbeddings(ThreadPool* pool);
+  // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first.
+  StatusOr<std::vector<float>> QkMatrix(int layer_idx);
   StatusOr<std::vector<std::vector<double>>> KeyGrams(int layer_idx);
   StatusOr<std::vector<std::vector<double>>> ValueGrams(int layer_idx);
   StatusOr<std::vector<std::vector<double>>> OutputGrams(int layer_idx);

@@ -2,11 +2,18 @@
 // head_dim and the stored ranks.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "kernels/cpu/block_layout.h"
 
 namespace kvlathe {
+
+// The columns that D and E lost to rank_k, [head_dim, head_dim - rank_k] each:
+// [D query][E key]^T = I, so rows in all columns have the scores that they had.
+struct CutColumns {
+  std::vector<float> query, key;
+};
 
 // Row-major float matrices; "compress" is applied to rows on the right.
 struct HeadBasis {
@@ -28,6 +35,9 @@ struct HeadBasis {
   std::vector<float> key_way_back = {};
   // Where channels have bits of their own; the maps then give channels of unit variance.
   BitSplit k_bits = {}, v_bits = {};
+  // Of D and E that are such a pair. Where nothing turns rows after their projection, all columns
+  // fold into W_Q and W_K, and sinks lie in all of them.
+  std::optional<CutColumns> cut = std::nullopt;
 };
 
 struct ModelBasis {

@@ -47,7 +47,8 @@ void MixRows(int rank, int n_columns, std::vector<float>* m) {
 ModelBasis IdentityBasis(int n_layers, int n_kv_heads, int head_dim) {
   std::vector<float> identity(int64_t{head_dim} * head_dim, 0.0f);
   for (int i = 0; i < head_dim; ++i) identity[i * head_dim + i] = 1;
-  const HeadBasis head{head_dim, head_dim, identity, identity, identity, identity};
+  HeadBasis head{head_dim, head_dim, identity, identity, identity, identity};
+  head.cut.emplace();
   return {n_layers, n_kv_heads, head_dim,
           std::vector<HeadBasis>(int64_t{n_layers} * n_kv_heads, head)};
 }

@@ -19,10 +19,11 @@ constexpr BasisMethod kMethods[] = {
     {"palu", AnalysePalu, AllocatePalu, nullptr, /*wants_text=*/true},
 };
 
-std::vector<float> FirstColumns(const std::vector<float>& square, int dim, int n_columns) {
+// Columns [first, first + n_columns) of a square matrix.
+std::vector<float> Columns(const std::vector<float>& square, int dim, int first, int n_columns) {
   std::vector<float> columns(int64_t{dim} * n_columns);
   for (int64_t row = 0; row < dim; ++row) {
-    std::copy_n(&square[row * dim], n_columns, &columns[row * n_columns]);
+    std::copy_n(square.begin() + row * dim + first, n_columns, columns.begin() + row * n_columns);
   }
   return columns;
 }
@@ -78,13 +79,16 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
     head.rank_k = rank_k;
     head.rank_v = rank_v;
     if (full.key_way_back.empty()) {
-      head.query_basis = FirstColumns(full.query_basis, head_dim, rank_k);
+      head.query_basis = Columns(full.query_basis, head_dim, 0, rank_k);
+      const int n_cut = head_dim - rank_k;
+      head.cut = {Columns(full.query_basis, head_dim, rank_k, n_cut),
+                  Columns(full.key_basis, head_dim, rank_k, n_cut)};
     } else {
       const auto rows_k = full.key_way_back.begin();
       head.key_way_back.assign(rows_k, rows_k + int64_t{rank_k} * head_dim);
     }
-    head.key_basis = FirstColumns(full.key_basis, head_dim, rank_k);
-    head.value_basis = FirstColumns(full.value_basis, head_dim, rank_v);
+    head.key_basis = Columns(full.key_basis, head_dim, 0, rank_k);
+    head.value_basis = Columns(full.value_basis, head_dim, 0, rank_v);
     const auto rows = full.output_basis.begin();
     head.output_basis.assign(rows, rows + int64_t{rank_v} * head_dim);
     head.key_offset = full.key_offset;
