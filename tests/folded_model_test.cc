@@ -117,7 +117,7 @@ class FoldedModelTest : public ::testing::TestWithParam<NamedShape> {
 };
 
 TEST_P(FoldedModelTest, MatchesTheUnfoldedDecoderAndTurnsNothing) {
-  const Bases bases = RandomPairs(reference_, 3);
+  const Bases bases = RandomPairs(reference_, 4);
   for (const int n_sink : {0, 4}) {
     const Matrix expected = testing::ReferenceLogits(reference_, ids_, bases.reference, n_sink);
     for (const Isa isa : AvailableIsas()) {
