@@ -225,7 +225,7 @@ shape_of_1b() {
 
 # GEAR's Tables 6 and 7 and Figures 3 and 4 in our form. BUDGET holds three uncompressed sequences of the 1B shape.
 throughput() {
-  scripts/throughput_table.py "$kvlathe" "$(shape_of_1b)" "${BUDGET:-512MiB}" "${CONTEXT:-4110}" none 'kcvt(bits=4)' 'gear-l(bits=4)' \
+  scripts/throughput_table.py "$kvlathe" "$(shape_of_1b)" "${BUDGET:-256MiB}" "${CONTEXT:-2062}" none 'kcvt(bits=4)' 'gear-l(bits=4)' \
     'gear(bits=4)' 'kivi(bits=2,group=64)' 'gear-l(bits=2)' 'gear(bits=2)' 'lathe(ratio=8)'
 }
 

@@ -78,7 +78,7 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
       });
     });
     k += 64 * kBlockLines;
-    next += 64 * kBlockLines;
+    if constexpr (kPrefetch > 0) next += 64 * kBlockLines;
   }
   // The first row of the tile sees the least.
   const int first = panel.first_row + row;
@@ -114,7 +114,7 @@ void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int
   const int64_t step = int64_t{4} * p.shape.rank_v;
   const std::byte* v = block.v + 4 * dim;
   const std::byte* next = block.next;
-  next += (block.v - block.k) + int64_t{128} * dim;
+  if constexpr (kPrefetch > 0) next += (block.v - block.k) + int64_t{128} * dim;
   __m512 sums[kRows][kLines];
   Unroll<kRows>([&](auto i) {
     const __m512 shrink = _mm512_set1_ps(panel.scratch->rows[row + i.value].shrink);
@@ -141,7 +141,7 @@ void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int
     }
     add_pair(pair, lines);
     v += step;
-    next += 64 * kLines;
+    if constexpr (kPrefetch > 0) next += 64 * kLines;
   }
   if (n_valid % 2 != 0) {
     __m512bh lines[kLines];

@@ -22,7 +22,8 @@ bool EncodeRow(const float* row, std::span<uint8_t> codes) {
   for (size_t i = 0; i < codes.size(); ++i) {
     sum += row[i] * 0;
     const float step = std::nearbyint(row[i] * (1 / kUnitStep));
-    codes[i] = static_cast<uint8_t>(std::clamp(step, -128.0f, 127.0f) + 128);
+    // In this order NaN is a code as well.
+    codes[i] = static_cast<uint8_t>(std::max(-128.0f, std::min(127.0f, step)) + 128);
   }
   return sum == 0;
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -41,7 +42,9 @@ void Add(const EntryScoreParams& p) {
     const float* scores = p.scores + row * p.stride;
     for (int e = 0; e < n_visible; ++e) {
       const float probability = std::exp(scores[e] * scale - max) * inverse_sum;
-      AddToSum(static_cast<int64_t>(probability / static_cast<float>(kScoreUnit)), &p.table.sum(e));
+      // A probability is at most 1 but for rounding; in this order NaN is a number as well.
+      const float units = std::min(0x1p33f, probability / static_cast<float>(kScoreUnit));
+      AddToSum(static_cast<int64_t>(units), &p.table.sum(e));
     }
   }
 }

@@ -124,6 +124,8 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
   for (uint64_t i = 0; i < uint64_t{n_layers} * n_kv_heads; ++i) {
     BlockShape shape;
     if (!ReadShape(reader, &shape)) return false;
+    // Codes share their scales by groups of channels.
+    if (layout->seal.has_value() && std::min(shape.rank_k, shape.rank_v) == 0) return false;
     layout->shapes.push_back(shape);
   }
   return !layout->MergesEntries() || ReadLengths(reader, file);

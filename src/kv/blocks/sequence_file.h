@@ -2,12 +2,14 @@
 //
 //   offset  bytes
 //   0       8       "KVLSEQ\r\n"
-//   8       4       format version, 2
+//   8       4       format version, 5
 //   12      8       n_bytes of the whole file
 //   20              spec, model: a length of 4 bytes and the text, each
 //                   n_layers, n_kv_heads, head_dim, n_sink, window, kBlockSize, n_tokens: 4 bytes
 //                   each; where the prompt ends and how many positions come after it: 8 bytes each
-//                   rank_k, rank_v, row type (0 F32, 1 F16, 2 BF16) of every KV head: 4 bytes each
+//                   of every KV head rank_k, rank_v, row type (0 F32, 1 F16, 2 BF16), whether its
+//                   open blocks are coded, channels of K and of V with 8, 5, 4, 3, 2 and 1 bits: 4
+//                   bytes each
 //                   of every KV head, where entries are merged, their number, and where the model
 //                   decides and they are sealed the blocks that were with the prompt and that are:
 //                   4 bytes each

@@ -415,6 +415,33 @@ TEST_F(SequenceFileTest, HostilePlacesOfExactEntriesAreRefused) {
   refuse(KeySparseOffset(shape) + 4 * (n_entries - 1), 0xffff);
 }
 
+TEST_F(SequenceFileTest, HostilePositionsOfEntriesAreRefused) {
+  const SequenceIdentity identity = {"h2o(keep=0.5,sink=2)", "model-1"};
+  CacheLayout layout = {1, 1, 16, 2, {{16, 16, DType::kBf16}}};
+  layout.retention = RetentionPlanOf(*Spec::Parse(identity.spec));
+  BlockPool pool(kNoLimit);
+  SequenceCache cache(&layout, &pool);
+  cache.set_n_prompt(100);
+  ASSERT_TRUE(cache.Extend(10).ok());
+  std::memset(cache.blocks(0, 0)[0], 0, static_cast<size_t>(BlockBytes(layout.shapes[0])));
+  ASSERT_TRUE(SaveSequence(cache, layout, identity, "", path_).ok());
+  const std::string bytes = FileBytes();
+  const size_t positions = bytes.size() - 4 - EntryTable::BlockBytes(/*has_sums=*/true);
+  const auto status_with = [&](int entry, int32_t position) {
+    std::string changed = bytes;
+    std::memcpy(changed.data() + positions + 4 * entry, &position, 4);
+    WriteSealed(changed);
+    BlockPool other_pool(kNoLimit);
+    SequenceCache restored(&layout, &other_pool);
+    return Restore(layout, &restored, identity).status();
+  };
+  EXPECT_TRUE(status_with(3, 5).ok());  // as it is
+  for (const int32_t position : {4, 9, 1, 10, -1}) {
+    EXPECT_EQ(status_with(3, position).code(), StatusCode::kDataLoss) << position;
+  }
+  EXPECT_TRUE(status_with(8, 4).ok());  // no entry is there
+}
+
 TEST_F(SequenceFileTest, ForeignFilesAreRefusedWithWhatIsDifferent) {
   const CacheLayout layout = SmallLayout(4);
   Save(layout, 100);

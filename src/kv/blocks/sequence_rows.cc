@@ -237,10 +237,14 @@ class RowCopier {
     const int64_t n_blocks = std::ssize(cache_->blocks(layer_idx, kv_head_idx));
     Take(reinterpret_cast<std::byte*>(table.positions(0)),
          n_blocks * EntryTable::BlockBytes(table.has_sums()));
+    // Prunes count on it that entries are of different positions.
+    std::vector<bool> is_taken(static_cast<size_t>(cache_->n_tokens()));
     for (int e = 0; e < cache_->n_entries(layer_idx, kv_head_idx); ++e) {
-      if (table.position(e) < layout_.n_sink || table.position(e) >= cache_->n_tokens()) {
+      const int position = table.position(e);
+      if (position < layout_.n_sink || position >= cache_->n_tokens() || is_taken[position]) {
         return false;
       }
+      is_taken[position] = true;
     }
     return true;
   }

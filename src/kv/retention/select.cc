@@ -17,13 +17,21 @@ struct Candidate {
   }
 };
 
+// Votes from a damaged file may be anything; their sums wrap.
+int64_t Sum(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
+int64_t Difference(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b));
+}
+
 // Sums over a window of entries, which lie in the order of their positions; outside there is none.
 void AddNeighbours(int kernel, std::vector<Candidate>* all) {
   const int n = static_cast<int>(all->size()), reach = kernel / 2;
   std::vector<int64_t> sums(n + 1);
-  for (int i = 0; i < n; ++i) sums[i + 1] = sums[i] + (*all)[i].votes;
+  for (int i = 0; i < n; ++i) sums[i + 1] = Sum(sums[i], (*all)[i].votes);
   for (int i = 0; i < n; ++i) {
-    (*all)[i].votes = sums[std::min(n, i + reach + 1)] - sums[std::max(0, i - reach)];
+    (*all)[i].votes = Difference(sums[std::min(n, i + reach + 1)], sums[std::max(0, i - reach)]);
   }
 }
 
@@ -41,7 +49,7 @@ std::vector<int> ChooseDropped(const RetentionPlan& plan, const KeptEntries& kep
     c.position = tables[0].position(e);
     newest = std::max(newest, c.position);
     for (const EntryTable& table : tables) {
-      if (table.has_sums()) c.votes += table.sum(e);
+      if (table.has_sums()) c.votes = Sum(c.votes, table.sum(e));
     }
   }
   if (plan.pool_kernel > 1) AddNeighbours(plan.pool_kernel, &candidates);
