@@ -10,7 +10,8 @@
 # or that of MODEL, here a config.json, at CONTEXTS), throughput (tokens/s and memory against the number of sequences
 # under one KV budget, and the longest prompt, the same shape), shares (the time of GEAR's parts, the same shape),
 # deviation (logits of GEAR and its parts against the uncompressed model's, by steps behind the prompt),
-# calibration-cost (time and memory for the first layers of the 8B shape, or of MODEL).
+# scaling (time of a step by context and by sequences, in that shape; writes docs/scaling.svg), votes (attention of a prompt
+# while votes are collected), calibration-cost (time and memory for the first layers of the 8B shape, or of MODEL).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 part=${1:-all} model=${2:-models/lathe-nano} n_examples=${3:-0}
@@ -194,23 +195,47 @@ shape() {
   cat <<JSON
 {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": $1, "num_hidden_layers": $2,
  "num_attention_heads": $3, "num_key_value_heads": $4, "head_dim": $5, "intermediate_size": $6, "vocab_size": 32000,
- "max_position_embeddings": 40960, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
+ "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
  "tie_word_embeddings": false, "torch_dtype": "bfloat16"}
 JSON
 }
 
-# Prompts of 512 tokens behind others that are filled with random rows: time_table.py adds them up.
+# Chunks of 512 tokens at the start and far behind (where rows are random), and generated tokens at every context:
+# time_table.py adds them up. /KE of the papers is the static schedule, /AC one rank for all heads, /PRC latents from
+# before RoPE that are reconstructed (palu), /OE bases and products at run time (svd-online).
 time_of_requests() {
-  local config=$work/1b.json contexts=${CONTEXTS:-2048 8192 32768} depths=0 specs=() context
+  local config=$work/shape.json contexts=${CONTEXTS:-2048,8192,32768}
   shape 2048 16 32 8 64 8192 >"$config"
   if [ "$model" != models/lathe-nano ]; then config=$model; fi
-  for kv in none 'fdc(rate=0.5)' 'zack(rate=0.5)' 'lathe(rate=0.5)' 'lathe(ratio=4)' 'palu(rate=0.5)' 'svd-online(rate=0.5)'; do
+  local bench=("$kvlathe" bench model --random-model "$config" -p 512 -r 1 --json)
+  local specs=() kv
+  for kv in none 'fdc(rate=0.5)' 'zack(rate=0.5)' 'zack(rate=0.3,ranks=uniform)' 'lathe(rate=0.5)' 'lathe(ratio=4)' 'lathe(ratio=8)' \
+    'palu(rate=0.5)' 'svd-online(rate=0.5)'; do
     specs+=(--kv "$kv")
   done
-  for context in $contexts; do depths+=,$((context - 512)); done
-  "$kvlathe" bench model --random-model "$config" "${specs[@]}" -p 512 -n 0 -d "$depths" -r 1 --json >"$work/prompts.json"
-  "$kvlathe" bench model --random-model "$config" "${specs[@]}" -p 0 -n 8 -d "${contexts// /,}" -r 1 --json >"$work/tokens.json"
-  scripts/time_table.py "$work/prompts.json" "$work/tokens.json"
+  "${bench[@]}" "${specs[@]}" -n 0 -d "0,${contexts##*,}" >"$work/balanced-p.json"
+  "${bench[@]}" "${specs[@]}" -p 0 -n 4 -d "$contexts" >"$work/balanced-n.json"
+  "${bench[@]}" --kv 'zack(rate=0.5)' --schedule static -n 0 -d "0,${contexts##*,}" >"$work/static-p.json"
+  "${bench[@]}" --kv 'zack(rate=0.5)' --schedule static -p 0 -n 4 -d "$contexts" >"$work/static-n.json"
+  scripts/time_table.py "$work"/{balanced,static}
+}
+
+# Time of a step by context, and by sequences of 2048 tokens; a picture of both with the machine's limits.
+scaling() {
+  local config=$work/shape.json specs=(--kv none --kv 'fdc(rate=0.5)' --kv 'kivi(bits=4)' --kv 'lathe(ratio=4)' --kv 'lathe(ratio=8)')
+  shape 2048 16 32 8 64 8192 >"$config"
+  local bench=("$kvlathe" bench model --random-model "$config" -p 0 -n 4 -r 1 --kv-memory 8G --json)
+  "${bench[@]}" "${specs[@]}" -d 1024,2048,4096,8192,16384,32768,65536 >"$work/contexts.json"
+  "${bench[@]}" "${specs[@]}" -d 2048 --parallel 1,2,4,8,16,32,64 >"$work/sequences.json"
+  scripts/scaling_chart.py "$work/contexts.json" "$work/sequences.json" docs/scaling.svg
+}
+
+# What collecting votes costs: attention over a prompt of 8192, all of it kept until it ends (2 layers of the 8B shape).
+votes() {
+  shape 4096 2 32 8 128 14336 >"$work/shape.json"
+  local specs=(--kv 'h2o(keep=0.5,prune=prompt)' --kv 'keyformer(keep=0.5,prune=prompt)' --kv 'tova(keep=0.5,prune=prompt)' --kv 'snapkv(keep=0.5)')
+  "$kvlathe" bench model --random-model "$work/shape.json" -p 8192 -n 0 -r 2 --kv none "${specs[@]}" --json >"$work/votes.json"
+  scripts/votes_table.py "$work/votes.json"
 }
 
 # The config.json of MODEL, here one itself, or the 1B shape.
@@ -218,7 +243,7 @@ shape_of_1b() {
   if [ "$model" != models/lathe-nano ]; then
     echo "$model"
   else
-    shape 2048 16 32 8 64 8192 | sed 's/40960/262144/' >"$work/1b.json"
+    shape 2048 16 32 8 64 8192 | sed 's/131072/262144/' >"$work/1b.json"
     echo "$work/1b.json"
   fi
 }
@@ -266,7 +291,7 @@ calibration_cost() {
 }
 
 case $part in
-  basis | bases | quantizers | gear | bits | retention | papers | calibration | spectra | throughput | shares | deviation) "$part" ;;
+  basis | bases | quantizers | gear | bits | retention | papers | calibration | spectra | throughput | shares | deviation | scaling | votes) "$part" ;;
   time) time_of_requests ;;
   calibration-cost) calibration_cost ;;
   all) basis && bases && quantizers && gear && bits && retention ;;

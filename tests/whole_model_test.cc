@@ -2,12 +2,14 @@
 // format.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <random>
 
 #include "calibration/calibrate.h"
 #include "calibration/sensitivity.h"
+#include "kv/basis/hadamard.h"
 #include "kv/basis/method.h"
 #include "loaded_model.h"
 #include "model_shapes.h"
@@ -217,10 +219,61 @@ TEST_P(RandomModelTest, TheKlOfABasisIsThatOfTheLiteralDecoder) {
     for (size_t i = 0; i < p.size(); ++i) expected += p[i] * std::log(p[i] / q[i]);
   }
   expected /= static_cast<double>(ids_.size() - ids_.size() / 2);
-  auto kl = (*meter)->Measure(ToModelBasis(reference_, bases));
+  auto kl = (*meter)->Measure(ToModelBasis(reference_, bases), 0);
   ASSERT_TRUE(kl.ok()) << kl.status();
   EXPECT_GT(expected, 1e-3);
   EXPECT_NEAR(*kl, expected, 1e-3 * expected + 1e-5);
+}
+
+TEST_P(RandomModelTest, TheKlIsTheSameFromTheFirstLayerThatDiffers) {
+  LoadedModel loaded = LoadModel(directory_, DType::kF32, AvailableIsas().back());
+  const ModelConfig& c = loaded.model->config();
+  const ModelBasis cut = ToModelBasis(reference_, testing::RandomBases(reference_, 31));
+  const std::vector<int32_t> tokens(ids_.begin(), ids_.end());
+  auto created = KlMeter::Create(loaded.weights, tokens, loaded.pool.get(), AvailableIsas().back());
+  ASSERT_TRUE(created.ok()) << created.status();
+  KlMeter& meter = **created;
+  const int last = c.n_layers - 1;
+  ModelBasis basis = IdentityBasis(c.n_layers, c.n_kv_heads, c.head_dim);
+  const auto last_heads = basis.heads.begin() + last * c.n_kv_heads;
+  std::copy_n(cut.heads.begin() + last * c.n_kv_heads, c.n_kv_heads, last_heads);
+  const auto expect_same = [&](const char* what) {
+    const auto from_first = meter.Measure(basis, 0), from_last = meter.Measure(basis, last);
+    ASSERT_TRUE(from_first.ok() && from_last.ok()) << what;
+    EXPECT_GT(*from_first, 1e-6) << what;
+    EXPECT_NEAR(*from_last, *from_first, 1e-5 * *from_first) << what;
+  };
+  expect_same("cut");
+  basis = IdentityBasis(c.n_layers, c.n_kv_heads, c.head_dim);
+  const auto codes = [&](int bits) {
+    BitSplit split;
+    split.channels[std::ranges::find(kSplitBits, bits) - kSplitBits.begin()] = c.head_dim;
+    return split;
+  };
+  for (HeadBasis& head : basis.heads) head.k_bits = head.v_bits = codes(8);
+  ASSERT_TRUE(meter.Measure(basis, KlMeter::kAllLayers).ok());
+  for (int g = 0; g < c.n_kv_heads; ++g) last_heads[g].v_bits = codes(1);
+  expect_same("codes");
+}
+
+TEST_P(RandomModelTest, ProjectionsWithTheSameMapsAreOne) {
+  LoadedModel loaded = LoadModel(directory_, DType::kF32, AvailableIsas().back());
+  const ModelConfig& c = loaded.model->config();
+  const auto fold = [&](const ModelBasis* basis) {
+    auto projection = loaded.weights->FoldValues(0, basis, loaded.pool.get());
+    EXPECT_TRUE(projection.ok()) << projection.status();
+    return *std::move(projection);
+  };
+  const auto plain = fold(nullptr);
+  const ModelBasis whole = IdentityBasis(c.n_layers, c.n_kv_heads, c.head_dim);
+  EXPECT_EQ(fold(nullptr), plain);
+  EXPECT_EQ(fold(&whole), plain);
+  ModelBasis cut = ToModelBasis(reference_, testing::RandomBases(reference_, 31));
+  const auto folded = fold(&cut);
+  EXPECT_NE(folded, plain);
+  EXPECT_EQ(fold(&cut), folded);
+  cut.heads[0].output_basis[1] += 0.5f;
+  EXPECT_NE(fold(&cut), folded);
 }
 
 TEST_P(RandomModelTest, TheCacheHoldsTheWindowOnly) {

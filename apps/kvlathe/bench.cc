@@ -24,6 +24,21 @@ struct BenchModelOptions {
   int n_repetitions = 5;
 };
 
+std::vector<ModelBenchCase> ListTests(const BenchModelOptions& options) {
+  std::vector<ModelBenchCase> tests;
+  for (const int n_parallel : options.n_parallel) {
+    for (const int depth : options.n_depth) {
+      for (const int n : options.n_prompt) {
+        if (n > 0) tests.push_back({n, 0, depth, n_parallel});
+      }
+      for (const int n : options.n_gen) {
+        if (n > 0) tests.push_back({0, n, depth, n_parallel});
+      }
+    }
+  }
+  return tests;
+}
+
 Status RunModelBench(const BenchModelOptions& options) {
   const bool random = !options.random_model.empty();
   if (random != options.model.model.empty()) {
@@ -35,24 +50,17 @@ Status RunModelBench(const BenchModelOptions& options) {
   std::vector<std::string> specs = options.model.kv;
   if (specs.empty()) specs = {"none"};
   std::vector<ModelBenchRow> rows;
+  const std::vector<ModelBenchCase> tests = ListTests(options);
   for (const std::string& kv : specs) {
     KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
-    const auto measure = [&](ModelBenchCase test) -> Status {
+    // Again for every spec: they drift.
+    KVL_ASSIGN_OR_RETURN(const StepLimits limits,
+                         MeasureStepLimits(workspace->threads(), workspace->isa()));
+    for (const ModelBenchCase& test : tests) {
       KVL_ASSIGN_OR_RETURN(ModelBenchRow row,
                            BenchModel(spec_model.model.get(), kv, test, options.n_repetitions,
-                                      workspace->kv_budget_bytes()));
+                                      workspace->kv_budget_bytes(), limits));
       rows.push_back(std::move(row));
-      return OkStatus();
-    };
-    for (int depth : options.n_depth) {
-      for (int n_parallel : options.n_parallel) {
-        for (int n : options.n_prompt) {
-          if (n > 0) KVL_RETURN_IF_ERROR(measure({n, 0, depth, n_parallel}));
-        }
-        for (int n : options.n_gen) {
-          if (n > 0) KVL_RETURN_IF_ERROR(measure({0, n, depth, n_parallel}));
-        }
-      }
     }
   }
   if (options.model.json) {

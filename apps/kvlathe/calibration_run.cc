@@ -32,9 +32,6 @@ StatusOr<TokenSequences> Sequences(const Workspace& workspace, const Calibration
   return CutSequences(ids, n_tokens, workspace.leading_bos().value_or(-1));
 }
 
-// Tokens of the first sequence on which cuts are measured, half of them scored.
-constexpr size_t kProbeTokens = 1024;
-
 Status MeasureOn(Workspace* workspace, std::span<const int32_t> sequence,
                  CalibrationStatistics* statistics) {
   const auto analyse = [&](const char* text) -> StatusOr<BasisAnalysis> {
@@ -43,14 +40,16 @@ Status MeasureOn(Workspace* workspace, std::span<const int32_t> sequence,
   };
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis analysis, analyse("lathe"));
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis before_rope, analyse("lathe(keys=before)"));
+  const size_t n_tokens = std::min<size_t>(sequence.size(), ProbeTokens(statistics->shape));
   KVL_ASSIGN_OR_RETURN(const auto meter,
-                       KlMeter::Create(workspace->shared_weights(),
-                                       sequence.first(std::min(sequence.size(), kProbeTokens)),
+                       KlMeter::Create(workspace->shared_weights(), sequence.first(n_tokens),
                                        workspace->threads(), workspace->isa()));
   SensitivityJob job;
   job.analysis = &analysis;
   job.before_rope = &before_rope;
-  job.kl = [&](const ModelBasis& basis) { return meter->Measure(basis); };
+  job.kl = [&](const ModelBasis& basis, int first_layer) {
+    return meter->Measure(basis, first_layer);
+  };
   if (const Progress progress = workspace->progress()) {
     job.on_progress = [progress](double fraction) {
       progress("measuring sensitivities", fraction);

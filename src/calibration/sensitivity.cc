@@ -45,20 +45,25 @@ StatusOr<std::unique_ptr<KlMeter>> KlMeter::Create(std::shared_ptr<ModelWeights>
   meter->token_ids_.assign(token_ids.begin(), token_ids.end());
   meter->pool_ = pool;
   meter->isa_ = isa;
-  KVL_ASSIGN_OR_RETURN(meter->logits_, meter->Logits(nullptr));
+  KVL_ASSIGN_OR_RETURN(meter->logits_, meter->Logits(nullptr, kAllLayers));
   return meter;
 }
 
-StatusOr<std::vector<float>> KlMeter::Logits(const ModelBasis* basis) {
+StatusOr<std::vector<float>> KlMeter::Logits(const ModelBasis* basis, int first_layer) {
   SealPlan seal;
   seal.format.splits_bits = basis != nullptr && basis->heads[0].k_bits != BitSplit{};
   seal.prompt_run = kBlockSize;
-  KVL_ASSIGN_OR_RETURN(const auto model,
-                       Model::Create(weights_, basis, kCalibrationSinks, pool_, isa_,
-                                     seal.format.splits_bits ? &seal : nullptr));
+  const bool is_split = seal.format.splits_bits;
+  KVL_ASSIGN_OR_RETURN(auto model, Model::Create(weights_, basis, kCalibrationSinks, pool_, isa_,
+                                                 is_split ? &seal : nullptr));
+  Reference& reference = is_split ? split_[basis->has_latent_keys()] : whole_;
+  const bool is_reference = basis == nullptr || (is_split && first_layer == kAllLayers);
+  first_layer = std::max(first_layer, 0);
+  if (is_reference) reference = {};
   BlockPool blocks(kCacheBytes);
   SequenceCache cache(&model->layout(), &blocks);
   const auto n_tokens = static_cast<int64_t>(token_ids_.size()), n_context = n_tokens / 2;
+  const int64_t hidden = weights_->config().hidden_dim;
   cache.set_n_prompt(n_tokens);
   std::vector<float> logits;
   logits.reserve((n_tokens - n_context) * weights_->config().vocab_size);
@@ -69,18 +74,25 @@ StatusOr<std::vector<float>> KlMeter::Logits(const ModelBasis* basis) {
     const SequenceStep step{&cache, std::span(token_ids_).subspan(begin, end - begin),
                             is_scored ? SequenceStep::Logits::kAll : SequenceStep::Logits::kNone};
     KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(end - begin)));
-    KVL_RETURN_IF_ERROR(model->Forward({&step, 1}));
+    if (is_reference) {
+      KVL_RETURN_IF_ERROR(model->Forward({&step, 1}, nullptr, &reference.streams));
+    } else {
+      const std::span<const float> stream = reference.streams[first_layer];
+      KVL_RETURN_IF_ERROR(model->ForwardFrom(
+          first_layer, stream.subspan(begin * hidden, (end - begin) * hidden), {&step, 1}));
+    }
     for (int64_t i = 0; is_scored && i < model->n_logit_rows(); ++i) {
       const std::span<const float> row = model->logits(i);
       logits.insert(logits.end(), row.begin(), row.end());
     }
     begin = end;
   }
+  if (is_reference) reference.model = std::move(model);
   return logits;
 }
 
-StatusOr<double> KlMeter::Measure(const ModelBasis& basis) {
-  KVL_ASSIGN_OR_RETURN(const std::vector<float> logits, Logits(&basis));
+StatusOr<double> KlMeter::Measure(const ModelBasis& basis, int first_layer) {
+  KVL_ASSIGN_OR_RETURN(const std::vector<float> logits, Logits(&basis, first_layer));
   const size_t n_vocab = weights_->config().vocab_size, n_rows = logits.size() / n_vocab;
   std::vector<double> kl(n_rows);
   pool_->Run([&](int worker_id) {
@@ -178,6 +190,12 @@ struct ProbedPair {
   }
 };
 
+constexpr int kPairs = 3;  // after RoPE, values, keys before RoPE
+constexpr int kKinds = kPairs * (kProbeCuts + 1);
+
+// A deep model is a large one, whose probes take long: it gets fewer of them.
+bool MeasuresEach(const StatisticsShape& shape) { return kKinds * shape.n_layers <= kMostProbes; }
+
 // One pair of some heads of a layer, by a cut or by noise.
 struct Probe {
   Range heads;
@@ -185,60 +203,132 @@ struct Probe {
   int cut;  // kProbeCuts: noise
 };
 
-std::vector<Probe> ListProbes(const StatisticsShape& shape, int n_pairs) {
-  const int n_kinds = n_pairs * (kProbeCuts + 1);
-  const int n_parts = std::clamp(kMostProbes / (n_kinds * shape.n_layers), 1, shape.n_kv_heads);
+// Of every layer, by parts of its heads as small as kMostProbes allows.
+std::vector<Probe> ListProbes(const StatisticsShape& shape) {
+  const int n_parts = std::clamp(kMostProbes / (kKinds * shape.n_layers), 1, shape.n_kv_heads);
   std::vector<Probe> probes;
   for (int l = 0; l < shape.n_layers; ++l) {
     for (int part = 0; part < n_parts; ++part) {
       Range heads = ShareOf(shape.n_kv_heads, 1, part, n_parts);
       heads = {heads.begin + int64_t{l} * shape.n_kv_heads,
                heads.end + int64_t{l} * shape.n_kv_heads};
-      for (int kind = 0; kind < n_kinds; ++kind) {
-        probes.push_back({heads, kind % n_pairs, kind / n_pairs});
+      for (int kind = 0; kind < kKinds; ++kind) {
+        probes.push_back({heads, kind % kPairs, kind / kPairs});
       }
     }
   }
   return probes;
 }
 
-}  // namespace
+double NoiseOf(const ProbedPair& pair, int64_t head_idx) {
+  const std::vector<double>& noise = pair.NoiseOf(head_idx);
+  return std::accumulate(noise.begin(), noise.end(), 0.0);
+}
 
-Status MeasureSensitivities(const SensitivityJob& job, CalibrationStatistics* statistics) {
-  CalibrationStatistics& s = *statistics;
-  ProbedPair pairs[] = {
-      {job.analysis, true, s.probe_kl_qk.data(), s.probe_noise_qk.data()},
-      {job.analysis, false, s.probe_kl_v.data(), s.probe_noise_v.data()},
-      {job.before_rope, true, s.probe_kl_qk_pre.data(), s.probe_noise_qk_pre.data()}};
-  const int head_dim = s.shape.head_dim;
-  const std::vector<int> ranks = ProbeRanks(head_dim);
-  KVL_ASSIGN_OR_RETURN(pairs[0].of_8_bits, job.kl(NoisyBasis(*job.analysis, {0, 0}, true)));
-  pairs[1].of_8_bits = pairs[0].of_8_bits;
-  KVL_ASSIGN_OR_RETURN(pairs[2].of_8_bits, job.kl(NoisyBasis(*job.before_rope, {0, 0}, true)));
-  const std::vector<Probe> probes = ListProbes(s.shape, std::size(pairs));
+double CutError(const ProbedPair& pair, int64_t head_idx, int rank) {
+  const std::vector<double>& spectrum = pair.SpectrumOf(head_idx);
+  return SumOfSquares(spectrum, rank, static_cast<int>(spectrum.size()));
+}
+
+// Every kind of probe of every layer.
+Status MeasureEach(const SensitivityJob& job, const StatisticsShape& shape,
+                   std::span<ProbedPair> pairs) {
+  const std::vector<int> ranks = ProbeRanks(shape.head_dim);
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    const bool is_known = i > 0 && pairs[i].analysis == pairs[i - 1].analysis;
+    if (is_known) {
+      pairs[i].of_8_bits = pairs[i - 1].of_8_bits;
+    } else {
+      KVL_ASSIGN_OR_RETURN(pairs[i].of_8_bits, job.kl(NoisyBasis(*pairs[i].analysis, {0, 0}, true),
+                                                      KlMeter::kAllLayers));
+    }
+  }
+  const std::vector<Probe> probes = ListProbes(shape);
   for (size_t i = 0; i < probes.size(); ++i) {
     const auto& [heads, pair_idx, cut] = probes[i];
     const ProbedPair& pair = pairs[pair_idx];
+    const auto layer = static_cast<int>(heads.begin / shape.n_kv_heads);
     if (job.on_progress) {
       job.on_progress(static_cast<double>(i) / static_cast<double>(probes.size()));
     }
     if (cut == kProbeCuts) {
-      KVL_ASSIGN_OR_RETURN(const double kl, job.kl(NoisyBasis(*pair.analysis, heads, pair.is_qk)));
-      const auto noise_of = [&](int64_t h) {
-        const std::vector<double>& noise = pair.NoiseOf(h);
-        return std::accumulate(noise.begin(), noise.end(), 0.0);
-      };
+      KVL_ASSIGN_OR_RETURN(const double kl,
+                           job.kl(NoisyBasis(*pair.analysis, heads, pair.is_qk), layer));
+      const auto noise_of = [&](int64_t h) { return NoiseOf(pair, h); };
       ShareLoss(heads, kl - pair.of_8_bits, noise_of, 1, pair.noise);
       continue;
     }
     KVL_ASSIGN_OR_RETURN(const double kl,
-                         job.kl(ProbeBasis(*pair.analysis, heads, pair.is_qk, ranks[cut])));
-    const auto error_of = [&, cut = cut](int64_t h) {
-      return SumOfSquares(pair.SpectrumOf(h), ranks[cut], head_dim);
-    };
+                         job.kl(ProbeBasis(*pair.analysis, heads, pair.is_qk, ranks[cut]), layer));
+    const auto error_of = [&, cut = cut](int64_t h) { return CutError(pair, h, ranks[cut]); };
     ShareLoss(heads, kl, error_of, kProbeCuts, pair.kl + cut);
   }
   return OkStatus();
+}
+
+// What a squared error costs in a layer, of a cut and of noise: noise differs from position to
+// position, so attention averages it out.
+struct KlPerError {
+  double cut = 0, noise = 0;
+};
+
+// What heads are expected to lose by every cut and by noise.
+void ExpectLosses(const ProbedPair& pair, Range heads, const std::vector<int>& ranks,
+                  const KlPerError& kl) {
+  const auto loss = [](double kl) { return static_cast<float>(std::max(kl, kLeastProbeKl)); };
+  for (int64_t h = heads.begin; h < heads.end; ++h) {
+    for (int cut = 0; cut < kProbeCuts; ++cut) {
+      pair.kl[h * kProbeCuts + cut] = loss(kl.cut * CutError(pair, h, ranks[cut]));
+    }
+    pair.noise[h] = loss(kl.noise * NoiseOf(pair, h));
+  }
+}
+
+// One cut and the noise of each pair after RoPE in a whole layer; the errors that are expected say
+// the rest, of keys before RoPE as well: an error of a product costs the same wherever it comes
+// from.
+Status MeasureLayers(const SensitivityJob& job, const StatisticsShape& shape,
+                     std::span<const ProbedPair> pairs) {
+  const std::vector<int> ranks = ProbeRanks(shape.head_dim);
+  const int rank = ranks[kProbeCuts / 2];
+  KVL_ASSIGN_OR_RETURN(const double of_8_bits,
+                       job.kl(NoisyBasis(*job.analysis, {0, 0}, true), KlMeter::kAllLayers));
+  for (int l = 0; l < shape.n_layers; ++l) {
+    const Range heads = {int64_t{l} * shape.n_kv_heads, int64_t{l + 1} * shape.n_kv_heads};
+    for (const bool is_qk : {true, false}) {
+      if (job.on_progress) job.on_progress((l + (is_qk ? 0 : 0.5)) / shape.n_layers);
+      const ProbedPair& measured = *std::ranges::find(pairs, is_qk, &ProbedPair::is_qk);
+      KVL_ASSIGN_OR_RETURN(const double cut,
+                           job.kl(ProbeBasis(*measured.analysis, heads, is_qk, rank), l));
+      KVL_ASSIGN_OR_RETURN(const double noise,
+                           job.kl(NoisyBasis(*measured.analysis, heads, is_qk), l));
+      double cut_error = 0, noise_error = 0;
+      for (int64_t h = heads.begin; h < heads.end; ++h) {
+        cut_error += CutError(measured, h, rank);
+        noise_error += NoiseOf(measured, h);
+      }
+      const KlPerError kl = {cut_error > 0 ? cut / cut_error : 0,
+                             noise_error > 0 ? (noise - of_8_bits) / noise_error : 0};
+      for (const ProbedPair& pair : pairs) {
+        if (pair.is_qk == is_qk) ExpectLosses(pair, heads, ranks, kl);
+      }
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+int ProbeTokens(const StatisticsShape& shape) { return MeasuresEach(shape) ? 1024 : 256; }
+
+Status MeasureSensitivities(const SensitivityJob& job, CalibrationStatistics* statistics) {
+  CalibrationStatistics& s = *statistics;
+  ProbedPair pairs[kPairs] = {
+      {job.analysis, true, s.probe_kl_qk.data(), s.probe_noise_qk.data()},
+      {job.analysis, false, s.probe_kl_v.data(), s.probe_noise_v.data()},
+      {job.before_rope, true, s.probe_kl_qk_pre.data(), s.probe_noise_qk_pre.data()}};
+  return MeasuresEach(s.shape) ? MeasureEach(job, s.shape, pairs)
+                               : MeasureLayers(job, s.shape, pairs);
 }
 
 }  // namespace kvlathe

@@ -108,14 +108,17 @@ TEST(SensitivityTest, EveryPairOfEveryHeadIsCutAlone) {
   SensitivityJob job;
   job.analysis = &analysis;
   job.before_rope = &before_rope;
-  job.kl = [&](const ModelBasis& basis) -> StatusOr<double> {
+  job.kl = [&](const ModelBasis& basis, int first_layer) -> StatusOr<double> {
     if (basis.heads[0].k_bits != BitSplit{}) {
       ++n_noisy;
       const std::optional<Cut> noisy = FindNoise(basis);
+      EXPECT_EQ(first_layer, noisy.has_value() ? noisy->head_idx / 2 : KlMeter::kAllLayers);
       return kOf8Bits + (basis.has_latent_keys() ? 0.5 : 0) + (noisy.has_value() ? noisy->Kl() : 0);
     }
     ++n_cuts;
-    return FindCut(basis, analysis).Kl();
+    const Cut cut = FindCut(basis, analysis);
+    EXPECT_EQ(first_layer, cut.head_idx / 2);
+    return cut.Kl();
   };
   ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
   EXPECT_EQ(n_cuts, 54);
@@ -136,30 +139,30 @@ TEST(SensitivityTest, EveryPairOfEveryHeadIsCutAlone) {
 }
 
 TEST(SensitivityTest, HeadsCutTogetherShareByTheirExpectedErrors) {
-  const StatisticsShape shape = {20, 4, 4, 64};  // 720 cuts, were they single
+  const StatisticsShape shape = {12, 4, 4, 64};  // 576 probes, were they single
   const BasisAnalysis analysis = RandomAnalysis(shape), before_rope = LatentsOf(analysis);
   CalibrationStatistics statistics = MakeStatistics(shape);
   int n_probes = 0;
   SensitivityJob job;
   job.analysis = &analysis;
   job.before_rope = &before_rope;
-  job.kl = [&](const ModelBasis& basis) -> StatusOr<double> {
+  job.kl = [&](const ModelBasis& basis, int) -> StatusOr<double> {
     ++n_probes;
     if (basis.heads[0].k_bits != BitSplit{}) {
       const BitSplit wide = {{64}};
-      for (int l = 0; l < 20; ++l) {
+      for (int l = 0; l < 12; ++l) {
         if (basis.head(l, 0).k_bits != wide || basis.head(l, 0).v_bits != wide) return l + 2.0;
       }
       return 1.0;
     }
-    for (int l = 0; l < 20; ++l) {
+    for (int l = 0; l < 12; ++l) {
       if (basis.head(l, 0).rank_k < 64) return l + 1.0;
     }
     return 0.5;
   };
   ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
-  EXPECT_EQ(n_probes, 242);
-  for (int l = 0; l < 20; ++l) {
+  EXPECT_EQ(n_probes, 146);
+  for (int l = 0; l < 12; ++l) {
     double squares = 0;
     for (int h = 4 * l; h < 4 * l + 4; ++h) squares += (1.0 + h) * (1.0 + h);
     for (int h = 4 * l; h < 4 * l + 4; ++h) {
@@ -173,6 +176,66 @@ TEST(SensitivityTest, HeadsCutTogetherShareByTheirExpectedErrors) {
   }
 }
 
+TEST(SensitivityTest, DeepModelsAreMeasuredByACutAndNoiseOfALayer) {
+  const StatisticsShape shape = {13, 2, 2, 64};
+  const BasisAnalysis analysis = RandomAnalysis(shape);
+  BasisAnalysis before_rope = LatentsOf(analysis);
+  for (HeadSpectra& spectra : before_rope.spectra) {
+    for (double& x : spectra.qk) x *= 0.5;
+  }
+  for (HeadNoise& noise : before_rope.noise) {
+    for (double& x : noise.qk) x *= 0.125;
+  }
+  CalibrationStatistics statistics = MakeStatistics(shape);
+  // What is cut of layer l costs (l + 1) of its error, of values three times that; noise that much.
+  const auto cut_loss = [&](int h, bool is_qk, int rank) {
+    const HeadSpectra& spectra = analysis.spectra[h];
+    double squares = 0;
+    for (int i = rank; i < 64; ++i) {
+      const double x = is_qk ? spectra.qk[i] : spectra.v[i];
+      squares += x * x;
+    }
+    return (h / 2 + 1) * (is_qk ? 1 : 3) * squares;
+  };
+  const auto noise_loss = [](int h, bool is_qk) {
+    return is_qk ? (h / 2 + 1) * 64.0 * (1 + h) : 64.0 * 3;
+  };
+  int n_probes = 0;
+  SensitivityJob job;
+  job.analysis = &analysis;
+  job.before_rope = &before_rope;
+  job.kl = [&](const ModelBasis& basis, int first_layer) -> StatusOr<double> {
+    ++n_probes;
+    EXPECT_FALSE(basis.has_latent_keys());
+    const bool is_noise = basis.heads[0].k_bits != BitSplit{};
+    const BitSplit wide = {{64}};
+    double kl = is_noise ? 7 : 0;
+    for (int h = 0; h < 26; ++h) {
+      const HeadBasis& head = basis.heads[h];
+      if (head.rank_k < 64) kl += cut_loss(h, true, head.rank_k);
+      if (head.rank_v < 64) kl += cut_loss(h, false, head.rank_v);
+      if (is_noise && head.k_bits != wide) kl += noise_loss(h, true);
+      if (is_noise && head.v_bits != wide) kl += noise_loss(h, false);
+      EXPECT_TRUE(h / 2 >= first_layer || (head.rank_k == 64 && head.rank_v == 64));
+    }
+    return kl;
+  };
+  ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
+  EXPECT_EQ(n_probes, 53);
+  const auto near = [](double from, double to) { EXPECT_NEAR(from / to, 1, 1e-5); };
+  for (int h = 0; h < 26; ++h) {
+    for (int cut = 0; cut < 3; ++cut) {
+      const int rank = 16 * (cut + 1);
+      near(statistics.probe_kl_qk[h * 3 + cut], cut_loss(h, true, rank));
+      near(statistics.probe_kl_v[h * 3 + cut], cut_loss(h, false, rank));
+      near(statistics.probe_kl_qk_pre[h * 3 + cut], cut_loss(h, true, rank) / 4);
+    }
+    near(statistics.probe_noise_qk[h], noise_loss(h, true));
+    near(statistics.probe_noise_v[h], noise_loss(h, false));
+    near(statistics.probe_noise_qk_pre[h], noise_loss(h, true) / 8);
+  }
+}
+
 TEST(SensitivityTest, ErrorsComeThroughAndNothingIsExactlyZero) {
   const StatisticsShape shape = {1, 1, 1, 64};
   const BasisAnalysis analysis = RandomAnalysis(shape), before_rope = LatentsOf(analysis);
@@ -180,11 +243,11 @@ TEST(SensitivityTest, ErrorsComeThroughAndNothingIsExactlyZero) {
   SensitivityJob job;
   job.analysis = &analysis;
   job.before_rope = &before_rope;
-  job.kl = [](const ModelBasis&) -> StatusOr<double> {
+  job.kl = [](const ModelBasis&, int) -> StatusOr<double> {
     return Error(StatusCode::kResourceExhausted, "no memory");
   };
   EXPECT_EQ(MeasureSensitivities(job, &statistics).code(), StatusCode::kResourceExhausted);
-  job.kl = [](const ModelBasis&) -> StatusOr<double> { return 0.0; };
+  job.kl = [](const ModelBasis&, int) -> StatusOr<double> { return 0.0; };
   ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
   EXPECT_GT(statistics.probe_kl_v[0], 0);
 }

@@ -9,6 +9,7 @@
 #include "evaluation/bench_attention.h"
 #include "evaluation/quality.h"
 #include "evaluation/random_splits.h"
+#include "kernels/cpu/machine_limits.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/capacity.h"
 
@@ -110,10 +111,41 @@ std::string TestName(const ModelBenchCase& test) {
   return name;
 }
 
+// Weights that a token is multiplied with.
+int64_t CountWeights(const Model& model) {
+  const ModelConfig& c = model.config();
+  int64_t n_rows = c.vocab_size;
+  for (int l = 0; l < c.n_layers; ++l) {
+    n_rows += int64_t{c.n_heads + c.n_kv_heads} * c.head_dim + c.mlp_rows() + c.ffn_dim;
+    for (int g = 0; g < c.n_kv_heads; ++g) {
+      n_rows += int64_t{model.layout().shape(l, g).rank_v} * (1 + c.gqa_group());
+    }
+  }
+  return n_rows * c.hidden_dim;
+}
+
+double LimitOfGeneration(const Model& model, int n_parallel, int64_t kv_bytes,
+                         const StepLimits& limits) {
+  const auto n_weights = static_cast<double>(CountWeights(model));
+  const double weight_bytes = n_weights * SizeOf(model.weights().compute_type());
+  const double linear = std::max(weight_bytes / limits.read_bytes_per_s,
+                                 2 * n_weights * n_parallel / limits.gemm_flops);
+  return n_parallel / (linear + static_cast<double>(kv_bytes) / limits.read_bytes_per_s);
+}
+
 }  // namespace
 
+StatusOr<StepLimits> MeasureStepLimits(ThreadPool* pool, Isa isa) {
+  StepLimits limits;
+  KVL_ASSIGN_OR_RETURN(const double gb_per_s, MeasureReadBandwidth(*pool, isa));
+  limits.read_bytes_per_s = 1e9 * gb_per_s;
+  KVL_ASSIGN_OR_RETURN(limits.gemm_flops, MeasureGemmPeak(*pool, isa));
+  return limits;
+}
+
 StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const ModelBenchCase& test,
-                                   int n_repetitions, int64_t kv_budget_bytes) {
+                                   int n_repetitions, int64_t kv_budget_bytes,
+                                   const StepLimits& limits) {
   const int n_tokens = test.n_prompt + test.n_gen;
   if (n_tokens < 1 || test.n_depth < 0 || test.n_parallel < 1 || n_repetitions < 1) {
     return Error(StatusCode::kInvalidArgument, "bench model: nothing to measure in {}",
@@ -130,15 +162,18 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
 
   BlockPool pool(kv_budget_bytes);
   std::vector<double> speeds;
+  double filling_seal = 0;  // sealing what stands for the depth, which is no part of a run
   ModelBenchRow row{.test = test, .kv = kv};
   for (int repetition = -1; repetition < n_repetitions; ++repetition) {
+    if (repetition == 0) model->ResetProfile();
+    const double seal_before = model->profile().seal;
     Caches caches;
     for (int s = 0; s < test.n_parallel; ++s) {
       KVL_ASSIGN_OR_RETURN(auto cache,
                            CacheOfDepth(model, &pool, test.n_depth, test.n_prompt, 7919 * (s + 1)));
       caches.push_back(std::move(cache));
     }
-    if (repetition == 0) model->ResetProfile();
+    if (repetition >= 0) filling_seal += model->profile().seal - seal_before;
     double seconds = 0;
     KVL_RETURN_IF_ERROR(RunOnce(model, test, tokens, &caches, &seconds));
     row.kv_bytes = pool.usage().used_bytes;
@@ -153,6 +188,10 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   row.n_fit = SequencesThatFit(model->layout(), length, kv_budget_bytes);
   row.longest_prompt = LongestPrompt(model->layout(), kv_budget_bytes, kChunkTokens, c.max_seq_len);
   row.profile = model->profile();
+  row.profile.seal -= filling_seal;
+  if (test.n_prompt == 0) {
+    row.limit_ts = LimitOfGeneration(*model, test.n_parallel, row.kv_bytes, limits);
+  }
   for (double s : speeds) row.avg_ts += s / speeds.size();
   for (double s : speeds) row.stddev_ts += (s - row.avg_ts) * (s - row.avg_ts);
   row.stddev_ts = speeds.size() > 1 ? std::sqrt(row.stddev_ts / (speeds.size() - 1)) : 0;
@@ -215,6 +254,7 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
                     {"kv", r.kv},
                     {"avg_ts", r.avg_ts},
                     {"stddev_ts", r.stddev_ts},
+                    {"limit_ts", r.limit_ts},
                     {"kv_bytes", r.kv_bytes},
                     {"n_fit", r.n_fit},
                     {"longest_prompt", r.longest_prompt},
@@ -232,16 +272,18 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
 std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string& model_name,
                        int n_threads) {
   std::string text =
-      "| model | threads | kv | test | t/s | linear | rotate | append | attention | seal |\n";
-  text += "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+      "| model | threads | kv | test | t/s | of limit | linear | rotate | append | attention | "
+      "seal "
+      "|\n| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
   for (const ModelBenchRow& r : rows) {
-    text += fmt::format(
-        "| {} | {} | {} | {} | {:.2f} ± {:.2f} | {:.1f}% | {:.1f}% | {:.1f}% | {:.1f}% | {:.1f}% "
-        "|\n",
-        model_name, n_threads, r.kv, TestName(r.test), r.avg_ts, r.stddev_ts,
-        100 * r.profile.linear / r.seconds, 100 * r.profile.rotate / r.seconds,
-        100 * r.profile.append / r.seconds, 100 * r.profile.attention / r.seconds,
-        100 * r.profile.seal / r.seconds);
+    const auto share = [&](double seconds) {
+      return fmt::format("{:.1f}%", 100 * seconds / r.seconds);
+    };
+    text += fmt::format("| {} | {} | {} | {} | {:.2f} ± {:.2f} | {} | {} | {} | {} | {} | {} |\n",
+                        model_name, n_threads, r.kv, TestName(r.test), r.avg_ts, r.stddev_ts,
+                        r.limit_ts > 0 ? fmt::format("{:.2f}", r.avg_ts / r.limit_ts) : "",
+                        share(r.profile.linear), share(r.profile.rotate), share(r.profile.append),
+                        share(r.profile.attention), share(r.profile.seal));
   }
   return text;
 }

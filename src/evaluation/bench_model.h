@@ -19,11 +19,22 @@ struct ModelBenchCase {
   int n_parallel = 1;
 };
 
+// What the machine can do at best.
+struct StepLimits {
+  double read_bytes_per_s = 0;
+  double gemm_flops = 0;  // per second
+};
+// About 4 s.
+StatusOr<StepLimits> MeasureStepLimits(ThreadPool* pool, Isa isa);
+
 struct ModelBenchRow {
   ModelBenchCase test;
   std::string kv;
   double avg_ts = 0;  // tokens per second, all sequences together
   double stddev_ts = 0;
+  // Generation only, else 0: tokens per second if weights were read, or their products done,
+  // whichever takes longer, and then the cache read, with nothing else to do.
+  double limit_ts = 0;
   ForwardProfile profile;      // seconds of the counted runs, by part
   double seconds = 0;          // of the counted runs
   int64_t kv_bytes = 0;        // of all sequences at the end of a run
@@ -34,7 +45,8 @@ struct ModelBenchRow {
 // The depth is filled with random rows, not computed: the same bytes and the same work for what
 // follows, without hours of prefill. One run warms up, n_repetitions count.
 StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const ModelBenchCase& test,
-                                   int n_repetitions, int64_t kv_budget_bytes);
+                                   int n_repetitions, int64_t kv_budget_bytes,
+                                   const StepLimits& limits);
 
 // Random maps whose ranks are drawn as `bench attention` draws them: what a basis costs on
 // a model with random weights, where no calibration means anything.

@@ -100,7 +100,7 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
       offsets.rank_k.push_back(offsets.rank_k.back() + shape.rank_k);
       offsets.rank_v.push_back(offsets.rank_v.back() + shape.rank_v);
     }
-    KVL_ASSIGN_OR_RETURN(ValueProjection projection, model->weights_->FoldValues(l, basis, pool));
+    KVL_ASSIGN_OR_RETURN(auto projection, model->weights_->FoldValues(l, basis, pool));
     model->projections_.push_back(std::move(projection));
   }
   KVL_RETURN_IF_ERROR(model->PlaceBasis(basis));
@@ -264,23 +264,62 @@ Status Model::PlaceTokens(std::span<const SequenceStep> steps) {
   return OkStatus();
 }
 
-Status Model::Forward(std::span<const SequenceStep> steps, QkvObserver* observer) {
+Status Model::Begin(std::span<const SequenceStep> steps) {
   n_logit_rows_ = 0;
   KVL_RETURN_IF_ERROR(PlaceTokens(steps));
   for (const SequenceStep& step : steps) {
     if (step.logits == SequenceStep::Logits::kLast) n_logit_rows_ += 1;
     if (step.logits == SequenceStep::Logits::kAll) n_logit_rows_ += step.token_ids.size();
   }
-  if (n_tokens_ == 0) return OkStatus();
-  KVL_RETURN_IF_ERROR(ReserveActivations(n_tokens_, n_logit_rows_));
-  EmbedTokens();
   sealing_.clear();
   for (const SequenceStep& step : steps) {
     if (step.cache->must_seal()) sealing_.push_back(step.cache);
   }
-  for (int l = 0; l < layout_.n_layers; ++l) KVL_RETURN_IF_ERROR(RunLayer(l, steps, observer));
+  return ReserveActivations(n_tokens_, n_logit_rows_);
+}
+
+Status Model::Forward(std::span<const SequenceStep> steps, QkvObserver* observer,
+                      std::vector<std::vector<float>>* streams) {
+  KVL_RETURN_IF_ERROR(Begin(steps));
+  if (n_tokens_ == 0) return OkStatus();
+  EmbedTokens();
+  if (streams != nullptr) streams->resize(layout_.n_layers);
+  for (int l = 0; l < layout_.n_layers; ++l) {
+    if (streams != nullptr) {
+      const float* stream = hidden_.as<float>();
+      (*streams)[l].insert((*streams)[l].end(), stream, stream + n_tokens_ * config().hidden_dim);
+    }
+    KVL_RETURN_IF_ERROR(RunLayer(l, steps, observer));
+  }
   if (n_logit_rows_ > 0) ComputeLogits(steps);
   return OkStatus();
+}
+
+Status Model::ForwardFrom(int first_layer, std::span<const float> stream,
+                          std::span<const SequenceStep> steps) {
+  KVL_RETURN_IF_ERROR(Begin(steps));
+  KVL_CHECK_EQ(std::ssize(stream), n_tokens_ * config().hidden_dim);
+  std::copy(stream.begin(), stream.end(), hidden_.as<float>());
+  for (int l = 0; l < first_layer; ++l) KVL_RETURN_IF_ERROR(SkipLayer(l, steps));
+  for (int l = first_layer; l < layout_.n_layers; ++l) {
+    KVL_RETURN_IF_ERROR(RunLayer(l, steps, nullptr));
+  }
+  if (n_logit_rows_ > 0) ComputeLogits(steps);
+  return OkStatus();
+}
+
+Status Model::SkipLayer(int layer_idx, std::span<const SequenceStep> steps) {
+  for (const SequenceStep& step : steps) {
+    if (!step.cache->must_seal()) continue;
+    for (int g = 0; g < layout_.n_kv_heads; ++g) {
+      const RunExtent run = step.cache->run_to_seal(layer_idx, g);
+      for (int64_t b = run.first_block; b < run.first_block + run.n_blocks; ++b) {
+        std::memset(step.cache->blocks(layer_idx, g)[b], 0,
+                    BlockBytes(layout_.shape(layer_idx, g)));
+      }
+    }
+  }
+  return SealRuns(layer_idx, sealing_);
 }
 
 std::span<const float> Model::logits(int64_t row) const {

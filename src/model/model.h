@@ -60,9 +60,14 @@ class Model {
                                                  const RetentionPlan* retention = nullptr);
 
   // Runs one step. Logits of the tokens asked for are in order of the batch behind logits().
-  // Without a basis `observer` sees rows as the model makes them. kResourceExhausted when there is
-  // no memory for activations, kInvalidArgument past the table of a model with learned positions.
-  Status Forward(std::span<const SequenceStep> steps, QkvObserver* observer = nullptr);
+  // Without a basis `observer` sees rows as the model makes them. Appends to streams[l], if there
+  // are any, what goes into layer l, [n_tokens, hidden_dim]. kResourceExhausted when there is no
+  // memory for activations, kInvalidArgument past the table of a model with learned positions.
+  Status Forward(std::span<const SequenceStep> steps, QkvObserver* observer = nullptr,
+                 std::vector<std::vector<float>>* streams = nullptr);
+  // Of the layers from first_layer on, where `stream` goes in; the caches keep zeros in the others.
+  Status ForwardFrom(int first_layer, std::span<const float> stream,
+                     std::span<const SequenceStep> steps);
 
   // Seals the runs of every cache that must (SequenceCache::must_seal) in one layer; layers come in
   // order. Forward does it; for caches that were filled otherwise. kDataLoss when rows are not
@@ -138,7 +143,10 @@ class Model {
   KeyRotation RotationOf(int64_t n_blocks);
   Status ReserveActivations(int64_t n_tokens, int64_t n_logit_rows);
   Status PlaceTokens(std::span<const SequenceStep> steps);
+  // Places the tokens of a step and makes room for what it computes.
+  Status Begin(std::span<const SequenceStep> steps);
   void EmbedTokens();
+  Status SkipLayer(int layer_idx, std::span<const SequenceStep> steps);
   Status RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObserver* observer);
   void ProjectQkv(int layer_idx);
   // Of a model with DMC: the deciding channels of queries and keys go to decisions_ and are zero.
@@ -218,12 +226,12 @@ class Model {
   CacheLayout layout_;
   DType row_type_;
   bool has_basis_ = false;
-  bool needs_no_turn_ = false;                // RowsNeedNoTurn
-  std::vector<LayerBasis> bases_;             // [n_layers], or empty
-  std::vector<QkProjection> folded_qk_;       // [n_layers], or empty: the basis is not folded
-  ModelCodebooks codebooks_;                  // [n_layers], or empty
-  std::vector<LayerOffsets> offsets_;         // [n_layers]
-  std::vector<ValueProjection> projections_;  // [n_layers]
+  bool needs_no_turn_ = false;           // RowsNeedNoTurn
+  std::vector<LayerBasis> bases_;        // [n_layers], or empty
+  std::vector<QkProjection> folded_qk_;  // [n_layers], or empty: the basis is not folded
+  ModelCodebooks codebooks_;             // [n_layers], or empty
+  std::vector<LayerOffsets> offsets_;    // [n_layers]
+  std::vector<std::shared_ptr<const ValueProjection>> projections_;  // [n_layers]
 
   // Activations of one step, allocated once and grown.
   int64_t n_tokens_ = 0;

@@ -24,7 +24,7 @@ Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvOb
   const ModelConfig& c = config();
   const NormWeights& ffn_norm = weights_->layer(layer_idx).ffn_norm;
   if (c.parallel_block && !c.shared_norm) Normalise(hidden_.as<float>(), ffn_norm, n_tokens_);
-  const ValueProjection& projection = projections_[layer_idx];
+  const ValueProjection& projection = *projections_[layer_idx];
   Multiply(projection.o, projection.o_bias, n_tokens_, attended_.data(), hidden_.data(),
            DType::kF32,
            /*accumulate=*/true);
@@ -68,7 +68,7 @@ void Model::Multiply(const PackedMatrix& w, const std::vector<float>& bias, int6
 
 void Model::ProjectQkv(int layer_idx) {
   const LayerWeights& layer = weights_->layer(layer_idx);
-  const ValueProjection& projection = projections_[layer_idx];
+  const ValueProjection& projection = *projections_[layer_idx];
   const bool is_folded = !folded_qk_.empty();
   Multiply(is_folded ? folded_qk_[layer_idx].qk : layer.qk,
            is_folded ? folded_qk_[layer_idx].bias : layer.qk_bias, n_tokens_, normed_.data(),

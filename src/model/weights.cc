@@ -1,7 +1,10 @@
 #include "model/weights.h"
 
 #include <Eigen/Core>
+#include <bit>
 #include <iterator>
+
+#include "base/random.h"
 
 namespace kvlathe {
 namespace {
@@ -9,15 +12,46 @@ namespace {
 using RowMatrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using ConstMap = Eigen::Map<const RowMatrix>;
 
-int RankV(const ModelBasis* basis, const ModelConfig& config, int layer_idx, int kv_head_idx) {
-  return basis == nullptr ? config.head_dim : basis->head(layer_idx, kv_head_idx).rank_v;
-}
-
 bool HasValueOffset(const ModelBasis& basis, int layer_idx) {
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     if (!basis.head(layer_idx, g).value_offset.empty()) return true;
   }
   return false;
+}
+
+bool IsIdentity(const std::vector<float>& m, int dim) {
+  for (int i = 0; i < dim * dim; ++i) {
+    if (m[i] != (i % (dim + 1) == 0 ? 1.0f : 0.0f)) return false;
+  }
+  return true;
+}
+
+// Whether every head keeps its value rows as they are.
+bool LeavesValues(const ModelBasis& basis, int layer_idx) {
+  if (HasValueOffset(basis, layer_idx)) return false;
+  for (int g = 0; g < basis.n_kv_heads; ++g) {
+    const HeadBasis& head = basis.head(layer_idx, g);
+    if (head.rank_v != basis.head_dim || !IsIdentity(head.value_basis, basis.head_dim) ||
+        !IsIdentity(head.output_basis, basis.head_dim)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+uint64_t HashOfValueMaps(const ModelBasis& basis, int layer_idx) {
+  uint64_t hash = 1;
+  const auto add = [&](const std::vector<float>& values) {
+    hash = MixBits(hash + values.size());
+    for (const float x : values) hash = MixBits(hash ^ std::bit_cast<uint32_t>(x));
+  };
+  for (int g = 0; g < basis.n_kv_heads; ++g) {
+    const HeadBasis& head = basis.head(layer_idx, g);
+    add(head.value_basis);
+    add(head.output_basis);
+    add(head.value_offset);
+  }
+  return hash;
 }
 
 }  // namespace
@@ -99,32 +133,55 @@ StatusOr<std::vector<float>> ModelWeights::ReadBiases(const std::vector<Projecti
   return all;
 }
 
-StatusOr<ValueProjection> ModelWeights::FoldValues(int layer_idx, const ModelBasis* basis,
-                                                   ThreadPool* pool) {
+Status ModelWeights::ReadValueBiases(int layer_idx, ValueProjection* p) {
+  if (config_.o_bias) {
+    KVL_ASSIGN_OR_RETURN(p->o_bias, reader_.Bias(names_.o(layer_idx)));
+  }
+  if (config_.qkv_bias) {
+    KVL_ASSIGN_OR_RETURN(p->v_bias, reader_.Bias(names_.v(layer_idx)));
+  }
+  return OkStatus();
+}
+
+StatusOr<ValueProjection> ModelWeights::WholeValues(int layer_idx, ThreadPool* pool) {
+  ValueProjection p;
+  KVL_RETURN_IF_ERROR(ReadValueBiases(layer_idx, &p));
+  KVL_ASSIGN_OR_RETURN(p.v, reader_.Pack({names_.v(layer_idx)}, compute_type_, pool));
+  KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({names_.o(layer_idx)}, compute_type_, pool));
+  return p;
+}
+
+StatusOr<ValueProjection> ModelWeights::FoldedValues(int layer_idx, const ModelBasis& basis,
+                                                     ThreadPool* pool) {
   const ModelConfig& c = config_;
   std::vector<int64_t> v_offset = {0};  // first row of each KV head in the folded W_V
   for (int g = 0; g < c.n_kv_heads; ++g) {
-    v_offset.push_back(v_offset.back() + RankV(basis, c, layer_idx, g));
+    v_offset.push_back(v_offset.back() + basis.head(layer_idx, g).rank_v);
   }
-  const Projection v = names_.v(layer_idx), o = names_.o(layer_idx);
   ValueProjection p;
-  if (c.o_bias) {
-    KVL_ASSIGN_OR_RETURN(p.o_bias, reader_.Bias(o));
-  }
-  if (c.qkv_bias) {
-    KVL_ASSIGN_OR_RETURN(p.v_bias, reader_.Bias(v));
-  }
-  if (basis == nullptr) {
-    KVL_ASSIGN_OR_RETURN(p.v, reader_.Pack({v}, compute_type_, pool));
-    KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({o}, compute_type_, pool));
-    return p;
-  }
+  KVL_RETURN_IF_ERROR(ReadValueBiases(layer_idx, &p));
   const int64_t v_rows = v_offset.back(), hidden = c.hidden_dim;
   KVL_ASSIGN_OR_RETURN(p.v, PackedMatrix::Create(v_rows, hidden, compute_type_));
   KVL_ASSIGN_OR_RETURN(p.o, PackedMatrix::Create(hidden, v_rows * c.gqa_group(), compute_type_));
-  KVL_RETURN_IF_ERROR(FoldValueRows(layer_idx, *basis, v_offset, pool, &p));
-  KVL_RETURN_IF_ERROR(FoldOutputColumns(layer_idx, *basis, v_offset, pool, &p));
+  KVL_RETURN_IF_ERROR(FoldValueRows(layer_idx, basis, v_offset, pool, &p));
+  KVL_RETURN_IF_ERROR(FoldOutputColumns(layer_idx, basis, v_offset, pool, &p));
   return p;
+}
+
+StatusOr<std::shared_ptr<const ValueProjection>> ModelWeights::FoldValues(int layer_idx,
+                                                                          const ModelBasis* basis,
+                                                                          ThreadPool* pool) {
+  const bool is_whole = basis == nullptr || LeavesValues(*basis, layer_idx);
+  projections_.resize(config_.n_layers);
+  auto& held = projections_[layer_idx];
+  std::erase_if(held, [](const auto& p) { return p.second.expired(); });
+  const uint64_t key = is_whole ? 0 : HashOfValueMaps(*basis, layer_idx);
+  if (const auto found = held.find(key); found != held.end()) return found->second.lock();
+  KVL_ASSIGN_OR_RETURN(ValueProjection p, is_whole ? WholeValues(layer_idx, pool)
+                                                   : FoldedValues(layer_idx, *basis, pool));
+  const auto shared = std::make_shared<const ValueProjection>(std::move(p));
+  held[key] = shared;
+  return shared;
 }
 
 Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
