@@ -275,7 +275,7 @@ struct KlPerError {
 // What heads are expected to lose by every cut and by noise.
 void ExpectLosses(const ProbedPair& pair, Range heads, const std::vector<int>& ranks,
                   const KlPerError& kl) {
-  const auto loss = [](double kl) { return static_cast<float>(std::max(kl, kLeastProbeKl)); };
+  const auto loss = [](double x) { return static_cast<float>(std::max(x, kLeastProbeKl)); };
   for (int64_t h = heads.begin; h < heads.end; ++h) {
     for (int cut = 0; cut < kProbeCuts; ++cut) {
       pair.kl[h * kProbeCuts + cut] = loss(kl.cut * CutError(pair, h, ranks[cut]));

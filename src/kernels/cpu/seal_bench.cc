@@ -59,7 +59,13 @@ class Run {
   Run(const Run&) = delete;
 
   int n_tokens() const { return n_blocks_ * kBlockSize; }
-  SealJob Job() const { return {heads_, layer_record_, n_blocks_, is_prompt_, 1}; }
+  SealJob Job() const {
+    return {.heads = heads_,
+            .layer_record = layer_record_,
+            .n_blocks = n_blocks_,
+            .is_prompt = is_prompt_,
+            .seed = 1};
+  }
 
  private:
   std::byte* Take(int64_t n_bytes) {

@@ -338,12 +338,16 @@ TEST(CodedRows, AreTheNearestCodesInTheirPlaces) {
     for (int c = 0; c < kRankK; ++c) {
       ASSERT_EQ(CodeAt(block.data(), 8, kRankK, true, t, c), want(c)) << t << ' ' << c;
       ASSERT_NEAR(k[KeyOffset(t, c)], (want(c) - 128) / 16.0f, 1e-6);
-      if (want(c) == 128) ASSERT_EQ(k[KeyOffset(t, c)] > 0, t % 2 == 0);
+      if (want(c) == 128) {
+        ASSERT_EQ(k[KeyOffset(t, c)] > 0, t % 2 == 0);
+      }
     }
     for (int c = 0; c < kRankV; ++c) {
       ASSERT_EQ(CodeAt(block.data() + 64 * kRankK, 8, kRankV, false, t, c), want(c));
       ASSERT_NEAR(v[ValueOffset(shape, t, c)], (want(c) - 128) / 16.0f, 1e-6);
-      if (want(c) == 128) ASSERT_EQ(v[ValueOffset(shape, t, c)] > 0, t % 2 == 0);
+      if (want(c) == 128) {
+        ASSERT_EQ(v[ValueOffset(shape, t, c)] > 0, t % 2 == 0);
+      }
     }
   }
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), INFINITY, -INFINITY}) {
