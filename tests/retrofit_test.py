@@ -112,11 +112,12 @@ class Retrofit(unittest.TestCase):
         self.check_in_the_engine("gpt2")
 
     def test_goes_on_after_an_interruption(self):
-        process = subprocess.Popen([KVLATHE, *map(str, self.pretrain("cut"))],
+        process = subprocess.Popen([KVLATHE, *map(str, self.pretrain("cut", "--checkpoint-minutes", 0.001))],
                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        time.sleep(6)
+        while not (self.root / "cut" / "checkpoint.pt").exists() and process.poll() is None:
+            time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=300)
         self.assertEqual(process.returncode, 0)
         self.assertIn("goes on", output)
         n_steps = len(self.curve("cut"))

@@ -47,8 +47,10 @@ Status RunCalibrate(const CalibrateOptions& options) {
                                  : Workspace::Open(options.model));
   const double loading_seconds = watch.Seconds();
   const std::string path = OutputOf(options);
-  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
-                       RunCalibration(workspace.get(), workspace->model_hash(), options.run));
+  double probe_seconds = 0;
+  KVL_ASSIGN_OR_RETURN(
+      const CalibrationStatistics statistics,
+      RunCalibration(workspace.get(), workspace->model_hash(), options.run, &probe_seconds));
   if (!path.empty()) KVL_RETURN_IF_ERROR(WriteStatistics(statistics, path));
   if (options.model.json) {
     const nlohmann::ordered_json json = {{"basis", path},
@@ -58,6 +60,7 @@ Status RunCalibrate(const CalibrateOptions& options) {
                                          {"seed", statistics.source.seed},
                                          {"seconds", watch.Seconds()},
                                          {"loading_seconds", loading_seconds},
+                                         {"probe_seconds", probe_seconds},
                                          {"peak_resident_bytes", PeakResidentBytes()}};
     fmt::print("{}\n", json.dump());
   } else {

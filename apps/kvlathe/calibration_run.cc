@@ -1,5 +1,6 @@
 #include "calibration_run.h"
 
+#include "base/clock.h"
 #include "calibration/fingerprint.h"
 #include "calibration/sensitivity.h"
 #include "engine/engine.h"
@@ -70,7 +71,7 @@ StatisticsShape ShapeOf(const ModelConfig& config) {
 }
 
 StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::string& model_hash,
-                                               const CalibrationRun& run) {
+                                               const CalibrationRun& run, double* probe_seconds) {
   CalibrationJob job;
   job.shape = ShapeOf(workspace->config());
   job.window = workspace->config().window;
@@ -99,7 +100,9 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
     };
   }
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job));
+  const Stopwatch watch;
   KVL_RETURN_IF_ERROR(MeasureOn(workspace, job.sequences.front(), &statistics));
+  if (probe_seconds != nullptr) *probe_seconds = watch.Seconds();
   return statistics;
 }
 

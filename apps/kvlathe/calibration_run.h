@@ -16,8 +16,10 @@ struct CalibrationRun {
   std::string Describe() const;  // the settings, as part of a file name's key
 };
 
+// What lathe's probes took of the time goes to *probe_seconds, if that is not null.
 StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::string& model_hash,
-                                               const CalibrationRun& run);
+                                               const CalibrationRun& run,
+                                               double* probe_seconds = nullptr);
 
 StatisticsShape ShapeOf(const ModelConfig& config);
 

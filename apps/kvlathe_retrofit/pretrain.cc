@@ -104,19 +104,19 @@ StatusOr<torch::Device> ChooseDevice(const std::string& name) {
   return torch::Device(torch::kCUDA);
 }
 
-// Steps until the run is done or somebody asks to stop; true if it is done.
+// Steps, once at least, until the run is done or somebody asks to stop; true if it is done.
 StatusOr<bool> RunSteps(Trainer* trainer, const TrainingRecipe& recipe, double budget_seconds,
                         const std::string& checkpoint, double checkpoint_seconds) {
   TrainingProgress progress(trainer, budget_seconds, recipe.total_tokens);
   Stopwatch since_checkpoint;
-  while (!trainer->is_done() && stop_requested == 0) {
+  do {
     KVL_RETURN_IF_ERROR(trainer->Step());
     progress.Show(trainer->is_done());
     if (since_checkpoint.Seconds() > checkpoint_seconds) {
       KVL_RETURN_IF_ERROR(trainer->SaveCheckpoint(checkpoint));
       since_checkpoint.Restart();
     }
-  }
+  } while (!trainer->is_done() && stop_requested == 0);
   return trainer->is_done();
 }
 

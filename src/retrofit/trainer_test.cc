@@ -160,13 +160,14 @@ TEST_F(TrainerTest, RefusesDamagedAndForeignCheckpoints) {
 
 TEST_F(TrainerTest, TimeBudgetEndsTheRun) {
   TrainerOptions options;
-  options.budget_seconds = 0.5;
+  options.budget_seconds = 1;
   auto trainer = Trainer::Create(&recipes_[0], corpus_.get(), options);
   ASSERT_TRUE(trainer.ok());
   Run(trainer->get(), 100000);
   EXPECT_TRUE((*trainer)->is_done());
-  EXPECT_GE((*trainer)->seconds(), 0.5);
-  EXPECT_LT((*trainer)->curve().back().learning_rate, 0.1 * recipes_[0].optimizer.learning_rate);
+  EXPECT_GE((*trainer)->seconds(), 1);
+  // Wherever in the last half of the time the last step began.
+  EXPECT_LT((*trainer)->curve().back().learning_rate, 0.6 * recipes_[0].optimizer.learning_rate);
 }
 
 TEST_F(TrainerTest, StopsWhenTheLossIsNotANumber) {

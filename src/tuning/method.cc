@@ -72,8 +72,9 @@ std::string StageText(const Stage& stage, const std::string* open, bool shows_ac
   return std::string(stage.name) + (keys.empty() ? "" : "(" + keys + ")");
 }
 
-constexpr std::array<std::pair<std::string_view, Axis>, 12> kDefaultMethods = {{
+constexpr std::array<std::pair<std::string_view, Axis>, 13> kDefaultMethods = {{
     {"lathe", Axis::kBasis},
+    {"lathe(keys=before)", Axis::kBasis},
     {"fdc", Axis::kBasis},
     {"zack", Axis::kBasis},
     {"palu", Axis::kBasis},
