@@ -224,7 +224,7 @@ time_of_requests() {
 scaling() {
   local config=$work/shape.json specs=(--kv none --kv 'fdc(rate=0.5)' --kv 'kivi(bits=4)' --kv 'lathe(ratio=4)' --kv 'lathe(ratio=8)')
   shape 2048 16 32 8 64 8192 >"$config"
-  local bench=("$kvlathe" bench model --random-model "$config" -p 0 -n 4 -r 1 --kv-memory 8G --json)
+  local bench=("$kvlathe" bench model --random-model "$config" -p 0 -n 4 -r 1 --kv-memory 8G --limits --json)
   "${bench[@]}" "${specs[@]}" -d 1024,2048,4096,8192,16384,32768,65536 >"$work/contexts.json"
   "${bench[@]}" "${specs[@]}" -d 2048 --parallel 1,2,4,8,16,32,64 >"$work/sequences.json"
   scripts/scaling_chart.py "$work/contexts.json" "$work/sequences.json" docs/scaling.svg

@@ -4,7 +4,7 @@
 
 Decodes 4 sequences at 32k positions on a model of 4 layers with 8 KV heads of 128, whose 16-bit cache takes
 2.1 GB. Peak resident memory less the KV bytes reported (weights, activations, the program) must be the same for
-every cache, to within 3% of the peak.
+every cache, to within 3% of the peak; less what a basis that is folded in takes off W_V and W_O.
 """
 
 import json
@@ -23,9 +23,11 @@ SHAPE = {
 PARALLEL, DEPTH = 4, 32768
 PLAIN_BYTES = 2 * 2 * SHAPE["num_hidden_layers"] * SHAPE["num_key_value_heads"] * SHAPE[
     "head_dim"] * PARALLEL * DEPTH
-# kv and the most of the 16-bit bytes that it may take
-CACHES = [("int8", 0.52), ("kivi(bits=4,group=64)", 0.29), ("gear(bits=2)", 0.26),
-          ("kivi(bits=2,group=64)", 0.17), ("fdc(rate=0.5)+kivi(bits=4,group=64)", 0.15)]
+VALUE_WEIGHT_BYTES = 2 * SHAPE["num_hidden_layers"] * SHAPE["hidden_size"] * SHAPE["head_dim"] * (
+    SHAPE["num_attention_heads"] + SHAPE["num_key_value_heads"])
+# kv, the most of the 16-bit bytes that it may take, and the share of W_V and W_O that is cut off
+CACHES = [("int8", 0.52, 0), ("kivi(bits=4,group=64)", 0.29, 0), ("gear(bits=2)", 0.26, 0),
+          ("kivi(bits=2,group=64)", 0.17, 0), ("fdc(rate=0.5)+kivi(bits=4,group=64)", 0.15, 0.5)]
 
 
 def peak_and_kv_bytes(kvlathe, config, kv):
@@ -47,11 +49,11 @@ def main():
         with open(config, "w", encoding="utf-8") as file:
             json.dump(SHAPE, file)
         rest, failed = None, False
-        for kv, most in CACHES:
+        for kv, most, cut in CACHES:
             peak, kv_bytes = peak_and_kv_bytes(sys.argv[1], config, kv)
             if rest is None:
                 rest = peak - kv_bytes
-            difference = abs(peak - kv_bytes - rest) / peak
+            difference = abs(peak - kv_bytes - (rest - cut * VALUE_WEIGHT_BYTES)) / peak
             ok = difference <= 0.03 and kv_bytes <= most * PLAIN_BYTES
             failed = failed or not ok
             print(f"{'ok  ' if ok else 'FAIL'} {kv:40} peak {peak / 1e6:7.1f} MB, KV {kv_bytes / 1e6:7.1f} MB "

@@ -234,26 +234,29 @@ TEST_P(RandomModelTest, TheKlIsTheSameFromTheFirstLayerThatDiffers) {
   ASSERT_TRUE(created.ok()) << created.status();
   KlMeter& meter = **created;
   const int last = c.n_layers - 1;
-  ModelBasis basis = IdentityBasis(c.n_layers, c.n_kv_heads, c.head_dim);
-  const auto last_heads = basis.heads.begin() + last * c.n_kv_heads;
-  std::copy_n(cut.heads.begin() + last * c.n_kv_heads, c.n_kv_heads, last_heads);
-  const auto expect_same = [&](const char* what) {
+  const ModelBasis whole = IdentityBasis(c.n_layers, c.n_kv_heads, c.head_dim);
+  const auto expect_same = [&](const ModelBasis& basis, const char* what) {
     const auto from_first = meter.Measure(basis, 0), from_last = meter.Measure(basis, last);
     ASSERT_TRUE(from_first.ok() && from_last.ok()) << what;
     EXPECT_GT(*from_first, 1e-6) << what;
     EXPECT_NEAR(*from_last, *from_first, 1e-5 * *from_first) << what;
   };
-  expect_same("cut");
-  basis = IdentityBasis(c.n_layers, c.n_kv_heads, c.head_dim);
+  ModelBasis cut_last = whole;
+  std::copy_n(cut.heads.begin() + last * c.n_kv_heads, c.n_kv_heads,
+              cut_last.heads.begin() + last * c.n_kv_heads);
+  expect_same(cut_last, "cut");
   const auto codes = [&](int bits) {
     BitSplit split;
     split.channels[std::ranges::find(kSplitBits, bits) - kSplitBits.begin()] = c.head_dim;
     return split;
   };
-  for (HeadBasis& head : basis.heads) head.k_bits = head.v_bits = codes(8);
-  ASSERT_TRUE(meter.Measure(basis, KlMeter::kAllLayers).ok());
-  for (int g = 0; g < c.n_kv_heads; ++g) last_heads[g].v_bits = codes(1);
-  expect_same("codes");
+  ModelBasis coded = whole;
+  for (HeadBasis& head : coded.heads) head.k_bits = head.v_bits = codes(8);
+  ASSERT_TRUE(meter.Measure(coded, KlMeter::kAllLayers).ok());
+  for (int g = 0; g < c.n_kv_heads; ++g) {
+    coded.heads[last * c.n_kv_heads + g].v_bits = codes(1);
+  }
+  expect_same(coded, "codes");
 }
 
 TEST_P(RandomModelTest, ProjectionsWithTheSameMapsAreOne) {

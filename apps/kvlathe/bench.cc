@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <optional>
 
 #include "evaluation/bench_attention.h"
 #include "evaluation/bench_model.h"
@@ -22,6 +23,7 @@ struct BenchModelOptions {
   std::vector<int> n_depth = {0};
   std::vector<int> n_parallel = {1};
   int n_repetitions = 5;
+  bool has_limits = false;
 };
 
 std::vector<ModelBenchCase> ListTests(const BenchModelOptions& options) {
@@ -53,9 +55,10 @@ Status RunModelBench(const BenchModelOptions& options) {
   const std::vector<ModelBenchCase> tests = ListTests(options);
   for (const std::string& kv : specs) {
     KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
-    // Again for every spec: they drift.
-    KVL_ASSIGN_OR_RETURN(const StepLimits limits,
-                         MeasureStepLimits(workspace->threads(), workspace->isa()));
+    std::optional<StepLimits> limits;
+    if (options.has_limits) {  // again for every spec: they drift
+      KVL_ASSIGN_OR_RETURN(limits, MeasureStepLimits(workspace->threads(), workspace->isa()));
+    }
     for (const ModelBenchCase& test : tests) {
       KVL_ASSIGN_OR_RETURN(ModelBenchRow row,
                            BenchModel(spec_model.model.get(), kv, test, options.n_repetitions,
@@ -95,6 +98,10 @@ void AddModelBench(CLI::App* bench, Verbs* verbs) {
       ->check(CLI::Range(1, 4096));
   verb->add_option("-r,--repetitions", options->n_repetitions, "counted runs")
       ->check(CLI::Range(1, 1000));
+  verb->add_flag(
+      "--limits", options->has_limits,
+      "measure the machine's limits as well (1 GiB of memory), and what share generation "
+      "reaches");
   verb->callback(
       [verbs, options] { verbs->chosen = [options] { return RunModelBench(*options); }; });
 }

@@ -145,7 +145,7 @@ StatusOr<StepLimits> MeasureStepLimits(ThreadPool* pool, Isa isa) {
 
 StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const ModelBenchCase& test,
                                    int n_repetitions, int64_t kv_budget_bytes,
-                                   const StepLimits& limits) {
+                                   const std::optional<StepLimits>& limits) {
   const int n_tokens = test.n_prompt + test.n_gen;
   if (n_tokens < 1 || test.n_depth < 0 || test.n_parallel < 1 || n_repetitions < 1) {
     return Error(StatusCode::kInvalidArgument, "bench model: nothing to measure in {}",
@@ -189,8 +189,8 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   row.longest_prompt = LongestPrompt(model->layout(), kv_budget_bytes, kChunkTokens, c.max_seq_len);
   row.profile = model->profile();
   row.profile.seal -= filling_seal;
-  if (test.n_prompt == 0) {
-    row.limit_ts = LimitOfGeneration(*model, test.n_parallel, row.kv_bytes, limits);
+  if (limits.has_value() && test.n_prompt == 0) {
+    row.limit_ts = LimitOfGeneration(*model, test.n_parallel, row.kv_bytes, *limits);
   }
   for (double s : speeds) row.avg_ts += s / speeds.size();
   for (double s : speeds) row.stddev_ts += (s - row.avg_ts) * (s - row.avg_ts);
@@ -254,7 +254,6 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
                     {"kv", r.kv},
                     {"avg_ts", r.avg_ts},
                     {"stddev_ts", r.stddev_ts},
-                    {"limit_ts", r.limit_ts},
                     {"kv_bytes", r.kv_bytes},
                     {"n_fit", r.n_fit},
                     {"longest_prompt", r.longest_prompt},
@@ -265,6 +264,7 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
                       {"attention", share(r.profile.attention)},
                       {"seal", share(r.profile.seal)},
                       {"other", share(r.profile.other)}}}});
+    if (r.limit_ts > 0) list.back()["limit_ts"] = r.limit_ts;
   }
   return {{"rows", std::move(list)}};
 }

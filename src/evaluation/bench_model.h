@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,7 @@ struct StepLimits {
   double read_bytes_per_s = 0;
   double gemm_flops = 0;  // per second
 };
-// About 4 s.
+// About 4 s, and 1 GiB for that time.
 StatusOr<StepLimits> MeasureStepLimits(ThreadPool* pool, Isa isa);
 
 struct ModelBenchRow {
@@ -32,7 +33,7 @@ struct ModelBenchRow {
   std::string kv;
   double avg_ts = 0;  // tokens per second, all sequences together
   double stddev_ts = 0;
-  // Generation only, else 0: tokens per second if weights were read, or their products done,
+  // Generation with limits, else 0: tokens per second if weights were read, or their products done,
   // whichever takes longer, and then the cache read, with nothing else to do.
   double limit_ts = 0;
   ForwardProfile profile;      // seconds of the counted runs, by part
@@ -46,7 +47,7 @@ struct ModelBenchRow {
 // follows, without hours of prefill. One run warms up, n_repetitions count.
 StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const ModelBenchCase& test,
                                    int n_repetitions, int64_t kv_budget_bytes,
-                                   const StepLimits& limits);
+                                   const std::optional<StepLimits>& limits = std::nullopt);
 
 // Random maps whose ranks are drawn as `bench attention` draws them: what a basis costs on
 // a model with random weights, where no calibration means anything.

@@ -169,9 +169,8 @@ TEST_F(QualityTest, ABudgetThatIsTooSmallIsAnError) {
 
 TEST_F(QualityTest, BenchModelCountsTokensPerSecond) {
   auto model = Make(0.5);
-  auto row =
-      BenchModel(model.get(), "fdc", {.n_prompt = 0, .n_gen = 4, .n_depth = 70, .n_parallel = 2}, 2,
-                 64 << 20, {.read_bytes_per_s = 1e9, .gemm_flops = 1e9});
+  auto row = BenchModel(model.get(), "fdc",
+                        {.n_prompt = 0, .n_gen = 4, .n_depth = 70, .n_parallel = 2}, 2, 64 << 20);
   ASSERT_TRUE(row.ok()) << row.status();
   // Mean and deviation of two speeds say both, and these say the time, however long it was.
   const double spread = row->stddev_ts / std::sqrt(2.0);
@@ -182,7 +181,7 @@ TEST_F(QualityTest, BenchModelCountsTokensPerSecond) {
   EXPECT_GT(row->n_fit, 2);
   EXPECT_LE(row->n_fit * row->kv_bytes / 2, 64 << 20);
   EXPECT_EQ(row->longest_prompt, 512);
-  EXPECT_FALSE(BenchModel(model.get(), "fdc", {.n_prompt = 600}, 1, 64 << 20, {}).ok());
+  EXPECT_FALSE(BenchModel(model.get(), "fdc", {.n_prompt = 600}, 1, 64 << 20).ok());
 }
 
 TEST_F(QualityTest, BenchModelKnowsWhatMemoryAndProductsAllow) {
@@ -190,7 +189,7 @@ TEST_F(QualityTest, BenchModelKnowsWhatMemoryAndProductsAllow) {
   constexpr double kWeights = 64 * (128 + 2 * (192 + 3 * 96 + 3 * 64));
   const auto limit_of = [&](const ModelBenchCase& test, double flops) {
     auto row = BenchModel(model.get(), "none", test, 1, 64 << 20,
-                          {.read_bytes_per_s = 1e9, .gemm_flops = flops});
+                          StepLimits{.read_bytes_per_s = 1e9, .gemm_flops = flops});
     EXPECT_TRUE(row.ok()) << row.status();
     const double seconds = test.n_parallel / row->limit_ts;
     return 1e9 * seconds - static_cast<double>(row->kv_bytes);
@@ -198,7 +197,8 @@ TEST_F(QualityTest, BenchModelKnowsWhatMemoryAndProductsAllow) {
   const ModelBenchCase test = {.n_gen = 2, .n_depth = 70, .n_parallel = 3};
   EXPECT_NEAR(limit_of(test, 1e12), 4 * kWeights, 1);   // reads
   EXPECT_NEAR(limit_of(test, 1e8), 60 * kWeights, 10);  // multiplies
-  auto prompt = BenchModel(model.get(), "none", {.n_prompt = 9}, 1, 64 << 20, {});
+  auto prompt = BenchModel(model.get(), "none", {.n_prompt = 9}, 1, 64 << 20,
+                           StepLimits{.read_bytes_per_s = 1e9, .gemm_flops = 1e9});
   ASSERT_TRUE(prompt.ok()) << prompt.status();
   EXPECT_EQ(prompt->limit_ts, 0);
 }
