@@ -230,9 +230,9 @@ scaling() {
   scripts/scaling_chart.py "$work/contexts.json" "$work/sequences.json" docs/scaling.svg
 }
 
-# What collecting votes costs: attention over a prompt of 8192, all of it kept until it ends (2 layers of the 8B shape).
+# What collecting votes costs: attention over a prompt of 8192, all of it kept until it ends (one layer of the 8B shape).
 votes() {
-  shape 4096 2 32 8 128 14336 >"$work/shape.json"
+  shape 4096 1 32 8 128 14336 >"$work/shape.json"
   local specs=(--kv 'h2o(keep=0.5,prune=prompt)' --kv 'keyformer(keep=0.5,prune=prompt)' --kv 'tova(keep=0.5,prune=prompt)' --kv 'snapkv(keep=0.5)')
   "$kvlathe" bench model --random-model "$work/shape.json" -p 8192 -n 0 -r 2 --kv none "${specs[@]}" --json >"$work/votes.json"
   scripts/votes_table.py "$work/votes.json"
