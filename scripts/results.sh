@@ -207,16 +207,16 @@ time_of_requests() {
   local config=$work/shape.json contexts=${CONTEXTS:-2048,8192,32768}
   shape 2048 16 32 8 64 8192 >"$config"
   if [ "$model" != models/lathe-nano ]; then config=$model; fi
-  local bench=("$kvlathe" bench model --random-model "$config" -p 512 -r 1 --json)
+  local bench=("$kvlathe" bench model --random-model "$config" -r 1 --json) prompt=(-p 512 -n 0 -d "0,${contexts##*,}") step=(-p 0 -n 4 -d "$contexts")
   local specs=() kv
   for kv in none 'fdc(rate=0.5)' 'zack(rate=0.5)' 'zack(rate=0.3,ranks=uniform)' 'lathe(rate=0.5)' 'lathe(ratio=4)' 'lathe(ratio=8)' \
     'palu(rate=0.5)' 'svd-online(rate=0.5)'; do
     specs+=(--kv "$kv")
   done
-  "${bench[@]}" "${specs[@]}" -n 0 -d "0,${contexts##*,}" >"$work/balanced-p.json"
-  "${bench[@]}" "${specs[@]}" -p 0 -n 4 -d "$contexts" >"$work/balanced-n.json"
-  "${bench[@]}" --kv 'zack(rate=0.5)' --schedule static -n 0 -d "0,${contexts##*,}" >"$work/static-p.json"
-  "${bench[@]}" --kv 'zack(rate=0.5)' --schedule static -p 0 -n 4 -d "$contexts" >"$work/static-n.json"
+  "${bench[@]}" "${specs[@]}" "${prompt[@]}" >"$work/balanced-p.json"
+  "${bench[@]}" "${specs[@]}" "${step[@]}" >"$work/balanced-n.json"
+  "${bench[@]}" --kv 'zack(rate=0.5)' --schedule static "${prompt[@]}" >"$work/static-p.json"
+  "${bench[@]}" --kv 'zack(rate=0.5)' --schedule static "${step[@]}" >"$work/static-n.json"
   scripts/time_table.py "$work"/{balanced,static}
 }
 
