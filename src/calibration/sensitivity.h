@@ -54,7 +54,7 @@ struct SensitivityJob {
   std::function<void(double fraction)> on_progress;  // may be null
 };
 
-// At most this many probes are made, but for two a layer.
+// At most this many probes are made, but for four a layer.
 inline constexpr int kMostProbes = 144;
 
 // What the text of the probes has at most, half of it scored.
@@ -65,9 +65,9 @@ int ProbeTokens(const StatisticsShape& shape);
 // probe_kl_qk_pre. Gives each pair codes of kProbeBits as well, beside codes of 8 bits everywhere
 // else, and keeps what that costs more than 8 bits everywhere in probe_noise_qk, probe_noise_v and
 // probe_noise_qk_pre. What heads lose together is shared out by the errors that the analysis
-// expects. Where that is more than kMostProbes, only the middle cut of the pairs after RoPE is
-// measured, of whole layers, and what it costs per expected error says the rest. Errors are those
-// of `kl`.
+// expects. Where that is more than kMostProbes, only the middle cut and the codes of the pairs
+// after RoPE are measured, of whole layers, and what they cost per expected error says the rest.
+// Errors are those of `kl`.
 Status MeasureSensitivities(const SensitivityJob& job, CalibrationStatistics* statistics);
 
 }  // namespace kvlathe
