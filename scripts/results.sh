@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures the tables of docs/results.md; with EXAMPLES above 0 also every built-in task.
 #   scripts/results.sh [PART [MODEL [EXAMPLES]]]
-# PART: basis (FDC: rates, adaptive and uniform ranks, random tokens and text), bases (all of them), quantizers
+# PART: basis (FDC: rates, adaptive and uniform ranks, random tokens and text), bases (all of them; needs the trainer), quantizers
 # (all of them at 2, 3, 4 and 8 bits, with and without repair), gear (GEAR's ablations), retention (every method
 # at three shares, after fdc, before GEAR; H2O against 4 bits), bits (lathe by ratio against all that stores codes) or all.
 # Apart, because they take long or need an idle machine: papers (how far each method compresses at 99% of the baseline:
@@ -51,12 +51,13 @@ basis() {
 bases() {
   "$kvlathe" calibrate -m "$model" --random-tokens 8192 -o "$work/random.safetensors" >/dev/null
   "$kvlathe" calibrate -m "$model" --text "$model/calibration.txt" -o "$work/text.safetensors" >/dev/null
+  "$kvlathe" retrofit fisher -m "$model" --text "$model/calibration.txt" -o "$work/fisher.json" >/dev/null
   for source in text random; do
     specs=()
     for rate in 0.25 0.5 0.625; do
       specs+=(--kv "fdc(rate=$rate)" --kv "zack(rate=$rate)" --kv "zack(rate=$rate,normalise=on)" --kv "lathe(rate=$rate)" --kv "lathe(rate=$rate,keys=before)" --kv "palu(rate=$rate,round=16)")
       if [ $source = text ]; then
-        specs+=(--kv "palu(rate=$rate,round=16,ranks=uniform)")
+        specs+=(--kv "palu(rate=$rate,round=16,ranks=uniform)" --kv "palu(rate=$rate,round=16,ranks=fisher)")
         specs+=(--kv "lathe(rate=$rate,centre=off)" --kv "lathe(rate=$rate,ranks=uniform)" --kv "lathe(rate=$rate,keys=before,ranks=uniform)")
       fi
     done

@@ -6,6 +6,7 @@ usage: retrofit_test.py KVLATHE DATA_DIRECTORY
 """
 import csv
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,6 +96,42 @@ class Retrofit(unittest.TestCase):
         # Other windows and other tokens, the same text.
         self.assertAlmostEqual(bits, trained[-1], delta=0.25)
 
+    def check_fisher_ranks(self, directory, text):
+        """Weights of a model in `directory`, and the ranks that Palu takes from them."""
+        kvlathe("retrofit", "fisher", "-m", directory, "--text", text, "--tokens", 4096)
+        weights = json.loads((Path(directory) / "fisher.json").read_text())
+        self.assertTrue(all(w > 0 for w in weights["k"] + weights["v"]))
+        spec = "palu(rate=0.4,round=16,ranks=fisher)"
+        shown = json.loads(kvlathe("inspect", "-m", directory, "--kv", spec, "--json").stdout)
+        ranks = {pair: [] for pair in "kv"}
+        for head in shown["heads"]:
+            for pair in "kv":
+                self.assertEqual(head["rank_" + pair] % 16, 0)
+                ranks[pair].append((weights[pair][head["layer"]], head["rank_" + pair]))
+        # More weight, no fewer ranks.
+        ordered = [rank for _, rank in sorted(ranks["k"] + ranks["v"])]
+        self.assertEqual(ordered, sorted(ordered))
+        self.assertGreater(len(set(ordered)), 1)
+        return weights
+
+    def test_fisher_weights_share_out_palus_ranks(self):
+        directory = self.root / "nano"
+        directory.mkdir()
+        for name in ("config.json", "model.safetensors", "tokenizer.model",
+                     "tokenizer_config.json"):
+            shutil.copy(Path(DATA) / name, directory)
+        compare = ["compare", "-m", directory, "--kv", "palu(ranks=fisher)", "--text",
+                   f"{DATA}/sample.txt"]
+        missing = kvlathe(*compare, expect=1).stderr
+        self.assertIn(f"make it: kvlathe retrofit fisher -m {directory}", missing)
+        self.assertEqual(missing.strip().count("\n"), 0, missing)
+        weights = self.check_fisher_ranks(directory, f"{DATA}/calibration.txt")
+        self.assertEqual(weights["n_tokens"], 4096)
+        # Those of another model are refused.
+        weights["model_hash"] = "0" * 32
+        (directory / "fisher.json").write_text(json.dumps(weights))
+        self.assertIn("made for another model", kvlathe(*compare, expect=2).stderr)
+
     def test_reaches_the_stated_loss_and_runs_in_the_engine(self):
         kvlathe(*self.pretrain("run"))
         self.assertLess(self.last_loss("run"), STATED_LOSS)
@@ -110,6 +147,7 @@ class Retrofit(unittest.TestCase):
                 "--out", self.root / "gpt2")
         self.assertLess(self.last_loss("gpt2"), 4)
         self.check_in_the_engine("gpt2")
+        self.check_fisher_ranks(self.root / "gpt2", f"{DATA}/calibration.txt")
 
     def test_goes_on_after_an_interruption(self):
         process = subprocess.Popen([KVLATHE, *map(str, self.pretrain("cut", "--checkpoint-minutes", 0.001))],
@@ -140,6 +178,9 @@ class Retrofit(unittest.TestCase):
             (["retrofit", "pretrain", "--recipe", self.recipe, "--corpus", self.root,
               "--out", self.root / "x"], 1),
             (self.pretrain("/dev/null/x"), 1),
+            (["retrofit", "fisher", "-m", DATA], 2),
+            (["retrofit", "fisher", "-m", DATA, "--text", "/nonexistent"], 1),
+            (["retrofit", "fisher", "-m", DATA, "--text", f"{DATA}/sample.txt", "--tokens", 2], 2),
             (self.pretrain("x", "--minutes", "-1"), 2),
         ):
             result = kvlathe(*arguments, expect=status)

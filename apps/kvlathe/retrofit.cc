@@ -1,15 +1,19 @@
 // kvlathe retrofit: tokenizer and corpus here; what needs libtorch is a program of its own beside
 // this one, so that the engine neither needs libtorch nor waits for it to load.
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 
+#include "calibration/calibrate.h"
+#include "calibration/fingerprint.h"
 #include "corpus_building/corpus_builder.h"
 #include "io/files.h"
 #include "options.h"
+#include "tokenizer/tokenizer.h"
 #include "tokenizer_training/tokenizer_training.h"
 
 namespace kvlathe {
@@ -69,6 +73,55 @@ Status RunTrainer(const std::vector<std::string>& arguments) {
   return Error(StatusCode::kInternal, "{}: cannot be run: {}", program, std::strerror(errno));
 }
 
+struct FisherVerbOptions {
+  std::string model, text, pre, output;
+  int64_t n_tokens = 32768;
+  int n_threads = 0;
+};
+
+// Of equal length: gradients of sequences weigh alike.
+StatusOr<TokenSequences> FisherSequences(const FisherVerbOptions& options,
+                                         std::string* token_source) {
+  constexpr int kSequenceTokens = 1024;  // as Palu's
+  KVL_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.model));
+  KVL_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Load(options.model, {options.pre}));
+  KVL_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(options.text));
+  std::vector<int32_t> ids = tokenizer->Tokenize(text, /*add_bos=*/false, /*parse_special=*/false);
+  if (std::ssize(ids) > options.n_tokens) ids.resize(options.n_tokens);
+  *token_source = "text:" + TokenHash(ids);
+  const std::vector<int32_t> bos = tokenizer->Tokenize("", /*add_bos=*/true);
+  KVL_ASSIGN_OR_RETURN(TokenSequences sequences,
+                       CutSequences(ids, std::min(config.max_seq_len, kSequenceTokens),
+                                    bos.empty() ? -1 : bos.front()));
+  if (sequences.back().size() < sequences.front().size()) sequences.pop_back();
+  return sequences;
+}
+
+// Makes the numbers the standard input of the program that is run next.
+Status PutOnStandardInput(const TokenSequences& sequences) {
+  const int file = memfd_create("token ids", 0);
+  bool is_there = file >= 0;
+  for (const std::vector<int32_t>& ids : sequences) {
+    const auto n_bytes = static_cast<ssize_t>(ids.size() * sizeof(int32_t));
+    is_there = is_there && write(file, ids.data(), n_bytes) == n_bytes;
+  }
+  if (is_there && lseek(file, 0, SEEK_SET) == 0 && dup2(file, STDIN_FILENO) == STDIN_FILENO) {
+    return OkStatus();
+  }
+  return Error(StatusCode::kInternal, "the token ids cannot be handed on: {}",
+               std::strerror(errno));
+}
+
+Status MeasureFisherWeights(const FisherVerbOptions& options) {
+  std::string token_source;
+  KVL_ASSIGN_OR_RETURN(const TokenSequences sequences, FisherSequences(options, &token_source));
+  KVL_RETURN_IF_ERROR(PutOnStandardInput(sequences));
+  return RunTrainer({"fisher", "-m", options.model, "-o",
+                     options.output.empty() ? options.model + "/fisher.json" : options.output,
+                     "--sequence-tokens", fmt::format("{}", sequences.front().size()),
+                     "--token-source", token_source, "-t", fmt::format("{}", options.n_threads)});
+}
+
 CLI::App* AddRetrofit(CLI::App* retrofit, Verbs* verbs, const std::string& name,
                       const std::string& summary, const std::string& example,
                       std::function<Status()> run) {
@@ -107,6 +160,25 @@ void AddCorpusVerb(CLI::App* retrofit, Verbs* verbs) {
   verb->add_option("--out", options->out, "directory for the corpus")->required();
 }
 
+void AddFisherVerb(CLI::App* retrofit, Verbs* verbs) {
+  auto options = std::make_shared<FisherVerbOptions>();
+  CLI::App* verb = AddRetrofit(
+      retrofit, verbs, "fisher", "How much a text's loss hangs on each layer: palu(ranks=fisher)",
+      "kvlathe retrofit fisher -m models/lathe-nano --text models/lathe-nano/calibration.txt",
+      [options] { return MeasureFisherWeights(*options); });
+  verb->add_option("-m,--model", options->model, "directory with the model")->required();
+  verb->add_option("--text", options->text, "text to take gradients on")->required();
+  verb->add_option("--tokens", options->n_tokens, "of the text, at most")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  verb->add_option("--pre", options->pre, "pre-tokenizer for vocab.json + merges.txt")
+      ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "falcon"}));
+  verb->add_option("-o,--output", options->output,
+                   "file to write (default: the model's fisher.json)");
+  verb->add_option("-t,--threads", options->n_threads, "0: as many as processors")
+      ->check(CLI::NonNegativeNumber);
+}
+
 // The options of these verbs are known to the trainer alone.
 void AddTrainerVerb(CLI::App* retrofit, Verbs* verbs, const std::string& name,
                     const std::string& summary) {
@@ -127,6 +199,7 @@ void AddRetrofitVerb(Verbs* verbs) {
   retrofit->require_subcommand(1);
   AddTokenizerVerb(retrofit, verbs);
   AddCorpusVerb(retrofit, verbs);
+  AddFisherVerb(retrofit, verbs);
   AddTrainerVerb(retrofit, verbs, "pretrain",
                  "Train a model on a corpus; interrupted, the same command goes on");
 }

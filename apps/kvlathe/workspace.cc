@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "base/units.h"
@@ -239,6 +240,25 @@ StatusOr<const BasisAnalysis*> Workspace::Analysis(const Stage& stage) {
   return analyses_.back().analysis.get();
 }
 
+StatusOr<const FisherWeights*> Workspace::Fisher(const Spec& spec) {
+  if (fisher_.has_value()) return &*fisher_;
+  std::string path = options_.model + "/fisher.json";
+  if (!options_.basis.empty()) {
+    const std::filesystem::path beside =
+        std::filesystem::path(options_.basis).parent_path() / "fisher.json";
+    if (FileExists(beside)) path = beside;
+  }
+  if (!FileExists(path)) {
+    return Error(StatusCode::kNotFound,
+                 "--kv '{}': {} is not there; make it: kvlathe retrofit fisher -m {} --text FILE",
+                 spec.text(), path, options_.model);
+  }
+  KVL_ASSIGN_OR_RETURN(FisherWeights weights, ReadFisherWeights(path));
+  KVL_RETURN_IF_ERROR(CheckFisherMatch(weights, path, config_.n_layers, model_hash_));
+  fisher_ = std::move(weights);
+  return &*fisher_;
+}
+
 StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisAnalysis& analysis) {
   const Stage& stage = *spec.basis();
   RankRequest request;
@@ -250,6 +270,9 @@ StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisAna
   set_goal(RankRequest::Goal::kRate, "rate");
   set_goal(RankRequest::Goal::kRatio, "ratio");
   request.uniform = stage.Word("ranks") == "uniform";
+  if (stage.Word("ranks") == "fisher") {
+    KVL_ASSIGN_OR_RETURN(request.fisher, Fisher(spec));
+  }
   request.round = stage.Integer("round");
   request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
     return FractionAtFullContext(config_, spec, compute_type_, ranks);

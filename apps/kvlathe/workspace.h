@@ -10,6 +10,7 @@
 #include "base/cpu_features.h"
 #include "base/threads.h"
 #include "evaluation/quality.h"
+#include "kv/basis/fisher.h"
 #include "kv/basis/method.h"
 #include "kv/blocks/sequence_file.h"
 #include "kv/spec.h"
@@ -78,6 +79,8 @@ class Workspace {
                                                       ModelConfig config);
   Status LoadWeights(std::unique_ptr<TensorSource> source);
   StatusOr<Spec> ParseSpec(const std::string& kv);
+  // Of fisher.json beside --basis, else in the model's directory.
+  StatusOr<const FisherWeights*> Fisher(const Spec& spec);
   StatusOr<RankAllocation> ChooseRanks(const Spec& spec, const BasisAnalysis& analysis);
   StatusOr<ModelCodebooks> Codebooks(const Stage& quantizer, const SealPlan& seal,
                                      const ModelBasis* basis);
@@ -102,6 +105,7 @@ class Workspace {
   std::vector<std::vector<double>> key_grams_, value_grams_, output_grams_;  // once needed
   std::vector<std::vector<float>> key_biases_, value_biases_;
   std::vector<KnownAnalysis> analyses_;
+  std::optional<FisherWeights> fisher_;  // once a spec needed it
   std::optional<FoundProfile> profile_;  // once a spec needed it
   Progress progress_;
 };

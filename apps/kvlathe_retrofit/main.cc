@@ -32,6 +32,7 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   RetrofitVerbs verbs{&app, nullptr};
   AddPretrainVerb(&verbs);
+  AddFisherVerb(&verbs);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {

@@ -17,5 +17,6 @@ struct RetrofitVerbs {
 };
 
 void AddPretrainVerb(RetrofitVerbs* verbs);
+void AddFisherVerb(RetrofitVerbs* verbs);
 
 }  // namespace kvlathe

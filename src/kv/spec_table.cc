@@ -158,6 +158,9 @@ constexpr const KeyInfo* kLatheKeys[] = {&kRate,      &kRatio,  &kAccuracy,     
                                          &kRound,     &kCentre, &kLatheKeyRows, &kLatheBits,
                                          &kLatheOpen, &kRun,    &kBuffer,       &kSink};
 
+constexpr KeyInfo kPaluRanks = WithDoc(WithChoices(kRanks, "adaptive|uniform|fisher", "adaptive"),
+                                       "ranks by the spectrum of each head, one for all, or Palu's "
+                                       "by Fisher information of each layer");
 constexpr KeyInfo kPaluRound = WithChoices(kRound, "8|16|32", "32");
 constexpr KeyInfo kPaluGroup = {.name = "group",
                                 .doc = "KV heads that share a latent; this build: one each",
@@ -169,7 +172,7 @@ constexpr KeyInfo kWhiten = {.name = "whiten",
                              .doc = "weigh the weights by the Gram matrix of their inputs",
                              .default_text = "on",
                              .choices = "on|off"};
-constexpr const KeyInfo* kPaluKeys[] = {&kRate,      &kRatio,     &kAccuracy, &kRanks,
+constexpr const KeyInfo* kPaluKeys[] = {&kRate,      &kRatio,     &kAccuracy, &kPaluRanks,
                                         &kPaluRound, &kPaluGroup, &kWhiten,   &kSink};
 
 constexpr KeyInfo kOnlineRate =
@@ -345,12 +348,13 @@ constexpr KeyInfo kRotatedBits = BesideOthers(kKvquantBits);
 constexpr const KeyInfo* kRotateAndQuantizeKeys[] = {&kRate,         &kAccuracy,    &kRotatedBits,
                                                      &kPassedRanks,  &kPassedRound, &kPassedRun,
                                                      &kPassedBuffer, &kPassedSink};
+constexpr KeyInfo kPassedPaluRanks = PassedOn(kPaluRanks);
 constexpr KeyInfo kPassedPaluRound = PassedOn(kPaluRound);
-constexpr const KeyInfo* kKfPKeys[] = {&kBothRate, &kAccuracy, &kPassedRanks, &kPassedPaluRound,
+constexpr const KeyInfo* kKfPKeys[] = {&kBothRate, &kAccuracy, &kPassedPaluRanks, &kPassedPaluRound,
                                        &kPassedSink};
-constexpr const KeyInfo* kKvqPKeys[] = {&kRate,         &kAccuracy,        &kRotatedBits,
-                                        &kPassedRanks,  &kPassedPaluRound, &kPassedRun,
-                                        &kPassedBuffer, &kPassedSink};
+constexpr const KeyInfo* kKvqPKeys[] = {
+    &kRate,      &kAccuracy,     &kRotatedBits, &kPassedPaluRanks, &kPassedPaluRound,
+    &kPassedRun, &kPassedBuffer, &kPassedSink};
 
 std::vector<ExpandedStage> GearBackbone(const PresetKeys& keys) {
   if (keys.Number("bits") == 2) return {{"kivi", {{"group", 64}}}};

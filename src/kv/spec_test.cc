@@ -106,6 +106,15 @@ TEST(Spec, EvictAndRotatePresetsRemoveTheRateTogether) {
                         1 - std::sqrt(1 - 0.7)));
 }
 
+TEST(Spec, FisherRanksArePalusAlone) {
+  EXPECT_EQ(Spec::Parse("palu(ranks=fisher)")->basis()->Word("ranks"), "fisher");
+  EXPECT_EQ(Spec::Parse("kvq-p(ranks=fisher)")->basis()->Word("ranks"), "fisher");
+  for (const char* text : {"fdc(ranks=fisher)", "zack(ranks=fisher)", "lathe(ranks=fisher)",
+                           "kvq-f(ranks=fisher)"}) {
+    EXPECT_FALSE(Spec::Parse(text).ok()) << text;
+  }
+}
+
 TEST(Spec, GivesConsumersStagesAndValues) {
   const Spec spec = *Spec::Parse("gear(bits=4)+h2o(keep=0.5)+fdc(ratio=8,ranks=uniform,sink=2)");
   EXPECT_EQ(spec.text(), "gear(bits=4)+h2o(keep=0.5)+fdc(ratio=8,ranks=uniform,sink=2)");

@@ -14,8 +14,8 @@ namespace kvlathe {
 // on the way back. Without BasisOptions::is_whitened the Gram matrix is W_h W_h^T.
 StatusOr<BasisAnalysis> AnalysePalu(const BasisInputs& inputs);
 
-// One removal rate eta over all singular values of both pairs, as FDC allocates. Palu's own shares
-// by Fisher information need gradients, which calibration has not.
+// One removal rate eta over all singular values of both pairs, as FDC allocates, or Palu's own
+// shares by RankRequest::fisher.
 StatusOr<RankAllocation> AllocatePalu(const BasisAnalysis& analysis, const RankRequest& request);
 
 }  // namespace kvlathe

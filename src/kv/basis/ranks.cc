@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "kv/basis/fisher.h"
 
 namespace kvlathe {
 namespace {
@@ -121,7 +122,8 @@ int RankLadder::LastLevelWithin(double rate) const {
 
 namespace {
 
-StatusOr<RankAllocation> AllocateForRatio(const RankLadder& ladder, const RankRequest& request) {
+template <typename Ladder>
+StatusOr<RankAllocation> AllocateForRatio(const Ladder& ladder, const RankRequest& request) {
   KVL_CHECK(request.kv_fraction != nullptr);
   const auto reaches = [&](int level) {
     return request.kv_fraction(ladder.AllocationAt(level).ranks) * request.value <= 1.0;
@@ -142,6 +144,12 @@ StatusOr<RankAllocation> AllocateForRatio(const RankLadder& ladder, const RankRe
     }
   }
   return ladder.AllocationAt(last);
+}
+
+template <typename Ladder>
+StatusOr<RankAllocation> Choose(const Ladder& ladder, const RankRequest& request) {
+  if (request.goal == RankRequest::Goal::kRatio) return AllocateForRatio(ladder, request);
+  return ladder.AllocationAt(ladder.LastLevelWithin(request.value));
 }
 
 Status CheckRequest(const RankRequest& request) {
@@ -166,21 +174,23 @@ Status CheckRequest(const RankRequest& request) {
 StatusOr<RankAllocation> AllocateRanks(const std::vector<HeadSpectra>& spectra, int head_dim,
                                        const RankRequest& request, RankRule rule) {
   KVL_RETURN_IF_ERROR(CheckRequest(request));
-  const auto make_ladder = [&] {
-    const int n_heads = static_cast<int>(spectra.size());
-    if (request.uniform) return RankLadder::Uniform(n_heads, head_dim, request.round);
-    return rule == RankRule::kLeastError ? RankLadder::LeastError(spectra, head_dim, request.round)
-                                         : RankLadder::Adaptive(spectra, head_dim, request.round);
-  };
-  const RankLadder ladder = make_ladder();
-  RankAllocation allocation;
-  if (request.goal == RankRequest::Goal::kRatio) {
-    KVL_ASSIGN_OR_RETURN(allocation, AllocateForRatio(ladder, request));
-  } else {
-    allocation = ladder.AllocationAt(ladder.LastLevelWithin(request.value));
+  const int n_heads = static_cast<int>(spectra.size());
+  if (request.fisher != nullptr) {
+    const int n_layers = static_cast<int>(request.fisher->k.size());
+    KVL_CHECK_EQ(n_heads % n_layers, 0);
+    return Choose(FisherLadder(request.fisher, n_heads / n_layers, head_dim, request.round),
+                  request);
   }
-  if (request.uniform) allocation.eta = 0;
-  return allocation;
+  if (request.uniform) {
+    KVL_ASSIGN_OR_RETURN(RankAllocation allocation,
+                         Choose(RankLadder::Uniform(n_heads, head_dim, request.round), request));
+    allocation.eta = 0;
+    return allocation;
+  }
+  return Choose(rule == RankRule::kLeastError
+                    ? RankLadder::LeastError(spectra, head_dim, request.round)
+                    : RankLadder::Adaptive(spectra, head_dim, request.round),
+                request);
 }
 
 }  // namespace kvlathe

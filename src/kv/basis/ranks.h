@@ -10,6 +10,8 @@
 
 namespace kvlathe {
 
+struct FisherWeights;
+
 struct HeadRanks {
   int rank_k = 0;
   int rank_v = 0;
@@ -31,7 +33,9 @@ struct RankRequest {
   Goal goal = Goal::kRate;
   double value = 0;
   bool uniform = false;  // one rank pair for all layers and heads (ZACK's and FDC's ablation /AC)
-  int round = 16;        // ranks are rounded up to multiples: 8, 16 or 32
+  // If not null, ranks by these (kv/basis/fisher.h) and not by spectra: palu.
+  const FisherWeights* fisher = nullptr;
+  int round = 16;  // ranks are rounded to multiples: 8, 16 or 32
   // kv_fraction of the whole cache at the model's full context, everything counted; never grows
   // when a rank falls. Needed for kRatio.
   std::function<double(const std::vector<HeadRanks>&)> kv_fraction;
@@ -47,7 +51,7 @@ struct RankAllocation {
   std::vector<HeadRanks> ranks;  // [n_layers * n_kv_heads]
   double removal_rate = 0;       // achieved: 1 - sum(rank_k + rank_v) / sum(2 head_dim)
   // Removed share of singular mass allowed per pair; with kLeastError the squares lost per element
-  // of the last step; 0 if uniform.
+  // of the last step; 0 if uniform or by Fisher weights.
   double eta = 0;
 };
 
