@@ -534,6 +534,40 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(stopped["text"], first["text"][: first["text"].index(stop)])
         self.assertEqual(stopped["finish_reason"], "stop")
 
+    def test_requests_choose_their_rate(self):
+        run = ["run", "-m", MODEL, "-p", "It was a dark", "--deterministic"]
+        resident = [*run, "--kv", "zack(rate=0.5,resident=full)"]
+        for rate, options in ((0.25, ["--rate", 0.25]), (0.5, [])):
+            own = self.json_of(*resident, *options)
+            fixed = self.json_of(*run, "--kv", f"zack(rate={rate})")
+            self.assertEqual((own["ids"], own["kv_bytes"]), (fixed["ids"], fixed["kv_bytes"]))
+        # A session goes on at the rate that it was saved with.
+        session = self.folder / "rate.session"
+        first = self.json_of(*resident, "-n", 12, "--rate", 0.25, "--save-session", session)
+        further = ["run", "-m", MODEL, "-n", 4, "--deterministic", "--kv", "zack(rate=0.5,resident=full)",
+                   "--load-session", session]
+        whole = self.json_of(*resident, "-n", 16, "--rate", 0.25)
+        self.assertEqual(first["ids"] + self.json_of(*further, "--rate", 0.25)["ids"], whole["ids"])
+        self.assert_refused(1, "--rate that it was saved with", *further)
+        self.assert_refused(2, "[0, 1)", *resident, "--rate", 1)
+        self.assert_refused(2, "add resident=full", *run, "--kv", "zack(rate=0.5)", "--rate", 0.3)
+        kv = ["--kv", "zack(resident=full)", "--kv", "zack(rate=0.25)"]
+        rows = self.json_of("compare", "-m", MODEL, "--text", TEXT, "-c", 256, *kv, "--rate", 0.25,
+                            "--rate", 0.6)["rows"]
+        self.assertEqual([row.get("rate") for row in rows], [0.25, 0.6, None])
+        self.assertEqual(rows[0]["kv_bytes_per_token"], rows[2]["kv_bytes_per_token"])
+        self.assertAlmostEqual(rows[0]["kl"], rows[2]["kl"], delta=0.01 * rows[2]["kl"])
+        self.assertGreater(rows[1]["kl"], 2 * rows[0]["kl"])
+        self.assert_refused(2, "no --kv has resident=full", "compare", "-m", MODEL, "--kv", "zack", "--rate", 0.3)
+        kv = ["--chat-template", "chatml", "--kv", "fdc(rate=0.5,resident=full)"]
+        half, quarter = self.chat("Who are you?", "/clear", "/rate 0.25", "Who are you?", options=kv)
+        given, = self.chat("Who are you?", options=[*kv, "--rate", 0.25])
+        self.assertGreater(quarter["kv_fraction"], half["kv_fraction"])
+        self.assertEqual(quarter["kv_bytes"], given["kv_bytes"])
+        chat = ["chat", "-m", MODEL, *kv]
+        self.assert_refused(2, "as /rate 0.5", *chat, stdin=b"/rate half\n")
+        self.assert_refused(2, "[0, 1)", *chat, stdin=b"/rate 1\n")
+
     def test_chat_streams_text(self):
         done = self.run_verb("chat", "-m", MODEL, "-n", 4, "--chat-template", "llama2",
                              stdin=b"Who are you?\nAnd where?\n")

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <csignal>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -22,6 +23,7 @@ struct ChatOptions {
   std::string system;
   std::string family;  // --chat-template; empty: the model's own
   int max_tokens = 512;
+  std::optional<double> rate;
 };
 
 volatile std::sig_atomic_t interrupted = 0;
@@ -83,7 +85,8 @@ class Chat {
         format_(format),
         ends_(FindEnds(workspace, format)),
         pool_(workspace.kv_budget_bytes()),
-        engine_(model, &pool_, {}) {
+        engine_(model, &pool_, {}),
+        rate_(options.rate) {
     ends_.texts.insert(ends_.texts.end(), options.generation.stops.begin(),
                        options.generation.stops.end());
     Clear();
@@ -92,6 +95,18 @@ class Chat {
   void Clear() {
     messages_.clear();
     if (!options_.system.empty()) messages_.push_back({"system", options_.system});
+  }
+
+  // Of the answers from here on (Request::rate), as text.
+  Status SetRate(const std::string& text) {
+    double rate = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rate);
+    if (error != std::errc() || end != text.data() + text.size()) {
+      return Error(StatusCode::kInvalidArgument, "/rate {}: give a number, as /rate 0.5", text);
+    }
+    KVL_RETURN_IF_ERROR(model_->LayoutAt(rate).status());
+    rate_ = rate;
+    return OkStatus();
   }
 
   // Answers on standard output. An error is of this message alone, which is then forgotten.
@@ -117,6 +132,7 @@ class Chat {
   Ends ends_;
   BlockPool pool_;
   Engine engine_;
+  std::optional<double> rate_;
   std::vector<ChatMessage> messages_;
   RequestOutcome last_;
   int n_answers_ = 0;
@@ -128,6 +144,7 @@ class Chat {
 StatusOr<Request> Chat::MakeRequest() const {
   KVL_ASSIGN_OR_RETURN(const std::string text, RenderChat(format_, messages_));
   Request request;
+  request.rate = rate_;
   // The text holds the BOS of its template. A family that was forced on a model follows the model's
   // own rule instead.
   const bool add_bos = !options_.family.empty() && format_.start.empty();
@@ -244,6 +261,7 @@ std::optional<std::string> ReadMessage(bool shows_prompt) {
 }
 
 Status Converse(Chat* chat) {
+  constexpr std::string_view kRateCommand = "/rate ";
   const bool is_terminal = isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
   while (const auto message = ReadMessage(is_terminal)) {
     if (*message == "/exit") break;
@@ -252,7 +270,9 @@ Status Converse(Chat* chat) {
       chat->Clear();
       continue;
     }
-    const Status status = chat->Answer(*message);
+    const bool is_rate = message->starts_with(kRateCommand);
+    const Status status =
+        is_rate ? chat->SetRate(message->substr(kRateCommand.size())) : chat->Answer(*message);
     // A terminal goes on with the next message; a program is told at once.
     if (!status.ok() && (!is_terminal || std::ferror(stdout) != 0)) return status;
     if (!status.ok()) fmt::print(stderr, "kvlathe: {}\n", MessageOf(status));
@@ -296,6 +316,9 @@ void AddChatVerb(Verbs* verbs) {
   verb->add_option("-n,--max-tokens", options->max_tokens, "tokens of an answer, at most")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  verb->add_option("--rate", options->rate,
+                   "share of K and V elements removed, with resident=full in --kv; /rate P sets it "
+                   "for the answers that follow");
   AddGenerationOptions(verb, &options->generation);
 }
 

@@ -10,6 +10,7 @@ namespace {
 struct CompareOptions {
   ModelOptions model;
   std::string text;
+  std::vector<double> rates;
 };
 
 Status Compare(CompareOptions options) {
@@ -18,8 +19,8 @@ Status Compare(CompareOptions options) {
   }
   if (options.text.empty()) options.text = options.model.model + "/sample.txt";
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
-  KVL_ASSIGN_OR_RETURN(const ComparisonRun run,
-                       RunComparison(workspace.get(), options.model.kv, options.text));
+  KVL_ASSIGN_OR_RETURN(const ComparisonRun run, RunComparison(workspace.get(), options.model.kv,
+                                                              options.text, options.rates));
   const Comparison& comparison = run.comparison;
   if (options.model.json) {
     fmt::print("{}\n", ToJson(comparison).dump());
@@ -41,6 +42,9 @@ void AddCompareVerb(Verbs* verbs) {
       [options] { return Compare(*options); });
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "none and fdc at three rates");
+  verb->add_option("--rate", options->rates,
+                   "share removed where --kv says resident=full, in the place of its own; repeats")
+      ->allow_extra_args(false);
   verb->add_option("--text", options->text,
                    "text to evaluate on (default: the model's sample.txt)");
 }

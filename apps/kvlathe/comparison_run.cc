@@ -1,11 +1,36 @@
 #include "comparison_run.h"
 
 namespace kvlathe {
+namespace {
+
+struct ComparedCache {
+  std::string kv;
+  std::optional<double> rate;
+};
+
+StatusOr<std::vector<ComparedCache>> CachesOf(const std::vector<std::string>& specs,
+                                              std::span<const double> rates) {
+  std::vector<ComparedCache> caches;
+  bool uses_rates = rates.empty();
+  for (const std::string& kv : specs) {
+    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
+    if (rates.empty() || spec.basis() == nullptr || !spec.basis()->Has("resident")) {
+      caches.push_back({kv, std::nullopt});
+      continue;
+    }
+    uses_rates = true;
+    for (const double rate : rates) caches.push_back({kv, rate});
+  }
+  if (uses_rates) return caches;
+  return Error(StatusCode::kInvalidArgument, "--rate {}: no --kv has resident=full", rates.front());
+}
+
+}  // namespace
 
 StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const std::vector<std::string>& specs,
-                                      const std::string& text_path) {
+                                      const std::string& text_path, std::span<const double> rates) {
   // Specs first: a wrong one is refused before anything takes time.
-  for (const std::string& kv : specs) KVL_RETURN_IF_ERROR(Spec::Parse(kv).status());
+  KVL_ASSIGN_OR_RETURN(const std::vector<ComparedCache> caches, CachesOf(specs, rates));
   const Tokenizer& tokenizer = workspace->tokenizer();
   KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, workspace->TokenizeFile(text_path));
   KVL_ASSIGN_OR_RETURN(
@@ -17,8 +42,8 @@ StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const std::vector<st
   std::vector<SpecModel> spec_models;  // the baseline first, whether it is in the table or not
   KVL_ASSIGN_OR_RETURN(SpecModel baseline, workspace->MakeModel("none"));
   spec_models.push_back(std::move(baseline));
-  for (const std::string& kv : specs) {
-    KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv));
+  for (const auto& [kv, rate] : caches) {
+    KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv, rate));
     spec_models.push_back(std::move(spec_model));
   }
   std::vector<Model*> models;
@@ -31,8 +56,8 @@ StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const std::vector<st
     KVL_ASSIGN_OR_RETURN(const Latency latency, MeasureLatency(models[i], text.windows.front(),
                                                                workspace->kv_budget_bytes(),
                                                                /*n_repetitions=*/3));
-    comparison.rows.push_back(
-        {spec_models[i].spec.text(), spec_models[i].spec.ToString(), qualities[i], latency});
+    comparison.rows.push_back({spec_models[i].spec.text(), spec_models[i].spec.ToString(),
+                               caches[i - 1].rate, qualities[i], latency});
   }
   spec_models.erase(spec_models.begin());
   return ComparisonRun{std::move(comparison), std::move(spec_models), text.windows.front()};

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <csignal>
+#include <optional>
 
 #include "engine/engine.h"
 #include "engine/text_stream.h"
@@ -20,6 +21,7 @@ struct RunOptions {
   std::string prompt_file;
   int max_tokens = 128;
   bool ignore_eos = false;
+  std::optional<double> rate;
   std::string load_session;
   std::string save_session;
   GenerationOptions generation;
@@ -106,6 +108,7 @@ StatusOr<Request> MakeRequest(const RunOptions& options, const Workspace& worksp
     KVL_ASSIGN_OR_RETURN(request.sampling, options.generation.CheckedOver(session.sampling));
   }
   request.max_tokens = options.max_tokens;
+  request.rate = options.rate;
   if (!options.ignore_eos) request.stop_ids = workspace.config().eos_ids;
   const size_t n_given = session.tokens.size() + request.prompt.size();
   if (n_given + static_cast<size_t>(options.max_tokens) >
@@ -159,6 +162,9 @@ Status RunOn(const RunOptions& options, const std::string& prompt, Workspace* wo
              const SpecModel& spec_model) {
   BlockPool pool(workspace->kv_budget_bytes());
   SequencePlace place = {{}, &spec_model.model->layout(), workspace->context_tokens()};
+  if (options.rate.has_value()) {
+    KVL_ASSIGN_OR_RETURN(place.layout, spec_model.model->LayoutAt(*options.rate));
+  }
   if (!options.load_session.empty() || !options.save_session.empty()) {
     KVL_ASSIGN_OR_RETURN(place.identity, workspace->IdentityOf(spec_model));
   }
@@ -217,6 +223,8 @@ void AddRunVerb(Verbs* verbs) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   AddGenerationOptions(verb, &options->generation);
+  verb->add_option("--rate", options->rate,
+                   "share of K and V elements removed for this text, with resident=full in --kv");
   verb->add_flag("--ignore-eos", options->ignore_eos, "go on after the end of sequence");
   verb->add_option("--save-session", options->save_session,
                    "keep the sequence in this file, to go on later");

@@ -50,6 +50,12 @@ double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_t
 // Maps in the shapes that the spec asks for, of a model with random weights.
 StatusOr<ModelBasis> RandomBasisOf(const ModelConfig& c, const Spec& spec) {
   const Stage& stage = *spec.basis();
+  if (stage.Has("resident")) {
+    return Error(StatusCode::kUnimplemented,
+                 "--kv '{}': a model with random weights has no basis of all dimensions; leave "
+                 "resident out",
+                 spec.text());
+  }
   if (stage.Has("rate")) {
     return DrawRandomBasis(c.n_layers, c.n_kv_heads, c.head_dim, stage.Number("rate"),
                            kRandomWeightsSeed, spec.has_latent_keys());
@@ -259,7 +265,8 @@ StatusOr<const FisherWeights*> Workspace::Fisher(const Spec& spec) {
   return &*fisher_;
 }
 
-StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisAnalysis& analysis) {
+StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisAnalysis& analysis,
+                                                std::optional<double> rate) {
   const Stage& stage = *spec.basis();
   RankRequest request;
   const auto set_goal = [&](RankRequest::Goal goal, const char* key) {
@@ -269,6 +276,10 @@ StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisAna
   };
   set_goal(RankRequest::Goal::kRate, "rate");
   set_goal(RankRequest::Goal::kRatio, "ratio");
+  if (rate.has_value()) {
+    request.goal = RankRequest::Goal::kRate;
+    request.value = *rate;
+  }
   request.uniform = stage.Word("ranks") == "uniform";
   if (stage.Word("ranks") == "fisher") {
     KVL_ASSIGN_OR_RETURN(request.fisher, Fisher(spec));
@@ -279,6 +290,13 @@ StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisAna
   };
   const BasisMethod& method = *FindBasisMethod(stage.name);
   return (spec.splits_bits() ? method.allocate_bits : method.allocate)(analysis, request);
+}
+
+StatusOr<ModelBasis> Workspace::BasisAt(const Spec& spec, const RankAllocation& allocation) {
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*spec.basis()));
+  if (!spec.basis()->Has("resident")) return CutBasis(*analysis, allocation.ranks);
+  const int d = config_.head_dim;
+  return CutBasis(*analysis, std::vector<HeadRanks>(allocation.ranks.size(), {d, d}));
 }
 
 StatusOr<ModelCodebooks> Workspace::Codebooks(const Stage& quantizer, const SealPlan& seal,
@@ -319,7 +337,7 @@ StatusOr<double> Workspace::FractionOf(const std::string& kv) {
   return FractionAtFullContext(config_, spec, compute_type_, ranks);
 }
 
-StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
+StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<double> rate) {
   SpecModel result;
   KVL_ASSIGN_OR_RETURN(result.spec, ParseSpec(kv));
   const Stage* const basis_stage = result.spec.basis();
@@ -337,8 +355,8 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
       KVL_ASSIGN_OR_RETURN(basis, RandomBasisOf(config_, result.spec));
     } else {
       KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*basis_stage));
-      KVL_ASSIGN_OR_RETURN(result.ranks, ChooseRanks(result.spec, *analysis));
-      basis = CutBasis(*analysis, result.ranks->ranks);
+      KVL_ASSIGN_OR_RETURN(result.ranks, ChooseRanks(result.spec, *analysis, rate));
+      KVL_ASSIGN_OR_RETURN(basis, BasisAt(result.spec, *result.ranks));
     }
   }
   const Stage* quantizer = result.spec.quantizer();
@@ -355,6 +373,15 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
       result.model, Model::Create(weights_, used_basis, result.spec.n_sink(), threads_.get(), isa_,
                                   seal.has_value() ? &*seal : nullptr,
                                   retention.has_value() ? &*retention : nullptr));
+  if (basis_stage != nullptr && basis_stage->Has("resident")) {
+    result.model->OfferRates(
+        result.ranks->ranks,
+        [this, spec = result.spec](double rate) -> StatusOr<std::vector<HeadRanks>> {
+          KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*spec.basis()));
+          KVL_ASSIGN_OR_RETURN(RankAllocation allocation, ChooseRanks(spec, *analysis, rate));
+          return std::move(allocation.ranks);
+        });
+  }
   if (seal.has_value() && seal->format.k.has_codebook && !random_weights_) {
     KVL_ASSIGN_OR_RETURN(ModelCodebooks codebooks, Codebooks(*quantizer, *seal, used_basis));
     result.model->set_codebooks(std::move(codebooks));
@@ -367,8 +394,8 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv) {
 StatusOr<SequenceIdentity> Workspace::IdentityOf(const SpecModel& spec_model) {
   std::string model = fmt::format("{} {}", model_hash_, config_.DescribePositions());
   if (spec_model.ranks.has_value()) {
-    KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*spec_model.spec.basis()));
-    model += " basis " + BasisHash(CutBasis(*analysis, spec_model.ranks->ranks));
+    KVL_ASSIGN_OR_RETURN(const ModelBasis basis, BasisAt(spec_model.spec, *spec_model.ranks));
+    model += " basis " + BasisHash(basis);
   }
   const ModelCodebooks& codebooks = spec_model.model->codebooks();
   if (!codebooks.empty()) model += " codebooks " + CodebooksHash(codebooks);

@@ -39,7 +39,8 @@ class Workspace {
                                                          const ModelOptions& options);
 
   // `accuracy` in the spec is looked up in the model's profile; the result's spec is the answer.
-  StatusOr<SpecModel> MakeModel(const std::string& kv);
+  // With a rate, for specs with resident=full, sequences that choose none have that.
+  StatusOr<SpecModel> MakeModel(const std::string& kv, std::optional<double> rate = std::nullopt);
   // kv_fraction at the model's full context, as `ratio` means it, without making a model. Errors
   // are those of MakeModel. No `accuracy`.
   StatusOr<double> FractionOf(const std::string& kv);
@@ -81,7 +82,11 @@ class Workspace {
   StatusOr<Spec> ParseSpec(const std::string& kv);
   // Of fisher.json beside --basis, else in the model's directory.
   StatusOr<const FisherWeights*> Fisher(const Spec& spec);
-  StatusOr<RankAllocation> ChooseRanks(const Spec& spec, const BasisAnalysis& analysis);
+  // At the rate, or as the spec says.
+  StatusOr<RankAllocation> ChooseRanks(const Spec& spec, const BasisAnalysis& analysis,
+                                       std::optional<double> rate = std::nullopt);
+  // The maps of a spec, cut to the ranks; of all dimensions where they stay resident.
+  StatusOr<ModelBasis> BasisAt(const Spec& spec, const RankAllocation& allocation);
   StatusOr<ModelCodebooks> Codebooks(const Stage& quantizer, const SealPlan& seal,
                                      const ModelBasis* basis);
   Status CalibrateOrLoad();

@@ -1,6 +1,7 @@
 #include "attention/attention.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "attention/merged_rows.h"
@@ -112,13 +113,18 @@ void AttendSink(const AttendKernels& kernels, const HeadJob& job, const WorkItem
 void WriteRows(const HeadJob& job, int row_begin, int n_rows, const PartialRows& partial) {
   const int rank_v = job.shape.rank_v;
   const int64_t element_bytes = SizeOf(job.shape.row_type);
+  const int64_t head_stride = job.out_head_stride > 0 ? job.out_head_stride : rank_v;
+  const bool is_dense = head_stride == rank_v;
   for (int done = 0; done < n_rows;) {
     const int token = (row_begin + done) / job.gqa_group, head = (row_begin + done) % job.gqa_group;
-    const int n = std::min(job.gqa_group - head, n_rows - done);
+    const int n = is_dense ? std::min(job.gqa_group - head, n_rows - done) : 1;
     std::byte* out = static_cast<std::byte*>(job.out) +
-                     (token * job.out_stride + int64_t{head} * rank_v) * element_bytes;
+                     (token * job.out_stride + head * head_stride) * element_bytes;
     FinishRows({partial.o + int64_t{done} * rank_v, partial.row_max + done, partial.row_sum + done},
                n, rank_v, job.shape.row_type, out);
+    if (!is_dense) {
+      std::memset(out + rank_v * element_bytes, 0, (head_stride - rank_v) * element_bytes);
+    }
     done += n;
   }
 }

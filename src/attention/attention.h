@@ -55,9 +55,11 @@ struct HeadJob {
   // Sink entries that token 0 sees; token t sees t more, at most n_sink.
   int sink_first_visible = 0;
   int sink_window = kNoWindow;  // of all positions that token 0 sees
-  // Head h of token t: out + t * out_stride + h * rank_v, row_type. Zeros where nothing is seen.
+  // Head h of token t: rank_v numbers at out + t * out_stride + h * out_head_stride, row_type, and
+  // zeros behind them up to the next head. Zeros where nothing is seen.
   void* out = nullptr;
-  int64_t out_stride = 0;  // elements
+  int64_t out_stride = 0;       // elements
+  int64_t out_head_stride = 0;  // elements; 0: rank_v
 
   // Rows of tokens from first_scored on add their attention to the sums of this table (without a
   // window). Empty: nobody asks.

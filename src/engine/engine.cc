@@ -17,18 +17,20 @@ struct Engine::Sequence {
   std::vector<int32_t> tokens;  // known so far: of the session, of the prompt, generated
   std::vector<int> turn_ends;   // in `tokens`, of all turns but the one that generates
   int64_t n_given = 0;          // tokens before the first that this request generates
+  const CacheLayout* layout;    // of the cache
   std::unique_ptr<SequenceCache> cache;
   std::vector<int32_t> input;  // tokens of the current step
   RequestOutcome outcome;
   Stopwatch since_submit;
   Stopwatch since_first_token;
 
-  Sequence(RequestId request_id, Request r, Session session)
+  Sequence(RequestId request_id, Request r, Session session, const CacheLayout* cache_layout)
       : id(request_id),
         request(std::move(r)),
         sampler(request.sampling),
         tokens(std::move(session.tokens)),
         turn_ends(std::move(session.turn_ends)),
+        layout(cache_layout),
         cache(std::move(session.cache)) {
     tokens.insert(tokens.end(), request.prompt.begin(), request.prompt.end());
     n_given = n_known();
@@ -63,8 +65,8 @@ struct Engine::Sequence {
 
   // What the cache should be able to hold for the sequence to be worth running: without the block
   // to spare, a sequence that was preempted for a block would be back in the next step.
-  int64_t WantedBytes(const CacheLayout& layout, int max_step) const {
-    return PeakSequenceBytes(layout, std::min(n_known() + kBlockSize, max_positions()), max_step,
+  int64_t WantedBytes(int max_step) const {
+    return PeakSequenceBytes(*layout, std::min(n_known() + kBlockSize, max_positions()), max_step,
                              n_prompt());
   }
 
@@ -84,6 +86,17 @@ Engine::Engine(Model* model, BlockPool* pool, const EngineOptions& options)
 }
 
 Engine::~Engine() = default;
+
+StatusOr<const CacheLayout*> Engine::LayoutFor(const Request& request, const Session& session) {
+  const CacheLayout* const kept =
+      session.cache != nullptr ? &session.cache->layout() : &model_->layout();
+  if (!request.rate.has_value()) return kept;
+  KVL_ASSIGN_OR_RETURN(const CacheLayout* const wanted, model_->LayoutAt(*request.rate));
+  if (session.cache == nullptr || wanted == kept) return wanted;
+  return Error(StatusCode::kInvalidArgument,
+               "rate={}: the session's cache has another rate; go on without one, or start again",
+               *request.rate);
+}
 
 StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_token,
                                            FinishCallback on_finish, Session session) {
@@ -113,8 +126,10 @@ StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_tok
         "shorten one of them",
         n_given, request.max_tokens, c.max_seq_len);
   }
-  auto sequence = std::make_unique<Sequence>(next_id_, std::move(request), std::move(session));
-  const int64_t needed_bytes = PeakSequenceBytes(model_->layout(), sequence->max_positions(),
+  KVL_ASSIGN_OR_RETURN(const CacheLayout* const layout, LayoutFor(request, session));
+  auto sequence =
+      std::make_unique<Sequence>(next_id_, std::move(request), std::move(session), layout);
+  const int64_t needed_bytes = PeakSequenceBytes(*layout, sequence->max_positions(),
                                                  options_.max_batch_tokens, sequence->n_prompt());
   const int64_t budget = pool_->usage().budget_bytes;
   if (needed_bytes > budget) {
@@ -136,18 +151,15 @@ void Engine::AdmitWaiting() {
   const size_t max_running = std::min(options_.max_sequences, options_.max_batch_tokens);
   const int64_t budget = pool_->usage().budget_bytes;
   int64_t wanted_bytes = 0;
-  const auto wanted_by = [&](const Sequence& s) {
-    return s.WantedBytes(model_->layout(), options_.max_batch_tokens);
-  };
-  for (const auto& s : running_) wanted_bytes += wanted_by(*s);
+  for (const auto& s : running_) wanted_bytes += s->WantedBytes(options_.max_batch_tokens);
   while (!waiting_.empty() && running_.size() < max_running) {
-    wanted_bytes += wanted_by(*waiting_.front());
+    wanted_bytes += waiting_.front()->WantedBytes(options_.max_batch_tokens);
     if (wanted_bytes > budget) return;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
     std::unique_ptr<SequenceCache>& cache = running_.back()->cache;
     if (cache != nullptr) continue;
-    cache = std::make_unique<SequenceCache>(&model_->layout(), pool_);
+    cache = std::make_unique<SequenceCache>(running_.back()->layout, pool_);
     cache->set_n_prompt(running_.back()->n_prompt(), running_.back()->request.max_tokens);
   }
 }

@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@ struct Request {
   int max_tokens = 128;
   SamplingParams sampling;
   std::vector<int> stop_ids;  // end of sequence
+  // Share of K and V elements removed, of a model that offers rates (Model::OfferRates); none: that
+  // of the model, or of the session's cache.
+  std::optional<double> rate;
 };
 
 // What a caller learns of a finished request.
@@ -67,7 +71,8 @@ class Engine {
   // With a session the prompt follows its tokens; its cache is of the engine's pool. An empty
   // prompt goes on as if the session had never ended, if the request has its sampling; another seed
   // starts draws of its own. kInvalidArgument when the session ended with the end of sequence,
-  // behind which there is no token to go on from.
+  // behind which there is no token to go on from, and when its cache has another rate than the
+  // request asks for. Errors of the rate are those of Model::LayoutAt.
   StatusOr<RequestId> Submit(Request request, TokenCallback on_token, FinishCallback on_finish,
                              Session session = {});
   // What a request that has finished leaves. In its FinishCallback only, and once.
@@ -83,6 +88,7 @@ class Engine {
 
  private:
   struct Sequence;
+  StatusOr<const CacheLayout*> LayoutFor(const Request& request, const Session& session);
   void AdmitWaiting();
   void ShareTokenBudget();
   StatusOr<std::vector<SequenceStep>> BuildBatch();

@@ -21,6 +21,16 @@ nlohmann::ordered_json OverStepsJson(const Quality& q) {
   return list;
 }
 
+std::string LabelOf(const CompareRow& row) {
+  return row.rate.has_value() ? fmt::format("{} at {}", row.kv, *row.rate) : row.kv;
+}
+
+size_t LabelWidth(const Comparison& comparison) {
+  size_t width = 2;
+  for (const CompareRow& row : comparison.rows) width = std::max(width, LabelOf(row).size());
+  return width;
+}
+
 }  // namespace
 
 nlohmann::ordered_json ToJson(const Comparison& comparison) {
@@ -43,6 +53,7 @@ nlohmann::ordered_json ToJson(const Comparison& comparison) {
                     {"kv_parts", PartsJson(q.kv_bytes)},
                     {"kv_reencoded", ReencodingJson(q.reencoding)},
                     {"over_steps", OverStepsJson(q)}});
+    if (row.rate.has_value()) rows.back()["rate"] = *row.rate;
   }
   return {{"model", comparison.model},
           {"text", comparison.text},
@@ -51,8 +62,7 @@ nlohmann::ordered_json ToJson(const Comparison& comparison) {
 }
 
 std::string ToTable(const Comparison& comparison) {
-  size_t width = 2;
-  for (const CompareRow& row : comparison.rows) width = std::max(width, row.kv.size());
+  const size_t width = LabelWidth(comparison);
   std::string table =
       fmt::format("{:<{}}  {:>9}  {:>11}  {:>10}  {:>9}  {:>17}  {:>7}  {:>8}  {:>7}\n", "kv",
                   width, "KV size %", "bytes/token", "perplexity", "bits/byte", "KL nats/token",
@@ -62,23 +72,23 @@ std::string ToTable(const Comparison& comparison) {
     table += fmt::format(
         "{:<{}}  {:>9.2f}  {:>11.0f}  {:>10.3f}  {:>9.4f}  {:>8.5f} +-{:>7.5f}  {:>7.2f}  {:>8.2f} "
         " {:>7.3f}\n",
-        row.kv, width, 100 * q.kv_fraction, q.kv_bytes_per_token, q.perplexity, q.bits_per_byte,
-        q.kl, q.kl_stderr, 100 * q.top1_agreement, row.latency.ttft_ms, row.latency.tbt_ms);
+        LabelOf(row), width, 100 * q.kv_fraction, q.kv_bytes_per_token, q.perplexity,
+        q.bits_per_byte, q.kl, q.kl_stderr, 100 * q.top1_agreement, row.latency.ttft_ms,
+        row.latency.tbt_ms);
   }
   return table;
 }
 
 std::string ToPartsTable(const Comparison& comparison) {
-  size_t width = 2;
-  for (const CompareRow& row : comparison.rows) width = std::max(width, row.kv.size());
+  const size_t width = LabelWidth(comparison);
   std::string table = fmt::format("{:<{}}  {:>11}  {:>9}  {:>11}  {:>13}  {:>9}  {:>9}  {:>11}\n",
                                   "kv", width, "blocks", "sinks", "run records", "layer records",
                                   "tables", "entries", "KV bytes");
   for (const CompareRow& row : comparison.rows) {
     const KvBytes& bytes = row.quality.kv_bytes;
-    table += fmt::format("{:<{}}  {:>11}  {:>9}  {:>11}  {:>13}  {:>9}  {:>9}  {:>11}\n", row.kv,
-                         width, bytes.blocks, bytes.sinks, bytes.run_records, bytes.layer_records,
-                         bytes.tables, bytes.entries, bytes.total());
+    table += fmt::format("{:<{}}  {:>11}  {:>9}  {:>11}  {:>13}  {:>9}  {:>9}  {:>11}\n",
+                         LabelOf(row), width, bytes.blocks, bytes.sinks, bytes.run_records,
+                         bytes.layer_records, bytes.tables, bytes.entries, bytes.total());
   }
   return table;
 }

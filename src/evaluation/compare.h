@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,8 +11,9 @@
 namespace kvlathe {
 
 struct CompareRow {
-  std::string kv;           // as typed
-  std::string kv_resolved;  // with all defaults
+  std::string kv;                             // as typed
+  std::string kv_resolved;                    // with all defaults
+  std::optional<double> rate = std::nullopt;  // in the place of the spec's, of resident=full
   Quality quality;
   Latency latency;
 };

@@ -86,6 +86,24 @@ Status CheckOnlineSvd(const Spec& spec) {
                other->name);
 }
 
+// Rows are made once for sequences of all ranks: of what is stored, only how much of a row may hang
+// on them.
+Status CheckResident(const Spec& spec) {
+  const Stage *basis = spec.basis(), *quantizer = spec.quantizer();
+  if (basis == nullptr || !basis->Has("resident")) return OkStatus();
+  const char* cause = nullptr;
+  if (spec.has_latent_keys()) cause = "keys=before reads latents of one rank back as keys";
+  if (spec.splits_bits()) cause = "ratio chooses bits together with ranks; give rate, or bits=16";
+  if (quantizer != nullptr && quantizer->name == "kvquant") {
+    cause = "kvquant learns its codebooks for one choice of ranks; take another quantizer";
+  }
+  if (quantizer != nullptr && quantizer->Has("hadamard") && quantizer->Word("hadamard") == "on") {
+    cause = "hadamard=on mixes the dimensions of one choice of ranks";
+  }
+  if (cause == nullptr) return OkStatus();
+  return Error(StatusCode::kUnimplemented, "--kv '{}': resident=full: {}", spec.text(), cause);
+}
+
 }  // namespace
 
 bool Stage::Has(std::string_view key) const { return FindValue(*this, key) != nullptr; }
@@ -183,6 +201,7 @@ Status CheckSupported(const Spec& spec) {
   if (missing.empty()) {
     KVL_RETURN_IF_ERROR(CheckLatents(spec));
     KVL_RETURN_IF_ERROR(CheckOnlineSvd(spec));
+    KVL_RETURN_IF_ERROR(CheckResident(spec));
     KVL_RETURN_IF_ERROR(CheckRepairedShare(spec));
     return CheckSealsWhatStays(spec);
   }

@@ -123,14 +123,19 @@ constexpr KeyInfo Bits(std::string_view choices, std::string_view default_text) 
 
 // --- basis ---
 
-constexpr const KeyInfo* kBasisKeys[] = {&kRate, &kRatio, &kAccuracy, &kRanks, &kRound, &kSink};
+constexpr KeyInfo kResident = {
+    .name = "resident",
+    .doc = "full: the weights of all dimensions stay, so that a request may choose its own rate",
+    .choices = "full"};
+constexpr const KeyInfo* kBasisKeys[] = {&kRate,  &kRatio,    &kAccuracy, &kRanks,
+                                         &kRound, &kResident, &kSink};
 
 constexpr KeyInfo kNormalise = {.name = "normalise",
                                 .doc = "stack Q on K and V on W_O at equal norms",
                                 .default_text = "off",
                                 .choices = "on|off"};
 constexpr const KeyInfo* kZackKeys[] = {&kRate,  &kRatio,     &kAccuracy, &kRanks,
-                                        &kRound, &kNormalise, &kSink};
+                                        &kRound, &kNormalise, &kResident, &kSink};
 constexpr KeyInfo kCentre = {.name = "centre",
                              .doc = "subtract the means of keys and values, which is free",
                              .default_text = "on",
@@ -154,9 +159,9 @@ constexpr KeyInfo kLatheOpen = {
         "ratio 5 on; 16 where a retention stage drops or merges entries",
     .default_text = "auto",
     .choices = "auto|8|16"};
-constexpr const KeyInfo* kLatheKeys[] = {&kRate,      &kRatio,  &kAccuracy,     &kRanks,
-                                         &kRound,     &kCentre, &kLatheKeyRows, &kLatheBits,
-                                         &kLatheOpen, &kRun,    &kBuffer,       &kSink};
+constexpr const KeyInfo* kLatheKeys[] = {
+    &kRate,         &kRatio,     &kAccuracy,  &kRanks, &kRound,  &kResident, &kCentre,
+    &kLatheKeyRows, &kLatheBits, &kLatheOpen, &kRun,   &kBuffer, &kSink};
 
 constexpr KeyInfo kPaluRanks = WithDoc(WithChoices(kRanks, "adaptive|uniform|fisher", "adaptive"),
                                        "ranks by the spectrum of each head, one for all, or Palu's "

@@ -109,10 +109,30 @@ TEST(Spec, EvictAndRotatePresetsRemoveTheRateTogether) {
 TEST(Spec, FisherRanksArePalusAlone) {
   EXPECT_EQ(Spec::Parse("palu(ranks=fisher)")->basis()->Word("ranks"), "fisher");
   EXPECT_EQ(Spec::Parse("kvq-p(ranks=fisher)")->basis()->Word("ranks"), "fisher");
-  for (const char* text : {"fdc(ranks=fisher)", "zack(ranks=fisher)", "lathe(ranks=fisher)",
-                           "kvq-f(ranks=fisher)"}) {
+  for (const char* text :
+       {"fdc(ranks=fisher)", "zack(ranks=fisher)", "lathe(ranks=fisher)", "kvq-f(ranks=fisher)"}) {
     EXPECT_FALSE(Spec::Parse(text).ok()) << text;
   }
+}
+
+TEST(Spec, ResidentIsRefusedWhereRowsHangOnRanks) {
+  for (const char* text :
+       {"zack(resident=full)", "fdc(rate=0.3,resident=full)+kivi", "lathe(resident=full)+h2o",
+        "lathe(ratio=2,bits=16,resident=full)", "fdc(resident=full)+token(hadamard=off)"}) {
+    const Spec spec = *Spec::Parse(text);
+    EXPECT_TRUE(spec.basis()->Has("resident")) << text;
+    EXPECT_TRUE(CheckSupported(spec).ok()) << text;
+  }
+  for (const auto& [text, cause] :
+       {std::pair("lathe(keys=before,resident=full)", "keys=before"),
+        std::pair("lathe(ratio=4,resident=full)", "ratio"),
+        std::pair("zack(resident=full)+kvquant", "kvquant"),
+        std::pair("fdc(resident=full)+int8(hadamard=on)", "hadamard=on")}) {
+    const Status status = CheckSupported(*Spec::Parse(text));
+    EXPECT_EQ(status.code(), StatusCode::kUnimplemented) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(fmt::format("resident=full: {}", cause)));
+  }
+  EXPECT_FALSE(Spec::Parse("palu(resident=full)").ok());
 }
 
 TEST(Spec, GivesConsumersStagesAndValues) {

@@ -130,6 +130,41 @@ bool Model::RowsNeedNoTurn(const ModelBasis* basis) const {
          (layout_.n_sink == 0 || std::ranges::all_of(basis->heads, serves_sinks));
 }
 
+CacheLayout Model::LayoutOf(std::span<const HeadRanks> ranks) const {
+  KVL_CHECK_EQ(ranks.size(), layout_.shapes.size());
+  CacheLayout layout = layout_;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const int l = static_cast<int>(i) / layout_.n_kv_heads,
+              g = static_cast<int>(i) % layout_.n_kv_heads;
+    const std::vector<int64_t>& v = offsets_[l].rank_v;
+    KVL_CHECK(ranks[i].rank_k <= KeyWidth(l, g) && ranks[i].rank_v <= v[g + 1] - v[g]);
+    layout.shapes[i].rank_k = ranks[i].rank_k;
+    layout.shapes[i].rank_v = ranks[i].rank_v;
+  }
+  return layout;
+}
+
+void Model::OfferRates(std::span<const HeadRanks> ranks, RanksAtRate ranks_at) {
+  KVL_CHECK(!layout_.has_latent_keys && codebooks_.empty());
+  layout_ = LayoutOf(ranks);
+  ranks_at_ = std::move(ranks_at);
+}
+
+StatusOr<const CacheLayout*> Model::LayoutAt(double rate) {
+  if (ranks_at_ == nullptr) {
+    return Error(StatusCode::kInvalidArgument,
+                 "rate={}: a sequence has a rate of its own only where the weights of all "
+                 "dimensions are resident; add resident=full to the basis in --kv",
+                 rate);
+  }
+  KVL_ASSIGN_OR_RETURN(const std::vector<HeadRanks> ranks, ranks_at_(rate));
+  CacheLayout layout = LayoutOf(ranks);
+  if (layout.shapes == layout_.shapes) return &layout_;
+  const auto known = std::ranges::find(rate_layouts_, layout.shapes, &CacheLayout::shapes);
+  if (known != rate_layouts_.end()) return &*known;
+  return &rate_layouts_.emplace_back(std::move(layout));
+}
+
 Status Model::PlaceBasis(const ModelBasis* basis) {
   has_basis_ = basis != nullptr;
   needs_no_turn_ = RowsNeedNoTurn(basis);
@@ -315,7 +350,7 @@ Status Model::SkipLayer(int layer_idx, std::span<const SequenceStep> steps) {
       const RunExtent run = step.cache->run_to_seal(layer_idx, g);
       for (int64_t b = run.first_block; b < run.first_block + run.n_blocks; ++b) {
         std::memset(step.cache->blocks(layer_idx, g)[b], 0,
-                    BlockBytes(layout_.shape(layer_idx, g)));
+                    BlockBytes(step.cache->layout().shape(layer_idx, g)));
       }
     }
   }

@@ -1,6 +1,8 @@
 // The decoder forward over a ragged batch, on compressed blocks.
 #pragma once
 
+#include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,6 +16,7 @@
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/seal.h"
 #include "kv/basis/basis.h"
+#include "kv/basis/ranks.h"
 #include "kv/basis/svd_online.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/cache_layout.h"
@@ -81,7 +84,18 @@ class Model {
   std::span<const float> logits(int64_t row) const;
   int64_t n_logit_rows() const { return n_logit_rows_; }
 
+  // The layout of caches, but for those that LayoutAt gives.
   const CacheLayout& layout() const { return layout_; }
+  // Lets every sequence store the first of the columns that the basis has, in ranks by a rate of
+  // its own: `ranks_at` gives them for the rates that it allows, `ranks` are those of layout() from
+  // here on. Before anything is stored. Rows are made at the ranks of the basis; where caches hold
+  // fewer, attention's output ends in zeros, which add nothing behind W_O. Not for a basis of
+  // latents or one that splits bits, whose maps hang on the rank, nor for codebooks.
+  using RanksAtRate = std::function<StatusOr<std::vector<HeadRanks>>(double rate)>;
+  void OfferRates(std::span<const HeadRanks> ranks, RanksAtRate ranks_at);
+  // Of a cache of this model at that rate; equal ranks have one layout, which lives as long as the
+  // model. kInvalidArgument where rates are not offered; other errors are those of `ranks_at`.
+  StatusOr<const CacheLayout*> LayoutAt(double rate);
   const ModelConfig& config() const { return weights_->config(); }
   const ModelWeights& weights() const { return *weights_; }
   const ModelCodebooks& codebooks() const { return codebooks_; }
@@ -132,6 +146,8 @@ class Model {
   // Whether rows are attention's and the cache's as they leave their product: nothing turns or
   // changes them in between, and a basis can be folded.
   bool RowsNeedNoTurn(const ModelBasis* basis) const;
+  // layout_ with these ranks.
+  CacheLayout LayoutOf(std::span<const HeadRanks> ranks) const;
   Status PlaceBasis(const ModelBasis* basis);
   Status PackBasis(const ModelBasis& basis);
   Status PrepareCodebooks();
@@ -165,6 +181,11 @@ class Model {
   // with latents before it, but for sinks, which are stored as they are. `centred` is scratch.
   void RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* centred, std::byte* out);
   Status AppendRows(int layer_idx, std::span<const SequenceStep> steps);
+  // Numbers of a key row of the head as it is made; caches hold the first rank_k of them.
+  int64_t KeyWidth(int layer_idx, int kv_head_idx) const {
+    const std::vector<int64_t>& offsets = offsets_[layer_idx].rank_k;
+    return offsets[kv_head_idx + 1] - offsets[kv_head_idx];
+  }
   LatentHead LatentsOf(int layer_idx, int kv_head_idx, const SequenceCache& cache,
                        const KeyRotation& rotation) const;
   Status Attend(int layer_idx, std::span<const SequenceStep> steps);
@@ -181,9 +202,9 @@ class Model {
   // blocks and records of each cache of SealRuns.
   void MeasureReencodings(int layer_idx, std::span<SequenceCache* const> caches,
                           std::span<const SequenceCache::RunObjects> packed);
-  // The sealed runs of a head, of one layer and cache.
-  PackedHead PackedHeadOf(int layer_idx, int kv_head_idx, std::span<const PackedRun> runs,
-                          const KeyRotation& rotation) const;
+  // The sealed runs of a head, of one layer and cache, whose layout it is.
+  PackedHead PackedHeadOf(const CacheLayout& layout, int layer_idx, int kv_head_idx,
+                          std::span<const PackedRun> runs, const KeyRotation& rotation) const;
   void RunMlp(int layer_idx);
   void Observe(int layer_idx, QkvObserver* observer);
   void ComputeLogits(std::span<const SequenceStep> steps);
@@ -224,6 +245,8 @@ class Model {
   std::optional<BlockRotations> block_rotations_;  // where keys are stored from before RoPE
   Schedule schedule_ = Schedule::kBalanced;
   CacheLayout layout_;
+  RanksAtRate ranks_at_;                  // null: rates are not offered
+  std::deque<CacheLayout> rate_layouts_;  // that LayoutAt has given, but for layout_
   DType row_type_;
   bool has_basis_ = false;
   bool needs_no_turn_ = false;           // RowsNeedNoTurn

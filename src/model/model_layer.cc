@@ -87,14 +87,15 @@ LatentHead Model::LatentsOf(int layer_idx, int kv_head_idx, const SequenceCache&
   return head;
 }
 
-PackedHead Model::PackedHeadOf(int layer_idx, int kv_head_idx, std::span<const PackedRun> runs,
-                               const KeyRotation& rotation) const {
-  const int n_heads = layout_.n_heads_per_run(), first = kv_head_idx / n_heads * n_heads;
-  const std::vector<int64_t>& ends = offsets_[layer_idx].rank_v;
-  return {.format = layout_.seal->format,
+PackedHead Model::PackedHeadOf(const CacheLayout& layout, int layer_idx, int kv_head_idx,
+                               std::span<const PackedRun> runs, const KeyRotation& rotation) const {
+  const int n_heads = layout.n_heads_per_run(), first = kv_head_idx / n_heads * n_heads;
+  int layer_rank_v = 0;
+  for (int g = first; g < first + n_heads; ++g) layer_rank_v += layout.shape(layer_idx, g).rank_v;
+  return {.format = layout.seal->format,
           .kv_head_idx = kv_head_idx - first,
           .n_kv_heads = n_heads,
-          .layer_rank_v = static_cast<int>(ends[first + n_heads] - ends[first]),
+          .layer_rank_v = layer_rank_v,
           .runs = runs.data(),
           .n_runs = static_cast<int>(runs.size()),
           .codebooks = CodebooksOf(layer_idx),
@@ -126,7 +127,7 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
     for (int g = 0; g < c.n_kv_heads; ++g) {
       const int n_entries = step.cache->n_entries(layer_idx, g) - first_block * kBlockSize;
       HeadJob job;
-      job.shape = layout_.shape(layer_idx, g);
+      job.shape = step.cache->layout().shape(layer_idx, g);
       job.head_dim = d;
       job.gqa_group = group;
       job.n_tokens = n_new;
@@ -142,7 +143,7 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
       job.blocks = cache_blocks.data() + first_block;
       if (layout_.seal.has_value()) {
         const std::span<const PackedRun> runs = step.cache->runs(layer_idx, g);
-        job.packed = PackedHeadOf(layer_idx, g, runs, rotation);
+        job.packed = PackedHeadOf(step.cache->layout(), layer_idx, g, runs, rotation);
         if (job.shape.has_coded_rows) {
           const int n_sealed = runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
           job.packed.open = {.first_block = n_sealed,
@@ -163,6 +164,7 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
       job.sink_first_visible = first + 1;
       if (!layout_.SparesSinks()) job.sink_window = job.window;
       job.out_stride = offsets.rank_v.back() * group;
+      job.out_head_stride = offsets.rank_v[g + 1] - offsets.rank_v[g];
       job.out =
           attended_.data() + (token_idx * job.out_stride + offsets.rank_v[g] * group) * element;
       jobs_.push_back(job);
@@ -180,7 +182,7 @@ std::vector<OnlineSvdHead> Model::OnlineSvdHeads(int layer_idx,
     for (int g = 0; g < layout_.n_kv_heads; ++g) {
       const SealHead& head = jobs[i].heads[g];
       const RunExtent run = caches[i]->run_to_seal(layer_idx, g);
-      heads.push_back({.shape = PackedShapeOf(layout_, layer_idx, g, run),
+      heads.push_back({.shape = PackedShapeOf(caches[i]->layout(), layer_idx, g, run),
                        .blocks = head.blocks,
                        .packed = head.packed,
                        .record = head.record});
@@ -198,7 +200,7 @@ void Model::AddSealJobs(int layer_idx, const SequenceCache& cache,
                         std::vector<SealHead>* heads, std::vector<SealJob>* jobs) const {
   const int n_heads_per_run = layout_.n_heads_per_run();
   for (int g = 0; g < layout_.n_kv_heads; ++g) {
-    const BlockShape& shape = layout_.shape(layer_idx, g);
+    const BlockShape& shape = cache.layout().shape(layer_idx, g);
     heads->push_back(
         {.rank_k = shape.rank_k,
          .rank_v = shape.rank_v,

@@ -60,10 +60,10 @@ Status Model::Prune(int layer_idx, std::span<const SequenceStep> steps) {
     const bool reopens = cache->must_reopen(layer_idx);
     std::vector<PackedHead> packed;
     for (int g = 0; reopens && g < layout_.n_kv_heads; ++g) {
-      packed.push_back(PackedHeadOf(layer_idx, g, cache->runs(layer_idx, g), {}));
+      packed.push_back(PackedHeadOf(cache->layout(), layer_idx, g, cache->runs(layer_idx, g), {}));
     }
     KVL_ASSIGN_OR_RETURN(const std::vector<int> n_sealed,
-                         PruneLayer(layout_, layer_idx, packed, pool_, cache));
+                         PruneLayer(cache->layout(), layer_idx, packed, pool_, cache));
     if (!reopens) continue;
     cache->mutable_reencoding()->n_times += layer_idx == 0 ? 1 : 0;
     for (int g = 0; g < layout_.n_kv_heads; ++g) opened_.push_back({cache, g, n_sealed[g]});
@@ -86,8 +86,8 @@ void Model::MeasureReencodings(int layer_idx, std::span<SequenceCache* const> ca
                              .record = objects.records[g],
                              .layer_record = objects.layer_records[g]};
       sums[i] =
-          MeasureReencoding({.shape = layout_.shape(layer_idx, g),
-                             .packed = PackedHeadOf(layer_idx, g, {&run, 1}, {}),
+          MeasureReencoding({.shape = cache->layout().shape(layer_idx, g),
+                             .packed = PackedHeadOf(cache->layout(), layer_idx, g, {&run, 1}, {}),
                              .blocks = objects.packed[g]},
                             cache->blocks(layer_idx, g), std::min(n_rows, n_blocks * kBlockSize));
     }
@@ -132,7 +132,7 @@ void Model::MergeRows(int layer_idx, std::span<const SequenceStep> steps) {
 
 void Model::MergeHead(int layer_idx, int kv_head_idx, const SequenceStep& step, int64_t first_row) {
   const int d = layout_.head_dim, n_qk = config().n_heads + config().n_kv_heads;
-  const int rank_v = layout_.shape(layer_idx, kv_head_idx).rank_v;
+  const int rank_v = step.cache->layout().shape(layer_idx, kv_head_idx).rank_v;
   const LayerOffsets& offsets = offsets_[layer_idx];
   const int n_new = static_cast<int>(step.token_ids.size());
   OpenEntry open(step.cache->open_entry(layer_idx, kv_head_idx), *layout_.retention->merge, d,

@@ -27,8 +27,7 @@ Model::HeadRows Model::ProductRows(int layer_idx, int head_idx) {
 Model::HeadRows Model::QueryRows(int layer_idx, int kv_head_idx) {
   if (bases_.empty() || layout_.has_latent_keys) return WholeQueryRows(layer_idx, kv_head_idx);
   const int64_t before = offsets_[layer_idx].rank_k[kv_head_idx];
-  return {RowsBehind(&q_rows_, before, config().gqa_group()),
-          layout_.shape(layer_idx, kv_head_idx).rank_k};
+  return {RowsBehind(&q_rows_, before, config().gqa_group()), KeyWidth(layer_idx, kv_head_idx)};
 }
 
 Model::HeadRows Model::WholeQueryRows(int layer_idx, int kv_head_idx) {
@@ -40,7 +39,7 @@ Model::HeadRows Model::WholeQueryRows(int layer_idx, int kv_head_idx) {
 Model::HeadRows Model::KeyRows(int layer_idx, int kv_head_idx) {
   if (bases_.empty()) return WholeKeyRows(layer_idx, kv_head_idx);
   return {RowsBehind(&k_rows_, offsets_[layer_idx].rank_k[kv_head_idx], 1),
-          layout_.shape(layer_idx, kv_head_idx).rank_k};
+          KeyWidth(layer_idx, kv_head_idx)};
 }
 
 Model::HeadRows Model::WholeKeyRows(int layer_idx, int kv_head_idx) {
@@ -84,7 +83,7 @@ void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_
   }
   if (bases_.empty()) return;
 
-  const int64_t rank = layout_.shape(layer_idx, kv_head_idx).rank_k;
+  const int64_t rank = KeyWidth(layer_idx, kv_head_idx);
   LinearParams params;
   params.x_stride = d;
   params.y_stride = rank;
@@ -154,7 +153,7 @@ Status Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
       const SequenceStep& step = steps[item / n_kv_heads];
       if (g == 0 && item > 0) token_idx += steps[item / n_kv_heads - 1].token_ids.size();
       if (item < items.begin) continue;
-      const BlockShape& shape = layout_.shape(layer_idx, g);
+      const BlockShape& shape = step.cache->layout().shape(layer_idx, g);
       const int n_new = static_cast<int>(step.token_ids.size());
       const int first = step.cache->n_tokens() - n_new;
       const HeadRows k = KeyRows(layer_idx, g), k_whole = WholeKeyRows(layer_idx, g);

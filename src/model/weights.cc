@@ -236,12 +236,16 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
         std::vector<float> folded(n * o_columns);
         const ConstMap from(rows, n, o_full);
         Eigen::Map<RowMatrix> to(folded.data(), n, o_columns);
+        // Column by column: Eigen's order of sums along rows hangs on how many columns there are,
+        // and a column is to have the same bits at every rank.
+        Eigen::MatrixXf of_head;
         for (int h = 0; h < config_.n_heads; ++h) {
           const int g = h / static_cast<int>(group);
           const int64_t rank = v_offset[g + 1] - v_offset[g];
-          to.middleCols(v_offset[g] * group + (h % group) * rank, rank).noalias() =
+          of_head.noalias() =
               from.middleCols(h * d, d) *
               ConstMap(basis.head(layer_idx, g).output_basis.data(), rank, d).transpose();
+          to.middleCols(v_offset[g] * group + (h % group) * rank, rank) = of_head;
           const std::vector<float>& offset = basis.head(layer_idx, g).value_offset;
           if (offset.empty()) continue;
           Eigen::Map<RowMatrix>(&p->o_bias[first], n, 1) +=

@@ -42,6 +42,7 @@ class SequenceCache {
   SequenceCache(const SequenceCache&) = delete;
   SequenceCache& operator=(const SequenceCache&) = delete;
 
+  const CacheLayout& layout() const { return *layout_; }
   // Where the prompt ends, for the runs (kv/seal_schedule.h) and what is kept
   // (kv/retention/plan.h), and how many positions come after it (0: not known); the cache must be
   // empty. Without it the prompt does not end.

@@ -207,7 +207,7 @@ Status CheckPlace(const SequenceFile& file, const SequencePlace& place, const st
       saved.retention != layout.retention) {
     return Error(StatusCode::kDataLoss,
                  "{}: its rows have another shape than those of this model; load it with the "
-                 "--dtype and --basis that it was saved with",
+                 "--dtype, --basis and --rate that it was saved with",
                  path);
   }
   if (file.n_tokens > place.max_tokens) {
