@@ -538,8 +538,8 @@ class CommandLine(unittest.TestCase):
         run = ["run", "-m", MODEL, "-p", "It was a dark", "--deterministic"]
         resident = [*run, "--kv", "zack(rate=0.5,resident=full)"]
         for rate, options in ((0.25, ["--rate", 0.25]), (0.5, [])):
-            own = self.json_of(*resident, *options)
-            fixed = self.json_of(*run, "--kv", f"zack(rate={rate})")
+            own = self.json_of(*resident, "-n", 12, *options)
+            fixed = self.json_of(*run, "-n", 12, "--kv", f"zack(rate={rate})")
             self.assertEqual((own["ids"], own["kv_bytes"]), (fixed["ids"], fixed["kv_bytes"]))
         # A session goes on at the rate that it was saved with.
         session = self.folder / "rate.session"

@@ -69,6 +69,11 @@ StatusOr<ModelBasis> RandomBasisOf(const ModelConfig& c, const Spec& spec) {
                spec.text());
 }
 
+bool NeedsFisher(const Spec& spec) {
+  return spec.basis() != nullptr && spec.basis()->Has("ranks") &&
+         spec.basis()->Word("ranks") == "fisher";
+}
+
 BasisOptions OptionsOf(const Stage& stage) {
   BasisOptions options;
   if (stage.Has("normalise")) options.is_normalised = stage.Word("normalise") == "on";
@@ -281,7 +286,7 @@ StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisAna
     request.value = *rate;
   }
   request.uniform = stage.Word("ranks") == "uniform";
-  if (stage.Word("ranks") == "fisher") {
+  if (NeedsFisher(spec)) {
     KVL_ASSIGN_OR_RETURN(request.fisher, Fisher(spec));
   }
   request.round = stage.Integer("round");
@@ -322,6 +327,9 @@ StatusOr<Spec> Workspace::ParseSpec(const std::string& kv) {
         spec, Answer(profile_->profile, profile_->path, spec, options_.model, model_hash_));
   }
   KVL_RETURN_IF_ERROR(CheckSupported(spec));
+  if (NeedsFisher(spec) && !random_weights_) {  // before calibration, which takes long
+    KVL_RETURN_IF_ERROR(Fisher(spec).status());
+  }
   return spec;
 }
 
