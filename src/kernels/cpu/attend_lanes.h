@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/cpu/attend_range.h"
+#include "kernels/cpu/code_rows_lanes.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/packed_lanes.h"
 
@@ -217,11 +218,13 @@ constexpr int TileCols() {
   return cols;
 }
 
-// Scores of the rows of a tile against all tokens of a block.
-template <typename Row, int kRows>
-void ScoreRows(const Panel& panel, const BlockView<Row>& block, bool fetches, int row,
+// Scores of the rows of a tile against all tokens of a block. The first tile fetches the next
+// block.
+template <int kRows, typename Row>
+void ScoreRows(const Panel& panel, const BlockView<Row>& block, bool is_first, int row,
                float* scores) {
   using L = Lines<Row>;
+  const bool fetches = is_first && block.next != nullptr;
   constexpr int kCols = TileCols<kRows>();
   constexpr int kBlockCols = kBlockSize / kLanes * L::kVecs;
   static_assert(kBlockCols % kCols == 0);
@@ -278,6 +281,24 @@ KVL_INLINE void TurnIntoProbabilities(int begin, int end, float log2_scale, RowS
   Store(sums, sum);
 }
 
+template <int kRows, typename Row>
+void AddValues(const Panel& panel, const BlockView<Row>& block, bool is_first, int row, int n_valid,
+               const float* probs) {
+  AddValueTiles<Row, kRows, TileCols<kRows>()>(panel, block, is_first && block.next != nullptr, row,
+                                               0, n_valid, probs);
+}
+
+template <int kRows>
+void ScoreRows(const Panel& panel, const CodeBlock& block, bool, int row, float* scores) {
+  ScoreCodes<kRows>(block, {panel.q + row * panel.q_stride, panel.q_stride}, scores);
+}
+
+template <int kRows>
+void AddValues(const Panel& panel, const CodeBlock& block, bool, int row, int, const float* probs) {
+  AddCodeValues<kRows>(block,
+                       {probs, panel.RowOfO(row), panel.p->o_stride, &panel.scratch->rows[row]});
+}
+
 // Calls f with the number of rows of a tile as a compile-time Index.
 template <typename F>
 KVL_INLINE void WithTileRows(int n_rows, const F& f) {
@@ -294,16 +315,15 @@ KVL_INLINE void WithTileRows(int n_rows, const F& f) {
   }
 }
 
-// All rows of the panel from first_row on against one block. The first tile fetches the next block.
-template <typename Row>
-void AttendBlock(const Panel& panel, const BlockView<Row>& block, int first_row) {
+// All rows of the panel from first_row on against one block.
+template <typename Block>
+void AttendBlock(const Panel& panel, const Block& block, int first_row) {
   const AttendParams& p = *panel.p;
   Scratch* scratch = panel.scratch;
-  const auto fetches = [&](int row) { return row == first_row && block.next != nullptr; };
   for (int row = first_row; row < panel.n_rows; row += kTileRows) {
     const int n = Min(kTileRows, panel.n_rows - row);
     WithTileRows(n, [&](auto rows) {
-      ScoreRows<Row, rows.value>(panel, block, fetches(row), row, scratch->probs[row]);
+      ScoreRows<rows.value>(panel, block, row == first_row, row, scratch->probs[row]);
     });
     for (int r = row; r < row + n; ++r) {
       if (p.scores != nullptr) {
@@ -323,8 +343,7 @@ void AttendBlock(const Panel& panel, const BlockView<Row>& block, int first_row)
     const int limit = LimitOfRow(p, panel.first_row + row + n - 1);
     const int n_valid = Min(kBlockSize, limit - block.first_entry);
     WithTileRows(n, [&](auto rows) {
-      AddValueTiles<Row, rows.value, TileCols<rows.value>()>(panel, block, fetches(row), row, 0,
-                                                             n_valid, scratch->probs[row]);
+      AddValues<rows.value>(panel, block, row == first_row, row, n_valid, scratch->probs[row]);
     });
   }
 }
@@ -337,13 +356,16 @@ struct SealedBlocks {
   const PackedRun* run = nullptr;
   PackedRunView view = {};
 
-  // The values of `block` as an F32 block, until the next call; null if the block is plain.
-  const float* Expand(int block) {
-    if (p->packed == nullptr) return nullptr;
+  // Whether `block` is sealed, and if so of which run.
+  bool Find(int block) {
+    if (p->packed == nullptr) return false;
     const PackedRun* found = FindRun(*p->packed, block, &run_idx);
-    if (found == nullptr) return nullptr;
-    if (found != run) view = ViewRun(*p, *found);
+    if (found != nullptr && found != run) view = ViewRun(*p, *found);
     run = found;
+    return found != nullptr;
+  }
+  // Its values as an F32 block, until the next call.
+  const float* Expand(int block) {
     ExpandSealedBlock(view, p->blocks[block], block - run->first_block, values);
     return values;
   }
@@ -363,6 +385,8 @@ void AttendPanel(const Panel& panel) {
     ClearRow(panel.RowOfO(row), p.shape.rank_v);
   }
   SealedBlocks sealed = {.p = &p, .values = scratch->values};
+  // F32 rows want F32 sums, and rows that must not depend on those beside them one way of summing.
+  const bool reads_codes = sizeof(Row) == 2 && p.n_rows <= kMaxCodeRows && !p.is_deterministic;
   const int64_t key_elements = int64_t{kBlockSize} * p.shape.rank_k;
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
   int first_row = 0;  // the first that sees anything of the block, a multiple of kTileRows
@@ -371,14 +395,21 @@ void AttendPanel(const Panel& panel) {
       first_row += kTileRows;
     }
     const int block = entry / kBlockSize;
-    if (const float* k = sealed.Expand(block)) {
-      AttendBlock<float>(panel, {k, k + key_elements, nullptr, entry}, first_row);
-      continue;
+    const std::byte* next = entry + kBlockSize < kv_end ? p.blocks[block + 1] : nullptr;
+    if (!sealed.Find(block)) {
+      const Row* k = reinterpret_cast<const Row*>(p.blocks[block]);
+      AttendBlock(panel,
+                  BlockView<Row>{k, k + key_elements, reinterpret_cast<const Row*>(next), entry},
+                  first_row);
+    } else if (reads_codes && CodeBlock::Reads(sealed.view)) {
+      AttendBlock(
+          panel,
+          CodeBlock{&sealed.view, p.blocks[block], next, block - sealed.run->first_block, entry},
+          first_row);
+    } else {
+      const float* k = sealed.Expand(block);
+      AttendBlock(panel, BlockView<float>{k, k + key_elements, nullptr, entry}, first_row);
     }
-    const Row* k = reinterpret_cast<const Row*>(p.blocks[block]);
-    const Row* next =
-        entry + kBlockSize < kv_end ? reinterpret_cast<const Row*>(p.blocks[block + 1]) : nullptr;
-    AttendBlock<Row>(panel, {k, k + key_elements, next, entry}, first_row);
   }
   for (int row = 0; row < panel.n_rows; ++row) {
     p.row_max[panel.first_row + row] = scratch->rows[row].max * p.sm_scale;

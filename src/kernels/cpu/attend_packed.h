@@ -20,6 +20,7 @@ struct CodeSegment {
   // Null at 8 bits: the code less 128, in units of kUnitStep.
   const float* centroids = nullptr;
   const uint16_t* table = nullptr;  // UnitTable
+  const int8_t* numbers = nullptr;  // UnitNumbers
 };
 
 // K or V of one run of one head. Offsets are bytes from the start of a packed block.

@@ -28,6 +28,7 @@ void ListSegments(const BitSplit& split, int64_t offset, PackedSideView* view) {
     if (bits < 8) {
       segment.centroids = UnitCentroids(bits).data();
       segment.table = UnitTable(bits);
+      segment.numbers = UnitNumbers(bits);
     }
     first += n;
     offset += CodeBytes(kSplitBits[i], n);

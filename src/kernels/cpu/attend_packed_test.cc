@@ -23,16 +23,18 @@ struct KernelSet {
   std::string name;
   const AttendKernels* kernels;
   DType row_type;
-  bool is_exact;  // computes in F32 from the values; others round q * scale and p * scale to Bf16
+  bool is_bf16;   // rounds q * scale and p * scale to Bf16
+  bool is_steps;  // rounds them to steps of 2^-16 of the largest, up to 8 rows
 };
 
 std::vector<KernelSet> KernelSets() {
   std::vector<KernelSet> sets;
   for (Isa isa : AvailableIsas()) {
     for (DType row_type : {DType::kF32, DType::kBf16}) {
+      const bool has_dots = row_type == DType::kBf16 && HasBf16Dots(isa);
       sets.push_back({fmt::format("{} {}", IsaName(isa), DTypeName(row_type)),
-                      &GetAttendKernels(isa, row_type), row_type,
-                      row_type == DType::kF32 || !HasBf16Dots(isa)});
+                      &GetAttendKernels(isa, row_type), row_type, has_dots,
+                      row_type == DType::kBf16 && isa == Isa::kAvx2});
     }
   }
   return sets;
@@ -90,11 +92,13 @@ struct RowReference {
 
 // A rounding to Bf16 changes a number by at most 2^-8 of it; were the error uniform below that, its
 // deviation would be 2^-8 / sqrt(3) (it is less, as most numbers are not just above a power of
-// two). Errors of the products of one score are independent, so its deviation is their root sum of
+// two). Even steps of 2^-16 of the largest of them change all by less, together, than 2^-12 of
+// each. Errors of the products of one score are independent, so its deviation is their root sum of
 // squares; those of the scores are not (q * scale is rounded once for all tokens of a group), so
-// their effects on o add up. Errors of the weights of values are independent again. F32 arithmetic
-// adds 1e-6 of the sum of magnitudes.
-RowReference Reference(const PackedProblem& problem, int row, bool is_exact) {
+// their effects on o add up. Errors of the weights of values are independent again. Even steps give
+// every product the same error, a share of the largest one. F32 arithmetic adds 1e-6 of the sum of
+// magnitudes.
+RowReference Reference(const PackedProblem& problem, int row, const KernelSet& set) {
   const PackedCase& c = problem.c;
   const TestMatrix &k = problem.k, &v = problem.v;
   RowReference ref = {.o = std::vector<double>(c.rank_v), .o_error = ref.o};
@@ -103,7 +107,14 @@ RowReference Reference(const PackedProblem& problem, int row, bool is_exact) {
   const int begin = std::max(c.kv_begin, seen_end - c.window);
   const int end = std::min(problem.KvEnd(), seen_end);
   if (begin >= end) return ref;
-  const double unit = is_exact ? 0 : 0x1p-8 / std::sqrt(3.0);
+  const double unit = set.is_bf16 ? 0x1p-8 / std::sqrt(3.0) : 0;
+  const double step = set.is_steps && problem.n_rows <= 8 ? 0x1p-16 / std::sqrt(3.0) : 0;
+  double top = 0;  // of the products of a score
+  for (int r = 0; r < c.rank_k; ++r) {
+    const double q = std::abs(problem.q_stored[int64_t{row} * c.rank_k + r]);
+    for (int t = begin; t < end; ++t) top = std::max(top, q * k.parts[k.At(t, r)]);
+  }
+  const double steps_of_score = step * top * std::sqrt(c.rank_k);
   std::vector<double> weights, score_errors;
   for (int t = begin; t < end; ++t) {
     double score = 0, variance = 0, parts = 0;
@@ -115,9 +126,9 @@ RowReference Reference(const PackedProblem& problem, int row, bool is_exact) {
       parts += std::abs(q) * k.parts[at];
     }
     ref.scores.push_back(score);
-    ref.score_errors.push_back(unit * std::sqrt(variance) + 2e-7 * parts);
+    ref.score_errors.push_back(unit * std::sqrt(variance) + steps_of_score + 2e-7 * parts);
     weights.push_back(score * problem.SmScale());
-    score_errors.push_back((unit * std::sqrt(variance) + 2e-7 * parts) * problem.SmScale());
+    score_errors.push_back(ref.score_errors.back() * problem.SmScale());
   }
   const double row_max = *std::max_element(weights.begin(), weights.end());
   double sum = 0;
@@ -127,7 +138,14 @@ RowReference Reference(const PackedProblem& problem, int row, bool is_exact) {
     weights[i] /= sum;
     ref.log_sum_error += weights[i] * score_errors[i];
   }
-  ref.log_sum_error += (is_exact ? 0 : 0x1p-12) + 1e-6 * (1 + std::abs(row_max));
+  ref.log_sum_error += (set.is_bf16 ? 0x1p-12 : 0) + 1e-6 * (1 + std::abs(row_max));
+  top = 0;  // of the products of a value
+  for (int t = begin; t < end; ++t) {
+    for (int r = 0; r < c.rank_v; ++r) {
+      top = std::max(top, weights[t - begin] * v.parts[v.At(t, r)]);
+    }
+  }
+  const double steps_of_value = step * top * std::sqrt(end - begin);
   for (int r = 0; r < c.rank_v; ++r) {
     double o = 0;
     for (int t = begin; t < end; ++t) o += weights[t - begin] * v.values[v.At(t, r)];
@@ -139,7 +157,7 @@ RowReference Reference(const PackedProblem& problem, int row, bool is_exact) {
       variance += w * w * v.rounded[at] * v.rounded[at];
     }
     ref.o[r] = o;
-    ref.o_error[r] = common + unit * std::sqrt(variance);
+    ref.o_error[r] = common + unit * std::sqrt(variance) + steps_of_value;
   }
   return ref;
 }
@@ -149,7 +167,7 @@ void CheckPartial(const KernelSet& set, const PackedProblem& problem, const std:
   const int rank_v = problem.c.rank_v;
   double sum_error = 0, sum_deviation = 0;
   for (int row = 0; row < problem.n_rows; ++row) {
-    const RowReference want = Reference(problem, row, set.is_exact);
+    const RowReference want = Reference(problem, row, set);
     if (std::isinf(want.log_sum)) {
       EXPECT_EQ(got.row_max[row], -std::numeric_limits<float>::infinity()) << what;
       EXPECT_EQ(got.row_sum[row], 0) << what;

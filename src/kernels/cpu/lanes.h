@@ -68,6 +68,58 @@ KVL_LANES IntVec SpreadBits(uint32_t x, int first, int value) {
 }
 KVL_LANES Vec ToFloats(IntVec x) { return _mm512_cvtepi32_ps(x); }
 
+// Words of 16 bits.
+KVL_LANES IntVec SetWords(int16_t x) { return _mm512_set1_epi16(x); }
+KVL_LANES IntVec ShiftWords(IntVec x, int bits) {  // right
+  return _mm512_srl_epi16(x, _mm_cvtsi32_si128(bits));
+}
+KVL_LANES IntVec ShiftSignedWords(IntVec x, int bits) {
+  return _mm512_sra_epi16(x, _mm_cvtsi32_si128(bits));
+}
+KVL_LANES IntVec ShiftWordsLeft(IntVec x, int bits) {
+  return _mm512_sll_epi16(x, _mm_cvtsi32_si128(bits));
+}
+KVL_LANES IntVec MultiplyWords(IntVec x, int16_t y) {
+  return _mm512_mullo_epi16(x, _mm512_set1_epi16(y));
+}
+KVL_LANES IntVec AddWords(IntVec x, int16_t y) { return _mm512_add_epi16(x, _mm512_set1_epi16(y)); }
+// All bits of the words whose bit of x, from `first` on, is set.
+KVL_LANES IntVec SpreadToWords(uint32_t x, int first) {
+  return _mm512_movm_epi16(static_cast<__mmask32>(x >> first));
+}
+KVL_LANES IntVec WhereSet(IntVec mask, IntVec set, IntVec other) {
+  return _mm512_ternarylogic_epi32(mask, set, other, 0xca);
+}
+// 16 bytes, in every part of 128 bits; and look-ups in them, 0 for negative places.
+KVL_LANES IntVec LoadTable(const int8_t* p) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+KVL_LANES IntVec ShuffleBytes(IntVec table, IntVec places) {
+  return _mm512_shuffle_epi8(table, places);
+}
+// Sums of 32 bits plus both products of each pair of words. Additions stay in the order in which
+// they are written: g++ would add integers up in trees, which take more registers than there are.
+KVL_LANES IntVec AddDots(IntVec sums, IntVec a, IntVec b) {
+  sums = _mm512_add_epi32(sums, _mm512_madd_epi16(a, b));
+  asm("" : "+v"(sums));
+  return sums;
+}
+KVL_LANES IntVec BroadcastShorts(const int16_t* pair) {
+  int32_t both;
+  __builtin_memcpy(&both, pair, sizeof(both));
+  return _mm512_set1_epi32(both);
+}
+KVL_LANES Vec FirstWordsToFloats(IntVec x) {  // of kLanes words
+  return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(x)));
+}
+KVL_LANES Vec LastWordsToFloats(IntVec x) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(x, 1)));
+}
+// The nearest integers, which must fit.
+KVL_LANES void StoreShorts(int16_t* p, Vec x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x)));
+}
+
 // p[0], p[1], p[0], p[1], ...
 KVL_LANES Vec BroadcastPair(const float* p) {
   double pair;
@@ -179,6 +231,52 @@ KVL_LANES IntVec SpreadBits(uint32_t x, int first, int value) {
   return _mm256_and_si256(_mm256_cmpeq_epi32(found, bits), _mm256_set1_epi32(value));
 }
 KVL_LANES Vec ToFloats(IntVec x) { return _mm256_cvtepi32_ps(x); }
+
+KVL_LANES IntVec SetWords(int16_t x) { return _mm256_set1_epi16(x); }
+KVL_LANES IntVec ShiftWords(IntVec x, int bits) { return _mm256_srli_epi16(x, bits); }
+KVL_LANES IntVec ShiftSignedWords(IntVec x, int bits) { return _mm256_srai_epi16(x, bits); }
+KVL_LANES IntVec ShiftWordsLeft(IntVec x, int bits) { return _mm256_slli_epi16(x, bits); }
+KVL_LANES IntVec MultiplyWords(IntVec x, int16_t y) {
+  return _mm256_mullo_epi16(x, _mm256_set1_epi16(y));
+}
+KVL_LANES IntVec AddWords(IntVec x, int16_t y) { return _mm256_add_epi16(x, _mm256_set1_epi16(y)); }
+KVL_LANES IntVec SpreadToWords(uint32_t x, int first) {
+  const __m256i bits = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096,
+                                         8192, 16384, -32768);
+  const __m256i word = _mm256_set1_epi16(static_cast<int16_t>(x >> first));
+  return _mm256_cmpeq_epi16(_mm256_and_si256(word, bits), bits);
+}
+KVL_LANES IntVec WhereSet(IntVec mask, IntVec set, IntVec other) {
+  return _mm256_blendv_epi8(other, set, mask);
+}
+KVL_LANES IntVec LoadTable(const int8_t* p) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+KVL_LANES IntVec ShuffleBytes(IntVec table, IntVec places) {
+  return _mm256_shuffle_epi8(table, places);
+}
+KVL_LANES IntVec AddDots(IntVec sums, IntVec a, IntVec b) {
+  sums = _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
+  asm("" : "+x"(sums));
+  return sums;
+}
+KVL_LANES IntVec BroadcastShorts(const int16_t* pair) {
+  int32_t both;
+  __builtin_memcpy(&both, pair, sizeof(both));
+  return _mm256_set1_epi32(both);
+}
+KVL_LANES Vec FirstWordsToFloats(IntVec x) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(x)));
+}
+KVL_LANES Vec LastWordsToFloats(IntVec x) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(x, 1)));
+}
+KVL_LANES void StoreShorts(int16_t* p, Vec x) {
+  const __m256i wide = _mm256_cvtps_epi32(x);
+  const __m256i packed =
+      _mm256_permute4x64_epi64(_mm256_packs_epi32(wide, wide), _MM_SHUFFLE(3, 1, 2, 0));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
 
 KVL_LANES Vec BroadcastPair(const float* p) {
   double pair;

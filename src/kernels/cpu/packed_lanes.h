@@ -5,6 +5,7 @@
 #include "kernels/cpu/attend_packed.h"
 #include "kernels/cpu/attend_range.h"
 #include "kernels/cpu/lanes.h"
+#include "kernels/cpu/line_reader_lanes.h"
 
 namespace kvlathe {
 namespace {
@@ -192,6 +193,14 @@ void AddOuterProduct(const F16* a, const F16* b, int rank, float* values) {
 }
 
 template <SideKind kKind>
+void AddFactors(const PackedSideView& side, int lowrank, const std::byte* block, float* values) {
+  const F16* factor = reinterpret_cast<const F16*>(block + side.factor);
+  for (int i = 0; i < lowrank; ++i) {
+    AddOuterProduct<kKind>(factor + i * kBlockSize, side.basis + i * side.rank, side.rank, values);
+  }
+}
+
+template <SideKind kKind>
 void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block, int block_idx,
                 float* values) {
   ScaleTable table;
@@ -224,25 +233,60 @@ void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block,
     const uint32_t bits = uint32_t{entry->value} << 16;
     __builtin_memcpy(values + at, &bits, sizeof(bits));
   }
-  const F16* factor = reinterpret_cast<const F16*>(block + side.factor);
-  for (int i = 0; i < lowrank; ++i) {
-    AddOuterProduct<kKind>(factor + i * kBlockSize, side.basis + i * side.rank, side.rank, values);
+  AddFactors<kKind>(side, lowrank, block, values);
+}
+
+// Codes of a side with split bits.
+template <bool kIsKey>
+void ExpandSegments(const PackedSideView& side, const std::byte* block, float* values) {
+  const Vec step = Set1(kUnitNumberStep);
+  for (int i = 0; i < side.n_segments; ++i) {
+    const CodeSegment& segment = side.segments[i];
+    WithReader(segment, [&](const auto& reader) KVL_PART {
+      const std::byte* codes = block + segment.codes;
+      const int columns = segment.n_channels / 16;  // V
+      for (int line = 0; line < 2 * segment.n_channels; line += reader.kLines) {
+        const int group = line / reader.kLines;
+        float* out = values;  // of the first line of the group
+        if constexpr (kIsKey) {
+          out += kBlockSize * segment.first + 32 * line;
+        } else {
+          out += 2 * side.rank * (group / columns * reader.kLines) + 2 * segment.first +
+                 32 * (group % columns);
+        }
+        for (int l = 0; l < reader.kLines; ++l, out += kIsKey ? 32 : 2 * side.rank) {
+          for (int part = 0; part < kLineParts; ++part) {
+            const IntVec numbers = reader.Line(codes, l, part);
+            Store(out + 2 * kLanes * part, FirstWordsToFloats(numbers) * step);
+            Store(out + 2 * kLanes * part + kLanes, LastWordsToFloats(numbers) * step);
+          }
+        }
+        codes += reader.kBytes;
+      }
+    });
   }
 }
 
 // As ExpandPackedBlock.
 KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
                                  float* values) {
-  // Codebooks and split bits have no bar of speed here.
-  if (run.k.centroids != nullptr || run.k.n_segments > 0)
+  float* of_v = values + kBlockSize * run.k.rank;
+  if (run.k.centroids != nullptr) {  // no bar of speed here
     return ExpandPackedBlock(run, block, block_idx, values);
+  }
+  if (run.k.n_segments > 0) {
+    ExpandSegments<true>(run.k, block, values);
+    AddFactors<SideKind::kKeyByToken>(run.k, run.lowrank, block, values);
+    ExpandSegments<false>(run.v, block, of_v);
+    AddFactors<SideKind::kValue>(run.v, run.lowrank, block, of_v);
+    return;
+  }
   if (run.k.is_per_channel) {
     ExpandSide<SideKind::kKeyByChannel>(run.k, run.lowrank, block, block_idx, values);
   } else {
     ExpandSide<SideKind::kKeyByToken>(run.k, run.lowrank, block, block_idx, values);
   }
-  ExpandSide<SideKind::kValue>(run.v, run.lowrank, block, block_idx,
-                               values + kBlockSize * run.k.rank);
+  ExpandSide<SideKind::kValue>(run.v, run.lowrank, block, block_idx, of_v);
 }
 
 }  // namespace

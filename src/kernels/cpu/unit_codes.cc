@@ -66,6 +66,33 @@ alignas(64) constexpr Table kTables[kMaxBits] = {
     MakeTable(kCentroids1, 1), MakeTable(kCentroids2, 2), MakeTable(kCentroids3, 3),
     MakeTable(kCentroids4, 4), MakeTable(kCentroids5, 5)};
 
+using Numbers = std::array<int8_t, 64>;
+
+template <size_t kN>
+constexpr Numbers MakeNumbers(const std::array<float, kN>& centroids) {
+  Numbers numbers{};
+  const auto number = [&](size_t code) {
+    return static_cast<int>(centroids[code] / kUnitNumberStep);  // exact
+  };
+  const auto upper = [&](size_t code) { return static_cast<int8_t>(number(code) >> 8); };
+  const auto lower = [&](size_t code) { return static_cast<int8_t>(number(code) & 255); };
+  if constexpr (kN <= 8) {
+    for (size_t i = 0; i < 8; ++i) {
+      numbers[2 * i] = lower(i % kN), numbers[2 * i + 1] = upper(i % kN);
+    }
+  } else {
+    for (size_t code = 0; code < kN; ++code) {
+      numbers[code / 16 * 32 + code % 16] = lower(code);
+      numbers[code / 16 * 32 + 16 + code % 16] = upper(code);
+    }
+  }
+  return numbers;
+}
+
+constexpr Numbers kNumbers[kMaxBits] = {MakeNumbers(kCentroids1), MakeNumbers(kCentroids2),
+                                        MakeNumbers(kCentroids3), MakeNumbers(kCentroids4),
+                                        MakeNumbers(kCentroids5)};
+
 constexpr std::array<double, kMaxBits + 1> kLosses = {1,         0.414063,  0.150466,
                                                       0.0484252, 0.0141481, 0.00386733};
 
@@ -84,6 +111,11 @@ std::span<const float> UnitBoundaries(int bits) {
 const uint16_t* UnitTable(int bits) {
   KVL_DCHECK(bits >= 1 && bits <= kMaxBits);
   return kTables[bits - 1].data();
+}
+
+const int8_t* UnitNumbers(int bits) {
+  KVL_DCHECK(bits >= 1 && bits <= kMaxBits);
+  return kNumbers[bits - 1].data();
 }
 
 double UnitLoss(int bits) {

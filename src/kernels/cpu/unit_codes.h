@@ -27,6 +27,12 @@ std::span<const float> UnitBoundaries(int bits);
 // codes with their high bit set.
 const uint16_t* UnitTable(int bits);
 
+// The centroids as whole numbers of kUnitNumberStep, for look-ups by bytes: up to 3 bits 8 numbers
+// of 16 bits, repeated; 4 bits their 16 lower and their 16 upper bytes; 5 bits both of the codes
+// without and with their high bit.
+inline constexpr float kUnitNumberStep = 1.0f / 512;
+const int8_t* UnitNumbers(int bits);
+
 // The mean square that a code of `bits` loses of a channel of unit variance; 0 bits: all of it.
 double UnitLoss(int bits);
 

@@ -1,0 +1,513 @@
+// Few query rows over sealed blocks, over vectors of lanes.h, without BF16 dots: codes become
+// numbers of 16 bits in registers and meet weights of 16 bits in exact integer dots, twice as many
+// at a time as products in F32. What all codes of a channel or of a token share, scale and minimum,
+// goes into the weights and the sums; factors and exact entries are added to the sums.
+//
+// Weights are a row's query, or its probabilities, in even steps: the finest that neither a weight
+// nor any sum of them outgrows. An error of a weight is at most 2^-16 of the largest, or, where a
+// sum could overflow, 2^-32 of the sum of all times the largest number: less than Bf16 weights
+// have. Many rows share what ExpandSealedBlock decodes instead.
+#pragma once
+
+#include "kernels/cpu/attend_packed.h"
+#include "kernels/cpu/attend_range.h"
+#include "kernels/cpu/lanes.h"
+#include "kernels/cpu/line_reader_lanes.h"
+#include "kernels/cpu/packed_lanes.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kMaxCodeRows = 8;
+constexpr int kMaxFactors = 8;  // that are added at a time
+
+// A sealed block, K and V.
+struct CodeBlock {
+  const PackedRunView* run;
+  const std::byte* bytes;
+  const std::byte* next;  // the block to fetch meanwhile, or null
+  int block_idx;          // in its run
+  int first_entry;
+
+  // Where `next` lies from here; it is as large, or what is fetched behind it goes unused.
+  int64_t ahead() const {
+    return next == nullptr ? 0
+                           : reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(bytes);
+  }
+
+  static bool Reads(const PackedRunView& run) {
+    return run.k.centroids == nullptr && run.rotation.half == 0;
+  }
+};
+
+// Rows in even steps: weight = number * unit.
+template <int kRows>
+struct CodeWeights {
+  alignas(64) int16_t numbers[kRows][kMaxRank];
+  float units[kRows];
+};
+
+// Weights of n floats, a multiple of 16, for sums with numbers of at most `largest`.
+KVL_LANES float RoundWeights(const float* x, int n, float largest, int16_t* to) {
+  Vec top = Zero(), sum = Zero();
+  for (int i = 0; i < n; i += kLanes) {
+    const Vec size = Absolute(Load(x + i));
+    top = Larger(top, size);
+    sum = sum + size;
+  }
+  constexpr float kLargestSum = 2.145e9f;
+  const float total = SumOfLanes(sum);
+  const float of_sum = total * (largest / kLargestSum), of_top = MaxOfLanes(top) / 32767;
+  const float unit = of_sum > of_top ? of_sum : of_top;
+  const Vec per_unit = Set1(unit > 0 ? 1 / unit : 0);
+  for (int i = 0; i < n; i += kLanes) StoreShorts(to + i, Load(x + i) * per_unit);
+  return unit + 0 * total;  // NaN and infinity stay visible
+}
+
+// --- Dots. ---
+
+template <int kRows>
+struct LineSums {
+  IntVec parts[kRows][kLineParts];
+
+  KVL_INLINE void Clear() {
+    Unroll<kRows>([&](auto r) KVL_PART {
+      Unroll<kLineParts>([&](auto part) KVL_PART { parts[r.value][part.value] = IntVec{}; });
+    });
+  }
+  // Adds a line times each row's pair of weights.
+  template <typename Reader>
+  KVL_INLINE void Add(const Reader& reader, const std::byte* group, int line, const int16_t* pairs,
+                      int64_t stride) {
+    IntVec numbers[kLineParts];
+    Unroll<kLineParts>(
+        [&](auto part) KVL_PART { numbers[part.value] = reader.Line(group, line, part.value); });
+    Unroll<kRows>([&](auto r) KVL_PART {
+      const IntVec weights = BroadcastShorts(pairs + r.value * stride);
+      Unroll<kLineParts>([&](auto part) KVL_PART {
+        parts[r.value][part.value] =
+            AddDots(parts[r.value][part.value], numbers[part.value], weights);
+      });
+    });
+  }
+};
+
+// Tokens [16 column, 16 column + 16) of n_channels of K; `codes` begin with the first of them.
+template <typename Reader, int kRows>
+KVL_INLINE void AddKeyDots(const Reader& reader, const std::byte* codes, int64_t ahead,
+                           int n_channels, int column, const int16_t* weights,
+                           LineSums<kRows>* sums) {
+  constexpr int kPairs = Reader::kLines >= 4 ? Reader::kLines / 4 : 1;
+  constexpr int kGroups = Reader::kLines >= 4 ? 1 : 4 / Reader::kLines;  // of a pair
+  const int line = column % Reader::kLines;
+  codes += column / Reader::kLines * Reader::kBytes;
+  for (int pair = 0; pair < n_channels / 2; pair += kPairs) {
+    PrefetchLine(codes + ahead);
+    Unroll<kPairs>([&](auto i) KVL_PART {
+      sums->Add(reader, codes, line + 4 * i.value, weights + 2 * (pair + i.value), kMaxRank);
+    });
+    codes += kGroups * Reader::kBytes;
+  }
+}
+
+// 16 channels of V; groups of the same channels lie `step` bytes apart.
+template <typename Reader, int kRows>
+KVL_INLINE void AddValueDots(const Reader& reader, const std::byte* codes, int64_t step,
+                             int64_t ahead, const int16_t* weights, LineSums<kRows>* sums) {
+  for (int pair = 0; pair < kBlockSize / 2; pair += Reader::kLines) {
+    PrefetchLine(codes + ahead);
+    Unroll<Reader::kLines>([&](auto line) KVL_PART {
+      sums->Add(reader, codes, line.value, weights + 2 * (pair + line.value), kMaxRank);
+    });
+    codes += step;
+  }
+}
+
+constexpr float kLargestUnitNumber = 128 * kUnitStep / kUnitNumberStep;
+constexpr float kLargestNumber = 255;
+
+// Scales of a block per channel or per token, and minima of numbers in place of codes.
+void ReadNumberScales(const PackedSideView& side, const std::byte* block, int block_idx,
+                      ScaleTable* table) {
+  int n_groups = side.n_groups, step = ScaleTable::kTokenStep, n = kBlockSize;
+  if (side.is_per_channel) {
+    ReadChannelScales(side, block_idx, table);
+    n_groups = kBlockSize / Min(side.group, kBlockSize), step = n = side.rank;
+  } else {
+    ReadTokenScales<SideKind::kValue>(side, block, block_idx, table);
+  }
+  if (side.bits != 8 || side.is_symmetric) return;
+  for (int group = 0; group < n_groups; ++group) {
+    const float* scales = table->scales + group * step;
+    float* minima = table->minima + group * step;
+    for (int i = 0; i < n; i += kLanes) {
+      Store(minima + i, Fma(Set1(128), Load(scales + i), Load(minima + i)));
+    }
+  }
+}
+
+// --- Scores: [kRows][kBlockSize], row r of q at r * q_stride. ---
+
+template <int kRows>
+struct QueryRows {
+  const float* q;
+  int64_t stride;
+};
+
+template <int kRows>
+void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
+  const PackedSideView& side = block.run->k;
+  CodeWeights<kRows> weights;
+  for (int r = 0; r < kRows; ++r) {
+    weights.units[r] = kUnitNumberStep * RoundWeights(rows.q + r * rows.stride, side.rank,
+                                                      kLargestUnitNumber, weights.numbers[r]);
+  }
+  for (int column = 0; column < kBlockSize / 16; ++column) {
+    LineSums<kRows> sums;
+    sums.Clear();
+    for (int i = 0; i < side.n_segments; ++i) {
+      const CodeSegment& segment = side.segments[i];
+      WithReader(segment, [&](const auto& reader) KVL_PART {
+        AddKeyDots(reader, block.bytes + segment.codes, block.ahead(), segment.n_channels, column,
+                   weights.numbers[0] + segment.first, &sums);
+      });
+    }
+    Unroll<kRows>([&](auto r) KVL_PART {
+      Unroll<kLineParts>([&](auto part) KVL_PART {
+        Store(scores + r.value * kBlockSize + 16 * column + kLanes * part.value,
+              ToFloats(sums.parts[r.value][part.value]) * Set1(weights.units[r.value]));
+      });
+    });
+  }
+}
+
+// Scales of all channels for `n_tokens` tokens of a group: into the weights; minima: one sum.
+template <int kRows>
+void ScoreByChannel(const CodeBlock& block, const ScaleTable& table, const QueryRows<kRows>& rows,
+                    float* scores) {
+  const PackedSideView& side = block.run->k;
+  const int columns_per_group = Min(side.group, kBlockSize) / 16;
+  for (int first = 0; first < kBlockSize / 16; first += columns_per_group) {
+    const float* scales = table.scales + table.begin[first];
+    const float* minima = table.minima + table.begin[first];
+    CodeWeights<kRows> weights;
+    float constants[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      alignas(64) float scaled[kMaxRank];
+      const float* q = rows.q + r * rows.stride;
+      Vec constant = Zero();
+      for (int i = 0; i < side.rank; i += kLanes) {
+        Store(scaled + i, Load(q + i) * Load(scales + i));
+        constant = Fma(Load(q + i), Load(minima + i), constant);
+      }
+      constants[r] = SumOfLanes(constant);
+      weights.units[r] = RoundWeights(scaled, side.rank, kLargestNumber, weights.numbers[r]);
+    }
+    WithReader(side, [&](const auto& reader) KVL_PART {
+      for (int column = first; column < first + columns_per_group; ++column) {
+        LineSums<kRows> sums;
+        sums.Clear();
+        AddKeyDots(reader, block.bytes + side.codes, block.ahead(), side.rank, column,
+                   weights.numbers[0], &sums);
+        Unroll<kRows>([&](auto r) KVL_PART {
+          Unroll<kLineParts>([&](auto part) KVL_PART {
+            Store(scores + r.value * kBlockSize + 16 * column + kLanes * part.value,
+                  Fma(ToFloats(sums.parts[r.value][part.value]), Set1(weights.units[r.value]),
+                      Set1(constants[r.value])));
+          });
+        });
+      }
+    });
+  }
+}
+
+template <int kRows>
+void ScoreByToken(const CodeBlock& block, const ScaleTable& table, const QueryRows<kRows>& rows,
+                  float* scores) {
+  const PackedSideView& side = block.run->k;
+  CodeWeights<kRows> weights;
+  for (int r = 0; r < kRows; ++r) {
+    weights.units[r] =
+        RoundWeights(rows.q + r * rows.stride, side.rank, kLargestNumber, weights.numbers[r]);
+    for (int t = 0; t < kBlockSize; t += kLanes) Store(scores + r * kBlockSize + t, Zero());
+  }
+  for (int first = 0; first < side.rank; first += side.group) {
+    const int n = Min(side.group, side.rank - first);
+    const float* scales = table.scales + table.begin[first / 16];
+    const float* minima = table.minima + table.begin[first / 16];
+    float totals[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      Vec total = Zero();
+      for (int i = first; i < first + n; i += kLanes)
+        total = total + Load(rows.q + r * rows.stride + i);
+      totals[r] = SumOfLanes(total);
+    }
+    WithReader(side, [&](const auto& reader) KVL_PART {
+      const std::byte* codes =
+          block.bytes + side.codes + int64_t{2} * first / reader.kLines * reader.kBytes;
+      for (int column = 0; column < kBlockSize / 16; ++column) {
+        LineSums<kRows> sums;
+        sums.Clear();
+        AddKeyDots(reader, codes, block.ahead(), n, column, weights.numbers[0] + first, &sums);
+        Unroll<kRows>([&](auto r) KVL_PART {
+          Unroll<kLineParts>([&](auto part) KVL_PART {
+            const int t = 16 * column + kLanes * part.value;
+            float* score = scores + r.value * kBlockSize + t;
+            const Vec sum =
+                Fma(ToFloats(sums.parts[r.value][part.value]) * Set1(weights.units[r.value]),
+                    Load(scales + t), Load(score));
+            Store(score, Fma(Set1(totals[r.value]), Load(minima + t), sum));
+          });
+        });
+      }
+    });
+  }
+}
+
+// to[r, i] += sum over f of weights[f][r] * factors[f][i].
+template <int kRows>
+KVL_LANES void AddFactorSums(int lowrank, const float (&weights)[kMaxFactors][kRows],
+                             const F16* factors, int n, float* to, int64_t stride) {
+  for (int i = 0; i < n; i += kLanes) {
+    Vec sums[kRows];
+    Unroll<kRows>([&](auto r) KVL_PART { sums[r.value] = Load(to + r.value * stride + i); });
+    for (int f = 0; f < lowrank; ++f) {
+      const Vec factor = LoadF16(factors + f * n + i);
+      Unroll<kRows>([&](auto r) KVL_PART {
+        sums[r.value] = Fma(Set1(weights[f][r.value]), factor, sums[r.value]);
+      });
+    }
+    Unroll<kRows>([&](auto r) KVL_PART { Store(to + r.value * stride + i, sums[r.value]); });
+  }
+}
+
+// weights[f][r] = dot of row r and factor f.
+template <int kRows>
+KVL_LANES void DotFactors(int lowrank, const F16* factors, int n, const float* rows, int64_t stride,
+                          float (&weights)[kMaxFactors][kRows]) {
+  for (int f = 0; f < lowrank; ++f) {
+    Vec dots[kRows] = {};
+    for (int i = 0; i < n; i += kLanes) {
+      const Vec factor = LoadF16(factors + f * n + i);
+      Unroll<kRows>([&](auto r) KVL_PART {
+        dots[r.value] = Fma(Load(rows + r.value * stride + i), factor, dots[r.value]);
+      });
+    }
+    Unroll<kRows>([&](auto r) KVL_PART { weights[f][r.value] = SumOfLanes(dots[r.value]); });
+  }
+}
+
+template <int kRows>
+void AddLowRankScores(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
+  const PackedSideView& side = block.run->k;
+  const F16* factor = reinterpret_cast<const F16*>(block.bytes + side.factor);
+  for (int first = 0; first < block.run->lowrank; first += kMaxFactors) {
+    const int n = Min(kMaxFactors, block.run->lowrank - first);
+    float weights[kMaxFactors][kRows];
+    DotFactors<kRows>(n, side.basis + first * side.rank, side.rank, rows.q, rows.stride, weights);
+    AddFactorSums<kRows>(n, weights, factor + first * kBlockSize, kBlockSize, scores, kBlockSize);
+  }
+}
+
+// --- Exact entries: their differences from the values of the codes at their places, for four rows
+// at a time, which lie beside each other meanwhile. ---
+
+using RowTile = float[4];
+
+template <int kRows>
+KVL_LANES void GatherRows(const float* rows, int64_t stride, int n, RowTile* to) {
+  for (int i = 0; i < n; i += 4) {
+    __m128 x[4] = {};
+    Unroll<kRows>([&](auto r) KVL_PART { x[r.value] = _mm_loadu_ps(rows + r.value * stride + i); });
+    _MM_TRANSPOSE4_PS(x[0], x[1], x[2], x[3]);
+    Unroll<4>([&](auto j) KVL_PART { _mm_store_ps(to[i + j.value], x[j.value]); });
+  }
+}
+
+template <int kRows>
+KVL_LANES void AddToRows(const RowTile* from, int n, float* rows, int64_t stride) {
+  for (int i = 0; i < n; i += 4) {
+    __m128 x[4];
+    Unroll<4>([&](auto j) KVL_PART { x[j.value] = _mm_load_ps(from[i + j.value]); });
+    _MM_TRANSPOSE4_PS(x[0], x[1], x[2], x[3]);
+    Unroll<kRows>([&](auto r) KVL_PART {
+      float* row = rows + r.value * stride + i;
+      _mm_storeu_ps(row, _mm_add_ps(_mm_loadu_ps(row), x[r.value]));
+    });
+  }
+}
+
+// Adds the difference times from[token or channel] to to[channel or token] of each entry.
+template <bool kIsKey>
+void AddDifferences(const PackedSideView& side, SparseRange exact, const ScaleTable& table,
+                    const RowTile* from, RowTile* to) {
+  const float number = side.bits == 8 ? 0 : static_cast<float>(1 << (side.bits - 1));
+  for (const SparseEntry* entry = exact.begin; entry != exact.end; ++entry) {
+    const int token = entry->place % kBlockSize, channel = entry->place / kBlockSize;
+    const int at =
+        side.is_per_channel ? table.begin[token / 16] + channel : table.begin[channel / 16] + token;
+    const uint32_t bits = uint32_t{entry->value} << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof(value));
+    const float difference = value - (number * table.scales[at] + table.minima[at]);
+    float* sums = to[kIsKey ? token : channel];
+    const __m128 weights = _mm_load_ps(from[kIsKey ? channel : token]);
+    _mm_store_ps(sums, _mm_fmadd_ps(_mm_set1_ps(difference), weights, _mm_load_ps(sums)));
+  }
+}
+
+template <int kRows>
+void AddExactScores(const CodeBlock& block, const ScaleTable& table, const QueryRows<kRows>& rows,
+                    float* scores) {
+  const PackedSideView& side = block.run->k;
+  const SparseRange exact = SparseEntriesOf(side, block.block_idx);
+  if (exact.begin == exact.end) return;
+  alignas(16) RowTile q[kMaxRank], sums[kBlockSize] = {};
+  GatherRows<kRows>(rows.q, rows.stride, side.rank, q);
+  AddDifferences<true>(side, exact, table, q, sums);
+  AddToRows<kRows>(sums, kBlockSize, scores, kBlockSize);
+}
+
+template <int kRows>
+void ScoreCodes(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
+  const PackedSideView& side = block.run->k;
+  if (side.n_segments > 0) {
+    ScoreSegments(block, rows, scores);
+  } else {
+    ScaleTable table;
+    ReadNumberScales(side, block.bytes, block.block_idx, &table);
+    if (side.is_per_channel) {
+      ScoreByChannel(block, table, rows, scores);
+    } else {
+      ScoreByToken(block, table, rows, scores);
+    }
+    AddExactScores(block, table, rows, scores);
+  }
+  AddLowRankScores(block, rows, scores);
+}
+
+// --- Values: rows of probabilities [kRows][kBlockSize], sums o_stride apart. ---
+
+template <int kRows>
+struct ValueRows {
+  const float* probs;
+  float* o;
+  int64_t o_stride;
+  const RowState* states;
+};
+
+// o[r, 16 channels] = shrink * o + sums * unit + constant.
+template <int kRows>
+KVL_INLINE void StoreValues(const ValueRows<kRows>& rows, const LineSums<kRows>& sums, int channel,
+                            const float* units, const float* constants) {
+  Unroll<kRows>([&](auto r) KVL_PART {
+    Unroll<kLineParts>([&](auto part) KVL_PART {
+      float* o = rows.o + r.value * rows.o_stride + channel + kLanes * part.value;
+      const Vec sum = Fma(ToFloats(sums.parts[r.value][part.value]), Set1(units[r.value]),
+                          Set1(constants[r.value]));
+      Store(o, Fma(Set1(rows.states[r.value].shrink), Load(o), sum));
+    });
+  });
+}
+
+// n_channels from `first` on, whose codes begin at `codes`, in lines of `n_in_group` channels.
+template <typename Reader, int kRows>
+KVL_INLINE void AddChannels(const Reader& reader, const std::byte* codes, int64_t ahead, int first,
+                            int n_channels, int n_in_group, const CodeWeights<kRows>& weights,
+                            const float* constants, const ValueRows<kRows>& rows) {
+  const int64_t step = int64_t{n_in_group} / 16 * reader.kBytes;
+  for (int column = 0; column < n_channels / 16; ++column) {
+    LineSums<kRows> sums;
+    sums.Clear();
+    AddValueDots(reader, codes + int64_t{column} * reader.kBytes, step, ahead, weights.numbers[0],
+                 &sums);
+    StoreValues(rows, sums, first + 16 * column, weights.units, constants);
+  }
+}
+
+template <int kRows>
+void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
+  const PackedSideView& side = block.run->v;
+  CodeWeights<kRows> weights;
+  const float constants[kRows] = {};
+  for (int r = 0; r < kRows; ++r) {
+    weights.units[r] = kUnitNumberStep * RoundWeights(rows.probs + r * kBlockSize, kBlockSize,
+                                                      kLargestUnitNumber, weights.numbers[r]);
+  }
+  for (int i = 0; i < side.n_segments; ++i) {
+    const CodeSegment& segment = side.segments[i];
+    WithReader(segment, [&](const auto& reader) KVL_PART {
+      AddChannels(reader, block.bytes + segment.codes, block.ahead(), segment.first,
+                  segment.n_channels, segment.n_channels, weights, constants, rows);
+    });
+  }
+}
+
+template <int kRows>
+void AddScaledValues(const CodeBlock& block, const ScaleTable& table,
+                     const ValueRows<kRows>& rows) {
+  const PackedSideView& side = block.run->v;
+  for (int first = 0; first < side.rank; first += side.group) {
+    const int n = Min(side.group, side.rank - first);
+    const float* scales = table.scales + table.begin[first / 16];
+    const float* minima = table.minima + table.begin[first / 16];
+    CodeWeights<kRows> weights;
+    float constants[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      alignas(64) float scaled[kBlockSize];
+      const float* probs = rows.probs + r * kBlockSize;
+      Vec constant = Zero();
+      for (int t = 0; t < kBlockSize; t += kLanes) {
+        Store(scaled + t, Load(probs + t) * Load(scales + t));
+        constant = Fma(Load(probs + t), Load(minima + t), constant);
+      }
+      constants[r] = SumOfLanes(constant);
+      weights.units[r] = RoundWeights(scaled, kBlockSize, kLargestNumber, weights.numbers[r]);
+    }
+    WithReader(side, [&](const auto& reader) KVL_PART {
+      AddChannels(reader, block.bytes + side.codes + int64_t{first} / 16 * reader.kBytes,
+                  block.ahead(), first, n, side.rank, weights, constants, rows);
+    });
+  }
+}
+
+template <int kRows>
+void AddLowRankValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
+  const PackedSideView& side = block.run->v;
+  const F16* factor = reinterpret_cast<const F16*>(block.bytes + side.factor);
+  for (int first = 0; first < block.run->lowrank; first += kMaxFactors) {
+    const int n = Min(kMaxFactors, block.run->lowrank - first);
+    float weights[kMaxFactors][kRows];
+    DotFactors<kRows>(n, factor + first * kBlockSize, kBlockSize, rows.probs, kBlockSize, weights);
+    AddFactorSums<kRows>(n, weights, side.basis + first * side.rank, side.rank, rows.o,
+                         rows.o_stride);
+  }
+}
+
+template <int kRows>
+void AddExactValues(const CodeBlock& block, const ScaleTable& table, const ValueRows<kRows>& rows) {
+  const PackedSideView& side = block.run->v;
+  const SparseRange exact = SparseEntriesOf(side, block.block_idx);
+  if (exact.begin == exact.end) return;
+  alignas(16) RowTile probs[kBlockSize], sums[kMaxRank] = {};
+  GatherRows<kRows>(rows.probs, kBlockSize, kBlockSize, probs);
+  AddDifferences<false>(side, exact, table, probs, sums);
+  AddToRows<kRows>(sums, side.rank, rows.o, rows.o_stride);
+}
+
+template <int kRows>
+void AddCodeValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
+  const PackedSideView& side = block.run->v;
+  if (side.n_segments > 0) {
+    AddValueSegments(block, rows);
+  } else {
+    ScaleTable table;
+    ReadNumberScales(side, block.bytes, block.block_idx, &table);
+    AddScaledValues(block, table, rows);
+    AddExactValues(block, table, rows);
+  }
+  AddLowRankValues(block, rows);
+}
+
+}  // namespace
+}  // namespace kvlathe
