@@ -5,6 +5,7 @@
 #include <csignal>
 #include <filesystem>
 
+#include "base/cpu_features.h"
 #include "corpus/corpus.h"
 #include "io/files.h"
 #include "retrofit/model_directory.h"
@@ -18,7 +19,7 @@ struct PretrainOptions {
   std::string recipe, corpus, out;
   std::string init;  // a model directory to start from
   std::string device = "cpu";
-  std::string dtype = "bf16";
+  std::string dtype;
   double minutes = 0;
   double checkpoint_minutes = 5;
   int threads = 0;
@@ -104,6 +105,15 @@ StatusOr<torch::Device> ChooseDevice(const std::string& name) {
   return torch::Device(torch::kCUDA);
 }
 
+// Without BF16 instructions libtorch's products of BF16 take many times longer than those of F32.
+torch::ScalarType ChooseComputeType(const std::string& dtype, const torch::Device& device) {
+  if (dtype.empty()) {
+    const bool has_bf16 = device.is_cuda() || HasBf16Dots(AvailableIsas().back());
+    return has_bf16 ? torch::kBFloat16 : torch::kFloat;
+  }
+  return dtype == "f32" ? torch::kFloat : torch::kBFloat16;
+}
+
 // Steps, once at least, until the run is done or somebody asks to stop; true if it is done.
 StatusOr<bool> RunSteps(Trainer* trainer, const TrainingRecipe& recipe, double budget_seconds,
                         const std::string& checkpoint, double checkpoint_seconds) {
@@ -126,7 +136,7 @@ Status Pretrain(const PretrainOptions& options) {
   KVL_ASSIGN_OR_RETURN(const Corpus corpus, Corpus::Open(options.corpus));
   TrainerOptions trainer_options;
   KVL_ASSIGN_OR_RETURN(trainer_options.device, ChooseDevice(options.device));
-  trainer_options.compute_type = options.dtype == "f32" ? torch::kFloat : torch::kBFloat16;
+  trainer_options.compute_type = ChooseComputeType(options.dtype, trainer_options.device);
   trainer_options.budget_seconds = 60 * options.minutes;
   KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                        Trainer::Create(&recipe, &corpus, trainer_options));
@@ -185,7 +195,9 @@ void AddPretrainVerb(RetrofitVerbs* verbs) {
       ->check(CLI::PositiveNumber);
   verb->add_option("--device", options->device, "cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}));
-  verb->add_option("--dtype", options->dtype, "of the matrix products")
+  verb->add_option("--dtype", options->dtype,
+                   "of the matrix products; without it bf16, or f32 on a processor without BF16 "
+                   "instructions")
       ->check(CLI::IsMember({"bf16", "f32"}));
   verb->add_option("-t,--threads", options->threads, "0: as many as processors")
       ->check(CLI::NonNegativeNumber);
