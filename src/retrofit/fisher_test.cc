@@ -92,7 +92,7 @@ Decoder StirredDecoder(const ModelConfig& config) {
   Decoder decoder(config, 4, torch::kDouble, torch::kCPU);
   const torch::NoGradGuard no_grad;
   for (const auto& [name, parameter] : decoder.parameters()) {
-    if (parameter.dim() == 2) Tensor(parameter).mul_(10 + 10 * LayerOf(name));
+    if (parameter.dim() == 2) Tensor(parameter).mul_(20 + 10 * LayerOf(name));  // -1: no layer
   }
   return decoder;
 }
@@ -106,8 +106,9 @@ TEST(MeasureFisher, EqualsFiniteDifferencesOfLlama) {
     const std::string at = fmt::format("model.layers.{}.self_attn.", l);
     const double k = LiteralWeight(decoder, ParameterOf(decoder, at + "k_proj.weight"), 0, 8);
     const double v = LiteralWeight(decoder, ParameterOf(decoder, at + "v_proj.weight"), 0, 8);
-    EXPECT_NEAR(weights->k[l], k, 1e-6 * k);
-    EXPECT_NEAR(weights->v[l], v, 1e-6 * v);
+    EXPECT_GT(std::min(k, v), 1e-4);
+    EXPECT_NEAR(weights->k[l], k, 1e-5 * k);
+    EXPECT_NEAR(weights->v[l], v, 1e-5 * v);
   }
 }
 
@@ -118,8 +119,9 @@ TEST(MeasureFisher, EqualsFiniteDifferencesOfGpt2) {
   for (int l = 0; l < 2; ++l) {
     const Tensor qkv = ParameterOf(decoder, fmt::format("transformer.h.{}.attn.c_attn.weight", l));
     const double k = LiteralWeight(decoder, qkv, 8, 8), v = LiteralWeight(decoder, qkv, 16, 8);
-    EXPECT_NEAR(weights->k[l], k, 1e-6 * k);
-    EXPECT_NEAR(weights->v[l], v, 1e-6 * v);
+    EXPECT_GT(std::min(k, v), 1e-4);
+    EXPECT_NEAR(weights->k[l], k, 1e-5 * k);
+    EXPECT_NEAR(weights->v[l], v, 1e-5 * v);
   }
 }
 
