@@ -29,7 +29,7 @@ class CommandLine(unittest.TestCase):
 
     def run_verb(self, *arguments, stdin=b"", **options):
         return subprocess.run([KVLATHE, *map(str, arguments)], input=stdin, capture_output=True,
-                              env=self.environment, timeout=300, **options)
+                              env=self.environment, timeout=900, **options)
 
     def json_of(self, *arguments, stdin=b""):
         done = self.run_verb(*arguments, "--json", stdin=stdin)
