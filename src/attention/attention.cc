@@ -48,7 +48,7 @@ AttendParams BlockParams(const HeadJob& job, const WorkItem& item, const Attenti
           .sm_scale = run.sm_scale,
           .is_deterministic = run.is_deterministic,
           .o = partial.o,
-          .o_stride = job.shape.rank_v,
+          .o_stride = job.output_width(),
           .row_max = partial.row_max,
           .row_sum = partial.row_sum,
           .scores = scores.rows,
@@ -90,40 +90,48 @@ int64_t ScoreStride(const HeadJob& job) { return RoundUp(job.n_entries, kBlockSi
 void AttendSink(const AttendKernels& kernels, const HeadJob& job, const WorkItem& item,
                 float sm_scale, const PartialRows& partial) {
   const DType row_type = job.shape.row_type;
-  kernels.attend_rows({.row_type = row_type,
-                       .head_dim = job.head_dim,
-                       .rank_v = job.shape.rank_v,
-                       .gqa_group = job.gqa_group,
-                       .n_rows = item.row_end - item.row_begin,
-                       .q = RowAt(job.q_full, item.row_begin, job.q_full_stride, row_type),
-                       .q_stride = job.q_full_stride,
-                       .k = job.sink_k,
-                       .v = job.sink_v,
-                       .n_entries = job.n_sink,
-                       .first_visible = job.sink_first_visible + item.row_begin / job.gqa_group,
-                       .window = job.sink_window,
-                       .sm_scale = sm_scale,
-                       .o = partial.o,
-                       .o_stride = job.shape.rank_v,
-                       .row_max = partial.row_max,
-                       .row_sum = partial.row_sum});
+  AttendRowsParams params = {
+      .row_type = row_type,
+      .head_dim = job.head_dim,
+      .rank_v = job.shape.rank_v,
+      .gqa_group = job.gqa_group,
+      .n_rows = item.row_end - item.row_begin,
+      .q = RowAt(job.q_full, item.row_begin, job.q_full_stride, row_type),
+      .q_stride = job.q_full_stride,
+      .k = job.sink_k,
+      .v = job.sink_v,
+      .n_entries = job.n_sink,
+      .first_visible = job.sink_first_visible + item.row_begin / job.gqa_group,
+      .window = job.sink_window,
+      .sm_scale = sm_scale,
+      .o = partial.o,
+      .o_stride = job.output_width(),
+      .row_max = partial.row_max,
+      .row_sum = partial.row_sum};
+  if (job.latents.slices.empty()) return kernels.attend_rows(params);
+  // Sinks are few: scores of their own for each slice cost nothing.
+  for (const LatentSlice& slice : job.latents.slices) {
+    params.v = slice.sink_v;
+    kernels.attend_rows(params);
+    params.o += params.rank_v;
+  }
 }
 
 // Writes rows [row_begin, row_begin + n_rows) of the job's output; they need not be whole tokens.
 void WriteRows(const HeadJob& job, int row_begin, int n_rows, const PartialRows& partial) {
-  const int rank_v = job.shape.rank_v;
+  const int width = job.output_width();
   const int64_t element_bytes = SizeOf(job.shape.row_type);
-  const int64_t head_stride = job.out_head_stride > 0 ? job.out_head_stride : rank_v;
-  const bool is_dense = head_stride == rank_v;
+  const int64_t head_stride = job.out_head_stride > 0 ? job.out_head_stride : width;
+  const bool is_dense = head_stride == width;
   for (int done = 0; done < n_rows;) {
     const int token = (row_begin + done) / job.gqa_group, head = (row_begin + done) % job.gqa_group;
     const int n = is_dense ? std::min(job.gqa_group - head, n_rows - done) : 1;
     std::byte* out = static_cast<std::byte*>(job.out) +
                      (token * job.out_stride + head * head_stride) * element_bytes;
-    FinishRows({partial.o + int64_t{done} * rank_v, partial.row_max + done, partial.row_sum + done},
-               n, rank_v, job.shape.row_type, out);
+    FinishRows({partial.o + int64_t{done} * width, partial.row_max + done, partial.row_sum + done},
+               n, width, job.shape.row_type, out);
     if (!is_dense) {
-      std::memset(out + rank_v * element_bytes, 0, (head_stride - rank_v) * element_bytes);
+      std::memset(out + width * element_bytes, 0, (head_stride - width) * element_bytes);
     }
     done += n;
   }
@@ -200,28 +208,28 @@ void Attention::State::RunItems(int worker_id) {
   for (const WorkItem& item : plan->ItemsOf(worker_id)) {
     const HeadJob& job = jobs[item.job_idx];
     const AttendKernels& kernels = KernelsFor(job.shape.row_type);
-    const int n_rows = item.row_end - item.row_begin, rank_v = job.shape.rank_v;
+    const int n_rows = item.row_end - item.row_begin, width = job.output_width();
     const bool is_part = item.partial_offset >= 0;
     const PartialRows partial =
-        PartialAt(is_part ? workspace.as<float>() + item.partial_offset : own, n_rows, rank_v);
+        PartialAt(is_part ? workspace.as<float>() + item.partial_offset : own, n_rows, width);
     const ScoreRows item_scores = ScoresOf(item, worker_id);
     const AttendParams params =
         BlockParams(job, item, {sm_scale, is_deterministic}, partial, item_scores);
     if (!job.latents.empty()) {
-      AttendLatents(kernels, GetLatentReader(isa, job.shape.row_type), job.latents, params,
-                    {kernel_scratch, latent_scratch});
+      AttendLatents(kernels, {GetLatentReader(isa, job.shape.row_type), GetSealedReader(isa)},
+                    job.latents, params, {kernel_scratch, latent_scratch});
     } else if (IsRotated(job)) {
       AttendRotatedRuns(kernels, GetLatentReader(isa, job.shape.row_type), params,
                         {kernel_scratch, latent_scratch});
     } else if (job.merged.n_closed == nullptr) {
       kernels.attend(params, kernel_scratch);
     } else {
-      AttendMerged({kernels, job, item, PartialAt(sink, n_rows, rank_v), kernel_scratch}, params);
+      AttendMerged({kernels, job, item, PartialAt(sink, n_rows, width), kernel_scratch}, params);
     }
     if (item.entry_begin == 0 && job.n_sink > 0) {
-      const PartialRows sink_partial = PartialAt(sink, n_rows, rank_v);
+      const PartialRows sink_partial = PartialAt(sink, n_rows, width);
       AttendSink(kernels, job, item, sm_scale, sink_partial);
-      MergePartial(sink_partial, n_rows, rank_v, partial);
+      MergePartial(sink_partial, n_rows, width, partial);
     }
     if (is_part) continue;
     WriteRows(job, item.row_begin, n_rows, partial);
@@ -239,16 +247,16 @@ void Attention::State::MergeSplits(int worker_id) {
     const int end = static_cast<int>(std::min<int64_t>(n_rows, share.end - split.n_rows_before));
     if (begin >= end) continue;
     const HeadJob& job = jobs[split.job_idx];
-    const int rank_v = job.shape.rank_v;
+    const int width = job.output_width();
     const auto rows_of_part = [&](int part) -> PartialRows {
       float* memory = workspace.as<float>() + split.partial_offset;
       const PartialRows all =
-          PartialAt(memory + part * PartialFloats(n_rows, rank_v), n_rows, rank_v);
-      return {all.o + int64_t{begin} * rank_v, all.row_max + begin, all.row_sum + begin};
+          PartialAt(memory + part * PartialFloats(n_rows, width), n_rows, width);
+      return {all.o + int64_t{begin} * width, all.row_max + begin, all.row_sum + begin};
     };
     const PartialRows merged = rows_of_part(0);
     for (int part = 1; part < split.n_parts; ++part) {
-      MergePartial(rows_of_part(part), end - begin, rank_v, merged);
+      MergePartial(rows_of_part(part), end - begin, width, merged);
     }
     WriteRows(job, split.row_begin + begin, end - begin, merged);
   }
@@ -261,7 +269,7 @@ void Attention::State::ScoreSplits(int worker_id) {
     const HeadJob& job = jobs[split.job_idx];
     if (!job.is_scored()) continue;
     const PartialRows merged = PartialAt(workspace.as<float>() + split.partial_offset,
-                                         split.row_end - split.row_begin, job.shape.rank_v);
+                                         split.row_end - split.row_begin, job.output_width());
     AddScores(score_kernels, job, split.row_begin, split.row_end, sm_scale, merged,
               {scores.as<float>() + split_score_offset[i], ScoreStride(job)});
   }
@@ -289,7 +297,7 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
                        .n_entries = job.n_entries,
                        .first_visible = job.first_visible,
                        .rank_k = width_of_key(job),
-                       .rank_v = job.shape.rank_v,
+                       .rank_v = job.output_width(),
                        .is_scored = job.is_scored()});
   }
   if (s.is_deterministic && schedule == Schedule::kBalanced) schedule = Schedule::kLpt;

@@ -55,11 +55,11 @@ struct HeadJob {
   // Sink entries that token 0 sees; token t sees t more, at most n_sink.
   int sink_first_visible = 0;
   int sink_window = kNoWindow;  // of all positions that token 0 sees
-  // Head h of token t: rank_v numbers at out + t * out_stride + h * out_head_stride, row_type, and
-  // zeros behind them up to the next head. Zeros where nothing is seen.
+  // Head h of token t: output_width() numbers at out + t * out_stride + h * out_head_stride,
+  // row_type, and zeros behind them up to the next head. Zeros where nothing is seen.
   void* out = nullptr;
   int64_t out_stride = 0;       // elements
-  int64_t out_head_stride = 0;  // elements; 0: rank_v
+  int64_t out_head_stride = 0;  // elements; 0: output_width()
 
   // Rows of tokens from first_scored on add their attention to the sums of this table (without a
   // window). Empty: nobody asks.
@@ -71,6 +71,7 @@ struct HeadJob {
   // that of the first, at least 0.
   MergedRows merged;
 
+  int output_width() const { return latents.output_width(shape.rank_v); }
   bool is_scored() const { return !scored.empty() && first_scored < n_tokens; }
 };
 

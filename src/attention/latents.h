@@ -1,9 +1,16 @@
 // Attention over keys that are stored as latents from before RoPE: blocks become plain ones in
 // scratch, a few at a time, and the kernels of plain blocks attend to those.
+//
+// Heads may share their latents (Palu's G-LRD and J-LRD, methods.md section 3): each of them stores
+// a slice of the same width in its own blocks, and every one reads the slices of all. A key is then
+// made from r latents, r = slices times rank_k, for kBlockSize * r * head_dim products a block.
+// Values stay latents: outputs are as wide as all slices, and what makes rows of head_dim from them
+// is left to the caller, once per row of queries in place of once per entry.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/entry_scores.h"
@@ -11,9 +18,19 @@
 
 namespace kvlathe {
 
+// What one of the heads that share latents holds of them.
+struct LatentSlice {
+  const std::byte* const* blocks = nullptr;  // as HeadJob::blocks
+  PackedHead packed;
+  const void* sink_v = nullptr;  // [n_sink, rank_v] row_type
+};
+
 // What a job (attention.h) with such keys has beside its blocks.
 struct LatentHead {
   LatentMapView map;  // rank 0: keys are stored as they are
+  // Of all heads that share the latents, in their order; the job's own is one of them. Empty: the
+  // head has latents of its own.
+  std::span<const LatentSlice> slices;
   // Angles of the blocks where entry e has position e of them, from block 0 of the job on; of no
   // use where there are positions.
   KeyRotation rotation;
@@ -23,6 +40,10 @@ struct LatentHead {
   const float* sin = nullptr;
 
   bool empty() const { return map.rank == 0; }
+  // Numbers of an output row where blocks hold rank_v of them.
+  int output_width(int rank_v) const {
+    return slices.empty() ? rank_v : rank_v * static_cast<int>(slices.size());
+  }
 };
 
 // Bytes of scratch for jobs of this shape, whose items have at most max_item_floats of partial
@@ -35,10 +56,17 @@ struct LatentScratch {
   std::byte* own = nullptr;     // LatentScratchBytes, 64-byte aligned
 };
 
+struct LatentReaders {
+  ReadLatentBlock block;
+  ReadSealedBlock sealed;  // of slices
+};
+
 // As kernels.attend, with params.shape as the blocks are stored and q of head_dim numbers. Blocks
-// below the window of the first row may be null.
-void AttendLatents(const AttendKernels& kernels, ReadLatentBlock read, const LatentHead& head,
-                   const AttendParams& params, const LatentScratch& scratch);
+// below the window of the first row may be null. With slices, params.blocks and params.packed are
+// of no use, and rows of o have output_width numbers.
+void AttendLatents(const AttendKernels& kernels, const LatentReaders& readers,
+                   const LatentHead& head, const AttendParams& params,
+                   const LatentScratch& scratch);
 
 // Bytes of scratch for sealed runs with an svd_share.
 int64_t RotatedScratchBytes(const BlockShape& shape, int64_t max_item_floats);

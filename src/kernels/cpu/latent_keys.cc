@@ -40,4 +40,17 @@ ReadLatentBlock GetLatentReader(Isa isa, DType row_type) {
   return is_f32 ? ReadLatentsScalarF32 : ReadLatentsScalarBf16;
 }
 
+ReadSealedBlock GetSealedReader(Isa isa) {
+  switch (isa) {
+    case Isa::kScalar:
+      break;
+    case Isa::kAvx2:
+      return ExpandSealedBlockAvx2;
+    case Isa::kAvx512Bf16:
+    case Isa::kAmx:
+      return ExpandSealedBlockAvx512;
+  }
+  return ExpandPackedBlock;
+}
+
 }  // namespace kvlathe

@@ -53,7 +53,8 @@ struct LatentBlock {
   std::byte* tile = nullptr;           // gets a plain block of head_dim and rank_v, 64-byte aligned
 };
 
-// F32 values of a sealed block, latents as the products want them, and keys in F32.
+// F32 values of a sealed block, keys in F32, and latents as the products want them. A plain block
+// may have more than 256 latents, for 4 kBlockSize bytes of scratch each.
 inline constexpr int64_t kLatentScratchBytes = int64_t{kBlockSize} * 256 * 4 * (2 + 1 + 1);
 
 // Fills block.tile. `scratch` is kLatentScratchBytes, 64-byte aligned.
@@ -62,14 +63,20 @@ using ReadLatentBlock = void (*)(const LatentBlock& block, std::byte* scratch);
 // The fastest for `isa` and rows of `row_type`.
 ReadLatentBlock GetLatentReader(Isa isa, DType row_type);
 
-// What stands behind GetLatentReader, one translation unit each.
+// As ExpandPackedBlock.
+using ReadSealedBlock = void (*)(const PackedRunView& run, const std::byte* block, int block_idx,
+                                 float* values);
+ReadSealedBlock GetSealedReader(Isa isa);
+
+// What stands behind them, one translation unit each.
 void ReadLatentsScalarF32(const LatentBlock& block, std::byte* scratch);
 void ReadLatentsScalarBf16(const LatentBlock& block, std::byte* scratch);
 void ReadLatentsAvx2F32(const LatentBlock& block, std::byte* scratch);
 void ReadLatentsAvx2Bf16(const LatentBlock& block, std::byte* scratch);
 void ReadLatentsAvx512F32(const LatentBlock& block, std::byte* scratch);
 void ReadLatentsAvx512Bf16(const LatentBlock& block, std::byte* scratch);
-// As ExpandPackedBlock, with vectors.
+void ExpandSealedBlockAvx2(const PackedRunView& run, const std::byte* block, int block_idx,
+                           float* values);
 void ExpandSealedBlockAvx512(const PackedRunView& run, const std::byte* block, int block_idx,
                              float* values);
 
