@@ -39,31 +39,44 @@ int64_t TokensIn(const std::vector<Range>& ranges) {
 
 }  // namespace
 
-StatisticsAccumulator::StatisticsAccumulator(const StatisticsShape& shape, ThreadPool* pool)
+StatisticsAccumulator::StatisticsAccumulator(const StatisticsShape& shape, ThreadPool* pool,
+                                             bool across_heads)
     : shape_(shape),
       pool_(pool),
       scratch_(pool->n_workers()),
       n_rows_(shape.n_layers),
       n_sink_rows_(shape.n_layers) {
-  for (int kind = 0; kind < kKinds; ++kind) {
-    const int n_heads = kind == kQueriesBeforeRope ? shape.n_heads : shape.n_kv_heads;
-    sums_[kind] = MakeSums(n_heads);
-    for (int h = 0; h < n_heads; ++h) tasks_.push_back({static_cast<Kind>(kind), h});
+  // The widest products first.
+  for (int k = across_heads ? kKinds - 1 : kQueriesBeforeRope; k >= 0; --k) {
+    const auto kind = static_cast<Kind>(k);
+    sums_[kind] = MakeSums(kind);
+    for (int h = 0; h < HeadsOf(kind); ++h) tasks_.push_back({kind, h});
   }
-  sink_q_post_ = MakeSums(shape.n_kv_heads);
-  sink_k_post_ = MakeSums(shape.n_kv_heads);
-  sink_v_ = MakeSums(shape.n_kv_heads);
+  sink_q_post_ = MakeSums(kQueries);
+  sink_k_post_ = MakeSums(kKeys);
+  sink_v_ = MakeSums(kValues);
   const int64_t n_channels = int64_t{shape.n_layers} * shape.n_kv_heads * shape.head_dim;
   k_post_histograms_ = ChannelHistograms(n_channels);
   k_pre_histograms_ = ChannelHistograms(n_channels);
   v_histograms_ = ChannelHistograms(n_channels);
 }
 
-StatisticsAccumulator::Sums StatisticsAccumulator::MakeSums(int64_t n_heads) const {
-  const int64_t n_values = n_heads * shape_.n_layers * shape_.head_dim;
+int StatisticsAccumulator::HeadsOf(Kind kind) const {
+  if (kind == kKeysAcrossHeads || kind == kValuesAcrossHeads) return 1;
+  return kind == kQueriesBeforeRope ? shape_.n_heads : shape_.n_kv_heads;
+}
+
+int StatisticsAccumulator::WidthOf(Kind kind) const {
+  const bool is_across = kind == kKeysAcrossHeads || kind == kValuesAcrossHeads;
+  return is_across ? shape_.n_kv_heads * shape_.head_dim : shape_.head_dim;
+}
+
+StatisticsAccumulator::Sums StatisticsAccumulator::MakeSums(Kind kind) const {
+  const int64_t n_heads = HeadsOf(kind), width = WidthOf(kind);
   Sums sums;
-  sums.sum.resize(n_values);
-  sums.gram.resize(n_values * shape_.head_dim);
+  sums.width = static_cast<int>(width);
+  sums.sum.resize(n_heads * shape_.n_layers * width);
+  sums.gram.resize(sums.sum.size() * width);
   return sums;
 }
 
@@ -81,8 +94,7 @@ void StatisticsAccumulator::Observe(const QkvView& view) {
 }
 
 void StatisticsAccumulator::RunTask(const Task& task, const QkvView& view, Scratch* scratch) {
-  const int n_heads = task.kind == kQueriesBeforeRope ? shape_.n_heads : shape_.n_kv_heads;
-  const int64_t head_idx = int64_t{view.layer_idx} * n_heads + task.head_idx;
+  const int64_t head_idx = int64_t{view.layer_idx} * HeadsOf(task.kind) + task.head_idx;
   for (const Range& tokens : body_ranges_) {
     const int64_t n_rows = GatherRows(task, view, tokens, scratch);
     if (!AddRows(n_rows, head_idx, &sums_[task.kind], scratch)) {
@@ -113,9 +125,11 @@ int64_t StatisticsAccumulator::GatherRows(const Task& task, const QkvView& view,
       from = view.k_post;
       break;
     case kKeysBeforeRope:
+    case kKeysAcrossHeads:
       from = view.k_pre;
       break;
     case kValues:
+    case kValuesAcrossHeads:
       from = view.v;
       break;
     default:
@@ -124,8 +138,8 @@ int64_t StatisticsAccumulator::GatherRows(const Task& task, const QkvView& view,
   const bool is_query = task.kind == kQueries || task.kind == kQueriesBeforeRope;
   const int64_t heads_per_token = is_query ? shape_.n_heads : shape_.n_kv_heads;
   const int n_heads = task.kind == kQueries ? shape_.gqa_group() : 1;
-  // A group's heads lie side by side, so a token's rows are one piece.
-  const int64_t n_values = int64_t{n_heads} * shape_.head_dim;
+  // A group's heads lie side by side, so a token's rows are one piece; so are all KV heads of it.
+  const int64_t n_values = int64_t{n_heads} * WidthOf(task.kind);
   const int64_t n_tokens = tokens.end - tokens.begin;
   scratch->rows.resize(n_tokens * n_values);
   for (int64_t t = 0; t < n_tokens; ++t) {
@@ -138,7 +152,7 @@ int64_t StatisticsAccumulator::GatherRows(const Task& task, const QkvView& view,
 
 bool StatisticsAccumulator::AddRows(int64_t n_rows, int64_t head_idx, Sums* sums,
                                     Scratch* scratch) const {
-  const int64_t d = shape_.head_dim;
+  const int64_t d = sums->width;
   scratch->product.assign(d * d, 0.0f);
   const Eigen::Map<const RowMajorF> rows(scratch->rows.data(), n_rows, d);
   Eigen::Map<RowMajorF> product(scratch->product.data(), d, d);
@@ -192,7 +206,8 @@ void StatisticsAccumulator::RecordFailure(int layer_idx, Kind kind) {
 }
 
 Status StatisticsAccumulator::status() const {
-  constexpr const char* kNames[kKinds] = {"queries", "keys", "keys", "values", "queries"};
+  constexpr const char* kNames[kKinds] = {"queries", "keys", "keys",  "values",
+                                          "queries", "keys", "values"};
   const int failure = failure_.load();
   if (failure < 0) return OkStatus();
   return Error(StatusCode::kDataLoss, "layer {}: {} are not finite; the weights are damaged",
@@ -201,7 +216,7 @@ Status StatisticsAccumulator::status() const {
 
 HeadMoments StatisticsAccumulator::Normalise(Sums* sums, int64_t n_rows) const {
   const double scale = n_rows > 0 ? 1.0 / static_cast<double>(n_rows) : 0.0;
-  const int64_t d = shape_.head_dim;
+  const int64_t d = sums->width;
   HeadMoments moments;
   moments.mean.resize(sums->sum.size());
   moments.gram.resize(sums->gram.size());
@@ -237,6 +252,8 @@ StatusOr<CalibrationStatistics> StatisticsAccumulator::Finish() {
   statistics.k_pre = Normalise(&sums_[kKeysBeforeRope], statistics.n_rows);
   statistics.v = Normalise(&sums_[kValues], statistics.n_rows);
   statistics.q_pre = Normalise(&sums_[kQueriesBeforeRope], statistics.n_rows);
+  statistics.k_pre_across_heads = Normalise(&sums_[kKeysAcrossHeads], statistics.n_rows).gram;
+  statistics.v_across_heads = Normalise(&sums_[kValuesAcrossHeads], statistics.n_rows).gram;
   statistics.sink_q_post = Normalise(&sink_q_post_, statistics.n_sink_rows);
   statistics.sink_k_post = Normalise(&sink_k_post_, statistics.n_sink_rows);
   statistics.sink_v = Normalise(&sink_v_, statistics.n_sink_rows);

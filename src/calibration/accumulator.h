@@ -14,11 +14,13 @@ namespace kvlathe {
 
 // Cost per token and layer: head_dim^2 / 2 multiply-adds for each of 2 n_heads + 3 n_kv_heads rows.
 // Memory: one [head_dim, head_dim] f64 matrix per head and kind, independent of the token count.
+// Across heads: (n_kv_heads head_dim)^2 multiply-adds, and as many f64 numbers twice a layer.
 // Products are summed in f32 within a slice of 256 rows and in f64 across slices.
 class StatisticsAccumulator : public QkvObserver {
  public:
   // `pool` runs the products between the model's own jobs and outlives the accumulator.
-  StatisticsAccumulator(const StatisticsShape& shape, ThreadPool* pool);
+  // `across_heads`: statistics also across the KV heads of a layer.
+  StatisticsAccumulator(const StatisticsShape& shape, ThreadPool* pool, bool across_heads = false);
 
   // Rows at the first kCalibrationSinks positions go to the sink moments only.
   void Observe(const QkvView& view) override;
@@ -32,21 +34,34 @@ class StatisticsAccumulator : public QkvObserver {
   StatusOr<CalibrationStatistics> Finish();
 
  private:
-  enum Kind { kQueries, kKeys, kKeysBeforeRope, kValues, kQueriesBeforeRope, kKinds };
+  enum Kind {
+    kQueries,
+    kKeys,
+    kKeysBeforeRope,
+    kValues,
+    kQueriesBeforeRope,
+    kKeysAcrossHeads,  // before RoPE
+    kValuesAcrossHeads,
+    kKinds
+  };
   struct Sums {
-    std::vector<double> sum;   // [n_layers, heads, head_dim]
-    std::vector<double> gram;  // [n_layers, heads, head_dim, head_dim], lower triangle
+    int width = 0;             // of a row: head_dim, or that of all KV heads
+    std::vector<double> sum;   // [n_layers, heads, width]
+    std::vector<double> gram;  // [n_layers, heads, width, width], lower triangle
   };
   struct Task {  // one head of one kind
     Kind kind;
-    int head_idx;  // KV head, or query head for kQueriesBeforeRope
+    int head_idx;  // KV head, or query head for kQueriesBeforeRope; 0 across heads
   };
   struct Scratch {  // of a worker
     std::vector<float> rows;
     std::vector<float> product;
   };
 
-  Sums MakeSums(int64_t n_heads) const;
+  // Heads that are told apart, and the width of their rows.
+  int HeadsOf(Kind kind) const;
+  int WidthOf(Kind kind) const;
+  Sums MakeSums(Kind kind) const;
   void RunTask(const Task& task, const QkvView& view, Scratch* scratch);
   // Copies the task's rows of tokens [begin, end) into scratch; returns the number of rows.
   int64_t GatherRows(const Task& task, const QkvView& view, Range tokens, Scratch* scratch) const;

@@ -115,6 +115,37 @@ TEST_P(AccumulatorTest, MomentsAreThoseOfTheDefinition) {
   }
 }
 
+TEST_P(AccumulatorTest, AcrossHeadsRowsOfAllKvHeadsAreOne) {
+  ThreadPool pool(GetParam());
+  StatisticsAccumulator alone(kShape, &pool);
+  StatisticsAccumulator across(kShape, &pool, /*across_heads=*/true);
+  const Chunk chunks[2] = {Chunk(kShape, 700, 0, 41), Chunk(kShape, 700, 0, 42)};
+  for (int l = 0; l < 2; ++l) {
+    alone.Observe(chunks[l].View(l));
+    across.Observe(chunks[l].View(l));
+  }
+  const auto s = across.Finish(), expected = alone.Finish();
+  ASSERT_TRUE(s.ok() && expected.ok());
+  EXPECT_TRUE(expected->k_pre_across_heads.empty());
+  EXPECT_EQ(s->k_pre.gram, expected->k_pre.gram);
+  EXPECT_EQ(s->q_post.gram, expected->q_post.gram);
+  const int width = kShape.n_kv_heads * kShape.head_dim;
+  const auto expect_gram = [&](const std::vector<float>& found, int layer_idx,
+                               const std::vector<float>& rows) {
+    for (int i = 0; i < width; ++i) {
+      for (int j = 0; j < width; ++j) {
+        double sum = 0;
+        for (int t = 4; t < 700; ++t) sum += double{rows[t * width + i]} * rows[t * width + j];
+        ASSERT_NEAR(found[(layer_idx * width + i) * width + j], sum / 696, 1e-4);
+      }
+    }
+  };
+  for (int l = 0; l < 2; ++l) {
+    expect_gram(s->k_pre_across_heads, l, chunks[l].k_pre);
+    expect_gram(s->v_across_heads, l, chunks[l].v);
+  }
+}
+
 TEST_P(AccumulatorTest, HistogramsCountEveryRowOnceWithoutSinks) {
   ThreadPool pool(GetParam());
   StatisticsAccumulator accumulator(kShape, &pool);

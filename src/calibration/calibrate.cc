@@ -87,7 +87,7 @@ StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job) {
     n_tokens += static_cast<int64_t>(sequence.size());
     sequence_tokens = std::max(sequence_tokens, sequence.size());
   }
-  StatisticsAccumulator accumulator(job.shape, job.pool);
+  StatisticsAccumulator accumulator(job.shape, job.pool, job.across_heads);
   AttentionMoments attention(job.shape, job.window, RopeTable(job.rope, job.rope_dim), job.pool);
   ObserverPair observers(&accumulator, &attention);
   for (const auto& sequence : job.sequences) {

@@ -48,6 +48,7 @@ struct CalibrationJob {
   RopeConfig rope;          // of the model
   int rope_dim = 0;
   TokenSequences sequences;
+  bool across_heads = false;  // statistics across the KV heads of a layer too (G- and J-LRD)
   ThreadPool* pool = nullptr;
   // Runs one sequence from position 0 on an uncompressed cache and shows every layer to the
   // observer.

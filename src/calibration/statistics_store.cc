@@ -16,6 +16,12 @@ StatusOr<CalibrationStatistics> ReadMatching(const std::string& path,
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, ReadStatistics(path));
   KVL_RETURN_IF_ERROR(
       CheckStatisticsMatch(statistics, path, request.shape, request.model_hash, request.rope));
+  if (request.across_heads && statistics.k_pre_across_heads.empty()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: no Gram matrices across KV heads, which palu needs where they share latents; "
+                 "write a new one with kvlathe calibrate --across-heads, or take whiten=off",
+                 path);
+  }
   return statistics;
 }
 

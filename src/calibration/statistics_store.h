@@ -19,6 +19,7 @@ struct StatisticsRequest {
   // How a missing file would be made (token count, seed, sequence length), as text: part of the
   // name in the user's cache directory.
   std::string settings;
+  bool across_heads = false;  // with those across the KV heads of a layer
 };
 
 struct FoundStatistics {
@@ -36,8 +37,8 @@ std::string UserCacheDirectory();
 std::string KeptStatisticsPath(const StatisticsRequest& request);
 
 // --basis first, then model_directory/basis.safetensors; a file in either place that does not fit
-// is an error. Then the kept file, and if that is missing or damaged `calibrate` runs and its
-// result is kept. A cache directory that cannot be written is a warning.
+// or lacks what is asked for is an error. Then the kept file, and if that is missing or damaged
+// `calibrate` runs and its result is kept. A cache directory that cannot be written is a warning.
 StatusOr<FoundStatistics> FindOrCalibrate(
     const StatisticsRequest& request,
     const std::function<StatusOr<CalibrationStatistics>()>& calibrate);

@@ -74,6 +74,16 @@ std::vector<ArrayField> ArrayFields(CalibrationStatistics* s) {
   return fields;
 }
 
+constexpr const char* kAcrossHeads = "k_pre_across_heads.gram";
+
+// What a file may lack.
+void AddAcrossHeads(CalibrationStatistics* s, std::vector<ArrayField>* fields) {
+  const int64_t width = int64_t{s->shape.n_kv_heads} * s->shape.head_dim;
+  const std::vector<int64_t> shape = {s->shape.n_layers, width, width};
+  fields->push_back({kAcrossHeads, shape, &s->k_pre_across_heads});
+  fields->push_back({"v_across_heads.gram", shape, &s->v_across_heads});
+}
+
 class MetadataReader {
  public:
   explicit MetadataReader(const SafetensorsReader& file) : file_(file) {}
@@ -164,8 +174,11 @@ CalibrationStatistics MakeStatistics(const StatisticsShape& shape) {
 
 Status WriteStatistics(const CalibrationStatistics& statistics, const std::string& path) {
   std::vector<TensorToWrite> tensors;
-  // The list of fields serves reading as well, hence the cast; nothing is written through it here.
-  for (const ArrayField& field : ArrayFields(const_cast<CalibrationStatistics*>(&statistics))) {
+  // The lists of fields serve reading as well, hence the cast; nothing is written through it here.
+  auto* const s = const_cast<CalibrationStatistics*>(&statistics);
+  std::vector<ArrayField> fields = ArrayFields(s);
+  if (!s->k_pre_across_heads.empty()) AddAcrossHeads(s, &fields);
+  for (const ArrayField& field : fields) {
     KVL_CHECK_EQ(static_cast<int64_t>(field.values->size()), ElementsOf(field.shape));
     tensors.push_back({field.name, DType::kF32, field.shape, field.values->data()});
   }
@@ -191,7 +204,9 @@ StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path) {
   KVL_RETURN_IF_ERROR(ReadSource(metadata, &statistics.source));
   KVL_RETURN_IF_ERROR(metadata.Read<int64_t>("n_rows", 1, INT64_MAX, &statistics.n_rows));
   KVL_RETURN_IF_ERROR(metadata.Read<int64_t>("n_sink_rows", 0, INT64_MAX, &statistics.n_sink_rows));
-  for (const ArrayField& field : ArrayFields(&statistics)) {
+  std::vector<ArrayField> fields = ArrayFields(&statistics);
+  if (file.Find(kAcrossHeads) != nullptr) AddAcrossHeads(&statistics, &fields);
+  for (const ArrayField& field : fields) {
     KVL_ASSIGN_OR_RETURN(const TensorView* tensor, file.Get(field.name, field.shape));
     field.values->resize(tensor->n_elements());
     ConvertToFloat(tensor->dtype, tensor->data, tensor->n_elements(), field.values->data());

@@ -54,6 +54,10 @@ struct CalibrationStatistics {
   HeadMoments k_pre;
   HeadMoments v;
   HeadMoments q_pre;  // per query head
+  // X^T X / rows of the rows of all KV heads of a layer side by side, [n_layers, n_kv_heads *
+  // head_dim, n_kv_heads * head_dim]; empty unless calibration was asked for them.
+  std::vector<float> k_pre_across_heads;
+  std::vector<float> v_across_heads;
   HeadMoments sink_q_post;
   HeadMoments sink_k_post;
   HeadMoments sink_v;
@@ -91,7 +95,7 @@ struct CalibrationStatistics {
   }
 };
 
-// Zeroed, with every array at its size.
+// Zeroed, with every array at its size, but for those across heads.
 CalibrationStatistics MakeStatistics(const StatisticsShape& shape);
 
 // Errors are those of WriteSafetensors.

@@ -59,6 +59,23 @@ TEST(StatisticsTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read->k_post_histograms.center, written.k_post_histograms.center);
 }
 
+TEST(StatisticsTest, GramMatricesAcrossHeadsAreReadWhereTheyAreWritten) {
+  CalibrationStatistics written = RandomStatistics();
+  const std::string path = TestPath("statistics_across_heads.safetensors");
+  ASSERT_TRUE(WriteStatistics(written, path).ok());
+  EXPECT_TRUE(ReadStatistics(path)->k_pre_across_heads.empty());
+  for (int i = 0; i < 2 * 32 * 32; ++i) {
+    written.k_pre_across_heads.push_back(static_cast<float>(i));
+    written.v_across_heads.push_back(static_cast<float>(-i));
+  }
+  ASSERT_TRUE(WriteStatistics(written, path).ok());
+  const auto read = ReadStatistics(path);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->k_pre_across_heads, written.k_pre_across_heads);
+  EXPECT_EQ(read->v_across_heads, written.v_across_heads);
+  EXPECT_EQ(read->v.gram, written.v.gram);
+}
+
 TEST(StatisticsTest, StatisticsOfAnotherModelAreRefusedWithTheWayOut) {
   const CalibrationStatistics s = RandomStatistics();
   EXPECT_TRUE(CheckStatisticsMatch(s, "f", s.shape, "abc123", s.source.rope).ok());
