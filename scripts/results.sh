@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures the tables of docs/results.md; with EXAMPLES above 0 also every built-in task.
 #   scripts/results.sh [PART [MODEL [EXAMPLES]]]
-# PART: basis (FDC: rates, adaptive and uniform ranks, random tokens and text), bases (all of them; needs the trainer), quantizers
+# PART: basis (FDC: rates, adaptive and uniform ranks, random tokens and text), bases (all of them; needs the trainer), groups (Palu's), quantizers
 # (all of them at 2, 3, 4 and 8 bits, with and without repair), gear (GEAR's ablations), retention (every method
 # at three shares, after fdc, before GEAR; H2O against 4 bits), bits (lathe by ratio against all that stores codes) or all.
 # Apart, because they take long or need an idle machine: papers (how far each method compresses at 99% of the baseline:
@@ -64,6 +64,19 @@ bases() {
     measure "Bases, calibrated on $source" --basis "$work/$source.safetensors" "${specs[@]}"
   done
   measure "Not calibrated" --kv 'svd-online(rate=0.25)' --kv svd-online --kv 'svd-online(rate=0.75)'
+}
+
+# Palu's latents of one KV head, of two, and of four and more where a model has them.
+groups() {
+  "$kvlathe" calibrate -m "$model" --text "$model/calibration.txt" --across-heads -o "$work/text.safetensors" >/dev/null
+  n_kv_heads=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["num_key_value_heads"])' "$model/config.json")
+  specs=()
+  for rate in 0.25 0.5 0.625 0.75; do
+    for ((group = 1; group <= n_kv_heads; group *= 2)); do
+      specs+=(--kv "palu(rate=$rate,round=16,group=$group)" --kv "palu(rate=$rate,round=16,group=$group,ranks=uniform)")
+    done
+  done
+  measure "Palu's groups" --basis "$work/text.safetensors" "${specs[@]}"
 }
 
 quantizers() {
@@ -290,9 +303,9 @@ calibration_cost() {
 }
 
 case $part in
-  basis | bases | quantizers | gear | bits | retention | papers | calibration | spectra | throughput | shares | deviation | scaling | votes) "$part" ;;
+  basis | bases | groups | quantizers | gear | bits | retention | papers | calibration | spectra | throughput | shares | deviation | scaling | votes) "$part" ;;
   time) time_of_requests ;;
   calibration-cost) calibration_cost ;;
-  all) basis && bases && quantizers && gear && bits && retention ;;
+  all) basis && bases && groups && quantizers && gear && bits && retention ;;
   *) echo "usage: scripts/results.sh [PART [MODEL [EXAMPLES]]], PART as at the top of the script" >&2 && exit 2 ;;
 esac

@@ -92,8 +92,10 @@ class CommandLine(unittest.TestCase):
 
     def test_full_rank_is_none_in_f32(self):
         basis = self.folder / "f32.safetensors"
-        self.json_of("calibrate", "-m", MODEL, "--dtype", "f32", "--random-tokens", 512, "-o", basis)
-        for kv in ("fdc(rate=0)", "lathe(rate=0)", "lathe(rate=0,keys=before)"):
+        self.json_of("calibrate", "-m", MODEL, "--dtype", "f32", "--random-tokens", 512, "--across-heads",
+                     "-o", basis)
+        for kv in ("fdc(rate=0)", "lathe(rate=0)", "lathe(rate=0,keys=before)", "palu(rate=0,group=2)",
+                   "palu(rate=0,group=2,whiten=off)"):
             result = self.json_of("eval", "-m", MODEL, "-c", 128, "--dtype", "f32", "--kl",
                                   self.short_text(), "--basis", basis, "--kv", kv)
             self.assertLess(result["kl"], 1e-6, kv)
@@ -327,6 +329,23 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(report["kv_bytes"]["total"],
                          sum(report["kv_bytes"][part] for part in
                              ("blocks", "sinks", "run_records", "layer_records", "tables", "entries")))
+
+    def test_shared_latents_need_statistics_across_heads(self):
+        basis = self.folder / "basis.safetensors"
+        calibrate = ["calibrate", "-m", MODEL, "--random-tokens", 512, "-o", basis]
+        self.json_of(*calibrate)
+        inspect = ["inspect", "-m", MODEL, "--basis", basis, "--kv"]
+        self.assert_refused(2, "calibrate --across-heads", *inspect, "palu(rate=0.5,group=2)")
+        self.json_of(*inspect, "palu(rate=0.5,group=2,whiten=off)")
+        self.json_of(*calibrate, "--across-heads")
+        one, two = (self.json_of(*inspect, f"palu(rate=0.5,group={n},ranks=uniform)") for n in (1, 2))
+        self.assertEqual(two["kv_bytes"], one["kv_bytes"])  # a slice takes what a latent of its own does
+        self.assertEqual([len(head["singular_values_qk"]) for head in two["basis"]["heads"]], 12 * [128])
+        # Made where a spec needs them, and kept.
+        self.environment["XDG_CACHE_HOME"] = str(self.folder)
+        for is_first in (True, False):
+            done = self.run_verb("inspect", "-m", MODEL, "--kv", "palu(rate=0.5,group=2)")
+            self.assertEqual((done.returncode, b"calibrated on" in done.stderr), (0, is_first))
 
     def test_calibrating_random_weights_says_what_it_costs(self):
         config = MODEL / "config.json"
@@ -625,7 +644,8 @@ class CommandLine(unittest.TestCase):
         self.assert_refused(2, "axis", *run, "fdc(rate=0.5)+zack(rate=0.5)")
         self.assert_refused(2, "rat", *run, "fdc(rat=0.5)")
         self.assert_refused(2, "rate", *run, "fdc(rate=1.5)")
-        self.assert_refused(1, "group=1", *run, "palu(rate=0.5,group=2)")
+        self.assert_refused(2, "2 KV heads", *run, "palu(rate=0.5,group=3)")
+        self.assert_refused(1, "entries of each head", *run, "palu(rate=0.5,group=2)+h2o")
         self.assert_refused(1, "--accuracy 0.99 --kv 'fdc'", *run, "fdc(accuracy=0.99)")
         self.assert_refused(2, "either", *run, "kivi(bits=2,accuracy=0.99)")
         self.assert_refused(2, "profile", "bench", "attention", "--kv", "kivi(accuracy=0.99)")

@@ -30,7 +30,7 @@ struct Case {
   const char* spec;
   ReferenceQuantizer literal;
   // Random maps, in place of those of the spec.
-  enum class Basis { kNone, kRotation, kLatents } basis = Basis::kNone;
+  enum class Basis { kNone, kRotation, kLatents, kSharedLatents } basis = Basis::kNone;
   int window = 0;               // with the sinks in sight
   int every = 0;                // positions that become one entry
   bool has_plain_rows = false;  // split: until they are sealed
@@ -116,6 +116,16 @@ const Case kCases[] = {
       .sparse_share = 0.01,
       .keys_before_rope = false},
      Case::Basis::kLatents},
+    {"palu(group=2)+token(bits=4,group=16,run=64,sink=4)",
+     {.name = "token", .bits = 4, .group = 16, .run = 64, .n_sink = 4},
+     Case::Basis::kSharedLatents},
+    {"palu(group=2)+kivi(bits=4,group=32,run=128,sink=0)",
+     {.name = "kivi", .bits = 4, .group = 32, .run = 128, .n_sink = 0},
+     Case::Basis::kSharedLatents},
+    {"palu(group=2)+window(size=70)+kcvt(bits=4,run=64,sink=4)",
+     {.name = "kcvt", .bits = 4, .run = 64, .n_sink = 4},
+     Case::Basis::kSharedLatents,
+     70},
     {"window(size=70)+kivi(bits=2,group=32,run=64,sink=4)",
      {.name = "kivi", .bits = 2, .group = 32, .run = 64, .n_sink = 4},
      Case::Basis::kNone,
@@ -241,12 +251,22 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
     ids_.resize(kTokens);
     rotations_ = testing::RandomBases(reference_, 23);
     latents_ = testing::RandomLatentBases(reference_, 23);
+    shared_latents_ = testing::RandomLatentBases(reference_, 23, reference_.n_kv_heads);
   }
   static void TearDownTestSuite() { std::filesystem::remove_all(directory_); }
 
   static std::vector<testing::ReferenceBasis> Bases() {
-    if (GetParam().basis == Case::Basis::kNone) return {};
-    return GetParam().basis == Case::Basis::kLatents ? latents_ : rotations_;
+    switch (GetParam().basis) {
+      case Case::Basis::kNone:
+        break;
+      case Case::Basis::kRotation:
+        return rotations_;
+      case Case::Basis::kLatents:
+        return latents_;
+      case Case::Basis::kSharedLatents:
+        return shared_latents_;
+    }
+    return {};
   }
 
   std::unique_ptr<Model> Load(Isa isa, DType type, const Spec& spec,
@@ -298,7 +318,7 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
   static std::string directory_;
   static testing::ReferenceModel reference_;
   static std::vector<int> ids_;
-  static std::vector<testing::ReferenceBasis> rotations_, latents_;
+  static std::vector<testing::ReferenceBasis> rotations_, latents_, shared_latents_;
   ThreadPool threads_{2};
   BlockPool pool_{int64_t{64} << 20};
 };
@@ -307,6 +327,7 @@ testing::ReferenceModel QuantizedModelTest::reference_;
 std::vector<int> QuantizedModelTest::ids_;
 std::vector<testing::ReferenceBasis> QuantizedModelTest::rotations_;
 std::vector<testing::ReferenceBasis> QuantizedModelTest::latents_;
+std::vector<testing::ReferenceBasis> QuantizedModelTest::shared_latents_;
 
 TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   ReferenceQuantizer literal = GetParam().literal;

@@ -271,9 +271,12 @@ ReferenceModel WriteRandomModel(const RandomModelShape& s, const std::string& di
   return m;
 }
 
-std::vector<ReferenceBasis> RandomBases(const ReferenceModel& m, uint64_t seed) {
+namespace {
+
+std::vector<ReferenceBasis> DrawBases(const ReferenceModel& m, uint64_t seed, int n_sharing) {
   std::mt19937_64 random(seed);
-  std::normal_distribution<double> normal(0, 1 / std::sqrt(m.head_dim));
+  const int d = m.head_dim, width = n_sharing * d;
+  std::normal_distribution<double> normal(0, 1 / std::sqrt(width));
   const auto matrix = [&](int n_rows, int n_columns) {
     Matrix x(n_rows, std::vector<double>(n_columns));
     for (auto& row : x) {
@@ -282,20 +285,30 @@ std::vector<ReferenceBasis> RandomBases(const ReferenceModel& m, uint64_t seed) 
     return x;
   };
   std::vector<ReferenceBasis> bases;
+  int rank_k = 0, rank_v = 0;
   for (int i = 0; i < m.n_layers * m.n_kv_heads; ++i) {
-    const int rank_k = 16 * (1 + static_cast<int>(random() % (m.head_dim / 16)));
-    const int rank_v = 16 * (1 + static_cast<int>(random() % (m.head_dim / 16)));
-    bases.push_back({matrix(m.head_dim, rank_k), matrix(m.head_dim, rank_k),
-                     matrix(m.head_dim, rank_v), matrix(rank_v, m.head_dim)});
+    if (i % n_sharing == 0) {
+      rank_k = 16 * (1 + static_cast<int>(random() % (d / 16)));
+      rank_v = 16 * (1 + static_cast<int>(random() % (d / 16)));
+    }
+    bases.push_back({matrix(width, n_sharing * rank_k), matrix(width, rank_k),
+                     matrix(width, rank_v), matrix(n_sharing * rank_v, d)});
     if (i % 2 == 1) continue;  // heads with and without offsets side by side
-    bases.back().key_offset = matrix(1, m.head_dim)[0];
-    bases.back().value_offset = matrix(1, m.head_dim)[0];
+    bases.back().key_offset = matrix(1, d)[0];
+    bases.back().value_offset = matrix(1, d)[0];
   }
   return bases;
 }
 
-std::vector<ReferenceBasis> RandomLatentBases(const ReferenceModel& m, uint64_t seed) {
-  std::vector<ReferenceBasis> bases = RandomBases(m, seed);
+}  // namespace
+
+std::vector<ReferenceBasis> RandomBases(const ReferenceModel& m, uint64_t seed) {
+  return DrawBases(m, seed, 1);
+}
+
+std::vector<ReferenceBasis> RandomLatentBases(const ReferenceModel& m, uint64_t seed,
+                                              int n_sharing) {
+  std::vector<ReferenceBasis> bases = DrawBases(m, seed, n_sharing);
   for (ReferenceBasis& basis : bases) {
     for (size_t r = 0; r < basis.query[0].size(); ++r) {
       std::vector<double>& row = basis.key_way_back.emplace_back();
@@ -312,7 +325,8 @@ ModelBasis ToModelBasis(const ReferenceModel& m, const std::vector<ReferenceBasi
     for (const auto& row : x) values.insert(values.end(), row.begin(), row.end());
     return values;
   };
-  ModelBasis basis{m.n_layers, m.n_kv_heads, m.head_dim, {}};
+  const int n_sharing = bases.empty() ? 1 : static_cast<int>(bases[0].key.size()) / m.head_dim;
+  ModelBasis basis{m.n_layers, m.n_kv_heads, m.head_dim, {}, n_sharing};
   for (const ReferenceBasis& b : bases) {
     basis.heads.push_back({static_cast<int>(b.key[0].size()), static_cast<int>(b.value[0].size()),
                            flat(b.query), flat(b.key), flat(b.value), flat(b.output),

@@ -37,8 +37,10 @@ ReferenceModel WriteRandomModel(const RandomModelShape& shape, const std::string
 // Random maps of random ranks (multiples of 16), one per layer and KV head.
 std::vector<ReferenceBasis> RandomBases(const ReferenceModel& model, uint64_t seed);
 
-// The same with keys as latents from before RoPE.
-std::vector<ReferenceBasis> RandomLatentBases(const ReferenceModel& model, uint64_t seed);
+// The same with keys as latents from before RoPE, which n_sharing heads share: a divisor of
+// n_kv_heads.
+std::vector<ReferenceBasis> RandomLatentBases(const ReferenceModel& model, uint64_t seed,
+                                              int n_sharing = 1);
 
 // The same for the engine, which computes in F32.
 ModelBasis ToModelBasis(const ReferenceModel& model, const std::vector<ReferenceBasis>& bases);

@@ -72,6 +72,25 @@ double ScoreOf(const ReferenceModel& m, const ReferenceBasis& basis, const Vecto
   return Dot(q, KeyOfLatent(m, basis, stored, position));
 }
 
+// The first of the heads that share latents with head g, and how many they are.
+struct HeadGroup {
+  int first = 0, n = 1;
+};
+HeadGroup GroupOf(const ReferenceModel& m, const ReferenceBasis* basis, int g) {
+  if (basis == nullptr) return {g, 1};
+  const int n = static_cast<int>(basis->value.size()) / m.head_dim;
+  return {g / n * n, n};
+}
+
+// Row j of the heads of a group, side by side.
+Vector JoinedRow(const std::vector<Matrix>& heads, const HeadGroup& group, int j) {
+  Vector joined;
+  for (int g = group.first; g < group.first + group.n; ++g) {
+    joined.insert(joined.end(), heads[g][j].begin(), heads[g][j].end());
+  }
+  return joined;
+}
+
 // Output of all heads for the newest token, back in the width of W_O's input.
 Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>& bases,
               int n_sink, const Vector& q_all, int position, ReferenceRows& rows) {
@@ -81,16 +100,17 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     const int g = h / (m.n_heads / m.n_kv_heads);
     const Vector q = Rotated(m, Slice(q_all, h, m.head_dim), position);
     const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
+    const HeadGroup group = GroupOf(m, basis, g);
     Vector scores;
     std::vector<int> seen;
     for (int j = 0; j < static_cast<int>(rows.keys[g].size()); ++j) {
       if (m.window == 0 || j < m.window_spares || j > position - m.window) seen.push_back(j);
     }
     for (const int j : seen) {
-      const Vector& k = rows.keys[g][j];
-      const double score = basis == nullptr || j < n_sink
-                               ? Dot(q, k)
-                               : ScoreOf(m, *basis, q, k, rows.positions[g][j]);
+      const double score =
+          basis == nullptr || j < n_sink
+              ? Dot(q, rows.keys[g][j])
+              : ScoreOf(m, *basis, q, JoinedRow(rows.keys, group, j), rows.positions[g][j]);
       scores.push_back(score / std::sqrt(static_cast<double>(m.head_dim)));
     }
     rows.scores.push_back(scores);
@@ -99,7 +119,7 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     for (double& s : scores) sum += s = std::exp(s - max);
     Vector o(m.head_dim, 0.0);
     for (size_t s = 0; s < seen.size(); ++s) {
-      Vector v = rows.values[g][seen[s]];
+      Vector v = JoinedRow(rows.values, group, seen[s]);
       if (basis != nullptr) v = Shifted(TimesMatrix(v, basis->output), basis->value_offset, 1);
       for (int i = 0; i < m.head_dim; ++i) o[i] += scores[s] / sum * v[i];
     }
@@ -163,6 +183,19 @@ struct Storage {
   const ReferenceMerging* merging = nullptr;
 };
 
+// Of the heads of a group side by side: their keys, at their position or before it, or values, less
+// the offsets.
+Vector JoinedInput(const ReferenceModel& m, int layer, const Storage& storage,
+                   const HeadGroup& group, const std::function<Vector(int head)>& row_of,
+                   Vector ReferenceBasis::*offset) {
+  Vector joined;
+  for (int g = group.first; g < group.first + group.n; ++g) {
+    const Vector row = Shifted(row_of(g), storage.bases[layer * m.n_kv_heads + g].*offset, -1);
+    joined.insert(joined.end(), row.begin(), row.end());
+  }
+  return joined;
+}
+
 // Appends the newest token's rows, or makes them part of the last ones.
 void Store(const ReferenceModel& m, int layer, const Storage& storage, const Qkv& qkv, int position,
            ReferenceRows* rows) {
@@ -180,13 +213,24 @@ void Store(const ReferenceModel& m, int layer, const Storage& storage, const Qkv
     }
     const bool is_plain = basis == nullptr || position < n_sink;
     const bool is_latent = !is_plain && !basis->key_way_back.empty();
-    const Vector k = is_latent ? row.key : Rotated(m, row.key, position);
+    const HeadGroup group = GroupOf(m, basis, g);
+    const auto key_of = [&](int head) {
+      const Vector k = head == g ? row.key : Slice(qkv.k, head, m.head_dim);
+      return is_latent ? k : Rotated(m, k, position);
+    };
+    const auto value_of = [&](int head) {
+      return head == g ? row.value : Slice(qkv.v, head, m.head_dim);
+    };
     rows->positions[g].push_back(position);
-    rows->keys[g].push_back(is_plain ? k
-                                     : TimesMatrix(Shifted(k, basis->key_offset, -1), basis->key));
-    rows->values[g].push_back(
-        basis == nullptr ? row.value
-                         : TimesMatrix(Shifted(row.value, basis->value_offset, -1), basis->value));
+    rows->keys[g].push_back(is_plain ? key_of(g)
+                                     : TimesMatrix(JoinedInput(m, layer, storage, group, key_of,
+                                                               &ReferenceBasis::key_offset),
+                                                   basis->key));
+    rows->values[g].push_back(basis == nullptr
+                                  ? row.value
+                                  : TimesMatrix(JoinedInput(m, layer, storage, group, value_of,
+                                                            &ReferenceBasis::value_offset),
+                                                basis->value));
     if (is_plain || !basis->codes_rows) continue;
     for (Vector* stored : {&rows->keys[g].back(), &rows->values[g].back()}) {
       for (double& y : *stored) y = std::clamp(std::nearbyint(y * 16), -128.0, 127.0) / 16;

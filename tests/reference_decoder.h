@@ -55,7 +55,8 @@ struct ReferenceMerging {
 };
 
 // Maps of one KV head, row-major: query, key [head_dim][rank_k]; value [head_dim][rank_v];
-// output [rank_v][head_dim].
+// output [rank_v][head_dim]. Heads that share latents have key and value maps of as many times
+// head_dim rows, from the rows of all of them, and ways back from what all of them store.
 struct ReferenceBasis {
   Matrix query, key, value, output;
   // Rows lose it before they are compressed and have it again in what is read from them; empty: 0.

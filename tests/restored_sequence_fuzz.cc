@@ -61,6 +61,7 @@ constexpr const char* kSpecs[] = {
     "pool(n=5,sink=2)",
     "pool(n=2)+kivi(bits=2,run=64)",
     "dmc+gear(bits=2,share=0.2)",
+    "palu(group=2)+tova(budget=80)+token(bits=4)",
 };
 
 ModelConfig SmallConfig() {
@@ -78,6 +79,20 @@ ModelConfig SmallConfig() {
   return c;
 }
 
+// The same for rows of two heads side by side, of which each keeps its own.
+void JoinHeads(ModelBasis* basis) {
+  static_assert(kKvHeads == 2);
+  basis->heads_per_latent = kKvHeads;
+  const std::vector<float> nothing(kHeadDim * kHeadDim, 0.0f);
+  for (size_t h = 0; h < basis->heads.size(); ++h) {
+    HeadBasis& head = basis->heads[h];
+    for (std::vector<float>* map :
+         {&head.key_basis, &head.value_basis, &head.key_way_back, &head.output_basis}) {
+      map->insert(h % 2 == 0 ? map->end() : map->begin(), nothing.begin(), nothing.end());
+    }
+  }
+}
+
 // Maps that change nothing, in the form that the spec wants.
 std::optional<ModelBasis> BasisOf(const Spec& spec) {
   if (spec.basis() == nullptr || spec.basis()->name == "svd-online") return std::nullopt;
@@ -89,6 +104,7 @@ std::optional<ModelBasis> BasisOf(const Spec& spec) {
     }
     if (spec.has_latent_keys()) head.key_way_back = std::exchange(head.query_basis, {});
   }
+  if (spec.basis()->Has("group") && spec.basis()->Integer("group") == 2) JoinHeads(&basis);
   return basis;
 }
 

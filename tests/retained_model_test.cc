@@ -34,7 +34,7 @@ constexpr int kManyTokens = 480;  // sealed entries are dropped several times
 struct Case {
   const char* spec;
   ReferenceRetention literal;
-  bool has_latents = false;  // random ones, in place of palu's
+  bool has_latents = false;  // random ones, in place of palu's; shared as the spec says
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.spec; }
@@ -73,6 +73,12 @@ const Case kCases[] = {
     {"palu+snapkv(budget=60,window=16,kernel=5,sink=0)",
      {.name = "snapkv", .budget = 60, .n_recent = 16, .kernel = 5, .prompt_only = true},
      true},
+    {"palu(group=2)+window(size=50,sink=4)",
+     {.name = "window", .budget = 54, .n_recent = 50, .run = kRun, .n_sink = 4},
+     true},
+    {"palu(group=2)+tova(budget=48,sink=0)",
+     {.name = "tova", .budget = 48, .shared = true, .run = kRun},
+     true},
 };
 
 class RetainedModelTest : public ::testing::TestWithParam<Case> {
@@ -82,6 +88,7 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
     reference_ =
         testing::WriteRandomModel({.n_heads = 4, .n_kv_heads = 2, .head_dim = 32}, directory_, 31);
     latents_ = testing::RandomLatentBases(reference_, 12);
+    shared_latents_ = testing::RandomLatentBases(reference_, 12, reference_.n_kv_heads);
     ids_.clear();  // both suites of this class come here
     std::mt19937_64 random(8);
     for (int i = 0; i < kManyTokens; ++i) {
@@ -102,7 +109,7 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
     auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
                                       MakeFileSource(*std::move(reader)), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
-    const ModelBasis basis = testing::ToModelBasis(reference_, latents_);
+    const ModelBasis basis = testing::ToModelBasis(reference_, LatentsOf(spec_text));
     auto model = Model::Create(*std::move(weights), spec->basis() == nullptr ? nullptr : &basis,
                                spec->n_sink(), &threads_, isa, seal.has_value() ? &*seal : nullptr,
                                plan.has_value() ? &*plan : nullptr);
@@ -179,7 +186,11 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
 
   static std::string directory_;
   static testing::ReferenceModel reference_;
-  static std::vector<testing::ReferenceBasis> latents_;
+  static const std::vector<testing::ReferenceBasis>& LatentsOf(std::string_view spec) {
+    return spec.starts_with("palu(group=2)") ? shared_latents_ : latents_;
+  }
+
+  static std::vector<testing::ReferenceBasis> latents_, shared_latents_;
   static std::vector<int32_t> ids_;
   ThreadPool threads_{2};
   BlockPool pool_{int64_t{64} << 20};
@@ -187,6 +198,7 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
 std::string RetainedModelTest::directory_;
 testing::ReferenceModel RetainedModelTest::reference_;
 std::vector<testing::ReferenceBasis> RetainedModelTest::latents_;
+std::vector<testing::ReferenceBasis> RetainedModelTest::shared_latents_;
 std::vector<int32_t> RetainedModelTest::ids_;
 
 TEST_P(RetainedModelTest, KeepsWhatTheLiteralMethodKeeps) {
@@ -196,7 +208,7 @@ TEST_P(RetainedModelTest, KeepsWhatTheLiteralMethodKeeps) {
   testing::RetainLiterally retain(literal, reference_.n_layers, reference_.n_kv_heads);
   const std::vector<int> ids(ids_.begin(), ids_.begin() + kTokens);
   std::vector<testing::ReferenceBasis> bases;
-  if (GetParam().has_latents) bases = latents_;
+  if (GetParam().has_latents) bases = LatentsOf(GetParam().spec);
   const Matrix want = testing::ReferenceLogits(
       reference_, ids, bases, literal.n_sink,
       [&](int layer, testing::ReferenceRows* rows) { retain(layer, rows); });
@@ -320,13 +332,17 @@ TEST_F(RetainedModelTest, SealsWhatStays) {
       {"palu+snapkv(budget=90,window=16,kernel=5,sink=0)+kivi(bits=3,group=32)",
        {.name = "snapkv", .budget = 90, .n_recent = 16, .kernel = 5, .prompt_only = true},
        {.name = "kivi", .bits = 3, .group = 32},
+       true},
+      {"palu(group=2)+tova(budget=80,sink=2)+token(bits=3,group=16)",
+       {.name = "tova", .budget = 80, .shared = true, .slack = kSlack, .run = kRun, .n_sink = 2},
+       {.name = "token", .bits = 3, .group = 16, .n_sink = 2},
        true}};
   const std::vector<int> ids(ids_.begin(), ids_.end());
   for (SealedCase c : cases) {
     SCOPED_TRACE(c.spec);
     c.retention.n_prompt = kPrompt;
     c.retention.n_generated = kManyTokens - kPrompt;
-    const auto bases = c.has_latents ? latents_ : std::vector<testing::ReferenceBasis>();
+    const auto bases = c.has_latents ? LatentsOf(c.spec) : std::vector<testing::ReferenceBasis>();
     testing::RetainLiterally retain(c.retention, reference_.n_layers, reference_.n_kv_heads);
     const auto read = [&](const ReferenceQuantizer* quantizer) {
       retain = testing::RetainLiterally(c.retention, reference_.n_layers, reference_.n_kv_heads);

@@ -155,6 +155,26 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereRunsHaveNoRecordOrABasisInTheFir
   }
 }
 
+TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereHeadsShareLatents) {
+  const ModelBasis basis =
+      DrawRandomBasis(2, 2, 32, 0.3, 9, /*has_latent_keys=*/true, /*heads_per_latent=*/2);
+  for (const char* text :
+       {"palu(group=2)", "palu(group=2)+token(bits=4,hadamard=on,run=64)",
+        "palu(group=2)+tova(budget=40)", "palu(group=2)+window(size=90)+gear(bits=4,run=64)"}) {
+    const auto spec = Spec::Parse(text);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);
+    const std::optional<SealPlan> seal = SealPlanOf(*spec);
+    const auto model = MakeModel(&basis, spec->n_sink(), seal.has_value() ? &*seal : nullptr,
+                                 retention.has_value() ? &*retention : nullptr);
+    model->set_deterministic(true);
+    for (const int n_prompt : {1, 68, 210}) {
+      SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
+      ExpectSameBits(model.get(), n_prompt, spec->ToString());
+    }
+  }
+}
+
 TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesDropped) {
   const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
   for (const char* text :

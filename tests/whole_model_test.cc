@@ -88,6 +88,30 @@ void RandomModelTest::MatchesTheUnfoldedDecoder(const std::vector<ReferenceBasis
   }
 }
 
+// Numbers of heads that can share latents: 2, 4 and all.
+std::vector<int> SharingHeads(int n_kv_heads) {
+  std::vector<int> counts;
+  for (const int n : {2, 4, n_kv_heads}) {
+    const bool is_new = std::ranges::find(counts, n) == counts.end();
+    if (n > 1 && n_kv_heads % n == 0 && is_new) counts.push_back(n);
+  }
+  return counts;
+}
+
+TEST_P(RandomModelTest, SharedLatentsMatchTheUnfoldedDecoder) {
+  for (const int n : SharingHeads(reference_.n_kv_heads)) {
+    SCOPED_TRACE(n);
+    MatchesTheUnfoldedDecoder(testing::RandomLatentBases(reference_, 27, n));
+  }
+}
+
+TEST_P(RandomModelTest, BatchedIsSingleWithSharedLatents) {
+  for (const int n : SharingHeads(reference_.n_kv_heads)) {
+    SCOPED_TRACE(n);
+    BatchedIsSingle(testing::RandomLatentBases(reference_, 29, n));
+  }
+}
+
 TEST_P(RandomModelTest, BatchedIsSingle) { BatchedIsSingle(testing::RandomBases(reference_, 29)); }
 
 TEST_P(RandomModelTest, BatchedIsSingleWithLatentKeys) {
@@ -129,27 +153,35 @@ void RandomModelTest::BatchedIsSingle(const std::vector<ReferenceBasis>& bases) 
   }
 }
 
-TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
-  LoadedModel none = LoadModel(directory_, DType::kF32, AvailableIsas().back());
-  const ModelConfig& c = none.model->config();
+// What a model's own tokens say of it, also across heads.
+CalibrationStatistics StatisticsOf(LoadedModel* none, const std::vector<int>& ids) {
+  const ModelConfig& c = none->model->config();
   CalibrationJob job;
   job.shape = {c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim};
-  job.sequences = {std::vector<int32_t>(ids_.begin(), ids_.end())};
-  job.pool = none.pool.get();
-  job.forward = [&](std::span<const int32_t> ids, QkvObserver* observer) -> Status {
-    SequenceCache cache(&none.model->layout(), none.blocks.get());
-    KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(ids.size())));
-    const SequenceStep step{&cache, ids, SequenceStep::Logits::kNone};
-    return none.model->Forward({&step, 1}, observer);
+  job.sequences = {std::vector<int32_t>(ids.begin(), ids.end())};
+  job.across_heads = true;
+  job.pool = none->pool.get();
+  job.forward = [&](std::span<const int32_t> tokens, QkvObserver* observer) -> Status {
+    SequenceCache cache(&none->model->layout(), none->blocks.get());
+    KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(tokens.size())));
+    const SequenceStep step{&cache, tokens, SequenceStep::Logits::kNone};
+    return none->model->Forward({&step, 1}, observer);
   };
   auto statistics = Calibrate(job);
-  ASSERT_TRUE(statistics.ok()) << statistics.status();
+  EXPECT_TRUE(statistics.ok()) << statistics.status();
+  return *std::move(statistics);
+}
+
+TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
+  LoadedModel none = LoadModel(directory_, DType::kF32, AvailableIsas().back());
+  const CalibrationStatistics statistics = StatisticsOf(&none, ids_);
   auto value_grams = none.weights->AllValueGrams();
   ASSERT_TRUE(value_grams.ok()) << value_grams.status();
   auto output_grams = none.weights->AllOutputGrams();
   ASSERT_TRUE(output_grams.ok()) << output_grams.status();
-  for (const BasisMethod& method : BasisMethods()) {
-    auto analysis = method.analyse({&*statistics, *value_grams, *output_grams});
+  const testing::Matrix expected = EngineLogits(&none, ids_, {40, 1});
+  const auto expect_same = [&](const BasisMethod& method, const BasisInputs& inputs) {
+    auto analysis = method.analyse(inputs);
     ASSERT_TRUE(analysis.ok()) << analysis.status();
     RankRequest request;
     request.value = 0;
@@ -158,11 +190,27 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
     const ModelBasis basis = CutBasis(*analysis, allocation->ranks);
     for (int n_sink : {0, 4}) {
       LoadedModel full = LoadModel(directory_, DType::kF32, AvailableIsas().back(), &basis, n_sink);
-      EXPECT_LT(
-          MaxDifference(EngineLogits(&full, ids_, {40, 1}), EngineLogits(&none, ids_, {40, 1})),
-          1e-3)
+      EXPECT_LT(MaxDifference(EngineLogits(&full, ids_, {40, 1}), expected), 1e-3)
           << method.name << " n_sink " << n_sink;
     }
+  };
+  BasisInputs inputs = {&statistics, *value_grams, *output_grams};
+  for (const BasisMethod& method : BasisMethods()) expect_same(method, inputs);
+  auto value_biases = none.weights->AllValueBiases();
+  ASSERT_TRUE(value_biases.ok()) << value_biases.status();
+  const auto key_biases = none.weights->AllKeyBiases();
+  inputs.key_biases = key_biases;
+  inputs.value_biases = *value_biases;
+  for (const int n : SharingHeads(reference_.n_kv_heads)) {
+    inputs.options.heads_per_latent = n;
+    inputs.options.is_whitened = true;
+    expect_same(*FindBasisMethod("palu"), inputs);
+    auto joined_keys = none.weights->AllKeyGrams(n), joined_values = none.weights->AllValueGrams(n);
+    ASSERT_TRUE(joined_keys.ok() && joined_values.ok());
+    inputs.options.is_whitened = false;
+    inputs.key_grams = *joined_keys;
+    inputs.value_grams = *joined_values;
+    expect_same(*FindBasisMethod("palu"), inputs);
   }
 }
 

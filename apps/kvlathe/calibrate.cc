@@ -90,6 +90,10 @@ void AddCalibrateVerb(Verbs* verbs) {
           ->capture_default_str();
   verb->add_option("--text", options->run.text_path, "calibrate on a text instead")
       ->excludes(random);
+  verb->add_flag(
+      "--across-heads", options->run.across_heads,
+      "Gram matrices across the KV heads of a layer too, for palu(group=N): 8 bytes times "
+      "(KV heads * head_dim)^2 a layer");
   verb->add_option("-s,--seed", options->run.seed, "seed of the random tokens")
       ->capture_default_str();
   verb->add_option(

@@ -62,8 +62,9 @@ Status MeasureOn(Workspace* workspace, std::span<const int32_t> sequence,
 }  // namespace
 
 std::string CalibrationRun::Describe() const {
-  return text_path.empty() ? fmt::format("random {} seed {}", n_random_tokens, seed)
-                           : fmt::format("text {}", text_path);
+  return (text_path.empty() ? fmt::format("random {} seed {}", n_random_tokens, seed)
+                            : fmt::format("text {}", text_path)) +
+         (across_heads ? " across heads" : "");
 }
 
 StatisticsShape ShapeOf(const ModelConfig& config) {
@@ -81,6 +82,7 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   job.source.rope = workspace->config().DescribePositions();
   job.source.seed = run.text_path.empty() ? run.seed : 0;
   KVL_ASSIGN_OR_RETURN(job.sequences, Sequences(*workspace, run, &job.source.token_source));
+  job.across_heads = run.across_heads;
   job.pool = workspace->threads();
   KVL_ASSIGN_OR_RETURN(const SpecModel baseline, workspace->MakeModel("none"));
   BlockPool blocks(workspace->kv_budget_bytes());

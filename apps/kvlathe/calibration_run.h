@@ -12,6 +12,7 @@ struct CalibrationRun {
   int64_t n_random_tokens = kDefaultCalibrationTokens;
   std::string text_path;  // not empty: calibrate on it instead
   uint64_t seed = 0;
+  bool across_heads = false;  // statistics across the KV heads of a layer too
 
   std::string Describe() const;  // the settings, as part of a file name's key
 };

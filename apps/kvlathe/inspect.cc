@@ -120,8 +120,8 @@ void PrintHeatMaps(const Workspace& workspace, const BasisAnalysis& analysis,
   for (size_t i = 0; i < allocation.ranks.size(); ++i) {
     rank_k.values.push_back(allocation.ranks[i].rank_k);
     rank_v.values.push_back(allocation.ranks[i].rank_v);
-    qk.values.push_back(Concentration(analysis.spectra[i].qk));
-    v.values.push_back(Concentration(analysis.spectra[i].v));
+    qk.values.push_back(Concentration(analysis.SpectraOf(i).qk));
+    v.values.push_back(Concentration(analysis.SpectraOf(i).v));
   }
   const ModelConfig& c = workspace.config();
   const HeatMap maps[] = {rank_k, rank_v, qk, v};
@@ -157,8 +157,8 @@ void PrintBasis(const Workspace& workspace, const BasisAnalysis& analysis,
     for (int g = 0; g < workspace.config().n_kv_heads; ++g) {
       const int i = l * workspace.config().n_kv_heads + g;
       fmt::print("{:>5} {:>7} {:>6} {:>6} {} |{}\n", l, g, allocation.ranks[i].rank_k,
-                 allocation.ranks[i].rank_v, SpectrumLine(analysis.spectra[i].qk),
-                 SpectrumLine(analysis.spectra[i].v));
+                 allocation.ranks[i].rank_v, SpectrumLine(analysis.SpectraOf(i).qk),
+                 SpectrumLine(analysis.SpectraOf(i).v));
     }
   }
 }

@@ -59,13 +59,15 @@ Status AddBasis(Workspace* workspace, const SpecModel& spec_model,
   for (size_t i = 0; i < spec_model.ranks->ranks.size(); ++i) {
     rank_k.values.push_back(spec_model.ranks->ranks[i].rank_k);
     rank_v.values.push_back(spec_model.ranks->ranks[i].rank_v);
-    qk.values.push_back(Concentration(analysis->spectra[i].qk));
-    v.values.push_back(Concentration(analysis->spectra[i].v));
+    qk.values.push_back(Concentration(analysis->SpectraOf(i).qk));
+    v.values.push_back(Concentration(analysis->SpectraOf(i).v));
   }
   for (ReportMap* map : {&rank_k, &rank_v, &qk, &v}) cache->maps.push_back(std::move(*map));
   AddSplitBits(*spec_model.ranks, workspace->config().head_dim, cache);
   if (std::ranges::find(*shown, analysis) == shown->end()) {
-    cache->spectra = analysis->spectra;
+    for (size_t i = 0; i < spec_model.ranks->ranks.size(); ++i) {
+      cache->spectra.push_back(analysis->SpectraOf(i));
+    }
     shown->push_back(analysis);
   }
   return OkStatus();

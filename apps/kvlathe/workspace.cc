@@ -13,6 +13,7 @@
 #include "evaluation/bench_model.h"
 #include "io/files.h"
 #include "kv/basis/hadamard.h"
+#include "kv/basis/palu.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 
@@ -47,6 +48,16 @@ double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_t
          static_cast<double>(ReferenceBytes(layout, c.max_seq_len));
 }
 
+BasisOptions OptionsOf(const Stage& stage) {
+  BasisOptions options;
+  if (stage.Has("normalise")) options.is_normalised = stage.Word("normalise") == "on";
+  if (stage.Has("centre")) options.is_centred = stage.Word("centre") == "on";
+  if (stage.Has("keys")) options.keys_before_rope = stage.Word("keys") == "before";
+  if (stage.Has("whiten")) options.is_whitened = stage.Word("whiten") == "on";
+  if (stage.Has("group")) options.heads_per_latent = stage.Integer("group");
+  return options;
+}
+
 // Maps in the shapes that the spec asks for, of a model with random weights.
 StatusOr<ModelBasis> RandomBasisOf(const ModelConfig& c, const Spec& spec) {
   const Stage& stage = *spec.basis();
@@ -56,9 +67,11 @@ StatusOr<ModelBasis> RandomBasisOf(const ModelConfig& c, const Spec& spec) {
                  "resident out",
                  spec.text());
   }
+  const int heads_per_latent = OptionsOf(stage).heads_per_latent;
+  KVL_RETURN_IF_ERROR(CheckHeadsPerLatent(heads_per_latent, c.n_kv_heads));
   if (stage.Has("rate")) {
     return DrawRandomBasis(c.n_layers, c.n_kv_heads, c.head_dim, stage.Number("rate"),
-                           kRandomWeightsSeed, spec.has_latent_keys());
+                           kRandomWeightsSeed, spec.has_latent_keys(), heads_per_latent);
   }
   if (spec.splits_bits()) {
     return DrawRandomSplitBasis(c.n_layers, c.n_kv_heads, c.head_dim, stage.Number("ratio"),
@@ -72,15 +85,6 @@ StatusOr<ModelBasis> RandomBasisOf(const ModelConfig& c, const Spec& spec) {
 bool NeedsFisher(const Spec& spec) {
   return spec.basis() != nullptr && spec.basis()->Has("ranks") &&
          spec.basis()->Word("ranks") == "fisher";
-}
-
-BasisOptions OptionsOf(const Stage& stage) {
-  BasisOptions options;
-  if (stage.Has("normalise")) options.is_normalised = stage.Word("normalise") == "on";
-  if (stage.Has("centre")) options.is_centred = stage.Word("centre") == "on";
-  if (stage.Has("keys")) options.keys_before_rope = stage.Word("keys") == "before";
-  if (stage.Has("whiten")) options.is_whitened = stage.Word("whiten") == "on";
-  return options;
 }
 
 }  // namespace
@@ -198,26 +202,24 @@ StatusOr<CalibrationStatistics> Workspace::FindStatistics(const CalibrationRun& 
   return std::move(found.statistics);
 }
 
-Status Workspace::CalibrateOrLoad() {
-  if (statistics_.has_value()) return OkStatus();
-  KVL_ASSIGN_OR_RETURN(statistics_, FindStatistics({}));
-  return OkStatus();
+StatusOr<const CalibrationStatistics*> Workspace::Hold(const CalibrationRun& run,
+                                                       std::optional<CalibrationStatistics>* held) {
+  if (!held->has_value() || (run.across_heads && (*held)->k_pre_across_heads.empty())) {
+    KVL_ASSIGN_OR_RETURN(*held, FindStatistics(run));
+  }
+  return &**held;
 }
 
-StatusOr<const CalibrationStatistics*> Workspace::TextStatistics() {
+StatusOr<const CalibrationStatistics*> Workspace::Statistics(bool across_heads) {
+  return Hold({.across_heads = across_heads}, &statistics_);
+}
+
+StatusOr<const CalibrationStatistics*> Workspace::TextStatistics(bool across_heads) {
   const std::string text = options_.model + "/calibration.txt";
   const bool has_own_choice =
       !options_.basis.empty() || FileExists(options_.model + "/basis.safetensors");
-  if (has_own_choice || !FileExists(text)) return Statistics();
-  if (!text_statistics_.has_value()) {
-    KVL_ASSIGN_OR_RETURN(text_statistics_, FindStatistics({.text_path = text}));
-  }
-  return &*text_statistics_;
-}
-
-StatusOr<const CalibrationStatistics*> Workspace::Statistics() {
-  KVL_RETURN_IF_ERROR(CalibrateOrLoad());
-  return &*statistics_;
+  if (has_own_choice || !FileExists(text)) return Statistics(across_heads);
+  return Hold({.text_path = text, .across_heads = across_heads}, &text_statistics_);
 }
 
 StatusOr<BasisAnalysis> Workspace::Analyse(const Stage& stage,
@@ -228,25 +230,35 @@ StatusOr<BasisAnalysis> Workspace::Analyse(const Stage& stage,
     KVL_ASSIGN_OR_RETURN(value_biases_, weights_->AllValueBiases());
     key_biases_ = weights_->AllKeyBiases();
   }
-  const BasisOptions basis_options = OptionsOf(stage);
-  if (!basis_options.is_whitened && key_grams_.empty()) {
-    KVL_ASSIGN_OR_RETURN(key_grams_, weights_->AllKeyGrams());
+  BasisInputs inputs = {.statistics = &statistics,
+                        .value_grams = value_grams_,
+                        .output_grams = output_grams_,
+                        .options = OptionsOf(stage),
+                        .key_biases = key_biases_,
+                        .value_biases = value_biases_};
+  std::vector<std::vector<double>> key_grams, joined_value_grams;
+  const int n_joined = inputs.options.heads_per_latent;
+  if (!inputs.options.is_whitened && config_.n_kv_heads % n_joined == 0) {
+    KVL_ASSIGN_OR_RETURN(key_grams, weights_->AllKeyGrams(n_joined));
+    KVL_ASSIGN_OR_RETURN(joined_value_grams, weights_->AllValueGrams(n_joined));
+    inputs.key_grams = key_grams;
+    inputs.value_grams = joined_value_grams;
   }
-  return FindBasisMethod(stage.name)
-      ->analyse({&statistics, value_grams_, output_grams_, basis_options, key_grams_, key_biases_,
-                 value_biases_});
+  return FindBasisMethod(stage.name)->analyse(inputs);
 }
 
 StatusOr<const BasisAnalysis*> Workspace::Analysis(const Stage& stage) {
+  const BasisOptions basis_options = OptionsOf(stage);
   for (const KnownAnalysis& known : analyses_) {
-    if (known.method == stage.name && known.options == OptionsOf(stage))
-      return known.analysis.get();
+    if (known.method == stage.name && known.options == basis_options) return known.analysis.get();
   }
   const bool wants_text = FindBasisMethod(stage.name)->wants_text;
+  KVL_RETURN_IF_ERROR(CheckHeadsPerLatent(basis_options.heads_per_latent, config_.n_kv_heads));
+  const bool across_heads = basis_options.heads_per_latent > 1 && basis_options.is_whitened;
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics,
-                       wants_text ? TextStatistics() : Statistics());
+                       wants_text ? TextStatistics(across_heads) : Statistics(across_heads));
   KVL_ASSIGN_OR_RETURN(BasisAnalysis analysis, Analyse(stage, *statistics));
-  analyses_.push_back({std::string(stage.name), OptionsOf(stage),
+  analyses_.push_back({std::string(stage.name), basis_options,
                        std::make_unique<BasisAnalysis>(std::move(analysis))});
   return analyses_.back().analysis.get();
 }

@@ -48,7 +48,8 @@ class Workspace {
   // in a directory.
   StatusOr<SequenceIdentity> IdentityOf(const SpecModel& spec_model);
   // What `inspect` reads: statistics and the analysis of a basis stage on this model.
-  StatusOr<const CalibrationStatistics*> Statistics();
+  // `across_heads`: with those across the KV heads of a layer.
+  StatusOr<const CalibrationStatistics*> Statistics(bool across_heads = false);
   StatusOr<const BasisAnalysis*> Analysis(const Stage& stage);
   // The same from other statistics of this model.
   StatusOr<BasisAnalysis> Analyse(const Stage& stage, const CalibrationStatistics& statistics);
@@ -89,9 +90,10 @@ class Workspace {
   StatusOr<ModelBasis> BasisAt(const Spec& spec, const RankAllocation& allocation);
   StatusOr<ModelCodebooks> Codebooks(const Stage& quantizer, const SealPlan& seal,
                                      const ModelBasis* basis);
-  Status CalibrateOrLoad();
   // Those that codebooks come from: of a text, where the user chose none and the model has one.
-  StatusOr<const CalibrationStatistics*> TextStatistics();
+  StatusOr<const CalibrationStatistics*> TextStatistics(bool across_heads = false);
+  StatusOr<const CalibrationStatistics*> Hold(const CalibrationRun& run,
+                                              std::optional<CalibrationStatistics>* held);
   StatusOr<CalibrationStatistics> FindStatistics(const CalibrationRun& run);
 
   ModelOptions options_;
@@ -107,7 +109,7 @@ class Workspace {
   std::shared_ptr<ModelWeights> weights_;
   std::optional<CalibrationStatistics> statistics_;
   std::optional<CalibrationStatistics> text_statistics_;
-  std::vector<std::vector<double>> key_grams_, value_grams_, output_grams_;  // once needed
+  std::vector<std::vector<double>> value_grams_, output_grams_;  // once needed
   std::vector<std::vector<float>> key_biases_, value_biases_;
   std::vector<KnownAnalysis> analyses_;
   std::optional<FisherWeights> fisher_;  // once a spec needed it

@@ -39,22 +39,37 @@ Status CheckSealsWhatStays(const Spec& spec) {
   return OkStatus();
 }
 
+// What latents go with that lie in the blocks of several heads.
+Status CheckSharedLatents(const Spec& spec) {
+  const Stage *basis = spec.basis(), *retention = spec.retention();
+  if (!basis->Has("group") || basis->Integer("group") == 1) return OkStatus();
+  const bool is_of_heads = retention != nullptr && retention->name != "window" &&
+                           !(retention->Has("heads") && retention->Word("heads") == "shared");
+  if (is_of_heads) {
+    return Error(StatusCode::kUnimplemented,
+                 "--kv '{}': {} chooses entries of each head, and palu(group={}) needs those of {} "
+                 "heads together; take group=1, tova or window",
+                 spec.text(), retention->name, basis->Integer("group"), basis->Integer("group"));
+  }
+  if (spec.quantizer() != nullptr && spec.quantizer()->name == "kvquant") {
+    return Error(StatusCode::kUnimplemented,
+                 "--kv '{}': codebooks of kvquant are fitted to channels of one head, and "
+                 "palu(group={}) has latents of several; take group=1 or another quantizer",
+                 spec.text(), basis->Integer("group"));
+  }
+  return OkStatus();
+}
+
 // What keys from before RoPE go with.
 Status CheckLatents(const Spec& spec) {
   const Stage *basis = spec.basis(), *retention = spec.retention();
   if (!spec.has_latent_keys()) return OkStatus();
-  if (basis->Has("group") && basis->Integer("group") != 1) {
-    // It would have to lie once for all of them, and blocks belong to one head.
-    return Error(StatusCode::kUnimplemented,
-                 "--kv '{}': palu(group={}): this build stores a latent for each KV head; group=1",
-                 spec.text(), basis->Integer("group"));
-  }
   if (retention != nullptr && (retention->name == "pool" || retention->name == "dmc")) {
     return Error(StatusCode::kUnimplemented,
                  "--kv '{}': keys from before RoPE cannot be merged yet; leave out {} or {}",
                  spec.text(), basis->name, retention->name);
   }
-  return OkStatus();
+  return CheckSharedLatents(spec);
 }
 
 // A part of the prompt has factors where the prompt is more than one run.

@@ -167,12 +167,13 @@ constexpr KeyInfo kPaluRanks = WithDoc(WithChoices(kRanks, "adaptive|uniform|fis
                                        "ranks by the spectrum of each head, one for all, or Palu's "
                                        "by Fisher information of each layer");
 constexpr KeyInfo kPaluRound = WithChoices(kRound, "8|16|32", "32");
-constexpr KeyInfo kPaluGroup = {.name = "group",
-                                .doc = "KV heads that share a latent; this build: one each",
-                                .default_text = "1",
-                                .min = 1,
-                                .max = 256,
-                                .multiple_of = 1};
+constexpr KeyInfo kPaluGroup = {
+    .name = "group",
+    .doc = "KV heads that share a latent: 1 (M-LRD), several (G-LRD) or all (J-LRD)",
+    .default_text = "1",
+    .min = 1,
+    .max = 256,
+    .multiple_of = 1};
 constexpr KeyInfo kWhiten = {.name = "whiten",
                              .doc = "weigh the weights by the Gram matrix of their inputs",
                              .default_text = "on",

@@ -468,8 +468,19 @@ TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
        {"palu", "palu+token(hadamard=on)", "kf-p", "kvq-p", "palu+h2o+kivi", "palu+window+int8"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
   }
-  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("palu(group=4)")).message()),
-              HasSubstr("palu(group=4)"));
+  for (const char* text :
+       {"palu(group=4)", "palu(group=2)+token(hadamard=on)", "palu(group=8)+tova",
+        "palu(group=2)+window", "palu(group=2)+window+gear", "palu(group=2)+tova+kivi"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+  }
+  for (const char* stage : {"h2o", "snapkv", "keyformer", "tova(heads=own)"}) {
+    const std::string text = fmt::format("palu(group=2)+{}", stage);
+    EXPECT_THAT(std::string(CheckSupported(*Spec::Parse(text)).message()),
+                HasSubstr("chooses entries of each head"))
+        << text;
+  }
+  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("palu(group=2)+kvquant")).message()),
+              HasSubstr("take group=1 or another quantizer"));
   EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("palu+pool")).message()),
               HasSubstr("leave out palu or pool"));
   for (const char* text :

@@ -110,6 +110,11 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
                    "keys from before RoPE cannot be merged yet; leave the basis or the retention "
                    "stage out");
     }
+    if (model->SplitsSharedLatents()) {
+      return Error(StatusCode::kUnimplemented,
+                   "heads that share latents must hold the same entries; leave the retention stage "
+                   "out or give each head latents of its own");
+    }
     KVL_RETURN_IF_ERROR(model->PrepareBlockRotations("a basis of latents"));
   }
   if (seal != nullptr && seal->format.k.has_codebook) {
@@ -165,6 +170,11 @@ StatusOr<const CacheLayout*> Model::LayoutAt(double rate) {
   return &rate_layouts_.emplace_back(std::move(layout));
 }
 
+bool Model::SplitsSharedLatents() const {
+  return heads_per_latent_ > 1 && layout_.DropsEntries() && layout_.retention->HasVotes() &&
+         !layout_.retention->shares_heads;
+}
+
 Status Model::PlaceBasis(const ModelBasis* basis) {
   has_basis_ = basis != nullptr;
   needs_no_turn_ = RowsNeedNoTurn(basis);
@@ -182,6 +192,9 @@ Status Model::PlaceBasis(const ModelBasis* basis) {
 Status Model::PackBasis(const ModelBasis& basis) {
   bases_.resize(layout_.n_layers);
   layout_.has_latent_keys = basis.has_latent_keys();
+  heads_per_latent_ = basis.heads_per_latent;
+  KVL_CHECK(heads_per_latent_ == 1 || layout_.has_latent_keys);
+  KVL_CHECK_EQ(layout_.n_kv_heads % heads_per_latent_, 0);
   const int d = layout_.head_dim;
   for (int l = 0; l < layout_.n_layers; ++l) {
     for (int g = 0; g < layout_.n_kv_heads; ++g) {
@@ -193,9 +206,16 @@ Status Model::PackBasis(const ModelBasis& basis) {
                              PackTransposed(head.query_basis, d, head.rank_k, row_type_));
         bases_[l].query.push_back(std::move(query));
       }
+      if (heads_per_latent_ > 1) {
+        KVL_ASSIGN_OR_RETURN(
+            PackedMatrix output,
+            PackTransposed(head.output_basis, heads_per_latent_ * head.rank_v, d, row_type_));
+        bases_[l].output.push_back(std::move(output));
+      }
       PackedMatrix key;  // one copy serves both where the method uses one rotation
       if (head.key_basis != head.query_basis) {
-        KVL_ASSIGN_OR_RETURN(key, PackTransposed(head.key_basis, d, head.rank_k, row_type_));
+        KVL_ASSIGN_OR_RETURN(
+            key, PackTransposed(head.key_basis, heads_per_latent_ * d, head.rank_k, row_type_));
       }
       bases_[l].key.push_back(std::move(key));
       bases_[l].key_offset.push_back(head.key_offset);
@@ -240,6 +260,7 @@ int64_t Model::basis_bytes() const {
     for (const PackedMatrix& m : layer.key) n_bytes += m.n_bytes();
     for (const std::vector<float>& o : layer.key_offset) n_bytes += std::ssize(o) * sizeof(float);
     for (const LatentMap& map : layer.latents) n_bytes += map.n_bytes();
+    for (const PackedMatrix& m : layer.output) n_bytes += m.n_bytes();
   }
   return n_bytes;
 }
@@ -268,7 +289,11 @@ Status Model::ReserveActivations(int64_t n_tokens, int64_t n_logit_rows) {
     }
     KVL_RETURN_IF_ERROR(k_rows_.EnsureSize(n_tokens * max_rank_k * row, what));
   }
-  KVL_RETURN_IF_ERROR(attended_.EnsureSize(n_tokens * group * max_rank_v * row, what));
+  KVL_RETURN_IF_ERROR(
+      attended_.EnsureSize(n_tokens * group * heads_per_latent_ * max_rank_v * row, what));
+  if (heads_per_latent_ > 1) {
+    KVL_RETURN_IF_ERROR(outputs_.EnsureSize(n_tokens * c.n_heads * d * row, what));
+  }
   KVL_RETURN_IF_ERROR(mlp_in_.EnsureSize(n_tokens * c.mlp_rows() * f32, what));
   KVL_RETURN_IF_ERROR(gated_.EnsureSize(n_tokens * c.ffn_dim * row, what));
   return logits_.EnsureSize(n_logit_rows * c.vocab_size * f32, "logits");

@@ -54,8 +54,8 @@ class Model {
   // keys; as with `retention`, which drops or merges entries. `weights` and `pool` are shared and
   // outlive the model. Basis and plan are copied. kUnimplemented where the plan or the basis stores
   // keys from before a RoPE that the kernels cannot apply when they are read, or where entries
-  // merge that are latents; kInvalidArgument where the model is to decide what merges and was not
-  // taught to.
+  // merge that are latents, or each of the heads that share latents would drop its own;
+  // kInvalidArgument where the model is to decide what merges and was not taught to.
   static StatusOr<std::unique_ptr<Model>> Create(std::shared_ptr<ModelWeights> weights,
                                                  const ModelBasis* basis, int n_sink,
                                                  ThreadPool* pool, Isa isa,
@@ -120,6 +120,8 @@ class Model {
     std::vector<PackedMatrix> key;    // E^T [rank_k, head_dim] per KV head; empty: same as query
     std::vector<std::vector<float>> key_offset;  // [head_dim] per KV head, or empty
     std::vector<LatentMap> latents;  // per KV head, where keys are stored from before RoPE
+    // B^T [head_dim, heads_per_latent * rank_v] per KV head, where heads share latents.
+    std::vector<PackedMatrix> output;
   };
   // Offsets of the KV heads in buffers whose rows have ranks of their own.
   struct LayerOffsets {
@@ -150,6 +152,8 @@ class Model {
   CacheLayout LayoutOf(std::span<const HeadRanks> ranks) const;
   Status PlaceBasis(const ModelBasis* basis);
   Status PackBasis(const ModelBasis& basis);
+  // Whether heads that share latents would hold unlike entries.
+  bool SplitsSharedLatents() const;
   Status PrepareCodebooks();
   Status PrepareBlockRotations(const char* stage);
   const LayerCodebooks* CodebooksOf(int layer_idx) const {
@@ -176,7 +180,9 @@ class Model {
   void RotateQueriesAndKeys(int layer_idx);
   // One head row to its position.
   void RotateRow(const float* row, int position, DType out_type, void* out) const;
-  void RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id);
+  void RotateRows(int layer_idx, int kv_head_idx, Range tokens);
+  // Rotated rows in the basis, of queries and keys.
+  void MapRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id);
   // What the KV head's key of this token is stored from, [head_dim]: after RoPE, less their offset;
   // with latents before it, but for sinks, which are stored as they are. `centred` is scratch.
   void RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* centred, std::byte* out);
@@ -188,6 +194,15 @@ class Model {
   }
   LatentHead LatentsOf(int layer_idx, int kv_head_idx, const SequenceCache& cache,
                        const KeyRotation& rotation) const;
+  // Numbers of a row that attention puts out, where caches hold all that rows are made of.
+  int64_t OutputWidth(int layer_idx, int kv_head_idx) const {
+    const std::vector<int64_t>& offsets = offsets_[layer_idx].rank_v;
+    return heads_per_latent_ * (offsets[kv_head_idx + 1] - offsets[kv_head_idx]);
+  }
+  // Joins the latents of the job, the newest of jobs_, to those of the heads that share them.
+  void ShareLatents(int kv_head_idx);
+  // Of heads that share latents, what attention puts out becomes rows of head_dim.
+  void ReadOutputs(int layer_idx);
   Status Attend(int layer_idx, std::span<const SequenceStep> steps);
   // Rows of the job see the entries closed before them and their own rows, from token_idx on.
   void SeeMergedRows(int layer_idx, int kv_head_idx, int64_t token_idx, HeadJob* job);
@@ -249,6 +264,7 @@ class Model {
   std::deque<CacheLayout> rate_layouts_;  // that LayoutAt has given, but for layout_
   DType row_type_;
   bool has_basis_ = false;
+  int heads_per_latent_ = 1;
   bool needs_no_turn_ = false;           // RowsNeedNoTurn
   std::vector<LayerBasis> bases_;        // [n_layers], or empty
   std::vector<QkProjection> folded_qk_;  // [n_layers], or empty: the basis is not folded
@@ -261,6 +277,7 @@ class Model {
   int64_t n_logit_rows_ = 0;
   std::vector<TokenPlace> tokens_;
   std::vector<HeadJob> jobs_;
+  std::vector<LatentSlice> slices_;      // of jobs_, where heads share latents
   std::vector<float> decisions_;         // [n_tokens, n_heads + n_kv_heads] of a model with DMC
   std::vector<int> n_closed_;            // [n_kv_heads, n_tokens] MergedRows::n_closed of the layer
   std::vector<ScoreNoise> noises_;       // of the jobs, where votes are noisy
@@ -271,12 +288,14 @@ class Model {
   // [n_tokens, (n_heads + n_kv_heads) * head_dim] f32, before RoPE; or, where rows need no turn,
   // row_type_ and of the folded width.
   Buffer qk_;
-  Buffer v_;         // [n_tokens, sum of rank_v]
-  Buffer q_full_;    // per KV head [n_tokens * gqa_group, head_dim], after RoPE
-  Buffer k_full_;    // per KV head [n_tokens, head_dim]
+  Buffer v_;       // [n_tokens, sum of rank_v]
+  Buffer q_full_;  // per KV head [n_tokens * gqa_group, head_dim], after RoPE
+  // Per KV head [n_tokens, head_dim]; of the heads that share latents side by side.
+  Buffer k_full_;
   Buffer q_rows_;    // per KV head [n_tokens * gqa_group, rank_k]; empty without a basis
   Buffer k_rows_;    // per KV head [n_tokens, rank_k]
-  Buffer attended_;  // [n_tokens, sum over query heads of rank_v]
+  Buffer attended_;  // [n_tokens, sum over query heads of OutputWidth]
+  Buffer outputs_;   // [n_tokens, n_heads * head_dim] where heads share latents
   Buffer mlp_in_;    // [n_tokens, mlp_rows()] f32
   Buffer gated_;     // [n_tokens, ffn_dim]
   Buffer logits_;    // [n_logit_rows, vocab_size] f32

@@ -18,6 +18,7 @@ Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvOb
   if (!needs_no_turn_) RotateQueriesAndKeys(layer_idx);
   KVL_RETURN_IF_ERROR(AppendRows(layer_idx, steps));
   KVL_RETURN_IF_ERROR(Attend(layer_idx, steps));
+  if (heads_per_latent_ > 1) ReadOutputs(layer_idx);
   KVL_RETURN_IF_ERROR(Prune(layer_idx, steps));
   KVL_RETURN_IF_ERROR(SealRuns(layer_idx, sealing_));
   // A parallel MLP reads the stream as it was before attention added to it.
@@ -25,8 +26,8 @@ Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvOb
   const NormWeights& ffn_norm = weights_->layer(layer_idx).ffn_norm;
   if (c.parallel_block && !c.shared_norm) Normalise(hidden_.as<float>(), ffn_norm, n_tokens_);
   const ValueProjection& projection = *projections_[layer_idx];
-  Multiply(projection.o, projection.o_bias, n_tokens_, attended_.data(), hidden_.data(),
-           DType::kF32,
+  const Buffer& outputs = heads_per_latent_ > 1 ? outputs_ : attended_;
+  Multiply(projection.o, projection.o_bias, n_tokens_, outputs.data(), hidden_.data(), DType::kF32,
            /*accumulate=*/true);
   if (!c.parallel_block) Normalise(hidden_.as<float>(), ffn_norm, n_tokens_);
   RunMlp(layer_idx);
@@ -116,6 +117,8 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
   jobs_.clear();
   noises_.clear();
   noises_.reserve(steps.size() * c.n_kv_heads);  // jobs point to them
+  slices_.clear();
+  slices_.reserve(steps.size() * c.n_kv_heads);  // and to these
   int64_t token_idx = 0;
   for (const SequenceStep& step : steps) {
     const int n_new = static_cast<int>(step.token_ids.size());
@@ -163,15 +166,57 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
       }
       job.sink_first_visible = first + 1;
       if (!layout_.SparesSinks()) job.sink_window = job.window;
-      job.out_stride = offsets.rank_v.back() * group;
-      job.out_head_stride = offsets.rank_v[g + 1] - offsets.rank_v[g];
-      job.out =
-          attended_.data() + (token_idx * job.out_stride + offsets.rank_v[g] * group) * element;
+      const int64_t outputs_per_value = group * heads_per_latent_;
+      job.out_stride = offsets.rank_v.back() * outputs_per_value;
+      job.out_head_stride = OutputWidth(layer_idx, g);
+      job.out = attended_.data() +
+                (token_idx * job.out_stride + offsets.rank_v[g] * outputs_per_value) * element;
       jobs_.push_back(job);
+      if (heads_per_latent_ > 1) ShareLatents(g);
     }
     token_idx += n_new;
   }
   return attention_.Run(jobs_, 1.0f / std::sqrt(static_cast<float>(d)), schedule_);
+}
+
+void Model::ShareLatents(int kv_head_idx) {
+  const HeadJob& newest = jobs_.back();
+  slices_.push_back({newest.blocks, newest.packed, newest.sink_v});
+  const int n = heads_per_latent_;
+  if ((kv_head_idx + 1) % n != 0) return;
+  for (auto job = jobs_.end() - n; job != jobs_.end(); ++job) {
+    job->latents.slices = std::span(slices_).last(n);
+  }
+}
+
+void Model::ReadOutputs(int layer_idx) {
+  const ScopedTimer timer(&profile_.rotate);
+  const ModelConfig& c = config();
+  const int64_t element = SizeOf(row_type_), group = c.gqa_group();
+  const std::vector<int64_t>& offsets = offsets_[layer_idx].rank_v;
+  const bool by_head = n_tokens_ < 16 * pool_->n_workers();
+  pool_->Run([&](int worker_id) {
+    const auto share = [&](int64_t n, int64_t step) {
+      return ShareOf(n, step, worker_id, pool_->n_workers());
+    };
+    const Range tokens = by_head ? Range{0, n_tokens_} : share(n_tokens_, 16);
+    const Range heads = by_head ? share(c.n_heads, 1) : Range{0, c.n_heads};
+    LinearParams params;
+    params.n_rows = tokens.end - tokens.begin;
+    params.x_stride = offsets.back() * group * heads_per_latent_;
+    params.y_stride = int64_t{c.n_heads} * c.head_dim;
+    params.y_type = row_type_;
+    if (params.n_rows == 0) return;
+    for (int64_t h = heads.begin; h < heads.end; ++h) {
+      const auto g = static_cast<int>(h / group);
+      const int64_t column =
+          offsets[g] * group * heads_per_latent_ + h % group * OutputWidth(layer_idx, g);
+      params.w = &bases_[layer_idx].output[g];
+      params.x = attended_.data() + (tokens.begin * params.x_stride + column) * element;
+      params.y = outputs_.data() + (tokens.begin * params.y_stride + h * c.head_dim) * element;
+      linear_.RunOnWorker(params, worker_id);
+    }
+  });
 }
 
 std::vector<OnlineSvdHead> Model::OnlineSvdHeads(int layer_idx,

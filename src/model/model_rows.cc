@@ -44,8 +44,9 @@ Model::HeadRows Model::KeyRows(int layer_idx, int kv_head_idx) {
 
 Model::HeadRows Model::WholeKeyRows(int layer_idx, int kv_head_idx) {
   if (needs_no_turn_) return ProductRows(layer_idx, layout_.n_kv_heads + kv_head_idx);
-  const int d = layout_.head_dim;
-  return {RowsBehind(&k_full_, int64_t{kv_head_idx} * d, 1), d};
+  const int d = layout_.head_dim, idx = kv_head_idx % heads_per_latent_;
+  std::byte* const rows = RowsBehind(&k_full_, int64_t{kv_head_idx - idx} * d, 1);
+  return {rows + idx * d * SizeOf(row_type_), int64_t{heads_per_latent_} * d};
 }
 
 void Model::RotateQueriesAndKeys(int layer_idx) {
@@ -56,51 +57,62 @@ void Model::RotateQueriesAndKeys(int layer_idx) {
   pool_->Run([&](int worker_id) {
     const Range tokens =
         by_head ? Range{0, n_tokens_} : ShareOf(n_tokens_, 16, worker_id, pool_->n_workers());
-    const Range heads =
-        by_head ? ShareOf(n_kv_heads, 1, worker_id, pool_->n_workers()) : Range{0, n_kv_heads};
+    // Latents need the rows of all heads that share them.
+    const Range heads = by_head
+                            ? ShareOf(n_kv_heads, heads_per_latent_, worker_id, pool_->n_workers())
+                            : Range{0, n_kv_heads};
     if (tokens.begin == tokens.end) return;
-    for (int64_t g = heads.begin; g < heads.end; ++g) {
-      RotateRows(layer_idx, static_cast<int>(g), tokens, worker_id);
+    for (auto first = static_cast<int>(heads.begin); first < heads.end;
+         first += heads_per_latent_) {
+      const int end = first + heads_per_latent_;
+      for (int g = first; g < end; ++g) RotateRows(layer_idx, g, tokens);
+      if (bases_.empty()) continue;
+      for (int g = first; g < end; ++g) MapRows(layer_idx, g, tokens, worker_id);
     }
   });
 }
 
-void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id) {
+void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens) {
   const ModelConfig& c = config();
   const int d = c.head_dim, group = c.gqa_group();
   const int64_t qk_stride = int64_t{c.n_heads + c.n_kv_heads} * d;
-  const int64_t head_row_bytes = d * SizeOf(row_type_);
+  const int64_t element = SizeOf(row_type_);
   std::byte* q = WholeQueryRows(layer_idx, kv_head_idx).first;
-  std::byte* k = WholeKeyRows(layer_idx, kv_head_idx).first;
+  const HeadRows k = WholeKeyRows(layer_idx, kv_head_idx);
   std::vector<float> centred(d);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     const float* row = qk_.as<float>() + t * qk_stride;
     for (int h = 0; h < group; ++h) {
       RotateRow(row + (kv_head_idx * group + h) * d, tokens_[t].position, row_type_,
-                q + (t * group + h) * head_row_bytes);
+                q + (t * group + h) * d * element);
     }
-    RotateKey(layer_idx, kv_head_idx, t, centred.data(), k + t * head_row_bytes);
+    RotateKey(layer_idx, kv_head_idx, t, centred.data(), k.first + t * k.stride * element);
   }
-  if (bases_.empty()) return;
+}
 
+void Model::MapRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id) {
+  const int64_t element = SizeOf(row_type_), group = config().gqa_group();
   const int64_t rank = KeyWidth(layer_idx, kv_head_idx);
   LinearParams params;
-  params.x_stride = d;
   params.y_stride = rank;
   params.y_type = row_type_;
   if (!layout_.has_latent_keys) {
+    const HeadRows q = WholeQueryRows(layer_idx, kv_head_idx);
     params.w = &bases_[layer_idx].query[kv_head_idx];
     params.n_rows = (tokens.end - tokens.begin) * group;
-    params.x = q + tokens.begin * group * head_row_bytes;
-    params.y =
-        QueryRows(layer_idx, kv_head_idx).first + tokens.begin * group * rank * SizeOf(row_type_);
+    params.x = q.first + tokens.begin * group * q.stride * element;
+    params.x_stride = q.stride;
+    params.y = QueryRows(layer_idx, kv_head_idx).first + tokens.begin * group * rank * element;
     linear_.RunOnWorker(params, worker_id);
   }
   const PackedMatrix& own_key_basis = bases_[layer_idx].key[kv_head_idx];
   if (own_key_basis.n_out() > 0) params.w = &own_key_basis;
+  // Those of all heads that share latents, from the first of them on.
+  const HeadRows k = WholeKeyRows(layer_idx, kv_head_idx / heads_per_latent_ * heads_per_latent_);
   params.n_rows = tokens.end - tokens.begin;
-  params.x = k + tokens.begin * head_row_bytes;
-  params.y = KeyRows(layer_idx, kv_head_idx).first + tokens.begin * rank * SizeOf(row_type_);
+  params.x = k.first + tokens.begin * k.stride * element;
+  params.x_stride = k.stride;
+  params.y = KeyRows(layer_idx, kv_head_idx).first + tokens.begin * rank * element;
   linear_.RunOnWorker(params, worker_id);
 }
 

@@ -28,7 +28,7 @@ bool IsIdentity(const std::vector<float>& m, int dim) {
 
 // Whether every head keeps its value rows as they are.
 bool LeavesValues(const ModelBasis& basis, int layer_idx) {
-  if (HasValueOffset(basis, layer_idx)) return false;
+  if (HasValueOffset(basis, layer_idx) || basis.heads_per_latent > 1) return false;
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     const HeadBasis& head = basis.head(layer_idx, g);
     if (head.rank_v != basis.head_dim || !IsIdentity(head.value_basis, basis.head_dim) ||
@@ -162,7 +162,9 @@ StatusOr<ValueProjection> ModelWeights::FoldedValues(int layer_idx, const ModelB
   KVL_RETURN_IF_ERROR(ReadValueBiases(layer_idx, &p));
   const int64_t v_rows = v_offset.back(), hidden = c.hidden_dim;
   KVL_ASSIGN_OR_RETURN(p.v, PackedMatrix::Create(v_rows, hidden, compute_type_));
-  KVL_ASSIGN_OR_RETURN(p.o, PackedMatrix::Create(hidden, v_rows * c.gqa_group(), compute_type_));
+  const int64_t o_columns =
+      basis.heads_per_latent > 1 ? int64_t{c.n_heads} * c.head_dim : v_rows * c.gqa_group();
+  KVL_ASSIGN_OR_RETURN(p.o, PackedMatrix::Create(hidden, o_columns, compute_type_));
   KVL_RETURN_IF_ERROR(FoldValueRows(layer_idx, basis, v_offset, pool, &p));
   KVL_RETURN_IF_ERROR(FoldOutputColumns(layer_idx, basis, v_offset, pool, &p));
   return p;
@@ -188,18 +190,24 @@ Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
                                    const std::vector<int64_t>& v_offset, ThreadPool* pool,
                                    ValueProjection* p) {
   const int64_t hidden = config_.hidden_dim, d = config_.head_dim, v_rows = v_offset.back();
+  // Rows of the heads that share latents are one.
+  const int n = basis.heads_per_latent;
+  const auto first_head = [n](int g) { return g / n * n; };
   const auto rank = [&](int g) { return v_offset[g + 1] - v_offset[g]; };
   const auto value_basis = [&](int g) {
-    return ConstMap(basis.head(layer_idx, g).value_basis.data(), d, rank(g));
+    return ConstMap(basis.head(layer_idx, g).value_basis.data(), n * d, rank(g));
   };
   if (config_.qkv_bias || HasValueOffset(basis, layer_idx)) {
     p->v_bias.resize(config_.n_kv_heads * d);
+    for (int g = 0; g < config_.n_kv_heads; ++g) {
+      const std::vector<float>& offset = basis.head(layer_idx, g).value_offset;
+      if (offset.empty()) continue;
+      Eigen::Map<RowMatrix>(&p->v_bias[g * d], 1, d) -= ConstMap(offset.data(), 1, d);
+    }
     std::vector<float> folded(v_rows);
     for (int g = 0; g < config_.n_kv_heads; ++g) {
-      RowMatrix bias = ConstMap(&p->v_bias[g * d], 1, d);
-      const std::vector<float>& offset = basis.head(layer_idx, g).value_offset;
-      if (!offset.empty()) bias -= ConstMap(offset.data(), 1, d);
-      Eigen::Map<RowMatrix>(&folded[v_offset[g]], 1, rank(g)) = bias * value_basis(g);
+      Eigen::Map<RowMatrix>(&folded[v_offset[g]], 1, rank(g)) =
+          ConstMap(&p->v_bias[first_head(g) * d], 1, n * d) * value_basis(g);
     }
     p->v_bias = std::move(folded);
   }
@@ -207,13 +215,13 @@ Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
   std::vector<float> folded(v_rows * hidden);
   pool->Run([&](int worker_id) {
     const Range columns = ShareOf(hidden, 64, worker_id, pool->n_workers());
-    const int64_t n = columns.end - columns.begin;
-    if (n == 0) return;
+    const int64_t n_columns = columns.end - columns.begin;
+    if (n_columns == 0) return;
     for (int g = 0; g < config_.n_kv_heads; ++g) {
+      const ConstMap rows(&w_v[first_head(g) * d * hidden], n * d, hidden);
       Eigen::Map<RowMatrix>(&folded[v_offset[g] * hidden], rank(g), hidden)
-          .middleCols(columns.begin, n)
-          .noalias() = value_basis(g).transpose() *
-                       ConstMap(&w_v[g * d * hidden], d, hidden).middleCols(columns.begin, n);
+          .middleCols(columns.begin, n_columns)
+          .noalias() = value_basis(g).transpose() * rows.middleCols(columns.begin, n_columns);
     }
   });
   pool->Run([&](int worker_id) {
@@ -229,23 +237,27 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
                                        const std::vector<int64_t>& v_offset, ThreadPool* pool,
                                        ValueProjection* p) {
   const int64_t d = config_.head_dim, group = config_.gqa_group();
-  const int64_t o_full = config_.n_heads * d, o_columns = v_offset.back() * group;
+  const int64_t o_full = config_.n_heads * d, o_columns = p->o.n_in();
+  const bool is_folded = basis.heads_per_latent == 1;
   if (HasValueOffset(basis, layer_idx)) p->o_bias.resize(config_.hidden_dim);
   return reader_.ForRowGroups(
       names_.o(layer_idx), pool, [&](int64_t first, int64_t n, const float* rows) {
         std::vector<float> folded(n * o_columns);
         const ConstMap from(rows, n, o_full);
         Eigen::Map<RowMatrix> to(folded.data(), n, o_columns);
+        if (!is_folded) to = from;
         // Column by column: Eigen's order of sums along rows hangs on how many columns there are,
         // and a column is to have the same bits at every rank.
         Eigen::MatrixXf of_head;
         for (int h = 0; h < config_.n_heads; ++h) {
           const int g = h / static_cast<int>(group);
           const int64_t rank = v_offset[g + 1] - v_offset[g];
-          of_head.noalias() =
-              from.middleCols(h * d, d) *
-              ConstMap(basis.head(layer_idx, g).output_basis.data(), rank, d).transpose();
-          to.middleCols(v_offset[g] * group + (h % group) * rank, rank) = of_head;
+          if (is_folded) {
+            of_head.noalias() =
+                from.middleCols(h * d, d) *
+                ConstMap(basis.head(layer_idx, g).output_basis.data(), rank, d).transpose();
+            to.middleCols(v_offset[g] * group + (h % group) * rank, rank) = of_head;
+          }
           const std::vector<float>& offset = basis.head(layer_idx, g).value_offset;
           if (offset.empty()) continue;
           Eigen::Map<RowMatrix>(&p->o_bias[first], n, 1) +=
@@ -279,9 +291,10 @@ void AppendHeads(const float* joined, int n_heads, int64_t head_dim,
 
 }  // namespace
 
-StatusOr<std::vector<std::vector<double>>> ModelWeights::ValueGrams(int layer_idx) {
+StatusOr<std::vector<std::vector<double>>> ModelWeights::ValueGrams(int layer_idx, int n_joined) {
   KVL_ASSIGN_OR_RETURN(const std::vector<float> w_v, reader_.Matrix(names_.v(layer_idx)));
-  return HeadGrams(w_v.data(), config_.n_kv_heads, config_.head_dim, config_.hidden_dim);
+  return HeadGrams(w_v.data(), config_.n_kv_heads / n_joined, n_joined * config_.head_dim,
+                   config_.hidden_dim);
 }
 
 StatusOr<std::vector<float>> ModelWeights::QkMatrix(int layer_idx) {
@@ -293,11 +306,11 @@ StatusOr<std::vector<float>> ModelWeights::QkMatrix(int layer_idx) {
   return w;
 }
 
-StatusOr<std::vector<std::vector<double>>> ModelWeights::KeyGrams(int layer_idx) {
+StatusOr<std::vector<std::vector<double>>> ModelWeights::KeyGrams(int layer_idx, int n_joined) {
   KVL_ASSIGN_OR_RETURN(const std::vector<float> w, QkMatrix(layer_idx));
   const int64_t n_query_rows = int64_t{config_.n_heads} * config_.head_dim;
-  return HeadGrams(w.data() + n_query_rows * config_.hidden_dim, config_.n_kv_heads,
-                   config_.head_dim, config_.hidden_dim);
+  return HeadGrams(w.data() + n_query_rows * config_.hidden_dim, config_.n_kv_heads / n_joined,
+                   n_joined * config_.head_dim, config_.hidden_dim);
 }
 
 StatusOr<std::vector<std::vector<double>>> ModelWeights::OutputGrams(int layer_idx) {
@@ -322,10 +335,10 @@ StatusOr<std::vector<std::vector<double>>> ModelWeights::AllOutputGrams() {
   return all;
 }
 
-StatusOr<std::vector<std::vector<double>>> ModelWeights::AllKeyGrams() {
+StatusOr<std::vector<std::vector<double>>> ModelWeights::AllKeyGrams(int n_joined) {
   std::vector<std::vector<double>> all;
   for (int l = 0; l < config_.n_layers; ++l) {
-    KVL_ASSIGN_OR_RETURN(std::vector<std::vector<double>> grams, KeyGrams(l));
+    KVL_ASSIGN_OR_RETURN(std::vector<std::vector<double>> grams, KeyGrams(l, n_joined));
     std::move(grams.begin(), grams.end(), std::back_inserter(all));
   }
   return all;
@@ -351,10 +364,10 @@ StatusOr<std::vector<std::vector<float>>> ModelWeights::AllValueBiases() {
   return all;
 }
 
-StatusOr<std::vector<std::vector<double>>> ModelWeights::AllValueGrams() {
+StatusOr<std::vector<std::vector<double>>> ModelWeights::AllValueGrams(int n_joined) {
   std::vector<std::vector<double>> all;
   for (int l = 0; l < config_.n_layers; ++l) {
-    KVL_ASSIGN_OR_RETURN(std::vector<std::vector<double>> grams, ValueGrams(l));
+    KVL_ASSIGN_OR_RETURN(std::vector<std::vector<double>> grams, ValueGrams(l, n_joined));
     std::move(grams.begin(), grams.end(), std::back_inserter(all));
   }
   return all;

@@ -38,7 +38,9 @@ struct LayerWeights {
 struct ValueProjection {
   PackedMatrix v;             // [sum over KV heads of rank_v, hidden_dim]
   std::vector<float> v_bias;  // b_V A; empty: none
-  PackedMatrix o;             // [hidden_dim, sum over query heads of rank_v of their KV head]
+  // [hidden_dim, sum over query heads of rank_v of their KV head]; W_O as it is where heads share
+  // latents, whose way back would make it as many times wider.
+  PackedMatrix o;
   std::vector<float> o_bias;
 };
 
@@ -73,10 +75,11 @@ class ModelWeights {
                                             bool keeps_width, ThreadPool* pool);
 
   // W_V,h^T W_V,h [head_dim, head_dim] of every layer and KV head, [n_layers * n_kv_heads], in the
-  // (D x d) orientation of y = x W: what FDC and Palu decompose.
-  StatusOr<std::vector<std::vector<double>>> AllValueGrams();
+  // (D x d) orientation of y = x W: what FDC and Palu decompose. Of n_joined heads as one, where
+  // that is a divisor of n_kv_heads: [n_layers * n_kv_heads / n_joined] of n_joined * head_dim.
+  StatusOr<std::vector<std::vector<double>>> AllValueGrams(int n_joined = 1);
   // The same of W_K (Palu).
-  StatusOr<std::vector<std::vector<double>>> AllKeyGrams();
+  StatusOr<std::vector<std::vector<double>>> AllKeyGrams(int n_joined = 1);
   // Biases of keys and values of every layer and KV head, [head_dim] each; none for a model
   // without.
   std::vector<std::vector<float>> AllKeyBiases() const;
@@ -100,8 +103,8 @@ class ModelWeights {
   Status LoadEmbeddings(ThreadPool* pool);
   // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first.
   StatusOr<std::vector<float>> QkMatrix(int layer_idx);
-  StatusOr<std::vector<std::vector<double>>> KeyGrams(int layer_idx);
-  StatusOr<std::vector<std::vector<double>>> ValueGrams(int layer_idx);
+  StatusOr<std::vector<std::vector<double>>> KeyGrams(int layer_idx, int n_joined);
+  StatusOr<std::vector<std::vector<double>>> ValueGrams(int layer_idx, int n_joined);
   StatusOr<std::vector<std::vector<double>>> OutputGrams(int layer_idx);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
   StatusOr<ValueProjection> WholeValues(int layer_idx, ThreadPool* pool);

@@ -16,6 +16,10 @@ struct CutColumns {
 };
 
 // Row-major float matrices; "compress" is applied to rows on the right.
+//
+// Where heads share latents (ModelBasis::heads_per_latent = n > 1) these are slices of the latents
+// of n heads: E and A take the rows of all of them side by side, [n head_dim, rank], and the ways
+// back F and B the slices of all of them, [n rank, head_dim]. Ranks are equal among these heads.
 struct HeadBasis {
   int rank_k = 0;
   int rank_v = 0;
@@ -45,6 +49,8 @@ struct ModelBasis {
   int n_kv_heads = 0;
   int head_dim = 0;
   std::vector<HeadBasis> heads;  // [n_layers * n_kv_heads]
+  // KV heads that share latents, a divisor of n_kv_heads; above 1 only with latent keys.
+  int heads_per_latent = 1;
 
   bool has_latent_keys() const { return !heads.empty() && !heads.front().key_way_back.empty(); }
   const HeadBasis& head(int layer_idx, int kv_head_idx) const {

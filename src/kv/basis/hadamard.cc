@@ -32,14 +32,19 @@ void TransformBlocks(float* x, int64_t stride, int rank) {
   }
 }
 
-// M [n_rows, rank] H.
-void MixColumns(int n_rows, int rank, std::vector<float>* m) {
-  for (int i = 0; i < n_rows; ++i) TransformBlocks(m->data() + int64_t{i} * rank, 1, rank);
+// M [rows, rank] H.
+void MixColumns(int rank, std::vector<float>* m) {
+  for (int64_t first = 0; first < std::ssize(*m); first += rank) {
+    TransformBlocks(&(*m)[first], 1, rank);
+  }
 }
 
-// H M [rank, n_columns]; H is its own transpose.
+// H M [rank, n_columns] of each of the matrices below each other; H is its own transpose.
 void MixRows(int rank, int n_columns, std::vector<float>* m) {
-  for (int j = 0; j < n_columns; ++j) TransformBlocks(m->data() + j, n_columns, rank);
+  const int64_t n_values = int64_t{rank} * n_columns;
+  for (int64_t first = 0; first < std::ssize(*m); first += n_values) {
+    for (int j = 0; j < n_columns; ++j) TransformBlocks(&(*m)[first + j], n_columns, rank);
+  }
 }
 
 }  // namespace
@@ -55,13 +60,13 @@ ModelBasis IdentityBasis(int n_layers, int n_kv_heads, int head_dim) {
 
 void MixByHadamard(ModelBasis* basis) {
   for (HeadBasis& head : basis->heads) {
-    MixColumns(basis->head_dim, head.rank_k, &head.key_basis);
+    MixColumns(head.rank_k, &head.key_basis);
     if (head.key_way_back.empty()) {
-      MixColumns(basis->head_dim, head.rank_k, &head.query_basis);
+      MixColumns(head.rank_k, &head.query_basis);
     } else {
       MixRows(head.rank_k, basis->head_dim, &head.key_way_back);
     }
-    MixColumns(basis->head_dim, head.rank_v, &head.value_basis);
+    MixColumns(head.rank_v, &head.value_basis);
     MixRows(head.rank_v, basis->head_dim, &head.output_basis);
   }
 }

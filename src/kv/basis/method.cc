@@ -19,13 +19,25 @@ constexpr BasisMethod kMethods[] = {
     {"palu", AnalysePalu, AllocatePalu, nullptr, /*wants_text=*/true},
 };
 
-// Columns [first, first + n_columns) of a square matrix.
-std::vector<float> Columns(const std::vector<float>& square, int dim, int first, int n_columns) {
-  std::vector<float> columns(int64_t{dim} * n_columns);
-  for (int64_t row = 0; row < dim; ++row) {
-    std::copy_n(square.begin() + row * dim + first, n_columns, columns.begin() + row * n_columns);
+// Columns [first, first + n_columns) of the first n_rows rows of a square matrix.
+std::vector<float> Part(const std::vector<float>& square, int dim, int n_rows, int first,
+                        int n_columns) {
+  std::vector<float> part(int64_t{n_rows} * n_columns);
+  for (int64_t row = 0; row < n_rows; ++row) {
+    std::copy_n(square.begin() + row * dim + first, n_columns, part.begin() + row * n_columns);
   }
-  return columns;
+  return part;
+}
+
+std::vector<float> Columns(const std::vector<float>& square, int dim, int first, int n_columns) {
+  return Part(square, dim, dim, first, n_columns);
+}
+
+// Of the offsets of several heads, those of head `idx`.
+std::vector<float> OffsetOf(const std::vector<float>& offsets, int idx, int head_dim) {
+  if (offsets.empty()) return {};
+  const auto first = offsets.begin() + int64_t{idx} * head_dim;
+  return {first, first + head_dim};
 }
 
 // Columns of a map [dim, n_columns] times factors.
@@ -64,17 +76,21 @@ const BasisMethod* FindBasisMethod(std::string_view name) {
 }
 
 ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>& ranks) {
-  KVL_CHECK_EQ(ranks.size(), analysis.heads.size());
-  const int head_dim = analysis.shape.head_dim;
+  const int n = analysis.heads_per_latent;
+  KVL_CHECK_EQ(ranks.size(), analysis.heads.size() * n);
+  const int head_dim = analysis.shape.head_dim, width = n * head_dim;
   ModelBasis basis;
   basis.n_layers = analysis.shape.n_layers;
   basis.n_kv_heads = analysis.shape.n_kv_heads;
   basis.head_dim = head_dim;
+  basis.heads_per_latent = n;
   basis.heads.reserve(ranks.size());
   for (size_t h = 0; h < ranks.size(); ++h) {
-    const HeadAnalysis& full = analysis.heads[h];
+    const HeadAnalysis& full = analysis.heads[h / n];
+    const int slice = static_cast<int>(h % n);
     const auto [rank_k, rank_v, k_bits, v_bits] = ranks[h];
     KVL_CHECK(rank_k >= 1 && rank_k <= head_dim && rank_v >= 1 && rank_v <= head_dim);
+    KVL_CHECK(rank_k == ranks[h - slice].rank_k && rank_v == ranks[h - slice].rank_v);
     HeadBasis head;
     head.rank_k = rank_k;
     head.rank_v = rank_v;
@@ -84,15 +100,13 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
       head.cut = {Columns(full.query_basis, head_dim, rank_k, n_cut),
                   Columns(full.key_basis, head_dim, rank_k, n_cut)};
     } else {
-      const auto rows_k = full.key_way_back.begin();
-      head.key_way_back.assign(rows_k, rows_k + int64_t{rank_k} * head_dim);
+      head.key_way_back = Part(full.key_way_back, width, n * rank_k, slice * head_dim, head_dim);
     }
-    head.key_basis = Columns(full.key_basis, head_dim, 0, rank_k);
-    head.value_basis = Columns(full.value_basis, head_dim, 0, rank_v);
-    const auto rows = full.output_basis.begin();
-    head.output_basis.assign(rows, rows + int64_t{rank_v} * head_dim);
-    head.key_offset = full.key_offset;
-    head.value_offset = full.value_offset;
+    head.key_basis = Columns(full.key_basis, width, slice * rank_k, rank_k);
+    head.value_basis = Columns(full.value_basis, width, slice * rank_v, rank_v);
+    head.output_basis = Part(full.output_basis, width, n * rank_v, slice * head_dim, head_dim);
+    head.key_offset = OffsetOf(full.key_offset, slice, head_dim);
+    head.value_offset = OffsetOf(full.value_offset, slice, head_dim);
     if (k_bits != BitSplit{}) {
       KVL_CHECK(k_bits.n_channels() == rank_k && v_bits.n_channels() == rank_v);
       head.k_bits = k_bits;

@@ -18,6 +18,7 @@ struct BasisOptions {
   bool is_centred = true;         // lathe: rows lose their mean first
   bool keys_before_rope = false;  // lathe: keys are latents from before RoPE
   bool is_whitened = true;        // palu: weights count by the Gram matrix of their inputs
+  int heads_per_latent = 1;       // palu: KV heads that share a latent
   bool operator==(const BasisOptions&) const = default;
 };
 
@@ -28,7 +29,8 @@ struct BasisInputs {
   // Sum of W_O,h W_O,h^T over the query heads of each KV head, of the same shape.
   std::span<const std::vector<double>> output_grams;
   BasisOptions options = {};
-  // palu. W_K,h W_K,h^T as value_grams, needed unless BasisOptions::is_whitened; biases of K and V
+  // palu. W_K,h W_K,h^T as value_grams, needed unless BasisOptions::is_whitened; both then of the
+  // heads that share a latent, [n head_dim, n head_dim] for every n of them. Biases of K and V
   // [head_dim] of each KV head, or none of a model without.
   std::span<const std::vector<double>> key_grams = {};
   std::span<const std::vector<float>> key_biases = {};
@@ -64,6 +66,12 @@ struct BasisAnalysis {
   std::vector<HeadAnalysis> heads;    // [n_layers * n_kv_heads]
   std::vector<HeadSpectra> spectra;   // [n_layers * n_kv_heads]: what ranks are chosen by
   std::vector<HeadNoise> noise = {};  // the same, by which methods that split bits choose those
+  // So many KV heads that share their latents count as one above, of as many times head_dim.
+  int heads_per_latent = 1;
+
+  const HeadSpectra& SpectraOf(size_t head_idx) const {
+    return spectra[head_idx / heads_per_latent];
+  }
 };
 
 struct BasisMethod {

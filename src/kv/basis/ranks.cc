@@ -153,8 +153,8 @@ StatusOr<RankAllocation> Choose(const Ladder& ladder, const RankRequest& request
 }
 
 Status CheckRequest(const RankRequest& request) {
-  if (request.round != 8 && request.round != 16 && request.round != 32) {
-    return Error(StatusCode::kInvalidArgument, "round={}: ranks are rounded to 8, 16 or 32",
+  if (request.round < 8 || request.round % 8 != 0) {
+    return Error(StatusCode::kInvalidArgument, "round={}: ranks are rounded to multiples of 8",
                  request.round);
   }
   using Goal = RankRequest::Goal;

@@ -35,7 +35,7 @@ struct RankRequest {
   bool uniform = false;  // one rank pair for all layers and heads (ZACK's and FDC's ablation /AC)
   // If not null, ranks by these (kv/basis/fisher.h) and not by spectra: palu.
   const FisherWeights* fisher = nullptr;
-  int round = 16;  // ranks are rounded to multiples: 8, 16 or 32
+  int round = 16;  // ranks are rounded to multiples of it, itself one of 8
   // kv_fraction of the whole cache at the model's full context, everything counted; never grows
   // when a rank falls. Needed for kRatio.
   std::function<double(const std::vector<HeadRanks>&)> kv_fraction;
@@ -98,7 +98,7 @@ class RankLadder {
   std::vector<Level> levels_;
 };
 
-// kInvalidArgument: a value out of range, a round other than 8, 16 or 32, or a ratio that the
+// kInvalidArgument: a value out of range, a round that is no multiple of 8, or a ratio that the
 // lowest ranks do not reach (the message says what they do).
 StatusOr<RankAllocation> AllocateRanks(const std::vector<HeadSpectra>& spectra, int head_dim,
                                        const RankRequest& request,

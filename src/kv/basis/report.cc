@@ -67,8 +67,8 @@ nlohmann::json BasisReportJson(const BasisAnalysis& analysis, const RankAllocati
                      {"kv_head", h % n_kv_heads},
                      {"rank_k", allocation.ranks[h].rank_k},
                      {"rank_v", allocation.ranks[h].rank_v},
-                     {"singular_values_qk", analysis.spectra[h].qk},
-                     {"singular_values_v", analysis.spectra[h].v}});
+                     {"singular_values_qk", analysis.SpectraOf(h).qk},
+                     {"singular_values_v", analysis.SpectraOf(h).v}});
     if (allocation.ranks[h].k_bits == BitSplit{}) continue;
     heads.back()["bits_k"] = BitsJson(allocation.ranks[h].k_bits);
     heads.back()["bits_v"] = BitsJson(allocation.ranks[h].v_bits);
