@@ -103,7 +103,7 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   }
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job));
   const Stopwatch watch;
-  KVL_RETURN_IF_ERROR(MeasureOn(workspace, job.sequences.front(), &statistics));
+  if (run.probes) KVL_RETURN_IF_ERROR(MeasureOn(workspace, job.sequences.front(), &statistics));
   if (probe_seconds != nullptr) *probe_seconds = watch.Seconds();
   return statistics;
 }

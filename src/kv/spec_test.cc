@@ -176,7 +176,7 @@ TEST(Spec, RefusesWithThePositionAndWhatIsAllowedThere) {
       "kvquant-z, kf-f, kvq-f, kf-p, kvq-p";
   EXPECT_EQ(ErrorOf("fdc(rat=0.5)"),
             "--kv 'fdc(rat=0.5)': position 5: unknown key 'rat'; fdc takes rate, ratio, accuracy, "
-            "ranks, round, sink");
+            "ranks, round, resident, sink");
   EXPECT_EQ(ErrorOf("fcd"),
             "--kv 'fcd': position 1: unknown stage 'fcd'; none, or stages of " + stages);
   EXPECT_EQ(ErrorOf("fdc(rate=1)"),
