@@ -57,6 +57,7 @@ bases() {
     for rate in 0.25 0.5 0.625; do
       specs+=(--kv "fdc(rate=$rate)" --kv "zack(rate=$rate)" --kv "zack(rate=$rate,normalise=on)" --kv "lathe(rate=$rate)" --kv "lathe(rate=$rate,keys=before)" --kv "palu(rate=$rate,round=16)")
       if [ $source = text ]; then
+        specs+=(--kv "zack(rate=$rate,online=on)" --kv "zack(rate=$rate,normalise=on,online=on)")
         specs+=(--kv "palu(rate=$rate,round=16,ranks=uniform)" --kv "palu(rate=$rate,round=16,ranks=fisher)")
         specs+=(--kv "lathe(rate=$rate,centre=off)" --kv "lathe(rate=$rate,ranks=uniform)" --kv "lathe(rate=$rate,keys=before,ranks=uniform)")
       fi
@@ -216,7 +217,7 @@ JSON
 
 # Chunks of 512 tokens at the start and far behind (where rows are random), and generated tokens at every context:
 # time_table.py adds them up. /KE of the papers is the static schedule, /AC one rank for all heads, /PRC latents from
-# before RoPE that are reconstructed (palu), /OE bases and products at run time (svd-online).
+# before RoPE that are reconstructed (palu), /OE rotations and products at run time (online=on); svd-online is the strawman.
 time_of_requests() {
   local config=$work/shape.json contexts=${CONTEXTS:-2048,8192,32768}
   shape 2048 16 32 8 64 8192 >"$config"
@@ -224,7 +225,7 @@ time_of_requests() {
   local bench=("$kvlathe" bench model --random-model "$config" -r 1 --json) prompt=(-p 512 -n 0 -d "0,${contexts##*,}") step=(-p 0 -n 4 -d "$contexts")
   local specs=() kv
   for kv in none 'fdc(rate=0.5)' 'zack(rate=0.5)' 'zack(rate=0.3,ranks=uniform)' 'lathe(rate=0.5)' 'lathe(ratio=4)' 'lathe(ratio=8)' \
-    'palu(rate=0.5)' 'svd-online(rate=0.5)'; do
+    'palu(rate=0.5)' 'zack(rate=0.5,online=on)' 'svd-online(rate=0.5)'; do
     specs+=(--kv "$kv")
   done
   "${bench[@]}" "${specs[@]}" "${prompt[@]}" >"$work/balanced-p.json"

@@ -5,8 +5,8 @@
 
 SCHEDULE is the stem of two files, SCHEDULE-p.json of prompts and SCHEDULE-n.json of generated tokens.
 A prompt is read in chunks, each of which costs a constant and a term that grows with the tokens before it. So the first
-chunk and one far behind give the TTFT of every context. What svd-online does where the prompt ends (its part "seal")
-happens once, at a cost of the same form. The total is for 256 generated tokens. All are compared with the first
+chunk and one far behind give the TTFT of every context. What svd-online and zack(online=on) do where the prompt ends
+(their part "seal") happens once, at a cost of the same form. The total is for 256 generated tokens. All are compared with the first
 schedule's `none`.
 """
 import json
@@ -50,7 +50,7 @@ def prompt(spec, kv, context):
         of = [c[1] - sum(c[2].values()) if part == "rest" else c[2][part] for c in (first, last)]
         per_token = (of[1] - of[0]) / far
         at_end = of[0] + per_token * (context - size)
-        once = part == "seal" and kv.startswith("svd-online")
+        once = part == "seal" and (kv.startswith("svd-online") or "online=on" in kv)
         seconds[part] = at_end if once else n_chunks * (of[0] + at_end) / 2
     return seconds
 

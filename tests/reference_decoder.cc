@@ -95,10 +95,12 @@ Vector JoinedRow(const std::vector<Matrix>& heads, const HeadGroup& group, int j
 Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>& bases,
               int n_sink, const Vector& q_all, int position, ReferenceRows& rows) {
   Vector out;
+  rows.queries.clear();
   rows.scores.clear();
   for (int h = 0; h < m.n_heads; ++h) {
     const int g = h / (m.n_heads / m.n_kv_heads);
     const Vector q = Rotated(m, Slice(q_all, h, m.head_dim), position);
+    rows.queries.push_back(q);
     const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
     const HeadGroup group = GroupOf(m, basis, g);
     Vector scores;

@@ -72,8 +72,9 @@ struct ReferenceBasis {
 struct ReferenceRows {
   std::vector<Matrix> keys, values;         // [kv head][row][rank]
   std::vector<std::vector<int>> positions;  // [kv head][row]
-  // Scaled scores of the newest token, [query head][row].
-  Matrix scores;
+  // Of the newest token: its queries, at their position and in no basis, [query head][head_dim],
+  // and its scaled scores, [query head][row].
+  Matrix queries, scores;
   // Positions that the last row is made of, where they merge: [kv head][position].
   struct Merged {
     double weight;

@@ -62,6 +62,7 @@ constexpr const char* kSpecs[] = {
     "pool(n=2)+kivi(bits=2,run=64)",
     "dmc+gear(bits=2,share=0.2)",
     "palu(group=2)+tova(budget=80)+token(bits=4)",
+    "zack(online=on,sink=40)",  // saved before it has found its bases as well
 };
 
 ModelConfig SmallConfig() {
@@ -97,6 +98,12 @@ void JoinHeads(ModelBasis* basis) {
 std::optional<ModelBasis> BasisOf(const Spec& spec) {
   if (spec.basis() == nullptr || spec.basis()->name == "svd-online") return std::nullopt;
   ModelBasis basis = IdentityBasis(kLayers, kKvHeads, kHeadDim);
+  if (spec.finds_basis_online()) {
+    const std::vector<double> gram(kHeadDim * kHeadDim, 0.5);
+    basis.heads.assign(basis.heads.size(), {.rank_k = 16, .rank_v = kHeadDim});
+    basis.online = OnlineInputs{.output_grams{basis.heads.size(), gram}};
+    return basis;
+  }
   for (HeadBasis& head : basis.heads) {
     if (spec.splits_bits()) {
       head.k_bits.channels = {16, 0, 0, 16, 0, 0};

@@ -137,12 +137,15 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsSealed) {
 TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereRunsHaveNoRecordOrABasisInTheFirst) {
   const ModelBasis split = DrawRandomSplitBasis(2, 2, 32, 4, 9);
   const ModelBasis latents = DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/true);
+  ModelBasis online{2, 2, 32, {{16, 32}, {32, 16}, {16, 16}, {32, 32}}};
+  online.online = OnlineInputs{.output_grams{4, std::vector<double>(32 * 32, 0.5)}};
   const std::pair<const char*, const ModelBasis*> cases[] = {
       {"lathe(ratio=4,open=8,run=64)", &split},
       {"lathe(ratio=4,run=64,open=16,sink=0)", &split},
       {"lathe(ratio=4,open=8,run=128)+lowrank", &split},
       {"lathe(ratio=4,open=8,keys=before,run=64)", &latents},
-      {"svd-online", nullptr}};
+      {"svd-online", nullptr},
+      {"zack(online=on)", &online}};
   for (const auto& [text, basis] : cases) {
     const auto spec = Spec::Parse(text);
     ASSERT_TRUE(spec.ok()) << spec.status();

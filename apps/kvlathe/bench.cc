@@ -131,7 +131,7 @@ Status RunAttention(BenchAttentionOptions options) {
       return Error(StatusCode::kInvalidArgument,
                    "--kv '{}': bench attention takes rate, or a ratio that chooses bits", kv);
     }
-    if (spec.has_latent_keys() || (basis != nullptr && basis->name == "svd-online")) {
+    if (spec.has_latent_keys() || spec.finds_basis_online()) {
       return Error(StatusCode::kUnimplemented,
                    "--kv '{}': bench attention has no rows to rebuild in scratch; bench model has",
                    kv);

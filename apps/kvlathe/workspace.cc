@@ -40,9 +40,9 @@ double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_t
   CacheLayout layout{c.n_layers, c.n_kv_heads, c.head_dim,       spec.n_sink(),
                      {},         c.window,     SealPlanOf(spec), RetentionPlanOf(spec)};
   if (layout.SparesSinks()) layout.window = layout.seal->window;
+  const SealPlan* const seal = layout.seal.has_value() ? &*layout.seal : nullptr;
   for (const HeadRanks& r : ranks) {
-    layout.shapes.push_back({r.rank_k, r.rank_v, row_type, r.k_bits, r.v_bits,
-                             layout.seal.has_value() && layout.seal->codes_open_rows});
+    layout.shapes.push_back(BlockShapeOf(r, c.head_dim, row_type, seal));
   }
   return static_cast<double>(SequenceBytes(layout, c.max_seq_len, 1, c.max_seq_len / 2)) /
          static_cast<double>(ReferenceBytes(layout, c.max_seq_len));
@@ -311,9 +311,22 @@ StatusOr<RankAllocation> Workspace::ChooseRanks(const Spec& spec, const BasisAna
 
 StatusOr<ModelBasis> Workspace::BasisAt(const Spec& spec, const RankAllocation& allocation) {
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*spec.basis()));
+  if (spec.finds_basis_online()) return OnlineBasis(*spec.basis(), allocation.ranks);
   if (!spec.basis()->Has("resident")) return CutBasis(*analysis, allocation.ranks);
   const int d = config_.head_dim;
   return CutBasis(*analysis, std::vector<HeadRanks>(allocation.ranks.size(), {d, d}));
+}
+
+StatusOr<ModelBasis> Workspace::OnlineBasis(const Stage& stage,
+                                            const std::vector<HeadRanks>& ranks) {
+  OnlineInputs inputs = {.is_normalised = OptionsOf(stage).is_normalised};
+  KVL_ASSIGN_OR_RETURN(inputs.output_grams, weights_->AllOutputGrams());
+  ModelBasis basis{config_.n_layers, config_.n_kv_heads, config_.head_dim};
+  for (const HeadRanks& r : ranks) {
+    basis.heads.push_back({.rank_k = r.rank_k, .rank_v = r.rank_v});
+  }
+  basis.online = std::move(inputs);
+  return basis;
 }
 
 StatusOr<ModelCodebooks> Workspace::Codebooks(const Stage& quantizer, const SealPlan& seal,
@@ -373,6 +386,11 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
   if (basis_stage != nullptr && FindBasisMethod(basis_stage->name) != nullptr) {
     if (random_weights_) {
       KVL_ASSIGN_OR_RETURN(basis, RandomBasisOf(config_, result.spec));
+      if (result.spec.finds_basis_online()) {
+        std::vector<HeadRanks> ranks;
+        for (const HeadBasis& head : basis.heads) ranks.push_back({head.rank_k, head.rank_v});
+        KVL_ASSIGN_OR_RETURN(basis, OnlineBasis(*basis_stage, ranks));
+      }
     } else {
       KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, Analysis(*basis_stage));
       KVL_ASSIGN_OR_RETURN(result.ranks, ChooseRanks(result.spec, *analysis, rate));

@@ -88,6 +88,8 @@ class Workspace {
                                        std::optional<double> rate = std::nullopt);
   // The maps of a spec, cut to the ranks; of all dimensions where they stay resident.
   StatusOr<ModelBasis> BasisAt(const Spec& spec, const RankAllocation& allocation);
+  // Of a basis whose maps sequences find themselves: these ranks, and what the maps are found from.
+  StatusOr<ModelBasis> OnlineBasis(const Stage& stage, const std::vector<HeadRanks>& ranks);
   StatusOr<ModelCodebooks> Codebooks(const Stage& quantizer, const SealPlan& seal,
                                      const ModelBasis* basis);
   // Those that codebooks come from: of a text, where the user chose none and the model has one.

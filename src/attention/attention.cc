@@ -55,9 +55,7 @@ AttendParams BlockParams(const HeadJob& job, const WorkItem& item, const Attenti
           .scores_stride = scores.stride};
 }
 
-bool IsRotated(const HeadJob& job) {
-  return job.packed.n_runs > 0 && job.packed.format.svd_share > 0;
-}
+bool IsRotated(const HeadJob& job) { return job.packed.n_runs > 0 && job.packed.format.is_rotated; }
 
 // Adds what the scored ones of rows [row_begin, row_end) attend to. `partial` is final, and it and
 // `scores` begin with row_begin and the first entry.

@@ -220,11 +220,13 @@ class RotatedReader : public WholeValues {
     const PackedShape packed = {.format = head.format,
                                 .rank_k = full.rank_k,
                                 .rank_v = full.rank_v,
+                                .sealed_rank_k = full.sealed_rank_k,
+                                .sealed_rank_v = full.sealed_rank_v,
                                 .row_type = full.row_type};
     const std::byte* const rotations = head.runs[0].record;
-    ReadSide(full.rank_k, SvdRank(packed, full.rank_k), rotations, params_.blocks[block], tile);
-    ReadSide(full.rank_v, SvdRank(packed, full.rank_v), rotations + SvdValueRotationOffset(packed),
-             params_.blocks[block] + SvdValueOffset(packed), spare_);
+    ReadSide(full.rank_k, full.sealed_rank_k, rotations, params_.blocks[block], tile);
+    ReadSide(full.rank_v, full.sealed_rank_v, rotations + ValueRotationOffset(packed),
+             params_.blocks[block] + RotatedValueOffset(packed), spare_);
     std::byte* const values = tile + KeyBytes(full);
     if (full.row_type == DType::kF32) {
       ToValueOrder(reinterpret_cast<const float*>(spare_), full.rank_v,

@@ -68,10 +68,10 @@ void AttendLatents(const AttendKernels& kernels, const LatentReaders& readers,
                    const LatentHead& head, const AttendParams& params,
                    const LatentScratch& scratch);
 
-// Bytes of scratch for sealed runs with an svd_share.
+// Bytes of scratch for sealed runs of a rotated format.
 int64_t RotatedScratchBytes(const BlockShape& shape, int64_t max_item_floats);
 
-// As kernels.attend, with sealed runs whose format has an svd_share: their rows become full ones in
+// As kernels.attend, with sealed runs whose format is rotated: their rows become full ones in
 // scratch, in the same way. params.shape is that of plain blocks.
 void AttendRotatedRuns(const AttendKernels& kernels, ReadLatentBlock read,
                        const AttendParams& params, const LatentScratch& scratch);

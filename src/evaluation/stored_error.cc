@@ -80,7 +80,7 @@ class ErrorSum {
 
 Status CheckComparable(const Model& model) {
   const CacheLayout& layout = model.layout();
-  if (layout.seal.has_value() && layout.seal->format.svd_share == 0 && !model.has_basis() &&
+  if (layout.seal.has_value() && !layout.seal->format.is_rotated && !model.has_basis() &&
       !layout.retention.has_value() && layout.window == 0) {
     return OkStatus();
   }

@@ -8,7 +8,7 @@ namespace kvlathe {
 namespace {
 
 void AddRun(const PackedShape& s, int64_t n_blocks, bool owns_layer_record, ByteKinds* kinds) {
-  if (s.format.svd_share > 0) {
+  if (s.format.is_rotated) {
     kinds->plain += n_blocks * PackedBlockBytes(s);
     kinds->lowrank += RunRecordBytes(s);
     kinds->padding += n_blocks * (PackedBlockObjectBytes(s) - PackedBlockBytes(s)) +
@@ -49,6 +49,7 @@ std::vector<ByteKinds> ByteKindsByLayer(const CacheLayout& layout, const Sequenc
         kinds.entries += EntryTableBytes(layout, n_blocks) + OpenEntryBytes(layout, shape);
       }
       kinds.tables += TableBytes(n_blocks) + RunTableBytes(static_cast<int64_t>(runs.size()));
+      if (runs.empty()) kinds.lowrank += QueryGramBytes(layout);
       for (const RunExtent& run : runs) {
         const int64_t end = run.first_block + run.n_blocks;
         if (end <= first_held) continue;

@@ -78,6 +78,19 @@ KvBytes PartsOfBlocks(const CacheLayout& layout, int64_t n_blocks, int64_t first
   return bytes;
 }
 
+// Of all heads before their first run.
+int64_t AllQueryGramBytes(const CacheLayout& layout) {
+  return static_cast<int64_t>(layout.shapes.size()) * QueryGramBytes(layout);
+}
+
+// The least multiple of 16 that is no smaller a share of the dimensions.
+int RankOfShare(int head_dim, double share) {
+  const double exact = head_dim * share / 16;
+  int n = static_cast<int>(exact);
+  if (n < exact - 1e-9 || n == 0) ++n;
+  return std::min(16 * n, head_dim);
+}
+
 // Blocks of a head whose entries merge, the last n_new of n_tokens positions not merged yet.
 int64_t MergedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_new) {
   const int64_t n_seen = std::max<int64_t>(0, n_tokens - layout.n_sink);
@@ -124,6 +137,7 @@ int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max
     }
     int64_t n_bytes =
         sealed_bytes + PartsOfBlocks(layout, n_blocks, std::max(n_sealed, first_held)).total();
+    if (runs.empty()) n_bytes += AllQueryGramBytes(layout);
     if (run.n_blocks > 0) {
       const int64_t n_gone = std::clamp<int64_t>(first_held - n_sealed, 0, run.n_blocks);
       n_bytes += n_gone == 0 ? sizes.Of(run).room : SealRoomBytes(layout, run, 0, n_gone);
@@ -176,6 +190,18 @@ int64_t PeakWithRetention(const CacheLayout& layout, int64_t n_tokens, int64_t n
 
 }  // namespace
 
+BlockShape BlockShapeOf(const HeadRanks& ranks, int head_dim, DType row_type,
+                        const SealPlan* seal) {
+  BlockShape shape = {ranks.rank_k, ranks.rank_v, row_type,
+                      ranks.k_bits, ranks.v_bits, seal != nullptr && seal->codes_open_rows};
+  if (seal == nullptr || !seal->format.is_rotated) return shape;
+  const int common = seal->kept_share > 0 ? RankOfShare(head_dim, seal->kept_share) : 0;
+  shape.sealed_rank_k = common > 0 ? common : ranks.rank_k;
+  shape.sealed_rank_v = common > 0 ? common : ranks.rank_v;
+  shape.rank_k = shape.rank_v = head_dim;
+  return shape;
+}
+
 int64_t SinkBytes(const CacheLayout& layout, const BlockShape& shape) {
   return RoundUp(int64_t{layout.n_sink} * (layout.head_dim + shape.rank_v) * SizeOf(shape.row_type),
                  kObjectAlignment);
@@ -198,6 +224,12 @@ int64_t OpenEntryBytes(const CacheLayout& layout, const BlockShape& shape) {
   if (!layout.MergesEntries()) return 0;
   return RoundUp(OpenEntry::Bytes(*layout.retention->merge, layout.head_dim, shape.rank_v),
                  kObjectAlignment);
+}
+
+int64_t QueryGramBytes(const CacheLayout& layout) {
+  if (!layout.GathersQueries()) return 0;
+  const int64_t d = layout.head_dim;
+  return RoundUp(d * d * static_cast<int64_t>(sizeof(float)), kObjectAlignment);
 }
 
 int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens) {
@@ -229,7 +261,10 @@ KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length) {
   const int64_t n_blocks = HeldBlocks(layout, length.n_tokens, length.n_prompt);
   KvBytes bytes = PartsOfBlocks(layout, n_blocks, std::max(EndOf(runs), first_held));
   if (layout.RetentionIsOver(length.n_tokens, length.n_prompt)) bytes.entries = 0;
-  if (runs.empty()) return bytes;
+  if (runs.empty()) {
+    bytes.run_records = AllQueryGramBytes(layout);
+    return bytes;
+  }
   const KvBytes sealed = RunSizes(layout).Sum(runs, first_held);
   bytes.blocks += sealed.blocks;
   bytes.run_records = sealed.run_records;

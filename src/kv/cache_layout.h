@@ -10,6 +10,7 @@
 
 #include "kernels/cpu/block_layout.h"
 #include "kernels/cpu/packed_layout.h"
+#include "kv/basis/ranks.h"
 #include "kv/retention/plan.h"
 
 namespace kvlathe {
@@ -23,6 +24,9 @@ struct SealPlan {
   double repaired_share = 1;  // of the prompt: its newest runs have the low-rank residual
   int window = 0;             // newest positions that are seen beside the sinks; 0: all
   bool codes_open_rows = false;  // BlockShape::has_coded_rows of all heads
+  // Of a rotated format, whose runs find their bases.
+  double kept_share = 0;         // of the dimensions of every head; 0: the ranks are a basis's
+  bool gathers_queries = false;  // heads keep Q^T Q until they have found theirs
 
   friend bool operator==(const SealPlan&, const SealPlan&) = default;
 };
@@ -51,6 +55,8 @@ struct CacheLayout {
   bool HasRunsOfHeads() const {
     return seal.has_value() && MergesEntries() && retention->merge->every == 0;
   }
+  // Whether each head keeps the Gram matrix of its queries until it has sealed a run.
+  bool GathersQueries() const { return seal.has_value() && seal->gathers_queries; }
   int n_heads_per_run() const { return HasRunsOfHeads() ? 1 : n_kv_heads; }
   // Whether bytes of what the heads of a run share count with this one.
   bool OwnsLayerRecord(int kv_head_idx) const { return kv_head_idx % n_heads_per_run() == 0; }
@@ -75,6 +81,10 @@ constexpr int64_t UncompressedBytes(int n_layers, int n_kv_heads, int head_dim, 
 // Every object of the cache is a multiple of this and starts at one.
 inline constexpr int64_t kObjectAlignment = 64;
 
+// Blocks of a head whose rows are stored in `ranks`; where the plan (null: none) rotates rows, in
+// all of their dimensions until they are sealed.
+BlockShape BlockShapeOf(const HeadRanks& ranks, int head_dim, DType row_type, const SealPlan* seal);
+
 // Objects of one KV head: its sink rows (0 without sinks), one block, the table of n_blocks
 // pointers.
 int64_t SinkBytes(const CacheLayout& layout, const BlockShape& shape);
@@ -91,6 +101,10 @@ int64_t EntryTableBytes(const CacheLayout& layout, int64_t n_blocks);
 // Of the newest entry of a head where entries are merged (OpenEntry); 0 elsewhere.
 int64_t OpenEntryBytes(const CacheLayout& layout, const BlockShape& shape);
 
+// Of the sum of q q^T over the queries of a KV head, [head_dim, head_dim] F32 of which the upper
+// triangle counts; 0 where queries are not gathered.
+int64_t QueryGramBytes(const CacheLayout& layout);
+
 // Blocks that n_tokens positions need in a head that keeps every position.
 int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens);
 
@@ -105,7 +119,7 @@ int64_t BlocksOutOfWindow(const CacheLayout& layout, int64_t n_tokens);
 struct KvBytes {
   int64_t blocks = 0;
   int64_t sinks = 0;
-  int64_t run_records = 0;
+  int64_t run_records = 0;  // and before the first run what its bases are to be found from
   int64_t layer_records = 0;
   int64_t tables = 0;
   int64_t entries = 0;  // positions and votes, or the open entries, under retention
@@ -126,7 +140,7 @@ struct SequenceLength {
 // closed formula that the allocator's count must equal. Over all layers and KV heads, with n_blocks
 // = ceil(max(0, n_tokens - n_sink) / kBlockSize), for every head
 //   SinkBytes + plain blocks * BlockObjectBytes + TableBytes(n_blocks)
-//   + the objects of its runs and their table,
+//   + the objects of its runs and their table, or QueryGramBytes() where it has none,
 // less what fell out of the window before the step. Under retention n_blocks is HeldBlocks(), and
 // until it is over EntryTableBytes(n_blocks) comes on top; where entries are merged OpenEntryBytes.
 // Where the model decides what merges: if nothing does. MergedParts tells when lengths are known.

@@ -186,6 +186,8 @@ PackedShape PackedShapeOf(const CacheLayout& layout, const BlockShape& head, int
           .n_blocks = static_cast<int>(run.n_blocks),
           .is_prompt = run.is_prompt,
           .is_repaired = run.is_repaired,
+          .sealed_rank_k = head.sealed_rank_k,
+          .sealed_rank_v = head.sealed_rank_v,
           .row_type = head.row_type,
           .has_rotations = run.first_block == 0};
 }

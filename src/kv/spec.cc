@@ -91,14 +91,20 @@ Status CheckRepairedShare(const Spec& spec) {
 }
 
 // Its rows are those of sealed blocks.
-Status CheckOnlineSvd(const Spec& spec) {
+Status CheckOnlineBasis(const Spec& spec) {
+  if (!spec.finds_basis_online()) return OkStatus();
+  const bool is_strawman = spec.basis()->name == "svd-online";
   const Stage* const other = spec.quantizer() != nullptr ? spec.quantizer() : spec.retention();
-  if (spec.basis() == nullptr || spec.basis()->name != "svd-online" || other == nullptr) {
-    return OkStatus();
+  if (other != nullptr) {
+    return Error(StatusCode::kUnimplemented,
+                 "--kv '{}': {} is a baseline and goes alone; leave out {}", spec.text(),
+                 is_strawman ? "svd-online" : "zack(online=on)", other->name);
   }
+  if (is_strawman || !spec.basis()->Has("resident")) return OkStatus();
   return Error(StatusCode::kUnimplemented,
-               "--kv '{}': svd-online is a baseline and goes alone; leave out {}", spec.text(),
-               other->name);
+               "--kv '{}': online=on folds nothing into the weights that resident=full could keep; "
+               "leave out one of them",
+               spec.text());
 }
 
 // Rows are made once for sequences of all ranks: of what is stored, only how much of a row may hang
@@ -183,6 +189,11 @@ bool Spec::has_latent_keys() const {
   return stage->name == "palu" || (stage->name == "lathe" && stage->Word("keys") == "before");
 }
 
+bool Spec::finds_basis_online() const {
+  const Stage* stage = basis();
+  return stage != nullptr && (stage->name == "svd-online" || stage->Has("online"));
+}
+
 std::string Spec::ToString() const {
   if (is_none()) return "none";
   std::string text;
@@ -215,7 +226,7 @@ Status CheckSupported(const Spec& spec) {
   }
   if (missing.empty()) {
     KVL_RETURN_IF_ERROR(CheckLatents(spec));
-    KVL_RETURN_IF_ERROR(CheckOnlineSvd(spec));
+    KVL_RETURN_IF_ERROR(CheckOnlineBasis(spec));
     KVL_RETURN_IF_ERROR(CheckResident(spec));
     KVL_RETURN_IF_ERROR(CheckRepairedShare(spec));
     return CheckSealsWhatStays(spec);

@@ -70,6 +70,9 @@ class Spec {
   bool splits_bits() const;
   // Whether keys are stored as latents from before RoPE, and turn when they are read.
   bool has_latent_keys() const;
+  // Whether each sequence finds the basis of its own rows where its prompt ends (svd-online,
+  // zack(online=on)); before that rows are whole.
+  bool finds_basis_online() const;
   const std::vector<Stage>& stages() const { return stages_; }  // in the order of axes
 
   // First positions kept whole in 16 bits; 0 for none, whose cache has nothing to spare them from.

@@ -134,8 +134,12 @@ constexpr KeyInfo kNormalise = {.name = "normalise",
                                 .doc = "stack Q on K and V on W_O at equal norms",
                                 .default_text = "off",
                                 .choices = "on|off"};
-constexpr const KeyInfo* kZackKeys[] = {&kRate,  &kRatio,     &kAccuracy, &kRanks,
-                                        &kRound, &kNormalise, &kResident, &kSink};
+constexpr KeyInfo kOnline = {
+    .name = "online",
+    .doc = "on: the paper's /OE; rotations found where a prompt ends, and nothing folded",
+    .choices = "on"};
+constexpr const KeyInfo* kZackKeys[] = {&kRate,      &kRatio,    &kAccuracy, &kRanks, &kRound,
+                                        &kNormalise, &kResident, &kOnline,   &kSink};
 constexpr KeyInfo kCentre = {.name = "centre",
                              .doc = "subtract the means of keys and values, which is free",
                              .default_text = "on",

@@ -30,6 +30,7 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
   const std::pair<const char*, const char*> kExpected[] = {
       {"none", "none"},
       {"zack", "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,sink=4)"},
+      {"zack(online=on)", "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,online=on,sink=4)"},
       {"fdc", "fdc(rate=0.5,ranks=adaptive,round=16,sink=4)"},
       {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=1,whiten=on,sink=4)"},
       {"svd-online", "svd-online(rate=0.5,sink=4)"},
@@ -444,7 +445,12 @@ TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+gear(bits=2)")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("kf-f")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("svd-online")).ok());
-  for (const char* text : {"svd-online+h2o", "svd-online+int8"}) {
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("zack(online=on,normalise=on,ranks=uniform)")).ok());
+  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("zack(online=on,resident=full)")).message()),
+              HasSubstr("folds nothing into the weights"));
+  EXPECT_FALSE(Spec::Parse("fdc(online=on)").ok());
+  for (const char* text :
+       {"svd-online+h2o", "svd-online+int8", "zack(online=on)+window", "zack(online=on)+kivi"}) {
     const Status status = CheckSupported(*Spec::Parse(text));
     EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
     EXPECT_THAT(std::string(status.message()), HasSubstr("goes alone")) << text;

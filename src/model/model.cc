@@ -70,40 +70,41 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   }
   if (seal != nullptr) {
     layout.seal = *seal;
-    if (seal->format.svd_share > 0 && c.window > 0) {
+    if (seal->format.is_rotated && c.window > 0) {
       return Error(
           StatusCode::kUnimplemented,
-          "svd-online needs the first blocks of a prompt to the end, and the sliding window "
-          "of {} positions gives them back; take another basis",
+          "a basis that is found where a prompt ends needs its first blocks to the end, and the "
+          "sliding window of {} positions gives them back; take another basis",
           c.window);
     }
   }
-  if (seal != nullptr && seal->format.svd_share == 0) {
+  if (seal != nullptr && !seal->format.is_rotated) {
     model->sealer_ =
         std::make_unique<Sealer>(seal->format, model->row_type_, seal->power_loops, pool, isa);
   }
+  if (basis != nullptr) model->online_ = basis->online;
+  const ModelBasis* const maps = model->online_.has_value() ? nullptr : basis;
   model->offsets_.resize(c.n_layers);
   for (int l = 0; l < c.n_layers; ++l) {
     LayerOffsets& offsets = model->offsets_[l];
     offsets.rank_k.push_back(0);
     offsets.rank_v.push_back(0);
     for (int g = 0; g < c.n_kv_heads; ++g) {
-      BlockShape shape{c.head_dim, c.head_dim, model->row_type_};
+      HeadRanks ranks = {c.head_dim, c.head_dim};
       if (basis != nullptr) {
-        shape.rank_k = basis->head(l, g).rank_k;
-        shape.rank_v = basis->head(l, g).rank_v;
-        shape.k_bits = basis->head(l, g).k_bits;
-        shape.v_bits = basis->head(l, g).v_bits;
+        const HeadBasis& head = basis->head(l, g);
+        ranks = {head.rank_k, head.rank_v, head.k_bits, head.v_bits};
       }
-      shape.has_coded_rows = seal != nullptr && seal->codes_open_rows;
+      const BlockShape shape = BlockShapeOf(ranks, c.head_dim, model->row_type_, seal);
       layout.shapes.push_back(shape);
       offsets.rank_k.push_back(offsets.rank_k.back() + shape.rank_k);
       offsets.rank_v.push_back(offsets.rank_v.back() + shape.rank_v);
     }
-    KVL_ASSIGN_OR_RETURN(auto projection, model->weights_->FoldValues(l, basis, pool));
+    KVL_ASSIGN_OR_RETURN(auto projection, model->weights_->FoldValues(l, maps, pool));
     model->projections_.push_back(std::move(projection));
   }
-  KVL_RETURN_IF_ERROR(model->PlaceBasis(basis));
+  model->has_basis_ = basis != nullptr;
+  KVL_RETURN_IF_ERROR(model->PlaceBasis(maps));
   if (layout.has_latent_keys) {
     if (layout.MergesEntries()) {
       return Error(StatusCode::kUnimplemented,
@@ -176,7 +177,6 @@ bool Model::SplitsSharedLatents() const {
 }
 
 Status Model::PlaceBasis(const ModelBasis* basis) {
-  has_basis_ = basis != nullptr;
   needs_no_turn_ = RowsNeedNoTurn(basis);
   if (basis == nullptr) return OkStatus();
   if (!needs_no_turn_) return PackBasis(*basis);
@@ -255,6 +255,9 @@ KeyRotation Model::RotationOf(int64_t n_blocks) {
 
 int64_t Model::basis_bytes() const {
   int64_t n_bytes = CodebookBytes(codebooks_);
+  if (online_.has_value()) {
+    for (const auto& gram : online_->output_grams) n_bytes += std::ssize(gram) * sizeof(double);
+  }
   for (const LayerBasis& layer : bases_) {
     for (const PackedMatrix& m : layer.query) n_bytes += m.n_bytes();
     for (const PackedMatrix& m : layer.key) n_bytes += m.n_bytes();

@@ -109,8 +109,8 @@ class Model {
   const ForwardProfile& profile() const { return profile_; }
   void ResetProfile() { profile_ = {}; }
   bool has_basis() const { return has_basis_; }
-  // Bytes of rotations and codebooks that belong to this model alone. What is folded into weights
-  // takes none.
+  // Bytes of rotations and codebooks, or of what rotations are found by, of this model alone. What
+  // is folded into weights takes none.
   int64_t basis_bytes() const;
 
  private:
@@ -183,6 +183,8 @@ class Model {
   void RotateRows(int layer_idx, int kv_head_idx, Range tokens);
   // Rotated rows in the basis, of queries and keys.
   void MapRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id);
+  // Adds the queries behind the sinks to the sums of caches that are to find a basis by them.
+  void GatherQueries(int layer_idx, std::span<const SequenceStep> steps);
   // What the KV head's key of this token is stored from, [head_dim]: after RoPE, less their offset;
   // with latents before it, but for sinks, which are stored as they are. `centred` is scratch.
   void RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* centred, std::byte* out);
@@ -266,6 +268,7 @@ class Model {
   bool has_basis_ = false;
   int heads_per_latent_ = 1;
   bool needs_no_turn_ = false;           // RowsNeedNoTurn
+  std::optional<OnlineInputs> online_;   // where sequences find their bases by them
   std::vector<LayerBasis> bases_;        // [n_layers], or empty
   std::vector<QkProjection> folded_qk_;  // [n_layers], or empty: the basis is not folded
   ModelCodebooks codebooks_;             // [n_layers], or empty

@@ -16,6 +16,7 @@ Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvOb
   if (observer != nullptr) Observe(layer_idx, observer);
   if (layout_.MergesEntries()) MergeRows(layer_idx, steps);
   if (!needs_no_turn_) RotateQueriesAndKeys(layer_idx);
+  if (layout_.GathersQueries()) GatherQueries(layer_idx, steps);
   KVL_RETURN_IF_ERROR(AppendRows(layer_idx, steps));
   KVL_RETURN_IF_ERROR(Attend(layer_idx, steps));
   if (heads_per_latent_ > 1) ReadOutputs(layer_idx);
@@ -233,6 +234,10 @@ std::vector<OnlineSvdHead> Model::OnlineSvdHeads(int layer_idx,
                        .record = head.record});
       if (head.record == nullptr) {
         heads.back().rotations = caches[i]->runs(layer_idx, g).front().record;
+      } else if (online_.has_value()) {
+        heads.back().query_gram = caches[i]->query_gram(layer_idx, g);
+        heads.back().output_gram = &online_->output_grams[layer_idx * layout_.n_kv_heads + g];
+        heads.back().is_normalised = online_->is_normalised;
       }
     }
   }
@@ -295,8 +300,9 @@ Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
     objects.push_back(*std::move(taken));
     AddSealJobs(layer_idx, *caches[i], objects.back(), rotation, &heads[i], &jobs);
   }
-  const Status sealed = layout_.seal->format.svd_share > 0
-                            ? SealByOnlineSvd(OnlineSvdHeads(layer_idx, caches, jobs), pool_)
+  const Status sealed = layout_.seal->format.is_rotated
+                            ? SealByOnlineSvd(OnlineSvdHeads(layer_idx, caches, jobs),
+                                              {elementwise_, &linear_, pool_})
                             : sealer_->Run(jobs);
   if (!sealed.ok()) {
     return give_up(Error(sealed.code(), "layer {}: {}", layer_idx, MessageOf(sealed)));

@@ -116,6 +116,37 @@ void Model::MapRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id)
   linear_.RunOnWorker(params, worker_id);
 }
 
+void Model::GatherQueries(int layer_idx, std::span<const SequenceStep> steps) {
+  const ScopedTimer timer(&profile_.rotate);
+  const int n_kv_heads = layout_.n_kv_heads, group = config().gqa_group();
+  const int64_t d = layout_.head_dim;
+  pool_->Run([&](int worker_id) {
+    const Range items = ShareOf(std::ssize(steps) * n_kv_heads, 1, worker_id, pool_->n_workers());
+    std::vector<float> rows(kBlockSize * d);
+    int64_t token_idx = 0;  // of the sequence's first token in the batch
+    for (int64_t item = 0; item < items.end; ++item) {
+      const int g = static_cast<int>(item % n_kv_heads);
+      const SequenceStep& step = steps[item / n_kv_heads];
+      const int64_t n_new = std::ssize(step.token_ids), end = (token_idx + n_new) * group;
+      float* const gram = step.cache->query_gram(layer_idx, g);
+      const int64_t n_sinks =
+          std::clamp<int64_t>(layout_.n_sink - (step.cache->n_tokens() - n_new), 0, n_new);
+      const HeadRows q = WholeQueryRows(layer_idx, g);
+      int64_t row = (token_idx + n_sinks) * group;
+      while (item >= items.begin && gram != nullptr && row < end) {
+        const int64_t n = std::min<int64_t>(kBlockSize, end - row);
+        for (int64_t i = 0; i < n; ++i) {
+          ConvertToFloat(row_type_, q.first + (row + i) * q.stride * SizeOf(row_type_), d,
+                         &rows[i * d]);
+        }
+        elementwise_->add_gram(rows.data(), n, d, gram);
+        row += n;
+      }
+      if (g + 1 == n_kv_heads) token_idx += n_new;
+    }
+  });
+}
+
 void Model::RotateRow(const float* row, int position, DType out_type, void* out) const {
   const ModelConfig& c = config();
   elementwise_->rope(row, rope_.cos(position), rope_.sin(position), c.rope_dim(), c.head_dim,

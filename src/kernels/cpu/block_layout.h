@@ -45,6 +45,8 @@ struct BlockShape {
   BitSplit k_bits = {}, v_bits = {};
   // Until then: 8-bit codes in place of rows (coded_rows.h), where the format splits bits.
   bool has_coded_rows = false;
+  // Numbers of a row of the same block once it is sealed, where the format is rotated.
+  int sealed_rank_k = 0, sealed_rank_v = 0;  // multiples of 16
 
   // Of a number of a row in its block.
   constexpr int64_t element_bytes() const { return has_coded_rows ? 1 : SizeOf(row_type); }

@@ -33,6 +33,10 @@ struct ElementwiseKernels {
   void (*gelu_tanh)(const float* x, int64_t n, DType out_type, void* out);
   // Rounds n floats.
   void (*convert)(const float* x, int64_t n, DType out_type, void* out);
+  // gram[i][j] += x[t][i] x[t][j] for every t in turn, where j >= i / 16 * 16; below that `gram`
+  // keeps what it holds. x [n_rows, n_dims] dense, n_dims a multiple of 16. How rows are cut into
+  // calls does not change a bit.
+  void (*add_gram)(const float* x, int64_t n_rows, int64_t n_dims, float* gram);
 };
 
 const ElementwiseKernels& GetElementwiseKernels(Isa isa);

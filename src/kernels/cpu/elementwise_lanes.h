@@ -144,13 +144,44 @@ void Swiglu(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_typ
   }
 }
 
+// A tile of sums, [kRows, 16], stays in registers over all rows.
+void AddGram(const float* x, int64_t n_rows, int64_t n_dims, float* gram) {
+  constexpr int kVecs = 16 / kLanes, kRows = kVecRegisters / 2 / kVecs;
+  for (int64_t i = 0; i < n_dims; i += kRows) {
+    for (int64_t j = i / 16 * 16; j < n_dims; j += 16) {
+      float* const tile = gram + i * n_dims + j;
+      Vec sums[kRows][kVecs];
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVecs; ++v) sums[r][v] = Load(tile + r * n_dims + v * kLanes);
+      }
+      for (int64_t t = 0; t < n_rows; ++t) {
+        const float* const row = x + t * n_dims;
+#pragma GCC unroll 2
+        for (int v = 0; v < kVecs; ++v) {
+          const Vec columns = Load(row + j + v * kLanes);
+#pragma GCC unroll 16
+          for (int r = 0; r < kRows; ++r) sums[r][v] = Fma(Set1(row[i + r]), columns, sums[r][v]);
+        }
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVecs; ++v) Store(tile + r * n_dims + v * kLanes, sums[r][v]);
+      }
+    }
+  }
+}
+
 constexpr ElementwiseKernels kElementwiseLanes = {.rms_norm = RmsNorm,
                                                   .layer_norm = LayerNorm,
                                                   .rope = Rope,
                                                   .swiglu = Swiglu,
                                                   .gelu = Gelu,
                                                   .gelu_tanh = GeluTanh,
-                                                  .convert = Convert};
+                                                  .convert = Convert,
+                                                  .add_gram = AddGram};
 
 }  // namespace
 }  // namespace kvlathe

@@ -82,6 +82,14 @@ void Convert(const float* x, int64_t n, DType out_type, void* out) {
   for (int64_t i = 0; i < n; ++i) Store(x[i], out_type, out, i);
 }
 
+void AddGram(const float* x, int64_t n_rows, int64_t n_dims, float* gram) {
+  for (int64_t t = 0; t < n_rows; ++t, x += n_dims) {
+    for (int64_t i = 0; i < n_dims; ++i) {
+      for (int64_t j = i / 16 * 16; j < n_dims; ++j) gram[i * n_dims + j] += x[i] * x[j];
+    }
+  }
+}
+
 }  // namespace
 
 const ElementwiseKernels kElementwiseScalar = {.rms_norm = RmsNorm,
@@ -90,6 +98,7 @@ const ElementwiseKernels kElementwiseScalar = {.rms_norm = RmsNorm,
                                                .swiglu = Swiglu,
                                                .gelu = Gelu,
                                                .gelu_tanh = GeluTanh,
-                                               .convert = Convert};
+                                               .convert = Convert,
+                                               .add_gram = AddGram};
 
 }  // namespace kvlathe

@@ -221,6 +221,33 @@ TEST_P(ElementwiseTest, ConvertRoundsToNearestEven) {
   EXPECT_EQ(copy, x);
 }
 
+TEST_P(ElementwiseTest, AddGramAddsProductsOfColumnsRowByRow) {
+  Random random(5);
+  for (const int64_t n_dims : {16, 48, 64, 80}) {
+    const int64_t n_rows = 37;
+    const std::vector<float> x = RandomValues(n_rows * n_dims, 2.0f, random);
+    const std::vector<float> before = RandomValues(n_dims * n_dims, 5.0f, random);
+    std::vector<float> gram = before, in_parts = before;
+    kernels_.add_gram(x.data(), n_rows, n_dims, gram.data());
+    for (int64_t t = 0, n = 1; t < n_rows; t += n, n = 2 * n) {
+      n = std::min(n, n_rows - t);
+      kernels_.add_gram(x.data() + t * n_dims, n, n_dims, in_parts.data());
+    }
+    EXPECT_EQ(in_parts, gram);
+    for (int64_t i = 0; i < n_dims; ++i) {
+      for (int64_t j = 0; j < n_dims; ++j) {
+        double expected = before[i * n_dims + j], scale = std::abs(expected);
+        for (int64_t t = 0; t < n_rows && j >= i / 16 * 16; ++t) {
+          const double product = double{x[t * n_dims + i]} * x[t * n_dims + j];
+          expected += product;
+          scale += std::abs(product);
+        }
+        ASSERT_NEAR(gram[i * n_dims + j], expected, 1e-6 * scale) << i << ' ' << j;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Isas, ElementwiseTest, testing::ValuesIn(AvailableIsas()),
                          [](const auto& isa) { return std::string(IsaName(isa.param)); });
 

@@ -68,9 +68,10 @@ struct PackedFormat {
   // out by the ranges of the model, at whichever end.
   double sparse_share = 0;
   bool keys_before_rope = false;  // K is sealed as it was before RoPE; with codebooks only
-  // Not 0: this share of the dimensions of K and V is kept as rows, in bases that the runs bring
-  // (svd-online). There are no codes then, and nothing else here means anything.
-  double svd_share = 0;
+  // K and V stay rows, of fewer numbers (BlockShape::sealed_rank_k, sealed_rank_v), in bases that
+  // the runs bring (svd-online, zack(online=on)). There are no codes then, and nothing else here
+  // means anything.
+  bool is_rotated = false;
   // Channels have bits of their own (BlockShape::k_bits, v_bits) and no scale: rows come in units
   // of each channel's deviation, and codes are those of unit_codes.h. Of `k` and `v` nothing holds.
   bool splits_bits = false;
@@ -89,7 +90,8 @@ struct PackedShape {
   int n_blocks = 0;
   bool is_prompt = true;
   bool is_repaired = true;  // false: without a low-rank residual, whatever the format says
-  // With svd_share only.
+  // Where the format is rotated.
+  int sealed_rank_k = 0, sealed_rank_v = 0;
   DType row_type = DType::kBf16;
   bool has_rotations = true;  // in its record; runs without use those of the first run
 
@@ -189,24 +191,18 @@ constexpr int64_t ValueFactorOffset(const PackedShape& s) {
   return KeyFactorOffset(s) + FactorBytes(s);
 }
 
-// With svd_share: K in rows of the first so many dimensions, as K of a plain block; V as K. The
-// record: R of K [rank_k][SvdRank], R of V.
-constexpr int SvdRank(const PackedShape& s, int rank) {
-  const double exact = rank * s.format.svd_share / 16;
-  int n = static_cast<int>(exact);
-  if (n < exact - 1e-9 || n == 0) ++n;
-  return std::min(16 * n, rank);
+// Where the format is rotated: K in rows of sealed_rank_k numbers, as K of a plain block; V as K.
+// The record: R of K [rank_k][sealed_rank_k], R of V [rank_v][sealed_rank_v].
+constexpr int64_t RotatedValueOffset(const PackedShape& s) {
+  return kBlockSize * s.sealed_rank_k * SizeOf(s.row_type);
 }
-constexpr int64_t SvdValueOffset(const PackedShape& s) {
-  return kBlockSize * SvdRank(s, s.rank_k) * SizeOf(s.row_type);
-}
-constexpr int64_t SvdValueRotationOffset(const PackedShape& s) {
-  return int64_t{s.rank_k} * SvdRank(s, s.rank_k) * SizeOf(s.row_type);
+constexpr int64_t ValueRotationOffset(const PackedShape& s) {
+  return int64_t{s.rank_k} * s.sealed_rank_k * SizeOf(s.row_type);
 }
 
 constexpr int64_t PackedBlockBytes(const PackedShape& s) {
-  if (s.format.svd_share > 0) {
-    return SvdValueOffset(s) + kBlockSize * SvdRank(s, s.rank_v) * SizeOf(s.row_type);
+  if (s.format.is_rotated) {
+    return RotatedValueOffset(s) + kBlockSize * s.sealed_rank_v * SizeOf(s.row_type);
   }
   return ValueFactorOffset(s) + FactorBytes(s);
 }
@@ -230,9 +226,9 @@ constexpr int64_t KeySparseOffset(const PackedShape& s) {
   return KeySparseEndsOffset(s) + (s.n_key_entries() > 0 ? 4 * s.n_blocks : 0);
 }
 constexpr int64_t RunRecordBytes(const PackedShape& s) {
-  if (s.format.svd_share > 0) {
-    const int64_t of_v = int64_t{s.rank_v} * SvdRank(s, s.rank_v) * SizeOf(s.row_type);
-    return s.has_rotations ? SvdValueRotationOffset(s) + of_v : 0;
+  if (s.format.is_rotated) {
+    const int64_t of_v = int64_t{s.rank_v} * s.sealed_rank_v * SizeOf(s.row_type);
+    return s.has_rotations ? ValueRotationOffset(s) + of_v : 0;
   }
   return KeySparseOffset(s) + s.n_key_entries() * static_cast<int64_t>(sizeof(SparseEntry));
 }

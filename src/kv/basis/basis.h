@@ -44,6 +44,12 @@ struct HeadBasis {
   std::optional<CutColumns> cut = std::nullopt;
 };
 
+// What the maps of a sequence are found from where its prompt ends, beside its own rows.
+struct OnlineInputs {
+  std::vector<std::vector<double>> output_grams;  // BasisInputs::output_grams
+  bool is_normalised = false;                     // BasisOptions::is_normalised
+};
+
 struct ModelBasis {
   int n_layers = 0;
   int n_kv_heads = 0;
@@ -51,6 +57,8 @@ struct ModelBasis {
   std::vector<HeadBasis> heads;  // [n_layers * n_kv_heads]
   // KV heads that share latents, a divisor of n_kv_heads; above 1 only with latent keys.
   int heads_per_latent = 1;
+  // zack(online=on): heads have ranks and no maps, for every sequence finds its own.
+  std::optional<OnlineInputs> online = std::nullopt;
 
   bool has_latent_keys() const { return !heads.empty() && !heads.front().key_way_back.empty(); }
   const HeadBasis& head(int layer_idx, int kv_head_idx) const {

@@ -45,6 +45,15 @@ double TraceOf(const std::vector<double>& gram, int dim) {
   return trace;
 }
 
+std::vector<double> StackedGram(const std::vector<double>& x, const std::vector<double>& y,
+                                bool is_normalised, int dim) {
+  const auto scale = [&](const std::vector<double>& gram) {
+    const double trace = TraceOf(gram, dim);
+    return is_normalised && trace > 0 ? 1 / trace : 1.0;
+  };
+  return WeightedSum(scale(x), x, scale(y), y);
+}
+
 bool AllFinite(const std::vector<double>& values) {
   for (const double x : values) {
     if (!std::isfinite(x)) return false;

@@ -19,6 +19,10 @@ std::vector<double> GramAbout(const HeadMoments& moments, int64_t head_idx,
 // a X + b Y.
 std::vector<double> WeightedSum(double a, const std::vector<double>& x, double b,
                                 const std::vector<double>& y);
+// The Gram matrix of two blocks of rows below each other; normalised, each scaled to a Frobenius
+// norm of 1 first, but for one of zeros.
+std::vector<double> StackedGram(const std::vector<double>& x, const std::vector<double>& y,
+                                bool is_normalised, int dim);
 // The squared Frobenius norm of the rows behind the Gram matrix.
 double TraceOf(const std::vector<double>& gram, int dim);
 bool AllFinite(const std::vector<double>& values);

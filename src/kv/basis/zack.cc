@@ -5,20 +5,6 @@
 #include "kv/basis/rotation.h"
 
 namespace kvlathe {
-namespace {
-
-// The Gram matrix of two blocks of rows below each other.
-std::vector<double> Stacked(const std::vector<double>& x, const std::vector<double>& y,
-                            bool is_normalised, int dim) {
-  const auto scale = [&](const std::vector<double>& gram) {
-    const double trace = TraceOf(gram, dim);
-    return is_normalised && trace > 0 ? 1 / trace : 1.0;
-  };
-  return WeightedSum(scale(x), x, scale(y), y);
-}
-
-}  // namespace
-
 StatusOr<BasisAnalysis> AnalyseZack(const BasisInputs& inputs) {
   const CalibrationStatistics& s = *inputs.statistics;
   KVL_CHECK_EQ(std::ssize(inputs.output_grams), int64_t{s.shape.n_layers} * s.shape.n_kv_heads);
@@ -28,9 +14,9 @@ StatusOr<BasisAnalysis> AnalyseZack(const BasisInputs& inputs) {
     // Moments are means over tokens; the weights weigh against the sum.
     std::vector<double> values = GramOf(s.v, h, head_dim);
     for (double& x : values) x *= static_cast<double>(s.n_rows);
-    return PairGrams{Stacked(GramOf(s.q_post, h, head_dim), GramOf(s.k_post, h, head_dim),
-                             is_normalised, head_dim),
-                     Stacked(values, inputs.output_grams[h], is_normalised, head_dim)};
+    return PairGrams{StackedGram(GramOf(s.q_post, h, head_dim), GramOf(s.k_post, h, head_dim),
+                                 is_normalised, head_dim),
+                     StackedGram(values, inputs.output_grams[h], is_normalised, head_dim)};
   });
 }
 

@@ -22,6 +22,7 @@ struct SequenceCache::HeadTable {
   std::byte* entry_table = nullptr;  // EntryTable of n_blocks, under retention
   int64_t entry_table_bytes = 0;
   std::byte* open_entry = nullptr;  // OpenEntry, where entries are merged
+  std::byte* query_gram = nullptr;  // QueryGramBytes, until a run is sealed
   int64_t n_dropped = 0;            // entries, dropped or merged
 
   std::byte** blocks() const { return reinterpret_cast<std::byte**>(table); }

@@ -46,6 +46,7 @@ int64_t SequenceCache::MissingBytes(int64_t n_tokens, const std::vector<RunExten
     const BlockShape& shape = layout_->shapes[i];
     if (head.sink == nullptr) n_bytes += SinkBytes(*layout_, shape);
     if (head.open_entry == nullptr) n_bytes += OpenEntryBytes(*layout_, shape);
+    if (NeedsQueryGram(head)) n_bytes += QueryGramBytes(*layout_);
     n_bytes += std::max<int64_t>(0, RunTableBytesWith(runs, i) - head.run_table_bytes);
     if (n_blocks <= head.n_blocks) continue;
     n_bytes += (n_blocks - head.n_blocks) * BlockObjectBytes(shape);
@@ -55,8 +56,12 @@ int64_t SequenceCache::MissingBytes(int64_t n_tokens, const std::vector<RunExten
   return n_bytes;
 }
 
-// Sinks, open entries and blocks in the order of heads (each head's in this order). On failure all
-// that was taken is given back.
+bool SequenceCache::NeedsQueryGram(const HeadTable& head) const {
+  return layout_->GathersQueries() && head.n_runs == 0 && head.query_gram == nullptr;
+}
+
+// Sinks, open entries, Grams of queries and blocks in the order of heads (each head's in this
+// order). On failure all that was taken is given back.
 bool SequenceCache::AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* objects) {
   const auto take = [&](int64_t n_bytes) {
     std::byte* object = pool_->Allocate(ObjectKind::kBlock, n_bytes);
@@ -71,6 +76,7 @@ bool SequenceCache::AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* o
     if (ok && heads_[i].open_entry == nullptr && layout_->MergesEntries()) {
       ok = take(OpenEntryBytes(*layout_, shape));
     }
+    if (ok && NeedsQueryGram(heads_[i])) ok = take(QueryGramBytes(*layout_));
     for (int64_t b = heads_[i].n_blocks; ok && b < n_blocks; ++b) {
       ok = take(BlockObjectBytes(shape));
     }
@@ -173,6 +179,10 @@ Status SequenceCache::Extend(int n_new) {
     if (head.open_entry == nullptr && layout_->MergesEntries()) {
       head.open_entry = *next++;
       std::memset(head.open_entry, 0, OpenEntryBytes(*layout_, layout_->shapes[i]));
+    }
+    if (NeedsQueryGram(head)) {
+      head.query_gram = *next++;
+      std::memset(head.query_gram, 0, QueryGramBytes(*layout_));
     }
     const int64_t n_blocks = BlocksOf(head, n_tokens);
     while (head.n_blocks < n_blocks) head.blocks()[head.n_blocks++] = *next++;
@@ -283,8 +293,8 @@ void SequenceCache::Clear() {
   reencoding_ = {};
   for (HeadTable& head : heads_) {
     for (int64_t b = n_released_; b < head.n_blocks; ++b) ReleaseBlock(&head, b);
-    for (std::byte* object :
-         {head.table, head.run_table, head.entry_table, head.open_entry, head.sink}) {
+    for (std::byte* object : {head.table, head.run_table, head.entry_table, head.open_entry,
+                              head.query_gram, head.sink}) {
       if (object != nullptr) pool_->Release(object);
     }
     head = HeadTable();
@@ -309,6 +319,7 @@ KvBytes SequenceCache::bytes() const {
       bytes.tables += head.table_bytes + head.run_table_bytes;
       bytes.entries += head.entry_table_bytes;
       if (head.open_entry != nullptr) bytes.entries += OpenEntryBytes(*layout_, shape);
+      if (head.query_gram != nullptr) bytes.run_records += QueryGramBytes(*layout_);
       for (const PackedRun& run : std::span(head.runs(), static_cast<size_t>(head.n_runs))) {
         const int64_t end = run.first_block + run.n_blocks;
         if (end <= n_released_) continue;
@@ -322,6 +333,10 @@ KvBytes SequenceCache::bytes() const {
     }
   }
   return bytes;
+}
+
+float* SequenceCache::query_gram(int layer_idx, int kv_head_idx) const {
+  return reinterpret_cast<float*>(heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].query_gram);
 }
 
 std::span<std::byte* const> SequenceCache::blocks(int layer_idx, int kv_head_idx) const {

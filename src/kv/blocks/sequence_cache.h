@@ -112,6 +112,10 @@ class SequenceCache {
   void SetMerged(int layer_idx, int kv_head_idx, int64_t n_entries);
   MergedLength merged_length(int layer_idx, int kv_head_idx) const;
 
+  // Sum of q q^T over the queries of one head (QueryGramBytes), for the caller to add to; null
+  // where they are not gathered, or not any more.
+  float* query_gram(int layer_idx, int kv_head_idx) const;
+
   // The sealed runs of one head, oldest first. Valid as blocks() is.
   std::span<const PackedRun> runs(int layer_idx, int kv_head_idx) const;
 
@@ -148,6 +152,7 @@ class SequenceCache {
   int64_t RunTableBytesWith(const std::vector<RunExtent>& runs, size_t head_idx) const;
   int64_t SealRoom(int64_t n_tokens, const std::vector<RunExtent>& runs, int first_layer) const;
   void SetRoomAside(int first_layer);
+  bool NeedsQueryGram(const HeadTable& head) const;
   int64_t MissingBytes(int64_t n_tokens, const std::vector<RunExtent>& runs) const;
   bool AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* objects);
   bool GrowTables(int64_t n_tokens, const std::vector<RunExtent>& runs);

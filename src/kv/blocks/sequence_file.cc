@@ -21,7 +21,7 @@ namespace kvlathe {
 namespace {
 
 constexpr std::string_view kMagic = "KVLSEQ\r\n";
-constexpr uint32_t kVersion = 5;
+constexpr uint32_t kVersion = 6;
 constexpr int64_t kCrcBytes = 4;
 // Bounds that keep every product below 2^63.
 constexpr uint32_t kMaxTextBytes = 1 << 16;
@@ -68,6 +68,11 @@ bool ReadShape(ByteReader* reader, BlockShape* shape) {
       if (!reader->Read(&number) || number > kMaxDim) return false;
       n = static_cast<int>(number);
     }
+  }
+  for (int* rank : {&shape->sealed_rank_k, &shape->sealed_rank_v}) {
+    uint32_t number = 0;
+    if (!reader->Read(&number) || number > kMaxDim) return false;
+    *rank = static_cast<int>(number);
   }
   return true;
 }
@@ -167,6 +172,8 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
     for (const BitSplit* split : {&shape.k_bits, &shape.v_bits}) {
       for (const int n : split->channels) AppendBytes(static_cast<uint32_t>(n), &rest);
     }
+    AppendBytes(static_cast<uint32_t>(shape.sealed_rank_k), &rest);
+    AppendBytes(static_cast<uint32_t>(shape.sealed_rank_v), &rest);
   }
   const std::vector<MergedLength> merged = MergedLengths(cache, layout);
   for (const MergedLength& length : merged) {

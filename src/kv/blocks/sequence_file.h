@@ -2,22 +2,24 @@
 //
 //   offset  bytes
 //   0       8       "KVLSEQ\r\n"
-//   8       4       format version, 5
+//   8       4       format version, 6
 //   12      8       n_bytes of the whole file
 //   20              spec, model: a length of 4 bytes and the text, each
 //                   n_layers, n_kv_heads, head_dim, n_sink, window, kBlockSize, n_tokens: 4 bytes
 //                   each; where the prompt ends and how many positions come after it: 8 bytes each
 //                   of every KV head rank_k, rank_v, row type (0 F32, 1 F16, 2 BF16), whether its
-//                   open blocks are coded, channels of K and of V with 8, 5, 4, 3, 2 and 1 bits: 4
-//                   bytes each
+//                   open blocks are coded, channels of K and of V with 8, 5, 4, 3, 2 and 1 bits,
+//                   numbers of sealed rows of K and of V (0 where the format does not rotate them):
+//                   4 bytes each
 //                   of every KV head, where entries are merged, their number, and where the model
 //                   decides and they are sealed the blocks that were with the prompt and that are:
 //                   4 bytes each
 //                   the caller's state: a length of 8 bytes and the bytes
 //                   for every KV head its sink rows, then its blocks, as they lie in memory; with a
 //                   window, the blocks that the last position sees; of a spec that seals, then
-//                   the run records of these blocks, and for the first head the layer records; of
-//                   one that drops entries, then positions and votes of those that are left
+//                   the run records of these blocks, and for the first head the layer records, or
+//                   before the first run what it is to find its bases from; of one that drops
+//                   entries, then positions and votes of those that are left
 //   last    4       CRC-32C of everything before
 //
 // Numbers are little-endian. Rows that no position has filled are zero in the file, so that it says

@@ -158,6 +158,10 @@ Status WriteHead(const SequenceCache& cache, const CacheLayout& layout, int laye
     n_left = std::max<int64_t>(0, n_left - kBlockSize);
   }
   KVL_RETURN_IF_ERROR(WriteRecords(cache, layout, held, layer_idx, kv_head_idx, write));
+  if (const float* gram = cache.query_gram(layer_idx, kv_head_idx); gram != nullptr) {
+    const auto n_bytes = static_cast<size_t>(QueryGramBytes(layout));
+    KVL_RETURN_IF_ERROR(write(std::as_bytes(std::span(gram, n_bytes / sizeof(float)))));
+  }
   if (const std::byte* open = cache.open_entry(layer_idx, kv_head_idx); open != nullptr) {
     const int64_t n_bytes = OpenEntryBytes(layout, shape);
     return write({open, static_cast<size_t>(n_bytes)});
@@ -178,6 +182,9 @@ class RowCopier {
       for (int kv_head_idx = 0; kv_head_idx < layout_.n_kv_heads; ++kv_head_idx) {
         CopyBlocks(layer_idx, kv_head_idx);
         if (!CopyRecords(layer_idx, kv_head_idx)) return false;
+        if (float* gram = cache_->query_gram(layer_idx, kv_head_idx); gram != nullptr) {
+          Take(reinterpret_cast<std::byte*>(gram), QueryGramBytes(layout_));
+        }
         if (!CopyEntries(layer_idx, kv_head_idx)) return false;
         if (!CopyOpenEntry(layer_idx, kv_head_idx)) return false;
       }
@@ -293,6 +300,7 @@ int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t
     n_bytes += SinkBytes(layout, head) + (n_held - first_plain) * BlockObjectBytes(head);
     n_bytes += OpenEntryBytes(layout, head);
     if (!layout.RetentionIsOver(n_tokens, n_prompt)) n_bytes += EntryTableBytes(layout, n_held);
+    if (held.n_sealed() == 0) n_bytes += QueryGramBytes(layout);
     const bool is_first = layout.OwnsLayerRecord(kv_head_idx);
     const int layer_rank_v = is_first ? SharedRankV(layout, i) : 0;
     for (const RunExtent& run : held.runs()) {

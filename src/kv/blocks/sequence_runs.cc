@@ -181,6 +181,7 @@ void SequenceCache::PlaceRunOfHead(int layer_idx, int kv_head_idx, const RunObje
                                 .is_repaired = run.is_repaired,
                                 .record = objects.records[kv_head_idx],
                                 .layer_record = objects.layer_records[kv_head_idx]};
+  if (head.query_gram != nullptr) pool_->Release(std::exchange(head.query_gram, nullptr));
   // A narrow window may have left the whole run behind before it is sealed.
   const int64_t last_block = run.first_block + run.n_blocks - 1;
   if (head.blocks()[last_block] == nullptr) ReleaseRecords(&head.runs()[head.n_runs - 1]);

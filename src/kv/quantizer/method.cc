@@ -32,10 +32,13 @@ bool CodesOpenRows(const Stage& stage, const Stage* retention) {
 std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   const Stage* stage = spec.splits_bits() ? spec.basis() : spec.quantizer();
   if (stage == nullptr) {
-    const Stage* const basis = spec.basis();
-    if (basis == nullptr || basis->name != "svd-online") return std::nullopt;
-    return SealPlan{
-        .format = {.svd_share = 1 - basis->Number("rate")}, .prompt_run = 0, .buffer = kBlockSize};
+    if (!spec.finds_basis_online()) return std::nullopt;
+    const bool is_strawman = spec.basis()->name == "svd-online";
+    return SealPlan{.format = {.is_rotated = true},
+                    .prompt_run = 0,
+                    .buffer = kBlockSize,
+                    .kept_share = is_strawman ? 1 - spec.basis()->Number("rate") : 0,
+                    .gathers_queries = !is_strawman};
   }
   SealPlan plan;
   if (spec.splits_bits()) {
