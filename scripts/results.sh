@@ -57,13 +57,15 @@ bases() {
     for rate in 0.25 0.5 0.625; do
       specs+=(--kv "fdc(rate=$rate)" --kv "zack(rate=$rate)" --kv "zack(rate=$rate,normalise=on)" --kv "lathe(rate=$rate)" --kv "lathe(rate=$rate,keys=before)" --kv "palu(rate=$rate,round=16)")
       if [ $source = text ]; then
-        specs+=(--kv "zack(rate=$rate,online=on)" --kv "zack(rate=$rate,normalise=on,online=on)")
         specs+=(--kv "palu(rate=$rate,round=16,ranks=uniform)" --kv "palu(rate=$rate,round=16,ranks=fisher)")
         specs+=(--kv "lathe(rate=$rate,centre=off)" --kv "lathe(rate=$rate,ranks=uniform)" --kv "lathe(rate=$rate,keys=before,ranks=uniform)")
       fi
     done
     measure "Bases, calibrated on $source" --basis "$work/$source.safetensors" "${specs[@]}"
   done
+  specs=()
+  for rate in 0.25 0.5 0.625; do specs+=(--kv "zack(rate=$rate,online=on)" --kv "zack(rate=$rate,normalise=on,online=on)"); done
+  measure "The papers' /OE" --basis "$work/text.safetensors" "${specs[@]}"
   measure "Not calibrated" --kv 'svd-online(rate=0.25)' --kv svd-online --kv 'svd-online(rate=0.75)'
 }
 

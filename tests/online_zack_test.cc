@@ -324,6 +324,23 @@ TEST_P(OnlineZackTest, HasTheBitsOfASequenceAloneHoweverItIsCut) {
   EXPECT_EQ(of_second, alone);
 }
 
+TEST(OnlineZack, IsRefusedWithASlidingWindow) {
+  const std::string directory = testing::FreshDirectory("online_zack_window");
+  testing::WriteRandomModel({.model_type = "mistral", .window = 64}, directory, 3);
+  ThreadPool threads(1);
+  auto reader = SafetensorsReader::OpenModel(directory);
+  auto weights = ModelWeights::Load(*LoadModelConfig(directory), DType::kBf16,
+                                    MakeFileSource(*std::move(reader)), &threads);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  ModelBasis basis{2, 2, 16, std::vector<HeadBasis>(4, {.rank_k = 16, .rank_v = 16})};
+  basis.online = OnlineInputs{};
+  const std::optional<SealPlan> seal = SealPlanOf(*Spec::Parse("zack(online=on)"));
+  const auto model =
+      Model::Create(*std::move(weights), &basis, 4, &threads, AvailableIsas().back(), &*seal);
+  EXPECT_EQ(model.status().code(), StatusCode::kUnimplemented);
+  std::filesystem::remove_all(directory);
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, OnlineZackTest, ::testing::ValuesIn(kCases),
                          [](const auto& test) { return std::string(test.param.name); });
 

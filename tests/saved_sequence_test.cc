@@ -151,7 +151,7 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereRunsHaveNoRecordOrABasisInTheFir
     ASSERT_TRUE(spec.ok()) << spec.status();
     const std::optional<SealPlan> seal = SealPlanOf(*spec);
     const auto model = MakeModel(basis, spec->n_sink(), &*seal);
-    for (const int n_prompt : {1, 68, 210}) {
+    for (const int n_prompt : {1, 40, 68, 210}) {
       SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
       ExpectSameBits(model.get(), n_prompt, spec->ToString());
     }

@@ -224,6 +224,31 @@ TEST(SealSchedule, SealedBytesEqualTheFormulaAndFitThePeak) {
   }
 }
 
+TEST(SealSchedule, BytesOfBasesThatRunsBringEqualTheFormulaAndFitThePeak) {
+  for (const bool gathers_queries : {false, true}) {
+    CacheLayout layout{2, 2, 32, 4, {}};
+    layout.seal = SealPlan{
+        .format = {.is_rotated = true}, .prompt_run = 0, .gathers_queries = gathers_queries};
+    for (const HeadRanks& ranks : {HeadRanks{16, 32}, {32, 32}, {16, 16}, {32, 16}}) {
+      layout.shapes.push_back(BlockShapeOf(ranks, 32, DType::kF32, &*layout.seal));
+    }
+    const int64_t grams = gathers_queries ? 4 * 32 * 32 * 4 : 0;
+    EXPECT_EQ(SequenceParts(layout, {60, 1, 100}).run_records, grams);
+    EXPECT_EQ(SequenceParts(layout, {99, 1, 100}).run_records, grams);
+    EXPECT_EQ(SequenceParts(layout, {100, 1, 100}).run_records,
+              4 * 32 * (16 + 32 + 32 + 32 + 16 + 16 + 32 + 16));
+    for (const Growth growth : {Growth{700, 200, 512}, Growth{700, 650, 50}, Growth{300, 1, 1},
+                                Growth{200, 108, 1}, Growth{150, 400, 64}}) {
+      SCOPED_TRACE(testing::Message() << gathers_queries << ' ' << growth.n_prompt);
+      ExpectBytesOfTheFormula(layout, growth);
+      const SequenceLength length = {growth.n_tokens, 1, growth.n_prompt};
+      int64_t sum = 0;
+      for (const ByteKinds& kinds : ByteKindsByLayer(layout, length)) sum += kinds.total();
+      EXPECT_EQ(sum, SequenceParts(layout, length).total());
+    }
+  }
+}
+
 // Long after the prompt as well: what is dropped there comes out of sealed runs.
 TEST(SealSchedule, BytesUnderRetentionEqualTheFormulaAndFitThePeak) {
   RetentionPlan share = {.votes = RetentionPlan::Votes::kAll, .keep = 0.3, .run = 128};
