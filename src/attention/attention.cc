@@ -83,7 +83,9 @@ void AddScores(const EntryScoreKernels& kernels, const HeadJob& job, int row_beg
                .table = job.scored});
 }
 
-int64_t ScoreStride(const HeadJob& job) { return RoundUp(job.n_entries, kBlockSize); }
+// A line more than the blocks: rows a power of two apart would fight for the same sets of the
+// caches.
+int64_t ScoreStride(const HeadJob& job) { return RoundUp(job.n_entries, kBlockSize) + 16; }
 
 void AttendSink(const AttendKernels& kernels, const HeadJob& job, const WorkItem& item,
                 float sm_scale, const PartialRows& partial) {

@@ -1,9 +1,26 @@
 #include "kernels/cpu/entry_scores.h"
 
+#include <thread>
+
 #include "base/random.h"
 #include "kernels/cpu/entry_scores_isa.h"
 
 namespace kvlathe {
+namespace {
+
+// Tables share locks; a line of its own keeps each from slowing others down.
+struct alignas(64) Lock {
+  std::atomic_flag flag;
+};
+constexpr int kLocks = 64;
+Lock locks[kLocks];
+
+}  // namespace
+
+SumsLock::SumsLock(const int64_t* sums)
+    : lock_(&locks[MixBits(reinterpret_cast<uintptr_t>(sums)) % kLocks].flag) {
+  while (lock_->test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+}
 
 uint32_t QueryKey(const ScoreNoise& noise, int head, int position) {
   const uint64_t place =

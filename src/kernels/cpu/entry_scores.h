@@ -15,7 +15,7 @@ namespace kvlathe {
 //
 // Sums are fixed-point numbers of kScoreUnit: adding them has no rounding, so neither threads nor
 // the way a prompt is cut into steps change what is kept.
-inline constexpr double kScoreUnit = 1.0 / (int64_t{1} << 32);
+inline constexpr double kScoreUnit = 1.0 / (1 << 28);
 
 class EntryTable {
  public:
@@ -68,7 +68,9 @@ constexpr uint32_t HashScore(uint32_t query_key, uint32_t key_position) {
 // Rows of queries and their scores against the entries of one head. Row r belongs to token
 // r / gqa_group and sees entries < first_visible + r / gqa_group.
 struct EntryScoreParams {
-  float* scores = nullptr;  // [n_rows, stride] q k, not scaled; the noisy sums overwrite it
+  // [n_rows, stride] q k, not scaled; the noisy sums overwrite it. What lies behind the entries, up
+  // to whole blocks of them, is read and not used.
+  float* scores = nullptr;
   int64_t stride = 0;
   int n_rows = 0;
   int gqa_group = 1;

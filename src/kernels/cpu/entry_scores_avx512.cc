@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "kernels/cpu/attend_avx512.h"
 #include "kernels/cpu/entry_scores_isa.h"
 
@@ -21,7 +23,7 @@ KVL_INLINE __m512 Log(__m512 x) {
 }
 
 KVL_INLINE __mmask16 FirstLanes(int n) {
-  return static_cast<__mmask16>((1u << Min(kLanes, n)) - 1);
+  return static_cast<__mmask16>((1u << Max(0, Min(kLanes, n))) - 1);
 }
 
 // -ln(-ln u) for 16 key positions (entry_scores.h).
@@ -41,10 +43,15 @@ KVL_INLINE __m512 Gumbel(uint32_t query_key, __m512i positions) {
   return _mm512_sub_ps(zero, Log(_mm512_sub_ps(zero, Log(u))));
 }
 
-// What turns a score of a row into its probability: 2^(score * scale + offset) * weight.
+// What turns a score of a row into units of its probability: 2^(score * scale + offset).
 struct RowWeight {
-  float scale, offset, weight;
+  float scale, offset;
 };
+
+// Of a row whose probabilities are 2^(score * scale - max) / sum.
+RowWeight WeightOf(float scale, float max, float sum) {
+  return {scale, -max - std::log2(sum * static_cast<float>(kScoreUnit))};
+}
 
 // Overwrites the row with noisy scores, in units of the binary logarithm.
 RowWeight AddNoise(const EntryScoreParams& p, int row, int n_visible) {
@@ -73,47 +80,95 @@ RowWeight AddNoise(const EntryScoreParams& p, int row, int n_visible) {
     const __m512 x = _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, scores + e), offset);
     sum = _mm512_add_ps(sum, _mm512_maskz_mov_ps(lanes, Exp2(x)));
   }
-  return {1, -max, 1 / _mm512_reduce_add_ps(sum)};
+  return WeightOf(1, max, _mm512_reduce_add_ps(sum));
 }
 
 constexpr int kRowsTogether = 64;
+constexpr int kBlockLines = kBlockSize / kLanes;
+// A probability is at most 1, also where a row has NaN, so that the units of this many fit 32 bits.
+constexpr float kMaxUnits = static_cast<float>(1 / kScoreUnit);
+constexpr int kRowsIn32Bits = 15;
+static_assert(kRowsIn32Bits * (1 / kScoreUnit) < 0x1p32);
 
-// Rows that the sums of one line are gathered from before they go to memory.
-void AddRows(const EntryScoreParams& p, int first_row, int n_rows) {
+// Rows [first, first + n) of the scores, whose units are added up before they go to memory. They
+// see ever more; those before first_seeing see nothing of the block at work.
+struct Rows {
   RowWeight weights[kRowsTogether];
   int visible[kRowsTogether];
-  int first_seeing = n_rows;  // rows see ever more
+  int first, first_seeing, n;
+};
+
+// Adds the units of the 64 entries from `entry` on of kRowsIn32Bits rows from `begin` on.
+template <bool kIsMasked>
+KVL_INLINE void AddUnits(const EntryScoreParams& p, const Rows& rows, int begin, int entry,
+                         __m512i (&sums)[kBlockLines]) {
+  const __m512 most = _mm512_set1_ps(kMaxUnits);
+  for (int i = begin; i < Min(rows.n, begin + kRowsIn32Bits); ++i) {
+    const float* row = p.scores + (rows.first + i) * p.stride + entry;
+    const __m512 scale = _mm512_set1_ps(rows.weights[i].scale);
+    const __m512 offset = _mm512_set1_ps(rows.weights[i].offset);
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
+      const __m512 x = _mm512_fmadd_ps(_mm512_loadu_ps(row + kLanes * j.value), scale, offset);
+      // Of NaN, min takes its second operand.
+      const __m512i units = _mm512_cvtps_epu32(_mm512_min_ps(Exp2(x), most));
+      const __mmask16 lanes =
+          kIsMasked ? FirstLanes(rows.visible[i] - entry - kLanes * j.value) : __mmask16(~0);
+      sums[j.value] = _mm512_mask_add_epi32(sums[j.value], lanes, sums[j.value], units);
+    });
+  }
+}
+
+// The sums of rows for the 64 entries from `entry` on.
+void AddBlock(const EntryScoreParams& p, const Rows& rows, int entry) {
+  __m512i even[kBlockLines], odd[kBlockLines];  // 64 bits wide
+  Unroll<kBlockLines>([&](auto j)
+                          KVL_PART { even[j.value] = odd[j.value] = _mm512_setzero_si512(); });
+  for (int i = rows.first_seeing; i < rows.n; i += kRowsIn32Bits) {
+    __m512i sums[kBlockLines];
+    Unroll<kBlockLines>([&](auto j) KVL_PART { sums[j.value] = _mm512_setzero_si512(); });
+    if (rows.visible[i] < entry + kBlockSize) {
+      AddUnits<true>(p, rows, i, entry, sums);
+    } else {
+      AddUnits<false>(p, rows, i, entry, sums);
+    }
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
+      const __m512i low = _mm512_set1_epi64(0xffffffff);
+      even[j.value] = _mm512_add_epi64(even[j.value], _mm512_and_si512(sums[j.value], low));
+      odd[j.value] = _mm512_add_epi64(odd[j.value], _mm512_srli_epi64(sums[j.value], 32));
+    });
+  }
+  const __m512i first = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0);
+  const __m512i second = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
+  int64_t* to = p.table.sums(entry / kBlockSize);
+  const SumsLock lock(to);
+  Unroll<kBlockLines>([&](auto j) KVL_PART {
+    int64_t* line = to + kLanes * j.value;
+    const auto add = [&](int64_t* at, __m512i index) KVL_PART {
+      const __m512i units = _mm512_permutex2var_epi64(even[j.value], index, odd[j.value]);
+      _mm512_storeu_si512(at, _mm512_add_epi64(_mm512_loadu_si512(at), units));
+    };
+    add(line, first);
+    add(line + kLanes / 2, second);
+  });
+}
+
+void AddRows(const EntryScoreParams& p, int first_row, int n_rows) {
+  Rows rows;
+  rows.first = first_row;
+  rows.n = rows.first_seeing = n_rows;
   for (int i = n_rows; i-- > 0;) {
     const int row = first_row + i;
-    visible[i] = VisibleToRow(p, row);
-    if (visible[i] == 0) break;
-    first_seeing = i;
-    if (p.noise != nullptr) {
-      weights[i] = AddNoise(p, row, visible[i]);
-    } else {
-      weights[i] = {p.sm_scale * kLog2E, -p.row_max[row] * kLog2E, 1 / p.row_sum[row]};
-    }
+    rows.visible[i] = VisibleToRow(p, row);
+    if (rows.visible[i] == 0) break;
+    rows.first_seeing = i;
+    rows.weights[i] = p.noise != nullptr
+                          ? AddNoise(p, row, rows.visible[i])
+                          : WeightOf(p.sm_scale * kLog2E, p.row_max[row] * kLog2E, p.row_sum[row]);
   }
-  const int end = n_rows == 0 ? 0 : visible[n_rows - 1];
-  for (int e = 0; e < end; e += kLanes) {
-    while (visible[first_seeing] <= e) ++first_seeing;
-    __m512i low = _mm512_setzero_si512(), high = low;
-    for (int i = first_seeing; i < n_rows; ++i) {
-      const __mmask16 lanes = FirstLanes(visible[i] - e);
-      const __m512 x =
-          _mm512_fmadd_ps(_mm512_maskz_loadu_ps(lanes, p.scores + (first_row + i) * p.stride + e),
-                          _mm512_set1_ps(weights[i].scale), _mm512_set1_ps(weights[i].offset));
-      constexpr float kUnits = static_cast<float>(1 / kScoreUnit);
-      const __m512 units =
-          _mm512_maskz_mul_ps(lanes, Exp2(x), _mm512_set1_ps(weights[i].weight * kUnits));
-      low = _mm512_add_epi64(low, _mm512_cvttps_epi64(_mm512_castps512_ps256(units)));
-      high = _mm512_add_epi64(high, _mm512_cvttps_epi64(_mm512_extractf32x8_ps(units, 1)));
-    }
-    alignas(64) int64_t line[kLanes];
-    _mm512_store_si512(line, low);
-    _mm512_store_si512(line + kLanes / 2, high);
-    int64_t* sums = p.table.sums(e / kBlockSize) + e % kBlockSize;
-    for (int i = 0; i < kLanes; ++i) AddToSum(line[i], sums + i);
+  const int end = rows.first_seeing == n_rows ? 0 : rows.visible[n_rows - 1];
+  for (int entry = 0; entry < end; entry += kBlockSize) {
+    while (rows.visible[rows.first_seeing] <= entry) ++rows.first_seeing;
+    AddBlock(p, rows, entry);
   }
 }
 

@@ -20,6 +20,18 @@ inline float TemperatureOfToken(const ScoreNoise& noise, int token) {
                   noise.temperature + static_cast<float>(token) * noise.temperature_step);
 }
 
+// Keeps all others that lock the same sums out while it lives: one exchange for a block of sums,
+// which are 64 otherwise. Held for a few dozen cycles.
+class SumsLock {
+ public:
+  explicit SumsLock(const int64_t* sums);
+  ~SumsLock() { lock_->clear(std::memory_order_release); }
+  SumsLock(const SumsLock&) = delete;
+
+ private:
+  std::atomic_flag* lock_;
+};
+
 inline void AddToSum(int64_t units, int64_t* sum) {
   if (units != 0) std::atomic_ref(*sum).fetch_add(units, std::memory_order_relaxed);
 }

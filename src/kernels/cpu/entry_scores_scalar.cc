@@ -43,8 +43,8 @@ void Add(const EntryScoreParams& p) {
     for (int e = 0; e < n_visible; ++e) {
       const float probability = std::exp(scores[e] * scale - max) * inverse_sum;
       // A probability is at most 1 but for rounding; in this order NaN is a number as well.
-      const float units = std::min(0x1p33f, probability / static_cast<float>(kScoreUnit));
-      AddToSum(static_cast<int64_t>(units), &p.table.sum(e));
+      const float units = std::min(0x1p28f, probability / static_cast<float>(kScoreUnit));
+      AddToSum(std::lrintf(units), &p.table.sum(e));
     }
   }
 }
