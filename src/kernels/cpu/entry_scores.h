@@ -15,7 +15,7 @@ namespace kvlathe {
 //
 // Sums are fixed-point numbers of kScoreUnit: adding them has no rounding, so neither threads nor
 // the way a prompt is cut into steps change what is kept.
-inline constexpr double kScoreUnit = 1.0 / (1 << 28);
+inline constexpr double kScoreUnit = 1.0 / (1 << 30);
 
 class EntryTable {
  public:

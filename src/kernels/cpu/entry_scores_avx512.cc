@@ -87,7 +87,7 @@ constexpr int kRowsTogether = 64;
 constexpr int kBlockLines = kBlockSize / kLanes;
 // A probability is at most 1, also where a row has NaN, so that the units of this many fit 32 bits.
 constexpr float kMaxUnits = static_cast<float>(1 / kScoreUnit);
-constexpr int kRowsIn32Bits = 15;
+constexpr int kRowsIn32Bits = 3;
 static_assert(kRowsIn32Bits * (1 / kScoreUnit) < 0x1p32);
 
 // Rows [first, first + n) of the scores, whose units are added up before they go to memory. They

@@ -43,7 +43,7 @@ void Add(const EntryScoreParams& p) {
     for (int e = 0; e < n_visible; ++e) {
       const float probability = std::exp(scores[e] * scale - max) * inverse_sum;
       // A probability is at most 1 but for rounding; in this order NaN is a number as well.
-      const float units = std::min(0x1p28f, probability / static_cast<float>(kScoreUnit));
+      const float units = std::min(0x1p30f, probability / static_cast<float>(kScoreUnit));
       AddToSum(std::lrintf(units), &p.table.sum(e));
     }
   }
