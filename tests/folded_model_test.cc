@@ -8,10 +8,12 @@
 #include <random>
 #include <utility>
 
+#include "kv/retention/method.h"
 #include "loaded_model.h"
 #include "model_shapes.h"
 #include "random_model.h"
 #include "reference_decoder.h"
+#include "reference_retention.h"
 
 namespace kvlathe {
 namespace {
@@ -174,6 +176,46 @@ TEST_P(FoldedModelTest, StoresTheRowsOfTheOnlineRotation) {
   ASSERT_EQ(stored[0].size(), stored[1].size());
   for (size_t i = 0; i < stored[0].size(); ++i) {
     ASSERT_NEAR(stored[0][i], stored[1][i], 1e-3) << "at " << i;
+  }
+}
+
+// Folded at full width, a prompt of whole keys is one of the basis in all its columns, of which the
+// first stay where it ends: what the literal decoder keeps.
+TEST_P(FoldedModelTest, ReadsPromptsWithWholeKeys) {
+  constexpr int kPrompt = 70;
+  const Bases bases = RandomPairs(reference_, 4);
+  for (const int n_sink : {0, 4}) {
+    RetentionPlan plan = *RetentionPlanOf(*Spec::Parse("fdc+h2o(keep=0.5,score=exact)"));
+    plan.run = 32;
+    testing::RetainLiterally retain({.name = "h2o",
+                                     .keep = 0.5,
+                                     .recent = 0.5,
+                                     .run = plan.run,
+                                     .n_sink = n_sink,
+                                     .n_prompt = kPrompt},
+                                    reference_.n_layers, reference_.n_kv_heads);
+    std::vector<int> n_seen(reference_.n_layers);
+    const Matrix expected = testing::ReferenceLogits(
+        reference_, ids_, bases.reference, n_sink,
+        [&](int layer, testing::ReferenceRows* rows) {
+          retain(layer, rows);
+          if (++n_seen[layer] != kPrompt) return;
+          testing::MapKeys(reference_, layer, bases.reference, n_sink, rows);
+        },
+        nullptr, kPrompt);
+    for (const Isa isa : AvailableIsas()) {
+      SCOPED_TRACE(fmt::format("{} n_sink {}", IsaName(isa), n_sink));
+      LoadedModel loaded = LoadModel(directory_, DType::kF32, isa);
+      auto model = Model::Create(loaded.weights, &bases.model, n_sink, loaded.pool.get(), isa,
+                                 nullptr, &plan);
+      ASSERT_TRUE(model.ok()) << model.status();
+      loaded.model = *std::move(model);
+      for (const int chunk : {64, 11}) {
+        const Matrix logits = EngineLogits(&loaded, ids_, {chunk}, kPrompt);
+        EXPECT_LT(MaxDifference(logits, expected), 1e-3) << chunk;
+      }
+      EXPECT_EQ(loaded.model->profile().rotate, 0);
+    }
   }
 }
 

@@ -28,13 +28,15 @@ LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
 }
 
 Matrix EngineLogits(LoadedModel* loaded, const std::vector<int>& ids,
-                    const std::vector<int>& chunks) {
+                    const std::vector<int>& chunks, int n_prompt) {
   SequenceCache cache(&loaded->model->layout(), loaded->blocks.get());
+  if (n_prompt > 0) cache.set_n_prompt(n_prompt);
   Matrix logits;
   const std::vector<int32_t> tokens(ids.begin(), ids.end());
   for (size_t begin = 0, chunk = 0; begin < tokens.size(); ++chunk) {
-    const size_t n =
-        std::min<size_t>(chunks[std::min(chunk, chunks.size() - 1)], tokens.size() - begin);
+    const int64_t wanted = chunks[std::min(chunk, chunks.size() - 1)];
+    const auto n = static_cast<size_t>(
+        std::min<int64_t>({wanted, static_cast<int64_t>(tokens.size() - begin), cache.max_step()}));
     EXPECT_TRUE(cache.Extend(static_cast<int>(n)).ok());
     const SequenceStep step{&cache, std::span(tokens).subspan(begin, n),
                             SequenceStep::Logits::kAll};

@@ -25,9 +25,10 @@ struct LoadedModel {
 LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
                       const ModelBasis* basis = nullptr, int n_sink = 0, int context = 0);
 
-// Logits after every token, fed in chunks of the given sizes (the last one repeats).
+// Logits after every token, fed in chunks of the given sizes (the last one repeats) and of no more
+// than the cache takes at once. n_prompt 0: the prompt does not end.
 Matrix EngineLogits(LoadedModel* loaded, const std::vector<int>& ids,
-                    const std::vector<int>& chunks);
+                    const std::vector<int>& chunks, int n_prompt = 0);
 
 // Infinite where one of the two is no number.
 double MaxDifference(const Matrix& a, const Matrix& b);

@@ -261,9 +261,20 @@ Vector RotateRowBack(const ReferenceRope& rope, int n_channels, const Vector& x,
   return y;
 }
 
+void MapKeys(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>& bases,
+             int n_sink, ReferenceRows* rows) {
+  for (int g = 0; g < m.n_kv_heads; ++g) {
+    const ReferenceBasis& basis = bases[layer * m.n_kv_heads + g];
+    for (size_t j = n_sink; j < rows->keys[g].size(); ++j) {
+      rows->keys[g][j] = TimesMatrix(Shifted(rows->keys[g][j], basis.key_offset, -1), basis.key);
+    }
+  }
+}
+
 Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
                        const std::vector<ReferenceBasis>& bases, int n_sink,
-                       const ReferenceLoss& loss, const ReferenceMerging* merging) {
+                       const ReferenceLoss& loss, const ReferenceMerging* merging,
+                       int n_whole_keys) {
   std::vector<ReferenceRows> rows(m.n_layers);
   for (ReferenceRows& r : rows) {
     r.keys.resize(m.n_kv_heads);
@@ -279,9 +290,10 @@ Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
       const std::string layer = LayerPrefix(m, l);
       const Vector before = x;
       const Qkv qkv = ProjectQkv(m, layer, AttentionNorm(m, layer, x));
-      Store(m, l, {bases, n_sink, merging}, qkv, position, &rows[l]);
+      const int n_plain_keys = position < n_whole_keys ? n_whole_keys : n_sink;
+      Store(m, l, {bases, n_plain_keys, merging}, qkv, position, &rows[l]);
       const Vector o =
-          ProjectOutput(m, layer, Attend(m, l, bases, n_sink, qkv.q, position, rows[l]));
+          ProjectOutput(m, layer, Attend(m, l, bases, n_plain_keys, qkv.q, position, rows[l]));
       if (loss) loss(l, &rows[l]);
       for (int i = 0; i < m.hidden; ++i) x[i] += o[i];
       const Vector mlp = Mlp(m, layer, MlpNorm(m, layer, before, x));

@@ -94,11 +94,17 @@ std::vector<double> RotateRowBack(const ReferenceRope& rope, int n_channels,
 // rows may go as well.
 using ReferenceLoss = std::function<void(int layer_idx, ReferenceRows* rows)>;
 
-// Logits after every token, [n_tokens][vocab]. bases: empty, or [n_layers * n_kv_heads].
+// Logits after every token, [n_tokens][vocab]. bases: empty, or [n_layers * n_kv_heads]. Keys of
+// the first n_whole_keys positions are stored as they are; behind the last of them `loss` maps what
+// is left of them in its layer (MapKeys).
 Matrix ReferenceLogits(const ReferenceModel& model, const std::vector<int>& ids,
                        const std::vector<ReferenceBasis>& bases = {}, int n_sink = 0,
                        const ReferenceLoss& loss = nullptr,
-                       const ReferenceMerging* merging = nullptr);
+                       const ReferenceMerging* merging = nullptr, int n_whole_keys = 0);
+
+// Keys past the first n_sink, which were stored as they are.
+void MapKeys(const ReferenceModel& model, int layer, const std::vector<ReferenceBasis>& bases,
+             int n_sink, ReferenceRows* rows);
 
 // Of the differences of two matrices of one shape.
 double RootMeanSquare(const Matrix& a, const Matrix& b);

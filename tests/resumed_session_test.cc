@@ -11,6 +11,7 @@
 #include "evaluation/bench_model.h"
 #include "io/scratch_folder.h"
 #include "kv/quantizer/method.h"
+#include "kv/retention/method.h"
 #include "kv/spec.h"
 #include "model/tensor_source.h"
 
@@ -56,9 +57,11 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
     identity_ = {spec->ToString(), "a model"};
     const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.5, 9);
     const std::optional<SealPlan> seal = SealPlanOf(*spec);
+    const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);
     auto model = Model::Create(*std::move(weights), spec->basis() == nullptr ? nullptr : &basis,
                                spec->n_sink(), &threads_, SelectIsa().value(),
-                               seal.has_value() ? &*seal : nullptr);
+                               seal.has_value() ? &*seal : nullptr,
+                               retention.has_value() ? &*retention : nullptr);
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }
@@ -215,7 +218,11 @@ INSTANTIATE_TEST_SUITE_P(
                     ModelCase{"basis_window", DType::kF32, "fdc(rate=0.5)", 48},
                     ModelCase{"kivi", DType::kBf16, "kivi(bits=2,run=64)"},
                     ModelCase{"gear", DType::kBf16, "fdc(rate=0.5)+gear(bits=4,run=128,share=0.1)"},
-                    ModelCase{"gear_window", DType::kF32, "gear(bits=4,run=64,share=0.1)", 100}),
+                    ModelCase{"gear_window", DType::kF32, "gear(bits=4,run=64,share=0.1)", 100},
+                    ModelCase{"h2o", DType::kBf16, "fdc(rate=0.5)+h2o(keep=0.5)"},
+                    ModelCase{"exact", DType::kBf16, "fdc(rate=0.5)+h2o(keep=0.5,score=exact)"},
+                    ModelCase{"exact_kivi", DType::kF32,
+                              "fdc(rate=0.5)+tova(budget=60,score=exact)+kivi(bits=4)"}),
     [](const auto& test) { return std::string(test.param.name); });
 
 // Sessions that wait hold memory; it is taken back before anything that runs is preempted, and

@@ -35,7 +35,13 @@ struct Case {
   const char* spec;
   ReferenceRetention literal;
   bool has_latents = false;  // random ones, in place of palu's; shared as the spec says
+  // Random maps in place of fdc's.
+  bool has_maps() const { return std::string_view(spec).starts_with("fdc"); }
 };
+
+bool ReadsWholeKeys(std::string_view spec) {
+  return spec.find("score=exact") != std::string_view::npos;
+}
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.spec; }
 
@@ -79,6 +85,25 @@ const Case kCases[] = {
     {"palu(group=2)+tova(budget=48,sink=0)",
      {.name = "tova", .budget = 48, .shared = true, .run = kRun},
      true},
+    {"fdc+h2o(keep=0.4,recent=0.5,sink=4)",
+     {.name = "h2o", .keep = 0.4, .recent = 0.5, .run = kRun, .n_sink = 4}},
+    {"fdc+h2o(keep=0.4,recent=0.5,score=exact,sink=4)",
+     {.name = "h2o", .keep = 0.4, .recent = 0.5, .run = kRun, .n_sink = 4}},
+    {"fdc+h2o(keep=0.3,budget=prompt,recent=0.5,prune=prompt,score=exact,sink=0)",
+     {.name = "h2o", .keep = 0.3, .of_prompt = true, .recent = 0.5}},
+    {"fdc+tova(budget=48,score=exact,sink=2)",
+     {.name = "tova", .budget = 48, .shared = true, .run = kRun, .n_sink = 2}},
+    {"fdc+keyformer(keep=0.4,recent=0.3,score=exact,sink=4)",
+     {.name = "keyformer", .keep = 0.4, .recent = 0.3, .tau_end = 2, .run = kRun, .n_sink = 4}},
+    {"fdc+snapkv(budget=60,window=16,kernel=5,score=exact,sink=4)",
+     {.name = "snapkv",
+      .budget = 60,
+      .n_recent = 16,
+      .kernel = 5,
+      .prompt_only = true,
+      .n_sink = 4}},
+    {"fdc+snapkv(budget=500,window=16,score=exact,sink=0)",
+     {.name = "snapkv", .budget = 500, .n_recent = 16, .kernel = 5, .prompt_only = true}},
 };
 
 class RetainedModelTest : public ::testing::TestWithParam<Case> {
@@ -87,6 +112,7 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
     directory_ = testing::FreshDirectory("retained_model");
     reference_ =
         testing::WriteRandomModel({.n_heads = 4, .n_kv_heads = 2, .head_dim = 32}, directory_, 31);
+    maps_ = testing::RandomBases(reference_, 12);
     latents_ = testing::RandomLatentBases(reference_, 12);
     shared_latents_ = testing::RandomLatentBases(reference_, 12, reference_.n_kv_heads);
     ids_.clear();  // both suites of this class come here
@@ -109,7 +135,7 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
     auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
                                       MakeFileSource(*std::move(reader)), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
-    const ModelBasis basis = testing::ToModelBasis(reference_, LatentsOf(spec_text));
+    const ModelBasis basis = testing::ToModelBasis(reference_, BasesOf(spec_text));
     auto model = Model::Create(*std::move(weights), spec->basis() == nullptr ? nullptr : &basis,
                                spec->n_sink(), &threads_, isa, seal.has_value() ? &*seal : nullptr,
                                plan.has_value() ? &*plan : nullptr);
@@ -186,17 +212,19 @@ class RetainedModelTest : public ::testing::TestWithParam<Case> {
 
   static std::string directory_;
   static testing::ReferenceModel reference_;
-  static const std::vector<testing::ReferenceBasis>& LatentsOf(std::string_view spec) {
+  static const std::vector<testing::ReferenceBasis>& BasesOf(std::string_view spec) {
+    if (spec.starts_with("fdc")) return maps_;
     return spec.starts_with("palu(group=2)") ? shared_latents_ : latents_;
   }
 
-  static std::vector<testing::ReferenceBasis> latents_, shared_latents_;
+  static std::vector<testing::ReferenceBasis> maps_, latents_, shared_latents_;
   static std::vector<int32_t> ids_;
   ThreadPool threads_{2};
   BlockPool pool_{int64_t{64} << 20};
 };
 std::string RetainedModelTest::directory_;
 testing::ReferenceModel RetainedModelTest::reference_;
+std::vector<testing::ReferenceBasis> RetainedModelTest::maps_;
 std::vector<testing::ReferenceBasis> RetainedModelTest::latents_;
 std::vector<testing::ReferenceBasis> RetainedModelTest::shared_latents_;
 std::vector<int32_t> RetainedModelTest::ids_;
@@ -208,10 +236,17 @@ TEST_P(RetainedModelTest, KeepsWhatTheLiteralMethodKeeps) {
   testing::RetainLiterally retain(literal, reference_.n_layers, reference_.n_kv_heads);
   const std::vector<int> ids(ids_.begin(), ids_.begin() + kTokens);
   std::vector<testing::ReferenceBasis> bases;
-  if (GetParam().has_latents) bases = LatentsOf(GetParam().spec);
+  if (GetParam().has_latents || GetParam().has_maps()) bases = BasesOf(GetParam().spec);
+  const int n_whole_keys = ReadsWholeKeys(GetParam().spec) ? kPrompt : 0;
+  std::vector<int> n_seen(reference_.n_layers);
   const Matrix want = testing::ReferenceLogits(
       reference_, ids, bases, literal.n_sink,
-      [&](int layer, testing::ReferenceRows* rows) { retain(layer, rows); });
+      [&](int layer, testing::ReferenceRows* rows) {
+        retain(layer, rows);
+        if (++n_seen[layer] != n_whole_keys) return;
+        testing::MapKeys(reference_, layer, bases, literal.n_sink, rows);
+      },
+      nullptr, n_whole_keys);
   const Matrix plain = testing::ReferenceLogits(reference_, ids, bases, literal.n_sink);
   const double loss = LargestDifference(want, plain);
   for (const Isa isa : AvailableIsas()) {
@@ -336,31 +371,44 @@ TEST_F(RetainedModelTest, SealsWhatStays) {
       {"palu(group=2)+tova(budget=80,sink=2)+token(bits=3,group=16)",
        {.name = "tova", .budget = 80, .shared = true, .slack = kSlack, .run = kRun, .n_sink = 2},
        {.name = "token", .bits = 3, .group = 16, .n_sink = 2},
-       true}};
+       true},
+      {"fdc+h2o(keep=0.4,score=exact,sink=4)+token(bits=3,group=16)",
+       {.name = "h2o", .keep = 0.4, .recent = 0.5, .slack = kSlack, .run = kRun, .n_sink = 4},
+       {.name = "token", .bits = 3, .group = 16, .n_sink = 4}},
+      {"fdc+snapkv(budget=90,window=16,kernel=5,score=exact,sink=0)+kivi(bits=3,group=32)",
+       {.name = "snapkv", .budget = 90, .n_recent = 16, .kernel = 5, .prompt_only = true},
+       {.name = "kivi", .bits = 3, .group = 32}}};
   const std::vector<int> ids(ids_.begin(), ids_.end());
   for (SealedCase c : cases) {
     SCOPED_TRACE(c.spec);
     c.retention.n_prompt = kPrompt;
     c.retention.n_generated = kManyTokens - kPrompt;
-    const auto bases = c.has_latents ? LatentsOf(c.spec) : std::vector<testing::ReferenceBasis>();
+    const int n_whole_keys = ReadsWholeKeys(c.spec) ? kPrompt : 0;
+    const bool has_basis = c.has_latents || n_whole_keys > 0;
+    const auto bases = has_basis ? BasesOf(c.spec) : std::vector<testing::ReferenceBasis>();
     testing::RetainLiterally retain(c.retention, reference_.n_layers, reference_.n_kv_heads);
     const auto read = [&](const ReferenceQuantizer* quantizer) {
       retain = testing::RetainLiterally(c.retention, reference_.n_layers, reference_.n_kv_heads);
       std::vector<int> n_seen(reference_.n_layers), n_entries(reference_.n_layers);
       std::vector<int> n_at_start(reference_.n_layers);  // entries when some were dropped last
       return testing::ReferenceLogits(
-          reference_, ids, bases, c.retention.n_sink, [&](int layer, testing::ReferenceRows* rows) {
+          reference_, ids, bases, c.retention.n_sink,
+          [&](int layer, testing::ReferenceRows* rows) {
             retain(layer, rows);
             const int n_before = n_entries[layer];
             n_entries[layer] = static_cast<int>(retain.Positions(layer, 0).size());
-            if (++n_seen[layer] < kPrompt || quantizer == nullptr) return;
+            if (++n_seen[layer] == n_whole_keys) {
+              testing::MapKeys(reference_, layer, bases, c.retention.n_sink, rows);
+            }
+            if (n_seen[layer] < kPrompt || quantizer == nullptr) return;
             const bool has_dropped = n_entries[layer] <= n_before;
             if (n_seen[layer] == kPrompt || has_dropped) n_at_start[layer] = n_entries[layer];
             ReferenceQuantizer of_rest = *quantizer;
             of_rest.run = 0;
             of_rest.n_prompt = c.retention.n_sink + n_at_start[layer];
             testing::SealLiterally(of_rest, layer, rows);
-          });
+          },
+          nullptr, n_whole_keys);
     };
     const Matrix unsealed = read(nullptr);
     const Matrix want = read(&c.quantizer);
@@ -507,6 +555,8 @@ TEST_F(RetainedModelTest, ABudgetForAllChangesNothing) {
 TEST_F(RetainedModelTest, DeterministicModelsKeepTheSameBits) {
   for (const char* spec :
        {"h2o(keep=0.4,sink=4)", "keyformer(keep=0.4,sink=4)", "palu+h2o(keep=0.4,sink=4)",
+        "fdc+h2o(keep=0.4,score=exact,sink=4)", "fdc+tova(budget=60,score=exact,sink=0)",
+        "fdc+keyformer(keep=0.2,score=exact,sink=2)+kivi(bits=2)",
         "h2o(keep=0.2,sink=4)+gear(bits=4)", "keyformer(keep=0.2,sink=0)+kivi(bits=2)",
         "tova(budget=70,sink=0)+gear(bits=2)"}) {
     SCOPED_TRACE(spec);
@@ -538,6 +588,73 @@ TEST_F(RetainedModelTest, DeterministicModelsKeepTheSameBits) {
     }
     const auto last = model->logits(model->n_logit_rows() - 1);
     EXPECT_EQ(std::vector<double>(last.begin(), last.end()), whole.back());
+  }
+}
+
+// Where nothing is dropped, what is left of a prompt of whole keys is what is stored of one that is
+// read with cut keys; of the first layer, which no attention has changed.
+TEST_F(RetainedModelTest, WholeKeysBecomeTheRowsThatOthersStore) {
+  for (const DType type : {DType::kBf16, DType::kF32}) {
+    std::vector<std::vector<std::byte>> blocks[2];  // full ones, of both
+    for (const bool is_exact : {false, true}) {
+      const char* const spec = is_exact ? "fdc+h2o(keep=1,score=exact,sink=3)" : "fdc(sink=3)";
+      std::unique_ptr<Model> model = Load(AvailableIsas().back(), type, spec);
+      model->set_deterministic(true);
+      const std::unique_ptr<SequenceCache> cache = NewCache(*model);
+      while (cache->n_tokens() < kPrompt) {
+        Step(model.get(), cache.get(),
+             static_cast<int>(std::min<int64_t>(cache->max_step(), kPrompt - cache->n_tokens())));
+      }
+      for (int g = 0; g < reference_.n_kv_heads; ++g) {
+        for (int b = 0; b < (kPrompt - 3) / kBlockSize; ++b) {
+          const std::byte* const block = cache->blocks(0, g)[b];
+          blocks[is_exact].emplace_back(block, block + BlockBytes(model->layout().shape(0, g)));
+        }
+      }
+    }
+    EXPECT_GT(blocks[0].size(), 0u);
+    EXPECT_TRUE(blocks[0] == blocks[1]);
+  }
+}
+
+// The closed formulas by hand: whole keys until the prompt ends, and what was there before counts
+// for admission.
+TEST_F(RetainedModelTest, WholeKeysAreAdmittedAndGoWhereThePromptEnds) {
+  for (const char* spec : {"fdc+h2o(keep=0.4,prune=prompt,score=exact,sink=4)",
+                           "fdc+tova(budget=40,score=exact,sink=0)",
+                           "fdc+snapkv(budget=100,score=exact,sink=0)+kivi(bits=2)"}) {
+    SCOPED_TRACE(spec);
+    std::unique_ptr<Model> model = Load(AvailableIsas().back(), DType::kBf16, spec);
+    const CacheLayout& layout = model->layout();
+    const auto read = [&](int64_t budget) {
+      BlockPool pool(budget);
+      SequenceCache cache(&layout, &pool);
+      cache.set_n_prompt(kPrompt, kTokens - kPrompt);
+      while (cache.n_tokens() < kTokens) {
+        const int begin = cache.n_tokens();
+        const int n = static_cast<int>(std::min<int64_t>(kTokens - begin, cache.max_step()));
+        KVL_RETURN_IF_ERROR(cache.Extend(n));
+        if (begin + n == kPrompt) {  // before it is cut
+          int64_t n_bytes = 0;
+          for (int l = 0; l < layout.n_layers; ++l) {
+            for (int g = 0; g < layout.n_kv_heads; ++g) {
+              n_bytes += std::ssize(cache.blocks(l, g)) * kBlockSize * 2 *
+                         (reference_.head_dim + layout.shape(l, g).rank_v);
+            }
+          }
+          EXPECT_EQ(cache.bytes().blocks, n_bytes);
+        }
+        const SequenceStep step{&cache, std::span(ids_).subspan(begin, n)};
+        KVL_RETURN_IF_ERROR(model->Forward({&step, 1}));
+        EXPECT_EQ(pool.usage().used_bytes, SequenceBytes(layout, begin + n, n, kPrompt));
+      }
+      return OkStatus();
+    };
+    const int64_t peak = PeakSequenceBytes(layout, kTokens, 512, kPrompt);
+    EXPECT_GT(peak, SequenceBytes(layout, kTokens, 1, kPrompt));
+    const Status status = read(peak);
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(read(peak - 1).code(), StatusCode::kResourceExhausted);
   }
 }
 

@@ -182,8 +182,11 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesDropped) {
   const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
   for (const char* text :
        {"h2o(keep=0.4)", "fdc(rate=0.3)+keyformer(keep=0.3,interval=4)", "tova(budget=40,sink=0)",
-        "snapkv(budget=50)", "window(size=30)", "h2o(keep=0.9)+gear(bits=4)",
-        "h2o(keep=0.3)+gear(bits=4)", "tova(budget=80,sink=0)+kivi(bits=2)"}) {
+        "fdc(rate=0.3)+keyformer(keep=0.3,score=exact)",
+        "fdc(rate=0.3)+h2o(keep=0.3,score=exact)+gear(bits=4)",
+        "fdc(rate=0.3)+snapkv(budget=50,score=exact,sink=0)", "snapkv(budget=50)",
+        "window(size=30)", "h2o(keep=0.9)+gear(bits=4)", "h2o(keep=0.3)+gear(bits=4)",
+        "tova(budget=80,sink=0)+kivi(bits=2)"}) {
     const auto spec = Spec::Parse(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
     const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);
@@ -196,6 +199,29 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesDropped) {
       ExpectSameBits(model.get(), n_prompt, spec->ToString());
     }
   }
+}
+
+// A prompt that is not read to its end holds whole keys.
+TEST_P(SavedSequence, GoesOnInThePromptWithWholeKeys) {
+  const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
+  const Spec spec = *Spec::Parse("fdc(rate=0.3)+h2o(keep=0.4,score=exact)");
+  const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
+  const auto model = MakeModel(&basis, spec.n_sink(), nullptr, &*retention);
+  const CacheLayout& layout = model->layout();
+  const SequenceIdentity identity = {spec.ToString(), "a model"};
+  BlockPool pool(kNoLimit);
+  SequenceCache original(&layout, &pool), restored(&layout, &pool);
+  original.set_n_prompt(200, 50);
+  Feed(model.get(), &original, RandomTokens(150, 1));
+  const std::string path = folder_ / "sequence";
+  ASSERT_TRUE(SaveSequence(original, layout, identity, "", path).ok());
+  const auto state = RestoreSequence(path, {identity, &layout, 512}, &restored);
+  ASSERT_TRUE(state.ok()) << state.status();
+  EXPECT_EQ(restored.bytes().total(), original.bytes().total());
+  const std::vector<int32_t> rest = RandomTokens(70, 2);
+  const std::string expected = Feed(model.get(), &original, rest);
+  EXPECT_EQ(Feed(model.get(), &restored, rest), expected);
+  EXPECT_EQ(restored.bytes().total(), original.bytes().total());
 }
 
 TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesMerged) {

@@ -281,6 +281,10 @@ INSTANTIATE_TEST_SUITE_P(
         CacheCase{"Bf16Window", DType::kBf16, false, nullptr, 90, true},
         CacheCase{"Bf16H2o", DType::kBf16, false, "h2o(keep=0.5)", 0, true},
         CacheCase{"Bf16HalfRankKeyformer", DType::kBf16, true, "keyformer(keep=0.4)", 0, true},
+        CacheCase{"Bf16ExactKeyformer", DType::kBf16, true, "keyformer(keep=0.4,score=exact)", 0,
+                  true},
+        CacheCase{"F32ExactSnapkvKivi", DType::kF32, true,
+                  "snapkv(keep=0.5,score=exact)+kivi(bits=4)", 0, true},
         CacheCase{"Bf16TovaKivi", DType::kBf16, false, "tova(budget=200)+kivi(bits=4)", 0, true}),
     [](const auto& cache) { return cache.param.name; });
 

@@ -244,6 +244,8 @@ TEST_P(RatesTest, RefusesWhatItDoesNotOffer) {
 INSTANTIATE_TEST_SUITE_P(Caches, RatesTest,
                          ::testing::Values("none", "kivi(bits=4,run=64)", "kcvt(bits=4,run=64)",
                                            "gear(bits=4,run=128,share=0.1)", "h2o(keep=0.5)",
+                                           "h2o(keep=0.5,score=exact)",
+                                           "keyformer(keep=0.5,score=exact)+kivi(bits=4)",
                                            "tova(keep=0.5)+kivi(bits=4)", "pool(n=3)"),
                          [](const auto& test) {
                            std::string name;

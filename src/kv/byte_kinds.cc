@@ -40,7 +40,8 @@ std::vector<ByteKinds> ByteKindsByLayer(const CacheLayout& layout, const Sequenc
   for (int l = 0; l < layout.n_layers; ++l) {
     ByteKinds& kinds = layers[l];
     for (int g = 0; g < layout.n_kv_heads; ++g) {
-      const BlockShape& shape = layout.shape(l, g);
+      const BlockShape shape =
+          layout.PlainShapeAt(l * layout.n_kv_heads + g, length.n_tokens, length.n_prompt);
       const int64_t n_plain = n_blocks - std::max(n_sealed, first_held);
       kinds.plain += n_plain * BlockBytes(shape);
       kinds.padding += n_plain * (BlockObjectBytes(shape) - BlockBytes(shape));

@@ -67,9 +67,11 @@ int64_t EndOf(const std::vector<RunExtent>& runs) {
 }
 
 // Sinks, block tables and the plain blocks from first_plain on, of n_blocks in every head.
-KvBytes PartsOfBlocks(const CacheLayout& layout, int64_t n_blocks, int64_t first_plain) {
+KvBytes PartsOfBlocks(const CacheLayout& layout, int64_t n_blocks, int64_t first_plain,
+                      bool has_whole_keys = false) {
   KvBytes bytes;
-  for (const BlockShape& shape : layout.shapes) {
+  for (size_t i = 0; i < layout.shapes.size(); ++i) {
+    const BlockShape shape = has_whole_keys ? layout.WholeKeyShape(i) : layout.shapes[i];
     bytes.sinks += SinkBytes(layout, shape);
     bytes.blocks += std::max<int64_t>(0, n_blocks - first_plain) * BlockObjectBytes(shape);
     bytes.tables += TableBytes(n_blocks);
@@ -151,14 +153,19 @@ int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max
   return peak_bytes + n_heads * RunTableBytes(static_cast<int64_t>(runs.size()));
 }
 
-// The most that the prompt holds at a time and the room to seal what stays of it; then what every
-// step finds and the room for what it ends.
+// The most that the prompt holds at a time, whole keys until its end.
+int64_t PeakInPrompt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  const int64_t n_read = std::min(n_tokens, n_prompt);
+  const RetainedLength length = RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_read);
+  return PartsOfBlocks(layout, length.max_blocks, 0, layout.ReadsWholeKeys()).total();
+}
+
+// That and the room to seal what stays of it; then what every step finds and the room for what it
+// ends.
 int64_t PeakWithRetention(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
   const PromptPlace place = {layout.n_sink, n_prompt};
   const auto n_heads = static_cast<int64_t>(layout.shapes.size());
-  const int64_t in_prompt = std::min(n_tokens, n_prompt);
-  const int64_t n_blocks = RetainedAt(*layout.retention, place, in_prompt).max_blocks;
-  int64_t peak_bytes = PartsOfBlocks(layout, n_blocks, 0).total();
+  int64_t peak_bytes = PeakInPrompt(layout, n_tokens, n_prompt);
   if (n_tokens < n_prompt) return peak_bytes;
   RunSizes sizes(layout);
   const RunExtent of_prompt = RunEndingAt(layout, n_prompt, n_prompt, 0);
@@ -259,7 +266,8 @@ KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length) {
   const int64_t first_held = BlocksOutOfWindow(layout, length.n_tokens - length.n_step);
   const std::vector<RunExtent> runs = RunsOf(layout, length.n_tokens, length.n_prompt);
   const int64_t n_blocks = HeldBlocks(layout, length.n_tokens, length.n_prompt);
-  KvBytes bytes = PartsOfBlocks(layout, n_blocks, std::max(EndOf(runs), first_held));
+  KvBytes bytes = PartsOfBlocks(layout, n_blocks, std::max(EndOf(runs), first_held),
+                                layout.ReadsWholeKeys() && length.n_tokens < length.n_prompt);
   if (layout.RetentionIsOver(length.n_tokens, length.n_prompt)) bytes.entries = 0;
   if (runs.empty()) {
     bytes.run_records = AllQueryGramBytes(layout);
@@ -310,7 +318,8 @@ int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t m
   if (layout.retention.has_value()) {
     const RetainedLength retained =
         RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_tokens);
-    return PartsOfBlocks(layout, retained.max_blocks, 0).total();
+    return std::max(PeakInPrompt(layout, n_tokens, n_prompt),
+                    PartsOfBlocks(layout, retained.max_blocks, 0).total());
   }
   const int64_t n_blocks = BlocksFor(layout, n_tokens);
   if (layout.window == 0) return PlainParts(layout, n_tokens, 0).total();

@@ -68,8 +68,19 @@ struct CacheLayout {
            n_tokens >= n_prompt;
   }
 
+  // Whether plain blocks hold whole keys until the prompt ends (RetentionPlan::reads_whole_keys).
+  bool ReadsWholeKeys() const { return DropsEntries() && retention->reads_whole_keys; }
+
   const BlockShape& shape(int layer_idx, int kv_head_idx) const {
     return shapes[layer_idx * n_kv_heads + kv_head_idx];
+  }
+  // Of a plain block of this head, [n_layers * n_kv_heads], that holds whole keys.
+  BlockShape WholeKeyShape(size_t head_idx) const {
+    return {head_dim, shapes[head_idx].rank_v, shapes[head_idx].row_type};
+  }
+  // Of its plain blocks once n_tokens positions are there.
+  BlockShape PlainShapeAt(size_t head_idx, int64_t n_tokens, int64_t n_prompt) const {
+    return ReadsWholeKeys() && n_tokens < n_prompt ? WholeKeyShape(head_idx) : shapes[head_idx];
   }
 };
 
@@ -143,6 +154,7 @@ struct SequenceLength {
 //   + the objects of its runs and their table, or QueryGramBytes() where it has none,
 // less what fell out of the window before the step. Under retention n_blocks is HeldBlocks(), and
 // until it is over EntryTableBytes(n_blocks) comes on top; where entries are merged OpenEntryBytes.
+// Plain blocks have PlainShapeAt().
 // Where the model decides what merges: if nothing does. MergedParts tells when lengths are known.
 KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length);
 inline int64_t SequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_step = 1,

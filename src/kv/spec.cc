@@ -72,6 +72,25 @@ Status CheckLatents(const Spec& spec) {
   return CheckSharedLatents(spec);
 }
 
+// Votes by whole keys differ from others where a basis cuts keys that have turned.
+Status CheckScore(const Spec& spec) {
+  const Stage *basis = spec.basis(), *retention = spec.retention();
+  if (retention == nullptr || !retention->Has("score") || retention->Word("score") != "exact") {
+    return OkStatus();
+  }
+  if (basis == nullptr) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--kv '{}': score=exact takes the votes of {} from keys that no basis has cut, "
+                 "and without one they are whole; leave score out",
+                 spec.text(), retention->name);
+  }
+  if (!spec.has_latent_keys()) return OkStatus();
+  return Error(StatusCode::kUnimplemented,
+               "--kv '{}': {} keeps keys from before RoPE, for which score=exact is not built; "
+               "leave score out or take fdc, zack or lathe(keys=after)",
+               spec.text(), basis->name);
+}
+
 // A part of the prompt has factors where the prompt is more than one run.
 Status CheckRepairedShare(const Spec& spec) {
   if (spec.lowrank() == nullptr || spec.lowrank()->Number("recent") == 1) return OkStatus();
@@ -228,6 +247,7 @@ Status CheckSupported(const Spec& spec) {
     KVL_RETURN_IF_ERROR(CheckLatents(spec));
     KVL_RETURN_IF_ERROR(CheckOnlineBasis(spec));
     KVL_RETURN_IF_ERROR(CheckResident(spec));
+    KVL_RETURN_IF_ERROR(CheckScore(spec));
     KVL_RETURN_IF_ERROR(CheckRepairedShare(spec));
     return CheckSealsWhatStays(spec);
   }

@@ -196,8 +196,16 @@ constexpr KeyInfo kRecent = {.name = "recent",
                              .default_text = "0.5",
                              .min = 0,
                              .max = 1};
+constexpr KeyInfo kScore = {
+    .name = "score",
+    .doc =
+        "keys whose scores decide: as a basis stores them; exact: whole ones, until the prompt "
+        "ends",
+    .default_text = "stored",
+    .choices = "stored|exact"};
 constexpr KeyInfo kH2oKeep = WithDefault(kKeep, "0.2");
-constexpr const KeyInfo* kH2oKeys[] = {&kH2oKeep, &kBudget, &kAccuracy, &kRecent, &kPrune, &kSink};
+constexpr const KeyInfo* kH2oKeys[] = {&kH2oKeep, &kBudget, &kAccuracy, &kRecent,
+                                       &kPrune,   &kScore,  &kSink};
 
 constexpr KeyInfo kTovaBudget = WithDefault(kBudget, "512");
 constexpr KeyInfo kTovaHeads = {
@@ -205,8 +213,8 @@ constexpr KeyInfo kTovaHeads = {
     .doc = "all KV heads of a layer keep the same positions, or its own each",
     .default_text = "shared",
     .choices = "shared|own"};
-constexpr const KeyInfo* kTovaKeys[] = {&kTovaBudget, &kKeep,  &kAccuracy,
-                                        &kTovaHeads,  &kPrune, &kSink};
+constexpr const KeyInfo* kTovaKeys[] = {&kTovaBudget, &kKeep,  &kAccuracy, &kTovaHeads,
+                                        &kPrune,      &kScore, &kSink};
 
 constexpr KeyInfo kKeyformerKeep = WithDefault(kKeep, "0.6");
 constexpr KeyInfo kKeyformerRecent = WithDefault(kRecent, "0.3");
@@ -228,9 +236,9 @@ constexpr KeyInfo kInterval = {.name = "interval",
                                .min = 1,
                                .max = 4096,
                                .multiple_of = 1};
-constexpr const KeyInfo* kKeyformerKeys[] = {&kKeyformerKeep,   &kBudget,  &kAccuracy,
-                                             &kKeyformerRecent, &kTauInit, &kTauEnd,
-                                             &kInterval,        &kPrune,   &kSink};
+constexpr const KeyInfo* kKeyformerKeys[] = {
+    &kKeyformerKeep, &kBudget,   &kAccuracy, &kKeyformerRecent, &kTauInit,
+    &kTauEnd,        &kInterval, &kPrune,    &kScore,           &kSink};
 
 constexpr KeyInfo kSnapkvBudget = WithDefault(kBudget, "1024");
 constexpr KeyInfo kSnapkvWindow = {.name = "window",
@@ -243,8 +251,8 @@ constexpr KeyInfo kKernel = {.name = "kernel",
                              .doc = "positions over which scores are averaged",
                              .default_text = "5",
                              .choices = "1|3|5|7|9|11|13"};
-constexpr const KeyInfo* kSnapkvKeys[] = {&kSnapkvBudget, &kKeep,   &kAccuracy,
-                                          &kSnapkvWindow, &kKernel, &kSink};
+constexpr const KeyInfo* kSnapkvKeys[] = {&kSnapkvBudget, &kKeep,  &kAccuracy, &kSnapkvWindow,
+                                          &kKernel,       &kScore, &kSink};
 
 constexpr KeyInfo kSize = {.name = "size",
                            .doc = "newest positions kept beside the sinks",
@@ -340,6 +348,7 @@ constexpr KeyInfo kPassedBuffer = PassedOn(kBuffer);
 constexpr KeyInfo kPassedSink = PassedOn(kSink);
 constexpr KeyInfo kPassedRanks = PassedOn(kRanks);
 constexpr KeyInfo kPassedRound = PassedOn(kRound);
+constexpr KeyInfo kPassedScore = PassedOn(kScore);
 constexpr const KeyInfo* kGearKeys[] = {
     &kGearBits,    &kAccuracy,    &kPassedPrefill, &kPassedDecode, &kPassedRepaired,
     &kPassedLoops, &kPassedShare, &kPassedRun,     &kPassedBuffer, &kPassedSink};
@@ -351,8 +360,8 @@ constexpr const KeyInfo* kOutlierKeys[] = {&kOutlierBits, &kAccuracy,     &kPass
 
 constexpr KeyInfo kBothRate =
     WithDoc(WithDefault(kRate, "0.7"), "share removed by both together, 1 - sqrt(1 - rate) each");
-constexpr const KeyInfo* kEvictAndRotateKeys[] = {&kBothRate, &kAccuracy, &kPassedRanks,
-                                                  &kPassedRound, &kPassedSink};
+constexpr const KeyInfo* kEvictAndRotateKeys[] = {&kBothRate,    &kAccuracy,    &kPassedRanks,
+                                                  &kPassedRound, &kPassedScore, &kPassedSink};
 // Beside rate, which is what accuracy stands for.
 constexpr KeyInfo kRotatedBits = BesideOthers(kKvquantBits);
 constexpr const KeyInfo* kRotateAndQuantizeKeys[] = {&kRate,         &kAccuracy,    &kRotatedBits,

@@ -38,11 +38,12 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
        "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,keys=after,bits=auto,open=auto,run=512,"
        "buffer=64,"
        "sink=4)"},
-      {"h2o", "h2o(keep=0.2,recent=0.5,prune=run,sink=4)"},
-      {"tova", "tova(budget=512,heads=shared,prune=run,sink=4)"},
+      {"h2o", "h2o(keep=0.2,recent=0.5,prune=run,score=stored,sink=4)"},
+      {"tova", "tova(budget=512,heads=shared,prune=run,score=stored,sink=4)"},
       {"keyformer",
-       "keyformer(keep=0.6,recent=0.3,tau_init=1,tau_end=2,interval=1,prune=run,sink=4)"},
-      {"snapkv", "snapkv(budget=1024,window=32,kernel=5,sink=4)"},
+       "keyformer(keep=0.6,recent=0.3,tau_init=1,tau_end=2,interval=1,prune=run,score=stored,"
+       "sink=4)"},
+      {"snapkv", "snapkv(budget=1024,window=32,kernel=5,score=stored,sink=4)"},
       {"window", "window(size=1024,sink=4)"},
       {"pool", "pool(n=4,sink=4)"},
       {"dmc", "dmc(window=12,sink=4)"},
@@ -506,6 +507,28 @@ TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
     const Status status = CheckSupported(*Spec::Parse(text));
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
     EXPECT_THAT(std::string(status.message()), HasSubstr(fmt::format("recent or {}", cause)));
+  }
+  for (const char* text :
+       {"kf-f(score=exact)", "keyformer-z(score=exact)", "fdc+snapkv(score=exact)+gear",
+        "lathe(ratio=8)+tova(score=exact)", "lathe(resident=full)+h2o(score=exact)",
+        "fdc+h2o(score=exact)+kvquant", "h2o(score=stored)"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+  }
+  EXPECT_EQ(Spec::Parse("kf-f(score=exact)")->retention()->Word("score"), "exact");
+  for (const char* text :
+       {"h2o(score=exact)", "tova(score=exact)+kivi", "snapkv(score=exact)+token(hadamard=on)"}) {
+    const Status status = CheckSupported(*Spec::Parse(text));
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("leave score out")) << text;
+  }
+  for (const char* text : {"palu+h2o(score=exact)", "lathe(keys=before)+tova(score=exact)",
+                           "lathe(ratio=8,keys=before)+snapkv(score=exact)"}) {
+    const Status status = CheckSupported(*Spec::Parse(text));
+    EXPECT_EQ(status.code(), StatusCode::kUnimplemented) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("keys from before RoPE")) << text;
+  }
+  for (const char* text : {"window(score=exact)", "pool(score=exact)", "kf-p(score=exact)"}) {
+    EXPECT_EQ(Spec::Parse(text).status().code(), StatusCode::kInvalidArgument) << text;
   }
   EXPECT_FALSE(Spec::Parse("lathe")->has_latent_keys());
   EXPECT_TRUE(Spec::Parse("kf-p")->has_latent_keys());

@@ -105,6 +105,11 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   }
   model->has_basis_ = basis != nullptr;
   KVL_RETURN_IF_ERROR(model->PlaceBasis(maps));
+  if (layout.ReadsWholeKeys() && (maps == nullptr || layout.has_latent_keys)) {
+    return Error(StatusCode::kUnimplemented,
+                 "score=exact takes votes from whole keys of a basis that maps them after RoPE; "
+                 "leave it out");
+  }
   if (layout.has_latent_keys) {
     if (layout.MergesEntries()) {
       return Error(StatusCode::kUnimplemented,
@@ -131,9 +136,9 @@ bool Model::RowsNeedNoTurn(const ModelBasis* basis) const {
     return false;
   }
   if (basis == nullptr) return true;
-  const auto serves_sinks = [](const HeadBasis& head) { return head.cut.has_value(); };
+  const auto has_whole_rows = [](const HeadBasis& head) { return head.cut.has_value(); };
   return !basis->has_latent_keys() &&
-         (layout_.n_sink == 0 || std::ranges::all_of(basis->heads, serves_sinks));
+         (!NeedsWholeRows() || std::ranges::all_of(basis->heads, has_whole_rows));
 }
 
 CacheLayout Model::LayoutOf(std::span<const HeadRanks> ranks) const {
@@ -171,19 +176,13 @@ StatusOr<const CacheLayout*> Model::LayoutAt(double rate) {
   return &rate_layouts_.emplace_back(std::move(layout));
 }
 
-bool Model::SplitsSharedLatents() const {
-  return heads_per_latent_ > 1 && layout_.DropsEntries() && layout_.retention->HasVotes() &&
-         !layout_.retention->shares_heads;
-}
-
 Status Model::PlaceBasis(const ModelBasis* basis) {
   needs_no_turn_ = RowsNeedNoTurn(basis);
   if (basis == nullptr) return OkStatus();
   if (!needs_no_turn_) return PackBasis(*basis);
   for (int l = 0; l < layout_.n_layers; ++l) {
-    KVL_ASSIGN_OR_RETURN(
-        QkProjection qk,
-        weights_->FoldQueriesAndKeys(l, *basis, /*keeps_width=*/layout_.n_sink > 0, pool_));
+    KVL_ASSIGN_OR_RETURN(QkProjection qk, weights_->FoldQueriesAndKeys(
+                                              l, *basis, /*keeps_width=*/NeedsWholeRows(), pool_));
     folded_qk_.push_back(std::move(qk));
   }
   return OkStatus();
@@ -312,7 +311,7 @@ Status Model::PlaceTokens(std::span<const SequenceStep> steps) {
     for (int t = 0; t < n_new; ++t) {
       KVL_CHECK_LT(static_cast<uint32_t>(step.token_ids[t]),
                    static_cast<uint32_t>(config().vocab_size));
-      tokens_.push_back({step.token_ids[t], first + t});
+      tokens_.push_back({step.token_ids[t], first + t, step.cache->has_whole_keys(0)});
     }
     n_positions = std::max(n_positions, first + n_new);
   }

@@ -54,8 +54,9 @@ class Model {
   // keys; as with `retention`, which drops or merges entries. `weights` and `pool` are shared and
   // outlive the model. Basis and plan are copied. kUnimplemented where the plan or the basis stores
   // keys from before a RoPE that the kernels cannot apply when they are read, or where entries
-  // merge that are latents, or each of the heads that share latents would drop its own;
-  // kInvalidArgument where the model is to decide what merges and was not taught to.
+  // merge that are latents, or each of the heads that share latents would drop its own, or whole
+  // keys are to be read and no basis maps keys after RoPE; kInvalidArgument where the model is to
+  // decide what merges and was not taught to.
   static StatusOr<std::unique_ptr<Model>> Create(std::shared_ptr<ModelWeights> weights,
                                                  const ModelBasis* basis, int n_sink,
                                                  ThreadPool* pool, Isa isa,
@@ -137,6 +138,7 @@ class Model {
   struct TokenPlace {
     int32_t token_id;
     int position;
+    bool meets_whole_keys;  // its key is stored whole, and so are those that its queries see
   };
   // Rows of one KV head from the step's first token on, in row_type_.
   struct HeadRows {
@@ -148,6 +150,8 @@ class Model {
   // Whether rows are attention's and the cache's as they leave their product: nothing turns or
   // changes them in between, and a basis can be folded.
   bool RowsNeedNoTurn(const ModelBasis* basis) const;
+  // Whether some queries meet keys that no basis has cut.
+  bool NeedsWholeRows() const { return layout_.n_sink > 0 || layout_.ReadsWholeKeys(); }
   // layout_ with these ranks.
   CacheLayout LayoutOf(std::span<const HeadRanks> ranks) const;
   Status PlaceBasis(const ModelBasis* basis);
@@ -181,7 +185,8 @@ class Model {
   // One head row to its position.
   void RotateRow(const float* row, int position, DType out_type, void* out) const;
   void RotateRows(int layer_idx, int kv_head_idx, Range tokens);
-  // Rotated rows in the basis, of queries and keys.
+  // Rotated rows in the basis, of queries and keys of tokens that do not meet whole keys.
+  void MapRowsInBasis(int layer_idx, int first_head, int end_head, Range tokens, int worker_id);
   void MapRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id);
   // Adds the queries behind the sinks to the sums of caches that are to find a basis by them.
   void GatherQueries(int layer_idx, std::span<const SequenceStep> steps);
@@ -193,6 +198,12 @@ class Model {
   int64_t KeyWidth(int layer_idx, int kv_head_idx) const {
     const std::vector<int64_t>& offsets = offsets_[layer_idx].rank_k;
     return offsets[kv_head_idx + 1] - offsets[kv_head_idx];
+  }
+  // What maps keys; of the heads that share latents, side by side.
+  const PackedMatrix& KeyMap(int layer_idx, int kv_head_idx) const {
+    const LayerBasis& basis = bases_[layer_idx];
+    const PackedMatrix& own = basis.key[kv_head_idx];
+    return own.n_out() > 0 ? own : basis.query[kv_head_idx];
   }
   LatentHead LatentsOf(int layer_idx, int kv_head_idx, const SequenceCache& cache,
                        const KeyRotation& rotation) const;
@@ -215,6 +226,10 @@ class Model {
   std::vector<OnlineSvdHead> OnlineSvdHeads(int layer_idx, std::span<SequenceCache* const> caches,
                                             std::span<const SealJob> jobs) const;
   Status Prune(int layer_idx, std::span<const SequenceStep> steps);
+  // Where a prompt ended that was read with whole keys: those that are left become rows of the
+  // cache's ranks. (model_retention.cc)
+  Status CutKeys(int layer_idx, std::span<const SequenceStep> steps);
+  void CutKeysOfHead(int layer_idx, int kv_head_idx, const SequenceCache& cache, int worker_id);
   // Counts what sealing entries again, which Prune opened, has changed of them. `packed` are the
   // blocks and records of each cache of SealRuns.
   void MeasureReencodings(int layer_idx, std::span<SequenceCache* const> caches,

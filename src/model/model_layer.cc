@@ -21,6 +21,7 @@ Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvOb
   KVL_RETURN_IF_ERROR(Attend(layer_idx, steps));
   if (heads_per_latent_ > 1) ReadOutputs(layer_idx);
   KVL_RETURN_IF_ERROR(Prune(layer_idx, steps));
+  KVL_RETURN_IF_ERROR(CutKeys(layer_idx, steps));
   KVL_RETURN_IF_ERROR(SealRuns(layer_idx, sealing_));
   // A parallel MLP reads the stream as it was before attention added to it.
   const ModelConfig& c = config();
@@ -131,11 +132,12 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
     for (int g = 0; g < c.n_kv_heads; ++g) {
       const int n_entries = step.cache->n_entries(layer_idx, g) - first_block * kBlockSize;
       HeadJob job;
-      job.shape = step.cache->layout().shape(layer_idx, g);
+      job.shape = step.cache->shape(layer_idx, g);
       job.head_dim = d;
       job.gqa_group = group;
       job.n_tokens = n_new;
-      const HeadRows q = QueryRows(layer_idx, g), q_whole = WholeQueryRows(layer_idx, g);
+      const HeadRows q_whole = WholeQueryRows(layer_idx, g);
+      const HeadRows q = step.cache->has_whole_keys(layer_idx) ? q_whole : QueryRows(layer_idx, g);
       job.q = q.first + token_idx * group * q.stride * element;
       job.q_stride = q.stride;
       job.q_full = q_whole.first + token_idx * group * q_whole.stride * element;

@@ -8,12 +8,18 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "kv/retention/cut_keys.h"
 #include "kv/retention/merge.h"
 #include "kv/retention/prune.h"
 #include "kv/retention/reopen.h"
 #include "model/model.h"
 
 namespace kvlathe {
+
+bool Model::SplitsSharedLatents() const {
+  return heads_per_latent_ > 1 && layout_.DropsEntries() && layout_.retention->HasVotes() &&
+         !layout_.retention->shares_heads;
+}
 
 // Says which rows of the job vote for entries, and how.
 void Model::ScoreEntries(int layer_idx, int kv_head_idx, const SequenceStep& step, HeadJob* job) {
@@ -69,6 +75,53 @@ Status Model::Prune(int layer_idx, std::span<const SequenceStep> steps) {
     for (int g = 0; g < layout_.n_kv_heads; ++g) opened_.push_back({cache, g, n_sealed[g]});
   }
   return OkStatus();
+}
+
+Status Model::CutKeys(int layer_idx, std::span<const SequenceStep> steps) {
+  const ScopedTimer timer(&profile_.prune);
+  std::vector<SequenceCache*> caches;
+  for (const SequenceStep& step : steps) {
+    if (step.cache->must_cut_keys()) caches.push_back(step.cache);
+  }
+  if (caches.empty()) return OkStatus();
+  const int n_kv_heads = layout_.n_kv_heads;
+  pool_->Run([&](int worker_id) {
+    const Range items = ShareOf(std::ssize(caches) * n_kv_heads, 1, worker_id, pool_->n_workers());
+    for (int64_t i = items.begin; i < items.end; ++i) {
+      CutKeysOfHead(layer_idx, static_cast<int>(i % n_kv_heads), *caches[i / n_kv_heads],
+                    worker_id);
+    }
+  });
+  for (SequenceCache* cache : caches) KVL_RETURN_IF_ERROR(cache->ShrinkBlocks(layer_idx));
+  return OkStatus();
+}
+
+void Model::CutKeysOfHead(int layer_idx, int kv_head_idx, const SequenceCache& cache,
+                          int worker_id) {
+  const BlockShape whole = cache.shape(layer_idx, kv_head_idx);
+  const BlockShape& cut = cache.layout().shape(layer_idx, kv_head_idx);
+  const int64_t element = SizeOf(row_type_), width = KeyWidth(layer_idx, kv_head_idx);
+  std::vector<std::byte> rows(kBlockSize * whole.rank_k * element);
+  std::vector<std::byte> mapped(kBlockSize * width * element);
+  LinearParams params;
+  params.x = rows.data();
+  params.x_stride = whole.rank_k;
+  params.y = mapped.data();
+  params.y_stride = width;
+  params.y_type = row_type_;
+  int64_t n_left = cache.n_entries(layer_idx, kv_head_idx);
+  for (std::byte* const block : cache.blocks(layer_idx, kv_head_idx)) {
+    // Folded keys are in the basis: the first of their columns are those that stay.
+    if (!bases_.empty() && n_left > 0) {
+      params.n_rows = std::min<int64_t>(n_left, kBlockSize);
+      ReadKeys(whole, static_cast<int>(params.n_rows), block, rows.data());
+      params.w = &KeyMap(layer_idx, kv_head_idx);
+      linear_.RunOnWorker(params, worker_id);
+      WriteKeys(cut, {mapped.data(), width, static_cast<int>(params.n_rows)}, block);
+    }
+    MoveValuesTo(cut, whole, block);
+    n_left -= kBlockSize;
+  }
 }
 
 void Model::MeasureReencodings(int layer_idx, std::span<SequenceCache* const> caches,

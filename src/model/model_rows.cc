@@ -17,7 +17,7 @@ std::byte* Model::RowsBehind(Buffer* buffer, int64_t width_before, int rows_per_
 Model::HeadRows Model::ProductRows(int layer_idx, int head_idx) {
   const int n_kv_heads = layout_.n_kv_heads;  // as many as query heads
   const std::vector<int64_t>& ranks = offsets_[layer_idx].rank_k;
-  const bool is_cut = !folded_qk_.empty() && layout_.n_sink == 0;
+  const bool is_cut = !folded_qk_.empty() && !NeedsWholeRows();
   const auto first_of = [&](int head) { return is_cut ? ranks[head] : head * layout_.head_dim; };
   const int64_t n_queries = first_of(n_kv_heads);
   const int64_t first = head_idx / n_kv_heads * n_queries + first_of(head_idx % n_kv_heads);
@@ -66,8 +66,7 @@ void Model::RotateQueriesAndKeys(int layer_idx) {
          first += heads_per_latent_) {
       const int end = first + heads_per_latent_;
       for (int g = first; g < end; ++g) RotateRows(layer_idx, g, tokens);
-      if (bases_.empty()) continue;
-      for (int g = first; g < end; ++g) MapRows(layer_idx, g, tokens, worker_id);
+      if (!bases_.empty()) MapRowsInBasis(layer_idx, first, end, tokens, worker_id);
     }
   });
 }
@@ -90,6 +89,18 @@ void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens) {
   }
 }
 
+void Model::MapRowsInBasis(int layer_idx, int first_head, int end_head, Range tokens,
+                           int worker_id) {
+  const auto first = tokens_.begin() + tokens.begin, end = tokens_.begin() + tokens.end;
+  for (auto token = first; token != end;) {
+    const auto mapped = std::ranges::find(token, end, false, &TokenPlace::meets_whole_keys);
+    token = std::ranges::find(mapped, end, true, &TokenPlace::meets_whole_keys);
+    if (mapped == token) return;
+    const Range range = {mapped - tokens_.begin(), token - tokens_.begin()};
+    for (int g = first_head; g < end_head; ++g) MapRows(layer_idx, g, range, worker_id);
+  }
+}
+
 void Model::MapRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id) {
   const int64_t element = SizeOf(row_type_), group = config().gqa_group();
   const int64_t rank = KeyWidth(layer_idx, kv_head_idx);
@@ -105,8 +116,7 @@ void Model::MapRows(int layer_idx, int kv_head_idx, Range tokens, int worker_id)
     params.y = QueryRows(layer_idx, kv_head_idx).first + tokens.begin * group * rank * element;
     linear_.RunOnWorker(params, worker_id);
   }
-  const PackedMatrix& own_key_basis = bases_[layer_idx].key[kv_head_idx];
-  if (own_key_basis.n_out() > 0) params.w = &own_key_basis;
+  params.w = &KeyMap(layer_idx, kv_head_idx);
   // Those of all heads that share latents, from the first of them on.
   const HeadRows k = WholeKeyRows(layer_idx, kv_head_idx / heads_per_latent_ * heads_per_latent_);
   params.n_rows = tokens.end - tokens.begin;
@@ -196,10 +206,11 @@ Status Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
       const SequenceStep& step = steps[item / n_kv_heads];
       if (g == 0 && item > 0) token_idx += steps[item / n_kv_heads - 1].token_ids.size();
       if (item < items.begin) continue;
-      const BlockShape& shape = step.cache->layout().shape(layer_idx, g);
+      const BlockShape shape = step.cache->shape(layer_idx, g);
       const int n_new = static_cast<int>(step.token_ids.size());
       const int first = step.cache->n_tokens() - n_new;
-      const HeadRows k = KeyRows(layer_idx, g), k_whole = WholeKeyRows(layer_idx, g);
+      const HeadRows k_whole = WholeKeyRows(layer_idx, g);
+      const HeadRows k = step.cache->has_whole_keys(layer_idx) ? k_whole : KeyRows(layer_idx, g);
       const std::byte* v = v_.data() + offsets.rank_v[g] * element;
       for (int t = 0; t < n_new;) {
         const int64_t row = token_idx + t;

@@ -12,11 +12,27 @@
 namespace kvlathe {
 
 SequenceCache::SequenceCache(const CacheLayout* layout, BlockPool* pool)
-    : layout_(layout), pool_(pool), heads_(layout->shapes.size()) {
+    : layout_(layout),
+      pool_(pool),
+      first_whole_layer_(layout->n_layers),
+      heads_(layout->shapes.size()) {
   KVL_CHECK_EQ(layout->shapes.size(), size_t(layout->n_layers) * layout->n_kv_heads);
 }
 
 SequenceCache::~SequenceCache() { Clear(); }
+
+bool SequenceCache::has_whole_keys(int layer_idx) const {
+  return layout_->ReadsWholeKeys() && (n_tokens_ < n_prompt_ || layer_idx >= first_whole_layer_);
+}
+
+BlockShape SequenceCache::ShapeOf(size_t head_idx) const {
+  const bool is_whole = has_whole_keys(static_cast<int>(head_idx) / layout_->n_kv_heads);
+  return is_whole ? layout_->WholeKeyShape(head_idx) : layout_->shapes[head_idx];
+}
+
+BlockShape SequenceCache::shape(int layer_idx, int kv_head_idx) const {
+  return ShapeOf(static_cast<size_t>(layer_idx) * layout_->n_kv_heads + kv_head_idx);
+}
 
 void SequenceCache::set_n_prompt(int64_t n_prompt, int64_t n_generated) {
   KVL_CHECK_EQ(n_tokens_, 0);
@@ -43,7 +59,7 @@ int64_t SequenceCache::MissingBytes(int64_t n_tokens, const std::vector<RunExten
   for (size_t i = 0; i < heads_.size(); ++i) {
     const HeadTable& head = heads_[i];
     const int64_t n_blocks = BlocksOf(head, n_tokens);
-    const BlockShape& shape = layout_->shapes[i];
+    const BlockShape shape = ShapeOf(i);
     if (head.sink == nullptr) n_bytes += SinkBytes(*layout_, shape);
     if (head.open_entry == nullptr) n_bytes += OpenEntryBytes(*layout_, shape);
     if (NeedsQueryGram(head)) n_bytes += QueryGramBytes(*layout_);
@@ -70,7 +86,7 @@ bool SequenceCache::AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* o
   };
   bool ok = true;
   for (size_t i = 0; ok && i < heads_.size(); ++i) {
-    const BlockShape& shape = layout_->shapes[i];
+    const BlockShape shape = ShapeOf(i);
     const int64_t n_blocks = BlocksOf(heads_[i], n_tokens);
     if (heads_[i].sink == nullptr && layout_->n_sink > 0) ok = take(SinkBytes(*layout_, shape));
     if (ok && heads_[i].open_entry == nullptr && layout_->MergesEntries()) {
@@ -149,7 +165,7 @@ Status SequenceCache::NoRoom(int n_new, int64_t needed_bytes) const {
 Status SequenceCache::Extend(int n_new) {
   KVL_CHECK_GE(n_new, 0);
   KVL_CHECK_LE(n_new, max_step());
-  KVL_CHECK(!must_seal() && !must_prune());
+  KVL_CHECK(!must_seal() && !must_prune() && !must_cut_keys());
   if (n_new > 0) ReleaseOutOfWindow();
   const int64_t n_tokens = int64_t{n_tokens_} + n_new;
   const std::vector<RunExtent> runs = NextRuns(n_tokens);
@@ -212,6 +228,8 @@ void SequenceCache::CountWritable() {
 void SequenceCache::EnterNewEntries(int64_t n_tokens) {
   const int64_t first = std::max<int64_t>(n_tokens_, layout_->n_sink);
   const bool was_over = layout_->RetentionIsOver(n_tokens_, n_prompt_);
+  const bool ends_prompt = n_tokens_ < n_prompt_ && n_tokens >= n_prompt_;
+  if (ends_prompt && layout_->ReadsWholeKeys()) first_whole_layer_ = 0;
   n_tokens_ = static_cast<int>(n_tokens);
   if (!layout_->DropsEntries() || was_over) return;
   const RetentionPlan& plan = *layout_->retention;
@@ -261,6 +279,24 @@ void SequenceCache::DropPruned(int layer_idx) {
   CountWritable();
 }
 
+Status SequenceCache::ShrinkBlocks(int layer_idx) {
+  KVL_CHECK(must_cut_keys() && layer_idx == first_whole_layer_);
+  ++first_whole_layer_;
+  for (int g = 0; g < layout_->n_kv_heads; ++g) {
+    const HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + g];
+    const int64_t n_bytes = BlockObjectBytes(layout_->shape(layer_idx, g));
+    for (int64_t b = 0; b < head.n_blocks; ++b) {
+      std::byte* const shrunk = pool_->Resize(head.blocks()[b], n_bytes);
+      if (shrunk == nullptr) {
+        return Error(StatusCode::kResourceExhausted, "no memory to cut the keys of layer {}",
+                     layer_idx);
+      }
+      head.blocks()[b] = shrunk;
+    }
+  }
+  return OkStatus();
+}
+
 std::byte* SequenceCache::open_entry(int layer_idx, int kv_head_idx) const {
   return heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].open_entry;
 }
@@ -290,6 +326,7 @@ MergedLength SequenceCache::merged_length(int layer_idx, int kv_head_idx) const 
 void SequenceCache::Clear() {
   pool_->ReturnAside(std::exchange(aside_bytes_, 0));
   must_seal_ = false;
+  first_whole_layer_ = layout_->n_layers;
   reencoding_ = {};
   for (HeadTable& head : heads_) {
     for (int64_t b = n_released_; b < head.n_blocks; ++b) ReleaseBlock(&head, b);
@@ -312,7 +349,7 @@ KvBytes SequenceCache::bytes() const {
   for (int l = 0; l < layout_->n_layers; ++l) {
     for (int g = 0; g < layout_->n_kv_heads; ++g) {
       const HeadTable& head = heads_[l * layout_->n_kv_heads + g];
-      const BlockShape& shape = layout_->shape(l, g);
+      const BlockShape shape = this->shape(l, g);
       bytes.blocks +=
           (head.n_blocks - std::max(head.n_sealed(), n_released_)) * BlockObjectBytes(shape);
       if (head.sink != nullptr) bytes.sinks += SinkBytes(*layout_, shape);

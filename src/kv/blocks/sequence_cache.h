@@ -43,6 +43,9 @@ class SequenceCache {
   SequenceCache& operator=(const SequenceCache&) = delete;
 
   const CacheLayout& layout() const { return *layout_; }
+  // Of a plain block of the head: with whole keys where the layout reads them, until they are cut.
+  BlockShape shape(int layer_idx, int kv_head_idx) const;
+  bool has_whole_keys(int layer_idx) const;
   // Where the prompt ends, for the runs (kv/seal_schedule.h) and what is kept
   // (kv/retention/plan.h), and how many positions come after it (0: not known); the cache must be
   // empty. Without it the prompt does not end.
@@ -99,6 +102,14 @@ class SequenceCache {
   // The kept entries are the first kept().n of every head of the layer now: gives the blocks behind
   // them back. With the last layer the prune is done.
   void DropPruned(int layer_idx);
+  // --- Whole keys (CacheLayout::ReadsWholeKeys), in the step that ends the prompt, layer by layer
+  // from the first, behind what is dropped and before anything is sealed. ---
+
+  bool must_cut_keys() const { return first_whole_layer_ < layout_->n_layers; }
+  // Blocks of the layer have the layout's shape now, at the start of their objects, which shrink to
+  // it. kResourceExhausted when the system has no memory: the sequence cannot go on then.
+  Status ShrinkBlocks(int layer_idx);
+
   // What sealing entries again cost so far; not part of a saved sequence.
   const Reencoding& reencoding() const { return reencoding_; }
   Reencoding* mutable_reencoding() { return &reencoding_; }
@@ -157,6 +168,7 @@ class SequenceCache {
   bool AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* objects);
   bool GrowTables(int64_t n_tokens, const std::vector<RunExtent>& runs);
   bool SetTableSize(int64_t n_bytes, std::byte** table, int64_t* table_bytes);
+  BlockShape ShapeOf(size_t head_idx) const;
   int64_t BlocksOf(const HeadTable& head, int64_t n_tokens) const;
   int64_t EntryBytesFor(int64_t n_blocks) const;
   void CountWritable();
@@ -170,6 +182,7 @@ class SequenceCache {
   int64_t n_generated_ = 0;
   KeptEntries kept_;              // where the last step ended at a prune point that drops entries
   bool must_seal_ = false;        // the last step ended runs, or may have
+  int first_whole_layer_;         // once the prompt has ended: from here on keys are to be cut
   int64_t aside_bytes_ = 0;       // of the pool, for sealing one layer
   int64_t n_released_ = 0;        // blocks of every head that fell out of the window
   int64_t n_writable_ = 0;        // positions that the objects of every head hold

@@ -131,6 +131,7 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
     if (!ReadShape(reader, &shape)) return false;
     // Codes share their scales by groups of channels.
     if (layout->seal.has_value() && std::min(shape.rank_k, shape.rank_v) == 0) return false;
+    if (layout->ReadsWholeKeys() && shape.rank_k > layout->head_dim) return false;
     layout->shapes.push_back(shape);
   }
   return !layout->MergesEntries() || ReadLengths(reader, file);
@@ -262,6 +263,7 @@ Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
         cache->PlaceKeptBlocks(l, kept);
       }
       if (cache->must_prune()) cache->DropPruned(l);
+      if (cache->must_cut_keys()) KVL_RETURN_IF_ERROR(cache->ShrinkBlocks(l));
       if (!cache->must_seal()) continue;
       KVL_ASSIGN_OR_RETURN(const SequenceCache::RunObjects objects, cache->TakeRunObjects(l));
       cache->PlaceRun(l, objects);

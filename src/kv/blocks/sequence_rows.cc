@@ -135,7 +135,7 @@ Status WriteEntries(const EntryTable& table, int64_t n_entries, int64_t n_blocks
 
 Status WriteHead(const SequenceCache& cache, const CacheLayout& layout, int layer_idx,
                  int kv_head_idx, const RowSink& write) {
-  const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
+  const BlockShape shape = cache.shape(layer_idx, kv_head_idx);
   const HeldRuns held = HeldRunsOf(layout, cache, layer_idx, kv_head_idx);
   KVL_RETURN_IF_ERROR(write(SinkRows(cache, layout, layer_idx, kv_head_idx)));
   const auto blocks = cache.blocks(layer_idx, kv_head_idx);
@@ -201,7 +201,7 @@ class RowCopier {
   }
 
   void CopyBlocks(int layer_idx, int kv_head_idx) {
-    const BlockShape& shape = layout_.shape(layer_idx, kv_head_idx);
+    const BlockShape shape = cache_->shape(layer_idx, kv_head_idx);
     const HeldRuns held = HeldRunsOf(layout_, *cache_, layer_idx, kv_head_idx);
     std::byte* sink = cache_->sink_k(layer_idx, kv_head_idx);
     if (sink != nullptr) Take(sink, SinkBytes(layout_, shape));
@@ -297,7 +297,8 @@ int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t
     if (!merged.empty()) n_held = (int64_t{merged[i].n_entries} + kBlockSize - 1) / kBlockSize;
     if (layout.HasRunsOfHeads()) held = HeldRuns(layout, n_tokens, RunsOf(layout, merged[i]));
     const int64_t first_plain = std::max(held.n_sealed(), held.n_unseen());
-    n_bytes += SinkBytes(layout, head) + (n_held - first_plain) * BlockObjectBytes(head);
+    const BlockShape plain = layout.PlainShapeAt(i, n_tokens, n_prompt);
+    n_bytes += SinkBytes(layout, head) + (n_held - first_plain) * BlockObjectBytes(plain);
     n_bytes += OpenEntryBytes(layout, head);
     if (!layout.RetentionIsOver(n_tokens, n_prompt)) n_bytes += EntryTableBytes(layout, n_held);
     if (held.n_sealed() == 0) n_bytes += QueryGramBytes(layout);

@@ -51,6 +51,7 @@ RetentionPlan PlanWithBudget(const Stage& stage) {
     plan.of_prompt = stage.Word("budget") == "prompt";
   }
   if (stage.Has("prune")) plan.prunes_runs = stage.Word("prune") == "run";
+  if (stage.Has("score")) plan.reads_whole_keys = stage.Word("score") == "exact";
   return plan;
 }
 

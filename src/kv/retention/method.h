@@ -23,7 +23,7 @@ std::span<const RetentionMethod> RetentionMethods();
 // others again; a window is the quantizer's then.
 std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec);
 
-// The budget that `keep`, `budget` and `prune` of a stage say, of every method that has them.
+// What `keep`, `budget`, `prune` and `score` of a stage say, of every method that has them.
 RetentionPlan PlanWithBudget(const Stage& stage);
 
 // Drops entries of the prompt only.

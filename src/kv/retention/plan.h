@@ -32,6 +32,9 @@ struct RetentionPlan {
   bool is_noisy = false;      // votes are softmax of noisy scores (Keyformer)
   bool shares_heads = false;  // all KV heads of a layer keep the same entries
   int pool_kernel = 1;        // votes are averaged over so many neighbours
+  // While the prompt is read keys are stored whole, and votes are taken from their scores. Of a
+  // basis that maps keys after RoPE only; where the prompt ends they are cut to it.
+  bool reads_whole_keys = false;
 
   // Positions kept of n, sinks included: ceil(keep n), or a number where keep is 0.
   double keep = 0;

@@ -84,7 +84,7 @@ StatusOr<std::vector<int>> PruneLayer(const CacheLayout& layout, int layer_idx,
   pool->Run([&](int worker_id) {
     const Range heads = ShareOf(layout.n_kv_heads, 1, worker_id, pool->n_workers());
     for (int g = static_cast<int>(heads.begin); g < heads.end; ++g) {
-      const BlockShape& shape = layout.shape(layer_idx, g);
+      const BlockShape shape = cache->shape(layer_idx, g);
       const auto blocks = cache->blocks(layer_idx, g);
       const int n_entries = cache->n_entries(layer_idx, g);
       const std::vector<int> dropped = plan.shares_heads

@@ -127,6 +127,26 @@ TEST(RetentionPlan, LengthsEqualASimulation) {
   }
 }
 
+// Two heads of 32 dimensions, of 16 and 32 columns of keys and 16 of values.
+TEST(RetentionPlan, BytesOfWholeKeysAreTheseNumbers) {
+  CacheLayout layout{1, 2, 32, 4, {{16, 16, DType::kBf16}, {32, 16, DType::kBf16}}};
+  layout.retention = PlanOf("fdc+snapkv(budget=100,score=exact)");
+  constexpr int64_t kSinks = 2 * 4 * (32 + 16) * 2, kTables = 2 * 64;
+  constexpr int64_t kPrompt = 4 + 3 * 64;
+  const auto entries = [](int64_t n_blocks) { return 2 * n_blocks * 64 * (4 + 8); };
+  const int64_t in_prompt = kSinks + kTables + 2 * 3 * 64 * 2 * (32 + 16) + entries(3);
+  EXPECT_EQ(SequenceBytes(layout, kPrompt - 1, 1, kPrompt), in_prompt);
+  // 96 entries are left, and nothing is voted on any more.
+  const int64_t left = kSinks + kTables + 2 * 64 * 2 * (16 + 16 + 32 + 16);
+  EXPECT_EQ(SequenceBytes(layout, kPrompt, 1, kPrompt), left);
+  EXPECT_EQ(PeakSequenceBytes(layout, kPrompt + 64, 512, kPrompt), in_prompt);
+  // Far behind the prompt what was cut is more than that.
+  EXPECT_EQ(SequenceBytes(layout, kPrompt + 1000, 1, kPrompt),
+            PeakSequenceBytes(layout, kPrompt + 1000, 512, kPrompt));
+  layout.retention->reads_whole_keys = false;
+  EXPECT_EQ(PeakSequenceBytes(layout, kPrompt, 512, kPrompt), in_prompt - 3 * 64 * 2 * (32 - 16));
+}
+
 // The bound that a sequence is admitted by: a prompt never holds much more than what stays of it.
 TEST(RetentionPlan, LongPromptsStayNearTheirShare) {
   CacheLayout none{4, 8, 128, 0, std::vector<BlockShape>(32, {128, 128, DType::kBf16})};
