@@ -107,6 +107,19 @@ class CommandLine(unittest.TestCase):
         path.write_text(TEXT.read_text()[:2500])
         return path
 
+    def test_whole_keys_are_gone_behind_the_prompt(self):
+        kvs = ["fdc(rate=0.5)+h2o(keep=0.5)", "fdc(rate=0.5)+h2o(keep=0.5,score=exact)"]
+        arguments = [argument for kv in kvs for argument in ("--kv", kv)]
+        stored, exact = self.json_of("compare", "-m", MODEL, "-c", 256, "--text", self.short_text(), *arguments)["rows"]
+        self.assertEqual(exact["kv_parts"], stored["kv_parts"])
+        self.assertGreater(exact["kv_peak_fraction"], stored["kv_peak_fraction"])
+        self.assertNotEqual(exact["kl"], stored["kl"])
+
+    def test_caches_of_any_depth_are_timed(self):
+        kvs = ["h2o(keep=0.5)", "fdc+snapkv(keep=0.5,score=exact)", "fdc+h2o(keep=0.5,score=exact)+kivi"]
+        for kv in kvs:
+            self.json_of("bench", "model", "-m", MODEL, "--kv", kv, "-p", 0, "-n", 2, "-d", 600, "-r", 1)
+
     def test_run_is_repeatable(self):
         arguments = ["run", "-m", MODEL, "-p", "The carriage stood", "-n", 12, "--temp", 0.8, "--seed", 5]
         first, second = self.json_of(*arguments), self.json_of(*arguments)
@@ -646,6 +659,8 @@ class CommandLine(unittest.TestCase):
         self.assert_refused(2, "rate", *run, "fdc(rate=1.5)")
         self.assert_refused(2, "2 KV heads", *run, "palu(rate=0.5,group=3)")
         self.assert_refused(1, "entries of each head", *run, "palu(rate=0.5,group=2)+h2o")
+        self.assert_refused(2, "leave score out", *run, "h2o(score=exact)")
+        self.assert_refused(1, "keys from before RoPE", *run, "palu+snapkv(score=exact)")
         self.assert_refused(1, "--accuracy 0.99 --kv 'fdc'", *run, "fdc(accuracy=0.99)")
         self.assert_refused(2, "either", *run, "kivi(bits=2,accuracy=0.99)")
         self.assert_refused(2, "profile", "bench", "attention", "--kv", "kivi(accuracy=0.99)")

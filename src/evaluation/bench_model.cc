@@ -44,18 +44,29 @@ void FillRandomSinks(const CacheLayout& layout, SequenceCache* cache, uint64_t s
   }
 }
 
-// Fills the blocks from first_block on in every head.
+// Fills the plain blocks from first_block on in every head.
 void FillRandomBlocks(const CacheLayout& layout, int64_t first_block, SequenceCache* cache,
                       uint64_t seed) {
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
-      const BlockShape& shape = layout.shape(l, g);
+      const BlockShape shape = cache->shape(l, g);
       for (std::byte* block : cache->blocks(l, g).subspan(first_block)) {
         if (block == nullptr) continue;
         FillRandom(shape.row_type, block, BlockBytes(shape), seed += 1 << 20);
       }
     }
   }
+}
+
+// Drops, cuts and seals what the step has ended. Of random rows the first are as good as any.
+Status EndRandomStep(Model* model, SequenceCache* cache) {
+  SequenceCache* caches[] = {cache};
+  for (int l = 0; l < model->layout().n_layers; ++l) {
+    if (cache->must_prune()) cache->DropPruned(l);
+    if (cache->must_cut_keys()) KVL_RETURN_IF_ERROR(cache->ShrinkBlocks(l));
+    if (cache->must_seal()) KVL_RETURN_IF_ERROR(model->SealRuns(l, caches));
+  }
+  return OkStatus();
 }
 
 // A cache of n_depth random positions, sealed as a prompt of them and n_prompt more would be.
@@ -68,13 +79,12 @@ StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(Model* model, BlockPool* p
   // In steps, for a window to give back what it leaves behind, and to the end of each run.
   for (int64_t n_left = n_depth; n_left > 0;) {
     const int64_t n = std::min({n_left, int64_t{kBlockSize}, cache->max_step()});
-    const int64_t first_block = BlocksFor(layout, cache->n_tokens());
+    const int64_t n_entries = std::max(0, cache->n_entries(0, 0));
+    const int64_t first_block =
+        layout.DropsEntries() ? n_entries / kBlockSize : BlocksFor(layout, cache->n_tokens());
     KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(n)));
     FillRandomBlocks(layout, first_block, cache.get(), seed += int64_t{1} << 40);
-    SequenceCache* caches[] = {cache.get()};
-    for (int l = 0; cache->must_seal() && l < layout.n_layers; ++l) {
-      KVL_RETURN_IF_ERROR(model->SealRuns(l, caches));
-    }
+    KVL_RETURN_IF_ERROR(EndRandomStep(model, cache.get()));
     n_left -= n;
   }
   FillRandomSinks(layout, cache.get(), seed);
