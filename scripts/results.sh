@@ -139,12 +139,14 @@ retention() {
       --kv "tova(keep=$keep,heads=own)" --kv "keyformer(keep=$keep)" --kv "snapkv(keep=$keep)" \
       --kv "kf-f(rate=$rate)" --kv "snapkv(keep=$keep)+gear(bits=4)" --kv "h2o(keep=$keep)+gear(bits=4)"
   done
-  local votes=() f='fdc(rate=0.5)'
-  for method in h2o tova keyformer snapkv; do
-    votes+=(--kv "$f+$method(keep=0.5)" --kv "$f+$method(keep=0.5,score=exact)")
+  local votes=()
+  for basis in 'fdc(rate=0.5)' 'zack(rate=0.5)' 'lathe(rate=0.5)' 'fdc(rate=0.75)' 'zack(rate=0.75)' 'lathe(rate=0.75)' 'lathe(ratio=8)'; do
+    votes+=(--kv "$basis" --kv "$basis+h2o(keep=1,score=exact)")
+    for method in h2o tova keyformer snapkv; do
+      votes+=(--kv "$basis+$method(keep=0.5)" --kv "$basis+$method(keep=0.5,score=exact)")
+    done
   done
-  measure "Votes by stored and by whole keys" --kv "$f" --kv "$f+h2o(keep=1,score=exact)" "${votes[@]}" \
-    --kv 'kf-f(rate=0.5)' --kv 'kf-f(rate=0.5,score=exact)'
+  measure "Votes by stored and by whole keys" --kv none "${votes[@]}" --kv 'kf-f(rate=0.5)' --kv 'kf-f(rate=0.5,score=exact)'
   measure "H2O at half the entries against 4 bits" --kv 'h2o(keep=0.5,sink=0)' --kv 'gear(bits=4,sink=0)' \
     --kv 'kcvt(bits=4,sink=0)' --kv 'h2o(keep=0.5,sink=0)+gear(bits=4,sink=0)'
 }
