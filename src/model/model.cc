@@ -246,12 +246,6 @@ void Model::set_codebooks(ModelCodebooks codebooks) {
   codebooks_ = std::move(codebooks);
 }
 
-KeyRotation Model::RotationOf(int64_t n_blocks) {
-  if (!block_rotations_.has_value()) return {};
-  block_rotations_->Extend(n_blocks, &rope_);
-  return block_rotations_->rotation();
-}
-
 int64_t Model::basis_bytes() const {
   int64_t n_bytes = CodebookBytes(codebooks_);
   if (online_.has_value()) {

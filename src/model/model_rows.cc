@@ -49,6 +49,12 @@ Model::HeadRows Model::WholeKeyRows(int layer_idx, int kv_head_idx) {
   return {rows + idx * d * SizeOf(row_type_), int64_t{heads_per_latent_} * d};
 }
 
+KeyRotation Model::RotationOf(int64_t n_blocks) {
+  if (!block_rotations_.has_value()) return {};
+  block_rotations_->Extend(n_blocks, &rope_);
+  return block_rotations_->rotation();
+}
+
 void Model::RotateQueriesAndKeys(int layer_idx) {
   const ScopedTimer timer(&profile_.rotate);
   const int n_kv_heads = layout_.n_kv_heads;
