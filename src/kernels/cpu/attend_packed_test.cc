@@ -373,7 +373,11 @@ TEST(AttendPacked, TileKernelsTakePackedBlocks) {
   c.format = {.k = Channel(4, 0), .v = Token(4, 0)};
   c.n_plain = 20;
   c.gqa_group = 8;
-  const KernelSet tiles = {"emulated_tiles", &kAttendEmulatedTiles, DType::kBf16, false};
+  const KernelSet tiles = {.name = "emulated_tiles",
+                           .kernels = &kAttendEmulatedTiles,
+                           .row_type = DType::kBf16,
+                           .is_bf16 = true,
+                           .is_steps = false};
   CheckPartial(tiles, PackedProblem(c, DType::kBf16, 1), "emulated_tiles");
 }
 
