@@ -259,7 +259,7 @@ scaling() {
 votes() {
   shape 4096 1 32 8 128 14336 >"$work/shape.json"
   local specs=(--kv 'h2o(keep=0.5,prune=prompt)' --kv 'keyformer(keep=0.5,prune=prompt)' --kv 'tova(keep=0.5,prune=prompt)' --kv 'snapkv(keep=0.5)')
-  "$kvlathe" bench model --random-model "$work/shape.json" -p 8192 -n 0 -r 2 --kv none "${specs[@]}" --json >"$work/votes.json"
+  "$kvlathe" bench model --random-model "$work/shape.json" -p 8192 -n 0 -r 4 --kv none "${specs[@]}" --json >"$work/votes.json"
   scripts/votes_table.py "$work/votes.json"
 }
 
