@@ -19,6 +19,7 @@ import unittest
 
 KVLATHE, MODEL = sys.argv[1], pathlib.Path(sys.argv[2])
 TEXT = MODEL / "calibration.txt"
+FEW_TOKENS = 256  # for a calibration whose result is not looked at closely
 
 
 class CommandLine(unittest.TestCase):
@@ -44,6 +45,13 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(error.count("\n"), 1, f"not one line: {error!r}")
         self.assertIn(needle, error)
         self.assertEqual(done.stdout, b"")
+
+    def calibrated(self, *options):
+        """A basis of a few random tokens, made once for all tests that ask for the same."""
+        path = CACHE / f"basis{'_'.join(options)}.safetensors"
+        if not path.exists():
+            self.json_of("calibrate", "-m", MODEL, "--random-tokens", FEW_TOKENS, *options, "-o", path)
+        return path
 
     def copy_of_model(self):
         copy = self.folder / "model"
@@ -91,9 +99,7 @@ class CommandLine(unittest.TestCase):
         self.assertGreater(said["kv_parts"]["run_records"], 0)
 
     def test_full_rank_is_none_in_f32(self):
-        basis = self.folder / "f32.safetensors"
-        self.json_of("calibrate", "-m", MODEL, "--dtype", "f32", "--random-tokens", 512, "--across-heads",
-                     "-o", basis)
+        basis = self.calibrated("--dtype", "f32", "--across-heads")
         for kv in ("fdc(rate=0)", "lathe(rate=0)", "lathe(rate=0,keys=before)", "palu(rate=0,group=2)",
                    "palu(rate=0,group=2,whiten=off)"):
             result = self.json_of("eval", "-m", MODEL, "-c", 128, "--dtype", "f32", "--kl",
@@ -255,13 +261,11 @@ class CommandLine(unittest.TestCase):
         other_spec = ["run", "-m", MODEL, "-n", 3, "--load-session", session, "--kv"]
         self.assert_refused(1, "fdc(rate=0.5", *other_spec, "none")
         self.assert_refused(1, "fdc(rate=0.5", *other_spec, "fdc(rate=0.25)")
-        basis = self.folder / "basis.safetensors"
-        self.json_of("calibrate", "-m", MODEL, "--random-tokens", 512, "-o", basis)
-        self.assert_refused(1, "another model or basis", *load, session, "--basis", basis)
+        self.assert_refused(1, "another model or basis", *load, session, "--basis", self.calibrated())
         copy = self.copy_of_model()
         config = json.loads((copy / "config.json").read_text())
         (copy / "config.json").write_text(json.dumps(dict(config, rope_theta=20000.0)))
-        self.json_of("calibrate", "-m", copy, "--random-tokens", 512, "-o", copy / "basis.safetensors")
+        self.json_of("calibrate", "-m", copy, "--random-tokens", FEW_TOKENS, "-o", copy / "basis.safetensors")
         self.assert_refused(1, "another model", "run", "-m", copy, "-n", 3, *half, "--load-session", session)
         self.assert_refused(2, "context", *load, session, "-n", 5000)
         self.assert_refused(1, "--kv-memory", *load, session, "--kv-memory", "10KiB")
@@ -344,13 +348,10 @@ class CommandLine(unittest.TestCase):
                              ("blocks", "sinks", "run_records", "layer_records", "tables", "entries")))
 
     def test_shared_latents_need_statistics_across_heads(self):
-        basis = self.folder / "basis.safetensors"
-        calibrate = ["calibrate", "-m", MODEL, "--random-tokens", 512, "-o", basis]
-        self.json_of(*calibrate)
-        inspect = ["inspect", "-m", MODEL, "--basis", basis, "--kv"]
+        inspect = ["inspect", "-m", MODEL, "--basis", self.calibrated(), "--kv"]
         self.assert_refused(2, "calibrate --across-heads", *inspect, "palu(rate=0.5,group=2)")
         self.json_of(*inspect, "palu(rate=0.5,group=2,whiten=off)")
-        self.json_of(*calibrate, "--across-heads")
+        inspect[4] = self.calibrated("--across-heads")
         one, two = (self.json_of(*inspect, f"palu(rate=0.5,group={n},ranks=uniform)") for n in (1, 2))
         self.assertEqual(two["kv_bytes"], one["kv_bytes"])  # a slice takes what a latent of its own does
         self.assertEqual([len(head["singular_values_qk"]) for head in two["basis"]["heads"]], 12 * [128])
@@ -361,7 +362,8 @@ class CommandLine(unittest.TestCase):
             self.assertEqual((done.returncode, b"calibrated on" in done.stderr), (0, is_first))
 
     def test_calibrating_random_weights_says_what_it_costs(self):
-        config = MODEL / "config.json"
+        config = self.folder / "config.json"
+        config.write_text(json.dumps(dict(json.loads((MODEL / "config.json").read_text()), num_hidden_layers=2)))
         cost = ["calibrate", "--random-model", config, "--random-tokens", 512]
         done = self.json_of(*cost)
         self.assertEqual((done["tokens"], done["basis"]), (512, ""))
@@ -728,13 +730,11 @@ class CommandLine(unittest.TestCase):
 
     def test_statistics_of_another_model(self):
         copy = self.copy_of_model()
-        basis = self.folder / "basis.safetensors"
-        self.json_of("calibrate", "-m", MODEL, "--random-tokens", 512, "-o", basis)
         config = json.loads((copy / "config.json").read_text())
         config["rope_theta"] = 20000.0
         (copy / "config.json").write_text(json.dumps(config))
         self.assert_refused(2, "calibrate", "run", "-m", copy, "-p", "x", "--kv", "fdc(rate=0.5)",
-                            "--basis", basis)
+                            "--basis", self.calibrated())
 
     def test_too_much_asked(self):
         self.assert_refused(2, "context", "run", "-m", MODEL, "-p", "x", "-n", 5000)
@@ -743,7 +743,8 @@ class CommandLine(unittest.TestCase):
         self.assert_refused(1, "memory", "compare", "-m", MODEL, "--text", TEXT, "--kv-memory", "10KiB")
 
     def test_unwritable_output(self):
-        self.assert_refused(1, "missing", "calibrate", "-m", MODEL, "--random-tokens", 512, "-o",
+        # Before the work: so many tokens would take hours.
+        self.assert_refused(1, "missing", "calibrate", "-m", MODEL, "--random-tokens", 1 << 28, "-o",
                             self.folder / "missing" / "basis.safetensors")
         with open("/dev/full", "wb") as full:
             done = subprocess.run([KVLATHE, "specs"], stdout=full, stderr=subprocess.PIPE, timeout=60)
@@ -752,7 +753,7 @@ class CommandLine(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    CACHE = tempfile.mkdtemp(prefix="kvlathe_cache_")
+    CACHE = pathlib.Path(tempfile.mkdtemp(prefix="kvlathe_cache_"))
     try:
         unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)
     finally:

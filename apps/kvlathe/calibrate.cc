@@ -6,6 +6,7 @@
 #include "base/units.h"
 #include "calibration/fingerprint.h"
 #include "calibration_run.h"
+#include "io/atomic_file.h"
 #include "io/files.h"
 #include "workspace.h"
 
@@ -47,6 +48,8 @@ Status RunCalibrate(const CalibrateOptions& options) {
                                  : Workspace::Open(options.model));
   const double loading_seconds = watch.Seconds();
   const std::string path = OutputOf(options);
+  // What cannot be written is known before the work begins.
+  if (!path.empty()) KVL_RETURN_IF_ERROR(AtomicFile::Create(path).status());
   double probe_seconds = 0;
   KVL_ASSIGN_OR_RETURN(
       const CalibrationStatistics statistics,
