@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <charconv>
-#include <csignal>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -11,6 +10,7 @@
 #include "engine/engine.h"
 #include "engine/text_stream.h"
 #include "generation_options.h"
+#include "interrupt_guard.h"
 #include "tokenizer/chat_template.h"
 #include "workspace.h"
 
@@ -25,8 +25,6 @@ struct ChatOptions {
   int max_tokens = 512;
   std::optional<double> rate;
 };
-
-volatile std::sig_atomic_t interrupted = 0;
 
 StatusOr<ChatFormat> ChooseFormat(const ChatOptions& options, const ChatContext& context) {
   StatusOr<ChatFormat> format = options.family.empty()
@@ -63,16 +61,6 @@ Ends FindEnds(const Workspace& workspace, const ChatFormat& format) {
   }
   return ends;
 }
-
-// While it lives, Ctrl-C stops an answer; otherwise it ends the program.
-class InterruptGuard {
- public:
-  InterruptGuard() {
-    interrupted = 0;
-    std::signal(SIGINT, [](int) { interrupted = 1; });
-  }
-  ~InterruptGuard() { std::signal(SIGINT, SIG_DFL); }
-};
 
 class Chat {
  public:
@@ -183,8 +171,8 @@ Status Chat::Generate(Request request, RequestOutcome* outcome, std::string* tex
     if (text->empty()) DropAddedSpace(workspace_.tokenizer(), *first_id, &piece);
     emit(piece);
     if (stream.stopped()) return FinishReason::kStop;
-    return interrupted == 0 && std::ferror(stdout) == 0 ? FinishReason::kNone
-                                                        : FinishReason::kCancelled;
+    return !InterruptGuard::IsInterrupted() && std::ferror(stdout) == 0 ? FinishReason::kNone
+                                                                        : FinishReason::kCancelled;
   };
   const auto on_finish = [&](Engine::RequestId, const RequestOutcome& o) { *outcome = o; };
   const InterruptGuard guard;

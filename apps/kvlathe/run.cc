@@ -1,13 +1,13 @@
 // kvlathe run: generate text, streamed.
 #include <fmt/format.h>
 
-#include <csignal>
 #include <optional>
 
 #include "engine/engine.h"
 #include "engine/text_stream.h"
 #include "evaluation/kv_parts.h"
 #include "generation_options.h"
+#include "interrupt_guard.h"
 #include "io/atomic_file.h"
 #include "io/files.h"
 #include "workspace.h"
@@ -26,8 +26,6 @@ struct RunOptions {
   std::string save_session;
   GenerationOptions generation;
 };
-
-volatile std::sig_atomic_t interrupted = 0;
 
 // What a run starts from and what comes of it.
 struct Generated {
@@ -136,12 +134,11 @@ Status Generate(const RunOptions& options, const Workspace& workspace, Engine* e
       std::fflush(stdout);
     }
   };
-  std::signal(SIGINT, [](int) { interrupted = 1; });
   const auto on_token = [&](Engine::RequestId, int32_t id) {
     emit(stream.Push(id));
     if (stream.stopped()) return FinishReason::kStop;
-    return interrupted == 0 && std::ferror(stdout) == 0 ? FinishReason::kNone
-                                                        : FinishReason::kCancelled;
+    return !InterruptGuard::IsInterrupted() && std::ferror(stdout) == 0 ? FinishReason::kNone
+                                                                        : FinishReason::kCancelled;
   };
   const auto on_finish = [&](Engine::RequestId id, const RequestOutcome& outcome) {
     generated->outcome = outcome;
@@ -176,6 +173,7 @@ Status RunOn(const RunOptions& options, const std::string& prompt, Workspace* wo
   KVL_ASSIGN_OR_RETURN(Request request, MakeRequest(options, *workspace, session, prompt));
   Engine engine(spec_model.model.get(), &pool, {});
   Generated generated;
+  const InterruptGuard guard;  // what was generated until then is printed and saved
   KVL_RETURN_IF_ERROR(Generate(options, *workspace, &engine, std::move(request), std::move(session),
                                prompt, &generated));
   if (!options.save_session.empty()) {
