@@ -10,6 +10,7 @@
 
 #include "base/random.h"
 #include "engine/engine.h"
+#include "engine/small_model.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec.h"
@@ -17,22 +18,6 @@
 
 namespace kvlathe {
 namespace {
-
-constexpr int kVocabSize = 128;
-
-ModelConfig SmallConfig() {
-  ModelConfig c;
-  c.model_type = "llama";
-  c.n_layers = 2;
-  c.hidden_dim = 128;
-  c.n_heads = 4;
-  c.n_kv_heads = 2;
-  c.head_dim = 32;
-  c.ffn_dim = 352;
-  c.vocab_size = kVocabSize;
-  c.max_seq_len = 1024;
-  return c;
-}
 
 // Keys that lose half of their dimensions, as fdc cuts them; the maps are random.
 ModelBasis HalfRankBasis(const ModelConfig& c) {
@@ -53,12 +38,6 @@ ModelBasis HalfRankBasis(const ModelConfig& c) {
   }
   return basis;
 }
-
-// What one request saw and gave.
-struct Trace {
-  RequestOutcome outcome;
-  std::vector<std::vector<float>> logits;  // behind each token
-};
 
 int TotalPreemptions(const std::vector<Trace>& traces) {
   return std::accumulate(traces.begin(), traces.end(), 0,
@@ -83,7 +62,7 @@ void PrintTo(const CacheCase& c, std::ostream* out) { *out << c.name; }
 class BatchingTest : public ::testing::TestWithParam<CacheCase> {
  protected:
   void SetUp() override {
-    ModelConfig c = SmallConfig();
+    ModelConfig c = SmallConfig(/*head_dim=*/32);
     c.window = GetParam().window;
     auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();

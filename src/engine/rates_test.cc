@@ -6,6 +6,7 @@
 
 #include "base/random.h"
 #include "engine/engine.h"
+#include "engine/small_model.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec.h"
@@ -18,20 +19,6 @@ using ::testing::HasSubstr;
 
 constexpr int kHeadDim = 64, kHeads = 4;  // layers times KV heads
 constexpr int64_t kPlenty = 64 << 20;
-
-ModelConfig SmallConfig() {
-  ModelConfig c;
-  c.model_type = "llama";
-  c.n_layers = 2;
-  c.hidden_dim = 128;
-  c.n_heads = 4;
-  c.n_kv_heads = 2;
-  c.head_dim = kHeadDim;
-  c.ffn_dim = 352;
-  c.vocab_size = 128;
-  c.max_seq_len = 1024;
-  return c;
-}
 
 // What is stored at a rate: one step of 16 for each tenth, of one head and pair after the other.
 StatusOr<std::vector<HeadRanks>> RanksAt(double rate) {
@@ -46,19 +33,11 @@ StatusOr<std::vector<HeadRanks>> RanksAt(double rate) {
   return ranks;
 }
 
-struct Trace {
-  RequestOutcome outcome;
-  std::vector<std::vector<float>> logits;
-  bool operator==(const Trace& other) const {
-    return outcome.tokens == other.outcome.tokens && logits == other.logits &&
-           outcome.kv_bytes.total() == other.outcome.kv_bytes.total();
-  }
-};
-
 class RatesTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(SmallConfig(), DType::kBf16, MakeRandomSource(3), &threads_);
+    auto weights =
+        ModelWeights::Load(SmallConfig(kHeadDim), DType::kBf16, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
     Random random(17);
