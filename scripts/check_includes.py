@@ -4,7 +4,9 @@
 A file may include headers of its own folder, and of the folders that its target lists in DEPS
 (a test also those of its folder's library). Folders are ordered (ORDER below): neither an include
 nor a DEPS entry may point upwards, so the folder graph has no cycle. No header may include itself
-through others, and every source must belong to a target.
+through others, and every source must belong to a target. A source must also include, itself or
+through headers of the project, what it uses of the headers that are precompiled (PRECOMPILED below),
+which the compiler would not miss.
 
 usage: check_includes.py [ROOT]
 """
@@ -19,8 +21,24 @@ ORDER = [
     "retrofit", "evaluation",
     "server", "apps", "tests",
 ]
-KEYWORDS = {"NAME", "SRCS", "DEPS", "LIBS", "LABELS", "FLAGS", "CORPUS"}
+KEYWORDS = {"NAME", "SRCS", "DEPS", "LIBS", "LABELS", "FLAGS", "CORPUS", "HEADERS", "APART"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+ANY_INCLUDE = re.compile(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', re.MULTILINE)
+# Headers that cmake/targets.cmake precompiles, and names by which their use is seen.
+PRECOMPILED = {
+    "algorithm": r"\bstd::(ranges::)?(any_of|all_of|clamp|copy|copy_n|count|equal|fill|fill_n|find|find_if|lower_bound"
+                 r"|max|max_element|min|min_element|nth_element|reverse|sort|stable_sort|transform|upper_bound)\(",
+    "cmath": r"\bstd::(abs|ceil|cos|exp|floor|fma|isfinite|isnan|log|lround|pow|round|sin|sqrt|tanh)\(",
+    "functional": r"\bstd::function\b",
+    "memory": r"\bstd::(make_shared|make_unique|shared_ptr|unique_ptr)\b",
+    "span": r"\bstd::span\b",
+    "string": r"\bstd::(string|to_string)\b",
+    "vector": r"\bstd::vector\b",
+    "fmt/format.h": r"\bfmt::",
+    "nlohmann/json.hpp": r"\bnlohmann::",
+}
+PRECOMPILED = {header: re.compile(use) for header, use in PRECOMPILED.items()}
+COMMENT = re.compile(r"//[^\n]*")
 CALL = re.compile(r"(\w+)\s*\(([^()]*)\)")
 
 Target = namedtuple("Target", "name folder sources deps is_library")
@@ -151,6 +169,20 @@ def check_file(path, includes, by_folder, by_source):
     return problems
 
 
+def check_precompiled(root, path, graph):
+    """Uses of precompiled headers that nothing includes."""
+    reached, waiting, included = {path}, [path], set()
+    while waiting:
+        file = waiting.pop()
+        included.update(ANY_INCLUDE.findall((root / file).read_text()))
+        new = set(graph.get(file, ())) - reached
+        reached |= new
+        waiting += new
+    text = COMMENT.sub("", (root / path).read_text())
+    return [f"{path}: uses <{header}>, but neither it nor a header of the project includes it"
+            for header, use in PRECOMPILED.items() if header not in included and use.search(text)]
+
+
 def find_cycle(graph):
     """One include cycle as a list of paths, or None. Iterative depth-first search."""
     done = set()
@@ -180,6 +212,8 @@ def check(root):
     graph = {path: list(includes_of(root, path)) for path in files}
     for path in files:
         problems += check_file(path, graph[path], by_folder, by_source)
+        if path.endswith(".cc"):
+            problems += check_precompiled(root, path, graph)
     cycle = find_cycle(graph)
     if cycle:
         problems.append("include cycle: " + " -> ".join(cycle))

@@ -84,6 +84,15 @@ class CheckIncludes(unittest.TestCase):
         self.assert_problem({"src/io/orphan.cc": ""}, "src/io/orphan.cc: belongs to no target")
         self.assert_problem({"src/misc/x.h": ""}, "no place in the order")
 
+    def test_finds_uses_of_precompiled_headers_that_nothing_includes(self):
+        use = 'std::vector<int> v;  // of fmt::x\n'
+        self.assert_problem({"src/io/b.cc": '#include "io/b.h"\n' + use}, "src/io/b.cc: uses <vector>")
+        self.assertEqual(problems_of({"src/io/b.cc": '#include "io/b.h"\n#include <vector>\n' + use}), [])
+        self.assertEqual(problems_of({"src/base/a.h": "#include <vector>\n",
+                                      "src/io/b.cc": '#include "io/b.h"\n' + use}), [])
+        self.assert_problem({"src/io/b.cc": "#include <algorithm>\nauto x = nlohmann::json(std::max(1, 2));"},
+                            "uses <nlohmann/json.hpp>")
+
 
 if __name__ == "__main__":
     unittest.main()

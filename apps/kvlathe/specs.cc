@@ -1,6 +1,7 @@
 // kvlathe specs: every stage of the grammar.
 #include <fmt/format.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "kv/spec_table.h"

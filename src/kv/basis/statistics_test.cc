@@ -114,7 +114,7 @@ TEST(StatisticsTest, DamagedFilesAreErrors) {
 }
 
 TEST(StatisticsTest, OtherSafetensorsFilesAreRefused) {
-  const std::string path = std::string(KVLATHE_SOURCE_DIR) + "/models/lathe-nano/model.safetensors";
+  const std::string path = KVLATHE_SOURCE_DIR "/models/lathe-nano/model.safetensors";
   EXPECT_THAT(MessageOf(ReadStatistics(path).status()), HasSubstr("not a file of calibration"));
 }
 
