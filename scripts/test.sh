@@ -26,7 +26,7 @@ count_in() {
 run_preset() {
   local preset=$1 results="build/$1/test-results.xml"
   shift
-  if ! { cmake --preset "$preset" >"build/$preset-configure.log" 2>&1 ||
+  if ! { cmake --preset "$preset" -DKVLATHE_UNITY_TESTS=ON >"build/$preset-configure.log" 2>&1 ||
     { tail -n 30 "build/$preset-configure.log"; false; }; } ||
     ! cmake --build --preset "$preset"; then
     echo "scripts/test.sh: the $preset build failed"

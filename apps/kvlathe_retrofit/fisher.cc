@@ -2,6 +2,7 @@
 // input: the tokenizers are in the program that runs this one.
 #include "retrofit/fisher.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <unistd.h>
 

@@ -1,7 +1,10 @@
 // kvlathe retrofit pretrain: trains a model from random weights, or goes on from a checkpoint.
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <torch/cuda.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 

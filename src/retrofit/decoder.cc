@@ -1,5 +1,9 @@
 #include "retrofit/decoder.h"
 
+#include <torch/autograd.h>
+#include <torch/nn/functional/loss.h>
+
+#include <algorithm>
 #include <cmath>
 
 namespace kvlathe {

@@ -4,7 +4,7 @@
 // and the norms in F32.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <string>
 #include <string_view>

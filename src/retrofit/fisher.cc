@@ -1,5 +1,7 @@
 #include "retrofit/fisher.h"
 
+#include <torch/autograd.h>
+
 #include <cmath>
 #include <utility>
 

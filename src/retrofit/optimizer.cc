@@ -1,5 +1,8 @@
 #include "retrofit/optimizer.h"
 
+#include <torch/nn/utils/clip_grad.h>
+
+#include <algorithm>
 #include <cmath>
 
 namespace kvlathe {

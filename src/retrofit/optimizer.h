@@ -1,7 +1,9 @@
 // AdamW (Loshchilov and Hutter 2019) and Muon over the parameters of a Decoder.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/optim/adamw.h>
+#include <torch/serialize/archive.h>
+#include <torch/types.h>
 
 #include <memory>
 #include <string>

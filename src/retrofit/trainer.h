@@ -1,7 +1,7 @@
 // Training a Decoder on a corpus: steps, checkpoints, validation.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <memory>
