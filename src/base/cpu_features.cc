@@ -82,6 +82,11 @@ std::string_view IsaName(Isa isa) {
   return "unknown";
 }
 
+int64_t L1DataBytes() {
+  static const int64_t n_bytes = std::max<int64_t>(0, sysconf(_SC_LEVEL1_DCACHE_SIZE));
+  return n_bytes;
+}
+
 const std::vector<Isa>& AvailableIsas() {
   static const std::vector<Isa> isas = Detect();
   return isas;

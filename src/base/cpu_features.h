@@ -1,6 +1,7 @@
 // The instruction sets that kernels are written for, and which of them this process uses.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -24,6 +25,9 @@ const std::vector<Isa>& AvailableIsas();
 // The best one, or what the environment variable KVLATHE_ISA names.
 // Fails with kInvalidArgument on an unknown name or one that the machine lacks.
 StatusOr<Isa> SelectIsa();
+
+// The first-level data cache of a core; 0 where the system does not tell.
+int64_t L1DataBytes();
 
 constexpr bool HasBf16Dots(Isa isa) { return isa >= Isa::kAvx512Bf16; }
 

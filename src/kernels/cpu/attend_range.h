@@ -36,17 +36,33 @@ KVL_INLINE void Unroll(const F& f) {
   }
 }
 
+// f(Index<n>{}) for an n of 1 to kMax.
+template <int kMax, typename F>
+KVL_INLINE void WithCount(int n, const F& f) {
+  if constexpr (kMax > 1) {
+    if (n < kMax) return WithCount<kMax - 1>(n, f);
+  }
+  f(Index<kMax>{});
+}
+
 constexpr float kMinusInfinity = -__builtin_inff();
 constexpr float kLog2E = 1.44269504f;
 
 constexpr KVL_INLINE int Min(int a, int b) { return a < b ? a : b; }
 constexpr KVL_INLINE int Max(int a, int b) { return a > b ? a : b; }
 
-// Asks for a line to be brought to L2. Written out because g++ takes a function that only
-// prefetches for one without effect and drops calls of it. (L2, not L1: on Zen 4 the prefetches for
-// L1 that find its miss buffers full are dropped, and L1 has no room for a block ahead.)
+enum class Cache { kL1, kL2 };
+
+// Asks for a line to be brought to a cache. Written out because g++ takes a function that only
+// prefetches for one without effect and drops calls of it. (L2 is the safe choice: on Zen 4 the
+// prefetches for L1 that find its miss buffers full are dropped.)
+template <Cache kCache = Cache::kL2>
 KVL_INLINE void PrefetchLine(const std::byte* line) {
-  asm volatile("prefetcht1 %0" : : "m"(*reinterpret_cast<const char*>(line)));
+  if constexpr (kCache == Cache::kL1) {
+    asm volatile("prefetcht0 %0" : : "m"(*reinterpret_cast<const char*>(line)));
+  } else {
+    asm volatile("prefetcht1 %0" : : "m"(*reinterpret_cast<const char*>(line)));
+  }
 }
 
 // Entries that row sees, of those below kv_end.

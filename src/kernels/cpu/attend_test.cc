@@ -251,6 +251,15 @@ TEST(Attend, MatchesReferenceForEveryRank) {
                   .kv_end = 141,
                   .first_visible = 138},
                  rank);
+    // Decoding: one tile of 1 to 4 rows.
+    CheckAllSets({.rank_k = 272 - rank,
+                  .rank_v = rank,
+                  .gqa_group = 1 + rank / 16 % 4,
+                  .kv_end = 205,
+                  .first_visible = 205},
+                 rank);
+    CheckAllSets(
+        {.rank_k = 16, .rank_v = rank, .gqa_group = 4, .kv_end = 205, .first_visible = 205}, rank);
   }
 }
 
