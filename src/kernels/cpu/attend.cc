@@ -1,9 +1,13 @@
 #include "kernels/cpu/attend.h"
 
 #include "base/check.h"
+#include "base/cpu_features.h"
 #include "kernels/cpu/attend_isa.h"
+#include "kernels/cpu/attend_range.h"
 
 namespace kvlathe {
+
+const bool kFetchesToL1 = L1DataBytes() >= int64_t{48} << 10;
 
 const AttendKernels& GetAttendKernels(Isa isa, DType row_type) {
   const bool is_f32 = row_type == DType::kF32;

@@ -70,7 +70,8 @@ struct BlockGroup {
 };
 
 // C += A B for kTiles row tiles and kCols B tiles that lie b_step bytes apart, C tile i * kCols +
-// j. `next` is where the same lines of a block to come lie, or null: they are fetched meanwhile.
+// j. `next` is where the same lines of a block to come lie, or null: they are fetched meanwhile, to
+// L2, because L1 does not hold a group of blocks.
 template <typename Tiles, int kTiles, int kCols>
 KVL_INLINE void MultiplyStep(const void* const (&a)[kTiles], const int64_t (&a_stride)[kTiles],
                              const std::byte* b, const std::byte* next, int64_t b_stride) {
@@ -84,7 +85,7 @@ KVL_INLINE void MultiplyStep(const void* const (&a)[kTiles], const int64_t (&a_s
   });
   if (next == nullptr) return;
   for (int line = 0; line < 16; ++line) {
-    Unroll<kCols>([&](auto j) { PrefetchLine(next + line * b_stride + 64 * j.value); });
+    Unroll<kCols>([&](auto j) { PrefetchLineToL2(next + line * b_stride + 64 * j.value); });
   }
 }
 

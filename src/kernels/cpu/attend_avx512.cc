@@ -3,7 +3,6 @@
 // plus 4 broadcasts feed 16 dots, which is less than the load ports can do.
 #include "kernels/cpu/attend_avx512.h"
 
-#include "base/cpu_features.h"
 #include "kernels/cpu/attend_isa.h"
 #include "kernels/cpu/attend_packed_avx512.h"
 #include "kernels/cpu/codebook_tiles.h"
@@ -19,10 +18,6 @@ constexpr int kBlockLines = kBlockSize / kLanes;
 constexpr int kPanelRows = 256;
 // Rows that use K of a block before any uses its V: K alone (16 KiB) stays in L1 meanwhile.
 constexpr int kGroupRows = 64;
-
-// A block of 128 dimensions takes 32 KiB. A cache that holds it and half the next is fetched to: on
-// a Zen 5 (48 KiB) decode of 4 rows reads 10% more bytes a second than by way of L2.
-constexpr int64_t kL1BytesToFetchTo = int64_t{48} << 10;
 
 struct Scratch {
   alignas(64) uint16_t probs[kGroupRows][kBlockSize];
@@ -52,20 +47,15 @@ struct BlockView {
   int prefetch_line;  // the first that the tile at work fetches of each row
 };
 
-template <Cache kCache>
-struct CacheIndex {
-  static constexpr Cache value = kCache;
-};
-
 // While a tile reads a row of up to 4 lines, it fetches kLines of those that lie there in the next
 // block, from line `first` on; the tiles of a block share the work so that memory is never idle.
-template <int kLines, Cache kCache>
+template <int kLines>
 KVL_INLINE void PrefetchLines(const std::byte* next, int first) {
-  Unroll<kLines>([&](auto j) { PrefetchLine<kCache>(next + 64 * (first + j.value)); });
+  Unroll<kLines>([&](auto j) { PrefetchLine(next + 64 * (first + j.value)); });
 }
 
 // Scores and probabilities of rows [row, row + kRows) of the panel against one block.
-template <int kRows, int kPrefetch, Cache kCache>
+template <int kRows, int kPrefetch>
 void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* probs) {
   const AttendParams& p = *panel.p;
   const uint16_t* q = panel.q + (panel.first_row + row) * p.q_stride;
@@ -78,7 +68,7 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
   for (int pair = 0; pair < p.shape.rank_k / 2; ++pair) {
     __m512bh lines[kBlockLines];
     Unroll<kBlockLines>([&](auto j) { lines[j.value] = LoadLine(k + 64 * j.value); });
-    PrefetchLines<kPrefetch, kCache>(next, block.prefetch_line);
+    PrefetchLines<kPrefetch>(next, block.prefetch_line);
     Unroll<kRows>([&](auto i) {
       const __m512bh q_pair = BroadcastPair(q + i.value * p.q_stride + 2 * pair);
       Unroll<kBlockLines>([&](auto j) {
@@ -115,7 +105,7 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
 
 // o[r, 16 * kLines dims] = shrink * o + probs V for the same rows. The block has n_valid entries
 // that may be read; the second half of an odd last pair is cleared, whatever it holds.
-template <int kRows, int kLines, int kPrefetch, Cache kCache = Cache::kL2>
+template <int kRows, int kLines, int kPrefetch>
 void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int n_valid,
                const uint16_t* probs) {
   const AttendParams& p = *panel.p;
@@ -144,9 +134,9 @@ void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int
   for (int pair = 0; pair < n_valid / 2; ++pair) {
     __m512bh lines[kLines];
     Unroll<kLines>([&](auto j) { lines[j.value] = LoadLine(v + 64 * j.value); });
-    PrefetchLines<kPrefetch, kCache>(next, block.prefetch_line);
+    PrefetchLines<kPrefetch>(next, block.prefetch_line);
     if constexpr (kLines == 5 && kPrefetch > 0 && kPrefetch < kLines) {
-      if (block.prefetch_line == 0) PrefetchLine<kCache>(next + 64 * 4);
+      if (block.prefetch_line == 0) PrefetchLine(next + 64 * 4);
     }
     add_pair(pair, lines);
     v += step;
@@ -184,11 +174,11 @@ void AddLastValues(const Panel& panel, const BlockView& block, int row, int dim,
 
 // All kLines of a row of V at once, and of the next block's. Where the registers do not hold the
 // sums, the second half of the rows finds V in L1.
-template <int kRows, int kLines, Cache kCache>
+template <int kRows, int kLines>
 void AddWideValues(const Panel& panel, const BlockView& block, int row, int dim, int n_valid,
                    const uint16_t* probs) {
   constexpr int kFirstRows = (kRows + 1) * kLines < 32 ? kRows : (kRows + 1) / 2;
-  ValueTile<kFirstRows, kLines, kLines, kCache>(panel, block, row, dim, n_valid, probs);
+  ValueTile<kFirstRows, kLines, kLines>(panel, block, row, dim, n_valid, probs);
   if constexpr (kFirstRows < kRows) {
     ValueTile<kRows - kFirstRows, kLines, 0>(panel, block, row + kFirstRows, dim, n_valid,
                                              probs + kFirstRows * kBlockSize);
@@ -197,7 +187,7 @@ void AddWideValues(const Panel& panel, const BlockView& block, int row, int dim,
 
 // For a tile that fetches alone: memory, not work, is what it waits for, and memory is fastest when
 // V is read in the order in which it lies.
-template <int kRows, Cache kCache>
+template <int kRows>
 void AddValuesInOrder(const Panel& panel, const BlockView& block, int row, int n_valid,
                       const uint16_t* probs) {
   const int n_lines = panel.p->shape.rank_v / kLanes;
@@ -206,7 +196,7 @@ void AddValuesInOrder(const Panel& panel, const BlockView& block, int row, int n
     // At most 8, and not so few at last that the latency of their sums stays open.
     const int n = n_left <= 8 ? n_left : Min(8, n_left - 4);
     WithCount<8>(n, [&](auto lines) {
-      AddWideValues<kRows, lines.value, kCache>(panel, block, row, kLanes * line, n_valid, probs);
+      AddWideValues<kRows, lines.value>(panel, block, row, kLanes * line, n_valid, probs);
     });
     line += n;
   }
@@ -234,23 +224,20 @@ void AddValues(const Panel& panel, const BlockView& block, int row, int n_valid,
   AddLastValues<kRows, kPrefetch>(panel, block, row, dim, n_valid, probs);
 }
 
-// Calls f with what tiles are compiled for: their rows (1-4), lines that they fetch of every row of
-// 4 (0, 1, 2 or 4), and where to. Tiles that share the fetching have work enough: L2 does for them.
+// Calls f with its two counts as compile-time Index: rows of the tile (1-4), lines that it fetches
+// of every row of 4 (0, 1, 2 or 4).
 template <typename F>
-KVL_INLINE void WithTileShape(int n_rows, int n_prefetch, Cache cache, const F& f) {
-  constexpr CacheIndex<Cache::kL1> kL1;
-  constexpr CacheIndex<Cache::kL2> kL2;
+KVL_INLINE void WithTileShape(int n_rows, int n_prefetch, const F& f) {
   const auto with_rows = [&](auto rows) __attribute__((always_inline)) {
     switch (n_prefetch) {
       case 0:
-        return f(rows, Index<0>{}, kL2);
+        return f(rows, Index<0>{});
       case 1:
-        return f(rows, Index<1>{}, kL2);
+        return f(rows, Index<1>{});
       case 2:
-        return f(rows, Index<2>{}, kL2);
+        return f(rows, Index<2>{});
       default:
-        if (cache == Cache::kL1) return f(rows, Index<4>{}, kL1);
-        return f(rows, Index<4>{}, kL2);
+        return f(rows, Index<4>{});
     }
   };
   switch (n_rows) {
@@ -269,7 +256,7 @@ KVL_INLINE void WithTileShape(int n_rows, int n_prefetch, Cache cache, const F& 
 KVL_INLINE int PrefetchShare(int n_tiles) { return n_tiles >= 4 ? 1 : n_tiles >= 2 ? 2 : 4; }
 
 // All rows of the panel from first_row on against one block.
-void AttendBlock(const Panel& panel, BlockView block, Cache cache, int first_row) {
+void AttendBlock(const Panel& panel, BlockView block, int first_row) {
   uint16_t* probs = panel.scratch->probs[0];
   const int share = PrefetchShare((panel.n_rows - first_row + kTileRows - 1) / kTileRows);
   const auto share_of = [&](int row) {
@@ -280,9 +267,9 @@ void AttendBlock(const Panel& panel, BlockView block, Cache cache, int first_row
     const int group_end = Min(panel.n_rows, group + kGroupRows);
     for (int row = group; row < group_end; row += kTileRows) {
       const int n = Min(kTileRows, group_end - row);
-      WithTileShape(n, share_of(row), cache, [&](auto rows, auto prefetch, auto to) {
-        ScoreTile<rows.value, prefetch.value, to.value>(panel, block, row,
-                                                        probs + (row - group) * kBlockSize);
+      WithTileShape(n, share_of(row), [&](auto rows, auto prefetch) {
+        ScoreTile<rows.value, prefetch.value>(panel, block, row,
+                                              probs + (row - group) * kBlockSize);
       });
     }
     for (int row = group; row < group_end; row += kTileRows) {
@@ -290,10 +277,10 @@ void AttendBlock(const Panel& panel, BlockView block, Cache cache, int first_row
       // What the tile's last row sees; the others have probability 0 there.
       const int limit = LimitOfRow(*panel.p, panel.first_row + row + n - 1);
       const int n_valid = Min(kBlockSize, limit - block.first_entry);
-      WithTileShape(n, share_of(row), cache, [&](auto rows, auto prefetch, auto to) {
+      WithTileShape(n, share_of(row), [&](auto rows, auto prefetch) {
         const uint16_t* of_rows = probs + (row - group) * kBlockSize;
         if constexpr (prefetch.value == kBlockLines) {
-          AddValuesInOrder<rows.value, to.value>(panel, block, row, n_valid, of_rows);
+          AddValuesInOrder<rows.value>(panel, block, row, n_valid, of_rows);
         } else {
           AddValues<rows.value, prefetch.value>(panel, block, row, n_valid, of_rows);
         }
@@ -320,7 +307,6 @@ void AttendPanel(const Panel& panel) {
   int first_row = 0;  // the first that sees anything of the block, a multiple of kTileRows
   int entry = FirstEntryToRead(p, panel.first_row);
   const bool has_tiles = HasCodebooks(p);
-  const Cache cache = L1DataBytes() >= kL1BytesToFetchTo ? Cache::kL1 : Cache::kL2;
   CodebookTiles tiles(p, reinterpret_cast<std::byte*>(scratch + 1));
   if (p.packed != nullptr && !has_tiles) {
     entry = AttendPackedBlocks({.p = &p,
@@ -340,7 +326,7 @@ void AttendPanel(const Panel& panel) {
     const std::byte* k = has_tiles ? tiles.Read(block) : p.blocks[block];
     const bool has_next = entry + kBlockSize < kv_end && !has_tiles;
     const std::byte* next = has_next ? p.blocks[block + 1] : nullptr;
-    AttendBlock(panel, {k, k + key_bytes, next, entry, 0}, cache, first_row);
+    AttendBlock(panel, {k, k + key_bytes, next, entry, 0}, first_row);
   }
   for (int row = 0; row < panel.n_rows; ++row) {
     p.row_max[panel.first_row + row] = scratch->rows[row].max * p.sm_scale;
