@@ -104,8 +104,9 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
 }
 
 // o[r, 16 * kLines dims] = shrink * o + probs V for the same rows. The block has n_valid entries
-// that may be read; the second half of an odd last pair is cleared, whatever it holds.
-template <int kRows, int kLines, int kPrefetch>
+// that may be read; the second half of an odd last pair is cleared, whatever it holds. From one
+// pair to the next the lines that are fetched move on by kStep.
+template <int kRows, int kLines, int kPrefetch, int kStep = kLines>
 void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int n_valid,
                const uint16_t* probs) {
   const AttendParams& p = *panel.p;
@@ -135,12 +136,12 @@ void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int
     __m512bh lines[kLines];
     Unroll<kLines>([&](auto j) { lines[j.value] = LoadLine(v + 64 * j.value); });
     PrefetchLines<kPrefetch>(next, block.prefetch_line);
-    if constexpr (kLines == 5 && kPrefetch > 0 && kPrefetch < kLines) {
+    if constexpr (kLines == 5 && kPrefetch > 0 && kStep == 5 && kPrefetch < 5) {
       if (block.prefetch_line == 0) PrefetchLine(next + 64 * 4);
     }
     add_pair(pair, lines);
     v += step;
-    if constexpr (kPrefetch > 0) next += 64 * kLines;
+    if constexpr (kPrefetch > 0) next += 64 * kStep;
   }
   if (n_valid % 2 != 0) {
     __m512bh lines[kLines];
@@ -172,16 +173,20 @@ void AddLastValues(const Panel& panel, const BlockView& block, int row, int dim,
   }
 }
 
-// All kLines of a row of V at once, and of the next block's. Where the registers do not hold the
-// sums, the second half of the rows finds V in L1.
+// All kLines of a row of V at once, and as many of the next block's. Where the registers do not
+// hold the sums, the second half of the rows finds V in L1 and fetches the second part of the next.
 template <int kRows, int kLines>
-void AddWideValues(const Panel& panel, const BlockView& block, int row, int dim, int n_valid,
+void AddWideValues(const Panel& panel, BlockView block, int row, int dim, int n_valid,
                    const uint16_t* probs) {
-  constexpr int kFirstRows = (kRows + 1) * kLines < 32 ? kRows : (kRows + 1) / 2;
-  ValueTile<kFirstRows, kLines, kLines>(panel, block, row, dim, n_valid, probs);
-  if constexpr (kFirstRows < kRows) {
-    ValueTile<kRows - kFirstRows, kLines, 0>(panel, block, row + kFirstRows, dim, n_valid,
-                                             probs + kFirstRows * kBlockSize);
+  if constexpr ((kRows + 1) * kLines < 32) {
+    return ValueTile<kRows, kLines, kLines>(panel, block, row, dim, n_valid, probs);
+  } else {
+    constexpr int kHalf = (kRows + 1) / 2;
+    constexpr int kFetch = (kLines + 1) / 2;
+    ValueTile<kHalf, kLines, kFetch, kFetch>(panel, block, row, dim, n_valid, probs);
+    block.prefetch_line = kBlockSize / 2 * kFetch;
+    ValueTile<kRows - kHalf, kLines, kLines - kFetch, kLines - kFetch>(
+        panel, block, row + kHalf, dim, n_valid, probs + kHalf * kBlockSize);
   }
 }
 
