@@ -16,6 +16,9 @@ constexpr int kBlockLines = kBlockSize / kLanes;
 // Rows that go over the blocks together: their o (256 x 128 f32) and q stay in L2 while the blocks
 // stream by, each read once per panel.
 constexpr int kPanelRows = 256;
+// Lines of the next V that a tile which fetches alone asks for while it turns the scores of one row
+// into probabilities. The shortest V has 32.
+constexpr int kLeadLines = 8;
 // Rows that use K of a block before any uses its V: K alone (16 KiB) stays in L1 meanwhile.
 constexpr int kGroupRows = 64;
 
@@ -48,10 +51,10 @@ struct BlockView {
 };
 
 // While a tile reads a row of up to 4 lines, it fetches kLines of those that lie there in the next
-// block, from line `first` on; the tiles of a block share the work so that memory is never idle.
+// block; the tiles of a block share the work so that memory is never idle.
 template <int kLines>
-KVL_INLINE void PrefetchLines(const std::byte* next, int first) {
-  Unroll<kLines>([&](auto j) { PrefetchLine(next + 64 * (first + j.value)); });
+KVL_INLINE void PrefetchLines(const std::byte* from) {
+  Unroll<kLines>([&](auto j) { PrefetchLine(from + 64 * j.value); });
 }
 
 // Scores and probabilities of rows [row, row + kRows) of the panel against one block.
@@ -60,7 +63,7 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
   const AttendParams& p = *panel.p;
   const uint16_t* q = panel.q + (panel.first_row + row) * p.q_stride;
   const std::byte* k = block.k;
-  const std::byte* next = block.next;
+  const std::byte* next = block.next + 64 * block.prefetch_line;
   __m512 scores[kRows][kBlockLines];
   Unroll<kRows>([&](auto i) {
     Unroll<kBlockLines>([&](auto j) { scores[i.value][j.value] = _mm512_setzero_ps(); });
@@ -68,7 +71,7 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
   for (int pair = 0; pair < p.shape.rank_k / 2; ++pair) {
     __m512bh lines[kBlockLines];
     Unroll<kBlockLines>([&](auto j) { lines[j.value] = LoadLine(k + 64 * j.value); });
-    PrefetchLines<kPrefetch>(next, block.prefetch_line);
+    PrefetchLines<kPrefetch>(next);
     Unroll<kRows>([&](auto i) {
       const __m512bh q_pair = BroadcastPair(q + i.value * p.q_stride + 2 * pair);
       Unroll<kBlockLines>([&](auto j) {
@@ -84,7 +87,11 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
   const bool is_masked = LimitOfRow(p, first) < block.first_entry + kBlockSize;
   // The last one's window begins last.
   const bool is_windowed = BeginOfRow(p, first + kRows - 1) > block.first_entry;
+  next = block.next + (block.v - block.k);
   Unroll<kRows>([&](auto i) {
+    if constexpr (kPrefetch == kBlockLines) {
+      PrefetchLines<kLeadLines>(next + 64 * kLeadLines * i.value);
+    }
     if (is_masked) {
       MaskScores(LimitOfRow(p, first + i.value) - block.first_entry, scores[i.value]);
     }
@@ -103,18 +110,23 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
   });
 }
 
+// What a tile of values fetches meanwhile: some lines at `from`, the next step_bytes further on, as
+// many times as it has pairs of tokens, but at most n_steps times.
+struct Fetch {
+  const std::byte* from;
+  int64_t step_bytes;
+  int n_steps;
+};
+
 // o[r, 16 * kLines dims] = shrink * o + probs V for the same rows. The block has n_valid entries
-// that may be read; the second half of an odd last pair is cleared, whatever it holds. From one
-// pair to the next the lines that are fetched move on by kStep.
-template <int kRows, int kLines, int kPrefetch, int kStep = kLines>
-void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int n_valid,
-               const uint16_t* probs) {
+// that may be read; the second half of an odd last pair is cleared, whatever it holds.
+template <int kRows, int kLines, int kPrefetch>
+void ValueTile(const Panel& panel, const BlockView& block, Fetch fetch, int row, int dim,
+               int n_valid, const uint16_t* probs) {
   const AttendParams& p = *panel.p;
   float* o = p.o + (panel.first_row + row) * p.o_stride + dim;
   const int64_t step = int64_t{4} * p.shape.rank_v;
   const std::byte* v = block.v + 4 * dim;
-  const std::byte* next = block.next;
-  if constexpr (kPrefetch > 0) next += (block.v - block.k) + int64_t{128} * dim;
   __m512 sums[kRows][kLines];
   Unroll<kRows>([&](auto i) {
     const __m512 shrink = _mm512_set1_ps(panel.scratch->rows[row + i.value].shrink);
@@ -132,17 +144,23 @@ void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int
       });
     });
   };
-  for (int pair = 0; pair < n_valid / 2; ++pair) {
+  const auto take_pair = [&](int pair, auto n_fetched) __attribute__((always_inline)) {
     __m512bh lines[kLines];
     Unroll<kLines>([&](auto j) { lines[j.value] = LoadLine(v + 64 * j.value); });
-    PrefetchLines<kPrefetch>(next, block.prefetch_line);
-    if constexpr (kLines == 5 && kPrefetch > 0 && kStep == 5 && kPrefetch < 5) {
-      if (block.prefetch_line == 0) PrefetchLine(next + 64 * 4);
+    PrefetchLines<n_fetched.value>(fetch.from);
+    if constexpr (kLines == 5 && n_fetched.value > 0 && n_fetched.value < 5) {
+      if (block.prefetch_line == 0) PrefetchLine(fetch.from + 64 * 4);
     }
     add_pair(pair, lines);
     v += step;
-    if constexpr (kPrefetch > 0) next += 64 * kStep;
+    if constexpr (n_fetched.value > 0) fetch.from += fetch.step_bytes;
+  };
+  int pair = 0;
+  if constexpr (kPrefetch > 0) {
+    const int n_fetching = Min(n_valid / 2, fetch.n_steps);
+    for (; pair < n_fetching; ++pair) take_pair(pair, Index<kPrefetch>{});
   }
+  for (; pair < n_valid / 2; ++pair) take_pair(pair, Index<0>{});
   if (n_valid % 2 != 0) {
     __m512bh lines[kLines];
     Unroll<kLines>([&](auto j) {
@@ -159,49 +177,74 @@ void ValueTile(const Panel& panel, const BlockView& block, int row, int dim, int
   });
 }
 
+// The fetching of a tile that has a share of it.
+KVL_INLINE Fetch ShareOfFetching(const BlockView& block, int dim, int n_lines) {
+  if (block.next == nullptr) return {};
+  return {block.next + (block.v - block.k) + 128 * dim + 64 * block.prefetch_line, 64 * n_lines,
+          kBlockSize / 2};
+}
+
 // The last rank_v % 64 dimensions.
 template <int kRows, int kPrefetch>
 void AddLastValues(const Panel& panel, const BlockView& block, int row, int dim, int n_valid,
                    const uint16_t* probs) {
-  switch ((panel.p->shape.rank_v - dim) / kLanes) {
-    case 1:
-      return ValueTile<kRows, 1, Min(kPrefetch, 1)>(panel, block, row, dim, n_valid, probs);
-    case 2:
-      return ValueTile<kRows, 2, Min(kPrefetch, 2)>(panel, block, row, dim, n_valid, probs);
-    case 3:
-      return ValueTile<kRows, 3, Min(kPrefetch, 3)>(panel, block, row, dim, n_valid, probs);
-  }
+  const int n_lines = (panel.p->shape.rank_v - dim) / kLanes;
+  const Fetch fetch = ShareOfFetching(block, dim, n_lines);
+  WithCount<3>(n_lines, [&](auto lines) {
+    ValueTile<kRows, lines.value, Min(kPrefetch, lines.value)>(panel, block, fetch, row, dim,
+                                                               n_valid, probs);
+  });
 }
 
-// All kLines of a row of V at once, and as many of the next block's. Where the registers do not
-// hold the sums, the second half of the rows finds V in L1 and fetches the second part of the next.
+// What is left to fetch of the next block.
+struct Stream {
+  const std::byte* at;
+  const std::byte* end;
+};
+
+// kLines a pair for one tile.
+template <int kLines>
+KVL_INLINE Fetch TakeLines(Stream* stream) {
+  const std::byte* const from = stream->at;
+  const int64_t n_left = (stream->end - from) / (64 * kLines);
+  const int n_steps = Min(kBlockSize / 2, static_cast<int>(n_left));
+  stream->at += n_steps * 64 * kLines;
+  return {from, 64 * kLines, n_steps};
+}
+
+// Where the registers do not hold the sums of all rows, the second half of them finds V in L1.
 template <int kRows, int kLines>
-void AddWideValues(const Panel& panel, BlockView block, int row, int dim, int n_valid,
-                   const uint16_t* probs) {
+void AddWideValues(const Panel& panel, const BlockView& block, Stream* stream, int row, int dim,
+                   int n_valid, const uint16_t* probs) {
   if constexpr ((kRows + 1) * kLines < 32) {
-    return ValueTile<kRows, kLines, kLines>(panel, block, row, dim, n_valid, probs);
+    const Fetch fetch = TakeLines<kLines>(stream);
+    ValueTile<kRows, kLines, kLines>(panel, block, fetch, row, dim, n_valid, probs);
   } else {
     constexpr int kHalf = (kRows + 1) / 2;
-    constexpr int kFetch = (kLines + 1) / 2;
-    ValueTile<kHalf, kLines, kFetch, kFetch>(panel, block, row, dim, n_valid, probs);
-    block.prefetch_line = kBlockSize / 2 * kFetch;
-    ValueTile<kRows - kHalf, kLines, kLines - kFetch, kLines - kFetch>(
-        panel, block, row + kHalf, dim, n_valid, probs + kHalf * kBlockSize);
+    constexpr int kFetched = (kLines + 1) / 2;
+    Fetch fetch = TakeLines<kFetched>(stream);
+    ValueTile<kHalf, kLines, kFetched>(panel, block, fetch, row, dim, n_valid, probs);
+    fetch = TakeLines<kLines - kFetched>(stream);
+    ValueTile<kRows - kHalf, kLines, kLines - kFetched>(panel, block, fetch, row + kHalf, dim,
+                                                        n_valid, probs + kHalf * kBlockSize);
   }
 }
 
 // For a tile that fetches alone: memory, not work, is what it waits for, and memory is fastest when
-// V is read in the order in which it lies.
+// V is read in the order in which it lies. ScoreTile fetched the first lines of the next V.
 template <int kRows>
 void AddValuesInOrder(const Panel& panel, const BlockView& block, int row, int n_valid,
                       const uint16_t* probs) {
-  const int n_lines = panel.p->shape.rank_v / kLanes;
+  const int rank_v = panel.p->shape.rank_v;
+  const int n_lines = rank_v / kLanes;
+  const std::byte* next = block.next + (block.v - block.k);
+  Stream stream{next + 64 * kLeadLines * kRows, next + 2 * kBlockSize * rank_v};
   for (int line = 0; line < n_lines;) {
     const int n_left = n_lines - line;
     // At most 8, and not so few at last that the latency of their sums stays open.
     const int n = n_left <= 8 ? n_left : Min(8, n_left - 4);
     WithCount<8>(n, [&](auto lines) {
-      AddWideValues<kRows, lines.value>(panel, block, row, kLanes * line, n_valid, probs);
+      AddWideValues<kRows, lines.value>(panel, block, &stream, row, kLanes * line, n_valid, probs);
     });
     line += n;
   }
@@ -214,11 +257,13 @@ void AddValues(const Panel& panel, const BlockView& block, int row, int n_valid,
   const int rank_v = panel.p->shape.rank_v;
   int dim = 0;
   for (; dim + 64 <= rank_v && rank_v - dim != 80; dim += 64) {
-    ValueTile<kRows, 4, kPrefetch>(panel, block, row, dim, n_valid, probs);
+    const Fetch fetch = ShareOfFetching(block, dim, 4);
+    ValueTile<kRows, 4, kPrefetch>(panel, block, fetch, row, dim, n_valid, probs);
   }
   // A single line more would leave the latency of its few sums open.
   if (rank_v - dim == 80) {
-    return ValueTile<kRows, 5, kPrefetch>(panel, block, row, dim, n_valid, probs);
+    const Fetch fetch = ShareOfFetching(block, dim, 5);
+    return ValueTile<kRows, 5, kPrefetch>(panel, block, fetch, row, dim, n_valid, probs);
   }
   const int n_lines = (rank_v - dim) / kLanes;
   if (n_lines == 0) return;
