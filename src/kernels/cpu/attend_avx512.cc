@@ -51,10 +51,14 @@ struct BlockView {
 };
 
 // While a tile reads a row of up to 4 lines, it fetches kLines of those that lie there in the next
-// block; the tiles of a block share the work so that memory is never idle.
-template <int kLines>
+// block; the tiles of a block share the work so that memory is never idle. A tile of one row always
+// fetches to L2: it waits for memory so much that L1 fills with what it does not use yet.
+template <int kLines, int kRows>
 KVL_INLINE void PrefetchLines(const std::byte* from) {
-  Unroll<kLines>([&](auto j) { PrefetchLine(from + 64 * j.value); });
+  Unroll<kLines>([&](auto j) {
+    if constexpr (kRows == 1) return PrefetchLineToL2(from + 64 * j.value);
+    PrefetchLine(from + 64 * j.value);
+  });
 }
 
 // Scores and probabilities of rows [row, row + kRows) of the panel against one block.
@@ -71,7 +75,7 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
   for (int pair = 0; pair < p.shape.rank_k / 2; ++pair) {
     __m512bh lines[kBlockLines];
     Unroll<kBlockLines>([&](auto j) { lines[j.value] = LoadLine(k + 64 * j.value); });
-    PrefetchLines<kPrefetch>(next);
+    PrefetchLines<kPrefetch, kRows>(next);
     Unroll<kRows>([&](auto i) {
       const __m512bh q_pair = BroadcastPair(q + i.value * p.q_stride + 2 * pair);
       Unroll<kBlockLines>([&](auto j) {
@@ -90,7 +94,7 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
   next = block.next + (block.v - block.k);
   Unroll<kRows>([&](auto i) {
     if constexpr (kPrefetch == kBlockLines) {
-      PrefetchLines<kLeadLines>(next + 64 * kLeadLines * i.value);
+      PrefetchLines<kLeadLines, kRows>(next + 64 * kLeadLines * i.value);
     }
     if (is_masked) {
       MaskScores(LimitOfRow(p, first + i.value) - block.first_entry, scores[i.value]);
@@ -147,7 +151,7 @@ void ValueTile(const Panel& panel, const BlockView& block, Fetch fetch, int row,
   const auto take_pair = [&](int pair, auto n_fetched) __attribute__((always_inline)) {
     __m512bh lines[kLines];
     Unroll<kLines>([&](auto j) { lines[j.value] = LoadLine(v + 64 * j.value); });
-    PrefetchLines<n_fetched.value>(fetch.from);
+    PrefetchLines<n_fetched.value, kRows>(fetch.from);
     if constexpr (kLines == 5 && n_fetched.value > 0 && n_fetched.value < 5) {
       if (block.prefetch_line == 0) PrefetchLine(fetch.from + 64 * 4);
     }
