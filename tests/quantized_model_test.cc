@@ -229,11 +229,13 @@ void DrawBits(ModelBasis* basis, ReferenceQuantizer* literal) {
   std::mt19937_64 random(3);
   literal->key_bits.resize(basis->heads.size());
   literal->value_bits.resize(basis->heads.size());
+  literal->key_scaled.resize(basis->heads.size());
   for (size_t h = 0; h < basis->heads.size(); ++h) {
     HeadBasis& head = basis->heads[h];
     head.k_bits = head.v_bits = {};
     DrawBits(&literal->key_bits[h], &head.k_bits, head.rank_k, &random);
     DrawBits(&literal->value_bits[h], &head.v_bits, head.rank_v, &random);
+    if (h % 2 == 0) head.k_bits.scaled = literal->key_scaled[h] = 16;
   }
 }
 

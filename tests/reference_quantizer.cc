@@ -235,6 +235,43 @@ void EncodeUnits(const std::vector<int>& bits, const RunOfRows& run, Matrix& row
   }
 }
 
+// The offset and scale of a byte each, as documented, that 64 numbers of a channel get.
+struct BlockScale {
+  double offset, scale;
+};
+BlockScale ScaleOfBlock(const Matrix& rows, size_t begin, size_t channel) {
+  BlockScale found{0, std::ldexp(1, -11)};
+  for (size_t t = begin; t < begin + 64; ++t) found.offset += rows[t][channel] / 64;
+  found.offset = std::clamp(std::nearbyint(found.offset * 32), -128.0, 127.0) / 32;
+  double square = 0;
+  for (size_t t = begin; t < begin + 64; ++t) {
+    square += std::pow(rows[t][channel] - found.offset, 2) / 64;
+  }
+  const double deviation = std::sqrt(square);
+  for (int byte = 0; byte < 256; ++byte) {
+    const double scale = std::ldexp(1 + byte % 16 / 16.0, byte / 16 - 11);
+    if (std::abs(scale - deviation) < std::abs(found.scale - deviation)) found.scale = scale;
+  }
+  return found;
+}
+
+void EncodeKeyUnits(const std::vector<int>& bits, int n_scaled, const RunOfRows& run,
+                    Matrix& rows) {
+  std::vector<std::vector<BlockScale>> scales;
+  for (size_t t = run.begin; t < run.end; t += 64) {
+    std::vector<BlockScale>& of_block = scales.emplace_back();
+    for (int r = 0; r < n_scaled; ++r) of_block.push_back(ScaleOfBlock(rows, t, r));
+  }
+  const auto each = [&](const auto& f) {
+    for (size_t t = run.begin; t < run.end; ++t) {
+      for (int r = 0; r < n_scaled; ++r) f(scales[(t - run.begin) / 64][r], rows[t][r]);
+    }
+  };
+  each([](const BlockScale& s, double& x) { x = (x - s.offset) / s.scale; });
+  EncodeUnits(bits, run, rows);
+  each([](const BlockScale& s, double& x) { x = x * s.scale + s.offset; });
+}
+
 double Quantile(std::vector<double> values, double share) {
   std::sort(values.begin(), values.end());
   const double at = share * static_cast<double>(values.size() - 1);
@@ -305,7 +342,8 @@ void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* ro
   if (q.name == "split") {
     const size_t n_heads = rows->keys.size();
     for (size_t g = 0; g < n_heads; ++g) {
-      EncodeUnits(q.key_bits[layer_idx * n_heads + g], run, rows->keys[g]);
+      const size_t head = layer_idx * n_heads + g;
+      EncodeKeyUnits(q.key_bits[head], q.key_scaled[head], run, rows->keys[g]);
       EncodeUnits(q.value_bits[layer_idx * n_heads + g], run, rows->values[g]);
     }
     return;

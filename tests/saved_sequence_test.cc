@@ -135,7 +135,9 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsSealed) {
 }
 
 TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereRunsHaveNoRecordOrABasisInTheFirst) {
-  const ModelBasis split = DrawRandomSplitBasis(2, 2, 32, 4, 9);
+  ModelBasis split = DrawRandomSplitBasis(2, 2, 32, 4, 9);
+  for (size_t h = 0; h < split.heads.size(); h += 2) split.heads[h].k_bits.scaled = 16;
+  split.heads[1].has_whole_open_rows = true;
   const ModelBasis latents = DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/true);
   ModelBasis online{2, 2, 32, {{16, 32}, {32, 16}, {16, 16}, {32, 32}}};
   online.online = OnlineInputs{.output_grams{4, std::vector<double>(32 * 32, 0.5)}};

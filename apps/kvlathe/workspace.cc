@@ -53,6 +53,8 @@ BasisOptions OptionsOf(const Stage& stage) {
   if (stage.Has("normalise")) options.is_normalised = stage.Word("normalise") == "on";
   if (stage.Has("centre")) options.is_centred = stage.Word("centre") == "on";
   if (stage.Has("keys")) options.keys_before_rope = stage.Word("keys") == "before";
+  if (stage.Has("scales")) options.scales_keys = stage.Word("scales") == "auto";
+  if (stage.Has("open")) options.may_keep_open_rows = stage.Word("open") == "auto";
   if (stage.Has("whiten")) options.is_whitened = stage.Word("whiten") == "on";
   if (stage.Has("group")) options.heads_per_latent = stage.Integer("group");
   return options;

@@ -3,9 +3,11 @@
 #include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "base/random.h"
+#include "kernels/cpu/block_layout.h"
 
 namespace kvlathe {
 namespace {
@@ -27,6 +29,32 @@ void AddWeighted(const Eigen::Ref<const RowMajorF>& rows, const Eigen::VectorXf&
   const Eigen::RowVectorXf row_sum = weights.transpose() * rows;
   for (Eigen::Index i = 0; i < d * d; ++i) (*gram)[i] += product.data()[i];
   for (Eigen::Index i = 0; i < d; ++i) (*sum)[i] += row_sum[i];
+}
+
+// The weights that queries from `first_position` on give to whole blocks before their own are added
+// to those of the blocks.
+void AddBlockWeights(const RowMajorF& weights, int first_position, std::vector<double>* of_blocks) {
+  for (Eigen::Index t = 0; t < weights.rows(); ++t) {
+    const Eigen::Index n = (first_position + t - kCalibrationSinks) / kBlockSize;
+    for (Eigen::Index b = 0; b < n; ++b) {
+      (*of_blocks)[b] +=
+          weights.row(t).segment(kCalibrationSinks + b * kBlockSize, kBlockSize).sum();
+    }
+  }
+}
+
+// The mean Gram matrix of a block's rows less their mean, times the block's weight.
+void AddInBlocks(const Eigen::Ref<const RowMajorF>& rows, const std::vector<double>& of_blocks,
+                 std::vector<double>* gram) {
+  const Eigen::Index d = rows.cols();
+  for (size_t b = 0; b < of_blocks.size(); ++b) {
+    if (of_blocks[b] == 0) continue;
+    RowMajorF block = rows.middleRows(kCalibrationSinks + b * kBlockSize, kBlockSize);
+    block.rowwise() -= block.colwise().mean().eval();
+    const RowMajorF product = block.transpose() * block;
+    const double scale = of_blocks[b] / kBlockSize;
+    for (Eigen::Index i = 0; i < d * d; ++i) (*gram)[i] += scale * product.data()[i];
+  }
 }
 
 // A query as a key of this position sees it before RoPE: R^T q, where the key turns by R.
@@ -99,8 +127,8 @@ AttentionMoments::AttentionMoments(const StatisticsShape& shape, int window, Rop
   for (auto* sum : {&zero.q_sum, &zero.k_sum, &zero.v_sum, &zero.q_pre_sum, &zero.k_pre_sum}) {
     sum->resize(d);
   }
-  for (auto* gram :
-       {&zero.q_gram, &zero.k_gram, &zero.v_gram, &zero.q_pre_gram, &zero.k_pre_gram}) {
+  for (auto* gram : {&zero.q_gram, &zero.k_gram, &zero.v_gram, &zero.q_pre_gram, &zero.k_pre_gram,
+                     &zero.k_in_blocks, &zero.k_pre_in_blocks}) {
     gram->resize(d * d);
   }
   sums_.assign(int64_t{shape.n_layers} * shape.n_kv_heads, zero);
@@ -136,6 +164,7 @@ void AttentionMoments::AddHead(const QkvView& view, int kv_head_idx, HeadSums* s
   const int first_query = std::clamp(kCalibrationSinks - view.positions[0], 0, view.n_tokens);
   const int n_sinks = std::min(kCalibrationSinks, n_keys);
   Eigen::VectorXf key_weights = Eigen::VectorXf::Zero(n_keys);
+  std::vector<double> block_weights(std::max(0, n_keys - kCalibrationSinks) / kBlockSize);
   for (int h = kv_head_idx * group; h < (kv_head_idx + 1) * group; ++h) {
     for (int begin = first_query; begin < view.n_tokens; begin += kQueryTile) {
       const int n = std::min(kQueryTile, view.n_tokens - begin);
@@ -152,11 +181,15 @@ void AttentionMoments::AddHead(const QkvView& view, int kv_head_idx, HeadSums* s
                           static_cast<uint64_t>(view.layer_idx) * shape_.n_heads + h);
       AddWeighted(turned.rows, turned.weights, &sums->q_pre_sum, &sums->q_pre_gram);
       key_weights += weights.colwise().sum().transpose();
+      AddBlockWeights(weights, view.positions[begin], &block_weights);
     }
   }
   AddWeighted(keys, key_weights, &sums->k_sum, &sums->k_gram);
   AddWeighted(keys_pre, key_weights, &sums->k_pre_sum, &sums->k_pre_gram);
   sums->k_weight += key_weights.sum();
+  AddInBlocks(keys, block_weights, &sums->k_in_blocks);
+  AddInBlocks(keys_pre, block_weights, &sums->k_pre_in_blocks);
+  sums->block_weight += std::accumulate(block_weights.begin(), block_weights.end(), 0.0);
 }
 
 void AttentionMoments::Finish(CalibrationStatistics* statistics) const {
@@ -177,6 +210,8 @@ void AttentionMoments::Finish(CalibrationStatistics* statistics) const {
     put(sums.q_pre_gram, n_queries, h * d * d, &statistics->attended_q_pre.gram);
     put(sums.k_pre_sum, sums.k_weight, h * d, &statistics->attended_k_pre.mean);
     put(sums.k_pre_gram, sums.k_weight, h * d * d, &statistics->attended_k_pre.gram);
+    put(sums.k_in_blocks, sums.block_weight, h * d * d, &statistics->k_in_blocks);
+    put(sums.k_pre_in_blocks, sums.block_weight, h * d * d, &statistics->k_pre_in_blocks);
     put(sums.v_sum, n_queries * shape_.gqa_group(), h * d, &statistics->attended_v.mean);
     put(sums.v_gram, n_queries * shape_.gqa_group(), h * d * d, &statistics->attended_v.gram);
   }

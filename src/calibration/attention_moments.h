@@ -31,7 +31,8 @@ class AttentionMoments : public QkvObserver {
   struct HeadSums {  // of one layer and KV head
     std::vector<double> q_sum, q_gram, k_sum, k_gram, v_sum, v_gram;
     std::vector<double> q_pre_sum, q_pre_gram, k_pre_sum, k_pre_gram;
-    double k_weight = 0;
+    std::vector<double> k_in_blocks, k_pre_in_blocks;
+    double k_weight = 0, block_weight = 0;
   };
 
   void AddHead(const QkvView& view, int kv_head_idx, HeadSums* sums) const;

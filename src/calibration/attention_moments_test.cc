@@ -44,12 +44,31 @@ struct Moments {
 };
 
 struct Expected {
-  Moments q, k, v;
+  Moments q, k, v, k_in_blocks;
 };
 
 std::vector<double> Row(const std::vector<float>& rows, int t, int n_heads, int head) {
   const auto first = rows.begin() + (int64_t{t} * n_heads + head) * 8;
   return {first, first + 8};
+}
+
+// Keys of the whole blocks before position t less their means, by the weights of the blocks:
+// weights[j - first].
+void AddBlocks(const Sequence& s, int kv_head, int t, int first, const std::vector<double>& weights,
+               double sum, Moments* moments) {
+  for (int begin = 4; begin + 64 <= t; begin += 64) {
+    double weight = 0;
+    for (int j = std::max(begin, first); j < begin + 64; ++j) weight += weights[j - first] / sum;
+    std::vector<double> mean(8);
+    for (int j = begin; j < begin + 64; ++j) {
+      for (int i = 0; i < 8; ++i) mean[i] += Row(s.k, j, 2, kv_head)[i] / 64;
+    }
+    for (int j = begin; j < begin + 64; ++j) {
+      std::vector<double> k = Row(s.k, j, 2, kv_head);
+      for (int i = 0; i < 8; ++i) k[i] -= mean[i];
+      moments->Add(k.data(), weight / 64);
+    }
+  }
 }
 
 // Attention by its definition, a query at a time.
@@ -66,6 +85,7 @@ void AddSequence(const Sequence& s, int kv_head, int window, Expected* expected)
             std::exp(std::inner_product(q.begin(), q.end(), k.begin(), 0.0) / std::sqrt(8.0)));
         sum += weights.back();
       }
+      AddBlocks(s, kv_head, t, first, weights, sum, &expected->k_in_blocks);
       std::vector<double> output(8, 0.0);
       double behind_sinks = 0;
       for (int j = first; j <= t; ++j) {
@@ -126,6 +146,13 @@ TEST_P(AttentionMomentsTest, AreThoseOfTheDefinitionHoweverASequenceIsCut) {
       ExpectNear(statistics.attended_q, 2 * l + g, expected.q, n_queries);
       ExpectNear(statistics.attended_k, 2 * l + g, expected.k, expected.k.weight);
       ExpectNear(statistics.attended_v, 2 * l + g, expected.v, 2 * n_queries);
+      const Moments& in_blocks = expected.k_in_blocks;
+      EXPECT_GT(in_blocks.weight, 0);
+      for (int i = 0; i < 64; ++i) {
+        const double want = in_blocks.gram[i] / in_blocks.weight;
+        EXPECT_NEAR(statistics.k_in_blocks[(2 * l + g) * 64 + i], want, 1e-4);
+        EXPECT_NEAR(statistics.k_pre_in_blocks[(2 * l + g) * 64 + i], want, 1e-4);
+      }
       // Nothing turns without RoPE.
       ExpectNear(statistics.attended_q_pre, 2 * l + g, expected.q, n_queries);
       ExpectNear(statistics.attended_k_pre, 2 * l + g, expected.k, expected.k.weight);

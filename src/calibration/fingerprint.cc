@@ -58,6 +58,7 @@ std::string BasisHash(const ModelBasis& basis) {
     fingerprint.Add(static_cast<uint64_t>(head.rank_v));
     for (const BitSplit* split : {&head.k_bits, &head.v_bits}) {
       for (const int n : split->channels) fingerprint.Add(static_cast<uint64_t>(n));
+      fingerprint.Add(static_cast<uint64_t>(split->scaled));
     }
     for (const std::vector<float>* map :
          {&head.query_basis, &head.key_basis, &head.value_basis, &head.output_basis,

@@ -147,8 +147,11 @@ ModelBasis ProbeBasis(const BasisAnalysis& analysis, Range heads, bool is_qk, in
   return basis;
 }
 
-// Codes of 8 bits but for one pair of heads [begin, end), which has kProbeBits.
-ModelBasis NoisyBasis(const BasisAnalysis& analysis, Range heads, bool is_qk) {
+// Codes of 8 bits but for one pair of heads [begin, end), which has kProbeBits. Keys have scales
+// where they may: without them one channel that follows the position can cost a head so much that
+// its KL says nothing of the others.
+ModelBasis NoisyBasis(const BasisAnalysis& analysis, Range heads, bool is_qk,
+                      bool is_static = false) {
   const int d = analysis.shape.head_dim;
   const auto all_with = [&](int bits) {
     BitSplit split;
@@ -158,6 +161,12 @@ ModelBasis NoisyBasis(const BasisAnalysis& analysis, Range heads, bool is_qk) {
   std::vector<HeadRanks> ranks(analysis.heads.size(), {d, d, all_with(8), all_with(8)});
   for (int64_t h = heads.begin; h < heads.end; ++h) {
     (is_qk ? ranks[h].k_bits : ranks[h].v_bits) = all_with(kProbeBits);
+  }
+  for (size_t h = 0; h < ranks.size(); ++h) {
+    const bool is_probed =
+        static_cast<int64_t>(h) >= heads.begin && static_cast<int64_t>(h) < heads.end;
+    if (analysis.noise[h].qk_in_blocks.empty() || (is_static && is_probed)) continue;
+    ranks[h].k_bits.scaled = d;
   }
   return CutBasis(analysis, ranks);
 }
@@ -180,10 +189,11 @@ struct ProbedPair {
   bool is_qk;
   float* kl;             // [n_heads, kProbeCuts]
   float* noise;          // [n_heads]
+  float* static_noise;   // [n_heads]; null: of values
   double of_8_bits = 0;  // KL of 8 bits everywhere
 
   const std::vector<double>& NoiseOf(int64_t h) const {
-    return is_qk ? analysis->noise[h].qk : analysis->noise[h].v;
+    return is_qk ? analysis->noise[h].probed_qk() : analysis->noise[h].v;
   }
   const std::vector<double>& SpectrumOf(int64_t h) const {
     return is_qk ? analysis->spectra[h].qk : analysis->spectra[h].v;
@@ -191,7 +201,9 @@ struct ProbedPair {
 };
 
 constexpr int kPairs = 3;  // after RoPE, values, keys before RoPE
-constexpr int kKinds = kPairs * (kProbeCuts + 1);
+// Cuts, noise, and noise of keys without scales.
+constexpr int kNoiseProbe = kProbeCuts, kStaticProbe = kProbeCuts + 1;
+constexpr int kKinds = kPairs * (kProbeCuts + 1) + 2;
 
 // A deep model is a large one, whose probes take long: it gets fewer of them.
 bool MeasuresEach(const StatisticsShape& shape) { return kKinds * shape.n_layers <= kMostProbes; }
@@ -200,7 +212,7 @@ bool MeasuresEach(const StatisticsShape& shape) { return kKinds * shape.n_layers
 struct Probe {
   Range heads;
   int pair;
-  int cut;  // kProbeCuts: noise
+  int cut;  // or kNoiseProbe, kStaticProbe
 };
 
 // Of every layer, by parts of its heads as small as kMostProbes allows.
@@ -213,17 +225,19 @@ std::vector<Probe> ListProbes(const StatisticsShape& shape) {
       heads = {heads.begin + int64_t{l} * shape.n_kv_heads,
                heads.end + int64_t{l} * shape.n_kv_heads};
       for (int kind = 0; kind < kKinds; ++kind) {
-        probes.push_back({heads, kind % kPairs, kind / kPairs});
+        const Probe probe = {heads, kind % kPairs, kind / kPairs};
+        if (probe.cut == kStaticProbe) break;
+        probes.push_back(probe);
       }
+      for (const int pair : {0, 2}) probes.push_back({heads, pair, kStaticProbe});
     }
   }
   return probes;
 }
 
-double NoiseOf(const ProbedPair& pair, int64_t head_idx) {
-  const std::vector<double>& noise = pair.NoiseOf(head_idx);
-  return std::accumulate(noise.begin(), noise.end(), 0.0);
-}
+double SumOf(const std::vector<double>& x) { return std::accumulate(x.begin(), x.end(), 0.0); }
+
+double NoiseOf(const ProbedPair& pair, int64_t head_idx) { return SumOf(pair.NoiseOf(head_idx)); }
 
 double CutError(const ProbedPair& pair, int64_t head_idx, int rank) {
   const std::vector<double>& spectrum = pair.SpectrumOf(head_idx);
@@ -251,11 +265,15 @@ Status MeasureEach(const SensitivityJob& job, const StatisticsShape& shape,
     if (job.on_progress) {
       job.on_progress(static_cast<double>(i) / static_cast<double>(probes.size()));
     }
-    if (cut == kProbeCuts) {
+    if (cut >= kNoiseProbe) {
+      const bool is_static = cut == kStaticProbe;
       KVL_ASSIGN_OR_RETURN(const double kl,
-                           job.kl(NoisyBasis(*pair.analysis, heads, pair.is_qk), layer));
-      const auto noise_of = [&](int64_t h) { return NoiseOf(pair, h); };
-      ShareLoss(heads, kl - pair.of_8_bits, noise_of, 1, pair.noise);
+                           job.kl(NoisyBasis(*pair.analysis, heads, pair.is_qk, is_static), layer));
+      const auto noise_of = [&](int64_t h) {
+        return is_static ? SumOf(pair.analysis->noise[h].qk) : NoiseOf(pair, h);
+      };
+      ShareLoss(heads, kl - pair.of_8_bits, noise_of, 1,
+                is_static ? pair.static_noise : pair.noise);
       continue;
     }
     KVL_ASSIGN_OR_RETURN(const double kl,
@@ -324,9 +342,11 @@ int ProbeTokens(const StatisticsShape& shape) { return MeasuresEach(shape) ? 102
 Status MeasureSensitivities(const SensitivityJob& job, CalibrationStatistics* statistics) {
   CalibrationStatistics& s = *statistics;
   ProbedPair pairs[kPairs] = {
-      {job.analysis, true, s.probe_kl_qk.data(), s.probe_noise_qk.data()},
-      {job.analysis, false, s.probe_kl_v.data(), s.probe_noise_v.data()},
-      {job.before_rope, true, s.probe_kl_qk_pre.data(), s.probe_noise_qk_pre.data()}};
+      {job.analysis, true, s.probe_kl_qk.data(), s.probe_noise_qk.data(),
+       s.probe_noise_qk_static.data()},
+      {job.analysis, false, s.probe_kl_v.data(), s.probe_noise_v.data(), nullptr},
+      {job.before_rope, true, s.probe_kl_qk_pre.data(), s.probe_noise_qk_pre.data(),
+       s.probe_noise_qk_pre_static.data()}};
   return MeasuresEach(s.shape) ? MeasureEach(job, s.shape, pairs)
                                : MeasureLayers(job, s.shape, pairs);
 }

@@ -55,7 +55,7 @@ struct SensitivityJob {
 };
 
 // At most this many probes are made, but for four a layer.
-inline constexpr int kMostProbes = 144;
+inline constexpr int kMostProbes = 168;
 
 // What the text of the probes has at most, half of it scored.
 int ProbeTokens(const StatisticsShape& shape);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "base/random.h"
 #include "kv/basis/probes.h"
@@ -53,22 +54,29 @@ struct Cut {
   bool is_qk = false;
   int rank = 0;
   bool is_latent = false;
-  double Kl() const { return 0.1 * head_idx + (is_qk ? 1 : 2) + 1.0 / rank + (is_latent ? 5 : 0); }
+  bool is_static = false;
+  double Kl() const {
+    return 0.1 * head_idx + (is_qk ? 1 : 2) + 1.0 / rank + (is_latent ? 5 : 0) +
+           (is_static ? 7 : 0);
+  }
 };
 
 // The pair whose codes are short, of a basis that splits bits; none where all have 8.
 std::optional<Cut> FindNoise(const ModelBasis& basis) {
   std::optional<Cut> noisy;
-  const BitSplit wide = {{64}};
   BitSplit narrow;
   narrow.channels[std::ranges::find(kSplitBits, kProbeBits) - kSplitBits.begin()] = 64;
   for (int h = 0; h < 6; ++h) {
     for (const bool is_qk : {true, false}) {
-      const BitSplit& bits = is_qk ? basis.heads[h].k_bits : basis.heads[h].v_bits;
-      if (bits == wide) continue;
+      BitSplit bits = is_qk ? basis.heads[h].k_bits : basis.heads[h].v_bits;
+      const bool is_scaled = std::exchange(bits.scaled, 0) == 64;
+      if (bits == BitSplit{{64}}) {  // keys after RoPE with scales
+        EXPECT_EQ(is_scaled, is_qk && !basis.has_latent_keys());
+        continue;
+      }
       EXPECT_EQ(bits, narrow);
       EXPECT_FALSE(noisy.has_value());
-      noisy = Cut{h, is_qk, 1, basis.has_latent_keys()};
+      noisy = Cut{h, is_qk, 1, basis.has_latent_keys(), is_qk && !is_scaled};
     }
   }
   return noisy;
@@ -101,7 +109,9 @@ Cut FindCut(const ModelBasis& basis, const BasisAnalysis& analysis) {
 
 TEST(SensitivityTest, EveryPairOfEveryHeadIsCutAlone) {
   const StatisticsShape shape = {3, 4, 2, 64};
-  const BasisAnalysis analysis = RandomAnalysis(shape), before_rope = LatentsOf(analysis);
+  BasisAnalysis analysis = RandomAnalysis(shape);
+  const BasisAnalysis before_rope = LatentsOf(analysis);
+  for (HeadNoise& noise : analysis.noise) noise.qk_in_blocks.assign(64, 0.5);
   CalibrationStatistics statistics = MakeStatistics(shape);
   constexpr double kOf8Bits = 0.25;
   int n_cuts = 0, n_noisy = 0;
@@ -122,11 +132,14 @@ TEST(SensitivityTest, EveryPairOfEveryHeadIsCutAlone) {
   };
   ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
   EXPECT_EQ(n_cuts, 54);
-  EXPECT_EQ(n_noisy, 20);
+  EXPECT_EQ(n_noisy, 32);
   for (int h = 0; h < 6; ++h) {
     EXPECT_NEAR(statistics.probe_noise_qk[h], (Cut{h, true, 1}.Kl()), 1e-6);
     EXPECT_NEAR(statistics.probe_noise_v[h], (Cut{h, false, 1}.Kl()), 1e-6);
-    EXPECT_NEAR(statistics.probe_noise_qk_pre[h], (Cut{h, true, 1, true}.Kl()), 1e-6);
+    EXPECT_NEAR(statistics.probe_noise_qk_static[h], (Cut{h, true, 1, false, true}.Kl()), 1e-6);
+    // Latents have no scales here, so both of their probes are the same.
+    EXPECT_NEAR(statistics.probe_noise_qk_pre[h], (Cut{h, true, 1, true, true}.Kl()), 1e-6);
+    EXPECT_NEAR(statistics.probe_noise_qk_pre_static[h], (Cut{h, true, 1, true, true}.Kl()), 1e-6);
   }
   for (int h = 0; h < 6; ++h) {
     for (int cut = 0; cut < 3; ++cut) {
@@ -161,7 +174,7 @@ TEST(SensitivityTest, HeadsCutTogetherShareByTheirExpectedErrors) {
     return 0.5;
   };
   ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
-  EXPECT_EQ(n_probes, 146);
+  EXPECT_EQ(n_probes, 170);
   for (int l = 0; l < 12; ++l) {
     double squares = 0;
     for (int h = 4 * l; h < 4 * l + 4; ++h) squares += (1.0 + h) * (1.0 + h);

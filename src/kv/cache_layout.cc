@@ -199,8 +199,10 @@ int64_t PeakWithRetention(const CacheLayout& layout, int64_t n_tokens, int64_t n
 
 BlockShape BlockShapeOf(const HeadRanks& ranks, int head_dim, DType row_type,
                         const SealPlan* seal) {
-  BlockShape shape = {ranks.rank_k, ranks.rank_v, row_type,
-                      ranks.k_bits, ranks.v_bits, seal != nullptr && seal->codes_open_rows};
+  BlockShape shape = {
+      ranks.rank_k, ranks.rank_v,
+      row_type,     ranks.k_bits,
+      ranks.v_bits, seal != nullptr && seal->codes_open_rows && !ranks.has_whole_open_rows};
   if (seal == nullptr || !seal->format.is_rotated) return shape;
   const int common = seal->kept_share > 0 ? RankOfShare(head_dim, seal->kept_share) : 0;
   shape.sealed_rank_k = common > 0 ? common : ranks.rank_k;

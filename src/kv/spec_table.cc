@@ -156,6 +156,13 @@ constexpr KeyInfo kLatheBits = {
         "ratio where no quantizer follows",
     .default_text = "auto",
     .choices = "auto|mixed|16"};
+constexpr KeyInfo kLatheScales = {
+    .name = "scales",
+    .doc =
+        "with mixed bits: auto: an offset and a scale in each block for the channels of keys that "
+        "gain more by them than by more bits; static: only those of calibration",
+    .default_text = "auto",
+    .choices = "auto|static"};
 constexpr KeyInfo kLatheOpen = {
     .name = "open",
     .doc =
@@ -164,8 +171,8 @@ constexpr KeyInfo kLatheOpen = {
     .default_text = "auto",
     .choices = "auto|8|16"};
 constexpr const KeyInfo* kLatheKeys[] = {
-    &kRate,         &kRatio,     &kAccuracy,  &kRanks, &kRound,  &kResident, &kCentre,
-    &kLatheKeyRows, &kLatheBits, &kLatheOpen, &kRun,   &kBuffer, &kSink};
+    &kRate,         &kRatio,     &kAccuracy,    &kRanks,     &kRound, &kResident, &kCentre,
+    &kLatheKeyRows, &kLatheBits, &kLatheScales, &kLatheOpen, &kRun,   &kBuffer,   &kSink};
 
 constexpr KeyInfo kPaluRanks = WithDoc(WithChoices(kRanks, "adaptive|uniform|fisher", "adaptive"),
                                        "ranks by the spectrum of each head, one for all, or Palu's "

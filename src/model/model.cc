@@ -93,7 +93,7 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
       HeadRanks ranks = {c.head_dim, c.head_dim};
       if (basis != nullptr) {
         const HeadBasis& head = basis->head(l, g);
-        ranks = {head.rank_k, head.rank_v, head.k_bits, head.v_bits};
+        ranks = {head.rank_k, head.rank_v, head.k_bits, head.v_bits, head.has_whole_open_rows};
       }
       const BlockShape shape = BlockShapeOf(ranks, c.head_dim, model->row_type_, seal);
       layout.shapes.push_back(shape);

@@ -40,6 +40,9 @@ struct PackedSideView {
   // Where bits are split; codes are those of unit_codes.h, and bits, scales and groups of no use.
   int n_segments = 0;
   CodeSegment segments[kSplitBits.size()] = {};
+  // The first channels of K, there: offsets and then scales of the block, a byte each.
+  int n_scaled = 0;
+  int64_t block_scales = 0;  // in the block
   // Ranges and offsets [2][rank] of K with a codebook; V with one has shared_scales.
   const float* model_scales = nullptr;
   int64_t factor = 0;          // A [lowrank][kBlockSize]

@@ -7,8 +7,9 @@
 //   V  scales multiply the probabilities, once per group of channels. Minima add the same number to
 //      all channels of a group, the residual a combination of B: both are kept as sums over tokens
 //      (vectors of partial sums) and enter o when the panel, or the run, ends.
-// Where bits are split there are no scales: the tables that decode hold centroids. Only the numbers
-// of 8-bit channels have a unit, a power of two, which q and the probabilities take. Codes are
+// Where bits are split the tables that decode hold centroids. Only the numbers of 8-bit channels
+// have a unit, a power of two, which q and the probabilities take; channels of K with a scale in
+// each block multiply q by it, and the dots of q and offsets begin the scores. Codes are
 // decoded in registers on their way into the dots. Where many rows share the work, a side is
 // decoded into scratch first.
 #include "kernels/cpu/attend_packed_avx512.h"
@@ -17,7 +18,6 @@
 #include "kernels/cpu/packed_fetch_avx512.h"
 #include "kernels/cpu/packed_scores_avx512.h"
 #include "kernels/cpu/packed_values_avx512.h"
-#include "kernels/cpu/unit_codes.h"
 
 namespace kvlathe {
 namespace {
@@ -48,6 +48,8 @@ void AttendBlock(const Work& w, bool is_new_run) {
   const bool is_split = run.k.n_segments > 0;
   if (run.k.is_per_channel) {
     PrepareChannelScales(w, is_new_run);
+  } else if (run.k.n_scaled > 0) {
+    PrepareBlockScales(w);
   } else if (!is_split) {
     ConvertTokenScales(w, run.k, w.s->key_scales);
   }
@@ -118,19 +120,19 @@ void BeginRun(const PackedRun& run, Work* w) {
 // The unit of 8-bit numbers of split bits, in q and, as two groups of scales, for the
 // probabilities.
 void FillUnits(const Work& w) {
-  constexpr float kUnit = kUnitStep / CodeUnit(8);
   const PackedSideView& k = w.run.k;
-  const int n_wide = k.segments[0].bits == 8 ? k.segments[0].n_channels : 0;
+  const int n_wide = ByteChannels(k);
   for (int row = 0; row < w.panel->n_rows; ++row) {
     for (int r = 0; r < k.rank; r += kLanes) {
-      const __m512 unit = _mm512_set1_ps(r < n_wide ? kUnit : 1.0f);
+      const __m512 unit = _mm512_set1_ps(r < n_wide ? kByteUnit : 1.0f);
       const __m256bh q = _mm512_cvtneps_pbh(_mm512_mul_ps(LoadBf16(QueryOfRow(w, row) + r), unit));
       _mm256_store_si256(reinterpret_cast<__m256i*>(w.s->q[row] + r), reinterpret_cast<__m256i>(q));
     }
+    w.s->q_minima[row][0] = 0;
   }
   for (int t = 0; t < kBlockSize; ++t) {
     w.s->value_scales[t] = 1;
-    w.s->value_scales[2 * kBlockSize + t] = kUnit;
+    w.s->value_scales[2 * kBlockSize + t] = kByteUnit;
   }
 }
 

@@ -108,6 +108,7 @@ PackedShape DrawShape(const Choices& choices, Input& input) {
     shape.format.splits_bits = true;
     shape.format.sparse_share = 0;
     shape.k_bits = DrawSplit(input, shape.rank_k);
+    shape.k_bits.scaled = 16 * input.Below(shape.rank_k / 16 + 1);
     shape.v_bits = DrawSplit(input, shape.rank_v);
   }
   return shape;

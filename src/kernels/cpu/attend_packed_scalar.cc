@@ -49,7 +49,11 @@ PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const Pa
                          .scales = KeyTokenScaleOffset(shape),
                          .factor = KeyFactorOffset(shape)};
   if (view.group == 0) view.group = is_per_channel ? shape.n_tokens() : shape.rank_k;
-  if (shape.format.splits_bits) ListSegments(shape.k_bits, view.codes, &view);
+  if (shape.format.splits_bits) {
+    ListSegments(shape.k_bits, view.codes, &view);
+    view.n_scaled = shape.k_bits.scaled;
+    view.block_scales = BlockScaleOffset(shape);
+  }
   if (is_per_channel) view.shared_scales = At<F16>(run.record, 0);
   if (side.has_codebook) {
     view.centroids = head.codebooks->k.centroids.data();
@@ -233,6 +237,12 @@ void DecodeSegments(const PackedSideView& side, const std::byte* block, float* v
                       values[at] = centroids == nullptr ? (values[at] - 128) * kUnitStep
                                                         : centroids[static_cast<int>(values[at])];
                     });
+  }
+  const auto* scales = At<uint8_t>(block, side.block_scales);
+  for (int r = 0; kIsKey && r < side.n_scaled; ++r) {
+    const float offset = OffsetOfByte(scales[r]), scale = ScaleOfByte(scales[side.n_scaled + r]);
+    ForEach<true>({0, kBlockSize}, {r, r + 1}, side.rank,
+                  [&](int, int, int64_t at) { values[at] = values[at] * scale + offset; });
   }
 }
 

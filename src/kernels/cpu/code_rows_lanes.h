@@ -154,13 +154,29 @@ struct QueryRows {
   int64_t stride;
 };
 
+// q times the scales of the block's first channels; returns its dot with their offsets.
+KVL_LANES float ScaleQuery(const PackedSideView& side, const std::byte* block, const float* q,
+                           float* to) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(block + side.block_scales);
+  float constant = 0;
+  for (int r = 0; r < side.n_scaled; ++r) {
+    constant += q[r] * OffsetOfByte(bytes[r]);
+    to[r] = q[r] * ScaleOfByte(bytes[side.n_scaled + r]);
+  }
+  for (int r = side.n_scaled; r < side.rank; ++r) to[r] = q[r];
+  return constant;
+}
+
 template <int kRows>
 void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
   CodeWeights<kRows> weights;
+  float constants[kRows];
   for (int r = 0; r < kRows; ++r) {
-    weights.units[r] = kUnitNumberStep * RoundWeights(rows.q + r * rows.stride, side.rank,
-                                                      kLargestUnitNumber, weights.numbers[r]);
+    alignas(64) float scaled[kMaxRank];
+    constants[r] = ScaleQuery(side, block.bytes, rows.q + r * rows.stride, scaled);
+    weights.units[r] =
+        kUnitNumberStep * RoundWeights(scaled, side.rank, kLargestUnitNumber, weights.numbers[r]);
   }
   for (int column = 0; column < kBlockSize / 16; ++column) {
     LineSums<kRows> sums;
@@ -175,7 +191,8 @@ void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* 
     Unroll<kRows>([&](auto r) KVL_PART {
       Unroll<kLineParts>([&](auto part) KVL_PART {
         Store(scores + r.value * kBlockSize + 16 * column + kLanes * part.value,
-              ToFloats(sums.parts[r.value][part.value]) * Set1(weights.units[r.value]));
+              Fma(ToFloats(sums.parts[r.value][part.value]), Set1(weights.units[r.value]),
+                  Set1(constants[r.value])));
       });
     });
   }

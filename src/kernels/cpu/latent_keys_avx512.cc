@@ -128,7 +128,7 @@ void ReadLatentsAvx512Bf16(const LatentBlock& b, std::byte* scratch) {
     float* const values = reinterpret_cast<float*>(scratch);
     auto* const rounded = reinterpret_cast<uint16_t*>(values + 2 * kBlockSize * 256);
     latents = rounded;
-    if (b.run->k.n_segments > 0 && b.run->lowrank == 0) {
+    if (b.run->k.n_segments > 0 && b.run->k.n_scaled == 0 && b.run->lowrank == 0) {
       ReadSegments<true>(b.run->k, b.block, rounded);
       ReadSegments<false>(b.run->v, b.block, tile_v);
     } else {

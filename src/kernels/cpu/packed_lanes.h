@@ -267,6 +267,20 @@ void ExpandSegments(const PackedSideView& side, const std::byte* block, float* v
   }
 }
 
+// Numbers of K in units of their block, as keys.
+void ScaleKeys(const PackedSideView& side, const std::byte* block, float* values) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(block + side.block_scales);
+  for (int r = 0; r < side.n_scaled; r += 2, values += 2 * kBlockSize) {
+    const float offsets[2] = {OffsetOfByte(bytes[r]), OffsetOfByte(bytes[r + 1])};
+    const float scales[2] = {ScaleOfByte(bytes[side.n_scaled + r]),
+                             ScaleOfByte(bytes[side.n_scaled + r + 1])};
+    const Vec offset = BroadcastPair(offsets), scale = BroadcastPair(scales);
+    for (int i = 0; i < 2 * kBlockSize; i += kLanes) {
+      Store(values + i, Fma(Load(values + i), scale, offset));
+    }
+  }
+}
+
 // As ExpandPackedBlock.
 KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
                                  float* values) {
@@ -276,6 +290,7 @@ KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* bloc
   }
   if (run.k.n_segments > 0) {
     ExpandSegments<true>(run.k, block, values);
+    ScaleKeys(run.k, block, values);
     AddFactors<SideKind::kKeyByToken>(run.k, run.lowrank, block, values);
     ExpandSegments<false>(run.v, block, of_v);
     AddFactors<SideKind::kValue>(run.v, run.lowrank, block, of_v);

@@ -28,6 +28,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <span>
 
@@ -72,8 +73,10 @@ struct PackedFormat {
   // the runs bring (svd-online, zack(online=on)). There are no codes then, and nothing else here
   // means anything.
   bool is_rotated = false;
-  // Channels have bits of their own (BlockShape::k_bits, v_bits) and no scale: rows come in units
-  // of each channel's deviation, and codes are those of unit_codes.h. Of `k` and `v` nothing holds.
+  // Channels have bits of their own (BlockShape::k_bits, v_bits): rows come in units of each
+  // channel's deviation, and codes are those of unit_codes.h. Scales have the first channels of K
+  // only, k_bits.scaled of them: a byte for the offset and one for the scale of each channel in a
+  // block (OffsetOfByte, ScaleOfByte). Of `k` and `v` nothing holds.
   bool splits_bits = false;
 
   friend bool operator==(const PackedFormat&, const PackedFormat&) = default;
@@ -162,8 +165,9 @@ constexpr int ValueScaleGroups(const PackedShape& s) {
   return (s.rank_v + group - 1) / group;
 }
 
-// --- Block: K codes, V codes, K scales, V scales, A of K, A of V. ---
-// Scales per token: [groups][parts][kBlockSize]; factors [lowrank][kBlockSize].
+// --- Block: K codes, V codes, K scales, V scales, A of K, A of V, scales of the block. ---
+// Scales per token: [groups][parts][kBlockSize]; factors [lowrank][kBlockSize]; scales of the
+// block: offsets, a byte each, then scales, a byte each [k_bits.scaled].
 
 constexpr int64_t KeyTokenScaleBytes(const PackedShape& s) {
   if (s.format.splits_bits || s.format.k.sharing != ScaleSharing::kToken) return 0;
@@ -191,6 +195,13 @@ constexpr int64_t ValueFactorOffset(const PackedShape& s) {
   return KeyFactorOffset(s) + FactorBytes(s);
 }
 
+constexpr int64_t BlockScaleOffset(const PackedShape& s) {
+  return ValueFactorOffset(s) + FactorBytes(s);
+}
+constexpr int64_t BlockScaleBytes(const PackedShape& s) {
+  return s.format.splits_bits ? int64_t{2} * s.k_bits.scaled : 0;
+}
+
 // Where the format is rotated: K in rows of sealed_rank_k numbers, as K of a plain block; V as K.
 // The record: R of K [rank_k][sealed_rank_k], R of V [rank_v][sealed_rank_v].
 constexpr int64_t RotatedValueOffset(const PackedShape& s) {
@@ -204,7 +215,20 @@ constexpr int64_t PackedBlockBytes(const PackedShape& s) {
   if (s.format.is_rotated) {
     return RotatedValueOffset(s) + kBlockSize * s.sealed_rank_v * SizeOf(s.row_type);
   }
-  return ValueFactorOffset(s) + FactorBytes(s);
+  return BlockScaleOffset(s) + BlockScaleBytes(s);
+}
+
+// The offset and the scale of a channel in a block, in units of its deviation: a number of the
+// codes is value * scale + offset. Whatever the byte, both are finite and the scale is positive.
+inline constexpr float kOffsetStep = 1.0f / 32;  // byte 128 is 0: from -4 up to just below 4
+constexpr float OffsetOfByte(uint8_t byte) {
+  return static_cast<float>(int{byte} - 128) * kOffsetStep;
+}
+// The upper bits of a float: 4 of its exponent, from 2^-11 to 2^4, and 4 of its mantissa.
+inline constexpr int kScaleShift = 19;
+inline constexpr uint32_t kScaleBase = uint32_t{127 - 11} << 23;
+constexpr float ScaleOfByte(uint8_t byte) {
+  return std::bit_cast<float>((uint32_t{byte} << kScaleShift) + kScaleBase);
 }
 
 // --- Run record: scales of K per channel [groups][2][rank_k]; B of K [lowrank][rank_k]; B of V

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cpu/packed_exact_avx512.h"
+#include "kernels/cpu/unit_codes.h"
 
 namespace kvlathe {
 namespace {
@@ -71,6 +72,45 @@ void PrepareChannelScales(const Work& w, bool is_new_run) {
   }
   if (w.token_groups > 1) return;
   for (int row = w.first_row; row < w.panel->n_rows; row += kTileRows) ScaleTileQueries<1>(w, row);
+}
+
+// The unit of channel numbers of split bits, from which codes of 8 bits are decoded.
+constexpr float kByteUnit = kUnitStep / CodeUnit(8);
+KVL_INLINE int ByteChannels(const PackedSideView& side) {
+  return side.segments[0].bits == 8 ? side.segments[0].n_channels : 0;
+}
+
+// q of all rows times the scales of the block's first channels, and its dots with their offsets,
+// where bits are split.
+void PrepareBlockScales(const Work& w) {
+  const PackedSideView& side = w.run.k;
+  const int n_bytes = ByteChannels(side);
+  const auto load = [](const std::byte* from) KVL_PART {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  };
+  const std::byte* const bytes = w.block + side.block_scales;
+  alignas(64) float scales[kMaxRank], offsets[kMaxRank];
+  for (int r = 0; r < side.n_scaled; r += kLanes) {
+    const __m512i steps = _mm512_sub_epi32(load(bytes + r), _mm512_set1_epi32(128));
+    _mm512_store_ps(offsets + r,
+                    _mm512_mul_ps(_mm512_cvtepi32_ps(steps), _mm512_set1_ps(kOffsetStep)));
+    const __m512i bits =
+        _mm512_add_epi32(_mm512_slli_epi32(load(bytes + side.n_scaled + r), kScaleShift),
+                         _mm512_set1_epi32(static_cast<int>(kScaleBase)));
+    const __m512 unit = _mm512_set1_ps(r < n_bytes ? kByteUnit : 1.0f);
+    _mm512_store_ps(scales + r, _mm512_mul_ps(_mm512_castsi512_ps(bits), unit));
+  }
+  for (int row = w.first_row; row < w.panel->n_rows; ++row) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int r = 0; r < side.n_scaled; r += kLanes) {
+      const __m512 q = LoadBf16(QueryOfRow(w, row) + r);
+      sum = _mm512_fmadd_ps(q, _mm512_load_ps(offsets + r), sum);
+      const __m256bh scaled = _mm512_cvtneps_pbh(_mm512_mul_ps(q, _mm512_load_ps(scales + r)));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(w.s->q[row] + r),
+                         reinterpret_cast<__m256i>(scaled));
+    }
+    w.s->q_minima[row][0] = _mm512_reduce_add_ps(sum);
+  }
 }
 
 // Groups of lines of K from the first of some pairs of dimensions on; a line of `fetches` is asked
@@ -254,7 +294,9 @@ template <int kRows>
 KVL_INLINE void ScoreBySegment(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
   const PackedSideView& side = w.run.k;
   Unroll<kRows>([&](auto i) KVL_PART {
-    Unroll<kBlockLines>([&](auto j) KVL_PART { scores[i.value][j.value] = _mm512_setzero_ps(); });
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
+      scores[i.value][j.value] = _mm512_set1_ps(w.s->q_minima[row + i.value][0]);
+    });
   });
   AddKeyRepairs<kRows>(w, row, scores);
   Unroll<kRows>([&](auto i) KVL_PART {

@@ -40,7 +40,8 @@ bool IsValidSide(const PackedSide& side, bool is_key) {
 bool IsValidRank(int rank) { return rank > 0 && rank % 16 == 0 && rank <= kMaxPackedRank; }
 
 bool IsValidSplit(const BitSplit& split, int rank) {
-  return split.n_channels() == rank &&
+  return split.n_channels() == rank && split.scaled >= 0 && split.scaled % 16 == 0 &&
+         split.scaled <= rank &&
          std::ranges::all_of(split.channels, [](int n) { return n >= 0 && n % 16 == 0; });
 }
 
@@ -130,8 +131,9 @@ void Sealer::State::Plan(std::span<const SealJob> jobs) {
       KVL_CHECK(IsValidRank(shape.rank_k) && IsValidRank(shape.rank_v));
       shape.k_bits = job.heads[h].k_bits;
       shape.v_bits = job.heads[h].v_bits;
-      KVL_CHECK(!format.splits_bits || (IsValidSplit(shape.k_bits, shape.rank_k) &&
-                                        IsValidSplit(shape.v_bits, shape.rank_v)));
+      KVL_CHECK(!format.splits_bits ||
+                (IsValidSplit(shape.k_bits, shape.rank_k) &&
+                 IsValidSplit(shape.v_bits, shape.rank_v) && shape.v_bits.scaled == 0));
       KVL_CHECK(job.heads[h].record != nullptr || RunRecordBytes(shape) == 0);
       KVL_CHECK(format.splits_bits || !job.heads[h].has_coded_rows);
       runs.push_back({kernels, row_type, shape, &job, h});

@@ -21,7 +21,9 @@
 // with the largest |quotient|, of equals the first by block, channel, token.
 //
 // Split bits (lathe): rows are already in units of their channels' deviations; codes are those of
-// unit_codes.h, the nearest, and there are neither scales nor exact entries.
+// unit_codes.h, the nearest, and there are no exact entries. The first k_bits.scaled channels of K
+// have an offset and a scale in each block, the bytes nearest to the mean of the block's 64 numbers
+// and to the root of their mean square about that offset; codes are of (x - offset) / scale.
 //
 // Low-rank residual (methods.md 4.3): R = X - D - S per head, D the values of the codes, S the
 // exact entries less their codes' values (so R is 0 there); R ~ A B^T by power iteration in F32

@@ -1,6 +1,8 @@
 #include "kernels/cpu/seal_split.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 
 #include "kernels/cpu/coded_rows.h"
 #include "kernels/cpu/seal_codes.h"
@@ -25,6 +27,50 @@ void ForEachSegment(const BitSplit& split, const F& f) {
   }
 }
 
+uint8_t NearestOffset(double x) {
+  return static_cast<uint8_t>(std::clamp(std::nearbyint(x / kOffsetStep), -128.0, 127.0) + 128);
+}
+
+uint8_t NearestScale(double x) {
+  const auto bits = std::bit_cast<int32_t>(static_cast<float>(x));
+  const int32_t steps = (bits - int32_t{kScaleBase} + (1 << (kScaleShift - 1))) >> kScaleShift;
+  return static_cast<uint8_t>(std::clamp(steps, 0, 255));
+}
+
+// f(number of the block) for those of channel c of K, in a block by lines.
+template <typename F>
+void ForEachOfChannel(float* x, int c, const F& f) {
+  for (int t = 0; t < kBlockSize; ++t) f(x[KeyOffset(t, c)]);
+}
+
+// Chooses offsets and scales of the first n_scaled channels, and puts their numbers into those
+// units.
+void ScaleKeys(int n_scaled, std::byte* scales, float* x) {
+  for (int c = 0; c < n_scaled; ++c) {
+    double sum = 0, square = 0;
+    ForEachOfChannel(x, c, [&](float value) { sum += value; });
+    const uint8_t offset_byte = NearestOffset(sum / kBlockSize);
+    const float offset = OffsetOfByte(offset_byte);
+    ForEachOfChannel(x, c, [&](float value) {
+      const double difference = double{value} - offset;
+      square += difference * difference;
+    });
+    const uint8_t scale_byte = NearestScale(std::sqrt(square / kBlockSize));
+    const float inverse = 1 / ScaleOfByte(scale_byte);
+    ForEachOfChannel(x, c, [&](float& value) { value = (value - offset) * inverse; });
+    scales[c] = std::byte{offset_byte};
+    scales[n_scaled + c] = std::byte{scale_byte};
+  }
+}
+
+// What codes lost, back in the units of rows.
+void ScaleResidual(int n_scaled, const std::byte* scales, float* residual) {
+  for (int c = 0; c < n_scaled; ++c) {
+    const float scale = ScaleOfByte(static_cast<uint8_t>(scales[n_scaled + c]));
+    ForEachOfChannel(residual, c, [&](float& value) { value *= scale; });
+  }
+}
+
 }  // namespace
 
 bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
@@ -36,6 +82,8 @@ bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
                                     ws->x)) {
       return false;
     }
+    std::byte* const scales = run.head().packed[b] + BlockScaleOffset(s);
+    ScaleKeys(s.k_bits.scaled, scales, ws->x);
     float* const residual = ResidualOf(run, s.rank_k, b, ws);
     ForEachSegment(s.k_bits, [&](int bits, int first, int n, int64_t offset) {
       const int64_t at = int64_t{kBlockSize} * first;
@@ -44,6 +92,7 @@ bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
       PackNumbers(run, KeyGrid(n), /*is_key=*/true, bits, ws->x + at, run.head().packed[b] + offset,
                   ws);
     });
+    if (residual != nullptr) ScaleResidual(s.k_bits.scaled, scales, residual);
   }
   return true;
 }

@@ -46,6 +46,7 @@ struct Head {
   int n_plain;  // entries behind the run
   int lowrank = 0;
   bool has_coded_rows = false;
+  int scaled = 0;  // channels of K
 };
 
 int Sum(const std::vector<int>& x) {
@@ -54,8 +55,8 @@ int Sum(const std::vector<int>& x) {
   return sum;
 }
 
-BitSplit SplitOf(const std::vector<int>& channels) {
-  BitSplit split;
+BitSplit SplitOf(const std::vector<int>& channels, int scaled = 0) {
+  BitSplit split{.scaled = scaled};
   std::ranges::copy(channels, split.channels.begin());
   return split;
 }
@@ -93,13 +94,13 @@ class Problem {
  public:
   Problem(const Head& h, DType type, uint64_t seed)
       : head(h),
-        shape{Sum(h.k_channels),     Sum(h.v_channels),     type,
-              SplitOf(h.k_channels), SplitOf(h.v_channels), h.has_coded_rows},
+        shape{Sum(h.k_channels),     Sum(h.v_channels), type, SplitOf(h.k_channels, h.scaled),
+              SplitOf(h.v_channels), h.has_coded_rows},
         random_(seed) {
     format.splits_bits = true;
     format.prompt_rank = h.lowrank;
     const int n = h.n_blocks * kBlockSize + h.n_plain;
-    k = Rows(n, shape.rank_k), v = Rows(n, shape.rank_v);
+    k = Rows(n, shape.rank_k, h.scaled), v = Rows(n, shape.rank_v);
     packed_shape = {.format = format,
                     .rank_k = shape.rank_k,
                     .rank_v = shape.rank_v,
@@ -159,7 +160,20 @@ class Problem {
     }
     const int code =
         CodeAt(segment, kBits[i], channels[i], is_key, token % kBlockSize, channel - first);
-    return ValueOf(kBits[i], code);
+    const double value = ValueOf(kBits[i], code);
+    if (!is_key || channel >= head.scaled) return value;
+    const BlockScale scale = ScaleOf(token / kBlockSize, channel);
+    return value * scale.scale + scale.offset;
+  }
+  // By the text of the layout: bytes at the end of a block.
+  struct BlockScale {
+    double offset, scale;
+  };
+  BlockScale ScaleOf(int b, int channel) const {
+    const std::byte* bytes =
+        packed_[b].data() + PackedBlockBytes(packed_shape) - 2 * head.scaled + channel;
+    const int offset = static_cast<int>(bytes[0]), scale = static_cast<int>(bytes[head.scaled]);
+    return {(offset - 128) / 32.0, std::ldexp(1 + scale % 16 / 16.0, scale / 16 - 11)};
   }
   int BitsOf(bool is_key, int channel) const {
     const std::vector<int>& channels = is_key ? head.k_channels : head.v_channels;
@@ -189,11 +203,13 @@ class Problem {
     const auto f = static_cast<float>(x);
     return shape.row_type == DType::kBf16 ? ToFloat(ToBf16(f)) : f;
   }
-  // Mostly normal, a few far out.
-  std::vector<float> Rows(int n, int rank) {
+  // Mostly normal, a few far out; the first channels about a mean that moves from block to block.
+  std::vector<float> Rows(int n, int rank, int scaled = 0) {
     std::vector<float> rows(static_cast<size_t>(n) * rank);
-    for (float& x : rows) {
-      x = Stored(random_.Normal() * (random_.Below(50) == 0 ? 4 : 1));
+    for (int i = 0; i < n * rank; ++i) {
+      const double x = random_.Normal() * (random_.Below(50) == 0 ? 4 : 1);
+      const int block = i / rank / kBlockSize, channel = i % rank;
+      rows[i] = Stored(channel < scaled ? 0.2 * x + 2 * std::sin(3.0 * block + channel) : x);
     }
     return rows;
   }
@@ -250,10 +266,10 @@ class Problem {
 };
 
 const Head kHeads[] = {
-    {{16, 16, 16, 16, 16, 16}, {16, 16, 32, 16, 16, 48}, 2, 5},
+    {{16, 16, 16, 16, 16, 16}, {16, 16, 32, 16, 16, 48}, 2, 5, 0, false, 48},
     {{0, 0, 64, 0, 0, 0}, {0, 0, 0, 0, 64, 0}, 3, 0},
-    {{0, 0, 0, 0, 0, 16}, {0, 0, 0, 16, 0, 0}, 1, 64},
-    {{32, 64, 0, 48, 0, 0}, {0, 48, 16, 0, 0, 80}, 2, 1},
+    {{0, 0, 0, 0, 0, 16}, {0, 0, 0, 16, 0, 0}, 1, 64, 0, false, 16},
+    {{32, 64, 0, 48, 0, 0}, {0, 48, 16, 0, 0, 80}, 2, 1, 0, false, 80},
     {{48, 0, 80, 0, 64, 64}, {64, 80, 0, 112, 0, 0}, 1, 30},
 };
 
@@ -273,7 +289,12 @@ TEST(SplitBits, CodesAreTheNearest) {
               const double x = p.At(is_key, t, c), got = p.Decoded(is_key, t, c);
               double nearest = std::numeric_limits<double>::infinity();
               for (int code = 0; code < 1 << bits; ++code) {
-                nearest = std::min(nearest, std::abs(x - ValueOf(bits, code)));
+                double value = ValueOf(bits, code);
+                if (is_key && c < head.scaled) {
+                  const Problem::BlockScale scale = p.ScaleOf(t / kBlockSize, c);
+                  value = value * scale.scale + scale.offset;
+                }
+                nearest = std::min(nearest, std::abs(x - value));
               }
               ASSERT_LE(std::abs(x - got), nearest + 1e-6)
                   << IsaName(isa) << " key " << is_key << " token " << t << " channel " << c;
@@ -285,11 +306,49 @@ TEST(SplitBits, CodesAreTheNearest) {
   }
 }
 
-TEST(SplitBits, BytesAreTheBitsAndNothingElse) {
+// Offsets are the steps nearest to a block's means, scales those nearest to the root of the mean
+// square about them, wherever a channel lies.
+TEST(SplitBits, ScalesAreThoseOfTheBlock) {
+  Head head = kHeads[3];
+  Problem p(head, DType::kF32, 7);
+  for (int t = 0; t < kBlockSize; ++t) {  // of the first block: still, tiny, far out, huge
+    const double sign = t % 2 == 0 ? 1 : -1, x[] = {0.7, 1 + sign * 1e-5, 30 + sign, sign * 1e30};
+    for (int c = 0; c < 4; ++c) {
+      const auto value = static_cast<float>(x[c]);
+      p.At(true, t, c) = value;
+      std::memcpy(const_cast<std::byte*>(p.blocks[0]) + 4 * KeyOffset(t, c), &value, 4);
+    }
+  }
+  for (const Isa isa : AvailableIsas()) {
+    ASSERT_TRUE(p.Seal(isa).ok());
+    for (int b = 0; b < head.n_blocks; ++b) {
+      for (int c = b == 0 ? 4 : 0; c < head.scaled; ++c) {
+        double sum = 0, square = 0;
+        const Problem::BlockScale found = p.ScaleOf(b, c);
+        for (int t = 64 * b; t < 64 * b + 64; ++t) {
+          sum += p.At(true, t, c);
+          square += std::pow(p.At(true, t, c) - found.offset, 2);
+        }
+        EXPECT_NEAR(found.offset, sum / 64, 0.5 / 32 + 1e-6);
+        EXPECT_NEAR(found.scale / std::sqrt(square / 64), 1, 0.5 / 16 + 1e-6);
+      }
+    }
+    const double least = std::ldexp(1, -11), most = std::ldexp(31, 0);
+    EXPECT_EQ(p.ScaleOf(0, 0).offset, 22 / 32.0);
+    EXPECT_EQ(p.ScaleOf(0, 1).offset, 1);
+    EXPECT_EQ(p.ScaleOf(0, 1).scale, least);
+    EXPECT_EQ(p.ScaleOf(0, 2).offset, 127 / 32.0);
+    EXPECT_NEAR(p.ScaleOf(0, 2).scale, 26, 0.5);
+    EXPECT_EQ(p.ScaleOf(0, 3).scale, most);
+  }
+}
+
+TEST(SplitBits, BytesAreTheBitsAndScalesAndNothingElse) {
   const Problem p(kHeads[0], DType::kBf16, 1);
   EXPECT_EQ(
       PackedBlockBytes(p.packed_shape),
-      64 * (16 * (8 + 5 + 4 + 3 + 2 + 1) + 16 * 8 + 16 * 5 + 32 * 4 + 16 * 3 + 16 * 2 + 48) / 8);
+      64 * (16 * (8 + 5 + 4 + 3 + 2 + 1) + 16 * 8 + 16 * 5 + 32 * 4 + 16 * 3 + 16 * 2 + 48) / 8 +
+          2 * 48);
   EXPECT_EQ(RunRecordBytes(p.packed_shape), 0);
   EXPECT_EQ(LayerRecordBytes(p.packed_shape), 0);
 }
@@ -497,11 +556,13 @@ void CheckLatents(const Head& head, Isa isa, DType type) {
     ConvertToFloat(type, tile.data(), std::ssize(found), found.data());
     for (int i = 0; i < kBlockSize; ++i) {
       for (int d = 0; d < kHeadDim; ++d) {
-        double key = 0;
+        double key = 0, rounded = 0;
         for (int r = 0; r < rank_k; ++r) {
-          key += p.Decoded(true, b * kBlockSize + i, r) * way_back[r * kHeadDim + d];
+          const double part = p.Decoded(true, b * kBlockSize + i, r) * way_back[r * kHeadDim + d];
+          key += part;
+          if (r < head.scaled) rounded += std::abs(part);  // the others are exact in Bf16
         }
-        const double slack = type == DType::kF32 ? 1e-5 : std::abs(key) / 256 + 1e-4;
+        const double slack = type == DType::kF32 ? 1e-5 : (std::abs(key) + rounded) / 256 + 1e-4;
         ASSERT_NEAR(found[KeyOffset(i, d)], key, slack) << "token " << i << " channel " << d;
       }
       for (int r = 0; r < rank_v; ++r) {

@@ -39,6 +39,7 @@ struct HeadBasis {
   std::vector<float> key_way_back = {};
   // Where channels have bits of their own; the maps then give channels of unit variance.
   BitSplit k_bits = {}, v_bits = {};
+  bool has_whole_open_rows = false;  // HeadRanks
   // Of D and E that are such a pair. Where nothing turns rows after their projection, all columns
   // fold into W_Q and W_K, and sinks lie in all of them.
   std::optional<CutColumns> cut = std::nullopt;

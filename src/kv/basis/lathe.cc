@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/check.h"
 #include "kernels/cpu/unit_codes.h"
@@ -21,6 +22,11 @@ constexpr float kKeyReach = 1.2f;
 std::vector<float> MeanOf(const HeadMoments& moments, int64_t head_idx, int dim) {
   const auto first = moments.mean.begin() + head_idx * dim;
   return {first, first + dim};
+}
+
+std::vector<double> SquareOf(const std::vector<float>& grams, int64_t head_idx, int dim) {
+  const auto first = grams.begin() + head_idx * dim * dim;
+  return {first, first + int64_t{dim} * dim};
 }
 
 // sqrt(e^T gram e) of every column e of the square map. Channels without any variance get the
@@ -44,18 +50,73 @@ std::vector<float> DeviationsOf(const std::vector<double>& gram, const std::vect
 }
 
 // The squared error of products when column i of one side is off by its deviation and the other
-// side has the Gram matrix diag(s); in units of what codes of kProbeBits cost, where that was
-// measured.
-std::vector<double> NoiseOf(const std::vector<float>& deviations, const std::vector<double>& s,
-                            float measured_kl) {
+// side has the Gram matrix diag(s).
+std::vector<double> NoiseOf(const std::vector<float>& deviations, const std::vector<double>& s) {
   std::vector<double> noise;
-  double sum = 0;
   for (size_t i = 0; i < s.size(); ++i) {
     noise.push_back(double{deviations[i]} * deviations[i] * s[i]);
-    sum += noise.back();
   }
-  const double scale = measured_kl > 0 && sum > 0 ? measured_kl / UnitLoss(kProbeBits) / sum : 1;
-  for (double& x : noise) x *= scale;
+  return noise;
+}
+
+// Noise in units of what codes of kProbeBits cost, where that was measured.
+void ScaleToProbe(double measured_kl, double probed, std::vector<double>* noise) {
+  if (!(measured_kl > 0 && probed > 0)) return;
+  for (double& x : *noise) x *= measured_kl / UnitLoss(kProbeBits) / probed;
+}
+
+double SumOf(const std::vector<double>& x) { return std::accumulate(x.begin(), x.end(), 0.0); }
+
+// What codes of kProbeBits cost as KL, with scales in each block and without; 0: not measured.
+struct KeyProbes {
+  double scaled, without_scales;
+  bool are_known() const { return scaled > 0 && without_scales > 0; }
+};
+
+// Errors that a whole block has in common cost less than independent ones, for softmax ignores what
+// all scores of a query share: this share where it was not measured.
+constexpr double kCommonShare = 0.3;
+// Open rows of 8 bits are coarse where keys move far from block to block. Where they lose more than
+// codes of so many bits with scales, rows stay as they are.
+constexpr int kOpenBits = 4;
+
+// Noise of keys without scales: what they have inside a block, and of what lies between blocks the
+// share that the two probes say. `inside` may be 0 in no channel.
+std::vector<double> StaticNoise(const std::vector<double>& all, const std::vector<double>& inside,
+                                const KeyProbes& kl) {
+  std::vector<double> noise, between;
+  for (size_t i = 0; i < all.size(); ++i) {
+    noise.push_back(std::min(all[i], kKeyReach * kKeyReach * inside[i]));
+    between.push_back(all[i] - noise[i]);
+  }
+  double share = kCommonShare;
+  if (kl.are_known() && SumOf(between) > 0) {
+    const double measured = kl.without_scales / kl.scaled * SumOf(inside);
+    share = std::clamp((measured - SumOf(noise)) / SumOf(between), 0.0, 1.0);
+    const double factor = std::min(1.0, measured / SumOf(noise));
+    for (double& x : noise) x *= factor;
+  }
+  for (size_t i = 0; i < all.size(); ++i) noise[i] += share * between[i];
+  return noise;
+}
+
+// Noise of keys without and with scales in each block; `in_blocks` is the Gram matrix of keys
+// there, of trace 0 where calibration saw no whole block.
+HeadNoise KeyNoiseOf(const HeadAnalysis& head, const std::vector<double>& in_blocks,
+                     const OptimalPair& qk, const KeyProbes& kl, int dim) {
+  HeadNoise noise;
+  noise.qk = NoiseOf(head.key_deviations, qk.singular_values);
+  if (TraceOf(in_blocks, dim) > 0) {
+    noise.qk_in_blocks = NoiseOf(DeviationsOf(in_blocks, qk.right, dim), qk.singular_values);
+    noise.needs_whole_rows =
+        SumOf(noise.qk) * UnitLoss(8) > SumOf(noise.qk_in_blocks) * UnitLoss(kOpenBits);
+    noise.qk = StaticNoise(noise.qk, noise.qk_in_blocks, kl);
+    noise.scale_gain = kl.are_known() ? kl.without_scales / kl.scaled
+                                      : SumOf(noise.qk) / SumOf(noise.qk_in_blocks);
+  }
+  const double probed = SumOf(noise.probed_qk());
+  ScaleToProbe(kl.scaled, probed, &noise.qk);
+  ScaleToProbe(kl.scaled, probed, &noise.qk_in_blocks);
   return noise;
 }
 
@@ -73,6 +134,9 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
   const HeadMoments& k_moments = is_latent ? s.attended_k_pre : s.attended_k;
   const std::vector<float>& probe_kl_qk = is_latent ? s.probe_kl_qk_pre : s.probe_kl_qk;
   const std::vector<float>& probe_noise_qk = is_latent ? s.probe_noise_qk_pre : s.probe_noise_qk;
+  const std::vector<float>& probe_static =
+      is_latent ? s.probe_noise_qk_pre_static : s.probe_noise_qk_static;
+  const std::vector<float>& in_blocks = is_latent ? s.k_pre_in_blocks : s.k_in_blocks;
   const auto gram_of = is_centred ? CentredGramOf : GramOf;
   const std::vector<int> probe_ranks = ProbeRanks(d);
   BasisAnalysis analysis;
@@ -105,9 +169,12 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
     analysis.spectra.push_back(
         {ScaledToProbes(qk.singular_values, probe_ranks, &probe_kl_qk[h * kProbeCuts]),
          ScaledToProbes(v.singular_values, probe_ranks, &s.probe_kl_v[h * kProbeCuts])});
-    analysis.noise.push_back(
-        {NoiseOf(head.key_deviations, qk.singular_values, probe_noise_qk[h]),
-         NoiseOf(head.value_deviations, v.singular_values, s.probe_noise_v[h])});
+    HeadNoise& noise = analysis.noise.emplace_back(
+        KeyNoiseOf(head, SquareOf(in_blocks, h, d), qk, {probe_noise_qk[h], probe_static[h]}, d));
+    if (!inputs.options.scales_keys) noise.qk_in_blocks.clear();
+    noise.needs_whole_rows &= inputs.options.may_keep_open_rows;
+    noise.v = NoiseOf(head.value_deviations, v.singular_values);
+    ScaleToProbe(s.probe_noise_v[h], SumOf(noise.v), &noise.v);
   }
   return analysis;
 }

@@ -88,7 +88,7 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
   for (size_t h = 0; h < ranks.size(); ++h) {
     const HeadAnalysis& full = analysis.heads[h / n];
     const int slice = static_cast<int>(h % n);
-    const auto [rank_k, rank_v, k_bits, v_bits] = ranks[h];
+    const auto [rank_k, rank_v, k_bits, v_bits, has_whole_open_rows] = ranks[h];
     KVL_CHECK(rank_k >= 1 && rank_k <= head_dim && rank_v >= 1 && rank_v <= head_dim);
     KVL_CHECK(rank_k == ranks[h - slice].rank_k && rank_v == ranks[h - slice].rank_v);
     HeadBasis head;
@@ -111,6 +111,7 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
       KVL_CHECK(k_bits.n_channels() == rank_k && v_bits.n_channels() == rank_v);
       head.k_bits = k_bits;
       head.v_bits = v_bits;
+      head.has_whole_open_rows = has_whole_open_rows;
       DivideByDeviations(full, head_dim, &head);
     }
     basis.heads.push_back(std::move(head));

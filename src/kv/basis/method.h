@@ -17,8 +17,11 @@ struct BasisOptions {
   bool is_normalised = false;     // zack: blocks weigh alike whatever their norm
   bool is_centred = true;         // lathe: rows lose their mean first
   bool keys_before_rope = false;  // lathe: keys are latents from before RoPE
-  bool is_whitened = true;        // palu: weights count by the Gram matrix of their inputs
-  int heads_per_latent = 1;       // palu: KV heads that share a latent
+  bool scales_keys = true;        // lathe: keys may have scales in each block
+  // lathe: heads that 8 bits would cost too much keep 16 in open rows
+  bool may_keep_open_rows = true;
+  bool is_whitened = true;   // palu: weights count by the Gram matrix of their inputs
+  int heads_per_latent = 1;  // palu: KV heads that share a latent
   bool operator==(const BasisOptions&) const = default;
 };
 
@@ -59,6 +62,15 @@ struct HeadAnalysis {
 struct HeadNoise {
   std::vector<double> qk;
   std::vector<double> v;
+  // Of an error of the variance that channels of K have about their mean in a block; empty where
+  // they get no scales.
+  std::vector<double> qk_in_blocks = {};
+  double scale_gain = 1;  // what K of few bits loses without such scales over with them
+
+  bool needs_whole_rows = false;  // HeadRanks::has_whole_open_rows
+
+  // Of codes with scales, where there may be any.
+  const std::vector<double>& probed_qk() const { return qk_in_blocks.empty() ? qk : qk_in_blocks; }
 };
 
 struct BasisAnalysis {

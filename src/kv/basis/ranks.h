@@ -16,6 +16,7 @@ struct HeadRanks {
   int rank_k = 0;
   int rank_v = 0;
   BitSplit k_bits = {}, v_bits = {};  // where channels have bits of their own
+  bool has_whole_open_rows = false;   // there, where others have coded ones until they are sealed
   bool operator==(const HeadRanks&) const = default;
 };
 

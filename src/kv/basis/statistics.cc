@@ -13,7 +13,7 @@ namespace kvlathe {
 namespace {
 
 constexpr const char* kFormat = "kvlathe-statistics";
-constexpr const char* kFormatVersion = "4";
+constexpr const char* kFormatVersion = "5";
 constexpr const char* kRecalibrate = "write a new one with kvlathe calibrate";
 
 using Metadata = std::map<std::string, std::string>;
@@ -60,6 +60,10 @@ std::vector<ArrayField> ArrayFields(CalibrationStatistics* s) {
   AddMoments("attended_v", s->shape, n_kv_heads, &s->attended_v, &fields);
   AddMoments("attended_q_pre", s->shape, n_kv_heads, &s->attended_q_pre, &fields);
   AddMoments("attended_k_pre", s->shape, n_kv_heads, &s->attended_k_pre, &fields);
+  const std::vector<int64_t> grams = {s->shape.n_layers, n_kv_heads, s->shape.head_dim,
+                                      s->shape.head_dim};
+  fields.push_back({"k_in_blocks.gram", grams, &s->k_in_blocks});
+  fields.push_back({"k_pre_in_blocks.gram", grams, &s->k_pre_in_blocks});
   const std::vector<int64_t> heads = {s->shape.n_layers, n_kv_heads};
   const std::vector<int64_t> cuts = {s->shape.n_layers, n_kv_heads, kProbeCuts};
   fields.push_back({"probe_kl_qk", cuts, &s->probe_kl_qk});
@@ -68,6 +72,8 @@ std::vector<ArrayField> ArrayFields(CalibrationStatistics* s) {
   fields.push_back({"probe_noise_qk", heads, &s->probe_noise_qk});
   fields.push_back({"probe_noise_v", heads, &s->probe_noise_v});
   fields.push_back({"probe_noise_qk_pre", heads, &s->probe_noise_qk_pre});
+  fields.push_back({"probe_noise_qk_static", heads, &s->probe_noise_qk_static});
+  fields.push_back({"probe_noise_qk_pre_static", heads, &s->probe_noise_qk_pre_static});
   AddHistograms("k_post_histograms", s->shape, &s->k_post_histograms, &fields);
   AddHistograms("k_pre_histograms", s->shape, &s->k_pre_histograms, &fields);
   AddHistograms("v_histograms", s->shape, &s->v_histograms, &fields);

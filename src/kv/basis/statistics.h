@@ -73,6 +73,11 @@ struct CalibrationStatistics {
   // look at, times the weight it gets.
   HeadMoments attended_q_pre;
   HeadMoments attended_k_pre;
+  // Keys less the mean of their block of kBlockSize positions behind the sinks, as queries behind
+  // the block weigh blocks: the mean Gram matrix of a block's rows, [n_layers, n_kv_heads,
+  // head_dim, head_dim]. 0 where no sequence was longer than a block.
+  std::vector<float> k_in_blocks;
+  std::vector<float> k_pre_in_blocks;
 
   // KL in nats per token from cutting this pair alone to each of ProbeRanks (kv/basis/probes.h) in
   // lathe's basis, [n_layers, n_kv_heads, kProbeCuts]; 0: not measured.
@@ -83,6 +88,9 @@ struct CalibrationStatistics {
   std::vector<float> probe_noise_qk;
   std::vector<float> probe_noise_v;
   std::vector<float> probe_noise_qk_pre;
+  // Of keys without scales in their blocks, where the two above have them; 0: not measured.
+  std::vector<float> probe_noise_qk_static;
+  std::vector<float> probe_noise_qk_pre_static;
 
   // Channel (layer_idx * n_kv_heads + kv_head_idx) * head_dim + d.
   ChannelHistograms k_post_histograms;

@@ -21,7 +21,7 @@ namespace kvlathe {
 namespace {
 
 constexpr std::string_view kMagic = "KVLSEQ\r\n";
-constexpr uint32_t kVersion = 6;
+constexpr uint32_t kVersion = 7;
 constexpr int64_t kCrcBytes = 4;
 // Bounds that keep every product below 2^63.
 constexpr uint32_t kMaxTextBytes = 1 << 16;
@@ -63,10 +63,13 @@ bool ReadShape(ByteReader* reader, BlockShape* shape) {
   *shape = {static_cast<int>(rank_k), static_cast<int>(rank_v), kRowTypes[row_type]};
   shape->has_coded_rows = has_coded_rows == 1;
   for (BitSplit* split : {&shape->k_bits, &shape->v_bits}) {
-    for (int& n : split->channels) {
+    std::array<int*, kSplitBits.size() + 1> numbers;
+    for (size_t i = 0; i < split->channels.size(); ++i) numbers[i] = &split->channels[i];
+    numbers.back() = &split->scaled;
+    for (int* n : numbers) {
       uint32_t number = 0;
       if (!reader->Read(&number) || number > kMaxDim) return false;
-      n = static_cast<int>(number);
+      *n = static_cast<int>(number);
     }
   }
   for (int* rank : {&shape->sealed_rank_k, &shape->sealed_rank_v}) {
@@ -172,6 +175,7 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
     AppendBytes(static_cast<uint32_t>(shape.has_coded_rows), &rest);
     for (const BitSplit* split : {&shape.k_bits, &shape.v_bits}) {
       for (const int n : split->channels) AppendBytes(static_cast<uint32_t>(n), &rest);
+      AppendBytes(static_cast<uint32_t>(split->scaled), &rest);
     }
     AppendBytes(static_cast<uint32_t>(shape.sealed_rank_k), &rest);
     AppendBytes(static_cast<uint32_t>(shape.sealed_rank_v), &rest);
