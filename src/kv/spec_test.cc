@@ -35,7 +35,8 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=1,whiten=on,sink=4)"},
       {"svd-online", "svd-online(rate=0.5,sink=4)"},
       {"lathe",
-       "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,keys=after,bits=auto,open=auto,run=512,"
+       "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,keys=after,bits=auto,scales=auto,open="
+       "auto,run=512,"
        "buffer=64,"
        "sink=4)"},
       {"h2o", "h2o(keep=0.2,recent=0.5,prune=run,score=stored,sink=4)"},

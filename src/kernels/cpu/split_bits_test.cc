@@ -370,6 +370,27 @@ TEST(SplitBits, EveryInstructionSetGivesTheSameBytes) {
   }
 }
 
+// What codes in units of their block lose is repaired in those of rows.
+TEST(SplitBits, RepairsOfScaledChannelsLowerTheError) {
+  const auto error_at = [](int lowrank) {
+    Head head = {{0, 0, 0, 0, 32, 0}, {0, 0, 0, 0, 16, 0}, 1, 0, lowrank, false, 32};
+    Problem p(head, DType::kF32, 5);
+    EXPECT_TRUE(p.Seal(AvailableIsas().back()).ok());
+    p.UsePacked();
+    AttendParams params;
+    params.shape = p.shape;
+    params.packed = &p.packed_head;
+    std::vector<float> block(kBlockSize * (32 + 16));
+    ExpandPackedBlock(ViewRun(params, p.run), p.blocks[0], 0, block.data());
+    double error = 0;
+    for (int t = 0; t < kBlockSize; ++t) {
+      for (int c = 0; c < 32; ++c) error += std::pow(block[KeyOffset(t, c)] - p.At(true, t, c), 2);
+    }
+    return error;
+  };
+  EXPECT_LT(error_at(8), 0.7 * error_at(0));
+}
+
 // Every code lies where a sealed block of 8-bit channels has it, and is the nearest there is.
 TEST(CodedRows, AreTheNearestCodesInTheirPlaces) {
   constexpr int kRankK = 48, kRankV = 80, kFirst = 13, kRows = 37, kStride = 96;

@@ -232,7 +232,7 @@ TEST_F(SequenceFileTest, HostileNumbersAreRefusedBeforeMemoryIsTaken) {
   // Lengths, counts, shapes, the length of the state: each made huge, negative and off by one.
   for (const size_t at : {size_t{20}, 24 + kIdentity.spec.size(), numbers, numbers + 4, numbers + 8,
                           numbers + 12, numbers + 16, numbers + 20, numbers + 24, numbers + 44,
-                          numbers + 48, numbers + 52, numbers + 56, numbers + 60}) {
+                          numbers + 48, numbers + 52, numbers + 56, numbers + 60, numbers + 84}) {
     uint32_t original = 0;
     std::memcpy(&original, bytes.data() + at, 4);
     for (const uint32_t value : {0xFFFFFFFFu, 0x7FFFFFFFu, 0x80000000u, original + 1, 1u << 20}) {
@@ -263,7 +263,7 @@ TEST_F(SequenceFileTest, HostileLengthsOfMergedEntriesAreRefused) {
   EXPECT_EQ(restored.n_entries(0, 0), 50);
   EXPECT_EQ(restored.bytes().total(), cache.bytes().total());
   const std::string bytes = FileBytes();
-  const size_t length = 20 + 4 + identity.spec.size() + 4 + identity.model.size() + 116;
+  const size_t length = 20 + 4 + identity.spec.size() + 4 + identity.model.size() + 124;
   for (const uint32_t n : {0u, 65u, 200u, 0x80000000u, 0xFFFFFFFFu}) {
     std::string hostile = bytes;
     std::memcpy(hostile.data() + length, &n, sizeof(n));
