@@ -275,7 +275,7 @@ TEST_F(LatheTest, WithoutProbesErrorsCountAsTheyAre) {
 // Of a loss of 0.001 at 2 bits with scales, and more without.
 TEST_F(LatheTest, KeysInTheirBlocksSayWhatScalesSave) {
   for (const double inside : {0.01, 0.1}) {
-    for (const double gain : {0.0, 8.0}) {
+    for (const double gain : {0.0, 0.5, 8.0}) {
       statistics_.k_in_blocks.resize(kHeads * kSquare);
       for (int h = 0; h < kHeads; ++h) {
         const std::vector<double> gram = CentredGramOf(statistics_.attended_k, h, kHeadDim);
