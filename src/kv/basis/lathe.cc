@@ -114,6 +114,12 @@ HeadNoise KeyNoiseOf(const HeadAnalysis& head, const std::vector<double>& in_blo
     noise.scale_gain = kl.are_known() ? kl.without_scales / kl.scaled
                                       : SumOf(noise.qk) / SumOf(noise.qk_in_blocks);
   }
+  if (kl.are_known() && noise.scale_gain < kLeastScaleGain) {  // gets none: see bit_ladder.h
+    noise.qk = NoiseOf(head.key_deviations, qk.singular_values);
+    ScaleToProbe(kl.without_scales, SumOf(noise.qk), &noise.qk);
+    noise.qk_in_blocks.clear();
+    return noise;
+  }
   const double probed = SumOf(noise.probed_qk());
   ScaleToProbe(kl.scaled, probed, &noise.qk);
   ScaleToProbe(kl.scaled, probed, &noise.qk_in_blocks);

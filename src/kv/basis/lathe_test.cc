@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/random.h"
+#include "kv/basis/bit_ladder.h"
 #include "kv/basis/gram.h"
 
 namespace kvlathe {
@@ -290,15 +291,38 @@ TEST_F(LatheTest, KeysInTheirBlocksSayWhatScalesSave) {
         const auto sum = [](const std::vector<double>& x) {
           return std::accumulate(x.begin(), x.end(), 0.0);
         };
-        EXPECT_NEAR(sum(noise.qk_in_blocks) * 0.150466, 0.001, 1e-6);
         // Not measured: 1.44 of what is inside, and 0.3 of the rest of 1.44 of all.
         const double expected = gain > 0 ? gain : 1.44 + 0.3 * 1.44 * (1 / inside - 1);
         EXPECT_NEAR(noise.scale_gain / expected, 1, 1e-3);
-        EXPECT_NEAR(sum(noise.qk) / sum(noise.qk_in_blocks) / expected, 1, 1e-3);
+        if (gain > 0 && gain < kLeastScaleGain) {
+          EXPECT_TRUE(noise.qk_in_blocks.empty());
+          EXPECT_NEAR(sum(noise.qk) * 0.150466, 0.001 * gain, 1e-6);
+        } else {
+          EXPECT_NEAR(sum(noise.qk_in_blocks) * 0.150466, 0.001, 1e-6);
+          EXPECT_NEAR(sum(noise.qk) / sum(noise.qk_in_blocks) / expected, 1, 1e-3);
+        }
         // Steps of 1/16 against codes of 4 bits.
         EXPECT_EQ(noise.needs_whole_rows, 1.44 / 256 / 12 / inside > 0.0141481);
       }
     }
+  }
+}
+
+// Heads that get no scales share out the measured noise as if nobody had looked at blocks.
+TEST_F(LatheTest, BlocksSayNothingOfHeadsWithoutScales) {
+  statistics_.k_in_blocks.assign(kHeads * kSquare, 0);
+  statistics_.probe_noise_qk.assign(kHeads, 0.0005f);
+  const BasisAnalysis expected = Analyse();
+  for (int h = 0; h < kHeads; ++h) {
+    for (int i = 0; i < kHeadDim; ++i) {
+      statistics_.k_in_blocks[h * kSquare + i * (kHeadDim + 1)] = 0.01f * static_cast<float>(i + 1);
+    }
+  }
+  statistics_.probe_noise_qk.assign(kHeads, 0.0002f);
+  statistics_.probe_noise_qk_static.assign(kHeads, 0.0005f);
+  const BasisAnalysis analysis = Analyse();
+  for (int h = 0; h < kHeads; ++h) {
+    EXPECT_THAT(analysis.noise[h].qk, ::testing::ElementsAreArray(expected.noise[h].qk));
   }
 }
 
