@@ -67,7 +67,7 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
   const AttendParams& p = *panel.p;
   const uint16_t* q = panel.q + (panel.first_row + row) * p.q_stride;
   const std::byte* k = block.k;
-  const std::byte* next = block.next + 64 * block.prefetch_line;
+  const std::byte* next = kPrefetch > 0 ? block.next + 64 * block.prefetch_line : nullptr;
   __m512 scores[kRows][kBlockLines];
   Unroll<kRows>([&](auto i) {
     Unroll<kBlockLines>([&](auto j) { scores[i.value][j.value] = _mm512_setzero_ps(); });
@@ -91,10 +91,10 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
   const bool is_masked = LimitOfRow(p, first) < block.first_entry + kBlockSize;
   // The last one's window begins last.
   const bool is_windowed = BeginOfRow(p, first + kRows - 1) > block.first_entry;
-  next = block.next + (block.v - block.k);
   Unroll<kRows>([&](auto i) {
     if constexpr (kPrefetch == kBlockLines) {
-      PrefetchLines<kLeadLines, kRows>(next + 64 * kLeadLines * i.value);
+      const std::byte* next_v = block.next + (block.v - block.k);
+      PrefetchLines<kLeadLines, kRows>(next_v + 64 * kLeadLines * i.value);
     }
     if (is_masked) {
       MaskScores(LimitOfRow(p, first + i.value) - block.first_entry, scores[i.value]);
