@@ -266,15 +266,10 @@ KVL_INLINE void ScoreByToken(const Work& w, int row, __m512 (&scores)[kRows][kBl
   });
 }
 
-// Adds the dots with the channels of a segment to scores that wait in memory.
+// Adds the dots with the channels of a segment.
 template <int kBits, int kRows>
-KVL_FLATTEN void AddSegmentScores(const Work& w, int row, const CodeSegment& segment) {
-  __m512 dots[kRows][kBlockLines];
-  Unroll<kRows>([&](auto i) KVL_PART {
-    Unroll<kBlockLines>([&](auto j) KVL_PART {
-      dots[i.value][j.value] = _mm512_load_ps(w.s->probs[row + i.value] + kLanes * j.value);
-    });
-  });
+KVL_INLINE void AddSegmentScores(const Work& w, int row, const CodeSegment& segment,
+                                 __m512 (&scores)[kRows][kBlockLines]) {
   const std::byte* codes = w.block + segment.codes;
   const std::byte* next = w.next + segment.codes;
   if constexpr (kBits == kDecodedBits) {
@@ -282,12 +277,7 @@ KVL_FLATTEN void AddSegmentScores(const Work& w, int row, const CodeSegment& seg
   }
   AddKeyDots<kBits, kRows, 1>({codes, next, segment.n_channels / 2, &w.s->fetches},
                               {w.s->q[row] + segment.first, kMaxRank, 0},
-                              LoadCodeTables<kBits>(segment.table), dots);
-  Unroll<kRows>([&](auto i) KVL_PART {
-    Unroll<kBlockLines>([&](auto j) KVL_PART {
-      _mm512_store_ps(w.s->probs[row + i.value] + kLanes * j.value, dots[i.value][j.value]);
-    });
-  });
+                              LoadCodeTables<kBits>(segment.table), scores);
 }
 
 template <int kRows>
@@ -299,25 +289,14 @@ KVL_INLINE void ScoreBySegment(const Work& w, int row, __m512 (&scores)[kRows][k
     });
   });
   AddKeyRepairs<kRows>(w, row, scores);
-  Unroll<kRows>([&](auto i) KVL_PART {
-    Unroll<kBlockLines>([&](auto j) KVL_PART {
-      _mm512_store_ps(w.s->probs[row + i.value] + kLanes * j.value, scores[i.value][j.value]);
-    });
-  });
   if (w.is_decoded) {
-    AddSegmentScores<kDecodedBits, kRows>(w, row, {kDecodedBits, 0, side.rank, 0});
-  } else {
-    for (int i = 0; i < side.n_segments; ++i) {
-      WithSegmentBits(side.segments[i].bits, [&](auto bits) KVL_PART {
-        AddSegmentScores<bits.value, kRows>(w, row, side.segments[i]);
-      });
-    }
+    return AddSegmentScores<kDecodedBits, kRows>(w, row, {kDecodedBits, 0, side.rank, 0}, scores);
   }
-  Unroll<kRows>([&](auto i) KVL_PART {
-    Unroll<kBlockLines>([&](auto j) KVL_PART {
-      scores[i.value][j.value] = _mm512_load_ps(w.s->probs[row + i.value] + kLanes * j.value);
+  for (int i = 0; i < side.n_segments; ++i) {
+    WithSegmentBits(side.segments[i].bits, [&](auto bits) KVL_PART {
+      AddSegmentScores<bits.value, kRows>(w, row, side.segments[i], scores);
     });
-  });
+  }
 }
 
 // Probabilities in F32: they meet scales and middles before they are rounded.

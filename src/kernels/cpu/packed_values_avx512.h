@@ -60,28 +60,30 @@ struct ValueLines {
   const std::byte* codes;
   const std::byte* next;
   int64_t step;
-  CodeTables tables;
 };
 
-// o[rows, 16 * kLines dims from dim on] = shrink * o + weights * codes, which start with `dim`.
+// o[rows, 16 * kLines dims from dim on] = shrink * o + weights * codes, which start with `dim`. The
+// tables come one by one because registers pass them so; CodeTables would go through memory.
 template <int kBits, int kRows, int kLines>
 KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weights,
-                           const ValueLines& from) {
+                           const ValueLines& from, __m512i low_table, __m512i high_table) {
   using Group = CodeGroup<kBits>;
   const AttendParams& p = *w.panel->p;
   float* o = p.o + (w.panel->first_row + row) * p.o_stride + dim;
   const std::byte *codes = from.codes, *next = from.next;
   const int64_t step = from.step;
-  const CodeTables tables = from.tables;
-  // Few sums wait for each other: lines then take turns with two of each.
-  constexpr int kTurns = kRows * kLines <= 8 && Group::kLines > 1 ? 2 : 1;
+  const CodeTables tables = {low_table, high_table};
+  // Few sums wait for each other: lines then take turns with two or four of each.
+  constexpr int kTurns = Min(Group::kLines, kRows * kLines <= 4 ? 4 : kRows * kLines <= 8 ? 2 : 1);
   __m512 sums[kTurns][kRows][kLines];
   Unroll<kRows>([&](auto i) KVL_PART {
     const __m512 shrink = _mm512_set1_ps(w.panel->rows[row + i.value].shrink);
     Unroll<kLines>([&](auto j) KVL_PART {
       sums[0][i.value][j.value] =
           _mm512_mul_ps(_mm512_loadu_ps(o + i.value * p.o_stride + kLanes * j.value), shrink);
-      if constexpr (kTurns == 2) sums[1][i.value][j.value] = _mm512_setzero_ps();
+      Unroll<kTurns - 1>([&](auto turn) KVL_PART {
+        sums[turn.value + 1][i.value][j.value] = _mm512_setzero_ps();
+      });
     });
   });
   for (int pair = 0; pair < kBlockSize / 2; pair += Group::kLines) {
@@ -106,7 +108,9 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
   Unroll<kRows>([&](auto i) KVL_PART {
     Unroll<kLines>([&](auto j) KVL_PART {
       __m512 sum = sums[0][i.value][j.value];
-      if constexpr (kTurns == 2) sum = _mm512_add_ps(sum, sums[1][i.value][j.value]);
+      Unroll<kTurns - 1>([&](auto turn) KVL_PART {
+        sum = _mm512_add_ps(sum, sums[turn.value + 1][i.value][j.value]);
+      });
       _mm512_storeu_ps(o + i.value * p.o_stride + kLanes * j.value, sum);
     });
   });
@@ -115,20 +119,20 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
 // Channels [dim, end), of which `from` starts with the first.
 template <int kBits, int kRows>
 KVL_INLINE void ValueTiles(const Work& w, int row, int dim, int end, const uint16_t* weights,
-                           ValueLines from) {
+                           ValueLines from, const CodeTables& tables) {
   constexpr int64_t kTileBytes = int64_t{4} * CodeGroup<kBits>::kBytes;
   for (; dim + 64 <= end; dim += 64) {
-    ValueTile<kBits, kRows, 4>(w, row, dim, weights, from);
+    ValueTile<kBits, kRows, 4>(w, row, dim, weights, from, tables.low, tables.high);
     from.codes += kTileBytes;
     from.next += kTileBytes;
   }
   switch ((end - dim) / kLanes) {
     case 1:
-      return ValueTile<kBits, kRows, 1>(w, row, dim, weights, from);
+      return ValueTile<kBits, kRows, 1>(w, row, dim, weights, from, tables.low, tables.high);
     case 2:
-      return ValueTile<kBits, kRows, 2>(w, row, dim, weights, from);
+      return ValueTile<kBits, kRows, 2>(w, row, dim, weights, from, tables.low, tables.high);
     case 3:
-      return ValueTile<kBits, kRows, 3>(w, row, dim, weights, from);
+      return ValueTile<kBits, kRows, 3>(w, row, dim, weights, from, tables.low, tables.high);
     default:
       return;
   }
@@ -137,8 +141,7 @@ KVL_INLINE void ValueTiles(const Work& w, int row, int dim, int end, const uint1
 // Of channels from `dim` on, of a part of the codes that starts `codes` bytes into the block with
 // channel `first` and has n_channels.
 template <int kBits>
-KVL_INLINE ValueLines ValueLinesOf(const Work& w, const CodeSegment& part, int dim,
-                                   const CodeTables& tables) {
+KVL_INLINE ValueLines ValueLinesOf(const Work& w, const CodeSegment& part, int dim) {
   const int64_t skip = int64_t{dim - part.first} / kLanes * CodeGroup<kBits>::kBytes;
   const std::byte* codes = w.block + part.codes;
   if constexpr (kBits == kDecodedBits) {
@@ -146,7 +149,7 @@ KVL_INLINE ValueLines ValueLinesOf(const Work& w, const CodeSegment& part, int d
   }
   const int width = kBits == kDecodedBits ? w.run.v.rank : part.n_channels;
   return {codes + skip, w.next + part.codes + skip,
-          int64_t{width} / kLanes * CodeGroup<kBits>::kBytes, tables};
+          int64_t{width} / kLanes * CodeGroup<kBits>::kBytes};
 }
 
 // Weights by what the numbers of a segment are units of: see FillUnits.
@@ -158,9 +161,9 @@ void AddSegmentValues(const Work& w, int row) {
     const uint16_t* weights = w.s->weights[segment.bits == 8 ? 1 : 0][0];
     const int end = segment.first + segment.n_channels;
     WithSegmentBits(w.is_decoded ? kDecodedBits : segment.bits, [&](auto bits) KVL_PART {
-      const CodeTables tables = LoadCodeTables<bits.value>(segment.table);
       ValueTiles<bits.value, kRows>(w, row, segment.first, end, weights,
-                                    ValueLinesOf<bits.value>(w, segment, segment.first, tables));
+                                    ValueLinesOf<bits.value>(w, segment, segment.first),
+                                    LoadCodeTables<bits.value>(segment.table));
     });
   }
 }
@@ -176,9 +179,9 @@ void AddValues(const Work& w, int row) {
     const CodeTables tables = MakeCodeTables<kBits>(side.is_symmetric);
     for (int group = 0; group < side.n_groups; ++group) {
       const int dim = group * side.group, end = Min(side.rank, dim + side.group);
-      ValueTiles<kBits, kRows>(
-          w, row, dim, end, w.s->weights[group][0],
-          ValueLinesOf<kBits>(w, {kBits, 0, side.rank, side.codes}, dim, tables));
+      ValueTiles<kBits, kRows>(w, row, dim, end, w.s->weights[group][0],
+                               ValueLinesOf<kBits>(w, {kBits, 0, side.rank, side.codes}, dim),
+                               tables);
     }
   }
 }
