@@ -152,15 +152,26 @@ KVL_INLINE ValueLines ValueLinesOf(const Work& w, const CodeSegment& part, int d
           int64_t{width} / kLanes * CodeGroup<kBits>::kBytes};
 }
 
-// Weights by what the numbers of a segment are units of: see FillUnits.
+// Weights by what the numbers of a segment are units of: see FillUnits. Decoded lines do not end
+// with their segments, so that tiles may be wider.
 template <int kRows>
 void AddSegmentValues(const Work& w, int row) {
   const PackedSideView& side = w.run.v;
+  if (w.is_decoded) {
+    const int n_bytes = ByteChannels(side);
+    const CodeSegment lines = {kDecodedBits, 0, side.rank, 0};
+    const CodeTables none = {};
+    ValueTiles<kDecodedBits, kRows>(w, row, 0, n_bytes, w.s->weights[1][0],
+                                    ValueLinesOf<kDecodedBits>(w, lines, 0), none);
+    ValueTiles<kDecodedBits, kRows>(w, row, n_bytes, side.rank, w.s->weights[0][0],
+                                    ValueLinesOf<kDecodedBits>(w, lines, n_bytes), none);
+    return;
+  }
   for (int i = 0; i < side.n_segments; ++i) {
     const CodeSegment& segment = side.segments[i];
     const uint16_t* weights = w.s->weights[segment.bits == 8 ? 1 : 0][0];
     const int end = segment.first + segment.n_channels;
-    WithSegmentBits(w.is_decoded ? kDecodedBits : segment.bits, [&](auto bits) KVL_PART {
+    WithSegmentBits(segment.bits, [&](auto bits) KVL_PART {
       ValueTiles<bits.value, kRows>(w, row, segment.first, end, weights,
                                     ValueLinesOf<bits.value>(w, segment, segment.first),
                                     LoadCodeTables<bits.value>(segment.table));
