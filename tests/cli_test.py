@@ -679,6 +679,8 @@ class CommandLine(unittest.TestCase):
         self.assert_refused(2, "stop string", "run", "-m", MODEL, "-p", "x", "--stop", "")
         self.assert_refused(2, "prompt", "run", "-m", MODEL)
         self.assert_refused(2, "size", "run", "-m", MODEL, "-p", "x", "--kv-memory", "lots")
+        self.assert_refused(2, "one thread per processor", "run", "-m", MODEL, "-p", "x", "--pin",
+                            "-t", str(len(os.sched_getaffinity(0)) + 1))
         self.environment["KVLATHE_ISA"] = "mmx"
         self.assert_refused(2, "KVLATHE_ISA", "run", "-m", MODEL, "-p", "x")
 

@@ -6,6 +6,7 @@ void AddModelOptions(CLI::App* app, ModelOptions* options) {
   app->add_option("-m,--model", options->model, "Hugging Face model directory")->required();
   app->add_option("-t,--threads", options->n_threads, "worker threads (default: all processors)")
       ->check(CLI::Range(1, 1024));
+  app->add_flag("--pin", options->pin_threads, "bind each thread to a processor of its own");
   app->add_option("--dtype", options->dtype,
                   "compute and cache rows in bf16 or f32 (exact, slower)")
       ->check(CLI::IsMember({"bf16", "f32"}))

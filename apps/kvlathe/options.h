@@ -21,13 +21,14 @@ struct ModelOptions {
   std::string pre;              // --pre
   std::string dtype = "bf16";   // --dtype
   std::string schedule = "balanced";
-  int ctx_size = 0;   // -c, 0: from the model
-  int n_threads = 0;  // -t, 0: all processors
+  int ctx_size = 0;          // -c, 0: from the model
+  int n_threads = 0;         // -t, 0: all processors
+  bool pin_threads = false;  // --pin
   bool deterministic = false;
   bool json = false;
 };
 
-// -m, -t, --json and what a model needs to be loaded.
+// -m, -t, --pin, --json and what a model needs to be loaded.
 void AddModelOptions(CLI::App* app, ModelOptions* options);
 // --kv, --basis, --profile, --kv-memory, -c, --schedule, --deterministic.
 void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& default_kv);

@@ -122,6 +122,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const ModelOptions& opti
   config.ChooseContext(w->context_tokens_);
   w->threads_ = std::make_unique<ThreadPool>(options.n_threads > 0 ? options.n_threads
                                                                    : AvailableProcessors());
+  if (options.pin_threads) KVL_RETURN_IF_ERROR(w->threads_->Pin());
   w->config_ = std::move(config);
   w->progress_ = TerminalProgress();
   return w;

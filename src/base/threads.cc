@@ -1,7 +1,10 @@
 #include "base/threads.h"
 
 #include <immintrin.h>
+#include <pthread.h>
 #include <sched.h>
+
+#include <system_error>
 
 #include "base/check.h"
 
@@ -28,6 +31,36 @@ ThreadPool::~ThreadPool() {
   }
   wake_.notify_all();
   for (std::thread& t : threads_) t.join();
+}
+
+Status ThreadPool::Pin() {
+  cpu_set_t usable;
+  if (sched_getaffinity(0, sizeof(usable), &usable) != 0) {
+    return Error(StatusCode::kInternal, "pinning: {}", std::generic_category().message(errno));
+  }
+  if (n_workers() > CPU_COUNT(&usable)) {
+    return Error(StatusCode::kInvalidArgument,
+                 "pinning: {} threads, {} processors; use at most one thread per processor",
+                 n_workers(), CPU_COUNT(&usable));
+  }
+  int processor = -1;
+  const auto next_processor = [&] {
+    do ++processor;
+    while (!CPU_ISSET(processor, &usable));
+  };
+  next_processor();  // of the caller
+  for (std::thread& thread : threads_) {
+    next_processor();
+    cpu_set_t place;
+    CPU_ZERO(&place);
+    CPU_SET(processor, &place);
+    const int error = pthread_setaffinity_np(thread.native_handle(), sizeof(place), &place);
+    if (error != 0) {
+      return Error(StatusCode::kInternal, "pinning to processor {}: {}", processor,
+                   std::generic_category().message(error));
+    }
+  }
+  return OkStatus();
 }
 
 void ThreadPool::Run(WorkerFunction fn) {

@@ -12,6 +12,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/status.h"
+
 namespace kvlathe {
 
 // A non-owning reference to a callable, so that a job needs no allocation.
@@ -38,6 +40,11 @@ class ThreadPool {
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
+
+  // Binds worker i >= 1 to the i-th of the processors that the calling thread may use, one for
+  // each. Worker 0, the caller, stays free and finds the one that is left: what it starts later
+  // would inherit its place. kInvalidArgument when there are more workers than processors.
+  Status Pin();
 
   int n_workers() const { return static_cast<int>(threads_.size()) + 1; }
 

@@ -1,6 +1,7 @@
 #include "base/threads.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <chrono>
 #include <numeric>
@@ -25,6 +26,38 @@ TEST(ThreadPool, WakesParkedWorkers) {
     pool.Run([&](int) { calls.fetch_add(1); });
   }
   EXPECT_EQ(calls.load(), 15);
+}
+
+// The processors that a thread may use.
+std::vector<int> ProcessorsOfThread() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  EXPECT_EQ(sched_getaffinity(0, sizeof(set), &set), 0);
+  std::vector<int> processors;
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(i, &set)) processors.push_back(i);
+  }
+  return processors;
+}
+
+TEST(ThreadPool, PinsEachWorkerButTheCallerToItsProcessor) {
+  const std::vector<int> usable = ProcessorsOfThread();
+  ThreadPool pool(static_cast<int>(usable.size()));
+  std::vector<std::vector<int>> places(usable.size());
+  pool.Run([&](int id) { places[id] = ProcessorsOfThread(); });
+  for (const std::vector<int>& place : places) EXPECT_EQ(place, usable);
+  ASSERT_TRUE(pool.Pin().ok());
+  pool.Run([&](int id) { places[id] = ProcessorsOfThread(); });
+  EXPECT_EQ(places[0], usable);
+  for (size_t id = 1; id < places.size(); ++id) EXPECT_EQ(places[id], std::vector{usable[id]});
+}
+
+TEST(ThreadPool, PinsNoMoreWorkersThanProcessors) {
+  ThreadPool pool(AvailableProcessors() + 1);
+  const Status status = pool.Pin();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(MessageOf(status).find("at most one thread per processor"), std::string::npos);
+  pool.Run([&](int) { EXPECT_EQ(ProcessorsOfThread().size(), AvailableProcessors()); });
 }
 
 TEST(ShareOf, CoversEverythingOnceInSteps) {
