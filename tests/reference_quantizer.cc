@@ -22,7 +22,7 @@ double AsBf16(double x) { return RoundTo(x, 7, -126); }
 
 using Cell = double*;
 
-// One group that shares a scale; exact cells stay as they are.
+// One group that shares a scale; exact cells keep what their codes lose, as Bf16.
 void QuantizeGroup(const std::vector<Cell>& cells, const std::vector<bool>& exact, int bits) {
   double min = INFINITY, max = -INFINITY;
   for (size_t i = 0; i < cells.size(); ++i) {
@@ -32,14 +32,11 @@ void QuantizeGroup(const std::vector<Cell>& cells, const std::vector<bool>& exac
   }
   const int top = (1 << bits) - 1;
   const double scale = max > min ? AsF16((max - min) / top) : 1;
-  const double low = AsF16(min);
+  const double low = max >= min ? AsF16(min) : 0;
   for (size_t i = 0; i < cells.size(); ++i) {
-    if (exact[i]) {
-      *cells[i] = AsBf16(*cells[i]);
-      continue;
-    }
     const double code = std::clamp(std::nearbyint((*cells[i] - low) / scale), 0.0, double(top));
-    *cells[i] = low + code * scale;
+    const double value = low + code * scale;
+    *cells[i] = exact[i] ? value + AsBf16(*cells[i] - value) : value;
   }
 }
 
@@ -196,8 +193,9 @@ void EncodeKeys(const ReferenceQuantizer& q, int layer_idx, size_t head, const R
       double& x = keys[t][r];
       const bool stays =
           std::any_of(farthest.begin(), farthest.end(), [&](auto& f) { return f.second == &x; });
-      x = stays ? AsBf16(x)
-                : Nearest(books, quotient(r, x)) * books.ranges[head][r] + books.offsets[head][r];
+      const double value =
+          Nearest(books, quotient(r, x)) * books.ranges[head][r] + books.offsets[head][r];
+      x = stays ? value + AsBf16(x - value) : value;
     }
     if (q.keys_before_rope) {
       keys[t] = RotateRow(q.rope, q.rotary_dim, keys[t], static_cast<int>(t));
@@ -296,8 +294,8 @@ void EncodeValues(const ReferenceQuantizer& q, int layer_idx, const std::vector<
   const double range = AsF16((max - min) / 2), offset = AsF16((max + min) / 2);
   for (const Cell cell : token) {
     const bool stays = has_exact && (*cell <= low_end || *cell >= high_end);
-    *cell = stays ? AsBf16(*cell)
-                  : Nearest(q.codebooks[layer_idx], (*cell - offset) / range) * range + offset;
+    const double value = Nearest(q.codebooks[layer_idx], (*cell - offset) / range) * range + offset;
+    *cell = stays ? value + AsBf16(*cell - value) : value;
   }
 }
 

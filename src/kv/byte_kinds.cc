@@ -19,6 +19,7 @@ void AddRun(const PackedShape& s, int64_t n_blocks, bool owns_layer_record, Byte
   kinds->scales += n_blocks * (KeyTokenScaleBytes(s) + ValueTokenScaleBytes(s));
   kinds->scales += KeyChannelScaleBytes(s) + n_blocks * BlockScaleBytes(s);
   kinds->lowrank += n_blocks * 2 * FactorBytes(s) + KeySparseEndsOffset(s) - KeyBasisOffset(s);
+  kinds->exact += n_blocks * (KeyCountBytes(s) + ValueCountBytes(s));
   kinds->exact += RunRecordBytes(s) - KeySparseEndsOffset(s);
   kinds->padding += n_blocks * (PackedBlockObjectBytes(s) - PackedBlockBytes(s)) +
                     RunRecordObjectBytes(s) - RunRecordBytes(s);

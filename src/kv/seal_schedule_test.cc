@@ -124,8 +124,9 @@ TEST(ByteKinds, AddUpToWhatTheAllocatorHandsOut) {
   EXPECT_EQ(kinds.codes, 384 * 32 * (2 + 4) / 8);
   EXPECT_EQ(kinds.scales, 384 * 4 + 384 / 32 * 32 * 4);  // V per token, K per 32 tokens
   EXPECT_EQ(kinds.lowrank, 2 * 2 * 4 * (192 + 32) * 2);  // two runs, K and V, rank 4
-  EXPECT_EQ(kinds.exact,
-            2 * (32 * 18 * 4 + 3 * 4 + 192 * 2 * 4 + 3 * 4));  // 9 a side of 192, 1 of 32
+  // 9 a side of 192, 1 of 32, in 3 bytes; and 3 blocks whose lists end somewhere and whose 64
+  // tokens of K and 32 channels of V are counted.
+  EXPECT_EQ(kinds.exact, 2 * (32 * 18 * 3 + 192 * 2 * 3 + 3 * (4 + 4 + 64 + 32)));
   EXPECT_EQ(kinds.plain, 0);
   // Of the newer half, one run, both factors; of the older one none.
   layout.seal->repaired_share = 0.5;

@@ -188,15 +188,18 @@ struct SealedRuns {
     block_bytes = PackedBlockBytes(run);
     record = Filled(RunRecordBytes(run));
     layer_record = Filled(LayerRecordBytes(run));
-    if (run.key_outliers() > 0) {
-      Spread(run_blocks, 2 * run.key_outliers() * rank / run_blocks,
-             record.data() + KeySparseEndsOffset(run), record.data() + KeySparseOffset(run), rank);
+    if (run.n_key_entries() > 0) {
+      key_entries = static_cast<int>(run.n_key_entries() / run_blocks);
+      Spread(run_blocks, run.n_key_entries(), rank, record.data() + KeySparseEndsOffset(run),
+             record.data() + KeySparseOffset(run));
     }
-    if (run.value_outliers() > 0) {
-      Spread(run_blocks * kKvHeads, 2 * run.value_outliers() * kBlockSize / kKvHeads,
+    if (run.n_value_entries() > 0) {
+      value_entries = static_cast<int>(run.n_value_entries() / run_blocks / kKvHeads);
+      Spread(run_blocks * kKvHeads, run.n_value_entries(), kBlockSize,
              layer_record.data() + ValueSparseEndsOffset(run),
-             layer_record.data() + ValueSparseOffset(run), rank);
+             layer_record.data() + ValueSparseOffset(run));
     }
+    shape = run;
     for (int b = 0; b < n_blocks; b += run_blocks) {
       runs.push_back({.first_block = b,
                       .n_blocks = run_blocks,
@@ -218,19 +221,37 @@ struct SealedRuns {
     for (int64_t i = 0; i < n_bytes / 2; ++i) buffer.as<F16>()[i] = {0x2c00};
     return buffer;
   }
-  static void Spread(int n_lists, int n_entries, std::byte* ends, std::byte* entries, int rank) {
+  // n entries in lists of the same length; what is left over is in none.
+  static void Spread(int n_lists, int64_t n, int n_places, std::byte* ends,
+                     std::byte* differences) {
     Random random(3);
     for (int list = 0; list < n_lists; ++list) {
-      reinterpret_cast<uint32_t*>(ends)[list] = (list + 1) * n_entries;
-      for (int i = 0; i < n_entries; ++i) {
-        const int place = static_cast<int>(int64_t{i} * kBlockSize * rank / n_entries);
-        reinterpret_cast<SparseEntry*>(entries)[list * n_entries + i] = {
-            SparsePlace(place % kBlockSize, place / kBlockSize),
-            static_cast<uint16_t>(0x3f80 + random.Below(0x100))};
-      }
+      reinterpret_cast<uint32_t*>(ends)[list] = static_cast<uint32_t>((list + 1) * (n / n_lists));
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const auto difference = static_cast<uint16_t>(0x3f80 + random.Below(0x100));
+      std::memcpy(differences + 2 * i, &difference, sizeof(difference));
+      differences[2 * n + i] = static_cast<std::byte>(random.Below(n_places));
     }
   }
+  // Counts of the exact entries of one block, which fall on its lanes at random.
+  void PutCounts(Random* random, std::byte* block) const {
+    const auto put = [&](int n_entries, int n_lanes, int n_places, std::byte* counts) {
+      if (n_entries == 0) return;
+      std::memset(counts, 0, n_lanes);
+      for (int n = n_entries; n > 0;) {
+        const auto lane = random->Below(n_lanes);
+        if (std::to_integer<int>(counts[lane]) == n_places) continue;
+        counts[lane] = static_cast<std::byte>(std::to_integer<int>(counts[lane]) + 1);
+        --n;
+      }
+    };
+    put(key_entries, kBlockSize, shape.rank_k, block + KeyCountOffset(shape));
+    put(value_entries, shape.rank_v, kBlockSize, block + ValueCountOffset(shape));
+  }
 
+  PackedShape shape;
+  int key_entries = 0, value_entries = 0;  // of a block
   int64_t block_bytes;
   Buffer record, layer_record;
   std::vector<PackedRun> runs;
@@ -281,7 +302,11 @@ void BenchPacked(const Setup& setup) {
     const int n_sequences =
         static_cast<int>((kStreamedBytes + sequence_bytes - 1) / sequence_bytes);
     Heads heads(shape, kContext, n_sequences * kKvHeads, block_bytes, setup.pool);
-    if (!is_plain) heads.sealed = &sealed.head;
+    if (!is_plain) {
+      heads.sealed = &sealed.head;
+      Random random(4);
+      for (std::byte* block : heads.blocks) sealed.PutCounts(&random, block);
+    }
     for (int group : {1, 4, 8}) {
       const double seconds = TimeAttend(setup, heads, group, 1, 1) / n_sequences;
       if (is_plain) plain_seconds[group] = seconds;

@@ -47,11 +47,15 @@ struct PackedSideView {
   const float* model_scales = nullptr;
   int64_t factor = 0;          // A [lowrank][kBlockSize]
   const F16* basis = nullptr;  // B [lowrank][rank]
-  // Entries of block b end at ends[b * ends_step + ends_first] and begin where those before end.
-  const uint32_t* ends = nullptr;  // null: no exact entries
+  // Exact entries of block b end at ends[b * ends_step + ends_first] and begin where those before
+  // end.
+  const uint32_t* ends = nullptr;  // null: there are none
   int ends_step = 1;
   int ends_first = 0;
-  const SparseEntry* entries = nullptr;
+  const uint16_t* differences = nullptr;  // of all blocks, Bf16
+  const uint8_t* places = nullptr;
+  int64_t counts = 0;  // of lanes, in the block
+  bool has_wide_counts = false;
 };
 
 struct PackedRunView {
@@ -68,15 +72,8 @@ PackedRunView ViewRun(const AttendParams& params, const PackedRun& run);
 // with calls for ascending blocks.
 const PackedRun* FindRun(const PackedHead& head, int block, int* run_idx);
 
-// The exact entries of one side of block `block_idx` of its run.
-struct SparseRange {
-  const SparseEntry* begin;
-  const SparseEntry* end;
-};
-SparseRange SparseEntriesOf(const PackedSideView& side, int block_idx);
-
-// Adds what a block has beside its codes: puts exact entries in their places, adds the residual.
-// `values` are those of the codes, in the order of a plain F32 block.
+// Adds what a block has beside its codes: exact entries and the residual. `values` are those of the
+// codes, in the order of a plain F32 block.
 void RepairPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
                        float* values);
 

@@ -22,24 +22,30 @@
 namespace kvlathe {
 namespace {
 
-// Calls f with the bits of the lines to read and the rows of the tile as compile-time Index.
+// Calls f with the rows of a tile as a compile-time Index.
 template <typename F>
-KVL_INLINE void WithTileShape(int bits, int n_rows, const F& f) {
-  const auto with_rows = [&](auto rows) __attribute__((always_inline)) {
-    if (bits == kSplit) return f(Index<kSplit>{}, rows);
-    WithBits(
-        bits, [&](auto constant) __attribute__((always_inline)) { f(constant, rows); });
-  };
+KVL_INLINE void WithRows(int n_rows, const F& f) {
   switch (n_rows) {
     case 1:
-      return with_rows(Index<1>{});
+      return f(Index<1>{});
     case 2:
-      return with_rows(Index<2>{});
+      return f(Index<2>{});
     case 3:
-      return with_rows(Index<3>{});
+      return f(Index<3>{});
     default:
-      return with_rows(Index<4>{});
+      return f(Index<4>{});
   }
+}
+
+// The same with the bits of the lines to read.
+template <typename F>
+KVL_INLINE void WithTileShape(int bits, int n_rows, const F& f) {
+  WithRows(
+      n_rows, [&](auto rows) __attribute__((always_inline)) {
+        if (bits == kSplit) return f(Index<kSplit>{}, rows);
+        WithBits(
+            bits, [&](auto constant) __attribute__((always_inline)) { f(constant, rows); });
+      });
 }
 
 void AttendBlock(const Work& w, bool is_new_run) {
@@ -54,7 +60,7 @@ void AttendBlock(const Work& w, bool is_new_run) {
     ConvertTokenScales(w, run.k, w.s->key_scales);
   }
   for (int row = w.first_row; w.has_exact_sums(run.k) && row < n_rows; row += kTileRows) {
-    AddExactScores(w, row);
+    WithRows(Min(kTileRows, n_rows - row), [&](auto rows) { AddExactScores<rows.value>(w, row); });
   }
   if (!is_split) ConvertTokenScales(w, run.v, w.s->value_scales);
   ConvertFactor(w, run.k, w.s->key_factor);
@@ -76,9 +82,6 @@ void AttendBlock(const Work& w, bool is_new_run) {
 // o += the repairs of V of the run that ends.
 void EndRun(const Work& w) {
   const AttendParams& p = *w.panel->p;
-  for (int row = 0; w.has_exact_sums(w.run.v) && row < w.panel->n_rows; row += kTileRows) {
-    EndExactValues(w, row);
-  }
   for (int row = 0; row < w.panel->n_rows; ++row) {
     float* o = p.o + (w.panel->first_row + row) * p.o_stride;
     for (int f = 0; f < w.run.lowrank; ++f) {
@@ -98,12 +101,8 @@ void BeginRun(const PackedRun& run, Work* w) {
   const PackedSideView& k = w->run.k;
   w->token_groups = k.is_per_channel ? Max(1, kBlockSize / k.group) : 1;
   w->is_decoded = w->panel->n_rows >= kMinDecodedRows || w->panel->p->is_deterministic;
-  if (k.ends != nullptr) w->key_places = PlacesOfScales(k, w->token_groups);
-  if (w->run.v.ends != nullptr) w->value_places = PlacesOfScales(w->run.v, 1);
-  for (int row = 0; row < w->panel->n_rows; row += kTileRows) {
-    if (w->has_exact_sums(k)) PrepareExactScores(*w, row);
-    if (w->has_exact_sums(w->run.v)) ClearExactValues(*w, row);
-  }
+  if (w->is_decoded && k.ends != nullptr) w->key_places = PlacesOfScales(k, w->token_groups);
+  if (w->is_decoded && w->run.v.ends != nullptr) w->value_places = PlacesOfScales(w->run.v, 1);
   for (int row = 0; row < w->panel->n_rows; ++row) {
     for (int f = 0; f < w->run.lowrank; ++f) {
       __m512 sum = _mm512_setzero_ps();

@@ -114,10 +114,10 @@ PackedShape DrawShape(const Choices& choices, Input& input) {
   return shape;
 }
 
-// Makes lists of exact entries sound with what they say as far as it goes.
-template <typename RankOf>
-void MendLists(int64_t n_lists, int64_t n_entries, const RankOf& rank_of, std::byte* ends,
-               std::byte* entries) {
+// Makes lists of exact entries sound with what they say as far as it goes: n_entries that end in
+// order, with places below n_places behind their differences.
+void MendLists(int64_t n_lists, int64_t n_entries, int n_places, std::byte* ends,
+               std::byte* places) {
   if (n_entries == 0) return;
   uint32_t begin = 0;
   for (int64_t i = 0; i < n_lists; ++i) {
@@ -126,13 +126,36 @@ void MendLists(int64_t n_lists, int64_t n_entries, const RankOf& rank_of, std::b
     end = std::max(begin, end % static_cast<uint32_t>(n_entries + 1));
     if (i + 1 == n_lists) end = static_cast<uint32_t>(n_entries);
     std::memcpy(ends + 4 * i, &end, 4);
-    for (; begin < end; ++begin) {
-      SparseEntry entry;
-      std::memcpy(&entry, entries + begin * sizeof(entry), sizeof(entry));
-      entry.place = SparsePlace(entry.place % kBlockSize, (entry.place >> 6) % rank_of(i));
-      std::memcpy(entries + begin * sizeof(entry), &entry, sizeof(entry));
-    }
+    begin = end;
   }
+  for (int64_t i = 0; i < n_entries; ++i) {
+    places[i] = static_cast<std::byte>(std::to_integer<int>(places[i]) % n_places);
+  }
+}
+
+// Makes the counts of n_lanes add up to n_entries, if that many fit: each is what it says or what
+// is left, and then the first lanes take the rest.
+void MendCounts(int64_t n_entries, int n_lanes, int n_places, std::byte* counts) {
+  int64_t n_left = n_entries;
+  for (int lane = 0; lane < n_lanes; ++lane) {
+    const int64_t count = std::to_integer<int>(counts[lane]) % (n_places + 1);
+    counts[lane] = static_cast<std::byte>(std::min(count, n_left));
+    n_left -= std::min(count, n_left);
+  }
+  for (int lane = 0; lane < n_lanes; ++lane) {
+    const int64_t count = std::to_integer<int>(counts[lane]);
+    const int64_t more = std::min(n_left, n_places - count);
+    counts[lane] = static_cast<std::byte>(count + more);
+    n_left -= more;
+  }
+}
+
+// Of list `list`.
+int64_t EntriesOf(const std::byte* ends, int64_t list) {
+  uint32_t begin = 0, end = 0;
+  if (list > 0) std::memcpy(&begin, ends + 4 * (list - 1), 4);
+  std::memcpy(&end, ends + 4 * list, 4);
+  return int64_t{end} - begin;
 }
 
 // What belongs to the model, and so is not hostile.
@@ -191,33 +214,47 @@ class HostileHead {
   std::byte* Keep(std::vector<std::byte> bytes) {
     return objects_.emplace_back(std::move(bytes)).data();
   }
-  void AddBlock(int64_t n_bytes, Input& input) { blocks_.push_back(Keep(input.Bytes(n_bytes))); }
+  std::byte* AddBlock(int64_t n_bytes, Input& input) {
+    std::byte* const block = Keep(input.Bytes(n_bytes));
+    blocks_.push_back(block);
+    return block;
+  }
 
   void AddRun(const PackedShape& shape, Input& input) {
     // Records first: they are what a reader follows.
     std::byte* const record = Keep(input.Bytes(RunRecordBytes(shape)));
     std::byte* const layer_record = Keep(input.Bytes(LayerRecordBytes(shape)));
-    const int both_ranks[] = {kOtherRank, shape.rank_v};
-    const int* const ranks_v = both_ranks + (shape.n_kv_heads == 1 ? 1 : 0);
+    const int64_t n_value_lists = int64_t{shape.n_blocks} * shape.n_kv_heads;
     if (mends_lists_) {
-      MendLists(
-          shape.n_blocks, shape.n_key_entries(), [&](int64_t) { return shape.rank_k; },
-          record + KeySparseEndsOffset(shape), record + KeySparseOffset(shape));
-      MendLists(
-          int64_t{shape.n_blocks} * shape.n_kv_heads,
-          int64_t{2} * shape.value_outliers() * shape.n_tokens(),
-          [&](int64_t i) { return ranks_v[i % shape.n_kv_heads]; },
-          layer_record + ValueSparseEndsOffset(shape), layer_record + ValueSparseOffset(shape));
+      MendLists(shape.n_blocks, shape.n_key_entries(), shape.rank_k,
+                record + KeySparseEndsOffset(shape), record + KeyPlacesOffset(shape));
+      MendLists(n_value_lists, shape.n_value_entries(), kBlockSize,
+                layer_record + ValueSparseEndsOffset(shape),
+                layer_record + ValuePlacesOffset(shape));
     }
-    is_sound_ = is_sound_ && IsSoundRunRecord(shape, record) &&
-                IsSoundLayerRecord(shape, {ranks_v, size_t(shape.n_kv_heads)}, layer_record);
+    const bool has_sound_records =
+        IsSoundRunRecord(shape, record) && IsSoundLayerRecord(shape, layer_record);
+    is_sound_ = is_sound_ && has_sound_records;
     runs_.push_back({.first_block = n_blocks(),
                      .n_blocks = shape.n_blocks,
                      .is_prompt = shape.is_prompt,
                      .is_repaired = shape.is_repaired,
                      .record = record,
                      .layer_record = layer_record});
-    for (int b = 0; b < shape.n_blocks; ++b) AddBlock(PackedBlockBytes(shape), input);
+    const int head_idx = shape.n_kv_heads - 1;
+    for (int b = 0; b < shape.n_blocks; ++b) {
+      std::byte* const block = AddBlock(PackedBlockBytes(shape), input);
+      if (mends_lists_ && shape.n_key_entries() > 0) {
+        MendCounts(EntriesOf(record + KeySparseEndsOffset(shape), b), kBlockSize, shape.rank_k,
+                   block + KeyCountOffset(shape));
+      }
+      if (mends_lists_ && shape.n_value_entries() > 0) {
+        MendCounts(EntriesOf(layer_record + ValueSparseEndsOffset(shape),
+                             int64_t{b} * shape.n_kv_heads + head_idx),
+                   shape.rank_v, kBlockSize, block + ValueCountOffset(shape));
+      }
+      is_sound_ = is_sound_ && HasSoundCounts(shape, head_idx, {record, layer_record}, b, block);
+    }
   }
 
   PackedShape shape_;

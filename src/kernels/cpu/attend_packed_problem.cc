@@ -28,25 +28,6 @@ int CodeAt(const TestRecord& block, int64_t side_begin, int bits, bool is_symmet
   return code;
 }
 
-// Puts there the code that belongs to an exact entry: the middle one.
-void PutExactCode(TestRecord& block, int64_t side_begin, const PackedSide& side, int64_t group,
-                  int line, int w) {
-  const int64_t begin = GroupBegin(side_begin, side.bits, group);
-  std::byte* bytes = block.data() + begin;
-  if (side.bits == 8) {
-    bytes[w / 8 * 16 + line * 8 + w % 8] = std::byte(side.is_symmetric ? 0 : 128);
-    return;
-  }
-  // The highest bit of the code is set, the others are not.
-  for (int bit = 0; bit < (side.bits == 3 ? 2 : side.bits); ++bit) {
-    const int at = side.bits == 3 ? 2 * line + bit : side.bits * line + bit;
-    std::byte& byte = bytes[2 * w + at / 8];
-    byte &= ~(std::byte{1} << at % 8);
-    if (bit == side.bits - 1) byte |= std::byte{1} << at % 8;
-  }
-  if (side.bits == 3) bytes[64 + 4 * line + w / 8] |= std::byte{1} << w % 8;
-}
-
 int LinesOf(int bits) { return bits == 2 || bits == 3 ? 8 : bits == 4 ? 4 : 2; }
 
 int GroupCount(int n, int group) { return group == 0 ? 1 : (n + group - 1) / group; }
@@ -58,53 +39,69 @@ double Centre(const PackedSide& side) {
 
 void SetCode(TestMatrix& m, int64_t at, int code, const TestScale& s, const PackedSide& side,
              bool rounds) {
-  const double from_centre = std::abs(s.scale * (code - Centre(side)));
+  const double from_centre = s.scale * (code - Centre(side));
   m.values[at] = code * s.scale + s.minimum;
-  m.rounded[at] = rounds ? from_centre : 0;
-  m.parts[at] = from_centre + std::abs(s.minimum + s.scale * Centre(side));
+  m.centred[at] = from_centre;
+  m.rounded[at] = rounds ? std::abs(from_centre) : 0;
+  m.parts[at] = std::abs(from_centre) + std::abs(s.minimum + s.scale * Centre(side));
 }
 
-// A value that is kept exactly. Kernels may hold it as a code, and then both this and what it is
-// multiplied with are rounded.
-void SetExact(TestMatrix& m, int64_t at, Bf16 x, double middle) {
-  m.values[at] = ToFloat(x);
-  m.rounded[at] = std::abs(ToFloat(x) - middle) * 1.5;
-  m.parts[at] = std::abs(ToFloat(x) - middle) + std::abs(middle);
+// What an exact entry adds. Kernels may add it to the code, and then what comes out and what it is
+// multiplied with are rounded, or round what either is multiplied with.
+void AddExact(TestMatrix& m, int64_t at, Bf16 difference) {
+  const double size = std::abs(ToFloat(difference));
+  m.values[at] += ToFloat(difference);
+  m.rounded[at] =
+      std::max(m.rounded[at] + size, 1.5 * std::abs(m.centred[at] + ToFloat(difference)));
+  m.parts[at] += size;
 }
 
-Bf16 RandomExact(Random& random) { return ToBf16(static_cast<float>(3 * random.Normal())); }
+Bf16 RandomDifference(Random& random) { return ToBf16(static_cast<float>(3 * random.Normal())); }
 
-// `n` distinct numbers below `bound`, ascending.
-std::vector<int> Choose(int n, int bound, Random& random) {
+// `n` distinct numbers below `bound`, ascending. `packs`: the first ones.
+std::vector<int> Choose(int n, int bound, bool packs, Random& random) {
   std::vector<int> all(bound);
   std::iota(all.begin(), all.end(), 0);
-  for (int i = 0; i < n; ++i) std::swap(all[i], all[i + random.Below(bound - i)]);
+  for (int i = 0; i < n && !packs; ++i) std::swap(all[i], all[i + random.Below(bound - i)]);
   all.resize(n);
   std::sort(all.begin(), all.end());
   return all;
 }
 
-// Exact entries of one list: places with their values, in the order of places.
-struct PlacedValues {
-  std::vector<std::pair<int, Bf16>> values;
-  void Sort() {
-    std::sort(values.begin(), values.end(),
-              [](const auto& a, const auto& b) { return a.first < b.first; });
-  }
-};
+// The exact entries of a side of a block: of each lane places, ascending, with their differences.
+using Lanes = std::vector<std::vector<std::pair<int, Bf16>>>;
 
-void PutLists(TestRecord& to, int64_t offset, std::vector<PlacedValues>& lists) {
-  int64_t at = offset + 4 * static_cast<int64_t>(lists.size());
-  uint32_t end = 0;
+// Lists of all sides: where they end, the differences of all, the places of all.
+void PutLists(TestRecord& to, int64_t offset, const std::vector<Lanes>& lists) {
+  std::vector<std::pair<int, Bf16>> entries;
   for (size_t i = 0; i < lists.size(); ++i) {
-    lists[i].Sort();
-    for (const auto& [place, value] : lists[i].values) {
-      to.PutU16(at, static_cast<uint16_t>(place));
-      to.PutU16(at + 2, value.bits);
-      at += 4;
-      ++end;
+    for (size_t lane_begin = 0; lane_begin < lists[i].size(); lane_begin += 16) {
+      for (size_t first = 0; first < 256; first += 2) {
+        for (size_t lane = lane_begin; lane < lane_begin + 16; ++lane) {
+          const auto& of_lane = lists[i][lane];
+          if (first < of_lane.size()) entries.push_back(of_lane[first]);
+          if (first + 1 < of_lane.size()) entries.push_back(of_lane[first + 1]);
+        }
+      }
     }
-    to.PutU32(offset + 4 * static_cast<int64_t>(i), end);
+    to.PutU32(offset + 4 * static_cast<int64_t>(i), static_cast<uint32_t>(entries.size()));
+  }
+  const int64_t differences = offset + 4 * static_cast<int64_t>(lists.size());
+  const int64_t places = differences + 2 * std::ssize(entries);
+  for (int64_t i = 0; i < std::ssize(entries); ++i) {
+    to.PutU16(differences + 2 * i, entries[i].second.bits);
+    to.PutU8(places + i, static_cast<uint8_t>(entries[i].first));
+  }
+}
+
+void PutCounts(TestRecord& block, int64_t offset, bool is_wide, const Lanes& lanes) {
+  for (const auto& lane : lanes) {
+    if (is_wide) {
+      block.PutU16(offset, static_cast<uint16_t>(lane.size()));
+    } else {
+      block.PutU8(offset, static_cast<uint8_t>(lane.size()));
+    }
+    offset += is_wide ? 2 : 1;
   }
 }
 
@@ -128,10 +125,10 @@ std::string PackedCase::Describe() const {
   };
   std::string text = fmt::format(
       "k: {}, v: {}, lowrank {}/{} sparse {} ranks {}/{} hidden {} plain {} tokens {} gqa {} "
-      "begin {} unseen {} past_end {} window {} runs",
+      "begin {} unseen {} past_end {} window {} packs {} runs",
       side(format.k), side(format.v), format.prompt_rank, format.decode_rank, format.sparse_share,
       rank_k, rank_v, hidden_blocks, n_plain, n_tokens, gqa_group, kv_begin, unseen, past_end,
-      window);
+      window, packs_exact);
   for (const RunSpec& run : runs) {
     text += fmt::format(" {}{}{}", run.n_blocks, run.is_prompt, run.is_repaired);
   }
@@ -214,17 +211,20 @@ void PackedProblem::AddRun(const RunSpec& spec, int first_block) {
     run.k_factor += GroupCount(c.rank_v, vs.group) * v_parts * token_scales;
   }
   run.v_factor = run.k_factor + run.lowrank * token_scales;
+  run.k_counts = run.v_factor + run.lowrank * token_scales;
+  const int key_outliers = static_cast<int>(run.n_tokens * c.format.sparse_share / 2);
+  const int value_outliers = static_cast<int>(LayerRank() * c.format.sparse_share / 2);
+  run.v_counts = run.k_counts + (key_outliers == 0 ? 0 : c.rank_k == 256 ? 128 : 64);
+  const int64_t block_bytes = run.v_counts + (value_outliers == 0 ? 0 : c.rank_v);
   for (int b = 0; b < spec.n_blocks; ++b) {
     run.blocks.push_back(static_cast<int>(memory.size()));
-    TestRecord& block = NewBytes(run.v_factor + run.lowrank * token_scales);
+    TestRecord& block = NewBytes(block_bytes);
     for (int64_t i = 0; i < run.k_scales; ++i) {
       // Symmetric codes have no -128.
       block.data()[i] = std::byte(random.Below(255) + 129);
     }
     if (first_block + b >= 0) blocks.push_back(block.data());
   }
-  const int key_outliers = static_cast<int>(run.n_tokens * c.format.sparse_share / 2);
-  const int value_outliers = static_cast<int>(LayerRank() * c.format.sparse_share / 2);
   int64_t record_bytes = 0;
   if (ks.sharing == ScaleSharing::kChannel) {
     record_bytes += GroupCount(run.n_tokens, ks.group) * 2 * c.rank_k * 2;
@@ -233,19 +233,17 @@ void PackedProblem::AddRun(const RunSpec& spec, int first_block) {
   record_bytes += run.lowrank * (c.rank_k + c.rank_v) * 2;
   const int64_t key_sparse = record_bytes;
   if (key_outliers > 0) {
-    record_bytes += 4 * spec.n_blocks + int64_t{2} * key_outliers * c.rank_k * 4;
+    record_bytes += 4 * spec.n_blocks + int64_t{2} * key_outliers * c.rank_k * 3;
   }
   int64_t layer_bytes = vs.sharing == ScaleSharing::kTokenLayer ? 2 * 2 * run.n_tokens : 0;
   const int64_t value_sparse = layer_bytes;
   if (value_outliers > 0) {
-    layer_bytes += 4 * 3 * spec.n_blocks + int64_t{2} * value_outliers * run.n_tokens * 4;
+    layer_bytes += 4 * 3 * spec.n_blocks + int64_t{2} * value_outliers * run.n_tokens * 3;
   }
   run.record = static_cast<int>(memory.size());
   NewBytes(record_bytes);
   run.layer_record = static_cast<int>(memory.size());
   NewBytes(layer_bytes);
-  k_middles_.assign(run.n_tokens, std::vector<double>(c.rank_k));
-  v_middles_.assign(run.n_tokens, std::vector<double>(c.rank_v));
   PutKeyCodes(run);
   PutValueCodes(run);
   if (key_outliers > 0) PutKeyOutliers(run, key_sparse);
@@ -282,7 +280,6 @@ void PackedProblem::PutKeyCodes(RunMemory& run) {
     for (int r = 0; r < c.rank_k; ++r) {
       const int g = side.group == 0 ? 0 : (is_per_channel ? t : r) / side.group;
       const TestScale& s = scales[g][is_per_channel ? r : t];
-      k_middles_[t][r] = s.minimum + Centre(side) * s.scale;
       if (run.first_entry + t < 0) continue;
       SetCode(k, k.At(run.first_entry + t, r), KeyCode(memory[run.blocks[t / 64]], side, t % 64, r),
               s, side, is_per_channel && !c.has_exact_scales);
@@ -306,7 +303,6 @@ void PackedProblem::PutValueCodes(RunMemory& run) {
     }
     for (int r = 0; r < c.rank_v; ++r) {
       const TestScale& s = scales[is_of_layer || side.group == 0 ? 0 : r / side.group];
-      v_middles_[t][r] = s.minimum + Centre(side) * s.scale;
       if (run.first_entry + t < 0) continue;
       SetCode(v, v.At(run.first_entry + t, r),
               ValueCode(block, run.v_begin, side, c.rank_v, t % 64, r), s, side, true);
@@ -316,41 +312,42 @@ void PackedProblem::PutValueCodes(RunMemory& run) {
 
 void PackedProblem::PutKeyOutliers(RunMemory& run, int64_t offset) {
   const int n = 2 * static_cast<int>(run.n_tokens * c.format.sparse_share / 2);
-  std::vector<PlacedValues> lists(run.spec->n_blocks);
+  std::vector<Lanes> lists(run.spec->n_blocks, Lanes(64));
   for (int r = 0; r < c.rank_k; ++r) {
-    for (int t : Choose(n, run.n_tokens, random)) {
-      const Bf16 x = RandomExact(random);
-      lists[t / 64].values.push_back({t % 64 + 64 * r, x});
-      const int line = 4 * (r / 2) + t % 64 / 16, n_lines = LinesOf(c.format.k.bits);
-      PutExactCode(memory[run.blocks[t / 64]], 0, c.format.k, line / n_lines, line % n_lines,
-                   t % 16 * 2 + r % 2);
-      if (run.first_entry + t < 0) continue;
-      SetExact(k, k.At(run.first_entry + t, r), x, k_middles_[t][r]);
+    for (int t : Choose(n, run.n_tokens, c.packs_exact, random)) {
+      const Bf16 x = RandomDifference(random);
+      lists[t / 64][t % 64].push_back({r, x});
+      if (run.first_entry + t >= 0) AddExact(k, k.At(run.first_entry + t, r), x);
     }
+  }
+  for (int b = 0; b < run.spec->n_blocks; ++b) {
+    PutCounts(memory[run.blocks[b]], run.k_counts, c.rank_k == 256, lists[b]);
   }
   PutLists(memory[run.record], offset, lists);
 }
 
 void PackedProblem::PutValueOutliers(RunMemory& run, int64_t offset) {
   const int n = 2 * static_cast<int>(LayerRank() * c.format.sparse_share / 2);
-  std::vector<PlacedValues> lists(run.spec->n_blocks * 3);
+  std::vector<Lanes> lists(run.spec->n_blocks * 3);
+  for (size_t i = 0; i < lists.size(); ++i) lists[i].resize(i % 3 == 1 ? c.rank_v : c.other_rank_v);
   for (int t = 0; t < run.n_tokens; ++t) {
-    for (int channel : Choose(n, LayerRank(), random)) {
+    // Packed: those of the head at work, where it has so many.
+    for (int chosen : Choose(n, LayerRank(), c.packs_exact, random)) {
+      const int channel = c.packs_exact ? (chosen + c.other_rank_v) % LayerRank() : chosen;
       int owner = 0, r = channel;
       for (int width : {c.other_rank_v, c.rank_v}) {
         if (r < width) break;
         r -= width;
         ++owner;
       }
-      const Bf16 x = RandomExact(random);
-      lists[t / 64 * 3 + owner].values.push_back({t % 64 + 64 * r, x});
-      if (owner != 1) continue;
-      const int pair = t % 64 / 2, n_lines = LinesOf(c.format.v.bits);
-      PutExactCode(memory[run.blocks[t / 64]], run.v_begin, c.format.v,
-                   pair / n_lines * (c.rank_v / 16) + r / 16, pair % n_lines, r % 16 * 2 + t % 2);
-      if (run.first_entry + t < 0) continue;
-      SetExact(v, v.At(run.first_entry + t, r), x, v_middles_[t][r]);
+      const Bf16 x = RandomDifference(random);
+      lists[t / 64 * 3 + owner][r].push_back({t % 64, x});
+      if (owner != 1 || run.first_entry + t < 0) continue;
+      AddExact(v, v.At(run.first_entry + t, r), x);
     }
+  }
+  for (int b = 0; b < run.spec->n_blocks; ++b) {
+    PutCounts(memory[run.blocks[b]], run.v_counts, false, lists[b * 3 + 1]);
   }
   PutLists(memory[run.layer_record], offset, lists);
 }

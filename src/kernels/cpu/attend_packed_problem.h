@@ -33,6 +33,7 @@ struct PackedCase {
   int window = kNoWindow;
   int other_rank_v = 48;          // of the head before this one and of the head behind it
   bool has_exact_scales = false;  // powers of two: q * scale needs no rounding
+  bool packs_exact = false;  // exact entries into the first tokens of K, the first channels of V
 
   std::string Describe() const;
 };
@@ -40,11 +41,12 @@ struct PackedCase {
 // What a side of the entries holds, and the scales of its errors.
 struct TestMatrix {
   TestMatrix(int64_t n, int rank)
-      : width(rank), values(n * rank), rounded(n * rank), parts(n * rank) {}
+      : width(rank), values(n * rank), centred(n * rank), rounded(n * rank), parts(n * rank) {}
   int64_t At(int64_t row, int r) const { return row * width + r; }
 
   int width;
   std::vector<double> values;
+  std::vector<double> centred;  // of a code, without the middle of the codes
   std::vector<double> rounded;  // what a rounding to Bf16 acts on
   std::vector<double> parts;    // sum of the magnitudes that add up to the value
 };
@@ -57,6 +59,7 @@ class TestRecord {
   }
   std::byte* data() { return buffer_.data(); }
   int64_t n_bytes() const { return n_; }
+  void PutU8(int64_t offset, uint8_t x) { Put(offset, x); }
   void PutU16(int64_t offset, uint16_t x) { Put(offset, x); }
   void PutU32(int64_t offset, uint32_t x) { Put(offset, x); }
   // Stores x as F16 and returns what was stored.
@@ -120,7 +123,8 @@ class PackedProblem {
     int64_t first_entry;      // of the matrices; hidden entries are negative
     std::vector<int> blocks;  // indices into memory
     int record = -1, layer_record = -1;
-    int64_t v_begin, k_scales, v_scales, k_factor, v_factor;  // in the block
+    // In the block.
+    int64_t v_begin, k_scales, v_scales, k_factor, v_factor, k_counts, v_counts;
     int lowrank, n_tokens;
   };
 
@@ -132,8 +136,6 @@ class PackedProblem {
   void PutFactors(RunMemory& run, int64_t record_offset);
   void PutFactor(RunMemory& run, TestMatrix& m, int64_t factor, int64_t basis);
   void AddPlainBlocks();
-
-  std::vector<std::vector<double>> k_middles_, v_middles_;  // of the run at work, [token][channel]
 };
 
 }  // namespace kvlathe

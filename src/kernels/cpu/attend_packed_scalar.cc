@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "kernels/cpu/attend_packed.h"
+#include "kernels/cpu/exact_entries.h"
 #include "kernels/cpu/unit_codes.h"
 
 namespace kvlathe {
@@ -62,7 +63,10 @@ PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const Pa
   if (shape.lowrank() > 0) view.basis = At<F16>(run.record, KeyBasisOffset(shape));
   if (shape.n_key_entries() > 0) {
     view.ends = At<uint32_t>(run.record, KeySparseEndsOffset(shape));
-    view.entries = At<SparseEntry>(run.record, KeySparseOffset(shape));
+    view.differences = At<uint16_t>(run.record, KeySparseOffset(shape));
+    view.places = At<uint8_t>(run.record, KeyPlacesOffset(shape));
+    view.counts = KeyCountOffset(shape);
+    view.has_wide_counts = HasWideKeyCounts(shape);
   }
   return view;
 }
@@ -86,7 +90,9 @@ PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, const 
     view.ends = At<uint32_t>(run.layer_record, ValueSparseEndsOffset(shape));
     view.ends_step = shape.n_kv_heads;
     view.ends_first = head.kv_head_idx;
-    view.entries = At<SparseEntry>(run.layer_record, ValueSparseOffset(shape));
+    view.differences = At<uint16_t>(run.layer_record, ValueSparseOffset(shape));
+    view.places = At<uint8_t>(run.layer_record, ValuePlacesOffset(shape));
+    view.counts = ValueCountOffset(shape);
   }
   return view;
 }
@@ -263,12 +269,9 @@ void DecodeSide(const PackedSideView& side, const std::byte* block, int block_id
 template <bool kIsKey>
 void RepairSide(const PackedSideView& side, int lowrank, const std::byte* block, int block_idx,
                 float* values) {
-  const SparseRange exact = SparseEntriesOf(side, block_idx);
-  for (const SparseEntry* entry = exact.begin; entry != exact.end; ++entry) {
-    const int t = entry->place % kBlockSize, r = entry->place / kBlockSize;
-    ForEach<kIsKey>({t, t + 1}, {r, r + 1}, side.rank,
-                    [&](int, int, int64_t at) { values[at] = ToFloat(Bf16{entry->value}); });
-  }
+  ForEachExactEntry<kIsKey>(side, block, block_idx, [&](int t, int r, float difference) {
+    values[kIsKey ? KeyOffset(t, r) : ValueOffset({.rank_v = side.rank}, t, r)] += difference;
+  });
   for (int i = 0; i < lowrank; ++i) {
     float a[kBlockSize], b[kMaxRank];
     ConvertToFloat(DType::kF16, At<F16>(block, side.factor) + i * kBlockSize, kBlockSize, a);
@@ -324,12 +327,6 @@ const PackedRun* FindRun(const PackedHead& head, int block, int* run_idx) {
     ++*run_idx;
   }
   return head.open.n_blocks > 0 ? &head.open : nullptr;
-}
-
-SparseRange SparseEntriesOf(const PackedSideView& side, int block_idx) {
-  if (side.ends == nullptr) return {nullptr, nullptr};
-  const int64_t i = int64_t{block_idx} * side.ends_step + side.ends_first;
-  return {side.entries + (i == 0 ? 0 : side.ends[i - 1]), side.entries + side.ends[i]};
 }
 
 void RepairPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx,

@@ -343,6 +343,34 @@ TEST(AttendPacked, RandomCases) {
   }
 }
 
+// Many entries in few lanes and few in many, of every rank and number of rows: rounds that only
+// some lanes of a vector take part in, a token all of whose channels are exact, tables of every
+// size.
+TEST(AttendPacked, ExactEntriesInAnyLanes) {
+  int i = 0;
+  for (int rank : {16, 48, 80, 96, 128, 144, 256}) {
+    for (double share : {0.02, 0.1, 0.9}) {
+      for (bool packs : {false, true}) {
+        PackedCase c;
+        c.format = {.k = i % 2 == 0 ? Channel(2, 64) : Token(4, 32),
+                    .v = i % 3 == 0 ? TokenLayer(4) : Token(2, 64),
+                    .prompt_rank = i % 4,
+                    .decode_rank = 2,
+                    .sparse_share = share};
+        c.rank_k = rank;
+        c.rank_v = i % 5 == 0 ? 272 - rank : rank;
+        c.other_rank_v = 16;
+        c.runs = {{1, true}, {3, true}, {1, false}};
+        c.hidden_blocks = i % 2;
+        c.packs_exact = packs;
+        c.gqa_group = std::vector{1, 2, 3, 4, 7, 12}[i % 6];
+        CheckAllSets(c, i++);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 // Weights differ by hundreds of powers of e, and the maximum moves with most blocks: what was kept
 // apart of o (minima, factors) has to shrink with it.
 TEST(AttendPacked, LargeScoresRescale) {

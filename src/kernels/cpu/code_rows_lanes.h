@@ -326,8 +326,8 @@ void AddLowRankScores(const CodeBlock& block, const QueryRows<kRows>& rows, floa
   }
 }
 
-// --- Exact entries: their differences from the values of the codes at their places, for four rows
-// at a time, which lie beside each other meanwhile. ---
+// --- Exact entries: their differences from the values of the codes, for four rows at a time, which
+// lie beside each other meanwhile. ---
 
 using RowTile = float[4];
 
@@ -356,32 +356,23 @@ KVL_LANES void AddToRows(const RowTile* from, int n, float* rows, int64_t stride
 
 // Adds the difference times from[token or channel] to to[channel or token] of each entry.
 template <bool kIsKey>
-void AddDifferences(const PackedSideView& side, SparseRange exact, const ScaleTable& table,
-                    const RowTile* from, RowTile* to) {
-  const float number = side.bits == 8 ? 0 : static_cast<float>(1 << (side.bits - 1));
-  for (const SparseEntry* entry = exact.begin; entry != exact.end; ++entry) {
-    const int token = entry->place % kBlockSize, channel = entry->place / kBlockSize;
-    const int at =
-        side.is_per_channel ? table.begin[token / 16] + channel : table.begin[channel / 16] + token;
-    const uint32_t bits = uint32_t{entry->value} << 16;
-    float value;
-    __builtin_memcpy(&value, &bits, sizeof(value));
-    const float difference = value - (number * table.scales[at] + table.minima[at]);
-    float* sums = to[kIsKey ? token : channel];
-    const __m128 weights = _mm_load_ps(from[kIsKey ? channel : token]);
-    _mm_store_ps(sums, _mm_fmadd_ps(_mm_set1_ps(difference), weights, _mm_load_ps(sums)));
-  }
+void AddDifferences(const CodeBlock& block, const PackedSideView& side, const RowTile* from,
+                    RowTile* to) {
+  ForEachExactEntry<kIsKey>(
+      side, block.bytes, block.block_idx, [&](int token, int channel, float difference) KVL_PART {
+        float* sums = to[kIsKey ? token : channel];
+        const __m128 weights = _mm_load_ps(from[kIsKey ? channel : token]);
+        _mm_store_ps(sums, _mm_fmadd_ps(_mm_set1_ps(difference), weights, _mm_load_ps(sums)));
+      });
 }
 
 template <int kRows>
-void AddExactScores(const CodeBlock& block, const ScaleTable& table, const QueryRows<kRows>& rows,
-                    float* scores) {
+void AddExactScores(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
-  const SparseRange exact = SparseEntriesOf(side, block.block_idx);
-  if (exact.begin == exact.end) return;
+  if (side.ends == nullptr) return;
   alignas(16) RowTile q[kMaxRank], sums[kBlockSize] = {};
   GatherRows<kRows>(rows.q, rows.stride, side.rank, q);
-  AddDifferences<true>(side, exact, table, q, sums);
+  AddDifferences<true>(block, side, q, sums);
   AddToRows<kRows>(sums, kBlockSize, scores, kBlockSize);
 }
 
@@ -398,7 +389,7 @@ void ScoreCodes(const CodeBlock& block, const QueryRows<kRows>& rows, float* sco
     } else {
       ScoreByToken(block, table, rows, scores);
     }
-    AddExactScores(block, table, rows, scores);
+    AddExactScores(block, rows, scores);
   }
   AddLowRankScores(block, rows, scores);
 }
@@ -502,13 +493,12 @@ void AddLowRankValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
 }
 
 template <int kRows>
-void AddExactValues(const CodeBlock& block, const ScaleTable& table, const ValueRows<kRows>& rows) {
+void AddExactValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
   const PackedSideView& side = block.run->v;
-  const SparseRange exact = SparseEntriesOf(side, block.block_idx);
-  if (exact.begin == exact.end) return;
+  if (side.ends == nullptr) return;
   alignas(16) RowTile probs[kBlockSize], sums[kMaxRank] = {};
   GatherRows<kRows>(rows.probs, kBlockSize, kBlockSize, probs);
-  AddDifferences<false>(side, exact, table, probs, sums);
+  AddDifferences<false>(block, side, probs, sums);
   AddToRows<kRows>(sums, side.rank, rows.o, rows.o_stride);
 }
 
@@ -521,7 +511,7 @@ void AddCodeValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
     ScaleTable table;
     ReadNumberScales(side, block.bytes, block.block_idx, &table);
     AddScaledValues(block, table, rows);
-    AddExactValues(block, table, rows);
+    AddExactValues(block, rows);
   }
   AddLowRankValues(block, rows);
 }

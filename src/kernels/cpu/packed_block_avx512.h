@@ -9,6 +9,9 @@
 namespace kvlathe {
 namespace {
 
+// Of functions whose sums live in registers: every lambda in them must become part of them.
+#define KVL_FLATTEN __attribute__((flatten))
+
 constexpr int kTileRows = 4;
 constexpr int kBlockLines = kBlockSize / kLanes;
 constexpr int kMaxRank = 256;
@@ -18,35 +21,28 @@ constexpr int kMaxFetches = 128;
 constexpr int kRunsAhead = 2;
 // From this number of rows on, decoding once costs less than in each tile of 4.
 constexpr int kMinDecodedRows = 9;
-constexpr int kMaxExactTiles = (kMinDecodedRows - 1) / kTileRows;
-
-// A number of each row of a tile.
-using TileNumbers = float[kTileRows];
-
-// What exact entries add to the rows of a tile. The places of rows that are not there hold 0.
-struct ExactSums {
-  alignas(64) TileNumbers q[kMaxRank];
-  alignas(64) TileNumbers scores[kBlockSize];
-  alignas(64) TileNumbers probs[kBlockSize];
-  alignas(64) TileNumbers o[kMaxRank];  // of V, since the run began
-};
 
 // Lines to ask for; those before `next` were.
 struct FetchList {
   int next, n;
   const std::byte* lines[kMaxFetches + 8];  // written eight at a time
+
+  // Scores ask for a line with each pair of dimensions; values for what is then left, as at the
+  // start of a run.
+  KVL_INLINE void PrefetchNext() {
+    if (next < n) PrefetchLine(lines[next++]);
+  }
 };
 
 struct PackedScratch {
-  union {
-    alignas(64) uint16_t lines[kBlockSize * kMaxRank];  // a decoded side: K, then V
-    ExactSums exact[kMaxExactTiles];                    // of each tile where nothing is decoded
-  };
+  alignas(64) uint16_t lines[kBlockSize * kMaxRank];  // a decoded side: K, then V
   // q * scales of K per channel: of a row, or of (group of tokens in the block, row of the tile).
   alignas(64) uint16_t q[kPackedPanelRows][kMaxRank];
   alignas(64) float q_minima[kPackedPanelRows][kBlockLines];  // dots with minima, as q
   alignas(64) float q_sums[kPackedPanelRows][kMaxGroups];     // of q over groups of channels
   alignas(64) float q_basis[kPackedPanelRows][kMaxLowrank];   // dots with B of K
+  alignas(
+      64) float exact_scores[kMinDecodedRows - 1][kBlockSize];  // what exact entries add to them
   alignas(64) float probs[kPackedPanelRows][kBlockSize];
   alignas(64) uint16_t weights[kMaxGroups][kTileRows][kBlockSize];  // probabilities * scales
   // Scales in CodeUnits and middles (the values of number 0 in a line) of the block at work: K per
@@ -69,7 +65,6 @@ static_assert(4 * 2 * kMaxRank <= kMaxGroups * 2 * kBlockSize);
 struct ScalePlaces {
   int32_t group_offsets[kMaxGroups];  // of scales per token, by 16 channels
   int token_shift;                    // of scales per channel: log2 of the tokens of a group
-  int middles;                        // from a scale to its middle
 };
 
 // A panel at a block.
@@ -86,7 +81,7 @@ struct Work {
   int first_row;                         // of the panel, that sees anything of the block
   int token_groups;                      // of scales of K per channel in a block: 1, 2 or 4
   bool is_decoded;                       // both sides, with their exact entries
-  ScalePlaces key_places, value_places;  // of exact entries, where there are any
+  ScalePlaces key_places, value_places;  // of exact entries, where they go into decoded lines
 
   // Whether the exact entries of a side are added to the sums of tiles.
   bool has_exact_sums(const PackedSideView& side) const {

@@ -4,6 +4,7 @@
 // only; everything has internal linkage.
 #pragma once
 
+#include "kernels/cpu/exact_entries.h"
 #include "kernels/cpu/packed_block_avx512.h"
 
 namespace kvlathe {
@@ -43,8 +44,9 @@ KVL_INLINE void ListLines(const void* from, int64_t n_bytes, FetchList* list) {
 }
 
 inline void ListEntries(const PackedSideView& side, int block_idx, FetchList* list) {
-  const SparseRange range = SparseEntriesOf(side, block_idx);
-  ListLines(range.begin, (range.end - range.begin) * int64_t{sizeof(SparseEntry)}, list);
+  const ExactEntries entries = ExactEntriesOf(side, block_idx);
+  ListLines(entries.differences, int64_t{2} * entries.n, list);
+  ListLines(entries.places, entries.n, list);
 }
 
 // The lines of block `block_idx` of `run`, which lies at w.next.

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/attend_packed.h"
 #include "kernels/cpu/attend_range.h"
+#include "kernels/cpu/exact_entries.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/line_reader_lanes.h"
 
@@ -224,15 +225,10 @@ void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block,
       ExpandCodes<8, kKind>(side, codes, table, values);
       break;
   }
-  const SparseRange exact = SparseEntriesOf(side, block_idx);
-  for (const SparseEntry* entry = exact.begin; entry != exact.end; ++entry) {
-    const int token = entry->place % kBlockSize, channel = entry->place / kBlockSize;
-    const int64_t at = kKind == SideKind::kValue
-                           ? ValueOffset({.rank_v = side.rank}, token, channel)
-                           : KeyOffset(token, channel);
-    const uint32_t bits = uint32_t{entry->value} << 16;
-    __builtin_memcpy(values + at, &bits, sizeof(bits));
-  }
+  constexpr bool kIsKey = kKind != SideKind::kValue;
+  ForEachExactEntry<kIsKey>(side, block, block_idx, [&](int t, int r, float difference) {
+    values[kIsKey ? KeyOffset(t, r) : ValueOffset({.rank_v = side.rank}, t, r)] += difference;
+  });
   AddFactors<kKind>(side, lowrank, block, values);
 }
 

@@ -2,13 +2,19 @@
 //
 // A run is what is compressed together: n_blocks blocks of kBlockSize entries of every KV head of a
 // layer. It is held in three kinds of objects:
-//   block         of one head: codes of K and V, scales per token, factor A of the residual
+//   block         of one head: codes of K and V, scales per token, factor A of the residual, counts
+//                 of exact entries
 //   run record    of one head: scales per channel, factor B, exact entries of K
 //   layer record  of all heads: scales per token over all heads, exact entries of V
-// Scales and minima are F16, factors F16, exact entries Bf16. A value is code * scale + min, or
-// centroid * scale + min where codes index a codebook of the model (codebook.h); an exact entry
-// replaces it. Without codebooks the code at its place is CodeOfExact: readers may add what the
-// entry differs from that code's value, which they know without looking the code up.
+// Scales and minima are F16, factors F16. A value is code * scale + min, or centroid * scale + min
+// where codes index a codebook of the model (codebook.h). An exact entry adds to it what the value
+// differed from the stored one, rounded to Bf16.
+//
+// Exact entries lie in lanes: those of a token of K, those of a channel of V. Places in a lane are
+// channels of K and tokens of V, and the block counts the entries of each lane. Their order is that
+// in which vectors of 16 lanes add two of each lane at a time, as a dot of pairs: by 16 lanes;
+// then by rounds, round r having the entries 2 r and 2 r + 1 of the lanes that have so many; then
+// by lane; then by place.
 //
 // Codes keep the lines of a plain block (block_layout.h): a line is 32 codes, 16 tokens x 2
 // dimensions of K or 16 dimensions x 2 tokens of V. Lines are packed in groups of
@@ -30,7 +36,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <span>
 
 #include "kernels/cpu/block_layout.h"
 
@@ -120,21 +125,13 @@ struct PackedShape {
     const int64_t n = int64_t{n_tokens()} * rank_k;
     return std::min(n / 2, static_cast<int64_t>(static_cast<double>(n) * format.sparse_share));
   }
+  // All exact entries of V of the layer in the run.
+  constexpr int64_t n_value_entries() const { return int64_t{2} * value_outliers() * n_tokens(); }
 };
 
-// An entry that is kept exactly.
-struct SparseEntry {
-  uint16_t place;  // token in the block | channel << 6
-  uint16_t value;  // Bf16
-};
-constexpr uint16_t SparsePlace(int token, int channel) {
-  return static_cast<uint16_t>(token | channel << 6);
-}
-
-// The code around which readers centre codes.
-constexpr uint8_t CodeOfExact(const PackedSide& side) {
-  return side.is_symmetric && side.bits == 8 ? 0 : static_cast<uint8_t>(1 << (side.bits - 1));
-}
+// A difference in Bf16 and a place in its lane.
+inline constexpr int64_t kExactEntryBytes = 3;
+inline constexpr int kExactLanes = 16;
 
 // Numbers a scale and its minimum take.
 constexpr int ScaleParts(const PackedSide& side) { return side.is_symmetric ? 1 : 2; }
@@ -165,9 +162,11 @@ constexpr int ValueScaleGroups(const PackedShape& s) {
   return (s.rank_v + group - 1) / group;
 }
 
-// --- Block: K codes, V codes, K scales, V scales, A of K, A of V, scales of the block. ---
+// --- Block: K codes, V codes, K scales, V scales, A of K, A of V, scales of the block, counts of
+// exact entries of K, of V. ---
 // Scales per token: [groups][parts][kBlockSize]; factors [lowrank][kBlockSize]; scales of the
-// block: offsets, a byte each, then scales, a byte each [k_bits.scaled].
+// block: offsets, a byte each, then scales, a byte each [k_bits.scaled]; counts of K [kBlockSize],
+// of V [rank_v], a byte each, two where a token may have more entries than a byte holds.
 
 constexpr int64_t KeyTokenScaleBytes(const PackedShape& s) {
   if (s.format.splits_bits || s.format.k.sharing != ScaleSharing::kToken) return 0;
@@ -202,6 +201,21 @@ constexpr int64_t BlockScaleBytes(const PackedShape& s) {
   return s.format.splits_bits ? int64_t{2} * s.k_bits.scaled : 0;
 }
 
+constexpr bool HasWideKeyCounts(const PackedShape& s) { return s.rank_k > 255; }
+constexpr int64_t KeyCountOffset(const PackedShape& s) {
+  return BlockScaleOffset(s) + BlockScaleBytes(s);
+}
+constexpr int64_t KeyCountBytes(const PackedShape& s) {
+  if (s.n_key_entries() == 0) return 0;
+  return int64_t{HasWideKeyCounts(s) ? 2 : 1} * kBlockSize;
+}
+constexpr int64_t ValueCountOffset(const PackedShape& s) {
+  return KeyCountOffset(s) + KeyCountBytes(s);
+}
+constexpr int64_t ValueCountBytes(const PackedShape& s) {
+  return s.value_outliers() > 0 ? s.rank_v : 0;
+}
+
 // Where the format is rotated: K in rows of sealed_rank_k numbers, as K of a plain block; V as K.
 // The record: R of K [rank_k][sealed_rank_k], R of V [rank_v][sealed_rank_v].
 constexpr int64_t RotatedValueOffset(const PackedShape& s) {
@@ -215,7 +229,7 @@ constexpr int64_t PackedBlockBytes(const PackedShape& s) {
   if (s.format.is_rotated) {
     return RotatedValueOffset(s) + kBlockSize * s.sealed_rank_v * SizeOf(s.row_type);
   }
-  return BlockScaleOffset(s) + BlockScaleBytes(s);
+  return ValueCountOffset(s) + ValueCountBytes(s);
 }
 
 // The offset and the scale of a channel in a block, in units of its deviation: a number of the
@@ -232,8 +246,8 @@ constexpr float ScaleOfByte(uint8_t byte) {
 }
 
 // --- Run record: scales of K per channel [groups][2][rank_k]; B of K [lowrank][rank_k]; B of V
-// [lowrank][rank_v]; where the exact entries of each block end, uint32 [n_blocks]; the entries,
-// by block, ascending by place. ---
+// [lowrank][rank_v]; where the exact entries of each block end, uint32 [n_blocks]; of all of them
+// the differences, Bf16, and then the places, a byte each. ---
 
 constexpr int64_t KeyChannelScaleBytes(const PackedShape& s) {
   if (s.format.k.sharing != ScaleSharing::kChannel) return 0;
@@ -249,17 +263,20 @@ constexpr int64_t KeySparseEndsOffset(const PackedShape& s) {
 constexpr int64_t KeySparseOffset(const PackedShape& s) {
   return KeySparseEndsOffset(s) + (s.n_key_entries() > 0 ? 4 * s.n_blocks : 0);
 }
+constexpr int64_t KeyPlacesOffset(const PackedShape& s) {
+  return KeySparseOffset(s) + 2 * s.n_key_entries();
+}
 constexpr int64_t RunRecordBytes(const PackedShape& s) {
   if (s.format.is_rotated) {
     const int64_t of_v = int64_t{s.rank_v} * s.sealed_rank_v * SizeOf(s.row_type);
     return s.has_rotations ? ValueRotationOffset(s) + of_v : 0;
   }
-  return KeySparseOffset(s) + s.n_key_entries() * static_cast<int64_t>(sizeof(SparseEntry));
+  return KeySparseOffset(s) + s.n_key_entries() * kExactEntryBytes;
 }
 
 // --- Layer record: scales of V per token, per block [parts][kBlockSize]; where the exact entries
-// of each block and head end, uint32 [n_blocks][n_kv_heads]; the entries, by block, then head,
-// ascending by place. ---
+// of each block and head end, uint32 [n_blocks][n_kv_heads]; of all of them the differences, then
+// the places. ---
 
 constexpr int64_t ValueLayerScaleBytes(const PackedShape& s) {
   if (s.format.v.sharing != ScaleSharing::kTokenLayer) return 0;
@@ -270,17 +287,25 @@ constexpr int64_t ValueSparseOffset(const PackedShape& s) {
   return ValueSparseEndsOffset(s) +
          (s.value_outliers() > 0 ? int64_t{4} * s.n_blocks * s.n_kv_heads : 0);
 }
+constexpr int64_t ValuePlacesOffset(const PackedShape& s) {
+  return ValueSparseOffset(s) + 2 * s.n_value_entries();
+}
 constexpr int64_t LayerRecordBytes(const PackedShape& s) {
-  return ValueSparseOffset(s) +
-         int64_t{2} * s.value_outliers() * s.n_tokens() * static_cast<int64_t>(sizeof(SparseEntry));
+  return ValueSparseOffset(s) + s.n_value_entries() * kExactEntryBytes;
 }
 
 // Whether the exact entries of records from outside lie where a reader may follow them: lists that
-// end in order and together hold all entries, places inside the block. `ranks_v` are those of all
-// heads of the layer.
+// end in order and together hold all entries, places that there are.
 bool IsSoundRunRecord(const PackedShape& shape, const std::byte* record);
-bool IsSoundLayerRecord(const PackedShape& shape, std::span<const int> ranks_v,
-                        const std::byte* layer_record);
+bool IsSoundLayerRecord(const PackedShape& shape, const std::byte* layer_record);
+// Whether a block of head `head_idx` of the layer counts as many exact entries as sound records
+// have of it.
+struct PackedRecords {
+  const std::byte* record = nullptr;
+  const std::byte* layer_record = nullptr;
+};
+bool HasSoundCounts(const PackedShape& shape, int head_idx, const PackedRecords& records,
+                    int block_idx, const std::byte* block);
 
 // --- Where a code lies. ---
 

@@ -67,14 +67,19 @@ TEST(PackedLayoutTest, BytesOfABlock) {
   // GEAR: factors of rank 4 in the prompt and 2 after it; 5 channel values at either end of 512
   // tokens, 5 of 512 channels at either end of a token.
   s = Shape({Channel(2, 64), Token(2, 64), 4, 2, 0.02}, 4, 128, 8);
-  EXPECT_EQ(PackedBlockBytes(s), 2 * 2048 + 512 + 2 * 4 * 64 * 2);
-  EXPECT_EQ(RunRecordBytes(s), 8 * 512 + 2 * 4 * 128 * 2 + 4 * 8 + 10 * 128 * 4);
-  EXPECT_EQ(LayerRecordBytes(s), 4 * 8 * 4 + 10 * 512 * 4);
+  // A block counts the exact entries of its tokens of K and of its channels of V.
+  EXPECT_EQ(PackedBlockBytes(s), 2 * 2048 + 512 + 2 * 4 * 64 * 2 + 64 + 128);
+  EXPECT_EQ(RunRecordBytes(s), 8 * 512 + 2 * 4 * 128 * 2 + 4 * 8 + 10 * 128 * 3);
+  EXPECT_EQ(LayerRecordBytes(s), 4 * 8 * 4 + 10 * 512 * 3);
   s.is_prompt = false;
   s.n_blocks = 1;  // no exact entries of K: floor(64 * 0.02 / 2) = 0
-  EXPECT_EQ(PackedBlockBytes(s), 2 * 2048 + 512 + 2 * 2 * 64 * 2);
+  EXPECT_EQ(PackedBlockBytes(s), 2 * 2048 + 512 + 2 * 2 * 64 * 2 + 128);
   EXPECT_EQ(RunRecordBytes(s), 512 + 2 * 2 * 128 * 2);
-  EXPECT_EQ(LayerRecordBytes(s), 4 * 4 + 10 * 64 * 4);
+  EXPECT_EQ(LayerRecordBytes(s), 4 * 4 + 10 * 64 * 3);
+
+  // 256 entries of one token do not fit a byte.
+  s = Shape({Channel(2, 64), Token(2, 64), 0, 0, 0.04}, 2, 256, 1);
+  EXPECT_EQ(PackedBlockBytes(s), 2 * 4096 + 1024 + 2 * 64 + 256);
 }
 
 // methods.md 4.6: bits per element.
@@ -91,12 +96,13 @@ TEST(PackedLayoutTest, BitsOfMethods) {
   gear_l.prompt_rank = 4, gear_l.decode_rank = 2;
   EXPECT_EQ(BitsPerElement(Shape(gear_l, 8, 128, 8)), 2.5 + 64 * (1.0 / 128 + 1.0 / 512));
   EXPECT_EQ(BitsPerElement(Shape(gear_l, 8, 128, 1, false)), 2.5 + 32 * (1.0 / 128 + 1.0 / 64));
-  // 32 bits for an exact entry: 10 of 512 in a channel of K, 20 of 1024 in a token of V; and where
-  // the lists of a block end.
+  // 24 bits for an exact entry: 10 of 512 in a channel of K, 20 of 1024 in a token of V; and a byte
+  // for a token of K and a channel of V, and where the lists of a block end.
   PackedFormat outliers = Kivi(2, 64);
   outliers.sparse_share = 0.02;
-  EXPECT_EQ(BitsPerElement(Shape(outliers, 8, 128, 8)),
-            2.5 + 32 * (10.0 / 512 + 20.0 / 1024) / 2 + kGroup / (64 * 128));
+  EXPECT_EQ(BitsPerElement(Shape(outliers, 8, 128, 8)), 2.5 + 24 * (10.0 / 512 + 20.0 / 1024) / 2 +
+                                                            8 * (1.0 / 64 + 1.0 / 128) / 2 +
+                                                            kGroup / (64 * 128));
 }
 
 // A size in the tables of the GEAR paper, and what the format takes.
@@ -158,7 +164,8 @@ TEST(PackedLayoutTest, ExactSizesBesideThem) {
   const auto percent = [](double bits) { return (896 * bits / 16 * 100 + 400) / 900; };
   const double factors = 64 * (1.0 / 128 + 1.0 / 896);
   // 8 of 896 and 51 of 5120 at either end.
-  const double entries = 32 * (16.0 / 896 + 102.0 / 5120) / 2 + 32.0 / (64 * 128);
+  const double entries =
+      24 * (16.0 / 896 + 102.0 / 5120) / 2 + 8 * (1.0 / 64 + 1.0 / 128) / 2 + 32.0 / (64 * 128);
   const double kcvt_scales = (32.0 / 896 + 32.0 / 5120) / 2;
   const auto with = [](PackedFormat format, int prompt_rank, double share) {
     format.prompt_rank = prompt_rank;
@@ -174,12 +181,12 @@ TEST(PackedLayoutTest, ExactSizesBesideThem) {
   const std::vector<Row> rows = {
       {"KIVI-2", Kivi(2, 64), 2.5, 16.00},
       {"GEAR-L(KIVI)-2", with(Kivi(2, 64), 4, 0), 2.5 + factors, 19.56},
-      {"outliers KIVI-2", with(Kivi(2, 64), 0, 0.02), 2.5 + entries, 19.79},
-      {"GEAR(KIVI)-2", with(Kivi(2, 64), 4, 0.02), 2.5 + factors + entries, 23.34},
+      {"outliers KIVI-2", with(Kivi(2, 64), 0, 0.02), 2.5 + entries, 19.43},
+      {"GEAR(KIVI)-2", with(Kivi(2, 64), 4, 0.02), 2.5 + factors + entries, 22.98},
       {"KIVI-4", Kivi(4, 64), 4.5, 28.44},
       {"KCVT-4", Kcvt(4), 4 + kcvt_scales, 25.46},
       {"GEAR-L(KCVT)-4", with(Kcvt(4), 4, 0), 4 + kcvt_scales + factors, 29.02},
-      {"GEAR(KCVT)-4", with(Kcvt(4), 4, 0.02), 4 + kcvt_scales + factors + entries, 32.80}};
+      {"GEAR(KCVT)-4", with(Kcvt(4), 4, 0.02), 4 + kcvt_scales + factors + entries, 32.45}};
   for (const Row& row : rows) {
     const double exact = ExactPercent(row.format, 40, 900);
     EXPECT_NEAR(exact, percent(row.bits), 1e-9) << row.name;

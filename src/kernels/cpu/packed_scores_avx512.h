@@ -8,12 +8,21 @@
 namespace kvlathe {
 namespace {
 
-// Of functions whose sums live in registers: every lambda in them must become part of them.
-#define KVL_FLATTEN __attribute__((flatten))
-
 KVL_INLINE const uint16_t* QueryOfRow(const Work& w, int row) {
   const AttendParams& p = *w.panel->p;
   return static_cast<const uint16_t*>(p.q) + (w.panel->first_row + row) * p.q_stride;
+}
+
+// Lane j of number i becomes lane i of number j. Lanes are 128 bits.
+KVL_INLINE void SwapLanes(__m512 (&x)[kTileRows]) {
+  const __m512 a = _mm512_shuffle_f32x4(x[0], x[1], 0x44);
+  const __m512 b = _mm512_shuffle_f32x4(x[2], x[3], 0x44);
+  const __m512 c = _mm512_shuffle_f32x4(x[0], x[1], 0xee);
+  const __m512 d = _mm512_shuffle_f32x4(x[2], x[3], 0xee);
+  x[0] = _mm512_shuffle_f32x4(a, b, 0x88);
+  x[1] = _mm512_shuffle_f32x4(a, b, 0xdd);
+  x[2] = _mm512_shuffle_f32x4(c, d, 0x88);
+  x[3] = _mm512_shuffle_f32x4(c, d, 0xdd);
 }
 
 // The sums of the lanes of four vectors.
@@ -184,18 +193,23 @@ KVL_INLINE KeyLines KeyLinesOf(const Work& w, int first_pair, int n_pairs) {
           &w.s->fetches};
 }
 
-// What the residual and exact entries add to the scores of rows [row, row + kRows).
+// What exact entries add to the scores of rows [row, row + kRows). Behind all else, which then need
+// not wait for it.
+template <int kRows>
+KVL_INLINE void AddWaitingScores(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
+  if (!w.has_exact_sums(w.run.k)) return;
+  Unroll<kBlockLines>([&](auto j) KVL_PART {
+    Unroll<kRows>([&](auto i) KVL_PART {
+      scores[i.value][j.value] =
+          _mm512_add_ps(scores[i.value][j.value],
+                        _mm512_load_ps(w.s->exact_scores[row + i.value] + kLanes * j.value));
+    });
+  });
+}
+
+// What the residual adds.
 template <int kRows>
 KVL_INLINE void AddKeyRepairs(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
-  if (w.has_exact_sums(w.run.k)) {
-    Unroll<kBlockLines>([&](auto j) KVL_PART {
-      __m512 repairs[kTileRows];
-      LoadTile(w.s->exact[row / kTileRows].scores + kLanes * j.value, repairs);
-      Unroll<kRows>([&](auto i) KVL_PART {
-        scores[i.value][j.value] = _mm512_add_ps(scores[i.value][j.value], repairs[i.value]);
-      });
-    });
-  }
   for (int f = 0; f < w.run.lowrank; ++f) {
     Unroll<kBlockLines>([&](auto j) KVL_PART {
       const __m512 factor = _mm512_load_ps(w.s->key_factor[f] + kLanes * j.value);
@@ -222,6 +236,7 @@ KVL_INLINE void ScoreByChannel(const Work& w, int row, __m512 (&scores)[kRows][k
   AddKeyDots<kBits, kRows, kTokenGroups>(KeyLinesOf<kBits>(w, 0, side.rank / 2),
                                          {w.s->q[slot], kMaxRank, kTileRows * kMaxRank},
                                          MakeCodeTables<kBits>(side.is_symmetric), scores);
+  AddWaitingScores<kRows>(w, row, scores);
 }
 
 // Scores wait in memory while the dots of a group of channels take the registers.
@@ -264,6 +279,7 @@ KVL_INLINE void ScoreByToken(const Work& w, int row, __m512 (&scores)[kRows][kBl
       scores[i.value][j.value] = _mm512_load_ps(w.s->probs[row + i.value] + kLanes * j.value);
     });
   });
+  AddWaitingScores<kRows>(w, row, scores);
 }
 
 // Adds the dots with the channels of a segment.

@@ -101,7 +101,10 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
         });
       });
     });
-    Unroll<kLines>([&](auto j) KVL_PART { PrefetchGroup<kBits>(next + j.value * Group::kBytes); });
+    Unroll<kLines>([&](auto j) KVL_PART {
+      PrefetchGroup<kBits>(next + j.value * Group::kBytes);
+      w.s->fetches.PrefetchNext();
+    });
     codes += step;
     next += step;
   }
@@ -182,7 +185,6 @@ void AddSegmentValues(const Work& w, int row) {
 template <int kBits, int kRows>
 void AddValues(const Work& w, int row) {
   WeightRows<kRows>(w, row);
-  if (w.has_exact_sums(w.run.v)) AddExactValues(w, row);
   if constexpr (kBits == kSplit) {
     return AddSegmentValues<kRows>(w, row);
   } else {
@@ -194,6 +196,7 @@ void AddValues(const Work& w, int row) {
                                ValueLinesOf<kBits>(w, {kBits, 0, side.rank, side.codes}, dim),
                                tables);
     }
+    if (w.has_exact_sums(side)) AddExactValues<kRows>(w, row);
   }
 }
 

@@ -160,6 +160,10 @@ SealSizes Sealer::State::Sizes() const {
     if (s.value_outliers() > 0) {
       sizes.column_keys = std::max<int64_t>(sizes.column_keys, s.layer_rank_v);
     }
+    if (s.n_key_entries() > 0 || s.n_value_entries() > 0) {
+      sizes.has_exact = true;
+      sizes.residual_words = std::max(sizes.residual_words, kBlockSize * rank);
+    }
     if (s.lowrank() == 0) continue;
     sizes.lowrank = std::max(sizes.lowrank, s.lowrank());
     sizes.residual_words = std::max(sizes.residual_words, s.n_tokens() * rank);

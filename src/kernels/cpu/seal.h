@@ -10,8 +10,8 @@
 // Exact entries (methods.md 4.1): of K, per channel, the key_outliers() largest and then as many
 // smallest rows of the run; of V, per token, the value_outliers() largest and smallest over the
 // channels of all heads of the layer, heads in order. Of equal values the first is taken. They stay
-// out of max and min; a group that holds nothing else gets scale 1, minimum 0. Their places get
-// CodeOfExact.
+// out of max and min; a group that holds nothing else gets scale 1, minimum 0. Their places get the
+// codes that any other value would; what those lose, in F32, is rounded to Bf16.
 //
 // Codebooks (methods.md 7): of K, (x - offset) / range with the model's range and offset of the
 // channel; of V, range = F16((max - min) / 2), offset = F16((max + min) / 2) of the token over all
@@ -25,10 +25,10 @@
 // have an offset and a scale in each block, the bytes nearest to the mean of the block's 64 numbers
 // and to the root of their mean square about that offset; codes are of (x - offset) / scale.
 //
-// Low-rank residual (methods.md 4.3): R = X - D - S per head, D the values of the codes, S the
-// exact entries less their codes' values (so R is 0 there); R ~ A B^T by power iteration in F32
-// with an orthonormal A, both stored in F16. R = 0 gives A = B = 0, and R of a lower rank columns
-// of 0.
+// Low-rank residual (methods.md 4.3): R = X - D - S per head, D the values of the codes, S what
+// exact entries add to them (R is 0 there, without what the rounding loses); R ~ A B^T by power
+// iteration in F32 with an orthonormal A, both stored in F16. R = 0 gives A = B = 0, and R of a
+// lower rank columns of 0.
 #pragma once
 
 #include <cstddef>

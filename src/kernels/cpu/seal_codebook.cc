@@ -49,24 +49,21 @@ bool MeasureKeys(const HeadRun& run, SealWorkspace* ws) {
   return true;
 }
 
-// Lists the entries of a block whose rows are in ws->x. `tails` is that of all magnitudes; its ties
-// are used up by the blocks in order.
+// Lists the entries of a block. `tails` is that of all magnitudes; its ties are used up by the
+// blocks in order.
 void ListEntries(const HeadRun& run, int block_idx, Tails* tails, SealWorkspace* ws) {
-  const PackedShape& s = run.shape;
-  std::byte* const record = run.head().record;
-  auto* const ends = reinterpret_cast<uint32_t*>(record + KeySparseEndsOffset(s));
-  auto* const entries = reinterpret_cast<SparseEntry*>(record + KeySparseOffset(s));
-  const float* magnitudes = ws->quotients + int64_t{block_idx} * kBlockSize * s.rank_k;
-  uint32_t end = block_idx == 0 ? 0 : ends[block_idx - 1];
-  for (int channel = 0; channel < s.rank_k; ++channel) {
+  const int rank = run.shape.rank_k;
+  const float* magnitudes = ws->quotients + int64_t{block_idx} * kBlockSize * rank;
+  ClearLanes(kBlockSize, ws);
+  for (int channel = 0; channel < rank; ++channel) {
     for (int token = 0; token < kBlockSize; ++token) {
       const int64_t at = KeyOffset(token, channel);
       if (magnitudes[at] < tails->high) continue;
       if (magnitudes[at] == tails->high && --tails->high_ties < 0) continue;
-      entries[end++] = {SparsePlace(token, channel), ToBf16(ws->x[at]).bits};
+      AddKeyEntry(token, channel, ws);
     }
   }
-  ends[block_idx] = end;
+  StoreKeyLists(run, block_idx, ws);
 }
 
 }  // namespace
@@ -84,9 +81,9 @@ bool SealCodebookKeys(const HeadRun& run, SealWorkspace* ws) {
   for (int b = 0; b < s.n_blocks; ++b) {
     if (!ReadKeys(run, b, ws)) return false;
     if (n_entries > 0) ListEntries(run, b, &tails, ws);
-    float* const residual = s.lowrank() == 0 ? nullptr : ws->residual + b * block_words;
+    float* const residual = ResidualOf(run, /*is_key=*/true, b, ws);
     EncodeByCodebook(KeyBlock(run), run.job->codebooks->k, ws->x, residual);
-    if (residual != nullptr) SetKeyEntries(KeyEntries(run, b), 0, residual);
+    WriteKeyDifferences(run, b, residual);
     PackNumbers(run, KeyGrid(s.rank_k), /*is_key=*/true, s.format.k.bits, ws->x,
                 run.head().packed[b], ws);
   }
@@ -118,7 +115,7 @@ void WriteCodebookValues(const HeadRun& run, int block_idx, float* residual, Sea
                     .scales = ws->scales,
                     .offsets = ws->minima},
                    run.job->codebooks->v, ws->x, residual);
-  if (residual != nullptr) SetValueEntries(ValueEntries(run, block_idx), s.rank_v, 0, residual);
+  WriteValueDifferences(run, block_idx, residual);
   PackNumbers(run, ValueGrid(s.rank_v), /*is_key=*/false, s.format.v.bits, ws->x,
               run.head().packed[block_idx] + PackedValueOffset(s), ws);
 }

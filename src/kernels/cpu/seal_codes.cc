@@ -39,10 +39,6 @@ bool ExpandValues(const HeadRun& run, int block_idx, SealWorkspace* ws) {
                              int64_t{kBlockSize} * run.shape.rank_v, ws->x);
 }
 
-float* ResidualOf(const HeadRun& run, int rank, int block_idx, SealWorkspace* ws) {
-  return run.shape.lowrank() == 0 ? nullptr : ws->residual + int64_t{block_idx} * kBlockSize * rank;
-}
-
 // How K of a run is grouped.
 struct KeyGroups {
   bool by_channel;
@@ -64,8 +60,8 @@ struct KeyGroups {
 bool MeasureKeys(const HeadRun& run, const KeyGroups& groups, int block_idx, SealWorkspace* ws) {
   if (!ExpandKeys(run, block_idx, ws)) return false;
   if (run.shape.key_outliers() > 0) {
-    WriteKeyEntries(run, block_idx, ws);
-    SetKeyEntries(KeyEntries(run, block_idx), kNoValue, ws->x);
+    ListKeyEntries(run, block_idx, ws);
+    SetKeyEntries(run, block_idx, kNoValue, ws->x);
   }
   const PairGrid grid = KeyGrid(run.shape.rank_k);
   if (groups.by_channel) {
@@ -98,7 +94,7 @@ void QuantiseKeys(const HeadRun& run, const KeyGroups& groups, int block_idx, Se
   const PackedShape& s = run.shape;
   // x still holds the block that was measured last.
   if (groups.span_blocks > 1 || s.key_outliers() > 0) ExpandKeys(run, block_idx, ws);
-  float* const residual = ResidualOf(run, s.rank_k, block_idx, ws);
+  float* const residual = ResidualOf(run, /*is_key=*/true, block_idx, ws);
   run.kernels->quantise({.x = ws->x,
                          .grid = KeyGrid(s.rank_k),
                          .is_key = true,
@@ -110,9 +106,7 @@ void QuantiseKeys(const HeadRun& run, const KeyGroups& groups, int block_idx, Se
                          .minima = groups.by_channel ? ws->minima : ws->word_minima,
                          .codes = run.head().packed[block_idx],
                          .residual = residual});
-  const std::span<const SparseEntry> entries = KeyEntries(run, block_idx);
-  WriteKeyCodes(entries, s.format.k, run.head().packed[block_idx]);
-  if (residual != nullptr) SetKeyEntries(entries, 0, residual);
+  WriteKeyDifferences(run, block_idx, residual);
 }
 
 std::byte* LayerScales(const HeadRun& run, int block_idx) {
@@ -130,18 +124,24 @@ bool ScaleValues(const HeadRun& run, int group, int block_idx, SealWorkspace* ws
     run.kernels->from_f16(from + 2 * kBlockSize, kBlockSize, ws->minima);
     return true;
   }
-  const std::span<const SparseEntry> entries = ValueEntries(run, block_idx);
   const int n_groups = ValueScaleGroups(s);
   ResetRanges(int64_t{n_groups} * kBlockSize, ws);
-  SetValueEntries(entries, s.rank_v, kNoValue, ws->x);
+  SetValueEntries(run, block_idx, kNoValue, ws->x);
   run.kernels->extend_ranges(ws->x, ValueGrid(s.rank_v), group / 16, ws->low, ws->high);
   RoundScales(run, s.format.v, n_groups, kBlockSize,
               run.head().packed[block_idx] + ValueTokenScaleOffset(s), ws);
-  if (!entries.empty()) ExpandValues(run, block_idx, ws);
+  if (s.n_value_entries() > 0) ExpandValues(run, block_idx, ws);
   return true;
 }
 
 }  // namespace
+
+float* ResidualOf(const HeadRun& run, bool is_key, int block_idx, SealWorkspace* ws) {
+  const PackedShape& s = run.shape;
+  const int64_t block_words = int64_t{kBlockSize} * (is_key ? s.rank_k : s.rank_v);
+  if (s.lowrank() > 0) return ws->residual + block_idx * block_words;
+  return (is_key ? s.n_key_entries() : s.n_value_entries()) > 0 ? ws->residual : nullptr;
+}
 
 int SealLayerValues(std::span<const HeadRun> runs, int block_idx, SealWorkspace* ws) {
   const PackedShape& s = runs[0].shape;
@@ -152,8 +152,8 @@ int SealLayerValues(std::span<const HeadRun> runs, int block_idx, SealWorkspace*
     if (!ExpandValues(run, block_idx, ws)) return run.head_idx;
     const int rank = run.shape.rank_v;
     if (s.value_outliers() > 0) {
-      WriteValueEntries(run, block_idx, ws);
-      SetValueEntries(ValueEntries(run, block_idx), rank, kNoValue, ws->x);
+      ListValueEntries(run, block_idx, ws);
+      SetValueEntries(run, block_idx, kNoValue, ws->x);
     }
     if (has_scales) {
       run.kernels->extend_ranges(ws->x, ValueGrid(rank), rank / 16, ws->low, ws->high);
@@ -187,12 +187,11 @@ bool SealValues(const HeadRun& run, SealWorkspace* ws) {
   const int group = is_whole ? s.rank_v : s.format.v.group;
   for (int b = 0; b < s.n_blocks; ++b) {
     if (!ScaleValues(run, group, b, ws)) return false;
-    float* const residual = ResidualOf(run, s.rank_v, b, ws);
+    float* const residual = ResidualOf(run, /*is_key=*/false, b, ws);
     if (s.format.v.has_codebook) {
       WriteCodebookValues(run, b, residual, ws);
       continue;
     }
-    std::byte* const codes = run.head().packed[b] + PackedValueOffset(s);
     run.kernels->quantise({.x = ws->x,
                            .grid = ValueGrid(s.rank_v),
                            .is_key = false,
@@ -202,11 +201,9 @@ bool SealValues(const HeadRun& run, SealWorkspace* ws) {
                            .group = group / 16,
                            .scales = ws->scales,
                            .minima = ws->minima,
-                           .codes = codes,
+                           .codes = run.head().packed[b] + PackedValueOffset(s),
                            .residual = residual});
-    const std::span<const SparseEntry> entries = ValueEntries(run, b);
-    WriteValueCodes(entries, s.format.v, s.rank_v, codes);
-    if (residual != nullptr) SetValueEntries(entries, s.rank_v, 0, residual);
+    WriteValueDifferences(run, b, residual);
   }
   return true;
 }

@@ -7,6 +7,10 @@
 
 namespace kvlathe {
 
+// Where what the codes of a block lose goes: for the factors of the run, or only until the exact
+// entries of the block have taken theirs. Null where the format has neither.
+float* ResidualOf(const HeadRun& run, bool is_key, int block_idx, SealWorkspace* ws);
+
 // Scales and exact entries of V of a block that span the heads of the layer. `runs`: of all of
 // them. Returns the first head that holds NaN or infinity, or -1.
 int SealLayerValues(std::span<const HeadRun> runs, int block_idx, SealWorkspace* ws);

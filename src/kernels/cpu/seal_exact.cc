@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
+
+#include "kernels/cpu/exact_entries.h"
 
 namespace kvlathe {
 namespace {
-
-constexpr int TokenOf(SparseEntry entry) { return entry.place & (kBlockSize - 1); }
-constexpr int ChannelOf(SparseEntry entry) { return entry.place >> 6; }
 
 int64_t ValueWord(int rank, int token, int channel) {
   return ValueOffset({.rank_v = rank}, token, channel);
@@ -65,8 +65,8 @@ void ScatterMasks(PairGrid grid, const Place& place, SealWorkspace* ws) {
 uint32_t* KeyEnds(const HeadRun& run) {
   return reinterpret_cast<uint32_t*>(run.head().record + KeySparseEndsOffset(run.shape));
 }
-SparseEntry* AllKeyEntries(const HeadRun& run) {
-  return reinterpret_cast<SparseEntry*>(run.head().record + KeySparseOffset(run.shape));
+uint32_t KeyEntriesBegin(const HeadRun& run, int block_idx) {
+  return block_idx == 0 ? 0 : KeyEnds(run)[block_idx - 1];
 }
 // [heads]
 uint32_t* ValueEnds(const HeadRun& run, int block_idx) {
@@ -78,8 +78,77 @@ uint32_t ValueEntriesBegin(const HeadRun& run, int block_idx) {
   return run.head_idx == 0 ? block_idx * 2u * run.shape.value_outliers() * kBlockSize
                            : ValueEnds(run, block_idx)[run.head_idx - 1];
 }
-SparseEntry* AllValueEntries(const HeadRun& run) {
-  return reinterpret_cast<SparseEntry*>(run.job->layer_record + ValueSparseOffset(run.shape));
+
+// The entries of a block of K, or of V of a head, in the objects.
+struct Lists {
+  std::byte* counts;
+  bool has_wide_counts;
+  int n_lanes;
+  uint16_t* differences;
+  uint8_t* places;
+
+  LaneCounts lane_counts() const { return {counts, has_wide_counts, n_lanes}; }
+};
+
+Lists KeyLists(const HeadRun& run, int block_idx) {
+  const PackedShape& s = run.shape;
+  std::byte* const record = run.head().record;
+  const uint32_t begin = KeyEntriesBegin(run, block_idx);
+  return {run.head().packed[block_idx] + KeyCountOffset(s), HasWideKeyCounts(s), kBlockSize,
+          reinterpret_cast<uint16_t*>(record + KeySparseOffset(s)) + begin,
+          reinterpret_cast<uint8_t*>(record + KeyPlacesOffset(s)) + begin};
+}
+
+Lists ValueLists(const HeadRun& run, int block_idx) {
+  const PackedShape& s = run.shape;
+  std::byte* const record = run.job->layer_record;
+  const uint32_t begin = ValueEntriesBegin(run, block_idx);
+  return {run.head().packed[block_idx] + ValueCountOffset(s), false, s.rank_v,
+          reinterpret_cast<uint16_t*>(record + ValueSparseOffset(s)) + begin,
+          reinterpret_cast<uint8_t*>(record + ValuePlacesOffset(s)) + begin};
+}
+
+// Places a lane of K or V may have.
+constexpr int kLanePlaces = std::max(kBlockSize, kMaxPackedRank);
+
+void AddEntry(int lane, int place, SealWorkspace* ws) {
+  ws->lane_places[lane * kLanePlaces + ws->lane_counts[lane]++] = static_cast<uint8_t>(place);
+}
+
+// Counts and places of what the lanes of ws have; returns how many entries that are.
+uint32_t StoreLanes(const Lists& to, const SealWorkspace& ws) {
+  for (int lane = 0; lane < to.n_lanes; ++lane) {
+    const auto count = static_cast<uint16_t>(ws.lane_counts[lane]);
+    if (to.has_wide_counts) {
+      std::memcpy(to.counts + 2 * lane, &count, sizeof(count));
+    } else {
+      to.counts[lane] = static_cast<std::byte>(count);
+    }
+  }
+  int next[kLanePlaces] = {}, n = 0;
+  ForEachExactGroup(to.lane_counts(), [&](const ExactGroup& group) {
+    for (int i = 0; i < group.n; ++i) {
+      const int lane = group.lanes[i];
+      to.places[group.begin + i] = ws.lane_places[lane * kLanePlaces + next[lane]++];
+    }
+    n += group.n;
+  });
+  return static_cast<uint32_t>(n);
+}
+
+// f(lane, place, index) for the entries that are listed.
+template <typename F>
+void ForEachListed(const Lists& lists, const F& f) {
+  ForEachExactGroup(lists.lane_counts(), [&](const ExactGroup& group) {
+    for (int i = group.begin; i < group.begin + group.n; ++i) {
+      f(group.lanes[i - group.begin], lists.places[i], i);
+    }
+  });
+}
+
+void TakeDifference(float* residual, uint16_t* difference) {
+  *difference = ToBf16(*residual).bits;
+  *residual = 0;
 }
 
 }  // namespace
@@ -108,81 +177,80 @@ void FindValueTails(std::span<const HeadRun> runs, int block_idx, SealWorkspace*
   }
 }
 
-void WriteKeyEntries(const HeadRun& run, int block_idx, SealWorkspace* ws) {
+void ListKeyEntries(const HeadRun& run, int block_idx, SealWorkspace* ws) {
   const int rank = run.shape.rank_k;
   run.kernels->find_candidates(ws->x, KeyGrid(rank), ws->tail_high, ws->tail_low, ws->masks);
   std::fill_n(ws->found, rank, 0);
   ScatterMasks(
       KeyGrid(rank), [&](int channel, int token) { ws->found[channel] |= uint64_t{1} << token; },
       ws);
-  uint32_t* const ends = KeyEnds(run);
-  uint32_t end = block_idx == 0 ? 0 : ends[block_idx - 1];
-  SparseEntry* const entries = AllKeyEntries(run);
+  ClearLanes(kBlockSize, ws);
   for (int channel = 0; channel < rank; ++channel) {
     for (uint64_t tokens = ws->found[channel]; tokens != 0; tokens &= tokens - 1) {
       const int token = std::countr_zero(tokens);
       const float value = ws->x[KeyOffset(token, channel)];
-      if (!TakeIfExact(value, channel, ws)) continue;
-      entries[end++] = {SparsePlace(token, channel), ToBf16(value).bits};
+      if (TakeIfExact(value, channel, ws)) AddKeyEntry(token, channel, ws);
     }
   }
-  ends[block_idx] = end;
+  StoreKeyLists(run, block_idx, ws);
 }
 
-void WriteValueEntries(const HeadRun& run, int block_idx, SealWorkspace* ws) {
+void ListValueEntries(const HeadRun& run, int block_idx, SealWorkspace* ws) {
   const int rank = run.shape.rank_v;
   run.kernels->find_candidates(ws->x, ValueGrid(rank), ws->tail_high, ws->tail_low, ws->masks);
   std::fill_n(ws->found, rank, 0);
   ScatterMasks(
       ValueGrid(rank), [&](int token, int channel) { ws->found[channel] |= uint64_t{1} << token; },
       ws);
-  uint32_t end = ValueEntriesBegin(run, block_idx);
-  SparseEntry* const entries = AllValueEntries(run);
+  ClearLanes(rank, ws);
   for (int channel = 0; channel < rank; ++channel) {
     for (uint64_t tokens = ws->found[channel]; tokens != 0; tokens &= tokens - 1) {
       const int token = std::countr_zero(tokens);
       const float value = ws->x[ValueWord(rank, token, channel)];
-      if (!TakeIfExact(value, token, ws)) continue;
-      entries[end++] = {SparsePlace(token, channel), ToBf16(value).bits};
+      if (TakeIfExact(value, token, ws)) AddEntry(channel, token, ws);
     }
   }
-  ValueEnds(run, block_idx)[run.head_idx] = end;
+  ValueEnds(run, block_idx)[run.head_idx] =
+      ValueEntriesBegin(run, block_idx) + StoreLanes(ValueLists(run, block_idx), *ws);
 }
 
-std::span<const SparseEntry> KeyEntries(const HeadRun& run, int block_idx) {
-  if (run.shape.n_key_entries() == 0) return {};
-  const uint32_t* ends = KeyEnds(run);
-  const uint32_t begin = block_idx == 0 ? 0 : ends[block_idx - 1];
-  return {AllKeyEntries(run) + begin, ends[block_idx] - begin};
+void ClearLanes(int n_lanes, SealWorkspace* ws) { std::fill_n(ws->lane_counts, n_lanes, 0); }
+
+void AddKeyEntry(int token, int channel, SealWorkspace* ws) { AddEntry(token, channel, ws); }
+
+void StoreKeyLists(const HeadRun& run, int block_idx, SealWorkspace* ws) {
+  KeyEnds(run)[block_idx] =
+      KeyEntriesBegin(run, block_idx) + StoreLanes(KeyLists(run, block_idx), *ws);
 }
 
-std::span<const SparseEntry> ValueEntries(const HeadRun& run, int block_idx) {
-  if (run.shape.value_outliers() == 0) return {};
-  const uint32_t begin = ValueEntriesBegin(run, block_idx);
-  return {AllValueEntries(run) + begin, ValueEnds(run, block_idx)[run.head_idx] - begin};
+void SetKeyEntries(const HeadRun& run, int block_idx, float value, float* x) {
+  if (run.shape.n_key_entries() == 0) return;
+  ForEachListed(KeyLists(run, block_idx),
+                [&](int token, int channel, int) { x[KeyOffset(token, channel)] = value; });
 }
 
-void WriteKeyCodes(std::span<const SparseEntry> entries, const PackedSide& side, std::byte* codes) {
-  for (const SparseEntry& e : entries) {
-    WriteCode(codes, side.bits, KeyCodePlace(side.bits, TokenOf(e), ChannelOf(e)),
-              CodeOfExact(side));
-  }
+void SetValueEntries(const HeadRun& run, int block_idx, float value, float* x) {
+  if (run.shape.n_value_entries() == 0) return;
+  const int rank = run.shape.rank_v;
+  ForEachListed(ValueLists(run, block_idx),
+                [&](int channel, int token, int) { x[ValueWord(rank, token, channel)] = value; });
 }
 
-void WriteValueCodes(std::span<const SparseEntry> entries, const PackedSide& side, int rank,
-                     std::byte* codes) {
-  for (const SparseEntry& e : entries) {
-    WriteCode(codes, side.bits, ValueCodePlace(side.bits, rank, TokenOf(e), ChannelOf(e)),
-              CodeOfExact(side));
-  }
+void WriteKeyDifferences(const HeadRun& run, int block_idx, float* residual) {
+  if (run.shape.n_key_entries() == 0) return;
+  const Lists lists = KeyLists(run, block_idx);
+  ForEachListed(lists, [&](int token, int channel, int i) {
+    TakeDifference(residual + KeyOffset(token, channel), lists.differences + i);
+  });
 }
 
-void SetKeyEntries(std::span<const SparseEntry> entries, float value, float* x) {
-  for (const SparseEntry& e : entries) x[KeyOffset(TokenOf(e), ChannelOf(e))] = value;
-}
-
-void SetValueEntries(std::span<const SparseEntry> entries, int rank, float value, float* x) {
-  for (const SparseEntry& e : entries) x[ValueWord(rank, TokenOf(e), ChannelOf(e))] = value;
+void WriteValueDifferences(const HeadRun& run, int block_idx, float* residual) {
+  if (run.shape.n_value_entries() == 0) return;
+  const int rank = run.shape.rank_v;
+  const Lists lists = ValueLists(run, block_idx);
+  ForEachListed(lists, [&](int channel, int token, int i) {
+    TakeDifference(residual + ValueWord(rank, token, channel), lists.differences + i);
+  });
 }
 
 }  // namespace kvlathe

@@ -12,23 +12,25 @@ void FindKeyTails(const HeadRun& run, SealWorkspace* ws);
 // Finds the ends of every token of V of a block over all heads. `runs`: of all heads of the layer.
 void FindValueTails(std::span<const HeadRun> runs, int block_idx, SealWorkspace* ws);
 
-// Writes the entries of a block of K, or of V of one head, to the record, and where they end. ws->x
-// holds the rows and ws the tails, whose ties are used up: blocks of K, and heads of V, come in
-// order.
-void WriteKeyEntries(const HeadRun& run, int block_idx, SealWorkspace* ws);
-void WriteValueEntries(const HeadRun& run, int block_idx, SealWorkspace* ws);
+// Lists the entries of a block of K, or of V of one head: their counts, their places and where they
+// end. ws->x holds the rows and ws the tails, whose ties are used up: blocks of K, and heads of V,
+// come in order. Scales may still be missing, which the differences need.
+void ListKeyEntries(const HeadRun& run, int block_idx, SealWorkspace* ws);
+void ListValueEntries(const HeadRun& run, int block_idx, SealWorkspace* ws);
 
-// What they wrote; nothing where the format has no exact entries.
-std::span<const SparseEntry> KeyEntries(const HeadRun& run, int block_idx);
-std::span<const SparseEntry> ValueEntries(const HeadRun& run, int block_idx);
+// The same in two steps, for another choice of the entries of K: ClearLanes, AddKeyEntry by
+// channel, StoreKeyLists.
+void ClearLanes(int n_lanes, SealWorkspace* ws);
+void AddKeyEntry(int token, int channel, SealWorkspace* ws);
+void StoreKeyLists(const HeadRun& run, int block_idx, SealWorkspace* ws);
 
-// Puts CodeOfExact at the entries' places; `codes` is the start of the side's codes in the block.
-void WriteKeyCodes(std::span<const SparseEntry> entries, const PackedSide& side, std::byte* codes);
-void WriteValueCodes(std::span<const SparseEntry> entries, const PackedSide& side, int rank,
-                     std::byte* codes);
+// Sets the words of the listed entries in a block by lines. Nothing where the format has none.
+void SetKeyEntries(const HeadRun& run, int block_idx, float value, float* x);
+void SetValueEntries(const HeadRun& run, int block_idx, float value, float* x);
 
-// Sets the entries' words of a block by lines.
-void SetKeyEntries(std::span<const SparseEntry> entries, float value, float* x);
-void SetValueEntries(std::span<const SparseEntry> entries, int rank, float value, float* x);
+// Writes the differences of the listed entries, which `residual` holds, and makes it 0 there.
+// Nothing where the format has no exact entries.
+void WriteKeyDifferences(const HeadRun& run, int block_idx, float* residual);
+void WriteValueDifferences(const HeadRun& run, int block_idx, float* residual);
 
 }  // namespace kvlathe

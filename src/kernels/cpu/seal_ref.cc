@@ -129,7 +129,6 @@ Scale QuantiseGroup(const PackedSide& side, const Elements& group) {
     m->scale[i] = rounded_scale;
     m->min[i] = rounded_min;
     m->code[i] = static_cast<int>(std::clamp(code, lowest, highest));
-    if (m->is_exact[i]) m->code[i] = is_signed ? 0 : (n_steps + 1) / 2;
     m->number[i] = static_cast<float>(m->code[i]);
   }
   return result;
@@ -258,31 +257,39 @@ void AppendChannelScales(Matrix* m, const PackedSide& side, std::vector<std::byt
   }
 }
 
-// Entries of one block, ascending by place; returns how many.
-int AppendEntries(const Matrix& m, int block, std::vector<std::byte>* to) {
-  int n = 0;
-  for (int c = 0; c < m.rank; ++c) {
-    for (int t = 0; t < kTokens; ++t) {
-      const size_t i = m.at(block * kTokens + t, c);
-      if (!m.is_exact[i]) continue;
-      uint32_t bits;
-      std::memcpy(&bits, &m.x[i], sizeof(bits));
-      bits += 0x7fff + (bits >> 16) % 2;  // to nearest even
-      Append(static_cast<uint16_t>(t + 64 * c), to);
-      Append(static_cast<uint16_t>(bits >> 16), to);
-      ++n;
-    }
-  }
-  return n;
+// What the code of an element loses.
+float LossOf(const Matrix& m, size_t i) {
+  const float value = m.number[i] * m.scale[i];
+  return m.x[i] - (value + m.min[i]);
 }
 
 std::vector<float> ResidualOf(const Matrix& m) {
   std::vector<float> residual(m.x.size());
-  for (size_t i = 0; i < residual.size(); ++i) {
-    const float value = m.number[i] * m.scale[i];
-    residual[i] = m.is_exact[i] ? 0 : m.x[i] - (value + m.min[i]);
-  }
+  for (size_t i = 0; i < residual.size(); ++i) residual[i] = m.is_exact[i] ? 0 : LossOf(m, i);
   return residual;
+}
+
+// The exact entries of a block of K (lanes are tokens) or V (lanes are channels), of each lane.
+std::vector<std::vector<int>> PlacesOfLanes(const Matrix& m, int block, bool is_key) {
+  std::vector<std::vector<int>> lanes(is_key ? kTokens : m.rank);
+  for (int t = 0; t < kTokens; ++t) {
+    for (int c = 0; c < m.rank; ++c) {
+      if (!m.is_exact[m.at(block * kTokens + t, c)]) continue;
+      lanes[is_key ? t : c].push_back(is_key ? c : t);
+    }
+  }
+  return lanes;
+}
+
+// Counts of a byte each, or of two.
+void AppendCounts(const Matrix& m, int block, bool is_key, std::vector<std::byte>* to) {
+  for (const std::vector<int>& places : PlacesOfLanes(m, block, is_key)) {
+    if (is_key && m.rank == 256) {
+      Append(static_cast<uint16_t>(places.size()), to);
+    } else {
+      Append(static_cast<uint8_t>(places.size()), to);
+    }
+  }
 }
 
 void AppendFactors(int64_t n_bytes, RefObject* object) {
@@ -324,50 +331,75 @@ void MarkOutliers(const PackedFormat& format, const LayerCodebooks& codebooks,
   }
 }
 
-// Lists of the exact entries: where those of each part end, then the entries.
+// Lists of the exact entries: where those of each part end, then what all of them differ from their
+// codes, then their places.
 class EntryLists {
  public:
-  void Add(const Matrix& m, int block) {
-    end_ += AppendEntries(m, block, &entries_);
+  // By 16 lanes, then two of each lane in turn.
+  void Add(const Matrix& m, int block, bool is_key) {
+    const std::vector<std::vector<int>> lanes = PlacesOfLanes(m, block, is_key);
+    for (size_t first = 0; first < lanes.size(); first += 16) {
+      for (size_t round = 0; round < 256; ++round) {
+        for (size_t lane = first; lane < first + 16; ++lane) {
+          for (size_t i = 2 * round; i < std::min(2 * round + 2, lanes[lane].size()); ++i) {
+            const int place = lanes[lane][i], at = static_cast<int>(lane);
+            AddEntry(LossOf(m, is_key ? m.at(block * kTokens + at, place)
+                                      : m.at(block * kTokens + place, at)),
+                     place);
+          }
+        }
+      }
+    }
     Append(end_, &ends_);
   }
+  bool empty() const { return end_ == 0; }
   void AppendTo(std::vector<std::byte>* to) const {
     if (end_ == 0) return;
-    to->insert(to->end(), ends_.begin(), ends_.end());
-    to->insert(to->end(), entries_.begin(), entries_.end());
+    for (const auto* part : {&ends_, &differences_, &places_}) {
+      to->insert(to->end(), part->begin(), part->end());
+    }
   }
 
  private:
+  void AddEntry(float difference, int place) {
+    uint32_t bits;
+    std::memcpy(&bits, &difference, sizeof(bits));
+    bits += 0x7fff + (bits >> 16) % 2;  // to nearest even
+    Append(static_cast<uint16_t>(bits >> 16), &differences_);
+    Append(static_cast<uint8_t>(place), &places_);
+    ++end_;
+  }
+
   uint32_t end_ = 0;
-  std::vector<std::byte> ends_, entries_;
+  std::vector<std::byte> ends_, differences_, places_;
 };
 
-RefObject MakeLayerRecord(const PackedFormat& format, const Codebook& codebook,
+// Scales of the whole layer. Those of the heads come with MakeHead, which finds the codes that
+// exact entries differ from: they are added behind it.
+RefObject MakeLayerScales(const PackedFormat& format, const Codebook& codebook,
                           std::vector<Matrix>* vs) {
   RefObject record;
+  if (format.v.sharing != ScaleSharing::kTokenLayer) return record;
   const int n_blocks = (*vs)[0].n_tokens / kTokens;
-  EntryLists lists;
   for (int b = 0; b < n_blocks; ++b) {
-    if (format.v.sharing == ScaleSharing::kTokenLayer) {
-      std::vector<Scale> scales;
-      for (int t = b * kTokens; t < (b + 1) * kTokens; ++t) {
-        Elements elements;
-        for (Matrix& v : *vs) {
-          for (int c = 0; c < v.rank; ++c) elements.push_back({&v, v.at(t, c)});
-        }
-        scales.push_back(format.v.has_codebook ? EncodeGroup(codebook, elements)
-                                               : QuantiseGroup(format.v, elements));
+    std::vector<Scale> scales;
+    for (int t = b * kTokens; t < (b + 1) * kTokens; ++t) {
+      Elements elements;
+      for (Matrix& v : *vs) {
+        for (int c = 0; c < v.rank; ++c) elements.push_back({&v, v.at(t, c)});
       }
-      for (const Scale& s : scales) Append(s.scale_bits, &record.bytes);
-      for (const Scale& s : scales) Append(s.min_bits, &record.bytes);
+      scales.push_back(format.v.has_codebook ? EncodeGroup(codebook, elements)
+                                             : QuantiseGroup(format.v, elements));
     }
-    for (const Matrix& v : *vs) lists.Add(v, b);
+    for (const Scale& s : scales) Append(s.scale_bits, &record.bytes);
+    for (const Scale& s : scales) Append(s.min_bits, &record.bytes);
   }
-  lists.AppendTo(&record.bytes);
   return record;
 }
 
-RefSealedHead MakeHead(const PackedFormat& format, bool is_prompt, Matrix* k, Matrix* v) {
+// layer_has_exact: that there are exact entries of V.
+RefSealedHead MakeHead(const PackedFormat& format, bool is_prompt, bool layer_has_exact, Matrix* k,
+                       Matrix* v) {
   RefSealedHead head;
   const int n_blocks = k->n_tokens / kTokens;
   const int lowrank = is_prompt ? format.prompt_rank : format.decode_rank;
@@ -375,9 +407,9 @@ RefSealedHead MakeHead(const PackedFormat& format, bool is_prompt, Matrix* k, Ma
     AppendChannelScales(k, format.k, &head.record.bytes);
   }
   AppendFactors(int64_t{2} * lowrank * (k->rank + v->rank), &head.record);
-  EntryLists lists;
-  for (int b = 0; b < n_blocks; ++b) lists.Add(*k, b);
-  lists.AppendTo(&head.record.bytes);
+  const auto has_exact = [](const Matrix& m) {
+    return std::find(m.is_exact.begin(), m.is_exact.end(), true) != m.is_exact.end();
+  };
   for (int b = 0; b < n_blocks; ++b) {
     RefObject block;
     std::vector<std::byte> scales;
@@ -387,8 +419,13 @@ RefSealedHead MakeHead(const PackedFormat& format, bool is_prompt, Matrix* k, Ma
     AppendValueCodes(*v, b, format.v.bits, &block.bytes);
     block.bytes.insert(block.bytes.end(), scales.begin(), scales.end());
     AppendFactors(int64_t{2} * 2 * kTokens * lowrank, &block);
+    if (has_exact(*k)) AppendCounts(*k, b, true, &block.bytes);
+    if (layer_has_exact) AppendCounts(*v, b, false, &block.bytes);
     head.blocks.push_back(block);
   }
+  EntryLists lists;
+  for (int b = 0; b < n_blocks; ++b) lists.Add(*k, b, true);
+  lists.AppendTo(&head.record.bytes);
   head.residual_k = ResidualOf(*k);
   head.residual_v = ResidualOf(*v);
   return head;
@@ -423,11 +460,19 @@ RefSealed SealRef(const PackedFormat& format, const std::vector<RefHead>& heads,
   }
   MarkOutliers(format, codebooks, &ks, &vs);
   RefSealed sealed;
-  sealed.layer_record = MakeLayerRecord(format, codebooks.v, &vs);
+  sealed.layer_record = MakeLayerScales(format, codebooks.v, &vs);
+  const bool has_exact_values = std::any_of(vs.begin(), vs.end(), [](const Matrix& v) {
+    return std::find(v.is_exact.begin(), v.is_exact.end(), true) != v.is_exact.end();
+  });
   for (size_t h = 0; h < heads.size(); ++h) {
     if (format.k.has_codebook) EncodeKeys(codebooks.k, codebooks.key_scales[h], &ks[h]);
-    sealed.heads.push_back(MakeHead(format, is_prompt, &ks[h], &vs[h]));
+    sealed.heads.push_back(MakeHead(format, is_prompt, has_exact_values, &ks[h], &vs[h]));
   }
+  EntryLists lists;
+  for (int b = 0; b < vs[0].n_tokens / kTokens; ++b) {
+    for (const Matrix& v : vs) lists.Add(v, b, false);
+  }
+  lists.AppendTo(&sealed.layer_record.bytes);
   return sealed;
 }
 

@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "base/check.h"
 #include "kernels/cpu/seal_ref.h"
 
 namespace kvlathe {
@@ -31,17 +32,44 @@ void AddLowRank(const PackedShape& s, const std::byte* a, const std::byte* b, in
   }
 }
 
-// Overwrites the values of a block that are kept exactly.
-void SetExact(const std::byte* ends, int64_t list, const std::byte* entries, int rank,
-              float* values) {
-  uint32_t begin = 0, end;
-  if (list > 0) std::memcpy(&begin, ends + 4 * (list - 1), sizeof(begin));
-  std::memcpy(&end, ends + 4 * list, sizeof(end));
-  for (uint32_t i = begin; i < end; ++i) {
-    const int place = LoadBits(entries, 2 * i);
-    const uint32_t bits = static_cast<uint32_t>(LoadBits(entries, 2 * i + 1)) << 16;
-    std::memcpy(&values[place % kBlockSize * rank + place / kBlockSize], &bits, sizeof(bits));
+// The lists of exact entries of a side.
+struct Lists {
+  const std::byte* ends;
+  const std::byte* differences;
+  const std::byte* places;
+};
+
+// Adds to the values of a block what its exact entries differ from them. `counts` is of the lanes,
+// in the order of which the entries come: 16 lanes after the other, and of those two of each in
+// turn.
+void AddExact(const Lists& lists, int64_t list, const std::vector<int>& counts, bool is_key,
+              int rank, float* values) {
+  uint32_t at = 0;
+  if (list > 0) std::memcpy(&at, lists.ends + 4 * (list - 1), sizeof(at));
+  for (size_t first = 0; first < counts.size(); first += 16) {
+    for (int round = 0; round < 128; ++round) {
+      for (size_t lane = first; lane < first + 16; ++lane) {
+        for (int i = 2 * round; i < 2 * round + 2 && i < counts[lane]; ++i, ++at) {
+          const uint32_t bits = static_cast<uint32_t>(LoadBits(lists.differences, at)) << 16;
+          float difference;
+          std::memcpy(&difference, &bits, sizeof(difference));
+          const int place = static_cast<uint8_t>(lists.places[at]), own = static_cast<int>(lane);
+          values[is_key ? own * rank + place : place * rank + own] += difference;
+        }
+      }
+    }
   }
+  uint32_t end;
+  std::memcpy(&end, lists.ends + 4 * list, sizeof(end));
+  KVL_CHECK_EQ(at, end);
+}
+
+std::vector<int> ReadCounts(const std::byte* from, int n, bool is_wide) {
+  std::vector<int> counts(n);
+  for (int i = 0; i < n; ++i) {
+    counts[i] = is_wide ? LoadBits(from, i) : static_cast<uint8_t>(from[i]);
+  }
+  return counts;
 }
 
 }  // namespace
@@ -70,8 +98,12 @@ std::vector<float> ReadKeysRef(const RefObjects& objects) {
   for (int b = 0; b < s.n_blocks; ++b) {
     float* const values = &x[static_cast<size_t>(b) * kBlockSize * rank];
     if (s.n_key_entries() > 0) {
-      SetExact(objects.record + KeySparseEndsOffset(s), b, objects.record + KeySparseOffset(s),
-               rank, values);
+      const std::byte* const entries = objects.record + KeySparseOffset(s);
+      AddExact({objects.record + KeySparseEndsOffset(s), entries, entries + 2 * s.n_key_entries()},
+               b,
+               ReadCounts(objects.blocks[b] + KeyFactorOffset(s) + 2 * FactorBytes(s), kBlockSize,
+                          rank > 255),
+               /*is_key=*/true, rank, values);
     }
     AddLowRank(s, objects.blocks[b] + KeyFactorOffset(s), objects.record + KeyBasisOffset(s), rank,
                values);
@@ -105,9 +137,12 @@ std::vector<float> ReadValuesRef(const RefObjects& objects) {
   for (int b = 0; b < s.n_blocks; ++b) {
     float* const values = &x[static_cast<size_t>(b) * kBlockSize * rank];
     if (s.value_outliers() > 0) {
-      SetExact(objects.layer_record + ValueSparseEndsOffset(s),
+      const std::byte* const entries = objects.layer_record + ValueSparseOffset(s);
+      const int64_t n = int64_t{2} * s.value_outliers() * s.n_tokens();
+      AddExact({objects.layer_record + ValueSparseEndsOffset(s), entries, entries + 2 * n},
                int64_t{b} * s.n_kv_heads + objects.head_idx,
-               objects.layer_record + ValueSparseOffset(s), rank, values);
+               ReadCounts(objects.blocks[b] + PackedBlockBytes(s) - rank, rank, false),
+               /*is_key=*/false, rank, values);
     }
     AddLowRank(s, objects.blocks[b] + ValueFactorOffset(s), objects.record + ValueBasisOffset(s),
                rank, values);

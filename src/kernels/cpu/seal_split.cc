@@ -10,10 +10,6 @@
 namespace kvlathe {
 namespace {
 
-float* ResidualOf(const HeadRun& run, int rank, int block_idx, SealWorkspace* ws) {
-  return run.shape.lowrank() == 0 ? nullptr : ws->residual + int64_t{block_idx} * kBlockSize * rank;
-}
-
 // f(bits, first channel, channels, bytes from the start of the side's codes).
 template <typename F>
 void ForEachSegment(const BitSplit& split, const F& f) {
@@ -84,7 +80,7 @@ bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
     }
     std::byte* const scales = run.head().packed[b] + BlockScaleOffset(s);
     ScaleKeys(s.k_bits.scaled, scales, ws->x);
-    float* const residual = ResidualOf(run, s.rank_k, b, ws);
+    float* const residual = ResidualOf(run, /*is_key=*/true, b, ws);
     ForEachSegment(s.k_bits, [&](int bits, int first, int n, int64_t offset) {
       const int64_t at = int64_t{kBlockSize} * first;
       run.kernels->encode_units(bits, int64_t{kBlockSize} * n, ws->x + at,
@@ -107,7 +103,7 @@ bool SealSplitValues(const HeadRun& run, SealWorkspace* ws) {
                                     ws->x)) {
       return false;
     }
-    float* const residual = ResidualOf(run, s.rank_v, b, ws);
+    float* const residual = ResidualOf(run, /*is_key=*/false, b, ws);
     std::byte* const codes = run.head().packed[b] + PackedValueOffset(s);
     ForEachSegment(s.v_bits, [&](int bits, int first, int n, int64_t offset) {
       for (int pair = 0; pair < kBlockSize / 2; ++pair) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iostream>
 #include <limits>
 #include <optional>
@@ -95,6 +96,71 @@ TEST_P(SealTest, SharesOfExactEntries) {
   }
 }
 
+// Up to 256 entries of one token and 64 of one channel.
+TEST_P(SealTest, ExactEntriesOfOneLane) {
+  ThreadPool pool(2);
+  const std::vector<std::vector<Ranks>> heads = {
+      {{256, 256}}, {{16, 96}, {240, 16}}, {{80, 48}, {96, 128}}};
+  for (const PackedFormat& format :
+       {PackedFormat{Channel(2, 64), Token(2, 64), 2, 2, 0.05},
+        PackedFormat{Token(8, 0, true), LayerToken(3), 0, 0, 0.04}, Codebooks(3, 0.04, 1)}) {
+    for (size_t i = 0; i < heads.size(); ++i) {
+      for (int n_blocks : {1, 2, 3}) {
+        SCOPED_TRACE(
+            fmt::format("codebook {} heads {} blocks {}", format.k.has_codebook, i, n_blocks));
+        const DType row_type = n_blocks == 2 ? DType::kF32 : DType::kBf16;
+        Layer layer(format, row_type, DrawHeads(Data::kOneLane, heads[i], n_blocks, row_type, 5),
+                    n_blocks, true);
+        Sealer sealer(format, row_type, 1, &pool, GetParam());
+        const SealJob job = layer.Job(7);
+        ASSERT_TRUE(sealer.Run({&job, 1}).ok());
+        ExpectSealed(layer.Ref(), layer);
+        if (HasFatalFailure()) return;
+        const PackedShape s = layer.ShapeOf(0);
+        if (i > 0 || format.k.has_codebook || s.key_outliers() == 0) continue;
+        uint16_t count;
+        std::memcpy(&count, layer.packed[0].data() + KeyCountOffset(s) + 2 * 5, 2);
+        EXPECT_EQ(count, 256);
+      }
+    }
+  }
+}
+
+struct ErrorStats {
+  double max = 0, mean = 0, relative = 0;  // the last: Frobenius
+};
+ErrorStats Compare(const std::vector<float>& x, const std::vector<float>& y) {
+  ErrorStats stats;
+  double error_squares = 0, squares = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double error = std::fabs(static_cast<double>(x[i]) - y[i]);
+    stats.max = std::max(stats.max, error);
+    stats.mean += error / static_cast<double>(x.size());
+    error_squares += error * error;
+    squares += static_cast<double>(x[i]) * x[i];
+  }
+  stats.relative = std::sqrt(error_squares / squares);
+  return stats;
+}
+
+// Codes reach to the range of the other elements: what is far beyond is there by its difference.
+TEST_P(SealTest, ExactEntriesAreNear) {
+  ThreadPool pool(2);
+  for (const Named& named : Formats()) {
+    if (named.format.sparse_share == 0) continue;
+    for (DType row_type : {DType::kBf16, DType::kF32}) {
+      SCOPED_TRACE(named.name);
+      Layer layer(named.format, row_type, DrawHeads(Data::kOneLane, {{128, 128}}, 4, row_type, 5),
+                  4, true);
+      Sealer sealer(named.format, row_type, 1, &pool, GetParam());
+      const SealJob job = layer.Job(7);
+      ASSERT_TRUE(sealer.Run({&job, 1}).ok());
+      EXPECT_LT(Compare(layer.heads[0].k, ReadKeysRef(layer.Objects(0))).max, 10);
+      EXPECT_LT(Compare(layer.heads[0].v, ReadValuesRef(layer.Objects(0))).max, 10);
+    }
+  }
+}
+
 // Several layers at once, by a sealer that has sealed larger and smaller runs before.
 TEST_P(SealTest, JobsDoNotDependOnEachOther) {
   const PackedFormat format = Formats().back().format;
@@ -172,23 +238,6 @@ TEST_P(SealTest, RefusesWhatIsNotFinite) {
       }
     }
   }
-}
-
-struct ErrorStats {
-  double max = 0, mean = 0, relative = 0;  // the last: Frobenius
-};
-ErrorStats Compare(const std::vector<float>& x, const std::vector<float>& y) {
-  ErrorStats stats;
-  double error_squares = 0, squares = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    const double error = std::fabs(static_cast<double>(x[i]) - y[i]);
-    stats.max = std::max(stats.max, error);
-    stats.mean += error / static_cast<double>(x.size());
-    error_squares += error * error;
-    squares += static_cast<double>(x[i]) * x[i];
-  }
-  stats.relative = std::sqrt(error_squares / squares);
-  return stats;
 }
 
 TEST_P(SealTest, ErrorsOfFormats) {

@@ -160,7 +160,8 @@ enum class Data {
   kTies,
   kAscending,
   kHuge,
-  kLast
+  kLast,
+  kOneLane  // all channels of a token of K, a channel of V are far out
 };
 
 inline float Draw(Data data, bool is_key, int token, int channel, Random& random) {
@@ -185,6 +186,9 @@ inline float Draw(Data data, bool is_key, int token, int channel, Random& random
       return static_cast<float>(random.Below(4)) - 1.5f;
     case Data::kAscending:
       return static_cast<float>(token) - 0.01f * static_cast<float>(channel);
+    case Data::kOneLane:
+      if ((is_key ? token : channel) != 5) return normal();
+      return ((is_key ? channel : token) % 3 == 0 ? -300.0f : 300.0f) + normal();
     case Data::kHuge:
     case Data::kLast:
       break;

@@ -29,6 +29,8 @@ int64_t LayOut(const SealSizes& sizes, std::byte* base, SealWorkspace* ws) {
   parts.Take(sizes.splits_bits ? kBlockSize * sizes.max_rank : 0, &ws->part);
   parts.Take(kBlockSize * sizes.max_rank / kLineWords, &ws->masks);
   parts.Take(sizes.max_rank, &ws->found);
+  parts.Take(sizes.has_exact ? kMaxColumns : 0, &ws->lane_counts);
+  parts.Take(sizes.has_exact ? kMaxColumns * kMaxColumns : 0, &ws->lane_places);
   for (std::byte*& column : ws->columns) parts.Take(sizes.column_keys * 4, &column);
   for (float** tail : {&ws->tail_high, &ws->tail_low}) parts.Take(kMaxColumns, tail);
   for (int64_t** ties : {&ws->high_ties, &ws->low_ties}) parts.Take(kMaxColumns, ties);

@@ -26,11 +26,12 @@ struct HeadRun {
 struct SealSizes {
   int64_t max_rank = 0;
   int64_t column_keys = 0;     // of the longest column whose ends are looked for
-  int64_t residual_words = 0;  // of the largest residual
+  int64_t residual_words = 0;  // of the largest residual, and of a block with exact entries
   int64_t factor_words = 0;    // of the largest A
   int lowrank = 0;
   int64_t quotients = 0;  // of K with a codebook and exact entries, of a run
   bool splits_bits = false;
+  bool has_exact = false;
 
   friend bool operator==(const SealSizes&, const SealSizes&) = default;
 };
@@ -48,6 +49,8 @@ struct SealWorkspace {
   float* part;                  // some channels of a block of V, by lines; where bits are split
   uint32_t* masks;              // [pairs][lines]
   uint64_t* found;              // [channels]: tokens of a block that may be exact entries
+  int* lane_counts;             // of the exact entries of a block: [tokens of K or channels of V]
+  uint8_t* lane_places;         // [lanes][kMaxPackedRank]
   std::byte* columns[2];        // keys
   float *tail_high, *tail_low;  // of a column each: channels of K, tokens of V
   int64_t *high_ties, *low_ties;

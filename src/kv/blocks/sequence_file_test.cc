@@ -391,6 +391,9 @@ TEST_F(SequenceFileTest, HostilePlacesOfExactEntriesAreRefused) {
   std::memset(objects->records[0], 0, static_cast<size_t>(RunRecordBytes(shape)));
   const uint32_t n_entries = 2 * shape.key_outliers() * shape.rank_k;
   std::memcpy(objects->records[0] + KeySparseEndsOffset(shape), &n_entries, 4);
+  // 16 of each of the first tokens.
+  ASSERT_EQ(n_entries % 16, 0u);
+  std::memset(objects->packed[0][0] + KeyCountOffset(shape), 16, n_entries / 16);
   cache.PlaceRun(0, *objects);
   ASSERT_TRUE(SaveSequence(cache, layout, identity, "", path_).ok());
   BlockPool other_pool(kNoLimit);
@@ -400,19 +403,93 @@ TEST_F(SequenceFileTest, HostilePlacesOfExactEntriesAreRefused) {
 
   const std::string bytes = FileBytes();
   const size_t record = bytes.size() - 4 - static_cast<size_t>(RunRecordObjectBytes(shape));
-  const auto refuse = [&](int64_t offset, uint32_t value) {
+  const size_t block = record - static_cast<size_t>(PackedBlockObjectBytes(shape));
+  const auto refuse = [&](size_t offset, const std::string& value) {
     std::string hostile = bytes;
-    std::memcpy(hostile.data() + record + offset, &value, 4);
+    hostile.replace(offset, value.size(), value);
     WriteSealed(hostile);
     const Status status = Refusal(layout, identity);
     EXPECT_EQ(status.code(), StatusCode::kDataLoss);
     EXPECT_THAT(MessageOf(status), HasSubstr("points outside"));
   };
-  refuse(KeySparseEndsOffset(shape), n_entries + 1);
-  refuse(KeySparseEndsOffset(shape), n_entries - 1);
-  refuse(KeySparseEndsOffset(shape), 0xffffffff);
-  refuse(KeySparseOffset(shape), 16 << 6);  // a channel that there is not
-  refuse(KeySparseOffset(shape) + 4 * (n_entries - 1), 0xffff);
+  for (const uint32_t end : {n_entries + 1, n_entries - 1, 0xffffffffu}) {
+    refuse(record + KeySparseEndsOffset(shape),
+           std::string(reinterpret_cast<const char*>(&end), 4));
+  }
+  for (const uint32_t i : {0u, n_entries - 1}) {
+    for (const char channel : {'\x10', '\xff'}) {  // that there is not
+      refuse(record + KeyPlacesOffset(shape) + i, std::string(1, channel));
+    }
+  }
+  // More entries than the list has, fewer, and more than a token has channels.
+  const size_t counts = block + KeyCountOffset(shape);
+  refuse(counts + 63, "\x01");
+  refuse(counts, "\x0f");
+  refuse(counts, std::string("\x11\x0f", 2));
+}
+
+// Of V: counts that do not go with the list of their own head and block.
+TEST_F(SequenceFileTest, HostileCountsOfExactValuesAreRefused) {
+  const SequenceIdentity identity = {"kcvt(bits=2,run=128,sink=0)+sparse(share=0.1)", "model-1"};
+  const Spec spec = *Spec::Parse(identity.spec);
+  CacheLayout layout = {1, 2, 16, 0, {{16, 16, DType::kBf16}, {16, 32, DType::kBf16}}};
+  layout.seal = SealPlanOf(spec);
+  const RunExtent run{0, 2, true};
+  const PackedShape shapes[] = {PackedShapeOf(layout, 0, 0, run), PackedShapeOf(layout, 0, 1, run)};
+  ASSERT_EQ(shapes[0].value_outliers(), 2);
+  BlockPool pool(kNoLimit);
+  SequenceCache cache(&layout, &pool);
+  cache.set_n_prompt(128);
+  ASSERT_TRUE(cache.Extend(128).ok());
+  const auto objects = cache.TakeRunObjects(0);
+  ASSERT_TRUE(objects.ok());
+  for (int h = 0; h < 2; ++h) {
+    std::memset(objects->records[h], 0, static_cast<size_t>(RunRecordBytes(shapes[h])));
+    // Of K all in the first block; of V 64 and 192 a block.
+    const auto n_keys = static_cast<uint32_t>(shapes[h].n_key_entries());
+    ASSERT_EQ(n_keys % 16, 0u);
+    for (int b = 0; b < 2; ++b) {
+      std::memcpy(objects->records[h] + KeySparseEndsOffset(shapes[h]) + 4 * b, &n_keys, 4);
+      std::byte* const block = objects->packed[h][b];
+      std::memset(block, 0, static_cast<size_t>(PackedBlockBytes(shapes[h])));
+      if (b == 0) std::memset(block + KeyCountOffset(shapes[h]), 16, n_keys / 16);
+      std::memset(block + ValueCountOffset(shapes[h]), 64, h == 0 ? 1 : 3);
+    }
+  }
+  std::byte* const layer_record = objects->layer_records[0];
+  std::memset(layer_record, 0, static_cast<size_t>(LayerRecordBytes(shapes[0])));
+  const uint32_t ends[] = {64, 256, 320, 512};
+  ASSERT_EQ(shapes[0].n_value_entries(), 512);
+  std::memcpy(layer_record + ValueSparseEndsOffset(shapes[0]), ends, sizeof(ends));
+  cache.PlaceRun(0, *objects);
+  const auto status = [&] {
+    EXPECT_TRUE(SaveSequence(cache, layout, identity, "", path_).ok());
+    BlockPool other_pool(kNoLimit);
+    SequenceCache restored(&layout, &other_pool);
+    return Restore(layout, &restored, identity).status();
+  };
+  EXPECT_TRUE(status().ok());
+  for (int h = 0; h < 2; ++h) {
+    for (int b = 0; b < 2; ++b) {
+      std::byte* const counts = objects->packed[h][b] + ValueCountOffset(shapes[h]);
+      for (const int count : {63, 65, 0}) {
+        counts[0] = static_cast<std::byte>(count);
+        EXPECT_THAT(MessageOf(status()), HasSubstr("points outside")) << h << b << count;
+      }
+      counts[0] = std::byte{65};  // as many in all, but more than a channel has tokens
+      counts[15] = std::byte{255};
+      EXPECT_EQ(status().code(), StatusCode::kDataLoss);
+      counts[0] = std::byte{63};
+      counts[15] = std::byte{1};
+      EXPECT_TRUE(status().ok());
+      counts[0] = std::byte{64};
+      counts[15] = std::byte{0};
+    }
+  }
+  for (const int token : {64, 255}) {
+    layer_record[ValuePlacesOffset(shapes[0]) + 511] = static_cast<std::byte>(token);
+    EXPECT_EQ(status().code(), StatusCode::kDataLoss);
+  }
 }
 
 TEST_F(SequenceFileTest, HostilePositionsOfEntriesAreRefused) {

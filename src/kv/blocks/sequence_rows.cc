@@ -229,11 +229,26 @@ class RowCopier {
       if (!IsSoundRunRecord(shape, runs[r].record)) return false;
       if (!layout_.OwnsLayerRecord(kv_head_idx)) continue;
       Take(const_cast<std::byte*>(runs[r].layer_record), LayerRecordObjectBytes(shape));
-      std::vector<int> ranks_v;
-      for (int g = kv_head_idx; g < kv_head_idx + layout_.n_heads_per_run(); ++g) {
-        ranks_v.push_back(layout_.shape(layer_idx, g).rank_v);
+      if (!IsSoundLayerRecord(shape, runs[r].layer_record)) return false;
+    }
+    return CountsAreSound(layer_idx, kv_head_idx, held);
+  }
+
+  // Of the blocks of a head whose records, and those of its layer, are there.
+  bool CountsAreSound(int layer_idx, int kv_head_idx, const HeldRuns& held) const {
+    const auto runs = cache_->runs(layer_idx, kv_head_idx).subspan(held.n_gone());
+    const auto blocks = cache_->blocks(layer_idx, kv_head_idx);
+    for (size_t r = 0; r < runs.size(); ++r) {
+      const RunExtent& run = held.runs()[r];
+      const PackedShape shape = PackedShapeOf(layout_, layer_idx, kv_head_idx, run);
+      for (int64_t b = std::max(run.first_block, held.n_unseen());
+           b < run.first_block + run.n_blocks; ++b) {
+        if (!HasSoundCounts(shape, kv_head_idx % layout_.n_heads_per_run(),
+                            {runs[r].record, runs[r].layer_record},
+                            static_cast<int>(b - run.first_block), blocks[b])) {
+          return false;
+        }
       }
-      if (!IsSoundLayerRecord(shape, ranks_v, runs[r].layer_record)) return false;
     }
     return true;
   }
@@ -291,6 +306,7 @@ int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t
   int64_t n_held = 0;
   if (merged.empty()) n_held = HeldBlocks(layout, n_tokens, n_prompt);
   int64_t n_bytes = 0;
+  int layer_rank_v = 0;
   for (size_t i = 0; i < layout.shapes.size(); ++i) {
     const BlockShape& head = layout.shapes[i];
     const int kv_head_idx = static_cast<int>(i) % layout.n_kv_heads;
@@ -303,7 +319,7 @@ int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t
     if (!layout.RetentionIsOver(n_tokens, n_prompt)) n_bytes += EntryTableBytes(layout, n_held);
     if (held.n_sealed() == 0) n_bytes += QueryGramBytes(layout);
     const bool is_first = layout.OwnsLayerRecord(kv_head_idx);
-    const int layer_rank_v = is_first ? SharedRankV(layout, i) : 0;
+    if (is_first) layer_rank_v = SharedRankV(layout, i);
     for (const RunExtent& run : held.runs()) {
       const PackedShape shape = PackedShapeOf(layout, head, layer_rank_v, run);
       const int64_t n_blocks =
