@@ -148,6 +148,7 @@ Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
     report->read_gb_per_s =
         std::max(report->read_gb_per_s, kReadWorkingSetBytes / read_seconds * 1e-9);
     for (AttentionCase& c : *cases) {
+      PlaceCounts(c, &memory);
       KVL_ASSIGN_OR_RETURN(const double seconds, TimePass(options, c, &attention));
       if (repetition >= 0) c.pass_seconds.push_back(seconds);  // the first pass warms up
     }

@@ -107,19 +107,58 @@ void PlaceBlocks(const std::byte* memory, const AttentionBenchOptions& options, 
   }
 }
 
-// Exact entries spread evenly over blocks: `ends` has n_lists counts that add up to n_entries.
-void FillSparse(int64_t n_entries, int64_t n_lists, int rank, uint64_t seed, std::byte* ends,
-                std::byte* entries) {
-  for (int64_t i = 0; i < n_lists; ++i) {
-    const uint32_t end = static_cast<uint32_t>(n_entries * (i + 1) / n_lists);
-    std::memcpy(ends + 4 * i, &end, sizeof(end));
+// Exact entries spread evenly over blocks, and over the heads of a block by their widths: a list
+// for each block and head.
+class SparseFiller {
+ public:
+  SparseFiller(int64_t n_entries, int n_blocks, const std::vector<int>& widths, uint64_t seed)
+      : n_entries_(n_entries), n_blocks_(n_blocks), random_(seed) {
+    for (const int width : widths) ends_.push_back(ends_.back() + width);
   }
-  for (int64_t i = 0; i < n_entries; ++i) {
-    const uint64_t bits = MixBits(seed + i);
-    const SparseEntry entry{SparsePlace(bits & 63, static_cast<int>((bits >> 6) % rank)), 0x3f80};
-    std::memcpy(entries + i * sizeof(entry), &entry, sizeof(entry));
+
+  // Where the lists end, and random entries of places below n_places.
+  void FillRecord(int n_places, std::byte* ends, std::byte* differences) {
+    for (int64_t i = 0; n_entries_ > 0 && i < n_blocks_ * (std::ssize(ends_) - 1); ++i) {
+      const auto end = static_cast<uint32_t>(EndOf(i));
+      std::memcpy(ends + 4 * i, &end, sizeof(end));
+    }
+    for (int64_t i = 0; i < n_entries_; ++i) {
+      const uint16_t one = 0x3f80;
+      std::memcpy(differences + 2 * i, &one, sizeof(one));
+      differences[2 * n_entries_ + i] = static_cast<std::byte>(random_.Below(n_places));
+    }
   }
-}
+  // The entries of a list fall on lanes at random, at most n_places on each; counts are a byte
+  // each, or two.
+  void AppendCounts(int64_t list, int n_lanes, int n_places, bool is_wide,
+                    std::vector<std::byte>* to) {
+    if (n_entries_ == 0) return;
+    std::vector<int> counts(n_lanes);
+    for (int64_t n = EndOf(list) - EndOf(list - 1); n > 0;) {
+      int& count = counts[random_.Below(n_lanes)];
+      if (count == n_places) continue;
+      ++count;
+      --n;
+    }
+    for (const int count : counts) {
+      to->push_back(static_cast<std::byte>(count & 255));
+      if (is_wide) to->push_back(static_cast<std::byte>(count >> 8));
+    }
+  }
+
+ private:
+  int64_t EndOf(int64_t list) const {
+    const int64_t n_heads = std::ssize(ends_) - 1;
+    const int64_t block = (list + 1) / n_heads, head = (list + 1) % n_heads;
+    const int64_t begin = n_entries_ * block / n_blocks_;
+    const int64_t end = n_entries_ * (block + 1) / n_blocks_;
+    return begin + (end - begin) * ends_[head] / ends_.back();
+  }
+
+  int64_t n_entries_, n_blocks_;
+  std::vector<int> ends_ = {0};  // of the heads, in widths
+  Random random_;
+};
 
 // Records of every run, random where any number will do.
 Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, AttentionCase* c) {
@@ -139,17 +178,25 @@ Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Atten
       PackedRun run{.first_block = static_cast<int>(c->extents[r].first_block),
                     .n_blocks = s.n_blocks,
                     .record = next};
-      FillSparse(s.n_key_entries(), s.n_key_entries() > 0 ? s.n_blocks : 0, s.rank_k, i,
-                 next + KeySparseEndsOffset(s), next + KeySparseOffset(s));
+      SparseFiller of_k(s.n_key_entries(), s.n_blocks, {1}, i);
+      of_k.FillRecord(s.rank_k, next + KeySparseEndsOffset(s), next + KeySparseOffset(s));
       next += RunRecordObjectBytes(s);
+      std::vector<int> ranks_v;
+      for (int g = 0; g < s.n_kv_heads; ++g) {
+        ranks_v.push_back(c->layout.shapes[first_head + g].rank_v);
+      }
+      SparseFiller of_v(s.n_value_entries(), s.n_blocks, ranks_v, i + 1);
       if (i == first_head) {
         run.layer_record = next;
-        FillSparse(int64_t{2} * s.value_outliers() * s.n_tokens(),
-                   s.value_outliers() > 0 ? int64_t{s.n_blocks} * s.n_kv_heads : 0, 16, i,
-                   next + ValueSparseEndsOffset(s), next + ValueSparseOffset(s));
+        of_v.FillRecord(kBlockSize, next + ValueSparseEndsOffset(s), next + ValueSparseOffset(s));
         next += LayerRecordObjectBytes(s);
       } else {
         run.layer_record = c->runs[first_head * c->extents.size() + r].layer_record;
+      }
+      for (int b = 0; b < s.n_blocks; ++b) {
+        of_k.AppendCounts(b, kBlockSize, s.rank_k, HasWideKeyCounts(s), &c->counts);
+        of_v.AppendCounts(int64_t{b} * s.n_kv_heads + static_cast<int64_t>(i - first_head),
+                          s.rank_v, kBlockSize, false, &c->counts);
       }
       c->runs.push_back(run);
     });
@@ -295,6 +342,24 @@ Status BuildCase(const AttentionBenchOptions& options, BenchMemory* memory, Thre
   KVL_RETURN_IF_ERROR(MakeRecords(options, pool, c));
   MakeJobs(options, memory->q, &memory->out, c);
   return AddVotes(options, c);
+}
+
+void PlaceCounts(const AttentionCase& c, BenchMemory* memory) {
+  const std::byte* next = c.counts.data();
+  if (next == nullptr) return;
+  const int64_t n_head_blocks = BlocksOf(c.row.context);
+  for (size_t i = 0; i < c.layout.shapes.size(); ++i) {
+    ForEachRun(c, i, [&](size_t r, const PackedShape& s) {
+      const int64_t n_bytes = KeyCountBytes(s) + ValueCountBytes(s);
+      for (int b = 0; b < s.n_blocks; ++b, next += n_bytes) {
+        const int64_t block =
+            static_cast<int64_t>(i) * n_head_blocks + c.extents[r].first_block + b;
+        const int64_t at = c.blocks[block] - memory->blocks.data();
+        std::memcpy(memory->blocks.data() + at + KeyCountOffset(s), next,
+                    static_cast<size_t>(n_bytes));
+      }
+    });
+  }
 }
 
 std::vector<int> DrawRanks(int n, int head_dim, double rate, uint64_t seed) {

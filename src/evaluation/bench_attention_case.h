@@ -24,6 +24,7 @@ struct AttentionCase {
   std::vector<const std::byte*> blocks;  // [n_layers * n_kv_heads, blocks of the context] or null
   Buffer records;                        // of all runs
   std::vector<PackedRun> runs;           // [n_layers * n_kv_heads, n_runs]
+  std::vector<std::byte> counts;         // of exact entries, of all sealed blocks in order
   ModelCodebooks codebooks;              // of a format that has them
   std::vector<float> cos, sin;           // by which all heads turn their keys, where they do
   std::optional<RetentionPlan> retention;
@@ -48,6 +49,9 @@ struct BenchMemory {
 // Blocks, records, jobs and votes of the case, in memory that it does not own.
 Status BuildCase(const AttentionBenchOptions& options, BenchMemory* memory, ThreadPool* pool,
                  AttentionCase* c);
+
+// Puts the counts of exact entries into the case's blocks, where other cases have been since.
+void PlaceCounts(const AttentionCase& c, BenchMemory* memory);
 
 // Standard normal Bf16 values, different everywhere: blocks of such rows are valid in any layout.
 void FillNormal(ThreadPool* pool, uint64_t seed, int64_t n_bytes, std::byte* bytes);
