@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "reference_family.h"
 
@@ -41,12 +42,6 @@ Vector Shifted(Vector x, const Vector& offset, double sign) {
   return x;
 }
 
-// q^T of a stored key: (q D) k~ + q^T offset.
-double ScoreOfStored(const ReferenceBasis& basis, const Vector& q, const Vector& k) {
-  const double score = Dot(TimesMatrix(q, basis.query), k);
-  return basis.key_offset.empty() ? score : score + Dot(q, basis.key_offset);
-}
-
 // x without the channel that decides.
 Vector WithoutDecision(const ReferenceModel& m, Vector x) {
   if (m.dmc.has_value()) x[m.dmc->is_last ? m.head_dim - 1 : 0] = 0;
@@ -57,19 +52,6 @@ Vector WithoutDecision(const ReferenceModel& m, Vector x) {
 Vector Rotated(const ReferenceModel& m, const Vector& x, int position) {
   const Vector y = RotateRow(m.rope, m.rotary_dim, WithoutDecision(m, x), position);
   return m.dmc.has_value() && m.dmc->zeroes_after_rope ? WithoutDecision(m, y) : y;
-}
-
-// The key of a stored latent.
-Vector KeyOfLatent(const ReferenceModel& m, const ReferenceBasis& basis, const Vector& latent,
-                   int position) {
-  const Vector k = Shifted(TimesMatrix(latent, basis.key_way_back), basis.key_offset, 1);
-  return Rotated(m, k, position);
-}
-
-double ScoreOf(const ReferenceModel& m, const ReferenceBasis& basis, const Vector& q,
-               const Vector& stored, int position) {
-  if (basis.key_way_back.empty()) return ScoreOfStored(basis, q, stored);
-  return Dot(q, KeyOfLatent(m, basis, stored, position));
 }
 
 // The first of the heads that share latents with head g, and how many they are.
@@ -91,9 +73,68 @@ Vector JoinedRow(const std::vector<Matrix>& heads, const HeadGroup& group, int j
   return joined;
 }
 
+// What rows of one head stand for, by position, with the stored rows that it was made of: mapped
+// back once as long as they stay what they are, not again for every later token.
+class MappedBack {
+ public:
+  template <typename Map>
+  const Vector& Of(Vector stored, int position, const Map& map) {
+    if (position >= std::ssize(rows_)) rows_.resize(position + 1);
+    Row& row = rows_[position];
+    if (row.mapped.empty() || row.stored != stored) {
+      row.mapped = map(stored);
+      row.stored = std::move(stored);
+    }
+    return row.mapped;
+  }
+
+ private:
+  struct Row {
+    Vector stored, mapped;
+  };
+  std::vector<Row> rows_;
+};
+
+// By KV head of a layer.
+struct LayerMappedBack {
+  std::vector<MappedBack> keys, values;
+};
+
+// Scaled scores of a query head with the rows `seen` of its KV head.
+Vector ScoresOf(const ReferenceModel& m, const ReferenceBasis* basis, int n_sink, int g,
+                const Vector& q, const std::vector<int>& seen, const ReferenceRows& rows,
+                MappedBack* keys) {
+  const HeadGroup group = GroupOf(m, basis, g);
+  const bool is_latent = basis != nullptr && !basis->key_way_back.empty();
+  // q^T of a stored key: (q D) k~ + q^T offset.
+  const bool is_rotated = basis != nullptr && !is_latent;
+  const Vector rotated = is_rotated ? TimesMatrix(q, basis->query) : Vector();
+  const double of_offset =
+      is_rotated && !basis->key_offset.empty() ? Dot(q, basis->key_offset) : 0.0;
+  Vector scores;
+  for (const int j : seen) {
+    double score = 0;
+    if (basis == nullptr || j < n_sink) {
+      score = Dot(q, rows.keys[g][j]);
+    } else if (is_latent) {
+      const int position = rows.positions[g][j];
+      const auto key_of = [&](const Vector& latent) {
+        const Vector k = Shifted(TimesMatrix(latent, basis->key_way_back), basis->key_offset, 1);
+        return Rotated(m, k, position);
+      };
+      score = Dot(q, keys->Of(JoinedRow(rows.keys, group, j), position, key_of));
+    } else {
+      score = Dot(rotated, JoinedRow(rows.keys, group, j)) + of_offset;
+    }
+    scores.push_back(score / std::sqrt(static_cast<double>(m.head_dim)));
+  }
+  return scores;
+}
+
 // Output of all heads for the newest token, back in the width of W_O's input.
 Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBasis>& bases,
-              int n_sink, const Vector& q_all, int position, ReferenceRows& rows) {
+              int n_sink, const Vector& q_all, int position, ReferenceRows& rows,
+              LayerMappedBack* mapped) {
   Vector out;
   rows.queries.clear();
   rows.scores.clear();
@@ -103,26 +144,23 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     rows.queries.push_back(q);
     const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
     const HeadGroup group = GroupOf(m, basis, g);
-    Vector scores;
     std::vector<int> seen;
     for (int j = 0; j < static_cast<int>(rows.keys[g].size()); ++j) {
       if (m.window == 0 || j < m.window_spares || j > position - m.window) seen.push_back(j);
     }
-    for (const int j : seen) {
-      const double score =
-          basis == nullptr || j < n_sink
-              ? Dot(q, rows.keys[g][j])
-              : ScoreOf(m, *basis, q, JoinedRow(rows.keys, group, j), rows.positions[g][j]);
-      scores.push_back(score / std::sqrt(static_cast<double>(m.head_dim)));
-    }
+    Vector scores = ScoresOf(m, basis, n_sink, g, q, seen, rows, &mapped->keys[g]);
     rows.scores.push_back(scores);
     double max = scores[0], sum = 0;
     for (double s : scores) max = std::max(max, s);
     for (double& s : scores) sum += s = std::exp(s - max);
     Vector o(m.head_dim, 0.0);
+    const auto value_of = [&](const Vector& stored) {
+      if (basis == nullptr) return stored;
+      return Shifted(TimesMatrix(stored, basis->output), basis->value_offset, 1);
+    };
     for (size_t s = 0; s < seen.size(); ++s) {
-      Vector v = JoinedRow(rows.values, group, seen[s]);
-      if (basis != nullptr) v = Shifted(TimesMatrix(v, basis->output), basis->value_offset, 1);
+      const Vector& v = mapped->values[g].Of(JoinedRow(rows.values, group, seen[s]),
+                                             rows.positions[g][seen[s]], value_of);
       for (int i = 0; i < m.head_dim; ++i) o[i] += scores[s] / sum * v[i];
     }
     out.insert(out.end(), o.begin(), o.end());
@@ -282,6 +320,8 @@ Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
     r.values.resize(m.n_kv_heads);
     r.open.resize(m.n_kv_heads);
   }
+  const std::vector<MappedBack> none(m.n_kv_heads);
+  std::vector<LayerMappedBack> mapped(m.n_layers, {none, none});
   Matrix logits;
   for (size_t t = 0; t < ids.size(); ++t) {
     const int position = static_cast<int>(t);
@@ -292,8 +332,8 @@ Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
       const Qkv qkv = ProjectQkv(m, layer, AttentionNorm(m, layer, x));
       const int n_plain_keys = position < n_whole_keys ? n_whole_keys : n_sink;
       Store(m, l, {bases, n_plain_keys, merging}, qkv, position, &rows[l]);
-      const Vector o =
-          ProjectOutput(m, layer, Attend(m, l, bases, n_plain_keys, qkv.q, position, rows[l]));
+      const Vector o = ProjectOutput(
+          m, layer, Attend(m, l, bases, n_plain_keys, qkv.q, position, rows[l], &mapped[l]));
       if (loss) loss(l, &rows[l]);
       for (int i = 0; i < m.hidden; ++i) x[i] += o[i];
       const Vector mlp = Mlp(m, layer, MlpNorm(m, layer, before, x));
