@@ -1,0 +1,119 @@
+#include "retained_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+#include <random>
+
+#include "kv/quantizer/method.h"
+#include "kv/retention/method.h"
+#include "random_model.h"
+
+namespace kvlathe {
+
+using testing::Matrix;
+
+std::string RetainedModelTest::directory_;
+testing::ReferenceModel RetainedModelTest::reference_;
+std::vector<testing::ReferenceBasis> RetainedModelTest::maps_;
+std::vector<testing::ReferenceBasis> RetainedModelTest::latents_;
+std::vector<testing::ReferenceBasis> RetainedModelTest::shared_latents_;
+std::vector<int32_t> RetainedModelTest::ids_;
+
+void RetainedModelTest::SetUpTestSuite() {
+  directory_ = testing::FreshDirectory("retained_model");
+  reference_ =
+      testing::WriteRandomModel({.n_heads = 4, .n_kv_heads = 2, .head_dim = 32}, directory_, 31);
+  maps_ = testing::RandomBases(reference_, 12);
+  latents_ = testing::RandomLatentBases(reference_, 12);
+  shared_latents_ = testing::RandomLatentBases(reference_, 12, reference_.n_kv_heads);
+  ids_.clear();  // both suites of this class come here
+  std::mt19937_64 random(8);
+  for (int i = 0; i < kManyTokens; ++i) {
+    ids_.push_back(static_cast<int32_t>(random() % reference_.vocab));
+  }
+}
+
+void RetainedModelTest::TearDownTestSuite() { std::filesystem::remove_all(directory_); }
+
+std::unique_ptr<Model> RetainedModelTest::Load(Isa isa, DType type, const char* spec_text,
+                                               double slack) {
+  const auto spec = Spec::Parse(spec_text);
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  const std::optional<SealPlan> seal = SealPlanOf(*spec);
+  std::optional<RetentionPlan> plan = RetentionPlanOf(*spec);
+  if (plan.has_value()) plan->run = kRun;
+  if (slack > 0) plan->slack = slack;
+  auto reader = SafetensorsReader::OpenModel(directory_);
+  auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
+                                    MakeFileSource(*std::move(reader)), &threads_);
+  EXPECT_TRUE(weights.ok()) << weights.status();
+  const ModelBasis basis = testing::ToModelBasis(reference_, BasesOf(spec_text));
+  auto model = Model::Create(*std::move(weights), spec->basis() == nullptr ? nullptr : &basis,
+                             spec->n_sink(), &threads_, isa, seal.has_value() ? &*seal : nullptr,
+                             plan.has_value() ? &*plan : nullptr);
+  EXPECT_TRUE(model.ok()) << model.status();
+  return *std::move(model);
+}
+
+std::unique_ptr<SequenceCache> RetainedModelTest::NewCache(const Model& model, int n_tokens) {
+  auto cache = std::make_unique<SequenceCache>(&model.layout(), &pool_);
+  cache->set_n_prompt(kPrompt, n_tokens - kPrompt);
+  return cache;
+}
+
+void RetainedModelTest::Read(Model* model, SequenceCache* cache, int n_tokens, int chunk,
+                             Matrix* logits) {
+  while (cache->n_tokens() < n_tokens) {
+    const int begin = cache->n_tokens();
+    const int n = static_cast<int>(std::min<int64_t>({chunk, n_tokens - begin, cache->max_step()}));
+    const Status extended = cache->Extend(n);
+    ASSERT_TRUE(extended.ok()) << extended;
+    const SequenceStep step{cache, std::span(ids_).subspan(begin, n), SequenceStep::Logits::kAll};
+    const Status status = model->Forward({&step, 1});
+    ASSERT_TRUE(status.ok()) << status;
+    for (int t = 0; t < n; ++t) {
+      logits->emplace_back(model->logits(t).begin(), model->logits(t).end());
+    }
+    ASSERT_EQ(cache->bytes().total(),
+              SequenceBytes(model->layout(), cache->n_tokens(), n, kPrompt));
+    ASSERT_EQ(cache->bytes().total(), pool_.usage().used_bytes);
+  }
+}
+
+void RetainedModelTest::Step(Model* model, SequenceCache* cache, int n) {
+  const int begin = cache->n_tokens();
+  ASSERT_TRUE(cache->Extend(n).ok());
+  const SequenceStep step{cache, std::span(ids_).subspan(begin, n), SequenceStep::Logits::kLast};
+  const Status status = model->Forward({&step, 1});
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+std::vector<int> RetainedModelTest::Positions(const SequenceCache& cache, int layer_idx,
+                                              int kv_head_idx) {
+  std::vector<int> positions;
+  for (int e = 0; e < cache.n_entries(layer_idx, kv_head_idx); ++e) {
+    positions.push_back(cache.entries(layer_idx, kv_head_idx).position(e));
+  }
+  std::ranges::sort(positions);
+  return positions;
+}
+
+double RetainedModelTest::LargestDifference(const Matrix& a, const Matrix& b) {
+  double largest = 0;
+  EXPECT_EQ(a.size(), b.size());
+  for (size_t t = 0; t < std::min(a.size(), b.size()); ++t) {
+    for (size_t i = 0; i < a[t].size(); ++i) {
+      largest = std::max(largest, std::abs(a[t][i] - b[t][i]));
+    }
+  }
+  return largest;
+}
+
+const std::vector<testing::ReferenceBasis>& RetainedModelTest::BasesOf(std::string_view spec) {
+  if (spec.starts_with("fdc")) return maps_;
+  return spec.starts_with("palu(group=2)") ? shared_latents_ : latents_;
+}
+
+}  // namespace kvlathe
