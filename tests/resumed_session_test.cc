@@ -13,13 +13,13 @@
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec.h"
+#include "model/small_config.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {
 namespace {
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-constexpr int kVocabulary = 128;
 
 struct ModelCase {
   const char* name;
@@ -39,15 +39,7 @@ struct Generated {
 class ResumedSession : public testing::TestWithParam<ModelCase> {
  protected:
   void SetUp() override {
-    ModelConfig c;
-    c.model_type = "llama";
-    c.n_layers = 2;
-    c.hidden_dim = 64;
-    c.n_heads = 4;
-    c.n_kv_heads = 2;
-    c.head_dim = 32;
-    c.ffn_dim = 96;
-    c.vocab_size = kVocabulary;
+    ModelConfig c = SmallConfig();
     c.max_seq_len = 1024;
     c.window = GetParam().window;
     auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
@@ -70,7 +62,7 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
     Request r;
     Random random(seed);
     for (int i = 0; i < n_prompt; ++i) {
-      r.prompt.push_back(static_cast<int32_t>(random.Below(kVocabulary)));
+      r.prompt.push_back(static_cast<int32_t>(random.Below(kSmallVocabulary)));
     }
     r.max_tokens = max_tokens;
     return r;
@@ -102,7 +94,7 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
     const std::string path = folder_ / "session";
     const Status saved = SaveSession(session, model_->layout(), identity_, path);
     EXPECT_TRUE(saved.ok()) << saved;
-    auto loaded = LoadSession(path, {identity_, &model_->layout(), 1024}, kVocabulary, pool);
+    auto loaded = LoadSession(path, {identity_, &model_->layout(), 1024}, kSmallVocabulary, pool);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     return *std::move(loaded);
   }

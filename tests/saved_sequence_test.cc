@@ -15,25 +15,16 @@
 #include "kv/retention/method.h"
 #include "kv/spec.h"
 #include "model/model.h"
+#include "model/small_config.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {
 namespace {
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-constexpr int kVocabulary = 128;
 
-ModelConfig SmallConfig() {
-  ModelConfig c;
-  c.model_type = "llama";
-  c.n_layers = 2;
-  c.hidden_dim = 64;
-  c.n_heads = 4;
-  c.n_kv_heads = 2;
-  c.head_dim = 32;
-  c.ffn_dim = 96;
-  c.vocab_size = kVocabulary;
-  c.max_seq_len = 512;
+ModelConfig MergingConfig() {
+  ModelConfig c = SmallConfig();
   c.dmc = DmcConfig{.offset = 0};  // random weights merge half of the positions
   return c;
 }
@@ -43,7 +34,7 @@ class SavedSequence : public testing::TestWithParam<DType> {
   std::unique_ptr<Model> MakeModel(const ModelBasis* basis, int n_sink,
                                    const SealPlan* seal = nullptr,
                                    const RetentionPlan* retention = nullptr) {
-    auto weights = ModelWeights::Load(SmallConfig(), GetParam(), MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(MergingConfig(), GetParam(), MakeRandomSource(3), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
     auto model = Model::Create(*std::move(weights), basis, n_sink, &threads_, SelectIsa().value(),
                                seal, retention);
@@ -69,7 +60,7 @@ class SavedSequence : public testing::TestWithParam<DType> {
   static std::vector<int32_t> RandomTokens(int n, uint64_t seed) {
     Random random(seed);
     std::vector<int32_t> ids(n);
-    for (int32_t& id : ids) id = static_cast<int32_t>(random.Below(kVocabulary));
+    for (int32_t& id : ids) id = static_cast<int32_t>(random.Below(kSmallVocabulary));
     return ids;
   }
 

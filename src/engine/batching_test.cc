@@ -62,7 +62,7 @@ void PrintTo(const CacheCase& c, std::ostream* out) { *out << c.name; }
 class BatchingTest : public ::testing::TestWithParam<CacheCase> {
  protected:
   void SetUp() override {
-    ModelConfig c = SmallConfig(/*head_dim=*/32);
+    ModelConfig c = WideConfig(/*head_dim=*/32);
     c.window = GetParam().window;
     auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
@@ -86,7 +86,7 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
   static Request MakeRequest(int n_prompt, int max_tokens, uint64_t seed) {
     Request r;
     Random random(seed);
-    for (int i = 0; i < n_prompt; ++i) r.prompt.push_back(random.Below(kVocabSize));
+    for (int i = 0; i < n_prompt; ++i) r.prompt.push_back(random.Below(kSmallVocabulary));
     r.max_tokens = max_tokens;
     return r;
   }
@@ -210,7 +210,7 @@ TEST_P(BatchingTest, GreedyTokensAreThoseOfEachAloneBeyondRounding) {
       ASSERT_EQ(tokens.size(), alone[i].outcome.tokens.size());
       n_all += tokens.size();
       for (size_t t = 0; t < tokens.size(); ++t, ++n_compared) {
-        for (int id = 0; id < kVocabSize; ++id) {
+        for (int id = 0; id < kSmallVocabulary; ++id) {
           ASSERT_NEAR(traces[i].logits[t][id], alone[i].logits[t][id], rounding / 2) << t;
         }
         if (tokens[t] == alone[i].outcome.tokens[t]) continue;

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/random.h"
+#include "model/small_config.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {
@@ -14,17 +15,7 @@ namespace {
 class EngineTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    ModelConfig c;
-    c.model_type = "llama";
-    c.n_layers = 2;
-    c.hidden_dim = 64;
-    c.n_heads = 4;
-    c.n_kv_heads = 2;
-    c.head_dim = 16;
-    c.ffn_dim = 96;
-    c.vocab_size = 128;
-    c.max_seq_len = 512;
-    auto weights = ModelWeights::Load(c, DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(SmallConfig(16), DType::kF32, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
     auto model = Model::Create(*std::move(weights), nullptr, 0, &threads_, SelectIsa().value());
     ASSERT_TRUE(model.ok()) << model.status();
@@ -33,7 +24,7 @@ class EngineTest : public ::testing::Test {
   std::vector<int32_t> Prompt(int n, uint64_t seed) {
     Random random(seed);
     std::vector<int32_t> ids(n);
-    for (int32_t& id : ids) id = static_cast<int32_t>(random.Below(128));
+    for (int32_t& id : ids) id = static_cast<int32_t>(random.Below(kSmallVocabulary));
     return ids;
   }
   // Runs the requests together and returns their tokens.

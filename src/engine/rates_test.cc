@@ -37,7 +37,7 @@ class RatesTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     auto weights =
-        ModelWeights::Load(SmallConfig(kHeadDim), DType::kBf16, MakeRandomSource(3), &threads_);
+        ModelWeights::Load(WideConfig(kHeadDim), DType::kBf16, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
     Random random(17);

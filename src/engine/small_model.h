@@ -5,21 +5,15 @@
 
 #include "engine/engine.h"
 #include "model/config.h"
+#include "model/small_config.h"
 
 namespace kvlathe {
 
-inline constexpr int kVocabSize = 128;
-
-inline ModelConfig SmallConfig(int head_dim) {
-  ModelConfig c;
-  c.model_type = "llama";
-  c.n_layers = 2;
+// The small model, wider.
+inline ModelConfig WideConfig(int head_dim) {
+  ModelConfig c = SmallConfig(head_dim);
   c.hidden_dim = 128;
-  c.n_heads = 4;
-  c.n_kv_heads = 2;
-  c.head_dim = head_dim;
   c.ffn_dim = 352;
-  c.vocab_size = kVocabSize;
   c.max_seq_len = 1024;
   return c;
 }

@@ -5,24 +5,11 @@
 #include <cmath>
 
 #include "evaluation/bench_model.h"
+#include "model/small_config.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {
 namespace {
-
-ModelConfig SmallConfig() {
-  ModelConfig c;
-  c.model_type = "llama";
-  c.n_layers = 2;
-  c.hidden_dim = 64;
-  c.n_heads = 4;
-  c.n_kv_heads = 2;
-  c.head_dim = 32;
-  c.ffn_dim = 96;
-  c.vocab_size = 128;
-  c.max_seq_len = 512;
-  return c;
-}
 
 class QualityTest : public ::testing::Test {
  protected:

@@ -9,6 +9,7 @@
 #include "evaluation/quality.h"
 #include "kv/quantizer/method.h"
 #include "kv/spec.h"
+#include "model/small_config.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {
@@ -18,16 +19,8 @@ constexpr int kLayers = 2, kHeads = 2, kDim = 32, kSink = 4;
 constexpr int kRun = 512;  // positions of a run of the prompt
 constexpr int64_t kBudgetBytes = 64 << 20;
 
-ModelConfig SmallConfig() {
-  ModelConfig c;
-  c.model_type = "llama";
-  c.n_layers = kLayers;
-  c.hidden_dim = 64;
-  c.n_heads = 4;
-  c.n_kv_heads = kHeads;
-  c.head_dim = kDim;
-  c.ffn_dim = 96;
-  c.vocab_size = 128;
+ModelConfig LongConfig() {
+  ModelConfig c = SmallConfig(kDim);
   c.max_seq_len = 1200;
   return c;
 }
@@ -45,7 +38,7 @@ struct Rows : QkvObserver {
 class StoredErrorTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(LongConfig(), DType::kF32, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
     for (int t = 0; t < 1100; ++t) tokens_.push_back((t * 37 + t / 11) % 128);

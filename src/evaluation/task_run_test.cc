@@ -7,6 +7,7 @@
 
 #include "engine/sampler.h"
 #include "evaluation/bench_model.h"
+#include "model/small_config.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {
@@ -51,15 +52,8 @@ class LetterTokenizer : public Tokenizer {
 constexpr int64_t kBudgetBytes = 64 << 20;
 constexpr int kContext = 256;
 
-ModelConfig SmallConfig() {
-  ModelConfig c;
-  c.model_type = "llama";
-  c.n_layers = 2;
-  c.hidden_dim = 64;
-  c.n_heads = 4;
-  c.n_kv_heads = 2;
-  c.head_dim = 32;
-  c.ffn_dim = 96;
+ModelConfig ConfigOfLetters() {
+  ModelConfig c = SmallConfig();
   c.vocab_size = LetterTokenizer::kVocabulary;
   c.max_seq_len = kContext;
   return c;
@@ -68,7 +62,8 @@ ModelConfig SmallConfig() {
 class TaskRunTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights =
+        ModelWeights::Load(ConfigOfLetters(), DType::kF32, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
     model_ = Make(-1);
@@ -82,7 +77,7 @@ class TaskRunTest : public ::testing::Test {
     return *std::move(model);
   }
   PreparedTask Prepare(TaskMetric metric, std::vector<TaskExample> examples) {
-    auto task = PrepareTask(metric, std::move(examples), tokenizer_, SmallConfig(), kContext);
+    auto task = PrepareTask(metric, std::move(examples), tokenizer_, ConfigOfLetters(), kContext);
     EXPECT_TRUE(task.ok()) << task.status();
     return *std::move(task);
   }
@@ -147,7 +142,8 @@ TEST_F(TaskRunTest, PreparesTokensAndRoom) {
 
 TEST_F(TaskRunTest, RefusesBeforeAnythingRuns) {
   const auto refusal = [&](std::vector<TaskExample> examples, TaskMetric metric) {
-    return PrepareTask(metric, std::move(examples), tokenizer_, SmallConfig(), kContext).status();
+    return PrepareTask(metric, std::move(examples), tokenizer_, ConfigOfLetters(), kContext)
+        .status();
   };
   const Status too_long = refusal({Example("a", "b"), Example(std::string(kContext, 'x'), "b")},
                                   TaskMetric::kExactMatch);
@@ -156,7 +152,7 @@ TEST_F(TaskRunTest, RefusesBeforeAnythingRuns) {
   EXPECT_NE(MessageOf(too_long).find("258 tokens"), std::string::npos) << too_long;
   EXPECT_EQ(refusal({}, TaskMetric::kF1).code(), StatusCode::kInvalidArgument);
 
-  ModelConfig small_vocabulary = SmallConfig();
+  ModelConfig small_vocabulary = ConfigOfLetters();
   small_vocabulary.vocab_size = 10;
   const auto foreign =
       PrepareTask(TaskMetric::kF1, {Example("x", "y")}, tokenizer_, small_vocabulary, kContext);
