@@ -7,6 +7,10 @@ add_library(kvlathe_flags INTERFACE)
 target_compile_options(kvlathe_flags INTERFACE
   -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers -Wno-maybe-uninitialized -Werror=return-type -fno-math-errno)
 target_include_directories(kvlathe_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
+option(KVLATHE_DEBUG_INFO "What the preset says of -g; OFF: none" ON)
+if(NOT KVLATHE_DEBUG_INFO)
+  target_compile_options(kvlathe_flags INTERFACE -g0)
+endif()
 if(KVLATHE_SANITIZE)
   target_compile_options(kvlathe_flags INTERFACE
     -fsanitize=${KVLATHE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
@@ -39,13 +43,18 @@ function(kvl_library)
   endforeach()
 endfunction()
 
+# Most of the time of a checked build went into optimising tests, whose time is spent in libraries.
+if(KVLATHE_SANITIZE)
+  set(KVLATHE_TEST_FLAGS -O0)
+endif()
+
 # What most tests include, parsed once for all of them. GCC takes it only where options and macros are
 # the same, so a test links what it was made with.
 set(KVLATHE_TEST_LIBS GTest::gmock GTest::gtest_main fmt::fmt absl::statusor OpenMP::OpenMP_CXX)
 file(WRITE ${CMAKE_BINARY_DIR}/test_headers.cc "")
 add_library(kvlathe_test_headers OBJECT ${CMAKE_BINARY_DIR}/test_headers.cc)
 set_target_properties(kvlathe_test_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-target_compile_options(kvlathe_test_headers PRIVATE -fPIE)
+target_compile_options(kvlathe_test_headers PRIVATE -fPIE ${KVLATHE_TEST_FLAGS})
 target_link_libraries(kvlathe_test_headers PRIVATE kvlathe_flags ${KVLATHE_TEST_LIBS} nlohmann_json::nlohmann_json)
 target_precompile_headers(kvlathe_test_headers PRIVATE
   <gmock/gmock.h> <gtest/gtest.h> <fmt/format.h> <absl/status/statusor.h> <nlohmann/json.hpp>)
@@ -60,6 +69,7 @@ function(kvl_test)
   cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LIBS;LABELS;APART" ${ARGN})
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_link_libraries(${ARG_NAME} PRIVATE kvlathe_flags ${ARG_LIBS} ${KVLATHE_TEST_LIBS})
+  target_compile_options(${ARG_NAME} PRIVATE ${KVLATHE_TEST_FLAGS})
   target_precompile_headers(${ARG_NAME} REUSE_FROM kvlathe_test_headers)
   set_target_properties(${ARG_NAME} PROPERTIES UNITY_BUILD ${KVLATHE_UNITY_TESTS})
   set_property(SOURCE ${ARG_APART} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
