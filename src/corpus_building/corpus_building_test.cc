@@ -112,7 +112,9 @@ TEST_F(CorpusBuilding, RowsHoldWholeExamples) {
     // Every example but the last one of a row ends as its task says.
     const std::vector<int32_t> ids(row.begin(), row.begin() + last);
     const std::string text = (*tokenizer)->Detokenize(ids);
-    if (last > 0) EXPECT_EQ(text.back(), '\n') << text;
+    if (last > 0) {
+      EXPECT_EQ(text.back(), '\n') << text;
+    }
     n_filler += static_cast<int64_t>(row.size() - last);
   }
   EXPECT_GT(n_examples, 2 * kRows) << "rows of one example";
