@@ -8,8 +8,8 @@
 
 namespace kvlathe {
 
-// Each panel decodes its blocks once more: 128 rows take 0.95 (kivi) and 0.87 (GEAR) of the time that
-// 64 do. What is kept of more rows would fill half of L2.
+// Each panel decodes its blocks once more: 128 rows take 0.95 (kivi) and 0.87 (GEAR) of the time
+// that 64 do. What is kept of more rows would fill half of L2.
 inline constexpr int kPackedPanelRows = 128;
 inline constexpr int64_t kPackedScratchBytes = 432 << 10;
 
