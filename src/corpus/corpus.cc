@@ -35,7 +35,7 @@ StatusOr<CorpusInfo> ReadInfo(const std::string& path) {
     return Error(StatusCode::kDataLoss, "{}: not a corpus description ({}); build the corpus again",
                  path, error.what());
   }
-  if (info.vocab_size < 1 || info.vocab_size > 65536 || info.bos_id < 0 ||
+  if (info.vocab_size < 1 || info.vocab_size > kMaxCorpusVocabSize || info.bos_id < 0 ||
       info.bos_id >= info.vocab_size) {
     return Error(StatusCode::kDataLoss, "{}: vocab_size {} or bos_id {} out of range", path,
                  info.vocab_size, info.bos_id);
@@ -50,11 +50,11 @@ Status CheckTokens(const std::string& path, const SourceInfo& source, int vocab_
     return Error(StatusCode::kDataLoss, "{}: {} tokens, but {} says {}; build the corpus again",
                  path, tokens.size(), kCorpusFile, source.n_tokens);
   }
-  const auto bad =
-      std::find_if(tokens.begin(), tokens.end(), [&](uint16_t id) { return id >= vocab_size; });
+  const auto bad = std::find_if(tokens.begin(), tokens.end(),
+                                [&](uint16_t t) { return (t & ~kNotLearned) >= vocab_size; });
   if (bad != tokens.end()) {
     return Error(StatusCode::kDataLoss, "{}: token id {} at {} is outside the vocabulary of {}",
-                 path, *bad, bad - tokens.begin(), vocab_size);
+                 path, *bad & ~kNotLearned, bad - tokens.begin(), vocab_size);
   }
   return OkStatus();
 }

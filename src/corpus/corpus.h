@@ -1,8 +1,9 @@
 // Tokenised training data on disk.
 //
 // A corpus is a directory with corpus.json, the tokenizer's files, and a file of little-endian
-// uint16 token ids for every source. A stream is text without end, cut anywhere; rows are samples
-// of a fixed length (task examples, whole but for the last of a row).
+// uint16 for every source: a token id, and in bit 15 whether the token is only read, not learned. A
+// stream is text without end, cut anywhere; rows are samples of a fixed length (task examples,
+// whole but for the last of a row).
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,9 @@
 #include "io/mapped_file.h"
 
 namespace kvlathe {
+
+inline constexpr uint16_t kNotLearned = 0x8000;
+inline constexpr int kMaxCorpusVocabSize = kNotLearned;
 
 struct SourceInfo {
   std::string file;    // in the corpus directory

@@ -28,6 +28,8 @@ StatusOr<SourceRecipe> ParseSource(const Json& json, const std::string& where) {
         source.tasks = value.get<std::map<std::string, double>>();
       } else if (key == "context") {
         source.context = value.get<int>();
+      } else if (key == "answers_only") {
+        source.answers_only = value.get<bool>();
       } else if (key == "n_tokens") {
         source.n_tokens = value.get<int64_t>();
       } else {
@@ -39,6 +41,9 @@ StatusOr<SourceRecipe> ParseSource(const Json& json, const std::string& where) {
   }
   if (source.files.empty() == source.tasks.empty()) {
     return Error(StatusCode::kInvalidArgument, "{}: give one of \"files\" and \"tasks\"", where);
+  }
+  if (source.answers_only && source.tasks.empty()) {
+    return Error(StatusCode::kInvalidArgument, "{}: \"answers_only\" is for tasks", where);
   }
   if (!source.tasks.empty() && (source.context < 2 || source.context > (1 << 20) ||
                                 source.n_tokens < 1 || source.n_tokens > int64_t{1} << 40)) {
@@ -100,6 +105,7 @@ Status WriteTasks(const SourceRecipe& recipe, uint64_t seed, const Tokenizer& to
                   TokenFile* file, int64_t* n_bytes) {
   KVL_ASSIGN_OR_RETURN(TaskRowPacker packer,
                        TaskRowPacker::Create(recipe.tasks, recipe.context + 1, seed, &tokenizer));
+  if (recipe.answers_only) packer.LearnAnswersOnly();
   std::vector<uint16_t> row;
   while (file->n_tokens() < recipe.n_tokens) {
     KVL_RETURN_IF_ERROR(packer.NextRow(&row, n_bytes));
@@ -129,10 +135,10 @@ Status BuildCorpus(const CorpusRecipe& recipe, const std::string& data_directory
                    const SourceDone& on_source) {
   KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
                        Tokenizer::Load(tokenizer_directory));
-  if (tokenizer->vocab_size() > 65536 || !tokenizer->bos_id().has_value()) {
+  if (tokenizer->vocab_size() > kMaxCorpusVocabSize || !tokenizer->bos_id().has_value()) {
     return Error(StatusCode::kUnimplemented,
-                 "{}: a corpus needs a tokenizer with BOS and at most 65536 tokens",
-                 tokenizer_directory);
+                 "{}: a corpus needs a tokenizer with BOS and at most {} tokens",
+                 tokenizer_directory, kMaxCorpusVocabSize);
   }
   KVL_RETURN_IF_ERROR(CopyTokenizer(tokenizer_directory, directory));
   CorpusInfo info;

@@ -21,10 +21,12 @@ struct SourceRecipe {
   std::vector<std::string> files;
   std::string document = "{text}";
   // Tasks: train examples packed into rows of context + 1 tokens, whole but for the last of a row;
-  // weights by task name. n_tokens of them are generated.
+  // weights by task name. n_tokens of them are generated. With answers_only the rest of an example
+  // is read and not learned.
   std::map<std::string, double> tasks;
   int context = 0;
   int64_t n_tokens = 0;
+  bool answers_only = false;
 };
 
 struct CorpusRecipe {

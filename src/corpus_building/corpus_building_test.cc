@@ -82,6 +82,7 @@ TEST_F(CorpusBuilding, RefusesRecipes) {
            "{\"corpus\": {\"a\": {\"tasks\": {\"sort\": 1}}}}",
            "{\"corpus\": {\"a\": {\"files\": 3}}}",
            "{\"corpus\": {\"a\": {\"files\": [\"x\"], \"colour\": 1}}}",
+           "{\"corpus\": {\"a\": {\"files\": [\"x\"], \"answers_only\": true}}}",
            "{\"corpus\": {\"a\": {\"tasks\": {\"sort\": 1}, \"context\": 1, \"n_tokens\": 9}}}",
        }) {
     const auto recipe = Recipe(json);
@@ -124,6 +125,42 @@ TEST_F(CorpusBuilding, RowsHoldWholeExamples) {
             StatusCode::kInvalidArgument);
   EXPECT_EQ(TaskRowPacker::Create({{"juggling", 1}}, 100, 7, tokenizer->get()).status().code(),
             StatusCode::kInvalidArgument);
+}
+
+// A row of `recall`: records, "recall", then questions, each a record again whose words after the
+// key are the answer.
+TEST_F(CorpusBuilding, MarksAllButAnswers) {
+  auto tokenizer = Tokenizer::Load(kTokenizer);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  auto packer = TaskRowPacker::Create({{"recall", 1}}, 300, 7, tokenizer->get());
+  ASSERT_TRUE(packer.ok()) << packer.status();
+  packer->LearnAnswersOnly();
+  std::vector<uint16_t> row;
+  int64_t n_bytes = 0;
+  int n_answers = 0;
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(packer->NextRow(&row, &n_bytes).ok());
+    std::string text, learned;
+    for (const uint16_t token : row) {
+      const bool is_learned = (token & kNotLearned) == 0;
+      const std::string bytes = (*tokenizer)->TokenBytes(token & ~kNotLearned);
+      text += bytes;
+      learned += is_learned ? bytes : "";
+    }
+    std::string expected;
+    bool is_asking = false;
+    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+      const std::string line = text.substr(at, end - at);
+      // The first record of an example has the space that the tokenizer adds.
+      if (line.starts_with(' ')) is_asking = false;
+      if (is_asking) expected += line.substr(line.find(' ')) + "\n";
+      n_answers += is_asking;
+      is_asking = is_asking || line == "recall";
+    }
+    EXPECT_TRUE(learned.starts_with(expected)) << text << "\n---\n" << learned << expected;
+    EXPECT_LT(learned.size(), expected.size() + 40) << "more than one answer that was cut off";
+  }
+  EXPECT_GT(n_answers, 60);
 }
 
 TEST_F(CorpusBuilding, BuildsACorpusThatOpens) {

@@ -3,8 +3,16 @@
 #include <algorithm>
 
 #include "base/random.h"
+#include "corpus/corpus.h"
 
 namespace kvlathe {
+namespace {
+
+std::string TextOf(const TaskExample& example) {
+  return example.prompt + example.references.front() + example.stop;
+}
+
+}  // namespace
 
 StatusOr<TaskRowPacker> TaskRowPacker::Create(const std::map<std::string, double>& weights,
                                               int row_tokens, uint64_t seed,
@@ -37,7 +45,7 @@ const Task& TaskRowPacker::Draw() {
   return *(found == choices_.end() ? choices_.back() : *found).task;
 }
 
-StatusOr<std::string> TaskRowPacker::Generate(const Task& task, int length) {
+StatusOr<TaskExample> TaskRowPacker::Generate(const Task& task, int length) {
   TaskOptions options;
   options.split = TaskSplit::kTrain;
   options.seed = seed_;
@@ -45,8 +53,29 @@ StatusOr<std::string> TaskRowPacker::Generate(const Task& task, int length) {
   const TokenCounter count = [&](std::string_view text) {
     return static_cast<int>(tokenizer_->Tokenize(text, /*add_bos=*/false).size());
   };
-  KVL_ASSIGN_OR_RETURN(const TaskExample example, task.Generate(options, n_generated_++, count));
-  return example.prompt + example.references.front() + example.stop;
+  return task.Generate(options, n_generated_++, count);
+}
+
+std::vector<uint16_t> TaskRowPacker::Tokens(const TaskExample& example) const {
+  const std::string text = TextOf(example);
+  const std::vector<int32_t> ids = tokenizer_->Tokenize(text, /*add_bos=*/true);
+  std::vector<uint16_t> tokens(ids.begin(), ids.end());
+  if (!answers_only_) return tokens;
+  std::vector<TextRange> answers = example.earlier_answers;
+  answers.push_back({example.prompt.size(), text.size() - example.stop.size()});
+  for (TextRange& answer : answers) answer.end += example.stop.size();
+  size_t n_bytes = 0;
+  for (const int32_t id : ids) n_bytes += tokenizer_->TokenBytes(id).size();
+  // Tokenizers may put a space in front of a text.
+  size_t begin = 0, end = 0, next = 0;
+  const size_t n_added = n_bytes - text.size();
+  for (size_t i = 0; i < ids.size(); ++i, begin = end) {
+    end = begin + tokenizer_->TokenBytes(ids[i]).size();
+    while (next < answers.size() && answers[next].end + n_added <= begin) ++next;
+    const bool is_learned = next < answers.size() && answers[next].begin + n_added < end;
+    if (!is_learned) tokens[i] |= kNotLearned;
+  }
+  return tokens;
 }
 
 Status TaskRowPacker::NextRow(std::vector<uint16_t>* row, int64_t* n_bytes) {
@@ -63,12 +92,12 @@ Status TaskRowPacker::NextRow(std::vector<uint16_t>* row, int64_t* n_bytes) {
     if (!fits && longest >= shortest_ && ++n_tries < 20) continue;
     const int length =
         fits ? shortest + static_cast<int>(random.Below(longest - shortest + 1)) : shortest;
-    KVL_ASSIGN_OR_RETURN(const std::string text, Generate(task, length));
-    const std::vector<int32_t> ids = tokenizer_->Tokenize(text, /*add_bos=*/true);
-    if (static_cast<int>(ids.size()) > left && fits && ++n_tries < 20) continue;
-    const size_t n_taken = std::min(ids.size(), static_cast<size_t>(left));
-    for (size_t i = 0; i < n_taken; ++i) row->push_back(static_cast<uint16_t>(ids[i]));
-    *n_bytes += static_cast<int64_t>(text.size() * n_taken / ids.size());
+    KVL_ASSIGN_OR_RETURN(const TaskExample example, Generate(task, length));
+    const std::vector<uint16_t> tokens = Tokens(example);
+    if (static_cast<int>(tokens.size()) > left && fits && ++n_tries < 20) continue;
+    const size_t n_taken = std::min(tokens.size(), static_cast<size_t>(left));
+    row->insert(row->end(), tokens.begin(), tokens.begin() + static_cast<int64_t>(n_taken));
+    *n_bytes += static_cast<int64_t>(TextOf(example).size() * n_taken / tokens.size());
     n_tries = 0;
   }
   return OkStatus();

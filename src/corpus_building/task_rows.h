@@ -20,6 +20,9 @@ class TaskRowPacker {
   static StatusOr<TaskRowPacker> Create(const std::map<std::string, double>& weights,
                                         int row_tokens, uint64_t seed, const Tokenizer* tokenizer);
 
+  // From here on rows mark all tokens but those of answers and of what ends them (kNotLearned).
+  void LearnAnswersOnly() { answers_only_ = true; }
+
   // The next row: examples, each after BOS; what no example fits into is filled with the beginning
   // of one. Adds the bytes of text to *n_bytes.
   Status NextRow(std::vector<uint16_t>* row, int64_t* n_bytes);
@@ -30,11 +33,13 @@ class TaskRowPacker {
     double cumulative;  // of the weights
   };
   const Task& Draw();
-  StatusOr<std::string> Generate(const Task& task, int length);
+  StatusOr<TaskExample> Generate(const Task& task, int length);
+  std::vector<uint16_t> Tokens(const TaskExample& example) const;
 
   std::vector<Choice> choices_;
   int row_tokens_ = 0;
   int shortest_ = 0;  // smallest min_length
+  bool answers_only_ = false;
   uint64_t seed_ = 0;
   uint64_t n_generated_ = 0;
   uint64_t n_drawn_ = 0;

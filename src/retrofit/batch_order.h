@@ -22,7 +22,8 @@ class BatchOrder {
   static StatusOr<BatchOrder> Create(const TrainingRecipe* recipe, const Corpus* corpus);
 
   // Sequence `index` of a phase: context + 1 token ids (inputs, and targets one later) in `out`.
-  // A sequence of a stream starts with BOS in place of the token that stood there.
+  // A sequence of a stream starts with BOS in place of the token that stood there. Tokens that are
+  // only read carry kNotLearned.
   void Read(int phase_idx, int64_t index, std::span<int64_t> out) const;
   // Sequence `index` of the validation source in windows of `context` tokens, in order of the text.
   void ReadValidation(int64_t index, std::span<int64_t> out) const;

@@ -148,7 +148,7 @@ Tensor CausalAttention(const Tensor& q, const Tensor& k, const Tensor& v) {
 Tensor CrossEntropy(const Tensor& logits, const Tensor& targets) {
   return torch::nn::functional::cross_entropy(
       logits.to(WideType(logits)), targets,
-      torch::nn::functional::CrossEntropyFuncOptions().ignore_index(-1));
+      torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone));
 }
 
 int64_t Decoder::n_parameters() const {

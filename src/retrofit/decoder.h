@@ -36,8 +36,7 @@ torch::Tensor Rotate(const torch::Tensor& x, const torch::Tensor& cos, const tor
 torch::Tensor CausalAttention(const torch::Tensor& q, const torch::Tensor& k,
                               const torch::Tensor& v);
 
-// Mean negative log-likelihood in nats of `targets` [n] under logits [n, vocab]; targets below 0 do
-// not count.
+// Negative log-likelihoods [n] in nats of `targets` [n] under logits [n, vocab].
 torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& targets);
 
 // The layer that a parameter belongs to; -1: none.

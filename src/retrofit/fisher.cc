@@ -45,7 +45,8 @@ Tensor LossOf(const Decoder& decoder, const std::vector<int64_t>& sequence) {
   const Tensor tokens = torch::tensor(sequence, torch::kLong).to(decoder.device()).view({1, n + 1});
   const auto type = decoder.parameters().front().second.scalar_type();
   return CrossEntropy(decoder.Logits(decoder.Hidden(tokens.narrow(1, 0, n), type)),
-                      tokens.narrow(1, 1, n).reshape({-1}));
+                      tokens.narrow(1, 1, n).reshape({-1}))
+      .mean();
 }
 
 }  // namespace

@@ -44,8 +44,16 @@ Tensor Trainer::ReadBatch(int n_sequences, int context,
 
 Tensor Trainer::Loss(const Tensor& batch) const {
   const int64_t context = batch.size(1) - 1;
-  const Tensor hidden = decoder_->Hidden(batch.narrow(1, 0, context), options_.compute_type);
-  return CrossEntropy(decoder_->Logits(hidden), batch.narrow(1, 1, context).reshape({-1}));
+  const Tensor inputs = batch.narrow(1, 0, context).bitwise_and(~int64_t{kNotLearned});
+  const Tensor targets = batch.narrow(1, 1, context);
+  const Tensor is_learned = targets.bitwise_and(kNotLearned).eq(0);
+  // Every sequence counts the same, however little of it is learned.
+  const Tensor weights = is_learned / (batch.size(0) * is_learned.sum(1, true).clamp_min(1));
+  const Tensor learned = is_learned.reshape({-1}).nonzero().squeeze(1);
+  const Tensor hidden = decoder_->Hidden(inputs, options_.compute_type).index_select(0, learned);
+  const Tensor losses =
+      CrossEntropy(decoder_->Logits(hidden), targets.reshape({-1}).index_select(0, learned));
+  return losses.dot(weights.reshape({-1}).index_select(0, learned).to(losses.scalar_type()));
 }
 
 double Trainer::RunMicroBatch(int n_micro_batches, int n_sequences, int context) {

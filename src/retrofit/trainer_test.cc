@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string_view>
 
 #include "io/files.h"
@@ -109,6 +110,50 @@ TEST_F(TrainerTest, LearnsATextThatCanBeLearned) {
     // Two bytes a token; the first token of a window can only be guessed from BOS.
     EXPECT_LT(curve.back().validation_bpb, 0.5);
   }
+}
+
+// The first loss of a run on rows of the same 16 tokens after BOS, of which row i learns those at
+// the places learned[i].
+double FirstLoss(const std::string& directory, const std::vector<std::set<int>>& learned) {
+  std::vector<uint16_t> rows;
+  for (const std::set<int>& places : learned) {
+    for (int t = 0; t < 17; ++t) {
+      const int id = t == 0 ? 1 : 3 + t * t % 31;
+      rows.push_back(static_cast<uint16_t>(places.contains(t) ? id : id | kNotLearned));
+    }
+  }
+  CorpusInfo info;
+  info.vocab_size = 40;
+  info.bos_id = 1;
+  info.sources["rows"] = {"rows.u16", 17, static_cast<int64_t>(rows.size()), 600};
+  std::filesystem::create_directories(directory);
+  const std::string_view bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * 2);
+  EXPECT_TRUE(WriteFileAtomically(directory + "/rows.u16", bytes).ok());
+  EXPECT_TRUE(WriteCorpusInfo(directory, info).ok());
+  auto corpus = Corpus::Open(directory);
+  EXPECT_TRUE(corpus.ok()) << corpus.status();
+  nlohmann::json json = RecipeJson(false, "llama");
+  json["phases"] = {{{"context", 16}, {"share", 1}, {"mixture", {{"rows", 1}}}}};
+  json.erase("validation_source");
+  const auto recipe = ParseRecipe(json, "test");
+  EXPECT_TRUE(recipe.ok()) << recipe.status();
+  auto trainer = Trainer::Create(&*recipe, &*corpus, {});
+  EXPECT_TRUE(trainer.ok()) << trainer.status();
+  EXPECT_TRUE((*trainer)->Step().ok());
+  return (*trainer)->curve().front().loss;
+}
+
+TEST_F(TrainerTest, LearnsMarkedTokensOnlyAndCountsRowsAlike) {
+  const std::string directory = directory_ + "/marked";
+  const auto loss = [&](const std::vector<std::set<int>>& learned) {
+    return FirstLoss(directory, learned);
+  };
+  const double third = loss({{3}, {3}}), ninth = loss({{9}, {9}}), last = loss({{16}, {16}});
+  EXPECT_GT(std::abs(third - ninth), 1e-3) << "two tokens of one loss would prove nothing";
+  EXPECT_NEAR(loss({{3, 9, 16}, {3, 9, 16}}), (third + ninth + last) / 3, 1e-6);
+  // A row of one learned token counts as much as one of two; one of none adds nothing.
+  EXPECT_NEAR(loss({{3}, {9, 16}}), (third + (ninth + last) / 2) / 2, 1e-6);
+  EXPECT_NEAR(loss({{3}, {}}), third / 2, 1e-6);
 }
 
 // The second half of a run from a checkpoint equals the uninterrupted run in every bit.

@@ -40,7 +40,7 @@ TaskExample Generate(const TaskRequest& request) {
     for (int i = 0; i <= n_shots; ++i) {
       const Problem problem = DrawFor(
           request.split, [&] { return Draw(rng); }, [](const Problem& p) { return p.expression; });
-      if (i > 0) example.prompt += example.references[0] + "\n";
+      if (i > 0) AppendAnswer("\n", example);
       example.prompt += fmt::format("compute {} :", problem.expression);
       example.references = {problem.working};
     }

@@ -21,7 +21,8 @@ struct Review {
   std::string text;  // "the food was lovely , the garden was not bad and the room was fine"
   bool good;
 
-  std::string Line() const { return fmt::format("{} : {} .", name, text); }
+  // The name comes last, where all that the verdict depends on has been read.
+  std::string Line() const { return fmt::format("{} at {} .", text, name); }
 };
 
 // One word in six is denied ("not bad"), so that words alone do not decide.
@@ -81,7 +82,7 @@ TaskExample Generate(const TaskRequest& request) {
   Random rng = request.Stream(0);
   // Training examples ask for most of their reviews: an answer is what they teach.
   const bool is_training = request.split == TaskSplit::kTrain;
-  const int max_asked = is_training ? request.length / 45 : std::min(5, 1 + request.length / 100);
+  const int max_asked = is_training ? request.length / 42 : std::min(5, 1 + request.length / 100);
   const int n_asked = 2 + static_cast<int>(rng.Below(std::max(1, max_asked - 1)));
   ReviewSource source(request.split, request.Stream(1));
   std::vector<Review> reviews;
@@ -97,7 +98,7 @@ TaskExample Generate(const TaskRequest& request) {
     example.prompt += "verdict\n";
     Random questions = request.Stream(2);
     for (int i = 0; i < std::min(n_asked, n_reviews); ++i) {
-      if (i > 0) example.prompt += example.references[0] + " .\n";
+      if (i > 0) AppendAnswer(" .\n", example);
       std::swap(order[i], order[i + questions.Below(n_reviews - i)]);
       example.prompt += order[i]->name + " is";
       example.references = {order[i]->good ? " good" : " bad"};

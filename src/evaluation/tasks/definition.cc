@@ -48,6 +48,13 @@ bool BelongsTo(TaskSplit split, std::string_view content) {
   return (HashOf(content) % 8 == 0) == (split == TaskSplit::kTest);
 }
 
+void AppendAnswer(std::string_view after, TaskExample& example) {
+  const std::string& answer = example.references[0];
+  const size_t begin = example.prompt.size();
+  example.earlier_answers.push_back({begin, begin + answer.size()});
+  (example.prompt += answer) += after;
+}
+
 TaskExample FitLength(const TaskRequest& request, const UnitRange& range,
                       const std::function<TaskExample(int)>& build) {
   const auto tokens_of = [&](const TaskExample& example) {

@@ -48,6 +48,10 @@ struct UnitRange {
 TaskExample FitLength(const TaskRequest& request, const UnitRange& range,
                       const std::function<TaskExample(int)>& build);
 
+// Appends the example's answer and `after` to its prompt, as an earlier answer; after starts with
+// the example's stop.
+void AppendAnswer(std::string_view after, TaskExample& example);
+
 struct TaskDefinition {
   std::string_view name;
   std::string_view description;

@@ -36,7 +36,7 @@ TaskExample GenerateSort(const TaskRequest& request) {
     for (int i = 0; i <= n_shots; ++i) {
       const std::vector<int> numbers = DrawFor(
           request.split, [&] { return DrawNumbers(rng); }, SortedText);
-      if (i > 0) example.prompt += example.references[0] + "\n";
+      if (i > 0) AppendAnswer("\n", example);
       example.prompt += fmt::format("sort {} :", fmt::join(numbers, " "));
       example.references = {fmt::format(" {}", SortedText(numbers))};
     }
@@ -87,7 +87,7 @@ TaskExample GenerateCopy(const TaskRequest& request) {
     const std::string words = first_words + rest.Deal(n_words - kLeadingWords);
     TaskExample example{
         .prompt = fmt::format("copy :{}\nagain :", words), .references = {words}, .stop = "\n"};
-    for (int i = 0; i < n_more; ++i) example.prompt += words + "\nagain :";
+    for (int i = 0; i < n_more; ++i) AppendAnswer("\nagain :", example);
     return example;
   });
 }

@@ -89,7 +89,7 @@ TaskExample Generate(const TaskRequest& request) {
     AppendSentences(ProseStyle::kPlain, n_sentences - n_before, prose, example.prompt);
     example.prompt.back() = '\n';
     for (size_t i = 0; i < n_asked; ++i) {
-      if (i > 0) example.prompt += example.references[0] + " .\n";
+      if (i > 0) AppendAnswer(" .\n", example);
       const std::string& thing = chains[i][0];
       example.prompt += fmt::format("where is the {} ? the {} is in the", thing, thing);
       example.references = {AnswerOf(chains[i])};

@@ -86,7 +86,7 @@ TaskExample Generate(const TaskRequest& request) {
     for (const Record* record : order) example.prompt += record->Line() + "\n";
     example.prompt += "recall\n";
     for (const Record& record : asked) {
-      if (!example.references.empty()) example.prompt += example.references[0] + "\n";
+      if (!example.references.empty()) AppendAnswer("\n", example);
       example.prompt += record.key;
       example.references = {" " + record.value};
     }

@@ -154,11 +154,11 @@ Solution SolveClassify(const std::string& prompt) {
     if (line == "verdict") {
       is_asking = true;
     } else if (!is_asking) {
-      reviews[line.substr(0, line.find(" :"))] = line;
+      reviews[Between(line, " at ", " .")] = line;
     } else {
       const std::string& review = reviews.at(line.substr(0, line.rfind(" is")));
       int praise = 0;
-      // Behind each " was " an opinion, up to the next "the" or the end.
+      // Behind each " was " an opinion, up to the next "the" or the name.
       Strings parts = SplitBy(review, " was ");
       for (size_t i = 1; i < parts.size(); ++i) praise += PraiseOf(SplitBy(parts[i], " the ")[0]);
       solution.contents.push_back(review);

@@ -30,8 +30,14 @@ enum class TaskMetric {
   kLineMatch,       // share of the reference's lines that the output has at the same place
 };
 
+struct TextRange {
+  size_t begin, end;  // bytes
+};
+
 struct TaskExample {
   std::string prompt;
+  // What of the prompt answers earlier questions of the task: training examples ask several.
+  std::vector<TextRange> earlier_answers;
   // What may follow the prompt, byte for byte (white space included); the first one is canonical:
   // training text is prompt + references[0] + stop.
   std::vector<std::string> references;
