@@ -37,7 +37,7 @@ Status MeasureOn(Workspace* workspace, std::span<const int32_t> sequence,
                  CalibrationStatistics* statistics) {
   const auto analyse = [&](const char* text) -> StatusOr<BasisAnalysis> {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(text));
-    return workspace->Analyse(*spec.basis(), *statistics);
+    return workspace->bases().Analyse(*spec.basis(), *statistics);
   };
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis analysis, analyse("lathe"));
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis before_rope, analyse("lathe(keys=before)"));

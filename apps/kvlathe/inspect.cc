@@ -96,13 +96,14 @@ void PrintKinds(const std::vector<ByteKinds>& layers) {
 // rank.
 StatusOr<double> OverlapWithText(Workspace* workspace, const Stage& stage,
                                  const std::string& text_path) {
-  KVL_ASSIGN_OR_RETURN(const BasisAnalysis* from_random, workspace->Analysis(stage));
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis* from_random, workspace->bases().Analysis(stage));
   CalibrationRun run;
   run.text_path = text_path;
   run.probes = stage.name == "lathe";
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
                        RunCalibration(workspace, workspace->model_hash(), run));
-  KVL_ASSIGN_OR_RETURN(const BasisAnalysis from_text, workspace->Analyse(stage, statistics));
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis from_text,
+                       workspace->bases().Analyse(stage, statistics));
   return MeanKeyOverlap(*from_random, from_text, workspace->config().head_dim / 2);
 }
 
@@ -229,7 +230,7 @@ Status Inspect(const InspectOptions& options) {
   const BasisAnalysis* analysis = nullptr;
   const Stage* stage = spec_model.spec.basis();
   if (spec_model.ranks.has_value()) {
-    KVL_ASSIGN_OR_RETURN(analysis, workspace->Analysis(*stage));
+    KVL_ASSIGN_OR_RETURN(analysis, workspace->bases().Analysis(*stage));
   }
   std::string overlap_text = options.overlap_text;
   const std::string own_text = options.model.model + "/calibration.txt";

@@ -1,5 +1,4 @@
-// What every verb that runs a model needs, wired together: threads, weights, tokenizer,
-// calibration.
+// What every verb that runs a model needs, wired together: threads, weights, tokenizer, bases.
 #pragma once
 
 #include <memory>
@@ -10,18 +9,15 @@
 #include "base/cpu_features.h"
 #include "base/threads.h"
 #include "evaluation/quality.h"
-#include "kv/basis/fisher.h"
-#include "kv/basis/method.h"
 #include "kv/blocks/sequence_file.h"
 #include "kv/spec.h"
 #include "model/model.h"
+#include "model_bases.h"
 #include "options.h"
 #include "profile_file.h"
 #include "tokenizer/tokenizer.h"
 
 namespace kvlathe {
-
-struct CalibrationRun;
 
 // A model with the cache that a spec describes.
 struct SpecModel {
@@ -47,13 +43,8 @@ class Workspace {
   // What the rows of this model's cache mean: weights, positions and the basis itself. Of a model
   // in a directory.
   StatusOr<SequenceIdentity> IdentityOf(const SpecModel& spec_model);
-  // What `inspect` reads: statistics and the analysis of a basis stage on this model.
-  // `across_heads`: with those across the KV heads of a layer.
-  StatusOr<const CalibrationStatistics*> Statistics(bool across_heads = false);
-  StatusOr<const BasisAnalysis*> Analysis(const Stage& stage);
-  // The same from other statistics of this model.
-  StatusOr<BasisAnalysis> Analyse(const Stage& stage, const CalibrationStatistics& statistics);
 
+  ModelBases& bases() { return bases_; }
   const ModelConfig& config() const { return config_; }
   const ModelOptions& options() const { return options_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
@@ -61,6 +52,7 @@ class Workspace {
   ModelWeights& weights() { return *weights_; }
   std::shared_ptr<ModelWeights> shared_weights() { return weights_; }
   Isa isa() const { return isa_; }
+  DType compute_type() const { return compute_type_; }
   int context_tokens() const { return context_tokens_; }
   int64_t kv_budget_bytes() const { return kv_budget_bytes_; }
   Progress progress() const { return progress_; }
@@ -70,33 +62,11 @@ class Workspace {
   StatusOr<std::vector<int32_t>> TokenizeFile(const std::string& path) const;
 
  private:
-  struct KnownAnalysis {
-    std::string method;
-    BasisOptions options;
-    std::unique_ptr<BasisAnalysis> analysis;
-  };
-
-  Workspace() = default;
+  Workspace() : bases_(this) {}
   static StatusOr<std::unique_ptr<Workspace>> Prepare(const ModelOptions& options,
                                                       ModelConfig config);
   Status LoadWeights(std::unique_ptr<TensorSource> source);
   StatusOr<Spec> ParseSpec(const std::string& kv);
-  // Of fisher.json beside --basis, else in the model's directory.
-  StatusOr<const FisherWeights*> Fisher(const Spec& spec);
-  // At the rate, or as the spec says.
-  StatusOr<RankAllocation> ChooseRanks(const Spec& spec, const BasisAnalysis& analysis,
-                                       std::optional<double> rate = std::nullopt);
-  // The maps of a spec, cut to the ranks; of all dimensions where they stay resident.
-  StatusOr<ModelBasis> BasisAt(const Spec& spec, const RankAllocation& allocation);
-  // Of a basis whose maps sequences find themselves: these ranks, and what the maps are found from.
-  StatusOr<ModelBasis> OnlineBasis(const Stage& stage, const std::vector<HeadRanks>& ranks);
-  StatusOr<ModelCodebooks> Codebooks(const Stage& quantizer, const SealPlan& seal,
-                                     const ModelBasis* basis);
-  // Those that codebooks come from: of a text, where the user chose none and the model has one.
-  StatusOr<const CalibrationStatistics*> TextStatistics(bool across_heads = false);
-  StatusOr<const CalibrationStatistics*> Hold(const CalibrationRun& run,
-                                              std::optional<CalibrationStatistics>* held);
-  StatusOr<CalibrationStatistics> FindStatistics(const CalibrationRun& run);
 
   ModelOptions options_;
   ModelConfig config_;
@@ -109,12 +79,7 @@ class Workspace {
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::shared_ptr<ModelWeights> weights_;
-  std::optional<CalibrationStatistics> statistics_;
-  std::optional<CalibrationStatistics> text_statistics_;
-  std::vector<std::vector<double>> value_grams_, output_grams_;  // once needed
-  std::vector<std::vector<float>> key_biases_, value_biases_;
-  std::vector<KnownAnalysis> analyses_;
-  std::optional<FisherWeights> fisher_;  // once a spec needed it
+  ModelBases bases_;
   std::optional<FoundProfile> profile_;  // once a spec needed it
   Progress progress_;
 };
