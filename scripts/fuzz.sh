@@ -37,14 +37,16 @@ objects=build/fuzz/objects
 mkdir -p "$out/corpus" "$out/findings" "$objects"
 sanitizers="-fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined"
 
-# Every instruction set of the machine is run, so all files may be compiled for it, but for those whose
-# vectors are as wide as their flags allow. Vector kernels take minutes under the sanitizers: only
+# Every instruction set of the machine is run, so files may be compiled for it, but for those of another
+# one and those whose vectors are as wide as their flags allow. Vector kernels take minutes under the sanitizers: only
 # attend_packed has them so, other targets are checked whole with KVLATHE_ISA=scalar.
 compile() {
   local source=$1 flags=-march=native checks=$sanitizers object
   object=$objects/$(tr / _ <<<"${source%.cc}")
   case $source in
     *_avx2.cc) flags="-mavx2 -mfma -mf16c" ;;
+    *_avx512.cc | *_avx512_f32.cc | *_amx.cc)
+      flags="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi2 -mavx512bf16" ;;
   esac
   case $source in
     src/kv/basis/*) checks= ;;  # minutes as well, and calibration alone runs them

@@ -18,7 +18,9 @@
 namespace kvlathe {
 namespace {
 
+using testing::Columns;
 using testing::EngineLogits;
+using testing::Flat;
 using testing::LoadedModel;
 using testing::LoadModel;
 using testing::Matrix;
@@ -54,18 +56,6 @@ Matrix Inverse(Matrix a) {
     }
   }
   return inverse;
-}
-
-Matrix Columns(const Matrix& m, size_t begin, size_t end) {
-  Matrix columns;
-  for (const auto& row : m) columns.emplace_back(row.begin() + begin, row.begin() + end);
-  return columns;
-}
-
-std::vector<float> Flat(const Matrix& m) {
-  std::vector<float> flat;
-  for (const auto& row : m) flat.insert(flat.end(), row.begin(), row.end());
-  return flat;
 }
 
 struct Bases {

@@ -354,4 +354,16 @@ double RootMeanSquare(const Matrix& a, const Matrix& b) {
   return std::sqrt(sum / n);
 }
 
+Matrix Columns(const Matrix& m, size_t begin, size_t end) {
+  Matrix columns;
+  for (const auto& row : m) columns.emplace_back(row.begin() + begin, row.begin() + end);
+  return columns;
+}
+
+std::vector<float> Flat(const Matrix& m) {
+  std::vector<float> flat;
+  for (const auto& row : m) flat.insert(flat.end(), row.begin(), row.end());
+  return flat;
+}
+
 }  // namespace kvlathe::testing

@@ -13,6 +13,8 @@
 namespace kvlathe::testing {
 
 using Matrix = std::vector<std::vector<double>>;
+Matrix Columns(const Matrix& m, size_t begin, size_t end);
+std::vector<float> Flat(const Matrix& m);  // row-major
 
 struct ReferenceRope {
   double theta = 10000;

@@ -15,6 +15,8 @@
 namespace kvlathe {
 namespace {
 
+using testing::Columns;
+using testing::Flat;
 using testing::LoadedModel;
 using testing::LoadModel;
 using testing::Matrix;
@@ -23,18 +25,6 @@ using testing::ReferenceBasis;
 using testing::ReferenceModel;
 
 constexpr double kRates[] = {0.25, 0.5};
-
-Matrix Columns(const Matrix& m, size_t begin, size_t end) {
-  Matrix columns;
-  for (const auto& row : m) columns.emplace_back(row.begin() + begin, row.begin() + end);
-  return columns;
-}
-
-std::vector<float> Flat(const Matrix& m) {
-  std::vector<float> flat;
-  for (const auto& row : m) flat.insert(flat.end(), row.begin(), row.end());
-  return flat;
-}
 
 // Orthonormal rows, by Gram and Schmidt.
 Matrix RandomRotation(int dim, std::mt19937_64* random) {

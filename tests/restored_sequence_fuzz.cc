@@ -63,6 +63,8 @@ constexpr const char* kSpecs[] = {
     "dmc+gear(bits=2,share=0.2)",
     "palu(group=2)+tova(budget=80)+token(bits=4)",
     "zack(online=on,sink=40)",  // saved before it has found its bases as well
+    "fdc+h2o(keep=0.4,score=exact)",
+    "fdc+snapkv(keep=0.5,window=8,score=exact)+kivi(bits=4)",
 };
 
 ModelConfig SmallConfig() {

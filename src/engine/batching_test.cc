@@ -109,31 +109,7 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
 
   std::vector<Trace> RunTogether(const std::vector<Request>& requests, int64_t budget,
                                  const EngineOptions& options) {
-    BlockPool pool(budget);
-    std::vector<Trace> traces(requests.size());
-    {
-      Engine engine(model_.get(), &pool, options);
-      int row = 0;  // of the step's logits: without stop ids every row gives a token
-      for (size_t i = 0; i < requests.size(); ++i) {
-        const auto id = engine.Submit(
-            requests[i],
-            [&, i](auto, int32_t) {
-              const std::span<const float> logits = model_->logits(row++);
-              traces[i].logits.emplace_back(logits.begin(), logits.end());
-              return FinishReason::kNone;
-            },
-            [&, i](auto, const RequestOutcome& o) { traces[i].outcome = o; });
-        EXPECT_TRUE(id.ok()) << id.status();
-      }
-      for (bool more = true; more; row = 0) {
-        const StatusOr<bool> step = engine.Step();
-        EXPECT_TRUE(step.ok()) << step.status();
-        more = step.ok() && *step;
-      }
-    }
-    EXPECT_EQ(pool.usage().used_bytes, 0);
-    EXPECT_LE(pool.usage().peak_bytes, budget);
-    return traces;
+    return RunRequests(model_.get(), requests, budget, options);
   }
   // Under a budget that makes requests give way: the fourth, of plain caches.
   std::vector<Trace> RunPreempted(const std::vector<Request>& requests,

@@ -95,28 +95,7 @@ class RatesTest : public ::testing::TestWithParam<const char*> {
   }
   std::vector<Trace> Run(Model* model, const std::vector<Request>& requests, int64_t budget,
                          int max_batch_tokens = 512) {
-    BlockPool pool(budget);
-    std::vector<Trace> traces(requests.size());
-    Engine engine(model, &pool, {.max_batch_tokens = max_batch_tokens});
-    int row = 0;  // of the step's logits
-    for (size_t i = 0; i < requests.size(); ++i) {
-      const auto id = engine.Submit(
-          requests[i],
-          [&, i](auto, int32_t) {
-            const std::span<const float> logits = model->logits(row++);
-            traces[i].logits.emplace_back(logits.begin(), logits.end());
-            return FinishReason::kNone;
-          },
-          [&, i](auto, const RequestOutcome& o) { traces[i].outcome = o; });
-      EXPECT_TRUE(id.ok()) << id.status();
-    }
-    for (bool more = true; more; row = 0) {
-      const StatusOr<bool> step = engine.Step();
-      EXPECT_TRUE(step.ok()) << step.status();
-      more = step.ok() && *step;
-    }
-    EXPECT_LE(pool.usage().peak_bytes, budget);
-    return traces;
+    return RunRequests(model, requests, budget, {.max_batch_tokens = max_batch_tokens});
   }
   // Of each request alone, on a model made with the ranks of its rate.
   std::vector<Trace> RunFixed(const std::vector<Request>& requests) {

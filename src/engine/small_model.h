@@ -1,6 +1,8 @@
 // What tests of requests on a small random model share.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <vector>
 
 #include "engine/engine.h"
@@ -28,5 +30,36 @@ struct Trace {
            outcome.kv_bytes.total() == other.outcome.kv_bytes.total();
   }
 };
+
+// Runs requests that name no stop ids together to their end, under a budget of bytes that the peak
+// does not exceed.
+inline std::vector<Trace> RunRequests(Model* model, const std::vector<Request>& requests,
+                                      int64_t budget, const EngineOptions& options) {
+  BlockPool pool(budget);
+  std::vector<Trace> traces(requests.size());
+  {
+    Engine engine(model, &pool, options);
+    int row = 0;  // of the step's logits: without stop ids every row gives a token
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const auto id = engine.Submit(
+          requests[i],
+          [&, i](auto, int32_t) {
+            const std::span<const float> logits = model->logits(row++);
+            traces[i].logits.emplace_back(logits.begin(), logits.end());
+            return FinishReason::kNone;
+          },
+          [&, i](auto, const RequestOutcome& o) { traces[i].outcome = o; });
+      EXPECT_TRUE(id.ok()) << id.status();
+    }
+    for (bool more = true; more; row = 0) {
+      const StatusOr<bool> step = engine.Step();
+      EXPECT_TRUE(step.ok()) << step.status();
+      more = step.ok() && *step;
+    }
+  }
+  EXPECT_EQ(pool.usage().used_bytes, 0);
+  EXPECT_LE(pool.usage().peak_bytes, budget);
+  return traces;
+}
 
 }  // namespace kvlathe

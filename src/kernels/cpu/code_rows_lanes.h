@@ -90,6 +90,17 @@ struct LineSums {
       });
     });
   }
+  // sum * unit + constant of each row, to the scores of 16 tokens.
+  KVL_INLINE void StoreScores(const float (&units)[kRows], const float (&constants)[kRows],
+                              float* scores) const {
+    Unroll<kRows>([&](auto r) KVL_PART {
+      Unroll<kLineParts>([&](auto part) KVL_PART {
+        Store(scores + r.value * kBlockSize + kLanes * part.value,
+              Fma(ToFloats(parts[r.value][part.value]), Set1(units[r.value]),
+                  Set1(constants[r.value])));
+      });
+    });
+  }
 };
 
 // Tokens [16 column, 16 column + 16) of n_channels of K; `codes` begin with the first of them.
@@ -188,13 +199,7 @@ void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* 
                    weights.numbers[0] + segment.first, &sums);
       });
     }
-    Unroll<kRows>([&](auto r) KVL_PART {
-      Unroll<kLineParts>([&](auto part) KVL_PART {
-        Store(scores + r.value * kBlockSize + 16 * column + kLanes * part.value,
-              Fma(ToFloats(sums.parts[r.value][part.value]), Set1(weights.units[r.value]),
-                  Set1(constants[r.value])));
-      });
-    });
+    sums.StoreScores(weights.units, constants, scores + 16 * column);
   }
 }
 
@@ -226,13 +231,7 @@ void ScoreByChannel(const CodeBlock& block, const ScaleTable& table, const Query
         sums.Clear();
         AddKeyDots(reader, block.bytes + side.codes, block.ahead(), side.rank, column,
                    weights.numbers[0], &sums);
-        Unroll<kRows>([&](auto r) KVL_PART {
-          Unroll<kLineParts>([&](auto part) KVL_PART {
-            Store(scores + r.value * kBlockSize + 16 * column + kLanes * part.value,
-                  Fma(ToFloats(sums.parts[r.value][part.value]), Set1(weights.units[r.value]),
-                      Set1(constants[r.value])));
-          });
-        });
+        sums.StoreScores(weights.units, constants, scores + 16 * column);
       }
     });
   }
