@@ -402,10 +402,11 @@ void AttendPanel(const Panel& panel) {
                   BlockView<Row>{k, k + key_elements, reinterpret_cast<const Row*>(next), entry},
                   first_row);
     } else if (reads_codes && CodeBlock::Reads(sealed.view)) {
-      AttendBlock(
-          panel,
-          CodeBlock{&sealed.view, p.blocks[block], next, block - sealed.run->first_block, entry},
-          first_row);
+      const int idx = block - sealed.run->first_block;
+      AttendBlock(panel,
+                  CodeBlock{&sealed.view, p.blocks[block], next, idx,
+                            idx + 1 == sealed.run->n_blocks, entry},
+                  first_row);
     } else {
       const float* k = sealed.Expand(block);
       AttendBlock(panel, BlockView<float>{k, k + key_elements, nullptr, entry}, first_row);

@@ -27,6 +27,7 @@ struct CodeBlock {
   const std::byte* bytes;
   const std::byte* next;  // the block to fetch meanwhile, or null
   int block_idx;          // in its run
+  bool is_last;           // of its run
   int first_entry;
 
   // Where `next` lies from here; it is as large, or what is fetched behind it goes unused.
@@ -330,6 +331,15 @@ void AddLowRankScores(const CodeBlock& block, const QueryRows<kRows>& rows, floa
 
 using RowTile = float[4];
 
+KVL_LANES void WidenBf16(const uint16_t* from, int n, float* to) {
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) Store(to + i, LoadBf16(from + i));
+  for (; i < n; ++i) {
+    const uint32_t bits = uint32_t{from[i]} << 16;
+    __builtin_memcpy(to + i, &bits, sizeof(bits));
+  }
+}
+
 template <int kRows>
 KVL_LANES void GatherRows(const float* rows, int64_t stride, int n, RowTile* to) {
   for (int i = 0; i < n; i += 4) {
@@ -340,11 +350,25 @@ KVL_LANES void GatherRows(const float* rows, int64_t stride, int n, RowTile* to)
   }
 }
 
+// Sums of four rows for every token or channel, in two parts.
+struct TileSums {
+  alignas(64) RowTile parts[2][kMaxPackedRank];
+
+  KVL_LANES void Clear(int n) {
+    for (RowTile* part : {parts[0], parts[1]}) {
+      for (int i = 0; i < 4 * n; i += kLanes) Store(part[0] + i, Zero());
+    }
+  }
+};
+
 template <int kRows>
-KVL_LANES void AddToRows(const RowTile* from, int n, float* rows, int64_t stride) {
+KVL_LANES void AddToRows(const TileSums& from, int n, float* rows, int64_t stride) {
   for (int i = 0; i < n; i += 4) {
     __m128 x[4];
-    Unroll<4>([&](auto j) KVL_PART { x[j.value] = _mm_load_ps(from[i + j.value]); });
+    Unroll<4>([&](auto j) KVL_PART {
+      x[j.value] = _mm_add_ps(_mm_load_ps(from.parts[0][i + j.value]),
+                              _mm_load_ps(from.parts[1][i + j.value]));
+    });
     _MM_TRANSPOSE4_PS(x[0], x[1], x[2], x[3]);
     Unroll<kRows>([&](auto r) KVL_PART {
       float* row = rows + r.value * stride + i;
@@ -353,31 +377,76 @@ KVL_LANES void AddToRows(const RowTile* from, int n, float* rows, int64_t stride
   }
 }
 
-// Adds the difference times from[token or channel] to to[channel or token] of each entry.
+// Adds the difference times from[token or channel] to the sums of the channel or token of each
+// entry. Neighbours, often of one lane, go to one part and the other, so that neither waits for the
+// other.
 template <bool kIsKey>
 void AddDifferences(const CodeBlock& block, const PackedSideView& side, const RowTile* from,
-                    RowTile* to) {
-  ForEachExactEntry<kIsKey>(
-      side, block.bytes, block.block_idx, [&](int token, int channel, float difference) KVL_PART {
-        float* sums = to[kIsKey ? token : channel];
-        const __m128 weights = _mm_load_ps(from[kIsKey ? channel : token]);
-        _mm_store_ps(sums, _mm_fmadd_ps(_mm_set1_ps(difference), weights, _mm_load_ps(sums)));
-      });
+                    TileSums* to) {
+  const ExactEntries entries = ExactEntriesOf(side, block.block_idx);
+  ExactLanes lanes;
+  ListLanes(CountsOf<kIsKey>(side, block.bytes), &lanes);
+  constexpr int kChunk = 256;
+  for (int begin = 0; begin < lanes.n; begin += kChunk) {
+    const int n = Min(kChunk, lanes.n - begin);
+    alignas(64) float differences[kChunk];
+    WidenBf16(entries.differences + begin, n, differences);
+    const auto add = [&](int i, RowTile* part) KVL_PART {
+      float* sums = part[lanes.lanes[begin + i]];
+      const float* weights = from[entries.places[begin + i]];
+      _mm_store_ps(sums, _mm_fmadd_ps(_mm_broadcast_ss(differences + i), _mm_load_ps(weights),
+                                      _mm_load_ps(sums)));
+    };
+    for (int i = 0; i + 1 < n; i += 2) {
+      add(i, to->parts[0]);
+      add(i + 1, to->parts[1]);
+    }
+    if (n % 2 == 1) add(n - 1, to->parts[0]);
+  }
 }
 
 template <int kRows>
 void AddExactScores(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
   if (side.ends == nullptr) return;
-  alignas(16) RowTile q[kMaxRank], sums[kBlockSize] = {};
+  alignas(16) RowTile q[kMaxRank];
+  TileSums sums;
+  sums.Clear(kBlockSize);
   GatherRows<kRows>(rows.q, rows.stride, side.rank, q);
-  AddDifferences<true>(block, side, q, sums);
+  AddDifferences<true>(block, side, q, &sums);
   AddToRows<kRows>(sums, kBlockSize, scores, kBlockSize);
+}
+
+// --- What the next block needs beside its codes, in two halves, as many requests at once are
+// dropped. ---
+
+KVL_LANES void FetchLines(const void* from, int64_t n_bytes) {
+  const auto* first = static_cast<const std::byte*>(from);
+  for (int64_t i = 0; i < n_bytes + 63; i += 64) PrefetchLine(first + Min(i, n_bytes - 1));
+}
+
+KVL_LANES void FetchScalesAndFactors(const CodeBlock& block) {
+  const int64_t begin = block.run->k.scales;
+  if (block.next != nullptr && block.run->k.n_segments == 0) {
+    FetchLines(block.next + begin, block.run->block_bytes - begin);
+  }
+}
+
+KVL_LANES void FetchExactEntries(const CodeBlock& block) {
+  if (block.next == nullptr || block.is_last) return;
+  for (const PackedSideView* side : {&block.run->k, &block.run->v}) {
+    if (side->ends == nullptr) continue;
+    const ExactEntries entries = ExactEntriesOf(*side, block.block_idx + 1);
+    if (entries.n == 0) continue;
+    FetchLines(entries.differences, int64_t{2} * entries.n);
+    FetchLines(entries.places, entries.n);
+  }
 }
 
 template <int kRows>
 void ScoreCodes(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
+  FetchScalesAndFactors(block);
   if (side.n_segments > 0) {
     ScoreSegments(block, rows, scores);
   } else {
@@ -495,15 +564,18 @@ template <int kRows>
 void AddExactValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
   const PackedSideView& side = block.run->v;
   if (side.ends == nullptr) return;
-  alignas(16) RowTile probs[kBlockSize], sums[kMaxRank] = {};
+  alignas(16) RowTile probs[kBlockSize];
+  TileSums sums;
+  sums.Clear(side.rank);
   GatherRows<kRows>(rows.probs, kBlockSize, kBlockSize, probs);
-  AddDifferences<false>(block, side, probs, sums);
+  AddDifferences<false>(block, side, probs, &sums);
   AddToRows<kRows>(sums, side.rank, rows.o, rows.o_stride);
 }
 
 template <int kRows>
 void AddCodeValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
   const PackedSideView& side = block.run->v;
+  FetchExactEntries(block);
   if (side.n_segments > 0) {
     AddValueSegments(block, rows);
   } else {

@@ -16,12 +16,6 @@ struct LaneCounts {
   const std::byte* counts = nullptr;
   bool is_wide = false;
   int n_lanes = 0;
-
-  // Of 16 lanes from `first` on.
-  void Read(int first, uint16_t (&to)[kExactLanes]) const {
-    if (is_wide) return static_cast<void>(__builtin_memcpy(to, counts + 2 * first, sizeof(to)));
-    for (int i = 0; i < kExactLanes; ++i) to[i] = static_cast<uint8_t>(counts[first + i]);
-  }
 };
 
 // The exact entries of one side of a block.
@@ -38,43 +32,69 @@ KVL_INLINE ExactEntries ExactEntriesOf(const PackedSideView& side, int block_idx
   return {side.differences + begin, side.places + begin, static_cast<int>(side.ends[i] - begin)};
 }
 
-// Entries [begin, begin + n) of a side, which those of 16 lanes are: the lane of each.
-struct ExactGroup {
-  static constexpr int kMaxEntries = kExactLanes * 256;
-  int begin = 0;
+// The lane of each exact entry of a side, in their order.
+struct ExactLanes {
   int n = 0;
-  uint8_t lanes[kMaxEntries + 2];  // two behind the last are written in vain
+  uint8_t lanes[kBlockSize * kMaxPackedRank + 8];  // eight behind the last are written in vain
 };
 
-// Moves on to the 16 lanes from `first` on. Nothing branches on single counts, which do not repeat:
-// a lane that has no entry left is overwritten by the next one.
-inline void ListGroup(const LaneCounts& counts, int first, ExactGroup* group) {
-  uint16_t left[kExactLanes], now[kExactLanes];
-  int top = 0, n = 0;
-  counts.Read(first, left);
-  for (const uint16_t count : left) top = Max(top, count);
-  for (int entry = 0; entry < top; entry += 2) {
-    for (int lane = 0; lane < kExactLanes; ++lane) {
-      now[lane] = left[lane] < 2 ? left[lane] : 2;
-      left[lane] = static_cast<uint16_t>(left[lane] - now[lane]);
+// The lanes of the entries that four lanes have in a round, in bytes of a word: [counts] of 0 to 2
+// of each, in two bits.
+struct RoundLanes {
+  uint64_t of_counts[256];
+};
+constexpr RoundLanes ListRoundLanes() {
+  RoundLanes lanes = {};
+  for (int counts = 0; counts < 256; ++counts) {
+    int n = 0;
+    for (int lane = 0; lane < 4; ++lane) {
+      for (int i = 0; i < (counts >> (2 * lane) & 3) && n < 8; ++i) {
+        lanes.of_counts[counts] |= static_cast<uint64_t>(lane) << (8 * n++);
+      }
     }
-    Unroll<kExactLanes>([&](auto lane) KVL_PART {
-      const auto both = static_cast<uint16_t>((first + lane.value) * 0x101);
-      __builtin_memcpy(group->lanes + n, &both, sizeof(both));
-      n += now[lane.value];
-    });
   }
-  group->begin += group->n;
-  group->n = n;
+  return lanes;
+}
+constexpr RoundLanes kRoundLanes = ListRoundLanes();
+
+// Appends the lanes of the entries of 16 lanes from `first` on. Nothing branches on single counts,
+// which do not repeat.
+template <typename Count>
+KVL_INLINE void ListRounds(const std::byte* counts, int first, ExactLanes* to) {
+  Count left[kExactLanes];
+  __builtin_memcpy(left, counts, sizeof(left));
+  int n = to->n;
+  for (;;) {
+    uint64_t words[sizeof(left) / sizeof(uint64_t)], any = 0;
+    __builtin_memcpy(words, left, sizeof(left));
+    for (const uint64_t word : words) any |= word;
+    if (any == 0) break;
+    uint8_t now[kExactLanes];
+    for (int lane = 0; lane < kExactLanes; ++lane) {
+      now[lane] = static_cast<uint8_t>(left[lane] < 2 ? left[lane] : 2);
+      left[lane] = static_cast<Count>(left[lane] - now[lane]);
+    }
+    for (int lane = 0; lane < kExactLanes; lane += 4) {
+      uint32_t four;
+      __builtin_memcpy(&four, now + lane, sizeof(four));
+      // The products bring two bits of each byte, and the sum of all, to the highest one.
+      const uint64_t lanes = kRoundLanes.of_counts[four * 0x01041040u >> 24] +
+                             static_cast<uint64_t>(first + lane) * 0x0101010101010101u;
+      __builtin_memcpy(to->lanes + n, &lanes, sizeof(lanes));
+      n += static_cast<int>(four * 0x01010101u >> 24);
+    }
+  }
+  to->n = n;
 }
 
-// f(group) for all groups of 16 lanes.
-template <typename F>
-KVL_INLINE void ForEachExactGroup(const LaneCounts& counts, const F& f) {
-  ExactGroup group;
+inline void ListLanes(const LaneCounts& counts, ExactLanes* to) {
+  to->n = 0;
   for (int first = 0; first < counts.n_lanes; first += kExactLanes) {
-    ListGroup(counts, first, &group);
-    if (group.n > 0) f(group);
+    if (counts.is_wide) {
+      ListRounds<uint16_t>(counts.counts + 2 * first, first, to);
+    } else {
+      ListRounds<uint8_t>(counts.counts + first, first, to);
+    }
   }
 }
 
@@ -89,15 +109,15 @@ KVL_INLINE void ForEachExactEntry(const PackedSideView& side, const std::byte* b
                                   const F& f) {
   if (side.ends == nullptr) return;
   const ExactEntries entries = ExactEntriesOf(side, block_idx);
-  ForEachExactGroup(CountsOf<kIsKey>(side, block), [&](const ExactGroup& group) KVL_PART {
-    for (int i = 0; i < group.n; ++i) {
-      const int lane = group.lanes[i], place = entries.places[group.begin + i];
-      const uint32_t bits = uint32_t{entries.differences[group.begin + i]} << 16;
-      float difference;
-      __builtin_memcpy(&difference, &bits, sizeof(difference));
-      f(kIsKey ? lane : place, kIsKey ? place : lane, difference);
-    }
-  });
+  ExactLanes lanes;
+  ListLanes(CountsOf<kIsKey>(side, block), &lanes);
+  for (int i = 0; i < lanes.n; ++i) {
+    const int lane = lanes.lanes[i], place = entries.places[i];
+    const uint32_t bits = uint32_t{entries.differences[i]} << 16;
+    float difference;
+    __builtin_memcpy(&difference, &bits, sizeof(difference));
+    f(kIsKey ? lane : place, kIsKey ? place : lane, difference);
+  }
 }
 
 }  // namespace

@@ -177,38 +177,36 @@ void PutExactEntries(const Work& w, const PackedSideView& side, const ScalePlace
   const __m128i token_shift = _mm_cvtsi32_si128(scale_places.token_shift);
   const __m512i one = _mm512_set1_epi32(1);
   const int pair_step = kIsKey ? kBlockSize : side.rank;
-  ForEachExactGroup(CountsOf<kIsKey>(side, w.block), [&](const ExactGroup& group) {
-    for (int i = 0; i < group.n; i += kLanes) {
-      const int n = Min(kLanes, group.n - i);
-      const auto mask = static_cast<__mmask16>((1u << n) - 1);
-      const __m512i lane = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, group.lanes + i));
-      const __m512i place =
-          _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, entries.places + group.begin + i));
-      const __m512i token = kIsKey ? lane : place, channel = kIsKey ? place : lane;
-      const __m512i scale_at =
-          side.is_per_channel
-              ? _mm512_add_epi32(channel, _mm512_mullo_epi32(_mm512_srl_epi32(token, token_shift),
-                                                             _mm512_set1_epi32(2 * kMaxRank)))
-              : _mm512_add_epi32(token,
-                                 _mm512_permutexvar_epi32(_mm512_srli_epi32(channel, 4), groups));
-      const __m512i words = _mm512_cvtepu16_epi32(
-          _mm256_maskz_loadu_epi16(mask, entries.differences + group.begin + i));
-      const __m512 differences = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-      // Pairs of channels of K and of tokens of V lie side by side: those are the places.
-      const __m512i line_at = _mm512_add_epi32(
-          _mm512_mullo_epi32(_mm512_srli_epi32(place, 1), _mm512_set1_epi32(pair_step)), lane);
-      LineWords at;
-      _mm512_store_si512(
-          at.places, _mm512_add_epi32(_mm512_slli_epi32(line_at, 1), _mm512_and_si512(place, one)));
-      for (int j = 0; j < kLanes; ++j) at.numbers[j] = lines[at.places[j]];
-      const __m512 numbers =
-          _mm512_add_ps(LoadBf16(at.numbers),
-                        _mm512_div_ps(differences, _mm512_i32gather_ps(scale_at, scales, 4)));
-      _mm256_store_si256(reinterpret_cast<__m256i*>(at.numbers),
-                         reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(numbers)));
-      for (int j = 0; j < n; ++j) lines[at.places[j]] = at.numbers[j];
-    }
-  });
+  ExactLanes lanes;
+  ListLanes(CountsOf<kIsKey>(side, w.block), &lanes);
+  for (int i = 0; i < lanes.n; i += kLanes) {
+    const int n = Min(kLanes, lanes.n - i);
+    const auto mask = static_cast<__mmask16>((1u << n) - 1);
+    const __m512i lane = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, lanes.lanes + i));
+    const __m512i place = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, entries.places + i));
+    const __m512i token = kIsKey ? lane : place, channel = kIsKey ? place : lane;
+    const __m512i scale_at =
+        side.is_per_channel
+            ? _mm512_add_epi32(channel, _mm512_mullo_epi32(_mm512_srl_epi32(token, token_shift),
+                                                           _mm512_set1_epi32(2 * kMaxRank)))
+            : _mm512_add_epi32(token,
+                               _mm512_permutexvar_epi32(_mm512_srli_epi32(channel, 4), groups));
+    const __m512i words =
+        _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, entries.differences + i));
+    const __m512 differences = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+    // Pairs of channels of K and of tokens of V lie side by side: those are the places.
+    const __m512i line_at = _mm512_add_epi32(
+        _mm512_mullo_epi32(_mm512_srli_epi32(place, 1), _mm512_set1_epi32(pair_step)), lane);
+    LineWords at;
+    _mm512_store_si512(
+        at.places, _mm512_add_epi32(_mm512_slli_epi32(line_at, 1), _mm512_and_si512(place, one)));
+    for (int j = 0; j < kLanes; ++j) at.numbers[j] = lines[at.places[j]];
+    const __m512 numbers = _mm512_add_ps(
+        LoadBf16(at.numbers), _mm512_div_ps(differences, _mm512_i32gather_ps(scale_at, scales, 4)));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(at.numbers),
+                       reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(numbers)));
+    for (int j = 0; j < n; ++j) lines[at.places[j]] = at.numbers[j];
+  }
 }
 
 // All lines of a side into scratch, exact entries among them.

@@ -125,25 +125,22 @@ uint32_t StoreLanes(const Lists& to, const SealWorkspace& ws) {
       to.counts[lane] = static_cast<std::byte>(count);
     }
   }
-  int next[kLanePlaces] = {}, n = 0;
-  ForEachExactGroup(to.lane_counts(), [&](const ExactGroup& group) {
-    for (int i = 0; i < group.n; ++i) {
-      const int lane = group.lanes[i];
-      to.places[group.begin + i] = ws.lane_places[lane * kLanePlaces + next[lane]++];
-    }
-    n += group.n;
-  });
-  return static_cast<uint32_t>(n);
+  ExactLanes lanes;
+  ListLanes(to.lane_counts(), &lanes);
+  int next[kLanePlaces] = {};
+  for (int i = 0; i < lanes.n; ++i) {
+    const int lane = lanes.lanes[i];
+    to.places[i] = ws.lane_places[lane * kLanePlaces + next[lane]++];
+  }
+  return static_cast<uint32_t>(lanes.n);
 }
 
 // f(lane, place, index) for the entries that are listed.
 template <typename F>
 void ForEachListed(const Lists& lists, const F& f) {
-  ForEachExactGroup(lists.lane_counts(), [&](const ExactGroup& group) {
-    for (int i = group.begin; i < group.begin + group.n; ++i) {
-      f(group.lanes[i - group.begin], lists.places[i], i);
-    }
-  });
+  ExactLanes lanes;
+  ListLanes(lists.lane_counts(), &lanes);
+  for (int i = 0; i < lanes.n; ++i) f(lanes.lanes[i], lists.places[i], i);
 }
 
 void TakeDifference(float* residual, uint16_t* difference) {

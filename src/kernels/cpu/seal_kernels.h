@@ -19,7 +19,6 @@ namespace kvlathe {
 enum class Isa;
 
 inline constexpr int kLineWords = 32;
-inline constexpr int kMaxPackedRank = 256;
 
 // Pairs of a block and lines of each pair.
 struct PairGrid {
