@@ -14,10 +14,12 @@ namespace kvlathe {
 namespace {
 
 constexpr int kAspectsPerReview = 3;
+// Names of one word come first, so that one word finds a review; longer lists go on with two.
+constexpr size_t kOneWordNames = 60;
 constexpr std::string_view kHouses[] = {"inn", "hotel", "lodge", "tavern"};
 
 struct Review {
-  std::string name;  // "the river inn"
+  std::string name;  // "the river", "the river inn"
   std::string text;  // "the food was lovely , the garden was not bad and the room was fine"
   bool good;
 
@@ -42,9 +44,9 @@ std::string DrawOpinion(bool good, Random& rng) {
   }
 }
 
-Review DrawReview(Random& rng) {
-  Review review{.name = fmt::format("the {} {}", Pick(Nouns(), rng), Pick(kHouses, rng)),
-                .good = rng.Below(2) == 0};
+Review DrawReview(bool has_long_name, Random& rng) {
+  Review review{.name = fmt::format("the {}", Pick(Nouns(), rng)), .good = rng.Below(2) == 0};
+  if (has_long_name) review.name += fmt::format(" {}", Pick(kHouses, rng));
   std::array<std::string_view, kAspectsPerReview> aspects;
   for (size_t i = 0; i < aspects.size(); ++i) {
     do {
@@ -63,8 +65,9 @@ class ReviewSource {
 
   Review Draw() {
     const auto draw_new = [&] {
-      Review review = DrawReview(rng_);
-      while (names_.contains(review.name)) review = DrawReview(rng_);
+      const bool has_long_name = names_.size() >= kOneWordNames;
+      Review review = DrawReview(has_long_name, rng_);
+      while (names_.contains(review.name)) review = DrawReview(has_long_name, rng_);
       return review;
     };
     Review review = DrawFor(split_, draw_new, [](const Review& drawn) { return drawn.Line(); });
@@ -87,7 +90,7 @@ TaskExample Generate(const TaskRequest& request) {
   ReviewSource source(request.split, request.Stream(1));
   std::vector<Review> reviews;
   // Beyond a few hundred reviews the names would run out.
-  return FitLength(request, {.min = 2, .max = 250, .tokens = 32}, [&](int n_reviews) {
+  return FitLength(request, {.min = 2, .max = 250, .tokens = 30}, [&](int n_reviews) {
     while (static_cast<int>(reviews.size()) < n_reviews) reviews.push_back(source.Draw());
     TaskExample example{.choices = {" good", " bad"}, .stop = " ."};
     std::vector<const Review*> order;

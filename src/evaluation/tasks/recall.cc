@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "evaluation/tasks/definition.h"
 #include "evaluation/tasks/words.h"
@@ -17,38 +18,63 @@ struct Record {
 
 // Keys of one word come first: nothing lies between a key and its value, so that a model finds the
 // value as it finds what followed a word before. Longer lists go on with keys of two words.
-constexpr int kOneWordKeys = 200;
+constexpr size_t kOneWordKeys = 200;
 
-// Draws records no two of which share a key or a value. No word of a key is one of a value.
+// Draws records no two of which share a key or a value. No word of a key is one of a value, and
+// none is in two values before all were used (at some 110 records): what follows a word is then
+// known from that word alone.
 class RecordSource {
  public:
-  explicit RecordSource(Random rng) : rng_(rng) {}
+  explicit RecordSource(Random rng) : rng_(rng) {
+    for (const std::string_view word : CommonWords()) {
+      if (std::ranges::find(Nouns(), word) == Nouns().end()) key_words_.push_back(word);
+    }
+    for (size_t i = key_words_.size(); i > 1; --i) {
+      std::swap(key_words_[i - 1], key_words_[rng_.Below(i)]);
+    }
+    value_words_.assign(key_words_.begin() + kOneWordKeys, key_words_.end());
+    value_words_.insert(value_words_.end(), Nouns().begin(), Nouns().end());
+    key_words_.resize(kOneWordKeys);
+  }
 
-  Record Draw() {
-    Record record;
-    const bool is_long = n_drawn_++ >= kOneWordKeys;
+  // Of records that do not fit nothing is used up.
+  template <typename Fits>
+  Record Draw(const Fits& fits) {
+    Record record{.key = NextKey()};
     do {
-      record.key = PickKeyWord();
-      if (is_long) record.key = fmt::format("{} {}", record.key, PickKeyWord());
-    } while (!taken_.insert(record.key).second);
-    do {
-      const std::string_view a = Pick(Nouns(), rng_), b = Pick(Nouns(), rng_);
-      record.value = fmt::format("{} {} {}", a, b, Pick(Nouns(), rng_));
-    } while (!taken_.insert(record.value).second);
+      record.value = PickValue();
+    } while (taken_.contains(record.value) || !fits(record));
+    left_.resize(left_.size() - kValueWords);
+    taken_.insert(record.value);
     return record;
   }
 
  private:
-  std::string_view PickKeyWord() {
-    std::string_view word;
+  static constexpr size_t kValueWords = 3;
+
+  std::string NextKey() {
+    if (n_drawn_ < kOneWordKeys) return std::string(key_words_[n_drawn_++]);
+    std::string key;
     do {
-      word = Pick(CommonWords(), rng_);
-    } while (std::ranges::find(Nouns(), word) != Nouns().end());
-    return word;
+      key = fmt::format("{} {}", Pick(key_words_, rng_), Pick(key_words_, rng_));
+    } while (!taken_.insert(key).second);
+    return key;
+  }
+  // Brings words of a value to the end of those that are left.
+  std::string PickValue() {
+    if (left_.size() < kValueWords) left_ = value_words_;
+    std::string value;
+    for (size_t i = left_.size(); i > left_.size() - kValueWords; --i) {
+      std::swap(left_[i - 1], left_[rng_.Below(i)]);
+      value += value.empty() ? "" : " ";
+      value += left_[i - 1];
+    }
+    return value;
   }
 
   Random rng_;
-  int n_drawn_ = 0;
+  std::vector<std::string_view> key_words_, value_words_, left_;
+  size_t n_drawn_ = 0;
   std::set<std::string> taken_;
 };
 
@@ -68,14 +94,16 @@ TaskExample Generate(const TaskRequest& request) {
   const int n_asked = DrawQuestionCount(request, rng);
   std::vector<Record> asked;
   for (int i = 0; i < n_asked; ++i) {
-    asked.push_back(DrawFor(
-        request.split, [&] { return source.Draw(); }, [](const Record& r) { return r.Line(); }));
+    asked.push_back(
+        source.Draw([&](const Record& r) { return BelongsTo(request.split, r.Line()); }));
   }
   // Beyond a few thousand records the keys would run out.
   const UnitRange range = {.min = std::max(4, n_asked), .max = 2500, .tokens = 9};
   std::vector<Record> others;
   return FitLength(request, range, [&](int n_records) {
-    while (n_asked + static_cast<int>(others.size()) < n_records) others.push_back(source.Draw());
+    while (n_asked + static_cast<int>(others.size()) < n_records) {
+      others.push_back(source.Draw([](const Record&) { return true; }));
+    }
     std::vector<const Record*> order;
     for (const Record& record : asked) order.push_back(&record);
     for (int i = 0; i < n_records - n_asked; ++i) order.push_back(&others[i]);

@@ -36,8 +36,6 @@ struct TextRange {
 
 struct TaskExample {
   std::string prompt;
-  // What of the prompt answers earlier questions of the task: training examples ask several.
-  std::vector<TextRange> earlier_answers;
   // What may follow the prompt, byte for byte (white space included); the first one is canonical:
   // training text is prompt + references[0] + stop.
   std::vector<std::string> references;
@@ -45,6 +43,8 @@ struct TaskExample {
   std::vector<std::string> choices;
   // Generation ends before this text. Never empty, never part of a reference.
   std::string stop = "\n\n";
+  // What of the prompt answers earlier questions of the task: training examples ask several.
+  std::vector<TextRange> earlier_answers;
 };
 
 // Tokens of a text in the tokenizer of the model that is evaluated.
