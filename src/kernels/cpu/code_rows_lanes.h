@@ -355,8 +355,9 @@ struct TileSums {
   alignas(64) RowTile parts[2][kMaxPackedRank];
 
   KVL_LANES void Clear(int n) {
-    for (RowTile* part : {parts[0], parts[1]}) {
-      for (int i = 0; i < 4 * n; i += kLanes) Store(part[0] + i, Zero());
+    for (int i = 0; i < n; ++i) {
+      _mm_store_ps(parts[0][i], _mm_setzero_ps());
+      _mm_store_ps(parts[1][i], _mm_setzero_ps());
     }
   }
 };
