@@ -70,13 +70,14 @@ const Case kSealedCases[] = {
      2,
      false,
      ReferenceQuantizer{.name = "kivi", .bits = 2, .group = 32}},
-    {"dmc(sink=3)+token(bits=3,group=16,buffer=128)",
+    {"dmc(sink=3)+token(bits=3,group=16,buffer=128,newest=20)",
      {0, 12},
      3,
      kPaper,
      4,
      false,
-     ReferenceQuantizer{.name = "token", .bits = 3, .group = 16, .buffer = 128, .n_sink = 3}},
+     ReferenceQuantizer{
+         .name = "token", .bits = 3, .group = 16, .buffer = 128, .newest = 20, .n_sink = 3}},
     {"dmc(window=0,sink=4)+q4_0",
      {0, 0},
      4,
@@ -107,7 +108,8 @@ class SealClosedLiterally {
     const int n_behind = ++n_seen_[layer] - kPrompt;
     if (n_behind < 0 || n_behind % q_.buffer != 0) return;
     for (size_t g = 0; g < rows->keys.size(); ++g) {
-      const int n_closed = static_cast<int>(rows->keys[g].size()) - q_.n_sink - 1;
+      const int n_closed =
+          std::max(0, static_cast<int>(rows->keys[g].size()) - q_.n_sink - 1 - q_.newest);
       const int begin = n_sealed_[layer][g];
       int end = begin;
       if (n_behind == 0) end = n_closed - n_closed % 64;

@@ -299,9 +299,10 @@ void EncodeValues(const ReferenceQuantizer& q, int layer_idx, const std::vector<
   }
 }
 
-// The entries that are sealed together when there are n of them, if a run ends there.
+// The entries that are sealed together when there are n of them besides the newest, if a run ends
+// there.
 std::pair<int, int> RunEndingWith(const ReferenceQuantizer& q, int n) {
-  const int n_prompt = std::max(0, q.n_prompt - q.n_sink);
+  const int n_prompt = std::max(0, q.n_prompt - q.n_sink - q.newest);
   const int prompt_end = n_prompt / 64 * 64;  // full blocks
   if (n < n_prompt) {
     if (q.run > 0 && n % q.run == 0 && n > 0) return {n - q.run, n};
@@ -318,7 +319,7 @@ std::pair<int, int> RunEndingWith(const ReferenceQuantizer& q, int n) {
 }  // namespace
 
 void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* rows) {
-  const int n = static_cast<int>(rows->keys[0].size()) - q.n_sink;
+  const int n = static_cast<int>(rows->keys[0].size()) - q.n_sink - q.newest;
   const auto [begin, end] = RunEndingWith(q, n);
   if (begin >= end) return;
   const int n_prompt = q.n_prompt_tokens - q.n_sink;

@@ -21,6 +21,7 @@ struct ReferenceQuantizer {
   int group = 64;
   int run = 512;  // of a prompt; 0: all of it
   int buffer = 64;
+  int newest = 0;
   int n_prompt = 0;
   int n_sink = 0;
   double sparse_share = 0;

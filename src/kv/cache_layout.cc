@@ -127,7 +127,8 @@ int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max
     if (layout.HasRunsOfHeads() && before >= n_prompt) {
       // A head that merged has sealed no more than one that did not, but its entries may have just
       // failed to fill a buffer where it last could have sealed them.
-      n_blocks = std::max(n_blocks, n_sealed + 2 * layout.seal->buffer / kBlockSize);
+      const int64_t most_open = 2 * layout.seal->buffer + layout.seal->newest;
+      n_blocks = std::max(n_blocks, n_sealed + RoundUp(most_open, kBlockSize) / kBlockSize);
     }
     const int64_t first_held = BlocksOutOfWindow(layout, std::max(before, at - max_step));
     if (layout.window > 0) {

@@ -20,6 +20,7 @@ struct SealPlan {
   PackedFormat format;
   int prompt_run = 512;       // positions of a prompt that are sealed together; 0: the whole prompt
   int buffer = 64;            // positions that are sealed together while decoding
+  int newest = 0;             // entries, the last ones, of which none is sealed
   int power_loops = 3;        // of the low-rank solver
   double repaired_share = 1;  // of the prompt: its newest runs have the low-rank residual
   int window = 0;             // newest positions that are seen beside the sinks; 0: all

@@ -27,6 +27,11 @@ int64_t EntriesOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt)
   return std::max<int64_t>(0, n_tokens - layout.n_sink);
 }
 
+// Those of them that are old enough to be sealed.
+int64_t SealableEntries(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  return std::max<int64_t>(0, EntriesOf(layout, n_tokens, n_prompt) - layout.seal->newest);
+}
+
 // Where the prompt ended, or sealed entries were dropped last: the full blocks of what was there
 // became one run.
 int64_t LastFreshStart(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
@@ -36,7 +41,7 @@ int64_t LastFreshStart(const CacheLayout& layout, int64_t n_tokens, int64_t n_pr
 
 // Blocks that are sealed at such a place.
 int64_t BlocksOfStart(const CacheLayout& layout, int64_t start, int64_t n_prompt) {
-  return EntriesOf(layout, start, n_prompt) / kBlockSize;
+  return SealableEntries(layout, start, n_prompt) / kBlockSize;
 }
 
 // Whether the run has its residual: of the prompt, or of what was left at `start`, the newest share
@@ -95,7 +100,8 @@ int64_t SealedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prom
   if (!layout.seal.has_value()) return 0;
   const int64_t last =
       layout.HasRunsOfHeads() ? LastSealPoint(layout, n_tokens, n_prompt) : n_tokens;
-  const int64_t n_entries = EntriesOf(layout, last, n_prompt), run = layout.seal->prompt_run;
+  const int64_t n_entries = SealableEntries(layout, last, n_prompt);
+  const int64_t run = layout.seal->prompt_run;
   if (n_tokens < n_prompt) return run == 0 ? 0 : n_entries / run * (run / kBlockSize);
   const int64_t at_start =
       BlocksOfStart(layout, LastFreshStart(layout, n_tokens, n_prompt), n_prompt);
@@ -111,10 +117,12 @@ int64_t NextSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_pro
   if (n_tokens < n_prompt) {
     const int64_t run = layout.seal->prompt_run;
     if (run == 0) return n_prompt;
-    const int64_t n_runs = EntriesOf(layout, n_tokens, n_prompt) / run;
-    return std::min(n_prompt, layout.n_sink + (n_runs + 1) * run * EntrySpan(layout));
+    const int64_t n_runs = SealableEntries(layout, n_tokens, n_prompt) / run;
+    const int64_t end = (n_runs + 1) * run + layout.seal->newest;
+    return std::min(n_prompt, layout.n_sink + end * EntrySpan(layout));
   }
-  const int64_t end = SealedBlocks(layout, n_tokens, n_prompt) * kBlockSize + layout.seal->buffer;
+  const int64_t end = SealedBlocks(layout, n_tokens, n_prompt) * kBlockSize + layout.seal->buffer +
+                      layout.seal->newest;
   if (!layout.DropsEntries()) return layout.n_sink + end * EntrySpan(layout);
   return n_tokens + end - EntriesOf(layout, n_tokens, n_prompt);
 }
@@ -154,7 +162,8 @@ int64_t LastSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_pro
 RunExtent RunOfHeadAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt,
                       int64_t n_entries, int64_t n_sealed_blocks) {
   if (LastSealPoint(layout, n_tokens, n_prompt) != n_tokens) return {};
-  const int64_t n_full = std::max<int64_t>(0, n_entries - 1) / kBlockSize - n_sealed_blocks;
+  const int64_t n_old = std::max<int64_t>(0, n_entries - 1 - layout.seal->newest);
+  const int64_t n_full = n_old / kBlockSize - n_sealed_blocks;
   if (n_tokens == n_prompt) return {n_sealed_blocks, n_full, true};
   // One run is all that a head can have closed since it last sealed what it could.
   const int64_t step = layout.seal->buffer / kBlockSize;

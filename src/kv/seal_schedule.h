@@ -2,10 +2,11 @@
 //
 // Entries are positions past the sink. While the prompt is read, every prompt_run entries are
 // sealed as one run; at its end the full blocks of the unfinished run are; after that every
-// `buffer` entries. Where entries are dropped after the prompt (RetentionPlan::slack) it is as if
-// the prompt ended there: the full blocks of what stays are sealed again, as one run. So run ends
-// depend on positions and on where the prompt ends alone, and so does which runs of the prompt are
-// repaired (SealPlan::repaired_share). Without a SealPlan nothing is ever sealed.
+// `buffer` entries. All that without the `newest` last entries, as if they had not come yet. Where
+// entries are dropped after the prompt (RetentionPlan::slack) it is as if the prompt ended there:
+// the full blocks of what stays are sealed again, as one run. So run ends depend on positions and
+// on where the prompt ends alone, and so does which runs of the prompt are repaired
+// (SealPlan::repaired_share). Without a SealPlan nothing is ever sealed.
 //
 // Where the model decides what merges (CacheLayout::HasRunsOfHeads) heads differ in length: each
 // seals the full blocks of its closed entries where the prompt ends, as one run, and then, every

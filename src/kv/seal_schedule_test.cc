@@ -26,7 +26,8 @@ int64_t SealedLiterally(const CacheLayout& layout, int64_t n_tokens, int64_t n_p
   const int64_t run = layout.seal->prompt_run, buffer = layout.seal->buffer;
   int64_t n_sealed = 0;
   for (int64_t n = 1; n <= n_tokens; ++n) {
-    const int64_t n_entries = n - layout.n_sink, n_open = n_entries - n_sealed * kBlockSize;
+    const int64_t n_entries = n - layout.n_sink - layout.seal->newest;
+    const int64_t n_open = n_entries - n_sealed * kBlockSize;
     if (n_entries <= 0) continue;
     const bool ends_run = run > 0 && n < n_prompt && n_entries % run == 0;
     const bool fills_buffer = n > n_prompt && n_open == buffer;
@@ -38,12 +39,14 @@ int64_t SealedLiterally(const CacheLayout& layout, int64_t n_tokens, int64_t n_p
 TEST(SealSchedule, FollowsTheDefinition) {
   for (const int n_sink : {0, 4}) {
     for (const int run : {0, 64, 192, 512}) {
-      for (const int buffer : {64, 128}) {
-        const CacheLayout layout = Layout(n_sink, run, buffer);
+      for (const auto& [buffer, newest] :
+           {std::pair(64, 0), {128, 0}, {64, 20}, {64, 64}, {128, 150}}) {
+        CacheLayout layout = Layout(n_sink, run, buffer);
+        layout.seal->newest = newest;
         for (const int64_t n_prompt : {1, 3, 64, 68, 200, 516, 700}) {
           for (int64_t n = 0; n <= 1000; n += 7) {
-            SCOPED_TRACE(testing::Message()
-                         << n_sink << ' ' << run << ' ' << buffer << ' ' << n_prompt << ' ' << n);
+            SCOPED_TRACE(testing::Message() << n_sink << ' ' << run << ' ' << buffer << ' '
+                                            << newest << ' ' << n_prompt << ' ' << n);
             const int64_t n_sealed = SealedBlocks(layout, n, n_prompt);
             ASSERT_EQ(n_sealed, SealedLiterally(layout, n, n_prompt));
             const int64_t next = NextSealPoint(layout, n, n_prompt);
@@ -54,7 +57,7 @@ TEST(SealSchedule, FollowsTheDefinition) {
               ASSERT_EQ(r.first_block, block);
               ASSERT_GT(r.n_blocks, 0);
               block += r.n_blocks;
-              ASSERT_EQ(r.is_prompt, block * kBlockSize <= n_prompt - n_sink);
+              ASSERT_EQ(r.is_prompt, block * kBlockSize <= n_prompt - n_sink - newest);
             }
             ASSERT_EQ(block, n_sealed);
           }
@@ -211,13 +214,15 @@ void ExpectBytesOfTheFormula(const CacheLayout& layout, const Growth& growth) {
 TEST(SealSchedule, SealedBytesEqualTheFormulaAndFitThePeak) {
   for (const int window : {0, 20, 100, 300}) {
     for (const int run : {0, 64, 192}) {
-      for (const double repaired_share : {1.0, 0.5}) {
+      for (const auto& [repaired_share, newest] :
+           {std::pair(1.0, 0), {0.5, 0}, {1.0, 20}, {0.5, 64}}) {
         for (const Growth growth : {Growth{700, 200, 512}, Growth{700, 650, 50}, Growth{300, 1, 1},
                                     Growth{200, 108, 1}}) {
-          SCOPED_TRACE(testing::Message()
-                       << window << ' ' << run << ' ' << repaired_share << ' ' << growth.n_prompt);
+          SCOPED_TRACE(testing::Message() << window << ' ' << run << ' ' << repaired_share << ' '
+                                          << newest << ' ' << growth.n_prompt);
           CacheLayout layout = Layout(4, run, 64, repaired_share);
           layout.window = window;
+          layout.seal->newest = newest;
           ExpectBytesOfTheFormula(layout, growth);
         }
       }
@@ -262,14 +267,15 @@ TEST(SealSchedule, BytesUnderRetentionEqualTheFormulaAndFitThePeak) {
   of_prompt.of_prompt = true;
   once.prunes_decode = false;
   for (const RetentionPlan& plan : {share, fixed, small, of_prompt, once}) {
-    for (const int buffer : {64, 192}) {
+    for (const auto& [buffer, newest] : {std::pair(64, 0), {192, 0}, {64, 20}, {192, 70}}) {
       CacheLayout layout = Layout(4, 0, buffer);
       layout.retention = plan;
+      layout.seal->newest = newest;
       if (buffer == 192) layout.seal->format.decode_rank = 0;  // what is sealed again grows
       for (const Growth growth :
            {Growth{2000, 700, 512}, Growth{1000, 3, 1}, Growth{900, 300, 50}}) {
-        SCOPED_TRACE(testing::Message()
-                     << plan.keep << ' ' << plan.n_kept << ' ' << buffer << ' ' << growth.n_prompt);
+        SCOPED_TRACE(testing::Message() << plan.keep << ' ' << plan.n_kept << ' ' << buffer << ' '
+                                        << newest << ' ' << growth.n_prompt);
         BlockPool unlimited(int64_t{1} << 40);
         {
           SequenceCache cache(&layout, &unlimited);
@@ -315,7 +321,8 @@ class LiteralHeads {
       if (length.n_entries == 0 || random_->Uniform() >= share_[i]) ++length.n_entries;
       const int behind = n_tokens_ - n_prompt_, buffer = layout_.seal->buffer;
       if (behind < 0 || behind % buffer != 0) continue;
-      const int n_open = length.n_entries - 1 - length.n_sealed_blocks * kBlockSize;
+      const int n_old = std::max(0, length.n_entries - 1 - layout_.seal->newest);
+      const int n_open = n_old - length.n_sealed_blocks * kBlockSize;
       if (behind == 0) length.n_prompt_blocks = length.n_sealed_blocks = n_open / kBlockSize;
       if (behind > 0 && n_open >= buffer) length.n_sealed_blocks += buffer / kBlockSize;
     }
@@ -363,14 +370,16 @@ bool GrowMerging(const CacheLayout& layout, const Growth& growth, uint64_t seed,
 
 TEST(SealSchedule, HeadsThatMergeSealByThemselvesAndFitThePeak) {
   for (const int n_sink : {0, 4}) {
-    for (const int buffer : {64, 128}) {
+    for (const auto& [buffer, newest] : {std::pair(64, 0), {128, 0}, {64, 20}, {128, 64}}) {
       CacheLayout layout = Layout(n_sink, 0, buffer);
       layout.retention.emplace().merge = MergePlan{.window = 3};
+      layout.seal->newest = newest;
       // Of some heads what is sealed takes more than the rows did.
       if (buffer == 128) layout.seal->format.prompt_rank = layout.seal->format.decode_rank = 48;
       for (const Growth growth : {Growth{1400, 300, 512}, Growth{700, 650, 50}, Growth{500, 1, 1},
                                   Growth{400, 65, 200}}) {
-        SCOPED_TRACE(testing::Message() << n_sink << ' ' << buffer << ' ' << growth.n_prompt);
+        SCOPED_TRACE(testing::Message()
+                     << n_sink << ' ' << buffer << ' ' << newest << ' ' << growth.n_prompt);
         BlockPool unlimited(int64_t{1} << 40);
         {
           SequenceCache cache(&layout, &unlimited);

@@ -72,6 +72,12 @@ constexpr KeyInfo kBuffer = {
     .min = 64,
     .max = 4096,
     .multiple_of = 64};
+constexpr KeyInfo kNewest = {.name = "newest",
+                             .doc = "newest positions, of which none is sealed",
+                             .default_text = "0",
+                             .min = 0,
+                             .max = 4096,
+                             .multiple_of = 1};
 constexpr KeyInfo kShare = {.name = "share",
                             .doc = "share of the entries kept exactly, half at either end",
                             .default_text = "0.02",
@@ -170,9 +176,11 @@ constexpr KeyInfo kLatheOpen = {
         "ratio 5 on; 16 where a retention stage drops or merges entries",
     .default_text = "auto",
     .choices = "auto|8|16"};
-constexpr const KeyInfo* kLatheKeys[] = {
-    &kRate,         &kRatio,     &kAccuracy,    &kRanks,     &kRound, &kResident, &kCentre,
-    &kLatheKeyRows, &kLatheBits, &kLatheScales, &kLatheOpen, &kRun,   &kBuffer,   &kSink};
+constexpr KeyInfo kLatheNewest = WithDefault(kNewest, "32");
+constexpr const KeyInfo* kLatheKeys[] = {&kRate,      &kRatio,       &kAccuracy,  &kRanks,
+                                         &kRound,     &kResident,    &kCentre,    &kLatheKeyRows,
+                                         &kLatheBits, &kLatheScales, &kLatheOpen, &kRun,
+                                         &kBuffer,    &kLatheNewest, &kSink};
 
 constexpr KeyInfo kPaluRanks = WithDoc(WithChoices(kRanks, "adaptive|uniform|fisher", "adaptive"),
                                        "ranks by the spectrum of each head, one for all, or Palu's "
@@ -299,17 +307,17 @@ constexpr KeyInfo kHadamard = {.name = "hadamard",
                                .doc = "mix channels by a Hadamard matrix first: outliers spread",
                                .default_text = "off",
                                .choices = "on|off"};
-constexpr const KeyInfo* kTokenKeys[] = {&kBits4, &kAccuracy, &kGroup, &kHadamard,
-                                         &kRun,   &kBuffer,   &kSink};
-constexpr const KeyInfo* kKcvtKeys[] = {&kBits4, &kAccuracy, &kRun, &kBuffer, &kSink};
+constexpr const KeyInfo* kTokenKeys[] = {&kBits4, &kAccuracy, &kGroup,  &kHadamard,
+                                         &kRun,   &kBuffer,   &kNewest, &kSink};
+constexpr const KeyInfo* kKcvtKeys[] = {&kBits4, &kAccuracy, &kRun, &kBuffer, &kNewest, &kSink};
 
 constexpr KeyInfo kKiviGroup =
     WithDoc(WithChoices(kGroup, "32|64|128", "32"),
             "tokens (K) and channels (V) that share a scale; must divide run and buffer");
 constexpr KeyInfo kKiviBuffer =
     WithDoc(kBuffer, "newest positions held in 16 bits while decoding (the paper's R: 128)");
-constexpr const KeyInfo* kKiviKeys[] = {&kBits2, &kAccuracy,   &kKiviGroup,
-                                        &kRun,   &kKiviBuffer, &kSink};
+constexpr const KeyInfo* kKiviKeys[] = {&kBits2,      &kAccuracy, &kKiviGroup, &kRun,
+                                        &kKiviBuffer, &kNewest,   &kSink};
 
 constexpr KeyInfo kOutliers = {.name = "outliers",
                                .doc = "share of the entries kept exactly",
@@ -322,8 +330,8 @@ constexpr KeyInfo kQnorm = {.name = "qnorm",
                             .choices = "auto|on|off"};
 constexpr KeyInfo kKvquantBits = Bits("2|3|4", "4");
 constexpr const KeyInfo* kKvquantKeys[] = {&kKvquantBits, &kAccuracy, &kOutliers, &kQnorm,
-                                           &kRun,         &kBuffer,   &kSink};
-constexpr const KeyInfo* kInt8Keys[] = {&kHadamard, &kRun, &kBuffer, &kSink};
+                                           &kRun,         &kBuffer,   &kNewest,   &kSink};
+constexpr const KeyInfo* kInt8Keys[] = {&kHadamard, &kRun, &kBuffer, &kNewest, &kSink};
 
 // --- residual ---
 
@@ -352,18 +360,20 @@ constexpr KeyInfo kPassedRepaired = PassedOn(kRepaired);
 constexpr KeyInfo kPassedLoops = PassedOn(kLoops);
 constexpr KeyInfo kPassedRun = PassedOn(kRun);
 constexpr KeyInfo kPassedBuffer = PassedOn(kBuffer);
+constexpr KeyInfo kPassedNewest = PassedOn(kNewest);
 constexpr KeyInfo kPassedSink = PassedOn(kSink);
 constexpr KeyInfo kPassedRanks = PassedOn(kRanks);
 constexpr KeyInfo kPassedRound = PassedOn(kRound);
 constexpr KeyInfo kPassedScore = PassedOn(kScore);
 constexpr const KeyInfo* kGearKeys[] = {
-    &kGearBits,    &kAccuracy,    &kPassedPrefill, &kPassedDecode, &kPassedRepaired,
-    &kPassedLoops, &kPassedShare, &kPassedRun,     &kPassedBuffer, &kPassedSink};
+    &kGearBits,    &kAccuracy,  &kPassedPrefill, &kPassedDecode, &kPassedRepaired, &kPassedLoops,
+    &kPassedShare, &kPassedRun, &kPassedBuffer,  &kPassedNewest, &kPassedSink};
 constexpr const KeyInfo* kGearLKeys[] = {&kGearBits,     &kAccuracy,       &kPassedPrefill,
                                          &kPassedDecode, &kPassedRepaired, &kPassedLoops,
                                          &kPassedRun,    &kPassedBuffer,   &kPassedSink};
 constexpr const KeyInfo* kOutlierKeys[] = {&kOutlierBits, &kAccuracy,     &kPassedShare,
-                                           &kPassedRun,   &kPassedBuffer, &kPassedSink};
+                                           &kPassedRun,   &kPassedBuffer, &kPassedNewest,
+                                           &kPassedSink};
 
 constexpr KeyInfo kBothRate =
     WithDoc(WithDefault(kRate, "0.7"), "share removed by both together, 1 - sqrt(1 - rate) each");
@@ -371,16 +381,16 @@ constexpr const KeyInfo* kEvictAndRotateKeys[] = {&kBothRate,    &kAccuracy,    
                                                   &kPassedRound, &kPassedScore, &kPassedSink};
 // Beside rate, which is what accuracy stands for.
 constexpr KeyInfo kRotatedBits = BesideOthers(kKvquantBits);
-constexpr const KeyInfo* kRotateAndQuantizeKeys[] = {&kRate,         &kAccuracy,    &kRotatedBits,
-                                                     &kPassedRanks,  &kPassedRound, &kPassedRun,
-                                                     &kPassedBuffer, &kPassedSink};
+constexpr const KeyInfo* kRotateAndQuantizeKeys[] = {&kRate,         &kAccuracy,     &kRotatedBits,
+                                                     &kPassedRanks,  &kPassedRound,  &kPassedRun,
+                                                     &kPassedBuffer, &kPassedNewest, &kPassedSink};
 constexpr KeyInfo kPassedPaluRanks = PassedOn(kPaluRanks);
 constexpr KeyInfo kPassedPaluRound = PassedOn(kPaluRound);
 constexpr const KeyInfo* kKfPKeys[] = {&kBothRate, &kAccuracy, &kPassedPaluRanks, &kPassedPaluRound,
                                        &kPassedSink};
 constexpr const KeyInfo* kKvqPKeys[] = {
-    &kRate,      &kAccuracy,     &kRotatedBits, &kPassedPaluRanks, &kPassedPaluRound,
-    &kPassedRun, &kPassedBuffer, &kPassedSink};
+    &kRate,      &kAccuracy,     &kRotatedBits,  &kPassedPaluRanks, &kPassedPaluRound,
+    &kPassedRun, &kPassedBuffer, &kPassedNewest, &kPassedSink};
 
 std::vector<ExpandedStage> GearBackbone(const PresetKeys& keys) {
   if (keys.Number("bits") == 2) return {{"kivi", {{"group", 64}}}};

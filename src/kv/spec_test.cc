@@ -37,7 +37,7 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"lathe",
        "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,keys=after,bits=auto,scales=auto,open="
        "auto,run=512,"
-       "buffer=64,"
+       "buffer=64,newest=32,"
        "sink=4)"},
       {"h2o", "h2o(keep=0.2,recent=0.5,prune=run,score=stored,sink=4)"},
       {"tova", "tova(budget=512,heads=shared,prune=run,score=stored,sink=4)"},
@@ -48,23 +48,24 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"window", "window(size=1024,sink=4)"},
       {"pool", "pool(n=4,sink=4)"},
       {"dmc", "dmc(window=12,sink=4)"},
-      {"token", "token(bits=4,group=64,hadamard=off,run=512,buffer=64,sink=4)"},
-      {"kcvt", "kcvt(bits=4,run=512,buffer=64,sink=4)"},
-      {"kivi", "kivi(bits=2,group=32,run=512,buffer=64,sink=4)"},
-      {"kvquant", "kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,sink=4)"},
-      {"int8", "int8(hadamard=off,run=512,buffer=64,sink=4)"},
-      {"q8_0", "q8_0(hadamard=off,run=512,buffer=64,sink=4)"},
-      {"q4_0", "q4_0(hadamard=off,run=512,buffer=64,sink=4)"},
+      {"token", "token(bits=4,group=64,hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
+      {"kcvt", "kcvt(bits=4,run=512,buffer=64,newest=0,sink=4)"},
+      {"kivi", "kivi(bits=2,group=32,run=512,buffer=64,newest=0,sink=4)"},
+      {"kvquant", "kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,newest=0,sink=4)"},
+      {"int8", "int8(hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
+      {"q8_0", "q8_0(hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
+      {"q4_0", "q4_0(hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
       {"int8+lowrank+sparse",
-       "int8(hadamard=off,run=512,buffer=64,sink=4)+lowrank(prefill=4,decode=2,recent=1,loops=3)+"
+       "int8(hadamard=off,run=512,buffer=64,newest=0,sink=4)+lowrank(prefill=4,decode=2,recent=1,"
+       "loops=3)+"
        "sparse(share=0.02)"},
   };
   for (const auto& [text, resolved] : kExpected) EXPECT_EQ(Resolved(text), resolved);
 }
 
 TEST(Spec, ExpandsPresetsToTheirCompositions) {
-  const std::string kcvt = "kcvt(bits=4,run=512,buffer=64,sink=4)";
-  const std::string kivi = "kivi(bits=2,group=64,run=512,buffer=64,sink=4)";
+  const std::string kcvt = "kcvt(bits=4,run=512,buffer=64,newest=0,sink=4)";
+  const std::string kivi = "kivi(bits=2,group=64,run=512,buffer=64,newest=0,sink=4)";
   const std::string lowrank = "+lowrank(prefill=4,decode=2,recent=1,loops=3)";
   const std::string sparse = "+sparse(share=0.02)";
   EXPECT_EQ(Resolved("gear"), kcvt + lowrank + sparse);
@@ -76,9 +77,10 @@ TEST(Spec, ExpandsPresetsToTheirCompositions) {
             kivi + "+lowrank(prefill=4,decode=2,recent=0.25,loops=3)" + sparse);
   EXPECT_EQ(Resolved("outlier-aware"), kivi + sparse);
   EXPECT_EQ(Resolved("gear(run=prompt,share=0.05,sink=0)"),
-            "kcvt(bits=4,run=prompt,buffer=64,sink=0)" + lowrank + "+sparse(share=0.05)");
+            "kcvt(bits=4,run=prompt,buffer=64,newest=0,sink=0)" + lowrank + "+sparse(share=0.05)");
 
-  const std::string kvquant = "+kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,sink=4)";
+  const std::string kvquant =
+      "+kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,newest=0,sink=4)";
   EXPECT_EQ(Resolved("kvq-f"), "fdc(rate=0.5,ranks=adaptive,round=16,sink=4)" + kvquant);
   EXPECT_EQ(Resolved("kvquant-z"),
             "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,sink=4)" + kvquant);
@@ -86,7 +88,7 @@ TEST(Spec, ExpandsPresetsToTheirCompositions) {
             "palu(rate=0.25,ranks=adaptive,round=32,group=1,whiten=on,sink=4)" + kvquant);
   EXPECT_EQ(Resolved("kvq-f(bits=2,ranks=uniform,sink=1)"),
             "fdc(rate=0.5,ranks=uniform,round=16,sink=1)+"
-            "kvquant(bits=2,outliers=0.01,qnorm=auto,run=512,buffer=64,sink=1)");
+            "kvquant(bits=2,outliers=0.01,qnorm=auto,run=512,buffer=64,newest=0,sink=1)");
 }
 
 TEST(Spec, EvictAndRotatePresetsRemoveTheRateTogether) {
@@ -256,7 +258,7 @@ TEST(Spec, RefusesValuesOutsideTheirRanges) {
 TEST(Spec, AccuracyStandsForHowFarAStageCompresses) {
   EXPECT_EQ(Resolved("fdc(accuracy=0.99)+kivi(accuracy=0.99)"),
             "fdc(accuracy=0.99,ranks=adaptive,round=16,sink=4)+"
-            "kivi(accuracy=0.99,group=32,run=512,buffer=64,sink=4)");
+            "kivi(accuracy=0.99,group=32,run=512,buffer=64,newest=0,sink=4)");
   EXPECT_EQ(Spec::Parse("int8+h2o(accuracy=0.9)")->accuracy(), 0.9);
   EXPECT_FALSE(Spec::Parse("fdc(rate=0.5)")->accuracy().has_value());
   // What a preset becomes hangs on its bits: it waits for the answer.
@@ -300,7 +302,7 @@ TEST(Spec, RefusesContradictions) {
               HasSubstr("position 6: group=128 does not divide buffer=64"));
   EXPECT_THAT(ErrorOf("kivi(group=128,buffer=128,run=576)"), HasSubstr("does not divide run=576"));
   EXPECT_EQ(Resolved("kivi(group=128,buffer=128,run=prompt)"),
-            "kivi(bits=2,group=128,run=prompt,buffer=128,sink=4)");
+            "kivi(bits=2,group=128,run=prompt,buffer=128,newest=0,sink=4)");
 }
 
 TEST(Spec, ABasisMaySplitBitsInPlaceOfAQuantizer) {

@@ -90,7 +90,7 @@ TaskExample Generate(const TaskRequest& request) {
   ReviewSource source(request.split, request.Stream(1));
   std::vector<Review> reviews;
   // Beyond a few hundred reviews the names would run out.
-  return FitLength(request, {.min = 2, .max = 250, .tokens = 30}, [&](int n_reviews) {
+  return FitLength(request, {.min = 1, .max = 250, .tokens = 30}, [&](int n_reviews) {
     while (static_cast<int>(reviews.size()) < n_reviews) reviews.push_back(source.Draw());
     TaskExample example{.choices = {" good", " bad"}, .stop = " ."};
     std::vector<const Review*> order;
@@ -118,7 +118,7 @@ TaskDefinition ClassifyTask() {
           .metric = TaskMetric::kChoice,
           .chance = 0.5,
           .default_length = 500,
-          .min_length = 140,
+          .min_length = 80,
           .generate = Generate};
 }
 

@@ -80,6 +80,11 @@ bool ReadShape(ByteReader* reader, BlockShape* shape) {
   return true;
 }
 
+// Of a head whose newest entry may still change: those that are old enough to be sealed.
+int64_t OldEntries(const SequenceFile& file, int64_t n_entries) {
+  return std::max<int64_t>(0, n_entries - 1 - file.layout.seal->newest);
+}
+
 // Lengths of every head, where entries are merged: between one and all positions past the sink, or
 // as many as there must be. Whether a head can have sealed as much is not checked here.
 bool ReadLengths(ByteReader* reader, SequenceFile* file) {
@@ -95,7 +100,7 @@ bool ReadLengths(ByteReader* reader, SequenceFile* file) {
     if (file->layout.HasRunsOfHeads()) {
       if (!reader->Read(&n_prompt_blocks) || !reader->Read(&n_sealed_blocks) ||
           n_prompt_blocks > n_sealed_blocks ||
-          n_sealed_blocks > (std::max(1u, n_entries) - 1) / kBlockSize ||
+          n_sealed_blocks > OldEntries(*file, n_entries) / kBlockSize ||
           (n_sealed_blocks - n_prompt_blocks) % (file->layout.seal->buffer / kBlockSize) != 0) {
         return false;
       }
@@ -236,7 +241,8 @@ int64_t MostEntriesAt(const SequenceFile& file, const MergedLength& length, int 
   if (!layout.HasRunsOfHeads() || n_tokens > LastSealPoint(layout, file.n_tokens, file.n_prompt)) {
     return length.n_entries;
   }
-  const int64_t most_open = n_tokens <= file.n_prompt ? kBlockSize : layout.seal->buffer;
+  const int64_t most_open =
+      (n_tokens <= file.n_prompt ? kBlockSize : layout.seal->buffer) + layout.seal->newest;
   const int n_blocks = n_tokens <= file.n_prompt ? length.n_prompt_blocks : length.n_sealed_blocks;
   return std::min<int64_t>(length.n_entries, int64_t{n_blocks} * kBlockSize + most_open);
 }

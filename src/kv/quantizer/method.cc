@@ -59,6 +59,7 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   }
   plan.prompt_run = waits ? 0 : stage->Integer("run");
   plan.buffer = stage->Integer("buffer");
+  plan.newest = stage->Integer("newest");
   if (const Stage* lowrank = spec.lowrank(); lowrank != nullptr) {
     plan.format.prompt_rank = lowrank->Integer("prefill");
     plan.format.decode_rank = lowrank->Integer("decode");
