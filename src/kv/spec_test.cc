@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/random.h"
+#include "kv/basis/probes.h"
 
 namespace kvlathe {
 namespace {
@@ -307,6 +308,8 @@ TEST(Spec, RefusesContradictions) {
 
 TEST(Spec, ABasisMaySplitBitsInPlaceOfAQuantizer) {
   EXPECT_TRUE(Spec::Parse("lathe(ratio=4)")->splits_bits());
+  // Bits are shared out by what noise costs there.
+  EXPECT_EQ(Spec::Parse("lathe(ratio=4)")->basis()->Integer("newest"), kProbeNewest);
   EXPECT_TRUE(Spec::Parse("lathe(ratio=4,bits=mixed)")->splits_bits());
   EXPECT_FALSE(Spec::Parse("lathe(rate=0.5)")->splits_bits());
   EXPECT_FALSE(Spec::Parse("lathe(ratio=4,bits=16)")->splits_bits());

@@ -9,6 +9,9 @@ namespace kvlathe {
 inline constexpr int kProbeCuts = 3;
 // Codes of this many bits for all channels of a pair show what noise costs there.
 inline constexpr int kProbeBits = 2;
+// The newest positions have none then, as under the default of lathe(ratio=..): there noise costs
+// most, so much that it would hide what it costs everywhere else.
+inline constexpr int kProbeNewest = 32;
 // What is measured below it is rounding.
 inline constexpr double kLeastProbeKl = 1e-7;
 

@@ -104,7 +104,7 @@ TEST(StatisticsTest, DamagedFilesAreErrors) {
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_FALSE(ReadStatistics(path).ok());
   other = whole;
-  other.replace(other.find("\"format_version\":\"5\""), 20, "\"format_version\":\"7\"");
+  other.replace(other.find("\"format_version\":\"6\""), 20, "\"format_version\":\"7\"");
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_THAT(MessageOf(ReadStatistics(path).status()), HasSubstr("format version 7"));
 
