@@ -112,12 +112,22 @@ bits() {
     --kv 'kivi(bits=4,group=64)' --kv 'kcvt(bits=4)' --kv 'kvquant(bits=4)' --kv 'gear(bits=4)' \
     --kv 'kivi(bits=3,group=64)' --kv 'kvquant(bits=3)' --kv 'kivi(bits=2,group=64)' --kv 'kcvt(bits=2)' \
     --kv 'kvquant(bits=2)' --kv 'gear(bits=2)'
-  measure "After a basis" --basis "$work/text.safetensors" --kv 'fdc(rate=0.25)+kivi(bits=4,group=64)' \
-    --kv 'zack(rate=0.25)+kivi(bits=4,group=64)' --kv 'lathe(rate=0.25)+kivi(bits=4,group=64)' \
-    --kv 'lathe(rate=0.25)+kvquant(bits=3)' --kv 'lathe(rate=0.25)+kivi(bits=2,group=64)' \
-    --kv 'lathe(rate=0.25)+kvquant(bits=2)' --kv 'lathe(rate=0.5)+kivi(bits=4,group=64)' \
-    --kv 'lathe(rate=0.25,keys=before)+kivi(bits=4,group=64)' --kv 'lathe(rate=0.25,keys=before)+kvquant(bits=3)' \
-    --kv 'lathe(rate=0.5,keys=before)+kivi(bits=4,group=64)'
+  # What lathe does with the newest positions is no matter of codes: all of these do the same.
+  measure "Uniform codes, the newest 32 spared" --kv 'q4_0(newest=32)' --kv 'q4_0(hadamard=on,newest=32)' \
+    --kv 'kivi(bits=4,group=64,newest=32)' --kv 'kcvt(bits=4,newest=32)' --kv 'kvquant(bits=4,newest=32)' --kv 'gear(bits=4,newest=32)' \
+    --kv 'kivi(bits=3,group=64,newest=32)' --kv 'kvquant(bits=3,newest=32)' --kv 'kivi(bits=2,group=64,newest=32)' \
+    --kv 'kcvt(bits=2,newest=32)' --kv 'kvquant(bits=2,newest=32)' --kv 'gear(bits=2,newest=32)'
+  measure "After a basis, the newest 32 spared" --basis "$work/text.safetensors" --kv 'fdc(rate=0.25)+kivi(bits=4,group=64,newest=32)' \
+    --kv 'zack(rate=0.25)+kivi(bits=4,group=64,newest=32)' --kv 'lathe(rate=0.25)+kivi(bits=4,group=64,newest=32)' \
+    --kv 'lathe(rate=0.25)+kvquant(bits=3,newest=32)' --kv 'lathe(rate=0.25)+kivi(bits=2,group=64,newest=32)' \
+    --kv 'lathe(rate=0.25)+kvquant(bits=2,newest=32)' --kv 'lathe(rate=0.5)+kivi(bits=4,group=64,newest=32)' \
+    --kv 'lathe(rate=0.25,keys=before)+kivi(bits=4,group=64,newest=32)' --kv 'lathe(rate=0.25,keys=before)+kvquant(bits=3,newest=32)' \
+    --kv 'lathe(rate=0.5,keys=before)+kivi(bits=4,group=64,newest=32)'
+  specs=()
+  for newest in 0 8 16 32 48; do
+    specs+=(--kv "lathe(ratio=8,newest=$newest)" --kv "lathe(ratio=8,keys=before,newest=$newest)" --kv "kivi(bits=2,group=64,newest=$newest)")
+  done
+  measure "The newest positions" --basis "$work/text.safetensors" "${specs[@]}"
   specs=()
   for ratio in 8 10 12; do
     for partner in 'snapkv(keep=0.5)' 'tova(keep=0.5)' 'h2o(keep=0.5)' 'lowrank(prefill=1,decode=0)'; do
