@@ -53,7 +53,8 @@ StatusOr<std::vector<float>> KlMeter::Logits(const ModelBasis* basis, int first_
   SealPlan seal;
   seal.format.splits_bits = basis != nullptr && basis->heads[0].k_bits != BitSplit{};
   seal.prompt_run = kBlockSize;
-  seal.newest = kProbeNewest;
+  // Of a short text less, or nothing of it would be sealed.
+  seal.newest = std::min(kProbeNewest, static_cast<int>(token_ids_.size() / 8));
   const bool is_split = seal.format.splits_bits;
   KVL_ASSIGN_OR_RETURN(auto model, Model::Create(weights_, basis, kCalibrationSinks, pool_, isa_,
                                                  is_split ? &seal : nullptr));
