@@ -283,10 +283,10 @@ TEST_P(RandomModelTest, TheKlIsTheSameFromTheFirstLayerThatDiffers) {
   KlMeter& meter = **created;
   const int last = c.n_layers - 1;
   const ModelBasis whole = IdentityBasis(c.n_layers, c.n_kv_heads, c.head_dim);
-  const auto expect_same = [&](const ModelBasis& basis, const char* what) {
+  const auto expect_same = [&](const ModelBasis& basis, const char* what, bool is_seen = true) {
     const auto from_first = meter.Measure(basis, 0), from_last = meter.Measure(basis, last);
     ASSERT_TRUE(from_first.ok() && from_last.ok()) << what;
-    EXPECT_GT(*from_first, 1e-6) << what;
+    EXPECT_EQ(*from_first > 1e-6, is_seen) << what << ' ' << *from_first;
     EXPECT_NEAR(*from_last, *from_first, 1e-5 * *from_first) << what;
   };
   ModelBasis cut_last = whole;
@@ -304,7 +304,8 @@ TEST_P(RandomModelTest, TheKlIsTheSameFromTheFirstLayerThatDiffers) {
   for (int g = 0; g < c.n_kv_heads; ++g) {
     coded.heads[last * c.n_kv_heads + g].v_bits = codes(1);
   }
-  expect_same(coded, "codes");
+  // The newest positions have none: a window of as few never sees any.
+  expect_same(coded, "codes", c.window == 0 || c.window > static_cast<int>(tokens.size()) / 8);
 }
 
 TEST_P(RandomModelTest, ProjectionsWithTheSameMapsAreOne) {
