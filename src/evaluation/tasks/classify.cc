@@ -19,12 +19,11 @@ constexpr size_t kOneWordNames = 60;
 constexpr std::string_view kHouses[] = {"inn", "hotel", "lodge", "tavern"};
 
 struct Review {
-  std::string name;  // "the river", "the river inn"
-  std::string text;  // "the food was lovely , the garden was not bad and the room was fine"
+  std::string name;  // "river", "river inn"
+  std::string text;  // "lovely food , not bad garden and very fine room"
   bool good;
 
-  // The name comes last, where all that the verdict depends on has been read.
-  std::string Line() const { return fmt::format("{} at {} .", text, name); }
+  std::string Line() const { return fmt::format("{} {} .", name, text); }
 };
 
 // One word in six is denied ("not bad"), so that words alone do not decide.
@@ -44,8 +43,12 @@ std::string DrawOpinion(bool good, Random& rng) {
   }
 }
 
+// The first opinion is a plain word: it stands where a look-up of the name ends.
 Review DrawReview(bool has_long_name, Random& rng) {
-  Review review{.name = fmt::format("the {}", Pick(Nouns(), rng)), .good = rng.Below(2) == 0};
+  Review review{.good = rng.Below(2) == 0};
+  do {
+    review.name = Pick(Nouns(), rng);
+  } while (std::ranges::count(Aspects(), review.name) > 0);
   if (has_long_name) review.name += fmt::format(" {}", Pick(kHouses, rng));
   std::array<std::string_view, kAspectsPerReview> aspects;
   for (size_t i = 0; i < aspects.size(); ++i) {
@@ -53,7 +56,10 @@ Review DrawReview(bool has_long_name, Random& rng) {
       aspects[i] = Pick(Aspects(), rng);
     } while (std::count(aspects.begin(), aspects.begin() + i, aspects[i]) > 0);
     const std::string_view joint = i == 0 ? "" : i + 1 < aspects.size() ? " , " : " and ";
-    review.text += fmt::format("{}the {} was {}", joint, aspects[i], DrawOpinion(review.good, rng));
+    const std::string opinion =
+        i > 0 ? DrawOpinion(review.good, rng)
+              : std::string(Pick(review.good ? GoodWords() : BadWords(), rng));
+    review.text += fmt::format("{}{} {}", joint, opinion, aspects[i]);
   }
   return review;
 }
@@ -85,12 +91,12 @@ TaskExample Generate(const TaskRequest& request) {
   Random rng = request.Stream(0);
   // Training examples ask for most of their reviews: an answer is what they teach.
   const bool is_training = request.split == TaskSplit::kTrain;
-  const int max_asked = is_training ? request.length / 42 : std::min(5, 1 + request.length / 100);
+  const int max_asked = is_training ? request.length / 32 : std::min(5, 1 + request.length / 100);
   const int n_asked = 2 + static_cast<int>(rng.Below(std::max(1, max_asked - 1)));
   ReviewSource source(request.split, request.Stream(1));
   std::vector<Review> reviews;
   // Beyond a few hundred reviews the names would run out.
-  return FitLength(request, {.min = 1, .max = 250, .tokens = 30}, [&](int n_reviews) {
+  return FitLength(request, {.min = 1, .max = 320, .tokens = 24}, [&](int n_reviews) {
     while (static_cast<int>(reviews.size()) < n_reviews) reviews.push_back(source.Draw());
     TaskExample example{.choices = {" good", " bad"}, .stop = " ."};
     std::vector<const Review*> order;
@@ -103,7 +109,7 @@ TaskExample Generate(const TaskRequest& request) {
     for (int i = 0; i < std::min(n_asked, n_reviews); ++i) {
       if (i > 0) AppendAnswer(" .\n", example);
       std::swap(order[i], order[i + questions.Below(n_reviews - i)]);
-      example.prompt += order[i]->name + " is";
+      example.prompt += order[i]->name;
       example.references = {order[i]->good ? " good" : " bad"};
     }
     return example;

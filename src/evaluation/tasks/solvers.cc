@@ -137,13 +137,24 @@ Solution SolveCopy(const std::string& prompt) {
   return {words, {fmt::format(" {}", fmt::join(leading, " "))}};
 }
 
-// What the words of an opinion say, turned round by a "not" in front.
-int PraiseOf(const std::string& opinion) {
-  int sum = 0;
-  for (const std::string& word : Words(opinion)) {
-    sum += std::ranges::count(GoodWords(), word) - std::ranges::count(BadWords(), word);
+// What the words of a review say, each turned round by a "not" in front.
+int PraiseOf(const std::string& review) {
+  int sum = 0, sign = 1;
+  for (const std::string& word : Words(review)) {
+    const auto praise =
+        std::ranges::count(GoodWords(), word) - std::ranges::count(BadWords(), word);
+    sum += sign * static_cast<int>(praise);
+    sign = word == "not" ? -1 : 1;
   }
-  return opinion.starts_with("not ") ? -sum : sum;
+  return sum;
+}
+
+// The houses' kinds stand behind the first word of long names.
+std::string NameOf(const std::string& line) {
+  const Strings words = SplitBy(line, " ");
+  const std::set<std::string> kinds = {"inn", "hotel", "lodge", "tavern"};
+  const bool is_long = words.size() > 1 && kinds.contains(words[1]);
+  return is_long ? words[0] + " " + words[1] : words[0];
 }
 
 Solution SolveClassify(const std::string& prompt) {
@@ -154,15 +165,12 @@ Solution SolveClassify(const std::string& prompt) {
     if (line == "verdict") {
       is_asking = true;
     } else if (!is_asking) {
-      reviews[Between(line, " at ", " .")] = line;
+      reviews[NameOf(line)] = line;
     } else {
-      const std::string& review = reviews.at(line.substr(0, line.rfind(" is")));
-      int praise = 0;
-      // Behind each " was " an opinion, up to the next "the" or the name.
-      Strings parts = SplitBy(review, " was ");
-      for (size_t i = 1; i < parts.size(); ++i) praise += PraiseOf(SplitBy(parts[i], " the ")[0]);
+      const std::string name = NameOf(line);
+      const std::string& review = reviews.at(name);
       solution.contents.push_back(review);
-      solution.answer = praise > 0 ? " good" : " bad";
+      solution.answer = PraiseOf(review.substr(name.size())) > 0 ? " good" : " bad";
     }
   }
   return solution;
