@@ -135,7 +135,7 @@ void AddTokenizerVerb(CLI::App* retrofit, Verbs* verbs) {
   auto options = std::make_shared<TokenizerVerbOptions>();
   CLI::App* verb = AddRetrofit(
       retrofit, verbs, "tokenizer", "Train a SentencePiece BPE tokenizer on the texts of a recipe",
-      "kvlathe retrofit tokenizer --recipe models/lathe-small/recipe.json --data texts --out tok",
+      "kvlathe retrofit tokenizer --recipe models/lathe-small/recipe-4.json --data texts --out tok",
       [options] { return MakeTokenizer(*options); });
   verb->add_option("--recipe", options->recipe, "recipe file with the sources")->required();
   verb->add_option("--data", options->data, "directory of the text files")->required();
@@ -151,7 +151,7 @@ void AddCorpusVerb(CLI::App* retrofit, Verbs* verbs) {
   auto options = std::make_shared<CorpusVerbOptions>();
   CLI::App* verb =
       AddRetrofit(retrofit, verbs, "corpus", "Tokenise the sources of a recipe for training",
-                  "kvlathe retrofit corpus --recipe models/lathe-small/recipe.json --data texts "
+                  "kvlathe retrofit corpus --recipe models/lathe-small/recipe-4.json --data texts "
                   "--tokenizer tok --out corpus",
                   [options] { return MakeCorpus(*options); });
   verb->add_option("--recipe", options->recipe, "recipe file with the sources")->required();

@@ -1,5 +1,7 @@
 #include "evaluation/task_run.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -14,9 +16,9 @@ namespace {
 constexpr int kConcurrentSequences = 16;
 constexpr int kSpareTokens = 8;  // beside half of the reference: for the stop text
 
-int CommonPrefix(std::span<const int32_t> a, std::span<const int32_t> b) {
+size_t CommonPrefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   const auto [end, ignored] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
-  return static_cast<int>(end - a.begin());
+  return end - a.begin();
 }
 
 // Tokenises the texts of one example and checks that they fit.
@@ -34,7 +36,8 @@ class ExamplePreparer {
     if (example->prompt.empty()) {
       return Error(StatusCode::kInvalidArgument, "example {}: the prompt has no tokens", number_);
     }
-    return metric == TaskMetric::kChoice ? PrepareChoices(example) : PrepareGeneration(example);
+    example->references = example->text.references;
+    return metric == TaskMetric::kChoice ? PrepareQuestions(example) : PrepareGeneration(example);
   }
 
  private:
@@ -74,25 +77,43 @@ class ExamplePreparer {
     return OkStatus();
   }
 
-  Status PrepareChoices(PreparedExample* example) const {
-    int n_shared = static_cast<int>(example->prompt.size());
+  Status PrepareQuestions(PreparedExample* example) const {
+    const std::string_view prompt = example->text.prompt;
+    std::string answers;
+    for (const TextRange& earlier : example->text.earlier_answers) {
+      KVL_RETURN_IF_ERROR(PrepareQuestion(prompt.substr(0, earlier.begin), example));
+      answers += prompt.substr(earlier.begin, earlier.end - earlier.begin);
+    }
+    KVL_RETURN_IF_ERROR(PrepareQuestion(prompt, example));
+    for (std::string& reference : example->references) reference.insert(0, answers);
+    example->prompt.resize(example->questions.back().n_prompt);
+    return OkStatus();
+  }
+
+  Status PrepareQuestion(std::string_view text, PreparedExample* example) const {
+    size_t n_shared = example->prompt.size();
     std::vector<std::vector<int32_t>> wholes;
     for (const std::string& choice : example->text.choices) {
-      KVL_ASSIGN_OR_RETURN(std::vector<int32_t> ids, Tokenize(example->text.prompt + choice));
+      KVL_ASSIGN_OR_RETURN(std::vector<int32_t> ids, Tokenize(fmt::format("{}{}", text, choice)));
       KVL_RETURN_IF_ERROR(CheckFits(ids.size(), "choice"));
       n_shared = std::min(n_shared, CommonPrefix(example->prompt, ids));
       wholes.push_back(std::move(ids));
     }
+    // The choice that stands in the prompt agrees with it beyond the question.
     for (const std::vector<int32_t>& ids : wholes) {
-      example->choices.emplace_back(ids.begin() + n_shared, ids.end());
-      if (n_shared == 0 || example->choices.back().empty()) {
+      n_shared = std::min(n_shared, CommonPrefix(wholes[0], ids));
+    }
+    PreparedQuestion question{.n_prompt = static_cast<int>(n_shared)};
+    for (const std::vector<int32_t>& ids : wholes) {
+      question.choices.emplace_back(ids.begin() + n_shared, ids.end());
+      if (n_shared == 0 || question.choices.back().empty()) {
         return Error(StatusCode::kInvalidArgument,
                      "example {}: no token of prompt or choice is left where they meet; put a "
                      "space or a word between them",
                      number_);
       }
     }
-    example->prompt.resize(n_shared);
+    example->questions.push_back(std::move(question));
     return OkStatus();
   }
 
@@ -127,8 +148,7 @@ class ScoreSheet {
 
   Outcome& outcome(size_t i) { return outcomes_[i]; }
   void Finish(size_t i) {
-    outcomes_[i].score =
-        Score(task_.metric, outcomes_[i].output, task_.examples[i].text.references);
+    outcomes_[i].score = Score(task_.metric, outcomes_[i].output, task_.examples[i].references);
     sum_ += outcomes_[i].score;
     ++n_done_;
     Tell();
@@ -209,22 +229,35 @@ double LogProbability(std::span<const float> logits, int32_t token) {
   return logits[token] - max - std::log(sum);
 }
 
-// Weighs the choices of one example. The prompt is read once for all choices of one token, and
-// again for every further choice of more, since a cache cannot give back what was appended.
+// Weighs the choices of one example, one question after the other with the right answers to those
+// before it. The prompt is read once for all choices of one token, and again for every further
+// choice of more, since a cache cannot give back what was appended.
 class ChoiceScorer {
  public:
   ChoiceScorer(Model* model, BlockPool* pool, const PreparedExample& example)
       : model_(model), pool_(pool), example_(example) {}
 
   StatusOr<Outcome> Run() {
-    KVL_RETURN_IF_ERROR(ReadPrompt());
+    Outcome outcome;
+    for (const PreparedQuestion& question : example_.questions) {
+      KVL_ASSIGN_OR_RETURN(const size_t best, Weigh(question));
+      outcome.output += example_.text.choices[best];
+    }
+    outcome.kv_fraction = FractionOf(*model_, cache_->bytes(), cache_->n_tokens());
+    return outcome;
+  }
+
+ private:
+  // The likeliest of the choices.
+  StatusOr<size_t> Weigh(const PreparedQuestion& question) {
+    KVL_RETURN_IF_ERROR(ReadPrompt(question.n_prompt));
     std::vector<double> scores;  // of the first tokens
-    for (const std::vector<int32_t>& choice : example_.choices) {
+    for (const std::vector<int32_t>& choice : question.choices) {
       scores.push_back(LogProbability(model_->logits(0), choice[0]));
     }
     for (size_t i = 0; i < scores.size(); ++i) {
-      if (example_.choices[i].size() > 1) {
-        KVL_ASSIGN_OR_RETURN(const double rest, ScoreRest(example_.choices[i]));
+      if (question.choices[i].size() > 1) {
+        KVL_ASSIGN_OR_RETURN(const double rest, ScoreRest(question.n_prompt, question.choices[i]));
         scores[i] += rest;
       }
       if (!std::isfinite(scores[i])) {
@@ -232,23 +265,29 @@ class ChoiceScorer {
                      "the model's logits are not finite; its weights or its basis are damaged");
       }
     }
-    const size_t best = std::max_element(scores.begin(), scores.end()) - scores.begin();
-    return Outcome{example_.text.choices[best], 0,
-                   FractionOf(*model_, cache_->bytes(), cache_->n_tokens())};
+    return std::max_element(scores.begin(), scores.end()) - scores.begin();
   }
 
- private:
-  Status ReadPrompt() {
-    cache_.reset();  // gives its memory back before the next takes any
-    cache_ = std::make_unique<SequenceCache>(&model_->layout(), pool_);
-    return Prefill(model_, cache_.get(), example_.prompt);
+  // The first n tokens of the prompt, goes on where the cache has some of them alone. For the cache
+  // the prompt ends at the first question.
+  Status ReadPrompt(int n) {
+    const std::span<const int32_t> prompt = example_.prompt;
+    const int n_first = example_.questions[0].n_prompt;
+    if (cache_ == nullptr || is_spoilt_ || cache_->n_tokens() > n) {
+      cache_.reset();  // gives its memory back before the next takes any
+      cache_ = std::make_unique<SequenceCache>(&model_->layout(), pool_);
+      is_spoilt_ = false;
+      KVL_RETURN_IF_ERROR(Prefill(model_, cache_.get(), prompt.first(n_first)));
+    }
+    const int n_read = cache_->n_tokens();
+    return n_read == n ? OkStatus()
+                       : Prefill(model_, cache_.get(), prompt.subspan(n_read, n - n_read));
   }
 
   // Log-probability of all tokens but the first, given the prompt and what comes before each.
-  StatusOr<double> ScoreRest(std::span<const int32_t> choice) {
-    if (cache_->n_tokens() > static_cast<int>(example_.prompt.size())) {
-      KVL_RETURN_IF_ERROR(ReadPrompt());
-    }
+  StatusOr<double> ScoreRest(int n_prompt, std::span<const int32_t> choice) {
+    KVL_RETURN_IF_ERROR(ReadPrompt(n_prompt));
+    is_spoilt_ = true;
     std::span<const int32_t> fed = choice.first(choice.size() - 1);
     double sum = 0;
     while (!fed.empty()) {  // once, unless a run ends in between
@@ -267,6 +306,7 @@ class ChoiceScorer {
   BlockPool* pool_;
   const PreparedExample& example_;
   std::unique_ptr<SequenceCache> cache_;
+  bool is_spoilt_ = false;  // holds tokens of a choice
 };
 
 Status Choose(Model* model, const PreparedTask& task, int64_t kv_budget_bytes, ScoreSheet* sheet) {

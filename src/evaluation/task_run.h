@@ -14,14 +14,23 @@
 
 namespace kvlathe {
 
+// One question of a kChoice example in tokens.
+struct PreparedQuestion {
+  int n_prompt = 0;  // tokens of the example's prompt that stand before it
+  // The tokens of each choice from where the choices begin to differ from the prompt. At least one
+  // each.
+  std::vector<std::vector<int32_t>> choices;
+};
+
 // One example in tokens.
 struct PreparedExample {
   TaskExample text;
-  std::vector<int32_t> prompt;  // BOS first where the model has one
-  int max_tokens = 0;           // to generate
-  // For kChoice: the tokens of each choice from where the choices begin to differ from the prompt;
-  // `prompt` is then what all of them share. At least one token each.
-  std::vector<std::vector<int32_t>> choices;
+  // BOS first where the model has one. For kChoice what comes before the last question.
+  std::vector<int32_t> prompt;
+  int max_tokens = 0;                       // to generate
+  std::vector<PreparedQuestion> questions;  // for kChoice, in their order
+  // What an output is compared with: the text's, for kChoice behind the earlier answers.
+  std::vector<std::string> references;
 };
 
 // Tokenised once, run with any number of caches.
@@ -42,7 +51,7 @@ StatusOr<PreparedTask> PrepareTask(TaskMetric metric, std::vector<TaskExample> e
                                    int context_tokens);
 
 struct TaskPrediction {
-  std::string output;  // generated up to the stop text, or the choice taken
+  std::string output;  // generated up to the stop text, or the choices taken
   double score = 0;
 };
 

@@ -254,13 +254,59 @@ TEST_F(TaskRunTest, LongChoicesAreWeighedByTheirSum) {
   EXPECT_EQ(Run(model_.get(), task).predictions[0].output, expected);
 }
 
+TEST_F(TaskRunTest, EveryEarlierAnswerMustBeTheLikeliestToo) {
+  for (const std::vector<std::string>& choices :
+       {std::vector<std::string>{"y", "n"}, {" yes", " no", " perhaps"}, {"y", "nay"}}) {
+    // The likeliest answer to each of three questions, with the right ones (here the last choice)
+    // between them.
+    const std::vector<std::string> questions = {"of the inn", ". of the barn", ". of the ship"};
+    TaskExample example{.references = {choices.back()}, .choices = choices, .stop = "\n"};
+    std::string taken, right;
+    for (const std::string& question : questions) {
+      if (!example.prompt.empty()) {
+        example.earlier_answers.push_back(
+            {example.prompt.size(), example.prompt.size() + choices.back().size()});
+        example.prompt += choices.back();
+      }
+      example.prompt += question;
+      std::map<double, std::string> by_likelihood;
+      for (const std::string& choice : choices) {
+        const std::vector<int32_t> ids = tokenizer_.Tokenize(example.prompt + choice, true, false);
+        by_likelihood[LogLikelihood(ids, 1 + example.prompt.size())] = choice;
+      }
+      taken += by_likelihood.rbegin()->second;
+      right += choices.back();
+    }
+    const TaskResult result = Run(model_.get(), Prepare(TaskMetric::kChoice, {example}));
+    EXPECT_EQ(result.predictions[0].output, taken);
+    EXPECT_EQ(result.score, taken == right ? 1 : 0);
+  }
+}
+
+TEST_F(TaskRunTest, OneWrongEarlierAnswerFailsTheExample) {
+  // Whatever the model says first is right in one of these, and what it says behind it in both.
+  const std::vector<std::string> choices = {"y", "n"};
+  double score = 0;
+  for (const std::string& first : choices) {
+    TaskExample example{.prompt = "of the inn" + first,
+                        .choices = choices,
+                        .stop = "\n",
+                        .earlier_answers = {{10, 11}}};
+    const bool says_y = LogLikelihood(tokenizer_.Tokenize(example.prompt + "y", true, false), 12) >
+                        LogLikelihood(tokenizer_.Tokenize(example.prompt + "n", true, false), 12);
+    example.references = {says_y ? "y" : "n"};
+    score += Run(model_.get(), Prepare(TaskMetric::kChoice, {example})).score;
+  }
+  EXPECT_EQ(score, 1);
+}
+
 TEST_F(TaskRunTest, ATokenAcrossTheBoundaryBelongsToTheChoice) {
   // "..ca" + "b" is the tokens c, ab: the prompt that both choices share ends in c.
   const PreparedTask task = Prepare(TaskMetric::kChoice, {{"x ca", {"b"}, {"b", "t"}, "\n"}});
   const PreparedExample& example = task.examples[0];
   EXPECT_EQ(example.prompt, tokenizer_.Tokenize("x c", true, false));
-  EXPECT_EQ(example.choices[0], std::vector<int32_t>{LetterTokenizer::kPair});
-  EXPECT_EQ(example.choices[1], tokenizer_.Tokenize("at", false, false));
+  EXPECT_EQ(example.questions[0].choices[0], std::vector<int32_t>{LetterTokenizer::kPair});
+  EXPECT_EQ(example.questions[0].choices[1], tokenizer_.Tokenize("at", false, false));
   EXPECT_TRUE(Run(model_.get(), task).predictions[0].output.size() == 1);
 }
 

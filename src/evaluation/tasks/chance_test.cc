@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -120,11 +121,19 @@ TEST(Chance, ArithmeticIsThatOfTwoEqualResults) {
   EXPECT_NEAR(sum / (kExamples * (kExamples - 1.0)), Chance("arithmetic"), 0.001);
 }
 
-TEST(Chance, ClassifyIsEven) {
+TEST(Chance, ClassifyIsEightEvenVerdicts) {
   const std::vector<TaskExample> examples = Examples("classify");
-  const auto is_good = [](const TaskExample& example) { return example.references[0] == " good"; };
-  const double share = std::ranges::count_if(examples, is_good) / static_cast<double>(kExamples);
-  EXPECT_NEAR(share, Chance("classify"), 0.05);
+  int n_good = 0;
+  for (const TaskExample& example : examples) {
+    ASSERT_EQ(example.earlier_answers.size(), 7u);
+    for (const auto& [begin, end] : example.earlier_answers) {
+      n_good += example.prompt.substr(begin, end - begin) == " good";
+    }
+    n_good += example.references[0] == " good";
+  }
+  const double share = n_good / 8.0 / kExamples;
+  EXPECT_NEAR(share, 0.5, 0.02);
+  EXPECT_NEAR(std::pow(share, 8), Chance("classify"), 0.002);
 }
 
 TEST(Chance, RecallIsOneOfTheValues) {

@@ -14,6 +14,8 @@ namespace kvlathe {
 namespace {
 
 constexpr int kAspectsPerReview = 3;
+// All have to be right: one verdict alone survives nearly every cache.
+constexpr int kAskedOfTest = 8;
 // Names of one word come first, so that one word finds a review; longer lists go on with two.
 constexpr size_t kOneWordNames = 60;
 constexpr std::string_view kHouses[] = {"inn", "hotel", "lodge", "tavern"};
@@ -91,8 +93,8 @@ TaskExample Generate(const TaskRequest& request) {
   Random rng = request.Stream(0);
   // Training examples ask for most of their reviews: an answer is what they teach.
   const bool is_training = request.split == TaskSplit::kTrain;
-  const int max_asked = is_training ? request.length / 32 : std::min(5, 1 + request.length / 100);
-  const int n_asked = 2 + static_cast<int>(rng.Below(std::max(1, max_asked - 1)));
+  const int max_asked = std::max(2, request.length / 32);
+  const int n_asked = is_training ? 2 + static_cast<int>(rng.Below(max_asked - 1)) : kAskedOfTest;
   ReviewSource source(request.split, request.Stream(1));
   std::vector<Review> reviews;
   // Beyond a few hundred reviews the names would run out.
@@ -120,9 +122,9 @@ TaskExample Generate(const TaskRequest& request) {
 
 TaskDefinition ClassifyTask() {
   return {.name = "classify",
-          .description = "tell whether one of many reviews praises or blames something",
+          .description = "tell of eight of many reviews whether they praise or blame",
           .metric = TaskMetric::kChoice,
-          .chance = 0.5,
+          .chance = 1.0 / 256,
           .default_length = 500,
           .min_length = 80,
           .generate = Generate};

@@ -25,7 +25,9 @@ enum class TaskMetric {
   kRouge1,          // F-measure
   kRougeL,          // F-measure
   kEditSimilarity,  // 1 - Levenshtein distance / longer length, in characters
-  kChoice,          // the choice with the highest log-likelihood is the reference
+  // The choice with the highest log-likelihood is the reference, and so at each of the earlier
+  // answers, given those before it.
+  kChoice,
   kFinalAnswer,     // the last number of the output equals the last number of the reference
   kLineMatch,       // share of the reference's lines that the output has at the same place
 };
