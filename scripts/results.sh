@@ -7,7 +7,7 @@
 # Apart, because they take long or need an idle machine: papers (how far each method compresses at 99% of the baseline:
 # 50 EXAMPLES of each task unless given; goes on where it was interrupted), calibration (KL by tokens to calibrate on),
 # spectra (what is left of quantizers' errors for GEAR), time (TTFT, TBT and total on random weights in the 1B shape,
-# or that of MODEL, here a config.json, at CONTEXTS), throughput (tokens/s and memory against the number of sequences
+# in two of the 32 layers of the 8B shape where MODEL is 8b, or in that of MODEL, here a config.json, at CONTEXTS), throughput (tokens/s and memory against the number of sequences
 # under one KV budget, and the longest prompt, the same shape), shares (the time of GEAR's parts, the same shape),
 # deviation (logits of GEAR and its parts against the uncompressed model's, by steps behind the prompt),
 # scaling (time of a step by context and by sequences, in that shape; writes docs/scaling.svg), votes (attention of a prompt
@@ -240,8 +240,12 @@ JSON
 # before RoPE that are reconstructed (palu), /OE rotations and products at run time (online=on); svd-online is the strawman.
 time_of_requests() {
   local config=$work/shape.json contexts=${CONTEXTS:-2048,8192,32768}
-  shape 2048 16 32 8 64 8192 >"$config"
-  if [ "$model" != models/lathe-nano ]; then config=$model; fi
+  case $model in
+    models/lathe-nano) shape 2048 16 32 8 64 8192 >"$config" ;;
+    # A sixteenth of the vocabulary too: the last product has the share of a step that it has in the whole model.
+    8b) shape 4096 2 32 8 128 14336 | sed 's/32000/2000/' >"$config" ;;
+    *) config=$model ;;
+  esac
   local bench=("$kvlathe" bench model --random-model "$config" -r 1 --json) prompt=(-p 512 -n 0 -d "0,${contexts##*,}") step=(-p 0 -n 4 -d "$contexts")
   local specs=() kv
   for kv in none 'fdc(rate=0.5)' 'zack(rate=0.5)' 'zack(rate=0.3,ranks=uniform)' 'lathe(rate=0.5)' 'lathe(ratio=4)' 'lathe(ratio=8)' \

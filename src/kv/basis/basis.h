@@ -37,7 +37,8 @@ struct HeadBasis {
   // key_offset) E, and attention reads k~ F + key_offset, turned to its position; queries stay as
   // they are and there is no query_basis. All heads of a model have it or none.
   std::vector<float> key_way_back = {};
-  // Where channels have bits of their own; the maps then give channels of unit variance.
+  // Where channels have bits of their own; the maps then give channels of unit variance, mixed in
+  // groups (CutBasis).
   BitSplit k_bits = {}, v_bits = {};
   bool has_whole_open_rows = false;  // HeadRanks
   // Of D and E that are such a pair. Where nothing turns rows after their projection, all columns

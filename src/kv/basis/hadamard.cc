@@ -23,31 +23,27 @@ void Transform(float* x, int64_t stride, int n) {
   for (int i = 0; i < n; ++i) x[i * stride] *= scale;
 }
 
-// The blocks of a vector of `rank` numbers.
-void TransformBlocks(float* x, int64_t stride, int rank) {
-  for (int begin = 0; begin < rank;) {
-    const int n = static_cast<int>(std::bit_floor(static_cast<unsigned>(rank - begin)));
-    Transform(x + begin * stride, stride, n);
-    begin += n;
-  }
-}
-
-// M [rows, rank] H.
-void MixColumns(int rank, std::vector<float>* m) {
-  for (int64_t first = 0; first < std::ssize(*m); first += rank) {
-    TransformBlocks(&(*m)[first], 1, rank);
-  }
-}
-
-// H M [rank, n_columns] of each of the matrices below each other; H is its own transpose.
-void MixRows(int rank, int n_columns, std::vector<float>* m) {
-  const int64_t n_values = int64_t{rank} * n_columns;
-  for (int64_t first = 0; first < std::ssize(*m); first += n_values) {
-    for (int j = 0; j < n_columns; ++j) TransformBlocks(&(*m)[first + j], n_columns, rank);
+// The blocks of a vector of n numbers.
+void TransformBlocks(float* x, int64_t stride, int n) {
+  for (int begin = 0; begin < n;) {
+    const int n_block = static_cast<int>(std::bit_floor(static_cast<unsigned>(n - begin)));
+    Transform(x + begin * stride, stride, n_block);
+    begin += n_block;
   }
 }
 
 }  // namespace
+
+void MixColumns(int n, std::vector<float>* m) {
+  for (int64_t first = 0; first < std::ssize(*m); first += n) TransformBlocks(&(*m)[first], 1, n);
+}
+
+void MixRows(int n, int n_columns, std::vector<float>* m) {
+  const int64_t n_values = int64_t{n} * n_columns;
+  for (int64_t first = 0; first < std::ssize(*m); first += n_values) {
+    for (int j = 0; j < n_columns; ++j) TransformBlocks(&(*m)[first + j], n_columns, n);
+  }
+}
 
 ModelBasis IdentityBasis(int n_layers, int n_kv_heads, int head_dim) {
   std::vector<float> identity(int64_t{head_dim} * head_dim, 0.0f);

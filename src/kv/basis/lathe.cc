@@ -8,6 +8,7 @@
 #include "kernels/cpu/unit_codes.h"
 #include "kv/basis/bit_ladder.h"
 #include "kv/basis/gram.h"
+#include "kv/basis/hadamard.h"
 #include "kv/basis/optimal_pair.h"
 #include "kv/basis/probes.h"
 #include "kv/basis/rotation.h"
@@ -16,8 +17,8 @@ namespace kvlathe {
 namespace {
 
 // Keys that draw attention lie further out than most, and their errors cost most: codes reach as
-// much further. Between 1.15 and 1.3 the KL on lathe-nano is flat, 10% below that of 1.
-constexpr float kKeyReach = 1.2f;
+// much further. Between 1 and 1.2 the KL of lathe-nano and lathe-small is nearly flat.
+constexpr float kKeyReach = 1.1f;
 
 std::vector<float> MeanOf(const HeadMoments& moments, int64_t head_idx, int dim) {
   const auto first = moments.mean.begin() + head_idx * dim;
@@ -29,18 +30,20 @@ std::vector<double> SquareOf(const std::vector<float>& grams, int64_t head_idx, 
   return {first, first + int64_t{dim} * dim};
 }
 
-// sqrt(e^T gram e) of every column e of the square map. Channels without any variance get the
-// smallest deviation that others can be told from.
-std::vector<float> DeviationsOf(const std::vector<double>& gram, const std::vector<double>& map,
+// sqrt(e^T gram e) of every column e of the square map, mixed as it is stored. Channels without any
+// variance get the smallest deviation that others can be told from.
+std::vector<float> DeviationsOf(const std::vector<double>& gram, const std::vector<double>& plain,
                                 int dim) {
   constexpr double kLeast = 1e-6;  // of the largest
+  std::vector<float> map = ToFloats(plain);
+  MixColumns(kBitGroup, &map);
   std::vector<double> deviations;
   for (int column = 0; column < dim; ++column) {
     double square = 0;
     for (int i = 0; i < dim; ++i) {
       double sum = 0;
-      for (int j = 0; j < dim; ++j) sum += gram[i * dim + j] * map[j * dim + column];
-      square += sum * map[i * dim + column];
+      for (int j = 0; j < dim; ++j) sum += gram[i * dim + j] * double{map[j * dim + column]};
+      square += sum * double{map[i * dim + column]};
     }
     deviations.push_back(std::sqrt(std::max(square, 0.0)));
   }
@@ -49,12 +52,14 @@ std::vector<float> DeviationsOf(const std::vector<double>& gram, const std::vect
   return ToFloats(deviations);
 }
 
-// The squared error of products when column i of one side is off by its deviation and the other
-// side has the Gram matrix diag(s).
+// The squared error of products when mixed column i of one side is off by its deviation. The other
+// side has the Gram matrix diag(s), and mixed the mean of a group of s in each of its columns.
 std::vector<double> NoiseOf(const std::vector<float>& deviations, const std::vector<double>& s) {
   std::vector<double> noise;
   for (size_t i = 0; i < s.size(); ++i) {
-    noise.push_back(double{deviations[i]} * deviations[i] * s[i]);
+    const auto group = s.begin() + static_cast<int64_t>(i / kBitGroup * kBitGroup);
+    const double square = std::accumulate(group, group + kBitGroup, 0.0) / kBitGroup;
+    noise.push_back(double{deviations[i]} * deviations[i] * square);
   }
   return noise;
 }

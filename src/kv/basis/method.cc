@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "base/check.h"
+#include "kv/basis/bit_ladder.h"
 #include "kv/basis/fdc.h"
+#include "kv/basis/hadamard.h"
 #include "kv/basis/lathe.h"
 #include "kv/basis/palu.h"
 #include "kv/basis/zack.h"
@@ -53,6 +55,15 @@ void ScaleRows(std::span<const float> factors, int n_columns, std::vector<float>
 std::vector<float> Inverses(std::vector<float> numbers) {
   for (float& x : numbers) x = 1 / x;
   return numbers;
+}
+
+// Spreads over the channels of a group, which have as many bits, what each of them holds.
+void MixGroups(int head_dim, HeadBasis* head) {
+  MixColumns(kBitGroup, &head->query_basis);
+  MixRows(kBitGroup, head_dim, &head->key_way_back);
+  MixColumns(kBitGroup, &head->key_basis);
+  MixColumns(kBitGroup, &head->value_basis);
+  MixRows(kBitGroup, head_dim, &head->output_basis);
 }
 
 // Gives stored channels unit variance, and back.
@@ -112,6 +123,7 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
       head.k_bits = k_bits;
       head.v_bits = v_bits;
       head.has_whole_open_rows = has_whole_open_rows;
+      MixGroups(head_dim, &head);
       DivideByDeviations(full, head_dim, &head);
     }
     basis.heads.push_back(std::move(head));

@@ -51,14 +51,14 @@ struct HeadAnalysis {
   std::vector<float> key_offset = {};  // [head_dim] or empty
   std::vector<float> value_offset = {};
   std::vector<float> key_way_back = {};  // latents have no query_basis
-  // Of the stored channels in text like that of the calibration, about the offsets; of methods that
-  // split bits, or empty.
+  // Of the stored channels, mixed as CutBasis does, in text like that of the calibration, about the
+  // offsets; of methods that split bits, or empty.
   std::vector<float> key_deviations = {};
   std::vector<float> value_deviations = {};
 };
 
-// What a channel of a pair costs with an error of its own variance, independent at every position:
-// by channel, [head_dim].
+// What a stored channel of a pair, mixed as CutBasis does, costs with an error of its own variance,
+// independent at every position: by channel, [head_dim].
 struct HeadNoise {
   std::vector<double> qk;
   std::vector<double> v;
@@ -102,8 +102,11 @@ std::span<const BasisMethod> BasisMethods();
 // Null if there is none of that name.
 const BasisMethod* FindBasisMethod(std::string_view name);
 
-// Cuts the analysis to the allocation's ranks. Where these split bits, the maps take the channels'
-// deviations as well, and stored channels have unit variance.
+// Cuts the analysis to the allocation's ranks. Where these split bits, the maps mix the channels of
+// each group of as many bits by a Hadamard matrix and take their deviations as well: stored
+// channels have unit variance. With s_i the mean squares of both sides in channel i, an error of a
+// step costs the sum of s_i^2 in a group of n channels unmixed, mixed n times the square of their
+// mean, which is never more.
 ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>& ranks);
 
 }  // namespace kvlathe

@@ -104,9 +104,9 @@ TEST(StatisticsTest, DamagedFilesAreErrors) {
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_FALSE(ReadStatistics(path).ok());
   other = whole;
-  other.replace(other.find("\"format_version\":\"6\""), 20, "\"format_version\":\"7\"");
+  other.replace(other.find("\"format_version\":\"7\""), 20, "\"format_version\":\"8\"");
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
-  EXPECT_THAT(MessageOf(ReadStatistics(path).status()), HasSubstr("format version 7"));
+  EXPECT_THAT(MessageOf(ReadStatistics(path).status()), HasSubstr("format version 8"));
 
   s.v.gram[3] = std::numeric_limits<float>::infinity();
   ASSERT_TRUE(WriteStatistics(s, path).ok());
