@@ -179,10 +179,11 @@ Status Pretrain(const PretrainOptions& options) {
 
 void AddPretrainVerb(RetrofitVerbs* verbs) {
   auto options = std::make_shared<PretrainOptions>();
-  CLI::App* verb = verbs->Add(
-      "pretrain", "Train a model on a corpus; interrupted, the same command goes on",
-      "kvlathe retrofit pretrain --recipe models/lathe-small/recipe-4.json --corpus corpus --out run",
-      [options] { return Pretrain(*options); });
+  CLI::App* verb =
+      verbs->Add("pretrain", "Train a model on a corpus; interrupted, the same command goes on",
+                 "kvlathe retrofit pretrain --recipe models/lathe-small/recipe-4.json --corpus "
+                 "corpus --out run",
+                 [options] { return Pretrain(*options); });
   verb->add_option("--recipe", options->recipe, "recipe file")->required();
   verb->add_option("--corpus", options->corpus, "directory that `retrofit corpus` made")
       ->required();

@@ -28,8 +28,8 @@ enum class TaskMetric {
   // The choice with the highest log-likelihood is the reference, and so at each of the earlier
   // answers, given those before it.
   kChoice,
-  kFinalAnswer,     // the last number of the output equals the last number of the reference
-  kLineMatch,       // share of the reference's lines that the output has at the same place
+  kFinalAnswer,  // the last number of the output equals the last number of the reference
+  kLineMatch,    // share of the reference's lines that the output has at the same place
 };
 
 struct TextRange {
