@@ -32,17 +32,18 @@ void TransformBlocks(float* x, int64_t stride, int n) {
   }
 }
 
-}  // namespace
-
-void MixColumns(int n, std::vector<float>* m) {
-  for (int64_t first = 0; first < std::ssize(*m); first += n) TransformBlocks(&(*m)[first], 1, n);
-}
-
+// H M, of every n neighbouring rows of n_columns numbers.
 void MixRows(int n, int n_columns, std::vector<float>* m) {
   const int64_t n_values = int64_t{n} * n_columns;
   for (int64_t first = 0; first < std::ssize(*m); first += n_values) {
     for (int j = 0; j < n_columns; ++j) TransformBlocks(&(*m)[first + j], n_columns, n);
   }
+}
+
+}  // namespace
+
+void MixColumns(int n, std::vector<float>* m) {
+  for (int64_t first = 0; first < std::ssize(*m); first += n) TransformBlocks(&(*m)[first], 1, n);
 }
 
 ModelBasis IdentityBasis(int n_layers, int n_kv_heads, int head_dim) {
@@ -54,16 +55,17 @@ ModelBasis IdentityBasis(int n_layers, int n_kv_heads, int head_dim) {
           std::vector<HeadBasis>(int64_t{n_layers} * n_kv_heads, head)};
 }
 
+void MixChannels(int n_k, int n_v, int head_dim, HeadBasis* head) {
+  MixColumns(n_k, &head->query_basis);
+  MixRows(n_k, head_dim, &head->key_way_back);
+  MixColumns(n_k, &head->key_basis);
+  MixColumns(n_v, &head->value_basis);
+  MixRows(n_v, head_dim, &head->output_basis);
+}
+
 void MixByHadamard(ModelBasis* basis) {
   for (HeadBasis& head : basis->heads) {
-    MixColumns(head.rank_k, &head.key_basis);
-    if (head.key_way_back.empty()) {
-      MixColumns(head.rank_k, &head.query_basis);
-    } else {
-      MixRows(head.rank_k, basis->head_dim, &head.key_way_back);
-    }
-    MixColumns(head.rank_v, &head.value_basis);
-    MixRows(head.rank_v, basis->head_dim, &head.output_basis);
+    MixChannels(head.rank_k, head.rank_v, basis->head_dim, &head);
   }
 }
 

@@ -15,10 +15,10 @@ ModelBasis IdentityBasis(int n_layers, int n_kv_heads, int head_dim);
 // largest first.
 void MixByHadamard(ModelBasis* basis);
 
-// M H: every `n` neighbouring columns, whose number n divides, times H / sqrt(n). As above where n
-// is no power of two.
+// The same in one head, of every n_k neighbouring channels of keys and n_v of values.
+void MixChannels(int n_k, int n_v, int head_dim, HeadBasis* head);
+
+// M H: every n neighbouring columns, whose number n divides, times H / sqrt(n).
 void MixColumns(int n, std::vector<float>* m);
-// H M, of every n neighbouring rows of n_columns numbers.
-void MixRows(int n, int n_columns, std::vector<float>* m);
 
 }  // namespace kvlathe

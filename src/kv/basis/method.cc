@@ -57,15 +57,6 @@ std::vector<float> Inverses(std::vector<float> numbers) {
   return numbers;
 }
 
-// Spreads over the channels of a group, which have as many bits, what each of them holds.
-void MixGroups(int head_dim, HeadBasis* head) {
-  MixColumns(kBitGroup, &head->query_basis);
-  MixRows(kBitGroup, head_dim, &head->key_way_back);
-  MixColumns(kBitGroup, &head->key_basis);
-  MixColumns(kBitGroup, &head->value_basis);
-  MixRows(kBitGroup, head_dim, &head->output_basis);
-}
-
 // Gives stored channels unit variance, and back.
 void DivideByDeviations(const HeadAnalysis& full, int head_dim, HeadBasis* head) {
   ScaleColumns(full.key_deviations, head->rank_k, &head->query_basis);
@@ -123,7 +114,7 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
       head.k_bits = k_bits;
       head.v_bits = v_bits;
       head.has_whole_open_rows = has_whole_open_rows;
-      MixGroups(head_dim, &head);
+      MixChannels(kBitGroup, kBitGroup, head_dim, &head);
       DivideByDeviations(full, head_dim, &head);
     }
     basis.heads.push_back(std::move(head));
