@@ -131,13 +131,18 @@ Status RunAttention(BenchAttentionOptions options) {
       return Error(StatusCode::kInvalidArgument,
                    "--kv '{}': bench attention takes rate, or a ratio that chooses bits", kv);
     }
-    if (spec.has_latent_keys() || spec.finds_basis_online()) {
-      return Error(StatusCode::kUnimplemented,
-                   "--kv '{}': bench attention has no rows to rebuild in scratch; bench model has",
-                   kv);
+    const bool shares_latents =
+        basis != nullptr && basis->Has("group") && basis->Integer("group") != 1;
+    if (spec.finds_basis_online() || shares_latents) {
+      return Error(
+          StatusCode::kUnimplemented,
+          "--kv '{}': bench attention has no bases of a sequence and no latents that heads "
+          "share; bench model has",
+          kv);
     }
     bench.specs.push_back({kv, has_rate ? basis->Number("rate") : 0, SealPlanOf(spec),
-                           RetentionPlanOf(spec), spec.splits_bits() ? basis->Number("ratio") : 0});
+                           RetentionPlanOf(spec), spec.splits_bits() ? basis->Number("ratio") : 0,
+                           spec.has_latent_keys()});
   }
   bench.phases.clear();
   for (const std::string& phase : options.phases) {

@@ -244,7 +244,7 @@ class RotatedReader : public WholeValues {
                 std::byte* to) const {
     static constexpr float kNoOffset[256] = {};
     read_({.shape = {rank, 0, params_.shape.row_type},
-           .map = {rank, dim, rotation, kNoOffset},
+           .map = {.rank = rank, .head_dim = dim, .columns = rotation, .offset = kNoOffset},
            .block = rows,
            .tile = to},
           scratch_);

@@ -30,6 +30,9 @@ struct BenchCache {
   std::optional<SealPlan> seal;
   std::optional<RetentionPlan> retention;
   double ratio = 0;  // where the plan splits bits: of 16-bit rows to codes
+  // Keys are latents from before RoPE, which become keys in scratch (attention/latents.h). What
+  // that takes is no part of the row's FLOPs.
+  bool has_latent_keys = false;
 
   bool is_none() const { return rate == 0 && !seal.has_value() && !retention.has_value(); }
 };
@@ -66,7 +69,7 @@ struct AttentionBenchRow {
   double time_us = 0;
   // Rows, codes, scales and repairs that must be read, without padding.
   int64_t bytes = 0;
-  double flops = 0;  // 2 (rank_k + rank_v) per visible (query, key) pair
+  double flops = 0;  // 2 (width of a key + rank_v) per visible (query, key) pair
   // Distinct K and V bytes between two uses of the same row. Decode goes over so many layers that
   // this is at least 1 GiB, and no cache of the processor holds it.
   int64_t working_set_bytes = 0;

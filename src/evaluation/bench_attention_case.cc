@@ -201,14 +201,27 @@ Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Atten
       c->runs.push_back(run);
     });
   }
-  const PackedFormat& format = c->layout.seal->format;
-  if (format.k.has_codebook) c->codebooks = EvenCodebooks(c->layout);
-  if (format.keys_before_rope) {
-    const int64_t n = BlocksOf(c->row.context) * kBlockSize * options.head_dim / 2;
-    c->cos.assign(n, 1.0f);
-    c->sin.assign(n, 0.0f);
-  }
+  if (c->layout.seal->format.k.has_codebook) c->codebooks = EvenCodebooks(c->layout);
   return OkStatus();
+}
+
+// Angles that turn nothing, and random ways back from latents.
+void MakeKeyMaps(const AttentionBenchOptions& options, AttentionCase* c) {
+  const std::optional<SealPlan>& seal = c->layout.seal;
+  const bool turns_codes = seal.has_value() && seal->format.keys_before_rope;
+  if (!turns_codes && !c->has_latent_keys) return;
+  const int64_t n = BlocksOf(c->row.context) * kBlockSize * options.head_dim / 2;
+  c->cos.assign(n, 1.0f);
+  c->sin.assign(n, 0.0f);
+  if (!c->has_latent_keys) return;
+  Random random(options.seed, 3);
+  std::vector<float> way_back;
+  for (const BlockShape& shape : c->layout.shapes) {
+    way_back.resize(int64_t{shape.rank_k} * options.head_dim);
+    const double deviation = 1 / std::sqrt(shape.rank_k);
+    for (float& x : way_back) x = static_cast<float>(deviation * random.Normal());
+    c->maps.emplace_back(way_back, std::span<const float>(), options.head_dim, shape.row_type);
+  }
 }
 
 // Votes go to tables that the layers share.
@@ -259,6 +272,13 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
                        .first_visible = c->lengths[i] - c->row.n_tokens + 1,
                        .out = out->as<Bf16>() + head * n_rows * options.head_dim,
                        .out_stride = int64_t{group} * shape.rank_v});
+    const KeyRotation rotation =
+        c->cos.empty() ? KeyRotation()
+                       : KeyRotation{c->cos.data(), c->sin.data(), options.head_dim / 2};
+    if (!c->maps.empty()) {
+      c->jobs.back().q_stride = options.head_dim;
+      c->jobs.back().latents = {.map = c->maps[i].view(), .rotation = rotation};
+    }
     if (c->extents.empty() && !shape.has_coded_rows) continue;
     PackedHead& packed = c->jobs.back().packed;
     packed = {.format = c->layout.seal->format,
@@ -273,7 +293,7 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
                      .is_open = true};
     }
     if (!c->codebooks.empty()) packed.codebooks = &c->codebooks[i / options.n_kv_heads];
-    if (!c->cos.empty()) packed.rotation = {c->cos.data(), c->sin.data(), options.head_dim / 2};
+    if (c->maps.empty()) packed.rotation = rotation;
     for (int g = 0; g < options.n_kv_heads; ++g) {
       packed.layer_rank_v += c->layout.shapes[i - head + g].rank_v;
     }
@@ -316,6 +336,7 @@ AttentionCase MakeCase(const AttentionBenchOptions& options, BenchPhase phase, i
   c.layout = DrawLayout(options, spec, 1);
   c.lengths = DrawLengths(options, context, c.layout.shapes.size());
   c.retention = spec.retention;
+  c.has_latent_keys = spec.has_latent_keys;
   // A chunk of a prompt sees the runs before it sealed and itself in 16 bits.
   c.extents = RunsOf(c.layout, is_decode ? context : context - c.row.n_tokens, context);
   if (is_decode) {
@@ -331,7 +352,8 @@ AttentionCase MakeCase(const AttentionBenchOptions& options, BenchPhase phase, i
     const BlockShape& shape = c.layout.shapes[i];
     const double n = std::min(c.row.n_tokens, c.lengths[i]);
     const double n_visible = n * (c.lengths[i] - n) + n * (n + 1) / 2;
-    c.row.flops += 2.0 * (shape.rank_k + shape.rank_v) / c.n_layers * n_visible * group;
+    const int key_width = c.has_latent_keys ? options.head_dim : shape.rank_k;
+    c.row.flops += 2.0 * (key_width + shape.rank_v) / c.n_layers * n_visible * group;
   }
   return c;
 }
@@ -340,6 +362,7 @@ Status BuildCase(const AttentionBenchOptions& options, BenchMemory* memory, Thre
                  AttentionCase* c) {
   PlaceBlocks(memory->blocks.data(), options, c);
   KVL_RETURN_IF_ERROR(MakeRecords(options, pool, c));
+  MakeKeyMaps(options, c);
   MakeJobs(options, memory->q, &memory->out, c);
   return AddVotes(options, c);
 }

@@ -27,6 +27,8 @@ struct AttentionCase {
   std::vector<std::byte> counts;         // of exact entries, of all sealed blocks in order
   ModelCodebooks codebooks;              // of a format that has them
   std::vector<float> cos, sin;           // by which all heads turn their keys, where they do
+  bool has_latent_keys = false;
+  std::vector<LatentMap> maps;  // [n_layers * n_kv_heads], of latent keys
   std::optional<RetentionPlan> retention;
   Buffer entries;  // positions and votes of the heads of a layer
   ScoreNoise noise;

@@ -135,7 +135,6 @@ KVL_INLINE void AddValueDots(const Reader& reader, const std::byte* codes, int64
   }
 }
 
-constexpr float kLargestUnitNumber = 128 * kUnitStep / kUnitNumberStep;
 constexpr float kLargestNumber = 255;
 
 // Scales of a block per channel or per token, and minima of numbers in place of codes.

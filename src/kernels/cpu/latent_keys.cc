@@ -1,8 +1,10 @@
 #include "kernels/cpu/latent_keys.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
+#include "kernels/cpu/unit_codes.h"
 
 namespace kvlathe {
 
@@ -19,9 +21,31 @@ LatentMap::LatentMap(std::span<const float> way_back, std::span<const float> off
     for (int i = 0; i < head_dim; ++i) columns[i * rank_ + r] = way_back[r * head_dim + i];
   }
   ConvertFromFloat(row_type, columns.data(), std::ssize(columns), columns_.data());
+  if (row_type != DType::kF32) RoundColumns(columns);
   if (!offset.empty()) {
     KVL_CHECK_EQ(std::ssize(offset), head_dim);
     std::ranges::copy(offset, offset_.begin());
+  }
+}
+
+void LatentMap::RoundColumns(const std::vector<float>& columns) {
+  constexpr float kLargestSum = 2.145e9f;
+  numbers_.resize(columns.size());
+  units_.resize(head_dim_);
+  for (int i = 0; i < head_dim_; ++i) {
+    const std::span<const float> column = std::span(columns).subspan(int64_t{i} * rank_, rank_);
+    float top = 0, sum = 0;
+    for (const float x : column) {
+      top = std::max(top, std::abs(x));
+      sum += std::abs(x);
+    }
+    // NaN and infinity stay visible.
+    const float unit = std::max(top / 32767, sum * (kLargestUnitNumber / kLargestSum)) + 0 * sum;
+    units_[i] = unit * kUnitNumberStep;
+    for (int r = 0; r < rank_; ++r) {
+      const float number = unit > 0 ? column[r] / unit : 0;
+      numbers_[int64_t{i} * rank_ + r] = static_cast<int16_t>(std::lrint(number));
+    }
   }
 }
 

@@ -13,6 +13,7 @@
 #include "kernels/cpu/attend_packed.h"
 #include "kernels/cpu/latent_keys.h"
 #include "kernels/cpu/split_bits_problem.h"
+#include "kernels/cpu/unit_codes.h"
 #include "tensor/buffer.h"
 
 namespace kvlathe {
@@ -120,50 +121,99 @@ TEST(SplitBits, AttentionIsThatOfTheDecodedValues) {
   }
 }
 
+constexpr int kKeyDim = 96, kTurned = 40;  // the last 16 channels do not turn
+
+// The way from latents to keys, and angles for each token of a block.
+struct KeyMap {
+  KeyMap(int rank_k, uint64_t seed)
+      : rank(rank_k), way_back(rank_k * kKeyDim), offset(kKeyDim), cos(kBlockSize * kTurned) {
+    Random random(seed);
+    const double deviation = 1 / std::sqrt(rank_k);
+    for (float& x : way_back) x = ToFloat(ToBf16(static_cast<float>(deviation * random.Normal())));
+    for (float& x : offset) x = static_cast<float>(random.Normal());
+    for (float& x : cos) {
+      const double angle = 100 * random.Normal();
+      x = static_cast<float>(std::cos(angle));
+      sin.push_back(static_cast<float>(std::sin(angle)));
+    }
+  }
+  int rank;
+  std::vector<float> way_back, offset, cos, sin;  // angles as K lies in a block
+};
+
+struct ExpectedKey {
+  std::vector<double> key = std::vector<double>(kKeyDim), slack = key;
+};
+
+// The key of token t of a block whose latents are these, by the definition.
+ExpectedKey KeyOf(const KeyMap& map, const std::vector<double>& latents, int n_scaled, int t,
+                  DType type) {
+  ExpectedKey e;
+  for (int d = 0; d < kKeyDim; ++d) {
+    double rounded = 0, square = 0, size = 0;
+    e.key[d] = map.offset[d];
+    for (int r = 0; r < map.rank; ++r) {
+      const double weight = map.way_back[r * kKeyDim + d];
+      e.key[d] += latents[r] * weight;
+      square += latents[r] * latents[r];
+      size += std::abs(weight);
+      if (r < n_scaled) rounded += std::abs(latents[r] * weight);  // others are exact in Bf16
+    }
+    // Weights of 16 bits are rounded to the step that sums of 31 bits allow.
+    const double step = size * kLargestUnitNumber / 2.145e9;
+    e.slack[d] = 1e-5;
+    if (type == DType::kBf16) e.slack[d] += rounded / 256 + 5 * step * std::sqrt(square / 12);
+  }
+  for (int d = 0; d < kTurned; ++d) {
+    const double c = map.cos[KeyOffset(t, d)], s = map.sin[KeyOffset(t, d)];
+    const double first = e.key[d], second = e.key[d + kTurned];
+    e.key[d] = first * c - second * s;
+    e.key[d + kTurned] = second * c + first * s;
+    e.slack[d] = e.slack[d + kTurned] = e.slack[d] + e.slack[d + kTurned];
+  }
+  if (type == DType::kBf16) {
+    for (int d = 0; d < kKeyDim; ++d) e.slack[d] += std::abs(e.key[d]) / 256;
+  }
+  return e;
+}
+
 // Blocks of latents: the keys that the literal latents give, and the values as they are.
 void CheckLatents(const SplitHead& head, Isa isa, DType type) {
-  constexpr int kHeadDim = 96;
   SplitProblem p(head, type, 13);
   ASSERT_TRUE(p.Seal(isa).ok());
   p.UsePacked();
   const int rank_k = p.shape.rank_k, rank_v = p.shape.rank_v;
-  Random random(6);
-  std::vector<float> way_back(static_cast<size_t>(rank_k) * kHeadDim);
-  for (float& x : way_back) {
-    x = ToFloat(ToBf16(static_cast<float>(random.Normal() / std::sqrt(rank_k))));
-  }
-  const LatentMap map(way_back, {}, kHeadDim, type);
-  const BlockShape plain = {kHeadDim, rank_v, type};
+  const KeyMap key_map(rank_k, 6);
+  const LatentMap map(key_map.way_back, key_map.offset, kKeyDim, type);
+  const BlockShape plain = {kKeyDim, rank_v, type};
   Buffer tile = Buffer::Allocate(BlockBytes(plain), "test").value();
   Buffer scratch = Buffer::Allocate(kLatentScratchBytes, "test").value();
   AttendParams params;
   params.shape = p.shape;
   params.packed = &p.packed_head;
   const PackedRunView view = ViewRun(params, p.run);
-  std::vector<float> found(kBlockSize * (kHeadDim + rank_v));
+  std::vector<float> found(kBlockSize * (kKeyDim + rank_v));
+  std::vector<double> latents(rank_k);
   for (int b = 0; b < head.n_blocks; ++b) {
     GetLatentReader(isa, type)({.shape = p.shape,
                                 .map = map.view(),
+                                .rotation = {key_map.cos.data(), key_map.sin.data(), kTurned, 1.0f},
                                 .block = p.blocks[b],
                                 .run = &view,
                                 .block_idx = b,
                                 .tile = tile.data()},
                                scratch.data());
     ConvertToFloat(type, tile.data(), std::ssize(found), found.data());
-    for (int i = 0; i < kBlockSize; ++i) {
-      for (int d = 0; d < kHeadDim; ++d) {
-        double key = 0, rounded = 0;
-        for (int r = 0; r < rank_k; ++r) {
-          const double part = p.Decoded(true, b * kBlockSize + i, r) * way_back[r * kHeadDim + d];
-          key += part;
-          if (r < head.scaled) rounded += std::abs(part);  // the others are exact in Bf16
-        }
-        const double slack = type == DType::kF32 ? 1e-5 : (std::abs(key) + rounded) / 256 + 1e-4;
-        ASSERT_NEAR(found[KeyOffset(i, d)], key, slack) << "token " << i << " channel " << d;
+    for (int t = 0; t < kBlockSize; ++t) {
+      for (int r = 0; r < rank_k; ++r) latents[r] = p.Decoded(true, b * kBlockSize + t, r);
+      const ExpectedKey want = KeyOf(key_map, latents, head.scaled, t, type);
+      for (int d = 0; d < kKeyDim; ++d) {
+        ASSERT_NEAR(found[KeyOffset(t, d)], want.key[d], want.slack[d])
+            << "token " << t << " channel " << d;
       }
       for (int r = 0; r < rank_v; ++r) {
-        const float value = found[kBlockSize * kHeadDim + ValueOffset(plain, i, r)];
-        ASSERT_EQ(value, p.Decoded(false, b * kBlockSize + i, r));
+        const float value = found[kBlockSize * kKeyDim + ValueOffset(plain, t, r)];
+        ASSERT_EQ(value, p.Decoded(false, b * kBlockSize + t, r));
       }
     }
   }

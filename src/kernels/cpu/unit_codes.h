@@ -31,6 +31,7 @@ const uint16_t* UnitTable(int bits);
 // of 16 bits, repeated; 4 bits their 16 lower and their 16 upper bytes; 5 bits both of the codes
 // without and with their high bit.
 inline constexpr float kUnitNumberStep = 1.0f / 512;
+inline constexpr float kLargestUnitNumber = 128 * kUnitStep / kUnitNumberStep;
 const int8_t* UnitNumbers(int bits);
 
 // The mean square that a code of `bits` loses of a channel of unit variance; 0 bits: all of it.
