@@ -2,8 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
+
+#include "evaluation/bench_attention_case.h"
+#include "kv/quantizer/method.h"
+#include "kv/spec.h"
 
 namespace kvlathe {
 namespace {
@@ -54,6 +59,46 @@ TEST(AttentionBenchTest, RefusesOptionsThatMakeNoSense) {
   EXPECT_EQ(code_of({.contexts = {1}, .n_heads = 512, .n_kv_heads = 512}),
             StatusCode::kInvalidArgument);
   EXPECT_EQ(code_of({.specs = {{"fdc(rate=1)", 1}}}), StatusCode::kInvalidArgument);
+}
+
+// Outputs are means of values, and of those none is beyond 8.
+TEST(AttentionBenchTest, LatentKeysAreAttendedTo) {
+  for (const char* kv : {"lathe(ratio=8,keys=before)", "palu(rate=0.5)"}) {
+    SCOPED_TRACE(kv);
+    const Spec spec = Spec::Parse(kv).value();
+    const bool has_bits = spec.splits_bits();
+    const BenchCache cache = {.kv = kv,
+                              .rate = has_bits ? 0 : 0.5,
+                              .seal = SealPlanOf(spec),
+                              .ratio = has_bits ? 8.0 : 0,
+                              .has_latent_keys = spec.has_latent_keys()};
+    const AttentionBenchOptions options = {.n_heads = 4,
+                                           .n_kv_heads = 2,
+                                           .head_dim = 64,
+                                           .prefill_tokens = 16,
+                                           .isa = AvailableIsas().back()};
+    AttentionCase c = MakeCase(options, BenchPhase::kPrefill, 640, cache);
+    EXPECT_GT(c.row.flops, 2.0 * 64 * 16 * 624 * 4);
+    ThreadPool pool(1);
+    BenchMemory memory;
+    const int64_t n_rows = 16 * 4 * 64;
+    memory.blocks = Buffer::Allocate(AllBlockBytes(c), "test").value();
+    memory.q = Buffer::Allocate(2 * n_rows, "test").value();
+    memory.out = Buffer::Allocate(2 * n_rows, "test").value();
+    FillNormal(&pool, 1, AllBlockBytes(c), memory.blocks.data());
+    FillNormal(&pool, 2, 2 * n_rows, memory.q.data());
+    std::fill_n(memory.out.as<uint16_t>(), n_rows, uint16_t{0});
+    ASSERT_TRUE(BuildCase(options, &memory, &pool, &c).ok());
+    Attention attention(&pool, options.isa);
+    ASSERT_TRUE(attention.Run(c.jobs, 1.0f / 8, Schedule::kBalanced).ok());
+    double square = 0;
+    for (int64_t i = 0; i < n_rows; ++i) {
+      const double x = ToFloat(memory.out.as<Bf16>()[i]);
+      ASSERT_LE(std::abs(x), 8) << i;
+      square += x * x;
+    }
+    EXPECT_GT(square, 1);
+  }
 }
 
 TEST(AttentionBenchTest, JsonHasTheFieldsOfTheContract) {
