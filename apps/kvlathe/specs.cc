@@ -22,7 +22,6 @@ nlohmann::ordered_json StagesAsJson() {
     }
     stages.push_back({{"name", stage.name},
                       {"axis", AxisName(stage.axis)},
-                      {"built", stage.is_built},
                       {"doc", stage.doc},
                       {"paper", stage.paper},
                       {"keys", std::move(keys)}});

@@ -230,12 +230,6 @@ Status CheckSupported(const Spec& spec) {
                  "here; give rate, keep or bits",
                  spec.text());
   }
-  std::string missing, built;
-  for (const Stage& stage : spec.stages()) {
-    if (stage.info->is_built) continue;
-    if (!missing.empty()) missing += ", ";
-    missing += fmt::format("{} ({})", stage.name, AxisName(stage.axis));
-  }
   if (spec.splits_bits() && spec.sparse() != nullptr) {
     return Error(
         StatusCode::kUnimplemented,
@@ -243,19 +237,12 @@ Status CheckSupported(const Spec& spec) {
         "sparse out, or add a quantizer",
         spec.text(), spec.basis()->name);
   }
-  if (missing.empty()) {
-    KVL_RETURN_IF_ERROR(CheckLatents(spec));
-    KVL_RETURN_IF_ERROR(CheckOnlineBasis(spec));
-    KVL_RETURN_IF_ERROR(CheckResident(spec));
-    KVL_RETURN_IF_ERROR(CheckScore(spec));
-    KVL_RETURN_IF_ERROR(CheckRepairedShare(spec));
-    return CheckSealsWhatStays(spec);
-  }
-  for (const StageInfo& stage : AllStages()) {
-    if (stage.is_built) built += fmt::format(", {} ({})", stage.name, AxisName(stage.axis));
-  }
-  return Error(StatusCode::kUnimplemented, "--kv '{}': not built yet: {}; this build runs none{}",
-               spec.text(), missing, built);
+  KVL_RETURN_IF_ERROR(CheckLatents(spec));
+  KVL_RETURN_IF_ERROR(CheckOnlineBasis(spec));
+  KVL_RETURN_IF_ERROR(CheckResident(spec));
+  KVL_RETURN_IF_ERROR(CheckScore(spec));
+  KVL_RETURN_IF_ERROR(CheckRepairedShare(spec));
+  return CheckSealsWhatStays(spec);
 }
 
 }  // namespace kvlathe

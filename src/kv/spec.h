@@ -99,8 +99,8 @@ class Spec {
   std::vector<Stage> stages_;
 };
 
-// Whether this build can run the spec: kUnimplemented, naming the stages that are not built yet and
-// those that are; kInvalidArgument for a question.
+// Whether the stages of the spec run together: kUnimplemented, naming those that do not;
+// kInvalidArgument for a question.
 Status CheckSupported(const Spec& spec);
 
 }  // namespace kvlathe

@@ -64,7 +64,6 @@ struct StageInfo {
   std::string_view doc = {};
   std::string_view paper = {};
   std::span<const KeyInfo* const> keys = {};
-  bool is_built = false;  // whether this build can run it (presets: see their stages)
   std::vector<ExpandedStage> (*expand)(const PresetKeys& keys) = nullptr;  // presets only
 
   const KeyInfo* FindKey(std::string_view key_name) const;

@@ -446,7 +446,7 @@ TEST(SpecTable, DescriptionListsEveryStageKeyDefaultAndPaper) {
   EXPECT_THAT(text, HasSubstr("    rate=0.5        share of K and V elements removed"));
 }
 
-TEST(CheckSupported, RunsWhatIsBuiltAndNamesWhatIsNot) {
+TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
   EXPECT_TRUE(CheckSupported(*Spec::Parse("none")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc(rate=0.6)")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+gear(bits=2)")).ok());

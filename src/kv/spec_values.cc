@@ -94,11 +94,8 @@ std::string DescribeStages() {
       "its\n"
       "stage.\n";
   for (const StageInfo& stage : AllStages()) {
-    std::string_view state = stage.axis == Axis::kPreset ? ""
-                             : stage.is_built            ? ""
-                                                         : " (not built yet)";
-    text += fmt::format("\n{} [{}]{}: {}\n    {}\n", stage.name, AxisName(stage.axis), state,
-                        stage.doc, stage.paper);
+    text += fmt::format("\n{} [{}]: {}\n    {}\n", stage.name, AxisName(stage.axis), stage.doc,
+                        stage.paper);
     for (const KeyInfo* key : stage.keys) {
       const std::string setting = fmt::format("{}={}", key->name, key->default_text);
       text += fmt::format("    {:<15} {} ({})\n", setting, key->doc, AllowedValues(*key));

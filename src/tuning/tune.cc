@@ -65,7 +65,6 @@ StatusOr<std::optional<TunePoint>> Tuner::TuneMethodOf(const TuneMethod& method)
 Status Tuner::TuneDefaults() {
   for (const auto& [text, axis] : DefaultMethods()) {
     KVL_ASSIGN_OR_RETURN(const TuneMethod method, ParseMethod(text, job_.accuracy));
-    if (!CheckMethodSupported(method).ok()) continue;  // not built yet
     KVL_ASSIGN_OR_RETURN(const std::optional<TunePoint> best, TuneMethodOf(method));
     if (!best.has_value()) continue;
     const auto [winner, is_first] = winners_.try_emplace(axis);
