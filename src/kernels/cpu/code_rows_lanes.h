@@ -67,58 +67,95 @@ KVL_LANES float RoundWeights(const float* x, int n, float largest, int16_t* to) 
 
 // --- Dots. ---
 
-template <int kRows>
-struct LineSums {
-  IntVec parts[kRows][kLineParts];
+// Sums of kVecs vectors of 32 bits for every row.
+template <int kRows, int kVecs>
+struct DotSums {
+  IntVec of[kRows][kVecs];
 
   KVL_INLINE void Clear() {
     Unroll<kRows>([&](auto r) KVL_PART {
-      Unroll<kLineParts>([&](auto part) KVL_PART { parts[r.value][part.value] = IntVec{}; });
+      Unroll<kVecs>([&](auto v) KVL_PART { of[r.value][v.value] = IntVec{}; });
     });
   }
-  // Adds a line times each row's pair of weights.
-  template <typename Reader>
-  KVL_INLINE void Add(const Reader& reader, const std::byte* group, int line, const int16_t* pairs,
-                      int64_t stride) {
-    IntVec numbers[kLineParts];
-    Unroll<kLineParts>(
-        [&](auto part) KVL_PART { numbers[part.value] = reader.Line(group, line, part.value); });
+  // Adds numbers times each row's pair of weights to vectors `first` and behind it.
+  template <int kCount>
+  KVL_INLINE void Add(const IntVec (&numbers)[kCount], const int16_t* pairs, int first = 0) {
     Unroll<kRows>([&](auto r) KVL_PART {
-      const IntVec weights = BroadcastShorts(pairs + r.value * stride);
-      Unroll<kLineParts>([&](auto part) KVL_PART {
-        parts[r.value][part.value] =
-            AddDots(parts[r.value][part.value], numbers[part.value], weights);
+      const IntVec weights = BroadcastShorts(pairs + r.value * kMaxRank);
+      Unroll<kCount>([&](auto v) KVL_PART {
+        of[r.value][first + v.value] =
+            AddDots(of[r.value][first + v.value], numbers[v.value], weights);
       });
     });
   }
-  // sum * unit + constant of each row, to the scores of 16 tokens.
-  KVL_INLINE void StoreScores(const float (&units)[kRows], const float (&constants)[kRows],
+  // sum * unit + constant of each row, as scores; `scores` are those of vector `v`.
+  KVL_INLINE void StoreScores(int v, const float (&units)[kRows], const float (&constants)[kRows],
                               float* scores) const {
     Unroll<kRows>([&](auto r) KVL_PART {
-      Unroll<kLineParts>([&](auto part) KVL_PART {
-        Store(scores + r.value * kBlockSize + kLanes * part.value,
-              Fma(ToFloats(parts[r.value][part.value]), Set1(units[r.value]),
-                  Set1(constants[r.value])));
-      });
+      Store(scores + r.value * kBlockSize,
+            Fma(ToFloats(of[r.value][v]), Set1(units[r.value]), Set1(constants[r.value])));
     });
   }
 };
 
+template <int kRows>
+using LineSums = DotSums<kRows, kLineParts>;
+
 // Tokens [16 column, 16 column + 16) of n_channels of K; `codes` begin with the first of them.
-template <typename Reader, int kRows>
-KVL_INLINE void AddKeyDots(const Reader& reader, const std::byte* codes, int64_t ahead,
-                           int n_channels, int column, const int16_t* weights,
+template <int kBits, int kRows>
+KVL_INLINE void AddKeyDots(const NumberReader<kBits>& reader, const std::byte* codes,
+                           int64_t ahead, int n_channels, int column, const int16_t* weights,
                            LineSums<kRows>* sums) {
-  constexpr int kPairs = Reader::kLines >= 4 ? Reader::kLines / 4 : 1;
-  constexpr int kGroups = Reader::kLines >= 4 ? 1 : 4 / Reader::kLines;  // of a pair
-  const int line = column % Reader::kLines;
-  codes += column / Reader::kLines * Reader::kBytes;
+  constexpr int kLines = reader.kLines;
+  constexpr int kPairs = kLines >= 4 ? kLines / 4 : 1;
+  constexpr int kGroups = kLines >= 4 ? 1 : 4 / kLines;  // of a pair
+  const int line = column % kLines;
+  codes += column / kLines * reader.kBytes;
   for (int pair = 0; pair < n_channels / 2; pair += kPairs) {
     PrefetchLine(codes + ahead);
     Unroll<kPairs>([&](auto i) KVL_PART {
-      sums->Add(reader, codes, line + 4 * i.value, weights + 2 * (pair + i.value), kMaxRank);
+      IntVec numbers[kLineParts];
+      Unroll<kLineParts>([&](auto part) KVL_PART {
+        numbers[part.value] = reader.Line(codes, line + 4 * i.value, part.value);
+      });
+      sums->Add(numbers, weights + 2 * (pair + i.value));
     });
-    codes += kGroups * Reader::kBytes;
+    codes += kGroups * reader.kBytes;
+  }
+}
+
+// Part `part` of columns kColumn and kColumn + 2 of n_channels of K: the lines that UnitReader reads
+// together are of them, or of one of them.
+template <int kColumn, int kBits, int kRows>
+KVL_INLINE void AddKeyDots(const UnitReader<kBits>& reader, const std::byte* codes, int64_t ahead,
+                           int n_channels, int part, const int16_t* weights,
+                           DotSums<kRows, 2>* sums) {
+  constexpr int kLines = reader.kLines, kHalf = reader.kHalf;
+  constexpr int kPairs = kLines >= 4 ? kLines / 4 : 1;
+  for (int pair = 0; pair < n_channels / 2; pair += kPairs, weights += 2 * kPairs) {
+    if (ahead != 0) PrefetchLine(codes + ahead);
+    if constexpr (kLines == 2) {
+      const TwoLines before = reader.Lines(codes, 0, part);
+      const TwoLines behind = reader.Lines(codes + reader.kBytes, 0, part);
+      if constexpr (kColumn == 0) {
+        sums->Add({before.first, behind.first}, weights);
+      } else {
+        sums->Add({before.second, behind.second}, weights);
+      }
+      codes += 2 * reader.kBytes;
+    } else if constexpr (kLines == 4) {
+      const TwoLines lines = reader.Lines(codes, kColumn, part);
+      sums->Add({lines.first, lines.second}, weights);
+      codes += reader.kBytes;
+    } else {
+      Unroll<kHalf / 4>([&](auto i) KVL_PART {
+        const TwoLines near = reader.Lines(codes, 4 * i.value + kColumn, part);
+        const TwoLines far = reader.Lines(codes, 4 * i.value + kColumn + 2, part);
+        sums->Add({near.first, far.first}, weights + 2 * i.value);
+        sums->Add({near.second, far.second}, weights + 2 * i.value + kHalf / 2);
+      });
+      codes += reader.kBytes;
+    }
   }
 }
 
@@ -126,10 +163,16 @@ KVL_INLINE void AddKeyDots(const Reader& reader, const std::byte* codes, int64_t
 template <typename Reader, int kRows>
 KVL_INLINE void AddValueDots(const Reader& reader, const std::byte* codes, int64_t step,
                              int64_t ahead, const int16_t* weights, LineSums<kRows>* sums) {
-  for (int pair = 0; pair < kBlockSize / 2; pair += Reader::kLines) {
+  for (int pair = 0; pair < kBlockSize / 2; pair += reader.kLines) {
     PrefetchLine(codes + ahead);
-    Unroll<Reader::kLines>([&](auto line) KVL_PART {
-      sums->Add(reader, codes, line.value, weights + 2 * (pair + line.value), kMaxRank);
+    Unroll<reader.kHalf>([&](auto line) KVL_PART {
+      IntVec first[kLineParts], second[kLineParts];
+      Unroll<kLineParts>([&](auto part) KVL_PART {
+        const TwoLines lines = reader.Lines(codes, line.value, part.value);
+        first[part.value] = lines.first, second[part.value] = lines.second;
+      });
+      sums->Add(first, weights + 2 * (pair + line.value));
+      sums->Add(second, weights + 2 * (pair + line.value + reader.kHalf));
     });
     codes += step;
   }
@@ -189,18 +232,23 @@ void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* 
     weights.units[r] =
         kUnitNumberStep * RoundWeights(scaled, side.rank, kLargestUnitNumber, weights.numbers[r]);
   }
-  for (int column = 0; column < kBlockSize / 16; ++column) {
-    LineSums<kRows> sums;
-    sums.Clear();
-    for (int i = 0; i < side.n_segments; ++i) {
-      const CodeSegment& segment = side.segments[i];
-      WithReader(segment, [&](const auto& reader) KVL_PART {
-        AddKeyDots(reader, block.bytes + segment.codes, block.ahead(), segment.n_channels, column,
-                   weights.numbers[0] + segment.first, &sums);
-      });
+  Unroll<2>([&](auto column) KVL_PART {
+    for (int part = 0; part < kLineParts; ++part) {
+      const int64_t ahead = column.value == 0 && part == 0 ? block.ahead() : 0;
+      DotSums<kRows, 2> sums;
+      sums.Clear();
+      for (int i = 0; i < side.n_segments; ++i) {
+        const CodeSegment& segment = side.segments[i];
+        WithReader(segment, [&](const auto& reader) KVL_PART {
+          AddKeyDots<column.value>(reader, block.bytes + segment.codes, ahead, segment.n_channels,
+                                   part, weights.numbers[0] + segment.first, &sums);
+        });
+      }
+      float* to = scores + 16 * column.value + kLanes * part;
+      sums.StoreScores(0, weights.units, constants, to);
+      sums.StoreScores(1, weights.units, constants, to + 32);
     }
-    sums.StoreScores(weights.units, constants, scores + 16 * column);
-  }
+  });
 }
 
 // Scales of all channels for `n_tokens` tokens of a group: into the weights; minima: one sum.
@@ -231,7 +279,9 @@ void ScoreByChannel(const CodeBlock& block, const ScaleTable& table, const Query
         sums.Clear();
         AddKeyDots(reader, block.bytes + side.codes, block.ahead(), side.rank, column,
                    weights.numbers[0], &sums);
-        sums.StoreScores(weights.units, constants, scores + 16 * column);
+        for (int part = 0; part < kLineParts; ++part) {
+          sums.StoreScores(part, weights.units, constants, scores + 16 * column + kLanes * part);
+        }
       }
     });
   }
@@ -270,7 +320,7 @@ void ScoreByToken(const CodeBlock& block, const ScaleTable& table, const QueryRo
             const int t = 16 * column + kLanes * part.value;
             float* score = scores + r.value * kBlockSize + t;
             const Vec sum =
-                Fma(ToFloats(sums.parts[r.value][part.value]) * Set1(weights.units[r.value]),
+                Fma(ToFloats(sums.of[r.value][part.value]) * Set1(weights.units[r.value]),
                     Load(scales + t), Load(score));
             Store(score, Fma(Set1(totals[r.value]), Load(minima + t), sum));
           });
@@ -479,7 +529,7 @@ KVL_INLINE void StoreValues(const ValueRows<kRows>& rows, const LineSums<kRows>&
   Unroll<kRows>([&](auto r) KVL_PART {
     Unroll<kLineParts>([&](auto part) KVL_PART {
       float* o = rows.o + r.value * rows.o_stride + channel + kLanes * part.value;
-      const Vec sum = Fma(ToFloats(sums.parts[r.value][part.value]), Set1(units[r.value]),
+      const Vec sum = Fma(ToFloats(sums.of[r.value][part.value]), Set1(units[r.value]),
                           Set1(constants[r.value]));
       Store(o, Fma(Set1(rows.states[r.value].shrink), Load(o), sum));
     });

@@ -76,16 +76,24 @@ KVL_LANES IntVec ShiftWords(IntVec x, int bits) {  // right
 KVL_LANES IntVec ShiftSignedWords(IntVec x, int bits) {
   return _mm512_sra_epi16(x, _mm_cvtsi32_si128(bits));
 }
-KVL_LANES IntVec ShiftWordsLeft(IntVec x, int bits) {
-  return _mm512_sll_epi16(x, _mm_cvtsi32_si128(bits));
+// In every 128 bits, bytes of a and b in turn, from the lower or the upper eight of either.
+KVL_LANES IntVec MixLowerBytes(IntVec a, IntVec b) { return _mm512_unpacklo_epi8(a, b); }
+KVL_LANES IntVec MixUpperBytes(IntVec a, IntVec b) { return _mm512_unpackhi_epi8(a, b); }
+// Two words of 32 bits in turn.
+KVL_LANES IntVec LoadTwoInts(const void* first, const void* second) {
+  int32_t a, b;
+  __builtin_memcpy(&a, first, sizeof(a));
+  __builtin_memcpy(&b, second, sizeof(b));
+  return _mm512_mask_set1_epi32(_mm512_set1_epi32(a), 0xaaaa, b);
 }
-KVL_LANES IntVec MultiplyWords(IntVec x, int16_t y) {
-  return _mm512_mullo_epi16(x, _mm512_set1_epi16(y));
-}
-KVL_LANES IntVec AddWords(IntVec x, int16_t y) { return _mm512_add_epi16(x, _mm512_set1_epi16(y)); }
 // All bits of the words whose bit of x, from `first` on, is set.
 KVL_LANES IntVec SpreadToWords(uint32_t x, int first) {
   return _mm512_movm_epi16(static_cast<__mmask32>(x >> first));
+}
+// All bits of the bytes whose bit of their place is set, byte i having bit i modulo 8.
+KVL_LANES IntVec SpreadToBytes(IntVec x) {
+  const IntVec bits = _mm512_set1_epi64(static_cast<int64_t>(0x8040201008040201u));
+  return _mm512_movm_epi8(_mm512_test_epi8_mask(x, bits));
 }
 KVL_LANES IntVec WhereSet(IntVec mask, IntVec set, IntVec other) {
   return _mm512_ternarylogic_epi32(mask, set, other, 0xca);
@@ -235,16 +243,23 @@ KVL_LANES Vec ToFloats(IntVec x) { return _mm256_cvtepi32_ps(x); }
 KVL_LANES IntVec SetWords(int16_t x) { return _mm256_set1_epi16(x); }
 KVL_LANES IntVec ShiftWords(IntVec x, int bits) { return _mm256_srli_epi16(x, bits); }
 KVL_LANES IntVec ShiftSignedWords(IntVec x, int bits) { return _mm256_srai_epi16(x, bits); }
-KVL_LANES IntVec ShiftWordsLeft(IntVec x, int bits) { return _mm256_slli_epi16(x, bits); }
-KVL_LANES IntVec MultiplyWords(IntVec x, int16_t y) {
-  return _mm256_mullo_epi16(x, _mm256_set1_epi16(y));
+KVL_LANES IntVec MixLowerBytes(IntVec a, IntVec b) { return _mm256_unpacklo_epi8(a, b); }
+KVL_LANES IntVec MixUpperBytes(IntVec a, IntVec b) { return _mm256_unpackhi_epi8(a, b); }
+KVL_LANES IntVec LoadTwoInts(const void* first, const void* second) {
+  int32_t a, b;
+  __builtin_memcpy(&a, first, sizeof(a));
+  __builtin_memcpy(&b, second, sizeof(b));
+  return _mm256_blend_epi32(_mm256_set1_epi32(a), _mm256_set1_epi32(b), 0xaa);
 }
-KVL_LANES IntVec AddWords(IntVec x, int16_t y) { return _mm256_add_epi16(x, _mm256_set1_epi16(y)); }
 KVL_LANES IntVec SpreadToWords(uint32_t x, int first) {
   const __m256i bits = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096,
                                          8192, 16384, -32768);
   const __m256i word = _mm256_set1_epi16(static_cast<int16_t>(x >> first));
   return _mm256_cmpeq_epi16(_mm256_and_si256(word, bits), bits);
+}
+KVL_LANES IntVec SpreadToBytes(IntVec x) {
+  const IntVec bits = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
+  return _mm256_cmpeq_epi8(_mm256_and_si256(x, bits), bits);
 }
 KVL_LANES IntVec WhereSet(IntVec mask, IntVec set, IntVec other) {
   return _mm256_blendv_epi8(other, set, mask);

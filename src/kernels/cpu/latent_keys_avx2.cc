@@ -94,44 +94,20 @@ KVL_INLINE void KeyTile(const LatentBlock& b, const int16_t* latents, int i, int
   });
 }
 
-// f(line, numbers) with the numbers of every part of every line of a segment, where `line` is its
-// offset in words in K or V of a plain block.
-template <bool kIsKey, typename F>
-KVL_INLINE void ForEachLine(const PackedSideView& side, const std::byte* block, const F& f) {
-  for (int i = 0; i < side.n_segments; ++i) {
-    const CodeSegment& segment = side.segments[i];
-    WithReader(segment, [&](const auto& reader) KVL_PART {
-      const std::byte* codes = block + segment.codes;
-      const int columns = segment.n_channels / 16;  // V
-      for (int group = 0; group < 2 * segment.n_channels / reader.kLines; ++group) {
-        int64_t line = kIsKey ? kBlockSize * segment.first + 32 * group * reader.kLines
-                              : 2 * side.rank * (group / columns * reader.kLines) +
-                                    2 * segment.first + 32 * (group % columns);
-        for (int l = 0; l < reader.kLines; ++l, line += kIsKey ? 32 : 2 * side.rank) {
-          for (int part = 0; part < kLineParts; ++part) {
-            f(line + 2 * kLanes * part, reader.Line(codes, l, part));
-          }
-        }
-        codes += reader.kBytes;
-      }
-    });
-  }
-}
-
 void ReadKeyNumbers(const PackedSideView& side, const std::byte* block, int16_t* to) {
-  ForEachLine<true>(side, block, [&](int64_t line, IntVec numbers) KVL_PART {
-    _mm256_store_si256(reinterpret_cast<__m256i*>(to + line), numbers);
+  ForEachVector<true>(side, block, [&](int64_t offset, IntVec numbers) KVL_PART {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to + offset), numbers);
   });
 }
 
 // What numbers of kUnitNumberStep stand for has no more digits than Bf16.
 void ReadValues(const PackedSideView& side, const std::byte* block, uint16_t* to) {
   const Vec step = Set1(kUnitNumberStep);
-  ForEachLine<false>(side, block, [&](int64_t line, IntVec numbers) KVL_PART {
+  ForEachVector<false>(side, block, [&](int64_t offset, IntVec numbers) KVL_PART {
     const __m256i firsts = _mm256_srai_epi32(_mm256_slli_epi32(numbers, 16), 16);
     const Vec low = ToFloats(firsts) * step;
     const Vec high = ToFloats(_mm256_srai_epi32(numbers, 16)) * step;
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + line),
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + offset),
                         _mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(low), 16),
                                            _mm256_castps_si256(high), 0xaa));
   });

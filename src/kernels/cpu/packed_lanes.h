@@ -236,31 +236,10 @@ void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block,
 template <bool kIsKey>
 void ExpandSegments(const PackedSideView& side, const std::byte* block, float* values) {
   const Vec step = Set1(kUnitNumberStep);
-  for (int i = 0; i < side.n_segments; ++i) {
-    const CodeSegment& segment = side.segments[i];
-    WithReader(segment, [&](const auto& reader) KVL_PART {
-      const std::byte* codes = block + segment.codes;
-      const int columns = segment.n_channels / 16;  // V
-      for (int line = 0; line < 2 * segment.n_channels; line += reader.kLines) {
-        const int group = line / reader.kLines;
-        float* out = values;  // of the first line of the group
-        if constexpr (kIsKey) {
-          out += kBlockSize * segment.first + 32 * line;
-        } else {
-          out += 2 * side.rank * (group / columns * reader.kLines) + 2 * segment.first +
-                 32 * (group % columns);
-        }
-        for (int l = 0; l < reader.kLines; ++l, out += kIsKey ? 32 : 2 * side.rank) {
-          for (int part = 0; part < kLineParts; ++part) {
-            const IntVec numbers = reader.Line(codes, l, part);
-            Store(out + 2 * kLanes * part, FirstWordsToFloats(numbers) * step);
-            Store(out + 2 * kLanes * part + kLanes, LastWordsToFloats(numbers) * step);
-          }
-        }
-        codes += reader.kBytes;
-      }
-    });
-  }
+  ForEachVector<kIsKey>(side, block, [&](int64_t offset, IntVec numbers) KVL_PART {
+    Store(values + offset, FirstWordsToFloats(numbers) * step);
+    Store(values + offset + kLanes, LastWordsToFloats(numbers) * step);
+  });
 }
 
 // Numbers of K in units of their block, as keys.

@@ -76,15 +76,10 @@ constexpr Numbers MakeNumbers(const std::array<float, kN>& centroids) {
   };
   const auto upper = [&](size_t code) { return static_cast<int8_t>(number(code) >> 8); };
   const auto lower = [&](size_t code) { return static_cast<int8_t>(number(code) & 255); };
-  if constexpr (kN <= 8) {
-    for (size_t i = 0; i < 8; ++i) {
-      numbers[2 * i] = lower(i % kN), numbers[2 * i + 1] = upper(i % kN);
-    }
-  } else {
-    for (size_t code = 0; code < kN; ++code) {
-      numbers[code / 16 * 32 + code % 16] = lower(code);
-      numbers[code / 16 * 32 + 16 + code % 16] = upper(code);
-    }
+  for (size_t i = 0; i < 32; ++i) {
+    const size_t code = i % kN;
+    numbers[i / 16 * 32 + i % 16] = lower(code);
+    numbers[i / 16 * 32 + 16 + i % 16] = upper(code);
   }
   return numbers;
 }

@@ -84,10 +84,9 @@ TEST(UnitCodes, NumbersAreTheCentroids) {
   for (int bits = 1; bits <= 5; ++bits) {
     const std::span<const float> centroids = UnitCentroids(bits);
     const int8_t* numbers = UnitNumbers(bits);
-    for (int code = 0; code < (bits < 3 ? 8 : 1 << bits); ++code) {
-      const int lower = bits <= 3 ? 2 * code : code / 16 * 32 + code % 16;
-      const int upper = bits <= 3 ? lower + 1 : lower + 16;
-      const int number = numbers[upper] * 256 + static_cast<uint8_t>(numbers[lower]);
+    for (int code = 0; code < (bits == 5 ? 32 : 16); ++code) {
+      const int lower = code / 16 * 32 + code % 16;
+      const int number = numbers[lower + 16] * 256 + static_cast<uint8_t>(numbers[lower]);
       EXPECT_EQ(static_cast<float>(number) * kUnitNumberStep, centroids[code % (1 << bits)])
           << bits << " bits, code " << code;
     }
