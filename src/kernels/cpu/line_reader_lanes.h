@@ -108,8 +108,9 @@ struct UnitReader : CodeGroup<kBits> {
   // Of two words of 32 bits in turn, the byte with the high bit of this code of the first line or,
   // in every second eight, the second; from part 0 on.
   alignas(64) static constexpr int8_t kBitsByLine[64] = {
-      0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4, 1, 1, 1, 1, 1, 1, 1, 1, 5, 5, 5, 5, 5, 5, 5, 5,
-      2, 2, 2, 2, 2, 2, 2, 2, 6, 6, 6, 6, 6, 6, 6, 6, 3, 3, 3, 3, 3, 3, 3, 3, 7, 7, 7, 7, 7, 7, 7, 7};
+      0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4, 1, 1, 1, 1, 1, 1,
+      1, 1, 5, 5, 5, 5, 5, 5, 5, 5, 2, 2, 2, 2, 2, 2, 2, 2, 6, 6, 6, 6,
+      6, 6, 6, 6, 3, 3, 3, 3, 3, 3, 3, 3, 7, 7, 7, 7, 7, 7, 7, 7};
 };
 
 // f(reader) with the reader of the side's codes.
@@ -153,7 +154,7 @@ KVL_INLINE void ForEachVector(const PackedSideView& side, const std::byte* block
     const CodeSegment& segment = side.segments[i];
     WithReader(segment, [&](const auto& reader) KVL_PART {
       const std::byte* codes = block + segment.codes;
-      const int columns = segment.n_channels / 16;                  // V
+      const int columns = segment.n_channels / 16;                // V
       const int64_t step = kIsKey ? 32 : int64_t{2} * side.rank;  // from line to line
       for (int group = 0; group < 2 * segment.n_channels / reader.kLines; ++group) {
         const int64_t first = kIsKey ? kBlockSize * segment.first + 32 * group * reader.kLines

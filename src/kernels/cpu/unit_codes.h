@@ -27,9 +27,9 @@ std::span<const float> UnitBoundaries(int bits);
 // codes with their high bit set.
 const uint16_t* UnitTable(int bits);
 
-// The centroids as whole numbers of kUnitNumberStep, for look-ups by bytes: their 16 lower and their
-// 16 upper bytes, repeated where there are fewer; at 5 bits both of the codes without, then with
-// their high bit.
+// The centroids as whole numbers of kUnitNumberStep, for look-ups by bytes: their 16 lower and
+// their 16 upper bytes, repeated where there are fewer; at 5 bits both of the codes without, then
+// with their high bit.
 inline constexpr float kUnitNumberStep = 1.0f / 512;
 inline constexpr float kLargestUnitNumber = 128 * kUnitStep / kUnitNumberStep;
 const int8_t* UnitNumbers(int bits);
