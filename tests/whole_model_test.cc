@@ -8,7 +8,7 @@
 #include <random>
 
 #include "calibration/calibrate.h"
-#include "calibration/sensitivity.h"
+#include "calibration/kl_meter.h"
 #include "kv/basis/hadamard.h"
 #include "kv/basis/method.h"
 #include "loaded_model.h"
@@ -249,7 +249,7 @@ TEST_P(RandomModelTest, TheKlOfABasisIsThatOfTheLiteralDecoder) {
   LoadedModel loaded = LoadModel(directory_, DType::kF32, AvailableIsas().back());
   const std::vector<ReferenceBasis> bases = testing::RandomBases(reference_, 31);
   const std::vector<int32_t> tokens(ids_.begin(), ids_.end());
-  auto meter = KlMeter::Create(loaded.weights, tokens, loaded.pool.get(), AvailableIsas().back());
+  auto meter = KlMeter::Create(loaded.weights, {tokens}, loaded.pool.get(), AvailableIsas().back());
   ASSERT_TRUE(meter.ok()) << meter.status();
   const testing::Matrix whole = testing::ReferenceLogits(reference_, ids_);
   const testing::Matrix cut = testing::ReferenceLogits(reference_, ids_, bases, kCalibrationSinks);
@@ -278,7 +278,8 @@ TEST_P(RandomModelTest, TheKlIsTheSameFromTheFirstLayerThatDiffers) {
   const ModelConfig& c = loaded.model->config();
   const ModelBasis cut = ToModelBasis(reference_, testing::RandomBases(reference_, 31));
   const std::vector<int32_t> tokens(ids_.begin(), ids_.end());
-  auto created = KlMeter::Create(loaded.weights, tokens, loaded.pool.get(), AvailableIsas().back());
+  auto created =
+      KlMeter::Create(loaded.weights, {tokens}, loaded.pool.get(), AvailableIsas().back());
   ASSERT_TRUE(created.ok()) << created.status();
   KlMeter& meter = **created;
   const int last = c.n_layers - 1;
@@ -306,6 +307,42 @@ TEST_P(RandomModelTest, TheKlIsTheSameFromTheFirstLayerThatDiffers) {
   }
   // The newest positions have none: a window of as few never sees any.
   expect_same(coded, "codes", c.window == 0 || c.window > static_cast<int>(tokens.size()) / 8);
+}
+
+TEST_P(RandomModelTest, TextsCountAsMuchOrByTheInverseOfTheirKl) {
+  LoadedModel loaded = LoadModel(directory_, DType::kF32, AvailableIsas().back());
+  const ModelConfig& c = loaded.model->config();
+  const std::vector<int32_t> tokens(ids_.begin(), ids_.end());
+  const std::vector<int32_t> reversed(ids_.rbegin(), ids_.rend());
+  const auto create = [&](TokenSequences texts) {
+    return KlMeter::Create(loaded.weights, std::move(texts), loaded.pool.get(),
+                           AvailableIsas().back());
+  };
+  auto one = create({tokens}), other = create({reversed}), both = create({tokens, reversed});
+  ASSERT_TRUE(one.ok() && other.ok() && both.ok());
+  // One that changes where a forward may stop, and one that does not.
+  ModelBasis cut = ToModelBasis(reference_, testing::RandomBases(reference_, 31));
+  ModelBasis coded = IdentityBasis(c.n_layers, c.n_kv_heads, c.head_dim);
+  for (HeadBasis& head : coded.heads) {
+    for (BitSplit* split : {&head.k_bits, &head.v_bits}) {
+      split->channels[std::ranges::find(kSplitBits, 1) - kSplitBits.begin()] = c.head_dim;
+    }
+  }
+  const auto measure = [](auto& meter, const ModelBasis& basis) {
+    return meter->Measure(basis, KlMeter::kAllLayers).value();
+  };
+  for (const ModelBasis* basis : {&cut, &coded}) {
+    // In a narrow window nothing is sealed, and only rounding is left.
+    const double expected = (measure(*one, *basis) + measure(*other, *basis)) / 2;
+    EXPECT_NEAR(measure(*both, *basis), expected, 1e-5 * expected + 1e-12);
+  }
+  ASSERT_TRUE((*both)->Balance(cut).ok());
+  const double a = measure(*one, cut), b = measure(*other, cut), mean = (a + b) / 2;
+  EXPECT_NEAR(measure(*both, cut), mean, 1e-5 * mean);
+  const double expected = (mean / a * measure(*one, coded) + mean / b * measure(*other, coded)) / 2;
+  EXPECT_NEAR(measure(*both, coded), expected, 1e-5 * expected + 1e-12);
+  EXPECT_EQ(create({}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(create({tokens, {1, 2}}).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST_P(RandomModelTest, ProjectionsWithTheSameMapsAreOne) {

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "calibration/fingerprint.h"
+#include "calibration/kl_meter.h"
 #include "calibration/sensitivity.h"
 #include "engine/engine.h"
 
@@ -33,7 +34,7 @@ StatusOr<TokenSequences> Sequences(const Workspace& workspace, const Calibration
   return CutSequences(ids, n_tokens, workspace.leading_bos().value_or(-1));
 }
 
-Status MeasureOn(Workspace* workspace, std::span<const int32_t> sequence,
+Status MeasureOn(Workspace* workspace, const TokenSequences& sequences,
                  CalibrationStatistics* statistics) {
   const auto analyse = [&](const char* text) -> StatusOr<BasisAnalysis> {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(text));
@@ -41,10 +42,12 @@ Status MeasureOn(Workspace* workspace, std::span<const int32_t> sequence,
   };
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis analysis, analyse("lathe"));
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis before_rope, analyse("lathe(keys=before)"));
-  const size_t n_tokens = std::min<size_t>(sequence.size(), ProbeTokens(statistics->shape));
-  KVL_ASSIGN_OR_RETURN(const auto meter,
-                       KlMeter::Create(workspace->shared_weights(), sequence.first(n_tokens),
-                                       workspace->threads(), workspace->isa()));
+  KVL_ASSIGN_OR_RETURN(const auto meter, KlMeter::Create(workspace->shared_weights(),
+                                                         ProbeTexts(sequences, statistics->shape),
+                                                         workspace->threads(), workspace->isa()));
+  const int half = statistics->shape.head_dim / 2;
+  const std::vector<HeadRanks> halves(analysis.heads.size(), {half, half});
+  KVL_RETURN_IF_ERROR(meter->Balance(CutBasis(analysis, halves)));
   SensitivityJob job;
   job.analysis = &analysis;
   job.before_rope = &before_rope;
@@ -103,7 +106,7 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   }
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job));
   const Stopwatch watch;
-  if (run.probes) KVL_RETURN_IF_ERROR(MeasureOn(workspace, job.sequences.front(), &statistics));
+  if (run.probes) KVL_RETURN_IF_ERROR(MeasureOn(workspace, job.sequences, &statistics));
   if (probe_seconds != nullptr) *probe_seconds = watch.Seconds();
   return statistics;
 }

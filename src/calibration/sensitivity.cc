@@ -1,114 +1,14 @@
 #include "calibration/sensitivity.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <utility>
 
+#include "calibration/kl_meter.h"
 #include "kv/basis/hadamard.h"
 #include "kv/basis/probes.h"
-#include "kv/blocks/block_pool.h"
-#include "kv/blocks/sequence_cache.h"
-#include "kv/seal_schedule.h"
-#include "model/model.h"
 
 namespace kvlathe {
-namespace {
-
-// Bytes for the cache of one short text: far more than any shape takes.
-constexpr int64_t kCacheBytes = int64_t{16} << 30;
-
-double LogOfSum(std::span<const float> logits, float max) {
-  double sum = 0;
-  for (const float x : logits) sum += std::exp(double{x} - max);
-  return max + std::log(sum);
-}
-
-double KlOfRow(std::span<const float> from, std::span<const float> to) {
-  const double from_norm = LogOfSum(from, *std::max_element(from.begin(), from.end()));
-  const double to_norm = LogOfSum(to, *std::max_element(to.begin(), to.end()));
-  double kl = 0;
-  for (size_t i = 0; i < from.size(); ++i) {
-    const double log_p = from[i] - from_norm;
-    kl += std::exp(log_p) * (log_p - (to[i] - to_norm));
-  }
-  return kl;
-}
-
-}  // namespace
-
-StatusOr<std::unique_ptr<KlMeter>> KlMeter::Create(std::shared_ptr<ModelWeights> weights,
-                                                   std::span<const int32_t> token_ids,
-                                                   ThreadPool* pool, Isa isa) {
-  std::unique_ptr<KlMeter> meter(new KlMeter);
-  meter->weights_ = std::move(weights);
-  meter->token_ids_.assign(token_ids.begin(), token_ids.end());
-  meter->pool_ = pool;
-  meter->isa_ = isa;
-  KVL_ASSIGN_OR_RETURN(meter->logits_, meter->Logits(nullptr, kAllLayers));
-  return meter;
-}
-
-StatusOr<std::vector<float>> KlMeter::Logits(const ModelBasis* basis, int first_layer) {
-  SealPlan seal;
-  seal.format.splits_bits = basis != nullptr && basis->heads[0].k_bits != BitSplit{};
-  seal.prompt_run = kBlockSize;
-  // Of a short text less, or nothing of it would be sealed.
-  seal.newest = std::min(kProbeNewest, static_cast<int>(token_ids_.size() / 8));
-  const bool is_split = seal.format.splits_bits;
-  KVL_ASSIGN_OR_RETURN(auto model, Model::Create(weights_, basis, kCalibrationSinks, pool_, isa_,
-                                                 is_split ? &seal : nullptr));
-  Reference& reference = is_split ? split_[basis->has_latent_keys()] : whole_;
-  const bool is_reference = basis == nullptr || (is_split && first_layer == kAllLayers);
-  first_layer = std::max(first_layer, 0);
-  if (is_reference) reference = {};
-  BlockPool blocks(kCacheBytes);
-  SequenceCache cache(&model->layout(), &blocks);
-  const auto n_tokens = static_cast<int64_t>(token_ids_.size()), n_context = n_tokens / 2;
-  const int64_t hidden = weights_->config().hidden_dim;
-  cache.set_n_prompt(n_tokens);
-  std::vector<float> logits;
-  logits.reserve((n_tokens - n_context) * weights_->config().vocab_size);
-  for (int64_t begin = 0; begin < n_tokens;) {
-    const bool is_scored = begin >= n_context;
-    const int64_t end =
-        std::min(NextSealPoint(model->layout(), begin, n_tokens), is_scored ? n_tokens : n_context);
-    const SequenceStep step{&cache, std::span(token_ids_).subspan(begin, end - begin),
-                            is_scored ? SequenceStep::Logits::kAll : SequenceStep::Logits::kNone};
-    KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(end - begin)));
-    if (is_reference) {
-      KVL_RETURN_IF_ERROR(model->Forward({&step, 1}, nullptr, &reference.streams));
-    } else {
-      const std::span<const float> stream = reference.streams[first_layer];
-      KVL_RETURN_IF_ERROR(model->ForwardFrom(
-          first_layer, stream.subspan(begin * hidden, (end - begin) * hidden), {&step, 1}));
-    }
-    for (int64_t i = 0; is_scored && i < model->n_logit_rows(); ++i) {
-      const std::span<const float> row = model->logits(i);
-      logits.insert(logits.end(), row.begin(), row.end());
-    }
-    begin = end;
-  }
-  if (is_reference) reference.model = std::move(model);
-  return logits;
-}
-
-StatusOr<double> KlMeter::Measure(const ModelBasis& basis, int first_layer) {
-  KVL_ASSIGN_OR_RETURN(const std::vector<float> logits, Logits(&basis, first_layer));
-  const size_t n_vocab = weights_->config().vocab_size, n_rows = logits.size() / n_vocab;
-  std::vector<double> kl(n_rows);
-  pool_->Run([&](int worker_id) {
-    const Range rows = ShareOf(static_cast<int64_t>(n_rows), 1, worker_id, pool_->n_workers());
-    for (int64_t i = rows.begin; i < rows.end; ++i) {
-      kl[i] = KlOfRow(std::span(logits_).subspan(i * n_vocab, n_vocab),
-                      std::span(logits).subspan(i * n_vocab, n_vocab));
-    }
-  });
-  double sum = 0;
-  for (const double x : kl) sum += x;
-  return sum / static_cast<double>(n_rows);
-}
-
 namespace {
 
 // Whole rows; with latents in the place of keys, which are whole as well.
@@ -339,7 +239,19 @@ Status MeasureLayers(const SensitivityJob& job, const StatisticsShape& shape,
 
 }  // namespace
 
-int ProbeTokens(const StatisticsShape& shape) { return MeasuresEach(shape) ? 1024 : 256; }
+TokenSequences ProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape) {
+  const bool measures_each = MeasuresEach(shape);
+  const size_t n_tokens = std::min<size_t>(sequences.front().size(), measures_each ? 1024 : 256);
+  TokenSequences texts;
+  const auto add = [&](const std::vector<int32_t>& ids) {
+    texts.emplace_back(ids.begin(), ids.begin() + n_tokens);
+  };
+  add(sequences.front());
+  for (size_t i = sequences.size() - 1; measures_each && i > 0 && texts.size() == 1; --i) {
+    if (sequences[i].size() >= n_tokens) add(sequences[i]);
+  }
+  return texts;
+}
 
 Status MeasureSensitivities(const SensitivityJob& job, CalibrationStatistics* statistics) {
   CalibrationStatistics& s = *statistics;

@@ -2,49 +2,11 @@
 #pragma once
 
 #include <functional>
-#include <memory>
-#include <vector>
 
-#include "base/cpu_features.h"
-#include "base/threads.h"
+#include "calibration/calibrate.h"
 #include "kv/basis/method.h"
-#include "model/model.h"
 
 namespace kvlathe {
-
-// The KL divergence of a model with a basis from the uncompressed model, on one text. Keeps the
-// latter's logits of the second half of the text: 4 bytes per token and vocabulary entry. And of
-// each kind of basis what went into the layers: 4 bytes per token, channel and layer.
-class KlMeter {
- public:
-  static constexpr int kAllLayers = -1;
-
-  static StatusOr<std::unique_ptr<KlMeter>> Create(std::shared_ptr<ModelWeights> weights,
-                                                   std::span<const int32_t> token_ids,
-                                                   ThreadPool* pool, Isa isa);
-  // Nats per token. Before first_layer a basis leaves rows as they are; one that splits bits does
-  // not differ there from the last of its kind (after RoPE, of latents) that was measured with
-  // kAllLayers. Costs a forward over the text from there on and folding. Where bits are split, what
-  // lies 64 positions behind is sealed.
-  StatusOr<double> Measure(const ModelBasis& basis, int first_layer);
-
- private:
-  // What a kind of basis is measured with.
-  struct Reference {
-    std::unique_ptr<Model> model;             // holds its projections for others
-    std::vector<std::vector<float>> streams;  // [n_layers][n_tokens, hidden_dim]
-  };
-
-  StatusOr<std::vector<float>> Logits(const ModelBasis* basis, int first_layer);
-
-  std::shared_ptr<ModelWeights> weights_;
-  std::vector<int32_t> token_ids_;
-  ThreadPool* pool_ = nullptr;
-  Isa isa_ = Isa::kScalar;
-  Reference whole_;
-  Reference split_[2];         // after RoPE, latents
-  std::vector<float> logits_;  // of the uncompressed model
-};
 
 struct SensitivityJob {
   const BasisAnalysis* analysis = nullptr;     // lathe's
@@ -57,8 +19,9 @@ struct SensitivityJob {
 // At most this many probes are made, but for four a layer.
 inline constexpr int kMostProbes = 168;
 
-// What the text of the probes has at most, half of it scored.
-int ProbeTokens(const StatisticsShape& shape);
+// What probes are measured on: as many tokens of the first sequence and of the last that has as
+// many, or, of shapes of more probes than kMostProbes, a few of the first alone.
+TokenSequences ProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape);
 
 // Cuts one pair of one KV head (or of a few of one layer) to each of ProbeRanks, all else whole,
 // and keeps the KL in statistics->probe_kl_qk, probe_kl_v and, of keys before RoPE,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/random.h"
+#include "calibration/kl_meter.h"
 #include "kv/basis/probes.h"
 
 namespace kvlathe {
@@ -247,6 +248,18 @@ TEST(SensitivityTest, DeepModelsAreMeasuredByACutAndNoiseOfALayer) {
     near(statistics.probe_noise_v[h], noise_loss(h, false));
     near(statistics.probe_noise_qk_pre[h], noise_loss(h, true) / 8);
   }
+}
+
+TEST(SensitivityTest, ProbesReadTheFirstAndTheLastSequenceThatIsAsLong) {
+  const auto sequence = [](int n_tokens, int32_t id) { return std::vector<int32_t>(n_tokens, id); };
+  const StatisticsShape shape = {2, 4, 2, 64}, deep = {13, 4, 2, 64};
+  const TokenSequences all = {sequence(2048, 1), sequence(2048, 2), sequence(1500, 3),
+                              sequence(40, 4)};
+  EXPECT_EQ(ProbeTexts(all, shape), (TokenSequences{sequence(1024, 1), sequence(1024, 3)}));
+  EXPECT_EQ(ProbeTexts(all, deep), TokenSequences{sequence(256, 1)});
+  EXPECT_EQ(ProbeTexts({sequence(2048, 1)}, shape), TokenSequences{sequence(1024, 1)});
+  EXPECT_EQ(ProbeTexts({sequence(300, 1), sequence(40, 2)}, shape),
+            TokenSequences{sequence(300, 1)});
 }
 
 TEST(SensitivityTest, ErrorsComeThroughAndNothingIsExactlyZero) {
