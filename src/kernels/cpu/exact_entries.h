@@ -65,7 +65,7 @@ KVL_INLINE void ListRounds(const std::byte* counts, int first, ExactLanes* to) {
   __builtin_memcpy(left, counts, sizeof(left));
   int n = to->n;
   for (;;) {
-    uint64_t words[sizeof(left) / (sizeof(uint64_t))], any = 0;
+    uint64_t words[kExactLanes * sizeof(Count) / sizeof(uint64_t)], any = 0;
     __builtin_memcpy(words, left, sizeof(left));
     for (const uint64_t word : words) any |= word;
     if (any == 0) break;
