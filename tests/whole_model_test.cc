@@ -309,7 +309,7 @@ TEST_P(RandomModelTest, TheKlIsTheSameFromTheFirstLayerThatDiffers) {
   expect_same(coded, "codes", c.window == 0 || c.window > static_cast<int>(tokens.size()) / 8);
 }
 
-TEST_P(RandomModelTest, TextsCountAsMuchOrByTheInverseOfTheirKl) {
+TEST_P(RandomModelTest, TheKlOfTextsIsTheirMean) {
   LoadedModel loaded = LoadModel(directory_, DType::kF32, AvailableIsas().back());
   const ModelConfig& c = loaded.model->config();
   const std::vector<int32_t> tokens(ids_.begin(), ids_.end());
@@ -336,11 +336,6 @@ TEST_P(RandomModelTest, TextsCountAsMuchOrByTheInverseOfTheirKl) {
     const double expected = (measure(*one, *basis) + measure(*other, *basis)) / 2;
     EXPECT_NEAR(measure(*both, *basis), expected, 1e-5 * expected + 1e-12);
   }
-  ASSERT_TRUE((*both)->Balance(cut).ok());
-  const double a = measure(*one, cut), b = measure(*other, cut), mean = (a + b) / 2;
-  EXPECT_NEAR(measure(*both, cut), mean, 1e-5 * mean);
-  const double expected = (mean / a * measure(*one, coded) + mean / b * measure(*other, coded)) / 2;
-  EXPECT_NEAR(measure(*both, coded), expected, 1e-5 * expected + 1e-12);
   EXPECT_EQ(create({}).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(create({tokens, {1, 2}}).status().code(), StatusCode::kInvalidArgument);
 }

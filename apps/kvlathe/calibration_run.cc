@@ -45,9 +45,6 @@ Status MeasureOn(Workspace* workspace, const TokenSequences& sequences,
   KVL_ASSIGN_OR_RETURN(const auto meter, KlMeter::Create(workspace->shared_weights(),
                                                          ProbeTexts(sequences, statistics->shape),
                                                          workspace->threads(), workspace->isa()));
-  const int half = statistics->shape.head_dim / 2;
-  const std::vector<HeadRanks> halves(analysis.heads.size(), {half, half});
-  KVL_RETURN_IF_ERROR(meter->Balance(CutBasis(analysis, halves)));
   SensitivityJob job;
   job.analysis = &analysis;
   job.before_rope = &before_rope;

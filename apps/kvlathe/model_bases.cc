@@ -93,7 +93,7 @@ StatusOr<CalibrationStatistics> ModelBases::FindStatistics(const CalibrationRun&
   request.model_hash = workspace_->model_hash();
   request.rope = config().DescribePositions();
   request.settings =
-      fmt::format("{} probes of two texts sequence {} {}", run.Describe(),
+      fmt::format("{} 2 probe texts, sequence {} {}", run.Describe(),
                   CalibrationSequenceTokens(workspace_->context_tokens()), options().dtype);
   if (!run.text_path.empty()) {
     KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, workspace_->TokenizeFile(run.text_path));

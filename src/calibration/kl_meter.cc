@@ -47,7 +47,6 @@ StatusOr<std::unique_ptr<KlMeter>> KlMeter::Create(std::shared_ptr<ModelWeights>
   std::unique_ptr<KlMeter> meter(new KlMeter);
   meter->weights_ = std::move(weights);
   meter->texts_ = std::move(texts);
-  meter->shares_.assign(meter->texts_.size(), 1.0 / static_cast<double>(meter->texts_.size()));
   meter->pool_ = pool;
   meter->isa_ = isa;
   KVL_ASSIGN_OR_RETURN(meter->logits_, meter->Logits(nullptr, kAllLayers));
@@ -105,7 +104,7 @@ StatusOr<std::vector<float>> KlMeter::Logits(const ModelBasis* basis, int first_
   return logits;
 }
 
-StatusOr<std::vector<double>> KlMeter::MeasureTexts(const ModelBasis& basis, int first_layer) {
+StatusOr<double> KlMeter::Measure(const ModelBasis& basis, int first_layer) {
   KVL_ASSIGN_OR_RETURN(const std::vector<float> logits, Logits(&basis, first_layer));
   const size_t n_vocab = weights_->config().vocab_size, n_rows = logits.size() / n_vocab;
   std::vector<double> kl(n_rows);
@@ -116,28 +115,7 @@ StatusOr<std::vector<double>> KlMeter::MeasureTexts(const ModelBasis& basis, int
                       std::span(logits).subspan(i * n_vocab, n_vocab));
     }
   });
-  const size_t n_scored = n_rows / texts_.size();
-  std::vector<double> means;
-  for (auto row = kl.begin(); row != kl.end(); row += n_scored) {
-    means.push_back(std::accumulate(row, row + n_scored, 0.0) / static_cast<double>(n_scored));
-  }
-  return means;
-}
-
-Status KlMeter::Balance(const ModelBasis& basis) {
-  if (texts_.size() == 1) return OkStatus();
-  KVL_ASSIGN_OR_RETURN(const std::vector<double> kl, MeasureTexts(basis, 0));
-  const auto n_texts = static_cast<double>(kl.size());
-  const double mean = std::accumulate(kl.begin(), kl.end(), 0.0) / n_texts;
-  for (size_t i = 0; i < kl.size(); ++i) {
-    shares_[i] = std::max(mean, kLeastProbeKl) / std::max(kl[i], kLeastProbeKl) / n_texts;
-  }
-  return OkStatus();
-}
-
-StatusOr<double> KlMeter::Measure(const ModelBasis& basis, int first_layer) {
-  KVL_ASSIGN_OR_RETURN(const std::vector<double> kl, MeasureTexts(basis, first_layer));
-  return std::inner_product(kl.begin(), kl.end(), shares_.begin(), 0.0);
+  return std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(n_rows);
 }
 
 }  // namespace kvlathe

@@ -23,14 +23,10 @@ class KlMeter {
   static StatusOr<std::unique_ptr<KlMeter>> Create(std::shared_ptr<ModelWeights> weights,
                                                    TokenSequences texts, ThreadPool* pool, Isa isa);
 
-  // Lets each text count by the inverse of its KL with this basis, where all counted as much
-  // before: prose, say, whose KL is a tenth of that of recall, then says as much as recall does.
-  Status Balance(const ModelBasis& basis);
-
-  // Nats per token. Before first_layer a basis leaves rows as they are; one that splits bits does
-  // not differ there from the last of its kind (after RoPE, of latents) that was measured with
-  // kAllLayers. Costs a forward over the texts from there on and folding. Where bits are split,
-  // what lies 64 positions behind is sealed.
+  // Nats per token, the mean of all texts. Before first_layer a basis leaves rows as they are; one
+  // that splits bits does not differ there from the last of its kind (after RoPE, of latents) that
+  // was measured with kAllLayers. Costs a forward over the texts from there on and folding. Where
+  // bits are split, what lies 64 positions behind is sealed.
   StatusOr<double> Measure(const ModelBasis& basis, int first_layer);
 
  private:
@@ -42,12 +38,10 @@ class KlMeter {
 
   int64_t n_tokens() const { return std::ssize(texts_.front()); }
   int64_t n_context() const { return n_tokens() / 2; }  // not scored
-  StatusOr<std::vector<double>> MeasureTexts(const ModelBasis& basis, int first_layer);
   StatusOr<std::vector<float>> Logits(const ModelBasis* basis, int first_layer);
 
   std::shared_ptr<ModelWeights> weights_;
   TokenSequences texts_;
-  std::vector<double> shares_;  // [n_texts], of the sum
   ThreadPool* pool_ = nullptr;
   Isa isa_ = Isa::kScalar;
   Reference whole_;

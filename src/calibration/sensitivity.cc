@@ -240,15 +240,14 @@ Status MeasureLayers(const SensitivityJob& job, const StatisticsShape& shape,
 }  // namespace
 
 TokenSequences ProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape) {
-  const bool measures_each = MeasuresEach(shape);
-  const size_t n_tokens = std::min<size_t>(sequences.front().size(), measures_each ? 1024 : 256);
+  const size_t most = MeasuresEach(shape) ? 2 : 1;
+  const auto n_tokens = std::min<int64_t>(std::ssize(sequences.front()), most == 2 ? 1024 : 256);
   TokenSequences texts;
-  const auto add = [&](const std::vector<int32_t>& ids) {
-    texts.emplace_back(ids.begin(), ids.begin() + n_tokens);
-  };
-  add(sequences.front());
-  for (size_t i = sequences.size() - 1; measures_each && i > 0 && texts.size() == 1; --i) {
-    if (sequences[i].size() >= n_tokens) add(sequences[i]);
+  for (const std::vector<int32_t>& ids : sequences) {
+    for (auto from = ids.begin(); ids.end() - from >= n_tokens && texts.size() < most;
+         from += n_tokens) {
+      texts.emplace_back(from, from + n_tokens).front() = ids.front();
+    }
   }
   return texts;
 }

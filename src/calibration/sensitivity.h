@@ -19,8 +19,8 @@ struct SensitivityJob {
 // At most this many probes are made, but for four a layer.
 inline constexpr int kMostProbes = 168;
 
-// What probes are measured on: as many tokens of the first sequence and of the last that has as
-// many, or, of shapes of more probes than kMostProbes, a few of the first alone.
+// What probes are measured on: the first 2048 tokens as two texts, or 256 of shapes of more probes
+// than kMostProbes. Each starts with the first token of its sequence.
 TokenSequences ProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape);
 
 // Cuts one pair of one KV head (or of a few of one layer) to each of ProbeRanks, all else whole,

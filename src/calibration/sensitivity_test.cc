@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -250,16 +251,21 @@ TEST(SensitivityTest, DeepModelsAreMeasuredByACutAndNoiseOfALayer) {
   }
 }
 
-TEST(SensitivityTest, ProbesReadTheFirstAndTheLastSequenceThatIsAsLong) {
-  const auto sequence = [](int n_tokens, int32_t id) { return std::vector<int32_t>(n_tokens, id); };
+TEST(SensitivityTest, ProbesReadTheFirstTokensAsTwoTexts) {
+  const auto count = [](int32_t first, int n_tokens) {
+    std::vector<int32_t> ids(n_tokens);
+    std::iota(ids.begin(), ids.end(), first);
+    return ids;
+  };
   const StatisticsShape shape = {2, 4, 2, 64}, deep = {13, 4, 2, 64};
-  const TokenSequences all = {sequence(2048, 1), sequence(2048, 2), sequence(1500, 3),
-                              sequence(40, 4)};
-  EXPECT_EQ(ProbeTexts(all, shape), (TokenSequences{sequence(1024, 1), sequence(1024, 3)}));
-  EXPECT_EQ(ProbeTexts(all, deep), TokenSequences{sequence(256, 1)});
-  EXPECT_EQ(ProbeTexts({sequence(2048, 1)}, shape), TokenSequences{sequence(1024, 1)});
-  EXPECT_EQ(ProbeTexts({sequence(300, 1), sequence(40, 2)}, shape),
-            TokenSequences{sequence(300, 1)});
+  std::vector<int32_t> second = count(1024, 1024);
+  second.front() = 0;
+  EXPECT_EQ(ProbeTexts({count(0, 2048), count(5000, 2048)}, shape),
+            (TokenSequences{count(0, 1024), second}));
+  EXPECT_EQ(ProbeTexts({count(0, 1024), count(5000, 1024), count(9000, 1024)}, shape),
+            (TokenSequences{count(0, 1024), count(5000, 1024)}));
+  EXPECT_EQ(ProbeTexts({count(0, 300), count(5000, 40)}, shape), TokenSequences{count(0, 300)});
+  EXPECT_EQ(ProbeTexts({count(0, 2048)}, deep), TokenSequences{count(0, 256)});
 }
 
 TEST(SensitivityTest, ErrorsComeThroughAndNothingIsExactlyZero) {
