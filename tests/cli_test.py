@@ -361,6 +361,15 @@ class CommandLine(unittest.TestCase):
             done = self.run_verb("inspect", "-m", MODEL, "--kv", "palu(rate=0.5,group=2)")
             self.assertEqual((done.returncode, b"calibrated on" in done.stderr), (0, is_first))
 
+    def test_only_lathe_waits_for_probes(self):
+        self.environment["XDG_CACHE_HOME"] = str(self.folder)
+        calibrated = []
+        for kv in ("zack(rate=0.5)", "lathe(rate=0.5)", "lathe(ratio=8)", "zack(rate=0.5)"):
+            done = self.run_verb("inspect", "-m", MODEL, "-c", 64, "--kv", kv)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            calibrated.append(b"calibrated on" in done.stderr)
+        self.assertEqual(calibrated, [True, True, False, False])
+
     def test_calibrating_random_weights_says_what_it_costs(self):
         config = self.folder / "config.json"
         config.write_text(json.dumps(dict(json.loads((MODEL / "config.json").read_text()), num_hidden_layers=2)))

@@ -64,7 +64,7 @@ Status MeasureOn(Workspace* workspace, const TokenSequences& sequences,
 std::string CalibrationRun::Describe() const {
   return (text_path.empty() ? fmt::format("random {} seed {}", n_random_tokens, seed)
                             : fmt::format("text {}", text_path)) +
-         (across_heads ? " across heads" : "");
+         (across_heads ? " across heads" : "") + (probes ? " with 2 probe texts" : " unprobed");
 }
 
 StatisticsShape ShapeOf(const ModelConfig& config) {

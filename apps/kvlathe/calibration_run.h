@@ -13,7 +13,7 @@ struct CalibrationRun {
   std::string text_path;  // not empty: calibrate on it instead
   uint64_t seed = 0;
   bool across_heads = false;  // statistics across the KV heads of a layer too
-  bool probes = true;         // measure what cuts and noise cost, which only lathe asks for
+  bool probes = true;         // measure what cuts and noise cost (BasisMethod::wants_probes)
 
   std::string Describe() const;  // the settings, as part of a file name's key
 };

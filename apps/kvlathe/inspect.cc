@@ -99,7 +99,7 @@ StatusOr<double> OverlapWithText(Workspace* workspace, const Stage& stage,
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis* from_random, workspace->bases().Analysis(stage));
   CalibrationRun run;
   run.text_path = text_path;
-  run.probes = stage.name == "lathe";
+  run.probes = FindBasisMethod(stage.name)->wants_probes;
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
                        RunCalibration(workspace, workspace->model_hash(), run));
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis from_text,

@@ -93,7 +93,7 @@ StatusOr<CalibrationStatistics> ModelBases::FindStatistics(const CalibrationRun&
   request.model_hash = workspace_->model_hash();
   request.rope = config().DescribePositions();
   request.settings =
-      fmt::format("{} 2 probe texts, sequence {} {}", run.Describe(),
+      fmt::format("{} sequence {} {}", run.Describe(),
                   CalibrationSequenceTokens(workspace_->context_tokens()), options().dtype);
   if (!run.text_path.empty()) {
     KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, workspace_->TokenizeFile(run.text_path));
@@ -112,22 +112,22 @@ StatusOr<CalibrationStatistics> ModelBases::FindStatistics(const CalibrationRun&
 
 StatusOr<const CalibrationStatistics*> ModelBases::Hold(
     const CalibrationRun& run, std::optional<CalibrationStatistics>* held) {
-  if (!held->has_value() || (run.across_heads && (*held)->k_pre_across_heads.empty())) {
+  // Whatever was measured is above zero.
+  const auto has_probes = [&] { return (*held)->probe_kl_v.front() > 0; };
+  if (!held->has_value() || (run.across_heads && (*held)->k_pre_across_heads.empty()) ||
+      (run.probes && !has_probes())) {
     KVL_ASSIGN_OR_RETURN(*held, FindStatistics(run));
   }
   return &**held;
 }
 
-StatusOr<const CalibrationStatistics*> ModelBases::Statistics(bool across_heads) {
-  return Hold({.across_heads = across_heads}, &statistics_);
-}
-
-StatusOr<const CalibrationStatistics*> ModelBases::TextStatistics(bool across_heads) {
+StatusOr<const CalibrationStatistics*> ModelBases::TextStatistics(CalibrationRun run) {
   const std::string text = options().model + "/calibration.txt";
   const bool has_own_choice =
       !options().basis.empty() || FileExists(options().model + "/basis.safetensors");
-  if (has_own_choice || !FileExists(text)) return Statistics(across_heads);
-  return Hold({.text_path = text, .across_heads = across_heads}, &text_statistics_);
+  if (has_own_choice || !FileExists(text)) return Hold(run, &statistics_);
+  run.text_path = text;
+  return Hold(run, &text_statistics_);
 }
 
 StatusOr<BasisAnalysis> ModelBases::Analyse(const Stage& stage,
@@ -160,11 +160,13 @@ StatusOr<const BasisAnalysis*> ModelBases::Analysis(const Stage& stage) {
   for (const KnownAnalysis& known : analyses_) {
     if (known.method == stage.name && known.options == basis_options) return known.analysis.get();
   }
-  const bool wants_text = FindBasisMethod(stage.name)->wants_text;
+  const BasisMethod& method = *FindBasisMethod(stage.name);
   KVL_RETURN_IF_ERROR(CheckHeadsPerLatent(basis_options.heads_per_latent, config().n_kv_heads));
-  const bool across_heads = basis_options.heads_per_latent > 1 && basis_options.is_whitened;
+  CalibrationRun run;
+  run.across_heads = basis_options.heads_per_latent > 1 && basis_options.is_whitened;
+  run.probes = method.wants_probes;
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics,
-                       wants_text ? TextStatistics(across_heads) : Statistics(across_heads));
+                       method.wants_text ? TextStatistics(run) : Hold(run, &statistics_));
   KVL_ASSIGN_OR_RETURN(BasisAnalysis analysis, Analyse(stage, *statistics));
   analyses_.push_back({std::string(stage.name), basis_options,
                        std::make_unique<BasisAnalysis>(std::move(analysis))});
@@ -239,7 +241,7 @@ StatusOr<ModelBasis> ModelBases::OnlineBasis(const Stage& stage,
 
 StatusOr<ModelCodebooks> ModelBases::Codebooks(const Stage& quantizer, const SealPlan& seal,
                                                const ModelBasis* basis) {
-  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics, TextStatistics());
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics, TextStatistics({.probes = false}));
   const int bits = quantizer.Integer("bits");
   const std::string_view qnorm = quantizer.Word("qnorm");
   return FitCodebooks({.statistics = statistics,

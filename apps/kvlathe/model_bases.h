@@ -25,8 +25,6 @@ class ModelBases {
  public:
   explicit ModelBases(Workspace* workspace);  // which outlives it
 
-  // `across_heads`: with those across the KV heads of a layer.
-  StatusOr<const CalibrationStatistics*> Statistics(bool across_heads = false);
   StatusOr<const BasisAnalysis*> Analysis(const Stage& stage);
   // The same from other statistics of this model.
   StatusOr<BasisAnalysis> Analyse(const Stage& stage, const CalibrationStatistics& statistics);
@@ -55,8 +53,8 @@ class ModelBases {
 
   const ModelOptions& options() const;
   const ModelConfig& config() const;
-  // Those that codebooks come from: of a text, where the user chose none and the model has one.
-  StatusOr<const CalibrationStatistics*> TextStatistics(bool across_heads = false);
+  // Of the model's calibration text, where the user chose no statistics and the model has one.
+  StatusOr<const CalibrationStatistics*> TextStatistics(CalibrationRun run);
   StatusOr<const CalibrationStatistics*> Hold(const CalibrationRun& run,
                                               std::optional<CalibrationStatistics>* held);
   StatusOr<CalibrationStatistics> FindStatistics(const CalibrationRun& run);

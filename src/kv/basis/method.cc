@@ -17,7 +17,8 @@ namespace {
 constexpr BasisMethod kMethods[] = {
     {"fdc", AnalyseFdc, AllocateFdc},
     {"zack", AnalyseZack, AllocateZack, nullptr, /*wants_text=*/true},
-    {"lathe", AnalyseLathe, AllocateLathe, AllocateLatheBits, /*wants_text=*/true},
+    {"lathe", AnalyseLathe, AllocateLathe, AllocateLatheBits, /*wants_text=*/true,
+     /*wants_probes=*/true},
     {"palu", AnalysePalu, AllocatePalu, nullptr, /*wants_text=*/true},
 };
 

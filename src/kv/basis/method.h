@@ -95,7 +95,8 @@ struct BasisMethod {
   // Ranks and bits for each channel, by ratio; null: the method leaves bits to the quantizer axis.
   StatusOr<RankAllocation> (*allocate_bits)(const BasisAnalysis& analysis,
                                             const RankRequest& request) = nullptr;
-  bool wants_text = false;  // statistics of random tokens suit it badly
+  bool wants_text = false;    // statistics of random tokens suit it badly
+  bool wants_probes = false;  // allocates by what cuts and noise cost, which takes time to measure
 };
 
 std::span<const BasisMethod> BasisMethods();
