@@ -29,6 +29,7 @@ struct Scratch {
   alignas(64) float sums[kPanelRows][kLanes];
   alignas(64) float q[kPanelRows * kMaxRank];           // Bf16 rows widened
   alignas(64) float values[2 * kBlockSize * kMaxRank];  // of a sealed block
+  PanelWeights rounded;
   RowState rows[kPanelRows];
 };
 static_assert(sizeof(Scratch) <= kAttendScratchBytes);
@@ -290,7 +291,9 @@ void AddValues(const Panel& panel, const BlockView<Row>& block, bool is_first, i
 
 template <int kRows>
 void ScoreRows(const Panel& panel, const CodeBlock& block, bool, int row, float* scores) {
-  ScoreCodes<kRows>(block, {panel.q + row * panel.q_stride, panel.q_stride}, scores);
+  ScoreCodes<kRows>(block,
+                    {panel.q + row * panel.q_stride, panel.q_stride, &panel.scratch->rounded, row},
+                    scores);
 }
 
 template <int kRows>
@@ -389,6 +392,9 @@ void AttendPanel(const Panel& panel) {
   const bool reads_codes = sizeof(Row) == 2 && p.n_rows <= kMaxCodeRows && !p.is_deterministic;
   const int64_t key_elements = int64_t{kBlockSize} * p.shape.rank_k;
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
+  if (reads_codes && p.packed != nullptr) {
+    RoundQueries(panel.q, panel.q_stride, panel.n_rows, p.shape.rank_k, &scratch->rounded);
+  }
   int first_row = 0;  // the first that sees anything of the block, a multiple of kTileRows
   for (int entry = FirstEntryToRead(p, panel.first_row); entry < kv_end; entry += kBlockSize) {
     while (LimitOfRow(p, panel.first_row + Min(first_row + kTileRows, panel.n_rows) - 1) <= entry) {

@@ -61,7 +61,7 @@ struct DotSums {
     });
   }
   // sum * unit + constant of each row, as scores; `scores` are those of vector `v`.
-  KVL_INLINE void StoreScores(int v, const float (&units)[kRows], const float (&constants)[kRows],
+  KVL_INLINE void StoreScores(int v, const float* units, const float* constants,
                               float* scores) const {
     Unroll<kRows>([&](auto r) KVL_PART {
       Store(scores + r.value * kBlockSize,
@@ -105,7 +105,7 @@ KVL_INLINE void AddKeyDots(const UnitReader<kBits>& reader, const std::byte* cod
   constexpr int kLines = reader.kLines, kHalf = reader.kHalf;
   constexpr int kPairs = kLines >= 4 ? kLines / 4 : 1;
   for (int pair = 0; pair < n_channels / 2; pair += kPairs, weights += 2 * kPairs) {
-    if (ahead != 0) PrefetchLine(codes + ahead);
+    PrefetchLine(codes + ahead);
     if constexpr (kLines == 2) {
       const TwoLines before = reader.Lines(codes, 0, part);
       const TwoLines behind = reader.Lines(codes + reader.kBytes, 0, part);

@@ -62,11 +62,24 @@ void ReadNumberScales(const PackedSideView& side, const std::byte* block, int bl
 
 // --- Scores: [kRows][kBlockSize], row r of q at r * q_stride. ---
 
+// All rows of a panel for codes of split bits that have no scales in their blocks.
+using PanelWeights = CodeWeights<kMaxCodeRows>;
+
 template <int kRows>
 struct QueryRows {
   const float* q;
   int64_t stride;
+  const PanelWeights* rounded;  // of the panel
+  int first;                    // of the panel's rows
 };
+
+KVL_LANES void RoundQueries(const float* q, int64_t stride, int n_rows, int rank,
+                            PanelWeights* to) {
+  for (int r = 0; r < n_rows; ++r) {
+    to->units[r] =
+        kUnitNumberStep * RoundWeights(q + r * stride, rank, kLargestUnitNumber, to->numbers[r]);
+  }
+}
 
 // q times the scales of the block's first channels; returns its dot with their offsets.
 KVL_LANES float ScaleQuery(const PackedSideView& side, const std::byte* block, const float* q,
@@ -84,13 +97,18 @@ KVL_LANES float ScaleQuery(const PackedSideView& side, const std::byte* block, c
 template <int kRows>
 void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
-  CodeWeights<kRows> weights;
-  float constants[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    alignas(64) float scaled[kMaxRank];
-    constants[r] = ScaleQuery(side, block.bytes, rows.q + r * rows.stride, scaled);
-    weights.units[r] =
-        kUnitNumberStep * RoundWeights(scaled, side.rank, kLargestUnitNumber, weights.numbers[r]);
+  CodeWeights<kRows> of_block;
+  float constants[kRows] = {};
+  const int16_t* weights = rows.rounded->numbers[rows.first];
+  const float* units = rows.rounded->units + rows.first;
+  if (side.n_scaled > 0) {
+    for (int r = 0; r < kRows; ++r) {
+      alignas(64) float scaled[kMaxRank];
+      constants[r] = ScaleQuery(side, block.bytes, rows.q + r * rows.stride, scaled);
+      of_block.units[r] = kUnitNumberStep *
+                          RoundWeights(scaled, side.rank, kLargestUnitNumber, of_block.numbers[r]);
+    }
+    weights = of_block.numbers[0], units = of_block.units;
   }
   Unroll<2>([&](auto column) KVL_PART {
     for (int part = 0; part < kLineParts; ++part) {
@@ -101,12 +119,12 @@ void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* 
         const CodeSegment& segment = side.segments[i];
         WithReader(segment, [&](const auto& reader) KVL_PART {
           AddKeyDots<column.value>(reader, block.bytes + segment.codes, ahead, segment.n_channels,
-                                   part, weights.numbers[0] + segment.first, &sums);
+                                   part, weights + segment.first, &sums);
         });
       }
       float* to = scores + 16 * column.value + kLanes * part;
-      sums.StoreScores(0, weights.units, constants, to);
-      sums.StoreScores(1, weights.units, constants, to + 32);
+      sums.StoreScores(0, units, constants, to);
+      sums.StoreScores(1, units, constants, to + 32);
     }
   });
 }

@@ -105,11 +105,11 @@ KVL_LANES IntVec LoadTable(const int8_t* p) {
 KVL_LANES IntVec ShuffleBytes(IntVec table, IntVec places) {
   return _mm512_shuffle_epi8(table, places);
 }
-// Sums of 32 bits plus both products of each pair of words. Additions stay in the order in which
-// they are written: g++ would add integers up in trees, which take more registers than there are.
+// Sums of 32 bits plus both products of each pair of words. Additions stay in the order and in the
+// register in which they are written: g++ would add integers up in trees, which take more registers
+// than there are, or copy every sum back and forth.
 KVL_LANES IntVec AddDots(IntVec sums, IntVec a, IntVec b) {
-  sums = _mm512_add_epi32(sums, _mm512_madd_epi16(a, b));
-  asm("" : "+v"(sums));
+  asm("vpaddd %1, %0, %0" : "+v"(sums) : "v"(_mm512_madd_epi16(a, b)));
   return sums;
 }
 KVL_LANES IntVec BroadcastShorts(const int16_t* pair) {
@@ -271,8 +271,7 @@ KVL_LANES IntVec ShuffleBytes(IntVec table, IntVec places) {
   return _mm256_shuffle_epi8(table, places);
 }
 KVL_LANES IntVec AddDots(IntVec sums, IntVec a, IntVec b) {
-  sums = _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
-  asm("" : "+x"(sums));
+  asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(_mm256_madd_epi16(a, b)));
   return sums;
 }
 KVL_LANES IntVec BroadcastShorts(const int16_t* pair) {
