@@ -452,6 +452,8 @@ class CommandLine(unittest.TestCase):
         for line in process.stderr:
             if re.match(rb" *4  ", line):
                 break
+        process.send_signal(signal.SIGSTOP)
+        self.assert_refused(2, f"{killed}: another process is writing it", *command[1:])
         process.kill()
         process.communicate()
         self.assertGreaterEqual(len(outcome(killed)[0]), 4)

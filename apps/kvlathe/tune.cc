@@ -12,6 +12,7 @@
 #include "calibration/fingerprint.h"
 #include "evaluation/metrics.h"
 #include "io/atomic_file.h"
+#include "io/file_lock.h"
 #include "io/files.h"
 #include "profile_file.h"
 #include "task_choice.h"
@@ -218,6 +219,7 @@ Status RunTune(TuneOptions options) {
   }
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
   KVL_ASSIGN_OR_RETURN(const std::string path, OutputOf(options, *workspace));
+  KVL_ASSIGN_OR_RETURN(const FileLock lock, FileLock::Take(path));
   KVL_ASSIGN_OR_RETURN(const TuneTests tests, MakeTests(std::move(chosen), options, *workspace));
   KVL_ASSIGN_OR_RETURN(Profile profile, LoadOrBegin(path, FreshProfile(*workspace, tests)));
   size_t n_shown = profile.points.size();

@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
 
 #include "io/atomic_file.h"
+#include "io/file_lock.h"
 #include "io/mapped_file.h"
 #include "io/scratch_folder.h"
 
@@ -212,6 +214,43 @@ TEST(MappedFile, RefusesWhatIsNoRegularFile) {
   EXPECT_EQ(MappedFile::Open(folder / "pipe").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(MappedFile::Open(folder.path()).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(MappedFile::Open(folder / "none").status().code(), StatusCode::kNotFound);
+}
+
+TEST(FileLock, HasOneHolder) {
+  const ScratchFolder folder;
+  {
+    const StatusOr<FileLock> held = FileLock::Take(folder / "a");
+    ASSERT_TRUE(held.ok());
+    const Status again = FileLock::Take(folder / "a").status();
+    EXPECT_EQ(again.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(MessageOf(again), StartsWith(folder / "a"));
+    EXPECT_THAT(MessageOf(again), HasSubstr("another process is writing it"));
+    EXPECT_TRUE(FileLock::Take(folder / "b").ok());
+  }
+  EXPECT_EQ(folder.n_files(), 0);
+  EXPECT_TRUE(FileLock::Take(folder / "a").ok());
+}
+
+TEST(FileLock, IsFreeOnceItsHolderIsKilled) {
+  const ScratchFolder folder;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const StatusOr<FileLock> held = FileLock::Take(folder / "a");
+    ::_exit(held.ok() ? 0 : 1);  // without a destructor
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(status, 0);
+  ASSERT_TRUE(std::filesystem::exists(folder / "a.lock"));
+  EXPECT_TRUE(FileLock::Take(folder / "a").ok());
+}
+
+TEST(FileLock, NamesAFolderThatIsMissing) {
+  const ScratchFolder folder;
+  const Status status = FileLock::Take(folder / "missing/a").status();
+  EXPECT_EQ(status.code(), StatusCode::kNotFound);
+  EXPECT_THAT(MessageOf(status), HasSubstr("missing/a.lock: cannot create"));
 }
 
 }  // namespace
