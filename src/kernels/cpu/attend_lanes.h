@@ -292,7 +292,9 @@ void AddValues(const Panel& panel, const BlockView<Row>& block, bool is_first, i
 template <int kRows>
 void ScoreRows(const Panel& panel, const CodeBlock& block, bool, int row, float* scores) {
   ScoreCodes<kRows>(block,
-                    {panel.q + row * panel.q_stride, panel.q_stride, &panel.scratch->rounded, row},
+                    {.q = {panel.q + row * panel.q_stride, panel.q_stride},
+                     .rounded = &panel.scratch->rounded,
+                     .first = row},
                     scores);
 }
 
@@ -393,7 +395,8 @@ void AttendPanel(const Panel& panel) {
   const int64_t key_elements = int64_t{kBlockSize} * p.shape.rank_k;
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
   if (reads_codes && p.packed != nullptr) {
-    RoundQueries(panel.q, panel.q_stride, panel.n_rows, p.shape.rank_k, &scratch->rounded);
+    RoundQueries({panel.q, panel.q_stride}, panel.n_rows, p.shape.rank_k,
+                 p.packed->format.splits_bits, &scratch->rounded);
   }
   int first_row = 0;  // the first that sees anything of the block, a multiple of kTileRows
   for (int entry = FirstEntryToRead(p, panel.first_row); entry < kv_end; entry += kBlockSize) {

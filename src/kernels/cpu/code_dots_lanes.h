@@ -22,21 +22,79 @@ struct CodeWeights {
   float units[kRows];
 };
 
-// Weights of n floats, a multiple of 16, for sums with numbers of at most `largest`.
-KVL_LANES float RoundWeights(const float* x, int n, float largest, int16_t* to) {
-  Vec top = Zero(), sum = Zero();
-  for (int i = 0; i < n; i += kLanes) {
-    const Vec size = Absolute(Load(x + i));
-    top = Larger(top, size);
-    sum = sum + size;
+// Rows of floats, `stride` apart.
+struct FloatRows {
+  const float* first;
+  int64_t stride;
+
+  KVL_INLINE const float* operator[](int r) const { return first + r * stride; }
+};
+
+// Sizes of the weights of rows, lane by lane.
+template <int kRows>
+struct WeightSizes {
+  Vec top[kRows], sum[kRows];
+
+  KVL_INLINE WeightSizes() {
+    Unroll<kRows>([&](auto r) KVL_PART { top[r.value] = sum[r.value] = Zero(); });
   }
+  KVL_INLINE void Add(int r, Vec x) {
+    const Vec size = Absolute(x);
+    top[r] = Larger(top[r], size);
+    sum[r] = sum[r] + size;
+  }
+};
+
+// Weights of n floats, a multiple of 16, in steps for sums with numbers of at most `largest`.
+template <int kRows>
+KVL_INLINE void RoundInSteps(const FloatRows& rows, int n, const WeightSizes<kRows>& sizes,
+                             float largest, CodeWeights<kRows>* to) {
   constexpr float kLargestSum = 2.145e9f;
-  const float total = SumOfLanes(sum);
-  const float of_sum = total * (largest / kLargestSum), of_top = MaxOfLanes(top) / 32767;
-  const float unit = of_sum > of_top ? of_sum : of_top;
-  const Vec per_unit = Set1(unit > 0 ? 1 / unit : 0);
-  for (int i = 0; i < n; i += kLanes) StoreShorts(to + i, Load(x + i) * per_unit);
-  return unit + 0 * total;  // NaN and infinity stay visible
+  Unroll<kRows>([&](auto r) KVL_PART {
+    const float total = SumOfLanes(sizes.sum[r.value]);
+    const float of_sum = total * (largest / kLargestSum);
+    const float of_top = MaxOfLanes(sizes.top[r.value]) / 32767;
+    const float unit = of_sum > of_top ? of_sum : of_top;
+    to->units[r.value] = unit + 0 * total;  // NaN and infinity stay visible
+    const Vec per_unit = Set1(unit > 0 ? 1 / unit : 0);
+    const float* x = rows[r.value];
+    for (int i = 0; i < n; i += 16) {
+      Vec steps[16 / kLanes];
+      Unroll<16 / kLanes>(
+          [&](auto v) KVL_PART { steps[v.value] = Load(x + i + kLanes * v.value) * per_unit; });
+      StoreShorts(to->numbers[r.value] + i, steps);
+    }
+  });
+}
+
+template <int kRows>
+KVL_INLINE void RoundWeights(const FloatRows& rows, int n, float largest, CodeWeights<kRows>* to) {
+  WeightSizes<kRows> sizes;
+  for (int i = 0; i < n; i += kLanes) {
+    Unroll<kRows>([&](auto r) KVL_PART { sizes.Add(r.value, Load(rows[r.value] + i)); });
+  }
+  RoundInSteps(rows, n, sizes, largest, to);
+}
+
+// Weights of rows times `scales`; constants[r] = dot of row r and `minima`.
+template <int kRows>
+KVL_INLINE void ScaleAndRoundWeights(const FloatRows& rows, int n, const float* scales,
+                                     const float* minima, float largest, CodeWeights<kRows>* to,
+                                     float (&constants)[kRows]) {
+  alignas(64) float scaled[kRows][kMaxRank];
+  WeightSizes<kRows> sizes;
+  Vec dots[kRows] = {};
+  for (int i = 0; i < n; i += kLanes) {
+    const Vec scale = Load(scales + i), minimum = Load(minima + i);
+    Unroll<kRows>([&](auto r) KVL_PART {
+      const Vec x = Load(rows[r.value] + i);
+      dots[r.value] = Fma(x, minimum, dots[r.value]);
+      Store(scaled[r.value] + i, x * scale);
+      sizes.Add(r.value, x * scale);
+    });
+  }
+  Unroll<kRows>([&](auto r) KVL_PART { constants[r.value] = SumOfLanes(dots[r.value]); });
+  RoundInSteps({scaled[0], kMaxRank}, n, sizes, largest, to);
 }
 
 // --- Dots. ---

@@ -62,22 +62,23 @@ void ReadNumberScales(const PackedSideView& side, const std::byte* block, int bl
 
 // --- Scores: [kRows][kBlockSize], row r of q at r * q_stride. ---
 
-// All rows of a panel for codes of split bits that have no scales in their blocks.
+// All rows of a panel, for blocks that scale none of their channels.
 using PanelWeights = CodeWeights<kMaxCodeRows>;
 
 template <int kRows>
 struct QueryRows {
-  const float* q;
-  int64_t stride;
+  FloatRows q;
   const PanelWeights* rounded;  // of the panel
   int first;                    // of the panel's rows
 };
 
-KVL_LANES void RoundQueries(const float* q, int64_t stride, int n_rows, int rank,
+KVL_LANES void RoundQueries(const FloatRows& q, int n_rows, int rank, bool splits_bits,
                             PanelWeights* to) {
   for (int r = 0; r < n_rows; ++r) {
-    to->units[r] =
-        kUnitNumberStep * RoundWeights(q + r * stride, rank, kLargestUnitNumber, to->numbers[r]);
+    CodeWeights<1> row;
+    RoundWeights({q[r], 0}, rank, splits_bits ? kLargestUnitNumber : kLargestNumber, &row);
+    __builtin_memcpy(to->numbers[r], row.numbers[0], sizeof(row.numbers[0]));
+    to->units[r] = splits_bits ? kUnitNumberStep * row.units[0] : row.units[0];
   }
 }
 
@@ -102,12 +103,12 @@ void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* 
   const int16_t* weights = rows.rounded->numbers[rows.first];
   const float* units = rows.rounded->units + rows.first;
   if (side.n_scaled > 0) {
+    alignas(64) float scaled[kRows][kMaxRank];
     for (int r = 0; r < kRows; ++r) {
-      alignas(64) float scaled[kMaxRank];
-      constants[r] = ScaleQuery(side, block.bytes, rows.q + r * rows.stride, scaled);
-      of_block.units[r] = kUnitNumberStep *
-                          RoundWeights(scaled, side.rank, kLargestUnitNumber, of_block.numbers[r]);
+      constants[r] = ScaleQuery(side, block.bytes, rows.q[r], scaled[r]);
     }
+    RoundWeights({scaled[0], kMaxRank}, side.rank, kLargestUnitNumber, &of_block);
+    for (float& unit : of_block.units) unit *= kUnitNumberStep;
     weights = of_block.numbers[0], units = of_block.units;
   }
   Unroll<2>([&](auto column) KVL_PART {
@@ -140,17 +141,7 @@ void ScoreByChannel(const CodeBlock& block, const ScaleTable& table, const Query
     const float* minima = table.minima + table.begin[first];
     CodeWeights<kRows> weights;
     float constants[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      alignas(64) float scaled[kMaxRank];
-      const float* q = rows.q + r * rows.stride;
-      Vec constant = Zero();
-      for (int i = 0; i < side.rank; i += kLanes) {
-        Store(scaled + i, Load(q + i) * Load(scales + i));
-        constant = Fma(Load(q + i), Load(minima + i), constant);
-      }
-      constants[r] = SumOfLanes(constant);
-      weights.units[r] = RoundWeights(scaled, side.rank, kLargestNumber, weights.numbers[r]);
-    }
+    ScaleAndRoundWeights(rows.q, side.rank, scales, minima, kLargestNumber, &weights, constants);
     WithReader(side, [&](const auto& reader) KVL_PART {
       for (int column = first; column < first + columns_per_group; ++column) {
         LineSums<kRows> sums;
@@ -169,12 +160,9 @@ template <int kRows>
 void ScoreByToken(const CodeBlock& block, const ScaleTable& table, const QueryRows<kRows>& rows,
                   float* scores) {
   const PackedSideView& side = block.run->k;
-  CodeWeights<kRows> weights;
-  for (int r = 0; r < kRows; ++r) {
-    weights.units[r] =
-        RoundWeights(rows.q + r * rows.stride, side.rank, kLargestNumber, weights.numbers[r]);
-    for (int t = 0; t < kBlockSize; t += kLanes) Store(scores + r * kBlockSize + t, Zero());
-  }
+  const int16_t* weights = rows.rounded->numbers[rows.first];
+  const float* units = rows.rounded->units + rows.first;
+  for (int t = 0; t < kRows * kBlockSize; t += kLanes) Store(scores + t, Zero());
   for (int first = 0; first < side.rank; first += side.group) {
     const int n = Min(side.group, side.rank - first);
     const float* scales = table.scales + table.begin[first / 16];
@@ -182,8 +170,7 @@ void ScoreByToken(const CodeBlock& block, const ScaleTable& table, const QueryRo
     float totals[kRows];
     for (int r = 0; r < kRows; ++r) {
       Vec total = Zero();
-      for (int i = first; i < first + n; i += kLanes)
-        total = total + Load(rows.q + r * rows.stride + i);
+      for (int i = first; i < first + n; i += kLanes) total = total + Load(rows.q[r] + i);
       totals[r] = SumOfLanes(total);
     }
     WithReader(side, [&](const auto& reader) KVL_PART {
@@ -192,14 +179,13 @@ void ScoreByToken(const CodeBlock& block, const ScaleTable& table, const QueryRo
       for (int column = 0; column < kBlockSize / 16; ++column) {
         LineSums<kRows> sums;
         sums.Clear();
-        AddKeyDots(reader, codes, block.ahead(), n, column, weights.numbers[0] + first, &sums);
+        AddKeyDots(reader, codes, block.ahead(), n, column, weights + first, &sums);
         Unroll<kRows>([&](auto r) KVL_PART {
           Unroll<kLineParts>([&](auto part) KVL_PART {
             const int t = 16 * column + kLanes * part.value;
             float* score = scores + r.value * kBlockSize + t;
-            const Vec sum =
-                Fma(ToFloats(sums.of[r.value][part.value]) * Set1(weights.units[r.value]),
-                    Load(scales + t), Load(score));
+            const Vec sum = Fma(ToFloats(sums.of[r.value][part.value]) * Set1(units[r.value]),
+                                Load(scales + t), Load(score));
             Store(score, Fma(Set1(totals[r.value]), Load(minima + t), sum));
           });
         });
@@ -248,7 +234,8 @@ void AddLowRankScores(const CodeBlock& block, const QueryRows<kRows>& rows, floa
   for (int first = 0; first < block.run->lowrank; first += kMaxFactors) {
     const int n = Min(kMaxFactors, block.run->lowrank - first);
     float weights[kMaxFactors][kRows];
-    DotFactors<kRows>(n, side.basis + first * side.rank, side.rank, rows.q, rows.stride, weights);
+    DotFactors<kRows>(n, side.basis + first * side.rank, side.rank, rows.q.first, rows.q.stride,
+                      weights);
     AddFactorSums<kRows>(n, weights, factor + first * kBlockSize, kBlockSize, scores, kBlockSize);
   }
 }
@@ -340,7 +327,7 @@ void AddExactScores(const CodeBlock& block, const QueryRows<kRows>& rows, float*
   alignas(16) RowTile q[kMaxRank];
   TileSums sums;
   sums.Clear(kBlockSize);
-  GatherRows<kRows>(rows.q, rows.stride, side.rank, q);
+  GatherRows<kRows>(rows.q.first, rows.q.stride, side.rank, q);
   AddDifferences<true>(block, side, q, &sums);
   AddToRows<kRows>(sums, kBlockSize, scores, kBlockSize);
 }
@@ -434,10 +421,8 @@ void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
   const PackedSideView& side = block.run->v;
   CodeWeights<kRows> weights;
   const float constants[kRows] = {};
-  for (int r = 0; r < kRows; ++r) {
-    weights.units[r] = kUnitNumberStep * RoundWeights(rows.probs + r * kBlockSize, kBlockSize,
-                                                      kLargestUnitNumber, weights.numbers[r]);
-  }
+  RoundWeights({rows.probs, kBlockSize}, kBlockSize, kLargestUnitNumber, &weights);
+  for (float& unit : weights.units) unit *= kUnitNumberStep;
   for (int i = 0; i < side.n_segments; ++i) {
     const CodeSegment& segment = side.segments[i];
     WithReader(segment, [&](const auto& reader) KVL_PART {
@@ -457,17 +442,8 @@ void AddScaledValues(const CodeBlock& block, const ScaleTable& table,
     const float* minima = table.minima + table.begin[first / 16];
     CodeWeights<kRows> weights;
     float constants[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      alignas(64) float scaled[kBlockSize];
-      const float* probs = rows.probs + r * kBlockSize;
-      Vec constant = Zero();
-      for (int t = 0; t < kBlockSize; t += kLanes) {
-        Store(scaled + t, Load(probs + t) * Load(scales + t));
-        constant = Fma(Load(probs + t), Load(minima + t), constant);
-      }
-      constants[r] = SumOfLanes(constant);
-      weights.units[r] = RoundWeights(scaled, kBlockSize, kLargestNumber, weights.numbers[r]);
-    }
+    ScaleAndRoundWeights({rows.probs, kBlockSize}, kBlockSize, scales, minima, kLargestNumber,
+                         &weights, constants);
     WithReader(side, [&](const auto& reader) KVL_PART {
       AddChannels(reader, block.bytes + side.codes + int64_t{first} / 16 * reader.kBytes,
                   block.ahead(), first, n, side.rank, weights, constants, rows);

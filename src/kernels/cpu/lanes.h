@@ -123,9 +123,10 @@ KVL_LANES Vec FirstWordsToFloats(IntVec x) {  // of kLanes words
 KVL_LANES Vec LastWordsToFloats(IntVec x) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(x, 1)));
 }
-// The nearest integers, which must fit.
-KVL_LANES void StoreShorts(int16_t* p, Vec x) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x)));
+// The nearest integers of 16 numbers, which must fit.
+KVL_LANES void StoreShorts(int16_t* p, const Vec (&x)[1]) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x[0])));
 }
 
 // p[0], p[1], p[0], p[1], ...
@@ -285,11 +286,10 @@ KVL_LANES Vec FirstWordsToFloats(IntVec x) {
 KVL_LANES Vec LastWordsToFloats(IntVec x) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(x, 1)));
 }
-KVL_LANES void StoreShorts(int16_t* p, Vec x) {
-  const __m256i wide = _mm256_cvtps_epi32(x);
-  const __m256i packed =
-      _mm256_permute4x64_epi64(_mm256_packs_epi32(wide, wide), _MM_SHUFFLE(3, 1, 2, 0));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+KVL_LANES void StoreShorts(int16_t* p, const Vec (&x)[2]) {
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm256_permute4x64_epi64(packed, _MM_SHUFFLE(3, 1, 2, 0)));
 }
 
 KVL_LANES Vec BroadcastPair(const float* p) {
