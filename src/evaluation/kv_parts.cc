@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "kernels/cpu/block_layout.h"
+
 namespace kvlathe {
 
 nlohmann::ordered_json PartsJson(const KvBytes& bytes) {
@@ -32,6 +34,12 @@ std::string PartsText(const KvBytes& bytes) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", words, n_bytes.get<int64_t>());
   }
   return text;
+}
+
+std::string ShareOfReferenceText(double fraction) {
+  const std::string share = fmt::format("{:.2f}% of the 16-bit cache", 100 * fraction);
+  if (fraction <= 1) return share;
+  return fmt::format("{} (blocks are filled by {} tokens)", share, kBlockSize);
 }
 
 }  // namespace kvlathe

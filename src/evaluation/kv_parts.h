@@ -14,5 +14,8 @@ nlohmann::ordered_json PartsJson(const KvBytes& bytes);
 nlohmann::ordered_json ReencodingJson(const Reencoding& reencoding);
 // "blocks 98304, sinks 3072, tables 768": the parts that are there.
 std::string PartsText(const KvBytes& bytes);
+// "12.50% of the 16-bit cache" for 0.125. A share above 1, which a short text has because its last
+// block is counted whole, comes with the reason.
+std::string ShareOfReferenceText(double fraction);
 
 }  // namespace kvlathe
