@@ -1,16 +1,13 @@
 // kvlathe chat: a conversation, a line of standard input for each message.
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <charconv>
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "engine/engine.h"
-#include "engine/text_stream.h"
+#include "chat_conversation.h"
+#include "chat_input.h"
+#include "evaluation/kv_parts.h"
 #include "generation_options.h"
-#include "interrupt_guard.h"
 #include "tokenizer/chat_template.h"
 #include "workspace.h"
 
@@ -20,10 +17,8 @@ namespace {
 struct ChatOptions {
   ModelOptions model;
   GenerationOptions generation;
-  std::string system;
+  ConversationOptions conversation;
   std::string family;  // --chat-template; empty: the model's own
-  int max_tokens = 512;
-  std::optional<double> rate;
 };
 
 StatusOr<ChatFormat> ChooseFormat(const ChatOptions& options, const ChatContext& context) {
@@ -33,95 +28,33 @@ StatusOr<ChatFormat> ChooseFormat(const ChatOptions& options, const ChatContext&
   KVL_RETURN_IF_ERROR(format.status());
   const bool takes_system = format->system_place != ChatFormat::System::kDropped &&
                             format->system_place != ChatFormat::System::kRefused;
-  if (!options.system.empty() && !takes_system) {
+  if (!options.conversation.system.empty() && !takes_system) {
     return Error(StatusCode::kInvalidArgument,
                  "--system: this model's chat template takes no system message; leave it out");
   }
   return format;
 }
 
-// Where an answer ends: ids of tokens, and texts that are not one token.
-struct Ends {
-  std::vector<int> ids;
-  std::vector<std::string> texts;
-};
-
-Ends FindEnds(const Workspace& workspace, const ChatFormat& format) {
-  const Tokenizer& tokenizer = workspace.tokenizer();
-  Ends ends;
-  ends.ids = workspace.config().eos_ids;
-  if (const auto eos = tokenizer.eos_id()) ends.ids.push_back(*eos);
-  for (const std::string& text : format.ends) {
-    const std::vector<int32_t> ids = tokenizer.Tokenize(text, /*add_bos=*/false);
-    if (ids.size() == 1 && tokenizer.TokenBytes(ids[0], /*keep_special=*/true) == text) {
-      ends.ids.push_back(ids[0]);
-    } else {
-      ends.texts.push_back(text);
-    }
-  }
-  return ends;
-}
-
+// A conversation on standard input and output.
 class Chat {
  public:
-  Chat(const ChatOptions& options, const SamplingParams& sampling, const Workspace& workspace,
-       Model* model, const ChatFormat& format)
-      : options_(options),
-        sampling_(sampling),
-        workspace_(workspace),
-        model_(model),
-        format_(format),
-        ends_(FindEnds(workspace, format)),
-        pool_(workspace.kv_budget_bytes()),
-        engine_(model, &pool_, {}),
-        rate_(options.rate) {
-    ends_.texts.insert(ends_.texts.end(), options.generation.stops.begin(),
-                       options.generation.stops.end());
-    Clear();
-  }
+  Chat(Conversation* conversation, bool json) : conversation_(*conversation), json_(json) {}
 
-  void Clear() {
-    messages_.clear();
-    if (!options_.system.empty()) messages_.push_back({"system", options_.system});
-  }
-
-  // Of the answers from here on (Request::rate), as text.
-  Status SetRate(const std::string& text) {
-    double rate = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rate);
-    if (error != std::errc() || end != text.data() + text.size()) {
-      return Error(StatusCode::kInvalidArgument, "/rate {}: give a number, as /rate 0.5", text);
-    }
-    KVL_RETURN_IF_ERROR(model_->LayoutAt(rate).status());
-    rate_ = rate;
-    return OkStatus();
-  }
-
-  // Answers on standard output. An error is of this message alone, which is then forgotten.
-  Status Answer(const std::string& message);
-
+  // Until /exit or the end of the input. A terminal goes on after an error; a program is told at
+  // once.
+  Status Converse();
   // What the conversation took, on standard error.
   void Report() const;
 
  private:
-  StatusOr<Request> MakeRequest() const;
-  Status Generate(Request request, RequestOutcome* outcome, std::string* text);
-  void PrintJson(int n_prompt, const RequestOutcome& outcome, const std::string& text) const;
-  double KvFraction(const RequestOutcome& outcome) const {
-    return static_cast<double>(outcome.kv_bytes.total()) /
-           static_cast<double>(ReferenceBytes(model_->layout(), outcome.n_cached_tokens));
-  }
+  // False: it was told to end.
+  StatusOr<bool> Do(const std::string& text);
+  Status AnswerTo(const std::string& message);
+  void PrintJson(const ChatAnswer& answer) const;
 
-  const ChatOptions& options_;
-  SamplingParams sampling_;
-  const Workspace& workspace_;
-  Model* model_;
-  const ChatFormat& format_;
-  Ends ends_;
-  BlockPool pool_;
-  Engine engine_;
-  std::optional<double> rate_;
-  std::vector<ChatMessage> messages_;
+  Conversation& conversation_;
+  bool json_;
+  ChatReader reader_;
   RequestOutcome last_;
   int n_answers_ = 0;
   int64_t n_generated_ = 0;
@@ -129,143 +62,92 @@ class Chat {
   double decode_seconds_ = 0;
 };
 
-StatusOr<Request> Chat::MakeRequest() const {
-  KVL_ASSIGN_OR_RETURN(const std::string text, RenderChat(format_, messages_));
-  Request request;
-  request.rate = rate_;
-  // The text holds the BOS of its template. A family that was forced on a model follows the model's
-  // own rule instead.
-  const bool add_bos = !options_.family.empty() && format_.start.empty();
-  request.prompt = workspace_.tokenizer().Tokenize(text, add_bos);
-  const int n_left = workspace_.context_tokens() - static_cast<int>(request.prompt.size());
-  if (n_left < 1) {
-    return Error(StatusCode::kInvalidArgument,
-                 "the conversation has {} tokens with this message, but the context is {}; /clear "
-                 "starts a new one",
-                 request.prompt.size(), workspace_.context_tokens());
+Status Chat::Converse() {
+  while (const auto text = reader_.Read()) {
+    const StatusOr<bool> goes_on = Do(*text);
+    if (goes_on.ok() && !*goes_on) return OkStatus();
+    if (goes_on.ok()) continue;
+    if (!reader_.is_terminal() || std::ferror(stdout) != 0) return goes_on.status();
+    fmt::print(stderr, "kvlathe: {}\n", MessageOf(goes_on.status()));
   }
-  request.max_tokens = std::min(options_.max_tokens, n_left);
-  request.sampling = sampling_;
-  request.stop_ids = ends_.ids;
-  return request;
-}
-
-// The space that SentencePiece puts in front of a text is no part of the answer.
-void DropAddedSpace(const Tokenizer& tokenizer, int32_t first_id, std::string* piece) {
-  const std::string alone = tokenizer.Detokenize(std::span(&first_id, 1));
-  if (piece->starts_with(' ') && !alone.starts_with(' ')) piece->erase(0, 1);
-}
-
-Status Chat::Generate(Request request, RequestOutcome* outcome, std::string* text) {
-  TextStream stream(&workspace_.tokenizer(), ends_.texts);
-  const auto emit = [&](const std::string& piece) {
-    *text += piece;
-    if (options_.model.json) return;
-    fmt::print("{}", piece);
-    std::fflush(stdout);
-  };
-  std::optional<int32_t> first_id;
-  const auto on_token = [&](Engine::RequestId, int32_t id) {
-    std::string piece = stream.Push(id);
-    if (!first_id) first_id = id;
-    if (text->empty()) DropAddedSpace(workspace_.tokenizer(), *first_id, &piece);
-    emit(piece);
-    if (stream.stopped()) return FinishReason::kStop;
-    return !InterruptGuard::IsInterrupted() && std::ferror(stdout) == 0 ? FinishReason::kNone
-                                                                        : FinishReason::kCancelled;
-  };
-  const auto on_finish = [&](Engine::RequestId, const RequestOutcome& o) { *outcome = o; };
-  const InterruptGuard guard;
-  KVL_RETURN_IF_ERROR(engine_.Submit(std::move(request), on_token, on_finish).status());
-  KVL_RETURN_IF_ERROR(engine_.RunUntilIdle());
-  emit(stream.Finish());
+  if (reader_.is_terminal()) fmt::print("\n");  // behind the prompt that Ctrl-D has answered
   return OkStatus();
 }
 
-Status Chat::Answer(const std::string& message) {
-  messages_.push_back({"user", message});
-  RequestOutcome outcome;
-  std::string text;
-  int n_prompt = 0;
-  const Status status = [&]() -> Status {
-    KVL_ASSIGN_OR_RETURN(Request request, MakeRequest());
-    n_prompt = static_cast<int>(request.prompt.size());
-    return Generate(std::move(request), &outcome, &text);
-  }();
-  if (!status.ok()) {
-    messages_.pop_back();
-    return status;
+StatusOr<bool> Chat::Do(const std::string& text) {
+  KVL_ASSIGN_OR_RETURN(const ChatInput input, ParseChatInput(text));
+  switch (input.kind) {
+    case ChatInput::Kind::kExit:
+      return false;
+    case ChatInput::Kind::kHelp:
+      fmt::print(stderr, "{}", ChatHelp());  // standard output has answers only
+      break;
+    case ChatInput::Kind::kClear:
+      conversation_.Clear();
+      break;
+    case ChatInput::Kind::kRate:
+      KVL_RETURN_IF_ERROR(conversation_.SetRate(input.text));
+      break;
+    case ChatInput::Kind::kMessage:
+      if (!input.text.empty()) KVL_RETURN_IF_ERROR(AnswerTo(input.text));
+      break;
   }
-  messages_.push_back({"assistant", text});
-  const auto n_tokens = static_cast<int64_t>(outcome.tokens.size());
+  return true;
+}
+
+Status Chat::AnswerTo(const std::string& message) {
+  bool is_mid_line = false;
+  const auto take = [&](const std::string& piece) {
+    if (json_) return true;
+    fmt::print("{}", piece);
+    std::fflush(stdout);
+    if (!piece.empty()) is_mid_line = true;
+    return std::ferror(stdout) == 0;
+  };
+  StatusOr<ChatAnswer> answer = conversation_.Ask(message, take);
+  if (!answer.ok()) {
+    if (is_mid_line) fmt::print("\n");
+    return answer.status();
+  }
+  const auto n_tokens = static_cast<int64_t>(answer->outcome.tokens.size());
   ++n_answers_;
   n_generated_ += n_tokens;
   n_decoded_ += std::max<int64_t>(0, n_tokens - 1);
-  decode_seconds_ += outcome.decode_seconds;
-  if (options_.model.json) {
-    PrintJson(n_prompt, outcome, text);
+  decode_seconds_ += answer->outcome.decode_seconds;
+  if (json_) {
+    PrintJson(*answer);
   } else {
     fmt::print("\n");
   }
-  last_ = std::move(outcome);
+  last_ = std::move(answer->outcome);
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     return Error(StatusCode::kResourceExhausted, "standard output cannot be written");
   }
   return OkStatus();
 }
 
-void Chat::PrintJson(int n_prompt, const RequestOutcome& outcome, const std::string& text) const {
-  const nlohmann::ordered_json json = {{"text", text},
+void Chat::PrintJson(const ChatAnswer& answer) const {
+  const RequestOutcome& outcome = answer.outcome;
+  const nlohmann::ordered_json json = {{"text", answer.text},
                                        {"ids", outcome.tokens},
-                                       {"prompt_tokens", n_prompt},
+                                       {"prompt_tokens", answer.n_prompt},
+                                       {"cached_tokens", answer.n_cached},
                                        {"generated_tokens", outcome.tokens.size()},
                                        {"finish_reason", NameOf(outcome.finish_reason)},
                                        {"ttft_ms", outcome.ttft_ms},
                                        {"kv_bytes", outcome.kv_bytes.total()},
-                                       {"kv_fraction", KvFraction(outcome)}};
+                                       {"kv_fraction", conversation_.KvFraction(outcome)}};
   fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 void Chat::Report() const {
-  if (n_answers_ == 0 || options_.model.json) return;
+  if (n_answers_ == 0 || json_) return;
   const double tokens_per_second = decode_seconds_ > 0 ? n_decoded_ / decode_seconds_ : 0;
   fmt::print(stderr,
              "\n{} answers, {} tokens generated, {:.1f} tokens/s; at the end KV {} bytes for {} "
-             "tokens, {:.2f}% of the 16-bit cache\n",
+             "tokens, {}\n",
              n_answers_, n_generated_, tokens_per_second, last_.kv_bytes.total(),
-             last_.n_cached_tokens, 100 * KvFraction(last_));
-}
-
-// A message, or nothing at the end of the input.
-std::optional<std::string> ReadMessage(bool shows_prompt) {
-  if (shows_prompt) {
-    fmt::print("> ");
-    std::fflush(stdout);
-  }
-  std::string line;
-  if (!std::getline(std::cin, line)) return std::nullopt;
-  if (line.ends_with('\r')) line.pop_back();
-  return line;
-}
-
-Status Converse(Chat* chat) {
-  constexpr std::string_view kRateCommand = "/rate ";
-  const bool is_terminal = isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
-  while (const auto message = ReadMessage(is_terminal)) {
-    if (*message == "/exit") break;
-    if (message->empty()) continue;
-    if (*message == "/clear") {
-      chat->Clear();
-      continue;
-    }
-    const bool is_rate = message->starts_with(kRateCommand);
-    const Status status =
-        is_rate ? chat->SetRate(message->substr(kRateCommand.size())) : chat->Answer(*message);
-    // A terminal goes on with the next message; a program is told at once.
-    if (!status.ok() && (!is_terminal || std::ferror(stdout) != 0)) return status;
-    if (!status.ok()) fmt::print(stderr, "kvlathe: {}\n", MessageOf(status));
-  }
-  return OkStatus();
+             last_.n_cached_tokens, ShareOfReferenceText(conversation_.KvFraction(last_)));
 }
 
 Status RunChat(const ChatOptions& options) {
@@ -273,7 +155,9 @@ Status RunChat(const ChatOptions& options) {
     return Error(StatusCode::kInvalidArgument,
                  "chat takes one --kv; kvlathe compare takes several");
   }
-  KVL_ASSIGN_OR_RETURN(const SamplingParams sampling, options.generation.Checked());
+  ConversationOptions how = options.conversation;
+  KVL_ASSIGN_OR_RETURN(how.sampling, options.generation.Checked());
+  how.stops = options.generation.stops;
   // Before the weights are read, which takes long.
   KVL_RETURN_IF_ERROR(ChooseFormat(options, {}).status());
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
@@ -282,8 +166,12 @@ Status RunChat(const ChatOptions& options) {
       workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
   KVL_ASSIGN_OR_RETURN(const ChatFormat format,
                        ChooseFormat(options, ChatContextOf(workspace->tokenizer())));
-  Chat chat(options, sampling, *workspace, spec_model.model.get(), format);
-  const Status status = Converse(&chat);
+  // The text of a template holds its BOS. A family that was forced on a model follows the model's
+  // own rule instead.
+  how.adds_bos = !options.family.empty() && format.start.empty();
+  Conversation conversation(&how, workspace.get(), spec_model.model.get(), &format);
+  Chat chat(&conversation, options.model.json);
+  const Status status = chat.Converse();
   chat.Report();
   return status;
 }
@@ -293,18 +181,19 @@ Status RunChat(const ChatOptions& options) {
 void AddChatVerb(Verbs* verbs) {
   auto options = std::make_shared<ChatOptions>();
   CLI::App* verb =
-      verbs->Add("chat", "Talk to a model, a line for each message; /clear forgets, /exit ends",
+      verbs->Add("chat", "Talk to a model, a line for each message; /help lists the commands",
                  "kvlathe chat -m models/lathe-nano --kv 'fdc(rate=0.5)' --chat-template chatml",
                  [options] { return RunChat(*options); });
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "none");
-  verb->add_option("--system", options->system, "system message");
+  verb->add_option("--system", options->conversation.system, "system message");
   verb->add_option("--chat-template", options->family, "family (default: the model's template)")
       ->check(CLI::IsMember(ChatFamilyNames()));
-  verb->add_option("-n,--max-tokens", options->max_tokens, "tokens of an answer, at most")
+  verb->add_option("-n,--max-tokens", options->conversation.max_tokens,
+                   "tokens of an answer, at most")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  verb->add_option("--rate", options->rate,
+  verb->add_option("--rate", options->conversation.rate,
                    "share of K and V elements removed, with resident=full in --kv; /rate P sets it "
                    "for the answers that follow");
   AddGenerationOptions(verb, &options->generation);
