@@ -8,6 +8,18 @@
 
 namespace kvlathe {
 
+namespace {
+
+Status NotFinite(int64_t position) {
+  return Error(
+      StatusCode::kDataLoss,
+      "the model computed logits that are not finite at position {} (weights or activations "
+      "overflow in bf16? try --dtype f32)",
+      position);
+}
+
+}  // namespace
+
 struct Engine::Sequence {
   RequestId id = 0;
   Request request;
@@ -58,7 +70,7 @@ struct Engine::Sequence {
 
   int64_t n_prompt() const { return turn_ends.front(); }
   int64_t n_known() const { return std::ssize(tokens); }
-  int64_t n_cached() const { return cache->n_tokens(); }
+  int64_t n_cached() const { return cache == nullptr ? 0 : cache->n_tokens(); }
   bool decodes() const { return n_known() > turn_ends.back() && n_cached() + 1 == n_known(); }
   // The last generated token is never fed back, so it needs no place in the cache.
   int64_t max_positions() const { return n_given + request.max_tokens - 1; }
@@ -195,7 +207,7 @@ bool Engine::DropWaitingCache() {
 }
 
 // Makes room for the input of a sequence, if need be at the cost of newer ones and at last of
-// itself. Only the oldest can fail, and only when others use its pool.
+// itself. The oldest has no room only when others use its pool.
 Status Engine::ExtendOrPreempt(Sequence* sequence) {
   for (;;) {
     const Status status = sequence->cache->Extend(static_cast<int>(sequence->input.size()));
@@ -209,19 +221,27 @@ Status Engine::ExtendOrPreempt(Sequence* sequence) {
 }
 
 // Oldest first, so that who is preempted is not in the batch yet.
-StatusOr<std::vector<SequenceStep>> Engine::BuildBatch() {
+std::vector<SequenceStep> Engine::BuildBatch() {
   ShareTokenBudget();
   std::vector<SequenceStep> steps;
   batch_.clear();
-  for (size_t i = 0; i < running_.size(); ++i) {
+  for (size_t i = 0; i < running_.size();) {
     Sequence* s = running_[i].get();
-    if (s->input.empty()) continue;
-    KVL_RETURN_IF_ERROR(ExtendOrPreempt(s));
+    if (s->input.empty()) {
+      ++i;
+      continue;
+    }
+    Status status = ExtendOrPreempt(s);
+    if (!status.ok()) {
+      Fail(s, std::move(status));
+      continue;
+    }
     if (i == running_.size()) break;  // it was preempted itself
     const bool is_last = s->n_cached() == s->n_known();
     steps.push_back({s->cache.get(), s->input,
                      is_last ? SequenceStep::Logits::kLast : SequenceStep::Logits::kNone});
     batch_.push_back(s);
+    ++i;
   }
   return steps;
 }
@@ -229,63 +249,122 @@ StatusOr<std::vector<SequenceStep>> Engine::BuildBatch() {
 void Engine::TakeTokens(const std::vector<SequenceStep>& steps) {
   int64_t row = 0;
   for (size_t i = 0; i < steps.size(); ++i) {
-    if (steps[i].logits == SequenceStep::Logits::kNone) continue;
-    Sequence* s = batch_[i];
-    const int32_t token = s->sampler.Sample(model_->logits(row++));
-    if (s->outcome.tokens.empty()) {
-      s->outcome.ttft_ms = s->since_submit.Milliseconds();
-      s->since_first_token.Restart();
+    const bool has_row = steps[i].logits == SequenceStep::Logits::kLast;
+    if (!failures_[i].ok()) {
+      Fail(batch_[i], std::move(failures_[i]));
+    } else if (has_row) {
+      TakeToken(batch_[i], model_->logits(row));
     }
-    const auto& stops = s->request.stop_ids;
-    if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
-      Finish(s, FinishReason::kStop);
-      continue;
-    }
-    s->tokens.push_back(token);
-    s->outcome.tokens.push_back(token);
-    FinishReason reason = s->on_token ? s->on_token(s->id, token) : FinishReason::kNone;
-    if (reason == FinishReason::kNone &&
-        static_cast<int>(s->outcome.tokens.size()) == s->request.max_tokens) {
-      reason = FinishReason::kLength;
-    }
-    if (reason != FinishReason::kNone) Finish(s, reason);
+    row += has_row ? 1 : 0;
   }
 }
 
+void Engine::TakeToken(Sequence* s, std::span<const float> logits) {
+  const StatusOr<int32_t> sampled = s->sampler.Sample(logits);
+  if (!sampled.ok()) {
+    Fail(s, NotFinite(s->n_cached() - 1));
+    return;
+  }
+  const int32_t token = *sampled;
+  if (s->outcome.tokens.empty()) {
+    s->outcome.ttft_ms = s->since_submit.Milliseconds();
+    s->since_first_token.Restart();
+  }
+  const auto& stops = s->request.stop_ids;
+  if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
+    Finish(s, FinishReason::kStop);
+    return;
+  }
+  s->tokens.push_back(token);
+  s->outcome.tokens.push_back(token);
+  FinishReason reason = s->on_token ? s->on_token(s->id, token) : FinishReason::kNone;
+  if (reason == FinishReason::kNone &&
+      static_cast<int>(s->outcome.tokens.size()) == s->request.max_tokens) {
+    reason = FinishReason::kLength;
+  }
+  if (reason != FinishReason::kNone) Finish(s, reason);
+}
+
 void Engine::Finish(Sequence* sequence, FinishReason reason) {
-  sequence->outcome.finish_reason = reason;
-  sequence->outcome.decode_seconds = sequence->since_first_token.Seconds();
-  sequence->outcome.n_cached_tokens = sequence->cache->n_tokens();
-  sequence->outcome.kv_bytes = sequence->cache->bytes();
-  if (sequence->on_finish) sequence->on_finish(sequence->id, sequence->outcome);
-  std::erase_if(running_, [&](const auto& s) { return s.get() == sequence; });
+  RequestOutcome& outcome = sequence->outcome;
+  outcome.finish_reason = reason;
+  if (!outcome.tokens.empty()) outcome.decode_seconds = sequence->since_first_token.Seconds();
+  outcome.n_cached_tokens = static_cast<int>(sequence->n_cached());
+  if (sequence->cache != nullptr) outcome.kv_bytes = sequence->cache->bytes();
+  // The cache of a failed step is good for nothing, and its blocks may be wanted by the callback.
+  if (reason == FinishReason::kFailed) sequence->cache.reset();
+  if (sequence->on_finish) sequence->on_finish(sequence->id, outcome);
+  const auto is_it = [&](const auto& s) { return s.get() == sequence; };
+  if (std::erase_if(running_, is_it) == 0) std::erase_if(waiting_, is_it);
+}
+
+void Engine::Fail(Sequence* sequence, Status status) {
+  first_failure_.Update(status);
+  sequence->outcome.status = std::move(status);
+  Finish(sequence, FinishReason::kFailed);
+}
+
+// Oldest first. Callbacks may submit, which adds to those that wait alone.
+void Engine::FailRunning(const Status& status) {
+  while (!running_.empty()) Fail(running_.front().get(), status);
+}
+
+Engine::Sequence* Engine::Find(RequestId id) const {
+  const auto is_it = [&](const auto& s) { return s->id == id; };
+  const auto running = std::find_if(running_.begin(), running_.end(), is_it);
+  if (running != running_.end()) return running->get();
+  const auto waiting = std::find_if(waiting_.begin(), waiting_.end(), is_it);
+  return waiting == waiting_.end() ? nullptr : waiting->get();
+}
+
+bool Engine::Cancel(RequestId id) {
+  Sequence* const sequence = Find(id);
+  if (sequence == nullptr) return false;
+  Finish(sequence, FinishReason::kCancelled);
+  return true;
+}
+
+// All that are there now: callbacks may submit more.
+void Engine::CancelAll() {
+  std::vector<RequestId> ids;
+  for (const auto& s : running_) ids.push_back(s->id);
+  for (const auto& s : waiting_) ids.push_back(s->id);
+  for (const RequestId id : ids) Cancel(id);
 }
 
 Session Engine::TakeSession(RequestId id) {
-  const auto it =
-      std::find_if(running_.begin(), running_.end(), [&](const auto& s) { return s->id == id; });
-  KVL_CHECK(it != running_.end());
-  Sequence& s = **it;
+  Sequence* const sequence = Find(id);
+  KVL_CHECK(sequence != nullptr);
+  Sequence& s = *sequence;
   KVL_CHECK(s.outcome.finish_reason != FinishReason::kNone);
   s.turn_ends.push_back(static_cast<int>(s.n_known()));
+  if (s.n_cached() + 1 < s.n_known()) s.cache.reset();
   return {std::move(s.tokens), std::move(s.turn_ends), s.request.sampling, s.sampler.n_draws(),
           std::move(s.cache)};
 }
 
-StatusOr<bool> Engine::Step() {
+bool Engine::Step() {
+  if (options_.is_interrupted && options_.is_interrupted()) {
+    CancelAll();
+    return false;
+  }
   AdmitWaiting();
   if (running_.empty()) return false;
-  KVL_ASSIGN_OR_RETURN(const std::vector<SequenceStep> steps, BuildBatch());
-  KVL_RETURN_IF_ERROR(model_->Forward(steps));
-  TakeTokens(steps);
+  const std::vector<SequenceStep> steps = BuildBatch();
+  const Status status = model_->ForwardEach(steps, &failures_);
+  if (status.ok()) {
+    TakeTokens(steps);
+  } else {
+    FailRunning(status);
+  }
   return !running_.empty() || !waiting_.empty();
 }
 
 Status Engine::RunUntilIdle() {
-  for (;;) {
-    KVL_ASSIGN_OR_RETURN(const bool more, Step());
-    if (!more) return OkStatus();
+  first_failure_ = OkStatus();
+  while (Step()) {
   }
+  return first_failure_;
 }
 
 }  // namespace kvlathe

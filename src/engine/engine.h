@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@
 
 namespace kvlathe {
 
-enum class FinishReason { kNone, kStop, kLength, kCancelled };
+enum class FinishReason { kNone, kStop, kLength, kCancelled, kFailed };
 
 struct Request {
   std::vector<int32_t> prompt;  // at least one token; none: a session generates further
@@ -32,6 +33,7 @@ struct Request {
 struct RequestOutcome {
   std::vector<int32_t> tokens;  // generated, without the stop token of stop_ids
   FinishReason finish_reason = FinishReason::kNone;
+  Status status;              // why, with kFailed; OK otherwise
   double ttft_ms = 0;         // submit to first token
   double decode_seconds = 0;  // first token to last
   int n_cached_tokens = 0;    // positions in the cache at the end
@@ -42,6 +44,10 @@ struct RequestOutcome {
 struct EngineOptions {
   int max_batch_tokens = 512;  // prompt and decode tokens together in one step, at least 1
   int max_sequences = 64;      // that run at the same time, at least 1
+  // Asked before every step, on the thread that steps; may read what a signal handler or another
+  // thread sets. Once it says yes, the step cancels all requests in place of computing anything.
+  // None: nothing interrupts.
+  std::function<bool()> is_interrupted;
 };
 
 // Sequences run in the order of their requests. One is admitted when the budget holds what it has
@@ -54,12 +60,21 @@ struct EngineOptions {
 //
 // What a sequence generates does not depend on the others, on max_batch_tokens or on preemption
 // beyond the rounding of the logits; with Model::set_deterministic not even there.
+//
+// A request that fails harms no other. What comes of one sequence (rows or logits that are not
+// finite, no memory to seal or drop what it holds, no room for it alone in a pool that others use)
+// ends that request alone, with kFailed and its status: its blocks are back in the pool when its
+// FinishCallback is called, and the others generate what they would without it. Any other error of
+// a step (no memory for activations) ends the running requests so, and none that wait.
 class Engine {
  public:
   using RequestId = int64_t;
   // Called for every generated token on the thread that steps the engine. Anything but kNone ends
-  // the request for that reason, the token included.
+  // the request for that reason, the token included. Callbacks may submit requests; they may not
+  // step the engine or cancel other requests.
   using TokenCallback = std::function<FinishReason(RequestId, int32_t)>;
+  // Called once for every request that was submitted, however it ends, unless the engine is
+  // destroyed before.
   using FinishCallback = std::function<void(RequestId, const RequestOutcome&)>;
 
   // `model` and `pool` outlive the engine.
@@ -75,12 +90,20 @@ class Engine {
   // request asks for. Errors of the rate are those of Model::LayoutAt.
   StatusOr<RequestId> Submit(Request request, TokenCallback on_token, FinishCallback on_finish,
                              Session session = {});
-  // What a request that has finished leaves. In its FinishCallback only, and once.
+  // What a request that has finished leaves. In its FinishCallback only, and once. It has no cache
+  // where the request failed or ended before all of its tokens but the last were in it; all is
+  // computed again when it goes on, and SaveSession refuses it.
   Session TakeSession(RequestId id);
+  // Ends a request that runs or waits with kCancelled, between steps. False when there is none of
+  // that id (any more).
+  bool Cancel(RequestId id);
 
   // One step: every running sequence decodes a token, and the rest of max_batch_tokens goes to
-  // prompts and replays. False when nothing is left to do.
-  StatusOr<bool> Step();
+  // prompts and replays. False when nothing is left to do, or when it was interrupted.
+  bool Step();
+  // Steps until nothing is left or is_interrupted says yes. The status of the first request that
+  // failed meanwhile, after all others have finished; OK when none did. So who runs one request
+  // learns of its failure here, and who runs several reads their outcomes.
   Status RunUntilIdle();
 
   int n_running() const { return static_cast<int>(running_.size()); }
@@ -91,12 +114,17 @@ class Engine {
   StatusOr<const CacheLayout*> LayoutFor(const Request& request, const Session& session);
   void AdmitWaiting();
   void ShareTokenBudget();
-  StatusOr<std::vector<SequenceStep>> BuildBatch();
+  std::vector<SequenceStep> BuildBatch();
   Status ExtendOrPreempt(Sequence* sequence);
   void PreemptNewest();
   bool DropWaitingCache();
   void TakeTokens(const std::vector<SequenceStep>& steps);
+  void TakeToken(Sequence* sequence, std::span<const float> logits);
   void Finish(Sequence* sequence, FinishReason reason);
+  void Fail(Sequence* sequence, Status status);
+  void FailRunning(const Status& status);
+  void CancelAll();
+  Sequence* Find(RequestId id) const;
 
   Model* model_;
   BlockPool* pool_;
@@ -104,6 +132,8 @@ class Engine {
   std::deque<std::unique_ptr<Sequence>> waiting_;   // oldest first, all newer than running_
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
   std::vector<Sequence*> batch_;                    // the sequence of each step
+  std::vector<Status> failures_;                    // likewise
+  Status first_failure_;                            // since RunUntilIdle was called
   RequestId next_id_ = 1;
 };
 

@@ -1,6 +1,8 @@
 #include "engine/sampler.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -85,7 +87,24 @@ int32_t ArgMax(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-int32_t Sampler::Sample(std::span<const float> logits) {
+bool AreFinite(std::span<const float> numbers) {
+  // Only NaN and infinity have all bits of the exponent set: one more carries into the sign bit.
+  constexpr uint32_t kExponent = 0x7f800000, kOneMore = 0x00800000;
+  const auto check = [](float x) { return (std::bit_cast<uint32_t>(x) & kExponent) + kOneMore; };
+  constexpr size_t kLanes = 16;  // a loop of fixed length becomes vectors
+  std::array<uint32_t, kLanes> found = {};
+  size_t i = 0;
+  for (; i + kLanes <= numbers.size(); i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) found[lane] |= check(numbers[i + lane]);
+  }
+  for (; i < numbers.size(); ++i) found[0] |= check(numbers[i]);
+  return std::ranges::none_of(found, [](uint32_t bits) { return bits >> 31 != 0; });
+}
+
+StatusOr<int32_t> Sampler::Sample(std::span<const float> logits) {
+  if (!AreFinite(logits)) {
+    return Error(StatusCode::kDataLoss, "the model computed logits that are not finite");
+  }
   if (adjusts_) logits = Adjusted(logits);
   const int32_t token = params_.temperature == 0 ? ArgMax(logits) : Draw(logits);
   if (adjusts_) {

@@ -48,8 +48,9 @@ class Sampler {
   uint64_t n_draws() const { return n_draws_; }
 
   // `logits` has an entry for every id of prompt and logit_bias. The token counts as output from
-  // then on.
-  int32_t Sample(std::span<const float> logits);
+  // then on. kDataLoss, and nothing is drawn, when one of them is NaN or infinite: the first token
+  // id would be as good as any. What logit_bias adds may be -infinity.
+  StatusOr<int32_t> Sample(std::span<const float> logits);
 
  private:
   std::span<const float> Adjusted(std::span<const float> logits);
@@ -67,6 +68,9 @@ class Sampler {
   std::unordered_map<int32_t, int> in_window_;  // counts, of prompt and output
   std::unordered_map<int32_t, int> in_output_;
 };
+
+// Whether no number is NaN or infinite.
+bool AreFinite(std::span<const float> numbers);
 
 // The first index of the largest logit.
 int32_t ArgMax(std::span<const float> logits);

@@ -11,7 +11,7 @@ namespace {
 TEST(Sampler, IsGreedyAtTemperatureZero) {
   const std::vector<float> logits = {0.f, 3.f, 1.f, 3.f};
   Sampler sampler({.temperature = 0});
-  EXPECT_EQ(sampler.Sample(logits), 1);
+  EXPECT_EQ(*sampler.Sample(logits), 1);
 }
 
 TEST(Sampler, DrawsWithTheProbabilitiesOfTheSoftmax) {
@@ -19,7 +19,7 @@ TEST(Sampler, DrawsWithTheProbabilitiesOfTheSoftmax) {
   Sampler sampler({.temperature = 1, .seed = 3});
   std::map<int32_t, int> counts;
   constexpr int kDraws = 40000;
-  for (int i = 0; i < kDraws; ++i) ++counts[sampler.Sample(logits)];
+  for (int i = 0; i < kDraws; ++i) ++counts[*sampler.Sample(logits)];
   EXPECT_NEAR(counts[0] / double{kDraws}, 0.125, 0.01);
   EXPECT_NEAR(counts[1] / double{kDraws}, 0.25, 0.01);
   EXPECT_NEAR(counts[2] / double{kDraws}, 0.625, 0.01);
@@ -31,10 +31,10 @@ TEST(Sampler, TopKAndTopPLimitTheChoice) {
   Sampler top_p({.temperature = 1, .top_p = 0.5, .seed = 5});  // 5/12 < 0.5: the second one too
   Sampler top_1({.temperature = 1, .top_p = 0.01, .seed = 5});
   for (int i = 0; i < 500; ++i) {
-    const int32_t k = top_k.Sample(logits), p = top_p.Sample(logits);
+    const int32_t k = *top_k.Sample(logits), p = *top_p.Sample(logits);
     EXPECT_TRUE(k == 2 || k == 3);
     EXPECT_TRUE(p == 2 || p == 3);
-    EXPECT_EQ(top_1.Sample(logits), 2);
+    EXPECT_EQ(*top_1.Sample(logits), 2);
   }
 }
 
@@ -45,9 +45,9 @@ TEST(Sampler, RepeatsForASeed) {
   Sampler c({.temperature = 0.8f, .seed = 12});
   int n_different = 0;
   for (int i = 0; i < 100; ++i) {
-    const int32_t from_a = a.Sample(logits);
-    EXPECT_EQ(from_a, b.Sample(logits));
-    n_different += from_a != c.Sample(logits);
+    const int32_t from_a = *a.Sample(logits);
+    EXPECT_EQ(from_a, *b.Sample(logits));
+    n_different += from_a != *c.Sample(logits);
   }
   EXPECT_GT(n_different, 10);
 }
@@ -56,20 +56,20 @@ TEST(Sampler, RepeatsForASeed) {
 TEST(Sampler, RepetitionPenaltyDividesPositiveAndMultipliesNegativeLogits) {
   const std::vector<int32_t> prompt = {0};
   // 3 / 1.5 = 2 < 2.1; at 1.4, 2.14 > 2.1.
-  EXPECT_EQ(Sampler({.repetition_penalty = 1.5f}, prompt).Sample(std::vector{3.f, 2.1f}), 1);
-  EXPECT_EQ(Sampler({.repetition_penalty = 1.4f}, prompt).Sample(std::vector{3.f, 2.1f}), 0);
+  EXPECT_EQ(*Sampler({.repetition_penalty = 1.5f}, prompt).Sample(std::vector{3.f, 2.1f}), 1);
+  EXPECT_EQ(*Sampler({.repetition_penalty = 1.4f}, prompt).Sample(std::vector{3.f, 2.1f}), 0);
   // -1 * 1.5 = -1.5 < -1.4; dividing would have raised it.
-  EXPECT_EQ(Sampler({.repetition_penalty = 1.5f}, prompt).Sample(std::vector{-1.f, -1.4f}), 1);
+  EXPECT_EQ(*Sampler({.repetition_penalty = 1.5f}, prompt).Sample(std::vector{-1.f, -1.4f}), 1);
   // However often a token is there, it counts once.
-  EXPECT_EQ(Sampler({.repetition_penalty = 1.4f}, std::vector<int32_t>{0, 0, 0})
-                .Sample(std::vector{3.f, 2.1f}),
+  EXPECT_EQ(*Sampler({.repetition_penalty = 1.4f}, std::vector<int32_t>{0, 0, 0})
+                 .Sample(std::vector{3.f, 2.1f}),
             0);
 }
 
 TEST(Sampler, RepetitionPenaltyLooksBackRepeatLastN) {
   const std::vector<float> logits = {3.f, 2.9f, 2.8f, 0.f};
   const auto first = [&](int last_n, std::vector<int32_t> prompt) {
-    return Sampler({.repetition_penalty = 2, .repeat_last_n = last_n}, prompt).Sample(logits);
+    return *Sampler({.repetition_penalty = 2, .repeat_last_n = last_n}, prompt).Sample(logits);
   };
   EXPECT_EQ(first(2, {0, 1, 3}), 0);  // 0 is out of the window
   EXPECT_EQ(first(3, {0, 1, 3}), 2);
@@ -82,7 +82,7 @@ TEST(Sampler, RepetitionPenaltyLooksBackRepeatLastN) {
   // What is drawn enters the window, and leaves it again.
   Sampler sampler({.repetition_penalty = 2, .repeat_last_n = 2});
   std::vector<int32_t> tokens;
-  for (int i = 0; i < 6; ++i) tokens.push_back(sampler.Sample(logits));
+  for (int i = 0; i < 6; ++i) tokens.push_back(*sampler.Sample(logits));
   EXPECT_EQ(tokens, (std::vector<int32_t>{0, 1, 2, 0, 1, 2}));
 }
 
@@ -92,7 +92,7 @@ TEST(Sampler, PresenceAndFrequencyCountTheOutputAlone) {
   const auto drawn = [&](const SamplingParams& params, int n) {
     Sampler sampler(params, prompt);
     std::vector<int32_t> tokens;
-    for (int i = 0; i < n; ++i) tokens.push_back(sampler.Sample(logits));
+    for (int i = 0; i < n; ++i) tokens.push_back(*sampler.Sample(logits));
     return tokens;
   };
   // 1 | 0.5 | 0.5: the penalty does not grow.
@@ -108,10 +108,10 @@ TEST(Sampler, PresenceAndFrequencyCountTheOutputAlone) {
 
 TEST(Sampler, BiasComesBeforePenalties) {
   // (1 + 2) / 2 = 1.5 < 1.6 although 1 / 2 + 2 = 2.5 would not be.
-  EXPECT_EQ(Sampler({.repetition_penalty = 2, .logit_bias = {{0, 2.f}}}, std::vector<int32_t>{0})
-                .Sample(std::vector{1.f, 1.6f}),
+  EXPECT_EQ(*Sampler({.repetition_penalty = 2, .logit_bias = {{0, 2.f}}}, std::vector<int32_t>{0})
+                 .Sample(std::vector{1.f, 1.6f}),
             1);
-  EXPECT_EQ(Sampler({.logit_bias = {{1, -100.f}}}).Sample(std::vector{0.f, 50.f}), 0);
+  EXPECT_EQ(*Sampler({.logit_bias = {{1, -100.f}}}).Sample(std::vector{0.f, 50.f}), 0);
 }
 
 TEST(Sampler, MinPKeepsWhatIsNearTheLikeliest) {
@@ -119,7 +119,7 @@ TEST(Sampler, MinPKeepsWhatIsNearTheLikeliest) {
   const auto seen = [&](const SamplingParams& params) {
     Sampler sampler(params);
     std::map<int32_t, int> counts;
-    for (int i = 0; i < 2000; ++i) ++counts[sampler.Sample(logits)];
+    for (int i = 0; i < 2000; ++i) ++counts[*sampler.Sample(logits)];
     std::vector<int32_t> ids;
     for (const auto& [id, n] : counts) ids.push_back(id);
     return ids;
@@ -131,6 +131,31 @@ TEST(Sampler, MinPKeepsWhatIsNearTheLikeliest) {
   // The filters look at temperature 1: a flat distribution does not let more through.
   EXPECT_EQ(seen({.temperature = 50, .min_p = 0.5f}), (std::vector<int32_t>{2, 3}));
   EXPECT_EQ(seen({.temperature = 50, .top_p = 0.5f}), (std::vector<int32_t>{2, 3}));
+}
+
+TEST(Sampler, RefusesLogitsThatAreNotFiniteWhereverTheyAre) {
+  for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+    for (const size_t n : {1, 15, 16, 17, 100}) {
+      for (const size_t at : {size_t{0}, n / 2, n - 1}) {
+        for (const float temperature : {0.f, 1.f}) {
+          std::vector<float> logits(n, -3e38f);
+          Sampler sampler({.temperature = temperature, .presence_penalty = 1});
+          EXPECT_TRUE(sampler.Sample(logits).ok());
+          logits[at] = bad;
+          EXPECT_EQ(sampler.Sample(logits).status().code(), StatusCode::kDataLoss)
+              << bad << " at " << at << " of " << n;
+          EXPECT_EQ(sampler.n_draws(), temperature == 0 ? 0u : 1u);
+        }
+      }
+    }
+  }
+}
+
+TEST(Sampler, ABiasMayBanATokenForGood) {
+  for (const float temperature : {0.f, 1.f}) {
+    Sampler sampler({.temperature = temperature, .logit_bias = {{0, -INFINITY}, {2, -INFINITY}}});
+    for (int i = 0; i < 50; ++i) EXPECT_EQ(*sampler.Sample(std::vector{9.f, 1.f, 5.f}), 1);
+  }
 }
 
 TEST(SamplingParams, RefusesWhatCannotBe) {

@@ -97,7 +97,12 @@ StatusOr<Session> ParseSessionState(std::string_view state, int vocab_size, std:
 
 Status SaveSession(const Session& session, const CacheLayout& layout,
                    const SequenceIdentity& identity, const std::string& path) {
-  KVL_CHECK(session.cache != nullptr);
+  if (session.cache == nullptr) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: not written: the request ended before its prompt was read, and there is no "
+                 "cache to save",
+                 path);
+  }
   return SaveSequence(*session.cache, layout, identity, SessionState(session), path);
 }
 

@@ -37,8 +37,8 @@ std::string SessionState(const Session& session);
 // kDataLoss, or kUnimplemented for a later version, in a line that begins with `name`.
 StatusOr<Session> ParseSessionState(std::string_view state, int vocab_size, std::string_view name);
 
-// Writes the file atomically (kv/blocks/sequence_file.h). `layout` is that of the cache, which must
-// be there.
+// Writes the file atomically (kv/blocks/sequence_file.h). `layout` is that of the cache.
+// kInvalidArgument when the session has none.
 Status SaveSession(const Session& session, const CacheLayout& layout,
                    const SequenceIdentity& identity, const std::string& path);
 

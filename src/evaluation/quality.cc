@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/clock.h"
+#include "engine/sampler.h"
 
 namespace kvlathe {
 namespace {
@@ -32,7 +33,7 @@ struct TokenScore {
   double kl = 0;
   double deviation = 0;  // StretchQuality::logit_deviation
   bool agrees = false;
-  bool finite = true;
+  bool finite = true;  // the logits, and what is found from them
 };
 
 double LogSumExp(std::span<const float> x) {
@@ -61,9 +62,10 @@ double Deviation(std::span<const float> base, std::span<const float> logits) {
 
 TokenScore ScoreToken(std::span<const float> base, std::span<const float> logits, int32_t target) {
   TokenScore score;
+  score.finite = AreFinite(logits);
+  if (!score.finite) return score;
   const double log_sum = LogSumExp(logits);
   score.nll = log_sum - logits[target];
-  score.finite = std::isfinite(score.nll);
   if (base.data() == logits.data()) {
     score.agrees = true;
     return score;
@@ -78,6 +80,8 @@ TokenScore ScoreToken(std::span<const float> base, std::span<const float> logits
   score.kl = std::max(kl, 0.0);  // rounding of equal distributions can fall below zero
   score.agrees = std::max_element(base.begin(), base.end()) - base.begin() ==
                  std::max_element(logits.begin(), logits.end()) - logits.begin();
+  // Finite logits may be too far apart.
+  score.finite = std::isfinite(score.kl) && std::isfinite(score.deviation);
   return score;
 }
 
@@ -86,6 +90,7 @@ struct Targets {
   std::span<const int32_t> ids;
   size_t first_step = 0;  // of the first, counted from the end of the prompt
   size_t n_steps = 1;     // of the whole window
+  size_t n_prompt = 0;    // tokens of the window before the first step
 };
 
 // Scores rows of the last forwards of `base` and `model` against the targets.
@@ -101,8 +106,11 @@ Status ScoreRows(const Model& base, const Model& model, const Targets& targets, 
   for (size_t i = 0; i < scores.size(); ++i) {
     const TokenScore& s = scores[i];
     if (!s.finite) {
-      return Error(StatusCode::kInternal,
-                   "the model's logits are not finite; its weights or its basis are damaged");
+      return Error(StatusCode::kDataLoss,
+                   "the model computed logits that are not finite, or too large to compare, for "
+                   "token {} of the window (weights or activations overflow in bf16? try --dtype "
+                   "f32)",
+                   targets.n_prompt + targets.first_step + i);
     }
     sums->nll += s.nll;
     sums->kl += s.kl;
@@ -134,27 +142,39 @@ int64_t PieceAt(std::span<const Contestant> contestants, size_t n_left) {
   return n;
 }
 
+// fn(contestant) for each; an error says whose it is.
+template <typename F>
+Status ForEachContestant(std::span<Contestant> contestants, const F& fn) {
+  for (size_t i = 0; i < contestants.size(); ++i) {
+    const Status status = fn(&contestants[i]);
+    if (status.ok()) continue;
+    return Error(status.code(), "cache {} of {}: {}", i + 1, contestants.size(), MessageOf(status));
+  }
+  return OkStatus();
+}
+
 Status ScoreWindow(std::span<Contestant> contestants, std::span<const int32_t> window,
                    ThreadPool* threads) {
   const Model& base = *contestants[0].model;
   const size_t half = window.size() / 2, n_steps = window.size() - half;
-  for (Contestant& c : contestants) {
-    c.cache = std::make_unique<SequenceCache>(&c.model->layout(), c.pool.get());
-    c.cache->set_n_prompt(static_cast<int64_t>(half), static_cast<int64_t>(window.size() - half));
-    KVL_RETURN_IF_ERROR(Prefill(c.model, c.cache.get(), window.first(half)));
-    const Targets target = {window.subspan(half, 1), 0, n_steps};
-    KVL_RETURN_IF_ERROR(ScoreRows(base, *c.model, target, threads, &c.sums));
-  }
+  KVL_RETURN_IF_ERROR(ForEachContestant(contestants, [&](Contestant* c) -> Status {
+    c->cache = std::make_unique<SequenceCache>(&c->model->layout(), c->pool.get());
+    c->cache->set_n_prompt(static_cast<int64_t>(half), static_cast<int64_t>(n_steps));
+    KVL_RETURN_IF_ERROR(Prefill(c->model, c->cache.get(), window.first(half)));
+    const Targets target = {window.subspan(half, 1), 0, n_steps, half};
+    return ScoreRows(base, *c->model, target, threads, &c->sums);
+  }));
   for (size_t begin = half; begin < window.size();) {
     const size_t n = static_cast<size_t>(PieceAt(contestants, window.size() - begin));
     const size_t n_targets = std::min(n, window.size() - begin - 1);
-    for (Contestant& c : contestants) {
-      KVL_RETURN_IF_ERROR(c.cache->Extend(static_cast<int>(n)));
-      const SequenceStep step{c.cache.get(), window.subspan(begin, n), SequenceStep::Logits::kAll};
-      KVL_RETURN_IF_ERROR(c.model->Forward({&step, 1}));
-      const Targets targets = {window.subspan(begin + 1, n_targets), begin + 1 - half, n_steps};
-      KVL_RETURN_IF_ERROR(ScoreRows(base, *c.model, targets, threads, &c.sums));
-    }
+    KVL_RETURN_IF_ERROR(ForEachContestant(contestants, [&](Contestant* c) -> Status {
+      KVL_RETURN_IF_ERROR(c->cache->Extend(static_cast<int>(n)));
+      const SequenceStep step{c->cache.get(), window.subspan(begin, n), SequenceStep::Logits::kAll};
+      KVL_RETURN_IF_ERROR(c->model->Forward({&step, 1}));
+      const Targets targets = {window.subspan(begin + 1, n_targets), begin + 1 - half, n_steps,
+                               half};
+      return ScoreRows(base, *c->model, targets, threads, &c->sums);
+    }));
     begin += n;
   }
   return OkStatus();
@@ -240,7 +260,8 @@ StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
   double n_bytes = 0;
   for (size_t w = 0; w < text.windows.size(); ++w) {
     if (progress) progress("evaluating", static_cast<double>(w) / text.windows.size());
-    KVL_RETURN_IF_ERROR(ScoreWindow(contestants, text.windows[w], threads));
+    const Status scored = ScoreWindow(contestants, text.windows[w], threads);
+    if (!scored.ok()) return Error(scored.code(), "window {}: {}", w + 1, MessageOf(scored));
     for (size_t t = text.windows[w].size() / 2; t < text.windows[w].size(); ++t) {
       n_bytes += text.token_bytes[w][t];
     }

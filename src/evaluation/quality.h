@@ -63,7 +63,8 @@ struct Quality {
 };
 
 // Scores every model on the same windows; models[0] is the baseline of kl and top1_agreement. Each
-// model has a pool of its own with `kv_budget_bytes`.
+// model has a pool of its own with `kv_budget_bytes`. kDataLoss, with window and model, when rows
+// or logits are not finite, or when logits are too far apart for what compares them to be a number.
 StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
                                               const EvaluationText& text, int64_t kv_budget_bytes,
                                               ThreadPool* threads, const Progress& progress);

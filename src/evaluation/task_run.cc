@@ -190,11 +190,17 @@ class ScoreSheet {
   size_t n_done_ = 0;
 };
 
+// The error of an example, with its number.
+Status OfExample(size_t i, const Status& status) {
+  return Error(status.code(), "example {}: {}", i + 1, MessageOf(status));
+}
+
 Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& task,
                 int64_t kv_budget_bytes, ScoreSheet* sheet) {
   const size_t n = task.examples.size();
   std::vector<TextStream> streams;
   streams.reserve(n);
+  Status failure;  // the first
   BlockPool pool(kv_budget_bytes);
   Engine engine(model, &pool, {.max_sequences = kConcurrentSequences});
   for (size_t i = 0; i < n; ++i) {
@@ -209,20 +215,24 @@ Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& ta
       return streams[i].stopped() ? FinishReason::kStop : FinishReason::kNone;
     };
     const auto on_finish = [&, i](Engine::RequestId, const RequestOutcome& outcome) {
+      if (!outcome.status.ok() && failure.ok()) failure = OfExample(i, outcome.status);
+      if (!outcome.status.ok()) return;
       sheet->outcome(i).output += streams[i].Finish();
       sheet->outcome(i).kv_fraction = FractionOf(*model, outcome.kv_bytes, outcome.n_cached_tokens);
       sheet->Finish(i);
     };
-    KVL_RETURN_IF_ERROR(engine.Submit(std::move(request), on_token, on_finish).status());
+    const Status submitted = engine.Submit(std::move(request), on_token, on_finish).status();
+    if (!submitted.ok()) return OfExample(i, submitted);
   }
-  for (bool goes_on = true; goes_on && !sheet->is_hopeless();) {
-    KVL_ASSIGN_OR_RETURN(goes_on, engine.Step());
+  while (failure.ok() && !sheet->is_hopeless() && engine.Step()) {
   }
-  return OkStatus();
+  return failure;
 }
 
-// Natural logarithm of the probability that softmax(logits) gives to the token.
+// Natural logarithm of the probability that softmax(logits) gives to the token; NaN when a logit is
+// not finite.
 double LogProbability(std::span<const float> logits, int32_t token) {
+  if (!AreFinite(logits)) return std::nan("");
   const float max = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
   for (const float v : logits) sum += std::exp(v - max);
@@ -261,8 +271,11 @@ class ChoiceScorer {
         scores[i] += rest;
       }
       if (!std::isfinite(scores[i])) {
-        return Error(StatusCode::kInternal,
-                     "the model's logits are not finite; its weights or its basis are damaged");
+        return Error(
+            StatusCode::kDataLoss,
+            "the model computed logits that are not finite behind the choice '{}' (weights "
+            "or activations overflow in bf16? try --dtype f32)",
+            example_.text.choices[i]);
       }
     }
     return std::max_element(scores.begin(), scores.end()) - scores.begin();
@@ -312,7 +325,9 @@ class ChoiceScorer {
 Status Choose(Model* model, const PreparedTask& task, int64_t kv_budget_bytes, ScoreSheet* sheet) {
   BlockPool pool(kv_budget_bytes);
   for (size_t i = 0; i < task.examples.size() && !sheet->is_hopeless(); ++i) {
-    KVL_ASSIGN_OR_RETURN(sheet->outcome(i), ChoiceScorer(model, &pool, task.examples[i]).Run());
+    StatusOr<Outcome> outcome = ChoiceScorer(model, &pool, task.examples[i]).Run();
+    if (!outcome.ok()) return OfExample(i, outcome.status());
+    sheet->outcome(i) = *std::move(outcome);
     sheet->Finish(i);
   }
   return OkStatus();

@@ -69,7 +69,9 @@ struct TaskResult {
 
 // Greedy. Several sequences run at the same time as far as the KV budget allows; the choices of one
 // example run one after the other. `progress` may be null. Ends early where the mean cannot reach
-// `least_score` any more.
+// `least_score` any more. An example that fails fails the task, with its number from 1: kDataLoss
+// when the model computes rows or logits that are not finite, kResourceExhausted when the budget
+// does not hold it.
 StatusOr<TaskResult> RunTask(Model* model, const Tokenizer& tokenizer, const PreparedTask& task,
                              int64_t kv_budget_bytes, const Progress& progress,
                              double least_score = 0);

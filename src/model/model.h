@@ -66,9 +66,17 @@ class Model {
   // Runs one step. Logits of the tokens asked for are in order of the batch behind logits().
   // Without a basis `observer` sees rows as the model makes them. Appends to streams[l], if there
   // are any, what goes into layer l, [n_tokens, hidden_dim]. kResourceExhausted when there is no
-  // memory for activations, kInvalidArgument past the table of a model with learned positions.
+  // memory for activations, kInvalidArgument past the table of a model with learned positions;
+  // otherwise the error of the first sequence that fails (ForwardEach).
   Status Forward(std::span<const SequenceStep> steps, QkvObserver* observer = nullptr,
                  std::vector<std::vector<float>>* streams = nullptr);
+  // Runs one step in which a sequence that fails harms no other: (*failures)[i] says why steps[i]
+  // failed, and is OK for the rest, whose caches and logits are what they would be without it.
+  // kDataLoss when its rows hold NaN or infinity and are to be compressed, kResourceExhausted when
+  // the system has no memory to drop or seal what it holds. Its cache is then only good for Clear,
+  // and its rows of logits() mean nothing. An error that is returned concerns the whole step, and
+  // the caches of all sequences in it.
+  Status ForwardEach(std::span<const SequenceStep> steps, std::vector<Status>* failures);
   // Of the layers from first_layer on, where `stream` goes in; the caches keep zeros in the others.
   Status ForwardFrom(int first_layer, std::span<const float> stream,
                      std::span<const SequenceStep> steps);
@@ -170,7 +178,14 @@ class Model {
   // Places the tokens of a step and makes room for what it computes.
   Status Begin(std::span<const SequenceStep> steps);
   void EmbedTokens();
-  Status SkipLayer(int layer_idx, std::span<const SequenceStep> steps);
+  // The layers and the logits; failures_ tells which sequences failed.
+  Status RunStep(std::span<const SequenceStep> steps, QkvObserver* observer,
+                 std::vector<std::vector<float>>* streams);
+  // From here on nothing of the sequence is dropped, cut or sealed in this forward.
+  void FailSequence(std::span<const SequenceStep> steps, const SequenceCache* cache, Status status);
+  bool AllFailed() const;
+  Status FirstFailure() const;
+  void SkipLayer(int layer_idx, std::span<const SequenceStep> steps);
   Status RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObserver* observer);
   void ProjectQkv(int layer_idx);
   // Of a model with DMC: the deciding channels of queries and keys go to decisions_ and are zero.
@@ -193,7 +208,11 @@ class Model {
   // What the KV head's key of this token is stored from, [head_dim]: after RoPE, less their offset;
   // with latents before it, but for sinks, which are stored as they are. `centred` is scratch.
   void RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* centred, std::byte* out);
-  Status AppendRows(int layer_idx, std::span<const SequenceStep> steps);
+  void AppendRows(int layer_idx, std::span<const SequenceStep> steps);
+  // Rows of one head of one sequence, the first of which is row `first_row` of the step. False when
+  // rows that are coded as they come are not finite.
+  bool AppendRowsOfHead(int layer_idx, int kv_head_idx, const SequenceStep& step,
+                        int64_t first_row);
   // Numbers of a key row of the head as it is made; caches hold the first rank_k of them.
   int64_t KeyWidth(int layer_idx, int kv_head_idx) const {
     const std::vector<int64_t>& offsets = offsets_[layer_idx].rank_k;
@@ -225,10 +244,17 @@ class Model {
                    std::vector<SealHead>* heads, std::vector<SealJob>* jobs) const;
   std::vector<OnlineSvdHead> OnlineSvdHeads(int layer_idx, std::span<SequenceCache* const> caches,
                                             std::span<const SealJob> jobs) const;
-  Status Prune(int layer_idx, std::span<const SequenceStep> steps);
+  // Seals together; an error says nothing about which of the caches it is. (model_seal.cc)
+  Status SealTogether(int layer_idx, std::span<SequenceCache* const> caches,
+                      std::span<const SequenceCache::RunObjects> objects);
+  // What became of each cache.
+  std::vector<Status> SealEach(int layer_idx, std::span<SequenceCache* const> caches);
+  void SealStep(int layer_idx, std::span<const SequenceStep> steps);
+  void Prune(int layer_idx, std::span<const SequenceStep> steps);
+  Status PruneSequence(int layer_idx, SequenceCache* cache);
   // Where a prompt ended that was read with whole keys: those that are left become rows of the
   // cache's ranks. (model_retention.cc)
-  Status CutKeys(int layer_idx, std::span<const SequenceStep> steps);
+  void CutKeys(int layer_idx, std::span<const SequenceStep> steps);
   void CutKeysOfHead(int layer_idx, int kv_head_idx, const SequenceCache& cache, int worker_id);
   // Counts what sealing entries again, which Prune opened, has changed of them. `packed` are the
   // blocks and records of each cache of SealRuns.
@@ -299,7 +325,8 @@ class Model {
   std::vector<float> decisions_;         // [n_tokens, n_heads + n_kv_heads] of a model with DMC
   std::vector<int> n_closed_;            // [n_kv_heads, n_tokens] MergedRows::n_closed of the layer
   std::vector<ScoreNoise> noises_;       // of the jobs, where votes are noisy
-  std::vector<SequenceCache*> sealing_;  // the caches whose step ended a run
+  std::vector<Status> failures_;         // of the sequences of the step
+  std::vector<SequenceCache*> sealing_;  // the caches whose step ended a run, but for failed ones
   std::vector<OpenedHead> opened_;       // in the layer at work
   Buffer hidden_;                        // [n_tokens, hidden_dim] f32, the residual stream
   Buffer normed_;                        // [n_tokens, hidden_dim]

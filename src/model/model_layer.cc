@@ -1,10 +1,9 @@
-// One layer of the forward: projections, attention, sealing, feed-forward; and the logits. Rows are
-// made and stored in model_rows.cc.
+// One layer of the forward: projections, attention, feed-forward; and the logits. Rows are made and
+// stored in model_rows.cc and sealed in model_seal.cc.
 #include <algorithm>
 #include <cmath>
 
 #include "base/clock.h"
-#include "base/random.h"
 #include "model/model.h"
 
 namespace kvlathe {
@@ -17,12 +16,12 @@ Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvOb
   if (layout_.MergesEntries()) MergeRows(layer_idx, steps);
   if (!needs_no_turn_) RotateQueriesAndKeys(layer_idx);
   if (layout_.GathersQueries()) GatherQueries(layer_idx, steps);
-  KVL_RETURN_IF_ERROR(AppendRows(layer_idx, steps));
+  AppendRows(layer_idx, steps);
   KVL_RETURN_IF_ERROR(Attend(layer_idx, steps));
   if (heads_per_latent_ > 1) ReadOutputs(layer_idx);
-  KVL_RETURN_IF_ERROR(Prune(layer_idx, steps));
-  KVL_RETURN_IF_ERROR(CutKeys(layer_idx, steps));
-  KVL_RETURN_IF_ERROR(SealRuns(layer_idx, sealing_));
+  Prune(layer_idx, steps);
+  CutKeys(layer_idx, steps);
+  SealStep(layer_idx, steps);
   // A parallel MLP reads the stream as it was before attention added to it.
   const ModelConfig& c = config();
   const NormWeights& ffn_norm = weights_->layer(layer_idx).ffn_norm;
@@ -220,98 +219,6 @@ void Model::ReadOutputs(int layer_idx) {
       linear_.RunOnWorker(params, worker_id);
     }
   });
-}
-
-std::vector<OnlineSvdHead> Model::OnlineSvdHeads(int layer_idx,
-                                                 std::span<SequenceCache* const> caches,
-                                                 std::span<const SealJob> jobs) const {
-  std::vector<OnlineSvdHead> heads;
-  for (size_t i = 0; i < caches.size(); ++i) {
-    for (int g = 0; g < layout_.n_kv_heads; ++g) {
-      const SealHead& head = jobs[i].heads[g];
-      const RunExtent run = caches[i]->run_to_seal(layer_idx, g);
-      heads.push_back({.shape = PackedShapeOf(caches[i]->layout(), layer_idx, g, run),
-                       .blocks = head.blocks,
-                       .packed = head.packed,
-                       .record = head.record});
-      if (head.record == nullptr) {
-        heads.back().rotations = caches[i]->runs(layer_idx, g).front().record;
-      } else if (online_.has_value()) {
-        heads.back().query_gram = caches[i]->query_gram(layer_idx, g);
-        heads.back().output_gram = &online_->output_grams[layer_idx * layout_.n_kv_heads + g];
-        heads.back().is_normalised = online_->is_normalised;
-      }
-    }
-  }
-  return heads;
-}
-
-// The runs of the layer of one cache, at most one for each of `heads`, which it fills.
-void Model::AddSealJobs(int layer_idx, const SequenceCache& cache,
-                        const SequenceCache::RunObjects& objects, const KeyRotation& rotation,
-                        std::vector<SealHead>* heads, std::vector<SealJob>* jobs) const {
-  const int n_heads_per_run = layout_.n_heads_per_run();
-  for (int g = 0; g < layout_.n_kv_heads; ++g) {
-    const BlockShape& shape = cache.layout().shape(layer_idx, g);
-    heads->push_back(
-        {.rank_k = shape.rank_k,
-         .rank_v = shape.rank_v,
-         .blocks = cache.blocks(layer_idx, g).data() + cache.run_to_seal(layer_idx, g).first_block,
-         .packed = objects.packed[g].data(),
-         .record = objects.records[g],
-         .k_bits = shape.k_bits,
-         .v_bits = shape.v_bits,
-         .has_coded_rows = shape.has_coded_rows});
-  }
-  for (int g = 0; g < layout_.n_kv_heads; g += n_heads_per_run) {
-    const RunExtent run = cache.run_to_seal(layer_idx, g);
-    if (run.n_blocks == 0) continue;
-    jobs->push_back({.heads = std::span(*heads).subspan(g, n_heads_per_run),
-                     .first_head = g,
-                     .layer_record = objects.layer_records[g],
-                     .n_blocks = static_cast<int>(run.n_blocks),
-                     .is_prompt = run.is_prompt,
-                     .is_repaired = run.is_repaired,
-                     .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_idx,
-                     .codebooks = CodebooksOf(layer_idx),
-                     .rotation = rotation.From(run.first_block)});
-  }
-}
-
-Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
-  if (caches.empty()) return OkStatus();
-  const ScopedTimer timer(&profile_.seal);
-  std::vector<SequenceCache::RunObjects> objects;
-  std::vector<std::vector<SealHead>> heads(caches.size());
-  std::vector<SealJob> jobs;
-  int64_t n_run_blocks = 0;  // to the end of the last run
-  for (const SequenceCache* cache : caches) {
-    for (int g = 0; g < layout_.n_kv_heads; g += layout_.n_heads_per_run()) {
-      const RunExtent run = cache->run_to_seal(layer_idx, g);
-      n_run_blocks = std::max(n_run_blocks, run.first_block + run.n_blocks);
-    }
-  }
-  const KeyRotation rotation = RotationOf(n_run_blocks);
-  const auto give_up = [&](const Status& status) {
-    for (size_t i = 0; i < objects.size(); ++i) caches[i]->DropRunObjects(objects[i]);
-    return status;
-  };
-  for (size_t i = 0; i < caches.size(); ++i) {
-    StatusOr<SequenceCache::RunObjects> taken = caches[i]->TakeRunObjects(layer_idx);
-    if (!taken.ok()) return give_up(taken.status());
-    objects.push_back(*std::move(taken));
-    AddSealJobs(layer_idx, *caches[i], objects.back(), rotation, &heads[i], &jobs);
-  }
-  const Status sealed = layout_.seal->format.is_rotated
-                            ? SealByOnlineSvd(OnlineSvdHeads(layer_idx, caches, jobs),
-                                              {elementwise_, &linear_, pool_})
-                            : sealer_->Run(jobs);
-  if (!sealed.ok()) {
-    return give_up(Error(sealed.code(), "layer {}: {}", layer_idx, MessageOf(sealed)));
-  }
-  if (!opened_.empty()) MeasureReencodings(layer_idx, caches, objects);
-  for (size_t i = 0; i < caches.size(); ++i) caches[i]->PlaceRun(layer_idx, objects[i]);
-  return OkStatus();
 }
 
 // Reads normed_.

@@ -57,33 +57,37 @@ void Model::ScoreEntries(int layer_idx, int kv_head_idx, const SequenceStep& ste
   job->noise = &noises_.back();
 }
 
-Status Model::Prune(int layer_idx, std::span<const SequenceStep> steps) {
+void Model::Prune(int layer_idx, std::span<const SequenceStep> steps) {
   const ScopedTimer timer(&profile_.prune);
   opened_.clear();
-  for (const SequenceStep& step : steps) {
-    SequenceCache* cache = step.cache;
-    if (!cache->must_prune()) continue;
-    const bool reopens = cache->must_reopen(layer_idx);
-    std::vector<PackedHead> packed;
-    for (int g = 0; reopens && g < layout_.n_kv_heads; ++g) {
-      packed.push_back(PackedHeadOf(cache->layout(), layer_idx, g, cache->runs(layer_idx, g), {}));
-    }
-    KVL_ASSIGN_OR_RETURN(const std::vector<int> n_sealed,
-                         PruneLayer(cache->layout(), layer_idx, packed, pool_, cache));
-    if (!reopens) continue;
-    cache->mutable_reencoding()->n_times += layer_idx == 0 ? 1 : 0;
-    for (int g = 0; g < layout_.n_kv_heads; ++g) opened_.push_back({cache, g, n_sealed[g]});
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (!steps[i].cache->must_prune() || !failures_[i].ok()) continue;
+    Status pruned = PruneSequence(layer_idx, steps[i].cache);
+    if (!pruned.ok()) FailSequence(steps, steps[i].cache, std::move(pruned));
   }
+}
+
+Status Model::PruneSequence(int layer_idx, SequenceCache* cache) {
+  const bool reopens = cache->must_reopen(layer_idx);
+  std::vector<PackedHead> packed;
+  for (int g = 0; reopens && g < layout_.n_kv_heads; ++g) {
+    packed.push_back(PackedHeadOf(cache->layout(), layer_idx, g, cache->runs(layer_idx, g), {}));
+  }
+  KVL_ASSIGN_OR_RETURN(const std::vector<int> n_sealed,
+                       PruneLayer(cache->layout(), layer_idx, packed, pool_, cache));
+  if (!reopens) return OkStatus();
+  cache->mutable_reencoding()->n_times += layer_idx == 0 ? 1 : 0;
+  for (int g = 0; g < layout_.n_kv_heads; ++g) opened_.push_back({cache, g, n_sealed[g]});
   return OkStatus();
 }
 
-Status Model::CutKeys(int layer_idx, std::span<const SequenceStep> steps) {
+void Model::CutKeys(int layer_idx, std::span<const SequenceStep> steps) {
   const ScopedTimer timer(&profile_.prune);
   std::vector<SequenceCache*> caches;
-  for (const SequenceStep& step : steps) {
-    if (step.cache->must_cut_keys()) caches.push_back(step.cache);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (steps[i].cache->must_cut_keys() && failures_[i].ok()) caches.push_back(steps[i].cache);
   }
-  if (caches.empty()) return OkStatus();
+  if (caches.empty()) return;
   const int n_kv_heads = layout_.n_kv_heads;
   pool_->Run([&](int worker_id) {
     const Range items = ShareOf(std::ssize(caches) * n_kv_heads, 1, worker_id, pool_->n_workers());
@@ -92,8 +96,10 @@ Status Model::CutKeys(int layer_idx, std::span<const SequenceStep> steps) {
                     worker_id);
     }
   });
-  for (SequenceCache* cache : caches) KVL_RETURN_IF_ERROR(cache->ShrinkBlocks(layer_idx));
-  return OkStatus();
+  for (SequenceCache* cache : caches) {
+    Status shrunk = cache->ShrinkBlocks(layer_idx);
+    if (!shrunk.ok()) FailSequence(steps, cache, std::move(shrunk));
+  }
 }
 
 void Model::CutKeysOfHead(int layer_idx, int kv_head_idx, const SequenceCache& cache,

@@ -1,6 +1,5 @@
 // From a layer's projections to rows in blocks: rotation, the basis, and appending.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -197,70 +196,81 @@ void Model::RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* 
   elementwise_->convert(centred, d, row_type_, out);
 }
 
-Status Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
+void Model::AppendRows(int layer_idx, std::span<const SequenceStep> steps) {
   const ScopedTimer timer(&profile_.append);
-  const int n_kv_heads = layout_.n_kv_heads, n_sink = layout_.n_sink, d = layout_.head_dim;
-  const LayerOffsets& offsets = offsets_[layer_idx];
-  const int64_t element = SizeOf(row_type_), v_stride = offsets.rank_v.back();
+  const int n_kv_heads = layout_.n_kv_heads;
   const int n_items = static_cast<int>(steps.size()) * n_kv_heads;
-  std::atomic<bool> is_finite = true;
+  std::vector<uint8_t> is_finite(n_items, 1);
   pool_->Run([&](int worker_id) {
     const Range items = ShareOf(n_items, 1, worker_id, pool_->n_workers());
-    int64_t token_idx = 0;  // of the sequence's first token in the batch
+    int64_t first_row = 0;  // of the sequence in the batch
     for (int item = 0; item < items.end; ++item) {
       const int g = item % n_kv_heads;
       const SequenceStep& step = steps[item / n_kv_heads];
-      if (g == 0 && item > 0) token_idx += steps[item / n_kv_heads - 1].token_ids.size();
-      if (item < items.begin) continue;
-      const BlockShape shape = step.cache->shape(layer_idx, g);
-      const int n_new = static_cast<int>(step.token_ids.size());
-      const int first = step.cache->n_tokens() - n_new;
-      const HeadRows k_whole = WholeKeyRows(layer_idx, g);
-      const HeadRows k = step.cache->has_whole_keys(layer_idx) ? k_whole : KeyRows(layer_idx, g);
-      const std::byte* v = v_.data() + offsets.rank_v[g] * element;
-      for (int t = 0; t < n_new;) {
-        const int64_t row = token_idx + t;
-        const int position = first + t;
-        if (position < n_sink) {
-          std::memcpy(step.cache->sink_k(layer_idx, g) + position * d * element,
-                      k_whole.first + row * k_whole.stride * element, d * element);
-          std::memcpy(step.cache->sink_v(layer_idx, g) + position * shape.rank_v * element,
-                      v + row * v_stride * element, shape.rank_v * element);
-          ++t;
-          continue;
-        }
-        int entry = step.cache->n_entries(layer_idx, g) - (n_new - t), n_rows = n_new - t;
-        if (layout_.MergesEntries()) {
-          // The last row of each entry is the one that holds all of it.
-          const int* n_closed = &n_closed_[g * n_tokens_ + row];
-          if (t + 1 < n_new && n_closed[1] == n_closed[0]) {
-            ++t;
-            continue;
-          }
-          entry = n_closed[0];
-          n_rows = 1;
-        }
-        AppendParams params;
-        params.shape = shape;
-        params.block = step.cache->blocks(layer_idx, g)[entry / kBlockSize];
-        params.first_slot = entry % kBlockSize;
-        params.n_rows = std::min(n_rows, kBlockSize - params.first_slot);
-        params.k = k.first + row * k.stride * element;
-        params.k_stride = k.stride;
-        params.v = v + row * v_stride * element;
-        params.v_stride = v_stride;
-        if (!shape.has_coded_rows) {
-          attend_->append(params);
-        } else if (!AppendCodedRows(params)) {
-          is_finite.store(false, std::memory_order_relaxed);
-        }
-        t += params.n_rows;
-      }
+      if (item >= items.begin) is_finite[item] = AppendRowsOfHead(layer_idx, g, step, first_row);
+      if (g + 1 == n_kv_heads) first_row += std::ssize(step.token_ids);
     }
   });
-  if (is_finite.load()) return OkStatus();
-  return Error(StatusCode::kDataLoss,
-               "layer {}: K or V holds NaN or infinity; such rows cannot be compressed", layer_idx);
+  for (int item = 0; item < n_items; ++item) {
+    if (is_finite[item] != 0) continue;
+    FailSequence(
+        steps, steps[item / n_kv_heads].cache,
+        Error(StatusCode::kDataLoss,
+              "layer {}: K or V holds NaN or infinity; such rows cannot be compressed", layer_idx));
+  }
+}
+
+bool Model::AppendRowsOfHead(int layer_idx, int kv_head_idx, const SequenceStep& step,
+                             int64_t first_row) {
+  const int g = kv_head_idx, n_sink = layout_.n_sink, d = layout_.head_dim;
+  const LayerOffsets& offsets = offsets_[layer_idx];
+  const int64_t element = SizeOf(row_type_), v_stride = offsets.rank_v.back();
+  const BlockShape shape = step.cache->shape(layer_idx, g);
+  const int n_new = static_cast<int>(step.token_ids.size());
+  const int first = step.cache->n_tokens() - n_new;
+  const HeadRows k_whole = WholeKeyRows(layer_idx, g);
+  const HeadRows k = step.cache->has_whole_keys(layer_idx) ? k_whole : KeyRows(layer_idx, g);
+  const std::byte* v = v_.data() + offsets.rank_v[g] * element;
+  bool is_finite = true;
+  for (int t = 0; t < n_new;) {
+    const int64_t row = first_row + t;
+    const int position = first + t;
+    if (position < n_sink) {
+      std::memcpy(step.cache->sink_k(layer_idx, g) + position * d * element,
+                  k_whole.first + row * k_whole.stride * element, d * element);
+      std::memcpy(step.cache->sink_v(layer_idx, g) + position * shape.rank_v * element,
+                  v + row * v_stride * element, shape.rank_v * element);
+      ++t;
+      continue;
+    }
+    int entry = step.cache->n_entries(layer_idx, g) - (n_new - t), n_rows = n_new - t;
+    if (layout_.MergesEntries()) {
+      // The last row of each entry is the one that holds all of it.
+      const int* n_closed = &n_closed_[g * n_tokens_ + row];
+      if (t + 1 < n_new && n_closed[1] == n_closed[0]) {
+        ++t;
+        continue;
+      }
+      entry = n_closed[0];
+      n_rows = 1;
+    }
+    AppendParams params;
+    params.shape = shape;
+    params.block = step.cache->blocks(layer_idx, g)[entry / kBlockSize];
+    params.first_slot = entry % kBlockSize;
+    params.n_rows = std::min(n_rows, kBlockSize - params.first_slot);
+    params.k = k.first + row * k.stride * element;
+    params.k_stride = k.stride;
+    params.v = v + row * v_stride * element;
+    params.v_stride = v_stride;
+    if (!shape.has_coded_rows) {
+      attend_->append(params);
+    } else {
+      is_finite = AppendCodedRows(params) && is_finite;
+    }
+    t += params.n_rows;
+  }
+  return is_finite;
 }
 
 }  // namespace kvlathe

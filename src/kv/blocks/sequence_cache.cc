@@ -164,8 +164,11 @@ Status SequenceCache::NoRoom(int n_new, int64_t needed_bytes) const {
 
 Status SequenceCache::Extend(int n_new) {
   KVL_CHECK_GE(n_new, 0);
+  if (must_seal() || must_prune() || must_cut_keys()) {
+    return Error(StatusCode::kDataLoss,
+                 "the sequence failed at {} positions and cannot go on; start it again", n_tokens_);
+  }
   KVL_CHECK_LE(n_new, max_step());
-  KVL_CHECK(!must_seal() && !must_prune() && !must_cut_keys());
   if (n_new > 0) ReleaseOutOfWindow();
   const int64_t n_tokens = int64_t{n_tokens_} + n_new;
   const std::vector<RunExtent> runs = NextRuns(n_tokens);

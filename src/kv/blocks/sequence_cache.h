@@ -57,8 +57,9 @@ class SequenceCache {
 
   // Makes positions [n_tokens, n_tokens + n_new) writable in every head: all or nothing, n_new at
   // most max_step(). Where a run ends there, room to seal it is set aside as well.
-  // kResourceExhausted, with what is needed and what is free, when the budget does not hold them.
-  // Costs a comparison when no head needs a block. New rows are undefined until written.
+  // kResourceExhausted, with what is needed and what is free, when the budget does not hold them;
+  // kDataLoss when the last step did not finish what it had to seal, drop or cut, because it
+  // failed. Costs a comparison when no head needs a block. New rows are undefined until written.
   // With a window, blocks that none of the new positions can see are given back first, also when
   // there is then no room.
   Status Extend(int n_new);

@@ -1,0 +1,138 @@
+// Sealing in a layer: the runs that a step ended become packed blocks, each sequence's on its own
+// where one of them fails.
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "model/model.h"
+
+namespace kvlathe {
+
+std::vector<OnlineSvdHead> Model::OnlineSvdHeads(int layer_idx,
+                                                 std::span<SequenceCache* const> caches,
+                                                 std::span<const SealJob> jobs) const {
+  std::vector<OnlineSvdHead> heads;
+  for (size_t i = 0; i < caches.size(); ++i) {
+    for (int g = 0; g < layout_.n_kv_heads; ++g) {
+      const SealHead& head = jobs[i].heads[g];
+      const RunExtent run = caches[i]->run_to_seal(layer_idx, g);
+      heads.push_back({.shape = PackedShapeOf(caches[i]->layout(), layer_idx, g, run),
+                       .blocks = head.blocks,
+                       .packed = head.packed,
+                       .record = head.record});
+      if (head.record == nullptr) {
+        heads.back().rotations = caches[i]->runs(layer_idx, g).front().record;
+      } else if (online_.has_value()) {
+        heads.back().query_gram = caches[i]->query_gram(layer_idx, g);
+        heads.back().output_gram = &online_->output_grams[layer_idx * layout_.n_kv_heads + g];
+        heads.back().is_normalised = online_->is_normalised;
+      }
+    }
+  }
+  return heads;
+}
+
+// The runs of the layer of one cache, at most one for each of `heads`, which it fills.
+void Model::AddSealJobs(int layer_idx, const SequenceCache& cache,
+                        const SequenceCache::RunObjects& objects, const KeyRotation& rotation,
+                        std::vector<SealHead>* heads, std::vector<SealJob>* jobs) const {
+  const int n_heads_per_run = layout_.n_heads_per_run();
+  for (int g = 0; g < layout_.n_kv_heads; ++g) {
+    const BlockShape& shape = cache.layout().shape(layer_idx, g);
+    heads->push_back(
+        {.rank_k = shape.rank_k,
+         .rank_v = shape.rank_v,
+         .blocks = cache.blocks(layer_idx, g).data() + cache.run_to_seal(layer_idx, g).first_block,
+         .packed = objects.packed[g].data(),
+         .record = objects.records[g],
+         .k_bits = shape.k_bits,
+         .v_bits = shape.v_bits,
+         .has_coded_rows = shape.has_coded_rows});
+  }
+  for (int g = 0; g < layout_.n_kv_heads; g += n_heads_per_run) {
+    const RunExtent run = cache.run_to_seal(layer_idx, g);
+    if (run.n_blocks == 0) continue;
+    jobs->push_back({.heads = std::span(*heads).subspan(g, n_heads_per_run),
+                     .first_head = g,
+                     .layer_record = objects.layer_records[g],
+                     .n_blocks = static_cast<int>(run.n_blocks),
+                     .is_prompt = run.is_prompt,
+                     .is_repaired = run.is_repaired,
+                     .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_idx,
+                     .codebooks = CodebooksOf(layer_idx),
+                     .rotation = rotation.From(run.first_block)});
+  }
+}
+
+Status Model::SealTogether(int layer_idx, std::span<SequenceCache* const> caches,
+                           std::span<const SequenceCache::RunObjects> objects) {
+  std::vector<std::vector<SealHead>> heads(caches.size());
+  std::vector<SealJob> jobs;
+  int64_t n_run_blocks = 0;  // to the end of the last run
+  for (const SequenceCache* cache : caches) {
+    for (int g = 0; g < layout_.n_kv_heads; g += layout_.n_heads_per_run()) {
+      const RunExtent run = cache->run_to_seal(layer_idx, g);
+      n_run_blocks = std::max(n_run_blocks, run.first_block + run.n_blocks);
+    }
+  }
+  const KeyRotation rotation = RotationOf(n_run_blocks);
+  for (size_t i = 0; i < caches.size(); ++i) {
+    AddSealJobs(layer_idx, *caches[i], objects[i], rotation, &heads[i], &jobs);
+  }
+  const Status sealed = layout_.seal->format.is_rotated
+                            ? SealByOnlineSvd(OnlineSvdHeads(layer_idx, caches, jobs),
+                                              {elementwise_, &linear_, pool_})
+                            : sealer_->Run(jobs);
+  if (sealed.ok()) return sealed;
+  return Error(sealed.code(), "layer {}: {}", layer_idx, MessageOf(sealed));
+}
+
+std::vector<Status> Model::SealEach(int layer_idx, std::span<SequenceCache* const> caches) {
+  std::vector<Status> statuses(caches.size());
+  if (caches.empty()) return statuses;
+  const ScopedTimer timer(&profile_.seal);
+  std::vector<size_t> indices;  // in `caches`, of those that got objects
+  std::vector<SequenceCache*> sealed;
+  std::vector<SequenceCache::RunObjects> objects;
+  for (size_t i = 0; i < caches.size(); ++i) {
+    StatusOr<SequenceCache::RunObjects> taken = caches[i]->TakeRunObjects(layer_idx);
+    statuses[i] = taken.status();
+    if (!taken.ok()) continue;
+    indices.push_back(i);
+    sealed.push_back(caches[i]);
+    objects.push_back(*std::move(taken));
+  }
+  const Status together = SealTogether(layer_idx, sealed, objects);
+  if (!together.ok()) {
+    // What was written is undefined, and plain rows are still there: each again alone, which tells
+    // whose rows they are.
+    for (size_t i = indices.size(); i-- > 0;) {
+      Status& status = statuses[indices[i]];
+      status = indices.size() == 1 ? together
+                                   : SealTogether(layer_idx, {&sealed[i], 1}, {&objects[i], 1});
+      if (status.ok()) continue;
+      sealed[i]->DropRunObjects(objects[i]);
+      sealed.erase(sealed.begin() + static_cast<int64_t>(i));
+      objects.erase(objects.begin() + static_cast<int64_t>(i));
+    }
+  }
+  if (!opened_.empty()) MeasureReencodings(layer_idx, sealed, objects);
+  for (size_t i = 0; i < sealed.size(); ++i) sealed[i]->PlaceRun(layer_idx, objects[i]);
+  return statuses;
+}
+
+void Model::SealStep(int layer_idx, std::span<const SequenceStep> steps) {
+  const std::vector<SequenceCache*> caches = sealing_;  // which loses those that fail
+  const std::vector<Status> statuses = SealEach(layer_idx, caches);
+  for (size_t i = 0; i < caches.size(); ++i) {
+    if (!statuses[i].ok()) FailSequence(steps, caches[i], statuses[i]);
+  }
+}
+
+Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
+  for (const Status& status : SealEach(layer_idx, caches)) KVL_RETURN_IF_ERROR(status);
+  return OkStatus();
+}
+
+}  // namespace kvlathe
