@@ -19,17 +19,18 @@ using Byte = uint8_t;
 constexpr int kBlock = 32;        // values of a block of Q4_0 and its like
 constexpr int kSuperBlock = 256;  // values of a block of Q4_K and its like
 
-// As ToFloat(F16), without branches: in loops it becomes vector code.
+// As ToFloat(F16), with masks in place of branches: in loops it becomes vector code.
 inline float HalfToFloat(uint16_t half) {
+  constexpr uint32_t kExponent = 0x7c00u << 13;
+  constexpr uint32_t kRebias = 112u << 23;
   const uint32_t sign = (half & 0x8000u) << 16;
   const uint32_t magnitude = (half & 0x7fffu) << 13;
-  const uint32_t exponent = magnitude & (0x7c00u << 13);
-  const uint32_t normal = magnitude + (112u << 23);
-  const uint32_t special = magnitude + (224u << 23);
-  const float shifted = std::bit_cast<float>(magnitude + (113u << 23));
+  const uint32_t is_subnormal = 0u - ((magnitude & kExponent) == 0);
+  const uint32_t is_special = 0u - ((magnitude & kExponent) == kExponent);  // infinity or NaN
+  const uint32_t normal = magnitude + kRebias + (kRebias & is_special);
+  const float shifted = std::bit_cast<float>(magnitude + kRebias + (1u << 23));
   const uint32_t subnormal = std::bit_cast<uint32_t>(shifted - 0x1.0p-14f);
-  const uint32_t finite = exponent == 0 ? subnormal : normal;
-  return std::bit_cast<float>(sign | (exponent == (0x7c00u << 13) ? special : finite));
+  return std::bit_cast<float>(sign | (normal & ~is_subnormal) | (subnormal & is_subnormal));
 }
 
 inline uint16_t Load16(const Byte* from) {
@@ -37,10 +38,17 @@ inline uint16_t Load16(const Byte* from) {
   std::memcpy(&value, from, sizeof(value));
   return value;
 }
-inline float LoadHalf(const Byte* from) { return HalfToFloat(Load16(from)); }
+// For the scale of a block, which is hardly ever subnormal: a branch costs less than the masks.
+inline float LoadScale(const Byte* from) {
+  const uint16_t half = Load16(from);
+  const uint32_t exponent = half >> 10 & 31u;
+  if (exponent == 0 || exponent == 31) [[unlikely]]
+    return HalfToFloat(half);
+  return std::bit_cast<float>((half & 0x8000u) << 16 | ((half & 0x7fffu) + (112u << 10)) << 13);
+}
 
 void DequantizeF16(const Byte* from, int64_t n, float* __restrict to) {
-  for (int64_t i = 0; i < n; ++i) to[i] = LoadHalf(from + 2 * i);
+  for (int64_t i = 0; i < n; ++i) to[i] = HalfToFloat(Load16(from + 2 * i));
 }
 
 void DequantizeBf16(const Byte* from, int64_t n, float* __restrict to) {
@@ -51,7 +59,7 @@ void DequantizeBf16(const Byte* from, int64_t n, float* __restrict to) {
 
 void DequantizeQ4_0(const Byte* from, int64_t n_blocks, float* __restrict to) {
   for (int64_t i = 0; i < n_blocks; ++i, from += 18, to += kBlock) {
-    const float d = LoadHalf(from);
+    const float d = LoadScale(from);
     const Byte* q = from + 2;
     for (int l = 0; l < 16; ++l) {
       to[l] = d * static_cast<float>((q[l] & 15) - 8);
@@ -62,8 +70,8 @@ void DequantizeQ4_0(const Byte* from, int64_t n_blocks, float* __restrict to) {
 
 void DequantizeQ4_1(const Byte* from, int64_t n_blocks, float* __restrict to) {
   for (int64_t i = 0; i < n_blocks; ++i, from += 20, to += kBlock) {
-    const float d = LoadHalf(from);
-    const float m = LoadHalf(from + 2);
+    const float d = LoadScale(from);
+    const float m = LoadScale(from + 2);
     const Byte* q = from + 4;
     for (int l = 0; l < 16; ++l) {
       to[l] = d * static_cast<float>(q[l] & 15) + m;
@@ -84,7 +92,7 @@ inline void UnpackFiveBits(const Byte* high, const Byte* low, int* __restrict q)
 
 void DequantizeQ5_0(const Byte* from, int64_t n_blocks, float* __restrict to) {
   for (int64_t i = 0; i < n_blocks; ++i, from += 22, to += kBlock) {
-    const float d = LoadHalf(from);
+    const float d = LoadScale(from);
     int q[kBlock];
     UnpackFiveBits(from + 2, from + 6, q);
     for (int l = 0; l < kBlock; ++l) to[l] = d * static_cast<float>(q[l] - 16);
@@ -93,8 +101,8 @@ void DequantizeQ5_0(const Byte* from, int64_t n_blocks, float* __restrict to) {
 
 void DequantizeQ5_1(const Byte* from, int64_t n_blocks, float* __restrict to) {
   for (int64_t i = 0; i < n_blocks; ++i, from += 24, to += kBlock) {
-    const float d = LoadHalf(from);
-    const float m = LoadHalf(from + 2);
+    const float d = LoadScale(from);
+    const float m = LoadScale(from + 2);
     int q[kBlock];
     UnpackFiveBits(from + 4, from + 8, q);
     for (int l = 0; l < kBlock; ++l) to[l] = d * static_cast<float>(q[l]) + m;
@@ -103,7 +111,7 @@ void DequantizeQ5_1(const Byte* from, int64_t n_blocks, float* __restrict to) {
 
 void DequantizeQ8_0(const Byte* from, int64_t n_blocks, float* __restrict to) {
   for (int64_t i = 0; i < n_blocks; ++i, from += 34, to += kBlock) {
-    const float d = LoadHalf(from);
+    const float d = LoadScale(from);
     const Byte* q = from + 2;
     for (int l = 0; l < kBlock; ++l) to[l] = static_cast<float>(static_cast<int8_t>(q[l])) * d;
   }
@@ -113,8 +121,8 @@ void DequantizeQ8_0(const Byte* from, int64_t n_blocks, float* __restrict to) {
 void DequantizeQ2_K(const Byte* from, int64_t n_blocks, float* __restrict to) {
   for (int64_t i = 0; i < n_blocks; ++i, from += 84, to += kSuperBlock) {
     const Byte* scales = from;
-    const float d = LoadHalf(from + 80);
-    const float d_min = LoadHalf(from + 82);
+    const float d = LoadScale(from + 80);
+    const float d_min = LoadScale(from + 82);
     for (int g = 0; g < 16; ++g) {  // group g: 16 values
       const float scale = d * static_cast<float>(scales[g] & 15);
       const float min = d_min * static_cast<float>(scales[g] >> 4);
@@ -132,7 +140,7 @@ void DequantizeQ2_K(const Byte* from, int64_t n_blocks, float* __restrict to) {
 void DequantizeQ3_K(const Byte* from, int64_t n_blocks, float* __restrict to) {
   for (int64_t i = 0; i < n_blocks; ++i, from += 110, to += kSuperBlock) {
     const Byte* scales = from + 96;
-    const float d = LoadHalf(from + 108);
+    const float d = LoadScale(from + 108);
     for (int g = 0; g < 16; ++g) {
       const int low = scales[g % 8] >> (g / 8 * 4) & 15;
       const int high = scales[8 + g % 4] >> (g / 4 * 2) & 3;
@@ -168,7 +176,7 @@ inline ScalesAndMins UnpackScalesAndMins(const Byte* packed, float d, float d_mi
 
 void DequantizeQ4_K(const Byte* from, int64_t n_blocks, float* __restrict to) {
   for (int64_t i = 0; i < n_blocks; ++i, from += 144, to += kSuperBlock) {
-    const auto [scale, min] = UnpackScalesAndMins(from + 4, LoadHalf(from), LoadHalf(from + 2));
+    const auto [scale, min] = UnpackScalesAndMins(from + 4, LoadScale(from), LoadScale(from + 2));
     for (int c = 0; c < 8; ++c) {  // chunk c: 32 values
       const Byte* q = from + 16 + c / 2 * 32;
       const int shift = c % 2 * 4;
@@ -181,7 +189,7 @@ void DequantizeQ4_K(const Byte* from, int64_t n_blocks, float* __restrict to) {
 
 void DequantizeQ5_K(const Byte* from, int64_t n_blocks, float* __restrict to) {
   for (int64_t i = 0; i < n_blocks; ++i, from += 176, to += kSuperBlock) {
-    const auto [scale, min] = UnpackScalesAndMins(from + 4, LoadHalf(from), LoadHalf(from + 2));
+    const auto [scale, min] = UnpackScalesAndMins(from + 4, LoadScale(from), LoadScale(from + 2));
     const Byte* high = from + 16;
     for (int c = 0; c < 8; ++c) {
       const Byte* q = from + 48 + c / 2 * 32;
@@ -197,7 +205,7 @@ void DequantizeQ5_K(const Byte* from, int64_t n_blocks, float* __restrict to) {
 // 16 scales of eight bits for 16 values each.
 void DequantizeQ6_K(const Byte* from, int64_t n_blocks, float* __restrict to) {
   for (int64_t i = 0; i < n_blocks; ++i, from += 210, to += kSuperBlock) {
-    const float d = LoadHalf(from + 208);
+    const float d = LoadScale(from + 208);
     for (int g = 0; g < 16; ++g) {
       const float scale = d * static_cast<float>(static_cast<int8_t>(from[192 + g]));
       const Byte* low = from + g / 8 * 64 + g % 4 * 16;
@@ -227,14 +235,14 @@ inline void LookUp(const Byte* q, float scale, float* __restrict to) {
 
 void DequantizeIq4Nl(const Byte* from, int64_t n_blocks, float* __restrict to) {
   for (int64_t i = 0; i < n_blocks; ++i, from += 18, to += kBlock) {
-    LookUp(from + 2, LoadHalf(from), to);
+    LookUp(from + 2, LoadScale(from), to);
   }
 }
 
 // Eight scales of six bits for 32 values each: the low four in from[4..7], the high two in 16 bits.
 void DequantizeIq4Xs(const Byte* from, int64_t n_blocks, float* __restrict to) {
   for (int64_t i = 0; i < n_blocks; ++i, from += 136, to += kSuperBlock) {
-    const float d = LoadHalf(from);
+    const float d = LoadScale(from);
     const int high = Load16(from + 2);
     for (int c = 0; c < 8; ++c) {
       const int scale = (from[4 + c / 2] >> (c % 2 * 4) & 15) | (high >> 2 * c & 3) << 4;
