@@ -5,6 +5,7 @@
 #   scripts/bootstrap.sh --with-trainer  libtorch too, for `kvlathe retrofit` (about 700 MB on disk)
 #   scripts/bootstrap.sh --with-browser  Chromium too, for the test of `kvlathe report` (about 400 MB);
 #                                        without it that part of the test is skipped
+#   scripts/bootstrap.sh --with-pip      pip too, for scripts/fetch_model.sh
 set -euo pipefail
 
 packages=(
@@ -24,8 +25,9 @@ for argument in "$@"; do
     # The fast BLAS is for training in F32; BF16 runs on oneDNN.
     --with-trainer) packages+=(libtorch-dev libopenblas0-pthread) ;;
     --with-browser) packages+=(chromium) ;;
+    --with-pip) packages+=(python3-pip) ;;
     *)
-      echo "scripts/bootstrap.sh: unknown argument $argument; there are --with-trainer and --with-browser" >&2
+      echo "scripts/bootstrap.sh: unknown argument $argument; there are --with-trainer, --with-browser and --with-pip" >&2
       exit 2
       ;;
   esac

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "comparison_run.h"
+#include "shared_texts.h"
 #include "workspace.h"
 
 namespace kvlathe {
@@ -17,7 +18,9 @@ Status Compare(CompareOptions options) {
   if (options.model.kv.empty()) {
     options.model.kv = {"none", "fdc(rate=0.25)", "fdc(rate=0.5)", "fdc(rate=0.625)"};
   }
-  if (options.text.empty()) options.text = options.model.model + "/sample.txt";
+  if (options.text.empty()) {
+    KVL_ASSIGN_OR_RETURN(options.text, TextOfModel(options.model.model, "sample.txt"));
+  }
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
   KVL_ASSIGN_OR_RETURN(const ComparisonRun run, RunComparison(workspace.get(), options.model.kv,
                                                               options.text, options.rates));
@@ -45,8 +48,9 @@ void AddCompareVerb(Verbs* verbs) {
   verb->add_option("--rate", options->rates,
                    "share removed where --kv says resident=full, in the place of its own; repeats")
       ->allow_extra_args(false);
-  verb->add_option("--text", options->text,
-                   "text to evaluate on (default: the model's sample.txt)");
+  verb->add_option(
+      "--text", options->text,
+      "text to evaluate on (default: the model's sample.txt, or a mixed one of 10,000 tokens)");
 }
 
 }  // namespace kvlathe

@@ -11,6 +11,7 @@
 #include "evaluation/stored_error.h"
 #include "heat_map.h"
 #include "io/files.h"
+#include "io/model_place.h"
 #include "kv/basis/report.h"
 #include "kv/byte_kinds.h"
 #include "workspace.h"
@@ -233,7 +234,7 @@ Status Inspect(const InspectOptions& options) {
     KVL_ASSIGN_OR_RETURN(analysis, workspace->bases().Analysis(*stage));
   }
   std::string overlap_text = options.overlap_text;
-  const std::string own_text = options.model.model + "/calibration.txt";
+  const std::string own_text = BesideModel(options.model.model, "calibration.txt");
   if (overlap_text.empty() && FileExists(own_text)) overlap_text = own_text;
   std::optional<double> overlap;
   // What is calibrated on text anyway has nothing to compare.

@@ -9,9 +9,11 @@
 #include "calibration/statistics_store.h"
 #include "calibration_run.h"
 #include "io/files.h"
+#include "io/model_place.h"
 #include "kv/basis/palu.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
+#include "shared_texts.h"
 #include "workspace.h"
 
 namespace kvlathe {
@@ -88,7 +90,9 @@ const ModelConfig& ModelBases::config() const { return workspace_->config(); }
 StatusOr<CalibrationStatistics> ModelBases::FindStatistics(const CalibrationRun& run) {
   StatisticsRequest request;
   request.basis_path = options().basis;
-  request.model_directory = options().model;
+  if (!options().model.empty()) {
+    request.model_basis_path = BesideModel(options().model, "basis.safetensors");
+  }
   request.shape = ShapeOf(config());
   request.model_hash = workspace_->model_hash();
   request.rope = config().DescribePositions();
@@ -122,11 +126,10 @@ StatusOr<const CalibrationStatistics*> ModelBases::Hold(
 }
 
 StatusOr<const CalibrationStatistics*> ModelBases::TextStatistics(CalibrationRun run) {
-  const std::string text = options().model + "/calibration.txt";
   const bool has_own_choice =
-      !options().basis.empty() || FileExists(options().model + "/basis.safetensors");
-  if (has_own_choice || !FileExists(text)) return Hold(run, &statistics_);
-  run.text_path = text;
+      !options().basis.empty() || FileExists(BesideModel(options().model, "basis.safetensors"));
+  if (has_own_choice) return Hold(run, &statistics_);
+  KVL_ASSIGN_OR_RETURN(run.text_path, TextOfModel(options().model, "calibration.txt"));
   return Hold(run, &text_statistics_);
 }
 
@@ -175,7 +178,7 @@ StatusOr<const BasisAnalysis*> ModelBases::Analysis(const Stage& stage) {
 
 StatusOr<const FisherWeights*> ModelBases::Fisher(const Spec& spec) {
   if (fisher_.has_value()) return &*fisher_;
-  std::string path = options().model + "/fisher.json";
+  std::string path = BesideModel(options().model, "fisher.json");
   if (!options().basis.empty()) {
     const std::filesystem::path beside =
         std::filesystem::path(options().basis).parent_path() / "fisher.json";

@@ -53,7 +53,8 @@ class ModelBases {
 
   const ModelOptions& options() const;
   const ModelConfig& config() const;
-  // Of the model's calibration text, where the user chose no statistics and the model has one.
+  // Of the model's calibration text, or of the one that comes with kvlathe, unless the user chose
+  // statistics.
   StatusOr<const CalibrationStatistics*> TextStatistics(CalibrationRun run);
   StatusOr<const CalibrationStatistics*> Hold(const CalibrationRun& run,
                                               std::optional<CalibrationStatistics>* held);

@@ -3,6 +3,7 @@
 #include "calibration/fingerprint.h"
 #include "calibration/statistics_store.h"
 #include "io/files.h"
+#include "io/model_place.h"
 #include "workspace.h"
 
 namespace kvlathe {
@@ -19,7 +20,8 @@ std::string KeptProfilePath(const Workspace& workspace) {
 StatusOr<std::optional<FoundProfile>> LookForProfile(const Workspace& workspace) {
   const ModelOptions& options = workspace.options();
   std::string path = options.profile;
-  for (const std::string& place : {options.model + "/profile.json", KeptProfilePath(workspace)}) {
+  for (const std::string& place :
+       {BesideModel(options.model, "profile.json"), KeptProfilePath(workspace)}) {
     if (path.empty() && !place.empty() && FileExists(place)) path = place;
   }
   if (path.empty()) return std::optional<FoundProfile>();

@@ -10,6 +10,7 @@
 #include "kv/basis/report.h"
 #include "kv/seal_schedule.h"
 #include "profile_file.h"
+#include "shared_texts.h"
 #include "workspace.h"
 
 namespace kvlathe {
@@ -137,7 +138,9 @@ std::vector<std::string> DefaultSpecs(const std::optional<FoundProfile>& found) 
 }
 
 Status RunReport(ReportOptions options) {
-  if (options.text.empty()) options.text = options.model.model + "/sample.txt";
+  if (options.text.empty()) {
+    KVL_ASSIGN_OR_RETURN(options.text, TextOfModel(options.model.model, "sample.txt"));
+  }
   KVL_RETURN_IF_ERROR(AtomicFile::Create(options.output).status());  // before anything takes time
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
   KVL_ASSIGN_OR_RETURN(std::optional<FoundProfile> found, LookForProfile(*workspace));
@@ -182,8 +185,9 @@ void AddReportVerb(Verbs* verbs) {
       [options] { return RunReport(*options); });
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "what the profile found, or examples");
-  verb->add_option("--text", options->text,
-                   "text to evaluate on (default: the model's sample.txt)");
+  verb->add_option(
+      "--text", options->text,
+      "text to evaluate on (default: the model's sample.txt, or a mixed one of 10,000 tokens)");
   verb->add_option("-o,--out", options->output, "page to write")->capture_default_str();
 }
 

@@ -12,6 +12,7 @@
 #include "calibration/fingerprint.h"
 #include "corpus_building/corpus_builder.h"
 #include "io/files.h"
+#include "io/model_place.h"
 #include "options.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer_training/tokenizer_training.h"
@@ -116,10 +117,11 @@ Status MeasureFisherWeights(const FisherVerbOptions& options) {
   std::string token_source;
   KVL_ASSIGN_OR_RETURN(const TokenSequences sequences, FisherSequences(options, &token_source));
   KVL_RETURN_IF_ERROR(PutOnStandardInput(sequences));
-  return RunTrainer({"fisher", "-m", options.model, "-o",
-                     options.output.empty() ? options.model + "/fisher.json" : options.output,
-                     "--sequence-tokens", fmt::format("{}", sequences.front().size()),
-                     "--token-source", token_source, "-t", fmt::format("{}", options.n_threads)});
+  return RunTrainer(
+      {"fisher", "-m", options.model, "-o",
+       options.output.empty() ? BesideModel(options.model, "fisher.json") : options.output,
+       "--sequence-tokens", fmt::format("{}", sequences.front().size()), "--token-source",
+       token_source, "-t", fmt::format("{}", options.n_threads)});
 }
 
 CLI::App* AddRetrofit(CLI::App* retrofit, Verbs* verbs, const std::string& name,

@@ -14,7 +14,9 @@
 #include "io/atomic_file.h"
 #include "io/file_lock.h"
 #include "io/files.h"
+#include "io/model_place.h"
 #include "profile_file.h"
+#include "shared_texts.h"
 #include "task_choice.h"
 #include "workspace.h"
 
@@ -167,7 +169,8 @@ StatusOr<std::string> OutputOf(const TuneOptions& options, const Workspace& work
 Profile FreshProfile(const Workspace& workspace, const TuneTests& tests) {
   const ModelOptions& options = workspace.options();
   std::string basis = options.basis;
-  if (basis.empty() && FileExists(options.model + "/basis.safetensors")) basis = "the model's";
+  if (basis.empty() && FileExists(BesideModel(options.model, "basis.safetensors")))
+    basis = "the model's";
   Profile profile;
   profile.model_hash = workspace.model_hash();
   profile.settings =
@@ -208,7 +211,7 @@ void PrintResult(const Profile& profile, double accuracy, const std::string& pat
 Status RunTune(TuneOptions options) {
   KVL_ASSIGN_OR_RETURN(std::vector<ChosenTask> chosen, ChooseTasks(options.task));
   if (chosen.empty() && options.perplexity_text.empty()) {
-    options.perplexity_text = options.model.model + "/sample.txt";
+    KVL_ASSIGN_OR_RETURN(options.perplexity_text, TextOfModel(options.model.model, "sample.txt"));
   }
   TuneJob job;
   job.accuracy = options.accuracy;

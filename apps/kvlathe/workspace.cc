@@ -12,6 +12,8 @@
 #include "kv/basis/hadamard.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
+#include "model/gguf_config.h"
+#include "tokenizer/gguf_tokenizer.h"
 
 namespace kvlathe {
 namespace {
@@ -82,6 +84,7 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
 }
 
 StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const ModelOptions& options) {
+  if (FileExists(options.model)) return OpenGguf(options);
   KVL_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(options.model));
   KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
   KVL_ASSIGN_OR_RETURN(w->tokenizer_, Tokenizer::Load(options.model, {options.pre}));
@@ -89,6 +92,23 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const ModelOptions& options
   KVL_ASSIGN_OR_RETURN(const std::string config_text, ReadTextFile(options.model + "/config.json"));
   w->model_hash_ = ModelHash(config_text, reader);
   KVL_RETURN_IF_ERROR(w->LoadWeights(MakeFileSource(std::move(reader))));
+  return w;
+}
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::OpenGguf(const ModelOptions& options) {
+  if (!options.pre.empty()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--pre {}: a GGUF file says itself what its pre-tokenizer is; leave --pre out",
+                 options.pre);
+  }
+  KVL_ASSIGN_OR_RETURN(GgufFile opened, GgufFile::Open(options.model));
+  const auto file = std::make_shared<const GgufFile>(std::move(opened));
+  KVL_ASSIGN_OR_RETURN(ModelConfig config, ReadGgufConfig(*file));
+  KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
+  KVL_ASSIGN_OR_RETURN(w->tokenizer_, LoadGgufTokenizer(*file));
+  KVL_ASSIGN_OR_RETURN(const nlohmann::json config_json, GgufConfigJson(*file));
+  w->model_hash_ = ModelHash(config_json.dump(), *file);
+  KVL_RETURN_IF_ERROR(w->LoadWeights(MakeGgufSource(file)));
   return w;
 }
 

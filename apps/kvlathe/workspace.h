@@ -65,6 +65,7 @@ class Workspace {
   Workspace() : bases_(this) {}
   static StatusOr<std::unique_ptr<Workspace>> Prepare(const ModelOptions& options,
                                                       ModelConfig config);
+  static StatusOr<std::unique_ptr<Workspace>> OpenGguf(const ModelOptions& options);
   Status LoadWeights(std::unique_ptr<TensorSource> source);
   StatusOr<Spec> ParseSpec(const std::string& kv);
 

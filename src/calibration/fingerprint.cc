@@ -23,20 +23,44 @@ void Fingerprint::Add(std::string_view bytes) {
 
 std::string Fingerprint::Hex() const { return fmt::format("{:016x}{:016x}", high_, low_); }
 
+namespace {
+
+// Of one tensor: its name, type and shape, and three samples of its bytes.
+void AddTensor(std::string_view name, std::string_view type, const std::vector<int64_t>& shape,
+               std::string_view bytes, Fingerprint* fingerprint) {
+  constexpr size_t kSampleBytes = 4096;
+  fingerprint->Add(name);
+  fingerprint->Add(type);
+  for (const int64_t extent : shape) fingerprint->Add(static_cast<uint64_t>(extent));
+  const size_t n_sampled = std::min(kSampleBytes, bytes.size());
+  const size_t last = bytes.size() - n_sampled;
+  for (const size_t begin : {size_t{0}, last / 2, last}) {
+    fingerprint->Add(bytes.substr(begin, n_sampled));
+  }
+}
+
+std::string_view TextOf(const std::byte* data, int64_t n_bytes) {
+  return {reinterpret_cast<const char*>(data), static_cast<size_t>(n_bytes)};
+}
+
+}  // namespace
+
 std::string ModelHash(std::string_view config_text, const SafetensorsReader& weights) {
-  constexpr int64_t kSampleBytes = 4096;
   Fingerprint fingerprint;
   fingerprint.Add(config_text);
   for (const auto& [name, tensor] : weights.tensors()) {
-    fingerprint.Add(name);
-    fingerprint.Add(DTypeName(tensor.dtype));
-    for (const int64_t extent : tensor.shape) fingerprint.Add(static_cast<uint64_t>(extent));
-    const int64_t n_sampled = std::min(kSampleBytes, tensor.n_bytes);
-    const int64_t last = tensor.n_bytes - n_sampled;
-    for (const int64_t begin : {int64_t{0}, last / 2, last}) {
-      fingerprint.Add(std::string_view(reinterpret_cast<const char*>(tensor.data) + begin,
-                                       static_cast<size_t>(n_sampled)));
-    }
+    AddTensor(name, DTypeName(tensor.dtype), tensor.shape, TextOf(tensor.data, tensor.n_bytes),
+              &fingerprint);
+  }
+  return fingerprint.Hex();
+}
+
+std::string ModelHash(std::string_view config_text, const GgufFile& weights) {
+  Fingerprint fingerprint;
+  fingerprint.Add(config_text);
+  for (const auto& [name, tensor] : weights.tensors()) {
+    AddTensor(name, LayoutOf(tensor.type).name, tensor.shape, TextOf(tensor.data, tensor.n_bytes),
+              &fingerprint);
   }
   return fingerprint.Hex();
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/random.h"
+#include "io/gguf.h"
 #include "io/safetensors.h"
 #include "kv/basis/basis.h"
 #include "kv/quantizer/codebooks.h"
@@ -30,6 +31,7 @@ class Fingerprint {
 // samples of 4 KiB (start, middle, end). It reads at most 12 KiB per tensor, so it costs
 // milliseconds on any model; a change to a tensor that misses all three samples goes unnoticed.
 std::string ModelHash(std::string_view config_text, const SafetensorsReader& weights);
+std::string ModelHash(std::string_view config_text, const GgufFile& weights);
 
 std::string TokenHash(std::span<const int32_t> token_ids);
 

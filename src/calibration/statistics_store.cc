@@ -69,8 +69,8 @@ StatusOr<FoundStatistics> FindOrCalibrate(
     const std::function<StatusOr<CalibrationStatistics>()>& calibrate) {
   FoundStatistics found;
   found.path = request.basis_path;
-  if (found.path.empty() && !request.model_directory.empty()) {
-    const std::string beside_model = request.model_directory + "/basis.safetensors";
+  if (found.path.empty() && !request.model_basis_path.empty()) {
+    const std::string& beside_model = request.model_basis_path;
     if (FileExists(beside_model)) found.path = beside_model;
   }
   if (!found.path.empty()) {

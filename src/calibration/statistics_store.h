@@ -12,7 +12,7 @@ namespace kvlathe {
 
 struct StatisticsRequest {
   std::string basis_path;       // --basis; empty: not given
-  std::string model_directory;  // looked in for basis.safetensors; empty: none
+  std::string model_basis_path;  // used where it exists (BesideModel); empty: none
   StatisticsShape shape;
   std::string model_hash;
   std::string rope;
@@ -36,7 +36,7 @@ std::string UserCacheDirectory();
 // if there is no such directory.
 std::string KeptStatisticsPath(const StatisticsRequest& request);
 
-// --basis first, then model_directory/basis.safetensors; a file in either place that does not fit
+// --basis first, then model_basis_path; a file in either place that does not fit
 // or lacks what is asked for is an error. Then the kept file, and if that is missing or damaged
 // `calibrate` runs and its result is kept. A cache directory that cannot be written is a warning.
 StatusOr<FoundStatistics> FindOrCalibrate(

@@ -5,6 +5,7 @@
 
 #include "io/files.h"
 #include "model/config_families.h"
+#include "model/gguf_config.h"
 
 namespace kvlathe {
 namespace {
@@ -68,19 +69,24 @@ StatusOr<ModelConfig> ParseModelConfig(const json& config, const std::string& wh
   return c;
 }
 
-StatusOr<ModelConfig> LoadModelConfig(const std::string& directory) {
-  if (!DirectoryExists(directory)) {
-    return Error(StatusCode::kNotFound,
-                 "{}: no such directory; give a Hugging Face model directory", directory);
+StatusOr<ModelConfig> LoadModelConfig(const std::string& model) {
+  if (!DirectoryExists(model)) {
+    if (!FileExists(model)) {
+      return Error(StatusCode::kNotFound,
+                   "{}: no such file or directory; give a Hugging Face model directory or a .gguf "
+                   "file",
+                   model);
+    }
+    KVL_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(model));
+    return ReadGgufConfig(file);
   }
-  const std::string path = directory + "/config.json";
+  const std::string path = model + "/config.json";
   if (!FileExists(path)) {
-    return Error(StatusCode::kNotFound, "{}: not a model directory (it has no config.json)",
-                 directory);
+    return Error(StatusCode::kNotFound, "{}: not a model directory (it has no config.json)", model);
   }
   KVL_ASSIGN_OR_RETURN(const json config, ReadJsonFile(path));
   KVL_ASSIGN_OR_RETURN(ModelConfig c, ParseModelConfig(config, path));
-  const std::string generation_path = directory + "/generation_config.json";
+  const std::string generation_path = model + "/generation_config.json";
   if (FileExists(generation_path)) {
     KVL_ASSIGN_OR_RETURN(const json generation, ReadJsonFile(generation_path));
     if (generation.is_object()) {

@@ -1,4 +1,4 @@
-// config.json of a Hugging Face model, checked.
+// What a model is, read from config.json of a Hugging Face model and checked.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,14 @@ enum class MlpKind {
   kGeluTanh,  // the same with GELU's tanh approximation
 };
 // How tensors are named and which of them are fused or transposed (model/weight_names.h).
-enum class WeightLayout { kLlama, kGpt2, kPhi3, kFalcon };
+enum class WeightLayout {
+  kLlama,
+  kGpt2,
+  kPhi3,
+  kFalcon,
+  kGguf,       // the names of GGUF, rows as Hugging Face has them
+  kGgufPairs,  // the same, but rows of W_Q and W_K that rotate together stand side by side
+};
 
 // A model retrofitted with Dynamic Memory Compression (arXiv 2403.09636; methods.md 10.1): before
 // RoPE one channel of each key says whether its position joins the entry before it, and the same
@@ -106,10 +113,11 @@ struct ModelConfig {
   void ChooseContext(int n_positions);
 };
 
+// Of a Hugging Face directory or a GGUF file (model/gguf_config.h).
 // kNotFound or kDataLoss when the file is missing or wrong, kUnimplemented (with what is supported)
 // for a family or feature that this build does not run. Every number is bounded before use.
 // The context is the longest: ChooseContext(max_seq_len).
-StatusOr<ModelConfig> LoadModelConfig(const std::string& directory);
+StatusOr<ModelConfig> LoadModelConfig(const std::string& model);
 StatusOr<ModelConfig> ParseModelConfig(const nlohmann::json& config, const std::string& where);
 
 }  // namespace kvlathe

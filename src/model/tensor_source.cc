@@ -7,26 +7,70 @@
 namespace kvlathe {
 namespace {
 
+// Whether no exponent is all ones.
+template <typename Bits>
+bool HasFiniteExponents(const std::byte* data, int64_t n, Bits exponent) {
+  const Bits* bits = reinterpret_cast<const Bits*>(data);
+  bool finite = true;
+  for (int64_t i = 0; i < n; ++i) finite &= (bits[i] & exponent) != exponent;
+  return finite;
+}
+
 class FileSource : public TensorSource {
  public:
   explicit FileSource(SafetensorsReader reader) : reader_(std::move(reader)) {}
   bool Has(const std::string& name) const override { return reader_.Find(name) != nullptr; }
-  StatusOr<TensorView> Get(const std::string& name, const std::vector<int64_t>& shape) override {
-    KVL_ASSIGN_OR_RETURN(const TensorView* tensor, reader_.Get(name, shape));
-    return *tensor;
+  StatusOr<StoredTensor> Get(const std::string& name, const std::vector<int64_t>& shape) override {
+    KVL_ASSIGN_OR_RETURN(const TensorView* view, reader_.Get(name, shape));
+    return StoredTensor{view->dtype, {}, view->shape, view->data, view->n_bytes};
   }
-  void Done(const TensorView& tensor) override { reader_.ReleasePages(tensor); }
+  void Done(const StoredTensor& tensor) override {
+    reader_.ReleasePages({tensor.dtype, tensor.shape, tensor.data, tensor.n_bytes});
+  }
   bool is_mapped() const override { return true; }
 
  private:
   SafetensorsReader reader_;
 };
 
+class GgufSource : public TensorSource {
+ public:
+  explicit GgufSource(std::shared_ptr<const GgufFile> file) : file_(std::move(file)) {}
+  bool Has(const std::string& name) const override { return file_->FindTensor(name) != nullptr; }
+  StatusOr<StoredTensor> Get(const std::string& name, const std::vector<int64_t>& shape) override {
+    KVL_ASSIGN_OR_RETURN(const GgufTensor* tensor, file_->GetTensor(name, shape));
+    StoredTensor stored{DType::kF32, {}, tensor->shape, tensor->data, tensor->n_bytes};
+    switch (tensor->type) {
+      case GgmlType::kF32:
+        break;
+      case GgmlType::kF16:
+        stored.dtype = DType::kF16;
+        break;
+      case GgmlType::kBf16:
+        stored.dtype = DType::kBf16;
+        break;
+      default:
+        stored.blocks = tensor->type;
+    }
+    return stored;
+  }
+  void Done(const StoredTensor& tensor) override {
+    GgufTensor pages;
+    pages.data = tensor.data;
+    pages.n_bytes = tensor.n_bytes;
+    file_->ReleasePages(pages);
+  }
+  bool is_mapped() const override { return true; }
+
+ private:
+  std::shared_ptr<const GgufFile> file_;
+};
+
 class RandomSource : public TensorSource {
  public:
   explicit RandomSource(uint64_t seed) : seed_(seed) {}
   bool Has(const std::string&) const override { return true; }
-  StatusOr<TensorView> Get(const std::string& name, const std::vector<int64_t>& shape) override {
+  StatusOr<StoredTensor> Get(const std::string& name, const std::vector<int64_t>& shape) override {
     int64_t n_elements = 1;
     for (int64_t n : shape) n_elements *= n;
     KVL_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(n_elements * 2, "random weights"));
@@ -42,11 +86,11 @@ class RandomSource : public TensorSource {
         data[i + j] = ToBf16(is_norm ? 1.0f : u * 0.02f * 1.7320508f);
       }
     }
-    TensorView view{DType::kBf16, shape, buffer.data(), n_elements * 2};
-    live_.emplace(view.data, std::move(buffer));
-    return view;
+    StoredTensor tensor{DType::kBf16, {}, shape, buffer.data(), n_elements * 2};
+    live_.emplace(tensor.data, std::move(buffer));
+    return tensor;
   }
-  void Done(const TensorView& tensor) override { live_.erase(tensor.data); }
+  void Done(const StoredTensor& tensor) override { live_.erase(tensor.data); }
   bool is_mapped() const override { return false; }
 
  private:
@@ -55,6 +99,36 @@ class RandomSource : public TensorSource {
 };
 
 }  // namespace
+
+int64_t StoredTensor::n_elements() const {
+  if (!blocks.has_value()) return n_bytes / SizeOf(dtype);
+  const GgmlLayout& layout = LayoutOf(*blocks);
+  return n_bytes / layout.block_bytes * layout.block_values;
+}
+
+void StoredTensor::Read(int64_t first, int64_t n, float* to) const {
+  if (!blocks.has_value()) return ConvertToFloat(dtype, data + first * SizeOf(dtype), n, to);
+  const GgmlLayout& layout = LayoutOf(*blocks);
+  DequantizeBlocks(*blocks, data + first / layout.block_values * layout.block_bytes, n, to);
+}
+
+bool StoredTensor::IsFinite() const {
+  const int64_t n = n_elements();
+  if (blocks.has_value()) return AllFinite(*blocks, data, n);
+  switch (dtype) {
+    case DType::kBf16:
+      return HasFiniteExponents<uint16_t>(data, n, 0x7f80);
+    case DType::kF16:
+      return HasFiniteExponents<uint16_t>(data, n, 0x7c00);
+    case DType::kF32:
+      return HasFiniteExponents<uint32_t>(data, n, 0x7f800000u);
+  }
+  return false;
+}
+
+std::unique_ptr<TensorSource> MakeGgufSource(std::shared_ptr<const GgufFile> file) {
+  return std::make_unique<GgufSource>(std::move(file));
+}
 
 std::unique_ptr<TensorSource> MakeFileSource(SafetensorsReader reader) {
   return std::make_unique<FileSource>(std::move(reader));

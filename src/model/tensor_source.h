@@ -1,29 +1,51 @@
-// Where weights come from: a Hugging Face directory, or random numbers in a real shape.
+// Where weights come from: a Hugging Face directory, a GGUF file, or random numbers in a real
+// shape.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+#include "io/gguf.h"
 #include "io/safetensors.h"
 #include "tensor/buffer.h"
 
 namespace kvlathe {
 
+// A tensor as its file stores it, row-major: numbers of a dtype, or blocks of a type of ggml whose
+// values share scales.
+struct StoredTensor {
+  DType dtype = DType::kF32;       // without blocks
+  std::optional<GgmlType> blocks;  // rows are whole blocks
+  std::vector<int64_t> shape;
+  const std::byte* data = nullptr;
+  int64_t n_bytes = 0;
+
+  // Elements [first, first + n) as floats; of blocks: whole ones.
+  void Read(int64_t first, int64_t n, float* to) const;
+  bool IsFinite() const;
+  int64_t n_elements() const;
+};
+
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
   virtual bool Has(const std::string& name) const = 0;
-  // The tensor, or an error that names it. The view lives until Done is called with it; the source
+  // The tensor, or an error that names it. The data live until Done is called with it; the source
   // is read by one thread.
-  virtual StatusOr<TensorView> Get(const std::string& name, const std::vector<int64_t>& shape) = 0;
-  virtual void Done(const TensorView& tensor) = 0;
+  virtual StatusOr<StoredTensor> Get(const std::string& name,
+                                     const std::vector<int64_t>& shape) = 0;
+  virtual void Done(const StoredTensor& tensor) = 0;
   // Whether rows may be read from the source for as long as it lives (a mapping) without Done.
   virtual bool is_mapped() const = 0;
 };
 
 std::unique_ptr<TensorSource> MakeFileSource(SafetensorsReader reader);
+
+// Tensors by the names that GGUF gives them (WeightLayout::kGguf).
+std::unique_ptr<TensorSource> MakeGgufSource(std::shared_ptr<const GgufFile> file);
 
 // BF16 numbers with standard deviation 0.02, a function of (seed, tensor name, index) alone: speed
 // measurements on shapes whose weights are not at hand.

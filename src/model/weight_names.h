@@ -26,7 +26,8 @@ struct Projection {
 
 class WeightNames {
  public:
-  // Some files of GPT-2 leave the prefix "transformer." out: the source says.
+  // Some files of GPT-2 leave the prefix "transformer." out, and a GGUF file may have Q, K and V in
+  // one tensor or in three: the source says.
   WeightNames(const ModelConfig& config, const TensorSource& source);
 
   std::string embedding() const;
@@ -47,16 +48,36 @@ class WeightNames {
   Projection mlp_out(int layer_idx) const;
 
  private:
+  // How one layout calls its tensors.
+  struct Table {
+    const char* outside = "";  // before names outside the layers
+    const char* layers = "";   // before the index of a layer
+    const char* embedding = "";
+    const char* head = "lm_head";
+    const char* final_norm = "";
+    const char* attn_norm = "";
+    const char* ffn_norm = "";
+    const char* qkv = "";  // Q, K and V in one tensor; empty: in those of q, k and v
+    const char* q = "";
+    const char* k = "";
+    const char* v = "";
+    const char* o = "";
+    const char* gate = "";  // empty: the MLP has none, or one tensor holds gate and up
+    const char* up = "";
+    const char* down = "";
+  };
   enum class Role { kQk, kValue };
+  static Table TableOf(const ModelConfig& config, const TensorSource& source);
   std::string Layer(int layer_idx, const char* suffix) const;
   // All output channels of a stored [n_out, n_in] matrix (GPT-2: [n_in, n_out]).
   Projection Whole(int layer_idx, const char* suffix, int64_t n_out, int64_t n_in) const;
   Projection FusedQkv(int layer_idx, Role role) const;
+  // The rows of heads that rotate, in the order of Hugging Face, from row `begin` of a tensor on.
+  std::vector<Projection::Run> RotatingRows(int64_t begin, int n_heads) const;
+  Projection RotatingHeads(int layer_idx, const char* suffix, int n_heads) const;
 
   ModelConfig config_;
-  std::string layers_;   // "model.layers."
-  std::string outside_;  // before names outside the layers
-  bool has_two_norms_;   // of Falcon's own kind: ln_attn and ln_mlp
+  Table names_;
 };
 
 }  // namespace kvlathe

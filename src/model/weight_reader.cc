@@ -5,28 +5,8 @@
 namespace kvlathe {
 namespace {
 
-template <typename Bits>
-bool AllFinite(const Bits* bits, int64_t n, Bits exponent) {
-  bool finite = true;
-  for (int64_t i = 0; i < n; ++i) finite &= (bits[i] & exponent) != exponent;
-  return finite;
-}
-
-Status CheckFinite(const std::string& name, const TensorView& tensor) {
-  const int64_t n = tensor.n_elements();
-  bool finite = true;
-  switch (tensor.dtype) {
-    case DType::kBf16:
-      finite = AllFinite<uint16_t>(reinterpret_cast<const uint16_t*>(tensor.data), n, 0x7f80);
-      break;
-    case DType::kF16:
-      finite = AllFinite<uint16_t>(reinterpret_cast<const uint16_t*>(tensor.data), n, 0x7c00);
-      break;
-    case DType::kF32:
-      finite = AllFinite<uint32_t>(reinterpret_cast<const uint32_t*>(tensor.data), n, 0x7f800000u);
-      break;
-  }
-  if (finite) return OkStatus();
+Status CheckFinite(const std::string& name, const StoredTensor& tensor) {
+  if (tensor.IsFinite()) return OkStatus();
   return Error(
       StatusCode::kDataLoss,
       "tensor '{}' holds values that are not finite (NaN or infinity); download the model again",
@@ -48,23 +28,23 @@ void ForPieces(const Projection& projection, Range rows, const F& fn) {
 
 }  // namespace
 
-StatusOr<TensorView> WeightReader::Checked(const std::string& name,
-                                           const std::vector<int64_t>& shape) {
-  KVL_ASSIGN_OR_RETURN(const TensorView tensor, source_->Get(name, shape));
+StatusOr<StoredTensor> WeightReader::Checked(const std::string& name,
+                                             const std::vector<int64_t>& shape) {
+  KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, source_->Get(name, shape));
   KVL_RETURN_IF_ERROR(CheckFinite(name, tensor));
   return tensor;
 }
 
-StatusOr<TensorView> WeightReader::Open(const Projection& p) {
+StatusOr<StoredTensor> WeightReader::Open(const Projection& p) {
   const std::string name = p.tensor + ".weight";
   return p.is_transposed ? Checked(name, {p.n_in, p.n_stored})
                          : Checked(name, {p.n_stored, p.n_in});
 }
 
 StatusOr<std::vector<float>> WeightReader::Vector(const std::string& name, int64_t n) {
-  KVL_ASSIGN_OR_RETURN(const TensorView tensor, Checked(name, {n}));
+  KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Checked(name, {n}));
   std::vector<float> values(n);
-  ConvertToFloat(tensor.dtype, tensor.data, n, values.data());
+  tensor.Read(0, n, values.data());
   source_->Done(tensor);
   return values;
 }
@@ -79,34 +59,35 @@ StatusOr<std::vector<float>> WeightReader::Bias(const Projection& projection) {
   return bias;
 }
 
-void WeightReader::CopyRows(const TensorView& tensor, const Projection& p, Range rows, float* out) {
-  const int64_t element = SizeOf(tensor.dtype);
+void WeightReader::CopyRows(const StoredTensor& tensor, const Projection& p, Range rows,
+                            float* out) {
   ForPieces(p, rows, [&](int64_t stored, int64_t n, int64_t offset) {
     float* to = out + offset * p.n_in;
     if (!p.is_transposed) {
-      ConvertToFloat(tensor.dtype, tensor.data + stored * p.n_in * element, n * p.n_in, to);
+      tensor.Read(stored * p.n_in, n * p.n_in, to);
       return;
     }
     std::vector<float> line(n);  // one input of n outputs
     for (int64_t i = 0; i < p.n_in; ++i) {
-      ConvertToFloat(tensor.dtype, tensor.data + (i * p.n_stored + stored) * element, n,
-                     line.data());
+      tensor.Read(i * p.n_stored + stored, n, line.data());
       for (int64_t r = 0; r < n; ++r) to[r * p.n_in + i] = line[r];
     }
   });
 }
 
 StatusOr<std::vector<float>> WeightReader::Matrix(const Projection& projection) {
-  KVL_ASSIGN_OR_RETURN(const TensorView tensor, Open(projection));
+  KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Open(projection));
   std::vector<float> values(projection.n_out() * projection.n_in);
   CopyRows(tensor, projection, {0, projection.n_out()}, values.data());
   source_->Done(tensor);
   return values;
 }
 
-void WeightReader::PackRows(const TensorView& tensor, const Projection& p, Range rows,
+void WeightReader::PackRows(const StoredTensor& tensor, const Projection& p, Range rows,
                             int64_t first_out, PackedMatrix* matrix) {
-  if (!p.is_transposed) {
+  // Rows that are stored one by one, as the kernels read them; runs of single rows are slow so.
+  const bool has_whole_runs = std::ssize(p.runs) * 64 <= std::max<int64_t>(p.n_out(), 64);
+  if (!p.is_transposed && !tensor.blocks.has_value() && has_whole_runs) {
     const int64_t row_bytes = p.n_in * SizeOf(tensor.dtype);
     ForPieces(p, rows, [&](int64_t stored, int64_t n, int64_t offset) {
       matrix->PackRows(first_out + rows.begin + offset, n, tensor.dtype,
@@ -130,7 +111,7 @@ StatusOr<PackedMatrix> WeightReader::Pack(const std::vector<Projection>& parts, 
                        PackedMatrix::Create(n_out, parts.front().n_in, compute_type));
   int64_t first_out = 0;
   for (const Projection& part : parts) {
-    KVL_ASSIGN_OR_RETURN(const TensorView tensor, Open(part));
+    KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Open(part));
     // Workers may share no group of 64 packed rows.
     const bool is_aligned = first_out % 64 == 0;
     pool->Run([&](int worker_id) {
@@ -144,9 +125,9 @@ StatusOr<PackedMatrix> WeightReader::Pack(const std::vector<Projection>& parts, 
   return matrix;
 }
 
-StatusOr<TensorView> WeightReader::Table(const std::string& name, int64_t n_rows,
-                                         int64_t n_columns) {
-  KVL_ASSIGN_OR_RETURN(const TensorView tensor, Checked(name, {n_rows, n_columns}));
+StatusOr<StoredTensor> WeightReader::Table(const std::string& name, int64_t n_rows,
+                                           int64_t n_columns) {
+  KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Checked(name, {n_rows, n_columns}));
   if (source_->is_mapped()) source_->Done(tensor);
   return tensor;
 }

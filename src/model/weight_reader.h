@@ -31,13 +31,13 @@ class WeightReader {
   StatusOr<PackedMatrix> Pack(const std::vector<Projection>& parts, DType compute_type,
                               ThreadPool* pool);
   // A stored [n_rows, n_columns] table that stays readable as long as the reader lives.
-  StatusOr<TensorView> Table(const std::string& name, int64_t n_rows, int64_t n_columns);
+  StatusOr<StoredTensor> Table(const std::string& name, int64_t n_rows, int64_t n_columns);
 
   // Calls fn(first_row, n_rows, rows) for all rows of a projection's matrix, as floats, at most 64
   // at a time, on the workers; first_row is a multiple of 64.
   template <typename F>
   Status ForRowGroups(const Projection& projection, ThreadPool* pool, const F& fn) {
-    KVL_ASSIGN_OR_RETURN(const TensorView tensor, Open(projection));
+    KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Open(projection));
     pool->Run([&](int worker_id) {
       const Range rows = ShareOf(projection.n_out(), 64, worker_id, pool->n_workers());
       std::vector<float> values(rows.begin == rows.end ? 0 : 64 * projection.n_in);
@@ -52,12 +52,12 @@ class WeightReader {
   }
 
  private:
-  StatusOr<TensorView> Checked(const std::string& name, const std::vector<int64_t>& shape);
-  StatusOr<TensorView> Open(const Projection& projection);
+  StatusOr<StoredTensor> Checked(const std::string& name, const std::vector<int64_t>& shape);
+  StatusOr<StoredTensor> Open(const Projection& projection);
   // Rows [rows.begin, rows.end) of the projection's matrix as floats.
-  static void CopyRows(const TensorView& tensor, const Projection& projection, Range rows,
+  static void CopyRows(const StoredTensor& tensor, const Projection& projection, Range rows,
                        float* out);
-  static void PackRows(const TensorView& tensor, const Projection& projection, Range rows,
+  static void PackRows(const StoredTensor& tensor, const Projection& projection, Range rows,
                        int64_t first_out, PackedMatrix* matrix);
 
   std::unique_ptr<TensorSource> source_;

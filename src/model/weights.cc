@@ -375,8 +375,8 @@ StatusOr<std::vector<std::vector<double>>> ModelWeights::AllValueGrams(int n_joi
 
 void ModelWeights::Embed(int32_t token_id, int position, float* row) const {
   const int64_t hidden = config_.hidden_dim;
-  const auto row_of = [hidden](const TensorView& table, int64_t idx, float* out) {
-    ConvertToFloat(table.dtype, table.data + idx * hidden * SizeOf(table.dtype), hidden, out);
+  const auto row_of = [hidden](const StoredTensor& table, int64_t idx, float* out) {
+    table.Read(idx * hidden, hidden, out);
   };
   if (embedding_.data == nullptr) {
     lm_head_.UnpackRow(token_id, row);

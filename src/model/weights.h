@@ -128,8 +128,8 @@ class ModelWeights {
   std::vector<LayerWeights> layers_;
   NormWeights final_norm_;
   PackedMatrix lm_head_;
-  TensorView embedding_;           // used when it is not tied to lm_head_
-  TensorView position_embedding_;  // with learned positions
+  StoredTensor embedding_;           // used when it is not tied to lm_head_
+  StoredTensor position_embedding_;  // with learned positions
   // By a hash of the maps that were folded in. 64 bits: two among a thousand agree once in 2^45
   // runs.
   std::vector<std::map<uint64_t, std::weak_ptr<const ValueProjection>>> projections_;  // [n_layers]

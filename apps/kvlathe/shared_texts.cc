@@ -1,0 +1,41 @@
+#include "shared_texts.h"
+
+#include <filesystem>
+#include <vector>
+
+#include "io/files.h"
+#include "io/model_place.h"
+
+namespace kvlathe {
+namespace {
+
+// Where texts may lie, nearest first.
+std::vector<std::string> SharedPlaces() {
+  std::vector<std::string> places;
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    const std::filesystem::path folder = program.parent_path();
+    places.push_back(folder / "share/kvlathe");
+    places.push_back(folder.parent_path() / "share/kvlathe");
+  }
+  places.push_back(KVLATHE_SHARE_DIR);
+  return places;
+}
+
+}  // namespace
+
+StatusOr<std::string> TextOfModel(const std::string& model, const std::string& name) {
+  const std::string own = BesideModel(model, name);
+  if (FileExists(own)) return own;
+  for (const std::string& place : SharedPlaces()) {
+    const std::string shared = place + "/" + name;
+    if (FileExists(shared)) return shared;
+  }
+  return Error(StatusCode::kNotFound,
+               "{}: the model has no such text, and the one of kvlathe is not installed; give a "
+               "text with --text FILE",
+               own);
+}
+
+}  // namespace kvlathe

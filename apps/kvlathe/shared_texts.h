@@ -1,0 +1,16 @@
+// The texts that come with kvlathe, for models that bring none.
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+
+namespace kvlathe {
+
+// The path of calibration.txt or sample.txt: the model's own (BesideModel) where there is one, else
+// the one that comes with kvlathe: in share/kvlathe beside the program or beside its folder (an
+// installed prefix), or in share/ of the source tree that it was built from. kNotFound says how to
+// give a text.
+StatusOr<std::string> TextOfModel(const std::string& model, const std::string& name);
+
+}  // namespace kvlathe

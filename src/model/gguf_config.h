@@ -1,0 +1,20 @@
+// What the metadata of a GGUF file say of its model.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "io/gguf.h"
+#include "model/config.h"
+
+namespace kvlathe {
+
+// Of the architectures llama (Llama 1 to 3, Yi, Mistral, SmolLM), qwen2, phi3, gpt2 and falcon.
+// kUnimplemented, by its name, for another one or for a feature that this build does not run;
+// kDataLoss for numbers that cannot be. Where a file leaves a key out, llama.cpp's default holds.
+StatusOr<ModelConfig> ReadGgufConfig(const GgufFile& file);
+
+// The same as the object that config.json of a Hugging Face directory would hold: what
+// ReadGgufConfig parses.
+StatusOr<nlohmann::json> GgufConfigJson(const GgufFile& file);
+
+}  // namespace kvlathe
