@@ -109,6 +109,12 @@ Status Chat::AnswerTo(const std::string& message) {
     if (is_mid_line) fmt::print("\n");
     return answer.status();
   }
+  if (!answer->was_given()) {
+    fmt::print(stderr,
+               "kvlathe: note: stopped before the answer began; the message is forgotten\n");
+    if (json_) PrintJson(*answer);
+    return OkStatus();
+  }
   const auto n_tokens = static_cast<int64_t>(answer->outcome.tokens.size());
   ++n_answers_;
   n_generated_ += n_tokens;

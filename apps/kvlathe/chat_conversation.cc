@@ -11,6 +11,22 @@
 #include "interrupt_guard.h"
 
 namespace kvlathe {
+namespace {
+
+// Ctrl-C ends an answer also while a long prompt is read, before there is a token.
+EngineOptions HeardBetweenSteps() {
+  EngineOptions options;
+  options.is_interrupted = [] { return InterruptGuard::IsInterrupted(); };
+  return options;
+}
+
+// The space that SentencePiece puts in front of a text is no part of the answer.
+void DropAddedSpace(const Tokenizer& tokenizer, int32_t first_id, std::string* piece) {
+  const std::string alone = tokenizer.Detokenize(std::span(&first_id, 1));
+  if (piece->starts_with(' ') && !alone.starts_with(' ')) piece->erase(0, 1);
+}
+
+}  // namespace
 
 Conversation::Ends Conversation::FindEnds(const Workspace& workspace, const ChatFormat& format) {
   const Tokenizer& tokenizer = workspace.tokenizer();
@@ -36,9 +52,9 @@ Conversation::Conversation(const ConversationOptions* options, const Workspace* 
       format_(*format),
       ends_(FindEnds(*workspace, *format)),
       pool_(workspace->kv_budget_bytes()),
+      engine_(model, &pool_, HeardBetweenSteps()),
       rate_(options->rate) {
   ends_.texts.insert(ends_.texts.end(), options->stops.begin(), options->stops.end());
-  engine_.emplace(model, &pool_, EngineOptions{});
   Clear();
 }
 
@@ -73,8 +89,8 @@ StatusOr<std::vector<int32_t>> Conversation::Tokenize(std::span<const ChatMessag
   return workspace_.tokenizer().Tokenize(text, options_.adds_bos);
 }
 
-// The space that SentencePiece puts in front of a text is no part of an answer as people read it,
-// but templates differ in whether they write one there. The text that gives the tokens again which
+// An answer is shown without the space of DropAddedSpace, but templates differ in whether they write
+// one there. The text that gives the tokens again which
 // were generated is the one that the model has seen, and with it they need not be read again.
 void Conversation::SettleLastAnswer(const std::string& message) {
   if (!generated_text_) return;
@@ -99,15 +115,6 @@ Session Conversation::TakeKeptFor(std::span<const int32_t> prompt) {
   }
   return kept;
 }
-
-namespace {
-
-void DropAddedSpace(const Tokenizer& tokenizer, int32_t first_id, std::string* piece) {
-  const std::string alone = tokenizer.Detokenize(std::span(&first_id, 1));
-  if (piece->starts_with(' ') && !alone.starts_with(' ')) piece->erase(0, 1);
-}
-
-}  // namespace
 
 Status Conversation::Generate(std::vector<int32_t> prompt, const TakeText& take,
                               ChatAnswer* answer) {
@@ -141,20 +148,15 @@ Status Conversation::Generate(std::vector<int32_t> prompt, const TakeText& take,
   };
   const auto on_finish = [&](Engine::RequestId id, const RequestOutcome& outcome) {
     answer->outcome = outcome;
-    kept_ = engine_->TakeSession(id);
+    kept_ = engine_.TakeSession(id);
   };
   const InterruptGuard guard;
   KVL_RETURN_IF_ERROR(
-      engine_->Submit(std::move(request), on_token, on_finish, std::move(session)).status());
-  const Status status = engine_->RunUntilIdle();
-  if (!status.ok()) {
-    // What failed is still in the engine, with callbacks that end here.
-    engine_.emplace(model_, &pool_, EngineOptions{});
-    return status;
-  }
+      engine_.Submit(std::move(request), on_token, on_finish, std::move(session)).status());
+  KVL_RETURN_IF_ERROR(engine_.RunUntilIdle());  // what fails leaves no session
   emit(stream.Finish());
-  read_ = kept_.tokens;
-  read_.resize(std::min(read_.size(), static_cast<size_t>(kept_.cache->n_tokens())));
+  const auto n_read = kept_.cache == nullptr ? 0 : kept_.cache->n_tokens();
+  read_.assign(kept_.tokens.begin(), kept_.tokens.begin() + n_read);
   if (generated != answer->text) generated_text_ = std::move(generated);
   return OkStatus();
 }
@@ -173,14 +175,9 @@ StatusOr<ChatAnswer> Conversation::Ask(const std::string& message, const TakeTex
   }
   ChatAnswer answer;
   KVL_RETURN_IF_ERROR(Generate(std::move(fitted.prompt), take, &answer));
-  const bool began =
-      answer.outcome.finish_reason != FinishReason::kCancelled || !answer.outcome.tokens.empty();
-  if (began) {
-    messages_ = std::move(fitted.messages);
-    messages_.push_back({"assistant", answer.text});
-  } else {
-    generated_text_.reset();
-  }
+  if (!answer.was_given()) return answer;
+  messages_ = std::move(fitted.messages);
+  messages_.push_back({"assistant", answer.text});
   return answer;
 }
 

@@ -27,6 +27,11 @@ struct ChatAnswer {
   int n_prompt = 0;  // tokens of the conversation in front of it
   int n_cached = 0;  // of them, those that were not read again
   RequestOutcome outcome;
+
+  // False when it was cancelled before its first token.
+  bool was_given() const {
+    return outcome.finish_reason != FinishReason::kCancelled || !outcome.tokens.empty();
+  }
 };
 
 class Conversation {
@@ -42,8 +47,8 @@ class Conversation {
   void Clear();
   // Of the answers from here on (Request::rate), as text.
   Status SetRate(const std::string& text);
-  // An error is of this message alone, which is then forgotten. So is a message whose answer was
-  // cancelled before its first token. Says on standard error when old turns are dropped.
+  // An error is of this message alone, which is then forgotten; so is a message whose answer was
+  // not given. Says on standard error when old turns are dropped.
   StatusOr<ChatAnswer> Ask(const std::string& message, const TakeText& take);
 
   // Of a finished answer, as a share of the 16-bit cache.
@@ -68,7 +73,7 @@ class Conversation {
   const ChatFormat& format_;
   Ends ends_;
   BlockPool pool_;
-  std::optional<Engine> engine_;
+  Engine engine_;
   std::optional<double> rate_;
   std::vector<ChatMessage> messages_;
   Session kept_;  // with a cache, or empty
