@@ -81,13 +81,14 @@ std::vector<GoldenText> ReadGolden(const std::string& path, int vocab_size) {
   return texts;
 }
 
+// Logits reach 8. Measured: at most 3.2e-5 (sums in other orders), where an error of 1e-4 in theta
+// moves a logit by 4e-3, an epsilon of 2e-5 instead of 3e-5 by 9e-4 or more, and 0.045 instead of
+// 0.044715 in GELU by 4e-4.
+constexpr double kTransformersBound = 1e-4;
+
 class TransformersTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(TransformersTest, EveryLogitAgreesHoweverTheTextIsCut) {
-  // Logits reach 8. Measured: at most 3.2e-5 (sums in other orders), where an error of 1e-4 in
-  // theta moves a logit by 4e-3, an epsilon of 2e-5 instead of 3e-5 by 9e-4 or more, and 0.045
-  // instead of 0.044715 in GELU by 4e-4.
-  constexpr double kBound = 1e-4;
   const std::string directory = std::string(KVLATHE_SOURCE_DIR "/tests/golden/") + GetParam();
   auto config = LoadModelConfig(directory);
   ASSERT_TRUE(config.ok()) << config.status();
@@ -101,7 +102,7 @@ TEST_P(TransformersTest, EveryLogitAgreesHoweverTheTextIsCut) {
       for (const std::vector<int>& chunks :
            std::vector<std::vector<int>>{{n_tokens}, {1}, {30, 1, 17, 5}}) {
         const testing::Matrix logits = EngineLogits(&loaded, text.ids, chunks);
-        EXPECT_LT(MaxDifference(logits, text.logits), kBound)
+        EXPECT_LT(MaxDifference(logits, text.logits), kTransformersBound)
             << IsaName(isa) << ", " << n_tokens << " tokens, first step " << chunks[0];
       }
     }
@@ -112,6 +113,34 @@ INSTANTIATE_TEST_SUITE_P(Families, TransformersTest,
                          ::testing::Values("llama", "qwen2", "mistral", "phi3", "phi3_longrope",
                                            "gpt2", "falcon_7b", "falcon_40b", "falcon_11b",
                                            "falcon_sequential"),
+                         [](const auto& test) { return test.param; });
+
+class GgufTest : public ::testing::TestWithParam<std::string> {};
+
+// Permuted, transposed and regrouped rows, factors of RoPE as tensors, and metadata in the place of
+// config.json.
+TEST_P(GgufTest, AGgufFileGivesTheLogitsOfItsDirectory) {
+  const std::string golden = KVLATHE_SOURCE_DIR "/tests/golden/";
+  const std::string file = golden + "gguf/" + GetParam() + ".gguf";
+  auto config = LoadModelConfig(file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto texts =
+      ReadGolden(golden + GetParam() + "/golden_logits.safetensors", config->vocab_size);
+  ASSERT_FALSE(texts.empty());
+  for (const GoldenText& text : texts) {
+    const int n_tokens = static_cast<int>(text.ids.size());
+    for (Isa isa : AvailableIsas()) {
+      LoadedModel loaded = LoadModel(file, DType::kF32, isa, nullptr, 0, n_tokens);
+      const testing::Matrix logits = EngineLogits(&loaded, text.ids, {n_tokens});
+      EXPECT_LT(MaxDifference(logits, text.logits), kTransformersBound)
+          << IsaName(isa) << ", " << n_tokens << " tokens";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GgufTest,
+                         ::testing::Values("llama", "qwen2", "mistral", "phi3", "phi3_longrope",
+                                           "gpt2", "falcon_7b", "falcon_40b", "falcon_11b"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

@@ -6,6 +6,21 @@
 #include <cmath>
 
 namespace kvlathe::testing {
+namespace {
+
+// Of a directory or a GGUF file; null, with a failure of the test, if it cannot be opened.
+std::unique_ptr<TensorSource> OpenSource(const std::string& model) {
+  if (model.ends_with(".gguf")) {
+    auto file = GgufFile::Open(model);
+    EXPECT_TRUE(file.ok()) << file.status();
+    return file.ok() ? MakeGgufSource(std::make_shared<const GgufFile>(*std::move(file))) : nullptr;
+  }
+  auto reader = SafetensorsReader::OpenModel(model);
+  EXPECT_TRUE(reader.ok()) << reader.status();
+  return reader.ok() ? MakeFileSource(*std::move(reader)) : nullptr;
+}
+
+}  // namespace
 
 LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
                       const ModelBasis* basis, int n_sink, int context) {
@@ -15,10 +30,8 @@ LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
   auto config = LoadModelConfig(directory);
   EXPECT_TRUE(config.ok()) << config.status();
   if (context > 0) config->ChooseContext(context);
-  auto reader = SafetensorsReader::OpenModel(directory);
-  EXPECT_TRUE(reader.ok()) << reader.status();
-  auto weights = ModelWeights::Load(*config, compute_type, MakeFileSource(*std::move(reader)),
-                                    loaded.pool.get());
+  auto weights =
+      ModelWeights::Load(*config, compute_type, OpenSource(directory), loaded.pool.get());
   EXPECT_TRUE(weights.ok()) << weights.status();
   loaded.weights = *std::move(weights);
   auto model = Model::Create(loaded.weights, basis, n_sink, loaded.pool.get(), isa);

@@ -1,4 +1,4 @@
-// A model directory as a test runs it, and its logits for a text however the text is cut.
+// A model directory or GGUF file as a test runs it, and its logits for a text however the text is cut.
 #pragma once
 
 #include <memory>
