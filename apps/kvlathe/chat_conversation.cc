@@ -89,9 +89,9 @@ StatusOr<std::vector<int32_t>> Conversation::Tokenize(std::span<const ChatMessag
   return workspace_.tokenizer().Tokenize(text, options_.adds_bos);
 }
 
-// An answer is shown without the space of DropAddedSpace, but templates differ in whether they write
-// one there. The text that gives the tokens again which
-// were generated is the one that the model has seen, and with it they need not be read again.
+// An answer is shown without the space of DropAddedSpace, but templates differ in whether they
+// write one there. The text that gives the tokens again which were generated is the one that the
+// model has seen, and with it they need not be read again.
 void Conversation::SettleLastAnswer(const std::string& message) {
   if (!generated_text_) return;
   const std::string generated = *std::exchange(generated_text_, std::nullopt);
@@ -106,11 +106,14 @@ void Conversation::SettleLastAnswer(const std::string& message) {
   if (was_read()) messages_.back().content = generated;
 }
 
-// What is kept if the prompt goes on from it, or an empty session; then nothing is kept any more.
+// What is kept if the prompt goes on from it and that pays, or an empty session; then nothing is
+// kept any more.
 Session Conversation::TakeKeptFor(std::span<const int32_t> prompt) {
   Session kept = std::exchange(kept_, {});
   if (kept.cache == nullptr || !CutToCache(kept.cache->n_tokens(), &kept) ||
-      kept.tokens.size() >= prompt.size() || !BeginsWith(prompt, kept.tokens)) {
+      kept.tokens.size() >= prompt.size() || !BeginsWith(prompt, kept.tokens) ||
+      !IsWorthContinuing(kept.cache->layout(), kept.cache->n_prompt(), kept.cache->n_tokens(),
+                         std::ssize(prompt))) {
     return {};
   }
   return kept;

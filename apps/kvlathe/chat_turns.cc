@@ -5,8 +5,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "kv/retention/plan.h"
+#include "kv/seal_schedule.h"
+
 namespace kvlathe {
 namespace {
+
+// A pass over the weights takes about as long as the arithmetic of so many tokens: where the
+// processor is slower in relation to its memory fewer, where it multiplies matrices by itself more.
+constexpr int64_t kTokensPerPass = 32;
 
 // False when there is none in front of the last message.
 bool DropOldestTurn(std::vector<ChatMessage>* messages) {
@@ -58,6 +65,20 @@ bool CutToCache(int n_cached, Session* session) {
   session->turn_ends = {n_first, n_first, n_cached, n_cached};
   session->n_draws = 0;
   return true;
+}
+
+bool IsWorthContinuing(const CacheLayout& layout, int64_t n_first_prompt, int64_t n_cached,
+                       int64_t n_tokens) {
+  int64_t n_passes = 0;
+  for (int64_t n = n_cached; n < n_tokens; ++n_passes) {
+    int64_t end = NextSealPoint(layout, n, n_first_prompt);
+    if (layout.DropsEntries()) {
+      const PromptPlace place = {layout.n_sink, n_first_prompt};
+      end = std::min(end, NextPrunePoint(*layout.retention, place, n));
+    }
+    n = end;
+  }
+  return n_passes * kTokensPerPass <= n_tokens || n_passes <= 1;
 }
 
 }  // namespace kvlathe

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "engine/session.h"
+#include "kv/cache_layout.h"
 #include "tokenizer/chat_format.h"
 
 namespace kvlathe {
@@ -41,5 +42,12 @@ bool BeginsWith(std::span<const int32_t> tokens, std::span<const int32_t> prefix
 // was kept. False when the first turn was not read to its end, whose place in the cache is then
 // not what the cache was told; such a session cannot go on with another prompt.
 bool CutToCache(int n_cached, Session* session);
+
+// Whether reading the rest of a prompt of `n_tokens` behind a cache is expected to take no longer
+// than reading all of it. A step ends wherever the layout seals or drops entries, which behind the
+// first prompt can be after every token; then each costs a pass over the weights, which reading a
+// prompt in one go spreads over many tokens.
+bool IsWorthContinuing(const CacheLayout& layout, int64_t n_first_prompt, int64_t n_cached,
+                       int64_t n_tokens);
 
 }  // namespace kvlathe

@@ -110,5 +110,23 @@ TEST(CutToCache, RefusesAFirstTurnThatWasNotReadToItsEnd) {
   EXPECT_FALSE(CutToCache(0, &empty));
 }
 
+TEST(IsWorthContinuing, WithoutPointsWhereAStepEndsAlways) {
+  const CacheLayout layout;
+  EXPECT_TRUE(IsWorthContinuing(layout, 10, 20, 21));
+  EXPECT_TRUE(IsWorthContinuing(layout, 10, 20, 100000));
+}
+
+TEST(IsWorthContinuing, TokenByTokenOnlyAFewTokensOfALongConversation) {
+  CacheLayout layout;
+  layout.retention = RetentionPlan{.votes = RetentionPlan::Votes::kAll, .keep = 0.5, .interval = 1};
+  ASSERT_TRUE(layout.DropsEntries());
+  EXPECT_TRUE(IsWorthContinuing(layout, 10, 990, 1000));
+  EXPECT_FALSE(IsWorthContinuing(layout, 10, 900, 1000));
+  EXPECT_FALSE(IsWorthContinuing(layout, 10, 20, 30));
+  EXPECT_TRUE(IsWorthContinuing(layout, 10, 29, 30));
+  layout.retention->interval = 64;
+  EXPECT_TRUE(IsWorthContinuing(layout, 10, 900, 1000));
+}
+
 }  // namespace
 }  // namespace kvlathe
