@@ -76,6 +76,17 @@ Status AddMerges(const json& list, const Vocabulary& vocabulary, MergeTable* mer
   return OkStatus();
 }
 
+Status AddMerges(const std::vector<std::string_view>& list, const Vocabulary& vocabulary,
+                 MergeTable* merges) {
+  merges->Reserve(list.size());
+  int32_t rank = 0;
+  for (const std::string_view line : list) {
+    if (!AddMergeLine(line, rank, vocabulary, merges)) return UnknownTokens(rank, line);
+    ++rank;
+  }
+  return OkStatus();
+}
+
 Status AddMergeLines(std::string_view text, const Vocabulary& vocabulary, MergeTable* merges) {
   int32_t rank = 0;
   for (bool is_first = true; !text.empty(); is_first = false) {

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "tokenizer/merges.h"
@@ -16,6 +17,10 @@ Status AddVocabulary(const nlohmann::json& object, Vocabulary* vocabulary);
 // ["left right", ...] or [["left", "right"], ...], best first. kDataLoss if a side or the joined
 // text is not in the vocabulary.
 Status AddMerges(const nlohmann::json& list, const Vocabulary& vocabulary, MergeTable* merges);
+
+// The same list from a file that is not JSON: "left right" texts.
+Status AddMerges(const std::vector<std::string_view>& list, const Vocabulary& vocabulary,
+                 MergeTable* merges);
 
 // merges.txt: a line "#version..." if any, then "left right" lines, best first.
 Status AddMergeLines(std::string_view text, const Vocabulary& vocabulary, MergeTable* merges);

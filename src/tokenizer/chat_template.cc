@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "io/files.h"
+#include "tokenizer/gguf_tokenizer.h"
 #include "tokenizer/json_fields.h"
 #include "tokenizer/model_settings.h"
 
@@ -13,6 +14,25 @@ namespace kvlathe {
 namespace {
 
 constexpr int64_t kMaxTemplateBytes = 1 << 20;
+
+Status NoDefault(std::string_view key, std::string_view names) {
+  return Error(StatusCode::kUnimplemented,
+               "{} has no default among {}; --chat-template NAME forces one of {}", key, names,
+               fmt::join(ChatFamilyNames(), ", "));
+}
+
+// `text` is empty when the model says nothing of a template; `place` is where it stands.
+StatusOr<ChatFormat> Recognise(const std::string& path, const std::string& place,
+                               std::string_view text, const ChatContext& context) {
+  if (text.empty()) {
+    return Error(StatusCode::kNotFound,
+                 "{}: the model has no chat template; --chat-template NAME chooses one of {}", path,
+                 fmt::join(ChatFamilyNames(), ", "));
+  }
+  auto format = RecogniseChatTemplate(text, context);
+  if (!format.ok()) return InFile(place, format.status());
+  return format;
+}
 
 // The default of a list of templates: [{"name": "default", "template": "..."}, ...].
 StatusOr<std::string> DefaultOfList(const nlohmann::json& list) {
@@ -22,9 +42,7 @@ StatusOr<std::string> DefaultOfList(const nlohmann::json& list) {
     if (name == "default") return StringField(entry, "template");
     names.push_back(name);
   }
-  return Error(StatusCode::kUnimplemented,
-               "\"chat_template\" has no default among {}; --chat-template NAME forces one of {}",
-               fmt::join(names, ", "), fmt::join(ChatFamilyNames(), ", "));
+  return NoDefault("\"chat_template\"", fmt::format("{}", fmt::join(names, ", ")));
 }
 
 // Empty when the file says nothing of a template.
@@ -51,27 +69,42 @@ ChatContext ChatContextOf(const Tokenizer& tokenizer) {
   return context;
 }
 
-StatusOr<ChatFormat> LoadChatFormat(const std::string& directory, const ChatContext& context) {
-  std::string path = directory + "/chat_template.jinja";
+StatusOr<ChatFormat> LoadGgufChatFormat(const GgufFile& file, const ChatContext& context) {
+  constexpr std::string_view kKey = "tokenizer.chat_template";
+  KVL_ASSIGN_OR_RETURN(const std::string text, file.TextOr(kKey, ""));
+  const std::string place = fmt::format("{}: {}", file.path(), kKey);
+  if (static_cast<int64_t>(text.size()) > kMaxTemplateBytes) {
+    return Error(StatusCode::kDataLoss, "{}: {} bytes, allowed are {}", place, text.size(),
+                 kMaxTemplateBytes);
+  }
+  if (text.empty()) {
+    // The names of further templates; the default is not among them.
+    KVL_ASSIGN_OR_RETURN(const auto* names, file.Texts("tokenizer.chat_templates"));
+    if (names != nullptr && !names->empty()) {
+      return InFile(file.path(), NoDefault(kKey, fmt::format("{}", fmt::join(*names, ", "))));
+    }
+  }
+  return Recognise(file.path(), place, text, context);
+}
+
+StatusOr<ChatFormat> LoadChatFormat(const std::string& path, const ChatContext& context) {
+  if (!DirectoryExists(path)) {
+    KVL_ASSIGN_OR_RETURN(const GgufFile file, OpenGgufModel(path));
+    return LoadGgufChatFormat(file, context);
+  }
+  std::string place = path + "/chat_template.jinja";
   std::string text;
-  if (FileExists(path)) {
-    KVL_ASSIGN_OR_RETURN(text, ReadTextFile(path, kMaxTemplateBytes));
+  if (FileExists(place)) {
+    KVL_ASSIGN_OR_RETURN(text, ReadTextFile(place, kMaxTemplateBytes));
   } else {
-    path = directory + "/tokenizer_config.json";
-    if (FileExists(path)) {
-      auto found = ReadFromTokenizerConfig(path);
-      if (!found.ok()) return InFile(path, found.status());
+    place = path + "/tokenizer_config.json";
+    if (FileExists(place)) {
+      auto found = ReadFromTokenizerConfig(place);
+      if (!found.ok()) return InFile(place, found.status());
       text = *std::move(found);
     }
   }
-  if (text.empty()) {
-    return Error(StatusCode::kNotFound,
-                 "{}: the model has no chat template; --chat-template NAME chooses one of {}",
-                 directory, fmt::join(ChatFamilyNames(), ", "));
-  }
-  auto format = RecogniseChatTemplate(text, context);
-  if (!format.ok()) return InFile(path, format.status());
-  return format;
+  return Recognise(path, place, text, context);
 }
 
 }  // namespace kvlathe

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/status.h"
+#include "io/gguf.h"
 #include "tokenizer/chat_families.h"
 #include "tokenizer/chat_format.h"
 #include "tokenizer/tokenizer.h"
@@ -17,11 +18,13 @@ namespace kvlathe {
 // The texts of BOS and EOS, and today's date.
 ChatContext ChatContextOf(const Tokenizer& tokenizer);
 
-// From chat_template.jinja in a model's directory, or else "chat_template" in its
-// tokenizer_config.json: a string, or a list of {name, template} of which "default" counts.
-// kNotFound: neither is there; kUnimplemented: a template that is not recognised; kDataLoss: a
-// damaged file.
-StatusOr<ChatFormat> LoadChatFormat(const std::string& directory, const ChatContext& context);
+// From a model directory: chat_template.jinja, or else "chat_template" in tokenizer_config.json, a
+// string or a list of {name, template} of which "default" counts. From a GGUF file:
+// tokenizer.chat_template, which is the default where there are several. kNotFound: none is there;
+// kUnimplemented: a template that is not recognised; kDataLoss: a damaged file.
+StatusOr<ChatFormat> LoadChatFormat(const std::string& path, const ChatContext& context);
+// From a GGUF file that is open already.
+StatusOr<ChatFormat> LoadGgufChatFormat(const GgufFile& file, const ChatContext& context);
 
 // kUnimplemented, with what was found and what --chat-template takes.
 StatusOr<ChatFormat> RecogniseChatTemplate(std::string_view text, const ChatContext& context);

@@ -2,6 +2,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "io/files.h"
+#include "tokenizer/gguf_tokenizer.h"
 #include "tokenizer/loaders.h"
 #include "tokenizer/pre_tokenizer.h"
 #include "tokenizer/text_tokenizer.h"
@@ -77,15 +78,10 @@ StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerJson(const std::string& direct
   return std::make_unique<TextTokenizer>(std::move(parts));
 }
 
-StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& directory,
-                                                     const TokenizerOptions& options) {
-  if (!options.pre.empty()) {
-    KVL_RETURN_IF_ERROR(NamedPreTokenizer(options.pre).status());
-  }
-  if (!DirectoryExists(directory)) {
-    return Error(StatusCode::kNotFound, "{}: no such directory; name a model's directory",
-                 directory);
-  }
+namespace {
+
+StatusOr<std::unique_ptr<Tokenizer>> LoadFromDirectory(const std::string& directory,
+                                                       const TokenizerOptions& options) {
   KVL_ASSIGN_OR_RETURN(const ModelSettings settings, ReadModelSettings(directory));
   // Naming a pre-tokenizer asks for the form that needs one.
   const bool prefers_vocab = !options.pre.empty() && HasVocabAndMerges(directory);
@@ -105,6 +101,18 @@ StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& director
                "{}: no tokenizer; it needs tokenizer.json, tokenizer.model, or vocab.json and "
                "merges.txt",
                directory);
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& path,
+                                                     const TokenizerOptions& options) {
+  if (!options.pre.empty()) {
+    KVL_RETURN_IF_ERROR(NamedPreTokenizer(options.pre).status());
+  }
+  if (DirectoryExists(path)) return LoadFromDirectory(path, options);
+  KVL_ASSIGN_OR_RETURN(const GgufFile file, OpenGgufModel(path));
+  return LoadGgufTokenizer(file, options);
 }
 
 }  // namespace kvlathe

@@ -101,11 +101,6 @@ constexpr std::string_view kQwen2Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|)"
     R"( ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-StatusOr<SplitStep> IsolatedSplit(std::string_view pattern) {
-  KVL_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(pattern));
-  return SplitStep{.regex = std::move(regex)};
-}
-
 Status AddFalconSteps(PreTokenizer* out) {
   KVL_ASSIGN_OR_RETURN(SplitStep punctuation, PunctuationSplit(SplitBehavior::kContiguous));
   KVL_RETURN_IF_ERROR(out->AddStep(std::move(punctuation)));
@@ -119,6 +114,11 @@ Status AddFalconSteps(PreTokenizer* out) {
 }
 
 }  // namespace
+
+StatusOr<SplitStep> IsolatedSplit(std::string_view pattern) {
+  KVL_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(pattern));
+  return SplitStep{.regex = std::move(regex)};
+}
 
 Status PreTokenizer::AddStep(Step step) {
   if (steps_.size() == kMaxSteps) {

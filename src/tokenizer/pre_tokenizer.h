@@ -73,6 +73,8 @@ class PreTokenizer {
 // kInvalidArgument for any other name.
 StatusOr<PreTokenizer> NamedPreTokenizer(std::string_view name);
 
+// The matches of `pattern` and the gaps between them are pieces.
+StatusOr<SplitStep> IsolatedSplit(std::string_view pattern);
 // The steps of Hugging Face's ByteLevel with its expression, Digits and Punctuation.
 StatusOr<SplitStep> Gpt2Split();
 StatusOr<SplitStep> DigitSplit(bool individual_digits);

@@ -14,9 +14,9 @@
 namespace kvlathe {
 
 struct TokenizerOptions {
-  // Pre-tokenizer for vocab.json + merges.txt (which it prefers to a tokenizer.json beside them)
-  // and for tiktoken files: gpt2, llama3 (implies ignore_merges), qwen2, falcon. Empty: from
-  // tokenizer_class or model_type.
+  // Pre-tokenizer for vocab.json + merges.txt (which it prefers to a tokenizer.json beside them),
+  // for tiktoken files and for byte-level BPE in GGUF files: gpt2, llama3 (implies ignore_merges),
+  // qwen2, falcon. Empty: from tokenizer_class or model_type, or from the GGUF file.
   std::string pre;
 };
 
@@ -24,10 +24,11 @@ struct TokenizerOptions {
 class Tokenizer {
  public:
   // From tokenizer.json, tokenizer.model (SentencePiece or tiktoken) or vocab.json + merges.txt in
-  // a model directory, the first that is there. kNotFound: no such files; kUnimplemented: a
-  // construct that is not supported, by name; kDataLoss: a damaged file; kInvalidArgument: an
-  // unknown `pre`.
-  static StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& directory,
+  // a model directory, the first that is there, or from a GGUF file (gguf_tokenizer.h has a loader
+  // for one that is open already). kNotFound: no such files; kUnimplemented: a construct that is
+  // not supported, by name; kDataLoss: a damaged file; kInvalidArgument: an unknown `pre`, or a
+  // file that is not GGUF.
+  static StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& path,
                                                    const TokenizerOptions& options = {});
   virtual ~Tokenizer() = default;
 
