@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds one fuzz target with libFuzzer (clang 14), AddressSanitizer and UndefinedBehaviorSanitizer and
 # runs it on its corpus:  scripts/fuzz.sh TARGET [SECONDS] [libFuzzer options]
-# TARGET: safetensors, spec, sequence_file, session_state, restored_sequence or attend_packed.
+# TARGET: safetensors, gguf, spec, sequence_file, session_state, restored_sequence or attend_packed.
 # Findings and the grown corpus go to build/fuzz/; the corpus in fuzz/corpus/ is only read.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,6 +17,7 @@ sources() {
 libraries=""
 case $target in
   safetensors) list="src/io/safetensors_fuzz.cc src/io/safetensors_header.cc" ;;
+  gguf) list="$(ls src/io/gg*.cc | grep -v -e _test.cc -e /gguf.cc) src/io/safetensors_header.cc" ;;
   spec) list="src/kv/spec_fuzz.cc $(ls src/kv/spec*.cc | grep -v -e _test.cc -e _fuzz.cc)" ;;
   sequence_file | session_state | restored_sequence)
     list=$(sources base tensor io kernels kv attention model)

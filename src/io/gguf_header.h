@@ -19,7 +19,7 @@ inline constexpr int64_t kMaxGgufTensors = 1 << 20;
 inline constexpr int64_t kDefaultGgufAlignment = 32;  // the format's
 inline constexpr int64_t kMaxGgufAlignment = 1 << 20;
 // In all arrays of a file together: the largest vocabularies have two million with their merges.
-inline constexpr int64_t kMaxGgufArrayValues = 1 << 26;
+inline constexpr int64_t kMaxGgufArrayValues = 1 << 24;
 
 // The numbers are those of the files.
 enum class GgufValueType : uint32_t {
