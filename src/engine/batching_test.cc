@@ -19,26 +19,6 @@
 namespace kvlathe {
 namespace {
 
-// Keys that lose half of their dimensions, as fdc cuts them; the maps are random.
-ModelBasis HalfRankBasis(const ModelConfig& c) {
-  Random random(17);
-  const auto matrix = [&](int n_rows, int n_columns) {
-    std::vector<float> m(int64_t{n_rows} * n_columns);
-    for (float& v : m) v = static_cast<float>(random.Normal() / std::sqrt(c.head_dim));
-    return m;
-  };
-  ModelBasis basis{c.n_layers, c.n_kv_heads, c.head_dim, {}};
-  for (int i = 0; i < c.n_layers * c.n_kv_heads; ++i) {
-    HeadBasis head{.rank_k = 16, .rank_v = i % 2 == 0 ? 16 : 32};
-    head.query_basis = matrix(c.head_dim, head.rank_k);
-    head.key_basis = matrix(c.head_dim, head.rank_k);
-    head.value_basis = matrix(c.head_dim, head.rank_v);
-    head.output_basis = matrix(head.rank_v, c.head_dim);
-    basis.heads.push_back(std::move(head));
-  }
-  return basis;
-}
-
 int TotalPreemptions(const std::vector<Trace>& traces) {
   return std::accumulate(traces.begin(), traces.end(), 0,
                          [](int sum, const Trace& t) { return sum + t.outcome.n_preemptions; });
@@ -66,13 +46,8 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
     c.window = GetParam().window;
     auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
-    ModelBasis basis = HalfRankBasis(c);
     const Spec spec = *Spec::Parse(GetParam().spec == nullptr ? "none" : GetParam().spec);
-    for (HeadBasis& head : basis.heads) {
-      if (!spec.splits_bits()) break;
-      head.k_bits.channels[2] = head.rank_k;  // 4 bits
-      head.v_bits.channels[3] = head.rank_v;
-    }
+    const ModelBasis basis = HalfRankBasis(c, spec.splits_bits());
     const std::optional<SealPlan> seal = SealPlanOf(spec);
     const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
     auto model = Model::Create(*std::move(weights), GetParam().has_basis ? &basis : nullptr,

@@ -3,9 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <utility>
 #include <vector>
 
+#include "base/random.h"
 #include "engine/engine.h"
+#include "kv/basis/basis.h"
 #include "model/config.h"
 #include "model/small_config.h"
 
@@ -18,6 +22,31 @@ inline ModelConfig WideConfig(int head_dim) {
   c.ffn_dim = 352;
   c.max_seq_len = 1024;
   return c;
+}
+
+// Keys that lose half of their dimensions, as fdc cuts them; the maps are random. With split bits
+// all channels of a head have the same.
+inline ModelBasis HalfRankBasis(const ModelConfig& c, bool splits_bits) {
+  Random random(17);
+  const auto matrix = [&](int n_rows, int n_columns) {
+    std::vector<float> m(int64_t{n_rows} * n_columns);
+    for (float& v : m) v = static_cast<float>(random.Normal() / std::sqrt(c.head_dim));
+    return m;
+  };
+  ModelBasis basis{c.n_layers, c.n_kv_heads, c.head_dim, {}};
+  for (int i = 0; i < c.n_layers * c.n_kv_heads; ++i) {
+    HeadBasis head{.rank_k = 16, .rank_v = i % 2 == 0 ? 16 : 32};
+    head.query_basis = matrix(c.head_dim, head.rank_k);
+    head.key_basis = matrix(c.head_dim, head.rank_k);
+    head.value_basis = matrix(c.head_dim, head.rank_v);
+    head.output_basis = matrix(head.rank_v, c.head_dim);
+    if (splits_bits) {
+      head.k_bits.channels[2] = head.rank_k;  // 4 bits
+      head.v_bits.channels[3] = head.rank_v;
+    }
+    basis.heads.push_back(std::move(head));
+  }
+  return basis;
 }
 
 // What one request saw and gave.

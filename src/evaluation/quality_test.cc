@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "evaluation/bench_model.h"
+#include "model/overflowing_source.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 
@@ -152,6 +153,34 @@ TEST_F(QualityTest, ABudgetThatIsTooSmallIsAnError) {
   Model* models[] = {model.get()};
   EXPECT_EQ(MeasureQuality(models, Cut(300, 1), 1 << 14, &threads_, nullptr).status().code(),
             StatusCode::kResourceExhausted);
+}
+
+TEST_F(QualityTest, LogitsThatAreNotFiniteAreAnErrorOfTheirWindowAndCache) {
+  constexpr int32_t kOverflowing = 127;
+  for (int32_t& id : tokens_) id %= kOverflowing;
+  const auto sound = Make(-1);
+  auto weights = ModelWeights::Load(
+      SmallConfig(), DType::kF32, std::make_unique<OverflowingSource>(3, kOverflowing), &threads_);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  weights_ = *std::move(weights);
+  const auto overflowing = Make(-1);
+  const auto measure = [&](std::vector<Model*> models, int position) {
+    EvaluationText text = Cut(100, 1);
+    if (position >= 0) text.windows[1][position] = kOverflowing;
+    return MeasureQuality(models, text, 64 << 20, &threads_, nullptr).status();
+  };
+  EXPECT_TRUE(measure({sound.get(), overflowing.get()}, -1).ok());
+  for (const int position : {7, 49, 50, 98}) {
+    EXPECT_TRUE(measure({sound.get()}, position).ok());
+    const Status second = measure({sound.get(), overflowing.get()}, position);
+    EXPECT_EQ(second.code(), StatusCode::kDataLoss);
+    EXPECT_TRUE(MessageOf(second).starts_with("window 2: cache 2 of 2: ")) << second;
+    const Status first = measure({overflowing.get(), sound.get()}, position);
+    EXPECT_TRUE(MessageOf(first).starts_with("window 2: cache 1 of 2: ")) << first;
+    // The first logits that the token can spoil are those of the next, or of the first scored one.
+    const std::string token = "token " + std::to_string(std::max(50, position + 1));
+    EXPECT_NE(MessageOf(first).find(token), std::string::npos) << first;
+  }
 }
 
 TEST_F(QualityTest, BenchModelCountsTokensPerSecond) {

@@ -7,6 +7,7 @@
 
 #include "engine/sampler.h"
 #include "evaluation/bench_model.h"
+#include "model/overflowing_source.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 
@@ -358,6 +359,39 @@ TEST_F(TaskRunTest, TellsHowFarItIs) {
       Prepare(TaskMetric::kExactMatch, {Example("a", "b"), Example("c", "d")});
   ASSERT_TRUE(RunTask(model_.get(), tokenizer_, task, kBudgetBytes, progress).ok());
   EXPECT_EQ(told, (std::vector<double>{0, 0.5, 1}));
+}
+
+// The model computes infinite values for '@'.
+TEST_F(TaskRunTest, LogitsThatAreNotFiniteFailTheTaskAndNameTheExample) {
+  auto weights = ModelWeights::Load(
+      ConfigOfLetters(), DType::kF32,
+      std::make_unique<OverflowingSource>(3, LetterTokenizer::kFirst + '@' - ' '), &threads_);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  weights_ = *std::move(weights);
+  model_ = Make(-1);
+  const auto run = [&](TaskMetric metric, const std::vector<TaskExample>& examples) {
+    return RunTask(model_.get(), tokenizer_, Prepare(metric, examples), kBudgetBytes, nullptr)
+        .status();
+  };
+  const auto expect_second = [](const Status& status) {
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+    EXPECT_TRUE(MessageOf(status).starts_with("example 2: ")) << status;
+    EXPECT_NE(MessageOf(status).find("not finite"), std::string::npos) << status;
+  };
+  const TaskExample sound = Example("at the inn", "x");
+  EXPECT_TRUE(run(TaskMetric::kExactMatch, {sound}).ok());
+  expect_second(run(TaskMetric::kExactMatch, {sound, Example("look @ me", "x"), sound}));
+  for (const std::vector<std::string>& choices :
+       {std::vector<std::string>{"y", "n"}, {" yes", " no"}}) {
+    const TaskExample choice = {"of the inn", {choices[0]}, choices, "\n"};
+    TaskExample overflowing = choice;
+    EXPECT_TRUE(run(TaskMetric::kChoice, {choice}).ok());
+    overflowing.prompt = "of @ inn";
+    expect_second(run(TaskMetric::kChoice, {choice, overflowing}));
+    overflowing = choice;
+    overflowing.choices.push_back(" @t");
+    expect_second(run(TaskMetric::kChoice, {choice, overflowing}));
+  }
 }
 
 TEST_F(TaskRunTest, ABudgetThatHoldsNoSequenceIsAnError) {
