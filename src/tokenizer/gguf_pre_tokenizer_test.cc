@@ -56,8 +56,10 @@ TEST(GgufPreTokenizer, DeepseekKeepsCjkTogetherAndCasedLettersApart) {
       GgufPieces("deepseek-llm", "a\u4E2D\u6587\u00E9\uFF0C\u0663\u0664"),
       (std::vector<std::string>{"a", "\u4E2D\u6587", "\u00E9", "\uFF0C", "\u0663", "\u0664"}));
   // U+01BB is a letter without case.
-  EXPECT_EQ(GgufPieces("deepseek-llm", "x\u01BAx\u01BBx"),
-            (std::vector<std::string>{"x\u01BAx", "\u01BB", "x"}));
+  EXPECT_EQ(GgufPieces("deepseek-llm", "\u01BA\u01BA\u01BB\u01BB"),
+            (std::vector<std::string>{"\u01BA\u01BA", "\u01BB\u01BB"}));
+  // Its signs are the range from the colon to the tilde, so ASCII letters stand apart from others.
+  EXPECT_EQ(GgufPieces("deepseek-llm", "x\u01BA"), (std::vector<std::string>{"x", "\u01BA"}));
 }
 
 TEST(GgufPreTokenizer, NormalisationMergesAndBosComeWithTheName) {
