@@ -16,7 +16,7 @@ struct CompareOptions {
 
 Status Compare(CompareOptions options) {
   if (options.model.kv.empty()) {
-    options.model.kv = {"none", "fdc(rate=0.25)", "fdc(rate=0.5)", "fdc(rate=0.625)"};
+    options.model.kv = {"none", "kivi(bits=4,group=64)", "lathe(ratio=4)", "lathe(ratio=6)"};
   }
   if (options.text.empty()) {
     KVL_ASSIGN_OR_RETURN(options.text, TextOfModel(options.model.model, "sample.txt"));
@@ -41,10 +41,11 @@ void AddCompareVerb(Verbs* verbs) {
   auto options = std::make_shared<CompareOptions>();
   CLI::App* verb = verbs->Add(
       "compare", "Size, quality and speed of several caches on one model and text",
-      "kvlathe compare -m models/lathe-nano --kv none --kv 'fdc(rate=0.5)' --text novel.txt",
+      "kvlathe compare -m models/lathe-nano --kv none --kv 'lathe(ratio=4)' --text novel.txt",
       [options] { return Compare(*options); });
   AddModelOptions(verb, &options->model);
-  AddCacheOptions(verb, &options->model, "none and fdc at three rates");
+  AddCacheOptions(verb, &options->model,
+                  "none, kivi(bits=4,group=64), lathe(ratio=4), lathe(ratio=6)");
   verb->add_option("--rate", options->rates,
                    "share removed where --kv says resident=full, in the place of its own; repeats")
       ->allow_extra_args(false);

@@ -74,7 +74,8 @@ Status Eval(const EvalOptions& options) {
   }
   const bool lists = std::find(tasks.begin(), tasks.end(), "list") != tasks.end();
   if (options.model.model.empty() && !lists) {
-    return Error(StatusCode::kInvalidArgument, "--model is required; give a model directory");
+    return Error(StatusCode::kInvalidArgument,
+                 "--model is required; give a model directory or a .gguf file");
   }
   return has_task ? EvalTasks(options.model, options.task) : EvalText(options);
 }
@@ -85,7 +86,7 @@ void AddEvalVerb(Verbs* verbs) {
   auto options = std::make_shared<EvalOptions>();
   CLI::App* verb =
       verbs->Add("eval", "Perplexity or KL on a text, or scores on tasks",
-                 "kvlathe eval -m models/lathe-nano --kv 'fdc(rate=0.5)' --kl novel.txt",
+                 "kvlathe eval -m models/lathe-nano --kv 'lathe(ratio=4)' --kl novel.txt",
                  [options] { return Eval(*options); });
   AddModelOptions(verb, &options->model);
   verb->get_option("--model")->required(false);  // --task list needs none

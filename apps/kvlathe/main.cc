@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "options.h"
+#include "suggestions.h"
 
 namespace kvlathe {
 namespace {
@@ -17,11 +19,78 @@ int ReportError(const Status& status) {
   return status.code() == StatusCode::kInvalidArgument ? 2 : 1;
 }
 
+const auto kAnyVerb = [](const CLI::App*) { return true; };
+
+std::vector<std::string> VerbsOf(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : app.get_subcommands(kAnyVerb)) names.push_back(verb->get_name());
+  return names;
+}
+
+const CLI::App* FindVerb(const CLI::App& app, const std::string& name) {
+  for (const CLI::App* verb : app.get_subcommands(kAnyVerb)) {
+    if (verb->get_name() == name) return verb;
+  }
+  return nullptr;
+}
+
+// "-m" and "--model" of every option.
+std::vector<std::string> OptionsOf(const CLI::App& verb) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : verb.get_options()) {
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+// The name of an argument that looks like an option: what stands before "=".
+std::string OptionName(const std::string& argument) {
+  const bool is_number = argument.size() > 1 && (std::isdigit(argument[1]) || argument[1] == '.');
+  if (argument.size() < 2 || argument[0] != '-' || is_number) return {};
+  return argument.substr(0, argument.find('='));
+}
+
+// What is not understood of a command line, by its first wrong word, with what it may have meant;
+// OK if no word is known to be wrong.
+Status CheckWords(const CLI::App& app, const std::vector<std::string>& arguments) {
+  const CLI::App* verb = &app;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    // The verb comes first; bench and retrofit have verbs of their own.
+    if (const CLI::App* inner = FindVerb(*verb, arguments[i])) {
+      verb = inner;
+      continue;
+    }
+    const std::vector<std::string> verbs = VerbsOf(*verb);
+    if (!verbs.empty() && !arguments[i].starts_with('-')) {
+      const auto nearest = NearestOf(arguments[i], verbs);
+      return Error(StatusCode::kInvalidArgument, "unknown verb '{}'{}; {} --help lists them",
+                   arguments[i], nearest ? fmt::format("; did you mean {}?", *nearest) : "",
+                   verb == &app ? "kvlathe" : "kvlathe " + verb->get_name());
+    }
+    const std::string name = OptionName(arguments[i]);
+    if (name.empty() || verb->get_option_no_throw(name) != nullptr) continue;
+    if (const auto meaning = NameHere(name)) {
+      return Error(StatusCode::kInvalidArgument, "{} {}", name, *meaning);
+    }
+    if (!name.starts_with("--") || name == "--") continue;  // may be -p with its value, or a value
+    const auto nearest = NearestOf(name, OptionsOf(*verb));
+    // A value may look like an option, as the text behind -p.
+    const std::string before = i > 0 ? OptionName(arguments[i - 1]) : "";
+    const CLI::Option* option = before.empty() ? nullptr : verb->get_option_no_throw(before);
+    if (option != nullptr && option->get_items_expected_max() > 0) continue;
+    return Error(StatusCode::kInvalidArgument, "unknown option {}{}; see {} --help", name,
+                 nearest ? fmt::format("; did you mean {}?", *nearest) : "",
+                 verb == &app ? "kvlathe" : "kvlathe " + arguments[0]);
+  }
+  return OkStatus();
+}
+
 int Main(int argc, char** argv) {
   CLI::App app{"LLM inference on a compressed KV cache", "kvlathe"};
   app.require_subcommand(1);
   app.set_version_flag("--version", "kvlathe " KVLATHE_VERSION);
-  app.footer("Example: kvlathe compare -m models/lathe-nano --kv none --kv 'fdc(rate=0.5)'");
+  app.footer("Example: kvlathe compare -m models/lathe-nano --kv none --kv 'lathe(ratio=4)'");
   Verbs verbs{&app, nullptr};
   AddRunVerb(&verbs);
   AddChatVerb(&verbs);
@@ -38,6 +107,7 @@ int Main(int argc, char** argv) {
   // llama.cpp's two-letter short option, which CLI11 would read as -n p.
   std::vector<std::string> arguments(argv + 1, argv + argc);
   std::replace(arguments.begin(), arguments.end(), std::string("-np"), std::string("--parallel"));
+  if (const Status status = CheckWords(app, arguments); !status.ok()) return ReportError(status);
   std::reverse(arguments.begin(), arguments.end());  // the order that CLI11 takes
   try {
     app.parse(std::move(arguments));

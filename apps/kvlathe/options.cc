@@ -1,9 +1,12 @@
 #include "options.h"
 
+#include <unistd.h>
+
 namespace kvlathe {
 
 void AddModelOptions(CLI::App* app, ModelOptions* options) {
-  app->add_option("-m,--model", options->model, "Hugging Face model directory")->required();
+  app->add_option("-m,--model", options->model, "Hugging Face model directory or .gguf file")
+      ->required();
   app->add_option("-t,--threads", options->n_threads, "worker threads (default: all processors)")
       ->check(CLI::Range(1, 1024));
   app->add_flag("--pin", options->pin_threads, "bind each thread to a processor of its own");
@@ -33,6 +36,30 @@ void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& de
       ->capture_default_str();
   app->add_flag("--deterministic", options->deterministic,
                 "identical bits whatever runs beside a sequence; slower prompts");
+}
+
+void AddMaxTokensOption(CLI::App* app, int* max_tokens, const std::string& help) {
+  app->add_option("-n,--max-tokens", *max_tokens, help)
+      ->check([](const std::string& text) -> std::string {
+        int64_t n = 0;
+        if (!CLI::detail::lexical_cast(text, n)) return "'" + text + "' is not a whole number";
+        if (n >= 1 && n <= (1 << 30)) return {};
+        if (n == kUntilTheEnd) return {};
+        return text +
+               " tokens cannot be asked for; give at least 1, or -1: until the text or the context "
+               "ends";
+      })
+      ->type_name("N")
+      ->capture_default_str();
+}
+
+StatusOr<std::string> ReadStandardInput() {
+  std::string text;
+  char buffer[1 << 16];
+  ssize_t n;
+  while ((n = read(STDIN_FILENO, buffer, sizeof(buffer))) > 0) text.append(buffer, n);
+  if (n < 0) return Error(StatusCode::kInternal, "standard input cannot be read");
+  return text;
 }
 
 Schedule ParseSchedule(const std::string& name) {

@@ -33,6 +33,13 @@ void AddModelOptions(CLI::App* app, ModelOptions* options);
 // --kv, --basis, --profile, --kv-memory, -c, --schedule, --deterministic.
 void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& default_kv);
 
+// -n: how many tokens to generate, at least 1, or kUntilTheEnd.
+inline constexpr int kUntilTheEnd = -1;
+void AddMaxTokensOption(CLI::App* app, int* max_tokens, const std::string& help);
+
+// All of standard input, byte for byte.
+StatusOr<std::string> ReadStandardInput();
+
 // static, lpt or balanced, checked when parsed.
 Schedule ParseSchedule(const std::string& name);
 

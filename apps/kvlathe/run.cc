@@ -1,8 +1,10 @@
 // kvlathe run: generate text, streamed.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <optional>
 
+#include "cache_loss.h"
 #include "engine/engine.h"
 #include "engine/text_stream.h"
 #include "evaluation/kv_parts.h"
@@ -66,18 +68,27 @@ void Report(const Workspace& workspace, const SpecModel& spec_model, const Gener
       generated.n_restored > 0 ? fmt::format("{} tokens restored, ", generated.n_restored) : "";
   fmt::print(stderr,
              "\n{}{} prompt tokens, {} generated; TTFT {:.1f} ms, {:.1f} tokens/s; KV {} bytes "
-             "({}), {:.2f}% of the 16-bit cache\n",
+             "({}), {}\n",
              restored, generated.n_prompt, n_generated, outcome.ttft_ms, decode_tok_per_s,
-             outcome.kv_bytes.total(), PartsText(outcome.kv_bytes), 100 * fraction);
+             outcome.kv_bytes.total(), PartsText(outcome.kv_bytes), ShareOfReferenceText(fraction));
 }
 
 StatusOr<std::string> PromptText(const RunOptions& options) {
-  if (!options.prompt_file.empty()) return ReadTextFile(options.prompt_file);
-  if (options.prompt.empty() && options.load_session.empty()) {
-    return Error(StatusCode::kInvalidArgument,
-                 "give a prompt with -p TEXT or -f FILE, or a saved session with --load-session");
+  const bool is_piped = options.prompt.empty() && options.load_session.empty() &&
+                        options.prompt_file.empty() && isatty(STDIN_FILENO) == 0;
+  std::string prompt = options.prompt;
+  if (is_piped || options.prompt_file == "-") {
+    KVL_ASSIGN_OR_RETURN(prompt, ReadStandardInput());
+  } else if (!options.prompt_file.empty()) {
+    KVL_ASSIGN_OR_RETURN(prompt, ReadTextFile(options.prompt_file));
   }
-  return options.prompt;
+  if (prompt.empty() && options.load_session.empty()) {
+    return Error(
+        StatusCode::kInvalidArgument,
+        "give a prompt with -p TEXT, -f FILE or on standard input, or a saved session with "
+        "--load-session");
+  }
+  return prompt;
 }
 
 // Ids of a prompt that follows other text. A tokenizer that puts a space in front of every text
@@ -105,18 +116,18 @@ StatusOr<Request> MakeRequest(const RunOptions& options, const Workspace& worksp
     request.prompt = TokenizeFurther(workspace.tokenizer(), prompt);
     KVL_ASSIGN_OR_RETURN(request.sampling, options.generation.CheckedOver(session.sampling));
   }
-  request.max_tokens = options.max_tokens;
   request.rate = options.rate;
   if (!options.ignore_eos) request.stop_ids = workspace.config().eos_ids;
-  const size_t n_given = session.tokens.size() + request.prompt.size();
-  if (n_given + static_cast<size_t>(options.max_tokens) >
-      static_cast<size_t>(workspace.context_tokens())) {
-    return Error(
-        StatusCode::kInvalidArgument,
-        "the prompt has {} tokens and -n asks for {} more, but the context is {}; shorten one of "
-        "them",
-        n_given, options.max_tokens, workspace.context_tokens());
+  const int64_t n_given = std::ssize(session.tokens) + std::ssize(request.prompt);
+  const int64_t n_left = workspace.context_tokens() - n_given;
+  const bool goes_to_the_end = options.max_tokens == kUntilTheEnd;
+  if (goes_to_the_end ? n_left < 1 : n_left < options.max_tokens) {
+    return Error(StatusCode::kInvalidArgument,
+                 "the prompt has {} tokens and -n asks for {} more, but the context is {}; shorten "
+                 "one of them",
+                 n_given, goes_to_the_end ? 1 : options.max_tokens, workspace.context_tokens());
   }
+  request.max_tokens = goes_to_the_end ? static_cast<int>(n_left) : options.max_tokens;
   return request;
 }
 
@@ -171,9 +182,10 @@ Status RunOn(const RunOptions& options, const std::string& prompt, Workspace* wo
         session, LoadSession(options.load_session, place, workspace->config().vocab_size, &pool));
   }
   KVL_ASSIGN_OR_RETURN(Request request, MakeRequest(options, *workspace, session, prompt));
-  Engine engine(spec_model.model.get(), &pool, {});
-  Generated generated;
   const InterruptGuard guard;  // what was generated until then is printed and saved
+  Engine engine(spec_model.model.get(), &pool,
+                {.is_interrupted = [] { return InterruptGuard::IsInterrupted(); }});
+  Generated generated;
   KVL_RETURN_IF_ERROR(Generate(options, *workspace, &engine, std::move(request), std::move(session),
                                prompt, &generated));
   if (!options.save_session.empty()) {
@@ -199,9 +211,13 @@ Status Run(const RunOptions& options) {
     KVL_RETURN_IF_ERROR(AtomicFile::Create(options.save_session).status());
   }
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  if (options.load_session.empty()) {  // before a calibration, which takes long
+    KVL_RETURN_IF_ERROR(MakeRequest(options, *workspace, {}, prompt).status());
+  }
   KVL_ASSIGN_OR_RETURN(
       const SpecModel spec_model,
       workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
+  KVL_RETURN_IF_ERROR(WarnOfLoss(workspace.get(), spec_model));
   return RunOn(options, prompt, workspace.get(), spec_model);
 }
 
@@ -211,15 +227,15 @@ void AddRunVerb(Verbs* verbs) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* verb =
       verbs->Add("run", "Generate text from a prompt",
-                 "kvlathe run -m models/lathe-nano --kv 'fdc(rate=0.5)' -p 'It was a dark' -n 64",
+                 "kvlathe run -m models/lathe-nano --kv 'lathe(ratio=4)' -p 'It was a dark' -n 64",
                  [options] { return Run(*options); });
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "none");
   verb->add_option("-p,--prompt", options->prompt, "prompt text");
-  verb->add_option("-f,--file", options->prompt_file, "prompt from a file")->excludes("--prompt");
-  verb->add_option("-n,--max-tokens", options->max_tokens, "tokens to generate")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  verb->add_option("-f,--file", options->prompt_file, "prompt from a file; -: from standard input")
+      ->excludes("--prompt");
+  AddMaxTokensOption(verb, &options->max_tokens,
+                     "tokens to generate; -1: until the text or the context ends");
   AddGenerationOptions(verb, &options->generation);
   verb->add_option("--rate", options->rate,
                    "share of K and V elements removed for this text, with resident=full in --kv");

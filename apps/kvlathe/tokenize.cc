@@ -1,7 +1,7 @@
 // kvlathe tokenize: ids of the text on standard input, or with --decode the text of ids.
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
 
@@ -17,34 +17,45 @@ struct TokenizeOptions {
   bool decode = false;
 };
 
-StatusOr<std::string> ReadStandardInput() {
-  std::string text;
-  char buffer[1 << 16];
-  ssize_t n;
-  while ((n = read(STDIN_FILENO, buffer, sizeof(buffer))) > 0) text.append(buffer, n);
-  if (n < 0) return Error(StatusCode::kInternal, "standard input cannot be read");
-  return text;
-}
-
-// Ids as {"ids":[...]}, as a JSON list, or as numbers between anything that is not a digit.
-StatusOr<std::vector<int32_t>> ParseIds(const std::string& text, int vocab_size) {
+// Numbers with white space or commas between them.
+StatusOr<std::vector<int32_t>> ParseIdList(std::string_view text, int vocab_size) {
+  constexpr std::string_view kBetween = " \t\r\n,";
   std::vector<int32_t> ids;
-  for (const char* p = text.data(); p != text.data() + text.size();) {
-    if (*p < '0' || *p > '9') {
-      ++p;
-      continue;
-    }
+  for (size_t at = text.find_first_not_of(kBetween); at != std::string_view::npos;
+       at = text.find_first_not_of(kBetween, at)) {
+    const size_t end = std::min(text.find_first_of(kBetween, at), text.size());
     int32_t id = -1;
-    const auto [end, error] = std::from_chars(p, text.data() + text.size(), id);
-    if (error != std::errc() || id >= vocab_size) {
+    const auto [stop, error] = std::from_chars(text.data() + at, text.data() + end, id);
+    if (error != std::errc() || stop != text.data() + end || id < 0 || id >= vocab_size) {
       return Error(StatusCode::kInvalidArgument,
-                   "token id at byte {} is not below the vocabulary of {}", p - text.data(),
-                   vocab_size);
+                   "--decode: '{}' at byte {} is not a token id; give numbers from 0 to {}",
+                   text.substr(at, std::min<size_t>(end - at, 40)), at, vocab_size - 1);
     }
     ids.push_back(id);
-    p = end;
+    at = end;
   }
   return ids;
+}
+
+// Ids as {"ids":[...]}, as a JSON list, or as numbers with white space or commas between them.
+StatusOr<std::vector<int32_t>> ParseIds(std::string_view text, int vocab_size) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t first = text.find_first_not_of(kSpace);
+  if (first == std::string_view::npos) return std::vector<int32_t>();
+  if (text[first] == '{') {
+    const nlohmann::json object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!object.is_object() || !object.contains("ids") || !object["ids"].is_array()) {
+      return Error(StatusCode::kInvalidArgument,
+                   "--decode: standard input is not an object with a list \"ids\"");
+    }
+    return ParseIds(object["ids"].dump(), vocab_size);
+  }
+  if (text[first] != '[') return ParseIdList(text, vocab_size);
+  const size_t last = text.find_last_not_of(kSpace);
+  if (text[last] != ']') {
+    return Error(StatusCode::kInvalidArgument, "--decode: the list of ids has no closing bracket");
+  }
+  return ParseIdList(text.substr(first + 1, last - first - 1), vocab_size);
 }
 
 Status Tokenize(const TokenizeOptions& options) {
@@ -71,7 +82,8 @@ void AddTokenizeVerb(Verbs* verbs) {
   CLI::App* verb = verbs->Add("tokenize", "Token ids of the text on standard input",
                               "echo -n 'Hello' | kvlathe tokenize -m models/lathe-nano --json",
                               [options] { return Tokenize(*options); });
-  verb->add_option("-m,--model", options->model.model, "directory with the tokenizer's files")
+  verb->add_option("-m,--model", options->model.model,
+                   "directory with the tokenizer's files, or .gguf file")
       ->required();
   verb->add_option("--pre", options->model.pre, "pre-tokenizer for vocab.json + merges.txt")
       ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "falcon"}));

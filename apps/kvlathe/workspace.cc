@@ -10,9 +10,12 @@
 #include "evaluation/bench_model.h"
 #include "io/files.h"
 #include "kv/basis/hadamard.h"
+#include "kv/basis/palu.h"
+#include "kv/capacity.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "model/gguf_config.h"
+#include "model/plan_checks.h"
 #include "tokenizer/gguf_tokenizer.h"
 
 namespace kvlathe {
@@ -32,6 +35,30 @@ int64_t DefaultKvBudget() {
   return int64_t{4} << 30;
 }
 
+// What the spec alone or the model's shape rules out: known before weights are read, and before a
+// calibration, which takes long.
+Status CheckOnModel(const Spec& spec, const ModelConfig& config) {
+  KVL_RETURN_IF_ERROR(CheckSupported(spec));
+  const Stage* const basis = spec.basis();
+  if (basis != nullptr && basis->Has("round") && basis->Integer("round") % 16 != 0) {
+    return Error(
+        StatusCode::kInvalidArgument,
+        "--kv '{}': the attention kernels of this build take ranks in multiples of 16; leave "
+        "round out",
+        spec.text());
+  }
+  if (basis != nullptr && basis->Has("group")) {
+    KVL_RETURN_IF_ERROR(CheckHeadsPerLatent(basis->Integer("group"), config.n_kv_heads));
+  }
+  const std::optional<SealPlan> seal = SealPlanOf(spec);
+  const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
+  const Status status =
+      CheckPlans(config, {seal.has_value() ? &*seal : nullptr,
+                          retention.has_value() ? &*retention : nullptr, spec.has_latent_keys()});
+  if (status.ok()) return status;
+  return Error(status.code(), "--kv '{}': {}", spec.text(), MessageOf(status));
+}
+
 }  // namespace
 
 void SayWithoutBf16(Isa isa) {
@@ -48,7 +75,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const ModelOptions& opti
   w->options_ = options;
   for (const std::string& kv : options.kv) {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
-    if (!spec.accuracy().has_value()) KVL_RETURN_IF_ERROR(CheckSupported(spec));
+    if (!spec.accuracy().has_value()) KVL_RETURN_IF_ERROR(CheckOnModel(spec, config));
   }
   KVL_ASSIGN_OR_RETURN(w->isa_, SelectIsa());
   w->compute_type_ = options.dtype == "f32" ? DType::kF32 : DType::kBf16;
@@ -151,7 +178,7 @@ StatusOr<Spec> Workspace::ParseSpec(const std::string& kv) {
     KVL_ASSIGN_OR_RETURN(
         spec, Answer(profile_->profile, profile_->path, spec, options_.model, model_hash_));
   }
-  KVL_RETURN_IF_ERROR(CheckSupported(spec));
+  KVL_RETURN_IF_ERROR(CheckOnModel(spec, config_));
   // Before calibration, which takes long.
   if (!random_weights_) KVL_RETURN_IF_ERROR(bases_.CheckFisher(spec));
   return spec;
@@ -166,14 +193,6 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
   SpecModel result;
   KVL_ASSIGN_OR_RETURN(result.spec, ParseSpec(kv));
   const Stage* const basis_stage = result.spec.basis();
-  if (basis_stage != nullptr && basis_stage->Has("round") &&
-      basis_stage->Integer("round") % 16 != 0) {
-    return Error(
-        StatusCode::kUnimplemented,
-        "--kv '{}': the attention kernels of this build take ranks in multiples of 16; leave "
-        "round out",
-        kv);
-  }
   ModelBasis basis;
   if (HasCalibratedBasis(result.spec) && random_weights_) {
     KVL_ASSIGN_OR_RETURN(basis, bases_.RandomBasis(result.spec));
@@ -209,7 +228,24 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
   }
   result.model->set_schedule(ParseSchedule(options_.schedule));
   result.model->set_deterministic(options_.deterministic);
+  SayWhatRatioMeans(result);
   return result;
+}
+
+// `ratio` is a promise about the model's full context. A shorter one holds the same open block,
+// sinks and newest positions, which are then a larger share of it.
+void Workspace::SayWhatRatioMeans(const SpecModel& spec_model) {
+  const Stage* const basis = spec_model.spec.basis();
+  if (basis == nullptr || !basis->Has("ratio") || context_tokens_ >= config_.max_seq_len) return;
+  if (!said_ratios_.insert(spec_model.spec.ToString()).second) return;
+  const CacheLayout& layout = spec_model.model->layout();
+  const int64_t bytes = SequenceBytes(layout, context_tokens_, 1, context_tokens_ / 2);
+  fmt::print(
+      stderr,
+      "kvlathe: note: --kv '{}': ratio holds at the model's context of {}; at -c {} the cache "
+      "is {:.2f} times smaller than 16 bits\n",
+      spec_model.spec.text(), config_.max_seq_len, context_tokens_,
+      static_cast<double>(ReferenceBytes(layout, context_tokens_)) / static_cast<double>(bytes));
 }
 
 StatusOr<SequenceIdentity> Workspace::IdentityOf(const SpecModel& spec_model) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,7 @@ class Workspace {
   static StatusOr<std::unique_ptr<Workspace>> OpenGguf(const ModelOptions& options);
   Status LoadWeights(std::unique_ptr<TensorSource> source);
   StatusOr<Spec> ParseSpec(const std::string& kv);
+  void SayWhatRatioMeans(const SpecModel& spec_model);
 
   ModelOptions options_;
   ModelConfig config_;
@@ -83,6 +85,7 @@ class Workspace {
   ModelBases bases_;
   std::optional<FoundProfile> profile_;  // once a spec needed it
   Progress progress_;
+  std::set<std::string> said_ratios_;
 };
 
 // One line on stderr where the kernels have no BF16 instructions.

@@ -23,7 +23,7 @@ Status CheckSealsWhatStays(const Spec& spec) {
   if (retention->name == "dmc") {
     if (quantizer->name != "kcvt" && quantizer->name != "kvquant") return OkStatus();
     return Error(
-        StatusCode::kUnimplemented,
+        StatusCode::kInvalidArgument,
         "--kv '{}': {} gives a token of V one scale in all heads of a layer, and under dmc "
         "each head has tokens of its own; take kivi (as gear(bits=2) does), token, "
         "int8, q8_0 or q4_0",
@@ -31,7 +31,7 @@ Status CheckSealsWhatStays(const Spec& spec) {
   }
   if (quantizer->name == "kvquant" && spec.basis() == nullptr) {
     return Error(
-        StatusCode::kUnimplemented,
+        StatusCode::kInvalidArgument,
         "--kv '{}': without a basis kvquant keeps keys before RoPE, whose positions {} does "
         "not leave in a row; add a basis or take another quantizer",
         spec.text(), retention->name);
@@ -46,13 +46,13 @@ Status CheckSharedLatents(const Spec& spec) {
   const bool is_of_heads = retention != nullptr && retention->name != "window" &&
                            !(retention->Has("heads") && retention->Word("heads") == "shared");
   if (is_of_heads) {
-    return Error(StatusCode::kUnimplemented,
+    return Error(StatusCode::kInvalidArgument,
                  "--kv '{}': {} chooses entries of each head, and palu(group={}) needs those of {} "
                  "heads together; take group=1, tova or window",
                  spec.text(), retention->name, basis->Integer("group"), basis->Integer("group"));
   }
   if (spec.quantizer() != nullptr && spec.quantizer()->name == "kvquant") {
-    return Error(StatusCode::kUnimplemented,
+    return Error(StatusCode::kInvalidArgument,
                  "--kv '{}': codebooks of kvquant are fitted to channels of one head, and "
                  "palu(group={}) has latents of several; take group=1 or another quantizer",
                  spec.text(), basis->Integer("group"));
@@ -65,7 +65,7 @@ Status CheckLatents(const Spec& spec) {
   const Stage *basis = spec.basis(), *retention = spec.retention();
   if (!spec.has_latent_keys()) return OkStatus();
   if (retention != nullptr && (retention->name == "pool" || retention->name == "dmc")) {
-    return Error(StatusCode::kUnimplemented,
+    return Error(StatusCode::kInvalidArgument,
                  "--kv '{}': keys from before RoPE cannot be merged yet; leave out {} or {}",
                  spec.text(), basis->name, retention->name);
   }
@@ -85,7 +85,7 @@ Status CheckScore(const Spec& spec) {
                  spec.text(), retention->name);
   }
   if (!spec.has_latent_keys()) return OkStatus();
-  return Error(StatusCode::kUnimplemented,
+  return Error(StatusCode::kInvalidArgument,
                "--kv '{}': {} keeps keys from before RoPE, for which score=exact is not built; "
                "leave score out or take fdc, zack or lathe(keys=after)",
                spec.text(), basis->name);
@@ -115,12 +115,12 @@ Status CheckOnlineBasis(const Spec& spec) {
   const bool is_strawman = spec.basis()->name == "svd-online";
   const Stage* const other = spec.quantizer() != nullptr ? spec.quantizer() : spec.retention();
   if (other != nullptr) {
-    return Error(StatusCode::kUnimplemented,
+    return Error(StatusCode::kInvalidArgument,
                  "--kv '{}': {} is a baseline and goes alone; leave out {}", spec.text(),
                  is_strawman ? "svd-online" : "zack(online=on)", other->name);
   }
   if (is_strawman || !spec.basis()->Has("resident")) return OkStatus();
-  return Error(StatusCode::kUnimplemented,
+  return Error(StatusCode::kInvalidArgument,
                "--kv '{}': online=on folds nothing into the weights that resident=full could keep; "
                "leave out one of them",
                spec.text());
@@ -141,7 +141,7 @@ Status CheckResident(const Spec& spec) {
     cause = "hadamard=on mixes the dimensions of one choice of ranks";
   }
   if (cause == nullptr) return OkStatus();
-  return Error(StatusCode::kUnimplemented, "--kv '{}': resident=full: {}", spec.text(), cause);
+  return Error(StatusCode::kInvalidArgument, "--kv '{}': resident=full: {}", spec.text(), cause);
 }
 
 }  // namespace
@@ -232,7 +232,7 @@ Status CheckSupported(const Spec& spec) {
   }
   if (spec.splits_bits() && spec.sparse() != nullptr) {
     return Error(
-        StatusCode::kUnimplemented,
+        StatusCode::kInvalidArgument,
         "--kv '{}': codes of {} have no scales that exact entries could stay out of; leave "
         "sparse out, or add a quantizer",
         spec.text(), spec.basis()->name);

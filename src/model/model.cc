@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "model/plan_checks.h"
 
 namespace kvlathe {
 namespace {
@@ -49,32 +50,11 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   layout.window = c.window;
   const bool is_plain = basis == nullptr && seal == nullptr && retention == nullptr;
   layout.n_sink = is_plain ? 0 : n_sink;
-  const bool has_window = seal != nullptr && seal->window > 0;
-  if (c.window > 0 && (retention != nullptr || has_window)) {
-    return Error(StatusCode::kUnimplemented,
-                 "entries cannot be dropped from the cache of a model with a sliding window of "
-                 "{} positions yet; leave the retention stage out",
-                 c.window);
-  }
-  if (has_window) layout.window = seal->window;
-  if (retention != nullptr) {
-    if (retention->merge.has_value() && retention->merge->every == 0 && !c.dmc.has_value()) {
-      return Error(StatusCode::kInvalidArgument,
-                   "dmc needs a model that was retrofitted with it (an object 'dmc' in its "
-                   "config.json); take pool or another retention stage");
-    }
-    layout.retention = *retention;
-  }
-  if (seal != nullptr) {
-    layout.seal = *seal;
-    if (seal->format.is_rotated && c.window > 0) {
-      return Error(
-          StatusCode::kUnimplemented,
-          "a basis that is found where a prompt ends needs its first blocks to the end, and the "
-          "sliding window of {} positions gives them back; take another basis",
-          c.window);
-    }
-  }
+  const bool has_latent_keys = basis != nullptr && basis->has_latent_keys();
+  KVL_RETURN_IF_ERROR(CheckPlans(c, {seal, retention, has_latent_keys}));
+  if (seal != nullptr && seal->window > 0) layout.window = seal->window;
+  if (retention != nullptr) layout.retention = *retention;
+  if (seal != nullptr) layout.seal = *seal;
   if (seal != nullptr && !seal->format.is_rotated) {
     model->sealer_ =
         std::make_unique<Sealer>(seal->format, model->row_type_, seal->power_loops, pool, isa);
@@ -118,10 +98,10 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
                    "heads that share latents must hold the same entries; leave the retention stage "
                    "out or give each head latents of its own");
     }
-    KVL_RETURN_IF_ERROR(model->PrepareBlockRotations("a basis of latents"));
+    model->PrepareBlockRotations();
   }
   if (seal != nullptr && seal->format.k.has_codebook) {
-    KVL_RETURN_IF_ERROR(model->PrepareCodebooks());
+    model->PrepareCodebooks();
   }
   return model;
 }
@@ -220,22 +200,13 @@ Status Model::PackBasis(const ModelBasis& basis) {
   return OkStatus();
 }
 
-Status Model::PrepareCodebooks() {
+void Model::PrepareCodebooks() {
   codebooks_ = EvenCodebooks(layout_);
-  if (!layout_.seal->format.keys_before_rope) return OkStatus();
-  return PrepareBlockRotations("a quantizer with codebooks");
+  if (layout_.seal->format.keys_before_rope) PrepareBlockRotations();
 }
 
-Status Model::PrepareBlockRotations(const char* stage) {
-  const int rope_dim = config().rope_dim();
-  if (rope_dim % 4 != 0) {
-    return Error(StatusCode::kUnimplemented,
-                 "keys of which {} channels rotate cannot be stored from before RoPE, as {} does, "
-                 "only multiples of 4; choose another",
-                 rope_dim, stage);
-  }
-  block_rotations_.emplace(config().rope, rope_dim, layout_.n_sink);
-  return OkStatus();
+void Model::PrepareBlockRotations() {
+  block_rotations_.emplace(config().rope, config().rope_dim(), layout_.n_sink);
 }
 
 void Model::set_codebooks(ModelCodebooks codebooks) {

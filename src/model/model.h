@@ -166,8 +166,8 @@ class Model {
   Status PackBasis(const ModelBasis& basis);
   // Whether heads that share latents would hold unlike entries.
   bool SplitsSharedLatents() const;
-  Status PrepareCodebooks();
-  Status PrepareBlockRotations(const char* stage);
+  void PrepareCodebooks();
+  void PrepareBlockRotations();
   const LayerCodebooks* CodebooksOf(int layer_idx) const {
     return codebooks_.empty() ? nullptr : &codebooks_[layer_idx];
   }

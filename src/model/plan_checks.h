@@ -1,0 +1,23 @@
+// What a model's shape and family rule out of a cache, before any weight is read.
+#pragma once
+
+#include "base/status.h"
+#include "kv/cache_layout.h"
+#include "kv/retention/plan.h"
+#include "model/config.h"
+
+namespace kvlathe {
+
+struct CachePlans {
+  const SealPlan* seal = nullptr;            // of a quantizer, or of a basis that splits bits
+  const RetentionPlan* retention = nullptr;  // null: all entries stay
+  bool has_latent_keys = false;              // keys are kept from before RoPE
+};
+
+// kUnimplemented where entries are to be dropped from a model with a sliding window, where a basis
+// that is found at a prompt's end meets such a window, and for keys from before a RoPE that the
+// kernels cannot apply when they are read; kInvalidArgument where the model is to decide what
+// merges and was not taught to.
+Status CheckPlans(const ModelConfig& config, const CachePlans& plans);
+
+}  // namespace kvlathe
