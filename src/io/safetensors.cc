@@ -51,6 +51,7 @@ StatusOr<std::string> FindSingleFile(const std::string& directory) {
   const std::string usual = directory + "/" + kSingleName;
   if (FileExists(usual)) return usual;
   std::set<std::string> candidates;
+  std::string other_weights;  // in a form that this reader does not take
   std::error_code error;
   std::filesystem::directory_iterator at(directory, error), end;
   for (; !error && at != end; at.increment(error)) {
@@ -58,8 +59,18 @@ StatusOr<std::string> FindSingleFile(const std::string& directory) {
     if (name.ends_with(".safetensors") && name != kBasisName && FileExists(at->path().string())) {
       candidates.insert(name);
     }
+    if (name.ends_with(".bin") || name.ends_with(".pth") || name.ends_with(".pt")) {
+      other_weights = name;
+    }
   }
   if (error) return Error(StatusCode::kInternal, "{}: cannot list: {}", directory, error.message());
+  if (candidates.empty() && !other_weights.empty()) {
+    return Error(StatusCode::kNotFound,
+                 "{}: the weights are a PyTorch file ({}); convert them to safetensors: in Python, "
+                 "transformers.AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR, "
+                 "safe_serialization=True), with the tokenizer's files beside them",
+                 directory, other_weights);
+  }
   if (candidates.empty()) {
     return Error(StatusCode::kNotFound,
                  "{}: neither {} nor {} is there; a model's weights must be safetensors", directory,

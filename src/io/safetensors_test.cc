@@ -190,6 +190,15 @@ TEST(OpenModel, FindsTheOneFile) {
   EXPECT_EQ(FirstOf(*SafetensorsReader::OpenModel(folder.path()), "w"), 3.0f);
 }
 
+TEST(OpenModel, SaysHowToConvertPyTorchWeights) {
+  const ScratchFolder folder;
+  std::ofstream(folder / "pytorch_model.bin") << "PK";
+  const auto reader = SafetensorsReader::OpenModel(folder.path());
+  EXPECT_EQ(reader.status().code(), StatusCode::kNotFound);
+  EXPECT_THAT(MessageOf(reader.status()), HasSubstr("(pytorch_model.bin)"));
+  EXPECT_THAT(MessageOf(reader.status()), HasSubstr("safe_serialization=True"));
+}
+
 TEST(OpenModel, TakesEachTensorFromTheShardThatTheIndexNames) {
   const ScratchFolder folder;
   const float one = 1.0f, two = 2.0f;

@@ -1,6 +1,7 @@
 #include "model/config.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "io/files.h"
@@ -55,6 +56,18 @@ Status ReadDmc(const json& config, const std::string& where, ModelConfig* c) {
   return OkStatus();
 }
 
+// The name of a GGUF file in a directory, the first in order of names; empty if there is none.
+std::string GgufFileIn(const std::string& directory) {
+  std::string first;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(directory, error), end; !error && at != end;
+       at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    if (name.ends_with(".gguf") && (first.empty() || name < first)) first = name;
+  }
+  return first;
+}
+
 }  // namespace
 
 StatusOr<ModelConfig> ParseModelConfig(const json& config, const std::string& where) {
@@ -82,7 +95,9 @@ StatusOr<ModelConfig> LoadModelConfig(const std::string& model) {
   }
   const std::string path = model + "/config.json";
   if (!FileExists(path)) {
-    return Error(StatusCode::kNotFound, "{}: not a model directory (it has no config.json)", model);
+    const std::string gguf = GgufFileIn(model);
+    return Error(StatusCode::kNotFound, "{}: not a model directory (it has no config.json){}",
+                 model, gguf.empty() ? "" : fmt::format("; it holds {}: give that file", gguf));
   }
   KVL_ASSIGN_OR_RETURN(const json config, ReadJsonFile(path));
   KVL_ASSIGN_OR_RETURN(ModelConfig c, ParseModelConfig(config, path));
