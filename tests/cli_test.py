@@ -9,17 +9,75 @@ import os
 import pathlib
 import pty
 import re
+import select
 import shutil
 import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import termios
+import time
 import unittest
 
 KVLATHE, MODEL = sys.argv[1], pathlib.Path(sys.argv[2])
 TEXT = MODEL / "calibration.txt"
 FEW_TOKENS = 256  # for a calibration whose result is not looked at closely
+
+
+class ChatTerminal:
+    """kvlathe chat for a person."""
+
+    def __init__(self, model, environment, *options):
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            os.execvpe(KVLATHE, [KVLATHE, "chat", "-m", str(model), "--chat-template", "chatml", *options],
+                       dict(environment, TERM="xterm"))
+        self.text = ""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        os.close(self.terminal)  # which hangs up, if it is still running
+
+    def send(self, keys):
+        for begin in range(0, len(keys), 256):
+            os.write(self.terminal, keys[begin : begin + 256].encode())
+            # What is echoed meanwhile must not fill the terminal, or neither side goes on.
+            while select.select([self.terminal], [], [], 0)[0] and self.read():
+                pass
+
+    def read(self):
+        if not select.select([self.terminal], [], [], 120)[0]:
+            raise AssertionError(f"nothing more comes behind {self.text!r}")
+        try:
+            piece = os.read(self.terminal, 65536)
+        except OSError:  # how Linux reports the end
+            piece = b""
+        self.text += piece.decode(errors="replace")
+        return piece
+
+    def expect(self, needle):
+        """Reads until `needle` has been written, and takes it and all before."""
+        while needle not in self.text:
+            if not self.read():
+                raise AssertionError(f"no {needle!r} in {self.text!r}")
+        self.text = self.text[self.text.index(needle) + len(needle):]
+
+    def expect_prompt(self, before=""):
+        """Until keys are taken as keys, a moment behind the prompt."""
+        self.expect(before + "> ")
+        deadline = time.monotonic() + 60
+        while termios.tcgetattr(self.terminal)[3] & termios.ICANON:
+            if time.monotonic() > deadline:
+                raise AssertionError("lines are not edited")
+            time.sleep(0.01)
+
+    def exit_status(self):
+        while self.read():
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 class CommandLine(unittest.TestCase):
@@ -579,6 +637,119 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(stopped["text"], first["text"][: first["text"].index(stop)])
         self.assertEqual(stopped["finish_reason"], "stop")
 
+    def test_chat_reads_only_what_is_new(self):
+        options = ["--chat-template", "chatml", "--deterministic"]
+        first, second, third = self.chat("Who are you?", "And where?", "Why?", options=options)
+        self.assertEqual(first["cached_tokens"], 0)
+        for before, after in ((first, second), (second, third)):
+            # Not the last token that was generated: it is never fed back.
+            self.assertEqual(after["cached_tokens"], before["prompt_tokens"] + before["generated_tokens"] - 1)
+            self.assertLess(after["cached_tokens"], after["prompt_tokens"])
+        # Read in one go, the conversation is answered alike. The space that may stand in front of an
+        # answer is not shown.
+        wholes = []
+        for space in ("", " "):
+            path = self.folder / "conversation.txt"
+            path.write_text("<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n" + space +
+                            first["text"] + "<|im_end|>\n<|im_start|>user\nAnd where?<|im_end|>\n"
+                            "<|im_start|>assistant\n")
+            wholes.append(self.json_of("run", "-m", MODEL, "-f", path, "-n", 8, "--deterministic"))
+        self.assertIn((second["prompt_tokens"], second["ids"]),
+                      [(whole["prompt_tokens"], whole["ids"]) for whole in wholes])
+        # /rate gives the cache up. At rate 0 of a folded basis nothing else changes, drawn tokens neither.
+        options += ["--kv", "fdc(rate=0.5,resident=full)", "--rate", 0, "--temp", 0.8, "--seed", 3,
+                    "--presence-penalty", 0.5]
+        messages = ["Who are you?", "And where?", "Why?"]
+        kept = self.chat(*messages, options=options)
+        again = self.chat(*(line for m in messages for line in ("/rate 0", m)), options=options)
+        self.assertEqual([a["cached_tokens"] > 0 for a in kept], [False, True, True])
+        self.assertEqual([a["cached_tokens"] for a in again], [0, 0, 0])
+        self.assertEqual([a["ids"] for a in kept], [a["ids"] for a in again])
+        # Where reading a message token by token takes longer than reading all, all is read.
+        options = ["--chat-template", "chatml", "--kv", "h2o(keep=0.5)"]
+        self.assertEqual([a["cached_tokens"] for a in self.chat(*messages, options=options)], [0, 0, 0])
+
+    def test_full_chat_drops_its_oldest_turns(self):
+        chat = ["chat", "-m", MODEL, "-n", 8, "--json", "-c", 110, "--chat-template", "chatml"]
+        done = self.run_verb(*chat, stdin=b"Who are you?\nAnd where?\nWhy?\nIndeed?\n" + b"x" * 60 + b"\nWho are you?\n")
+        self.assertEqual(done.returncode, 0, done.stderr.decode())
+        answers = [json.loads(line) for line in done.stdout.splitlines()]
+        self.assertEqual(len(answers), 6)
+        self.assertTrue(all(a["prompt_tokens"] + 8 <= 110 for a in answers))
+        notes = [line for line in done.stderr.decode().splitlines() if "dropped" in line]
+        self.assertIn("kvlathe: note: the conversation no longer fits the context of 110 tokens; "
+                      "the oldest turn was dropped", notes)
+        # What is left of it is a conversation like any other.
+        alone, = self.chat("x" * 60, options=chat[6:])
+        self.assertEqual(answers[4]["ids"], alone["ids"])
+        self.assertEqual(answers[4]["cached_tokens"], 0)
+        # The system message stays: with it, the last message is all that there is room for.
+        system = ["--system", "You are a coachman who seldom answers."]
+        fresh, = self.chat("Why not?", options=[*chat[6:], *system])
+        options = [*chat[8:], *system, "-c", fresh["prompt_tokens"] + 20]
+        self.assertEqual(self.chat("Who are you?", "Why not?", options=options)[1]["ids"], fresh["ids"])
+
+    def test_chat_commands(self):
+        chat = ["chat", "-m", MODEL, "--chat-template", "chatml"]
+        done = self.run_verb(*chat, "--json", "-n", 4, stdin=b"/help\n//exit\nback\\\nslash\n")
+        self.assertEqual(done.returncode, 0)
+        for what in ("/help", "/clear", "/rate P", "/exit", "Ctrl-C", "Ctrl-D"):
+            self.assertIn(what, done.stderr.decode())
+        # Elsewhere than on a terminal a backslash does not continue a line.
+        self.assertEqual(len(done.stdout.splitlines()), 3)
+        slash, spaced = self.chat("//exit", "/clear", " /exit", "/exit", options=chat[3:])
+        self.assertGreater(spaced["prompt_tokens"], 0)
+        self.assertEqual(spaced["cached_tokens"], 0)
+        rendered = "<|im_start|>user\n/exit<|im_end|>\n<|im_start|>assistant\n"
+        self.assertEqual(slash["prompt_tokens"],
+                         len(self.json_of("tokenize", "-m", MODEL, stdin=rendered.encode())["ids"]))
+        self.assert_refused(2, "/help", *chat, stdin=b"/clera\n")
+        self.assert_refused(2, "/help", *chat, stdin=b"/clear all\n")
+
+    def test_chat_on_a_terminal(self):
+        said, = self.chat("Who are you?", options=["--chat-template", "chatml"])
+        answer = "\r\n" + said["text"].replace("\n", "\r\n") + "\r\n"
+        with ChatTerminal(MODEL, self.environment, "-n", "8") as terminal:
+            terminal.expect_prompt()
+            terminal.send("Whoo are you?\x01" + 3 * "\x06" + "\x04\r")  # to the begin, right, delete
+            terminal.expect_prompt(answer)
+            terminal.send("/clear\r")
+            terminal.expect_prompt()
+            terminal.send("\x1b[A\x1b[A\r")  # the line before the last
+            terminal.expect_prompt(answer)
+            terminal.send("/clera\r")
+            terminal.expect("/help lists them")
+            terminal.expect_prompt()
+            terminal.send("word " * 1200 + "\r")
+            terminal.expect("this message alone makes a prompt of")
+            terminal.expect_prompt()
+            terminal.send("Who are you?\\\r")
+            terminal.expect("... ")
+            terminal.send("And where?\r")
+            terminal.expect_prompt("\r\n")
+            terminal.send("\x04")
+            terminal.expect("3 answers, ")
+            self.assertEqual(terminal.exit_status(), 0)
+
+    def test_failed_answers(self):
+        copy = self.copy_of_model()
+        weights = copy / "model.safetensors"
+        data = bytearray(weights.read_bytes())
+        header_bytes = struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8 : 8 + header_bytes])
+        begin, end = header["model.norm.weight"]["data_offsets"]
+        data[8 + header_bytes + begin : 8 + header_bytes + end] = b"\x7f\x7f" * ((end - begin) // 2)  # 3.4e38
+        weights.write_bytes(data)
+        chat = ["chat", "-m", copy, "--chat-template", "chatml"]
+        self.assert_refused(1, "not finite", *chat, stdin=b"Who are you?\nAnd where?\n")
+        with ChatTerminal(copy, self.environment) as terminal:
+            for _ in range(2):
+                terminal.expect_prompt()
+                terminal.send("Who are you?\r")
+                terminal.expect("kvlathe: the model computed logits that are not finite")
+            terminal.send("/exit\r")
+            self.assertEqual(terminal.exit_status(), 0)
+
     def test_requests_choose_their_rate(self):
         run = ["run", "-m", MODEL, "-p", "It was a dark", "--deterministic"]
         resident = [*run, "--kv", "zack(rate=0.5,resident=full)"]
@@ -619,6 +790,7 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(done.returncode, 0)
         self.assertNotIn(b"> ", done.stdout)  # asked for on a terminal only
         self.assertRegex(done.stderr.decode(), r"2 answers, \d+ tokens generated, .* tokens/s; .* KV \d+ bytes")
+        self.assertIn("% of the 16-bit cache (blocks are filled by 64 tokens)", done.stderr.decode())
 
     def test_interrupt_stops_the_answer_only(self):
         # Without the end of sequence, so that the answer is still going on.
@@ -659,7 +831,7 @@ class CommandLine(unittest.TestCase):
         self.assert_refused(2, "--chat-template", "chat", "-m", MODEL, "--chat-template", "alpaca")
         chatml = ["chat", "-m", MODEL, "--chat-template", "chatml"]
         self.assert_refused(2, "--top-p", *chatml, "--top-p", 2)
-        self.assert_refused(2, "/clear", *chatml, stdin=b"word " * 3000 + b"\n")
+        self.assert_refused(2, "this message alone", *chatml, stdin=b"word " * 3000 + b"\n")
         self.assert_refused(2, "--system", "chat", "-m", MODEL, "--chat-template", "gemma", "--system", "x")
 
     # What goes wrong.

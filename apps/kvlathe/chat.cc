@@ -110,6 +110,8 @@ Status Chat::AnswerTo(const std::string& message) {
     return answer.status();
   }
   if (!answer->was_given()) {
+    if (reader_.is_terminal()) fmt::print("\n");  // behind the ^C
+    std::fflush(stdout);
     fmt::print(stderr,
                "kvlathe: note: stopped before the answer began; the message is forgotten\n");
     if (json_) PrintJson(*answer);
