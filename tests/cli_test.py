@@ -671,7 +671,8 @@ class CommandLine(unittest.TestCase):
 
     def test_full_chat_drops_its_oldest_turns(self):
         chat = ["chat", "-m", MODEL, "-n", 8, "--json", "-c", 110, "--chat-template", "chatml"]
-        done = self.run_verb(*chat, stdin=b"Who are you?\nAnd where?\nWhy?\nIndeed?\n" + b"x" * 60 + b"\nWho are you?\n")
+        messages = ["Who are you?", "And where?", "Why?", "Indeed?", "x" * 60, "Who are you?"]
+        done = self.run_verb(*chat, stdin="".join(m + "\n" for m in messages).encode())
         self.assertEqual(done.returncode, 0, done.stderr.decode())
         answers = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual(len(answers), 6)
