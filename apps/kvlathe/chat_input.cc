@@ -4,10 +4,12 @@
 #include <langinfo.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <clocale>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
+#include <utility>
 
 namespace kvlathe {
 namespace {
