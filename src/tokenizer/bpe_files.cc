@@ -31,9 +31,11 @@ bool AddMergeLine(std::string_view line, int32_t rank, const Vocabulary& vocabul
 
 Status UnknownTokens(int32_t rank, std::string_view merge) {
   constexpr size_t kMaxShown = 100;
+  std::string line(merge.substr(0, kMaxShown));
+  std::replace_if(
+      line.begin(), line.end(), [](char c) { return static_cast<unsigned char>(c) < 32; }, ' ');
   return Error(StatusCode::kDataLoss,
-               "merge {} (\"{}\") names tokens that are not in the vocabulary", rank + 1,
-               merge.substr(0, kMaxShown));
+               "merge {} (\"{}\") names tokens that are not in the vocabulary", rank + 1, line);
 }
 
 }  // namespace

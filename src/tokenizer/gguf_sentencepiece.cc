@@ -1,6 +1,8 @@
 #include "tokenizer/gguf_sentencepiece.h"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -83,7 +85,7 @@ Status SettleUnknown(const GgufFile& file, GgufTokens* tokens) {
   if (unknown.empty() && !named) {
     return GgufKeyError(file, kTypesKey, "no token has type 2 (unknown)");
   }
-  const int kept = unknown.size() == 1 ? unknown.front() : named.value_or(unknown.front());
+  const int kept = unknown.size() != 1 && named ? *named : unknown.front();
   for (const int id : unknown) tokens->types[id] = GgufTokenType::kControl;
   tokens->types[kept] = GgufTokenType::kUnknown;
   return OkStatus();
@@ -97,10 +99,8 @@ StatusOr<bool> CheckBytes(const GgufFile& file, const GgufTokens& tokens) {
     if (tokens.types[id] != GgufTokenType::kByte) continue;
     const std::optional<char> byte = ByteOfToken(tokens.texts[id]);
     if (!byte || std::exchange(has_byte[static_cast<unsigned char>(*byte)], true)) {
-      return GgufKeyError(file, kTypesKey,
-                          "token {} (\"{}\") has type 6 (byte), but is no byte of "
-                          "its own",
-                          id, tokens.texts[id].substr(0, 100));
+      return GgufKeyError(file, kTypesKey, "token {} has type 6 (byte), but is no byte of its own",
+                          id);
     }
     ++n_bytes;
   }
@@ -124,6 +124,11 @@ StatusOr<std::vector<float>> ReadScores(const GgufFile& file, int n_tokens) {
   if (scores.size() != static_cast<size_t>(n_tokens)) {
     return GgufKeyError(file, kScoresKey, "{} scores for {} tokens", scores.size(), n_tokens);
   }
+  for (size_t id = 0; id < scores.size(); ++id) {
+    if (!std::isfinite(scores[id])) {
+      return GgufKeyError(file, kScoresKey, "token {} has the score {}", id, scores[id]);
+    }
+  }
   return scores;
 }
 
@@ -132,8 +137,9 @@ StatusOr<TextSet> TextsOf(const GgufFile& file, const GgufTokens& tokens) {
   texts.reserve(tokens.texts.size());
   for (int id = 0; id < tokens.size(); ++id) {
     if (!texts.insert(tokens.texts[id]).second) {
-      return GgufKeyError(file, "tokenizer.ggml.tokens", "token {} (\"{}\") is there twice", id,
-                          tokens.texts[id].substr(0, 100));
+      const auto first = std::ranges::find(tokens.texts, tokens.texts[id]);
+      return GgufKeyError(file, "tokenizer.ggml.tokens", "tokens {} and {} are equal",
+                          first - tokens.texts.begin(), id);
     }
   }
   return texts;

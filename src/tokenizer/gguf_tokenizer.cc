@@ -31,10 +31,15 @@ StatusOr<GgufPreTokenizer> ReadPreTokenizer(const GgufFile& file, const std::str
   return found;
 }
 
-Status AddTokens(const GgufTokens& tokens, TokenizerParts* parts) {
+Status AddTokens(const GgufFile& file, const GgufTokens& tokens, TokenizerParts* parts) {
   parts->vocabulary.Reserve(tokens.texts.size());
   for (int id = 0; id < tokens.size(); ++id) {
-    KVL_RETURN_IF_ERROR(parts->vocabulary.Add(id, tokens.texts[id]));
+    const std::string_view text = tokens.texts[id];
+    // The ids are in order and in range, so that only the text can be taken.
+    if (!parts->vocabulary.Add(id, text).ok()) {
+      return GgufKeyError(file, kTokensKey, "tokens {} and {} are equal",
+                          parts->vocabulary.Find(text).value_or(id), id);
+    }
     if (tokens.IsAdded(id)) parts->added_tokens.push_back(tokens.AddedTokenOf(id));
   }
   return OkStatus();
@@ -56,7 +61,7 @@ StatusOr<std::unique_ptr<Tokenizer>> LoadByteLevel(const GgufFile& file, const s
   parts.normalizer = std::move(pre_tokenizer.normalizer);
   parts.pre_tokenizer = std::move(pre_tokenizer.pre_tokenizer);
   parts.bpe.ignore_merges = pre_tokenizer.ignore_merges;
-  KVL_RETURN_IF_ERROR(InFile(InKey(file, kTokensKey), AddTokens(tokens, &parts)));
+  KVL_RETURN_IF_ERROR(AddTokens(file, tokens, &parts));
   KVL_RETURN_IF_ERROR(ReadMerges(file, &parts));
   parts.bos_id = tokens.bos_id;
   parts.eos_id = tokens.eos_id;

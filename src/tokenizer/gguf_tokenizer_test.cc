@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "io/files.h"
 #include "io/scratch_folder.h"
 #include "tokenizer/chat_template.h"
@@ -232,8 +234,9 @@ TEST_F(GgufTokenizerTest, ListsMustFitTogether) {
     sample.tokens.clear();
     ExpectRefused(sample, StatusCode::kDataLoss, "tokenizer.ggml.tokens: there are no tokens");
     sample = whole;
-    sample.tokens[300] = sample.tokens[301];
-    ExpectRefused(sample, StatusCode::kDataLoss, "tokenizer.ggml.tokens: ");
+    sample.tokens[300] = sample.tokens[301] = "\n";
+    ExpectRefused(sample, StatusCode::kDataLoss,
+                  "tokenizer.ggml.tokens: tokens 300 and 301 are equal");
     for (const char* name : {"bos", "eos", "eot"}) {
       sample = whole;
       sample.ids[name] = static_cast<int64_t>(sample.tokens.size());
@@ -244,7 +247,7 @@ TEST_F(GgufTokenizerTest, ListsMustFitTogether) {
 
 TEST_F(GgufTokenizerTest, MergesMustNameTokens) {
   const GgufTokenizerSample whole = GgufByteLevelSample("gpt-2");
-  for (const char* merge : {"ab", "", " ", "a ", " b", "zz qq", "a b c"}) {
+  for (const char* merge : {"ab", "", " ", "a ", " b", "zz qq", "a b c", "a\nb"}) {
     GgufTokenizerSample sample = whole;
     sample.merges[1] = merge;
     ExpectRefused(sample, StatusCode::kDataLoss, "tokenizer.ggml.merges: merge 2 ");
@@ -261,6 +264,8 @@ TEST_F(GgufTokenizerTest, PiecesMustMakeAModel) {
   ExpectRefused(sample, StatusCode::kDataLoss, "tokenizer.ggml.scores: ");
   sample.scores.clear();
   ExpectRefused(sample, StatusCode::kDataLoss, "tokenizer.ggml.scores: 0 scores for");
+  sample.scores.assign(sample.tokens.size(), std::numeric_limits<double>::quiet_NaN());
+  ExpectRefused(sample, StatusCode::kDataLoss, "tokenizer.ggml.scores: token 0 has the score nan");
   sample = whole;
   sample.types[10] = 1;
   ExpectRefused(sample, StatusCode::kDataLoss, "token_type: 255 tokens have type 6");
