@@ -76,6 +76,15 @@ bool NeedsFisher(const Spec& spec) {
          spec.basis()->Word("ranks") == "fisher";
 }
 
+// Whoever waits for the first use of a basis learns why, and how not to wait.
+void SayThatItCalibrates(const CalibrationRun& run, const std::string& model) {
+  fmt::print(
+      stderr,
+      "kvlathe: calibrating {} on {}, once; to have it done beforehand on a text like yours: "
+      "kvlathe calibrate -m {} --text FILE\n",
+      model, run.text_path.empty() ? "random tokens" : run.text_path, model);
+}
+
 }  // namespace
 
 bool HasCalibratedBasis(const Spec& spec) {
@@ -104,6 +113,7 @@ StatusOr<CalibrationStatistics> ModelBases::FindStatistics(const CalibrationRun&
     request.settings += " " + TokenHash(ids);
   }
   KVL_ASSIGN_OR_RETURN(FoundStatistics found, FindOrCalibrate(request, [&] {
+                         SayThatItCalibrates(run, options().model);
                          return RunCalibration(workspace_, workspace_->model_hash(), run);
                        }));
   if (!found.warning.empty()) fmt::print(stderr, "kvlathe: warning: {}\n", found.warning);

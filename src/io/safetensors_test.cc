@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
 #include "io/files.h"
 #include "io/scratch_folder.h"
