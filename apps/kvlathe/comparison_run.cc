@@ -37,7 +37,7 @@ StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const std::vector<st
       const EvaluationText text,
       CutIntoWindows(
           tokens, [&](int32_t id) { return static_cast<int>(tokenizer.TokenBytes(id).size()); },
-          workspace->leading_bos(), workspace->context_tokens()));
+          workspace->leading_bos(), workspace->window_tokens()));
 
   std::vector<SpecModel> spec_models;  // the baseline first, whether it is in the table or not
   KVL_ASSIGN_OR_RETURN(SpecModel baseline, workspace->MakeModel("none"));

@@ -34,7 +34,7 @@ Status EvalText(const EvalOptions& options) {
       const EvaluationText text,
       CutIntoWindows(
           tokens, [&](int32_t id) { return static_cast<int>(tokenizer.TokenBytes(id).size()); },
-          workspace->leading_bos(), workspace->context_tokens()));
+          workspace->leading_bos(), workspace->window_tokens()));
   KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
   std::vector<Model*> models = {spec_model.model.get()};
   SpecModel baseline;

@@ -85,6 +85,8 @@ const char* NameOf(FinishReason reason) {
       return "stop";
     case FinishReason::kLength:
       return "length";
+    case FinishReason::kFailed:
+      return "error";
     default:
       return "cancelled";
   }

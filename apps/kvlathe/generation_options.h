@@ -29,7 +29,7 @@ struct GenerationOptions {
 // the verb.
 void AddGenerationOptions(CLI::App* verb, GenerationOptions* options);
 
-// "stop", "length" or "cancelled".
+// "stop", "length", "error" or "cancelled".
 const char* NameOf(FinishReason reason);
 
 }  // namespace kvlathe

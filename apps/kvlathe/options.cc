@@ -14,7 +14,7 @@ void AddModelOptions(CLI::App* app, ModelOptions* options) {
                   "compute and cache rows in bf16 or f32 (exact, slower)")
       ->check(CLI::IsMember({"bf16", "f32"}))
       ->capture_default_str();
-  app->add_option("--pre", options->pre, "pre-tokenizer for vocab.json + merges.txt")
+  app->add_option("--pre", options->pre, "pre-tokenizer for vocab.json + merges.txt, or in place of a GGUF file's")
       ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "falcon"}));
   app->add_flag("--json", options->json, "one JSON object on standard output");
 }

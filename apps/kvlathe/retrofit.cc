@@ -168,7 +168,7 @@ void AddFisherVerb(CLI::App* retrofit, Verbs* verbs) {
       retrofit, verbs, "fisher", "How much a text's loss hangs on each layer: palu(ranks=fisher)",
       "kvlathe retrofit fisher -m models/lathe-nano --text models/lathe-nano/calibration.txt",
       [options] { return MeasureFisherWeights(*options); });
-  verb->add_option("-m,--model", options->model, "directory with the model")->required();
+  verb->add_option("-m,--model", options->model, "model directory or .gguf file")->required();
   verb->add_option("--text", options->text, "text to take gradients on")->required();
   verb->add_option("--tokens", options->n_tokens, "of the text, at most")
       ->capture_default_str()

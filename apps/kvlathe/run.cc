@@ -188,7 +188,8 @@ Status RunOn(const RunOptions& options, const std::string& prompt, Workspace* wo
   Generated generated;
   KVL_RETURN_IF_ERROR(Generate(options, *workspace, &engine, std::move(request), std::move(session),
                                prompt, &generated));
-  if (!options.save_session.empty()) {
+  // An interrupt before the prompt was read leaves nothing that could go on.
+  if (!options.save_session.empty() && generated.session.cache != nullptr) {
     KVL_RETURN_IF_ERROR(
         SaveSession(generated.session, *place.layout, place.identity, options.save_session));
   }

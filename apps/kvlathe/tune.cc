@@ -61,7 +61,7 @@ Status AddText(const std::string& path, const Workspace& workspace, TuneTests* t
     return static_cast<int>(tokenizer.TokenBytes(id).size());
   };
   KVL_ASSIGN_OR_RETURN(tests->text, CutIntoWindows(ids, bytes_of, workspace.leading_bos(),
-                                                   workspace.context_tokens()));
+                                                   workspace.window_tokens()));
   tests->goals.push_back(
       {fmt::format("perplexity {}", std::filesystem::path(path).filename().string()), "perplexity",
        fmt::format("{} tokens {}", tests->text->n_scored(), TokenHash(ids))});

@@ -123,16 +123,11 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const ModelOptions& options
 }
 
 StatusOr<std::unique_ptr<Workspace>> Workspace::OpenGguf(const ModelOptions& options) {
-  if (!options.pre.empty()) {
-    return Error(StatusCode::kInvalidArgument,
-                 "--pre {}: a GGUF file says itself what its pre-tokenizer is; leave --pre out",
-                 options.pre);
-  }
   KVL_ASSIGN_OR_RETURN(GgufFile opened, GgufFile::Open(options.model));
   const auto file = std::make_shared<const GgufFile>(std::move(opened));
   KVL_ASSIGN_OR_RETURN(ModelConfig config, ReadGgufConfig(*file));
   KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
-  KVL_ASSIGN_OR_RETURN(w->tokenizer_, LoadGgufTokenizer(*file));
+  KVL_ASSIGN_OR_RETURN(w->tokenizer_, LoadGgufTokenizer(*file, {options.pre}));
   KVL_ASSIGN_OR_RETURN(const nlohmann::json config_json, GgufConfigJson(*file));
   w->model_hash_ = ModelHash(config_json.dump(), *file);
   KVL_RETURN_IF_ERROR(w->LoadWeights(MakeGgufSource(file)));

@@ -1,6 +1,7 @@
 // What every verb that runs a model needs, wired together: threads, weights, tokenizer, bases.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <set>
@@ -55,6 +56,10 @@ class Workspace {
   Isa isa() const { return isa_; }
   DType compute_type() const { return compute_type_; }
   int context_tokens() const { return context_tokens_; }
+  // Of the windows in which a text is scored: what -c says, or else the context up to 2048.
+  int window_tokens() const {
+    return options_.ctx_size > 0 ? context_tokens_ : std::min(context_tokens_, 2048);
+  }
   int64_t kv_budget_bytes() const { return kv_budget_bytes_; }
   Progress progress() const { return progress_; }
   const std::string& model_hash() const { return model_hash_; }

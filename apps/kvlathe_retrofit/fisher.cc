@@ -6,9 +6,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <nlohmann/json.hpp>
+
 #include "base/clock.h"
 #include "calibration/fingerprint.h"
 #include "io/files.h"
+#include "model/gguf_config.h"
 #include "retrofit/model_directory.h"
 #include "verbs.h"
 
@@ -42,6 +45,17 @@ StatusOr<std::vector<std::vector<int64_t>>> ReadSequences(const FisherOptions& o
                options.sequence_tokens);
 }
 
+StatusOr<std::string> HashOf(const std::string& model) {
+  if (FileExists(model)) {
+    KVL_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(model));
+    KVL_ASSIGN_OR_RETURN(const nlohmann::json config, GgufConfigJson(file));
+    return ModelHash(config.dump(), file);
+  }
+  KVL_ASSIGN_OR_RETURN(const SafetensorsReader reader, SafetensorsReader::OpenModel(model));
+  KVL_ASSIGN_OR_RETURN(const std::string config_text, ReadTextFile(model + "/config.json"));
+  return ModelHash(config_text, reader);
+}
+
 Status RunFisher(const FisherOptions& options) {
   const Stopwatch watch;
   if (options.threads > 0) at::set_num_threads(options.threads);
@@ -52,9 +66,7 @@ Status RunFisher(const FisherOptions& options) {
   KVL_RETURN_IF_ERROR(LoadWeights(options.model, &decoder));
   KVL_ASSIGN_OR_RETURN(FisherWeights weights, MeasureFisher(decoder, sequences));
   weights.token_source = options.token_source;
-  KVL_ASSIGN_OR_RETURN(const SafetensorsReader reader, SafetensorsReader::OpenModel(options.model));
-  KVL_ASSIGN_OR_RETURN(const std::string config_text, ReadTextFile(options.model + "/config.json"));
-  weights.model_hash = ModelHash(config_text, reader);
+  KVL_ASSIGN_OR_RETURN(weights.model_hash, HashOf(options.model));
   KVL_RETURN_IF_ERROR(WriteFisherWeights(weights, options.output));
   fmt::print("{}: {} tokens in sequences of {} ({}), {:.1f} s\n", options.output, weights.n_tokens,
              options.sequence_tokens, weights.token_source, watch.Seconds());
@@ -68,7 +80,7 @@ void AddFisherVerb(RetrofitVerbs* verbs) {
   CLI::App* verb = verbs->Add("fisher", "Fisher weights from token ids on standard input",
                               "kvlathe retrofit fisher -m models/lathe-nano --text some.txt",
                               [options] { return RunFisher(*options); });
-  verb->add_option("-m,--model", options->model, "model directory")->required();
+  verb->add_option("-m,--model", options->model, "model directory or .gguf file")->required();
   verb->add_option("-o,--output", options->output, "file to write")->required();
   verb->add_option("--sequence-tokens", options->sequence_tokens, "token ids of each sequence")
       ->required()

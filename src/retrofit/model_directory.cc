@@ -1,12 +1,17 @@
 #include "retrofit/model_directory.h"
 
 #include <filesystem>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
 
 #include "io/files.h"
 #include "io/safetensors.h"
+#include "model/gguf_config.h"
+#include "model/weight_names.h"
+#include "model/weight_reader.h"
 
 namespace kvlathe {
 namespace {
@@ -63,6 +68,75 @@ bool WritesToStream(std::string_view name) {
   return false;
 }
 
+// Where a GGUF file has what a Hugging Face directory calls by these names. Of a Llama.
+std::map<std::string, Projection> MatricesByName(const WeightNames& names,
+                                                 const WeightNames& stored, int n_layers) {
+  std::map<std::string, Projection> matrices;
+  const auto add = [&](const Projection& name, const Projection& place) {
+    matrices.emplace(name.tensor + ".weight", place);
+  };
+  const auto add_all = [&](const std::vector<Projection>& of_name,
+                           const std::vector<Projection>& places) {
+    for (size_t i = 0; i < of_name.size() && i < places.size(); ++i) add(of_name[i], places[i]);
+  };
+  Projection embedding = stored.output_head();
+  embedding.tensor = stored.embedding().substr(0, stored.embedding().rfind('.'));
+  matrices.emplace(names.embedding(), embedding);
+  add(names.output_head(), stored.output_head());
+  for (int l = 0; l < n_layers; ++l) {
+    add_all(names.qk(l), stored.qk(l));
+    add(names.v(l), stored.v(l));
+    add(names.o(l), stored.o(l));
+    add_all(names.mlp_in(l), stored.mlp_in(l));
+    add(names.mlp_out(l), stored.mlp_out(l));
+  }
+  return matrices;
+}
+
+std::map<std::string, std::string> VectorsByName(const WeightNames& names,
+                                                 const WeightNames& stored, int n_layers) {
+  std::map<std::string, std::string> vectors;
+  vectors.emplace(names.final_norm() + ".weight", stored.final_norm() + ".weight");
+  for (int l = 0; l < n_layers; ++l) {
+    vectors.emplace(names.attn_norm(l) + ".weight", stored.attn_norm(l) + ".weight");
+    vectors.emplace(names.ffn_norm(l) + ".weight", stored.ffn_norm(l) + ".weight");
+  }
+  return vectors;
+}
+
+Status LoadGgufWeights(const std::string& path, Decoder* decoder) {
+  KVL_ASSIGN_OR_RETURN(GgufFile opened, GgufFile::Open(path));
+  const auto file = std::make_shared<const GgufFile>(std::move(opened));
+  KVL_ASSIGN_OR_RETURN(const ModelConfig from, ReadGgufConfig(*file));
+  if (from.layout != WeightLayout::kGgufPairs) {
+    return Error(StatusCode::kUnimplemented,
+                 "{}: of GGUF files the trainer reads those of architecture llama; give the "
+                 "Hugging Face directory of the model",
+                 path);
+  }
+  WeightReader reader(MakeGgufSource(file));
+  ModelConfig plain = from;
+  plain.layout = WeightLayout::kLlama;
+  const WeightNames names(plain, reader.source()), stored(from, reader.source());
+  const auto matrices = MatricesByName(names, stored, from.n_layers);
+  const auto vectors = VectorsByName(names, stored, from.n_layers);
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, parameter] : decoder->parameters()) {
+    std::vector<float> values;
+    if (const auto vector = vectors.find(name); vector != vectors.end()) {
+      KVL_ASSIGN_OR_RETURN(values, reader.Vector(vector->second, from.hidden_dim));
+    } else if (const auto matrix = matrices.find(name); matrix != matrices.end()) {
+      KVL_ASSIGN_OR_RETURN(values, reader.Matrix(matrix->second));
+    }
+    torch::Tensor target = parameter;
+    if (std::ssize(values) != target.numel()) {
+      return Error(StatusCode::kDataLoss, "{}: it has no tensor of the shape of '{}'", path, name);
+    }
+    target.copy_(torch::from_blob(values.data(), target.sizes(), torch::kFloat));
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 Status CheckTrainable(const ModelConfig& config) {
@@ -109,9 +183,10 @@ Status SaveDecoder(const Decoder& decoder, DType dtype, const std::string& direc
   return WriteFileAtomically(directory + "/config.json", ConfigJson(c, dtype).dump(2) + "\n");
 }
 
-Status LoadWeights(const std::string& directory, Decoder* decoder) {
-  KVL_ASSIGN_OR_RETURN(const ModelConfig from, LoadModelConfig(directory));
-  KVL_ASSIGN_OR_RETURN(const SafetensorsReader reader, SafetensorsReader::OpenModel(directory));
+Status LoadWeights(const std::string& model, Decoder* decoder) {
+  if (FileExists(model)) return LoadGgufWeights(model, decoder);
+  KVL_ASSIGN_OR_RETURN(const ModelConfig from, LoadModelConfig(model));
+  KVL_ASSIGN_OR_RETURN(const SafetensorsReader reader, SafetensorsReader::OpenModel(model));
   const torch::NoGradGuard no_grad;
   for (const auto& [name, parameter] : decoder->parameters()) {
     if (LayerOf(name) >= from.n_layers) {

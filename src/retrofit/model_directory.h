@@ -16,9 +16,10 @@ Status CheckTrainable(const ModelConfig& config);
 // `directory` is made if it is missing. Tokenizer files are the caller's.
 Status SaveDecoder(const Decoder& decoder, DType dtype, const std::string& directory);
 
-// Sets the parameters of `decoder` from a model directory of the same shape, or of fewer layers: a
+// Sets the parameters of `decoder` from a GGUF file of the same shape and of architecture llama, or
+// from a model directory of the same shape, or of fewer layers: a
 // layer that it lacks keeps its first values but for the matrices that write to the residual
 // stream, which become 0, so that the decoder computes what the smaller one did.
-Status LoadWeights(const std::string& directory, Decoder* decoder);
+Status LoadWeights(const std::string& model, Decoder* decoder);
 
 }  // namespace kvlathe
