@@ -51,14 +51,22 @@ std::string OptionName(const std::string& argument) {
   return argument.substr(0, argument.find('='));
 }
 
+// As it is typed: "kvlathe", "kvlathe run", "kvlathe bench model".
+std::string CommandOf(const CLI::App& verb) {
+  const CLI::App* const parent = verb.get_parent();
+  return parent == nullptr ? verb.get_name() : CommandOf(*parent) + " " + verb.get_name();
+}
+
 // What is not understood of a command line, by its first wrong word, with what it may have meant;
-// OK if no word is known to be wrong.
-Status CheckWords(const CLI::App& app, const std::vector<std::string>& arguments) {
-  const CLI::App* verb = &app;
+// OK if no word is known to be wrong. Sets `chosen` to the innermost verb that is named.
+Status CheckWords(const CLI::App& app, const std::vector<std::string>& arguments,
+                  const CLI::App** chosen) {
+  *chosen = &app;
   for (size_t i = 0; i < arguments.size(); ++i) {
+    const CLI::App* const verb = *chosen;
     // The verb comes first; bench and retrofit have verbs of their own.
     if (const CLI::App* inner = FindVerb(*verb, arguments[i])) {
-      verb = inner;
+      *chosen = inner;
       continue;
     }
     const std::vector<std::string> verbs = VerbsOf(*verb);
@@ -66,22 +74,27 @@ Status CheckWords(const CLI::App& app, const std::vector<std::string>& arguments
       const auto nearest = NearestOf(arguments[i], verbs);
       return Error(StatusCode::kInvalidArgument, "unknown verb '{}'{}; {} --help lists them",
                    arguments[i], nearest ? fmt::format("; did you mean {}?", *nearest) : "",
-                   verb == &app ? "kvlathe" : "kvlathe " + verb->get_name());
+                   CommandOf(*verb));
     }
     const std::string name = OptionName(arguments[i]);
-    if (name.empty() || verb->get_option_no_throw(name) != nullptr) continue;
+    if (name.empty()) continue;
+    if (const CLI::Option* option = verb->get_option_no_throw(name)) {
+      // What follows is its value, even if it looks like an option, as the text behind -p may.
+      if (name == arguments[i] && option->get_items_expected_min() > 0) ++i;
+      continue;
+    }
     if (const auto meaning = NameHere(name)) {
       return Error(StatusCode::kInvalidArgument, "{} {}", name, *meaning);
     }
-    if (!name.starts_with("--") || name == "--") continue;  // may be -p with its value, or a value
-    const auto nearest = NearestOf(name, OptionsOf(*verb));
-    // A value may look like an option, as the text behind -p.
-    const std::string before = i > 0 ? OptionName(arguments[i - 1]) : "";
-    const CLI::Option* option = before.empty() ? nullptr : verb->get_option_no_throw(before);
-    if (option != nullptr && option->get_items_expected_max() > 0) continue;
+    const auto nearest = name.starts_with("--") ? NearestOf(name, OptionsOf(*verb)) : std::nullopt;
+    if (!verbs.empty() && !nearest.has_value()) {
+      return Error(StatusCode::kInvalidArgument,
+                   "{} comes behind a verb, as in {} {} {}; {} --help lists the verbs", name,
+                   CommandOf(*verb), verbs.front(), name, CommandOf(*verb));
+    }
+    if (!name.starts_with("--") || name == "--") continue;  // may be -p with its value
     return Error(StatusCode::kInvalidArgument, "unknown option {}{}; see {} --help", name,
-                 nearest ? fmt::format("; did you mean {}?", *nearest) : "",
-                 verb == &app ? "kvlathe" : "kvlathe " + arguments[0]);
+                 nearest ? fmt::format("; did you mean {}?", *nearest) : "", CommandOf(*verb));
   }
   return OkStatus();
 }
@@ -107,14 +120,18 @@ int Main(int argc, char** argv) {
   // llama.cpp's two-letter short option, which CLI11 would read as -n p.
   std::vector<std::string> arguments(argv + 1, argv + argc);
   std::replace(arguments.begin(), arguments.end(), std::string("-np"), std::string("--parallel"));
-  if (const Status status = CheckWords(app, arguments); !status.ok()) return ReportError(status);
+  const CLI::App* verb = &app;
+  if (const Status status = CheckWords(app, arguments, &verb); !status.ok()) {
+    return ReportError(status);
+  }
   std::reverse(arguments.begin(), arguments.end());  // the order that CLI11 takes
   try {
     app.parse(std::move(arguments));
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return ReportError(Error(StatusCode::kInvalidArgument, "{}; see kvlathe --help", error.what()));
+    return ReportError(
+        Error(StatusCode::kInvalidArgument, "{}; see {} --help", error.what(), CommandOf(*verb)));
   }
   const Status status = verbs.chosen();
   if (!status.ok()) return ReportError(status);

@@ -14,7 +14,8 @@ void AddModelOptions(CLI::App* app, ModelOptions* options) {
                   "compute and cache rows in bf16 or f32 (exact, slower)")
       ->check(CLI::IsMember({"bf16", "f32"}))
       ->capture_default_str();
-  app->add_option("--pre", options->pre, "pre-tokenizer for vocab.json + merges.txt, or in place of a GGUF file's")
+  app->add_option("--pre", options->pre,
+                  "pre-tokenizer for vocab.json + merges.txt, or in place of a GGUF file's")
       ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "falcon"}));
   app->add_flag("--json", options->json, "one JSON object on standard output");
 }
@@ -30,7 +31,7 @@ void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& de
   app->add_option("--kv-memory", options->kv_memory,
                   "KV cache budget, e.g. 2GiB (default: half of the free memory)");
   app->add_option("-c,--ctx-size", options->ctx_size, "context in tokens (default: the model's)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 30));
   app->add_option("--schedule", options->schedule, "how attention is split over threads")
       ->check(CLI::IsMember({"static", "lpt", "balanced"}))
       ->capture_default_str();

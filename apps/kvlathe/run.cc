@@ -160,10 +160,10 @@ Status Generate(const RunOptions& options, const Workspace& workspace, Engine* e
   KVL_RETURN_IF_ERROR(
       engine->Submit(std::move(request), on_token, on_finish, std::move(session)).status());
   if (prints) fmt::print("{}", prompt);
-  KVL_RETURN_IF_ERROR(engine->RunUntilIdle());
-  emit(stream.Finish());
-  if (prints) fmt::print("\n");
-  return OkStatus();
+  const Status ran = engine->RunUntilIdle();
+  if (ran.ok()) emit(stream.Finish());
+  if (prints) fmt::print("\n");  // an error, too, has a line of its own
+  return ran;
 }
 
 Status RunOn(const RunOptions& options, const std::string& prompt, Workspace* workspace,
@@ -182,6 +182,7 @@ Status RunOn(const RunOptions& options, const std::string& prompt, Workspace* wo
         session, LoadSession(options.load_session, place, workspace->config().vocab_size, &pool));
   }
   KVL_ASSIGN_OR_RETURN(Request request, MakeRequest(options, *workspace, session, prompt));
+  KVL_RETURN_IF_ERROR(WarnOfLoss(workspace, spec_model));  // of what will run, not of an error
   const InterruptGuard guard;  // what was generated until then is printed and saved
   Engine engine(spec_model.model.get(), &pool,
                 {.is_interrupted = [] { return InterruptGuard::IsInterrupted(); }});
@@ -218,7 +219,6 @@ Status Run(const RunOptions& options) {
   KVL_ASSIGN_OR_RETURN(
       const SpecModel spec_model,
       workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
-  KVL_RETURN_IF_ERROR(WarnOfLoss(workspace.get(), spec_model));
   return RunOn(options, prompt, workspace.get(), spec_model);
 }
 

@@ -124,7 +124,7 @@ void AddTaskChoiceOptions(CLI::App* verb, TaskChoiceOptions* options) {
       "a built-in task, all, list, FILE.jsonl, gsm8k:FILE or humaneval:FILE; may repeat");
   verb->add_option("--task-length", options->length,
                    "tokens of prompt and answer (default: the task's, as far as the context goes)")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1 << 30))
       ->needs(task);
   verb->add_option("--task-count", options->count, "examples")
       ->check(CLI::Range(1, 1000000))

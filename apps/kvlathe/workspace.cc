@@ -35,9 +35,9 @@ int64_t DefaultKvBudget() {
   return int64_t{4} << 30;
 }
 
-// What the spec alone or the model's shape rules out: known before weights are read, and before a
-// calibration, which takes long.
-Status CheckOnModel(const Spec& spec, const ModelConfig& config) {
+// What the spec alone rules out. A question has its answer checked instead.
+Status CheckAlone(const Spec& spec) {
+  if (spec.accuracy().has_value()) return OkStatus();
   KVL_RETURN_IF_ERROR(CheckSupported(spec));
   const Stage* const basis = spec.basis();
   if (basis != nullptr && basis->Has("round") && basis->Integer("round") % 16 != 0) {
@@ -47,6 +47,23 @@ Status CheckOnModel(const Spec& spec, const ModelConfig& config) {
         "round out",
         spec.text());
   }
+  return OkStatus();
+}
+
+// Of every --kv, before the model is opened.
+Status CheckAlone(const std::vector<std::string>& specs) {
+  for (const std::string& kv : specs) {
+    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
+    KVL_RETURN_IF_ERROR(CheckAlone(spec));
+  }
+  return OkStatus();
+}
+
+// What the spec alone or the model's shape rules out: known before weights are read, and before a
+// calibration, which takes long.
+Status CheckOnModel(const Spec& spec, const ModelConfig& config) {
+  KVL_RETURN_IF_ERROR(CheckAlone(spec));
+  const Stage* const basis = spec.basis();
   if (basis != nullptr && basis->Has("group")) {
     KVL_RETURN_IF_ERROR(CheckHeadsPerLatent(basis->Integer("group"), config.n_kv_heads));
   }
@@ -110,7 +127,13 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
   return OkStatus();
 }
 
+Status Workspace::CheckSpecs() {
+  for (const std::string& kv : options_.kv) KVL_RETURN_IF_ERROR(ParseSpec(kv).status());
+  return OkStatus();
+}
+
 StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const ModelOptions& options) {
+  KVL_RETURN_IF_ERROR(CheckAlone(options.kv));
   if (FileExists(options.model)) return OpenGguf(options);
   KVL_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(options.model));
   KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
@@ -118,6 +141,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const ModelOptions& options
   KVL_ASSIGN_OR_RETURN(SafetensorsReader reader, SafetensorsReader::OpenModel(options.model));
   KVL_ASSIGN_OR_RETURN(const std::string config_text, ReadTextFile(options.model + "/config.json"));
   w->model_hash_ = ModelHash(config_text, reader);
+  KVL_RETURN_IF_ERROR(w->CheckSpecs());
   KVL_RETURN_IF_ERROR(w->LoadWeights(MakeFileSource(std::move(reader))));
   return w;
 }
@@ -130,6 +154,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenGguf(const ModelOptions& opt
   KVL_ASSIGN_OR_RETURN(w->tokenizer_, LoadGgufTokenizer(*file, {options.pre}));
   KVL_ASSIGN_OR_RETURN(const nlohmann::json config_json, GgufConfigJson(*file));
   w->model_hash_ = ModelHash(config_json.dump(), *file);
+  KVL_RETURN_IF_ERROR(w->CheckSpecs());
   KVL_RETURN_IF_ERROR(w->LoadWeights(MakeGgufSource(file)));
   return w;
 }

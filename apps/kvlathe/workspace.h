@@ -73,6 +73,9 @@ class Workspace {
                                                       ModelConfig config);
   static StatusOr<std::unique_ptr<Workspace>> OpenGguf(const ModelOptions& options);
   Status LoadWeights(std::unique_ptr<TensorSource> source);
+  // Of every --kv what can be known before weights are read, and before a calibration for one of
+  // the others: its answer in a profile among them.
+  Status CheckSpecs();
   StatusOr<Spec> ParseSpec(const std::string& kv);
   void SayWhatRatioMeans(const SpecModel& spec_model);
 
