@@ -1,0 +1,239 @@
+"""What somebody meets who uses the command for the first time, or comes to it from llama.cpp: wrong words
+are answered with the right ones, what cannot be is refused before anything takes long, and what is
+surprising is said.
+
+Usage: first_use_cli_test.py KVLATHE MODEL_DIRECTORY [TEST...]
+"""
+
+import json
+import re
+
+import cli_support
+import model_files
+from cli_support import MODEL
+
+SAMPLE = (MODEL / "sample.txt").read_text()
+
+
+class Words(cli_support.CommandLineCase):
+    """Of the command line."""
+
+    def test_unknown_words_name_the_nearest(self):
+        self.assert_refused(2, "unknown verb 'rnu'; did you mean run?", "rnu", "-m", MODEL)
+        self.assert_refused(2, "unknown verb 'atention'; did you mean attention?; kvlathe bench --help", "bench",
+                            "atention")
+        error = self.assert_refused(2, "unknown verb 'frobnicate'; kvlathe --help", "frobnicate")
+        self.assertNotIn("did you mean", error)
+        run = ["run", "-m", MODEL, "-p", "x"]
+        self.assert_refused(2, "unknown option --max-token; did you mean --max-tokens?; see kvlathe run --help", *run,
+                            "--max-token", 3)
+        self.assert_refused(2, "unknown option --max-token; did you mean --max-tokens?", *run, "--max-token=3")
+        self.assert_refused(2, "--modl; did you mean --model?; see kvlathe bench model --help", "bench", "model",
+                            "--modl", MODEL)
+        self.assertNotIn("did you mean", self.assert_refused(2, "unknown option --frobnicate", *run, "--frobnicate"))
+        self.assert_refused(2, "did you mean --help?; see kvlathe --help", "--hlep")
+        self.assert_refused(2, "-m comes behind a verb, as in kvlathe run -m", "-m", MODEL, "-p", "x")
+        self.assert_refused(2, "see kvlathe run --help", *run, "-n", "few")
+        self.assertLess(len(self.assert_refused(2, "--ctx-size", *run, "-c", 0)), 100)
+
+    def test_options_of_llama_cpp_say_what_ours_is(self):
+        run = ["run", "-m", MODEL, "-p", "x"]
+        for option, meaning in (("--n-predict", "is called -n or --max-tokens here"), ("-ngl", "computes on the CPU"),
+                                ("-ctk", "is part of --kv here"), ("--cache-type-v", "is part of --kv here"),
+                                ("-fa", "leave it out"), ("-cnv", "kvlathe chat"),
+                                ("--temperature", "is called --temp here")):
+            error = self.assert_refused(2, meaning, *run, option, 8)
+            self.assertTrue(error.startswith(f"kvlathe: {option} "), error)
+        self.assert_refused(2, "is called -n or --max-tokens here", *run, "--n-predict=8")
+        # What they call the options that are common to both, is understood.
+        for options in (["-n", 1], ["-t", 1, "-n", 1], ["--ctx-size", 64, "-n", 1]):
+            self.assertEqual(self.json_of(*run, *options)["generated_tokens"], 1)
+
+    def test_value_that_looks_like_an_option_is_text(self):
+        for text in ("--frobnicate", "--n-predict", "-ngl", "--help", "--", "-1", "--model"):
+            done = self.run_verb("run", "-m", MODEL, "-n", 1, "-p", text)
+            self.assertEqual(done.returncode, 0, done.stderr.decode())
+            self.assertTrue(done.stdout.decode().startswith(text))
+        self.assert_refused(2, "--prompt", "run", "-m", MODEL, "-p")
+
+    def test_lengths(self):
+        run = ["run", "-m", MODEL, "-p", "The carriage", "-c", 40]
+        error = self.assert_refused(2, "give at least 1, or -1", *run, "-n", 0)
+        self.assertLess(len(error), 160)
+        self.assert_refused(2, "give at least 1, or -1", *run, "-n", -2)
+        self.assert_refused(2, "'1.5' is not a whole number", *run, "-n", 1.5)
+        whole = self.json_of(*run, "-n", -1, "--ignore-eos")
+        self.assertEqual(whole["prompt_tokens"] + whole["generated_tokens"], 40)
+        self.assertEqual(whole["finish_reason"], "length")
+        ended = self.json_of(*run, "-n", -1, "--logit-bias", "2=100")
+        self.assertEqual((ended["finish_reason"], ended["generated_tokens"]), ("stop", 0))
+        self.assert_refused(2, "the context is 40", *run, "-n", 40)
+
+    def test_prompt_from_standard_input(self):
+        text = "The carriage stood"
+        given = self.json_of("run", "-m", MODEL, "-n", 4, "-p", text)
+        for options in ([], ["-f", "-"]):
+            piped = self.json_of("run", "-m", MODEL, "-n", 4, *options, stdin=text.encode())
+            self.assertEqual((piped["ids"], piped["prompt_tokens"]), (given["ids"], given["prompt_tokens"]))
+            self.assert_refused(2, "give a prompt with -p TEXT, -f FILE or on standard input", "run", "-m", MODEL,
+                                *options)
+        # A given prompt leaves standard input alone.
+        beside = self.json_of("run", "-m", MODEL, "-n", 4, "-p", text, stdin=b"Other text")
+        self.assertEqual(beside["ids"], given["ids"])
+        self.assert_refused(2, "--prompt excludes --file", "run", "-m", MODEL, "-p", text, "-f", "-")
+
+    def test_ids_of_all_forms_are_decoded(self):
+        decode = ["tokenize", "-m", MODEL, "--decode"]
+        ids = self.json_of("tokenize", "-m", MODEL, "--no-bos", stdin=b"The carriage stood")["ids"]
+        plain = " ".join(map(str, ids))
+        for text in (json.dumps({"ids": ids}), json.dumps(ids), json.dumps(ids, indent=1), plain, plain + "\n",
+                     plain.replace(" ", ","), plain.replace(" ", "\n")):
+            done = self.run_verb(*decode, stdin=text.encode())
+            self.assertEqual((done.returncode, done.stdout), (0, b"The carriage stood"), text)
+        self.assertEqual(self.run_verb(*decode).stdout, b"")
+        for text, needle in (("300 x", "'x' at byte 4"), ("4096", "from 0 to 4095"), ("-1", "'-1'"), ("1.5", "'1.5'"),
+                             ("99999999999999999999", "is not a token id"), ("[[300]]", "'[300]'"),
+                             ("[300, 301", "no closing bracket"), ('{"ids":[300', "a list"), ('{"id":[300]}', '"ids"'),
+                             ('{"ids":300}', '"ids"'), ('{"ids":["300"]}', "is not a token id")):
+            self.assert_refused(2, needle, *decode, stdin=text.encode())
+
+
+class Places(cli_support.CommandLineCase):
+    """Where no model is."""
+
+    def test_paths_that_are_no_model(self):
+        text = self.folder / "novel.txt"
+        text.write_text(SAMPLE[:1000])
+        verbs = [["run", "-p", "x"], ["chat", "--chat-template", "chatml"], ["compare", "--text", text],
+                 ["eval", "--perplexity", text], ["inspect"], ["calibrate", "-o", self.folder / "basis.safetensors"],
+                 ["tune", "--out", self.folder / "profile.json"]]
+        for verb in verbs:
+            self.assert_refused(1, "not a GGUF file", *verb, "-m", text)
+            self.assert_refused(1, "nowhere: no such file or directory", *verb, "-m", self.folder / "nowhere")
+            self.assert_refused(1, "not a model directory (it has no config.json)", *verb, "-m", self.folder)
+        self.assertEqual(list(self.folder.iterdir()), [text])
+        self.assertIn("not a GGUF file", self.run_verb("tokenize", "-m", text).stderr.decode())
+
+    def test_weights_of_pytorch(self):
+        place = model_files.copy_first_layers(MODEL, 1, self.folder / "model")
+        (place / "model.safetensors").rename(place / "pytorch_model.bin")
+        self.assert_refused(1, "convert them to safetensors", "run", "-m", place, "-p", "x")
+
+    def test_directory_of_gguf_files(self):
+        (self.folder / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
+        self.assert_refused(1, "it holds model.Q4_K_M.gguf: give that file", "run", "-m", self.folder, "-p", "x")
+
+
+class OneLayer(cli_support.CommandLineCase):
+    """A model without texts that is soon calibrated, and a user cache of its own."""
+
+    def setUp(self):
+        super().setUp()
+        self.model = model_files.copy_first_layers(MODEL, 1, self.folder / "model")
+        self.environment["XDG_CACHE_HOME"] = str(self.folder / "cache")
+
+    def kept(self, pattern="*"):
+        return list(self.folder.glob("cache/*/" + pattern))
+
+    def test_specs_are_refused_before_the_model_is_opened(self):
+        for kv, needle in (("fcd", "unknown stage 'fcd'"), ("fdc(rate=2)", "rate"), ("h2o+kvquant", "add a basis"),
+                           ("fdc(rate=0.5,round=8)", "multiples of 16"), ("h2o(score=exact)", "leave score out"),
+                           ("palu(rate=0.5,group=2)+h2o", "entries of each head"), ("", "--kv")):
+            for verb in (["run", "-p", "x"], ["compare"], ["eval", "--task", "passkey"], ["inspect"]):
+                self.assert_refused(2, needle, *verb, "-m", self.folder / "nowhere", "--kv", kv)
+
+    def test_nothing_is_calibrated_for_what_is_refused(self):
+        good = ["--kv", "fdc(rate=0.5)", "--kv", "lathe(ratio=4)"]
+        compare = ["compare", "-m", self.model, *good]
+        self.assert_refused(2, "unknown stage 'fcd'", *compare, "--kv", "fcd")
+        self.assert_refused(2, "2 KV heads", *compare, "--kv", "palu(rate=0.5,group=3)")
+        self.assert_refused(2, "add a basis", *compare, "--kv", "h2o+kvquant")
+        self.assert_refused(1, "accuracy needs a tuned profile", *compare, "--kv", "kivi(accuracy=0.9)")
+        self.assert_refused(1, "no.txt", *compare, "--text", self.folder / "no.txt")
+        self.assert_refused(2, "context", *compare, "-c", 5000)
+        long = self.folder / "long.txt"
+        long.write_text(SAMPLE)
+        run = ["run", "-m", self.model, "--kv", "lathe(ratio=4)"]
+        self.assert_refused(2, "but the context is 1024; shorten", *run, "-f", long)
+        self.assert_refused(2, "but the context is 1024; shorten", *run, "-f", long, "-n", -1)
+        self.assert_refused(2, "but the context is 1024; shorten", *run, "-p", "x", "-n", 1024)
+        self.assert_refused(2, "run takes one --kv", *run[:3], "-p", "x", *good)
+        self.assertEqual(self.kept(), [])
+
+    def test_calibrates_on_the_shared_text_once(self):
+        run = ["run", "-m", self.model, "-p", "The carriage", "-n", 2, "--kv", "lathe(ratio=4)"]
+        first = self.run_verb(*run)
+        self.assertEqual(first.returncode, 0, first.stderr.decode())
+        self.assertRegex(first.stderr.decode(), rf"kvlathe: calibrating {self.model} on [^\n]*share/(kvlathe/)?"
+                         rf"calibration.txt, once; .*: kvlathe calibrate -m {self.model} --text FILE\n")
+        kept, = self.kept("basis-*")
+        self.assertIn(f"calibration.txt; kept in {kept}\n", first.stderr.decode())
+        second = self.run_verb(*run)
+        self.assertEqual(second.stdout, first.stdout)
+        self.assertNotIn(b"calibrat", second.stderr)
+        # A text of its own comes first.
+        (self.model / "calibration.txt").write_text(SAMPLE[:20000])
+        own = self.run_verb(*run)
+        self.assertIn(f"calibrating {self.model} on {self.model / 'calibration.txt'}, once", own.stderr.decode())
+        # The context that ratio is about is the model's, not that of -c.
+        self.assertNotIn(b"ratio holds", own.stderr)
+        note = self.run_verb(*run, "-c", 256)
+        self.assertRegex(note.stderr.decode(), r"kvlathe: note: --kv 'lathe\(ratio=4\)': ratio holds at the model's "
+                         r"context of 1024; at -c 256 the cache is \d\.\d\d times smaller than 16 bits\n")
+        self.assertEqual(note.stderr.count(b"ratio holds"), 1)
+
+    def test_compares_on_the_models_text_or_the_shared_one(self):
+        compare = ["compare", "-m", self.model, "-c", 256, "--kv", "none"]
+        shared = self.json_of(*compare)
+        self.assertRegex(shared["text"], "share/(kvlathe/)?sample.txt$")
+        self.assertGreater(shared["tokens"], 5000)
+        own = self.model / "sample.txt"
+        own.write_text(SAMPLE[:3000])
+        self.assertEqual(self.json_of(*compare)["text"], str(own))
+        self.assertEqual(self.json_of("compare", "-m", MODEL, "-c", 256, "--kv", "none")["text"],
+                         str(MODEL / "sample.txt"))
+
+    def test_small_caches_say_that_blocks_are_filled(self):
+        said = self.run_verb("run", "-m", self.model, "-p", "x", "-n", 2).stderr.decode()
+        share = float(re.search(r", ([0-9.]+)% of the 16-bit cache \(blocks are filled by 64 tokens\)\n", said)[1])
+        self.assertGreater(share, 100)
+        full = self.run_verb("run", "-m", self.model, "-p", "x", "-n", 511, "--kv", "int8", "--ignore-eos")
+        self.assertRegex(full.stderr.decode(), r", \d\d\.\d\d% of the 16-bit cache\n$")
+
+
+class Loss(cli_support.CommandLineCase):
+    """A cache far from the uncompressed one."""
+
+    def test_large_loss_is_said_and_measured_once(self):
+        self.environment["XDG_CACHE_HOME"] = str(self.folder / "cache")
+        basis = self.folder / "basis.safetensors"
+        self.json_of("calibrate", "-m", MODEL, "--random-tokens", 256, "-o", basis)
+        run = ["run", "-m", MODEL, "-p", "The carriage", "-n", 2, "--basis", basis, "--kv"]
+        strong = self.run_verb(*run, "fdc(rate=0.9)")
+        self.assertEqual(strong.returncode, 0, strong.stderr.decode())
+        self.assertRegex(strong.stderr.decode(), r"^kvlathe: warning: --kv 'fdc\(rate=0\.9\)' changes what this model "
+                         r"says: on a short text it is \d\.\d\d nats per token away from the uncompressed cache")
+        self.assertEqual(strong.stderr.count(b"warning"), 1)
+        kept, = self.folder.glob("cache/*/loss-*")
+        # What is said again was read, not measured.
+        kept.write_text("7.25\n")
+        self.assertIn("it is 7.25 nats per token away", self.run_verb(*run, "fdc(rate=0.9)").stderr.decode())
+        kept.write_text("rubbish\n")
+        self.assertEqual(self.run_verb(*run, "fdc(rate=0.9)").stderr.splitlines()[0],
+                         strong.stderr.splitlines()[0])
+        self.assertAlmostEqual(float(kept.read_text()), 0.8, delta=0.5)
+        for kv in ("fdc(rate=0.1)", "kivi(bits=2)", "none"):
+            mild = self.run_verb(*run, kv)
+            self.assertEqual(mild.returncode, 0, mild.stderr.decode())
+            self.assertNotIn(b"warning", mild.stderr, kv)
+        # Standard output is what was generated and nothing else.
+        self.assertTrue(strong.stdout.startswith(b"The carriage"))
+        self.assertEqual(len(self.json_of(*run, "fdc(rate=0.9)")["ids"]), 2)
+        # What is refused is not measured.
+        session = self.folder / "no.session"
+        self.assert_refused(1, "no.session", "run", "-m", MODEL, "--basis", basis, "--kv", "fdc(rate=0.9)",
+                            "--load-session", session)
+
+
+if __name__ == "__main__":
+    cli_support.main()
