@@ -146,7 +146,8 @@ class OneLayer(cli_support.CommandLineCase):
         good = ["--kv", "fdc(rate=0.5)", "--kv", "lathe(ratio=4)"]
         compare = ["compare", "-m", self.model, *good]
         self.assert_refused(2, "unknown stage 'fcd'", *compare, "--kv", "fcd")
-        self.assert_refused(2, "2 KV heads", *compare, "--kv", "palu(rate=0.5,group=3)")
+        self.assert_refused(2, "--kv 'palu(rate=0.5,group=3)': palu(group=3): the model has 2 KV heads", *compare,
+                            "--kv", "palu(rate=0.5,group=3)")
         self.assert_refused(2, "add a basis", *compare, "--kv", "h2o+kvquant")
         self.assert_refused(1, "accuracy needs a tuned profile", *compare, "--kv", "kivi(accuracy=0.9)")
         self.assert_refused(1, "no.txt", *compare, "--text", self.folder / "no.txt")

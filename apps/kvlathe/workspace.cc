@@ -65,7 +65,8 @@ Status CheckOnModel(const Spec& spec, const ModelConfig& config) {
   KVL_RETURN_IF_ERROR(CheckAlone(spec));
   const Stage* const basis = spec.basis();
   if (basis != nullptr && basis->Has("group")) {
-    KVL_RETURN_IF_ERROR(CheckHeadsPerLatent(basis->Integer("group"), config.n_kv_heads));
+    const Status fits = CheckHeadsPerLatent(basis->Integer("group"), config.n_kv_heads);
+    if (!fits.ok()) return Error(fits.code(), "--kv '{}': {}", spec.text(), MessageOf(fits));
   }
   const std::optional<SealPlan> seal = SealPlanOf(spec);
   const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
