@@ -1,9 +1,11 @@
 // kvlathe chat: a conversation, a line of standard input for each message.
 #include <fmt/format.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cache_loss.h"
 #include "chat_conversation.h"
 #include "chat_input.h"
 #include "evaluation/kv_parts.h"
@@ -166,12 +168,15 @@ Status RunChat(const ChatOptions& options) {
   ConversationOptions how = options.conversation;
   KVL_ASSIGN_OR_RETURN(how.sampling, options.generation.Checked());
   how.stops = options.generation.stops;
+  if (how.max_tokens == kUntilTheEnd) how.max_tokens = std::numeric_limits<int>::max();
   // Before the weights are read, which takes long.
+  KVL_RETURN_IF_ERROR(LoadModelConfig(options.model.model).status());
   KVL_RETURN_IF_ERROR(ChooseFormat(options, {}).status());
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
   KVL_ASSIGN_OR_RETURN(
       const SpecModel spec_model,
       workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
+  KVL_RETURN_IF_ERROR(WarnOfLoss(workspace.get(), spec_model));
   KVL_ASSIGN_OR_RETURN(const ChatFormat format,
                        ChooseFormat(options, ChatContextOf(workspace->tokenizer())));
   // The text of a template holds its BOS. A family that was forced on a model follows the model's
@@ -190,17 +195,15 @@ void AddChatVerb(Verbs* verbs) {
   auto options = std::make_shared<ChatOptions>();
   CLI::App* verb =
       verbs->Add("chat", "Talk to a model, a line for each message; /help lists the commands",
-                 "kvlathe chat -m models/lathe-nano --kv 'fdc(rate=0.5)' --chat-template chatml",
+                 "kvlathe chat -m models/lathe-nano --kv 'lathe(ratio=4)' --chat-template chatml",
                  [options] { return RunChat(*options); });
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "none");
   verb->add_option("--system", options->conversation.system, "system message");
   verb->add_option("--chat-template", options->family, "family (default: the model's template)")
       ->check(CLI::IsMember(ChatFamilyNames()));
-  verb->add_option("-n,--max-tokens", options->conversation.max_tokens,
-                   "tokens of an answer, at most")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  AddMaxTokensOption(verb, &options->conversation.max_tokens,
+                     "tokens of an answer, at most; -1: until it or the context ends");
   verb->add_option("--rate", options->conversation.rate,
                    "share of K and V elements removed, with resident=full in --kv; /rate P sets it "
                    "for the answers that follow");

@@ -1,5 +1,7 @@
 #include "comparison_run.h"
 
+#include "base/units.h"
+
 namespace kvlathe {
 namespace {
 
@@ -41,6 +43,16 @@ StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const std::vector<st
 
   std::vector<SpecModel> spec_models;  // the baseline first, whether it is in the table or not
   KVL_ASSIGN_OR_RETURN(SpecModel baseline, workspace->MakeModel("none"));
+  // Before a calibration, which takes long.
+  const int64_t n_window = std::ssize(text.windows.front());
+  const int64_t needed =
+      PeakSequenceBytes(baseline.model->layout(), n_window, kChunkTokens, n_window / 2);
+  if (needed > workspace->kv_budget_bytes()) {
+    return Error(StatusCode::kResourceExhausted,
+                 "a window of {} tokens needs {} of KV memory for --kv none and the budget is {}; "
+                 "raise --kv-memory or give a smaller -c",
+                 n_window, FormatBytes(needed), FormatBytes(workspace->kv_budget_bytes()));
+  }
   spec_models.push_back(std::move(baseline));
   for (const auto& [kv, rate] : caches) {
     KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv, rate));

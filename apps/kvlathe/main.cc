@@ -117,9 +117,12 @@ int Main(int argc, char** argv) {
   AddTokenizeVerb(&verbs);
   AddBenchVerb(&verbs);
   AddRetrofitVerb(&verbs);
-  // llama.cpp's two-letter short option, which CLI11 would read as -n p.
+  // llama.cpp's two-letter short option, which CLI11 would read as -n p. Behind -p it is a text.
   std::vector<std::string> arguments(argv + 1, argv + argc);
-  std::replace(arguments.begin(), arguments.end(), std::string("-np"), std::string("--parallel"));
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const bool is_text = i > 0 && (arguments[i - 1] == "-p" || arguments[i - 1] == "--prompt");
+    if (arguments[i] == "-np" && !is_text) arguments[i] = "--parallel";
+  }
   const CLI::App* verb = &app;
   if (const Status status = CheckWords(app, arguments, &verb); !status.ok()) {
     return ReportError(status);

@@ -229,7 +229,11 @@ StatusOr<RankAllocation> ModelBases::ChooseRanks(const Spec& spec, std::optional
     return FractionAtFullContext(config(), spec, workspace_->compute_type(), ranks);
   };
   const BasisMethod& method = *FindBasisMethod(stage.name);
-  return (spec.splits_bits() ? method.allocate_bits : method.allocate)(*analysis, request);
+  auto allocation =
+      (spec.splits_bits() ? method.allocate_bits : method.allocate)(*analysis, request);
+  if (allocation.ok()) return allocation;
+  return Error(allocation.status().code(), "--kv '{}': {}", spec.text(),
+               MessageOf(allocation.status()));
 }
 
 StatusOr<ModelBasis> ModelBases::BasisAt(const Spec& spec, const RankAllocation& allocation) {

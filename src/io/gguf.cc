@@ -333,4 +333,10 @@ void GgufFile::ReleasePages(const GgufTensor& tensor) const {
   }
 }
 
+void GgufFile::ReleaseAllPages() const {
+  for (const MappedFile& file : state_->files) {
+    file.ReleasePages(file.bytes().data(), file.n_bytes());
+  }
+}
+
 }  // namespace kvlathe

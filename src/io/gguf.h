@@ -82,6 +82,8 @@ class GgufFile {
 
   // Tells the system that a tensor's pages are no longer needed (they can be read again).
   void ReleasePages(const GgufTensor& tensor) const;
+  // The same of all pages, also those that tensors share.
+  void ReleaseAllPages() const;
 
  private:
   struct State;

@@ -103,6 +103,7 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   if (seal != nullptr && seal->format.k.has_codebook) {
     model->PrepareCodebooks();
   }
+  model->weights_->DoneReading();
   return model;
 }
 

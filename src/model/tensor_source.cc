@@ -60,6 +60,7 @@ class GgufSource : public TensorSource {
     pages.n_bytes = tensor.n_bytes;
     file_->ReleasePages(pages);
   }
+  void DoneWithAll() override { file_->ReleaseAllPages(); }
   bool is_mapped() const override { return true; }
 
  private:

@@ -38,6 +38,8 @@ class TensorSource {
   virtual StatusOr<StoredTensor> Get(const std::string& name,
                                      const std::vector<int64_t>& shape) = 0;
   virtual void Done(const StoredTensor& tensor) = 0;
+  // Whatever was read is no longer needed; more may be read later.
+  virtual void DoneWithAll() {}
   // Whether rows may be read from the source for as long as it lives (a mapping) without Done.
   virtual bool is_mapped() const = 0;
 };

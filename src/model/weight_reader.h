@@ -20,6 +20,7 @@ class WeightReader {
   explicit WeightReader(std::unique_ptr<TensorSource> source) : source_(std::move(source)) {}
 
   const TensorSource& source() const { return *source_; }
+  void DoneWithAll() { source_->DoneWithAll(); }
 
   // A vector of n floats.
   StatusOr<std::vector<float>> Vector(const std::string& name, int64_t n);

@@ -63,6 +63,9 @@ class ModelWeights {
                                                       ThreadPool* pool,
                                                       const LoadProgress& progress = nullptr);
 
+  // Gives back what the system keeps of the source for further reading.
+  void DoneReading() { reader_.DoneWithAll(); }
+
   // W_V and W_O of one layer, folded with `basis`. Without one, or where it leaves the values of
   // the layer as they are, there is one copy for all who hold it.
   StatusOr<std::shared_ptr<const ValueProjection>> FoldValues(int layer_idx,

@@ -104,7 +104,7 @@ StatusOr<GgufFile> OpenGgufModel(const std::string& path) {
     return Error(StatusCode::kNotFound, "{}: no such file or directory", path);
   }
   if (!LooksLikeGguf(path)) {
-    return Error(StatusCode::kInvalidArgument,
+    return Error(StatusCode::kDataLoss,
                  "{}: not a GGUF file; give a Hugging Face model directory or a .gguf file", path);
   }
   return GgufFile::Open(path);

@@ -17,8 +17,8 @@ namespace kvlathe {
 StatusOr<std::unique_ptr<Tokenizer>> LoadGgufTokenizer(const GgufFile& file,
                                                        const TokenizerOptions& options = {});
 
-// The file at a path that is no directory. kNotFound if nothing is there, kInvalidArgument if it is
-// not a GGUF file.
+// The file at a path that is no directory. kNotFound if nothing is there, kDataLoss if it is not a
+// GGUF file.
 StatusOr<GgufFile> OpenGgufModel(const std::string& path);
 
 }  // namespace kvlathe

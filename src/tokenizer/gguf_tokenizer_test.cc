@@ -303,7 +303,7 @@ TEST_F(GgufTokenizerTest, APathThatIsNoModelSaysWhatItIs) {
                 "no such file or directory");
   path_ = folder_ / "notes.gguf";
   ASSERT_TRUE(WriteFileAtomically(path_, "hello").ok());
-  ExpectFailure(Tokenizer::Load(path_).status(), StatusCode::kInvalidArgument,
+  ExpectFailure(Tokenizer::Load(path_).status(), StatusCode::kDataLoss,
                 "not a GGUF file; give a Hugging Face model directory or a .gguf file");
 }
 
