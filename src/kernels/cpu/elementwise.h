@@ -37,6 +37,11 @@ struct ElementwiseKernels {
   // keeps what it holds. x [n_rows, n_dims] dense, n_dims a multiple of 16. How rows are cut into
   // calls does not change a bit.
   void (*add_gram)(const float* x, int64_t n_rows, int64_t n_dims, float* gram);
+  // x[i] = exp(scale x[i]) / sum of those, n >= 1, to a relative 1e-6.
+  void (*softmax)(float* x, int64_t n, float scale);
+  // KL divergence, in nats, of the distribution with logits `to` from that with logits `from`,
+  // n >= 1; its error is 1e-6 and less on average.
+  double (*kl)(const float* from, const float* to, int64_t n);
 };
 
 const ElementwiseKernels& GetElementwiseKernels(Isa isa);

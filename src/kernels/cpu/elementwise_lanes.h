@@ -174,6 +174,57 @@ void AddGram(const float* x, int64_t n_rows, int64_t n_dims, float* gram) {
   }
 }
 
+float LargestOf(const float* x, int64_t n) {
+  Vec first = Set1(x[0]), second = first;
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    first = Larger(first, Load(x + i));
+    second = Larger(second, Load(x + i + kLanes));
+  }
+  float largest = MaxOfLanes(Larger(first, second));
+  for (; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+}
+
+void Softmax(float* x, int64_t n, float scale) {
+  const Vec largest = Set1(LargestOf(x, n)), scales = Set1(scale);
+  Vec sums = Zero();
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec y = Exp((LoadFirst(x + i, n - i) - largest) * scales);
+    sums = sums + FirstLanes(y, n - i);
+    StoreFirst(x + i, n - i, y);
+  }
+  const Vec inverse = Set1(1 / SumOfLanes(sums));
+  for (int64_t i = 0; i < n; i += kLanes) {
+    StoreFirst(x + i, n - i, LoadFirst(x + i, n - i) * inverse);
+  }
+}
+
+// With sums S = sum e^f and T = sum e^t of logits f and t less their largest, it is the mean of f -
+// t under e^f / S less log S - log T. Sums of a thousand numbers are short enough for floats.
+double Kl(const float* from, const float* to, int64_t n) {
+  constexpr int64_t kPiece = 1024;
+  const float from_largest = LargestOf(from, n), to_largest = LargestOf(to, n);
+  const Vec f_largest = Set1(from_largest), t_largest = Set1(to_largest);
+  double from_sum = 0, to_sum = 0, difference = 0;
+  for (int64_t begin = 0; begin < n; begin += kPiece) {
+    const int64_t end = begin + kPiece < n ? begin + kPiece : n;
+    Vec from_sums = Zero(), to_sums = Zero(), differences = Zero();
+    for (int64_t i = begin; i < end; i += kLanes) {
+      const Vec f = LoadFirst(from + i, end - i) - f_largest;
+      const Vec t = LoadFirst(to + i, end - i) - t_largest;
+      const Vec e = FirstLanes(Exp(f), end - i);
+      from_sums = from_sums + e;
+      to_sums = to_sums + FirstLanes(Exp(t), end - i);
+      differences = Fma(e, f - t, differences);
+    }
+    from_sum += SumOfLanes(from_sums);
+    to_sum += SumOfLanes(to_sums);
+    difference += SumOfLanes(differences);
+  }
+  return difference / from_sum + __builtin_log(to_sum / from_sum);
+}
+
 constexpr ElementwiseKernels kElementwiseLanes = {.rms_norm = RmsNorm,
                                                   .layer_norm = LayerNorm,
                                                   .rope = Rope,
@@ -181,7 +232,9 @@ constexpr ElementwiseKernels kElementwiseLanes = {.rms_norm = RmsNorm,
                                                   .gelu = Gelu,
                                                   .gelu_tanh = GeluTanh,
                                                   .convert = Convert,
-                                                  .add_gram = AddGram};
+                                                  .add_gram = AddGram,
+                                                  .softmax = Softmax,
+                                                  .kl = Kl};
 
 }  // namespace
 }  // namespace kvlathe

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -90,6 +91,34 @@ void AddGram(const float* x, int64_t n_rows, int64_t n_dims, float* gram) {
   }
 }
 
+void Softmax(float* x, int64_t n, float scale) {
+  const float largest = *std::max_element(x, x + n);
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    x[i] = std::exp((x[i] - largest) * scale);
+    sum += x[i];
+  }
+  const auto inverse = static_cast<float>(1 / sum);
+  for (int64_t i = 0; i < n; ++i) x[i] *= inverse;
+}
+
+double LogOfSum(const float* logits, int64_t n) {
+  const float largest = *std::max_element(logits, logits + n);
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += std::exp(double{logits[i]} - largest);
+  return largest + std::log(sum);
+}
+
+double Kl(const float* from, const float* to, int64_t n) {
+  const double from_norm = LogOfSum(from, n), to_norm = LogOfSum(to, n);
+  double kl = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const double log_p = from[i] - from_norm;
+    kl += std::exp(log_p) * (log_p - (to[i] - to_norm));
+  }
+  return kl;
+}
+
 }  // namespace
 
 const ElementwiseKernels kElementwiseScalar = {.rms_norm = RmsNorm,
@@ -99,6 +128,8 @@ const ElementwiseKernels kElementwiseScalar = {.rms_norm = RmsNorm,
                                                .gelu = Gelu,
                                                .gelu_tanh = GeluTanh,
                                                .convert = Convert,
-                                               .add_gram = AddGram};
+                                               .add_gram = AddGram,
+                                               .softmax = Softmax,
+                                               .kl = Kl};
 
 }  // namespace kvlathe

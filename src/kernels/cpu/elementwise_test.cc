@@ -249,6 +249,45 @@ TEST_P(ElementwiseTest, AddGramAddsProductsOfColumnsRowByRow) {
   }
 }
 
+TEST_P(ElementwiseTest, SoftmaxMatchesDoubleAndStaysInsideItsRow) {
+  Random random(6);
+  for (const int64_t n : {1, 7, 16, 100, 2049}) {
+    std::vector<float> x = RandomValues(n, 30.0f, random);
+    const double largest = *std::max_element(x.begin(), x.end());
+    std::vector<double> expected;
+    double sum = 0;
+    for (const float v : x) expected.push_back(std::exp((v - largest) * 0.125));
+    for (const double v : expected) sum += v;
+    x.resize(n + kGuard, kUntouched);
+    kernels_.softmax(x.data(), n, 0.125f);
+    for (int64_t i = 0; i < n; ++i) {
+      ASSERT_NEAR(x[i], expected[i] / sum, 2e-6 * expected[i] / sum) << i << " of " << n;
+    }
+    for (int64_t i = n; i < n + kGuard; ++i) ASSERT_EQ(x[i], kUntouched);
+  }
+}
+
+TEST_P(ElementwiseTest, KlMatchesDoubleFromRoundingToFarApart) {
+  Random random(7);
+  for (const int64_t n : {1, 5, 1000, 1030, 49152}) {
+    for (const float distance : {0.0f, 1e-3f, 0.1f, 5.0f}) {
+      std::vector<float> from = RandomValues(n, 4.0f, random);
+      for (float& x : from) x -= 40;
+      std::vector<float> to = RandomValues(n, distance, random);
+      for (int64_t i = 0; i < n; ++i) to[i] += from[i] + 60;
+      double from_sum = 0, to_sum = 0, expected = 0;
+      for (const float x : from) from_sum += std::exp(double{x});
+      for (const float x : to) to_sum += std::exp(double{x});
+      for (int64_t i = 0; i < n; ++i) {
+        const double log_p = from[i] - std::log(from_sum);
+        expected += std::exp(log_p) * (log_p - to[i] + std::log(to_sum));
+      }
+      ASSERT_NEAR(kernels_.kl(from.data(), to.data(), n), expected, 1e-6 + 1e-6 * expected)
+          << n << " at " << distance;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Isas, ElementwiseTest, testing::ValuesIn(AvailableIsas()),
                          [](const auto& isa) { return std::string(IsaName(isa.param)); });
 
