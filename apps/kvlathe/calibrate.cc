@@ -8,6 +8,7 @@
 #include "calibration_run.h"
 #include "io/atomic_file.h"
 #include "io/files.h"
+#include "io/model_place.h"
 #include "workspace.h"
 
 namespace kvlathe {
@@ -29,7 +30,7 @@ int64_t PeakResidentBytes() {
 // Where the statistics go; empty: nowhere.
 std::string OutputOf(const CalibrateOptions& options) {
   if (!options.output.empty() || !options.random_model.empty()) return options.output;
-  return options.model.model + "/basis.safetensors";
+  return BesideModel(options.model.model, "basis.safetensors");
 }
 
 Status RunCalibrate(const CalibrateOptions& options) {
@@ -50,10 +51,10 @@ Status RunCalibrate(const CalibrateOptions& options) {
   const std::string path = OutputOf(options);
   // What cannot be written is known before the work begins.
   if (!path.empty()) KVL_RETURN_IF_ERROR(AtomicFile::Create(path).status());
-  double probe_seconds = 0;
+  CalibrationSeconds seconds;
   KVL_ASSIGN_OR_RETURN(
       const CalibrationStatistics statistics,
-      RunCalibration(workspace.get(), workspace->model_hash(), options.run, &probe_seconds));
+      RunCalibration(workspace.get(), workspace->model_hash(), options.run, &seconds));
   if (!path.empty()) KVL_RETURN_IF_ERROR(WriteStatistics(statistics, path));
   if (options.model.json) {
     const nlohmann::ordered_json json = {{"basis", path},
@@ -63,7 +64,10 @@ Status RunCalibrate(const CalibrateOptions& options) {
                                          {"seed", statistics.source.seed},
                                          {"seconds", watch.Seconds()},
                                          {"loading_seconds", loading_seconds},
-                                         {"probe_seconds", probe_seconds},
+                                         {"forward_seconds", seconds.statistics.forward},
+                                         {"moments_seconds", seconds.statistics.moments},
+                                         {"attention_seconds", seconds.statistics.attention},
+                                         {"probe_seconds", seconds.probes},
                                          {"peak_resident_bytes", PeakResidentBytes()}};
     fmt::print("{}\n", json.dump());
   } else {

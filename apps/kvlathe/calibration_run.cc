@@ -34,16 +34,44 @@ StatusOr<TokenSequences> Sequences(const Workspace& workspace, const Calibration
   return CutSequences(ids, n_tokens, workspace.leading_bos().value_or(-1));
 }
 
-Status MeasureOn(Workspace* workspace, const TokenSequences& sequences,
-                 CalibrationStatistics* statistics) {
+// Tells of calibration as one piece of work: statistics first, what lathe's losses take after them.
+class CalibrationProgress {
+ public:
+  // Work is counted in layers that a token runs; n_probed_tokens is 0 where nothing is probed.
+  CalibrationProgress(Progress to, const StatisticsShape& shape, int64_t n_tokens,
+                      int64_t n_probed_tokens)
+      : to_(std::move(to)) {
+    constexpr double kOfStatistics = 2;  // a forward, and as much to gather what it shows
+    const double statistics = kOfStatistics * static_cast<double>(n_tokens) * shape.n_layers;
+    const double probes = ProbedLayers(shape) * static_cast<double>(n_probed_tokens);
+    statistics_share_ = statistics / (statistics + probes);
+  }
+  std::function<void(double)> OfStatistics() const { return Part(0, statistics_share_); }
+  std::function<void(double)> OfProbes() const { return Part(statistics_share_, 1); }
+  void End() const {
+    if (to_) to_(kWhat, 1);
+  }
+
+ private:
+  static constexpr const char* kWhat = "calibrating";
+  std::function<void(double)> Part(double begin, double end) const {
+    if (!to_) return nullptr;
+    return [to = to_, begin, end](double fraction) { to(kWhat, begin + fraction * (end - begin)); };
+  }
+
+  Progress to_;
+  double statistics_share_ = 1;
+};
+
+Status MeasureOn(Workspace* workspace, const TokenSequences& texts,
+                 const CalibrationProgress& progress, CalibrationStatistics* statistics) {
   const auto analyse = [&](const char* text) -> StatusOr<BasisAnalysis> {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(text));
     return workspace->bases().Analyse(*spec.basis(), *statistics);
   };
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis analysis, analyse("lathe"));
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis before_rope, analyse("lathe(keys=before)"));
-  KVL_ASSIGN_OR_RETURN(const auto meter, KlMeter::Create(workspace->shared_weights(),
-                                                         ProbeTexts(sequences, statistics->shape),
+  KVL_ASSIGN_OR_RETURN(const auto meter, KlMeter::Create(workspace->shared_weights(), texts,
                                                          workspace->threads(), workspace->isa()));
   SensitivityJob job;
   job.analysis = &analysis;
@@ -51,11 +79,7 @@ Status MeasureOn(Workspace* workspace, const TokenSequences& sequences,
   job.kl = [&](const ModelBasis& basis, int first_layer) {
     return meter->Measure(basis, first_layer);
   };
-  if (const Progress progress = workspace->progress()) {
-    job.on_progress = [progress](double fraction) {
-      progress("measuring sensitivities", fraction);
-    };
-  }
+  job.on_progress = progress.OfProbes();
   return MeasureSensitivities(job, statistics);
 }
 
@@ -64,7 +88,8 @@ Status MeasureOn(Workspace* workspace, const TokenSequences& sequences,
 std::string CalibrationRun::Describe() const {
   return (text_path.empty() ? fmt::format("random {} seed {}", n_random_tokens, seed)
                             : fmt::format("text {}", text_path)) +
-         (across_heads ? " across heads" : "") + (probes ? " with 2 probe texts" : " unprobed");
+         (across_heads ? " across heads" : "") +
+         (probes ? " with probes from 8 bits" : " unprobed");
 }
 
 StatisticsShape ShapeOf(const ModelConfig& config) {
@@ -72,7 +97,10 @@ StatisticsShape ShapeOf(const ModelConfig& config) {
 }
 
 StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::string& model_hash,
-                                               const CalibrationRun& run, double* probe_seconds) {
+                                               const CalibrationRun& run,
+                                               CalibrationSeconds* seconds) {
+  CalibrationSeconds of_run;
+  if (seconds == nullptr) seconds = &of_run;
   CalibrationJob job;
   job.shape = ShapeOf(workspace->config());
   job.window = workspace->config().window;
@@ -84,6 +112,7 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   KVL_ASSIGN_OR_RETURN(job.sequences, Sequences(*workspace, run, &job.source.token_source));
   job.across_heads = run.across_heads;
   job.pool = workspace->threads();
+  job.isa = workspace->isa();
   KVL_ASSIGN_OR_RETURN(const SpecModel baseline, workspace->MakeModel("none"));
   BlockPool blocks(workspace->kv_budget_bytes());
   job.forward = [&](std::span<const int32_t> ids, QkvObserver* observer) -> Status {
@@ -96,15 +125,17 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
     }
     return OkStatus();
   };
-  if (const Progress progress = workspace->progress()) {
-    job.on_progress = [progress](int64_t n_done, int64_t n_tokens) {
-      progress("calibrating", static_cast<double>(n_done) / static_cast<double>(n_tokens));
-    };
-  }
-  KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job));
+  int64_t n_tokens = 0;
+  for (const auto& ids : job.sequences) n_tokens += std::ssize(ids);
+  const TokenSequences texts = ProbeTexts(job.sequences, job.shape);
+  const int64_t n_probed = run.probes ? std::ssize(texts) * std::ssize(texts.front()) : 0;
+  const CalibrationProgress progress(workspace->progress(), job.shape, n_tokens, n_probed);
+  job.on_progress = progress.OfStatistics();
+  KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job, &seconds->statistics));
   const Stopwatch watch;
-  if (run.probes) KVL_RETURN_IF_ERROR(MeasureOn(workspace, job.sequences, &statistics));
-  if (probe_seconds != nullptr) *probe_seconds = watch.Seconds();
+  if (run.probes) KVL_RETURN_IF_ERROR(MeasureOn(workspace, texts, progress, &statistics));
+  seconds->probes = watch.Seconds();
+  progress.End();
   return statistics;
 }
 

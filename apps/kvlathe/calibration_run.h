@@ -18,10 +18,16 @@ struct CalibrationRun {
   std::string Describe() const;  // the settings, as part of a file name's key
 };
 
-// What lathe's probes took of the time goes to *probe_seconds, if that is not null.
+// Where the time went.
+struct CalibrationSeconds {
+  CalibrationTimes statistics;
+  double probes = 0;  // what measures lathe's losses
+};
+
+// `seconds` may be null.
 StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::string& model_hash,
                                                const CalibrationRun& run,
-                                               double* probe_seconds = nullptr);
+                                               CalibrationSeconds* seconds = nullptr);
 
 StatisticsShape ShapeOf(const ModelConfig& config);
 

@@ -1,6 +1,5 @@
 #include "calibration/accumulator.h"
 
-#include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,8 +11,6 @@ namespace kvlathe {
 namespace {
 
 constexpr int kSliceTokens = 256;
-
-using RowMajorF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 // Splits the view's tokens where they change between sink and body and every kSliceTokens.
 void SplitTokens(const QkvView& view, std::vector<Range>* body, std::vector<Range>* sinks) {
@@ -40,10 +37,10 @@ int64_t TokensIn(const std::vector<Range>& ranges) {
 }  // namespace
 
 StatisticsAccumulator::StatisticsAccumulator(const StatisticsShape& shape, ThreadPool* pool,
-                                             bool across_heads)
+                                             Isa isa, bool across_heads)
     : shape_(shape),
       pool_(pool),
-      scratch_(pool->n_workers()),
+      scratch_(pool->n_workers(), Scratch(isa)),
       n_rows_(shape.n_layers),
       n_sink_rows_(shape.n_layers) {
   // The widest products first.
@@ -153,22 +150,8 @@ int64_t StatisticsAccumulator::GatherRows(const Task& task, const QkvView& view,
 bool StatisticsAccumulator::AddRows(int64_t n_rows, int64_t head_idx, Sums* sums,
                                     Scratch* scratch) const {
   const int64_t d = sums->width;
-  scratch->product.assign(d * d, 0.0f);
-  const Eigen::Map<const RowMajorF> rows(scratch->rows.data(), n_rows, d);
-  Eigen::Map<RowMajorF> product(scratch->product.data(), d, d);
-  product.selfadjointView<Eigen::Lower>().rankUpdate(rows.transpose());
-  // Any value that is not finite, or whose square is not, spoils a diagonal element.
-  if (!std::isfinite(product.diagonal().sum())) return false;
-
-  double* gram = sums->gram.data() + head_idx * d * d;
-  for (int64_t i = 0; i < d; ++i) {
-    for (int64_t j = 0; j <= i; ++j) gram[i * d + j] += scratch->product[i * d + j];
-  }
-  double* sum = sums->sum.data() + head_idx * d;
-  for (int64_t t = 0; t < n_rows; ++t) {
-    for (int64_t i = 0; i < d; ++i) sum[i] += scratch->rows[t * d + i];
-  }
-  return true;
+  const GramSums to = {&sums->sum[head_idx * d], &sums->gram[head_idx * d * d]};
+  return std::isfinite(scratch->adder.Add(scratch->rows.data(), n_rows, d, to));
 }
 
 StatisticsAccumulator::Sums* StatisticsAccumulator::SinkSums(Kind kind) {

@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "base/cpu_features.h"
 #include "base/status.h"
 #include "base/threads.h"
+#include "calibration/gram_sums.h"
 #include "kv/basis/statistics.h"
 #include "model/observer.h"
 
@@ -20,7 +22,8 @@ class StatisticsAccumulator : public QkvObserver {
  public:
   // `pool` runs the products between the model's own jobs and outlives the accumulator.
   // `across_heads`: statistics also across the KV heads of a layer.
-  StatisticsAccumulator(const StatisticsShape& shape, ThreadPool* pool, bool across_heads = false);
+  StatisticsAccumulator(const StatisticsShape& shape, ThreadPool* pool, Isa isa,
+                        bool across_heads = false);
 
   // Rows at the first kCalibrationSinks positions go to the sink moments only.
   void Observe(const QkvView& view) override;
@@ -54,8 +57,9 @@ class StatisticsAccumulator : public QkvObserver {
     int head_idx;  // KV head, or query head for kQueriesBeforeRope; 0 across heads
   };
   struct Scratch {  // of a worker
+    explicit Scratch(Isa isa) : adder(isa) {}
     std::vector<float> rows;
-    std::vector<float> product;
+    GramAdder adder;
   };
 
   // Heads that are told apart, and the width of their rows.

@@ -83,7 +83,7 @@ class AccumulatorTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(AccumulatorTest, MomentsAreThoseOfTheDefinition) {
   ThreadPool pool(GetParam());
-  StatisticsAccumulator accumulator(kShape, &pool);
+  StatisticsAccumulator accumulator(kShape, &pool, AvailableIsas().back());
   // Two sequences: one in chunks that cut through the sinks and exceed a slice, one short.
   std::vector<Chunk> chunks[2];
   for (int l = 0; l < 2; ++l) {
@@ -118,8 +118,8 @@ TEST_P(AccumulatorTest, MomentsAreThoseOfTheDefinition) {
 
 TEST_P(AccumulatorTest, AcrossHeadsRowsOfAllKvHeadsAreOne) {
   ThreadPool pool(GetParam());
-  StatisticsAccumulator alone(kShape, &pool);
-  StatisticsAccumulator across(kShape, &pool, /*across_heads=*/true);
+  StatisticsAccumulator alone(kShape, &pool, AvailableIsas().back());
+  StatisticsAccumulator across(kShape, &pool, AvailableIsas().back(), /*across_heads=*/true);
   const Chunk chunks[2] = {Chunk(kShape, 700, 0, 41), Chunk(kShape, 700, 0, 42)};
   for (int l = 0; l < 2; ++l) {
     alone.Observe(chunks[l].View(l));
@@ -149,7 +149,7 @@ TEST_P(AccumulatorTest, AcrossHeadsRowsOfAllKvHeadsAreOne) {
 
 TEST_P(AccumulatorTest, HistogramsCountEveryRowOnceWithoutSinks) {
   ThreadPool pool(GetParam());
-  StatisticsAccumulator accumulator(kShape, &pool);
+  StatisticsAccumulator accumulator(kShape, &pool, AvailableIsas().back());
   const Chunk first(kShape, 300, 0, 1), second(kShape, 300, 300, 1);
   for (const Chunk* chunk : {&first, &second}) {
     accumulator.Observe(chunk->View(0));
@@ -178,7 +178,7 @@ TEST_P(AccumulatorTest, HistogramsCountEveryRowOnceWithoutSinks) {
 TEST_P(AccumulatorTest, ValuesThatAreNotFiniteAreNamedByLayerAndKind) {
   ThreadPool pool(GetParam());
   for (const float bad : {std::numeric_limits<float>::infinity(), NAN, 1e30f}) {
-    StatisticsAccumulator accumulator(kShape, &pool);
+    StatisticsAccumulator accumulator(kShape, &pool, AvailableIsas().back());
     Chunk good(kShape, 20, 0, 1), damaged(kShape, 20, 0, 2);
     damaged.k_post[300] = bad;
     damaged.v[400] = bad;
@@ -194,7 +194,7 @@ TEST_P(AccumulatorTest, ValuesThatAreNotFiniteAreNamedByLayerAndKind) {
 
 TEST_P(AccumulatorTest, SinksAloneAreNotEnough) {
   ThreadPool pool(GetParam());
-  StatisticsAccumulator accumulator(kShape, &pool);
+  StatisticsAccumulator accumulator(kShape, &pool, AvailableIsas().back());
   const Chunk chunk(kShape, 4, 0, 1);
   accumulator.Observe(chunk.View(0));
   accumulator.Observe(chunk.View(1));

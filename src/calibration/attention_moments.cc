@@ -1,61 +1,23 @@
 #include "calibration/attention_moments.h"
 
-#include <Eigen/Dense>
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numeric>
 #include <utility>
 
 #include "base/random.h"
 #include "kernels/cpu/block_layout.h"
+#include "kernels/cpu/dense_product.h"
 
 namespace kvlathe {
 namespace {
 
-using RowMajorF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using StridedRows = Eigen::Map<const RowMajorF, 0, Eigen::OuterStride<>>;
-
 constexpr int kQueryTile = 128;
+constexpr int64_t kKeySlice = 256;
 // Keys drawn for each query to turn it back by: their positions are strata of its weights, so few
 // are enough.
 constexpr int kDrawnKeys = 4;
-
-// `rows` [n, d] weighted by `weights` [n] into sum and Gram matrix.
-void AddWeighted(const Eigen::Ref<const RowMajorF>& rows, const Eigen::VectorXf& weights,
-                 std::vector<double>* sum, std::vector<double>* gram) {
-  const Eigen::Index d = rows.cols();
-  const RowMajorF weighted = weights.cwiseSqrt().asDiagonal() * rows;
-  const RowMajorF product = weighted.transpose() * weighted;
-  const Eigen::RowVectorXf row_sum = weights.transpose() * rows;
-  for (Eigen::Index i = 0; i < d * d; ++i) (*gram)[i] += product.data()[i];
-  for (Eigen::Index i = 0; i < d; ++i) (*sum)[i] += row_sum[i];
-}
-
-// The weights that queries from `first_position` on give to whole blocks before their own are added
-// to those of the blocks.
-void AddBlockWeights(const RowMajorF& weights, int first_position, std::vector<double>* of_blocks) {
-  for (Eigen::Index t = 0; t < weights.rows(); ++t) {
-    const Eigen::Index n = (first_position + t - kCalibrationSinks) / kBlockSize;
-    for (Eigen::Index b = 0; b < n; ++b) {
-      (*of_blocks)[b] +=
-          weights.row(t).segment(kCalibrationSinks + b * kBlockSize, kBlockSize).sum();
-    }
-  }
-}
-
-// The mean Gram matrix of a block's rows less their mean, times the block's weight.
-void AddInBlocks(const Eigen::Ref<const RowMajorF>& rows, const std::vector<double>& of_blocks,
-                 std::vector<double>* gram) {
-  const Eigen::Index d = rows.cols();
-  for (size_t b = 0; b < of_blocks.size(); ++b) {
-    if (of_blocks[b] == 0) continue;
-    RowMajorF block = rows.middleRows(kCalibrationSinks + b * kBlockSize, kBlockSize);
-    block.rowwise() -= block.colwise().mean().eval();
-    const RowMajorF product = block.transpose() * block;
-    const double scale = of_blocks[b] / kBlockSize;
-    for (Eigen::Index i = 0; i < d * d; ++i) (*gram)[i] += scale * product.data()[i];
-  }
-}
 
 // A query as a key of this position sees it before RoPE: R^T q, where the key turns by R.
 void TurnBack(const float* query, const RopeTable& rope, int position, int dim, float* to) {
@@ -69,151 +31,302 @@ void TurnBack(const float* query, const RopeTable& rope, int position, int dim, 
   std::copy(query + 2 * half, query + dim, to + 2 * half);
 }
 
-struct WeightedRows {
-  RowMajorF rows;
-  Eigen::VectorXf weights;
-};
-
-// Each query turned back by kDrawnKeys positions in the place of all that it looks at, drawn from
-// as many strata of its weights [n, positions]. `first_position` is that of the first query.
-WeightedRows TurnQueriesBack(const Eigen::Ref<const RowMajorF>& queries, const RowMajorF& weights,
-                             const RopeTable& rope, int first_position, uint64_t seed) {
-  const auto dim = static_cast<int>(queries.cols());
-  WeightedRows turned{RowMajorF(queries.rows() * kDrawnKeys, dim),
-                      Eigen::VectorXf(queries.rows() * kDrawnKeys)};
-  for (Eigen::Index t = 0; t < queries.rows(); ++t) {
-    const RowMajorF query = queries.row(t);
-    const float* weight = &weights(t, 0);
-    double total = 0, before = 0;
-    for (Eigen::Index j = 0; j < weights.cols(); ++j) total += weight[j];
-    const double start = Random(seed, first_position + t).Uniform();
-    Eigen::Index at = 0;
-    for (int i = 0; i < kDrawnKeys; ++i) {
-      const double target = (i + start) / kDrawnKeys * total;
-      while (at + 1 < weights.cols() && before + weight[at] <= target) before += weight[at++];
-      const Eigen::Index row = t * kDrawnKeys + i;
-      TurnBack(query.data(), rope, static_cast<int>(at), dim, &turned.rows(row, 0));
-      turned.weights[row] = static_cast<float>(total / kDrawnKeys);
-    }
+// Rows of one KV head side by side.
+void GatherRows(const std::vector<float>& rows, Range tokens, int64_t n_heads, int64_t head_idx,
+                int64_t dim, std::vector<float>* to) {
+  to->resize((tokens.end - tokens.begin) * dim);
+  for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+    std::copy_n(&rows[(t * n_heads + head_idx) * dim], dim, &(*to)[(t - tokens.begin) * dim]);
   }
-  return turned;
 }
 
-// Scores of queries at `first_position` and after it become attention weights.
-void SoftmaxRows(int first_position, int window, float scale, RowMajorF* scores) {
-  for (Eigen::Index t = 0; t < scores->rows(); ++t) {
-    const Eigen::Index end = first_position + t + 1;
-    const Eigen::Index begin = window > 0 ? std::max<Eigen::Index>(0, end - window) : 0;
-    auto row = scores->row(t);
-    auto seen = row.segment(begin, end - begin);
-    const float max = seen.maxCoeff();
-    seen = ((seen.array() - max) * scale).exp().matrix();
-    seen /= seen.sum();
-    row.head(begin).setZero();
-    row.tail(scores->cols() - end).setZero();
+// A block's rows lose their mean.
+void CentreRows(int64_t n_rows, int64_t dim, float* rows) {
+  for (int64_t i = 0; i < dim; ++i) {
+    float mean = 0;
+    for (int64_t t = 0; t < n_rows; ++t) mean += rows[t * dim + i];
+    mean /= static_cast<float>(n_rows);
+    for (int64_t t = 0; t < n_rows; ++t) rows[t * dim + i] -= mean;
   }
+}
+
+// Adds x to `to` and up.
+float AddAndSum(const float* x, int n, float* to) {
+  constexpr int kLanes = 16;  // at a time, so that the compiler takes vectors
+  float sums[kLanes] = {}, sum = 0;
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int j = 0; j < kLanes; ++j) sums[j] += x[i + j];
+    for (int j = 0; j < kLanes; ++j) to[i + j] += x[i + j];
+  }
+  for (; i < n; ++i) sum += x[i], to[i] += x[i];
+  for (const float part : sums) sum += part;
+  return sum;
 }
 
 }  // namespace
 
-AttentionMoments::AttentionMoments(const StatisticsShape& shape, int window, RopeTable rope,
-                                   ThreadPool* pool)
-    : shape_(shape), window_(window), rope_(std::move(rope)), pool_(pool), rows_(shape.n_layers) {
-  // Products run on our workers; threads of Eigen beside them would fight for the cores.
-  Eigen::setNbThreads(1);
+void AttentionMoments::Sums::Add(const Sums& other) {
+  for (size_t i = 0; i < sum.size(); ++i) sum[i] += other.sum[i];
+  for (size_t i = 0; i < gram.size(); ++i) gram[i] += other.gram[i];
+}
 
-  const size_t d = shape.head_dim;
-  HeadSums zero;
-  for (auto* sum : {&zero.q_sum, &zero.k_sum, &zero.v_sum, &zero.q_pre_sum, &zero.k_pre_sum}) {
-    sum->resize(d);
-  }
-  for (auto* gram : {&zero.q_gram, &zero.k_gram, &zero.v_gram, &zero.q_pre_gram, &zero.k_pre_gram,
-                     &zero.k_in_blocks, &zero.k_pre_in_blocks}) {
-    gram->resize(d * d);
-  }
-  sums_.assign(int64_t{shape.n_layers} * shape.n_kv_heads, zero);
+AttentionMoments::AttentionMoments(const StatisticsShape& shape, const Options& options,
+                                   RopeTable rope, ThreadPool* pool, Isa isa)
+    : shape_(shape),
+      options_(options),
+      rope_(std::move(rope)),
+      pool_(pool),
+      kernels_(&GetElementwiseKernels(isa)),
+      rows_(shape.n_layers),
+      sums_(int64_t{shape.n_layers} * shape.n_kv_heads, HeadSums(shape.head_dim)),
+      query_heads_(shape.n_heads, QueryHead(shape.head_dim)),
+      workers_(pool->n_workers(), Worker(isa)) {
+  for (LayerRows& rows : rows_) rows.weights.resize(shape.n_kv_heads);
 }
 
 void AttentionMoments::Observe(const QkvView& view) {
+  if (view.positions[0] == 0) EndSequence(view.layer_idx);
   LayerRows& rows = rows_[view.layer_idx];
-  if (view.positions[0] == 0) rows = {};
   const int64_t n_values = int64_t{view.n_tokens} * shape_.n_kv_heads * shape_.head_dim;
   rows.k.insert(rows.k.end(), view.k_post, view.k_post + n_values);
   rows.k_pre.insert(rows.k_pre.end(), view.k_pre, view.k_pre + n_values);
   rows.v.insert(rows.v.end(), view.v, view.v + n_values);
   rope_.Extend(view.positions[view.n_tokens - 1] + 1);
+  SampleQueries(view);
+  std::atomic<int> next_head{0};
   pool_->Run([&](int worker_id) {
-    const Range heads = ShareOf(shape_.n_kv_heads, 1, worker_id, pool_->n_workers());
-    for (int64_t g = heads.begin; g < heads.end; ++g) {
-      AddHead(view, static_cast<int>(g), &sums_[int64_t{view.layer_idx} * shape_.n_kv_heads + g]);
+    for (int h = next_head++; h < shape_.n_heads; h = next_head++) {
+      AddQueryHead(view, h, &query_heads_[h], &workers_[worker_id]);
     }
   });
-  if (view.layer_idx != 0) return;
-  for (int t = 0; t < view.n_tokens; ++t) n_queries_ += view.positions[t] >= kCalibrationSinks;
+  pool_->Run([&](int worker_id) {
+    const Range heads = ShareOf(shape_.n_kv_heads, 1, worker_id, pool_->n_workers());
+    for (int64_t g = heads.begin; g < heads.end; ++g) AddGroup(view, static_cast<int>(g));
+  });
+  if (view.layer_idx == 0) n_queries_ += std::ssize(sampled_);
 }
 
-void AttentionMoments::AddHead(const QkvView& view, int kv_head_idx, HeadSums* sums) const {
-  const int d = shape_.head_dim, group = shape_.gqa_group();
-  const int n_keys = view.positions[view.n_tokens - 1] + 1;
-  const Eigen::OuterStride<> kv_stride(int64_t{shape_.n_kv_heads} * d);
-  const Eigen::OuterStride<> q_stride(int64_t{shape_.n_heads} * d);
+// Of every query_stride positions behind the sinks one, the same in all layers however a sequence
+// is cut.
+void AttentionMoments::SampleQueries(const QkvView& view) {
+  sampled_.clear();
+  const int stride = options_.query_stride;
+  for (int t = 0; t < view.n_tokens; ++t) {
+    const int behind_sinks = view.positions[t] - kCalibrationSinks;
+    if (behind_sinks < 0) continue;
+    const int drawn = static_cast<int>(Random(0, behind_sinks / stride).Below(stride));
+    if (behind_sinks % stride == drawn) sampled_.push_back(t);
+  }
+}
+
+void AttentionMoments::AddQueryHead(const QkvView& view, int head_idx, QueryHead* to,
+                                    Worker* worker) const {
+  const int d = shape_.head_dim, kv_head_idx = head_idx / shape_.gqa_group();
+  const int64_t kv_stride = int64_t{shape_.n_kv_heads} * d;
   const LayerRows& rows = rows_[view.layer_idx];
-  const StridedRows keys(rows.k.data() + kv_head_idx * d, n_keys, d, kv_stride);
-  const StridedRows keys_pre(rows.k_pre.data() + kv_head_idx * d, n_keys, d, kv_stride);
-  const StridedRows values(rows.v.data() + kv_head_idx * d, n_keys, d, kv_stride);
-  const int first_query = std::clamp(kCalibrationSinks - view.positions[0], 0, view.n_tokens);
-  const int n_sinks = std::min(kCalibrationSinks, n_keys);
-  Eigen::VectorXf key_weights = Eigen::VectorXf::Zero(n_keys);
-  std::vector<double> block_weights(std::max(0, n_keys - kCalibrationSinks) / kBlockSize);
+  const int n_known = view.positions[view.n_tokens - 1] + 1;
+  *to = QueryHead(d);
+  to->weights.of_keys.resize(n_known);
+  to->weights.of_blocks.resize(std::max(0, n_known - kCalibrationSinks) / kBlockSize);
+  const int n_sampled = static_cast<int>(sampled_.size());
+  for (int begin = 0; begin < n_sampled; begin += kQueryTile) {
+    const int n = std::min(kQueryTile, n_sampled - begin);
+    const int n_keys = view.positions[sampled_[begin + n - 1]] + 1;
+    worker->queries.resize(int64_t{n} * d);
+    for (int i = 0; i < n; ++i) {
+      const int64_t row = int64_t{sampled_[begin + i]} * shape_.n_heads + head_idx;
+      std::copy_n(view.q_post + row * d, d, &worker->queries[int64_t{i} * d]);
+    }
+    worker->scores.resize(int64_t{n} * n_keys);
+    Multiply({.n_rows = n,
+              .n_columns = n_keys,
+              .n_inner = d,
+              .a = worker->queries.data(),
+              .a_stride = d,
+              .b = rows.k.data() + int64_t{kv_head_idx} * d,
+              .b_stride = kv_stride,
+              .is_b_transposed = true,
+              .c = worker->scores.data(),
+              .c_stride = n_keys});
+    for (int i = 0; i < n; ++i) {
+      const int end = view.positions[sampled_[begin + i]] + 1;
+      const int first = options_.window > 0 ? std::max(0, end - options_.window) : 0;
+      float* const row = &worker->scores[int64_t{i} * n_keys];
+      std::fill(row, row + first, 0.0f);
+      kernels_->softmax(row + first, end - first, 1 / std::sqrt(static_cast<float>(d)));
+      std::fill(row + end, row + n_keys, 0.0f);
+    }
+    worker->outputs.resize(int64_t{n} * d);
+    Multiply({.n_rows = n,
+              .n_columns = d,
+              .n_inner = n_keys,
+              .a = worker->scores.data(),
+              .a_stride = n_keys,
+              .b = rows.v.data() + int64_t{kv_head_idx} * d,
+              .b_stride = kv_stride,
+              .c = worker->outputs.data(),
+              .c_stride = d});
+    worker->adder.Add(worker->outputs.data(), n, d, to->v.to());
+    worker->query_weights.clear();
+    worker->turned.clear();
+    worker->turned_weights.clear();
+    const uint64_t seed = static_cast<uint64_t>(view.layer_idx) * shape_.n_heads + head_idx;
+    for (int i = 0; i < n; ++i) {
+      const float* const row = &worker->scores[int64_t{i} * n_keys];
+      const int position = view.positions[sampled_[begin + i]];
+      WeighKeys(row, n_keys, position, &to->weights, worker);
+      TurnQueryBack(&worker->queries[int64_t{i} * d], row, position, seed, worker);
+    }
+    worker->adder.AddWeighted(worker->queries.data(), worker->query_weights.data(), n, d,
+                              to->q.to());
+    worker->adder.AddWeighted(worker->turned.data(), worker->turned_weights.data(), n * kDrawnKeys,
+                              d, to->q_pre.to());
+  }
+}
+
+// What a query gives to the keys behind the sinks, by key and by block; all together is its own
+// weight. Leaves what it gives to each stretch of a block's length in block_sums.
+void AttentionMoments::WeighKeys(const float* weights, int n_keys, int position, KeyWeights* to,
+                                 Worker* worker) const {
+  const int n_whole = (position - kCalibrationSinks) / kBlockSize;  // behind which the query is
+  worker->block_sums.clear();
+  float total = 0;
+  for (int begin = kCalibrationSinks; begin <= position; begin += kBlockSize) {
+    const int end = std::min({begin + kBlockSize, position + 1, n_keys});
+    const float sum = AddAndSum(weights + begin, end - begin, &to->of_keys[begin]);
+    const int block = static_cast<int>(worker->block_sums.size());
+    if (block < n_whole) to->of_blocks[block] += sum;
+    worker->block_sums.push_back(sum);
+    total += sum;
+  }
+  worker->query_weights.push_back(total);
+}
+
+// Turns a query back by kDrawnKeys positions in the place of all that it looks at, drawn from as
+// many strata of its weights.
+void AttentionMoments::TurnQueryBack(const float* query, const float* weights, int position,
+                                     uint64_t seed, Worker* worker) const {
+  const float total = worker->query_weights.back();
+  const double start = Random(seed, position).Uniform();
+  const std::vector<float>& block_sums = worker->block_sums;
+  size_t block = 0;
+  double before = 0;  // what lies before the block
+  for (int i = 0; i < kDrawnKeys; ++i) {
+    const double target = (i + start) / kDrawnKeys * total;
+    while (block + 1 < block_sums.size() && before + block_sums[block] <= target) {
+      before += block_sums[block++];
+    }
+    int at = kCalibrationSinks + static_cast<int>(block) * kBlockSize;
+    const int last = std::min(at + kBlockSize - 1, position);
+    double sum = before;
+    while (at < last && sum + weights[at] <= target) sum += weights[at++];
+    const size_t row = worker->turned.size();
+    worker->turned.resize(row + shape_.head_dim);
+    TurnBack(query, rope_, at, shape_.head_dim, &worker->turned[row]);
+    worker->turned_weights.push_back(total / kDrawnKeys);
+  }
+}
+
+void AttentionMoments::AddGroup(const QkvView& view, int kv_head_idx) {
+  const int group = shape_.gqa_group();
+  HeadSums& sums = sums_[int64_t{view.layer_idx} * shape_.n_kv_heads + kv_head_idx];
+  KeyWeights& weights = rows_[view.layer_idx].weights[kv_head_idx];
   for (int h = kv_head_idx * group; h < (kv_head_idx + 1) * group; ++h) {
-    for (int begin = first_query; begin < view.n_tokens; begin += kQueryTile) {
-      const int n = std::min(kQueryTile, view.n_tokens - begin);
-      const StridedRows queries(view.q_post + (int64_t{begin} * shape_.n_heads + h) * d, n, d,
-                                q_stride);
-      RowMajorF weights = queries * keys.transpose();
-      SoftmaxRows(view.positions[begin], window_, 1 / std::sqrt(static_cast<float>(d)), &weights);
-      const RowMajorF outputs = weights * values;
-      AddWeighted(outputs, Eigen::VectorXf::Ones(n), &sums->v_sum, &sums->v_gram);
-      weights.leftCols(n_sinks).setZero();
-      AddWeighted(queries, weights.rowwise().sum(), &sums->q_sum, &sums->q_gram);
-      const WeightedRows turned =
-          TurnQueriesBack(queries, weights, rope_, view.positions[begin],
-                          static_cast<uint64_t>(view.layer_idx) * shape_.n_heads + h);
-      AddWeighted(turned.rows, turned.weights, &sums->q_pre_sum, &sums->q_pre_gram);
-      key_weights += weights.colwise().sum().transpose();
-      AddBlockWeights(weights, view.positions[begin], &block_weights);
+    const QueryHead& head = query_heads_[h];
+    sums.q.Add(head.q);
+    sums.v.Add(head.v);
+    sums.q_pre.Add(head.q_pre);
+    weights.of_keys.resize(head.weights.of_keys.size());
+    weights.of_blocks.resize(head.weights.of_blocks.size());
+    for (size_t j = 0; j < weights.of_keys.size(); ++j) {
+      weights.of_keys[j] += head.weights.of_keys[j];
+    }
+    for (size_t b = 0; b < weights.of_blocks.size(); ++b) {
+      weights.of_blocks[b] += head.weights.of_blocks[b];
     }
   }
-  AddWeighted(keys, key_weights, &sums->k_sum, &sums->k_gram);
-  AddWeighted(keys_pre, key_weights, &sums->k_pre_sum, &sums->k_pre_gram);
-  sums->k_weight += key_weights.sum();
-  AddInBlocks(keys, block_weights, &sums->k_in_blocks);
-  AddInBlocks(keys_pre, block_weights, &sums->k_pre_in_blocks);
-  sums->block_weight += std::accumulate(block_weights.begin(), block_weights.end(), 0.0);
 }
 
-void AttentionMoments::Finish(CalibrationStatistics* statistics) const {
+void AttentionMoments::EndSequence(int layer_idx) {
+  LayerRows& rows = rows_[layer_idx];
+  if (rows.k.empty()) return;
+  std::atomic<int> next_task{0};  // keys of a head after RoPE, or before it
+  pool_->Run([&](int worker_id) {
+    Worker* const worker = &workers_[worker_id];
+    for (int i = next_task++; i < 2 * shape_.n_kv_heads; i = next_task++) {
+      const int g = i / 2;
+      HeadSums& sums = sums_[int64_t{layer_idx} * shape_.n_kv_heads + g];
+      if (i % 2 == 0) {
+        AddKeys(rows.k, g, rows.weights[g], &sums.k, &sums.blocks, worker);
+      } else {
+        AddKeys(rows.k_pre, g, rows.weights[g], &sums.k_pre, &sums.pre_blocks, worker);
+      }
+    }
+  });
+  for (int g = 0; g < shape_.n_kv_heads; ++g) {
+    HeadSums& sums = sums_[int64_t{layer_idx} * shape_.n_kv_heads + g];
+    KeyWeights& weights = rows.weights[g];
+    const auto sum = [](const auto& x) { return std::accumulate(x.begin(), x.end(), 0.0); };
+    sums.k_weight += sum(weights.of_keys);
+    sums.block_weight += sum(weights.of_blocks);
+    weights = {};
+  }
+  // Their memory stays for the next sequence.
+  for (std::vector<float>* values : {&rows.k, &rows.k_pre, &rows.v}) values->clear();
+}
+
+void AttentionMoments::AddKeys(const std::vector<float>& keys, int kv_head_idx,
+                               const KeyWeights& weights, Sums* to, Sums* in_blocks,
+                               Worker* worker) const {
+  const int64_t d = shape_.head_dim, n_heads = shape_.n_kv_heads;
+  const int64_t n_keys = std::ssize(weights.of_keys);
+  for (int64_t begin = 0; begin < n_keys; begin += kKeySlice) {
+    const Range slice = {begin, std::min(begin + kKeySlice, n_keys)};
+    GatherRows(keys, slice, n_heads, kv_head_idx, d, &worker->keys);
+    worker->adder.AddWeighted(worker->keys.data(), &weights.of_keys[begin], slice.end - begin, d,
+                              to->to());
+  }
+  for (int64_t b = 0; b < std::ssize(weights.of_blocks); ++b) {
+    if (weights.of_blocks[b] == 0) continue;
+    const int64_t begin = kCalibrationSinks + b * kBlockSize;
+    GatherRows(keys, {begin, begin + kBlockSize}, n_heads, kv_head_idx, d, &worker->keys);
+    CentreRows(kBlockSize, d, worker->keys.data());
+    worker->adder.Add(worker->keys.data(), kBlockSize, d, in_blocks->to(),
+                      weights.of_blocks[b] / kBlockSize);
+  }
+}
+
+void AttentionMoments::Finish(CalibrationStatistics* statistics) {
+  for (int l = 0; l < shape_.n_layers; ++l) EndSequence(l);
   const int64_t d = shape_.head_dim;
-  const auto put = [](const std::vector<double>& from, double total, int64_t first,
-                      std::vector<float>* to) {
+  const auto put_gram = [d](const Sums& sums, double total, int64_t head_idx,
+                            std::vector<float>* to) {
     const double scale = total > 0 ? 1 / total : 0;
-    for (size_t i = 0; i < from.size(); ++i) (*to)[first + i] = static_cast<float>(from[i] * scale);
+    float* const gram = to->data() + head_idx * d * d;
+    for (int64_t i = 0; i < d; ++i) {
+      for (int64_t j = 0; j <= i; ++j) {
+        gram[i * d + j] = gram[j * d + i] = static_cast<float>(sums.gram[i * d + j] * scale);
+      }
+    }
+  };
+  const auto put = [&](const Sums& sums, double total, int64_t head_idx, HeadMoments* to) {
+    const double scale = total > 0 ? 1 / total : 0;
+    for (int64_t i = 0; i < d; ++i) {
+      to->mean[head_idx * d + i] = static_cast<float>(sums.sum[i] * scale);
+    }
+    put_gram(sums, total, head_idx, &to->gram);
   };
   const auto n_queries = static_cast<double>(n_queries_);
   for (int64_t h = 0; h < std::ssize(sums_); ++h) {
     const HeadSums& sums = sums_[h];
-    put(sums.q_sum, n_queries, h * d, &statistics->attended_q.mean);
-    put(sums.q_gram, n_queries, h * d * d, &statistics->attended_q.gram);
-    put(sums.k_sum, sums.k_weight, h * d, &statistics->attended_k.mean);
-    put(sums.k_gram, sums.k_weight, h * d * d, &statistics->attended_k.gram);
-    put(sums.q_pre_sum, n_queries, h * d, &statistics->attended_q_pre.mean);
-    put(sums.q_pre_gram, n_queries, h * d * d, &statistics->attended_q_pre.gram);
-    put(sums.k_pre_sum, sums.k_weight, h * d, &statistics->attended_k_pre.mean);
-    put(sums.k_pre_gram, sums.k_weight, h * d * d, &statistics->attended_k_pre.gram);
-    put(sums.k_in_blocks, sums.block_weight, h * d * d, &statistics->k_in_blocks);
-    put(sums.k_pre_in_blocks, sums.block_weight, h * d * d, &statistics->k_pre_in_blocks);
-    put(sums.v_sum, n_queries * shape_.gqa_group(), h * d, &statistics->attended_v.mean);
-    put(sums.v_gram, n_queries * shape_.gqa_group(), h * d * d, &statistics->attended_v.gram);
+    put(sums.q, n_queries, h, &statistics->attended_q);
+    put(sums.k, sums.k_weight, h, &statistics->attended_k);
+    put(sums.q_pre, n_queries, h, &statistics->attended_q_pre);
+    put(sums.k_pre, sums.k_weight, h, &statistics->attended_k_pre);
+    put(sums.v, n_queries * shape_.gqa_group(), h, &statistics->attended_v);
+    put_gram(sums.blocks, sums.block_weight, h, &statistics->k_in_blocks);
+    put_gram(sums.pre_blocks, sums.block_weight, h, &statistics->k_pre_in_blocks);
   }
 }
 

@@ -1,49 +1,97 @@
 // Second moments as attention weighs them: what an error of a stored row does to its output.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
+#include "base/cpu_features.h"
 #include "base/threads.h"
+#include "calibration/gram_sums.h"
 #include "kv/basis/statistics.h"
 #include "model/observer.h"
 #include "model/rope.h"
 
 namespace kvlathe {
 
-// Follows one sequence after another, in any chunks. Cost per token, layer and query head: 4
-// head_dim multiply-adds for every position before it. Memory: the keys, before and after RoPE, and
-// values of one sequence in f32 (n_layers * n_kv_heads * head_dim * 12 bytes per token).
+// Follows one sequence after another, in any chunks. Cost per token, layer and query head: 2
+// head_dim multiply-adds for every position before it, divided by query_stride. Memory: the keys,
+// before and after RoPE, and values of one sequence in f32 (n_layers * n_kv_heads * head_dim * 12
+// bytes per token). The sums do not depend on the number of workers.
 class AttentionMoments : public QkvObserver {
  public:
-  // `window`: a query sees that many positions, its own counted; 0: all. `rope`: the model's.
-  AttentionMoments(const StatisticsShape& shape, int window, RopeTable rope, ThreadPool* pool);
+  struct Options {
+    int window = 0;  // a query sees that many positions, its own counted; 0: all
+    // One query of so many positions counts, at random among them. Neighbours look at much the same
+    // keys, so a long text loses little.
+    int query_stride = 1;
+  };
+  // `rope`: the model's.
+  AttentionMoments(const StatisticsShape& shape, const Options& options, RopeTable rope,
+                   ThreadPool* pool, Isa isa);
 
   // Rows that are not finite leave moments that are not: AnalyseLathe reports them.
   void Observe(const QkvView& view) override;
 
-  // Fills the attended moments of `statistics`.
-  void Finish(CalibrationStatistics* statistics) const;
+  // Fills the attended moments of `statistics`, once.
+  void Finish(CalibrationStatistics* statistics);
 
  private:
+  struct Sums {
+    explicit Sums(int64_t d) : sum(d), gram(d * d) {}
+    void Add(const Sums& other);
+    GramSums to() { return {sum.data(), gram.data()}; }
+    std::vector<double> sum, gram;
+  };
+  struct KeyWeights {  // that the keys of a KV head got in the sequence so far
+    std::vector<float> of_keys;
+    std::vector<double> of_blocks;  // behind the sinks, from queries behind the block
+  };
   struct LayerRows {  // of the sequence so far, [n_tokens, n_kv_heads, head_dim]
     std::vector<float> k, k_pre, v;
+    std::vector<KeyWeights> weights;  // [n_kv_heads]
   };
   struct HeadSums {  // of one layer and KV head
-    std::vector<double> q_sum, q_gram, k_sum, k_gram, v_sum, v_gram;
-    std::vector<double> q_pre_sum, q_pre_gram, k_pre_sum, k_pre_gram;
-    std::vector<double> k_in_blocks, k_pre_in_blocks;
+    explicit HeadSums(int64_t d) : q(d), k(d), v(d), q_pre(d), k_pre(d), blocks(d), pre_blocks(d) {}
+    Sums q, k, v, q_pre, k_pre;
+    Sums blocks, pre_blocks;  // of keys less the mean of their block; no sum
     double k_weight = 0, block_weight = 0;
   };
+  struct QueryHead {  // what one query head adds in a view
+    explicit QueryHead(int64_t d) : q(d), v(d), q_pre(d) {}
+    Sums q, v, q_pre;
+    KeyWeights weights;
+  };
+  struct Worker {
+    explicit Worker(Isa isa) : adder(isa) {}
+    GramAdder adder;
+    std::vector<float> queries, scores, outputs, query_weights, turned, turned_weights;
+    std::vector<float> block_sums;
+    std::vector<float> keys;
+  };
 
-  void AddHead(const QkvView& view, int kv_head_idx, HeadSums* sums) const;
+  void SampleQueries(const QkvView& view);
+  void AddQueryHead(const QkvView& view, int head_idx, QueryHead* to, Worker* worker) const;
+  void WeighKeys(const float* weights, int n_keys, int position, KeyWeights* to,
+                 Worker* worker) const;
+  void TurnQueryBack(const float* query, const float* weights, int position, uint64_t seed,
+                     Worker* worker) const;
+  void AddGroup(const QkvView& view, int kv_head_idx);
+  // Adds the keys of the sequence that has ended and forgets its rows.
+  void EndSequence(int layer_idx);
+  void AddKeys(const std::vector<float>& keys, int kv_head_idx, const KeyWeights& weights, Sums* to,
+               Sums* in_blocks, Worker* worker) const;
 
   StatisticsShape shape_;
-  int window_;
+  Options options_;
   RopeTable rope_;
   ThreadPool* pool_;
-  std::vector<LayerRows> rows_;  // [n_layers]
-  std::vector<HeadSums> sums_;   // [n_layers * n_kv_heads]
-  int64_t n_queries_ = 0;        // positions behind the sinks, in layer 0
+  const ElementwiseKernels* kernels_;
+  std::vector<LayerRows> rows_;         // [n_layers]
+  std::vector<HeadSums> sums_;          // [n_layers * n_kv_heads]
+  std::vector<QueryHead> query_heads_;  // [n_heads], of the view
+  std::vector<Worker> workers_;
+  std::vector<int> sampled_;  // tokens of the view whose queries count
+  int64_t n_queries_ = 0;     // in layer 0
 };
 
 }  // namespace kvlathe

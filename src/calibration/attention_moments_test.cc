@@ -116,7 +116,8 @@ class AttentionMomentsTest : public ::testing::TestWithParam<int> {};
 TEST_P(AttentionMomentsTest, AreThoseOfTheDefinitionHoweverASequenceIsCut) {
   const int window = GetParam();
   ThreadPool pool(2);
-  AttentionMoments attention(kShape, window, RopeTable({}, 0), &pool);
+  AttentionMoments attention(kShape, {.window = window}, RopeTable({}, 0), &pool,
+                             AvailableIsas().back());
   std::vector<std::vector<Sequence>> layers(2);
   for (int l = 0; l < 2; ++l) {
     layers[l] = {RandomSequence(300, 10 + l), RandomSequence(3, 20 + l),
@@ -158,6 +159,55 @@ TEST_P(AttentionMomentsTest, AreThoseOfTheDefinitionHoweverASequenceIsCut) {
       ExpectNear(statistics.attended_k_pre, 2 * l + g, expected.k, expected.k.weight);
     }
   }
+}
+
+// Moments of 1500 tokens of which one query in `stride` counts, seen in chunks of `chunk`.
+CalibrationStatistics Sampled(const Sequence& rows, int stride, int chunk, int n_workers) {
+  ThreadPool pool(n_workers);
+  AttentionMoments attention(kShape, {.query_stride = stride}, RopeTable({}, 0), &pool,
+                             AvailableIsas().back());
+  for (int begin = 0; begin < rows.n_tokens; begin += chunk) {
+    const int n = std::min(chunk, rows.n_tokens - begin);
+    std::vector<int> positions(n);
+    std::iota(positions.begin(), positions.end(), begin);
+    const float* q = rows.q.data() + begin * 4 * 8;
+    const float* k = rows.k.data() + begin * 2 * 8;
+    for (int l = 0; l < 2; ++l) {
+      attention.Observe({l, n, positions.data(), q, q, k, k, rows.v.data() + begin * 2 * 8});
+    }
+  }
+  CalibrationStatistics statistics = MakeStatistics(kShape);
+  attention.Finish(&statistics);
+  return statistics;
+}
+
+double Distance(const std::vector<float>& from, const std::vector<float>& to) {
+  double square = 0, norm = 0;
+  for (size_t i = 0; i < from.size(); ++i) {
+    square += std::pow(from[i] - to[i], 2);
+    norm += std::pow(from[i], 2);
+  }
+  return std::sqrt(square / norm);
+}
+
+TEST(SampledMomentsTest, AFewQueriesStandForAllHoweverASequenceIsCut) {
+  const Sequence rows = RandomSequence(1500, 40);
+  const CalibrationStatistics all = Sampled(rows, 1, 512, 2), few = Sampled(rows, 4, 512, 2);
+  const auto distances = [&](const CalibrationStatistics& from, const CalibrationStatistics& to) {
+    return std::vector<double>{Distance(from.attended_q.gram, to.attended_q.gram),
+                               Distance(from.attended_k.gram, to.attended_k.gram),
+                               Distance(from.attended_v.gram, to.attended_v.gram),
+                               Distance(from.attended_q_pre.gram, to.attended_q_pre.gram),
+                               Distance(from.attended_k_pre.gram, to.attended_k_pre.gram),
+                               Distance(from.k_in_blocks, to.k_in_blocks)};
+  };
+  for (const double distance : distances(all, few)) {
+    EXPECT_GT(distance, 1e-4);
+    EXPECT_LT(distance, 0.15);
+  }
+  // Tiles of queries end elsewhere: no more than rounding.
+  for (const double distance : distances(few, Sampled(rows, 4, 100, 1))) EXPECT_LT(distance, 1e-5);
+  EXPECT_EQ(few.attended_v.gram, Sampled(rows, 4, 512, 3).attended_v.gram);
 }
 
 // The first 6 of 8 channels turn, and grow by a quarter.
@@ -224,7 +274,7 @@ TEST_P(TurnedMomentsTest, QueriesAreAsTheKeysTheyLookAtSeeThem) {
     }
   }
   ThreadPool pool(2);
-  AttentionMoments attention(kShape, 0, RopeTable(kRope, kTurned), &pool);
+  AttentionMoments attention(kShape, {}, RopeTable(kRope, kTurned), &pool, AvailableIsas().back());
   std::vector<int> positions(s.n_tokens);
   std::iota(positions.begin(), positions.end(), 0);
   for (int l = 0; l < 2; ++l) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cpu_features.h"
 #include "base/status.h"
 #include "base/threads.h"
 #include "kv/basis/statistics.h"
@@ -50,14 +51,23 @@ struct CalibrationJob {
   TokenSequences sequences;
   bool across_heads = false;  // statistics across the KV heads of a layer too (G- and J-LRD)
   ThreadPool* pool = nullptr;
+  Isa isa = Isa::kScalar;  // of the kernels that sum up
   // Runs one sequence from position 0 on an uncompressed cache and shows every layer to the
   // observer.
   std::function<Status(std::span<const int32_t> token_ids, QkvObserver* observer)> forward;
-  std::function<void(int64_t n_done, int64_t n_tokens)> on_progress;  // may be null
+  std::function<void(double fraction)> on_progress;  // often; may be null
+};
+
+// Seconds that parts of calibration took.
+struct CalibrationTimes {
+  double forward = 0;    // the model alone
+  double moments = 0;    // of all rows
+  double attention = 0;  // as attention weighs rows
 };
 
 // Errors: those of `forward`; kDataLoss naming the layer if the model computes values that are not
 // finite.
-StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job);
+StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job,
+                                          CalibrationTimes* times = nullptr);
 
 }  // namespace kvlathe

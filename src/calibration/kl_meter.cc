@@ -1,11 +1,11 @@
 #include "calibration/kl_meter.h"
 
 #include <algorithm>
-#include <cmath>
 #include <deque>
 #include <numeric>
 #include <utility>
 
+#include "kernels/cpu/elementwise.h"
 #include "kv/basis/probes.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/sequence_cache.h"
@@ -16,23 +16,8 @@ namespace {
 
 // Bytes for the caches of a few short texts: far more than any shape takes.
 constexpr int64_t kCacheBytes = int64_t{16} << 30;
-
-double LogOfSum(std::span<const float> logits, float max) {
-  double sum = 0;
-  for (const float x : logits) sum += std::exp(double{x} - max);
-  return max + std::log(sum);
-}
-
-double KlOfRow(std::span<const float> from, std::span<const float> to) {
-  const double from_norm = LogOfSum(from, *std::max_element(from.begin(), from.end()));
-  const double to_norm = LogOfSum(to, *std::max_element(to.begin(), to.end()));
-  double kl = 0;
-  for (size_t i = 0; i < from.size(); ++i) {
-    const double log_p = from[i] - from_norm;
-    kl += std::exp(log_p) * (log_p - (to[i] - to_norm));
-  }
-  return kl;
-}
+// Logits of so many tokens at a time: their rows are as long as the vocabulary.
+constexpr int64_t kScoredTokens = 128;
 
 }  // namespace
 
@@ -49,36 +34,40 @@ StatusOr<std::unique_ptr<KlMeter>> KlMeter::Create(std::shared_ptr<ModelWeights>
   meter->texts_ = std::move(texts);
   meter->pool_ = pool;
   meter->isa_ = isa;
-  KVL_ASSIGN_OR_RETURN(meter->logits_, meter->Logits(nullptr, kAllLayers));
+  KVL_ASSIGN_OR_RETURN(auto model, meter->MakeModel(nullptr));
+  KVL_RETURN_IF_ERROR(meter->SetReference(std::move(model), &meter->whole_));
   return meter;
 }
 
-StatusOr<std::vector<float>> KlMeter::Logits(const ModelBasis* basis, int first_layer) {
-  const int64_t n_texts = std::ssize(texts_), n_scored = n_tokens() - n_context();
+bool KlMeter::SplitsBits(const ModelBasis* basis) const {
+  return basis != nullptr && basis->heads[0].k_bits != BitSplit{};
+}
+
+StatusOr<std::unique_ptr<Model>> KlMeter::MakeModel(const ModelBasis* basis) {
   SealPlan seal;
-  seal.format.splits_bits = basis != nullptr && basis->heads[0].k_bits != BitSplit{};
+  seal.format.splits_bits = SplitsBits(basis);
   seal.prompt_run = kBlockSize;
   // Of a short text less, or nothing of it would be sealed.
   seal.newest = std::min(kProbeNewest, static_cast<int>(n_tokens() / 8));
-  const bool is_split = seal.format.splits_bits;
-  KVL_ASSIGN_OR_RETURN(auto model, Model::Create(weights_, basis, kCalibrationSinks, pool_, isa_,
-                                                 is_split ? &seal : nullptr));
-  Reference& reference = is_split ? split_[!basis->heads[0].key_way_back.empty()] : whole_;
-  const bool is_reference = is_split ? first_layer == kAllLayers : reference.model == nullptr;
-  first_layer = std::max(first_layer, 0);
-  if (is_reference) reference = {};
+  return Model::Create(weights_, basis, kCalibrationSinks, pool_, isa_,
+                       seal.format.splits_bits ? &seal : nullptr);
+}
+
+Status KlMeter::RunTexts(Model* model, int first_layer, const Reference* from,
+                         std::vector<std::vector<float>>* streams, const LogitsSink& sink) {
+  const int64_t n_texts = std::ssize(texts_), n_scored = n_tokens() - n_context();
   BlockPool blocks(kCacheBytes);
   std::deque<SequenceCache> caches;
   for (int64_t i = 0; i < n_texts; ++i) {
     caches.emplace_back(&model->layout(), &blocks).set_n_prompt(n_tokens());
   }
-  const int64_t n_vocab = weights_->config().vocab_size;
   const int64_t floats_per_token = n_texts * weights_->config().hidden_dim;
-  std::vector<float> logits(n_texts * n_scored * n_vocab);
   for (int64_t begin = 0; begin < n_tokens();) {
     const bool is_scored = begin >= n_context();
-    const int64_t end = std::min(NextSealPoint(model->layout(), begin, n_tokens()),
-                                 is_scored ? n_tokens() : n_context());
+    const int64_t limit =
+        is_scored ? begin + std::max<int64_t>(1, kScoredTokens / n_texts) : n_context();
+    const int64_t end =
+        std::min({NextSealPoint(model->layout(), begin, n_tokens()), limit, n_tokens()});
     const int64_t n = end - begin;
     std::vector<SequenceStep> steps;
     for (int64_t i = 0; i < n_texts; ++i) {
@@ -86,36 +75,60 @@ StatusOr<std::vector<float>> KlMeter::Logits(const ModelBasis* basis, int first_
       steps.push_back({&caches[i], std::span(texts_[i]).subspan(begin, n),
                        is_scored ? SequenceStep::Logits::kAll : SequenceStep::Logits::kNone});
     }
-    if (is_reference) {
-      KVL_RETURN_IF_ERROR(model->Forward(steps, nullptr, &reference.streams));
+    if (from == nullptr) {
+      KVL_RETURN_IF_ERROR(model->Forward(steps, nullptr, streams));
     } else {
-      const std::span<const float> stream = reference.streams[first_layer];
+      const std::span<const float> stream = from->streams[first_layer];
       KVL_RETURN_IF_ERROR(model->ForwardFrom(
           first_layer, stream.subspan(begin * floats_per_token, n * floats_per_token), steps));
     }
     // Steps are as long as the basis lets them be: by text, logits of any two bases line up.
-    for (int64_t i = 0; is_scored && i < model->n_logit_rows(); ++i) {
-      const int64_t row = i / n * n_scored + begin - n_context() + i % n;
-      std::ranges::copy(model->logits(i), logits.begin() + row * n_vocab);
-    }
+    pool_->Run([&](int worker_id) {
+      const Range rows = ShareOf(model->n_logit_rows(), 1, worker_id, pool_->n_workers());
+      for (int64_t i = rows.begin; i < rows.end; ++i) {
+        sink(i / n * n_scored + begin - n_context() + i % n, model->logits(i));
+      }
+    });
     begin = end;
   }
-  if (is_reference) reference.model = std::move(model);
-  return logits;
+  return OkStatus();
+}
+
+Status KlMeter::SetReference(std::unique_ptr<Model> model, Reference* reference) {
+  *reference = {};
+  const int64_t n_vocab = weights_->config().vocab_size;
+  reference->logits.resize(n_rows() * n_vocab);
+  KVL_RETURN_IF_ERROR(RunTexts(model.get(), 0, nullptr, &reference->streams,
+                               [&](int64_t row, std::span<const float> logits) {
+                                 std::ranges::copy(logits, &reference->logits[row * n_vocab]);
+                               }));
+  reference->model = std::move(model);
+  return OkStatus();
 }
 
 StatusOr<double> KlMeter::Measure(const ModelBasis& basis, int first_layer) {
-  KVL_ASSIGN_OR_RETURN(const std::vector<float> logits, Logits(&basis, first_layer));
-  const size_t n_vocab = weights_->config().vocab_size, n_rows = logits.size() / n_vocab;
-  std::vector<double> kl(n_rows);
-  pool_->Run([&](int worker_id) {
-    const Range rows = ShareOf(static_cast<int64_t>(n_rows), 1, worker_id, pool_->n_workers());
-    for (int64_t i = rows.begin; i < rows.end; ++i) {
-      kl[i] = KlOfRow(std::span(logits_).subspan(i * n_vocab, n_vocab),
-                      std::span(logits).subspan(i * n_vocab, n_vocab));
-    }
-  });
-  return std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(n_rows);
+  const bool is_split = SplitsBits(&basis);
+  Reference* const reference = is_split ? &split_[basis.has_latent_keys()] : &whole_;
+  const int64_t n_vocab = weights_->config().vocab_size;
+  const ElementwiseKernels& kernels = GetElementwiseKernels(isa_);
+  std::vector<double> kl(n_rows());
+  KVL_ASSIGN_OR_RETURN(auto model, MakeModel(&basis));
+  if (is_split && first_layer == kAllLayers) {
+    KVL_RETURN_IF_ERROR(SetReference(std::move(model), reference));
+    pool_->Run([&](int worker_id) {
+      const Range rows = ShareOf(n_rows(), 1, worker_id, pool_->n_workers());
+      for (int64_t i = rows.begin; i < rows.end; ++i) {
+        kl[i] = kernels.kl(&whole_.logits[i * n_vocab], &reference->logits[i * n_vocab], n_vocab);
+      }
+    });
+  } else {
+    KVL_RETURN_IF_ERROR(RunTexts(model.get(), std::max(first_layer, 0), reference, nullptr,
+                                 [&](int64_t row, std::span<const float> logits) {
+                                   kl[row] = kernels.kl(&reference->logits[row * n_vocab],
+                                                        logits.data(), n_vocab);
+                                 }));
+  }
+  return std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(n_rows());
 }
 
 }  // namespace kvlathe

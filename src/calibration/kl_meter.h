@@ -1,7 +1,9 @@
 // How far a model with a basis is from the uncompressed model.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/cpu_features.h"
@@ -12,9 +14,9 @@
 
 namespace kvlathe {
 
-// The KL divergence of a model with a basis from the uncompressed model, on texts that run side by
+// The KL divergence of a model with a basis from a model like it without, on texts that run side by
 // side. Keeps the latter's logits of the second half of each: 4 bytes per token and vocabulary
-// entry. And of each kind of basis what went into the layers: 4 bytes per token, channel and layer.
+// entry. And what went into its layers: 4 bytes per token, channel and layer.
 class KlMeter {
  public:
   static constexpr int kAllLayers = -1;
@@ -23,30 +25,41 @@ class KlMeter {
   static StatusOr<std::unique_ptr<KlMeter>> Create(std::shared_ptr<ModelWeights> weights,
                                                    TokenSequences texts, ThreadPool* pool, Isa isa);
 
-  // Nats per token, the mean of all texts. Before first_layer a basis leaves rows as they are; one
-  // that splits bits does not differ there from the last of its kind (after RoPE, of latents) that
-  // was measured with kAllLayers. Costs a forward over the texts from there on and folding. Where
-  // bits are split, what lies 64 positions behind is sealed.
+  // Nats per token, the mean of all texts, from the uncompressed model; of a basis that splits bits
+  // from the last of its kind (after RoPE, of latents) that was measured with kAllLayers, which
+  // itself is from the uncompressed model. Two models that differ in one pair only tell more of the
+  // pair than either and a third. Before first_layer the two must not differ. Costs a forward over
+  // the texts from there on and folding. Where bits are split, what lies 64 positions behind is
+  // sealed.
   StatusOr<double> Measure(const ModelBasis& basis, int first_layer);
 
  private:
-  // What a kind of basis is measured with.
+  // What bases of a kind are measured from.
   struct Reference {
     std::unique_ptr<Model> model;             // holds its projections for others
     std::vector<std::vector<float>> streams;  // [n_layers], of each step [n_texts, n, hidden_dim]
+    std::vector<float> logits;                // [n_texts, n_tokens - n_context, vocab]
   };
+  // Logits of a scored row, counted as Reference::logits does.
+  using LogitsSink = std::function<void(int64_t row, std::span<const float> logits)>;
 
   int64_t n_tokens() const { return std::ssize(texts_.front()); }
   int64_t n_context() const { return n_tokens() / 2; }  // not scored
-  StatusOr<std::vector<float>> Logits(const ModelBasis* basis, int first_layer);
+  int64_t n_rows() const { return std::ssize(texts_) * (n_tokens() - n_context()); }
+  bool SplitsBits(const ModelBasis* basis) const;
+  StatusOr<std::unique_ptr<Model>> MakeModel(const ModelBasis* basis);
+  // Runs the texts, from the stream of `from` on, or from the tokens, appending what goes into the
+  // layers to `streams`. The sink is called by all workers.
+  Status RunTexts(Model* model, int first_layer, const Reference* from,
+                  std::vector<std::vector<float>>* streams, const LogitsSink& sink);
+  Status SetReference(std::unique_ptr<Model> model, Reference* reference);
 
   std::shared_ptr<ModelWeights> weights_;
   TokenSequences texts_;
   ThreadPool* pool_ = nullptr;
   Isa isa_ = Isa::kScalar;
   Reference whole_;
-  Reference split_[2];         // after RoPE, latents
-  std::vector<float> logits_;  // of the uncompressed model: [n_texts, n_tokens - n_context, vocab]
+  Reference split_[2];  // after RoPE, latents
 };
 
 }  // namespace kvlathe

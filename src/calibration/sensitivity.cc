@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/random.h"
 #include "calibration/kl_meter.h"
 #include "kv/basis/hadamard.h"
 #include "kv/basis/probes.h"
@@ -73,6 +74,11 @@ ModelBasis NoisyBasis(const BasisAnalysis& analysis, Range heads, bool is_qk,
   return CutBasis(analysis, ranks);
 }
 
+// What noise is measured from: codes of 8 bits everywhere.
+Status SetNoiseReference(const SensitivityJob& job, const BasisAnalysis& analysis) {
+  return job.kl(NoisyBasis(analysis, {0, 0}, true), KlMeter::kAllLayers).status();
+}
+
 // Shares out what heads [begin, end) lose together by what is expected of each; to[step * head].
 void ShareLoss(Range heads, double kl, const std::function<double(int64_t)>& expected_of, int step,
                float* to) {
@@ -89,10 +95,9 @@ void ShareLoss(Range heads, double kl, const std::function<double(int64_t)>& exp
 struct ProbedPair {
   const BasisAnalysis* analysis;
   bool is_qk;
-  float* kl;             // [n_heads, kProbeCuts]
-  float* noise;          // [n_heads]
-  float* static_noise;   // [n_heads]; null: of values
-  double of_8_bits = 0;  // KL of 8 bits everywhere
+  float* kl;            // [n_heads, kProbeCuts]
+  float* noise;         // [n_heads]
+  float* static_noise;  // [n_heads]; null: of values
 
   const std::vector<double>& NoiseOf(int64_t h) const {
     return is_qk ? analysis->noise[h].probed_qk() : analysis->noise[h].v;
@@ -109,6 +114,7 @@ constexpr int kKinds = kPairs * (kProbeCuts + 1) + 2;
 
 // A deep model is a large one, whose probes take long: it gets fewer of them.
 bool MeasuresEach(const StatisticsShape& shape) { return kKinds * shape.n_layers <= kMostProbes; }
+constexpr int kLayerProbes = 4;  // of a deep model: a cut and noise of both pairs after RoPE
 
 // One pair of some heads of a layer, by a cut or by noise.
 struct Probe {
@@ -117,9 +123,13 @@ struct Probe {
   int cut;  // or kNoiseProbe, kStaticProbe
 };
 
-// Of every layer, by parts of its heads as small as kMostProbes allows.
+// Heads of a layer are probed in so many parts: as many as kMostProbes allows.
+int PartsOf(const StatisticsShape& shape) {
+  return std::clamp(kMostProbes / (kKinds * shape.n_layers), 1, shape.n_kv_heads);
+}
+
 std::vector<Probe> ListProbes(const StatisticsShape& shape) {
-  const int n_parts = std::clamp(kMostProbes / (kKinds * shape.n_layers), 1, shape.n_kv_heads);
+  const int n_parts = PartsOf(shape);
   std::vector<Probe> probes;
   for (int l = 0; l < shape.n_layers; ++l) {
     for (int part = 0; part < n_parts; ++part) {
@@ -146,40 +156,51 @@ double CutError(const ProbedPair& pair, int64_t head_idx, int rank) {
   return SumOfSquares(spectrum, rank, static_cast<int>(spectrum.size()));
 }
 
+// What a probe of the layer costs, in layers; the vocabulary is counted as some of them.
+double WorkOf(const StatisticsShape& shape, int layer_idx) {
+  return shape.n_layers - layer_idx + 0.25 * shape.n_layers;
+}
+
+// The KL of one probe after the other, with the share of all that is done.
+class ProbeRun {
+ public:
+  ProbeRun(const SensitivityJob& job, const StatisticsShape& shape)
+      : job_(job), shape_(shape), all_(ProbedLayers(shape)) {}
+  StatusOr<double> Kl(const ModelBasis& basis, int layer_idx) {
+    if (job_.on_progress) job_.on_progress(done_ / all_);
+    done_ += WorkOf(shape_, layer_idx);
+    return job_.kl(basis, layer_idx);
+  }
+
+ private:
+  const SensitivityJob& job_;
+  const StatisticsShape& shape_;
+  double all_, done_ = 0;
+};
+
 // Every kind of probe of every layer.
 Status MeasureEach(const SensitivityJob& job, const StatisticsShape& shape,
                    std::span<ProbedPair> pairs) {
   const std::vector<int> ranks = ProbeRanks(shape.head_dim);
-  for (size_t i = 0; i < pairs.size(); ++i) {
-    const bool is_known = i > 0 && pairs[i].analysis == pairs[i - 1].analysis;
-    if (is_known) {
-      pairs[i].of_8_bits = pairs[i - 1].of_8_bits;
-    } else {
-      KVL_ASSIGN_OR_RETURN(pairs[i].of_8_bits, job.kl(NoisyBasis(*pairs[i].analysis, {0, 0}, true),
-                                                      KlMeter::kAllLayers));
-    }
+  for (const BasisAnalysis* analysis : {job.analysis, job.before_rope}) {
+    KVL_RETURN_IF_ERROR(SetNoiseReference(job, *analysis));
   }
-  const std::vector<Probe> probes = ListProbes(shape);
-  for (size_t i = 0; i < probes.size(); ++i) {
-    const auto& [heads, pair_idx, cut] = probes[i];
+  ProbeRun run(job, shape);
+  for (const auto& [heads, pair_idx, cut] : ListProbes(shape)) {
     const ProbedPair& pair = pairs[pair_idx];
     const auto layer = static_cast<int>(heads.begin / shape.n_kv_heads);
-    if (job.on_progress) {
-      job.on_progress(static_cast<double>(i) / static_cast<double>(probes.size()));
-    }
     if (cut >= kNoiseProbe) {
       const bool is_static = cut == kStaticProbe;
       KVL_ASSIGN_OR_RETURN(const double kl,
-                           job.kl(NoisyBasis(*pair.analysis, heads, pair.is_qk, is_static), layer));
+                           run.Kl(NoisyBasis(*pair.analysis, heads, pair.is_qk, is_static), layer));
       const auto noise_of = [&](int64_t h) {
         return is_static ? SumOf(pair.analysis->noise[h].qk) : NoiseOf(pair, h);
       };
-      ShareLoss(heads, kl - pair.of_8_bits, noise_of, 1,
-                is_static ? pair.static_noise : pair.noise);
+      ShareLoss(heads, kl, noise_of, 1, is_static ? pair.static_noise : pair.noise);
       continue;
     }
     KVL_ASSIGN_OR_RETURN(const double kl,
-                         job.kl(ProbeBasis(*pair.analysis, heads, pair.is_qk, ranks[cut]), layer));
+                         run.Kl(ProbeBasis(*pair.analysis, heads, pair.is_qk, ranks[cut]), layer));
     const auto error_of = [&, cut = cut](int64_t h) { return CutError(pair, h, ranks[cut]); };
     ShareLoss(heads, kl, error_of, kProbeCuts, pair.kl + cut);
   }
@@ -211,24 +232,23 @@ Status MeasureLayers(const SensitivityJob& job, const StatisticsShape& shape,
                      std::span<const ProbedPair> pairs) {
   const std::vector<int> ranks = ProbeRanks(shape.head_dim);
   const int rank = ranks[kProbeCuts / 2];
-  KVL_ASSIGN_OR_RETURN(const double of_8_bits,
-                       job.kl(NoisyBasis(*job.analysis, {0, 0}, true), KlMeter::kAllLayers));
+  KVL_RETURN_IF_ERROR(SetNoiseReference(job, *job.analysis));
+  ProbeRun run(job, shape);
   for (int l = 0; l < shape.n_layers; ++l) {
     const Range heads = {int64_t{l} * shape.n_kv_heads, int64_t{l + 1} * shape.n_kv_heads};
     for (const bool is_qk : {true, false}) {
-      if (job.on_progress) job.on_progress((l + (is_qk ? 0 : 0.5)) / shape.n_layers);
       const ProbedPair& measured = *std::ranges::find(pairs, is_qk, &ProbedPair::is_qk);
       KVL_ASSIGN_OR_RETURN(const double cut,
-                           job.kl(ProbeBasis(*measured.analysis, heads, is_qk, rank), l));
+                           run.Kl(ProbeBasis(*measured.analysis, heads, is_qk, rank), l));
       KVL_ASSIGN_OR_RETURN(const double noise,
-                           job.kl(NoisyBasis(*measured.analysis, heads, is_qk), l));
+                           run.Kl(NoisyBasis(*measured.analysis, heads, is_qk), l));
       double cut_error = 0, noise_error = 0;
       for (int64_t h = heads.begin; h < heads.end; ++h) {
         cut_error += CutError(measured, h, rank);
         noise_error += NoiseOf(measured, h);
       }
       const KlPerError kl = {cut_error > 0 ? cut / cut_error : 0,
-                             noise_error > 0 ? (noise - of_8_bits) / noise_error : 0};
+                             noise_error > 0 ? noise / noise_error : 0};
       for (const ProbedPair& pair : pairs) {
         if (pair.is_qk == is_qk) ExpectLosses(pair, heads, ranks, kl);
       }
@@ -237,19 +257,57 @@ Status MeasureLayers(const SensitivityJob& job, const StatisticsShape& shape,
   return OkStatus();
 }
 
-}  // namespace
+// The tokens of a sequence from `from` on, behind its first.
+std::vector<int32_t> TextAt(const std::vector<int32_t>& ids, int64_t from, int64_t n_tokens) {
+  std::vector<int32_t> text(ids.begin() + from, ids.begin() + from + n_tokens);
+  text.front() = ids.front();
+  return text;
+}
 
-TokenSequences ProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape) {
-  const size_t most = MeasuresEach(shape) ? 2 : 1;
-  const auto n_tokens = std::min<int64_t>(std::ssize(sequences.front()), most == 2 ? 1024 : 256);
+TokenSequences FirstTexts(const TokenSequences& sequences, size_t most, int64_t n_tokens) {
+  n_tokens = std::min(n_tokens, std::ssize(sequences.front()));
   TokenSequences texts;
   for (const std::vector<int32_t>& ids : sequences) {
-    for (auto from = ids.begin(); ids.end() - from >= n_tokens && texts.size() < most;
+    for (int64_t from = 0; std::ssize(ids) - from >= n_tokens && texts.size() < most;
          from += n_tokens) {
-      texts.emplace_back(from, from + n_tokens).front() = ids.front();
+      texts.push_back(TextAt(ids, from, n_tokens));
     }
   }
   return texts;
+}
+
+// One text at random from each of `most` equal parts of all tokens, fewer of a short text.
+TokenSequences SpreadTexts(const TokenSequences& sequences, int64_t most, int64_t n_tokens) {
+  n_tokens = std::min(n_tokens, std::ssize(sequences.front()));
+  int64_t n_all = 0;
+  for (const std::vector<int32_t>& ids : sequences) n_all += std::ssize(ids);
+  const int64_t n_texts = std::clamp<int64_t>(n_all / n_tokens, 1, most);
+  TokenSequences texts;
+  Random random(0);
+  for (int64_t i = 0; i < n_texts; ++i) {
+    const double part = static_cast<double>(n_all) / static_cast<double>(n_texts);
+    auto from = static_cast<int64_t>((static_cast<double>(i) + random.Uniform()) * part);
+    size_t s = 0;
+    while (from >= std::ssize(sequences[s])) from -= std::ssize(sequences[s++]);
+    if (std::ssize(sequences[s]) < n_tokens) --s;  // only the last is shorter than the first
+    texts.push_back(
+        TextAt(sequences[s], std::min(from, std::ssize(sequences[s]) - n_tokens), n_tokens));
+  }
+  return texts;
+}
+
+}  // namespace
+
+TokenSequences ProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape) {
+  return MeasuresEach(shape) ? FirstTexts(sequences, 2, 1024) : SpreadTexts(sequences, 4, 256);
+}
+
+double ProbedLayers(const StatisticsShape& shape) {
+  double n_layers = 0;
+  const int n_parts = MeasuresEach(shape) ? PartsOf(shape) : 1;
+  const int of_layer = MeasuresEach(shape) ? kKinds * n_parts : kLayerProbes;
+  for (int l = 0; l < shape.n_layers; ++l) n_layers += of_layer * WorkOf(shape, l);
+  return n_layers;
 }
 
 Status MeasureSensitivities(const SensitivityJob& job, CalibrationStatistics* statistics) {

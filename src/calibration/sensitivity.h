@@ -13,20 +13,26 @@ struct SensitivityJob {
   const BasisAnalysis* before_rope = nullptr;  // with BasisOptions::keys_before_rope
   // KlMeter::Measure.
   std::function<StatusOr<double>(const ModelBasis& basis, int first_layer)> kl;
-  std::function<void(double fraction)> on_progress;  // may be null
+  std::function<void(double fraction)> on_progress;  // before every probe; may be null
 };
 
 // At most this many probes are made, but for four a layer.
 inline constexpr int kMostProbes = 168;
 
-// What probes are measured on: the first 2048 tokens as two texts, or 256 of shapes of more probes
-// than kMostProbes. Each starts with the first token of its sequence.
+// What probes are measured on, texts as long as each other: the first 2048 tokens as two of 1024;
+// or, of shapes of more probes than kMostProbes, four of 256 from as many parts of the sequences.
+// What a layer loses differs from text to text more than from position to position, so a deep model
+// is measured on short texts of several kinds. Each starts with the first token of its sequence.
 TokenSequences ProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape);
+
+// How many layers all probes of the shape run, which is what they cost on a text, about: a probe
+// runs the layers from the one that it changes, and the vocabulary.
+double ProbedLayers(const StatisticsShape& shape);
 
 // Cuts one pair of one KV head (or of a few of one layer) to each of ProbeRanks, all else whole,
 // and keeps the KL in statistics->probe_kl_qk, probe_kl_v and, of keys before RoPE,
 // probe_kl_qk_pre. Gives each pair codes of kProbeBits as well, beside codes of 8 bits everywhere
-// else, and keeps what that costs more than 8 bits everywhere in probe_noise_qk, probe_noise_v and
+// else, and keeps the KL from 8 bits everywhere in probe_noise_qk, probe_noise_v and
 // probe_noise_qk_pre. What heads lose together is shared out by the errors that the analysis
 // expects. Where that is more than kMostProbes, only the middle cut and the codes of the pairs
 // after RoPE are measured, of whole layers, and what they cost per expected error says the rest.

@@ -115,7 +115,6 @@ TEST(SensitivityTest, EveryPairOfEveryHeadIsCutAlone) {
   const BasisAnalysis before_rope = LatentsOf(analysis);
   for (HeadNoise& noise : analysis.noise) noise.qk_in_blocks.assign(64, 0.5);
   CalibrationStatistics statistics = MakeStatistics(shape);
-  constexpr double kOf8Bits = 0.25;
   int n_cuts = 0, n_noisy = 0;
   SensitivityJob job;
   job.analysis = &analysis;
@@ -125,7 +124,7 @@ TEST(SensitivityTest, EveryPairOfEveryHeadIsCutAlone) {
       ++n_noisy;
       const std::optional<Cut> noisy = FindNoise(basis);
       EXPECT_EQ(first_layer, noisy.has_value() ? noisy->head_idx / 2 : KlMeter::kAllLayers);
-      return kOf8Bits + (basis.has_latent_keys() ? 0.5 : 0) + (noisy.has_value() ? noisy->Kl() : 0);
+      return noisy.has_value() ? noisy->Kl() : 0.25;
     }
     ++n_cuts;
     const Cut cut = FindCut(basis, analysis);
@@ -166,7 +165,7 @@ TEST(SensitivityTest, HeadsCutTogetherShareByTheirExpectedErrors) {
     if (basis.heads[0].k_bits != BitSplit{}) {
       const BitSplit wide = {{64}};
       for (int l = 0; l < 12; ++l) {
-        if (basis.head(l, 0).k_bits != wide || basis.head(l, 0).v_bits != wide) return l + 2.0;
+        if (basis.head(l, 0).k_bits != wide || basis.head(l, 0).v_bits != wide) return l + 1.0;
       }
       return 1.0;
     }
@@ -224,7 +223,7 @@ TEST(SensitivityTest, DeepModelsAreMeasuredByACutAndNoiseOfALayer) {
     EXPECT_FALSE(basis.has_latent_keys());
     const bool is_noise = basis.heads[0].k_bits != BitSplit{};
     const BitSplit wide = {{64}};
-    double kl = is_noise ? 7 : 0;
+    double kl = is_noise && first_layer == KlMeter::kAllLayers ? 7 : 0;
     for (int h = 0; h < 26; ++h) {
       const HeadBasis& head = basis.heads[h];
       if (head.rank_k < 64) kl += cut_loss(h, true, head.rank_k);
@@ -265,7 +264,54 @@ TEST(SensitivityTest, ProbesReadTheFirstTokensAsTwoTexts) {
   EXPECT_EQ(ProbeTexts({count(0, 1024), count(5000, 1024), count(9000, 1024)}, shape),
             (TokenSequences{count(0, 1024), count(5000, 1024)}));
   EXPECT_EQ(ProbeTexts({count(0, 300), count(5000, 40)}, shape), TokenSequences{count(0, 300)});
-  EXPECT_EQ(ProbeTexts({count(0, 2048)}, deep), TokenSequences{count(0, 256)});
+}
+
+TEST(SensitivityTest, ProbesOfDeepModelsReadShortTextsFromAllParts) {
+  TokenSequences sequences;
+  for (int s = 0; s < 10; ++s) {
+    std::vector<int32_t> ids(s < 9 ? 2048 : 100);
+    std::iota(ids.begin(), ids.end(), s * 2048);
+    ids.front() = -1;
+    sequences.push_back(std::move(ids));
+  }
+  const StatisticsShape deep = {13, 4, 2, 64};
+  const TokenSequences texts = ProbeTexts(sequences, deep);
+  ASSERT_EQ(texts.size(), 4u);
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_EQ(texts[i].size(), 256u);
+    EXPECT_EQ(texts[i][0], -1);
+    for (int t = 2; t < 256; ++t) ASSERT_EQ(texts[i][t], texts[i][1] + t - 1);
+    EXPECT_GT(texts[i][1], 18532 / 4 * i - 256);
+    EXPECT_LT(texts[i][255], 18532 / 4 * (i + 1) + 256);
+  }
+  // Of a short text as many as it has.
+  EXPECT_EQ(ProbeTexts({sequences[9]}, deep), TokenSequences{sequences[9]});
+  const std::vector<int32_t> two(sequences[0].begin(), sequences[0].begin() + 600);
+  EXPECT_EQ(ProbeTexts({two}, deep).size(), 2u);
+}
+
+TEST(SensitivityTest, ProgressRisesAndIsTheShareOfLayersRun) {
+  for (const int n_layers : {2, 20}) {
+    const StatisticsShape shape = {n_layers, 2, 1, 64};
+    const BasisAnalysis analysis = RandomAnalysis(shape), before_rope = LatentsOf(analysis);
+    CalibrationStatistics statistics = MakeStatistics(shape);
+    double work = 0;
+    std::vector<double> told, done;
+    SensitivityJob job;
+    job.analysis = &analysis;
+    job.before_rope = &before_rope;
+    job.kl = [&](const ModelBasis&, int first_layer) -> StatusOr<double> {
+      if (first_layer == KlMeter::kAllLayers) return 1.0;
+      done.push_back(work);
+      work += 1.25 * n_layers - first_layer;
+      return 1.0;
+    };
+    job.on_progress = [&](double fraction) { told.push_back(fraction); };
+    ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
+    EXPECT_NEAR(work, ProbedLayers(shape), 1e-6);
+    ASSERT_EQ(told.size(), done.size());
+    for (size_t i = 0; i < told.size(); ++i) EXPECT_NEAR(told[i], done[i] / work, 1e-6);
+  }
 }
 
 TEST(SensitivityTest, ErrorsComeThroughAndNothingIsExactlyZero) {

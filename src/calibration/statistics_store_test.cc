@@ -33,7 +33,8 @@ class StatisticsStoreTest : public ::testing::Test {
     std::filesystem::remove_all(root_);
     std::filesystem::create_directories(root_ + "/model");
     setenv("XDG_CACHE_HOME", (root_ + "/xdg").c_str(), 1);
-    request_ = {"", root_ + "/model", kShape, "hash1", "none", "random 8192 seed 0"};
+    request_ = {
+        "", root_ + "/model/basis.safetensors", kShape, "hash1", "none", "random 8192 seed 0"};
   }
   ~StatisticsStoreTest() override { unsetenv("XDG_CACHE_HOME"); }
 

@@ -270,6 +270,7 @@ StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
       c.cache.reset();
     }
   }
+  if (progress) progress("evaluating", 1);
   const double n = static_cast<double>(text.n_scored());
   std::vector<Quality> qualities;
   for (Contestant& c : contestants) {

@@ -9,26 +9,19 @@ namespace {
 constexpr int kBinsPerDeviation = 16;
 constexpr int kRowsPerOutsider = 500;  // one row in this many may fall outside the bins
 
-struct ChannelRows {  // one column of a row-major matrix
-  const float* first;
-  int64_t n_rows;
-  int stride;
-  float at(int64_t row) const { return first[row * stride]; }
-};
-
 // A bin position; out of range on both sides, it need only stay outside [0, kBins).
 float BinPosition(float x, float center, float inverse_width) {
   return (x - center) * inverse_width + ChannelHistograms::kBins / 2;
 }
 
-void ChooseRange(const ChannelRows& rows, float* center, float* bin_width) {
+void ChooseRange(const std::vector<float>& column, float* center, float* bin_width) {
   double sum = 0, sum_squares = 0;
-  for (int64_t t = 0; t < rows.n_rows; ++t) {
-    sum += rows.at(t);
-    sum_squares += double{rows.at(t)} * rows.at(t);
+  for (const float x : column) {
+    sum += x;
+    sum_squares += double{x} * x;
   }
-  const double mean = sum / static_cast<double>(rows.n_rows);
-  const double variance = sum_squares / static_cast<double>(rows.n_rows) - mean * mean;
+  const double mean = sum / static_cast<double>(column.size());
+  const double variance = sum_squares / static_cast<double>(column.size()) - mean * mean;
   // A constant channel still needs bins that a float can tell apart.
   const double deviation =
       std::max({std::sqrt(std::max(variance, 0.0)), 1e-4 * std::abs(mean), 1e-6});
@@ -36,14 +29,14 @@ void ChooseRange(const ChannelRows& rows, float* center, float* bin_width) {
   *bin_width = static_cast<float>(deviation / kBinsPerDeviation);
 }
 
-bool TooManyOutside(const ChannelRows& rows, float center, float bin_width) {
+bool TooManyOutside(const std::vector<float>& column, float center, float bin_width) {
   const float inverse_width = 1.0f / bin_width;
   int64_t n_outside = 0;
-  for (int64_t t = 0; t < rows.n_rows; ++t) {
-    const float position = BinPosition(rows.at(t), center, inverse_width);
-    n_outside += position < 0 || position >= ChannelHistograms::kBins;
+  for (const float x : column) {
+    const float position = BinPosition(x, center, inverse_width);
+    n_outside += static_cast<int64_t>(position < 0) + (position >= ChannelHistograms::kBins);
   }
-  return n_outside * kRowsPerOutsider > rows.n_rows;
+  return n_outside * kRowsPerOutsider > std::ssize(column);
 }
 
 void MergeBinPairs(float* counts) {
@@ -67,21 +60,21 @@ ChannelHistograms::ChannelHistograms(int64_t n_channels)
 void ChannelHistograms::Add(const float* rows, int64_t n_rows, int64_t first_channel,
                             int n_values) {
   if (n_rows == 0) return;
+  std::vector<float> column(n_rows);
   for (int i = 0; i < n_values; ++i) {
     const int64_t channel = first_channel + i;
-    const ChannelRows column = {rows + i, n_rows, n_values};
+    for (int64_t t = 0; t < n_rows; ++t) column[t] = rows[t * n_values + i];
     float* channel_counts = counts.data() + channel * kBins;
     if (bin_width[channel] == 0) {
       ChooseRange(column, &center[channel], &bin_width[channel]);
-      min[channel] = max[channel] = column.at(0);
+      min[channel] = max[channel] = column[0];
     }
     while (TooManyOutside(column, center[channel], bin_width[channel])) {
       MergeBinPairs(channel_counts);
       bin_width[channel] *= 2;
     }
     const float inverse_width = 1.0f / bin_width[channel];
-    for (int64_t t = 0; t < n_rows; ++t) {
-      const float x = column.at(t);
+    for (const float x : column) {
       const float position = BinPosition(x, center[channel], inverse_width);
       ++channel_counts[static_cast<int>(std::clamp(position, 0.0f, float{kBins - 1}))];
       min[channel] = std::min(min[channel], x);
