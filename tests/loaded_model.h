@@ -1,4 +1,5 @@
-// A model directory or GGUF file as a test runs it, and its logits for a text however the text is cut.
+// A model directory or GGUF file as a test runs it, and its logits for a text however the text is
+// cut.
 #pragma once
 
 #include <memory>

@@ -85,7 +85,8 @@ void AddTokenizeVerb(Verbs* verbs) {
   verb->add_option("-m,--model", options->model.model,
                    "directory with the tokenizer's files, or .gguf file")
       ->required();
-  verb->add_option("--pre", options->model.pre, "pre-tokenizer for vocab.json + merges.txt, or in place of a GGUF file's")
+  verb->add_option("--pre", options->model.pre,
+                   "pre-tokenizer for vocab.json + merges.txt, or in place of a GGUF file's")
       ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "falcon"}));
   verb->add_flag("--json", options->model.json, "{\"ids\":[...]}");
   verb->add_flag("--no-bos", options->no_bos, "without the BOS that the model puts first");

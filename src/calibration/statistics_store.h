@@ -11,7 +11,7 @@
 namespace kvlathe {
 
 struct StatisticsRequest {
-  std::string basis_path;       // --basis; empty: not given
+  std::string basis_path;        // --basis; empty: not given
   std::string model_basis_path;  // used where it exists (BesideModel); empty: none
   StatisticsShape shape;
   std::string model_hash;

@@ -42,6 +42,8 @@ nlohmann::ordered_json ToJson(const Comparison& comparison) {
                     {"kv_fraction", q.kv_fraction},
                     {"kv_bytes_per_token", q.kv_bytes_per_token},
                     {"perplexity", q.perplexity},
+                    {"perplexity_change", q.perplexity_change},
+                    {"perplexity_change_stderr", q.perplexity_change_stderr},
                     {"bits_per_byte", q.bits_per_byte},
                     {"kl", q.kl},
                     {"kl_stderr", q.kl_stderr},
@@ -64,16 +66,16 @@ nlohmann::ordered_json ToJson(const Comparison& comparison) {
 std::string ToTable(const Comparison& comparison) {
   const size_t width = LabelWidth(comparison);
   std::string table =
-      fmt::format("{:<{}}  {:>9}  {:>11}  {:>10}  {:>9}  {:>17}  {:>7}  {:>8}  {:>7}\n", "kv",
-                  width, "KV size %", "bytes/token", "perplexity", "bits/byte", "KL nats/token",
+      fmt::format("{:<{}}  {:>9}  {:>11}  {:>10}  {:>15}  {:>17}  {:>7}  {:>8}  {:>7}\n", "kv",
+                  width, "KV size %", "bytes/token", "perplexity", "change %", "KL nats/token",
                   "top-1 %", "TTFT ms", "TBT ms");
   for (const CompareRow& row : comparison.rows) {
     const Quality& q = row.quality;
     table += fmt::format(
-        "{:<{}}  {:>9.2f}  {:>11.0f}  {:>10.3f}  {:>9.4f}  {:>8.5f} +-{:>7.5f}  {:>7.2f}  {:>8.2f} "
-        " {:>7.3f}\n",
+        "{:<{}}  {:>9.2f}  {:>11.0f}  {:>10.3f}  {:>+8.2f} +-{:>4.2f}  {:>8.5f} +-{:>7.5f}  "
+        "{:>7.2f}  {:>8.2f}  {:>7.3f}\n",
         LabelOf(row), width, 100 * q.kv_fraction, q.kv_bytes_per_token, q.perplexity,
-        q.bits_per_byte, q.kl, q.kl_stderr, 100 * q.top1_agreement, row.latency.ttft_ms,
+        100 * q.perplexity_change, 100 * q.perplexity_change_stderr, q.kl, q.kl_stderr, 100 * q.top1_agreement, row.latency.ttft_ms,
         row.latency.tbt_ms);
   }
   return table;

@@ -16,6 +16,8 @@ constexpr int kPieceTokens = 64;  // scored tokens of one forward: decode's bloc
 // Sums over the scored tokens of one model.
 struct Sums {
   double nll = 0;
+  double nll_change = 0;  // against the baseline, token by token
+  double nll_change_squared = 0;
   double kl = 0;
   double kl_squared = 0;
   int64_t n_agree = 0;
@@ -30,6 +32,7 @@ struct Sums {
 
 struct TokenScore {
   double nll = 0;
+  double nll_change = 0;
   double kl = 0;
   double deviation = 0;  // StretchQuality::logit_deviation
   bool agrees = false;
@@ -71,6 +74,7 @@ TokenScore ScoreToken(std::span<const float> base, std::span<const float> logits
     return score;
   }
   const double base_log_sum = LogSumExp(base);
+  score.nll_change = score.nll - (base_log_sum - base[target]);
   const float shift = static_cast<float>(log_sum - base_log_sum);
   double kl = 0;
   for (size_t i = 0; i < base.size(); ++i) {
@@ -113,6 +117,8 @@ Status ScoreRows(const Model& base, const Model& model, const Targets& targets, 
                    targets.n_prompt + targets.first_step + i);
     }
     sums->nll += s.nll;
+    sums->nll_change += s.nll_change;
+    sums->nll_change_squared += s.nll_change * s.nll_change;
     sums->kl += s.kl;
     sums->kl_squared += s.kl * s.kl;
     sums->n_agree += s.agrees;
@@ -277,6 +283,11 @@ StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
     Quality& q = c.quality;
     q.n_tokens = text.n_scored();
     q.perplexity = std::exp(c.sums.nll / n);
+    const double change = c.sums.nll_change / n;
+    q.perplexity_change = std::expm1(change);
+    q.perplexity_change_stderr =
+        std::exp(change) *
+        std::sqrt(std::max(0.0, c.sums.nll_change_squared / n - change * change) / n);
     q.bits_per_byte = n_bytes > 0 ? c.sums.nll / std::log(2.0) / n_bytes : 0;
     q.kl = c.sums.kl / n;
     q.kl_stderr = std::sqrt(std::max(0.0, c.sums.kl_squared / n - q.kl * q.kl) / n);

@@ -48,6 +48,10 @@ inline constexpr int kStretches = 8;
 
 struct Quality {
   double perplexity = 0;
+  // Perplexity over the baseline's, less 1, and its standard error from the differences token by
+  // token: far smaller than that of either perplexity, which is mostly the text's.
+  double perplexity_change = 0;
+  double perplexity_change_stderr = 0;
   double bits_per_byte = 0;
   double kl = 0;         // nats per token, of the baseline's distribution to this one's
   double kl_stderr = 0;  // standard error of that mean

@@ -67,6 +67,10 @@ TEST_F(QualityTest, TheBaselineAgreesWithItselfAndSizesAreTheFormula) {
   const Quality& lossy = (*qualities)[1];
   EXPECT_GT(lossy.kl, 1e-4);  // the random basis is no identity
   EXPECT_GT(lossy.kl_stderr, 0);
+  EXPECT_EQ(base.perplexity_change, 0);
+  EXPECT_EQ(base.perplexity_change_stderr, 0);
+  EXPECT_NEAR(lossy.perplexity_change, lossy.perplexity / base.perplexity - 1, 1e-9);
+  EXPECT_GT(lossy.perplexity_change_stderr, 0);
   for (int i = 0; i < 2; ++i) {
     const double reference = static_cast<double>(UncompressedBytes(2, 2, 32, 301));
     EXPECT_DOUBLE_EQ((*qualities)[i].kv_fraction,

@@ -99,8 +99,8 @@ class Spec {
   std::vector<Stage> stages_;
 };
 
-// Whether the stages of the spec run together: kInvalidArgument, naming those that do not, and for a
-// question.
+// Whether the stages of the spec run together: kInvalidArgument, naming those that do not, and for
+// a question.
 Status CheckSupported(const Spec& spec);
 
 }  // namespace kvlathe
