@@ -155,6 +155,7 @@ StatusOr<BasisAnalysis> ModelBases::Analyse(const Stage& stage,
                         .value_grams = value_grams_,
                         .output_grams = output_grams_,
                         .options = OptionsOf(stage),
+                        .pool = workspace_->threads(),
                         .key_biases = key_biases_,
                         .value_biases = value_biases_};
   std::vector<std::vector<double>> key_grams, joined_value_grams;

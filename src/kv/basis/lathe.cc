@@ -131,62 +131,107 @@ HeadNoise KeyNoiseOf(const HeadAnalysis& head, const std::vector<double>& in_blo
   return noise;
 }
 
+// What the analysis of a head reads, of keys after RoPE or before it.
+struct LatheStatistics {
+  const HeadMoments& q_moments;
+  const HeadMoments& k_moments;
+  const std::vector<float>& probe_kl_qk;
+  const std::vector<float>& probe_noise_qk;
+  const std::vector<float>& probe_static;
+  const std::vector<float>& in_blocks;
+  const std::vector<int> probe_ranks;
+};
+
+LatheStatistics StatisticsOf(const CalibrationStatistics& s, bool is_latent) {
+  std::vector<int> probe_ranks = ProbeRanks(s.shape.head_dim);
+  if (is_latent) {
+    return {s.attended_q_pre,
+            s.attended_k_pre,
+            s.probe_kl_qk_pre,
+            s.probe_noise_qk_pre,
+            s.probe_noise_qk_pre_static,
+            s.k_pre_in_blocks,
+            std::move(probe_ranks)};
+  }
+  return {s.attended_q,
+          s.attended_k,
+          s.probe_kl_qk,
+          s.probe_noise_qk,
+          s.probe_noise_qk_static,
+          s.k_in_blocks,
+          std::move(probe_ranks)};
+}
+
+// The part of KV head h, [n_layers * n_kv_heads], in an analysis that has places for all heads.
+Status AnalyseHead(const BasisInputs& inputs, const LatheStatistics& of_keys, int64_t h,
+                   BasisAnalysis* analysis) {
+  const CalibrationStatistics& s = *inputs.statistics;
+  const int d = s.shape.head_dim;
+  const bool is_centred = inputs.options.is_centred;
+  const auto gram_of = is_centred ? CentredGramOf : GramOf;
+  const std::vector<double> queries = GramOf(of_keys.q_moments, h, d);
+  const std::vector<double> keys = gram_of(of_keys.k_moments, h, d);
+  const std::vector<double> values = gram_of(s.attended_v, h, d);
+  const std::vector<double>& outputs = inputs.output_grams[h];
+  KVL_RETURN_IF_ERROR(CheckFinite(
+      s.shape, h, {WeightedSum(1, queries, 1, keys), WeightedSum(1, values, 1, outputs)}));
+  const OptimalPair qk = DecomposePair(queries, keys, d);
+  const OptimalPair v = DecomposePair(values, outputs, d);
+  HeadAnalysis& head = analysis->heads[h];
+  if (inputs.options.keys_before_rope) {
+    head.key_way_back = TransposedSquare(ToFloats(qk.left), d);
+  } else {
+    head.query_basis = ToFloats(qk.left);
+  }
+  head.key_basis = ToFloats(qk.right);
+  head.value_basis = ToFloats(v.left);
+  head.output_basis = TransposedSquare(ToFloats(v.right), d);
+  if (is_centred) {
+    head.key_offset = MeanOf(of_keys.k_moments, h, d);
+    head.value_offset = MeanOf(s.attended_v, h, d);
+  }
+  head.key_deviations = DeviationsOf(keys, qk.right, d);
+  for (float& x : head.key_deviations) x *= kKeyReach;
+  head.value_deviations = DeviationsOf(GramAbout(s.v, h, head.value_offset, d), v.left, d);
+  const std::vector<int>& probe_ranks = of_keys.probe_ranks;
+  analysis->spectra[h] = {
+      ScaledToProbes(qk.singular_values, probe_ranks, &of_keys.probe_kl_qk[h * kProbeCuts]),
+      ScaledToProbes(v.singular_values, probe_ranks, &s.probe_kl_v[h * kProbeCuts])};
+  HeadNoise& noise = analysis->noise[h];
+  noise = KeyNoiseOf(head, SquareOf(of_keys.in_blocks, h, d), qk,
+                     {of_keys.probe_noise_qk[h], of_keys.probe_static[h]}, d);
+  if (!inputs.options.scales_keys) noise.qk_in_blocks.clear();
+  noise.needs_whole_rows &= inputs.options.may_keep_open_rows;
+  noise.v = NoiseOf(head.value_deviations, v.singular_values);
+  ScaleToProbe(s.probe_noise_v[h], SumOf(noise.v), &noise.v);
+  return OkStatus();
+}
+
 }  // namespace
 
 StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
-  const CalibrationStatistics& s = *inputs.statistics;
-  const StatisticsShape& shape = s.shape;
+  const StatisticsShape& shape = inputs.statistics->shape;
   const int64_t n_heads = int64_t{shape.n_layers} * shape.n_kv_heads;
-  const int d = shape.head_dim;
   KVL_CHECK_EQ(std::ssize(inputs.output_grams), n_heads);
-  const bool is_centred = inputs.options.is_centred;
-  const bool is_latent = inputs.options.keys_before_rope;
-  const HeadMoments& q_moments = is_latent ? s.attended_q_pre : s.attended_q;
-  const HeadMoments& k_moments = is_latent ? s.attended_k_pre : s.attended_k;
-  const std::vector<float>& probe_kl_qk = is_latent ? s.probe_kl_qk_pre : s.probe_kl_qk;
-  const std::vector<float>& probe_noise_qk = is_latent ? s.probe_noise_qk_pre : s.probe_noise_qk;
-  const std::vector<float>& probe_static =
-      is_latent ? s.probe_noise_qk_pre_static : s.probe_noise_qk_static;
-  const std::vector<float>& in_blocks = is_latent ? s.k_pre_in_blocks : s.k_in_blocks;
-  const auto gram_of = is_centred ? CentredGramOf : GramOf;
-  const std::vector<int> probe_ranks = ProbeRanks(d);
+  const LatheStatistics of_keys = StatisticsOf(*inputs.statistics, inputs.options.keys_before_rope);
   BasisAnalysis analysis;
   analysis.shape = shape;
-  for (int64_t h = 0; h < n_heads; ++h) {
-    const std::vector<double> queries = GramOf(q_moments, h, d);
-    const std::vector<double> keys = gram_of(k_moments, h, d);
-    const std::vector<double> values = gram_of(s.attended_v, h, d);
-    const std::vector<double>& outputs = inputs.output_grams[h];
-    KVL_RETURN_IF_ERROR(CheckFinite(
-        shape, h, {WeightedSum(1, queries, 1, keys), WeightedSum(1, values, 1, outputs)}));
-    const OptimalPair qk = DecomposePair(queries, keys, d);
-    const OptimalPair v = DecomposePair(values, outputs, d);
-    HeadAnalysis& head = analysis.heads.emplace_back();
-    if (is_latent) {
-      head.key_way_back = TransposedSquare(ToFloats(qk.left), d);
-    } else {
-      head.query_basis = ToFloats(qk.left);
+  analysis.heads.resize(n_heads);
+  analysis.spectra.resize(n_heads);
+  analysis.noise.resize(n_heads);
+  std::vector<Status> statuses(n_heads);
+  const auto analyse = [&](Range heads) {
+    for (int64_t h = heads.begin; h < heads.end; ++h) {
+      statuses[h] = AnalyseHead(inputs, of_keys, h, &analysis);
     }
-    head.key_basis = ToFloats(qk.right);
-    head.value_basis = ToFloats(v.left);
-    head.output_basis = TransposedSquare(ToFloats(v.right), d);
-    if (is_centred) {
-      head.key_offset = MeanOf(k_moments, h, d);
-      head.value_offset = MeanOf(s.attended_v, h, d);
-    }
-    head.key_deviations = DeviationsOf(keys, qk.right, d);
-    for (float& x : head.key_deviations) x *= kKeyReach;
-    head.value_deviations = DeviationsOf(GramAbout(s.v, h, head.value_offset, d), v.left, d);
-    analysis.spectra.push_back(
-        {ScaledToProbes(qk.singular_values, probe_ranks, &probe_kl_qk[h * kProbeCuts]),
-         ScaledToProbes(v.singular_values, probe_ranks, &s.probe_kl_v[h * kProbeCuts])});
-    HeadNoise& noise = analysis.noise.emplace_back(
-        KeyNoiseOf(head, SquareOf(in_blocks, h, d), qk, {probe_noise_qk[h], probe_static[h]}, d));
-    if (!inputs.options.scales_keys) noise.qk_in_blocks.clear();
-    noise.needs_whole_rows &= inputs.options.may_keep_open_rows;
-    noise.v = NoiseOf(head.value_deviations, v.singular_values);
-    ScaleToProbe(s.probe_noise_v[h], SumOf(noise.v), &noise.v);
+  };
+  if (inputs.pool == nullptr) {
+    analyse({0, n_heads});
+  } else {
+    inputs.pool->Run(
+        [&](int worker_id) { analyse(ShareOf(n_heads, 1, worker_id, inputs.pool->n_workers())); });
   }
+  for (const Status& status : statuses) KVL_RETURN_IF_ERROR(status);
   return analysis;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/threads.h"
 #include "kv/basis/basis.h"
 #include "kv/basis/ranks.h"
 #include "kv/basis/statistics.h"
@@ -32,6 +33,7 @@ struct BasisInputs {
   // Sum of W_O,h W_O,h^T over the query heads of each KV head, of the same shape.
   std::span<const std::vector<double>> output_grams;
   BasisOptions options = {};
+  ThreadPool* pool = nullptr;  // analyses heads side by side; null: one after the other
   // palu. W_K,h W_K,h^T as value_grams, needed unless BasisOptions::is_whitened; both then of the
   // heads that share a latent, [n head_dim, n head_dim] for every n of them. Biases of K and V
   // [head_dim] of each KV head, or none of a model without.
