@@ -63,16 +63,17 @@ class CalibrationProgress {
   double statistics_share_ = 1;
 };
 
-Status MeasureOn(Workspace* workspace, const TokenSequences& texts,
-                 const CalibrationProgress& progress, CalibrationStatistics* statistics) {
+Status MeasureOn(Workspace* workspace, const ProbeTexts& texts, const CalibrationProgress& progress,
+                 CalibrationStatistics* statistics) {
   const auto analyse = [&](const char* text) -> StatusOr<BasisAnalysis> {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(text));
     return workspace->bases().Analyse(*spec.basis(), *statistics);
   };
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis analysis, analyse("lathe"));
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis before_rope, analyse("lathe(keys=before)"));
-  KVL_ASSIGN_OR_RETURN(const auto meter, KlMeter::Create(workspace->shared_weights(), texts,
-                                                         workspace->threads(), workspace->isa()));
+  KVL_ASSIGN_OR_RETURN(const auto meter,
+                       KlMeter::Create(workspace->shared_weights(), texts.texts,
+                                       workspace->threads(), workspace->isa(), texts.options));
   SensitivityJob job;
   job.analysis = &analysis;
   job.before_rope = &before_rope;
@@ -127,8 +128,9 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   };
   int64_t n_tokens = 0;
   for (const auto& ids : job.sequences) n_tokens += std::ssize(ids);
-  const TokenSequences texts = ProbeTexts(job.sequences, job.shape);
-  const int64_t n_probed = run.probes ? std::ssize(texts) * std::ssize(texts.front()) : 0;
+  const ProbeTexts texts = ChooseProbeTexts(job.sequences, job.shape);
+  const int64_t n_probed =
+      run.probes ? std::ssize(texts.texts) * std::ssize(texts.texts.front()) : 0;
   const CalibrationProgress progress(workspace->progress(), job.shape, n_tokens, n_probed);
   job.on_progress = progress.OfStatistics();
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job, &seconds->statistics));

@@ -71,6 +71,11 @@ void AttentionMoments::Sums::Add(const Sums& other) {
   for (size_t i = 0; i < gram.size(); ++i) gram[i] += other.gram[i];
 }
 
+void AttentionMoments::Sums::Clear() {
+  std::ranges::fill(sum, 0.0);
+  std::ranges::fill(gram, 0.0);
+}
+
 AttentionMoments::AttentionMoments(const StatisticsShape& shape, const Options& options,
                                    RopeTable rope, ThreadPool* pool, Isa isa)
     : shape_(shape),
@@ -81,9 +86,7 @@ AttentionMoments::AttentionMoments(const StatisticsShape& shape, const Options& 
       rows_(shape.n_layers),
       sums_(int64_t{shape.n_layers} * shape.n_kv_heads, HeadSums(shape.head_dim)),
       query_heads_(shape.n_heads, QueryHead(shape.head_dim)),
-      workers_(pool->n_workers(), Worker(isa)) {
-  for (LayerRows& rows : rows_) rows.weights.resize(shape.n_kv_heads);
-}
+      workers_(pool->n_workers(), Worker(isa)) {}
 
 void AttentionMoments::Observe(const QkvView& view) {
   if (view.positions[0] == 0) EndSequence(view.layer_idx);
@@ -92,90 +95,82 @@ void AttentionMoments::Observe(const QkvView& view) {
   rows.k.insert(rows.k.end(), view.k_post, view.k_post + n_values);
   rows.k_pre.insert(rows.k_pre.end(), view.k_pre, view.k_pre + n_values);
   rows.v.insert(rows.v.end(), view.v, view.v + n_values);
-  rope_.Extend(view.positions[view.n_tokens - 1] + 1);
-  SampleQueries(view);
-  std::atomic<int> next_head{0};
+  const int64_t of_token = int64_t{shape_.n_heads} * shape_.head_dim;
+  for (int t = 0; t < view.n_tokens; ++t) {
+    if (!Counts(view.positions[t])) continue;
+    const float* const query = view.q_post + t * of_token;
+    rows.queries.insert(rows.queries.end(), query, query + of_token);
+  }
+}
+
+// Of every query_stride positions behind the sinks one, the same in all layers and sequences.
+bool AttentionMoments::Counts(int position) const {
+  const int behind_sinks = position - kCalibrationSinks, stride = options_.query_stride;
+  if (behind_sinks < 0) return false;
+  return behind_sinks % stride == static_cast<int>(Random(0, behind_sinks / stride).Below(stride));
+}
+
+void AttentionMoments::EndSequence(int layer_idx) {
+  LayerRows& rows = rows_[layer_idx];
+  if (rows.k.empty()) return;
+  const auto n_tokens =
+      static_cast<int>(std::ssize(rows.k) / (int64_t{shape_.n_kv_heads} * shape_.head_dim));
+  sampled_.clear();
+  for (int position = 0; position < n_tokens; ++position) {
+    if (Counts(position)) sampled_.push_back(position);
+  }
+  if (layer_idx == 0) n_queries_ += std::ssize(sampled_);
+  rope_.Extend(n_tokens);
+  std::atomic<int> next_head{0}, next_keys{0};
   pool_->Run([&](int worker_id) {
     for (int h = next_head++; h < shape_.n_heads; h = next_head++) {
-      AddQueryHead(view, h, &query_heads_[h], &workers_[worker_id]);
+      AddQueryHead(layer_idx, h, &workers_[worker_id]);
     }
   });
   pool_->Run([&](int worker_id) {
     const Range heads = ShareOf(shape_.n_kv_heads, 1, worker_id, pool_->n_workers());
-    for (int64_t g = heads.begin; g < heads.end; ++g) AddGroup(view, static_cast<int>(g));
+    for (int64_t g = heads.begin; g < heads.end; ++g) AddGroup(layer_idx, static_cast<int>(g));
   });
-  if (view.layer_idx == 0) n_queries_ += std::ssize(sampled_);
+  pool_->Run([&](int worker_id) {  // keys of a head after RoPE, or before it
+    for (int i = next_keys++; i < 2 * shape_.n_kv_heads; i = next_keys++) {
+      const int g = i / 2;
+      // AddGroup leaves the weights of the group with its first query head.
+      const KeyWeights& weights = query_heads_[g * shape_.gqa_group()].weights;
+      HeadSums& sums = sums_[int64_t{layer_idx} * shape_.n_kv_heads + g];
+      Worker* const worker = &workers_[worker_id];
+      if (i % 2 == 0) {
+        AddKeys(rows.k, g, weights, &sums.k, &sums.blocks, worker);
+      } else {
+        AddKeys(rows.k_pre, g, weights, &sums.k_pre, &sums.pre_blocks, worker);
+      }
+    }
+  });
+  // Their memory stays for the next sequence.
+  for (auto* values : {&rows.k, &rows.k_pre, &rows.v, &rows.queries}) values->clear();
 }
 
-// Of every query_stride positions behind the sinks one, the same in all layers however a sequence
-// is cut.
-void AttentionMoments::SampleQueries(const QkvView& view) {
-  sampled_.clear();
-  const int stride = options_.query_stride;
-  for (int t = 0; t < view.n_tokens; ++t) {
-    const int behind_sinks = view.positions[t] - kCalibrationSinks;
-    if (behind_sinks < 0) continue;
-    const int drawn = static_cast<int>(Random(0, behind_sinks / stride).Below(stride));
-    if (behind_sinks % stride == drawn) sampled_.push_back(t);
-  }
-}
-
-void AttentionMoments::AddQueryHead(const QkvView& view, int head_idx, QueryHead* to,
-                                    Worker* worker) const {
-  const int d = shape_.head_dim, kv_head_idx = head_idx / shape_.gqa_group();
-  const int64_t kv_stride = int64_t{shape_.n_kv_heads} * d;
-  const LayerRows& rows = rows_[view.layer_idx];
-  const int n_known = view.positions[view.n_tokens - 1] + 1;
-  *to = QueryHead(d);
-  to->weights.of_keys.resize(n_known);
-  to->weights.of_blocks.resize(std::max(0, n_known - kCalibrationSinks) / kBlockSize);
-  const int n_sampled = static_cast<int>(sampled_.size());
-  for (int begin = 0; begin < n_sampled; begin += kQueryTile) {
-    const int n = std::min(kQueryTile, n_sampled - begin);
-    const int n_keys = view.positions[sampled_[begin + n - 1]] + 1;
-    worker->queries.resize(int64_t{n} * d);
-    for (int i = 0; i < n; ++i) {
-      const int64_t row = int64_t{sampled_[begin + i]} * shape_.n_heads + head_idx;
-      std::copy_n(view.q_post + row * d, d, &worker->queries[int64_t{i} * d]);
-    }
-    worker->scores.resize(int64_t{n} * n_keys);
-    Multiply({.n_rows = n,
-              .n_columns = n_keys,
-              .n_inner = d,
-              .a = worker->queries.data(),
-              .a_stride = d,
-              .b = rows.k.data() + int64_t{kv_head_idx} * d,
-              .b_stride = kv_stride,
-              .is_b_transposed = true,
-              .c = worker->scores.data(),
-              .c_stride = n_keys});
-    for (int i = 0; i < n; ++i) {
-      const int end = view.positions[sampled_[begin + i]] + 1;
-      const int first = options_.window > 0 ? std::max(0, end - options_.window) : 0;
-      float* const row = &worker->scores[int64_t{i} * n_keys];
-      std::fill(row, row + first, 0.0f);
-      kernels_->softmax(row + first, end - first, 1 / std::sqrt(static_cast<float>(d)));
-      std::fill(row + end, row + n_keys, 0.0f);
-    }
-    worker->outputs.resize(int64_t{n} * d);
-    Multiply({.n_rows = n,
-              .n_columns = d,
-              .n_inner = n_keys,
-              .a = worker->scores.data(),
-              .a_stride = n_keys,
-              .b = rows.v.data() + int64_t{kv_head_idx} * d,
-              .b_stride = kv_stride,
-              .c = worker->outputs.data(),
-              .c_stride = d});
+void AttentionMoments::AddQueryHead(int layer_idx, int head_idx, Worker* worker) {
+  const int d = shape_.head_dim, n_sampled = static_cast<int>(sampled_.size());
+  const LayerRows& rows = rows_[layer_idx];
+  const int64_t n_tokens = std::ssize(rows.k) / (int64_t{shape_.n_kv_heads} * d);
+  QueryHead* const to = &query_heads_[head_idx];
+  for (Sums* sums : {&to->q, &to->v, &to->q_pre}) sums->Clear();
+  to->weights.of_keys.assign(n_tokens, 0.0f);
+  to->weights.of_blocks.assign(std::max<int64_t>(0, n_tokens - kCalibrationSinks) / kBlockSize,
+                               0.0);
+  for (int first = 0; first < n_sampled; first += kQueryTile) {
+    const int n = std::min(kQueryTile, n_sampled - first);
+    FindWeights(rows, head_idx, first, n, worker);
     worker->adder.Add(worker->outputs.data(), n, d, to->v.to());
     worker->query_weights.clear();
     worker->turned.clear();
     worker->turned_weights.clear();
-    const uint64_t seed = static_cast<uint64_t>(view.layer_idx) * shape_.n_heads + head_idx;
+    const uint64_t seed = static_cast<uint64_t>(layer_idx) * shape_.n_heads + head_idx;
+    const int64_t n_keys = sampled_[first + n - 1] + 1;
     for (int i = 0; i < n; ++i) {
-      const float* const row = &worker->scores[int64_t{i} * n_keys];
-      const int position = view.positions[sampled_[begin + i]];
-      WeighKeys(row, n_keys, position, &to->weights, worker);
+      const float* const row = &worker->scores[i * n_keys];
+      const int position = sampled_[first + i];
+      WeighKeys(row, position, &to->weights, worker);
       TurnQueryBack(&worker->queries[int64_t{i} * d], row, position, seed, worker);
     }
     worker->adder.AddWeighted(worker->queries.data(), worker->query_weights.data(), n, d,
@@ -185,15 +180,53 @@ void AttentionMoments::AddQueryHead(const QkvView& view, int head_idx, QueryHead
   }
 }
 
+// Queries, what they give to each key up to the position of the last, and what attention puts out.
+void AttentionMoments::FindWeights(const LayerRows& rows, int head_idx, int first, int n,
+                                   Worker* worker) const {
+  const int d = shape_.head_dim, kv_head_idx = head_idx / shape_.gqa_group();
+  const int n_keys = sampled_[first + n - 1] + 1;
+  const int64_t kv_stride = int64_t{shape_.n_kv_heads} * d;
+  GatherRows(rows.queries, {first, first + n}, shape_.n_heads, head_idx, d, &worker->queries);
+  worker->scores.resize(int64_t{n} * n_keys);
+  Multiply({.n_rows = n,
+            .n_columns = n_keys,
+            .n_inner = d,
+            .a = worker->queries.data(),
+            .a_stride = d,
+            .b = rows.k.data() + int64_t{kv_head_idx} * d,
+            .b_stride = kv_stride,
+            .is_b_transposed = true,
+            .c = worker->scores.data(),
+            .c_stride = n_keys});
+  for (int i = 0; i < n; ++i) {
+    const int end = sampled_[first + i] + 1;
+    const int begin = options_.window > 0 ? std::max(0, end - options_.window) : 0;
+    float* const row = &worker->scores[int64_t{i} * n_keys];
+    std::fill(row, row + begin, 0.0f);
+    kernels_->softmax(row + begin, end - begin, 1 / std::sqrt(static_cast<float>(d)));
+    std::fill(row + end, row + n_keys, 0.0f);
+  }
+  worker->outputs.resize(int64_t{n} * d);
+  Multiply({.n_rows = n,
+            .n_columns = d,
+            .n_inner = n_keys,
+            .a = worker->scores.data(),
+            .a_stride = n_keys,
+            .b = rows.v.data() + int64_t{kv_head_idx} * d,
+            .b_stride = kv_stride,
+            .c = worker->outputs.data(),
+            .c_stride = d});
+}
+
 // What a query gives to the keys behind the sinks, by key and by block; all together is its own
 // weight. Leaves what it gives to each stretch of a block's length in block_sums.
-void AttentionMoments::WeighKeys(const float* weights, int n_keys, int position, KeyWeights* to,
+void AttentionMoments::WeighKeys(const float* weights, int position, KeyWeights* to,
                                  Worker* worker) const {
   const int n_whole = (position - kCalibrationSinks) / kBlockSize;  // behind which the query is
   worker->block_sums.clear();
   float total = 0;
   for (int begin = kCalibrationSinks; begin <= position; begin += kBlockSize) {
-    const int end = std::min({begin + kBlockSize, position + 1, n_keys});
+    const int end = std::min(begin + kBlockSize, position + 1);
     const float sum = AddAndSum(weights + begin, end - begin, &to->of_keys[begin]);
     const int block = static_cast<int>(worker->block_sums.size());
     if (block < n_whole) to->of_blocks[block] += sum;
@@ -228,52 +261,25 @@ void AttentionMoments::TurnQueryBack(const float* query, const float* weights, i
   }
 }
 
-void AttentionMoments::AddGroup(const QkvView& view, int kv_head_idx) {
+void AttentionMoments::AddGroup(int layer_idx, int kv_head_idx) {
   const int group = shape_.gqa_group();
-  HeadSums& sums = sums_[int64_t{view.layer_idx} * shape_.n_kv_heads + kv_head_idx];
-  KeyWeights& weights = rows_[view.layer_idx].weights[kv_head_idx];
-  for (int h = kv_head_idx * group; h < (kv_head_idx + 1) * group; ++h) {
-    const QueryHead& head = query_heads_[h];
+  HeadSums& sums = sums_[int64_t{layer_idx} * shape_.n_kv_heads + kv_head_idx];
+  KeyWeights& weights = query_heads_[kv_head_idx * group].weights;
+  for (int i = 0; i < group; ++i) {
+    const QueryHead& head = query_heads_[kv_head_idx * group + i];
     sums.q.Add(head.q);
     sums.v.Add(head.v);
     sums.q_pre.Add(head.q_pre);
-    weights.of_keys.resize(head.weights.of_keys.size());
-    weights.of_blocks.resize(head.weights.of_blocks.size());
-    for (size_t j = 0; j < weights.of_keys.size(); ++j) {
-      weights.of_keys[j] += head.weights.of_keys[j];
-    }
+    if (i == 0) continue;
+    const KeyWeights& of_head = head.weights;
+    for (size_t j = 0; j < weights.of_keys.size(); ++j) weights.of_keys[j] += of_head.of_keys[j];
     for (size_t b = 0; b < weights.of_blocks.size(); ++b) {
-      weights.of_blocks[b] += head.weights.of_blocks[b];
+      weights.of_blocks[b] += of_head.of_blocks[b];
     }
   }
-}
-
-void AttentionMoments::EndSequence(int layer_idx) {
-  LayerRows& rows = rows_[layer_idx];
-  if (rows.k.empty()) return;
-  std::atomic<int> next_task{0};  // keys of a head after RoPE, or before it
-  pool_->Run([&](int worker_id) {
-    Worker* const worker = &workers_[worker_id];
-    for (int i = next_task++; i < 2 * shape_.n_kv_heads; i = next_task++) {
-      const int g = i / 2;
-      HeadSums& sums = sums_[int64_t{layer_idx} * shape_.n_kv_heads + g];
-      if (i % 2 == 0) {
-        AddKeys(rows.k, g, rows.weights[g], &sums.k, &sums.blocks, worker);
-      } else {
-        AddKeys(rows.k_pre, g, rows.weights[g], &sums.k_pre, &sums.pre_blocks, worker);
-      }
-    }
-  });
-  for (int g = 0; g < shape_.n_kv_heads; ++g) {
-    HeadSums& sums = sums_[int64_t{layer_idx} * shape_.n_kv_heads + g];
-    KeyWeights& weights = rows.weights[g];
-    const auto sum = [](const auto& x) { return std::accumulate(x.begin(), x.end(), 0.0); };
-    sums.k_weight += sum(weights.of_keys);
-    sums.block_weight += sum(weights.of_blocks);
-    weights = {};
-  }
-  // Their memory stays for the next sequence.
-  for (std::vector<float>* values : {&rows.k, &rows.k_pre, &rows.v}) values->clear();
+  const auto sum = [](const auto& x) { return std::accumulate(x.begin(), x.end(), 0.0); };
+  sums.k_weight += sum(weights.of_keys);
+  sums.block_weight += sum(weights.of_blocks);
 }
 
 void AttentionMoments::AddKeys(const std::vector<float>& keys, int kv_head_idx,

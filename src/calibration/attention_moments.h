@@ -13,10 +13,11 @@
 
 namespace kvlathe {
 
-// Follows one sequence after another, in any chunks. Cost per token, layer and query head: 2
-// head_dim multiply-adds for every position before it, divided by query_stride. Memory: the keys,
-// before and after RoPE, and values of one sequence in f32 (n_layers * n_kv_heads * head_dim * 12
-// bytes per token). The sums do not depend on the number of workers.
+// Follows one sequence after another, in any chunks, and looks at each when it has ended. Cost per
+// token, layer and query head: 2 head_dim multiply-adds for every position before it, divided by
+// query_stride. Memory: the keys, before and after RoPE, and values of one sequence in f32
+// (n_layers * n_kv_heads * head_dim * 12 bytes per token), and the queries that count. The sums
+// depend neither on the chunks nor on the number of workers.
 class AttentionMoments : public QkvObserver {
  public:
   struct Options {
@@ -39,6 +40,7 @@ class AttentionMoments : public QkvObserver {
   struct Sums {
     explicit Sums(int64_t d) : sum(d), gram(d * d) {}
     void Add(const Sums& other);
+    void Clear();
     GramSums to() { return {sum.data(), gram.data()}; }
     std::vector<double> sum, gram;
   };
@@ -46,9 +48,9 @@ class AttentionMoments : public QkvObserver {
     std::vector<float> of_keys;
     std::vector<double> of_blocks;  // behind the sinks, from queries behind the block
   };
-  struct LayerRows {  // of the sequence so far, [n_tokens, n_kv_heads, head_dim]
+  struct LayerRows {  // of the sequence so far, [n_tokens, heads, head_dim]
     std::vector<float> k, k_pre, v;
-    std::vector<KeyWeights> weights;  // [n_kv_heads]
+    std::vector<float> queries;  // those that count, after RoPE
   };
   struct HeadSums {  // of one layer and KV head
     explicit HeadSums(int64_t d) : q(d), k(d), v(d), q_pre(d), k_pre(d), blocks(d), pre_blocks(d) {}
@@ -56,7 +58,7 @@ class AttentionMoments : public QkvObserver {
     Sums blocks, pre_blocks;  // of keys less the mean of their block; no sum
     double k_weight = 0, block_weight = 0;
   };
-  struct QueryHead {  // what one query head adds in a view
+  struct QueryHead {  // what one query head adds in a sequence
     explicit QueryHead(int64_t d) : q(d), v(d), q_pre(d) {}
     Sums q, v, q_pre;
     KeyWeights weights;
@@ -69,15 +71,16 @@ class AttentionMoments : public QkvObserver {
     std::vector<float> keys;
   };
 
-  void SampleQueries(const QkvView& view);
-  void AddQueryHead(const QkvView& view, int head_idx, QueryHead* to, Worker* worker) const;
-  void WeighKeys(const float* weights, int n_keys, int position, KeyWeights* to,
-                 Worker* worker) const;
+  bool Counts(int position) const;
+  // Adds the sequence that has ended and forgets its rows.
+  void EndSequence(int layer_idx);
+  void AddQueryHead(int layer_idx, int head_idx, Worker* worker);
+  // Weights of `n` of the queries that count, from the first-th on.
+  void FindWeights(const LayerRows& rows, int head_idx, int first, int n, Worker* worker) const;
+  void WeighKeys(const float* weights, int position, KeyWeights* to, Worker* worker) const;
   void TurnQueryBack(const float* query, const float* weights, int position, uint64_t seed,
                      Worker* worker) const;
-  void AddGroup(const QkvView& view, int kv_head_idx);
-  // Adds the keys of the sequence that has ended and forgets its rows.
-  void EndSequence(int layer_idx);
+  void AddGroup(int layer_idx, int kv_head_idx);
   void AddKeys(const std::vector<float>& keys, int kv_head_idx, const KeyWeights& weights, Sums* to,
                Sums* in_blocks, Worker* worker) const;
 
@@ -88,9 +91,9 @@ class AttentionMoments : public QkvObserver {
   const ElementwiseKernels* kernels_;
   std::vector<LayerRows> rows_;         // [n_layers]
   std::vector<HeadSums> sums_;          // [n_layers * n_kv_heads]
-  std::vector<QueryHead> query_heads_;  // [n_heads], of the view
+  std::vector<QueryHead> query_heads_;  // [n_heads], of the layer that is added
   std::vector<Worker> workers_;
-  std::vector<int> sampled_;  // tokens of the view whose queries count
+  std::vector<int> sampled_;  // positions of the queries that count, of the sequence that is added
   int64_t n_queries_ = 0;     // in layer 0
 };
 

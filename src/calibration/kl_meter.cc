@@ -17,13 +17,13 @@ namespace {
 // Bytes for the caches of a few short texts: far more than any shape takes.
 constexpr int64_t kCacheBytes = int64_t{16} << 30;
 // Logits of so many tokens at a time: their rows are as long as the vocabulary.
-constexpr int64_t kScoredTokens = 128;
+constexpr int64_t kScoredTokens = 256;
 
 }  // namespace
 
 StatusOr<std::unique_ptr<KlMeter>> KlMeter::Create(std::shared_ptr<ModelWeights> weights,
-                                                   TokenSequences texts, ThreadPool* pool,
-                                                   Isa isa) {
+                                                   TokenSequences texts, ThreadPool* pool, Isa isa,
+                                                   const Options& options) {
   const auto is_as_long = [&](const auto& ids) { return ids.size() == texts.front().size(); };
   if (texts.empty() || texts.front().empty() || !std::ranges::all_of(texts, is_as_long)) {
     return Error(StatusCode::kInvalidArgument,
@@ -34,6 +34,11 @@ StatusOr<std::unique_ptr<KlMeter>> KlMeter::Create(std::shared_ptr<ModelWeights>
   meter->texts_ = std::move(texts);
   meter->pool_ = pool;
   meter->isa_ = isa;
+  meter->options_ = options;
+  const int64_t n_texts = std::ssize(meter->texts_);
+  meter->split_[0].n_texts = meter->split_[1].n_texts = n_texts;
+  meter->whole_.n_texts =
+      options.n_whole_texts > 0 ? std::min<int64_t>(options.n_whole_texts, n_texts) : n_texts;
   KVL_ASSIGN_OR_RETURN(auto model, meter->MakeModel(nullptr));
   KVL_RETURN_IF_ERROR(meter->SetReference(std::move(model), &meter->whole_));
   return meter;
@@ -53,9 +58,10 @@ StatusOr<std::unique_ptr<Model>> KlMeter::MakeModel(const ModelBasis* basis) {
                        seal.format.splits_bits ? &seal : nullptr);
 }
 
-Status KlMeter::RunTexts(Model* model, int first_layer, const Reference* from,
-                         std::vector<std::vector<float>>* streams, const LogitsSink& sink) {
-  const int64_t n_texts = std::ssize(texts_), n_scored = n_tokens() - n_context();
+Status KlMeter::RunTexts(Model* model, int first_layer, Reference* reference,
+                         const LogitsSink& sink) {
+  const int64_t n_texts = reference->n_texts;
+  const bool is_reference = reference->model == nullptr;
   BlockPool blocks(kCacheBytes);
   std::deque<SequenceCache> caches;
   for (int64_t i = 0; i < n_texts; ++i) {
@@ -75,10 +81,10 @@ Status KlMeter::RunTexts(Model* model, int first_layer, const Reference* from,
       steps.push_back({&caches[i], std::span(texts_[i]).subspan(begin, n),
                        is_scored ? SequenceStep::Logits::kAll : SequenceStep::Logits::kNone});
     }
-    if (from == nullptr) {
-      KVL_RETURN_IF_ERROR(model->Forward(steps, nullptr, streams));
+    if (is_reference) {
+      KVL_RETURN_IF_ERROR(model->Forward(steps, nullptr, &reference->streams));
     } else {
-      const std::span<const float> stream = from->streams[first_layer];
+      const std::span<const float> stream = reference->streams[first_layer];
       KVL_RETURN_IF_ERROR(model->ForwardFrom(
           first_layer, stream.subspan(begin * floats_per_token, n * floats_per_token), steps));
     }
@@ -86,7 +92,7 @@ Status KlMeter::RunTexts(Model* model, int first_layer, const Reference* from,
     pool_->Run([&](int worker_id) {
       const Range rows = ShareOf(model->n_logit_rows(), 1, worker_id, pool_->n_workers());
       for (int64_t i = rows.begin; i < rows.end; ++i) {
-        sink(i / n * n_scored + begin - n_context() + i % n, model->logits(i));
+        sink(i / n * n_scored() + begin - n_context() + i % n, model->logits(i));
       }
     });
     begin = end;
@@ -95,13 +101,13 @@ Status KlMeter::RunTexts(Model* model, int first_layer, const Reference* from,
 }
 
 Status KlMeter::SetReference(std::unique_ptr<Model> model, Reference* reference) {
-  *reference = {};
+  *reference = {.n_texts = reference->n_texts};
   const int64_t n_vocab = weights_->config().vocab_size;
-  reference->logits.resize(n_rows() * n_vocab);
-  KVL_RETURN_IF_ERROR(RunTexts(model.get(), 0, nullptr, &reference->streams,
-                               [&](int64_t row, std::span<const float> logits) {
-                                 std::ranges::copy(logits, &reference->logits[row * n_vocab]);
-                               }));
+  reference->logits.resize(reference->n_texts * n_scored() * n_vocab);
+  KVL_RETURN_IF_ERROR(
+      RunTexts(model.get(), 0, reference, [&](int64_t row, std::span<const float> logits) {
+        std::ranges::copy(logits, &reference->logits[row * n_vocab]);
+      }));
   reference->model = std::move(model);
   return OkStatus();
 }
@@ -111,24 +117,25 @@ StatusOr<double> KlMeter::Measure(const ModelBasis& basis, int first_layer) {
   Reference* const reference = is_split ? &split_[basis.has_latent_keys()] : &whole_;
   const int64_t n_vocab = weights_->config().vocab_size;
   const ElementwiseKernels& kernels = GetElementwiseKernels(isa_);
-  std::vector<double> kl(n_rows());
   KVL_ASSIGN_OR_RETURN(auto model, MakeModel(&basis));
+  std::vector<double> kl(reference->n_texts * n_scored());
   if (is_split && first_layer == kAllLayers) {
     KVL_RETURN_IF_ERROR(SetReference(std::move(model), reference));
+    kl.resize(whole_.n_texts * n_scored());
     pool_->Run([&](int worker_id) {
-      const Range rows = ShareOf(n_rows(), 1, worker_id, pool_->n_workers());
+      const Range rows = ShareOf(std::ssize(kl), 1, worker_id, pool_->n_workers());
       for (int64_t i = rows.begin; i < rows.end; ++i) {
         kl[i] = kernels.kl(&whole_.logits[i * n_vocab], &reference->logits[i * n_vocab], n_vocab);
       }
     });
   } else {
-    KVL_RETURN_IF_ERROR(RunTexts(model.get(), std::max(first_layer, 0), reference, nullptr,
+    KVL_RETURN_IF_ERROR(RunTexts(model.get(), std::max(first_layer, 0), reference,
                                  [&](int64_t row, std::span<const float> logits) {
                                    kl[row] = kernels.kl(&reference->logits[row * n_vocab],
                                                         logits.data(), n_vocab);
                                  }));
   }
-  return std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(n_rows());
+  return std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(kl.size());
 }
 
 }  // namespace kvlathe

@@ -15,15 +15,25 @@
 namespace kvlathe {
 
 // The KL divergence of a model with a basis from a model like it without, on texts that run side by
-// side. Keeps the latter's logits of the second half of each: 4 bytes per token and vocabulary
-// entry. And what went into its layers: 4 bytes per token, channel and layer.
+// side. Keeps the latter's logits of what is scored: 4 bytes per token and vocabulary entry. And
+// what went into its layers: 4 bytes per token, channel and layer.
 class KlMeter {
  public:
   static constexpr int kAllLayers = -1;
+  struct Options {
+    int scored_part = 2;    // one token in so many is scored, the last of each text
+    int n_whole_texts = 0;  // what splits no bits is measured on so many texts; 0: on all
+  };
 
   // kInvalidArgument unless all texts are as long as each other and have a token to score.
   static StatusOr<std::unique_ptr<KlMeter>> Create(std::shared_ptr<ModelWeights> weights,
-                                                   TokenSequences texts, ThreadPool* pool, Isa isa);
+                                                   TokenSequences texts, ThreadPool* pool, Isa isa,
+                                                   const Options& options);
+  static StatusOr<std::unique_ptr<KlMeter>> Create(std::shared_ptr<ModelWeights> weights,
+                                                   TokenSequences texts, ThreadPool* pool,
+                                                   Isa isa) {
+    return Create(std::move(weights), std::move(texts), pool, isa, {});
+  }
 
   // Nats per token, the mean of all texts, from the uncompressed model; of a basis that splits bits
   // from the last of its kind (after RoPE, of latents) that was measured with kAllLayers, which
@@ -38,26 +48,27 @@ class KlMeter {
   struct Reference {
     std::unique_ptr<Model> model;             // holds its projections for others
     std::vector<std::vector<float>> streams;  // [n_layers], of each step [n_texts, n, hidden_dim]
-    std::vector<float> logits;                // [n_texts, n_tokens - n_context, vocab]
+    std::vector<float> logits;                // [n_texts, n_scored, vocab]
+    int64_t n_texts = 0;                      // from the first
   };
   // Logits of a scored row, counted as Reference::logits does.
   using LogitsSink = std::function<void(int64_t row, std::span<const float> logits)>;
 
   int64_t n_tokens() const { return std::ssize(texts_.front()); }
-  int64_t n_context() const { return n_tokens() / 2; }  // not scored
-  int64_t n_rows() const { return std::ssize(texts_) * (n_tokens() - n_context()); }
+  int64_t n_context() const { return n_tokens() - n_tokens() / options_.scored_part; }
+  int64_t n_scored() const { return n_tokens() - n_context(); }
   bool SplitsBits(const ModelBasis* basis) const;
   StatusOr<std::unique_ptr<Model>> MakeModel(const ModelBasis* basis);
-  // Runs the texts, from the stream of `from` on, or from the tokens, appending what goes into the
-  // layers to `streams`. The sink is called by all workers.
-  Status RunTexts(Model* model, int first_layer, const Reference* from,
-                  std::vector<std::vector<float>>* streams, const LogitsSink& sink);
+  // Runs the texts of the reference; from its stream into first_layer on or, where there is none,
+  // from the tokens, keeping the streams. The sink is called by all workers.
+  Status RunTexts(Model* model, int first_layer, Reference* reference, const LogitsSink& sink);
   Status SetReference(std::unique_ptr<Model> model, Reference* reference);
 
   std::shared_ptr<ModelWeights> weights_;
   TokenSequences texts_;
   ThreadPool* pool_ = nullptr;
   Isa isa_ = Isa::kScalar;
+  Options options_;
   Reference whole_;
   Reference split_[2];  // after RoPE, latents
 };

@@ -276,7 +276,8 @@ TokenSequences FirstTexts(const TokenSequences& sequences, size_t most, int64_t 
   return texts;
 }
 
-// One text at random from each of `most` equal parts of all tokens, fewer of a short text.
+// One text at random from each of `most` equal parts of all tokens, fewer of a short text: those of
+// every other part first, so that a few stand for all.
 TokenSequences SpreadTexts(const TokenSequences& sequences, int64_t most, int64_t n_tokens) {
   n_tokens = std::min(n_tokens, std::ssize(sequences.front()));
   int64_t n_all = 0;
@@ -286,7 +287,8 @@ TokenSequences SpreadTexts(const TokenSequences& sequences, int64_t most, int64_
   Random random(0);
   for (int64_t i = 0; i < n_texts; ++i) {
     const double part = static_cast<double>(n_all) / static_cast<double>(n_texts);
-    auto from = static_cast<int64_t>((static_cast<double>(i) + random.Uniform()) * part);
+    const int64_t n_even = (n_texts + 1) / 2, place = i < n_even ? 2 * i : 2 * (i - n_even) + 1;
+    auto from = static_cast<int64_t>((static_cast<double>(place) + random.Uniform()) * part);
     size_t s = 0;
     while (from >= std::ssize(sequences[s])) from -= std::ssize(sequences[s++]);
     if (std::ssize(sequences[s]) < n_tokens) --s;  // only the last is shorter than the first
@@ -298,8 +300,9 @@ TokenSequences SpreadTexts(const TokenSequences& sequences, int64_t most, int64_
 
 }  // namespace
 
-TokenSequences ProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape) {
-  return MeasuresEach(shape) ? FirstTexts(sequences, 2, 1024) : SpreadTexts(sequences, 4, 256);
+ProbeTexts ChooseProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape) {
+  if (MeasuresEach(shape)) return {FirstTexts(sequences, 2, 1024), {}};
+  return {SpreadTexts(sequences, 4, 256), {.scored_part = 4, .n_whole_texts = 2}};
 }
 
 double ProbedLayers(const StatisticsShape& shape) {

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "calibration/calibrate.h"
+#include "calibration/kl_meter.h"
 #include "kv/basis/method.h"
 
 namespace kvlathe {
@@ -19,11 +20,16 @@ struct SensitivityJob {
 // At most this many probes are made, but for four a layer.
 inline constexpr int kMostProbes = 168;
 
-// What probes are measured on, texts as long as each other: the first 2048 tokens as two of 1024;
-// or, of shapes of more probes than kMostProbes, four of 256 from as many parts of the sequences.
-// What a layer loses differs from text to text more than from position to position, so a deep model
-// is measured on short texts of several kinds. Each starts with the first token of its sequence.
-TokenSequences ProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape);
+// What probes are measured on, texts as long as each other that start with the first token of their
+// sequence: the first 2048 tokens as two of 1024, half of each scored; or, of shapes of more probes
+// than kMostProbes, four of 256 from as many parts of the sequences, a quarter of each scored, of
+// which cuts read two. What a layer loses differs from text to text more than inside a text, noise
+// more so than cuts.
+struct ProbeTexts {
+  TokenSequences texts;
+  KlMeter::Options options;
+};
+ProbeTexts ChooseProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape);
 
 // How many layers all probes of the shape run, which is what they cost on a text, about: a probe
 // runs the layers from the one that it changes, and the vocabulary.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -259,11 +260,12 @@ TEST(SensitivityTest, ProbesReadTheFirstTokensAsTwoTexts) {
   const StatisticsShape shape = {2, 4, 2, 64}, deep = {13, 4, 2, 64};
   std::vector<int32_t> second = count(1024, 1024);
   second.front() = 0;
-  EXPECT_EQ(ProbeTexts({count(0, 2048), count(5000, 2048)}, shape),
+  EXPECT_EQ(ChooseProbeTexts({count(0, 2048), count(5000, 2048)}, shape).texts,
             (TokenSequences{count(0, 1024), second}));
-  EXPECT_EQ(ProbeTexts({count(0, 1024), count(5000, 1024), count(9000, 1024)}, shape),
+  EXPECT_EQ(ChooseProbeTexts({count(0, 1024), count(5000, 1024), count(9000, 1024)}, shape).texts,
             (TokenSequences{count(0, 1024), count(5000, 1024)}));
-  EXPECT_EQ(ProbeTexts({count(0, 300), count(5000, 40)}, shape), TokenSequences{count(0, 300)});
+  EXPECT_EQ(ChooseProbeTexts({count(0, 300), count(5000, 40)}, shape).texts,
+            TokenSequences{count(0, 300)});
 }
 
 TEST(SensitivityTest, ProbesOfDeepModelsReadShortTextsFromAllParts) {
@@ -275,19 +277,22 @@ TEST(SensitivityTest, ProbesOfDeepModelsReadShortTextsFromAllParts) {
     sequences.push_back(std::move(ids));
   }
   const StatisticsShape deep = {13, 4, 2, 64};
-  const TokenSequences texts = ProbeTexts(sequences, deep);
+  const ProbeTexts chosen = ChooseProbeTexts(sequences, deep);
+  const TokenSequences& texts = chosen.texts;
+  EXPECT_EQ(chosen.options.n_whole_texts, 2);
   ASSERT_EQ(texts.size(), 4u);
   for (int i = 0; i < 4; ++i) {
     ASSERT_EQ(texts[i].size(), 256u);
     EXPECT_EQ(texts[i][0], -1);
     for (int t = 2; t < 256; ++t) ASSERT_EQ(texts[i][t], texts[i][1] + t - 1);
-    EXPECT_GT(texts[i][1], 18532 / 4 * i - 256);
-    EXPECT_LT(texts[i][255], 18532 / 4 * (i + 1) + 256);
+    const int part = std::array{0, 2, 1, 3}[i];
+    EXPECT_GT(texts[i][1], 18532 / 4 * part - 256);
+    EXPECT_LT(texts[i][255], 18532 / 4 * (part + 1) + 256);
   }
   // Of a short text as many as it has.
-  EXPECT_EQ(ProbeTexts({sequences[9]}, deep), TokenSequences{sequences[9]});
+  EXPECT_EQ(ChooseProbeTexts({sequences[9]}, deep).texts, TokenSequences{sequences[9]});
   const std::vector<int32_t> two(sequences[0].begin(), sequences[0].begin() + 600);
-  EXPECT_EQ(ProbeTexts({two}, deep).size(), 2u);
+  EXPECT_EQ(ChooseProbeTexts({two}, deep).texts.size(), 2u);
 }
 
 TEST(SensitivityTest, ProgressRisesAndIsTheShareOfLayersRun) {
