@@ -177,7 +177,7 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
   const CalibrationStatistics statistics = StatisticsOf(&none, ids_);
   auto value_grams = none.weights->AllValueGrams();
   ASSERT_TRUE(value_grams.ok()) << value_grams.status();
-  auto output_grams = none.weights->AllOutputGrams();
+  auto output_grams = none.weights->AllOutputGrams(none.pool.get());
   ASSERT_TRUE(output_grams.ok()) << output_grams.status();
   const testing::Matrix expected = EngineLogits(&none, ids_, {40, 1});
   const auto expect_same = [&](const BasisMethod& method, const BasisInputs& inputs) {
@@ -218,7 +218,7 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
 TEST_P(RandomModelTest, OutputGramsAreThoseOfWhatAHeadAddsToTheHiddenState) {
   LoadedModel loaded = LoadModel(directory_, DType::kF32, AvailableIsas().back());
   const ModelConfig& c = loaded.model->config();
-  auto grams = loaded.weights->AllOutputGrams();
+  auto grams = loaded.weights->AllOutputGrams(loaded.pool.get());
   ASSERT_TRUE(grams.ok()) << grams.status();
   const int d = c.head_dim;
   for (int g = 0; g < c.n_kv_heads; ++g) {

@@ -67,6 +67,7 @@ Status CheckWords(const CLI::App& app, const std::vector<std::string>& arguments
     // The verb comes first; bench and retrofit have verbs of their own.
     if (const CLI::App* inner = FindVerb(*verb, arguments[i])) {
       *chosen = inner;
+      if (inner->get_prefix_command()) return OkStatus();  // another program checks its words
       continue;
     }
     const std::vector<std::string> verbs = VerbsOf(*verb);

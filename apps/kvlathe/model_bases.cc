@@ -145,9 +145,13 @@ StatusOr<const CalibrationStatistics*> ModelBases::TextStatistics(CalibrationRun
 
 StatusOr<BasisAnalysis> ModelBases::Analyse(const Stage& stage,
                                             const CalibrationStatistics& statistics) {
-  if (value_grams_.empty()) {
+  const BasisMethod& method = *FindBasisMethod(stage.name);
+  if (method.wants_value_grams && value_grams_.empty()) {
     KVL_ASSIGN_OR_RETURN(value_grams_, workspace_->weights().AllValueGrams());
-    KVL_ASSIGN_OR_RETURN(output_grams_, workspace_->weights().AllOutputGrams());
+  }
+  if (output_grams_.empty()) {
+    KVL_ASSIGN_OR_RETURN(output_grams_,
+                         workspace_->weights().AllOutputGrams(workspace_->threads()));
     KVL_ASSIGN_OR_RETURN(value_biases_, workspace_->weights().AllValueBiases());
     key_biases_ = workspace_->weights().AllKeyBiases();
   }
@@ -166,7 +170,7 @@ StatusOr<BasisAnalysis> ModelBases::Analyse(const Stage& stage,
     inputs.key_grams = key_grams;
     inputs.value_grams = joined_value_grams;
   }
-  return FindBasisMethod(stage.name)->analyse(inputs);
+  return method.analyse(inputs);
 }
 
 StatusOr<const BasisAnalysis*> ModelBases::Analysis(const Stage& stage) {
@@ -248,7 +252,8 @@ StatusOr<ModelBasis> ModelBases::BasisAt(const Spec& spec, const RankAllocation&
 StatusOr<ModelBasis> ModelBases::OnlineBasis(const Stage& stage,
                                              const std::vector<HeadRanks>& ranks) {
   OnlineInputs inputs = {.is_normalised = OptionsOf(stage).is_normalised};
-  KVL_ASSIGN_OR_RETURN(inputs.output_grams, workspace_->weights().AllOutputGrams());
+  KVL_ASSIGN_OR_RETURN(inputs.output_grams,
+                       workspace_->weights().AllOutputGrams(workspace_->threads()));
   ModelBasis basis{config().n_layers, config().n_kv_heads, config().head_dim};
   for (const HeadRanks& r : ranks) {
     basis.heads.push_back({.rank_k = r.rank_k, .rank_v = r.rank_v});

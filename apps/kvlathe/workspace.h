@@ -99,7 +99,7 @@ class Workspace {
 // One line on stderr where the kernels have no BF16 instructions.
 void SayWithoutBf16(Isa isa);
 
-// Progress on stderr, for terminals only and for what takes longer than two seconds.
+// Progress on stderr, for what takes long: a bar on a terminal, elsewhere a line every ten seconds.
 Progress TerminalProgress();
 
 }  // namespace kvlathe

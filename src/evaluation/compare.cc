@@ -75,8 +75,8 @@ std::string ToTable(const Comparison& comparison) {
         "{:<{}}  {:>9.2f}  {:>11.0f}  {:>10.3f}  {:>+8.2f} +-{:>4.2f}  {:>8.5f} +-{:>7.5f}  "
         "{:>7.2f}  {:>8.2f}  {:>7.3f}\n",
         LabelOf(row), width, 100 * q.kv_fraction, q.kv_bytes_per_token, q.perplexity,
-        100 * q.perplexity_change, 100 * q.perplexity_change_stderr, q.kl, q.kl_stderr, 100 * q.top1_agreement, row.latency.ttft_ms,
-        row.latency.tbt_ms);
+        100 * q.perplexity_change, 100 * q.perplexity_change_stderr, q.kl, q.kl_stderr,
+        100 * q.top1_agreement, row.latency.ttft_ms, row.latency.tbt_ms);
   }
   return table;
 }

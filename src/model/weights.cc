@@ -313,23 +313,31 @@ StatusOr<std::vector<std::vector<double>>> ModelWeights::KeyGrams(int layer_idx,
                    n_joined * config_.head_dim, config_.hidden_dim);
 }
 
-StatusOr<std::vector<std::vector<double>>> ModelWeights::OutputGrams(int layer_idx) {
+StatusOr<std::vector<std::vector<double>>> ModelWeights::OutputGrams(int layer_idx,
+                                                                     ThreadPool* pool) {
   const int64_t d = config_.head_dim, o_full = config_.n_heads * d;
   KVL_ASSIGN_OR_RETURN(const std::vector<float> w_o, reader_.Matrix(names_.o(layer_idx)));
   const ConstMap columns(w_o.data(), config_.hidden_dim, o_full);
-  std::vector<std::vector<double>> grams(config_.n_kv_heads, std::vector<double>(d * d));
-  for (int h = 0; h < config_.n_heads; ++h) {
-    const Eigen::MatrixXd s = columns.middleCols(h * d, d).cast<double>();
-    Eigen::Map<Eigen::MatrixXd>(grams[h / config_.gqa_group()].data(), d, d).noalias() +=
-        s.transpose() * s;
-  }
+  const int64_t n_kv = config_.n_kv_heads, group = config_.gqa_group();
+  std::vector<std::vector<double>> grams(n_kv, std::vector<double>(d * d));
+  pool->Run([&](int worker_id) {
+    const Range heads = ShareOf(n_kv, 1, worker_id, pool->n_workers());
+    for (int64_t g = heads.begin; g < heads.end; ++g) {
+      Eigen::MatrixXd lower = Eigen::MatrixXd::Zero(d, d);
+      for (int64_t h = g * group; h < (g + 1) * group; ++h) {
+        const Eigen::MatrixXd s = columns.middleCols(h * d, d).cast<double>();
+        lower.selfadjointView<Eigen::Lower>().rankUpdate(s.transpose());
+      }
+      Eigen::Map<Eigen::MatrixXd>(grams[g].data(), d, d) = lower.selfadjointView<Eigen::Lower>();
+    }
+  });
   return grams;
 }
 
-StatusOr<std::vector<std::vector<double>>> ModelWeights::AllOutputGrams() {
+StatusOr<std::vector<std::vector<double>>> ModelWeights::AllOutputGrams(ThreadPool* pool) {
   std::vector<std::vector<double>> all;
   for (int l = 0; l < config_.n_layers; ++l) {
-    KVL_ASSIGN_OR_RETURN(std::vector<std::vector<double>> grams, OutputGrams(l));
+    KVL_ASSIGN_OR_RETURN(std::vector<std::vector<double>> grams, OutputGrams(l, pool));
     std::move(grams.begin(), grams.end(), std::back_inserter(all));
   }
   return all;

@@ -89,7 +89,7 @@ class ModelWeights {
   StatusOr<std::vector<std::vector<float>>> AllValueBiases();
   // Sum over the query heads of a KV head of W_O,h W_O,h^T, of the same shape: what an error of a
   // value row weighs in the hidden state.
-  StatusOr<std::vector<std::vector<double>>> AllOutputGrams();
+  StatusOr<std::vector<std::vector<double>>> AllOutputGrams(ThreadPool* pool);
 
   // Row `token_id` of the embedding as float [hidden_dim], plus that of a learned position below
   // max_seq_len.
@@ -108,7 +108,7 @@ class ModelWeights {
   StatusOr<std::vector<float>> QkMatrix(int layer_idx);
   StatusOr<std::vector<std::vector<double>>> KeyGrams(int layer_idx, int n_joined);
   StatusOr<std::vector<std::vector<double>>> ValueGrams(int layer_idx, int n_joined);
-  StatusOr<std::vector<std::vector<double>>> OutputGrams(int layer_idx);
+  StatusOr<std::vector<std::vector<double>>> OutputGrams(int layer_idx, ThreadPool* pool);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
   StatusOr<ValueProjection> WholeValues(int layer_idx, ThreadPool* pool);
   StatusOr<ValueProjection> FoldedValues(int layer_idx, const ModelBasis& basis, ThreadPool* pool);

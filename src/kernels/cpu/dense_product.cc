@@ -6,7 +6,8 @@
 namespace kvlathe {
 
 void Multiply(const DenseProduct& p) {
-  // oneDNN's OpenMP team would fight with our pool: one thread, and the caller's setting back after.
+  // oneDNN's OpenMP team would fight with our pool: one thread, and the caller's setting back
+  // after.
   const int n_threads = omp_get_max_threads();
   omp_set_num_threads(1);
   const dnnl_status_t status =

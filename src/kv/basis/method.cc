@@ -15,7 +15,8 @@ namespace kvlathe {
 namespace {
 
 constexpr BasisMethod kMethods[] = {
-    {"fdc", AnalyseFdc, AllocateFdc},
+    {"fdc", AnalyseFdc, AllocateFdc, nullptr, /*wants_text=*/false, /*wants_probes=*/false,
+     /*wants_value_grams=*/true},
     {"zack", AnalyseZack, AllocateZack, nullptr, /*wants_text=*/true},
     {"lathe", AnalyseLathe, AllocateLathe, AllocateLatheBits, /*wants_text=*/true,
      /*wants_probes=*/true},

@@ -99,6 +99,7 @@ struct BasisMethod {
                                             const RankRequest& request) = nullptr;
   bool wants_text = false;    // statistics of random tokens suit it badly
   bool wants_probes = false;  // allocates by what cuts and noise cost, which takes time to measure
+  bool wants_value_grams = false;  // reads BasisInputs::value_grams whatever its options say
 };
 
 std::span<const BasisMethod> BasisMethods();
