@@ -12,6 +12,7 @@
 # deviation (logits of GEAR and its parts against the uncompressed model's, by steps behind the prompt),
 # scaling (time of a step by context and by sequences, in that shape; writes docs/scaling.svg), votes (attention of a prompt
 # while votes are collected), calibration-cost (time and memory for 13 layers of the 8B shape, or of MODEL, and 32 by extrapolation).
+# real: caches of every kind on a real model and the text TEXT (default: the sample text), with perplexity's paired errors.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 part=${1:-all} model=${2:-models/lathe-nano} n_examples=${3:-0}
@@ -30,6 +31,18 @@ measure() {
     "$kvlathe" eval -m "$model" "$@" --task all --task-count "$n_examples"
   fi
   echo
+}
+
+# Where two could take it, they get the same: the newest 32 positions in 16 bits, as lathe has them.
+real() {
+  local specs=() kv
+  for kv in none int8 q8_0 'kivi(bits=4,group=64)' 'lathe(ratio=4)' 'lathe(ratio=4,keys=before)' q4_0 'gear(bits=2,newest=32)' \
+    'kvquant(bits=3)' 'kivi(bits=2,group=64,newest=32)' 'lathe(ratio=6)' 'lathe(ratio=6,keys=before)' 'lathe(ratio=8)' \
+    'lathe(ratio=8,keys=before)' 'lathe(ratio=10)' 'snapkv(keep=0.5)' 'palu(rate=0.25,round=16)' 'lathe(rate=0.25)' 'zack(rate=0.25)' \
+    'fdc(rate=0.25)'; do
+    specs+=(--kv "$kv")
+  done
+  measure "Caches on $model" ${TEXT:+--text "$TEXT"} "${specs[@]}"
 }
 
 basis() {
@@ -328,7 +341,7 @@ calibration_cost() {
 }
 
 case $part in
-  basis | bases | groups | quantizers | gear | bits | retention | papers | calibration | spectra | throughput | shares | deviation | scaling | votes) "$part" ;;
+  basis | bases | groups | quantizers | gear | bits | retention | papers | calibration | spectra | throughput | shares | deviation | scaling | votes | real) "$part" ;;
   time) time_of_requests ;;
   calibration-cost) calibration_cost ;;
   all) basis && bases && groups && quantizers && gear && bits && retention ;;

@@ -78,11 +78,19 @@ bool NeedsFisher(const Spec& spec) {
 
 // Whoever waits for the first use of a basis learns why, and how not to wait.
 void SayThatItCalibrates(const CalibrationRun& run, const std::string& model) {
+  if (run.text_path.empty()) {
+    fmt::print(
+        stderr,
+        "kvlathe: calibrating {} on random tokens, once; to have it done beforehand: kvlathe "
+        "calibrate -m {}\n",
+        model, model);
+    return;
+  }
   fmt::print(
       stderr,
       "kvlathe: calibrating {} on {}, once; to have it done beforehand on a text like yours: "
       "kvlathe calibrate -m {} --text FILE\n",
-      model, run.text_path.empty() ? "random tokens" : run.text_path, model);
+      model, run.text_path, model);
 }
 
 }  // namespace
