@@ -1,6 +1,5 @@
 #include "calibration/calibrate.h"
 
-#include <Eigen/Core>
 #include <algorithm>
 #include <utility>
 
@@ -107,8 +106,6 @@ StatusOr<TokenSequences> CutSequences(std::span<const int32_t> token_ids, int se
 }
 
 StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job, CalibrationTimes* times) {
-  // What follows computes on our workers; threads of Eigen beside them would fight for the cores.
-  Eigen::setNbThreads(1);
   int64_t n_tokens = 0;
   size_t sequence_tokens = 0;
   for (const auto& sequence : job.sequences) {
