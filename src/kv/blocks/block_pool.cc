@@ -38,8 +38,8 @@ struct BlockPool::State {
   std::unordered_map<int64_t, std::set<std::byte*>> open_chunks;
   std::deque<std::byte*> freed_chunks;  // bases of chunks marked `queued`, oldest first
 
-  Chunk& ChunkOf(std::byte* object) {
-    auto it = chunks.upper_bound(object);
+  Chunk& ChunkOf(const std::byte* object) {
+    auto it = chunks.upper_bound(const_cast<std::byte*>(object));
     KVL_CHECK(it != chunks.begin());
     return *std::prev(it)->second;
   }
@@ -143,6 +143,14 @@ std::byte* BlockPool::Resize(std::byte* object, int64_t n_bytes) {
   state_->Count(kind, difference);
   state_->TrimToSlack();
   return moved;
+}
+
+std::byte* BlockPool::CopyOf(const std::byte* object) {
+  const Chunk& from = state_->ChunkOf(object);
+  const int64_t n_bytes = from.object_bytes();
+  std::byte* copy = Allocate(from.kind(object), n_bytes);
+  if (copy != nullptr) std::memcpy(copy, object, n_bytes);
+  return copy;
 }
 
 void BlockPool::AddReference(std::byte* object) { state_->ChunkOf(object).AddReference(object); }

@@ -47,6 +47,8 @@ class BlockPool {
   // budget and the peak count the difference only. Null, and the object unchanged, when there is no
   // room.
   std::byte* Resize(std::byte* object, int64_t n_bytes);
+  // An object of its own of the same kind, size and contents; null when there is no room.
+  std::byte* CopyOf(const std::byte* object);
   void AddReference(std::byte* object);
   // The object goes back to its chunk with the last reference.
   void Release(std::byte* object);

@@ -101,6 +101,21 @@ TEST(BlockPool, ResizeKeepsContentsAndCountsTheDifference) {
   EXPECT_EQ(pool.usage().used_bytes, 0);
 }
 
+TEST(BlockPool, ACopyIsAnObjectOfItsOwnUnderTheBudget) {
+  BlockPool pool(512);
+  std::byte* object = pool.Allocate(ObjectKind::kRunRecord, 256);
+  std::fill(object, object + 256, std::byte{7});
+  std::byte* copy = pool.CopyOf(object);
+  ASSERT_NE(copy, nullptr);
+  EXPECT_EQ(pool.usage().used_by_kind[static_cast<int>(ObjectKind::kRunRecord)], 512);
+  EXPECT_EQ(pool.CopyOf(object), nullptr);
+  std::fill(object, object + 256, std::byte{8});
+  EXPECT_TRUE(std::all_of(copy, copy + 256, [](std::byte b) { return b == std::byte{7}; }));
+  pool.Release(object);
+  pool.Release(copy);
+  EXPECT_EQ(pool.usage().used_bytes, 0);
+}
+
 // The bound of the blueprint, on the blocks of a layout with uneven ranks: sums of ranks from 32 to
 // 256 in steps of 16, skewed to the middle as adaptive ranks are, with sinks and records among
 // them.

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -65,6 +66,10 @@ class SequenceCache {
   Status Extend(int n_new);
   // Gives everything back.
   void Clear();
+  // Another sequence of the same layout and pool that holds the same bytes and goes on as this one
+  // would; neither knows of the other. kResourceExhausted without room, and then nothing was taken;
+  // kDataLoss as from Extend. Between Extend and the end of its step rows are undefined here too.
+  StatusOr<std::unique_ptr<SequenceCache>> Copy() const;
 
   int n_tokens() const { return n_tokens_; }  // positions made writable so far
   // Of those past the sink, what a head has not dropped; negative while the sink fills.
@@ -155,6 +160,9 @@ class SequenceCache {
 
  private:
   struct HeadTable;
+  bool CopyBlocks(const HeadTable& from, HeadTable* to);
+  bool CopyRuns(const HeadTable& from, HeadTable* to,
+                std::map<const std::byte*, std::byte*>* shared);
   void ReleaseOutOfWindow();
   void ReleaseBlock(HeadTable* head, int64_t block_idx);
   void ReleaseRecords(PackedRun* run);
