@@ -1,5 +1,7 @@
 #include "evaluation/quality.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,6 +14,9 @@ namespace kvlathe {
 namespace {
 
 constexpr int kPieceTokens = 64;  // scored tokens of one forward: decode's blocks
+// Windows that are scored side by side where a cache takes few tokens in a step (one, where entries
+// are dropped at each): their tokens share the reading of the weights.
+constexpr size_t kWindowsAtOnce = 16;
 
 // Sums over the scored tokens of one model.
 struct Sums {
@@ -95,6 +100,7 @@ struct Targets {
   size_t first_step = 0;  // of the first, counted from the end of the prompt
   size_t n_steps = 1;     // of the whole window
   size_t n_prompt = 0;    // tokens of the window before the first step
+  size_t first_row = 0;   // of the last forward's logits
 };
 
 // Scores rows of the last forwards of `base` and `model` against the targets.
@@ -104,7 +110,8 @@ Status ScoreRows(const Model& base, const Model& model, const Targets& targets, 
   threads->Run([&](int worker_id) {
     const Range rows = ShareOf(scores.size(), 1, worker_id, threads->n_workers());
     for (int64_t i = rows.begin; i < rows.end; ++i) {
-      scores[i] = ScoreToken(base.logits(i), model.logits(i), targets.ids[i]);
+      const int64_t row = static_cast<int64_t>(targets.first_row) + i;
+      scores[i] = ScoreToken(base.logits(row), model.logits(row), targets.ids[i]);
     }
   });
   for (size_t i = 0; i < scores.size(); ++i) {
@@ -133,9 +140,14 @@ Status ScoreRows(const Model& base, const Model& model, const Targets& targets, 
 }
 
 struct Contestant {
+  // One of the windows that are being scored. It has a pool of its own, so that the most bytes it
+  // ever held are known.
+  struct Window {
+    std::unique_ptr<BlockPool> pool;
+    std::unique_ptr<SequenceCache> cache;
+  };
   Model* model;
-  std::unique_ptr<BlockPool> pool;
-  std::unique_ptr<SequenceCache> cache;
+  std::vector<Window> windows;
   Sums sums;
   Quality quality;
 };
@@ -144,7 +156,9 @@ struct Contestant {
 // end: the same pieces for all, because each is scored against the baseline's.
 int64_t PieceAt(std::span<const Contestant> contestants, size_t n_left) {
   int64_t n = std::min<int64_t>(kPieceTokens, static_cast<int64_t>(n_left));
-  for (const Contestant& c : contestants) n = std::min(n, c.cache->max_step());
+  for (const Contestant& c : contestants) {
+    for (const Contestant::Window& w : c.windows) n = std::min(n, w.cache->max_step());
+  }
   return n;
 }
 
@@ -159,44 +173,104 @@ Status ForEachContestant(std::span<Contestant> contestants, const F& fn) {
   return OkStatus();
 }
 
-Status ScoreWindow(std::span<Contestant> contestants, std::span<const int32_t> window,
-                   ThreadPool* threads) {
-  const Model& base = *contestants[0].model;
+// Reads the first half of a window with a new cache and scores the token behind it.
+Status ReadPrompt(const Model& base, std::span<const int32_t> window, int64_t kv_budget_bytes,
+                  ThreadPool* threads, Contestant* c) {
   const size_t half = window.size() / 2, n_steps = window.size() - half;
-  KVL_RETURN_IF_ERROR(ForEachContestant(contestants, [&](Contestant* c) -> Status {
-    c->cache = std::make_unique<SequenceCache>(&c->model->layout(), c->pool.get());
-    c->cache->set_n_prompt(static_cast<int64_t>(half), static_cast<int64_t>(n_steps));
-    KVL_RETURN_IF_ERROR(Prefill(c->model, c->cache.get(), window.first(half)));
-    const Targets target = {window.subspan(half, 1), 0, n_steps, half};
-    return ScoreRows(base, *c->model, target, threads, &c->sums);
-  }));
-  for (size_t begin = half; begin < window.size();) {
-    const size_t n = static_cast<size_t>(PieceAt(contestants, window.size() - begin));
-    const size_t n_targets = std::min(n, window.size() - begin - 1);
-    KVL_RETURN_IF_ERROR(ForEachContestant(contestants, [&](Contestant* c) -> Status {
-      KVL_RETURN_IF_ERROR(c->cache->Extend(static_cast<int>(n)));
-      const SequenceStep step{c->cache.get(), window.subspan(begin, n), SequenceStep::Logits::kAll};
-      KVL_RETURN_IF_ERROR(c->model->Forward({&step, 1}));
-      const Targets targets = {window.subspan(begin + 1, n_targets), begin + 1 - half, n_steps,
-                               half};
-      return ScoreRows(base, *c->model, targets, threads, &c->sums);
-    }));
-    begin += n;
+  auto pool = std::make_unique<BlockPool>(kv_budget_bytes);
+  auto owned = std::make_unique<SequenceCache>(&c->model->layout(), pool.get());
+  SequenceCache* cache = owned.get();
+  c->windows.push_back({std::move(pool), std::move(owned)});
+  cache->set_n_prompt(static_cast<int64_t>(half), static_cast<int64_t>(n_steps));
+  KVL_RETURN_IF_ERROR(Prefill(c->model, cache, window.first(half)));
+  return ScoreRows(base, *c->model, {window.subspan(half, 1), 0, n_steps, half}, threads, &c->sums);
+}
+
+// Feeds the tokens [begin, begin + n) of every window in one step and scores those behind them.
+Status ScorePiece(const Model& base, std::span<const std::vector<int32_t>> windows, size_t begin,
+                  size_t n, ThreadPool* threads, Contestant* c) {
+  std::vector<SequenceStep> steps;
+  for (size_t w = 0; w < windows.size(); ++w) {
+    SequenceCache* cache = c->windows[w].cache.get();
+    KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(n)));
+    const std::span<const int32_t> window = windows[w];
+    steps.push_back({cache, window.subspan(begin, n), SequenceStep::Logits::kAll});
+  }
+  KVL_RETURN_IF_ERROR(c->model->Forward(steps));
+  for (size_t w = 0; w < windows.size(); ++w) {
+    const std::span<const int32_t> window = windows[w];
+    const size_t half = window.size() / 2, n_targets = std::min(n, window.size() - begin - 1);
+    const Targets targets = {.ids = window.subspan(begin + 1, n_targets),
+                             .first_step = begin + 1 - half,
+                             .n_steps = window.size() - half,
+                             .n_prompt = half,
+                             .first_row = w * n};
+    KVL_RETURN_IF_ERROR(ScoreRows(base, *c->model, targets, threads, &c->sums));
   }
   return OkStatus();
 }
 
+// How many windows the contestants, which have read the prompt of the first, may score side by
+// side.
+size_t WindowsAtOnce(std::span<const Contestant> contestants, size_t n_steps,
+                     int64_t kv_budget_bytes) {
+  const auto piece = static_cast<size_t>(PieceAt(contestants, n_steps));
+  size_t n = std::min(kWindowsAtOnce, kPieceTokens / piece);
+  for (const Contestant& c : contestants) {
+    // A whole window takes at most twice of what its first half took.
+    const int64_t n_bytes = 2 * std::max<int64_t>(1, c.windows[0].pool->usage().peak_bytes);
+    n = std::min(n, static_cast<size_t>(std::max<int64_t>(1, kv_budget_bytes / n_bytes)));
+  }
+  return n;
+}
+
+Status InWindows(size_t first, size_t last, const Status& status) {
+  if (status.ok()) return status;
+  const std::string which = first == last ? fmt::format("window {}", first + 1)
+                                          : fmt::format("windows {} to {}", first + 1, last + 1);
+  return Error(status.code(), "{}: {}", which, MessageOf(status));
+}
+
+// Scores the window `first`, and more behind it at the same time where steps are short; all have
+// the same length. Returns how many, whose caches are left to the caller.
+StatusOr<size_t> ScoreWindows(std::span<Contestant> contestants,
+                              std::span<const std::vector<int32_t>> windows, size_t first,
+                              int64_t kv_budget_bytes, ThreadPool* threads) {
+  const Model& base = *contestants[0].model;
+  const size_t n_window = windows[first].size(), half = n_window / 2;
+  const auto read_prompt = [&](size_t w) {
+    return InWindows(w, w, ForEachContestant(contestants, [&](Contestant* c) {
+                       return ReadPrompt(base, windows[w], kv_budget_bytes, threads, c);
+                     }));
+  };
+  KVL_RETURN_IF_ERROR(read_prompt(first));
+  const size_t n_at_once = std::min(windows.size() - first,
+                                    WindowsAtOnce(contestants, n_window - half, kv_budget_bytes));
+  for (size_t w = first + 1; w < first + n_at_once; ++w) KVL_RETURN_IF_ERROR(read_prompt(w));
+  for (size_t begin = half; begin < n_window;) {
+    const size_t n = static_cast<size_t>(PieceAt(contestants, n_window - begin));
+    const Status scored = ForEachContestant(contestants, [&](Contestant* c) {
+      return ScorePiece(base, windows.subspan(first, n_at_once), begin, n, threads, c);
+    });
+    KVL_RETURN_IF_ERROR(InWindows(first, first + n_at_once - 1, scored));
+    begin += n;
+  }
+  return n_at_once;
+}
+
+// Of the last of the windows that were scored together.
 void RecordSizes(Contestant* c, size_t n_tokens) {
   const CacheLayout& layout = c->model->layout();
+  const auto& [pool, cache] = c->windows.back();
   const double reference =
       static_cast<double>(ReferenceBytes(layout, static_cast<int64_t>(n_tokens)));
-  c->quality.kv_bytes = c->cache->bytes();
-  c->quality.reencoding = c->cache->reencoding();
+  c->quality.kv_bytes = cache->bytes();
+  c->quality.reencoding = cache->reencoding();
   const double n_bytes = static_cast<double>(c->quality.kv_bytes.total());
   c->quality.kv_fraction = n_bytes / reference;
   c->quality.kv_bytes_per_token = n_bytes / static_cast<double>(n_tokens);
-  c->quality.kv_reserved_bytes = c->pool->usage().reserved_bytes;
-  c->quality.kv_peak_fraction = static_cast<double>(c->pool->usage().peak_bytes) / reference;
+  c->quality.kv_reserved_bytes = pool->usage().reserved_bytes;
+  c->quality.kv_peak_fraction = static_cast<double>(pool->usage().peak_bytes) / reference;
 }
 
 double Median(std::vector<double> values) {
@@ -261,19 +335,23 @@ StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
                                               ThreadPool* threads, const Progress& progress) {
   std::vector<Contestant> contestants;
   for (Model* model : models) {
-    contestants.push_back({model, std::make_unique<BlockPool>(kv_budget_bytes), nullptr, {}, {}});
+    contestants.push_back({model, {}, {}, {}});
   }
-  double n_bytes = 0;
-  for (size_t w = 0; w < text.windows.size(); ++w) {
-    if (progress) progress("evaluating", static_cast<double>(w) / text.windows.size());
-    const Status scored = ScoreWindow(contestants, text.windows[w], threads);
-    if (!scored.ok()) return Error(scored.code(), "window {}: {}", w + 1, MessageOf(scored));
-    for (size_t t = text.windows[w].size() / 2; t < text.windows[w].size(); ++t) {
-      n_bytes += text.token_bytes[w][t];
-    }
+  const std::span<const std::vector<int32_t>> windows = text.windows;
+  for (size_t w = 0; w < windows.size();) {
+    if (progress) progress("evaluating", static_cast<double>(w) / windows.size());
+    KVL_ASSIGN_OR_RETURN(const size_t n_scored,
+                         ScoreWindows(contestants, windows, w, kv_budget_bytes, threads));
     for (Contestant& c : contestants) {
-      RecordSizes(&c, text.windows[w].size());
-      c.cache.reset();
+      RecordSizes(&c, windows[w].size());
+      c.windows.clear();
+    }
+    w += n_scored;
+  }
+  double n_bytes = 0;  // of the scored tokens
+  for (size_t w = 0; w < windows.size(); ++w) {
+    for (size_t t = windows[w].size() / 2; t < windows[w].size(); ++t) {
+      n_bytes += text.token_bytes[w][t];
     }
   }
   if (progress) progress("evaluating", 1);

@@ -66,8 +66,9 @@ struct Quality {
   double kv_peak_fraction = 0;  // most bytes held at any time of a window / the same reference
 };
 
-// Scores every model on the same windows; models[0] is the baseline of kl and top1_agreement. Each
-// model has a pool of its own with `kv_budget_bytes`. kDataLoss, with window and model, when rows
+// Scores every model on the same windows; models[0] is the baseline of kl and top1_agreement. The
+// caches of one model take `kv_budget_bytes` at most; where a cache takes few tokens in a step,
+// several windows are scored side by side within them. kDataLoss, with window and model, when rows
 // or logits are not finite, or when logits are too far apart for what compares them to be a number.
 StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
                                               const EvaluationText& text, int64_t kv_budget_bytes,

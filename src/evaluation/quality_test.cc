@@ -152,6 +152,37 @@ TEST_F(QualityTest, StretchesAreThoseOfDecodingTokenByToken) {
   EXPECT_NEAR(n_agree / static_cast<double>(q.n_tokens), q.top1_agreement, 1e-9);
 }
 
+// A cache that drops an entry at every step takes one token in each, so its windows are scored side
+// by side; with room for one window alone they are not.
+TEST_F(QualityTest, WindowsSideBySideScoreAsOneAfterTheOther) {
+  RetentionPlan plan;
+  plan.votes = RetentionPlan::Votes::kAll;
+  plan.keep = 0.5;
+  plan.recent_share = 0.5;
+  auto pruned = Model::Create(weights_, nullptr, 4, &threads_, SelectIsa().value(), nullptr, &plan);
+  ASSERT_TRUE(pruned.ok()) << pruned.status();
+  auto none = Make(-1);
+  Model* models[] = {none.get(), pruned->get()};
+  EvaluationText text = Cut(131, std::nullopt);
+  text.windows.resize(4);
+  auto together = MeasureQuality(models, text, 64 << 20, &threads_, nullptr);
+  ASSERT_TRUE(together.ok()) << together.status();
+  double kl = 0, nll = 0;
+  for (int w = 0; w < 4; ++w) {
+    const EvaluationText one = {{text.windows[w]}, {text.token_bytes[w]}};
+    auto alone = MeasureQuality(models, one, 64 << 20, &threads_, nullptr);
+    ASSERT_TRUE(alone.ok()) << alone.status();
+    kl += (*alone)[1].kl / 4;
+    nll += std::log((*alone)[1].perplexity) / 4;
+    EXPECT_EQ((*alone)[1].kv_fraction, (*together)[1].kv_fraction);
+    EXPECT_EQ((*alone)[1].kv_peak_fraction, (*together)[1].kv_peak_fraction);
+  }
+  EXPECT_GT(kl, 1e-5);
+  EXPECT_NEAR((*together)[1].kl, kl, 1e-5 * kl);
+  EXPECT_NEAR(std::log((*together)[1].perplexity), nll, 1e-6);
+  EXPECT_EQ((*together)[1].n_tokens, 4 * 66);
+}
+
 TEST_F(QualityTest, ABudgetThatIsTooSmallIsAnError) {
   auto model = Make(-1);
   Model* models[] = {model.get()};

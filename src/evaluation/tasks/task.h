@@ -28,8 +28,9 @@ enum class TaskMetric {
   // The choice with the highest log-likelihood is the reference, and so at each of the earlier
   // answers, given those before it.
   kChoice,
-  kFinalAnswer,  // the last number of the output equals the last number of the reference
-  kLineMatch,    // share of the reference's lines that the output has at the same place
+  kFinalAnswer,   // the last number of the output equals the last number of the reference
+  kOptionLetter,  // the option that the output says is the answer, A to E, is the reference's
+  kLineMatch,     // share of the reference's lines that the output has at the same place
 };
 
 struct TextRange {
@@ -47,6 +48,13 @@ struct TaskExample {
   std::string stop = "\n\n";
   // What of the prompt answers earlier questions of the task: training examples ask several.
   std::vector<TextRange> earlier_answers;
+  // For kChoice where the choices differ before the question and not behind it (WinoGrande): the
+  // prompt of each choice, [choices.size()]; `prompt` is then what all of them begin with, and every
+  // choice is the same text. Empty otherwise.
+  std::vector<std::string> choice_prompts;
+  // For kChoice: the index of the right choice. Without it (-1) it is the choice that equals
+  // references[0]; where choice_prompts is used it is always given.
+  int answer = -1;
 };
 
 // Tokens of a text in the tokenizer of the model that is evaluated.
