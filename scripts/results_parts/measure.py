@@ -1,0 +1,158 @@
+"""Measures what a results file lacks, one program call for each part and spec, and can be stopped at any time."""
+
+import json
+import pathlib
+import time
+from dataclasses import dataclass
+
+from . import plan, prepare
+from .program import CallFailed
+from .store import ResultsError
+
+SIGNIFICANT = 3  # standard errors above chance from which a task tells caches apart
+# Latencies were measured beside other work; the rest is detail that no table has.
+NOT_KEPT = ("ttft_ms", "tbt_ms", "over_steps", "kv_reencoded", "kv_parts", "kv_reserved_bytes")
+# What the row of `none` says for all caches of a task.
+OF_TASK = ("task", "metric", "chance", "count", "length", "prompt_tokens")
+
+
+def decides(row):
+    """Whether the uncompressed model is so far above chance that a cache could lose something."""
+    if row.get("decides") is not None:
+        return row["decides"]
+    if "score" not in row:
+        return True  # no task
+    above = row["score"] - (row.get("chance") or 0)
+    return above > 0 and above >= SIGNIFICANT * row["score_stderr"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    part: plan.Part
+    kv: str
+
+    def template(self, program):
+        """The command as it is recorded, {kv} for the spec: `none` has one of its own, as a baseline."""
+        return program.shown(self.part.command("none" if self.kv == "none" else "{kv}"))
+
+
+def find_row(output, kv):
+    """The row of `kv` in what --json printed: an object of rows, or objects, one to a line."""
+    found = []
+    for line in output.decode().splitlines():
+        if line.startswith("{"):
+            value = json.loads(line)
+            found += value.get("rows", [value])
+    rows = [row for row in found if row.get("kv") == kv]
+    if not rows:
+        raise CallFailed("the program printed no row for the spec")
+    dropped = NOT_KEPT if kv == "none" else NOT_KEPT + OF_TASK
+    return {key: value for key, value in rows[-1].items() if key not in dropped}
+
+
+class Measurement:
+    """All cells of the parts; `say` takes a line for the user."""
+
+    def __init__(self, parts, program, store, run, say):
+        self.program, self.store, self.run, self.say = program, store, run, say
+        self.cells = [Cell(part, kv) for part in parts for kv in part.specs]
+
+    def is_done(self, cell):
+        return self.store.is_done(cell.part.name, cell.kv, cell.template(self.program))
+
+    def baseline_path(self, part):
+        return pathlib.Path(self.program.root) / part.baseline
+
+    def is_undecided(self, cell):
+        """Whether `none` showed that the task tells nothing."""
+        none = Cell(cell.part, "none")
+        return bool(cell.part.baseline) and cell.kv != "none" and self.is_done(none) and not decides(
+            self.store.result(cell.part.name, "none"))
+
+    def pending(self):
+        """What is to be done, in order: `none` again where its answers are needed and gone."""
+        wanted = [cell for cell in self.cells if not self.is_done(cell) and not self.is_undecided(cell)]
+        needed = {cell.part.name for cell in wanted if cell.part.baseline}
+        return [cell for cell in self.cells if cell in wanted or (
+            cell.kv == "none" and cell.part.name in needed and not self.baseline_path(cell.part).exists())]
+
+    def seconds_left(self, cells):
+        """By the mean of the same part's measured cells, or of all."""
+        by_part = {}
+        for record in self.store.records.values():
+            by_part.setdefault(record["part"], []).append(record["seconds"])
+        every = [seconds for some in by_part.values() for seconds in some]
+        if not every:
+            return None
+        return sum(mean(by_part.get(cell.part.name, every)) for cell in cells)
+
+    def list_cells(self):
+        pending = self.pending()
+        for cell in self.cells:
+            state = "to do" if cell in pending else "done" if self.is_done(cell) else "decides nothing"
+            self.say(f"{state:15} {cell.part.name:20} {cell.kv}")
+        self.say(f"{len(self.cells)} cells, {len(pending)} to do{left(self.seconds_left(pending))}")
+
+    def measure_all(self):
+        """Measures all that is to be done; returns how many failed."""
+        tried, failed, pending = set(), 0, self.pending()
+        while pending:
+            cell = pending[0]
+            tried.add(cell)
+            begin = time.monotonic()
+            what = self.measure(cell)
+            failed += what.startswith("failed")
+            pending = [other for other in self.pending() if other not in tried and not self.lacks_baseline(other, tried)]
+            n_done = len(tried)
+            self.say(f"{n_done}/{n_done + len(pending)} {cell.part.name} {cell.kv}: {time.monotonic() - begin:.1f} s, {what}"
+                     f"{left(self.seconds_left(pending))}")
+        return failed
+
+    def lacks_baseline(self, cell, tried):
+        """`none` has failed in this run, so its caches cannot be compared."""
+        return (bool(cell.part.baseline) and cell.kv != "none" and Cell(cell.part, "none") in tried
+                and not self.baseline_path(cell.part).exists())
+
+    def measure(self, cell):
+        """One record, saved. Returns what became of it."""
+        part, kv = cell.part, cell.kv
+        writes_baseline = bool(part.baseline) and kv == "none"
+        if writes_baseline:
+            # Answers are there only beside the record that they belong to.
+            self.store.drop(part.name, kv)
+            self.store.save()
+            self.baseline_path(part).parent.mkdir(parents=True, exist_ok=True)
+            self.baseline_path(part).unlink(missing_ok=True)
+        try:
+            for file in part.prepared:
+                prepare.make_ready(file, self.program, self.store)
+            begin = time.monotonic()
+            row = find_row(self.program.output(part.command(kv)), kv)
+            error = None
+        except (CallFailed, ResultsError, OSError, ValueError) as failure:
+            row, error, begin = None, str(failure).splitlines()[0][:300], time.monotonic()
+        except BaseException:
+            if writes_baseline:
+                self.baseline_path(part).unlink(missing_ok=True)
+            raise
+        if error and writes_baseline:
+            self.baseline_path(part).unlink(missing_ok=True)
+        self.store.add(part.name, kv, cell.template(self.program), self.run, time.monotonic() - begin, row, error)
+        self.store.save()
+        return f"failed: {error}" if error else summary(row)
+
+
+def summary(row):
+    if "kl" in row:
+        return f"KL {row['kl']:.4f}"
+    return f"score {100 * row['score']:.1f}%" if "score" in row else "done"
+
+
+def mean(numbers):
+    return sum(numbers) / len(numbers)
+
+
+def left(seconds):
+    if seconds is None:
+        return ""
+    return f"; about {seconds / 60:.0f} min left" if seconds >= 60 else f"; about {seconds:.0f} s left"

@@ -1,0 +1,187 @@
+"""What is measured: parts, which are one command each, for every spec of a list."""
+
+import pathlib
+from dataclasses import dataclass
+
+from . import prepare
+
+# Every cache gets what lathe gets: where a method can keep its newest positions in 16 bits, it keeps 32.
+CODES = ["int8", "q8_0", "q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)",
+         "kivi(bits=2,group=64,newest=32)", "kvquant(bits=3,newest=32)", "gear(bits=2,newest=32)", "lathe(ratio=4)",
+         "lathe(ratio=6)", "lathe(ratio=6,keys=before)", "lathe(ratio=8)", "lathe(ratio=8,keys=before)"]
+RETENTION = ["snapkv(keep=0.5)", "h2o(keep=0.5)"]
+BASES = ["palu(rate=0.25,round=16)", "fdc(rate=0.25)", "zack(rate=0.25)"]
+MAIN = ["none", *CODES, *RETENTION, *BASES]
+AS_PUBLISHED = ["kivi(bits=4,group=64)"]  # on texts only
+
+METHODS = ["none", *BASES, "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
+           "token(bits=4)", "kcvt(bits=4)", "kivi(bits=4)", "kvquant(bits=4)", "kvquant(bits=2)", "int8", "q8_0", "q4_0",
+           "q4_0(hadamard=on)", "kivi(bits=2,group=64)", "kivi(bits=2,group=64)+lowrank", "kivi(bits=2,group=64)+sparse",
+           "gear(bits=4)", "gear(bits=2)", "gear-l(bits=4)", "gear-l(bits=2)", "outlier-aware(bits=2)", "lathe(ratio=4)",
+           "lathe(ratio=6)", "lathe(ratio=8)", "kvquant-z(rate=0.25)", "kvq-f(rate=0.25)", "kvq-p(rate=0.25)", "fdc(rate=0.25)+gear(bits=4)",
+           "snapkv(keep=0.5)+kivi(bits=4,group=64)", "lathe(ratio=4)+snapkv(keep=0.5)", "snapkv(keep=0.5)", "window(size=1020)",
+           "pool(n=2)", "h2o(keep=0.5)", "tova(keep=0.5)", "keyformer(keep=0.5)", "keyformer-z(rate=0.5)", "kf-f(rate=0.5)",
+           "kf-p(rate=0.5)"]
+NOT_MEASURED = {"dmc": "needs weights that were trained for it"}
+
+CALIBRATED = [*BASES, "lathe(rate=0.25)", "lathe(ratio=4)", "lathe(ratio=6)"]
+CALIBRATIONS = ("random", "text", "books")
+# 10,000 tokens of each are the text of the kind that is scored, which is another novel.
+BOOKS = ["Emma_158.txt", "Middlemarch_145.txt", "Great-Expectations_1400.txt", "Moby-Dick--Or-The-Whale_2701.txt"]
+NOVEL = "books-valid/Pride-and-Prejudice_1342.txt"
+WIKI = "wikitext2/wiki.test.raw"
+
+SMALL = ["none", "int8", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "gear(bits=2,newest=32)",
+         "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)", "snapkv(keep=0.5)", "h2o(keep=0.5)", *BASES]
+SMALL_TASKS = ["passkey", "recall", "multihop", "arithmetic", "sort", "copy", "classify", "summary", "code", "rules"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One command for every spec. `arguments` are those of the program before its specs."""
+    name: str  # GROUP or GROUP/NAME
+    title: str
+    specs: tuple
+    arguments: tuple
+    data: tuple = ()  # files of the data that it reads
+    prepared: tuple = ()  # files that are made for it
+    baseline: str = ""  # of a task: the file of what `none` answered
+
+    @property
+    def is_compared(self):
+        return self.arguments[0] == "compare"
+
+    def matches(self, names):
+        """Whether a name of --only means it."""
+        return not names or bool({self.name, *self.name.split("/")} & set(names))
+
+    def command(self, kv):
+        """The arguments for the spec `kv`, which may be the placeholder {kv}."""
+        if self.is_compared:
+            return [*self.arguments, *(() if kv == "none" else ("--kv", "none")), "--kv", kv, "--json"]
+        return [*self.arguments, "--kv", kv, *self.answers(kv), "--json"]
+
+    def answers(self, kv):
+        if not self.baseline:
+            return ()
+        return ("--predictions" if kv == "none" else "--baseline", self.baseline)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a plan is made for. Paths are as the program gets them."""
+    model: str
+    context: int
+    data: str | None  # None: none is there
+    work: str  # folder for made files, relative to the tree
+    embedded_text: str | None = None  # of a model that comes with kvlathe
+
+
+def compared(setup, name, title, specs, text, n_windows, n_window, source, extra=(), needs=()):
+    n_window = min(n_window, setup.context)
+    path = f"{setup.work}/{text}-{n_windows}x{n_window}.txt"
+    head = prepare.Prepared(path, prepare.head_by_tokens(f"{setup.data}/{source}", n_windows, n_window))
+    return Part(name, title, tuple(specs),
+                ("compare", "-m", setup.model, "-c", str(n_window), "--text", path, *extra),
+                data=(source,), prepared=(head, *needs))
+
+
+def text_parts(setup):
+    parts = [compared(setup, "quality", "WikiText-2 test, 24 windows of 2048 tokens", MAIN + AS_PUBLISHED, "wiki", 24, 2048, WIKI)]
+    if setup.context >= 8192:
+        parts.append(compared(setup, "long", "WikiText-2 test, 3 windows of 8192 tokens", MAIN + AS_PUBLISHED, "wiki", 3, 8192, WIKI))
+    parts.append(compared(setup, "methods", "every method on WikiText-2 test, 6 windows of 2048 tokens", METHODS, "wiki", 6, 2048, WIKI))
+    return parts + calibration_parts(setup)
+
+
+def calibration_parts(setup):
+    n_window = min(2048, setup.context)
+    scored = f"{setup.work}/novel-6x{n_window}.txt"
+    novel = prepare.Prepared(scored, prepare.head_by_tokens(f"{setup.data}/{NOVEL}", 6, n_window))
+    own, books = "share/calibration.txt", f"{setup.work}/calibration-books.txt"
+    sources = {
+        "random": (("--random-tokens", "40000"), None, ()),
+        "text": (("--text", own), own, ()),
+        "books": (("--text", books), books,
+                  (prepare.Prepared(books, prepare.heads_of([f"{setup.data}/books/{book}" for book in BOOKS], 43000)),)),
+    }
+    titles = {"random": "random tokens", "text": "the text that comes with kvlathe", "books": "other novels"}
+    parts = []
+    for kind in CALIBRATIONS:
+        arguments, text, needs = sources[kind]
+        basis = prepare.Prepared(f"{setup.work}/{kind}.safetensors", prepare.calibrated(arguments, text, scored), (novel, *needs))
+        parts.append(Part(f"calibration/{kind}", f"a novel, calibrated on {titles[kind]}", tuple(CALIBRATED),
+                          ("compare", "-m", setup.model, "-c", str(n_window), "--basis", basis.path, "--text", scored),
+                          data=(NOVEL, *(f"books/{book}" for book in BOOKS if kind == "books")), prepared=(novel, basis)))
+    return parts
+
+
+def task(setup, name, title, argument, options, specs=MAIN, **files):
+    baseline = f"{setup.work}/{name.replace('/', '-')}.none.jsonl"
+    return Part(name, title, tuple(specs), ("eval", "-m", setup.model, "--task", argument, *options), baseline=baseline, **files)
+
+
+def file_tasks(setup):
+    """Tasks of data sets, 100 examples each."""
+    def of(name, title, path, *options, reader=None, shots=None, prepared=()):
+        data = (path,) if shots is None else (path, shots)
+        argument = f"{reader or name}:{prepared[0].path if prepared else f'{setup.data}/{path}'}"
+        shot_options = ("--shot-tokens", "1000") if shots is None else ("--shots", f"{setup.data}/{shots}")
+        return task(setup, f"tasks/{name}", title, argument, ("--task-count", "100", *shot_options), data=data, prepared=prepared)
+
+    packed = "hellaswag/hellaswag_val_full.txt.bz2"
+    endings = prepare.Prepared("build/results/hellaswag_val_full.txt", prepare.unpacked(f"{setup.data}/{packed}"))
+    return [
+        of("hellaswag", "HellaSwag", packed, prepared=(endings,)),
+        of("piqa", "PIQA", "piqa/valid.jsonl"),
+        of("arc-easy", "ARC easy", "arc/arc-easy/test.json", reader="arc"),
+        of("arc-challenge", "ARC challenge", "arc/arc-challenge/test.json", reader="arc"),
+        of("winogrande", "WinoGrande", "winogrande/dev.json"),
+        of("gsm8k", "GSM8K", "gsm8k/test.jsonl", shots="cot_prompts/gsm8k_prompt_original.txt"),
+        of("aqua", "AQuA", "aqua/test.json", shots="cot_prompts/aqua_cot_prompt_8shots.txt"),
+    ]
+
+
+def retrieval_tasks(setup):
+    """Facts hidden in a novel, 25 examples each."""
+    def of(name, title, argument, n_tokens=2000):
+        return task(setup, name, title, argument, ("--task-text", f"{setup.data}/{NOVEL}", "--task-length", str(n_tokens),
+                                                   "--task-count", "25"), data=(NOVEL,))
+    parts = [
+        of("needle/one", "one number in a novel", "needle"),
+        of("needle/keys4", "one of four numbers", "needle(keys=4)"),
+        of("needle/values2", "two numbers of one key", "needle(values=2)"),
+        of("needle/queries2", "two of four numbers", "needle(keys=4,queries=2)"),
+        of("needle/words", "a word", "needle(kind=words)"),
+        of("needle/uuids", "an identifier of 32 digits", "needle(kind=uuids)"),
+        of("needle/7000", "one number in 7,000 tokens", "needle", 7000),
+        of("needle/variables", "variables that are assigned to each other", "variables"),
+        of("needle/frequent", "the most frequent words of a list", "frequent"),
+        of("needle/json", "a value of a JSON object", "json"),
+    ]
+    return [part for part in parts if part.name != "needle/7000" or setup.context >= 8192]
+
+
+def drift_part(setup):
+    return Part("drift", "1,000 tokens of free generation after 4 prompts", tuple(MAIN),
+                ("eval", "-m", setup.model, "--drift", f"{setup.data}/{NOVEL}", "--drift-tokens", "1000", "--drift-prompts", "4"), data=(NOVEL,))
+
+
+def embedded_parts(setup):
+    parts = [Part("quality", f"its sample text, windows of {setup.context} tokens or fewer", tuple(SMALL),
+                  ("compare", "-m", setup.model, "-c", str(setup.context), "--text", setup.embedded_text))]
+    return parts + [task(setup, f"tasks/{name}", name, name, ("--task-count", "50"), SMALL) for name in SMALL_TASKS]
+
+
+def parts_of(setup):
+    if setup.embedded_text:
+        return embedded_parts(setup)
+    return [*text_parts(setup), *file_tasks(setup), *retrieval_tasks(setup), drift_part(setup)]
+
+
+def missing_data(part, setup):
+    """The first file of the data that is not there, or None."""
+    for path in part.data:
+        if setup.data is None or not (pathlib.Path(setup.data) / path).exists():
+            return path
+    return None
