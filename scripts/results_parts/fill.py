@@ -1,2 +1,146 @@
-def fill_files(*a): return 0
-def check(*a): return 0
+"""Tables and figures of results in any Markdown file, and the check that all of them are what the results say.
+
+A table stands between two lines, and is written anew:
+    <!-- results: NAME BLOCK -->
+    <!-- end -->
+NAME is that of docs/results/NAME.json; BLOCK is main, kept, beaten, provenance, tasks, needle, undecided or a part (quality,
+tasks/piqa). A figure stands in a sentence:
+    a KL of <!--= NAME PART KV FIELD -->0.0022<!-- -->
+with FIELD one of those in view.py: size, smaller, perplexity, change, kl, score and so on.
+"""
+
+import pathlib
+import re
+
+from .page import block_lines, page_text
+from .store import ResultsError, Store, write_whole
+from .view import View
+
+N_MOST_ROWS = 20
+BLOCK = re.compile(r"^<!-- results: (\S+) (\S+) -->$")
+END = "<!-- end -->"
+FIGURE = re.compile(r"<!--= ([^>]*?) -->(.*?)<!-- -->")
+SOURCES = ("*.md", "docs/**/*.md", "bench/*.md", "models/*.md")
+
+
+class Views:
+    """Those of a tree, each read once."""
+
+    def __init__(self, root):
+        self.root, self.by_name = pathlib.Path(root), {}
+
+    def __getitem__(self, name):
+        if name not in self.by_name:
+            path = self.root / "docs/results" / f"{name}.json"
+            if not path.exists():
+                raise ResultsError(f"there is no docs/results/{name}.json")
+            self.by_name[name] = View(Store(path))
+        return self.by_name[name]
+
+
+def figure_of(views, words):
+    words = words.split()
+    if len(words) != 4:
+        raise ResultsError(f"a figure is NAME PART KV FIELD, not {' '.join(words)}")
+    name, part, kv, field = words
+    return views[name].figure(part, kv, field)
+
+
+def filled(text, views):
+    """The text with all its tables and figures as they are to be; errors begin with the number of the line."""
+    lines, out, at = text.split("\n"), [], 0
+    while at < len(lines):
+        block = BLOCK.match(lines[at])
+        try:
+            if block:
+                try:
+                    end = lines.index(END, at)
+                except ValueError:
+                    raise ResultsError(f"no line {END} behind it") from None
+                if any(BLOCK.match(line) for line in lines[at + 1:end]):
+                    raise ResultsError(f"no line {END} before the next block")
+                out += [lines[at], "", *block_lines(views[block[1]], block[2]), END]
+                at = end
+            else:
+                out.append(FIGURE.sub(lambda found: f"<!--= {found[1]} -->{figure_of(views, found[1])}<!-- -->", lines[at]))
+        except ResultsError as error:
+            raise ResultsError(f"{at + 1}: {error}") from None
+        at += 1
+    return "\n".join(out)
+
+
+def fill_files(root, paths, say):
+    views = Views(root)
+    for path in map(pathlib.Path, paths):
+        text = path.read_text(encoding="utf-8")
+        try:
+            after = filled(text, views)
+        except ResultsError as error:
+            raise ResultsError(f"{path}:{error}") from None
+        if after != text:
+            write_whole(path, after)
+        say(f"{path}: {'written' if after != text else 'as it was'}")
+    return 0
+
+
+def first_difference(is_text, should_be):
+    """The number of the first line that differs, or None."""
+    ours, theirs = is_text.split("\n"), should_be.split("\n")
+    for number, (a, b) in enumerate(zip(ours, theirs), start=1):
+        if a != b:
+            return number
+    return None if len(ours) == len(theirs) else min(len(ours), len(theirs)) + 1
+
+
+def long_table(lines):
+    """The line where a table of more rows than a reader takes in begins, or None."""
+    begin, rule = None, re.compile(r"^\|[ :|-]+\|$")
+    for number, line in enumerate([*lines, ""], start=1):
+        if line.startswith("|"):
+            begin = begin or number
+            continue
+        if begin and number - begin - any(rule.match(row) for row in lines[begin - 1:number - 1]) - 1 > N_MOST_ROWS:
+            return begin
+        begin = None
+    return None
+
+
+def blocks_of(text):
+    """The lines of the text that stand in blocks; others are empty, so that numbers stay."""
+    inside, lines = False, []
+    for line in text.split("\n"):
+        inside = bool(BLOCK.match(line)) or (inside and line != END)
+        lines.append(line if inside else "")
+    return lines
+
+
+def problems(root):
+    """One line each, with a file and a line."""
+    root, views = pathlib.Path(root), Views(root)
+    pages = {path.with_suffix(".md"): path for path in sorted((root / "docs/results").glob("*.json"))}
+    for page, source in pages.items():
+        shown = page.relative_to(root)
+        text = page.read_text(encoding="utf-8") if page.exists() else ""
+        number = first_difference(text, page_text(views[source.stem]))
+        if number:
+            yield f"{shown}:{number}: not what {source.name} says; scripts/results.py page docs/results/{source.name}"
+    for path in sorted({path for pattern in SOURCES for path in root.glob(pattern)}):
+        shown, text = path.relative_to(root), path.read_text(encoding="utf-8")
+        try:
+            number = None if path in pages else first_difference(text, filled(text, views))
+        except ResultsError as error:
+            yield f"{shown}:{error}"
+            continue
+        if number:
+            yield f"{shown}:{number}: not what the results say; scripts/results.py fill {shown}"
+        is_generated = path.parent == root / "docs/results"
+        number = long_table(text.split("\n") if is_generated else blocks_of(text))
+        if number:
+            yield f"{shown}:{number}: a table of more than {N_MOST_ROWS} rows"
+
+
+def check(root, say):
+    found = list(problems(root))
+    for problem in found:
+        say(problem)
+    return 1 if found else 0

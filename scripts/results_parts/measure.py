@@ -31,6 +31,10 @@ class Cell:
     part: plan.Part
     kv: str
 
+    @property
+    def key(self):
+        return self.part.name, self.kv
+
     def template(self, program):
         """The command as it is recorded, {kv} for the spec: `none` has one of its own, as a baseline."""
         return program.shown(self.part.command("none" if self.kv == "none" else "{kv}"))
@@ -56,9 +60,10 @@ class Measurement:
     def __init__(self, parts, program, store, run, say):
         self.program, self.store, self.run, self.say = program, store, run, say
         self.cells = [Cell(part, kv) for part in parts for kv in part.specs]
+        self.templates = {cell.key: cell.template(program) for cell in self.cells}
 
     def is_done(self, cell):
-        return self.store.is_done(cell.part.name, cell.kv, cell.template(self.program))
+        return self.store.is_done(*cell.key, self.templates[cell.key])
 
     def baseline_path(self, part):
         return pathlib.Path(self.program.root) / part.baseline
@@ -71,10 +76,10 @@ class Measurement:
 
     def pending(self):
         """What is to be done, in order: `none` again where its answers are needed and gone."""
-        wanted = [cell for cell in self.cells if not self.is_done(cell) and not self.is_undecided(cell)]
-        needed = {cell.part.name for cell in wanted if cell.part.baseline}
-        return [cell for cell in self.cells if cell in wanted or (
-            cell.kv == "none" and cell.part.name in needed and not self.baseline_path(cell.part).exists())]
+        wanted = {cell.key for cell in self.cells if not self.is_done(cell) and not self.is_undecided(cell)}
+        needed = {part for part, _ in wanted}
+        return [cell for cell in self.cells if cell.key in wanted or (
+            cell.kv == "none" and cell.part.baseline and cell.part.name in needed and not self.baseline_path(cell.part).exists())]
 
     def seconds_left(self, cells):
         """By the mean of the same part's measured cells, or of all."""
@@ -88,8 +93,9 @@ class Measurement:
 
     def list_cells(self):
         pending = self.pending()
+        keys = {cell.key for cell in pending}
         for cell in self.cells:
-            state = "to do" if cell in pending else "done" if self.is_done(cell) else "decides nothing"
+            state = "to do" if cell.key in keys else "done" if self.is_done(cell) else "decides nothing"
             self.say(f"{state:15} {cell.part.name:20} {cell.kv}")
         self.say(f"{len(self.cells)} cells, {len(pending)} to do{left(self.seconds_left(pending))}")
 
@@ -98,11 +104,11 @@ class Measurement:
         tried, failed, pending = set(), 0, self.pending()
         while pending:
             cell = pending[0]
-            tried.add(cell)
+            tried.add(cell.key)
             begin = time.monotonic()
             what = self.measure(cell)
             failed += what.startswith("failed")
-            pending = [other for other in self.pending() if other not in tried and not self.lacks_baseline(other, tried)]
+            pending = [other for other in self.pending() if other.key not in tried and not self.lacks_baseline(other, tried)]
             n_done = len(tried)
             self.say(f"{n_done}/{n_done + len(pending)} {cell.part.name} {cell.kv}: {time.monotonic() - begin:.1f} s, {what}"
                      f"{left(self.seconds_left(pending))}")
@@ -110,7 +116,7 @@ class Measurement:
 
     def lacks_baseline(self, cell, tried):
         """`none` has failed in this run, so its caches cannot be compared."""
-        return (bool(cell.part.baseline) and cell.kv != "none" and Cell(cell.part, "none") in tried
+        return (bool(cell.part.baseline) and cell.kv != "none" and (cell.part.name, "none") in tried
                 and not self.baseline_path(cell.part).exists())
 
     def measure(self, cell):
@@ -137,7 +143,7 @@ class Measurement:
             raise
         if error and writes_baseline:
             self.baseline_path(part).unlink(missing_ok=True)
-        self.store.add(part.name, kv, cell.template(self.program), self.run, time.monotonic() - begin, row, error)
+        self.store.add(part.name, kv, self.templates[cell.key], self.run, time.monotonic() - begin, row, error)
         self.store.save()
         return f"failed: {error}" if error else summary(row)
 

@@ -1,0 +1,121 @@
+"""What follows from results by a rule: which caches keep 99%, and where another cache is better than lathe."""
+
+import math
+
+from . import plan
+from .view import AXES, axis_of, code, figure, kept_in_16_bits, markdown_table
+
+KL_OF_ONE_PERCENT = 0.013  # nats per token, about 1% of perplexity
+SAME_SIZE = 1.01  # a cache that is at most 1% larger counts as of the same size
+
+
+def is_lathe(kv):
+    return kv.startswith("lathe(") and "+" not in kv
+
+
+def kept_of_tasks(view, kv, parts):
+    """Of the deciding tasks measured with `kv`: how many, in how many the score is at least 99% of `none`'s, and the names
+    of those where it is lower by more than the paired error."""
+    n, n_kept, lost = 0, 0, []
+    for part in parts:
+        row, none = view.row(part.name, kv), view.row(part.name, "none")
+        if row is None:
+            continue
+        n += 1
+        n_kept += row["score"] >= 0.99 * none["score"]
+        change = row.get("score_change")
+        change = row["score"] - none["score"] if change is None else change
+        if change < -(row.get("score_change_stderr") or 0):
+            lost.append(part.name.split("/")[-1])
+    return n, n_kept, lost
+
+
+def kept_block(view):
+    """Which caches keep 99% of a model."""
+    texts = [part for part in view.measured_parts() if part.name in ("quality", "long")]
+    tasks = view.deciding()
+    if not texts:
+        return ["Not measured yet.", ""]
+    main = texts[0]
+    header = ["cache", "KV size %", *(f"KL ≤ {KL_OF_ONE_PERCENT} on `{part.name}`" for part in texts)]
+    if tasks:
+        header += ["tasks with 99% of the score", "tasks within one error", "which are not"]
+    rows = []
+    for kv in view.specs(main):
+        if kv == "none" or kv not in (*plan.MAIN, *plan.SMALL):
+            continue
+        row = [code(kv), figure(view.row(main.name, kv), "size"), *(kl_verdict(view.row(part.name, kv)) for part in texts)]
+        if tasks:
+            n, n_kept, lost = kept_of_tasks(view, kv, tasks)
+            row += ["-"] * 3 if n == 0 else [f"{n_kept} of {n}", f"{n - len(lost)} of {n}", ", ".join(lost) or "none"]
+        rows.append((view.row(main.name, kv)["kv_fraction"], row))
+    return markdown_table(header, [row for _, row in sorted(rows, key=lambda item: -item[0])])
+
+
+def kl_verdict(row):
+    if row is None:
+        return "-"
+    return f"{'yes' if row['kl'] <= KL_OF_ONE_PERCENT else 'no'} ({figure(row, 'kl')})"
+
+
+def better_on_text(other, lathe):
+    return other["kl"] < lathe["kl"]
+
+
+def better_on_task(other, lathe):
+    """A higher score by more than the error of the difference, of which each side's paired error is known."""
+    errors = [row.get("score_change_stderr") if row.get("score_change_stderr") is not None else row["score_stderr"] for row in (other, lathe)]
+    return other["score"] - lathe["score"] > math.hypot(*errors)
+
+
+def rivals(view, part, kv):
+    """Other caches of the same size or smaller, with their rows."""
+    size = view.row(part.name, kv)["kv_fraction"]
+    rows = ((other, view.row(part.name, other)) for other in view.specs(part) if "lathe" not in other and other != "none")
+    return [(other, row) for other, row in rows if row["kv_fraction"] <= SAME_SIZE * size]
+
+
+def beaten_block(view):
+    """Every text and task where a cache of the same size or smaller is better than lathe."""
+    rows, n_compared = [], 0
+    for part in view.measured_parts():
+        is_text = part.is_compared
+        if not is_text and part not in view.deciding():
+            continue
+        for kv in filter(is_lathe, view.specs(part)):
+            lathe, others = view.row(part.name, kv), rivals(view, part, kv)
+            n_compared += len(others)
+            better = [(other, row) for other, row in others if (better_on_text if is_text else better_on_task)(row, lathe)]
+            if better:
+                rows.append(beaten_row(part, kv, lathe, better, is_text))
+    if not n_compared:
+        return ["Nothing to compare yet: no other cache of the same size or smaller is measured.", ""]
+    if not rows:
+        return [f"Nowhere: in {n_compared} comparisons no other cache of the same size or smaller has a lower KL or a higher score.", ""]
+    return [f"In {n_compared} comparisons with caches of the same size (at most 1% larger) or smaller, another is better in these:", "",
+            *markdown_table(["part", "lathe", "KV size %", "KL or score %", "the best of the better", "KV size %", "KL or score %", "others"], rows)]
+
+
+def beaten_row(part, kv, lathe, better, is_text):
+    field = "kl" if is_text else "score"
+    best, row = min(better, key=lambda item: item[1]["kl"] if is_text else -item[1]["score"])
+    return [part.name, code(kv), figure(lathe, "size"), figure(lathe, field), code(best), figure(row, "size"), figure(row, field),
+            str(len(better) - 1)]
+
+
+def main_block(view):
+    """The main list on the first text: what a reader wants to see first."""
+    parts = [part for part in view.measured_parts() if part.name == "quality"]
+    if not parts:
+        return ["Not measured yet.", ""]
+    name = parts[0].name
+    specs = [kv for kv in view.specs(parts[0]) if kv not in plan.AS_PUBLISHED]
+    rows = []
+    for axis in AXES:
+        for kv in (kv for kv in specs if axis_of(kv) == axis):
+            row = view.row(name, kv)
+            change = "-" if kv == "none" else f"{figure(row, 'change')} ± {figure(row, 'change_error')}"
+            kl = "-" if kv == "none" else f"{figure(row, 'kl')} ± {figure(row, 'kl_error')}"
+            rows.append([code(kv), figure(row, "size"), figure(row, "smaller"), kept_in_16_bits(view.store.resolved_of(name, kv)),
+                         change, kl, figure(row, "top1")])
+    return markdown_table(["cache", "KV size %", "times smaller", "in 16 bits", "perplexity change %", "KL", "top-1 %"], rows)
