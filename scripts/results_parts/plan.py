@@ -15,7 +15,7 @@ MAIN = ["none", *CODES, *RETENTION, *BASES]
 AS_PUBLISHED = ["kivi(bits=4,group=64)"]  # on texts only
 
 METHODS = ["none", *BASES, "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
-           "token(bits=4)", "kcvt(bits=4)", "kivi(bits=4)", "kvquant(bits=4)", "kvquant(bits=2)", "int8", "q8_0", "q4_0",
+           "token(bits=4)", "kcvt(bits=4)", "kivi(bits=4)", "kvquant(bits=4)", "int8", "q8_0", "q4_0",
            "q4_0(hadamard=on)", "kivi(bits=2,group=64)", "kivi(bits=2,group=64)+lowrank", "kivi(bits=2,group=64)+sparse",
            "gear(bits=4)", "gear(bits=2)", "gear-l(bits=4)", "gear-l(bits=2)", "outlier-aware(bits=2)", "lathe(ratio=4)",
            "lathe(ratio=6)", "lathe(ratio=8)", "kvquant-z(rate=0.25)", "kvq-f(rate=0.25)", "kvq-p(rate=0.25)", "fdc(rate=0.25)+gear(bits=4)",

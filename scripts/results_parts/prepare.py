@@ -58,7 +58,7 @@ def calibrated(arguments, text=None, scored=None):
     """Statistics for --basis; a text that shares a line with the one to be scored is refused."""
     def make(program, path):
         if text is not None:
-            shared = shared_line(text, scored)
+            shared = shared_line(program.root / text, program.root / scored)
             if shared:
                 raise ResultsError(f"{text} and {scored} have a line in common, so one cannot calibrate for the other: {shared[:60]}")
         command = ["calibrate", "-m", program.model, *arguments, "-o"]
