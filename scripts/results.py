@@ -37,7 +37,7 @@ def parse(arguments):
     run.add_argument("--only", nargs="+", default=[], metavar="PART", help="a part, such as tasks/piqa, piqa or tasks")
     run.add_argument("-o", "--output", metavar="FILE", help="default: docs/results/NAME.json, NAME that of the model")
     run.add_argument("--commit", help="that the program was built from (default: this tree's)")
-    run.add_argument("--allow-dirty", action="store_true", help="record results of sources that are in no commit")
+    run.add_argument("--allow-dirty", action="store_true", help="record results of sources that are in no commit; a run without it measures them again")
     run.add_argument("--list", action="store_true", help="print the cells and end")
     page_verb = verbs.add_parser("page", help="write the page beside a results file")
     page_verb.add_argument("json", nargs="+")
@@ -103,11 +103,12 @@ def run_verb(options, say):
     store.model = {**facts, "context": setup.context, "embedded": bool(setup.embedded_text)}
     parts = available(plan.parts_of(setup), setup, options.only, say)
     if options.list:
-        measure.Measurement(parts, program, store, None, say).list_cells()
+        measure.Measurement(parts, program, store, {"dirty": options.allow_dirty}, say).list_cells()
         return 0
     failed = measure.Measurement(parts, program, store, provenance.run_facts(commit, is_dirty), say).measure_all()
     n_failures = len(store.failures())
-    say(f"{store.path}: {len(store.records)} records" + (f", {n_failures} failed; the same command tries those again" if n_failures else ""))
+    shown = store.path.relative_to(root) if store.path.is_relative_to(root) else store.path
+    say(f"{shown}: {len(store.records)} records" + (f", {n_failures} failed; the same command tries those again" if n_failures else ""))
     return 1 if failed else 0
 
 

@@ -202,6 +202,9 @@ class RunTest(TreeCase):
         self.results.unlink()
         self.assertEqual(self.results_py("run", "models/tiny", *only, "--allow-dirty").returncode, 0)
         self.assertEqual([run["dirty"] for run in self.store().runs.values()], [True])
+        self.write("src/a.cc", "int a;\n")
+        self.assertEqual(self.results_py("run", "models/tiny", *only).returncode, 0)
+        self.assertEqual([run.get("dirty") for run in self.store().runs.values()], [None])
 
     def test_refuses_results_of_another_model_and_unknown_parts(self):
         self.assertEqual(self.run_tiny("--only", "quality").returncode, 0)

@@ -63,7 +63,7 @@ class Measurement:
         self.templates = {cell.key: cell.template(program) for cell in self.cells}
 
     def is_done(self, cell):
-        return self.store.is_done(*cell.key, self.templates[cell.key])
+        return self.store.is_done(*cell.key, self.templates[cell.key], bool(self.run.get("dirty")))
 
     def baseline_path(self, part):
         return pathlib.Path(self.program.root) / part.baseline

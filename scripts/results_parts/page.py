@@ -67,7 +67,7 @@ def changes_block(view, group):
     """Score changes of all caches on all tasks of a group that decide."""
     parts = view.deciding(group)
     if not parts:
-        return ["No task here decides anything.", ""]
+        return ["No task here decides anything." if view.tasks(group) else "Not measured yet.", ""]
     measured = {kv for part in parts for kv in view.specs(part)}
     specs = [kv for axis in AXES for kv in parts[0].specs if kv in measured and axis_of(kv) == axis]
     rows = []

@@ -87,9 +87,11 @@ class Store:
     def failures(self):
         return [record for record in self.records.values() if "failed" in record]
 
-    def is_done(self, part, kv, template):
+    def is_done(self, part, kv, template, accepts_dirty):
+        """Whether there is a result of this command, of sources that are in a commit unless others are good enough."""
         record = self.records.get((part, kv))
-        return bool(record) and "result" in record and self.commands[record["command"]] == template
+        return (bool(record) and "result" in record and self.commands[record["command"]] == template
+                and (accepts_dirty or not self.run_of(record).get("dirty")))
 
     def add(self, part, kv, template, run, seconds, result=None, failed=None):
         record = {"part": part, "kv": kv, "command": self.number(self.commands, template),
