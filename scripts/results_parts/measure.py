@@ -13,7 +13,7 @@ SIGNIFICANT = 3  # standard errors above chance from which a task tells caches a
 # Latencies were measured beside other work; the rest is detail that no table has.
 NOT_KEPT = ("ttft_ms", "tbt_ms", "over_steps", "kv_reencoded", "kv_parts", "kv_reserved_bytes")
 # What the row of `none` says for all caches of a task.
-OF_TASK = ("task", "metric", "chance", "count", "length", "prompt_tokens")
+OF_TASK = ("task", "metric", "chance", "count", "length", "prompt_tokens", "decides")
 
 
 def decides(row):

@@ -149,15 +149,15 @@ def retrieval_tasks(setup):
                                                    "--task-count", "25"), data=(NOVEL,))
     parts = [
         of("needle/one", "one number in a novel", "needle"),
-        of("needle/keys4", "one of four numbers", "needle(keys=4)"),
+        of("needle/keys4", "one of four numbers in a novel", "needle(keys=4)"),
         of("needle/values2", "two numbers of one key", "needle(values=2)"),
-        of("needle/queries2", "two of four numbers", "needle(keys=4,queries=2)"),
-        of("needle/words", "a word", "needle(kind=words)"),
-        of("needle/uuids", "an identifier of 32 digits", "needle(kind=uuids)"),
+        of("needle/queries2", "two of four numbers in a novel", "needle(keys=4,queries=2)"),
+        of("needle/words", "a word in a novel", "needle(kind=words)"),
+        of("needle/uuids", "an identifier (UUID)", "needle(kind=uuids)"),
         of("needle/7000", "one number in 7,000 tokens", "needle", 7000),
-        of("needle/variables", "variables that are assigned to each other", "variables"),
+        of("needle/variables", "variables that have a value by assignments in a novel", "variables"),
         of("needle/frequent", "the most frequent words of a list", "frequent"),
-        of("needle/json", "a value of a JSON object", "json"),
+        of("needle/json", "facts of a text as a JSON object", "json"),
     ]
     return [part for part in parts if part.name != "needle/7000" or setup.context >= 8192]
 
