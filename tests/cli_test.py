@@ -96,6 +96,15 @@ class CommandLine(cli_support.CommandLineCase):
         for kv in kvs:
             self.json_of("bench", "model", "-m", MODEL, "--kv", kv, "-p", 0, "-n", 2, "-d", 600, "-r", 1)
 
+    def test_random_weights_take_uniform_ranks_and_no_fisher_ranks(self):
+        bench = ["bench", "model", "--random-model", MODEL / "config.json", "-p", 0, "-n", 1, "-d", 640, "-r", 1]
+        uniform = [f"{kv}(rate=0.4,ranks=uniform)" for kv in ("fdc", "zack")]
+        rows = self.json_of(*bench, "--kv", "fdc(rate=0.4)", *(a for kv in uniform for a in ("--kv", kv)))["rows"]
+        self.assertEqual(rows[1]["kv_bytes"], rows[2]["kv_bytes"])
+        self.assertNotEqual(rows[0]["kv_bytes"], rows[1]["kv_bytes"])
+        for verb in (bench, ["bench", "attention"]):
+            self.assert_refused(2, "gradients", *verb, "--kv", "palu(ranks=fisher)")
+
     def test_run_is_repeatable(self):
         arguments = ["run", "-m", MODEL, "-p", "The carriage stood", "-n", 12, "--temp", 0.8, "--seed", 5]
         first, second = self.json_of(*arguments), self.json_of(*arguments)

@@ -10,10 +10,17 @@
 #include "evaluation/bench_plan.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
+#include "model_bases.h"
 #include "workspace.h"
 
 namespace kvlathe {
 namespace {
+
+// Times of a basis are those of its ranks, and random weights have no spectrum to choose them by.
+constexpr std::string_view kDrawnRanks =
+    "Ranks are drawn at random with the mean that rate asks for, the same for every basis, or "
+    "ranks=uniform; bits of lathe(ratio=X) are those for spectra that fall exponentially. So these "
+    "times do not compare one basis with another at the ranks that a real model would give them.";
 
 struct BenchModelOptions {
   ModelOptions model;
@@ -82,7 +89,10 @@ Status RunModelBench(const BenchModelOptions& options) {
 void AddModelBench(CLI::App* bench, Verbs* verbs) {
   auto options = std::make_shared<BenchModelOptions>();
   CLI::App* verb = bench->add_subcommand("model", "Prompt and generation speed of a whole model");
-  verb->footer("Example: kvlathe bench model -m models/lathe-nano -p 512 -n 64 -d 0,256 --kv none");
+  verb->footer(
+      fmt::format("With --random-model: {}\n\nExample: kvlathe bench model -m models/lathe-nano -p "
+                  "512 -n 64 -d 0,256 --kv none",
+                  kDrawnRanks));
   AddModelOptions(verb, &options->model);
   verb->get_option("--model")->required(false);
   AddCacheOptions(verb, &options->model, "none");
@@ -140,9 +150,11 @@ Status RunAttention(BenchAttentionOptions options) {
           "share; bench model has",
           kv);
     }
+    KVL_RETURN_IF_ERROR(CheckDrawnRanks(spec));
+    const bool is_uniform = has_rate && basis->Has("ranks") && basis->Word("ranks") == "uniform";
     bench.specs.push_back({kv, has_rate ? basis->Number("rate") : 0, SealPlanOf(spec),
                            RetentionPlanOf(spec), spec.splits_bits() ? basis->Number("ratio") : 0,
-                           spec.has_latent_keys()});
+                           spec.has_latent_keys(), is_uniform});
   }
   bench.phases.clear();
   for (const std::string& phase : options.phases) {
@@ -163,8 +175,12 @@ void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
   AttentionBenchOptions& o = options->bench;
   CLI::App* verb =
       bench->add_subcommand("attention", "Attention on compressed blocks, without a model");
-  verb->footer(
-      "Example: kvlathe bench attention --contexts 8192,32768 --kv none --kv 'fdc(rate=0.5)'");
+  verb->footer(fmt::format(
+      "{} Attention alone is timed: sealing, which a quantizer does once for every position, is "
+      "part of bench model.\n\nExample: kvlathe bench attention --contexts 8192,32768 --kv none "
+      "--kv "
+      "'fdc(rate=0.5)'",
+      kDrawnRanks));
   verb->add_option("--kv", options->kv, "caches (default: none and fdc(rate=0.5))")->take_all();
   verb->add_option("-c,--ctx-size,--contexts", o.contexts, "entries in the cache, a list")
       ->delimiter(',');

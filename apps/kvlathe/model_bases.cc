@@ -8,6 +8,7 @@
 #include "calibration/fingerprint.h"
 #include "calibration/statistics_store.h"
 #include "calibration_run.h"
+#include "evaluation/random_splits.h"
 #include "io/files.h"
 #include "io/model_place.h"
 #include "kv/basis/palu.h"
@@ -47,6 +48,11 @@ BasisOptions OptionsOf(const Stage& stage) {
   return options;
 }
 
+bool NeedsFisher(const Spec& spec) {
+  return spec.basis() != nullptr && spec.basis()->Has("ranks") &&
+         spec.basis()->Word("ranks") == "fisher";
+}
+
 // Maps in the shapes that the spec asks for, of a model with random weights.
 StatusOr<ModelBasis> DrawBasis(const ModelConfig& c, const Spec& spec) {
   const Stage& stage = *spec.basis();
@@ -58,6 +64,13 @@ StatusOr<ModelBasis> DrawBasis(const ModelConfig& c, const Spec& spec) {
   }
   const int heads_per_latent = OptionsOf(stage).heads_per_latent;
   KVL_RETURN_IF_ERROR(CheckHeadsPerLatent(heads_per_latent, c.n_kv_heads));
+  KVL_RETURN_IF_ERROR(CheckDrawnRanks(spec));
+  if (stage.Has("rate") && stage.Word("ranks") == "uniform") {
+    const int n_latents = c.n_layers * c.n_kv_heads / heads_per_latent;
+    return DrawRandomBasis(c.n_layers, c.n_kv_heads, c.head_dim,
+                           UniformRanks(n_latents, c.head_dim, stage.Number("rate")),
+                           kRandomBasisSeed, spec.has_latent_keys());
+  }
   if (stage.Has("rate")) {
     return DrawRandomBasis(c.n_layers, c.n_kv_heads, c.head_dim, stage.Number("rate"),
                            kRandomBasisSeed, spec.has_latent_keys(), heads_per_latent);
@@ -69,11 +82,6 @@ StatusOr<ModelBasis> DrawBasis(const ModelConfig& c, const Spec& spec) {
   return Error(StatusCode::kInvalidArgument,
                "--kv '{}': a model with random weights takes rate, or a ratio that chooses bits",
                spec.text());
-}
-
-bool NeedsFisher(const Spec& spec) {
-  return spec.basis() != nullptr && spec.basis()->Has("ranks") &&
-         spec.basis()->Word("ranks") == "fisher";
 }
 
 // Whoever waits for the first use of a basis learns why, and how not to wait.
@@ -94,6 +102,15 @@ void SayThatItCalibrates(const CalibrationRun& run, const std::string& model) {
 }
 
 }  // namespace
+
+Status CheckDrawnRanks(const Spec& spec) {
+  if (!NeedsFisher(spec)) return OkStatus();
+  return Error(
+      StatusCode::kInvalidArgument,
+      "--kv '{}': random weights have no gradients that mean anything; leave ranks out, or "
+      "take uniform",
+      spec.text());
+}
 
 bool HasCalibratedBasis(const Spec& spec) {
   return spec.basis() != nullptr && FindBasisMethod(spec.basis()->name) != nullptr;

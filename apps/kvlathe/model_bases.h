@@ -20,6 +20,8 @@ struct CalibrationRun;
 
 // Whether the spec's basis is one whose ranks are chosen before a prompt (not svd-online's).
 bool HasCalibratedBasis(const Spec& spec);
+// Refuses a basis whose ranks nobody can draw for random weights: ranks=fisher.
+Status CheckDrawnRanks(const Spec& spec);
 
 class ModelBases {
  public:

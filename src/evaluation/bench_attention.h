@@ -21,9 +21,9 @@ std::string_view PhaseName(BenchPhase phase);
 
 // A cache by the share of K and V elements that it removes and how the rest is sealed. Rate 0 keeps
 // full ranks; otherwise the ranks of all KV heads of all layers are drawn with coefficient of
-// variation 0.3, multiples of 16, mean (1 - rate) * head_dim. Sealed, the context is a prompt that
-// has just been read, and its codes, scales and repairs are random. Under retention the context is
-// what a head holds, and its entries get the votes of the step.
+// variation 0.3, multiples of 16, mean (1 - rate) * head_dim, whatever the basis. Sealed, the
+// context is a prompt that has just been read, and its codes, scales and repairs are random. Under
+// retention the context is what a head holds, and its entries get the votes of the step.
 struct BenchCache {
   std::string kv;  // as typed
   double rate = 0;
@@ -33,6 +33,7 @@ struct BenchCache {
   // Keys are latents from before RoPE, which become keys in scratch (attention/latents.h). What
   // that takes is no part of the row's FLOPs.
   bool has_latent_keys = false;
+  bool has_uniform_ranks = false;  // one rank pair for all heads in place of drawn ones
 
   bool is_none() const { return rate == 0 && !seal.has_value() && !retention.has_value(); }
 };
@@ -102,9 +103,5 @@ StatusOr<AttentionBenchReport> RunAttentionBench(const AttentionBenchOptions& op
 nlohmann::ordered_json ToJson(const AttentionBenchReport& report);
 // The same as a table to read.
 std::string ToMarkdown(const AttentionBenchReport& report);
-
-// Ranks of n pairs (rank_k, rank_v) in one list of 2 n, as RankSpec says: each in [16, head_dim],
-// the sum the least multiple of 16 that is >= 2 n (1 - rate) head_dim.
-std::vector<int> DrawRanks(int n, int head_dim, double rate, uint64_t seed);
 
 }  // namespace kvlathe

@@ -13,8 +13,6 @@
 namespace kvlathe {
 namespace {
 
-constexpr double kRankVariation = 0.3;
-
 int64_t BlocksOf(int context) { return (context + kBlockSize - 1) / kBlockSize; }
 
 int64_t SealedBlocksOf(const AttentionCase& c) {
@@ -71,6 +69,12 @@ CacheLayout DrawLayout(const AttentionBenchOptions& options, const BenchCache& s
     for (const HeadRanks& r : DrawSplits(n_pairs, options.head_dim, spec.ratio, options.seed)) {
       layout.shapes.push_back(
           {r.rank_k, r.rank_v, DType::kBf16, r.k_bits, r.v_bits, spec.seal->codes_open_rows});
+    }
+    return layout;
+  }
+  if (spec.has_uniform_ranks) {
+    for (const HeadRanks& r : UniformRanks(n_pairs, options.head_dim, spec.rate)) {
+      layout.shapes.push_back({r.rank_k, r.rank_v, DType::kBf16});
     }
     return layout;
   }
@@ -383,30 +387,6 @@ void PlaceCounts(const AttentionCase& c, BenchMemory* memory) {
       }
     });
   }
-}
-
-std::vector<int> DrawRanks(int n, int head_dim, double rate, uint64_t seed) {
-  const int n_ranks = 2 * n;
-  if (rate == 0) return std::vector<int>(n_ranks, head_dim);
-  const double mean_rank = (1 - rate) * head_dim;
-  Random random(seed);
-  std::vector<int> ranks(n_ranks);
-  int64_t excess = 0;  // in steps of 16
-  for (int& rank : ranks) {
-    const double drawn = mean_rank * (1 + kRankVariation * random.Normal());
-    rank = std::clamp(static_cast<int>(std::lround(drawn / 16)) * 16, 16, head_dim);
-    excess += rank / 16;
-  }
-  excess -= std::max<int64_t>(n_ranks, std::llround(std::ceil(mean_rank * n_ranks / 16)));
-  // A few random ranks move by one step until the mean is right.
-  while (excess != 0) {
-    int& rank = ranks[random.Below(n_ranks)];
-    const int step = excess > 0 ? -16 : 16;
-    if (rank + step < 16 || rank + step > head_dim) continue;
-    rank += step;
-    excess += step / 16;
-  }
-  return ranks;
 }
 
 }  // namespace kvlathe

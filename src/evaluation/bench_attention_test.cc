@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "evaluation/bench_attention_case.h"
+#include "evaluation/random_splits.h"
 #include "kv/quantizer/method.h"
 #include "kv/spec.h"
 
@@ -44,6 +45,27 @@ TEST(DrawRanksTest, RateZeroIsFullRank) {
 TEST(DrawRanksTest, TheSameSeedDrawsTheSameRanks) {
   EXPECT_EQ(DrawRanks(20, 128, 0.5, 7), DrawRanks(20, 128, 0.5, 7));
   EXPECT_NE(DrawRanks(20, 128, 0.5, 7), DrawRanks(20, 128, 0.5, 8));
+}
+
+TEST(UniformRanksTest, AllHeadsHaveTheSameRanksAndNoMoreGoesThanTheRateAllows) {
+  for (double rate : {0.0, 0.25, 0.3, 0.5, 0.9}) {
+    const std::vector<HeadRanks> ranks = UniformRanks(5, 128, rate);
+    ASSERT_EQ(ranks.size(), 5u);
+    for (const HeadRanks& r : ranks) EXPECT_EQ(r, ranks[0]);
+    const int kept = ranks[0].rank_k + ranks[0].rank_v;
+    EXPECT_GE(kept, (1 - rate) * 256);
+    EXPECT_LT(kept - 16, std::max(32.0, (1 - rate) * 256));
+  }
+}
+
+TEST(AttentionBenchTest, UniformRanksReadTheirBytes) {
+  AttentionBenchOptions options{.phases = {BenchPhase::kDecode}, .contexts = {64}};
+  options.specs = {{.kv = "fdc(rate=0.3,ranks=uniform)", .rate = 0.3, .has_uniform_ranks = true}};
+  const AttentionCase made = MakeCase(options, BenchPhase::kDecode, 64, options.specs[0]);
+  for (const BlockShape& shape : made.layout.shapes) {
+    EXPECT_EQ(shape.rank_k, 96);
+    EXPECT_EQ(shape.rank_v, 96);
+  }
 }
 
 TEST(AttentionBenchTest, RefusesOptionsThatMakeNoSense) {

@@ -208,11 +208,9 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   return row;
 }
 
-namespace {
-
-// Ranks of all heads that share latents, or of each head.
-ModelBasis DrawMaps(int n_layers, int n_kv_heads, int head_dim, const std::vector<HeadRanks>& ranks,
-                    uint64_t seed, bool has_latent_keys) {
+ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
+                           const std::vector<HeadRanks>& ranks, uint64_t seed,
+                           bool has_latent_keys) {
   Random random(seed);
   const int n_sharing = n_layers * n_kv_heads / static_cast<int>(ranks.size());
   const int64_t width = int64_t{n_sharing} * head_dim;
@@ -240,21 +238,20 @@ ModelBasis DrawMaps(int n_layers, int n_kv_heads, int head_dim, const std::vecto
   return basis;
 }
 
-}  // namespace
-
 ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed,
                            bool has_latent_keys, int heads_per_latent) {
   const int n_total = n_layers * n_kv_heads / heads_per_latent;
   const std::vector<int> drawn = DrawRanks(n_total, head_dim, rate, seed);
   std::vector<HeadRanks> ranks;
   for (int i = 0; i < n_total; ++i) ranks.push_back({drawn[2 * i], drawn[2 * i + 1]});
-  return DrawMaps(n_layers, n_kv_heads, head_dim, ranks, seed, has_latent_keys);
+  return DrawRandomBasis(n_layers, n_kv_heads, head_dim, ranks, seed, has_latent_keys);
 }
 
 ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
                                 uint64_t seed, bool has_latent_keys) {
-  return DrawMaps(n_layers, n_kv_heads, head_dim,
-                  DrawSplits(n_layers * n_kv_heads, head_dim, ratio, seed), seed, has_latent_keys);
+  return DrawRandomBasis(n_layers, n_kv_heads, head_dim,
+                         DrawSplits(n_layers * n_kv_heads, head_dim, ratio, seed), seed,
+                         has_latent_keys);
 }
 
 nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "evaluation/bench_attention.h"
+#include "evaluation/random_splits.h"
 
 namespace kvlathe {
 namespace {
