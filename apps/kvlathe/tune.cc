@@ -256,7 +256,7 @@ void AddTuneVerb(Verbs* verbs) {
   AddCacheOptions(verb, &options->model, "");
   verb->get_option("--kv")->description(
       "methods: specs without rate, keep or bits where these are searched for, as fdc+kivi "
-      "(default: all, then compositions of the best)");
+      "(default: all, then compositions of the smallest of each axis)");
   verb->remove_option(verb->get_option("--profile"));
   verb->add_option("--accuracy", options->accuracy,
                    "share of the uncompressed model's scores to keep on every task")

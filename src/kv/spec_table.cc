@@ -29,12 +29,13 @@ constexpr KeyInfo kOnline = {
 constexpr const KeyInfo* kZackKeys[] = {&kRate,      &kRatio,    &kAccuracy, &kRanks, &kRound,
                                         &kNormalise, &kResident, &kOnline,   &kSink};
 constexpr KeyInfo kCentre = {.name = "centre",
-                             .doc = "subtract the means of keys and values, which is free",
+                             .doc = "subtract the means of keys and values; takes no bytes",
                              .default_text = "on",
                              .choices = "on|off"};
 constexpr KeyInfo kLatheKeyRows = {
     .name = "keys",
-    .doc = "keys as they are after RoPE, or before it: less error, more time to read them",
+    .doc =
+        "keys as they are after RoPE, or latents of those before it, made into keys at every read",
     .default_text = "after",
     .choices = "after|before"};
 constexpr KeyInfo kLatheBits = {
@@ -47,8 +48,8 @@ constexpr KeyInfo kLatheBits = {
 constexpr KeyInfo kLatheScales = {
     .name = "scales",
     .doc =
-        "with mixed bits: auto: an offset and a scale in each block for the channels of keys that "
-        "gain more by them than by more bits; static: only those of calibration",
+        "with mixed bits: auto: an offset and a scale in each block for channels of keys where "
+        "calibration finds that they save more than bits do; static: only those of calibration",
     .default_text = "auto",
     .choices = "auto|static"};
 constexpr KeyInfo kLatheOpen = {
@@ -218,7 +219,8 @@ constexpr StageInfo kStages[] = {
      "Palu: Compressing KV-Cache with Low-Rank Projection", kPaluKeys},
     {"svd-online", kBasis, "an SVD of each prompt where it ends: the papers' strawman",
      "ZACK and FDC, as a baseline", kOnlineKeys},
-    {"lathe", kBasis, "score-optimal bases of centred rows, ranks and bits by error per byte",
+    {"lathe", kBasis,
+     "maps from the SVD of queries times keys, centred; ranks and bits by measured losses",
      "this project", kLatheKeys},
 
     {"h2o", kRetention, "the newest positions and those with the most attention so far",
