@@ -44,7 +44,7 @@ def write_whole(path, text):
 
 
 def one_line(value):
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 class Store:
