@@ -12,6 +12,7 @@ namespace kvlathe {
 struct TaskEvalOptions {
   TaskChoiceOptions choice;
   std::string predictions;  // --predictions
+  std::string baseline;     // --baseline
 };
 
 // Adds --task and what goes with it.

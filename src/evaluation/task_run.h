@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,14 +19,20 @@ namespace kvlathe {
 struct PreparedQuestion {
   int n_prompt = 0;  // tokens of the example's prompt that stand before it
   // The tokens of each choice from where the choices begin to differ from the prompt. At least one
-  // each.
+  // each. A token across the boundary of prompt and choice belongs to the choice; but for that, the
+  // tokens are those of prompt and choice together less the prompt's, as lm-evaluation-harness has
+  // it.
   std::vector<std::vector<int32_t>> choices;
+  // How many of them are the choice's own context, which is read and not weighed: 0 but with
+  // TaskExample::choice_prompts. The rest is at least one token.
+  std::vector<int> n_context;  // [choices.size()]
 };
 
 // One example in tokens.
 struct PreparedExample {
   TaskExample text;
-  // BOS first where the model has one. For kChoice what comes before the last question.
+  // BOS first where the model has one. For kChoice what comes before the last question; empty where
+  // choices have contexts that begin with different tokens.
   std::vector<int32_t> prompt;
   int max_tokens = 0;                       // to generate
   std::vector<PreparedQuestion> questions;  // for kChoice, in their order
@@ -38,14 +45,17 @@ struct PreparedTask {
   TaskMetric metric = TaskMetric::kExactMatch;
   std::vector<PreparedExample> examples;
   std::vector<int> eos_ids;
+  // The score of a choice is whether it is the likeliest by character (TaskResult::acc_norm) where
+  // there is such a thing, not whether it is the likeliest.
+  bool norm_leads = false;
 
   double mean_prompt_tokens() const;
 };
 
 // Prompts are tokenised as text: special tokens written in them are not special. max_tokens is what
 // the longest reference takes and half as much again. kInvalidArgument, with the number of the
-// example, when prompt and reference do not fit `context_tokens`; kDataLoss when tokenizer and
-// model do not belong together.
+// example, when prompt and reference do not fit `context_tokens` or the answer is none of the
+// choices; kDataLoss when tokenizer and model do not belong together.
 StatusOr<PreparedTask> PrepareTask(TaskMetric metric, std::vector<TaskExample> examples,
                                    const Tokenizer& tokenizer, const ModelConfig& config,
                                    int context_tokens);
@@ -53,22 +63,42 @@ StatusOr<PreparedTask> PrepareTask(TaskMetric metric, std::vector<TaskExample> e
 struct TaskPrediction {
   std::string output;  // generated up to the stop text, or the choices taken
   double score = 0;
+  // Of a choice in an example of one question; empty, -1 and false otherwise. The first of equals
+  // is picked, as lm-evaluation-harness does.
+  std::vector<double> log_likelihoods;  // [n_choices], sums over the tokens of each
+  int picked = -1;                      // the likeliest
+  // By the sum divided by the characters of the choice, without one space before it. -1 and false
+  // also where choices have contexts of their own: they are the same text.
+  int picked_norm = -1;
+  bool is_right = false, is_right_norm = false;
+  int taken = -1;  // of picked and picked_norm the one that output and score are by
 };
+
+struct MeanScore {
+  double mean = 0;
+  double standard_error = 0;  // of the mean: sample standard deviation / sqrt(n); 0 for one value
+};
+// At least one value.
+MeanScore MeanOf(std::span<const double> values);
 
 struct TaskResult {
   double score = 0;         // mean; if the run gave up, what it could have become at most
   double score_stderr = 0;  // standard error of that mean; 0 for one example
+  // For kChoice, as lm-evaluation-harness defines them: the share of examples whose likeliest
+  // choice is right, and that by character where every prediction has one.
+  std::optional<MeanScore> acc, acc_norm;
   // Mean over examples of the bytes that a sequence holds at its end, against 16 bits for every
-  // value of the positions it has (blueprint section 4).
+  // value of the positions it has (blueprint section 4). For kChoice the end is where the choices
+  // are weighed: of the prompt, or of the first choice's own context where they share no token.
   double kv_fraction = 0;
   std::vector<TaskPrediction> predictions;  // in the order of the examples
-  // `least_score` was out of reach before all examples had run; score_stderr, kv_fraction and
-  // the predictions of those that had not are left at 0.
+  // `least_score` was out of reach before all examples had run; the standard errors, kv_fraction
+  // and the predictions of those that had not are left at 0, acc and acc_norm absent.
   bool gave_up = false;
 };
 
-// Greedy. Several sequences run at the same time as far as the KV budget allows; the choices of one
-// example run one after the other. `progress` may be null. Ends early where the mean cannot reach
+// Greedy. Several sequences run at the same time as far as the KV budget allows, of choices those
+// of one example (choice_scorer.h). `progress` may be null. Ends early where the mean cannot reach
 // `least_score` any more. An example that fails fails the task, with its number from 1: kDataLoss
 // when the model computes rows or logits that are not finite, kResourceExhausted when the budget
 // does not hold it.

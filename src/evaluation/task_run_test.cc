@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -29,7 +30,8 @@ class LetterTokenizer : public Tokenizer {
         ids.push_back(kPair);
         ++i;
       } else {
-        ids.push_back(text[i] == '\n' ? kNewline : kFirst + text[i] - ' ');
+        const char letter = text[i] < 0 ? '?' : text[i];  // of a byte that is not ASCII
+        ids.push_back(letter == '\n' ? kNewline : kFirst + letter - ' ');
       }
     }
     return ids;
@@ -123,7 +125,14 @@ class TaskRunTest : public ::testing::Test {
 };
 
 TaskExample Example(std::string prompt, std::string reference, std::string stop = "\n\n") {
-  return {std::move(prompt), {std::move(reference)}, {}, std::move(stop)};
+  return {
+      .prompt = std::move(prompt), .references = {std::move(reference)}, .stop = std::move(stop)};
+}
+
+TaskExample Choice(std::string prompt, std::string reference, std::vector<std::string> choices) {
+  return {.prompt = std::move(prompt),
+          .references = {std::move(reference)},
+          .choices = std::move(choices)};
 }
 
 TEST_F(TaskRunTest, PreparesTokensAndRoom) {
@@ -159,6 +168,9 @@ TEST_F(TaskRunTest, RefusesBeforeAnythingRuns) {
       PrepareTask(TaskMetric::kF1, {Example("x", "y")}, tokenizer_, small_vocabulary, kContext);
   EXPECT_EQ(foreign.status().code(), StatusCode::kDataLoss);
 
+  TaskExample answer = Choice("x", " a", {" a", " b"});
+  answer.answer = 2;
+  EXPECT_EQ(refusal({answer}, TaskMetric::kChoice).code(), StatusCode::kInvalidArgument);
   TaskExample choice = Example("x", " a");
   choice.choices = {" a", std::string(kContext, 'c')};
   EXPECT_EQ(refusal({choice}, TaskMetric::kChoice).code(), StatusCode::kInvalidArgument);
@@ -171,8 +183,10 @@ TEST_F(TaskRunTest, ScoresGreedyTextUpToTheStop) {
   const std::string stop = said.substr(5, 3);
   const std::string before = said.substr(0, said.find(stop));
   const std::string longer(16, 'r');
-  const PreparedTask task = Prepare(
-      TaskMetric::kEditSimilarity, {{prompt, {before, longer}, {}, stop}, Example(prompt, longer)});
+  TaskExample stopped = Example(prompt, before, stop);
+  stopped.references.push_back(longer);
+  const PreparedTask task =
+      Prepare(TaskMetric::kEditSimilarity, {stopped, Example(prompt, longer)});
   const TaskResult result = Run(model_.get(), task);
   ASSERT_EQ(result.predictions.size(), 2u);
   EXPECT_EQ(result.predictions[0].output, before);
@@ -226,7 +240,7 @@ TEST_F(TaskRunTest, TakesTheMostLikelyChoice) {
       by_likelihood[LogLikelihood(ids, 1 + prompt.size())] = choice;
     }
     best.push_back(by_likelihood.rbegin()->second);
-    examples.push_back({prompt, {best.back()}, choices, "\n\n"});
+    examples.push_back(Choice(prompt, best.back(), choices));
   }
   examples.push_back(examples[0]);
   examples[3].references = {best[0] == "!" ? "?" : "!"};
@@ -251,8 +265,101 @@ TEST_F(TaskRunTest, LongChoicesAreWeighedByTheirSum) {
     if (likelihood > best) expected = choice;
     best = std::max(best, likelihood);
   }
-  const PreparedTask task = Prepare(TaskMetric::kChoice, {{prompt, {expected}, choices, "\n"}});
+  const PreparedTask task = Prepare(TaskMetric::kChoice, {Choice(prompt, expected, choices)});
   EXPECT_EQ(Run(model_.get(), task).predictions[0].output, expected);
+}
+
+// To a random model tokens are about equally likely. So the choice of one token is the likeliest,
+// and by character the one with the most characters to a token, which would be another if bytes
+// were counted.
+TEST_F(TaskRunTest, ByCharacterALongChoiceWinsThatLosesByItsSum) {
+  const std::string prompt = "the inn was";
+  const std::vector<std::string> choices = {"x", "notab", "\u00e9ab\u00e9ab"};
+  const std::vector<double> n_characters = {1, 5, 6};
+  std::vector<double> sums, by_character, by_byte;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    const std::vector<int32_t> ids = tokenizer_.Tokenize(prompt + choices[i], true, false);
+    sums.push_back(LogLikelihood(ids, 1 + prompt.size()));
+    by_character.push_back(sums[i] / n_characters[i]);
+    by_byte.push_back(sums[i] / static_cast<double>(choices[i].size()));
+  }
+  const auto index_of_most = [](const std::vector<double>& values) {
+    return static_cast<int>(std::max_element(values.begin(), values.end()) - values.begin());
+  };
+  const int picked = index_of_most(sums), picked_norm = index_of_most(by_character);
+  ASSERT_EQ(picked, 0);
+  ASSERT_EQ(picked_norm, 1);
+  ASSERT_EQ(index_of_most(by_byte), 2);
+  TaskExample by_sum = Choice(prompt, choices[picked], choices);
+  TaskExample by_norm = by_sum;
+  by_norm.references = {choices[picked_norm]};
+  by_norm.answer = picked_norm;
+  PreparedTask task = Prepare(TaskMetric::kChoice, {by_sum, by_norm, by_sum});
+  for (const bool norm_leads : {false, true}) {
+    task.norm_leads = norm_leads;
+    const TaskResult result = Run(model_.get(), task);
+    for (const TaskPrediction& p : result.predictions) {
+      EXPECT_EQ(p.picked, picked);
+      EXPECT_EQ(p.picked_norm, picked_norm);
+      EXPECT_EQ(p.taken, norm_leads ? picked_norm : picked);
+      EXPECT_EQ(p.output, choices[p.taken]);
+      ASSERT_EQ(p.log_likelihoods.size(), choices.size());
+      for (size_t i = 0; i < choices.size(); ++i) {
+        EXPECT_NEAR(p.log_likelihoods[i], sums[i], 1e-3);
+      }
+    }
+    EXPECT_TRUE(result.predictions[0].is_right && result.predictions[1].is_right_norm);
+    EXPECT_FALSE(result.predictions[1].is_right || result.predictions[0].is_right_norm);
+    ASSERT_TRUE(result.acc.has_value() && result.acc_norm.has_value());
+    EXPECT_DOUBLE_EQ(result.acc->mean, 2.0 / 3);
+    EXPECT_DOUBLE_EQ(result.acc_norm->mean, 1.0 / 3);
+    EXPECT_NEAR(result.acc->standard_error, std::sqrt(2.0 / 9 / 2), 1e-12);
+    EXPECT_DOUBLE_EQ(result.score, norm_leads ? 1.0 / 3 : 2.0 / 3);
+    EXPECT_NEAR(result.score_stderr, std::sqrt(2.0 / 9 / 2), 1e-12);
+  }
+}
+
+TEST_F(TaskRunTest, TheFirstOfEqualChoicesIsPicked) {
+  TaskExample example = Choice("the inn was", " of", {" of", " of"});
+  example.answer = 1;
+  const TaskResult result = Run(model_.get(), Prepare(TaskMetric::kChoice, {example}));
+  EXPECT_EQ(result.predictions[0].picked, 0);
+  EXPECT_EQ(result.predictions[0].picked_norm, 0);
+  EXPECT_EQ(result.score, 0);  // the answer is the second, though it reads the same
+}
+
+TEST_F(TaskRunTest, ChoicesWithContextsOfTheirOwnAreWeighedBehindThem) {
+  TaskExample example{
+      .prompt = "A cup and a plate: the ",
+      .references = {" is round."},
+      .choices = {" is round.", " is round."},
+      .choice_prompts = {"A cup and a plate: the cup", "A cup and a plate: the plate"},
+      .answer = 0};
+  const auto likelihood = [&](const TaskExample& of, size_t i) {
+    const std::string& prompt = of.choice_prompts[i];
+    return LogLikelihood(tokenizer_.Tokenize(prompt + of.choices[i], true, false),
+                         1 + prompt.size());
+  };
+  // Without a BOS the contexts may begin with different tokens; here the first is BOS.
+  TaskExample apart = example;
+  apart.choice_prompts = {"cup", "plate"};
+  const PreparedTask task = Prepare(TaskMetric::kChoice, {example, apart});
+  EXPECT_EQ(task.examples[0].prompt, tokenizer_.Tokenize(example.prompt, true, false));
+  EXPECT_EQ(task.examples[0].questions[0].n_context, (std::vector<int>{3, 5}));
+  EXPECT_EQ(task.examples[1].prompt, (std::vector<int32_t>{LetterTokenizer::kBos}));
+  const TaskResult result = Run(model_.get(), task);
+  for (size_t e = 0; e < 2; ++e) {
+    const TaskPrediction& p = result.predictions[e];
+    const TaskExample& of = e == 0 ? example : apart;
+    EXPECT_NEAR(p.log_likelihoods[0], likelihood(of, 0), 1e-3);
+    EXPECT_NEAR(p.log_likelihoods[1], likelihood(of, 1), 1e-3);
+    EXPECT_EQ(p.picked, likelihood(of, 0) < likelihood(of, 1));
+    EXPECT_EQ(p.is_right, p.picked == 0);
+    EXPECT_EQ(p.score, p.is_right);
+    EXPECT_EQ(p.picked_norm, -1);
+  }
+  EXPECT_TRUE(result.acc.has_value());
+  EXPECT_FALSE(result.acc_norm.has_value());
 }
 
 TEST_F(TaskRunTest, EveryEarlierAnswerMustBeTheLikeliestToo) {
@@ -281,6 +388,9 @@ TEST_F(TaskRunTest, EveryEarlierAnswerMustBeTheLikeliestToo) {
     const TaskResult result = Run(model_.get(), Prepare(TaskMetric::kChoice, {example}));
     EXPECT_EQ(result.predictions[0].output, taken);
     EXPECT_EQ(result.score, taken == right ? 1 : 0);
+    EXPECT_EQ(result.predictions[0].picked, -1);
+    EXPECT_EQ(result.acc->mean, result.score);
+    EXPECT_FALSE(result.acc_norm.has_value());
   }
 }
 
@@ -303,7 +413,7 @@ TEST_F(TaskRunTest, OneWrongEarlierAnswerFailsTheExample) {
 
 TEST_F(TaskRunTest, ATokenAcrossTheBoundaryBelongsToTheChoice) {
   // "..ca" + "b" is the tokens c, ab: the prompt that both choices share ends in c.
-  const PreparedTask task = Prepare(TaskMetric::kChoice, {{"x ca", {"b"}, {"b", "t"}, "\n"}});
+  const PreparedTask task = Prepare(TaskMetric::kChoice, {Choice("x ca", "b", {"b", "t"})});
   const PreparedExample& example = task.examples[0];
   EXPECT_EQ(example.prompt, tokenizer_.Tokenize("x c", true, false));
   EXPECT_EQ(example.questions[0].choices[0], std::vector<int32_t>{LetterTokenizer::kPair});
@@ -383,7 +493,7 @@ TEST_F(TaskRunTest, LogitsThatAreNotFiniteFailTheTaskAndNameTheExample) {
   expect_second(run(TaskMetric::kExactMatch, {sound, Example("look @ me", "x"), sound}));
   for (const std::vector<std::string>& choices :
        {std::vector<std::string>{"y", "n"}, {" yes", " no"}}) {
-    const TaskExample choice = {"of the inn", {choices[0]}, choices, "\n"};
+    const TaskExample choice = Choice("of the inn", choices[0], choices);
     TaskExample overflowing = choice;
     EXPECT_TRUE(run(TaskMetric::kChoice, {choice}).ok());
     overflowing.prompt = "of @ inn";
