@@ -1,9 +1,11 @@
-// kvlathe eval: perplexity or KL divergence of one spec on a text, or scores on tasks.
+// kvlathe eval: perplexity or KL divergence of one spec on a text, drift of free generation, or
+// scores on tasks.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "eval_drift.h"
 #include "eval_task.h"
 #include "workspace.h"
 
@@ -14,6 +16,7 @@ struct EvalOptions {
   ModelOptions model;
   std::string perplexity_text;
   std::string kl_text;
+  DriftEvalOptions drift;
   TaskEvalOptions task;
 };
 
@@ -68,15 +71,17 @@ Status EvalText(const EvalOptions& options) {
 Status Eval(const EvalOptions& options) {
   const std::vector<std::string>& tasks = options.task.choice.tasks;
   const bool has_task = !tasks.empty();
-  if (has_task + !options.kl_text.empty() + !options.perplexity_text.empty() != 1) {
+  const bool has_drift = !options.drift.text.empty();
+  if (has_task + has_drift + !options.kl_text.empty() + !options.perplexity_text.empty() != 1) {
     return Error(StatusCode::kInvalidArgument,
-                 "give one of --perplexity FILE, --kl FILE and --task NAME");
+                 "give one of --perplexity FILE, --kl FILE, --drift FILE and --task NAME");
   }
   const bool lists = std::find(tasks.begin(), tasks.end(), "list") != tasks.end();
   if (options.model.model.empty() && !lists) {
     return Error(StatusCode::kInvalidArgument,
                  "--model is required; give a model directory or a .gguf file");
   }
+  if (has_drift) return EvalDrift(options.model, options.drift);
   return has_task ? EvalTasks(options.model, options.task) : EvalText(options);
 }
 
@@ -85,7 +90,7 @@ Status Eval(const EvalOptions& options) {
 void AddEvalVerb(Verbs* verbs) {
   auto options = std::make_shared<EvalOptions>();
   CLI::App* verb =
-      verbs->Add("eval", "Perplexity or KL on a text, or scores on tasks",
+      verbs->Add("eval", "Perplexity, KL or drift on a text, or scores on tasks",
                  "kvlathe eval -m models/lathe-nano --kv 'lathe(ratio=4)' --kl novel.txt",
                  [options] { return Eval(*options); });
   AddModelOptions(verb, &options->model);
@@ -94,6 +99,7 @@ void AddEvalVerb(Verbs* verbs) {
   verb->add_option("--perplexity", options->perplexity_text, "text whose perplexity is measured");
   verb->add_option("--kl", options->kl_text,
                    "text on which KL to the uncompressed model is measured");
+  AddDriftOptions(verb, &options->drift);
   AddTaskOptions(verb, &options->task);
 }
 
