@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,13 +21,16 @@ struct TaskChoiceOptions {
   int length = 0;                  // --task-length, 0: each task's own
   int count = 100;                 // --task-count
   uint64_t seed = 1;
-  std::string shots;  // --shots
+  std::string text_path;  // --task-text
+  std::string shots;      // --shots: how many, or a file with solved questions
+  int shot_tokens = 0;    // --shot-tokens
 };
 
 // A task as asked for: built in, or the examples of a file.
 struct ChosenTask {
-  const Task* built_in = nullptr;
+  std::shared_ptr<const Task> built_in;
   TaskFile file;
+  std::string asked_as;  // the argument of --task, of a file
   std::string name() const { return built_in ? std::string(built_in->name()) : file.name; }
   TaskMetric metric() const { return built_in ? built_in->metric() : file.metric; }
 };
@@ -35,6 +39,7 @@ struct ReadyTask {
   std::string name;
   int length = 0;                // asked of the generator; 0 for a file
   std::optional<double> chance;  // where it is known
+  double mean_shots = 0;         // solved questions of the file that stand before each
   PreparedTask prepared;
 };
 

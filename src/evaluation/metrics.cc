@@ -22,6 +22,7 @@ constexpr NamedMetric kMetrics[] = {
     {TaskMetric::kEditSimilarity, "edit_similarity"},
     {TaskMetric::kChoice, "choice"},
     {TaskMetric::kFinalAnswer, "final_answer"},
+    {TaskMetric::kOptionLetter, "option_letter"},
     {TaskMetric::kLineMatch, "line_match"},
 };
 
@@ -194,6 +195,25 @@ Number ReadNumber(std::string_view text, size_t begin) {
   return number;
 }
 
+bool IsOptionLetter(char c) { return c >= 'A' && c <= 'E'; }
+// Bytes of characters beyond ASCII are taken for letters.
+bool IsPartOfWord(char c) { return IsLetterOrDigit(c) || static_cast<unsigned char>(c) >= 0x80; }
+
+bool StandsAlone(std::string_view text, size_t pos) {
+  return (pos == 0 || !IsPartOfWord(text[pos - 1])) &&
+         (pos + 1 == text.size() || !IsPartOfWord(text[pos + 1]));
+}
+
+// The letter that text[pos...] opens with, past spaces and marks: " (B)", ": C", " **d)".
+std::optional<char> LetterAt(std::string_view text, size_t pos) {
+  pos = text.find_first_not_of(" \t\n:,*('\"$\\{[", pos);
+  if (pos == std::string_view::npos || !StandsAlone(text, pos)) return std::nullopt;
+  if (IsOptionLetter(text[pos])) return text[pos];
+  const bool is_marked = pos + 1 < text.size() && text[pos + 1] == ')';
+  const char upper = static_cast<char>(text[pos] - 'a' + 'A');
+  return is_marked && IsOptionLetter(upper) ? std::optional(upper) : std::nullopt;
+}
+
 double ScoreOne(TaskMetric metric, std::string_view output, std::string_view reference) {
   switch (metric) {
     case TaskMetric::kExactMatch:
@@ -210,6 +230,10 @@ double ScoreOne(TaskMetric metric, std::string_view output, std::string_view ref
     case TaskMetric::kFinalAnswer: {
       const std::optional<std::string> wanted = FinalAnswer(reference);
       return wanted.has_value() && FinalAnswer(output) == wanted ? 1 : 0;
+    }
+    case TaskMetric::kOptionLetter: {
+      const std::optional<char> wanted = OptionLetter(reference);
+      return wanted.has_value() && OptionLetter(output) == wanted ? 1 : 0;
     }
     case TaskMetric::kLineMatch:
       return LineMatch(output, reference);
@@ -285,6 +309,23 @@ std::optional<std::string> FinalAnswer(std::string_view text) {
     last = std::move(number.canonical);
   }
   return last;
+}
+
+std::optional<char> OptionLetter(std::string_view text) {
+  constexpr std::string_view kIntroduction = "answer is";
+  std::string lower;
+  for (const char c : text) lower += Lower(c);
+  for (size_t end = lower.size();;) {
+    const size_t begin = lower.rfind(kIntroduction, end);
+    if (begin == std::string::npos) break;
+    if (const auto letter = LetterAt(text, begin + kIntroduction.size())) return letter;
+    if (begin == 0) break;
+    end = begin - 1;
+  }
+  for (size_t pos = text.size(); pos-- > 0;) {
+    if (IsOptionLetter(text[pos]) && StandsAlone(text, pos)) return text[pos];
+  }
+  return std::nullopt;
 }
 
 double LineMatch(std::string_view output, std::string_view reference) {

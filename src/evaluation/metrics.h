@@ -13,7 +13,7 @@
 namespace kvlathe {
 
 // The name in JSON and on the command line: "exact_match", "f1", "rouge1", "rougeL",
-// "edit_similarity", "choice", "final_answer", "line_match".
+// "edit_similarity", "choice", "final_answer", "option_letter", "line_match".
 std::string_view MetricName(TaskMetric metric);
 // kInvalidArgument with the list of names.
 StatusOr<TaskMetric> ParseMetric(std::string_view name);
@@ -43,6 +43,11 @@ double EditSimilarity(std::string_view output, std::string_view reference);
 // are equal strings. A minus belongs to a number unless something is subtracted ("16-3" ends in
 // 3); commas join groups of three digits only.
 std::optional<std::string> FinalAnswer(std::string_view text);
+
+// The option, 'A' to 'E', that a text says is the answer: that of the last "answer is X", however
+// "(B)" or "**B" is marked, else the last such letter that stands alone ("A" as a word is taken for
+// one too). Letters are capital; "answer is b)" is read as well.
+std::optional<char> OptionLetter(std::string_view text);
 
 // Share of the reference's lines that the output has at the same place, each compared as
 // IsExactMatch does. More lines than the reference has change nothing.

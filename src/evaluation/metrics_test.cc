@@ -144,6 +144,36 @@ TEST(MetricsTest, FinalAnswerIsTheLastNumber) {
   EXPECT_EQ(ScoreOf(TaskMetric::kFinalAnswer, "no", "no number"), 0);
 }
 
+TEST(MetricsTest, OptionLetterIsTheOneSaidToBeTheAnswer) {
+  const std::pair<const char*, char> cases[] = {
+      {"So x is 3. The answer is A).", 'A'},
+      {"The answer is (B).", 'B'},
+      {"the Answer is: C", 'C'},
+      {"The answer is **D)** 12", 'D'},
+      {"The answer is\n$\\boxed{E}$", 'E'},
+      {"Therefore the answer is b) 12", 'B'},
+      // Of several the last, wherever other letters stand.
+      {"The answer is A). No, the answer is B), not C", 'B'},
+      // One that names no option says nothing.
+      {"The answer is D). In numbers, the answer is 42.", 'D'},
+      {"The answer is about 3, hence (B)", 'B'},
+      {"Option C is right", 'C'},
+      {"Between A and E: E", 'E'},
+      {"D", 'D'},
+      {"B) 10", 'B'},
+  };
+  for (const auto& [text, letter] : cases) EXPECT_EQ(OptionLetter(text), letter) << text;
+  for (const char* text : {"", "42", "The answer is 7", "answer is", "answer is (", "F", "BE ABLE",
+                           "A1", "the answer is a",
+                           "caf\xC3\xA9"
+                           "C"}) {
+    EXPECT_FALSE(OptionLetter(text).has_value()) << text;
+  }
+  EXPECT_EQ(ScoreOf(TaskMetric::kOptionLetter, "It is (B)", "2 + 2 = 4\nThe answer is B)."), 1);
+  EXPECT_EQ(ScoreOf(TaskMetric::kOptionLetter, "It is (C)", "2 + 2 = 4\nThe answer is B)."), 0);
+  EXPECT_EQ(ScoreOf(TaskMetric::kOptionLetter, "no", "no letter"), 0);
+}
+
 TEST(MetricsTest, LineMatchComparesPlaces) {
   const std::string reference = "17 , fox\n18 , owl\n19 , elk\n20 , hen";
   EXPECT_DOUBLE_EQ(LineMatch(reference, reference), 1);
@@ -177,7 +207,8 @@ TEST(MetricsTest, AnyBytesGiveAScoreBetweenZeroAndOne) {
     const std::string a = text(), b = text();
     for (const TaskMetric metric :
          {TaskMetric::kExactMatch, TaskMetric::kF1, TaskMetric::kRouge1, TaskMetric::kRougeL,
-          TaskMetric::kEditSimilarity, TaskMetric::kFinalAnswer, TaskMetric::kLineMatch}) {
+          TaskMetric::kEditSimilarity, TaskMetric::kFinalAnswer, TaskMetric::kOptionLetter,
+          TaskMetric::kLineMatch}) {
       const double score = ScoreOf(metric, a, b);
       EXPECT_GE(score, 0);
       EXPECT_LE(score, 1);

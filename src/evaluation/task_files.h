@@ -1,12 +1,13 @@
-// Tasks that come from files: GSM8K, HumanEval and a plain form for anything else. All are JSON
-// Lines; blank lines are passed over.
+// Tasks that come from files: what every such task has, and the plain form for any of them. The
+// forms of published data sets are in choice_files.h and word_problems.h. Blank lines are passed
+// over.
 //
-// Errors: kNotFound when there is no such file, kInvalidArgument with file and line when a line is
-// not what the form asks for.
+// Errors of all readers: kNotFound when there is no such file, kInvalidArgument with file and line
+// when a line is not what the form asks for.
 #pragma once
 
+#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -18,6 +19,14 @@ struct TaskFile {
   std::string name;  // "gsm8k", "humaneval", or the file's name without folder and ".jsonl"
   TaskMetric metric = TaskMetric::kExactMatch;
   std::vector<TaskExample> examples;  // at least one
+  // An example with its first reference (of a choice, the right one) behind the prompt reads as a
+  // solved question, so that it can stand before another one (task_shots.h).
+  bool takes_shots = false;
+  // For kChoice: the score that counts the choices' lengths leads in what is published of the set.
+  bool norm_leads = false;
+  // Of how many options each example's answer is one, where those are not its choices
+  // [examples.size()]; else empty.
+  std::vector<int> n_options;
 };
 
 // {"prompt", "references": [...] or "reference", "metric", "choices", "stop"}; others are passed
@@ -26,27 +35,14 @@ struct TaskFile {
 // references[0]. "stop" (default "\n\n") must not be in a reference.
 StatusOr<TaskFile> ReadTaskFile(const std::string& path);
 
-// Solved questions that stand before the one asked, and the form that they ask in.
-struct FewShots {
-  std::string text;             // ends in a blank line, unless it is empty
-  std::string question = "Q:";  // what opens a question
-  std::string cue = "A:";       // the line after the question, after which the answer follows
-};
-
-inline constexpr int kGsm8kShots = 8;
-
-// From a prompt file: blocks with a blank line between them, each a question line ("Q: ...",
-// "Question: ...") and an answer. The cue is the second line where all blocks share it ("Let's
-// think step by step"), else the label that opens it ("A:"). From a .jsonl file in the form of
-// GSM8K's train set: its first 8 lines.
-StatusOr<FewShots> ReadFewShots(const std::string& path);
-
-// {"question", "answer"}, where the answer ends in "#### 18". Metric final_answer, stop "\n\n".
-// Calculator annotations ("<<3*4=12>>") and blank lines are taken out of answers.
-StatusOr<TaskFile> ReadGsm8k(const std::string& path, const FewShots& shots);
-
 // {"task_id", "prompt", "canonical_solution", "test", "entry_point"}. Nothing is run: the metric is
 // the edit similarity to the canonical solution, stop "\n\n\n".
 StatusOr<TaskFile> ReadHumanEval(const std::string& path);
+
+// For readers: kInvalidArgument when a file turned out to have no examples.
+Status CheckNotEmpty(const std::string& path, const TaskFile& file);
+
+// What blind choice scores on the first `n_examples`; without a value where that is not known.
+std::optional<double> ChanceOf(const TaskFile& file, size_t n_examples);
 
 }  // namespace kvlathe
