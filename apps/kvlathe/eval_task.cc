@@ -176,18 +176,26 @@ StatusOr<std::vector<TaskRow>> RunTasks(const std::vector<std::string>& specs,
 
 void ListTasks(bool as_json) {
   Json list = Json::array();
-  for (const Task* task : BuiltInTasks()) {
+  std::vector<std::shared_ptr<const Task>> tasks = ParameterTasks();
+  for (size_t i = 0; const Task* task : BuiltInTasks()) {
+    tasks.insert(tasks.begin() + i++, *MakeTask(task->name()));
+  }
+  for (const auto& task : tasks) {
     if (as_json) {
       list.push_back({{"name", task->name()},
                       {"description", task->description()},
                       {"metric", MetricName(task->metric())},
                       {"chance", task->chance()},
                       {"default_length", task->default_length()},
-                      {"min_length", task->min_length()}});
+                      {"min_length", task->min_length()},
+                      {"parameters", task->parameters()}});
     } else {
       fmt::print("{:<11} {:<15} chance {:<8.2g} {:>4} tokens (at least {:>3})  {}\n", task->name(),
                  MetricName(task->metric()), task->chance(), task->default_length(),
                  task->min_length(), task->description());
+      if (!task->parameters().empty()) {
+        fmt::print("            with {}({})\n", task->name(), task->parameters());
+      }
     }
   }
   if (as_json) fmt::print("{}\n", Json{{"tasks", std::move(list)}}.dump());

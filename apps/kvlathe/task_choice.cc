@@ -100,6 +100,9 @@ StatusOr<std::shared_ptr<const Task>> MakeBuiltIn(const std::string& text,
                                                   const std::string& haystack) {
   auto task = MakeTask(text, haystack);
   if (task.ok()) return task;
+  if (task.status().code() != StatusCode::kNotFound) {
+    return Error(StatusCode::kInvalidArgument, "--task {}: {}", text, MessageOf(task.status()));
+  }
   return Error(StatusCode::kInvalidArgument, "--task {}: {}; or give all, list, FILE.jsonl, or {}",
                text, MessageOf(task.status()), FileFormNames());
 }

@@ -24,6 +24,8 @@ constexpr NamedMetric kMetrics[] = {
     {TaskMetric::kFinalAnswer, "final_answer"},
     {TaskMetric::kOptionLetter, "option_letter"},
     {TaskMetric::kLineMatch, "line_match"},
+    {TaskMetric::kFound, "found"},
+    {TaskMetric::kJsonFields, "json_fields"},
 };
 
 bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
@@ -237,6 +239,10 @@ double ScoreOne(TaskMetric metric, std::string_view output, std::string_view ref
     }
     case TaskMetric::kLineMatch:
       return LineMatch(output, reference);
+    case TaskMetric::kFound:
+      return StandsIn(output, reference) ? 1 : 0;
+    case TaskMetric::kJsonFields:
+      return JsonFields(output, reference);
   }
   return 0;
 }
@@ -261,11 +267,14 @@ StatusOr<TaskMetric> ParseMetric(std::string_view name) {
 }
 
 double Score(TaskMetric metric, std::string_view output, std::span<const std::string> references) {
-  double best = 0;
+  double best = 0, sum = 0;
   for (const std::string& reference : references) {
-    best = std::max(best, ScoreOne(metric, Trim(output), Trim(reference)));
+    const double score = ScoreOne(metric, Trim(output), Trim(reference));
+    best = std::max(best, score);
+    sum += score;
   }
-  return best;
+  if (metric != TaskMetric::kFound || references.empty()) return best;
+  return sum / static_cast<double>(references.size());
 }
 
 bool IsExactMatch(std::string_view output, std::string_view reference) {

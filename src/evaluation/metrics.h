@@ -13,13 +13,14 @@
 namespace kvlathe {
 
 // The name in JSON and on the command line: "exact_match", "f1", "rouge1", "rougeL",
-// "edit_similarity", "choice", "final_answer", "option_letter", "line_match".
+// "edit_similarity", "choice", "final_answer", "option_letter", "line_match",
+// "found", "json_fields".
 std::string_view MetricName(TaskMetric metric);
 // kInvalidArgument with the list of names.
 StatusOr<TaskMetric> ParseMetric(std::string_view name);
 
-// The highest score over the references; 0 without one. White space around outputs and references
-// does not count, whatever the metric.
+// The highest score over the references, for kFound their mean; 0 without one. White space around
+// outputs and references does not count, whatever the metric.
 double Score(TaskMetric metric, std::string_view output, std::span<const std::string> references);
 
 // Equal after trimming and with every run of white space read as one space.
@@ -52,5 +53,14 @@ std::optional<char> OptionLetter(std::string_view text);
 // Share of the reference's lines that the output has at the same place, each compared as
 // IsExactMatch does. More lines than the reference has change nothing.
 double LineMatch(std::string_view output, std::string_view reference);
+
+// Whether the reference stands in the output as whole words: no letter or digit next to it. Letters
+// are equal in either case, and any run of white space is one space. False for an empty reference.
+bool StandsIn(std::string_view output, std::string_view reference);
+
+// Share of the fields of the reference, a JSON object, that the output's object has with equal
+// values; fields beyond those change nothing. The output's object goes from its first '{' to the
+// brace that closes it. 0 where either does not parse as an object or the reference has no fields.
+double JsonFields(std::string_view output, std::string_view reference);
 
 }  // namespace kvlathe

@@ -186,6 +186,40 @@ TEST(MetricsTest, LineMatchComparesPlaces) {
   EXPECT_DOUBLE_EQ(LineMatch(" \n", ""), 1);
 }
 
+TEST(MetricsTest, FoundIsTheShareOfReferencesThatStandInTheOutput) {
+  const std::vector<std::string> references = {" 123", " old oak"};
+  const auto found = [&](std::string_view output) {
+    return Score(TaskMetric::kFound, output, references);
+  };
+  EXPECT_DOUBLE_EQ(found(" 123 and the Old\n oak."), 1);
+  EXPECT_DOUBLE_EQ(found("(123)"), 0.5);
+  EXPECT_DOUBLE_EQ(found("1234, 0123, x123, 123\xC3\xA9, oldoak, bold oak"), 0);
+  // Behind one that is only a part of a word.
+  EXPECT_DOUBLE_EQ(found("1123 123"), 0.5);
+  EXPECT_DOUBLE_EQ(found(""), 0);
+  EXPECT_DOUBLE_EQ(Score(TaskMetric::kFound, "123", {}), 0);
+  EXPECT_TRUE(StandsIn("in C++, say", "C++,"));
+  EXPECT_FALSE(StandsIn("anything", " "));
+}
+
+TEST(MetricsTest, JsonFieldsComparesValues) {
+  const std::string reference = R"({"name": "Ann {x}", "age": 30, "tags": [1, 2], "ok": true})";
+  const auto fields = [&](std::string_view output) { return JsonFields(output, reference); };
+  EXPECT_DOUBLE_EQ(fields(reference), 1);
+  EXPECT_DOUBLE_EQ(fields(R"(Here: {"ok":true,"tags":[1,2],"age":30.0,"name":"Ann {x}","b":{}} {)"),
+                   1);
+  EXPECT_DOUBLE_EQ(fields(R"({"name": "Ann", "age": "30", "tags": [2, 1], "ok": true})"), 0.25);
+  EXPECT_DOUBLE_EQ(fields(R"({"name": "Ann \"{x}", "age": 30})"), 0.25);
+  // Nothing that does not parse has fields.
+  for (const char* output :
+       {"", "none", "{", "}", R"({"name": "Ann {x}", "age": 30)", "[30]",
+        R"({"name": "Ann {x}", "age": 30, })", R"({"age": 030})", "\xff{\xff}"}) {
+    EXPECT_DOUBLE_EQ(fields(output), 0) << output;
+  }
+  EXPECT_DOUBLE_EQ(JsonFields("{}", "{}"), 0);
+  EXPECT_DOUBLE_EQ(JsonFields(reference, "no object"), 0);
+}
+
 TEST(MetricsTest, ScoreTakesTheBestReferenceAndTrims) {
   const std::vector<std::string> references = {" red hens run", " the red fox\n"};
   EXPECT_DOUBLE_EQ(Score(TaskMetric::kF1, "red fox", references), 1);
@@ -208,7 +242,7 @@ TEST(MetricsTest, AnyBytesGiveAScoreBetweenZeroAndOne) {
     for (const TaskMetric metric :
          {TaskMetric::kExactMatch, TaskMetric::kF1, TaskMetric::kRouge1, TaskMetric::kRougeL,
           TaskMetric::kEditSimilarity, TaskMetric::kFinalAnswer, TaskMetric::kOptionLetter,
-          TaskMetric::kLineMatch}) {
+          TaskMetric::kLineMatch, TaskMetric::kFound, TaskMetric::kJsonFields}) {
       const double score = ScoreOf(metric, a, b);
       EXPECT_GE(score, 0);
       EXPECT_LE(score, 1);

@@ -66,6 +66,11 @@ StatusOr<TaskExample> ReadExample(const TaskLine& line, TaskMetric metric) {
       return line.Refuse("a reference has no letter A to E, which metric option_letter compares");
     }
   }
+  if (metric == TaskMetric::kFound) {
+    for (const std::string& reference : example.references) {
+      example.whole_answer += (example.whole_answer.empty() ? "" : ", ") + reference;
+    }
+  }
   if (metric == TaskMetric::kChoice) {
     KVL_RETURN_IF_ERROR(ReadChoices(line, &example));
   } else if (line.Has("choices")) {

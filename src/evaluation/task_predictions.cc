@@ -89,7 +89,7 @@ std::string PredictionLine(const PredictionSource& source, size_t index,
                {"index", index},
                {"prompt", example.text.prompt},
                {"output", prediction.output},
-               {"reference", example.text.references[0]},
+               {"reference", CanonicalAnswer(example.text)},
                {"score", prediction.score}};
   if (prediction.picked >= 0) {
     json["loglikelihoods"] = prediction.log_likelihoods;

@@ -75,9 +75,10 @@ class ExamplePreparer {
   Status PrepareGeneration(PreparedExample* example) const {
     const int n_prompt = static_cast<int>(example->prompt.size());
     int n_longest = 1;
-    for (const std::string& reference : example->text.references) {
-      KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
-                           Tokenize(example->text.prompt + reference));
+    std::vector<std::string> answers = example->text.references;
+    answers.push_back(CanonicalAnswer(example->text));
+    for (const std::string& answer : answers) {
+      KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, Tokenize(example->text.prompt + answer));
       KVL_RETURN_IF_ERROR(CheckFits(ids.size(), "reference"));
       n_longest = std::max(n_longest, static_cast<int>(ids.size()) - n_prompt);
     }

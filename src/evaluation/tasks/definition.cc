@@ -17,9 +17,14 @@ uint64_t HashOf(std::string_view text) {
 
 class BuiltInTask final : public Task {
  public:
-  explicit BuiltInTask(const TaskDefinition& definition) : definition_(definition) {}
+  explicit BuiltInTask(TaskDefinition definition, std::string name = "",
+                       std::string parameters = "")
+      : definition_(std::move(definition)),
+        name_(name.empty() ? std::string(definition_.name) : std::move(name)),
+        parameters_(std::move(parameters)) {}
 
-  std::string_view name() const override { return definition_.name; }
+  std::string_view name() const override { return name_; }
+  std::string_view parameters() const override { return parameters_; }
   std::string_view description() const override { return definition_.description; }
   TaskMetric metric() const override { return definition_.metric; }
   double chance() const override { return definition_.chance; }
@@ -33,19 +38,30 @@ class BuiltInTask final : public Task {
       return Error(StatusCode::kInvalidArgument, "task {}: length {} is below {}, its shortest",
                    name(), length, min_length());
     }
-    uint64_t key = MixBits(HashOf(name()) ^ MixBits(options.seed));
+    // Without parameters: what they leave alone is the same whatever they are.
+    uint64_t key = MixBits(HashOf(definition_.name) ^ MixBits(options.seed));
     key = MixBits(key ^ MixBits(index * 2 + (options.split == TaskSplit::kTest)));
     return definition_.generate({options.split, length, key, count_tokens});
   }
 
  private:
   TaskDefinition definition_;
+  std::string name_, parameters_;
 };
 
 }  // namespace
 
 bool BelongsTo(TaskSplit split, std::string_view content) {
   return (HashOf(content) % 8 == 0) == (split == TaskSplit::kTest);
+}
+
+std::shared_ptr<const Task> ToTask(TaskDefinition definition, const std::string& name,
+                                   const std::string& parameters) {
+  return std::make_shared<BuiltInTask>(std::move(definition), name, parameters);
+}
+
+const std::string& CanonicalAnswer(const TaskExample& example) {
+  return example.whole_answer.empty() ? example.references[0] : example.whole_answer;
 }
 
 void AppendAnswer(std::string_view after, TaskExample& example) {
@@ -58,7 +74,7 @@ void AppendAnswer(std::string_view after, TaskExample& example) {
 TaskExample FitLength(const TaskRequest& request, const UnitRange& range,
                       const std::function<TaskExample(int)>& build) {
   const auto tokens_of = [&](const TaskExample& example) {
-    return request.count_tokens(example.prompt + example.references[0]);
+    return request.count_tokens(example.prompt + CanonicalAnswer(example));
   };
   // A unit takes at least one token, whatever the counter says.
   const int max = std::max(range.min, std::min(range.max, request.length));

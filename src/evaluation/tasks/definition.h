@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -11,6 +12,9 @@
 #include "evaluation/tasks/task.h"
 
 namespace kvlathe {
+
+class Haystack;
+class TaskParameters;
 
 // Whether content that decides an answer belongs to the split: an eighth of all content is test's.
 bool BelongsTo(TaskSplit split, std::string_view content);
@@ -42,9 +46,9 @@ struct UnitRange {
   int tokens = 12;
 };
 
-// build(n) with the largest n of the range whose prompt and first reference fit into the length, to
-// within about one unit. Counts tokens two to four times as a rule. A tokenizer so wordy that even
-// build(range.min) does not fit gets that one.
+// build(n) with the largest n of the range whose prompt and canonical answer fit into the length,
+// to within about one unit. Counts tokens two to four times as a rule. A tokenizer so wordy that
+// even build(range.min) does not fit gets that one.
 TaskExample FitLength(const TaskRequest& request, const UnitRange& range,
                       const std::function<TaskExample(int)>& build);
 
@@ -59,8 +63,12 @@ struct TaskDefinition {
   double chance;
   int default_length;
   int min_length;
-  TaskExample (*generate)(const TaskRequest& request);
+  std::function<TaskExample(const TaskRequest& request)> generate;
 };
+
+// A task of this name; `parameters` is what it can be given.
+std::shared_ptr<const Task> ToTask(TaskDefinition definition, const std::string& name,
+                                   const std::string& parameters);
 
 TaskDefinition PasskeyTask();
 TaskDefinition RecallTask();
@@ -72,5 +80,12 @@ TaskDefinition ClassifyTask();
 TaskDefinition SummaryTask();
 TaskDefinition CodeTask();
 TaskDefinition RulesTask();
+
+// Tasks with parameters, which are read from `parameters`; its errors are the caller's to look at.
+// `haystack` is what they hide things in.
+TaskDefinition NeedleTask(TaskParameters& parameters, std::shared_ptr<const Haystack> haystack);
+TaskDefinition VariablesTask(TaskParameters& parameters, std::shared_ptr<const Haystack> haystack);
+TaskDefinition FrequentTask(TaskParameters& parameters, std::shared_ptr<const Haystack> haystack);
+TaskDefinition JsonTask(TaskParameters& parameters, std::shared_ptr<const Haystack> haystack);
 
 }  // namespace kvlathe

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,6 +32,10 @@ enum class TaskMetric {
   kFinalAnswer,   // the last number of the output equals the last number of the reference
   kOptionLetter,  // the option that the output says is the answer, A to E, is the reference's
   kLineMatch,     // share of the reference's lines that the output has at the same place
+  kFound,         // share of the references that stand somewhere in the output, as whole words
+  // Share of the fields of the reference, a JSON object, that the output's first JSON object has
+  // with equal values; 0 where it does not parse.
+  kJsonFields,
 };
 
 struct TextRange {
@@ -41,7 +46,10 @@ struct TaskExample {
   std::string prompt;
   // What may follow the prompt, byte for byte (white space included); the first one is canonical:
   // training text is prompt + references[0] + stop.
+  // For kFound: what has to stand in the answer.
   std::vector<std::string> references;
+  // An answer with all references in it, where references[0] is not one. Empty otherwise.
+  std::string whole_answer;
   // For kChoice: continuations to weigh, references[0] among them. Empty otherwise.
   std::vector<std::string> choices;
   // Generation ends before this text. Never empty, never part of a reference.
@@ -49,8 +57,8 @@ struct TaskExample {
   // What of the prompt answers earlier questions of the task: training examples ask several.
   std::vector<TextRange> earlier_answers;
   // For kChoice where the choices differ before the question and not behind it (WinoGrande): the
-  // prompt of each choice, [choices.size()]; `prompt` is then what all of them begin with, and every
-  // choice is the same text. Empty otherwise.
+  // prompt of each choice, [choices.size()]; `prompt` is then what all of them begin with, and
+  // every choice is the same text. Empty otherwise.
   std::vector<std::string> choice_prompts;
   // For kChoice: the index of the right choice. Without it (-1) it is the choice that equals
   // references[0]; where choice_prompts is used it is always given.
@@ -74,6 +82,9 @@ class Task {
 
   virtual std::string_view name() const = 0;
   virtual std::string_view description() const = 0;  // one line
+  // What MakeTask takes in brackets behind the name: "keys=1..100, kind=numbers|words|uuids". Empty
+  // when there is nothing.
+  virtual std::string_view parameters() const = 0;
   virtual TaskMetric metric() const = 0;
   // The score of an answer drawn blindly from the answers that fit the form.
   virtual double chance() const = 0;
@@ -87,9 +98,22 @@ class Task {
                                          const TokenCounter& count_tokens) const = 0;
 };
 
-// All built-in tasks, in the order of the documentation.
+// What a perfect model writes: whole_answer or references[0].
+const std::string& CanonicalAnswer(const TaskExample& example);
+
+// The built-in tasks without parameters, in the order of the documentation.
 std::span<const Task* const> BuiltInTasks();
 // kInvalidArgument with the list of names when there is none of this name.
 StatusOr<const Task*> FindTask(std::string_view name);
+
+// The built-in tasks that take parameters, with their defaults.
+std::vector<std::shared_ptr<const Task>> ParameterTasks();
+// Any built-in task as it is asked for: "passkey", "needle(keys=4, kind=words)". Its name() is the
+// text without white space. `haystack` is the text in which tasks hide things; empty: prose from
+// templates. kNotFound when there is no such task and kInvalidArgument when there is no such
+// parameter or value (the message says what there is), when the haystack has no words, or when one
+// is given to a task that hides nothing.
+StatusOr<std::shared_ptr<const Task>> MakeTask(std::string_view text,
+                                               const std::string& haystack = "");
 
 }  // namespace kvlathe
