@@ -108,7 +108,7 @@ class RunTest(TreeCase):
         store = self.store()
         record = store.records["quality", "int8"]
         self.assertEqual(store.command_of(record), "kvlathe compare -m models/tiny -c 8192 --text models/tiny/sample.txt "
-                                                   "--kv none --kv int8 --json")
+                                                   "--kv int8 --no-latency --json")
         self.assertEqual(store.run_of(record)["commit"], "abc1234")
         self.assertRegex(store.run_of(record)["date"], r"^\d{4}-\d\d-\d\d$")
         self.assertEqual(record["result"]["perplexity"], 20.1235)
@@ -125,12 +125,12 @@ class RunTest(TreeCase):
         self.assertNotIn(str(self.root), text)
         self.assertEqual(sum(line.startswith('{"part"') for line in text.splitlines()), 3 * len(plan.CALIBRATED))
         store = self.store("big")
-        self.assertIn("head -c ", store.files["build/results/big/novel-6x2048.txt"])
+        self.assertIn("head -c ", store.files["build/results/big/novel-4x2048.txt"])
         self.assertIn("DATA/books/", store.files["build/results/big/calibration-books.txt"])
         self.assertEqual(store.files["build/results/big/random.safetensors"],
                          "kvlathe calibrate -m models/fetched/big.gguf --random-tokens 40000 -o build/results/big/random.safetensors")
-        n_tokens = (self.root / "build/results/big/novel-6x2048.txt").stat().st_size // 4
-        self.assertTrue(6 * 2048 <= n_tokens < 7 * 2048, n_tokens)
+        n_tokens = (self.root / "build/results/big/novel-4x2048.txt").stat().st_size // 4
+        self.assertTrue(4 * 2048 <= n_tokens < 5 * 2048, n_tokens)
         self.assertEqual(sum(call.startswith("calibrate") for call in self.calls()), 3)
 
     def test_a_text_is_not_calibrated_for_itself(self):
@@ -298,7 +298,7 @@ class PageTest(TreeCase):
 
     def test_shows_commands_sizes_and_what_is_kept_in_16_bits(self):
         text = self.page.read_text(encoding="utf-8")
-        self.assertIn("    kvlathe compare -m models/tiny -c 8192 --text models/tiny/sample.txt --kv none --kv KV --json\n", text)
+        self.assertIn("    kvlathe compare -m models/tiny -c 8192 --text models/tiny/sample.txt --kv KV --no-latency --json\n", text)
         self.assertIn("| `lathe(ratio=4)` | 25.0 | 100 | 4 + 32 | 20.12 | +2.00 ± 0.10 | 0.0200 ± 0.00010 | 90.0 |", text)
         self.assertIn("| passkey | 51.0 ± 5.0 | 50.0 |", text)
         self.assertIn("| `int8` | -2.0 ± 1.0 |", text)
@@ -370,7 +370,7 @@ class TableTest(unittest.TestCase):
                 self.assertEqual(view.axis_of(kv), axis, kv)
 
     def test_no_axis_of_a_plan_needs_a_long_table(self):
-        for specs in (plan.MAIN + plan.AS_PUBLISHED, plan.METHODS, plan.SMALL):
+        for specs in (plan.QUALITY, plan.METHODS, plan.SMALL):
             by_axis = {axis: [kv for kv in specs if view.axis_of(kv) == axis] for axis in view.AXES}
             self.assertEqual(len(set(specs)), len(specs))
             self.assertLessEqual(max(map(len, by_axis.values())), 20)

@@ -12,6 +12,7 @@ struct CompareOptions {
   ModelOptions model;
   std::string text;
   std::vector<double> rates;
+  bool without_latency = false;
 };
 
 Status Compare(CompareOptions options) {
@@ -22,8 +23,9 @@ Status Compare(CompareOptions options) {
     KVL_ASSIGN_OR_RETURN(options.text, TextOfModel(options.model.model, "sample.txt"));
   }
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
-  KVL_ASSIGN_OR_RETURN(const ComparisonRun run, RunComparison(workspace.get(), options.model.kv,
-                                                              options.text, options.rates));
+  KVL_ASSIGN_OR_RETURN(const ComparisonRun run,
+                       RunComparison(workspace.get(), {options.model.kv, options.text,
+                                                       options.rates, !options.without_latency}));
   const Comparison& comparison = run.comparison;
   if (options.model.json) {
     fmt::print("{}\n", ToJson(comparison).dump());
@@ -52,6 +54,8 @@ void AddCompareVerb(Verbs* verbs) {
   verb->add_option(
       "--text", options->text,
       "text to evaluate on (default: the model's sample.txt, or a mixed one of 10,000 tokens)");
+  verb->add_flag("--no-latency", options->without_latency,
+                 "size and quality alone: time to first and between tokens are not measured");
 }
 
 }  // namespace kvlathe

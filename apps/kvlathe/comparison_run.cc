@@ -29,12 +29,13 @@ StatusOr<std::vector<ComparedCache>> CachesOf(const std::vector<std::string>& sp
 
 }  // namespace
 
-StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const std::vector<std::string>& specs,
-                                      const std::string& text_path, std::span<const double> rates) {
+StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const ComparisonOptions& options) {
   // Specs first: a wrong one is refused before anything takes time.
-  KVL_ASSIGN_OR_RETURN(const std::vector<ComparedCache> caches, CachesOf(specs, rates));
+  KVL_ASSIGN_OR_RETURN(const std::vector<ComparedCache> caches,
+                       CachesOf(options.specs, options.rates));
   const Tokenizer& tokenizer = workspace->tokenizer();
-  KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, workspace->TokenizeFile(text_path));
+  KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
+                       workspace->TokenizeFile(options.text_path));
   KVL_ASSIGN_OR_RETURN(
       const EvaluationText text,
       CutIntoWindows(
@@ -63,11 +64,14 @@ StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const std::vector<st
   KVL_ASSIGN_OR_RETURN(const std::vector<Quality> qualities,
                        MeasureQuality(models, text, workspace->kv_budget_bytes(),
                                       workspace->threads(), workspace->progress()));
-  Comparison comparison{workspace->options().model, text_path, text.n_scored(), {}};
+  Comparison comparison{workspace->options().model, options.text_path, text.n_scored(), {}};
   for (size_t i = 1; i < spec_models.size(); ++i) {
-    KVL_ASSIGN_OR_RETURN(const Latency latency, MeasureLatency(models[i], text.windows.front(),
-                                                               workspace->kv_budget_bytes(),
-                                                               /*n_repetitions=*/3));
+    std::optional<Latency> latency;
+    if (options.measures_latency) {
+      KVL_ASSIGN_OR_RETURN(
+          latency, MeasureLatency(models[i], text.windows.front(), workspace->kv_budget_bytes(),
+                                  /*n_repetitions=*/3));
+    }
     comparison.rows.push_back({spec_models[i].spec.text(), spec_models[i].spec.ToString(),
                                caches[i - 1].rate, qualities[i], latency});
   }

@@ -16,10 +16,15 @@ struct ComparisonRun {
   std::vector<int32_t> window;    // the first of the text
 };
 
-// A spec with resident=full has a row for each of `rates`, or without any one at its own.
-// kInvalidArgument when there are rates and no such spec.
-StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const std::vector<std::string>& specs,
-                                      const std::string& text_path,
-                                      std::span<const double> rates = {});
+struct ComparisonOptions {
+  std::vector<std::string> specs;
+  std::string text_path;
+  // A spec with resident=full has a row for each of them, or without any one at its own.
+  std::vector<double> rates = {};
+  bool measures_latency = true;
+};
+
+// kInvalidArgument when there are rates and no spec with resident=full.
+StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const ComparisonOptions& options);
 
 }  // namespace kvlathe

@@ -151,7 +151,7 @@ Status RunReport(ReportOptions options) {
   }
   const std::vector<std::string> specs =
       options.model.kv.empty() ? DefaultSpecs(found) : options.model.kv;
-  KVL_ASSIGN_OR_RETURN(ComparisonRun run, RunComparison(workspace.get(), specs, options.text));
+  KVL_ASSIGN_OR_RETURN(ComparisonRun run, RunComparison(workspace.get(), {specs, options.text}));
   Report report;
   report.model = options.model.model;
   report.facts = FactsOf(*workspace);

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from . import prepare
 
 # Every cache gets what lathe gets: where a method can keep its newest positions in 16 bits, it keeps 32.
-CODES = ["int8", "q8_0", "q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)",
+CODES = ["q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)",
          "kivi(bits=2,group=64,newest=32)", "kvquant(bits=3,newest=32)", "gear(bits=2,newest=32)", "lathe(ratio=4)",
-         "lathe(ratio=6)", "lathe(ratio=6,keys=before)", "lathe(ratio=8)", "lathe(ratio=8,keys=before)"]
-RETENTION = ["snapkv(keep=0.5)", "h2o(keep=0.5)"]
+         "lathe(ratio=4,keys=before)", "lathe(ratio=6)", "lathe(ratio=6,keys=before)", "lathe(ratio=8)", "lathe(ratio=8,keys=before)"]
 BASES = ["palu(rate=0.25,round=16)", "fdc(rate=0.25)", "zack(rate=0.25)"]
-MAIN = ["none", *CODES, *RETENTION, *BASES]
-AS_PUBLISHED = ["kivi(bits=4,group=64)"]  # on texts only
+LONG = ["none", *CODES, "snapkv(keep=0.5)"]
+MAIN = [*LONG, "h2o(keep=0.5)", "palu(rate=0.25,round=16)"]  # on tasks too
+QUALITY = [*MAIN, "int8", "q8_0", "kivi(bits=4,group=64)", "fdc(rate=0.25)"]  # kivi as published
 
 METHODS = ["none", *BASES, "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
            "token(bits=4)", "kcvt(bits=4)", "kivi(bits=4)", "kvquant(bits=4)", "int8", "q8_0", "q4_0",
@@ -58,7 +58,7 @@ class Part:
     def command(self, kv):
         """The arguments for the spec `kv`, which may be the placeholder {kv}."""
         if self.is_compared:
-            return [*self.arguments, *(() if kv == "none" else ("--kv", "none")), "--kv", kv, "--json"]
+            return [*self.arguments, "--kv", kv, "--no-latency", "--json"]
         return [*self.arguments, "--kv", kv, *self.answers(kv), "--json"]
 
     def answers(self, kv):
@@ -87,17 +87,17 @@ def compared(setup, name, title, specs, text, n_windows, n_window, source, extra
 
 
 def text_parts(setup):
-    parts = [compared(setup, "quality", "WikiText-2 test, 24 windows of 2048 tokens", MAIN + AS_PUBLISHED, "wiki", 24, 2048, WIKI)]
+    parts = [compared(setup, "quality", "WikiText-2 test, 12 windows of 2048 tokens", QUALITY, "wiki", 12, 2048, WIKI)]
     if setup.context >= 8192:
-        parts.append(compared(setup, "long", "WikiText-2 test, 3 windows of 8192 tokens", MAIN + AS_PUBLISHED, "wiki", 3, 8192, WIKI))
-    parts.append(compared(setup, "methods", "every method on WikiText-2 test, 6 windows of 2048 tokens", METHODS, "wiki", 6, 2048, WIKI))
+        parts.append(compared(setup, "long", "WikiText-2 test, 3 windows of 8192 tokens", LONG, "wiki", 3, 8192, WIKI))
+    parts.append(compared(setup, "methods", "every method on WikiText-2 test, 4 windows of 2048 tokens", METHODS, "wiki", 4, 2048, WIKI))
     return parts + calibration_parts(setup)
 
 
 def calibration_parts(setup):
     n_window = min(2048, setup.context)
-    scored = f"{setup.work}/novel-6x{n_window}.txt"
-    novel = prepare.Prepared(scored, prepare.head_by_tokens(f"{setup.data}/{NOVEL}", 6, n_window))
+    scored = f"{setup.work}/novel-4x{n_window}.txt"
+    novel = prepare.Prepared(scored, prepare.head_by_tokens(f"{setup.data}/{NOVEL}", 4, n_window))
     own, books = "share/calibration.txt", f"{setup.work}/calibration-books.txt"
     sources = {
         "random": (("--random-tokens", "40000"), None, ()),

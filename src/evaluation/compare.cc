@@ -48,13 +48,17 @@ nlohmann::ordered_json ToJson(const Comparison& comparison) {
                     {"kl", q.kl},
                     {"kl_stderr", q.kl_stderr},
                     {"top1_agreement", q.top1_agreement},
-                    {"ttft_ms", row.latency.ttft_ms},
-                    {"tbt_ms", row.latency.tbt_ms},
+                    {"ttft_ms", nullptr},
+                    {"tbt_ms", nullptr},
                     {"kv_reserved_bytes", q.kv_reserved_bytes},
                     {"kv_peak_fraction", q.kv_peak_fraction},
                     {"kv_parts", PartsJson(q.kv_bytes)},
                     {"kv_reencoded", ReencodingJson(q.reencoding)},
                     {"over_steps", OverStepsJson(q)}});
+    if (row.latency.has_value()) {
+      rows.back()["ttft_ms"] = row.latency->ttft_ms;
+      rows.back()["tbt_ms"] = row.latency->tbt_ms;
+    }
     if (row.rate.has_value()) rows.back()["rate"] = *row.rate;
   }
   return {{"model", comparison.model},
@@ -73,10 +77,12 @@ std::string ToTable(const Comparison& comparison) {
     const Quality& q = row.quality;
     table += fmt::format(
         "{:<{}}  {:>9.2f}  {:>11.0f}  {:>10.3f}  {:>+8.2f} +-{:>4.2f}  {:>8.5f} +-{:>7.5f}  "
-        "{:>7.2f}  {:>8.2f}  {:>7.3f}\n",
+        "{:>7.2f}  {:>8}  {:>7}\n",
         LabelOf(row), width, 100 * q.kv_fraction, q.kv_bytes_per_token, q.perplexity,
         100 * q.perplexity_change, 100 * q.perplexity_change_stderr, q.kl, q.kl_stderr,
-        100 * q.top1_agreement, row.latency.ttft_ms, row.latency.tbt_ms);
+        100 * q.top1_agreement,
+        row.latency.has_value() ? fmt::format("{:.2f}", row.latency->ttft_ms) : "-",
+        row.latency.has_value() ? fmt::format("{:.3f}", row.latency->tbt_ms) : "-");
   }
   return table;
 }

@@ -15,7 +15,7 @@ struct CompareRow {
   std::string kv_resolved;                    // with all defaults
   std::optional<double> rate = std::nullopt;  // in the place of the spec's, of resident=full
   Quality quality;
-  Latency latency;
+  std::optional<Latency> latency;  // where it was asked for
 };
 
 struct Comparison {

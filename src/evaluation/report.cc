@@ -105,8 +105,8 @@ std::string ComparisonSection(const Comparison& comparison) {
                   fmt::format("{:.0f}", q.kv_bytes_per_token), fmt::format("{:.3f}", q.perplexity),
                   fmt::format("{:.4f}", q.bits_per_byte), fmt::format("{:.5f}", q.kl),
                   fmt::format("{:.5f}", q.kl_stderr), fmt::format("{:.2f}", 100 * q.top1_agreement),
-                  fmt::format("{:.2f}", row.latency.ttft_ms),
-                  fmt::format("{:.3f}", row.latency.tbt_ms)});
+                  row.latency ? fmt::format("{:.2f}", row.latency->ttft_ms) : "-",
+                  row.latency ? fmt::format("{:.3f}", row.latency->tbt_ms) : "-"});
   }
   if (!chart.points.empty()) html += ToSvg(chart);
   html += table.Html();
