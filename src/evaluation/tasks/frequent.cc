@@ -52,8 +52,8 @@ std::string List(const WordSource& source, int n_rounds, Random rng) {
 }
 
 std::string Question(size_t n_words) {
-  return n_words == 1 ? "The word that comes most often is:"
-                      : fmt::format("The {} words that come most often are:", n_words);
+  return n_words == 1 ? "Answer: the word that comes most often is"
+                      : fmt::format("Answer: the {} words that come most often are", n_words);
 }
 
 TaskExample GenerateFrequent(const FrequentSettings& settings, const TaskRequest& request) {

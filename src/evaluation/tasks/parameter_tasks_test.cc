@@ -80,7 +80,7 @@ std::map<std::string, int> CountWords(const std::string& prompt) {
 
 // As many of the most frequent words as the worked example has.
 std::set<std::string> SolveFrequent(const std::string& prompt) {
-  const std::string shown = Matches(prompt, R"(most often (is|are):([ ,\w]+)\.)", 2)[0];
+  const std::string shown = Matches(prompt, R"(most often (is|are)([ ,\w]+)\.)", 2)[0];
   const size_t n_words = std::count(shown.begin(), shown.end(), ',') + 1;
   std::vector<std::pair<int, std::string>> order;
   for (const auto& [word, count] : CountWords(prompt)) order.push_back({-count, word});

@@ -62,7 +62,9 @@ std::string Question(const Chain& chain) {
       chain.value, chain.value);
 }
 
-std::string Answer(const Chain& chain) { return fmt::format(" {}", fmt::join(chain.names, ", ")); }
+std::string Answer(const Chain& chain) {
+  return fmt::format(" VAR {}", fmt::join(chain.names, ", VAR "));
+}
 
 // Each chain in its order, whatever lies between.
 std::vector<HiddenSentence> Scatter(const std::vector<Chain>& chains, Random rng) {
