@@ -198,7 +198,8 @@ Status Choose(Model* model, const PreparedTask& task, int64_t kv_budget_bytes, S
 MeanScore MeanOf(std::span<const double> values) {
   const double n = static_cast<double>(values.size());
   MeanScore of;
-  for (const double v : values) of.mean += v / n;
+  for (const double v : values) of.mean += v;
+  of.mean /= n;
   double squares = 0;
   for (const double v : values) squares += (v - of.mean) * (v - of.mean);
   if (n > 1) of.standard_error = std::sqrt(squares / (n - 1) / n);
