@@ -506,7 +506,24 @@ class CommandLine(cli_support.CommandLineCase):
         self.assertLess(half["kv_fraction"], none["kv_fraction"])
         # One row of the table for every task, one for the heading.
         table = self.run_verb("eval", "-m", MODEL, "--task", "all", "--task-count", 1).stdout.decode()
-        self.assertEqual(table.count("\n"), 1 + len(self.json_of("eval", "--task", "list")["tasks"]))
+        tasks = self.json_of("eval", "--task", "list")["tasks"]
+        self.assertEqual(table.count("\n"), 1 + sum(task["parameters"] == "" for task in tasks))
+
+    def test_eval_runs_tasks_with_parameters(self):
+        text = self.folder / "novel.txt"
+        text.write_text("The old ferry left at noon. Nobody saw it again.")
+        predictions = self.folder / "needles.jsonl"
+        arguments = ("eval", "-m", MODEL, "--task", "needle(keys=2, values=2)", "--task-length", 500,
+                     "--task-count", 2)
+        row = self.json_of(*arguments, "--task-text", text, "--predictions", predictions)
+        self.assertEqual((row["task"], row["metric"]), ("needle(keys=2,values=2)", "found"))
+        for line in map(json.loads, predictions.read_text().splitlines()):
+            self.assertGreater(line["prompt"].count("Nobody saw it again."), 5)
+            self.assertRegex(line["reference"], r"^ \d{7}\. One secret number of the \w+ \w+ is \d{7}$")
+        self.assert_fails(["eval", "-m", MODEL, "--task", "needle(keys=0)"], 2, "keys=1..100")
+        self.assert_fails(["eval", "-m", MODEL, "--task", "json", "--task-text", text], 2, "hides nothing")
+        text.write_text(" \n")
+        self.assert_fails([*arguments, "--task-text", text], 2, "no words")
 
     def write_task(self, *lines):
         path = self.folder / "questions.jsonl"
@@ -806,6 +823,12 @@ class CommandLine(cli_support.CommandLineCase):
         self.assert_refused(2, "--task-length", *run, long, "--task-length", 200)
         self.assert_refused(2, "1024", *run, "passkey", "--task-length", 4000)
         self.assert_refused(2, "--shots", *run, "passkey", "--shots", TEXT)
+        self.assert_refused(2, "--shots", *run, "passkey", "--shots", 2)
+        few = self.write_task({"goal": "a", "sol1": "b", "sol2": "c", "label": 0})
+        self.assert_refused(2, "gsm8k", *run, f"piqa:{few}", "--shots", TEXT)
+        self.assert_refused(2, "0 shots at most", *run, f"piqa:{few}", "--shots", 1)
+        self.assert_refused(2, "--shot-tokens", *run, f"piqa:{few}", "--shots", 1, "--shot-tokens", 9)
+        self.assert_refused(2, "the others", *run, f"piqa:{few}", "--shot-tokens", 9)
         self.assert_refused(2, "position 1", *run, "passkey", "--kv", "fcd(rate=0.5)")
         self.assert_refused(2, "--task", "eval", "-m", MODEL, "--task-count", 3, "--kl", TEXT)
         self.assert_refused(2, "one of", *run, "passkey", "--kl", TEXT)

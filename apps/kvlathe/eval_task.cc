@@ -55,6 +55,7 @@ Json ToJson(const TaskRow& row) {
                {"chance", nullptr},
                {"count", result.predictions.size()},
                {"length", nullptr},
+               {"shots", task.mean_shots},
                {"prompt_tokens", task.prepared.mean_prompt_tokens()}};
   if (task.chance.has_value()) json["chance"] = *task.chance;
   if (task.length > 0) json["length"] = task.length;
@@ -190,12 +191,12 @@ void ListTasks(bool as_json) {
                       {"min_length", task->min_length()},
                       {"parameters", task->parameters()}});
     } else {
-      fmt::print("{:<11} {:<15} chance {:<8.2g} {:>4} tokens (at least {:>3})  {}\n", task->name(),
-                 MetricName(task->metric()), task->chance(), task->default_length(),
-                 task->min_length(), task->description());
-      if (!task->parameters().empty()) {
-        fmt::print("            with {}({})\n", task->name(), task->parameters());
-      }
+      const std::string takes = task->parameters().empty()
+                                    ? ""
+                                    : fmt::format("; {}({})", task->name(), task->parameters());
+      fmt::print("{:<11} {:<15} chance {:<8.2g} {:>4} tokens (at least {:>3})  {}{}\n",
+                 task->name(), MetricName(task->metric()), task->chance(), task->default_length(),
+                 task->min_length(), task->description(), takes);
     }
   }
   if (as_json) fmt::print("{}\n", Json{{"tasks", std::move(list)}}.dump());

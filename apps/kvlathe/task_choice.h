@@ -39,7 +39,7 @@ struct ReadyTask {
   std::string name;
   int length = 0;                // asked of the generator; 0 for a file
   std::optional<double> chance;  // where it is known
-  double mean_shots = 0;         // solved questions of the file that stand before each
+  double mean_shots = 0;         // solved questions that stand before each
   PreparedTask prepared;
 };
 

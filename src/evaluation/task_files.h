@@ -22,6 +22,7 @@ struct TaskFile {
   // An example with its first reference (of a choice, the right one) behind the prompt reads as a
   // solved question, so that it can stand before another one (task_shots.h).
   bool takes_shots = false;
+  int n_shots = 0;  // that every prompt has already
   // For kChoice: the score that counts the choices' lengths leads in what is published of the set.
   bool norm_leads = false;
   // Of how many options each example's answer is one, where those are not its choices

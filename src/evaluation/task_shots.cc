@@ -102,7 +102,7 @@ StatusOr<ShotExamples> AddShots(const TaskFile& file, size_t n_examples, const S
                                 const TokenCounter& count_tokens) {
   KVL_RETURN_IF_ERROR(CheckShots(file, rule));
   n_examples = std::min(n_examples, file.examples.size());
-  ShotExamples with_shots;
+  ShotExamples with_shots{.mean_shots = static_cast<double>(file.n_shots)};
   ShotCounter counter(file, count_tokens);
   for (size_t i = 0; i < n_examples; ++i) {
     TaskExample example = file.examples[i];

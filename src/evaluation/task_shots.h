@@ -33,7 +33,7 @@ Status CheckShots(const TaskFile& file, const ShotRule& rule);
 
 struct ShotExamples {
   std::vector<TaskExample> examples;
-  double mean_shots = 0;
+  double mean_shots = 0;  // those that the file already had before its examples included
 };
 
 // The first examples of the file with shots before them, a blank line between one and the next.

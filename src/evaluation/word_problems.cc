@@ -97,15 +97,14 @@ Status NoSolvedQuestions(const std::string& path) {
 
 // The first lines of a set in the given form.
 StatusOr<FewShots> ShotsOfSet(const std::string& path, LineReader read, FewShots form) {
-  int n_shots = 0;
   KVL_RETURN_IF_ERROR(ForEachTaskLine(path, [&](const TaskLine& line) -> Status {
-    if (n_shots == kFileShots) return OkStatus();
+    if (form.count == kFileShots) return OkStatus();
     KVL_ASSIGN_OR_RETURN(const SolvedQuestion solved, read(line));
     form.text += Ask(solved, form) + AnswerAfter(solved, form) + "\n\n";
-    ++n_shots;
+    ++form.count;
     return OkStatus();
   }));
-  if (n_shots == 0) return NoSolvedQuestions(path);
+  if (form.count == 0) return NoSolvedQuestions(path);
   return form;
 }
 
@@ -165,7 +164,7 @@ StatusOr<FewShots> ParsePromptFile(const std::string& path, std::string_view tex
   if (blocks.empty()) return NoSolvedQuestions(path);
   const std::string_view cue_line = form.cue_line(blocks[0]);
   const std::string_view label = LabelOf(blocks[0]), answer_label = LabelOf(cue_line);
-  FewShots shots{.question = std::string(label)};
+  FewShots shots{.count = static_cast<int>(blocks.size()), .question = std::string(label)};
   bool share_line = blocks.size() > 1;  // one block alone cannot tell a cue from an answer
   bool share_label = !answer_label.empty();
   for (const std::string_view block : blocks) {
@@ -193,6 +192,7 @@ StatusOr<FewShots> ParsePromptFile(const std::string& path, std::string_view tex
 StatusOr<TaskFile> ReadSet(const std::string& path, LineReader read, const FewShots& shots,
                            TaskFile file) {
   file.takes_shots = true;
+  file.n_shots = shots.count;
   KVL_RETURN_IF_ERROR(ForEachTaskLine(path, [&](const TaskLine& line) -> Status {
     KVL_ASSIGN_OR_RETURN(const SolvedQuestion solved, read(line));
     TaskExample example;

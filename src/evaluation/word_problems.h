@@ -12,6 +12,7 @@ namespace kvlathe {
 // Solved questions that stand before the one asked, and the form that they ask in.
 struct FewShots {
   std::string text;             // ends in a blank line, unless it is empty
+  int count = 0;                // how many the text holds
   std::string question = "Q:";  // what opens a question
   std::string options;          // the line between a question and its options, where it has any
   std::string cue = "A:";       // the line after the question, after which the answer follows

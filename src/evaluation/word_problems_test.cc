@@ -45,6 +45,7 @@ TEST_F(WordProblemsTest, ShotsOfATrainSetAreItsFirstEight) {
   ASSERT_TRUE(shots.ok()) << shots.status();
   EXPECT_TRUE(shots->text.starts_with("Q: q0?\nA: a.\n#### 0\n\nQ: q1?\nA: "));
   EXPECT_TRUE(shots->text.ends_with("Q: q7?\nA: a.\n#### 7\n\n"));
+  EXPECT_EQ(shots->count, kFileShots);
   const auto file = ReadGsm8k(Write("test.jsonl", kTwoProblems), *shots);
   ASSERT_TRUE(file.ok());
   EXPECT_EQ(file->examples[0].prompt, shots->text + "Q: What is 3 times 4?\nA:");
@@ -121,7 +122,9 @@ TEST_F(WordProblemsTest, AquaShotsOfAPromptFileAreTakenAsTheyAre) {
   EXPECT_EQ(shots->question, "Question:");
   EXPECT_EQ(shots->options, "Option:");
   EXPECT_EQ(shots->cue, "Think\n");
+  EXPECT_EQ(shots->count, 2);
   const auto file = ReadAqua(Write("dev.json", kTwoChoices), *shots);
+  EXPECT_EQ(file->n_shots, 2);
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(file->examples[1].prompt, shots->text + "Question: 1 + 0?\nOption:\nA)1\nB)2\nThink\n");
 }
@@ -167,7 +170,8 @@ TEST_F(WordProblemsTest, AquaRefusesWithLineAndRemedy) {
       {R"({"question":"q","options":["A)1","B)2"],"rationale":"r)", "not a JSON object"},
   };
   for (const auto& [text, needle] : cases) {
-    const auto file = ReadAqua(Write("a.json", std::string(kTwoChoices) + "\n" + text), AquaForm());
+    const auto file =
+        ReadAqua(Write("a.json", fmt::format("{}\n{}", kTwoChoices, text)), AquaForm());
     EXPECT_EQ(file.status().code(), StatusCode::kInvalidArgument) << text;
     EXPECT_NE(MessageOf(file.status()).find("a.json:3: "), std::string::npos) << file.status();
     EXPECT_NE(MessageOf(file.status()).find(needle), std::string::npos) << file.status();
