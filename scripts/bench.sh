@@ -4,8 +4,7 @@
 # PART: scaling (time of a step by context and by sequences; writes docs/scaling.svg), throughput (tokens/s and memory
 # against the number of sequences under one KV budget, and the longest prompt; BUDGET and CONTEXT from the environment),
 # sealing (attention and sealing by cache), shares (the time of GEAR's parts), all of these in the shape of CONFIG.json or
-# the 1B shape; votes (attention of a prompt while votes are collected, one layer of the 8B shape), calibration-cost (time
-# and memory for 13 layers of CONFIG.json's shape or the 8B one, and for 32 by extrapolation).
+# the 1B shape; votes (attention of a prompt while votes are collected, one layer of the 8B shape).
 # The machine has to be idle.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -79,19 +78,7 @@ votes() {
   scripts/attention_table.py "$work/votes.json"
 }
 
-# 13 layers are the fewest that are calibrated as deep models are.
-calibration_cost() {
-  if [ -n "$config" ]; then
-    sed 's/"num_hidden_layers": *[0-9]*/"num_hidden_layers": 13/' "$config" >"$work/13.json"
-  else
-    shape 4096 13 32 8 128 14336 >"$work/13.json"
-  fi
-  "$kvlathe" calibrate --random-model "$work/13.json" --json >"$work/cost.json"
-  scripts/calibration_cost.py 13 32 "$work/cost.json"
-}
-
 case $part in
   scaling | throughput | sealing | shares | votes) "$part" ;;
-  calibration-cost) calibration_cost ;;
   *) echo "usage: scripts/bench.sh PART [CONFIG.json], PART as at the top of the script" >&2 && exit 2 ;;
 esac
