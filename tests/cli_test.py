@@ -513,17 +513,17 @@ class CommandLine(cli_support.CommandLineCase):
         text = self.folder / "novel.txt"
         text.write_text("The old ferry left at noon. Nobody saw it again.")
         predictions = self.folder / "needles.jsonl"
-        arguments = ("eval", "-m", MODEL, "--task", "needle(keys=2, values=2)", "--task-length", 500,
+        arguments = ("eval", "-m", MODEL, "--task", "needle(keys=2, values=2)", "--task-length", 800,
                      "--task-count", 2)
         row = self.json_of(*arguments, "--task-text", text, "--predictions", predictions)
         self.assertEqual((row["task"], row["metric"]), ("needle(keys=2,values=2)", "found"))
         for line in map(json.loads, predictions.read_text().splitlines()):
             self.assertGreater(line["prompt"].count("Nobody saw it again."), 5)
             self.assertRegex(line["reference"], r"^ \d{7}\. One secret number of the \w+ \w+ is \d{7}$")
-        self.assert_fails(["eval", "-m", MODEL, "--task", "needle(keys=0)"], 2, "keys=1..100")
-        self.assert_fails(["eval", "-m", MODEL, "--task", "json", "--task-text", text], 2, "hides nothing")
+        self.assert_refused(2, "keys=1..100", "eval", "-m", MODEL, "--task", "needle(keys=0)")
+        self.assert_refused(2, "hides nothing", "eval", "-m", MODEL, "--task", "json", "--task-text", text)
         text.write_text(" \n")
-        self.assert_fails([*arguments, "--task-text", text], 2, "no words")
+        self.assert_refused(2, "no words", *arguments, "--task-text", text)
 
     def write_task(self, *lines):
         path = self.folder / "questions.jsonl"

@@ -40,6 +40,14 @@ TEST_F(TaskFilesTest, ReadsThePlainForm) {
   EXPECT_EQ(file->examples[1].stop, "\n");
 }
 
+TEST_F(TaskFilesTest, AllReferencesAreToBeFoundInOneAnswer) {
+  const auto file =
+      ReadTaskFile(Write("f.jsonl", R"({"prompt":"a","references":[" b","c"],"metric":"found"})"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->metric, TaskMetric::kFound);
+  EXPECT_EQ(CanonicalAnswer(file->examples[0]), " b, c");
+}
+
 TEST_F(TaskFilesTest, ChoicesMakeAChoiceTask) {
   const auto file =
       ReadTaskFile(Write("c.jsonl", R"({"prompt":"a","reference":" x","choices":[" y"," x"]})"));
