@@ -296,7 +296,7 @@ class PageTest(TreeCase):
         store.records["quality", "kivi(bits=4,group=64,newest=32)"]["result"].update(fields)
         store.save()
 
-    def test_shows_commands_sizes_and_what_is_kept_in_16_bits(self):
+    def test_shows_commands_sizes_and_what_is_kept_unsealed(self):
         text = self.page.read_text(encoding="utf-8")
         self.assertIn("    kvlathe compare -m models/tiny -c 8192 --text models/tiny/sample.txt --kv KV --no-latency --json\n", text)
         self.assertIn("| `lathe(ratio=4)` | 25.0 | 100 | 4 + 32 | 20.12 | +2.00 ± 0.10 | 0.0200 ± 0.00010 | 90.0 |", text)

@@ -3,7 +3,7 @@
 import math
 
 from . import plan
-from .view import AXES, axis_of, code, figure, kept_in_16_bits, markdown_table
+from .view import AXES, axis_of, code, figure, kept_unsealed, markdown_table
 
 KL_OF_ONE_PERCENT = 0.013  # nats per token, about 1% of perplexity
 SAME_SIZE = 1.01  # a cache that is at most 1% larger counts as of the same size
@@ -116,6 +116,6 @@ def main_block(view):
             row = view.row(name, kv)
             change = "-" if kv == "none" else f"{figure(row, 'change')} ± {figure(row, 'change_error')}"
             kl = "-" if kv == "none" else f"{figure(row, 'kl')} ± {figure(row, 'kl_error')}"
-            rows.append([code(kv), figure(row, "size"), figure(row, "smaller"), kept_in_16_bits(view.store.resolved_of(name, kv)),
+            rows.append([code(kv), figure(row, "size"), figure(row, "smaller"), kept_unsealed(view.store.resolved_of(name, kv)),
                          change, kl, figure(row, "top1")])
-    return markdown_table(["cache", "KV size %", "times smaller", "in 16 bits", "perplexity change %", "KL", "top-1 %"], rows)
+    return markdown_table(["cache", "KV size %", "times smaller", "unsealed", "perplexity change %", "KL", "top-1 %"], rows)

@@ -5,10 +5,10 @@ import pathlib
 from . import plan
 from .findings import beaten_block, kept_block, main_block
 from .store import ResultsError, Store, write_whole
-from .view import AXES, AXIS_TITLES, View, axis_of, code, command_lines, figure, kept_in_16_bits, markdown_table, with_error
+from .view import AXES, AXIS_TITLES, View, axis_of, code, command_lines, figure, kept_unsealed, markdown_table, with_error
 
-LEGEND = """KV size is relative to the 16-bit cache of the same text, tables and padding included. "In 16 bits": how many of the first
-and of the newest positions a cache keeps whole. KL is in nats per token to the uncompressed model, top-1 the share of tokens
+LEGEND = """KV size is relative to the 16-bit cache of the same text, tables and padding included. "Unsealed": how many of the first
+and at least of the newest positions a cache makes no codes of, in 16 bits where nothing else is said. KL is in nats per token to the uncompressed model, top-1 the share of tokens
 where both find the same one likeliest; the error of a change is that of the differences token by token."""
 TASK_LEGEND = """The change against `none` and its standard error are of the differences example by example; flips are the share of examples
 whose answer is another one than that of `none`, right or wrong. A task on which `none` is not three standard errors above chance
@@ -48,9 +48,9 @@ def by_axis(view, part, header, cells):
 
 def text_block(view, part):
     def cells(kv, row):
-        return [figure(row, "size"), figure(row, "bytes"), kept_in_16_bits(view.store.resolved_of(part.name, kv)), figure(row, "perplexity"),
+        return [figure(row, "size"), figure(row, "bytes"), kept_unsealed(view.store.resolved_of(part.name, kv)), figure(row, "perplexity"),
                 with_error(row, "change"), with_error(row, "kl"), figure(row, "top1")]
-    return by_axis(view, part, ["KV size %", "bytes/token", "in 16 bits", "perplexity", "change %", "KL", "top-1 %"], cells)
+    return by_axis(view, part, ["KV size %", "bytes/token", "unsealed", "perplexity", "change %", "KL", "top-1 %"], cells)
 
 
 def task_block(view, part):

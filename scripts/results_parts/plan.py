@@ -11,8 +11,9 @@ CODES = ["q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,grou
          "lathe(ratio=4,keys=before)", "lathe(ratio=6)", "lathe(ratio=6,keys=before)", "lathe(ratio=8)", "lathe(ratio=8,keys=before)"]
 BASES = ["palu(rate=0.25,round=16)", "fdc(rate=0.25)", "zack(rate=0.25)"]
 LONG = ["none", *CODES, "snapkv(keep=0.5)"]
-MAIN = [*LONG, "h2o(keep=0.5)", "palu(rate=0.25,round=16)"]  # on tasks too
-QUALITY = [*MAIN, "int8", "q8_0", "kivi(bits=4,group=64)", "fdc(rate=0.25)"]  # kivi as published
+MORE = ["h2o(keep=0.5)", "palu(rate=0.25,round=16)"]
+MAIN = [kv for kv in LONG if kv != "lathe(ratio=4,keys=before)"] + MORE  # on tasks
+QUALITY = [*LONG, *MORE, "int8", "q8_0", "kivi(bits=4,group=64)", "fdc(rate=0.25)"]  # kivi as published
 
 METHODS = ["none", *BASES, "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
            "token(bits=4)", "kcvt(bits=4)", "kivi(bits=4)", "kvquant(bits=4)", "int8", "q8_0", "q4_0",
@@ -144,9 +145,9 @@ def file_tasks(setup):
 
 def retrieval_tasks(setup):
     """Facts hidden in a novel, 25 examples each."""
-    def of(name, title, argument, n_tokens=2000):
+    def of(name, title, argument, n_tokens=2000, n_examples=25):
         return task(setup, name, title, argument, ("--task-text", f"{setup.data}/{NOVEL}", "--task-length", str(n_tokens),
-                                                   "--task-count", "25"), data=(NOVEL,))
+                                                   "--task-count", str(n_examples)), data=(NOVEL,))
     parts = [
         of("needle/one", "one number in a novel", "needle"),
         of("needle/keys4", "one of four numbers in a novel", "needle(keys=4)"),
@@ -154,7 +155,7 @@ def retrieval_tasks(setup):
         of("needle/queries2", "two of four numbers in a novel", "needle(keys=4,queries=2)"),
         of("needle/words", "a word in a novel", "needle(kind=words)"),
         of("needle/uuids", "an identifier (UUID)", "needle(kind=uuids)"),
-        of("needle/7000", "one number in 7,000 tokens", "needle", 7000),
+        of("needle/7000", "one number in 7,000 tokens", "needle", 7000, 12),
         of("needle/variables", "variables that have a value by assignments in a novel", "variables"),
         of("needle/frequent", "the most frequent words of a list", "frequent"),
         of("needle/json", "facts of a text as a JSON object", "json"),
