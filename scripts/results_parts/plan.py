@@ -157,8 +157,8 @@ def retrieval_tasks(setup):
         of("needle/uuids", "an identifier (UUID)", "needle(kind=uuids)"),
         of("needle/7000", "one number in 7,000 tokens", "needle", 7000, 12),
         of("needle/variables", "variables that have a value by assignments in a novel", "variables"),
-        of("needle/frequent", "the most frequent words of a list", "frequent"),
-        of("needle/json", "facts of a text as a JSON object", "json"),
+        *(task(setup, f"needle/{name}", title, name, ("--task-length", "2000", "--task-count", "25"))
+          for name, title in (("frequent", "the most frequent words of a list"), ("json", "facts of a text as a JSON object"))),
     ]
     return [part for part in parts if part.name != "needle/7000" or setup.context >= 8192]
 
