@@ -19,10 +19,10 @@ case "$name" in
   smollm2)
     model=models/fetched/smollm2.gguf
     # The same advantage for all that could take it: the newest 32 positions in 16 bits, as lathe has them.
-    caches=(none int8 'kivi(bits=4,group=64)' 'kivi(bits=4,group=64,newest=32)' 'kivi(bits=3,group=64,newest=32)'
-      'kivi(bits=2,group=64,newest=32)' 'gear(bits=2,newest=32)' 'kvquant(bits=3)' 'snapkv(keep=0.5)'
+    caches=(none 'int8(newest=32)' 'kivi(bits=4,group=64,newest=32)' 'kivi(bits=3,group=64,newest=32)'
+      'kivi(bits=2,group=64,newest=32)' 'gear(bits=2,newest=32)' 'kvquant(bits=3,newest=32)' 'snapkv(keep=0.5)'
       'lathe(ratio=4)' 'lathe(ratio=4,keys=before)' 'lathe(ratio=6)' 'lathe(ratio=8)')
-    shown=(none 'kivi(bits=4,group=64)' 'lathe(ratio=4)')
+    shown=(none 'kivi(bits=4,group=64,newest=32)' 'lathe(ratio=4)')
     prompt='Once upon a time, in a small village by the sea,' ;;
   *)
     echo "scripts/demo.sh: no demo '$name'; there are smollm2 and, without a name, the embedded model" >&2

@@ -109,7 +109,7 @@ def main_block(view):
     if not parts:
         return ["Not measured yet.", ""]
     name = parts[0].name
-    specs = [kv for kv in view.specs(parts[0]) if kv not in plan.AS_PUBLISHED]
+    specs = view.specs(parts[0])
     rows = []
     for axis in AXES:
         for kv in (kv for kv in specs if axis_of(kv) == axis):

@@ -13,16 +13,17 @@ BASES = ["palu(rate=0.25,round=16)", "fdc(rate=0.25)", "zack(rate=0.25)"]
 LONG = ["none", *CODES, "snapkv(keep=0.5)"]
 MORE = ["h2o(keep=0.5)", "palu(rate=0.25,round=16)"]
 MAIN = [kv for kv in LONG if kv != "lathe(ratio=4,keys=before)"] + MORE  # on tasks
-QUALITY = [*LONG, *MORE, "int8", "q8_0", "kivi(bits=4,group=64)", "fdc(rate=0.25)"]  # kivi as published
+QUALITY = [*LONG, *MORE, "int8(newest=32)", "q8_0(newest=32)", "kivi(bits=4,group=64)", "fdc(rate=0.25)"]  # kivi as published
 
 METHODS = ["none", *BASES, "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
-           "token(bits=4)", "kcvt(bits=4)", "kivi(bits=4)", "kvquant(bits=4)", "int8", "q8_0", "q4_0",
-           "q4_0(hadamard=on)", "kivi(bits=2,group=64)", "kivi(bits=2,group=64)+lowrank", "kivi(bits=2,group=64)+sparse",
-           "gear(bits=4)", "gear(bits=2)", "gear-l(bits=4)", "gear-l(bits=2)", "outlier-aware(bits=2)", "lathe(ratio=4)",
-           "lathe(ratio=6)", "lathe(ratio=8)", "kvquant-z(rate=0.25)", "kvq-f(rate=0.25)", "kvq-p(rate=0.25)", "fdc(rate=0.25)+gear(bits=4)",
-           "snapkv(keep=0.5)+kivi(bits=4,group=64)", "lathe(ratio=4)+snapkv(keep=0.5)", "snapkv(keep=0.5)", "window(size=1020)",
-           "pool(n=2)", "h2o(keep=0.5)", "tova(keep=0.5)", "keyformer(keep=0.5)", "keyformer-z(rate=0.5)", "kf-f(rate=0.5)",
-           "kf-p(rate=0.5)"]
+           "token(bits=4,newest=32)", "kcvt(bits=4,newest=32)", "kivi(bits=4,newest=32)", "kvquant(bits=4,newest=32)", "int8(newest=32)",
+           "q8_0(newest=32)", "q4_0(newest=32)", "q4_0(hadamard=on,newest=32)", "kivi(bits=2,group=64,newest=32)",
+           "kivi(bits=2,group=64,newest=32)+lowrank", "kivi(bits=2,group=64,newest=32)+sparse", "gear(bits=4,newest=32)",
+           "gear(bits=2,newest=32)", "gear-l(bits=4,newest=32)", "gear-l(bits=2,newest=32)", "outlier-aware(bits=2,newest=32)",
+           "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)", "kvquant-z(rate=0.25,newest=32)", "kvq-f(rate=0.25,newest=32)",
+           "kvq-p(rate=0.25,newest=32)", "fdc(rate=0.25)+gear(bits=4,newest=32)", "snapkv(keep=0.5)+kivi(bits=4,group=64,newest=32)",
+           "lathe(ratio=4)+snapkv(keep=0.5)", "snapkv(keep=0.5)", "window(size=1020)", "pool(n=2)", "h2o(keep=0.5)", "tova(keep=0.5)",
+           "keyformer(keep=0.5)", "keyformer-z(rate=0.5)", "kf-f(rate=0.5)", "kf-p(rate=0.5)"]
 NOT_MEASURED = {"dmc": "needs weights that were trained for it"}
 
 CALIBRATED = [*BASES, "lathe(rate=0.25)", "lathe(ratio=4)", "lathe(ratio=6)"]
