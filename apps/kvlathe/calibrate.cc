@@ -60,6 +60,7 @@ Status RunCalibrate(const CalibrateOptions& options) {
     const nlohmann::ordered_json json = {{"basis", path},
                                          {"tokens", statistics.source.n_tokens},
                                          {"sequence_tokens", statistics.source.sequence_tokens},
+                                         {"positions", statistics.source.n_positions},
                                          {"token_source", statistics.source.token_source},
                                          {"seed", statistics.source.seed},
                                          {"seconds", watch.Seconds()},

@@ -107,6 +107,7 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   job.window = workspace->config().window;
   job.rope = workspace->config().rope;
   job.rope_dim = workspace->config().rope_dim();
+  job.n_positions = CalibrationPositions(workspace->context_tokens());
   job.source.model_hash = model_hash;
   job.source.rope = workspace->config().DescribePositions();
   job.source.seed = run.text_path.empty() ? run.seed : 0;

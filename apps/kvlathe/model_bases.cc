@@ -130,9 +130,14 @@ StatusOr<CalibrationStatistics> ModelBases::FindStatistics(const CalibrationRun&
   request.shape = ShapeOf(config());
   request.model_hash = workspace_->model_hash();
   request.rope = config().DescribePositions();
-  request.settings =
-      fmt::format("{} sequence {} {}", run.Describe(),
-                  CalibrationSequenceTokens(workspace_->context_tokens()), options().dtype);
+  const int n_tokens = CalibrationSequenceTokens(workspace_->context_tokens());
+  if (config().rope_dim() > 0) {
+    request.n_positions = CalibrationPositions(workspace_->context_tokens());
+  }
+  request.settings = fmt::format("{} sequence {} {}", run.Describe(), n_tokens, options().dtype);
+  if (request.n_positions > n_tokens) {
+    request.settings += fmt::format(" positions {}", request.n_positions);
+  }
   if (!run.text_path.empty()) {
     KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, workspace_->TokenizeFile(run.text_path));
     request.settings += " " + TokenHash(ids);

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "base/threads.h"
 #include "calibration/gram_sums.h"
+#include "calibration/position_shift.h"
 #include "kv/basis/statistics.h"
 #include "model/observer.h"
 
@@ -24,6 +25,10 @@ class StatisticsAccumulator : public QkvObserver {
   // `across_heads`: statistics also across the KV heads of a layer.
   StatisticsAccumulator(const StatisticsShape& shape, ThreadPool* pool, Isa isa,
                         bool across_heads = false);
+
+  // Queries and keys after RoPE that are seen from now on are turned on by `shift`, which outlives
+  // its use; those of the first kCalibrationSinks positions, which are never elsewhere, are not.
+  void SetShift(const PositionShift* shift) { shift_ = shift; }
 
   // Rows at the first kCalibrationSinks positions go to the sink moments only.
   void Observe(const QkvView& view) override;
@@ -77,6 +82,7 @@ class StatisticsAccumulator : public QkvObserver {
 
   StatisticsShape shape_;
   ThreadPool* pool_;
+  const PositionShift* shift_ = nullptr;  // none
   std::vector<Task> tasks_;
   std::vector<Scratch> scratch_;    // [n_workers]
   std::vector<Range> body_ranges_;  // tokens of the view that are not sinks, in slices

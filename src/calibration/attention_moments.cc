@@ -89,8 +89,11 @@ AttentionMoments::AttentionMoments(const StatisticsShape& shape, const Options& 
       workers_(pool->n_workers(), Worker(isa)) {}
 
 void AttentionMoments::Observe(const QkvView& view) {
-  if (view.positions[0] == 0) EndSequence(view.layer_idx);
   LayerRows& rows = rows_[view.layer_idx];
+  if (view.positions[0] == 0) {
+    EndSequence(view.layer_idx);
+    rows.shift = shift_;
+  }
   const int64_t n_values = int64_t{view.n_tokens} * shape_.n_kv_heads * shape_.head_dim;
   rows.k.insert(rows.k.end(), view.k_post, view.k_post + n_values);
   rows.k_pre.insert(rows.k_pre.end(), view.k_pre, view.k_pre + n_values);
@@ -139,9 +142,9 @@ void AttentionMoments::EndSequence(int layer_idx) {
       HeadSums& sums = sums_[int64_t{layer_idx} * shape_.n_kv_heads + g];
       Worker* const worker = &workers_[worker_id];
       if (i % 2 == 0) {
-        AddKeys(rows.k, g, weights, &sums.k, &sums.blocks, worker);
+        AddKeys({rows.k, rows.shift}, g, weights, &sums.k, &sums.blocks, worker);
       } else {
-        AddKeys(rows.k_pre, g, weights, &sums.k_pre, &sums.pre_blocks, worker);
+        AddKeys({rows.k_pre, nullptr}, g, weights, &sums.k_pre, &sums.pre_blocks, worker);
       }
     }
   });
@@ -173,6 +176,7 @@ void AttentionMoments::AddQueryHead(int layer_idx, int head_idx, Worker* worker)
       WeighKeys(row, position, &to->weights, worker);
       TurnQueryBack(&worker->queries[int64_t{i} * d], row, position, seed, worker);
     }
+    if (rows.shift != nullptr) rows.shift->Apply(n, d, worker->queries.data());
     worker->adder.AddWeighted(worker->queries.data(), worker->query_weights.data(), n, d,
                               to->q.to());
     worker->adder.AddWeighted(worker->turned.data(), worker->turned_weights.data(), n * kDrawnKeys,
@@ -282,21 +286,27 @@ void AttentionMoments::AddGroup(int layer_idx, int kv_head_idx) {
   sums.block_weight += sum(weights.of_blocks);
 }
 
-void AttentionMoments::AddKeys(const std::vector<float>& keys, int kv_head_idx,
-                               const KeyWeights& weights, Sums* to, Sums* in_blocks,
-                               Worker* worker) const {
-  const int64_t d = shape_.head_dim, n_heads = shape_.n_kv_heads;
+void AttentionMoments::GatherKeys(const KeyRows& keys, int kv_head_idx, Range tokens,
+                                  Worker* worker) const {
+  GatherRows(keys.rows, tokens, shape_.n_kv_heads, kv_head_idx, shape_.head_dim, &worker->keys);
+  if (keys.shift == nullptr) return;
+  keys.shift->Apply(tokens.end - tokens.begin, shape_.head_dim, worker->keys.data());
+}
+
+void AttentionMoments::AddKeys(const KeyRows& keys, int kv_head_idx, const KeyWeights& weights,
+                               Sums* to, Sums* in_blocks, Worker* worker) const {
+  const int64_t d = shape_.head_dim;
   const int64_t n_keys = std::ssize(weights.of_keys);
   for (int64_t begin = 0; begin < n_keys; begin += kKeySlice) {
     const Range slice = {begin, std::min(begin + kKeySlice, n_keys)};
-    GatherRows(keys, slice, n_heads, kv_head_idx, d, &worker->keys);
+    GatherKeys(keys, kv_head_idx, slice, worker);
     worker->adder.AddWeighted(worker->keys.data(), &weights.of_keys[begin], slice.end - begin, d,
                               to->to());
   }
   for (int64_t b = 0; b < std::ssize(weights.of_blocks); ++b) {
     if (weights.of_blocks[b] == 0) continue;
     const int64_t begin = kCalibrationSinks + b * kBlockSize;
-    GatherRows(keys, {begin, begin + kBlockSize}, n_heads, kv_head_idx, d, &worker->keys);
+    GatherKeys(keys, kv_head_idx, {begin, begin + kBlockSize}, worker);
     CentreRows(kBlockSize, d, worker->keys.data());
     worker->adder.Add(worker->keys.data(), kBlockSize, d, in_blocks->to(),
                       weights.of_blocks[b] / kBlockSize);

@@ -7,6 +7,7 @@
 #include "base/cpu_features.h"
 #include "base/threads.h"
 #include "calibration/gram_sums.h"
+#include "calibration/position_shift.h"
 #include "kv/basis/statistics.h"
 #include "model/observer.h"
 #include "model/rope.h"
@@ -30,6 +31,10 @@ class AttentionMoments : public QkvObserver {
   AttentionMoments(const StatisticsShape& shape, const Options& options, RopeTable rope,
                    ThreadPool* pool, Isa isa);
 
+  // Queries and keys after RoPE of sequences that start from now on are turned on by `shift` where
+  // they are added up; it outlives its use.
+  void SetShift(const PositionShift* shift) { shift_ = shift; }
+
   // Rows that are not finite leave moments that are not: AnalyseLathe reports them.
   void Observe(const QkvView& view) override;
 
@@ -51,6 +56,11 @@ class AttentionMoments : public QkvObserver {
   struct LayerRows {  // of the sequence so far, [n_tokens, heads, head_dim]
     std::vector<float> k, k_pre, v;
     std::vector<float> queries;  // those that count, after RoPE
+    const PositionShift* shift = nullptr;
+  };
+  struct KeyRows {  // of all KV heads, in the sequence so far
+    const std::vector<float>& rows;
+    const PositionShift* shift;  // null: none
   };
   struct HeadSums {  // of one layer and KV head
     explicit HeadSums(int64_t d) : q(d), k(d), v(d), q_pre(d), k_pre(d), blocks(d), pre_blocks(d) {}
@@ -81,7 +91,9 @@ class AttentionMoments : public QkvObserver {
   void TurnQueryBack(const float* query, const float* weights, int position, uint64_t seed,
                      Worker* worker) const;
   void AddGroup(int layer_idx, int kv_head_idx);
-  void AddKeys(const std::vector<float>& keys, int kv_head_idx, const KeyWeights& weights, Sums* to,
+  // Keys of one KV head into worker->keys, turned on by keys.shift.
+  void GatherKeys(const KeyRows& keys, int kv_head_idx, Range tokens, Worker* worker) const;
+  void AddKeys(const KeyRows& keys, int kv_head_idx, const KeyWeights& weights, Sums* to,
                Sums* in_blocks, Worker* worker) const;
 
   StatisticsShape shape_;
@@ -89,6 +101,7 @@ class AttentionMoments : public QkvObserver {
   RopeTable rope_;
   ThreadPool* pool_;
   const ElementwiseKernels* kernels_;
+  const PositionShift* shift_ = nullptr;  // of sequences to come
   std::vector<LayerRows> rows_;         // [n_layers]
   std::vector<HeadSums> sums_;          // [n_layers * n_kv_heads]
   std::vector<QueryHead> query_heads_;  // [n_heads], of the layer that is added

@@ -7,6 +7,7 @@
 #include "base/random.h"
 #include "calibration/accumulator.h"
 #include "calibration/attention_moments.h"
+#include "calibration/position_shift.h"
 
 namespace kvlathe {
 namespace {
@@ -56,6 +57,16 @@ Status CheckSequenceTokens(int sequence_tokens) {
   return Error(StatusCode::kInvalidArgument,
                "calibration needs sequences of at least {} tokens, the context allows {}",
                kShortestSequence, sequence_tokens);
+}
+
+std::vector<PositionShift> ShiftsOf(const CalibrationJob& job, int sequence_tokens) {
+  const std::vector<double> frequencies = RopeFrequencies(job.rope, job.rope_dim);
+  std::vector<PositionShift> shifts;
+  for (const int start :
+       SpreadStarts(std::ssize(job.sequences), sequence_tokens, job.n_positions)) {
+    shifts.emplace_back(start, frequencies);
+  }
+  return shifts;
 }
 
 }  // namespace
@@ -119,9 +130,12 @@ StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job, Calibration
   AttentionMoments attention(job.shape, {.window = job.window, .query_stride = stride},
                              RopeTable(job.rope, job.rope_dim), job.pool, job.isa);
   ObserverPair observers(&accumulator, &attention, job, n_tokens, times);
+  const std::vector<PositionShift> shifts = ShiftsOf(job, static_cast<int>(sequence_tokens));
   const Stopwatch watch;
-  for (const auto& sequence : job.sequences) {
-    KVL_RETURN_IF_ERROR(job.forward(sequence, &observers));
+  for (size_t i = 0; i < job.sequences.size(); ++i) {
+    accumulator.SetShift(&shifts[i]);
+    attention.SetShift(&shifts[i]);
+    KVL_RETURN_IF_ERROR(job.forward(job.sequences[i], &observers));
     KVL_RETURN_IF_ERROR(accumulator.status());
   }
   times->forward = watch.Seconds() - times->moments - times->attention;
@@ -130,6 +144,7 @@ StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job, Calibration
   statistics.source = job.source;
   statistics.source.n_tokens = n_tokens;
   statistics.source.sequence_tokens = static_cast<int>(sequence_tokens);
+  statistics.source.n_positions = std::max(job.n_positions, static_cast<int>(sequence_tokens));
   return statistics;
 }
 

@@ -2,6 +2,7 @@
 // statistics first, bases later and per spec).
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -21,9 +22,15 @@ inline constexpr int64_t kDefaultCalibrationTokens = 8192;  // FDC: bases are st
 
 using TokenSequences = std::vector<std::vector<int32_t>>;
 
-// Sequences are this long: they start at position 0 and should reach far into the context, or the
-// RoPE phases of later positions go unseen.
+// Sequences are this long. They run from position 0; what is learned of rows after RoPE is as if
+// they started anywhere in the context (calibration/position_shift.h).
 constexpr int CalibrationSequenceTokens(int context) { return context < 2048 ? context : 2048; }
+
+// Statistics that serve a context: of rows after RoPE from its positions, of twice as many at most.
+constexpr int CalibrationPositions(int context) {
+  if (context <= 2048) return CalibrationSequenceTokens(context);
+  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(context)));
+}
 
 struct RandomTokens {
   int64_t n_tokens = kDefaultCalibrationTokens;  // in all, BOS included
@@ -44,9 +51,10 @@ StatusOr<TokenSequences> CutSequences(std::span<const int32_t> token_ids, int se
 
 struct CalibrationJob {
   StatisticsShape shape;
-  StatisticsSource source;  // n_tokens and sequence_tokens are filled in from `sequences`
+  StatisticsSource source;  // its counts of tokens and positions are filled in
   int window = 0;           // of the model's attention; 0: all positions
   RopeConfig rope;          // of the model
+  int n_positions = 0;      // CalibrationPositions(), or those of the longest sequence
   int rope_dim = 0;
   TokenSequences sequences;
   bool across_heads = false;  // statistics across the KV heads of a layer too (G- and J-LRD)

@@ -9,6 +9,8 @@
 #include <set>
 
 #include "base/random.h"
+#include "calibration/position_shift.h"
+#include "model/rope.h"
 
 namespace kvlathe {
 namespace {
@@ -136,6 +138,90 @@ TEST_F(CalibrateTest, EveryTokenIsCountedAndProgressReported) {
   EXPECT_EQ(statistics->source.n_tokens, 500);
   EXPECT_EQ(statistics->source.sequence_tokens, 200);
   EXPECT_EQ(statistics->source.model_hash, "m");
+}
+
+// R m and R M R^T of every head, R the rotation by n positions, in double.
+HeadMoments Turned(const HeadMoments& moments, int n, const std::vector<double>& frequencies) {
+  const auto half = std::ssize(frequencies), d = 2 * half;
+  std::vector<double> turn(d * d);
+  for (int64_t i = 0; i < half; ++i) {
+    turn[i * d + i] = turn[(i + half) * d + i + half] = std::cos(n * frequencies[i]);
+    turn[(i + half) * d + i] = std::sin(n * frequencies[i]);
+    turn[i * d + i + half] = -turn[(i + half) * d + i];
+  }
+  HeadMoments to = moments;
+  for (size_t row = 0; row < to.mean.size(); ++row) {
+    const auto i = static_cast<int64_t>(row) % d, first = static_cast<int64_t>(row) - i;
+    double mean = 0;
+    for (int64_t j = 0; j < d; ++j) mean += turn[i * d + j] * moments.mean[first + j];
+    to.mean[row] = static_cast<float>(mean);
+    for (int64_t j = 0; j < d; ++j) {
+      double sum = 0;
+      for (int64_t a = 0; a < d; ++a) {
+        for (int64_t b = 0; b < d; ++b) {
+          sum += turn[i * d + a] * moments.gram[(first + a) * d + b] * turn[j * d + b];
+        }
+      }
+      to.gram[row * d + j] = static_cast<float>(sum);
+    }
+  }
+  return to;
+}
+
+void ExpectMean(const HeadMoments& found, const HeadMoments& a, const HeadMoments& b) {
+  for (size_t i = 0; i < found.mean.size(); ++i) {
+    EXPECT_NEAR(found.mean[i], (a.mean[i] + b.mean[i]) / 2, 1e-5);
+  }
+  for (size_t i = 0; i < found.gram.size(); ++i) {
+    EXPECT_NEAR(found.gram[i], (a.gram[i] + b.gram[i]) / 2, 1e-5);
+  }
+}
+
+TEST_F(CalibrateTest, RowsAfterRopeAreAsFromAllOverTheContext) {
+  job_.rope_dim = kShape.head_dim;
+  job_.sequences = {job_.sequences[0], job_.sequences[0]};
+  const CalibrationStatistics near = *Calibrate(job_);
+  EXPECT_EQ(near.source.n_positions, 200);
+  job_.n_positions = 4096;
+  const CalibrationStatistics all = *Calibrate(job_);
+  EXPECT_EQ(all.source.n_positions, 4096);
+  const int start = SpreadStarts(2, 200, 4096)[1];
+  EXPECT_GT(start, 2000);
+  const std::vector<double> frequencies = RopeFrequencies(job_.rope, job_.rope_dim);
+  for (HeadMoments CalibrationStatistics::*moments :
+       {&CalibrationStatistics::q_post, &CalibrationStatistics::k_post,
+        &CalibrationStatistics::attended_q, &CalibrationStatistics::attended_k}) {
+    ExpectMean(all.*moments, near.*moments, Turned(near.*moments, start, frequencies));
+  }
+  HeadMoments in_blocks = {std::vector<float>(near.k_in_blocks.size() / kShape.head_dim),
+                           near.k_in_blocks};
+  ExpectMean({in_blocks.mean, all.k_in_blocks}, in_blocks, Turned(in_blocks, start, frequencies));
+  for (HeadMoments CalibrationStatistics::*moments :
+       {&CalibrationStatistics::q_pre, &CalibrationStatistics::k_pre, &CalibrationStatistics::v,
+        &CalibrationStatistics::sink_k_post, &CalibrationStatistics::attended_v,
+        &CalibrationStatistics::attended_q_pre, &CalibrationStatistics::attended_k_pre}) {
+    EXPECT_EQ((all.*moments).gram, (near.*moments).gram);
+  }
+}
+
+TEST(SpreadStartsTest, AnyFewSequencesLieAllOverTheContext) {
+  EXPECT_THAT(SpreadStarts(3, 2048, 2048), ElementsAre(0, 0, 0));
+  EXPECT_THAT(SpreadStarts(2, 100, 50), ElementsAre(0, 0));
+  for (const int n : {4, 21, 100}) {
+    std::vector<int> starts = SpreadStarts(n, 2048, 8192);
+    EXPECT_EQ(starts[0], 0);
+    EXPECT_LE(*std::ranges::max_element(starts), 8192 - 2048);
+    std::ranges::sort(starts);
+    starts.push_back(8192 - 2048);
+    for (int i = 0; i < n; ++i) EXPECT_LT(starts[i + 1] - starts[i], 2 * 6144 / n);
+  }
+}
+
+TEST(CalibrationPositionsTest, AreThoseOfTheContextOrTwiceAsManyAtMost) {
+  EXPECT_EQ(CalibrationPositions(512), 512);
+  EXPECT_EQ(CalibrationPositions(2048), 2048);
+  EXPECT_EQ(CalibrationPositions(2049), 4096);
+  EXPECT_EQ(CalibrationPositions(131072), 131072);
 }
 
 TEST_F(CalibrateTest, ADamagedModelStopsAtItsFirstBadLayer) {

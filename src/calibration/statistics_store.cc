@@ -1,5 +1,7 @@
 #include "calibration/statistics_store.h"
 
+#include <fmt/format.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
@@ -75,6 +77,14 @@ StatusOr<FoundStatistics> FindOrCalibrate(
   }
   if (!found.path.empty()) {
     KVL_ASSIGN_OR_RETURN(found.statistics, ReadMatching(found.path, request));
+    const int n_positions = found.statistics.source.n_positions;
+    if (n_positions < request.n_positions) {
+      AddWarning(fmt::format("{}: calibrated for contexts of {} tokens; in longer ones caches of "
+                             "keys after RoPE may lose all accuracy. Write a new one with kvlathe "
+                             "calibrate and the context in use (-c), or give a -c of {} here",
+                             found.path, n_positions, n_positions),
+                 &found.warning);
+    }
     return found;
   }
 

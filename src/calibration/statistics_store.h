@@ -16,6 +16,7 @@ struct StatisticsRequest {
   StatisticsShape shape;
   std::string model_hash;
   std::string rope;
+  int n_positions = 0;  // CalibrationPositions() of the context; 0: the model has no RoPE
   // How a missing file would be made (token count, seed, sequence length), as text: part of the
   // name in the user's cache directory.
   std::string settings;
@@ -37,8 +38,9 @@ std::string UserCacheDirectory();
 std::string KeptStatisticsPath(const StatisticsRequest& request);
 
 // --basis first, then model_basis_path; a file in either place that does not fit
-// or lacks what is asked for is an error. Then the kept file, and if that is missing or damaged
-// `calibrate` runs and its result is kept. A cache directory that cannot be written is a warning.
+// or lacks what is asked for is an error, and one that was made for fewer positions a warning. Then
+// the kept file, and if that is missing or damaged `calibrate` runs and its result is kept. A cache
+// directory that cannot be written is a warning.
 StatusOr<FoundStatistics> FindOrCalibrate(
     const StatisticsRequest& request,
     const std::function<StatusOr<CalibrationStatistics>()>& calibrate);

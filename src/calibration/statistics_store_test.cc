@@ -19,7 +19,7 @@ constexpr StatisticsShape kShape = {1, 2, 1, 16};
 
 CalibrationStatistics StatisticsOf(const std::string& model_hash) {
   CalibrationStatistics statistics = MakeStatistics(kShape);
-  statistics.source = {model_hash, "none", "random", 0, 100, 100};
+  statistics.source = {model_hash, "none", "random", 0, 100, 100, 100};
   statistics.n_rows = 96;
   statistics.n_sink_rows = 4;
   return statistics;
@@ -34,7 +34,7 @@ class StatisticsStoreTest : public ::testing::Test {
     std::filesystem::create_directories(root_ + "/model");
     setenv("XDG_CACHE_HOME", (root_ + "/xdg").c_str(), 1);
     request_ = {
-        "", root_ + "/model/basis.safetensors", kShape, "hash1", "none", "random 8192 seed 0"};
+        "", root_ + "/model/basis.safetensors", kShape, "hash1", "none", 0, "random 8192 seed 0"};
   }
   ~StatisticsStoreTest() override { unsetenv("XDG_CACHE_HOME"); }
 
@@ -93,6 +93,16 @@ TEST_F(StatisticsStoreTest, TheFileBesideTheModelComesBeforeTheKeptOne) {
   ASSERT_TRUE(WriteStatistics(StatisticsOf("hash1"), beside_model).ok());
   EXPECT_EQ(Find()->path, beside_model);
   EXPECT_EQ(n_calibrations_, 0);
+}
+
+TEST_F(StatisticsStoreTest, AFileForAShorterContextIsAWarning) {
+  ASSERT_TRUE(WriteStatistics(StatisticsOf("hash1"), request_.model_basis_path).ok());
+  const int n_positions = Find()->statistics.source.n_positions;
+  EXPECT_GT(n_positions, 0);
+  request_.n_positions = n_positions;
+  EXPECT_THAT(Find()->warning, IsEmpty());
+  request_.n_positions = n_positions + 1;
+  EXPECT_THAT(Find()->warning, HasSubstr("calibrated for contexts of"));
 }
 
 TEST_F(StatisticsStoreTest, FilesOfAnotherModelAreRefusedWhereTheUserPutThem) {

@@ -104,6 +104,8 @@ class MetadataReader {
     return OkStatus();
   }
 
+  bool Has(const char* key) const { return file_.metadata().contains(key); }
+
   template <typename T>
   Status Read(const char* key, T lowest, T highest, T* value) const {
     std::string text;
@@ -141,7 +143,11 @@ Status ReadSource(const MetadataReader& metadata, StatisticsSource* source) {
   KVL_RETURN_IF_ERROR(metadata.Read("token_source", &source->token_source));
   KVL_RETURN_IF_ERROR(metadata.Read<uint64_t>("seed", 0, UINT64_MAX, &source->seed));
   KVL_RETURN_IF_ERROR(metadata.Read<int64_t>("n_tokens", 1, INT64_MAX, &source->n_tokens));
-  return metadata.Read<int>("sequence_tokens", 1, INT32_MAX, &source->sequence_tokens);
+  KVL_RETURN_IF_ERROR(
+      metadata.Read<int>("sequence_tokens", 1, INT32_MAX, &source->sequence_tokens));
+  source->n_positions = source->sequence_tokens;  // where a file does not say
+  if (!metadata.Has("n_positions")) return OkStatus();
+  return metadata.Read<int>("n_positions", 1, INT32_MAX, &source->n_positions);
 }
 
 Metadata MetadataOf(const CalibrationStatistics& s) {
@@ -153,6 +159,7 @@ Metadata MetadataOf(const CalibrationStatistics& s) {
           {"seed", std::to_string(s.source.seed)},
           {"n_tokens", std::to_string(s.source.n_tokens)},
           {"sequence_tokens", std::to_string(s.source.sequence_tokens)},
+          {"n_positions", std::to_string(s.source.n_positions)},
           {"n_rows", std::to_string(s.n_rows)},
           {"n_sink_rows", std::to_string(s.n_sink_rows)},
           {"n_layers", std::to_string(s.shape.n_layers)},

@@ -38,7 +38,8 @@ struct StatisticsSource {
   std::string token_source;  // "random" or "text:<hash of the token ids>"
   uint64_t seed = 0;
   int64_t n_tokens = 0;     // all tokens that went through the model
-  int sequence_tokens = 0;  // longest sequence: the positions that the statistics cover
+  int sequence_tokens = 0;  // of the longest sequence
+  int n_positions = 0;      // of the context that rows after RoPE are taken from
 };
 
 struct CalibrationStatistics {

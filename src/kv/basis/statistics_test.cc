@@ -17,7 +17,7 @@ std::string TestPath(const std::string& name) { return ::testing::TempDir() + "/
 
 CalibrationStatistics RandomStatistics() {
   CalibrationStatistics s = MakeStatistics({2, 4, 2, 16});
-  s.source = {"abc123", "default theta=10000", "random", 42, 8192, 1024};
+  s.source = {"abc123", "default theta=10000", "random", 42, 8192, 1024, 4096};
   s.n_rows = 8160;
   s.n_sink_rows = 32;
   Random random(1);
@@ -44,6 +44,7 @@ TEST(StatisticsTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read->source.seed, 42u);
   EXPECT_EQ(read->source.n_tokens, 8192);
   EXPECT_EQ(read->source.sequence_tokens, 1024);
+  EXPECT_EQ(read->source.n_positions, 4096);
   EXPECT_EQ(read->n_rows, 8160);
   EXPECT_EQ(read->n_sink_rows, 32);
   EXPECT_EQ(read->q_post.gram, written.q_post.gram);
