@@ -154,7 +154,6 @@ def retrieval_tasks(setup):
         of("needle/keys4", "one of four numbers in a novel", "needle(keys=4)"),
         of("needle/values2", "two numbers of one key", "needle(values=2)"),
         of("needle/queries2", "two numbers of two keys", "needle(queries=2)"),
-        of("needle/words", "a word in a novel", "needle(kind=words)"),
         of("needle/uuids", "an identifier (UUID)", "needle(kind=uuids)"),
         of("needle/7000", "one number in 7,000 tokens", "needle", 7000, 12),
         of("needle/variables", "variables that have a value by assignments in a novel", "variables"),
