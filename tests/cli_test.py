@@ -68,6 +68,16 @@ class CommandLine(cli_support.CommandLineCase):
                             "--ignore-eos")
         self.assertGreater(said["kv_parts"]["run_records"], 0)
 
+    def test_ratio_holds_behind_any_retention(self):
+        kvs = {"palu(ratio=3,round=16)+snapkv(keep=0.5)": 3, "lathe(ratio=6,keys=before)+snapkv(keep=0.5)": 6,
+               "palu(ratio=3,round=16)+h2o(keep=0.5)+kivi(bits=4)": 3, "lathe(ratio=4)+h2o(keep=0.5)": 4}
+        arguments = sum((["--kv", kv] for kv in kvs), [])
+        rows = self.json_of("compare", "-m", MODEL, "--no-latency", *arguments)["rows"]
+        for row in rows:  # windows of the full context, half of it prompt
+            self.assertLessEqual(row["kv_fraction"] * kvs[row["kv"]], 1, row["kv"])
+        for kv, ratio in kvs.items():  # all of it prompt
+            self.assertLessEqual(self.json_of("inspect", "-m", MODEL, "--kv", kv)["kv_bytes"]["kv_fraction"] * ratio, 1, kv)
+
     def test_full_rank_is_none_in_f32(self):
         basis = self.calibrated("--dtype", "f32", "--across-heads")
         for kv in ("fdc(rate=0)", "lathe(rate=0)", "lathe(rate=0,keys=before)", "palu(rate=0,group=2)",

@@ -137,7 +137,7 @@ class OneLayer(cli_support.CommandLineCase):
 
     def test_specs_are_refused_before_the_model_is_opened(self):
         for kv, needle in (("fcd", "unknown stage 'fcd'"), ("fdc(rate=2)", "rate"), ("h2o+kvquant", "add a basis"),
-                           ("fdc(rate=0.5,round=8)", "multiples of 16"), ("h2o(score=exact)", "leave score out"),
+                           ("fdc(rate=0.5,round=8)", "round is 16 or 32"), ("h2o(score=exact)", "leave score out"),
                            ("palu(rate=0.5,group=2)+h2o", "entries of each head"), ("", "--kv")):
             for verb in (["run", "-p", "x"], ["compare"], ["eval", "--task", "passkey"], ["inspect"]):
                 self.assert_refused(2, needle, *verb, "-m", self.folder / "nowhere", "--kv", kv)

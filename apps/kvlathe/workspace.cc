@@ -38,16 +38,7 @@ int64_t DefaultKvBudget() {
 // What the spec alone rules out. A question has its answer checked instead.
 Status CheckAlone(const Spec& spec) {
   if (spec.accuracy().has_value()) return OkStatus();
-  KVL_RETURN_IF_ERROR(CheckSupported(spec));
-  const Stage* const basis = spec.basis();
-  if (basis != nullptr && basis->Has("round") && basis->Integer("round") % 16 != 0) {
-    return Error(
-        StatusCode::kInvalidArgument,
-        "--kv '{}': the attention kernels of this build take ranks in multiples of 16; leave "
-        "round out",
-        spec.text());
-  }
-  return OkStatus();
+  return CheckSupported(spec);
 }
 
 // Of every --kv, before the model is opened.

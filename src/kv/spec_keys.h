@@ -35,7 +35,7 @@ inline constexpr KeyInfo kRanks = {.name = "ranks",
 inline constexpr KeyInfo kRound = {.name = "round",
                                    .doc = "ranks are rounded up to a multiple of it",
                                    .default_text = "16",
-                                   .choices = "8|16"};
+                                   .choices = "16|32"};
 inline constexpr KeyInfo kSink = {
     .name = "sink",
     .doc = "first positions kept whole in 16 bits; one value per spec",
@@ -142,7 +142,7 @@ inline constexpr KeyInfo kPaluRanks =
     WithDoc(WithChoices(kRanks, "adaptive|uniform|fisher", "adaptive"),
             "ranks by the spectrum of each head, one for all, or Palu's "
             "by Fisher information of each layer");
-inline constexpr KeyInfo kPaluRound = WithChoices(kRound, "8|16|32", "32");
+inline constexpr KeyInfo kPaluRound = WithDefault(kRound, "32");
 inline constexpr KeyInfo kLoops = {.name = "loops",
                                    .doc = "power iterations",
                                    .default_text = "3",
