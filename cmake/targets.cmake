@@ -1,6 +1,5 @@
 # One function per kind of target. A folder's target lists what it may use in DEPS; the folder
 # graph is the link graph, and scripts/check_includes.py fails on an include that DEPS does not cover.
-include(GoogleTest)
 
 # -Wmaybe-uninitialized: g++ 12 reports the undefined operands of its own AVX-512 intrinsics.
 add_library(kvlathe_flags INTERFACE)
@@ -15,8 +14,13 @@ if(NOT KVLATHE_DEBUG_INFO)
   target_compile_options(kvlathe_flags INTERFACE -g0)
 endif()
 if(KVLATHE_SANITIZE)
+  # Left out of "undefined": what AddressSanitizer sees anyway (null) and what scripts/fuzz.sh checks.
+  # Without these checks of every pointer a source takes two thirds of the time to compile.
+  if(KVLATHE_SANITIZE MATCHES "undefined")
+    set(KVLATHE_UNCHECKED -fno-sanitize=null,alignment,vptr,object-size,nonnull-attribute,returns-nonnull-attribute)
+  endif()
   target_compile_options(kvlathe_flags INTERFACE
-    -fsanitize=${KVLATHE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    -fsanitize=${KVLATHE_SANITIZE} ${KVLATHE_UNCHECKED} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(kvlathe_flags INTERFACE -fsanitize=${KVLATHE_SANITIZE})
 endif()
 
@@ -66,10 +70,35 @@ target_precompile_headers(kvlathe_test_headers PRIVATE
 # time, and a change to one takes twice as long.
 option(KVLATHE_UNITY_TESTS "Compile the sources of a test together" OFF)
 
-# kvl_test(NAME spec_test SRCS spec_test.cc DEPS kv [LIBS ...] [LABELS slow] [APART a_test.cc])
+# kvl_add_cases(TARGET spec_test NAME spec_test FILTER * SHARDS 1 COST 0 LABELS gtest)
+# One ctest entry for each shard of a test program: the program runs once, so that what a suite sets up is
+# made once, and not once for each of its cases. Its results by case lie in test-results/NAME.xml, which
+# scripts/test_summary.py counts.
+function(kvl_add_cases)
+  cmake_parse_arguments(ARG "" "TARGET;NAME;FILTER;SHARDS;COST" "LABELS" ${ARGN})
+  foreach(shard RANGE 1 ${ARG_SHARDS})
+    set(entry ${ARG_NAME})
+    if(ARG_SHARDS GREATER 1)
+      string(APPEND entry .${shard})
+    endif()
+    math(EXPR shard_idx "${shard} - 1")
+    add_test(NAME ${entry} COMMAND ${ARG_TARGET} "--gtest_filter=${ARG_FILTER}"
+      --gtest_output=xml:${CMAKE_BINARY_DIR}/test-results/${entry}.xml)
+    set_tests_properties(${entry} PROPERTIES TIMEOUT 1800 COST ${ARG_COST} LABELS "${ARG_LABELS}"
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=${ARG_SHARDS};GTEST_SHARD_INDEX=${shard_idx}")
+  endforeach()
+endfunction()
+
+# kvl_test(NAME spec_test SRCS spec_test.cc DEPS kv [LIBS ...] [LABELS slow] [APART a_test.cc]
+#          [SHARDS 2] [COST 60] [SECOND_RING A.*:B.*] [SANITIZED_IN_SECOND_RING C.*])
 #   APART: sources with names of their own that others have too, never compiled together with them.
+#   LABELS slow: a test of whole models, neither built nor run under the sanitizers.
+#   SHARDS: processes that share its cases; COST: about how many seconds it takes, the longest starts first.
+#   SECOND_RING: cases (as --gtest_filter names them) that only `scripts/test.sh --all` runs;
+#   SANITIZED_IN_SECOND_RING: cases that only it runs under the sanitizers. docs/testing.md says which and why.
 function(kvl_test)
-  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LIBS;LABELS;APART" ${ARGN})
+  cmake_parse_arguments(ARG "" "NAME;SHARDS;COST;SECOND_RING;SANITIZED_IN_SECOND_RING" "SRCS;DEPS;LIBS;LABELS;APART"
+    ${ARGN})
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_link_libraries(${ARG_NAME} PRIVATE kvlathe_flags ${ARG_LIBS} ${KVLATHE_TEST_LIBS})
   target_compile_options(${ARG_NAME} PRIVATE ${KVLATHE_TEST_FLAGS})
@@ -93,13 +122,26 @@ function(kvl_test)
     set_target_properties(${ARG_NAME} PROPERTIES EXCLUDE_FROM_ALL ON)
     return()
   endif()
-  set(properties TIMEOUT 600)
-  if(ARG_LABELS)
-    list(APPEND properties LABELS "${ARG_LABELS}")
+  if(NOT ARG_SHARDS)
+    set(ARG_SHARDS 1)
   endif()
-  # NO_PRETTY_VALUES: else the bytes of parameters, addresses among them, are part of test names.
-  gtest_discover_tests(${ARG_NAME} NO_PRETTY_VALUES DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-    PROPERTIES ${properties})
+  if(NOT ARG_COST)
+    set(ARG_COST 0)
+  endif()
+  set(of_second_ring "${ARG_SECOND_RING}")
+  if(KVLATHE_SANITIZE AND ARG_SANITIZED_IN_SECOND_RING)
+    string(JOIN ":" of_second_ring ${of_second_ring} ${ARG_SANITIZED_IN_SECOND_RING})
+  endif()
+  set(of_first_ring *)
+  if(of_second_ring)
+    set(of_first_ring "-${of_second_ring}")
+    kvl_add_cases(TARGET ${ARG_NAME} NAME ${ARG_NAME}.second FILTER ${of_second_ring} SHARDS 1 COST ${ARG_COST}
+      LABELS gtest second ${ARG_LABELS})
+  endif()
+  if(NOT of_second_ring STREQUAL "*")
+    kvl_add_cases(TARGET ${ARG_NAME} NAME ${ARG_NAME} FILTER ${of_first_ring} SHARDS ${ARG_SHARDS} COST ${ARG_COST}
+      LABELS gtest ${ARG_LABELS})
+  endif()
 endfunction()
 
 # kvl_benchmark(NAME linear_bench SRCS linear_bench.cc DEPS kernels_cpu)

@@ -21,7 +21,8 @@ ORDER = [
     "retrofit", "evaluation",
     "server", "apps", "tests",
 ]
-KEYWORDS = {"NAME", "SRCS", "DEPS", "LIBS", "LABELS", "FLAGS", "CORPUS", "HEADERS", "APART"}
+KEYWORDS = {"NAME", "SRCS", "DEPS", "LIBS", "LABELS", "FLAGS", "CORPUS", "HEADERS", "APART", "SHARDS", "COST",
+            "SECOND_RING", "SANITIZED_IN_SECOND_RING"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 ANY_INCLUDE = re.compile(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', re.MULTILINE)
 # Headers that cmake/targets.cmake precompiles, and names by which their use is seen.

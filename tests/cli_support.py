@@ -1,7 +1,8 @@
 """What the tests of the command line share: a command is run as a user runs it, with a user cache of the
 tests' own, and a person's conversation is held on a pseudo-terminal.
 
-The tests are called as TEST.py KVLATHE MODEL_DIRECTORY [TEST...].
+The tests are called as TEST.py KVLATHE MODEL_DIRECTORY [TEST...]. With KVLATHE_TEST_SHARD=2/3 in the environment
+a process runs the second, fifth, ... of every three tests.
 """
 
 import json
@@ -24,9 +25,15 @@ BESIDE = re.compile(r"kvlathe: note: |kvlathe: .* \d+%, about \d.* left$")
 CACHE = pathlib.Path(tempfile.mkdtemp(prefix="kvlathe_cache_"))
 
 
+class ShardLoader(unittest.TestLoader):
+    def getTestCaseNames(self, case):
+        shard, n_shards = map(int, os.environ.get("KVLATHE_TEST_SHARD", "1/1").split("/"))
+        return super().getTestCaseNames(case)[shard - 1 :: n_shards]
+
+
 def main():
     try:
-        unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)
+        unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2, testLoader=ShardLoader())
     finally:
         shutil.rmtree(CACHE)
 

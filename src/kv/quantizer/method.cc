@@ -17,7 +17,8 @@ std::span<const QuantizerMethod> QuantizerMethods() {
 namespace {
 
 // From this ratio on, 8-bit codes of the newest block lose less than what their bytes give to the
-// other blocks gains: measured on a model of 6 million parameters (docs/decisions.md).
+// other blocks gains: measured on a model of 6 million parameters
+// (docs/decisions/lathe-newest-block-at-8-bits.md).
 constexpr double kMinCodedRatio = 5;
 
 bool CodesOpenRows(const Stage& stage, const Stage* retention) {
