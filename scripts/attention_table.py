@@ -6,25 +6,17 @@
 Sealing is part of what a cache of codes costs: every position is encoded once, GEAR's also decomposed. Both are
 microseconds a token, so that with as many generated tokens as a buffer holds each of them pays its share.
 """
-import json
-import sys
+from bench_rows import microseconds_of, rows_by_test
 
 
 def main():
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    with open(sys.argv[1], encoding="utf-8") as file:
-        rows = json.load(file)["rows"]
-    tests = {}
-    for row in rows:
-        tests.setdefault((row["n_prompt"], row["n_gen"], row["n_depth"]), []).append(row)
-    for (n_prompt, n_gen, depth), caches in tests.items():
+    for (n_prompt, n_gen, depth), caches in rows_by_test(__doc__).items():
         name = f"Prompt of {n_prompt} tokens" if n_prompt > 0 else f"{n_gen} generated tokens"
         print(f"{name} behind {depth}:\n\n| kv | attention, us a token | sealing | both, of `none` |")
         print("|---|---:|---:|---:|")
         whole = None
         for row in caches:
-            attention, seal = (1e6 / row["avg_ts"] * row["time_share"][part] for part in ("attention", "seal"))
+            _, attention, seal = microseconds_of(row)
             whole = whole or attention + seal
             print(f"| `{row['kv']}` | {attention:.1f} | {seal:.1f} | {(attention + seal) / whole:.2f} |")
         print()

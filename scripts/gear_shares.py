@@ -6,28 +6,19 @@
 The rows of a test are those three caches in this order. What a part costs is what the cache that has it takes longer
 than the one without; so the parts of a row add up to the time of GEAR. Differences of times are as noisy as times are.
 """
-import json
-import sys
+from bench_rows import microseconds_of, rows_by_test
 
 
 def parts(row):
     """Microseconds a token: sealing, attention, and everything else."""
-    total = 1e6 / row["avg_ts"]
-    seal, attention = (total * row["time_share"][name] for name in ("seal", "attention"))
+    total, attention, seal = microseconds_of(row)
     return seal, attention, total - seal - attention
 
 
 def main():
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    with open(sys.argv[1], encoding="utf-8") as file:
-        rows = json.load(file)["rows"]
-    tests = {}
-    for row in rows:
-        tests.setdefault((row["n_prompt"], row["n_gen"], row["n_depth"]), []).append(row)
     print("| test | us a token | sealing: codes | low-rank | exact | attention: codes | low-rank | exact | other |")
     print("|---|" + "---:|" * 8)
-    for (n_prompt, n_gen, depth), caches in tests.items():
+    for (n_prompt, n_gen, depth), caches in rows_by_test(__doc__).items():
         codes, factors, everything = (parts(row) for row in caches)
         total = sum(everything)
         shares = []
