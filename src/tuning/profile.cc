@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "io/files.h"
+#include "io/json_checksum.h"
 #include "tuning/method.h"
 
 namespace kvlathe {
@@ -171,11 +172,19 @@ StatusOr<Profile> ProfileFromJson(const nlohmann::json& json, const std::string&
 
 StatusOr<Profile> ReadProfile(const std::string& path) {
   KVL_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonFile(path));
+  if (!FitsItsChecksum(json)) {
+    return Error(StatusCode::kDataLoss,
+                 "{}: damaged, or changed by hand: its checksum does not fit what it holds; run "
+                 "kvlathe tune again, or take the entry crc32c out to use it as it is",
+                 path);
+  }
   return ProfileFromJson(json, path);
 }
 
 Status WriteProfile(const Profile& profile, const std::string& path) {
-  return WriteFileAtomically(path, ToJson(profile).dump(1) + "\n");
+  Json json = ToJson(profile);
+  AddChecksum(&json);
+  return WriteFileAtomically(path, json.dump(1) + "\n");
 }
 
 std::string TuneCommand(const Spec& question, const std::string& model_directory) {

@@ -103,6 +103,20 @@ TEST(ProfileTest, RefusesWhatTuneDidNotWrite) {
   EXPECT_EQ(ProfileFromJson(without_baseline, "p").status().code(), StatusCode::kDataLoss);
 }
 
+TEST(ProfileTest, RefusesAFileThatWasChangedUnlessItsChecksumIsTakenOut) {
+  const ScratchFolder folder;
+  ASSERT_TRUE(WriteProfile(SmallProfile(), folder / "p.json").ok());
+  nlohmann::json json = nlohmann::json::parse(*ReadTextFile(folder / "p.json"));
+  json["targets"][0]["accuracy"] = 0.5;
+  ASSERT_TRUE(WriteFileAtomically(folder / "p.json", json.dump()).ok());
+  const Status status = ReadProfile(folder / "p.json").status();
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("crc32c"));
+  json.erase("crc32c");
+  ASSERT_TRUE(WriteFileAtomically(folder / "p.json", json.dump()).ok());
+  EXPECT_TRUE(ReadProfile(folder / "p.json").ok());
+}
+
 TEST(AnswerTest, TakesThePlaceOfTheQuestion) {
   const Profile profile = SmallProfile();
   const auto answer = [&](const char* kv, const char* hash = "0123") {

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "io/files.h"
+#include "io/json_checksum.h"
 
 namespace kvlathe {
 namespace {
@@ -31,18 +32,23 @@ int RoundToNearest(int64_t rank, int round, int head_dim) {
 }  // namespace
 
 Status WriteFisherWeights(const FisherWeights& weights, const std::string& path) {
-  const nlohmann::ordered_json json = {{"format", kFormat},
-                                       {"format_version", kFormatVersion},
-                                       {"model_hash", weights.model_hash},
-                                       {"token_source", weights.token_source},
-                                       {"n_tokens", weights.n_tokens},
-                                       {"k", weights.k},
-                                       {"v", weights.v}};
+  nlohmann::ordered_json json = {{"format", kFormat},
+                                 {"format_version", kFormatVersion},
+                                 {"model_hash", weights.model_hash},
+                                 {"token_source", weights.token_source},
+                                 {"n_tokens", weights.n_tokens},
+                                 {"k", weights.k},
+                                 {"v", weights.v}};
+  AddChecksum(&json);
   return WriteFileAtomically(path, json.dump(1) + "\n");
 }
 
 StatusOr<FisherWeights> ReadFisherWeights(const std::string& path) {
   KVL_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonFile(path));
+  if (!FitsItsChecksum(json)) {
+    return Error(StatusCode::kDataLoss, "{}: damaged: its checksum does not fit what it holds; {}",
+                 path, kMeasureAgain);
+  }
   FisherWeights weights;
   try {
     if (json.at("format") != kFormat || json.at("format_version") != kFormatVersion) {

@@ -189,6 +189,10 @@ TEST(FisherFileTest, ComesBackAndIsRefusedElsewhere) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr("kvlathe retrofit fisher"));
   }
+  std::string changed = *ReadTextFile(path);
+  changed.replace(changed.find("77"), 2, "78");
+  ASSERT_TRUE(WriteFileAtomically(path, changed).ok());
+  EXPECT_THAT(std::string(ReadFisherWeights(path).status().message()), HasSubstr("checksum"));
   for (const char* text :
        {"", "[]", "{}", R"({"format":"kvlathe fisher weights","format_version":2})",
         R"({"format":"kvlathe fisher weights","format_version":1,"model_hash":"0123",
