@@ -8,6 +8,23 @@
 #include "model/model.h"
 
 namespace kvlathe {
+namespace {
+
+// The oldest blocks of a run may have left the window before it ends. Nothing reads their codes any
+// more, so the first block of the run that is still there stands in their place: scales and factors
+// are then those of rows that are seen. `lists` keeps the new list of blocks. Where the whole run
+// has left the window its blocks stay null.
+void ReplaceUnseenBlocks(int64_t n_blocks, SealHead* head,
+                         std::vector<std::vector<const std::byte*>>* lists) {
+  if (n_blocks == 0 || head->blocks[0] != nullptr) return;
+  std::vector<const std::byte*>& list = lists->emplace_back(head->blocks, head->blocks + n_blocks);
+  const auto is_there = [](const std::byte* block) { return block != nullptr; };
+  const auto first = std::ranges::find_if(list, is_there);
+  if (first != list.end()) std::fill(list.begin(), first, *first);
+  head->blocks = list.data();
+}
+
+}  // namespace
 
 std::vector<OnlineSvdHead> Model::OnlineSvdHeads(int layer_idx,
                                                  std::span<SequenceCache* const> caches,
@@ -69,6 +86,7 @@ Status Model::SealTogether(int layer_idx, std::span<SequenceCache* const> caches
                            std::span<const SequenceCache::RunObjects> objects) {
   std::vector<std::vector<SealHead>> heads(caches.size());
   std::vector<SealJob> jobs;
+  std::vector<std::vector<const std::byte*>> block_lists;
   int64_t n_run_blocks = 0;  // to the end of the last run
   for (const SequenceCache* cache : caches) {
     for (int g = 0; g < layout_.n_kv_heads; g += layout_.n_heads_per_run()) {
@@ -79,7 +97,14 @@ Status Model::SealTogether(int layer_idx, std::span<SequenceCache* const> caches
   const KeyRotation rotation = RotationOf(n_run_blocks);
   for (size_t i = 0; i < caches.size(); ++i) {
     AddSealJobs(layer_idx, *caches[i], objects[i], rotation, &heads[i], &jobs);
+    for (int g = 0; g < layout_.n_kv_heads; ++g) {
+      ReplaceUnseenBlocks(caches[i]->run_to_seal(layer_idx, g).n_blocks, &heads[i][g],
+                          &block_lists);
+    }
   }
+  std::erase_if(jobs, [](const SealJob& job) {
+    return job.heads.front().blocks[job.n_blocks - 1] == nullptr;  // nothing is left to seal
+  });
   const Status sealed = layout_.seal->format.is_rotated
                             ? SealByOnlineSvd(OnlineSvdHeads(layer_idx, caches, jobs),
                                               {elementwise_, &linear_, pool_})
