@@ -71,7 +71,7 @@ StatusOr<GgufPreTokenizer> Llama3() {
 
 StatusOr<GgufPreTokenizer> Qwen2() {
   KVL_ASSIGN_OR_RETURN(GgufPreTokenizer result, Published("qwen2"));
-  result.normalizer.AddStep(UnicodeForm::kNfc);
+  KVL_RETURN_IF_ERROR(result.normalizer.AddStep(UnicodeForm::kNfc));
   return result;
 }
 
@@ -86,7 +86,7 @@ StatusOr<GgufPreTokenizer> SingleDigits() {
 
 StatusOr<GgufPreTokenizer> CommandR() {
   KVL_ASSIGN_OR_RETURN(GgufPreTokenizer result, SingleDigits());
-  result.normalizer.AddStep(UnicodeForm::kNfc);
+  KVL_RETURN_IF_ERROR(result.normalizer.AddStep(UnicodeForm::kNfc));
   return result;
 }
 

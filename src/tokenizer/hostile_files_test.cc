@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "io/files.h"
 #include "io/scratch_folder.h"
+#include "tokenizer/normalizer.h"
 #include "tokenizer/sample_tokenizers.h"
 #include "tokenizer/tokenizer.h"
 
@@ -84,6 +87,40 @@ TEST(HostileFilesTest, TooManyPreTokenizersAreRefused) {
   const json digits = {{"type", "Digits"}};
   const json sequence = {{"type", "Sequence"}, {"pretokenizers", json(5000, digits)}};
   ExpectRefused(LoadChanged("/pre_tokenizer", sequence), StatusCode::kUnimplemented, "steps");
+}
+
+json Replace(const std::string& pattern, const std::string& content) {
+  return {{"type", "Replace"}, {"pattern", {{"String", pattern}}}, {"content", content}};
+}
+
+TEST(HostileFilesTest, StepsThatGrowATextWithoutBoundAreRefused) {
+  const std::string letters(100000, 'a');
+  const json metaspace = {{"type", "Metaspace"}, {"replacement", letters}};
+  const std::pair<const char*, json> cases[] = {
+      {"/normalizer", Replace("a", letters)},
+      {"/normalizer", {{"type", "Prepend"}, {"prepend", letters}}},
+      {"/normalizer", {{"type", "Sequence"}, {"normalizers", json(20, Replace("a", "aa"))}}},
+      {"/pre_tokenizer", metaspace},
+      {"/decoder", Replace("a", letters)},
+      {"/decoder", {{"type", "Sequence"}, {"decoders", json(20, Replace("a", "aa"))}}}};
+  for (const auto& [pointer, value] : cases) {
+    ExpectRefused(LoadChanged(pointer, value), StatusCode::kUnimplemented, "256 times as long");
+  }
+  ExpectRefused(LoadChanged("/normalizer", Replace(letters, "a")), StatusCode::kUnimplemented,
+                "pattern of 100000 bytes");
+  const json many = {{"type", "Sequence"}, {"normalizers", json(5000, Replace("a", "b"))}};
+  ExpectRefused(LoadChanged("/normalizer", many), StatusCode::kUnimplemented,
+                "32 normalizer steps");
+}
+
+// The work of all later steps is counted in bytes of normalised text.
+TEST(HostileFilesTest, TheLongestNormalizedTextIs256TimesTheText) {
+  Normalizer normalizer;
+  ASSERT_TRUE(normalizer.AddStep(PrependStep{std::string(15, 'a')}).ok());
+  ASSERT_TRUE(normalizer.AddStep(ReplaceStep{"a", std::string(16, 'b')}).ok());
+  EXPECT_FALSE(normalizer.AddStep(ReplaceStep{"c", "cc"}).ok());
+  EXPECT_EQ(normalizer.Apply("a").size(), 256u);
+  EXPECT_EQ(normalizer.Apply(std::string(100000, 'a')).size(), 16 * 100015u);
 }
 
 TEST(HostileFilesTest, WrongTypesNeverThrow) {

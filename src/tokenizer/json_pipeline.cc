@@ -38,6 +38,11 @@ StatusOr<ReplaceStep> ParseReplace(const json& step, const char* section) {
   bool is_regex = false;
   KVL_ASSIGN_OR_RETURN(std::string pattern, PatternOf(step, &is_regex));
   if (is_regex) return Unsupported(section, "Replace with a Regex pattern");
+  if (pattern.size() > ReplaceStep::kMaxPatternBytes) {
+    return Error(StatusCode::kUnimplemented,
+                 "{} \"Replace\" has a pattern of {} bytes; at most {} are supported", section,
+                 pattern.size(), ReplaceStep::kMaxPatternBytes);
+  }
   KVL_ASSIGN_OR_RETURN(std::string content, StringField(step, "content"));
   return ReplaceStep{std::move(pattern), std::move(content)};
 }
@@ -98,9 +103,10 @@ StatusOr<MetaspaceStep> ParseMetaspace(const json& step) {
 Status AddMetaspace(const json& step, PreTokenizer* out) {
   KVL_ASSIGN_OR_RETURN(MetaspaceStep metaspace, ParseMetaspace(step));
   KVL_ASSIGN_OR_RETURN(const bool splits, BoolField(step, "split", true));
-  KVL_ASSIGN_OR_RETURN(Regex regex, Regex::CompileLiteral(metaspace.replacement));
+  const std::string replacement = metaspace.replacement;
   KVL_RETURN_IF_ERROR(out->AddStep(std::move(metaspace)));
   if (!splits) return OkStatus();
+  KVL_ASSIGN_OR_RETURN(Regex regex, Regex::CompileLiteral(replacement));
   return out->AddStep(SplitStep{std::move(regex), SplitBehavior::kMergedWithNext});
 }
 
@@ -130,19 +136,19 @@ StatusOr<Normalizer> ParseNormalizer(const json& section) {
   for (const json& step : steps) {
     KVL_ASSIGN_OR_RETURN(const std::string type, StringField(step, "type"));
     if (type == "NFC") {
-      normalizer.AddStep(UnicodeForm::kNfc);
+      KVL_RETURN_IF_ERROR(normalizer.AddStep(UnicodeForm::kNfc));
     } else if (type == "NFD") {
-      normalizer.AddStep(UnicodeForm::kNfd);
+      KVL_RETURN_IF_ERROR(normalizer.AddStep(UnicodeForm::kNfd));
     } else if (type == "NFKC") {
-      normalizer.AddStep(UnicodeForm::kNfkc);
+      KVL_RETURN_IF_ERROR(normalizer.AddStep(UnicodeForm::kNfkc));
     } else if (type == "NFKD") {
-      normalizer.AddStep(UnicodeForm::kNfkd);
+      KVL_RETURN_IF_ERROR(normalizer.AddStep(UnicodeForm::kNfkd));
     } else if (type == "Prepend") {
       KVL_ASSIGN_OR_RETURN(std::string prefix, StringField(step, "prepend"));
-      normalizer.AddStep(PrependStep{std::move(prefix)});
+      KVL_RETURN_IF_ERROR(normalizer.AddStep(PrependStep{std::move(prefix)}));
     } else if (type == "Replace") {
       KVL_ASSIGN_OR_RETURN(ReplaceStep replace, ParseReplace(step, "normalizer"));
-      normalizer.AddStep(std::move(replace));
+      KVL_RETURN_IF_ERROR(normalizer.AddStep(std::move(replace)));
     } else {
       return Unsupported("normalizer", type);
     }
@@ -169,6 +175,12 @@ StatusOr<PreTokenizer> ParsePreTokenizer(const json& section, bool* byte_level) 
 StatusOr<DecoderSpec> ParseDecoder(const json& section) {
   KVL_ASSIGN_OR_RETURN(const std::vector<json> steps, StepsOf(section, "decoders", "decoder"));
   DecoderSpec decoder;
+  TextGrowth growth;
+  const auto add_replacement = [&](ReplaceStep step) -> Status {
+    KVL_RETURN_IF_ERROR(growth.Add(step.growth(), "a decoder"));
+    decoder.replacements.push_back(std::move(step));
+    return OkStatus();
+  };
   for (const json& step : steps) {
     KVL_ASSIGN_OR_RETURN(const std::string type, StringField(step, "type"));
     if (type == "ByteLevel") {
@@ -177,11 +189,11 @@ StatusOr<DecoderSpec> ParseDecoder(const json& section) {
       decoder.byte_fallback = true;
     } else if (type == "Replace") {
       KVL_ASSIGN_OR_RETURN(ReplaceStep replace, ParseReplace(step, "decoder"));
-      decoder.replacements.emplace_back(std::move(replace.pattern), std::move(replace.content));
+      KVL_RETURN_IF_ERROR(add_replacement(std::move(replace)));
     } else if (type == "Metaspace") {
       KVL_ASSIGN_OR_RETURN(MetaspaceStep metaspace, ParseMetaspace(step));
       decoder.strips_leading_space = metaspace.prepend != MetaspaceStep::Prepend::kNever;
-      decoder.replacements.emplace_back(std::move(metaspace.replacement), " ");
+      KVL_RETURN_IF_ERROR(add_replacement({std::move(metaspace.replacement), " "}));
     } else if (type == "Strip") {
       const json& start = FieldOrNull(step, "start");
       decoder.strips_leading_space = start.is_number_integer() && start.get<int64_t>() > 0;

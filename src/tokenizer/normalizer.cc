@@ -30,6 +30,18 @@ void AppendNormalized(UnicodeForm form, std::string_view run, std::string* out) 
   std::free(normalized);
 }
 
+// Unicode promises that canonical forms take at most 3 times the bytes of UTF-8, compatibility
+// forms 11 times (https://www.unicode.org/faq/normalization.html).
+double GrowthOf(const Normalizer::Step& step) {
+  if (const auto* form = std::get_if<UnicodeForm>(&step)) {
+    return *form == UnicodeForm::kNfc || *form == UnicodeForm::kNfd ? 3 : 11;
+  }
+  if (const auto* prepend = std::get_if<PrependStep>(&step)) {
+    return 1 + static_cast<double>(prepend->prefix.size());
+  }
+  return std::get<ReplaceStep>(step).growth();
+}
+
 bool IsAscii(char c) { return static_cast<unsigned char>(c) < 0x80; }
 
 // ASCII is normal in every form, and a boundary before an ASCII character is a boundary of the
@@ -72,6 +84,15 @@ std::string ReplaceAll(std::string_view text, std::string_view pattern, std::str
   }
   out.append(text.substr(pos));
   return out;
+}
+
+Status Normalizer::AddStep(Step step) {
+  if (steps_.size() == kMaxSteps) {
+    return Error(StatusCode::kUnimplemented, "more than {} normalizer steps", kMaxSteps);
+  }
+  KVL_RETURN_IF_ERROR(growth_.Add(GrowthOf(step), "a normalizer"));
+  steps_.push_back(std::move(step));
+  return OkStatus();
 }
 
 std::string Normalizer::Apply(std::string_view text) const {

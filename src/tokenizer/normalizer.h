@@ -7,6 +7,9 @@
 #include <variant>
 #include <vector>
 
+#include "base/status.h"
+#include "tokenizer/text_growth.h"
+
 namespace kvlathe {
 
 // A Unicode normalisation form (UAX #15).
@@ -17,25 +20,36 @@ struct PrependStep {
   std::string prefix;
 };
 
-// Replaces every occurrence of `pattern` (not empty), left to right.
+// Replaces every occurrence of `pattern` (1 to kMaxPatternBytes), left to right.
 struct ReplaceStep {
+  // Searching compares at most so many bytes at each position of a text.
+  static constexpr size_t kMaxPatternBytes = 256;
+
   std::string pattern;
   std::string content;
+
+  // How many times as long a text becomes at most.
+  double growth() const {
+    return static_cast<double>(content.size()) / static_cast<double>(pattern.size());
+  }
 };
 
 class Normalizer {
  public:
-  void AddStep(UnicodeForm form) { steps_.emplace_back(form); }
-  void AddStep(PrependStep step) { steps_.emplace_back(std::move(step)); }
-  void AddStep(ReplaceStep step) { steps_.emplace_back(std::move(step)); }
+  using Step = std::variant<UnicodeForm, PrependStep, ReplaceStep>;
+  static constexpr size_t kMaxSteps = 32;
+
+  // kUnimplemented beyond kMaxSteps, or where a text could become more than TextGrowth::kMaxFactor
+  // times as long.
+  Status AddStep(Step step);
   bool empty() const { return steps_.empty(); }
 
   // Ill-formed bytes pass unchanged.
   std::string Apply(std::string_view text) const;
 
  private:
-  using Step = std::variant<UnicodeForm, PrependStep, ReplaceStep>;
   std::vector<Step> steps_;
+  TextGrowth growth_;
 };
 
 std::string ReplaceAll(std::string_view text, std::string_view pattern, std::string_view content);

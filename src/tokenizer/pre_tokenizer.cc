@@ -91,6 +91,14 @@ std::string WithMetaspaces(const MetaspaceStep& step, std::string_view text, boo
   return rewritten;
 }
 
+double GrowthOf(const PreTokenizer::Step& step) {
+  if (std::holds_alternative<SplitStep>(step)) return 1;
+  if (const auto* metaspace = std::get_if<MetaspaceStep>(&step)) {
+    return 2 * static_cast<double>(metaspace->replacement.size());  // a space, and one in front
+  }
+  return 2;  // a space in front of a byte; a byte as a character of two
+}
+
 // The expressions are those that the models' own tokenizers publish.
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
@@ -124,6 +132,7 @@ Status PreTokenizer::AddStep(Step step) {
   if (steps_.size() == kMaxSteps) {
     return Error(StatusCode::kUnimplemented, "more than {} pre-tokenizer steps", kMaxSteps);
   }
+  KVL_RETURN_IF_ERROR(growth_.Add(GrowthOf(step), "a pre_tokenizer"));
   if (std::holds_alternative<ByteAlphabetStep>(step)) {
     if (ends_in_byte_alphabet_) {
       return Error(StatusCode::kUnimplemented, "two ByteLevel pre-tokenizers in one sequence");

@@ -9,6 +9,7 @@
 #include "absl/functional/function_ref.h"
 #include "base/status.h"
 #include "tokenizer/regex.h"
+#include "tokenizer/text_growth.h"
 
 namespace kvlathe {
 
@@ -48,7 +49,8 @@ class PreTokenizer {
   // Bounds the recursion over steps that a hostile file can ask for.
   static constexpr size_t kMaxSteps = 32;
 
-  // kUnimplemented beyond kMaxSteps.
+  // kUnimplemented beyond kMaxSteps, or where a text could become more than TextGrowth::kMaxFactor
+  // times as long.
   Status AddStep(Step step);
 
   // Calls `sink` with each piece of `text` in order; pieces are bytes of the text (or of its
@@ -66,6 +68,7 @@ class PreTokenizer {
   void RunFrom(size_t step_idx, std::string_view piece, const Context& context) const;
 
   std::vector<Step> steps_;
+  TextGrowth growth_;
   bool ends_in_byte_alphabet_ = false;
 };
 

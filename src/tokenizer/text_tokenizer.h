@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tokenizer/added_tokens.h"
@@ -20,7 +19,7 @@ namespace kvlathe {
 struct DecoderSpec {
   bool byte_level = false;     // texts are in the alphabet of byte_alphabet.h
   bool byte_fallback = false;  // <0xNN> is a byte
-  std::vector<std::pair<std::string, std::string>> replacements;
+  std::vector<ReplaceStep> replacements;
   bool strips_leading_space = false;  // of the whole text
 };
 

@@ -61,7 +61,7 @@ StatusOr<std::unique_ptr<Tokenizer>> LoadVocabAndMerges(const std::string& direc
   parts.byte_level = parts.decoder.byte_level = true;
   KVL_ASSIGN_OR_RETURN(parts.pre_tokenizer, NamedPreTokenizer(pre));
   parts.bpe.ignore_merges = pre == "llama3";
-  if (pre == "qwen2") parts.normalizer.AddStep(UnicodeForm::kNfc);
+  if (pre == "qwen2") KVL_RETURN_IF_ERROR(parts.normalizer.AddStep(UnicodeForm::kNfc));
 
   const std::string vocab_path = directory + "/vocab.json";
   KVL_ASSIGN_OR_RETURN(const nlohmann::json vocab, ReadJsonFile(vocab_path));
