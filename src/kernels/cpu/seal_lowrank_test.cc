@@ -1,14 +1,16 @@
 // The low-rank factors of every instruction set by what they achieve.
 #include <gtest/gtest.h>
 
-#include <Eigen/Dense>
+#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "kernels/cpu/seal_test_layer.h"
+#include "tensor/decompositions.h"
 
 namespace kvlathe {
 namespace {
@@ -52,10 +54,11 @@ Matrix ToMatrix(const std::vector<float>& x, int rank) {
 
 // Frobenius norm of what the best approximation of this rank leaves.
 double OptimalRest(const Matrix& r, int lowrank) {
-  const Eigen::MatrixXd gram = r.transpose() * r;
-  const Eigen::VectorXd squares =
-      Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd>(gram, Eigen::EigenvaluesOnly).eigenvalues();
-  return std::sqrt(std::max(0.0, squares.head(gram.rows() - lowrank).sum()));
+  const Matrix gram = r.transpose() * r;
+  const int dim = static_cast<int>(gram.rows());
+  const std::vector<double> squares =
+      DecomposeSymmetric({gram.data(), static_cast<size_t>(gram.size())}, dim).values;
+  return std::sqrt(std::max(0.0, std::accumulate(squares.begin(), squares.end() - lowrank, 0.0)));
 }
 
 // Seals a run with these power loops and compares the factors with the best ones of their rank.

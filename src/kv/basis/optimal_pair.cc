@@ -1,11 +1,13 @@
 #include "kv/basis/optimal_pair.h"
 
-#include <Eigen/SVD>
+#include <Eigen/Core>
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
 #include "kv/basis/gram.h"
 #include "kv/basis/spectrum.h"
+#include "tensor/decompositions.h"
 
 namespace kvlathe {
 namespace {
@@ -39,13 +41,17 @@ OptimalPair DecomposePair(const std::vector<double>& left_gram,
   KVL_CHECK_EQ(std::ssize(left_gram), int64_t{dim} * dim);
   KVL_CHECK_EQ(std::ssize(right_gram), int64_t{dim} * dim);
   const Eigen::MatrixXd left_root = RootOf(left_gram, dim), right_root = RootOf(right_gram, dim);
-  const Eigen::BDCSVD<Eigen::MatrixXd> svd(left_root.transpose() * right_root,
-                                           Eigen::ComputeFullU | Eigen::ComputeFullV);
-  const Eigen::VectorXd scale = svd.singularValues().cwiseSqrt().cwiseInverse();
+  const Eigen::MatrixXd product = left_root.transpose() * right_root;
+  SingularValueDecomposition svd =
+      DecomposeSquare({product.data(), static_cast<size_t>(product.size())}, dim);
+  const Eigen::MatrixXd u = Eigen::Map<const Eigen::MatrixXd>(svd.u.data(), dim, dim);
+  const Eigen::MatrixXd v = Eigen::Map<const Eigen::MatrixXd>(svd.v.data(), dim, dim);
+  const Eigen::VectorXd scale =
+      Eigen::Map<const Eigen::VectorXd>(svd.values.data(), dim).cwiseSqrt().cwiseInverse();
   OptimalPair pair;
-  pair.singular_values.assign(svd.singularValues().begin(), svd.singularValues().end());
-  pair.left = Flatten(right_root * svd.matrixV() * scale.asDiagonal());
-  pair.right = Flatten(left_root * svd.matrixU() * scale.asDiagonal());
+  pair.singular_values = std::move(svd.values);
+  pair.left = Flatten(right_root * v * scale.asDiagonal());
+  pair.right = Flatten(left_root * u * scale.asDiagonal());
   return pair;
 }
 

@@ -1,10 +1,11 @@
 #include "kv/basis/spectrum.h"
 
-#include <Eigen/Dense>
+#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
+#include "tensor/decompositions.h"
 
 namespace kvlathe {
 namespace {
@@ -15,10 +16,8 @@ using RowMajorF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::Ro
 }  // namespace
 
 Spectrum DecomposeGram(const std::vector<double>& gram, int dim) {
-  KVL_CHECK_EQ(static_cast<int64_t>(gram.size()), int64_t{dim} * dim);
-  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(
-      Eigen::Map<const RowMajor>(gram.data(), dim, dim));
-  KVL_CHECK(solver.info() == Eigen::Success);
+  const SymmetricDecomposition parts = DecomposeSymmetric(gram, dim);
+  const Eigen::Map<const Eigen::MatrixXd> eigenvectors(parts.vectors.data(), dim, dim);
 
   Spectrum spectrum;
   spectrum.singular_values.resize(dim);
@@ -26,8 +25,8 @@ Spectrum DecomposeGram(const std::vector<double>& gram, int dim) {
   Eigen::Map<RowMajor> vectors(spectrum.vectors.data(), dim, dim);
   for (int i = 0; i < dim; ++i) {
     const int ascending = dim - 1 - i;
-    spectrum.singular_values[i] = std::sqrt(std::max(solver.eigenvalues()[ascending], 0.0));
-    const auto column = solver.eigenvectors().col(ascending);
+    spectrum.singular_values[i] = std::sqrt(std::max(parts.values[ascending], 0.0));
+    const auto column = eigenvectors.col(ascending);
     Eigen::Index largest;
     column.cwiseAbs().maxCoeff(&largest);
     vectors.col(i) = column[largest] < 0 ? Eigen::VectorXd(-column) : Eigen::VectorXd(column);

@@ -1,0 +1,36 @@
+#include "tensor/decompositions.h"
+
+#include <Eigen/Eigenvalues>
+#include <Eigen/SVD>
+
+#include "base/check.h"
+
+namespace kvlathe {
+namespace {
+
+using RowMajor = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+template <typename Matrix>
+std::vector<double> Flatten(const Matrix& from) {
+  return {from.data(), from.data() + from.size()};
+}
+
+}  // namespace
+
+SymmetricDecomposition DecomposeSymmetric(std::span<const double> matrix, int dim) {
+  KVL_CHECK_EQ(std::ssize(matrix), int64_t{dim} * dim);
+  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(
+      Eigen::Map<const RowMajor>(matrix.data(), dim, dim));
+  KVL_CHECK(solver.info() == Eigen::Success);
+  return {Flatten(solver.eigenvalues()), Flatten(solver.eigenvectors())};
+}
+
+SingularValueDecomposition DecomposeSquare(std::span<const double> matrix, int dim) {
+  KVL_CHECK_EQ(std::ssize(matrix), int64_t{dim} * dim);
+  const Eigen::BDCSVD<Eigen::MatrixXd> svd(
+      Eigen::Map<const Eigen::MatrixXd>(matrix.data(), dim, dim),
+      Eigen::ComputeFullU | Eigen::ComputeFullV);
+  return {Flatten(svd.singularValues()), Flatten(svd.matrixU()), Flatten(svd.matrixV())};
+}
+
+}  // namespace kvlathe

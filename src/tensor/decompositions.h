@@ -1,0 +1,31 @@
+// Decompositions of dense matrices in double precision. Eigen's templates for them take longer to
+// compile than any other source, so this is the one place that instantiates them.
+#pragma once
+
+#include <span>
+#include <vector>
+
+namespace kvlathe {
+
+// matrix = vectors diag(values) vectors^T.
+struct SymmetricDecomposition {
+  std::vector<double> values;  // [dim], ascending
+  std::vector<double>
+      vectors;  // [dim, dim] column-major: column i belongs to value i, of unit length
+};
+
+// `matrix` [dim, dim] is symmetric and finite; of a row-major matrix the lower triangle is read.
+// O(dim^3).
+SymmetricDecomposition DecomposeSymmetric(std::span<const double> matrix, int dim);
+
+// matrix = u diag(values) v^T.
+struct SingularValueDecomposition {
+  std::vector<double> values;  // [dim], descending
+  std::vector<double> u;       // [dim, dim] column-major, orthogonal
+  std::vector<double> v;       // [dim, dim] column-major, orthogonal
+};
+
+// `matrix` [dim, dim] is column-major and finite. O(dim^3).
+SingularValueDecomposition DecomposeSquare(std::span<const double> matrix, int dim);
+
+}  // namespace kvlathe
