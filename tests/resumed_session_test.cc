@@ -41,7 +41,7 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
   void SetUp() override {
     ModelConfig c = SmallConfig();
     c.max_seq_len = 1024;
-    c.window = GetParam().window;
+    c.attention.kinds[0].window = GetParam().window;
     auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
     const StatusOr<Spec> spec = Spec::Parse(GetParam().spec);

@@ -306,7 +306,9 @@ TEST_P(RandomModelTest, TheKlIsTheSameFromTheFirstLayerThatDiffers) {
     coded.heads[last * c.n_kv_heads + g].v_bits = codes(1);
   }
   // The newest positions have none: a window of as few never sees any.
-  expect_same(coded, "codes", c.window == 0 || c.window > static_cast<int>(tokens.size()) / 8);
+  expect_same(coded, "codes",
+              c.attention.of(c.n_layers - 1).window == 0 ||
+                  c.attention.of(c.n_layers - 1).window > static_cast<int>(tokens.size()) / 8);
 }
 
 TEST_P(RandomModelTest, TheKlOfTextsIsTheirMean) {

@@ -104,8 +104,7 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   if (seconds == nullptr) seconds = &of_run;
   CalibrationJob job;
   job.shape = ShapeOf(workspace->config());
-  job.window = workspace->config().window;
-  job.rope = workspace->config().rope;
+  job.attention = workspace->config().attention;
   job.rope_dim = workspace->config().rope_dim();
   job.n_positions = CalibrationPositions(workspace->context_tokens());
   job.source.model_hash = model_hash;

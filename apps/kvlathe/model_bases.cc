@@ -23,20 +23,27 @@ namespace {
 
 constexpr uint64_t kRandomBasisSeed = 1;
 
-// The larger share of two: where half of the context is prompt, as `compare` measures, and where all
-// of it is.
+// The larger share of two: where half of the context is prompt, as `compare` measures, and where
+// all of it is.
 double FractionAtFullContext(const ModelConfig& c, const Spec& spec, DType row_type,
                              const std::vector<HeadRanks>& ranks) {
-  CacheLayout layout{c.n_layers, c.n_kv_heads, c.head_dim,       spec.n_sink(),
-                     {},         c.window,     SealPlanOf(spec), RetentionPlanOf(spec),
+  CacheLayout layout{c.n_layers,
+                     c.n_kv_heads,
+                     c.head_dim,
+                     spec.n_sink(),
+                     {},
+                     c.attention.Windows(c.n_layers),
+                     SealPlanOf(spec),
+                     RetentionPlanOf(spec),
                      spec.has_latent_keys()};
-  if (layout.SparesSinks()) layout.window = layout.seal->window;
+  if (layout.SparesSinks()) layout.windows.assign(c.n_layers, layout.seal->window);
   const SealPlan* const seal = layout.seal.has_value() ? &*layout.seal : nullptr;
   for (const HeadRanks& r : ranks) {
     layout.shapes.push_back(BlockShapeOf(r, c.head_dim, row_type, seal));
   }
   const int64_t n = c.max_seq_len;
-  const int64_t bytes = std::max(SequenceBytes(layout, n, 1, n / 2), SequenceBytes(layout, n, 1, n));
+  const int64_t bytes =
+      std::max(SequenceBytes(layout, n, 1, n / 2), SequenceBytes(layout, n, 1, n));
   return static_cast<double>(bytes) / static_cast<double>(ReferenceBytes(layout, n));
 }
 

@@ -94,8 +94,8 @@ void StatisticsAccumulator::RunTask(const Task& task, const QkvView& view, Scrat
   const int64_t head_idx = int64_t{view.layer_idx} * HeadsOf(task.kind) + task.head_idx;
   for (const Range& tokens : body_ranges_) {
     const int64_t n_rows = GatherRows(task, view, tokens, scratch);
-    if (shift_ != nullptr && (task.kind == kQueries || task.kind == kKeys)) {
-      shift_->Apply(n_rows, shape_.head_dim, scratch->rows.data());
+    if (!shifts_.empty() && (task.kind == kQueries || task.kind == kKeys)) {
+      shifts_[view.layer_idx].Apply(n_rows, shape_.head_dim, scratch->rows.data());
     }
     if (!AddRows(n_rows, head_idx, &sums_[task.kind], scratch)) {
       return RecordFailure(view.layer_idx, task.kind);

@@ -26,9 +26,10 @@ class StatisticsAccumulator : public QkvObserver {
   StatisticsAccumulator(const StatisticsShape& shape, ThreadPool* pool, Isa isa,
                         bool across_heads = false);
 
-  // Queries and keys after RoPE that are seen from now on are turned on by `shift`, which outlives
-  // its use; those of the first kCalibrationSinks positions, which are never elsewhere, are not.
-  void SetShift(const PositionShift* shift) { shift_ = shift; }
+  // Queries and keys after RoPE that are seen from now on are turned on by the shift of their
+  // layer, [n_layers], which outlives its use; those of the first kCalibrationSinks positions,
+  // which are never elsewhere, are not.
+  void SetShifts(std::span<const PositionShift> shifts) { shifts_ = shifts; }
 
   // Rows at the first kCalibrationSinks positions go to the sink moments only.
   void Observe(const QkvView& view) override;
@@ -82,7 +83,7 @@ class StatisticsAccumulator : public QkvObserver {
 
   StatisticsShape shape_;
   ThreadPool* pool_;
-  const PositionShift* shift_ = nullptr;  // none
+  std::span<const PositionShift> shifts_;  // empty: none
   std::vector<Task> tasks_;
   std::vector<Scratch> scratch_;    // [n_workers]
   std::vector<Range> body_ranges_;  // tokens of the view that are not sinks, in slices

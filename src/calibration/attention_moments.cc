@@ -77,10 +77,10 @@ void AttentionMoments::Sums::Clear() {
 }
 
 AttentionMoments::AttentionMoments(const StatisticsShape& shape, const Options& options,
-                                   RopeTable rope, ThreadPool* pool, Isa isa)
+                                   ThreadPool* pool, Isa isa)
     : shape_(shape),
       options_(options),
-      rope_(std::move(rope)),
+      ropes_(options.attention, options.rope_dim),
       pool_(pool),
       kernels_(&GetElementwiseKernels(isa)),
       rows_(shape.n_layers),
@@ -92,7 +92,7 @@ void AttentionMoments::Observe(const QkvView& view) {
   LayerRows& rows = rows_[view.layer_idx];
   if (view.positions[0] == 0) {
     EndSequence(view.layer_idx);
-    rows.shift = shift_;
+    rows.shift = shifts_.empty() ? nullptr : &shifts_[view.layer_idx];
   }
   const int64_t n_values = int64_t{view.n_tokens} * shape_.n_kv_heads * shape_.head_dim;
   rows.k.insert(rows.k.end(), view.k_post, view.k_post + n_values);
@@ -123,7 +123,7 @@ void AttentionMoments::EndSequence(int layer_idx) {
     if (Counts(position)) sampled_.push_back(position);
   }
   if (layer_idx == 0) n_queries_ += std::ssize(sampled_);
-  rope_.Extend(n_tokens);
+  ropes_.Extend(n_tokens);
   std::atomic<int> next_head{0}, next_keys{0};
   pool_->Run([&](int worker_id) {
     for (int h = next_head++; h < shape_.n_heads; h = next_head++) {
@@ -163,18 +163,18 @@ void AttentionMoments::AddQueryHead(int layer_idx, int head_idx, Worker* worker)
                                0.0);
   for (int first = 0; first < n_sampled; first += kQueryTile) {
     const int n = std::min(kQueryTile, n_sampled - first);
-    FindWeights(rows, head_idx, first, n, worker);
+    FindWeights(layer_idx, head_idx, first, n, worker);
     worker->adder.Add(worker->outputs.data(), n, d, to->v.to());
     worker->query_weights.clear();
     worker->turned.clear();
     worker->turned_weights.clear();
-    const uint64_t seed = static_cast<uint64_t>(layer_idx) * shape_.n_heads + head_idx;
+    const uint64_t of_all = static_cast<uint64_t>(layer_idx) * shape_.n_heads + head_idx;
     const int64_t n_keys = sampled_[first + n - 1] + 1;
     for (int i = 0; i < n; ++i) {
       const float* const row = &worker->scores[i * n_keys];
       const int position = sampled_[first + i];
       WeighKeys(row, position, &to->weights, worker);
-      TurnQueryBack(&worker->queries[int64_t{i} * d], row, position, seed, worker);
+      TurnQueryBack(&worker->queries[int64_t{i} * d], row, position, of_all, worker);
     }
     if (rows.shift != nullptr) rows.shift->Apply(n, d, worker->queries.data());
     worker->adder.AddWeighted(worker->queries.data(), worker->query_weights.data(), n, d,
@@ -185,8 +185,10 @@ void AttentionMoments::AddQueryHead(int layer_idx, int head_idx, Worker* worker)
 }
 
 // Queries, what they give to each key up to the position of the last, and what attention puts out.
-void AttentionMoments::FindWeights(const LayerRows& rows, int head_idx, int first, int n,
+void AttentionMoments::FindWeights(int layer_idx, int head_idx, int first, int n,
                                    Worker* worker) const {
+  const LayerRows& rows = rows_[layer_idx];
+  const int window = options_.attention.of(layer_idx).window;
   const int d = shape_.head_dim, kv_head_idx = head_idx / shape_.gqa_group();
   const int n_keys = sampled_[first + n - 1] + 1;
   const int64_t kv_stride = int64_t{shape_.n_kv_heads} * d;
@@ -204,7 +206,7 @@ void AttentionMoments::FindWeights(const LayerRows& rows, int head_idx, int firs
             .c_stride = n_keys});
   for (int i = 0; i < n; ++i) {
     const int end = sampled_[first + i] + 1;
-    const int begin = options_.window > 0 ? std::max(0, end - options_.window) : 0;
+    const int begin = window > 0 ? std::max(0, end - window) : 0;
     float* const row = &worker->scores[int64_t{i} * n_keys];
     std::fill(row, row + begin, 0.0f);
     kernels_->softmax(row + begin, end - begin, 1 / std::sqrt(static_cast<float>(d)));
@@ -243,9 +245,10 @@ void AttentionMoments::WeighKeys(const float* weights, int position, KeyWeights*
 // Turns a query back by kDrawnKeys positions in the place of all that it looks at, drawn from as
 // many strata of its weights.
 void AttentionMoments::TurnQueryBack(const float* query, const float* weights, int position,
-                                     uint64_t seed, Worker* worker) const {
+                                     uint64_t head_idx, Worker* worker) const {
+  const RopeTable& rope = ropes_.of(static_cast<int>(head_idx) / shape_.n_heads);
   const float total = worker->query_weights.back();
-  const double start = Random(seed, position).Uniform();
+  const double start = Random(head_idx, position).Uniform();
   const std::vector<float>& block_sums = worker->block_sums;
   size_t block = 0;
   double before = 0;  // what lies before the block
@@ -260,7 +263,7 @@ void AttentionMoments::TurnQueryBack(const float* query, const float* weights, i
     while (at < last && sum + weights[at] <= target) sum += weights[at++];
     const size_t row = worker->turned.size();
     worker->turned.resize(row + shape_.head_dim);
-    TurnBack(query, rope_, at, shape_.head_dim, &worker->turned[row]);
+    TurnBack(query, rope, at, shape_.head_dim, &worker->turned[row]);
     worker->turned_weights.push_back(total / kDrawnKeys);
   }
 }

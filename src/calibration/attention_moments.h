@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/cpu_features.h"
@@ -22,18 +23,17 @@ namespace kvlathe {
 class AttentionMoments : public QkvObserver {
  public:
   struct Options {
-    int window = 0;  // a query sees that many positions, its own counted; 0: all
+    AttentionLayers attention;  // of the model
+    int rope_dim = 0;           // channels that rotate
     // One query of so many positions counts, at random among them. Neighbours look at much the same
     // keys, so a long text loses little.
     int query_stride = 1;
   };
-  // `rope`: the model's.
-  AttentionMoments(const StatisticsShape& shape, const Options& options, RopeTable rope,
-                   ThreadPool* pool, Isa isa);
+  AttentionMoments(const StatisticsShape& shape, const Options& options, ThreadPool* pool, Isa isa);
 
-  // Queries and keys after RoPE of sequences that start from now on are turned on by `shift` where
-  // they are added up; it outlives its use.
-  void SetShift(const PositionShift* shift) { shift_ = shift; }
+  // Queries and keys after RoPE of sequences that start from now on are turned on by the shift of
+  // their layer, [n_layers], where they are added up; it outlives its use.
+  void SetShifts(std::span<const PositionShift> shifts) { shifts_ = shifts; }
 
   // Rows that are not finite leave moments that are not: AnalyseLathe reports them.
   void Observe(const QkvView& view) override;
@@ -86,9 +86,10 @@ class AttentionMoments : public QkvObserver {
   void EndSequence(int layer_idx);
   void AddQueryHead(int layer_idx, int head_idx, Worker* worker);
   // Weights of `n` of the queries that count, from the first-th on.
-  void FindWeights(const LayerRows& rows, int head_idx, int first, int n, Worker* worker) const;
+  void FindWeights(int layer_idx, int head_idx, int first, int n, Worker* worker) const;
   void WeighKeys(const float* weights, int position, KeyWeights* to, Worker* worker) const;
-  void TurnQueryBack(const float* query, const float* weights, int position, uint64_t seed,
+  // `head_idx` counts query heads over all layers.
+  void TurnQueryBack(const float* query, const float* weights, int position, uint64_t head_idx,
                      Worker* worker) const;
   void AddGroup(int layer_idx, int kv_head_idx);
   // Keys of one KV head into worker->keys, turned on by keys.shift.
@@ -98,13 +99,13 @@ class AttentionMoments : public QkvObserver {
 
   StatisticsShape shape_;
   Options options_;
-  RopeTable rope_;
+  LayerRopes ropes_;
   ThreadPool* pool_;
   const ElementwiseKernels* kernels_;
-  const PositionShift* shift_ = nullptr;  // of sequences to come
-  std::vector<LayerRows> rows_;         // [n_layers]
-  std::vector<HeadSums> sums_;          // [n_layers * n_kv_heads]
-  std::vector<QueryHead> query_heads_;  // [n_heads], of the layer that is added
+  std::span<const PositionShift> shifts_;  // of sequences to come; empty: none
+  std::vector<LayerRows> rows_;            // [n_layers]
+  std::vector<HeadSums> sums_;             // [n_layers * n_kv_heads]
+  std::vector<QueryHead> query_heads_;     // [n_heads], of the layer that is added
   std::vector<Worker> workers_;
   std::vector<int> sampled_;  // positions of the queries that count, of the sequence that is added
   int64_t n_queries_ = 0;     // in layer 0

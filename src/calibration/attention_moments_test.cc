@@ -116,8 +116,9 @@ class AttentionMomentsTest : public ::testing::TestWithParam<int> {};
 TEST_P(AttentionMomentsTest, AreThoseOfTheDefinitionHoweverASequenceIsCut) {
   const int window = GetParam();
   ThreadPool pool(2);
-  AttentionMoments attention(kShape, {.window = window}, RopeTable({}, 0), &pool,
-                             AvailableIsas().back());
+  // The second of the two layers sees everything where the first has a window.
+  const AttentionLayers layers_of = {{{.window = window}, {}}, {0, 1}};
+  AttentionMoments attention(kShape, {.attention = layers_of}, &pool, AvailableIsas().back());
   std::vector<std::vector<Sequence>> layers(2);
   for (int l = 0; l < 2; ++l) {
     layers[l] = {RandomSequence(300, 10 + l), RandomSequence(3, 20 + l),
@@ -143,7 +144,7 @@ TEST_P(AttentionMomentsTest, AreThoseOfTheDefinitionHoweverASequenceIsCut) {
   for (int l = 0; l < 2; ++l) {
     for (int g = 0; g < 2; ++g) {
       Expected expected;
-      for (const Sequence& s : layers[l]) AddSequence(s, g, window, &expected);
+      for (const Sequence& s : layers[l]) AddSequence(s, g, layers_of.of(l).window, &expected);
       ExpectNear(statistics.attended_q, 2 * l + g, expected.q, n_queries);
       ExpectNear(statistics.attended_k, 2 * l + g, expected.k, expected.k.weight);
       ExpectNear(statistics.attended_v, 2 * l + g, expected.v, 2 * n_queries);
@@ -164,8 +165,7 @@ TEST_P(AttentionMomentsTest, AreThoseOfTheDefinitionHoweverASequenceIsCut) {
 // Moments of 1500 tokens of which one query in `stride` counts, seen in chunks of `chunk`.
 CalibrationStatistics Sampled(const Sequence& rows, int stride, int chunk, int n_workers) {
   ThreadPool pool(n_workers);
-  AttentionMoments attention(kShape, {.query_stride = stride}, RopeTable({}, 0), &pool,
-                             AvailableIsas().back());
+  AttentionMoments attention(kShape, {.query_stride = stride}, &pool, AvailableIsas().back());
   for (int begin = 0; begin < rows.n_tokens; begin += chunk) {
     const int n = std::min(chunk, rows.n_tokens - begin);
     std::vector<int> positions(n);
@@ -272,7 +272,8 @@ TEST_P(TurnedMomentsTest, QueriesAreAsTheKeysTheyLookAtSeeThem) {
     }
   }
   ThreadPool pool(2);
-  AttentionMoments attention(kShape, {}, RopeTable(kRope, kTurned), &pool, AvailableIsas().back());
+  AttentionMoments attention(kShape, {.attention = {{{.rope = kRope}}}, .rope_dim = kTurned}, &pool,
+                             AvailableIsas().back());
   std::vector<int> positions(s.n_tokens);
   std::iota(positions.begin(), positions.end(), 0);
   for (int l = 0; l < 2; ++l) {

@@ -59,12 +59,15 @@ Status CheckSequenceTokens(int sequence_tokens) {
                kShortestSequence, sequence_tokens);
 }
 
-std::vector<PositionShift> ShiftsOf(const CalibrationJob& job, int sequence_tokens) {
-  const std::vector<double> frequencies = RopeFrequencies(job.rope, job.rope_dim);
-  std::vector<PositionShift> shifts;
+// Of every sequence: the shifts of the layers.
+std::vector<std::vector<PositionShift>> ShiftsOf(const CalibrationJob& job, int sequence_tokens) {
+  std::vector<std::vector<PositionShift>> shifts;
   for (const int start :
        SpreadStarts(std::ssize(job.sequences), sequence_tokens, job.n_positions)) {
-    shifts.emplace_back(start, frequencies);
+    std::vector<PositionShift>& of_layers = shifts.emplace_back();
+    for (int l = 0; l < job.shape.n_layers; ++l) {
+      of_layers.emplace_back(start, RopeFrequencies(job.attention.of(l).rope, job.rope_dim));
+    }
   }
   return shifts;
 }
@@ -127,14 +130,16 @@ StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job, Calibration
   if (times == nullptr) times = &of_parts;
   StatisticsAccumulator accumulator(job.shape, job.pool, job.isa, job.across_heads);
   const auto stride = static_cast<int>(std::max<int64_t>(1, n_tokens / kSampledQueries));
-  AttentionMoments attention(job.shape, {.window = job.window, .query_stride = stride},
-                             RopeTable(job.rope, job.rope_dim), job.pool, job.isa);
+  AttentionMoments attention(
+      job.shape, {.attention = job.attention, .rope_dim = job.rope_dim, .query_stride = stride},
+      job.pool, job.isa);
   ObserverPair observers(&accumulator, &attention, job, n_tokens, times);
-  const std::vector<PositionShift> shifts = ShiftsOf(job, static_cast<int>(sequence_tokens));
+  const std::vector<std::vector<PositionShift>> shifts =
+      ShiftsOf(job, static_cast<int>(sequence_tokens));
   const Stopwatch watch;
   for (size_t i = 0; i < job.sequences.size(); ++i) {
-    accumulator.SetShift(&shifts[i]);
-    attention.SetShift(&shifts[i]);
+    accumulator.SetShifts(shifts[i]);
+    attention.SetShifts(shifts[i]);
     KVL_RETURN_IF_ERROR(job.forward(job.sequences[i], &observers));
     KVL_RETURN_IF_ERROR(accumulator.status());
   }

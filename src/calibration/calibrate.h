@@ -51,10 +51,9 @@ StatusOr<TokenSequences> CutSequences(std::span<const int32_t> token_ids, int se
 
 struct CalibrationJob {
   StatisticsShape shape;
-  StatisticsSource source;  // its counts of tokens and positions are filled in
-  int window = 0;           // of the model's attention; 0: all positions
-  RopeConfig rope;          // of the model
-  int n_positions = 0;      // CalibrationPositions(), or those of the longest sequence
+  StatisticsSource source;    // its counts of tokens and positions are filled in
+  AttentionLayers attention;  // of the model
+  int n_positions = 0;        // CalibrationPositions(), or those of the longest sequence
   int rope_dim = 0;
   TokenSequences sequences;
   bool across_heads = false;  // statistics across the KV heads of a layer too (G- and J-LRD)

@@ -187,7 +187,7 @@ TEST_F(CalibrateTest, RowsAfterRopeAreAsFromAllOverTheContext) {
   EXPECT_EQ(all.source.n_positions, 4096);
   const int start = SpreadStarts(2, 200, 4096)[1];
   EXPECT_GT(start, 2000);
-  const std::vector<double> frequencies = RopeFrequencies(job_.rope, job_.rope_dim);
+  const std::vector<double> frequencies = RopeFrequencies(job_.attention.of(0).rope, job_.rope_dim);
   for (HeadMoments CalibrationStatistics::*moments :
        {&CalibrationStatistics::q_post, &CalibrationStatistics::k_post,
         &CalibrationStatistics::attended_q, &CalibrationStatistics::attended_k}) {

@@ -43,7 +43,7 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
  protected:
   void SetUp() override {
     ModelConfig c = WideConfig(/*head_dim=*/32);
-    c.window = GetParam().window;
+    c.attention.kinds[0].window = GetParam().window;
     auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec == nullptr ? "none" : GetParam().spec);

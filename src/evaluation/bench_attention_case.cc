@@ -63,7 +63,7 @@ std::vector<int> DrawLengths(const AttentionBenchOptions& options, int context, 
 }
 
 CacheLayout DrawLayout(const AttentionBenchOptions& options, const BenchCache& spec, int n_layers) {
-  CacheLayout layout{n_layers, options.n_kv_heads, options.head_dim, 0, {}, 0, spec.seal};
+  CacheLayout layout{n_layers, options.n_kv_heads, options.head_dim, 0, {}, {}, spec.seal};
   const int n_pairs = n_layers * options.n_kv_heads;
   if (spec.seal.has_value() && spec.seal->format.splits_bits) {
     for (const HeadRanks& r : DrawSplits(n_pairs, options.head_dim, spec.ratio, options.seed)) {

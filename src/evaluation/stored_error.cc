@@ -81,7 +81,7 @@ class ErrorSum {
 Status CheckComparable(const Model& model) {
   const CacheLayout& layout = model.layout();
   if (layout.seal.has_value() && !layout.seal->format.is_rotated && !model.has_basis() &&
-      !layout.retention.has_value() && layout.window == 0) {
+      !layout.retention.has_value() && !layout.HasWindow()) {
     return OkStatus();
   }
   return Error(StatusCode::kInvalidArgument,

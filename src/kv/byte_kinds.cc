@@ -35,11 +35,11 @@ std::vector<ByteKinds> ByteKindsByLayer(const CacheLayout& layout, const Sequenc
   std::vector<ByteKinds> layers(layout.n_layers);
   if (length.n_tokens <= 0) return layers;
   const int64_t n_blocks = HeldBlocks(layout, length.n_tokens, length.n_prompt);
-  const int64_t first_held = BlocksOutOfWindow(layout, length.n_tokens - length.n_step);
   const std::vector<RunExtent> runs = RunsOf(layout, length.n_tokens, length.n_prompt);
   const int64_t n_sealed = runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
   for (int l = 0; l < layout.n_layers; ++l) {
     ByteKinds& kinds = layers[l];
+    const int64_t first_held = BlocksOutOfWindow(layout, l, length.n_tokens - length.n_step);
     for (int g = 0; g < layout.n_kv_heads; ++g) {
       const BlockShape shape =
           layout.PlainShapeAt(l * layout.n_kv_heads + g, length.n_tokens, length.n_prompt);

@@ -105,14 +105,37 @@ KvBytes PlainParts(const CacheLayout& layout, int64_t n_tokens, int64_t first_pl
   return PartsOfBlocks(layout, BlocksFor(layout, n_tokens), first_plain);
 }
 
-// The most plain blocks that a step of at most max_step positions finds in its window, at the worst
-// place relative to the blocks.
-int64_t MostBlocksInWindow(const CacheLayout& layout, int64_t max_step) {
-  return (layout.window + max_step - 1 + kBlockSize - 2) / kBlockSize + 1;
+// The layers that have the same window as a layout of their own, for each window that there is:
+// what layers hold differs by their windows alone.
+std::vector<CacheLayout> LayoutsByWindow(const CacheLayout& layout) {
+  std::map<int, CacheLayout> by_window;
+  for (int l = 0; l < layout.n_layers; ++l) {
+    const auto [found, is_new] = by_window.try_emplace(layout.window(l), layout);
+    CacheLayout& part = found->second;
+    if (is_new) {
+      part.n_layers = 0;
+      part.shapes.clear();
+      part.windows.clear();
+    }
+    ++part.n_layers;
+    if (layout.window(l) > 0) part.windows.push_back(layout.window(l));
+    const auto first = layout.shapes.begin() + int64_t{l} * layout.n_kv_heads;
+    part.shapes.insert(part.shapes.end(), first, first + layout.n_kv_heads);
+  }
+  std::vector<CacheLayout> parts;
+  for (auto& [window, part] : by_window) parts.push_back(std::move(part));
+  return parts;
 }
 
-// Most is held when a step has filled its blocks and the run that ends there is not sealed yet; or,
-// where a window leaves blocks of a run behind before it is sealed, at some step before.
+// The most plain blocks that a step of at most max_step positions finds in the window of all
+// layers, at the worst place relative to the blocks.
+int64_t MostBlocksInWindow(const CacheLayout& layout, int64_t max_step) {
+  return (layout.window(0) + max_step - 1 + kBlockSize - 2) / kBlockSize + 1;
+}
+
+// Of a layout with one window or none. Most is held when a step has filled its blocks and the run
+// that ends there is not sealed yet; or, where a window leaves blocks of a run behind before it is
+// sealed, at some step before.
 int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
                         int64_t n_prompt) {
   RunSizes sizes(layout);
@@ -130,9 +153,10 @@ int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max
       const int64_t most_open = 2 * layout.seal->buffer + layout.seal->newest;
       n_blocks = std::max(n_blocks, n_sealed + RoundUp(most_open, kBlockSize) / kBlockSize);
     }
-    const int64_t first_held = BlocksOutOfWindow(layout, std::max(before, at - max_step));
-    if (layout.window > 0) {
-      sealed_bytes = sizes.Sum(runs, BlocksOutOfWindow(layout, before)).total();
+    const int64_t released_at = std::max(before, at - max_step);
+    const int64_t first_held = BlocksOutOfWindow(layout, 0, released_at);
+    if (layout.window(0) > 0) {
+      sealed_bytes = sizes.Sum(runs, BlocksOutOfWindow(layout, 0, before)).total();
       const int64_t n_plain = std::min(n_blocks - n_sealed, MostBlocksInWindow(layout, max_step));
       const KvBytes plain = PartsOfBlocks(layout, n_blocks, n_blocks - n_plain);
       peak_bytes = std::max(peak_bytes, sealed_bytes + plain.total());
@@ -142,8 +166,8 @@ int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max
         sealed_bytes + PartsOfBlocks(layout, n_blocks, std::max(n_sealed, first_held)).total();
     if (runs.empty()) n_bytes += AllQueryGramBytes(layout);
     if (run.n_blocks > 0) {
-      const int64_t n_gone = std::clamp<int64_t>(first_held - n_sealed, 0, run.n_blocks);
-      n_bytes += n_gone == 0 ? sizes.Of(run).room : SealRoomBytes(layout, run, 0, n_gone);
+      n_bytes +=
+          first_held <= n_sealed ? sizes.Of(run).room : SealRoomBytes(layout, run, 0, released_at);
       sealed_bytes += sizes.Sum({run}, 0).total();
       runs.push_back(run);
     }
@@ -252,21 +276,30 @@ int64_t HeldBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt
   return RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_tokens).n_blocks;
 }
 
-int64_t BlocksOutOfWindow(const CacheLayout& layout, int64_t n_tokens) {
-  if (layout.window == 0) return 0;
+int64_t BlocksOutOfWindow(const CacheLayout& layout, int layer_idx, int64_t n_tokens) {
+  const int window = layout.window(layer_idx);
+  if (window == 0) return 0;
   // Position n_tokens sees those after n_tokens - window.
-  return std::max<int64_t>(0, n_tokens + 1 - layout.window - layout.n_sink) / kBlockSize;
+  return std::max<int64_t>(0, n_tokens + 1 - window - layout.n_sink) / kBlockSize;
 }
 
 int64_t ReferenceBytes(const CacheLayout& layout, int64_t n_tokens) {
-  const bool sees_all = layout.window == 0 || layout.SparesSinks();
-  const int64_t n_seen = sees_all ? n_tokens : std::min<int64_t>(n_tokens, layout.window);
-  return UncompressedBytes(layout.n_layers, layout.n_kv_heads, layout.head_dim, n_seen);
+  int64_t n_seen = 0;  // summed over the layers
+  for (int l = 0; l < layout.n_layers; ++l) {
+    const bool sees_all = layout.window(l) == 0 || layout.SparesSinks();
+    n_seen += sees_all ? n_tokens : std::min<int64_t>(n_tokens, layout.window(l));
+  }
+  return UncompressedBytes(1, layout.n_kv_heads, layout.head_dim, n_seen);
 }
 
 KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length) {
   if (length.n_tokens <= 0) return {};
-  const int64_t first_held = BlocksOutOfWindow(layout, length.n_tokens - length.n_step);
+  if (!layout.HasOneWindow()) {
+    KvBytes sum;
+    for (const CacheLayout& part : LayoutsByWindow(layout)) sum.Add(SequenceParts(part, length));
+    return sum;
+  }
+  const int64_t first_held = BlocksOutOfWindow(layout, 0, length.n_tokens - length.n_step);
   const std::vector<RunExtent> runs = RunsOf(layout, length.n_tokens, length.n_prompt);
   const int64_t n_blocks = HeldBlocks(layout, length.n_tokens, length.n_prompt);
   KvBytes bytes = PartsOfBlocks(layout, n_blocks, std::max(EndOf(runs), first_held),
@@ -311,6 +344,13 @@ KvBytes MergedParts(const CacheLayout& layout, std::span<const MergedLength> len
 int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
                           int64_t n_prompt) {
   if (n_tokens <= 0) return 0;
+  if (!layout.HasOneWindow()) {
+    int64_t n_bytes = 0;
+    for (const CacheLayout& part : LayoutsByWindow(layout)) {
+      n_bytes += PeakSequenceBytes(part, n_tokens, max_step, n_prompt);
+    }
+    return n_bytes;
+  }
   if (layout.seal.has_value()) {
     return layout.DropsEntries() ? PeakWithRetention(layout, n_tokens, n_prompt)
                                  : PeakWithSealing(layout, n_tokens, max_step, n_prompt);
@@ -325,7 +365,7 @@ int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t m
                     PartsOfBlocks(layout, retained.max_blocks, 0).total());
   }
   const int64_t n_blocks = BlocksFor(layout, n_tokens);
-  if (layout.window == 0) return PlainParts(layout, n_tokens, 0).total();
+  if (layout.window(0) == 0) return PlainParts(layout, n_tokens, 0).total();
   const int64_t n_held = std::min(n_blocks, MostBlocksInWindow(layout, max_step));
   return PlainParts(layout, n_tokens, n_blocks - n_held).total();
 }

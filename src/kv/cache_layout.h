@@ -1,6 +1,7 @@
 // What the cache of a model looks like under a spec: block shapes per layer and KV head.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -38,9 +39,10 @@ struct CacheLayout {
   int head_dim = 0;
   int n_sink = 0;  // first positions kept as plain rows: K [n_sink, head_dim], V [n_sink, rank_v]
   std::vector<BlockShape> shapes;  // [n_layers * n_kv_heads]
-  // This many last positions are attended to only (0: all), as the model wants it or the SealPlan.
-  // Blocks that no later position can see are given back; sinks stay, unseen if it is the model's.
-  int window = 0;
+  // How many last positions a layer attends to (0: all), as the model wants it or the SealPlan;
+  // [n_layers], empty where no layer has a window. Blocks of a layer that no later position can see
+  // are given back; sinks stay, unseen if the window is the model's.
+  std::vector<int> windows;
   std::optional<SealPlan> seal;  // none: every block stays plain
   // None: every entry stays. Without a window only; with seal, a plan with slack or one that drops
   // entries of the prompt alone, and a SealPlan that waits for the prompt's end.
@@ -48,6 +50,12 @@ struct CacheLayout {
   // Keys are stored from before RoPE: where entries are dropped, attention reads their positions.
   bool has_latent_keys = false;
 
+  int window(int layer_idx) const { return windows.empty() ? 0 : windows[layer_idx]; }
+  bool HasWindow() const { return !windows.empty(); }
+  // Whether all layers have the same window, or none.
+  bool HasOneWindow() const {
+    return std::ranges::all_of(windows, [&](int w) { return w == window(0); });
+  }
   // Whether positions become fewer entries, whose number each head has of its own.
   bool MergesEntries() const { return retention.has_value() && retention->merge.has_value(); }
   bool DropsEntries() const { return retention.has_value() && !retention->merge.has_value(); }
@@ -103,8 +111,8 @@ int64_t SinkBytes(const CacheLayout& layout, const BlockShape& shape);
 int64_t BlockObjectBytes(const BlockShape& shape);
 int64_t TableBytes(int64_t n_blocks);
 
-// Bytes of a 16-bit cache of what the model attends to after n_tokens: as many positions as its own
-// window has. The reference of kv_fraction for this layout.
+// Bytes of a 16-bit cache of what the model attends to after n_tokens: in each layer as many
+// positions as the model's own window has there. The reference of kv_fraction for this layout.
 int64_t ReferenceBytes(const CacheLayout& layout, int64_t n_tokens);
 
 // Of the entries of one block under retention: their positions, and their votes where there are.
@@ -124,8 +132,9 @@ int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens);
 // window included. Where the model decides what merges: if nothing does.
 int64_t HeldBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
 
-// Blocks, from the oldest, that no position from n_tokens on can see. 0 without a window.
-int64_t BlocksOutOfWindow(const CacheLayout& layout, int64_t n_tokens);
+// Blocks of a layer, from the oldest, that no position from n_tokens on can see. 0 without a
+// window.
+int64_t BlocksOutOfWindow(const CacheLayout& layout, int layer_idx, int64_t n_tokens);
 
 // Bytes by part, at the allocator.
 struct KvBytes {
@@ -136,6 +145,14 @@ struct KvBytes {
   int64_t tables = 0;
   int64_t entries = 0;  // positions and votes, or the open entries, under retention
   int64_t total() const { return blocks + sinks + run_records + layer_records + tables + entries; }
+  void Add(const KvBytes& more) {
+    blocks += more.blocks;
+    sinks += more.sinks;
+    run_records += more.run_records;
+    layer_records += more.layer_records;
+    tables += more.tables;
+    entries += more.entries;
+  }
 };
 
 // The prompt of a sequence that is not known to end yet.
@@ -153,10 +170,10 @@ struct SequenceLength {
 // = ceil(max(0, n_tokens - n_sink) / kBlockSize), for every head
 //   SinkBytes + plain blocks * BlockObjectBytes + TableBytes(n_blocks)
 //   + the objects of its runs and their table, or QueryGramBytes() where it has none,
-// less what fell out of the window before the step. Under retention n_blocks is HeldBlocks(), and
-// until it is over EntryTableBytes(n_blocks) comes on top; where entries are merged OpenEntryBytes.
-// Plain blocks have PlainShapeAt().
-// Where the model decides what merges: if nothing does. MergedParts tells when lengths are known.
+// less what fell out of the windows of their layers before the step. Under retention n_blocks is
+// HeldBlocks(), and until it is over EntryTableBytes(n_blocks) comes on top; where entries are
+// merged OpenEntryBytes. Plain blocks have PlainShapeAt(). Where the model decides what merges: if
+// nothing does. MergedParts tells when lengths are known.
 KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length);
 inline int64_t SequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_step = 1,
                              int64_t n_prompt = kEndlessPrompt) {

@@ -84,7 +84,7 @@ TEST(SequenceBytes, OfLlama2At7BAndHalfRankAreTheseNumbers) {
 
 TEST(SequenceBytes, InAWindowAreTheseNumbers) {
   CacheLayout layout{1, 1, 32, 4, {BlockShape{16, 16}}};
-  layout.window = 100;
+  layout.windows = {100};
   // A sink of 4 (32 + 16) 16-bit numbers is 384 bytes, a block 4096, a table 64.
   EXPECT_EQ(SequenceBytes(layout, 100), 384 + 2 * 4096 + 64);
   EXPECT_EQ(SequenceBytes(layout, 167), 384 + 3 * 4096 + 64);
@@ -94,9 +94,25 @@ TEST(SequenceBytes, InAWindowAreTheseNumbers) {
   EXPECT_EQ(SequenceBytes(layout, 4 + 64 * 1000), 384 + 2 * 4096 + 8000);
   EXPECT_EQ(ReferenceBytes(layout, 60), 2 * 2 * 32 * 60);
   EXPECT_EQ(ReferenceBytes(layout, 5000), 2 * 2 * 32 * 100);
-  layout.window = 0;
+  layout.windows = {};
   EXPECT_EQ(ReferenceBytes(layout, 5000), 2 * 2 * 32 * 5000);
   EXPECT_EQ(PeakSequenceBytes(layout, 5000, 77), SequenceBytes(layout, 5000));
+}
+
+TEST(SequenceBytes, WhereOneLayerOfThreeSeesEverythingAreThoseOfTheLayers) {
+  CacheLayout windowed{1, 1, 32, 4, {BlockShape{16, 16}}}, whole = windowed;
+  windowed.windows = {100};
+  CacheLayout layout = whole;
+  layout.n_layers = 3;
+  layout.shapes.assign(3, BlockShape{16, 16});
+  layout.windows = {100, 0, 100};
+  for (const int64_t n : {60, 168, 5000}) {
+    EXPECT_EQ(SequenceBytes(layout, n), 2 * SequenceBytes(windowed, n) + SequenceBytes(whole, n));
+    EXPECT_EQ(ReferenceBytes(layout, n),
+              2 * ReferenceBytes(windowed, n) + ReferenceBytes(whole, n));
+    EXPECT_EQ(PeakSequenceBytes(layout, n, 9),
+              2 * PeakSequenceBytes(windowed, n, 9) + PeakSequenceBytes(whole, n, 9));
+  }
 }
 
 }  // namespace

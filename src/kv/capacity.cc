@@ -18,11 +18,9 @@ int64_t MostWhileDecoding(const CacheLayout& layout, const SequenceLength& lengt
     const RunExtent run = RunEndingAt(layout, n, length.n_prompt, n_sealed);
     if (run.n_blocks > 0 && n > length.n_prompt) {
       // The position that ends a run takes no block; the list of runs of every head may grow.
-      const int64_t n_gone =
-          std::clamp<int64_t>(BlocksOutOfWindow(layout, n - 1) - n_sealed, 0, run.n_blocks);
       const auto table_bytes = static_cast<int64_t>(layout.shapes.size()) * kObjectAlignment;
       most_bytes =
-          std::max(most_bytes, bytes_before + SealRoomBytes(layout, run, 0, n_gone) + table_bytes);
+          std::max(most_bytes, bytes_before + SealRoomBytes(layout, run, 0, n - 1) + table_bytes);
     }
     bytes_before = SequenceBytes(layout, n, 1, length.n_prompt);
     most_bytes = std::max(most_bytes, bytes_before);

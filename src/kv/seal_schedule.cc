@@ -218,14 +218,16 @@ int64_t RunTableBytes(int64_t n_runs) {
 }
 
 int64_t SealRoomBytes(const CacheLayout& layout, std::span<const RunExtent> runs, int first_layer,
-                      int64_t n_gone) {
+                      int64_t released_at) {
   int64_t most = 0, growth = 0;
   for (int l = first_layer; l < layout.n_layers; ++l) {
+    const int64_t n_released = BlocksOutOfWindow(layout, l, released_at);
     int64_t layer_bytes = 0;
     for (int g = 0; g < layout.n_kv_heads; ++g) {
       const RunExtent& run = runs[l * layout.n_kv_heads + g];
       const int64_t packed_bytes = RunBytesOfHead(layout, l, g, run);
       layer_bytes += packed_bytes;
+      const int64_t n_gone = std::clamp<int64_t>(n_released - run.first_block, 0, run.n_blocks);
       // Not of the layer: of heads that may seal one can grow while another has nothing to seal.
       growth += std::max<int64_t>(
           0, packed_bytes - (run.n_blocks - n_gone) * BlockObjectBytes(layout.shape(l, g)));

@@ -78,15 +78,15 @@ int64_t RunTableBytes(int64_t n_runs);
 
 // Room to seal the runs of all heads, [n_layers * n_kv_heads], in layers [first_layer, n_layers),
 // one after the other: the objects of the largest, which stand beside its plain blocks for a while,
-// and what each layer grows by where a spec stores more than 16 bits. n_gone blocks of each run
-// have left the window.
+// and what each layer grows by where a spec stores more than 16 bits. Blocks that no position
+// from released_at on can see have been given back.
 int64_t SealRoomBytes(const CacheLayout& layout, std::span<const RunExtent> runs, int first_layer,
-                      int64_t n_gone = 0);
+                      int64_t released_at = 0);
 // Where all heads seal the same run.
 inline int64_t SealRoomBytes(const CacheLayout& layout, const RunExtent& run, int first_layer,
-                             int64_t n_gone = 0) {
+                             int64_t released_at = 0) {
   return SealRoomBytes(layout, std::vector<RunExtent>(layout.shapes.size(), run), first_layer,
-                       n_gone);
+                       released_at);
 }
 
 // The same where SealsAgainAt(n_tokens): what stays of the largest layer stands beside its objects

@@ -108,14 +108,15 @@ TEST(SealSchedule, OfThePromptTheRunsMostlyInItsNewestShareAreRepaired) {
 }
 
 TEST(ByteKinds, AddUpToWhatTheAllocatorHandsOut) {
-  for (const int window : {0, 300}) {
+  for (const std::vector<int>& windows : {std::vector<int>(), {300, 300}, {300, 0}, {100, 400}}) {
     for (const double share : {1.0, 0.4, 0.0}) {
       CacheLayout layout = Layout(4, 192, 64, share);
-      layout.window = window;
+      layout.windows = windows;
       for (const int64_t n : {1, 4, 68, 300, 1000}) {
         int64_t sum = 0;
         for (const ByteKinds& kinds : ByteKindsByLayer(layout, {n, 1, 500})) sum += kinds.total();
-        EXPECT_EQ(sum, SequenceBytes(layout, n, 1, 500)) << window << ' ' << share << ' ' << n;
+        EXPECT_EQ(sum, SequenceBytes(layout, n, 1, 500))
+            << testing::PrintToString(windows) << ' ' << share << ' ' << n;
       }
     }
   }
@@ -212,16 +213,18 @@ void ExpectBytesOfTheFormula(const CacheLayout& layout, const Growth& growth) {
 }
 
 TEST(SealSchedule, SealedBytesEqualTheFormulaAndFitThePeak) {
-  for (const int window : {0, 20, 100, 300}) {
+  for (const std::vector<int>& windows :
+       {std::vector<int>(), {20, 20}, {100, 100}, {300, 300}, {0, 100}, {20, 300}}) {
     for (const int run : {0, 64, 192}) {
       for (const auto& [repaired_share, newest] :
            {std::pair(1.0, 0), {0.5, 0}, {1.0, 20}, {0.5, 64}}) {
         for (const Growth growth : {Growth{700, 200, 512}, Growth{700, 650, 50}, Growth{300, 1, 1},
                                     Growth{200, 108, 1}}) {
-          SCOPED_TRACE(testing::Message() << window << ' ' << run << ' ' << repaired_share << ' '
-                                          << newest << ' ' << growth.n_prompt);
+          SCOPED_TRACE(testing::Message()
+                       << testing::PrintToString(windows) << ' ' << run << ' ' << repaired_share
+                       << ' ' << newest << ' ' << growth.n_prompt);
           CacheLayout layout = Layout(4, run, 64, repaired_share);
-          layout.window = window;
+          layout.windows = windows;
           layout.seal->newest = newest;
           ExpectBytesOfTheFormula(layout, growth);
         }

@@ -36,6 +36,25 @@ struct RopeConfig {
   std::string Describe() const;
 };
 
+// What the attention of a layer sees, and how positions turn its queries and keys.
+struct AttentionKind {
+  RopeConfig rope;
+  int window = 0;  // a query sees the last `window` positions, its own counted; 0: all
+};
+
+// The attention of every layer. Most models have one kind; in others layers with a window take
+// turns with layers that see everything.
+struct AttentionLayers {
+  std::vector<AttentionKind> kinds = std::vector<AttentionKind>(1);
+  std::vector<int> kind_of_layer;  // [n_layers], indices into `kinds`; empty: all are the first
+
+  int kind_idx(int layer_idx) const { return kind_of_layer.empty() ? 0 : kind_of_layer[layer_idx]; }
+  const AttentionKind& of(int layer_idx) const { return kinds[kind_idx(layer_idx)]; }
+  bool HasWindow() const;
+  // [n_layers]; empty where no layer has a window.
+  std::vector<int> Windows(int n_layers) const;
+};
+
 enum class PositionKind {
   kRope,
   kLearned,  // a row of a table is added to the embedding; nothing rotates (GPT-2)
@@ -82,10 +101,8 @@ struct ModelConfig {
   NormKind norm = NormKind::kRms;
   float norm_eps = 1e-5f;
   PositionKind positions = PositionKind::kRope;
-  RopeConfig rope;
+  AttentionLayers attention;
   double rotary_fraction = 1;  // of head_dim; channels behind it do not rotate
-  // A query sees the last `window` positions, its own counted. 0: all.
-  int window = 0;
   MlpKind mlp = MlpKind::kSwiglu;
   // Attention and MLP read the same residual stream and both add to it (Falcon).
   bool parallel_block = false;

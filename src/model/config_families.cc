@@ -63,8 +63,9 @@ Status RequireSwitch(const ConfigFields& fields, const char* key, bool required)
 }
 
 Status ReadWindow(const ConfigFields& fields, ModelConfig* c) {
-  KVL_ASSIGN_OR_RETURN(c->window, fields.IntegerOr("sliding_window", 0, 1, kMaxPositions));
-  if (c->window >= c->max_seq_len) c->window = 0;  // nothing ever leaves it
+  int& window = c->attention.kinds[0].window;
+  KVL_ASSIGN_OR_RETURN(window, fields.IntegerOr("sliding_window", 0, 1, kMaxPositions));
+  if (window >= c->max_seq_len) window = 0;  // nothing ever leaves it
   return OkStatus();
 }
 

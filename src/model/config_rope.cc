@@ -24,7 +24,7 @@ Status ReadLlama3(const ConfigFields& fields, RopeConfig* rope) {
 
 // `fields` are those of rope_scaling; the original context stands beside it.
 Status ReadLongRope(const ConfigFields& model, const ConfigFields& fields, ModelConfig* config) {
-  RopeConfig& rope = config->rope;
+  RopeConfig& rope = config->attention.kinds[0].rope;
   rope.scaling = RopeConfig::Scaling::kLongRope;
   const size_t n_pairs = config->rope_dim() / 2;
   KVL_ASSIGN_OR_RETURN(rope.short_factors, fields.Numbers("short_factor", n_pairs, 1e-3, 1e6));
@@ -47,7 +47,7 @@ Status ReadLongRope(const ConfigFields& model, const ConfigFields& fields, Model
 }  // namespace
 
 Status ReadRope(const ConfigFields& fields, ModelConfig* config) {
-  RopeConfig& rope = config->rope;
+  RopeConfig& rope = config->attention.kinds[0].rope;
   const std::string& where = fields.where();
   KVL_ASSIGN_OR_RETURN(rope.theta, fields.NumberOr("rope_theta", 10000, 1, 1e12));
   if (!fields.Has("rope_scaling")) return OkStatus();
@@ -94,7 +94,14 @@ int ModelConfig::rope_dim() const {
 
 std::string ModelConfig::DescribePositions() const {
   std::string text = "none (learned positions)";
-  if (positions == PositionKind::kRope) text = rope.Describe();
+  if (positions == PositionKind::kRope) text = attention.kinds[0].rope.Describe();
+  for (int kind = 1; kind < std::ssize(attention.kinds); ++kind) {
+    const AttentionKind& other = attention.kinds[kind];
+    text += fmt::format("; window {} {} in layers", other.window, other.rope.Describe());
+    for (int l = 0; l < n_layers; ++l) {
+      if (attention.kind_idx(l) == kind) text += fmt::format(" {}", l);
+    }
+  }
   if (rotary_fraction != 1) text += fmt::format(" on {} channels", rope_dim());
   if (!dmc.has_value()) return text;
   // Calibrated rows lack the channel; what a cache holds depends on all of it.
@@ -103,10 +110,23 @@ std::string ModelConfig::DescribePositions() const {
                             dmc->zeroes_after_rope ? ", zeroed again" : "");
 }
 
+bool AttentionLayers::HasWindow() const {
+  return std::ranges::any_of(kinds, [](const AttentionKind& kind) { return kind.window > 0; });
+}
+
+std::vector<int> AttentionLayers::Windows(int n_layers) const {
+  std::vector<int> windows;
+  for (int l = 0; HasWindow() && l < n_layers; ++l) windows.push_back(of(l).window);
+  return windows;
+}
+
 void ModelConfig::ChooseContext(int n_positions) {
-  if (positions != PositionKind::kRope || rope.scaling != RopeConfig::Scaling::kLongRope) return;
-  rope.uses_long_factors = n_positions > rope.original_max_position;
-  if (!rope.uses_long_factors) {
+  if (positions != PositionKind::kRope) return;
+  for (AttentionKind& kind : attention.kinds) {
+    RopeConfig& rope = kind.rope;
+    if (rope.scaling != RopeConfig::Scaling::kLongRope) continue;
+    rope.uses_long_factors = n_positions > rope.original_max_position;
+    if (rope.uses_long_factors) continue;
     max_seq_len = static_cast<int>(std::min<double>(max_seq_len, rope.original_max_position));
   }
 }

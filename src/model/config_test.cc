@@ -42,8 +42,8 @@ TEST(ModelConfig, ReadsLlama3) {
   ASSERT_TRUE(c.ok()) << c.status();
   EXPECT_EQ(c->head_dim, 64);
   EXPECT_EQ(c->gqa_group(), 4);
-  EXPECT_EQ(c->rope.scaling, RopeConfig::Scaling::kLlama3);
-  EXPECT_EQ(c->rope.factor, 32);
+  EXPECT_EQ(c->attention.of(0).rope.scaling, RopeConfig::Scaling::kLlama3);
+  EXPECT_EQ(c->attention.of(0).rope.factor, 32);
   EXPECT_EQ(c->eos_ids, (std::vector<int>{128001, 128008}));
   EXPECT_FALSE(c->qkv_bias);
 }
@@ -98,18 +98,18 @@ TEST(ModelConfig, RefusesWhatItDoesNotRun) {
   qwen["use_sliding_window"] = true;
   EXPECT_EQ(ErrorOf(qwen).code(), StatusCode::kUnimplemented);
   qwen["use_sliding_window"] = false;
-  EXPECT_EQ(ParseModelConfig(qwen, "config.json")->window, 0);
+  EXPECT_EQ(ParseModelConfig(qwen, "config.json")->attention.of(0).window, 0);
 }
 
 TEST(ModelConfig, MistralHasAWindowUnlessItIsNullOrHoldsTheWholeContext) {
   nlohmann::json json = Llama();
   json["model_type"] = "mistral";
-  EXPECT_EQ(ParseModelConfig(json, "config.json")->window, 0);
+  EXPECT_EQ(ParseModelConfig(json, "config.json")->attention.of(0).window, 0);
   json["sliding_window"] = 4096;
-  EXPECT_EQ(ParseModelConfig(json, "config.json")->window, 4096);
+  EXPECT_EQ(ParseModelConfig(json, "config.json")->attention.of(0).window, 4096);
   for (const nlohmann::json& none : {nlohmann::json(nullptr), nlohmann::json(131072)}) {
     json["sliding_window"] = none;
-    EXPECT_EQ(ParseModelConfig(json, "config.json")->window, 0) << none;
+    EXPECT_EQ(ParseModelConfig(json, "config.json")->attention.of(0).window, 0) << none;
   }
   for (const nlohmann::json& wrong :
        {nlohmann::json(0), nlohmann::json(-4096), nlohmann::json(4096.5), nlohmann::json("wide")}) {
@@ -119,7 +119,7 @@ TEST(ModelConfig, MistralHasAWindowUnlessItIsNullOrHoldsTheWholeContext) {
   // A Llama has none, whatever the file says.
   json["model_type"] = "llama";
   json["sliding_window"] = 4096;
-  EXPECT_EQ(ParseModelConfig(json, "config.json")->window, 0);
+  EXPECT_EQ(ParseModelConfig(json, "config.json")->attention.of(0).window, 0);
 }
 
 nlohmann::json Phi3() {
@@ -141,16 +141,16 @@ TEST(ModelConfig, Phi3ChoosesItsFactorsByTheContext) {
   ASSERT_TRUE(c.ok()) << c.status();
   EXPECT_EQ(c->head_dim, 96);
   EXPECT_EQ(c->layout, WeightLayout::kPhi3);
-  EXPECT_EQ(c->window, 0);
+  EXPECT_EQ(c->attention.of(0).window, 0);
   // 128 K over 4 K: sqrt(1 + ln 32 / ln 4096)
-  EXPECT_NEAR(c->rope.amplitude, 1.19023807, 1e-7);
-  EXPECT_TRUE(c->rope.uses_long_factors);
+  EXPECT_NEAR(c->attention.of(0).rope.amplitude, 1.19023807, 1e-7);
+  EXPECT_TRUE(c->attention.of(0).rope.uses_long_factors);
   EXPECT_EQ(c->max_seq_len, 131072);
   const std::string long_positions = c->DescribePositions();
   c->ChooseContext(4097);
-  EXPECT_TRUE(c->rope.uses_long_factors);
+  EXPECT_TRUE(c->attention.of(0).rope.uses_long_factors);
   c->ChooseContext(4096);
-  EXPECT_FALSE(c->rope.uses_long_factors);
+  EXPECT_FALSE(c->attention.of(0).rope.uses_long_factors);
   EXPECT_EQ(c->max_seq_len, 4096);
   EXPECT_NE(c->DescribePositions(), long_positions);
 }

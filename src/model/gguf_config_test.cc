@@ -64,7 +64,7 @@ TEST_F(GgufConfigTest, MetadataBecomeTheConfiguration) {
   EXPECT_EQ(c->ffn_dim, 96);
   EXPECT_EQ(c->max_seq_len, 512);
   EXPECT_EQ(c->vocab_size, 80);
-  EXPECT_EQ(c->rope.theta, 100000);
+  EXPECT_EQ(c->attention.of(0).rope.theta, 100000);
   EXPECT_FLOAT_EQ(c->norm_eps, 1e-5f);
   EXPECT_EQ(c->layout, WeightLayout::kGgufPairs);
   EXPECT_FALSE(c->tie_word_embeddings);
@@ -123,8 +123,8 @@ TEST_F(GgufConfigTest, AFactorAloneIsLinear) {
   writer.AddFloat("llama.rope.scale_linear", 4);
   const auto c = Read(std::move(writer));
   ASSERT_TRUE(c.ok()) << c.status();
-  EXPECT_EQ(c->rope.scaling, RopeConfig::Scaling::kLinear);
-  EXPECT_EQ(c->rope.factor, 4);
+  EXPECT_EQ(c->attention.of(0).rope.scaling, RopeConfig::Scaling::kLinear);
+  EXPECT_EQ(c->attention.of(0).rope.factor, 4);
 }
 
 TEST_F(GgufConfigTest, ATypeThatIsNotReadIsRefusedWithItsTensor) {

@@ -34,7 +34,7 @@ Model::Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa)
       attention_(pool, isa),
       elementwise_(&GetElementwiseKernels(isa)),
       attend_(&GetAttendKernels(isa, weights_->compute_type())),
-      rope_(weights_->config().rope, weights_->config().rope_dim()),
+      ropes_(weights_->config().attention, weights_->config().rope_dim()),
       row_type_(weights_->compute_type()) {}
 
 StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> weights,
@@ -47,12 +47,12 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   layout.n_layers = c.n_layers;
   layout.n_kv_heads = c.n_kv_heads;
   layout.head_dim = c.head_dim;
-  layout.window = c.window;
+  layout.windows = c.attention.Windows(c.n_layers);
   const bool is_plain = basis == nullptr && seal == nullptr && retention == nullptr;
   layout.n_sink = is_plain ? 0 : n_sink;
   const bool has_latent_keys = basis != nullptr && basis->has_latent_keys();
   KVL_RETURN_IF_ERROR(CheckPlans(c, {seal, retention, has_latent_keys}));
-  if (seal != nullptr && seal->window > 0) layout.window = seal->window;
+  if (seal != nullptr && seal->window > 0) layout.windows.assign(c.n_layers, seal->window);
   if (retention != nullptr) layout.retention = *retention;
   if (seal != nullptr) layout.seal = *seal;
   if (seal != nullptr && !seal->format.is_rotated) {
@@ -207,7 +207,9 @@ void Model::PrepareCodebooks() {
 }
 
 void Model::PrepareBlockRotations() {
-  block_rotations_.emplace(config().rope, config().rope_dim(), layout_.n_sink);
+  for (const AttentionKind& kind : config().attention.kinds) {
+    block_rotations_.emplace_back(kind.rope, config().rope_dim(), layout_.n_sink);
+  }
 }
 
 void Model::set_codebooks(ModelCodebooks codebooks) {

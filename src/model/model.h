@@ -171,8 +171,8 @@ class Model {
   const LayerCodebooks* CodebooksOf(int layer_idx) const {
     return codebooks_.empty() ? nullptr : &codebooks_[layer_idx];
   }
-  // Of the first block on; none where keys do not turn when they are read.
-  KeyRotation RotationOf(int64_t n_blocks);
+  // Of a layer, from the first block on; none where keys do not turn when they are read.
+  KeyRotation RotationOf(int layer_idx, int64_t n_blocks);
   Status ReserveActivations(int64_t n_tokens, int64_t n_logit_rows);
   Status PlaceTokens(std::span<const SequenceStep> steps);
   // Places the tokens of a step and makes room for what it computes.
@@ -198,7 +198,7 @@ class Model {
   float WeightInEntry(int kv_head_idx, int64_t row) const;
   void RotateQueriesAndKeys(int layer_idx);
   // One head row to its position.
-  void RotateRow(const float* row, int position, DType out_type, void* out) const;
+  void RotateRow(int layer_idx, const float* row, int position, DType out_type, void* out) const;
   void RotateRows(int layer_idx, int kv_head_idx, Range tokens);
   // Rotated rows in the basis, of queries and keys of tokens that do not meet whole keys.
   void MapRowsInBasis(int layer_idx, int first_head, int end_head, Range tokens, int worker_id);
@@ -299,8 +299,9 @@ class Model {
   const ElementwiseKernels* elementwise_;
   const AttendKernels* attend_;
   std::unique_ptr<Sealer> sealer_;  // null when nothing is sealed
-  RopeTable rope_;
-  std::optional<BlockRotations> block_rotations_;  // where keys are stored from before RoPE
+  LayerRopes ropes_;
+  // By kind of attention, where keys are stored from before RoPE.
+  std::vector<BlockRotations> block_rotations_;
   Schedule schedule_ = Schedule::kBalanced;
   CacheLayout layout_;
   RanksAtRate ranks_at_;                  // null: rates are not offered

@@ -65,7 +65,7 @@ Status Model::PlaceTokens(std::span<const SequenceStep> steps) {
         "position {} is past the {} positions that the model has learned; shorten the text",
         n_positions - 1, config().max_seq_len);
   }
-  rope_.Extend(n_positions);
+  ropes_.Extend(n_positions);
   return OkStatus();
 }
 

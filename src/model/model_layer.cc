@@ -83,8 +83,8 @@ LatentHead Model::LatentsOf(int layer_idx, int kv_head_idx, const SequenceCache&
   LatentHead head = {.map = bases_[layer_idx].latents[kv_head_idx].view(), .rotation = rotation};
   if (layout_.DropsEntries() && rotation.half > 0) {
     head.positions = cache.entries(layer_idx, kv_head_idx);
-    head.cos = rope_.cos(0);
-    head.sin = rope_.sin(0);
+    head.cos = ropes_.of(layer_idx).cos(0);
+    head.sin = ropes_.of(layer_idx).sin(0);
   }
   return head;
 }
@@ -114,7 +114,7 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
   for (const SequenceStep& step : steps) {
     n_blocks = std::max(n_blocks, BlocksFor(layout_, step.cache->n_tokens()));
   }
-  const KeyRotation rotation = RotationOf(n_blocks);
+  const KeyRotation rotation = RotationOf(layer_idx, n_blocks);
   jobs_.clear();
   noises_.clear();
   noises_.reserve(steps.size() * c.n_kv_heads);  // jobs point to them
@@ -126,8 +126,9 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
     const int n_total = step.cache->n_tokens(), first = n_total - n_new;
     // Entries are counted from the first block that the step's first token sees; runs of packed
     // blocks are numbered from the first of all.
-    const int first_block =
-        layout_.seal.has_value() ? 0 : static_cast<int>(BlocksOutOfWindow(layout_, first));
+    const int first_block = layout_.seal.has_value()
+                                ? 0
+                                : static_cast<int>(BlocksOutOfWindow(layout_, layer_idx, first));
     for (int g = 0; g < c.n_kv_heads; ++g) {
       const int n_entries = step.cache->n_entries(layer_idx, g) - first_block * kBlockSize;
       HeadJob job;
@@ -160,7 +161,7 @@ Status Model::Attend(int layer_idx, std::span<const SequenceStep> steps) {
       job.first_visible = n_entries - n_new + 1;
       if (layout_.DropsEntries()) ScoreEntries(layer_idx, g, step, &job);
       if (layout_.MergesEntries()) SeeMergedRows(layer_idx, g, token_idx, &job);
-      if (layout_.window > 0) job.window = layout_.window;
+      if (layout_.window(layer_idx) > 0) job.window = layout_.window(layer_idx);
       job.n_sink = std::min(n_sink, n_total);
       if (n_sink > 0) {
         job.sink_k = step.cache->sink_k(layer_idx, g);
@@ -270,7 +271,7 @@ void Model::Observe(int layer_idx, QkvObserver* observer) {
     for (int h = 0; h < n_heads + n_kv; ++h) {
       float* to =
           h < n_heads ? &q_post[(t * n_heads + h) * d] : &k_post[(t * n_kv + h - n_heads) * d];
-      RotateRow(row + h * d, positions[t], DType::kF32, to);
+      RotateRow(layer_idx, row + h * d, positions[t], DType::kF32, to);
     }
   }
   observer->Observe({layer_idx, static_cast<int>(n_tokens_), positions.data(), q_pre.data(),

@@ -48,10 +48,11 @@ Model::HeadRows Model::WholeKeyRows(int layer_idx, int kv_head_idx) {
   return {rows + idx * d * SizeOf(row_type_), int64_t{heads_per_latent_} * d};
 }
 
-KeyRotation Model::RotationOf(int64_t n_blocks) {
-  if (!block_rotations_.has_value()) return {};
-  block_rotations_->Extend(n_blocks, &rope_);
-  return block_rotations_->rotation();
+KeyRotation Model::RotationOf(int layer_idx, int64_t n_blocks) {
+  if (block_rotations_.empty()) return {};
+  BlockRotations& rotations = block_rotations_[config().attention.kind_idx(layer_idx)];
+  rotations.Extend(n_blocks, ropes_.mutable_of(layer_idx));
+  return rotations.rotation();
 }
 
 void Model::RotateQueriesAndKeys(int layer_idx) {
@@ -87,7 +88,7 @@ void Model::RotateRows(int layer_idx, int kv_head_idx, Range tokens) {
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     const float* row = qk_.as<float>() + t * qk_stride;
     for (int h = 0; h < group; ++h) {
-      RotateRow(row + (kv_head_idx * group + h) * d, tokens_[t].position, row_type_,
+      RotateRow(layer_idx, row + (kv_head_idx * group + h) * d, tokens_[t].position, row_type_,
                 q + (t * group + h) * d * element);
     }
     RotateKey(layer_idx, kv_head_idx, t, centred.data(), k.first + t * k.stride * element);
@@ -162,9 +163,11 @@ void Model::GatherQueries(int layer_idx, std::span<const SequenceStep> steps) {
   });
 }
 
-void Model::RotateRow(const float* row, int position, DType out_type, void* out) const {
+void Model::RotateRow(int layer_idx, const float* row, int position, DType out_type,
+                      void* out) const {
   const ModelConfig& c = config();
-  elementwise_->rope(row, rope_.cos(position), rope_.sin(position), c.rope_dim(), c.head_dim,
+  const RopeTable& rope = ropes_.of(layer_idx);
+  elementwise_->rope(row, rope.cos(position), rope.sin(position), c.rope_dim(), c.head_dim,
                      out_type, out);
   if (!c.dmc.has_value() || !c.dmc->zeroes_after_rope) return;
   const int64_t element = SizeOf(out_type);
@@ -183,13 +186,13 @@ void Model::RotateKey(int layer_idx, int kv_head_idx, int64_t token_idx, float* 
                           is_latent == layout_.has_latent_keys;
   if (!has_offset) {
     if (is_latent) return elementwise_->convert(row, d, row_type_, out);
-    return RotateRow(row, position, row_type_, out);
+    return RotateRow(layer_idx, row, position, row_type_, out);
   }
   // The offset leaves before the row is rounded.
   if (is_latent) {
     std::copy_n(row, d, centred);
   } else {
-    RotateRow(row, position, DType::kF32, centred);
+    RotateRow(layer_idx, row, position, DType::kF32, centred);
   }
   const std::vector<float>& offset = bases_[layer_idx].key_offset[kv_head_idx];
   for (int i = 0; i < d; ++i) centred[i] -= offset[i];

@@ -94,7 +94,7 @@ Status Model::SealTogether(int layer_idx, std::span<SequenceCache* const> caches
       n_run_blocks = std::max(n_run_blocks, run.first_block + run.n_blocks);
     }
   }
-  const KeyRotation rotation = RotationOf(n_run_blocks);
+  const KeyRotation rotation = RotationOf(layer_idx, n_run_blocks);
   for (size_t i = 0; i < caches.size(); ++i) {
     AddSealJobs(layer_idx, *caches[i], objects[i], rotation, &heads[i], &jobs);
     for (int g = 0; g < layout_.n_kv_heads; ++g) {

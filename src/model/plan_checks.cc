@@ -1,15 +1,27 @@
 #include "model/plan_checks.h"
 
 namespace kvlathe {
+namespace {
+
+// Of a model in which some layer has one.
+int NarrowestWindow(const ModelConfig& c) {
+  int narrowest = 0;
+  for (const AttentionKind& kind : c.attention.kinds) {
+    if (kind.window > 0 && (narrowest == 0 || kind.window < narrowest)) narrowest = kind.window;
+  }
+  return narrowest;
+}
+
+}  // namespace
 
 Status CheckPlans(const ModelConfig& c, const CachePlans& plans) {
   const SealPlan* const seal = plans.seal;
   const bool has_window = seal != nullptr && seal->window > 0;
-  if (c.window > 0 && (plans.retention != nullptr || has_window)) {
+  if (c.attention.HasWindow() && (plans.retention != nullptr || has_window)) {
     return Error(StatusCode::kUnimplemented,
                  "entries cannot be dropped from the cache of a model with a sliding window of "
                  "{} positions yet; leave the retention stage out",
-                 c.window);
+                 NarrowestWindow(c));
   }
   const bool merges_as_taught = plans.retention != nullptr && plans.retention->merge.has_value() &&
                                 plans.retention->merge->every == 0;
@@ -18,11 +30,11 @@ Status CheckPlans(const ModelConfig& c, const CachePlans& plans) {
                  "dmc needs a model that was retrofitted with it (an object 'dmc' in its "
                  "config.json); take pool or another retention stage");
   }
-  if (seal != nullptr && seal->format.is_rotated && c.window > 0) {
+  if (seal != nullptr && seal->format.is_rotated && c.attention.HasWindow()) {
     return Error(StatusCode::kUnimplemented,
                  "a basis that is found where a prompt ends needs its first blocks to the end, and "
                  "the sliding window of {} positions gives them back; take another basis",
-                 c.window);
+                 NarrowestWindow(c));
   }
   const bool has_codes_before_rope =
       seal != nullptr && seal->format.k.has_codebook && seal->format.keys_before_rope;

@@ -68,6 +68,15 @@ void RopeTable::Extend(int n_positions) {
   }
 }
 
+LayerRopes::LayerRopes(const AttentionLayers& attention, int rope_dim)
+    : table_of_layer_(attention.kind_of_layer) {
+  for (const AttentionKind& kind : attention.kinds) tables_.emplace_back(kind.rope, rope_dim);
+}
+
+void LayerRopes::Extend(int n_positions) {
+  for (RopeTable& table : tables_) table.Extend(n_positions);
+}
+
 BlockRotations::BlockRotations(const RopeConfig& config, int rope_dim, int n_before)
     : half_(rope_dim / 2),
       n_before_(n_before),

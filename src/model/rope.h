@@ -33,6 +33,24 @@ class RopeTable {
   std::vector<float> cos_, sin_;  // [n_positions, n_pairs]
 };
 
+// The tables of a model's layers; layers whose attention is of one kind share one.
+class LayerRopes {
+ public:
+  LayerRopes(const AttentionLayers& attention, int rope_dim);
+
+  // Makes positions [0, n_positions) available in all of them.
+  void Extend(int n_positions);
+  const RopeTable& of(int layer_idx) const { return tables_[TableOf(layer_idx)]; }
+  RopeTable* mutable_of(int layer_idx) { return &tables_[TableOf(layer_idx)]; }
+
+ private:
+  int TableOf(int layer_idx) const {
+    return table_of_layer_.empty() ? 0 : table_of_layer_[layer_idx];
+  }
+  std::vector<RopeTable> tables_;    // by kind of attention
+  std::vector<int> table_of_layer_;  // empty: all have the first
+};
+
 // The same numbers block by block, for keys that turn when they are read: block b holds positions
 // from n_before + b * kBlockSize on. Another 8 bytes per pair and position.
 class BlockRotations {

@@ -285,7 +285,7 @@ TEST_F(ModelFiles, RefusesWhatItCannotTrainOrStore) {
   config.qkv_bias = true;
   EXPECT_EQ(CheckTrainable(config).code(), StatusCode::kUnimplemented);
   config = SmallConfig(true);
-  config.rope.scaling = RopeConfig::Scaling::kLinear;
+  config.attention.kinds[0].rope.scaling = RopeConfig::Scaling::kLinear;
   EXPECT_EQ(CheckTrainable(config).code(), StatusCode::kUnimplemented);
 
   const Decoder decoder(SmallConfig(true), 1, torch::kFloat, torch::kCPU);

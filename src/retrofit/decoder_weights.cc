@@ -45,7 +45,7 @@ class Decoder::Initialiser {
     d_.final_norm_.weight = Ones("model.norm.weight", hidden);
     DrawHead();
 
-    const std::vector<double> frequencies = RopeFrequencies(c_.rope, c_.head_dim);
+    const std::vector<double> frequencies = RopeFrequencies(c_.attention.of(0).rope, c_.head_dim);
     const Tensor angles = torch::outer(torch::arange(c_.max_seq_len, torch::kDouble),
                                        torch::tensor(frequencies, torch::kDouble));
     d_.cos_ = angles.cos().to(d_.device_, type_);

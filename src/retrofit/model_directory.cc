@@ -31,7 +31,7 @@ nlohmann::ordered_json LlamaJson(const ModelConfig& c) {
           {"vocab_size", c.vocab_size},
           {"max_position_embeddings", c.max_seq_len},
           {"rms_norm_eps", ShortestDouble(c.norm_eps)},
-          {"rope_theta", c.rope.theta},
+          {"rope_theta", c.attention.of(0).rope.theta},
           {"hidden_act", "silu"},
           {"tie_word_embeddings", c.tie_word_embeddings},
           {"attention_bias", false},
@@ -144,7 +144,7 @@ Status CheckTrainable(const ModelConfig& config) {
   const char* feature = nullptr;
   if (config.model_type != "llama") feature = "a family other than llama and gpt2";
   if (config.qkv_bias || config.o_bias || config.mlp_bias) feature = "biases";
-  if (config.rope.scaling != RopeConfig::Scaling::kNone) feature = "rope scaling";
+  if (config.attention.of(0).rope.scaling != RopeConfig::Scaling::kNone) feature = "rope scaling";
   if (feature == nullptr) return OkStatus();
   return Error(StatusCode::kUnimplemented,
                "the trainer does not handle {}; it trains Llama models without biases and GPT-2",

@@ -148,10 +148,15 @@ void SequenceCache::ReleaseBlock(HeadTable* head, int64_t block_idx) {
 }
 
 void SequenceCache::ReleaseOutOfWindow() {
-  const int64_t n_unseen = BlocksOutOfWindow(*layout_, n_tokens_);
-  for (; n_released_ < n_unseen; ++n_released_) {
-    for (HeadTable& head : heads_) ReleaseBlock(&head, n_released_);
+  for (int l = 0; layout_->HasWindow() && l < layout_->n_layers; ++l) {
+    const int64_t n_unseen = BlocksOutOfWindow(*layout_, l, n_tokens_);
+    for (int64_t b = BlocksReleased(l); b < n_unseen; ++b) {
+      for (int g = 0; g < layout_->n_kv_heads; ++g) {
+        ReleaseBlock(&heads_[l * layout_->n_kv_heads + g], b);
+      }
+    }
   }
+  released_at_ = n_tokens_;
 }
 
 Status SequenceCache::NoRoom(int n_new, int64_t needed_bytes) const {
@@ -331,8 +336,10 @@ void SequenceCache::Clear() {
   must_seal_ = false;
   first_whole_layer_ = layout_->n_layers;
   reencoding_ = {};
-  for (HeadTable& head : heads_) {
-    for (int64_t b = n_released_; b < head.n_blocks; ++b) ReleaseBlock(&head, b);
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    HeadTable& head = heads_[i];
+    const int64_t n_released = BlocksReleased(static_cast<int>(i) / layout_->n_kv_heads);
+    for (int64_t b = n_released; b < head.n_blocks; ++b) ReleaseBlock(&head, b);
     for (std::byte* object : {head.table, head.run_table, head.entry_table, head.open_entry,
                               head.query_gram, head.sink}) {
       if (object != nullptr) pool_->Release(object);
@@ -343,18 +350,19 @@ void SequenceCache::Clear() {
   n_prompt_ = kEndlessPrompt;
   n_generated_ = 0;
   kept_ = {};
-  n_released_ = 0;
+  released_at_ = 0;
   n_writable_ = 0;
 }
 
 KvBytes SequenceCache::bytes() const {
   KvBytes bytes;
   for (int l = 0; l < layout_->n_layers; ++l) {
+    const int64_t n_released = BlocksReleased(l);
     for (int g = 0; g < layout_->n_kv_heads; ++g) {
       const HeadTable& head = heads_[l * layout_->n_kv_heads + g];
       const BlockShape shape = this->shape(l, g);
       bytes.blocks +=
-          (head.n_blocks - std::max(head.n_sealed(), n_released_)) * BlockObjectBytes(shape);
+          (head.n_blocks - std::max(head.n_sealed(), n_released)) * BlockObjectBytes(shape);
       if (head.sink != nullptr) bytes.sinks += SinkBytes(*layout_, shape);
       bytes.tables += head.table_bytes + head.run_table_bytes;
       bytes.entries += head.entry_table_bytes;
@@ -362,11 +370,11 @@ KvBytes SequenceCache::bytes() const {
       if (head.query_gram != nullptr) bytes.run_records += QueryGramBytes(*layout_);
       for (const PackedRun& run : std::span(head.runs(), static_cast<size_t>(head.n_runs))) {
         const int64_t end = run.first_block + run.n_blocks;
-        if (end <= n_released_) continue;
+        if (end <= n_released) continue;
         const PackedShape packed = PackedShapeOf(
             *layout_, l, g, {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
-        bytes.blocks += (end - std::max<int64_t>(run.first_block, n_released_)) *
-                        PackedBlockObjectBytes(packed);
+        bytes.blocks +=
+            (end - std::max<int64_t>(run.first_block, n_released)) * PackedBlockObjectBytes(packed);
         bytes.run_records += RunRecordObjectBytes(packed);
         if (layout_->OwnsLayerRecord(g)) bytes.layer_records += LayerRecordObjectBytes(packed);
       }

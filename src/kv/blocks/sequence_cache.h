@@ -61,8 +61,8 @@ class SequenceCache {
   // kResourceExhausted, with what is needed and what is free, when the budget does not hold them;
   // kDataLoss when the last step did not finish what it had to seal, drop or cut, because it
   // failed. Costs a comparison when no head needs a block. New rows are undefined until written.
-  // With a window, blocks that none of the new positions can see are given back first, also when
-  // there is then no room.
+  // With a window, blocks of its layer that none of the new positions can see are given back first,
+  // also when there is then no room.
   Status Extend(int n_new);
   // Gives everything back.
   void Clear();
@@ -80,7 +80,7 @@ class SequenceCache {
   KvBytes bytes() const;
 
   // Blocks of one head, oldest first; entry e (position n_sink + e) is in block e / kBlockSize.
-  // Those that fell out of the window are null, those of a run in runs() are packed.
+  // Those that fell out of the window of the layer are null, those of a run in runs() are packed.
   // Valid until the next Extend or Clear.
   std::span<std::byte* const> blocks(int layer_idx, int kv_head_idx) const;
   // Sink rows: K [n_sink, head_dim] and V [n_sink, rank_v]; null when the layout has no sink or
@@ -178,6 +178,9 @@ class SequenceCache {
   bool GrowTables(int64_t n_tokens, const std::vector<RunExtent>& runs);
   bool SetTableSize(int64_t n_bytes, std::byte** table, int64_t* table_bytes);
   BlockShape ShapeOf(size_t head_idx) const;
+  int64_t BlocksReleased(int layer_idx) const {  // of each head, from the oldest
+    return BlocksOutOfWindow(*layout_, layer_idx, released_at_);
+  }
   int64_t BlocksOf(const HeadTable& head, int64_t n_tokens) const;
   int64_t EntryBytesFor(int64_t n_blocks) const;
   void CountWritable();
@@ -189,12 +192,12 @@ class SequenceCache {
   int n_tokens_ = 0;
   int64_t n_prompt_ = kEndlessPrompt;
   int64_t n_generated_ = 0;
-  KeptEntries kept_;              // where the last step ended at a prune point that drops entries
-  bool must_seal_ = false;        // the last step ended runs, or may have
-  int first_whole_layer_;         // once the prompt has ended: from here on keys are to be cut
-  int64_t aside_bytes_ = 0;       // of the pool, for sealing one layer
-  int64_t n_released_ = 0;        // blocks of every head that fell out of the window
-  int64_t n_writable_ = 0;        // positions that the objects of every head hold
+  KeptEntries kept_;         // where the last step ended at a prune point that drops entries
+  bool must_seal_ = false;   // the last step ended runs, or may have
+  int first_whole_layer_;    // once the prompt has ended: from here on keys are to be cut
+  int64_t aside_bytes_ = 0;  // of the pool, for sealing one layer
+  int64_t released_at_ = 0;  // blocks that no position from here on can see have been given back
+  int64_t n_writable_ = 0;   // positions that the objects of every head hold
   std::vector<HeadTable> heads_;  // [n_layers * n_kv_heads]
   Reencoding reencoding_;
 };

@@ -113,7 +113,12 @@ TEST(SequenceCache, BytesEqualTheFormulaInWindowsToo) {
   Random random(5);
   for (int round = 0; round < 25; ++round) {
     CacheLayout layout = RandomLayout(&random);
-    layout.window = 1 + static_cast<int>(random.Below(400));
+    // In half of the rounds layers have windows of their own, or none.
+    const int common = 1 + static_cast<int>(random.Below(400));
+    for (int l = 0; l < layout.n_layers; ++l) {
+      const int own = static_cast<int>(random.Below(3)) * static_cast<int>(random.Below(400));
+      layout.windows.push_back(round % 2 == 0 ? common : own);
+    }
     BlockPool pool(kNoLimit);
     SequenceCache cache(&layout, &pool);
     const int max_step = 1 + static_cast<int>(random.Below(150));
@@ -135,7 +140,7 @@ TEST(SequenceCache, BytesEqualTheFormulaInWindowsToo) {
 
 TEST(SequenceCache, GivesBackABlockWhenTheNextPositionCannotSeeIt) {
   CacheLayout layout = UniformLayout(4);
-  layout.window = 100;
+  layout.windows.assign(layout.n_layers, 100);
   BlockPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);
   // The first block holds positions 4 to 67; 167 is the first position that sees none of them.
@@ -154,9 +159,23 @@ TEST(SequenceCache, GivesBackABlockWhenTheNextPositionCannotSeeIt) {
   EXPECT_NE(cache.blocks(1, 1)[8], nullptr);
 }
 
+TEST(SequenceCache, ALayerWithoutAWindowKeepsItsBlocksBesideOneThatGivesThemBack) {
+  CacheLayout layout = UniformLayout(4);
+  layout.windows.assign(layout.n_layers, 0);
+  layout.windows[0] = 100;
+  BlockPool pool(kNoLimit);
+  SequenceCache cache(&layout, &pool);
+  ASSERT_TRUE(cache.Extend(167).ok());
+  ASSERT_TRUE(cache.Extend(1).ok());
+  for (int g = 0; g < layout.n_kv_heads; ++g) {
+    EXPECT_EQ(cache.blocks(0, g)[0], nullptr);
+    EXPECT_NE(cache.blocks(1, g)[0], nullptr);
+  }
+}
+
 TEST(SequenceCache, AWindowedSequenceGrowsOnUnderABudgetThatHoldsItsPeak) {
   CacheLayout layout = UniformLayout(0);
-  layout.window = 130;
+  layout.windows.assign(layout.n_layers, 130);
   constexpr int kStep = 48, kTokens = 4800;
   BlockPool pool(PeakSequenceBytes(layout, kTokens, kStep));
   SequenceCache cache(&layout, &pool);

@@ -72,7 +72,7 @@ StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Copy() const {
   copy->n_prompt_ = n_prompt_;
   copy->n_generated_ = n_generated_;
   copy->first_whole_layer_ = first_whole_layer_;
-  copy->n_released_ = n_released_;
+  copy->released_at_ = released_at_;
   copy->n_writable_ = n_writable_;
   copy->reencoding_ = reencoding_;
   bool ok = pool_->SetAside(aside_bytes_);

@@ -26,6 +26,9 @@ constexpr int64_t kCrcBytes = 4;
 // Bounds that keep every product below 2^63.
 constexpr uint32_t kMaxTextBytes = 1 << 16;
 constexpr uint32_t kMaxDim = 1 << 20;
+constexpr uint32_t kMaxInt = std::numeric_limits<int>::max();
+// In the place of the window, where layers have windows of their own.
+constexpr uint32_t kWindowsFollow = std::numeric_limits<uint32_t>::max();
 
 constexpr DType kRowTypes[] = {DType::kF32, DType::kF16, DType::kBf16};
 
@@ -111,10 +114,25 @@ bool ReadLengths(ByteReader* reader, SequenceFile* file) {
   return true;
 }
 
+void AppendWindows(const CacheLayout& layout, std::string* out) {
+  if (layout.HasOneWindow()) return;
+  for (const int window : layout.windows) AppendBytes(static_cast<uint32_t>(window), out);
+}
+
+// Behind the numbers, of which `window` is one; n_layers is known.
+bool ReadWindows(ByteReader* reader, uint32_t window, CacheLayout* layout) {
+  for (int l = 0; window != 0 && l < layout->n_layers; ++l) {
+    uint32_t of_layer = window;
+    if (window == kWindowsFollow && !reader->Read(&of_layer)) return false;
+    if (of_layer > kMaxInt) return false;
+    layout->windows.push_back(static_cast<int>(of_layer));
+  }
+  return window != kWindowsFollow || !layout->HasOneWindow();
+}
+
 // The numbers behind the texts. Memory for the shapes is taken only as far as the file has them.
 bool ReadLayout(ByteReader* reader, SequenceFile* file) {
   CacheLayout* layout = &file->layout;
-  constexpr uint32_t kMaxInt = std::numeric_limits<int>::max();
   uint32_t n_layers = 0, n_kv_heads = 0, head_dim = 0, n_sink = 0;
   uint32_t window = 0, block_size = 0, tokens = 0;
   for (uint32_t* number :
@@ -124,16 +142,16 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
   for (int64_t* number : {&file->n_prompt, &file->n_generated}) {
     if (!reader->Read(number) || *number < 0) return false;
   }
-  if (std::max({n_layers, n_kv_heads, head_dim, n_sink}) > kMaxDim || window > kMaxInt ||
-      block_size != kBlockSize || tokens > kMaxInt) {
+  if (std::max({n_layers, n_kv_heads, head_dim, n_sink}) > kMaxDim || block_size != kBlockSize ||
+      tokens > kMaxInt) {
     return false;
   }
-  layout->window = static_cast<int>(window);
   layout->n_layers = static_cast<int>(n_layers);
   layout->n_kv_heads = static_cast<int>(n_kv_heads);
   layout->head_dim = static_cast<int>(head_dim);
   layout->n_sink = static_cast<int>(n_sink);
   file->n_tokens = static_cast<int>(tokens);
+  if (!ReadWindows(reader, window, layout)) return false;
   for (uint64_t i = 0; i < uint64_t{n_layers} * n_kv_heads; ++i) {
     BlockShape shape;
     if (!ReadShape(reader, &shape)) return false;
@@ -166,12 +184,17 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
   std::string rest;
   AppendText(identity.spec, &rest);
   AppendText(identity.model, &rest);
-  for (const int number : {layout.n_layers, layout.n_kv_heads, layout.head_dim, layout.n_sink,
-                           layout.window, kBlockSize, cache.n_tokens()}) {
+  const uint32_t window =
+      layout.HasOneWindow() ? static_cast<uint32_t>(layout.window(0)) : kWindowsFollow;
+  for (const int number : {layout.n_layers, layout.n_kv_heads, layout.head_dim, layout.n_sink}) {
     AppendBytes(static_cast<uint32_t>(number), &rest);
   }
+  AppendBytes(window, &rest);
+  AppendBytes(uint32_t{kBlockSize}, &rest);
+  AppendBytes(static_cast<uint32_t>(cache.n_tokens()), &rest);
   AppendBytes(cache.n_prompt(), &rest);
   AppendBytes(cache.n_generated(), &rest);
+  AppendWindows(layout, &rest);
   for (const BlockShape& shape : layout.shapes) {
     AppendBytes(static_cast<uint32_t>(shape.rank_k), &rest);
     AppendBytes(static_cast<uint32_t>(shape.rank_v), &rest);
@@ -220,8 +243,8 @@ Status CheckPlace(const SequenceFile& file, const SequencePlace& place, const st
   const CacheLayout& layout = *place.layout;
   if (saved.n_layers != layout.n_layers || saved.n_kv_heads != layout.n_kv_heads ||
       saved.head_dim != layout.head_dim || saved.n_sink != layout.n_sink ||
-      saved.window != layout.window || saved.shapes != layout.shapes || saved.seal != layout.seal ||
-      saved.retention != layout.retention) {
+      saved.windows != layout.windows || saved.shapes != layout.shapes ||
+      saved.seal != layout.seal || saved.retention != layout.retention) {
     return Error(StatusCode::kDataLoss,
                  "{}: its rows have another shape than those of this model; load it with the "
                  "--dtype, --basis and --rate that it was saved with",

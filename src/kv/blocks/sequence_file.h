@@ -7,6 +7,7 @@
 //   20              spec, model: a length of 4 bytes and the text, each
 //                   n_layers, n_kv_heads, head_dim, n_sink, window, kBlockSize, n_tokens: 4 bytes
 //                   each; where the prompt ends and how many positions come after it: 8 bytes each
+//                   where the window is 0xFFFFFFFF, the window of every layer: 4 bytes each
 //                   of every KV head rank_k, rank_v, row type (0 F32, 1 F16, 2 BF16), whether its
 //                   open blocks are coded, channels of K and of V with 8, 5, 4, 3, 2 and 1 bits,
 //                   numbers of sealed rows of K and of V (0 where the format does not rotate them):

@@ -26,12 +26,12 @@ void Check(std::span<const std::byte> bytes) {
   // The formula below is that of plain blocks.
   if (layout.seal.has_value() || layout.retention.has_value()) return;
   int64_t row_bytes = 0;
-  for (const kvlathe::BlockShape& shape : layout.shapes) {
-    if (file->n_tokens == 0) break;
-    row_bytes += kvlathe::SinkBytes(layout, shape) +
+  for (size_t i = 0; file->n_tokens > 0 && i < layout.shapes.size(); ++i) {
+    const auto layer_idx = static_cast<int>(i) / layout.n_kv_heads;
+    row_bytes += kvlathe::SinkBytes(layout, layout.shapes[i]) +
                  (kvlathe::BlocksFor(layout, file->n_tokens) -
-                  kvlathe::BlocksOutOfWindow(layout, file->n_tokens - 1)) *
-                     kvlathe::BlockObjectBytes(shape);
+                  kvlathe::BlocksOutOfWindow(layout, layer_idx, file->n_tokens - 1)) *
+                     kvlathe::BlockObjectBytes(layout.shapes[i]);
   }
   KVL_CHECK_EQ(row_bytes, std::ssize(file->rows));
 }

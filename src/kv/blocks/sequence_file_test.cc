@@ -154,19 +154,38 @@ TEST_F(SequenceFileTest, KeepsWhatAWindowSees) {
   for (const int n_tokens : {40, 100, 164, 165, 166, 500, 1000}) {
     SCOPED_TRACE(n_tokens);
     CacheLayout layout = SmallLayout(3);
-    layout.window = 100;
+    layout.windows.assign(layout.n_layers, 100);
     BlockPool pool(kNoLimit), other_pool(kNoLimit);
     SequenceCache saved(&layout, &pool), restored(&layout, &other_pool);
     Fill(layout, &saved, n_tokens);
     ASSERT_TRUE(SaveSequence(saved, layout, kIdentity, "", path_).ok());
     ASSERT_TRUE(Restore(layout, &restored).ok());
-    const int first_seen = std::max(0, n_tokens - layout.window);
+    const int first_seen = std::max(0, n_tokens - 100);
     EXPECT_EQ(Bits(layout, restored, first_seen), Bits(layout, saved, first_seen));
     EXPECT_EQ(restored.bytes().total(), SequenceBytes(layout, n_tokens, 1));
     ASSERT_TRUE(saved.Extend(1).ok());
     ASSERT_TRUE(restored.Extend(1).ok());
     EXPECT_EQ(restored.bytes().total(), saved.bytes().total());
   }
+}
+
+TEST_F(SequenceFileTest, KeepsWhatEachLayerSeesInAWindowOfItsOwn) {
+  CacheLayout layout = SmallLayout(3);
+  layout.windows.assign(layout.n_layers, 0);
+  layout.windows[0] = 100;
+  BlockPool pool(kNoLimit), other_pool(kNoLimit);
+  SequenceCache saved(&layout, &pool), restored(&layout, &other_pool);
+  Fill(layout, &saved, 500);
+  ASSERT_TRUE(SaveSequence(saved, layout, kIdentity, "", path_).ok());
+  ASSERT_TRUE(Restore(layout, &restored).ok());
+  EXPECT_EQ(restored.bytes().total(), SequenceBytes(layout, 500, 1));
+  EXPECT_EQ(Bits(layout, restored, 400), Bits(layout, saved, 400));
+  EXPECT_NE(restored.blocks(1, 0)[0], nullptr);
+  EXPECT_EQ(restored.blocks(0, 0)[0], nullptr);
+  CacheLayout other = layout;
+  other.windows[0] = 101;
+  SequenceCache of_another(&other, &other_pool);
+  EXPECT_FALSE(Restore(other, &of_another).ok());
 }
 
 TEST_F(SequenceFileTest, SaysNothingOfSequencesThatWereInThePoolBefore) {
@@ -533,7 +552,7 @@ TEST_F(SequenceFileTest, ForeignFilesAreRefusedWithWhatIsDifferent) {
   EXPECT_THAT(message(SmallLayout(3), kIdentity), HasSubstr("another shape"));
   EXPECT_THAT(message(SmallLayout(4, DType::kF32), kIdentity), HasSubstr("another shape"));
   CacheLayout windowed = layout;
-  windowed.window = 4000;
+  windowed.windows.assign(layout.n_layers, 4000);
   EXPECT_THAT(message(windowed, kIdentity), HasSubstr("another shape"));
   BlockPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -15,34 +17,32 @@ namespace {
 
 using RowSink = std::function<Status(std::span<const std::byte>)>;
 
-// Blocks of every head, from the oldest, that the last position does not see.
-int64_t UnseenBlocks(const CacheLayout& layout, int n_tokens) {
-  return BlocksOutOfWindow(layout, n_tokens - 1);
-}
-
-// The sealed runs of a head of which blocks are held.
+// The sealed runs of a head, and those of them of which blocks are held in its layer.
 class HeldRuns {
  public:
-  HeldRuns(const CacheLayout& layout, int n_tokens, const std::vector<RunExtent>& runs)
-      : n_unseen_(UnseenBlocks(layout, n_tokens)) {
-    for (const RunExtent& run : runs) {
-      n_sealed_ = run.first_block + run.n_blocks;
-      if (n_sealed_ > n_unseen_)
-        runs_.push_back(run);
-      else
-        ++n_gone_;
-    }
+  // `runs`, oldest first, are those of all positions.
+  explicit HeldRuns(std::vector<RunExtent> runs) : runs_(std::move(runs)) {}
+
+  // Blocks that the last position does not see in this layer are not held.
+  void LookAtLayer(const CacheLayout& layout, int layer_idx, int n_tokens) {
+    n_unseen_ = BlocksOutOfWindow(layout, layer_idx, n_tokens - 1);
+    const auto held = std::ranges::partition_point(
+        runs_, [&](const RunExtent& run) { return run.first_block + run.n_blocks <= n_unseen_; });
+    n_gone_ = held - runs_.begin();
   }
 
-  const std::vector<RunExtent>& runs() const { return runs_; }
-  int64_t n_gone() const { return n_gone_; }      // runs of which nothing is held
-  int64_t n_sealed() const { return n_sealed_; }  // blocks, from the oldest
+  std::span<const RunExtent> runs() const {
+    return std::span(runs_).subspan(static_cast<size_t>(n_gone_));
+  }
+  int64_t n_gone() const { return n_gone_; }  // runs of which nothing is held
+  int64_t n_sealed() const {                  // blocks, from the oldest
+    return runs_.empty() ? 0 : runs_.back().first_block + runs_.back().n_blocks;
+  }
   int64_t n_unseen() const { return n_unseen_; }
 
  private:
-  int64_t n_unseen_;
-  int64_t n_sealed_ = 0, n_gone_ = 0;
   std::vector<RunExtent> runs_;
+  int64_t n_unseen_ = 0, n_gone_ = 0;
 };
 
 HeldRuns HeldRunsOf(const CacheLayout& layout, const SequenceCache& cache, int layer_idx,
@@ -51,7 +51,9 @@ HeldRuns HeldRunsOf(const CacheLayout& layout, const SequenceCache& cache, int l
   for (const PackedRun& run : cache.runs(layer_idx, kv_head_idx)) {
     runs.push_back({run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
   }
-  return HeldRuns(layout, cache.n_tokens(), runs);
+  HeldRuns held(std::move(runs));
+  held.LookAtLayer(layout, layer_idx, cache.n_tokens());
+  return held;
 }
 
 // Sum of rank_v over the heads that share a layer record with the first of them; safe for any
@@ -302,16 +304,18 @@ int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t
   if (n_tokens == 0) return 0;
   // Runs are listed one by one: not more of them than the file has bytes.
   if (layout.seal.has_value() && n_tokens / kBlockSize > n_max) return -1;
-  HeldRuns held(layout, n_tokens, RunsOf(layout, n_tokens, n_prompt));
+  HeldRuns held(RunsOf(layout, n_tokens, n_prompt));
   int64_t n_held = 0;
   if (merged.empty()) n_held = HeldBlocks(layout, n_tokens, n_prompt);
   int64_t n_bytes = 0;
   int layer_rank_v = 0;
   for (size_t i = 0; i < layout.shapes.size(); ++i) {
     const BlockShape& head = layout.shapes[i];
+    const int layer_idx = static_cast<int>(i) / layout.n_kv_heads;
     const int kv_head_idx = static_cast<int>(i) % layout.n_kv_heads;
     if (!merged.empty()) n_held = (int64_t{merged[i].n_entries} + kBlockSize - 1) / kBlockSize;
-    if (layout.HasRunsOfHeads()) held = HeldRuns(layout, n_tokens, RunsOf(layout, merged[i]));
+    if (layout.HasRunsOfHeads()) held = HeldRuns(RunsOf(layout, merged[i]));
+    held.LookAtLayer(layout, layer_idx, n_tokens);
     const int64_t first_plain = std::max(held.n_sealed(), held.n_unseen());
     const BlockShape plain = layout.PlainShapeAt(i, n_tokens, n_prompt);
     n_bytes += SinkBytes(layout, head) + (n_held - first_plain) * BlockObjectBytes(plain);

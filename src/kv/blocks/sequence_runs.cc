@@ -48,9 +48,7 @@ int64_t SequenceCache::SealRoom(int64_t n_tokens, const std::vector<RunExtent>& 
     return ReopenRoomBytes(*layout_, n_tokens, n_prompt_, first_layer);
   }
   if (runs.empty()) return 0;
-  const RunExtent& run = runs.back();  // a window leaves the same blocks of all heads behind
-  const int64_t n_gone = std::clamp<int64_t>(n_released_ - run.first_block, 0, run.n_blocks);
-  return SealRoomBytes(*layout_, runs, first_layer, n_gone);
+  return SealRoomBytes(*layout_, runs, first_layer, released_at_);
 }
 
 // Of the list of a head's runs once its own of `runs` is sealed; 0 where it has none.
