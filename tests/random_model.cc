@@ -51,6 +51,13 @@ nlohmann::json LlamaLikeConfig(const RandomModelShape& s) {
   if (s.attention_bias && s.model_type != "qwen2") config["attention_bias"] = true;
   if (s.mlp_bias) config["mlp_bias"] = true;
   if (s.window > 0) config["sliding_window"] = s.window;
+  if (s.model_type == "gemma3_text") {
+    config.erase("hidden_act");
+    config.update({{"hidden_activation", "gelu_pytorch_tanh"},
+                   {"sliding_window_pattern", s.whole_every},
+                   {"rope_local_base_freq", s.local_theta},
+                   {"query_pre_attn_scalar", s.query_scalar}});
+  }
   if (s.rotary_fraction != 1) config["partial_rotary_factor"] = s.rotary_fraction;
   if (s.dmc.has_value()) {
     config["dmc"] = {{"channel", s.dmc->is_last ? "last" : "first"},
@@ -139,9 +146,14 @@ class Writer {
     }
   }
   void AddNorm(const std::string& name, bool bias) {
-    Add(name + ".weight", {s_.hidden}, 1, 0.1);
+    Add(name + ".weight", {s_.hidden}, IsGemma() ? 0 : 1, 0.1);
     if (bias) Add(name + ".bias", {s_.hidden}, 0, 0.3);
   }
+  // Of the rows of every head.
+  void AddHeadNorm(const std::string& name) {
+    Add(name + ".weight", {s_.head_dim}, IsGemma() ? 0 : 1, 0.1);
+  }
+  bool IsGemma() const { return s_.model_type == "gemma3_text"; }
   void AddLinear(const std::string& name, int n_out, int n_in, double deviation, bool bias) {
     Add(name + ".weight", {n_out, n_in}, 0, deviation);
     if (bias) Add(name + ".bias", {n_out}, 0, 0.5);
@@ -166,13 +178,22 @@ class Writer {
   }
 
   void DrawLlamaLike() {
-    Add("model.embed_tokens.weight", {s_.vocab, s_.hidden}, 0, 1);
+    // Gemma multiplies it by the root of its width where it is read.
+    Add("model.embed_tokens.weight", {s_.vocab, s_.hidden}, 0, IsGemma() ? w_ : 1);
     AddNorm("model.norm", false);
     if (!s_.tied) AddLinear("lm_head", s_.vocab, s_.hidden, w_, false);
     for (int l = 0; l < s_.n_layers; ++l) {
       const std::string layer = "model.layers." + std::to_string(l) + ".";
       AddNorm(layer + "input_layernorm", false);
       AddNorm(layer + "post_attention_layernorm", false);
+      if (IsGemma()) {
+        AddNorm(layer + "pre_feedforward_layernorm", false);
+        AddNorm(layer + "post_feedforward_layernorm", false);
+      }
+      if (IsGemma() || s_.model_type == "qwen3") {
+        AddHeadNorm(layer + "self_attn.q_norm");
+        AddHeadNorm(layer + "self_attn.k_norm");
+      }
       if (s_.model_type == "phi3") {
         AddLinear(layer + "self_attn.qkv_proj", q_ + 2 * kv_, s_.hidden, 2 * w_, false);
         AddLinear(layer + "mlp.gate_up_proj", 2 * s_.ffn, s_.hidden, w_, false);
@@ -260,6 +281,9 @@ ReferenceModel WriteRandomModel(const RandomModelShape& s, const std::string& di
   m.rope.max_position = s.max_positions;
   m.rotary_dim = s.model_type == "gpt2" ? 0 : static_cast<int>(s.head_dim * s.rotary_fraction);
   m.window = s.window;
+  m.whole_every = s.whole_every;
+  m.local_rope.theta = s.local_theta;
+  m.query_scalar = s.query_scalar;
   m.dmc = s.dmc;
   m.activation = s.activation;
   m.prefix = s.prefix;

@@ -11,7 +11,8 @@
 namespace kvlathe::testing {
 
 struct RandomModelShape {
-  std::string model_type = "llama";  // llama, mistral, qwen2, phi3, gpt2, falcon
+  // llama, mistral, qwen2, qwen3, gemma3_text, phi3, gpt2, falcon
+  std::string model_type = "llama";
   int n_layers = 2, hidden = 64, n_heads = 4, n_kv_heads = 2, head_dim = 16, ffn = 96, vocab = 97;
   int max_positions = 512;
   bool tied = false;
@@ -19,7 +20,10 @@ struct RandomModelShape {
   bool mlp_bias = false;
   ReferenceRope rope;
   double rotary_fraction = 1;  // phi3
-  int window = 0;              // mistral, phi3
+  int window = 0;              // mistral, phi3, gemma3_text
+  // gemma3_text
+  int whole_every = 0;
+  double local_theta = 10000, query_scalar = 0;
   // llama, with attention_bias: half of the positions merge, and weights in entries vary
   std::optional<ReferenceDmc> dmc;
   // gpt2

@@ -48,9 +48,15 @@ Vector WithoutDecision(const ReferenceModel& m, Vector x) {
   return x;
 }
 
+bool SeesEverything(const ReferenceModel& m, int layer) {
+  return m.whole_every > 0 && (layer + 1) % m.whole_every == 0;
+}
+
 // A query or key of one head at its position.
-Vector Rotated(const ReferenceModel& m, const Vector& x, int position) {
-  const Vector y = RotateRow(m.rope, m.rotary_dim, WithoutDecision(m, x), position);
+Vector Rotated(const ReferenceModel& m, int layer, const Vector& x, int position) {
+  const bool is_local = m.whole_every > 0 && !SeesEverything(m, layer);
+  const Vector y =
+      RotateRow(is_local ? m.local_rope : m.rope, m.rotary_dim, WithoutDecision(m, x), position);
   return m.dmc.has_value() && m.dmc->zeroes_after_rope ? WithoutDecision(m, y) : y;
 }
 
@@ -120,13 +126,13 @@ Vector ScoresOf(const ReferenceModel& m, const ReferenceBasis* basis, int n_sink
       const int position = rows.positions[g][j];
       const auto key_of = [&](const Vector& latent) {
         const Vector k = Shifted(TimesMatrix(latent, basis->key_way_back), basis->key_offset, 1);
-        return Rotated(m, k, position);
+        return Rotated(m, rows.layer_idx, k, position);
       };
       score = Dot(q, keys->Of(JoinedRow(rows.keys, group, j), position, key_of));
     } else {
       score = Dot(rotated, JoinedRow(rows.keys, group, j)) + of_offset;
     }
-    scores.push_back(score / std::sqrt(static_cast<double>(m.head_dim)));
+    scores.push_back(score / std::sqrt(m.query_scalar > 0 ? m.query_scalar : m.head_dim));
   }
   return scores;
 }
@@ -140,13 +146,14 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
   rows.scores.clear();
   for (int h = 0; h < m.n_heads; ++h) {
     const int g = h / (m.n_heads / m.n_kv_heads);
-    const Vector q = Rotated(m, Slice(q_all, h, m.head_dim), position);
+    const Vector q = Rotated(m, layer, Slice(q_all, h, m.head_dim), position);
     rows.queries.push_back(q);
     const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
     const HeadGroup group = GroupOf(m, basis, g);
     std::vector<int> seen;
     for (int j = 0; j < static_cast<int>(rows.keys[g].size()); ++j) {
-      if (m.window == 0 || j < m.window_spares || j > position - m.window) seen.push_back(j);
+      const bool sees_all = m.window == 0 || SeesEverything(m, layer);
+      if (sees_all || j < m.window_spares || j > position - m.window) seen.push_back(j);
     }
     Vector scores = ScoresOf(m, basis, n_sink, g, q, seen, rows, &mapped->keys[g]);
     rows.scores.push_back(scores);
@@ -256,7 +263,7 @@ void Store(const ReferenceModel& m, int layer, const Storage& storage, const Qkv
     const HeadGroup group = GroupOf(m, basis, g);
     const auto key_of = [&](int head) {
       const Vector k = head == g ? row.key : Slice(qkv.k, head, m.head_dim);
-      return is_latent ? k : Rotated(m, k, position);
+      return is_latent ? k : Rotated(m, layer, k, position);
     };
     const auto value_of = [&](int head) {
       return head == g ? row.value : Slice(qkv.v, head, m.head_dim);
@@ -314,7 +321,9 @@ Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
                        const ReferenceLoss& loss, const ReferenceMerging* merging,
                        int n_whole_keys) {
   std::vector<ReferenceRows> rows(m.n_layers);
-  for (ReferenceRows& r : rows) {
+  for (int l = 0; l < m.n_layers; ++l) {
+    ReferenceRows& r = rows[l];
+    r.layer_idx = l;
     r.keys.resize(m.n_kv_heads);
     r.positions.resize(m.n_kv_heads);
     r.values.resize(m.n_kv_heads);
@@ -332,7 +341,7 @@ Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
       const Qkv qkv = ProjectQkv(m, layer, AttentionNorm(m, layer, x));
       const int n_plain_keys = position < n_whole_keys ? n_whole_keys : n_sink;
       Store(m, l, {bases, n_plain_keys, merging}, qkv, position, &rows[l]);
-      const Vector o = ProjectOutput(
+      const Vector o = AddedByAttention(
           m, layer, Attend(m, l, bases, n_plain_keys, qkv.q, position, rows[l], &mapped[l]));
       if (loss) loss(l, &rows[l]);
       for (int i = 0; i < m.hidden; ++i) x[i] += o[i];

@@ -39,13 +39,16 @@ struct ReferenceModel {
   double eps = 1e-5;
   bool tied = false;
   ReferenceRope rope;
-  int rotary_dim = 0;      // channels that rotate
-  int window = 0;          // 0: none
-  int window_spares = 0;   // first positions that never leave it
-  std::string activation;  // gpt2: "gelu_new" or "gelu"
-  std::string prefix;      // gpt2: of all names
-  bool parallel = true;    // falcon
-  int n_norms = 1;         // falcon, in a parallel block
+  int rotary_dim = 0;        // channels that rotate
+  int window = 0;            // 0: none
+  int whole_every = 0;       // gemma3: every so many layers one sees everything; the others turn by
+  ReferenceRope local_rope;  // this. 0: all layers are alike
+  double query_scalar = 0;   // gemma3: scores are divided by its root; 0: by that of head_dim
+  int window_spares = 0;     // first positions that never leave it
+  std::string activation;    // gpt2: "gelu_new" or "gelu"
+  std::string prefix;        // gpt2: of all names
+  bool parallel = true;      // falcon
+  int n_norms = 1;           // falcon, in a parallel block
   std::optional<ReferenceDmc> dmc;
   std::map<std::string, std::vector<double>> tensors;  // Hugging Face names, row-major
 };
@@ -72,6 +75,7 @@ struct ReferenceBasis {
 // The rows of one layer as they are stored: of a basis where there is one, but for the keys of the
 // first n_sink positions.
 struct ReferenceRows {
+  int layer_idx = 0;
   std::vector<Matrix> keys, values;         // [kv head][row][rank]
   std::vector<std::vector<int>> positions;  // [kv head][row]
   // Of the newest token: its queries, at their position and in no basis, [query head][head_dim],

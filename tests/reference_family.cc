@@ -56,8 +56,14 @@ Vector LayerNorm(const Vector& x, const Vector& weight, const Vector& bias, doub
 
 bool IsGpt2(const ReferenceModel& m) { return m.model_type == "gpt2"; }
 bool IsFalcon(const ReferenceModel& m) { return m.model_type == "falcon"; }
+bool IsGemma(const ReferenceModel& m) { return m.model_type == "gemma3_text"; }
 
 Vector Norm(const ReferenceModel& m, const std::string& name, const Vector& x) {
+  if (IsGemma(m)) {
+    Vector weight = Tensor(m, name + ".weight");
+    for (double& w : weight) w += 1;
+    return RmsNorm(x, weight, m.eps);
+  }
   if (!IsGpt2(m) && !IsFalcon(m)) return RmsNorm(x, Tensor(m, name + ".weight"), m.eps);
   return LayerNorm(x, Tensor(m, name + ".weight"), Tensor(m, name + ".bias"), m.eps);
 }
@@ -69,6 +75,16 @@ double GeluNew(double x) {
 double Silu(double x) { return x / (1 + std::exp(-x)); }
 
 void Append(const Vector& from, Vector* to) { to->insert(to->end(), from.begin(), from.end()); }
+
+// Every head's row normalised, where the model has such a norm.
+Vector NormaliseHeads(const ReferenceModel& m, const std::string& name, const Vector& heads) {
+  if (!m.tensors.contains(name + ".weight")) return heads;
+  Vector all;
+  for (int h = 0; h < static_cast<int>(heads.size()) / m.head_dim; ++h) {
+    Append(Norm(m, name, Slice(heads, h, m.head_dim)), &all);
+  }
+  return all;
+}
 
 }  // namespace
 
@@ -95,6 +111,11 @@ std::string LayerPrefix(const ReferenceModel& m, int layer_idx) {
 
 Vector Embed(const ReferenceModel& m, int id, int position) {
   if (IsFalcon(m)) return Slice(Tensor(m, "transformer.word_embeddings.weight"), id, m.hidden);
+  if (IsGemma(m)) {
+    Vector x = Slice(Tensor(m, "model.embed_tokens.weight"), id, m.hidden);
+    for (double& v : x) v *= std::sqrt(m.hidden);
+    return x;
+  }
   if (!IsGpt2(m)) return Slice(Tensor(m, "model.embed_tokens.weight"), id, m.hidden);
   Vector x = Slice(Tensor(m, m.prefix + "wte.weight"), id, m.hidden);
   const Vector place = Slice(Tensor(m, m.prefix + "wpe.weight"), position, m.hidden);
@@ -114,7 +135,8 @@ Vector MlpNorm(const ReferenceModel& m, const std::string& layer, const Vector& 
   if (IsFalcon(m) && m.parallel) {
     return Norm(m, layer + (m.n_norms == 2 ? "ln_mlp" : "input_layernorm"), before);
   }
-  return Norm(m, layer + "post_attention_layernorm", after);
+  return Norm(m, layer + (IsGemma(m) ? "pre_feedforward_layernorm" : "post_attention_layernorm"),
+              after);
 }
 
 Qkv ProjectQkv(const ReferenceModel& m, const std::string& layer, const Vector& x) {
@@ -138,13 +160,19 @@ Qkv ProjectQkv(const ReferenceModel& m, const std::string& layer, const Vector& 
     const auto v = k + m.n_kv_heads * m.head_dim;
     return {Vector(fused.begin(), k), Vector(k, v), Vector(v, fused.end())};
   }
-  return {Project(m, layer + "self_attn.q_proj", x), Project(m, layer + "self_attn.k_proj", x),
+  return {NormaliseHeads(m, layer + "self_attn.q_norm", Project(m, layer + "self_attn.q_proj", x)),
+          NormaliseHeads(m, layer + "self_attn.k_norm", Project(m, layer + "self_attn.k_proj", x)),
           Project(m, layer + "self_attn.v_proj", x)};
 }
 
 Vector ProjectOutput(const ReferenceModel& m, const std::string& layer, const Vector& x) {
   if (IsGpt2(m)) return Conv1d(m, layer + "attn.c_proj", x);
   return Project(m, layer + (IsFalcon(m) ? "self_attention.dense" : "self_attn.o_proj"), x);
+}
+
+Vector AddedByAttention(const ReferenceModel& m, const std::string& layer, const Vector& x) {
+  const Vector y = ProjectOutput(m, layer, x);
+  return IsGemma(m) ? Norm(m, layer + "post_attention_layernorm", y) : y;
 }
 
 Vector Mlp(const ReferenceModel& m, const std::string& layer, const Vector& x) {
@@ -167,8 +195,11 @@ Vector Mlp(const ReferenceModel& m, const std::string& layer, const Vector& x) {
     gate = Project(m, layer + "mlp.gate_proj", x);
     up = Project(m, layer + "mlp.up_proj", x);
   }
-  for (int i = 0; i < m.ffn; ++i) gate[i] = Silu(gate[i]) * up[i];
-  return Project(m, layer + "mlp.down_proj", gate);
+  for (int i = 0; i < m.ffn; ++i) {
+    gate[i] = (IsGemma(m) ? GeluNew(gate[i]) : Silu(gate[i])) * up[i];
+  }
+  const Vector y = Project(m, layer + "mlp.down_proj", gate);
+  return IsGemma(m) ? Norm(m, layer + "post_feedforward_layernorm", y) : y;
 }
 
 Vector Logits(const ReferenceModel& m, const Vector& x) {

@@ -27,6 +27,8 @@ Vector MlpNorm(const ReferenceModel& m, const std::string& layer, const Vector& 
                const Vector& after);
 Qkv ProjectQkv(const ReferenceModel& m, const std::string& layer, const Vector& x);
 Vector ProjectOutput(const ReferenceModel& m, const std::string& layer, const Vector& x);
+// What attention adds to the stream: its output as projected, or the norm of that.
+Vector AddedByAttention(const ReferenceModel& m, const std::string& layer, const Vector& x);
 Vector Mlp(const ReferenceModel& m, const std::string& layer, const Vector& x);
 Vector Logits(const ReferenceModel& m, const Vector& x);
 

@@ -65,6 +65,7 @@ enum class NormKind {
 };
 enum class MlpKind {
   kSwiglu,    // silu(gate x) * (up x)
+  kGeglu,     // GELU's tanh approximation of (gate x), times (up x)
   kGelu,      // gelu(up x)
   kGeluTanh,  // the same with GELU's tanh approximation
 };
@@ -74,6 +75,7 @@ enum class WeightLayout {
   kGpt2,
   kPhi3,
   kFalcon,
+  kGemma,      // as kLlama, with more norms, whose weights are stored less one
   kGguf,       // the names of GGUF, rows as Hugging Face has them
   kGgufPairs,  // the same, but rows of W_Q and W_K that rotate together stand side by side
 };
@@ -104,6 +106,14 @@ struct ModelConfig {
   AttentionLayers attention;
   double rotary_fraction = 1;  // of head_dim; channels behind it do not rotate
   MlpKind mlp = MlpKind::kSwiglu;
+  // Each head's queries and keys are normalised (RMS) before RoPE, with weights that all heads of a
+  // layer share. What calibration, bases and caches call a row before RoPE is then normalised.
+  bool qk_norm = false;
+  // What attention and the MLP put out is normalised (RMS) before it is added to the stream.
+  bool output_norms = false;
+  float embedding_scale = 1;  // multiplies the rows of the embedding
+  // Multiplies queries, for a model whose scores are not divided by sqrt(head_dim). With qk_norm.
+  float query_scale = 1;
   // Attention and MLP read the same residual stream and both add to it (Falcon).
   bool parallel_block = false;
   // The MLP reads what attention reads: there is no second norm. With parallel_block only.
@@ -121,7 +131,8 @@ struct ModelConfig {
   // Channels of a head that rotate, an even number.
   int rope_dim() const;
   // Rows of the first matrix of the MLP: gate and up, or up alone.
-  int mlp_rows() const { return mlp == MlpKind::kSwiglu ? 2 * ffn_dim : ffn_dim; }
+  int mlp_rows() const { return has_gate() ? 2 * ffn_dim : ffn_dim; }
+  bool has_gate() const { return mlp == MlpKind::kSwiglu || mlp == MlpKind::kGeglu; }
   // How positions enter queries and keys, in one line, for calibration files.
   std::string DescribePositions() const;
   // Settles what depends on the longest context that will be used, in 1 .. max_seq_len: LongRope

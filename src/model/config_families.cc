@@ -1,7 +1,10 @@
 #include "model/config_families.h"
 
+#include <fmt/ranges.h>
+
 #include <array>
 #include <string_view>
+#include <vector>
 
 namespace kvlathe {
 namespace {
@@ -69,8 +72,8 @@ Status ReadWindow(const ConfigFields& fields, ModelConfig* c) {
   return OkStatus();
 }
 
-// What Llama, Mistral, Qwen2 and Phi-3 share.
-Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c) {
+// What Llama and the families after it share, but for the activation.
+Status ReadShapes(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadSizes(fields, {}, c));
   KVL_ASSIGN_OR_RETURN(c->n_kv_heads,
                        fields.IntegerOr("num_key_value_heads", c->n_heads, 1, kMaxHeads));
@@ -82,6 +85,11 @@ Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(const double eps, fields.NumberOr("rms_norm_eps", 1e-6, 0, 1));
   c->norm_eps = static_cast<float>(eps);
   KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings, fields.BoolOr("tie_word_embeddings", false));
+  return OkStatus();
+}
+
+Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c) {
+  KVL_RETURN_IF_ERROR(ReadShapes(fields, c));
   KVL_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr("hidden_act", "silu"));
   if (activation != "silu") return RefuseActivation(fields, "hidden_act", activation, "silu");
   return OkStatus();
@@ -230,10 +238,10 @@ Status ReadFamily(const ConfigFields& fields, ModelConfig* config) {
   for (const Family& family : kFamilies) {
     if (family.model_type == config->model_type) return family.read(fields, config);
   }
-  return Error(StatusCode::kUnimplemented,
-               "{}: model_type '{}' is not supported; supported: llama (Llama, Yi), mistral, "
-               "qwen2, phi3, gpt2, falcon",
-               fields.where(), config->model_type);
+  std::vector<std::string_view> known;
+  for (const Family& family : kFamilies) known.push_back(family.model_type);
+  return Error(StatusCode::kUnimplemented, "{}: model_type '{}' is not supported; supported: {}",
+               fields.where(), config->model_type, fmt::join(known, ", "));
 }
 
 }  // namespace kvlathe

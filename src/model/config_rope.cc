@@ -23,38 +23,61 @@ Status ReadLlama3(const ConfigFields& fields, RopeConfig* rope) {
 }
 
 // `fields` are those of rope_scaling; the original context stands beside it.
-Status ReadLongRope(const ConfigFields& model, const ConfigFields& fields, ModelConfig* config) {
-  RopeConfig& rope = config->attention.kinds[0].rope;
+Status ReadLongRope(const ConfigFields& model, const ConfigFields& fields,
+                    const ModelConfig& config, RopeConfig* to) {
+  RopeConfig& rope = *to;
   rope.scaling = RopeConfig::Scaling::kLongRope;
-  const size_t n_pairs = config->rope_dim() / 2;
+  const size_t n_pairs = config.rope_dim() / 2;
   KVL_ASSIGN_OR_RETURN(rope.short_factors, fields.Numbers("short_factor", n_pairs, 1e-3, 1e6));
   KVL_ASSIGN_OR_RETURN(rope.long_factors, fields.Numbers("long_factor", n_pairs, 1e-3, 1e6));
   KVL_ASSIGN_OR_RETURN(
       const double fallback,
-      fields.NumberOr("original_max_position_embeddings", config->max_seq_len, 2, kMaxPositions));
+      fields.NumberOr("original_max_position_embeddings", config.max_seq_len, 2, kMaxPositions));
   KVL_ASSIGN_OR_RETURN(
       rope.original_max_position,
       model.NumberOr("original_max_position_embeddings", fallback, 2, kMaxPositions));
   const bool is_given = model.Has("original_max_position_embeddings") ||
                         fields.Has("original_max_position_embeddings");
-  const double stretch = is_given ? config->max_seq_len / rope.original_max_position : rope.factor;
+  const double stretch = is_given ? config.max_seq_len / rope.original_max_position : rope.factor;
   const double amplitude =
       stretch <= 1 ? 1 : std::sqrt(1 + std::log(stretch) / std::log(rope.original_max_position));
   KVL_ASSIGN_OR_RETURN(rope.amplitude, fields.NumberOr("attention_factor", amplitude, 1e-3, 1e3));
   return OkStatus();
 }
 
+// The object with the scaling; null: there is none.
+const nlohmann::json* FindScaling(const ConfigFields& fields, const RopeNames& names) {
+  if (!fields.Has("rope_parameters")) {
+    return *names.scaling != 0 && fields.Has(names.scaling) ? &fields.at(names.scaling) : nullptr;
+  }
+  const nlohmann::json& parameters = fields.at("rope_parameters");
+  const bool has_types = parameters.is_object() && parameters.contains(names.layer_type);
+  return has_types ? &parameters.at(names.layer_type) : &parameters;
+}
+
 }  // namespace
 
-Status ReadRope(const ConfigFields& fields, ModelConfig* config) {
-  RopeConfig& rope = config->attention.kinds[0].rope;
+Status ReadRope(const ConfigFields& fields, const RopeNames& names, const ModelConfig& config,
+                RopeConfig* to) {
+  RopeConfig& rope = *to;
   const std::string& where = fields.where();
-  KVL_ASSIGN_OR_RETURN(rope.theta, fields.NumberOr("rope_theta", 10000, 1, 1e12));
-  if (!fields.Has("rope_scaling")) return OkStatus();
-  if (!fields.at("rope_scaling").is_object()) {
-    return Error(StatusCode::kDataLoss, "{}: 'rope_scaling' is not an object", where);
+  KVL_ASSIGN_OR_RETURN(rope.theta, fields.NumberOr(names.theta, names.default_theta, 1, 1e12));
+  const nlohmann::json* const object = FindScaling(fields, names);
+  if (object == nullptr) return OkStatus();
+  if (!object->is_object()) {
+    return Error(StatusCode::kDataLoss, "{}: '{}' is not an object", where,
+                 fields.Has("rope_parameters") ? "rope_parameters" : names.scaling);
   }
-  const ConfigFields inner(fields.at("rope_scaling"), where);
+  const ConfigFields inner(*object, where);
+  KVL_ASSIGN_OR_RETURN(rope.theta, inner.NumberOr("rope_theta", rope.theta, 1, 1e12));
+  KVL_ASSIGN_OR_RETURN(const double fraction,
+                       inner.NumberOr("partial_rotary_factor", config.rotary_fraction, 0, 1));
+  if (fraction != config.rotary_fraction) {
+    return Error(StatusCode::kUnimplemented,
+                 "{}: partial_rotary_factor {} is read beside rope_parameters only, and {} stands "
+                 "there",
+                 where, fraction, config.rotary_fraction);
+  }
   KVL_ASSIGN_OR_RETURN(const std::string old_name, inner.StringOr("type", "default"));
   KVL_ASSIGN_OR_RETURN(const std::string type, inner.StringOr("rope_type", old_name));
   if (type == "default") return OkStatus();
@@ -64,7 +87,7 @@ Status ReadRope(const ConfigFields& fields, ModelConfig* config) {
     return OkStatus();
   }
   if (type == "llama3") return ReadLlama3(inner, &rope);
-  if (type == "longrope" || type == "su") return ReadLongRope(fields, inner, config);
+  if (type == "longrope" || type == "su") return ReadLongRope(fields, inner, config, &rope);
   return Error(StatusCode::kUnimplemented,
                "{}: rope_scaling type '{}' is not supported; supported: default, linear, llama3, "
                "longrope (su)",

@@ -122,6 +122,21 @@ TEST(ModelConfig, MistralHasAWindowUnlessItIsNullOrHoldsTheWholeContext) {
   EXPECT_EQ(ParseModelConfig(json, "config.json")->attention.of(0).window, 0);
 }
 
+TEST(ModelConfig, NewerFilesHoldTheRopeInOneObject) {
+  nlohmann::json json = Llama();
+  json.erase("rope_theta");
+  json["rope_scaling"] = nullptr;
+  json["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 4}, {"rope_theta", 12345}};
+  const auto c = ParseModelConfig(json, "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->attention.of(0).rope.theta, 12345);
+  EXPECT_EQ(c->attention.of(0).rope.scaling, RopeConfig::Scaling::kLinear);
+  json["rope_parameters"]["partial_rotary_factor"] = 0.5;
+  EXPECT_EQ(ErrorOf(json).code(), StatusCode::kUnimplemented);
+  json["rope_parameters"] = "default";
+  EXPECT_THAT(MessageOf(ErrorOf(json)), HasSubstr("rope_parameters"));
+}
+
 nlohmann::json Phi3() {
   nlohmann::json json = Llama();
   json["model_type"] = "phi3";

@@ -1,5 +1,7 @@
 #include "model/gguf_config.h"
 
+#include <fmt/ranges.h>
+
 #include <array>
 #include <nlohmann/json.hpp>
 
@@ -249,10 +251,11 @@ StatusOr<const Architecture*> FindArchitecture(const GgufFile& file) {
   for (const Architecture& known : kArchitectures) {
     if (known.name == name) return &known;
   }
+  std::vector<std::string_view> names;
+  for (const Architecture& known : kArchitectures) names.push_back(known.name);
   return Error(StatusCode::kUnimplemented,
-               "{}: the architecture '{}' is not supported; supported: llama (Llama, Yi, Mistral, "
-               "SmolLM), qwen2, phi3, gpt2, falcon",
-               file.path(), name);
+               "{}: the architecture '{}' is not supported; supported: {}", file.path(), name,
+               fmt::join(names, ", "));
 }
 
 // Ids at which a text or a turn ends.

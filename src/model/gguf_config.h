@@ -8,9 +8,9 @@
 
 namespace kvlathe {
 
-// Of the architectures llama (Llama 1 to 3, Yi, Mistral, SmolLM), qwen2, phi3, gpt2 and falcon.
-// kUnimplemented, by its name, for another one or for a feature that this build does not run;
-// kDataLoss for numbers that cannot be. Where a file leaves a key out, llama.cpp's default holds.
+// Of the architectures that docs/models.md lists. kUnimplemented, by its name, for another one or
+// for a feature that this build does not run; kDataLoss for numbers that cannot be. Where a file
+// leaves a key out, llama.cpp's default holds.
 StatusOr<ModelConfig> ReadGgufConfig(const GgufFile& file);
 
 // The same as the object that config.json of a Hugging Face directory would hold: what

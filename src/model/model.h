@@ -188,6 +188,8 @@ class Model {
   void SkipLayer(int layer_idx, std::span<const SequenceStep> steps);
   Status RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObserver* observer);
   void ProjectQkv(int layer_idx);
+  // Of a model with norms of queries and keys: every head's row, before anything else sees it.
+  void NormaliseQueriesAndKeys(int layer_idx);
   // Of a model with DMC: the deciding channels of queries and keys go to decisions_ and are zero.
   void TakeDecisions();
   // Where entries are merged: keys before RoPE and values become the mean of their entry so far,
@@ -269,6 +271,9 @@ class Model {
   void Normalise(const float* from, const NormWeights& norm, int64_t n_rows);
   void Multiply(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows,
                 const void* x, void* y, DType y_type, bool accumulate);
+  // Adds x W^T + b to the residual stream, normalised with `norm` where the model says so.
+  void AddToStream(const PackedMatrix& w, const std::vector<float>& bias, const void* x,
+                   const NormWeights& norm);
   // Calls fn(Range) over shares of n_rows, on the calling thread alone when there is one row.
   template <typename F>
   void ForRowShares(int64_t n_rows, const F& fn) {
@@ -344,6 +349,7 @@ class Model {
   Buffer outputs_;   // [n_tokens, n_heads * head_dim] where heads share latents
   Buffer mlp_in_;    // [n_tokens, mlp_rows()] f32
   Buffer gated_;     // [n_tokens, ffn_dim]
+  Buffer added_;     // [n_tokens, hidden_dim] f32, with norms of what is added to the stream
   Buffer logits_;    // [n_logit_rows, vocab_size] f32
   ForwardProfile profile_;
 };

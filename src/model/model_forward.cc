@@ -41,6 +41,9 @@ Status Model::ReserveActivations(int64_t n_tokens, int64_t n_logit_rows) {
   }
   KVL_RETURN_IF_ERROR(mlp_in_.EnsureSize(n_tokens * c.mlp_rows() * f32, what));
   KVL_RETURN_IF_ERROR(gated_.EnsureSize(n_tokens * c.ffn_dim * row, what));
+  if (c.output_norms) {
+    KVL_RETURN_IF_ERROR(added_.EnsureSize(n_tokens * c.hidden_dim * f32, what));
+  }
   return logits_.EnsureSize(n_logit_rows * c.vocab_size * f32, "logits");
 }
 

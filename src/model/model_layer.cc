@@ -11,6 +11,7 @@ namespace kvlathe {
 Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvObserver* observer) {
   Normalise(hidden_.as<float>(), weights_->layer(layer_idx).attn_norm, n_tokens_);
   ProjectQkv(layer_idx);
+  if (config().qk_norm) NormaliseQueriesAndKeys(layer_idx);
   if (config().dmc.has_value()) TakeDecisions();
   if (observer != nullptr) Observe(layer_idx, observer);
   if (layout_.MergesEntries()) MergeRows(layer_idx, steps);
@@ -24,13 +25,12 @@ Status Model::RunLayer(int layer_idx, std::span<const SequenceStep> steps, QkvOb
   SealStep(layer_idx, steps);
   // A parallel MLP reads the stream as it was before attention added to it.
   const ModelConfig& c = config();
-  const NormWeights& ffn_norm = weights_->layer(layer_idx).ffn_norm;
-  if (c.parallel_block && !c.shared_norm) Normalise(hidden_.as<float>(), ffn_norm, n_tokens_);
+  const LayerWeights& layer = weights_->layer(layer_idx);
+  if (c.parallel_block && !c.shared_norm) Normalise(hidden_.as<float>(), layer.ffn_norm, n_tokens_);
   const ValueProjection& projection = *projections_[layer_idx];
   const Buffer& outputs = heads_per_latent_ > 1 ? outputs_ : attended_;
-  Multiply(projection.o, projection.o_bias, n_tokens_, outputs.data(), hidden_.data(), DType::kF32,
-           /*accumulate=*/true);
-  if (!c.parallel_block) Normalise(hidden_.as<float>(), ffn_norm, n_tokens_);
+  AddToStream(projection.o, projection.o_bias, outputs.data(), layer.attn_out_norm);
+  if (!c.parallel_block) Normalise(hidden_.as<float>(), layer.ffn_norm, n_tokens_);
   RunMlp(layer_idx);
   return OkStatus();
 }
@@ -66,6 +66,42 @@ void Model::Multiply(const PackedMatrix& w, const std::vector<float>& bias, int6
   params.y_type = y_type;
   params.accumulate = accumulate;
   linear_.Run(params);
+}
+
+void Model::AddToStream(const PackedMatrix& w, const std::vector<float>& bias, const void* x,
+                        const NormWeights& norm) {
+  if (!config().output_norms) {
+    Multiply(w, bias, n_tokens_, x, hidden_.data(), DType::kF32, /*accumulate=*/true);
+    return;
+  }
+  Multiply(w, bias, n_tokens_, x, added_.data(), DType::kF32, /*accumulate=*/false);
+  const ScopedTimer timer(&profile_.other);
+  const int64_t hidden = config().hidden_dim;
+  ForRowShares(n_tokens_, [&](Range rows) {
+    float* const added = added_.as<float>() + rows.begin * hidden;
+    float* const stream = hidden_.as<float>() + rows.begin * hidden;
+    const int64_t n = rows.end - rows.begin;
+    elementwise_->rms_norm(added, norm.weight.data(), config().norm_eps, n, hidden, DType::kF32,
+                           added);
+    for (int64_t i = 0; i < n * hidden; ++i) stream[i] += added[i];
+  });
+}
+
+void Model::NormaliseQueriesAndKeys(int layer_idx) {
+  const ScopedTimer timer(&profile_.other);
+  const ModelConfig& c = config();
+  const LayerWeights& layer = weights_->layer(layer_idx);
+  const int64_t d = c.head_dim;
+  ForRowShares(n_tokens_, [&](Range tokens) {
+    for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+      float* const q = qk_.as<float>() + t * (c.n_heads + c.n_kv_heads) * d;
+      float* const k = q + c.n_heads * d;
+      elementwise_->rms_norm(q, layer.q_norm.weight.data(), c.norm_eps, c.n_heads, d, DType::kF32,
+                             q);
+      elementwise_->rms_norm(k, layer.k_norm.weight.data(), c.norm_eps, c.n_kv_heads, d,
+                             DType::kF32, k);
+    }
+  });
 }
 
 void Model::ProjectQkv(int layer_idx) {
@@ -237,6 +273,8 @@ void Model::RunMlp(int layer_idx) {
       switch (config().mlp) {
         case MlpKind::kSwiglu:
           return elementwise_->swiglu(x, n, ffn, row_type_, out);
+        case MlpKind::kGeglu:
+          return elementwise_->geglu_tanh(x, n, ffn, row_type_, out);
         case MlpKind::kGelu:
           return elementwise_->gelu(x, n * ffn, row_type_, out);
         case MlpKind::kGeluTanh:
@@ -244,8 +282,7 @@ void Model::RunMlp(int layer_idx) {
       }
     });
   }
-  Multiply(layer.down, layer.down_bias, n_tokens_, gated_.data(), hidden_.data(), DType::kF32,
-           /*accumulate=*/true);
+  AddToStream(layer.down, layer.down_bias, gated_.data(), layer.ffn_out_norm);
 }
 
 void Model::Observe(int layer_idx, QkvObserver* observer) {

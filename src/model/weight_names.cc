@@ -14,12 +14,15 @@ WeightNames::Table WeightNames::TableOf(const ModelConfig& config, const TensorS
   switch (config.layout) {
     case WeightLayout::kLlama:
     case WeightLayout::kPhi3:
+    case WeightLayout::kGemma:
       t = {.outside = "model.",
            .layers = "model.layers.",
            .embedding = "embed_tokens",
            .final_norm = "norm",
            .attn_norm = "input_layernorm",
            .ffn_norm = "post_attention_layernorm",
+           .q_norm = "self_attn.q_norm",
+           .k_norm = "self_attn.k_norm",
            .q = "self_attn.q_proj",
            .k = "self_attn.k_proj",
            .v = "self_attn.v_proj",
@@ -31,6 +34,11 @@ WeightNames::Table WeightNames::TableOf(const ModelConfig& config, const TensorS
         t.qkv = "self_attn.qkv_proj";
         t.gate = "";
         t.up = "mlp.gate_up_proj";
+      }
+      if (config.output_norms) {
+        t.attn_out_norm = "post_attention_layernorm";
+        t.ffn_norm = "pre_feedforward_layernorm";
+        t.ffn_out_norm = "post_feedforward_layernorm";
       }
       break;
     case WeightLayout::kFalcon:
@@ -68,6 +76,10 @@ WeightNames::Table WeightNames::TableOf(const ModelConfig& config, const TensorS
            .final_norm = "output_norm",
            .attn_norm = has_two_norms ? "attn_norm_2" : "attn_norm",
            .ffn_norm = has_two_norms ? "attn_norm" : "ffn_norm",
+           .q_norm = "attn_q_norm",
+           .k_norm = "attn_k_norm",
+           .attn_out_norm = "post_attention_norm",
+           .ffn_out_norm = "post_ffw_norm",
            .qkv = source.Has("blk.0.attn_qkv.weight") ? "attn_qkv" : "",
            .q = "attn_q",
            .k = "attn_k",
@@ -109,6 +121,18 @@ std::string WeightNames::attn_norm(int layer_idx) const {
 }
 
 std::string WeightNames::ffn_norm(int layer_idx) const { return Layer(layer_idx, names_.ffn_norm); }
+
+std::string WeightNames::q_norm(int layer_idx) const { return Layer(layer_idx, names_.q_norm); }
+
+std::string WeightNames::k_norm(int layer_idx) const { return Layer(layer_idx, names_.k_norm); }
+
+std::string WeightNames::attn_out_norm(int layer_idx) const {
+  return Layer(layer_idx, names_.attn_out_norm);
+}
+
+std::string WeightNames::ffn_out_norm(int layer_idx) const {
+  return Layer(layer_idx, names_.ffn_out_norm);
+}
 
 std::string WeightNames::Layer(int layer_idx, const char* suffix) const {
   return fmt::format("{}{}.{}", names_.layers, layer_idx, suffix);

@@ -38,6 +38,12 @@ class WeightNames {
   std::string final_norm() const;
   std::string attn_norm(int layer_idx) const;
   std::string ffn_norm(int layer_idx) const;  // not with shared_norm
+  std::string q_norm(int layer_idx) const;    // with qk_norm
+  std::string k_norm(int layer_idx) const;
+  std::string attn_out_norm(int layer_idx) const;  // with output_norms
+  std::string ffn_out_norm(int layer_idx) const;
+  // What a norm multiplies by is what is stored plus this.
+  float norm_offset() const { return config_.layout == WeightLayout::kGemma ? 1.0f : 0.0f; }
 
   // Matrices made of several parts come one below the other: all heads of Q before those of K, the
   // gate before up.
@@ -57,6 +63,10 @@ class WeightNames {
     const char* final_norm = "";
     const char* attn_norm = "";
     const char* ffn_norm = "";
+    const char* q_norm = "";
+    const char* k_norm = "";
+    const char* attn_out_norm = "";
+    const char* ffn_out_norm = "";
     const char* qkv = "";  // Q, K and V in one tensor; empty: in those of q, k and v
     const char* q = "";
     const char* k = "";

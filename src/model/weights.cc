@@ -89,16 +89,32 @@ Status ModelWeights::LoadEmbeddings(ThreadPool* pool) {
     KVL_ASSIGN_OR_RETURN(position_embedding_,
                          reader_.Table(names_.position_embedding(), config_.max_seq_len, hidden));
   }
-  KVL_ASSIGN_OR_RETURN(final_norm_, ReadNorm(names_.final_norm()));
+  KVL_ASSIGN_OR_RETURN(final_norm_, ReadNorm(names_.final_norm(), hidden));
+  return OkStatus();
+}
+
+Status ModelWeights::LoadNorms(int layer_idx) {
+  LayerWeights& layer = layers_[layer_idx];
+  const int64_t hidden = config_.hidden_dim, head_dim = config_.head_dim;
+  KVL_ASSIGN_OR_RETURN(layer.attn_norm, ReadNorm(names_.attn_norm(layer_idx), hidden));
+  if (!config_.shared_norm) {
+    KVL_ASSIGN_OR_RETURN(layer.ffn_norm, ReadNorm(names_.ffn_norm(layer_idx), hidden));
+  }
+  if (config_.qk_norm) {
+    KVL_ASSIGN_OR_RETURN(layer.q_norm, ReadNorm(names_.q_norm(layer_idx), head_dim));
+    KVL_ASSIGN_OR_RETURN(layer.k_norm, ReadNorm(names_.k_norm(layer_idx), head_dim));
+    for (float& w : layer.q_norm.weight) w *= config_.query_scale;
+  }
+  if (config_.output_norms) {
+    KVL_ASSIGN_OR_RETURN(layer.attn_out_norm, ReadNorm(names_.attn_out_norm(layer_idx), hidden));
+    KVL_ASSIGN_OR_RETURN(layer.ffn_out_norm, ReadNorm(names_.ffn_out_norm(layer_idx), hidden));
+  }
   return OkStatus();
 }
 
 Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   LayerWeights& layer = layers_[layer_idx];
-  KVL_ASSIGN_OR_RETURN(layer.attn_norm, ReadNorm(names_.attn_norm(layer_idx)));
-  if (!config_.shared_norm) {
-    KVL_ASSIGN_OR_RETURN(layer.ffn_norm, ReadNorm(names_.ffn_norm(layer_idx)));
-  }
+  KVL_RETURN_IF_ERROR(LoadNorms(layer_idx));
   const std::vector<Projection> qk = names_.qk(layer_idx);
   KVL_ASSIGN_OR_RETURN(layer.qk, reader_.Pack(qk, compute_type_, pool));
   if (config_.qkv_bias) {
@@ -115,11 +131,12 @@ Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   return OkStatus();
 }
 
-StatusOr<NormWeights> ModelWeights::ReadNorm(const std::string& tensor) {
+StatusOr<NormWeights> ModelWeights::ReadNorm(const std::string& tensor, int64_t n_dims) {
   NormWeights norm;
-  KVL_ASSIGN_OR_RETURN(norm.weight, reader_.Vector(tensor + ".weight", config_.hidden_dim));
+  KVL_ASSIGN_OR_RETURN(norm.weight, reader_.Vector(tensor + ".weight", n_dims));
+  for (float& w : norm.weight) w += names_.norm_offset();
   if (config_.norm == NormKind::kLayer) {
-    KVL_ASSIGN_OR_RETURN(norm.bias, reader_.Vector(tensor + ".bias", config_.hidden_dim));
+    KVL_ASSIGN_OR_RETURN(norm.bias, reader_.Vector(tensor + ".bias", n_dims));
   }
   return norm;
 }
@@ -307,8 +324,14 @@ StatusOr<std::vector<float>> ModelWeights::QkMatrix(int layer_idx) {
 }
 
 StatusOr<std::vector<std::vector<double>>> ModelWeights::KeyGrams(int layer_idx, int n_joined) {
-  KVL_ASSIGN_OR_RETURN(const std::vector<float> w, QkMatrix(layer_idx));
+  KVL_ASSIGN_OR_RETURN(std::vector<float> w, QkMatrix(layer_idx));
   const int64_t n_query_rows = int64_t{config_.n_heads} * config_.head_dim;
+  const std::vector<float>& norm = layers_[layer_idx].k_norm.weight;
+  for (int64_t row = 0; !norm.empty() && row < int64_t{config_.n_kv_heads} * config_.head_dim;
+       ++row) {
+    float* const weights = &w[(n_query_rows + row) * config_.hidden_dim];
+    for (int64_t i = 0; i < config_.hidden_dim; ++i) weights[i] *= norm[row % config_.head_dim];
+  }
   return HeadGrams(w.data() + n_query_rows * config_.hidden_dim, config_.n_kv_heads / n_joined,
                    n_joined * config_.head_dim, config_.hidden_dim);
 }
@@ -354,7 +377,7 @@ StatusOr<std::vector<std::vector<double>>> ModelWeights::AllKeyGrams(int n_joine
 
 std::vector<std::vector<float>> ModelWeights::AllKeyBiases() const {
   std::vector<std::vector<float>> all;
-  if (!config_.qkv_bias) return all;
+  if (!config_.qkv_bias || config_.qk_norm) return all;
   const int64_t d = config_.head_dim;
   for (const LayerWeights& layer : layers_) {
     AppendHeads(layer.qk_bias.data() + config_.n_heads * d, config_.n_kv_heads, d, &all);
@@ -390,6 +413,9 @@ void ModelWeights::Embed(int32_t token_id, int position, float* row) const {
     lm_head_.UnpackRow(token_id, row);
   } else {
     row_of(embedding_, token_id, row);
+  }
+  if (config_.embedding_scale != 1) {
+    for (int64_t i = 0; i < hidden; ++i) row[i] *= config_.embedding_scale;
   }
   if (position_embedding_.data == nullptr) return;
   std::vector<float> place(hidden);

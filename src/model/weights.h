@@ -19,13 +19,15 @@
 namespace kvlathe {
 
 struct NormWeights {
-  std::vector<float> weight;  // [hidden_dim]
-  std::vector<float> bias;    // [hidden_dim] with NormKind::kLayer, else empty
+  std::vector<float> weight;  // [hidden_dim], of queries and keys [head_dim]
+  std::vector<float> bias;    // the same with NormKind::kLayer, else empty
 };
 
 struct LayerWeights {
   NormWeights attn_norm;
-  NormWeights ffn_norm;        // empty with shared_norm
+  NormWeights ffn_norm;                     // empty with shared_norm
+  NormWeights q_norm, k_norm;               // with qk_norm; that of queries times query_scale
+  NormWeights attn_out_norm, ffn_out_norm;  // with output_norms
   PackedMatrix qk;             // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first
   std::vector<float> qk_bias;  // empty: none
   PackedMatrix mlp_in;         // [mlp_rows(), hidden_dim], gate rows before up rows
@@ -81,18 +83,19 @@ class ModelWeights {
   // (D x d) orientation of y = x W: what FDC and Palu decompose. Of n_joined heads as one, where
   // that is a divisor of n_kv_heads: [n_layers * n_kv_heads / n_joined] of n_joined * head_dim.
   StatusOr<std::vector<std::vector<double>>> AllValueGrams(int n_joined = 1);
-  // The same of W_K (Palu).
+  // The same of W_K (Palu); where keys are normalised, of its rows times the weights of the norm:
+  // but for a factor of each row's own these are the keys.
   StatusOr<std::vector<std::vector<double>>> AllKeyGrams(int n_joined = 1);
   // Biases of keys and values of every layer and KV head, [head_dim] each; none for a model
-  // without.
+  // without, and none of keys that are normalised, which are then no sum of a product and a bias.
   std::vector<std::vector<float>> AllKeyBiases() const;
   StatusOr<std::vector<std::vector<float>>> AllValueBiases();
   // Sum over the query heads of a KV head of W_O,h W_O,h^T, of the same shape: what an error of a
   // value row weighs in the hidden state.
   StatusOr<std::vector<std::vector<double>>> AllOutputGrams(ThreadPool* pool);
 
-  // Row `token_id` of the embedding as float [hidden_dim], plus that of a learned position below
-  // max_seq_len.
+  // Row `token_id` of the embedding as float [hidden_dim], times embedding_scale, plus that of a
+  // learned position below max_seq_len.
   void Embed(int32_t token_id, int position, float* row) const;
 
   const ModelConfig& config() const { return config_; }
@@ -110,6 +113,7 @@ class ModelWeights {
   StatusOr<std::vector<std::vector<double>>> ValueGrams(int layer_idx, int n_joined);
   StatusOr<std::vector<std::vector<double>>> OutputGrams(int layer_idx, ThreadPool* pool);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
+  Status LoadNorms(int layer_idx);
   StatusOr<ValueProjection> WholeValues(int layer_idx, ThreadPool* pool);
   StatusOr<ValueProjection> FoldedValues(int layer_idx, const ModelBasis& basis, ThreadPool* pool);
   Status ReadValueBiases(int layer_idx, ValueProjection* p);
@@ -120,7 +124,7 @@ class ModelWeights {
   Status FoldOutputColumns(int layer_idx, const ModelBasis& basis,
                            const std::vector<int64_t>& v_offset, ThreadPool* pool,
                            ValueProjection* p);
-  StatusOr<NormWeights> ReadNorm(const std::string& tensor);
+  StatusOr<NormWeights> ReadNorm(const std::string& tensor, int64_t n_dims);
   // The biases of matrices below each other.
   StatusOr<std::vector<float>> ReadBiases(const std::vector<Projection>& parts);
 

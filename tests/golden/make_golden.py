@@ -33,24 +33,25 @@ LLAMA3_ROPE = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_fre
 LONGROPE = dict(type="longrope", short_factor=[1 + 0.1 * i for i in range(8)],
                 long_factor=[1.5 + 0.9 * i for i in range(8)])
 
+# Made when they are asked for: not every version of transformers has all of them.
 MODELS = {
-    "llama": transformers.LlamaConfig(**LLAMA_LIKE, head_dim=16, rope_theta=10000.0,
-                                      rope_scaling=LLAMA3_ROPE),
-    "qwen2": transformers.Qwen2Config(**LLAMA_LIKE, tie_word_embeddings=True),
-    "mistral": transformers.MistralConfig(**LLAMA_LIKE, head_dim=16, sliding_window=21),
-    "phi3": transformers.Phi3Config(**LLAMA_LIKE, pad_token_id=0, sliding_window=33),
-    "phi3_longrope": transformers.Phi3Config(**dict(LLAMA_LIKE, num_key_value_heads=1),
-                                             pad_token_id=0, rope_scaling=LONGROPE,
-                                             original_max_position_embeddings=64),
-    "gpt2": transformers.GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_inner=40,
-                                    n_positions=N_TOKENS, layer_norm_epsilon=EPSILON, bos_token_id=1,
-                                    eos_token_id=2),
-    "falcon_7b": transformers.FalconConfig(**FALCON),
-    "falcon_40b": transformers.FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2),
-    "falcon_11b": transformers.FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2,
-                                            num_ln_in_parallel_attn=1, tie_word_embeddings=False),
-    "falcon_sequential": transformers.FalconConfig(**FALCON, multi_query=False, parallel_attn=False,
-                                                   bias=True),
+    "llama": lambda: transformers.LlamaConfig(**LLAMA_LIKE, head_dim=16, rope_theta=10000.0,
+                                              rope_scaling=LLAMA3_ROPE),
+    "qwen2": lambda: transformers.Qwen2Config(**LLAMA_LIKE, tie_word_embeddings=True),
+    "mistral": lambda: transformers.MistralConfig(**LLAMA_LIKE, head_dim=16, sliding_window=21),
+    "phi3": lambda: transformers.Phi3Config(**LLAMA_LIKE, pad_token_id=0, sliding_window=33),
+    "phi3_longrope": lambda: transformers.Phi3Config(**dict(LLAMA_LIKE, num_key_value_heads=1),
+                                                     pad_token_id=0, rope_scaling=LONGROPE,
+                                                     original_max_position_embeddings=64),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_inner=40,
+                                            n_positions=N_TOKENS, layer_norm_epsilon=EPSILON, bos_token_id=1,
+                                            eos_token_id=2),
+    "falcon_7b": lambda: transformers.FalconConfig(**FALCON),
+    "falcon_40b": lambda: transformers.FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2),
+    "falcon_11b": lambda: transformers.FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2,
+                                                    num_ln_in_parallel_attn=1, tie_word_embeddings=False),
+    "falcon_sequential": lambda: transformers.FalconConfig(**FALCON, multi_query=False, parallel_attn=False,
+                                                           bias=True),
 }
 # Texts, as lengths: a model whose positions depend on the length of the text has one of each kind.
 LENGTHS = {"phi3_longrope": [48, N_TOKENS]}
@@ -64,8 +65,8 @@ def draw(model):
             parameter.normal_(0, 0.2)
         elif name.endswith("bias"):
             parameter.normal_(0, 0.3)
-        else:
-            parameter.normal_(1, 0.1)
+        else:  # Gemma 3 adds one
+            parameter.normal_(0 if "Gemma3" in type(model).__name__ else 1, 0.1)
         parameter.copy_(parameter.bfloat16().float())
 
 
@@ -82,7 +83,7 @@ def write(name, config, seed):
     save_file(logits, folder / "golden_logits.safetensors",
               metadata={"golden": json.dumps({"ids": ids.tolist(), "torch": torch.__version__,
                                               "transformers": transformers.__version__})})
-    (folder / "generation_config.json").unlink()
+    (folder / "generation_config.json").unlink(missing_ok=True)
     # Between positions, so that a model whose text does not matter is noticed.
     print(name, "standard deviation of a logit:", logits[str(N_TOKENS)].std(0).mean().item())
 
@@ -92,7 +93,7 @@ def main():
     names = sys.argv[1:] or MODELS
     with torch.no_grad():
         for name in names:
-            write(name, MODELS[name], seed=list(MODELS).index(name) + 1)
+            write(name, MODELS[name](), seed=list(MODELS).index(name) + 1)
 
 
 if __name__ == "__main__":

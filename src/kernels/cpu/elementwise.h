@@ -11,7 +11,8 @@
 namespace kvlathe {
 
 struct ElementwiseKernels {
-  // out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight. x and out [n_rows, n_dims], dense.
+  // out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight. x and out [n_rows, n_dims], dense; an F32
+  // `out` may be x itself.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n_rows, int64_t n_dims,
                    DType out_type, void* out);
   // out[t] = (x[t] - mean(x[t])) / sqrt(variance(x[t]) + eps) * weight + bias, the variance over
@@ -42,6 +43,9 @@ struct ElementwiseKernels {
   // KL divergence, in nats, of the distribution with logits `to` from that with logits `from`,
   // n >= 1; its error is 1e-6 and less on average.
   double (*kl)(const float* from, const float* to, int64_t n);
+  // As swiglu with gelu_tanh in the place of silu, as exact as gelu_tanh is.
+  void (*geglu_tanh)(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_type,
+                     void* out);
 };
 
 const ElementwiseKernels& GetElementwiseKernels(Isa isa);

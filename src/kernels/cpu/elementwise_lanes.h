@@ -103,12 +103,15 @@ void Gelu(const float* x, int64_t n, DType out_type, void* out) {
   }
 }
 
+KVL_LANES Vec GeluTanhOf(Vec v) {
+  // -2 u = -v (a + b v^2), a = 2 sqrt(2 / pi), b = 0.044715 a
+  const Vec slope = Fma(v * v, Set1(-0.0713548163f), Set1(-1.59576912f));
+  return v / (Set1(1.0f) + Exp(v * slope));
+}
+
 void GeluTanh(const float* x, int64_t n, DType out_type, void* out) {
   for (int64_t i = 0; i < n; i += kLanes) {
-    const Vec v = LoadFirst(x + i, n - i);
-    // -2 u = -v (a + b v^2), a = 2 sqrt(2 / pi), b = 0.044715 a
-    const Vec slope = Fma(v * v, Set1(-0.0713548163f), Set1(-1.59576912f));
-    StoreAs(out_type, v / (Set1(1.0f) + Exp(v * slope)), n - i, out, i);
+    StoreAs(out_type, GeluTanhOf(LoadFirst(x + i, n - i)), n - i, out, i);
   }
 }
 
@@ -140,6 +143,16 @@ void Swiglu(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_typ
       const Vec gate = LoadFirst(gate_up + i, n), up = LoadFirst(gate_up + ffn_dim + i, n);
       const Vec silu = gate / (Set1(1.0f) + Exp(Zero() - gate));
       StoreAs(out_type, silu * up, n, out, t * ffn_dim + i);
+    }
+  }
+}
+
+void GegluTanh(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_type, void* out) {
+  for (int64_t t = 0; t < n_rows; ++t, gate_up += 2 * ffn_dim) {
+    for (int64_t i = 0; i < ffn_dim; i += kLanes) {
+      const int64_t n = ffn_dim - i;
+      const Vec gate = LoadFirst(gate_up + i, n), up = LoadFirst(gate_up + ffn_dim + i, n);
+      StoreAs(out_type, GeluTanhOf(gate) * up, n, out, t * ffn_dim + i);
     }
   }
 }
@@ -234,7 +247,8 @@ constexpr ElementwiseKernels kElementwiseLanes = {.rms_norm = RmsNorm,
                                                   .convert = Convert,
                                                   .add_gram = AddGram,
                                                   .softmax = Softmax,
-                                                  .kl = Kl};
+                                                  .kl = Kl,
+                                                  .geglu_tanh = GegluTanh};
 
 }  // namespace
 }  // namespace kvlathe

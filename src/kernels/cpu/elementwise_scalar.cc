@@ -50,11 +50,14 @@ void Gelu(const float* x, int64_t n, DType out_type, void* out) {
   }
 }
 
+double GeluTanhOf(double v) {
+  const double u = std::sqrt(2 * std::numbers::inv_pi) * (v + 0.044715 * v * v * v);
+  return v / (1 + std::exp(-2 * u));
+}
+
 void GeluTanh(const float* x, int64_t n, DType out_type, void* out) {
   for (int64_t i = 0; i < n; ++i) {
-    const double v = x[i];
-    const double u = std::sqrt(2 * std::numbers::inv_pi) * (v + 0.044715 * v * v * v);
-    Store(static_cast<float>(v / (1 + std::exp(-2 * u))), out_type, out, i);
+    Store(static_cast<float>(GeluTanhOf(x[i])), out_type, out, i);
   }
 }
 
@@ -75,6 +78,15 @@ void Swiglu(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_typ
       const float gate = gate_up[i];
       const float silu = gate / (1 + std::exp(-gate));
       Store(silu * gate_up[ffn_dim + i], out_type, out, t * ffn_dim + i);
+    }
+  }
+}
+
+void GegluTanh(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_type, void* out) {
+  for (int64_t t = 0; t < n_rows; ++t, gate_up += 2 * ffn_dim) {
+    for (int64_t i = 0; i < ffn_dim; ++i) {
+      const auto gate = static_cast<float>(GeluTanhOf(gate_up[i]));
+      Store(gate * gate_up[ffn_dim + i], out_type, out, t * ffn_dim + i);
     }
   }
 }
@@ -130,6 +142,7 @@ const ElementwiseKernels kElementwiseScalar = {.rms_norm = RmsNorm,
                                                .convert = Convert,
                                                .add_gram = AddGram,
                                                .softmax = Softmax,
-                                               .kl = Kl};
+                                               .kl = Kl,
+                                               .geglu_tanh = GegluTanh};
 
 }  // namespace kvlathe

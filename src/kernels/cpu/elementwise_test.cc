@@ -199,6 +199,37 @@ TEST_P(ElementwiseTest, SwigluMatchesDoubleToAMillionth) {
   }
 }
 
+TEST_P(ElementwiseTest, GegluIsGeluTanhOfTheGateTimesTheOther) {
+  Random random(5);
+  const int64_t n_rows = 3, ffn_dim = 83;
+  const std::vector<float> gate_up = RandomValues(n_rows * 2 * ffn_dim, 4.0f, random);
+  std::vector<double> expected(n_rows * ffn_dim), scale(expected.size());
+  for (int64_t t = 0; t < n_rows; ++t) {
+    for (int64_t i = 0; i < ffn_dim; ++i) {
+      const double gate = gate_up[t * 2 * ffn_dim + i];
+      const double up = gate_up[t * 2 * ffn_dim + ffn_dim + i];
+      const double u = std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
+      expected[t * ffn_dim + i] = gate / (1 + std::exp(-2 * u)) * up;
+      scale[t * ffn_dim + i] =
+          std::abs(expected[t * ffn_dim + i]) + (gate < -5 ? 5e-4 * std::abs(up) : 0);
+    }
+  }
+  Check([&](DType type,
+            void* out) { kernels_.geglu_tanh(gate_up.data(), n_rows, ffn_dim, type, out); },
+        expected, scale, 3e-6);
+}
+
+TEST_P(ElementwiseTest, RmsNormInPlaceIsTheSame) {
+  Random random(6);
+  const int64_t n_rows = 3, n_dims = 83;
+  std::vector<float> x = RandomValues(n_rows * n_dims, 3.0f, random);
+  const std::vector<float> weight = RandomValues(n_dims, 1.0f, random);
+  std::vector<float> apart(x.size());
+  kernels_.rms_norm(x.data(), weight.data(), 1e-5f, n_rows, n_dims, DType::kF32, apart.data());
+  kernels_.rms_norm(x.data(), weight.data(), 1e-5f, n_rows, n_dims, DType::kF32, x.data());
+  EXPECT_EQ(x, apart);
+}
+
 TEST_P(ElementwiseTest, SwigluOfExtremeGatesStaysFinite) {
   const std::vector<float> gate_up = {-1e30f, -200, -90, 0, 90, 1e30f, 1, 1, 1, 1, 1, 1};
   std::vector<float> out(6);
