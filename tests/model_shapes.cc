@@ -54,6 +54,11 @@ RandomModelShape Phi3LongRope() {
 std::vector<NamedShape> ModelShapes() {
   std::vector<NamedShape> shapes;
   AddLlamaLike(&shapes);
+  RandomModelShape qwen3;
+  qwen3.model_type = "qwen3";
+  qwen3.head_dim = 32;
+  qwen3.tied = true;
+  shapes.insert(shapes.end(), {{"qwen3", qwen3}});
   RandomModelShape gpt2, bare_gpt2, mistral, narrow, phi3, falcon7, falcon40, falcon11, sequential;
   gpt2.model_type = "gpt2";
   gpt2.n_kv_heads = 4;

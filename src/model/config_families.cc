@@ -122,6 +122,14 @@ Status ReadQwen2(const ConfigFields& fields, ModelConfig* c) {
   return RequireSwitch(fields, "use_sliding_window", false);
 }
 
+Status ReadQwen3(const ConfigFields& fields, ModelConfig* c) {
+  // Its heads do not share hidden_size out.
+  KVL_RETURN_IF_ERROR(fields.Integer("head_dim", 1, kMaxDim).status());
+  KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
+  c->qk_norm = true;
+  return RequireSwitch(fields, "use_sliding_window", false);
+}
+
 Status ReadPhi3(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c));
   c->layout = WeightLayout::kPhi3;
@@ -222,8 +230,9 @@ struct Family {
 };
 
 constexpr std::array kFamilies = {
-    Family{"llama", ReadLlama}, Family{"mistral", ReadMistral}, Family{"qwen2", ReadQwen2},
-    Family{"phi3", ReadPhi3},   Family{"gpt2", ReadGpt2},       Family{"falcon", ReadFalcon},
+    Family{"llama", ReadLlama},   Family{"mistral", ReadMistral}, Family{"qwen2", ReadQwen2},
+    Family{"qwen3", ReadQwen3},   Family{"phi3", ReadPhi3},       Family{"gpt2", ReadGpt2},
+    Family{"falcon", ReadFalcon},
 };
 
 }  // namespace

@@ -137,6 +137,23 @@ TEST(ModelConfig, NewerFilesHoldTheRopeInOneObject) {
   EXPECT_THAT(MessageOf(ErrorOf(json)), HasSubstr("rope_parameters"));
 }
 
+TEST(ModelConfig, Qwen3NormalisesQueriesAndKeysOfHeadsOfTheirOwnWidth) {
+  nlohmann::json json = Llama();
+  json["model_type"] = "qwen3";
+  json["head_dim"] = 128;
+  json["rope_scaling"] = nullptr;
+  const auto c = ParseModelConfig(json, "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_TRUE(c->qk_norm);
+  EXPECT_FALSE(c->output_norms);
+  EXPECT_FALSE(c->qkv_bias);
+  EXPECT_EQ(c->head_dim, 128);
+  json["use_sliding_window"] = true;
+  EXPECT_EQ(ErrorOf(json).code(), StatusCode::kUnimplemented);
+  json.erase("head_dim");
+  EXPECT_THAT(MessageOf(ErrorOf(json)), HasSubstr("head_dim"));
+}
+
 nlohmann::json Phi3() {
   nlohmann::json json = Llama();
   json["model_type"] = "phi3";

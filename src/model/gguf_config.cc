@@ -196,6 +196,11 @@ Status ReadQwen2(const Context& c) {
   return ReadLlamaLike(c);
 }
 
+Status ReadQwen3(const Context& c) {
+  (*c.config)["model_type"] = "qwen3";
+  return ReadLlamaLike(c);
+}
+
 Status ReadPhi3(const Context& c) {
   (*c.config)["model_type"] = "phi3";
   KVL_RETURN_IF_ERROR(ReadLlamaLike(c));
@@ -241,6 +246,7 @@ struct Architecture {
 constexpr std::array kArchitectures = {
     Architecture{"llama", ReadLlama, WeightLayout::kGgufPairs},
     Architecture{"qwen2", ReadQwen2, WeightLayout::kGguf},
+    Architecture{"qwen3", ReadQwen3, WeightLayout::kGguf},
     Architecture{"phi3", ReadPhi3, WeightLayout::kGguf},
     Architecture{"gpt2", ReadGpt2, WeightLayout::kGguf},
     Architecture{"falcon", ReadFalcon, WeightLayout::kGguf},

@@ -22,7 +22,7 @@ ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2,
     "phi3": gguf.MODEL_ARCH.PHI3, "phi3_longrope": gguf.MODEL_ARCH.PHI3, "gpt2": gguf.MODEL_ARCH.GPT2,
     "falcon_7b": gguf.MODEL_ARCH.FALCON, "falcon_40b": gguf.MODEL_ARCH.FALCON,
-    "falcon_11b": gguf.MODEL_ARCH.FALCON,
+    "falcon_11b": gguf.MODEL_ARCH.FALCON, "qwen3": gguf.MODEL_ARCH.QWEN3,
 }
 
 
@@ -94,14 +94,24 @@ def add_keys(writer, c):
         return
     writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
     writer.add_head_count_kv(c["num_key_value_heads"])
-    writer.add_rope_freq_base(c["rope_theta"])
-    writer.add_rope_dimension_count(c["hidden_size"] // n_heads)
+    if family == "qwen3":
+        add_newer_keys(writer, c)
+    else:
+        writer.add_rope_freq_base(c["rope_theta"])
+        writer.add_rope_dimension_count(c["hidden_size"] // n_heads)
     if family == "llama":
         writer.add_key_length(c["head_dim"])
     if c.get("sliding_window") and family != "qwen2":
         writer.add_sliding_window(c["sliding_window"])
     if family == "phi3":
         writer.add_rope_scaling_orig_ctx_len(get("original_max_position_embeddings"))
+
+
+def add_newer_keys(writer, c):
+    writer.add_key_length(c["head_dim"])
+    writer.add_value_length(c["head_dim"])
+    rope = c["rope_parameters"]
+    writer.add_rope_freq_base(rope["rope_theta"])
 
 
 def add_factors(writer, c):
