@@ -112,7 +112,7 @@ TEST_P(TransformersTest, EveryLogitAgreesHoweverTheTextIsCut) {
 INSTANTIATE_TEST_SUITE_P(Families, TransformersTest,
                          ::testing::Values("llama", "qwen2", "mistral", "phi3", "phi3_longrope",
                                            "gpt2", "falcon_7b", "falcon_40b", "falcon_11b",
-                                           "falcon_sequential", "qwen3"),
+                                           "falcon_sequential", "qwen3", "gemma3"),
                          [](const auto& test) { return test.param; });
 
 class GgufTest : public ::testing::TestWithParam<std::string> {};
@@ -140,8 +140,8 @@ TEST_P(GgufTest, AGgufFileGivesTheLogitsOfItsDirectory) {
 
 INSTANTIATE_TEST_SUITE_P(Families, GgufTest,
                          ::testing::Values("llama", "qwen2", "mistral", "phi3", "phi3_longrope",
-                                           "gpt2", "falcon_7b", "falcon_40b", "falcon_11b",
-                                           "qwen3"),
+                                           "gpt2", "falcon_7b", "falcon_40b", "falcon_11b", "qwen3",
+                                           "gemma3"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <array>
+#include <cmath>
 #include <string_view>
 #include <vector>
 
@@ -144,6 +145,73 @@ Status ReadPhi3(const ConfigFields& fields, ModelConfig* c) {
   return ReadRope(fields, c);
 }
 
+// Layers of type sliding_attention have the window and angles of their own.
+Status ReadLayerTypes(const ConfigFields& fields, ModelConfig* c) {
+  if (!fields.Has("layer_types")) {
+    KVL_ASSIGN_OR_RETURN(const int period, fields.IntegerOr("sliding_window_pattern", 6, 1, 1024));
+    for (int l = 0; l < c->n_layers; ++l) {
+      c->attention.kind_of_layer.push_back((l + 1) % period == 0 ? 0 : 1);
+    }
+    return OkStatus();
+  }
+  const nlohmann::json& types = fields.at("layer_types");
+  if (!types.is_array() || std::ssize(types) != c->n_layers) {
+    return Error(StatusCode::kDataLoss, "{}: 'layer_types' is not a list of {} names",
+                 fields.where(), c->n_layers);
+  }
+  for (const nlohmann::json& type : types) {
+    if (type != "sliding_attention" && type != "full_attention") {
+      return Error(StatusCode::kUnimplemented,
+                   "{}: layer type {} is not supported; supported: sliding_attention, "
+                   "full_attention",
+                   fields.where(), type.dump());
+    }
+    c->attention.kind_of_layer.push_back(type == "full_attention" ? 0 : 1);
+  }
+  return OkStatus();
+}
+
+Status ReadGemma3Attention(const ConfigFields& fields, ModelConfig* c) {
+  const RopeNames whole_names = {.default_theta = 1e6, .layer_type = "full_attention"};
+  const RopeNames local_names = {
+      .theta = "rope_local_base_freq", .scaling = "", .layer_type = "sliding_attention"};
+  c->attention.kinds.resize(2);
+  AttentionKind& whole = c->attention.kinds[0];
+  AttentionKind& local = c->attention.kinds[1];
+  KVL_RETURN_IF_ERROR(ReadRope(fields, whole_names, *c, &whole.rope));
+  KVL_RETURN_IF_ERROR(ReadRope(fields, local_names, *c, &local.rope));
+  KVL_ASSIGN_OR_RETURN(local.window, fields.Integer("sliding_window", 1, kMaxPositions));
+  if (local.window >= c->max_seq_len) local.window = 0;  // nothing ever leaves it
+  KVL_ASSIGN_OR_RETURN(const double scalar,
+                       fields.NumberOr("query_pre_attn_scalar", 256, 1e-3, 1e6));
+  c->query_scale = static_cast<float>(std::sqrt(c->head_dim / scalar));
+  return ReadLayerTypes(fields, c);
+}
+
+Status ReadGemma3(const ConfigFields& fields, ModelConfig* c) {
+  KVL_RETURN_IF_ERROR(fields.Integer("head_dim", 1, kMaxDim).status());
+  KVL_RETURN_IF_ERROR(ReadShapes(fields, c));
+  KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings, fields.BoolOr("tie_word_embeddings", true));
+  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"}) {
+    KVL_ASSIGN_OR_RETURN(const double cap, fields.NumberOr(key, 0, 0, 1e6));
+    if (cap == 0) continue;
+    return Error(StatusCode::kUnimplemented, "{}: '{}' is not supported", fields.where(), key);
+  }
+  KVL_RETURN_IF_ERROR(RequireSwitch(fields, "use_bidirectional_attention", false));
+  const std::string tanh = "gelu_pytorch_tanh";
+  KVL_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr("hidden_activation", tanh));
+  if (activation != tanh) {
+    return RefuseActivation(fields, "hidden_activation", activation, tanh.c_str());
+  }
+  c->layout = WeightLayout::kGemma;
+  c->mlp = MlpKind::kGeglu;
+  c->qk_norm = c->output_norms = true;
+  c->embedding_scale = std::sqrt(static_cast<float>(c->hidden_dim));
+  KVL_ASSIGN_OR_RETURN(c->qkv_bias, fields.BoolOr("attention_bias", false));
+  c->o_bias = c->qkv_bias;
+  return ReadGemma3Attention(fields, c);
+}
+
 Status ReadGpt2(const ConfigFields& fields, ModelConfig* c) {
   c->layout = WeightLayout::kGpt2;
   c->norm = NormKind::kLayer;
@@ -230,9 +298,9 @@ struct Family {
 };
 
 constexpr std::array kFamilies = {
-    Family{"llama", ReadLlama},   Family{"mistral", ReadMistral}, Family{"qwen2", ReadQwen2},
-    Family{"qwen3", ReadQwen3},   Family{"phi3", ReadPhi3},       Family{"gpt2", ReadGpt2},
-    Family{"falcon", ReadFalcon},
+    Family{"llama", ReadLlama}, Family{"mistral", ReadMistral},    Family{"qwen2", ReadQwen2},
+    Family{"qwen3", ReadQwen3}, Family{"gemma3_text", ReadGemma3}, Family{"phi3", ReadPhi3},
+    Family{"gpt2", ReadGpt2},   Family{"falcon", ReadFalcon},
 };
 
 }  // namespace

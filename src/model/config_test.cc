@@ -3,12 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
 namespace kvlathe {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 nlohmann::json Llama() {
@@ -152,6 +154,73 @@ TEST(ModelConfig, Qwen3NormalisesQueriesAndKeysOfHeadsOfTheirOwnWidth) {
   EXPECT_EQ(ErrorOf(json).code(), StatusCode::kUnimplemented);
   json.erase("head_dim");
   EXPECT_THAT(MessageOf(ErrorOf(json)), HasSubstr("head_dim"));
+}
+
+// As google/gemma-3-1b has it, but for the number of layers.
+nlohmann::json Gemma3() {
+  return {{"model_type", "gemma3_text"},
+          {"num_hidden_layers", 8},
+          {"hidden_size", 1152},
+          {"intermediate_size", 6912},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 1},
+          {"head_dim", 256},
+          {"vocab_size", 262144},
+          {"max_position_embeddings", 32768},
+          {"rms_norm_eps", 1e-6},
+          {"rope_theta", 1000000},
+          {"rope_local_base_freq", 10000},
+          {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8}}},
+          {"sliding_window", 512},
+          {"sliding_window_pattern", 6},
+          {"query_pre_attn_scalar", 64},
+          {"hidden_activation", "gelu_pytorch_tanh"},
+          {"final_logit_softcapping", nullptr}};
+}
+
+TEST(ModelConfig, Gemma3HasAWindowAndAnglesOfTheirOwnInAllLayersButEverySixth) {
+  const auto c = ParseModelConfig(Gemma3(), "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_THAT(c->attention.Windows(8), ElementsAre(512, 512, 512, 512, 512, 0, 512, 512));
+  EXPECT_EQ(c->attention.of(0).rope.theta, 10000);
+  EXPECT_EQ(c->attention.of(0).rope.scaling, RopeConfig::Scaling::kNone);
+  EXPECT_EQ(c->attention.of(5).rope.theta, 1000000);
+  EXPECT_EQ(c->attention.of(5).rope.factor, 8);
+  EXPECT_EQ(c->DescribePositions(),
+            "half theta=1000000 linear factor=8; window 512 half theta=10000 in layers 0 1 2 3 4 6 "
+            "7");
+  EXPECT_EQ(c->mlp, MlpKind::kGeglu);
+  EXPECT_EQ(c->mlp_rows(), 2 * 6912);
+  EXPECT_TRUE(c->tie_word_embeddings && c->qk_norm && c->output_norms);
+  EXPECT_FLOAT_EQ(c->embedding_scale, std::sqrt(1152.0f));
+  EXPECT_FLOAT_EQ(c->query_scale, 2);
+}
+
+TEST(ModelConfig, LayerTypesOfGemma3GoBeforeItsPattern) {
+  nlohmann::json json = Gemma3();
+  json["layer_types"] = std::vector<std::string>(8, "sliding_attention");
+  json["layer_types"][1] = "full_attention";
+  EXPECT_THAT(ParseModelConfig(json, "config.json")->attention.Windows(8),
+              ElementsAre(512, 0, 512, 512, 512, 512, 512, 512));
+  json["layer_types"][1] = "linear_attention";
+  EXPECT_THAT(MessageOf(ErrorOf(json)), HasSubstr("linear_attention"));
+  json["layer_types"] = {"full_attention"};
+  EXPECT_EQ(ErrorOf(json).code(), StatusCode::kDataLoss);
+}
+
+TEST(ModelConfig, RefusesWhatItDoesNotRunOfGemma3) {
+  const std::pair<const char*, nlohmann::json> changes[] = {{"final_logit_softcapping", 30},
+                                                            {"attn_logit_softcapping", 50},
+                                                            {"use_bidirectional_attention", true},
+                                                            {"hidden_activation", "gelu"},
+                                                            {"head_dim", 24}};
+  for (const auto& [key, value] : changes) {
+    nlohmann::json json = Gemma3();
+    json[key] = value;
+    const Status status = ErrorOf(json);
+    EXPECT_EQ(status.code(), StatusCode::kUnimplemented) << key << " " << value;
+    EXPECT_THAT(MessageOf(status), HasSubstr(key));
+  }
 }
 
 nlohmann::json Phi3() {

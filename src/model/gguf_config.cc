@@ -201,6 +201,31 @@ Status ReadQwen3(const Context& c) {
   return ReadLlamaLike(c);
 }
 
+Status ReadGemma3(const Context& c) {
+  json& config = *c.config;
+  config["model_type"] = "gemma3_text";
+  config["rope_theta"] = 1e6;  // some files leave it out
+  KVL_RETURN_IF_ERROR(ReadLlamaLike(c));
+  KVL_RETURN_IF_ERROR(ReadWindow(c));
+  KVL_RETURN_IF_ERROR(
+      c.keys.CopyIfThere("attention.sliding_window_pattern", "sliding_window_pattern", &config));
+  if (!config.contains("sliding_window")) {  // every layer sees everything
+    config["sliding_window"] = config["max_position_embeddings"];
+    config["sliding_window_pattern"] = 1;
+  }
+  KVL_RETURN_IF_ERROR(
+      c.keys.CopyNumberIfThere("rope.freq_base_swa", "rope_local_base_freq", &config));
+  KVL_RETURN_IF_ERROR(
+      c.keys.CopyNumberIfThere("final_logit_softcapping", "final_logit_softcapping", &config));
+  // The file does not say it: only the model with 62 layers (27B) scales by another width.
+  constexpr int64_t kLayersOf27B = 62;
+  const int64_t n_heads = config.at("num_attention_heads").get<int64_t>();
+  const int64_t shared = n_heads > 0 ? config.at("hidden_size").get<int64_t>() / n_heads : 0;
+  config["query_pre_attn_scalar"] =
+      config.at("num_hidden_layers") == kLayersOf27B ? shared : HeadDim(config);
+  return OkStatus();
+}
+
 Status ReadPhi3(const Context& c) {
   (*c.config)["model_type"] = "phi3";
   KVL_RETURN_IF_ERROR(ReadLlamaLike(c));
@@ -247,6 +272,7 @@ constexpr std::array kArchitectures = {
     Architecture{"llama", ReadLlama, WeightLayout::kGgufPairs},
     Architecture{"qwen2", ReadQwen2, WeightLayout::kGguf},
     Architecture{"qwen3", ReadQwen3, WeightLayout::kGguf},
+    Architecture{"gemma3", ReadGemma3, WeightLayout::kGguf},
     Architecture{"phi3", ReadPhi3, WeightLayout::kGguf},
     Architecture{"gpt2", ReadGpt2, WeightLayout::kGguf},
     Architecture{"falcon", ReadFalcon, WeightLayout::kGguf},

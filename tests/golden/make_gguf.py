@@ -6,7 +6,9 @@ Usage: make_gguf.py [NAME ...]     (without a name: all of them)
 Names of tensors and keys are those of the Python package gguf (0.17.1 or later; numpy beside it), which
 is llama.cpp's own. What the converter does to tensors: rows of W_Q and W_K of architecture llama are
 ordered by pairs that rotate together; matrices of GPT-2 are transposed; Falcon's fused matrix has all
-queries, then all keys, then all values; Llama 3.1's scaling of RoPE and Phi-3's factors are tensors.
+queries, then all keys, then all values; Llama 3.1's scaling of RoPE and Phi-3's factors are tensors; norms of
+Gemma 3 have the one that they add. A file of Gemma 3 cannot say query_pre_attn_scalar: the norm of queries takes
+it up here.
 """
 
 import json
@@ -22,7 +24,7 @@ ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2,
     "phi3": gguf.MODEL_ARCH.PHI3, "phi3_longrope": gguf.MODEL_ARCH.PHI3, "gpt2": gguf.MODEL_ARCH.GPT2,
     "falcon_7b": gguf.MODEL_ARCH.FALCON, "falcon_40b": gguf.MODEL_ARCH.FALCON,
-    "falcon_11b": gguf.MODEL_ARCH.FALCON, "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "falcon_11b": gguf.MODEL_ARCH.FALCON, "qwen3": gguf.MODEL_ARCH.QWEN3, "gemma3": gguf.MODEL_ARCH.GEMMA3,
 }
 
 
@@ -50,6 +52,9 @@ def ordered(name, w, c):
             return pairs(w, c["num_attention_heads"])
         if ".k_proj." in name:
             return pairs(w, c["num_key_value_heads"])
+    if c["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
+        scale = math.sqrt(c["head_dim"] / c["query_pre_attn_scalar"]) if ".q_norm." in name else 1
+        return (1 + w) * numpy.float32(scale)
     if c["model_type"] == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return w.T
     if "query_key_value" in name:
@@ -94,7 +99,7 @@ def add_keys(writer, c):
         return
     writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
     writer.add_head_count_kv(c["num_key_value_heads"])
-    if family == "qwen3":
+    if family in ("qwen3", "gemma3_text"):
         add_newer_keys(writer, c)
     else:
         writer.add_rope_freq_base(c["rope_theta"])
@@ -111,6 +116,11 @@ def add_newer_keys(writer, c):
     writer.add_key_length(c["head_dim"])
     writer.add_value_length(c["head_dim"])
     rope = c["rope_parameters"]
+    if c["model_type"] == "gemma3_text":
+        writer.add_sliding_window_pattern(c["layer_types"].index("full_attention") + 1)
+        rope = rope["full_attention"]
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
     writer.add_rope_freq_base(rope["rope_theta"])
 
 

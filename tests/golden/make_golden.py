@@ -4,7 +4,7 @@ saved by Hugging Face transformers, with the F32 logits that transformers comput
 Usage: make_golden.py [NAME ...]     (without a name: all of them)
 
 Run with Python 3.11.2, torch 1.13.1 (of Debian 12), transformers 4.46.3, tokenizers 0.20.3,
-safetensors 0.4.5 and numpy 1.24.2; qwen3, which came later, with Python 3.11.7, torch 2.15.0 and
+safetensors 0.4.5 and numpy 1.24.2; qwen3 and gemma3, which came later, with Python 3.11.7, torch 2.15.0 and
 transformers 5.24.0. Other versions draw other weights, and the logits change with them: commit what one run
 wrote. The tests need the files, none of these packages.
 """
@@ -54,6 +54,11 @@ MODELS = {
     "falcon_sequential": lambda: transformers.FalconConfig(**FALCON, multi_query=False, parallel_attn=False,
                                                            bias=True),
     "qwen3": lambda: transformers.Qwen3Config(**LLAMA_LIKE, head_dim=32, tie_word_embeddings=True),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **dict(LLAMA_LIKE, num_hidden_layers=4), head_dim=32, query_pre_attn_scalar=20, sliding_window=21,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=dict(full_attention=dict(rope_type="linear", factor=4.0, rope_theta=1e6),
+                             sliding_attention=dict(rope_type="default", rope_theta=1e4))),
 }
 # Texts, as lengths: a model whose positions depend on the length of the text has one of each kind.
 LENGTHS = {"phi3_longrope": [48, N_TOKENS]}
