@@ -394,7 +394,9 @@ class CommandLine(cli_support.CommandLineCase):
     def test_tuned_profile_answers_accuracy(self):
         profile = self.folder / "p.json"
         result = self.json_of(*self.tune("--accuracy", 0.95, "--out", profile))
-        self.assertEqual(result, json.loads(profile.read_text()))
+        written = json.loads(profile.read_text())
+        self.assertRegex(written.pop("crc32c"), "^[0-9a-f]{8}$")
+        self.assertEqual(result, written)
         points = {point["kv"]: point for point in result["points"]}
         methods = {method["name"]: method for method in result["targets"][0]["methods"]}
         self.assertEqual(list(methods), ["kivi(group=64)", "fdc+kivi(bits=4)"])
@@ -420,6 +422,7 @@ class CommandLine(cli_support.CommandLineCase):
         self.assert_refused(2, "--accuracy 0.9 --kv 'kivi(group=64)'", *run, "kivi(accuracy=0.9,group=64)")
         self.assert_refused(2, "--kv 'h2o'", *run, "h2o(accuracy=0.95)")
         other = json.loads(profile.read_text())
+        other.pop("crc32c")
         profile.write_text(json.dumps(dict(other, model_hash="0" * 32)))
         self.assert_refused(2, "another model", *run, "kivi(accuracy=0.95,group=64)")
         done = self.run_verb(*self.tune("--out", profile))
@@ -470,6 +473,9 @@ class CommandLine(cli_support.CommandLineCase):
         self.assertIn(inspected["kv_resolved"], [point["kv_resolved"] for point in profile["points"]])
         for method in profile["targets"][0]["methods"]:
             method["kv"] = "kcvt(bits=8)"
+        (copy / "profile.json").write_text(json.dumps(profile))
+        self.assert_refused(1, "its checksum does not fit", *inspect)
+        profile.pop("crc32c")
         (copy / "profile.json").write_text(json.dumps(profile))
         self.assertRegex(self.json_of(*inspect)["kv_resolved"], r"^kcvt\(bits=8,")
 
