@@ -7,13 +7,15 @@
 
 #include "base/check.h"
 #include "io/safetensors.h"
+#include "io/safetensors_checksum.h"
 #include "kv/basis/probes.h"
 
 namespace kvlathe {
 namespace {
 
 constexpr const char* kFormat = "kvlathe-statistics";
-constexpr const char* kFormatVersion = "7";
+constexpr const char* kFormatVersion = "8";
+constexpr const char* kVersionWithoutChecksum = "7";
 constexpr const char* kRecalibrate = "write a new one with kvlathe calibrate";
 
 using Metadata = std::map<std::string, std::string>;
@@ -195,7 +197,7 @@ Status WriteStatistics(const CalibrationStatistics& statistics, const std::strin
     KVL_CHECK_EQ(static_cast<int64_t>(field.values->size()), ElementsOf(field.shape));
     tensors.push_back({field.name, DType::kF32, field.shape, field.values->data()});
   }
-  return WriteSafetensors(path, tensors, MetadataOf(statistics));
+  return WriteSafetensors(path, tensors, WithChecksum(tensors, MetadataOf(statistics)));
 }
 
 StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path) {
@@ -208,9 +210,14 @@ StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path) {
   const MetadataReader metadata(file);
   std::string version;
   KVL_RETURN_IF_ERROR(metadata.Read("format_version", &version));
-  if (version != kFormatVersion) {
-    return Error(StatusCode::kDataLoss, "{}: format version {}, this build reads version {}; {}",
-                 path, version, kFormatVersion, kRecalibrate);
+  if (version != kFormatVersion && version != kVersionWithoutChecksum) {
+    return Error(StatusCode::kDataLoss,
+                 "{}: format version {}, this build reads versions {} and {}; {}", path, version,
+                 kVersionWithoutChecksum, kFormatVersion, kRecalibrate);
+  }
+  if (version == kFormatVersion && !HasRightChecksum(file)) {
+    return Error(StatusCode::kDataLoss, "{}: damaged: its checksum does not fit what it holds; {}",
+                 path, kRecalibrate);
   }
   CalibrationStatistics statistics;
   KVL_RETURN_IF_ERROR(ReadShape(metadata, path, &statistics.shape));

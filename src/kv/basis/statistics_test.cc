@@ -12,6 +12,7 @@ namespace kvlathe {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string TestPath(const std::string& name) { return ::testing::TempDir() + "/" + name; }
 
@@ -105,13 +106,48 @@ TEST(StatisticsTest, DamagedFilesAreErrors) {
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_FALSE(ReadStatistics(path).ok());
   other = whole;
-  other.replace(other.find("\"format_version\":\"7\""), 20, "\"format_version\":\"8\"");
+  other.replace(other.find("\"format_version\":\"8\""), 20, "\"format_version\":\"9\"");
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
-  EXPECT_THAT(MessageOf(ReadStatistics(path).status()), HasSubstr("format version 8"));
+  EXPECT_THAT(MessageOf(ReadStatistics(path).status()), HasSubstr("format version 9"));
 
   s.v.gram[3] = std::numeric_limits<float>::infinity();
   ASSERT_TRUE(WriteStatistics(s, path).ok());
   EXPECT_THAT(MessageOf(ReadStatistics(path).status()), HasSubstr("not finite"));
+}
+
+// Bits all over the header and the data, in every place of a byte.
+TEST(StatisticsTest, AFlippedBitAnywhereIsRefusedInOneLine) {
+  const std::string path = TestPath("statistics_flipped.safetensors");
+  CalibrationStatistics s = MakeStatistics({1, 1, 1, 2});
+  s.source = RandomStatistics().source;
+  s.n_rows = 8160;
+  ASSERT_TRUE(WriteStatistics(s, path).ok());
+  ASSERT_TRUE(ReadStatistics(path).ok());
+  const std::string whole = *ReadTextFile(path);
+  for (size_t bit = 0; bit < 8 * whole.size(); bit += 197) {
+    std::string other = whole;
+    other[bit / 8] = static_cast<char>(other[bit / 8] ^ 1 << bit % 8);
+    ASSERT_TRUE(WriteFileAtomically(path, other).ok());
+    const Status status = ReadStatistics(path).status();
+    ASSERT_FALSE(status.ok()) << "bit " << bit;
+    EXPECT_THAT(MessageOf(status), HasSubstr(path));
+    EXPECT_THAT(MessageOf(status), Not(HasSubstr("\n")));
+  }
+}
+
+TEST(StatisticsTest, AFileOfTheFormatWithoutAChecksumIsRead) {
+  const std::string path = TestPath("statistics_format_7.safetensors");
+  const CalibrationStatistics written = RandomStatistics();
+  ASSERT_TRUE(WriteStatistics(written, path).ok());
+  std::string old = *ReadTextFile(path);
+  old.replace(old.find("crc32c"), 6, "unused");
+  ASSERT_TRUE(WriteFileAtomically(path, old).ok());
+  EXPECT_THAT(MessageOf(ReadStatistics(path).status()), HasSubstr("checksum"));
+  old.replace(old.find("\"format_version\":\"8\""), 20, "\"format_version\":\"7\"");
+  ASSERT_TRUE(WriteFileAtomically(path, old).ok());
+  const auto read = ReadStatistics(path);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->v.gram, written.v.gram);
 }
 
 TEST(StatisticsTest, OtherSafetensorsFilesAreRefused) {
