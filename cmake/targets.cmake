@@ -7,7 +7,9 @@ target_compile_options(kvlathe_flags INTERFACE
   -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers -Wno-maybe-uninitialized -Werror=return-type -fno-math-errno)
 # Eigen's products share themselves out over OpenMP threads that wait for each other in busy loops: inside
 # our workers, who have the processors, that took twenty times the work.
-target_compile_definitions(kvlathe_flags INTERFACE EIGEN_DONT_PARALLELIZE)
+# How Eigen gets aligned memory would otherwise depend on the options of a source (-mavx2, sanitizers), and a
+# matrix that one source allocates is freed by another.
+target_compile_definitions(kvlathe_flags INTERFACE EIGEN_DONT_PARALLELIZE EIGEN_MALLOC_ALREADY_ALIGNED=0)
 target_include_directories(kvlathe_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 option(KVLATHE_DEBUG_INFO "What the preset says of -g; OFF: none" ON)
 if(NOT KVLATHE_DEBUG_INFO)
