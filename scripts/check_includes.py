@@ -16,9 +16,9 @@ from collections import namedtuple
 from pathlib import Path
 
 ORDER = [
-    "base", "tensor", "io", "tokenizer", "tokenizer_training", "kernels", "kernels/cpu", "kv",
-    "tuning", "attention", "model", "calibration", "engine", "evaluation/tasks", "corpus", "corpus_building",
-    "retrofit", "evaluation",
+    "base", "tensor", "io", "format", "analysis", "tokenizer", "training/tokenizer_training", "kernels", "kernels/cpu",
+    "kv", "tuning", "attention", "model", "calibration", "engine", "evaluation/tasks", "training/corpus",
+    "training/corpus_building", "training/retrofit", "evaluation",
     "server", "apps", "tests",
 ]
 KEYWORDS = {"NAME", "SRCS", "DEPS", "LIBS", "LABELS", "FLAGS", "CORPUS", "HEADERS", "APART", "SHARDS", "COST",
@@ -147,6 +147,8 @@ def includes_of(root, path):
             yield f"src/{include}"
         elif (root / beside).exists():
             yield beside
+        elif (root / "apps" / include).exists():
+            yield f"apps/{include}"
 
 
 def check_file(path, includes, by_folder, by_source):

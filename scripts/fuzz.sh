@@ -16,11 +16,11 @@ sources() {
 
 libraries=""
 case $target in
-  safetensors) list="src/io/safetensors_fuzz.cc src/io/safetensors_header.cc" ;;
-  gguf) list="$(ls src/io/gg*.cc | grep -v -e _test.cc -e /gguf.cc) src/io/safetensors_header.cc" ;;
-  spec) list="src/kv/spec_fuzz.cc $(ls src/kv/spec*.cc | grep -v -e _test.cc -e _fuzz.cc)" ;;
+  safetensors) list="src/io/safetensors/safetensors_fuzz.cc src/io/safetensors/safetensors_header.cc" ;;
+  gguf) list="$(ls src/io/gguf/*.cc | grep -v -e _test.cc -e /gguf.cc) src/io/safetensors/safetensors_header.cc" ;;
+  spec) list="src/kv/spec/spec_fuzz.cc $(ls src/kv/spec/*.cc | grep -v -e _test.cc -e _fuzz.cc)" ;;
   sequence_file | session_state | restored_sequence)
-    list=$(sources base tensor io kernels kv attention model)
+    list=$(sources base tensor io format analysis kernels kv attention model)
     libraries="-ldnnl -lgomp"
     case $target in
       sequence_file) list="$list src/kv/blocks/sequence_file_fuzz.cc" ;;
@@ -28,8 +28,8 @@ case $target in
       *) list="$list tests/restored_sequence_fuzz.cc" ;;
     esac ;;
   attend_packed)
-    list="src/kernels/cpu/attend_packed_fuzz.cc $(sources kernels | grep -e /attend -e /packed_layout -e /codebook -e /unit_codes)
-      $(sources base tensor)" ;;
+    list="src/kernels/cpu/attend/attend_packed_fuzz.cc $(sources kernels | grep -e /attend/)
+      $(sources base tensor format)" ;;
   *) echo "scripts/fuzz.sh: no fuzz target '$target'; the top of the script lists them" >&2; exit 2 ;;
 esac
 
@@ -50,7 +50,7 @@ compile() {
       flags="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi2 -mavx512bf16" ;;
   esac
   case $source in
-    src/kv/basis/*) checks= ;;  # minutes as well, and calibration alone runs them
+    src/analysis/bases/* | src/analysis/ranks/* | src/analysis/statistics/*) checks= ;;  # minutes as well, and calibration alone runs them
     *_avx2.cc | *_avx512.cc | *_avx512_f32.cc | *_amx.cc)
       if [ "$target" = attend_packed ]; then object=$object.checked; else checks=; fi ;;
   esac

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "base/random.h"
-#include "evaluation/bench_model.h"
+#include "evaluation/bench/bench_model.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
-#include "kv/spec.h"
+#include "kv/spec/spec.h"
 #include "model/model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"

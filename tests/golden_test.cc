@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/files.h"
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 #include "loaded_model.h"
 
 namespace kvlathe {

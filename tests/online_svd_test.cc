@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <random>
 
+#include "analysis/bases/fdc_reference.h"
 #include "base/cpu_features.h"
-#include "kv/basis/fdc_reference.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/quantizer/method.h"
 #include "model/model.h"

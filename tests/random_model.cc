@@ -7,7 +7,7 @@
 #include <fstream>
 #include <random>
 
-#include "io/safetensors.h"
+#include "io/safetensors/safetensors.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe::testing {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "kv/basis/basis.h"
+#include "analysis/bases/basis.h"
 #include "reference_decoder.h"
 
 namespace kvlathe::testing {

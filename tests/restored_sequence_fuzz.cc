@@ -18,13 +18,13 @@
 #include <string>
 #include <vector>
 
+#include "analysis/bases/hadamard.h"
 #include "base/check.h"
 #include "base/crc32c.h"
-#include "kv/basis/hadamard.h"
 #include "kv/blocks/sequence_file.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
-#include "kv/spec.h"
+#include "kv/spec/spec.h"
 #include "model/model.h"
 #include "model/tensor_source.h"
 

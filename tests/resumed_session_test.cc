@@ -8,11 +8,11 @@
 
 #include "base/random.h"
 #include "engine/engine.h"
-#include "evaluation/bench_model.h"
+#include "evaluation/bench/bench_model.h"
 #include "io/scratch_folder.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
-#include "kv/spec.h"
+#include "kv/spec/spec.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 

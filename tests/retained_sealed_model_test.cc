@@ -8,9 +8,9 @@
 
 #include "base/cpu_features.h"
 #include "base/random.h"
-#include "kernels/cpu/seal.h"
+#include "kernels/cpu/seal/seal.h"
 #include "kv/retention/reopen.h"
-#include "kv/seal_schedule.h"
+#include "kv/seal/seal_schedule.h"
 #include "reference_quantizer.h"
 #include "retained_model.h"
 

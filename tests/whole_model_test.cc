@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <random>
 
+#include "analysis/bases/hadamard.h"
+#include "analysis/bases/method.h"
 #include "calibration/calibrate.h"
 #include "calibration/kl_meter.h"
-#include "kv/basis/hadamard.h"
-#include "kv/basis/method.h"
 #include "loaded_model.h"
 #include "model_shapes.h"
 #include "random_model.h"

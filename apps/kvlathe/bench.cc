@@ -5,13 +5,13 @@
 #include <filesystem>
 #include <optional>
 
-#include "evaluation/bench_attention.h"
-#include "evaluation/bench_model.h"
-#include "evaluation/bench_plan.h"
+#include "evaluation/bench/bench_attention.h"
+#include "evaluation/bench/bench_model.h"
+#include "evaluation/bench/bench_plan.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
-#include "model_bases.h"
-#include "workspace.h"
+#include "kvlathe/model_bases.h"
+#include "kvlathe/workspace.h"
 
 namespace kvlathe {
 namespace {

@@ -1,4 +1,4 @@
-#include "cache_loss.h"
+#include "kvlathe/cache_loss.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include "calibration/fingerprint.h"
 #include "calibration/statistics_store.h"
 #include "io/files.h"
-#include "shared_texts.h"
+#include "kvlathe/shared_texts.h"
 
 namespace kvlathe {
 namespace {

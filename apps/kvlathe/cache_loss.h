@@ -1,7 +1,7 @@
 // A word of warning before a cache that loses much is used.
 #pragma once
 
-#include "workspace.h"
+#include "kvlathe/workspace.h"
 
 namespace kvlathe {
 

@@ -5,11 +5,11 @@
 #include "base/clock.h"
 #include "base/units.h"
 #include "calibration/fingerprint.h"
-#include "calibration_run.h"
 #include "io/atomic_file.h"
 #include "io/files.h"
 #include "io/model_place.h"
-#include "workspace.h"
+#include "kvlathe/calibration_run.h"
+#include "kvlathe/workspace.h"
 
 namespace kvlathe {
 namespace {

@@ -1,4 +1,4 @@
-#include "calibration_run.h"
+#include "kvlathe/calibration_run.h"
 
 #include "base/clock.h"
 #include "calibration/fingerprint.h"

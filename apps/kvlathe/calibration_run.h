@@ -4,7 +4,7 @@
 #include <string>
 
 #include "calibration/calibrate.h"
-#include "workspace.h"
+#include "kvlathe/workspace.h"
 
 namespace kvlathe {
 

@@ -1,9 +1,9 @@
 // kvlathe compare: several specs on one model and text, in one table.
 #include <fmt/format.h>
 
-#include "comparison_run.h"
-#include "shared_texts.h"
-#include "workspace.h"
+#include "kvlathe/comparison_run.h"
+#include "kvlathe/shared_texts.h"
+#include "kvlathe/workspace.h"
 
 namespace kvlathe {
 namespace {

@@ -1,4 +1,4 @@
-#include "comparison_run.h"
+#include "kvlathe/comparison_run.h"
 
 #include "base/units.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "evaluation/compare.h"
-#include "workspace.h"
+#include "kvlathe/workspace.h"
 
 namespace kvlathe {
 

@@ -1,4 +1,4 @@
-#include "heat_map.h"
+#include "kvlathe/heat_map.h"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>

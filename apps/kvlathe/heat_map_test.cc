@@ -1,4 +1,4 @@
-#include "heat_map.h"
+#include "kvlathe/heat_map.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

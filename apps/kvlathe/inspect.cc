@@ -6,15 +6,15 @@
 #include <utility>
 #include <vector>
 
+#include "analysis/bases/report.h"
 #include "base/units.h"
-#include "calibration_run.h"
 #include "evaluation/stored_error.h"
-#include "heat_map.h"
 #include "io/files.h"
 #include "io/model_place.h"
-#include "kv/basis/report.h"
 #include "kv/byte_kinds.h"
-#include "workspace.h"
+#include "kvlathe/calibration_run.h"
+#include "kvlathe/heat_map.h"
+#include "kvlathe/workspace.h"
 
 namespace kvlathe {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cctype>
 
-#include "options.h"
-#include "suggestions.h"
+#include "kvlathe/options.h"
+#include "kvlathe/suggestions.h"
 
 namespace kvlathe {
 namespace {

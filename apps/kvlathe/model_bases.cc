@@ -1,4 +1,4 @@
-#include "model_bases.h"
+#include "kvlathe/model_bases.h"
 
 #include <fmt/format.h>
 
@@ -6,17 +6,17 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "analysis/bases/palu.h"
 #include "calibration/fingerprint.h"
 #include "calibration/statistics_store.h"
-#include "calibration_run.h"
-#include "evaluation/random_splits.h"
+#include "evaluation/bench/random_splits.h"
 #include "io/files.h"
 #include "io/model_place.h"
-#include "kv/basis/palu.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
-#include "shared_texts.h"
-#include "workspace.h"
+#include "kvlathe/calibration_run.h"
+#include "kvlathe/shared_texts.h"
+#include "kvlathe/workspace.h"
 
 namespace kvlathe {
 namespace {

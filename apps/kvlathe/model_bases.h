@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "kv/basis/fisher.h"
-#include "kv/basis/method.h"
-#include "kv/spec.h"
+#include "analysis/bases/method.h"
+#include "analysis/ranks/fisher.h"
+#include "kv/spec/spec.h"
+#include "kvlathe/options.h"
 #include "model/model.h"
-#include "options.h"
 
 namespace kvlathe {
 

@@ -1,4 +1,4 @@
-#include "options.h"
+#include "kvlathe/options.h"
 
 #include <unistd.h>
 

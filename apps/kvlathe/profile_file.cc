@@ -1,10 +1,10 @@
-#include "profile_file.h"
+#include "kvlathe/profile_file.h"
 
 #include "calibration/fingerprint.h"
 #include "calibration/statistics_store.h"
 #include "io/files.h"
 #include "io/model_place.h"
-#include "workspace.h"
+#include "kvlathe/workspace.h"
 
 namespace kvlathe {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "kv/spec.h"
+#include "kv/spec/spec.h"
 #include "tuning/profile.h"
 
 namespace kvlathe {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
-#include "workspace.h"
+#include "kvlathe/workspace.h"
 
 namespace kvlathe {
 namespace {

@@ -3,15 +3,15 @@
 
 #include <fmt/format.h>
 
+#include "analysis/bases/report.h"
 #include "base/units.h"
-#include "comparison_run.h"
 #include "io/atomic_file.h"
 #include "io/files.h"
-#include "kv/basis/report.h"
-#include "kv/seal_schedule.h"
-#include "profile_file.h"
-#include "shared_texts.h"
-#include "workspace.h"
+#include "kv/seal/seal_schedule.h"
+#include "kvlathe/comparison_run.h"
+#include "kvlathe/profile_file.h"
+#include "kvlathe/shared_texts.h"
+#include "kvlathe/workspace.h"
 
 namespace kvlathe {
 namespace {

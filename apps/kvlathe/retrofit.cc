@@ -10,12 +10,12 @@
 
 #include "calibration/calibrate.h"
 #include "calibration/fingerprint.h"
-#include "corpus_building/corpus_builder.h"
 #include "io/files.h"
 #include "io/model_place.h"
-#include "options.h"
+#include "kvlathe/options.h"
 #include "tokenizer/tokenizer.h"
-#include "tokenizer_training/tokenizer_training.h"
+#include "training/corpus_building/corpus_builder.h"
+#include "training/tokenizer_training/tokenizer_training.h"
 
 namespace kvlathe {
 namespace {

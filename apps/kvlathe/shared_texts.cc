@@ -1,4 +1,4 @@
-#include "shared_texts.h"
+#include "kvlathe/shared_texts.h"
 
 #include <filesystem>
 #include <vector>

@@ -4,8 +4,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "kv/spec_table.h"
-#include "options.h"
+#include "kv/spec/spec_table.h"
+#include "kvlathe/options.h"
 
 namespace kvlathe {
 namespace {

@@ -1,4 +1,4 @@
-#include "suggestions.h"
+#include "kvlathe/suggestions.h"
 
 #include <algorithm>
 #include <utility>

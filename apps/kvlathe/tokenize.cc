@@ -5,7 +5,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "options.h"
+#include "kvlathe/options.h"
 #include "tokenizer/tokenizer.h"
 
 namespace kvlathe {

@@ -15,10 +15,10 @@
 #include "io/file_lock.h"
 #include "io/files.h"
 #include "io/model_place.h"
-#include "profile_file.h"
-#include "shared_texts.h"
-#include "task_choice.h"
-#include "workspace.h"
+#include "kvlathe/eval/task_choice.h"
+#include "kvlathe/profile_file.h"
+#include "kvlathe/shared_texts.h"
+#include "kvlathe/workspace.h"
 
 namespace kvlathe {
 namespace {

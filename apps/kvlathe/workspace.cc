@@ -1,22 +1,22 @@
-#include "workspace.h"
+#include "kvlathe/workspace.h"
 
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <fstream>
 
+#include "analysis/bases/hadamard.h"
+#include "analysis/bases/palu.h"
 #include "base/units.h"
 #include "calibration/fingerprint.h"
-#include "evaluation/bench_model.h"
+#include "evaluation/bench/bench_model.h"
 #include "io/files.h"
-#include "kv/basis/hadamard.h"
-#include "kv/basis/palu.h"
 #include "kv/capacity.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "model/gguf_config.h"
 #include "model/plan_checks.h"
-#include "tokenizer/gguf_tokenizer.h"
+#include "tokenizer/gguf/gguf_tokenizer.h"
 
 namespace kvlathe {
 namespace {

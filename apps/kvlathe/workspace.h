@@ -12,11 +12,11 @@
 #include "base/threads.h"
 #include "evaluation/quality.h"
 #include "kv/blocks/sequence_file.h"
-#include "kv/spec.h"
+#include "kv/spec/spec.h"
+#include "kvlathe/model_bases.h"
+#include "kvlathe/options.h"
+#include "kvlathe/profile_file.h"
 #include "model/model.h"
-#include "model_bases.h"
-#include "options.h"
-#include "profile_file.h"
 #include "tokenizer/tokenizer.h"
 
 namespace kvlathe {

@@ -1,6 +1,6 @@
 // kvlathe retrofit fisher: what palu(ranks=fisher) shares ranks out by. Token ids come on standard
 // input: the tokenizers are in the program that runs this one.
-#include "retrofit/fisher.h"
+#include "training/retrofit/fisher.h"
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 #include "calibration/fingerprint.h"
 #include "io/files.h"
 #include "model/gguf_config.h"
-#include "retrofit/model_directory.h"
+#include "training/retrofit/model_directory.h"
 #include "verbs.h"
 
 namespace kvlathe {

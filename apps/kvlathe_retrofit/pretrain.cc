@@ -9,10 +9,10 @@
 #include <filesystem>
 
 #include "base/cpu_features.h"
-#include "corpus/corpus.h"
 #include "io/files.h"
-#include "retrofit/model_directory.h"
-#include "retrofit/trainer.h"
+#include "training/corpus/corpus.h"
+#include "training/retrofit/model_directory.h"
+#include "training/retrofit/trainer.h"
 #include "verbs.h"
 
 namespace kvlathe {

@@ -9,8 +9,8 @@
 #include "attention/plan.h"
 #include "base/check.h"
 #include "base/units.h"
-#include "kernels/cpu/attend.h"
-#include "kernels/cpu/entry_scores.h"
+#include "kernels/cpu/attend/attend.h"
+#include "kernels/cpu/attend/entry_scores.h"
 #include "tensor/buffer.h"
 
 namespace kvlathe {

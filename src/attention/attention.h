@@ -11,9 +11,9 @@
 #include "base/cpu_features.h"
 #include "base/status.h"
 #include "base/threads.h"
-#include "kernels/cpu/attend.h"
-#include "kernels/cpu/block_layout.h"
-#include "kernels/cpu/entry_scores.h"
+#include "format/block_layout.h"
+#include "kernels/cpu/attend/attend.h"
+#include "kernels/cpu/attend/entry_scores.h"
 
 namespace kvlathe {
 
@@ -46,8 +46,8 @@ struct HeadJob {
   // Entries of the blocks that token 0 sees; token t sees first_visible + t. Negative while the
   // first tokens of the step still fill the sink.
   int first_visible = 0;
-  // Of those, a token sees the last `window` (kernels/cpu/attend.h). Blocks below the window of
-  // token 0 may be null.
+  // Of those, a token sees the last `window` (kernels/cpu/attend/attend.h). Blocks below the window
+  // of token 0 may be null.
   int window = kNoWindow;
   const void* sink_k = nullptr;  // [n_sink, head_dim] row_type, before any basis
   const void* sink_v = nullptr;  // [n_sink, rank_v] row_type

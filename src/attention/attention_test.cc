@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "kernels/cpu/attend.h"
+#include "kernels/cpu/attend/attend.h"
 #include "tensor/buffer.h"
 #include "tensor/dtype.h"
 

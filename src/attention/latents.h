@@ -12,9 +12,9 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/cpu/attend.h"
-#include "kernels/cpu/entry_scores.h"
-#include "kernels/cpu/latent_keys.h"
+#include "kernels/cpu/attend/attend.h"
+#include "kernels/cpu/attend/entry_scores.h"
+#include "kernels/cpu/latent/latent_keys.h"
 
 namespace kvlathe {
 

@@ -6,7 +6,7 @@
 #include "attention/attention.h"
 #include "attention/partial.h"
 #include "attention/plan.h"
-#include "kernels/cpu/attend.h"
+#include "kernels/cpu/attend/attend.h"
 
 namespace kvlathe {
 

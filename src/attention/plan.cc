@@ -6,7 +6,7 @@
 
 #include "attention/partial.h"
 #include "base/check.h"
-#include "kernels/cpu/block_layout.h"
+#include "format/block_layout.h"
 
 namespace kvlathe {
 namespace {

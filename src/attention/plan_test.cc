@@ -12,7 +12,7 @@
 
 #include "attention/partial.h"
 #include "base/random.h"
-#include "kernels/cpu/block_layout.h"
+#include "format/block_layout.h"
 
 namespace kvlathe {
 namespace {

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "analysis/statistics/statistics.h"
 #include "base/cpu_features.h"
 #include "base/status.h"
 #include "base/threads.h"
 #include "calibration/gram_sums.h"
 #include "calibration/position_shift.h"
-#include "kv/basis/statistics.h"
 #include "model/observer.h"
 
 namespace kvlathe {

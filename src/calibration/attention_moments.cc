@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/random.h"
-#include "kernels/cpu/block_layout.h"
-#include "kernels/cpu/dense_product.h"
+#include "format/block_layout.h"
+#include "kernels/cpu/linear/dense_product.h"
 
 namespace kvlathe {
 namespace {

@@ -5,11 +5,11 @@
 #include <span>
 #include <vector>
 
+#include "analysis/statistics/statistics.h"
 #include "base/cpu_features.h"
 #include "base/threads.h"
 #include "calibration/gram_sums.h"
 #include "calibration/position_shift.h"
-#include "kv/basis/statistics.h"
 #include "model/observer.h"
 #include "model/rope.h"
 

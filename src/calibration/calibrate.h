@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "analysis/statistics/statistics.h"
 #include "base/cpu_features.h"
 #include "base/status.h"
 #include "base/threads.h"
-#include "kv/basis/statistics.h"
 #include "model/config.h"
 #include "model/observer.h"
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <string_view>
 
+#include "analysis/bases/basis.h"
 #include "base/random.h"
-#include "io/gguf.h"
-#include "io/safetensors.h"
-#include "kv/basis/basis.h"
+#include "io/gguf/gguf.h"
+#include "io/safetensors/safetensors.h"
 #include "kv/quantizer/codebooks.h"
 
 namespace kvlathe {

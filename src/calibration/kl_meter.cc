@@ -5,11 +5,11 @@
 #include <numeric>
 #include <utility>
 
-#include "kernels/cpu/elementwise.h"
-#include "kv/basis/probes.h"
+#include "analysis/statistics/probes.h"
+#include "kernels/cpu/elementwise/elementwise.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/sequence_cache.h"
-#include "kv/seal_schedule.h"
+#include "kv/seal/seal_schedule.h"
 
 namespace kvlathe {
 namespace {

@@ -6,10 +6,10 @@
 #include <span>
 #include <vector>
 
+#include "analysis/bases/method.h"
 #include "base/cpu_features.h"
 #include "base/threads.h"
 #include "calibration/calibrate.h"
-#include "kv/basis/method.h"
 #include "model/model.h"
 
 namespace kvlathe {

@@ -4,10 +4,10 @@
 #include <numeric>
 #include <utility>
 
+#include "analysis/bases/hadamard.h"
+#include "analysis/statistics/probes.h"
 #include "base/random.h"
 #include "calibration/kl_meter.h"
-#include "kv/basis/hadamard.h"
-#include "kv/basis/probes.h"
 
 namespace kvlathe {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <functional>
 
+#include "analysis/bases/method.h"
 #include "calibration/calibrate.h"
 #include "calibration/kl_meter.h"
-#include "kv/basis/method.h"
 
 namespace kvlathe {
 

@@ -8,9 +8,9 @@
 #include <optional>
 #include <utility>
 
+#include "analysis/statistics/probes.h"
 #include "base/random.h"
 #include "calibration/kl_meter.h"
-#include "kv/basis/probes.h"
 
 namespace kvlathe {
 namespace {

@@ -5,8 +5,8 @@
 #include <functional>
 #include <string>
 
+#include "analysis/statistics/statistics.h"
 #include "base/status.h"
-#include "kv/basis/statistics.h"
 
 namespace kvlathe {
 

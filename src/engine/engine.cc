@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "base/units.h"
-#include "kernels/cpu/block_layout.h"
+#include "format/block_layout.h"
 
 namespace kvlathe {
 

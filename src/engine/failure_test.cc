@@ -11,7 +11,7 @@
 #include "engine/small_model.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
-#include "kv/spec.h"
+#include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
 
 namespace kvlathe {

@@ -9,7 +9,7 @@
 #include "engine/small_model.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
-#include "kv/spec.h"
+#include "kv/spec/spec.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {

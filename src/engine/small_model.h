@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "analysis/bases/basis.h"
 #include "base/random.h"
 #include "engine/engine.h"
-#include "kv/basis/basis.h"
 #include "model/config.h"
 #include "model/small_config.h"
 

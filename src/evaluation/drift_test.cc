@@ -8,9 +8,9 @@
 #include <set>
 
 #include "engine/engine.h"
-#include "evaluation/bench_model.h"
+#include "evaluation/bench/bench_model.h"
 #include "kv/quantizer/method.h"
-#include "kv/spec.h"
+#include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"

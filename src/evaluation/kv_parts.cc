@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "kernels/cpu/block_layout.h"
+#include "format/block_layout.h"
 
 namespace kvlathe {
 

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "evaluation/bench_model.h"
+#include "evaluation/bench/bench_model.h"
 #include "model/overflowing_source.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"

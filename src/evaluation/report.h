@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "analysis/ranks/ranks.h"
 #include "evaluation/compare.h"
-#include "kv/basis/ranks.h"
 #include "tuning/profile.h"
 
 namespace kvlathe {

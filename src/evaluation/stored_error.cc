@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "analysis/statistics/spectrum.h"
 #include "evaluation/quality.h"
-#include "kernels/cpu/attend_packed.h"
-#include "kv/basis/spectrum.h"
+#include "kernels/cpu/attend/attend_packed.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/quantizer/codebooks.h"
 

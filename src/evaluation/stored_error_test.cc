@@ -5,10 +5,10 @@
 #include <Eigen/Dense>
 #include <cmath>
 
-#include "evaluation/bench_model.h"
+#include "evaluation/bench/bench_model.h"
 #include "evaluation/quality.h"
 #include "kv/quantizer/method.h"
-#include "kv/spec.h"
+#include "kv/spec/spec.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 

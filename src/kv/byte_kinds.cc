@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kv/seal_schedule.h"
+#include "kv/seal/seal_schedule.h"
 
 namespace kvlathe {
 namespace {

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/units.h"
-#include "kernels/cpu/entry_scores.h"
+#include "kernels/cpu/attend/entry_scores.h"
 #include "kv/retention/merge.h"
-#include "kv/seal_schedule.h"
+#include "kv/seal/seal_schedule.h"
 
 namespace kvlathe {
 namespace {

@@ -9,14 +9,14 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cpu/block_layout.h"
-#include "kernels/cpu/packed_layout.h"
-#include "kv/basis/ranks.h"
+#include "analysis/ranks/ranks.h"
+#include "format/block_layout.h"
+#include "format/packed_layout.h"
 #include "kv/retention/plan.h"
 
 namespace kvlathe {
 
-// When and how plain blocks are sealed (kv/seal_schedule.h).
+// When and how plain blocks are sealed (kv/seal/seal_schedule.h).
 struct SealPlan {
   PackedFormat format;
   int prompt_run = 512;       // positions of a prompt that are sealed together; 0: the whole prompt

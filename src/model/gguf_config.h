@@ -3,7 +3,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "io/gguf.h"
+#include "io/gguf/gguf.h"
 #include "model/config.h"
 
 namespace kvlathe {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "io/gguf_test_writer.h"
+#include "io/gguf/gguf_test_writer.h"
 #include "io/scratch_folder.h"
 
 namespace kvlathe {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "kernels/cpu/coded_rows.h"
+#include "kernels/cpu/attend/coded_rows.h"
 #include "model/model.h"
 
 namespace kvlathe {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cpu/codebook.h"
+#include "format/codebook.h"
 #include "model/config.h"
 
 namespace kvlathe {

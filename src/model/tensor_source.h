@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "io/gguf.h"
-#include "io/safetensors.h"
+#include "io/gguf/gguf.h"
+#include "io/safetensors/safetensors.h"
 #include "tensor/buffer.h"
 
 namespace kvlathe {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "analysis/bases/basis.h"
 #include "base/threads.h"
-#include "kernels/cpu/linear.h"
-#include "kv/basis/basis.h"
+#include "kernels/cpu/linear/linear.h"
 #include "model/config.h"
 #include "model/tensor_source.h"
 #include "model/weight_names.h"

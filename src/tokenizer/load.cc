@@ -2,11 +2,11 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "io/files.h"
-#include "tokenizer/gguf_tokenizer.h"
+#include "tokenizer/files/tokenizer_json.h"
+#include "tokenizer/gguf/gguf_tokenizer.h"
 #include "tokenizer/loaders.h"
 #include "tokenizer/pre_tokenizer.h"
 #include "tokenizer/text_tokenizer.h"
-#include "tokenizer/tokenizer_json.h"
 
 namespace kvlathe {
 namespace {

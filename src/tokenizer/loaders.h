@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "base/status.h"
-#include "tokenizer/model_settings.h"
+#include "tokenizer/files/model_settings.h"
 #include "tokenizer/tokenizer.h"
 
 namespace kvlathe {

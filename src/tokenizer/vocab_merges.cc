@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "io/files.h"
-#include "tokenizer/bpe_files.h"
+#include "tokenizer/files/bpe_files.h"
 #include "tokenizer/loaders.h"
 #include "tokenizer/text_tokenizer.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kv/spec.h"
+#include "kv/spec/spec.h"
 
 namespace kvlathe {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cpu/attend.h"
+#include "kernels/cpu/attend/attend.h"
 #include "kv/blocks/sequence_cache.h"
 
 namespace kvlathe {

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/cpu/attend.h"
-#include "kernels/cpu/entry_scores.h"
-#include "kernels/cpu/seal.h"
+#include "kernels/cpu/attend/attend.h"
+#include "kernels/cpu/attend/entry_scores.h"
+#include "kernels/cpu/seal/seal.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/cache_layout.h"
-#include "kv/seal_schedule.h"
+#include "kv/seal/seal_schedule.h"
 
 namespace kvlathe {
 
@@ -47,7 +47,7 @@ class SequenceCache {
   // Of a plain block of the head: with whole keys where the layout reads them, until they are cut.
   BlockShape shape(int layer_idx, int kv_head_idx) const;
   bool has_whole_keys(int layer_idx) const;
-  // Where the prompt ends, for the runs (kv/seal_schedule.h) and what is kept
+  // Where the prompt ends, for the runs (kv/seal/seal_schedule.h) and what is kept
   // (kv/retention/plan.h), and how many positions come after it (0: not known); the cache must be
   // empty. Without it the prompt does not end.
   void set_n_prompt(int64_t n_prompt, int64_t n_generated = 0);

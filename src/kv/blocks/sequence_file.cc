@@ -14,8 +14,8 @@
 #include "kv/quantizer/method.h"
 #include "kv/retention/merge.h"
 #include "kv/retention/method.h"
-#include "kv/seal_schedule.h"
-#include "kv/spec.h"
+#include "kv/seal/seal_schedule.h"
+#include "kv/spec/spec.h"
 
 namespace kvlathe {
 namespace {

@@ -13,7 +13,7 @@
 #include "io/scratch_folder.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
-#include "kv/spec.h"
+#include "kv/spec/spec.h"
 
 namespace kvlathe {
 namespace {

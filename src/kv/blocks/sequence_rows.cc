@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/cpu/coded_rows.h"
+#include "kernels/cpu/attend/coded_rows.h"
 #include "kv/retention/merge.h"
-#include "kv/seal_schedule.h"
+#include "kv/seal/seal_schedule.h"
 
 namespace kvlathe {
 namespace {

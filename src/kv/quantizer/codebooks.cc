@@ -4,9 +4,9 @@
 #include <cmath>
 #include <span>
 
+#include "analysis/codebooks/codebook_fit.h"
 #include "base/check.h"
 #include "base/random.h"
-#include "kv/quantizer/codebook_fit.h"
 
 namespace kvlathe {
 namespace {

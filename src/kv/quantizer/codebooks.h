@@ -4,10 +4,10 @@
 // Quotients are (x - offset) / range. Of K, range and offset reach from the share / 2 to the
 // 1 - share / 2 quantile of the channel as it is stored: before RoPE without a basis, and in the
 // basis after it. Of V, they are those of a token over all heads, as sealing makes them
-// (kernels/cpu/seal.h). Centroids are the exact weighted k-means of the quotients inside. The paper
-// weighs them by squared gradients, which an engine without training does not have: here K weighs
-// range^2 times the mean squared query in the channel, V range^2, so that the squared errors of
-// scores and of values are what is minimised.
+// (kernels/cpu/seal/seal.h). Centroids are the exact weighted k-means of the quotients inside. The
+// paper weighs them by squared gradients, which an engine without training does not have: here K
+// weighs range^2 times the mean squared query in the channel, V range^2, so that the squared errors
+// of scores and of values are what is minimised.
 //
 // The statistics hold no joint distribution of a token's values: tokens are drawn channel by
 // channel. Of channels of a basis they hold mean and variance; such a channel is taken as normal.
@@ -15,9 +15,9 @@
 
 #include <vector>
 
-#include "kernels/cpu/codebook.h"
-#include "kv/basis/basis.h"
-#include "kv/basis/statistics.h"
+#include "analysis/bases/basis.h"
+#include "analysis/statistics/statistics.h"
+#include "format/codebook.h"
 #include "kv/cache_layout.h"
 
 namespace kvlathe {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <vector>
 
+#include "analysis/codebooks/codebook_fit.h"
 #include "base/random.h"
-#include "kv/quantizer/codebook_fit.h"
 
 namespace kvlathe {
 namespace {

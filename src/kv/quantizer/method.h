@@ -1,5 +1,5 @@
 // The methods of the quantizer axis: what shares a scale, for K and for V. One function each, one
-// file each; the codes themselves are kernels/cpu/seal.h's.
+// file each; the codes themselves are kernels/cpu/seal/seal.h's.
 #pragma once
 
 #include <optional>
@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "kv/cache_layout.h"
-#include "kv/spec.h"
+#include "kv/spec/spec.h"
 
 namespace kvlathe {
 

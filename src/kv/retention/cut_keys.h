@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cpu/block_layout.h"
+#include "format/block_layout.h"
 
 namespace kvlathe {
 

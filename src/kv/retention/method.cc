@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "kernels/cpu/block_layout.h"
+#include "format/block_layout.h"
 
 namespace kvlathe {
 namespace {

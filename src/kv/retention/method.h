@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "kv/retention/plan.h"
-#include "kv/spec.h"
+#include "kv/spec/spec.h"
 
 namespace kvlathe {
 

@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 #include "base/threads.h"
-#include "kernels/cpu/attend.h"
+#include "kernels/cpu/attend/attend.h"
 #include "kv/blocks/sequence_cache.h"
 
 namespace kvlathe {

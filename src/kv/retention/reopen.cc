@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/cpu/attend_packed.h"
+#include "kernels/cpu/attend/attend_packed.h"
 
 namespace kvlathe {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <span>
 
-#include "kernels/cpu/attend.h"
+#include "kernels/cpu/attend/attend.h"
 #include "kv/blocks/sequence_cache.h"
 
 namespace kvlathe {

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cpu/entry_scores.h"
+#include "kernels/cpu/attend/entry_scores.h"
 #include "kv/retention/plan.h"
 
 namespace kvlathe {

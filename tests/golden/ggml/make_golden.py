@@ -1,4 +1,4 @@
-"""Writes golden.json for src/io/ggml_types_test.cc: what the Python package gguf makes of random blocks
+"""Writes golden.json for src/io/gguf/ggml_types_test.cc: what the Python package gguf makes of random blocks
 of every type that GgmlType has, and the layouts of all types that the package knows.
 
 Usage: make_golden.py

@@ -1,0 +1,106 @@
+// kvlathe eval: perplexity or KL divergence of one spec on a text, drift of free generation, or
+// scores on tasks.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "kvlathe/eval/eval_drift.h"
+#include "kvlathe/eval/eval_task.h"
+#include "kvlathe/workspace.h"
+
+namespace kvlathe {
+namespace {
+
+struct EvalOptions {
+  ModelOptions model;
+  std::string perplexity_text;
+  std::string kl_text;
+  DriftEvalOptions drift;
+  TaskEvalOptions task;
+};
+
+Status EvalText(const EvalOptions& options) {
+  const bool with_kl = !options.kl_text.empty();
+  if (options.model.kv.size() > 1) {
+    return Error(StatusCode::kInvalidArgument,
+                 "eval takes one --kv on a text; kvlathe compare takes several");
+  }
+  const std::string kv = options.model.kv.empty() ? "none" : options.model.kv.front();
+  KVL_RETURN_IF_ERROR(Spec::Parse(kv).status());
+  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  const Tokenizer& tokenizer = workspace->tokenizer();
+  KVL_ASSIGN_OR_RETURN(
+      const std::vector<int32_t> tokens,
+      workspace->TokenizeFile(with_kl ? options.kl_text : options.perplexity_text));
+  KVL_ASSIGN_OR_RETURN(
+      const EvaluationText text,
+      CutIntoWindows(
+          tokens, [&](int32_t id) { return static_cast<int>(tokenizer.TokenBytes(id).size()); },
+          workspace->leading_bos(), workspace->window_tokens()));
+  KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
+  std::vector<Model*> models = {spec_model.model.get()};
+  SpecModel baseline;
+  if (with_kl) {
+    KVL_ASSIGN_OR_RETURN(baseline, workspace->MakeModel("none"));
+    models.insert(models.begin(), baseline.model.get());
+  }
+  KVL_ASSIGN_OR_RETURN(const std::vector<Quality> qualities,
+                       MeasureQuality(models, text, workspace->kv_budget_bytes(),
+                                      workspace->threads(), workspace->progress()));
+  const Quality& q = qualities.back();
+  if (options.model.json) {
+    nlohmann::ordered_json json = {{"kv", kv},
+                                   {"kv_resolved", spec_model.spec.ToString()},
+                                   {"kv_fraction", q.kv_fraction},
+                                   {"perplexity", q.perplexity},
+                                   {"bits_per_byte", q.bits_per_byte}};
+    json["kl"] = with_kl ? nlohmann::ordered_json(q.kl) : nlohmann::ordered_json(nullptr);
+    if (with_kl) json["kl_stderr"] = q.kl_stderr;
+    json["tokens"] = q.n_tokens;
+    fmt::print("{}\n", json.dump());
+    return OkStatus();
+  }
+  fmt::print("--kv {}: {} scored tokens, KV size {:.2f}%, perplexity {:.4f}, {:.4f} bits per byte",
+             kv, q.n_tokens, 100 * q.kv_fraction, q.perplexity, q.bits_per_byte);
+  if (with_kl) fmt::print(", KL {:.6f} +- {:.6f} nats per token", q.kl, q.kl_stderr);
+  fmt::print("\n");
+  return OkStatus();
+}
+
+Status Eval(const EvalOptions& options) {
+  const std::vector<std::string>& tasks = options.task.choice.tasks;
+  const bool has_task = !tasks.empty();
+  const bool has_drift = !options.drift.text.empty();
+  if (has_task + has_drift + !options.kl_text.empty() + !options.perplexity_text.empty() != 1) {
+    return Error(StatusCode::kInvalidArgument,
+                 "give one of --perplexity FILE, --kl FILE, --drift FILE and --task NAME");
+  }
+  const bool lists = std::find(tasks.begin(), tasks.end(), "list") != tasks.end();
+  if (options.model.model.empty() && !lists) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--model is required; give a model directory or a .gguf file");
+  }
+  if (has_drift) return EvalDrift(options.model, options.drift);
+  return has_task ? EvalTasks(options.model, options.task) : EvalText(options);
+}
+
+}  // namespace
+
+void AddEvalVerb(Verbs* verbs) {
+  auto options = std::make_shared<EvalOptions>();
+  CLI::App* verb =
+      verbs->Add("eval", "Perplexity, KL or drift on a text, or scores on tasks",
+                 "kvlathe eval -m models/lathe-nano --kv 'lathe(ratio=4)' --kl novel.txt",
+                 [options] { return Eval(*options); });
+  AddModelOptions(verb, &options->model);
+  verb->get_option("--model")->required(false);  // --task list needs none
+  AddCacheOptions(verb, &options->model, "none");
+  verb->add_option("--perplexity", options->perplexity_text, "text whose perplexity is measured");
+  verb->add_option("--kl", options->kl_text,
+                   "text on which KL to the uncompressed model is measured");
+  AddDriftOptions(verb, &options->drift);
+  AddTaskOptions(verb, &options->task);
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,22 @@
+// The part of `kvlathe eval` that runs tasks.
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+#include "kvlathe/eval/task_choice.h"
+#include "kvlathe/options.h"
+
+namespace kvlathe {
+
+struct TaskEvalOptions {
+  TaskChoiceOptions choice;
+  std::string predictions;  // --predictions
+  std::string baseline;     // --baseline
+};
+
+// Adds --task and what goes with it.
+void AddTaskOptions(CLI::App* verb, TaskEvalOptions* options);
+Status EvalTasks(const ModelOptions& model, const TaskEvalOptions& options);
+
+}  // namespace kvlathe

@@ -1,0 +1,213 @@
+// kvlathe chat: a conversation, a line of standard input for each message.
+#include <fmt/format.h>
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "evaluation/kv_parts.h"
+#include "kvlathe/cache_loss.h"
+#include "kvlathe/generate/chat_conversation.h"
+#include "kvlathe/generate/chat_input.h"
+#include "kvlathe/generate/generation_options.h"
+#include "kvlathe/workspace.h"
+#include "tokenizer/chat/chat_template.h"
+
+namespace kvlathe {
+namespace {
+
+struct ChatOptions {
+  ModelOptions model;
+  GenerationOptions generation;
+  ConversationOptions conversation;
+  std::string family;  // --chat-template; empty: the model's own
+};
+
+StatusOr<ChatFormat> ChooseFormat(const ChatOptions& options, const ChatContext& context) {
+  StatusOr<ChatFormat> format = options.family.empty()
+                                    ? LoadChatFormat(options.model.model, context)
+                                    : NamedChatFormat(options.family, context);
+  KVL_RETURN_IF_ERROR(format.status());
+  const bool takes_system = format->system_place != ChatFormat::System::kDropped &&
+                            format->system_place != ChatFormat::System::kRefused;
+  if (!options.conversation.system.empty() && !takes_system) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--system: this model's chat template takes no system message; leave it out");
+  }
+  return format;
+}
+
+// A conversation on standard input and output.
+class Chat {
+ public:
+  Chat(Conversation* conversation, bool json) : conversation_(*conversation), json_(json) {}
+
+  // Until /exit or the end of the input. A terminal goes on after an error; a program is told at
+  // once.
+  Status Converse();
+  // What the conversation took, on standard error.
+  void Report() const;
+
+ private:
+  // False: it was told to end.
+  StatusOr<bool> Do(const std::string& text);
+  Status AnswerTo(const std::string& message);
+  void PrintJson(const ChatAnswer& answer) const;
+
+  Conversation& conversation_;
+  bool json_;
+  ChatReader reader_;
+  RequestOutcome last_;
+  int n_answers_ = 0;
+  int64_t n_generated_ = 0;
+  int64_t n_decoded_ = 0;  // generated after the first token of each answer
+  double decode_seconds_ = 0;
+};
+
+Status Chat::Converse() {
+  while (const auto text = reader_.Read()) {
+    const StatusOr<bool> goes_on = Do(*text);
+    if (goes_on.ok() && !*goes_on) return OkStatus();
+    if (goes_on.ok()) continue;
+    if (!reader_.is_terminal() || std::ferror(stdout) != 0) return goes_on.status();
+    fmt::print(stderr, "kvlathe: {}\n", MessageOf(goes_on.status()));
+  }
+  if (reader_.is_terminal()) fmt::print("\n");  // behind the prompt that Ctrl-D has answered
+  return OkStatus();
+}
+
+StatusOr<bool> Chat::Do(const std::string& text) {
+  KVL_ASSIGN_OR_RETURN(const ChatInput input, ParseChatInput(text));
+  switch (input.kind) {
+    case ChatInput::Kind::kExit:
+      return false;
+    case ChatInput::Kind::kHelp:
+      fmt::print(stderr, "{}", ChatHelp());  // standard output has answers only
+      break;
+    case ChatInput::Kind::kClear:
+      conversation_.Clear();
+      break;
+    case ChatInput::Kind::kRate:
+      KVL_RETURN_IF_ERROR(conversation_.SetRate(input.text));
+      break;
+    case ChatInput::Kind::kMessage:
+      if (!input.text.empty()) KVL_RETURN_IF_ERROR(AnswerTo(input.text));
+      break;
+  }
+  return true;
+}
+
+Status Chat::AnswerTo(const std::string& message) {
+  bool is_mid_line = false;
+  const auto take = [&](const std::string& piece) {
+    if (json_) return true;
+    fmt::print("{}", piece);
+    std::fflush(stdout);
+    if (!piece.empty()) is_mid_line = true;
+    return std::ferror(stdout) == 0;
+  };
+  StatusOr<ChatAnswer> answer = conversation_.Ask(message, take);
+  if (!answer.ok()) {
+    if (is_mid_line) fmt::print("\n");
+    return answer.status();
+  }
+  if (!answer->was_given()) {
+    if (reader_.is_terminal()) fmt::print("\n");  // behind the ^C
+    std::fflush(stdout);
+    fmt::print(stderr,
+               "kvlathe: note: stopped before the answer began; the message is forgotten\n");
+    if (json_) PrintJson(*answer);
+    return OkStatus();
+  }
+  const auto n_tokens = static_cast<int64_t>(answer->outcome.tokens.size());
+  ++n_answers_;
+  n_generated_ += n_tokens;
+  n_decoded_ += std::max<int64_t>(0, n_tokens - 1);
+  decode_seconds_ += answer->outcome.decode_seconds;
+  if (json_) {
+    PrintJson(*answer);
+  } else {
+    fmt::print("\n");
+  }
+  last_ = std::move(answer->outcome);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    return Error(StatusCode::kResourceExhausted, "standard output cannot be written");
+  }
+  return OkStatus();
+}
+
+void Chat::PrintJson(const ChatAnswer& answer) const {
+  const RequestOutcome& outcome = answer.outcome;
+  const nlohmann::ordered_json json = {{"text", answer.text},
+                                       {"ids", outcome.tokens},
+                                       {"prompt_tokens", answer.n_prompt},
+                                       {"cached_tokens", answer.n_cached},
+                                       {"generated_tokens", outcome.tokens.size()},
+                                       {"finish_reason", NameOf(outcome.finish_reason)},
+                                       {"ttft_ms", outcome.ttft_ms},
+                                       {"kv_bytes", outcome.kv_bytes.total()},
+                                       {"kv_fraction", conversation_.KvFraction(outcome)}};
+  fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+void Chat::Report() const {
+  if (n_answers_ == 0 || json_) return;
+  const double tokens_per_second = decode_seconds_ > 0 ? n_decoded_ / decode_seconds_ : 0;
+  fmt::print(stderr,
+             "\n{} answers, {} tokens generated, {:.1f} tokens/s; at the end KV {} bytes for {} "
+             "tokens, {}\n",
+             n_answers_, n_generated_, tokens_per_second, last_.kv_bytes.total(),
+             last_.n_cached_tokens, ShareOfReferenceText(conversation_.KvFraction(last_)));
+}
+
+Status RunChat(const ChatOptions& options) {
+  if (options.model.kv.size() > 1) {
+    return Error(StatusCode::kInvalidArgument,
+                 "chat takes one --kv; kvlathe compare takes several");
+  }
+  ConversationOptions how = options.conversation;
+  KVL_ASSIGN_OR_RETURN(how.sampling, options.generation.Checked());
+  how.stops = options.generation.stops;
+  if (how.max_tokens == kUntilTheEnd) how.max_tokens = std::numeric_limits<int>::max();
+  // Before the weights are read, which takes long.
+  KVL_RETURN_IF_ERROR(LoadModelConfig(options.model.model).status());
+  KVL_RETURN_IF_ERROR(ChooseFormat(options, {}).status());
+  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(
+      const SpecModel spec_model,
+      workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
+  KVL_RETURN_IF_ERROR(WarnOfLoss(workspace.get(), spec_model));
+  KVL_ASSIGN_OR_RETURN(const ChatFormat format,
+                       ChooseFormat(options, ChatContextOf(workspace->tokenizer())));
+  // The text of a template holds its BOS. A family that was forced on a model follows the model's
+  // own rule instead.
+  how.adds_bos = !options.family.empty() && format.start.empty();
+  Conversation conversation(&how, workspace.get(), spec_model.model.get(), &format);
+  Chat chat(&conversation, options.model.json);
+  const Status status = chat.Converse();
+  chat.Report();
+  return status;
+}
+
+}  // namespace
+
+void AddChatVerb(Verbs* verbs) {
+  auto options = std::make_shared<ChatOptions>();
+  CLI::App* verb =
+      verbs->Add("chat", "Talk to a model, a line for each message; /help lists the commands",
+                 "kvlathe chat -m models/lathe-nano --kv 'lathe(ratio=4)' --chat-template chatml",
+                 [options] { return RunChat(*options); });
+  AddModelOptions(verb, &options->model);
+  AddCacheOptions(verb, &options->model, "none");
+  verb->add_option("--system", options->conversation.system, "system message");
+  verb->add_option("--chat-template", options->family, "family (default: the model's template)")
+      ->check(CLI::IsMember(ChatFamilyNames()));
+  AddMaxTokensOption(verb, &options->conversation.max_tokens,
+                     "tokens of an answer, at most; -1: until it or the context ends");
+  verb->add_option("--rate", options->conversation.rate,
+                   "share of K and V elements removed, with resident=full in --kv; /rate P sets it "
+                   "for the answers that follow");
+  AddGenerationOptions(verb, &options->generation);
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,35 @@
+// How text is generated: the options that `run` and `chat` share.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/sampler.h"
+#include "kvlathe/options.h"
+
+namespace kvlathe {
+
+struct GenerationOptions {
+  SamplingParams sampling;
+  std::vector<std::string> logit_bias;  // --logit-bias ID=BIAS, repeats
+  std::vector<std::string> stops;       // --stop, repeats
+
+  // Each copies an option into its argument if the command line gives it.
+  std::vector<std::function<void(SamplingParams*)>> overrides;
+
+  // `sampling` with the biases; kInvalidArgument, also for an empty stop string.
+  StatusOr<SamplingParams> Checked() const;
+  // The sampling of a saved session, with what the command line gives instead.
+  StatusOr<SamplingParams> CheckedOver(const SamplingParams& saved) const;
+};
+
+// --temp, --top-k, --top-p, --min-p, the penalties, --logit-bias, -s, --stop. `options` outlives
+// the verb.
+void AddGenerationOptions(CLI::App* verb, GenerationOptions* options);
+
+// "stop", "length", "error" or "cancelled".
+const char* NameOf(FinishReason reason);
+
+}  // namespace kvlathe

@@ -1,0 +1,71 @@
+// What a method of the basis axis hands to the model: per layer and KV head the maps between
+// head_dim and the stored ranks.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "format/block_layout.h"
+
+namespace kvlathe {
+
+// The columns that D and E lost to rank_k, [head_dim, head_dim - rank_k] each:
+// [D query][E key]^T = I, so rows in all columns have the scores that they had.
+struct CutColumns {
+  std::vector<float> query, key;
+};
+
+// Row-major float matrices; "compress" is applied to rows on the right.
+//
+// Where heads share latents (ModelBasis::heads_per_latent = n > 1) these are slices of the latents
+// of n heads: E and A take the rows of all of them side by side, [n head_dim, rank], and the ways
+// back F and B the slices of all of them, [n rank, head_dim]. Ranks are equal among these heads.
+struct HeadBasis {
+  int rank_k = 0;
+  int rank_v = 0;
+  std::vector<float> query_basis;   // D [head_dim, rank_k]: q~ = q D, after RoPE
+  std::vector<float> key_basis;     // E [head_dim, rank_k]: k~ = k E, after RoPE
+  std::vector<float> value_basis;   // A [head_dim, rank_v]: W_V <- W_V A (and b_V <- b_V A)
+  std::vector<float> output_basis;  // B [rank_v, head_dim]: W_O rows of the group <- B W_O
+  // Subtracted from rows before compression, [head_dim] or empty. Keys: after RoPE and from every
+  // position, sinks too, so that all scores of a query shift alike, which softmax ignores. Values:
+  // b_V A <- (b_V - offset) A, and offset W_O joins the output bias, because attention weights sum
+  // to 1. Neither costs stored bytes.
+  std::vector<float> key_offset = {};
+  std::vector<float> value_offset = {};
+  // F [rank_k, head_dim], or empty. If not, keys are stored as latents from before RoPE, k~ = (k -
+  // key_offset) E, and attention reads k~ F + key_offset, turned to its position; queries stay as
+  // they are and there is no query_basis. All heads of a model have it or none.
+  std::vector<float> key_way_back = {};
+  // Where channels have bits of their own; the maps then give channels of unit variance, mixed in
+  // groups (CutBasis).
+  BitSplit k_bits = {}, v_bits = {};
+  bool has_whole_open_rows = false;  // HeadRanks
+  // Of D and E that are such a pair. Where nothing turns rows after their projection, all columns
+  // fold into W_Q and W_K, and sinks lie in all of them.
+  std::optional<CutColumns> cut = std::nullopt;
+};
+
+// What the maps of a sequence are found from where its prompt ends, beside its own rows.
+struct OnlineInputs {
+  std::vector<std::vector<double>> output_grams;  // BasisInputs::output_grams
+  bool is_normalised = false;                     // BasisOptions::is_normalised
+};
+
+struct ModelBasis {
+  int n_layers = 0;
+  int n_kv_heads = 0;
+  int head_dim = 0;
+  std::vector<HeadBasis> heads;  // [n_layers * n_kv_heads]
+  // KV heads that share latents, a divisor of n_kv_heads; above 1 only with latent keys.
+  int heads_per_latent = 1;
+  // zack(online=on): heads have ranks and no maps, for every sequence finds its own.
+  std::optional<OnlineInputs> online = std::nullopt;
+
+  bool has_latent_keys() const { return !heads.empty() && !heads.front().key_way_back.empty(); }
+  const HeadBasis& head(int layer_idx, int kv_head_idx) const {
+    return heads[layer_idx * n_kv_heads + kv_head_idx];
+  }
+};
+
+}  // namespace kvlathe

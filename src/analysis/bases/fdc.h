@@ -1,0 +1,19 @@
+// FDC: keys and queries in the joint singular basis of both after RoPE, values in the singular
+// basis of W_V (methods.md section 2; the value side is Palu's per-head decomposition, Chang et
+// al., 2024).
+#pragma once
+
+#include "analysis/bases/method.h"
+#include "base/status.h"
+
+namespace kvlathe {
+
+// One rotation R_qk per KV head: the right singular vectors of the group's queries stacked on the
+// keys, after RoPE, from the Gram Q^T Q + K^T K (sinks excluded). It is orthogonal, so q R (k R)^T
+// = q k^T at full rank. R_v: the right singular vectors of W_V,h, which W_V and W_O absorb.
+StatusOr<BasisAnalysis> AnalyseFdc(const BasisInputs& inputs);
+
+// One removal rate eta over all singular values of both pairs.
+StatusOr<RankAllocation> AllocateFdc(const BasisAnalysis& analysis, const RankRequest& request);
+
+}  // namespace kvlathe

@@ -1,0 +1,116 @@
+// The methods of the basis axis: one table of functions each, one file each.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "analysis/bases/basis.h"
+#include "analysis/ranks/ranks.h"
+#include "analysis/statistics/statistics.h"
+#include "base/status.h"
+#include "base/threads.h"
+
+namespace kvlathe {
+
+// What a spec can ask of a method's bases, beside ranks.
+struct BasisOptions {
+  bool is_normalised = false;     // zack: blocks weigh alike whatever their norm
+  bool is_centred = true;         // lathe: rows lose their mean first
+  bool keys_before_rope = false;  // lathe: keys are latents from before RoPE
+  bool scales_keys = true;        // lathe: keys may have scales in each block
+  // lathe: heads that 8 bits would cost too much keep 16 in open rows
+  bool may_keep_open_rows = true;
+  bool is_whitened = true;   // palu: weights count by the Gram matrix of their inputs
+  int heads_per_latent = 1;  // palu: KV heads that share a latent
+  bool operator==(const BasisOptions&) const = default;
+};
+
+struct BasisInputs {
+  const CalibrationStatistics* statistics = nullptr;
+  // W_V,h^T W_V,h [head_dim, head_dim] of each KV head, [n_layers * n_kv_heads].
+  std::span<const std::vector<double>> value_grams;
+  // Sum of W_O,h W_O,h^T over the query heads of each KV head, of the same shape.
+  std::span<const std::vector<double>> output_grams;
+  BasisOptions options = {};
+  ThreadPool* pool = nullptr;  // analyses heads side by side; null: one after the other
+  // palu. W_K,h W_K,h^T as value_grams, needed unless BasisOptions::is_whitened; both then of the
+  // heads that share a latent, [n head_dim, n head_dim] for every n of them. Biases of K and V
+  // [head_dim] of each KV head, or none of a model without.
+  std::span<const std::vector<double>> key_grams = {};
+  std::span<const std::vector<float>> key_biases = {};
+  std::span<const std::vector<float>> value_biases = {};
+};
+
+// The maps of one KV head at full width. Column i (of output_basis: row i) matters more than column
+// i + 1, and any rank is a cut after that many. Row-major [head_dim, head_dim] f32; roles as in
+// HeadBasis.
+struct HeadAnalysis {
+  std::vector<float> query_basis;
+  std::vector<float> key_basis;
+  std::vector<float> value_basis;
+  std::vector<float> output_basis;
+  std::vector<float> key_offset = {};  // [head_dim] or empty
+  std::vector<float> value_offset = {};
+  std::vector<float> key_way_back = {};  // latents have no query_basis
+  // Of the stored channels, mixed as CutBasis does, in text like that of the calibration, about the
+  // offsets; of methods that split bits, or empty.
+  std::vector<float> key_deviations = {};
+  std::vector<float> value_deviations = {};
+};
+
+// What a stored channel of a pair, mixed as CutBasis does, costs with an error of its own variance,
+// independent at every position: by channel, [head_dim].
+struct HeadNoise {
+  std::vector<double> qk;
+  std::vector<double> v;
+  // Of an error of the variance that channels of K have about their mean in a block; empty where
+  // they get no scales.
+  std::vector<double> qk_in_blocks = {};
+  double scale_gain = 1;  // what K of few bits loses without such scales over with them
+
+  bool needs_whole_rows = false;  // HeadRanks::has_whole_open_rows
+
+  // Of codes with scales, where there may be any.
+  const std::vector<double>& probed_qk() const { return qk_in_blocks.empty() ? qk : qk_in_blocks; }
+};
+
+struct BasisAnalysis {
+  StatisticsShape shape;
+  std::vector<HeadAnalysis> heads;    // [n_layers * n_kv_heads]
+  std::vector<HeadSpectra> spectra;   // [n_layers * n_kv_heads]: what ranks are chosen by
+  std::vector<HeadNoise> noise = {};  // the same, by which methods that split bits choose those
+  // So many KV heads that share their latents count as one above, of as many times head_dim.
+  int heads_per_latent = 1;
+
+  const HeadSpectra& SpectraOf(size_t head_idx) const {
+    return spectra[head_idx / heads_per_latent];
+  }
+};
+
+struct BasisMethod {
+  std::string_view name;  // as in a spec
+  // Independent of the rate: one analysis serves every spec of the method.
+  // Errors: kDataLoss for statistics or weights that are not finite.
+  StatusOr<BasisAnalysis> (*analyse)(const BasisInputs& inputs);
+  StatusOr<RankAllocation> (*allocate)(const BasisAnalysis& analysis, const RankRequest& request);
+  // Ranks and bits for each channel, by ratio; null: the method leaves bits to the quantizer axis.
+  StatusOr<RankAllocation> (*allocate_bits)(const BasisAnalysis& analysis,
+                                            const RankRequest& request) = nullptr;
+  bool wants_text = false;    // statistics of random tokens suit it badly
+  bool wants_probes = false;  // allocates by what cuts and noise cost, which takes time to measure
+  bool wants_value_grams = false;  // reads BasisInputs::value_grams whatever its options say
+};
+
+std::span<const BasisMethod> BasisMethods();
+// Null if there is none of that name.
+const BasisMethod* FindBasisMethod(std::string_view name);
+
+// Cuts the analysis to the allocation's ranks. Where these split bits, the maps mix the channels of
+// each group of as many bits by a Hadamard matrix and take their deviations as well: stored
+// channels have unit variance. With s_i the mean squares of both sides in channel i, an error of a
+// step costs the sum of s_i^2 in a group of n channels unmixed, mixed n times the square of their
+// mean, which is never more.
+ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>& ranks);
+
+}  // namespace kvlathe

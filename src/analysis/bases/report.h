@@ -1,0 +1,38 @@
+// What `inspect` says about a basis.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "analysis/bases/method.h"
+
+namespace kvlathe {
+
+struct BasisReport {
+  double removal_rate = 0;  // achieved
+  double eta = 0;
+  double mean_rank_k = 0;
+  double mean_rank_v = 0;
+  // Standard deviation over mean, across all heads, of the largest singular value: the papers'
+  // reason for a rank per head (ZACK Tables 6 and 7 report 0.40 to 0.58).
+  double cv_largest_qk = 0;
+  double cv_largest_v = 0;
+};
+
+BasisReport ReportBasis(const BasisAnalysis& analysis, const RankAllocation& allocation);
+
+// {"removal_rate", "eta", "mean_rank_k", "mean_rank_v", "cv_largest_qk", "cv_largest_v", "heads":
+// [{"layer", "kv_head", "rank_k", "rank_v", "singular_values_qk": [...], "singular_values_v":
+// [...]}]}, and where bits are split "bits_k" and "bits_v": [{"bits", "channels"}]. Query-key
+// singular values are those of the stacked rows over the square root of the number of tokens.
+nlohmann::json BasisReportJson(const BasisAnalysis& analysis, const RankAllocation& allocation);
+
+// Share of the sum of singular values that the largest quarter of them holds, in [0.25, 1]: how few
+// directions matter.
+double Concentration(const std::vector<double>& singular_values);
+
+// Mean over heads of the overlap of the two query-key bases' first `rank` directions, in [0, 1]:
+// how stable a calibration is. Both analyses have one shape and orthogonal bases.
+double MeanKeyOverlap(const BasisAnalysis& a, const BasisAnalysis& b, int rank);
+
+}  // namespace kvlathe

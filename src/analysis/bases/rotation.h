@@ -1,0 +1,26 @@
+// What the methods with one orthogonal rotation per pair share (ZACK, FDC).
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "analysis/bases/method.h"
+#include "base/status.h"
+
+namespace kvlathe {
+
+struct PairGrams {
+  std::vector<double> qk;  // [head_dim, head_dim]
+  std::vector<double> v;
+};
+
+// Per KV head: queries and keys in the eigenbasis of `qk`, values in that of `v`, the way back its
+// transpose; the spectra are the singular values of the rows behind the Grams.
+// kDataLoss, with layer and head, for Grams that are not finite.
+StatusOr<BasisAnalysis> AnalyseRotations(
+    const BasisInputs& inputs, const std::function<PairGrams(int64_t head_idx)>& grams_of);
+
+// kDataLoss naming layer, head and source unless both are finite.
+Status CheckFinite(const StatisticsShape& shape, int64_t head_idx, const PairGrams& grams);
+
+}  // namespace kvlathe

@@ -1,0 +1,167 @@
+#include "analysis/ranks/bit_ladder.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+
+#include "analysis/statistics/probes.h"
+#include "base/check.h"
+#include "format/unit_codes.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kLevels[] = {0, 1, 2, 3, 4, 5, 8};  // bits, ascending
+
+constexpr double kScaleBits = 16.0 / kBlockSize;  // of a channel's offset and scale, for a number
+
+// Of the channels of a group.
+double NoiseOf(const std::vector<double>& noise, int group) {
+  const auto first = noise.begin() + group * kBitGroup;
+  return std::accumulate(first, first + kBitGroup, 0.0);
+}
+
+// What a group loses at each of kLevels.
+using Losses = std::array<double, std::size(kLevels)>;
+
+Losses LossesOf(const std::vector<double>& singular_values, const std::vector<double>& noise,
+                int group) {
+  const int begin = group * kBitGroup, end = begin + kBitGroup;
+  const double noise_sum = NoiseOf(noise, group);
+  Losses losses;
+  losses[0] = SumOfSquares(singular_values, begin, end);
+  for (size_t i = 1; i < losses.size(); ++i) losses[i] = noise_sum * UnitLoss(kLevels[i]);
+  return losses;
+}
+
+// Saved per bit and channel on the way from one level to another, of a group without or with
+// scales, which come with its first bits.
+double GainOf(const Losses& losses, bool is_scaled, size_t from, size_t to) {
+  const double of_scales = is_scaled && from == 0 ? kScaleBits : 0;
+  return (losses[from] - losses[to]) / (kLevels[to] - kLevels[from] + of_scales) / kBitGroup;
+}
+
+// The groups from the first on whose scales are worth most bits in all.
+int ScaledGroups(const HeadNoise& noise, int n_groups) {
+  if (noise.scale_gain < kLeastScaleGain) return 0;
+  int best = 0;
+  double saved = 0, most = 0;
+  for (int g = 0; !noise.qk_in_blocks.empty() && g < n_groups; ++g) {
+    const double without = NoiseOf(noise.qk, g), with = NoiseOf(noise.qk_in_blocks, g);
+    if (with <= 0) break;  // and so is what follows
+    saved += std::log2(without / with) / 2 - kScaleBits;
+    if (saved > most) most = saved, best = g + 1;
+  }
+  return best;
+}
+
+BitSplit SplitOf(const std::vector<int>& bits_of_groups) {
+  BitSplit split;
+  for (const int bits : bits_of_groups) {
+    if (bits == 0) continue;
+    split.channels[std::ranges::find(kSplitBits, bits) - kSplitBits.begin()] += kBitGroup;
+  }
+  return split;
+}
+
+}  // namespace
+
+BitLadder::BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<HeadNoise>& noise,
+                     int head_dim)
+    : n_heads_(static_cast<int>(spectra.size())), n_groups_(head_dim / kBitGroup) {
+  KVL_CHECK_EQ(spectra.size(), noise.size());
+  for (int h = 0; h < n_heads_; ++h) {
+    has_whole_rows_.push_back(noise[h].needs_whole_rows);
+    n_scaled_.push_back(ScaledGroups(noise[h], n_groups_));
+    std::vector<double> of_keys = noise[h].qk;
+    std::copy_n(noise[h].qk_in_blocks.begin(), n_scaled_[h] * kBitGroup, of_keys.begin());
+    AddSteps(2 * h, spectra[h].qk, of_keys, n_scaled_[h]);
+    AddSteps(2 * h + 1, spectra[h].v, noise[h].v, 0);
+  }
+  // Stable: of equal gains the earlier group and the fewer bits come first.
+  std::stable_sort(steps_.begin(), steps_.end(),
+                   [](const Step& a, const Step& b) { return a.gain > b.gain; });
+}
+
+// The steps of every group along the lower convex hull of its losses.
+void BitLadder::AddSteps(int pair, const std::vector<double>& singular_values,
+                         const std::vector<double>& noise, int n_scaled) {
+  for (int g = 0; g < n_groups_; ++g) {
+    const Losses losses = LossesOf(singular_values, noise, g);
+    const bool is_scaled = g < n_scaled;
+    const auto gain = [&](size_t from, size_t to) { return GainOf(losses, is_scaled, from, to); };
+    for (size_t at = g == 0 ? 1 : 0; at + 1 < losses.size();) {
+      size_t best = at + 1;
+      for (size_t to = at + 2; to < losses.size(); ++to) {
+        if (gain(at, to) > gain(at, best)) best = to;
+      }
+      steps_.push_back({gain(at, best), pair, g, kLevels[best]});
+      at = best;
+    }
+  }
+}
+
+std::vector<HeadRanks> BitLadder::RanksAt(int level) const {
+  std::vector<int> least(n_groups_, 0);
+  least[0] = 1;
+  std::vector<std::vector<int>> bits(2 * n_heads_, least);  // of the pairs
+  for (int i = 0; i < level; ++i) bits[steps_[i].pair][steps_[i].group] = steps_[i].bits;
+  for (std::vector<int>& pair : bits) {
+    for (int g = n_groups_ - 2; g >= 0; --g) pair[g] = std::max(pair[g], pair[g + 1]);
+  }
+  std::vector<HeadRanks> ranks;
+  for (int h = 0; h < n_heads_; ++h) {
+    HeadRanks& head = ranks.emplace_back();
+    head.k_bits = SplitOf(bits[2 * h]);
+    head.v_bits = SplitOf(bits[2 * h + 1]);
+    head.rank_k = head.k_bits.n_channels();
+    head.has_whole_open_rows = has_whole_rows_[h];
+    head.k_bits.scaled = std::min(head.rank_k, n_scaled_[h] * kBitGroup);
+    head.rank_v = head.v_bits.n_channels();
+  }
+  return ranks;
+}
+
+double BitLadder::GainAt(int level) const {
+  return level < static_cast<int>(steps_.size()) ? steps_[level].gain : 0;
+}
+
+StatusOr<RankAllocation> AllocateBits(const std::vector<HeadSpectra>& spectra,
+                                      const std::vector<HeadNoise>& noise, int head_dim,
+                                      const RankRequest& request) {
+  KVL_CHECK(request.goal == RankRequest::Goal::kRatio && request.kv_fraction != nullptr);
+  if (!(request.value >= 1 && request.value <= 1e6)) {
+    return Error(StatusCode::kInvalidArgument, "ratio={}: a cache shrinks by 1 or more",
+                 request.value);
+  }
+  const BitLadder ladder(spectra, noise, head_dim);
+  const auto fits = [&](int level) {
+    return request.kv_fraction(ladder.RanksAt(level)) * request.value <= 1.0;
+  };
+  if (!fits(0)) {
+    return Error(StatusCode::kInvalidArgument,
+                 "ratio={}: the fewest bits reach only {:.2f} at the model's context, open block "
+                 "and sinks counted; ask for less, or add a retention stage",
+                 request.value, 1.0 / request.kv_fraction(ladder.RanksAt(0)));
+  }
+  int first = 0, last = ladder.n_levels() - 1;
+  while (first < last) {
+    const int middle = last - (last - first) / 2;
+    if (fits(middle)) {
+      first = middle;
+    } else {
+      last = middle - 1;
+    }
+  }
+  RankAllocation allocation;
+  allocation.ranks = ladder.RanksAt(first);
+  allocation.eta = ladder.GainAt(first);
+  int64_t n_kept = 0;
+  for (const HeadRanks& r : allocation.ranks) n_kept += r.rank_k + r.rank_v;
+  allocation.removal_rate =
+      1 - static_cast<double>(n_kept) / (2.0 * head_dim * static_cast<double>(spectra.size()));
+  return allocation;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,60 @@
+// Bits for each group of channels of all layers, heads and pairs together, by loss per bit.
+#pragma once
+
+#include <vector>
+
+#include "analysis/bases/method.h"
+#include "analysis/ranks/ranks.h"
+
+namespace kvlathe {
+
+// Channels whose bits are chosen together: what the layout of blocks takes.
+inline constexpr int kBitGroup = 16;
+
+// Keys of a head may have scales in each block where these save this factor of what codes of
+// kProbeBits lose. With fewer bits they save less: what is slow in a key is then wrong by the same
+// for a whole block, which softmax ignores. Of the factors from 1 to 10, those between 5 and 6 lose
+// least on all three models of this repository.
+inline constexpr double kLeastScaleGain = 6;
+
+// Every allocation from the least (one bit for the first group of every pair) to 8 bits for all, a
+// step of one group each; the steps that save most loss per bit come first. A group without bits
+// loses the squares of its singular values, one with bits UnitLoss(bits) of its noise; bits that
+// save less per bit than more bits do are passed over. Bits never rise along the channels of a
+// pair: a group has at least those of the groups behind it.
+//
+// The first groups of keys have scales in each block where these save more than their bytes would
+// as bits of codes, a factor of 4 of the noise for each.
+class BitLadder {
+ public:
+  BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<HeadNoise>& noise,
+            int head_dim);
+
+  int n_levels() const { return static_cast<int>(steps_.size()) + 1; }
+  std::vector<HeadRanks> RanksAt(int level) const;
+  // What the next step saves per bit and channel; 0 at the last level.
+  double GainAt(int level) const;
+
+ private:
+  struct Step {
+    double gain;
+    int pair;  // 2 * head, + 1 for values
+    int group;
+    int bits;  // after it
+  };
+  void AddSteps(int pair, const std::vector<double>& singular_values,
+                const std::vector<double>& noise, int n_scaled);
+
+  int n_heads_, n_groups_;
+  std::vector<int> n_scaled_;         // groups of keys, by head
+  std::vector<bool> has_whole_rows_;  // HeadRanks::has_whole_open_rows
+  std::vector<Step> steps_;
+};
+
+// The last level whose kv_fraction is at most 1 / value. kInvalidArgument: a ratio below 1, or one
+// that the first level does not reach (the message says what it does).
+StatusOr<RankAllocation> AllocateBits(const std::vector<HeadSpectra>& spectra,
+                                      const std::vector<HeadNoise>& noise, int head_dim,
+                                      const RankRequest& request);
+
+}  // namespace kvlathe

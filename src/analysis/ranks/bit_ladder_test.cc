@@ -1,0 +1,211 @@
+#include "analysis/ranks/bit_ladder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "base/random.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kHeadDim = 64;
+
+std::vector<HeadSpectra> RandomSpectra(int n_heads, uint64_t seed) {
+  Random random(seed);
+  std::vector<HeadSpectra> spectra(n_heads);
+  for (HeadSpectra& head : spectra) {
+    for (std::vector<double>* pair : {&head.qk, &head.v}) {
+      const double size = std::exp(2 * random.Normal()), decay = 0.02 + 0.1 * random.Uniform();
+      for (int i = 0; i < kHeadDim; ++i) pair->push_back(size * std::exp(-decay * i));
+    }
+  }
+  return spectra;
+}
+
+// Noise that costs what cutting does, times `factor`.
+std::vector<HeadNoise> NoiseLike(const std::vector<HeadSpectra>& spectra, double factor = 1) {
+  std::vector<HeadNoise> noise;
+  for (const HeadSpectra& head : spectra) {
+    HeadNoise& to = noise.emplace_back();
+    for (const double s : head.qk) to.qk.push_back(factor * s * s);
+    for (const double s : head.v) to.v.push_back(factor * s * s);
+  }
+  return noise;
+}
+
+// Bits of each channel, from the most.
+std::vector<int> BitsOfChannels(const BitSplit& split) {
+  std::vector<int> bits;
+  for (size_t i = 0; i < kSplitBits.size(); ++i) {
+    bits.insert(bits.end(), split.channels[i], kSplitBits[i]);
+  }
+  bits.resize(kHeadDim, 0);
+  return bits;
+}
+
+// What bits leave of unit variance, as documented.
+const std::map<int, double> kLoss = {
+    {0, 1},         {1, 0.414063},   {2, 0.150466},      {3, 0.0484252},
+    {4, 0.0141481}, {5, 0.00386733}, {8, 1.0 / 256 / 12}};
+
+double LossOf(const std::vector<HeadSpectra>& spectra, const std::vector<HeadRanks>& ranks,
+              double factor) {
+  const auto at = [&](int bits) { return kLoss.at(bits) * (bits == 0 ? 1 : factor); };
+  double loss = 0;
+  for (size_t h = 0; h < ranks.size(); ++h) {
+    const std::vector<int> k = BitsOfChannels(ranks[h].k_bits), v = BitsOfChannels(ranks[h].v_bits);
+    for (int i = 0; i < kHeadDim; ++i) {
+      loss += spectra[h].qk[i] * spectra[h].qk[i] * at(k[i]);
+      loss += spectra[h].v[i] * spectra[h].v[i] * at(v[i]);
+    }
+  }
+  return loss;
+}
+
+int BitsPerToken(const std::vector<HeadRanks>& ranks) {
+  int bits = 0;
+  for (const HeadRanks& r : ranks) bits += r.k_bits.bits_per_token() + r.v_bits.bits_per_token();
+  return bits;
+}
+
+TEST(BitLadderTest, GoesFromOneBitOfTheFirstChannelsToEightOfAll) {
+  const std::vector<HeadSpectra> spectra = RandomSpectra(3, 1);
+  const BitLadder ladder(spectra, NoiseLike(spectra), kHeadDim);
+  for (const HeadRanks& r : ladder.RanksAt(0)) {
+    EXPECT_EQ(r.rank_k, 16);
+    EXPECT_EQ(r.k_bits.bits_per_token(), 16);
+    EXPECT_EQ(r.v_bits.bits_per_token(), 16);
+  }
+  for (const HeadRanks& r : ladder.RanksAt(ladder.n_levels() - 1)) {
+    EXPECT_EQ(r.k_bits.channels[0], kHeadDim);
+    EXPECT_EQ(r.v_bits.channels[0], kHeadDim);
+  }
+  EXPECT_EQ(ladder.GainAt(ladder.n_levels() - 1), 0);
+}
+
+// Where noise costs much, one bit is worse than none and passed over.
+class BitLadderNoiseTest : public ::testing::TestWithParam<double> {};
+INSTANTIATE_TEST_SUITE_P(Factors, BitLadderNoiseTest, ::testing::Values(0.1, 1.0, 4.0));
+
+TEST_P(BitLadderNoiseTest, EveryLevelIsTheLeastLossOfItsBits) {
+  // Exhaustive where it can be: two pairs of four groups.
+  const std::vector<HeadSpectra> spectra = RandomSpectra(1, 4);
+  const double factor = GetParam();
+  const BitLadder ladder(spectra, NoiseLike(spectra, factor), kHeadDim);
+  constexpr int kLevels[] = {0, 1, 2, 3, 4, 5, 8};
+  std::vector<BitSplit> splits;  // with falling bits, at least one
+  for (int a : kLevels) {
+    for (int b : kLevels) {
+      for (int c : kLevels) {
+        for (int d : kLevels) {
+          if (a == 0 || b > a || c > b || d > c) continue;
+          BitSplit split;
+          for (int bits : {a, b, c, d}) {
+            for (size_t i = 0; i < kSplitBits.size(); ++i) {
+              if (kSplitBits[i] == bits) split.channels[i] += 16;
+            }
+          }
+          splits.push_back(split);
+        }
+      }
+    }
+  }
+  for (int level = 0; level < ladder.n_levels(); ++level) {
+    const std::vector<HeadRanks> ranks = ladder.RanksAt(level);
+    const int bits = BitsPerToken(ranks);
+    const double loss = LossOf(spectra, ranks, factor);
+    for (const BitSplit& k : splits) {
+      for (const BitSplit& v : splits) {
+        if (k.bits_per_token() + v.bits_per_token() > bits) continue;
+        ASSERT_GE(LossOf(spectra, {{k.n_channels(), v.n_channels(), k, v}}, factor),
+                  loss * (1 - 1e-9));
+      }
+    }
+  }
+}
+
+TEST(BitLadderTest, BitsNeverRiseWhereSpectraDo) {
+  std::vector<HeadSpectra> spectra = RandomSpectra(2, 3);
+  for (int i = 48; i < kHeadDim; ++i) spectra[1].qk[i] = 100 * spectra[1].qk[0];
+  const BitLadder ladder(spectra, NoiseLike(spectra), kHeadDim);
+  for (int level = 0; level < ladder.n_levels(); ++level) {
+    for (const HeadRanks& r : ladder.RanksAt(level)) {
+      EXPECT_EQ(r.rank_k, r.k_bits.n_channels());
+      EXPECT_EQ(r.rank_v, r.v_bits.n_channels());
+      EXPECT_LE(r.rank_k, kHeadDim);
+    }
+  }
+}
+
+// In units of bits, and less a quarter for a byte of offset and one of scale in 64: 3.1 and 1.4 for
+// the first two groups, -0.2 for the third, and what the fourth says.
+class BitLadderScalesTest : public ::testing::TestWithParam<double> {};
+INSTANTIATE_TEST_SUITE_P(LastGroup, BitLadderScalesTest, ::testing::Values(1.0, 0.8, 0.25));
+
+TEST_P(BitLadderScalesTest, FirstGroupsHaveScalesWhereTheyArePaid) {
+  const std::vector<HeadSpectra> spectra = RandomSpectra(2, 4);
+  std::vector<HeadNoise> noise = NoiseLike(spectra);
+  const double factors[] = {0.01, 0.1, 0.9, GetParam()};
+  for (int i = 0; i < kHeadDim; ++i) {
+    noise[0].qk_in_blocks.push_back(noise[0].qk[i] * factors[i / 16]);
+  }
+  noise[1].qk_in_blocks = noise[0].qk_in_blocks;
+  noise[0].scale_gain = kLeastScaleGain;
+  noise[1].scale_gain = 0.99 * kLeastScaleGain;
+  const int n_scaled = GetParam() < 0.3 ? 64 : 32;
+  const BitLadder ladder(spectra, noise, kHeadDim);
+  // As if noise were that with scales, but for their bits, which come with the first of codes.
+  std::vector<HeadNoise> with_scales = noise;
+  std::copy_n(noise[0].qk_in_blocks.begin(), n_scaled, with_scales[0].qk.begin());
+  for (HeadNoise& head : with_scales) head.qk_in_blocks.clear();
+  const BitLadder same(spectra, with_scales, kHeadDim);
+  for (int level = 0; level < ladder.n_levels(); ++level) {
+    const std::vector<HeadRanks> ranks = ladder.RanksAt(level);
+    EXPECT_EQ(ranks[0].k_bits.scaled, std::min(n_scaled, ranks[0].rank_k));
+    EXPECT_EQ(ranks[1].k_bits.scaled, 0);
+    EXPECT_EQ(ranks[0].v_bits.scaled, 0);
+  }
+  std::vector<HeadRanks> last = ladder.RanksAt(ladder.n_levels() - 1);
+  last[0].k_bits.scaled = 0;
+  EXPECT_EQ(last, same.RanksAt(same.n_levels() - 1));
+  // The first step of all is to more bits of a first group: it pays for no scales.
+  EXPECT_EQ(ladder.GainAt(0), same.GainAt(0));
+}
+
+RankRequest Ratio(double ratio) {
+  RankRequest request{.goal = RankRequest::Goal::kRatio, .value = ratio};
+  request.kv_fraction = [](const std::vector<HeadRanks>& ranks) {
+    return BitsPerToken(ranks) / (16.0 * 2 * kHeadDim * static_cast<double>(ranks.size()));
+  };
+  return request;
+}
+
+TEST(AllocateBits, TakesTheMostThatTheRatioLeaves) {
+  const std::vector<HeadSpectra> spectra = RandomSpectra(4, 8);
+  for (const double ratio : {2.0, 3.3, 4.0, 8.0, 12.0, 30.0}) {
+    const auto allocation = AllocateBits(spectra, NoiseLike(spectra), kHeadDim, Ratio(ratio));
+    ASSERT_TRUE(allocation.ok());
+    const int bits = BitsPerToken(allocation->ranks);
+    EXPECT_LE(bits * ratio, 16.0 * 2 * kHeadDim * 4);
+    // A step takes at most 16 channels from 4 to 8 bits.
+    if (ratio > 2) {
+      EXPECT_GT((bits + 64.1) * ratio, 16.0 * 2 * kHeadDim * 4);
+    }
+  }
+}
+
+TEST(AllocateBits, SaysWhatTheFewestBitsReach) {
+  const std::vector<HeadSpectra> spectra = RandomSpectra(1, 8);
+  const auto allocation = AllocateBits(spectra, NoiseLike(spectra), kHeadDim, Ratio(65));
+  EXPECT_EQ(allocation.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(MessageOf(allocation.status()), ::testing::HasSubstr("reach only 64.00"));
+  EXPECT_EQ(AllocateBits(spectra, NoiseLike(spectra), kHeadDim, Ratio(0.5)).status().code(),
+            StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace kvlathe

@@ -1,0 +1,108 @@
+// From singular values to stored ranks, for all layers, heads and pairs together: one removal rate
+// (ZACK eq. 6, FDC eq. 1; methods.md section 1.3), or the least error.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "base/status.h"
+#include "format/block_layout.h"
+
+namespace kvlathe {
+
+struct FisherWeights;
+
+struct HeadRanks {
+  int rank_k = 0;
+  int rank_v = 0;
+  BitSplit k_bits = {}, v_bits = {};  // where channels have bits of their own
+  bool has_whole_open_rows = false;   // there, where others have coded ones until they are sealed
+  bool operator==(const HeadRanks&) const = default;
+};
+
+// Singular values of the two pairs of a KV head, descending, [head_dim] each.
+struct HeadSpectra {
+  std::vector<double> qk;
+  std::vector<double> v;
+};
+
+struct RankRequest {
+  enum class Goal {
+    kRate,   // largest achievable share of removed elements <= value, in [0, 1)
+    kRatio,  // least removal with 1 / kv_fraction >= value, value >= 1
+  };
+  Goal goal = Goal::kRate;
+  double value = 0;
+  bool uniform = false;  // one rank pair for all layers and heads (ZACK's and FDC's ablation /AC)
+  // If not null, ranks by these (analysis/ranks/fisher.h) and not by spectra: palu.
+  const FisherWeights* fisher = nullptr;
+  int round = 16;  // ranks are rounded to multiples of it, itself one of 8
+  // kv_fraction of the whole cache at the model's full context, everything counted; never grows
+  // when a rank falls. Needed for kRatio.
+  std::function<double(const std::vector<HeadRanks>&)> kv_fraction;
+};
+
+// How ranks are chosen when they are not uniform.
+enum class RankRule {
+  kRemovedMass,  // each pair may lose the share eta of the sum of its singular values
+  kLeastError,   // the sum of removed squared singular values over all pairs is least
+};
+
+struct RankAllocation {
+  std::vector<HeadRanks> ranks;  // [n_layers * n_kv_heads]
+  double removal_rate = 0;       // achieved: 1 - sum(rank_k + rank_v) / sum(2 head_dim)
+  // Removed share of singular mass allowed per pair; with kLeastError the squares lost per element
+  // of the last step; 0 if uniform or by Fisher weights.
+  double eta = 0;
+};
+
+// Every allocation that a growing eta passes through, from full rank on.
+//
+// A pair's rank is the smallest r with sum_{i>r} sigma_i <= eta * sum sigma_i, rounded up to a
+// multiple of `round` and clamped to [min(round, head_dim), head_dim]. It can change only where eta
+// meets the removed mass at a multiple of `round`, so the sorted list of those points holds all
+// allocations, and choosing among them is exact. Points of equal eta act together.
+class RankLadder {
+ public:
+  static RankLadder Adaptive(const std::vector<HeadSpectra>& spectra, int head_dim, int round);
+  // Water-filling: the pair falls next whose next step loses the fewest squares per element.
+  // Where singular values descend no step costs less than the one before it in its pair, and every
+  // level is the least error that its number of elements allows. A later step that would cost less
+  // counts like the one before it.
+  static RankLadder LeastError(const std::vector<HeadSpectra>& spectra, int head_dim, int round);
+  // One rank pair for all: rank_k + rank_v falls by `round` at each level, keys keep the larger
+  // half.
+  static RankLadder Uniform(int n_heads, int head_dim, int round);
+
+  // Level 0 is full rank; removal grows strictly with the level.
+  int n_levels() const { return static_cast<int>(levels_.size()); }
+  RankAllocation AllocationAt(int level) const;
+  // The last level that removes at most `rate` of all elements.
+  int LastLevelWithin(double rate) const;
+
+ private:
+  struct Step {  // one pair of one head falls to `rank`
+    double eta;
+    int head_idx;
+    bool is_key;
+    int rank;
+  };
+  struct Level {
+    int n_steps;  // of steps_, from the first
+    int64_t n_removed;
+  };
+  RankLadder(int n_heads, int head_dim, std::vector<Step> steps);
+
+  int n_heads_;
+  int head_dim_;
+  std::vector<Step> steps_;  // by eta; within a pair by falling rank
+  std::vector<Level> levels_;
+};
+
+// kInvalidArgument: a value out of range, a round that is no multiple of 8, or a ratio that the
+// lowest ranks do not reach (the message says what they do).
+StatusOr<RankAllocation> AllocateRanks(const std::vector<HeadSpectra>& spectra, int head_dim,
+                                       const RankRequest& request,
+                                       RankRule rule = RankRule::kRemovedMass);
+
+}  // namespace kvlathe

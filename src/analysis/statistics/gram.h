@@ -1,0 +1,33 @@
+// Gram matrices as methods of the basis axis combine them: [dim, dim] row-major f64.
+#pragma once
+
+#include <vector>
+
+#include "analysis/statistics/statistics.h"
+
+namespace kvlathe {
+
+// X^T X / rows of one head.
+std::vector<double> GramOf(const HeadMoments& moments, int64_t head_idx, int dim);
+// The same of rows less their mean.
+std::vector<double> CentredGramOf(const HeadMoments& moments, int64_t head_idx, int dim);
+
+// The mean of (x - offset)(x - offset)^T; an empty offset is 0.
+std::vector<double> GramAbout(const HeadMoments& moments, int64_t head_idx,
+                              const std::vector<float>& offset, int dim);
+
+// a X + b Y.
+std::vector<double> WeightedSum(double a, const std::vector<double>& x, double b,
+                                const std::vector<double>& y);
+// The Gram matrix of two blocks of rows below each other; normalised, each scaled to a Frobenius
+// norm of 1 first, but for one of zeros.
+std::vector<double> StackedGram(const std::vector<double>& x, const std::vector<double>& y,
+                                bool is_normalised, int dim);
+// The squared Frobenius norm of the rows behind the Gram matrix.
+double TraceOf(const std::vector<double>& gram, int dim);
+bool AllFinite(const std::vector<double>& values);
+
+std::vector<float> ToFloats(const std::vector<double>& values);
+std::vector<float> TransposedSquare(const std::vector<float>& square, int dim);
+
+}  // namespace kvlathe

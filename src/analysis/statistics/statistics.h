@@ -1,0 +1,123 @@
+// What calibration learns about a model's queries, keys and values, and its file basis.safetensors.
+// Bases, ranks and codebooks of every method derive from it, so one calibration serves all specs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "analysis/statistics/histogram.h"
+#include "base/status.h"
+
+namespace kvlathe {
+
+// The first positions of a sequence draw attention whatever they hold; their rows would own the
+// first singular vector of a head. They have moments of their own and enter nothing else.
+inline constexpr int kCalibrationSinks = 4;
+
+struct StatisticsShape {
+  int n_layers = 0;
+  int n_heads = 0;
+  int n_kv_heads = 0;
+  int head_dim = 0;
+
+  bool operator==(const StatisticsShape&) const = default;
+  int gqa_group() const { return n_heads / n_kv_heads; }
+};
+
+// First and second moments of rows of head_dim values, per head.
+struct HeadMoments {
+  std::vector<float> mean;  // [n_layers, heads, head_dim]
+  std::vector<float> gram;  // [n_layers, heads, head_dim, head_dim]: X^T X / rows, not centred
+};
+
+// Where the statistics come from; written into the file as text.
+struct StatisticsSource {
+  std::string model_hash;    // ModelHash()
+  std::string rope;          // the model's RoPE settings: post-RoPE statistics hold only for them
+  std::string token_source;  // "random" or "text:<hash of the token ids>"
+  uint64_t seed = 0;
+  int64_t n_tokens = 0;     // all tokens that went through the model
+  int sequence_tokens = 0;  // of the longest sequence
+  int n_positions = 0;      // of the context that rows after RoPE are taken from
+};
+
+struct CalibrationStatistics {
+  StatisticsShape shape;
+  StatisticsSource source;
+  int64_t n_rows = 0;       // tokens behind every moment and histogram
+  int64_t n_sink_rows = 0;  // tokens at the first kCalibrationSinks positions
+
+  // "heads" are KV heads, except for q_pre. Query moments of a KV head are summed over its group of
+  // query heads, not averaged, so that Q^T Q + K^T K is q_post.gram + k_post.gram.
+  HeadMoments q_post;
+  HeadMoments k_post;
+  HeadMoments k_pre;
+  HeadMoments v;
+  HeadMoments q_pre;  // per query head
+  // X^T X / rows of the rows of all KV heads of a layer side by side, [n_layers, n_kv_heads *
+  // head_dim, n_kv_heads * head_dim]; empty unless calibration was asked for them.
+  std::vector<float> k_pre_across_heads;
+  std::vector<float> v_across_heads;
+  HeadMoments sink_q_post;
+  HeadMoments sink_k_post;
+  HeadMoments sink_v;
+
+  // As attention weighs rows, so that an error weighs as it does in attention's output. Queries:
+  // times the weight that they give to positions behind the sinks, summed over the group. Keys
+  // behind the sinks: by the weights that they get, which sum to 1. Values: means over queries and
+  // the group of the rows that attention puts out.
+  HeadMoments attended_q;
+  HeadMoments attended_k;
+  HeadMoments attended_v;
+  // The same as keys see it before RoPE: queries turned back by the position of each key that they
+  // look at, times the weight it gets.
+  HeadMoments attended_q_pre;
+  HeadMoments attended_k_pre;
+  // Keys less the mean of their block of kBlockSize positions behind the sinks, as queries behind
+  // the block weigh blocks: the mean Gram matrix of a block's rows, [n_layers, n_kv_heads,
+  // head_dim, head_dim]. 0 where no sequence was longer than a block.
+  std::vector<float> k_in_blocks;
+  std::vector<float> k_pre_in_blocks;
+
+  // KL in nats per token from cutting this pair alone to each of ProbeRanks
+  // (analysis/statistics/probes.h) in lathe's basis, [n_layers, n_kv_heads, kProbeCuts]; 0: not
+  // measured.
+  std::vector<float> probe_kl_qk;
+  std::vector<float> probe_kl_v;
+  std::vector<float> probe_kl_qk_pre;  // in lathe's basis of keys before RoPE
+  // The same from codes of kProbeBits for all channels of the pair, [n_layers, n_kv_heads].
+  std::vector<float> probe_noise_qk;
+  std::vector<float> probe_noise_v;
+  std::vector<float> probe_noise_qk_pre;
+  // Of keys without scales in their blocks, where the two above have them; 0: not measured.
+  std::vector<float> probe_noise_qk_static;
+  std::vector<float> probe_noise_qk_pre_static;
+
+  // Channel (layer_idx * n_kv_heads + kv_head_idx) * head_dim + d.
+  ChannelHistograms k_post_histograms;
+  ChannelHistograms k_pre_histograms;
+  ChannelHistograms v_histograms;
+
+  // Index of a KV head's matrices: gram.data() + HeadIndex(...) * head_dim * head_dim.
+  int64_t HeadIndex(int layer_idx, int kv_head_idx) const {
+    return int64_t{layer_idx} * shape.n_kv_heads + kv_head_idx;
+  }
+};
+
+// Zeroed, with every array at its size, but for those across heads.
+CalibrationStatistics MakeStatistics(const StatisticsShape& shape);
+
+// Errors are those of WriteSafetensors.
+Status WriteStatistics(const CalibrationStatistics& statistics, const std::string& path);
+
+// kDataLoss if the file is damaged, of another kind, or of another format version.
+StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path);
+
+// kInvalidArgument, with the way out, if statistics read from `path` belong to another model or to
+// other RoPE settings.
+Status CheckStatisticsMatch(const CalibrationStatistics& statistics, const std::string& path,
+                            const StatisticsShape& shape, const std::string& model_hash,
+                            const std::string& rope);
+
+}  // namespace kvlathe

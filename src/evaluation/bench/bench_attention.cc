@@ -1,0 +1,210 @@
+#include "evaluation/bench/bench_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <functional>
+
+#include "base/clock.h"
+#include "base/threads.h"
+#include "base/units.h"
+#include "evaluation/bench/bench_attention_case.h"
+#include "kernels/cpu/limits/machine_limits.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr double kMaxFraction = 1.05;
+// With the 1 GiB that measuring read bandwidth takes, 3 GiB.
+constexpr int64_t kMaxBlockBytes = int64_t{7} << 28;
+constexpr int64_t kMinLayerBytes = int64_t{128} << 10;
+constexpr int64_t kMaxQueryBytes = int64_t{1} << 28;
+
+std::string DeviceName(Isa isa) {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line, name = "CPU";
+  while (std::getline(file, line)) {
+    const size_t colon = line.find(": ");
+    if (line.rfind("model name", 0) != 0 || colon == std::string::npos) continue;
+    name = line.substr(colon + 2);
+    break;
+  }
+  return fmt::format("{} ({})", name, IsaName(isa));
+}
+
+StatusOr<double> TimePass(const AttentionBenchOptions& options, const AttentionCase& c,
+                          Attention* attention) {
+  const float sm_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim));
+  const Stopwatch watch;
+  for (int l = 0; l < c.n_layers; ++l) {
+    KVL_RETURN_IF_ERROR(attention->Run(
+        {c.jobs.data() + l * options.n_kv_heads, static_cast<size_t>(options.n_kv_heads)}, sm_scale,
+        c.row.schedule));
+  }
+  return watch.Seconds();
+}
+
+Status CheckOptions(const AttentionBenchOptions& o) {
+  const auto refuse = [](const char* what, auto value, const char* instead) {
+    return Error(StatusCode::kInvalidArgument, "bench attention: {} {}: {}", what, value, instead);
+  };
+  if (o.n_kv_heads < 1) return refuse("n_kv_heads", o.n_kv_heads, "give at least 1");
+  if (o.n_heads < 1 || o.n_heads % o.n_kv_heads != 0) {
+    return refuse("n_heads", o.n_heads, "give a multiple of n_kv_heads");
+  }
+  if (o.head_dim < 16 || o.head_dim > 256 || o.head_dim % 16 != 0) {
+    return refuse("head_dim", o.head_dim, "give a multiple of 16 from 16 to 256");
+  }
+  if (o.n_threads < 1) return refuse("threads", o.n_threads, "give at least 1");
+  if (o.n_repetitions < 1) return refuse("repetitions", o.n_repetitions, "give at least 1");
+  if (o.prefill_tokens < 1) return refuse("prefill tokens", o.prefill_tokens, "give at least 1");
+  if (!(o.length_ratio >= 1 && o.length_ratio <= 1000)) {
+    return refuse("length ratio", o.length_ratio, "give a number from 1 to 1000");
+  }
+  for (const BenchCache& spec : o.specs) {
+    if (o.length_ratio > 1 && spec.seal.has_value()) {
+      return refuse("kv", spec.kv, "sealed heads are equally long; leave the length ratio out");
+    }
+  }
+  for (int context : o.contexts) {
+    if (context < 1) return refuse("context", context, "give at least 1");
+  }
+  for (const BenchCache& spec : o.specs) {
+    if (!(spec.rate >= 0 && spec.rate < 1)) {
+      return refuse("rate", spec.rate, "give a number from 0 to less than 1");
+    }
+  }
+  return OkStatus();
+}
+
+StatusOr<std::vector<AttentionCase>> MakeCases(const AttentionBenchOptions& options) {
+  std::vector<BenchCache> specs = options.specs;
+  const auto none = std::find_if(specs.begin(), specs.end(), std::mem_fn(&BenchCache::is_none));
+  if (none == specs.end()) {
+    specs.insert(specs.begin(), {"none"});
+  } else {
+    std::rotate(specs.begin(), none, none + 1);
+  }
+  std::vector<AttentionCase> cases;
+  for (BenchPhase phase : options.phases) {
+    for (int context : options.contexts) {
+      // Before anything is built for it.
+      const int64_t layer_bytes = int64_t{4} * options.head_dim * options.n_kv_heads * context;
+      const int64_t query_bytes = int64_t{2} * options.head_dim * options.n_heads *
+                                  std::min(context, options.prefill_tokens);
+      if (layer_bytes < kMinLayerBytes || layer_bytes > kMaxBlockBytes / 2 ||
+          query_bytes > kMaxQueryBytes) {
+        return Error(
+            StatusCode::kInvalidArgument,
+            "bench attention: context {} with {} KV heads of {} takes {} a layer and {} of "
+            "queries; choose a layer of {} to {} and queries of at most {}",
+            context, options.n_kv_heads, options.head_dim, FormatBytes(layer_bytes),
+            FormatBytes(query_bytes), FormatBytes(kMinLayerBytes), FormatBytes(kMaxBlockBytes / 2),
+            FormatBytes(kMaxQueryBytes));
+      }
+      for (size_t i = 0; i < specs.size() * options.schedules.size(); ++i) {
+        const BenchCache& spec = specs[i / options.schedules.size()];
+        cases.push_back(MakeCase(options, phase, context, spec));
+        cases.back().row.schedule = options.schedules[i % options.schedules.size()];
+        // Short contexts may be mostly padding.
+        if (AllBlockBytes(cases.back()) <= kMaxBlockBytes) continue;
+        return Error(StatusCode::kInvalidArgument,
+                     "bench attention: context {} with {} takes {} of blocks, more than {}; choose "
+                     "a context that fills its blocks of {} entries",
+                     context, spec.kv, FormatBytes(AllBlockBytes(cases.back())),
+                     FormatBytes(kMaxBlockBytes), kBlockSize);
+      }
+    }
+  }
+  return cases;
+}
+
+Status MeasureGemmLimit(ThreadPool* pool, Isa isa, AttentionBenchReport* report) {
+  KVL_ASSIGN_OR_RETURN(const double gemm_flops, MeasureGemmPeak(*pool, isa));
+  report->gemm_tflop_per_s = std::max(report->gemm_tflop_per_s, gemm_flops * 1e-12);
+  return OkStatus();
+}
+
+// Also the read limit, over the memory that holds the blocks.
+Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
+                    AttentionBenchReport* report, std::vector<AttentionCase>* cases) {
+  int64_t block_bytes = kReadWorkingSetBytes, n_query_tokens = 1;
+  for (const AttentionCase& c : *cases) {
+    block_bytes = std::max(block_bytes, AllBlockBytes(c));
+    n_query_tokens = std::max<int64_t>(n_query_tokens, c.row.n_tokens);
+  }
+  const int64_t query_bytes = 2 * n_query_tokens * options.n_heads * options.head_dim;
+  BenchMemory memory;
+  KVL_ASSIGN_OR_RETURN(memory.blocks, Buffer::Allocate(block_bytes, "benchmark blocks"));
+  KVL_ASSIGN_OR_RETURN(memory.q, Buffer::Allocate(query_bytes, "benchmark queries"));
+  KVL_ASSIGN_OR_RETURN(memory.out, Buffer::Allocate(query_bytes, "benchmark outputs"));
+  FillNormal(pool, options.seed, block_bytes, memory.blocks.data());
+  FillNormal(pool, ~options.seed, query_bytes, memory.q.data());
+  for (AttentionCase& c : *cases) KVL_RETURN_IF_ERROR(BuildCase(options, &memory, pool, &c));
+  Attention attention(pool, options.isa);
+  for (int repetition = -1; repetition < options.n_repetitions; ++repetition) {
+    const double read_seconds =
+        ReadPassSeconds(*pool, options.isa, memory.blocks.data(), kReadWorkingSetBytes);
+    report->read_gb_per_s =
+        std::max(report->read_gb_per_s, kReadWorkingSetBytes / read_seconds * 1e-9);
+    for (AttentionCase& c : *cases) {
+      PlaceCounts(c, &memory);
+      KVL_ASSIGN_OR_RETURN(const double seconds, TimePass(options, c, &attention));
+      if (repetition >= 0) c.pass_seconds.push_back(seconds);  // the first pass warms up
+    }
+  }
+  return OkStatus();
+}
+
+// Times, speedups and fractions, once all cases and both limits are measured.
+Status Judge(const std::vector<AttentionCase>& cases, AttentionBenchReport* report) {
+  double none_us = 0;  // of the same phase and context
+  BenchPhase phase = BenchPhase::kDecode;
+  int context = 0;
+  for (const AttentionCase& c : cases) {
+    AttentionBenchRow row = c.row;
+    const double seconds =
+        *std::min_element(c.pass_seconds.begin(), c.pass_seconds.end()) / c.n_layers;
+    row.time_us = seconds * 1e6;
+    if (row.phase != phase || row.context != context) {
+      phase = row.phase;
+      context = row.context;
+      none_us = row.time_us;  // `none` is the first spec
+    }
+    row.speedup_vs_none = none_us / row.time_us;
+    const double read_seconds = static_cast<double>(row.bytes) / (report->read_gb_per_s * 1e9);
+    const double compute_seconds = row.flops / (report->gemm_tflop_per_s * 1e12);
+    row.fraction_of_limit = std::max(read_seconds, compute_seconds) / seconds;
+    if (row.fraction_of_limit > kMaxFraction) {
+      return Error(
+          StatusCode::kInternal,
+          "bench attention: {} at context {} with {} ran at {:.2f} of the measured limits, "
+          "which cannot be; run again on an idle machine",
+          PhaseName(row.phase), row.context, row.kv, row.fraction_of_limit);
+    }
+    report->rows.push_back(std::move(row));
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+StatusOr<AttentionBenchReport> RunAttentionBench(const AttentionBenchOptions& options) {
+  KVL_RETURN_IF_ERROR(CheckOptions(options));
+  KVL_ASSIGN_OR_RETURN(std::vector<AttentionCase> cases, MakeCases(options));
+  AttentionBenchReport report;
+  report.device = DeviceName(options.isa);
+  report.n_heads = options.n_heads;
+  report.n_kv_heads = options.n_kv_heads;
+  report.head_dim = options.head_dim;
+  report.n_threads = options.n_threads;
+  report.seed = options.seed;
+  ThreadPool pool(options.n_threads);
+  KVL_RETURN_IF_ERROR(MeasureGemmLimit(&pool, options.isa, &report));
+  KVL_RETURN_IF_ERROR(MeasureCases(options, &pool, &report, &cases));
+  KVL_RETURN_IF_ERROR(MeasureGemmLimit(&pool, options.isa, &report));
+  KVL_RETURN_IF_ERROR(Judge(cases, &report));
+  return report;
+}
+
+}  // namespace kvlathe

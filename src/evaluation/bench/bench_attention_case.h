@@ -1,0 +1,61 @@
+// One row of `bench attention` as memory and jobs: a cache drawn from a seed, with its blocks, run
+// records and votes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/attention.h"
+#include "base/threads.h"
+#include "evaluation/bench/bench_attention.h"
+#include "kv/quantizer/codebooks.h"
+#include "kv/seal/seal_schedule.h"
+#include "tensor/buffer.h"
+
+namespace kvlathe {
+
+// One row of the report while it is measured.
+struct AttentionCase {
+  AttentionBenchRow row;
+  int n_layers = 1;
+  CacheLayout layout;
+  std::vector<int> lengths;              // [n_layers * n_kv_heads] entries
+  std::vector<RunExtent> extents;        // of the sealed runs, the same for every head
+  std::vector<const std::byte*> blocks;  // [n_layers * n_kv_heads, blocks of the context] or null
+  Buffer records;                        // of all runs
+  std::vector<PackedRun> runs;           // [n_layers * n_kv_heads, n_runs]
+  std::vector<std::byte> counts;         // of exact entries, of all sealed blocks in order
+  ModelCodebooks codebooks;              // of a format that has them
+  std::vector<float> cos, sin;           // by which all heads turn their keys, where they do
+  bool has_latent_keys = false;
+  std::vector<LatentMap> maps;  // [n_layers * n_kv_heads], of latent keys
+  std::optional<RetentionPlan> retention;
+  Buffer entries;  // positions and votes of the heads of a layer
+  ScoreNoise noise;
+  std::vector<HeadJob> jobs;  // [n_layers * n_kv_heads]
+  std::vector<double> pass_seconds;
+};
+
+// Shapes and what they cost; layers for decode until a pass reads kReadWorkingSetBytes.
+AttentionCase MakeCase(const AttentionBenchOptions& options, BenchPhase phase, int context,
+                       const BenchCache& spec);
+
+// Blocks of all layers, padded as in memory.
+int64_t AllBlockBytes(const AttentionCase& c);
+
+// What all cases share: AllBlockBytes of the largest of them, and rows for its queries.
+struct BenchMemory {
+  Buffer blocks, q, out;
+};
+
+// Blocks, records, jobs and votes of the case, in memory that it does not own.
+Status BuildCase(const AttentionBenchOptions& options, BenchMemory* memory, ThreadPool* pool,
+                 AttentionCase* c);
+
+// Puts the counts of exact entries into the case's blocks, where other cases have been since.
+void PlaceCounts(const AttentionCase& c, BenchMemory* memory);
+
+// Standard normal Bf16 values, different everywhere: blocks of such rows are valid in any layout.
+void FillNormal(ThreadPool* pool, uint64_t seed, int64_t n_bytes, std::byte* bytes);
+
+}  // namespace kvlathe

@@ -1,0 +1,302 @@
+#include "evaluation/bench/bench_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "evaluation/bench/bench_attention.h"
+#include "evaluation/bench/random_splits.h"
+#include "evaluation/quality.h"
+#include "kernels/cpu/limits/machine_limits.h"
+#include "kv/blocks/block_pool.h"
+#include "kv/capacity.h"
+
+namespace kvlathe {
+namespace {
+
+// Writes BF16 or F32 numbers of about unit size: valid rows in any layout.
+void FillRandom(DType row_type, std::byte* bytes, int64_t n_bytes, uint64_t seed) {
+  if (row_type == DType::kF32) {
+    float* values = reinterpret_cast<float*>(bytes);
+    for (int64_t i = 0; i < n_bytes / 4; ++i) {
+      values[i] = static_cast<float>(MixBits(seed + i) >> 40) * 0x1.0p-23f - 1.0f;
+    }
+    return;
+  }
+  // Exponents 2^-4 to 2^-1 and random signs and mantissas, four numbers at a time.
+  uint64_t* words = reinterpret_cast<uint64_t*>(bytes);
+  for (int64_t i = 0; i < n_bytes / 8; ++i) {
+    words[i] = (MixBits(seed + i) & 0x81ff81ff81ff81ffull) | 0x3d803d803d803d80ull;
+  }
+}
+
+void FillRandomSinks(const CacheLayout& layout, SequenceCache* cache, uint64_t seed) {
+  for (int l = 0; l < layout.n_layers; ++l) {
+    for (int g = 0; g < layout.n_kv_heads; ++g) {
+      const BlockShape& shape = layout.shape(l, g);
+      const int64_t n_sink = layout.n_sink * SizeOf(shape.row_type);
+      if (n_sink == 0) continue;
+      FillRandom(shape.row_type, cache->sink_k(l, g), n_sink * layout.head_dim, seed);
+      FillRandom(shape.row_type, cache->sink_v(l, g), n_sink * shape.rank_v, seed);
+    }
+  }
+}
+
+// Fills the plain blocks from first_block on in every head.
+void FillRandomBlocks(const CacheLayout& layout, int64_t first_block, SequenceCache* cache,
+                      uint64_t seed) {
+  for (int l = 0; l < layout.n_layers; ++l) {
+    for (int g = 0; g < layout.n_kv_heads; ++g) {
+      const BlockShape shape = cache->shape(l, g);
+      for (std::byte* block : cache->blocks(l, g).subspan(first_block)) {
+        if (block == nullptr) continue;
+        FillRandom(shape.row_type, block, BlockBytes(shape), seed += 1 << 20);
+      }
+    }
+  }
+}
+
+// Drops, cuts and seals what the step has ended. Of random rows the first are as good as any.
+Status EndRandomStep(Model* model, SequenceCache* cache) {
+  SequenceCache* caches[] = {cache};
+  for (int l = 0; l < model->layout().n_layers; ++l) {
+    if (cache->must_prune()) cache->DropPruned(l);
+    if (cache->must_cut_keys()) KVL_RETURN_IF_ERROR(cache->ShrinkBlocks(l));
+    if (cache->must_seal()) KVL_RETURN_IF_ERROR(model->SealRuns(l, caches));
+  }
+  return OkStatus();
+}
+
+// A cache of n_depth random positions, sealed as a prompt of them and n_prompt more would be.
+StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(Model* model, BlockPool* pool, int n_depth,
+                                                      int n_prompt, uint64_t seed) {
+  const CacheLayout& layout = model->layout();
+  auto cache = std::make_unique<SequenceCache>(&layout, pool);
+  if (n_depth == 0) return cache;
+  cache->set_n_prompt(int64_t{n_depth} + n_prompt);
+  // In steps, for a window to give back what it leaves behind, and to the end of each run.
+  for (int64_t n_left = n_depth; n_left > 0;) {
+    const int64_t n = std::min({n_left, int64_t{kBlockSize}, cache->max_step()});
+    const int64_t n_entries = std::max(0, cache->n_entries(0, 0));
+    const int64_t first_block =
+        layout.DropsEntries() ? n_entries / kBlockSize : BlocksFor(layout, cache->n_tokens());
+    KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(n)));
+    FillRandomBlocks(layout, first_block, cache.get(), seed += int64_t{1} << 40);
+    KVL_RETURN_IF_ERROR(EndRandomStep(model, cache.get()));
+    n_left -= n;
+  }
+  FillRandomSinks(layout, cache.get(), seed);
+  return cache;
+}
+
+using Caches = std::vector<std::unique_ptr<SequenceCache>>;
+
+Status RunOnce(Model* model, const ModelBenchCase& test, const std::vector<int32_t>& tokens,
+               Caches* caches, double* seconds) {
+  Stopwatch watch;
+  if (test.n_prompt > 0) {
+    for (auto& cache : *caches) {
+      KVL_RETURN_IF_ERROR(Prefill(model, cache.get(), std::span(tokens).first(test.n_prompt)));
+    }
+  }
+  for (int t = 0; t < test.n_gen; ++t) {
+    std::vector<SequenceStep> steps;
+    for (auto& cache : *caches) {
+      KVL_RETURN_IF_ERROR(cache->Extend(1));
+      steps.push_back({cache.get(), std::span(tokens).subspan(t, 1), SequenceStep::Logits::kLast});
+    }
+    KVL_RETURN_IF_ERROR(model->Forward(steps));
+  }
+  *seconds = watch.Seconds();
+  return OkStatus();
+}
+
+std::string TestName(const ModelBenchCase& test) {
+  std::string name =
+      test.n_prompt > 0 ? fmt::format("pp{}", test.n_prompt) : fmt::format("tg{}", test.n_gen);
+  if (test.n_depth > 0) name += fmt::format(" @ d{}", test.n_depth);
+  if (test.n_parallel > 1) name += fmt::format(" x{}", test.n_parallel);
+  return name;
+}
+
+// Weights that a token is multiplied with.
+int64_t CountWeights(const Model& model) {
+  const ModelConfig& c = model.config();
+  int64_t n_rows = c.vocab_size;
+  for (int l = 0; l < c.n_layers; ++l) {
+    n_rows += int64_t{c.n_heads + c.n_kv_heads} * c.head_dim + c.mlp_rows() + c.ffn_dim;
+    for (int g = 0; g < c.n_kv_heads; ++g) {
+      n_rows += int64_t{model.layout().shape(l, g).rank_v} * (1 + c.gqa_group());
+    }
+  }
+  return n_rows * c.hidden_dim;
+}
+
+double LimitOfGeneration(const Model& model, int n_parallel, int64_t kv_bytes,
+                         const StepLimits& limits) {
+  const auto n_weights = static_cast<double>(CountWeights(model));
+  const double weight_bytes = n_weights * SizeOf(model.weights().compute_type());
+  const double linear = std::max(weight_bytes / limits.read_bytes_per_s,
+                                 2 * n_weights * n_parallel / limits.gemm_flops);
+  return n_parallel / (linear + static_cast<double>(kv_bytes) / limits.read_bytes_per_s);
+}
+
+}  // namespace
+
+StatusOr<StepLimits> MeasureStepLimits(ThreadPool* pool, Isa isa) {
+  StepLimits limits;
+  KVL_ASSIGN_OR_RETURN(const double gb_per_s, MeasureReadBandwidth(*pool, isa));
+  limits.read_bytes_per_s = 1e9 * gb_per_s;
+  KVL_ASSIGN_OR_RETURN(limits.gemm_flops, MeasureGemmPeak(*pool, isa));
+  return limits;
+}
+
+StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const ModelBenchCase& test,
+                                   int n_repetitions, int64_t kv_budget_bytes,
+                                   const std::optional<StepLimits>& limits) {
+  const int n_tokens = test.n_prompt + test.n_gen;
+  if (n_tokens < 1 || test.n_depth < 0 || test.n_parallel < 1 || n_repetitions < 1) {
+    return Error(StatusCode::kInvalidArgument, "bench model: nothing to measure in {}",
+                 TestName(test));
+  }
+  const ModelConfig& c = model->config();
+  if (int64_t{test.n_depth} + n_tokens > c.max_seq_len) {
+    return Error(StatusCode::kInvalidArgument, "{}: {} positions exceed the model's context of {}",
+                 TestName(test), int64_t{test.n_depth} + n_tokens, c.max_seq_len);
+  }
+  Random random(1);
+  std::vector<int32_t> tokens(n_tokens);
+  for (int32_t& id : tokens) id = static_cast<int32_t>(random.Below(c.vocab_size));
+
+  BlockPool pool(kv_budget_bytes);
+  std::vector<double> speeds;
+  double filling_seal = 0;  // sealing what stands for the depth, which is no part of a run
+  ModelBenchRow row{.test = test, .kv = kv};
+  for (int repetition = -1; repetition < n_repetitions; ++repetition) {
+    if (repetition == 0) model->ResetProfile();
+    const double seal_before = model->profile().seal;
+    Caches caches;
+    for (int s = 0; s < test.n_parallel; ++s) {
+      KVL_ASSIGN_OR_RETURN(auto cache,
+                           CacheOfDepth(model, &pool, test.n_depth, test.n_prompt, 7919 * (s + 1)));
+      caches.push_back(std::move(cache));
+    }
+    if (repetition >= 0) filling_seal += model->profile().seal - seal_before;
+    double seconds = 0;
+    KVL_RETURN_IF_ERROR(RunOnce(model, test, tokens, &caches, &seconds));
+    row.kv_bytes = pool.usage().used_bytes;
+    if (repetition < 0) continue;
+    speeds.push_back(double{1} * n_tokens * test.n_parallel / seconds);
+    row.seconds += seconds;
+  }
+  const int64_t n_read = int64_t{test.n_depth} + test.n_prompt;
+  const SequenceLength length = {.n_tokens = int64_t{test.n_depth} + n_tokens,
+                                 .n_step = kChunkTokens,
+                                 .n_prompt = n_read > 0 ? n_read : kEndlessPrompt};
+  row.n_fit = SequencesThatFit(model->layout(), length, kv_budget_bytes);
+  row.longest_prompt = LongestPrompt(model->layout(), kv_budget_bytes, kChunkTokens, c.max_seq_len);
+  row.profile = model->profile();
+  row.profile.seal -= filling_seal;
+  if (limits.has_value() && test.n_prompt == 0) {
+    row.limit_ts = LimitOfGeneration(*model, test.n_parallel, row.kv_bytes, *limits);
+  }
+  for (double s : speeds) row.avg_ts += s / speeds.size();
+  for (double s : speeds) row.stddev_ts += (s - row.avg_ts) * (s - row.avg_ts);
+  row.stddev_ts = speeds.size() > 1 ? std::sqrt(row.stddev_ts / (speeds.size() - 1)) : 0;
+  return row;
+}
+
+ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
+                           const std::vector<HeadRanks>& ranks, uint64_t seed,
+                           bool has_latent_keys) {
+  Random random(seed);
+  const int n_sharing = n_layers * n_kv_heads / static_cast<int>(ranks.size());
+  const int64_t width = int64_t{n_sharing} * head_dim;
+  const double deviation = 1 / std::sqrt(width);
+  const auto matrix = [&](int64_t n) {
+    std::vector<float> values(n);
+    for (float& v : values) v = static_cast<float>(deviation * random.Normal());
+    return values;
+  };
+  ModelBasis basis{n_layers, n_kv_heads, head_dim, {}, n_sharing};
+  for (int h = 0; h < n_layers * n_kv_heads; ++h) {
+    const HeadRanks& r = ranks[h / n_sharing];
+    HeadBasis head{.rank_k = r.rank_k, .rank_v = r.rank_v};
+    head.k_bits = r.k_bits;
+    head.v_bits = r.v_bits;
+    head.key_basis = matrix(width * head.rank_k);
+    (has_latent_keys ? head.key_way_back : head.query_basis) = head.key_basis;
+    // Maps of no use, like the others, for the work of real ones.
+    const std::vector<float> cut(int64_t{head_dim} * (head_dim - head.rank_k));
+    if (!has_latent_keys) head.cut = {cut, cut};
+    head.value_basis = matrix(width * head.rank_v);
+    head.output_basis = matrix(width * head.rank_v);
+    basis.heads.push_back(std::move(head));
+  }
+  return basis;
+}
+
+ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed,
+                           bool has_latent_keys, int heads_per_latent) {
+  const int n_total = n_layers * n_kv_heads / heads_per_latent;
+  const std::vector<int> drawn = DrawRanks(n_total, head_dim, rate, seed);
+  std::vector<HeadRanks> ranks;
+  for (int i = 0; i < n_total; ++i) ranks.push_back({drawn[2 * i], drawn[2 * i + 1]});
+  return DrawRandomBasis(n_layers, n_kv_heads, head_dim, ranks, seed, has_latent_keys);
+}
+
+ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
+                                uint64_t seed, bool has_latent_keys) {
+  return DrawRandomBasis(n_layers, n_kv_heads, head_dim,
+                         DrawSplits(n_layers * n_kv_heads, head_dim, ratio, seed), seed,
+                         has_latent_keys);
+}
+
+nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const ModelBenchRow& r : rows) {
+    const auto share = [&](double seconds) { return seconds / r.seconds; };
+    list.push_back({{"n_prompt", r.test.n_prompt},
+                    {"n_gen", r.test.n_gen},
+                    {"n_depth", r.test.n_depth},
+                    {"n_parallel", r.test.n_parallel},
+                    {"kv", r.kv},
+                    {"avg_ts", r.avg_ts},
+                    {"stddev_ts", r.stddev_ts},
+                    {"kv_bytes", r.kv_bytes},
+                    {"n_fit", r.n_fit},
+                    {"longest_prompt", r.longest_prompt},
+                    {"time_share",
+                     {{"linear", share(r.profile.linear)},
+                      {"rotate", share(r.profile.rotate)},
+                      {"append", share(r.profile.append)},
+                      {"attention", share(r.profile.attention)},
+                      {"seal", share(r.profile.seal)},
+                      {"other", share(r.profile.other)}}}});
+    if (r.limit_ts > 0) list.back()["limit_ts"] = r.limit_ts;
+  }
+  return {{"rows", std::move(list)}};
+}
+
+std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string& model_name,
+                       int n_threads) {
+  std::string text =
+      "| model | threads | kv | test | t/s | of limit | linear | rotate | append | attention | "
+      "seal "
+      "|\n| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+  for (const ModelBenchRow& r : rows) {
+    const auto share = [&](double seconds) {
+      return fmt::format("{:.1f}%", 100 * seconds / r.seconds);
+    };
+    text += fmt::format("| {} | {} | {} | {} | {:.2f} ± {:.2f} | {} | {} | {} | {} | {} | {} |\n",
+                        model_name, n_threads, r.kv, TestName(r.test), r.avg_ts, r.stddev_ts,
+                        r.limit_ts > 0 ? fmt::format("{:.2f}", r.avg_ts / r.limit_ts) : "",
+                        share(r.profile.linear), share(r.profile.rotate), share(r.profile.append),
+                        share(r.profile.attention), share(r.profile.seal));
+  }
+  return text;
+}
+
+}  // namespace kvlathe

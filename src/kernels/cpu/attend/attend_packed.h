@@ -1,0 +1,83 @@
+// Sealed runs as the attention kernels see them: where everything of a run lies, and a block of it
+// as plain numbers. The offsets are worked out here, once per run, by portable code: files compiled
+// for an instruction set then only read them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/attend/attend.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+// Channels with codes of the same bits, where bits are split.
+struct CodeSegment {
+  int bits = 0;
+  int first = 0;  // channel
+  int n_channels = 0;
+  int64_t codes = 0;  // bytes from the start of a packed block
+  // Null at 8 bits: the code less 128, in units of kUnitStep.
+  const float* centroids = nullptr;
+  const uint16_t* table = nullptr;  // UnitTable
+  const int8_t* numbers = nullptr;  // UnitNumbers
+};
+
+// K or V of one run of one head. Offsets are bytes from the start of a packed block.
+struct PackedSideView {
+  int rank = 0;
+  int bits = 0;
+  bool is_symmetric = false;
+  // Scales per channel are [n_groups][2][rank], a group being `group` tokens of the run. Scales per
+  // token are [n_groups][parts][kBlockSize] for each block, a group being `group` channels.
+  bool is_per_channel = false;
+  int group = 0;
+  int n_groups = 0;
+  int64_t codes = 0;
+  int64_t scales = 0;                  // in the block; of no use where shared_scales is set
+  const F16* shared_scales = nullptr;  // in the record of the run or of the layer: all blocks
+  const float* centroids = nullptr;    // null: codes are numbers
+  // Where bits are split; codes are those of unit_codes.h, and bits, scales and groups of no use.
+  int n_segments = 0;
+  CodeSegment segments[kSplitBits.size()] = {};
+  // The first channels of K, there: offsets and then scales of the block, a byte each.
+  int n_scaled = 0;
+  int64_t block_scales = 0;  // in the block
+  // Ranges and offsets [2][rank] of K with a codebook; V with one has shared_scales.
+  const float* model_scales = nullptr;
+  int64_t factor = 0;          // A [lowrank][kBlockSize]
+  const F16* basis = nullptr;  // B [lowrank][rank]
+  // Exact entries of block b end at ends[b * ends_step + ends_first] and begin where those before
+  // end.
+  const uint32_t* ends = nullptr;  // null: there are none
+  int ends_step = 1;
+  int ends_first = 0;
+  const uint16_t* differences = nullptr;  // of all blocks, Bf16
+  const uint8_t* places = nullptr;
+  int64_t counts = 0;  // of lanes, in the block
+  bool has_wide_counts = false;
+};
+
+struct PackedRunView {
+  PackedSideView k, v;
+  int first_block = 0;  // of AttendParams::blocks; may be negative
+  int lowrank = 0;
+  int64_t block_bytes = 0;
+  KeyRotation rotation;  // of the run's first block, where keys are before RoPE
+};
+
+PackedRunView ViewRun(const AttendParams& params, const PackedRun& run);
+
+// The run that holds `block`, or null where blocks are plain. `run_idx` starts at 0 and moves on
+// with calls for ascending blocks.
+const PackedRun* FindRun(const PackedHead& head, int block, int* run_idx);
+
+// Adds what a block has beside its codes: exact entries and the residual. `values` are those of the
+// codes, in the order of a plain F32 block.
+void RepairPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
+                       float* values);
+
+// The values of block `block_idx` of its run in the order of a plain F32 block: K, V behind it.
+void ExpandPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx, float* out);
+
+}  // namespace kvlathe

@@ -1,0 +1,85 @@
+#include "kernels/cpu/attend/coded_rows.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <span>
+
+#include "base/check.h"
+#include "format/unit_codes.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kMaxRank = 256;
+constexpr int kGroupBytes = 64;  // two lines of 32 codes
+constexpr float kSignOfZero = 0x1p-20f;
+
+// False when one of them is not finite.
+bool EncodeRow(const float* row, std::span<uint8_t> codes) {
+  float sum = 0;  // NaN once a number is not finite
+  for (size_t i = 0; i < codes.size(); ++i) {
+    sum += row[i] * 0;
+    const float step = std::nearbyint(row[i] * (1 / kUnitStep));
+    // In this order NaN is a code as well.
+    codes[i] = static_cast<uint8_t>(std::max(-128.0f, std::min(127.0f, step)) + 128);
+  }
+  return sum == 0;
+}
+
+// Codes of a group are those of two lines, eight of either in turn. Bit kTokenBit of the place of a
+// word in its line tells odd tokens.
+template <int kTokenBit>
+void ExpandGroup(const std::byte* group, float* first, float* second) {
+  for (int i = 0; i < kGroupBytes; ++i) {
+    float* line = i / 8 % 2 == 0 ? first : second;
+    const float zero = (i >> kTokenBit & 1) == 0 ? kSignOfZero : -kSignOfZero;
+    const float step = static_cast<float>(group[i]) - 128;
+    line[i / 16 * 8 + i % 8] = step == 0 ? zero : step * kUnitStep;
+  }
+}
+
+}  // namespace
+
+bool AppendCodedRows(const AppendParams& p) {
+  const int rank_k = p.shape.rank_k, rank_v = p.shape.rank_v;
+  KVL_DCHECK(rank_k <= kMaxRank && rank_v <= kMaxRank);
+  const int64_t element = SizeOf(p.shape.row_type);
+  std::byte* const values = p.block + KeyBytes(p.shape);
+  std::array<float, kMaxRank> row;
+  std::array<uint8_t, kMaxRank> codes;
+  bool ok = true;
+  for (int i = 0; i < p.n_rows; ++i) {
+    const int token = p.first_slot + i;
+    ConvertToFloat(p.shape.row_type, static_cast<const std::byte*>(p.k) + i * p.k_stride * element,
+                   rank_k, row.data());
+    ok = EncodeRow(row.data(), std::span(codes).first(rank_k)) && ok;
+    for (int r = 0; r < rank_k; ++r) p.block[CodedKeyOffset(token, r)] = std::byte{codes[r]};
+    ConvertToFloat(p.shape.row_type, static_cast<const std::byte*>(p.v) + i * p.v_stride * element,
+                   rank_v, row.data());
+    ok = EncodeRow(row.data(), std::span(codes).first(rank_v)) && ok;
+    for (int r = 0; r < rank_v; ++r)
+      values[CodedValueOffset(rank_v, token, r)] = std::byte{codes[r]};
+  }
+  return ok;
+}
+
+void ExpandCodedKeys(const std::byte* keys, int rank, float* to) {
+  for (int line = 0; line < 2 * rank; line += 2) {
+    ExpandGroup<1>(keys + line / 2 * kGroupBytes, to + line * 32, to + (line + 1) * 32);
+  }
+}
+
+void ExpandCodedValues(const std::byte* values, int rank, float* to) {
+  const int n_lines = rank / 16;  // of a pair of tokens
+  for (int pair = 0; pair < kBlockSize / 2; pair += 2) {
+    for (int line = 0; line < n_lines; ++line) {
+      float* first = to + (int64_t{pair} * n_lines + line) * 32;
+      ExpandGroup<0>(values + (pair / 2 * n_lines + line) * kGroupBytes, first,
+                     first + n_lines * 32);
+    }
+  }
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,178 @@
+// Codes of sealed blocks as numbers of 16 bits, a vector of lanes.h at a time.
+#pragma once
+
+#include "format/unit_codes.h"
+#include "kernels/cpu/attend/attend_packed.h"
+#include "kernels/cpu/attend/attend_range.h"
+#include "kernels/cpu/lanes.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kVecBytes = static_cast<int>(sizeof(IntVec));
+// A line is 16 tokens of K, or channels of V, in words of pairs.
+constexpr int kLineParts = 64 / kVecBytes;
+
+// Numbers of two lines of a group, words of pairs as in a plain block.
+struct TwoLines {
+  IntVec first, second;
+};
+
+template <int kBits>
+struct CodeGroup {
+  static constexpr int kBytes = GroupBytes(kBits);
+  static constexpr int kLines = LinesPerGroup(kBits);
+  static constexpr int kHalf = kLines / 2;
+  static constexpr int kLow = LowBits(kBits);
+};
+
+// Codes of uniform steps: the code, at 8 bits less 128 unless it is signed.
+template <int kBits>
+struct NumberReader : CodeGroup<kBits> {
+  using CodeGroup<kBits>::kHalf, CodeGroup<kBits>::kLow;
+
+  IntVec flip;
+
+  KVL_INLINE explicit NumberReader(bool is_signed)
+      : flip(SetWords(is_signed ? 0 : static_cast<int16_t>(0x8080))) {}
+
+  // Part `part` of a line of the group.
+  KVL_INLINE IntVec Line(const std::byte* group, int line, int part) const {
+    const IntVec words = LoadWords(group + part * kVecBytes);
+    if constexpr (kBits == 8) {
+      // Eight bytes of either line in turn: those of this one become the upper halves of words.
+      return ShiftSignedWords(ShuffleBytes(words ^ flip, LoadTable(kTopBytes[line])), 8);
+    }
+    const IntVec codes = ShiftWords(words, kLow * line) & SetWords((1 << kLow) - 1);
+    if constexpr (kBits != 3) return codes;
+    uint32_t bits;
+    __builtin_memcpy(&bits, group + 64 + 4 * line, sizeof(bits));
+    return codes | (SpreadToWords(bits, part * (kVecBytes / 2)) & SetWords(4));
+  }
+
+  // Of lines `line` and `line` + kHalf, where line < kHalf.
+  KVL_INLINE TwoLines Lines(const std::byte* group, int line, int part) const {
+    return {Line(group, line, part), Line(group, line + kHalf, part)};
+  }
+
+ private:
+  static constexpr int8_t kTopBytes[2][16] = {
+      {-128, 0, -128, 1, -128, 2, -128, 3, -128, 4, -128, 5, -128, 6, -128, 7},
+      {-128, 8, -128, 9, -128, 10, -128, 11, -128, 12, -128, 13, -128, 14, -128, 15}};
+};
+
+// Codes of unit_codes.h, in steps of kUnitNumberStep. The words of a group hold codes of half of
+// its lines in their lower bytes and of the other half in their upper ones. Sorted by that, two
+// lines are one vector of bytes: one look-up finds the lower bytes of their numbers, one the upper,
+// and interleaving both gives the words of either line.
+template <int kBits>
+struct UnitReader : CodeGroup<kBits> {
+  using CodeGroup<kBits>::kHalf, CodeGroup<kBits>::kLow;
+  static constexpr int kTables = kBits == 8 ? 0 : kBits == 5 ? 4 : 2;
+
+  IntVec tables[kTables + 1];
+
+  // `numbers` is UnitNumbers(kBits), or null at 8 bits.
+  KVL_INLINE explicit UnitReader(const int8_t* numbers) {
+    Unroll<kTables>([&](auto i) KVL_PART { tables[i.value] = LoadTable(numbers + 16 * i.value); });
+  }
+
+  KVL_INLINE TwoLines Lines(const std::byte* group, int line, int part) const {
+    const IntVec words = LoadWords(group + part * kVecBytes);
+    if constexpr (kBits == 8) {  // eight bytes of either line in turn
+      const IntVec codes = words ^ SetWords(static_cast<int16_t>(0x8080));
+      return {ShiftSignedWords(MixLowerBytes(IntVec{}, codes), 3),
+              ShiftSignedWords(MixUpperBytes(IntVec{}, codes), 3)};
+    } else {
+      const IntVec sorted = ShuffleBytes(words, LoadTable(kBytesByLine));
+      IntVec codes = ShiftWords(sorted, kLow * line) & SetWords(0x0101 * ((1 << kLow) - 1));
+      IntVec high = codes;
+      if constexpr (HasHighBit(kBits)) {
+        const IntVec bits = LoadTwoInts(group + 64 + 4 * line, group + 64 + 4 * (line + kHalf));
+        high = SpreadToBytes(ShuffleBytes(bits, LoadWords(kBitsByLine + part * kVecBytes)));
+      }
+      if constexpr (kBits == 3) codes = codes | (high & SetWords(0x0404));
+      IntVec lower = ShuffleBytes(tables[0], codes), upper = ShuffleBytes(tables[1], codes);
+      if constexpr (kBits == 5) {
+        lower = WhereSet(high, ShuffleBytes(tables[2], codes), lower);
+        upper = WhereSet(high, ShuffleBytes(tables[3], codes), upper);
+      }
+      return {MixLowerBytes(lower, upper), MixUpperBytes(lower, upper)};
+    }
+  }
+
+ private:
+  // In every 128 bits the lower bytes of all words, then the upper ones.
+  alignas(16) static constexpr int8_t kBytesByLine[16] = {0, 2, 4, 6, 8, 10, 12, 14,
+                                                          1, 3, 5, 7, 9, 11, 13, 15};
+  // Of two words of 32 bits in turn, the byte with the high bit of this code of the first line or,
+  // in every second eight, the second; from part 0 on.
+  alignas(64) static constexpr int8_t kBitsByLine[64] = {
+      0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4, 1, 1, 1, 1, 1, 1,
+      1, 1, 5, 5, 5, 5, 5, 5, 5, 5, 2, 2, 2, 2, 2, 2, 2, 2, 6, 6, 6, 6,
+      6, 6, 6, 6, 3, 3, 3, 3, 3, 3, 3, 3, 7, 7, 7, 7, 7, 7, 7, 7};
+};
+
+// f(reader) with the reader of the side's codes.
+template <typename F>
+KVL_INLINE void WithReader(const PackedSideView& side, const F& f) {
+  switch (side.bits) {
+    case 2:
+      return f(NumberReader<2>(side.is_symmetric));
+    case 3:
+      return f(NumberReader<3>(side.is_symmetric));
+    case 4:
+      return f(NumberReader<4>(side.is_symmetric));
+    default:
+      return f(NumberReader<8>(side.is_symmetric));
+  }
+}
+
+template <typename F>
+KVL_INLINE void WithReader(const CodeSegment& segment, const F& f) {
+  switch (segment.bits) {
+    case 1:
+      return f(UnitReader<1>(segment.numbers));
+    case 2:
+      return f(UnitReader<2>(segment.numbers));
+    case 3:
+      return f(UnitReader<3>(segment.numbers));
+    case 4:
+      return f(UnitReader<4>(segment.numbers));
+    case 5:
+      return f(UnitReader<5>(segment.numbers));
+    default:
+      return f(UnitReader<8>(nullptr));
+  }
+}
+
+// f(offset, numbers) with every vector of numbers of a side with split bits, where `offset` is that
+// of its first number in K or V of a plain block.
+template <bool kIsKey, typename F>
+KVL_INLINE void ForEachVector(const PackedSideView& side, const std::byte* block, const F& f) {
+  for (int i = 0; i < side.n_segments; ++i) {
+    const CodeSegment& segment = side.segments[i];
+    WithReader(segment, [&](const auto& reader) KVL_PART {
+      const std::byte* codes = block + segment.codes;
+      const int columns = segment.n_channels / 16;                // V
+      const int64_t step = kIsKey ? 32 : int64_t{2} * side.rank;  // from line to line
+      for (int group = 0; group < 2 * segment.n_channels / reader.kLines; ++group) {
+        const int64_t first = kIsKey ? kBlockSize * segment.first + 32 * group * reader.kLines
+                                     : step * (group / columns * reader.kLines) +
+                                           2 * segment.first + 32 * (group % columns);
+        Unroll<reader.kHalf>([&](auto line) KVL_PART {
+          Unroll<kLineParts>([&](auto part) KVL_PART {
+            const TwoLines lines = reader.Lines(codes, line.value, part.value);
+            const int64_t offset = first + step * line.value + 2 * kLanes * part.value;
+            f(offset, lines.first);
+            f(offset + step * reader.kHalf, lines.second);
+          });
+        });
+        codes += reader.kBytes;
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace kvlathe

@@ -1,0 +1,145 @@
+// Keys from Bf16 latents by BF16 dots: a tile of four channels of all tokens of a block stays in
+// registers until it is turned and rounded, so a key is never in memory before RoPE.
+#include "kernels/cpu/attend/avx512/attend_avx512.h"
+#include "kernels/cpu/attend/avx512/packed_codes_avx512.h"
+#include "kernels/cpu/latent/latent_keys.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kCols = kBlockSize / kLanes;  // vectors of tokens
+
+// A channel and the next one, in [token][2] order: 8 tokens a vector.
+struct TokenPairs {
+  __m512 low, high;
+};
+
+KVL_INLINE TokenPairs Interleave(__m512 first, __m512 second) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high =
+      _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  return {_mm512_permutex2var_ps(first, low, second), _mm512_permutex2var_ps(first, high, second)};
+}
+
+KVL_INLINE void StoreRounded(uint16_t* to, TokenPairs x) {
+  _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x.high, x.low)));
+}
+
+// Real and imaginary part times cos + i sin.
+KVL_INLINE void Turn(const float* cos, const float* sin, __m512* a, __m512* b) {
+  const __m512 c = _mm512_loadu_ps(cos), s = _mm512_loadu_ps(sin), x = *a;
+  *a = _mm512_fmsub_ps(x, c, _mm512_mul_ps(*b, s));
+  *b = _mm512_fmadd_ps(*b, c, _mm512_mul_ps(x, s));
+}
+
+// Channels i, i + 1, i + step and i + step + 1; the second two are what the first turn with.
+template <bool kTurns>
+KVL_INLINE void KeyTile(const LatentBlock& b, const uint16_t* latents, int i, int step,
+                        uint16_t* keys) {
+  const int rank = b.shape.rank_k;
+  const auto* columns = static_cast<const uint16_t*>(b.map.columns);
+  const int channels[4] = {i, i + 1, i + step, i + step + 1};
+  __m512 sums[4][kCols];
+  Unroll<4>([&](auto r) KVL_PART {
+    Unroll<kCols>([&](auto c) KVL_PART {
+      sums[r.value][c.value] = _mm512_set1_ps(b.map.offset[channels[r.value]]);
+    });
+  });
+  const uint16_t* at[4];
+  Unroll<4>([&](auto r) KVL_PART { at[r.value] = columns + int64_t{channels[r.value]} * rank; });
+  for (int p = 0; p < rank; p += 2, latents += 2 * kBlockSize) {
+    __m512bh lines[kCols];
+    Unroll<kCols>([&](auto c) KVL_PART { lines[c.value] = LoadLine(latents + 32 * c.value); });
+    Unroll<4>([&](auto r) KVL_PART {
+      const __m512bh weight = BroadcastPair(at[r.value] + p);
+      Unroll<kCols>([&](auto c) KVL_PART {
+        sums[r.value][c.value] = _mm512_dpbf16_ps(sums[r.value][c.value], lines[c.value], weight);
+      });
+    });
+  }
+  Unroll<kCols>([&](auto c) KVL_PART {
+    TokenPairs first = Interleave(sums[0][c.value], sums[1][c.value]);
+    TokenPairs second = Interleave(sums[2][c.value], sums[3][c.value]);
+    if constexpr (kTurns) {
+      const int64_t offset = int64_t{i} * kBlockSize + 32 * c.value;
+      const float* cos = b.rotation.cos + offset;
+      const float* sin = b.rotation.sin + offset;
+      Turn(cos, sin, &first.low, &second.low);
+      Turn(cos + kLanes, sin + kLanes, &first.high, &second.high);
+    }
+    StoreRounded(keys + int64_t{i} * kBlockSize + 32 * c.value, first);
+    StoreRounded(keys + int64_t{i + step} * kBlockSize + 32 * c.value, second);
+  });
+}
+
+void RoundAll(const float* from, int64_t n, uint16_t* to) {
+  for (int64_t i = 0; i < n; i += 2 * kLanes) {
+    StoreRounded(to + i, {_mm512_loadu_ps(from + i), _mm512_loadu_ps(from + i + kLanes)});
+  }
+}
+
+// Decoded lines of 8 bits are (code - 128) 2^24 in Bf16, and stand for (code - 128) / 16: the
+// exponent falls by 28, but for 0.
+void ScaleByteLine(uint16_t* line) {
+  const __m512i words = _mm512_load_si512(line);
+  const __mmask32 is_not_0 = _mm512_test_epi16_mask(words, _mm512_set1_epi16(0x7fff));
+  _mm512_store_si512(line,
+                     _mm512_mask_sub_epi16(words, is_not_0, words, _mm512_set1_epi16(28 << 7)));
+}
+
+// What codes of split bits stand for, all of it exact in Bf16, in the order of a plain block.
+template <bool kIsKey>
+void ReadSegments(const PackedSideView& side, const std::byte* block, uint16_t* lines) {
+  for (int i = 0; i < side.n_segments; ++i) {
+    const CodeSegment& s = side.segments[i];
+    uint16_t* const to = lines + (kIsKey ? kBlockSize : 2) * s.first;
+    const std::byte* const codes = block + s.codes;
+    WithSegmentBits(s.bits, [&](auto bits) KVL_PART {
+      const CodeTables tables = LoadCodeTables<bits.value>(s.table);
+      if constexpr (kIsKey) {
+        DecodeKeys<bits.value>(codes, codes, tables, s.n_channels, to);
+      } else {
+        DecodeValues<bits.value>(codes, codes, tables, s.n_channels, side.rank, to);
+      }
+    });
+    if (s.bits != 8) continue;
+    // Rows of words: a pair of channels of all tokens, or a pair of tokens of these channels.
+    const int n_rows = kIsKey ? s.n_channels / 2 : kBlockSize / 2;
+    const int n_words = 2 * (kIsKey ? kBlockSize : s.n_channels);
+    const int step = 2 * (kIsKey ? kBlockSize : side.rank);
+    for (int row = 0; row < n_rows; ++row) {
+      for (int w = 0; w < n_words; w += 32) ScaleByteLine(to + row * step + w);
+    }
+  }
+}
+
+}  // namespace
+
+void ReadLatentsAvx512Bf16(const LatentBlock& b, std::byte* scratch) {
+  const int rank = b.shape.rank_k, head_dim = b.map.head_dim, half = b.rotation.half;
+  const int64_t n_latents = int64_t{kBlockSize} * rank;
+  const int64_t n_values = int64_t{kBlockSize} * b.shape.rank_v;
+  auto* const tile = reinterpret_cast<uint16_t*>(b.tile);
+  uint16_t* const tile_v = tile + int64_t{kBlockSize} * head_dim;
+  const auto* latents = reinterpret_cast<const uint16_t*>(b.block);
+  if (b.run == nullptr) {
+    __builtin_memcpy(tile_v, latents + n_latents, n_values * sizeof(uint16_t));
+  } else {
+    float* const values = reinterpret_cast<float*>(scratch);
+    auto* const rounded = reinterpret_cast<uint16_t*>(values + 2 * kBlockSize * 256);
+    latents = rounded;
+    if (b.run->k.n_segments > 0 && b.run->k.n_scaled == 0 && b.run->lowrank == 0) {
+      ReadSegments<true>(b.run->k, b.block, rounded);
+      ReadSegments<false>(b.run->v, b.block, tile_v);
+    } else {
+      ExpandSealedBlockAvx512(*b.run, b.block, b.block_idx, values);
+      RoundAll(values, n_latents, rounded);
+      RoundAll(values + n_latents, n_values, tile_v);
+    }
+  }
+  int i = 0;
+  for (; i < half; i += 2) KeyTile<true>(b, latents, i, half, tile);
+  for (i = 2 * half; i < head_dim; i += 4) KeyTile<false>(b, latents, i, 2, tile);
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,121 @@
+#include "kernels/cpu/seal/seal_split.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "kernels/cpu/attend/coded_rows.h"
+#include "kernels/cpu/seal/seal_codes.h"
+
+namespace kvlathe {
+namespace {
+
+// f(bits, first channel, channels, bytes from the start of the side's codes).
+template <typename F>
+void ForEachSegment(const BitSplit& split, const F& f) {
+  int first = 0;
+  int64_t offset = 0;
+  for (size_t i = 0; i < kSplitBits.size(); ++i) {
+    const int n = split.channels[i];
+    if (n > 0) f(kSplitBits[i], first, n, offset);
+    first += n;
+    offset += CodeBytes(kSplitBits[i], n);
+  }
+}
+
+uint8_t NearestOffset(double x) {
+  return static_cast<uint8_t>(std::clamp(std::nearbyint(x / kOffsetStep), -128.0, 127.0) + 128);
+}
+
+uint8_t NearestScale(double x) {
+  const auto bits = std::bit_cast<int32_t>(static_cast<float>(x));
+  const int32_t steps = (bits - int32_t{kScaleBase} + (1 << (kScaleShift - 1))) >> kScaleShift;
+  return static_cast<uint8_t>(std::clamp(steps, 0, 255));
+}
+
+// f(number of the block) for those of channel c of K, in a block by lines.
+template <typename F>
+void ForEachOfChannel(float* x, int c, const F& f) {
+  for (int t = 0; t < kBlockSize; ++t) f(x[KeyOffset(t, c)]);
+}
+
+// Chooses offsets and scales of the first n_scaled channels, and puts their numbers into those
+// units.
+void ScaleKeys(int n_scaled, std::byte* scales, float* x) {
+  for (int c = 0; c < n_scaled; ++c) {
+    double sum = 0, square = 0;
+    ForEachOfChannel(x, c, [&](float value) { sum += value; });
+    const uint8_t offset_byte = NearestOffset(sum / kBlockSize);
+    const float offset = OffsetOfByte(offset_byte);
+    ForEachOfChannel(x, c, [&](float value) {
+      const double difference = double{value} - offset;
+      square += difference * difference;
+    });
+    const uint8_t scale_byte = NearestScale(std::sqrt(square / kBlockSize));
+    const float inverse = 1 / ScaleOfByte(scale_byte);
+    ForEachOfChannel(x, c, [&](float& value) { value = (value - offset) * inverse; });
+    scales[c] = std::byte{offset_byte};
+    scales[n_scaled + c] = std::byte{scale_byte};
+  }
+}
+
+// What codes lost, back in the units of rows.
+void ScaleResidual(int n_scaled, const std::byte* scales, float* residual) {
+  for (int c = 0; c < n_scaled; ++c) {
+    const float scale = ScaleOfByte(static_cast<uint8_t>(scales[n_scaled + c]));
+    ForEachOfChannel(residual, c, [&](float& value) { value *= scale; });
+  }
+}
+
+}  // namespace
+
+bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
+  const PackedShape& s = run.shape;
+  for (int b = 0; b < s.n_blocks; ++b) {
+    if (run.head().has_coded_rows) {
+      ExpandCodedKeys(run.keys(b), s.rank_k, ws->x);
+    } else if (!run.kernels->expand(run.row_type, run.keys(b), int64_t{kBlockSize} * s.rank_k,
+                                    ws->x)) {
+      return false;
+    }
+    std::byte* const scales = run.head().packed[b] + BlockScaleOffset(s);
+    ScaleKeys(s.k_bits.scaled, scales, ws->x);
+    float* const residual = ResidualOf(run, /*is_key=*/true, b, ws);
+    ForEachSegment(s.k_bits, [&](int bits, int first, int n, int64_t offset) {
+      const int64_t at = int64_t{kBlockSize} * first;
+      run.kernels->encode_units(bits, int64_t{kBlockSize} * n, ws->x + at,
+                                residual == nullptr ? nullptr : residual + at);
+      PackNumbers(run, KeyGrid(n), /*is_key=*/true, bits, ws->x + at, run.head().packed[b] + offset,
+                  ws);
+    });
+    if (residual != nullptr) ScaleResidual(s.k_bits.scaled, scales, residual);
+  }
+  return true;
+}
+
+bool SealSplitValues(const HeadRun& run, SealWorkspace* ws) {
+  const PackedShape& s = run.shape;
+  const int64_t pair_words = int64_t{2} * s.rank_v;
+  for (int b = 0; b < s.n_blocks; ++b) {
+    if (run.head().has_coded_rows) {
+      ExpandCodedValues(run.values(b), s.rank_v, ws->x);
+    } else if (!run.kernels->expand(run.row_type, run.values(b), int64_t{kBlockSize} * s.rank_v,
+                                    ws->x)) {
+      return false;
+    }
+    float* const residual = ResidualOf(run, /*is_key=*/false, b, ws);
+    std::byte* const codes = run.head().packed[b] + PackedValueOffset(s);
+    ForEachSegment(s.v_bits, [&](int bits, int first, int n, int64_t offset) {
+      for (int pair = 0; pair < kBlockSize / 2; ++pair) {
+        const int64_t at = pair * pair_words + 2 * first;
+        run.kernels->encode_units(bits, 2 * n, ws->x + at,
+                                  residual == nullptr ? nullptr : residual + at);
+        std::copy_n(ws->x + at, 2 * n, ws->part + int64_t{2} * pair * n);
+      }
+      PackNumbers(run, ValueGrid(n), /*is_key=*/false, bits, ws->part, codes + offset, ws);
+    });
+  }
+  return true;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,142 @@
+// Sealed blocks whose channels have bits of their own: codes against a literal reading of the
+// layout (packed_layout.h) and the nearest of the literal centroids.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "kernels/cpu/attend/attend.h"
+#include "kernels/cpu/attend/attend_packed.h"
+#include "kernels/cpu/testing/split_bits_problem.h"
+
+namespace kvlathe {
+namespace {
+
+TEST(SplitBits, CodesAreTheNearest) {
+  for (const Isa isa : AvailableIsas()) {
+    for (SplitHead head : kSplitHeads) {
+      for (const int kind : {0, 1, 2}) {
+        const DType type = kind == 0 ? DType::kF32 : DType::kBf16;
+        head.has_coded_rows = kind == 2;
+        SplitProblem p(head, type, 7);
+        ASSERT_TRUE(p.Seal(isa).ok());
+        for (const bool is_key : {true, false}) {
+          const int rank = is_key ? p.shape.rank_k : p.shape.rank_v;
+          for (int t = 0; t < head.n_blocks * kBlockSize; ++t) {
+            for (int c = 0; c < rank; ++c) {
+              const int bits = p.BitsOf(is_key, c);
+              const double x = p.At(is_key, t, c), got = p.Decoded(is_key, t, c);
+              double nearest = std::numeric_limits<double>::infinity();
+              for (int code = 0; code < 1 << bits; ++code) {
+                double value = ValueOfSplitCode(bits, code);
+                if (is_key && c < head.scaled) {
+                  const SplitProblem::BlockScale scale = p.ScaleOf(t / kBlockSize, c);
+                  value = value * scale.scale + scale.offset;
+                }
+                nearest = std::min(nearest, std::abs(x - value));
+              }
+              ASSERT_LE(std::abs(x - got), nearest + 1e-6)
+                  << IsaName(isa) << " key " << is_key << " token " << t << " channel " << c;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Offsets are the steps nearest to a block's means, scales those nearest to the root of the mean
+// square about them, wherever a channel lies.
+TEST(SplitBits, ScalesAreThoseOfTheBlock) {
+  SplitHead head = kSplitHeads[3];
+  SplitProblem p(head, DType::kF32, 7);
+  for (int t = 0; t < kBlockSize; ++t) {  // of the first block: still, tiny, far out, huge
+    const double sign = t % 2 == 0 ? 1 : -1, x[] = {0.7, 1 + sign * 1e-5, 30 + sign, sign * 1e30};
+    for (int c = 0; c < 4; ++c) {
+      const auto value = static_cast<float>(x[c]);
+      p.At(true, t, c) = value;
+      std::memcpy(const_cast<std::byte*>(p.blocks[0]) + 4 * KeyOffset(t, c), &value, 4);
+    }
+  }
+  for (const Isa isa : AvailableIsas()) {
+    ASSERT_TRUE(p.Seal(isa).ok());
+    for (int b = 0; b < head.n_blocks; ++b) {
+      for (int c = b == 0 ? 4 : 0; c < head.scaled; ++c) {
+        double sum = 0, square = 0;
+        const SplitProblem::BlockScale found = p.ScaleOf(b, c);
+        for (int t = 64 * b; t < 64 * b + 64; ++t) {
+          sum += p.At(true, t, c);
+          square += std::pow(p.At(true, t, c) - found.offset, 2);
+        }
+        EXPECT_NEAR(found.offset, sum / 64, 0.5 / 32 + 1e-6);
+        EXPECT_NEAR(found.scale / std::sqrt(square / 64), 1, 0.5 / 16 + 1e-6);
+      }
+    }
+    EXPECT_EQ(p.ScaleOf(0, 0).offset, 22 / 32.0);
+    EXPECT_EQ(p.ScaleOf(0, 1).scale, std::ldexp(1, -11));
+    EXPECT_EQ(p.ScaleOf(0, 2).offset, 127 / 32.0);
+    EXPECT_EQ(p.ScaleOf(0, 3).scale, 31);
+  }
+}
+
+TEST(SplitBits, BytesAreTheBitsAndScalesAndNothingElse) {
+  const SplitProblem p(kSplitHeads[0], DType::kBf16, 1);
+  EXPECT_EQ(
+      PackedBlockBytes(p.packed_shape),
+      64 * (16 * (8 + 5 + 4 + 3 + 2 + 1) + 16 * 8 + 16 * 5 + 32 * 4 + 16 * 3 + 16 * 2 + 48) / 8 +
+          2 * 48);
+  EXPECT_EQ(RunRecordBytes(p.packed_shape), 0);
+  EXPECT_EQ(LayerRecordBytes(p.packed_shape), 0);
+}
+
+TEST(SplitBits, EveryInstructionSetGivesTheSameBytes) {
+  for (SplitHead head : kSplitHeads) {
+    head.lowrank = 3;
+    head.has_coded_rows = !head.has_coded_rows && head.n_plain % 2 == 1;
+    SplitProblem want(head, DType::kBf16, 9);
+    ASSERT_TRUE(want.Seal(Isa::kScalar).ok());
+    for (const Isa isa : AvailableIsas()) {
+      SplitProblem got(head, DType::kBf16, 9);
+      ASSERT_TRUE(got.Seal(isa).ok());
+      for (int b = 0; b < head.n_blocks; ++b) {
+        EXPECT_EQ(0, std::memcmp(want.packed_block(b), got.packed_block(b),
+                                 PackedBlockBytes(want.packed_shape)));
+      }
+    }
+  }
+}
+
+// What codes in units of their block lose is repaired in those of rows.
+TEST(SplitBits, RepairsOfScaledChannelsLowerTheError) {
+  const auto error_at = [](int lowrank) {
+    SplitProblem p({{0, 0, 0, 0, 32, 0}, {0, 0, 0, 0, 16, 0}, 1, 0, lowrank, false, 32},
+                   DType::kF32, 5);
+    EXPECT_TRUE(p.Seal(AvailableIsas().back()).ok());
+    p.UsePacked();
+    AttendParams params;
+    params.shape = p.shape;
+    params.packed = &p.packed_head;
+    std::vector<float> block(kBlockSize * (32 + 16));
+    ExpandPackedBlock(ViewRun(params, p.run), p.blocks[0], 0, block.data());
+    double error = 0;
+    for (int t = 0; t < kBlockSize; ++t) {
+      for (int c = 0; c < 32; ++c) error += std::pow(block[KeyOffset(t, c)] - p.At(true, t, c), 2);
+    }
+    return error;
+  };
+  EXPECT_LT(error_at(8), 0.7 * error_at(0));
+}
+
+TEST(SplitBits, RefusesNan) {
+  SplitProblem p(kSplitHeads[0], DType::kF32, 2);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(const_cast<std::byte*>(p.blocks[1]) + BlockBytes(p.shape) - 4, &nan, 4);
+  const Status status = p.Seal(AvailableIsas().back());
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
+}
+
+}  // namespace
+}  // namespace kvlathe

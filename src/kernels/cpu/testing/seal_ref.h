@@ -1,0 +1,57 @@
+// Sealing in plain loops, for tests: seal.h and packed_layout.h transcribed, sharing no code with
+// the kernels. Objects are written front to back as the layout describes them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "format/codebook.h"
+#include "format/packed_layout.h"
+
+namespace kvlathe {
+
+// The rows of one head: values that the row type holds.
+struct RefHead {
+  int rank_k, rank_v;
+  std::vector<float> k, v;  // [token][channel]
+};
+
+struct RefObject {
+  std::vector<std::byte> bytes;
+  // Low-rank factors, which are not computed here: their bytes are not to be compared.
+  int64_t factors_begin = 0, factors_end = 0;
+};
+
+struct RefSealedHead {
+  std::vector<RefObject> blocks;
+  RefObject record;
+  std::vector<float> residual_k, residual_v;  // [token][channel]: what the factors approximate
+};
+
+struct RefSealed {
+  std::vector<RefSealedHead> heads;
+  RefObject layer_record;
+};
+
+// `codebooks`: of a format that has them.
+RefSealed SealRef(const PackedFormat& format, const std::vector<RefHead>& heads, bool is_prompt,
+                  const LayerCodebooks& codebooks);
+
+// F16 by its definition, the largest one for what is beyond.
+uint16_t F16BitsRef(float x);
+float F16ValueRef(uint16_t bits);
+
+// The values that sealed objects stand for, read by the documented layout: [token][channel].
+struct RefObjects {
+  PackedShape shape;
+  int head_idx;
+  std::vector<const std::byte*> blocks;
+  const std::byte* record;
+  const std::byte* layer_record;
+  const LayerCodebooks* codebooks;
+};
+std::vector<float> ReadKeysRef(const RefObjects& objects);
+std::vector<float> ReadValuesRef(const RefObjects& objects);
+
+}  // namespace kvlathe

@@ -1,0 +1,227 @@
+#include "kernels/cpu/testing/split_bits_problem.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/threads.h"
+#include "kernels/cpu/attend/coded_rows.h"
+
+namespace kvlathe {
+namespace {
+
+// Of SplitHead's lists of channels.
+constexpr int kBits[] = {8, 5, 4, 3, 2, 1};
+
+// Positive centroids by bits; 8 bits: steps of 1/16 around code 128.
+const std::vector<double> kPositive[] = {
+    {},
+    {0.765625},
+    {0.45703125, 1.625},
+    {0.2578125, 0.8125, 1.5078125, 2.671875},
+    {0.138671875, 0.421875, 0.72265625, 1.0625, 1.453125, 1.9609375, 2.6875, 4.03125},
+    {0.072265625, 0.216796875, 0.365234375, 0.515625, 0.671875, 0.83984375, 1.015625, 1.2109375,
+     1.421875, 1.6640625, 1.9453125, 2.28125, 2.703125, 3.28125, 4.15625, 5.84375}};
+
+BitSplit SplitOf(const std::vector<int>& channels, int scaled = 0) {
+  BitSplit split{.scaled = scaled};
+  std::ranges::copy(channels, split.channels.begin());
+  return split;
+}
+
+// Bit `bit` of the bytes.
+int BitAt(const std::byte* bytes, int64_t bit) {
+  return static_cast<int>(bytes[bit / 8] >> (bit % 8)) & 1;
+}
+
+}  // namespace
+
+int SumOfChannels(const std::vector<int>& x) {
+  int sum = 0;
+  for (const int i : x) sum += i;
+  return sum;
+}
+
+double ValueOfSplitCode(int bits, int code) {
+  if (bits == 8) return (code - 128) / 16.0;
+  const int half = 1 << (bits - 1);
+  return code >= half ? kPositive[bits][code - half] : -kPositive[bits][half - 1 - code];
+}
+
+int SplitCodeAt(const std::byte* segment, int bits, int n_channels, bool is_key, int t, int c) {
+  const int low_bits = bits == 3 ? 2 : bits == 5 ? 4 : bits;
+  const int lines_per_group = 16 / low_bits;
+  const int group_bytes = bits == 3 ? 96 : bits == 5 ? 80 : 64;
+  int64_t group;
+  int line, word;
+  if (is_key) {
+    const int l = 4 * (c / 2) + t / 16;
+    group = l / lines_per_group, line = l % lines_per_group, word = t % 16 * 2 + c % 2;
+  } else {
+    const int pair = t / 2;
+    group = int64_t{pair / lines_per_group} * (n_channels / 16) + c / 16;
+    line = pair % lines_per_group, word = c % 16 * 2 + t % 2;
+  }
+  const std::byte* bytes = segment + group * group_bytes;
+  if (bits == 8) return static_cast<int>(bytes[word / 8 * 16 + line * 8 + word % 8]);
+  int code = 0;
+  for (int i = 0; i < low_bits; ++i) code |= BitAt(bytes, 16 * word + low_bits * line + i) << i;
+  if (low_bits < bits) code |= BitAt(bytes + 64 + 4 * line, word) << low_bits;
+  return code;
+}
+
+SplitProblem::SplitProblem(const SplitHead& h, DType type, uint64_t seed)
+    : head(h),
+      shape{SumOfChannels(h.k_channels),     SumOfChannels(h.v_channels), type,
+            SplitOf(h.k_channels, h.scaled), SplitOf(h.v_channels),       h.has_coded_rows},
+      random_(seed) {
+  format.splits_bits = true;
+  format.prompt_rank = h.lowrank;
+  const int n = h.n_blocks * kBlockSize + h.n_plain;
+  k = Rows(n, shape.rank_k, h.scaled), v = Rows(n, shape.rank_v);
+  packed_shape = {.format = format,
+                  .rank_k = shape.rank_k,
+                  .rank_v = shape.rank_v,
+                  .k_bits = shape.k_bits,
+                  .v_bits = shape.v_bits,
+                  .n_kv_heads = 1,
+                  .layer_rank_v = shape.rank_v,
+                  .n_blocks = h.n_blocks};
+  const int n_blocks = (n + kBlockSize - 1) / kBlockSize;
+  for (int b = 0; b < n_blocks; ++b) plain_.push_back(PlainBlock(b, n));
+  for (const Buffer& block : plain_) blocks.push_back(block.data());
+  record_ = Buffer::Allocate(RunRecordBytes(packed_shape) + 64, "test").value();
+  for (int b = 0; b < h.n_blocks; ++b) {
+    packed_.push_back(Buffer::Allocate(PackedBlockBytes(packed_shape) + 64, "test").value());
+    std::memset(packed_[b].data(), 0xff, packed_[b].n_bytes());
+  }
+}
+
+Status SplitProblem::Seal(Isa isa) {
+  ThreadPool pool(1);
+  std::vector<std::byte*> to;
+  for (Buffer& p : packed_) to.push_back(p.data());
+  const SealHead seal_head = {.rank_k = shape.rank_k,
+                              .rank_v = shape.rank_v,
+                              .blocks = blocks.data(),
+                              .packed = to.data(),
+                              .record = head.lowrank > 0 ? record_.data() : nullptr,
+                              .k_bits = shape.k_bits,
+                              .v_bits = shape.v_bits,
+                              .has_coded_rows = shape.has_coded_rows};
+  const SealJob job = {.heads = {&seal_head, 1}, .n_blocks = head.n_blocks, .seed = 3};
+  Sealer sealer(format, shape.row_type, 3, &pool, isa);
+  return sealer.Run({&job, 1});
+}
+
+void SplitProblem::UsePacked() {
+  run = {.n_blocks = head.n_blocks, .record = record_.data()};
+  packed_head = {.format = format, .layer_rank_v = shape.rank_v, .runs = &run, .n_runs = 1};
+  for (int b = 0; b < head.n_blocks; ++b) blocks[b] = packed_[b].data();
+  if (!shape.has_coded_rows) return;
+  packed_head.open = {.first_block = head.n_blocks,
+                      .n_blocks = static_cast<int>(blocks.size()) - head.n_blocks,
+                      .is_open = true};
+}
+
+double SplitProblem::Decoded(bool is_key, int token, int channel) const {
+  const std::vector<int>& channels = is_key ? head.k_channels : head.v_channels;
+  const std::byte* segment = packed_[token / kBlockSize].data();
+  if (!is_key) {
+    for (int i = 0; i < 6; ++i) segment += 8 * head.k_channels[i] * kBits[i];
+  }
+  int first = 0, i = 0;
+  while (channel >= first + channels[i]) {
+    segment += 8 * channels[i] * kBits[i];
+    first += channels[i++];
+  }
+  const int code =
+      SplitCodeAt(segment, kBits[i], channels[i], is_key, token % kBlockSize, channel - first);
+  const double value = ValueOfSplitCode(kBits[i], code);
+  if (!is_key || channel >= head.scaled) return value;
+  const BlockScale scale = ScaleOf(token / kBlockSize, channel);
+  return value * scale.scale + scale.offset;
+}
+
+SplitProblem::BlockScale SplitProblem::ScaleOf(int b, int channel) const {
+  const std::byte* bytes =
+      packed_[b].data() + PackedBlockBytes(packed_shape) - 2 * head.scaled + channel;
+  const int offset = static_cast<int>(bytes[0]), scale = static_cast<int>(bytes[head.scaled]);
+  return {(offset - 128) / 32.0, std::ldexp(1 + scale % 16 / 16.0, scale / 16 - 11)};
+}
+
+int SplitProblem::BitsOf(bool is_key, int channel) const {
+  const std::vector<int>& channels = is_key ? head.k_channels : head.v_channels;
+  int i = 0;
+  for (int first = 0; channel >= first + channels[i]; ++i) first += channels[i];
+  return kBits[i];
+}
+
+float SplitProblem::Stored(double x) const {
+  if (shape.has_coded_rows) {
+    return static_cast<float>(std::clamp(std::nearbyint(x * 16), -128.0, 127.0) / 16);
+  }
+  const auto f = static_cast<float>(x);
+  return shape.row_type == DType::kBf16 ? ToFloat(ToBf16(f)) : f;
+}
+
+std::vector<float> SplitProblem::Rows(int n, int rank, int scaled) {
+  std::vector<float> rows(static_cast<size_t>(n) * rank);
+  for (int i = 0; i < n * rank; ++i) {
+    const double x = random_.Normal() * (random_.Below(50) == 0 ? 4 : 1);
+    const int block = i / rank / kBlockSize, channel = i % rank;
+    rows[i] = Stored(channel < scaled ? 0.2 * x + 2 * std::sin(3.0 * block + channel) : x);
+  }
+  return rows;
+}
+
+void SplitProblem::PutCodedRows(int token, int n_rows, std::byte* block) {
+  const int64_t element = SizeOf(shape.row_type);
+  std::vector<std::byte> rows[2];
+  for (const bool is_key : {true, false}) {
+    const int rank = is_key ? shape.rank_k : shape.rank_v;
+    std::vector<std::byte>& to = rows[is_key ? 0 : 1];
+    to.resize(n_rows * rank * element);
+    for (int i = 0; i < n_rows * rank; ++i) {
+      const float x = (is_key ? k : v)[token * rank + i];
+      const Bf16 rounded = ToBf16(x);
+      std::memcpy(&to[i * element],
+                  shape.row_type == DType::kF32 ? static_cast<const void*>(&x) : &rounded, element);
+    }
+  }
+  EXPECT_TRUE(AppendCodedRows({.shape = shape,
+                               .block = block,
+                               .n_rows = n_rows,
+                               .k = rows[0].data(),
+                               .k_stride = shape.rank_k,
+                               .v = rows[1].data(),
+                               .v_stride = shape.rank_v}));
+}
+
+Buffer SplitProblem::PlainBlock(int b, int n) {
+  Buffer block = Buffer::Allocate(BlockBytes(shape), "test").value();
+  std::memset(block.data(), 0, block.n_bytes());
+  if (shape.has_coded_rows) {
+    PutCodedRows(b * kBlockSize, std::min(kBlockSize, n - b * kBlockSize), block.data());
+    return block;
+  }
+  const auto put = [&](int64_t at, float x) {
+    if (shape.row_type == DType::kBf16) {
+      block.as<Bf16>()[at] = ToBf16(x);
+    } else {
+      block.as<float>()[at] = x;
+    }
+  };
+  for (int t = 0; t < std::min(kBlockSize, n - b * kBlockSize); ++t) {
+    const int token = b * kBlockSize + t;
+    for (int r = 0; r < shape.rank_k; ++r) put(KeyOffset(t, r), k[token * shape.rank_k + r]);
+    for (int r = 0; r < shape.rank_v; ++r) {
+      put(kBlockSize * shape.rank_k + ValueOffset(shape, t, r), v[token * shape.rank_v + r]);
+    }
+  }
+  return block;
+}
+
+}  // namespace kvlathe

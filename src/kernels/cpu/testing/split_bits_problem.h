@@ -1,0 +1,85 @@
+// A head whose stored channels have bits of their own, for tests: rows, the sealed blocks that are
+// made of them, and what their codes stand for by a literal reading of the layout
+// (packed_layout.h).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "base/status.h"
+#include "kernels/cpu/attend/attend.h"
+#include "kernels/cpu/attend/attend_packed.h"
+#include "kernels/cpu/seal/seal.h"
+#include "tensor/buffer.h"
+
+namespace kvlathe {
+
+struct SplitHead {
+  std::vector<int> k_channels, v_channels;  // of 8, 5, 4, 3, 2 and 1 bits
+  int n_blocks;
+  int n_plain;  // entries behind the run
+  int lowrank = 0;
+  bool has_coded_rows = false;
+  int scaled = 0;  // channels of K
+};
+
+int SumOfChannels(const std::vector<int>& channels);
+
+// The number that a code of so many bits stands for.
+double ValueOfSplitCode(int bits, int code);
+
+// The code of (token, channel of the segment) by the text of the layout.
+int SplitCodeAt(const std::byte* segment, int bits, int n_channels, bool is_key, int t, int c);
+
+// One head: rows, sealed and plain, and what sealed ones stand for.
+class SplitProblem {
+ public:
+  SplitProblem(const SplitHead& h, DType type, uint64_t seed);
+
+  Status Seal(Isa isa);
+  void UsePacked();
+
+  // Reads what the codes of (token, channel) stand for.
+  double Decoded(bool is_key, int token, int channel) const;
+  // By the text of the layout: bytes at the end of a block.
+  struct BlockScale {
+    double offset, scale;
+  };
+  BlockScale ScaleOf(int b, int channel) const;
+  int BitsOf(bool is_key, int channel) const;
+  const std::byte* packed_block(int b) const { return packed_[b].data(); }
+  float& At(bool is_key, int token, int channel) {
+    return is_key ? k[token * shape.rank_k + channel] : v[token * shape.rank_v + channel];
+  }
+
+  SplitHead head;
+  BlockShape shape;
+  PackedFormat format;
+  PackedShape packed_shape;
+  std::vector<float> k, v;  // as rounded to the row type
+  std::vector<const std::byte*> blocks;
+  PackedRun run;
+  PackedHead packed_head;
+
+ private:
+  float Stored(double x) const;
+  // Mostly normal, a few far out; the first channels about a mean that moves from block to block.
+  std::vector<float> Rows(int n, int rank, int scaled = 0);
+  void PutCodedRows(int token, int n_rows, std::byte* block);
+  Buffer PlainBlock(int b, int n);
+
+  Random random_;
+  std::vector<Buffer> plain_, packed_;
+  Buffer record_;
+};
+
+inline const SplitHead kSplitHeads[] = {
+    {{16, 16, 16, 16, 16, 16}, {16, 16, 32, 16, 16, 48}, 2, 5, 0, false, 48},
+    {{0, 0, 64, 0, 0, 0}, {0, 0, 0, 0, 64, 0}, 3, 0},
+    {{0, 0, 0, 0, 0, 16}, {0, 0, 0, 16, 0, 0}, 1, 64, 0, false, 16},
+    {{32, 64, 0, 48, 0, 0}, {0, 48, 16, 0, 0, 80}, 2, 1, 0, false, 80},
+    {{48, 0, 80, 0, 64, 64}, {64, 80, 0, 112, 0, 0}, 1, 30},
+};
+
+}  // namespace kvlathe

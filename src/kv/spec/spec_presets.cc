@@ -1,0 +1,115 @@
+// Names for compositions, and what they become.
+#include <cmath>
+
+#include "kv/spec/spec_keys.h"
+
+namespace kvlathe {
+namespace {
+
+using enum Axis;
+
+constexpr KeyInfo kGearBits = WithDoc(Bits("2|4", "4"), "4: on kcvt; 2: on kivi(group=64)");
+constexpr KeyInfo kOutlierBits = Bits("2|4", "2");
+constexpr KeyInfo kPassedShare = PassedOn(kShare);
+constexpr KeyInfo kPassedPrefill = PassedOn(kPrefillRank);
+constexpr KeyInfo kPassedDecode = PassedOn(kDecodeRank);
+constexpr KeyInfo kPassedRepaired = PassedOn(kRepaired);
+constexpr KeyInfo kPassedLoops = PassedOn(kLoops);
+constexpr KeyInfo kPassedRun = PassedOn(kRun);
+constexpr KeyInfo kPassedBuffer = PassedOn(kBuffer);
+constexpr KeyInfo kPassedNewest = PassedOn(kNewest);
+constexpr KeyInfo kPassedSink = PassedOn(kSink);
+constexpr KeyInfo kPassedRanks = PassedOn(kRanks);
+constexpr KeyInfo kPassedRound = PassedOn(kRound);
+constexpr KeyInfo kPassedScore = PassedOn(kScore);
+constexpr const KeyInfo* kGearKeys[] = {
+    &kGearBits,    &kAccuracy,  &kPassedPrefill, &kPassedDecode, &kPassedRepaired, &kPassedLoops,
+    &kPassedShare, &kPassedRun, &kPassedBuffer,  &kPassedNewest, &kPassedSink};
+constexpr const KeyInfo* kGearLKeys[] = {
+    &kGearBits,    &kAccuracy,  &kPassedPrefill, &kPassedDecode, &kPassedRepaired,
+    &kPassedLoops, &kPassedRun, &kPassedBuffer,  &kPassedNewest, &kPassedSink};
+constexpr const KeyInfo* kOutlierKeys[] = {&kOutlierBits, &kAccuracy,     &kPassedShare,
+                                           &kPassedRun,   &kPassedBuffer, &kPassedNewest,
+                                           &kPassedSink};
+
+constexpr KeyInfo kBothRate =
+    WithDoc(WithDefault(kRate, "0.7"), "share removed by both together, 1 - sqrt(1 - rate) each");
+constexpr const KeyInfo* kEvictAndRotateKeys[] = {&kBothRate,    &kAccuracy,    &kPassedRanks,
+                                                  &kPassedRound, &kPassedScore, &kPassedSink};
+// Beside rate, which is what accuracy stands for.
+constexpr KeyInfo kRotatedBits = BesideOthers(kKvquantBits);
+constexpr const KeyInfo* kRotateAndQuantizeKeys[] = {&kRate,         &kAccuracy,     &kRotatedBits,
+                                                     &kPassedRanks,  &kPassedRound,  &kPassedRun,
+                                                     &kPassedBuffer, &kPassedNewest, &kPassedSink};
+constexpr KeyInfo kPassedPaluRanks = PassedOn(kPaluRanks);
+constexpr KeyInfo kPassedPaluRound = PassedOn(kPaluRound);
+constexpr const KeyInfo* kKfPKeys[] = {&kBothRate, &kAccuracy, &kPassedPaluRanks, &kPassedPaluRound,
+                                       &kPassedSink};
+constexpr const KeyInfo* kKvqPKeys[] = {
+    &kRate,      &kAccuracy,     &kRotatedBits,  &kPassedPaluRanks, &kPassedPaluRound,
+    &kPassedRun, &kPassedBuffer, &kPassedNewest, &kPassedSink};
+
+std::vector<ExpandedStage> GearBackbone(const PresetKeys& keys) {
+  if (keys.Number("bits") == 2) return {{"kivi", {{"group", 64}}}};
+  return {{"kcvt", {}}};
+}
+
+std::vector<ExpandedStage> ExpandGear(const PresetKeys& keys) {
+  std::vector<ExpandedStage> stages = GearBackbone(keys);
+  stages.push_back({"lowrank", {}});
+  stages.push_back({"sparse", {}});
+  return stages;
+}
+
+std::vector<ExpandedStage> ExpandGearL(const PresetKeys& keys) {
+  std::vector<ExpandedStage> stages = GearBackbone(keys);
+  stages.push_back({"lowrank", {}});
+  return stages;
+}
+
+std::vector<ExpandedStage> ExpandOutlierAware(const PresetKeys&) {
+  return {{"kivi", {{"group", 64}}}, {"sparse", {}}};
+}
+
+// What each of two methods removes so that both together remove `rate`.
+std::vector<ExpandedStage> EvictAndRotate(std::string_view basis, const PresetKeys& keys) {
+  const double kept = std::sqrt(1 - keys.Number("rate"));
+  return {{basis, {{"rate", 1 - kept}}}, {"keyformer", {{"keep", kept}}}};
+}
+
+std::vector<ExpandedStage> ExpandKeyformerZ(const PresetKeys& keys) {
+  return EvictAndRotate("zack", keys);
+}
+
+std::vector<ExpandedStage> ExpandKfF(const PresetKeys& keys) { return EvictAndRotate("fdc", keys); }
+
+std::vector<ExpandedStage> ExpandKfP(const PresetKeys& keys) {
+  return EvictAndRotate("palu", keys);
+}
+
+std::vector<ExpandedStage> ExpandKvquantZ(const PresetKeys&) {
+  return {{"zack", {}}, {"kvquant", {}}};
+}
+
+std::vector<ExpandedStage> ExpandKvqF(const PresetKeys&) { return {{"fdc", {}}, {"kvquant", {}}}; }
+
+std::vector<ExpandedStage> ExpandKvqP(const PresetKeys&) { return {{"palu", {}}, {"kvquant", {}}}; }
+
+constexpr StageInfo kPresets[] = {
+    {"gear", kPreset, "kcvt or kivi, lowrank and sparse", kGearPaper, kGearKeys, ExpandGear},
+    {"gear-l", kPreset, "kcvt or kivi, and lowrank", kGearPaper, kGearLKeys, ExpandGearL},
+    {"outlier-aware", kPreset, "kivi and sparse", kGearPaper, kOutlierKeys, ExpandOutlierAware},
+    {"keyformer-z", kPreset, "keyformer and zack", kZackPaper, kEvictAndRotateKeys,
+     ExpandKeyformerZ},
+    {"kvquant-z", kPreset, "zack and kvquant", kZackPaper, kRotateAndQuantizeKeys, ExpandKvquantZ},
+    {"kf-f", kPreset, "keyformer and fdc", kFdcPaper, kEvictAndRotateKeys, ExpandKfF},
+    {"kvq-f", kPreset, "fdc and kvquant", kFdcPaper, kRotateAndQuantizeKeys, ExpandKvqF},
+    {"kf-p", kPreset, "keyformer and palu", kFdcPaper, kKfPKeys, ExpandKfP},
+    {"kvq-p", kPreset, "palu and kvquant", kFdcPaper, kKvqPKeys, ExpandKvqP},
+};
+
+}  // namespace
+
+std::span<const StageInfo> Presets() { return kPresets; }
+
+}  // namespace kvlathe

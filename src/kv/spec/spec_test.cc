@@ -1,0 +1,544 @@
+#include "kv/spec/spec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "analysis/statistics/probes.h"
+#include "base/random.h"
+
+namespace kvlathe {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+std::string Resolved(std::string_view text) {
+  const StatusOr<Spec> spec = Spec::Parse(text);
+  return spec.ok() ? spec->ToString() : MessageOf(spec.status());
+}
+
+std::string ErrorOf(std::string_view text) {
+  const StatusOr<Spec> spec = Spec::Parse(text);
+  if (spec.ok()) return "accepted as " + spec->ToString();
+  EXPECT_EQ(spec.status().code(), StatusCode::kInvalidArgument);
+  return MessageOf(spec.status());
+}
+
+TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
+  const std::pair<const char*, const char*> kExpected[] = {
+      {"none", "none"},
+      {"zack", "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,sink=4)"},
+      {"zack(online=on)", "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,online=on,sink=4)"},
+      {"fdc", "fdc(rate=0.5,ranks=adaptive,round=16,sink=4)"},
+      {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=1,whiten=on,sink=4)"},
+      {"svd-online", "svd-online(rate=0.5,sink=4)"},
+      {"lathe",
+       "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,keys=after,bits=auto,scales=auto,open="
+       "auto,run=512,"
+       "buffer=64,newest=32,"
+       "sink=4)"},
+      {"h2o", "h2o(keep=0.2,recent=0.5,prune=run,score=stored,sink=4)"},
+      {"tova", "tova(budget=512,heads=shared,prune=run,score=stored,sink=4)"},
+      {"keyformer",
+       "keyformer(keep=0.6,recent=0.3,tau_init=1,tau_end=2,interval=1,prune=run,score=stored,"
+       "sink=4)"},
+      {"snapkv", "snapkv(budget=1024,window=32,kernel=5,score=stored,sink=4)"},
+      {"window", "window(size=1024,sink=4)"},
+      {"pool", "pool(n=4,sink=4)"},
+      {"dmc", "dmc(window=12,sink=4)"},
+      {"token", "token(bits=4,group=64,hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
+      {"kcvt", "kcvt(bits=4,run=512,buffer=64,newest=0,sink=4)"},
+      {"kivi", "kivi(bits=2,group=32,run=512,buffer=64,newest=0,sink=4)"},
+      {"kvquant", "kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,newest=0,sink=4)"},
+      {"int8", "int8(hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
+      {"q8_0", "q8_0(hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
+      {"q4_0", "q4_0(hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
+      {"int8+lowrank+sparse",
+       "int8(hadamard=off,run=512,buffer=64,newest=0,sink=4)+lowrank(prefill=4,decode=2,recent=1,"
+       "loops=3)+"
+       "sparse(share=0.02)"},
+  };
+  for (const auto& [text, resolved] : kExpected) EXPECT_EQ(Resolved(text), resolved);
+}
+
+TEST(Spec, ExpandsPresetsToTheirCompositions) {
+  const std::string kcvt = "kcvt(bits=4,run=512,buffer=64,newest=0,sink=4)";
+  const std::string kivi = "kivi(bits=2,group=64,run=512,buffer=64,newest=0,sink=4)";
+  const std::string lowrank = "+lowrank(prefill=4,decode=2,recent=1,loops=3)";
+  const std::string sparse = "+sparse(share=0.02)";
+  EXPECT_EQ(Resolved("gear"), kcvt + lowrank + sparse);
+  EXPECT_EQ(Resolved("gear(bits=4)"), kcvt + lowrank + sparse);
+  EXPECT_EQ(Resolved("gear(bits=2)"), kivi + lowrank + sparse);
+  EXPECT_EQ(Resolved("gear-l(bits=2)"), kivi + lowrank);
+  EXPECT_EQ(Resolved("gear-l(decode=0)"), kcvt + "+lowrank(prefill=4,decode=0,recent=1,loops=3)");
+  EXPECT_EQ(Resolved("gear(bits=2,recent=0.25)"),
+            kivi + "+lowrank(prefill=4,decode=2,recent=0.25,loops=3)" + sparse);
+  EXPECT_EQ(Resolved("outlier-aware"), kivi + sparse);
+  EXPECT_EQ(Resolved("gear(run=prompt,share=0.05,sink=0)"),
+            "kcvt(bits=4,run=prompt,buffer=64,newest=0,sink=0)" + lowrank + "+sparse(share=0.05)");
+
+  const std::string kvquant =
+      "+kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,newest=0,sink=4)";
+  EXPECT_EQ(Resolved("kvq-f"), "fdc(rate=0.5,ranks=adaptive,round=16,sink=4)" + kvquant);
+  EXPECT_EQ(Resolved("kvquant-z"),
+            "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,sink=4)" + kvquant);
+  EXPECT_EQ(Resolved("kvq-p(rate=0.25)"),
+            "palu(rate=0.25,ranks=adaptive,round=32,group=1,whiten=on,sink=4)" + kvquant);
+  EXPECT_EQ(Resolved("kvq-f(bits=2,ranks=uniform,sink=1)"),
+            "fdc(rate=0.5,ranks=uniform,round=16,sink=1)+"
+            "kvquant(bits=2,outliers=0.01,qnorm=auto,run=512,buffer=64,newest=0,sink=1)");
+}
+
+TEST(Spec, EvictAndRotatePresetsRemoveTheRateTogether) {
+  for (const auto& [preset, basis] :
+       {std::pair("kf-f", "fdc"), std::pair("keyformer-z", "zack"), std::pair("kf-p", "palu")}) {
+    for (double rate : {0.7, 0.0, 0.19, 0.99}) {
+      const std::string text =
+          rate == 0.7 ? std::string(preset) : fmt::format("{}(rate={})", preset, rate);
+      const StatusOr<Spec> spec = Spec::Parse(text);
+      ASSERT_TRUE(spec.ok()) << spec.status();
+      ASSERT_NE(spec->basis(), nullptr);
+      EXPECT_EQ(spec->basis()->name, basis);
+      EXPECT_DOUBLE_EQ(spec->basis()->Number("rate"), 1 - std::sqrt(1 - rate));
+      EXPECT_EQ(spec->retention()->name, "keyformer");
+      EXPECT_DOUBLE_EQ(spec->retention()->Number("keep"), std::sqrt(1 - rate));
+    }
+  }
+  EXPECT_EQ(Spec::Parse("kf-p(ranks=uniform,round=16)")->basis()->ToString(),
+            fmt::format("palu(rate={},ranks=uniform,round=16,group=1,whiten=on,sink=4)",
+                        1 - std::sqrt(1 - 0.7)));
+}
+
+TEST(Spec, FisherRanksArePalusAlone) {
+  EXPECT_EQ(Spec::Parse("palu(ranks=fisher)")->basis()->Word("ranks"), "fisher");
+  EXPECT_EQ(Spec::Parse("kvq-p(ranks=fisher)")->basis()->Word("ranks"), "fisher");
+  for (const char* text :
+       {"fdc(ranks=fisher)", "zack(ranks=fisher)", "lathe(ranks=fisher)", "kvq-f(ranks=fisher)"}) {
+    EXPECT_FALSE(Spec::Parse(text).ok()) << text;
+  }
+}
+
+TEST(Spec, ResidentIsRefusedWhereRowsHangOnRanks) {
+  for (const char* text :
+       {"zack(resident=full)", "fdc(rate=0.3,resident=full)+kivi", "lathe(resident=full)+h2o",
+        "lathe(ratio=2,bits=16,resident=full)", "fdc(resident=full)+token(hadamard=off)"}) {
+    const Spec spec = *Spec::Parse(text);
+    EXPECT_TRUE(spec.basis()->Has("resident")) << text;
+    EXPECT_TRUE(CheckSupported(spec).ok()) << text;
+  }
+  for (const auto& [text, cause] :
+       {std::pair("lathe(keys=before,resident=full)", "keys=before"),
+        std::pair("lathe(ratio=4,resident=full)", "ratio"),
+        std::pair("zack(resident=full)+kvquant", "kvquant"),
+        std::pair("fdc(resident=full)+int8(hadamard=on)", "hadamard=on")}) {
+    const Status status = CheckSupported(*Spec::Parse(text));
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(fmt::format("resident=full: {}", cause)));
+  }
+  EXPECT_FALSE(Spec::Parse("palu(resident=full)").ok());
+}
+
+TEST(Spec, GivesConsumersStagesAndValues) {
+  const Spec spec = *Spec::Parse("gear(bits=4)+h2o(keep=0.5)+fdc(ratio=8,ranks=uniform,sink=2)");
+  EXPECT_EQ(spec.text(), "gear(bits=4)+h2o(keep=0.5)+fdc(ratio=8,ranks=uniform,sink=2)");
+  EXPECT_EQ(spec.stages().size(), 5u);
+  ASSERT_NE(spec.basis(), nullptr);
+  EXPECT_EQ(spec.basis()->name, "fdc");
+  EXPECT_TRUE(spec.basis()->Has("ratio"));
+  EXPECT_FALSE(spec.basis()->Has("rate"));
+  EXPECT_EQ(spec.basis()->Number("ratio"), 8);
+  EXPECT_EQ(spec.basis()->Word("ranks"), "uniform");
+  EXPECT_EQ(spec.retention()->Number("keep"), 0.5);
+  EXPECT_EQ(spec.quantizer()->Integer("bits"), 4);
+  EXPECT_EQ(spec.quantizer()->Word("run"), "");
+  EXPECT_EQ(spec.lowrank()->Integer("prefill"), 4);
+  EXPECT_EQ(spec.sparse()->Number("share"), 0.02);
+  EXPECT_EQ(spec.n_sink(), 2);
+  EXPECT_EQ(spec.quantizer()->Integer("sink"), 2);  // said once, holds for all
+
+  const Spec none = *Spec::Parse("none");
+  EXPECT_TRUE(none.is_none());
+  EXPECT_EQ(none.basis(), nullptr);
+  EXPECT_EQ(none.sparse(), nullptr);
+  EXPECT_EQ(none.n_sink(), 0);
+  EXPECT_EQ(none, Spec());
+  EXPECT_EQ(Spec().text(), "none");
+}
+
+TEST(Spec, OrderAndSpellingOfNumbersHaveNoMeaning) {
+  EXPECT_EQ(*Spec::Parse("fdc(rate=0.50,sink=4)+int8"), *Spec::Parse("int8+fdc(rate=5e-1)"));
+  EXPECT_EQ(Resolved("fdc(rate=-0)"), "fdc(rate=0,ranks=adaptive,round=16,sink=4)");
+  EXPECT_FALSE(*Spec::Parse("fdc(rate=0.5)") == *Spec::Parse("fdc(rate=0.51)"));
+}
+
+TEST(Spec, RefusesWithThePositionAndWhatIsAllowedThere) {
+  const std::string stages =
+      "zack, fdc, palu, svd-online, lathe, h2o, tova, keyformer, snapkv, window, pool, dmc, token, "
+      "kcvt, kivi, kvquant, int8, q8_0, q4_0, lowrank, sparse, gear, gear-l, outlier-aware, "
+      "keyformer-z, "
+      "kvquant-z, kf-f, kvq-f, kf-p, kvq-p";
+  EXPECT_EQ(ErrorOf("fdc(rat=0.5)"),
+            "--kv 'fdc(rat=0.5)': position 5: unknown key 'rat'; fdc takes rate, ratio, accuracy, "
+            "ranks, round, resident, sink");
+  EXPECT_EQ(ErrorOf("fcd"),
+            "--kv 'fcd': position 1: unknown stage 'fcd'; none, or stages of " + stages);
+  EXPECT_EQ(ErrorOf("fdc(rate=1)"),
+            "--kv 'fdc(rate=1)': position 10: '1' is not allowed; rate is 0 <= x < 1");
+  EXPECT_EQ(ErrorOf("int8(run=100)"),
+            "--kv 'int8(run=100)': position 10: '100' is not allowed; run is a multiple of 64 from "
+            "64 to 1048576 or prompt");
+  EXPECT_EQ(ErrorOf("kcvt(bits=5)"),
+            "--kv 'kcvt(bits=5)': position 11: '5' is not allowed; bits is 2, 3, 4 or 8");
+  EXPECT_EQ(
+      ErrorOf("fdc+zack"),
+      "--kv 'fdc+zack': position 5: fdc and zack are both of the basis axis, which takes one");
+  EXPECT_EQ(ErrorOf("fdc+sparse"),
+            "--kv 'fdc+sparse': position 5: sparse repairs a quantizer and there is none; add "
+            "token, kcvt, kivi, kvquant or int8");
+}
+
+TEST(Spec, RefusesEveryBreachOfTheGrammar) {
+  const std::pair<const char*, int> kBroken[] = {
+      {"", 1},
+      {" fdc", 1},
+      {"fdc ", 4},
+      {"FDC", 1},
+      {"+fdc", 1},
+      {"fdc+", 5},
+      {"fdc++int8", 5},
+      {"fdc(", 5},
+      {"fdc()", 5},
+      {"fdc(rate)", 9},
+      {"fdc(rate=)", 10},
+      {"fdc(rate=0.5", 13},
+      {"fdc(rate=0.5,)", 14},
+      {"fdc(rate=0.5)(", 14},
+      {"fdc(rate=0.5)int8", 14},
+      {"fdc(rate=0.5,rate=0.5)", 14},
+      {"fdc(rate= 0.5)", 10},
+      {"fdc(=0.5)", 5},
+      {"fdc)", 4},
+      {"fdc,int8", 4},
+      {"none()", 1},
+      {"none+fdc", 1},
+      {"fdc+none", 5},
+      {"none ", 1},
+      {"fdc+fdc", 5},
+      {"h2o+fdc+tova", 9},
+      {"lowrank", 1},
+      {"gear+sparse", 6},
+      {"gear+kivi", 6},
+      {"kf-f+fdc", 6},
+      {"int8+sparse+sparse", 13},
+  };
+  for (const auto& [text, position] : kBroken) {
+    EXPECT_THAT(ErrorOf(text), HasSubstr(fmt::format(": position {}: ", position))) << text;
+  }
+}
+
+TEST(Spec, RefusesValuesOutsideTheirRanges) {
+  for (const char* value : {"-0.1", "1", "1.5", "nan", "inf", "-inf", "1e999", "1e-999", "0x1", ".",
+                            "0.5.5", "0..5", "+0.5", "1e", "half", "0,5", "5e-1e"}) {
+    EXPECT_THAT(ErrorOf(fmt::format("fdc(rate={})", value)), HasSubstr(": position ")) << value;
+  }
+  for (const char* text : {"fdc(ratio=0.9)", "fdc(accuracy=0)",         "fdc(accuracy=1.01)",
+                           "fdc(round=4)",   "fdc(ranks=16)",           "fdc(sink=-1)",
+                           "fdc(sink=2.5)",  "fdc(sink=1025)",          "h2o(keep=0)",
+                           "h2o(budget=0)",  "tova(budget=1.5)",        "gear(bits=3)",
+                           "gear(bits=8)",   "lowrank(prefill=0)+int8", "sparse(share=0)+int8",
+                           "int8(run=0)",    "int8(run=all)",           "kivi(group=16)",
+                           "pool(n=1)",      "snapkv(kernel=4)",        "keyformer(tau_init=0)",
+                           "kf-f(rate=1)"}) {
+    EXPECT_THAT(ErrorOf(text), HasSubstr("is not allowed")) << text;
+  }
+}
+
+TEST(Spec, AccuracyStandsForHowFarAStageCompresses) {
+  EXPECT_EQ(Resolved("fdc(accuracy=0.99)+kivi(accuracy=0.99)"),
+            "fdc(accuracy=0.99,ranks=adaptive,round=16,sink=4)+"
+            "kivi(accuracy=0.99,group=32,run=512,buffer=64,newest=0,sink=4)");
+  EXPECT_EQ(Spec::Parse("int8+h2o(accuracy=0.9)")->accuracy(), 0.9);
+  EXPECT_FALSE(Spec::Parse("fdc(rate=0.5)")->accuracy().has_value());
+  // What a preset becomes hangs on its bits: it waits for the answer.
+  EXPECT_EQ(Resolved("gear(accuracy=0.95,share=0.05)"), "gear(accuracy=0.95,share=0.05)");
+  EXPECT_EQ(Resolved("kvq-f(accuracy=0.95,bits=2)"), "kvq-f(accuracy=0.95,bits=2)");
+  EXPECT_TRUE(Spec::Parse("gear-l(accuracy=0.95)+sparse").ok());
+
+  EXPECT_THAT(ErrorOf("kivi(bits=2,accuracy=0.9)"),
+              HasSubstr("position 13: kivi takes either bits or accuracy, not both"));
+  EXPECT_THAT(ErrorOf("gear(accuracy=0.9,bits=2)"), HasSubstr("gear takes either"));
+  EXPECT_THAT(ErrorOf("fdc(accuracy=0.9)+kivi(accuracy=0.8)"),
+              HasSubstr("position 24: accuracy is 0.9 on one stage and 0.8 on another"));
+  const Status status = CheckSupported(*Spec::Parse("kivi(accuracy=0.9)"));
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("profile"));
+}
+
+TEST(Spec, QuestionsAskForWhatIsNotGiven) {
+  const auto question = [](std::string_view text) {
+    return Spec::ParseQuestion(text, 0.9)->ToString();
+  };
+  EXPECT_EQ(question("fdc"), Resolved("fdc(accuracy=0.9)"));
+  EXPECT_EQ(question("fdc(rate=0.5)+kivi"), Resolved("fdc(rate=0.5)+kivi(accuracy=0.9)"));
+  EXPECT_EQ(question("h2o(budget=prompt)"), Resolved("h2o(accuracy=0.9,budget=prompt)"));
+  EXPECT_EQ(question("h2o(budget=64)"), Resolved("h2o(budget=64)"));
+  EXPECT_EQ(question("int8+sparse"), Resolved("int8+sparse"));
+  EXPECT_EQ(question("gear"), "gear(accuracy=0.9)");
+  EXPECT_EQ(question("none"), "none");
+  EXPECT_FALSE(Spec::ParseQuestion("fcd", 0.9).ok());
+}
+
+TEST(Spec, RefusesContradictions) {
+  EXPECT_THAT(ErrorOf("fdc(rate=0.5,ratio=2)"),
+              HasSubstr("position 14: fdc takes either rate or ratio, not both"));
+  EXPECT_THAT(ErrorOf("h2o(budget=5,keep=0.5)"), HasSubstr("position 14: h2o takes either"));
+  EXPECT_TRUE(Spec::Parse("h2o(budget=prompt,keep=0.5)").ok());
+  EXPECT_THAT(ErrorOf("fdc(sink=0)+int8(sink=4)"),
+              HasSubstr("position 18: sink is 0 on one stage and 4 on another"));
+  EXPECT_THAT(ErrorOf("gear(sink=0)+fdc(sink=1)"), HasSubstr("position 18: sink is"));
+  EXPECT_THAT(ErrorOf("kivi(group=128)"),
+              HasSubstr("position 6: group=128 does not divide buffer=64"));
+  EXPECT_THAT(ErrorOf("kivi(group=128,buffer=128,run=576)"), HasSubstr("does not divide run=576"));
+  EXPECT_EQ(Resolved("kivi(group=128,buffer=128,run=prompt)"),
+            "kivi(bits=2,group=128,run=prompt,buffer=128,newest=0,sink=4)");
+}
+
+TEST(Spec, ABasisMaySplitBitsInPlaceOfAQuantizer) {
+  EXPECT_TRUE(Spec::Parse("lathe(ratio=4)")->splits_bits());
+  // Bits are shared out by what noise costs there.
+  EXPECT_EQ(Spec::Parse("lathe(ratio=4)")->basis()->Integer("newest"), kProbeNewest);
+  EXPECT_TRUE(Spec::Parse("lathe(ratio=4,bits=mixed)")->splits_bits());
+  EXPECT_FALSE(Spec::Parse("lathe(rate=0.5)")->splits_bits());
+  EXPECT_FALSE(Spec::Parse("lathe(ratio=4,bits=16)")->splits_bits());
+  EXPECT_FALSE(Spec::Parse("lathe(ratio=4)+kivi")->splits_bits());
+  EXPECT_FALSE(Spec::Parse("fdc(ratio=4)")->splits_bits());
+  EXPECT_TRUE(Spec::Parse("lathe(ratio=4)+lowrank")->splits_bits());
+  EXPECT_THAT(ErrorOf("lathe(bits=mixed)"), HasSubstr("position 7: bits=mixed shares out"));
+  EXPECT_THAT(ErrorOf("lathe(ratio=4,bits=mixed)+kivi"),
+              HasSubstr("position 27: lathe(bits=mixed)"));
+  EXPECT_THAT(ErrorOf("lathe(rate=0.5)+lowrank"), HasSubstr("there is none"));
+  // The answer may be a ratio.
+  EXPECT_TRUE(Spec::Parse("lathe(accuracy=0.9,bits=mixed)+lowrank").ok());
+}
+
+TEST(Spec, HostileInputGivesOneShortPrintableLine) {
+  const std::string inputs[] = {
+      std::string(10 << 20, '('),
+      std::string(10 << 20, 'f'),
+      std::string("fdc\0", 4),
+      std::string("\0", 1),
+      "fdc(rate=\xc3\xa9)",
+      "\xff\xfe",
+      "fdc(" + std::string(4000, 'x'),
+      "fdc(rate=" + std::string(4000, '9') + ")",
+      std::string("fdc\n(rate=0.5)"),
+      std::string(4096, '+'),
+      "fdc(rate=0." + std::string(4000, '1') + "\x7f)",
+  };
+  for (const std::string& input : inputs) {
+    const std::string message = ErrorOf(input);
+    EXPECT_THAT(message, StartsWith("--kv '"));
+    EXPECT_LT(message.size(), 1000u);
+    EXPECT_TRUE(std::ranges::all_of(message, [](char c) { return c >= 32 && c < 127; }));
+  }
+}
+
+// --- properties over random specs drawn from the table ---
+
+std::string DrawValue(const KeyInfo& key, Random* random) {
+  const size_t n_choices = key.choices.empty() ? 0 : 1 + std::ranges::count(key.choices, '|');
+  const bool has_range = key.min <= key.max;
+  uint64_t draw = random->Below(n_choices + has_range);
+  if (draw < n_choices) {
+    std::string_view rest = key.choices;
+    while (draw-- > 0) rest.remove_prefix(rest.find('|') + 1);
+    return std::string(rest.substr(0, rest.find('|')));
+  }
+  const double x = key.min + random->Uniform() * (key.max - key.min);
+  if (key.multiple_of == 0) return fmt::format("{}", x);
+  return fmt::format("{}", static_cast<int64_t>(x) / key.multiple_of * key.multiple_of);
+}
+
+std::string DrawStage(const StageInfo& stage, Random* random) {
+  std::string text(stage.name);
+  char separator = '(';
+  bool has_alternative = false;
+  for (const KeyInfo* key : stage.keys) {
+    if (key->name == "sink" || random->Below(2) == 0) continue;
+    if (key->excludes_others && std::exchange(has_alternative, true)) continue;
+    text += fmt::format("{}{}={}", separator, key->name, DrawValue(*key, random));
+    separator = ',';
+  }
+  return separator == '(' ? text : text + ")";
+}
+
+TEST(Spec, CanonicalTextParsesBackToTheSameSpec) {
+  Random random(17);
+  int n_accepted = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::string text;
+    for (uint64_t n = 1 + random.Below(4); n > 0; --n) {
+      if (!text.empty()) text += '+';
+      text += DrawStage(AllStages()[random.Below(AllStages().size())], &random);
+    }
+    const StatusOr<Spec> spec = Spec::Parse(text);
+    if (!spec.ok()) continue;  // axes that clash
+    ++n_accepted;
+    const std::string canonical = spec->ToString();
+    const StatusOr<Spec> again = Spec::Parse(canonical);
+    ASSERT_TRUE(again.ok()) << text << " -> " << canonical << ": " << again.status();
+    ASSERT_EQ(*again, *spec) << text;
+    ASSERT_EQ(again->ToString(), canonical);
+  }
+  EXPECT_GT(n_accepted, 5000);
+}
+
+TEST(Spec, DamagedTextNeverBreaksTheParser) {
+  Random random(23);
+  const std::string alphabet = "fdcgearkivi-0123456789.,=()+e\xc3";
+  for (int round = 0; round < 50000; ++round) {
+    std::string text = "fdc(rate=0.5)+h2o(keep=0.5)+gear(bits=4,run=prompt)";
+    for (uint64_t n = 1 + random.Below(6); n > 0; --n) {
+      const size_t at = random.Below(text.size());
+      if (random.Below(2)) {
+        text[at] = alphabet[random.Below(alphabet.size())];
+      } else {
+        text.erase(at, random.Below(8));
+      }
+      if (text.empty()) break;
+    }
+    const StatusOr<Spec> spec = Spec::Parse(text);
+    if (spec.ok()) {
+      EXPECT_EQ(Resolved(spec->ToString()), spec->ToString());
+    } else {
+      EXPECT_THAT(spec.status().message(), HasSubstr("': position "));
+    }
+  }
+}
+
+TEST(SpecTable, EveryDefaultIsAllowedAndEveryStageIsDocumented) {
+  for (const StageInfo& stage : AllStages()) {
+    EXPECT_FALSE(stage.doc.empty() || stage.paper.empty()) << stage.name;
+    EXPECT_EQ(stage.axis == Axis::kPreset, stage.expand != nullptr) << stage.name;
+    int n_alternative_defaults = 0;
+    for (const KeyInfo* key : stage.keys) {
+      EXPECT_FALSE(key->doc.empty()) << key->name;
+      EXPECT_FALSE(AllowedValues(*key).empty()) << key->name;
+      n_alternative_defaults += key->excludes_others && !key->default_text.empty();
+      if (key->default_text.empty()) continue;
+      EXPECT_TRUE(ParseValue(*key, key->default_text)) << stage.name << " " << key->name;
+    }
+    EXPECT_LE(n_alternative_defaults, 1) << stage.name;
+    EXPECT_EQ(FindStage(stage.name), &stage);
+  }
+  EXPECT_EQ(FindStage("none"), nullptr);
+}
+
+TEST(SpecTable, DescriptionListsEveryStageKeyDefaultAndPaper) {
+  const std::string text = DescribeStages();
+  for (const StageInfo& stage : AllStages()) {
+    EXPECT_THAT(text, HasSubstr(fmt::format("\n{} [{}]", stage.name, AxisName(stage.axis))));
+    EXPECT_THAT(text, HasSubstr(stage.paper));
+  }
+  EXPECT_THAT(text, HasSubstr("    rate=0.5        share of K and V elements removed"));
+}
+
+TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("none")).ok());
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc(rate=0.6)")).ok());
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+gear(bits=2)")).ok());
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("kf-f")).ok());
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("svd-online")).ok());
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("zack(online=on,normalise=on,ranks=uniform)")).ok());
+  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("zack(online=on,resident=full)")).message()),
+              HasSubstr("folds nothing into the weights"));
+  EXPECT_FALSE(Spec::Parse("fdc(online=on)").ok());
+  for (const char* text :
+       {"svd-online+h2o", "svd-online+int8", "zack(online=on)+window", "zack(online=on)+kivi"}) {
+    const Status status = CheckSupported(*Spec::Parse(text));
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("goes alone")) << text;
+  }
+  for (const char* text :
+       {"dmc+kcvt", "fdc+dmc+kvquant", "pool+kvquant", "lathe(ratio=4)+sparse"}) {
+    EXPECT_EQ(CheckSupported(*Spec::Parse(text)).code(), StatusCode::kInvalidArgument) << text;
+  }
+  for (const char* text :
+       {"fdc+dmc", "window+kivi", "window+kvquant", "pool+int8", "fdc+pool+kvquant",
+        "lathe(ratio=4)+window", "lathe(ratio=4)+h2o+lowrank", "lathe(ratio=4)+dmc",
+        "dmc+gear(bits=2)", "fdc+dmc+q4_0"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+  }
+  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("dmc+gear(bits=4)")).message()),
+              HasSubstr("kcvt gives a token of V one scale in all heads"));
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("kvq-f")).ok());
+  EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+h2o+kvquant")).ok());
+  EXPECT_EQ(CheckSupported(*Spec::Parse("h2o+kvquant")).code(), StatusCode::kInvalidArgument);
+  for (const char* text :
+       {"palu", "palu+token(hadamard=on)", "kf-p", "kvq-p", "palu+h2o+kivi", "palu+window+int8"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+  }
+  for (const char* text :
+       {"palu(group=4)", "palu(group=2)+token(hadamard=on)", "palu(group=8)+tova",
+        "palu(group=2)+window", "palu(group=2)+window+gear", "palu(group=2)+tova+kivi"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+  }
+  for (const char* stage : {"h2o", "snapkv", "keyformer", "tova(heads=own)"}) {
+    const std::string text = fmt::format("palu(group=2)+{}", stage);
+    EXPECT_THAT(std::string(CheckSupported(*Spec::Parse(text)).message()),
+                HasSubstr("chooses entries of each head"))
+        << text;
+  }
+  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("palu(group=2)+kvquant")).message()),
+              HasSubstr("take group=1 or another quantizer"));
+  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("palu+pool")).message()),
+              HasSubstr("leave out palu or pool"));
+  for (const char* text :
+       {"lathe(rate=0.5,keys=before)", "lathe(ratio=8,keys=before)+lowrank",
+        "lathe(keys=before)+kvquant", "lathe(keys=before)+h2o", "lathe(ratio=8,keys=before)+h2o"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+    EXPECT_TRUE(Spec::Parse(text)->has_latent_keys());
+  }
+  for (const char* text :
+       {"gear(recent=0.5)", "gear-l(recent=0)+window", "pool+int8+lowrank(recent=0.5)",
+        "lathe(ratio=4)+lowrank(recent=0.5)", "gear(run=prompt)+h2o"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+  }
+  for (const auto& [text, cause] : {std::pair("gear(recent=0.5,run=prompt)", "run=prompt"),
+                                    std::pair("gear(recent=0)+h2o", "h2o"),
+                                    std::pair("lathe(ratio=4)+lowrank(recent=0)+tova", "tova")}) {
+    const Status status = CheckSupported(*Spec::Parse(text));
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(fmt::format("recent or {}", cause)));
+  }
+  for (const char* text :
+       {"kf-f(score=exact)", "keyformer-z(score=exact)", "fdc+snapkv(score=exact)+gear",
+        "lathe(ratio=8)+tova(score=exact)", "lathe(resident=full)+h2o(score=exact)",
+        "fdc+h2o(score=exact)+kvquant", "h2o(score=stored)"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+  }
+  EXPECT_EQ(Spec::Parse("kf-f(score=exact)")->retention()->Word("score"), "exact");
+  for (const char* text :
+       {"h2o(score=exact)", "tova(score=exact)+kivi", "snapkv(score=exact)+token(hadamard=on)"}) {
+    const Status status = CheckSupported(*Spec::Parse(text));
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("leave score out")) << text;
+  }
+  for (const char* text : {"palu+h2o(score=exact)", "lathe(keys=before)+tova(score=exact)",
+                           "lathe(ratio=8,keys=before)+snapkv(score=exact)"}) {
+    const Status status = CheckSupported(*Spec::Parse(text));
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("keys from before RoPE")) << text;
+  }
+  for (const char* text : {"window(score=exact)", "pool(score=exact)", "kf-p(score=exact)"}) {
+    EXPECT_EQ(Spec::Parse(text).status().code(), StatusCode::kInvalidArgument) << text;
+  }
+  EXPECT_FALSE(Spec::Parse("lathe")->has_latent_keys());
+  EXPECT_TRUE(Spec::Parse("kf-p")->has_latent_keys());
+}
+
+}  // namespace
+}  // namespace kvlathe

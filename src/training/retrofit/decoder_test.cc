@@ -1,0 +1,302 @@
+// Gradients of every module against finite differences in double, and the decoder against the
+// engine.
+#include "training/retrofit/decoder.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <functional>
+
+#include "io/files.h"
+#include "kv/blocks/block_pool.h"
+#include "model/model.h"
+#include "training/retrofit/model_directory.h"
+
+namespace kvlathe {
+namespace {
+
+using torch::Tensor;
+
+torch::TensorOptions Double() { return torch::TensorOptions().dtype(torch::kDouble); }
+
+// Compares d loss / d input at `n_probes` places with central differences. `loss` must be smooth.
+void CheckGradient(const std::function<Tensor()>& loss, Tensor input, int n_probes) {
+  input.mutable_grad() = Tensor();
+  loss().backward();
+  ASSERT_TRUE(input.grad().defined());
+  const Tensor gradient = input.grad().flatten().clone();
+  const torch::NoGradGuard no_grad;
+  Tensor flat = input.view({-1});
+  constexpr double kStep = 1e-5;
+  for (int probe = 0; probe < n_probes; ++probe) {
+    const int64_t i = probe * 7919 % flat.numel();
+    const double at = flat[i].item<double>();
+    flat[i] = at + kStep;
+    const double above = loss().item<double>();
+    flat[i] = at - kStep;
+    const double below = loss().item<double>();
+    flat[i] = at;
+    const double expected = (above - below) / (2 * kStep);
+    EXPECT_NEAR(gradient[i].item<double>(), expected, 1e-7 + 1e-5 * std::abs(expected))
+        << "at " << i << " of " << flat.numel();
+  }
+}
+
+// A loss that weighs every element of y differently.
+Tensor Weigh(const Tensor& y) {
+  const Tensor weights = torch::linspace(-1, 1, y.numel(), Double()).view(y.sizes());
+  return (y * weights).sum() + (y * y * weights.flip(0)).sum();
+}
+
+TEST(DecoderGradient, RmsNorm) {
+  torch::manual_seed(1);
+  Tensor x = torch::randn({5, 12}, Double()).set_requires_grad(true);
+  Tensor w = torch::randn({12}, Double()).set_requires_grad(true);
+  const auto loss = [&] { return Weigh(RmsNorm(x, w, 1e-3, torch::kDouble)); };
+  CheckGradient(loss, x, 20);
+  CheckGradient(loss, w, 12);
+}
+
+TEST(DecoderGradient, SwiGlu) {
+  torch::manual_seed(2);
+  Tensor gate_up = torch::randn({4, 14}, Double()).mul_(2).set_requires_grad(true);
+  CheckGradient([&] { return Weigh(SwiGlu(gate_up)); }, gate_up, 30);
+}
+
+TEST(DecoderGradient, Gelu) {
+  torch::manual_seed(8);
+  Tensor x = torch::randn({4, 9}, Double()).mul_(2).set_requires_grad(true);
+  for (const bool is_tanh : {true, false}) {
+    CheckGradient([&] { return Weigh(Gelu(x, is_tanh)); }, x, 36);
+  }
+}
+
+TEST(DecoderGradient, Rotate) {
+  torch::manual_seed(3);
+  Tensor x = torch::randn({2, 3, 2, 8}, Double()).set_requires_grad(true);
+  const Tensor angle = torch::randn({3, 4}, Double());
+  CheckGradient([&] { return Weigh(Rotate(x, angle.cos(), angle.sin())); }, x, 30);
+}
+
+TEST(DecoderGradient, CausalAttention) {
+  torch::manual_seed(4);
+  Tensor q = torch::randn({2, 2, 3, 5, 4}, Double()).set_requires_grad(true);
+  Tensor k = torch::randn({2, 2, 5, 4}, Double()).set_requires_grad(true);
+  Tensor v = torch::randn({2, 2, 5, 4}, Double()).set_requires_grad(true);
+  const auto loss = [&] { return Weigh(CausalAttention(q, k, v)); };
+  CheckGradient(loss, q, 20);
+  CheckGradient(loss, k, 20);
+  CheckGradient(loss, v, 20);
+}
+
+TEST(DecoderGradient, CrossEntropy) {
+  torch::manual_seed(5);
+  Tensor logits = torch::randn({4, 9}, Double()).set_requires_grad(true);
+  const Tensor targets = torch::tensor({3, 5, 8, 0}, torch::kLong);
+  const Tensor weights = torch::tensor({0.5, 0.0, 0.25, 0.25}, Double());
+  CheckGradient([&] { return CrossEntropy(logits, targets).dot(weights); }, logits, 36);
+  EXPECT_EQ(logits.grad()[1].abs().sum().item<double>(), 0) << "a weight of 0 counts";
+}
+
+ModelConfig SmallConfig(bool tied) {
+  ModelConfig config;
+  config.model_type = "llama";
+  config.n_layers = 2;
+  config.hidden_dim = 32;
+  config.n_heads = 4;
+  config.n_kv_heads = 2;
+  config.head_dim = 16;
+  config.ffn_dim = 48;
+  config.vocab_size = 50;
+  config.max_seq_len = 512;
+  config.tie_word_embeddings = tied;
+  config.bos_id = 1;
+  config.eos_ids = {2};
+  return config;
+}
+
+ModelConfig SmallGpt2(MlpKind mlp) {
+  ModelConfig config = SmallConfig(mlp == MlpKind::kGeluTanh);
+  config.model_type = "gpt2";
+  config.layout = WeightLayout::kGpt2;
+  config.norm = NormKind::kLayer;
+  config.positions = PositionKind::kLearned;
+  config.qkv_bias = config.o_bias = config.mlp_bias = true;
+  config.n_heads = config.n_kv_heads = 2;
+  config.max_seq_len = 80;
+  config.mlp = mlp;
+  return config;
+}
+
+std::vector<ModelConfig> SmallConfigs() {
+  return {SmallConfig(true), SmallConfig(false), SmallGpt2(MlpKind::kGeluTanh),
+          SmallGpt2(MlpKind::kGelu)};
+}
+
+// Norms and biases away from 1 and 0, where they start; matrices times `scale`.
+void Stir(const Decoder& decoder, double scale) {
+  torch::manual_seed(11);
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, parameter] : decoder.parameters()) {
+    if (parameter.dim() == 2) {
+      Tensor(parameter).mul_(scale);
+    } else {
+      Tensor(parameter).add_(torch::randn_like(parameter), 0.3);
+    }
+  }
+}
+
+TEST(DecoderGradient, WholeDecoderInEveryParameter) {
+  for (const ModelConfig& config : SmallConfigs()) {
+    const Decoder decoder(config, 6, torch::kDouble, torch::kCPU);
+    Stir(decoder, 3);
+    const Tensor tokens = torch::arange(14, torch::kLong).mul(11).remainder(50).view({2, 7});
+    const Tensor targets = torch::arange(14, torch::kLong).mul(17).remainder(50);
+    const auto loss = [&] {
+      return CrossEntropy(decoder.Logits(decoder.Hidden(tokens, torch::kDouble)), targets).mean();
+    };
+    for (const auto& [name, parameter] : decoder.parameters()) {
+      SCOPED_TRACE(name);
+      CheckGradient(loss, parameter, 4);
+    }
+  }
+}
+
+// 300 rows are two blocks of query rows; every element against the formula.
+TEST(Decoder, CausalAttentionEqualsTheFormula) {
+  torch::manual_seed(7);
+  const int64_t n = 300;
+  const Tensor q = torch::randn({1, 2, 2, n, 8}, Double());
+  const Tensor k = torch::randn({1, 2, n, 8}, Double());
+  const Tensor v = torch::randn({1, 2, n, 8}, Double());
+  const Tensor out = CausalAttention(q, k, v);
+  for (const int64_t row : {0, 1, 255, 256, 299}) {
+    const Tensor scores =
+        torch::matmul(q[0][1][1][row], k[0][1].narrow(0, 0, row + 1).t()) / std::sqrt(8.0);
+    const Tensor expected = torch::matmul(torch::softmax(scores, 0), v[0][1].narrow(0, 0, row + 1));
+    EXPECT_LT((out[0][1][1][row] - expected).abs().max().item<double>(), 1e-12) << row;
+  }
+}
+
+TEST(Decoder, CountsParametersAndFlops) {
+  const Decoder decoder(SmallConfig(true), 1, torch::kFloat, torch::kCPU);
+  // Embedding 50 x 32; a layer: q 64 x 32, k and v 32 x 32, o 32 x 64, ffn 3 x 48 x 32, norms 2
+  // x 32.
+  const int64_t layer_weights = 2 * 64 * 32 + 2 * 32 * 32 + 3 * 48 * 32;
+  EXPECT_EQ(decoder.n_parameters(), 50 * 32 + 2 * (layer_weights + 64) + 32);
+  EXPECT_DOUBLE_EQ(decoder.FlopsPerToken(10),
+                   6.0 * (50 * 32 + 2 * layer_weights) + 6.0 * 2 * 10 * 4 * 16);
+}
+
+TEST(Decoder, CountsParametersAndFlopsOfGpt2) {
+  const Decoder decoder(SmallGpt2(MlpKind::kGeluTanh), 1, torch::kFloat, torch::kCPU);
+  // A layer: c_attn 32 x 96, c_proj 32 x 32, the MLP 2 x 48 x 32, each with a bias per output, and
+  // two norms.
+  const int64_t layer_weights = 32 * 96 + 32 * 32 + 2 * 48 * 32;
+  const int64_t layer_biases = 96 + 32 + 48 + 32 + 4 * 32;
+  EXPECT_EQ(decoder.n_parameters(), (50 + 80) * 32 + 2 * (layer_weights + layer_biases) + 2 * 32);
+  EXPECT_DOUBLE_EQ(decoder.FlopsPerToken(10),
+                   6.0 * (50 * 32 + 2 * layer_weights) + 6.0 * 2 * 10 * 2 * 16);
+}
+
+class ModelFiles : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = ::testing::TempDir() + "/kvlathe_retrofit_model_" +
+                 ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::remove_all(directory_);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  std::string directory_;
+};
+
+// Logits of the engine in F32 on the files that the trainer wrote.
+std::vector<float> EngineLogits(const std::string& directory, const std::vector<int32_t>& tokens) {
+  ThreadPool pool(2);
+  BlockPool blocks(int64_t{64} << 20);
+  auto config = LoadModelConfig(directory);
+  EXPECT_TRUE(config.ok()) << config.status();
+  auto reader = SafetensorsReader::OpenModel(directory);
+  EXPECT_TRUE(reader.ok()) << reader.status();
+  auto weights =
+      ModelWeights::Load(*config, DType::kF32, MakeFileSource(*std::move(reader)), &pool);
+  EXPECT_TRUE(weights.ok()) << weights.status();
+  auto model = Model::Create(*std::move(weights), nullptr, 0, &pool, Isa::kScalar);
+  EXPECT_TRUE(model.ok()) << model.status();
+  SequenceCache cache(&(*model)->layout(), &blocks);
+  EXPECT_TRUE(cache.Extend(static_cast<int>(tokens.size())).ok());
+  const SequenceStep step{&cache, tokens, SequenceStep::Logits::kAll};
+  EXPECT_TRUE((*model)->Forward({&step, 1}).ok());
+  std::vector<float> logits;
+  for (size_t t = 0; t < tokens.size(); ++t) {
+    const auto row = (*model)->logits(static_cast<int64_t>(t));
+    logits.insert(logits.end(), row.begin(), row.end());
+  }
+  return logits;
+}
+
+// Largest difference relative to the largest logit; the trainer reads the stored weights back.
+double EngineDifference(const Decoder& trained, DType dtype, const std::string& directory) {
+  EXPECT_TRUE(SaveDecoder(trained, dtype, directory).ok());
+  Decoder stored(trained.config(), 99, torch::kFloat, torch::kCPU);
+  EXPECT_TRUE(LoadWeights(directory, &stored).ok());
+  std::vector<int32_t> ids(70);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 13 % 50);
+  const Tensor tokens = torch::tensor(std::vector<int64_t>(ids.begin(), ids.end())).view({1, 70});
+  const torch::NoGradGuard no_grad;
+  const Tensor expected = stored.Logits(stored.Hidden(tokens, torch::kFloat));
+  const std::vector<float> logits = EngineLogits(directory, ids);
+  const Tensor found = torch::tensor(logits).view(expected.sizes());
+  return ((found - expected).abs().max() / expected.abs().max()).item<double>();
+}
+
+TEST_F(ModelFiles, EngineAgreesWithTheTrainer) {
+  for (const ModelConfig& config : SmallConfigs()) {
+    SCOPED_TRACE(config.model_type);
+    const Decoder decoder(config, 8, torch::kFloat, torch::kCPU);
+    // Larger than at the start of a training, so that the softmax has something to decide.
+    Stir(decoder, 8);
+    EXPECT_LT(EngineDifference(decoder, DType::kF32, directory_), 2e-5);
+    EXPECT_LT(EngineDifference(decoder, DType::kBf16, directory_), 2e-5);
+  }
+}
+
+TEST_F(ModelFiles, LayersThatAreMissingStartAsTheIdentity) {
+  const torch::NoGradGuard no_grad;
+  for (ModelConfig config : {SmallConfig(true), SmallGpt2(MlpKind::kGeluTanh)}) {
+    const Decoder smaller(config, 8, torch::kFloat, torch::kCPU);
+    Stir(smaller, 2);
+    ASSERT_TRUE(SaveDecoder(smaller, DType::kF32, directory_).ok());
+    config.n_layers += 2;
+    Decoder larger(config, 9, torch::kFloat, torch::kCPU);
+    const Tensor ids = torch::randint(0, config.vocab_size, {2, 12}, torch::kLong);
+    const auto logits = [&](const Decoder& d) { return d.Logits(d.Hidden(ids, torch::kFloat)); };
+    EXPECT_FALSE(torch::allclose(logits(larger), logits(smaller), 1e-3, 1e-3));
+    ASSERT_TRUE(LoadWeights(directory_, &larger).ok());
+    EXPECT_TRUE(torch::equal(logits(larger), logits(smaller)));
+  }
+}
+
+TEST_F(ModelFiles, RefusesWhatItCannotTrainOrStore) {
+  ModelConfig config = SmallConfig(true);
+  EXPECT_TRUE(CheckTrainable(config).ok());
+  EXPECT_TRUE(CheckTrainable(SmallGpt2(MlpKind::kGelu)).ok());
+  config.qkv_bias = true;
+  EXPECT_EQ(CheckTrainable(config).code(), StatusCode::kUnimplemented);
+  config = SmallConfig(true);
+  config.attention.kinds[0].rope.scaling = RopeConfig::Scaling::kLinear;
+  EXPECT_EQ(CheckTrainable(config).code(), StatusCode::kUnimplemented);
+
+  const Decoder decoder(SmallConfig(true), 1, torch::kFloat, torch::kCPU);
+  EXPECT_FALSE(SaveDecoder(decoder, DType::kBf16, "/dev/null/model").ok());
+  ASSERT_TRUE(SaveDecoder(decoder, DType::kBf16, directory_).ok());
+  ModelConfig wider = SmallConfig(true);
+  wider.hidden_dim = 64;
+  Decoder other(wider, 1, torch::kFloat, torch::kCPU);
+  const Status status = LoadWeights(directory_, &other);
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
+}
+
+}  // namespace
+}  // namespace kvlathe

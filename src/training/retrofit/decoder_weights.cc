@@ -1,0 +1,121 @@
+// The parameters of a Decoder: their names in each family's files, and how they are drawn.
+#include <cmath>
+#include <cstdlib>
+
+#include "model/rope.h"
+#include "training/retrofit/decoder.h"
+
+namespace kvlathe {
+
+using torch::Tensor;
+
+int LayerOf(std::string_view name) {
+  for (const std::string_view prefix : {"model.layers.", "transformer.h."}) {
+    if (name.starts_with(prefix)) return std::atoi(name.data() + prefix.size());
+  }
+  return -1;
+}
+
+class Decoder::Initialiser {
+ public:
+  Initialiser(Decoder* decoder, uint64_t seed, torch::ScalarType parameter_type)
+      : d_(*decoder),
+        c_(decoder->config_),
+        type_(parameter_type),
+        generator_(at::detail::createCPUGenerator(seed)) {}
+
+  void DrawLlama() {
+    const int64_t hidden = c_.hidden_dim, ffn = c_.ffn_dim;
+    const int64_t q_dim = c_.n_heads * c_.head_dim, kv_dim = c_.n_kv_heads * c_.head_dim;
+    d_.embedding_ = Normal("model.embed_tokens.weight", c_.vocab_size, hidden);
+    for (int i = 0; i < c_.n_layers; ++i) {
+      const std::string at = fmt::format("model.layers.{}.", i);
+      Layer layer;
+      layer.attn_norm.weight = Ones(at + "input_layernorm.weight", hidden);
+      layer.qkv.parts = {Normal(at + "self_attn.q_proj.weight", q_dim, hidden),
+                         Normal(at + "self_attn.k_proj.weight", kv_dim, hidden),
+                         Normal(at + "self_attn.v_proj.weight", kv_dim, hidden)};
+      layer.o.parts = {Normal(at + "self_attn.o_proj.weight", hidden, q_dim, kToStream)};
+      layer.ffn_norm.weight = Ones(at + "post_attention_layernorm.weight", hidden);
+      layer.mlp_in.parts = {Normal(at + "mlp.gate_proj.weight", ffn, hidden),
+                            Normal(at + "mlp.up_proj.weight", ffn, hidden)};
+      layer.mlp_out.parts = {Normal(at + "mlp.down_proj.weight", hidden, ffn, kToStream)};
+      d_.layers_.push_back(layer);
+    }
+    d_.final_norm_.weight = Ones("model.norm.weight", hidden);
+    DrawHead();
+
+    const std::vector<double> frequencies = RopeFrequencies(c_.attention.of(0).rope, c_.head_dim);
+    const Tensor angles = torch::outer(torch::arange(c_.max_seq_len, torch::kDouble),
+                                       torch::tensor(frequencies, torch::kDouble));
+    d_.cos_ = angles.cos().to(d_.device_, type_);
+    d_.sin_ = angles.sin().to(d_.device_, type_);
+  }
+
+  void DrawGpt2() {
+    const int64_t hidden = c_.hidden_dim, ffn = c_.ffn_dim;
+    d_.embedding_ = Normal("transformer.wte.weight", c_.vocab_size, hidden);
+    d_.position_embedding_ = Normal("transformer.wpe.weight", c_.max_seq_len, hidden);
+    for (int i = 0; i < c_.n_layers; ++i) {
+      const std::string at = fmt::format("transformer.h.{}.", i);
+      Layer layer;
+      layer.attn_norm = LayerNorm(at + "ln_1");
+      layer.qkv = Conv1d(at + "attn.c_attn", hidden, 3 * hidden);
+      layer.o = Conv1d(at + "attn.c_proj", hidden, hidden, kToStream);
+      layer.ffn_norm = LayerNorm(at + "ln_2");
+      layer.mlp_in = Conv1d(at + "mlp.c_fc", hidden, ffn);
+      layer.mlp_out = Conv1d(at + "mlp.c_proj", ffn, hidden, kToStream);
+      d_.layers_.push_back(layer);
+    }
+    d_.final_norm_ = LayerNorm("transformer.ln_f");
+    DrawHead();
+  }
+
+ private:
+  // Whether a product is added to the residual stream, whose variance grows with every layer.
+  static constexpr bool kToStream = true;
+
+  Tensor Add(const std::string& name, const Tensor& tensor) {
+    Tensor parameter = tensor.to(d_.device_, type_).detach().set_requires_grad(true);
+    d_.parameters_.emplace_back(name, parameter);
+    return parameter;
+  }
+  Tensor Normal(const std::string& name, int64_t n_rows, int64_t n_columns,
+                bool goes_to_stream = false) {
+    const double deviation = goes_to_stream ? 0.02 / std::sqrt(2.0 * c_.n_layers) : 0.02;
+    return Add(name, torch::randn({n_rows, n_columns}, generator_, torch::kFloat).mul_(deviation));
+  }
+  Tensor Ones(const std::string& name, int64_t n) { return Add(name, torch::ones({n})); }
+  Tensor Zeros(const std::string& name, int64_t n) { return Add(name, torch::zeros({n})); }
+  Norm LayerNorm(const std::string& name) {
+    const Tensor weight = Ones(name + ".weight", c_.hidden_dim);
+    return {weight, Zeros(name + ".bias", c_.hidden_dim)};
+  }
+  Projection Conv1d(const std::string& name, int64_t n_in, int64_t n_out,
+                    bool goes_to_stream = false) {
+    const Tensor weight = Normal(name + ".weight", n_in, n_out, goes_to_stream);
+    return {{weight}, Zeros(name + ".bias", n_out)};
+  }
+  void DrawHead() {
+    d_.head_ = c_.tie_word_embeddings ? d_.embedding_
+                                      : Normal("lm_head.weight", c_.vocab_size, c_.hidden_dim);
+  }
+
+  Decoder& d_;
+  const ModelConfig& c_;
+  torch::ScalarType type_;
+  at::Generator generator_;
+};
+
+Decoder::Decoder(const ModelConfig& config, uint64_t seed, torch::ScalarType parameter_type,
+                 torch::Device device)
+    : config_(config), device_(device) {
+  Initialiser initialiser(this, seed, parameter_type);
+  if (config_.layout == WeightLayout::kGpt2) {
+    initialiser.DrawGpt2();
+  } else {
+    initialiser.DrawLlama();
+  }
+}
+
+}  // namespace kvlathe

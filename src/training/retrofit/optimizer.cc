@@ -1,0 +1,102 @@
+#include "training/retrofit/optimizer.h"
+
+#include <torch/nn/utils/clip_grad.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvlathe {
+
+using torch::Tensor;
+
+Tensor Orthogonalise(const Tensor& g, torch::ScalarType compute_type) {
+  const bool is_tall = g.size(0) > g.size(1);
+  Tensor x = (is_tall ? g.t() : g).to(compute_type);
+  x = x / (x.norm() + 1e-7);
+  for (int i = 0; i < 5; ++i) {
+    const Tensor gram = torch::mm(x, x.t());
+    const Tensor polynomial = gram * -4.7750 + torch::mm(gram, gram) * 2.0315;
+    x = x * 3.4445 + torch::mm(polynomial, x);
+  }
+  return (is_tall ? x.t() : x).to(g.scalar_type());
+}
+
+Optimizer::Optimizer(const Decoder* decoder, const OptimizerSettings& settings,
+                     torch::ScalarType compute_type)
+    : settings_(settings), compute_type_(compute_type) {
+  std::vector<Tensor> decayed, plain;
+  for (const auto& [name, tensor] : decoder->parameters()) {
+    all_.push_back(tensor);
+    if (tensor.dim() < 2) {
+      plain.push_back(tensor);
+    } else if (settings.muon && LayerOf(name) >= 0) {
+      muon_.push_back({tensor, torch::zeros_like(tensor).set_requires_grad(false),
+                       name.ends_with("attn.c_attn.weight") ? 3 : 1});
+    } else {
+      decayed.push_back(tensor);
+    }
+  }
+  const auto options = [&](double weight_decay) {
+    return std::make_unique<torch::optim::AdamWOptions>(
+        torch::optim::AdamWOptions(settings.learning_rate)
+            .betas({settings.beta1, settings.beta2})
+            .eps(settings.epsilon)
+            .weight_decay(weight_decay));
+  };
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(decayed, options(settings.weight_decay));
+  groups.emplace_back(plain, options(0));
+  adamw_ = std::make_unique<torch::optim::AdamW>(std::move(groups));
+}
+
+double Optimizer::Step(double learning_rate) {
+  const double norm = torch::nn::utils::clip_grad_norm_(all_, settings_.clip_norm);
+  if (std::isfinite(norm)) {
+    for (torch::optim::OptimizerParamGroup& group : adamw_->param_groups()) {
+      group.options().set_lr(learning_rate);
+    }
+    adamw_->step();
+    MoveByMuon(learning_rate);
+  }
+  for (Tensor& parameter : all_) parameter.mutable_grad() = Tensor();
+  return norm;
+}
+
+void Optimizer::MoveByMuon(double learning_rate) {
+  const torch::NoGradGuard no_grad;
+  for (MuonMatrix& matrix : muon_) {
+    const Tensor& g = matrix.w.grad();
+    matrix.momentum.mul_(settings_.momentum).add_(g);
+    const Tensor ahead = g + matrix.momentum * settings_.momentum;
+    matrix.w.mul_(1 - learning_rate * settings_.weight_decay);
+    const std::vector<Tensor> updates = ahead.chunk(matrix.n_parts, -1);
+    std::vector<Tensor> parts = matrix.w.chunk(matrix.n_parts, -1);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      // Updates of the root mean square of AdamW's, so that one learning rate serves both
+      // (arXiv:2502.16982, section 2.2).
+      const auto longer = static_cast<double>(std::max(parts[i].size(0), parts[i].size(1)));
+      const double scale = 0.2 * std::sqrt(longer);
+      parts[i].add_(Orthogonalise(updates[i], compute_type_), -learning_rate * scale);
+    }
+  }
+}
+
+void Optimizer::Save(torch::serialize::OutputArchive* archive) const {
+  torch::serialize::OutputArchive adamw;
+  adamw_->save(adamw);
+  archive->write("adamw", adamw);
+  for (size_t i = 0; i < muon_.size(); ++i) {
+    archive->write("momentum." + std::to_string(i), muon_[i].momentum, /*is_buffer=*/true);
+  }
+}
+
+void Optimizer::Load(torch::serialize::InputArchive* archive) {
+  torch::serialize::InputArchive adamw;
+  archive->read("adamw", adamw);
+  adamw_->load(adamw);
+  for (size_t i = 0; i < muon_.size(); ++i) {
+    archive->read("momentum." + std::to_string(i), muon_[i].momentum, /*is_buffer=*/true);
+  }
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,213 @@
+#include "training/retrofit/recipe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "io/files.h"
+
+namespace kvlathe {
+namespace {
+
+using Json = nlohmann::json;
+
+// Reads the keys of one JSON object and refuses what nobody asked for.
+class ObjectReader {
+ public:
+  ObjectReader(const Json& json, std::string where) : json_(json), where_(std::move(where)) {}
+
+  void Number(const char* key, double low, double high, double* value) {
+    if (const Json* found = Find(key)) {
+      if (!found->is_number() || !(found->get<double>() >= low && found->get<double>() <= high)) {
+        Fail(key, fmt::format("a number from {} to {}", low, high));
+        return;
+      }
+      *value = found->get<double>();
+    }
+  }
+  template <typename Int>
+  void Integer(const char* key, int64_t low, int64_t high, Int* value) {
+    if (const Json* found = Find(key)) {
+      // Unsigned numbers above INT64_MAX would wrap in get<int64_t>.
+      const bool fits = found->is_number_integer() &&
+                        !(found->is_number_unsigned() &&
+                          found->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) &&
+                        found->get<int64_t>() >= low && found->get<int64_t>() <= high;
+      if (!fits) {
+        Fail(key, fmt::format("a whole number from {} to {}", low, high));
+        return;
+      }
+      *value = static_cast<Int>(found->get<int64_t>());
+    }
+  }
+  void Text(const char* key, std::string* value) {
+    if (const Json* found = Find(key)) {
+      if (!found->is_string()) return Fail(key, "a string");
+      *value = found->get<std::string>();
+    }
+  }
+  const Json* Object(const char* key) { return OfKind(key, Json::value_t::object, "an object"); }
+  const Json* Array(const char* key) { return OfKind(key, Json::value_t::array, "an array"); }
+  void Fail(const std::string& key, const std::string& wanted) {
+    if (status_.ok()) {
+      status_ = Error(StatusCode::kInvalidArgument, "{}: \"{}\" must be {}", where_, key, wanted);
+    }
+  }
+  // The first error, or an unknown key.
+  Status Finish() {
+    for (const auto& [key, value] : json_.items()) {
+      if (!known_.contains(key) && status_.ok()) {
+        status_ = Error(StatusCode::kInvalidArgument, "{}: unknown key \"{}\"", where_, key);
+      }
+    }
+    return status_;
+  }
+
+ private:
+  const Json* Find(const char* key) {
+    known_.insert(key);
+    const auto found = json_.find(key);
+    return found == json_.end() ? nullptr : &*found;
+  }
+  const Json* OfKind(const char* key, Json::value_t kind, const char* wanted) {
+    const Json* found = Find(key);
+    if (found != nullptr && found->type() != kind) {
+      Fail(key, wanted);
+      return nullptr;
+    }
+    return found;
+  }
+
+  const Json& json_;
+  std::string where_;
+  std::set<std::string> known_;
+  Status status_;
+};
+
+Status ReadOptimizer(const Json& json, const std::string& where, OptimizerSettings* settings) {
+  ObjectReader reader(json, where);
+  std::string method = "adamw";
+  reader.Text("method", &method);
+  if (method != "adamw" && method != "muon") reader.Fail("method", "adamw or muon");
+  settings->muon = method == "muon";
+  reader.Number("learning_rate", 0, 1, &settings->learning_rate);
+  reader.Number("final_share", 0, 1, &settings->final_share);
+  reader.Number("warmup_share", 0, 1, &settings->warmup_share);
+  reader.Number("beta1", 0, 0.9999, &settings->beta1);
+  reader.Number("beta2", 0, 0.99999, &settings->beta2);
+  reader.Number("epsilon", 0, 1, &settings->epsilon);
+  reader.Number("weight_decay", 0, 10, &settings->weight_decay);
+  reader.Number("momentum", 0, 0.9999, &settings->momentum);
+  reader.Number("clip_norm", 1e-6, 1e6, &settings->clip_norm);
+  return reader.Finish();
+}
+
+Status ReadPhase(const Json& json, const std::string& where, int max_context,
+                 TrainingPhase* phase) {
+  if (!json.is_object()) {
+    return Error(StatusCode::kInvalidArgument, "{}: must be an object", where);
+  }
+  ObjectReader reader(json, where);
+  reader.Integer("context", 2, max_context, &phase->context);
+  reader.Number("share", 0, 1, &phase->share);
+  if (const Json* mixture = reader.Object("mixture")) {
+    for (const auto& [source, weight] : mixture->items()) {
+      if (!weight.is_number() || !(weight.get<double>() > 0)) {
+        reader.Fail("mixture", "of positive numbers by source");
+        break;
+      }
+      phase->mixture[source] = weight.get<double>();
+    }
+  }
+  if (phase->mixture.empty()) reader.Fail("mixture", "at least one source");
+  return reader.Finish();
+}
+
+Status ReadPhases(const Json& phases, const std::string& where, TrainingRecipe* recipe) {
+  double sum = 0;
+  for (const Json& json : phases) {
+    const std::string place = fmt::format("{}, phase {}", where, recipe->phases.size() + 1);
+    TrainingPhase phase;
+    KVL_RETURN_IF_ERROR(ReadPhase(json, place, recipe->model.max_seq_len, &phase));
+    if (recipe->micro_batch_tokens % phase.context != 0) {
+      return Error(StatusCode::kInvalidArgument,
+                   "{}: context {} does not divide micro_batch_tokens {}", place, phase.context,
+                   recipe->micro_batch_tokens);
+    }
+    sum += phase.share;
+    recipe->phases.push_back(std::move(phase));
+  }
+  if (recipe->phases.empty() || std::abs(sum - 1) > 1e-6) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: the shares of \"phases\" add up to {:.4f}; they must add up to 1", where,
+                 sum);
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+int TrainingRecipe::PhaseIndexAt(double progress) const {
+  double end = 0;
+  for (size_t i = 0; i + 1 < phases.size(); ++i) {
+    end += phases[i].share;
+    if (progress < end) return static_cast<int>(i);
+  }
+  return static_cast<int>(phases.size()) - 1;
+}
+
+double TrainingRecipe::LearningRateAt(double progress) const {
+  const OptimizerSettings& o = optimizer;
+  if (progress < o.warmup_share) return o.learning_rate * progress / o.warmup_share;
+  const double rest = std::max(1e-9, 1 - o.warmup_share);
+  const double x = std::clamp((progress - o.warmup_share) / rest, 0.0, 1.0);
+  const double cosine = 0.5 * (1 + std::cos(3.141592653589793 * x));
+  return o.learning_rate * (o.final_share + (1 - o.final_share) * cosine);
+}
+
+StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where) {
+  if (!json.is_object()) {
+    return Error(StatusCode::kInvalidArgument, "{}: a recipe is a JSON object", where);
+  }
+  TrainingRecipe recipe;
+  ObjectReader reader(json, where);
+  const Json* model = reader.Object("model");
+  const Json* optimizer = reader.Object("optimizer");
+  const Json* phases = reader.Array("phases");
+  reader.Integer("total_tokens", 1, int64_t{1} << 50, &recipe.total_tokens);
+  reader.Integer("batch_tokens", 1, 1 << 26, &recipe.batch_tokens);
+  recipe.micro_batch_tokens = std::min(recipe.micro_batch_tokens, recipe.batch_tokens);
+  reader.Integer("micro_batch_tokens", 1, 1 << 26, &recipe.micro_batch_tokens);
+  reader.Integer("seed", 0, INT64_MAX, &recipe.seed);
+  reader.Text("validation_source", &recipe.validation_source);
+  reader.Integer("validation_tokens", 1, 1 << 26, &recipe.validation_tokens);
+  reader.Integer("validation_interval", 1, 1 << 26, &recipe.validation_interval);
+  if (model == nullptr) reader.Fail("model", "a Hugging Face config.json");
+  if (phases == nullptr) reader.Fail("phases", "an array");
+  KVL_RETURN_IF_ERROR(reader.Finish());
+  if (recipe.total_tokens == 0) {
+    return Error(StatusCode::kInvalidArgument, "{}: \"total_tokens\" is missing", where);
+  }
+  if (recipe.batch_tokens % recipe.micro_batch_tokens != 0) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: micro_batch_tokens {} does not divide batch_tokens {}", where,
+                 recipe.micro_batch_tokens, recipe.batch_tokens);
+  }
+  KVL_ASSIGN_OR_RETURN(recipe.model, ParseModelConfig(*model, where + ", \"model\""));
+  if (optimizer != nullptr) {
+    KVL_RETURN_IF_ERROR(ReadOptimizer(*optimizer, where + ", \"optimizer\"", &recipe.optimizer));
+  }
+  KVL_RETURN_IF_ERROR(ReadPhases(*phases, where, &recipe));
+  return recipe;
+}
+
+StatusOr<TrainingRecipe> LoadRecipe(const std::string& path) {
+  KVL_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path));
+  if (!json.is_object() || !json.contains("training")) {
+    return Error(StatusCode::kInvalidArgument, "{}: no object \"training\"", path);
+  }
+  return ParseRecipe(json["training"], path);
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,137 @@
+#include "training/retrofit/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "training/retrofit/model_directory.h"
+
+namespace kvlathe {
+
+using torch::Tensor;
+
+StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingRecipe* recipe,
+                                                   const Corpus* corpus,
+                                                   const TrainerOptions& options) {
+  KVL_RETURN_IF_ERROR(CheckTrainable(recipe->model));
+  KVL_ASSIGN_OR_RETURN(BatchOrder order, BatchOrder::Create(recipe, corpus));
+  std::unique_ptr<Trainer> trainer(new Trainer(recipe, options, std::move(order)));
+  trainer->corpus_ = corpus;
+  return trainer;
+}
+
+Trainer::Trainer(const TrainingRecipe* recipe, const TrainerOptions& options, BatchOrder order)
+    : recipe_(recipe), options_(options), order_(std::move(order)) {
+  decoder_ = std::make_unique<Decoder>(recipe->model, recipe->seed, torch::kFloat, options.device);
+  optimizer_ = std::make_unique<Optimizer>(decoder_.get(), recipe->optimizer, options.compute_type);
+}
+
+double Trainer::progress() const {
+  const double share = options_.budget_seconds > 0
+                           ? state_.seconds / options_.budget_seconds
+                           : static_cast<double>(state_.tokens) / recipe_->total_tokens;
+  return std::min(1.0, share);
+}
+
+Tensor Trainer::ReadBatch(int n_sequences, int context,
+                          const std::function<void(int64_t, std::span<int64_t>)>& read) const {
+  Tensor batch = torch::empty({n_sequences, context + 1}, torch::kLong);
+  for (int i = 0; i < n_sequences; ++i) {
+    read(i, {batch.data_ptr<int64_t>() + int64_t{i} * (context + 1),
+             static_cast<size_t>(context) + 1});
+  }
+  return batch.to(options_.device);
+}
+
+Tensor Trainer::Loss(const Tensor& batch) const {
+  const int64_t context = batch.size(1) - 1;
+  const Tensor inputs = batch.narrow(1, 0, context).bitwise_and(~int64_t{kNotLearned});
+  const Tensor targets = batch.narrow(1, 1, context);
+  const Tensor is_learned = targets.bitwise_and(kNotLearned).eq(0);
+  // Every sequence counts the same, however little of it is learned.
+  const Tensor weights = is_learned / (batch.size(0) * is_learned.sum(1, true).clamp_min(1));
+  const Tensor learned = is_learned.reshape({-1}).nonzero().squeeze(1);
+  const Tensor hidden = decoder_->Hidden(inputs, options_.compute_type).index_select(0, learned);
+  const Tensor losses =
+      CrossEntropy(decoder_->Logits(hidden), targets.reshape({-1}).index_select(0, learned));
+  return losses.dot(weights.reshape({-1}).index_select(0, learned).to(losses.scalar_type()));
+}
+
+double Trainer::RunMicroBatch(int n_micro_batches, int n_sequences, int context) {
+  Tensor batch, loss;
+  {
+    const ScopedTimer timer(&profile_.data);
+    batch = ReadBatch(n_sequences, context, [&](int64_t i, std::span<int64_t> out) {
+      order_.Read(state_.phase_idx, state_.phase_sequences + i, out);
+    });
+    state_.phase_sequences += n_sequences;
+  }
+  {
+    const ScopedTimer timer(&profile_.forward);
+    loss = Loss(batch);
+  }
+  const ScopedTimer timer(&profile_.backward);
+  (loss / n_micro_batches).backward();
+  return loss.item<double>() / n_micro_batches;
+}
+
+Status Trainer::Step() {
+  const Stopwatch watch;
+  const double at = progress();
+  const int phase_idx = recipe_->PhaseIndexAt(at);
+  if (phase_idx != state_.phase_idx) {
+    state_.phase_idx = phase_idx;
+    state_.phase_sequences = 0;
+  }
+  const int context = recipe_->phases[phase_idx].context;
+  const int n_micro_batches = recipe_->batch_tokens / recipe_->micro_batch_tokens;
+  LossPoint point;
+  for (int i = 0; i < n_micro_batches; ++i) {
+    point.loss += RunMicroBatch(n_micro_batches, recipe_->micro_batch_tokens / context, context);
+  }
+  if (!std::isfinite(point.loss)) {
+    return Error(StatusCode::kDataLoss,
+                 "step {}: the loss is not a number; lower the learning rate", state_.step + 1);
+  }
+  {
+    const ScopedTimer timer(&profile_.optimizer);
+    // The middle of the step, so that the first one moves and the last one is not zero.
+    const double half_step = 0.5 * recipe_->batch_tokens / recipe_->total_tokens;
+    point.learning_rate = recipe_->LearningRateAt(std::min(1.0, at + half_step));
+    optimizer_->Step(point.learning_rate);
+  }
+  state_.step += 1;
+  state_.tokens += recipe_->batch_tokens;
+  state_.seconds += watch.Seconds();
+  flops_ += recipe_->batch_tokens * decoder_->FlopsPerToken(context);
+  point.step = state_.step;
+  point.tokens = state_.tokens;
+  point.context = context;
+  if (state_.step % recipe_->validation_interval == 0 || is_done()) {
+    point.validation_bpb = Validate();
+  }
+  curve_.push_back(point);
+  return OkStatus();
+}
+
+double Trainer::Validate() {
+  const ScopedTimer timer(&profile_.validation);
+  const int context = recipe_->phases[state_.phase_idx].context;
+  const int64_t n_sequences = order_.n_validation_sequences(context);
+  if (n_sequences == 0) return -1;
+  const torch::NoGradGuard no_grad;
+  const int at_once = std::max(1, recipe_->micro_batch_tokens / context);
+  double nats = 0;
+  for (int64_t first = 0; first < n_sequences; first += at_once) {
+    const int n = static_cast<int>(std::min<int64_t>(at_once, n_sequences - first));
+    const Tensor batch = ReadBatch(n, context, [&](int64_t i, std::span<int64_t> out) {
+      order_.ReadValidation(first + i, out);
+    });
+    nats += Loss(batch).item<double>() * n;
+  }
+  const SourceInfo& source = *corpus_->Find(recipe_->validation_source);
+  const double bytes_per_token =
+      static_cast<double>(source.n_bytes) / static_cast<double>(source.n_tokens);
+  return nats / static_cast<double>(n_sequences) / std::log(2.0) / bytes_per_token;
+}
+
+}  // namespace kvlathe

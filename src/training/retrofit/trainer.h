@@ -1,0 +1,98 @@
+// Training a Decoder on a corpus: steps, checkpoints, validation.
+#pragma once
+
+#include <torch/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "training/corpus/corpus.h"
+#include "training/retrofit/batch_order.h"
+#include "training/retrofit/decoder.h"
+#include "training/retrofit/loss_curve.h"
+#include "training/retrofit/optimizer.h"
+#include "training/retrofit/recipe.h"
+
+namespace kvlathe {
+
+struct TrainerOptions {
+  torch::Device device = torch::kCPU;
+  torch::ScalarType compute_type = torch::kBFloat16;
+  // With a time budget, the share of it that is used up replaces the share of total_tokens as the
+  // progress that decides phase and learning rate; the run ends with the budget. Seconds; 0: none.
+  double budget_seconds = 0;
+};
+
+// Where the time of the steps went, seconds.
+struct TrainingProfile {
+  double data = 0, forward = 0, backward = 0, optimizer = 0, validation = 0;
+};
+
+class Trainer {
+ public:
+  // `recipe` and `corpus` outlive the trainer. Errors are those of BatchOrder and CheckTrainable.
+  static StatusOr<std::unique_ptr<Trainer>> Create(const TrainingRecipe* recipe,
+                                                   const Corpus* corpus,
+                                                   const TrainerOptions& options);
+
+  // One optimiser step. kDataLoss when the loss is not a number.
+  Status Step();
+  bool is_done() const { return progress() >= 1; }
+  // Share of the run that is done, in [0, 1].
+  double progress() const;
+
+  // Mean bits per byte of the validation source at the present phase's context; below 0 if the
+  // recipe names none.
+  double Validate();
+
+  // Everything that the rest of the run depends on; a run that loads it takes the same steps as one
+  // that went on (bit for bit on the same machine and thread count, without a time budget).
+  // The file appears whole or not at all.
+  Status SaveCheckpoint(const std::string& path) const;
+  // kDataLoss when the file is damaged, kInvalidArgument when it belongs to another recipe.
+  Status LoadCheckpoint(const std::string& path);
+
+  const Decoder& decoder() const { return *decoder_; }
+  Decoder* mutable_decoder() { return decoder_.get(); }
+  const std::vector<LossPoint>& curve() const { return curve_; }
+  const TrainingProfile& profile() const { return profile_; }
+  int64_t step() const { return state_.step; }
+  int64_t tokens() const { return state_.tokens; }
+  double seconds() const { return state_.seconds; }
+  // Model FLOPs of the steps that this object took.
+  double flops() const { return flops_; }
+
+ private:
+  // What a checkpoint carries beside tensors.
+  struct State {
+    int64_t step = 0;
+    int64_t tokens = 0;
+    double seconds = 0;  // in steps
+    int phase_idx = 0;
+    int64_t phase_sequences = 0;  // read in this phase
+  };
+
+  Trainer(const TrainingRecipe* recipe, const TrainerOptions& options, BatchOrder order);
+  double RunMicroBatch(int n_micro_batches, int n_sequences, int context);
+  torch::Tensor ReadBatch(int n_sequences, int context,
+                          const std::function<void(int64_t, std::span<int64_t>)>& read) const;
+  torch::Tensor Loss(const torch::Tensor& batch) const;
+  std::string RecipeFingerprint() const;
+
+  const TrainingRecipe* recipe_;
+  const Corpus* corpus_ = nullptr;
+  TrainerOptions options_;
+  BatchOrder order_;
+  std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<Optimizer> optimizer_;
+  State state_;
+  std::vector<LossPoint> curve_;
+  TrainingProfile profile_;
+  double flops_ = 0;
+};
+
+}  // namespace kvlathe
