@@ -1,5 +1,5 @@
 // The forward with positions merged into entries against the literal decoder that merges one token
-// after the other (methods.md 10.1), and with what is closed sealed by the literal quantiser.
+// after the other (docs/methods/dmc.md), and with what is closed sealed by the literal quantiser.
 #include <gtest/gtest.h>
 
 #include <algorithm>

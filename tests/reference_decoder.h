@@ -26,7 +26,7 @@ struct ReferenceRope {
   double max_position = 0;  // of the model; with `original` it makes the amplitude
 };
 
-// A model that decides which positions merge (methods.md 10.1).
+// A model that decides which positions merge (docs/methods/dmc.md).
 struct ReferenceDmc {
   bool is_last = true;  // channel of the decisions: last or first
   double offset = 5, epsilon = 0.0078125;

@@ -1,5 +1,5 @@
 // A literal quantiser in double and plain loops, for tests: what a cache of a spec gives back for
-// the rows that it stored (methods.md 4 to 6), sharing no code with the engine.
+// the rows that it stored (docs/quantization.md), sharing no code with the engine.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Retention literally: entry by entry, in double, after every token (methods.md sections 8 and 9).
+// Retention literally: entry by entry, in double, after every token (docs/retention.md).
 // It shares no code with the engine.
 #pragma once
 

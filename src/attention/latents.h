@@ -1,7 +1,7 @@
 // Attention over keys that are stored as latents from before RoPE: blocks become plain ones in
 // scratch, a few at a time, and the kernels of plain blocks attend to those.
 //
-// Heads may share their latents (Palu's G-LRD and J-LRD, methods.md section 3): each of them stores
+// Heads may share their latents (Palu's G-LRD and J-LRD, docs/methods/palu.md): each of them stores
 // a slice of the same width in its own blocks, and every one reads the slices of all. A key is then
 // made from r latents, r = slices times rank_k, for kBlockSize * r * head_dim products a block.
 // Values stay latents: outputs are as wide as all slices, and what makes rows of head_dim from them

@@ -35,8 +35,8 @@ struct JobSize {
 struct CostModel {
   double read_bytes_per_ns = 16;  // of K and V rows, when all workers read
   double flops_per_ns = 200;
-  // What exponentials, maxima and sums of a score cost, in channels of rank_k + rank_v (methods.md
-  // 1.8: the softmax constant of the papers' cost formula).
+  // What exponentials, maxima and sums of a score cost, in channels of rank_k + rank_v:
+  // the softmax constant in the cost formula of ZACK and FDC.
   double softmax_channels = 16;
   double item_ns = 500;  // starting a kernel, filling q and o, finishing or merging rows
 };
@@ -95,7 +95,7 @@ inline constexpr int kScoredItemRows = 64;
 inline constexpr int kMinSplitBlocks = 4;
 
 // Rows of a full item of a job with n_channels = rank_k + rank_v where the widest job of the layer
-// has max_channels: kBaseItemRows * max_channels / n_channels (methods.md 1.8, prefill), so that
+// has max_channels: kBaseItemRows * max_channels / n_channels (ZACK's rule for a prompt), so that
 // items cost the same; a multiple of 16 rows where that holds whole tokens.
 int ItemRows(int gqa_group, int n_channels, int max_channels);
 

@@ -1,5 +1,5 @@
-// Drives a model over calibration tokens and keeps what it learned (blueprint of the basis axis:
-// statistics first, bases later and per spec).
+// Drives a model over calibration tokens and keeps what it learned: statistics, from which every
+// spec makes bases of its own later (docs/basis.md, Calibration).
 #pragma once
 
 #include <bit>

@@ -25,7 +25,7 @@ struct Comparison {
   std::vector<CompareRow> rows;
 };
 
-// The contract of blueprint section 4; fields are never renamed.
+// docs/evaluation.md says what the fields mean; they are never renamed.
 nlohmann::ordered_json ToJson(const Comparison& comparison);
 // For people: one line a row, aligned.
 std::string ToTable(const Comparison& comparison);

@@ -1,5 +1,5 @@
 // How much a lossy cache changes the model: perplexity, KL divergence to the uncompressed model and
-// top-1 agreement, as blueprint section 4 defines them.
+// top-1 agreement, as docs/evaluation.md defines them.
 #pragma once
 
 #include <functional>
@@ -58,7 +58,7 @@ struct Quality {
   double top1_agreement = 0;
   int64_t n_tokens = 0;                    // scored
   std::vector<StretchQuality> over_steps;  // [kStretches], the first tokens after the prompt first
-  double kv_fraction = 0;                  // at a window's end, blueprint section 4
+  double kv_fraction = 0;                  // at a window's end
   double kv_bytes_per_token = 0;           // at a window's end
   KvBytes kv_bytes;                        // of the last window
   Reencoding reencoding;                   // the same

@@ -82,7 +82,7 @@ TEST(PackedLayoutTest, BytesOfABlock) {
   EXPECT_EQ(PackedBlockBytes(s), 2 * 4096 + 1024 + 2 * 64 + 256);
 }
 
-// methods.md 4.6: bits per element.
+// Bits per element (docs/quantization.md, Bytes).
 TEST(PackedLayoutTest, BitsOfMethods) {
   constexpr double kGroup = 32.0;  // bits of a scale and a minimum
   EXPECT_EQ(BitsPerElement(Shape(Kivi(2, 64), 8, 128, 8)), 2 + kGroup / 64);
@@ -111,7 +111,7 @@ struct GearSize {
   int n_heads;
   int bits;
   int n_prompt;
-  double convention;  // methods.md 4.6, as computed there by hand
+  double convention;  // computed by hand
   double printed;     // in the paper's Table 9
 };
 

@@ -80,9 +80,9 @@ enum class WeightLayout {
   kGgufPairs,  // the same, but rows of W_Q and W_K that rotate together stand side by side
 };
 
-// A model retrofitted with Dynamic Memory Compression (arXiv 2403.09636; methods.md 10.1): before
-// RoPE one channel of each key says whether its position joins the entry before it, and the same
-// channel of the queries how much it counts there. It takes no part in attention.
+// A model retrofitted with Dynamic Memory Compression (arXiv 2403.09636; docs/methods/dmc.md):
+// before RoPE one channel of each key says whether its position joins the entry before it, and the
+// same channel of the queries how much it counts there. It takes no part in attention.
 struct DmcConfig {
   bool is_last = true;  // channel head_dim - 1, as in the released code; or 0 (paper)
   float offset = 5;     // joins: k - offset > 0; counts: sigmoid(q + offset) + epsilon

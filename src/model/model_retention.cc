@@ -1,6 +1,6 @@
 // What retention adds to a layer: votes and prunes; and where positions become one entry of the
 // cache, who joins, with what weight, and the rows that the cache and attention see of an entry
-// while it grows (methods.md 10.1).
+// while it grows (docs/methods/dmc.md).
 #include <algorithm>
 #include <cmath>
 #include <utility>

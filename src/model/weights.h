@@ -36,7 +36,7 @@ struct LayerWeights {
   std::vector<float> down_bias;
 };
 
-// W_V and W_O of a layer in the value basis of a spec (blueprint section 3, methods.md 1.4).
+// W_V and W_O of a layer in the value basis of a spec (docs/basis.md, Folding).
 struct ValueProjection {
   PackedMatrix v;             // [sum over KV heads of rank_v, hidden_dim]
   std::vector<float> v_bias;  // b_V A; empty: none
@@ -47,7 +47,7 @@ struct ValueProjection {
 };
 
 // W_Q and W_K of a layer in the basis of keys, for models in which nothing turns their rows
-// (methods.md 1.4): the product is what attention and the cache take.
+// (docs/basis.md, Folding): the product is what attention and the cache take.
 struct QkProjection {
   PackedMatrix qk;  // Q rows of all heads, then K rows
   std::vector<float> bias;

@@ -1,5 +1,5 @@
 // FDC: keys and queries in the joint singular basis of both after RoPE, values in the singular
-// basis of W_V (methods.md section 2; the value side is Palu's per-head decomposition, Chang et
+// basis of W_V (docs/methods/fdc.md; the value side is Palu's per-head decomposition, Chang et
 // al., 2024).
 #pragma once
 

@@ -1,4 +1,4 @@
-// Palu (Chang et al., 2024; methods.md section 3): keys and values as latents of a low-rank factor
+// Palu (Chang et al., 2024; docs/methods/palu.md): keys and values as latents of a low-rank factor
 // of W_K and W_V, keys from before RoPE. A factor is of one KV head (M-LRD), of several side by
 // side (G-LRD) or of all (J-LRD): BasisOptions::heads_per_latent.
 #pragma once

@@ -34,8 +34,8 @@ Matrix RandomInputs(Random* random) {
   return inputs;
 }
 
-// methods.md 3.1, "whitened", step by step: L L^T = X^T X / tokens, the SVD of W L, U_g = U sqrt(S)
-// and V_g = sqrt(S) V^T L^-1.
+// The whitened factors of docs/methods/palu.md, step by step: L L^T = X^T X / tokens, the SVD of
+// the product W L, U_g = U sqrt(S) and V_g = sqrt(S) V^T L^-1.
 struct LiteralPalu {
   LiteralPalu(const Matrix& inputs, const Matrix& weights) {
     Matrix gram(kHiddenDim, Vector(kHiddenDim, 0.0));

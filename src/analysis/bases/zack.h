@@ -1,5 +1,5 @@
-// ZACK: one rotation for queries and keys, one for values and output weights (methods.md section
-// 1). Calibrate on text: the method is defined by what coherent tokens do.
+// ZACK: one rotation for queries and keys, one for values and output weights
+// (docs/methods/zack.md). Calibrate on text: the method is defined by what coherent tokens do.
 #pragma once
 
 #include "analysis/bases/method.h"

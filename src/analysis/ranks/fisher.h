@@ -1,4 +1,5 @@
-// Palu's shares of the ranks, by Fisher information (methods.md section 3.2, "fisher_uniform").
+// Palu's shares of the ranks, by Fisher information ("fisher_uniform" of the authors' code;
+// docs/methods/palu.md).
 #pragma once
 
 #include <cstdint>

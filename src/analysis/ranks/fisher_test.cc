@@ -57,7 +57,7 @@ TEST(FisherLadderTest, RanksAreTheNearestMultiplesAndAHalfGoesToTheEvenOne) {
   EXPECT_THAT(RanksAt(Weights({1}, {1}), 1, 88, 32, 174), ElementsAre(HeadRanks{88, 88}));
 }
 
-// methods.md 3.2 step by step, one rank at a time.
+// Palu's ranks (docs/methods/palu.md) step by step, one rank at a time.
 std::vector<HeadRanks> LiteralRanks(const FisherWeights& weights, int n_kv_heads, int head_dim,
                                     int round, int total) {
   std::vector<double> units = weights.k;

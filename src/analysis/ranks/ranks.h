@@ -1,5 +1,5 @@
 // From singular values to stored ranks, for all layers, heads and pairs together: one removal rate
-// (ZACK eq. 6, FDC eq. 1; methods.md section 1.3), or the least error.
+// (ZACK eq. 6, FDC eq. 1; docs/basis.md), or the least error.
 #pragma once
 
 #include <functional>

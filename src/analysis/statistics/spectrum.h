@@ -19,8 +19,7 @@ Spectrum DecomposeGram(const std::vector<double>& gram, int dim);
 
 // How far the spaces of the first `rank` columns of two [dim, dim] row-major matrices, orthogonal
 // and of any length, agree: the mean squared singular value of R_a^T R_b, in [0, 1]. Unlike a
-// comparison by element, it ignores signs and turns inside equal singular values (methods.md
-// section 1.11).
+// comparison by element, it ignores signs and turns inside equal singular values.
 double SubspaceOverlap(const std::vector<float>& a, const std::vector<float>& b, int dim, int rank);
 
 }  // namespace kvlathe

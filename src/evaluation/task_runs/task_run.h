@@ -88,7 +88,7 @@ struct TaskResult {
   // choice is right, and that by character where every prediction has one.
   std::optional<MeanScore> acc, acc_norm;
   // Mean over examples of the bytes that a sequence holds at its end, against 16 bits for every
-  // value of the positions it has (blueprint section 4). For kChoice the end is where the choices
+  // value of the positions it has (docs/evaluation.md). For kChoice the end is where the choices
   // are weighed: of the prompt, or of the first choice's own context where they share no token.
   double kv_fraction = 0;
   std::vector<TaskPrediction> predictions;  // in the order of the examples

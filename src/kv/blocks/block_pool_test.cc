@@ -116,9 +116,9 @@ TEST(BlockPool, ACopyIsAnObjectOfItsOwnUnderTheBudget) {
   EXPECT_EQ(pool.usage().used_bytes, 0);
 }
 
-// The bound of the blueprint, on the blocks of a layout with uneven ranks: sums of ranks from 32 to
-// 256 in steps of 16, skewed to the middle as adaptive ranks are, with sinks and records among
-// them.
+// How much memory may be lost to holes, on the blocks of a layout with uneven ranks: sums of ranks
+// from 32 to 256 in steps of 16, skewed to the middle as adaptive ranks are, with sinks and records
+// among them.
 int64_t DrawObjectBytes(Random* random) {
   const uint64_t draw = random->Below(20);
   if (draw == 0) return 64 * (1 + static_cast<int64_t>(random->Below(30)));

@@ -24,16 +24,17 @@ std::span<const QuantizerMethod> QuantizerMethods();
 // retention the prompt is one run, where entries are dropped until it ends.
 std::optional<SealPlan> SealPlanOf(const Spec& spec);
 
-// Per-token groups (FlexGen; methods.md 6): `group` channels of a token of a head share a scale.
+// Per-token groups (FlexGen; docs/methods/token.md): `group` channels of a token of a head share a
+// scale.
 PackedFormat TokenFormat(const Stage& stage);
-// KCVT (GEAR, arXiv 2403.05527; methods.md 6): a scale per channel of K over the run, and one per
-// token of V over all heads.
+// KCVT (GEAR, arXiv 2403.05527; docs/methods/kcvt.md): a scale per channel of K over the run, and
+// one per token of V over all heads.
 PackedFormat KcvtFormat(const Stage& stage);
-// KIVI (arXiv 2402.02750; methods.md 5): `group` tokens of a channel of K, `group` channels of a
-// token of V.
+// KIVI (arXiv 2402.02750; docs/methods/kivi.md): `group` tokens of a channel of K, `group` channels
+// of a token of V.
 PackedFormat KiviFormat(const Stage& stage);
-// KVQuant (arXiv 2401.18079; methods.md 7): codebooks per layer, K with ranges of the model per
-// channel, V with ranges per token over all heads, outliers kept exactly.
+// KVQuant (arXiv 2401.18079; docs/methods/kvquant.md): codebooks per layer, K with ranges of the
+// model per channel, V with ranges per token over all heads, outliers kept exactly.
 PackedFormat KvquantFormat(const Stage& stage);
 // Symmetric, a scale per token and head.
 PackedFormat Int8Format(const Stage& stage);

@@ -1,5 +1,5 @@
 // Merging of consecutive positions into entries: a position joins the newest entry of its head, or
-// begins another one (DMC, arXiv 2403.09636; methods.md 10.1; and fixed pooling).
+// begins another one (DMC, arXiv 2403.09636; docs/methods/dmc.md; and fixed pooling).
 #pragma once
 
 #include <cstddef>

@@ -31,17 +31,17 @@ void KeepWhatIsGenerated(RetentionPlan* plan);
 
 // Sinks and the newest positions (StreamingLLM, arXiv 2309.17453).
 RetentionPlan WindowPlan(const Stage& stage);
-// Heavy hitters: attention summed over all queries (H2O, arXiv 2306.14048; methods.md 9.1).
+// Heavy hitters: attention summed over all queries (H2O, arXiv 2306.14048; docs/methods/h2o.md).
 RetentionPlan H2oPlan(const Stage& stage);
-// The attention of the newest query (TOVA, arXiv 2401.06104; methods.md 9.2).
+// The attention of the newest query (TOVA, arXiv 2401.06104; docs/methods/tova.md).
 RetentionPlan TovaPlan(const Stage& stage);
-// Noisy attention with a temperature (Keyformer, arXiv 2403.09054; methods.md 8).
+// Noisy attention with a temperature (Keyformer, arXiv 2403.09054; docs/methods/keyformer.md).
 RetentionPlan KeyformerPlan(const Stage& stage);
 // Votes of the last queries of the prompt, averaged over neighbours (SnapKV, arXiv 2404.14469).
 RetentionPlan SnapkvPlan(const Stage& stage);
-// Every n positions become one entry (fixed memory pooling; methods.md 10.4).
+// Every n positions become one entry (fixed memory pooling; docs/methods/pool.md).
 RetentionPlan PoolPlan(const Stage& stage);
-// The model decides which positions become one entry (DMC, arXiv 2403.09636; methods.md 10.1).
+// The model decides which positions become one entry (DMC, arXiv 2403.09636; docs/methods/dmc.md).
 RetentionPlan DmcPlan(const Stage& stage);
 
 }  // namespace kvlathe

@@ -1,4 +1,4 @@
-// Which blocks of a sequence are sealed when (blueprint section 3, runs), and what that takes.
+// Which blocks of a sequence are sealed when (docs/quantization.md, Runs), and what that takes.
 //
 // Entries are positions past the sink. While the prompt is read, every prompt_run entries are
 // sealed as one run; at its end the full blocks of the unfinished run are; after that every

@@ -1,6 +1,6 @@
 // Bases that a sequence finds itself, where its prompt ends: blocks keep the first dimensions of
 // rows in them, and attention has to rebuild full rows. Later blocks use the rotations of the
-// prompt. Two baselines of the ZACK and FDC papers (methods.md 1.9):
+// prompt. Two baselines of the ZACK and FDC papers (docs/methods/svd-online.md):
 //   svd-online       the strawman: an SVD of the keys and of the values of each head
 //   zack(online=on)  ZACK without its overhead elimination (/OE): rotations of the queries stacked
 //                    on the keys and of the values stacked on W_O^T, ranks of each head

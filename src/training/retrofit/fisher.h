@@ -11,7 +11,7 @@
 
 namespace kvlathe {
 
-// `k` and `v` of FisherWeights (methods.md section 3.2). The loss of a sequence is its mean
+// `k` and `v` of FisherWeights (docs/methods/palu.md). The loss of a sequence is its mean
 // negative log-likelihood, each token predicting the next one; sequences have at least 2 tokens and
 // weigh alike. Products run in the type of the parameters. kDataLoss when a gradient is not finite.
 StatusOr<FisherWeights> MeasureFisher(const Decoder& decoder,

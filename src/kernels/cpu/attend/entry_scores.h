@@ -44,7 +44,7 @@ class EntryTable {
   bool has_sums_ = false;
 };
 
-// Standard Gumbel noise on scores and a temperature under them (Keyformer, methods.md section 8).
+// Standard Gumbel noise on scores and a temperature under them (docs/methods/keyformer.md).
 // The noise depends on these keys and positions alone: u = (2 h + 1) 2^-24 for a hash h of 23 bits,
 // noise = -ln(-ln u).
 struct ScoreNoise {

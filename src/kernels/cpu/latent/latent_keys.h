@@ -1,4 +1,4 @@
-// Keys that a cache holds as latents from before RoPE (Palu, methods.md section 3). A block of them
+// Keys that a cache holds as latents from before RoPE (docs/methods/palu.md). A block of them
 // becomes a plain block of keys in scratch, for attention kernels that read only those: multiplied
 // by the way back and turned to their positions. That costs kBlockSize * rank * head_dim products a
 // block, however few rows of queries read it.

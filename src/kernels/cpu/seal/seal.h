@@ -1,21 +1,21 @@
 // Sealing: the plain rows of a run become codes, scales and repairs (packed_layout.h).
 //
-// Quantiser (methods.md 4.1): scale = F16((max - min) / (2^bits - 1)), minimum = F16(min), code =
-// round_half_even((x - minimum) / scale) clamped to the codes there are, all in F32 with the
-// rounded scale and minimum. max = min: scale 1; a zero minimum is +0. A scale that rounds to 0
-// becomes the smallest F16; scales and minima beyond F16 become the largest. Symmetric: scale =
-// F16(max |x| / 127); at 4 bits scale = F16(x / -8) of the x with the largest |x| (of equals the
-// positive one), and code 0 stands for -8 scale.
+// Quantiser (docs/quantization.md, Codes): scale = F16((max - min) / (2^bits - 1)), minimum =
+// F16(min), code = round_half_even((x - minimum) / scale) clamped to the codes there are, all in
+// F32 with the rounded scale and minimum. max = min: scale 1; a zero minimum is +0. A scale that
+// rounds to 0 becomes the smallest F16; scales and minima beyond F16 become the largest. Symmetric:
+// scale = F16(max |x| / 127); at 4 bits scale = F16(x / -8) of the x with the largest |x| (of
+// equals the positive one), and code 0 stands for -8 scale.
 //
-// Exact entries (methods.md 4.1): of K, per channel, the key_outliers() largest and then as many
-// smallest rows of the run; of V, per token, the value_outliers() largest and smallest over the
-// channels of all heads of the layer, heads in order. Of equal values the first is taken. They stay
-// out of max and min; a group that holds nothing else gets scale 1, minimum 0. Their places get the
-// codes that any other value would; what those lose, in F32, is rounded to Bf16.
+// Exact entries (docs/methods/gear.md): of K, per channel, the key_outliers() largest and then as
+// many smallest rows of the run; of V, per token, the value_outliers() largest and smallest over
+// the channels of all heads of the layer, heads in order. Of equal values the first is taken. They
+// stay out of max and min; a group that holds nothing else gets scale 1, minimum 0. Their places
+// get the codes that any other value would; what those lose, in F32, is rounded to Bf16.
 //
-// Codebooks (methods.md 7): of K, (x - offset) / range with the model's range and offset of the
-// channel; of V, range = F16((max - min) / 2), offset = F16((max + min) / 2) of the token over all
-// heads, exact entries apart; a range that rounds to 0 becomes the smallest F16, a zero
+// Codebooks (docs/methods/kvquant.md): of K, (x - offset) / range with the model's range and offset
+// of the channel; of V, range = F16((max - min) / 2), offset = F16((max + min) / 2) of the token
+// over all heads, exact entries apart; a range that rounds to 0 becomes the smallest F16, a zero
 // offset is +0. The code is the
 // number of boundaries below that quotient. Exact entries of K are the n_key_entries() of the run
 // with the largest |quotient|, of equals the first by block, channel, token.
@@ -25,10 +25,10 @@
 // have an offset and a scale in each block, the bytes nearest to the mean of the block's 64 numbers
 // and to the root of their mean square about that offset; codes are of (x - offset) / scale.
 //
-// Low-rank residual (methods.md 4.3): R = X - D - S per head, D the values of the codes, S what
-// exact entries add to them (R is 0 there, without what the rounding loses); R ~ A B^T by power
-// iteration in F32 with an orthonormal A, both stored in F16. R = 0 gives A = B = 0, and R of a
-// lower rank columns of 0.
+// Low-rank residual (docs/methods/gear.md): R = X - D - S per head, D the values of the codes, S
+// what exact entries add to them (R is 0 there, without what the rounding loses); R ~ A B^T by
+// power iteration in F32 with an orthonormal A, both stored in F16. R = 0 gives A = B = 0, and R of
+// a lower rank columns of 0.
 #pragma once
 
 #include <cstddef>
