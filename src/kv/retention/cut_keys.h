@@ -1,5 +1,5 @@
-// Plain blocks of whole keys that become blocks of fewer key columns, in place: the smaller block
-// lies at the start of the larger.
+// Turns plain blocks of whole keys into blocks of fewer key columns in place; the smaller block
+// lies at the start of the larger one.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,10 @@
 
 namespace kvlathe {
 
-// The keys of the first n_rows entries of a block, to rows [n_rows, rank_k].
+// Copies the keys of the first n_rows entries of a block to rows [n_rows, rank_k].
 void ReadKeys(const BlockShape& shape, int n_rows, const std::byte* block, std::byte* rows);
 
-// The first rank_k numbers of n_rows rows become the keys of the first entries of a block.
+// Makes the first rank_k numbers of n_rows rows the keys of the first entries of a block.
 struct KeyRowsView {
   const std::byte* first;
   int64_t stride;  // elements
@@ -20,8 +20,8 @@ struct KeyRowsView {
 };
 void WriteKeys(const BlockShape& shape, const KeyRowsView& rows, std::byte* block);
 
-// The values of a block of shape `from` take their place behind the keys of `to`, which has no more
-// of them. They overwrite what was behind those keys.
+// Moves the values of a block of shape `from` to where shape `to` has them, behind its keys, of
+// which it has as many or fewer. What was behind those keys is overwritten.
 void MoveValuesTo(const BlockShape& to, const BlockShape& from, std::byte* block);
 
 }  // namespace kvlathe

@@ -9,23 +9,25 @@
 
 namespace kvlathe {
 
-// The newest entry of a head, which positions still join: what its mean is made of, in F32. Keys
-// are those before RoPE, at full width: the mean turns to the position of the newest of them.
+// The newest entry of a head, which positions can still join, as what its mean is made of, in F32.
+// Its keys are those from before RoPE at full width; RoPE is applied to their mean, at the position
+// of the newest of them.
 //
-// In memory: int32 n_positions, then float sums [1 + head_dim + rank_v] of weights, weighted keys
-// and weighted values, then with a window the same of its newest positions, [window] of them in a
-// ring. Once positions leave the window the sums are added up from the ring each time, oldest
-// first: nothing drifts.
+// In memory an entry is an int32 n_positions; then float sums [1 + head_dim + rank_v] of the
+// weights, of the weighted keys and of the weighted values; then, with a window, the same numbers
+// of each of its newest [window] positions, in a ring. Once positions have left the window, the
+// sums are added up from the ring each time, oldest first, so that nothing drifts.
 class OpenEntry {
  public:
-  // `object` is Bytes(...) long; zeros are a head without an entry.
+  // `object` is Bytes(...) long. If it holds zeros, the head has no entry yet.
   OpenEntry(std::byte* object, const MergePlan& plan, int head_dim, int rank_v);
 
   static int64_t Bytes(const MergePlan& plan, int head_dim, int rank_v);
 
-  // Positions that joined so far, those that left the window counted; 0: there is no entry yet.
+  // How many positions have joined so far, those that have left the window included; 0 if there is
+  // no entry yet.
   int n_positions() const { return *n_positions_; }
-  // The next position begins another entry.
+  // Makes the next position begin another entry.
   void Close() { *n_positions_ = 0; }
   // key [head_dim], value [rank_v].
   void Add(float weight, const float* key, const float* value);
@@ -41,7 +43,7 @@ class OpenEntry {
   float* ring_;
 };
 
-// Entries of a head after n positions past the sink, where each is made of `every` of them.
+// How many entries a head has after n positions behind the sink if each is made of `every` of them.
 constexpr int64_t PooledEntries(int64_t n, int every) { return (n + every - 1) / every; }
 
 }  // namespace kvlathe

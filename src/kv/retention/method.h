@@ -18,15 +18,16 @@ struct RetentionMethod {
 
 std::span<const RetentionMethod> RetentionMethods();
 
-// What a cache of this spec keeps; nothing where it keeps every entry. The spec is supported. With
-// a quantizer budgets have slack once the prompt has ended, as dropping entries means sealing the
-// others again; a window is the quantizer's then.
+// What a cache of this spec keeps, or nothing if it keeps every entry. The spec must be supported.
+// With a quantizer, dropping entries means sealing the others again, so budgets have slack once the
+// prompt has ended; and a window is then part of the SealPlan.
 std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec);
 
-// What `keep`, `budget`, `prune` and `score` of a stage say, of every method that has them.
+// The plan that the keys `keep`, `budget`, `prune` and `score` of a stage describe, as far as its
+// method has them.
 RetentionPlan PlanWithBudget(const Stage& stage);
 
-// Drops entries of the prompt only.
+// Makes the plan drop entries of the prompt only.
 void KeepWhatIsGenerated(RetentionPlan* plan);
 
 // Sinks and the newest positions (StreamingLLM, arXiv 2309.17453).

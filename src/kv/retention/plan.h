@@ -1,10 +1,11 @@
-// How many entries of a head stay, and when entries are dropped: what the methods of the retention
-// axis have in common. What they differ in is which entries (select.h) and by whose votes.
+// How many entries of a head stay, and when entries are dropped. This is what the methods of the
+// retention axis have in common; they differ in which entries they keep (select.h) and by whose
+// votes.
 //
-// Entries are dropped at prune points: where a run of the prompt ends, where the prompt ends, and
-// every `interval` positions after it, or where entries have outgrown their budget by `slack`. They
-// depend on positions and on where the prompt ends alone, never on how a scheduler cut the prompt.
-// All heads keep the same number of entries.
+// Entries are dropped at prune points. These are the end of every run of the prompt, the end of the
+// prompt, and after it every `interval` positions, or, with `slack`, every position at which the
+// entries have outgrown their budget by it. Prune points depend only on positions and on where the
+// prompt ends, never on how a scheduler cut the prompt. All heads keep the same number of entries.
 #pragma once
 
 #include <cstdint>
@@ -14,48 +15,50 @@ namespace kvlathe {
 
 // Consecutive positions of a head that become one entry (merge.h).
 struct MergePlan {
-  int every = 0;   // positions per entry; 0: the model decides for each position (DMC)
-  int window = 0;  // newest positions of an entry that count in its mean; 0: all
+  int every = 0;   // positions in an entry; 0 if the model decides for each position (DMC)
+  int window = 0;  // the newest positions of an entry count in its mean; 0 if all do
 
   friend bool operator==(const MergePlan&, const MergePlan&) = default;
 };
 
 struct RetentionPlan {
-  // Queries whose attention is added up for the entries.
+  // The queries whose attention is added up as the votes for entries.
   enum class Votes {
     kNone,
     kAll,
-    kLast,        // the query at the prune point alone
-    kPromptTail,  // the last n_recent of the prompt
+    kLast,        // only the query at the prune point
+    kPromptTail,  // the last n_recent queries of the prompt
   };
   Votes votes = Votes::kNone;
-  bool is_noisy = false;      // votes are softmax of noisy scores (Keyformer)
+  bool is_noisy = false;      // votes are the softmax of noisy scores (Keyformer)
   bool shares_heads = false;  // all KV heads of a layer keep the same entries
-  int pool_kernel = 1;        // votes are averaged over so many neighbours
-  // While the prompt is read keys are stored whole, and votes are taken from their scores. Of a
-  // basis that maps keys after RoPE only; where the prompt ends they are cut to it.
+  int pool_kernel = 1;        // votes are averaged over this many neighbouring entries
+  // While the prompt is read, keys are stored whole and votes are taken from their scores; where
+  // the prompt ends, keys are cut to the basis. It needs a basis that maps keys after RoPE.
   bool reads_whole_keys = false;
 
-  // Positions kept of n, sinks included: ceil(keep n), or a number where keep is 0.
+  // Of n positions ceil(keep n) are kept, sinks included, or n_kept where keep is 0.
   double keep = 0;
   int n_kept = 0;
-  bool of_prompt = false;  // n is the prompt, while decoding too
-  // The newest of them stay whatever their votes: a share of the kept, or a number where that is 0.
+  bool of_prompt = false;  // n is the length of the prompt, while decoding too
+  // The newest positions stay whatever their votes are: the share recent_share of those that are
+  // kept, or n_recent where it is 0.
   double recent_share = 0;
   int n_recent = 1;
 
   bool prunes_runs = true;    // while the prompt is read
   bool prunes_decode = true;  // after it
   int run = 512;              // positions of the prompt between two prune points
-  int interval = 1;           // positions between two prune points after the prompt; 0: none
-  // After the prompt a head may hold this share of its budget beyond it, at least `interval`
-  // entries, before it is cut to it; where (1 + slack) keep reaches 1 it never is. 0: cut every
-  // `interval` positions.
+  int interval = 1;           // positions between two prune points after the prompt; 0 for none
+  // After the prompt a head may exceed its budget by this share of it, and by at least `interval`
+  // entries, before it is cut to its budget; where (1 + slack) keep reaches 1 it is never cut. At 0
+  // it is cut every `interval` positions.
   double slack = 0;
-  // Of noisy votes: at the prompt, and at the last position to be generated; linear in between.
+  // The temperature of noisy votes is tau_init in the prompt and changes linearly to tau_end at the
+  // last position that will be generated.
   double tau_init = 1, tau_end = 1;
 
-  // Entries are merged and none is dropped: nothing above matters.
+  // If set, entries are merged and none is dropped, and nothing above is read.
   std::optional<MergePlan> merge;
 
   bool HasVotes() const { return votes != Votes::kNone; }
@@ -63,39 +66,41 @@ struct RetentionPlan {
   friend bool operator==(const RetentionPlan&, const RetentionPlan&) = default;
 };
 
-// What a schedule depends on beside the plan.
+// What a schedule depends on besides the plan.
 struct PromptPlace {
-  int n_sink = 0;        // positions that are no entries and always stay
+  int n_sink = 0;        // first positions, which always stay and are not counted as entries
   int64_t n_prompt = 0;  // where the prompt ends
 };
 
-// Entries that stay at prune point n_tokens, at least 1, and how many of them are the newest.
+// How many entries stay at the prune point n_tokens, at least one, and how many of them stay
+// because they are the newest.
 struct KeptEntries {
   int64_t n = 0;
   int64_t n_recent = 0;
 };
 KeptEntries KeptAt(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
 
-// The next position count after n_tokens at which entries may be dropped. A step never crosses one.
+// The first prune point after n_tokens, counted in positions. A step never crosses one.
 int64_t NextPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
 bool IsPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
-// The last prune point up to n_tokens; 0 before the first.
+// The last prune point that is not after n_tokens; 0 if there is none.
 int64_t LastPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
 
-// Blocks that a head keeps when a prune leaves n_kept of n_before entries: room for the entries up
-// to the next prune stays, so that a decode does not give a block back and take it again. With
-// slack none does: prunes are rare.
+// How many blocks a head keeps when a prune leaves n_kept of n_before entries. Room for the entries
+// up to the next prune stays, so that decoding does not give a block back only to take it again.
+// With slack prunes are rare, and no such room stays.
 int64_t BlocksAfterPrune(const RetentionPlan& plan, int64_t n_before, int64_t n_kept);
 
-// What a head holds once n_tokens positions are there and what was due is dropped.
+// What a head holds when it has read n_tokens positions and has dropped what was due.
 struct RetainedLength {
   int64_t n_entries = 0;
   int64_t n_blocks = 0;
-  int64_t max_blocks = 0;  // the most on the way, before each prune
+  int64_t max_blocks = 0;  // the most that it held up to there, which is just before a prune
 };
 RetainedLength RetainedAt(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
 
-// Temperature of the votes of the query at `position`; n_generated 0: not known, tau_init.
+// The temperature of the votes of the query at `position`. Where n_generated is 0, how many
+// positions will be generated is not known, and it is tau_init.
 double TemperatureAt(const RetentionPlan& plan, const PromptPlace& place, int64_t position,
                      int64_t n_generated);
 

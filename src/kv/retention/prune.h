@@ -11,14 +11,14 @@
 
 namespace kvlathe {
 
-// Chooses what stays of every head of the layer by the cache's plan, closes the gaps and gives back
-// what is free. The cache must prune (SequenceCache::must_prune). Costs a pass over the votes of
-// each head and, in a prompt, a copy of the rows that move.
+// Chooses by the cache's plan what stays of every head of the layer, closes the gaps and gives back
+// the blocks that become free. The cache must be at a prune point (SequenceCache::must_prune).
+// Costs a pass over the votes of each head and, in a prompt, a copy of the rows that move.
 //
-// Where sealed runs are opened for it (must_reopen) `packed` are those of the heads, else it may be
-// empty: all that stays is copied then, into plain blocks that are to be sealed again. Returns for
-// each head how many of its entries were sealed. kResourceExhausted when the system has no memory;
-// then nothing has changed.
+// Where entries to be dropped are sealed (must_reopen), `packed` has the sealed runs of each head,
+// and all that stays is copied into plain blocks, which are to be sealed again; elsewhere `packed`
+// may be empty. Returns for each head how many of the entries that stay were sealed.
+// kResourceExhausted when the system has no memory, and then nothing has changed.
 StatusOr<std::vector<int>> PruneLayer(const CacheLayout& layout, int layer_idx,
                                       std::span<const PackedHead> packed, ThreadPool* pool,
                                       SequenceCache* cache);

@@ -1,5 +1,5 @@
-// Sealed entries of a head as plain rows again, where others are dropped, and what sealing those
-// once more changes of them.
+// Turns the sealed entries of a head into plain rows again where some of them are dropped, and
+// measures how far sealing the others once more moves them.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace kvlathe {
 
-// The entries of a head: runs of `packed` first, plain blocks behind them.
+// The entries of a head: the runs of `packed` come first, plain blocks follow them.
 struct HeadEntries {
   BlockShape shape;
   PackedHead packed;
@@ -18,12 +18,12 @@ struct HeadEntries {
   int n_entries = 0;
 };
 
-// Copies all entries but the dropped ones (ascending), in their order, into plain blocks. Returns
-// how many of these are sealed.
+// Copies all entries but the dropped ones, which are in ascending order, into plain blocks and
+// keeps their order. Returns how many of the copied ones were sealed.
 int CopyKept(const HeadEntries& from, std::span<const int> dropped, std::span<std::byte* const> to);
 
-// Of the first n_rows of a run that `sealed` holds now: how far they lie from the plain rows that
-// it was sealed from.
+// How far the first n_rows rows of a run, which `sealed` holds now, lie from the plain rows that
+// they were sealed from.
 Reencoding MeasureReencoding(const HeadEntries& sealed, std::span<std::byte* const> plain,
                              int n_rows);
 

@@ -1,4 +1,4 @@
-// Which entries of a head stay: the newest, and of the others those with the most votes.
+// Chooses which entries of a head stay: the newest, and of the others those with the most votes.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,23 @@
 
 namespace kvlathe {
 
-// Entries to drop, ascending, so that kept.n of n_entries stay. Of equal votes the newer entry
-// stays. `tables` are those of the heads whose votes are added up: one head's, or all of a layer.
-// O(n_entries), and O(n log n) in what is dropped.
+// Returns the entries to drop, in ascending order, so that kept.n of n_entries stay. Of two entries
+// with equal votes the newer one stays. The votes in `tables` are added up; they are the table of
+// one head, or those of all heads of a layer. Costs O(n_entries), and O(n log n) in what is
+// dropped.
 std::vector<int> ChooseDropped(const RetentionPlan& plan, const KeptEntries& kept,
                                int64_t n_entries, std::span<const EntryTable> tables);
 
-// A row that takes another place.
+// A row that moves to another place.
 struct RowMove {
   int from = 0;
   int to = 0;
 };
 
-// Moves that leave the kept entries in the first places; `dropped` ascends. In order: every entry
-// behind a dropped one moves up, and positions stay sorted. Otherwise the last entries fill the
-// gaps: one move for each of them. Moves may be made one after the other as they are listed.
+// Returns moves after which the kept entries are in the first places; `dropped` is ascending. If
+// in_order, every entry behind a dropped one moves up, and positions stay sorted. Otherwise the
+// last entries fill the gaps, with one move for each of them. The moves are to be made one after
+// the other in the order of the list.
 std::vector<RowMove> MovesThatClose(std::span<const int> dropped, int64_t n_entries, bool in_order);
 
 }  // namespace kvlathe
