@@ -13,7 +13,7 @@
 
 namespace kvlathe {
 
-// What a spec can ask of a method's bases, beside ranks.
+// What a spec can ask of a method's bases besides ranks.
 struct BasisOptions {
   bool is_normalised = false;     // zack: blocks weigh alike whatever their norm
   bool is_centred = true;         // lathe: rows lose their mean first
@@ -42,9 +42,9 @@ struct BasisInputs {
   std::span<const std::vector<float>> value_biases = {};
 };
 
-// The maps of one KV head at full width. Column i (of output_basis: row i) matters more than column
-// i + 1, and any rank is a cut after that many. Row-major [head_dim, head_dim] f32; roles as in
-// HeadBasis.
+// The maps of one KV head at full width, row-major [head_dim, head_dim] f32, in the roles of
+// HeadBasis. Column i matters more than column i + 1 (in output_basis: row i), and a rank is a cut
+// after that many columns.
 struct HeadAnalysis {
   std::vector<float> query_basis;
   std::vector<float> key_basis;
@@ -53,25 +53,25 @@ struct HeadAnalysis {
   std::vector<float> key_offset = {};  // [head_dim] or empty
   std::vector<float> value_offset = {};
   std::vector<float> key_way_back = {};  // latents have no query_basis
-  // Of the stored channels, mixed as CutBasis does, in text like that of the calibration, about the
-  // offsets; of methods that split bits, or empty.
+  // The standard deviations of the stored channels about their offsets, mixed as CutBasis does, in
+  // text like that of the calibration. Empty for methods that do not split bits.
   std::vector<float> key_deviations = {};
   std::vector<float> value_deviations = {};
 };
 
-// What a stored channel of a pair, mixed as CutBasis does, costs with an error of its own variance,
-// independent at every position: by channel, [head_dim].
+// What an error costs in each stored channel of a pair, mixed as CutBasis does, [head_dim]: an
+// error of the channel's own variance that is independent at every position.
 struct HeadNoise {
   std::vector<double> qk;
   std::vector<double> v;
-  // Of an error of the variance that channels of K have about their mean in a block; empty where
-  // they get no scales.
+  // The same for an error of the variance that channels of K have about their mean in a block;
+  // empty if they get no scales.
   std::vector<double> qk_in_blocks = {};
-  double scale_gain = 1;  // what K of few bits loses without such scales over with them
+  double scale_gain = 1;  // the loss of K in few bits without such scales over that with them
 
   bool needs_whole_rows = false;  // HeadRanks::has_whole_open_rows
 
-  // Of codes with scales, where there may be any.
+  // The noise of keys for codes with scales, if there may be any.
   const std::vector<double>& probed_qk() const { return qk_in_blocks.empty() ? qk : qk_in_blocks; }
 };
 
@@ -79,8 +79,9 @@ struct BasisAnalysis {
   StatisticsShape shape;
   std::vector<HeadAnalysis> heads;    // [n_layers * n_kv_heads]
   std::vector<HeadSpectra> spectra;   // [n_layers * n_kv_heads]: what ranks are chosen by
-  std::vector<HeadNoise> noise = {};  // the same, by which methods that split bits choose those
-  // So many KV heads that share their latents count as one above, of as many times head_dim.
+  std::vector<HeadNoise> noise = {};  // [n_layers * n_kv_heads]: what bits are chosen by, if any
+  // If KV heads share latents, this many of them count as one head above, of as many times
+  // head_dim.
   int heads_per_latent = 1;
 
   const HeadSpectra& SpectraOf(size_t head_idx) const {
@@ -90,11 +91,12 @@ struct BasisAnalysis {
 
 struct BasisMethod {
   std::string_view name;  // as in a spec
-  // Independent of the rate: one analysis serves every spec of the method.
-  // Errors: kDataLoss for statistics or weights that are not finite.
+  // Does not depend on the rate, so one analysis serves every spec of the method. kDataLoss for
+  // statistics or weights that are not finite.
   StatusOr<BasisAnalysis> (*analyse)(const BasisInputs& inputs);
   StatusOr<RankAllocation> (*allocate)(const BasisAnalysis& analysis, const RankRequest& request);
-  // Ranks and bits for each channel, by ratio; null: the method leaves bits to the quantizer axis.
+  // Chooses ranks and the bits of each channel, by ratio. Null if the method leaves bits to the
+  // quantizer axis.
   StatusOr<RankAllocation> (*allocate_bits)(const BasisAnalysis& analysis,
                                             const RankRequest& request) = nullptr;
   bool wants_text = false;    // statistics of random tokens suit it badly
@@ -103,7 +105,7 @@ struct BasisMethod {
 };
 
 std::span<const BasisMethod> BasisMethods();
-// Null if there is none of that name.
+// Returns null if there is no method of that name.
 const BasisMethod* FindBasisMethod(std::string_view name);
 
 // Cuts the analysis to the allocation's ranks. Where these split bits, the maps mix the channels of

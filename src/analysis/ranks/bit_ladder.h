@@ -1,4 +1,4 @@
-// Bits for each group of channels of all layers, heads and pairs together, by loss per bit.
+// Shares out bits to groups of channels over all layers, heads and pairs together, by loss per bit.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace kvlathe {
 
-// Channels whose bits are chosen together: what the layout of blocks takes.
+// How many channels have their bits chosen together; the layout of blocks asks for multiples of 16.
 inline constexpr int kBitGroup = 16;
 
 // Keys of a head may have scales in each block where these save this factor of what codes of
@@ -17,8 +17,8 @@ inline constexpr int kBitGroup = 16;
 // least on all three models of this repository.
 inline constexpr double kLeastScaleGain = 6;
 
-// Every allocation from the least (one bit for the first group of every pair) to 8 bits for all, a
-// step of one group each; the steps that save most loss per bit come first. A group without bits
+// All allocations from the smallest (one bit for the first group of every pair) to 8 bits for all,
+// in steps of one group; the steps that save most loss per bit come first. A group without bits
 // loses the squares of its singular values, one with bits UnitLoss(bits) of its noise; bits that
 // save less per bit than more bits do are passed over. Bits never rise along the channels of a
 // pair: a group has at least those of the groups behind it.
@@ -32,7 +32,7 @@ class BitLadder {
 
   int n_levels() const { return static_cast<int>(steps_.size()) + 1; }
   std::vector<HeadRanks> RanksAt(int level) const;
-  // What the next step saves per bit and channel; 0 at the last level.
+  // The loss that the next step saves per bit and channel; 0 at the last level.
   double GainAt(int level) const;
 
  private:
@@ -51,8 +51,8 @@ class BitLadder {
   std::vector<Step> steps_;
 };
 
-// The last level whose kv_fraction is at most 1 / value. kInvalidArgument: a ratio below 1, or one
-// that the first level does not reach (the message says what it does).
+// Returns the last level whose kv_fraction is at most 1 / value. kInvalidArgument for a ratio below
+// 1, or one that the first level does not reach (the message says what it reaches).
 StatusOr<RankAllocation> AllocateBits(const std::vector<HeadSpectra>& spectra,
                                       const std::vector<HeadNoise>& noise, int head_dim,
                                       const RankRequest& request);

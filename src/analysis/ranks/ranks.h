@@ -1,5 +1,5 @@
-// From singular values to stored ranks, for all layers, heads and pairs together: one removal rate
-// (ZACK eq. 6, FDC eq. 1; docs/basis.md), or the least error.
+// Chooses the stored ranks from singular values, for all layers, heads and pairs together: by one
+// removal rate (ZACK eq. 6, FDC eq. 1; docs/basis.md), or so that the error is least.
 #pragma once
 
 #include <functional>
@@ -15,12 +15,12 @@ struct FisherWeights;
 struct HeadRanks {
   int rank_k = 0;
   int rank_v = 0;
-  BitSplit k_bits = {}, v_bits = {};  // where channels have bits of their own
-  bool has_whole_open_rows = false;   // there, where others have coded ones until they are sealed
+  BitSplit k_bits = {}, v_bits = {};  // if channels have bits of their own
+  bool has_whole_open_rows = false;   // if so: rows stay whole until they are sealed, not coded
   bool operator==(const HeadRanks&) const = default;
 };
 
-// Singular values of the two pairs of a KV head, descending, [head_dim] each.
+// The singular values of the two pairs of a KV head, in descending order, [head_dim] each.
 struct HeadSpectra {
   std::vector<double> qk;
   std::vector<double> v;
@@ -28,17 +28,18 @@ struct HeadSpectra {
 
 struct RankRequest {
   enum class Goal {
-    kRate,   // largest achievable share of removed elements <= value, in [0, 1)
-    kRatio,  // least removal with 1 / kv_fraction >= value, value >= 1
+    kRate,   // removes the largest achievable share of elements that is <= value, in [0, 1)
+    kRatio,  // removes the least with which 1 / kv_fraction >= value, value >= 1
   };
   Goal goal = Goal::kRate;
   double value = 0;
   bool uniform = false;  // one rank pair for all layers and heads (ZACK's and FDC's ablation /AC)
-  // If not null, ranks by these (analysis/ranks/fisher.h) and not by spectra: palu.
+  // If not null, ranks follow these weights (analysis/ranks/fisher.h) in place of the spectra
+  // (palu).
   const FisherWeights* fisher = nullptr;
-  int round = 16;  // ranks are rounded to multiples of it, itself one of 8
-  // kv_fraction of the whole cache at the model's full context, everything counted; never grows
-  // when a rank falls. Needed for kRatio.
+  int round = 16;  // ranks are rounded to multiples of it; it is a multiple of 8
+  // Returns kv_fraction of the whole cache at the model's full context, with everything counted. It
+  // must not grow when a rank falls. Only kRatio needs it.
   std::function<double(const std::vector<HeadRanks>&)> kv_fraction;
 };
 
@@ -51,12 +52,12 @@ enum class RankRule {
 struct RankAllocation {
   std::vector<HeadRanks> ranks;  // [n_layers * n_kv_heads]
   double removal_rate = 0;       // achieved: 1 - sum(rank_k + rank_v) / sum(2 head_dim)
-  // Removed share of singular mass allowed per pair; with kLeastError the squares lost per element
-  // of the last step; 0 if uniform or by Fisher weights.
+  // The share of singular mass that each pair may lose; with kLeastError the squares lost per
+  // element of the last step; 0 if ranks are uniform or follow Fisher weights.
   double eta = 0;
 };
 
-// Every allocation that a growing eta passes through, from full rank on.
+// All allocations that a growing eta passes through, beginning with full rank.
 //
 // A pair's rank is the smallest r with sum_{i>r} sigma_i <= eta * sum sigma_i, rounded up to a
 // multiple of `round` and clamped to [min(round, head_dim), head_dim]. It can change only where eta
@@ -70,8 +71,8 @@ class RankLadder {
   // level is the least error that its number of elements allows. A later step that would cost less
   // counts like the one before it.
   static RankLadder LeastError(const std::vector<HeadSpectra>& spectra, int head_dim, int round);
-  // One rank pair for all: rank_k + rank_v falls by `round` at each level, keys keep the larger
-  // half.
+  // All heads have the same two ranks; rank_k + rank_v falls by `round` at each level, and keys
+  // keep the larger half.
   static RankLadder Uniform(int n_heads, int head_dim, int round);
 
   // Level 0 is full rank; removal grows strictly with the level.

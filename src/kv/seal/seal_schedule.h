@@ -1,18 +1,18 @@
 // Which blocks of a sequence are sealed when (docs/quantization.md, Runs), and what that takes.
 //
-// Entries are positions past the sink. While the prompt is read, every prompt_run entries are
-// sealed as one run; at its end the full blocks of the unfinished run are; after that every
-// `buffer` entries. All that without the `newest` last entries, as if they had not come yet. Where
-// entries are dropped after the prompt (RetentionPlan::slack) it is as if the prompt ended there:
-// the full blocks of what stays are sealed again, as one run. So run ends depend on positions and
-// on where the prompt ends alone, and so does which runs of the prompt are repaired
-// (SealPlan::repaired_share). Without a SealPlan nothing is ever sealed.
+// Entries are the positions behind the sink. While the prompt is read, every prompt_run entries are
+// sealed as one run. Where the prompt ends, the full blocks of the unfinished run are sealed; after
+// that, every `buffer` entries are. The last `newest` entries are left out of all this, as if they
+// had not come yet. Where entries are dropped after the prompt (RetentionPlan::slack), the full
+// blocks of what stays are sealed again as one run, as if the prompt ended there. So the ends of
+// runs depend only on positions and on where the prompt ends, and so does which runs of the prompt
+// are repaired (SealPlan::repaired_share). Without a SealPlan nothing is ever sealed.
 //
-// Where the model decides what merges (CacheLayout::HasRunsOfHeads) heads differ in length: each
-// seals the full blocks of its closed entries where the prompt ends, as one run, and then, every
-// `buffer` positions, the oldest `buffer` of its closed entries if it has so many. So seal points
-// depend on positions, and runs on the entries of the head. What is said of positions alone is then
-// said of heads that never merge.
+// Where the model decides what merges (CacheLayout::HasRunsOfHeads), heads differ in length. Each
+// head then seals the full blocks of its closed entries where the prompt ends, as one run, and
+// after that, every `buffer` positions, the oldest `buffer` of its closed entries if it has that
+// many. So seal points still depend on positions, but runs depend on the entries of the head.
+// Functions that take only positions then speak of heads that never merge.
 #pragma once
 
 #include <cstdint>
@@ -30,32 +30,33 @@ struct RunExtent {
   bool is_repaired = true;  // has the low-rank residual of its kind, if there is one
 };
 
-// Whether entries are dropped at n_tokens, past the prompt: runs begin afresh there.
+// Whether entries are dropped at n_tokens, which lies behind the prompt; runs begin afresh there.
 bool StartsAfreshAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
-// Whether some of them are sealed, so that those that stay are sealed again.
+// Whether some of these entries are sealed, so that those that stay have to be sealed again.
 bool SealsAgainAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
 
-// Blocks of each head that are sealed once n_tokens positions are there.
+// How many blocks of each head are sealed once n_tokens positions are there.
 int64_t SealedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
 
-// The next position count after n_tokens at which something may be sealed. A step never crosses
-// one: all its queries see the same runs.
+// The first point after n_tokens, counted in positions, at which something may be sealed. A step
+// never crosses such a point, so all its queries see the same runs.
 int64_t NextSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
 
-// The run that is sealed when n_tokens positions are there, behind n_sealed blocks that are sealed;
-// n_blocks 0 when none is. Where runs begin afresh it takes their place.
+// The run that is sealed when n_tokens positions are there and n_sealed blocks are sealed already;
+// its n_blocks is 0 if none is. Where runs begin afresh it replaces all earlier ones.
 RunExtent RunEndingAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt,
                       int64_t n_sealed);
 
-// All runs that are sealed once n_tokens positions are there, oldest first.
+// All runs that are sealed once n_tokens positions are there, the oldest first.
 std::vector<RunExtent> RunsOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
 
-// --- Where HasRunsOfHeads. ---
+// --- For layouts with HasRunsOfHeads(). ---
 
-// The last position count up to n_tokens at which heads were sealed; 0 before the prompt's end.
+// The last point up to n_tokens, counted in positions, at which heads were sealed; 0 before the end
+// of the prompt.
 int64_t LastSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
-// What a head seals that reaches n_tokens positions with these entries and sealed blocks; n_blocks
-// 0 for nothing.
+// The run that a head seals when it reaches n_tokens positions with this many entries and sealed
+// blocks; its n_blocks is 0 if it seals nothing.
 RunExtent RunOfHeadAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt,
                       int64_t n_entries, int64_t n_sealed_blocks);
 std::vector<RunExtent> RunsOf(const CacheLayout& layout, const MergedLength& length);
@@ -64,33 +65,34 @@ std::vector<RunExtent> RunsOf(const CacheLayout& layout, const MergedLength& len
 
 PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_idx,
                           const RunExtent& run);
-// The same of a head of that shape, sealed with others whose rank_v sum to layer_rank_v with its
-// own.
+// The same for a head of the shape `head`; layer_rank_v is the sum of rank_v over it and all heads
+// that are sealed together with it.
 PackedShape PackedShapeOf(const CacheLayout& layout, const BlockShape& head, int layer_rank_v,
                           const RunExtent& run);
 
-// Objects of a run: one block of a head, its record, the layer's record. 0 where there is none.
+// Bytes of the objects of a run: of one block of a head, of the head's record, of the layer's
+// record. They are 0 where there is no such object.
 int64_t PackedBlockObjectBytes(const PackedShape& shape);
 int64_t RunRecordObjectBytes(const PackedShape& shape);
 int64_t LayerRecordObjectBytes(const PackedShape& shape);
-// The list of runs of one head.
+// Bytes of the list of runs of one head.
 int64_t RunTableBytes(int64_t n_runs);
 
-// Room to seal the runs of all heads, [n_layers * n_kv_heads], in layers [first_layer, n_layers),
-// one after the other: the objects of the largest, which stand beside its plain blocks for a while,
-// and what each layer grows by where a spec stores more than 16 bits. Blocks that no position
-// from released_at on can see have been given back.
+// Bytes of room that sealing needs: to seal the runs of all heads, [n_layers * n_kv_heads], in the
+// layers [first_layer, n_layers), one layer after the other. The objects of the largest layer exist
+// beside its plain blocks for a while, and a layer grows where a spec stores more than 16 bits.
+// Blocks that no position from released_at on can see have been given back before.
 int64_t SealRoomBytes(const CacheLayout& layout, std::span<const RunExtent> runs, int first_layer,
                       int64_t released_at = 0);
-// Where all heads seal the same run.
+// The same if all heads seal the same run.
 inline int64_t SealRoomBytes(const CacheLayout& layout, const RunExtent& run, int first_layer,
                              int64_t released_at = 0) {
   return SealRoomBytes(layout, std::vector<RunExtent>(layout.shapes.size(), run), first_layer,
                        released_at);
 }
 
-// The same where SealsAgainAt(n_tokens): what stays of the largest layer stands beside its objects
-// as plain blocks.
+// Bytes of room where entries are sealed again (SealsAgainAt(n_tokens)): what stays of the largest
+// layer exists as plain blocks beside its objects.
 int64_t ReopenRoomBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt,
                         int first_layer);
 
