@@ -9,11 +9,12 @@
 
 namespace kvlathe {
 
-// Rotation frequencies of the rope_dim / 2 pairs after scaling, radians per position.
+// Returns the rotation frequencies of the rope_dim / 2 pairs after scaling, in radians per
+// position.
 std::vector<double> RopeFrequencies(const RopeConfig& config, int rope_dim);
 
-// Cosines and sines by position, times the amplitude, grown as longer contexts appear. 8 bytes per
-// pair and position.
+// Cosines and sines by position, times the amplitude. The table grows as longer contexts appear; it
+// takes 8 bytes for each pair and position.
 class RopeTable {
  public:
   RopeTable(const RopeConfig& config, int rope_dim);
@@ -51,16 +52,16 @@ class LayerRopes {
   std::vector<int> table_of_layer_;  // empty: all have the first
 };
 
-// The same numbers block by block, for keys that turn when they are read: block b holds positions
-// from n_before + b * kBlockSize on. Another 8 bytes per pair and position.
+// The same numbers block by block, for keys that are turned when they are read. Block b holds the
+// positions from n_before + b * kBlockSize on. It takes another 8 bytes for each pair and position.
 class BlockRotations {
  public:
-  // Pairs come in twos: rope_dim is a multiple of 4.
+  // Pairs are stored two by two, so rope_dim must be a multiple of 4.
   BlockRotations(const RopeConfig& config, int rope_dim, int n_before);
 
   // Makes blocks [0, n_blocks) available.
   void Extend(int64_t n_blocks, RopeTable* table);
-  // From block 0 on; until the next Extend.
+  // The rotation from block 0 on; valid until the next Extend.
   KeyRotation rotation() const { return {cos_.data(), sin_.data(), half_, way_back_}; }
 
  private:

@@ -1,5 +1,5 @@
-// The weights of a decoder, packed once for the linear kernels, and what the basis axis changes in
-// them: W_V and W_O, folded per spec. Everything else is shared by all specs of a process.
+// The weights of a decoder, packed once for the linear kernels. The basis axis changes W_V and W_O,
+// which are folded anew for each spec; everything else is shared by all specs of a process.
 #pragma once
 
 #include <functional>
@@ -19,14 +19,14 @@
 namespace kvlathe {
 
 struct NormWeights {
-  std::vector<float> weight;  // [hidden_dim], of queries and keys [head_dim]
-  std::vector<float> bias;    // the same with NormKind::kLayer, else empty
+  std::vector<float> weight;  // [hidden_dim]; of norms of queries and keys [head_dim]
+  std::vector<float> bias;    // of the same size with NormKind::kLayer, else empty
 };
 
 struct LayerWeights {
   NormWeights attn_norm;
   NormWeights ffn_norm;                     // empty with shared_norm
-  NormWeights q_norm, k_norm;               // with qk_norm; that of queries times query_scale
+  NormWeights q_norm, k_norm;               // with qk_norm; q_norm is multiplied by query_scale
   NormWeights attn_out_norm, ffn_out_norm;  // with output_norms
   PackedMatrix qk;             // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first
   std::vector<float> qk_bias;  // empty: none
@@ -40,14 +40,14 @@ struct LayerWeights {
 struct ValueProjection {
   PackedMatrix v;             // [sum over KV heads of rank_v, hidden_dim]
   std::vector<float> v_bias;  // b_V A; empty: none
-  // [hidden_dim, sum over query heads of rank_v of their KV head]; W_O as it is where heads share
-  // latents, whose way back would make it as many times wider.
+  // [hidden_dim, sum over query heads of rank_v of their KV head]. Where heads share latents, this
+  // is W_O itself: the way back of shared latents would make it as many times wider.
   PackedMatrix o;
   std::vector<float> o_bias;
 };
 
 // W_Q and W_K of a layer in the basis of keys, for models in which nothing turns their rows
-// (docs/basis.md, Folding): the product is what attention and the cache take.
+// (docs/basis.md, Folding). Attention and the cache take the rows of the product as they are.
 struct QkProjection {
   PackedMatrix qk;  // Q rows of all heads, then K rows
   std::vector<float> bias;
@@ -65,37 +65,38 @@ class ModelWeights {
                                                       ThreadPool* pool,
                                                       const LoadProgress& progress = nullptr);
 
-  // Gives back what the system keeps of the source for further reading.
+  // Gives the memory back that the system keeps for reading the source further.
   void DoneReading() { reader_.DoneWithAll(); }
 
-  // W_V and W_O of one layer, folded with `basis`. Without one, or where it leaves the values of
-  // the layer as they are, there is one copy for all who hold it.
+  // Returns W_V and W_O of one layer, folded with `basis`. Where it is null or leaves the values of
+  // the layer as they are, all callers share one copy.
   StatusOr<std::shared_ptr<const ValueProjection>> FoldValues(int layer_idx,
                                                               const ModelBasis* basis,
                                                               ThreadPool* pool);
 
-  // W_Q D and (W_K less the offset) E of one layer, biases likewise, in rank_k rows per head; or,
-  // with `keeps_width`, in head_dim rows, those of HeadBasis::cut last.
+  // Returns W_Q D and (W_K less the offset) E of one layer, and the biases likewise. Each head has
+  // rank_k rows; with `keeps_width` it has head_dim rows, and those of HeadBasis::cut come last.
   StatusOr<QkProjection> FoldQueriesAndKeys(int layer_idx, const ModelBasis& basis,
                                             bool keeps_width, ThreadPool* pool);
 
-  // W_V,h^T W_V,h [head_dim, head_dim] of every layer and KV head, [n_layers * n_kv_heads], in the
-  // (D x d) orientation of y = x W: what FDC and Palu decompose. Of n_joined heads as one, where
-  // that is a divisor of n_kv_heads: [n_layers * n_kv_heads / n_joined] of n_joined * head_dim.
+  // Returns W_V,h^T W_V,h [head_dim, head_dim] of every layer and KV head, [n_layers * n_kv_heads],
+  // in the (D x d) orientation of y = x W; FDC and Palu decompose it. With n_joined, a divisor of
+  // n_kv_heads, that many heads count as one of n_joined * head_dim channels.
   StatusOr<std::vector<std::vector<double>>> AllValueGrams(int n_joined = 1);
-  // The same of W_K (Palu); where keys are normalised, of its rows times the weights of the norm:
-  // but for a factor of each row's own these are the keys.
+  // The same of W_K (Palu). Where keys are normalised, the rows of W_K are multiplied by the
+  // weights of the norm first: these are the keys up to a factor of each row's own.
   StatusOr<std::vector<std::vector<double>>> AllKeyGrams(int n_joined = 1);
-  // Biases of keys and values of every layer and KV head, [head_dim] each; none for a model
-  // without, and none of keys that are normalised, which are then no sum of a product and a bias.
+  // Return the biases of keys and values of every layer and KV head, [head_dim] each. The list is
+  // empty for a model without biases, and for normalised keys, which are no sum of a product and a
+  // bias.
   std::vector<std::vector<float>> AllKeyBiases() const;
   StatusOr<std::vector<std::vector<float>>> AllValueBiases();
-  // Sum over the query heads of a KV head of W_O,h W_O,h^T, of the same shape: what an error of a
-  // value row weighs in the hidden state.
+  // Returns the sum of W_O,h W_O,h^T over the query heads of each KV head, in the same shape. It
+  // says how much an error of a value row weighs in the hidden state.
   StatusOr<std::vector<std::vector<double>>> AllOutputGrams(ThreadPool* pool);
 
-  // Row `token_id` of the embedding as float [hidden_dim], times embedding_scale, plus that of a
-  // learned position below max_seq_len.
+  // Writes row `token_id` of the embedding as float [hidden_dim], times embedding_scale, plus the
+  // row of a learned position below max_seq_len.
   void Embed(int32_t token_id, int position, float* row) const;
 
   const ModelConfig& config() const { return config_; }
@@ -125,7 +126,7 @@ class ModelWeights {
                            const std::vector<int64_t>& v_offset, ThreadPool* pool,
                            ValueProjection* p);
   StatusOr<NormWeights> ReadNorm(const std::string& tensor, int64_t n_dims);
-  // The biases of matrices below each other.
+  // Reads the biases of matrices that stand below each other.
   StatusOr<std::vector<float>> ReadBiases(const std::vector<Projection>& parts);
 
   ModelConfig config_;
@@ -137,8 +138,8 @@ class ModelWeights {
   PackedMatrix lm_head_;
   StoredTensor embedding_;           // used when it is not tied to lm_head_
   StoredTensor position_embedding_;  // with learned positions
-  // By a hash of the maps that were folded in. 64 bits: two among a thousand agree once in 2^45
-  // runs.
+  // By a hash of the maps that were folded in. It has 64 bits, so two of a thousand maps agree in
+  // one of 2^45 runs.
   std::vector<std::map<uint64_t, std::weak_ptr<const ValueProjection>>> projections_;  // [n_layers]
 };
 

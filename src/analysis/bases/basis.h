@@ -1,5 +1,5 @@
-// What a method of the basis axis hands to the model: per layer and KV head the maps between
-// head_dim and the stored ranks.
+// What a method of the basis axis hands to the model: for each layer and KV head the maps between
+// rows of head_dim numbers and rows of the stored ranks.
 #pragma once
 
 #include <optional>
@@ -9,13 +9,13 @@
 
 namespace kvlathe {
 
-// The columns that D and E lost to rank_k, [head_dim, head_dim - rank_k] each:
-// [D query][E key]^T = I, so rows in all columns have the scores that they had.
+// The columns of D and E that were cut off behind rank_k, [head_dim, head_dim - rank_k] each. With
+// them [D query][E key]^T = I, so rows in all columns have the scores that they had before.
 struct CutColumns {
   std::vector<float> query, key;
 };
 
-// Row-major float matrices; "compress" is applied to rows on the right.
+// The maps of one KV head as row-major float matrices, which multiply rows from the right.
 //
 // Where heads share latents (ModelBasis::heads_per_latent = n > 1) these are slices of the latents
 // of n heads: E and A take the rows of all of them side by side, [n head_dim, rank], and the ways
@@ -27,26 +27,26 @@ struct HeadBasis {
   std::vector<float> key_basis;     // E [head_dim, rank_k]: k~ = k E, after RoPE
   std::vector<float> value_basis;   // A [head_dim, rank_v]: W_V <- W_V A (and b_V <- b_V A)
   std::vector<float> output_basis;  // B [rank_v, head_dim]: W_O rows of the group <- B W_O
-  // Subtracted from rows before compression, [head_dim] or empty. Keys: after RoPE and from every
-  // position, sinks too, so that all scores of a query shift alike, which softmax ignores. Values:
-  // b_V A <- (b_V - offset) A, and offset W_O joins the output bias, because attention weights sum
-  // to 1. Neither costs stored bytes.
+  // Offsets that are subtracted from rows before they are compressed, [head_dim] or empty. Keys
+  // lose theirs after RoPE and at every position, sinks too, so that all scores of a query shift
+  // alike, which softmax ignores. For values b_V A becomes (b_V - offset) A, and offset W_O joins
+  // the output bias, because attention weights sum to 1. Neither costs stored bytes.
   std::vector<float> key_offset = {};
   std::vector<float> value_offset = {};
   // F [rank_k, head_dim], or empty. If not, keys are stored as latents from before RoPE, k~ = (k -
   // key_offset) E, and attention reads k~ F + key_offset, turned to its position; queries stay as
   // they are and there is no query_basis. All heads of a model have it or none.
   std::vector<float> key_way_back = {};
-  // Where channels have bits of their own; the maps then give channels of unit variance, mixed in
-  // groups (CutBasis).
+  // The bits of channels, if they have bits of their own. The maps then give channels of unit
+  // variance that are mixed in groups (CutBasis).
   BitSplit k_bits = {}, v_bits = {};
   bool has_whole_open_rows = false;  // HeadRanks
-  // Of D and E that are such a pair. Where nothing turns rows after their projection, all columns
-  // fold into W_Q and W_K, and sinks lie in all of them.
+  // The columns that D and E have lost, if they are such a pair. Where nothing turns rows after
+  // their projection, all columns fold into W_Q and W_K, and sinks are stored in all of them.
   std::optional<CutColumns> cut = std::nullopt;
 };
 
-// What the maps of a sequence are found from where its prompt ends, beside its own rows.
+// What a sequence needs, besides its own rows, to find its maps where its prompt ends.
 struct OnlineInputs {
   std::vector<std::vector<double>> output_grams;  // BasisInputs::output_grams
   bool is_normalised = false;                     // BasisOptions::is_normalised
@@ -57,9 +57,10 @@ struct ModelBasis {
   int n_kv_heads = 0;
   int head_dim = 0;
   std::vector<HeadBasis> heads;  // [n_layers * n_kv_heads]
-  // KV heads that share latents, a divisor of n_kv_heads; above 1 only with latent keys.
+  // How many KV heads share their latents, a divisor of n_kv_heads; above 1 only with latent keys.
   int heads_per_latent = 1;
-  // zack(online=on): heads have ranks and no maps, for every sequence finds its own.
+  // Set by zack(online=on): heads then have ranks and no maps, because every sequence finds its
+  // own.
   std::optional<OnlineInputs> online = std::nullopt;
 
   bool has_latent_keys() const { return !heads.empty() && !heads.front().key_way_back.empty(); }

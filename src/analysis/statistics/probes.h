@@ -9,21 +9,22 @@ namespace kvlathe {
 inline constexpr int kProbeCuts = 3;
 // Codes of this many bits for all channels of a pair show what noise costs there.
 inline constexpr int kProbeBits = 2;
-// The newest positions have none then, as under the default of lathe(ratio=..): there noise costs
-// most, so much that it would hide what it costs everywhere else.
+// The newest positions have no codes then, as under the default of lathe(ratio=..). Noise costs
+// most there, so much that it would hide what it costs everywhere else.
 inline constexpr int kProbeNewest = 32;
-// What is measured below it is rounding.
+// A KL that is measured below this is rounding.
 inline constexpr double kLeastProbeKl = 1e-7;
 
-// The rank of each cut, ascending: multiples of 16, at least 16, at most head_dim.
+// Returns the rank of each cut in ascending order: multiples of 16 from 16 to head_dim.
 std::vector<int> ProbeRanks(int head_dim);
 
-// The sum of squares of values[begin .. end).
+// Returns the sum of squares of values[begin .. end).
 double SumOfSquares(const std::vector<double>& values, int begin, int end);
 
-// Scales singular values so that the squares beyond each of `ranks` sum to kl[i], what was measured
-// there. The scale of the dimensions behind goes on below ranks[0], and where a cut was measured to
-// cost no more than a lighter one, which is noise. Without measurements (kl all 0) nothing changes.
+// Scales singular values so that the squares beyond ranks[i] sum to kl[i], which was measured
+// there. Below ranks[0], and where a cut was measured to cost no more than a lighter one (which is
+// noise), the scale of the dimensions behind is used. Without measurements (kl all 0) nothing
+// changes.
 std::vector<double> ScaledToProbes(std::vector<double> singular_values,
                                    const std::vector<int>& ranks, const float* kl);
 

@@ -63,34 +63,33 @@ struct CalibrationStatistics {
   HeadMoments sink_k_post;
   HeadMoments sink_v;
 
-  // As attention weighs rows, so that an error weighs as it does in attention's output. Queries:
-  // times the weight that they give to positions behind the sinks, summed over the group. Keys
-  // behind the sinks: by the weights that they get, which sum to 1. Values: means over queries and
-  // the group of the rows that attention puts out.
+  // Moments of rows as attention weighs them, so that an error counts as it does in attention's
+  // output. Queries are multiplied by the weight that they give to positions behind the sinks, and
+  // summed over the group. Keys behind the sinks count by the weights that they get, which sum
+  // to 1. Values are the rows that attention puts out, averaged over queries and the group.
   HeadMoments attended_q;
   HeadMoments attended_k;
   HeadMoments attended_v;
-  // The same as keys see it before RoPE: queries turned back by the position of each key that they
-  // look at, times the weight it gets.
+  // The same for keys from before RoPE: queries are turned back by the position of each key that
+  // they look at and multiplied by the weight that it gets.
   HeadMoments attended_q_pre;
   HeadMoments attended_k_pre;
-  // Keys less the mean of their block of kBlockSize positions behind the sinks, as queries behind
-  // the block weigh blocks: the mean Gram matrix of a block's rows, [n_layers, n_kv_heads,
-  // head_dim, head_dim]. 0 where no sequence was longer than a block.
+  // The mean Gram matrix of the keys of a block less their mean, [n_layers, n_kv_heads, head_dim,
+  // head_dim]. Blocks are kBlockSize positions behind the sinks and count as the queries behind
+  // them weigh them. 0 if no sequence was longer than a block.
   std::vector<float> k_in_blocks;
   std::vector<float> k_pre_in_blocks;
 
-  // KL in nats per token from cutting this pair alone to each of ProbeRanks
-  // (analysis/statistics/probes.h) in lathe's basis, [n_layers, n_kv_heads, kProbeCuts]; 0: not
-  // measured.
+  // The KL in nats per token of cutting only this pair, in lathe's basis, to each of ProbeRanks
+  // (analysis/statistics/probes.h), [n_layers, n_kv_heads, kProbeCuts]. 0 if it was not measured.
   std::vector<float> probe_kl_qk;
   std::vector<float> probe_kl_v;
   std::vector<float> probe_kl_qk_pre;  // in lathe's basis of keys before RoPE
-  // The same from codes of kProbeBits for all channels of the pair, [n_layers, n_kv_heads].
+  // The KL of codes of kProbeBits in all channels of only this pair, [n_layers, n_kv_heads].
   std::vector<float> probe_noise_qk;
   std::vector<float> probe_noise_v;
   std::vector<float> probe_noise_qk_pre;
-  // Of keys without scales in their blocks, where the two above have them; 0: not measured.
+  // The same for keys whose blocks have no scales; those above have them. 0 if it was not measured.
   std::vector<float> probe_noise_qk_static;
   std::vector<float> probe_noise_qk_pre_static;
 
@@ -105,7 +104,7 @@ struct CalibrationStatistics {
   }
 };
 
-// Zeroed, with every array at its size, but for those across heads.
+// Returns statistics of zeros in which every array has its size, except those across heads.
 CalibrationStatistics MakeStatistics(const StatisticsShape& shape);
 
 // Errors are those of WriteSafetensors.
