@@ -15,7 +15,7 @@ pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(libedit REQUIRED IMPORTED_TARGET libedit)
 
-# The trainer (src/retrofit) is an optional part: libtorch is large, and the engine does not need it.
+# The trainer (src/training/retrofit) is an optional part: libtorch is large, and the engine does not need it.
 if(KVLATHE_SANITIZE)
   set(KVLATHE_RETROFIT OFF)
 else()

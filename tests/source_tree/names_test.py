@@ -19,6 +19,7 @@ ENDINGS = r"(?:h|cc|md|py|sh|cmake|svg|jinja)"
 ELSEWHERE = ("models/fetched/", "docs/results/NAME", "build/")
 PATH = re.compile(rf"(?<![\w./<*{{}}$~-])((?:[\w.-]+/)+[\w.-]+\.{ENDINGS})(?![\w*/])")
 BARE = re.compile(rf"(?<![\w./<*{{}}$~-])([\w-]+\.(?:h|cc|md))(?![\w*/.(])")
+FOLDER = re.compile(r"(?<![\w./<*{}$~-])((?:src|apps|tests|docs)/[\w/-]+)(?![\w*{$/-]|\.\w)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -34,6 +35,7 @@ class Tree:
         found += [path for path in self.root.iterdir() if path.is_file()]
         self.paths = sorted(str(path.relative_to(self.root)) for path in found if "__pycache__" not in path.parts)
         self.known, self.names = set(self.paths), {pathlib.PurePath(path).name for path in self.paths}
+        self.folders = {parent.as_posix() for path in self.paths for parent in pathlib.PurePath(path).parents}
         self.src_folders = {path.split("/")[1] for path in self.paths if path.startswith("src/") and path.count("/") > 1}
 
     def text(self, path):
@@ -69,6 +71,9 @@ def missing_names(tree):
             for name in PATH.findall(line):
                 if tree.is_ours(name) and not tree.has(name, path):
                     yield f"{path}:{number}: there is no {name}"
+            for name in FOLDER.findall(line):
+                if name.rstrip("/") not in tree.folders | tree.known:
+                    yield f"{path}:{number}: there is no folder {name}"
             for name in BARE.findall(line) if suffix in CODE else ():
                 if name not in tree.names:
                     yield f"{path}:{number}: there is no file {name}"
@@ -116,7 +121,8 @@ class MadeTreeTest(unittest.TestCase):
             return problems(folder)
 
     def test_a_comment_that_names_what_is_there(self):
-        self.assertEqual(self.problems_of({"src/kv/a.h": "// See kv/b.h, src/kv/b.h, b.h and docs/x.md.\n", "src/kv/b.h": "", "docs/x.md": ""}), [])
+        files = {"src/kv/a.h": "// See kv/b.h, src/kv/b.h, b.h, src/kv and docs/x.md.\n", "src/kv/b.h": "", "docs/x.md": ""}
+        self.assertEqual(self.problems_of(files), [])
 
     def test_a_comment_that_names_what_is_not_there(self):
         found = self.problems_of({"src/kv/a.h": "int x;  // kv/c.h\n// gone.md\n#include \"kv/d.h\"\n"})
@@ -126,6 +132,10 @@ class MadeTreeTest(unittest.TestCase):
         found = self.problems_of({"docs/x.md": "See `src/kv/c.h` and [y](y.md).\n", "scripts/a.sh": "cat docs/z.md\n"})
         self.assertEqual(found, ["docs/x.md:1: there is no src/kv/c.h", "scripts/a.sh:1: there is no docs/z.md",
                                  "docs/x.md:1: the link y.md leads nowhere"])
+
+    def test_folders(self):
+        found = self.problems_of({"src/kv/a.h": "// src/kv/ and src/old\n", "docs/x.md": "`src/kv/old`, `src/kv/*.h`\n"})
+        self.assertEqual(found, ["docs/x.md:1: there is no folder src/kv/old", "src/kv/a.h:1: there is no folder src/old"])
 
     def test_headings(self):
         pages = {"docs/x.md": "[a](y.md#the-one-of-many) [b](y.md#other) [c](#here)\n# Here\n", "docs/y.md": "## The one, of `many`\n"}
