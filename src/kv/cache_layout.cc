@@ -7,6 +7,7 @@
 
 #include "base/units.h"
 #include "kernels/cpu/attend/entry_scores.h"
+#include "kv/cache_objects.h"
 #include "kv/retention/merge.h"
 #include "kv/seal/seal_schedule.h"
 
@@ -16,8 +17,7 @@ namespace {
 // What a run takes over all layers and heads.
 struct RunBytes {
   int64_t per_block = 0;
-  int64_t run_records = 0;
-  int64_t layer_records = 0;
+  KvBytes records;
   int64_t room = 0;  // to seal it, with no block out of the window
 };
 
@@ -31,12 +31,16 @@ class RunSizes {
         sizes_.try_emplace({run.n_blocks, run.is_prompt, run.is_repaired, run.first_block == 0});
     RunBytes& bytes = found->second;
     if (!is_new) return bytes;
+    const auto add = [&](const CacheObjects& objects) {
+      if (objects.part == ObjectPart::kSealedBlock) {
+        bytes.per_block += objects.object_bytes;
+      } else {
+        AddObjects(objects, &bytes.records);
+      }
+    };
     for (int l = 0; l < layout_.n_layers; ++l) {
       for (int g = 0; g < layout_.n_kv_heads; ++g) {
-        const PackedShape shape = PackedShapeOf(layout_, l, g, run);
-        bytes.per_block += PackedBlockObjectBytes(shape);
-        bytes.run_records += RunRecordObjectBytes(shape);
-        if (layout_.OwnsLayerRecord(g)) bytes.layer_records += LayerRecordObjectBytes(shape);
+        ForEachObjectOfRun(layout_, HeadInRunOf(layout_, l, g), run, add);
       }
     }
     bytes.room = SealRoomBytes(layout_, run, 0);
@@ -51,8 +55,7 @@ class RunSizes {
       if (end <= first_held) continue;
       const RunBytes& size = Of(run);
       bytes.blocks += (end - std::max(run.first_block, first_held)) * size.per_block;
-      bytes.run_records += size.run_records;
-      bytes.layer_records += size.layer_records;
+      bytes.Add(size.records);
     }
     return bytes;
   }
@@ -66,16 +69,19 @@ int64_t EndOf(const std::vector<RunExtent>& runs) {
   return runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
 }
 
-// Sinks, block tables and the plain blocks from first_plain on, of n_blocks in every head.
+// Sinks, block tables and the plain blocks from first_plain on, of n_blocks in every head; what
+// belongs to runs, or stands in their place before the first, is left out.
 KvBytes PartsOfBlocks(const CacheLayout& layout, int64_t n_blocks, int64_t first_plain,
                       bool has_whole_keys = false) {
   KvBytes bytes;
   for (size_t i = 0; i < layout.shapes.size(); ++i) {
-    const BlockShape shape = has_whole_keys ? layout.WholeKeyShape(i) : layout.shapes[i];
-    bytes.sinks += SinkBytes(layout, shape);
-    bytes.blocks += std::max<int64_t>(0, n_blocks - first_plain) * BlockObjectBytes(shape);
-    bytes.tables += TableBytes(n_blocks);
-    bytes.entries += EntryTableBytes(layout, n_blocks) + OpenEntryBytes(layout, shape);
+    const HeadContents contents = {
+        .plain = has_whole_keys ? layout.WholeKeyShape(i) : layout.shapes[i],
+        .n_blocks = n_blocks,
+        .n_gone = first_plain};
+    ForEachObject(layout, {}, contents, [&](const CacheObjects& objects) {
+      if (objects.part != ObjectPart::kQueryGram) AddObjects(objects, &bytes);
+    });
   }
   return bytes;
 }
@@ -320,24 +326,10 @@ KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length) {
 
 KvBytes MergedParts(const CacheLayout& layout, std::span<const MergedLength> lengths) {
   KvBytes bytes;
-  for (int i = 0; i < std::ssize(layout.shapes); ++i) {
-    const BlockShape& shape = layout.shapes[i];
-    const int64_t n_blocks = (int64_t{lengths[i].n_entries} + kBlockSize - 1) / kBlockSize;
-    bytes.sinks += SinkBytes(layout, shape);
-    bytes.blocks += (n_blocks - lengths[i].n_sealed_blocks) * BlockObjectBytes(shape);
-    bytes.tables += TableBytes(n_blocks);
-    bytes.entries += OpenEntryBytes(layout, shape);
-    if (lengths[i].n_sealed_blocks == 0) continue;
-    const std::vector<RunExtent> runs = RunsOf(layout, lengths[i]);
-    bytes.tables += RunTableBytes(std::ssize(runs));
-    for (const RunExtent& run : runs) {
-      const PackedShape packed =
-          PackedShapeOf(layout, i / layout.n_kv_heads, i % layout.n_kv_heads, run);
-      bytes.blocks += run.n_blocks * PackedBlockObjectBytes(packed);
-      bytes.run_records += RunRecordObjectBytes(packed);
-      bytes.layer_records += LayerRecordObjectBytes(packed);
-    }
-  }
+  ForEachObject(layout, SequenceContents(layout, {}, lengths),
+                [&](int /*layer_idx*/, int /*kv_head_idx*/, const CacheObjects& objects) {
+                  AddObjects(objects, &bytes);
+                });
   return bytes;
 }
 

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/attend/attend.h"
 #include "kv/blocks/sequence_cache.h"
+#include "kv/cache_objects.h"
 
 namespace kvlathe {
 
@@ -24,6 +25,29 @@ struct SequenceCache::HeadTable {
   std::byte* open_entry = nullptr;  // OpenEntry, where entries are merged
   std::byte* query_gram = nullptr;  // QueryGramBytes, until a run is sealed
   int64_t n_dropped = 0;            // entries, dropped or merged
+
+  // All objects but blocks and records.
+  static constexpr std::byte* HeadTable::*kOwned[] = {
+      &HeadTable::sink,        &HeadTable::table,      &HeadTable::run_table,
+      &HeadTable::entry_table, &HeadTable::open_entry, &HeadTable::query_gram};
+  // Whether it holds what a head of its length has of a part; tables are counted by their own
+  // sizes.
+  bool Holds(ObjectPart part) const {
+    switch (part) {
+      case ObjectPart::kSink:
+        return sink != nullptr;
+      case ObjectPart::kQueryGram:
+        return query_gram != nullptr;
+      case ObjectPart::kOpenEntry:
+        return open_entry != nullptr;
+      case ObjectPart::kEntries:
+      case ObjectPart::kBlockTable:
+      case ObjectPart::kRunTable:
+        return false;
+      default:
+        return true;
+    }
+  }
 
   std::byte** blocks() const { return reinterpret_cast<std::byte**>(table); }
   PackedRun* runs() const { return reinterpret_cast<PackedRun*>(run_table); }

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/units.h"
 #include "kv/blocks/head_table.h"
+#include "kv/cache_objects.h"
 
 namespace kvlathe {
 
@@ -340,9 +341,8 @@ void SequenceCache::Clear() {
     HeadTable& head = heads_[i];
     const int64_t n_released = BlocksReleased(static_cast<int>(i) / layout_->n_kv_heads);
     for (int64_t b = n_released; b < head.n_blocks; ++b) ReleaseBlock(&head, b);
-    for (std::byte* object : {head.table, head.run_table, head.entry_table, head.open_entry,
-                              head.query_gram, head.sink}) {
-      if (object != nullptr) pool_->Release(object);
+    for (std::byte* HeadTable::*const object : HeadTable::kOwned) {
+      if (head.*object != nullptr) pool_->Release(head.*object);
     }
     head = HeadTable();
   }
@@ -356,28 +356,25 @@ void SequenceCache::Clear() {
 
 KvBytes SequenceCache::bytes() const {
   KvBytes bytes;
+  std::vector<RunExtent> runs;
   for (int l = 0; l < layout_->n_layers; ++l) {
-    const int64_t n_released = BlocksReleased(l);
     for (int g = 0; g < layout_->n_kv_heads; ++g) {
       const HeadTable& head = heads_[l * layout_->n_kv_heads + g];
-      const BlockShape shape = this->shape(l, g);
-      bytes.blocks +=
-          (head.n_blocks - std::max(head.n_sealed(), n_released)) * BlockObjectBytes(shape);
-      if (head.sink != nullptr) bytes.sinks += SinkBytes(*layout_, shape);
+      runs.clear();
+      for (const PackedRun& run : this->runs(l, g)) {
+        runs.push_back({run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
+      }
+      const HeadContents contents = {.plain = shape(l, g),
+                                     .n_blocks = head.n_blocks,
+                                     .n_gone = BlocksReleased(l),
+                                     .runs = runs};
+      ForEachObject(*layout_, HeadInRunOf(*layout_, l, g), contents,
+                    [&](const CacheObjects& objects) {
+                      if (head.Holds(objects.part)) AddObjects(objects, &bytes);
+                    });
+      // Tables have the size that they were last given.
       bytes.tables += head.table_bytes + head.run_table_bytes;
       bytes.entries += head.entry_table_bytes;
-      if (head.open_entry != nullptr) bytes.entries += OpenEntryBytes(*layout_, shape);
-      if (head.query_gram != nullptr) bytes.run_records += QueryGramBytes(*layout_);
-      for (const PackedRun& run : std::span(head.runs(), static_cast<size_t>(head.n_runs))) {
-        const int64_t end = run.first_block + run.n_blocks;
-        if (end <= n_released) continue;
-        const PackedShape packed = PackedShapeOf(
-            *layout_, l, g, {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
-        bytes.blocks +=
-            (end - std::max<int64_t>(run.first_block, n_released)) * PackedBlockObjectBytes(packed);
-        bytes.run_records += RunRecordObjectBytes(packed);
-        if (layout_->OwnsLayerRecord(g)) bytes.layer_records += LayerRecordObjectBytes(packed);
-      }
     }
   }
   return bytes;

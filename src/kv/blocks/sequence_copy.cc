@@ -15,10 +15,8 @@ bool SequenceCache::CopyBlocks(const HeadTable& from, HeadTable* to) {
     if (object != nullptr) *copied = pool_->CopyOf(object);
     return (object == nullptr) == (*copied == nullptr);
   };
-  if (!copy(from.sink, &to->sink) || !copy(from.entry_table, &to->entry_table) ||
-      !copy(from.open_entry, &to->open_entry) || !copy(from.query_gram, &to->query_gram) ||
-      !copy(from.table, &to->table) || !copy(from.run_table, &to->run_table)) {
-    return false;
+  for (std::byte* HeadTable::*const object : HeadTable::kOwned) {
+    if (!copy(from.*object, &(to->*object))) return false;
   }
   to->table_bytes = from.table_bytes;
   to->run_table_bytes = from.run_table_bytes;

@@ -4,6 +4,7 @@
 
 #include "base/units.h"
 #include "kernels/cpu/attend/attend.h"
+#include "kv/cache_objects.h"
 
 namespace kvlathe {
 namespace {
@@ -58,10 +59,10 @@ bool IsRepaired(const CacheLayout& layout, const RunExtent& run, int64_t start, 
 int64_t RunBytesOfHead(const CacheLayout& layout, int layer_idx, int kv_head_idx,
                        const RunExtent& run) {
   if (run.n_blocks == 0) return 0;
-  const PackedShape shape = PackedShapeOf(layout, layer_idx, kv_head_idx, run);
-  const int64_t n_bytes =
-      run.n_blocks * PackedBlockObjectBytes(shape) + RunRecordObjectBytes(shape);
-  return layout.OwnsLayerRecord(kv_head_idx) ? n_bytes + LayerRecordObjectBytes(shape) : n_bytes;
+  int64_t n_bytes = 0;
+  ForEachObjectOfRun(layout, HeadInRunOf(layout, layer_idx, kv_head_idx), run,
+                     [&](const CacheObjects& objects) { n_bytes += objects.total_bytes(); });
+  return n_bytes;
 }
 
 // Of one layer.
@@ -177,10 +178,8 @@ std::vector<RunExtent> RunsOf(const CacheLayout& layout, const MergedLength& len
 
 PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_idx,
                           const RunExtent& run) {
-  const int n_heads = layout.n_heads_per_run(), first = kv_head_idx / n_heads * n_heads;
-  int layer_rank_v = 0;
-  for (int g = first; g < first + n_heads; ++g) layer_rank_v += layout.shape(layer_idx, g).rank_v;
-  return PackedShapeOf(layout, layout.shape(layer_idx, kv_head_idx), layer_rank_v, run);
+  const HeadInRun head = HeadInRunOf(layout, layer_idx, kv_head_idx);
+  return PackedShapeOf(layout, head.shape, head.layer_rank_v, run);
 }
 
 PackedShape PackedShapeOf(const CacheLayout& layout, const BlockShape& head, int layer_rank_v,
