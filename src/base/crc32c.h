@@ -7,7 +7,8 @@
 
 namespace kvlathe {
 
-// Of the bytes whose CRC is `crc` (0: none) followed by `bytes`.
+// Returns the CRC of all bytes so far, whose CRC is `crc` (0 if there are none), followed by
+// `bytes`.
 uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> bytes);
 
 }  // namespace kvlathe

@@ -9,13 +9,13 @@
 
 namespace kvlathe {
 
-// Where the sums of rows of n_dims values go.
+// The places that sums over rows of n_dims values are added to.
 struct GramSums {
   double* sum;   // [n_dims]
   double* gram;  // [n_dims, n_dims], of which the lower triangle is added to
 };
 
-// Of one worker.
+// Adds up the rows of one worker.
 class GramAdder {
  public:
   explicit GramAdder(Isa isa) : kernels_(&GetElementwiseKernels(isa)) {}

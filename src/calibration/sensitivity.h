@@ -17,22 +17,22 @@ struct SensitivityJob {
   std::function<void(double fraction)> on_progress;  // before every probe; may be null
 };
 
-// At most this many probes are made, but for four a layer.
+// At most this many probes are made; where the layers of a model would take more, each has four.
 inline constexpr int kMostProbes = 168;
 
-// What probes are measured on, texts as long as each other that start with the first token of their
-// sequence: the first 2048 tokens as two of 1024, half of each scored; or, of shapes of more probes
-// than kMostProbes, four of 256 from as many parts of the sequences, a quarter of each scored, of
-// which cuts read two. What a layer loses differs from text to text more than inside a text, noise
-// more so than cuts.
+// The texts that probes are measured on. They are equally long and start with the first token of
+// their sequence. They are two texts of 1024 tokens, half of each scored; or, for shapes with more
+// probes than kMostProbes, four texts of 256 tokens from as many parts of the sequences, a quarter
+// of each scored, and cuts read two of them. What a layer loses differs more from text to text than
+// inside a text, and for noise more so than for cuts.
 struct ProbeTexts {
   TokenSequences texts;
   KlMeter::Options options;
 };
 ProbeTexts ChooseProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape);
 
-// How many layers all probes of the shape run, which is what they cost on a text, about: a probe
-// runs the layers from the one that it changes, and the vocabulary.
+// How many layers all probes of the shape run, which is about what they cost on a text. A probe
+// runs the layers from the one that it changes on, and the vocabulary.
 double ProbedLayers(const StatisticsShape& shape);
 
 // Cuts one pair of one KV head (or of a few of one layer) to each of ProbeRanks, all else whole,

@@ -27,7 +27,7 @@ struct Comparison {
 
 // docs/evaluation.md says what the fields mean; they are never renamed.
 nlohmann::ordered_json ToJson(const Comparison& comparison);
-// For people: one line a row, aligned.
+// Returns an aligned table for people, with a line for each row.
 std::string ToTable(const Comparison& comparison);
 // The KV bytes at the end of the last window, by part.
 std::string ToPartsTable(const Comparison& comparison);

@@ -1,8 +1,8 @@
 // How far free generation under a lossy cache departs from the uncompressed model's.
 //
-// A text is cut into prompts. Behind each, the uncompressed cache (`none`) generates n tokens
-// greedily: its text. The ends of sequences are tokens like any other there, which may be generated
-// and are gone on from, so that every text has n tokens.
+// A text is cut into prompts. Behind each of them the uncompressed cache (`none`) generates
+// its text, n tokens, greedily. The end of a sequence is a token like any other there: generation
+// goes on after it, so that every text has n tokens.
 //
 // The lossy cache reads the same prompt and then the same n tokens one by one, as if it had
 // generated them itself: a token a step, sealing, dropping and merging on its way. At every step
@@ -45,7 +45,7 @@ struct DriftPlan {
 StatusOr<DriftPlan> PlanDrift(std::span<const int32_t> tokens, std::optional<int32_t> bos,
                               const DriftOptions& options, int context_tokens);
 
-// Of one cache. Means are over all steps of all prompts where nothing else is said.
+// The drift of one cache. Means are over all steps of all prompts where nothing else is said.
 struct Drift {
   // Tokens generated before the likeliest was another than that of `none`; n_tokens when it never
   // was. [n_prompts]

@@ -60,14 +60,14 @@ class TextDecoder {
   // Feeds each sequence a token.
   Status Step(std::span<const int32_t> tokens);
 
-  // Of the next token of a sequence, until the next step. One that branched off has some from its
-  // first step on.
+  // The logits of the next token of a sequence; valid until the next step. A sequence that branched
+  // off has them from its first step on.
   std::span<const float> logits(size_t sequence) const {
     return n_fed_ == 0 ? prompt_logits_[sequence] : model_->logits(static_cast<int64_t>(sequence));
   }
   size_t n_sequences() const { return sequences_.size(); }
   size_t prompt_of(size_t sequence) const { return sequences_[sequence].prompt; }
-  // Of the sequences that did not branch off.
+  // The mean over the sequences that did not branch off.
   double MeanKvFraction() const;
 
  private:

@@ -35,7 +35,8 @@ StatusOr<EvaluationText> CutIntoWindows(std::span<const int32_t> tokens,
                                         const std::function<int(int32_t)>& bytes_of_token,
                                         std::optional<int32_t> bos, int window_tokens);
 
-// Of the scored tokens in one of kStretches equal stretches of the second halves of the windows.
+// The quality of the scored tokens in one of kStretches equal stretches of the second halves of the
+// windows.
 struct StretchQuality {
   double kl = 0;
   // Mean over tokens of |l - b| / |b| with l this model's logits and b the baseline's, each less

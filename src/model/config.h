@@ -106,17 +106,19 @@ struct ModelConfig {
   AttentionLayers attention;
   double rotary_fraction = 1;  // of head_dim; channels behind it do not rotate
   MlpKind mlp = MlpKind::kSwiglu;
-  // Each head's queries and keys are normalised (RMS) before RoPE, with weights that all heads of a
-  // layer share. What calibration, bases and caches call a row before RoPE is then normalised.
+  // Queries and keys of each head are normalised (RMS) before RoPE, with weights that all heads of
+  // a layer share. Where calibration, bases and caches speak of a row before RoPE, it is
+  // normalised.
   bool qk_norm = false;
   // What attention and the MLP put out is normalised (RMS) before it is added to the stream.
   bool output_norms = false;
   float embedding_scale = 1;  // multiplies the rows of the embedding
-  // Multiplies queries, for a model whose scores are not divided by sqrt(head_dim). With qk_norm.
+  // Multiplies queries, for a model whose scores are not divided by sqrt(head_dim); only models
+  // with qk_norm may have one.
   float query_scale = 1;
   // Attention and MLP read the same residual stream and both add to it (Falcon).
   bool parallel_block = false;
-  // The MLP reads what attention reads: there is no second norm. With parallel_block only.
+  // The MLP reads what attention reads, so there is no second norm; only with parallel_block.
   bool shared_norm = false;
   WeightLayout layout = WeightLayout::kLlama;
   bool tie_word_embeddings = false;
@@ -133,7 +135,7 @@ struct ModelConfig {
   // Rows of the first matrix of the MLP: gate and up, or up alone.
   int mlp_rows() const { return has_gate() ? 2 * ffn_dim : ffn_dim; }
   bool has_gate() const { return mlp == MlpKind::kSwiglu || mlp == MlpKind::kGeglu; }
-  // How positions enter queries and keys, in one line, for calibration files.
+  // Describes in one line how positions enter queries and keys, for calibration files.
   std::string DescribePositions() const;
   // Settles what depends on the longest context that will be used, in 1 .. max_seq_len: LongRope
   // takes its long factors when that exceeds original_max_position (as Hugging Face does by the
@@ -141,7 +143,7 @@ struct ModelConfig {
   void ChooseContext(int n_positions);
 };
 
-// Of a Hugging Face directory or a GGUF file (model/gguf_config.h).
+// Reads the config of a Hugging Face directory or of a GGUF file (model/gguf_config.h).
 // kNotFound or kDataLoss when the file is missing or wrong, kUnimplemented (with what is supported)
 // for a family or feature that this build does not run. Every number is bounded before use.
 // The context is the longest: ChooseContext(max_seq_len).

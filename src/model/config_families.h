@@ -11,7 +11,7 @@ namespace kvlathe {
 // Fills everything but the ids of special tokens. Errors as ParseModelConfig.
 Status ReadFamily(const ConfigFields& fields, ModelConfig* config);
 
-// Where config.json says how a type of layers turns its rows.
+// The fields of config.json that say how a type of layers turns its rows.
 struct RopeNames {
   const char* theta = "rope_theta";
   double default_theta = 10000;
@@ -20,11 +20,11 @@ struct RopeNames {
   const char* layer_type = "";
 };
 
-// The angles of a kind of attention of `config`, whose head_dim, rotary_fraction and max_seq_len
-// are known.
+// Reads the angles of a kind of attention of `config`, whose head_dim, rotary_fraction and
+// max_seq_len are known.
 Status ReadRope(const ConfigFields& fields, const RopeNames& names, const ModelConfig& config,
                 RopeConfig* rope);
-// Of a model whose layers are all of one kind.
+// The same for a model whose layers are all of one kind.
 inline Status ReadRope(const ConfigFields& fields, ModelConfig* config) {
   return ReadRope(fields, {}, *config, &config->attention.kinds[0].rope);
 }

@@ -1,4 +1,4 @@
-// Where weights come from: a Hugging Face directory, a GGUF file, or random numbers in a real
+// The sources of weights: a Hugging Face directory, a GGUF file, or random numbers in a real
 // shape.
 #pragma once
 

@@ -1,4 +1,5 @@
-// Where the weights of a layer lie: the names of each family, its fused and transposed tensors.
+// Says where the weights of a layer are stored: the names of each family, and its fused and
+// transposed tensors.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ struct Projection {
 class WeightNames {
  public:
   // Some files of GPT-2 leave the prefix "transformer." out, and a GGUF file may have Q, K and V in
-  // one tensor or in three: the source says.
+  // one tensor or in three; the source tells.
   WeightNames(const ModelConfig& config, const TensorSource& source);
 
   std::string embedding() const;

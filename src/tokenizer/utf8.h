@@ -15,8 +15,8 @@ struct Utf8Char {
     kIllFormed,
   };
   State state = State::kIllFormed;
-  // Of the character, or of the maximal ill-formed part (Unicode 15, section 3.9, U+FFFD
-  // substitution of maximal subparts). At least 1.
+  // The bytes of the character, or of the maximal ill-formed part (Unicode 15, section 3.9, U+FFFD
+  // substitution of maximal subparts), at least 1.
   int n_bytes = 1;
   char32_t code = 0;  // kWhole only
 };

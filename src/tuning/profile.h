@@ -85,7 +85,7 @@ StatusOr<Profile> ProfileFromJson(const nlohmann::json& json, const std::string&
 StatusOr<Profile> ReadProfile(const std::string& path);
 Status WriteProfile(const Profile& profile, const std::string& path);
 
-// What to type for the answer to a question.
+// Returns the command that finds the answer to a question.
 std::string TuneCommand(const Spec& question, const std::string& model_directory);
 
 // The spec that answers a question (Spec::accuracy()), with the question's text. kInvalidArgument,
@@ -93,7 +93,7 @@ std::string TuneCommand(const Spec& question, const std::string& model_directory
 StatusOr<Spec> Answer(const Profile& profile, const std::string& path, const Spec& question,
                       const std::string& model_directory, std::string_view model_hash);
 
-// For people: the best of every method of a target, and the front.
+// Returns a table for people: the best cache of every method for a target, and the front.
 std::string ToTable(const Profile& profile, const TunedTarget& target);
 
 }  // namespace kvlathe

@@ -57,19 +57,19 @@ class PointRecorder {
   Save save_;
 };
 
-// The smallest measured point of the method whose accuracy is at least `accuracy`; none if no point
-// that was tried keeps it.
+// Returns the smallest measured point of the method whose accuracy is at least `accuracy`, or
+// nothing if no point that was tried keeps it.
 //
-// With one ladder: of its values, those that make the cache smaller than all weaker ones and than
-// the uncompressed cache; a bisection finds two neighbours of which the weaker keeps the accuracy
+// With one ladder, the values count that make the cache smaller than all weaker ones and than the
+// uncompressed cache. A bisection finds two neighbours of which the weaker keeps the accuracy
 // and the stronger does not. So the result was measured, and so was its failing neighbour. Where
 // accuracy does not fall steadily there may be stronger values that would pass; the bisection does
 // not look for them.
 //
-// With several ladders: how far the shortest goes with all others at their weakest (by bisection);
-// then for at most kRows of its values, evenly spread up to there and the strongest first, the rest
-// in the same way. Values that would not make the cache smaller than the best one so far are left
-// out.
+// With several ladders, a bisection finds how far the shortest goes with all others at their
+// weakest. Then, for at most kRows of its values, evenly spread up to there and the strongest
+// first, the other ladders are searched in the same way. Values that would not make the cache
+// smaller than the best one so far are left out.
 inline constexpr int kRows = 3;
 StatusOr<std::optional<TunePoint>> SearchMethod(const TuneMethod& method, double accuracy,
                                                 PointRecorder* recorder);

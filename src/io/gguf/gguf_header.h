@@ -18,7 +18,8 @@ inline constexpr int kMaxGgufDims = 4;  // ggml's own limit
 inline constexpr int64_t kMaxGgufTensors = 1 << 20;
 inline constexpr int64_t kDefaultGgufAlignment = 32;  // the format's
 inline constexpr int64_t kMaxGgufAlignment = 1 << 20;
-// In all arrays of a file together: the largest vocabularies have two million with their merges.
+// The most values in all arrays of a file together; the largest vocabularies have two million with
+// their merges.
 inline constexpr int64_t kMaxGgufArrayValues = 1 << 24;
 
 // The numbers are those of the files.

@@ -46,11 +46,12 @@ class SafetensorsReader {
   // kUnimplemented for its dtype, kDataLoss with the found and the wanted shape.
   StatusOr<const TensorView*> Get(std::string_view name, const std::vector<int64_t>& shape) const;
   const std::map<std::string, TensorView, std::less<>>& tensors() const;
-  // Of the file; of all shards together, where the first shard that has a key decides.
+  // The metadata of the file, or of all shards together, where the first shard that has a key
+  // decides.
   const std::map<std::string, std::string, std::less<>>& metadata() const;
   // Tells the system that a tensor's pages are no longer needed (they can be read again).
   void ReleasePages(const TensorView& tensor) const;
-  // As it was opened: the file or the directory.
+  // The path that was opened, of the file or of the directory.
   const std::string& path() const;
 
  private:

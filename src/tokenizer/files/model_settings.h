@@ -17,12 +17,12 @@ struct ModelSettings {
   std::string tokenizer_class;
   std::string model_type;
   std::optional<bool> add_bos_token;
-  // By text; an explicit null in tokenizer_config.json means that there is none.
+  // The tokens as text. An explicit null in tokenizer_config.json means that there is none.
   std::optional<std::string> bos_token;
   std::optional<std::string> eos_token;
   bool has_no_bos = false;
   bool has_no_eos = false;
-  // By id (config.json, generation_config.json; the first of a list).
+  // The tokens as ids, from config.json and generation_config.json; of a list the first.
   std::optional<int32_t> config_bos_id;
   std::optional<int32_t> config_eos_id;
   std::vector<AddedToken> added_tokens;
