@@ -16,7 +16,8 @@ MOST_SOURCES = 40  # .h and .cc files directly in one folder
 CODE, SCRIPTS = {".h", ".cc"}, {".py", ".sh", ".cmake", ".yml"}
 ENDINGS = r"(?:h|cc|md|py|sh|cmake|svg|jinja)"
 # What is made or fetched, and is not part of the tree.
-ELSEWHERE = ("models/fetched/", "docs/results/NAME", "build/")
+ELSEWHERE = ("models/fetched/", "build/")
+STANDS_FOR_A_NAME = re.compile(r"(?:^|/)(?:NAME|DIR|FILE)\b")
 PATH = re.compile(rf"(?<![\w./<*{{}}$~-])((?:[\w.-]+/)+[\w.-]+\.{ENDINGS})(?![\w*/])")
 BARE = re.compile(rf"(?<![\w./<*{{}}$~-])([\w-]+\.(?:h|cc|md))(?![\w*/.(])")
 FOLDER = re.compile(r"(?<![\w./<*{}$~-])((?:src|apps|tests|docs)/[\w/-]+)(?![\w*{$/-]|\.\w)")
@@ -49,7 +50,7 @@ class Tree:
     def is_ours(self, name):
         """Whether a path means a file of this tree: its first folder is one of the root or of src/."""
         first = name.split("/")[0]
-        return (first in TOP or first in self.src_folders) and not name.startswith(ELSEWHERE)
+        return (first in TOP or first in self.src_folders) and not name.startswith(ELSEWHERE) and not STANDS_FOR_A_NAME.search(name)
 
 
 def said(path, text):
@@ -72,7 +73,7 @@ def missing_names(tree):
                 if tree.is_ours(name) and not tree.has(name, path):
                     yield f"{path}:{number}: there is no {name}"
             for name in FOLDER.findall(line):
-                if name.rstrip("/") not in tree.folders | tree.known:
+                if not STANDS_FOR_A_NAME.search(name) and name.rstrip("/") not in tree.folders | tree.known:
                     yield f"{path}:{number}: there is no folder {name}"
             for name in BARE.findall(line) if suffix in CODE else ():
                 if name not in tree.names:
