@@ -1,5 +1,4 @@
-// A step from its tokens to its logits, layer by layer (model_layer.cc), and which of its sequences
-// failed.
+// A step from its tokens to its logits, layer by layer.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -7,99 +6,66 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "model/model.h"
+#include "model/steps/normalise.h"
+#include "model/steps/project.h"
 
 namespace kvlathe {
 
-Status Model::ReserveActivations(int64_t n_tokens, int64_t n_logit_rows) {
-  const ModelConfig& c = config();
-  int64_t max_rank_k = 0, max_rank_v = 0;  // sums over the KV heads of a layer
-  for (const LayerOffsets& o : offsets_) {
-    max_rank_k = std::max(max_rank_k, o.rank_k.back());
-    max_rank_v = std::max(max_rank_v, o.rank_v.back());
-  }
-  const int64_t row = SizeOf(row_type_), f32 = sizeof(float), group = c.gqa_group();
-  const int64_t d = c.head_dim;
-  const char* what = "activations";
-  KVL_RETURN_IF_ERROR(hidden_.EnsureSize(n_tokens * c.hidden_dim * f32, what));
-  KVL_RETURN_IF_ERROR(normed_.EnsureSize(n_tokens * c.hidden_dim * row, what));
-  KVL_RETURN_IF_ERROR(qk_.EnsureSize(n_tokens * (c.n_heads + c.n_kv_heads) * d * f32, what));
-  KVL_RETURN_IF_ERROR(v_.EnsureSize(n_tokens * max_rank_v * f32, what));
-  if (!needs_no_turn_) {
-    KVL_RETURN_IF_ERROR(q_full_.EnsureSize(n_tokens * c.n_heads * d * row, what));
-    KVL_RETURN_IF_ERROR(k_full_.EnsureSize(n_tokens * c.n_kv_heads * d * row, what));
-  }
-  if (!bases_.empty()) {
-    if (!layout_.has_latent_keys) {
-      KVL_RETURN_IF_ERROR(q_rows_.EnsureSize(n_tokens * group * max_rank_k * row, what));
-    }
-    KVL_RETURN_IF_ERROR(k_rows_.EnsureSize(n_tokens * max_rank_k * row, what));
-  }
-  KVL_RETURN_IF_ERROR(
-      attended_.EnsureSize(n_tokens * group * heads_per_latent_ * max_rank_v * row, what));
-  if (heads_per_latent_ > 1) {
-    KVL_RETURN_IF_ERROR(outputs_.EnsureSize(n_tokens * c.n_heads * d * row, what));
-  }
-  KVL_RETURN_IF_ERROR(mlp_in_.EnsureSize(n_tokens * c.mlp_rows() * f32, what));
-  KVL_RETURN_IF_ERROR(gated_.EnsureSize(n_tokens * c.ffn_dim * row, what));
-  if (c.output_norms) {
-    KVL_RETURN_IF_ERROR(added_.EnsureSize(n_tokens * c.hidden_dim * f32, what));
-  }
-  return logits_.EnsureSize(n_logit_rows * c.vocab_size * f32, "logits");
-}
-
 Status Model::PlaceTokens(std::span<const SequenceStep> steps) {
-  tokens_.clear();
+  std::vector<TokenPlace>& tokens = activations_.tokens;
+  tokens.clear();
   int n_positions = 0;
   for (const SequenceStep& step : steps) {
-    const int n_new = static_cast<int>(step.token_ids.size());
-    const int first = step.cache->n_tokens() - n_new;
+    const int first = step.first_position();
     KVL_CHECK_GE(first, 0);
-    for (int t = 0; t < n_new; ++t) {
+    for (int t = 0; t < step.n_new(); ++t) {
       KVL_CHECK_LT(static_cast<uint32_t>(step.token_ids[t]),
                    static_cast<uint32_t>(config().vocab_size));
-      tokens_.push_back({step.token_ids[t], first + t, step.cache->has_whole_keys(0)});
+      tokens.push_back({step.token_ids[t], first + t, step.cache->has_whole_keys(0)});
     }
-    n_positions = std::max(n_positions, first + n_new);
+    n_positions = std::max(n_positions, first + step.n_new());
   }
-  n_tokens_ = static_cast<int64_t>(tokens_.size());
+  activations_.n_tokens = std::ssize(tokens);
   if (config().positions == PositionKind::kLearned && n_positions > config().max_seq_len) {
     return Error(
         StatusCode::kInvalidArgument,
         "position {} is past the {} positions that the model has learned; shorten the text",
         n_positions - 1, config().max_seq_len);
   }
-  ropes_.Extend(n_positions);
+  rotations_.Extend(n_positions);
   return OkStatus();
 }
 
-Status Model::Begin(std::span<const SequenceStep> steps) {
+StatusOr<ForwardState> Model::Begin(std::span<const SequenceStep> steps, QkvObserver* observer) {
   n_logit_rows_ = 0;
   KVL_RETURN_IF_ERROR(PlaceTokens(steps));
-  for (const SequenceStep& step : steps) {
-    if (step.logits == SequenceStep::Logits::kLast) n_logit_rows_ += 1;
-    if (step.logits == SequenceStep::Logits::kAll) n_logit_rows_ += step.token_ids.size();
-  }
-  failures_.assign(steps.size(), OkStatus());
-  sealing_.clear();
-  for (const SequenceStep& step : steps) {
-    if (step.cache->must_seal()) sealing_.push_back(step.cache);
-  }
-  return ReserveActivations(n_tokens_, n_logit_rows_);
+  for (const SequenceStep& step : steps) n_logit_rows_ += step.n_logit_rows();
+  sequences_.Begin(steps);
+  KVL_RETURN_IF_ERROR(activations_.Reserve(widths_));
+  KVL_RETURN_IF_ERROR(
+      logits_.EnsureSize(n_logit_rows_ * config().vocab_size * int64_t{sizeof(float)}, "logits"));
+  return ForwardState{.sequences = &sequences_,
+                      .activations = &activations_,
+                      .backend = backend_.get(),
+                      .profile = &profile_,
+                      .observer = observer,
+                      .schedule = schedule_};
 }
 
 Status Model::RunStep(std::span<const SequenceStep> steps, QkvObserver* observer,
                       std::vector<std::vector<float>>* streams) {
-  KVL_RETURN_IF_ERROR(Begin(steps));
-  if (n_tokens_ == 0) return OkStatus();
+  KVL_ASSIGN_OR_RETURN(ForwardState state, Begin(steps, observer));
+  if (activations_.n_tokens == 0) return OkStatus();
   EmbedTokens();
   if (streams != nullptr) streams->resize(layout_.n_layers);
   for (int l = 0; l < layout_.n_layers; ++l) {
     if (streams != nullptr) {
-      const float* stream = hidden_.as<float>();
-      (*streams)[l].insert((*streams)[l].end(), stream, stream + n_tokens_ * config().hidden_dim);
+      const float* stream = activations_.hidden.as<float>();
+      (*streams)[l].insert((*streams)[l].end(), stream,
+                           stream + activations_.n_tokens * config().hidden_dim);
     }
-    KVL_RETURN_IF_ERROR(RunLayer(l, steps, observer));
-    if (AllFailed()) return OkStatus();
+    KVL_RETURN_IF_ERROR(programs_[l].Run(&state));
+    if (sequences_.AllFailed()) return OkStatus();
   }
   if (n_logit_rows_ > 0) ComputeLogits(steps);
   return OkStatus();
@@ -108,56 +74,34 @@ Status Model::RunStep(std::span<const SequenceStep> steps, QkvObserver* observer
 Status Model::Forward(std::span<const SequenceStep> steps, QkvObserver* observer,
                       std::vector<std::vector<float>>* streams) {
   KVL_RETURN_IF_ERROR(RunStep(steps, observer, streams));
-  return FirstFailure();
+  return sequences_.FirstFailure();
 }
 
 Status Model::ForwardEach(std::span<const SequenceStep> steps, std::vector<Status>* failures) {
   KVL_RETURN_IF_ERROR(RunStep(steps, nullptr, nullptr));
-  *failures = failures_;
+  *failures = sequences_.failures();
   return OkStatus();
-}
-
-void Model::FailSequence(std::span<const SequenceStep> steps, const SequenceCache* cache,
-                         Status status) {
-  const auto step = std::ranges::find(steps, cache, &SequenceStep::cache);
-  KVL_CHECK(step != steps.end() && !status.ok());
-  failures_[step - steps.begin()].Update(status);  // the first error stays
-  std::erase(sealing_, cache);
-}
-
-bool Model::AllFailed() const {
-  return std::ranges::none_of(failures_, [](const Status& s) { return s.ok(); });
-}
-
-Status Model::FirstFailure() const {
-  const auto failed = std::ranges::find_if(failures_, [](const Status& s) { return !s.ok(); });
-  return failed == failures_.end() ? OkStatus() : *failed;
 }
 
 Status Model::ForwardFrom(int first_layer, std::span<const float> stream,
                           std::span<const SequenceStep> steps) {
-  KVL_RETURN_IF_ERROR(Begin(steps));
-  KVL_CHECK_EQ(std::ssize(stream), n_tokens_ * config().hidden_dim);
-  std::copy(stream.begin(), stream.end(), hidden_.as<float>());
-  for (int l = 0; l < first_layer; ++l) SkipLayer(l, steps);
+  KVL_ASSIGN_OR_RETURN(ForwardState state, Begin(steps, nullptr));
+  KVL_CHECK_EQ(std::ssize(stream), activations_.n_tokens * config().hidden_dim);
+  std::copy(stream.begin(), stream.end(), activations_.hidden.as<float>());
+  for (int l = 0; l < first_layer; ++l) KVL_RETURN_IF_ERROR(programs_[l].Skip(&state));
   for (int l = first_layer; l < layout_.n_layers; ++l) {
-    KVL_RETURN_IF_ERROR(RunLayer(l, steps, nullptr));
+    KVL_RETURN_IF_ERROR(programs_[l].Run(&state));
   }
   if (n_logit_rows_ > 0) ComputeLogits(steps);
-  return FirstFailure();
+  return sequences_.FirstFailure();
 }
 
-void Model::SkipLayer(int layer_idx, std::span<const SequenceStep> steps) {
-  for (const SequenceCache* cache : sealing_) {
-    for (int g = 0; g < layout_.n_kv_heads; ++g) {
-      const RunExtent run = cache->run_to_seal(layer_idx, g);
-      for (int64_t b = run.first_block; b < run.first_block + run.n_blocks; ++b) {
-        std::memset(cache->blocks(layer_idx, g)[b], 0,
-                    BlockBytes(cache->layout().shape(layer_idx, g)));
-      }
-    }
+Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
+  ForwardState state = {.backend = backend_.get(), .profile = &profile_};
+  for (const Status& status : programs_[layer_idx].SealEach(caches, &state)) {
+    KVL_RETURN_IF_ERROR(status);
   }
-  SealStep(layer_idx, steps);
+  return OkStatus();
 }
 
 std::span<const float> Model::logits(int64_t row) const {
@@ -168,12 +112,39 @@ std::span<const float> Model::logits(int64_t row) const {
 
 void Model::EmbedTokens() {
   const ScopedTimer timer(&profile_.other);
-  const int64_t hidden = config().hidden_dim;
-  ForRowShares(n_tokens_, [&](Range tokens) {
+  const int64_t hidden = config().hidden_dim, n_tokens = activations_.n_tokens;
+  const auto embed = [&](Range tokens) {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-      weights_->Embed(tokens_[t].token_id, tokens_[t].position, hidden_.as<float>() + t * hidden);
+      const TokenPlace& token = activations_.tokens[t];
+      weights_->Embed(token.token_id, token.position, activations_.hidden.as<float>() + t * hidden);
     }
-  });
+  };
+  if (n_tokens == 1) return embed({0, 1});
+  pool_->Run([&](int worker_id) { embed(ShareOf(n_tokens, 1, worker_id, pool_->n_workers())); });
+}
+
+void Model::ComputeLogits(std::span<const SequenceStep> steps) {
+  const int64_t hidden = config().hidden_dim;
+  // The wanted rows move to the front; the rest is done with.
+  float* rows = activations_.hidden.as<float>();
+  int64_t token_idx = 0, n_rows = 0;
+  for (const SequenceStep& step : steps) {
+    const int64_t n_wanted = step.n_logit_rows();
+    std::memmove(rows + n_rows * hidden, rows + (token_idx + step.n_new() - n_wanted) * hidden,
+                 n_wanted * hidden * sizeof(float));
+    token_idx += step.n_new();
+    n_rows += n_wanted;
+  }
+  {
+    const ScopedTimer timer(&profile_.other);
+    NormPlan norm = NormOf(config(), weights_->final_norm(), rows, n_rows, hidden);
+    norm.out_type = activations_.compute_type;
+    norm.out = activations_.normed.data();
+    backend_->Normalise({&norm, 1});
+  }
+  const ScopedTimer timer(&profile_.linear);
+  backend_->Project(
+      ProductOf(weights_->lm_head(), {}, n_rows, activations_.normed.data(), logits_.data()));
 }
 
 }  // namespace kvlathe

@@ -1,0 +1,68 @@
+// What computes: the verbs that the steps of a layer call, each with a plan of a whole batch. No
+// verb is called per row, and none of them knows of a model.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "attention/attention.h"
+#include "backend/plans.h"
+#include "base/cpu_features.h"
+#include "base/status.h"
+#include "base/threads.h"
+#include "kv/blocks/sequence_cache.h"
+#include "kv/retention/reopen.h"
+#include "kv/seal/svd_online.h"
+
+namespace kvlathe {
+
+// Verbs are called from one thread at a time and return when their results are there.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // Every row gets the bits that it has alone, whatever else is in a batch; slower.
+  virtual void set_deterministic(bool deterministic) = 0;
+
+  // y = x W^T + bias.
+  virtual void Project(const LinearParams& plan) = 0;
+  virtual void ProjectHeads(const HeadProductsPlan& plan) = 0;
+  // Plans of the same rows, each of its own columns.
+  virtual void Normalise(std::span<const NormPlan> plans) = 0;
+  virtual void Gate(const GatePlan& plan) = 0;
+  virtual void RotateAndMap(const RotatePlan& plan) = 0;
+
+  // is_finite[i] becomes 0 where rows of items[i] that are coded as they come hold NaN or infinity.
+  virtual void Append(const AppendPlan& plan, std::span<uint8_t> is_finite) = 0;
+  // Attention, and the votes of the rows that give them. Errors as Attention::Run.
+  virtual Status Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) = 0;
+  // Sums for a basis that is found in the sequence; n_dims a multiple of 16.
+  virtual void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) = 0;
+
+  virtual void MergeRows(const MergeRowsPlan& plan) = 0;
+  // As PruneLayer (kv/retention/prune.h).
+  virtual StatusOr<std::vector<int>> Prune(const CacheLayout& layout, int layer_idx,
+                                           std::span<const PackedHead> packed,
+                                           SequenceCache* cache) = 0;
+  virtual void CutKeys(std::span<const CutItem> items) = 0;
+
+  // Errors as Sealer::Run.
+  virtual Status Seal(const SealBatch& batch) = 0;
+  // Errors as SealByOnlineSvd.
+  virtual Status SealRotated(std::span<const OnlineSvdHead> heads) = 0;
+  // How far each sealed run lies from the plain rows that it was sealed from, the first n_rows of
+  // them.
+  struct ReencodedRun {
+    HeadEntries sealed;
+    std::span<std::byte* const> plain;
+    int n_rows = 0;
+  };
+  virtual void MeasureReencodings(std::span<const ReencodedRun> runs,
+                                  std::span<Reencoding> errors) = 0;
+};
+
+// On the processors of `pool`, which outlives it, with the kernels of `isa`.
+std::unique_ptr<Backend> MakeCpuBackend(ThreadPool* pool, Isa isa);
+
+}  // namespace kvlathe

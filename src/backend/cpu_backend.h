@@ -1,0 +1,91 @@
+// The backend of this machine's processors: host memory, a pool of workers, and the kernels of one
+// instruction set.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "kernels/cpu/elementwise/elementwise.h"
+#include "kernels/cpu/linear/linear.h"
+#include "kernels/cpu/seal/seal.h"
+
+namespace kvlathe {
+
+class CpuBackend : public Backend {
+ public:
+  CpuBackend(ThreadPool* pool, Isa isa);
+
+  void set_deterministic(bool deterministic) override;
+  void Project(const LinearParams& plan) override;
+  void ProjectHeads(const HeadProductsPlan& plan) override;
+  void Normalise(std::span<const NormPlan> plans) override;
+  void Gate(const GatePlan& plan) override;
+  void RotateAndMap(const RotatePlan& plan) override;
+  void Append(const AppendPlan& plan, std::span<uint8_t> is_finite) override;
+  Status Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) override;
+  void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) override;
+  void MergeRows(const MergeRowsPlan& plan) override;
+  StatusOr<std::vector<int>> Prune(const CacheLayout& layout, int layer_idx,
+                                   std::span<const PackedHead> packed,
+                                   SequenceCache* cache) override;
+  void CutKeys(std::span<const CutItem> items) override;
+  Status Seal(const SealBatch& batch) override;
+  Status SealRotated(std::span<const OnlineSvdHead> heads) override;
+  void MeasureReencodings(std::span<const ReencodedRun> runs,
+                          std::span<Reencoding> errors) override;
+
+ private:
+  // A sealer and what it was made for.
+  struct KnownSealer {
+    PackedFormat format;
+    DType row_type;
+    int power_loops;
+    std::unique_ptr<Sealer> sealer;
+  };
+
+  // Calls fn(Range) over shares of n_rows, on the calling thread alone when there is one row.
+  template <typename F>
+  void ForRowShares(int64_t n_rows, const F& fn) {
+    if (n_rows == 1) {
+      fn(Range{0, 1});
+      return;
+    }
+    pool_->Run([&](int worker_id) {
+      const Range rows = ShareOf(n_rows, 1, worker_id, pool_->n_workers());
+      if (rows.begin < rows.end) fn(rows);
+    });
+  }
+  // Calls fn(item, worker_id) for every item, on all workers.
+  template <typename F>
+  void ForItems(int64_t n_items, const F& fn) {
+    pool_->Run([&](int worker_id) {
+      const Range items = ShareOf(n_items, 1, worker_id, pool_->n_workers());
+      for (int64_t i = items.begin; i < items.end; ++i) fn(i, worker_id);
+    });
+  }
+  void NormaliseRows(const NormPlan& plan, Range rows) const;
+  void TurnRow(const RotatePlan& plan, const float* row, int position, DType out_type,
+               void* out) const;
+  void TurnKey(const RotatePlan& plan, const HeadTurn& head, int64_t token_idx, float* centred,
+               std::byte* out) const;
+  void TurnRows(const RotatePlan& plan, const HeadTurn& head, Range tokens) const;
+  void MapRows(const RotatePlan& plan, const HeadTurn& head, Range tokens, int worker_id);
+  // Of heads that share a map, tokens that do not meet whole keys.
+  void MapHeads(const RotatePlan& plan, std::span<const HeadTurn> heads, Range tokens,
+                int worker_id);
+  bool AppendItem(const AppendPlan& plan, const AppendPlan::Item& item) const;
+  void MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item) const;
+  void CutKeysOfHead(const CutItem& item, int worker_id);
+
+  ThreadPool* pool_;
+  Isa isa_;
+  Linear linear_;
+  Attention attention_;
+  const ElementwiseKernels* elementwise_;
+  std::optional<KnownSealer> sealer_;
+};
+
+}  // namespace kvlathe

@@ -1,0 +1,191 @@
+// What a layer of the forward asks of a backend, one batch at a time. Plans are plain data that
+// host code makes and tests; the backend only obeys. Rows are row-major, strides are in elements,
+// and every pointer is to memory that the backend computes in.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "format/packed_layout.h"
+#include "kernels/cpu/attend/attend.h"
+#include "kernels/cpu/linear/linear.h"
+#include "kernels/cpu/seal/seal.h"
+#include "kv/retention/plan.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+// Each of n_rows rows of n_groups * n_dims numbers, `stride` apart, is normalised in groups of
+// n_dims: x / sqrt(mean(x^2) + eps) * weight, or with a bias (x - mean(x)) / sqrt(variance(x) +
+// eps)
+// * weight + bias.
+struct NormPlan {
+  const float* x = nullptr;
+  int64_t n_rows = 0;
+  int64_t n_groups = 1;
+  int64_t n_dims = 0;
+  int64_t stride = 0;             // of x and of out
+  const float* weight = nullptr;  // [n_dims]
+  const float* bias = nullptr;    // [n_dims]; null: no mean is taken off
+  float eps = 0;
+  DType out_type = DType::kF32;
+  void* out = nullptr;        // x itself where out_type is kF32
+  float* added_to = nullptr;  // [n_rows, stride], gets the result added, which is kF32 then
+};
+
+// What stands between the two products of a feed-forward part.
+enum class GateKind { kSwiglu, kGegluTanh, kGelu, kGeluTanh };
+
+struct GatePlan {
+  GateKind kind = GateKind::kSwiglu;
+  const float* x = nullptr;  // [n_rows, ffn_dim], with a gate [n_rows, 2 ffn_dim], gates first
+  int64_t n_rows = 0;
+  int64_t ffn_dim = 0;
+  DType out_type = DType::kF32;
+  void* out = nullptr;  // [n_rows, ffn_dim]
+
+  int64_t n_in() const {
+    const bool has_gate = kind == GateKind::kSwiglu || kind == GateKind::kGegluTanh;
+    return has_gate ? 2 * ffn_dim : ffn_dim;
+  }
+};
+
+// A token of a step, one row of every activation.
+struct TokenPlace {
+  int32_t token_id;
+  int position;           // in its sequence, from 0
+  bool meets_whole_keys;  // its key is stored whole, and so are those that its queries see
+};
+
+// Rows of one KV head from the step's first token on.
+struct HeadRows {
+  std::byte* first = nullptr;
+  int64_t stride = 0;
+};
+
+// What becomes of the queries and the key of one KV head.
+struct HeadTurn {
+  const float* q = nullptr;  // gqa_group rows side by side, RotatePlan::stride from token to token
+  const float* k = nullptr;
+  std::byte* turned_q = nullptr;  // gqa_group rows a token, turned_q_stride from token to token
+  int64_t turned_q_stride = 0;
+  HeadRows turned_k;
+  const float* key_offset = nullptr;  // [head_dim], taken off before a key is rounded; null: none
+  // Products of turned rows with a basis, of tokens that do not meet whole keys; null: none.
+  const PackedMatrix* query_map = nullptr;  // [rank_k, head_dim]
+  std::byte* mapped_q = nullptr;            // [n_tokens * gqa_group, rank_k]
+  const PackedMatrix* key_map = nullptr;    // [rank_k, keys_per_map * head_dim]
+  HeadRows joined_k;                        // turned keys of all heads that the map joins
+  std::byte* mapped_k = nullptr;            // [n_tokens, rank_k]
+};
+
+// Queries and keys of a layer to their positions, and on to the basis of the cache.
+struct RotatePlan {
+  std::span<const TokenPlace> tokens;
+  std::span<const HeadTurn> heads;  // by KV head
+  int gqa_group = 1;
+  int head_dim = 0;
+  int64_t stride = 0;  // of a token's rows in HeadTurn::q and k
+  // Rotary position embedding of the first rope_dim channels (Su et al. 2021, the half layout):
+  // [n_positions, rope_dim / 2].
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  int rope_dim = 0;
+  // Keys of positions from here on stay as they are: the cache keeps them from before RoPE. Their
+  // offset is theirs alone; where all keys turn it is that of all of them.
+  int first_unturned = kAllTurn;
+  int zeroed_channel = -1;  // of turned rows; -1: none
+  int keys_per_map = 1;     // KV heads whose keys a map joins
+  DType out_type = DType::kF32;
+
+  static constexpr int kAllTurn = std::numeric_limits<int>::max();
+};
+
+// One product for each of n_heads query heads of every token: what attention puts out becomes rows
+// of y_width numbers.
+struct HeadProductsPlan {
+  int64_t n_tokens = 0;
+  struct Head {
+    const PackedMatrix* w = nullptr;
+    const std::byte* x = nullptr;  // of the first token
+    std::byte* y = nullptr;
+  };
+  std::span<const Head> heads;
+  int64_t x_stride = 0, y_stride = 0;
+  DType type = DType::kF32;  // of x and of y
+};
+
+struct CopyPlan {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  int64_t n_bytes = 0;
+};
+
+// New rows of (sequence, KV head) pairs. One worker takes a pair, in order: its blocks are its own.
+struct AppendPlan {
+  struct Item {
+    int first_copy = 0, n_copies = 0;  // of `copies`: rows that are kept as they are (sinks)
+    int first_rows = 0, n_rows = 0;    // of `rows`
+  };
+  std::vector<Item> items;
+  std::vector<CopyPlan> copies;
+  std::vector<AppendParams> rows;
+
+  void Clear() {
+    items.clear();
+    copies.clear();
+    rows.clear();
+  }
+};
+
+// gram += the sum of x x^T over rows of `type`, in their order; the upper triangle counts.
+struct GramPlan {
+  HeadRows rows;
+  int64_t n_rows = 0;
+  float* gram = nullptr;  // [n_dims, n_dims]
+};
+
+// A (sequence, KV head) pair whose positions become entries (kv/retention/merge.h): keys before
+// RoPE and values become the mean of their entry so far. `joins` and `weights` are of its tokens;
+// tokens that the sink keeps come first, n_sinks of them.
+struct MergeItem {
+  std::byte* open_entry = nullptr;
+  int rank_v = 0;
+  int64_t n_tokens = 0;
+  int64_t n_sinks = 0;
+  int n_entries = 0;  // before the step
+  const uint8_t* joins = nullptr;
+  const float* weights = nullptr;
+  float* k = nullptr;
+  std::byte* v = nullptr;
+  int* n_closed = nullptr;  // [n_tokens], to be written: MergedRows::n_closed
+};
+
+struct MergeRowsPlan {
+  std::span<const MergeItem> items;
+  MergePlan merge;
+  int head_dim = 0;
+  int64_t k_stride = 0, v_stride = 0;
+  DType row_type = DType::kF32;
+};
+
+// Blocks of whole keys of one head become blocks of fewer key columns, in place.
+struct CutItem {
+  BlockShape whole, cut;
+  std::span<std::byte* const> blocks;
+  int64_t n_entries = 0;
+  const PackedMatrix* map = nullptr;  // null: the first columns are those that stay
+};
+
+// Runs of one format that become packed blocks.
+struct SealBatch {
+  PackedFormat format;
+  DType row_type = DType::kF32;  // of plain rows
+  int power_loops = 1;           // of the low-rank solver
+  std::span<const SealJob> jobs;
+};
+
+}  // namespace kvlathe

@@ -1,0 +1,70 @@
+// What a step computes on its way through a layer. One set serves all layers; it is allocated once
+// and grows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "backend/plans.h"
+#include "base/status.h"
+#include "tensor/buffer.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+// Numbers per token of every buffer; 0 where a model has no use for it.
+struct ActivationWidths {
+  int64_t hidden = 0;
+  int64_t qk = 0;
+  int64_t v = 0;
+  int64_t q_full = 0, k_full = 0;
+  int64_t q_rows = 0, k_rows = 0;
+  int64_t attended = 0;
+  int64_t outputs = 0;
+  int64_t mlp_in = 0;
+  int64_t gated = 0;
+  int64_t added = 0;
+
+  // The most of both.
+  ActivationWidths Union(const ActivationWidths& other) const;
+};
+
+// `n_tokens` rows each. What products read is of compute_type, the type of packed weights; rows on
+// their way to the cache and to attention are of row_type.
+struct Activations {
+  DType compute_type = DType::kF32;
+  DType row_type = DType::kF32;
+
+  int64_t n_tokens = 0;
+  std::vector<TokenPlace> tokens;
+  std::vector<float> decisions;  // [n_tokens, n_heads + n_kv_heads] of a model with DMC
+  std::vector<int> n_closed;     // [n_kv_heads, n_tokens] MergedRows::n_closed of the layer
+
+  Buffer hidden;  // [n_tokens, hidden_dim] f32, the residual stream
+  Buffer normed;  // [n_tokens, hidden_dim] compute_type
+  // [n_tokens, (n_heads + n_kv_heads) * head_dim] f32, before RoPE; or, where rows need no turn,
+  // row_type and of the folded width.
+  Buffer qk;
+  Buffer v;       // [n_tokens, sum of rank_v]
+  Buffer q_full;  // per KV head [n_tokens * gqa_group, head_dim], after RoPE
+  // Per KV head [n_tokens, head_dim]; of the heads that share latents side by side.
+  Buffer k_full;
+  Buffer q_rows;    // per KV head [n_tokens * gqa_group, rank_k]; empty without a basis
+  Buffer k_rows;    // per KV head [n_tokens, rank_k]
+  Buffer attended;  // [n_tokens, sum over query heads of LayerRows::OutputWidth]
+  Buffer outputs;   // [n_tokens, n_heads * head_dim] where heads share latents
+  Buffer mlp_in;    // [n_tokens, mlp_rows()] f32
+  Buffer gated;     // [n_tokens, ffn_dim] compute_type
+  Buffer added;     // [n_tokens, hidden_dim] f32, with norms of what is added to the stream
+
+  // Makes room for n_tokens rows of every buffer. kResourceExhausted when the system has no memory.
+  Status Reserve(const ActivationWidths& widths);
+  // The rows of a head in a buffer whose heads lie one behind the other, rows_per_token rows of a
+  // token in each; the heads before it are width_before numbers wide.
+  std::byte* RowsBehind(Buffer* buffer, int64_t width_before, int rows_per_token) const {
+    return buffer->data() + n_tokens * rows_per_token * width_before * SizeOf(row_type);
+  }
+};
+
+}  // namespace kvlathe

@@ -1,0 +1,84 @@
+// One step of the batch at work: its sequences, and what the steps of every layer share.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/schedule.h"
+#include "backend/backend.h"
+#include "base/status.h"
+#include "kv/blocks/sequence_cache.h"
+#include "model/activations.h"
+#include "model/observer.h"
+
+namespace kvlathe {
+
+// The part of one sequence in a step: a prefill chunk or one decode token. The cache has been
+// extended by token_ids.size() positions, which this step fills.
+struct SequenceStep {
+  enum class Logits { kNone, kLast, kAll };
+  SequenceCache* cache = nullptr;
+  std::span<const int32_t> token_ids;
+  Logits logits = Logits::kLast;
+
+  int n_new() const { return static_cast<int>(token_ids.size()); }
+  int first_position() const { return cache->n_tokens() - n_new(); }
+  int64_t n_logit_rows() const {
+    return logits == Logits::kAll ? n_new() : logits == Logits::kLast ? 1 : 0;
+  }
+};
+
+// Where the time of a forward went, in seconds, summed over calls.
+struct ForwardProfile {
+  double linear = 0;     // all products with model weights
+  double rotate = 0;     // RoPE and the basis of q and k
+  double append = 0;     // writing rows into blocks
+  double attention = 0;  // plan, kernels, merge
+  double seal = 0;       // plain blocks to codes, scales and repairs
+  double prune = 0;      // choosing entries and closing their gaps
+  double other = 0;      // norms, gates, embedding
+};
+
+// The sequences of a step: which of them have failed, and which end a run that is to be sealed.
+class StepSequences {
+ public:
+  void Begin(std::span<const SequenceStep> steps);
+
+  std::span<const SequenceStep> steps() const { return steps_; }
+  // From here on nothing of the sequence is dropped, cut or sealed. Its first error stays.
+  void Fail(const SequenceCache* cache, const Status& status);
+  bool has_failed(size_t step_idx) const { return !failures_[step_idx].ok(); }
+  bool AllFailed() const;
+  Status FirstFailure() const;
+  const std::vector<Status>& failures() const { return failures_; }  // [n_steps]
+  // The caches whose step ended a run, but for failed ones.
+  const std::vector<SequenceCache*>& sealing() const { return sealing_; }
+
+ private:
+  std::span<const SequenceStep> steps_;
+  std::vector<Status> failures_;
+  std::vector<SequenceCache*> sealing_;
+};
+
+// A head whose sealed entries a prune opened, in the layer at work.
+struct OpenedHead {
+  SequenceCache* cache;
+  int kv_head_idx;
+  int n_rows;  // from the first, that were sealed
+};
+
+// What the steps of a layer work on.
+struct ForwardState {
+  StepSequences* sequences = nullptr;
+  Activations* activations = nullptr;
+  Backend* backend = nullptr;
+  ForwardProfile* profile = nullptr;
+  QkvObserver* observer = nullptr;  // null: nobody looks
+  Schedule schedule = Schedule::kBalanced;
+  std::vector<OpenedHead> opened;
+
+  std::span<const SequenceStep> steps() const { return sequences->steps(); }
+};
+
+}  // namespace kvlathe

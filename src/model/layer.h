@@ -1,0 +1,84 @@
+// One layer as its steps see it: shapes, weights, and where rows of its heads lie.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "analysis/bases/basis.h"
+#include "kv/cache_layout.h"
+#include "kv/quantizer/codebooks.h"
+#include "model/activations.h"
+#include "model/config.h"
+#include "model/layer_basis.h"
+#include "model/rotation_tables.h"
+#include "model/weights.h"
+
+namespace kvlathe {
+
+// Heads of a layer, their ranks, and where their rows lie among the activations of a step.
+struct LayerRows {
+  int n_heads = 0;
+  int n_kv_heads = 0;
+  int head_dim = 0;
+  int heads_per_latent = 1;
+  // Of the KV heads in buffers whose rows have ranks of their own: [n_kv_heads + 1] prefix sums.
+  std::vector<int64_t> k_offsets = {0}, v_offsets = {0};
+  // Rows change on their way from the product to attention and to the cache: they turn, are
+  // normalised or mapped. Else the product's rows are what attention and the cache take.
+  bool turn = true;
+  bool maps_keys = false;     // a basis maps keys that have turned, or before they do
+  bool maps_queries = false;  // and queries
+  bool is_cut = false;        // the product has rank_k columns a head, not head_dim
+
+  int gqa_group() const { return n_heads / n_kv_heads; }
+  // Numbers of a key row of the head as it is made; caches hold the first rank_k of them.
+  int64_t KeyWidth(int kv_head_idx) const {
+    return k_offsets[kv_head_idx + 1] - k_offsets[kv_head_idx];
+  }
+  int64_t ValueWidth(int kv_head_idx) const {
+    return v_offsets[kv_head_idx + 1] - v_offsets[kv_head_idx];
+  }
+  // Numbers of a row that attention puts out, where caches hold all that rows are made of.
+  int64_t OutputWidth(int kv_head_idx) const { return heads_per_latent * ValueWidth(kv_head_idx); }
+  // Between the outputs of two tokens, and before those of the KV head.
+  int64_t OutputStride() const { return v_offsets.back() * gqa_group() * heads_per_latent; }
+  int64_t OutputOffset(int kv_head_idx) const {
+    return v_offsets[kv_head_idx] * gqa_group() * heads_per_latent;
+  }
+  // Between the rows of two tokens in a product that is not cut.
+  int64_t QkStride() const { return int64_t{n_heads + n_kv_heads} * head_dim; }
+
+  // gqa_group rows a token: in the basis of keys, and as sinks meet them.
+  HeadRows Queries(Activations* a, int kv_head_idx) const;
+  HeadRows WholeQueries(Activations* a, int kv_head_idx) const;
+  // One row a token.
+  HeadRows Keys(Activations* a, int kv_head_idx) const;
+  HeadRows WholeKeys(Activations* a, int kv_head_idx) const;
+  HeadRows Values(Activations* a, int kv_head_idx) const;
+
+ private:
+  // Of one query head or, counted behind them, one KV head in the product of W_Q and W_K.
+  HeadRows ProductRows(Activations* a, int head_idx) const;
+};
+
+// Lives as long as its program; the steps of the layer read it.
+struct Layer {
+  int idx = 0;
+  const ModelConfig* config = nullptr;
+  const LayerWeights* weights = nullptr;
+  const CacheLayout* layout = nullptr;  // of caches, but for those of other rates
+  LayerRows rows;
+  int window = 0;  // newest positions that a token sees; 0: all
+  DType row_type = DType::kF32;
+  std::shared_ptr<const ValueProjection> values;
+  std::optional<QkProjection> folded_qk;  // where the basis of keys is folded
+  LayerBasis basis;
+  const LayerCodebooks* codebooks = nullptr;  // where the format has them
+  RotationTables* rotations = nullptr;
+  const OnlineInputs* online = nullptr;  // where sequences find their bases by them
+};
+
+}  // namespace kvlathe

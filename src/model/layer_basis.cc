@@ -1,0 +1,66 @@
+#include "model/layer_basis.h"
+
+#include <utility>
+
+namespace kvlathe {
+namespace {
+
+// Rows of one matrix transposed: [n_rows, n_columns] -> [n_columns, n_rows].
+std::vector<float> Transposed(const std::vector<float>& m, int n_rows, int n_columns) {
+  std::vector<float> t(m.size());
+  for (int i = 0; i < n_rows; ++i) {
+    for (int j = 0; j < n_columns; ++j) t[j * n_rows + i] = m[i * n_columns + j];
+  }
+  return t;
+}
+
+StatusOr<PackedMatrix> PackTransposed(const std::vector<float>& m, int n_rows, int n_columns,
+                                      DType compute_type) {
+  KVL_ASSIGN_OR_RETURN(PackedMatrix packed, PackedMatrix::Create(n_columns, n_rows, compute_type));
+  const std::vector<float> t = Transposed(m, n_rows, n_columns);
+  packed.PackRows(0, n_columns, DType::kF32, t.data(), n_rows);
+  return packed;
+}
+
+}  // namespace
+
+StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DType compute_type) {
+  LayerBasis layer;
+  const int d = basis.head_dim, n_joined = basis.heads_per_latent;
+  for (int g = 0; g < basis.n_kv_heads; ++g) {
+    const HeadBasis& head = basis.head(layer_idx, g);
+    if (basis.has_latent_keys()) {
+      layer.latents.emplace_back(head.key_way_back, head.key_offset, d, compute_type);
+    } else {
+      KVL_ASSIGN_OR_RETURN(PackedMatrix query,
+                           PackTransposed(head.query_basis, d, head.rank_k, compute_type));
+      layer.query.push_back(std::move(query));
+    }
+    if (n_joined > 1) {
+      KVL_ASSIGN_OR_RETURN(
+          PackedMatrix output,
+          PackTransposed(head.output_basis, n_joined * head.rank_v, d, compute_type));
+      layer.output.push_back(std::move(output));
+    }
+    PackedMatrix key;  // one copy serves both where the method uses one rotation
+    if (head.key_basis != head.query_basis) {
+      KVL_ASSIGN_OR_RETURN(key,
+                           PackTransposed(head.key_basis, n_joined * d, head.rank_k, compute_type));
+    }
+    layer.key.push_back(std::move(key));
+    layer.key_offset.push_back(head.key_offset);
+  }
+  return layer;
+}
+
+int64_t LayerBasis::n_bytes() const {
+  int64_t n_bytes = 0;
+  for (const PackedMatrix& m : query) n_bytes += m.n_bytes();
+  for (const PackedMatrix& m : key) n_bytes += m.n_bytes();
+  for (const std::vector<float>& o : key_offset) n_bytes += std::ssize(o) * sizeof(float);
+  for (const LatentMap& map : latents) n_bytes += map.n_bytes();
+  for (const PackedMatrix& m : output) n_bytes += m.n_bytes();
+  return n_bytes;
+}
+
+}  // namespace kvlathe

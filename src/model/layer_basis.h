@@ -1,0 +1,35 @@
+// What a basis adds to a layer where it is not folded into weights.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "analysis/bases/basis.h"
+#include "base/status.h"
+#include "kernels/cpu/latent/latent_keys.h"
+#include "kernels/cpu/linear/linear.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+// Empty where the basis is folded, and without one.
+struct LayerBasis {
+  std::vector<PackedMatrix> query;  // D^T [rank_k, head_dim] per KV head; none with latents
+  std::vector<PackedMatrix> key;    // E^T [rank_k, head_dim] per KV head; empty: same as query
+  std::vector<std::vector<float>> key_offset;  // [head_dim] per KV head, or empty
+  std::vector<LatentMap> latents;              // per KV head, where keys are stored before RoPE
+  // B^T [head_dim, heads_per_latent * rank_v] per KV head, where heads share latents.
+  std::vector<PackedMatrix> output;
+
+  bool empty() const { return key.empty(); }
+  // What maps keys; of the heads that share latents, side by side.
+  const PackedMatrix& KeyMap(int kv_head_idx) const {
+    return key[kv_head_idx].n_out() > 0 ? key[kv_head_idx] : query[kv_head_idx];
+  }
+  int64_t n_bytes() const;
+};
+
+// kResourceExhausted when the system has no memory.
+StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DType compute_type);
+
+}  // namespace kvlathe

@@ -1,0 +1,105 @@
+#include "model/layer_program.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "model/steps/append.h"
+#include "model/steps/attend.h"
+#include "model/steps/merge.h"
+#include "model/steps/normalise.h"
+#include "model/steps/observe.h"
+#include "model/steps/project.h"
+#include "model/steps/prune.h"
+#include "model/steps/rotate.h"
+
+namespace kvlathe {
+
+LayerProgram::LayerProgram(std::unique_ptr<Layer> layer) : layer_(std::move(layer)) {
+  AddProjections();
+  AddAttention();
+  AddOutputs();
+}
+
+void LayerProgram::AddProjections() {
+  const ModelConfig& c = *layer_->config;
+  Add<NormaliseStep>(&layer_->weights->attn_norm);
+  Add<ProjectStep>();
+  if (c.qk_norm) Add<NormaliseHeadsStep>();
+  if (c.dmc.has_value()) Add<TakeDecisionsStep>();
+  Add<ObserveStep>();
+}
+
+void LayerProgram::AddAttention() {
+  const CacheLayout& layout = *layer_->layout;
+  if (layout.MergesEntries()) Add<MergeStep>();
+  if (layer_->rows.turn) Add<RotateStep>();
+  if (layout.GathersQueries()) Add<GatherQueriesStep>();
+  Add<AppendStep>();
+  Add<AttendStep>();
+  if (layer_->rows.heads_per_latent > 1) Add<ReadOutputsStep>();
+  if (layout.DropsEntries()) Add<PruneStep>();
+  if (layout.ReadsWholeKeys()) Add<CutKeysStep>();
+  if (layout.seal.has_value()) {
+    auto seal = std::make_unique<SealStep>(layer_.get());
+    seal_ = seal.get();
+    steps_.push_back(std::move(seal));
+  }
+}
+
+void LayerProgram::AddOutputs() {
+  const ModelConfig& c = *layer_->config;
+  const NormWeights* const ffn_norm = &layer_->weights->ffn_norm;
+  // A parallel MLP reads the stream as it was before attention added to it.
+  if (c.parallel_block && !c.shared_norm) Add<NormaliseStep>(ffn_norm);
+  Add<OutputStep>();
+  if (!c.parallel_block) Add<NormaliseStep>(ffn_norm);
+  Add<FeedForwardStep>();
+}
+
+Status LayerProgram::Run(ForwardState* state) {
+  for (const auto& step : steps_) KVL_RETURN_IF_ERROR(step->Run(state));
+  return OkStatus();
+}
+
+std::vector<Status> LayerProgram::SealEach(std::span<SequenceCache* const> caches,
+                                           ForwardState* state) const {
+  KVL_CHECK(seal_ != nullptr);
+  return seal_->SealEach(caches, state);
+}
+
+Status LayerProgram::Skip(ForwardState* state) {
+  const int l = layer_->idx;
+  for (const SequenceCache* cache : state->sequences->sealing()) {
+    for (int g = 0; g < layer_->rows.n_kv_heads; ++g) {
+      const RunExtent run = cache->run_to_seal(l, g);
+      for (int64_t b = run.first_block; b < run.first_block + run.n_blocks; ++b) {
+        std::memset(cache->blocks(l, g)[b], 0, BlockBytes(cache->layout().shape(l, g)));
+      }
+    }
+  }
+  return seal_ == nullptr ? OkStatus() : seal_->Run(state);
+}
+
+ActivationWidths WidthsOf(const Layer& layer) {
+  const ModelConfig& c = *layer.config;
+  const LayerRows& rows = layer.rows;
+  const int64_t d = rows.head_dim, group = rows.gqa_group();
+  ActivationWidths widths = {.hidden = c.hidden_dim,
+                             .qk = rows.QkStride(),
+                             .v = rows.v_offsets.back(),
+                             .attended = rows.OutputStride(),
+                             .mlp_in = c.mlp_rows(),
+                             .gated = c.ffn_dim,
+                             .added = c.output_norms ? c.hidden_dim : 0};
+  if (rows.turn) {
+    widths.q_full = rows.n_heads * d;
+    widths.k_full = rows.n_kv_heads * d;
+  }
+  if (rows.maps_queries) widths.q_rows = group * rows.k_offsets.back();
+  if (rows.maps_keys) widths.k_rows = rows.k_offsets.back();
+  if (rows.heads_per_latent > 1) widths.outputs = rows.n_heads * d;
+  return widths;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,177 @@
+#include "model/steps/attend.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "model/steps/packed_head.h"
+
+namespace kvlathe {
+
+Status AttendStep::Run(ForwardState* state) {
+  const ScopedTimer timer(&state->profile->attention);
+  Activations& a = *state->activations;
+  const CacheLayout& layout = *layer_.layout;
+  const int n_kv_heads = layer_.rows.n_kv_heads;
+  int64_t n_blocks = 0;
+  for (const SequenceStep& step : state->steps()) {
+    n_blocks = std::max(n_blocks, BlocksFor(layout, step.cache->n_tokens()));
+  }
+  const KeyRotation rotation = layer_.rotations->BlocksOf(layer_.idx, n_blocks);
+  jobs_.clear();
+  noises_.clear();
+  noises_.reserve(state->steps().size() * n_kv_heads);  // jobs point to them
+  slices_.clear();
+  slices_.reserve(state->steps().size() * n_kv_heads);  // and to these
+  int64_t token_idx = 0;
+  for (const SequenceStep& step : state->steps()) {
+    // Runs of packed blocks are numbered from the first of all.
+    const int64_t first_block =
+        layout.seal.has_value() ? 0 : BlocksOutOfWindow(layout, layer_.idx, step.first_position());
+    const Place place = {step, token_idx, static_cast<int>(first_block), rotation};
+    for (int g = 0; g < n_kv_heads; ++g) {
+      jobs_.push_back(JobOf(place, g, &a));
+      if (layer_.rows.heads_per_latent > 1) ShareLatents(g);
+    }
+    token_idx += step.n_new();
+  }
+  const float sm_scale = 1.0f / std::sqrt(static_cast<float>(layer_.rows.head_dim));
+  return state->backend->Attend(jobs_, sm_scale, state->schedule);
+}
+
+HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
+  const CacheLayout& layout = *layer_.layout;
+  const LayerRows& rows = layer_.rows;
+  const SequenceCache& cache = *place.step.cache;
+  const int g = kv_head_idx, n_new = place.step.n_new();
+  const int n_entries = cache.n_entries(layer_.idx, g) - place.first_block * kBlockSize;
+  HeadJob job;
+  job.shape = cache.shape(layer_.idx, g);
+  job.head_dim = rows.head_dim;
+  job.gqa_group = rows.gqa_group();
+  job.n_tokens = n_new;
+  AddQueries(place, g, a, &job);
+  if (layout.has_latent_keys) job.latents = LatentsOf(place, g);
+  job.blocks = cache.blocks(layer_.idx, g).data() + place.first_block;
+  if (layout.seal.has_value()) AddPacked(place, g, &job);
+  job.n_entries = std::max(0, n_entries);
+  job.first_visible = n_entries - n_new + 1;
+  if (layout.DropsEntries()) AddScores(place.step, g, &job);
+  if (layout.MergesEntries()) AddMergedRows(place, g, a, &job);
+  if (layer_.window > 0) job.window = layer_.window;
+  AddSinks(place, g, &job);
+  job.out_stride = rows.OutputStride();
+  job.out_head_stride = rows.OutputWidth(g);
+  job.out = a->attended.data() +
+            (place.token_idx * job.out_stride + rows.OutputOffset(g)) * SizeOf(a->row_type);
+  return job;
+}
+
+void AttendStep::AddQueries(const Place& place, int kv_head_idx, Activations* a,
+                            HeadJob* job) const {
+  const LayerRows& rows = layer_.rows;
+  const int64_t element = SizeOf(a->row_type), first_row = place.token_idx * rows.gqa_group();
+  const HeadRows whole = rows.WholeQueries(a, kv_head_idx);
+  const HeadRows q =
+      place.step.cache->has_whole_keys(layer_.idx) ? whole : rows.Queries(a, kv_head_idx);
+  job->q = q.first + first_row * q.stride * element;
+  job->q_stride = q.stride;
+  job->q_full = whole.first + first_row * whole.stride * element;
+  job->q_full_stride = whole.stride;
+}
+
+void AttendStep::AddPacked(const Place& place, int kv_head_idx, HeadJob* job) const {
+  const SequenceCache& cache = *place.step.cache;
+  const std::span<const PackedRun> runs = cache.runs(layer_.idx, kv_head_idx);
+  job->packed = PackedHeadOf(layer_, cache.layout(), kv_head_idx, runs, place.rotation);
+  if (!job->shape.has_coded_rows) return;
+  const int n_sealed = runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
+  const auto n_blocks = static_cast<int>(cache.blocks(layer_.idx, kv_head_idx).size());
+  job->packed.open = {.first_block = n_sealed, .n_blocks = n_blocks - n_sealed, .is_open = true};
+}
+
+void AttendStep::AddSinks(const Place& place, int kv_head_idx, HeadJob* job) const {
+  const CacheLayout& layout = *layer_.layout;
+  const SequenceCache& cache = *place.step.cache;
+  job->n_sink = std::min(layout.n_sink, cache.n_tokens());
+  if (layout.n_sink > 0) {
+    job->sink_k = cache.sink_k(layer_.idx, kv_head_idx);
+    job->sink_v = cache.sink_v(layer_.idx, kv_head_idx);
+  }
+  job->sink_first_visible = place.step.first_position() + 1;
+  if (!layout.SparesSinks()) job->sink_window = job->window;
+}
+
+LatentHead AttendStep::LatentsOf(const Place& place, int kv_head_idx) const {
+  const KeyRotation rotation = place.rotation.From(place.first_block);
+  LatentHead head = {.map = layer_.basis.latents[kv_head_idx].view(), .rotation = rotation};
+  if (layer_.layout->DropsEntries() && rotation.half > 0) {
+    const RopeTable& rope = layer_.rotations->of(layer_.idx);
+    head.positions = place.step.cache->entries(layer_.idx, kv_head_idx);
+    head.cos = rope.cos(0);
+    head.sin = rope.sin(0);
+  }
+  return head;
+}
+
+void AttendStep::AddScores(const SequenceStep& step, int kv_head_idx, HeadJob* job) {
+  const RetentionPlan& plan = *layer_.layout->retention;
+  const SequenceCache& cache = *step.cache;
+  const int n_new = step.n_new(), first = step.first_position();
+  switch (plan.votes) {
+    case RetentionPlan::Votes::kNone:
+      return;
+    case RetentionPlan::Votes::kAll:
+      job->first_scored = 0;
+      break;
+    case RetentionPlan::Votes::kLast:
+      job->first_scored = cache.must_prune() ? n_new - 1 : n_new;
+      break;
+    case RetentionPlan::Votes::kPromptTail:
+      job->first_scored = static_cast<int>(
+          first >= cache.n_prompt()
+              ? n_new
+              : std::clamp<int64_t>(cache.n_prompt() - plan.n_recent - first, 0, n_new));
+      break;
+  }
+  job->scored = cache.entries(layer_.idx, kv_head_idx);
+  if (!plan.is_noisy) return;
+  const PromptPlace place = {layer_.layout->n_sink, cache.n_prompt()};
+  const auto temperature = [&](int position) {
+    return static_cast<float>(TemperatureAt(plan, place, position, cache.n_generated()));
+  };
+  noises_.push_back({.key = MixBits(static_cast<uint64_t>(layer_.idx)),
+                     .first_head = kv_head_idx * job->gqa_group,
+                     .first_position = first,
+                     .temperature = temperature(first),
+                     .temperature_step = temperature(first + 1) - temperature(first),
+                     .max_temperature = static_cast<float>(std::max(plan.tau_init, plan.tau_end))});
+  job->noise = &noises_.back();
+}
+
+void AttendStep::AddMergedRows(const Place& place, int kv_head_idx, Activations* a,
+                               HeadJob* job) const {
+  const int64_t element = SizeOf(a->row_type), token_idx = place.token_idx;
+  const HeadRows k = layer_.rows.Keys(a, kv_head_idx), v = layer_.rows.Values(a, kv_head_idx);
+  const int* const n_closed = &a->n_closed[kv_head_idx * a->n_tokens + token_idx];
+  job->merged = {.n_closed = n_closed,
+                 .k = k.first + token_idx * k.stride * element,
+                 .k_stride = k.stride,
+                 .v = v.first + token_idx * v.stride * element,
+                 .v_stride = v.stride};
+  job->n_entries = std::max(0, n_closed[job->n_tokens - 1]);
+  job->first_visible = std::max(0, n_closed[0]);
+}
+
+void AttendStep::ShareLatents(int kv_head_idx) {
+  const HeadJob& newest = jobs_.back();
+  slices_.push_back({newest.blocks, newest.packed, newest.sink_v});
+  const int n = layer_.rows.heads_per_latent;
+  if ((kv_head_idx + 1) % n != 0) return;
+  for (auto job = jobs_.end() - n; job != jobs_.end(); ++job) {
+    job->latents.slices = std::span(slices_).last(n);
+  }
+}
+
+}  // namespace kvlathe

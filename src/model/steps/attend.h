@@ -1,0 +1,44 @@
+// Attention of a layer, and the votes that retention counts.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model/steps/step.h"
+
+namespace kvlathe {
+
+// From queries and the cache, which holds the rows of this step, to Activations::attended.
+class AttendStep : public LayerStep {
+ public:
+  using LayerStep::LayerStep;
+  std::string_view name() const override { return "attend"; }
+  Status Run(ForwardState* state) override;
+
+ private:
+  // What the jobs of a sequence have in common.
+  struct Place {
+    const SequenceStep& step;
+    int64_t token_idx;     // of its first token in the batch
+    int first_block;       // that its first token sees; entries of jobs are counted from there
+    KeyRotation rotation;  // of the layer's blocks, from the first of all
+  };
+
+  HeadJob JobOf(const Place& place, int kv_head_idx, Activations* a);
+  void AddQueries(const Place& place, int kv_head_idx, Activations* a, HeadJob* job) const;
+  void AddPacked(const Place& place, int kv_head_idx, HeadJob* job) const;
+  void AddSinks(const Place& place, int kv_head_idx, HeadJob* job) const;
+  LatentHead LatentsOf(const Place& place, int kv_head_idx) const;
+  // Says which rows of the job vote for entries, and how.
+  void AddScores(const SequenceStep& step, int kv_head_idx, HeadJob* job);
+  // Rows of the job see the entries closed before them and their own rows.
+  void AddMergedRows(const Place& place, int kv_head_idx, Activations* a, HeadJob* job) const;
+  // Joins the latents of the newest job to those of the heads that share them.
+  void ShareLatents(int kv_head_idx);
+
+  std::vector<HeadJob> jobs_;
+  std::vector<LatentSlice> slices_;  // of the jobs, where heads share latents
+  std::vector<ScoreNoise> noises_;   // of the jobs, where votes are noisy
+};
+
+}  // namespace kvlathe

@@ -1,0 +1,33 @@
+// Norms of the residual stream, and of queries and keys.
+#pragma once
+
+#include "model/steps/step.h"
+
+namespace kvlathe {
+
+// A norm of dense rows of n_dims numbers, of the kind that the model has. Where the results go is
+// left to the caller.
+NormPlan NormOf(const ModelConfig& config, const NormWeights& norm, const float* x, int64_t n_rows,
+                int64_t n_dims);
+
+// The residual stream to Activations::normed.
+class NormaliseStep : public LayerStep {
+ public:
+  // `norm` outlives the step.
+  NormaliseStep(const Layer* layer, const NormWeights* norm) : LayerStep(layer), norm_(*norm) {}
+  std::string_view name() const override { return "normalise"; }
+  Status Run(ForwardState* state) override;
+
+ private:
+  const NormWeights& norm_;
+};
+
+// Every head's row of queries and keys, in place, before anything else sees it (Qwen3, Gemma 3).
+class NormaliseHeadsStep : public LayerStep {
+ public:
+  using LayerStep::LayerStep;
+  std::string_view name() const override { return "normalise heads"; }
+  Status Run(ForwardState* state) override;
+};
+
+}  // namespace kvlathe

@@ -1,0 +1,125 @@
+#include "model/steps/project.h"
+
+#include "base/clock.h"
+#include "model/steps/normalise.h"
+
+namespace kvlathe {
+namespace {
+
+GateKind GateOf(MlpKind mlp) {
+  switch (mlp) {
+    case MlpKind::kSwiglu:
+      return GateKind::kSwiglu;
+    case MlpKind::kGeglu:
+      return GateKind::kGegluTanh;
+    case MlpKind::kGelu:
+      return GateKind::kGelu;
+    case MlpKind::kGeluTanh:
+      break;
+  }
+  return GateKind::kGeluTanh;
+}
+
+}  // namespace
+
+LinearParams ProductOf(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows,
+                       const void* x, void* y) {
+  LinearParams params;
+  params.w = &w;
+  params.n_rows = n_rows;
+  params.x = x;
+  params.x_stride = w.n_in();
+  params.bias = bias.empty() ? nullptr : bias.data();
+  params.y = y;
+  params.y_stride = w.n_out();
+  return params;
+}
+
+Status ProjectStep::Run(ForwardState* state) {
+  const ScopedTimer timer(&state->profile->linear);
+  Activations& a = *state->activations;
+  const bool is_folded = layer_.folded_qk.has_value();
+  LinearParams qk = ProductOf(is_folded ? layer_.folded_qk->qk : layer_.weights->qk,
+                              is_folded ? layer_.folded_qk->bias : layer_.weights->qk_bias,
+                              a.n_tokens, a.normed.data(), a.qk.data());
+  qk.y_type = layer_.rows.turn ? DType::kF32 : a.row_type;
+  state->backend->Project(qk);
+  LinearParams v =
+      ProductOf(layer_.values->v, layer_.values->v_bias, a.n_tokens, a.normed.data(), a.v.data());
+  v.y_type = a.row_type;
+  state->backend->Project(v);
+  return OkStatus();
+}
+
+Status ReadOutputsStep::Run(ForwardState* state) {
+  const ScopedTimer timer(&state->profile->rotate);
+  Activations& a = *state->activations;
+  const LayerRows& rows = layer_.rows;
+  const int group = rows.gqa_group();
+  const int64_t element = SizeOf(a.row_type);
+  heads_.clear();
+  for (int h = 0; h < rows.n_heads; ++h) {
+    const int g = h / group;
+    const int64_t column = rows.OutputOffset(g) + h % group * rows.OutputWidth(g);
+    heads_.push_back({.w = &layer_.basis.output[g],
+                      .x = a.attended.data() + column * element,
+                      .y = a.outputs.data() + int64_t{h} * rows.head_dim * element});
+  }
+  state->backend->ProjectHeads({.n_tokens = a.n_tokens,
+                                .heads = heads_,
+                                .x_stride = rows.OutputStride(),
+                                .y_stride = int64_t{rows.n_heads} * rows.head_dim,
+                                .type = a.row_type});
+  return OkStatus();
+}
+
+void AddToStream(const Layer& layer, const PackedMatrix& w, const std::vector<float>& bias,
+                 const void* x, const NormWeights& norm, ForwardState* state) {
+  Activations& a = *state->activations;
+  const bool is_normalised = layer.config->output_norms;
+  Buffer& to = is_normalised ? a.added : a.hidden;
+  LinearParams product = ProductOf(w, bias, a.n_tokens, x, to.data());
+  product.accumulate = !is_normalised;
+  {
+    const ScopedTimer timer(&state->profile->linear);
+    state->backend->Project(product);
+  }
+  if (!is_normalised) return;
+  const ScopedTimer timer(&state->profile->other);
+  NormPlan plan = NormOf(*layer.config, norm, to.as<float>(), a.n_tokens, layer.config->hidden_dim);
+  plan.bias = nullptr;  // these norms take no mean off, whatever the others do
+  plan.out = to.data();
+  plan.added_to = a.hidden.as<float>();
+  state->backend->Normalise({&plan, 1});
+}
+
+Status OutputStep::Run(ForwardState* state) {
+  Activations& a = *state->activations;
+  const Buffer& outputs = layer_.rows.heads_per_latent > 1 ? a.outputs : a.attended;
+  AddToStream(layer_, layer_.values->o, layer_.values->o_bias, outputs.data(),
+              layer_.weights->attn_out_norm, state);
+  return OkStatus();
+}
+
+Status FeedForwardStep::Run(ForwardState* state) {
+  Activations& a = *state->activations;
+  const LayerWeights& w = *layer_.weights;
+  {
+    const ScopedTimer timer(&state->profile->linear);
+    state->backend->Project(
+        ProductOf(w.mlp_in, w.mlp_in_bias, a.n_tokens, a.normed.data(), a.mlp_in.data()));
+  }
+  {
+    const ScopedTimer timer(&state->profile->other);
+    state->backend->Gate({.kind = GateOf(layer_.config->mlp),
+                          .x = a.mlp_in.as<float>(),
+                          .n_rows = a.n_tokens,
+                          .ffn_dim = layer_.config->ffn_dim,
+                          .out_type = a.compute_type,
+                          .out = a.gated.data()});
+  }
+  AddToStream(layer_, w.down, w.down_bias, a.gated.data(), w.ffn_out_norm, state);
+  return OkStatus();
+}
+
+}  // namespace kvlathe

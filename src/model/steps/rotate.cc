@@ -1,0 +1,84 @@
+#include "model/steps/rotate.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace kvlathe {
+
+RotatePlan TurnsOf(const Layer& layer, std::span<const TokenPlace> tokens) {
+  const ModelConfig& c = *layer.config;
+  const LayerRows& rows = layer.rows;
+  const RopeTable& rope = layer.rotations->of(layer.idx);
+  RotatePlan plan = {.tokens = tokens,
+                     .gqa_group = rows.gqa_group(),
+                     .head_dim = rows.head_dim,
+                     .stride = rows.QkStride(),
+                     .cos = rope.cos(0),
+                     .sin = rope.sin(0),
+                     .rope_dim = rope.rope_dim()};
+  if (c.dmc.has_value() && c.dmc->zeroes_after_rope) {
+    plan.zeroed_channel = c.dmc->is_last ? rows.head_dim - 1 : 0;
+  }
+  return plan;
+}
+
+HeadTurn RotateStep::TurnOf(int kv_head_idx, Activations* a) const {
+  const LayerRows& rows = layer_.rows;
+  const int g = kv_head_idx, d = rows.head_dim, group = rows.gqa_group();
+  const float* const qk = a->qk.as<float>();
+  HeadTurn head = {.q = qk + int64_t{g} * group * d,
+                   .k = qk + int64_t{rows.n_heads + g} * d,
+                   .turned_q = rows.WholeQueries(a, g).first,
+                   .turned_q_stride = int64_t{group} * d,
+                   .turned_k = rows.WholeKeys(a, g)};
+  if (!rows.maps_keys) return head;
+  const LayerBasis& basis = layer_.basis;
+  if (!basis.key_offset[g].empty()) head.key_offset = basis.key_offset[g].data();
+  if (rows.maps_queries) {
+    head.query_map = &basis.query[g];
+    head.mapped_q = rows.Queries(a, g).first;
+  }
+  head.key_map = &basis.KeyMap(g);
+  head.joined_k = rows.WholeKeys(a, g / rows.heads_per_latent * rows.heads_per_latent);
+  head.mapped_k = rows.Keys(a, g).first;
+  return head;
+}
+
+Status RotateStep::Run(ForwardState* state) {
+  const ScopedTimer timer(&state->profile->rotate);
+  Activations& a = *state->activations;
+  heads_.clear();
+  for (int g = 0; g < layer_.rows.n_kv_heads; ++g) heads_.push_back(TurnOf(g, &a));
+  RotatePlan plan = TurnsOf(layer_, a.tokens);
+  plan.heads = heads_;
+  if (layer_.layout->has_latent_keys) plan.first_unturned = layer_.layout->n_sink;
+  plan.keys_per_map = layer_.rows.heads_per_latent;
+  plan.out_type = a.row_type;
+  state->backend->RotateAndMap(plan);
+  return OkStatus();
+}
+
+Status GatherQueriesStep::Run(ForwardState* state) {
+  const ScopedTimer timer(&state->profile->rotate);
+  Activations& a = *state->activations;
+  const LayerRows& rows = layer_.rows;
+  const int group = rows.gqa_group();
+  grams_.clear();
+  int64_t token_idx = 0;  // of the sequence's first token in the batch
+  for (const SequenceStep& step : state->steps()) {
+    const int n_sinks = std::clamp(layer_.layout->n_sink - step.first_position(), 0, step.n_new());
+    for (int g = 0; g < rows.n_kv_heads; ++g) {
+      float* const gram = step.cache->query_gram(layer_.idx, g);
+      if (gram == nullptr) continue;
+      HeadRows q = rows.WholeQueries(&a, g);
+      q.first += (token_idx + n_sinks) * group * q.stride * SizeOf(a.row_type);
+      grams_.push_back({q, int64_t{step.n_new() - n_sinks} * group, gram});
+    }
+    token_idx += step.n_new();
+  }
+  state->backend->GatherGrams(grams_, rows.head_dim, a.row_type);
+  return OkStatus();
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,39 @@
+// Queries and keys to their positions, and on to the basis of the cache.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "model/steps/step.h"
+
+namespace kvlathe {
+
+// The angles of a layer at these tokens, where every key turns; no heads yet.
+RotatePlan TurnsOf(const Layer& layer, std::span<const TokenPlace> tokens);
+
+// From the product of W_Q and W_K to the rows of LayerRows::Queries, WholeQueries, Keys and
+// WholeKeys.
+class RotateStep : public LayerStep {
+ public:
+  using LayerStep::LayerStep;
+  std::string_view name() const override { return "rotate and map"; }
+  Status Run(ForwardState* state) override;
+
+ private:
+  HeadTurn TurnOf(int kv_head_idx, Activations* a) const;
+
+  std::vector<HeadTurn> heads_;
+};
+
+// Adds the queries behind the sinks to the sums of caches that are to find a basis by them.
+class GatherQueriesStep : public LayerStep {
+ public:
+  using LayerStep::LayerStep;
+  std::string_view name() const override { return "gather queries"; }
+  Status Run(ForwardState* state) override;
+
+ private:
+  std::vector<GramPlan> grams_;
+};
+
+}  // namespace kvlathe
