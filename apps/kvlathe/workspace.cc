@@ -14,7 +14,7 @@
 #include "kv/capacity.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
-#include "model/gguf_config.h"
+#include "model/families/gguf_config.h"
 #include "model/plan_checks.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
 

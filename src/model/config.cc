@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "io/files.h"
-#include "model/config_families.h"
-#include "model/gguf_config.h"
+#include "model/families/config_families.h"
+#include "model/families/gguf_config.h"
 
 namespace kvlathe {
 namespace {

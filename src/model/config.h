@@ -143,7 +143,7 @@ struct ModelConfig {
   void ChooseContext(int n_positions);
 };
 
-// Reads the config of a Hugging Face directory or of a GGUF file (model/gguf_config.h).
+// Reads the config of a Hugging Face directory or of a GGUF file (model/families/gguf_config.h).
 // kNotFound or kDataLoss when the file is missing or wrong, kUnimplemented (with what is supported)
 // for a family or feature that this build does not run. Every number is bounded before use.
 // The context is the longest: ChooseContext(max_seq_len).

@@ -9,7 +9,7 @@
 
 #include "io/files.h"
 #include "io/safetensors/safetensors.h"
-#include "model/gguf_config.h"
+#include "model/families/gguf_config.h"
 #include "model/weight_names.h"
 #include "model/weight_reader.h"
 

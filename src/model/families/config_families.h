@@ -4,7 +4,7 @@
 
 #include "base/status.h"
 #include "model/config.h"
-#include "model/config_fields.h"
+#include "model/families/config_fields.h"
 
 namespace kvlathe {
 

@@ -1,4 +1,4 @@
-#include "model/config_families.h"
+#include "model/families/config_families.h"
 
 #include <fmt/ranges.h>
 

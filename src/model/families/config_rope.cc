@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "model/config_families.h"
+#include "model/families/config_families.h"
 
 namespace kvlathe {
 namespace {
