@@ -13,7 +13,7 @@
 
 namespace kvlathe {
 
-// Numbers per token of every buffer; 0 where a model has no use for it.
+// How many numbers each buffer has per token; 0 if the model has no use for the buffer.
 struct ActivationWidths {
   int64_t hidden = 0;
   int64_t qk = 0;
@@ -26,11 +26,11 @@ struct ActivationWidths {
   int64_t gated = 0;
   int64_t added = 0;
 
-  // The most of both.
+  // Returns the larger of the two widths of every buffer.
   ActivationWidths Union(const ActivationWidths& other) const;
 };
 
-// `n_tokens` rows each. What products read is of compute_type, the type of packed weights; rows on
+// Buffers of `n_tokens` rows each. Products read compute_type, the type of packed weights; rows on
 // their way to the cache and to attention are of row_type.
 struct Activations {
   DType compute_type = DType::kF32;
@@ -60,8 +60,8 @@ struct Activations {
 
   // Makes room for n_tokens rows of every buffer. kResourceExhausted when the system has no memory.
   Status Reserve(const ActivationWidths& widths);
-  // The rows of a head in a buffer whose heads lie one behind the other, rows_per_token rows of a
-  // token in each; the heads before it are width_before numbers wide.
+  // Returns the rows of a head in a buffer in which the heads follow each other with rows_per_token
+  // rows of every token; the heads before it are width_before numbers wide together.
   std::byte* RowsBehind(Buffer* buffer, int64_t width_before, int rows_per_token) const {
     return buffer->data() + n_tokens * rows_per_token * width_before * SizeOf(row_type);
   }

@@ -1,4 +1,4 @@
-// One step of the batch at work: its sequences, and what the steps of every layer share.
+// One step of the batch: its sequences, and what the steps of every layer share.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct SequenceStep {
   }
 };
 
-// Where the time of a forward went, in seconds, summed over calls.
+// How the time of forwards was spent, in seconds, summed over calls.
 struct ForwardProfile {
   double linear = 0;     // all products with model weights
   double rotate = 0;     // RoPE and the basis of q and k
@@ -46,7 +46,8 @@ class StepSequences {
   void Begin(std::span<const SequenceStep> steps);
 
   std::span<const SequenceStep> steps() const { return steps_; }
-  // From here on nothing of the sequence is dropped, cut or sealed. Its first error stays.
+  // Marks a sequence as failed: nothing of it is dropped, cut or sealed any more. Its first error
+  // is kept.
   void Fail(const SequenceCache* cache, const Status& status);
   bool has_failed(size_t step_idx) const { return !failures_[step_idx].ok(); }
   bool AllFailed() const;

@@ -1,4 +1,4 @@
-// One layer as its steps see it: shapes, weights, and where rows of its heads lie.
+// One layer as its steps see it: its shapes, its weights, and where the rows of its heads are.
 #pragma once
 
 #include <cstddef>
@@ -24,10 +24,11 @@ struct LayerRows {
   int n_kv_heads = 0;
   int head_dim = 0;
   int heads_per_latent = 1;
-  // Of the KV heads in buffers whose rows have ranks of their own: [n_kv_heads + 1] prefix sums.
+  // Where the KV heads begin in buffers whose heads have ranks of their own: prefix sums,
+  // [n_kv_heads + 1].
   std::vector<int64_t> k_offsets = {0}, v_offsets = {0};
-  // Rows change on their way from the product to attention and to the cache: they turn, are
-  // normalised or mapped. Else the product's rows are what attention and the cache take.
+  // Whether rows change on their way from the product to attention and to the cache, because they
+  // turn, are normalised or mapped. If not, attention and the cache take the rows of the product.
   bool turn = true;
   bool maps_keys = false;     // a basis maps keys that have turned, or before they do
   bool maps_queries = false;  // and queries
@@ -41,7 +42,7 @@ struct LayerRows {
   int64_t ValueWidth(int kv_head_idx) const {
     return v_offsets[kv_head_idx + 1] - v_offsets[kv_head_idx];
   }
-  // Numbers of a row that attention puts out, where caches hold all that rows are made of.
+  // Numbers of a row that attention puts out if caches hold rows of all ranks of the layer.
   int64_t OutputWidth(int kv_head_idx) const { return heads_per_latent * ValueWidth(kv_head_idx); }
   // Between the outputs of two tokens, and before those of the KV head.
   int64_t OutputStride() const { return v_offsets.back() * gqa_group() * heads_per_latent; }
@@ -60,25 +61,26 @@ struct LayerRows {
   HeadRows Values(Activations* a, int kv_head_idx) const;
 
  private:
-  // Of one query head or, counted behind them, one KV head in the product of W_Q and W_K.
+  // The rows of one head in the product of W_Q and W_K; KV heads are counted behind the query
+  // heads.
   HeadRows ProductRows(Activations* a, int head_idx) const;
 };
 
-// Lives as long as its program; the steps of the layer read it.
+// The steps of the layer read it; it lives as long as its program.
 struct Layer {
   int idx = 0;
   const ModelConfig* config = nullptr;
   const LayerWeights* weights = nullptr;
-  const CacheLayout* layout = nullptr;  // of caches, but for those of other rates
+  const CacheLayout* layout = nullptr;  // of all caches that have no rate of their own
   LayerRows rows;
   int window = 0;  // newest positions that a token sees; 0: all
   DType row_type = DType::kF32;
   std::shared_ptr<const ValueProjection> values;
-  std::optional<QkProjection> folded_qk;  // where the basis of keys is folded
+  std::optional<QkProjection> folded_qk;  // if the basis of keys is folded
   LayerBasis basis;
-  const LayerCodebooks* codebooks = nullptr;  // where the format has them
+  const LayerCodebooks* codebooks = nullptr;  // if the format has them
   RotationTables* rotations = nullptr;
-  const OnlineInputs* online = nullptr;  // where sequences find their bases by them
+  const OnlineInputs* online = nullptr;  // if sequences find their bases by them
 };
 
 }  // namespace kvlathe

@@ -1,4 +1,4 @@
-// What a basis adds to a layer where it is not folded into weights.
+// What a basis adds to a layer if it is not folded into weights.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace kvlathe {
 
-// Empty where the basis is folded, and without one.
+// All vectors are empty if the basis is folded, or if there is none.
 struct LayerBasis {
   std::vector<PackedMatrix> query;  // D^T [rank_k, head_dim] per KV head; none with latents
   std::vector<PackedMatrix> key;    // E^T [rank_k, head_dim] per KV head; empty: same as query
@@ -22,7 +22,7 @@ struct LayerBasis {
   std::vector<PackedMatrix> output;
 
   bool empty() const { return key.empty(); }
-  // What maps keys; of the heads that share latents, side by side.
+  // The map of keys. Where heads share latents, it takes the keys of all of them side by side.
   const PackedMatrix& KeyMap(int kv_head_idx) const {
     return key[kv_head_idx].n_out() > 0 ? key[kv_head_idx] : query[kv_head_idx];
   }

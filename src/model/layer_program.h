@@ -1,5 +1,5 @@
-// A layer as a list of steps, compiled once from the model's config and the cache's layout. What a
-// family or a method of retention adds is a step of the list or an option of one.
+// A layer as a list of steps, which is compiled once from the model's config and the cache's
+// layout. A family or a method of retention adds a step to the list, or an option to a step.
 #pragma once
 
 #include <memory>
@@ -16,13 +16,14 @@ namespace kvlathe {
 
 class LayerProgram {
  public:
-  // Chooses the steps of `layer`, which is final but for its codebooks.
+  // Chooses the steps of `layer`, of which only the codebooks may change later.
   explicit LayerProgram(std::unique_ptr<Layer> layer);
 
   Status Run(ForwardState* state);
   // Seals runs of this layer outside a forward (Model::SealRuns); one status for each cache.
   std::vector<Status> SealEach(std::span<SequenceCache* const> caches, ForwardState* state) const;
-  // In place of Run: blocks of runs that end with the step hold zeros, and are sealed.
+  // Takes the place of Run in layers that are not computed: blocks of runs that end with the step
+  // get zeros and are sealed.
   Status Skip(ForwardState* state);
 
   std::span<const std::unique_ptr<LayerStep>> steps() const { return steps_; }
@@ -34,19 +35,19 @@ class LayerProgram {
   void Add(Args... args) {
     steps_.push_back(std::make_unique<Step>(layer_.get(), args...));
   }
-  // From the residual stream to rows of queries, keys and values.
+  // Adds the steps from the residual stream to rows of queries, keys and values.
   void AddProjections();
-  // From rows to the cache and to what attention puts out.
+  // Adds the steps from rows to the cache and to what attention puts out.
   void AddAttention();
-  // The output of attention and the feed-forward part, to the residual stream.
+  // Adds the steps that add attention's output and the feed-forward part to the residual stream.
   void AddOutputs();
 
   std::unique_ptr<Layer> layer_;
   std::vector<std::unique_ptr<LayerStep>> steps_;
-  SealStep* seal_ = nullptr;  // of steps_; null: nothing is sealed
+  SealStep* seal_ = nullptr;  // one of steps_; null if nothing is sealed
 };
 
-// What a layer needs of the activations, per token.
+// How many numbers a layer needs of each buffer of the activations, per token.
 ActivationWidths WidthsOf(const Layer& layer);
 
 }  // namespace kvlathe

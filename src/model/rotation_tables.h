@@ -1,5 +1,5 @@
-// The angles of a model's layers: by position, and block by block for keys that turn when they are
-// read.
+// The angles of a model's layers, by position, and block by block for keys that are turned when
+// they are read.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class RotationTables {
   explicit RotationTables(const ModelConfig& config)
       : config_(config), ropes_(config.attention, config.rope_dim()) {}
 
-  // Keys are stored from before RoPE, in blocks behind n_sink positions.
+  // Says that keys are stored from before RoPE, in blocks behind n_sink positions.
   void KeepBlocks(int n_sink) {
     for (const AttentionKind& kind : config_.attention.kinds) {
       blocks_.emplace_back(kind.rope, config_.rope_dim(), n_sink);
@@ -25,7 +25,8 @@ class RotationTables {
   // Makes positions [0, n_positions) available.
   void Extend(int n_positions) { ropes_.Extend(n_positions); }
   const RopeTable& of(int layer_idx) const { return ropes_.of(layer_idx); }
-  // Of the first n_blocks blocks of a layer; none where keys do not turn when they are read.
+  // The angles of the first n_blocks blocks of a layer; empty if keys do not turn when they are
+  // read.
   KeyRotation BlocksOf(int layer_idx, int64_t n_blocks) {
     if (blocks_.empty()) return {};
     BlockRotations& blocks = blocks_[config_.attention.kind_idx(layer_idx)];

@@ -1,4 +1,4 @@
-// New rows into the blocks of the cache.
+// Writes new rows into the blocks of the cache.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace kvlathe {
 
-// The first n_sink positions go to plain rows of their own, with whole keys; the others to blocks,
-// where positions merge the last row of each entry. A sequence whose rows are coded as they come
-// and are not finite fails with kDataLoss.
+// Writes the rows of the first n_sink positions, with whole keys, to plain rows of their own and
+// all others to blocks; where positions merge, only the last row of each entry. A sequence whose
+// rows are coded as they come fails with kDataLoss if they are not finite.
 class AppendStep : public LayerStep {
  public:
   using LayerStep::LayerStep;
@@ -18,7 +18,7 @@ class AppendStep : public LayerStep {
   Status Run(ForwardState* state) override;
 
  private:
-  // Rows of one head of one sequence, the first of which is row `first_row` of the step.
+  // Plans the rows of one head of one sequence; the first of them is row `first_row` of the step.
   void PlanHead(const SequenceStep& step, int kv_head_idx, int64_t first_row, Activations* a);
   void PlanSinks(const SequenceStep& step, int kv_head_idx, int64_t first_row, int n_sinks,
                  Activations* a);

@@ -1,5 +1,5 @@
-// Where positions become entries of several (DMC, docs/methods/dmc.md; and fixed pooling): who
-// joins, and with what weight. The means are the backend's (kv/retention/merge.h).
+// Decides which positions become one entry, and with what weights (DMC, docs/methods/dmc.md; and
+// fixed pooling). The backend takes the means (kv/retention/merge.h).
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace kvlathe {
 
-// Of a model with DMC: the deciding channels of queries and keys go to Activations::decisions and
-// are zero from here on.
+// For a model with DMC: moves the deciding channels of queries and keys to Activations::decisions;
+// they are zero from here on.
 class TakeDecisionsStep : public LayerStep {
  public:
   using LayerStep::LayerStep;
@@ -18,7 +18,8 @@ class TakeDecisionsStep : public LayerStep {
   Status Run(ForwardState* state) override;
 };
 
-// Keys before RoPE and values become the mean of their entry so far; Activations::n_closed is set.
+// Replaces keys before RoPE and values by the mean of their entry so far, and sets
+// Activations::n_closed.
 class MergeStep : public LayerStep {
  public:
   using LayerStep::LayerStep;

@@ -1,16 +1,16 @@
-// Norms of the residual stream, and of queries and keys.
+// Normalises the residual stream, and queries and keys.
 #pragma once
 
 #include "model/steps/step.h"
 
 namespace kvlathe {
 
-// A norm of dense rows of n_dims numbers, of the kind that the model has. Where the results go is
-// left to the caller.
+// Plans a norm of dense rows of n_dims numbers, of the kind that the model has. The caller fills in
+// where the results go.
 NormPlan NormOf(const ModelConfig& config, const NormWeights& norm, const float* x, int64_t n_rows,
                 int64_t n_dims);
 
-// The residual stream to Activations::normed.
+// Normalises the residual stream into Activations::normed.
 class NormaliseStep : public LayerStep {
  public:
   // `norm` outlives the step.
@@ -22,7 +22,8 @@ class NormaliseStep : public LayerStep {
   const NormWeights& norm_;
 };
 
-// Every head's row of queries and keys, in place, before anything else sees it (Qwen3, Gemma 3).
+// Normalises every head's rows of queries and keys in place, before anything else sees them (Qwen3,
+// Gemma 3).
 class NormaliseHeadsStep : public LayerStep {
  public:
   using LayerStep::LayerStep;

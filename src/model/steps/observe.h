@@ -1,4 +1,4 @@
-// What a forward shows of a layer to whoever gathers statistics.
+// Shows the rows of a layer to whoever gathers statistics.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,8 @@
 
 namespace kvlathe {
 
-// Queries and keys before and after RoPE, and values, as F32. Costs nothing where nobody looks.
+// Shows queries and keys before and after RoPE, and values, as F32. It costs nothing if there is no
+// observer.
 class ObserveStep : public LayerStep {
  public:
   using LayerStep::LayerStep;

@@ -1,4 +1,4 @@
-// Products with the weights of a layer.
+// Multiplies rows with the weights of a layer.
 #pragma once
 
 #include <vector>
@@ -7,11 +7,11 @@
 
 namespace kvlathe {
 
-// The product of n_rows dense rows x with w, to dense rows y in F32.
+// Plans the product of n_rows dense rows x with w, into dense rows y in F32.
 LinearParams ProductOf(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows,
                        const void* x, void* y);
 
-// Activations::normed to queries, keys and values.
+// Multiplies Activations::normed to queries, keys and values.
 class ProjectStep : public LayerStep {
  public:
   using LayerStep::LayerStep;
@@ -19,7 +19,7 @@ class ProjectStep : public LayerStep {
   Status Run(ForwardState* state) override;
 };
 
-// Where heads share latents: of what attention puts out to rows of head_dim.
+// Where heads share latents, makes rows of head_dim numbers of what attention puts out.
 class ReadOutputsStep : public LayerStep {
  public:
   using LayerStep::LayerStep;
@@ -30,11 +30,11 @@ class ReadOutputsStep : public LayerStep {
   std::vector<HeadProductsPlan::Head> heads_;
 };
 
-// x W^T + bias is added to the residual stream, normalised with `norm` where the model says so.
+// Adds x W^T + bias to the residual stream, normalised with `norm` first if the model says so.
 void AddToStream(const Layer& layer, const PackedMatrix& w, const std::vector<float>& bias,
                  const void* x, const NormWeights& norm, ForwardState* state);
 
-// W_O: what attention put out is added to the residual stream.
+// Multiplies what attention put out with W_O and adds it to the residual stream.
 class OutputStep : public LayerStep {
  public:
   using LayerStep::LayerStep;
@@ -42,7 +42,8 @@ class OutputStep : public LayerStep {
   Status Run(ForwardState* state) override;
 };
 
-// Activations::normed through the feed-forward part, added to the residual stream.
+// Puts Activations::normed through the feed-forward part and adds the result to the residual
+// stream.
 class FeedForwardStep : public LayerStep {
  public:
   using LayerStep::LayerStep;

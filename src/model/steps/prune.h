@@ -1,4 +1,4 @@
-// Where a step ends at a prune point: entries that go, and keys that are cut.
+// Drops entries where the step ends at a prune point, and cuts whole keys where the prompt ends.
 #pragma once
 
 #include <vector>
@@ -7,8 +7,8 @@
 
 namespace kvlathe {
 
-// Each head of a sequence that must prune drops what has the fewest votes. Heads whose sealed
-// entries were opened for it go to ForwardState::opened.
+// Makes each head of a sequence that must prune drop the entries with the fewest votes. Heads whose
+// sealed entries were opened for it are added to ForwardState::opened.
 class PruneStep : public LayerStep {
  public:
   using LayerStep::LayerStep;
@@ -19,8 +19,8 @@ class PruneStep : public LayerStep {
   Status PruneSequence(SequenceCache* cache, ForwardState* state) const;
 };
 
-// Where a prompt ended that was read with whole keys: those that are left become rows of the
-// cache's ranks.
+// Where a prompt ended that was read with whole keys, makes those that are left rows of the cache's
+// ranks.
 class CutKeysStep : public LayerStep {
  public:
   using LayerStep::LayerStep;

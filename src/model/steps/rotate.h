@@ -1,4 +1,4 @@
-// Queries and keys to their positions, and on to the basis of the cache.
+// Turns queries and keys to their positions, and maps them to the basis of the cache.
 #pragma once
 
 #include <span>
@@ -8,11 +8,12 @@
 
 namespace kvlathe {
 
-// The angles of a layer at these tokens, where every key turns; no heads yet.
+// Plans the angles of a layer at these tokens for a layer in which every key turns; it has no heads
+// yet.
 RotatePlan TurnsOf(const Layer& layer, std::span<const TokenPlace> tokens);
 
-// From the product of W_Q and W_K to the rows of LayerRows::Queries, WholeQueries, Keys and
-// WholeKeys.
+// Makes the rows of LayerRows::Queries, WholeQueries, Keys and WholeKeys of the product of W_Q and
+// W_K.
 class RotateStep : public LayerStep {
  public:
   using LayerStep::LayerStep;
@@ -25,7 +26,7 @@ class RotateStep : public LayerStep {
   std::vector<HeadTurn> heads_;
 };
 
-// Adds the queries behind the sinks to the sums of caches that are to find a basis by them.
+// Adds the queries behind the sinks to the sums of caches that will find a basis by them.
 class GatherQueriesStep : public LayerStep {
  public:
   using LayerStep::LayerStep;

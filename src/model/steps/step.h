@@ -9,7 +9,7 @@
 
 namespace kvlathe {
 
-// Made once, when a layer is compiled; keeps the memory of the plans that it makes.
+// A step is made once, when its layer is compiled, and keeps the memory of the plans that it makes.
 class LayerStep {
  public:
   // `layer` outlives the step.
@@ -19,8 +19,8 @@ class LayerStep {
   LayerStep& operator=(const LayerStep&) = delete;
 
   virtual std::string_view name() const = 0;
-  // For all sequences of the forward. An error concerns all of them; those of a sequence alone go
-  // to StepSequences::Fail.
+  // Runs the step for all sequences of the forward. An error that is returned concerns all of them;
+  // an error of one sequence goes to StepSequences::Fail.
   virtual Status Run(ForwardState* state) = 0;
 
  protected:
