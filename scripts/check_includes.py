@@ -17,7 +17,7 @@ from pathlib import Path
 
 ORDER = [
     "base", "tensor", "io", "format", "analysis", "tokenizer", "training/tokenizer_training", "kernels", "kernels/cpu",
-    "kv", "tuning", "attention", "backend", "model", "calibration", "engine", "evaluation/tasks", "training/corpus",
+    "kv", "plan", "tuning", "attention", "backend", "model", "calibration", "engine", "evaluation/tasks", "training/corpus",
     "training/corpus_building", "training/retrofit", "evaluation",
     "server", "apps", "tests",
 ]

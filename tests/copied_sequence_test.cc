@@ -15,6 +15,7 @@
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
 #include "model/model.h"
+#include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 
@@ -130,15 +131,12 @@ class CopiedSequence : public testing::TestWithParam<Case> {
     const auto spec = Spec::Parse(GetParam().spec);
     ASSERT_TRUE(spec.ok()) << spec.status();
     const ModelBasis basis = DrawBasis(GetParam().basis);
-    const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);
-    const std::optional<SealPlan> seal = SealPlanOf(*spec);
     auto weights =
         ModelWeights::Load(MergingConfig(), DType::kBf16, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
-    auto model = Model::Create(*std::move(weights),
-                               GetParam().basis == Basis::kNone ? nullptr : &basis, spec->n_sink(),
-                               &threads_, SelectIsa().value(), seal.has_value() ? &*seal : nullptr,
-                               retention.has_value() ? &*retention : nullptr);
+    auto model = CreateModel(*std::move(weights),
+                             PartsOf(*spec, GetParam().basis == Basis::kNone ? nullptr : &basis),
+                             &threads_, SelectIsa().value());
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }

@@ -10,6 +10,7 @@
 
 #include "kv/retention/method.h"
 #include "loaded_model.h"
+#include "model/planned_model.h"
 #include "model_shapes.h"
 #include "random_model.h"
 #include "reference_decoder.h"
@@ -196,8 +197,9 @@ TEST_P(FoldedModelTest, ReadsPromptsWithWholeKeys) {
     for (const Isa isa : AvailableIsas()) {
       SCOPED_TRACE(fmt::format("{} n_sink {}", IsaName(isa), n_sink));
       LoadedModel loaded = LoadModel(directory_, DType::kF32, isa);
-      auto model = Model::Create(loaded.weights, &bases.model, n_sink, loaded.pool.get(), isa,
-                                 nullptr, &plan);
+      PlanParts parts = PartsOf(&bases.model, n_sink);
+      parts.retention = plan;
+      auto model = CreateModel(loaded.weights, std::move(parts), loaded.pool.get(), isa);
       ASSERT_TRUE(model.ok()) << model.status();
       loaded.model = *std::move(model);
       for (const int chunk : {64, 11}) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/planned_model.h"
+
 namespace kvlathe::testing {
 namespace {
 
@@ -34,7 +36,7 @@ LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
       ModelWeights::Load(*config, compute_type, OpenSource(directory), loaded.pool.get());
   EXPECT_TRUE(weights.ok()) << weights.status();
   loaded.weights = *std::move(weights);
-  auto model = Model::Create(loaded.weights, basis, n_sink, loaded.pool.get(), isa);
+  auto model = CreateModel(loaded.weights, PartsOf(basis, n_sink), loaded.pool.get(), isa);
   EXPECT_TRUE(model.ok()) << model.status();
   loaded.model = *std::move(model);
   return loaded;

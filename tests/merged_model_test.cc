@@ -16,6 +16,7 @@
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "model/model.h"
+#include "model/planned_model.h"
 #include "random_model.h"
 #include "reference_decoder.h"
 #include "reference_quantizer.h"
@@ -159,16 +160,13 @@ class MergedModel : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Model> Load(Isa isa, DType type, const char* spec_text) {
     const auto spec = Spec::Parse(spec_text);
     EXPECT_TRUE(spec.ok() && CheckSupported(*spec).ok()) << spec.status();
-    const std::optional<RetentionPlan> plan = RetentionPlanOf(*spec);
-    const std::optional<SealPlan> seal = SealPlanOf(*spec);
     auto reader = SafetensorsReader::OpenModel(directory_);
     auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
                                       MakeFileSource(*std::move(reader)), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
     const ModelBasis basis = testing::ToModelBasis(reference_, bases_);
-    auto model = Model::Create(*std::move(weights), bases_.empty() ? nullptr : &basis,
-                               spec->n_sink(), &threads_, isa, seal.has_value() ? &*seal : nullptr,
-                               plan.has_value() ? &*plan : nullptr);
+    auto model = CreateModel(*std::move(weights), PartsOf(*spec, bases_.empty() ? nullptr : &basis),
+                             &threads_, isa);
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -411,9 +409,8 @@ TEST_F(MergedModel, RefusesToDecideWhereTheModelDoesNot) {
   auto reader = SafetensorsReader::OpenModel(directory_);
   auto weights = ModelWeights::Load(*LoadModelConfig(directory_), DType::kF32,
                                     MakeFileSource(*std::move(reader)), &threads_);
-  const std::optional<RetentionPlan> plan = RetentionPlanOf(*Spec::Parse("dmc"));
-  const auto model = Model::Create(*std::move(weights), nullptr, 4, &threads_,
-                                   AvailableIsas().back(), nullptr, &*plan);
+  const auto model = CreateModel(*std::move(weights), PartsOf(*Spec::Parse("dmc")), &threads_,
+                                 AvailableIsas().back());
   EXPECT_EQ(model.status().code(), StatusCode::kInvalidArgument);
   EXPECT_NE(model.status().ToString().find("retrofitted"), std::string::npos);
 }

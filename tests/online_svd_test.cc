@@ -12,6 +12,7 @@
 #include "kv/blocks/block_pool.h"
 #include "kv/quantizer/method.h"
 #include "model/model.h"
+#include "model/planned_model.h"
 #include "random_model.h"
 #include "reference_decoder.h"
 
@@ -109,13 +110,11 @@ class OnlineSvdTest : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Model> Load(Isa isa, DType type, const char* text) {
     const auto spec = Spec::Parse(text);
     EXPECT_TRUE(spec.ok()) << spec.status();
-    const std::optional<SealPlan> seal = SealPlanOf(*spec);
     auto reader = SafetensorsReader::OpenModel(directory_);
     auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
                                       MakeFileSource(*std::move(reader)), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model = Model::Create(*std::move(weights), nullptr, spec->n_sink(), &threads_, isa,
-                               seal.has_value() ? &*seal : nullptr);
+    auto model = CreateModel(*std::move(weights), PartsOf(*spec), &threads_, isa);
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }

@@ -14,6 +14,7 @@
 #include "kv/byte_kinds.h"
 #include "kv/quantizer/method.h"
 #include "model/model.h"
+#include "model/planned_model.h"
 #include "random_model.h"
 #include "reference_decoder.h"
 
@@ -196,10 +197,8 @@ class OnlineZackTest : public ::testing::TestWithParam<Case> {
         OnlineInputs{.output_grams = OutputGrams(), .is_normalised = GetParam().is_normalised};
     const auto spec = Spec::Parse(GetParam().spec);
     EXPECT_TRUE(spec.ok() && CheckSupported(*spec).ok());
-    const std::optional<SealPlan> seal = SealPlanOf(*spec);
-    auto model = ranks.empty() ? Model::Create(*std::move(weights), nullptr, 0, &threads_, isa)
-                               : Model::Create(*std::move(weights), &basis, spec->n_sink(),
-                                               &threads_, isa, &*seal);
+    auto model = CreateModel(*std::move(weights),
+                             ranks.empty() ? PlanParts{} : PartsOf(*spec, &basis), &threads_, isa);
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -334,9 +333,9 @@ TEST(OnlineZack, IsRefusedWithASlidingWindow) {
   ASSERT_TRUE(weights.ok()) << weights.status();
   ModelBasis basis{2, 2, 16, std::vector<HeadBasis>(4, {.rank_k = 16, .rank_v = 16})};
   basis.online = OnlineInputs{};
-  const std::optional<SealPlan> seal = SealPlanOf(*Spec::Parse("zack(online=on)"));
   const auto model =
-      Model::Create(*std::move(weights), &basis, 4, &threads, AvailableIsas().back(), &*seal);
+      CreateModel(*std::move(weights), PartsOf(*Spec::Parse("zack(online=on)"), &basis), &threads,
+                  AvailableIsas().back());
   EXPECT_EQ(model.status().code(), StatusCode::kUnimplemented);
   std::filesystem::remove_all(directory);
 }

@@ -12,6 +12,7 @@
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "model/model.h"
+#include "model/planned_model.h"
 #include "random_model.h"
 #include "reference_decoder.h"
 #include "reference_quantizer.h"
@@ -280,18 +281,14 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
     ModelBasis basis = testing::ToModelBasis(reference_, Bases());
     ReferenceQuantizer unused;
     if (spec.splits_bits()) DrawBits(&basis, &unused);
-    const ModelCodebooks codebooks = ToModelCodebooks(literal_codebooks);
-    const std::optional<SealPlan> seal = SealPlanOf(spec);
-    const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
+    PlanParts parts = PartsOf(spec, basis.heads.empty() ? nullptr : &basis);
+    parts.codebooks = ToModelCodebooks(literal_codebooks);
     auto reader = SafetensorsReader::OpenModel(directory_);
     auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
                                       MakeFileSource(*std::move(reader)), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model =
-        Model::Create(*std::move(weights), basis.heads.empty() ? nullptr : &basis, spec.n_sink(),
-                      &threads_, isa, &*seal, retention.has_value() ? &*retention : nullptr);
+    auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, isa);
     EXPECT_TRUE(model.ok()) << model.status();
-    if (!codebooks.empty()) (*model)->set_codebooks(codebooks);
     return *std::move(model);
   }
 

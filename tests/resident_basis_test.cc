@@ -8,6 +8,7 @@
 #include <random>
 
 #include "loaded_model.h"
+#include "model/planned_model.h"
 #include "model_shapes.h"
 #include "random_model.h"
 #include "reference_decoder.h"
@@ -100,14 +101,21 @@ class ResidentBasisTest : public ::testing::TestWithParam<NamedShape> {
   }
   // With ranks_[2] unless a sequence has one of kRates.
   LoadedModel LoadResident(DType dtype, Isa isa, int n_sink) {
-    LoadedModel loaded =
-        LoadFixed(std::vector<HeadRanks>(full_.size(), {d_, d_}), dtype, isa, n_sink);
-    loaded.model->OfferRates(ranks_[2], [this](double rate) -> StatusOr<std::vector<HeadRanks>> {
+    const auto ranks_at = [this](double rate) -> StatusOr<std::vector<HeadRanks>> {
       for (size_t i = 0; i < std::size(kRates); ++i) {
         if (rate == kRates[i]) return ranks_[i];
       }
       return Error(StatusCode::kInvalidArgument, "another rate");
-    });
+    };
+    LoadedModel loaded = LoadModel(directory_, dtype, isa);
+    PlanParts parts;
+    parts.basis = ModelCut(std::vector<HeadRanks>(full_.size(), {d_, d_}));
+    parts.n_sink = n_sink;
+    parts.rates = OfferedRates{ranks_[2], ranks_at};
+    auto model = CreateModel(loaded.weights, std::move(parts), loaded.pool.get(), isa);
+    EXPECT_TRUE(model.ok()) << model.status();
+    loaded.model = *std::move(model);
+    loaded.model->set_deterministic(true);
     return loaded;
   }
   static const CacheLayout& LayoutOf(const LoadedModel& loaded, int i) {

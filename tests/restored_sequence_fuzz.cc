@@ -26,6 +26,7 @@
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
 #include "model/model.h"
+#include "model/planned_model.h"
 #include "model/tensor_source.h"
 
 namespace {
@@ -130,13 +131,10 @@ class Case {
     KVL_CHECK(CheckSupported(spec).ok());
     identity_ = {spec.ToString(), "a model"};
     const std::optional<ModelBasis> basis = BasisOf(spec);
-    const std::optional<SealPlan> seal = SealPlanOf(spec);
-    const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
     auto weights =
         ModelWeights::Load(SmallConfig(), DType::kBf16, MakeRandomSource(3), &threads_).value();
-    model_ = Model::Create(std::move(weights), basis.has_value() ? &*basis : nullptr, spec.n_sink(),
-                           &threads_, SelectIsa().value(), seal.has_value() ? &*seal : nullptr,
-                           retention.has_value() ? &*retention : nullptr)
+    model_ = CreateModel(std::move(weights), PartsOf(spec, basis.has_value() ? &*basis : nullptr),
+                         &threads_, SelectIsa().value())
                  .value();
     model_->set_deterministic(true);  // no oneDNN, which would take most of the time
     SaveSequences();

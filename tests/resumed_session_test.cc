@@ -13,6 +13,7 @@
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
+#include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 
@@ -48,12 +49,9 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
     ASSERT_TRUE(spec.ok()) << spec.status();
     identity_ = {spec->ToString(), "a model"};
     const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.5, 9);
-    const std::optional<SealPlan> seal = SealPlanOf(*spec);
-    const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);
-    auto model = Model::Create(*std::move(weights), spec->basis() == nullptr ? nullptr : &basis,
-                               spec->n_sink(), &threads_, SelectIsa().value(),
-                               seal.has_value() ? &*seal : nullptr,
-                               retention.has_value() ? &*retention : nullptr);
+    auto model = CreateModel(*std::move(weights),
+                             PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis), &threads_,
+                             SelectIsa().value());
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }

@@ -8,6 +8,7 @@
 
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
+#include "model/planned_model.h"
 #include "random_model.h"
 
 namespace kvlathe {
@@ -41,18 +42,15 @@ std::unique_ptr<Model> RetainedModelTest::Load(Isa isa, DType type, const char* 
                                                double slack) {
   const auto spec = Spec::Parse(spec_text);
   EXPECT_TRUE(spec.ok()) << spec.status();
-  const std::optional<SealPlan> seal = SealPlanOf(*spec);
-  std::optional<RetentionPlan> plan = RetentionPlanOf(*spec);
-  if (plan.has_value()) plan->run = kRun;
-  if (slack > 0) plan->slack = slack;
   auto reader = SafetensorsReader::OpenModel(directory_);
   auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
                                     MakeFileSource(*std::move(reader)), &threads_);
   EXPECT_TRUE(weights.ok()) << weights.status();
   const ModelBasis basis = testing::ToModelBasis(reference_, BasesOf(spec_text));
-  auto model = Model::Create(*std::move(weights), spec->basis() == nullptr ? nullptr : &basis,
-                             spec->n_sink(), &threads_, isa, seal.has_value() ? &*seal : nullptr,
-                             plan.has_value() ? &*plan : nullptr);
+  PlanParts parts = PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis);
+  if (parts.retention.has_value()) parts.retention->run = kRun;
+  if (slack > 0) parts.retention->slack = slack;
+  auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, isa);
   EXPECT_TRUE(model.ok()) << model.status();
   return *std::move(model);
 }

@@ -15,6 +15,7 @@
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
 #include "model/model.h"
+#include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 
@@ -31,13 +32,10 @@ ModelConfig MergingConfig() {
 
 class SavedSequence : public testing::TestWithParam<DType> {
  protected:
-  std::unique_ptr<Model> MakeModel(const ModelBasis* basis, int n_sink,
-                                   const SealPlan* seal = nullptr,
-                                   const RetentionPlan* retention = nullptr) {
+  std::unique_ptr<Model> MakeModel(PlanParts parts) {
     auto weights = ModelWeights::Load(MergingConfig(), GetParam(), MakeRandomSource(3), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model = Model::Create(*std::move(weights), basis, n_sink, &threads_, SelectIsa().value(),
-                               seal, retention);
+    auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, SelectIsa().value());
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -96,13 +94,13 @@ class SavedSequence : public testing::TestWithParam<DType> {
 };
 
 TEST_P(SavedSequence, GoesOnWithTheSameBitsUncompressed) {
-  const auto model = MakeModel(nullptr, 0);
+  const auto model = MakeModel({});
   for (const int n_prompt : {1, 64, 100}) ExpectSameBits(model.get(), n_prompt);
 }
 
 TEST_P(SavedSequence, GoesOnWithTheSameBitsInABasisWithSinks) {
   const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.5, 9);
-  const auto model = MakeModel(&basis, 4);
+  const auto model = MakeModel(PartsOf(&basis, 4));
   for (const int n_prompt : {2, 4, 68, 100}) ExpectSameBits(model.get(), n_prompt);
 }
 
@@ -115,9 +113,7 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsSealed) {
         "window(size=90)+gear(bits=4,run=64)"}) {
     const auto spec = Spec::Parse(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
-    const std::optional<SealPlan> seal = SealPlanOf(*spec);
-    const auto model =
-        MakeModel(spec->basis() == nullptr ? nullptr : &basis, spec->n_sink(), &*seal);
+    const auto model = MakeModel(PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis));
     for (const int n_prompt : {1, 68, 132, 210}) {
       SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
       ExpectSameBits(model.get(), n_prompt, spec->ToString());
@@ -142,8 +138,7 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereRunsHaveNoRecordOrABasisInTheFir
   for (const auto& [text, basis] : cases) {
     const auto spec = Spec::Parse(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
-    const std::optional<SealPlan> seal = SealPlanOf(*spec);
-    const auto model = MakeModel(basis, spec->n_sink(), &*seal);
+    const auto model = MakeModel(PartsOf(*spec, basis));
     for (const int n_prompt : {1, 40, 68, 210}) {
       SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
       ExpectSameBits(model.get(), n_prompt, spec->ToString());
@@ -159,10 +154,7 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereHeadsShareLatents) {
         "palu(group=2)+tova(budget=40)", "palu(group=2)+window(size=90)+gear(bits=4,run=64)"}) {
     const auto spec = Spec::Parse(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
-    const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);
-    const std::optional<SealPlan> seal = SealPlanOf(*spec);
-    const auto model = MakeModel(&basis, spec->n_sink(), seal.has_value() ? &*seal : nullptr,
-                                 retention.has_value() ? &*retention : nullptr);
+    const auto model = MakeModel(PartsOf(*spec, &basis));
     model->set_deterministic(true);
     for (const int n_prompt : {1, 68, 210}) {
       SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
@@ -182,10 +174,7 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesDropped) {
         "tova(budget=80,sink=0)+kivi(bits=2)"}) {
     const auto spec = Spec::Parse(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
-    const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);
-    const std::optional<SealPlan> seal = SealPlanOf(*spec);
-    const auto model = MakeModel(spec->basis() == nullptr ? nullptr : &basis, spec->n_sink(),
-                                 seal.has_value() ? &*seal : nullptr, &*retention);
+    const auto model = MakeModel(PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis));
     model->set_deterministic(true);
     for (const int n_prompt : {1, 132}) {
       SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
@@ -198,8 +187,7 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesDropped) {
 TEST_P(SavedSequence, GoesOnInThePromptWithWholeKeys) {
   const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
   const Spec spec = *Spec::Parse("fdc(rate=0.3)+h2o(keep=0.4,score=exact)");
-  const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
-  const auto model = MakeModel(&basis, spec.n_sink(), nullptr, &*retention);
+  const auto model = MakeModel(PartsOf(spec, &basis));
   const CacheLayout& layout = model->layout();
   const SequenceIdentity identity = {spec.ToString(), "a model"};
   BlockPool pool(kNoLimit);
@@ -224,10 +212,7 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesMerged) {
                            "fdc(rate=0.3)+dmc+gear(bits=2,share=0.2)"}) {
     const auto spec = Spec::Parse(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
-    const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);
-    const std::optional<SealPlan> seal = SealPlanOf(*spec);
-    const auto model = MakeModel(spec->basis() == nullptr ? nullptr : &basis, spec->n_sink(),
-                                 seal.has_value() ? &*seal : nullptr, &*retention);
+    const auto model = MakeModel(PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis));
     model->set_deterministic(true);
     std::vector<int> lengths = {1, 5, 132, 201};
     // Long enough for heads to have sealed what they closed, and to seal more.

@@ -15,7 +15,8 @@
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "model/families/gguf_config.h"
-#include "model/plan_checks.h"
+#include "model/model_facts.h"
+#include "plan/plan_checks.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
 
 namespace kvlathe {
@@ -62,8 +63,9 @@ Status CheckOnModel(const Spec& spec, const ModelConfig& config) {
   const std::optional<SealPlan> seal = SealPlanOf(spec);
   const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
   const Status status =
-      CheckPlans(config, {seal.has_value() ? &*seal : nullptr,
-                          retention.has_value() ? &*retention : nullptr, spec.has_latent_keys()});
+      CheckOnModel(FactsOf(config, DType::kBf16),
+                   {seal.has_value() ? &*seal : nullptr,
+                    retention.has_value() ? &*retention : nullptr, spec.has_latent_keys()});
   if (status.ok()) return status;
   return Error(status.code(), "--kv '{}': {}", spec.text(), MessageOf(status));
 }
@@ -205,39 +207,36 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
   SpecModel result;
   KVL_ASSIGN_OR_RETURN(result.spec, ParseSpec(kv));
   const Stage* const basis_stage = result.spec.basis();
-  ModelBasis basis;
+  PlanParts parts = PartsOf(result.spec);
   if (HasCalibratedBasis(result.spec) && random_weights_) {
-    KVL_ASSIGN_OR_RETURN(basis, bases_.RandomBasis(result.spec));
+    KVL_ASSIGN_OR_RETURN(parts.basis, bases_.RandomBasis(result.spec));
   } else if (HasCalibratedBasis(result.spec)) {
     KVL_ASSIGN_OR_RETURN(result.ranks, bases_.ChooseRanks(result.spec, rate));
-    KVL_ASSIGN_OR_RETURN(basis, bases_.BasisAt(result.spec, *result.ranks));
+    KVL_ASSIGN_OR_RETURN(parts.basis, bases_.BasisAt(result.spec, *result.ranks));
   }
   const Stage* quantizer = result.spec.quantizer();
   if (quantizer != nullptr && quantizer->Has("hadamard") && quantizer->Word("hadamard") == "on") {
-    if (basis.heads.empty()) {
-      basis = IdentityBasis(config_.n_layers, config_.n_kv_heads, config_.head_dim);
+    if (!parts.basis.has_value()) {
+      parts.basis = IdentityBasis(config_.n_layers, config_.n_kv_heads, config_.head_dim);
     }
-    MixByHadamard(&basis);
+    MixByHadamard(&*parts.basis);
   }
-  const ModelBasis* const used_basis = basis.heads.empty() ? nullptr : &basis;
-  const std::optional<SealPlan> seal = SealPlanOf(result.spec);
-  const std::optional<RetentionPlan> retention = RetentionPlanOf(result.spec);
-  KVL_ASSIGN_OR_RETURN(
-      result.model, Model::Create(weights_, used_basis, result.spec.n_sink(), threads_.get(), isa_,
-                                  seal.has_value() ? &*seal : nullptr,
-                                  retention.has_value() ? &*retention : nullptr));
   if (basis_stage != nullptr && basis_stage->Has("resident")) {
-    result.model->OfferRates(
+    parts.rates = OfferedRates{
         result.ranks->ranks,
         [this, spec = result.spec](double wanted) -> StatusOr<std::vector<HeadRanks>> {
           KVL_ASSIGN_OR_RETURN(RankAllocation allocation, bases_.ChooseRanks(spec, wanted));
           return std::move(allocation.ranks);
-        });
+        }};
   }
-  if (seal.has_value() && seal->format.k.has_codebook && !random_weights_) {
-    KVL_ASSIGN_OR_RETURN(ModelCodebooks codebooks, bases_.Codebooks(*quantizer, *seal, used_basis));
-    result.model->set_codebooks(std::move(codebooks));
+  if (parts.seal.has_value() && parts.seal->format.k.has_codebook && !random_weights_) {
+    KVL_ASSIGN_OR_RETURN(parts.codebooks,
+                         bases_.Codebooks(*quantizer, *parts.seal,
+                                          parts.basis.has_value() ? &*parts.basis : nullptr));
   }
+  KVL_ASSIGN_OR_RETURN(const CachePlan plan,
+                       AssemblePlan(FactsOf(config_, compute_type_), std::move(parts)));
+  KVL_ASSIGN_OR_RETURN(result.model, Model::Create(weights_, plan, threads_.get(), isa_));
   result.model->set_schedule(ParseSchedule(options_.schedule));
   result.model->set_deterministic(options_.deterministic);
   SayWhatRatioMeans(result);

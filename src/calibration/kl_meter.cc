@@ -10,6 +10,8 @@
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/seal/seal_schedule.h"
+#include "model/model_facts.h"
+#include "plan/cache_plan.h"
 
 namespace kvlathe {
 namespace {
@@ -49,13 +51,16 @@ bool KlMeter::SplitsBits(const ModelBasis* basis) const {
 }
 
 StatusOr<std::unique_ptr<Model>> KlMeter::MakeModel(const ModelBasis* basis) {
-  SealPlan seal;
-  seal.format.splits_bits = SplitsBits(basis);
-  seal.prompt_run = kBlockSize;
-  // Of a short text less, or nothing of it would be sealed.
-  seal.newest = std::min(kProbeNewest, static_cast<int>(n_tokens() / 8));
-  return Model::Create(weights_, basis, kCalibrationSinks, pool_, isa_,
-                       seal.format.splits_bits ? &seal : nullptr);
+  PlanParts parts{.n_sink = kCalibrationSinks};
+  if (SplitsBits(basis)) {
+    parts.seal = SealPlan{.format = {.splits_bits = true}, .prompt_run = kBlockSize};
+    // Of a short text less, or nothing of it would be sealed.
+    parts.seal->newest = std::min(kProbeNewest, static_cast<int>(n_tokens() / 8));
+  }
+  if (basis != nullptr) parts.basis = *basis;
+  const ModelFacts facts = FactsOf(weights_->config(), weights_->compute_type());
+  KVL_ASSIGN_OR_RETURN(const CachePlan plan, AssemblePlan(facts, std::move(parts)));
+  return Model::Create(weights_, plan, pool_, isa_);
 }
 
 Status KlMeter::RunTexts(Model* model, int first_layer, Reference* reference,

@@ -14,6 +14,7 @@
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
+#include "model/planned_model.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {
@@ -48,12 +49,9 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec == nullptr ? "none" : GetParam().spec);
     const ModelBasis basis = HalfRankBasis(c, spec.splits_bits());
-    const std::optional<SealPlan> seal = SealPlanOf(spec);
-    const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
-    auto model = Model::Create(*std::move(weights), GetParam().has_basis ? &basis : nullptr,
-                               /*n_sink=*/4, &threads_, SelectIsa().value(),
-                               seal.has_value() ? &*seal : nullptr,
-                               retention.has_value() ? &*retention : nullptr);
+    PlanParts parts = PartsOf(spec, GetParam().has_basis ? &basis : nullptr);
+    parts.n_sink = 4;
+    auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, SelectIsa().value());
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }

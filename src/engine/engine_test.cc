@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/random.h"
+#include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 
@@ -17,7 +18,7 @@ class EngineTest : public ::testing::Test {
   void SetUp() override {
     auto weights = ModelWeights::Load(SmallConfig(16), DType::kF32, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
-    auto model = Model::Create(*std::move(weights), nullptr, 0, &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), {}, &threads_, SelectIsa().value());
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }

@@ -13,6 +13,7 @@
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
+#include "model/planned_model.h"
 
 namespace kvlathe {
 namespace {
@@ -37,12 +38,9 @@ class FailureTest : public ::testing::TestWithParam<FailureCase> {
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec);
     const ModelBasis basis = HalfRankBasis(c, spec.splits_bits());
-    const std::optional<SealPlan> seal = SealPlanOf(spec);
-    const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
-    auto model = Model::Create(*std::move(weights), spec.splits_bits() ? &basis : nullptr,
-                               /*n_sink=*/4, &threads_, SelectIsa().value(),
-                               seal.has_value() ? &*seal : nullptr,
-                               retention.has_value() ? &*retention : nullptr);
+    PlanParts parts = PartsOf(spec, spec.splits_bits() ? &basis : nullptr);
+    parts.n_sink = 4;
+    auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, SelectIsa().value());
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     model_->set_deterministic(true);

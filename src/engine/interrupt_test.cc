@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "engine/small_model.h"
 #include "io/scratch_folder.h"
+#include "model/planned_model.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {
@@ -20,7 +21,7 @@ class InterruptTest : public ::testing::Test {
   void SetUp() override {
     auto weights = ModelWeights::Load(WideConfig(32), DType::kF32, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
-    auto model = Model::Create(*std::move(weights), nullptr, 0, &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), {}, &threads_, SelectIsa().value());
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     model_->set_deterministic(true);

@@ -10,6 +10,7 @@
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
+#include "model/planned_model.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {
@@ -45,8 +46,7 @@ class RatesTest : public ::testing::TestWithParam<const char*> {
       map.resize(kHeadDim * kHeadDim);
       for (float& x : map) x = static_cast<float>(random.Normal() / std::sqrt(kHeadDim));
     }
-    resident_ = MakeModel(*RanksAt(0));
-    resident_->OfferRates(*RanksAt(0.3), RanksAt);
+    resident_ = MakeModel(*RanksAt(0), OfferedRates{*RanksAt(0.3), RanksAt});
   }
 
   ModelBasis Cut(const std::vector<HeadRanks>& ranks) const {
@@ -69,14 +69,13 @@ class RatesTest : public ::testing::TestWithParam<const char*> {
     }
     return basis;
   }
-  std::unique_ptr<Model> MakeModel(const std::vector<HeadRanks>& ranks) {
-    const Spec spec = *Spec::Parse(GetParam());
-    const std::optional<SealPlan> seal = SealPlanOf(spec);
-    const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
-    const ModelBasis basis = Cut(ranks);
-    auto model = Model::Create(weights_, &basis, /*n_sink=*/4, &threads_, SelectIsa().value(),
-                               seal.has_value() ? &*seal : nullptr,
-                               retention.has_value() ? &*retention : nullptr);
+  std::unique_ptr<Model> MakeModel(const std::vector<HeadRanks>& ranks,
+                                   std::optional<OfferedRates> rates = std::nullopt) {
+    PlanParts parts = PartsOf(*Spec::Parse(GetParam()));
+    parts.basis = Cut(ranks);
+    parts.n_sink = 4;
+    parts.rates = std::move(rates);
+    auto model = CreateModel(weights_, std::move(parts), &threads_, SelectIsa().value());
     EXPECT_TRUE(model.ok()) << model.status();
     (*model)->set_deterministic(true);
     return *std::move(model);

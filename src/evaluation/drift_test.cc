@@ -12,6 +12,7 @@
 #include "kv/quantizer/method.h"
 #include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
+#include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 
@@ -35,10 +36,9 @@ class DriftTest : public ::testing::Test {
   // A positive rate: with a random basis, which is no identity.
   std::unique_ptr<Model> Make(const std::string& spec_text, double rate = 0) {
     const Spec spec = Spec::Parse(spec_text).value();
-    const std::optional<SealPlan> seal = SealPlanOf(spec);
     const ModelBasis basis = rate > 0 ? DrawRandomBasis(2, 2, 32, rate, 1) : ModelBasis{};
-    auto model = Model::Create(weights_, rate > 0 ? &basis : nullptr, spec.n_sink(), &threads_,
-                               SelectIsa().value(), seal.has_value() ? &*seal : nullptr);
+    auto model = CreateModel(weights_, PartsOf(spec, rate > 0 ? &basis : nullptr), &threads_,
+                             SelectIsa().value());
     EXPECT_TRUE(model.ok()) << model.status();
     (*model)->set_deterministic(true);  // so that what runs beside a sequence changes nothing
     return *std::move(model);

@@ -6,6 +6,7 @@
 
 #include "evaluation/bench/bench_model.h"
 #include "model/overflowing_source.h"
+#include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 
@@ -23,8 +24,8 @@ class QualityTest : public ::testing::Test {
   // A negative rate: without a basis.
   std::unique_ptr<Model> Make(double rate) {
     const ModelBasis basis = rate < 0 ? ModelBasis{} : DrawRandomBasis(2, 2, 32, rate, 1);
-    auto model =
-        Model::Create(weights_, rate < 0 ? nullptr : &basis, 4, &threads_, SelectIsa().value());
+    auto model = CreateModel(weights_, PartsOf(rate < 0 ? nullptr : &basis, /*n_sink=*/4),
+                             &threads_, SelectIsa().value());
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -159,7 +160,8 @@ TEST_F(QualityTest, WindowsSideBySideScoreAsOneAfterTheOther) {
   plan.votes = RetentionPlan::Votes::kAll;
   plan.keep = 0.5;
   plan.recent_share = 0.5;
-  auto pruned = Model::Create(weights_, nullptr, 4, &threads_, SelectIsa().value(), nullptr, &plan);
+  auto pruned =
+      CreateModel(weights_, {.n_sink = 4, .retention = plan}, &threads_, SelectIsa().value());
   ASSERT_TRUE(pruned.ok()) << pruned.status();
   auto none = Make(-1);
   Model* models[] = {none.get(), pruned->get()};

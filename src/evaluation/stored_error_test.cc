@@ -9,6 +9,7 @@
 #include "evaluation/quality.h"
 #include "kv/quantizer/method.h"
 #include "kv/spec/spec.h"
+#include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 
@@ -45,9 +46,9 @@ class StoredErrorTest : public ::testing::Test {
   }
   std::unique_ptr<Model> Make(const char* kv, const ModelBasis* basis = nullptr) {
     const Spec spec = *Spec::Parse(kv);
-    const auto seal = SealPlanOf(spec);
-    auto model = Model::Create(weights_, basis, kSink, &threads_, SelectIsa().value(),
-                               seal.has_value() ? &*seal : nullptr);
+    PlanParts parts = PartsOf(spec, basis);
+    parts.n_sink = kSink;
+    auto model = CreateModel(weights_, std::move(parts), &threads_, SelectIsa().value());
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }

@@ -2,14 +2,12 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "analysis/bases/basis.h"
-#include "analysis/ranks/ranks.h"
 #include "backend/backend.h"
 #include "base/threads.h"
 #include "kv/blocks/sequence_cache.h"
@@ -21,24 +19,17 @@
 #include "model/observer.h"
 #include "model/rotation_tables.h"
 #include "model/weights.h"
+#include "plan/cache_plan.h"
 
 namespace kvlathe {
 
 class Model {
  public:
-  // `basis` null: rows as they are; `seal` null: in 16 bits; both null: the uncompressed cache.
-  // Otherwise n_sink first positions keep rows of their own, in 16 bits and before the basis of
-  // keys; as with `retention`, which drops or merges entries. `weights` and `pool` are shared and
-  // outlive the model. Basis and plan are copied. kUnimplemented where the plan or the basis stores
-  // keys from before a RoPE that the kernels cannot apply when they are read, or where entries
-  // merge that are latents, or each of the heads that share latents would drop its own, or whole
-  // keys are to be read and no basis maps keys after RoPE; kInvalidArgument where the model is to
-  // decide what merges and was not taught to.
+  // The plan is of this model (FactsOf) and may be gone afterwards: its basis is folded into
+  // weights or packed. `weights` and `pool` are shared and outlive the model. kResourceExhausted
+  // when there is no memory for the maps, kDataLoss when weights cannot be read.
   static StatusOr<std::unique_ptr<Model>> Create(std::shared_ptr<ModelWeights> weights,
-                                                 const ModelBasis* basis, int n_sink,
-                                                 ThreadPool* pool, Isa isa,
-                                                 const SealPlan* seal = nullptr,
-                                                 const RetentionPlan* retention = nullptr);
+                                                 const CachePlan& plan, ThreadPool* pool, Isa isa);
 
   // Runs one step. Logits of the tokens asked for are in order of the batch behind logits().
   // Without a basis `observer` sees rows as the model makes them. Appends to streams[l], if there
@@ -63,24 +54,14 @@ class Model {
   // finite, kResourceExhausted when the system has no memory.
   Status SealRuns(int layer_idx, std::span<SequenceCache* const> caches);
 
-  // In place of EvenCodebooks, where the plan's format has codebooks: before anything is stored.
-  void set_codebooks(ModelCodebooks codebooks);
-
   // Row i of the last Forward's logits, [vocab_size].
   std::span<const float> logits(int64_t row) const;
   int64_t n_logit_rows() const { return n_logit_rows_; }
 
   // The layout of caches, but for those that LayoutAt gives.
   const CacheLayout& layout() const { return layout_; }
-  // Lets every sequence store the first of the columns that the basis has, in ranks by a rate of
-  // its own: `ranks_at` gives them for the rates that it allows, `ranks` are those of layout() from
-  // here on. Before anything is stored. Rows are made at the ranks of the basis; where caches hold
-  // fewer, attention's output ends in zeros, which add nothing behind W_O. Not for a basis of
-  // latents or one that splits bits, whose maps hang on the rank, nor for codebooks.
-  using RanksAtRate = std::function<StatusOr<std::vector<HeadRanks>>(double rate)>;
-  void OfferRates(std::span<const HeadRanks> ranks, RanksAtRate ranks_at);
   // Of a cache of this model at that rate; equal ranks have one layout, which lives as long as the
-  // model. kInvalidArgument where rates are not offered; other errors are those of `ranks_at`.
+  // model. kInvalidArgument where the plan offers no rates; other errors are those of its ranks_at.
   StatusOr<const CacheLayout*> LayoutAt(double rate);
   const ModelConfig& config() const { return weights_->config(); }
   const ModelWeights& weights() const { return *weights_; }
@@ -103,15 +84,9 @@ class Model {
   bool RowsNeedNoTurn(const ModelBasis* basis) const;
   // Whether some queries meet keys that no basis has cut.
   bool NeedsWholeRows() const { return layout_.n_sink > 0 || layout_.ReadsWholeKeys(); }
-  // layout_ with these ranks.
-  CacheLayout LayoutOf(std::span<const HeadRanks> ranks) const;
-  // Layer by layer, what a basis (null: none) is folded into or packed for; then its steps. layout_
-  // is final but for the ranks of OfferRates.
+  // Layer by layer, what a basis (null: none) is folded into or packed for; then its steps.
   Status CompileLayers(const ModelBasis* basis);
   StatusOr<std::unique_ptr<Layer>> MakeLayer(int layer_idx, const ModelBasis* basis);
-  void PlaceCodebooks();
-  // Whether heads that share latents would hold unlike entries.
-  bool SplitsSharedLatents(int heads_per_latent) const;
 
   Status PlaceTokens(std::span<const SequenceStep> steps);
   // Places the tokens of a step and makes room for what it computes.
@@ -128,7 +103,7 @@ class Model {
   RotationTables rotations_;
   Schedule schedule_ = Schedule::kBalanced;
   CacheLayout layout_;
-  std::vector<BlockShape> row_shapes_;    // [n_layers * n_kv_heads], of rows as they are made
+  std::vector<BlockShape> row_shapes_;    // CachePlan::row_shapes
   RanksAtRate ranks_at_;                  // null: rates are not offered
   std::deque<CacheLayout> rate_layouts_;  // that LayoutAt has given, but for layout_
   bool has_basis_ = false;

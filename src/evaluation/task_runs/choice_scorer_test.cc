@@ -12,6 +12,7 @@
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
+#include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 
@@ -54,14 +55,11 @@ class ChoiceScorerTest : public testing::Test {
     const auto spec = Spec::Parse(text);
     EXPECT_TRUE(spec.ok()) << spec.status();
     const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
-    const std::optional<RetentionPlan> retention = RetentionPlanOf(*spec);
-    const std::optional<SealPlan> seal = SealPlanOf(*spec);
     auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model = Model::Create(*std::move(weights), spec->basis() == nullptr ? nullptr : &basis,
-                               spec->n_sink(), &threads_, SelectIsa().value(),
-                               seal.has_value() ? &*seal : nullptr,
-                               retention.has_value() ? &*retention : nullptr);
+    auto model = CreateModel(*std::move(weights),
+                             PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis), &threads_,
+                             SelectIsa().value());
     EXPECT_TRUE(model.ok()) << model.status();
     (*model)->set_deterministic(true);
     return *std::move(model);

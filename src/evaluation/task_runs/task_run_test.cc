@@ -9,6 +9,7 @@
 #include "engine/sampler.h"
 #include "evaluation/bench/bench_model.h"
 #include "model/overflowing_source.h"
+#include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 
@@ -74,8 +75,8 @@ class TaskRunTest : public ::testing::Test {
   // A negative rate: without a basis.
   std::unique_ptr<Model> Make(double rate) {
     const ModelBasis basis = rate < 0 ? ModelBasis{} : DrawRandomBasis(2, 2, 32, rate, 1);
-    auto model =
-        Model::Create(weights_, rate < 0 ? nullptr : &basis, 4, &threads_, SelectIsa().value());
+    auto model = CreateModel(weights_, PartsOf(rate < 0 ? nullptr : &basis, /*n_sink=*/4),
+                             &threads_, SelectIsa().value());
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }

@@ -11,6 +11,7 @@
 #include "io/files.h"
 #include "kv/blocks/block_pool.h"
 #include "model/model.h"
+#include "model/planned_model.h"
 #include "training/retrofit/model_directory.h"
 
 namespace kvlathe {
@@ -222,7 +223,7 @@ std::vector<float> EngineLogits(const std::string& directory, const std::vector<
   auto weights =
       ModelWeights::Load(*config, DType::kF32, MakeFileSource(*std::move(reader)), &pool);
   EXPECT_TRUE(weights.ok()) << weights.status();
-  auto model = Model::Create(*std::move(weights), nullptr, 0, &pool, Isa::kScalar);
+  auto model = CreateModel(*std::move(weights), {}, &pool, Isa::kScalar);
   EXPECT_TRUE(model.ok()) << model.status();
   SequenceCache cache(&(*model)->layout(), &blocks);
   EXPECT_TRUE(cache.Extend(static_cast<int>(tokens.size())).ok());

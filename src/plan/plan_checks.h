@@ -1,14 +1,15 @@
-// What a model's shape and family rule out of a cache, before any weight is read.
+// What a model's shape and family rule out of a cache: known before any weight is read.
 #pragma once
 
 #include "base/status.h"
 #include "kv/cache_layout.h"
 #include "kv/retention/plan.h"
-#include "model/config.h"
+#include "plan/model_facts.h"
 
 namespace kvlathe {
 
-struct CachePlans {
+// The parts of a plan that a model may rule out.
+struct ConsideredParts {
   const SealPlan* seal = nullptr;            // of a quantizer, or of a basis that splits bits
   const RetentionPlan* retention = nullptr;  // null: all entries stay
   bool has_latent_keys = false;              // keys are kept from before RoPE
@@ -18,6 +19,6 @@ struct CachePlans {
 // that is found at a prompt's end meets such a window, and for keys from before a RoPE that the
 // kernels cannot apply when they are read; kInvalidArgument where the model is to decide what
 // merges and was not taught to.
-Status CheckPlans(const ModelConfig& config, const CachePlans& plans);
+Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts);
 
 }  // namespace kvlathe

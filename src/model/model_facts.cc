@@ -1,0 +1,16 @@
+#include "model/model_facts.h"
+
+namespace kvlathe {
+
+ModelFacts FactsOf(const ModelConfig& config, DType row_type) {
+  return {.n_layers = config.n_layers,
+          .n_kv_heads = config.n_kv_heads,
+          .head_dim = config.head_dim,
+          .rope_dim = config.rope_dim(),
+          .max_seq_len = config.max_seq_len,
+          .windows = config.attention.Windows(config.n_layers),
+          .has_dmc = config.dmc.has_value(),
+          .row_type = row_type};
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,11 @@
+// What a model tells the plan of its cache.
+#pragma once
+
+#include "model/config.h"
+#include "plan/model_facts.h"
+
+namespace kvlathe {
+
+ModelFacts FactsOf(const ModelConfig& config, DType row_type);
+
+}  // namespace kvlathe

@@ -1,0 +1,87 @@
+// The plan of a cache: everything that one spec means for one model, decided once and never
+// changed. Whoever needs the shape of rows, when blocks are sealed, what is dropped or how many
+// bytes a sequence takes asks the plan; nobody else builds a CacheLayout of a model.
+//
+// AssemblePlan makes one from parts that are known already (tests, probes of a calibration). Both
+// refuse what cannot go together.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "analysis/bases/basis.h"
+#include "analysis/ranks/ranks.h"
+#include "base/status.h"
+#include "kv/cache_layout.h"
+#include "kv/quantizer/codebooks.h"
+#include "kv/spec/spec.h"
+#include "plan/model_facts.h"
+
+namespace kvlathe {
+
+// Ranks of all heads, [n_layers * n_kv_heads], for a share of K and V elements that is removed. Its
+// errors say which rates it allows.
+using RanksAtRate = std::function<StatusOr<std::vector<HeadRanks>>(double rate)>;
+
+// Lets every sequence store the first of the columns that the basis has, in ranks by a rate of its
+// own. Rows are made at the ranks of the basis; where caches hold fewer, attention's output ends in
+// zeros, which add nothing behind W_O. Not for a basis of latents or one that splits bits, whose
+// maps hang on the rank, nor for codebooks.
+struct OfferedRates {
+  std::vector<HeadRanks> ranks;  // of sequences that choose no rate
+  RanksAtRate ranks_at;
+};
+
+// What a plan is put together from.
+struct PlanParts {
+  std::optional<ModelBasis> basis;  // none: rows as they are
+  // First positions that keep rows of their own, in 16 bits and before the basis of keys. Of the
+  // uncompressed cache, which has nothing to spare them from, it is 0 whatever stands here.
+  int n_sink = 0;
+  std::optional<SealPlan> seal;            // none: rows stay in 16 bits
+  std::optional<RetentionPlan> retention;  // none: every entry stays
+  ModelCodebooks codebooks;  // empty: EvenCodebooks, where the seal plan's format has codebooks
+  std::optional<OfferedRates> rates;
+};
+
+// How the spec seals and what it keeps: all parts but those that calibration gives. The spec is
+// supported (CheckSupported).
+PlanParts PartsOf(const Spec& spec);
+
+class CachePlan {
+ public:
+  // The layout of sequences that choose no rate.
+  const CacheLayout& layout() const { return layout_; }
+  // Null: rows are stored as the model makes them.
+  const ModelBasis* basis() const { return basis_.has_value() ? &*basis_ : nullptr; }
+  // Of the heads, [n_layers * n_kv_heads]: what is made for each position. Sequences whose rate
+  // allows fewer dimensions store the first of them.
+  const std::vector<BlockShape>& row_shapes() const { return row_shapes_; }
+  const ModelCodebooks& codebooks() const { return codebooks_; }  // [n_layers], or empty
+  // Null where sequences have no rates of their own.
+  const RanksAtRate& ranks_at() const { return ranks_at_; }
+
+ private:
+  friend StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts);
+  CachePlan() = default;
+
+  CacheLayout layout_;
+  std::optional<ModelBasis> basis_;
+  std::vector<BlockShape> row_shapes_;
+  ModelCodebooks codebooks_;
+  RanksAtRate ranks_at_;
+};
+
+// kUnimplemented where the plan or the basis stores keys from before a RoPE that the kernels cannot
+// apply when they are read, where entries merge that are latents, where each of the heads that
+// share latents would drop its own, where whole keys are to be read and no basis maps keys after
+// RoPE, and where a model has windows and entries are to be dropped; kInvalidArgument where the
+// model is to decide what merges and was not taught to.
+StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts);
+
+// The layout of a sequence that stores each head in these ranks, none above those of its rows.
+CacheLayout LayoutAtRanks(const CacheLayout& standard, const std::vector<BlockShape>& row_shapes,
+                          const std::vector<HeadRanks>& ranks);
+
+}  // namespace kvlathe

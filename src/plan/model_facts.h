@@ -1,0 +1,21 @@
+// What a plan needs to know of a model.
+#pragma once
+
+#include <vector>
+
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+struct ModelFacts {
+  int n_layers = 0;
+  int n_kv_heads = 0;
+  int head_dim = 0;
+  int rope_dim = 0;          // channels of a head that rotate; 0: positions are learned
+  int max_seq_len = 0;       // the full context, at which a promised ratio holds
+  std::vector<int> windows;  // AttentionLayers::Windows: [n_layers], empty where no layer has one
+  bool has_dmc = false;      // it was taught what to merge (Dynamic Memory Compression)
+  DType row_type = DType::kBf16;  // of the rows of keys and values
+};
+
+}  // namespace kvlathe
