@@ -4,7 +4,8 @@
 A file may include headers of its own folder, and of the folders that its target lists in DEPS
 (a test also those of its folder's library). Folders are ordered (ORDER below): neither an include
 nor a DEPS entry may point upwards, so the folder graph has no cycle. No header may include itself
-through others, and every source must belong to a target. A source must also include, itself or
+through others, and every source must belong to a target. Only what runs on the CPU may include the headers that give
+addresses of cache memory (ADDRESS_HEADERS below). A source must also include, itself or
 through headers of the project, what it uses of the headers that are precompiled (PRECOMPILED below),
 which the compiler would not miss.
 
@@ -16,7 +17,7 @@ from collections import namedtuple
 from pathlib import Path
 
 ORDER = [
-    "base", "tensor", "io", "format", "analysis", "tokenizer", "training/tokenizer_training", "kernels", "kernels/cpu",
+    "base", "tensor", "io", "format", "device", "analysis", "tokenizer", "training/tokenizer_training", "kernels", "kernels/cpu",
     "kv", "plan", "tuning", "attention", "backend", "model", "calibration", "engine", "evaluation/tasks", "training/corpus",
     "training/corpus_building", "training/retrofit", "evaluation",
     "server", "apps", "tests",
@@ -39,6 +40,17 @@ PRECOMPILED = {
     "nlohmann/json.hpp": r"\bnlohmann::",
 }
 PRECOMPILED = {header: re.compile(use) for header, use in PRECOMPILED.items()}
+# Headers that give addresses of cache memory, and the folders of what runs on the CPU, which may include them. Other
+# code knows rows by ids; tests, which look at bytes, are free. Of the rest these may, and why.
+ADDRESS_HEADERS = {"src/device/cpu_device.h", "src/attention/addresses.h", "src/kernels/cpu/attend/resolve.h"}
+ADDRESS_FOLDERS = {"device", "kernels/cpu", "attention", "backend"}
+ADDRESS_FILES = {
+    "src/kv/blocks/block_pool.cc": "makes the device of a pool that is given none",
+    "src/kv/retention/prune.cc": "the CPU backend's verb of that name",
+    "src/evaluation/stored_error.cc": "compares sealed rows with what they were",
+    "src/evaluation/bench/bench_attention_case.h": "lays rows out itself",
+    "src/evaluation/bench/bench_model.cc": "fills caches with random rows",
+}
 COMMENT = re.compile(r"//[^\n]*")
 CALL = re.compile(r"(\w+)\s*\(([^()]*)\)")
 
@@ -172,6 +184,14 @@ def check_file(path, includes, by_folder, by_source):
     return problems
 
 
+def check_addresses(path, includes):
+    if (path in ADDRESS_FILES or path.startswith("tests/") or path.endswith(("_test.cc", "_fuzz.cc", "_bench.cc"))
+            or folder_of(without_root(path)) in ADDRESS_FOLDERS):
+        return []
+    return [f"{path}: includes {include}, which gives addresses of rows; host code knows them by ids"
+            for include in includes if include in ADDRESS_HEADERS]
+
+
 def check_precompiled(root, path, graph):
     """Uses of precompiled headers that nothing includes."""
     reached, waiting, included = {path}, [path], set()
@@ -215,6 +235,7 @@ def check(root):
     graph = {path: list(includes_of(root, path)) for path in files}
     for path in files:
         problems += check_file(path, graph[path], by_folder, by_source)
+        problems += check_addresses(path, graph[path])
         if path.endswith(".cc"):
             problems += check_precompiled(root, path, graph)
     cycle = find_cycle(graph)

@@ -57,6 +57,21 @@ class CheckIncludes(unittest.TestCase):
         self.assert_problem({"src/kv/c.cc": '#include "io/b.h"\n'},
                             "src/kv/c.cc: includes src/io/b.h, but DEPS lacks io")
 
+    def test_finds_host_code_that_gets_addresses_of_rows(self):
+        files = {
+            "src/device/CMakeLists.txt": "kvl_library(NAME device SRCS cpu_device.cc DEPS base)",
+            "src/device/cpu_device.h": "",
+            "src/device/cpu_device.cc": '#include "device/cpu_device.h"\n',
+            "src/kernels/cpu/CMakeLists.txt": "kvl_library(NAME kernels_cpu SRCS k.cc DEPS device base)",
+            "src/kernels/cpu/k.cc": '#include "device/cpu_device.h"\n#include "kernels/cpu/k.h"\n',
+            "src/kv/CMakeLists.txt": "kvl_library(NAME kv SRCS c.cc DEPS kernels_cpu device)\n"
+                                     "kvl_test(NAME kv_test SRCS c_test.cc DEPS kv io device)",
+            "src/kv/c_test.cc": '#include "device/cpu_device.h"\n',
+        }
+        self.assertEqual(problems_of(files), [])
+        self.assert_problem({**files, "src/kv/c.cc": '#include "device/cpu_device.h"\n'},
+                            "src/kv/c.cc: includes src/device/cpu_device.h, which gives addresses of rows")
+
     def test_does_not_follow_deps_of_deps(self):
         self.assert_problem({"src/kv/c.h": '#include "base/a.h"\n'}, "DEPS lacks base")
 

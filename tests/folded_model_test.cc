@@ -159,8 +159,9 @@ TEST_P(FoldedModelTest, StoresTheRowsOfTheOnlineRotation) {
     for (int l = 0; l < layout.n_layers; ++l) {
       for (int g = 0; g < layout.n_kv_heads; ++g) {
         const BlockShape& shape = layout.shape(l, g);
-        const auto* block = reinterpret_cast<const float*>(cache.blocks(l, g)[0]);
-        rows.insert(rows.end(), block, block + kBlockSize * (shape.rank_k + shape.rank_v));
+        std::vector<float> block(kBlockSize * (shape.rank_k + shape.rank_v));
+        cache.device().Download({cache.blocks(l, g)[0]}, std::as_writable_bytes(std::span(block)));
+        rows.insert(rows.end(), block.begin(), block.end());
       }
     }
   }

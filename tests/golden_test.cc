@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 
+#include "device/guarded_device.h"
 #include "io/files.h"
 #include "io/safetensors/safetensors.h"
 #include "loaded_model.h"
@@ -106,6 +108,23 @@ TEST_P(TransformersTest, EveryLogitAgreesHoweverTheTextIsCut) {
             << IsaName(isa) << ", " << n_tokens << " tokens, first step " << chunks[0];
       }
     }
+  }
+}
+
+// With a cache that the host cannot touch, and the kernels that are the references of all others.
+TEST_P(TransformersTest, EveryLogitAgreesOnADeviceThatBites) {
+  const std::string directory = std::string(KVLATHE_SOURCE_DIR "/tests/golden/") + GetParam();
+  auto config = LoadModelConfig(directory);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto texts = ReadGolden(directory + "/golden_logits.safetensors", config->vocab_size);
+  ASSERT_FALSE(texts.empty());
+  for (const GoldenText& text : texts) {
+    const int n_tokens = static_cast<int>(text.ids.size());
+    LoadedModel loaded = LoadModel(directory, DType::kF32, Isa::kScalar, nullptr, 0, n_tokens);
+    PlaceOn(std::make_unique<GuardedDevice>(), &loaded);
+    EXPECT_LT(MaxDifference(EngineLogits(&loaded, text.ids, {30, 1, 17, 5}), text.logits),
+              kTransformersBound)
+        << n_tokens << " tokens";
   }
 }
 

@@ -10,6 +10,8 @@
 namespace kvlathe::testing {
 namespace {
 
+constexpr int64_t kBudgetBytes = int64_t{256} << 20;
+
 // Of a directory or a GGUF file; null, with a failure of the test, if it cannot be opened.
 std::unique_ptr<TensorSource> OpenSource(const std::string& model) {
   if (model.ends_with(".gguf")) {
@@ -28,7 +30,7 @@ LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
                       const ModelBasis* basis, int n_sink, int context) {
   LoadedModel loaded;
   loaded.pool = std::make_unique<ThreadPool>(2);
-  loaded.blocks = std::make_unique<BlockPool>(int64_t{256} << 20);
+  loaded.blocks = std::make_unique<BlockPool>(kBudgetBytes);
   auto config = LoadModelConfig(directory);
   EXPECT_TRUE(config.ok()) << config.status();
   if (context > 0) config->ChooseContext(context);
@@ -40,6 +42,11 @@ LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
   EXPECT_TRUE(model.ok()) << model.status();
   loaded.model = *std::move(model);
   return loaded;
+}
+
+void PlaceOn(std::unique_ptr<Device> device, LoadedModel* loaded) {
+  loaded->blocks = std::make_unique<BlockPool>(kBudgetBytes, device.get());
+  loaded->device = std::move(device);
 }
 
 Matrix EngineLogits(LoadedModel* loaded, const std::vector<int>& ids,

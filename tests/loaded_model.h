@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/cpu_features.h"
+#include "device/device.h"
 #include "kv/blocks/block_pool.h"
 #include "model/model.h"
 #include "reference_decoder.h"
@@ -16,6 +17,7 @@ namespace kvlathe::testing {
 // Members in the order in which they depend on each other.
 struct LoadedModel {
   std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<Device> device;  // of the blocks; null: the host's memory
   std::unique_ptr<BlockPool> blocks;
   std::shared_ptr<ModelWeights> weights;
   std::unique_ptr<Model> model;
@@ -25,6 +27,9 @@ struct LoadedModel {
 // long as the model allows.
 LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
                       const ModelBasis* basis = nullptr, int n_sink = 0, int context = 0);
+
+// The cache moves to another device, which `loaded` holds from here on.
+void PlaceOn(std::unique_ptr<Device> device, LoadedModel* loaded);
 
 // Logits after every token, fed in chunks of the given sizes (the last one repeats) and of no more
 // than the cache takes at once. n_prompt 0: the prompt does not end.

@@ -6,6 +6,8 @@
 #include <optional>
 #include <random>
 
+#include "device/cpu_device.h"
+#include "kernels/cpu/attend/resolve.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "model/planned_model.h"
@@ -91,8 +93,10 @@ void RetainedModelTest::Step(Model* model, SequenceCache* cache, int n) {
 std::vector<int> RetainedModelTest::Positions(const SequenceCache& cache, int layer_idx,
                                               int kv_head_idx) {
   std::vector<int> positions;
+  const CpuAccess access(cache.device());
+  const EntryTable table = EntryTableAt(access, cache.entries(layer_idx, kv_head_idx));
   for (int e = 0; e < cache.n_entries(layer_idx, kv_head_idx); ++e) {
-    positions.push_back(cache.entries(layer_idx, kv_head_idx).position(e));
+    positions.push_back(table.position(e));
   }
   std::ranges::sort(positions);
   return positions;

@@ -225,8 +225,9 @@ TEST_F(RetainedModelTest, WholeKeysBecomeTheRowsThatOthersStore) {
       }
       for (int g = 0; g < reference_.n_kv_heads; ++g) {
         for (int b = 0; b < (kPrompt - 3) / kBlockSize; ++b) {
-          const std::byte* const block = cache->blocks(0, g)[b];
-          blocks[is_exact].emplace_back(block, block + BlockBytes(model->layout().shape(0, g)));
+          std::vector<std::byte>& block =
+              blocks[is_exact].emplace_back(BlockBytes(model->layout().shape(0, g)));
+          cache->device().Download({cache->blocks(0, g)[b]}, block);
         }
       }
     }

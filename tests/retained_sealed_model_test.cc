@@ -8,6 +8,8 @@
 
 #include "base/cpu_features.h"
 #include "base/random.h"
+#include "device/cpu_device.h"
+#include "kernels/cpu/attend/resolve.h"
 #include "kernels/cpu/seal/seal.h"
 #include "kv/retention/reopen.h"
 #include "kv/seal/seal_schedule.h"
@@ -27,11 +29,11 @@ std::vector<std::vector<std::byte>> BytesOfRun(const SequenceCache& cache,
                                                const CacheLayout& layout, int layer_idx) {
   std::vector<std::vector<std::byte>> objects;
   for (int g = 0; g < layout.n_kv_heads; ++g) {
-    const PackedRun& run = cache.runs(layer_idx, g).front();
+    const SealedRun& run = cache.runs(layer_idx, g).front();
     const PackedShape shape = PackedShapeOf(
         layout, layer_idx, g, {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
-    const auto add = [&](const std::byte* object, int64_t n_bytes) {
-      objects.emplace_back(object, object + n_bytes);
+    const auto add = [&](const ObjectId& object, int64_t n_bytes) {
+      cache.device().Download({object}, objects.emplace_back(n_bytes));
     };
     for (int b = 0; b < run.n_blocks; ++b) {
       add(cache.blocks(layer_idx, g)[b], PackedBlockBytes(shape));
@@ -46,8 +48,10 @@ std::vector<std::vector<std::byte>> BytesOfRun(const SequenceCache& cache,
 std::vector<int> DroppedFrom(const SequenceCache& all, int layer_idx, int kv_head_idx,
                              const std::vector<int>& kept) {
   std::vector<int> dropped;
+  const CpuAccess access(all.device());
+  const EntryTable table = EntryTableAt(access, all.entries(layer_idx, kv_head_idx));
   for (int e = 0; e < all.n_entries(layer_idx, kv_head_idx); ++e) {
-    const int position = all.entries(layer_idx, kv_head_idx).position(e);
+    const int position = table.position(e);
     if (!std::ranges::binary_search(kept, position)) dropped.push_back(e);
   }
   return dropped;
@@ -205,15 +209,18 @@ TEST_F(RetainedModelTest, SealsAgainAsIfNothingElseHadBeenThere) {
         for (int b = 0; b <= n_blocks; ++b) {
           to[g].push_back(rows.emplace_back(BlockObjectBytes(shape)).data());
         }
-        const PackedHead runs = {.format = layout.seal->format,
-                                 .kv_head_idx = g,
-                                 .n_kv_heads = layout.n_kv_heads,
-                                 .layer_rank_v = 2 * shape.rank_v,
-                                 .runs = all->runs(l, g).data(),
-                                 .n_runs = static_cast<int>(all->runs(l, g).size())};
+        const CpuAccess access(all->device());
+        const SealedHead sealed = {.format = layout.seal->format,
+                                   .kv_head_idx = g,
+                                   .n_kv_heads = layout.n_kv_heads,
+                                   .layer_rank_v = 2 * shape.rank_v,
+                                   .runs = all->runs(l, g)};
+        std::vector<PackedRun> runs;
+        const PackedHead from = PackedHeadAt(access, sealed, &runs);
+        const std::vector<std::byte*> blocks = access.At(all->blocks(l, g));
         const int n_all = all->n_entries(l, g);
         const std::vector<int> dropped = DroppedFrom(*all, l, g, Positions(*cache, l, g));
-        EXPECT_GT(CopyKept({shape, runs, all->blocks(l, g), n_all}, dropped, to[g]), 0);
+        EXPECT_GT(CopyKept({shape, from, blocks, n_all}, dropped, to[g]), 0);
         plain[g].assign(to[g].begin(), to[g].end());
         for (int b = 0; b < n_blocks; ++b) packed[g].push_back(want[object++].data());
         heads.push_back({.rank_k = shape.rank_k,

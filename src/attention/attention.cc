@@ -4,6 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include "attention/addresses.h"
+#include "attention/latents.h"
 #include "attention/merged_rows.h"
 #include "attention/partial.h"
 #include "attention/plan.h"
@@ -32,15 +34,16 @@ struct ScoreRows {
   int64_t stride = 0;
 };
 
-AttendParams BlockParams(const HeadJob& job, const WorkItem& item, const AttentionRun& run,
-                         const PartialRows& partial, const ScoreRows& scores) {
+AttendParams BlockParams(const HeadJob& job, const JobAddresses& at, const WorkItem& item,
+                         const AttentionRun& run, const PartialRows& partial,
+                         const ScoreRows& scores) {
   return {.shape = job.shape,
           .gqa_group = job.gqa_group,
           .n_rows = item.row_end - item.row_begin,
           .q = RowAt(job.q, item.row_begin, job.q_stride, job.shape.row_type),
           .q_stride = job.q_stride,
-          .blocks = job.blocks,
-          .packed = job.packed.n_runs > 0 || job.packed.open.n_blocks > 0 ? &job.packed : nullptr,
+          .blocks = at.blocks(),
+          .packed = at.packed(),
           .kv_begin = item.entry_begin,
           .kv_end = item.entry_end,
           .first_visible = job.first_visible + item.row_begin / job.gqa_group,
@@ -55,12 +58,23 @@ AttendParams BlockParams(const HeadJob& job, const WorkItem& item, const Attenti
           .scores_stride = scores.stride};
 }
 
-bool IsRotated(const HeadJob& job) { return job.packed.n_runs > 0 && job.packed.format.is_rotated; }
+int64_t LatentScratchBytes(const HeadJob& job, int64_t max_item_floats) {
+  // Of the head only sizes are asked.
+  const std::vector<LatentSlice> slices(job.latents.slices.size());
+  const LatentHead head = {
+      .map = job.latents.map, .slices = slices, .rotation = job.latents.rotation};
+  return LatentScratchBytes(job.shape, head, max_item_floats);
+}
+
+bool IsRotated(const HeadJob& job) {
+  return !job.packed.runs.empty() && job.packed.format.is_rotated;
+}
 
 // Adds what the scored ones of rows [row_begin, row_end) attend to. `partial` is final, and it and
 // `scores` begin with row_begin and the first entry.
-void AddScores(const EntryScoreKernels& kernels, const HeadJob& job, int row_begin, int row_end,
-               float sm_scale, const PartialRows& partial, const ScoreRows& scores) {
+void AddScores(const EntryScoreKernels& kernels, const CpuAccess& access, const HeadJob& job,
+               int row_begin, int row_end, float sm_scale, const PartialRows& partial,
+               const ScoreRows& scores) {
   const int begin = std::max(row_begin, job.first_scored * job.gqa_group);
   if (begin >= row_end) return;
   const int skipped = begin - row_begin, token = begin / job.gqa_group;
@@ -80,15 +94,15 @@ void AddScores(const EntryScoreKernels& kernels, const HeadJob& job, int row_beg
                .row_max = partial.row_max + skipped,
                .row_sum = partial.row_sum + skipped,
                .noise = job.noise != nullptr ? &noise : nullptr,
-               .table = job.scored});
+               .table = EntryTableAt(access, job.scored)});
 }
 
 // A line more than the blocks: rows a power of two apart would fight for the same sets of the
 // caches.
 int64_t ScoreStride(const HeadJob& job) { return RoundUp(job.n_entries, kBlockSize) + 16; }
 
-void AttendSink(const AttendKernels& kernels, const HeadJob& job, const WorkItem& item,
-                float sm_scale, const PartialRows& partial) {
+void AttendSink(const AttendKernels& kernels, const HeadJob& job, const JobAddresses& at,
+                const WorkItem& item, float sm_scale, const PartialRows& partial) {
   const DType row_type = job.shape.row_type;
   AttendRowsParams params = {
       .row_type = row_type,
@@ -98,8 +112,8 @@ void AttendSink(const AttendKernels& kernels, const HeadJob& job, const WorkItem
       .n_rows = item.row_end - item.row_begin,
       .q = RowAt(job.q_full, item.row_begin, job.q_full_stride, row_type),
       .q_stride = job.q_full_stride,
-      .k = job.sink_k,
-      .v = job.sink_v,
+      .k = at.sink_k(),
+      .v = at.sink_v(),
       .n_entries = job.n_sink,
       .first_visible = job.sink_first_visible + item.row_begin / job.gqa_group,
       .window = job.sink_window,
@@ -110,7 +124,7 @@ void AttendSink(const AttendKernels& kernels, const HeadJob& job, const WorkItem
       .row_sum = partial.row_sum};
   if (job.latents.slices.empty()) return kernels.attend_rows(params);
   // Sinks are few: scores of their own for each slice cost nothing.
-  for (const LatentSlice& slice : job.latents.slices) {
+  for (const LatentSlice& slice : at.latents().slices) {
     params.v = slice.sink_v;
     kernels.attend_rows(params);
     params.o += params.rank_v;
@@ -154,8 +168,11 @@ struct Attention::State {
   int64_t worker_scores = 0;                // floats
   std::vector<int64_t> split_score_offset;  // [n_splits] floats in `scores`
 
+  std::vector<JobAddresses> addresses;  // [n_workers]
+
   // The call at work.
   std::span<const HeadJob> jobs;
+  const CpuAccesses* accesses = nullptr;
   const AttentionPlan* plan = nullptr;
   float sm_scale = 1;
 
@@ -205,8 +222,13 @@ void Attention::State::RunItems(int worker_id) {
   std::byte* const kernel_scratch = latent_scratch + latent_bytes;
   float* own = reinterpret_cast<float*>(kernel_scratch + kAttendScratchBytes);
   float* sink = own + plan->max_item_floats;
+  JobAddresses& at = addresses[worker_id];
   for (const WorkItem& item : plan->ItemsOf(worker_id)) {
     const HeadJob& job = jobs[item.job_idx];
+    const CpuAccess& access = accesses->Of(job.device);
+    // Tokens of merged rows see entries behind those of the item that adds their own row.
+    const bool is_merged = job.merged.n_closed != nullptr;
+    at.Resolve(access, job, item.entry_begin, is_merged ? job.n_entries : item.entry_end);
     const AttendKernels& kernels = KernelsFor(job.shape.row_type);
     const int n_rows = item.row_end - item.row_begin, width = job.output_width();
     const bool is_part = item.partial_offset >= 0;
@@ -214,27 +236,28 @@ void Attention::State::RunItems(int worker_id) {
         PartialAt(is_part ? workspace.as<float>() + item.partial_offset : own, n_rows, width);
     const ScoreRows item_scores = ScoresOf(item, worker_id);
     const AttendParams params =
-        BlockParams(job, item, {sm_scale, is_deterministic}, partial, item_scores);
+        BlockParams(job, at, item, {sm_scale, is_deterministic}, partial, item_scores);
     if (!job.latents.empty()) {
       AttendLatents(kernels, {GetLatentReader(isa, job.shape.row_type), GetSealedReader(isa)},
-                    job.latents, params, {kernel_scratch, latent_scratch});
+                    at.latents(), params, {kernel_scratch, latent_scratch});
     } else if (IsRotated(job)) {
       AttendRotatedRuns(kernels, GetLatentReader(isa, job.shape.row_type), params,
                         {kernel_scratch, latent_scratch});
-    } else if (job.merged.n_closed == nullptr) {
+    } else if (!is_merged) {
       kernels.attend(params, kernel_scratch);
     } else {
       AttendMerged({kernels, job, item, PartialAt(sink, n_rows, width), kernel_scratch}, params);
     }
     if (item.entry_begin == 0 && job.n_sink > 0) {
       const PartialRows sink_partial = PartialAt(sink, n_rows, width);
-      AttendSink(kernels, job, item, sm_scale, sink_partial);
+      AttendSink(kernels, job, at, item, sm_scale, sink_partial);
       MergePartial(sink_partial, n_rows, width, partial);
     }
     if (is_part) continue;
     WriteRows(job, item.row_begin, n_rows, partial);
     if (item_scores.rows == nullptr) continue;
-    AddScores(score_kernels, job, item.row_begin, item.row_end, sm_scale, partial, item_scores);
+    AddScores(score_kernels, access, job, item.row_begin, item.row_end, sm_scale, partial,
+              item_scores);
   }
 }
 
@@ -270,8 +293,8 @@ void Attention::State::ScoreSplits(int worker_id) {
     if (!job.is_scored()) continue;
     const PartialRows merged = PartialAt(workspace.as<float>() + split.partial_offset,
                                          split.row_end - split.row_begin, job.output_width());
-    AddScores(score_kernels, job, split.row_begin, split.row_end, sm_scale, merged,
-              {scores.as<float>() + split_score_offset[i], ScoreStride(job)});
+    AddScores(score_kernels, accesses->Of(job.device), job, split.row_begin, split.row_end,
+              sm_scale, merged, {scores.as<float>() + split_score_offset[i], ScoreStride(job)});
   }
 }
 
@@ -310,8 +333,7 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
   for (const HeadJob& job : jobs) {
     const int64_t n_floats = plan.max_item_floats;
     if (!job.latents.empty()) {
-      s.latent_bytes =
-          std::max(s.latent_bytes, LatentScratchBytes(job.shape, job.latents, n_floats));
+      s.latent_bytes = std::max(s.latent_bytes, LatentScratchBytes(job, n_floats));
     } else if (IsRotated(job)) {
       s.latent_bytes = std::max(s.latent_bytes, RotatedScratchBytes(job.shape, n_floats));
     }
@@ -323,6 +345,10 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
       s.workspace.EnsureSize(4 * plan.workspace_floats, "attention partial results"));
   const bool is_scored = std::ranges::any_of(jobs, &HeadJob::is_scored);
   if (is_scored) KVL_RETURN_IF_ERROR(s.PlaceScores());
+  CpuAccesses accesses;
+  for (const HeadJob& job : jobs) accesses.Open(job.device);
+  s.accesses = &accesses;
+  s.addresses.resize(s.pool->n_workers());
   s.pool->Run([&s](int worker_id) { s.RunItems(worker_id); });
   if (plan.splits.empty()) return OkStatus();
   s.pool->Run([&s](int worker_id) { s.MergeSplits(worker_id); });

@@ -6,14 +6,16 @@
 #include <memory>
 #include <span>
 
-#include "attention/latents.h"
 #include "attention/schedule.h"
 #include "base/cpu_features.h"
 #include "base/status.h"
 #include "base/threads.h"
+#include "device/device.h"
+#include "device/sealed_runs.h"
 #include "format/block_layout.h"
 #include "kernels/cpu/attend/attend.h"
 #include "kernels/cpu/attend/entry_scores.h"
+#include "kernels/cpu/latent/latent_keys.h"
 
 namespace kvlathe {
 
@@ -28,8 +30,35 @@ struct MergedRows {
   int64_t v_stride = 0;
 };
 
-// One (sequence, KV head) of a layer in this step. New rows are already in the blocks.
+// What one of the heads that share latents (attention/latents.h) holds of them.
+struct LatentSliceIds {
+  std::span<const ObjectId> blocks;  // as HeadJob::blocks
+  SealedHead packed;
+  ObjectPlace sink_v;  // [n_sink, rank_v] row_type
+};
+
+// A head whose keys are stored as latents from before RoPE: LatentHead with ids.
+struct LatentIds {
+  LatentMapView map;  // rank 0: keys are stored as they are
+  // Of all heads that share the latents, in their order; the job's own is one of them. Empty: the
+  // head has latents of its own.
+  std::span<const LatentSliceIds> slices;
+  KeyRotation rotation;    // as LatentHead::rotation
+  EntryTableId positions;  // where entries were dropped; then cosines and sines [position][half]
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+
+  bool empty() const { return map.rank == 0; }
+  // Numbers of an output row where blocks hold rank_v of them.
+  int output_width(int rank_v) const {
+    return slices.empty() ? rank_v : rank_v * static_cast<int>(slices.size());
+  }
+};
+
+// One (sequence, KV head) of a layer in this step. New rows are already in the blocks. What lies in
+// the cache is named by ids of `device`; queries and outputs are memory of the workers.
 struct HeadJob {
+  Device* device = nullptr;
   BlockShape shape;
   int head_dim = 0;         // width of q_full and of sink keys
   int gqa_group = 1;        // query heads that share this KV head
@@ -39,9 +68,9 @@ struct HeadJob {
   int64_t q_stride = 0;
   const void* q_full = nullptr;  // [n_tokens * gqa_group, head_dim] row_type; used when n_sink > 0
   int64_t q_full_stride = 0;
-  const std::byte* const* blocks = nullptr;
-  PackedHead packed;  // its runs are the first blocks; without runs all are plain
-  LatentHead latents;
+  std::span<const ObjectId> blocks;  // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
+  SealedHead packed;                 // its runs are the first blocks; without runs all are plain
+  LatentIds latents;
   int n_entries = 0;  // entries in the blocks, those of this step included
   // Entries of the blocks that token 0 sees; token t sees first_visible + t. Negative while the
   // first tokens of the step still fill the sink.
@@ -49,8 +78,8 @@ struct HeadJob {
   // Of those, a token sees the last `window` (kernels/cpu/attend/attend.h). Blocks below the window
   // of token 0 may be null.
   int window = kNoWindow;
-  const void* sink_k = nullptr;  // [n_sink, head_dim] row_type, before any basis
-  const void* sink_v = nullptr;  // [n_sink, rank_v] row_type
+  ObjectPlace sink_k;  // [n_sink, head_dim] row_type, before any basis
+  ObjectPlace sink_v;  // [n_sink, rank_v] row_type
   int n_sink = 0;
   // Sink entries that token 0 sees; token t sees t more, at most n_sink.
   int sink_first_visible = 0;
@@ -63,7 +92,7 @@ struct HeadJob {
 
   // Rows of tokens from first_scored on add their attention to the sums of this table (without a
   // window). Empty: nobody asks.
-  EntryTable scored;
+  EntryTableId scored;
   int first_scored = 0;
   const ScoreNoise* noise = nullptr;  // null: the probabilities themselves; of token 0
 
@@ -75,9 +104,9 @@ struct HeadJob {
   bool is_scored() const { return !scored.empty() && first_scored < n_tokens; }
 };
 
-// Plans on the calling thread, then one parallel region, and a second one only when rows were split
-// along their entries, a third when these are scored. Memory is kept from call to call: no
-// allocation once shapes repeat.
+// Plans on the calling thread, then one parallel region in which ids become addresses item by item,
+// and a second one only when rows were split along their entries, a third when these are scored.
+// Scratch, partial results and scores are kept from call to call.
 class Attention {
  public:
   Attention(ThreadPool* pool, Isa isa);

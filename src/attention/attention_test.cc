@@ -11,9 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "attention/addresses.h"
 #include "base/random.h"
+#include "device/cpu_device.h"
 #include "kernels/cpu/attend/attend.h"
-#include "tensor/buffer.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -70,7 +71,8 @@ class Head {
   // The last n_tokens of the first n_total positions, as one step.
   HeadJob Step(int n_total, int n_tokens) {
     const int first = n_total - n_tokens;
-    return {.shape = block_shape_,
+    return {.device = &device_,
+            .shape = block_shape_,
             .head_dim = kHeadDim,
             .gqa_group = s_.gqa_group,
             .n_tokens = n_tokens,
@@ -78,12 +80,12 @@ class Head {
             .q_stride = s_.rank_k,
             .q_full = q_full_.at(int64_t{first} * s_.gqa_group * kHeadDim),
             .q_full_stride = kHeadDim,
-            .blocks = blocks_.data(),
+            .blocks = blocks_,
             .n_entries = std::max(0, n_total - s_.n_sink),
             .first_visible = first + 1 - s_.n_sink,
             .window = s_.window,
-            .sink_k = sink_k_.bytes.data(),
-            .sink_v = v_.bytes.data(),
+            .sink_k = stored_sink_k_,
+            .sink_v = stored_sink_v_,
             .n_sink = std::min(s_.n_sink, n_total),
             .sink_first_visible = first + 1,
             .sink_window = s_.window,
@@ -186,13 +188,18 @@ class Head {
   void Store() {
     const int n_entries = std::max(0, s_.n_total - s_.n_sink);
     const int n_blocks = (n_entries + kBlockSize - 1) / kBlockSize;
-    memory_ = Buffer::Allocate(n_blocks * BlockBytes(block_shape_), "test blocks").value();
-    if (memory_.data() != nullptr) std::memset(memory_.data(), 0xff, memory_.n_bytes());
+    const int64_t block_bytes = BlockBytes(block_shape_);
+    const std::vector<std::byte> nothing(n_blocks * block_bytes, std::byte{0xff});
+    const ObjectId memory = Stored(nothing).object;
+    stored_sink_k_ = Stored(sink_k_.bytes);
+    stored_sink_v_ = Stored(v_.bytes);
+    const CpuAccess access(device_);
     for (int b = 0; b < n_blocks; ++b) {
-      blocks_.push_back(memory_.data() + (n_blocks - 1 - b) * BlockBytes(block_shape_));
+      const int64_t place = (n_blocks - 1 - b) * block_bytes / kDeviceAlignment;
+      blocks_.push_back({memory.region, static_cast<uint32_t>(place)});
       GetAttendKernels(Isa::kScalar, block_shape_.row_type)
           .append({.shape = block_shape_,
-                   .block = blocks_.back(),
+                   .block = access.At(blocks_.back()),
                    .n_rows = std::min(kBlockSize, n_entries - b * kBlockSize),
                    .k = k_.at((s_.n_sink + int64_t{b} * kBlockSize) * s_.rank_k),
                    .k_stride = s_.rank_k,
@@ -201,14 +208,23 @@ class Head {
     }
   }
 
+  // A region of its own with these bytes, or one byte where there are none.
+  ObjectPlace Stored(std::span<const std::byte> bytes) {
+    const auto n_bytes = static_cast<int64_t>(bytes.size());
+    const ObjectPlace place = {{device_.Allocate(std::max<int64_t>(1, n_bytes)), 0}};
+    device_.Upload(place, bytes);
+    return place;
+  }
+
+  CpuDevice device_;
   HeadShape s_;
   BlockShape block_shape_;
   Random random_;
   Rows q_, q_full_, k_, v_, sink_k_;
   int64_t out_stride_;
   Rows out_;
-  Buffer memory_;
-  std::vector<std::byte*> blocks_;
+  std::vector<ObjectId> blocks_;
+  ObjectPlace stored_sink_k_, stored_sink_v_;
 };
 
 using Batch = std::vector<std::unique_ptr<Head>>;
@@ -313,14 +329,13 @@ TEST(AttentionTest, SumsTheAttentionOfEntries) {
     for (Schedule schedule : kSchedules) {
       ThreadPool pool(n_workers);
       Attention attention(&pool, AvailableIsas().back());
-      std::vector<std::vector<std::byte>> tables;
       std::vector<HeadJob> jobs;
       for (size_t i = 0; i < batch.size(); ++i) {
         batch[i]->Poison();
         HeadJob& job = jobs.emplace_back(batch[i]->Step());
-        tables.emplace_back((job.n_entries / kBlockSize + 1) * EntryTable::BlockBytes(true));
         if (i == 1) continue;
-        job.scored = EntryTable(tables[i].data(), true);
+        const int64_t n_bytes = (job.n_entries / kBlockSize + 1) * EntryTable::BlockBytes(true);
+        job.scored = {.object = {job.device->Allocate(n_bytes), 0}, .has_sums = true};
         job.first_scored = i % 3 == 0 ? 0 : job.n_tokens / 3 * 2;
       }
       ASSERT_TRUE(attention.Run(jobs, kSmScale, schedule).ok());
@@ -330,8 +345,10 @@ TEST(AttentionTest, SumsTheAttentionOfEntries) {
         batch[i]->ExpectMatchesReference(1e-5, what);
         if (jobs[i].scored.empty()) continue;
         const std::vector<double> want = batch[i]->MassReference(jobs[i].first_scored);
+        const CpuAccess access(*jobs[i].device);
+        const EntryTable table = EntryTableAt(access, jobs[i].scored);
         for (size_t e = 0; e < want.size(); ++e) {
-          ASSERT_NEAR(jobs[i].scored.sum(e) * kScoreUnit, want[e], 1e-5 * (1 + want[e]))
+          ASSERT_NEAR(table.sum(e) * kScoreUnit, want[e], 1e-5 * (1 + want[e]))
               << what << " entry " << e;
         }
       }

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <memory>
 #include <string_view>
 #include <vector>
 
 #include "base/random.h"
-#include "tensor/buffer.h"
+#include "device/cpu_device.h"
 
 namespace kvlathe {
 namespace {
@@ -38,7 +38,8 @@ class MergedHead {
   HeadJob Job() {
     const int first = n_total_ - n_tokens_;
     const float* q = q_.data() + int64_t{first} * kGroup * kRankK;
-    return {.shape = kShape,
+    return {.device = device_.get(),
+            .shape = kShape,
             .head_dim = kRankK,
             .gqa_group = kGroup,
             .n_tokens = n_tokens_,
@@ -46,11 +47,11 @@ class MergedHead {
             .q_stride = kRankK,
             .q_full = q,
             .q_full_stride = kRankK,
-            .blocks = blocks_.data(),
+            .blocks = blocks_,
             .n_entries = std::max(0, n_closed_.back()),
             .first_visible = std::max(0, n_closed_[0]),
-            .sink_k = k_.data(),
-            .sink_v = v_.data(),
+            .sink_k = Stored(k_),
+            .sink_v = Stored(v_),
             .n_sink = std::min(kSink, n_total_),
             .sink_first_visible = first + 1,
             .out = out_.data(),
@@ -102,13 +103,17 @@ class MergedHead {
   // Slots without an entry are NaN; the last entry has the row of the last position.
   void Store() {
     const int n_blocks = (std::max(0, entry_.back() + 1) + kBlockSize - 1) / kBlockSize;
-    memory_ = Buffer::Allocate(std::max(1, n_blocks) * BlockBytes(kShape), "test blocks").value();
-    std::memset(memory_.data(), 0xff, memory_.n_bytes());
-    for (int b = 0; b < n_blocks; ++b) blocks_.push_back(memory_.data() + b * BlockBytes(kShape));
+    const int64_t n_bytes = std::max(1, n_blocks) * BlockBytes(kShape);
+    const uint32_t region = device_->Allocate(n_bytes);
+    device_->Fill({{region, 0}}, std::byte{0xff}, n_bytes);
+    for (int b = 0; b < n_blocks; ++b) {
+      blocks_.push_back({region, static_cast<uint32_t>(b * BlockBytes(kShape) / kDeviceAlignment)});
+    }
+    const CpuAccess access(*device_);
     for (int p = kSink; p < n_total_; ++p) {
       GetAttendKernels(Isa::kScalar, DType::kF32)
           .append({.shape = kShape,
-                   .block = blocks_[entry_[p] / kBlockSize],
+                   .block = access.At(blocks_[entry_[p] / kBlockSize]),
                    .first_slot = entry_[p] % kBlockSize,
                    .n_rows = 1,
                    .k = &k_[p * kRankK],
@@ -118,13 +123,21 @@ class MergedHead {
     }
   }
 
+  // A region of its own with these numbers.
+  ObjectPlace Stored(std::span<const float> numbers) {
+    const auto bytes = std::as_bytes(numbers);
+    const ObjectPlace place = {{device_->Allocate(std::ssize(bytes)), 0}};
+    device_->Upload(place, bytes);
+    return place;
+  }
+
+  std::unique_ptr<CpuDevice> device_ = std::make_unique<CpuDevice>();
   int n_total_, n_tokens_;
   Random random_;
   std::vector<float> q_, k_, v_, out_;
   std::vector<int> entry_;     // of each position; -1 in the sink
   std::vector<int> n_closed_;  // of the step's tokens
-  Buffer memory_;
-  std::vector<std::byte*> blocks_;
+  std::vector<ObjectId> blocks_;
 };
 
 // Chunks and decode tokens, short and long enough to be split, from nothing to nearly all merged.

@@ -12,8 +12,6 @@
 #include "base/status.h"
 #include "base/threads.h"
 #include "kv/blocks/sequence_cache.h"
-#include "kv/retention/reopen.h"
-#include "kv/seal/svd_online.h"
 
 namespace kvlathe {
 
@@ -43,21 +41,15 @@ class Backend {
   virtual void MergeRows(const MergeRowsPlan& plan) = 0;
   // As PruneLayer (kv/retention/prune.h).
   virtual StatusOr<std::vector<int>> Prune(const CacheLayout& layout, int layer_idx,
-                                           std::span<const PackedHead> packed,
+                                           std::span<const SealedHead> packed,
                                            SequenceCache* cache) = 0;
   virtual void CutKeys(std::span<const CutItem> items) = 0;
 
   // Errors as Sealer::Run.
   virtual Status Seal(const SealBatch& batch) = 0;
   // Errors as SealByOnlineSvd.
-  virtual Status SealRotated(std::span<const OnlineSvdHead> heads) = 0;
-  // How far each sealed run lies from the plain rows that it was sealed from, the first n_rows of
-  // them.
-  struct ReencodedRun {
-    HeadEntries sealed;
-    std::span<std::byte* const> plain;
-    int n_rows = 0;
-  };
+  virtual Status SealRotated(std::span<const RotatedHeadPlan> heads) = 0;
+  // How far each run lies from the plain rows that it was sealed from.
   virtual void MeasureReencodings(std::span<const ReencodedRun> runs,
                                   std::span<Reencoding> errors) = 0;
 };

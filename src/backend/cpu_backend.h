@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "device/cpu_device.h"
 #include "kernels/cpu/elementwise/elementwise.h"
 #include "kernels/cpu/linear/linear.h"
 #include "kernels/cpu/seal/seal.h"
@@ -29,11 +30,11 @@ class CpuBackend : public Backend {
   void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) override;
   void MergeRows(const MergeRowsPlan& plan) override;
   StatusOr<std::vector<int>> Prune(const CacheLayout& layout, int layer_idx,
-                                   std::span<const PackedHead> packed,
+                                   std::span<const SealedHead> packed,
                                    SequenceCache* cache) override;
   void CutKeys(std::span<const CutItem> items) override;
   Status Seal(const SealBatch& batch) override;
-  Status SealRotated(std::span<const OnlineSvdHead> heads) override;
+  Status SealRotated(std::span<const RotatedHeadPlan> heads) override;
   void MeasureReencodings(std::span<const ReencodedRun> runs,
                           std::span<Reencoding> errors) override;
 
@@ -76,9 +77,12 @@ class CpuBackend : public Backend {
   // Of heads that share a map, tokens that do not meet whole keys.
   void MapHeads(const RotatePlan& plan, std::span<const HeadTurn> heads, Range tokens,
                 int worker_id);
-  bool AppendItem(const AppendPlan& plan, const AppendPlan::Item& item) const;
-  void MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item) const;
-  void CutKeysOfHead(const CutItem& item, int worker_id);
+  class SealAddresses;
+  bool AppendItem(const AppendPlan& plan, const AppendPlan::Item& item,
+                  const CpuAccess& access) const;
+  void MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item,
+                     const CpuAccess& access) const;
+  void CutKeysOfHead(const CutItem& item, const CpuAccess& access, int worker_id);
 
   ThreadPool* pool_;
   Isa isa_;

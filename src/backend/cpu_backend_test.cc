@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "device/cpu_device.h"
 #include "kv/retention/merge.h"
 
 namespace kvlathe {
@@ -158,13 +159,17 @@ TEST_F(CpuBackendTest, RowsThatMeetWholeKeysAreNotMapped) {
 
 TEST_F(CpuBackendTest, MergedRowsAreMeansOfTheirEntrySoFar) {
   const MergePlan merge = {.every = 2};
-  std::vector<std::byte> open(OpenEntry::Bytes(merge, kDims, kDims));
+  CpuDevice device;
+  const int64_t n_bytes = OpenEntry::Bytes(merge, kDims, kDims);
+  const ObjectId open = {device.Allocate(n_bytes)};
+  device.Fill({open}, std::byte{0}, n_bytes);
   const std::vector<float> before = RandomNumbers(4 * 2 * kDims, 7);
   std::vector<float> rows = before;
   const uint8_t joins[] = {0, 0, 1, 0};
   const float weights[] = {1, 1, 3, 1};
   int n_closed[4];
-  const MergeItem item = {.open_entry = open.data(),
+  const MergeItem item = {.device = &device,
+                          .open_entry = open,
                           .rank_v = kDims,
                           .n_tokens = 4,
                           .n_sinks = 1,

@@ -1,6 +1,7 @@
 // What a layer of the forward asks of a backend, one batch at a time. Plans are plain data that
-// host code makes and tests; the backend only obeys. Rows are row-major, strides are in elements,
-// and every pointer is to memory that the backend computes in.
+// host code makes and tests; the backend only obeys. Rows are row-major, strides are in elements.
+// What lies in caches is named by ids of their device; every pointer is to activations and weights,
+// in memory that the backend computes in.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +10,10 @@
 #include <span>
 #include <vector>
 
+#include "device/device.h"
+#include "device/sealed_runs.h"
 #include "format/packed_layout.h"
-#include "kernels/cpu/attend/attend.h"
 #include "kernels/cpu/linear/linear.h"
-#include "kernels/cpu/seal/seal.h"
 #include "kv/retention/plan.h"
 #include "tensor/dtype.h"
 
@@ -118,21 +119,35 @@ struct HeadProductsPlan {
   DType type = DType::kF32;  // of x and of y
 };
 
+// Rows of the step that are kept as they are.
 struct CopyPlan {
   const std::byte* from = nullptr;
-  std::byte* to = nullptr;
+  ObjectPlace to;
   int64_t n_bytes = 0;
+};
+
+// Rows of the step that become entries [first_slot, first_slot + n_rows) of a block.
+struct BlockRows {
+  BlockShape shape;
+  ObjectId block;
+  int first_slot = 0;
+  int n_rows = 0;
+  const void* k = nullptr;  // [n_rows, rank_k] row_type
+  int64_t k_stride = 0;
+  const void* v = nullptr;  // [n_rows, rank_v] row_type
+  int64_t v_stride = 0;
 };
 
 // New rows of (sequence, KV head) pairs. One worker takes a pair, in order: its blocks are its own.
 struct AppendPlan {
   struct Item {
+    Device* device = nullptr;
     int first_copy = 0, n_copies = 0;  // of `copies`: rows that are kept as they are (sinks)
     int first_rows = 0, n_rows = 0;    // of `rows`
   };
   std::vector<Item> items;
   std::vector<CopyPlan> copies;
-  std::vector<AppendParams> rows;
+  std::vector<BlockRows> rows;
 
   void Clear() {
     items.clear();
@@ -145,14 +160,16 @@ struct AppendPlan {
 struct GramPlan {
   HeadRows rows;
   int64_t n_rows = 0;
-  float* gram = nullptr;  // [n_dims, n_dims]
+  Device* device = nullptr;
+  ObjectId gram;  // [n_dims, n_dims] F32
 };
 
 // A (sequence, KV head) pair whose positions become entries (kv/retention/merge.h): keys before
 // RoPE and values become the mean of their entry so far. `joins` and `weights` are of its tokens;
 // tokens that the sink keeps come first, n_sinks of them.
 struct MergeItem {
-  std::byte* open_entry = nullptr;
+  Device* device = nullptr;
+  ObjectId open_entry;
   int rank_v = 0;
   int64_t n_tokens = 0;
   int64_t n_sinks = 0;
@@ -174,10 +191,57 @@ struct MergeRowsPlan {
 
 // Blocks of whole keys of one head become blocks of fewer key columns, in place.
 struct CutItem {
+  Device* device = nullptr;
   BlockShape whole, cut;
-  std::span<std::byte* const> blocks;
+  std::span<const ObjectId> blocks;
   int64_t n_entries = 0;
   const PackedMatrix* map = nullptr;  // null: the first columns are those that stay
+};
+
+// One KV head of a run that becomes packed.
+struct SealHeadPlan {
+  BlockShape shape;  // as it is stored before
+  // [n_blocks], full. The oldest may be null, which left the window before the run ended: nothing
+  // reads their codes any more, and the first block that is there stands in their place, so that
+  // scales and factors are those of rows that are seen.
+  std::span<const ObjectId> blocks;
+  std::span<const ObjectId> packed;  // [n_blocks] PackedBlockBytes, to be written
+  ObjectId record;                   // RunRecordBytes, to be written; null where that is 0
+};
+
+// One run of one layer of one sequence: SealJob (kernels/cpu/seal/seal.h) with ids.
+struct SealRunPlan {
+  Device* device = nullptr;
+  std::span<const SealHeadPlan> heads;  // that share the layer record
+  int first_head = 0;                   // number of the first in its layer
+  ObjectId layer_record;                // LayerRecordBytes; null where that is 0
+  int n_blocks = 0;
+  bool is_prompt = true;
+  bool is_repaired = true;
+  uint64_t seed = 0;
+  const LayerCodebooks* codebooks = nullptr;
+  KeyRotation rotation;
+};
+
+// One head of a run whose format is rotated: OnlineSvdHead (kv/seal/svd_online.h) with ids.
+struct RotatedHeadPlan {
+  Device* device = nullptr;
+  PackedShape packed_shape;
+  SealHeadPlan head;
+  ObjectId rotations;   // the record of the run that has them, where the head's own is null
+  ObjectId query_gram;  // null: keys are stacked on nothing
+  const std::vector<double>* output_gram = nullptr;
+  bool is_normalised = false;
+};
+
+// A run that was sealed from these plain rows, the first n_rows of which are to be compared.
+struct ReencodedRun {
+  Device* device = nullptr;
+  BlockShape shape;
+  SealedHead sealed;
+  std::span<const ObjectId> blocks;  // of `sealed`
+  std::span<const ObjectId> plain;
+  int n_rows = 0;
 };
 
 // Runs of one format that become packed blocks.
@@ -185,7 +249,7 @@ struct SealBatch {
   PackedFormat format;
   DType row_type = DType::kF32;  // of plain rows
   int power_loops = 1;           // of the low-rank solver
-  std::span<const SealJob> jobs;
+  std::span<const SealRunPlan> runs;
 };
 
 }  // namespace kvlathe

@@ -1,7 +1,6 @@
 // What a sequence that fails leaves of itself and of those that run beside it.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -205,7 +204,7 @@ class SealFailureTest : public FailureTest {
           {caches[0]->max_step(), kTokens - at, at + 1 == kTokens ? 1 : kTokens - 1 - at}));
       if (at + 1 == kTokens && spoilt >= 0) {
         const int64_t n_bytes = BlockObjectBytes(model_->layout().shape(layer_idx, 1));
-        std::memset(caches[spoilt]->blocks(layer_idx, 1)[1], 0xff, n_bytes);
+        pool.device().Fill({caches[spoilt]->blocks(layer_idx, 1)[1]}, std::byte{0xff}, n_bytes);
       }
       std::vector<SequenceStep> steps;
       for (int i = 0; i < 3; ++i) {

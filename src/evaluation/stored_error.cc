@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "analysis/statistics/spectrum.h"
+#include "device/cpu_device.h"
 #include "evaluation/quality.h"
 #include "kernels/cpu/attend/attend_packed.h"
 #include "kv/blocks/sequence_cache.h"
@@ -93,7 +94,9 @@ Status CheckComparable(const Model& model) {
 class HeadReader {
  public:
   HeadReader(const Model& model, const SequenceCache& cache, int layer_idx, int kv_head_idx)
-      : layout_(model.layout()), blocks_(cache.blocks(layer_idx, kv_head_idx)) {
+      : layout_(model.layout()),
+        blocks_(cache.blocks(layer_idx, kv_head_idx)),
+        access_(cache.device()) {
     head_ = {.format = layout_.seal->format,
              .kv_head_idx = kv_head_idx,
              .n_kv_heads = layout_.n_kv_heads,
@@ -104,9 +107,15 @@ class HeadReader {
     values_.resize(int64_t{2} * kBlockSize * layout_.head_dim);
   }
 
-  void Read(const PackedRun& run, int block_idx) {
-    ExpandPackedBlock(ViewRun(params_, run), blocks_[run.first_block + block_idx], block_idx,
-                      values_.data());
+  void Read(const SealedRun& run, int block_idx) {
+    const PackedRun at = {.first_block = run.first_block,
+                          .n_blocks = run.n_blocks,
+                          .is_prompt = run.is_prompt,
+                          .is_repaired = run.is_repaired,
+                          .record = access_.At(run.record),
+                          .layer_record = access_.At(run.layer_record)};
+    ExpandPackedBlock(ViewRun(params_, at), access_.At(blocks_[run.first_block + block_idx]),
+                      block_idx, values_.data());
   }
   std::vector<float> Key(int token) const {
     std::vector<float> row(layout_.head_dim);
@@ -122,7 +131,8 @@ class HeadReader {
 
  private:
   const CacheLayout& layout_;
-  std::span<std::byte* const> blocks_;
+  std::span<const ObjectId> blocks_;
+  CpuAccess access_;
   PackedHead head_;
   AttendParams params_;
   std::vector<float> values_;  // of one block
@@ -134,7 +144,7 @@ LayerErrors ErrorsOf(const Model& model, const SequenceCache& cache, const RowKe
   ErrorSum k(layout.head_dim), v(layout.head_dim);
   for (int g = 0; g < layout.n_kv_heads; ++g) {
     HeadReader reader(model, cache, layer_idx, g);
-    for (const PackedRun& run : cache.runs(layer_idx, g)) {
+    for (const SealedRun& run : cache.runs(layer_idx, g)) {
       k.BeginRun();
       v.BeginRun();
       for (int b = 0; b < run.n_blocks; ++b) {

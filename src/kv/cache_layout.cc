@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/units.h"
+#include "device/object_id.h"
 #include "kernels/cpu/attend/entry_scores.h"
 #include "kv/cache_objects.h"
 #include "kv/retention/merge.h"
@@ -252,7 +253,7 @@ int64_t BlockObjectBytes(const BlockShape& shape) {
 }
 
 int64_t TableBytes(int64_t n_blocks) {
-  return RoundUp(n_blocks * static_cast<int64_t>(sizeof(std::byte*)), kObjectAlignment);
+  return RoundUp(n_blocks * static_cast<int64_t>(sizeof(ObjectId)), kObjectAlignment);
 }
 
 int64_t EntryTableBytes(const CacheLayout& layout, int64_t n_blocks) {

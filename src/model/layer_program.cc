@@ -1,6 +1,6 @@
 #include "model/layer_program.h"
 
-#include <cstring>
+#include <cstddef>
 #include <utility>
 
 #include "base/check.h"
@@ -74,7 +74,8 @@ Status LayerProgram::Skip(ForwardState* state) {
     for (int g = 0; g < layer_->rows.n_kv_heads; ++g) {
       const RunExtent run = cache->run_to_seal(l, g);
       for (int64_t b = run.first_block; b < run.first_block + run.n_blocks; ++b) {
-        std::memset(cache->blocks(l, g)[b], 0, BlockBytes(cache->layout().shape(l, g)));
+        cache->device().Fill({cache->blocks(l, g)[b]}, std::byte{0},
+                             BlockBytes(cache->layout().shape(l, g)));
       }
     }
   }

@@ -85,7 +85,13 @@ CacheLayout DrawLayout(const AttentionBenchOptions& options, const BenchCache& s
   return layout;
 }
 
-void PlaceBlocks(const std::byte* memory, const AttentionBenchOptions& options, AttentionCase* c) {
+// The object at an offset of a region.
+ObjectId ObjectAt(uint32_t region, int64_t offset) {
+  return {region, static_cast<uint32_t>(offset / kDeviceAlignment)};
+}
+
+void PlaceBlocks(std::byte* memory, const AttentionBenchOptions& options, AttentionCase* c) {
+  const uint32_t region = c->device->Adopt(memory);
   const int64_t n_head_blocks = BlocksOf(c->row.context);
   std::vector<int64_t> order(n_head_blocks * c->layout.shapes.size());
   std::iota(order.begin(), order.end(), 0);
@@ -104,10 +110,11 @@ void PlaceBlocks(const std::byte* memory, const AttentionBenchOptions& options, 
     });
   }
   c->blocks.resize(order.size());
+  int64_t offset = 0;
   for (int64_t i : order) {
     if (sizes[i] == 0) continue;
-    c->blocks[i] = memory;
-    memory += sizes[i];
+    c->blocks[i] = ObjectAt(region, offset);
+    offset += sizes[i];
   }
 }
 
@@ -175,13 +182,15 @@ Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Atten
   }
   KVL_ASSIGN_OR_RETURN(c->records, Buffer::Allocate(std::max<int64_t>(n_bytes, 64), "records"));
   FillNormal(pool, options.seed + 1, n_bytes, c->records.data());
+  const uint32_t region = c->device->Adopt(c->records.data());
   std::byte* next = c->records.data();
+  const auto id_of_next = [&] { return ObjectAt(region, next - c->records.data()); };
   for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
     const size_t first_head = i - i % c->layout.n_kv_heads;
     ForEachRun(*c, i, [&](size_t r, const PackedShape& s) {
-      PackedRun run{.first_block = static_cast<int>(c->extents[r].first_block),
+      SealedRun run{.first_block = static_cast<int>(c->extents[r].first_block),
                     .n_blocks = s.n_blocks,
-                    .record = next};
+                    .record = id_of_next()};
       SparseFiller of_k(s.n_key_entries(), s.n_blocks, {1}, i);
       of_k.FillRecord(s.rank_k, next + KeySparseEndsOffset(s), next + KeySparseOffset(s));
       next += RunRecordObjectBytes(s);
@@ -191,7 +200,7 @@ Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Atten
       }
       SparseFiller of_v(s.n_value_entries(), s.n_blocks, ranks_v, i + 1);
       if (i == first_head) {
-        run.layer_record = next;
+        run.layer_record = id_of_next();
         of_v.FillRecord(kBlockSize, next + ValueSparseEndsOffset(s), next + ValueSparseOffset(s));
         next += LayerRecordObjectBytes(s);
       } else {
@@ -235,10 +244,13 @@ Status AddVotes(const AttentionBenchOptions& options, AttentionCase* c) {
   KVL_ASSIGN_OR_RETURN(c->entries,
                        Buffer::Allocate(options.n_kv_heads * table_bytes, "entry tables"));
   std::memset(c->entries.data(), 0, c->entries.n_bytes());
+  const uint32_t region = c->device->Adopt(c->entries.data());
   for (size_t i = 0; i < c->jobs.size(); ++i) {
     HeadJob& job = c->jobs[i];
-    job.scored = EntryTable(c->entries.data() + i % options.n_kv_heads * table_bytes, true);
-    for (int e = 0; e < job.n_entries; ++e) job.scored.position(e) = e;
+    const auto offset = static_cast<int64_t>(i % options.n_kv_heads) * table_bytes;
+    job.scored = {.object = ObjectAt(region, offset), .has_sums = true};
+    const EntryTable table(c->entries.data() + offset, true);
+    for (int e = 0; e < job.n_entries; ++e) table.position(e) = e;
     switch (c->retention->votes) {
       case RetentionPlan::Votes::kNone:
       case RetentionPlan::Votes::kAll:
@@ -262,16 +274,18 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
               AttentionCase* c) {
   const int group = options.n_heads / options.n_kv_heads;
   const int64_t n_tokens = c->row.n_tokens, n_rows = n_tokens * group;
+  const auto n_head_blocks = static_cast<size_t>(BlocksOf(c->row.context));
   for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
     const int64_t head = static_cast<int64_t>(i) % options.n_kv_heads;
     const BlockShape& shape = c->layout.shapes[i];
-    c->jobs.push_back({.shape = shape,
+    c->jobs.push_back({.device = c->device.get(),
+                       .shape = shape,
                        .head_dim = options.head_dim,
                        .gqa_group = group,
                        .n_tokens = c->row.n_tokens,
                        .q = q.as<Bf16>() + head * n_rows * options.head_dim,
                        .q_stride = shape.rank_k,
-                       .blocks = c->blocks.data() + i * BlocksOf(c->row.context),
+                       .blocks = std::span(c->blocks).subspan(i * n_head_blocks, n_head_blocks),
                        .n_entries = c->lengths[i],
                        .first_visible = c->lengths[i] - c->row.n_tokens + 1,
                        .out = out->as<Bf16>() + head * n_rows * options.head_dim,
@@ -284,17 +298,15 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
       c->jobs.back().latents = {.map = c->maps[i].view(), .rotation = rotation};
     }
     if (c->extents.empty() && !shape.has_coded_rows) continue;
-    PackedHead& packed = c->jobs.back().packed;
+    SealedHead& packed = c->jobs.back().packed;
     packed = {.format = c->layout.seal->format,
               .kv_head_idx = static_cast<int>(head),
               .n_kv_heads = options.n_kv_heads,
-              .runs = c->runs.data() + i * c->extents.size(),
-              .n_runs = static_cast<int>(c->extents.size())};
+              .runs = std::span(c->runs).subspan(i * c->extents.size(), c->extents.size())};
     if (shape.has_coded_rows) {
       const int n_sealed = static_cast<int>(SealedBlocksOf(*c));
       packed.open = {.first_block = n_sealed,
-                     .n_blocks = static_cast<int>(BlocksOf(c->lengths[i])) - n_sealed,
-                     .is_open = true};
+                     .n_blocks = static_cast<int>(BlocksOf(c->lengths[i])) - n_sealed};
     }
     if (!c->codebooks.empty()) packed.codebooks = &c->codebooks[i / options.n_kv_heads];
     if (c->maps.empty()) packed.rotation = rotation;
@@ -364,6 +376,7 @@ AttentionCase MakeCase(const AttentionBenchOptions& options, BenchPhase phase, i
 
 Status BuildCase(const AttentionBenchOptions& options, BenchMemory* memory, ThreadPool* pool,
                  AttentionCase* c) {
+  c->device = std::make_unique<CpuDevice>();
   PlaceBlocks(memory->blocks.data(), options, c);
   KVL_RETURN_IF_ERROR(MakeRecords(options, pool, c));
   MakeKeyMaps(options, c);
@@ -381,7 +394,7 @@ void PlaceCounts(const AttentionCase& c, BenchMemory* memory) {
       for (int b = 0; b < s.n_blocks; ++b, next += n_bytes) {
         const int64_t block =
             static_cast<int64_t>(i) * n_head_blocks + c.extents[r].first_block + b;
-        const int64_t at = c.blocks[block] - memory->blocks.data();
+        const int64_t at = c.blocks[block].offset();
         std::memcpy(memory->blocks.data() + at + KeyCountOffset(s), next,
                     static_cast<size_t>(n_bytes));
       }

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "attention/attention.h"
 #include "base/threads.h"
+#include "device/cpu_device.h"
 #include "evaluation/bench/bench_attention.h"
 #include "kv/quantizer/codebooks.h"
 #include "kv/seal/seal_schedule.h"
@@ -19,14 +21,15 @@ struct AttentionCase {
   AttentionBenchRow row;
   int n_layers = 1;
   CacheLayout layout;
-  std::vector<int> lengths;              // [n_layers * n_kv_heads] entries
-  std::vector<RunExtent> extents;        // of the sealed runs, the same for every head
-  std::vector<const std::byte*> blocks;  // [n_layers * n_kv_heads, blocks of the context] or null
-  Buffer records;                        // of all runs
-  std::vector<PackedRun> runs;           // [n_layers * n_kv_heads, n_runs]
-  std::vector<std::byte> counts;         // of exact entries, of all sealed blocks in order
-  ModelCodebooks codebooks;              // of a format that has them
-  std::vector<float> cos, sin;           // by which all heads turn their keys, where they do
+  std::vector<int> lengths;           // [n_layers * n_kv_heads] entries
+  std::vector<RunExtent> extents;     // of the sealed runs, the same for every head
+  std::unique_ptr<CpuDevice> device;  // knows the memory of blocks, records and votes
+  std::vector<ObjectId> blocks;       // [n_layers * n_kv_heads, blocks of the context] or null
+  Buffer records;                     // of all runs
+  std::vector<SealedRun> runs;        // [n_layers * n_kv_heads, n_runs]
+  std::vector<std::byte> counts;      // of exact entries, of all sealed blocks in order
+  ModelCodebooks codebooks;           // of a format that has them
+  std::vector<float> cos, sin;        // by which all heads turn their keys, where they do
   bool has_latent_keys = false;
   std::vector<LatentMap> maps;  // [n_layers * n_kv_heads], of latent keys
   std::optional<RetentionPlan> retention;

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "device/cpu_device.h"
 #include "evaluation/bench/bench_attention.h"
 #include "evaluation/bench/random_splits.h"
 #include "evaluation/quality.h"
@@ -38,8 +39,9 @@ void FillRandomSinks(const CacheLayout& layout, SequenceCache* cache, uint64_t s
       const BlockShape& shape = layout.shape(l, g);
       const int64_t n_sink = layout.n_sink * SizeOf(shape.row_type);
       if (n_sink == 0) continue;
-      FillRandom(shape.row_type, cache->sink_k(l, g), n_sink * layout.head_dim, seed);
-      FillRandom(shape.row_type, cache->sink_v(l, g), n_sink * shape.rank_v, seed);
+      const CpuAccess access(cache->device());
+      FillRandom(shape.row_type, access.At(cache->sink_k(l, g)), n_sink * layout.head_dim, seed);
+      FillRandom(shape.row_type, access.At(cache->sink_v(l, g)), n_sink * shape.rank_v, seed);
     }
   }
 }
@@ -50,9 +52,10 @@ void FillRandomBlocks(const CacheLayout& layout, int64_t first_block, SequenceCa
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
       const BlockShape shape = cache->shape(l, g);
-      for (std::byte* block : cache->blocks(l, g).subspan(first_block)) {
-        if (block == nullptr) continue;
-        FillRandom(shape.row_type, block, BlockBytes(shape), seed += 1 << 20);
+      const CpuAccess access(cache->device());
+      for (const ObjectId& block : cache->blocks(l, g).subspan(first_block)) {
+        if (block.is_null()) continue;
+        FillRandom(shape.row_type, access.At(block), BlockBytes(shape), seed += 1 << 20);
       }
     }
   }

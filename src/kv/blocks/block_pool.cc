@@ -1,14 +1,14 @@
 #include "kv/blocks/block_pool.h"
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
-#include <map>
 #include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "base/check.h"
 #include "base/units.h"
+#include "device/cpu_device.h"
 #include "kv/blocks/chunk.h"
 #include "kv/cache_layout.h"
 
@@ -25,26 +25,30 @@ constexpr int64_t kSlackDivisor = 16;
 
 }  // namespace
 
+static_assert(kObjectAlignment % kDeviceAlignment == 0);
+
 struct BlockPool::State {
+  std::unique_ptr<CpuDevice> own_device;  // null where the caller has one
+  Device* device = nullptr;
   int64_t budget_bytes = 0;
   int64_t used_bytes = 0;
   int64_t aside_bytes = 0;
   int64_t held_bytes = 0;
   int64_t peak_bytes = 0;
   int64_t used_by_kind[kNumObjectKinds] = {};
-  std::map<std::byte*, std::unique_ptr<Chunk>> chunks;  // by base
-  // Per object size the bases of chunks with a free slot. The lowest is filled first, so that the
+  std::unordered_map<uint32_t, std::unique_ptr<Chunk>> chunks;  // by region
+  // Per object size the regions of chunks with a free slot. The lowest is filled first, so that the
   // others can drain.
-  std::unordered_map<int64_t, std::set<std::byte*>> open_chunks;
-  std::deque<std::byte*> freed_chunks;  // bases of chunks marked `queued`, oldest first
+  std::unordered_map<int64_t, std::set<uint32_t>> open_chunks;
+  std::deque<uint32_t> freed_chunks;  // regions of chunks marked `queued`, oldest first
 
-  Chunk& ChunkOf(const std::byte* object) {
-    auto it = chunks.upper_bound(const_cast<std::byte*>(object));
-    KVL_CHECK(it != chunks.begin());
-    return *std::prev(it)->second;
+  Chunk& ChunkOf(const ObjectId& object) {
+    const auto it = chunks.find(object.region);
+    KVL_CHECK(it != chunks.end());
+    return *it->second;
   }
   Chunk* OpenChunk(int64_t object_bytes);
-  std::byte* Take(ObjectKind kind, int64_t object_bytes);
+  ObjectId Take(ObjectKind kind, int64_t object_bytes);
   void Free(Chunk& chunk);
   void TrimToSlack();
   void Trim(Chunk& chunk);
@@ -57,32 +61,32 @@ struct BlockPool::State {
 
 // A chunk with a free slot of this size; null when the system has no room.
 Chunk* BlockPool::State::OpenChunk(int64_t object_bytes) {
-  std::set<std::byte*>& open = open_chunks[object_bytes];
+  std::set<uint32_t>& open = open_chunks[object_bytes];
   if (!open.empty()) return chunks.find(*open.begin())->second.get();
   const int64_t n_slots = std::clamp<int64_t>(kMaxChunkBytes / object_bytes, 1, kMaxSlots);
-  auto chunk = std::make_unique<Chunk>(object_bytes, static_cast<int>(n_slots));
-  std::byte* base = chunk->base();
-  if (base == nullptr) return nullptr;
-  open.insert(base);
-  return chunks.emplace(base, std::move(chunk)).first->second.get();
+  auto chunk = std::make_unique<Chunk>(device, object_bytes, static_cast<int>(n_slots));
+  const uint32_t region = chunk->region();
+  if (region == 0) return nullptr;
+  open.insert(region);
+  return chunks.emplace(region, std::move(chunk)).first->second.get();
 }
 
-std::byte* BlockPool::State::Take(ObjectKind kind, int64_t object_bytes) {
+ObjectId BlockPool::State::Take(ObjectKind kind, int64_t object_bytes) {
   Chunk* chunk = OpenChunk(object_bytes);
-  if (chunk == nullptr) return nullptr;
+  if (chunk == nullptr) return {};
   held_bytes -= chunk->held_bytes();
-  std::byte* object = chunk->Take(kind);
+  const ObjectId object = chunk->Take(kind);
   held_bytes += chunk->held_bytes();
-  if (chunk->full()) open_chunks[object_bytes].erase(chunk->base());
+  if (chunk->full()) open_chunks[object_bytes].erase(chunk->region());
   return object;
 }
 
 // After a slot of `chunk` became free.
 void BlockPool::State::Free(Chunk& chunk) {
-  open_chunks[chunk.object_bytes()].insert(chunk.base());
+  open_chunks[chunk.object_bytes()].insert(chunk.region());
   if (!chunk.queued) {
     chunk.queued = true;
-    freed_chunks.push_back(chunk.base());
+    freed_chunks.push_back(chunk.region());
   }
 }
 
@@ -101,43 +105,47 @@ void BlockPool::State::Trim(Chunk& chunk) {
   held_bytes -= chunk.held_bytes();
   if (chunk.empty()) {
     const auto open = open_chunks.find(chunk.object_bytes());
-    open->second.erase(chunk.base());
+    open->second.erase(chunk.region());
     if (open->second.empty()) open_chunks.erase(open);
-    chunks.erase(chunk.base());
+    chunks.erase(chunk.region());
     return;
   }
   chunk.ReturnFreePages();
   held_bytes += chunk.held_bytes();
 }
 
-BlockPool::BlockPool(int64_t budget_bytes) : state_(std::make_unique<State>()) {
+BlockPool::BlockPool(int64_t budget_bytes, Device* device) : state_(std::make_unique<State>()) {
   state_->budget_bytes = budget_bytes;
+  if (device == nullptr) state_->own_device = std::make_unique<CpuDevice>();
+  state_->device = device == nullptr ? state_->own_device.get() : device;
 }
 
 BlockPool::~BlockPool() = default;
 
-std::byte* BlockPool::Allocate(ObjectKind kind, int64_t n_bytes) {
+Device& BlockPool::device() const { return *state_->device; }
+
+ObjectId BlockPool::Allocate(ObjectKind kind, int64_t n_bytes) {
   KVL_CHECK_GT(n_bytes, 0);
-  if (!HasRoomFor(n_bytes)) return nullptr;  // first: rounding up what fits cannot overflow
+  if (!HasRoomFor(n_bytes)) return {};  // first: rounding up what fits cannot overflow
   n_bytes = RoundUp(n_bytes, kObjectAlignment);
-  if (!HasRoomFor(n_bytes)) return nullptr;
-  std::byte* object = state_->Take(kind, n_bytes);
-  if (object != nullptr) state_->Count(kind, n_bytes);
+  if (!HasRoomFor(n_bytes)) return {};
+  const ObjectId object = state_->Take(kind, n_bytes);
+  if (!object.is_null()) state_->Count(kind, n_bytes);
   return object;
 }
 
-std::byte* BlockPool::Resize(std::byte* object, int64_t n_bytes) {
+ObjectId BlockPool::Resize(const ObjectId& object, int64_t n_bytes) {
   KVL_CHECK_GT(n_bytes, 0);
   Chunk& from = state_->ChunkOf(object);
   KVL_CHECK_EQ(from.n_references(object), 1u);
   n_bytes = RoundUp(n_bytes, kObjectAlignment);
   const int64_t difference = n_bytes - from.object_bytes();
   if (difference == 0) return object;
-  if (difference > 0 && !HasRoomFor(difference)) return nullptr;
+  if (difference > 0 && !HasRoomFor(difference)) return {};
   const ObjectKind kind = from.kind(object);
-  std::byte* moved = state_->Take(kind, n_bytes);
-  if (moved == nullptr) return nullptr;
-  std::memcpy(moved, object, std::min(n_bytes, from.object_bytes()));
+  const ObjectId moved = state_->Take(kind, n_bytes);
+  if (moved.is_null()) return {};
+  state_->device->Copy({moved}, {object}, std::min(n_bytes, from.object_bytes()));
   from.Drop(object);
   state_->Free(from);
   state_->Count(kind, difference);
@@ -145,23 +153,32 @@ std::byte* BlockPool::Resize(std::byte* object, int64_t n_bytes) {
   return moved;
 }
 
-std::byte* BlockPool::CopyOf(const std::byte* object) {
+ObjectId BlockPool::CopyOf(const ObjectId& object) {
   const Chunk& from = state_->ChunkOf(object);
   const int64_t n_bytes = from.object_bytes();
-  std::byte* copy = Allocate(from.kind(object), n_bytes);
-  if (copy != nullptr) std::memcpy(copy, object, n_bytes);
+  const ObjectId copy = Allocate(from.kind(object), n_bytes);
+  if (!copy.is_null()) state_->device->Copy({copy}, {object}, n_bytes);
   return copy;
 }
 
-void BlockPool::AddReference(std::byte* object) { state_->ChunkOf(object).AddReference(object); }
+void BlockPool::AddReference(const ObjectId& object) {
+  state_->ChunkOf(object).AddReference(object);
+}
 
-void BlockPool::Release(std::byte* object) {
+void BlockPool::Release(const ObjectId& object) {
   Chunk& chunk = state_->ChunkOf(object);
   const ObjectKind kind = chunk.kind(object);
   if (!chunk.Drop(object)) return;
   state_->Free(chunk);
   state_->Count(kind, -chunk.object_bytes());
   state_->TrimToSlack();
+}
+
+bool BlockPool::CountHostTables(int64_t difference) {
+  if (difference > 0 && !HasRoomFor(difference)) return false;
+  state_->held_bytes += difference;
+  state_->Count(ObjectKind::kTable, difference);
+  return true;
 }
 
 bool BlockPool::SetAside(int64_t n_bytes) {

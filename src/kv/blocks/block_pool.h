@@ -1,11 +1,12 @@
-// All memory of the KV cache: objects of exact size classes under one byte budget.
+// All memory of the KV cache: objects of exact size classes under one byte budget, in the memory of
+// a device.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 
 #include "base/status.h"
+#include "device/device.h"
 
 namespace kvlathe {
 
@@ -13,19 +14,21 @@ enum class ObjectKind {
   kBlock,        // rows of kBlockSize entries of one KV head (or its sink rows)
   kRunRecord,    // what a run shares, per layer, KV head and run
   kLayerRecord,  // what the heads of a layer share, per layer and run
-  kTable,        // the block pointers of one KV head of one sequence
+  kTable,        // the lists of blocks, runs and entries of one KV head of one sequence
 };
 inline constexpr int kNumObjectKinds = 4;
 
 struct PoolUsage {
   int64_t budget_bytes = 0;
-  int64_t used_bytes = 0;      // live objects
-  int64_t reserved_bytes = 0;  // pages that objects occupy or have occupied and still hold
-  int64_t peak_bytes = 0;      // the most that used_bytes has been
+  int64_t used_bytes = 0;  // live objects
+  // Pages that objects occupy or have occupied and still hold, and host tables.
+  int64_t reserved_bytes = 0;
+  int64_t peak_bytes = 0;  // the most that used_bytes has been
   int64_t used_by_kind[kNumObjectKinds] = {};
 };
 
-// Objects are multiples of 64 bytes, 64-byte aligned, reference-counted. Chunks hold objects of one
+// Objects are multiples of 64 bytes, 64-byte aligned, reference-counted, and known by their ids:
+// their bytes are the device's business (device/device.h). Chunks hold objects of one
 // size (at most 1 MiB, or one object if that is larger); empty chunks, and the free pages of the
 // others, go back to the system as soon as reserved_bytes - used_bytes passes the larger of 4 MiB
 // and 1/16 of used_bytes. A page that a live object shares with freed neighbours stays, so the
@@ -35,23 +38,30 @@ struct PoolUsage {
 // only caller.
 class BlockPool {
  public:
-  explicit BlockPool(int64_t budget_bytes);
+  // Null: the host's own memory (CpuDevice). Otherwise `device` outlives the pool.
+  explicit BlockPool(int64_t budget_bytes, Device* device = nullptr);
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
+  Device& device() const;
+
   // n_bytes >= 1 (rounded up to a multiple of 64). One reference; the contents are undefined. Null
   // when the budget or the system has no room.
-  std::byte* Allocate(ObjectKind kind, int64_t n_bytes);
+  ObjectId Allocate(ObjectKind kind, int64_t n_bytes);
   // Moves an object with one reference to another size and keeps what fits of its contents. The
   // budget and the peak count the difference only. Null, and the object unchanged, when there is no
   // room.
-  std::byte* Resize(std::byte* object, int64_t n_bytes);
+  ObjectId Resize(const ObjectId& object, int64_t n_bytes);
   // An object of its own of the same kind, size and contents; null when there is no room.
-  std::byte* CopyOf(const std::byte* object);
-  void AddReference(std::byte* object);
+  ObjectId CopyOf(const ObjectId& object);
+  void AddReference(const ObjectId& object);
   // The object goes back to its chunk with the last reference.
-  void Release(std::byte* object);
+  void Release(const ObjectId& object);
+
+  // Tables of ids that a sequence keeps in host memory count against the budget as well: so many
+  // bytes more, or fewer. False, and nothing counted, when there is no room for more.
+  bool CountHostTables(int64_t difference);
 
   // Keeps n_bytes of the budget for the caller until it gives them back: nothing else is allocated
   // from them. False when there is no room.

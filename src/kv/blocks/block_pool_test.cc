@@ -4,13 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cstddef>
 #include <limits>
 #include <map>
 #include <vector>
 
 #include "base/random.h"
 #include "base/units.h"
+#include "device/guarded_device.h"
 
 namespace kvlathe {
 namespace {
@@ -18,21 +19,33 @@ namespace {
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-bool Is64ByteAligned(const std::byte* object) {
-  return reinterpret_cast<uintptr_t>(object) % 64 == 0;
+void Fill(BlockPool* pool, const ObjectId& object, int mark, int64_t n_bytes) {
+  pool->device().Fill({object}, static_cast<std::byte>(mark), n_bytes);
+}
+
+std::byte ByteAt(const BlockPool& pool, const ObjectId& object, int64_t offset) {
+  std::byte byte;
+  pool.device().Download({object, offset}, {&byte, 1});
+  return byte;
+}
+
+bool Holds(const BlockPool& pool, const ObjectId& object, int mark, int64_t n_bytes) {
+  std::vector<std::byte> bytes(static_cast<size_t>(n_bytes));
+  pool.device().Download({object}, bytes);
+  return std::ranges::all_of(bytes, [&](std::byte b) { return b == static_cast<std::byte>(mark); });
 }
 
 TEST(BlockPool, CountsExactSizesInStepsOf64Bytes) {
   BlockPool pool(kMiB);
-  std::byte* block = pool.Allocate(ObjectKind::kBlock, 6144);
-  std::byte* run = pool.Allocate(ObjectKind::kRunRecord, 65);
-  std::byte* layer = pool.Allocate(ObjectKind::kLayerRecord, 1);
-  std::byte* table = pool.Allocate(ObjectKind::kTable, 64);
+  const ObjectId block = pool.Allocate(ObjectKind::kBlock, 6144);
+  const ObjectId run = pool.Allocate(ObjectKind::kRunRecord, 65);
+  const ObjectId layer = pool.Allocate(ObjectKind::kLayerRecord, 1);
+  const ObjectId table = pool.Allocate(ObjectKind::kTable, 64);
   const PoolUsage usage = pool.usage();
   EXPECT_EQ(usage.used_bytes, 6144 + 128 + 64 + 64);
   EXPECT_THAT(usage.used_by_kind, testing::ElementsAre(6144, 128, 64, 64));
   EXPECT_EQ(usage.budget_bytes, kMiB);
-  for (std::byte* object : {block, run, layer, table}) pool.Release(object);
+  for (const ObjectId& object : {block, run, layer, table}) pool.Release(object);
   EXPECT_THAT(pool.usage().used_by_kind, testing::Each(0));
   EXPECT_EQ(pool.usage().peak_bytes, 6144 + 128 + 64 + 64);
 }
@@ -41,19 +54,19 @@ TEST(BlockPool, RefusesWhatTheBudgetDoesNotHold) {
   BlockPool pool(256);
   EXPECT_TRUE(pool.HasRoomFor(256));
   EXPECT_FALSE(pool.HasRoomFor(257));
-  std::byte* object = pool.Allocate(ObjectKind::kBlock, 200);
-  ASSERT_NE(object, nullptr);
+  const ObjectId object = pool.Allocate(ObjectKind::kBlock, 200);
+  ASSERT_FALSE(object.is_null());
   EXPECT_FALSE(pool.HasRoomFor(1));
-  EXPECT_EQ(pool.Allocate(ObjectKind::kBlock, 1), nullptr);
+  EXPECT_TRUE(pool.Allocate(ObjectKind::kBlock, 1).is_null());
   EXPECT_EQ(pool.usage().used_bytes, 256);
   pool.Release(object);
-  EXPECT_NE(pool.Allocate(ObjectKind::kBlock, 256), nullptr);
-  EXPECT_EQ(BlockPool(100).Allocate(ObjectKind::kBlock, 65), nullptr);
+  EXPECT_FALSE(pool.Allocate(ObjectKind::kBlock, 256).is_null());
+  EXPECT_TRUE(BlockPool(100).Allocate(ObjectKind::kBlock, 65).is_null());
 }
 
 TEST(BlockPool, ReturnsNullWhenTheSystemHasNoRoom) {
   BlockPool pool(kNoLimit);
-  EXPECT_EQ(pool.Allocate(ObjectKind::kBlock, int64_t{1} << 60), nullptr);
+  EXPECT_TRUE(pool.Allocate(ObjectKind::kBlock, int64_t{1} << 60).is_null());
   EXPECT_EQ(pool.usage().used_bytes, 0);
   EXPECT_EQ(pool.usage().reserved_bytes, 0);
   EXPECT_EQ(pool.usage().peak_bytes, 0);
@@ -61,7 +74,7 @@ TEST(BlockPool, ReturnsNullWhenTheSystemHasNoRoom) {
 
 TEST(BlockPool, AnObjectLivesUntilItsLastReference) {
   BlockPool pool(kMiB);
-  std::byte* object = pool.Allocate(ObjectKind::kRunRecord, 64);
+  const ObjectId object = pool.Allocate(ObjectKind::kRunRecord, 64);
   pool.AddReference(object);
   pool.AddReference(object);
   pool.Release(object);
@@ -75,9 +88,9 @@ TEST(BlockPool, AnObjectLivesUntilItsLastReference) {
 
 TEST(BlockPool, ObjectsLargerThanAChunkReturnAtOnceBeyondTheSlack) {
   BlockPool pool(kNoLimit);
-  std::byte* object = pool.Allocate(ObjectKind::kBlock, 5 * kMiB + 64);
-  ASSERT_NE(object, nullptr);
-  object[0] = object[5 * kMiB + 63] = std::byte{1};
+  const ObjectId object = pool.Allocate(ObjectKind::kBlock, 5 * kMiB + 64);
+  ASSERT_FALSE(object.is_null());
+  Fill(&pool, object, 1, 5 * kMiB + 64);
   EXPECT_GE(pool.usage().reserved_bytes, 5 * kMiB + 64);
   pool.Release(object);
   EXPECT_EQ(pool.usage().reserved_bytes, 0);
@@ -85,17 +98,17 @@ TEST(BlockPool, ObjectsLargerThanAChunkReturnAtOnceBeyondTheSlack) {
 
 TEST(BlockPool, ResizeKeepsContentsAndCountsTheDifference) {
   BlockPool pool(256 + 64);
-  std::byte* object = pool.Allocate(ObjectKind::kTable, 256);
-  std::fill(object, object + 256, std::byte{7});
-  std::byte* grown = pool.Resize(object, 320);  // both copies would not fit the budget
-  ASSERT_NE(grown, nullptr);
-  EXPECT_TRUE(std::all_of(grown, grown + 256, [](std::byte b) { return b == std::byte{7}; }));
+  const ObjectId object = pool.Allocate(ObjectKind::kTable, 256);
+  Fill(&pool, object, 7, 256);
+  const ObjectId grown = pool.Resize(object, 320);  // both copies would not fit the budget
+  ASSERT_FALSE(grown.is_null());
+  EXPECT_TRUE(Holds(pool, grown, 7, 256));
   EXPECT_EQ(pool.usage().used_bytes, 320);
   EXPECT_EQ(pool.usage().peak_bytes, 320);
-  EXPECT_EQ(pool.Resize(grown, 321), nullptr);
-  EXPECT_EQ(grown[255], std::byte{7});
-  std::byte* shrunk = pool.Resize(grown, 64);
-  ASSERT_NE(shrunk, nullptr);
+  EXPECT_TRUE(pool.Resize(grown, 321).is_null());
+  EXPECT_EQ(ByteAt(pool, grown, 255), std::byte{7});
+  const ObjectId shrunk = pool.Resize(grown, 64);
+  ASSERT_FALSE(shrunk.is_null());
   EXPECT_EQ(pool.usage().used_by_kind[static_cast<int>(ObjectKind::kTable)], 64);
   pool.Release(shrunk);
   EXPECT_EQ(pool.usage().used_bytes, 0);
@@ -103,17 +116,38 @@ TEST(BlockPool, ResizeKeepsContentsAndCountsTheDifference) {
 
 TEST(BlockPool, ACopyIsAnObjectOfItsOwnUnderTheBudget) {
   BlockPool pool(512);
-  std::byte* object = pool.Allocate(ObjectKind::kRunRecord, 256);
-  std::fill(object, object + 256, std::byte{7});
-  std::byte* copy = pool.CopyOf(object);
-  ASSERT_NE(copy, nullptr);
+  const ObjectId object = pool.Allocate(ObjectKind::kRunRecord, 256);
+  Fill(&pool, object, 7, 256);
+  const ObjectId copy = pool.CopyOf(object);
+  ASSERT_FALSE(copy.is_null());
   EXPECT_EQ(pool.usage().used_by_kind[static_cast<int>(ObjectKind::kRunRecord)], 512);
-  EXPECT_EQ(pool.CopyOf(object), nullptr);
-  std::fill(object, object + 256, std::byte{8});
-  EXPECT_TRUE(std::all_of(copy, copy + 256, [](std::byte b) { return b == std::byte{7}; }));
+  EXPECT_TRUE(pool.CopyOf(object).is_null());
+  Fill(&pool, object, 8, 256);
+  EXPECT_TRUE(Holds(pool, copy, 7, 256));
   pool.Release(object);
   pool.Release(copy);
   EXPECT_EQ(pool.usage().used_bytes, 0);
+}
+
+TEST(BlockPool, TablesOfTheHostCountAgainstTheBudget) {
+  BlockPool pool(256);
+  EXPECT_TRUE(pool.CountHostTables(192));
+  EXPECT_FALSE(pool.CountHostTables(128));
+  EXPECT_TRUE(pool.Allocate(ObjectKind::kBlock, 128).is_null());
+  EXPECT_EQ(pool.usage().used_by_kind[static_cast<int>(ObjectKind::kTable)], 192);
+  EXPECT_EQ(pool.usage().reserved_bytes, 192);
+  EXPECT_TRUE(pool.CountHostTables(-128));
+  EXPECT_FALSE(pool.Allocate(ObjectKind::kBlock, 128).is_null());
+  EXPECT_EQ(pool.usage().peak_bytes, 192);
+}
+
+TEST(BlockPool, TakesTheMemoryOfItsDevice) {
+  GuardedDevice device;
+  BlockPool pool(kMiB, &device);
+  const ObjectId object = pool.Allocate(ObjectKind::kBlock, 64);
+  Fill(&pool, object, 3, 64);
+  EXPECT_TRUE(Holds(pool, pool.CopyOf(object), 3, 64));
+  EXPECT_EQ(&pool.device(), &device);
 }
 
 // How much memory may be lost to holes, on the blocks of a layout with uneven ranks: sums of ranks
@@ -135,7 +169,7 @@ void ExpectReservedWithinBound(const PoolUsage& usage) {
 TEST(BlockPool, ReservedStaysWithinTenPercentUnderRandomFrees) {
   BlockPool pool(kNoLimit);
   Random random(11);
-  std::vector<std::byte*> live;
+  std::vector<ObjectId> live;
   for (int wave = 0; wave < 6; ++wave) {
     while (pool.usage().used_bytes < 320 * kMiB) {
       live.push_back(pool.Allocate(ObjectKind::kBlock, DrawObjectBytes(&random)));
@@ -149,7 +183,7 @@ TEST(BlockPool, ReservedStaysWithinTenPercentUnderRandomFrees) {
       if (live.size() % 256 == 0) ExpectReservedWithinBound(pool.usage());
     }
   }
-  for (std::byte* object : live) pool.Release(object);
+  for (const ObjectId& object : live) pool.Release(object);
   EXPECT_EQ(pool.usage().used_bytes, 0);
   EXPECT_LE(pool.usage().reserved_bytes, 4 * kMiB);
 }
@@ -157,27 +191,26 @@ TEST(BlockPool, ReservedStaysWithinTenPercentUnderRandomFrees) {
 TEST(BlockPool, ManySizesWithFewObjectsHoldFewPages) {
   BlockPool pool(kNoLimit);
   for (int64_t n_bytes = 16384; pool.usage().used_bytes < 70 * kMiB; n_bytes += 64) {
-    ASSERT_NE(pool.Allocate(ObjectKind::kBlock, n_bytes), nullptr);
+    ASSERT_FALSE(pool.Allocate(ObjectKind::kBlock, n_bytes).is_null());
   }
   ExpectReservedWithinBound(pool.usage());
 }
 
 TEST(BlockPool, PagesThatWereGivenBackCanBeUsedAgain) {
   BlockPool pool(kNoLimit);
-  std::vector<std::byte*> objects;
+  std::vector<ObjectId> objects;
   for (int i = 0; i < 2000; ++i) objects.push_back(pool.Allocate(ObjectKind::kBlock, 12288));
   for (int i = 0; i < 2000; ++i) {
-    std::memset(objects[i], i % 251, 12288);
+    Fill(&pool, objects[i], i % 251, 12288);
     if (i % 2 == 1) pool.Release(objects[i]);
   }
   EXPECT_LT(pool.usage().reserved_bytes, 1000 * 12288 + 5 * kMiB);
   for (int i = 1; i < 2000; i += 2) {
     objects[i] = pool.Allocate(ObjectKind::kBlock, 12288);
-    std::memset(objects[i], i % 251, 12288);
+    Fill(&pool, objects[i], i % 251, 12288);
   }
   for (int i = 0; i < 2000; ++i) {
-    ASSERT_EQ(objects[i][0], std::byte(i % 251)) << i;
-    ASSERT_EQ(objects[i][12287], std::byte(i % 251)) << i;
+    ASSERT_TRUE(Holds(pool, objects[i], i % 251, 12288)) << i;
   }
 }
 
@@ -191,12 +224,12 @@ TEST(BlockPool, AgreesWithASimpleModelOnRandomOperations) {
   };
   const int64_t budget_bytes = 3 * kMiB;
   BlockPool pool(budget_bytes);
-  std::map<std::byte*, Object> model;
+  std::map<ObjectId, Object> model;
   int64_t used_bytes = 0, peak_bytes = 0;
   Random random(5);
   const auto pick = [&] { return std::next(model.begin(), random.Below(model.size())); };
-  const auto write = [](std::byte* object, const Object& o) {
-    std::memset(object, o.mark, o.n_bytes);
+  const auto write = [&](const ObjectId& object, const Object& o) {
+    Fill(&pool, object, o.mark, o.n_bytes);
   };
   for (int step = 0; step < 60000; ++step) {
     const int64_t n_bytes = 1 + static_cast<int64_t>(random.Below(random.Below(3) ? 700 : 40000));
@@ -205,10 +238,9 @@ TEST(BlockPool, AgreesWithASimpleModelOnRandomOperations) {
       case 0:
       case 1: {
         const Object o{static_cast<ObjectKind>(random.Below(4)), rounded, 1, uint8_t(step)};
-        std::byte* object = pool.Allocate(o.kind, n_bytes);
-        ASSERT_EQ(object != nullptr, used_bytes + rounded <= budget_bytes);
-        if (object == nullptr) break;
-        ASSERT_TRUE(Is64ByteAligned(object));
+        const ObjectId object = pool.Allocate(o.kind, n_bytes);
+        ASSERT_EQ(!object.is_null(), used_bytes + rounded <= budget_bytes);
+        if (object.is_null()) break;
         ASSERT_TRUE(model.emplace(object, o).second);
         write(object, o);
         used_bytes += rounded;
@@ -224,10 +256,10 @@ TEST(BlockPool, AgreesWithASimpleModelOnRandomOperations) {
         auto it = pick();
         Object o = it->second;
         if (o.n_references > 1) break;
-        std::byte* moved = pool.Resize(it->first, n_bytes);
-        ASSERT_EQ(moved != nullptr, used_bytes + rounded - o.n_bytes <= budget_bytes);
-        if (moved == nullptr) break;
-        ASSERT_EQ(moved[std::min(o.n_bytes, rounded) - 1], std::byte{o.mark});
+        const ObjectId moved = pool.Resize(it->first, n_bytes);
+        ASSERT_EQ(!moved.is_null(), used_bytes + rounded - o.n_bytes <= budget_bytes);
+        if (moved.is_null()) break;
+        ASSERT_EQ(ByteAt(pool, moved, std::min(o.n_bytes, rounded) - 1), std::byte{o.mark});
         model.erase(it);
         used_bytes += rounded - o.n_bytes;
         o.n_bytes = rounded;
@@ -238,8 +270,8 @@ TEST(BlockPool, AgreesWithASimpleModelOnRandomOperations) {
       default: {
         auto it = pick();
         const Object& o = it->second;
-        ASSERT_EQ(it->first[0], std::byte{o.mark});
-        ASSERT_EQ(it->first[o.n_bytes - 1], std::byte{o.mark});
+        ASSERT_EQ(ByteAt(pool, it->first, 0), std::byte{o.mark});
+        ASSERT_EQ(ByteAt(pool, it->first, o.n_bytes - 1), std::byte{o.mark});
         pool.Release(it->first);
         if (--it->second.n_references > 0) break;
         used_bytes -= o.n_bytes;

@@ -1,40 +1,28 @@
 #include "kv/blocks/chunk.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include "base/check.h"
 #include "base/units.h"
 
 namespace kvlathe {
-namespace {
 
-int64_t PageBytes() {
-  static const int64_t n_bytes = sysconf(_SC_PAGESIZE);
-  return n_bytes;
-}
-
-}  // namespace
-
-Chunk::Chunk(int64_t object_bytes, int n_slots) : object_bytes_(object_bytes), n_slots_(n_slots) {
-  // Pages cost nothing until an object touches them, so a size with few objects holds few pages.
-  mapped_bytes_ = RoundUp(object_bytes * n_slots, PageBytes());
-  void* base = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) return;
-  base_ = static_cast<std::byte*>(base);
+Chunk::Chunk(Device* device, int64_t object_bytes, int n_slots)
+    : device_(device), object_bytes_(object_bytes), n_slots_(n_slots) {
+  region_ = device->Allocate(object_bytes * n_slots);
+  if (region_ == 0) return;
+  mapped_bytes_ = RoundUp(object_bytes * n_slots, device->page_bytes());
   slots_.resize(n_slots);
-  page_bytes_ = n_slots == 1 ? mapped_bytes_ : PageBytes();
+  page_bytes_ = n_slots == 1 ? mapped_bytes_ : device->page_bytes();
   held_pages_.resize(mapped_bytes_ / page_bytes_);
 }
 
 Chunk::~Chunk() {
-  if (base_ != nullptr) munmap(base_, mapped_bytes_);
+  if (region_ != 0) device_->Free(region_);
 }
 
-int Chunk::SlotOf(const std::byte* object) const {
-  const int64_t offset = object - base_;
-  KVL_CHECK(offset >= 0 && offset % object_bytes_ == 0 && offset / object_bytes_ < n_slots_);
+int Chunk::SlotOf(const ObjectId& object) const {
+  const int64_t offset = object.offset();
+  KVL_CHECK(object.region == region_ && offset % object_bytes_ == 0 &&
+            offset / object_bytes_ < n_slots_);
   const int slot_idx = static_cast<int>(offset / object_bytes_);
   KVL_CHECK_GT(slots_[slot_idx].n_references, 0u);
   return slot_idx;
@@ -50,16 +38,16 @@ void Chunk::HoldPagesOf(int slot_idx) {
   }
 }
 
-std::byte* Chunk::Take(ObjectKind kind) {
+ObjectId Chunk::Take(ObjectKind kind) {
   while (slots_[first_free_].n_references != 0) ++first_free_;
   const int slot_idx = first_free_++;
   slots_[slot_idx] = {1, kind};
   ++n_live_;
   HoldPagesOf(slot_idx);
-  return base_ + slot_idx * object_bytes_;
+  return {region_, static_cast<uint32_t>(slot_idx * object_bytes_ / kDeviceAlignment)};
 }
 
-bool Chunk::Drop(const std::byte* object) {
+bool Chunk::Drop(const ObjectId& object) {
   const int slot_idx = SlotOf(object);
   if (--slots_[slot_idx].n_references != 0) return false;
   --n_live_;
@@ -81,7 +69,7 @@ void Chunk::ReturnFreePages() {
     int64_t end = begin;
     while (end < n_pages && held_pages_[end] && !keep[end]) held_pages_[end++] = false;
     if (end == begin) continue;
-    madvise(base_ + begin * page_bytes_, (end - begin) * page_bytes_, MADV_DONTNEED);
+    device_->Discard(region_, begin * page_bytes_, (end - begin) * page_bytes_);
     held_bytes_ -= (end - begin) * page_bytes_;
     begin = end;  // page `end` is held by a live object, or not held at all
   }

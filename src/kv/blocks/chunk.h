@@ -1,23 +1,25 @@
-// One mapping of the block pool, cut into slots of one size, and which of its pages are held.
+// One region of the block pool's device, cut into slots of one size, and which of its pages are
+// held.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "device/device.h"
 #include "kv/blocks/block_pool.h"
 
 namespace kvlathe {
 
 class Chunk {
  public:
-  // n_slots objects of object_bytes. base() is null when the system has no address space left.
-  Chunk(int64_t object_bytes, int n_slots);
+  // n_slots objects of object_bytes. region() is 0 when the system has no room. `device` outlives
+  // the chunk.
+  Chunk(Device* device, int64_t object_bytes, int n_slots);
   ~Chunk();
   Chunk(const Chunk&) = delete;
   Chunk& operator=(const Chunk&) = delete;
 
-  std::byte* base() const { return base_; }
+  uint32_t region() const { return region_; }
   int64_t object_bytes() const { return object_bytes_; }
   bool full() const { return n_live_ == n_slots_; }
   bool empty() const { return n_live_ == 0; }
@@ -25,14 +27,14 @@ class Chunk {
   int64_t held_bytes() const { return held_bytes_; }
 
   // The lowest free slot (the chunk is not full), with one reference. Its pages become held.
-  std::byte* Take(ObjectKind kind);
-  void AddReference(const std::byte* object) { ++slots_[SlotOf(object)].n_references; }
+  ObjectId Take(ObjectKind kind);
+  void AddReference(const ObjectId& object) { ++slots_[SlotOf(object)].n_references; }
   // Whether this was the last reference: the slot is free then.
-  bool Drop(const std::byte* object);
-  uint32_t n_references(const std::byte* object) const {
+  bool Drop(const ObjectId& object);
+  uint32_t n_references(const ObjectId& object) const {
     return slots_[SlotOf(object)].n_references;
   }
-  ObjectKind kind(const std::byte* object) const { return slots_[SlotOf(object)].kind; }
+  ObjectKind kind(const ObjectId& object) const { return slots_[SlotOf(object)].kind; }
 
   // Gives the system the held pages on which no live object lies.
   void ReturnFreePages();
@@ -44,17 +46,18 @@ class Chunk {
     uint32_t n_references = 0;  // 0: free
     ObjectKind kind = ObjectKind::kBlock;
   };
-  int SlotOf(const std::byte* object) const;
+  int SlotOf(const ObjectId& object) const;
   void HoldPagesOf(int slot_idx);
 
+  Device* device_;
   int64_t object_bytes_;
   int n_slots_;
   int n_live_ = 0;
   int first_free_ = 0;  // no slot below it is free
   int64_t mapped_bytes_ = 0;
-  int64_t page_bytes_ = 0;  // of the system; a chunk of one object is one page
+  int64_t page_bytes_ = 0;  // of the device; a chunk of one object is one page
   int64_t held_bytes_ = 0;
-  std::byte* base_ = nullptr;
+  uint32_t region_ = 0;
   std::vector<Slot> slots_;
   std::vector<bool> held_pages_;
 };

@@ -1,45 +1,43 @@
 // What a sequence holds of one KV head.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
+#include <vector>
 
-#include "kernels/cpu/attend/attend.h"
+#include "device/sealed_runs.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/cache_objects.h"
 
 namespace kvlathe {
 
 // Heads differ in length once a method of the retention axis drops or merges entries; so each has
-// its own count.
+// its own count. Lists of ids are the host's, and count against the pool's budget; everything else
+// is an object of the pool.
 struct SequenceCache::HeadTable {
-  std::byte* sink = nullptr;
-  std::byte* table = nullptr;  // [n_blocks] pointers
+  ObjectId sink;
+  std::vector<ObjectId> blocks;  // has room for what table_bytes hold
   int64_t table_bytes = 0;
-  int64_t n_blocks = 0;
-  std::byte* run_table = nullptr;  // [n_runs] PackedRun
+  std::vector<SealedRun> runs;  // has room for what run_table_bytes hold
   int64_t run_table_bytes = 0;
-  int64_t n_runs = 0;
-  std::byte* entry_table = nullptr;  // EntryTable of n_blocks, under retention
+  ObjectId entry_table;  // EntryTable of the blocks, under retention
   int64_t entry_table_bytes = 0;
-  std::byte* open_entry = nullptr;  // OpenEntry, where entries are merged
-  std::byte* query_gram = nullptr;  // QueryGramBytes, until a run is sealed
-  int64_t n_dropped = 0;            // entries, dropped or merged
+  ObjectId open_entry;    // OpenEntry, where entries are merged
+  ObjectId query_gram;    // QueryGramBytes, until a run is sealed
+  int64_t n_dropped = 0;  // entries, dropped or merged
 
   // All objects but blocks and records.
-  static constexpr std::byte* HeadTable::*kOwned[] = {
-      &HeadTable::sink,        &HeadTable::table,      &HeadTable::run_table,
-      &HeadTable::entry_table, &HeadTable::open_entry, &HeadTable::query_gram};
+  static constexpr ObjectId HeadTable::*kOwned[] = {&HeadTable::sink, &HeadTable::entry_table,
+                                                    &HeadTable::open_entry, &HeadTable::query_gram};
   // Whether it holds what a head of its length has of a part; tables are counted by their own
   // sizes.
   bool Holds(ObjectPart part) const {
     switch (part) {
       case ObjectPart::kSink:
-        return sink != nullptr;
+        return !sink.is_null();
       case ObjectPart::kQueryGram:
-        return query_gram != nullptr;
+        return !query_gram.is_null();
       case ObjectPart::kOpenEntry:
-        return open_entry != nullptr;
+        return !open_entry.is_null();
       case ObjectPart::kEntries:
       case ObjectPart::kBlockTable:
       case ObjectPart::kRunTable:
@@ -49,10 +47,9 @@ struct SequenceCache::HeadTable {
     }
   }
 
-  std::byte** blocks() const { return reinterpret_cast<std::byte**>(table); }
-  PackedRun* runs() const { return reinterpret_cast<PackedRun*>(run_table); }
+  int64_t n_blocks() const { return std::ssize(blocks); }
   int64_t n_sealed() const {
-    return n_runs == 0 ? 0 : runs()[n_runs - 1].first_block + runs()[n_runs - 1].n_blocks;
+    return runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
   }
 };
 

@@ -1,12 +1,14 @@
 #include "kv/blocks/sequence_cache.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cstddef>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
 #include "base/units.h"
+#include "kernels/cpu/attend/entry_scores.h"
 #include "kv/blocks/head_table.h"
 #include "kv/cache_objects.h"
 
@@ -61,12 +63,12 @@ int64_t SequenceCache::MissingBytes(int64_t n_tokens, const std::vector<RunExten
     const HeadTable& head = heads_[i];
     const int64_t n_blocks = BlocksOf(head, n_tokens);
     const BlockShape shape = ShapeOf(i);
-    if (head.sink == nullptr) n_bytes += SinkBytes(*layout_, shape);
-    if (head.open_entry == nullptr) n_bytes += OpenEntryBytes(*layout_, shape);
+    if (head.sink.is_null()) n_bytes += SinkBytes(*layout_, shape);
+    if (head.open_entry.is_null()) n_bytes += OpenEntryBytes(*layout_, shape);
     if (NeedsQueryGram(head)) n_bytes += QueryGramBytes(*layout_);
     n_bytes += std::max<int64_t>(0, RunTableBytesWith(runs, i) - head.run_table_bytes);
-    if (n_blocks <= head.n_blocks) continue;
-    n_bytes += (n_blocks - head.n_blocks) * BlockObjectBytes(shape);
+    if (n_blocks <= head.n_blocks()) continue;
+    n_bytes += (n_blocks - head.n_blocks()) * BlockObjectBytes(shape);
     n_bytes += std::max<int64_t>(0, TableBytes(n_blocks) - head.table_bytes);
     n_bytes += EntryBytesFor(n_blocks) - head.entry_table_bytes;
   }
@@ -74,63 +76,80 @@ int64_t SequenceCache::MissingBytes(int64_t n_tokens, const std::vector<RunExten
 }
 
 bool SequenceCache::NeedsQueryGram(const HeadTable& head) const {
-  return layout_->GathersQueries() && head.n_runs == 0 && head.query_gram == nullptr;
+  return layout_->GathersQueries() && head.runs.empty() && head.query_gram.is_null();
 }
 
 // Sinks, open entries, Grams of queries and blocks in the order of heads (each head's in this
 // order). On failure all that was taken is given back.
-bool SequenceCache::AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* objects) {
+bool SequenceCache::AllocateObjects(int64_t n_tokens, std::vector<ObjectId>* objects) {
   const auto take = [&](int64_t n_bytes) {
-    std::byte* object = pool_->Allocate(ObjectKind::kBlock, n_bytes);
-    if (object != nullptr) objects->push_back(object);
-    return object != nullptr;
+    const ObjectId object = pool_->Allocate(ObjectKind::kBlock, n_bytes);
+    if (!object.is_null()) objects->push_back(object);
+    return !object.is_null();
   };
   bool ok = true;
   for (size_t i = 0; ok && i < heads_.size(); ++i) {
     const BlockShape shape = ShapeOf(i);
     const int64_t n_blocks = BlocksOf(heads_[i], n_tokens);
-    if (heads_[i].sink == nullptr && layout_->n_sink > 0) ok = take(SinkBytes(*layout_, shape));
-    if (ok && heads_[i].open_entry == nullptr && layout_->MergesEntries()) {
+    if (heads_[i].sink.is_null() && layout_->n_sink > 0) ok = take(SinkBytes(*layout_, shape));
+    if (ok && heads_[i].open_entry.is_null() && layout_->MergesEntries()) {
       ok = take(OpenEntryBytes(*layout_, shape));
     }
     if (ok && NeedsQueryGram(heads_[i])) ok = take(QueryGramBytes(*layout_));
-    for (int64_t b = heads_[i].n_blocks; ok && b < n_blocks; ++b) {
+    for (int64_t b = heads_[i].n_blocks(); ok && b < n_blocks; ++b) {
       ok = take(BlockObjectBytes(shape));
     }
   }
   if (!ok) {
-    for (std::byte* object : *objects) pool_->Release(object);
+    for (const ObjectId& object : *objects) pool_->Release(object);
   }
   return ok;
 }
 
-bool SequenceCache::SetTableSize(int64_t n_bytes, std::byte** table, int64_t* table_bytes) {
+// The table, which has no more elements than n_bytes hold, takes as much memory as they say.
+template <typename T>
+bool SequenceCache::SetTableSize(int64_t n_bytes, std::vector<T>* table, int64_t* table_bytes) {
   if (n_bytes == *table_bytes) return true;
+  if (!pool_->CountHostTables(n_bytes - *table_bytes)) return false;
+  std::vector<T> resized;
+  resized.reserve(static_cast<size_t>(n_bytes) / sizeof(T));
+  resized.insert(resized.end(), table->begin(), table->end());
+  table->swap(resized);
+  *table_bytes = n_bytes;
+  return true;
+}
+
+template bool SequenceCache::SetTableSize(int64_t, std::vector<ObjectId>*, int64_t*);
+template bool SequenceCache::SetTableSize(int64_t, std::vector<SealedRun>*, int64_t*);
+
+bool SequenceCache::SetEntryTableSize(int64_t n_bytes, HeadTable* head) {
+  if (n_bytes == head->entry_table_bytes) return true;
   if (n_bytes == 0) {
-    pool_->Release(std::exchange(*table, nullptr));
-    *table_bytes = 0;
+    pool_->Release(std::exchange(head->entry_table, {}));
+    head->entry_table_bytes = 0;
     return true;
   }
-  std::byte* grown = *table == nullptr ? pool_->Allocate(ObjectKind::kTable, n_bytes)
-                                       : pool_->Resize(*table, n_bytes);
-  if (grown == nullptr) return false;
-  *table = grown;
-  *table_bytes = n_bytes;
+  const ObjectId resized = head->entry_table.is_null()
+                               ? pool_->Allocate(ObjectKind::kTable, n_bytes)
+                               : pool_->Resize(head->entry_table, n_bytes);
+  if (resized.is_null()) return false;
+  head->entry_table = resized;
+  head->entry_table_bytes = n_bytes;
   return true;
 }
 
 // On failure the tables that grew keep their size: bytes() still says what is held, and the next
 // Extend uses them.
 bool SequenceCache::GrowTables(int64_t n_tokens, const std::vector<RunExtent>& runs) {
-  const auto grow = [&](int64_t n_bytes, std::byte** table, int64_t* table_bytes) {
-    return n_bytes <= *table_bytes || SetTableSize(n_bytes, table, table_bytes);
-  };
   for (size_t i = 0; i < heads_.size(); ++i) {
     HeadTable& head = heads_[i];
     const int64_t n_blocks = BlocksOf(head, n_tokens);
-    if (!grow(TableBytes(n_blocks), &head.table, &head.table_bytes) ||
-        !grow(EntryBytesFor(n_blocks), &head.entry_table, &head.entry_table_bytes) ||
-        !grow(RunTableBytesWith(runs, i), &head.run_table, &head.run_table_bytes)) {
+    const int64_t block_bytes = std::max(head.table_bytes, TableBytes(n_blocks));
+    const int64_t entry_bytes = std::max(head.entry_table_bytes, EntryBytesFor(n_blocks));
+    const int64_t run_bytes = std::max(head.run_table_bytes, RunTableBytesWith(runs, i));
+    if (!SetTableSize(block_bytes, &head.blocks, &head.table_bytes) ||
+        !SetEntryTableSize(entry_bytes, &head) ||
+        !SetTableSize(run_bytes, &head.runs, &head.run_table_bytes)) {
       return false;
     }
   }
@@ -139,13 +158,19 @@ bool SequenceCache::GrowTables(int64_t n_tokens, const std::vector<RunExtent>& r
 
 // With the last block of a run its records go as well.
 void SequenceCache::ReleaseBlock(HeadTable* head, int64_t block_idx) {
-  pool_->Release(std::exchange(head->blocks()[block_idx], nullptr));
-  const std::span<PackedRun> runs(head->runs(), static_cast<size_t>(head->n_runs));
-  const auto run = std::partition_point(runs.begin(), runs.end(), [&](const PackedRun& r) {
-    return r.first_block + r.n_blocks <= block_idx;
-  });
-  if (run == runs.end() || run->first_block + run->n_blocks - 1 != block_idx) return;
+  pool_->Release(std::exchange(head->blocks[block_idx], {}));
+  const auto run = std::ranges::partition_point(
+      head->runs, [&](const SealedRun& r) { return r.first_block + r.n_blocks <= block_idx; });
+  if (run == head->runs.end() || run->first_block + run->n_blocks - 1 != block_idx) return;
   ReleaseRecords(&*run);
+}
+
+void SequenceCache::ReleaseBlocksBehind(int64_t n_blocks, HeadTable* head) {
+  while (head->n_blocks() > n_blocks) {
+    ReleaseBlock(head, head->n_blocks() - 1);
+    head->blocks.pop_back();
+  }
+  SetTableSize(TableBytes(n_blocks), &head->blocks, &head->table_bytes);
 }
 
 void SequenceCache::ReleaseOutOfWindow() {
@@ -188,29 +213,29 @@ Status SequenceCache::Extend(int n_new) {
                  n_tokens, std::numeric_limits<int>::max());
   }
   const int64_t needed_bytes = MissingBytes(n_tokens, runs);
-  std::vector<std::byte*> objects;
+  std::vector<ObjectId> objects;
   if (!pool_->HasRoomFor(needed_bytes) || !AllocateObjects(n_tokens, &objects)) {
     return NoRoom(n_new, needed_bytes);
   }
   if (!GrowTables(n_tokens, runs)) {
-    for (std::byte* object : objects) pool_->Release(object);
+    for (const ObjectId& object : objects) pool_->Release(object);
     return Error(StatusCode::kResourceExhausted, "no memory for block tables ({} bytes needed)",
                  needed_bytes);
   }
   auto next = objects.begin();
   for (size_t i = 0; i < heads_.size(); ++i) {
     HeadTable& head = heads_[i];
-    if (head.sink == nullptr && layout_->n_sink > 0) head.sink = *next++;
-    if (head.open_entry == nullptr && layout_->MergesEntries()) {
+    if (head.sink.is_null() && layout_->n_sink > 0) head.sink = *next++;
+    if (head.open_entry.is_null() && layout_->MergesEntries()) {
       head.open_entry = *next++;
-      std::memset(head.open_entry, 0, OpenEntryBytes(*layout_, layout_->shapes[i]));
+      device().Fill({head.open_entry}, std::byte{0}, OpenEntryBytes(*layout_, layout_->shapes[i]));
     }
     if (NeedsQueryGram(head)) {
       head.query_gram = *next++;
-      std::memset(head.query_gram, 0, QueryGramBytes(*layout_));
+      device().Fill({head.query_gram}, std::byte{0}, QueryGramBytes(*layout_));
     }
     const int64_t n_blocks = BlocksOf(head, n_tokens);
-    while (head.n_blocks < n_blocks) head.blocks()[head.n_blocks++] = *next++;
+    while (head.n_blocks() < n_blocks) head.blocks.push_back(*next++);
   }
   CountWritable();
   EnterNewEntries(n_tokens);
@@ -229,7 +254,28 @@ void SequenceCache::CountWritable() {
   n_writable_ = std::numeric_limits<int64_t>::max();
   for (const HeadTable& head : heads_) {
     n_writable_ =
-        std::min(n_writable_, layout_->n_sink + head.n_dropped + head.n_blocks * kBlockSize);
+        std::min(n_writable_, layout_->n_sink + head.n_dropped + head.n_blocks() * kBlockSize);
+  }
+}
+
+// Of new entries of the head, the first of which has place positions.begin - n_gone; without votes
+// yet.
+void SequenceCache::EnterPositions(const HeadTable& head, Range positions, int64_t n_gone) {
+  const bool has_sums = layout_->retention->HasVotes();
+  int32_t of_block[kBlockSize];
+  for (int64_t begin = positions.begin; begin < positions.end;) {
+    const int64_t entry = begin - n_gone, block = entry / kBlockSize, slot = entry % kBlockSize;
+    const int64_t n = std::min(kBlockSize - slot, positions.end - begin);
+    std::iota(of_block, of_block + n, static_cast<int32_t>(begin));
+    const int64_t at = block * EntryTable::BlockBytes(has_sums);
+    device().Upload({head.entry_table, at + slot * static_cast<int64_t>(sizeof(int32_t))},
+                    std::as_bytes(std::span(of_block, static_cast<size_t>(n))));
+    if (has_sums) {
+      const auto width = static_cast<int64_t>(sizeof(int64_t));
+      const int64_t sums = at + kBlockSize * static_cast<int64_t>(sizeof(int32_t));
+      device().Fill({head.entry_table, sums + slot * width}, std::byte{0}, n * width);
+    }
+    begin += n;
   }
 }
 
@@ -246,12 +292,8 @@ void SequenceCache::EnterNewEntries(int64_t n_tokens) {
   if (IsPrunePoint(plan, place, n_tokens)) kept_ = KeptAt(plan, place, n_tokens);
   bool drops = layout_->RetentionIsOver(n_tokens, n_prompt_);  // at least the tables
   for (HeadTable& head : heads_) {
-    const EntryTable table(head.entry_table, plan.HasVotes());
     const int64_t n_gone = layout_->n_sink + head.n_dropped;
-    for (int64_t position = first; position < n_tokens; ++position) {
-      table.position(position - n_gone) = static_cast<int32_t>(position);
-      if (plan.HasVotes()) table.sum(position - n_gone) = 0;
-    }
+    EnterPositions(head, {first, n_tokens}, n_gone);
     drops = drops || n_tokens - n_gone > kept_.n;
   }
   if (!drops) kept_ = {};
@@ -262,10 +304,10 @@ int SequenceCache::n_entries(int layer_idx, int kv_head_idx) const {
   return static_cast<int>(n_tokens_ - layout_->n_sink - head.n_dropped);
 }
 
-EntryTable SequenceCache::entries(int layer_idx, int kv_head_idx) const {
+EntryTableId SequenceCache::entries(int layer_idx, int kv_head_idx) const {
   if (!layout_->DropsEntries()) return {};
-  return EntryTable(heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].entry_table,
-                    layout_->retention->HasVotes());
+  return {heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].entry_table,
+          layout_->retention->HasVotes()};
 }
 
 void SequenceCache::DropPruned(int layer_idx) {
@@ -276,12 +318,10 @@ void SequenceCache::DropPruned(int layer_idx) {
     head.n_dropped += std::max<int64_t>(0, n_before - kept_.n);
     const int64_t n_kept = std::min<int64_t>(n_before, kept_.n);
     const int64_t n_blocks = BlocksAfterPrune(*layout_->retention, n_before, n_kept);
-    while (head.n_blocks > n_blocks) ReleaseBlock(&head, --head.n_blocks);
-    // A system without memory for smaller tables leaves the large ones, and bytes() says so.
-    SetTableSize(TableBytes(n_blocks), &head.table, &head.table_bytes);
+    ReleaseBlocksBehind(n_blocks, &head);
     const bool is_over = layout_->RetentionIsOver(n_tokens_, n_prompt_);
-    SetTableSize(is_over ? 0 : EntryTableBytes(*layout_, n_blocks), &head.entry_table,
-                 &head.entry_table_bytes);
+    // A system without memory for a smaller table leaves the large one, and bytes() says so.
+    SetEntryTableSize(is_over ? 0 : EntryTableBytes(*layout_, n_blocks), &head);
   }
   if (layer_idx + 1 < layout_->n_layers) return;
   kept_ = {};
@@ -292,21 +332,21 @@ Status SequenceCache::ShrinkBlocks(int layer_idx) {
   KVL_CHECK(must_cut_keys() && layer_idx == first_whole_layer_);
   ++first_whole_layer_;
   for (int g = 0; g < layout_->n_kv_heads; ++g) {
-    const HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + g];
+    HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + g];
     const int64_t n_bytes = BlockObjectBytes(layout_->shape(layer_idx, g));
-    for (int64_t b = 0; b < head.n_blocks; ++b) {
-      std::byte* const shrunk = pool_->Resize(head.blocks()[b], n_bytes);
-      if (shrunk == nullptr) {
+    for (ObjectId& block : head.blocks) {
+      const ObjectId shrunk = pool_->Resize(block, n_bytes);
+      if (shrunk.is_null()) {
         return Error(StatusCode::kResourceExhausted, "no memory to cut the keys of layer {}",
                      layer_idx);
       }
-      head.blocks()[b] = shrunk;
+      block = shrunk;
     }
   }
   return OkStatus();
 }
 
-std::byte* SequenceCache::open_entry(int layer_idx, int kv_head_idx) const {
+ObjectId SequenceCache::open_entry(int layer_idx, int kv_head_idx) const {
   return heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].open_entry;
 }
 
@@ -316,17 +356,15 @@ void SequenceCache::SetMerged(int layer_idx, int kv_head_idx, int64_t n_entries)
   KVL_CHECK_LE(n_entries, n_seen - head.n_dropped);
   head.n_dropped = n_seen - n_entries;
   const int64_t n_blocks = BlocksOf(head, n_tokens_);
-  while (head.n_blocks > n_blocks) ReleaseBlock(&head, --head.n_blocks);
-  // As in DropPruned, a large table may have to stay.
-  SetTableSize(TableBytes(n_blocks), &head.table, &head.table_bytes);
+  ReleaseBlocksBehind(n_blocks, &head);
   if (&head == &heads_.back()) CountWritable();
 }
 
 MergedLength SequenceCache::merged_length(int layer_idx, int kv_head_idx) const {
   const HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + kv_head_idx];
   MergedLength length = {.n_entries = std::max(0, n_entries(layer_idx, kv_head_idx))};
-  if (!layout_->HasRunsOfHeads() || head.n_runs == 0) return length;
-  const PackedRun& first = head.runs()[0];
+  if (!layout_->HasRunsOfHeads() || head.runs.empty()) return length;
+  const SealedRun& first = head.runs.front();
   length.n_prompt_blocks = first.is_prompt ? first.n_blocks : 0;
   length.n_sealed_blocks = static_cast<int>(head.n_sealed());
   return length;
@@ -340,10 +378,11 @@ void SequenceCache::Clear() {
   for (size_t i = 0; i < heads_.size(); ++i) {
     HeadTable& head = heads_[i];
     const int64_t n_released = BlocksReleased(static_cast<int>(i) / layout_->n_kv_heads);
-    for (int64_t b = n_released; b < head.n_blocks; ++b) ReleaseBlock(&head, b);
-    for (std::byte* HeadTable::*const object : HeadTable::kOwned) {
-      if (head.*object != nullptr) pool_->Release(head.*object);
+    for (int64_t b = n_released; b < head.n_blocks(); ++b) ReleaseBlock(&head, b);
+    for (ObjectId HeadTable::*const object : HeadTable::kOwned) {
+      if (!(head.*object).is_null()) pool_->Release(head.*object);
     }
+    pool_->CountHostTables(-head.table_bytes - head.run_table_bytes);
     head = HeadTable();
   }
   n_tokens_ = 0;
@@ -361,11 +400,11 @@ KvBytes SequenceCache::bytes() const {
     for (int g = 0; g < layout_->n_kv_heads; ++g) {
       const HeadTable& head = heads_[l * layout_->n_kv_heads + g];
       runs.clear();
-      for (const PackedRun& run : this->runs(l, g)) {
+      for (const SealedRun& run : this->runs(l, g)) {
         runs.push_back({run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
       }
       const HeadContents contents = {.plain = shape(l, g),
-                                     .n_blocks = head.n_blocks,
+                                     .n_blocks = head.n_blocks(),
                                      .n_gone = BlocksReleased(l),
                                      .runs = runs};
       ForEachObject(*layout_, HeadInRunOf(*layout_, l, g), contents,
@@ -380,24 +419,22 @@ KvBytes SequenceCache::bytes() const {
   return bytes;
 }
 
-float* SequenceCache::query_gram(int layer_idx, int kv_head_idx) const {
-  return reinterpret_cast<float*>(heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].query_gram);
+ObjectId SequenceCache::query_gram(int layer_idx, int kv_head_idx) const {
+  return heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].query_gram;
 }
 
-std::span<std::byte* const> SequenceCache::blocks(int layer_idx, int kv_head_idx) const {
-  const HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + kv_head_idx];
-  return {head.blocks(), static_cast<size_t>(head.n_blocks)};
+std::span<const ObjectId> SequenceCache::blocks(int layer_idx, int kv_head_idx) const {
+  return heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].blocks;
 }
 
-std::byte* SequenceCache::sink_k(int layer_idx, int kv_head_idx) const {
-  return heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].sink;
+ObjectPlace SequenceCache::sink_k(int layer_idx, int kv_head_idx) const {
+  return {heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].sink};
 }
 
-std::byte* SequenceCache::sink_v(int layer_idx, int kv_head_idx) const {
-  std::byte* rows = sink_k(layer_idx, kv_head_idx);
-  if (rows == nullptr) return nullptr;
-  return rows + int64_t{layout_->n_sink} * layout_->head_dim *
-                    SizeOf(layout_->shape(layer_idx, kv_head_idx).row_type);
+ObjectPlace SequenceCache::sink_v(int layer_idx, int kv_head_idx) const {
+  const ObjectPlace rows = sink_k(layer_idx, kv_head_idx);
+  return {rows.object, int64_t{layout_->n_sink} * layout_->head_dim *
+                           SizeOf(layout_->shape(layer_idx, kv_head_idx).row_type)};
 }
 
 }  // namespace kvlathe

@@ -1,7 +1,6 @@
 // The cache of one sequence: for every layer and KV head a block table and a length of its own.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -9,9 +8,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/cpu/attend/attend.h"
-#include "kernels/cpu/attend/entry_scores.h"
-#include "kernels/cpu/seal/seal.h"
+#include "base/threads.h"
+#include "device/sealed_runs.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/cache_layout.h"
 #include "kv/seal/seal_schedule.h"
@@ -44,6 +42,8 @@ class SequenceCache {
   SequenceCache& operator=(const SequenceCache&) = delete;
 
   const CacheLayout& layout() const { return *layout_; }
+  // Where its objects lie.
+  Device& device() const { return pool_->device(); }
   // Of a plain block of the head: with whole keys where the layout reads them, until they are cut.
   BlockShape shape(int layer_idx, int kv_head_idx) const;
   bool has_whole_keys(int layer_idx) const;
@@ -82,18 +82,18 @@ class SequenceCache {
   // Blocks of one head, oldest first; entry e (position n_sink + e) is in block e / kBlockSize.
   // Those that fell out of the window of the layer are null, those of a run in runs() are packed.
   // Valid until the next Extend or Clear.
-  std::span<std::byte* const> blocks(int layer_idx, int kv_head_idx) const;
+  std::span<const ObjectId> blocks(int layer_idx, int kv_head_idx) const;
   // Sink rows: K [n_sink, head_dim] and V [n_sink, rank_v]; null when the layout has no sink or
   // the cache is empty.
-  std::byte* sink_k(int layer_idx, int kv_head_idx) const;
-  std::byte* sink_v(int layer_idx, int kv_head_idx) const;
+  ObjectPlace sink_k(int layer_idx, int kv_head_idx) const;
+  ObjectPlace sink_v(int layer_idx, int kv_head_idx) const;
 
   // --- Retention (kv/retention), after a step that ended at a prune point, layer by layer from
   // the first. ---
 
   // Positions and votes of the entries of one head; empty when every entry stays. Valid as blocks()
   // is.
-  EntryTable entries(int layer_idx, int kv_head_idx) const;
+  EntryTableId entries(int layer_idx, int kv_head_idx) const;
   bool must_prune() const { return kept_.n > 0; }
   const KeptEntries& kept() const { return kept_; }
   // Whether entries of the layer to be dropped are sealed. Then TakeKeptBlocks, PlaceKeptBlocks and
@@ -102,9 +102,9 @@ class SequenceCache {
   // Takes plain blocks for the kept entries of every head of the layer, [n_kv_heads]; blocks() and
   // runs() still tell where their rows are. kResourceExhausted when the system has no memory; then
   // nothing was taken.
-  StatusOr<std::vector<std::vector<std::byte*>>> TakeKeptBlocks(int layer_idx);
+  StatusOr<std::vector<std::vector<ObjectId>>> TakeKeptBlocks(int layer_idx);
   // The rows of the kept entries are in these blocks now, which take the place of all others.
-  void PlaceKeptBlocks(int layer_idx, const std::vector<std::vector<std::byte*>>& kept);
+  void PlaceKeptBlocks(int layer_idx, const std::vector<std::vector<ObjectId>>& kept);
   // The kept entries are the first kept().n of every head of the layer now: gives the blocks behind
   // them back. With the last layer the prune is done.
   void DropPruned(int layer_idx);
@@ -123,18 +123,18 @@ class SequenceCache {
   // --- Merging (kv/retention/merge.h), in a step, layer by layer from the first. ---
 
   // State of the newest entry of a head (OpenEntry); null where entries are not merged.
-  std::byte* open_entry(int layer_idx, int kv_head_idx) const;
+  ObjectId open_entry(int layer_idx, int kv_head_idx) const;
   // Of the entries that Extend made room for n_entries are left in the head: gives the blocks
   // behind them back.
   void SetMerged(int layer_idx, int kv_head_idx, int64_t n_entries);
   MergedLength merged_length(int layer_idx, int kv_head_idx) const;
 
-  // Sum of q q^T over the queries of one head (QueryGramBytes), for the caller to add to; null
+  // Sum of q q^T over the queries of one head, F32 (QueryGramBytes), for the caller to add to; null
   // where they are not gathered, or not any more.
-  float* query_gram(int layer_idx, int kv_head_idx) const;
+  ObjectId query_gram(int layer_idx, int kv_head_idx) const;
 
   // The sealed runs of one head, oldest first. Valid as blocks() is.
-  std::span<const PackedRun> runs(int layer_idx, int kv_head_idx) const;
+  std::span<const SealedRun> runs(int layer_idx, int kv_head_idx) const;
 
   // --- Sealing, after a step that ended at a seal point, layer by layer from the first. ---
 
@@ -146,10 +146,10 @@ class SequenceCache {
   // Takes the objects of the runs of a layer, for the heads in order; null where they would have no
   // bytes. kResourceExhausted when the system has no memory; then nothing was taken.
   struct RunObjects {
-    std::vector<std::vector<std::byte*>> packed;  // [n_kv_heads][n_blocks]
-    std::vector<std::byte*> records;              // [n_kv_heads]
+    std::vector<std::vector<ObjectId>> packed;  // [n_kv_heads][n_blocks]
+    std::vector<ObjectId> records;              // [n_kv_heads]
     // [n_kv_heads], the same for the heads that share it, with a reference each.
-    std::vector<std::byte*> layer_records;
+    std::vector<ObjectId> layer_records;
   };
   StatusOr<RunObjects> TakeRunObjects(int layer_idx);
   // Gives them back, of runs that could not be sealed.
@@ -161,11 +161,11 @@ class SequenceCache {
  private:
   struct HeadTable;
   bool CopyBlocks(const HeadTable& from, HeadTable* to);
-  bool CopyRuns(const HeadTable& from, HeadTable* to,
-                std::map<const std::byte*, std::byte*>* shared);
+  bool CopyRuns(const HeadTable& from, HeadTable* to, std::map<ObjectId, ObjectId>* shared);
   void ReleaseOutOfWindow();
+  void ReleaseBlocksBehind(int64_t n_blocks, HeadTable* head);
   void ReleaseBlock(HeadTable* head, int64_t block_idx);
-  void ReleaseRecords(PackedRun* run);
+  void ReleaseRecords(SealedRun* run);
   void PlaceRunOfHead(int layer_idx, int kv_head_idx, const RunObjects& objects);
   RunExtent NextRun(int64_t n_tokens, const HeadTable& head) const;
   std::vector<RunExtent> NextRuns(int64_t n_tokens) const;
@@ -174,9 +174,11 @@ class SequenceCache {
   void SetRoomAside(int first_layer);
   bool NeedsQueryGram(const HeadTable& head) const;
   int64_t MissingBytes(int64_t n_tokens, const std::vector<RunExtent>& runs) const;
-  bool AllocateObjects(int64_t n_tokens, std::vector<std::byte*>* objects);
+  bool AllocateObjects(int64_t n_tokens, std::vector<ObjectId>* objects);
   bool GrowTables(int64_t n_tokens, const std::vector<RunExtent>& runs);
-  bool SetTableSize(int64_t n_bytes, std::byte** table, int64_t* table_bytes);
+  template <typename T>
+  bool SetTableSize(int64_t n_bytes, std::vector<T>* table, int64_t* table_bytes);
+  bool SetEntryTableSize(int64_t n_bytes, HeadTable* head);
   BlockShape ShapeOf(size_t head_idx) const;
   int64_t BlocksReleased(int layer_idx) const {  // of each head, from the oldest
     return BlocksOutOfWindow(*layout_, layer_idx, released_at_);
@@ -185,6 +187,7 @@ class SequenceCache {
   int64_t EntryBytesFor(int64_t n_blocks) const;
   void CountWritable();
   void EnterNewEntries(int64_t n_tokens);
+  void EnterPositions(const HeadTable& head, Range positions, int64_t n_gone);
   Status NoRoom(int n_new, int64_t needed_bytes) const;
 
   const CacheLayout* layout_;

@@ -60,18 +60,19 @@ TEST(SequenceCache, TheObjectsOfAllHeadsAreDistinctAndWholeRowsAreWritable) {
   BlockPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);
   ASSERT_TRUE(cache.Extend(4 + 3 * kBlockSize).ok());
-  std::set<const std::byte*> objects;
+  std::set<ObjectId> objects;
   for (int layer_idx = 0; layer_idx < 2; ++layer_idx) {
     for (int kv_head_idx = 0; kv_head_idx < 2; ++kv_head_idx) {
       ASSERT_EQ(cache.blocks(layer_idx, kv_head_idx).size(), 3u);
-      for (std::byte* block : cache.blocks(layer_idx, kv_head_idx)) {
-        std::memset(block, 1, BlockBytes(layout.shape(layer_idx, kv_head_idx)));
-        EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % 64, 0u);
+      for (const ObjectId& block : cache.blocks(layer_idx, kv_head_idx)) {
+        cache.device().Fill({block}, std::byte{1},
+                            BlockBytes(layout.shape(layer_idx, kv_head_idx)));
         objects.insert(block);
       }
-      std::byte* sink_k = cache.sink_k(layer_idx, kv_head_idx);
-      EXPECT_EQ(cache.sink_v(layer_idx, kv_head_idx) - sink_k, 4 * 32 * 2);
-      objects.insert(sink_k);
+      const ObjectPlace sink_v = cache.sink_v(layer_idx, kv_head_idx);
+      EXPECT_EQ(sink_v.object, cache.sink_k(layer_idx, kv_head_idx).object);
+      EXPECT_EQ(sink_v.offset, 4 * 32 * 2);
+      objects.insert(sink_v.object);
     }
   }
   EXPECT_EQ(objects.size(), 4u * (3 + 1));
@@ -81,10 +82,10 @@ TEST(SequenceCache, BlocksStayWhereTheyAreWhileTheSequenceGrows) {
   const CacheLayout layout = UniformLayout(0);
   BlockPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);
-  EXPECT_EQ(cache.sink_k(0, 0), nullptr);
+  EXPECT_TRUE(cache.sink_k(0, 0).is_null());
   ASSERT_TRUE(cache.Extend(2 * kBlockSize).ok());
-  EXPECT_EQ(cache.sink_v(0, 0), nullptr);
-  const std::vector<std::byte*> before(cache.blocks(1, 1).begin(), cache.blocks(1, 1).end());
+  EXPECT_TRUE(cache.sink_v(0, 0).is_null());
+  const std::vector<ObjectId> before(cache.blocks(1, 1).begin(), cache.blocks(1, 1).end());
   for (int i = 0; i < 20 * kBlockSize; ++i) ASSERT_TRUE(cache.Extend(1).ok());
   EXPECT_EQ(cache.blocks(1, 1).size(), 22u);
   EXPECT_EQ(cache.blocks(1, 1)[0], before[0]);
@@ -96,9 +97,9 @@ TEST(SequenceCache, SinksComeWithTheFirstPositionAndBlocksBehindTheLastSink) {
   BlockPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);
   ASSERT_TRUE(cache.Extend(0).ok());
-  EXPECT_EQ(cache.sink_k(0, 0), nullptr);
+  EXPECT_TRUE(cache.sink_k(0, 0).is_null());
   ASSERT_TRUE(cache.Extend(1).ok());
-  EXPECT_NE(cache.sink_k(0, 0), nullptr);
+  EXPECT_FALSE(cache.sink_k(0, 0).is_null());
   ASSERT_TRUE(cache.Extend(3).ok());
   EXPECT_TRUE(cache.blocks(0, 0).empty());
   ASSERT_TRUE(cache.Extend(1).ok());
@@ -146,17 +147,17 @@ TEST(SequenceCache, GivesBackABlockWhenTheNextPositionCannotSeeIt) {
   // The first block holds positions 4 to 67; 167 is the first position that sees none of them.
   ASSERT_TRUE(cache.Extend(166).ok());
   ASSERT_TRUE(cache.Extend(1).ok());
-  EXPECT_NE(cache.blocks(0, 0)[0], nullptr);
+  EXPECT_FALSE(cache.blocks(0, 0)[0].is_null());
   ASSERT_TRUE(cache.Extend(1).ok());
-  EXPECT_EQ(cache.blocks(0, 0)[0], nullptr);
-  EXPECT_NE(cache.blocks(0, 0)[1], nullptr);
-  EXPECT_NE(cache.sink_k(0, 0), nullptr);
+  EXPECT_TRUE(cache.blocks(0, 0)[0].is_null());
+  EXPECT_FALSE(cache.blocks(0, 0)[1].is_null());
+  EXPECT_FALSE(cache.sink_k(0, 0).is_null());
   // A long step needs what its first position sees.
   ASSERT_TRUE(cache.Extend(500).ok());
-  EXPECT_NE(cache.blocks(1, 1)[1], nullptr);
+  EXPECT_FALSE(cache.blocks(1, 1)[1].is_null());
   ASSERT_TRUE(cache.Extend(1).ok());
-  EXPECT_EQ(cache.blocks(1, 1)[7], nullptr);  // positions 452 to 515; 668 sees from 569 on
-  EXPECT_NE(cache.blocks(1, 1)[8], nullptr);
+  EXPECT_TRUE(cache.blocks(1, 1)[7].is_null());  // positions 452 to 515; 668 sees from 569 on
+  EXPECT_FALSE(cache.blocks(1, 1)[8].is_null());
 }
 
 TEST(SequenceCache, ALayerWithoutAWindowKeepsItsBlocksBesideOneThatGivesThemBack) {
@@ -168,8 +169,8 @@ TEST(SequenceCache, ALayerWithoutAWindowKeepsItsBlocksBesideOneThatGivesThemBack
   ASSERT_TRUE(cache.Extend(167).ok());
   ASSERT_TRUE(cache.Extend(1).ok());
   for (int g = 0; g < layout.n_kv_heads; ++g) {
-    EXPECT_EQ(cache.blocks(0, g)[0], nullptr);
-    EXPECT_NE(cache.blocks(1, g)[0], nullptr);
+    EXPECT_TRUE(cache.blocks(0, g)[0].is_null());
+    EXPECT_FALSE(cache.blocks(1, g)[0].is_null());
   }
 }
 

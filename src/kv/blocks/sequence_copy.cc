@@ -1,5 +1,4 @@
 // A second sequence with all that the first one holds.
-#include <cstring>
 #include <map>
 #include <memory>
 #include <utility>
@@ -11,21 +10,23 @@ namespace kvlathe {
 
 // At every moment this cache is one that Clear can give back.
 bool SequenceCache::CopyBlocks(const HeadTable& from, HeadTable* to) {
-  const auto copy = [&](std::byte* object, std::byte** copied) {
-    if (object != nullptr) *copied = pool_->CopyOf(object);
-    return (object == nullptr) == (*copied == nullptr);
+  const auto copy = [&](const ObjectId& object, ObjectId* copied) {
+    if (!object.is_null()) *copied = pool_->CopyOf(object);
+    return object.is_null() == copied->is_null();
   };
-  for (std::byte* HeadTable::*const object : HeadTable::kOwned) {
+  for (ObjectId HeadTable::*const object : HeadTable::kOwned) {
     if (!copy(from.*object, &(to->*object))) return false;
   }
-  to->table_bytes = from.table_bytes;
-  to->run_table_bytes = from.run_table_bytes;
+  if (!SetTableSize(from.table_bytes, &to->blocks, &to->table_bytes) ||
+      !SetTableSize(from.run_table_bytes, &to->runs, &to->run_table_bytes)) {
+    return false;
+  }
   to->entry_table_bytes = from.entry_table_bytes;
   to->n_dropped = from.n_dropped;
-  for (; to->n_blocks < from.n_blocks; ++to->n_blocks) {
-    std::byte*& block = to->blocks()[to->n_blocks];
-    block = nullptr;
-    if (!copy(from.blocks()[to->n_blocks], &block)) return false;
+  for (const ObjectId& block : from.blocks) {
+    ObjectId copied;
+    if (!copy(block, &copied)) return false;
+    to->blocks.push_back(copied);
   }
   return true;
 }
@@ -33,28 +34,27 @@ bool SequenceCache::CopyBlocks(const HeadTable& from, HeadTable* to) {
 // Behind its blocks. Records that heads of the layer share are shared in the copy as well: `shared`
 // has those that were copied, by the original.
 bool SequenceCache::CopyRuns(const HeadTable& from, HeadTable* to,
-                             std::map<const std::byte*, std::byte*>* shared) {
-  for (; to->n_runs < from.n_runs; ++to->n_runs) {
-    PackedRun run = from.runs()[to->n_runs];
-    const std::byte* const layer_record = std::exchange(run.layer_record, nullptr);
-    if (run.record != nullptr) {
+                             std::map<ObjectId, ObjectId>* shared) {
+  for (SealedRun run : from.runs) {
+    const ObjectId layer_record = std::exchange(run.layer_record, {});
+    if (!run.record.is_null()) {
       run.record = pool_->CopyOf(run.record);
-      if (run.record == nullptr) return false;
+      if (run.record.is_null()) return false;
     }
-    if (layer_record != nullptr) {
-      const auto [known, is_new] = shared->try_emplace(layer_record, nullptr);
+    if (!layer_record.is_null()) {
+      const auto [known, is_new] = shared->try_emplace(layer_record, ObjectId());
       if (is_new) {
         known->second = pool_->CopyOf(layer_record);
       } else {
         pool_->AddReference(known->second);
       }
-      if (known->second == nullptr) {
+      if (known->second.is_null()) {
         ReleaseRecords(&run);
         return false;
       }
       run.layer_record = known->second;
     }
-    to->runs()[to->n_runs] = run;
+    to->runs.push_back(run);
   }
   return true;
 }
@@ -75,7 +75,7 @@ StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Copy() const {
   copy->reencoding_ = reencoding_;
   bool ok = pool_->SetAside(aside_bytes_);
   if (ok) copy->aside_bytes_ = aside_bytes_;
-  std::map<const std::byte*, std::byte*> shared;
+  std::map<ObjectId, ObjectId> shared;
   for (size_t i = 0; ok && i < heads_.size(); ++i) {
     if (i % layout_->n_kv_heads == 0) shared.clear();
     ok = copy->CopyBlocks(heads_[i], &copy->heads_[i]) &&

@@ -9,8 +9,10 @@
 
 #include "base/crc32c.h"
 #include "base/random.h"
+#include "device/cpu_device.h"
 #include "io/files.h"
 #include "io/scratch_folder.h"
+#include "kernels/cpu/attend/entry_scores.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
@@ -32,7 +34,8 @@ CacheLayout SmallLayout(int n_sink, DType row_type = DType::kBf16) {
 // The rows of a position, written and read one element at a time: what a kernel sees.
 class Rows {
  public:
-  Rows(const CacheLayout* layout, const SequenceCache* cache) : layout_(layout), cache_(cache) {}
+  Rows(const CacheLayout* layout, const SequenceCache* cache)
+      : layout_(layout), cache_(cache), access_(cache->device()) {}
 
   // Calls fn(bytes, n_bytes) for every element of the positions [first, last).
   template <typename F>
@@ -49,15 +52,18 @@ class Rows {
     const int64_t n = SizeOf(shape.row_type);
     if (position < layout_->n_sink) {
       for (int r = 0; r < layout_->head_dim; ++r) {
-        fn(cache_->sink_k(layer_idx, 0) + (int64_t{position} * layout_->head_dim + r) * n, n);
+        fn(access_.At(cache_->sink_k(layer_idx, 0)) +
+               (int64_t{position} * layout_->head_dim + r) * n,
+           n);
       }
       for (int r = 0; r < shape.rank_v; ++r) {
-        fn(cache_->sink_v(layer_idx, 0) + (int64_t{position} * shape.rank_v + r) * n, n);
+        fn(access_.At(cache_->sink_v(layer_idx, 0)) + (int64_t{position} * shape.rank_v + r) * n,
+           n);
       }
       return;
     }
     const int entry = position - layout_->n_sink;
-    std::byte* block = cache_->blocks(layer_idx, 0)[entry / kBlockSize];
+    std::byte* block = access_.At(cache_->blocks(layer_idx, 0)[entry / kBlockSize]);
     const int token = entry % kBlockSize;
     for (int r = 0; r < shape.rank_k; ++r) fn(block + KeyOffset(token, r) * n, n);
     for (int r = 0; r < shape.rank_v; ++r) {
@@ -67,7 +73,13 @@ class Rows {
 
   const CacheLayout* layout_;
   const SequenceCache* cache_;
+  CpuAccess access_;
 };
+
+// Of the first head of a layer.
+void SetJoined(SequenceCache* cache, int layer_idx, int n_joined) {
+  cache->device().Upload({cache->open_entry(layer_idx, 0)}, std::as_bytes(std::span(&n_joined, 1)));
+}
 
 class SequenceFileTest : public testing::Test {
  protected:
@@ -180,8 +192,8 @@ TEST_F(SequenceFileTest, KeepsWhatEachLayerSeesInAWindowOfItsOwn) {
   ASSERT_TRUE(Restore(layout, &restored).ok());
   EXPECT_EQ(restored.bytes().total(), SequenceBytes(layout, 500, 1));
   EXPECT_EQ(Bits(layout, restored, 400), Bits(layout, saved, 400));
-  EXPECT_NE(restored.blocks(1, 0)[0], nullptr);
-  EXPECT_EQ(restored.blocks(0, 0)[0], nullptr);
+  EXPECT_FALSE(restored.blocks(1, 0)[0].is_null());
+  EXPECT_TRUE(restored.blocks(0, 0)[0].is_null());
   CacheLayout other = layout;
   other.windows[0] = 101;
   SequenceCache of_another(&other, &other_pool);
@@ -198,9 +210,10 @@ TEST_F(SequenceFileTest, SaysNothingOfSequencesThatWereInThePoolBefore) {
       ASSERT_TRUE(other.Extend(300).ok());
       for (int layer_idx = 0; layer_idx < 2; ++layer_idx) {
         const BlockShape& shape = layout.shape(layer_idx, 0);
-        std::memset(other.sink_k(layer_idx, 0), before, SinkBytes(layout, shape));
-        for (std::byte* block : other.blocks(layer_idx, 0)) {
-          std::memset(block, before, BlockObjectBytes(shape));
+        const auto fill = static_cast<std::byte>(before);
+        pool.device().Fill(other.sink_k(layer_idx, 0), fill, SinkBytes(layout, shape));
+        for (const ObjectId& block : other.blocks(layer_idx, 0)) {
+          pool.device().Fill({block}, fill, BlockObjectBytes(shape));
         }
       }
       other.Clear();
@@ -274,7 +287,7 @@ TEST_F(SequenceFileTest, HostileLengthsOfMergedEntriesAreRefused) {
   ASSERT_TRUE(cache.Extend(200).ok());
   cache.SetMerged(0, 0, 50);
   const auto save = [&](int n_joined) {
-    std::memcpy(cache.open_entry(0, 0), &n_joined, sizeof(n_joined));
+    SetJoined(&cache, 0, n_joined);
     ASSERT_TRUE(SaveSequence(cache, layout, identity, "state", path_).ok());
   };
   save(3);
@@ -306,9 +319,10 @@ void GrowMerging(const CacheLayout& layout, int n_tokens, Random* random, Sequen
       if (!cache->must_seal()) continue;
       const auto objects = cache->TakeRunObjects(l);
       ASSERT_TRUE(objects.ok());
-      for (std::byte* block : objects->packed[0]) {
+      for (const ObjectId& block : objects->packed[0]) {
         const RunExtent run = cache->run_to_seal(l, 0);
-        std::memset(block, 0x3C, PackedBlockObjectBytes(PackedShapeOf(layout, l, 0, run)));
+        cache->device().Fill({block}, std::byte{0x3C},
+                             PackedBlockObjectBytes(PackedShapeOf(layout, l, 0, run)));
       }
       cache->PlaceRun(l, *objects);
     }
@@ -332,7 +346,7 @@ TEST_F(SequenceFileTest, HeadsThatSealedByThemselvesAreRestored) {
       GrowMerging(layout, n_tokens, &random, &saved);
       for (int l = 0; l < layout.n_layers; ++l) {
         const int n_joined = saved.n_entries(l, 0) > 0 ? 1 : 0;
-        std::memcpy(saved.open_entry(l, 0), &n_joined, sizeof(n_joined));
+        SetJoined(&saved, l, n_joined);
       }
       ASSERT_TRUE(SaveSequence(saved, layout, identity, "", path_).ok());
       const auto state = Restore(layout, &restored, identity);
@@ -361,8 +375,7 @@ TEST_F(SequenceFileTest, SealedBlocksThatCannotBeAreRefused) {
   Random random(1);
   GrowMerging(layout, 300, &random, &cache);  // merges nothing
   ASSERT_EQ(cache.merged_length(0, 0), (MergedLength{300, 1, 4}));
-  const int n_joined = 1;
-  std::memcpy(cache.open_entry(0, 0), &n_joined, sizeof(n_joined));
+  SetJoined(&cache, 0, 1);
   ASSERT_TRUE(SaveSequence(cache, layout, identity, "state", path_).ok());
   const std::string bytes = FileBytes();
   const auto file = ParseSequenceFile(std::as_bytes(std::span(bytes)), path_);
@@ -406,13 +419,16 @@ TEST_F(SequenceFileTest, HostilePlacesOfExactEntriesAreRefused) {
   ASSERT_TRUE(cache.Extend(64).ok());
   const auto objects = cache.TakeRunObjects(0);
   ASSERT_TRUE(objects.ok());
-  std::memset(objects->packed[0][0], 0, static_cast<size_t>(PackedBlockBytes(shape)));
-  std::memset(objects->records[0], 0, static_cast<size_t>(RunRecordBytes(shape)));
+  const CpuAccess access(cache.device());
+  std::byte* const saved_block = access.At(objects->packed[0][0]);
+  std::byte* const saved_record = access.At(objects->records[0]);
+  std::memset(saved_block, 0, static_cast<size_t>(PackedBlockBytes(shape)));
+  std::memset(saved_record, 0, static_cast<size_t>(RunRecordBytes(shape)));
   const uint32_t n_entries = 2 * shape.key_outliers() * shape.rank_k;
-  std::memcpy(objects->records[0] + KeySparseEndsOffset(shape), &n_entries, 4);
+  std::memcpy(saved_record + KeySparseEndsOffset(shape), &n_entries, 4);
   // 16 of each of the first tokens.
   ASSERT_EQ(n_entries % 16, 0u);
-  std::memset(objects->packed[0][0] + KeyCountOffset(shape), 16, n_entries / 16);
+  std::memset(saved_block + KeyCountOffset(shape), 16, n_entries / 16);
   cache.PlaceRun(0, *objects);
   ASSERT_TRUE(SaveSequence(cache, layout, identity, "", path_).ok());
   BlockPool other_pool(kNoLimit);
@@ -462,20 +478,22 @@ TEST_F(SequenceFileTest, HostileCountsOfExactValuesAreRefused) {
   ASSERT_TRUE(cache.Extend(128).ok());
   const auto objects = cache.TakeRunObjects(0);
   ASSERT_TRUE(objects.ok());
+  const CpuAccess access(cache.device());
   for (int h = 0; h < 2; ++h) {
-    std::memset(objects->records[h], 0, static_cast<size_t>(RunRecordBytes(shapes[h])));
+    std::byte* const record = access.At(objects->records[h]);
+    std::memset(record, 0, static_cast<size_t>(RunRecordBytes(shapes[h])));
     // Of K all in the first block; of V 64 and 192 a block.
     const auto n_keys = static_cast<uint32_t>(shapes[h].n_key_entries());
     ASSERT_EQ(n_keys % 16, 0u);
     for (int b = 0; b < 2; ++b) {
-      std::memcpy(objects->records[h] + KeySparseEndsOffset(shapes[h]) + 4 * b, &n_keys, 4);
-      std::byte* const block = objects->packed[h][b];
+      std::memcpy(record + KeySparseEndsOffset(shapes[h]) + 4 * b, &n_keys, 4);
+      std::byte* const block = access.At(objects->packed[h][b]);
       std::memset(block, 0, static_cast<size_t>(PackedBlockBytes(shapes[h])));
       if (b == 0) std::memset(block + KeyCountOffset(shapes[h]), 16, n_keys / 16);
       std::memset(block + ValueCountOffset(shapes[h]), 64, h == 0 ? 1 : 3);
     }
   }
-  std::byte* const layer_record = objects->layer_records[0];
+  std::byte* const layer_record = access.At(objects->layer_records[0]);
   std::memset(layer_record, 0, static_cast<size_t>(LayerRecordBytes(shapes[0])));
   const uint32_t ends[] = {64, 256, 320, 512};
   ASSERT_EQ(shapes[0].n_value_entries(), 512);
@@ -490,7 +508,7 @@ TEST_F(SequenceFileTest, HostileCountsOfExactValuesAreRefused) {
   EXPECT_TRUE(status().ok());
   for (int h = 0; h < 2; ++h) {
     for (int b = 0; b < 2; ++b) {
-      std::byte* const counts = objects->packed[h][b] + ValueCountOffset(shapes[h]);
+      std::byte* const counts = access.At(objects->packed[h][b]) + ValueCountOffset(shapes[h]);
       for (const int count : {63, 65, 0}) {
         counts[0] = static_cast<std::byte>(count);
         EXPECT_THAT(MessageOf(status()), HasSubstr("points outside")) << h << b << count;
@@ -519,7 +537,7 @@ TEST_F(SequenceFileTest, HostilePositionsOfEntriesAreRefused) {
   SequenceCache cache(&layout, &pool);
   cache.set_n_prompt(100);
   ASSERT_TRUE(cache.Extend(10).ok());
-  std::memset(cache.blocks(0, 0)[0], 0, static_cast<size_t>(BlockBytes(layout.shapes[0])));
+  cache.device().Fill({cache.blocks(0, 0)[0]}, std::byte{0}, BlockBytes(layout.shapes[0]));
   ASSERT_TRUE(SaveSequence(cache, layout, identity, "", path_).ok());
   const std::string bytes = FileBytes();
   const size_t positions = bytes.size() - 4 - EntryTable::BlockBytes(/*has_sums=*/true);

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "kernels/cpu/attend/coded_rows.h"
+#include "kernels/cpu/attend/entry_scores.h"
 #include "kv/cache_objects.h"
 #include "kv/retention/merge.h"
 #include "kv/seal/seal_schedule.h"
@@ -25,7 +26,7 @@ class SavedContents {
 
   HeadContents Of(int layer_idx, int kv_head_idx) {
     runs_.clear();
-    for (const PackedRun& run : cache_.runs(layer_idx, kv_head_idx)) {
+    for (const SealedRun& run : cache_.runs(layer_idx, kv_head_idx)) {
       runs_.push_back({run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
     }
     return {.plain = cache_.shape(layer_idx, kv_head_idx),
@@ -46,26 +47,25 @@ bool IsSaved(const CacheObjects& objects) {
 }
 
 // Object i of `objects` in the cache.
-std::byte* ObjectIn(const SequenceCache& cache, int layer_idx, int kv_head_idx,
-                    const CacheObjects& objects, int64_t i) {
+ObjectId ObjectIn(const SequenceCache& cache, int layer_idx, int kv_head_idx,
+                  const CacheObjects& objects, int64_t i) {
   const auto record = [&] { return cache.runs(layer_idx, kv_head_idx)[objects.first]; };
   switch (objects.part) {
     case ObjectPart::kSink:
-      return cache.sink_k(layer_idx, kv_head_idx);
+      return cache.sink_k(layer_idx, kv_head_idx).object;
     case ObjectPart::kSealedBlock:
     case ObjectPart::kPlainBlock:
       return cache.blocks(layer_idx, kv_head_idx)[objects.first + i];
-    // The cache's own objects.
     case ObjectPart::kRunRecord:
-      return const_cast<std::byte*>(record().record);
+      return record().record;
     case ObjectPart::kLayerRecord:
-      return const_cast<std::byte*>(record().layer_record);
+      return record().layer_record;
     case ObjectPart::kQueryGram:
-      return reinterpret_cast<std::byte*>(cache.query_gram(layer_idx, kv_head_idx));
+      return cache.query_gram(layer_idx, kv_head_idx);
     case ObjectPart::kOpenEntry:
       return cache.open_entry(layer_idx, kv_head_idx);
     case ObjectPart::kEntries:
-      return reinterpret_cast<std::byte*>(cache.entries(layer_idx, kv_head_idx).positions(0));
+      return cache.entries(layer_idx, kv_head_idx).object;
     case ObjectPart::kBlockTable:
     case ObjectPart::kRunTable:
       break;
@@ -93,39 +93,38 @@ void ClearUnfilled(const BlockShape& shape, int n_filled, std::byte* block) {
   std::memset(block + n_bytes, 0, static_cast<size_t>(BlockObjectBytes(shape) - n_bytes));
 }
 
+std::vector<std::byte> BytesOf(const SequenceCache& cache, const ObjectId& object,
+                               int64_t n_bytes) {
+  std::vector<std::byte> bytes(static_cast<size_t>(n_bytes));
+  cache.device().Download({object}, bytes);
+  return bytes;
+}
+
 // K [n_sink, head_dim] and V [n_sink, rank_v] of the positions there are.
 std::vector<std::byte> SinkRows(const SequenceCache& cache, const CacheLayout& layout,
                                 int layer_idx, int kv_head_idx) {
   const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
   std::vector<std::byte> rows(static_cast<size_t>(SinkBytes(layout, shape)));
   if (rows.empty()) return rows;
-  const std::byte* sink_k = cache.sink_k(layer_idx, kv_head_idx);
-  const std::byte* sink_v = cache.sink_v(layer_idx, kv_head_idx);
+  const ObjectPlace sink_v = cache.sink_v(layer_idx, kv_head_idx);
   const int64_t n_filled = std::min(cache.n_tokens(), layout.n_sink);
   const int64_t element_bytes = SizeOf(shape.row_type);
-  std::memcpy(rows.data(), sink_k, static_cast<size_t>(n_filled * layout.head_dim * element_bytes));
-  std::memcpy(rows.data() + (sink_v - sink_k), sink_v,
-              static_cast<size_t>(n_filled * shape.rank_v * element_bytes));
+  const auto n_k = static_cast<size_t>(n_filled * layout.head_dim * element_bytes);
+  const auto n_v = static_cast<size_t>(n_filled * shape.rank_v * element_bytes);
+  cache.device().Download(cache.sink_k(layer_idx, kv_head_idx), std::span(rows).first(n_k));
+  cache.device().Download(sink_v, std::span(rows).subspan(static_cast<size_t>(sink_v.offset), n_v));
   return rows;
 }
 
-// n_bytes of an object of object_bytes, the rest zero.
-Status WriteObject(const std::byte* object, int64_t n_bytes, int64_t object_bytes,
-                   const RowSink& write) {
-  if (object_bytes == 0) return OkStatus();
-  KVL_RETURN_IF_ERROR(write({object, static_cast<size_t>(n_bytes)}));
-  const std::byte zeros[kObjectAlignment] = {};
-  return write({zeros, static_cast<size_t>(object_bytes - n_bytes)});
-}
-
 // The table of n_blocks, zero behind its n_entries.
-Status WriteEntries(const EntryTable& table, int64_t n_entries, int64_t n_blocks,
-                    const RowSink& write) {
-  std::vector<std::byte> bytes(n_blocks * EntryTable::BlockBytes(table.has_sums()));
-  const EntryTable copy(bytes.data(), table.has_sums());
-  for (int64_t e = 0; e < n_entries; ++e) {
-    copy.position(e) = table.position(e);
-    if (table.has_sums()) copy.sum(e) = table.sum(e);
+Status WriteEntries(const SequenceCache& cache, const EntryTableId& table, int64_t n_entries,
+                    int64_t n_blocks, const RowSink& write) {
+  std::vector<std::byte> bytes =
+      BytesOf(cache, table.object, n_blocks * EntryTable::BlockBytes(table.has_sums));
+  const EntryTable copy(bytes.data(), table.has_sums);
+  for (int64_t e = std::max<int64_t>(0, n_entries); e < n_blocks * kBlockSize; ++e) {
+    copy.position(e) = 0;
+    if (table.has_sums) copy.sum(e) = 0;
   }
   return write(bytes);
 }
@@ -138,8 +137,8 @@ Status WritePlainBlocks(const SequenceCache& cache, int layer_idx, int kv_head_i
   const int64_t n_entries = cache.n_entries(layer_idx, kv_head_idx);
   int64_t n_left = std::max<int64_t>(0, n_entries - objects.first * kBlockSize);
   for (int64_t i = 0; i < objects.n; ++i) {
-    const std::byte* block = ObjectIn(cache, layer_idx, kv_head_idx, objects, i);
-    std::memcpy(copy.data(), block, static_cast<size_t>(objects.n_bytes));
+    cache.device().Download({ObjectIn(cache, layer_idx, kv_head_idx, objects, i)},
+                            std::span(copy).first(static_cast<size_t>(objects.n_bytes)));
     ClearUnfilled(shape, static_cast<int>(std::min<int64_t>(n_left, kBlockSize)), copy.data());
     KVL_RETURN_IF_ERROR(write(copy));
     n_left = std::max<int64_t>(0, n_left - kBlockSize);
@@ -155,15 +154,17 @@ Status WriteObjects(const SequenceCache& cache, const CacheLayout& layout, int l
     case ObjectPart::kPlainBlock:
       return WritePlainBlocks(cache, layer_idx, kv_head_idx, objects, write);
     case ObjectPart::kEntries:
-      return WriteEntries(cache.entries(layer_idx, kv_head_idx),
+      return WriteEntries(cache, cache.entries(layer_idx, kv_head_idx),
                           cache.n_entries(layer_idx, kv_head_idx),
                           std::ssize(cache.blocks(layer_idx, kv_head_idx)), write);
     default:
       break;
   }
   for (int64_t i = 0; i < objects.n; ++i) {
-    KVL_RETURN_IF_ERROR(WriteObject(ObjectIn(cache, layer_idx, kv_head_idx, objects, i),
-                                    objects.n_bytes, objects.object_bytes, write));
+    const ObjectId object = ObjectIn(cache, layer_idx, kv_head_idx, objects, i);
+    std::vector<std::byte> bytes = BytesOf(cache, object, objects.n_bytes);
+    bytes.resize(static_cast<size_t>(objects.object_bytes));
+    KVL_RETURN_IF_ERROR(write(bytes));
   }
   return OkStatus();
 }
@@ -196,9 +197,10 @@ class RowCopier {
   }
 
  private:
-  void Take(std::byte* to, int64_t n_bytes) {
-    std::memcpy(to, rows_.data(), static_cast<size_t>(n_bytes));
-    rows_ = rows_.subspan(static_cast<size_t>(n_bytes));
+  void Take(const ObjectId& to, int64_t n_bytes) {
+    const auto next = rows_.first(static_cast<size_t>(n_bytes));
+    cache_->device().Upload({to}, next);
+    rows_ = rows_.subspan(next.size());
   }
 
   bool RunsAreSound(int layer_idx, int kv_head_idx) const {
@@ -211,14 +213,18 @@ class RowCopier {
       const int64_t end = run.first_block + run.n_blocks;
       if (end <= contents.n_gone) continue;
       const PackedShape shape = PackedShapeOf(layout_, layer_idx, kv_head_idx, run);
-      if (!IsSoundRunRecord(shape, runs[r].record) ||
-          !IsSoundLayerRecord(shape, runs[r].layer_record)) {
+      const std::vector<std::byte> record = BytesOf(*cache_, runs[r].record, RunRecordBytes(shape));
+      const std::vector<std::byte> layer_record =
+          BytesOf(*cache_, runs[r].layer_record, LayerRecordBytes(shape));
+      if (!IsSoundRunRecord(shape, record.data()) ||
+          !IsSoundLayerRecord(shape, layer_record.data())) {
         return false;
       }
       for (int64_t b = std::max(run.first_block, contents.n_gone); b < end; ++b) {
+        const std::vector<std::byte> block = BytesOf(*cache_, blocks[b], PackedBlockBytes(shape));
         if (!HasSoundCounts(shape, kv_head_idx % layout_.n_heads_per_run(),
-                            {runs[r].record, runs[r].layer_record},
-                            static_cast<int>(b - run.first_block), blocks[b])) {
+                            {record.data(), layer_record.data()},
+                            static_cast<int>(b - run.first_block), block.data())) {
           return false;
         }
       }
@@ -228,8 +234,12 @@ class RowCopier {
 
   // Prunes count on it that entries are of different positions.
   bool EntriesAreSound(int layer_idx, int kv_head_idx) const {
-    const EntryTable table = cache_->entries(layer_idx, kv_head_idx);
-    if (table.empty()) return true;
+    const EntryTableId entries = cache_->entries(layer_idx, kv_head_idx);
+    if (entries.empty()) return true;
+    const int64_t n_blocks = std::ssize(cache_->blocks(layer_idx, kv_head_idx));
+    std::vector<std::byte> bytes =
+        BytesOf(*cache_, entries.object, n_blocks * EntryTable::BlockBytes(entries.has_sums));
+    const EntryTable table(bytes.data(), entries.has_sums);
     std::vector<bool> is_taken(static_cast<size_t>(cache_->n_tokens()));
     for (int e = 0; e < cache_->n_entries(layer_idx, kv_head_idx); ++e) {
       const int position = table.position(e);
@@ -242,11 +252,12 @@ class RowCopier {
   }
 
   bool IsOpenEntrySound(int layer_idx, int kv_head_idx) const {
-    std::byte* object = cache_->open_entry(layer_idx, kv_head_idx);
-    if (object == nullptr) return true;
-    const int rank_v = layout_.shape(layer_idx, kv_head_idx).rank_v;
-    const int n_joined =
-        OpenEntry(object, *layout_.retention->merge, layout_.head_dim, rank_v).n_positions();
+    const ObjectId object = cache_->open_entry(layer_idx, kv_head_idx);
+    if (object.is_null()) return true;
+    const BlockShape& shape = layout_.shape(layer_idx, kv_head_idx);
+    std::vector<std::byte> bytes = BytesOf(*cache_, object, OpenEntryBytes(layout_, shape));
+    const OpenEntry open(bytes.data(), *layout_.retention->merge, layout_.head_dim, shape.rank_v);
+    const int n_joined = open.n_positions();
     const int n_entries = std::max(0, cache_->n_entries(layer_idx, kv_head_idx));
     return n_joined >= 0 && n_joined <= cache_->n_tokens() && (n_joined > 0) == (n_entries > 0);
   }

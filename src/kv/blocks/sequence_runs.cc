@@ -55,17 +55,16 @@ int64_t SequenceCache::SealRoom(int64_t n_tokens, const std::vector<RunExtent>& 
 int64_t SequenceCache::RunTableBytesWith(const std::vector<RunExtent>& runs,
                                          size_t head_idx) const {
   if (runs.empty() || runs[head_idx].n_blocks == 0) return 0;
-  return RunTableBytes(runs[head_idx].first_block == 0 ? 1 : heads_[head_idx].n_runs + 1);
+  return RunTableBytes(runs[head_idx].first_block == 0 ? 1 : std::ssize(heads_[head_idx].runs) + 1);
 }
 
-std::span<const PackedRun> SequenceCache::runs(int layer_idx, int kv_head_idx) const {
-  const HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + kv_head_idx];
-  return {head.runs(), static_cast<size_t>(head.n_runs)};
+std::span<const SealedRun> SequenceCache::runs(int layer_idx, int kv_head_idx) const {
+  return heads_[layer_idx * layout_->n_kv_heads + kv_head_idx].runs;
 }
 
-void SequenceCache::ReleaseRecords(PackedRun* run) {
-  for (const std::byte** record : {&run->record, &run->layer_record}) {
-    if (*record != nullptr) pool_->Release(const_cast<std::byte*>(std::exchange(*record, nullptr)));
+void SequenceCache::ReleaseRecords(SealedRun* run) {
+  for (ObjectId* record : {&run->record, &run->layer_record}) {
+    if (!record->is_null()) pool_->Release(std::exchange(*record, {}));
   }
 }
 
@@ -79,18 +78,18 @@ bool SequenceCache::must_reopen(int layer_idx) const {
   return must_prune() && !runs(layer_idx, 0).empty();
 }
 
-StatusOr<std::vector<std::vector<std::byte*>>> SequenceCache::TakeKeptBlocks(int layer_idx) {
+StatusOr<std::vector<std::vector<ObjectId>>> SequenceCache::TakeKeptBlocks(int layer_idx) {
   KVL_CHECK(must_reopen(layer_idx));
   pool_->ReturnAside(std::exchange(aside_bytes_, 0));
-  std::vector<std::vector<std::byte*>> kept(layout_->n_kv_heads);
+  std::vector<std::vector<ObjectId>> kept(layout_->n_kv_heads);
   const int64_t n_blocks = (kept_.n + kBlockSize - 1) / kBlockSize;
   for (int g = 0; g < layout_->n_kv_heads; ++g) {
     const int64_t n_bytes = BlockObjectBytes(layout_->shape(layer_idx, g));
     for (int64_t b = 0; b < n_blocks; ++b) {
-      std::byte* block = pool_->Allocate(ObjectKind::kBlock, n_bytes);
-      if (block == nullptr) {
+      const ObjectId block = pool_->Allocate(ObjectKind::kBlock, n_bytes);
+      if (block.is_null()) {
         for (const auto& head : kept) {
-          for (std::byte* taken : head) pool_->Release(taken);
+          for (const ObjectId& taken : head) pool_->Release(taken);
         }
         return Error(StatusCode::kResourceExhausted, "no memory to open {} positions of layer {}",
                      kept_.n, layer_idx);
@@ -101,16 +100,14 @@ StatusOr<std::vector<std::vector<std::byte*>>> SequenceCache::TakeKeptBlocks(int
   return kept;
 }
 
-void SequenceCache::PlaceKeptBlocks(int layer_idx,
-                                    const std::vector<std::vector<std::byte*>>& kept) {
+void SequenceCache::PlaceKeptBlocks(int layer_idx, const std::vector<std::vector<ObjectId>>& kept) {
   for (int g = 0; g < layout_->n_kv_heads; ++g) {
     HeadTable& head = heads_[layer_idx * layout_->n_kv_heads + g];
-    for (int64_t b = 0; b < head.n_blocks; ++b) pool_->Release(head.blocks()[b]);
-    for (int64_t r = 0; r < head.n_runs; ++r) ReleaseRecords(&head.runs()[r]);
-    head.n_runs = 0;
-    SetTableSize(RunTableBytes(must_seal_ ? 1 : 0), &head.run_table, &head.run_table_bytes);
-    head.n_blocks = std::ssize(kept[g]);
-    std::ranges::copy(kept[g], head.blocks());
+    for (const ObjectId& block : head.blocks) pool_->Release(block);
+    for (SealedRun& run : head.runs) ReleaseRecords(&run);
+    head.runs.clear();
+    SetTableSize(RunTableBytes(must_seal_ ? 1 : 0), &head.runs, &head.run_table_bytes);
+    head.blocks.assign(kept[g].begin(), kept[g].end());  // no more of them than before
   }
   if (!must_seal_ && layer_idx + 1 < layout_->n_layers) SetRoomAside(layer_idx + 1);
 }
@@ -120,16 +117,16 @@ StatusOr<SequenceCache::RunObjects> SequenceCache::TakeRunObjects(int layer_idx)
   pool_->ReturnAside(std::exchange(aside_bytes_, 0));
   RunObjects objects;
   bool ok = true;
-  const auto take = [&](ObjectKind kind, int64_t n_bytes) -> std::byte* {
-    if (n_bytes == 0 || !ok) return nullptr;
-    std::byte* object = pool_->Allocate(kind, n_bytes);
-    ok = object != nullptr;
+  const auto take = [&](ObjectKind kind, int64_t n_bytes) -> ObjectId {
+    if (n_bytes == 0 || !ok) return {};
+    const ObjectId object = pool_->Allocate(kind, n_bytes);
+    ok = !object.is_null();
     return object;
   };
   for (int g = 0; g < layout_->n_kv_heads; ++g) {
     const RunExtent run = run_to_seal(layer_idx, g);
     const PackedShape shape = PackedShapeOf(*layout_, layer_idx, g, run);
-    std::vector<std::byte*>& packed = objects.packed.emplace_back();
+    std::vector<ObjectId>& packed = objects.packed.emplace_back();
     for (int64_t b = 0; b < run.n_blocks; ++b) {
       packed.push_back(take(ObjectKind::kBlock, PackedBlockObjectBytes(shape)));
     }
@@ -140,8 +137,8 @@ StatusOr<SequenceCache::RunObjects> SequenceCache::TakeRunObjects(int layer_idx)
       objects.layer_records.push_back(
           take(ObjectKind::kLayerRecord, is_empty ? 0 : LayerRecordObjectBytes(shape)));
     } else {
-      std::byte* const shared = objects.layer_records.back();
-      if (shared != nullptr) pool_->AddReference(shared);
+      const ObjectId shared = objects.layer_records.back();
+      if (!shared.is_null()) pool_->AddReference(shared);
       objects.layer_records.push_back(shared);
     }
   }
@@ -152,10 +149,10 @@ StatusOr<SequenceCache::RunObjects> SequenceCache::TakeRunObjects(int layer_idx)
 }
 
 void SequenceCache::DropRunObjects(const RunObjects& objects) {
-  const auto release = [&](std::byte* object) {
-    if (object != nullptr) pool_->Release(object);
+  const auto release = [&](const ObjectId& object) {
+    if (!object.is_null()) pool_->Release(object);
   };
-  for (const std::vector<std::byte*>& head : objects.packed) std::ranges::for_each(head, release);
+  for (const std::vector<ObjectId>& head : objects.packed) std::ranges::for_each(head, release);
   std::ranges::for_each(objects.records, release);
   std::ranges::for_each(objects.layer_records, release);
 }
@@ -165,24 +162,24 @@ void SequenceCache::PlaceRunOfHead(int layer_idx, int kv_head_idx, const RunObje
   const RunExtent run = run_to_seal(layer_idx, kv_head_idx);
   if (run.n_blocks == 0) {
     // Room for it was made while its newest entries had not merged.
-    SetTableSize(RunTableBytes(head.n_runs), &head.run_table, &head.run_table_bytes);
+    SetTableSize(RunTableBytes(std::ssize(head.runs)), &head.runs, &head.run_table_bytes);
     return;
   }
   for (int64_t b = 0; b < run.n_blocks; ++b) {
-    std::byte*& block = head.blocks()[run.first_block + b];
-    std::byte* const packed = objects.packed[kv_head_idx][b];
-    pool_->Release(block == nullptr ? packed : std::exchange(block, packed));
+    ObjectId& block = head.blocks[run.first_block + b];
+    const ObjectId packed = objects.packed[kv_head_idx][b];
+    pool_->Release(block.is_null() ? packed : std::exchange(block, packed));
   }
-  head.runs()[head.n_runs++] = {.first_block = static_cast<int>(run.first_block),
-                                .n_blocks = static_cast<int>(run.n_blocks),
-                                .is_prompt = run.is_prompt,
-                                .is_repaired = run.is_repaired,
-                                .record = objects.records[kv_head_idx],
-                                .layer_record = objects.layer_records[kv_head_idx]};
-  if (head.query_gram != nullptr) pool_->Release(std::exchange(head.query_gram, nullptr));
+  head.runs.push_back({.first_block = static_cast<int>(run.first_block),
+                       .n_blocks = static_cast<int>(run.n_blocks),
+                       .is_prompt = run.is_prompt,
+                       .is_repaired = run.is_repaired,
+                       .record = objects.records[kv_head_idx],
+                       .layer_record = objects.layer_records[kv_head_idx]});
+  if (!head.query_gram.is_null()) pool_->Release(std::exchange(head.query_gram, {}));
   // A narrow window may have left the whole run behind before it is sealed.
   const int64_t last_block = run.first_block + run.n_blocks - 1;
-  if (head.blocks()[last_block] == nullptr) ReleaseRecords(&head.runs()[head.n_runs - 1]);
+  if (head.blocks[last_block].is_null()) ReleaseRecords(&head.runs.back());
 }
 
 void SequenceCache::PlaceRun(int layer_idx, const RunObjects& objects) {

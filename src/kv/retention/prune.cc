@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "device/cpu_device.h"
+#include "kernels/cpu/attend/resolve.h"
 #include "kv/retention/reopen.h"
 #include "kv/retention/select.h"
 
@@ -58,48 +60,64 @@ void CloseEntries(const RetentionPlan& plan, std::span<const RowMove> moves, int
   for (int e = 0; e < n_kept; ++e) table.sum(e) = 0;
 }
 
-}  // namespace
+// Blocks to which what stays of each head is copied, where sealed runs are opened; else empty.
+using OpenedBlocks = std::vector<std::vector<ObjectId>>;
 
-StatusOr<std::vector<int>> PruneLayer(const CacheLayout& layout, int layer_idx,
-                                      std::span<const PackedHead> packed, ThreadPool* pool,
-                                      SequenceCache* cache) {
-  KVL_CHECK(cache->must_prune());
+// What is kept of every head of the layer is in its place behind this. Returns how many entries of
+// each were sealed.
+std::vector<int> CloseGaps(const CacheLayout& layout, int layer_idx,
+                           std::span<const SealedHead> packed, const OpenedBlocks& opened,
+                           ThreadPool* pool, const SequenceCache& cache) {
   const RetentionPlan& plan = *layout.retention;
-  const KeptEntries kept = cache->kept();
-  const bool reopens = cache->must_reopen(layer_idx);
-  std::vector<std::vector<std::byte*>> opened;
-  if (reopens) {
-    KVL_ASSIGN_OR_RETURN(opened, cache->TakeKeptBlocks(layer_idx));
-  }
+  const KeptEntries kept = cache.kept();
+  const CpuAccess access(cache.device());
   std::vector<EntryTable> tables;
-  for (int g = 0; g < layout.n_kv_heads; ++g) tables.push_back(cache->entries(layer_idx, g));
+  for (int g = 0; g < layout.n_kv_heads; ++g) {
+    tables.push_back(EntryTableAt(access, cache.entries(layer_idx, g)));
+  }
   // While decoding, a gap takes the last row; in a prompt, and in what is to be sealed, the order
   // of positions stays.
-  const bool in_order = layout.seal.has_value() || cache->n_tokens() <= cache->n_prompt();
+  const bool in_order = layout.seal.has_value() || cache.n_tokens() <= cache.n_prompt();
   std::vector<int> dropped_by_all;
   if (plan.shares_heads) {
-    dropped_by_all = ChooseDropped(plan, kept, cache->n_entries(layer_idx, 0), tables);
+    dropped_by_all = ChooseDropped(plan, kept, cache.n_entries(layer_idx, 0), tables);
   }
   std::vector<int> n_sealed(layout.n_kv_heads);
   pool->Run([&](int worker_id) {
     const Range heads = ShareOf(layout.n_kv_heads, 1, worker_id, pool->n_workers());
     for (int g = static_cast<int>(heads.begin); g < heads.end; ++g) {
-      const BlockShape shape = cache->shape(layer_idx, g);
-      const auto blocks = cache->blocks(layer_idx, g);
-      const int n_entries = cache->n_entries(layer_idx, g);
+      const BlockShape shape = cache.shape(layer_idx, g);
+      const std::vector<std::byte*> blocks = access.At(cache.blocks(layer_idx, g));
+      const int n_entries = cache.n_entries(layer_idx, g);
       const std::vector<int> dropped = plan.shares_heads
                                            ? dropped_by_all
                                            : ChooseDropped(plan, kept, n_entries, {&tables[g], 1});
       const std::vector<RowMove> moves = MovesThatClose(dropped, n_entries, in_order);
-      if (reopens) {
-        n_sealed[g] = CopyKept({shape, packed[g], blocks, n_entries}, dropped, opened[g]);
-      } else {
+      if (opened.empty()) {
         CloseRows(shape, blocks, moves);
+      } else {
+        std::vector<PackedRun> runs;
+        n_sealed[g] = CopyKept({shape, PackedHeadAt(access, packed[g], &runs), blocks, n_entries},
+                               dropped, access.At(opened[g]));
       }
       CloseEntries(plan, moves, static_cast<int>(std::min<int64_t>(kept.n, n_entries)), tables[g]);
     }
   });
-  if (reopens) cache->PlaceKeptBlocks(layer_idx, opened);
+  return n_sealed;
+}
+
+}  // namespace
+
+StatusOr<std::vector<int>> PruneLayer(const CacheLayout& layout, int layer_idx,
+                                      std::span<const SealedHead> packed, ThreadPool* pool,
+                                      SequenceCache* cache) {
+  KVL_CHECK(cache->must_prune());
+  OpenedBlocks opened;
+  if (cache->must_reopen(layer_idx)) {
+    KVL_ASSIGN_OR_RETURN(opened, cache->TakeKeptBlocks(layer_idx));
+  }
+  const std::vector<int> n_sealed = CloseGaps(layout, layer_idx, packed, opened, pool, *cache);
+  if (!opened.empty()) cache->PlaceKeptBlocks(layer_idx, opened);
   cache->DropPruned(layer_idx);
   return n_sealed;
 }

@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 #include "base/threads.h"
-#include "kernels/cpu/attend/attend.h"
+#include "device/sealed_runs.h"
 #include "kv/blocks/sequence_cache.h"
 
 namespace kvlathe {
@@ -20,7 +20,7 @@ namespace kvlathe {
 // may be empty. Returns for each head how many of the entries that stay were sealed.
 // kResourceExhausted when the system has no memory, and then nothing has changed.
 StatusOr<std::vector<int>> PruneLayer(const CacheLayout& layout, int layer_idx,
-                                      std::span<const PackedHead> packed, ThreadPool* pool,
+                                      std::span<const SealedHead> packed, ThreadPool* pool,
                                       SequenceCache* cache);
 
 }  // namespace kvlathe

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/units.h"
-#include "kernels/cpu/attend/attend.h"
+#include "device/sealed_runs.h"
 #include "kv/cache_objects.h"
 
 namespace kvlathe {
@@ -213,7 +213,7 @@ int64_t LayerRecordObjectBytes(const PackedShape& shape) {
 }
 
 int64_t RunTableBytes(int64_t n_runs) {
-  return RoundUp(n_runs * static_cast<int64_t>(sizeof(PackedRun)), kObjectAlignment);
+  return RoundUp(n_runs * static_cast<int64_t>(sizeof(SealedRun)), kObjectAlignment);
 }
 
 int64_t SealRoomBytes(const CacheLayout& layout, std::span<const RunExtent> runs, int first_layer,

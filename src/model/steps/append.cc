@@ -13,13 +13,15 @@ void AppendStep::PlanSinks(const SequenceStep& step, int kv_head_idx, int64_t fi
   const int64_t k_bytes = layer_.rows.head_dim * element;
   const int64_t v_bytes = step.cache->shape(layer_.idx, g).rank_v * element;
   const HeadRows k = layer_.rows.WholeKeys(a, g), v = layer_.rows.Values(a, g);
+  const ObjectPlace sink_k = step.cache->sink_k(layer_.idx, g);
+  const ObjectPlace sink_v = step.cache->sink_v(layer_.idx, g);
   for (int t = 0; t < n_sinks; ++t) {
     const int64_t row = first_row + t, position = first + t;
     plan_.copies.push_back({.from = k.first + row * k.stride * element,
-                            .to = step.cache->sink_k(layer_.idx, g) + position * k_bytes,
+                            .to = {sink_k.object, sink_k.offset + position * k_bytes},
                             .n_bytes = k_bytes});
     plan_.copies.push_back({.from = v.first + row * v.stride * element,
-                            .to = step.cache->sink_v(layer_.idx, g) + position * v_bytes,
+                            .to = {sink_v.object, sink_v.offset + position * v_bytes},
                             .n_bytes = v_bytes});
   }
 }
@@ -33,11 +35,12 @@ void AppendStep::PlanHead(const SequenceStep& step, int kv_head_idx, int64_t fir
       cache.has_whole_keys(layer_.idx) ? layer_.rows.WholeKeys(a, g) : layer_.rows.Keys(a, g);
   const HeadRows v = layer_.rows.Values(a, g);
   const int n_sinks = std::clamp(layer_.layout->n_sink - step.first_position(), 0, n_new);
-  AppendPlan::Item item = {.first_copy = static_cast<int>(plan_.copies.size()),
+  AppendPlan::Item item = {.device = &cache.device(),
+                           .first_copy = static_cast<int>(plan_.copies.size()),
                            .n_copies = 2 * n_sinks,
                            .first_rows = static_cast<int>(plan_.rows.size())};
   if (n_sinks > 0) PlanSinks(step, g, first_row, n_sinks, a);
-  AppendParams rows;
+  BlockRows rows;
   rows.shape = cache.shape(layer_.idx, g);
   rows.k_stride = k.stride;
   rows.v_stride = v.stride;

@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
-#include "model/steps/packed_head.h"
+#include "model/steps/sealed_head.h"
 
 namespace kvlathe {
 
@@ -47,13 +47,15 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   const int g = kv_head_idx, n_new = place.step.n_new();
   const int n_entries = cache.n_entries(layer_.idx, g) - place.first_block * kBlockSize;
   HeadJob job;
+  job.device = &cache.device();
   job.shape = cache.shape(layer_.idx, g);
   job.head_dim = rows.head_dim;
   job.gqa_group = rows.gqa_group();
   job.n_tokens = n_new;
   AddQueries(place, g, a, &job);
   if (layout.has_latent_keys) job.latents = LatentsOf(place, g);
-  job.blocks = cache.blocks(layer_.idx, g).data() + place.first_block;
+  const std::span<const ObjectId> blocks = cache.blocks(layer_.idx, g);
+  job.blocks = blocks.subspan(std::min<size_t>(place.first_block, blocks.size()));
   if (layout.seal.has_value()) AddPacked(place, g, &job);
   job.n_entries = std::max(0, n_entries);
   job.first_visible = n_entries - n_new + 1;
@@ -83,12 +85,12 @@ void AttendStep::AddQueries(const Place& place, int kv_head_idx, Activations* a,
 
 void AttendStep::AddPacked(const Place& place, int kv_head_idx, HeadJob* job) const {
   const SequenceCache& cache = *place.step.cache;
-  const std::span<const PackedRun> runs = cache.runs(layer_.idx, kv_head_idx);
-  job->packed = PackedHeadOf(layer_, cache.layout(), kv_head_idx, runs, place.rotation);
+  const std::span<const SealedRun> runs = cache.runs(layer_.idx, kv_head_idx);
+  job->packed = SealedHeadOf(layer_, cache.layout(), kv_head_idx, runs, place.rotation);
   if (!job->shape.has_coded_rows) return;
   const int n_sealed = runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
   const auto n_blocks = static_cast<int>(cache.blocks(layer_.idx, kv_head_idx).size());
-  job->packed.open = {.first_block = n_sealed, .n_blocks = n_blocks - n_sealed, .is_open = true};
+  job->packed.open = {.first_block = n_sealed, .n_blocks = n_blocks - n_sealed};
 }
 
 void AttendStep::AddSinks(const Place& place, int kv_head_idx, HeadJob* job) const {
@@ -103,9 +105,9 @@ void AttendStep::AddSinks(const Place& place, int kv_head_idx, HeadJob* job) con
   if (!layout.SparesSinks()) job->sink_window = job->window;
 }
 
-LatentHead AttendStep::LatentsOf(const Place& place, int kv_head_idx) const {
+LatentIds AttendStep::LatentsOf(const Place& place, int kv_head_idx) const {
   const KeyRotation rotation = place.rotation.From(place.first_block);
-  LatentHead head = {.map = layer_.basis.latents[kv_head_idx].view(), .rotation = rotation};
+  LatentIds head = {.map = layer_.basis.latents[kv_head_idx].view(), .rotation = rotation};
   if (layer_.layout->DropsEntries() && rotation.half > 0) {
     const RopeTable& rope = layer_.rotations->of(layer_.idx);
     head.positions = place.step.cache->entries(layer_.idx, kv_head_idx);

@@ -28,7 +28,7 @@ class AttendStep : public LayerStep {
   void AddQueries(const Place& place, int kv_head_idx, Activations* a, HeadJob* job) const;
   void AddPacked(const Place& place, int kv_head_idx, HeadJob* job) const;
   void AddSinks(const Place& place, int kv_head_idx, HeadJob* job) const;
-  LatentHead LatentsOf(const Place& place, int kv_head_idx) const;
+  LatentIds LatentsOf(const Place& place, int kv_head_idx) const;
   // Says which rows of the job vote for entries, and how.
   void AddScores(const SequenceStep& step, int kv_head_idx, HeadJob* job);
   // Rows of the job see the entries closed before them and their own rows.
@@ -37,8 +37,8 @@ class AttendStep : public LayerStep {
   void ShareLatents(int kv_head_idx);
 
   std::vector<HeadJob> jobs_;
-  std::vector<LatentSlice> slices_;  // of the jobs, where heads share latents
-  std::vector<ScoreNoise> noises_;   // of the jobs, where votes are noisy
+  std::vector<LatentSliceIds> slices_;  // of the jobs, where heads share latents
+  std::vector<ScoreNoise> noises_;      // of the jobs, where votes are noisy
 };
 
 }  // namespace kvlathe

@@ -63,7 +63,8 @@ Status MergeStep::Run(ForwardState* state) {
       const int64_t idx = g * a.n_tokens + first_row;
       const HeadRows v = rows.Values(&a, g);
       items_.push_back(
-          {.open_entry = step.cache->open_entry(layer_.idx, g),
+          {.device = &step.cache->device(),
+           .open_entry = step.cache->open_entry(layer_.idx, g),
            .rank_v = step.cache->layout().shape(layer_.idx, g).rank_v,
            .n_tokens = n_new,
            .n_sinks = std::clamp(layer_.layout->n_sink - step.first_position(), 0, n_new),

@@ -40,16 +40,16 @@ class PlanRecorder : public Backend {
       for (int64_t t = 0; t < item.n_tokens; ++t) item.n_closed[t] = -1;
     }
   }
-  StatusOr<std::vector<int>> Prune(const CacheLayout& layout, int, std::span<const PackedHead>,
+  StatusOr<std::vector<int>> Prune(const CacheLayout& layout, int, std::span<const SealedHead>,
                                    SequenceCache*) override {
     return std::vector<int>(layout.n_kv_heads);
   }
   void CutKeys(std::span<const CutItem> items) override { cuts.assign(items.begin(), items.end()); }
   Status Seal(const SealBatch& batch) override {
     ++n_seals;
-    return batch.jobs.empty() ? OkStatus() : seal_status;
+    return batch.runs.empty() ? OkStatus() : seal_status;
   }
-  Status SealRotated(std::span<const OnlineSvdHead>) override { return OkStatus(); }
+  Status SealRotated(std::span<const RotatedHeadPlan>) override { return OkStatus(); }
   void MeasureReencodings(std::span<const ReencodedRun>, std::span<Reencoding>) override {}
 
   std::vector<LinearParams> products;

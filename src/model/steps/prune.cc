@@ -1,7 +1,7 @@
 #include "model/steps/prune.h"
 
 #include "base/clock.h"
-#include "model/steps/packed_head.h"
+#include "model/steps/sealed_head.h"
 
 namespace kvlathe {
 
@@ -20,10 +20,10 @@ Status PruneStep::Run(ForwardState* state) {
 Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) const {
   const bool reopens = cache->must_reopen(layer_.idx);
   const int n_kv_heads = layer_.rows.n_kv_heads;
-  std::vector<PackedHead> packed;
+  std::vector<SealedHead> packed;
   for (int g = 0; reopens && g < n_kv_heads; ++g) {
     packed.push_back(
-        PackedHeadOf(layer_, cache->layout(), g, cache->runs(layer_.idx, g), /*rotation=*/{}));
+        SealedHeadOf(layer_, cache->layout(), g, cache->runs(layer_.idx, g), /*rotation=*/{}));
   }
   KVL_ASSIGN_OR_RETURN(const std::vector<int> n_sealed,
                        state->backend->Prune(cache->layout(), layer_.idx, packed, cache));
@@ -43,7 +43,8 @@ Status CutKeysStep::Run(ForwardState* state) {
     caches.push_back(cache);
     for (int g = 0; g < layer_.rows.n_kv_heads; ++g) {
       // Folded keys are in the basis: the first of their columns are those that stay.
-      items_.push_back({.whole = cache->shape(layer_.idx, g),
+      items_.push_back({.device = &cache->device(),
+                        .whole = cache->shape(layer_.idx, g),
                         .cut = cache->layout().shape(layer_.idx, g),
                         .blocks = cache->blocks(layer_.idx, g),
                         .n_entries = cache->n_entries(layer_.idx, g),

@@ -69,11 +69,11 @@ Status GatherQueriesStep::Run(ForwardState* state) {
   for (const SequenceStep& step : state->steps()) {
     const int n_sinks = std::clamp(layer_.layout->n_sink - step.first_position(), 0, step.n_new());
     for (int g = 0; g < rows.n_kv_heads; ++g) {
-      float* const gram = step.cache->query_gram(layer_.idx, g);
-      if (gram == nullptr) continue;
+      const ObjectId gram = step.cache->query_gram(layer_.idx, g);
+      if (gram.is_null()) continue;
       HeadRows q = rows.WholeQueries(&a, g);
       q.first += (token_idx + n_sinks) * group * q.stride * SizeOf(a.row_type);
-      grams_.push_back({q, int64_t{step.n_new() - n_sinks} * group, gram});
+      grams_.push_back({q, int64_t{step.n_new() - n_sinks} * group, &step.cache->device(), gram});
     }
     token_idx += step.n_new();
   }

@@ -5,48 +5,24 @@
 
 #include "base/clock.h"
 #include "base/random.h"
-#include "model/steps/packed_head.h"
+#include "model/steps/sealed_head.h"
 
 namespace kvlathe {
-namespace {
-
-// The oldest blocks of a run may have left the window before it ends. Nothing reads their codes any
-// more, so the first block of the run that is still there stands in their place: scales and factors
-// are then those of rows that are seen. `lists` keeps the new list of blocks. Where the whole run
-// has left the window its blocks stay null.
-void ReplaceUnseenBlocks(int64_t n_blocks, SealHead* head,
-                         std::vector<std::vector<const std::byte*>>* lists) {
-  if (n_blocks == 0 || head->blocks[0] != nullptr) return;
-  std::vector<const std::byte*>& list = lists->emplace_back(head->blocks, head->blocks + n_blocks);
-  const auto is_there = [](const std::byte* block) { return block != nullptr; };
-  const auto first = std::ranges::find_if(list, is_there);
-  if (first != list.end()) std::fill(list.begin(), first, *first);
-  head->blocks = list.data();
-}
-
-}  // namespace
-
-void SealStep::AddSealJobs(const SequenceCache& cache, const RunObjects& objects,
-                           const KeyRotation& rotation, Heads* heads,
-                           std::vector<SealJob>* jobs) const {
+void SealStep::AddRuns(SequenceCache* cache, const RunObjects& objects, const KeyRotation& rotation,
+                       Heads* heads, std::vector<SealRunPlan>* runs) const {
   const int n_kv_heads = layer_.rows.n_kv_heads, n_heads_per_run = layer_.layout->n_heads_per_run();
   for (int g = 0; g < n_kv_heads; ++g) {
-    const BlockShape& shape = cache.layout().shape(layer_.idx, g);
-    const RunExtent run = cache.run_to_seal(layer_.idx, g);
-    heads->heads.push_back({.rank_k = shape.rank_k,
-                            .rank_v = shape.rank_v,
-                            .blocks = cache.blocks(layer_.idx, g).data() + run.first_block,
-                            .packed = objects.packed[g].data(),
-                            .record = objects.records[g],
-                            .k_bits = shape.k_bits,
-                            .v_bits = shape.v_bits,
-                            .has_coded_rows = shape.has_coded_rows});
-    ReplaceUnseenBlocks(run.n_blocks, &heads->heads.back(), &heads->lists);
+    const RunExtent run = cache->run_to_seal(layer_.idx, g);
+    heads->push_back({.shape = cache->layout().shape(layer_.idx, g),
+                      .blocks = cache->blocks(layer_.idx, g).subspan(run.first_block, run.n_blocks),
+                      .packed = objects.packed[g],
+                      .record = objects.records[g]});
   }
   for (int g = 0; g < n_kv_heads; g += n_heads_per_run) {
-    const RunExtent run = cache.run_to_seal(layer_.idx, g);
+    const RunExtent run = cache->run_to_seal(layer_.idx, g);
     if (run.n_blocks == 0) continue;
-    jobs->push_back({.heads = std::span(heads->heads).subspan(g, n_heads_per_run),
+    runs->push_back({.device = &cache->device(),
+                     .heads = std::span(*heads).subspan(g, n_heads_per_run),
                      .first_head = g,
                      .layer_record = objects.layer_records[g],
                      .n_blocks = static_cast<int>(run.n_blocks),
@@ -58,35 +34,34 @@ void SealStep::AddSealJobs(const SequenceCache& cache, const RunObjects& objects
   }
 }
 
-std::vector<OnlineSvdHead> SealStep::RotatedHeads(std::span<SequenceCache* const> caches,
-                                                  std::span<const SealJob> jobs) const {
+std::vector<RotatedHeadPlan> SealStep::RotatedHeads(std::span<SequenceCache* const> caches,
+                                                    std::span<const Heads> heads) const {
   const int n_kv_heads = layer_.rows.n_kv_heads;
-  std::vector<OnlineSvdHead> heads;
+  std::vector<RotatedHeadPlan> plans;
   for (size_t i = 0; i < caches.size(); ++i) {
     for (int g = 0; g < n_kv_heads; ++g) {
-      const SealHead& head = jobs[i].heads[g];
       const RunExtent run = caches[i]->run_to_seal(layer_.idx, g);
-      heads.push_back({.shape = PackedShapeOf(caches[i]->layout(), layer_.idx, g, run),
-                       .blocks = head.blocks,
-                       .packed = head.packed,
-                       .record = head.record});
-      if (head.record == nullptr) {
-        heads.back().rotations = caches[i]->runs(layer_.idx, g).front().record;
+      RotatedHeadPlan& plan = plans.emplace_back(
+          RotatedHeadPlan{.device = &caches[i]->device(),
+                          .packed_shape = PackedShapeOf(caches[i]->layout(), layer_.idx, g, run),
+                          .head = heads[i][g]});
+      if (plan.head.record.is_null()) {
+        plan.rotations = caches[i]->runs(layer_.idx, g).front().record;
       } else if (layer_.online != nullptr) {
-        heads.back().query_gram = caches[i]->query_gram(layer_.idx, g);
-        heads.back().output_gram = &layer_.online->output_grams[layer_.idx * n_kv_heads + g];
-        heads.back().is_normalised = layer_.online->is_normalised;
+        plan.query_gram = caches[i]->query_gram(layer_.idx, g);
+        plan.output_gram = &layer_.online->output_grams[layer_.idx * n_kv_heads + g];
+        plan.is_normalised = layer_.online->is_normalised;
       }
     }
   }
-  return heads;
+  return plans;
 }
 
 Status SealStep::SealTogether(std::span<SequenceCache* const> caches,
                               std::span<const RunObjects> objects, ForwardState* state) const {
   const SealPlan& plan = *layer_.layout->seal;
   std::vector<Heads> heads(caches.size());
-  std::vector<SealJob> jobs;
+  std::vector<SealRunPlan> runs;
   int64_t n_run_blocks = 0;  // to the end of the last run
   for (const SequenceCache* cache : caches) {
     for (int g = 0; g < layer_.rows.n_kv_heads; g += layer_.layout->n_heads_per_run()) {
@@ -96,23 +71,23 @@ Status SealStep::SealTogether(std::span<SequenceCache* const> caches,
   }
   const KeyRotation rotation = layer_.rotations->BlocksOf(layer_.idx, n_run_blocks);
   for (size_t i = 0; i < caches.size(); ++i) {
-    AddSealJobs(*caches[i], objects[i], rotation, &heads[i], &jobs);
+    AddRuns(caches[i], objects[i], rotation, &heads[i], &runs);
   }
-  std::erase_if(jobs, [](const SealJob& job) {
-    return job.heads.front().blocks[job.n_blocks - 1] == nullptr;  // nothing is left to seal
+  std::erase_if(runs, [](const SealRunPlan& run) {
+    return run.heads.front().blocks.back().is_null();  // nothing is left to seal
   });
   const Status sealed =
       plan.format.is_rotated
-          ? state->backend->SealRotated(RotatedHeads(caches, jobs))
-          : state->backend->Seal({plan.format, layer_.row_type, plan.power_loops, jobs});
+          ? state->backend->SealRotated(RotatedHeads(caches, heads))
+          : state->backend->Seal({plan.format, layer_.row_type, plan.power_loops, runs});
   if (sealed.ok()) return sealed;
   return Error(sealed.code(), "layer {}: {}", layer_.idx, MessageOf(sealed));
 }
 
 void SealStep::MeasureReencodings(std::span<SequenceCache* const> caches,
                                   std::span<const RunObjects> packed, ForwardState* state) const {
-  std::vector<Backend::ReencodedRun> runs;
-  std::vector<PackedRun> sealed;
+  std::vector<ReencodedRun> runs;
+  std::vector<SealedRun> sealed;
   sealed.reserve(state->opened.size());  // `runs` point to them
   std::vector<SequenceCache*> measured;
   for (const auto& [cache, g, n_rows] : state->opened) {
@@ -124,9 +99,10 @@ void SealStep::MeasureReencodings(std::span<SequenceCache* const> caches,
                       .record = objects.records[g],
                       .layer_record = objects.layer_records[g]});
     const CacheLayout& layout = cache->layout();
-    runs.push_back({.sealed = {.shape = layout.shape(layer_.idx, g),
-                               .packed = PackedHeadOf(layer_, layout, g, {&sealed.back(), 1}, {}),
-                               .blocks = objects.packed[g]},
+    runs.push_back({.device = &cache->device(),
+                    .shape = layout.shape(layer_.idx, g),
+                    .sealed = SealedHeadOf(layer_, layout, g, {&sealed.back(), 1}, {}),
+                    .blocks = objects.packed[g],
                     .plain = cache->blocks(layer_.idx, g),
                     .n_rows = std::min(n_rows, n_blocks * kBlockSize)});
     measured.push_back(cache);

@@ -20,18 +20,14 @@ class SealStep : public LayerStep {
 
  private:
   using RunObjects = SequenceCache::RunObjects;
-  // Of one cache.
-  struct Heads {
-    std::vector<SealHead> heads;
-    // Lists of blocks that `heads` have in place of the cache's.
-    std::vector<std::vector<const std::byte*>> lists;
-  };
+  using Heads = std::vector<SealHeadPlan>;  // [n_kv_heads], of one cache
 
-  // The runs of one cache, at most one for each of its heads.
-  void AddSealJobs(const SequenceCache& cache, const RunObjects& objects,
-                   const KeyRotation& rotation, Heads* heads, std::vector<SealJob>* jobs) const;
-  std::vector<OnlineSvdHead> RotatedHeads(std::span<SequenceCache* const> caches,
-                                          std::span<const SealJob> jobs) const;
+  // The runs of one cache, at most one for each of its heads, which go to `heads`.
+  void AddRuns(SequenceCache* cache, const RunObjects& objects, const KeyRotation& rotation,
+               Heads* heads, std::vector<SealRunPlan>* runs) const;
+  // `heads` are those of the caches.
+  std::vector<RotatedHeadPlan> RotatedHeads(std::span<SequenceCache* const> caches,
+                                            std::span<const Heads> heads) const;
   // Seals together; an error says nothing about which of the caches it is.
   Status SealTogether(std::span<SequenceCache* const> caches, std::span<const RunObjects> objects,
                       ForwardState* state) const;

@@ -1,9 +1,9 @@
-#include "model/steps/packed_head.h"
+#include "model/steps/sealed_head.h"
 
 namespace kvlathe {
 
-PackedHead PackedHeadOf(const Layer& layer, const CacheLayout& cache_layout, int kv_head_idx,
-                        std::span<const PackedRun> runs, const KeyRotation& rotation) {
+SealedHead SealedHeadOf(const Layer& layer, const CacheLayout& cache_layout, int kv_head_idx,
+                        std::span<const SealedRun> runs, const KeyRotation& rotation) {
   const int n_heads = cache_layout.n_heads_per_run(), first = kv_head_idx / n_heads * n_heads;
   int layer_rank_v = 0;
   for (int g = first; g < first + n_heads; ++g) {
@@ -13,8 +13,7 @@ PackedHead PackedHeadOf(const Layer& layer, const CacheLayout& cache_layout, int
           .kv_head_idx = kv_head_idx - first,
           .n_kv_heads = n_heads,
           .layer_rank_v = layer_rank_v,
-          .runs = runs.data(),
-          .n_runs = static_cast<int>(runs.size()),
+          .runs = runs,
           .codebooks = layer.codebooks,
           .rotation = rotation};
 }

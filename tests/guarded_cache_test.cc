@@ -1,0 +1,98 @@
+// Everything that a cache can be and do, on a device whose memory the host cannot touch
+// (device/guarded_device.h) and with the kernels that are the references of all others: whatever
+// reads or writes rows past the backend ends this program.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/cpu_device.h"
+#include "device/guarded_device.h"
+#include "io/scratch_folder.h"
+#include "kv/blocks/sequence_cache.h"
+#include "kv/blocks/sequence_file.h"
+#include "kv/spec/spec.h"
+#include "sequence_cases.h"
+
+namespace kvlathe {
+namespace {
+
+using testing::Feed;
+using testing::MakeCaseModel;
+using testing::RandomTokens;
+using testing::SequenceCase;
+
+constexpr int64_t kBudgetBytes = int64_t{64} << 20;
+
+class GuardedCache : public ::testing::TestWithParam<SequenceCase> {
+ protected:
+  std::unique_ptr<SequenceCache> NewCache(BlockPool* pool) {
+    return std::make_unique<SequenceCache>(&model_->layout(), pool);
+  }
+
+  // A prompt, decoded further, saved, restored, copied, and decoded to past the next runs and
+  // prunes. What was computed on the way.
+  std::vector<std::string> Live(Device* device) {
+    std::vector<std::string> logits;
+    BlockPool pool(kBudgetBytes, device);
+    const auto feed = [&](SequenceCache* cache, int n, uint64_t seed, size_t piece) {
+      logits.push_back(Feed(model_.get(), cache, RandomTokens(n, seed), piece));
+    };
+    auto original = NewCache(&pool);
+    original->set_n_prompt(210, 300);
+    feed(original.get(), 210, 1, 64);
+    feed(original.get(), 70, 2, 1);
+    const SequenceIdentity identity = {Spec::Parse(GetParam().spec)->ToString(), "a model"};
+    const std::string path = folder_ / "sequence";
+    EXPECT_TRUE(SaveSequence(*original, model_->layout(), identity, "", path).ok());
+    auto restored = NewCache(&pool);
+    const auto state = RestoreSequence(path, {identity, &model_->layout(), 1024}, restored.get());
+    EXPECT_TRUE(state.ok()) << state.status();
+    feed(restored.get(), 30, 3, 1);
+    auto copied = restored->Copy();
+    EXPECT_TRUE(copied.ok()) << copied.status();
+    if (!copied.ok()) return logits;
+    restored->Clear();
+    feed(copied->get(), 80, 4, 7);
+    feed(original.get(), 30, 3, 1);
+    EXPECT_EQ(original->bytes().total() + (*copied)->bytes().total(), pool.usage().used_bytes);
+    return logits;
+  }
+
+  ScratchFolder folder_;
+  ThreadPool threads_{2};
+  std::unique_ptr<Model> model_ = MakeCaseModel(GetParam(), &threads_, Isa::kScalar);
+};
+
+TEST_P(GuardedCache, LivesAsOnADeviceThatDoesNotBite) {
+  GuardedDevice guarded;
+  CpuDevice plain;
+  const std::vector<std::string> logits = Live(&guarded);
+  ASSERT_EQ(logits.size(), 5u);
+  EXPECT_TRUE(logits == Live(&plain));
+  // The restored sequence went on as the original does.
+  EXPECT_TRUE(logits[2] == logits[4]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, GuardedCache, ::testing::ValuesIn(testing::SequenceCases()),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+// Of a cache that lives on the device: its addresses are what a pointer in a table would be.
+TEST(GuardedCacheDeathTest, BitesWhoeverReadsABlockOutsideAVerb) {
+  ThreadPool threads(2);
+  const std::unique_ptr<Model> model = MakeCaseModel({"None", "none"}, &threads, Isa::kScalar);
+  GuardedDevice device;
+  BlockPool pool(kBudgetBytes, &device);
+  SequenceCache cache(&model->layout(), &pool);
+  Feed(model.get(), &cache, RandomTokens(100, 1), 100);
+  const auto address_of_block = [&] {
+    const CpuAccess access(device);
+    return reinterpret_cast<const volatile uint8_t*>(access.At(cache.blocks(1, 1)[0]));
+  };
+  EXPECT_DEATH(static_cast<void>(uint8_t{*address_of_block()}), "");
+  Feed(model.get(), &cache, RandomTokens(3, 2), 1);  // it lives on here
+}
+
+}  // namespace
+}  // namespace kvlathe

@@ -1,0 +1,123 @@
+#include "sequence_cases.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/random.h"
+#include "evaluation/bench/bench_model.h"
+#include "kv/spec/spec.h"
+#include "model/planned_model.h"
+#include "model/small_config.h"
+#include "model/tensor_source.h"
+
+namespace kvlathe::testing {
+namespace {
+
+ModelConfig MergingConfig() {
+  ModelConfig c = SmallConfig();
+  c.dmc = DmcConfig{.offset = 0};  // random weights merge half of the positions
+  return c;
+}
+
+ModelBasis DrawBasis(CaseBasis kind) {
+  switch (kind) {
+    case CaseBasis::kNone:
+      return {};
+    case CaseBasis::kPlain:
+      return DrawRandomBasis(2, 2, 32, 0.3, 9);
+    case CaseBasis::kSplit: {
+      ModelBasis split = DrawRandomSplitBasis(2, 2, 32, 4, 9);
+      for (size_t h = 0; h < split.heads.size(); h += 2) split.heads[h].k_bits.scaled = 16;
+      split.heads[1].has_whole_open_rows = true;
+      return split;
+    }
+    case CaseBasis::kSplitLatents:
+      return DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/true);
+    case CaseBasis::kSharedLatents:
+      return DrawRandomBasis(2, 2, 32, 0.3, 9, /*has_latent_keys=*/true, /*heads_per_latent=*/2);
+    case CaseBasis::kOnline: {
+      ModelBasis online{2, 2, 32, {{16, 32}, {32, 16}, {16, 16}, {32, 32}}};
+      online.online = OnlineInputs{.output_grams{4, std::vector<double>(32 * 32, 0.5)}};
+      return online;
+    }
+  }
+  return {};
+}
+
+constexpr SequenceCase kCases[] = {
+    {"Uncompressed", "none"},
+    {"Basis", "fdc(rate=0.3)", CaseBasis::kPlain},
+    {"Kivi", "kivi(bits=2,run=64)"},
+    {"BasisGear", "fdc(rate=0.3)+gear(bits=4,run=128,share=0.1)", CaseBasis::kPlain},
+    {"GearOfPrompt", "fdc(rate=0.3)+gear(bits=2,run=prompt,share=0.2)", CaseBasis::kPlain},
+    {"Int8", "int8(sink=0)"},
+    {"Kvquant", "kvquant(bits=3,run=64,sink=2)"},
+    {"KvquantLowrank", "fdc(rate=0.3)+kvquant(outliers=0.1)+lowrank", CaseBasis::kPlain},
+    {"WindowGear", "window(size=90)+gear(bits=4,run=64)"},
+    {"WindowInt8", "window(size=30)+int8(run=64)"},
+    {"Lathe", "lathe(ratio=4,open=8,run=64)", CaseBasis::kSplit},
+    {"LatheOpen16", "lathe(ratio=4,run=64,open=16,sink=0)", CaseBasis::kSplit},
+    {"LatheLowrank", "lathe(ratio=4,open=8,run=128)+lowrank", CaseBasis::kSplit},
+    {"LatheKeysBefore", "lathe(ratio=4,open=8,keys=before,run=64)", CaseBasis::kSplitLatents},
+    {"SvdOnline", "svd-online"},
+    {"ZackOnline", "zack(online=on)", CaseBasis::kOnline},
+    {"Palu", "palu(group=2)", CaseBasis::kSharedLatents},
+    {"PaluToken", "palu(group=2)+token(bits=4,hadamard=on,run=64)", CaseBasis::kSharedLatents},
+    {"PaluTova", "palu(group=2)+tova(budget=40)", CaseBasis::kSharedLatents},
+    {"H2o", "h2o(keep=0.4)"},
+    {"H2oExact", "fdc(rate=0.3)+h2o(keep=0.3,score=exact)+gear(bits=4)", CaseBasis::kPlain},
+    {"H2oGear", "h2o(keep=0.3)+gear(bits=4)"},
+    {"Keyformer", "fdc(rate=0.3)+keyformer(keep=0.3,interval=4)", CaseBasis::kPlain},
+    {"Tova", "tova(budget=40,sink=0)"},
+    {"TovaKivi", "tova(budget=80,sink=0)+kivi(bits=2)"},
+    {"Snapkv", "snapkv(budget=50)"},
+    {"SnapkvExact", "fdc(rate=0.3)+snapkv(budget=50,score=exact,sink=0)", CaseBasis::kPlain},
+    {"Window", "window(size=30)"},
+    {"Dmc", "dmc"},
+    {"BasisDmc", "fdc(rate=0.3)+dmc(window=3,sink=0)", CaseBasis::kPlain},
+    {"Pool", "pool(n=5,sink=2)"},
+    {"PoolKivi", "pool(n=2)+kivi(bits=2,run=64)"},
+    {"DmcKivi", "dmc(sink=0)+kivi(bits=2)"},
+    {"DmcGear", "fdc(rate=0.3)+dmc+gear(bits=2,share=0.2)", CaseBasis::kPlain},
+};
+
+}  // namespace
+
+std::span<const SequenceCase> SequenceCases() { return kCases; }
+
+std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, ThreadPool* threads, Isa isa) {
+  const auto spec = Spec::Parse(of.spec);
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  const ModelBasis basis = DrawBasis(of.basis);
+  auto weights = ModelWeights::Load(MergingConfig(), DType::kBf16, MakeRandomSource(3), threads);
+  EXPECT_TRUE(weights.ok()) << weights.status();
+  auto model =
+      CreateModel(*std::move(weights),
+                  PartsOf(*spec, of.basis == CaseBasis::kNone ? nullptr : &basis), threads, isa);
+  EXPECT_TRUE(model.ok()) << model.status();
+  return *std::move(model);
+}
+
+std::string Feed(Model* model, SequenceCache* cache, std::span<const int32_t> ids, size_t piece) {
+  while (!ids.empty()) {
+    const size_t n =
+        std::min({ids.size(), piece, static_cast<size_t>(std::max<int64_t>(1, cache->max_step()))});
+    EXPECT_TRUE(cache->Extend(static_cast<int>(n)).ok());
+    const SequenceStep step = {cache, ids.first(n), SequenceStep::Logits::kLast};
+    const Status status = model->Forward({&step, 1});
+    EXPECT_TRUE(status.ok()) << status;
+    ids = ids.subspan(n);
+  }
+  const auto logits = std::as_bytes(model->logits(0));
+  return {reinterpret_cast<const char*>(logits.data()), logits.size()};
+}
+
+std::vector<int32_t> RandomTokens(int n, uint64_t seed) {
+  Random random(seed);
+  std::vector<int32_t> ids(n);
+  for (int32_t& id : ids) id = static_cast<int32_t>(random.Below(kSmallVocabulary));
+  return ids;
+}
+
+}  // namespace kvlathe::testing

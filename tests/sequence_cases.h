@@ -1,0 +1,41 @@
+// Specs that together hold everything a sequence can, on a small random model.
+#pragma once
+
+#include <memory>
+#include <ostream>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "analysis/bases/basis.h"
+#include "base/cpu_features.h"
+#include "base/threads.h"
+#include "kv/blocks/sequence_cache.h"
+#include "model/model.h"
+
+namespace kvlathe::testing {
+
+enum class CaseBasis { kNone, kPlain, kSplit, kSplitLatents, kSharedLatents, kOnline };
+
+struct SequenceCase {
+  const char* name;
+  const char* spec;
+  CaseBasis basis = CaseBasis::kNone;
+
+  friend void PrintTo(const SequenceCase& of, std::ostream* out) { *out << of.spec; }
+};
+
+// Plain blocks, sinks, runs with and without records, records that a layer shares, a window,
+// positions and votes, entries that still merge, queries gathered for a basis, and combinations of
+// them.
+std::span<const SequenceCase> SequenceCases();
+
+// Of random weights, which merge half of the positions where the case merges.
+std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, ThreadPool* threads, Isa isa);
+
+// Reads tokens in pieces of at most that many. The bits of the last logits.
+std::string Feed(Model* model, SequenceCache* cache, std::span<const int32_t> ids, size_t piece);
+
+std::vector<int32_t> RandomTokens(int n, uint64_t seed);
+
+}  // namespace kvlathe::testing
