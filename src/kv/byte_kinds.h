@@ -1,4 +1,4 @@
-// What the bytes of a sequence are, by layer: where a spec's bits go.
+// Says what the bytes of a sequence are spent on, layer by layer.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// What a budget of KV memory holds, from the formulas of cache_layout.h.
+// Says what a budget of KV memory holds, by the formulas of cache_layout.h.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,14 @@
 
 namespace kvlathe {
 
-// The longest prompt, of up to max_tokens positions, that one sequence alone can read in steps of
-// at most max_step; by bisection, because longer prompts need no fewer bytes. 0 when none fits.
+// Returns the longest prompt, of up to max_tokens positions, that one sequence alone can read in
+// steps of at most max_step, or 0 if none fits. It bisects, because longer prompts never need fewer
+// bytes.
 int64_t LongestPrompt(const CacheLayout& layout, int64_t budget_bytes, int64_t max_step,
                       int64_t max_tokens);
 
-// Sequences of this length that are sure to fit at once: they read their prompts one after the
-// other, in steps of at most length.n_step, and then decode together.
+// Returns how many sequences of this length are sure to fit at once if they read their prompts one
+// after the other, in steps of at most length.n_step, and then decode together.
 int64_t SequencesThatFit(const CacheLayout& layout, const SequenceLength& length,
                          int64_t budget_bytes);
 
