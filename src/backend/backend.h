@@ -1,5 +1,5 @@
-// What computes: the verbs that the steps of a layer call, each with a plan of a whole batch. No
-// verb is called per row, and none of them knows of a model.
+// A backend computes. It has the verbs that the steps of a layer call, each with a plan of a whole
+// batch. No verb is called for a single row, and none of them knows of a model.
 #pragma once
 
 #include <memory>
@@ -20,22 +20,23 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  // Every row gets the bits that it has alone, whatever else is in a batch; slower.
+  // With `deterministic` every row gets the bits that it has alone, whatever else is in a batch. It
+  // is slower.
   virtual void set_deterministic(bool deterministic) = 0;
 
-  // y = x W^T + bias.
+  // Computes y = x W^T + bias.
   virtual void Project(const LinearParams& plan) = 0;
   virtual void ProjectHeads(const HeadProductsPlan& plan) = 0;
-  // Plans of the same rows, each of its own columns.
+  // The plans must be of the same rows; each has columns of its own.
   virtual void Normalise(std::span<const NormPlan> plans) = 0;
   virtual void Gate(const GatePlan& plan) = 0;
   virtual void RotateAndMap(const RotatePlan& plan) = 0;
 
   // is_finite[i] becomes 0 where rows of items[i] that are coded as they come hold NaN or infinity.
   virtual void Append(const AppendPlan& plan, std::span<uint8_t> is_finite) = 0;
-  // Attention, and the votes of the rows that give them. Errors as Attention::Run.
+  // Computes attention, and the votes of rows that give them. Errors are those of Attention::Run.
   virtual Status Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) = 0;
-  // Sums for a basis that is found in the sequence; n_dims a multiple of 16.
+  // Adds to the sums by which a sequence finds its basis. n_dims is a multiple of 16.
   virtual void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) = 0;
 
   virtual void MergeRows(const MergeRowsPlan& plan) = 0;
@@ -54,7 +55,8 @@ class Backend {
                                   std::span<Reencoding> errors) = 0;
 };
 
-// On the processors of `pool`, which outlives it, with the kernels of `isa`.
+// Returns a backend that computes on the workers of `pool`, which outlives it, with the kernels of
+// `isa`.
 std::unique_ptr<Backend> MakeCpuBackend(ThreadPool* pool, Isa isa);
 
 }  // namespace kvlathe

@@ -1,5 +1,5 @@
-// The backend of this machine's processors: host memory, a pool of workers, and the kernels of one
-// instruction set.
+// The backend of this machine's processors. It computes in host memory, with a pool of workers and
+// the kernels of one instruction set.
 #pragma once
 
 #include <memory>
@@ -74,7 +74,7 @@ class CpuBackend : public Backend {
                std::byte* out) const;
   void TurnRows(const RotatePlan& plan, const HeadTurn& head, Range tokens) const;
   void MapRows(const RotatePlan& plan, const HeadTurn& head, Range tokens, int worker_id);
-  // Of heads that share a map, tokens that do not meet whole keys.
+  // Maps the tokens that do not meet whole keys, for heads that share a map.
   void MapHeads(const RotatePlan& plan, std::span<const HeadTurn> heads, Range tokens,
                 int worker_id);
   class SealAddresses;

@@ -1,7 +1,7 @@
-// What a layer of the forward asks of a backend, one batch at a time. Plans are plain data that
-// host code makes and tests; the backend only obeys. Rows are row-major, strides are in elements.
-// What lies in caches is named by ids of their device; every pointer is to activations and weights,
-// in memory that the backend computes in.
+// What a layer asks of a backend, one batch at a time. Plans are plain data that the host makes,
+// and that tests look at; the backend only obeys. Rows are row-major, strides are in elements. What
+// lies in caches is named by ids of their device; every pointer is to activations and weights, in
+// memory that the backend computes in.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,7 @@ namespace kvlathe {
 
 // Each of n_rows rows of n_groups * n_dims numbers, `stride` apart, is normalised in groups of
 // n_dims: x / sqrt(mean(x^2) + eps) * weight, or with a bias (x - mean(x)) / sqrt(variance(x) +
-// eps)
-// * weight + bias.
+// eps) * weight + bias.
 struct NormPlan {
   const float* x = nullptr;
   int64_t n_rows = 0;
@@ -67,7 +66,7 @@ struct HeadRows {
   int64_t stride = 0;
 };
 
-// What becomes of the queries and the key of one KV head.
+// What happens to the queries and the key of one KV head.
 struct HeadTurn {
   const float* q = nullptr;  // gqa_group rows side by side, RotatePlan::stride from token to token
   const float* k = nullptr;
@@ -83,7 +82,7 @@ struct HeadTurn {
   std::byte* mapped_k = nullptr;            // [n_tokens, rank_k]
 };
 
-// Queries and keys of a layer to their positions, and on to the basis of the cache.
+// Turns queries and keys of a layer to their positions, and maps them to the basis of the cache.
 struct RotatePlan {
   std::span<const TokenPlace> tokens;
   std::span<const HeadTurn> heads;  // by KV head
@@ -105,8 +104,8 @@ struct RotatePlan {
   static constexpr int kAllTurn = std::numeric_limits<int>::max();
 };
 
-// One product for each of n_heads query heads of every token: what attention puts out becomes rows
-// of y_width numbers.
+// Multiplies what attention puts out for each query head of every token, into rows of y_width
+// numbers.
 struct HeadProductsPlan {
   int64_t n_tokens = 0;
   struct Head {
@@ -138,7 +137,8 @@ struct BlockRows {
   int64_t v_stride = 0;
 };
 
-// New rows of (sequence, KV head) pairs. One worker takes a pair, in order: its blocks are its own.
+// Writes new rows of (sequence, KV head) pairs. One worker takes all rows of a pair, in order,
+// because no other pair has its blocks.
 struct AppendPlan {
   struct Item {
     Device* device = nullptr;
@@ -156,7 +156,7 @@ struct AppendPlan {
   }
 };
 
-// gram += the sum of x x^T over rows of `type`, in their order; the upper triangle counts.
+// Adds x x^T of every row x to gram, in the order of the rows; only the upper triangle counts.
 struct GramPlan {
   HeadRows rows;
   int64_t n_rows = 0;

@@ -20,13 +20,14 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // A region of n_bytes >= 1 that begins at a multiple of kDeviceAlignment; its bytes are
-  // undefined. 0 when the system has no memory for it.
+  // Returns the number of a new region of n_bytes >= 1 that begins at a multiple of
+  // kDeviceAlignment; its bytes are undefined. Returns 0 when the system has no memory for it.
   virtual uint32_t Allocate(int64_t n_bytes) = 0;
   virtual void Free(uint32_t region) = 0;
   // The granule in which Discard gives memory back, in bytes.
   virtual int64_t page_bytes() const = 0;
-  // Whole pages of a region that hold nothing: they take no memory until they are written again.
+  // Says that whole pages of a region hold nothing. They take no memory until they are written
+  // again.
   virtual void Discard(uint32_t region, int64_t offset, int64_t n_bytes) = 0;
 
   virtual void Upload(const ObjectPlace& to, std::span<const std::byte> from) = 0;

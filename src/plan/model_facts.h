@@ -1,4 +1,4 @@
-// What a plan needs to know of a model.
+// The facts about a model that a plan depends on.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// What a model's shape and family rule out of a cache: known before any weight is read.
+// Checks before any weight is read which caches the shape and the family of a model rule out.
 #pragma once
 
 #include "base/status.h"
@@ -15,9 +15,9 @@ struct ConsideredParts {
   bool has_latent_keys = false;              // keys are kept from before RoPE
 };
 
-// kUnimplemented where entries are to be dropped from a model with a sliding window, where a basis
-// that is found at a prompt's end meets such a window, and for keys from before a RoPE that the
-// kernels cannot apply when they are read; kInvalidArgument where the model is to decide what
+// Returns kUnimplemented where entries are to be dropped from a model with a sliding window, where
+// a basis that is found at a prompt's end meets such a window, and for keys from before a RoPE that
+// the kernels cannot apply when they are read; kInvalidArgument where the model is to decide what
 // merges and was not taught to.
 Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts);
 

@@ -1,4 +1,4 @@
-// Attention of a layer, and the votes that retention counts.
+// Runs the attention of a layer, and takes the votes that retention counts.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace kvlathe {
 
-// From queries and the cache, which holds the rows of this step, to Activations::attended.
+// Attends with the step's queries to the cache, which holds the rows of this step already, and
+// writes Activations::attended.
 class AttendStep : public LayerStep {
  public:
   using LayerStep::LayerStep;
@@ -16,7 +17,7 @@ class AttendStep : public LayerStep {
   Status Run(ForwardState* state) override;
 
  private:
-  // What the jobs of a sequence have in common.
+  // What all jobs of a sequence have in common.
   struct Place {
     const SequenceStep& step;
     int64_t token_idx;     // of its first token in the batch
@@ -31,9 +32,10 @@ class AttendStep : public LayerStep {
   LatentIds LatentsOf(const Place& place, int kv_head_idx) const;
   // Says which rows of the job vote for entries, and how.
   void AddScores(const SequenceStep& step, int kv_head_idx, HeadJob* job);
-  // Rows of the job see the entries closed before them and their own rows.
+  // Lets the rows of the job see the entries that were closed before them, and their own rows.
   void AddMergedRows(const Place& place, int kv_head_idx, Activations* a, HeadJob* job) const;
-  // Joins the latents of the newest job to those of the heads that share them.
+  // Notes the slice of the newest job; once the last of the heads that share latents has come,
+  // gives all of them the slices of all.
   void ShareLatents(int kv_head_idx);
 
   std::vector<HeadJob> jobs_;

@@ -1,4 +1,5 @@
-// Runs that a step ended become packed blocks, each sequence's on its own where one of them fails.
+// Turns the runs that a step ended into packed blocks. Where one of them fails, each sequence is
+// sealed on its own.
 #pragma once
 
 #include <span>
@@ -12,10 +13,10 @@ class SealStep : public LayerStep {
  public:
   using LayerStep::LayerStep;
   std::string_view name() const override { return "seal"; }
-  // Of StepSequences::sealing. A sequence whose rows are not finite fails with kDataLoss, one for
-  // which the system has no memory with kResourceExhausted.
+  // Seals the runs of StepSequences::sealing. A sequence whose rows are not finite fails with
+  // kDataLoss, one for which the system has no memory with kResourceExhausted.
   Status Run(ForwardState* state) override;
-  // What became of each cache.
+  // Seals these caches and says what became of each.
   std::vector<Status> SealEach(std::span<SequenceCache* const> caches, ForwardState* state) const;
 
  private:
@@ -28,7 +29,7 @@ class SealStep : public LayerStep {
   // `heads` are those of the caches.
   std::vector<RotatedHeadPlan> RotatedHeads(std::span<SequenceCache* const> caches,
                                             std::span<const Heads> heads) const;
-  // Seals together; an error says nothing about which of the caches it is.
+  // Seals all caches together; an error does not say which of them it is about.
   Status SealTogether(std::span<SequenceCache* const> caches, std::span<const RunObjects> objects,
                       ForwardState* state) const;
   // Counts what sealing entries again, which a prune opened, has changed of them. `packed` are the

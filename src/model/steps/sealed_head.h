@@ -1,4 +1,4 @@
-// The sealed runs of a head, as plans tell of them.
+// Describes the sealed runs of a head in the form that plans take.
 #pragma once
 
 #include <span>
@@ -8,7 +8,7 @@
 
 namespace kvlathe {
 
-// `cache_layout` is that of the cache that `runs` are of. Not where nothing is sealed.
+// `cache_layout` is the layout of the cache that holds `runs`; it must have a SealPlan.
 SealedHead SealedHeadOf(const Layer& layer, const CacheLayout& cache_layout, int kv_head_idx,
                         std::span<const SealedRun> runs, const KeyRotation& rotation);
 
