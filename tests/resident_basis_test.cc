@@ -111,7 +111,8 @@ class ResidentBasisTest : public ::testing::TestWithParam<NamedShape> {
     PlanParts parts;
     parts.basis = ModelCut(std::vector<HeadRanks>(full_.size(), {d_, d_}));
     parts.n_sink = n_sink;
-    parts.rates = OfferedRates{ranks_[2], ranks_at};
+    parts.allocation = RankAllocation{.ranks = ranks_[2]};
+    parts.ranks_at = ranks_at;
     auto model = CreateModel(loaded.weights, std::move(parts), loaded.pool.get(), isa);
     EXPECT_TRUE(model.ok()) << model.status();
     loaded.model = *std::move(model);

@@ -99,7 +99,7 @@ void JoinHeads(ModelBasis* basis) {
 
 // Maps that change nothing, in the form that the spec wants.
 std::optional<ModelBasis> BasisOf(const Spec& spec) {
-  if (spec.basis() == nullptr || spec.basis()->name == "svd-online") return std::nullopt;
+  if (spec.basis() == nullptr || spec.basis_as<SvdOnlineOptions>() != nullptr) return std::nullopt;
   ModelBasis basis = IdentityBasis(kLayers, kKvHeads, kHeadDim);
   if (spec.finds_basis_online()) {
     const std::vector<double> gram(kHeadDim * kHeadDim, 0.5);
@@ -114,7 +114,7 @@ std::optional<ModelBasis> BasisOf(const Spec& spec) {
     }
     if (spec.has_latent_keys()) head.key_way_back = std::exchange(head.query_basis, {});
   }
-  if (spec.basis()->Has("group") && spec.basis()->Integer("group") == 2) JoinHeads(&basis);
+  if (HeadsPerLatent(*spec.basis()) == 2) JoinHeads(&basis);
   return basis;
 }
 

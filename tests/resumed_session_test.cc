@@ -8,7 +8,6 @@
 
 #include "base/random.h"
 #include "engine/engine.h"
-#include "evaluation/bench/bench_model.h"
 #include "io/scratch_folder.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
@@ -16,6 +15,7 @@
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "plan/drawn_basis.h"
 
 namespace kvlathe {
 namespace {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/random.h"
-#include "evaluation/bench/bench_model.h"
 #include "io/scratch_folder.h"
 #include "kv/blocks/sequence_file.h"
 #include "kv/quantizer/method.h"
@@ -18,6 +17,7 @@
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "plan/drawn_basis.h"
 
 namespace kvlathe {
 namespace {

@@ -180,7 +180,8 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
   auto output_grams = none.weights->AllOutputGrams(none.pool.get());
   ASSERT_TRUE(output_grams.ok()) << output_grams.status();
   const testing::Matrix expected = EngineLogits(&none, ids_, {40, 1});
-  const auto expect_same = [&](const BasisMethod& method, const BasisInputs& inputs) {
+  const auto expect_same = [&](const char* name, const BasisInputs& inputs) {
+    const BasisMethod& method = *FindStage(name)->analysis;
     auto analysis = method.analyse(inputs);
     ASSERT_TRUE(analysis.ok()) << analysis.status();
     RankRequest request;
@@ -191,11 +192,11 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
     for (int n_sink : {0, 4}) {
       LoadedModel full = LoadModel(directory_, DType::kF32, AvailableIsas().back(), &basis, n_sink);
       EXPECT_LT(MaxDifference(EngineLogits(&full, ids_, {40, 1}), expected), 1e-3)
-          << method.name << " n_sink " << n_sink;
+          << name << " n_sink " << n_sink;
     }
   };
   BasisInputs inputs = {&statistics, *value_grams, *output_grams};
-  for (const BasisMethod& method : BasisMethods()) expect_same(method, inputs);
+  for (const char* name : {"fdc", "zack", "lathe", "palu"}) expect_same(name, inputs);
   auto value_biases = none.weights->AllValueBiases();
   ASSERT_TRUE(value_biases.ok()) << value_biases.status();
   const auto key_biases = none.weights->AllKeyBiases();
@@ -204,13 +205,13 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
   for (const int n : SharingHeads(reference_.n_kv_heads)) {
     inputs.options.heads_per_latent = n;
     inputs.options.is_whitened = true;
-    expect_same(*FindBasisMethod("palu"), inputs);
+    expect_same("palu", inputs);
     auto joined_keys = none.weights->AllKeyGrams(n), joined_values = none.weights->AllValueGrams(n);
     ASSERT_TRUE(joined_keys.ok() && joined_values.ok());
     inputs.options.is_whitened = false;
     inputs.key_grams = *joined_keys;
     inputs.value_grams = *joined_values;
-    expect_same(*FindBasisMethod("palu"), inputs);
+    expect_same("palu", inputs);
   }
 }
 

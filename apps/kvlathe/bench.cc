@@ -8,10 +8,8 @@
 #include "evaluation/bench/bench_attention.h"
 #include "evaluation/bench/bench_model.h"
 #include "evaluation/bench/bench_plan.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
-#include "kvlathe/model_bases.h"
 #include "kvlathe/workspace.h"
+#include "plan/drawn_basis.h"
 
 namespace kvlathe {
 namespace {
@@ -135,14 +133,14 @@ Status RunAttention(BenchAttentionOptions options) {
   for (const std::string& kv : options.kv) {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
     KVL_RETURN_IF_ERROR(CheckSupported(spec));
-    const Stage* basis = spec.basis();
-    const bool has_rate = basis != nullptr && basis->Has("rate");
-    if (basis != nullptr && !has_rate && !spec.splits_bits()) {
+    const RankOptions* const ranks = spec.basis() == nullptr ? nullptr : RanksOf(*spec.basis());
+    const bool has_rate =
+        (ranks != nullptr && ranks->has_rate()) || spec.basis_as<SvdOnlineOptions>() != nullptr;
+    if (spec.basis() != nullptr && !has_rate && !spec.splits_bits()) {
       return Error(StatusCode::kInvalidArgument,
                    "--kv '{}': bench attention takes rate, or a ratio that chooses bits", kv);
     }
-    const bool shares_latents =
-        basis != nullptr && basis->Has("group") && basis->Integer("group") != 1;
+    const bool shares_latents = spec.basis() != nullptr && HeadsPerLatent(*spec.basis()) != 1;
     if (spec.finds_basis_online() || shares_latents) {
       return Error(
           StatusCode::kUnimplemented,
@@ -151,10 +149,11 @@ Status RunAttention(BenchAttentionOptions options) {
           kv);
     }
     KVL_RETURN_IF_ERROR(CheckDrawnRanks(spec));
-    const bool is_uniform = has_rate && basis->Has("ranks") && basis->Word("ranks") == "uniform";
-    bench.specs.push_back({kv, has_rate ? basis->Number("rate") : 0, SealPlanOf(spec),
-                           RetentionPlanOf(spec), spec.splits_bits() ? basis->Number("ratio") : 0,
-                           spec.has_latent_keys(), is_uniform});
+    const bool is_uniform = has_rate && ranks->choice == RankOptions::Choice::kUniform;
+    const PlanParts parts = PartsOf(spec);
+    bench.specs.push_back({kv, has_rate ? ranks->value : 0, parts.seal, parts.retention,
+                           spec.splits_bits() ? ranks->value : 0, spec.has_latent_keys(),
+                           is_uniform});
   }
   bench.phases.clear();
   for (const std::string& phase : options.phases) {

@@ -67,7 +67,7 @@ Status MeasureOn(Workspace* workspace, const ProbeTexts& texts, const Calibratio
                  CalibrationStatistics* statistics) {
   const auto analyse = [&](const char* text) -> StatusOr<BasisAnalysis> {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(text));
-    return workspace->bases().Analyse(*spec.basis(), *statistics);
+    return workspace->planner().analyses().From(spec, *statistics);
   };
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis analysis, analyse("lathe"));
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis before_rope, analyse("lathe(keys=before)"));

@@ -16,7 +16,7 @@ StatusOr<std::vector<ComparedCache>> CachesOf(const std::vector<std::string>& sp
   bool uses_rates = rates.empty();
   for (const std::string& kv : specs) {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
-    if (rates.empty() || spec.basis() == nullptr || !spec.basis()->Has("resident")) {
+    if (rates.empty() || spec.basis() == nullptr || !IsResident(*spec.basis())) {
       caches.push_back({kv, std::nullopt});
       continue;
     }

@@ -95,16 +95,16 @@ void PrintKinds(const std::vector<ByteKinds>& layers) {
 
 // Overlap of the key subspaces from the workspace's statistics and from a text, at each head's half
 // rank.
-StatusOr<double> OverlapWithText(Workspace* workspace, const Stage& stage,
+StatusOr<double> OverlapWithText(Workspace* workspace, const Spec& spec,
                                  const std::string& text_path) {
-  KVL_ASSIGN_OR_RETURN(const BasisAnalysis* from_random, workspace->bases().Analysis(stage));
+  BasisAnalyses& analyses = workspace->planner().analyses();
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis* from_random, analyses.Of(spec));
   CalibrationRun run;
   run.text_path = text_path;
-  run.probes = FindBasisMethod(stage.name)->wants_probes;
+  run.probes = BasisMethodOf(spec)->wants_probes;
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
                        RunCalibration(workspace, workspace->model_hash(), run));
-  KVL_ASSIGN_OR_RETURN(const BasisAnalysis from_text,
-                       workspace->bases().Analyse(stage, statistics));
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis from_text, analyses.From(spec, statistics));
   return MeanKeyOverlap(*from_random, from_text, workspace->config().head_dim / 2);
 }
 
@@ -229,18 +229,18 @@ Status Inspect(const InspectOptions& options) {
   KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
   const KvBytes bytes = BytesAtFullContext(*workspace, *spec_model.model);
   const BasisAnalysis* analysis = nullptr;
-  const Stage* stage = spec_model.spec.basis();
   if (spec_model.ranks.has_value()) {
-    KVL_ASSIGN_OR_RETURN(analysis, workspace->bases().Analysis(*stage));
+    KVL_ASSIGN_OR_RETURN(analysis, workspace->planner().analyses().Of(spec_model.spec));
   }
   std::string overlap_text = options.overlap_text;
   const std::string own_text = BesideModel(options.model.model, "calibration.txt");
   if (overlap_text.empty() && FileExists(own_text)) overlap_text = own_text;
   std::optional<double> overlap;
   // What is calibrated on text anyway has nothing to compare.
-  const bool is_of_random_tokens = analysis != nullptr && !FindBasisMethod(stage->name)->wants_text;
+  const bool is_of_random_tokens =
+      analysis != nullptr && !BasisMethodOf(spec_model.spec)->wants_text;
   if (!overlap_text.empty() && is_of_random_tokens) {
-    KVL_ASSIGN_OR_RETURN(overlap, OverlapWithText(workspace.get(), *stage, overlap_text));
+    KVL_ASSIGN_OR_RETURN(overlap, OverlapWithText(workspace.get(), spec_model.spec, overlap_text));
   }
   std::optional<std::vector<LayerErrors>> errors;
   if (!options.error_text.empty()) {

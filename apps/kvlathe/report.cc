@@ -53,7 +53,7 @@ Status AddBasis(Workspace* workspace, const SpecModel& spec_model,
                 std::vector<const BasisAnalysis*>* shown, ReportCache* cache) {
   if (!spec_model.ranks.has_value()) return OkStatus();
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis,
-                       workspace->bases().Analysis(*spec_model.spec.basis()));
+                       workspace->planner().analyses().Of(spec_model.spec));
   ReportMap rank_k{"rank of keys", {}}, rank_v{"rank of values", {}};
   ReportMap qk{"QK: share of the largest quarter", {}, 2};
   ReportMap v{"V: share of the largest quarter", {}, 2};

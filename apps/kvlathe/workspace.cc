@@ -5,18 +5,12 @@
 #include <cstdio>
 #include <fstream>
 
-#include "analysis/bases/hadamard.h"
-#include "analysis/bases/palu.h"
 #include "base/units.h"
 #include "calibration/fingerprint.h"
-#include "evaluation/bench/bench_model.h"
 #include "io/files.h"
 #include "kv/capacity.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
 #include "model/families/gguf_config.h"
 #include "model/model_facts.h"
-#include "plan/plan_checks.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
 
 namespace kvlathe {
@@ -36,38 +30,14 @@ int64_t DefaultKvBudget() {
   return int64_t{4} << 30;
 }
 
-// What the spec alone rules out. A question has its answer checked instead.
-Status CheckAlone(const Spec& spec) {
-  if (spec.accuracy().has_value()) return OkStatus();
-  return CheckSupported(spec);
-}
-
-// Of every --kv, before the model is opened.
+// Of every --kv, before the model is opened: what the spec alone rules out. A question has its
+// answer checked instead.
 Status CheckAlone(const std::vector<std::string>& specs) {
   for (const std::string& kv : specs) {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
-    KVL_RETURN_IF_ERROR(CheckAlone(spec));
+    if (!spec.accuracy().has_value()) KVL_RETURN_IF_ERROR(CheckSupported(spec));
   }
   return OkStatus();
-}
-
-// What the spec alone or the model's shape rules out: known before weights are read, and before a
-// calibration, which takes long.
-Status CheckOnModel(const Spec& spec, const ModelConfig& config) {
-  KVL_RETURN_IF_ERROR(CheckAlone(spec));
-  const Stage* const basis = spec.basis();
-  if (basis != nullptr && basis->Has("group")) {
-    const Status fits = CheckHeadsPerLatent(basis->Integer("group"), config.n_kv_heads);
-    if (!fits.ok()) return Error(fits.code(), "--kv '{}': {}", spec.text(), MessageOf(fits));
-  }
-  const std::optional<SealPlan> seal = SealPlanOf(spec);
-  const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
-  const Status status =
-      CheckOnModel(FactsOf(config, DType::kBf16),
-                   {seal.has_value() ? &*seal : nullptr,
-                    retention.has_value() ? &*retention : nullptr, spec.has_latent_keys()});
-  if (status.ok()) return status;
-  return Error(status.code(), "--kv '{}': {}", spec.text(), MessageOf(status));
 }
 
 }  // namespace
@@ -86,7 +56,8 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const ModelOptions& opti
   w->options_ = options;
   for (const std::string& kv : options.kv) {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
-    if (!spec.accuracy().has_value()) KVL_RETURN_IF_ERROR(CheckOnModel(spec, config));
+    if (spec.accuracy().has_value()) continue;
+    KVL_RETURN_IF_ERROR(CheckSpec(spec, FactsOf(config, DType::kBf16)));
   }
   KVL_ASSIGN_OR_RETURN(w->isa_, SelectIsa());
   w->compute_type_ = options.dtype == "f32" ? DType::kF32 : DType::kBf16;
@@ -105,6 +76,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const ModelOptions& opti
                                                                    : AvailableProcessors());
   if (options.pin_threads) KVL_RETURN_IF_ERROR(w->threads_->Pin());
   w->config_ = std::move(config);
+  w->planner_.emplace(FactsOf(w->config_, w->compute_type_), &w->statistics_);
   w->progress_ = TerminalProgress();
   return w;
 }
@@ -192,50 +164,20 @@ StatusOr<Spec> Workspace::ParseSpec(const std::string& kv) {
     KVL_ASSIGN_OR_RETURN(
         spec, Answer(profile_->profile, profile_->path, spec, options_.model, model_hash_));
   }
-  KVL_RETURN_IF_ERROR(CheckOnModel(spec, config_));
-  // Before calibration, which takes long.
-  if (!random_weights_) KVL_RETURN_IF_ERROR(bases_.CheckFisher(spec));
+  KVL_RETURN_IF_ERROR(planner_->Check(spec));
   return spec;
 }
 
 StatusOr<double> Workspace::FractionOf(const std::string& kv) {
   KVL_ASSIGN_OR_RETURN(const Spec spec, ParseSpec(kv));
-  return bases_.FractionOf(spec);
+  return planner_->FractionOf(spec);
 }
 
 StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<double> rate) {
   SpecModel result;
   KVL_ASSIGN_OR_RETURN(result.spec, ParseSpec(kv));
-  const Stage* const basis_stage = result.spec.basis();
-  PlanParts parts = PartsOf(result.spec);
-  if (HasCalibratedBasis(result.spec) && random_weights_) {
-    KVL_ASSIGN_OR_RETURN(parts.basis, bases_.RandomBasis(result.spec));
-  } else if (HasCalibratedBasis(result.spec)) {
-    KVL_ASSIGN_OR_RETURN(result.ranks, bases_.ChooseRanks(result.spec, rate));
-    KVL_ASSIGN_OR_RETURN(parts.basis, bases_.BasisAt(result.spec, *result.ranks));
-  }
-  const Stage* quantizer = result.spec.quantizer();
-  if (quantizer != nullptr && quantizer->Has("hadamard") && quantizer->Word("hadamard") == "on") {
-    if (!parts.basis.has_value()) {
-      parts.basis = IdentityBasis(config_.n_layers, config_.n_kv_heads, config_.head_dim);
-    }
-    MixByHadamard(&*parts.basis);
-  }
-  if (basis_stage != nullptr && basis_stage->Has("resident")) {
-    parts.rates = OfferedRates{
-        result.ranks->ranks,
-        [this, spec = result.spec](double wanted) -> StatusOr<std::vector<HeadRanks>> {
-          KVL_ASSIGN_OR_RETURN(RankAllocation allocation, bases_.ChooseRanks(spec, wanted));
-          return std::move(allocation.ranks);
-        }};
-  }
-  if (parts.seal.has_value() && parts.seal->format.k.has_codebook && !random_weights_) {
-    KVL_ASSIGN_OR_RETURN(parts.codebooks,
-                         bases_.Codebooks(*quantizer, *parts.seal,
-                                          parts.basis.has_value() ? &*parts.basis : nullptr));
-  }
-  KVL_ASSIGN_OR_RETURN(const CachePlan plan,
-                       AssemblePlan(FactsOf(config_, compute_type_), std::move(parts)));
+  KVL_ASSIGN_OR_RETURN(const CachePlan plan, planner_->MakePlan(result.spec, rate));
+  result.ranks = plan.allocation();
   KVL_ASSIGN_OR_RETURN(result.model, Model::Create(weights_, plan, threads_.get(), isa_));
   result.model->set_schedule(ParseSchedule(options_.schedule));
   result.model->set_deterministic(options_.deterministic);
@@ -246,8 +188,9 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
 // `ratio` is a promise about the model's full context. A shorter one holds the same open block,
 // sinks and newest positions, which are then a larger share of it.
 void Workspace::SayWhatRatioMeans(const SpecModel& spec_model) {
-  const Stage* const basis = spec_model.spec.basis();
-  if (basis == nullptr || !basis->Has("ratio") || context_tokens_ >= config_.max_seq_len) return;
+  const BasisStage* const basis = spec_model.spec.basis();
+  const RankOptions* const ranks = basis == nullptr ? nullptr : RanksOf(*basis);
+  if (ranks == nullptr || !ranks->has_ratio() || context_tokens_ >= config_.max_seq_len) return;
   if (!said_ratios_.insert(spec_model.spec.ToString()).second) return;
   const CacheLayout& layout = spec_model.model->layout();
   const int64_t bytes = SequenceBytes(layout, context_tokens_, 1, context_tokens_ / 2);
@@ -263,7 +206,7 @@ StatusOr<SequenceIdentity> Workspace::IdentityOf(const SpecModel& spec_model) {
   std::string model = fmt::format("{} {}", model_hash_, config_.DescribePositions());
   if (spec_model.ranks.has_value()) {
     KVL_ASSIGN_OR_RETURN(const ModelBasis basis,
-                         bases_.BasisAt(spec_model.spec, *spec_model.ranks));
+                         planner_->BasisAt(spec_model.spec, *spec_model.ranks));
     model += " basis " + BasisHash(basis);
   }
   const ModelCodebooks& codebooks = spec_model.model->codebooks();

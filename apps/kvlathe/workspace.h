@@ -13,10 +13,11 @@
 #include "evaluation/quality.h"
 #include "kv/blocks/sequence_file.h"
 #include "kv/spec/spec.h"
-#include "kvlathe/model_bases.h"
+#include "kvlathe/model_statistics.h"
 #include "kvlathe/options.h"
 #include "kvlathe/profile_file.h"
 #include "model/model.h"
+#include "plan/planner.h"
 #include "tokenizer/tokenizer.h"
 
 namespace kvlathe {
@@ -46,7 +47,8 @@ class Workspace {
   // in a directory.
   StatusOr<SequenceIdentity> IdentityOf(const SpecModel& spec_model);
 
-  ModelBases& bases() { return bases_; }
+  CachePlanner& planner() { return *planner_; }
+  bool has_random_weights() const { return random_weights_; }
   const ModelConfig& config() const { return config_; }
   const ModelOptions& options() const { return options_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
@@ -68,7 +70,7 @@ class Workspace {
   StatusOr<std::vector<int32_t>> TokenizeFile(const std::string& path) const;
 
  private:
-  Workspace() : bases_(this) {}
+  Workspace() : statistics_(this) {}
   static StatusOr<std::unique_ptr<Workspace>> Prepare(const ModelOptions& options,
                                                       ModelConfig config);
   static StatusOr<std::unique_ptr<Workspace>> OpenGguf(const ModelOptions& options);
@@ -90,7 +92,8 @@ class Workspace {
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::shared_ptr<ModelWeights> weights_;
-  ModelBases bases_;
+  ModelStatistics statistics_;
+  std::optional<CachePlanner> planner_;  // once the configuration is known
   std::optional<FoundProfile> profile_;  // once a spec needed it
   Progress progress_;
   std::set<std::string> said_ratios_;

@@ -46,7 +46,7 @@ class RatesTest : public ::testing::TestWithParam<const char*> {
       map.resize(kHeadDim * kHeadDim);
       for (float& x : map) x = static_cast<float>(random.Normal() / std::sqrt(kHeadDim));
     }
-    resident_ = MakeModel(*RanksAt(0), OfferedRates{*RanksAt(0.3), RanksAt});
+    resident_ = MakeModel(*RanksAt(0), *RanksAt(0.3));
   }
 
   ModelBasis Cut(const std::vector<HeadRanks>& ranks) const {
@@ -70,11 +70,14 @@ class RatesTest : public ::testing::TestWithParam<const char*> {
     return basis;
   }
   std::unique_ptr<Model> MakeModel(const std::vector<HeadRanks>& ranks,
-                                   std::optional<OfferedRates> rates = std::nullopt) {
+                                   const std::vector<HeadRanks>& offered = {}) {
     PlanParts parts = PartsOf(*Spec::Parse(GetParam()));
     parts.basis = Cut(ranks);
     parts.n_sink = 4;
-    parts.rates = std::move(rates);
+    if (!offered.empty()) {
+      parts.allocation = RankAllocation{.ranks = offered};
+      parts.ranks_at = RanksAt;
+    }
     auto model = CreateModel(weights_, std::move(parts), &threads_, SelectIsa().value());
     EXPECT_TRUE(model.ok()) << model.status();
     (*model)->set_deterministic(true);

@@ -9,6 +9,7 @@
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "plan/drawn_basis.h"
 
 namespace kvlathe {
 namespace {

@@ -5,13 +5,13 @@
 #include <Eigen/Dense>
 #include <cmath>
 
-#include "evaluation/bench/bench_model.h"
 #include "evaluation/quality.h"
 #include "kv/quantizer/method.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "plan/drawn_basis.h"
 
 namespace kvlathe {
 namespace {

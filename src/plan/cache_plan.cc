@@ -10,37 +10,14 @@
 namespace kvlathe {
 namespace {
 
-HeadRanks RanksOfHead(const HeadBasis& head) {
-  return {head.rank_k, head.rank_v, head.k_bits, head.v_bits, head.has_whole_open_rows};
-}
-
-// Without a basis all heads store their rows whole.
-std::vector<BlockShape> RowShapes(const ModelFacts& model, const PlanParts& parts) {
-  const SealPlan* const seal = parts.seal.has_value() ? &*parts.seal : nullptr;
-  std::vector<BlockShape> shapes;
-  for (int i = 0; i < model.n_layers * model.n_kv_heads; ++i) {
-    const HeadRanks ranks = parts.basis.has_value() ? RanksOfHead(parts.basis->heads[i])
-                                                    : HeadRanks{model.head_dim, model.head_dim};
-    shapes.push_back(BlockShapeOf(ranks, model.head_dim, model.row_type, seal));
+// Of all heads; empty without a basis.
+std::vector<HeadRanks> RanksOfBasis(const std::optional<ModelBasis>& basis) {
+  std::vector<HeadRanks> ranks;
+  if (!basis.has_value()) return ranks;
+  for (const HeadBasis& head : basis->heads) {
+    ranks.push_back({head.rank_k, head.rank_v, head.k_bits, head.v_bits, head.has_whole_open_rows});
   }
-  return shapes;
-}
-
-CacheLayout LayoutOf(const ModelFacts& model, const PlanParts& parts) {
-  const bool is_plain =
-      !parts.basis.has_value() && !parts.seal.has_value() && !parts.retention.has_value();
-  CacheLayout layout;
-  layout.n_layers = model.n_layers;
-  layout.n_kv_heads = model.n_kv_heads;
-  layout.head_dim = model.head_dim;
-  layout.n_sink = is_plain ? 0 : parts.n_sink;
-  layout.shapes = RowShapes(model, parts);
-  layout.windows = model.windows;
-  layout.seal = parts.seal;
-  layout.retention = parts.retention;
-  layout.has_latent_keys = parts.basis.has_value() && parts.basis->has_latent_keys();
-  if (layout.SparesSinks()) layout.windows.assign(model.n_layers, layout.seal->window);
-  return layout;
+  return ranks;
 }
 
 // What a basis and a retention method rule out of each other.
@@ -76,6 +53,29 @@ PlanParts PartsOf(const Spec& spec) {
   return parts;
 }
 
+CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
+                       const std::vector<HeadRanks>& ranks, bool has_latent_keys) {
+  const SealPlan* const seal = parts.seal.has_value() ? &*parts.seal : nullptr;
+  const bool is_plain = ranks.empty() && seal == nullptr && !parts.retention.has_value();
+  const size_t n_heads = static_cast<size_t>(model.n_layers) * model.n_kv_heads;
+  KVL_CHECK(ranks.empty() || ranks.size() == n_heads);
+  CacheLayout layout;
+  layout.n_layers = model.n_layers;
+  layout.n_kv_heads = model.n_kv_heads;
+  layout.head_dim = model.head_dim;
+  layout.n_sink = is_plain ? 0 : parts.n_sink;
+  for (size_t i = 0; i < n_heads; ++i) {
+    const HeadRanks of_head = ranks.empty() ? HeadRanks{model.head_dim, model.head_dim} : ranks[i];
+    layout.shapes.push_back(BlockShapeOf(of_head, model.head_dim, model.row_type, seal));
+  }
+  layout.windows = model.windows;
+  layout.seal = parts.seal;
+  layout.retention = parts.retention;
+  layout.has_latent_keys = has_latent_keys;
+  if (layout.SparesSinks()) layout.windows.assign(model.n_layers, layout.seal->window);
+  return layout;
+}
+
 CacheLayout LayoutAtRanks(const CacheLayout& standard, const std::vector<BlockShape>& row_shapes,
                           const std::vector<HeadRanks>& ranks) {
   KVL_CHECK_EQ(ranks.size(), row_shapes.size());
@@ -89,12 +89,12 @@ CacheLayout LayoutAtRanks(const CacheLayout& standard, const std::vector<BlockSh
 }
 
 StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts) {
-  KVL_RETURN_IF_ERROR(
-      CheckOnModel(model, {parts.seal.has_value() ? &*parts.seal : nullptr,
-                           parts.retention.has_value() ? &*parts.retention : nullptr,
-                           parts.basis.has_value() && parts.basis->has_latent_keys()}));
+  const bool has_latent_keys = parts.basis.has_value() && parts.basis->has_latent_keys();
+  KVL_RETURN_IF_ERROR(CheckOnModel(
+      model, {parts.seal.has_value() ? &*parts.seal : nullptr,
+              parts.retention.has_value() ? &*parts.retention : nullptr, has_latent_keys}));
   CachePlan plan;
-  plan.layout_ = LayoutOf(model, parts);
+  plan.layout_ = MakeLayout(model, parts, RanksOfBasis(parts.basis), has_latent_keys);
   KVL_RETURN_IF_ERROR(CheckEntries(plan.layout_, parts));
   plan.row_shapes_ = plan.layout_.shapes;
   if (parts.seal.has_value() && parts.seal->format.k.has_codebook) {
@@ -102,11 +102,12 @@ StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts) {
         parts.codebooks.empty() ? EvenCodebooks(plan.layout_) : std::move(parts.codebooks);
     KVL_CHECK_EQ(std::ssize(plan.codebooks_), model.n_layers);
   }
-  if (parts.rates.has_value()) {
-    KVL_CHECK(!plan.layout_.has_latent_keys && plan.codebooks_.empty());
-    plan.layout_ = LayoutAtRanks(plan.layout_, plan.row_shapes_, parts.rates->ranks);
-    plan.ranks_at_ = std::move(parts.rates->ranks_at);
+  if (parts.ranks_at != nullptr) {
+    KVL_CHECK(!has_latent_keys && plan.codebooks_.empty());
+    plan.layout_ = LayoutAtRanks(plan.layout_, plan.row_shapes_, parts.allocation->ranks);
+    plan.ranks_at_ = std::move(parts.ranks_at);
   }
+  plan.allocation_ = std::move(parts.allocation);
   plan.basis_ = std::move(parts.basis);
   return plan;
 }

@@ -2,8 +2,8 @@
 // changed. Whoever needs the shape of rows, when blocks are sealed, what is dropped or how many
 // bytes a sequence takes asks the plan; nobody else builds a CacheLayout of a model.
 //
-// AssemblePlan makes one from parts that are known already (tests, probes of a calibration). Both
-// refuse what cannot go together.
+// CachePlanner makes one of a spec; AssemblePlan makes one of parts that are known already (tests,
+// probes of a calibration).
 #pragma once
 
 #include <functional>
@@ -24,15 +24,6 @@ namespace kvlathe {
 // errors say which rates it allows.
 using RanksAtRate = std::function<StatusOr<std::vector<HeadRanks>>(double rate)>;
 
-// Lets every sequence store the first of the columns that the basis has, in ranks by a rate of its
-// own. Rows are made at the ranks of the basis; where caches hold fewer, attention's output ends in
-// zeros, which add nothing behind W_O. Not for a basis of latents or one that splits bits, whose
-// maps hang on the rank, nor for codebooks.
-struct OfferedRates {
-  std::vector<HeadRanks> ranks;  // of sequences that choose no rate
-  RanksAtRate ranks_at;
-};
-
 // What a plan is put together from.
 struct PlanParts {
   std::optional<ModelBasis> basis;  // none: rows as they are
@@ -42,7 +33,14 @@ struct PlanParts {
   std::optional<SealPlan> seal;            // none: rows stay in 16 bits
   std::optional<RetentionPlan> retention;  // none: every entry stays
   ModelCodebooks codebooks;  // empty: EvenCodebooks, where the seal plan's format has codebooks
-  std::optional<OfferedRates> rates;
+  // How the ranks of the basis were chosen, where a method chose them.
+  std::optional<RankAllocation> allocation;
+  // Lets every sequence store the first of the columns that the basis has, in ranks by a rate of
+  // its own; sequences that choose no rate have those of the allocation. Rows are made at the ranks
+  // of the basis; where caches hold fewer, attention's output ends in zeros, which add nothing
+  // behind W_O. Not for a basis of latents or one that splits bits, whose maps hang on the rank,
+  // nor for codebooks.
+  RanksAtRate ranks_at;
 };
 
 // How the spec seals and what it keeps: all parts but those that calibration gives. The spec is
@@ -59,6 +57,8 @@ class CachePlan {
   // allows fewer dimensions store the first of them.
   const std::vector<BlockShape>& row_shapes() const { return row_shapes_; }
   const ModelCodebooks& codebooks() const { return codebooks_; }  // [n_layers], or empty
+  // How the ranks were chosen, where a method chose them.
+  const std::optional<RankAllocation>& allocation() const { return allocation_; }
   // Null where sequences have no rates of their own.
   const RanksAtRate& ranks_at() const { return ranks_at_; }
 
@@ -70,6 +70,7 @@ class CachePlan {
   std::optional<ModelBasis> basis_;
   std::vector<BlockShape> row_shapes_;
   ModelCodebooks codebooks_;
+  std::optional<RankAllocation> allocation_;
   RanksAtRate ranks_at_;
 };
 
@@ -79,6 +80,11 @@ class CachePlan {
 // RoPE, and where a model has windows and entries are to be dropped; kInvalidArgument where the
 // model is to decide what merges and was not taught to.
 StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts);
+
+// The layout of caches of these parts whose heads have these ranks, [n_layers * n_kv_heads]; empty:
+// all store whole rows. The basis of the parts is not looked at: has_latent_keys says what matters.
+CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
+                       const std::vector<HeadRanks>& ranks, bool has_latent_keys);
 
 // The layout of a sequence that stores each head in these ranks, none above those of its rows.
 CacheLayout LayoutAtRanks(const CacheLayout& standard, const std::vector<BlockShape>& row_shapes,

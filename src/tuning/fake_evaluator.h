@@ -26,8 +26,9 @@ class FakeEvaluator : public TuneEvaluator {
 
   static double Left(const Stage& stage) {
     for (const char* key : {"rate", "ratio", "keep", "bits", "size"}) {
-      if (!stage.Has(key)) continue;
-      const double x = stage.Number(key);
+      const KeyValues values(stage.values);
+      if (!values.Has(key)) continue;
+      const double x = values.Number(key);
       if (std::string(key) == "rate") return 1 - x;
       if (std::string(key) == "ratio") return 1 / x;
       if (std::string(key) == "bits") return x / 16;
@@ -41,7 +42,7 @@ class FakeEvaluator : public TuneEvaluator {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
     double size = size_of_none;
     for (const Stage& stage : spec.stages()) {
-      if (stage.Has("ratio") && stage.Number("ratio") > 12) {
+      if (KeyValues(stage.values).Number("ratio") > 12) {
         return Error(StatusCode::kInvalidArgument, "out of reach");
       }
       size *= Left(stage);

@@ -1,54 +1,27 @@
 #include "tuning/method.h"
 
 #include <algorithm>
-#include <array>
+#include <map>
 #include <optional>
 
 namespace kvlathe {
 namespace {
 
-// Keys that say how far a stage compresses; a stage has one of them that matters here.
-constexpr std::string_view kOpenKeys[] = {"rate", "keep", "size", "n", "bits"};
-
-template <typename F>
-std::vector<double> Series(int n, const F& value) {
-  std::vector<double> values(n);
-  for (int i = 0; i < n; ++i) values[i] = value(i);
-  return values;
+// What the search may choose for a stage that leaves it open: the key of each ladder, with values.
+std::vector<Ladder> LaddersOf(const Spec& question, size_t stage_idx) {
+  std::vector<Ladder> ladders;
+  const StageInfo& info = *question.stages()[stage_idx].info;
+  for (const TuningLadder& ladder : info.ladders) {
+    if (ladder.without_quantizer && question.quantizer() != nullptr) continue;
+    const KeyInfo* const key = info.FindKey(ladder.key);
+    ladders.push_back({stage_idx, key, ladder.values(*key)});
+  }
+  return ladders;
 }
 
-std::vector<double> ValuesOf(const KeyInfo& key) {
-  if (key.name == "rate") return Series(96, [](int i) { return i / 100.0; });
-  if (key.name == "keep") return Series(50, [](int i) { return (50 - i) / 50.0; });
-  if (key.name == "ratio")
-    return Series(96, [](int i) { return (105 + 5 * i + i * i / 5) / 100.0; });
-  // 65536, 49152, 32768, 24576, ... 64: two to an octave.
-  if (key.name == "size") {
-    return Series(21, [](int i) { return double((i % 2 == 0 ? 65536 : 49152) >> i / 2); });
-  }
-  if (key.name == "n") return {2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
-  std::vector<double> bits;
-  for (int b = 16; b > 0; --b) {
-    if (ParseValue(key, fmt::format("{}", b)).has_value()) bits.push_back(b);
-  }
-  return bits;
-}
-
-std::vector<const KeyInfo*> OpenKeysOf(const Spec& question, const Stage& stage) {
-  std::vector<const KeyInfo*> keys;
-  // A ratio is of the whole cache; lathe reaches it by its own bits, which a quantizer would
-  // replace. First, because it goes further: of the rates only those that are smaller still are
-  // tried then.
-  if (stage.name == "lathe" && question.quantizer() == nullptr) {
-    keys.push_back(stage.info->FindKey("ratio"));
-  }
-  for (std::string_view name : kOpenKeys) {
-    const KeyInfo* key = stage.info->FindKey(name);
-    if (key == nullptr || !key->excludes_others) continue;
-    keys.push_back(key);
-    break;
-  }
-  return keys;
+bool AsksForAccuracy(const Stage& stage) {
+  return std::ranges::any_of(
+      stage.values, [](const StageValue& value) { return value.first->name == "accuracy"; });
 }
 
 std::string KeyText(const KeyInfo& key, const SpecValue& value) {
@@ -72,22 +45,6 @@ std::string StageText(const Stage& stage, const std::string* open, bool shows_ac
   return std::string(stage.name) + (keys.empty() ? "" : "(" + keys + ")");
 }
 
-constexpr std::array<std::pair<std::string_view, Axis>, 13> kDefaultMethods = {{
-    {"lathe", Axis::kBasis},
-    {"lathe(keys=before)", Axis::kBasis},
-    {"fdc", Axis::kBasis},
-    {"zack", Axis::kBasis},
-    {"palu", Axis::kBasis},
-    {"h2o", Axis::kRetention},
-    {"tova", Axis::kRetention},
-    {"keyformer", Axis::kRetention},
-    {"kivi", Axis::kQuantizer},
-    {"kcvt", Axis::kQuantizer},
-    {"kvquant", Axis::kQuantizer},
-    {"gear", Axis::kQuantizer},
-    {"int8", Axis::kQuantizer},
-}};
-
 }  // namespace
 
 StatusOr<TuneMethod> ParseMethod(std::string_view text, double accuracy) {
@@ -102,12 +59,12 @@ StatusOr<TuneMethod> ParseMethod(std::string_view text, double accuracy) {
   method.alternatives = {{}};
   const std::vector<Stage>& stages = method.question.stages();
   for (size_t s = 0; s < stages.size(); ++s) {
-    if (!stages[s].Has("accuracy")) continue;
+    if (!AsksForAccuracy(stages[s])) continue;
     std::vector<std::vector<Ladder>> longer;
     for (const std::vector<Ladder>& ladders : method.alternatives) {
-      for (const KeyInfo* key : OpenKeysOf(method.question, stages[s])) {
+      for (const Ladder& ladder : LaddersOf(method.question, s)) {
         longer.push_back(ladders);
-        longer.back().push_back({s, key, ValuesOf(*key)});
+        longer.back().push_back(ladder);
       }
     }
     method.alternatives = std::move(longer);
@@ -154,6 +111,16 @@ std::string ShortText(const Spec& spec, bool names_method) {
   return text;
 }
 
-std::span<const std::pair<std::string_view, Axis>> DefaultMethods() { return kDefaultMethods; }
+std::vector<std::pair<std::string_view, Axis>> DefaultMethods() {
+  std::map<int, std::pair<std::string_view, Axis>> by_place;
+  for (const StageInfo& stage : AllStages()) {
+    for (const TunedForm& form : stage.tuned) {
+      by_place[form.place] = {form.text, stage.tuned_axis};
+    }
+  }
+  std::vector<std::pair<std::string_view, Axis>> methods;
+  for (const auto& [place, method] : by_place) methods.push_back(method);
+  return methods;
+}
 
 }  // namespace kvlathe

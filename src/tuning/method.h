@@ -43,7 +43,8 @@ Status CheckMethodSupported(const TuneMethod& method);
 // `accuracy` too where `names_method`: what `tune --kv` takes.
 std::string ShortText(const Spec& spec, bool names_method);
 
-// The published methods and ours, each on its own, with the axis on which it may be composed.
-std::span<const std::pair<std::string_view, Axis>> DefaultMethods();
+// The published methods and ours, each on its own, with the axis on which it may be composed: what
+// the registration rows say, in the order in which they are tried.
+std::vector<std::pair<std::string_view, Axis>> DefaultMethods();
 
 }  // namespace kvlathe

@@ -29,11 +29,16 @@ Outcome SearchFor(std::string_view text, FakeEvaluator* evaluator, double accura
   return outcome;
 }
 
+bool Has(const Stage& stage, std::string_view key) { return KeyValues(stage.values).Has(key); }
+double Number(const Stage& stage, std::string_view key) {
+  return KeyValues(stage.values).Number(key);
+}
+
 // The stage's loss is a table of its rate in percent, 0 above its end.
 auto LossByPercent(std::vector<double> loss) {
   return [loss = std::move(loss)](const Stage& stage) {
-    if (!stage.Has("rate")) return 0.0;
-    const auto percent = static_cast<size_t>(std::lround(100 * stage.Number("rate")));
+    if (!Has(stage, "rate")) return 0.0;
+    const auto percent = static_cast<size_t>(std::lround(100 * Number(stage, "rate")));
     return percent < loss.size() ? loss[percent] : 0.0;
   };
 }
@@ -42,7 +47,7 @@ TEST(SearchTest, FindsTheLastRateThatKeepsTheAccuracy) {
   FakeEvaluator evaluator;
   for (int last = 0; last <= 95; ++last) {
     evaluator.loss = [last](const Stage& stage) {
-      return stage.Has("rate") && stage.Number("rate") > (last + 0.5) / 100 ? 0.02 : 0.0;
+      return Number(stage, "rate") > (last + 0.5) / 100 ? 0.02 : 0.0;
     };
     evaluator.measured.clear();
     const Outcome outcome = SearchFor("fdc", &evaluator);
@@ -104,7 +109,7 @@ TEST(SearchTest, WithoutMonotonyTheResultIsStillMeasured) {
 
 TEST(SearchTest, AnAccuracyThatIsJustKeptPasses) {
   FakeEvaluator evaluator;
-  evaluator.loss = [](const Stage& stage) { return stage.Has("rate") ? 0.01 : 0.0; };
+  evaluator.loss = [](const Stage& stage) { return Has(stage, "rate") ? 0.01 : 0.0; };
   const Outcome outcome = SearchFor("fdc", &evaluator, 0.99);
   ASSERT_TRUE(outcome.best.has_value());
   EXPECT_EQ(outcome.best->kv, "fdc(rate=0.95)");
@@ -118,8 +123,8 @@ TEST(SearchTest, ValuesOutOfReachAreLeftOut) {
   EXPECT_LT(outcome.best->kv_fraction, 1.05 * 0.05 + 1e-9);  // a rate of 0.95 beats a ratio of 12
   for (const std::string& kv : evaluator.measured) {
     const Spec spec = *Spec::Parse(kv);
-    if (spec.basis() != nullptr && spec.basis()->Has("ratio")) {
-      EXPECT_LE(spec.basis()->Number("ratio"), 12);
+    if (spec.basis() != nullptr && RanksOf(*spec.basis())->has_ratio()) {
+      EXPECT_LE(RanksOf(*spec.basis())->value, 12);
     }
   }
 }
@@ -129,7 +134,7 @@ TEST(SearchTest, AlternativesThatDoNotFitAreLeftOut) {
   evaluator.loss = [](const Stage&) { return 0.0; };
   const Outcome outcome = SearchFor("lathe+lowrank", &evaluator);
   ASSERT_TRUE(outcome.best.has_value());
-  EXPECT_TRUE(Spec::Parse(outcome.best->kv)->basis()->Has("ratio"));
+  EXPECT_TRUE(RanksOf(*Spec::Parse(outcome.best->kv)->basis())->has_ratio());
 }
 
 // Against trying everything, where losses grow with compression: the rows of the first ladder that
@@ -137,8 +142,8 @@ TEST(SearchTest, AlternativesThatDoNotFitAreLeftOut) {
 TEST(SearchTest, CompositionsFindTheBestOfTheirRows) {
   FakeEvaluator evaluator;
   evaluator.loss = [](const Stage& stage) {
-    if (stage.Has("bits")) return 0.02 / stage.Number("bits");
-    return 0.03 * stage.Number("rate") * stage.Number("rate");
+    if (Has(stage, "bits")) return 0.02 / Number(stage, "bits");
+    return 0.03 * Number(stage, "rate") * Number(stage, "rate");
   };
   const Outcome outcome = SearchFor("fdc+kivi", &evaluator);
   ASSERT_TRUE(outcome.best.has_value());
@@ -193,7 +198,7 @@ TEST(SearchTest, GivingUpEarlyChangesNothing) {
 TEST(SearchTest, ACutPointCountsOnlyWhereItFails) {
   FakeEvaluator evaluator;
   evaluator.cuts_short = true;
-  evaluator.loss = [](const Stage& stage) { return stage.Has("bits") ? 0.04 : 0.0; };
+  evaluator.loss = [](const Stage& stage) { return Has(stage, "bits") ? 0.04 : 0.0; };
   Profile profile = OneGoalProfile();
   PointRecorder recorder(&evaluator, &profile, [](const Profile&) { return OkStatus(); });
   ASSERT_TRUE(recorder.Baseline().ok());

@@ -17,7 +17,7 @@
 namespace kvlathe {
 namespace {
 
-struct RunOptions {
+struct RunVerbOptions {
   ModelOptions model;
   std::string prompt;
   std::string prompt_file;
@@ -73,7 +73,7 @@ void Report(const Workspace& workspace, const SpecModel& spec_model, const Gener
              outcome.kv_bytes.total(), PartsText(outcome.kv_bytes), ShareOfReferenceText(fraction));
 }
 
-StatusOr<std::string> PromptText(const RunOptions& options) {
+StatusOr<std::string> PromptText(const RunVerbOptions& options) {
   const bool is_piped = options.prompt.empty() && options.load_session.empty() &&
                         options.prompt_file.empty() && isatty(STDIN_FILENO) == 0;
   std::string prompt = options.prompt;
@@ -106,7 +106,7 @@ std::vector<int32_t> TokenizeFurther(const Tokenizer& tokenizer, std::string_vie
   return tokenizer.Tokenize(prompt, /*add_bos=*/false);
 }
 
-StatusOr<Request> MakeRequest(const RunOptions& options, const Workspace& workspace,
+StatusOr<Request> MakeRequest(const RunVerbOptions& options, const Workspace& workspace,
                               const Session& session, const std::string& prompt) {
   Request request;
   if (options.load_session.empty()) {
@@ -133,7 +133,7 @@ StatusOr<Request> MakeRequest(const RunOptions& options, const Workspace& worksp
 
 // Runs the request alone; unless the output is JSON, prompt and text go to standard output as they
 // come.
-Status Generate(const RunOptions& options, const Workspace& workspace, Engine* engine,
+Status Generate(const RunVerbOptions& options, const Workspace& workspace, Engine* engine,
                 Request request, Session session, const std::string& prompt, Generated* generated) {
   TextStream stream(&workspace.tokenizer(), options.generation.stops);
   if (request.prompt.empty()) stream.ContinueAfter(session.tokens);
@@ -166,7 +166,7 @@ Status Generate(const RunOptions& options, const Workspace& workspace, Engine* e
   return ran;
 }
 
-Status RunOn(const RunOptions& options, const std::string& prompt, Workspace* workspace,
+Status RunOn(const RunVerbOptions& options, const std::string& prompt, Workspace* workspace,
              const SpecModel& spec_model) {
   BlockPool pool(workspace->kv_budget_bytes());
   SequencePlace place = {{}, &spec_model.model->layout(), workspace->context_tokens()};
@@ -201,7 +201,7 @@ Status RunOn(const RunOptions& options, const std::string& prompt, Workspace* wo
   return OkStatus();
 }
 
-Status Run(const RunOptions& options) {
+Status Run(const RunVerbOptions& options) {
   if (options.model.kv.size() > 1) {
     return Error(StatusCode::kInvalidArgument, "run takes one --kv; kvlathe compare takes several");
   }
@@ -225,7 +225,7 @@ Status Run(const RunOptions& options) {
 }  // namespace
 
 void AddRunVerb(Verbs* verbs) {
-  auto options = std::make_shared<RunOptions>();
+  auto options = std::make_shared<RunVerbOptions>();
   CLI::App* verb =
       verbs->Add("run", "Generate text from a prompt",
                  "kvlathe run -m models/lathe-nano --kv 'lathe(ratio=4)' -p 'It was a dark' -n 64",

@@ -78,7 +78,7 @@ class FdcTest : public ::testing::Test {
   }
 
   RankAllocation Allocate(const RankRequest& request) const {
-    return *FindBasisMethod("fdc")->allocate(analysis_, request);
+    return *kFdcMethod.allocate(analysis_, request);
   }
   RankAllocation AllocateRate(double rate, int round = 16, bool uniform = false) const {
     RankRequest request;
@@ -244,11 +244,6 @@ TEST_F(FdcTest, SubspacesOverlapFullyWithThemselvesAndNotWithTheirComplement) {
   }
   EXPECT_NEAR(SubspaceOverlap(basis, reversed, kHeadDim, kHeadDim / 2), 0.0, 1e-6);
   EXPECT_NEAR(SubspaceOverlap(basis, reversed, kHeadDim, kHeadDim / 4 * 3), 2.0 / 3, 1e-6);
-}
-
-TEST(BasisMethodsTest, UnknownNamesHaveNoMethod) {
-  EXPECT_EQ(FindBasisMethod("fdc")->name, "fdc");
-  EXPECT_EQ(FindBasisMethod("fd"), nullptr);
 }
 
 }  // namespace

@@ -14,15 +14,6 @@
 namespace kvlathe {
 namespace {
 
-constexpr BasisMethod kMethods[] = {
-    {"fdc", AnalyseFdc, AllocateFdc, nullptr, /*wants_text=*/false, /*wants_probes=*/false,
-     /*wants_value_grams=*/true},
-    {"zack", AnalyseZack, AllocateZack, nullptr, /*wants_text=*/true},
-    {"lathe", AnalyseLathe, AllocateLathe, AllocateLatheBits, /*wants_text=*/true,
-     /*wants_probes=*/true},
-    {"palu", AnalysePalu, AllocatePalu, nullptr, /*wants_text=*/true},
-};
-
 // Columns [first, first + n_columns) of the first n_rows rows of a square matrix.
 std::vector<float> Part(const std::vector<float>& square, int dim, int n_rows, int first,
                         int n_columns) {
@@ -70,14 +61,20 @@ void DivideByDeviations(const HeadAnalysis& full, int head_dim, HeadBasis* head)
 
 }  // namespace
 
-std::span<const BasisMethod> BasisMethods() { return kMethods; }
-
-const BasisMethod* FindBasisMethod(std::string_view name) {
-  for (const BasisMethod& method : kMethods) {
-    if (method.name == name) return &method;
-  }
-  return nullptr;
-}
+const BasisMethod kFdcMethod = {.analyse = AnalyseFdc,
+                                .allocate = AllocateFdc,
+                                .wants_value_grams = true};
+const BasisMethod kZackMethod = {.analyse = AnalyseZack,
+                                 .allocate = AllocateZack,
+                                 .wants_text = true};
+const BasisMethod kLatheMethod = {.analyse = AnalyseLathe,
+                                  .allocate = AllocateLathe,
+                                  .allocate_bits = AllocateLatheBits,
+                                  .wants_text = true,
+                                  .wants_probes = true};
+const BasisMethod kPaluMethod = {.analyse = AnalysePalu,
+                                 .allocate = AllocatePalu,
+                                 .wants_text = true};
 
 ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>& ranks) {
   const int n = analysis.heads_per_latent;

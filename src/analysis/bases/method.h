@@ -2,7 +2,6 @@
 #pragma once
 
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "analysis/bases/basis.h"
@@ -90,7 +89,6 @@ struct BasisAnalysis {
 };
 
 struct BasisMethod {
-  std::string_view name;  // as in a spec
   // Does not depend on the rate, so one analysis serves every spec of the method. kDataLoss for
   // statistics or weights that are not finite.
   StatusOr<BasisAnalysis> (*analyse)(const BasisInputs& inputs);
@@ -104,9 +102,7 @@ struct BasisMethod {
   bool wants_value_grams = false;  // reads BasisInputs::value_grams whatever its options say
 };
 
-std::span<const BasisMethod> BasisMethods();
-// Returns null if there is no method of that name.
-const BasisMethod* FindBasisMethod(std::string_view name);
+extern const BasisMethod kFdcMethod, kZackMethod, kLatheMethod, kPaluMethod;
 
 // Cuts the analysis to the allocation's ranks. Where these split bits, the maps mix the channels of
 // each group of as many bits by a Hadamard matrix and take their deviations as well: stored

@@ -6,9 +6,9 @@
 #include <numeric>
 
 #include "base/random.h"
-#include "evaluation/bench/random_splits.h"
 #include "format/block_layout.h"
 #include "kernels/cpu/limits/machine_limits.h"
+#include "plan/drawn_basis.h"
 
 namespace kvlathe {
 namespace {

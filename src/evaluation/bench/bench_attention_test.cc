@@ -7,9 +7,9 @@
 #include <numeric>
 
 #include "evaluation/bench/bench_attention_case.h"
-#include "evaluation/bench/random_splits.h"
 #include "kv/quantizer/method.h"
 #include "kv/spec/spec.h"
+#include "plan/drawn_basis.h"
 
 namespace kvlathe {
 namespace {

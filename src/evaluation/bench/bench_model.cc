@@ -8,7 +8,6 @@
 #include "base/random.h"
 #include "device/cpu_device.h"
 #include "evaluation/bench/bench_attention.h"
-#include "evaluation/bench/random_splits.h"
 #include "evaluation/quality.h"
 #include "kernels/cpu/limits/machine_limits.h"
 #include "kv/blocks/block_pool.h"
@@ -209,52 +208,6 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   for (double s : speeds) row.stddev_ts += (s - row.avg_ts) * (s - row.avg_ts);
   row.stddev_ts = speeds.size() > 1 ? std::sqrt(row.stddev_ts / (speeds.size() - 1)) : 0;
   return row;
-}
-
-ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
-                           const std::vector<HeadRanks>& ranks, uint64_t seed,
-                           bool has_latent_keys) {
-  Random random(seed);
-  const int n_sharing = n_layers * n_kv_heads / static_cast<int>(ranks.size());
-  const int64_t width = int64_t{n_sharing} * head_dim;
-  const double deviation = 1 / std::sqrt(width);
-  const auto matrix = [&](int64_t n) {
-    std::vector<float> values(n);
-    for (float& v : values) v = static_cast<float>(deviation * random.Normal());
-    return values;
-  };
-  ModelBasis basis{n_layers, n_kv_heads, head_dim, {}, n_sharing};
-  for (int h = 0; h < n_layers * n_kv_heads; ++h) {
-    const HeadRanks& r = ranks[h / n_sharing];
-    HeadBasis head{.rank_k = r.rank_k, .rank_v = r.rank_v};
-    head.k_bits = r.k_bits;
-    head.v_bits = r.v_bits;
-    head.key_basis = matrix(width * head.rank_k);
-    (has_latent_keys ? head.key_way_back : head.query_basis) = head.key_basis;
-    // Maps of no use, like the others, for the work of real ones.
-    const std::vector<float> cut(int64_t{head_dim} * (head_dim - head.rank_k));
-    if (!has_latent_keys) head.cut = {cut, cut};
-    head.value_basis = matrix(width * head.rank_v);
-    head.output_basis = matrix(width * head.rank_v);
-    basis.heads.push_back(std::move(head));
-  }
-  return basis;
-}
-
-ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed,
-                           bool has_latent_keys, int heads_per_latent) {
-  const int n_total = n_layers * n_kv_heads / heads_per_latent;
-  const std::vector<int> drawn = DrawRanks(n_total, head_dim, rate, seed);
-  std::vector<HeadRanks> ranks;
-  for (int i = 0; i < n_total; ++i) ranks.push_back({drawn[2 * i], drawn[2 * i + 1]});
-  return DrawRandomBasis(n_layers, n_kv_heads, head_dim, ranks, seed, has_latent_keys);
-}
-
-ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
-                                uint64_t seed, bool has_latent_keys) {
-  return DrawRandomBasis(n_layers, n_kv_heads, head_dim,
-                         DrawSplits(n_layers * n_kv_heads, head_dim, ratio, seed), seed,
-                         has_latent_keys);
 }
 
 nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {

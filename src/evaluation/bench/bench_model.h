@@ -49,20 +49,6 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
                                    int n_repetitions, int64_t kv_budget_bytes,
                                    const std::optional<StepLimits>& limits = std::nullopt);
 
-// Random maps whose ranks are drawn as `bench attention` draws them: what a basis costs on
-// a model with random weights, where no calibration means anything. The ranks are those of no
-// method: every basis gets the same, so their times do not compare methods. heads_per_latent
-// divides n_kv_heads.
-ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed,
-                           bool has_latent_keys = false, int heads_per_latent = 1);
-// The same with given ranks, of all heads that share latents or of each head.
-ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
-                           const std::vector<HeadRanks>& ranks, uint64_t seed,
-                           bool has_latent_keys = false);
-// The same with ranks and bits by ratio (DrawSplits).
-ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
-                                uint64_t seed, bool has_latent_keys = false);
-
 nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows);
 // llama-bench's Markdown columns; the test is named pp512, tg128, pp512 @ d512.
 std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string& model_name,

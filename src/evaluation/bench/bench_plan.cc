@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "evaluation/bench/bench_attention.h"
-#include "evaluation/bench/random_splits.h"
+#include "plan/drawn_basis.h"
 
 namespace kvlathe {
 namespace {

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "base/random.h"
-#include "evaluation/bench/bench_model.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "plan/drawn_basis.h"
 
 namespace kvlathe {
 namespace {

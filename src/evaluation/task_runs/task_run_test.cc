@@ -7,11 +7,11 @@
 #include <map>
 
 #include "engine/sampler.h"
-#include "evaluation/bench/bench_model.h"
 #include "model/overflowing_source.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "plan/drawn_basis.h"
 
 namespace kvlathe {
 namespace {

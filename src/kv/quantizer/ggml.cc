@@ -16,7 +16,7 @@ PackedFormat SignedFormat(int bits) {
 
 }  // namespace
 
-PackedFormat Q8Format(const Stage& /*stage*/) { return SignedFormat(8); }
-PackedFormat Q4Format(const Stage& /*stage*/) { return SignedFormat(4); }
+PackedFormat FormatOf(const Q8Options& /*options*/) { return SignedFormat(8); }
+PackedFormat FormatOf(const Q4Options& /*options*/) { return SignedFormat(4); }
 
 }  // namespace kvlathe

@@ -2,7 +2,7 @@
 
 namespace kvlathe {
 
-PackedFormat Int8Format(const Stage& /*stage*/) {
+PackedFormat FormatOf(const Int8Options& /*options*/) {
   const PackedSide side{.bits = 8, .sharing = ScaleSharing::kToken, .is_symmetric = true};
   return {.k = side, .v = side};
 }

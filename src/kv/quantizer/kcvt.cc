@@ -2,10 +2,9 @@
 
 namespace kvlathe {
 
-PackedFormat KcvtFormat(const Stage& stage) {
-  const int bits = stage.Integer("bits");
-  return {.k = {.bits = bits, .sharing = ScaleSharing::kChannel},
-          .v = {.bits = bits, .sharing = ScaleSharing::kTokenLayer}};
+PackedFormat FormatOf(const KcvtOptions& options) {
+  return {.k = {.bits = options.bits, .sharing = ScaleSharing::kChannel},
+          .v = {.bits = options.bits, .sharing = ScaleSharing::kTokenLayer}};
 }
 
 }  // namespace kvlathe

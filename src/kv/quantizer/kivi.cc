@@ -2,8 +2,8 @@
 
 namespace kvlathe {
 
-PackedFormat KiviFormat(const Stage& stage) {
-  const int bits = stage.Integer("bits"), group = stage.Integer("group");
+PackedFormat FormatOf(const KiviOptions& options) {
+  const int bits = options.bits, group = options.group;
   return {.k = {.bits = bits, .sharing = ScaleSharing::kChannel, .group = group},
           .v = {.bits = bits, .sharing = ScaleSharing::kToken, .group = group}};
 }

@@ -2,11 +2,11 @@
 
 namespace kvlathe {
 
-PackedFormat KvquantFormat(const Stage& stage) {
-  const int bits = stage.Integer("bits");
+PackedFormat FormatOf(const KvquantOptions& options) {
+  const int bits = options.bits;
   return {.k = {.bits = bits, .sharing = ScaleSharing::kModel, .has_codebook = true},
           .v = {.bits = bits, .sharing = ScaleSharing::kTokenLayer, .has_codebook = true},
-          .sparse_share = stage.Number("outliers")};
+          .sparse_share = options.outliers};
 }
 
 }  // namespace kvlathe

@@ -3,42 +3,34 @@
 #pragma once
 
 #include <optional>
-#include <span>
-#include <string_view>
 
 #include "kv/cache_layout.h"
 #include "kv/spec/spec.h"
 
 namespace kvlathe {
 
-struct QuantizerMethod {
-  std::string_view name;  // as in a spec
-  // Sides, and the share of a quantizer that has exact entries of its own; the residual axis adds
-  // its own.
-  PackedFormat (*format)(const Stage& stage);
-};
-
-std::span<const QuantizerMethod> QuantizerMethods();
-
 // How a cache of this spec is sealed; nothing without a quantizer. The spec is supported. Under
 // retention the prompt is one run, where entries are dropped until it ends.
 std::optional<SealPlan> SealPlanOf(const Spec& spec);
 
+// What shares a scale, for both sides, and the share of exact entries of a quantizer that has some of
+// its own; the residual axis adds its own.
+
 // Per-token groups (FlexGen; docs/methods/token.md): `group` channels of a token of a head share a
 // scale.
-PackedFormat TokenFormat(const Stage& stage);
+PackedFormat FormatOf(const TokenOptions& options);
 // KCVT (GEAR, arXiv 2403.05527; docs/methods/kcvt.md): a scale per channel of K over the run, and
 // one per token of V over all heads.
-PackedFormat KcvtFormat(const Stage& stage);
+PackedFormat FormatOf(const KcvtOptions& options);
 // KIVI (arXiv 2402.02750; docs/methods/kivi.md): `group` tokens of a channel of K, `group` channels
 // of a token of V.
-PackedFormat KiviFormat(const Stage& stage);
+PackedFormat FormatOf(const KiviOptions& options);
 // KVQuant (arXiv 2401.18079; docs/methods/kvquant.md): codebooks per layer, K with ranges of the
 // model per channel, V with ranges per token over all heads, outliers kept exactly.
-PackedFormat KvquantFormat(const Stage& stage);
+PackedFormat FormatOf(const KvquantOptions& options);
 // Symmetric, a scale per token and head.
-PackedFormat Int8Format(const Stage& stage);
-PackedFormat Q8Format(const Stage& stage);
-PackedFormat Q4Format(const Stage& stage);
+PackedFormat FormatOf(const Int8Options& options);
+PackedFormat FormatOf(const Q8Options& options);
+PackedFormat FormatOf(const Q4Options& options);
 
 }  // namespace kvlathe

@@ -2,10 +2,10 @@
 
 namespace kvlathe {
 
-PackedFormat TokenFormat(const Stage& stage) {
-  const PackedSide side{.bits = stage.Integer("bits"),
+PackedFormat FormatOf(const TokenOptions& options) {
+  const PackedSide side{.bits = options.bits,
                         .sharing = ScaleSharing::kToken,
-                        .group = stage.Integer("group")};
+                        .group = options.group};
   return {.k = side, .v = side};
 }
 

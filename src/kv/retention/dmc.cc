@@ -2,9 +2,9 @@
 
 namespace kvlathe {
 
-RetentionPlan DmcPlan(const Stage& stage) {
+RetentionPlan PlanOf(const DmcOptions& options) {
   RetentionPlan plan;
-  plan.merge = {.window = stage.Integer("window")};
+  plan.merge = {.window = options.window};
   return plan;
 }
 

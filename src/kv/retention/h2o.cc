@@ -2,10 +2,10 @@
 
 namespace kvlathe {
 
-RetentionPlan H2oPlan(const Stage& stage) {
-  RetentionPlan plan = PlanWithBudget(stage);
+RetentionPlan PlanOf(const H2oOptions& options) {
+  RetentionPlan plan = PlanWithBudget(options.budget);
   plan.votes = RetentionPlan::Votes::kAll;
-  plan.recent_share = stage.Number("recent");
+  plan.recent_share = options.recent;
   return plan;
 }
 

@@ -2,14 +2,14 @@
 
 namespace kvlathe {
 
-RetentionPlan KeyformerPlan(const Stage& stage) {
-  RetentionPlan plan = PlanWithBudget(stage);
+RetentionPlan PlanOf(const KeyformerOptions& options) {
+  RetentionPlan plan = PlanWithBudget(options.budget);
   plan.votes = RetentionPlan::Votes::kAll;
   plan.is_noisy = true;
-  plan.recent_share = stage.Number("recent");
-  plan.interval = stage.Integer("interval");
-  plan.tau_init = stage.Number("tau_init");
-  plan.tau_end = stage.Number("tau_end");
+  plan.recent_share = options.recent;
+  plan.interval = options.interval;
+  plan.tau_init = options.tau_init;
+  plan.tau_end = options.tau_end;
   return plan;
 }
 

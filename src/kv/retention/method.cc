@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/check.h"
 #include "format/block_layout.h"
 
 namespace kvlathe {
@@ -13,24 +12,13 @@ constexpr double kSealedSlack = 0.25;
 
 }  // namespace
 
-std::span<const RetentionMethod> RetentionMethods() {
-  static constexpr RetentionMethod kMethods[] = {
-      {"h2o", H2oPlan},       {"tova", TovaPlan},     {"keyformer", KeyformerPlan},
-      {"snapkv", SnapkvPlan}, {"window", WindowPlan}, {"pool", PoolPlan},
-      {"dmc", DmcPlan}};
-  return kMethods;
-}
-
 std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec) {
-  const Stage* stage = spec.retention();
-  if (stage == nullptr) return std::nullopt;
+  if (spec.retention() == nullptr) return std::nullopt;
   // What a window leaves behind is known before it is sealed: whole blocks go (SealPlan).
-  const bool is_sealed = spec.quantizer() != nullptr || spec.splits_bits();
-  if (stage->name == "window" && is_sealed) return std::nullopt;
-  const auto methods = RetentionMethods();
-  const auto method = std::ranges::find(methods, stage->name, &RetentionMethod::name);
-  KVL_CHECK(method != methods.end());
-  RetentionPlan plan = method->plan(*stage);
+  const bool is_sealed = spec.runs() != nullptr;
+  if (is_sealed && spec.retention_as<WindowOptions>() != nullptr) return std::nullopt;
+  RetentionPlan plan =
+      std::visit([](const auto& options) { return PlanOf(options); }, *spec.retention());
   if (is_sealed && plan.prunes_decode && !plan.merge.has_value()) {
     plan.slack = kSealedSlack;
     plan.interval = std::max(plan.interval, kBlockSize);
@@ -43,15 +31,13 @@ void KeepWhatIsGenerated(RetentionPlan* plan) {
   plan->interval = 0;
 }
 
-RetentionPlan PlanWithBudget(const Stage& stage) {
+RetentionPlan PlanWithBudget(const BudgetOptions& budget) {
   RetentionPlan plan;
-  if (stage.Has("keep")) plan.keep = stage.Number("keep");
-  if (stage.Has("budget")) {
-    plan.n_kept = stage.Integer("budget");
-    plan.of_prompt = stage.Word("budget") == "prompt";
-  }
-  if (stage.Has("prune")) plan.prunes_runs = stage.Word("prune") == "run";
-  if (stage.Has("score")) plan.reads_whole_keys = stage.Word("score") == "exact";
+  plan.keep = budget.keep;
+  plan.n_kept = budget.n_kept;
+  plan.of_prompt = budget.of_prompt;
+  plan.prunes_runs = budget.prunes_runs;
+  plan.reads_whole_keys = budget.reads_whole_keys;
   return plan;
 }
 

@@ -2,9 +2,9 @@
 
 namespace kvlathe {
 
-RetentionPlan PoolPlan(const Stage& stage) {
+RetentionPlan PlanOf(const PoolOptions& options) {
   RetentionPlan plan;
-  plan.merge = {.every = stage.Integer("n")};
+  plan.merge = {.every = options.every};
   return plan;
 }
 

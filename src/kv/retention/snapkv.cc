@@ -3,11 +3,11 @@
 namespace kvlathe {
 
 // Chosen once, where the prompt ends; what is generated stays.
-RetentionPlan SnapkvPlan(const Stage& stage) {
-  RetentionPlan plan = PlanWithBudget(stage);
+RetentionPlan PlanOf(const SnapkvOptions& options) {
+  RetentionPlan plan = PlanWithBudget(options.budget);
   plan.votes = RetentionPlan::Votes::kPromptTail;
-  plan.n_recent = stage.Integer("window");
-  plan.pool_kernel = stage.Integer("kernel");
+  plan.n_recent = options.window;
+  plan.pool_kernel = options.kernel;
   plan.prunes_runs = false;
   KeepWhatIsGenerated(&plan);
   return plan;

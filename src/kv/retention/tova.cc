@@ -2,10 +2,10 @@
 
 namespace kvlathe {
 
-RetentionPlan TovaPlan(const Stage& stage) {
-  RetentionPlan plan = PlanWithBudget(stage);
+RetentionPlan PlanOf(const TovaOptions& options) {
+  RetentionPlan plan = PlanWithBudget(options.budget);
   plan.votes = RetentionPlan::Votes::kLast;
-  plan.shares_heads = stage.Word("heads") == "shared";
+  plan.shares_heads = options.shares_heads;
   return plan;
 }
 

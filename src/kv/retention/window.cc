@@ -2,10 +2,10 @@
 
 namespace kvlathe {
 
-RetentionPlan WindowPlan(const Stage& stage) {
+RetentionPlan PlanOf(const WindowOptions& options) {
   RetentionPlan plan;
-  plan.n_recent = stage.Integer("size");
-  plan.n_kept = plan.n_recent + stage.Integer("sink");
+  plan.n_recent = options.size;
+  plan.n_kept = plan.n_recent + options.n_sink;
   return plan;
 }
 

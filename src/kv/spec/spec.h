@@ -34,15 +34,10 @@ struct Stage {
   std::string_view name;
   Axis axis = Axis::kBasis;
   const StageInfo* info = nullptr;
-  std::vector<std::pair<const KeyInfo*, SpecValue>> values;  // in the table's order
+  // As text, in the table's order; without those of rate | ratio | accuracy that do not hold.
+  std::vector<StageValue> values;
+  StageOptions options;  // the same as types
 
-  // Whether the key has a value: false for those of rate | ratio | accuracy that do not hold.
-  bool Has(std::string_view key) const;
-  // The value; the stage must have the key. A word where a number is asked reads as 0, a number
-  // where a word is asked as "".
-  double Number(std::string_view key) const;
-  int Integer(std::string_view key) const { return static_cast<int>(Number(key)); }
-  std::string_view Word(std::string_view key) const;
   std::string ToString() const;
 
   friend bool operator==(const Stage&, const Stage&) = default;
@@ -61,11 +56,30 @@ class Spec {
   static StatusOr<Spec> ParseQuestion(std::string_view text, double accuracy);
 
   bool is_none() const { return stages_.empty(); }
-  const Stage* basis() const { return Find(Axis::kBasis); }
-  const Stage* retention() const { return Find(Axis::kRetention); }
-  const Stage* quantizer() const { return Find(Axis::kQuantizer); }
-  const Stage* lowrank() const { return Find("lowrank"); }
-  const Stage* sparse() const { return Find("sparse"); }
+  // Null where the spec has no such stage.
+  const BasisStage* basis() const;
+  const RetentionStage* retention() const;
+  const QuantizerStage* quantizer() const;
+  const LowrankOptions* lowrank() const { return Residual<LowrankOptions>(); }
+  const SparseOptions* sparse() const { return Residual<SparseOptions>(); }
+  // The options of one method, where it is the one of its axis.
+  template <typename Options>
+  const Options* basis_as() const {
+    return basis() == nullptr ? nullptr : std::get_if<Options>(basis());
+  }
+  template <typename Options>
+  const Options* retention_as() const {
+    return retention() == nullptr ? nullptr : std::get_if<Options>(retention());
+  }
+  template <typename Options>
+  const Options* quantizer_as() const {
+    return quantizer() == nullptr ? nullptr : std::get_if<Options>(quantizer());
+  }
+  // What is sealed together: of the quantizer, or of a basis that splits bits. Null without either.
+  const RunOptions* runs() const;
+  // The stage of an axis that takes one, as it prints; null if there is none.
+  const Stage* stage(Axis axis) const;
+  std::string_view NameOf(Axis axis) const { return stage(axis) == nullptr ? "" : stage(axis)->name; }
   // Whether the basis gives channels bits of their own, in place of a quantizer.
   bool splits_bits() const;
   // Whether keys are stored as latents from before RoPE, and turn when they are read.
@@ -92,15 +106,23 @@ class Spec {
   friend bool operator==(const Spec& a, const Spec& b) { return a.stages_ == b.stages_; }
 
  private:
-  const Stage* Find(Axis axis) const;
-  const Stage* Find(std::string_view name) const;
+  static StatusOr<Spec> ParseWith(std::string_view text, std::optional<double> question);
+  template <typename Options>
+  const Options* Residual() const {
+    for (const Stage& s : stages_) {
+      const auto* residual = std::get_if<ResidualStage>(&s.options);
+      if (residual == nullptr) continue;
+      if (const auto* options = std::get_if<Options>(residual)) return options;
+    }
+    return nullptr;
+  }
 
   std::string text_ = "none";
   std::vector<Stage> stages_;
 };
 
-// Whether the stages of the spec run together: kInvalidArgument, naming those that do not, and for
-// a question.
+// Whether the stages of the spec run together, as the row of each says (StageInfo::check):
+// kInvalidArgument, naming those that do not, and for a question.
 Status CheckSupported(const Spec& spec);
 
 }  // namespace kvlathe

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "kv/spec/spec_keys.h"
+#include "kv/spec/tuning_ladders.h"
 
 namespace kvlathe {
 namespace {
@@ -95,17 +96,18 @@ std::vector<ExpandedStage> ExpandKvqF(const PresetKeys&) { return {{"fdc", {}}, 
 
 std::vector<ExpandedStage> ExpandKvqP(const PresetKeys&) { return {{"palu", {}}, {"kvquant", {}}}; }
 
+constexpr TunedForm kGearForms[] = {{"gear", 11}};
+
 constexpr StageInfo kPresets[] = {
-    {"gear", kPreset, "kcvt or kivi, lowrank and sparse", kGearPaper, kGearKeys, ExpandGear},
-    {"gear-l", kPreset, "kcvt or kivi, and lowrank", kGearPaper, kGearLKeys, ExpandGearL},
-    {"outlier-aware", kPreset, "kivi and sparse", kGearPaper, kOutlierKeys, ExpandOutlierAware},
-    {"keyformer-z", kPreset, "keyformer and zack", kZackPaper, kEvictAndRotateKeys,
-     ExpandKeyformerZ},
-    {"kvquant-z", kPreset, "zack and kvquant", kZackPaper, kRotateAndQuantizeKeys, ExpandKvquantZ},
-    {"kf-f", kPreset, "keyformer and fdc", kFdcPaper, kEvictAndRotateKeys, ExpandKfF},
-    {"kvq-f", kPreset, "fdc and kvquant", kFdcPaper, kRotateAndQuantizeKeys, ExpandKvqF},
-    {"kf-p", kPreset, "keyformer and palu", kFdcPaper, kKfPKeys, ExpandKfP},
-    {"kvq-p", kPreset, "palu and kvquant", kFdcPaper, kKvqPKeys, ExpandKvqP},
+    {.name = "gear", .axis = kPreset, .doc = "kcvt or kivi, lowrank and sparse", .paper = kGearPaper, .keys = kGearKeys, .expand = ExpandGear, .ladders = kBitsLadder, .tuned = kGearForms, .tuned_axis = kQuantizer},
+    {.name = "gear-l", .axis = kPreset, .doc = "kcvt or kivi, and lowrank", .paper = kGearPaper, .keys = kGearLKeys, .expand = ExpandGearL, .ladders = kBitsLadder},
+    {.name = "outlier-aware", .axis = kPreset, .doc = "kivi and sparse", .paper = kGearPaper, .keys = kOutlierKeys, .expand = ExpandOutlierAware, .ladders = kBitsLadder},
+    {.name = "keyformer-z", .axis = kPreset, .doc = "keyformer and zack", .paper = kZackPaper, .keys = kEvictAndRotateKeys, .expand = ExpandKeyformerZ, .ladders = kRateLadder},
+    {.name = "kvquant-z", .axis = kPreset, .doc = "zack and kvquant", .paper = kZackPaper, .keys = kRotateAndQuantizeKeys, .expand = ExpandKvquantZ, .ladders = kRateLadder},
+    {.name = "kf-f", .axis = kPreset, .doc = "keyformer and fdc", .paper = kFdcPaper, .keys = kEvictAndRotateKeys, .expand = ExpandKfF, .ladders = kRateLadder},
+    {.name = "kvq-f", .axis = kPreset, .doc = "fdc and kvquant", .paper = kFdcPaper, .keys = kRotateAndQuantizeKeys, .expand = ExpandKvqF, .ladders = kRateLadder},
+    {.name = "kf-p", .axis = kPreset, .doc = "keyformer and palu", .paper = kFdcPaper, .keys = kKfPKeys, .expand = ExpandKfP, .ladders = kRateLadder},
+    {.name = "kvq-p", .axis = kPreset, .doc = "palu and kvquant", .paper = kFdcPaper, .keys = kKvqPKeys, .expand = ExpandKvqP, .ladders = kRateLadder},
 };
 
 }  // namespace

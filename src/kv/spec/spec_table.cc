@@ -2,7 +2,11 @@
 
 #include <iterator>
 
+#include "analysis/bases/method.h"
+#include "kv/spec/compatibility.h"
+#include "kv/spec/read_options.h"
 #include "kv/spec/spec_keys.h"
+#include "kv/spec/tuning_ladders.h"
 
 namespace kvlathe {
 namespace {
@@ -209,55 +213,45 @@ constexpr const KeyInfo* kInt8Keys[] = {&kHadamard, &kRun, &kBuffer, &kNewest, &
 constexpr const KeyInfo* kLowrankKeys[] = {&kPrefillRank, &kDecodeRank, &kRepaired, &kLoops};
 constexpr const KeyInfo* kSparseKeys[] = {&kShare};
 
+// --- how `tune` tries them ---
+
+constexpr TunedForm kLatheForms[] = {{"lathe", 0}, {"lathe(keys=before)", 1}};
+constexpr TunedForm kFdcForms[] = {{"fdc", 2}};
+constexpr TunedForm kZackForms[] = {{"zack", 3}};
+constexpr TunedForm kPaluForms[] = {{"palu", 4}};
+constexpr TunedForm kH2oForms[] = {{"h2o", 5}};
+constexpr TunedForm kTovaForms[] = {{"tova", 6}};
+constexpr TunedForm kKeyformerForms[] = {{"keyformer", 7}};
+constexpr TunedForm kKiviForms[] = {{"kivi", 8}};
+constexpr TunedForm kKcvtForms[] = {{"kcvt", 9}};
+constexpr TunedForm kKvquantForms[] = {{"kvquant", 10}};
+constexpr TunedForm kInt8Forms[] = {{"int8", 12}};
+
 constexpr StageInfo kStages[] = {
-    {"zack", kBasis, "one rotation for queries and keys, one for values and outputs, truncated",
-     kZackPaper, kZackKeys},
-    {"fdc", kBasis,
-     "queries and keys rotated after RoPE on random tokens, values by the SVD of W_V", kFdcPaper,
-     kBasisKeys},
-    {"palu", kBasis, "keys and values as latents of a low-rank projection, keys before RoPE",
-     "Palu: Compressing KV-Cache with Low-Rank Projection", kPaluKeys},
-    {"svd-online", kBasis, "an SVD of each prompt where it ends: the papers' strawman",
-     "ZACK and FDC, as a baseline", kOnlineKeys},
-    {"lathe", kBasis,
-     "maps from the SVD of queries times keys, centred; ranks and bits by measured losses",
-     "this project", kLatheKeys},
+    {.name = "zack", .axis = kBasis, .doc = "one rotation for queries and keys, one for values and outputs, truncated", .paper = kZackPaper, .keys = kZackKeys, .read = ReadZack, .check = CheckZack, .analysis = &kZackMethod, .ladders = kRateLadder, .tuned = kZackForms},
+    {.name = "fdc", .axis = kBasis, .doc = "queries and keys rotated after RoPE on random tokens, values by the SVD of W_V", .paper = kFdcPaper, .keys = kBasisKeys, .read = ReadFdc, .check = CheckFdc, .analysis = &kFdcMethod, .ladders = kRateLadder, .tuned = kFdcForms},
+    {.name = "palu", .axis = kBasis, .doc = "keys and values as latents of a low-rank projection, keys before RoPE", .paper = "Palu: Compressing KV-Cache with Low-Rank Projection", .keys = kPaluKeys, .read = ReadPalu, .check = CheckPalu, .analysis = &kPaluMethod, .ladders = kRateLadder, .tuned = kPaluForms},
+    {.name = "svd-online", .axis = kBasis, .doc = "an SVD of each prompt where it ends: the papers' strawman", .paper = "ZACK and FDC, as a baseline", .keys = kOnlineKeys, .read = ReadSvdOnline, .check = CheckSvdOnline},
+    {.name = "lathe", .axis = kBasis, .doc = "maps from the SVD of queries times keys, centred; ranks and bits by measured losses", .paper = "this project", .keys = kLatheKeys, .read = ReadLathe, .check = CheckLathe, .analysis = &kLatheMethod, .ladders = kLatheLadders, .tuned = kLatheForms},
 
-    {"h2o", kRetention, "the newest positions and those with the most attention so far",
-     "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
-     kH2oKeys},
-    {"tova", kRetention, "drops the position that the newest query attends to least",
-     "Transformers are Multi-State RNNs", kTovaKeys},
-    {"keyformer", kRetention, "the newest positions and those with the highest noisy scores",
-     "Keyformer: KV Cache Reduction through Key Tokens Selection for Efficient Generative "
-     "Inference",
-     kKeyformerKeys},
-    {"snapkv", kRetention, "the prompt positions that its last queries attend to",
-     "SnapKV: LLM Knows What You are Looking for Before Generation", kSnapkvKeys},
-    {"window", kRetention, "sinks and the newest positions",
-     "Efficient Streaming Language Models with Attention Sinks", kWindowKeys},
-    {"pool", kRetention, "averages a fixed number of consecutive positions", kDmcPaper, kPoolKeys},
-    {"dmc", kRetention, "the model decides which positions merge (needs a retrofitted model)",
-     kDmcPaper, kDmcKeys},
+    {.name = "h2o", .axis = kRetention, .doc = "the newest positions and those with the most attention so far", .paper = "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models", .keys = kH2oKeys, .read = ReadH2o, .check = CheckVoting, .ladders = kKeepLadder, .tuned = kH2oForms},
+    {.name = "tova", .axis = kRetention, .doc = "drops the position that the newest query attends to least", .paper = "Transformers are Multi-State RNNs", .keys = kTovaKeys, .read = ReadTova, .check = CheckVoting, .ladders = kKeepLadder, .tuned = kTovaForms},
+    {.name = "keyformer", .axis = kRetention, .doc = "the newest positions and those with the highest noisy scores", .paper = "Keyformer: KV Cache Reduction through Key Tokens Selection for Efficient Generative Inference", .keys = kKeyformerKeys, .read = ReadKeyformer, .check = CheckVoting, .ladders = kKeepLadder, .tuned = kKeyformerForms},
+    {.name = "snapkv", .axis = kRetention, .doc = "the prompt positions that its last queries attend to", .paper = "SnapKV: LLM Knows What You are Looking for Before Generation", .keys = kSnapkvKeys, .read = ReadSnapkv, .check = CheckVoting, .ladders = kKeepLadder},
+    {.name = "window", .axis = kRetention, .doc = "sinks and the newest positions", .paper = "Efficient Streaming Language Models with Attention Sinks", .keys = kWindowKeys, .read = ReadWindow, .ladders = kSizeLadder},
+    {.name = "pool", .axis = kRetention, .doc = "averages a fixed number of consecutive positions", .paper = kDmcPaper, .keys = kPoolKeys, .read = ReadPool, .ladders = kMergeLadder},
+    {.name = "dmc", .axis = kRetention, .doc = "the model decides which positions merge (needs a retrofitted model)", .paper = kDmcPaper, .keys = kDmcKeys, .read = ReadDmc},
 
-    {"token", kQuantizer, "groups of channels within a token",
-     "FlexGen: High-Throughput Generative Inference of Large Language Models with a Single GPU",
-     kTokenKeys},
-    {"kcvt", kQuantizer, "one scale per channel of K in a run, one per token of V over all heads",
-     kGearPaper, kKcvtKeys},
-    {"kivi", kQuantizer, "K in groups of tokens per channel, V in groups of channels per token",
-     "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", kKiviKeys},
-    {"kvquant", kQuantizer, "non-uniform codes per layer, outliers apart",
-     "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization",
-     kKvquantKeys},
-    {"int8", kQuantizer, "8 bits, one scale per token and KV head", "common practice", kInt8Keys},
-    {"q8_0", kQuantizer, "8 bits, one scale for 32 channels of a token", "llama.cpp", kInt8Keys},
-    {"q4_0", kQuantizer, "4 bits, one scale for 32 channels of a token", "llama.cpp", kInt8Keys},
+    {.name = "token", .axis = kQuantizer, .doc = "groups of channels within a token", .paper = "FlexGen: High-Throughput Generative Inference of Large Language Models with a Single GPU", .keys = kTokenKeys, .read = ReadToken, .ladders = kBitsLadder},
+    {.name = "kcvt", .axis = kQuantizer, .doc = "one scale per channel of K in a run, one per token of V over all heads", .paper = kGearPaper, .keys = kKcvtKeys, .read = ReadKcvt, .check = CheckKcvt, .ladders = kBitsLadder, .tuned = kKcvtForms},
+    {.name = "kivi", .axis = kQuantizer, .doc = "K in groups of tokens per channel, V in groups of channels per token", .paper = "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", .keys = kKiviKeys, .read = ReadKivi, .ladders = kBitsLadder, .tuned = kKiviForms},
+    {.name = "kvquant", .axis = kQuantizer, .doc = "non-uniform codes per layer, outliers apart", .paper = "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization", .keys = kKvquantKeys, .read = ReadKvquant, .check = CheckKvquant, .ladders = kBitsLadder, .tuned = kKvquantForms},
+    {.name = "int8", .axis = kQuantizer, .doc = "8 bits, one scale per token and KV head", .paper = "common practice", .keys = kInt8Keys, .read = ReadInt8, .tuned = kInt8Forms},
+    {.name = "q8_0", .axis = kQuantizer, .doc = "8 bits, one scale for 32 channels of a token", .paper = "llama.cpp", .keys = kInt8Keys, .read = ReadQ8},
+    {.name = "q4_0", .axis = kQuantizer, .doc = "4 bits, one scale for 32 channels of a token", .paper = "llama.cpp", .keys = kInt8Keys, .read = ReadQ4},
 
-    {"lowrank", kResidual, "low-rank factors of what the quantizer lost, per run and head",
-     kGearPaper, kLowrankKeys},
-    {"sparse", kResidual, "the largest and smallest entries, kept exactly", kGearPaper,
-     kSparseKeys},
+    {.name = "lowrank", .axis = kResidual, .doc = "low-rank factors of what the quantizer lost, per run and head", .paper = kGearPaper, .keys = kLowrankKeys, .read = ReadLowrank, .check = CheckLowrank},
+    {.name = "sparse", .axis = kResidual, .doc = "the largest and smallest entries, kept exactly", .paper = kGearPaper, .keys = kSparseKeys, .read = ReadSparse, .check = CheckSparse},
 };
 
 }  // namespace

@@ -1,5 +1,7 @@
-// Every stage of the spec grammar and its keys, in one table: the parser, its checks, the resolved
-// text and `kvlathe specs` read nothing else.
+// The registration of every method: one row each says its keys with defaults and ranges, how they
+// become typed options, what the method does not go with, by what its bases are found, how `tune`
+// tries it, and the paper. The parser, the resolved text, `kvlathe specs` and `tune` read these rows
+// and nothing else.
 #pragma once
 
 #include <optional>
@@ -8,6 +10,9 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "base/status.h"
+#include "kv/spec/options.h"
 
 namespace kvlathe {
 
@@ -58,6 +63,41 @@ class PresetKeys {
   virtual double Number(std::string_view key_name) const = 0;
 };
 
+using StageValue = std::pair<const KeyInfo*, SpecValue>;
+
+// The values of one stage by key, for the function that makes its typed options of them.
+class KeyValues {
+ public:
+  explicit KeyValues(std::span<const StageValue> values) : values_(values) {}
+  bool Has(std::string_view key) const { return Find(key) != nullptr; }
+  // 0 of a word, and where there is none.
+  double Number(std::string_view key) const;
+  int Integer(std::string_view key) const { return static_cast<int>(Number(key)); }
+  // Whether the key has this word.
+  bool Is(std::string_view key, std::string_view word) const;
+
+ private:
+  const SpecValue* Find(std::string_view key) const;
+  std::span<const StageValue> values_;
+};
+
+// What `tune` may choose for a stage: the values of one key, from the weakest compression to the
+// strongest.
+struct TuningLadder {
+  std::string_view key = {};
+  std::vector<double> (*values)(const KeyInfo& key) = nullptr;
+  bool without_quantizer = false;  // is tried only where no quantizer follows
+};
+
+// A form in which `tune` tries a method unless it is told what to try.
+struct TunedForm {
+  std::string_view text = {};
+  int place = 0;  // in the order in which forms are tried
+};
+
+class Spec;
+struct BasisMethod;
+
 struct StageInfo {
   std::string_view name = {};
   Axis axis = Axis::kPreset;
@@ -65,6 +105,15 @@ struct StageInfo {
   std::string_view paper = {};
   std::span<const KeyInfo* const> keys = {};
   std::vector<ExpandedStage> (*expand)(const PresetKeys& keys) = nullptr;  // presets only
+  StageOptions (*read)(const KeyValues& values) = nullptr;                 // not presets
+  // What the method does not go with, for specs that have it; null: it goes with everything.
+  Status (*check)(const Spec& spec) = nullptr;
+  // What its bases are found by, where that is known before a prompt.
+  const BasisMethod* analysis = nullptr;
+  // Of each a search tries the values; the first goes furthest. Empty: nothing is left open.
+  std::span<const TuningLadder> ladders = {};
+  std::span<const TunedForm> tuned = {};
+  Axis tuned_axis = axis;  // on which `tune` composes it; of a preset that of its main stage
 
   const KeyInfo* FindKey(std::string_view key_name) const;
 };

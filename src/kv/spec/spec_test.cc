@@ -101,20 +101,21 @@ TEST(Spec, EvictAndRotatePresetsRemoveTheRateTogether) {
       const StatusOr<Spec> spec = Spec::Parse(text);
       ASSERT_TRUE(spec.ok()) << spec.status();
       ASSERT_NE(spec->basis(), nullptr);
-      EXPECT_EQ(spec->basis()->name, basis);
-      EXPECT_DOUBLE_EQ(spec->basis()->Number("rate"), 1 - std::sqrt(1 - rate));
-      EXPECT_EQ(spec->retention()->name, "keyformer");
-      EXPECT_DOUBLE_EQ(spec->retention()->Number("keep"), std::sqrt(1 - rate));
+      EXPECT_EQ(spec->NameOf(Axis::kBasis), basis);
+      EXPECT_DOUBLE_EQ(RanksOf(*spec->basis())->value, 1 - std::sqrt(1 - rate));
+      ASSERT_NE(spec->retention_as<KeyformerOptions>(), nullptr);
+      EXPECT_DOUBLE_EQ(BudgetOf(*spec->retention())->keep, std::sqrt(1 - rate));
     }
   }
-  EXPECT_EQ(Spec::Parse("kf-p(ranks=uniform,round=16)")->basis()->ToString(),
+  EXPECT_EQ(Spec::Parse("kf-p(ranks=uniform,round=16)")->stage(Axis::kBasis)->ToString(),
             fmt::format("palu(rate={},ranks=uniform,round=16,group=1,whiten=on,sink=4)",
                         1 - std::sqrt(1 - 0.7)));
 }
 
 TEST(Spec, FisherRanksArePalusAlone) {
-  EXPECT_EQ(Spec::Parse("palu(ranks=fisher)")->basis()->Word("ranks"), "fisher");
-  EXPECT_EQ(Spec::Parse("kvq-p(ranks=fisher)")->basis()->Word("ranks"), "fisher");
+  for (const char* text : {"palu(ranks=fisher)", "kvq-p(ranks=fisher)"}) {
+    EXPECT_EQ(RanksOf(*Spec::Parse(text)->basis())->choice, RankOptions::Choice::kFisher) << text;
+  }
   for (const char* text :
        {"fdc(ranks=fisher)", "zack(ranks=fisher)", "lathe(ranks=fisher)", "kvq-f(ranks=fisher)"}) {
     EXPECT_FALSE(Spec::Parse(text).ok()) << text;
@@ -126,7 +127,7 @@ TEST(Spec, ResidentIsRefusedWhereRowsHangOnRanks) {
        {"zack(resident=full)", "fdc(rate=0.3,resident=full)+kivi", "lathe(resident=full)+h2o",
         "lathe(ratio=2,bits=16,resident=full)", "fdc(resident=full)+token(hadamard=off)"}) {
     const Spec spec = *Spec::Parse(text);
-    EXPECT_TRUE(spec.basis()->Has("resident")) << text;
+    EXPECT_TRUE(IsResident(*spec.basis())) << text;
     EXPECT_TRUE(CheckSupported(spec).ok()) << text;
   }
   for (const auto& [text, cause] :
@@ -146,18 +147,16 @@ TEST(Spec, GivesConsumersStagesAndValues) {
   EXPECT_EQ(spec.text(), "gear(bits=4)+h2o(keep=0.5)+fdc(ratio=8,ranks=uniform,sink=2)");
   EXPECT_EQ(spec.stages().size(), 5u);
   ASSERT_NE(spec.basis(), nullptr);
-  EXPECT_EQ(spec.basis()->name, "fdc");
-  EXPECT_TRUE(spec.basis()->Has("ratio"));
-  EXPECT_FALSE(spec.basis()->Has("rate"));
-  EXPECT_EQ(spec.basis()->Number("ratio"), 8);
-  EXPECT_EQ(spec.basis()->Word("ranks"), "uniform");
-  EXPECT_EQ(spec.retention()->Number("keep"), 0.5);
-  EXPECT_EQ(spec.quantizer()->Integer("bits"), 4);
-  EXPECT_EQ(spec.quantizer()->Word("run"), "");
-  EXPECT_EQ(spec.lowrank()->Integer("prefill"), 4);
-  EXPECT_EQ(spec.sparse()->Number("share"), 0.02);
+  EXPECT_EQ(*spec.basis(),
+            BasisStage(FdcOptions{.ranks = {.goal = RankOptions::Goal::kRatio,
+                                            .value = 8,
+                                            .choice = RankOptions::Choice::kUniform}}));
+  EXPECT_EQ(*spec.retention(), RetentionStage(H2oOptions{.budget = {.keep = 0.5}, .recent = 0.5}));
+  EXPECT_EQ(*spec.quantizer(), QuantizerStage(KcvtOptions{.bits = 4, .runs = {512, 64, 0}}));
+  EXPECT_EQ(*spec.lowrank(), LowrankOptions());
+  EXPECT_EQ(spec.sparse()->share, 0.02);
   EXPECT_EQ(spec.n_sink(), 2);
-  EXPECT_EQ(spec.quantizer()->Integer("sink"), 2);  // said once, holds for all
+  EXPECT_EQ(KeyValues(spec.stage(Axis::kQuantizer)->values).Integer("sink"), 2);  // holds for all
 
   const Spec none = *Spec::Parse("none");
   EXPECT_TRUE(none.is_none());
@@ -309,7 +308,7 @@ TEST(Spec, RefusesContradictions) {
 TEST(Spec, ABasisMaySplitBitsInPlaceOfAQuantizer) {
   EXPECT_TRUE(Spec::Parse("lathe(ratio=4)")->splits_bits());
   // Bits are shared out by what noise costs there.
-  EXPECT_EQ(Spec::Parse("lathe(ratio=4)")->basis()->Integer("newest"), kProbeNewest);
+  EXPECT_EQ(Spec::Parse("lathe(ratio=4)")->runs()->newest, kProbeNewest);
   EXPECT_TRUE(Spec::Parse("lathe(ratio=4,bits=mixed)")->splits_bits());
   EXPECT_FALSE(Spec::Parse("lathe(rate=0.5)")->splits_bits());
   EXPECT_FALSE(Spec::Parse("lathe(ratio=4,bits=16)")->splits_bits());
@@ -520,7 +519,7 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
         "fdc+h2o(score=exact)+kvquant", "h2o(score=stored)"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
   }
-  EXPECT_EQ(Spec::Parse("kf-f(score=exact)")->retention()->Word("score"), "exact");
+  EXPECT_TRUE(BudgetOf(*Spec::Parse("kf-f(score=exact)")->retention())->reads_whole_keys);
   for (const char* text :
        {"h2o(score=exact)", "tova(score=exact)+kivi", "snapkv(score=exact)+token(hadamard=on)"}) {
     const Status status = CheckSupported(*Spec::Parse(text));

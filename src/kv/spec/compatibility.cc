@@ -1,0 +1,160 @@
+#include "kv/spec/compatibility.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr StatusCode kRefused = StatusCode::kInvalidArgument;
+
+// Whether heads may hold entries of their own.
+bool HasEntriesOfHeads(const Spec& spec) {
+  if (spec.retention() == nullptr || spec.retention_as<WindowOptions>() != nullptr) return false;
+  const auto* tova = spec.retention_as<TovaOptions>();
+  return tova == nullptr || !tova->shares_heads;
+}
+
+// What keys from before RoPE go with.
+Status CheckLatents(const Spec& spec) {
+  if (!spec.has_latent_keys()) return OkStatus();
+  if (spec.retention_as<PoolOptions>() == nullptr && spec.retention_as<DmcOptions>() == nullptr) {
+    return OkStatus();
+  }
+  return Error(kRefused,
+               "--kv '{}': keys from before RoPE cannot be merged yet; leave out {} or {}",
+               spec.text(), spec.NameOf(Axis::kBasis), spec.NameOf(Axis::kRetention));
+}
+
+// What latents go with that lie in the blocks of several heads.
+Status CheckSharedLatents(const Spec& spec, int heads_per_latent) {
+  if (heads_per_latent == 1) return OkStatus();
+  if (HasEntriesOfHeads(spec)) {
+    return Error(kRefused,
+                 "--kv '{}': {} chooses entries of each head, and palu(group={}) needs those of {} "
+                 "heads together; take group=1, tova or window",
+                 spec.text(), spec.NameOf(Axis::kRetention), heads_per_latent, heads_per_latent);
+  }
+  if (spec.quantizer_as<KvquantOptions>() != nullptr) {
+    return Error(kRefused,
+                 "--kv '{}': codebooks of kvquant are fitted to channels of one head, and "
+                 "palu(group={}) has latents of several; take group=1 or another quantizer",
+                 spec.text(), heads_per_latent);
+  }
+  return OkStatus();
+}
+
+// Rows whose basis is found online are those of sealed blocks.
+Status CheckGoesAlone(const Spec& spec, std::string_view what) {
+  const Axis axis = spec.quantizer() != nullptr ? Axis::kQuantizer : Axis::kRetention;
+  if (spec.stage(axis) == nullptr) return OkStatus();
+  return Error(kRefused, "--kv '{}': {} is a baseline and goes alone; leave out {}", spec.text(),
+               what, spec.NameOf(axis));
+}
+
+// Rows are made once for sequences of all ranks: of what is stored, only how much of a row may hang
+// on them.
+Status CheckResident(const Spec& spec) {
+  if (!IsResident(*spec.basis())) return OkStatus();
+  const char* cause = nullptr;
+  if (spec.has_latent_keys()) cause = "keys=before reads latents of one rank back as keys";
+  if (spec.splits_bits()) cause = "ratio chooses bits together with ranks; give rate, or bits=16";
+  if (spec.quantizer_as<KvquantOptions>() != nullptr) {
+    cause = "kvquant learns its codebooks for one choice of ranks; take another quantizer";
+  }
+  if (spec.quantizer() != nullptr && MixesChannels(*spec.quantizer())) {
+    cause = "hadamard=on mixes the dimensions of one choice of ranks";
+  }
+  if (cause == nullptr) return OkStatus();
+  return Error(kRefused, "--kv '{}': resident=full: {}", spec.text(), cause);
+}
+
+}  // namespace
+
+Status CheckZack(const Spec& spec) {
+  const auto& zack = *spec.basis_as<ZackOptions>();
+  if (zack.is_online) {
+    KVL_RETURN_IF_ERROR(CheckGoesAlone(spec, "zack(online=on)"));
+    if (zack.is_resident) {
+      return Error(kRefused,
+                   "--kv '{}': online=on folds nothing into the weights that resident=full could "
+                   "keep; leave out one of them",
+                   spec.text());
+    }
+  }
+  return CheckResident(spec);
+}
+
+Status CheckFdc(const Spec& spec) { return CheckResident(spec); }
+
+Status CheckPalu(const Spec& spec) {
+  KVL_RETURN_IF_ERROR(CheckLatents(spec));
+  return CheckSharedLatents(spec, spec.basis_as<PaluOptions>()->heads_per_latent);
+}
+
+Status CheckSvdOnline(const Spec& spec) { return CheckGoesAlone(spec, "svd-online"); }
+
+Status CheckLathe(const Spec& spec) {
+  KVL_RETURN_IF_ERROR(CheckLatents(spec));
+  return CheckResident(spec);
+}
+
+// Votes by whole keys differ from others where a basis cuts keys that have turned.
+Status CheckVoting(const Spec& spec) {
+  if (!BudgetOf(*spec.retention())->reads_whole_keys) return OkStatus();
+  if (spec.basis() == nullptr) {
+    return Error(kRefused,
+                 "--kv '{}': score=exact takes the votes of {} from keys that no basis has cut, "
+                 "and without one they are whole; leave score out",
+                 spec.text(), spec.NameOf(Axis::kRetention));
+  }
+  if (!spec.has_latent_keys()) return OkStatus();
+  return Error(kRefused,
+               "--kv '{}': {} keeps keys from before RoPE, for which score=exact is not built; "
+               "leave score out or take fdc, zack or lathe(keys=after)",
+               spec.text(), spec.NameOf(Axis::kBasis));
+}
+
+Status CheckKcvt(const Spec& spec) {
+  if (spec.retention_as<DmcOptions>() == nullptr) return OkStatus();
+  return Error(kRefused,
+               "--kv '{}': {} gives a token of V one scale in all heads of a layer, and under dmc "
+               "each head has tokens of its own; take kivi (as gear(bits=2) does), token, "
+               "int8, q8_0 or q4_0",
+               spec.text(), spec.NameOf(Axis::kQuantizer));
+}
+
+Status CheckKvquant(const Spec& spec) {
+  KVL_RETURN_IF_ERROR(CheckKcvt(spec));  // its scales of V are the same
+  if (spec.basis() != nullptr || spec.retention() == nullptr ||
+      spec.retention_as<WindowOptions>() != nullptr) {
+    return OkStatus();
+  }
+  return Error(kRefused,
+               "--kv '{}': without a basis kvquant keeps keys before RoPE, whose positions {} does "
+               "not leave in a row; add a basis or take another quantizer",
+               spec.text(), spec.NameOf(Axis::kRetention));
+}
+
+// A part of the prompt has factors where the prompt is more than one run.
+Status CheckLowrank(const Spec& spec) {
+  if (spec.lowrank()->repaired_share == 1) return OkStatus();
+  std::string_view cause;
+  if (spec.runs()->prompt_run == 0) cause = "run=prompt";
+  if (spec.retention() != nullptr && spec.retention_as<WindowOptions>() == nullptr &&
+      spec.retention_as<PoolOptions>() == nullptr) {
+    cause = spec.NameOf(Axis::kRetention);
+  }
+  if (cause.empty()) return OkStatus();
+  return Error(kRefused,
+               "--kv '{}': recent={} chooses among runs, and with {} the prompt is one; leave out "
+               "recent or {}",
+               spec.text(), spec.lowrank()->repaired_share, cause, cause);
+}
+
+Status CheckSparse(const Spec& spec) {
+  if (!spec.splits_bits()) return OkStatus();
+  return Error(kRefused,
+               "--kv '{}': codes of {} have no scales that exact entries could stay out of; leave "
+               "sparse out, or add a quantizer",
+               spec.text(), spec.NameOf(Axis::kBasis));
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,199 @@
+// What the stages of a spec ask for, as types: one struct for each method, one variant for each
+// axis. The parser fills them in (read_options.cc); behind it nobody reads a key as text.
+#pragma once
+
+#include <variant>
+
+namespace kvlathe {
+
+// How far a basis cuts. kAccuracy: a tuned profile answers (Spec::accuracy).
+struct RankOptions {
+  enum class Goal { kRate, kRatio, kAccuracy };
+  enum class Choice { kAdaptive, kUniform, kFisher };
+  Goal goal = Goal::kRate;
+  double value = 0;  // of the goal
+  Choice choice = Choice::kAdaptive;
+  int round = 16;  // ranks are multiples of it
+
+  bool has_rate() const { return goal == Goal::kRate; }
+  bool has_ratio() const { return goal == Goal::kRatio; }
+  friend bool operator==(const RankOptions&, const RankOptions&) = default;
+};
+
+// What is sealed together.
+struct RunOptions {
+  int prompt_run = 0;  // positions of the prompt; 0: all of them
+  int buffer = 0;      // positions while decoding
+  int newest = 0;      // last positions, of which none is sealed
+
+  friend bool operator==(const RunOptions&, const RunOptions&) = default;
+};
+
+// How many positions a method keeps, and by which keys it chooses them. With an accuracy that a
+// profile is to answer both numbers are 0.
+struct BudgetOptions {
+  double keep = 0;         // share of the positions; or
+  int n_kept = 0;          // positions
+  bool of_prompt = false;  // the share is one of the prompt
+  bool prunes_runs = true;   // where runs of the prompt end, not only where it ends
+  bool reads_whole_keys = false;
+
+  friend bool operator==(const BudgetOptions&, const BudgetOptions&) = default;
+};
+
+// --- Basis ---
+
+struct ZackOptions {
+  RankOptions ranks;
+  bool is_normalised = false;
+  bool is_resident = false;  // all dimensions stay, so that a request may choose its own rate
+  bool is_online = false;    // each sequence finds its rotations where its prompt ends
+  friend bool operator==(const ZackOptions&, const ZackOptions&) = default;
+};
+struct FdcOptions {
+  RankOptions ranks;
+  bool is_resident = false;
+  friend bool operator==(const FdcOptions&, const FdcOptions&) = default;
+};
+struct PaluOptions {
+  RankOptions ranks;
+  int heads_per_latent = 1;
+  bool is_whitened = true;
+  friend bool operator==(const PaluOptions&, const PaluOptions&) = default;
+};
+struct SvdOnlineOptions {
+  double rate = 0;
+  friend bool operator==(const SvdOnlineOptions&, const SvdOnlineOptions&) = default;
+};
+struct LatheOptions {
+  enum class Bits { kAuto, kMixed, k16 };
+  enum class OpenRows { kAuto, k8, k16 };
+  RankOptions ranks;
+  bool is_resident = false;
+  bool is_centred = true;
+  bool keys_before_rope = false;
+  Bits bits = Bits::kAuto;
+  bool scales_keys = true;  // channels of keys may have scales in each block
+  OpenRows open = OpenRows::kAuto;
+  RunOptions runs;  // where bits are split
+  friend bool operator==(const LatheOptions&, const LatheOptions&) = default;
+};
+using BasisStage = std::variant<ZackOptions, FdcOptions, PaluOptions, SvdOnlineOptions, LatheOptions>;
+
+// Null where ranks are not chosen beforehand (svd-online).
+const RankOptions* RanksOf(const BasisStage& basis);
+bool IsResident(const BasisStage& basis);
+int HeadsPerLatent(const BasisStage& basis);
+
+// --- Retention ---
+
+struct H2oOptions {
+  BudgetOptions budget;
+  double recent = 0;  // share of the kept positions that are the newest
+  friend bool operator==(const H2oOptions&, const H2oOptions&) = default;
+};
+struct TovaOptions {
+  BudgetOptions budget;
+  bool shares_heads = true;
+  friend bool operator==(const TovaOptions&, const TovaOptions&) = default;
+};
+struct KeyformerOptions {
+  BudgetOptions budget;
+  double recent = 0;
+  double tau_init = 1, tau_end = 2;
+  int interval = 1;
+  friend bool operator==(const KeyformerOptions&, const KeyformerOptions&) = default;
+};
+struct SnapkvOptions {
+  BudgetOptions budget;
+  int window = 32;
+  int kernel = 5;
+  friend bool operator==(const SnapkvOptions&, const SnapkvOptions&) = default;
+};
+struct WindowOptions {
+  int size = 0;  // 0: a profile answers
+  int n_sink = 0;
+  friend bool operator==(const WindowOptions&, const WindowOptions&) = default;
+};
+struct PoolOptions {
+  int every = 0;  // positions that become one entry; 0: a profile answers
+  friend bool operator==(const PoolOptions&, const PoolOptions&) = default;
+};
+struct DmcOptions {
+  int window = 12;
+  friend bool operator==(const DmcOptions&, const DmcOptions&) = default;
+};
+using RetentionStage = std::variant<H2oOptions, TovaOptions, KeyformerOptions, SnapkvOptions,
+                                    WindowOptions, PoolOptions, DmcOptions>;
+
+// Null where no positions are chosen by votes.
+const BudgetOptions* BudgetOf(const RetentionStage& retention);
+
+// --- Quantizer --- (bits 0: a profile answers)
+
+struct TokenOptions {
+  int bits = 4;
+  int group = 64;
+  bool mixes_channels = false;  // by a Hadamard matrix, before anything is coded
+  RunOptions runs;
+  friend bool operator==(const TokenOptions&, const TokenOptions&) = default;
+};
+struct KcvtOptions {
+  int bits = 4;
+  RunOptions runs;
+  friend bool operator==(const KcvtOptions&, const KcvtOptions&) = default;
+};
+struct KiviOptions {
+  int bits = 2;
+  int group = 32;
+  RunOptions runs;
+  friend bool operator==(const KiviOptions&, const KiviOptions&) = default;
+};
+struct KvquantOptions {
+  int bits = 4;
+  double outliers = 0;           // share of the entries that are kept exactly
+  bool matches_moments = false;  // Q-Norm; what qnorm=auto means is settled
+  RunOptions runs;
+  friend bool operator==(const KvquantOptions&, const KvquantOptions&) = default;
+};
+struct Int8Options {
+  bool mixes_channels = false;
+  RunOptions runs;
+  friend bool operator==(const Int8Options&, const Int8Options&) = default;
+};
+struct Q8Options {
+  bool mixes_channels = false;
+  RunOptions runs;
+  friend bool operator==(const Q8Options&, const Q8Options&) = default;
+};
+struct Q4Options {
+  bool mixes_channels = false;
+  RunOptions runs;
+  friend bool operator==(const Q4Options&, const Q4Options&) = default;
+};
+using QuantizerStage = std::variant<TokenOptions, KcvtOptions, KiviOptions, KvquantOptions,
+                                    Int8Options, Q8Options, Q4Options>;
+
+const RunOptions& RunsOf(const QuantizerStage& quantizer);
+bool MixesChannels(const QuantizerStage& quantizer);
+
+// --- Residual ---
+
+struct LowrankOptions {
+  int prompt_rank = 4;
+  int decode_rank = 2;
+  double repaired_share = 1;  // of the prompt, its newest runs
+  int power_loops = 3;
+  friend bool operator==(const LowrankOptions&, const LowrankOptions&) = default;
+};
+struct SparseOptions {
+  double share = 0;
+  friend bool operator==(const SparseOptions&, const SparseOptions&) = default;
+};
+using ResidualStage = std::variant<LowrankOptions, SparseOptions>;
+
+// Of a stage; none of a preset that waits for a profile's answer.
+using StageOptions =
+    std::variant<std::monostate, BasisStage, RetentionStage, QuantizerStage, ResidualStage>;
+
+}  // namespace kvlathe

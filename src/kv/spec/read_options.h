@@ -1,0 +1,31 @@
+// From the values of a stage to its typed options: the `read` of each registration row. Nothing else
+// looks a key up by its name.
+#pragma once
+
+#include "kv/spec/spec_table.h"
+
+namespace kvlathe {
+
+StageOptions ReadZack(const KeyValues& values);
+StageOptions ReadFdc(const KeyValues& values);
+StageOptions ReadPalu(const KeyValues& values);
+StageOptions ReadSvdOnline(const KeyValues& values);
+StageOptions ReadLathe(const KeyValues& values);
+StageOptions ReadH2o(const KeyValues& values);
+StageOptions ReadTova(const KeyValues& values);
+StageOptions ReadKeyformer(const KeyValues& values);
+StageOptions ReadSnapkv(const KeyValues& values);
+StageOptions ReadWindow(const KeyValues& values);
+StageOptions ReadPool(const KeyValues& values);
+StageOptions ReadDmc(const KeyValues& values);
+StageOptions ReadToken(const KeyValues& values);
+StageOptions ReadKcvt(const KeyValues& values);
+StageOptions ReadKivi(const KeyValues& values);
+StageOptions ReadKvquant(const KeyValues& values);
+StageOptions ReadInt8(const KeyValues& values);
+StageOptions ReadQ8(const KeyValues& values);
+StageOptions ReadQ4(const KeyValues& values);
+StageOptions ReadLowrank(const KeyValues& values);
+StageOptions ReadSparse(const KeyValues& values);
+
+}  // namespace kvlathe

@@ -1,0 +1,77 @@
+#include "plan/basis_analyses.h"
+
+#include <utility>
+
+#include "analysis/bases/palu.h"
+
+namespace kvlathe {
+
+const BasisMethod* BasisMethodOf(const Spec& spec) {
+  const Stage* const stage = spec.stage(Axis::kBasis);
+  return stage == nullptr ? nullptr : stage->info->analysis;
+}
+
+BasisOptions BasisOptionsOf(const BasisStage& stage) {
+  BasisOptions options;
+  if (const auto* zack = std::get_if<ZackOptions>(&stage)) {
+    options.is_normalised = zack->is_normalised;
+  }
+  if (const auto* lathe = std::get_if<LatheOptions>(&stage)) {
+    options.is_centred = lathe->is_centred;
+    options.keys_before_rope = lathe->keys_before_rope;
+    options.scales_keys = lathe->scales_keys;
+    options.may_keep_open_rows = lathe->open == LatheOptions::OpenRows::kAuto;
+  }
+  if (const auto* palu = std::get_if<PaluOptions>(&stage)) {
+    options.is_whitened = palu->is_whitened;
+    options.heads_per_latent = palu->heads_per_latent;
+  }
+  return options;
+}
+
+StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,
+                                            const CalibrationStatistics& statistics) {
+  const BasisMethod& method = *BasisMethodOf(spec);
+  if (method.wants_value_grams && value_grams_.empty()) {
+    KVL_ASSIGN_OR_RETURN(value_grams_, source_->ValueGrams(1));
+  }
+  if (output_grams_.empty()) {
+    KVL_ASSIGN_OR_RETURN(output_grams_, source_->OutputGrams());
+    KVL_ASSIGN_OR_RETURN(value_biases_, source_->ValueBiases());
+    key_biases_ = source_->KeyBiases();
+  }
+  BasisInputs inputs = {.statistics = &statistics,
+                        .value_grams = value_grams_,
+                        .output_grams = output_grams_,
+                        .options = BasisOptionsOf(*spec.basis()),
+                        .pool = source_->threads(),
+                        .key_biases = key_biases_,
+                        .value_biases = value_biases_};
+  std::vector<std::vector<double>> key_grams, joined_value_grams;
+  const int n_joined = inputs.options.heads_per_latent;
+  if (!inputs.options.is_whitened && model_.n_kv_heads % n_joined == 0) {
+    KVL_ASSIGN_OR_RETURN(key_grams, source_->KeyGrams(n_joined));
+    KVL_ASSIGN_OR_RETURN(joined_value_grams, source_->ValueGrams(n_joined));
+    inputs.key_grams = key_grams;
+    inputs.value_grams = joined_value_grams;
+  }
+  return method.analyse(inputs);
+}
+
+StatusOr<const BasisAnalysis*> BasisAnalyses::Of(const Spec& spec) {
+  const BasisMethod* const method = BasisMethodOf(spec);
+  const BasisOptions options = BasisOptionsOf(*spec.basis());
+  for (const KnownAnalysis& known : analyses_) {
+    if (known.method == method && known.options == options) return known.analysis.get();
+  }
+  KVL_RETURN_IF_ERROR(CheckHeadsPerLatent(options.heads_per_latent, model_.n_kv_heads));
+  const StatisticsNeed need = {.of_text = method->wants_text,
+                               .across_heads = options.heads_per_latent > 1 && options.is_whitened,
+                               .probes = method->wants_probes};
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics, source_->Statistics(need));
+  KVL_ASSIGN_OR_RETURN(BasisAnalysis analysis, From(spec, *statistics));
+  analyses_.push_back({method, options, std::make_unique<BasisAnalysis>(std::move(analysis))});
+  return analyses_.back().analysis.get();
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,162 @@
+#include "plan/drawn_basis.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "analysis/bases/palu.h"
+#include "analysis/ranks/bit_ladder.h"
+#include "base/check.h"
+#include "base/random.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr uint64_t kDrawnBasisSeed = 1;
+
+}  // namespace
+
+std::vector<int> DrawRanks(int n, int head_dim, double rate, uint64_t seed) {
+  constexpr double kVariation = 0.3;
+  const int n_ranks = 2 * n;
+  if (rate == 0) return std::vector<int>(n_ranks, head_dim);
+  const double mean_rank = (1 - rate) * head_dim;
+  Random random(seed);
+  std::vector<int> ranks(n_ranks);
+  int64_t excess = 0;  // in steps of 16
+  for (int& rank : ranks) {
+    const double drawn = mean_rank * (1 + kVariation * random.Normal());
+    rank = std::clamp(static_cast<int>(std::lround(drawn / 16)) * 16, 16, head_dim);
+    excess += rank / 16;
+  }
+  excess -= std::max<int64_t>(n_ranks, std::llround(std::ceil(mean_rank * n_ranks / 16)));
+  // A few random ranks move by one step until the mean is right.
+  while (excess != 0) {
+    int& rank = ranks[random.Below(n_ranks)];
+    const int step = excess > 0 ? -16 : 16;
+    if (rank + step < 16 || rank + step > head_dim) continue;
+    rank += step;
+    excess += step / 16;
+  }
+  return ranks;
+}
+
+std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t seed) {
+  constexpr double kLastOverFirst = 0.02, kVariation = 0.3;  // singular values of a mean head
+  Random random(seed);
+  std::vector<HeadSpectra> spectra(n);
+  std::vector<HeadNoise> noise(n);
+  const auto draw = [&](std::vector<double>* values, std::vector<double>* squares) {
+    const double rate = std::max(0.2, 1 + kVariation * random.Normal());
+    for (int i = 0; i < head_dim; ++i) {
+      const double s = std::pow(kLastOverFirst, rate * i / head_dim);
+      values->push_back(s);
+      squares->push_back(s * s);
+    }
+  };
+  for (int h = 0; h < n; ++h) {
+    draw(&spectra[h].qk, &noise[h].qk);
+    draw(&spectra[h].v, &noise[h].v);
+  }
+  RankRequest request{.goal = RankRequest::Goal::kRatio, .value = ratio};
+  request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
+    int64_t bits = 0;
+    for (const HeadRanks& r : ranks) bits += r.k_bits.bits_per_token() + r.v_bits.bits_per_token();
+    return static_cast<double>(bits) / (int64_t{16} * 2 * head_dim * n);
+  };
+  StatusOr<RankAllocation> allocation = AllocateBits(spectra, noise, head_dim, request);
+  KVL_CHECK(allocation.ok());
+  return std::move(allocation->ranks);
+}
+
+std::vector<HeadRanks> UniformRanks(int n, int head_dim, double rate) {
+  const RankLadder ladder = RankLadder::Uniform(n, head_dim, 16);
+  return ladder.AllocationAt(ladder.LastLevelWithin(rate)).ranks;
+}
+
+ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
+                           const std::vector<HeadRanks>& ranks, uint64_t seed,
+                           bool has_latent_keys) {
+  Random random(seed);
+  const int n_sharing = n_layers * n_kv_heads / static_cast<int>(ranks.size());
+  const int64_t width = int64_t{n_sharing} * head_dim;
+  const double deviation = 1 / std::sqrt(width);
+  const auto matrix = [&](int64_t n) {
+    std::vector<float> values(n);
+    for (float& v : values) v = static_cast<float>(deviation * random.Normal());
+    return values;
+  };
+  ModelBasis basis{n_layers, n_kv_heads, head_dim, {}, n_sharing};
+  for (int h = 0; h < n_layers * n_kv_heads; ++h) {
+    const HeadRanks& r = ranks[h / n_sharing];
+    HeadBasis head{.rank_k = r.rank_k, .rank_v = r.rank_v};
+    head.k_bits = r.k_bits;
+    head.v_bits = r.v_bits;
+    head.key_basis = matrix(width * head.rank_k);
+    (has_latent_keys ? head.key_way_back : head.query_basis) = head.key_basis;
+    // Maps of no use, like the others, for the work of real ones.
+    const std::vector<float> cut(int64_t{head_dim} * (head_dim - head.rank_k));
+    if (!has_latent_keys) head.cut = {cut, cut};
+    head.value_basis = matrix(width * head.rank_v);
+    head.output_basis = matrix(width * head.rank_v);
+    basis.heads.push_back(std::move(head));
+  }
+  return basis;
+}
+
+ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed,
+                           bool has_latent_keys, int heads_per_latent) {
+  const int n_total = n_layers * n_kv_heads / heads_per_latent;
+  const std::vector<int> drawn = DrawRanks(n_total, head_dim, rate, seed);
+  std::vector<HeadRanks> ranks;
+  for (int i = 0; i < n_total; ++i) ranks.push_back({drawn[2 * i], drawn[2 * i + 1]});
+  return DrawRandomBasis(n_layers, n_kv_heads, head_dim, ranks, seed, has_latent_keys);
+}
+
+ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
+                                uint64_t seed, bool has_latent_keys) {
+  return DrawRandomBasis(n_layers, n_kv_heads, head_dim,
+                         DrawSplits(n_layers * n_kv_heads, head_dim, ratio, seed), seed,
+                         has_latent_keys);
+}
+
+Status CheckDrawnRanks(const Spec& spec) {
+  const RankOptions* const ranks = spec.basis() == nullptr ? nullptr : RanksOf(*spec.basis());
+  if (ranks == nullptr || ranks->choice != RankOptions::Choice::kFisher) return OkStatus();
+  return Error(
+      StatusCode::kInvalidArgument,
+      "--kv '{}': random weights have no gradients that mean anything; leave ranks out, or "
+      "take uniform",
+      spec.text());
+}
+
+StatusOr<ModelBasis> DrawBasis(const Spec& spec, const ModelFacts& model) {
+  const RankOptions& ranks = *RanksOf(*spec.basis());
+  if (IsResident(*spec.basis())) {
+    return Error(StatusCode::kUnimplemented,
+                 "--kv '{}': a model with random weights has no basis of all dimensions; leave "
+                 "resident out",
+                 spec.text());
+  }
+  const int heads_per_latent = HeadsPerLatent(*spec.basis());
+  KVL_RETURN_IF_ERROR(CheckHeadsPerLatent(heads_per_latent, model.n_kv_heads));
+  KVL_RETURN_IF_ERROR(CheckDrawnRanks(spec));
+  if (ranks.has_rate() && ranks.choice == RankOptions::Choice::kUniform) {
+    const int n_latents = model.n_layers * model.n_kv_heads / heads_per_latent;
+    return DrawRandomBasis(model.n_layers, model.n_kv_heads, model.head_dim,
+                           UniformRanks(n_latents, model.head_dim, ranks.value), kDrawnBasisSeed,
+                           spec.has_latent_keys());
+  }
+  if (ranks.has_rate()) {
+    return DrawRandomBasis(model.n_layers, model.n_kv_heads, model.head_dim, ranks.value,
+                           kDrawnBasisSeed, spec.has_latent_keys(), heads_per_latent);
+  }
+  if (spec.splits_bits()) {
+    return DrawRandomSplitBasis(model.n_layers, model.n_kv_heads, model.head_dim, ranks.value,
+                                kDrawnBasisSeed, spec.has_latent_keys());
+  }
+  return Error(StatusCode::kInvalidArgument,
+               "--kv '{}': a model with random weights takes rate, or a ratio that chooses bits",
+               spec.text());
+}
+
+}  // namespace kvlathe

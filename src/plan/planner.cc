@@ -1,0 +1,166 @@
+#include "plan/planner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "analysis/bases/hadamard.h"
+#include "analysis/bases/palu.h"
+#include "plan/drawn_basis.h"
+#include "plan/plan_checks.h"
+
+namespace kvlathe {
+namespace {
+
+Status OfSpec(const Spec& spec, const Status& status) {
+  if (status.ok()) return status;
+  return Error(status.code(), "--kv '{}': {}", spec.text(), MessageOf(status));
+}
+
+bool NeedsFisher(const Spec& spec) {
+  const RankOptions* const ranks = spec.basis() == nullptr ? nullptr : RanksOf(*spec.basis());
+  return ranks != nullptr && ranks->choice == RankOptions::Choice::kFisher;
+}
+
+// The larger share of two: where half of the context is prompt, as `compare` measures, and where
+// all of it is.
+double FractionAtFullContext(const CacheLayout& layout, int64_t n_context) {
+  const int64_t bytes = std::max(SequenceBytes(layout, n_context, 1, n_context / 2),
+                                 SequenceBytes(layout, n_context, 1, n_context));
+  return static_cast<double>(bytes) / static_cast<double>(ReferenceBytes(layout, n_context));
+}
+
+RankRequest RequestOf(const RankOptions& options, std::optional<double> rate) {
+  RankRequest request;
+  request.goal = options.has_ratio() ? RankRequest::Goal::kRatio : RankRequest::Goal::kRate;
+  request.value = options.value;
+  if (rate.has_value()) {
+    request.goal = RankRequest::Goal::kRate;
+    request.value = *rate;
+  }
+  request.uniform = options.choice == RankOptions::Choice::kUniform;
+  request.round = options.round;
+  return request;
+}
+
+}  // namespace
+
+Status CheckSpec(const Spec& spec, const ModelFacts& model) {
+  KVL_RETURN_IF_ERROR(CheckSupported(spec));
+  if (spec.basis() != nullptr) {
+    KVL_RETURN_IF_ERROR(
+        OfSpec(spec, CheckHeadsPerLatent(HeadsPerLatent(*spec.basis()), model.n_kv_heads)));
+  }
+  const PlanParts parts = PartsOf(spec);
+  return OfSpec(spec,
+                CheckOnModel(model, {parts.seal.has_value() ? &*parts.seal : nullptr,
+                                     parts.retention.has_value() ? &*parts.retention : nullptr,
+                                     spec.has_latent_keys()}));
+}
+
+Status CachePlanner::Check(const Spec& spec) {
+  KVL_RETURN_IF_ERROR(CheckSpec(spec, model_));
+  if (!NeedsFisher(spec) || source_->is_random()) return OkStatus();
+  return source_->Fisher(spec).status();
+}
+
+StatusOr<RankAllocation> CachePlanner::ChooseRanks(const Spec& spec, std::optional<double> rate) {
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, analyses_.Of(spec));
+  RankRequest request = RequestOf(*RanksOf(*spec.basis()), rate);
+  if (NeedsFisher(spec)) {
+    KVL_ASSIGN_OR_RETURN(request.fisher, source_->Fisher(spec));
+  }
+  const PlanParts parts = PartsOf(spec);
+  request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
+    return FractionAtFullContext(MakeLayout(model_, parts, ranks, spec.has_latent_keys()),
+                                 model_.max_seq_len);
+  };
+  const BasisMethod& method = *BasisMethodOf(spec);
+  auto allocation =
+      (spec.splits_bits() ? method.allocate_bits : method.allocate)(*analysis, request);
+  if (allocation.ok()) return allocation;
+  return OfSpec(spec, allocation.status());
+}
+
+StatusOr<ModelBasis> CachePlanner::OnlineBasis(const Spec& spec,
+                                               const std::vector<HeadRanks>& ranks) {
+  OnlineInputs inputs = {.is_normalised = BasisOptionsOf(*spec.basis()).is_normalised};
+  KVL_ASSIGN_OR_RETURN(inputs.output_grams, source_->OutputGrams());
+  ModelBasis basis{model_.n_layers, model_.n_kv_heads, model_.head_dim};
+  for (const HeadRanks& r : ranks) {
+    basis.heads.push_back({.rank_k = r.rank_k, .rank_v = r.rank_v});
+  }
+  basis.online = std::move(inputs);
+  return basis;
+}
+
+StatusOr<ModelBasis> CachePlanner::BasisAt(const Spec& spec, const RankAllocation& allocation) {
+  if (spec.finds_basis_online()) return OnlineBasis(spec, allocation.ranks);
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, analyses_.Of(spec));
+  if (!IsResident(*spec.basis())) return CutBasis(*analysis, allocation.ranks);
+  const HeadRanks whole = {model_.head_dim, model_.head_dim};
+  return CutBasis(*analysis, std::vector<HeadRanks>(allocation.ranks.size(), whole));
+}
+
+StatusOr<ModelBasis> CachePlanner::DrawnBasis(const Spec& spec) {
+  KVL_ASSIGN_OR_RETURN(ModelBasis basis, DrawBasis(spec, model_));
+  if (!spec.finds_basis_online()) return basis;
+  std::vector<HeadRanks> ranks;
+  for (const HeadBasis& head : basis.heads) ranks.push_back({head.rank_k, head.rank_v});
+  return OnlineBasis(spec, ranks);
+}
+
+Status CachePlanner::AddBasis(const Spec& spec, std::optional<double> rate, PlanParts* parts) {
+  if (BasisMethodOf(spec) != nullptr && source_->is_random()) {
+    KVL_ASSIGN_OR_RETURN(parts->basis, DrawnBasis(spec));
+  } else if (BasisMethodOf(spec) != nullptr) {
+    KVL_ASSIGN_OR_RETURN(parts->allocation, ChooseRanks(spec, rate));
+    KVL_ASSIGN_OR_RETURN(parts->basis, BasisAt(spec, *parts->allocation));
+    if (IsResident(*spec.basis())) {
+      parts->ranks_at = [this, spec](double wanted) -> StatusOr<std::vector<HeadRanks>> {
+        KVL_ASSIGN_OR_RETURN(RankAllocation allocation, ChooseRanks(spec, wanted));
+        return std::move(allocation.ranks);
+      };
+    }
+  }
+  if (spec.quantizer() == nullptr || !MixesChannels(*spec.quantizer())) return OkStatus();
+  if (!parts->basis.has_value()) {
+    parts->basis = IdentityBasis(model_.n_layers, model_.n_kv_heads, model_.head_dim);
+  }
+  MixByHadamard(&*parts->basis);
+  return OkStatus();
+}
+
+Status CachePlanner::AddCodebooks(const Spec& spec, PlanParts* parts) {
+  const auto* const kvquant = spec.quantizer_as<KvquantOptions>();
+  if (kvquant == nullptr || source_->is_random()) return OkStatus();
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics,
+                       source_->Statistics({.of_text = true}));
+  parts->codebooks = FitCodebooks({.statistics = statistics,
+                                   .basis = parts->basis.has_value() ? &*parts->basis : nullptr,
+                                   .rope_dim = model_.rope_dim,
+                                   .bits = kvquant->bits,
+                                   .outliers = parts->seal->format.sparse_share,
+                                   .matches_moments = kvquant->matches_moments});
+  return OkStatus();
+}
+
+StatusOr<CachePlan> CachePlanner::MakePlan(const Spec& spec, std::optional<double> rate) {
+  KVL_RETURN_IF_ERROR(Check(spec));
+  PlanParts parts = PartsOf(spec);
+  KVL_RETURN_IF_ERROR(AddBasis(spec, rate, &parts));
+  KVL_RETURN_IF_ERROR(AddCodebooks(spec, &parts));
+  return AssemblePlan(model_, std::move(parts));
+}
+
+StatusOr<double> CachePlanner::FractionOf(const Spec& spec) {
+  KVL_RETURN_IF_ERROR(Check(spec));
+  std::vector<HeadRanks> ranks;  // empty: whole rows
+  if (BasisMethodOf(spec) != nullptr) {
+    KVL_ASSIGN_OR_RETURN(RankAllocation allocation, ChooseRanks(spec, std::nullopt));
+    ranks = std::move(allocation.ranks);
+  }
+  return FractionAtFullContext(MakeLayout(model_, PartsOf(spec), ranks, spec.has_latent_keys()),
+                               model_.max_seq_len);
+}
+
+}  // namespace kvlathe
