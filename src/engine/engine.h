@@ -24,8 +24,8 @@ struct Request {
   int max_tokens = 128;
   SamplingParams sampling;
   std::vector<int> stop_ids;  // end of sequence
-  // Share of K and V elements removed, of a model that offers rates (Model::OfferRates); none: that
-  // of the model, or of the session's cache.
+  // Share of K and V elements removed, of a model whose plan offers rates (CachePlan::ranks_at);
+  // none: that of the model, or of the session's cache.
   std::optional<double> rate;
 };
 

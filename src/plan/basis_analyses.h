@@ -21,8 +21,7 @@ BasisOptions BasisOptionsOf(const BasisStage& stage);
 class BasisAnalyses {
  public:
   // The source outlives it.
-  BasisAnalyses(const ModelFacts& model, PlanSource* source)
-      : model_(model), source_(source) {}
+  BasisAnalyses(const ModelFacts& model, PlanSource* source) : model_(model), source_(source) {}
 
   // Of a spec with such a basis; lives as long as this.
   StatusOr<const BasisAnalysis*> Of(const Spec& spec);

@@ -61,20 +61,17 @@ void DivideByDeviations(const HeadAnalysis& full, int head_dim, HeadBasis* head)
 
 }  // namespace
 
-const BasisMethod kFdcMethod = {.analyse = AnalyseFdc,
-                                .allocate = AllocateFdc,
-                                .wants_value_grams = true};
-const BasisMethod kZackMethod = {.analyse = AnalyseZack,
-                                 .allocate = AllocateZack,
-                                 .wants_text = true};
+const BasisMethod kFdcMethod = {
+    .analyse = AnalyseFdc, .allocate = AllocateFdc, .wants_value_grams = true};
+const BasisMethod kZackMethod = {
+    .analyse = AnalyseZack, .allocate = AllocateZack, .wants_text = true};
 const BasisMethod kLatheMethod = {.analyse = AnalyseLathe,
                                   .allocate = AllocateLathe,
                                   .allocate_bits = AllocateLatheBits,
                                   .wants_text = true,
                                   .wants_probes = true};
-const BasisMethod kPaluMethod = {.analyse = AnalysePalu,
-                                 .allocate = AllocatePalu,
-                                 .wants_text = true};
+const BasisMethod kPaluMethod = {
+    .analyse = AnalysePalu, .allocate = AllocatePalu, .wants_text = true};
 
 ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>& ranks) {
   const int n = analysis.heads_per_latent;

@@ -52,8 +52,8 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
     plan.format.splits_bits = true;
     plan.codes_open_rows = CodesOpenRows(spec, *spec.basis_as<LatheOptions>());
   } else {
-    plan.format = std::visit([](const auto& options) { return FormatOf(options); },
-                             *spec.quantizer());
+    plan.format =
+        std::visit([](const auto& options) { return FormatOf(options); }, *spec.quantizer());
   }
   if (const auto* window = spec.retention_as<WindowOptions>(); window != nullptr) {
     plan.window = window->size;

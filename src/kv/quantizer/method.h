@@ -13,8 +13,8 @@ namespace kvlathe {
 // retention the prompt is one run, where entries are dropped until it ends.
 std::optional<SealPlan> SealPlanOf(const Spec& spec);
 
-// What shares a scale, for both sides, and the share of exact entries of a quantizer that has some of
-// its own; the residual axis adds its own.
+// What shares a scale, for both sides, and the share of exact entries of a quantizer that has some
+// of its own; the residual axis adds its own.
 
 // Per-token groups (FlexGen; docs/methods/token.md): `group` channels of a token of a head share a
 // scale.

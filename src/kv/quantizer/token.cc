@@ -3,9 +3,8 @@
 namespace kvlathe {
 
 PackedFormat FormatOf(const TokenOptions& options) {
-  const PackedSide side{.bits = options.bits,
-                        .sharing = ScaleSharing::kToken,
-                        .group = options.group};
+  const PackedSide side{
+      .bits = options.bits, .sharing = ScaleSharing::kToken, .group = options.group};
   return {.k = side, .v = side};
 }
 

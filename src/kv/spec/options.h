@@ -32,10 +32,10 @@ struct RunOptions {
 // How many positions a method keeps, and by which keys it chooses them. With an accuracy that a
 // profile is to answer both numbers are 0.
 struct BudgetOptions {
-  double keep = 0;         // share of the positions; or
-  int n_kept = 0;          // positions
-  bool of_prompt = false;  // the share is one of the prompt
-  bool prunes_runs = true;   // where runs of the prompt end, not only where it ends
+  double keep = 0;          // share of the positions; or
+  int n_kept = 0;           // positions
+  bool of_prompt = false;   // the share is one of the prompt
+  bool prunes_runs = true;  // where runs of the prompt end, not only where it ends
   bool reads_whole_keys = false;
 
   friend bool operator==(const BudgetOptions&, const BudgetOptions&) = default;
@@ -78,7 +78,8 @@ struct LatheOptions {
   RunOptions runs;  // where bits are split
   friend bool operator==(const LatheOptions&, const LatheOptions&) = default;
 };
-using BasisStage = std::variant<ZackOptions, FdcOptions, PaluOptions, SvdOnlineOptions, LatheOptions>;
+using BasisStage =
+    std::variant<ZackOptions, FdcOptions, PaluOptions, SvdOnlineOptions, LatheOptions>;
 
 // Null where ranks are not chosen beforehand (svd-online).
 const RankOptions* RanksOf(const BasisStage& basis);

@@ -138,9 +138,8 @@ StageOptions ReadKcvt(const KeyValues& values) {
 }
 
 StageOptions ReadKivi(const KeyValues& values) {
-  return QuantizerStage(KiviOptions{.bits = values.Integer("bits"),
-                                    .group = values.Integer("group"),
-                                    .runs = ReadRuns(values)});
+  return QuantizerStage(KiviOptions{
+      .bits = values.Integer("bits"), .group = values.Integer("group"), .runs = ReadRuns(values)});
 }
 
 StageOptions ReadKvquant(const KeyValues& values) {

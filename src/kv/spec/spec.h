@@ -79,7 +79,9 @@ class Spec {
   const RunOptions* runs() const;
   // The stage of an axis that takes one, as it prints; null if there is none.
   const Stage* stage(Axis axis) const;
-  std::string_view NameOf(Axis axis) const { return stage(axis) == nullptr ? "" : stage(axis)->name; }
+  std::string_view NameOf(Axis axis) const {
+    return stage(axis) == nullptr ? "" : stage(axis)->name;
+  }
   // Whether the basis gives channels bits of their own, in place of a quantizer.
   bool splits_bits() const;
   // Whether keys are stored as latents from before RoPE, and turn when they are read.

@@ -89,7 +89,8 @@ Status SpecParser::ParseStage() {
   if (name == "none") return ErrorAt(offset, "none stands alone, without keys or other stages");
   const StageInfo* info = FindStage(name);
   if (info == nullptr) {
-    return ErrorAt(offset, "unknown stage {}; none, or stages of {}", QuoteSpec(name), StageNames());
+    return ErrorAt(offset, "unknown stage {}; none, or stages of {}", QuoteSpec(name),
+                   StageNames());
   }
   GivenStage stage{info, offset, {}};
   if (Accept('(')) KVL_RETURN_IF_ERROR(ParseKeys(&stage));

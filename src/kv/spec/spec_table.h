@@ -1,7 +1,7 @@
 // The registration of every method: one row each says its keys with defaults and ranges, how they
 // become typed options, what the method does not go with, by what its bases are found, how `tune`
-// tries it, and the paper. The parser, the resolved text, `kvlathe specs` and `tune` read these rows
-// and nothing else.
+// tries it, and the paper. The parser, the resolved text, `kvlathe specs` and `tune` read these
+// rows and nothing else.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
-// The values that `tune` tries for a key, from the weakest compression to the strongest: parts of the
-// registration rows.
+// The values that `tune` tries for a key, from the weakest compression to the strongest: parts of
+// the registration rows.
 #pragma once
 
 #include <vector>
@@ -19,7 +19,7 @@ inline constexpr TuningLadder kRateLadder[] = {{"rate", Rates}};
 // A ratio is of the whole cache; lathe reaches it by its own bits, which a quantizer would replace.
 // First, because it goes further: of the rates only those that are smaller still are tried then.
 inline constexpr TuningLadder kLatheLadders[] = {{"ratio", Ratios, /*without_quantizer=*/true},
-                                          {"rate", Rates}};
+                                                 {"rate", Rates}};
 inline constexpr TuningLadder kKeepLadder[] = {{"keep", Shares}};
 inline constexpr TuningLadder kSizeLadder[] = {{"size", Sizes}};
 inline constexpr TuningLadder kMergeLadder[] = {{"n", Merges}};

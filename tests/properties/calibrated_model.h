@@ -1,0 +1,58 @@
+// A small model with random weights that is calibrated like any other, as a source of plans.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/cpu_features.h"
+#include "base/threads.h"
+#include "model/config.h"
+#include "model/weights.h"
+#include "plan/planner.h"
+
+namespace kvlathe {
+
+class CalibratedModel : public PlanSource {
+ public:
+  // Of weights that are loaded, on random tokens.
+  CalibratedModel(std::string name, std::shared_ptr<ModelWeights> weights, ThreadPool* threads);
+
+  const std::string& name() const { return name_; }
+  const ModelConfig& config() const { return weights_->config(); }
+  std::shared_ptr<ModelWeights> weights() const { return weights_; }
+  CachePlanner& planner() { return *planner_; }
+
+  bool is_random() const override { return false; }
+  StatusOr<const CalibrationStatistics*> Statistics(const StatisticsNeed&) override {
+    return &statistics_;
+  }
+  StatusOr<const FisherWeights*> Fisher(const Spec&) override { return &fisher_; }
+  StatusOr<std::vector<std::vector<double>>> ValueGrams(int n_joined) override {
+    return weights_->AllValueGrams(n_joined);
+  }
+  StatusOr<std::vector<std::vector<double>>> KeyGrams(int n_joined) override {
+    return weights_->AllKeyGrams(n_joined);
+  }
+  StatusOr<std::vector<std::vector<double>>> OutputGrams() override {
+    return weights_->AllOutputGrams(threads_);
+  }
+  StatusOr<std::vector<std::vector<float>>> ValueBiases() override {
+    return weights_->AllValueBiases();
+  }
+  std::vector<std::vector<float>> KeyBiases() override { return weights_->AllKeyBiases(); }
+  ThreadPool* threads() override { return threads_; }
+
+ private:
+  void Gather();
+  void Probe(const std::vector<std::vector<int32_t>>& sequences);
+
+  std::string name_;
+  std::shared_ptr<ModelWeights> weights_;
+  ThreadPool* threads_;
+  CalibrationStatistics statistics_;
+  FisherWeights fisher_;
+  std::unique_ptr<CachePlanner> planner_;
+};
+
+}  // namespace kvlathe
