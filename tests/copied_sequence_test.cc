@@ -105,7 +105,7 @@ TEST_P(CopiedSequence, TakesNothingWhereTheBudgetDoesNotHoldIt) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, CopiedSequence, ::testing::ValuesIn(testing::SequenceCases()),
-                         [](const auto& test) { return std::string(test.param.name); });
+                         [](const auto& test) { return test.param.name; });
 
 TEST(SequenceCacheCopy, OfAnEmptySequenceIsEmpty) {
   const CacheLayout layout = {2, 2, 32, 4, std::vector<BlockShape>(4, BlockShape{16, 16})};

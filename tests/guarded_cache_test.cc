@@ -31,17 +31,17 @@ class GuardedCache : public ::testing::TestWithParam<SequenceCase> {
     return std::make_unique<SequenceCache>(&model_->layout(), pool);
   }
 
-  // A prompt, decoded further, saved, restored, copied, and decoded to past the next runs and
-  // prunes. What was computed on the way.
-  std::vector<std::string> Live(Device* device) {
+  // A prompt of n_prompt tokens, decoded further, saved, restored, copied, and decoded to past the
+  // next runs and prunes. What was computed on the way.
+  std::vector<std::string> Live(Device* device, int n_prompt) {
     std::vector<std::string> logits;
     BlockPool pool(kBudgetBytes, device);
     const auto feed = [&](SequenceCache* cache, int n, uint64_t seed, size_t piece) {
       logits.push_back(Feed(model_.get(), cache, RandomTokens(n, seed), piece));
     };
     auto original = NewCache(&pool);
-    original->set_n_prompt(210, 300);
-    feed(original.get(), 210, 1, 64);
+    original->set_n_prompt(n_prompt, 300);
+    feed(original.get(), n_prompt, 1, 64);
     feed(original.get(), 70, 2, 1);
     const SequenceIdentity identity = {Spec::Parse(GetParam().spec)->ToString(), "a model"};
     const std::string path = folder_ / "sequence";
@@ -68,15 +68,26 @@ class GuardedCache : public ::testing::TestWithParam<SequenceCase> {
 TEST_P(GuardedCache, LivesAsOnADeviceThatDoesNotBite) {
   GuardedDevice guarded;
   CpuDevice plain;
-  const std::vector<std::string> logits = Live(&guarded);
+  const std::vector<std::string> logits = Live(&guarded, 210);
   ASSERT_EQ(logits.size(), 5u);
-  EXPECT_TRUE(logits == Live(&plain));
+  EXPECT_TRUE(logits == Live(&plain, 210));
   // The restored sequence went on as the original does.
   EXPECT_TRUE(logits[2] == logits[4]);
 }
 
+// Long enough for the budgets of the recorded specs.
+class RecordedSpec : public GuardedCache {};
+TEST_P(RecordedSpec, LivesOnADeviceThatBites) {
+  GuardedDevice guarded;
+  const std::vector<std::string> logits = Live(&guarded, 330);
+  ASSERT_EQ(logits.size(), 5u);
+  EXPECT_TRUE(logits[2] == logits[4]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, RecordedSpec, ::testing::ValuesIn(testing::RecordedCases()),
+                         [](const auto& test) { return test.param.name; });
 INSTANTIATE_TEST_SUITE_P(Specs, GuardedCache, ::testing::ValuesIn(testing::SequenceCases()),
-                         [](const auto& test) { return std::string(test.param.name); });
+                         [](const auto& test) { return test.param.name; });
 
 // Of a cache that lives on the device: its addresses are what a pointer in a table would be.
 TEST(GuardedCacheDeathTest, BitesWhoeverReadsABlockOutsideAVerb) {

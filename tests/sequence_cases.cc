@@ -1,8 +1,11 @@
 #include "sequence_cases.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
+#include <fstream>
 
 #include "base/random.h"
 #include "kv/spec/spec.h"
@@ -32,6 +35,8 @@ ModelBasis DrawBasis(CaseBasis kind) {
       split.heads[1].has_whole_open_rows = true;
       return split;
     }
+    case CaseBasis::kLatents:
+      return DrawRandomBasis(2, 2, 32, 0.3, 9, /*has_latent_keys=*/true);
     case CaseBasis::kSplitLatents:
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/true);
     case CaseBasis::kSharedLatents:
@@ -45,7 +50,22 @@ ModelBasis DrawBasis(CaseBasis kind) {
   return {};
 }
 
-constexpr SequenceCase kCases[] = {
+// Of the kind that the spec's method makes.
+CaseBasis BasisOf(const Spec& spec) {
+  if (spec.basis() == nullptr) return CaseBasis::kNone;
+  if (spec.finds_basis_online()) {
+    return spec.basis_as<ZackOptions>() != nullptr ? CaseBasis::kOnline : CaseBasis::kNone;
+  }
+  if (spec.splits_bits()) {
+    return spec.has_latent_keys() ? CaseBasis::kSplitLatents : CaseBasis::kSplit;
+  }
+  if (!spec.has_latent_keys()) return CaseBasis::kPlain;
+  const PaluOptions* const palu = spec.basis_as<PaluOptions>();
+  const bool is_shared = palu != nullptr && palu->heads_per_latent > 1;
+  return is_shared ? CaseBasis::kSharedLatents : CaseBasis::kLatents;
+}
+
+const SequenceCase kCases[] = {
     {"Uncompressed", "none"},
     {"Basis", "fdc(rate=0.3)", CaseBasis::kPlain},
     {"Kivi", "kivi(bits=2,run=64)"},
@@ -85,6 +105,22 @@ constexpr SequenceCase kCases[] = {
 }  // namespace
 
 std::span<const SequenceCase> SequenceCases() { return kCases; }
+
+std::vector<SequenceCase> RecordedCases() {
+  std::ifstream file(KVLATHE_SOURCE_DIR "/tests/recording/specs.txt");
+  std::vector<SequenceCase> cases;
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty() || line.starts_with('#')) continue;
+    const auto spec = Spec::Parse(line);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    if (!spec.ok()) continue;
+    std::string name = fmt::format("{}_{}", cases.size(), line);
+    std::ranges::replace_if(
+        name, [](char c) { return std::isalnum(c) == 0; }, '_');
+    cases.push_back({name, line, BasisOf(*spec)});
+  }
+  return cases;
+}
 
 std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, ThreadPool* threads, Isa isa) {
   const auto spec = Spec::Parse(of.spec);

@@ -15,11 +15,11 @@
 
 namespace kvlathe::testing {
 
-enum class CaseBasis { kNone, kPlain, kSplit, kSplitLatents, kSharedLatents, kOnline };
+enum class CaseBasis { kNone, kPlain, kSplit, kLatents, kSplitLatents, kSharedLatents, kOnline };
 
 struct SequenceCase {
-  const char* name;
-  const char* spec;
+  std::string name;  // of the test
+  std::string spec;
   CaseBasis basis = CaseBasis::kNone;
 
   friend void PrintTo(const SequenceCase& of, std::ostream* out) { *out << of.spec; }
@@ -29,6 +29,9 @@ struct SequenceCase {
 // positions and votes, entries that still merge, queries gathered for a basis, and combinations of
 // them.
 std::span<const SequenceCase> SequenceCases();
+
+// Every spec that the recording names (tests/recording/specs.txt).
+std::vector<SequenceCase> RecordedCases();
 
 // Of random weights, which merge half of the positions where the case merges.
 std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, ThreadPool* threads, Isa isa);

@@ -40,11 +40,17 @@ uint32_t CpuDevice::Allocate(int64_t n_bytes) {
   KVL_CHECK_GT(n_bytes, 0);
   // Pages cost nothing until something touches them, so a region with few objects holds few pages.
   const int64_t mapped_bytes = RoundUp(n_bytes, page_bytes());
-  void* const base = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) return 0;
-  return Enter({static_cast<std::byte*>(base), mapped_bytes});
+  std::byte* const base = Map(mapped_bytes);
+  return base == nullptr ? 0 : Enter({base, mapped_bytes});
 }
+
+std::byte* CpuDevice::Map(int64_t n_bytes) {
+  void* const base = mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return base == MAP_FAILED ? nullptr : static_cast<std::byte*>(base);
+}
+
+void CpuDevice::Unmap(std::byte* base, int64_t n_bytes) { munmap(base, n_bytes); }
 
 uint32_t CpuDevice::Adopt(std::byte* memory) {
   KVL_CHECK_EQ(reinterpret_cast<uintptr_t>(memory) % kDeviceAlignment, 0u);
@@ -53,7 +59,7 @@ uint32_t CpuDevice::Adopt(std::byte* memory) {
 
 void CpuDevice::Free(uint32_t region) {
   KVL_CHECK(region < regions_.size() && regions_[region].base != nullptr);
-  if (regions_[region].n_bytes > 0) munmap(regions_[region].base, regions_[region].n_bytes);
+  if (regions_[region].n_bytes > 0) Unmap(regions_[region].base, regions_[region].n_bytes);
   regions_[region] = {};
   free_numbers_.insert(region);
 }

@@ -42,6 +42,9 @@ class CpuDevice : public Device {
   // By number; those without a base are free, and number 0 always is.
   const std::vector<Region>& regions() const { return regions_; }
 
+  // n_bytes in whole pages; null when the system has no room.
+  virtual std::byte* Map(int64_t n_bytes);
+  virtual void Unmap(std::byte* base, int64_t n_bytes);
   // From the first to the second, kernels and the device itself may touch its memory.
   virtual void Open() {}
   virtual void Close() {}

@@ -117,5 +117,19 @@ TEST(GuardedDevice, StaysOpenUntilTheLastAccessIsOver) {
   EXPECT_EQ(uint8_t{*address}, 4);
 }
 
+TEST(GuardedDevice, WhatIsFreedInAnyOrderIsOneStretchAgain) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  GuardedDevice device;
+  const uint32_t a = device.Allocate(300 * kMiB), b = device.Allocate(300 * kMiB),
+                 c = device.Allocate(300 * kMiB);
+  ASSERT_NE(c, 0u);
+  EXPECT_EQ(device.Allocate(300 * kMiB), 0u);
+  device.Free(b);
+  EXPECT_EQ(device.Allocate(400 * kMiB), 0u);
+  device.Free(a);
+  device.Free(c);
+  EXPECT_NE(device.Allocate(1000 * kMiB), 0u);
+}
+
 }  // namespace
 }  // namespace kvlathe

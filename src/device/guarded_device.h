@@ -8,6 +8,7 @@
 // activations are ordinary memory still.
 #pragma once
 
+#include <map>
 #include <mutex>
 
 #include "device/cpu_device.h"
@@ -16,12 +17,18 @@ namespace kvlathe {
 
 class GuardedDevice : public CpuDevice {
  public:
-  uint32_t Allocate(int64_t n_bytes) override;
+  GuardedDevice();
+  ~GuardedDevice() override;
 
  private:
+  std::byte* Map(int64_t n_bytes) override;
+  void Unmap(std::byte* base, int64_t n_bytes) override;
   void Open() override;
   void Close() override;
 
+  // All regions lie in one stretch of addresses, so that one call sets their rights.
+  std::byte* arena_ = nullptr;
+  std::map<int64_t, int64_t> free_;  // by offset, bytes
   std::mutex mutex_;
   int n_open_ = 0;  // accesses that exist
 };
