@@ -3,42 +3,12 @@
 #include <algorithm>
 
 #include "analysis/statistics/spectrum.h"
-#include "device/cpu_device.h"
 #include "evaluation/quality.h"
-#include "kernels/cpu/attend/attend_packed.h"
+#include "evaluation/stored_rows.h"
 #include "kv/blocks/sequence_cache.h"
-#include "kv/quantizer/codebooks.h"
 
 namespace kvlathe {
 namespace {
-
-// Keys and values of every layer, [n_tokens, n_kv_heads * head_dim] as the model computed them.
-class RowKeeper : public QkvObserver {
- public:
-  RowKeeper(const CacheLayout& layout, bool keeps_keys_before_rope)
-      : width_(layout.n_kv_heads * layout.head_dim),
-        before_rope_(keeps_keys_before_rope),
-        k_(layout.n_layers),
-        v_(layout.n_layers) {}
-
-  void Observe(const QkvView& view) override {
-    const int64_t n = int64_t{view.n_tokens} * width_;
-    const float* k = before_rope_ ? view.k_pre : view.k_post;
-    k_[view.layer_idx].insert(k_[view.layer_idx].end(), k, k + n);
-    v_[view.layer_idx].insert(v_[view.layer_idx].end(), view.v, view.v + n);
-  }
-  const float* key(int layer_idx, int64_t position) const {
-    return &k_[layer_idx][position * width_];
-  }
-  const float* value(int layer_idx, int64_t position) const {
-    return &v_[layer_idx][position * width_];
-  }
-
- private:
-  int64_t width_;
-  bool before_rope_;
-  std::vector<std::vector<float>> k_, v_;
-};
 
 // Sums over runs and heads.
 class ErrorSum {
@@ -90,60 +60,12 @@ Status CheckComparable(const Model& model) {
                "basis, hadamard and retention");
 }
 
-// Blocks of one head as they are read back.
-class HeadReader {
- public:
-  HeadReader(const Model& model, const SequenceCache& cache, int layer_idx, int kv_head_idx)
-      : layout_(model.layout()),
-        blocks_(cache.blocks(layer_idx, kv_head_idx)),
-        access_(cache.device()) {
-    head_ = {.format = layout_.seal->format,
-             .kv_head_idx = kv_head_idx,
-             .n_kv_heads = layout_.n_kv_heads,
-             .layer_rank_v = layout_.n_kv_heads * layout_.head_dim,
-             .codebooks = model.codebooks().empty() ? nullptr : &model.codebooks()[layer_idx]};
-    params_.shape = layout_.shape(layer_idx, kv_head_idx);
-    params_.packed = &head_;
-    values_.resize(int64_t{2} * kBlockSize * layout_.head_dim);
-  }
-
-  void Read(const SealedRun& run, int block_idx) {
-    const PackedRun at = {.first_block = run.first_block,
-                          .n_blocks = run.n_blocks,
-                          .is_prompt = run.is_prompt,
-                          .is_repaired = run.is_repaired,
-                          .record = access_.At(run.record),
-                          .layer_record = access_.At(run.layer_record)};
-    ExpandPackedBlock(ViewRun(params_, at), access_.At(blocks_[run.first_block + block_idx]),
-                      block_idx, values_.data());
-  }
-  std::vector<float> Key(int token) const {
-    std::vector<float> row(layout_.head_dim);
-    for (int c = 0; c < layout_.head_dim; ++c) row[c] = values_[KeyOffset(token, c)];
-    return row;
-  }
-  std::vector<float> Value(int token) const {
-    std::vector<float> row(layout_.head_dim);
-    const float* const v = &values_[int64_t{kBlockSize} * layout_.head_dim];
-    for (int c = 0; c < layout_.head_dim; ++c) row[c] = v[ValueOffset(params_.shape, token, c)];
-    return row;
-  }
-
- private:
-  const CacheLayout& layout_;
-  std::span<const ObjectId> blocks_;
-  CpuAccess access_;
-  PackedHead head_;
-  AttendParams params_;
-  std::vector<float> values_;  // of one block
-};
-
-LayerErrors ErrorsOf(const Model& model, const SequenceCache& cache, const RowKeeper& rows,
+LayerErrors ErrorsOf(const Model& model, const SequenceCache& cache, const ComputedRows& rows,
                      int layer_idx) {
   const CacheLayout& layout = model.layout();
   ErrorSum k(layout.head_dim), v(layout.head_dim);
   for (int g = 0; g < layout.n_kv_heads; ++g) {
-    HeadReader reader(model, cache, layer_idx, g);
+    StoredRows reader(model, cache, layer_idx, g);
     for (const SealedRun& run : cache.runs(layer_idx, g)) {
       k.BeginRun();
       v.BeginRun();
@@ -171,7 +93,7 @@ StatusOr<std::vector<LayerErrors>> MeasureStoredErrors(Model* model,
   KVL_RETURN_IF_ERROR(CheckComparable(*model));
   BlockPool pool(kv_budget_bytes);
   SequenceCache cache(&layout, &pool);
-  RowKeeper rows(layout, layout.seal->format.keys_before_rope);
+  ComputedRows rows(layout, layout.seal->format.keys_before_rope);
   KVL_RETURN_IF_ERROR(Prefill(model, &cache, tokens, &rows));
   if (tokens.empty() || cache.runs(0, 0).empty()) {
     return Error(StatusCode::kInvalidArgument,

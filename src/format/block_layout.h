@@ -16,8 +16,9 @@
 
 namespace kvlathe {
 
-inline constexpr int kBlockSize = 64;       // entries in a block
-inline constexpr int kMaxPackedRank = 256;  // channels of a sealed row
+inline constexpr int kBlockSize = 64;         // entries in a block
+inline constexpr int kMaxPackedRank = 256;    // channels of a sealed row
+inline constexpr int kMaxPackedLowrank = 64;  // columns of the low-rank residual
 
 // Bits of the codes of sealed channels where they differ (packed_layout.h): the first channels[0]
 // have kSplitBits[0], the next channels[1] kSplitBits[1], and so on.

@@ -7,8 +7,8 @@
 //   run record    of one head: scales per channel, factor B, exact entries of K
 //   layer record  of all heads: scales per token over all heads, exact entries of V
 // Scales and minima are F16, factors F16. A value is code * scale + min, or centroid * scale + min
-// where codes index a codebook of the model (codebook.h). An exact entry adds to it what the value
-// differed from the stored one, rounded to Bf16.
+// where codes index a codebook of the model (codebook.h). The residual A B^T of a run is added to
+// the values of all its elements. An exact entry adds what is then still missing, rounded to Bf16.
 //
 // Exact entries lie in lanes: those of a token of K, those of a channel of V. Places in a lane are
 // channels of K and tokens of V, and the block counts the entries of each lane. Their order is that

@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "format/block_layout.h"
 #include "kv/spec/spec_table.h"
 
 namespace kvlathe {
@@ -92,14 +93,14 @@ inline constexpr KeyInfo kPrefillRank = {.name = "prefill",
                                          .doc = "rank for the runs of the prompt",
                                          .default_text = "4",
                                          .min = 1,
-                                         .max = 64,
+                                         .max = kMaxPackedLowrank,
                                          .multiple_of = 1};
 inline constexpr KeyInfo kDecodeRank = {
     .name = "decode",
     .doc = "rank for each buffer while decoding; 0: on the prompt only",
     .default_text = "2",
     .min = 0,
-    .max = 64,
+    .max = kMaxPackedLowrank,
     .multiple_of = 1};
 
 // The same key with another default, range or text.

@@ -107,7 +107,8 @@ PackedFormat BeforeRope(PackedFormat format) {
 }
 
 const PackedFormat kFormats[] = {Codebooks(4, 0.02), BeforeRope(Codebooks(4, 0.02)),
-                                 BeforeRope(Codebooks(3, 0)), BeforeRope(Codebooks(2, 0.1, 3))};
+                                 BeforeRope(Codebooks(3, 0)), BeforeRope(Codebooks(2, 0.1, 3)),
+                                 BeforeRope(Codebooks(4, 0.02, 21))};
 
 double RelativeError(const std::vector<double>& want, const std::vector<float>& got) {
   double error = 0, square = 0;

@@ -72,10 +72,10 @@ PackedRunView ViewRun(const AttendParams& params, const PackedRun& run);
 // with calls for ascending blocks.
 const PackedRun* FindRun(const PackedHead& head, int block, int* run_idx);
 
-// Adds what a block has beside its codes: exact entries and the residual. `values` are those of the
-// codes, in the order of a plain F32 block.
-void RepairPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
-                       float* values);
+// Adds what the exact entries of a block differ from its other parts. `values` are in the order of
+// a plain F32 block.
+void AddExactEntries(const PackedRunView& run, const std::byte* block, int block_idx,
+                     float* values);
 
 // The values of block `block_idx` of its run in the order of a plain F32 block: K, V behind it.
 void ExpandPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx, float* out);

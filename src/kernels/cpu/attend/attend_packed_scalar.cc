@@ -267,11 +267,16 @@ void DecodeSide(const PackedSideView& side, const std::byte* block, int block_id
 }
 
 template <bool kIsKey>
-void RepairSide(const PackedSideView& side, int lowrank, const std::byte* block, int block_idx,
-                float* values) {
+void AddExactEntriesOf(const PackedSideView& side, const std::byte* block, int block_idx,
+                       float* values) {
   ForEachExactEntry<kIsKey>(side, block, block_idx, [&](int t, int r, float difference) {
     values[kIsKey ? KeyOffset(t, r) : ValueOffset({.rank_v = side.rank}, t, r)] += difference;
   });
+}
+
+// Adds the low-rank residual A B^T.
+template <bool kIsKey>
+void AddFactors(const PackedSideView& side, int lowrank, const std::byte* block, float* values) {
   for (int i = 0; i < lowrank; ++i) {
     float a[kBlockSize], b[kMaxRank];
     ConvertToFloat(DType::kF16, At<F16>(block, side.factor) + i * kBlockSize, kBlockSize, a);
@@ -329,17 +334,20 @@ const PackedRun* FindRun(const PackedHead& head, int block, int* run_idx) {
   return head.open.n_blocks > 0 ? &head.open : nullptr;
 }
 
-void RepairPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
-                       float* values) {
-  RepairSide<true>(run.k, run.lowrank, block, block_idx, values);
-  RepairSide<false>(run.v, run.lowrank, block, block_idx, values + kBlockSize * run.k.rank);
+void AddExactEntries(const PackedRunView& run, const std::byte* block, int block_idx,
+                     float* values) {
+  AddExactEntriesOf<true>(run.k, block, block_idx, values);
+  AddExactEntriesOf<false>(run.v, block, block_idx, values + kBlockSize * run.k.rank);
 }
 
 void ExpandPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
                        float* out) {
+  float* const of_v = out + kBlockSize * run.k.rank;
   DecodeSide<true>(run.k, block, block_idx, out);
-  DecodeSide<false>(run.v, block, block_idx, out + kBlockSize * run.k.rank);
-  RepairPackedBlock(run, block, block_idx, out);
+  DecodeSide<false>(run.v, block, block_idx, of_v);
+  AddExactEntries(run, block, block_idx, out);
+  AddFactors<true>(run.k, run.lowrank, block, out);
+  AddFactors<false>(run.v, run.lowrank, block, of_v);
   if (run.rotation.half > 0) TurnKeys(run.rotation.From(block_idx), out);
 }
 

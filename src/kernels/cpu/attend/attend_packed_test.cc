@@ -279,6 +279,30 @@ TEST(AttendPacked, RowsOfEveryCount) {
   }
 }
 
+// Ranks of the residual up to the largest that a spec allows, of prompts and of decoded runs apart:
+// panels have fewer rows then, down to 16.
+TEST(AttendPacked, ResidualsOfEveryRank) {
+  int i = 0;
+  for (int lowrank : {7, 8, 9, 12, 16, 17, 31, 40, 63, 64}) {
+    for (int n_rows : {1, 4, 9, 70}) {
+      PackedCase c;
+      c.format = {.k = i % 2 == 0 ? Channel(4, 64) : Token(2, 32),
+                  .v = i % 3 == 0 ? TokenLayer(4) : Token(3, 64),
+                  .prompt_rank = lowrank,
+                  .decode_rank = i % 4 == 0 ? 0 : 64 - lowrank / 2};
+      if (i % 2 == 1) c.format.sparse_share = 0.03;
+      c.rank_k = i % 5 == 0 ? 128 : 48;
+      c.rank_v = i % 3 == 0 ? 80 : 64;
+      c.n_tokens = n_rows;
+      c.gqa_group = n_rows == 4 ? 3 : 1;
+      c.runs = {{2, true}, {1, true, false}, {1, false}, {1, false}};
+      c.n_plain = n_rows / 2;
+      CheckAllSets(c, i++);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 // Rows whose limits and windows lie in the sealed part, runs that begin before the blocks, items
 // that begin or end amid a run.
 TEST(AttendPacked, LimitsInsideRuns) {
@@ -318,8 +342,8 @@ TEST(AttendPacked, RandomCases) {
     if (random.Below(8) == 0) c.format.v = Symmetric(pick({0, 16, 64}));
     if (random.Below(8) == 0) c.format.k = Signed4(pick({0, 32}));
     if (random.Below(8) == 0) c.format.v = Signed4(pick({0, 32}));
-    c.format.prompt_rank = pick({0, 0, 2, 4, 8});
-    c.format.decode_rank = pick({0, 2});
+    c.format.prompt_rank = pick({0, 0, 2, 4, 8, 20});
+    c.format.decode_rank = pick({0, 2, 11});
     c.format.sparse_share = pick({0, 0, 1, 3}) * 0.02;
     c.rank_k = 16 * pick({1, 3, 4, 5, 6, 8, 16});
     c.rank_v = 16 * pick({1, 3, 4, 5, 6, 8, 16});

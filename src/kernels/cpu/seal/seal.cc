@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "kernels/cpu/seal/seal_codebook.h"
 #include "kernels/cpu/seal/seal_codes.h"
+#include "kernels/cpu/seal/seal_exact.h"
 #include "kernels/cpu/seal/seal_kernels.h"
 #include "kernels/cpu/seal/seal_lowrank.h"
 #include "kernels/cpu/seal/seal_split.h"
@@ -168,6 +169,7 @@ SealSizes Sealer::State::Sizes() const {
     sizes.lowrank = std::max(sizes.lowrank, s.lowrank());
     sizes.residual_words = std::max(sizes.residual_words, s.n_tokens() * rank);
     sizes.factor_words = std::max(sizes.factor_words, int64_t{s.n_tokens()} * s.lowrank());
+    sizes.losses = std::max(sizes.losses, WaitingLosses(s));
   }
   return sizes;
 }
@@ -226,7 +228,8 @@ Sealer::Sealer(const PackedFormat& format, DType row_type, int power_loops, Thre
   KVL_CHECK(format.splits_bits || IsValidSide(format.v, /*is_key=*/false));
   KVL_CHECK(!format.splits_bits || format.sparse_share == 0);
   KVL_CHECK(!format.keys_before_rope || format.k.has_codebook);
-  KVL_CHECK(format.prompt_rank >= 0 && format.decode_rank >= 0);
+  KVL_CHECK(format.prompt_rank >= 0 && format.prompt_rank <= kMaxPackedLowrank);
+  KVL_CHECK(format.decode_rank >= 0 && format.decode_rank <= kMaxPackedLowrank);
   KVL_CHECK(format.sparse_share >= 0 && format.sparse_share <= 1);
   KVL_CHECK(row_type == DType::kBf16 || row_type == DType::kF32);
   KVL_CHECK_GE(power_loops, 1);

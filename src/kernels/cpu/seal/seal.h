@@ -11,7 +11,9 @@
 // many smallest rows of the run; of V, per token, the value_outliers() largest and smallest over
 // the channels of all heads of the layer, heads in order. Of equal values the first is taken. They
 // stay out of max and min; a group that holds nothing else gets scale 1, minimum 0. Their places
-// get the codes that any other value would; what those lose, in F32, is rounded to Bf16.
+// get the codes that any other value would; what those lose, in F32, is rounded to Bf16. Where
+// there is a low-rank residual, its value at that place (of the stored factors, summed in double)
+// is subtracted before the rounding, because readers add it to exact entries as to all others.
 //
 // Codebooks (docs/methods/kvquant.md): of K, (x - offset) / range with the model's range and offset
 // of the channel; of V, range = F16((max - min) / 2), offset = F16((max + min) / 2) of the token
@@ -26,9 +28,8 @@
 // and to the root of their mean square about that offset; codes are of (x - offset) / scale.
 //
 // Low-rank residual (docs/methods/gear.md): R = X - D - S per head, D the values of the codes, S
-// what exact entries add to them (R is 0 there, without what the rounding loses); R ~ A B^T by
-// power iteration in F32 with an orthonormal A, both stored in F16. R = 0 gives A = B = 0, and R of
-// a lower rank columns of 0.
+// what exact entries miss beside them (R is 0 there); R ~ A B^T by power iteration in F32 with an
+// orthonormal A, both stored in F16. R = 0 gives A = B = 0, and R of a lower rank columns of 0.
 #pragma once
 
 #include <cstddef>

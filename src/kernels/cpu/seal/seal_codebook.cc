@@ -83,7 +83,7 @@ bool SealCodebookKeys(const HeadRun& run, SealWorkspace* ws) {
     if (n_entries > 0) ListEntries(run, b, &tails, ws);
     float* const residual = ResidualOf(run, /*is_key=*/true, b, ws);
     EncodeByCodebook(KeyBlock(run), run.job->codebooks->k, ws->x, residual);
-    WriteKeyDifferences(run, b, residual);
+    TakeKeyLosses(run, b, residual, ws);
     PackNumbers(run, KeyGrid(s.rank_k), /*is_key=*/true, s.format.k.bits, ws->x,
                 run.head().packed[b], ws);
   }
@@ -115,7 +115,7 @@ void WriteCodebookValues(const HeadRun& run, int block_idx, float* residual, Sea
                     .scales = ws->scales,
                     .offsets = ws->minima},
                    run.job->codebooks->v, ws->x, residual);
-  WriteValueDifferences(run, block_idx, residual);
+  TakeValueLosses(run, block_idx, residual, ws);
   PackNumbers(run, ValueGrid(s.rank_v), /*is_key=*/false, s.format.v.bits, ws->x,
               run.head().packed[block_idx] + PackedValueOffset(s), ws);
 }

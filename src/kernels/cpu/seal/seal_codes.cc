@@ -106,7 +106,7 @@ void QuantiseKeys(const HeadRun& run, const KeyGroups& groups, int block_idx, Se
                          .minima = groups.by_channel ? ws->minima : ws->word_minima,
                          .codes = run.head().packed[block_idx],
                          .residual = residual});
-  WriteKeyDifferences(run, block_idx, residual);
+  TakeKeyLosses(run, block_idx, residual, ws);
 }
 
 std::byte* LayerScales(const HeadRun& run, int block_idx) {
@@ -203,7 +203,7 @@ bool SealValues(const HeadRun& run, SealWorkspace* ws) {
                            .minima = ws->minima,
                            .codes = run.head().packed[b] + PackedValueOffset(s),
                            .residual = residual});
-    WriteValueDifferences(run, b, residual);
+    TakeValueLosses(run, b, residual, ws);
   }
   return true;
 }

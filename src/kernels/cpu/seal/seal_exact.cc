@@ -143,8 +143,22 @@ void ForEachListed(const Lists& lists, const F& f) {
   for (int i = 0; i < lanes.n; ++i) f(lanes.lanes[i], lists.places[i], i);
 }
 
-void TakeDifference(float* residual, uint16_t* difference) {
-  *difference = ToBf16(*residual).bits;
+// Where the losses of a block wait. Entries of K are numbered over the run; a block of V of one
+// head has at most this many.
+int64_t MostValueEntries(const PackedShape& s) {
+  return int64_t{kBlockSize} * std::min(s.rank_v, 2 * s.value_outliers());
+}
+float* LossesOf(const HeadRun& run, bool is_key, int block_idx, SealWorkspace* ws) {
+  return ws->losses +
+         (is_key ? KeyEntriesBegin(run, block_idx) : block_idx * MostValueEntries(run.shape));
+}
+
+void TakeLoss(const HeadRun& run, float* residual, uint16_t* difference, float* waiting) {
+  if (run.shape.lowrank() > 0) {
+    *waiting = *residual;
+  } else {
+    *difference = ToBf16(*residual).bits;
+  }
   *residual = 0;
 }
 
@@ -233,21 +247,46 @@ void SetValueEntries(const HeadRun& run, int block_idx, float value, float* x) {
                 [&](int channel, int token, int) { x[ValueWord(rank, token, channel)] = value; });
 }
 
-void WriteKeyDifferences(const HeadRun& run, int block_idx, float* residual) {
+void TakeKeyLosses(const HeadRun& run, int block_idx, float* residual, SealWorkspace* ws) {
   if (run.shape.n_key_entries() == 0) return;
   const Lists lists = KeyLists(run, block_idx);
+  float* const losses = LossesOf(run, /*is_key=*/true, block_idx, ws);
   ForEachListed(lists, [&](int token, int channel, int i) {
-    TakeDifference(residual + KeyOffset(token, channel), lists.differences + i);
+    TakeLoss(run, residual + KeyOffset(token, channel), lists.differences + i, losses + i);
   });
 }
 
-void WriteValueDifferences(const HeadRun& run, int block_idx, float* residual) {
+void TakeValueLosses(const HeadRun& run, int block_idx, float* residual, SealWorkspace* ws) {
   if (run.shape.n_value_entries() == 0) return;
-  const int rank = run.shape.rank_v;
   const Lists lists = ValueLists(run, block_idx);
+  const int rank = run.shape.rank_v;
+  float* const losses = LossesOf(run, /*is_key=*/false, block_idx, ws);
   ForEachListed(lists, [&](int channel, int token, int i) {
-    TakeDifference(residual + ValueWord(rank, token, channel), lists.differences + i);
+    TakeLoss(run, residual + ValueWord(rank, token, channel), lists.differences + i, losses + i);
   });
+}
+
+int64_t WaitingLosses(const PackedShape& s) {
+  if (s.lowrank() == 0) return 0;
+  return std::max(s.n_key_entries(), s.n_blocks * MostValueEntries(s));
+}
+
+void WriteRepairedDifferences(const HeadRun& run, bool is_key, SealWorkspace* ws) {
+  const PackedShape& s = run.shape;
+  const int64_t n_tokens = s.n_tokens(), rank = is_key ? s.rank_k : s.rank_v;
+  for (int b = 0; b < s.n_blocks; ++b) {
+    const Lists lists = is_key ? KeyLists(run, b) : ValueLists(run, b);
+    const float* const losses = LossesOf(run, is_key, b, ws);
+    ForEachListed(lists, [&](int lane, int place, int i) {
+      const int64_t token = int64_t{b} * kBlockSize + (is_key ? lane : place);
+      const int channel = is_key ? place : lane;
+      double rest = losses[i];
+      for (int f = 0; f < s.lowrank(); ++f) {
+        rest -= double{ws->q[f * n_tokens + token]} * ws->p[f * rank + channel];
+      }
+      lists.differences[i] = ToBf16(static_cast<float>(rest)).bits;
+    });
+  }
 }
 
 }  // namespace kvlathe

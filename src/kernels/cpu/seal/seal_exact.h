@@ -28,9 +28,17 @@ void StoreKeyLists(const HeadRun& run, int block_idx, SealWorkspace* ws);
 void SetKeyEntries(const HeadRun& run, int block_idx, float value, float* x);
 void SetValueEntries(const HeadRun& run, int block_idx, float value, float* x);
 
-// Writes the differences of the listed entries, which `residual` holds, and makes it 0 there.
-// Nothing where the format has no exact entries.
-void WriteKeyDifferences(const HeadRun& run, int block_idx, float* residual);
-void WriteValueDifferences(const HeadRun& run, int block_idx, float* residual);
+// Takes what the codes of the listed entries lose, which `residual` holds, and makes it 0 there. It
+// is what the lists store; where the run has a low-rank part, which is not known yet, it waits in
+// ws->losses. Nothing where the format has no exact entries.
+void TakeKeyLosses(const HeadRun& run, int block_idx, float* residual, SealWorkspace* ws);
+void TakeValueLosses(const HeadRun& run, int block_idx, float* residual, SealWorkspace* ws);
+
+// Entries that may wait in ws->losses for a run of one head.
+int64_t WaitingLosses(const PackedShape& shape);
+
+// Stores what waits in ws->losses for all blocks of K, or of V of one head, less what the low-rank
+// part adds to the entries. ws->q and ws->p hold its factors as they are stored.
+void WriteRepairedDifferences(const HeadRun& run, bool is_key, SealWorkspace* ws);
 
 }  // namespace kvlathe

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/random.h"
+#include "kernels/cpu/seal/seal_exact.h"
 
 namespace kvlathe {
 namespace {
@@ -54,26 +55,32 @@ void StoreFactors(const HeadRun& run, bool is_key, const ResidualParams& params,
   run.kernels->to_f16(params.p, int64_t{n} * rank, to.b);
 }
 
-}  // namespace
+// The factors as readers find them, in place of those that were fitted.
+void ReadBackFactors(const HeadRun& run, bool is_key, const ResidualParams& params, int rank) {
+  const Factors from(run, is_key);
+  const int n = run.shape.lowrank();
+  for (int b = 0; b < run.shape.n_blocks; ++b) {
+    for (int j = 0; j < n; ++j) {
+      run.kernels->from_f16(run.head().packed[b] + from.a_offset + int64_t{2} * kBlockSize * j,
+                            kBlockSize,
+                            params.q + int64_t{j} * run.shape.n_tokens() + int64_t{b} * kBlockSize);
+    }
+  }
+  run.kernels->from_f16(from.b, int64_t{n} * rank, params.p);
+}
 
-void FitResidual(const HeadRun& run, bool is_key, int power_loops, SealWorkspace* ws) {
+// A to ws->q, orthonormal, and B to ws->p.
+void FitFactors(const HeadRun& run, const ResidualParams& params, int rank, int power_loops,
+                SealWorkspace* ws) {
   const SealKernels& kernels = *run.kernels;
   const PackedShape& s = run.shape;
-  const int rank = is_key ? s.rank_k : s.rank_v, n = s.lowrank();
-  const ResidualParams params = {.r = ws->residual,
-                                 .grid = is_key ? KeyGrid(rank) : ValueGrid(rank),
-                                 .is_key = is_key,
-                                 .n_blocks = s.n_blocks,
-                                 .n_columns = n,
-                                 .q = ws->q,
-                                 .p = ws->p,
-                                 .doubled = ws->doubled};
+  const int n = params.n_columns;
   const int64_t n_words = int64_t{s.n_tokens()} * rank;
   const float largest = kernels.max_abs(ws->residual, n_words);
   if (largest == 0) {
     std::fill_n(ws->q, int64_t{n} * s.n_tokens(), 0.0f);
     std::fill_n(ws->p, int64_t{n} * rank, 0.0f);
-    return StoreFactors(run, is_key, params, rank);
+    return;
   }
   // Powers of two keep the sums of the largest and of the smallest residuals within F32.
   const int exponent = std::ilogb(largest);
@@ -83,7 +90,7 @@ void FitResidual(const HeadRun& run, bool is_key, int power_loops, SealWorkspace
     kernels.scale(std::ldexp(1.0f, -half), n_words, ws->residual);
     kernels.scale(std::ldexp(1.0f, half - exponent), n_words, ws->residual);
   }
-  Random random(run.job->seed, 2 * static_cast<uint64_t>(run.head_idx) + (is_key ? 0 : 1));
+  Random random(run.job->seed, 2 * static_cast<uint64_t>(run.head_idx) + (params.is_key ? 0 : 1));
   for (int64_t i = 0; i < int64_t{n} * rank; ++i) ws->p[i] = static_cast<float>(random.Uniform());
   for (int loop = 0; loop < power_loops; ++loop) {
     Orthonormalise(kernels, rank, n, ws->p);
@@ -95,7 +102,26 @@ void FitResidual(const HeadRun& run, bool is_key, int power_loops, SealWorkspace
     kernels.scale(std::ldexp(1.0f, half), int64_t{n} * rank, ws->p);
     kernels.scale(std::ldexp(1.0f, exponent - half), int64_t{n} * rank, ws->p);
   }
+}
+
+}  // namespace
+
+void FitResidual(const HeadRun& run, bool is_key, int power_loops, SealWorkspace* ws) {
+  const PackedShape& s = run.shape;
+  const int rank = is_key ? s.rank_k : s.rank_v;
+  const ResidualParams params = {.r = ws->residual,
+                                 .grid = is_key ? KeyGrid(rank) : ValueGrid(rank),
+                                 .is_key = is_key,
+                                 .n_blocks = s.n_blocks,
+                                 .n_columns = s.lowrank(),
+                                 .q = ws->q,
+                                 .p = ws->p,
+                                 .doubled = ws->doubled};
+  FitFactors(run, params, rank, power_loops, ws);
   StoreFactors(run, is_key, params, rank);
+  if ((is_key ? s.n_key_entries() : s.n_value_entries()) == 0) return;
+  ReadBackFactors(run, is_key, params, rank);
+  WriteRepairedDifferences(run, is_key, ws);
 }
 
 }  // namespace kvlathe

@@ -43,6 +43,7 @@ int64_t LayOut(const SealSizes& sizes, std::byte* base, SealWorkspace* ws) {
   parts.Take(sizes.factor_words, &ws->q);
   parts.Take(sizes.max_rank * sizes.lowrank, &ws->p);
   parts.Take(2 * std::max(sizes.factor_words, sizes.max_rank * sizes.lowrank), &ws->doubled);
+  parts.Take(sizes.losses, &ws->losses);
   return parts.n_bytes();
 }
 

@@ -28,6 +28,7 @@ struct SealSizes {
   int64_t column_keys = 0;     // of the longest column whose ends are looked for
   int64_t residual_words = 0;  // of the largest residual, and of a block with exact entries
   int64_t factor_words = 0;    // of the largest A
+  int64_t losses = 0;          // of exact entries that wait for a low-rank part
   int lowrank = 0;
   int64_t quotients = 0;  // of K with a codebook and exact entries, of a run
   bool splits_bits = false;
@@ -60,6 +61,7 @@ struct SealWorkspace {
   float* residual;
   float* quotients;        // magnitudes, of a run: by block, by lines
   float *q, *p, *doubled;  // of ResidualParams
+  float* losses;           // what the codes of exact entries lose, of a run (seal_exact.h)
 
  private:
   Buffer memory_;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 namespace kvlathe {
 namespace {
@@ -18,8 +19,9 @@ struct Matrix {
   std::vector<float> scale, min;
   std::vector<int> code;
   std::vector<float> number;  // what the scale multiplies: the code, or its centroid
+  RefFactors factors;
 
-  Matrix(const std::vector<float>& values, int matrix_rank)
+  Matrix(const std::vector<float>& values, int matrix_rank, RefFactors stored)
       : n_tokens(static_cast<int>(values.size()) / matrix_rank),
         rank(matrix_rank),
         x(values),
@@ -27,7 +29,8 @@ struct Matrix {
         scale(values.size()),
         min(values.size()),
         code(values.size()),
-        number(values.size()) {}
+        number(values.size()),
+        factors(std::move(stored)) {}
   size_t at(int token, int channel) const { return static_cast<size_t>(token) * rank + channel; }
 };
 
@@ -263,6 +266,22 @@ float LossOf(const Matrix& m, size_t i) {
   return m.x[i] - (value + m.min[i]);
 }
 
+std::vector<float> LossesOf(const Matrix& m) {
+  std::vector<float> losses(m.x.size());
+  for (size_t i = 0; i < losses.size(); ++i) losses[i] = LossOf(m, i);
+  return losses;
+}
+
+// What an element misses beside its code and the low-rank residual.
+float DifferenceOf(const Matrix& m, size_t i) {
+  const size_t token = i / m.rank, channel = i % m.rank;
+  double rest = LossOf(m, i);
+  for (int f = 0; f < m.factors.lowrank; ++f) {
+    rest -= double{m.factors.a[f * m.n_tokens + token]} * m.factors.b[f * m.rank + channel];
+  }
+  return static_cast<float>(rest);
+}
+
 std::vector<float> ResidualOf(const Matrix& m) {
   std::vector<float> residual(m.x.size());
   for (size_t i = 0; i < residual.size(); ++i) residual[i] = m.is_exact[i] ? 0 : LossOf(m, i);
@@ -331,8 +350,8 @@ void MarkOutliers(const PackedFormat& format, const LayerCodebooks& codebooks,
   }
 }
 
-// Lists of the exact entries: where those of each part end, then what all of them differ from their
-// codes, then their places.
+// Lists of the exact entries: where those of each part end, then their differences, then their
+// places.
 class EntryLists {
  public:
   // By 16 lanes, then two of each lane in turn.
@@ -343,8 +362,8 @@ class EntryLists {
         for (size_t lane = first; lane < first + 16; ++lane) {
           for (size_t i = 2 * round; i < std::min(2 * round + 2, lanes[lane].size()); ++i) {
             const int place = lanes[lane][i], at = static_cast<int>(lane);
-            AddEntry(LossOf(m, is_key ? m.at(block * kTokens + at, place)
-                                      : m.at(block * kTokens + place, at)),
+            AddEntry(DifferenceOf(m, is_key ? m.at(block * kTokens + at, place)
+                                            : m.at(block * kTokens + place, at)),
                      place);
           }
         }
@@ -428,6 +447,10 @@ RefSealedHead MakeHead(const PackedFormat& format, bool is_prompt, bool layer_ha
   lists.AppendTo(&head.record.bytes);
   head.residual_k = ResidualOf(*k);
   head.residual_v = ResidualOf(*v);
+  head.loss_k = LossesOf(*k);
+  head.loss_v = LossesOf(*v);
+  head.is_exact_k = k->is_exact;
+  head.is_exact_v = v->is_exact;
   return head;
 }
 
@@ -451,12 +474,15 @@ float F16ValueRef(uint16_t bits) {
   return static_cast<float>(bits & 0x8000 ? -magnitude : magnitude);
 }
 
-RefSealed SealRef(const PackedFormat& format, const std::vector<RefHead>& heads, bool is_prompt,
-                  const LayerCodebooks& codebooks) {
+RefSealed SealRef(const RefSealInput& input) {
+  const PackedFormat& format = input.format;
+  const LayerCodebooks& codebooks = input.codebooks;
+  const std::vector<RefHead>& heads = input.heads;
   std::vector<Matrix> ks, vs;
-  for (const RefHead& head : heads) {
-    ks.emplace_back(head.k, head.rank_k);
-    vs.emplace_back(head.v, head.rank_v);
+  for (size_t h = 0; h < heads.size(); ++h) {
+    const bool has_factors = !input.k_factors.empty();
+    ks.emplace_back(heads[h].k, heads[h].rank_k, has_factors ? input.k_factors[h] : RefFactors());
+    vs.emplace_back(heads[h].v, heads[h].rank_v, has_factors ? input.v_factors[h] : RefFactors());
   }
   MarkOutliers(format, codebooks, &ks, &vs);
   RefSealed sealed;
@@ -466,7 +492,7 @@ RefSealed SealRef(const PackedFormat& format, const std::vector<RefHead>& heads,
   });
   for (size_t h = 0; h < heads.size(); ++h) {
     if (format.k.has_codebook) EncodeKeys(codebooks.k, codebooks.key_scales[h], &ks[h]);
-    sealed.heads.push_back(MakeHead(format, is_prompt, has_exact_values, &ks[h], &vs[h]));
+    sealed.heads.push_back(MakeHead(format, input.is_prompt, has_exact_values, &ks[h], &vs[h]));
   }
   EntryLists lists;
   for (int b = 0; b < vs[0].n_tokens / kTokens; ++b) {

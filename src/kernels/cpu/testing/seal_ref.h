@@ -23,10 +23,20 @@ struct RefObject {
   int64_t factors_begin = 0, factors_end = 0;
 };
 
+// The stored low-rank factors of one side of a run, which the reference does not compute but takes
+// from what was sealed. Empty where there are none.
+struct RefFactors {
+  int lowrank = 0;
+  std::vector<float> a, b;  // [column][token] and [column][channel]
+};
+
 struct RefSealedHead {
   std::vector<RefObject> blocks;
   RefObject record;
-  std::vector<float> residual_k, residual_v;  // [token][channel]: what the factors approximate
+  // [token][channel]
+  std::vector<float> residual_k, residual_v;  // what the factors approximate: 0 for exact entries
+  std::vector<float> loss_k, loss_v;          // of the codes, exact entries included
+  std::vector<char> is_exact_k, is_exact_v;
 };
 
 struct RefSealed {
@@ -34,9 +44,15 @@ struct RefSealed {
   RefObject layer_record;
 };
 
-// `codebooks`: of a format that has them.
-RefSealed SealRef(const PackedFormat& format, const std::vector<RefHead>& heads, bool is_prompt,
-                  const LayerCodebooks& codebooks);
+struct RefSealInput {
+  PackedFormat format;
+  std::vector<RefHead> heads;
+  bool is_prompt = true;
+  LayerCodebooks codebooks;                // of a format that has them
+  std::vector<RefFactors> k_factors = {};  // [heads], of a run with a low-rank residual
+  std::vector<RefFactors> v_factors = {};
+};
+RefSealed SealRef(const RefSealInput& input);
 
 // F16 by its definition, the largest one for what is beyond.
 uint16_t F16BitsRef(float x);

@@ -22,7 +22,8 @@ float Dequantise(const PackedSide& side, uint8_t code, const std::byte* scales, 
   return static_cast<float>(code) * scale + LoadF16(scales, idx + stride);
 }
 
-// Adds A B^T to the values of a block; exact entries get it as well, where R was 0.
+// Adds A B^T to the values of a block. Exact entries get it as well: their differences are from the
+// sum of both.
 void AddLowRank(const PackedShape& s, const std::byte* a, const std::byte* b, int rank,
                 float* values) {
   for (int j = 0; j < s.lowrank(); ++j) {

@@ -124,7 +124,39 @@ struct Layer {
             .rotation = {}};
   }
 
-  RefSealed Ref() const { return SealRef(format, heads, is_prompt, codebooks); }
+  // The factors of a side as they are stored.
+  RefFactors FactorsOf(int h, bool is_key) const {
+    const PackedShape s = ShapeOf(h);
+    const int n = s.lowrank(), rank = is_key ? s.rank_k : s.rank_v;
+    const auto load = [](const std::byte* from, int64_t idx) {
+      uint16_t bits;
+      std::memcpy(&bits, from + 2 * idx, sizeof(bits));
+      return F16ValueRef(bits);
+    };
+    RefFactors factors = {.lowrank = n};
+    for (int j = 0; j < n; ++j) {
+      for (int t = 0; t < s.n_tokens(); ++t) {
+        const std::byte* block = packed[h * n_blocks + t / kBlockSize].data();
+        factors.a.push_back(load(block + (is_key ? KeyFactorOffset(s) : ValueFactorOffset(s)),
+                                 j * kBlockSize + t % kBlockSize));
+      }
+      for (int c = 0; c < rank; ++c) {
+        factors.b.push_back(load(
+            records[h].data() + (is_key ? KeyBasisOffset(s) : ValueBasisOffset(s)), j * rank + c));
+      }
+    }
+    return factors;
+  }
+
+  // What the definition says of these rows and of the factors that were sealed.
+  RefSealed Ref() const {
+    RefSealInput input = {format, heads, is_prompt, codebooks};
+    for (int h = 0; h < n_heads() && ShapeOf(h).lowrank() > 0; ++h) {
+      input.k_factors.push_back(FactorsOf(h, true));
+      input.v_factors.push_back(FactorsOf(h, false));
+    }
+    return SealRef(input);
+  }
 
   RefObjects Objects(int h) const {
     RefObjects objects = {ShapeOf(h), h, {}, records[h].data(), layer_record.data(), &codebooks};

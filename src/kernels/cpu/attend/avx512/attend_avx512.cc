@@ -390,8 +390,7 @@ void AttendPanel(const Panel& panel) {
 
 void Attend(const AttendParams& p, std::byte* scratch) {
   const bool reads_packed = p.packed != nullptr && !HasCodebooks(p);
-  if (reads_packed && !CanAttendPacked(*p.packed)) return kAttendScalarBf16.attend(p, scratch);
-  const int panel_rows = reads_packed ? kPackedPanelRows : kPanelRows;
+  const int panel_rows = reads_packed ? PanelRowsOf(*p.packed) : kPanelRows;
   for (int row = ClearRowsThatSeeNothing(p); row < p.n_rows; row += panel_rows) {
     AttendPanel({.p = &p,
                  .q = static_cast<const uint16_t*>(p.q),

@@ -14,6 +14,7 @@
 // decoded into scratch first.
 #include "kernels/cpu/attend/avx512/attend_packed_avx512.h"
 
+#include "base/check.h"
 #include "kernels/cpu/attend/avx512/packed_exact_avx512.h"
 #include "kernels/cpu/attend/avx512/packed_fetch_avx512.h"
 #include "kernels/cpu/attend/avx512/packed_scores_avx512.h"
@@ -86,7 +87,7 @@ void EndRun(const Work& w) {
     float* o = p.o + (w.panel->first_row + row) * p.o_stride;
     for (int f = 0; f < w.run.lowrank; ++f) {
       const __m512 weight =
-          _mm512_set1_ps(_mm512_reduce_add_ps(_mm512_load_ps(w.s->factors[row][f])));
+          _mm512_set1_ps(_mm512_reduce_add_ps(_mm512_load_ps(w.s->factors[w.FactorOf(row, f)])));
       const F16* basis = w.run.v.basis + f * w.run.v.rank;
       for (int r = 0; r < w.run.v.rank; r += kLanes) {
         _mm512_storeu_ps(o + r,
@@ -110,8 +111,8 @@ void BeginRun(const PackedRun& run, Work* w) {
         sum = _mm512_fmadd_ps(LoadBf16(QueryOfRow(*w, row) + r), LoadHalf(k.basis + f * k.rank + r),
                               sum);
       }
-      w->s->q_basis[row][f] = _mm512_reduce_add_ps(sum);
-      _mm512_store_ps(w->s->factors[row][f], _mm512_setzero_ps());
+      w->s->q_basis[w->FactorOf(row, f)] = _mm512_reduce_add_ps(sum);
+      _mm512_store_ps(w->s->factors[w->FactorOf(row, f)], _mm512_setzero_ps());
     }
   }
 }
@@ -172,8 +173,11 @@ void EndPanel(const Work& w) {
 
 }  // namespace
 
-bool CanAttendPacked(const PackedHead& head) {
-  return Max(head.format.prompt_rank, head.format.decode_rank) <= kMaxLowrank;
+int PanelRowsOf(const PackedHead& head) {
+  const int lowrank = Max(head.format.prompt_rank, head.format.decode_rank);
+  KVL_DCHECK(lowrank <= kMaxPackedLowrank);
+  if (lowrank <= kFactorsOfFullPanel) return kPackedPanelRows;
+  return kPanelFactors / lowrank / kTileRows * kTileRows;
 }
 
 int AttendPackedBlocks(const PackedPanel& panel, int entry, int kv_end) {

@@ -12,6 +12,9 @@ namespace kvlathe {
 // that 64 do. What is kept of more rows would fill half of L2.
 inline constexpr int kPackedPanelRows = 128;
 inline constexpr int64_t kPackedScratchBytes = 432 << 10;
+// Factors of the low-rank residual that a full panel has room for. With more there are fewer rows
+// in a panel, 16 of them at the 64 that a format may have.
+inline constexpr int kFactorsOfFullPanel = 8;
 
 // Rows that go over the blocks together, and what is kept of each while they do.
 struct PackedPanel {
@@ -24,8 +27,8 @@ struct PackedPanel {
   std::byte* scratch;  // kPackedScratchBytes, 64-byte aligned
 };
 
-// False: the residual has more columns than the scratch has room for.
-bool CanAttendPacked(const PackedHead& head);
+// Rows that go together over the sealed blocks of this head, a multiple of four.
+int PanelRowsOf(const PackedHead& head);
 
 // Adds the sealed blocks from `entry` on to the rows' state and o. Returns the entry at which plain
 // blocks begin, or one not below kv_end.

@@ -121,6 +121,43 @@ void DecodeBlock(const PackedRunView& run, const std::byte* block, int block_idx
              /*is_key=*/false);
 }
 
+// n numbers of F16 to floats, each of them twice.
+void WidenTwice(const F16* from, int n, float* to) {
+  for (int i = 0; i < n; i += kLanes) {
+    const __m512 x =
+        _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i)));
+    const __m512i low = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    _mm512_storeu_ps(to + 2 * i, _mm512_permutexvar_ps(low, x));
+    _mm512_storeu_ps(to + 2 * i + kLanes, _mm512_permutexvar_ps(high, x));
+  }
+}
+
+// Adds A B^T to a side of a block, one column after the other. A line has pairs of channels (K) or
+// of tokens (V), whose factors are broadcast as a pair, times each of the others twice.
+void AddFactors(const PackedSideView& side, int lowrank, const std::byte* block, bool is_key,
+                float* values) {
+  const auto* const a = reinterpret_cast<const F16*>(block + side.factor);
+  alignas(64) float of_channels[2 * kMaxPackedRank], of_tokens[2 * kBlockSize];
+  const float* const pairs = is_key ? of_channels : of_tokens;
+  const float* const others = is_key ? of_tokens : of_channels;
+  const int n_pairs = (is_key ? side.rank : kBlockSize) / 2;
+  const int n_words = 2 * (is_key ? kBlockSize : side.rank);
+  for (int f = 0; f < lowrank; ++f) {
+    WidenTwice(a + f * kBlockSize, kBlockSize, of_tokens);
+    WidenTwice(side.basis + f * side.rank, side.rank, of_channels);
+    float* to = values;
+    for (int pair = 0; pair < n_pairs; ++pair, to += n_words) {
+      const float both[2] = {pairs[4 * pair], pairs[4 * pair + 2]};
+      const __m512 factor = SplatPair(both);
+      for (int i = 0; i < n_words; i += kLanes) {
+        const __m512 product = _mm512_mul_ps(factor, _mm512_load_ps(others + i));
+        _mm512_storeu_ps(to + i, _mm512_add_ps(_mm512_loadu_ps(to + i), product));
+      }
+    }
+  }
+}
+
 // As TurnKeys.
 void Turn(const KeyRotation& rotation, float* keys) {
   const int64_t n = int64_t{rotation.half} * kBlockSize;
@@ -157,7 +194,10 @@ const std::byte* CodebookTiles::Read(int block) {
   auto* const values = reinterpret_cast<float*>(tile + n_elements);
   const int block_idx = block - run_->first_block;
   DecodeBlock(view_, params_.blocks[block], block_idx, values);
-  RepairPackedBlock(view_, params_.blocks[block], block_idx, values);
+  AddExactEntries(view_, params_.blocks[block], block_idx, values);
+  AddFactors(view_.k, view_.lowrank, params_.blocks[block], /*is_key=*/true, values);
+  AddFactors(view_.v, view_.lowrank, params_.blocks[block], /*is_key=*/false,
+             values + int64_t{kBlockSize} * view_.k.rank);
   if (view_.rotation.half > 0) Turn(view_.rotation.From(block_idx), values);
   Round(values, n_elements, tile);
   return scratch_;

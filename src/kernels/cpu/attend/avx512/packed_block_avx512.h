@@ -16,7 +16,6 @@ constexpr int kTileRows = 4;
 constexpr int kBlockLines = kBlockSize / kLanes;
 constexpr int kMaxRank = 256;
 constexpr int kMaxGroups = kMaxRank / 16;
-constexpr int kMaxLowrank = 8;
 constexpr int kMaxFetches = 128;
 constexpr int kRunsAhead = 2;
 // From this number of rows on, decoding once costs less than in each tile of 4.
@@ -34,13 +33,16 @@ struct FetchList {
   }
 };
 
+// Factors of the low-rank residual that all rows of a panel have together: PanelRowsOf.
+constexpr int kPanelFactors = kPackedPanelRows * kFactorsOfFullPanel;
+
 struct PackedScratch {
   alignas(64) uint16_t lines[kBlockSize * kMaxRank];  // a decoded side: K, then V
   // q * scales of K per channel: of a row, or of (group of tokens in the block, row of the tile).
   alignas(64) uint16_t q[kPackedPanelRows][kMaxRank];
   alignas(64) float q_minima[kPackedPanelRows][kBlockLines];  // dots with minima, as q
   alignas(64) float q_sums[kPackedPanelRows][kMaxGroups];     // of q over groups of channels
-  alignas(64) float q_basis[kPackedPanelRows][kMaxLowrank];   // dots with B of K
+  alignas(64) float q_basis[kPanelFactors];                   // dots with B of K: FactorOf
   alignas(
       64) float exact_scores[kMinDecodedRows - 1][kBlockSize];  // what exact entries add to them
   alignas(64) float probs[kPackedPanelRows][kBlockSize];
@@ -49,12 +51,12 @@ struct PackedScratch {
   // channel [groups of tokens][2][kMaxRank]; per token [groups of channels][2][kBlockSize].
   alignas(64) float key_scales[kMaxGroups * 2 * kBlockSize];
   alignas(64) float value_scales[kMaxGroups * 2 * kBlockSize];
-  alignas(64) float key_factor[kMaxLowrank][kBlockSize];
-  alignas(64) float value_factor[kMaxLowrank][kBlockSize];
+  alignas(64) float key_factor[kMaxPackedLowrank][kBlockSize];
+  alignas(64) float value_factor[kMaxPackedLowrank][kBlockSize];
   // Sums over tokens, 16 partial sums each: of probability * middle per group of channels since the
   // panel began, and of probability * A since the run began.
   alignas(64) float middles[kPackedPanelRows][kMaxGroups][kLanes];
-  alignas(64) float factors[kPackedPanelRows][kMaxLowrank][kLanes];
+  alignas(64) float factors[kPanelFactors][kLanes];  // FactorOf
   FetchList fetches;
 };
 static_assert(sizeof(PackedScratch) <= kPackedScratchBytes);
@@ -83,6 +85,8 @@ struct Work {
   bool is_decoded;                       // both sides, with their exact entries
   ScalePlaces key_places, value_places;  // of exact entries, where they go into decoded lines
 
+  // Where what is kept of factor f and a row lies: row by row, each with the factors of the run.
+  int FactorOf(int row, int f) const { return row * run.lowrank + f; }
   // Whether the exact entries of a side are added to the sums of tiles.
   bool has_exact_sums(const PackedSideView& side) const {
     return side.ends != nullptr && !is_decoded;

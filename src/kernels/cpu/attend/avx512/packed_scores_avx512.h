@@ -214,8 +214,9 @@ KVL_INLINE void AddKeyRepairs(const Work& w, int row, __m512 (&scores)[kRows][kB
     Unroll<kBlockLines>([&](auto j) KVL_PART {
       const __m512 factor = _mm512_load_ps(w.s->key_factor[f] + kLanes * j.value);
       Unroll<kRows>([&](auto i) KVL_PART {
-        scores[i.value][j.value] = _mm512_fmadd_ps(_mm512_set1_ps(w.s->q_basis[row + i.value][f]),
-                                                   factor, scores[i.value][j.value]);
+        scores[i.value][j.value] =
+            _mm512_fmadd_ps(_mm512_set1_ps(w.s->q_basis[w.FactorOf(row + i.value, f)]), factor,
+                            scores[i.value][j.value]);
       });
     });
   }

@@ -50,7 +50,8 @@ KVL_FLATTEN void WeightRows(const Work& w, int row) {
     add_products(scales + kBlockSize, w.s->middles[row][group], kMaxGroups * kLanes);
   }
   for (int f = 0; f < w.run.lowrank; ++f) {
-    add_products(w.s->value_factor[f], w.s->factors[row][f], kMaxLowrank * kLanes);
+    add_products(w.s->value_factor[f], w.s->factors[w.FactorOf(row, f)],
+                 int64_t{w.run.lowrank} * kLanes);
   }
 }
 

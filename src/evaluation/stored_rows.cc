@@ -1,0 +1,61 @@
+#include "evaluation/stored_rows.h"
+
+#include "device/cpu_device.h"
+#include "kv/quantizer/codebooks.h"
+
+namespace kvlathe {
+
+ComputedRows::ComputedRows(const CacheLayout& layout, bool keeps_keys_before_rope)
+    : width_(layout.n_kv_heads * layout.head_dim),
+      before_rope_(keeps_keys_before_rope),
+      k_(layout.n_layers),
+      v_(layout.n_layers) {}
+
+void ComputedRows::Observe(const QkvView& view) {
+  const int64_t n = int64_t{view.n_tokens} * width_;
+  const float* k = before_rope_ ? view.k_pre : view.k_post;
+  k_[view.layer_idx].insert(k_[view.layer_idx].end(), k, k + n);
+  v_[view.layer_idx].insert(v_[view.layer_idx].end(), view.v, view.v + n);
+}
+
+StoredRows::StoredRows(const Model& model, const SequenceCache& cache, int layer_idx,
+                       int kv_head_idx)
+    : layout_(model.layout()),
+      blocks_(cache.blocks(layer_idx, kv_head_idx)),
+      device_(&cache.device()) {
+  head_ = {.format = layout_.seal->format,
+           .kv_head_idx = kv_head_idx,
+           .n_kv_heads = layout_.n_kv_heads,
+           .layer_rank_v = layout_.n_kv_heads * layout_.head_dim,
+           .codebooks = model.codebooks().empty() ? nullptr : &model.codebooks()[layer_idx]};
+  params_.shape = layout_.shape(layer_idx, kv_head_idx);
+  params_.packed = &head_;
+  values_.resize(int64_t{2} * kBlockSize * layout_.head_dim);
+}
+
+void StoredRows::Read(const SealedRun& run, int block_idx) {
+  const CpuAccess access(*device_);
+  const PackedRun at = {.first_block = run.first_block,
+                        .n_blocks = run.n_blocks,
+                        .is_prompt = run.is_prompt,
+                        .is_repaired = run.is_repaired,
+                        .record = access.At(run.record),
+                        .layer_record = access.At(run.layer_record)};
+  ExpandPackedBlock(ViewRun(params_, at), access.At(blocks_[run.first_block + block_idx]),
+                    block_idx, values_.data());
+}
+
+std::vector<float> StoredRows::Key(int entry) const {
+  std::vector<float> row(layout_.head_dim);
+  for (int c = 0; c < layout_.head_dim; ++c) row[c] = values_[KeyOffset(entry, c)];
+  return row;
+}
+
+std::vector<float> StoredRows::Value(int entry) const {
+  std::vector<float> row(layout_.head_dim);
+  const float* const v = &values_[int64_t{kBlockSize} * layout_.head_dim];
+  for (int c = 0; c < layout_.head_dim; ++c) row[c] = v[ValueOffset(params_.shape, entry, c)];
+  return row;
+}
+
+}  // namespace kvlathe

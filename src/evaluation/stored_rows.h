@@ -1,0 +1,59 @@
+// The rows that a model computed beside those that its cache holds, for measurements and tests of
+// what sealing loses.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/cpu/attend/attend_packed.h"
+#include "kv/blocks/sequence_cache.h"
+#include "kv/cache_layout.h"
+#include "model/model.h"
+
+namespace kvlathe {
+
+// Keys and values of every position of one sequence as the model computed them, collected while it
+// runs: keys after RoPE, or as they were before it.
+class ComputedRows : public QkvObserver {
+ public:
+  ComputedRows(const CacheLayout& layout, bool keeps_keys_before_rope);
+
+  void Observe(const QkvView& view) override;
+
+  // [n_kv_heads * head_dim]
+  const float* key(int layer_idx, int64_t position) const {
+    return &k_[layer_idx][position * width_];
+  }
+  const float* value(int layer_idx, int64_t position) const {
+    return &v_[layer_idx][position * width_];
+  }
+
+ private:
+  int64_t width_;
+  bool before_rope_;
+  std::vector<std::vector<float>> k_, v_;  // [layer][position * width]
+};
+
+// Sealed blocks of one layer and KV head as attention reads them. The model stores rows as they are
+// (no basis), drops and merges none, and seals codes. Model and cache outlive the reader.
+class StoredRows {
+ public:
+  StoredRows(const Model& model, const SequenceCache& cache, int layer_idx, int kv_head_idx);
+
+  // Reads a block of one of the head's runs; its rows are then those of Key and Value.
+  void Read(const SealedRun& run, int block_idx);
+  // [head_dim] of an entry of the block. Keys that are sealed as they were before RoPE come so.
+  std::vector<float> Key(int entry) const;
+  std::vector<float> Value(int entry) const;
+
+ private:
+  const CacheLayout& layout_;
+  std::span<const ObjectId> blocks_;
+  Device* device_;
+  PackedHead head_;
+  AttendParams params_;
+  std::vector<float> values_;  // of one block
+};
+
+}  // namespace kvlathe
