@@ -11,8 +11,12 @@ const BasisMethod* BasisMethodOf(const Spec& spec) {
   return stage == nullptr ? nullptr : stage->info->analysis;
 }
 
-BasisOptions BasisOptionsOf(const BasisStage& stage) {
+BasisOptions BasisOptionsOf(const Spec& spec) {
+  const BasisStage& stage = *spec.basis();
   BasisOptions options;
+  if (std::holds_alternative<ZackOptions>(stage) || std::holds_alternative<FdcOptions>(stage)) {
+    options.counts_first_positions = spec.n_sink() == 0;
+  }
   if (const auto* zack = std::get_if<ZackOptions>(&stage)) {
     options.is_normalised = zack->is_normalised;
   }
@@ -43,7 +47,7 @@ StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,
   BasisInputs inputs = {.statistics = &statistics,
                         .value_grams = value_grams_,
                         .output_grams = output_grams_,
-                        .options = BasisOptionsOf(*spec.basis()),
+                        .options = BasisOptionsOf(spec),
                         .pool = source_->threads(),
                         .key_biases = key_biases_,
                         .value_biases = value_biases_};
@@ -60,7 +64,7 @@ StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,
 
 StatusOr<const BasisAnalysis*> BasisAnalyses::Of(const Spec& spec) {
   const BasisMethod* const method = BasisMethodOf(spec);
-  const BasisOptions options = BasisOptionsOf(*spec.basis());
+  const BasisOptions options = BasisOptionsOf(spec);
   for (const KnownAnalysis& known : analyses_) {
     if (known.method == method && known.options == options) return known.analysis.get();
   }

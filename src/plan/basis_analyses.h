@@ -15,8 +15,8 @@ namespace kvlathe {
 // By what the spec's basis is found before a prompt; null without such a basis.
 const BasisMethod* BasisMethodOf(const Spec& spec);
 
-// What a stage asks of its method's bases, beside ranks.
-BasisOptions BasisOptionsOf(const BasisStage& stage);
+// What a spec with a stage of the basis axis asks of its method's bases, beside ranks.
+BasisOptions BasisOptionsOf(const Spec& spec);
 
 class BasisAnalyses {
  public:

@@ -9,7 +9,8 @@
 namespace kvlathe {
 
 // One rotation R_qk per KV head: the right singular vectors of the group's queries stacked on the
-// keys, after RoPE, from the Gram Q^T Q + K^T K (sinks excluded). It is orthogonal, so q R (k R)^T
+// keys, after RoPE, from the Gram Q^T Q + K^T K (of the first positions only where
+// BasisOptions::counts_first_positions). It is orthogonal, so q R (k R)^T
 // = q k^T at full rank. R_v: the right singular vectors of W_V,h, which W_V and W_O absorb.
 StatusOr<BasisAnalysis> AnalyseFdc(const BasisInputs& inputs);
 

@@ -14,6 +14,9 @@ namespace kvlathe {
 
 // What a spec can ask of a method's bases besides ranks.
 struct BasisOptions {
+  // zack, fdc: the first kCalibrationSinks positions are rows like any other. For caches that keep
+  // none of them whole.
+  bool counts_first_positions = false;
   bool is_normalised = false;     // zack: blocks weigh alike whatever their norm
   bool is_centred = true;         // lathe: rows lose their mean first
   bool keys_before_rope = false;  // lathe: keys are latents from before RoPE

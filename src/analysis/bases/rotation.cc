@@ -15,6 +15,23 @@ Status CheckFinite(const StatisticsShape& shape, int64_t head_idx, const PairGra
                is_qk_finite ? "weights or statistics of V" : "statistics of Q and K");
 }
 
+int64_t CountedRows(const BasisInputs& inputs) {
+  const CalibrationStatistics& s = *inputs.statistics;
+  return s.n_rows + (inputs.options.counts_first_positions ? s.n_sink_rows : 0);
+}
+
+std::vector<double> GramOfRows(const BasisInputs& inputs, RowKind kind, int64_t head_idx) {
+  const CalibrationStatistics& s = *inputs.statistics;
+  const HeadMoments *rows = &s.v, *first_rows = &s.sink_v;
+  if (kind == RowKind::kQueries) rows = &s.q_post, first_rows = &s.sink_q_post;
+  if (kind == RowKind::kKeys) rows = &s.k_post, first_rows = &s.sink_k_post;
+  std::vector<double> gram = GramOf(*rows, head_idx, s.shape.head_dim);
+  if (!inputs.options.counts_first_positions || s.n_sink_rows == 0) return gram;
+  const double share =
+      static_cast<double>(s.n_sink_rows) / static_cast<double>(CountedRows(inputs));
+  return WeightedSum(1 - share, gram, share, GramOf(*first_rows, head_idx, s.shape.head_dim));
+}
+
 StatusOr<BasisAnalysis> AnalyseRotations(
     const BasisInputs& inputs, const std::function<PairGrams(int64_t head_idx)>& grams_of) {
   BasisAnalysis analysis;

@@ -20,6 +20,13 @@ struct PairGrams {
 StatusOr<BasisAnalysis> AnalyseRotations(
     const BasisInputs& inputs, const std::function<PairGrams(int64_t head_idx)>& grams_of);
 
+// X^T X / rows of one head, [head_dim, head_dim], of queries or keys after RoPE or of values. Rows
+// at the first positions are among them where the options count them.
+enum class RowKind { kQueries, kKeys, kValues };
+std::vector<double> GramOfRows(const BasisInputs& inputs, RowKind kind, int64_t head_idx);
+// The rows behind these.
+int64_t CountedRows(const BasisInputs& inputs);
+
 // kDataLoss naming layer, head and source unless both are finite.
 Status CheckFinite(const StatisticsShape& shape, int64_t head_idx, const PairGrams& grams);
 

@@ -12,10 +12,10 @@ StatusOr<BasisAnalysis> AnalyseZack(const BasisInputs& inputs) {
   const bool is_normalised = inputs.options.is_normalised;
   return AnalyseRotations(inputs, [&](int64_t h) {
     // Moments are means over tokens; the weights weigh against the sum.
-    std::vector<double> values = GramOf(s.v, h, head_dim);
-    for (double& x : values) x *= static_cast<double>(s.n_rows);
-    return PairGrams{StackedGram(GramOf(s.q_post, h, head_dim), GramOf(s.k_post, h, head_dim),
-                                 is_normalised, head_dim),
+    std::vector<double> values = GramOfRows(inputs, RowKind::kValues, h);
+    for (double& x : values) x *= static_cast<double>(CountedRows(inputs));
+    return PairGrams{StackedGram(GramOfRows(inputs, RowKind::kQueries, h),
+                                 GramOfRows(inputs, RowKind::kKeys, h), is_normalised, head_dim),
                      StackedGram(values, inputs.output_grams[h], is_normalised, head_dim)};
   });
 }

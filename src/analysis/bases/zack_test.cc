@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "analysis/bases/fdc.h"
 #include "analysis/bases/fdc_reference.h"
 #include "analysis/statistics/spectrum.h"
 #include "base/random.h"
@@ -14,6 +15,7 @@ namespace {
 using reference::Matrix;
 
 constexpr int kHeadDim = 32, kHiddenDim = 40, kLayers = 2, kKvHeads = 2, kGroup = 3, kTokens = 70;
+constexpr int kFirstTokens = 10;  // of them, at the first positions
 
 Matrix RandomRows(Random* random, int n_rows, double decay, double scale) {
   Matrix mixing(kHeadDim, std::vector<double>(kHeadDim));
@@ -62,6 +64,9 @@ class ZackTest : public ::testing::TestWithParam<bool> {
     Random random(11);
     statistics_ = MakeStatistics({kLayers, kKvHeads * kGroup, kKvHeads, kHeadDim});
     statistics_.n_rows = kTokens;
+    apart_ = statistics_;
+    apart_.n_rows = kTokens - kFirstTokens;
+    apart_.n_sink_rows = kFirstTokens;
     for (int h = 0; h < kLayers * kKvHeads; ++h) {
       const Matrix q = RandomRows(&random, kGroup * kTokens, 0.03 + 0.02 * h, 3.0);
       const Matrix k = RandomRows(&random, kTokens, 0.1, 0.7);
@@ -72,6 +77,15 @@ class ZackTest : public ::testing::TestWithParam<bool> {
       AddGram(q, 1.0 / kTokens, &statistics_.q_post.gram[h * kSquare]);
       AddGram(k, 1.0 / kTokens, &statistics_.k_post.gram[h * kSquare]);
       AddGram(v, 1.0 / kTokens, &statistics_.v.gram[h * kSquare]);
+      const auto add_apart = [&](const Matrix& rows, int n_per_token, HeadMoments* first,
+                                 HeadMoments* others) {
+        const auto end = rows.begin() + kFirstTokens * n_per_token;
+        AddGram({rows.begin(), end}, 1.0 / kFirstTokens, &first->gram[h * kSquare]);
+        AddGram({end, rows.end()}, 1.0 / (kTokens - kFirstTokens), &others->gram[h * kSquare]);
+      };
+      add_apart(q, kGroup, &apart_.sink_q_post, &apart_.q_post);
+      add_apart(k, 1, &apart_.sink_k_post, &apart_.k_post);
+      add_apart(v, 1, &apart_.sink_v, &apart_.v);
       output_grams_.emplace_back(kSquare, 0.0);
       AddGram(w, 1.0, output_grams_.back().data());
       reference_qk_.push_back(reference::DecomposeStacked(Stacked(q, k, GetParam())));
@@ -81,6 +95,7 @@ class ZackTest : public ::testing::TestWithParam<bool> {
   }
 
   CalibrationStatistics statistics_;
+  CalibrationStatistics apart_;  // the same rows, of which those at the first positions are apart
   std::vector<std::vector<double>> output_grams_;
   std::vector<reference::Svd> reference_qk_, reference_v_;
   BasisAnalysis analysis_;
@@ -123,6 +138,47 @@ TEST_P(ZackTest, SpectraAreThoseOfTheStackedMatrices) {
                   1e-5 * reference_qk_[h].singular_values[0]);
       EXPECT_NEAR(analysis_.spectra[h].v[i], reference_v_[h].singular_values[i],
                   1e-5 * reference_v_[h].singular_values[0]);
+    }
+  }
+}
+
+// Without sinks a cache stores what calibration keeps apart, so that it counts.
+TEST_P(ZackTest, FirstPositionsCountWhereTheyAreAskedFor) {
+  const auto of_apart = [&](bool counts) {
+    return *AnalyseZack({&apart_,
+                         {},
+                         output_grams_,
+                         {.counts_first_positions = counts, .is_normalised = GetParam()}});
+  };
+  const BasisAnalysis with = of_apart(true), without = of_apart(false);
+  double difference = 0;
+  for (int h = 0; h < kLayers * kKvHeads; ++h) {
+    for (int i = 0; i < kHeadDim; ++i) {
+      EXPECT_NEAR(with.spectra[h].qk[i], analysis_.spectra[h].qk[i],
+                  1e-5 * analysis_.spectra[h].qk[0]);
+      EXPECT_NEAR(with.spectra[h].v[i], analysis_.spectra[h].v[i],
+                  1e-5 * analysis_.spectra[h].v[0]);
+      difference += std::abs(without.spectra[h].qk[i] / analysis_.spectra[h].qk[0] -
+                             analysis_.spectra[h].qk[i] / analysis_.spectra[h].qk[0]);
+    }
+    for (const int rank : {1, 5, 16}) {
+      EXPECT_NEAR(
+          SubspaceOverlap(with.heads[h].key_basis, analysis_.heads[h].key_basis, kHeadDim, rank), 1,
+          1e-4);
+    }
+  }
+  EXPECT_GT(difference, 0.01);
+}
+
+TEST_P(ZackTest, FdcCountsThemLikewise) {
+  const auto analyse = [&](const CalibrationStatistics& statistics, bool counts) {
+    return *AnalyseFdc({&statistics, output_grams_, {}, {.counts_first_positions = counts}});
+  };
+  const BasisAnalysis with = analyse(apart_, true), all = analyse(statistics_, false);
+  for (int h = 0; h < kLayers * kKvHeads; ++h) {
+    for (int i = 0; i < kHeadDim; ++i) {
+      EXPECT_NEAR(with.spectra[h].qk[i], all.spectra[h].qk[i], 1e-5 * all.spectra[h].qk[0]);
+      EXPECT_EQ(with.spectra[h].v[i], all.spectra[h].v[i]);  // those of the weights
     }
   }
 }
