@@ -1,6 +1,8 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "base/check.h"
 #include "base/units.h"
@@ -36,9 +38,8 @@ struct Engine::Sequence {
   Stopwatch since_submit;
   Stopwatch since_first_token;
 
-  Sequence(RequestId request_id, Request r, Session session, const CacheLayout* cache_layout)
-      : id(request_id),
-        request(std::move(r)),
+  Sequence(Request r, Session session, const CacheLayout* cache_layout)
+      : request(std::move(r)),
         sampler(request.sampling),
         tokens(std::move(session.tokens)),
         turn_ends(std::move(session.turn_ends)),
@@ -92,7 +93,7 @@ struct Engine::Sequence {
 };
 
 Engine::Engine(Model* model, BlockPool* pool, const EngineOptions& options)
-    : model_(model), pool_(pool), options_(options) {
+    : model_(model), pool_(pool), options_(options), budget_bytes_(pool->usage().budget_bytes) {
   KVL_CHECK_GE(options_.max_batch_tokens, 1);
   KVL_CHECK_GE(options_.max_sequences, 1);
 }
@@ -103,6 +104,7 @@ StatusOr<const CacheLayout*> Engine::LayoutFor(const Request& request, const Ses
   const CacheLayout* const kept =
       session.cache != nullptr ? &session.cache->layout() : &model_->layout();
   if (!request.rate.has_value()) return kept;
+  const std::lock_guard lock(layout_mutex_);
   KVL_ASSIGN_OR_RETURN(const CacheLayout* const wanted, model_->LayoutAt(*request.rate));
   if (session.cache == nullptr || wanted == kept) return wanted;
   return Error(StatusCode::kInvalidArgument,
@@ -110,12 +112,13 @@ StatusOr<const CacheLayout*> Engine::LayoutFor(const Request& request, const Ses
                *request.rate);
 }
 
-StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_token,
-                                           FinishCallback on_finish, Session session) {
+// Leaves the session as it is unless it succeeds.
+StatusOr<std::unique_ptr<Engine::Sequence>> Engine::MakeSequence(Request request,
+                                                                 Session* session) {
   const ModelConfig& c = model_->config();
-  const int64_t n_given = std::ssize(session.tokens) + std::ssize(request.prompt);
+  const int64_t n_given = std::ssize(session->tokens) + std::ssize(request.prompt);
   if (n_given == 0) return Error(StatusCode::kInvalidArgument, "the prompt has no tokens");
-  if (session.cache != nullptr && session.cache->n_tokens() >= n_given) {
+  if (session->cache != nullptr && session->cache->n_tokens() >= n_given) {
     return Error(StatusCode::kInvalidArgument,
                  "the session ended with the end of sequence; give it a prompt to go on");
   }
@@ -138,41 +141,83 @@ StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_tok
         "shorten one of them",
         n_given, request.max_tokens, c.max_seq_len);
   }
-  KVL_ASSIGN_OR_RETURN(const CacheLayout* const layout, LayoutFor(request, session));
-  auto sequence =
-      std::make_unique<Sequence>(next_id_, std::move(request), std::move(session), layout);
+  KVL_ASSIGN_OR_RETURN(const CacheLayout* const layout, LayoutFor(request, *session));
+  auto sequence = std::make_unique<Sequence>(std::move(request), std::move(*session), layout);
   const int64_t needed_bytes = PeakSequenceBytes(*layout, sequence->max_positions(),
                                                  options_.max_batch_tokens, sequence->n_prompt());
-  const int64_t budget = pool_->usage().budget_bytes;
-  if (needed_bytes > budget) {
+  if (needed_bytes > budget_bytes_) {
+    session->cache = std::move(sequence->cache);
     return Error(
         StatusCode::kResourceExhausted,
         "{} tokens need {} of KV memory and the budget is {}; raise --kv-memory, shorten the "
         "request or choose a smaller --kv",
-        sequence->max_positions(), FormatBytes(needed_bytes), FormatBytes(budget));
+        sequence->max_positions(), FormatBytes(needed_bytes), FormatBytes(budget_bytes_));
   }
-  sequence->on_token = std::move(on_token);
-  sequence->on_finish = std::move(on_finish);
-  waiting_.push_back(std::move(sequence));
-  return next_id_++;
+  return sequence;
+}
+
+StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_token,
+                                           FinishCallback on_finish, Session session) {
+  StatusOr<std::unique_ptr<Sequence>> made = MakeSequence(std::move(request), &session);
+  if (made.ok()) {
+    (*made)->on_token = std::move(on_token);
+    (*made)->on_finish = std::move(on_finish);
+  }
+  const std::lock_guard lock(mutex_);
+  if (!made.ok()) {
+    if (session.cache != nullptr) refused_.push_back(std::move(session.cache));
+    return made.status();
+  }
+  const RequestId id = next_id_++;
+  (*made)->id = id;
+  live_.emplace(id, false);
+  arrived_.push_back(*std::move(made));
+  return id;
+}
+
+bool Engine::Cancel(RequestId id) {
+  const std::lock_guard lock(mutex_);
+  const auto request = live_.find(id);
+  if (request == live_.end() || request->second) return false;
+  request->second = true;
+  cancelled_.push_back(id);
+  return true;
+}
+
+int Engine::n_waiting() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int>(live_.size()) - n_running();
+}
+
+// What other threads asked for since the last step.
+void Engine::TakeArrivals() {
+  std::vector<std::unique_ptr<SequenceCache>> refused;  // freed when the lock is not held
+  const std::lock_guard lock(mutex_);
+  std::ranges::move(arrived_, std::back_inserter(waiting_));
+  arrived_.clear();
+  to_cancel_.insert(to_cancel_.end(), cancelled_.begin(), cancelled_.end());
+  cancelled_.clear();
+  refused.swap(refused_);
 }
 
 void Engine::AdmitWaiting() {
   if (waiting_.empty()) return;
   // A sequence that decodes takes a token of every step.
   const size_t max_running = std::min(options_.max_sequences, options_.max_batch_tokens);
-  const int64_t budget = pool_->usage().budget_bytes;
   int64_t wanted_bytes = 0;
   for (const auto& s : running_) wanted_bytes += s->WantedBytes(options_.max_batch_tokens);
   while (!waiting_.empty() && running_.size() < max_running) {
     wanted_bytes += waiting_.front()->WantedBytes(options_.max_batch_tokens);
-    if (wanted_bytes > budget) return;
+    if (wanted_bytes > budget_bytes_) return;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
-    std::unique_ptr<SequenceCache>& cache = running_.back()->cache;
-    if (cache != nullptr) continue;
-    cache = std::make_unique<SequenceCache>(running_.back()->layout, pool_);
-    cache->set_n_prompt(running_.back()->n_prompt(), running_.back()->request.max_tokens);
+    n_running_ = static_cast<int>(running_.size());
+    Sequence& s = *running_.back();
+    if (s.cache == nullptr) {
+      s.cache = std::make_unique<SequenceCache>(s.layout, pool_);
+      s.cache->set_n_prompt(s.n_prompt(), s.request.max_tokens);
+    }
+    if (observer() != nullptr) observer()->OnAdmitted(s.id, s.since_submit.Milliseconds());
   }
 }
 
@@ -190,10 +235,13 @@ void Engine::ShareTokenBudget() {
 void Engine::PreemptNewest() {
   std::unique_ptr<Sequence> newest = std::move(running_.back());
   running_.pop_back();
+  n_running_ = static_cast<int>(running_.size());
   newest->cache.reset();
   newest->input.clear();
   ++newest->outcome.n_preemptions;
+  const RequestId id = newest->id;
   waiting_.push_front(std::move(newest));
+  if (observer() != nullptr) observer()->OnPreempted(id);
 }
 
 // Gives up the cache that the newest waiting session brought with it. False when there is none.
@@ -221,7 +269,7 @@ Status Engine::ExtendOrPreempt(Sequence* sequence) {
 }
 
 // Oldest first, so that who is preempted is not in the batch yet.
-std::vector<SequenceStep> Engine::BuildBatch() {
+std::vector<SequenceStep> Engine::BuildBatch(StepWork* work) {
   ShareTokenBudget();
   std::vector<SequenceStep> steps;
   batch_.clear();
@@ -231,6 +279,7 @@ std::vector<SequenceStep> Engine::BuildBatch() {
       ++i;
       continue;
     }
+    const bool decodes = s->decodes();
     Status status = ExtendOrPreempt(s);
     if (!status.ok()) {
       Fail(s, std::move(status));
@@ -241,8 +290,10 @@ std::vector<SequenceStep> Engine::BuildBatch() {
     steps.push_back({s->cache.get(), s->input,
                      is_last ? SequenceStep::Logits::kLast : SequenceStep::Logits::kNone});
     batch_.push_back(s);
+    (decodes ? work->n_decode_tokens : work->n_fill_tokens) += static_cast<int>(s->input.size());
     ++i;
   }
+  work->n_sequences = static_cast<int>(steps.size());
   return steps;
 }
 
@@ -269,6 +320,7 @@ void Engine::TakeToken(Sequence* s, std::span<const float> logits) {
   if (s->outcome.tokens.empty()) {
     s->outcome.ttft_ms = s->since_submit.Milliseconds();
     s->since_first_token.Restart();
+    if (observer() != nullptr) observer()->OnFirstToken(s->id, s->outcome.ttft_ms);
   }
   const auto& stops = s->request.stop_ids;
   if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
@@ -278,6 +330,7 @@ void Engine::TakeToken(Sequence* s, std::span<const float> logits) {
   s->tokens.push_back(token);
   s->outcome.tokens.push_back(token);
   FinishReason reason = s->on_token ? s->on_token(s->id, token) : FinishReason::kNone;
+  if (observer() != nullptr) observer()->OnToken(s->id, token);
   if (reason == FinishReason::kNone &&
       static_cast<int>(s->outcome.tokens.size()) == s->request.max_tokens) {
     reason = FinishReason::kLength;
@@ -285,21 +338,48 @@ void Engine::TakeToken(Sequence* s, std::span<const float> logits) {
   if (reason != FinishReason::kNone) Finish(s, reason);
 }
 
-void Engine::Finish(Sequence* sequence, FinishReason reason) {
-  RequestOutcome& outcome = sequence->outcome;
-  outcome.finish_reason = reason;
-  if (!outcome.tokens.empty()) outcome.decode_seconds = sequence->since_first_token.Seconds();
-  outcome.n_cached_tokens = static_cast<int>(sequence->n_cached());
-  if (sequence->cache != nullptr) outcome.kv_bytes = sequence->cache->bytes();
-  // The cache of a failed step is good for nothing, and its blocks may be wanted by the callback.
-  if (reason == FinishReason::kFailed) sequence->cache.reset();
-  if (sequence->on_finish) sequence->on_finish(sequence->id, outcome);
+// From those that run or wait.
+std::unique_ptr<Engine::Sequence> Engine::Remove(Sequence* sequence) {
   const auto is_it = [&](const auto& s) { return s.get() == sequence; };
-  if (std::erase_if(running_, is_it) == 0) std::erase_if(waiting_, is_it);
+  const auto take = [](auto& from, auto place) {
+    std::unique_ptr<Sequence> taken = std::move(*place);
+    from.erase(place);
+    return taken;
+  };
+  const auto running = std::ranges::find_if(running_, is_it);
+  if (running == running_.end()) return take(waiting_, std::ranges::find_if(waiting_, is_it));
+  std::unique_ptr<Sequence> taken = take(running_, running);
+  n_running_ = static_cast<int>(running_.size());
+  return taken;
+}
+
+void Engine::Finish(Sequence* sequence, FinishReason reason) {
+  const std::unique_ptr<Sequence> finished = Remove(sequence);
+  // The cache of a failed step is good for nothing, and its blocks may be wanted by the callback.
+  const bool has_failed = reason == FinishReason::kFailed;
+  {
+    // Who cancelled it was promised that it ends so.
+    const std::lock_guard lock(mutex_);
+    if (live_.extract(finished->id).mapped()) reason = FinishReason::kCancelled;
+  }
+  RequestOutcome& outcome = finished->outcome;
+  outcome.finish_reason = reason;
+  if (reason == FinishReason::kCancelled) {
+    outcome.status = Error(StatusCode::kCancelled, "the request was cancelled");
+  }
+  if (reason == FinishReason::kFailed) first_failure_.Update(outcome.status);
+  if (!outcome.tokens.empty()) outcome.decode_seconds = finished->since_first_token.Seconds();
+  outcome.n_cached_tokens = static_cast<int>(finished->n_cached());
+  if (finished->cache != nullptr) outcome.kv_bytes = finished->cache->bytes();
+  if (has_failed) finished->cache.reset();
+  finishing_ = finished.get();
+  if (finished->on_finish) finished->on_finish(finished->id, outcome);
+  finishing_ = nullptr;
+  finished->cache.reset();
+  if (observer() != nullptr) observer()->OnFinished(finished->id, outcome);
 }
 
 void Engine::Fail(Sequence* sequence, Status status) {
-  first_failure_.Update(status);
   sequence->outcome.status = std::move(status);
   Finish(sequence, FinishReason::kFailed);
 }
@@ -317,47 +397,63 @@ Engine::Sequence* Engine::Find(RequestId id) const {
   return waiting == waiting_.end() ? nullptr : waiting->get();
 }
 
-bool Engine::Cancel(RequestId id) {
-  Sequence* const sequence = Find(id);
-  if (sequence == nullptr) return false;
-  Finish(sequence, FinishReason::kCancelled);
-  return true;
+// Callbacks may cancel more, which the next step ends.
+void Engine::FinishCancelled() {
+  for (const RequestId id : std::exchange(to_cancel_, {})) {
+    Sequence* const sequence = Find(id);
+    if (sequence != nullptr) Finish(sequence, FinishReason::kCancelled);
+  }
 }
 
 // All that are there now: callbacks may submit more.
 void Engine::CancelAll() {
-  std::vector<RequestId> ids;
-  for (const auto& s : running_) ids.push_back(s->id);
-  for (const auto& s : waiting_) ids.push_back(s->id);
-  for (const RequestId id : ids) Cancel(id);
+  for (const auto& s : running_) to_cancel_.push_back(s->id);
+  for (const auto& s : waiting_) to_cancel_.push_back(s->id);
+  FinishCancelled();
+}
+
+EngineLoad Engine::Load() const {
+  return {.n_running = n_running(), .n_waiting = n_waiting(), .pool = pool_->usage()};
 }
 
 Session Engine::TakeSession(RequestId id) {
-  Sequence* const sequence = Find(id);
-  KVL_CHECK(sequence != nullptr);
-  Sequence& s = *sequence;
-  KVL_CHECK(s.outcome.finish_reason != FinishReason::kNone);
+  KVL_CHECK(finishing_ != nullptr);
+  Sequence& s = *finishing_;
+  KVL_CHECK_EQ(s.id, id);
   s.turn_ends.push_back(static_cast<int>(s.n_known()));
   if (s.n_cached() + 1 < s.n_known()) s.cache.reset();
   return {std::move(s.tokens), std::move(s.turn_ends), s.request.sampling, s.sampler.n_draws(),
           std::move(s.cache)};
 }
 
-bool Engine::Step() {
-  if (options_.is_interrupted && options_.is_interrupted()) {
-    CancelAll();
-    return false;
-  }
-  AdmitWaiting();
-  if (running_.empty()) return false;
-  const std::vector<SequenceStep> steps = BuildBatch();
+void Engine::Compute(const std::vector<SequenceStep>& steps, const StepWork& work) {
+  const Stopwatch watch;
+  if (observer() != nullptr) observer()->OnStepBegan(work, Load());
   const Status status = model_->ForwardEach(steps, &failures_);
   if (status.ok()) {
     TakeTokens(steps);
   } else {
     FailRunning(status);
   }
-  return !running_.empty() || !waiting_.empty();
+  if (observer() != nullptr) observer()->OnStepEnded(work, Load(), watch.Seconds(), status);
+}
+
+bool Engine::Step() {
+  TakeArrivals();
+  if (options_.is_interrupted && options_.is_interrupted()) {
+    CancelAll();
+    return false;
+  }
+  FinishCancelled();
+  AdmitWaiting();
+  StepWork work = {.step_idx = n_steps_};
+  const std::vector<SequenceStep> steps = BuildBatch(&work);
+  if (!steps.empty()) {
+    ++n_steps_;
+    Compute(steps, work);
+  }
+  const std::lock_guard lock(mutex_);
+  return !live_.empty();
 }
 
 Status Engine::RunUntilIdle() {

@@ -62,7 +62,7 @@ TEST_F(InterruptTest, StopsWithinAStepWhateverRunsOrWaits) {
   ASSERT_EQ(outcomes_.size(), 4u);
   for (const auto& [id, outcome] : outcomes_) {
     EXPECT_EQ(outcome.finish_reason, FinishReason::kCancelled);
-    EXPECT_TRUE(outcome.status.ok());
+    EXPECT_EQ(outcome.status.code(), StatusCode::kCancelled);
     EXPECT_EQ(outcome.tokens.size(), id <= 2 ? 9u : 0u);
   }
   EXPECT_EQ(engine.n_running() + engine.n_waiting(), 0);
@@ -112,6 +112,9 @@ TEST_F(InterruptTest, CancelEndsOneThatRunsAndOneThatWaits) {
   EXPECT_TRUE(engine.Cancel(4));
   EXPECT_FALSE(engine.Cancel(4));
   EXPECT_FALSE(engine.Cancel(99));
+  EXPECT_TRUE(outcomes_.empty());  // they end with the next step
+  EXPECT_TRUE(engine.Step());
+  EXPECT_EQ(outcomes_.size(), 2u);
   EXPECT_EQ(outcomes_[2].tokens.size(), 5u);
   EXPECT_EQ(outcomes_[4].n_cached_tokens, 0);
   EXPECT_TRUE(engine.RunUntilIdle().ok());

@@ -1,0 +1,62 @@
+// What an engine tells of its work while it runs: what a server needs for metrics, and a test to
+// act at a chosen moment.
+#pragma once
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "kv/blocks/block_pool.h"
+
+namespace kvlathe {
+
+struct RequestOutcome;
+
+// Requests and memory at one moment.
+struct EngineLoad {
+  int n_running = 0;  // that are admitted
+  int n_waiting = 0;  // the length of the queue: submitted, or preempted, and not admitted
+  PoolUsage pool;     // bytes in use, by kind of object, and their budget
+};
+
+// What one step computes.
+struct StepWork {
+  int64_t step_idx = 0;     // from 0 on, of the steps that compute something
+  int n_sequences = 0;      // in the batch
+  int n_decode_tokens = 0;  // of sequences that go on by one token
+  int n_fill_tokens = 0;    // of prompts, and of what preempted sequences compute again
+};
+
+// Everything is called on the thread that steps the engine, one call after the other and in the
+// order in which things happen, with no lock of the engine held. So an observer may submit and
+// cancel requests, but not step the engine. The step waits for it: what takes long belongs on a
+// thread of the observer's own.
+//
+// The calls of one step: OnAdmitted and OnPreempted of whom it begins with, OnStepBegan, then, once
+// the model has computed, OnFirstToken, OnToken and OnFinished request by request, and OnStepEnded.
+// OnFinished may also come without a step: of a request that was cancelled or found no room.
+class EngineObserver {
+ public:
+  using RequestId = int64_t;
+
+  virtual ~EngineObserver() = default;
+
+  // From here on the request runs. queue_ms: since it was submitted. Once more after each
+  // preemption.
+  virtual void OnAdmitted(RequestId, double queue_ms) { (void)queue_ms; }
+  // Gives up its cache and waits to compute it again.
+  virtual void OnPreempted(RequestId) {}
+  virtual void OnStepBegan(const StepWork&, const EngineLoad&) {}
+  // ttft_ms: since the request was submitted. Its OnToken follows, unless the token ends the
+  // request as one of its stop_ids.
+  virtual void OnFirstToken(RequestId, double ttft_ms) { (void)ttft_ms; }
+  // After the request's own callback has seen the token.
+  virtual void OnToken(RequestId, int32_t token) { (void)token; }
+  // After the request's own callback. Its blocks are back in the pool, unless a session took them.
+  virtual void OnFinished(RequestId, const RequestOutcome&) {}
+  // The error of a step that failed for all of its sequences; those are finished then.
+  virtual void OnStepEnded(const StepWork&, const EngineLoad&, double seconds, const Status&) {
+    (void)seconds;
+  }
+};
+
+}  // namespace kvlathe
