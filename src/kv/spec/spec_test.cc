@@ -189,6 +189,10 @@ TEST(Spec, RefusesWithThePositionAndWhatIsAllowedThere) {
   EXPECT_EQ(ErrorOf("int8(run=100)"),
             "--kv 'int8(run=100)': position 10: '100' is not allowed; run is a multiple of 64 from "
             "64 to 1048576 or prompt");
+  EXPECT_EQ(
+      ErrorOf("gear(bits=4,buffer=20)"),
+      "--kv 'gear(bits=4,buffer=20)': position 20: '20' is not allowed; buffer is a multiple of "
+      "64 from 64 to 4096");
   EXPECT_EQ(ErrorOf("kcvt(bits=5)"),
             "--kv 'kcvt(bits=5)': position 11: '5' is not allowed; bits is 2, 3, 4 or 8");
   EXPECT_EQ(
