@@ -46,7 +46,6 @@ ADDRESS_HEADERS = {"src/device/cpu_device.h", "src/attention/addresses.h", "src/
 ADDRESS_FOLDERS = {"device", "kernels/cpu", "attention", "backend"}
 ADDRESS_FILES = {
     "src/kv/blocks/block_pool.cc": "makes the device of a pool that is given none",
-    "src/kv/retention/prune.cc": "the CPU backend's verb of that name",
     "src/evaluation/stored_rows.cc": "reads sealed rows, to compare them with what they were",
     "src/evaluation/bench/bench_attention_case.h": "lays rows out itself",
     "src/evaluation/bench/bench_model.cc": "fills caches with random rows",

@@ -6,12 +6,12 @@
 #include <cmath>
 #include <string>
 
+#include "backend/reopen.h"
 #include "base/cpu_features.h"
 #include "base/random.h"
 #include "device/cpu_device.h"
 #include "kernels/cpu/attend/resolve.h"
 #include "kernels/cpu/seal/seal.h"
-#include "kv/retention/reopen.h"
 #include "kv/seal/seal_schedule.h"
 #include "reference_quantizer.h"
 #include "retained_model.h"

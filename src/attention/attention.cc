@@ -34,6 +34,9 @@ struct ScoreRows {
   int64_t stride = 0;
 };
 
+// A job's window as kernels take it.
+int WindowOf(int window) { return window > 0 ? window : kNoWindow; }
+
 AttendParams BlockParams(const HeadJob& job, const JobAddresses& at, const WorkItem& item,
                          const AttentionRun& run, const PartialRows& partial,
                          const ScoreRows& scores) {
@@ -47,7 +50,7 @@ AttendParams BlockParams(const HeadJob& job, const JobAddresses& at, const WorkI
           .kv_begin = item.entry_begin,
           .kv_end = item.entry_end,
           .first_visible = job.first_visible + item.row_begin / job.gqa_group,
-          .window = job.window,
+          .window = WindowOf(job.window),
           .sm_scale = run.sm_scale,
           .is_deterministic = run.is_deterministic,
           .o = partial.o,
@@ -116,7 +119,7 @@ void AttendSink(const AttendKernels& kernels, const HeadJob& job, const JobAddre
       .v = at.sink_v(),
       .n_entries = job.n_sink,
       .first_visible = job.sink_first_visible + item.row_begin / job.gqa_group,
-      .window = job.sink_window,
+      .window = WindowOf(job.sink_window),
       .sm_scale = sm_scale,
       .o = partial.o,
       .o_stride = job.output_width(),

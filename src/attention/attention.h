@@ -13,9 +13,8 @@
 #include "device/device.h"
 #include "device/sealed_runs.h"
 #include "format/block_layout.h"
-#include "kernels/cpu/attend/attend.h"
-#include "kernels/cpu/attend/entry_scores.h"
-#include "kernels/cpu/latent/latent_keys.h"
+#include "format/entry_table.h"
+#include "format/latent_map.h"
 
 namespace kvlathe {
 
@@ -75,15 +74,15 @@ struct HeadJob {
   // Entries of the blocks that token 0 sees; token t sees first_visible + t. Negative while the
   // first tokens of the step still fill the sink.
   int first_visible = 0;
-  // Of those, a token sees the last `window` (kernels/cpu/attend/attend.h). Blocks below the window
-  // of token 0 may be null.
-  int window = kNoWindow;
+  // Of those, a token sees the last `window`; 0: all. Blocks below the window of token 0 may be
+  // null.
+  int window = 0;
   ObjectPlace sink_k;  // [n_sink, head_dim] row_type, before any basis
   ObjectPlace sink_v;  // [n_sink, rank_v] row_type
   int n_sink = 0;
   // Sink entries that token 0 sees; token t sees t more, at most n_sink.
   int sink_first_visible = 0;
-  int sink_window = kNoWindow;  // of all positions that token 0 sees
+  int sink_window = 0;  // of all positions that token 0 sees; 0: all
   // Head h of token t: output_width() numbers at out + t * out_stride + h * out_head_stride,
   // row_type, and zeros behind them up to the next head. Zeros where nothing is seen.
   void* out = nullptr;

@@ -25,7 +25,7 @@ class Backend {
   virtual void set_deterministic(bool deterministic) = 0;
 
   // Computes y = x W^T + bias.
-  virtual void Project(const LinearParams& plan) = 0;
+  virtual void Project(const ProductPlan& plan) = 0;
   virtual void ProjectHeads(const HeadProductsPlan& plan) = 0;
   // The plans must be of the same rows; each has columns of its own.
   virtual void Normalise(std::span<const NormPlan> plans) = 0;
@@ -40,10 +40,8 @@ class Backend {
   virtual void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) = 0;
 
   virtual void MergeRows(const MergeRowsPlan& plan) = 0;
-  // As PruneLayer (kv/retention/prune.h).
-  virtual StatusOr<std::vector<int>> Prune(const CacheLayout& layout, int layer_idx,
-                                           std::span<const SealedHead> packed,
-                                           SequenceCache* cache) = 0;
+  // As PruneHeads (backend/prune.h).
+  virtual std::vector<int> Prune(const PrunePlan& plan) = 0;
   virtual void CutKeys(std::span<const CutItem> items) = 0;
 
   // Errors as Sealer::Run.

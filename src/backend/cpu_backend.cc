@@ -24,7 +24,17 @@ void CpuBackend::set_deterministic(bool deterministic) {
   attention_.set_deterministic(deterministic);
 }
 
-void CpuBackend::Project(const LinearParams& plan) { linear_.Run(plan); }
+void CpuBackend::Project(const ProductPlan& plan) {
+  linear_.Run({.w = plan.w,
+               .n_rows = plan.n_rows,
+               .x = plan.x,
+               .x_stride = plan.x_stride,
+               .bias = plan.bias,
+               .y = plan.y,
+               .y_stride = plan.y_stride,
+               .y_type = plan.y_type,
+               .accumulate = plan.accumulate});
+}
 
 void CpuBackend::ProjectHeads(const HeadProductsPlan& plan) {
   const int64_t element = SizeOf(plan.type);

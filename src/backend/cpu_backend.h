@@ -20,7 +20,7 @@ class CpuBackend : public Backend {
   CpuBackend(ThreadPool* pool, Isa isa);
 
   void set_deterministic(bool deterministic) override;
-  void Project(const LinearParams& plan) override;
+  void Project(const ProductPlan& plan) override;
   void ProjectHeads(const HeadProductsPlan& plan) override;
   void Normalise(std::span<const NormPlan> plans) override;
   void Gate(const GatePlan& plan) override;
@@ -29,9 +29,7 @@ class CpuBackend : public Backend {
   Status Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) override;
   void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) override;
   void MergeRows(const MergeRowsPlan& plan) override;
-  StatusOr<std::vector<int>> Prune(const CacheLayout& layout, int layer_idx,
-                                   std::span<const SealedHead> packed,
-                                   SequenceCache* cache) override;
+  std::vector<int> Prune(const PrunePlan& plan) override;
   void CutKeys(std::span<const CutItem> items) override;
   Status Seal(const SealBatch& batch) override;
   Status SealRotated(std::span<const RotatedHeadPlan> heads) override;

@@ -5,15 +5,15 @@
 #include <vector>
 
 #include "backend/cpu_backend.h"
+#include "backend/cut_keys.h"
+#include "backend/prune.h"
+#include "backend/reopen.h"
+#include "backend/svd_online.h"
 #include "kernels/cpu/attend/attend.h"
 #include "kernels/cpu/attend/coded_rows.h"
 #include "kernels/cpu/attend/resolve.h"
 #include "kernels/cpu/seal/seal.h"
-#include "kv/retention/cut_keys.h"
 #include "kv/retention/merge.h"
-#include "kv/retention/prune.h"
-#include "kv/retention/reopen.h"
-#include "kv/seal/svd_online.h"
 
 namespace kvlathe {
 
@@ -115,11 +115,7 @@ void CpuBackend::MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item,
   }
 }
 
-StatusOr<std::vector<int>> CpuBackend::Prune(const CacheLayout& layout, int layer_idx,
-                                             std::span<const SealedHead> packed,
-                                             SequenceCache* cache) {
-  return PruneLayer(layout, layer_idx, packed, pool_, cache);
-}
+std::vector<int> CpuBackend::Prune(const PrunePlan& plan) { return PruneHeads(plan, pool_); }
 
 void CpuBackend::CutKeys(std::span<const CutItem> items) {
   const CpuAccesses accesses = AccessesOf(items);

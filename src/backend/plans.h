@@ -13,11 +13,24 @@
 #include "device/device.h"
 #include "device/sealed_runs.h"
 #include "format/packed_layout.h"
-#include "kernels/cpu/linear/linear.h"
+#include "format/packed_matrix.h"
 #include "kv/retention/plan.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
+
+// y = x W^T + bias.
+struct ProductPlan {
+  const PackedMatrix* w = nullptr;
+  int64_t n_rows = 0;
+  const void* x = nullptr;  // [n_rows, n_in] in w->compute_type()
+  int64_t x_stride = 0;
+  const float* bias = nullptr;  // [n_out]; null: none
+  void* y = nullptr;            // [n_rows, n_out]
+  int64_t y_stride = 0;
+  DType y_type = DType::kF32;  // kF32, or kBf16 (rounded once from the F32 sum)
+  bool accumulate = false;     // y += (kF32 only)
+};
 
 // Each of n_rows rows of n_groups * n_dims numbers, `stride` apart, is normalised in groups of
 // n_dims: x / sqrt(mean(x^2) + eps) * weight, or with a bias (x - mean(x)) / sqrt(variance(x) +
@@ -189,6 +202,27 @@ struct MergeRowsPlan {
   DType row_type = DType::kF32;
 };
 
+// One KV head that is to drop entries.
+struct PruneHead {
+  BlockShape shape;
+  std::span<const ObjectId> blocks;
+  EntryTableId entries;  // positions and votes
+  int n_entries = 0;
+  // Where entries to be dropped are sealed: the sealed runs, and plain blocks to which all that
+  // stays is copied. Else empty: rows move in place.
+  SealedHead packed;
+  std::span<const ObjectId> opened;
+};
+
+// The heads of one layer of one sequence: of each, the kept entries become the first ones.
+struct PrunePlan {
+  Device* device = nullptr;
+  std::span<const PruneHead> heads;
+  RetentionPlan retention;  // whose votes
+  KeptEntries kept;
+  bool in_order = false;  // what stays keeps its order; else the last entries fill the gaps
+};
+
 // Blocks of whole keys of one head become blocks of fewer key columns, in place.
 struct CutItem {
   Device* device = nullptr;
@@ -223,7 +257,7 @@ struct SealRunPlan {
   KeyRotation rotation;
 };
 
-// One head of a run whose format is rotated: OnlineSvdHead (kv/seal/svd_online.h) with ids.
+// One head of a run whose format is rotated: OnlineSvdHead (backend/svd_online.h) with ids.
 struct RotatedHeadPlan {
   Device* device = nullptr;
   PackedShape packed_shape;

@@ -7,7 +7,7 @@
 
 #include "base/units.h"
 #include "device/object_id.h"
-#include "kernels/cpu/attend/entry_scores.h"
+#include "format/entry_table.h"
 #include "kv/cache_objects.h"
 #include "kv/retention/merge.h"
 #include "kv/seal/seal_schedule.h"

@@ -6,8 +6,8 @@
 
 #include "analysis/bases/basis.h"
 #include "base/status.h"
-#include "kernels/cpu/latent/latent_keys.h"
-#include "kernels/cpu/linear/linear.h"
+#include "format/latent_map.h"
+#include "format/packed_matrix.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "kernels/cpu/linear/linear.h"
+#include "format/packed_matrix.h"
 #include "model/tensor_source.h"
 #include "model/weight_names.h"
 

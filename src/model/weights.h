@@ -10,7 +10,7 @@
 
 #include "analysis/bases/basis.h"
 #include "base/threads.h"
-#include "kernels/cpu/linear/linear.h"
+#include "format/packed_matrix.h"
 #include "model/config.h"
 #include "model/tensor_source.h"
 #include "model/weight_names.h"

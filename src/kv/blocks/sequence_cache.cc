@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/units.h"
-#include "kernels/cpu/attend/entry_scores.h"
+#include "format/entry_table.h"
 #include "kv/blocks/head_table.h"
 #include "kv/cache_objects.h"
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/cpu/attend/coded_rows.h"
-#include "kernels/cpu/attend/entry_scores.h"
+#include "format/coded_rows.h"
+#include "format/entry_table.h"
 #include "kv/cache_objects.h"
 #include "kv/retention/merge.h"
 #include "kv/seal/seal_schedule.h"

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cpu/attend/entry_scores.h"
+#include "format/entry_table.h"
 #include "kv/retention/plan.h"
 
 namespace kvlathe {

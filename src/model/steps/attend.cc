@@ -61,7 +61,7 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   job.first_visible = n_entries - n_new + 1;
   if (layout.DropsEntries()) AddScores(place.step, g, &job);
   if (layout.MergesEntries()) AddMergedRows(place, g, a, &job);
-  if (layer_.window > 0) job.window = layer_.window;
+  job.window = layer_.window;
   AddSinks(place, g, &job);
   job.out_stride = rows.OutputStride();
   job.out_head_stride = rows.OutputWidth(g);

@@ -1,6 +1,7 @@
 // A backend that computes nothing and keeps the plans that steps hand it, for tests of steps.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -11,7 +12,7 @@ namespace kvlathe {
 class PlanRecorder : public Backend {
  public:
   void set_deterministic(bool) override {}
-  void Project(const LinearParams& plan) override { products.push_back(plan); }
+  void Project(const ProductPlan& plan) override { products.push_back(plan); }
   void ProjectHeads(const HeadProductsPlan& plan) override {
     head_products.assign(plan.heads.begin(), plan.heads.end());
   }
@@ -37,22 +38,33 @@ class PlanRecorder : public Backend {
   void MergeRows(const MergeRowsPlan& plan) override {
     for (const MergeItem& item : plan.items) {
       merges.push_back(item);
-      for (int64_t t = 0; t < item.n_tokens; ++t) item.n_closed[t] = -1;
+      // As if no position joined another.
+      for (int64_t t = 0; t < item.n_tokens; ++t) {
+        item.n_closed[t] =
+            static_cast<int>(t < item.n_sinks ? -1 : item.n_entries + t - item.n_sinks);
+      }
     }
   }
-  StatusOr<std::vector<int>> Prune(const CacheLayout& layout, int, std::span<const SealedHead>,
-                                   SequenceCache*) override {
-    return std::vector<int>(layout.n_kv_heads);
+  std::vector<int> Prune(const PrunePlan& plan) override {
+    prune = plan;
+    pruned.assign(plan.heads.begin(), plan.heads.end());
+    return std::vector<int>(plan.heads.size());
   }
   void CutKeys(std::span<const CutItem> items) override { cuts.assign(items.begin(), items.end()); }
+  // Fails where a run has one of the unsealable blocks.
   Status Seal(const SealBatch& batch) override {
     ++n_seals;
-    return batch.runs.empty() ? OkStatus() : seal_status;
+    for (const SealRunPlan& run : batch.runs) {
+      if (std::ranges::find(unsealable, run.heads.front().blocks.front()) != unsealable.end()) {
+        return Error(StatusCode::kDataLoss, "rows are not finite");
+      }
+    }
+    return OkStatus();
   }
   Status SealRotated(std::span<const RotatedHeadPlan>) override { return OkStatus(); }
   void MeasureReencodings(std::span<const ReencodedRun>, std::span<Reencoding>) override {}
 
-  std::vector<LinearParams> products;
+  std::vector<ProductPlan> products;
   std::vector<HeadProductsPlan::Head> head_products;
   std::vector<NormPlan> norms;
   std::vector<GatePlan> gates;
@@ -63,9 +75,11 @@ class PlanRecorder : public Backend {
   std::vector<HeadJob> jobs;
   std::vector<GramPlan> grams;
   std::vector<MergeItem> merges;
+  PrunePlan prune;
+  std::vector<PruneHead> pruned;
   std::vector<CutItem> cuts;
   int n_seals = 0;
-  Status seal_status = OkStatus();
+  std::vector<ObjectId> unsealable;
 };
 
 }  // namespace kvlathe

@@ -22,9 +22,9 @@ GateKind GateOf(MlpKind mlp) {
 
 }  // namespace
 
-LinearParams ProductOf(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows,
-                       const void* x, void* y) {
-  LinearParams params;
+ProductPlan ProductOf(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows,
+                      const void* x, void* y) {
+  ProductPlan params;
   params.w = &w;
   params.n_rows = n_rows;
   params.x = x;
@@ -39,12 +39,12 @@ Status ProjectStep::Run(ForwardState* state) {
   const ScopedTimer timer(&state->profile->linear);
   Activations& a = *state->activations;
   const bool is_folded = layer_.folded_qk.has_value();
-  LinearParams qk = ProductOf(is_folded ? layer_.folded_qk->qk : layer_.weights->qk,
-                              is_folded ? layer_.folded_qk->bias : layer_.weights->qk_bias,
-                              a.n_tokens, a.normed.data(), a.qk.data());
+  ProductPlan qk = ProductOf(is_folded ? layer_.folded_qk->qk : layer_.weights->qk,
+                             is_folded ? layer_.folded_qk->bias : layer_.weights->qk_bias,
+                             a.n_tokens, a.normed.data(), a.qk.data());
   qk.y_type = layer_.rows.turn ? DType::kF32 : a.row_type;
   state->backend->Project(qk);
-  LinearParams v =
+  ProductPlan v =
       ProductOf(layer_.values->v, layer_.values->v_bias, a.n_tokens, a.normed.data(), a.v.data());
   v.y_type = a.row_type;
   state->backend->Project(v);
@@ -78,7 +78,7 @@ void AddToStream(const Layer& layer, const PackedMatrix& w, const std::vector<fl
   Activations& a = *state->activations;
   const bool is_normalised = layer.config->output_norms;
   Buffer& to = is_normalised ? a.added : a.hidden;
-  LinearParams product = ProductOf(w, bias, a.n_tokens, x, to.data());
+  ProductPlan product = ProductOf(w, bias, a.n_tokens, x, to.data());
   product.accumulate = !is_normalised;
   {
     const ScopedTimer timer(&state->profile->linear);

@@ -8,8 +8,8 @@
 namespace kvlathe {
 
 // Plans the product of n_rows dense rows x with w, into dense rows y in F32.
-LinearParams ProductOf(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows,
-                       const void* x, void* y);
+ProductPlan ProductOf(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows,
+                      const void* x, void* y);
 
 // Multiplies Activations::normed to queries, keys and values.
 class ProjectStep : public LayerStep {

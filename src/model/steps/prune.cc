@@ -17,16 +17,35 @@ Status PruneStep::Run(ForwardState* state) {
   return OkStatus();
 }
 
-Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) const {
+Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) {
   const bool reopens = cache->must_reopen(layer_.idx);
   const int n_kv_heads = layer_.rows.n_kv_heads;
-  std::vector<SealedHead> packed;
-  for (int g = 0; reopens && g < n_kv_heads; ++g) {
-    packed.push_back(
-        SealedHeadOf(layer_, cache->layout(), g, cache->runs(layer_.idx, g), /*rotation=*/{}));
+  const CacheLayout& layout = cache->layout();
+  std::vector<std::vector<ObjectId>> opened;
+  if (reopens) {
+    KVL_ASSIGN_OR_RETURN(opened, cache->TakeKeptBlocks(layer_.idx));
   }
-  KVL_ASSIGN_OR_RETURN(const std::vector<int> n_sealed,
-                       state->backend->Prune(cache->layout(), layer_.idx, packed, cache));
+  heads_.clear();
+  for (int g = 0; g < n_kv_heads; ++g) {
+    heads_.push_back({.shape = cache->shape(layer_.idx, g),
+                      .blocks = cache->blocks(layer_.idx, g),
+                      .entries = cache->entries(layer_.idx, g),
+                      .n_entries = cache->n_entries(layer_.idx, g)});
+    if (!reopens) continue;
+    heads_.back().packed =
+        SealedHeadOf(layer_, layout, g, cache->runs(layer_.idx, g), /*rotation=*/{});
+    heads_.back().opened = opened[g];
+  }
+  // While decoding, a gap takes the last row; in a prompt, and in what is to be sealed, the order
+  // of positions stays.
+  const bool in_order = layout.seal.has_value() || cache->n_tokens() <= cache->n_prompt();
+  const std::vector<int> n_sealed = state->backend->Prune({.device = &cache->device(),
+                                                           .heads = heads_,
+                                                           .retention = *layout.retention,
+                                                           .kept = cache->kept(),
+                                                           .in_order = in_order});
+  if (reopens) cache->PlaceKeptBlocks(layer_.idx, opened);
+  cache->DropPruned(layer_.idx);
   if (!reopens) return OkStatus();
   cache->mutable_reencoding()->n_times += layer_.idx == 0 ? 1 : 0;
   for (int g = 0; g < n_kv_heads; ++g) state->opened.push_back({cache, g, n_sealed[g]});

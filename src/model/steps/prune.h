@@ -16,7 +16,9 @@ class PruneStep : public LayerStep {
   Status Run(ForwardState* state) override;
 
  private:
-  Status PruneSequence(SequenceCache* cache, ForwardState* state) const;
+  Status PruneSequence(SequenceCache* cache, ForwardState* state);
+
+  std::vector<PruneHead> heads_;
 };
 
 // Where a prompt ended that was read with whole keys, makes those that are left rows of the cache's

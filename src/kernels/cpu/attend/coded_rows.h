@@ -6,23 +6,11 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
-#include "format/block_layout.h"
+#include "format/coded_rows.h"
 #include "kernels/cpu/attend/attend.h"
 
 namespace kvlathe {
-
-// Offsets in bytes from the start of K and of V.
-constexpr int64_t CodedKeyOffset(int token, int r) {
-  const int line = r / 2 * 4 + token / 16, word = token % 16 * 2 + r % 2;
-  return int64_t{line / 2} * 64 + word / 8 * 16 + line % 2 * 8 + word % 8;
-}
-constexpr int64_t CodedValueOffset(int rank_v, int token, int r) {
-  const int pair = token / 2, word = r % 16 * 2 + token % 2;
-  return (int64_t{pair / 2} * (rank_v / 16) + r / 16) * 64 + word / 8 * 16 + pair % 2 * 8 +
-         word % 8;
-}
 
 // The nearest codes; what lies beyond the last one takes it. False when a row holds NaN or
 // infinity, for which there is no code; what was written is undefined then.

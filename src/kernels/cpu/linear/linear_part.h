@@ -4,12 +4,10 @@
 
 #include <cstdint>
 
+#include "format/matrix_layout.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
-
-inline constexpr int64_t kOutBlock = 64;  // outputs side by side in packed Bf16 weights
-inline constexpr int64_t kInBlock = 32;   // n_in is padded to this
 
 // y [n_rows, n_out] = x [n_rows, n_in] W^T. Pointers stand at the first row and output of the part;
 // the first output is a multiple of kOutBlock.

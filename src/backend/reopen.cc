@@ -1,4 +1,4 @@
-#include "kv/retention/reopen.h"
+#include "backend/reopen.h"
 
 #include <algorithm>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "kv/retention/cut_keys.h"
+#include "backend/cut_keys.h"
 
 #include <cstring>
 

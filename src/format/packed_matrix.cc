@@ -1,10 +1,11 @@
+#include "format/packed_matrix.h"
+
 #include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
 #include "base/units.h"
-#include "kernels/cpu/linear/linear.h"
-#include "kernels/cpu/linear/linear_part.h"
+#include "format/matrix_layout.h"
 
 namespace kvlathe {
 namespace {

@@ -1,4 +1,4 @@
-#include "kv/seal/svd_online.h"
+#include "backend/svd_online.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,6 +1,6 @@
 // A run of more blocks than are summed in F32, and what is refused; the rest is shown on whole
 // models (tests/online_svd_test.cc, tests/online_zack_test.cc).
-#include "kv/seal/svd_online.h"
+#include "backend/svd_online.h"
 
 #include <gtest/gtest.h>
 

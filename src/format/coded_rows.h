@@ -1,0 +1,21 @@
+// Where the codes of blocks lie that are still being filled, with 8-bit codes in place of rows
+// (BlockShape::has_coded_rows): in the places that a sealed block of channels of 8 bits has
+// (packed_layout.h).
+#pragma once
+
+#include <cstdint>
+
+namespace kvlathe {
+
+// Offsets in bytes from the start of K and of V.
+constexpr int64_t CodedKeyOffset(int token, int r) {
+  const int line = r / 2 * 4 + token / 16, word = token % 16 * 2 + r % 2;
+  return int64_t{line / 2} * 64 + word / 8 * 16 + line % 2 * 8 + word % 8;
+}
+constexpr int64_t CodedValueOffset(int rank_v, int token, int r) {
+  const int pair = token / 2, word = r % 16 * 2 + token % 2;
+  return (int64_t{pair / 2} * (rank_v / 16) + r / 16) * 64 + word / 8 * 16 + pair % 2 * 8 +
+         word % 8;
+}
+
+}  // namespace kvlathe

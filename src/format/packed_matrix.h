@@ -1,0 +1,48 @@
+// Weights W [n_out, n_in], packed once for all who multiply rows with them.
+//
+// W^T in oneDNN's format BA16a64b2a, that is [n_out / 64][n_in / 2][64][2] bf16 with n_out padded
+// to 64 and n_in to 32, or plain [n_in][n_out padded to 16] f32 where the model computes in F32. It
+// is what oneDNN's BF16 matmul picks for itself on AVX-512 BF16, and its inner [16][64][2] is four
+// B tiles of AMX side by side.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/status.h"
+#include "tensor/buffer.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+// Activations and packed weights are kBf16 while computing, or kF32 where exactness is wanted.
+class PackedMatrix {
+ public:
+  PackedMatrix() = default;
+  // Memory for W [n_out, n_in] in compute_type (kBf16 or kF32), all zero. Fails with
+  // kResourceExhausted.
+  static StatusOr<PackedMatrix> Create(int64_t n_out, int64_t n_in, DType compute_type);
+
+  // Writes rows [first_out, first_out + n_rows) of W from `rows` [n_rows, n_in] of dtype,
+  // row-major, row_stride elements apart. Any row range may be written, in any order, from
+  // different threads for different rows.
+  void PackRows(int64_t first_out, int64_t n_rows, DType dtype, const void* rows,
+                int64_t row_stride);
+
+  // Row `out` of W as float, for folding and tests.
+  void UnpackRow(int64_t out, float* row) const;
+
+  int64_t n_out() const { return n_out_; }
+  int64_t n_in() const { return n_in_; }
+  DType compute_type() const { return compute_type_; }
+  int64_t n_bytes() const { return buffer_.n_bytes(); }
+  const std::byte* data() const { return buffer_.data(); }
+
+ private:
+  int64_t n_out_ = 0;
+  int64_t n_in_ = 0;
+  DType compute_type_ = DType::kBf16;
+  Buffer buffer_;
+};
+
+}  // namespace kvlathe
