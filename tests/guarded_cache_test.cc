@@ -9,10 +9,13 @@
 
 #include "device/cpu_device.h"
 #include "device/guarded_device.h"
+#include "engine/engine.h"
+#include "engine/session.h"
 #include "io/scratch_folder.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/blocks/sequence_file.h"
 #include "kv/spec/spec.h"
+#include "model/small_config.h"
 #include "sequence_cases.h"
 
 namespace kvlathe {
@@ -88,6 +91,57 @@ INSTANTIATE_TEST_SUITE_P(Specs, RecordedSpec, ::testing::ValuesIn(testing::Recor
                          [](const auto& test) { return test.param.name; });
 INSTANTIATE_TEST_SUITE_P(Specs, GuardedCache, ::testing::ValuesIn(testing::SequenceCases()),
                          [](const auto& test) { return test.param.name; });
+
+// What four requests answer that outgrow `budget`, so that some wait or give way and come back, and
+// then the first one's session, saved, loaded and gone on with.
+std::vector<std::vector<int32_t>> Answers(Model* model, Device* device, int64_t budget) {
+  BlockPool pool(budget, device);
+  std::vector<std::vector<int32_t>> answers(5);
+  int n_preemptions = 0;
+  Session session;
+  {
+    Engine engine(model, &pool, {.max_batch_tokens = 48});
+    for (int i = 0; i < 4; ++i) {
+      const auto id = engine.Submit({.prompt = RandomTokens(100 + 30 * i, i), .max_tokens = 60},
+                                    nullptr, [&, i](auto request_id, const RequestOutcome& o) {
+                                      EXPECT_TRUE(o.status.ok()) << o.status;
+                                      answers[i] = o.tokens;
+                                      n_preemptions += o.n_preemptions;
+                                      if (i == 0) session = engine.TakeSession(request_id);
+                                    });
+      EXPECT_TRUE(id.ok()) << id.status();
+    }
+    EXPECT_TRUE(engine.RunUntilIdle().ok());
+    EXPECT_GT(n_preemptions, 0);
+  }
+  const ScratchFolder folder;
+  const SequenceIdentity identity = {"none", "a model"};
+  const std::string path = folder / "session";
+  EXPECT_TRUE(SaveSession(session, model->layout(), identity, path).ok());
+  session = {};
+  auto loaded = LoadSession(path, {identity, &model->layout(), 512}, kSmallVocabulary, &pool);
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+  if (!loaded.ok()) return answers;
+  Engine engine(model, &pool, {});
+  const auto id = engine.Submit(
+      {.max_tokens = 20}, nullptr, [&](auto, const RequestOutcome& o) { answers[4] = o.tokens; },
+      *std::move(loaded));
+  EXPECT_TRUE(id.ok()) << id.status();
+  EXPECT_TRUE(engine.RunUntilIdle().ok());
+  return answers;
+}
+
+TEST(GuardedEngine, RequestsThatOutgrowTheBudgetAnswerAsOnADeviceThatDoesNotBite) {
+  ThreadPool threads(2);
+  const std::unique_ptr<Model> model = MakeCaseModel({"None", "none"}, &threads, Isa::kScalar);
+  const int64_t budget = 2 * SequenceBytes(model->layout(), 250);
+  GuardedDevice guarded;
+  CpuDevice plain;
+  const auto answers = Answers(model.get(), &guarded, budget);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(answers[i].size(), 60u);
+  EXPECT_EQ(answers[4].size(), 20u);
+  EXPECT_EQ(answers, Answers(model.get(), &plain, budget));
+}
 
 // Of a cache that lives on the device: its addresses are what a pointer in a table would be.
 TEST(GuardedCacheDeathTest, BitesWhoeverReadsABlockOutsideAVerb) {
