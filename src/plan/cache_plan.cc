@@ -20,27 +20,15 @@ std::vector<HeadRanks> RanksOfBasis(const std::optional<ModelBasis>& basis) {
   return ranks;
 }
 
-// What a basis and a retention method rule out of each other.
-Status CheckEntries(const CacheLayout& layout, const PlanParts& parts) {
+// What CheckSupported refuses in specs may not come in parts either.
+void CheckInvariants(const CacheLayout& layout, const PlanParts& parts) {
   const bool has_maps = parts.basis.has_value() && !parts.basis->online.has_value();
-  if (layout.ReadsWholeKeys() && (!has_maps || layout.has_latent_keys)) {
-    return Error(StatusCode::kUnimplemented,
-                 "score=exact takes votes from whole keys of a basis that maps them after RoPE; "
-                 "leave it out");
-  }
-  if (!layout.has_latent_keys) return OkStatus();
-  if (layout.MergesEntries()) {
-    return Error(StatusCode::kUnimplemented,
-                 "keys from before RoPE cannot be merged yet; leave the basis or the retention "
-                 "stage out");
-  }
-  if (parts.basis->heads_per_latent > 1 && layout.DropsEntries() && layout.retention->HasVotes() &&
-      !layout.retention->shares_heads) {
-    return Error(StatusCode::kUnimplemented,
-                 "heads that share latents must hold the same entries; leave the retention stage "
-                 "out or give each head latents of its own");
-  }
-  return OkStatus();
+  KVL_CHECK(!layout.ReadsWholeKeys() || (has_maps && !layout.has_latent_keys));
+  if (!layout.has_latent_keys) return;
+  KVL_CHECK(!layout.MergesEntries());
+  const bool has_entries_of_heads =
+      layout.DropsEntries() && layout.retention->HasVotes() && !layout.retention->shares_heads;
+  KVL_CHECK(parts.basis->heads_per_latent == 1 || !has_entries_of_heads);
 }
 
 }  // namespace
@@ -95,7 +83,7 @@ StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts) {
               parts.retention.has_value() ? &*parts.retention : nullptr, has_latent_keys}));
   CachePlan plan;
   plan.layout_ = MakeLayout(model, parts, RanksOfBasis(parts.basis), has_latent_keys);
-  KVL_RETURN_IF_ERROR(CheckEntries(plan.layout_, parts));
+  CheckInvariants(plan.layout_, parts);
   plan.row_shapes_ = plan.layout_.shapes;
   if (parts.seal.has_value() && parts.seal->format.k.has_codebook) {
     plan.codebooks_ =

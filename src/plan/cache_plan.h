@@ -74,11 +74,9 @@ class CachePlan {
   RanksAtRate ranks_at_;
 };
 
-// kUnimplemented where the plan or the basis stores keys from before a RoPE that the kernels cannot
-// apply when they are read, where entries merge that are latents, where each of the heads that
-// share latents would drop its own, where whole keys are to be read and no basis maps keys after
-// RoPE, and where a model has windows and entries are to be dropped; kInvalidArgument where the
-// model is to decide what merges and was not taught to.
+// Errors are those of CheckOnModel. The parts go together, as CheckSupported says of those of a
+// spec: no entries merge that are latents, heads that share latents do not choose entries of their
+// own, and whole keys are read only where a basis maps keys after RoPE.
 StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts);
 
 // The layout of caches of these parts whose heads have these ranks, [n_layers * n_kv_heads]; empty:

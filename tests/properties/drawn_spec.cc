@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 namespace kvlathe {
@@ -17,9 +18,9 @@ std::string DrawValue(const KeyInfo& key, Random* random) {
     while (draw-- > 0) rest.remove_prefix(rest.find('|') + 1);
     return std::string(rest.substr(0, rest.find('|')));
   }
-  // Half of the draws are small: ranges reach far beyond what a small model can tell apart.
+  // Most draws are small: ranges reach far beyond what a small model can tell apart.
   double x = random->Uniform();
-  if (random->Below(2) == 0) x = x * x * x * x;
+  if (random->Below(4) != 0) x = std::pow(x, 6);
   x = key.min + x * (key.max - key.min);
   if (key.multiple_of == 0) return fmt::format("{:.3f}", x);
   const auto step = static_cast<int64_t>(key.multiple_of);
@@ -76,10 +77,9 @@ DrawnSpec DrawSpec(Random* random) {
   if (has_preset) add(Axis::kPreset);
   if (random->Below(has_preset ? 4 : 2) == 0) add(Axis::kBasis);
   if (random->Below(has_preset ? 4 : 2) == 0) add(Axis::kRetention);
-  if (!has_preset && random->Below(3) != 0) {
-    add(Axis::kQuantizer);
-    if (random->Below(3) == 0) add(Axis::kResidual);
-  }
+  if (!has_preset && random->Below(3) != 0) add(Axis::kQuantizer);
+  // Of a quantizer, of a basis that splits bits, or of nothing, which the parser refuses.
+  while (!spec.stages.empty() && random->Below(3) == 0) add(Axis::kResidual);
   return spec;
 }
 

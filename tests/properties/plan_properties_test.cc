@@ -204,8 +204,9 @@ std::string Check(CalibratedModel* model, const std::string& text, int n_prompt,
 
 class PlanProperties : public ::testing::Test {
  protected:
-  std::unique_ptr<CalibratedModel> Load(const std::string& name, const ModelConfig& config) {
-    auto weights = ModelWeights::Load(config, DType::kBf16, MakeRandomSource(3), &threads_);
+  std::unique_ptr<CalibratedModel> Load(const std::string& name, const ModelConfig& config,
+                                        std::unique_ptr<TensorSource> source) {
+    auto weights = ModelWeights::Load(config, DType::kBf16, std::move(source), &threads_);
     EXPECT_TRUE(weights.ok()) << weights.status();
     return std::make_unique<CalibratedModel>(name, *std::move(weights), &threads_);
   }
@@ -246,7 +247,7 @@ ModelConfig GroupedConfig() { return SmallConfig(); }
 
 // Layers with a window take turns with layers that see everything, each with a RoPE of its own.
 ModelConfig WindowedConfig() {
-  ModelConfig c = SmallConfig();
+  ModelConfig c = SmallConfig(/*head_dim=*/48);
   c.n_layers = 3;
   c.attention.kinds.resize(2);
   c.attention.kinds[0].window = 80;
@@ -264,22 +265,31 @@ ModelConfig MergingConfig() {
 }
 
 TEST_F(PlanProperties, HoldWithGroupedQueries) {
-  CheckDrawnSpecs(Load("grouped", GroupedConfig()).get(), 60);
+  CheckDrawnSpecs(Load("grouped", GroupedConfig(), MakeRandomSource(3)).get(), 60);
 }
 
 TEST_F(PlanProperties, HoldWithWindowsOfSomeLayers) {
-  CheckDrawnSpecs(Load("windowed", WindowedConfig()).get(), 60);
+  CheckDrawnSpecs(Load("windowed", WindowedConfig(), MakeRandomSource(3)).get(), 60);
 }
 
 TEST_F(PlanProperties, HoldWhereTheModelMerges) {
-  CheckDrawnSpecs(Load("merging", MergingConfig()).get(), 60);
+  CheckDrawnSpecs(Load("merging", MergingConfig(), MakeRandomSource(3)).get(), 60);
+}
+
+TEST_F(PlanProperties, HoldOnLatheNano) {
+  const std::string directory = KVLATHE_SOURCE_DIR "/models/lathe-nano";
+  auto config = LoadModelConfig(directory);
+  ASSERT_TRUE(config.ok()) << config.status();
+  auto reader = SafetensorsReader::OpenModel(directory);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  CheckDrawnSpecs(Load("lathe-nano", *config, MakeFileSource(*std::move(reader))).get(), 200);
 }
 
 TEST_F(PlanProperties, HoldForMoreSpecs) {
   for (const auto& [name, config] :
        {std::pair("grouped", GroupedConfig()), std::pair("windowed", WindowedConfig()),
         std::pair("merging", MergingConfig())}) {
-    CheckDrawnSpecs(Load(name, config).get(), 600);
+    CheckDrawnSpecs(Load(name, config, MakeRandomSource(3)).get(), 600);
   }
 }
 

@@ -53,6 +53,7 @@ class SpecResolver {
     KVL_RETURN_IF_ERROR(ShareSink());
     FillIn();
     KVL_RETURN_IF_ERROR(CheckGroups());
+    KVL_RETURN_IF_ERROR(CheckBudgets());
     return std::move(resolved_);
   }
 
@@ -70,6 +71,7 @@ class SpecResolver {
   Status ShareSink();
   void FillIn();
   Status CheckGroups() const;
+  Status CheckBudgets() const;
   Status CheckBits() const;
 
   std::string_view text_;
@@ -224,6 +226,23 @@ Status SpecResolver::CheckGroups() const {
       return ErrorAt(where != nullptr ? where->offset : given->offset,
                      "group={} does not divide {}={}", kivi->group, key, length);
     }
+  }
+  return OkStatus();
+}
+
+// A budget of the prompt is a share of it: where a method keeps a number of positions unless told
+// otherwise, the share must be given, or be what a profile answers.
+Status SpecResolver::CheckBudgets() const {
+  for (const Stage& stage : resolved_) {
+    const auto* retention = std::get_if<RetentionStage>(&stage.options);
+    const BudgetOptions* budget = retention != nullptr ? BudgetOf(*retention) : nullptr;
+    if (budget == nullptr || !budget->of_prompt || budget->keep > 0) continue;
+    const auto given = std::ranges::find(given_, stage.info, &GivenStage::info);
+    if (given->Find("accuracy") != nullptr) continue;
+    return ErrorAt(given->Find("budget")->offset,
+                   "budget=prompt makes keep a share of the prompt, and {} has none by default; "
+                   "give keep too",
+                   stage.name);
   }
   return OkStatus();
 }

@@ -299,6 +299,12 @@ TEST(Spec, RefusesContradictions) {
               HasSubstr("position 14: fdc takes either rate or ratio, not both"));
   EXPECT_THAT(ErrorOf("h2o(budget=5,keep=0.5)"), HasSubstr("position 14: h2o takes either"));
   EXPECT_TRUE(Spec::Parse("h2o(budget=prompt,keep=0.5)").ok());
+  // Where no share is the default it must be given.
+  EXPECT_TRUE(Spec::Parse("h2o(budget=prompt)").ok());
+  EXPECT_TRUE(Spec::Parse("tova(budget=prompt,keep=0.5)").ok());
+  EXPECT_TRUE(Spec::Parse("snapkv(accuracy=0.9,budget=prompt)").ok());
+  EXPECT_THAT(ErrorOf("tova(budget=prompt)"), HasSubstr("position 6: budget=prompt makes keep"));
+  EXPECT_THAT(ErrorOf("fdc+snapkv(budget=prompt)"), HasSubstr("give keep too"));
   EXPECT_THAT(ErrorOf("fdc(sink=0)+int8(sink=4)"),
               HasSubstr("position 18: sink is 0 on one stage and 4 on another"));
   EXPECT_THAT(ErrorOf("gear(sink=0)+fdc(sink=1)"), HasSubstr("position 18: sink is"));
