@@ -22,16 +22,20 @@ def stages_of(kvlathe):
 
 
 def pages_of(index):
-    """The page of every stage, from the two tables of the index: `| [x.md](x.md) | `x`, `y` | ...` and, of presets, the page last."""
+    """The page of every stage, from the two tables of the index: `| [x.md](x.md) | `x`, `y` | ...` and, of presets, the page last.
+
+    And from tables that name stages in their links: `| [`x`, `y`](methods/x.md)`(options)` | ...`.
+    """
     pages = {}
     for line in index.split("\n"):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        links = re.findall(r"\(([\w-]+\.md)\)", line)
+        links = re.findall(r"\((methods/)?([\w-]+\.md)\)", line)
         if not line.startswith("|") or len(cells) < 3 or len(links) != 1:
             continue
-        names = cells[1] if cells[0].startswith("[") else cells[0]
+        folder, page = links[0]
+        names = cells[1] if cells[0].startswith("[") and not folder else cells[0].partition("](")[0]
         for code in CODE.findall(names):
-            pages.setdefault(code.partition("(")[0], links[0])
+            pages.setdefault(code.partition("(")[0], page)
     return pages
 
 
@@ -58,7 +62,8 @@ class MethodsPagesTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.stages = stages_of(KVLATHE)
-        cls.pages = pages_of((METHODS / "README.md").read_text(encoding="utf-8"))
+        indexes = [METHODS / "README.md", METHODS.parent / "quantization.md"]
+        cls.pages = pages_of("\n".join(path.read_text(encoding="utf-8") for path in indexes))
 
     def test_every_stage_has_a_page_and_every_page_is_listed(self):
         self.assertGreater(len(self.stages), 25)

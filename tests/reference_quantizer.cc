@@ -104,6 +104,30 @@ void QuantizeByGgml(int bits, const std::vector<Cell>& row) {
   }
 }
 
+// Codes of a table under a power of two per group: that of the largest element less that of the
+// largest number; the nearest number, and of two equally near ones that of the even code.
+void QuantizeByTable(const std::vector<double>& table, int group, const std::vector<Cell>& row) {
+  const auto exponent = [](double x) { return std::floor(std::log2(x)); };
+  double largest_number = 0;
+  for (const double number : table) largest_number = std::max(largest_number, std::abs(number));
+  for (size_t begin = 0; begin < row.size(); begin += group) {
+    const size_t end = std::min(begin + group, row.size());
+    double largest = 0;
+    for (size_t i = begin; i < end; ++i) largest = std::max(largest, std::abs(*row[i]));
+    if (largest == 0) continue;
+    const double scale = std::exp2(exponent(largest) - exponent(largest_number));
+    for (size_t i = begin; i < end; ++i) {
+      size_t best = 0;
+      const auto distance = [&](size_t code) { return std::abs(*row[i] / scale - table[code]); };
+      for (size_t code = 1; code < table.size(); ++code) {
+        const bool wins_tie = distance(code) == distance(best) && code % 2 == 0 && best % 2 == 1;
+        if (distance(code) < distance(best) || wins_tie) best = code;
+      }
+      *row[i] = table[best] * scale;
+    }
+  }
+}
+
 void SealKeys(const ReferenceQuantizer& q, const RunOfRows& run, Matrix& keys) {
   const size_t rank = keys[run.begin].size();
   std::vector<std::vector<bool>> exact;  // [channel][position in the run]
@@ -125,6 +149,10 @@ void SealKeys(const ReferenceQuantizer& q, const RunOfRows& run, Matrix& keys) {
     }
     if (q.name == "q8_0" || q.name == "q4_0") {
       QuantizeByGgml(q.bits, Row(keys, t));
+      continue;
+    }
+    if (q.name == "table") {
+      QuantizeByTable(q.table, q.group, Row(keys, t));
       continue;
     }
     std::vector<bool> exact_row;
@@ -155,6 +183,8 @@ void SealValues(const ReferenceQuantizer& q, size_t position, std::vector<Matrix
       QuantizeSymmetric(row);
     } else if (q.name == "q8_0" || q.name == "q4_0") {
       QuantizeByGgml(q.bits, row);
+    } else if (q.name == "table") {
+      QuantizeByTable(q.table, q.group, row);
     } else {
       QuantizeLine(row, exact_row, q.group, q.bits);
     }

@@ -12,9 +12,9 @@
 #include "base/threads.h"
 #include "device/device.h"
 #include "device/sealed_runs.h"
-#include "format/block_layout.h"
 #include "format/entry_table.h"
 #include "format/latent_map.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 

@@ -217,12 +217,7 @@ class RotatedReader : public WholeValues {
     const PackedHead& head = *params_.packed;
     if (FindRun(head, block, &run_idx_) == nullptr) return params_.blocks[block];
     const BlockShape& full = params_.shape;
-    const PackedShape packed = {.format = head.format,
-                                .rank_k = full.rank_k,
-                                .rank_v = full.rank_v,
-                                .sealed_rank_k = full.sealed_rank_k,
-                                .sealed_rank_v = full.sealed_rank_v,
-                                .row_type = full.row_type};
+    const PackedShape packed = MakePackedShape(head.format, full, {});
     const std::byte* const rotations = head.runs[0].record;
     ReadSide(full.rank_k, full.sealed_rank_k, rotations, params_.blocks[block], tile);
     ReadSide(full.rank_v, full.sealed_rank_v, rotations + ValueRotationOffset(packed),

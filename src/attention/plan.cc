@@ -6,7 +6,7 @@
 
 #include "attention/partial.h"
 #include "base/check.h"
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 namespace {

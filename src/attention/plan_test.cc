@@ -12,7 +12,7 @@
 
 #include "attention/partial.h"
 #include "base/random.h"
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 

@@ -7,7 +7,7 @@
 
 #include "analysis/statistics/gram.h"
 #include "analysis/statistics/spectrum.h"
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {

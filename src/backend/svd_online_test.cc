@@ -10,7 +10,7 @@
 
 #include "analysis/bases/fdc_reference.h"
 #include "base/random.h"
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 namespace {
@@ -46,13 +46,13 @@ class OnlineSvdSealTest : public ::testing::Test {
     return SealByOnlineSvd({&head, 1}, {&GetElementwiseKernels(isa), &linear, &pool_});
   }
 
-  const PackedShape shape_ = {.format = {.is_rotated = true},
-                              .rank_k = kDim,
-                              .rank_v = kDim,
-                              .n_blocks = kBlocks,
-                              .sealed_rank_k = 16,
-                              .sealed_rank_v = kDim,
-                              .row_type = DType::kF32};
+  const PackedShape shape_ = MakePackedShape({.codec = RotatedCodec{}},
+                                             {.rank_k = kDim,
+                                              .rank_v = kDim,
+                                              .row_type = DType::kF32,
+                                              .sealed_rank_k = 16,
+                                              .sealed_rank_v = kDim},
+                                             {.n_blocks = kBlocks});
   ThreadPool pool_{1};
   std::vector<float> plain_[kBlocks];
   std::vector<std::byte> packed_[kBlocks], record_;

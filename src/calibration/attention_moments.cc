@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/random.h"
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 #include "kernels/cpu/linear/dense_product.h"
 
 namespace kvlathe {

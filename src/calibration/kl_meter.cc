@@ -53,7 +53,7 @@ bool KlMeter::SplitsBits(const ModelBasis* basis) const {
 StatusOr<std::unique_ptr<Model>> KlMeter::MakeModel(const ModelBasis* basis) {
   PlanParts parts{.n_sink = kCalibrationSinks};
   if (SplitsBits(basis)) {
-    parts.seal = SealPlan{.format = {.splits_bits = true}, .prompt_run = kBlockSize};
+    parts.seal = SealPlan{.format = {.codec = SplitBitsCodec{}}, .prompt_run = kBlockSize};
     // Of a short text less, or nothing of it would be sealed.
     parts.seal->newest = std::min(kProbeNewest, static_cast<int>(n_tokens() / 8));
   }

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "device/object_id.h"
-#include "format/codebook.h"
+#include "format/codebook/codebook.h"
 #include "format/packed_layout.h"
 
 namespace kvlathe {

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/units.h"
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 

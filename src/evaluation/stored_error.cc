@@ -51,7 +51,7 @@ class ErrorSum {
 
 Status CheckComparable(const Model& model) {
   const CacheLayout& layout = model.layout();
-  if (layout.seal.has_value() && !layout.seal->format.is_rotated && !model.has_basis() &&
+  if (layout.seal.has_value() && !layout.seal->format.Is<RotatedCodec>() && !model.has_basis() &&
       !layout.retention.has_value() && !layout.HasWindow()) {
     return OkStatus();
   }
@@ -93,7 +93,7 @@ StatusOr<std::vector<LayerErrors>> MeasureStoredErrors(Model* model,
   KVL_RETURN_IF_ERROR(CheckComparable(*model));
   BlockPool pool(kv_budget_bytes);
   SequenceCache cache(&layout, &pool);
-  ComputedRows rows(layout, layout.seal->format.keys_before_rope);
+  ComputedRows rows(layout, layout.seal->format.seals_keys_before_rope());
   KVL_RETURN_IF_ERROR(Prefill(model, &cache, tokens, &rows));
   if (tokens.empty() || cache.runs(0, 0).empty()) {
     return Error(StatusCode::kInvalidArgument,

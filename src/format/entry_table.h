@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 

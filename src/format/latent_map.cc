@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "format/unit_codes.h"
+#include "format/split_bits/unit_codes.h"
 
 namespace kvlathe {
 

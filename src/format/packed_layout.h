@@ -1,4 +1,4 @@
-// Where the codes, scales and repairs of a sealed run lie.
+// Sealed runs: which codecs there are, and where the codes, scales and repairs of a run lie.
 //
 // A run is what is compressed together: n_blocks blocks of kBlockSize entries of every KV head of a
 // layer. It is held in three kinds of objects:
@@ -6,102 +6,100 @@
 //                 of exact entries
 //   run record    of one head: scales per channel, factor B, exact entries of K
 //   layer record  of all heads: scales per token over all heads, exact entries of V
-// Scales and minima are F16, factors F16. A value is code * scale + min, or centroid * scale + min
-// where codes index a codebook of the model (codebook.h). The residual A B^T of a run is added to
-// the values of all its elements. An exact entry adds what is then still missing, rounded to Bf16.
+// What a codec has of these is drawn in its folder: rows/, uniform/, codebook/, split_bits/,
+// rotated/, table_codes/. Behind it lie the repairs, which are the same for all that have codes.
+// Scales and minima are F16 unless the codec says otherwise, factors F16. The residual A B^T of a
+// run is added to the values of all its elements. An exact entry adds what is then still missing,
+// rounded to Bf16.
 //
-// Exact entries lie in lanes: those of a token of K, those of a channel of V. Places in a lane are
-// channels of K and tokens of V, and the block counts the entries of each lane. Their order is that
-// in which vectors of 16 lanes add two of each lane at a time, as a dot of pairs: by 16 lanes;
-// then by rounds, round r having the entries 2 r and 2 r + 1 of the lanes that have so many; then
-// by lane; then by place.
-//
-// Codes keep the lines of a plain block (block_layout.h): a line is 32 codes, 16 tokens x 2
-// dimensions of K or 16 dimensions x 2 tokens of V. Lines are packed in groups of
-// LinesPerGroup(bits), so that one load and a few shifts give whole lines:
-//   bits 2, 4  64 bytes, 32 words of 16 bits; word w holds in its bits [bits * i, bits * (i + 1))
-//              code w of line i of the group
-//   bits 3, 5  the same with the low 2 or 4 bits of each code, then a word of 32 bits per line
-//   whose
-//              bit w is the high bit of its code w
-//   bits 8     64 bytes: codes 0-7 of line 0, 0-7 of line 1, 8-15 of line 0, 8-15 of line 1, ...
-//   bits 1     as 2 and 4
-// K: line of token / 16 and dimension pair p is line 4 p + token / 16; a group is consecutive
-// lines. V: a group is consecutive token pairs of the same 16 dimensions; groups of the dimensions
-// follow each other, then those of the next token pairs.
-// Where bits are split (PackedFormat::splits_bits), a side is the codes of its segments one behind
-// the other, each laid out like a side that has its channels only.
+// Exact entries lie in lanes: those of a token of K, those of a channel of V. Places in a
+// lane are channels of K and tokens of V, and the block counts the entries of each lane. Their
+// order is that in which vectors of 16 lanes add two of each lane at a time, as a dot of pairs.
+// Lanes come in sixteens. Of sixteen lanes the first two entries of each come first, lane by lane,
+// then the next two of each that has more, and so on; within a lane they ascend by place.
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
+#include <variant>
 
-#include "format/block_layout.h"
+#include "format/codebook/codebook_layout.h"
+#include "format/codes/code_lines.h"
+#include "format/codes/code_side.h"
+#include "format/rotated/rotated_layout.h"
+#include "format/rows/block_layout.h"
+#include "format/split_bits/split_bits_layout.h"
+#include "format/table_codes/code_table.h"
+#include "format/uniform/uniform_layout.h"
 
 namespace kvlathe {
 
-// What shares a scale and a minimum.
-enum class ScaleSharing : uint8_t {
-  kChannel,     // `group` tokens of one channel; K only, in the run record
-  kToken,       // `group` channels of one token of one head, in the block
-  kTokenLayer,  // one token, all channels of all heads; V only, in the layer record
-  kModel,       // one channel in all sequences; K with a codebook only, in the model
+// Rows that nothing seals: the codec of a head without sealed runs.
+struct RowsCodec {
+  friend bool operator==(const RowsCodec&, const RowsCodec&) = default;
 };
+constexpr PackedSide KeySideOf(const RowsCodec& /*codec*/) {
+  return {.bits = 0, .sharing = ScaleSharing::kNone};
+}
+constexpr PackedSide ValueSideOf(const RowsCodec& codec) { return KeySideOf(codec); }
 
-// The codes of K or of V.
-struct PackedSide {
-  int bits = 4;  // 2, 3, 4 or 8; 1 and 5 in segments of split bits only
-  ScaleSharing sharing = ScaleSharing::kToken;
-  // kChannel: tokens, a multiple of 16 that divides kBlockSize or is a multiple of it; kToken:
-  // channels, a multiple of 16. 0: all of the run, all of the head. The last group may be short.
-  int group = 0;
-  // bits 8 or 4, kToken only: there is no minimum. 8: codes are int8 from -127 to 127; 4: codes are
-  // from 0 to 15 and stand for (code - 8) * scale, where the scale may be negative.
-  bool is_symmetric = false;
-  // Codes index a codebook; bits up to 4, kModel or kTokenLayer only.
-  bool has_codebook = false;
+// What sealed rows become. What a codec needs to know stands in its struct and nowhere else.
+using Codec =
+    std::variant<RowsCodec, UniformCodec, CodebookCodec, SplitBitsCodec, RotatedCodec, TableCodec>;
 
-  friend bool operator==(const PackedSide&, const PackedSide&) = default;
-};
-
-// What all runs of a cache have in common.
+// What all runs of a cache have in common: the codec, and what repairs its losses.
 struct PackedFormat {
-  PackedSide k, v;
+  Codec codec;
   int prompt_rank = 0;  // of the low-rank residual, in runs of the prompt; 0: none
   int decode_rank = 0;  // in runs sealed while decoding
   // Entries kept exactly, half at either end; 0: none. With codebooks, of K those that lie farthest
   // out by the ranges of the model, at whichever end.
   double sparse_share = 0;
-  bool keys_before_rope = false;  // K is sealed as it was before RoPE; with codebooks only
-  // K and V stay rows, of fewer numbers (BlockShape::sealed_rank_k, sealed_rank_v), in bases that
-  // the runs bring (svd-online, zack(online=on)). There are no codes then, and nothing else here
-  // means anything.
-  bool is_rotated = false;
-  // Channels have bits of their own (BlockShape::k_bits, v_bits): rows come in units of each
-  // channel's deviation, and codes are those of unit_codes.h. Scales have the first channels of K
-  // only, k_bits.scaled of them: a byte for the offset and one for the scale of each channel in a
-  // block (OffsetOfByte, ScaleOfByte). Of `k` and `v` nothing holds.
-  bool splits_bits = false;
 
+  template <typename C>
+  constexpr bool Is() const {
+    return std::holds_alternative<C>(codec);
+  }
+  // Whether K is sealed as it was before RoPE.
+  constexpr bool seals_keys_before_rope() const {
+    const auto* const codebook = std::get_if<CodebookCodec>(&codec);
+    return codebook != nullptr && codebook->keys_before_rope;
+  }
   friend bool operator==(const PackedFormat&, const PackedFormat&) = default;
 };
 
-// One run of one head: all that the offsets below depend on.
-struct PackedShape {
-  PackedFormat format;
-  int rank_k = 0;  // multiples of 16, at most 256
-  int rank_v = 0;
-  BitSplit k_bits = {}, v_bits = {};  // where the format splits bits
-  int n_kv_heads = 1;                 // of the layer
-  int layer_rank_v = 0;               // sum of rank_v over the heads of the layer
+constexpr PackedSide KeySide(const Codec& codec) {
+  return std::visit([](const auto& c) { return KeySideOf(c); }, codec);
+}
+constexpr PackedSide ValueSide(const Codec& codec) {
+  return std::visit([](const auto& c) { return ValueSideOf(c); }, codec);
+}
+
+// A run among those of its layer: what its heads have in common.
+struct RunOfLayer {
+  int n_kv_heads = 1;    // that share the layer record
+  int layer_rank_v = 0;  // sum of rank_v over them
   int n_blocks = 0;
   bool is_prompt = true;
-  bool is_repaired = true;  // false: without a low-rank residual, whatever the format says
-  // Where the format is rotated.
-  int sealed_rank_k = 0, sealed_rank_v = 0;
+  bool is_repaired = true;    // false: without a low-rank residual, whatever the format says
+  bool has_rotations = true;  // of a rotated format, in its record; other runs use the first one's
+};
+
+// One run of one head: all that the offsets below depend on. MakePackedShape puts it together.
+struct PackedShape {
+  PackedFormat format;
+  PackedSide k, v;  // of the format's codec
+  int rank_k = 0;   // multiples of 16, at most 256
+  int rank_v = 0;
+  BitSplit k_bits = {}, v_bits = {};         // of split bits, else empty
+  int sealed_rank_k = 0, sealed_rank_v = 0;  // of a rotated format, else 0
   DType row_type = DType::kBf16;
-  bool has_rotations = true;  // in its record; runs without use those of the first run
+  int n_kv_heads = 1;
+  int layer_rank_v = 0;
+  int n_blocks = 0;
+  bool is_prompt = true;
+  bool is_repaired = true;
+  bool has_rotations = true;
 
   constexpr int n_tokens() const { return n_blocks * kBlockSize; }
   constexpr int lowrank() const {
@@ -110,10 +108,11 @@ struct PackedShape {
   }
   // Exact entries at either end: of a channel of K over the run, of a token of V over the layer.
   constexpr int key_outliers() const {
-    return format.k.has_codebook ? 0 : static_cast<int>(n_tokens() * format.sparse_share / 2);
+    return format.Is<CodebookCodec>() ? 0 : static_cast<int>(n_tokens() * format.sparse_share / 2);
   }
   constexpr int value_outliers() const {
-    if (!format.v.has_codebook) return static_cast<int>(layer_rank_v * format.sparse_share / 2);
+    if (!format.Is<CodebookCodec>())
+      return static_cast<int>(layer_rank_v * format.sparse_share / 2);
     // What lies at or beyond an interpolated quantile: never nothing.
     return format.sparse_share == 0
                ? 0
@@ -121,7 +120,7 @@ struct PackedShape {
   }
   // All exact entries of K of the run.
   constexpr int64_t n_key_entries() const {
-    if (!format.k.has_codebook) return int64_t{2} * key_outliers() * rank_k;
+    if (!format.Is<CodebookCodec>()) return int64_t{2} * key_outliers() * rank_k;
     const int64_t n = int64_t{n_tokens()} * rank_k;
     return std::min(n / 2, static_cast<int64_t>(static_cast<double>(n) * format.sparse_share));
   }
@@ -129,52 +128,63 @@ struct PackedShape {
   constexpr int64_t n_value_entries() const { return int64_t{2} * value_outliers() * n_tokens(); }
 };
 
+// `head`: the plain blocks of the head, with what they become when they are sealed.
+constexpr PackedShape MakePackedShape(const PackedFormat& format, const BlockShape& head,
+                                      const RunOfLayer& run) {
+  PackedShape shape = {.format = format,
+                       .k = KeySide(format.codec),
+                       .v = ValueSide(format.codec),
+                       .rank_k = head.rank_k,
+                       .rank_v = head.rank_v,
+                       .row_type = head.row_type,
+                       .n_kv_heads = run.n_kv_heads,
+                       .layer_rank_v = run.layer_rank_v,
+                       .n_blocks = run.n_blocks,
+                       .is_prompt = run.is_prompt,
+                       .is_repaired = run.is_repaired,
+                       .has_rotations = run.has_rotations};
+  if (format.Is<SplitBitsCodec>()) {
+    shape.k_bits = head.k_bits, shape.v_bits = head.v_bits;
+  } else if (format.Is<RotatedCodec>()) {
+    shape.sealed_rank_k = head.sealed_rank_k, shape.sealed_rank_v = head.sealed_rank_v;
+  }
+  return shape;
+}
+
 // A difference in Bf16 and a place in its lane.
 inline constexpr int64_t kExactEntryBytes = 3;
 inline constexpr int kExactLanes = 16;
 
-// Numbers a scale and its minimum take.
-constexpr int ScaleParts(const PackedSide& side) { return side.is_symmetric ? 1 : 2; }
-
-// Bits of a code in the words of 16 bits; the highest bit of 3 and of 5 lies apart.
-constexpr bool HasHighBit(int bits) { return bits == 3 || bits == 5; }
-constexpr int LowBits(int bits) { return HasHighBit(bits) ? bits - 1 : bits; }
-constexpr int LinesPerGroup(int bits) { return 16 / LowBits(bits); }
-constexpr int GroupBytes(int bits) { return 64 + (HasHighBit(bits) ? 4 * LinesPerGroup(bits) : 0); }
-constexpr int64_t CodeBytes(int bits, int rank) { return int64_t{kBlockSize} * rank * bits / 8; }
 constexpr int64_t KeyCodeBytes(const PackedShape& s) {
-  return s.format.splits_bits ? int64_t{kBlockSize} * s.k_bits.bits_per_token() / 8
-                              : CodeBytes(s.format.k.bits, s.rank_k);
+  return CodeBytes(s.k.bits, s.rank_k) + SplitCodeBytes(s.k_bits);
 }
 constexpr int64_t ValueCodeBytes(const PackedShape& s) {
-  return s.format.splits_bits ? int64_t{kBlockSize} * s.v_bits.bits_per_token() / 8
-                              : CodeBytes(s.format.v.bits, s.rank_v);
+  return CodeBytes(s.v.bits, s.rank_v) + SplitCodeBytes(s.v_bits);
 }
 
 // Scale groups of the tokens of a run (kChannel) or of the channels of a token (kToken).
 constexpr int KeyScaleGroups(const PackedShape& s) {
-  const int n = s.format.k.sharing == ScaleSharing::kChannel ? s.n_tokens() : s.rank_k;
-  const int group = s.format.k.group == 0 ? n : s.format.k.group;
+  const int n = s.k.sharing == ScaleSharing::kChannel ? s.n_tokens() : s.rank_k;
+  const int group = s.k.group == 0 ? n : s.k.group;
   return (n + group - 1) / group;
 }
 constexpr int ValueScaleGroups(const PackedShape& s) {
-  const int group = s.format.v.group == 0 ? s.rank_v : s.format.v.group;
+  const int group = s.v.group == 0 ? s.rank_v : s.v.group;
   return (s.rank_v + group - 1) / group;
 }
 
 // --- Block: K codes, V codes, K scales, V scales, A of K, A of V, scales of the block, counts of
 // exact entries of K, of V. ---
-// Scales per token: [groups][parts][kBlockSize]; factors [lowrank][kBlockSize]; scales of the
-// block: offsets, a byte each, then scales, a byte each [k_bits.scaled]; counts of K [kBlockSize],
-// of V [rank_v], a byte each, two where a token may have more entries than a byte holds.
+// Factors [lowrank][kBlockSize]; scales of the block: of split bits; counts of K [kBlockSize], of V
+// [rank_v], a byte each, two where a token may have more entries than a byte holds.
 
 constexpr int64_t KeyTokenScaleBytes(const PackedShape& s) {
-  if (s.format.splits_bits || s.format.k.sharing != ScaleSharing::kToken) return 0;
-  return int64_t{2} * kBlockSize * KeyScaleGroups(s) * ScaleParts(s.format.k);
+  if (s.k.sharing != ScaleSharing::kToken) return 0;
+  return int64_t{ScaleBytes(s.k)} * kBlockSize * KeyScaleGroups(s) * ScaleParts(s.k);
 }
 constexpr int64_t ValueTokenScaleBytes(const PackedShape& s) {
-  if (s.format.splits_bits || s.format.v.sharing != ScaleSharing::kToken) return 0;
-  return int64_t{2} * kBlockSize * ValueScaleGroups(s) * ScaleParts(s.format.v);
+  if (s.v.sharing != ScaleSharing::kToken) return 0;
+  return int64_t{ScaleBytes(s.v)} * kBlockSize * ValueScaleGroups(s) * ScaleParts(s.v);
 }
 constexpr int64_t FactorBytes(const PackedShape& s) {
   return int64_t{2} * kBlockSize * s.lowrank();
@@ -197,9 +207,7 @@ constexpr int64_t ValueFactorOffset(const PackedShape& s) {
 constexpr int64_t BlockScaleOffset(const PackedShape& s) {
   return ValueFactorOffset(s) + FactorBytes(s);
 }
-constexpr int64_t BlockScaleBytes(const PackedShape& s) {
-  return s.format.splits_bits ? int64_t{2} * s.k_bits.scaled : 0;
-}
+constexpr int64_t BlockScaleBytes(const PackedShape& s) { return int64_t{2} * s.k_bits.scaled; }
 
 constexpr bool HasWideKeyCounts(const PackedShape& s) { return s.rank_k > 255; }
 constexpr int64_t KeyCountOffset(const PackedShape& s) {
@@ -216,33 +224,19 @@ constexpr int64_t ValueCountBytes(const PackedShape& s) {
   return s.value_outliers() > 0 ? s.rank_v : 0;
 }
 
-// Where the format is rotated: K in rows of sealed_rank_k numbers, as K of a plain block; V as K.
-// The record: R of K [rank_k][sealed_rank_k], R of V [rank_v][sealed_rank_v].
+// Where the format is rotated.
 constexpr int64_t RotatedValueOffset(const PackedShape& s) {
-  return kBlockSize * s.sealed_rank_k * SizeOf(s.row_type);
+  return RotatedSideBytes(s.sealed_rank_k, s.row_type);
 }
 constexpr int64_t ValueRotationOffset(const PackedShape& s) {
-  return int64_t{s.rank_k} * s.sealed_rank_k * SizeOf(s.row_type);
+  return RotationBytes(s.rank_k, s.sealed_rank_k, s.row_type);
 }
 
 constexpr int64_t PackedBlockBytes(const PackedShape& s) {
-  if (s.format.is_rotated) {
-    return RotatedValueOffset(s) + kBlockSize * s.sealed_rank_v * SizeOf(s.row_type);
+  if (s.format.Is<RotatedCodec>()) {
+    return RotatedValueOffset(s) + RotatedSideBytes(s.sealed_rank_v, s.row_type);
   }
   return ValueCountOffset(s) + ValueCountBytes(s);
-}
-
-// The offset and the scale of a channel in a block, in units of its deviation: a number of the
-// codes is value * scale + offset. Whatever the byte, both are finite and the scale is positive.
-inline constexpr float kOffsetStep = 1.0f / 32;  // byte 128 is 0: from -4 up to just below 4
-constexpr float OffsetOfByte(uint8_t byte) {
-  return static_cast<float>(int{byte} - 128) * kOffsetStep;
-}
-// The upper bits of a float: 4 of its exponent, from 2^-11 to 2^4, and 4 of its mantissa.
-inline constexpr int kScaleShift = 19;
-inline constexpr uint32_t kScaleBase = uint32_t{127 - 11} << 23;
-constexpr float ScaleOfByte(uint8_t byte) {
-  return std::bit_cast<float>((uint32_t{byte} << kScaleShift) + kScaleBase);
 }
 
 // --- Run record: scales of K per channel [groups][2][rank_k]; B of K [lowrank][rank_k]; B of V
@@ -250,7 +244,7 @@ constexpr float ScaleOfByte(uint8_t byte) {
 // the differences, Bf16, and then the places, a byte each. ---
 
 constexpr int64_t KeyChannelScaleBytes(const PackedShape& s) {
-  if (s.format.k.sharing != ScaleSharing::kChannel) return 0;
+  if (s.k.sharing != ScaleSharing::kChannel) return 0;
   return int64_t{2} * 2 * s.rank_k * KeyScaleGroups(s);
 }
 constexpr int64_t KeyBasisOffset(const PackedShape& s) { return KeyChannelScaleBytes(s); }
@@ -267,9 +261,9 @@ constexpr int64_t KeyPlacesOffset(const PackedShape& s) {
   return KeySparseOffset(s) + 2 * s.n_key_entries();
 }
 constexpr int64_t RunRecordBytes(const PackedShape& s) {
-  if (s.format.is_rotated) {
-    const int64_t of_v = int64_t{s.rank_v} * s.sealed_rank_v * SizeOf(s.row_type);
-    return s.has_rotations ? ValueRotationOffset(s) + of_v : 0;
+  if (s.format.Is<RotatedCodec>()) {
+    if (!s.has_rotations) return 0;
+    return ValueRotationOffset(s) + RotationBytes(s.rank_v, s.sealed_rank_v, s.row_type);
   }
   return KeySparseOffset(s) + s.n_key_entries() * kExactEntryBytes;
 }
@@ -279,7 +273,7 @@ constexpr int64_t RunRecordBytes(const PackedShape& s) {
 // the places. ---
 
 constexpr int64_t ValueLayerScaleBytes(const PackedShape& s) {
-  if (s.format.v.sharing != ScaleSharing::kTokenLayer) return 0;
+  if (s.v.sharing != ScaleSharing::kTokenLayer) return 0;
   return int64_t{2} * 2 * s.n_tokens();
 }
 constexpr int64_t ValueSparseEndsOffset(const PackedShape& s) { return ValueLayerScaleBytes(s); }
@@ -306,30 +300,5 @@ struct PackedRecords {
 };
 bool HasSoundCounts(const PackedShape& shape, int head_idx, const PackedRecords& records,
                     int block_idx, const std::byte* block);
-
-// --- Where a code lies. ---
-
-// The line of (token, channel) in a plain block, and the number of its code in that line.
-struct CodePlace {
-  int64_t group_offset;  // bytes from the start of the side's codes
-  int line;              // in the group
-  int word;              // 0-31
-};
-constexpr CodePlace PlaceInGroup(int bits, int64_t group_idx, int line, int word) {
-  return {group_idx * GroupBytes(bits), line, word};
-}
-constexpr CodePlace KeyCodePlace(int bits, int token, int channel) {
-  const int n = LinesPerGroup(bits), line = channel / 2 * 4 + token / 16;
-  return PlaceInGroup(bits, line / n, line % n, token % 16 * 2 + channel % 2);
-}
-constexpr CodePlace ValueCodePlace(int bits, int rank_v, int token, int channel) {
-  const int n = LinesPerGroup(bits), pair = token / 2;
-  return PlaceInGroup(bits, int64_t{pair / n} * (rank_v / 16) + channel / 16, pair % n,
-                      channel % 16 * 2 + token % 2);
-}
-
-// Reads and writes one code; `codes` is the start of the side's codes.
-uint8_t ReadCode(const std::byte* codes, int bits, const CodePlace& place);
-void WriteCode(std::byte* codes, int bits, const CodePlace& place, uint8_t code);
 
 }  // namespace kvlathe

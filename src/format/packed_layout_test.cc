@@ -17,19 +17,21 @@ PackedSide Token(int bits, int group) { return {bits, ScaleSharing::kToken, grou
 PackedSide Channel(int bits, int group) { return {bits, ScaleSharing::kChannel, group, false}; }
 PackedSide LayerToken(int bits) { return {bits, ScaleSharing::kTokenLayer, 0, false}; }
 
-PackedFormat Kivi(int bits, int group) { return {Channel(bits, group), Token(bits, group)}; }
-PackedFormat Kcvt(int bits) { return {Channel(bits, 0), LayerToken(bits)}; }
+PackedFormat Uniform(const PackedSide& k, const PackedSide& v, int prompt_rank = 0,
+                     int decode_rank = 0, double share = 0) {
+  return {UniformCodec{k, v}, prompt_rank, decode_rank, share};
+}
+PackedFormat Kivi(int bits, int group) { return Uniform(Channel(bits, group), Token(bits, group)); }
+PackedFormat Kcvt(int bits) { return Uniform(Channel(bits, 0), LayerToken(bits)); }
 
 // A run of a layer whose heads are equal.
 PackedShape Shape(const PackedFormat& format, int n_heads, int rank, int n_blocks,
                   bool is_prompt = true) {
-  return {.format = format,
-          .rank_k = rank,
-          .rank_v = rank,
-          .n_kv_heads = n_heads,
-          .layer_rank_v = n_heads * rank,
-          .n_blocks = n_blocks,
-          .is_prompt = is_prompt};
+  return MakePackedShape(format, {.rank_k = rank, .rank_v = rank},
+                         {.n_kv_heads = n_heads,
+                          .layer_rank_v = n_heads * rank,
+                          .n_blocks = n_blocks,
+                          .is_prompt = is_prompt});
 }
 
 int64_t LayerBytes(const PackedShape& s) {
@@ -58,15 +60,15 @@ TEST(PackedLayoutTest, BytesOfABlock) {
 
   // int8 without minima, one scale per token and head.
   const PackedSide int8 = {8, ScaleSharing::kToken, 0, true};
-  EXPECT_EQ(PackedBlockBytes(Shape({int8, int8}, 1, 80, 1)), 2 * 64 * 80 + 2 * 2 * 64);
+  EXPECT_EQ(PackedBlockBytes(Shape(Uniform(int8, int8), 1, 80, 1)), 2 * 64 * 80 + 2 * 2 * 64);
 
   // 3 bits, groups of 48, 48 and 32 channels.
-  EXPECT_EQ(PackedBlockBytes(Shape({Token(3, 48), Token(3, 48)}, 1, 128, 1)),
+  EXPECT_EQ(PackedBlockBytes(Shape(Uniform(Token(3, 48), Token(3, 48)), 1, 128, 1)),
             2 * 64 * 128 * 3 / 8 + 2 * 3 * 2 * 2 * 64);
 
   // GEAR: factors of rank 4 in the prompt and 2 after it; 5 channel values at either end of 512
   // tokens, 5 of 512 channels at either end of a token.
-  s = Shape({Channel(2, 64), Token(2, 64), 4, 2, 0.02}, 4, 128, 8);
+  s = Shape(Uniform(Channel(2, 64), Token(2, 64), 4, 2, 0.02), 4, 128, 8);
   // A block counts the exact entries of its tokens of K and of its channels of V.
   EXPECT_EQ(PackedBlockBytes(s), 2 * 2048 + 512 + 2 * 4 * 64 * 2 + 64 + 128);
   EXPECT_EQ(RunRecordBytes(s), 8 * 512 + 2 * 4 * 128 * 2 + 4 * 8 + 10 * 128 * 3);
@@ -78,7 +80,7 @@ TEST(PackedLayoutTest, BytesOfABlock) {
   EXPECT_EQ(LayerRecordBytes(s), 4 * 4 + 10 * 64 * 3);
 
   // 256 entries of one token do not fit a byte.
-  s = Shape({Channel(2, 64), Token(2, 64), 0, 0, 0.04}, 2, 256, 1);
+  s = Shape(Uniform(Channel(2, 64), Token(2, 64), 0, 0, 0.04), 2, 256, 1);
   EXPECT_EQ(PackedBlockBytes(s), 2 * 4096 + 1024 + 2 * 64 + 256);
 }
 
@@ -88,7 +90,7 @@ TEST(PackedLayoutTest, BitsOfMethods) {
   EXPECT_EQ(BitsPerElement(Shape(Kivi(2, 64), 8, 128, 8)), 2 + kGroup / 64);
   EXPECT_EQ(BitsPerElement(Shape(Kivi(2, 32), 8, 128, 1)), 3);
   EXPECT_EQ(BitsPerElement(Shape(Kivi(4, 64), 2, 64, 3)), 4.5);
-  EXPECT_EQ(BitsPerElement(Shape({Token(4, 64), Token(4, 64)}, 8, 128, 8)), 4.5);
+  EXPECT_EQ(BitsPerElement(Shape(Uniform(Token(4, 64), Token(4, 64)), 8, 128, 8)), 4.5);
   // K 4 + 32/n, V 4 + 32/(G d)
   EXPECT_EQ(BitsPerElement(Shape(Kcvt(4), 8, 128, 8)), 4 + (kGroup / 512 + kGroup / 1024) / 2);
   // 16 rho (1/d + 1/n)

@@ -6,7 +6,7 @@ namespace kvlathe {
 namespace {
 
 void AddSealedBlocks(const PackedShape& s, int64_t n_blocks, ByteKinds* kinds) {
-  if (s.format.is_rotated) {
+  if (s.format.Is<RotatedCodec>()) {
     kinds->plain += n_blocks * PackedBlockBytes(s);
     return;
   }
@@ -18,7 +18,7 @@ void AddSealedBlocks(const PackedShape& s, int64_t n_blocks, ByteKinds* kinds) {
 }
 
 void AddRunRecord(const PackedShape& s, ByteKinds* kinds) {
-  if (s.format.is_rotated) {
+  if (s.format.Is<RotatedCodec>()) {
     kinds->lowrank += RunRecordBytes(s);
     return;
   }

@@ -235,7 +235,7 @@ BlockShape BlockShapeOf(const HeadRanks& ranks, int head_dim, DType row_type,
       ranks.rank_k, ranks.rank_v,
       row_type,     ranks.k_bits,
       ranks.v_bits, seal != nullptr && seal->codes_open_rows && !ranks.has_whole_open_rows};
-  if (seal == nullptr || !seal->format.is_rotated) return shape;
+  if (seal == nullptr || !seal->format.Is<RotatedCodec>()) return shape;
   const int common = seal->kept_share > 0 ? RankOfShare(head_dim, seal->kept_share) : 0;
   shape.sealed_rank_k = common > 0 ? common : ranks.rank_k;
   shape.sealed_rank_v = common > 0 ? common : ranks.rank_v;

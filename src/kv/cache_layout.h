@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "analysis/ranks/ranks.h"
-#include "format/block_layout.h"
 #include "format/packed_layout.h"
+#include "format/rows/block_layout.h"
 #include "kv/retention/plan.h"
 
 namespace kvlathe {

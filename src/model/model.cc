@@ -25,7 +25,7 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   if (model->has_basis_) model->online_ = plan.basis()->online;
   const CacheLayout& layout = model->layout_;
   const bool has_codes_before_rope =
-      !model->codebooks_.empty() && layout.seal->format.keys_before_rope;
+      !model->codebooks_.empty() && layout.seal->format.seals_keys_before_rope();
   if (layout.has_latent_keys || has_codes_before_rope) model->rotations_.KeepBlocks(layout.n_sink);
   KVL_RETURN_IF_ERROR(model->CompileLayers(model->online_.has_value() ? nullptr : plan.basis()));
   model->weights_->DoneReading();

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "format/codebook.h"
+#include "format/codebook/codebook.h"
 #include "model/config.h"
 
 namespace kvlathe {

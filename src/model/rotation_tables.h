@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "format/codebook.h"
+#include "format/codebook/codebook.h"
 #include "model/config.h"
 #include "model/rope.h"
 

@@ -85,7 +85,7 @@ StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts) {
   plan.layout_ = MakeLayout(model, parts, RanksOfBasis(parts.basis), has_latent_keys);
   CheckInvariants(plan.layout_, parts);
   plan.row_shapes_ = plan.layout_.shapes;
-  if (parts.seal.has_value() && parts.seal->format.k.has_codebook) {
+  if (parts.seal.has_value() && parts.seal->format.Is<CodebookCodec>()) {
     plan.codebooks_ =
         parts.codebooks.empty() ? EvenCodebooks(plan.layout_) : std::move(parts.codebooks);
     KVL_CHECK_EQ(std::ssize(plan.codebooks_), model.n_layers);

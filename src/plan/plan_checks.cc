@@ -30,14 +30,13 @@ Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts) {
                  "dmc needs a model that was retrofitted with it (an object 'dmc' in its "
                  "config.json); take pool or another retention stage");
   }
-  if (seal != nullptr && seal->format.is_rotated && !model.windows.empty()) {
+  if (seal != nullptr && seal->format.Is<RotatedCodec>() && !model.windows.empty()) {
     return Error(StatusCode::kUnimplemented,
                  "a basis that is found where a prompt ends needs its first blocks to the end, and "
                  "the sliding window of {} positions gives them back; take another basis",
                  NarrowestWindow(model));
   }
-  const bool has_codes_before_rope =
-      seal != nullptr && seal->format.k.has_codebook && seal->format.keys_before_rope;
+  const bool has_codes_before_rope = seal != nullptr && seal->format.seals_keys_before_rope();
   if ((parts.has_latent_keys || has_codes_before_rope) && model.rope_dim % 4 != 0) {
     return Error(StatusCode::kUnimplemented,
                  "keys of which {} channels rotate cannot be stored from before RoPE, as {} does, "

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 

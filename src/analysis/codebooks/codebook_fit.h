@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "format/codebook.h"
+#include "format/codebook/codebook.h"
 
 namespace kvlathe {
 

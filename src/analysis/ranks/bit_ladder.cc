@@ -7,7 +7,7 @@
 
 #include "analysis/statistics/probes.h"
 #include "base/check.h"
-#include "format/unit_codes.h"
+#include "format/split_bits/unit_codes.h"
 
 namespace kvlathe {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "base/random.h"
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 #include "kernels/cpu/limits/machine_limits.h"
 #include "plan/drawn_basis.h"
 
@@ -65,7 +65,7 @@ std::vector<int> DrawLengths(const AttentionBenchOptions& options, int context, 
 CacheLayout DrawLayout(const AttentionBenchOptions& options, const BenchCache& spec, int n_layers) {
   CacheLayout layout{n_layers, options.n_kv_heads, options.head_dim, 0, {}, {}, spec.seal};
   const int n_pairs = n_layers * options.n_kv_heads;
-  if (spec.seal.has_value() && spec.seal->format.splits_bits) {
+  if (spec.seal.has_value() && spec.seal->format.Is<SplitBitsCodec>()) {
     for (const HeadRanks& r : DrawSplits(n_pairs, options.head_dim, spec.ratio, options.seed)) {
       layout.shapes.push_back(
           {r.rank_k, r.rank_v, DType::kBf16, r.k_bits, r.v_bits, spec.seal->codes_open_rows});
@@ -214,14 +214,14 @@ Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Atten
       c->runs.push_back(run);
     });
   }
-  if (c->layout.seal->format.k.has_codebook) c->codebooks = EvenCodebooks(c->layout);
+  if (c->layout.seal->format.Is<CodebookCodec>()) c->codebooks = EvenCodebooks(c->layout);
   return OkStatus();
 }
 
 // Angles that turn nothing, and random ways back from latents.
 void MakeKeyMaps(const AttentionBenchOptions& options, AttentionCase* c) {
   const std::optional<SealPlan>& seal = c->layout.seal;
-  const bool turns_codes = seal.has_value() && seal->format.keys_before_rope;
+  const bool turns_codes = seal.has_value() && seal->format.seals_keys_before_rope();
   if (!turns_codes && !c->has_latent_keys) return;
   const int64_t n = BlocksOf(c->row.context) * kBlockSize * options.head_dim / 2;
   c->cos.assign(n, 1.0f);

@@ -186,8 +186,9 @@ class LayerFit {
     for (int g = 0; g < s_.shape.n_kv_heads; ++g) {
       for (int r = 0; r < RankV(g); ++r) channels.push_back(ValueChannel(g, r));
     }
-    const PackedShape shape{.format = {.v = {.has_codebook = true}, .sparse_share = in_.outliers},
-                            .layer_rank_v = static_cast<int>(channels.size())};
+    const PackedShape shape =
+        MakePackedShape({.codec = CodebookCodec{}, .sparse_share = in_.outliers}, {},
+                        {.layer_rank_v = static_cast<int>(channels.size())});
     const int n_out = shape.value_outliers();
     Random random(static_cast<uint64_t>(layer_idx_));
     std::vector<float> token(channels.size());
@@ -222,7 +223,7 @@ ModelCodebooks FitCodebooks(const CodebookInputs& inputs) {
 
 ModelCodebooks EvenCodebooks(const CacheLayout& layout) {
   KVL_CHECK(layout.seal.has_value());
-  const int n_codes = 1 << layout.seal->format.k.bits;
+  const int n_codes = 1 << KeySide(layout.seal->format.codec).bits;
   Codebook even{.n_codes = n_codes};
   const float step = 2.0f / static_cast<float>(n_codes);
   for (int i = 0; i < n_codes; ++i) {

@@ -17,7 +17,7 @@
 
 #include "analysis/bases/basis.h"
 #include "analysis/statistics/statistics.h"
-#include "format/codebook.h"
+#include "format/codebook/codebook.h"
 #include "kv/cache_layout.h"
 
 namespace kvlathe {

@@ -11,12 +11,12 @@ constexpr int kChannels = 32;
 PackedFormat SignedFormat(int bits) {
   const PackedSide side{
       .bits = bits, .sharing = ScaleSharing::kToken, .group = kChannels, .is_symmetric = true};
-  return {.k = side, .v = side};
+  return {.codec = UniformCodec{side, side}};
 }
 
 }  // namespace
 
-PackedFormat FormatOf(const Q8Options& /*options*/) { return SignedFormat(8); }
-PackedFormat FormatOf(const Q4Options& /*options*/) { return SignedFormat(4); }
+PackedFormat Q8Format() { return SignedFormat(8); }
+PackedFormat Q4Format() { return SignedFormat(4); }
 
 }  // namespace kvlathe

@@ -2,9 +2,9 @@
 
 namespace kvlathe {
 
-PackedFormat FormatOf(const Int8Options& /*options*/) {
+PackedFormat Int8Format() {
   const PackedSide side{.bits = 8, .sharing = ScaleSharing::kToken, .is_symmetric = true};
-  return {.k = side, .v = side};
+  return {.codec = UniformCodec{side, side}};
 }
 
 }  // namespace kvlathe

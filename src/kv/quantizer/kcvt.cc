@@ -3,8 +3,9 @@
 namespace kvlathe {
 
 PackedFormat FormatOf(const KcvtOptions& options) {
-  return {.k = {.bits = options.bits, .sharing = ScaleSharing::kChannel},
-          .v = {.bits = options.bits, .sharing = ScaleSharing::kTokenLayer}};
+  const int bits = options.bits;
+  return {.codec = UniformCodec{.k = {.bits = bits, .sharing = ScaleSharing::kChannel},
+                                .v = {.bits = bits, .sharing = ScaleSharing::kTokenLayer}}};
 }
 
 }  // namespace kvlathe

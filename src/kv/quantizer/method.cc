@@ -25,7 +25,7 @@ bool CodesOpenRows(const Spec& spec, const LatheOptions& lathe) {
 std::optional<SealPlan> OnlinePlanOf(const Spec& spec) {
   if (!spec.finds_basis_online()) return std::nullopt;
   const auto* const strawman = spec.basis_as<SvdOnlineOptions>();
-  return SealPlan{.format = {.is_rotated = true},
+  return SealPlan{.format = {.codec = RotatedCodec{}},
                   .prompt_run = 0,
                   .buffer = kBlockSize,
                   .kept_share = strawman != nullptr ? 1 - strawman->rate : 0,
@@ -49,7 +49,7 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   if (runs == nullptr) return OnlinePlanOf(spec);
   SealPlan plan;
   if (spec.splits_bits()) {
-    plan.format.splits_bits = true;
+    plan.format.codec = SplitBitsCodec{};
     plan.codes_open_rows = CodesOpenRows(spec, *spec.basis_as<LatheOptions>());
   } else {
     plan.format =
@@ -65,7 +65,9 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   plan.newest = runs->newest;
   AddResidual(spec, &plan);
   // A basis mixes channels behind RoPE; without one K has its steady ranges before it.
-  plan.format.keys_before_rope = plan.format.k.has_codebook && spec.basis() == nullptr;
+  if (auto* const codebook = std::get_if<CodebookCodec>(&plan.format.codec)) {
+    codebook->keys_before_rope = spec.basis() == nullptr;
+  }
   return plan;
 }
 

@@ -1,5 +1,5 @@
-// The methods of the quantizer axis: what shares a scale, for K and for V. One function each, one
-// file each; the codes themselves are kernels/cpu/seal/seal.h's.
+// The methods of the quantizer axis: which codec of src/format each takes, and what shares a scale.
+// They are registered in kv/spec/spec_table.cc; the codes themselves are kernels/cpu/seal/seal.h's.
 #pragma once
 
 #include <optional>
@@ -28,9 +28,17 @@ PackedFormat FormatOf(const KiviOptions& options);
 // KVQuant (arXiv 2401.18079; docs/methods/kvquant.md): codebooks per layer, K with ranges of the
 // model per channel, V with ranges per token over all heads, outliers kept exactly.
 PackedFormat FormatOf(const KvquantOptions& options);
-// Symmetric, a scale per token and head.
-PackedFormat FormatOf(const Int8Options& options);
-PackedFormat FormatOf(const Q8Options& options);
-PackedFormat FormatOf(const Q4Options& options);
+inline PackedFormat FormatOf(const FixedCodesOptions& options) { return options.format; }
+
+// What their rows of spec_table.cc name. Symmetric, a scale per token and head.
+PackedFormat Int8Format();
+PackedFormat Q8Format();
+PackedFormat Q4Format();
+// Codes of 4 bits that stand for the numbers of a table, under a power of two for each kGroup
+// channels of a token (format/table_codes/code_table.h).
+template <const NamedTable& kTable, int kGroup>
+PackedFormat TableFormat() {
+  return {.codec = TableCodec{&kTable, kGroup}};
+}
 
 }  // namespace kvlathe

@@ -5,7 +5,7 @@ namespace kvlathe {
 PackedFormat FormatOf(const TokenOptions& options) {
   const PackedSide side{
       .bits = options.bits, .sharing = ScaleSharing::kToken, .group = options.group};
-  return {.k = side, .v = side};
+  return {.codec = UniformCodec{side, side}};
 }
 
 }  // namespace kvlathe

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 namespace {

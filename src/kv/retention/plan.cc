@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/units.h"
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 namespace {

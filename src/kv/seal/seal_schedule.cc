@@ -184,20 +184,13 @@ PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_
 
 PackedShape PackedShapeOf(const CacheLayout& layout, const BlockShape& head, int layer_rank_v,
                           const RunExtent& run) {
-  return {.format = layout.seal->format,
-          .rank_k = head.rank_k,
-          .rank_v = head.rank_v,
-          .k_bits = head.k_bits,
-          .v_bits = head.v_bits,
-          .n_kv_heads = layout.n_heads_per_run(),
-          .layer_rank_v = layer_rank_v,
-          .n_blocks = static_cast<int>(run.n_blocks),
-          .is_prompt = run.is_prompt,
-          .is_repaired = run.is_repaired,
-          .sealed_rank_k = head.sealed_rank_k,
-          .sealed_rank_v = head.sealed_rank_v,
-          .row_type = head.row_type,
-          .has_rotations = run.first_block == 0};
+  return MakePackedShape(layout.seal->format, head,
+                         {.n_kv_heads = layout.n_heads_per_run(),
+                          .layer_rank_v = layer_rank_v,
+                          .n_blocks = static_cast<int>(run.n_blocks),
+                          .is_prompt = run.is_prompt,
+                          .is_repaired = run.is_repaired,
+                          .has_rotations = run.first_block == 0});
 }
 
 int64_t PackedBlockObjectBytes(const PackedShape& shape) {

@@ -13,8 +13,9 @@ CacheLayout Layout(int n_sink, int prompt_run, int buffer, double repaired_share
   CacheLayout layout{2, 2, 32, n_sink, {{32, 16}, {16, 16}, {32, 32}, {16, 48}}};
   layout.seal =
       SealPlan{.prompt_run = prompt_run, .buffer = buffer, .repaired_share = repaired_share};
-  layout.seal->format.k = {.bits = 2, .sharing = ScaleSharing::kChannel, .group = 32};
-  layout.seal->format.v = {.bits = 4, .sharing = ScaleSharing::kTokenLayer};
+  layout.seal->format.codec =
+      UniformCodec{.k = {.bits = 2, .sharing = ScaleSharing::kChannel, .group = 32},
+                   .v = {.bits = 4, .sharing = ScaleSharing::kTokenLayer}};
   layout.seal->format.prompt_rank = 4;
   layout.seal->format.decode_rank = 2;
   layout.seal->format.sparse_share = 0.1;
@@ -143,7 +144,7 @@ TEST(ByteKinds, AddUpToWhatTheAllocatorHandsOut) {
 
 TEST(ByteKinds, OfSplitBitsAreCodesAlone) {
   CacheLayout layout = {1, 2, 64, 0, {}};
-  layout.seal.emplace().format.splits_bits = true;
+  layout.seal.emplace().format.codec = SplitBitsCodec{};
   // Channels with 8, 5, 4, 3, 2 and 1 bits.
   layout.shapes = {{48, 32, DType::kBf16, {{16, 0, 0, 16, 0, 16}}, {{0, 16, 16}}},
                    {16, 16, DType::kBf16, {{0, 0, 0, 0, 16}}, {{0, 0, 0, 0, 0, 16}}}};
@@ -237,7 +238,7 @@ TEST(SealSchedule, BytesOfBasesThatRunsBringEqualTheFormulaAndFitThePeak) {
   for (const bool gathers_queries : {false, true}) {
     CacheLayout layout{2, 2, 32, 4, {}};
     layout.seal = SealPlan{
-        .format = {.is_rotated = true}, .prompt_run = 0, .gathers_queries = gathers_queries};
+        .format = {.codec = RotatedCodec{}}, .prompt_run = 0, .gathers_queries = gathers_queries};
     for (const HeadRanks& ranks : {HeadRanks{16, 32}, {32, 32}, {16, 16}, {32, 16}}) {
       layout.shapes.push_back(BlockShapeOf(ranks, 32, DType::kF32, &*layout.seal));
     }

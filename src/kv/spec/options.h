@@ -4,6 +4,8 @@
 
 #include <variant>
 
+#include "format/packed_layout.h"
+
 namespace kvlathe {
 
 // How far a basis cuts. kAccuracy: a tuned profile answers (Spec::accuracy).
@@ -157,23 +159,15 @@ struct KvquantOptions {
   RunOptions runs;
   friend bool operator==(const KvquantOptions&, const KvquantOptions&) = default;
 };
-struct Int8Options {
+// int8, q8_0 and whoever else has nothing to choose about its codes.
+struct FixedCodesOptions {
+  PackedFormat format;
   bool mixes_channels = false;
   RunOptions runs;
-  friend bool operator==(const Int8Options&, const Int8Options&) = default;
+  friend bool operator==(const FixedCodesOptions&, const FixedCodesOptions&) = default;
 };
-struct Q8Options {
-  bool mixes_channels = false;
-  RunOptions runs;
-  friend bool operator==(const Q8Options&, const Q8Options&) = default;
-};
-struct Q4Options {
-  bool mixes_channels = false;
-  RunOptions runs;
-  friend bool operator==(const Q4Options&, const Q4Options&) = default;
-};
-using QuantizerStage = std::variant<TokenOptions, KcvtOptions, KiviOptions, KvquantOptions,
-                                    Int8Options, Q8Options, Q4Options>;
+using QuantizerStage =
+    std::variant<TokenOptions, KcvtOptions, KiviOptions, KvquantOptions, FixedCodesOptions>;
 
 const RunOptions& RunsOf(const QuantizerStage& quantizer);
 bool MixesChannels(const QuantizerStage& quantizer);

@@ -151,19 +151,9 @@ StageOptions ReadKvquant(const KeyValues& values) {
       .runs = ReadRuns(values)});
 }
 
-StageOptions ReadInt8(const KeyValues& values) {
-  return QuantizerStage(
-      Int8Options{.mixes_channels = ReadHadamard(values), .runs = ReadRuns(values)});
-}
-
-StageOptions ReadQ8(const KeyValues& values) {
-  return QuantizerStage(
-      Q8Options{.mixes_channels = ReadHadamard(values), .runs = ReadRuns(values)});
-}
-
-StageOptions ReadQ4(const KeyValues& values) {
-  return QuantizerStage(
-      Q4Options{.mixes_channels = ReadHadamard(values), .runs = ReadRuns(values)});
+StageOptions ReadFixedCodes(const KeyValues& values, const PackedFormat& format) {
+  return QuantizerStage(FixedCodesOptions{
+      .format = format, .mixes_channels = ReadHadamard(values), .runs = ReadRuns(values)});
 }
 
 StageOptions ReadLowrank(const KeyValues& values) {

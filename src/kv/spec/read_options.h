@@ -22,9 +22,12 @@ StageOptions ReadToken(const KeyValues& values);
 StageOptions ReadKcvt(const KeyValues& values);
 StageOptions ReadKivi(const KeyValues& values);
 StageOptions ReadKvquant(const KeyValues& values);
-StageOptions ReadInt8(const KeyValues& values);
-StageOptions ReadQ8(const KeyValues& values);
-StageOptions ReadQ4(const KeyValues& values);
+StageOptions ReadFixedCodes(const KeyValues& values, const PackedFormat& format);
+// The `read` of a quantizer whose codes leave nothing to choose.
+template <PackedFormat (*kFormat)()>
+StageOptions ReadFixed(const KeyValues& values) {
+  return ReadFixedCodes(values, kFormat());
+}
 StageOptions ReadLowrank(const KeyValues& values);
 StageOptions ReadSparse(const KeyValues& values);
 

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 #include "kv/spec/spec_table.h"
 
 namespace kvlathe {

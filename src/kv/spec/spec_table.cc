@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "analysis/bases/method.h"
+#include "kv/quantizer/method.h"
 #include "kv/spec/compatibility.h"
 #include "kv/spec/read_options.h"
 #include "kv/spec/spec_keys.h"
@@ -373,20 +374,20 @@ constexpr StageInfo kStages[] = {
      .doc = "8 bits, one scale per token and KV head",
      .paper = "common practice",
      .keys = kInt8Keys,
-     .read = ReadInt8,
+     .read = ReadFixed<Int8Format>,
      .tuned = kInt8Forms},
     {.name = "q8_0",
      .axis = kQuantizer,
      .doc = "8 bits, one scale for 32 channels of a token",
      .paper = "llama.cpp",
      .keys = kInt8Keys,
-     .read = ReadQ8},
+     .read = ReadFixed<Q8Format>},
     {.name = "q4_0",
      .axis = kQuantizer,
      .doc = "4 bits, one scale for 32 channels of a token",
      .paper = "llama.cpp",
      .keys = kInt8Keys,
-     .read = ReadQ4},
+     .read = ReadFixed<Q4Format>},
 
     {.name = "lowrank",
      .axis = kResidual,

@@ -174,11 +174,11 @@ TEST(Spec, OrderAndSpellingOfNumbersHaveNoMeaning) {
 }
 
 TEST(Spec, RefusesWithThePositionAndWhatIsAllowedThere) {
-  const std::string stages =
-      "zack, fdc, palu, svd-online, lathe, h2o, tova, keyformer, snapkv, window, pool, dmc, token, "
-      "kcvt, kivi, kvquant, int8, q8_0, q4_0, lowrank, sparse, gear, gear-l, outlier-aware, "
-      "keyformer-z, "
-      "kvquant-z, kf-f, kvq-f, kf-p, kvq-p";
+  std::string stages;
+  for (const StageInfo& stage : AllStages()) {
+    if (!stages.empty()) stages += ", ";
+    stages += stage.name;
+  }
   EXPECT_EQ(ErrorOf("fdc(rat=0.5)"),
             "--kv 'fdc(rat=0.5)': position 5: unknown key 'rat'; fdc takes rate, ratio, accuracy, "
             "ranks, round, resident, sink");

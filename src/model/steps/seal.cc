@@ -77,7 +77,7 @@ Status SealStep::SealTogether(std::span<SequenceCache* const> caches,
     return run.heads.front().blocks.back().is_null();  // nothing is left to seal
   });
   const Status sealed =
-      plan.format.is_rotated
+      plan.format.Is<RotatedCodec>()
           ? state->backend->SealRotated(RotatedHeads(caches, heads))
           : state->backend->Seal({plan.format, layer_.row_type, plan.power_loops, runs});
   if (sealed.ok()) return sealed;

@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "base/cpu_features.h"
-#include "format/block_layout.h"
-#include "format/codebook.h"
+#include "format/codebook/codebook.h"
 #include "format/packed_layout.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 

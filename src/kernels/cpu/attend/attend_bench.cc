@@ -178,13 +178,11 @@ struct PackedKind {
 struct SealedRuns {
   SealedRuns(const PackedKind& kind, int rank, int n_blocks) {
     const int run_blocks = kind.is_prompt ? n_blocks : 1;
-    const PackedShape run = {.format = kind.format,
-                             .rank_k = rank,
-                             .rank_v = rank,
-                             .n_kv_heads = kKvHeads,
-                             .layer_rank_v = kKvHeads * rank,
-                             .n_blocks = run_blocks,
-                             .is_prompt = kind.is_prompt};
+    const PackedShape run = MakePackedShape(kind.format, {.rank_k = rank, .rank_v = rank},
+                                            {.n_kv_heads = kKvHeads,
+                                             .layer_rank_v = kKvHeads * rank,
+                                             .n_blocks = run_blocks,
+                                             .is_prompt = kind.is_prompt});
     block_bytes = PackedBlockBytes(run);
     record = Filled(RunRecordBytes(run));
     layer_record = Filled(LayerRecordBytes(run));
@@ -267,25 +265,25 @@ constexpr PackedSide Token(int bits, int group) {
 constexpr PackedSide TokenLayer(int bits) {
   return {.bits = bits, .sharing = ScaleSharing::kTokenLayer};
 }
+constexpr PackedFormat Uniform(const PackedSide& k, const PackedSide& v, int prompt_rank = 0,
+                               int decode_rank = 0, double share = 0) {
+  return {UniformCodec{k, v}, prompt_rank, decode_rank, share};
+}
 
 void BenchPacked(const Setup& setup) {
   constexpr PackedSide kInt8 = {
       .bits = 8, .sharing = ScaleSharing::kToken, .group = 0, .is_symmetric = true};
-  constexpr PackedFormat kGear = {.k = Channel(4, 0),
-                                  .v = TokenLayer(4),
-                                  .prompt_rank = 4,
-                                  .decode_rank = 2,
-                                  .sparse_share = 0.02};
+  constexpr PackedFormat kGear = Uniform(Channel(4, 0), TokenLayer(4), 4, 2, 0.02);
   const PackedKind kinds[] = {
       {"plain", {}, true},
-      {"int8 per token", {kInt8, kInt8}, true},
-      {"4 bits per token, 64", {Token(4, 64), Token(4, 64)}, true},
-      {"4 bits KCVT", {Channel(4, 0), TokenLayer(4)}, true},
-      {"4 bits KCVT, decoded", {Channel(4, 0), TokenLayer(4)}, false},
-      {"4 bits KIVI 64", {Channel(4, 64), Token(4, 64)}, true},
-      {"2 bits KIVI 64", {Channel(2, 64), Token(2, 64)}, true},
-      {"2 bits KIVI 32", {Channel(2, 32), Token(2, 32)}, true},
-      {"3 bits KIVI 64", {Channel(3, 64), Token(3, 64)}, true},
+      {"int8 per token", Uniform(kInt8, kInt8), true},
+      {"4 bits per token, 64", Uniform(Token(4, 64), Token(4, 64)), true},
+      {"4 bits KCVT", Uniform(Channel(4, 0), TokenLayer(4)), true},
+      {"4 bits KCVT, decoded", Uniform(Channel(4, 0), TokenLayer(4)), false},
+      {"4 bits KIVI 64", Uniform(Channel(4, 64), Token(4, 64)), true},
+      {"2 bits KIVI 64", Uniform(Channel(2, 64), Token(2, 64)), true},
+      {"2 bits KIVI 32", Uniform(Channel(2, 32), Token(2, 32)), true},
+      {"3 bits KIVI 64", Uniform(Channel(3, 64), Token(3, 64)), true},
       {"4 bits GEAR", kGear, true},
   };
   constexpr int kContext = 8192;

@@ -76,7 +76,7 @@ struct SealedRun {
                                      std::vector<RefHead> heads) {
     for (RefHead& head : heads) {
       std::vector<double> keys(head.k.begin(), head.k.end());
-      if (format.keys_before_rope) rotation.Turn(head.rank_k, &keys);
+      if (format.seals_keys_before_rope()) rotation.Turn(head.rank_k, &keys);
       head.k.assign(keys.begin(), keys.end());
     }
     return heads;
@@ -102,7 +102,7 @@ struct SealedRun {
 };
 
 PackedFormat BeforeRope(PackedFormat format) {
-  format.keys_before_rope = true;
+  std::get<CodebookCodec>(format.codec).keys_before_rope = true;
   return format;
 }
 
@@ -132,7 +132,7 @@ TEST(ExpandPackedBlock, IsTheLiteralReadingOfTheLayout) {
         const RefObjects objects = sealed.layer.Objects(h);
         const std::vector<float> k = ReadKeysRef(objects), v = ReadValuesRef(objects);
         std::vector<double> keys(k.begin(), k.end()), values(v.begin(), v.end());
-        if (format.keys_before_rope) rotation.Turn(rows.rank_k, &keys);
+        if (format.seals_keys_before_rope()) rotation.Turn(rows.rank_k, &keys);
         std::vector<float> got_k(keys.size()), got_v(values.size());
         std::vector<float> tile(kBlockSize * (rows.rank_k + rows.rank_v));
         for (int t = 0; t < 3 * kBlockSize; ++t) {

@@ -36,7 +36,12 @@ struct PackedSideView {
   int64_t codes = 0;
   int64_t scales = 0;                  // in the block; of no use where shared_scales is set
   const F16* shared_scales = nullptr;  // in the record of the run or of the layer: all blocks
-  const float* centroids = nullptr;    // null: codes are numbers
+  const float* centroids = nullptr;    // null: codes are numbers, or stand for those of a table
+  // Of a table (code_table.h), whose scales per token are a byte each: TableWords, the number of
+  // each code, and their unit. Null: no table.
+  const uint16_t* table = nullptr;
+  const int8_t* numbers = nullptr;
+  float table_unit = 1;
   // Where bits are split; codes are those of unit_codes.h, and bits, scales and groups of no use.
   int n_segments = 0;
   CodeSegment segments[kSplitBits.size()] = {};

@@ -64,6 +64,7 @@ struct Choices {
   bool mends_lists;  // chance seldom makes sound ones
 };
 
+constexpr NamedTable kAnyTable({0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}, 0.5f);
 constexpr int kOtherRank = 16;  // of the head before this one
 
 BitSplit DrawSplit(Input& input, int rank) {
@@ -78,9 +79,9 @@ PackedShape DrawShape(const Choices& choices, Input& input) {
   constexpr int kBits[] = {2, 3, 4, 8};
   constexpr int kGroups[] = {0, 16, 32, 64, 128};
   constexpr double kShares[] = {0, 0.02, 0.1, 0.5};
-  PackedShape shape;
-  for (PackedSide* side : {&shape.format.k, &shape.format.v}) {
-    const bool is_key = side == &shape.format.k;
+  UniformCodec uniform;
+  for (PackedSide* side : {&uniform.k, &uniform.v}) {
+    const bool is_key = side == &uniform.k;
     side->bits = kBits[input.Below(4)];
     side->sharing = input.Below(2) == 0 ? ScaleSharing::kToken
                     : is_key            ? ScaleSharing::kChannel
@@ -88,30 +89,31 @@ PackedShape DrawShape(const Choices& choices, Input& input) {
     const bool is_token = side->sharing == ScaleSharing::kToken;
     side->is_symmetric = is_token && (side->bits == 8 || side->bits == 4) && input.Below(2) == 0;
     side->group = side->sharing == ScaleSharing::kTokenLayer ? 0 : kGroups[input.Below(5)];
-    if (choices.kind != Kind::kCodebooks) continue;
-    *side = {.bits = std::min(side->bits, 4),
-             .sharing = is_key ? ScaleSharing::kModel : ScaleSharing::kTokenLayer,
-             .has_codebook = true};
   }
-  shape.format.prompt_rank = input.Below(5);
-  shape.format.decode_rank = choices.decode_rank;
-  shape.format.sparse_share = kShares[input.Below(4)];
-  shape.format.keys_before_rope = choices.kind == Kind::kCodebooks && choices.before_rope;
-  shape.rank_k = 16 * (1 + input.Below(5));
-  shape.rank_v = 16 * (1 + input.Below(5));
-  shape.n_blocks = 1 + input.Below(2);
-  shape.n_kv_heads = choices.has_other_head ? 2 : 1;
-  shape.layer_rank_v = shape.rank_v + (choices.has_other_head ? kOtherRank : 0);
-  shape.is_prompt = !choices.is_decoded;
-  shape.is_repaired = !choices.is_unrepaired;
+  PackedFormat format = {.codec = uniform,
+                         .prompt_rank = static_cast<int>(input.Below(5)),
+                         .decode_rank = choices.decode_rank,
+                         .sparse_share = kShares[input.Below(4)]};
+  if (choices.kind == Kind::kCodebooks) {
+    format.codec = CodebookCodec{std::min(uniform.k.bits, 4), choices.before_rope};
+  } else if (choices.kind == Kind::kUniform && uniform.k.is_symmetric && uniform.v.is_symmetric) {
+    format.codec = TableCodec{&kAnyTable, std::max(16, uniform.k.group)};
+  }
+  BlockShape head = {.rank_k = 16 * static_cast<int>(1 + input.Below(5)),
+                     .rank_v = 16 * static_cast<int>(1 + input.Below(5))};
+  const RunOfLayer run = {.n_kv_heads = choices.has_other_head ? 2 : 1,
+                          .layer_rank_v = head.rank_v + (choices.has_other_head ? kOtherRank : 0),
+                          .n_blocks = static_cast<int>(1 + input.Below(2)),
+                          .is_prompt = !choices.is_decoded,
+                          .is_repaired = !choices.is_unrepaired};
   if (choices.kind == Kind::kSplit) {
-    shape.format.splits_bits = true;
-    shape.format.sparse_share = 0;
-    shape.k_bits = DrawSplit(input, shape.rank_k);
-    shape.k_bits.scaled = 16 * input.Below(shape.rank_k / 16 + 1);
-    shape.v_bits = DrawSplit(input, shape.rank_v);
+    format.codec = SplitBitsCodec{};
+    format.sparse_share = 0;
+    head.k_bits = DrawSplit(input, head.rank_k);
+    head.k_bits.scaled = 16 * input.Below(head.rank_k / 16 + 1);
+    head.v_bits = DrawSplit(input, head.rank_v);
   }
-  return shape;
+  return MakePackedShape(format, head, run);
 }
 
 // Makes lists of exact entries sound with what they say as far as it goes: n_entries that end in
@@ -161,10 +163,10 @@ int64_t EntriesOf(const std::byte* ends, int64_t list) {
 // What belongs to the model, and so is not hostile.
 LayerCodebooks CodebooksFor(const PackedShape& shape) {
   LayerCodebooks books;
-  if (!shape.format.k.has_codebook) return books;
+  if (!shape.format.Is<CodebookCodec>()) return books;
   for (const bool is_key : {true, false}) {
     Codebook& book = is_key ? books.k : books.v;
-    book.n_codes = 1 << (is_key ? shape.format.k : shape.format.v).bits;
+    book.n_codes = 1 << (is_key ? shape.k : shape.v).bits;
     for (int i = 0; i < book.n_codes; ++i) book.centroids[i] = static_cast<float>(i - 2);
   }
   books.key_scales.assign(shape.n_kv_heads, std::vector<float>(2 * shape.rank_k, 0.5f));
@@ -195,7 +197,7 @@ class HostileHead {
       head_.open = {.first_block = n_blocks(), .n_blocks = 1, .is_open = true};
       AddBlock(BlockBytes(block_shape(DType::kBf16)), input);
     }
-    if (!shape.format.keys_before_rope) return;
+    if (!shape.format.seals_keys_before_rope()) return;
     const int half = shape.rank_k / 2;
     turns_.assign(static_cast<size_t>(n_blocks()) * kBlockSize * half, 0.7f);
     head_.rotation = {.cos = turns_.data(), .sin = turns_.data(), .half = half};

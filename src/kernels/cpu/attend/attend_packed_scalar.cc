@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "format/unit_codes.h"
+#include "format/split_bits/unit_codes.h"
 #include "kernels/cpu/attend/attend_packed.h"
 #include "kernels/cpu/attend/exact_entries.h"
 
@@ -37,8 +37,15 @@ void ListSegments(const BitSplit& split, int64_t offset, PackedSideView* view) {
   KVL_DCHECK(first == view->rank);
 }
 
+void ViewTable(const PackedSide& side, PackedSideView* view) {
+  if (side.table == nullptr) return;
+  view->table = side.table->words.data();
+  view->numbers = side.table->numbers.data();
+  view->table_unit = side.table->unit;
+}
+
 PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const PackedHead& head) {
-  const PackedSide& side = shape.format.k;
+  const PackedSide& side = shape.k;
   const bool is_per_channel = side.sharing == ScaleSharing::kChannel;
   PackedSideView view = {.rank = shape.rank_k,
                          .bits = side.bits,
@@ -50,13 +57,14 @@ PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const Pa
                          .scales = KeyTokenScaleOffset(shape),
                          .factor = KeyFactorOffset(shape)};
   if (view.group == 0) view.group = is_per_channel ? shape.n_tokens() : shape.rank_k;
-  if (shape.format.splits_bits) {
+  if (shape.format.Is<SplitBitsCodec>()) {
     ListSegments(shape.k_bits, view.codes, &view);
     view.n_scaled = shape.k_bits.scaled;
     view.block_scales = BlockScaleOffset(shape);
   }
+  ViewTable(side, &view);
   if (is_per_channel) view.shared_scales = At<F16>(run.record, 0);
-  if (side.has_codebook) {
+  if (shape.format.Is<CodebookCodec>()) {
     view.centroids = head.codebooks->k.centroids.data();
     view.model_scales = head.codebooks->key_scales[head.kv_head_idx].data();
   }
@@ -72,7 +80,7 @@ PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const Pa
 }
 
 PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, const PackedHead& head) {
-  const PackedSide& side = shape.format.v;
+  const PackedSide& side = shape.v;
   const bool is_of_layer = side.sharing == ScaleSharing::kTokenLayer;
   PackedSideView view = {.rank = shape.rank_v,
                          .bits = side.bits,
@@ -83,8 +91,9 @@ PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, const 
                          .scales = ValueTokenScaleOffset(shape),
                          .factor = ValueFactorOffset(shape)};
   if (is_of_layer) view.shared_scales = At<F16>(run.layer_record, 0);
-  if (shape.format.splits_bits) ListSegments(shape.v_bits, view.codes, &view);
-  if (side.has_codebook) view.centroids = head.codebooks->v.centroids.data();
+  if (shape.format.Is<SplitBitsCodec>()) ListSegments(shape.v_bits, view.codes, &view);
+  ViewTable(side, &view);
+  if (shape.format.Is<CodebookCodec>()) view.centroids = head.codebooks->v.centroids.data();
   if (shape.lowrank() > 0) view.basis = At<F16>(run.record, ValueBasisOffset(shape));
   if (shape.value_outliers() > 0) {
     view.ends = At<uint32_t>(run.layer_record, ValueSparseEndsOffset(shape));
@@ -191,9 +200,23 @@ void ApplyChannelScales(const PackedSideView& side, int block_idx, float* values
   }
 }
 
+// Codes of a table: the numbers that they stand for and their scales, a byte each.
+template <bool kIsKey>
+void ApplyTableScales(const PackedSideView& side, const std::byte* block, float* values) {
+  const auto* bytes = At<uint8_t>(block, side.scales);
+  for (int group = 0; group < side.n_groups; ++group, bytes += kBlockSize) {
+    const Range channels = {group * side.group, std::min(side.rank, (group + 1) * side.group)};
+    ForEach<kIsKey>({0, kBlockSize}, channels, side.rank, [&](int t, int, int64_t at) {
+      values[at] = static_cast<float>(side.numbers[static_cast<int>(values[at])]) *
+                   (TableScale(bytes[t]) * side.table_unit);
+    });
+  }
+}
+
 template <bool kIsKey>
 void ApplyTokenScales(const PackedSideView& side, const std::byte* block, int block_idx,
                       float* values) {
+  if (side.table != nullptr) return ApplyTableScales<kIsKey>(side, block, values);
   const int parts = side.is_symmetric ? 1 : 2;
   const F16* all = side.shared_scales != nullptr
                        ? side.shared_scales + int64_t{parts} * kBlockSize * block_idx
@@ -288,11 +311,13 @@ void AddFactors(const PackedSideView& side, int lowrank, const std::byte* block,
 
 // All channels have 8 bits, and nothing is repaired yet.
 PackedRunView ViewOpenRun(const BlockShape& block, const PackedRun& run, const PackedHead& head) {
-  PackedShape shape = {.rank_k = block.rank_k, .rank_v = block.rank_v, .n_blocks = run.n_blocks};
-  shape.format.splits_bits = true;
-  shape.k_bits.channels[0] = block.rank_k;
-  shape.v_bits.channels[0] = block.rank_v;
   static_assert(kSplitBits[0] == 8);
+  const BlockShape coded = {.rank_k = block.rank_k,
+                            .rank_v = block.rank_v,
+                            .k_bits = {.channels = {block.rank_k}},
+                            .v_bits = {.channels = {block.rank_v}}};
+  const PackedShape shape =
+      MakePackedShape({.codec = SplitBitsCodec{}}, coded, {.n_blocks = run.n_blocks});
   return {.k = ViewKeys(shape, run, head),
           .v = ViewValues(shape, run, head),
           .first_block = run.first_block,
@@ -304,22 +329,18 @@ PackedRunView ViewOpenRun(const BlockShape& block, const PackedRun& run, const P
 PackedRunView ViewRun(const AttendParams& params, const PackedRun& run) {
   const PackedHead& head = *params.packed;
   if (run.is_open) return ViewOpenRun(params.shape, run, head);
-  const PackedShape shape = {.format = head.format,
-                             .rank_k = params.shape.rank_k,
-                             .rank_v = params.shape.rank_v,
-                             .k_bits = params.shape.k_bits,
-                             .v_bits = params.shape.v_bits,
-                             .n_kv_heads = head.n_kv_heads,
-                             .layer_rank_v = head.layer_rank_v,
-                             .n_blocks = run.n_blocks,
-                             .is_prompt = run.is_prompt,
-                             .is_repaired = run.is_repaired};
+  const PackedShape shape = MakePackedShape(head.format, params.shape,
+                                            {.n_kv_heads = head.n_kv_heads,
+                                             .layer_rank_v = head.layer_rank_v,
+                                             .n_blocks = run.n_blocks,
+                                             .is_prompt = run.is_prompt,
+                                             .is_repaired = run.is_repaired});
   PackedRunView view = {.k = ViewKeys(shape, run, head),
                         .v = ViewValues(shape, run, head),
                         .first_block = run.first_block,
                         .lowrank = shape.lowrank(),
                         .block_bytes = PackedBlockBytes(shape)};
-  if (head.format.keys_before_rope && head.rotation.half > 0) {
+  if (head.format.seals_keys_before_rope() && head.rotation.half > 0) {
     view.rotation = head.rotation.From(run.first_block);
   }
   return view;

@@ -215,6 +215,11 @@ PackedSide Symmetric(int group) {
   return {.bits = 8, .sharing = ScaleSharing::kToken, .group = group, .is_symmetric = true};
 }
 
+PackedFormat Uniform(const PackedSide& k, const PackedSide& v, int prompt_rank = 0,
+                     int decode_rank = 0, double share = 0) {
+  return {UniformCodec{k, v}, prompt_rank, decode_rank, share};
+}
+
 TEST(AttendPacked, EveryWidthAndSharing) {
   std::vector<PackedSide> keys = {Symmetric(0), Symmetric(32), Signed4(32)}, values = keys;
   for (int bits : {2, 3, 4, 8}) {
@@ -225,7 +230,7 @@ TEST(AttendPacked, EveryWidthAndSharing) {
   }
   for (size_t i = 0; i < std::max(keys.size(), values.size()); ++i) {
     PackedCase c;
-    c.format = {.k = keys[i % keys.size()], .v = values[i % values.size()]};
+    c.format = Uniform(keys[i % keys.size()], values[i % values.size()]);
     c.runs = {{2, true, false}, {3, true}, {1, false}, {2, false}};
     c.n_plain = 30;
     c.gqa_group = 1 + static_cast<int>(i) % 8;
@@ -240,18 +245,41 @@ TEST(AttendPacked, EveryWidthAndSharing) {
   }
 }
 
+// Numbers of several signs and steps, of which one stands twice, under scales of a byte.
+constexpr NamedTable kUneven({0, 1, 3, 6, 12, 22, 37, 58, 0, -2, -4, -8, -15, -27, -41, -52},
+                             0.25f);
+
+TEST(AttendPacked, TablesOfEveryGroup) {
+  int i = 0;
+  for (int group : {16, 32, 48, 256}) {
+    for (int rank : {16, 80, 128, 256}) {
+      PackedCase c;
+      c.format = {.codec = TableCodec{&kUneven, group}};
+      c.rank_k = rank;
+      c.rank_v = 272 - rank;
+      c.runs = {{2, true, false}, {3, true}, {1, false}};
+      c.hidden_blocks = i % 2;
+      c.n_plain = 30;
+      c.gqa_group = std::vector{1, 2, 3, 4, 7, 12}[i % 6];
+      c.n_tokens = 1 + i % 3;
+      CheckAllSets(c, i);
+      c.format.prompt_rank = 4;
+      c.format.decode_rank = 2;
+      c.format.sparse_share = 0.04;
+      CheckAllSets(c, i++);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST(AttendPacked, EveryRank) {
   for (int rank = 16; rank <= 256; rank += 16) {
     for (int group : {0, 16, 32, 64}) {
       PackedCase c;
       const int bits = std::vector{2, 3, 4, 8}[(rank / 16 + group / 16) % 4];
-      c.format = {.k = Token(bits, group),
-                  .v = Token(bits == 8   ? 2
-                             : bits == 2 ? 8
-                                         : 7 - bits,
-                             group)};
-      if (group == 32) c.format.v = Symmetric(16);
-      if (group == 64) c.format.k = Channel(bits, 32);
+      const int value_bits = bits == 8 ? 2 : bits == 2 ? 8 : 7 - bits;
+      c.format = Uniform(group == 64 ? Channel(bits, 32) : Token(bits, group),
+                         group == 32 ? Symmetric(16) : Token(value_bits, group));
       c.rank_k = rank;
       c.rank_v = 272 - rank;
       c.runs = {{1, false}, {1, true}};
@@ -267,7 +295,7 @@ TEST(AttendPacked, RowsOfEveryCount) {
   for (int n_rows : {1, 2, 3, 4, 5, 7, 8, 12, 33, 63, 64, 65, 70}) {
     for (bool is_sparse : {false, true}) {
       PackedCase c;
-      c.format = {.k = Channel(4, 0), .v = Token(4, 64), .prompt_rank = 4, .decode_rank = 2};
+      c.format = Uniform(Channel(4, 0), Token(4, 64), 4, 2);
       if (is_sparse) c.format.sparse_share = 0.02;
       c.rank_k = c.rank_v = 80;
       c.n_tokens = n_rows;
@@ -286,10 +314,9 @@ TEST(AttendPacked, ResidualsOfEveryRank) {
   for (int lowrank : {7, 8, 9, 12, 16, 17, 31, 40, 63, 64}) {
     for (int n_rows : {1, 4, 9, 70}) {
       PackedCase c;
-      c.format = {.k = i % 2 == 0 ? Channel(4, 64) : Token(2, 32),
-                  .v = i % 3 == 0 ? TokenLayer(4) : Token(3, 64),
-                  .prompt_rank = lowrank,
-                  .decode_rank = i % 4 == 0 ? 0 : 64 - lowrank / 2};
+      c.format = Uniform(i % 2 == 0 ? Channel(4, 64) : Token(2, 32),
+                         i % 3 == 0 ? TokenLayer(4) : Token(3, 64), lowrank,
+                         i % 4 == 0 ? 0 : 64 - lowrank / 2);
       if (i % 2 == 1) c.format.sparse_share = 0.03;
       c.rank_k = i % 5 == 0 ? 128 : 48;
       c.rank_v = i % 3 == 0 ? 80 : 64;
@@ -308,11 +335,8 @@ TEST(AttendPacked, ResidualsOfEveryRank) {
 TEST(AttendPacked, LimitsInsideRuns) {
   for (int i = 0; i < 12; ++i) {
     PackedCase c;
-    c.format = {.k = i % 2 == 0 ? Channel(3, 64) : Channel(2, 128),
-                .v = i % 3 == 0 ? TokenLayer(3) : Token(2, 32),
-                .prompt_rank = i % 4,
-                .decode_rank = 1,
-                .sparse_share = i % 5 == 0 ? 0.05 : 0};
+    c.format = Uniform(i % 2 == 0 ? Channel(3, 64) : Channel(2, 128),
+                       i % 3 == 0 ? TokenLayer(3) : Token(2, 32), i % 4, 1, i % 5 == 0 ? 0.05 : 0);
     c.runs = {{3, true}, {2, true}, {1, false}};
     c.hidden_blocks = i % 3;
     c.n_plain = i % 2 * 20;
@@ -334,14 +358,15 @@ TEST(AttendPacked, RandomCases) {
   };
   for (int i = 0; i < 60; ++i) {
     PackedCase c;
-    c.format.k = random.Below(2) == 0 ? Channel(pick({2, 3, 4, 8}), pick({0, 16, 32, 64, 128}))
-                                      : Token(pick({2, 3, 4, 8}), pick({0, 16, 32, 64, 48}));
-    c.format.v = random.Below(3) == 0 ? TokenLayer(pick({2, 3, 4, 8}))
-                                      : Token(pick({2, 3, 4, 8}), pick({0, 16, 32, 64, 80}));
-    if (random.Below(8) == 0) c.format.k = Symmetric(pick({0, 16, 64}));
-    if (random.Below(8) == 0) c.format.v = Symmetric(pick({0, 16, 64}));
-    if (random.Below(8) == 0) c.format.k = Signed4(pick({0, 32}));
-    if (random.Below(8) == 0) c.format.v = Signed4(pick({0, 32}));
+    PackedSide k = random.Below(2) == 0 ? Channel(pick({2, 3, 4, 8}), pick({0, 16, 32, 64, 128}))
+                                        : Token(pick({2, 3, 4, 8}), pick({0, 16, 32, 64, 48}));
+    PackedSide v = random.Below(3) == 0 ? TokenLayer(pick({2, 3, 4, 8}))
+                                        : Token(pick({2, 3, 4, 8}), pick({0, 16, 32, 64, 80}));
+    if (random.Below(8) == 0) k = Symmetric(pick({0, 16, 64}));
+    if (random.Below(8) == 0) v = Symmetric(pick({0, 16, 64}));
+    if (random.Below(8) == 0) k = Signed4(pick({0, 32}));
+    if (random.Below(8) == 0) v = Signed4(pick({0, 32}));
+    c.format = Uniform(k, v);
     c.format.prompt_rank = pick({0, 0, 2, 4, 8, 20});
     c.format.decode_rank = pick({0, 2, 11});
     c.format.sparse_share = pick({0, 0, 1, 3}) * 0.02;
@@ -376,11 +401,8 @@ TEST(AttendPacked, ExactEntriesInAnyLanes) {
     for (double share : {0.02, 0.1, 0.9}) {
       for (bool packs : {false, true}) {
         PackedCase c;
-        c.format = {.k = i % 2 == 0 ? Channel(2, 64) : Token(4, 32),
-                    .v = i % 3 == 0 ? TokenLayer(4) : Token(2, 64),
-                    .prompt_rank = i % 4,
-                    .decode_rank = 2,
-                    .sparse_share = share};
+        c.format = Uniform(i % 2 == 0 ? Channel(2, 64) : Token(4, 32),
+                           i % 3 == 0 ? TokenLayer(4) : Token(2, 64), i % 4, 2, share);
         c.rank_k = rank;
         c.rank_v = i % 5 == 0 ? 272 - rank : rank;
         c.other_rank_v = 16;
@@ -400,7 +422,7 @@ TEST(AttendPacked, ExactEntriesInAnyLanes) {
 TEST(AttendPacked, LargeScoresRescale) {
   for (int i = 0; i < 4; ++i) {
     PackedCase c;
-    c.format = {.k = Channel(4, 64), .v = Token(4, 32), .prompt_rank = 3, .decode_rank = 1};
+    c.format = Uniform(Channel(4, 64), Token(4, 32), 3, 1);
     c.runs = {{3, true}, {1, false}, {1, false}};
     c.n_plain = 40;
     c.gqa_group = 4;
@@ -422,7 +444,7 @@ TEST(AttendPacked, LargeScoresRescale) {
 TEST(AttendPacked, TileKernelsTakePackedBlocks) {
   if (!HasBf16Dots(AvailableIsas().back())) GTEST_SKIP() << "needs AVX-512 BF16";
   PackedCase c;
-  c.format = {.k = Channel(4, 0), .v = Token(4, 0)};
+  c.format = Uniform(Channel(4, 0), Token(4, 0));
   c.n_plain = 20;
   c.gqa_group = 8;
   const KernelSet tiles = {.name = "emulated_tiles",

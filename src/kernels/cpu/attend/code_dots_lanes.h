@@ -132,11 +132,11 @@ template <int kRows>
 using LineSums = DotSums<kRows, kLineParts>;
 
 // Tokens [16 column, 16 column + 16) of n_channels of K; `codes` begin with the first of them.
-template <int kBits, int kRows>
-KVL_INLINE void AddKeyDots(const NumberReader<kBits>& reader, const std::byte* codes, int64_t ahead,
+template <typename Reader, int kRows>
+KVL_INLINE void AddKeyDots(const Reader& reader, const std::byte* codes, int64_t ahead,
                            int n_channels, int column, const int16_t* weights,
                            LineSums<kRows>* sums) {
-  constexpr int kLines = reader.kLines;
+  constexpr int kLines = Reader::kLines;
   constexpr int kPairs = kLines >= 4 ? kLines / 4 : 1;
   constexpr int kGroups = kLines >= 4 ? 1 : 4 / kLines;  // of a pair
   const int line = column % kLines;

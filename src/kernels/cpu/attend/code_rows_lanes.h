@@ -72,13 +72,13 @@ struct QueryRows {
   int first;                    // of the panel's rows
 };
 
-KVL_LANES void RoundQueries(const FloatRows& q, int n_rows, int rank, bool splits_bits,
+KVL_LANES void RoundQueries(const FloatRows& q, int n_rows, int rank, bool has_units,
                             PanelWeights* to) {
   for (int r = 0; r < n_rows; ++r) {
     CodeWeights<1> row;
-    RoundWeights({q[r], 0}, rank, splits_bits ? kLargestUnitNumber : kLargestNumber, &row);
+    RoundWeights({q[r], 0}, rank, has_units ? kLargestUnitNumber : kLargestNumber, &row);
     __builtin_memcpy(to->numbers[r], row.numbers[0], sizeof(row.numbers[0]));
-    to->units[r] = splits_bits ? kUnitNumberStep * row.units[0] : row.units[0];
+    to->units[r] = has_units ? kUnitNumberStep * row.units[0] : row.units[0];
   }
 }
 

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "base/check.h"
-#include "format/unit_codes.h"
+#include "format/split_bits/unit_codes.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {

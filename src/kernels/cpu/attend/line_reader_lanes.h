@@ -1,7 +1,7 @@
 // Codes of sealed blocks as numbers of 16 bits, a vector of lanes.h at a time.
 #pragma once
 
-#include "format/unit_codes.h"
+#include "format/split_bits/unit_codes.h"
 #include "kernels/cpu/attend/attend_packed.h"
 #include "kernels/cpu/attend/attend_range.h"
 #include "kernels/cpu/lanes.h"
@@ -61,6 +61,28 @@ struct NumberReader : CodeGroup<kBits> {
       {-128, 8, -128, 9, -128, 10, -128, 11, -128, 12, -128, 13, -128, 14, -128, 15}};
 };
 
+// Codes of a table (code_table.h): the number that each stands for.
+struct TableReader : CodeGroup<4> {
+  IntVec numbers;
+
+  KVL_INLINE explicit TableReader(const int8_t* table) : numbers(LoadTable(table)) {}
+
+  KVL_INLINE IntVec Line(const std::byte* group, int line, int part) const {
+    const IntVec words = LoadWords(group + part * kVecBytes);
+    const IntVec codes = ShiftWords(words, kLow * line) & SetWords((1 << kLow) - 1);
+    // The lower byte of each word is its number; it becomes the upper one, and then the word.
+    const IntVec found = ShuffleBytes(numbers, codes);
+    return ShiftSignedWords(ShuffleBytes(found, LoadTable(kLowerToUpper)), 8);
+  }
+  KVL_INLINE TwoLines Lines(const std::byte* group, int line, int part) const {
+    return {Line(group, line, part), Line(group, line + kHalf, part)};
+  }
+
+ private:
+  alignas(16) static constexpr int8_t kLowerToUpper[16] = {-128, 0, -128, 2,  -128, 4,  -128, 6,
+                                                           -128, 8, -128, 10, -128, 12, -128, 14};
+};
+
 // Codes of unit_codes.h, in steps of kUnitNumberStep. The words of a group hold codes of half of
 // its lines in their lower bytes and of the other half in their upper ones. Sorted by that, two
 // lines are one vector of bytes: one look-up finds the lower bytes of their numbers, one the upper,
@@ -116,6 +138,7 @@ struct UnitReader : CodeGroup<kBits> {
 // f(reader) with the reader of the side's codes.
 template <typename F>
 KVL_INLINE void WithReader(const PackedSideView& side, const F& f) {
+  if (side.numbers != nullptr) return f(TableReader(side.numbers));
   switch (side.bits) {
     case 2:
       return f(NumberReader<2>(side.is_symmetric));

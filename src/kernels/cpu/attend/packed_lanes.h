@@ -56,9 +56,32 @@ void ReadChannelScales(const PackedSideView& side, int block_idx, ScaleTable* ta
   }
 }
 
+// Scales of a table, a byte each, in units of its numbers.
+template <SideKind kKind>
+void ReadTableScales(const PackedSideView& side, const std::byte* block, ScaleTable* table) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(block + side.scales);
+  for (int group = 0; group < side.n_groups; ++group, bytes += kBlockSize) {
+    float* const scales = table->scales + group * ScaleTable::kTokenStep;
+    float* const minima = table->minima + group * ScaleTable::kTokenStep;
+    for (int t = 0; t < kBlockSize; ++t) {
+      const float scale = TableScale(bytes[t]) * side.table_unit;
+      if constexpr (kKind == SideKind::kValue) {
+        scales[t] = scale;
+      } else {
+        scales[2 * t] = scales[2 * t + 1] = scale;
+      }
+    }
+    for (int i = 0; i < ScaleTable::kTokenStep; ++i) minima[i] = 0;
+  }
+}
+
 template <SideKind kKind>
 void ReadTokenScales(const PackedSideView& side, const std::byte* block, int block_idx,
                      ScaleTable* table) {
+  for (int r = 0; r < side.rank; r += 16) {
+    table->begin[r / 16] = r / side.group * ScaleTable::kTokenStep;
+  }
+  if (side.numbers != nullptr) return ReadTableScales<kKind>(side, block, table);
   const auto widen = [](const F16* numbers, float* to) __attribute__((always_inline)) {
     kKind == SideKind::kValue ? WidenF16(numbers, kBlockSize, to)
                               : WidenF16Twice(numbers, kBlockSize, to);
@@ -78,9 +101,6 @@ void ReadTokenScales(const PackedSideView& side, const std::byte* block, int blo
         table->minima[to + i] = of_code_0 * table->scales[to + i];
       }
     }
-  }
-  for (int r = 0; r < side.rank; r += 16) {
-    table->begin[r / 16] = r / side.group * ScaleTable::kTokenStep;
   }
 }
 
@@ -176,6 +196,47 @@ void ExpandCodes(const PackedSideView& side, const std::byte* codes, const Scale
   }
 }
 
+// The same with codes of a table.
+template <SideKind kKind>
+void ExpandTableCodes(const PackedSideView& side, const std::byte* codes, const ScaleTable& table,
+                      float* out) {
+  const TableReader reader(side.numbers);
+  constexpr int kLines = TableReader::kLines;
+  LinePlace begin = {0, 0};
+  for (int group = 0; group < 2 * side.rank / kLines; ++group) {
+    Unroll<kLines>([&](auto line) KVL_PART {
+      const LinePlace place = PlaceOf<kKind>(begin, line.value);
+      float* const to = out + OffsetOf<kKind>(place, side.rank);
+      for (int part = 0; part < kLineParts; ++part) {
+        const IntVec numbers = reader.Line(codes, line.value, part);
+        const int v = 2 * part;
+        Store(to + v * kLanes,
+              FirstWordsToFloats(numbers) * ScalesOf<kKind>(table, table.scales, place, v));
+        Store(to + (v + 1) * kLanes,
+              LastWordsToFloats(numbers) * ScalesOf<kKind>(table, table.scales, place, v + 1));
+      }
+    });
+    codes += TableReader::kBytes;
+    begin = NextGroup<kKind, kLines>(begin, side.rank);
+  }
+}
+
+template <SideKind kKind>
+void ExpandCodesOfAnyWidth(const PackedSideView& side, const std::byte* codes,
+                           const ScaleTable& table, float* out) {
+  if (side.numbers != nullptr) return ExpandTableCodes<kKind>(side, codes, table, out);
+  switch (side.bits) {
+    case 2:
+      return ExpandCodes<2, kKind>(side, codes, table, out);
+    case 3:
+      return ExpandCodes<3, kKind>(side, codes, table, out);
+    case 4:
+      return ExpandCodes<4, kKind>(side, codes, table, out);
+    default:
+      return ExpandCodes<8, kKind>(side, codes, table, out);
+  }
+}
+
 // values[token, channel] += a[token] * b[channel]. In the order of a block the one factor of a pair
 // is a broadcast pair and the other every number twice.
 template <SideKind kKind>
@@ -210,21 +271,7 @@ void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block,
   } else {
     ReadTokenScales<kKind>(side, block, block_idx, &table);
   }
-  const std::byte* codes = block + side.codes;
-  switch (side.bits) {
-    case 2:
-      ExpandCodes<2, kKind>(side, codes, table, values);
-      break;
-    case 3:
-      ExpandCodes<3, kKind>(side, codes, table, values);
-      break;
-    case 4:
-      ExpandCodes<4, kKind>(side, codes, table, values);
-      break;
-    default:
-      ExpandCodes<8, kKind>(side, codes, table, values);
-      break;
-  }
+  ExpandCodesOfAnyWidth<kKind>(side, block + side.codes, table, values);
   constexpr bool kIsKey = kKind != SideKind::kValue;
   ForEachExactEntry<kIsKey>(side, block, block_idx, [&](int t, int r, float difference) {
     values[kIsKey ? KeyOffset(t, r) : ValueOffset({.rank_v = side.rank}, t, r)] += difference;

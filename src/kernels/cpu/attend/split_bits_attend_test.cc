@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "format/unit_codes.h"
+#include "format/split_bits/unit_codes.h"
 #include "kernels/cpu/attend/attend.h"
 #include "kernels/cpu/attend/attend_packed.h"
 #include "kernels/cpu/latent/latent_keys.h"

@@ -8,9 +8,9 @@
 #include <cstdint>
 
 #include "base/cpu_features.h"
-#include "format/block_layout.h"
-#include "format/codebook.h"
+#include "format/codebook/codebook.h"
 #include "format/latent_map.h"
+#include "format/rows/block_layout.h"
 #include "kernels/cpu/attend/attend_packed.h"
 
 namespace kvlathe {

@@ -20,10 +20,6 @@ namespace {
 bool IsValidSide(const PackedSide& side, bool is_key) {
   const bool has_bits = side.bits == 2 || side.bits == 3 || side.bits == 4 || side.bits == 8;
   if (!has_bits || side.group < 0 || side.group % 16 != 0) return false;
-  if (side.has_codebook) {
-    return side.bits <= 4 && side.group == 0 && !side.is_symmetric &&
-           side.sharing == (is_key ? ScaleSharing::kModel : ScaleSharing::kTokenLayer);
-  }
   switch (side.sharing) {
     case ScaleSharing::kChannel:
       return is_key && !side.is_symmetric &&
@@ -33,10 +29,23 @@ bool IsValidSide(const PackedSide& side, bool is_key) {
     case ScaleSharing::kTokenLayer:
       return !is_key && !side.is_symmetric;
     case ScaleSharing::kModel:
+    case ScaleSharing::kNone:
       return false;
   }
   return false;
 }
+
+bool IsValidCodec(const UniformCodec& codec) {
+  return IsValidSide(codec.k, /*is_key=*/true) && IsValidSide(codec.v, /*is_key=*/false);
+}
+bool IsValidCodec(const CodebookCodec& codec) { return codec.bits >= 2 && codec.bits <= 4; }
+bool IsValidCodec(const TableCodec& codec) {
+  return codec.table != nullptr && codec.group > 0 && codec.group % 16 == 0;
+}
+bool IsValidCodec(const SplitBitsCodec& /*codec*/) { return true; }
+// Nothing to seal, or not by this sealer.
+bool IsValidCodec(const RowsCodec& /*codec*/) { return false; }
+bool IsValidCodec(const RotatedCodec& /*codec*/) { return false; }
 
 bool IsValidRank(int rank) { return rank > 0 && rank % 16 == 0 && rank <= kMaxPackedRank; }
 
@@ -74,9 +83,10 @@ class FirstBad {
 // All but the low-rank factors. False when a row holds NaN or infinity.
 bool SealSide(const HeadRun& run, bool is_key, SealWorkspace* ws) {
   const PackedFormat& format = run.shape.format;
-  if (format.splits_bits) return is_key ? SealSplitKeys(run, ws) : SealSplitValues(run, ws);
+  if (format.Is<SplitBitsCodec>())
+    return is_key ? SealSplitKeys(run, ws) : SealSplitValues(run, ws);
   if (!is_key) return SealValues(run, ws);
-  return format.k.has_codebook ? SealCodebookKeys(run, ws) : SealKeys(run, ws);
+  return format.Is<CodebookCodec>() ? SealCodebookKeys(run, ws) : SealKeys(run, ws);
 }
 
 }  // namespace
@@ -118,25 +128,29 @@ void Sealer::State::Plan(std::span<const SealJob> jobs) {
   for (const SealJob& job : jobs) {
     KVL_CHECK_GE(job.n_blocks, 1);
     const int n_heads = static_cast<int>(job.heads.size());
-    KVL_CHECK((!format.k.has_codebook && !format.v.has_codebook) || job.codebooks != nullptr);
-    PackedShape shape = {.format = format,
-                         .n_kv_heads = n_heads,
-                         .n_blocks = job.n_blocks,
-                         .is_prompt = job.is_prompt,
-                         .is_repaired = job.is_repaired};
-    for (const SealHead& head : job.heads) shape.layer_rank_v += head.rank_v;
+    KVL_CHECK(!format.Is<CodebookCodec>() || job.codebooks != nullptr);
+    RunOfLayer run = {.n_kv_heads = n_heads,
+                      .n_blocks = job.n_blocks,
+                      .is_prompt = job.is_prompt,
+                      .is_repaired = job.is_repaired};
+    for (const SealHead& head : job.heads) run.layer_rank_v += head.rank_v;
+    PackedShape shape;
     const auto first_run = static_cast<int64_t>(runs.size());
     for (int h = 0; h < n_heads; ++h) {
-      shape.rank_k = job.heads[h].rank_k;
-      shape.rank_v = job.heads[h].rank_v;
+      const SealHead& head = job.heads[h];
+      shape = MakePackedShape(format,
+                              {.rank_k = head.rank_k,
+                               .rank_v = head.rank_v,
+                               .row_type = row_type,
+                               .k_bits = head.k_bits,
+                               .v_bits = head.v_bits},
+                              run);
       KVL_CHECK(IsValidRank(shape.rank_k) && IsValidRank(shape.rank_v));
-      shape.k_bits = job.heads[h].k_bits;
-      shape.v_bits = job.heads[h].v_bits;
-      KVL_CHECK(!format.splits_bits ||
+      KVL_CHECK(!format.Is<SplitBitsCodec>() ||
                 (IsValidSplit(shape.k_bits, shape.rank_k) &&
                  IsValidSplit(shape.v_bits, shape.rank_v) && shape.v_bits.scaled == 0));
-      KVL_CHECK(job.heads[h].record != nullptr || RunRecordBytes(shape) == 0);
-      KVL_CHECK(format.splits_bits || !job.heads[h].has_coded_rows);
+      KVL_CHECK(head.record != nullptr || RunRecordBytes(shape) == 0);
+      KVL_CHECK(format.Is<SplitBitsCodec>() || !head.has_coded_rows);
       runs.push_back({kernels, row_type, shape, &job, h});
     }
     if (LayerRecordBytes(shape) == 0) continue;
@@ -151,11 +165,11 @@ SealSizes Sealer::State::Sizes() const {
     const PackedShape& s = run.shape;
     const int64_t rank = std::max(s.rank_k, s.rank_v);
     sizes.max_rank = std::max(sizes.max_rank, rank);
-    sizes.splits_bits = s.format.splits_bits;
+    sizes.has_parts = s.format.Is<SplitBitsCodec>();
     if (s.key_outliers() > 0) {
       sizes.column_keys = std::max<int64_t>(sizes.column_keys, s.n_tokens());
     }
-    if (s.format.k.has_codebook) {
+    if (s.format.Is<CodebookCodec>()) {
       sizes.quotients = std::max(sizes.quotients, s.n_key_entries() > 0 ? s.n_tokens() * rank : 0);
     }
     if (s.value_outliers() > 0) {
@@ -224,10 +238,8 @@ Sealer::Sealer(const PackedFormat& format, DType row_type, int power_loops, Thre
                        .pool = pool,
                        .kernels = &GetSealKernels(isa),
                        .workspaces = std::vector<SealWorkspace>(pool->n_workers())}) {
-  KVL_CHECK(format.splits_bits || IsValidSide(format.k, /*is_key=*/true));
-  KVL_CHECK(format.splits_bits || IsValidSide(format.v, /*is_key=*/false));
-  KVL_CHECK(!format.splits_bits || format.sparse_share == 0);
-  KVL_CHECK(!format.keys_before_rope || format.k.has_codebook);
+  KVL_CHECK(std::visit([](const auto& codec) { return IsValidCodec(codec); }, format.codec));
+  KVL_CHECK(!format.Is<SplitBitsCodec>() || format.sparse_share == 0);
   KVL_CHECK(format.prompt_rank >= 0 && format.prompt_rank <= kMaxPackedLowrank);
   KVL_CHECK(format.decode_rank >= 0 && format.decode_rank <= kMaxPackedLowrank);
   KVL_CHECK(format.sparse_share >= 0 && format.sparse_share <= 1);

@@ -22,6 +22,11 @@
 // number of boundaries below that quotient. Exact entries of K are the n_key_entries() of the run
 // with the largest |quotient|, of equals the first by block, channel, token.
 //
+// Tables (code_table.h): scale = 2^(floor(log2(max |x|)) - floor(log2(largest number * unit))) of
+// the group, 1 for a group of zeros, exponents from -126 to 127; the code is that of the number
+// nearest to x / scale, of two equally near ones the even code, beyond the last number its own. The
+// rule and the rounding are those of the OCP Microscaling Formats (MX) Specification 1.0.
+//
 // Split bits (lathe): rows are already in units of their channels' deviations; codes are those of
 // unit_codes.h, the nearest, and there are no exact entries. The first k_bits.scaled channels of K
 // have an offset and a scale in each block, the bytes nearest to the mean of the block's 64 numbers
@@ -40,7 +45,7 @@
 #include "base/cpu_features.h"
 #include "base/status.h"
 #include "base/threads.h"
-#include "format/codebook.h"
+#include "format/codebook/codebook.h"
 #include "format/packed_layout.h"
 
 namespace kvlathe {

@@ -31,13 +31,11 @@ class Run {
  public:
   Run(const PackedFormat& format, bool is_prompt)
       : n_blocks_(is_prompt ? kPromptBlocks : 1), is_prompt_(is_prompt) {
-    const PackedShape shape = {.format = format,
-                               .rank_k = kHeadDim,
-                               .rank_v = kHeadDim,
-                               .n_kv_heads = kKvHeads,
-                               .layer_rank_v = kKvHeads * kHeadDim,
-                               .n_blocks = n_blocks_,
-                               .is_prompt = is_prompt};
+    const PackedShape shape = MakePackedShape(format, {.rank_k = kHeadDim, .rank_v = kHeadDim},
+                                              {.n_kv_heads = kKvHeads,
+                                               .layer_rank_v = kKvHeads * kHeadDim,
+                                               .n_blocks = n_blocks_,
+                                               .is_prompt = is_prompt});
     const int64_t plain_bytes = BlockBytes({kHeadDim, kHeadDim, DType::kBf16});
     Random random(1);
     for (int h = 0; h < kKvHeads; ++h) {
@@ -107,6 +105,10 @@ constexpr PackedSide Token(int bits, int group) {
 constexpr PackedSide TokenLayer(int bits) {
   return {.bits = bits, .sharing = ScaleSharing::kTokenLayer};
 }
+constexpr PackedFormat Uniform(const PackedSide& k, const PackedSide& v, int prompt_rank = 0,
+                               int decode_rank = 0, double share = 0) {
+  return {UniformCodec{k, v}, prompt_rank, decode_rank, share};
+}
 
 int Main(int argc, char** argv) {
   Isa isa = AvailableIsas().back();
@@ -121,15 +123,15 @@ int Main(int argc, char** argv) {
     const char* name;
     PackedFormat format;
   } kinds[] = {
-      {"int8 per token", {kInt8, kInt8}},
-      {"4 bits per token, 64", {Token(4, 64), Token(4, 64)}},
-      {"4 bits KCVT", {Channel(4, 0), TokenLayer(4)}},
-      {"4 bits KIVI 32", {Channel(4, 32), Token(4, 32)}},
-      {"2 bits KIVI 32", {Channel(2, 32), Token(2, 32)}},
-      {"3 bits KIVI 32", {Channel(3, 32), Token(3, 32)}},
-      {"4 bits GEAR-L", {Channel(4, 0), TokenLayer(4), 4, 2}},
-      {"4 bits GEAR", {Channel(4, 0), TokenLayer(4), 4, 2, 0.02}},
-      {"2 bits GEAR", {Channel(2, 64), Token(2, 64), 4, 2, 0.02}},
+      {"int8 per token", Uniform(kInt8, kInt8)},
+      {"4 bits per token, 64", Uniform(Token(4, 64), Token(4, 64))},
+      {"4 bits KCVT", Uniform(Channel(4, 0), TokenLayer(4))},
+      {"4 bits KIVI 32", Uniform(Channel(4, 32), Token(4, 32))},
+      {"2 bits KIVI 32", Uniform(Channel(2, 32), Token(2, 32))},
+      {"3 bits KIVI 32", Uniform(Channel(3, 32), Token(3, 32))},
+      {"4 bits GEAR-L", Uniform(Channel(4, 0), TokenLayer(4), 4, 2)},
+      {"4 bits GEAR", Uniform(Channel(4, 0), TokenLayer(4), 4, 2, 0.02)},
+      {"2 bits GEAR", Uniform(Channel(2, 64), Token(2, 64), 4, 2, 0.02)},
   };
   const double prefill = 2 * kLayerWeights / MeasureGemmPeak(pool, isa).value();
   const double decode = 2 * kLayerWeights / (MeasureReadBandwidth(pool, isa).value() * 1e9);

@@ -24,7 +24,7 @@ bool ReadKeys(const HeadRun& run, int block_idx, SealWorkspace* ws) {
     return false;
   }
   const KeyRotation& rotation = run.job->rotation;
-  if (run.shape.format.keys_before_rope && rotation.half > 0) {
+  if (run.shape.format.seals_keys_before_rope() && rotation.half > 0) {
     TurnKeysBack(rotation.From(block_idx), ws->x);
   }
   return true;
@@ -84,8 +84,7 @@ bool SealCodebookKeys(const HeadRun& run, SealWorkspace* ws) {
     float* const residual = ResidualOf(run, /*is_key=*/true, b, ws);
     EncodeByCodebook(KeyBlock(run), run.job->codebooks->k, ws->x, residual);
     TakeKeyLosses(run, b, residual, ws);
-    PackNumbers(run, KeyGrid(s.rank_k), /*is_key=*/true, s.format.k.bits, ws->x,
-                run.head().packed[b], ws);
+    PackNumbers(run, KeyGrid(s.rank_k), /*is_key=*/true, s.k.bits, ws->x, run.head().packed[b], ws);
   }
   return true;
 }
@@ -116,7 +115,7 @@ void WriteCodebookValues(const HeadRun& run, int block_idx, float* residual, Sea
                     .offsets = ws->minima},
                    run.job->codebooks->v, ws->x, residual);
   TakeValueLosses(run, block_idx, residual, ws);
-  PackNumbers(run, ValueGrid(s.rank_v), /*is_key=*/false, s.format.v.bits, ws->x,
+  PackNumbers(run, ValueGrid(s.rank_v), /*is_key=*/false, s.v.bits, ws->x,
               run.head().packed[block_idx] + PackedValueOffset(s), ws);
 }
 

@@ -17,16 +17,34 @@ void ResetRanges(int64_t n, SealWorkspace* ws) {
   std::fill_n(ws->high, n, -kInfinity);
 }
 
+// The scales of n ranges under a table, a byte each; in the workspace what numbers are multiplied
+// with.
+void RoundTableScales(const NamedTable& table, int n, std::byte* to, SealWorkspace* ws) {
+  for (int i = 0; i < n; ++i) {
+    const bool is_empty = ws->low[i] > ws->high[i];
+    const float largest = is_empty ? 0 : std::max({0.0f, ws->high[i], -ws->low[i]});
+    const uint8_t byte = TableScaleByte(largest, table.steps.max_exponent);
+    to[i] = std::byte{byte};
+    ws->scales[i] = TableScale(byte) * table.unit;
+    ws->minima[i] = 0;
+  }
+}
+
 // Rounds n_groups x n scales and minima of the ranges; `to` is [n_groups][parts][n] F16.
 void RoundScales(const HeadRun& run, const PackedSide& side, int n_groups, int n, std::byte* to,
                  SealWorkspace* ws) {
-  if (side.has_codebook) return RoundCodebookScales(run, n_groups * n, to, ws);
+  if (run.shape.format.Is<CodebookCodec>()) return RoundCodebookScales(run, n_groups * n, to, ws);
+  if (side.table != nullptr) return RoundTableScales(*side.table, n_groups * n, to, ws);
   const int64_t part_bytes = int64_t{2} * n;
   for (int g = 0; g < n_groups; ++g, to += ScaleParts(side) * part_bytes) {
     const int64_t first = int64_t{g} * n;
     run.kernels->round_scales(ws->low + first, ws->high + first, n, side.bits, side.is_symmetric,
                               to, to + part_bytes, ws->scales + first, ws->minima + first);
   }
+}
+
+const TableSteps* StepsOf(const PackedSide& side) {
+  return side.table == nullptr ? nullptr : &side.table->steps;
 }
 
 bool ExpandKeys(const HeadRun& run, int block_idx, SealWorkspace* ws) {
@@ -46,10 +64,9 @@ struct KeyGroups {
   int n_groups;     // of a block; groups of more tokens than a block count once
   int span_blocks;  // that share scales
 
-  explicit KeyGroups(const PackedShape& s)
-      : by_channel(s.format.k.sharing == ScaleSharing::kChannel) {
+  explicit KeyGroups(const PackedShape& s) : by_channel(s.k.sharing == ScaleSharing::kChannel) {
     const int whole = by_channel ? s.n_tokens() : s.rank_k;
-    const int asked = s.format.k.group == 0 ? whole : std::min(s.format.k.group, whole);
+    const int asked = s.k.group == 0 ? whole : std::min(s.k.group, whole);
     group = by_channel ? std::min(asked, kBlockSize) : asked;
     n_groups = ((by_channel ? kBlockSize : s.rank_k) + group - 1) / group;
     span_blocks = by_channel ? std::max(1, asked / kBlockSize) : 1;
@@ -78,11 +95,11 @@ void RoundKeyScales(const HeadRun& run, const KeyGroups& groups, int first_block
   const PackedShape& s = run.shape;
   if (groups.by_channel) {
     const int64_t first_group = int64_t{first_block} / groups.span_blocks * groups.n_groups;
-    RoundScales(run, s.format.k, groups.n_groups, s.rank_k,
-                run.head().record + first_group * 4 * s.rank_k, ws);
+    RoundScales(run, s.k, groups.n_groups, s.rank_k, run.head().record + first_group * 4 * s.rank_k,
+                ws);
     return;
   }
-  RoundScales(run, s.format.k, groups.n_groups, kBlockSize,
+  RoundScales(run, s.k, groups.n_groups, kBlockSize,
               run.head().packed[first_block] + KeyTokenScaleOffset(s), ws);
   for (int i = 0; i < groups.n_groups * kBlockSize; ++i) {
     ws->word_scales[2 * i] = ws->word_scales[2 * i + 1] = ws->scales[i];
@@ -98,8 +115,9 @@ void QuantiseKeys(const HeadRun& run, const KeyGroups& groups, int block_idx, Se
   run.kernels->quantise({.x = ws->x,
                          .grid = KeyGrid(s.rank_k),
                          .is_key = true,
-                         .bits = s.format.k.bits,
-                         .is_symmetric = s.format.k.is_symmetric,
+                         .bits = s.k.bits,
+                         .is_symmetric = s.k.is_symmetric,
+                         .steps = StepsOf(s.k),
                          .by_pairs = groups.by_channel,
                          .group = groups.by_channel ? groups.group / 16 : groups.group / 2,
                          .scales = groups.by_channel ? ws->scales : ws->word_scales,
@@ -118,7 +136,7 @@ std::byte* LayerScales(const HeadRun& run, int block_idx) {
 bool ScaleValues(const HeadRun& run, int group, int block_idx, SealWorkspace* ws) {
   const PackedShape& s = run.shape;
   if (!ExpandValues(run, block_idx, ws)) return false;
-  if (s.format.v.sharing == ScaleSharing::kTokenLayer) {
+  if (s.v.sharing == ScaleSharing::kTokenLayer) {
     const std::byte* from = LayerScales(run, block_idx);
     run.kernels->from_f16(from, kBlockSize, ws->scales);
     run.kernels->from_f16(from + 2 * kBlockSize, kBlockSize, ws->minima);
@@ -128,7 +146,7 @@ bool ScaleValues(const HeadRun& run, int group, int block_idx, SealWorkspace* ws
   ResetRanges(int64_t{n_groups} * kBlockSize, ws);
   SetValueEntries(run, block_idx, kNoValue, ws->x);
   run.kernels->extend_ranges(ws->x, ValueGrid(s.rank_v), group / 16, ws->low, ws->high);
-  RoundScales(run, s.format.v, n_groups, kBlockSize,
+  RoundScales(run, s.v, n_groups, kBlockSize,
               run.head().packed[block_idx] + ValueTokenScaleOffset(s), ws);
   if (s.n_value_entries() > 0) ExpandValues(run, block_idx, ws);
   return true;
@@ -145,7 +163,7 @@ float* ResidualOf(const HeadRun& run, bool is_key, int block_idx, SealWorkspace*
 
 int SealLayerValues(std::span<const HeadRun> runs, int block_idx, SealWorkspace* ws) {
   const PackedShape& s = runs[0].shape;
-  const bool has_scales = s.format.v.sharing == ScaleSharing::kTokenLayer;
+  const bool has_scales = s.v.sharing == ScaleSharing::kTokenLayer;
   if (s.value_outliers() > 0) FindValueTails(runs, block_idx, ws);
   ResetRanges(kBlockSize, ws);
   for (const HeadRun& run : runs) {
@@ -160,7 +178,7 @@ int SealLayerValues(std::span<const HeadRun> runs, int block_idx, SealWorkspace*
     }
   }
   if (has_scales) {
-    RoundScales(runs[0], s.format.v, 1, kBlockSize, LayerScales(runs[0], block_idx), ws);
+    RoundScales(runs[0], s.v, 1, kBlockSize, LayerScales(runs[0], block_idx), ws);
   }
   return -1;
 }
@@ -183,20 +201,21 @@ bool SealKeys(const HeadRun& run, SealWorkspace* ws) {
 
 bool SealValues(const HeadRun& run, SealWorkspace* ws) {
   const PackedShape& s = run.shape;
-  const bool is_whole = s.format.v.sharing == ScaleSharing::kTokenLayer || s.format.v.group == 0;
-  const int group = is_whole ? s.rank_v : s.format.v.group;
+  const bool is_whole = s.v.sharing == ScaleSharing::kTokenLayer || s.v.group == 0;
+  const int group = is_whole ? s.rank_v : s.v.group;
   for (int b = 0; b < s.n_blocks; ++b) {
     if (!ScaleValues(run, group, b, ws)) return false;
     float* const residual = ResidualOf(run, /*is_key=*/false, b, ws);
-    if (s.format.v.has_codebook) {
+    if (s.format.Is<CodebookCodec>()) {
       WriteCodebookValues(run, b, residual, ws);
       continue;
     }
     run.kernels->quantise({.x = ws->x,
                            .grid = ValueGrid(s.rank_v),
                            .is_key = false,
-                           .bits = s.format.v.bits,
-                           .is_symmetric = s.format.v.is_symmetric,
+                           .bits = s.v.bits,
+                           .is_symmetric = s.v.is_symmetric,
+                           .steps = StepsOf(s.v),
                            .by_pairs = true,
                            .group = group / 16,
                            .scales = ws->scales,
@@ -217,6 +236,7 @@ void PackNumbers(const HeadRun& run, PairGrid grid, bool is_key, int bits, const
                          .is_key = is_key,
                          .bits = bits,
                          .is_symmetric = false,
+                         .steps = nullptr,
                          .by_pairs = true,
                          .group = grid.n_lines,
                          .scales = ws->word_scales,

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "format/packed_layout.h"
-#include "format/unit_codes.h"
+#include "format/split_bits/unit_codes.h"
 #include "kernels/cpu/seal/seal_kernels.h"
 #include "kernels/cpu/seal/seal_lowrank_kernels.h"
 #include "kernels/cpu/seal/seal_vectors.h"
@@ -403,6 +403,32 @@ class ScalesByWord {
   int offsets_[kMaxPackedRank / 2];
 };
 
+// Packs the codes of a block: those of line `line` of pair `pair` come from lines.Line32.
+template <int kBits, typename Lines>
+void PackLines(const QuantiseParams& p, const Lines& lines) {
+  constexpr int kGroupLines = LinesPerGroup(kBits), kGroupBytes = GroupBytes(kBits);
+  const PairGrid grid = p.grid;
+  std::byte* to = p.codes;
+  if (p.is_key) {  // lines as they follow each other
+    for (int first = 0; first < 4 * grid.n_pairs; first += kGroupLines, to += kGroupBytes) {
+      GroupWriter<kBits> writer(to);
+      for (int i = 0; i < kGroupLines; ++i) {
+        writer.Add(i, lines.Line32((first + i) / 4, (first + i) % 4));
+      }
+      writer.Finish();
+    }
+    return;
+  }
+  for (int first = 0; first < grid.n_pairs; first += kGroupLines) {
+    for (int line = 0; line < grid.n_lines; ++line, to += kGroupBytes) {
+      GroupWriter<kBits> writer(to);
+      for (int i = 0; i < kGroupLines; ++i) writer.Add(i, lines.Line32(first + i, line));
+      writer.Finish();
+    }
+  }
+}
+
+// Codes of even steps.
 template <int kBits, typename Scales>
 class Quantiser {
  public:
@@ -413,29 +439,6 @@ class Quantiser {
         highest_(
             Splat(kBits == 8 && p.is_symmetric ? 127.0f : static_cast<float>((1 << kBits) - 1))) {}
 
-  void Run() const {
-    constexpr int kGroupLines = LinesPerGroup(kBits), kGroupBytes = GroupBytes(kBits);
-    const PairGrid grid = p_.grid;
-    std::byte* to = p_.codes;
-    if (p_.is_key) {  // lines as they follow each other
-      for (int first = 0; first < 4 * grid.n_pairs; first += kGroupLines, to += kGroupBytes) {
-        GroupWriter<kBits> writer(to);
-        for (int i = 0; i < kGroupLines; ++i)
-          writer.Add(i, Line32((first + i) / 4, (first + i) % 4));
-        writer.Finish();
-      }
-      return;
-    }
-    for (int first = 0; first < grid.n_pairs; first += kGroupLines) {
-      for (int line = 0; line < grid.n_lines; ++line, to += kGroupBytes) {
-        GroupWriter<kBits> writer(to);
-        for (int i = 0; i < kGroupLines; ++i) writer.Add(i, Line32(first + i, line));
-        writer.Finish();
-      }
-    }
-  }
-
- private:
   KVL_INLINE Codes Line32(int pair, int line) const {
     const int64_t offset = static_cast<int64_t>(pair * p_.grid.n_lines + line) * kLineWords;
     const Floats a = Load(p_.x + offset), b = Load(p_.x + offset + kLanes);
@@ -449,21 +452,64 @@ class Quantiser {
     return {CodeBits(code_a), CodeBits(code_b)};
   }
 
+ private:
   const QuantiseParams& p_;
   const Scales scales_;
   const Floats lowest_, highest_;
 };
 
+// Codes of a table, 4 bits each: the number of boundaries below a quotient chooses them.
+template <typename Scales>
+class TableQuantiser {
+ public:
+  explicit TableQuantiser(const QuantiseParams& p) : p_(p), scales_(p) {}
+
+  KVL_INLINE Codes Line32(int pair, int line) const {
+    const int64_t offset = static_cast<int64_t>(pair * p_.grid.n_lines + line) * kLineWords;
+    const Line scale = scales_.Scale(pair, line);
+    float* const residual = p_.residual == nullptr ? nullptr : p_.residual + offset;
+    return {Choose(Load(p_.x + offset), scale.a, residual),
+            Choose(Load(p_.x + offset + kLanes), scale.b,
+                   residual == nullptr ? nullptr : residual + kLanes)};
+  }
+
+ private:
+  KVL_INLINE Ints Choose(Floats x, Floats scale, float* residual) const {
+    const TableSteps& steps = *p_.steps;
+    const Floats quotient = x / scale;
+    Floats code = Splat(steps.codes[0]), number = Splat(steps.numbers[0]);
+    for (int i = 1; i < steps.n; ++i) {
+      const Ints is_above = Splat(steps.boundaries[i]) < quotient;
+      code = Select(is_above, Splat(steps.codes[i]), code);
+      number = Select(is_above, Splat(steps.numbers[i]), number);
+    }
+    if (residual != nullptr) Store(x - number * scale, residual);
+    return CodeBits(code + Splat(kRoundingBias));
+  }
+
+  const QuantiseParams& p_;
+  const Scales scales_;
+};
+
 template <int kBits>
 void QuantiseBits(const QuantiseParams& p) {
   if (p.by_pairs) {
-    Quantiser<kBits, ScalesByPair>(p).Run();
+    PackLines<kBits>(p, Quantiser<kBits, ScalesByPair>(p));
   } else {
-    Quantiser<kBits, ScalesByWord>(p).Run();
+    PackLines<kBits>(p, Quantiser<kBits, ScalesByWord>(p));
+  }
+}
+
+void QuantiseByTable(const QuantiseParams& p) {
+  if (p.by_pairs) {
+    PackLines<4>(p, TableQuantiser<ScalesByPair>(p));
+  } else {
+    PackLines<4>(p, TableQuantiser<ScalesByWord>(p));
   }
 }
 
 void Quantise(const QuantiseParams& p) {
+  if (p.steps != nullptr) return QuantiseByTable(p);
   switch (p.bits) {
     case 1:
       return QuantiseBits<1>(p);

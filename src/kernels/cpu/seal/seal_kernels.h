@@ -11,7 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
+#include "format/table_codes/code_table.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -41,6 +42,7 @@ struct QuantiseParams {
   bool is_key;
   int bits;
   bool is_symmetric;
+  const TableSteps* steps;  // of codes of a table; null: even steps
   // Scales and minima [groups][2 * n_pairs] by pairs, the lines of a pair in groups of `group`; or,
   // where they do not go by pairs (K per token), [groups][4 lines][32 words], pairs in groups of
   // `group`.

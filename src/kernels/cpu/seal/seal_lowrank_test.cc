@@ -54,7 +54,7 @@ void ExpectNearlyOptimal(int lowrank, double share, int n_blocks, int power_loop
                          Isa isa) {
   SCOPED_TRACE(
       fmt::format("rank {} share {} blocks {} loops {}", lowrank, share, n_blocks, power_loops));
-  const PackedFormat format = {Channel(2, 64), Token(2, 64), lowrank, lowrank, share};
+  const PackedFormat format = Uniform(Channel(2, 64), Token(2, 64), lowrank, lowrank, share);
   Layer layer(format, DType::kBf16,
               DrawHeads(Data::kTypical, {{128, 128}, {80, 48}}, n_blocks, DType::kBf16, 4),
               n_blocks, true);
@@ -94,7 +94,7 @@ TEST_P(SealLowRankTest, FactorsAreNearlyOptimal) {
 // Up to the widest that a spec allows, which holds all of a block's residual of as many channels.
 TEST_P(SealLowRankTest, FactorsOfAllChannelsHoldTheWholeResidual) {
   ThreadPool pool(2);
-  const PackedFormat format = {Channel(2, 64), Token(2, 64), kMaxPackedLowrank, 48, 0.02};
+  const PackedFormat format = Uniform(Channel(2, 64), Token(2, 64), kMaxPackedLowrank, 48, 0.02);
   for (bool is_prompt : {true, false}) {
     const int rank = is_prompt ? kMaxPackedLowrank : 48;
     Layer layer(format, DType::kBf16, DrawHeads(Data::kTypical, {{rank, rank}}, 2, DType::kBf16, 6),
@@ -116,8 +116,8 @@ TEST_P(SealLowRankTest, FactorsOfAllChannelsHoldTheWholeResidual) {
 TEST_P(SealLowRankTest, ExactEntriesAreExactBesideFactors) {
   ThreadPool pool(2);
   for (const PackedFormat& format :
-       {PackedFormat{Channel(2, 64), Token(2, 64), 8, 2, 0.04},
-        PackedFormat{Channel(4, 0), LayerToken(4), 4, 2, 0.02}, Codebooks(2, 0.05, 4)}) {
+       {Uniform(Channel(2, 64), Token(2, 64), 8, 2, 0.04),
+        Uniform(Channel(4, 0), LayerToken(4), 4, 2, 0.02), Codebooks(2, 0.05, 4)}) {
     Layer layer(format, DType::kBf16,
                 DrawHeads(Data::kTypical, {{128, 80}, {64, 128}}, 3, DType::kBf16, 8), 3, true);
     Sealer sealer(format, DType::kBf16, 3, &pool, GetParam());
@@ -126,7 +126,8 @@ TEST_P(SealLowRankTest, ExactEntriesAreExactBesideFactors) {
     const RefSealed want = layer.Ref();
     for (int h = 0; h < layer.n_heads(); ++h) {
       for (bool is_key : {true, false}) {
-        SCOPED_TRACE(fmt::format("{} bits, head {}, {}", format.k.bits, h, is_key ? "K" : "V"));
+        SCOPED_TRACE(
+            fmt::format("{} bits, head {}, {}", KeySide(format.codec).bits, h, is_key ? "K" : "V"));
         const StoredFactors f = ReadFactors(layer, h, is_key);
         const Matrix low = f.a * f.b.transpose();
         const std::vector<float>& x = is_key ? layer.heads[h].k : layer.heads[h].v;
@@ -152,7 +153,7 @@ TEST_P(SealLowRankTest, ExactEntriesAreExactBesideFactors) {
 // The residual of constant channels is what F16 minima leave: equal rows, of rank 1.
 TEST_P(SealLowRankTest, FactorsOfDegenerateResiduals) {
   ThreadPool pool(1);
-  const PackedFormat format = {Channel(4, 64), Token(4, 64), 4, 4};
+  const PackedFormat format = Uniform(Channel(4, 64), Token(4, 64), 4, 4);
   for (Data data : {Data::kZero, Data::kConstant, Data::kHuge, Data::kOutlier, Data::kDenormal}) {
     Layer layer(format, DType::kF32, DrawHeads(data, {{48, 48}}, 2, DType::kF32, 4), 2, true);
     Sealer sealer(format, DType::kF32, 3, &pool, GetParam());

@@ -81,9 +81,9 @@ TEST_P(SealTest, SharesOfExactEntries) {
     for (Data data : {Data::kTypical, Data::kTies, Data::kConstant, Data::kZero}) {
       for (DType row_type : {DType::kBf16, DType::kF32}) {
         for (const PackedFormat& format :
-             {PackedFormat{Channel(4, 64), LayerToken(4), 0, 0, share}, Codebooks(3, share)}) {
+             {Uniform(Channel(4, 64), LayerToken(4), 0, 0, share), Codebooks(3, share)}) {
           SCOPED_TRACE(fmt::format("share {} data {} codebook {}", share, static_cast<int>(data),
-                                   format.k.has_codebook));
+                                   format.Is<CodebookCodec>()));
           Layer layer(format, row_type, DrawHeads(data, Heads()[1], 4, row_type, 5), 4, true);
           Sealer sealer(format, row_type, 1, &pool, GetParam());
           const SealJob job = layer.Job(7);
@@ -102,12 +102,12 @@ TEST_P(SealTest, ExactEntriesOfOneLane) {
   const std::vector<std::vector<Ranks>> heads = {
       {{256, 256}}, {{16, 96}, {240, 16}}, {{80, 48}, {96, 128}}};
   for (const PackedFormat& format :
-       {PackedFormat{Channel(2, 64), Token(2, 64), 2, 2, 0.05},
-        PackedFormat{Token(8, 0, true), LayerToken(3), 0, 0, 0.04}, Codebooks(3, 0.04, 1)}) {
+       {Uniform(Channel(2, 64), Token(2, 64), 2, 2, 0.05),
+        Uniform(Token(8, 0, true), LayerToken(3), 0, 0, 0.04), Codebooks(3, 0.04, 1)}) {
     for (size_t i = 0; i < heads.size(); ++i) {
       for (int n_blocks : {1, 2, 3}) {
         SCOPED_TRACE(
-            fmt::format("codebook {} heads {} blocks {}", format.k.has_codebook, i, n_blocks));
+            fmt::format("codebook {} heads {} blocks {}", format.Is<CodebookCodec>(), i, n_blocks));
         const DType row_type = n_blocks == 2 ? DType::kF32 : DType::kBf16;
         Layer layer(format, row_type, DrawHeads(Data::kOneLane, heads[i], n_blocks, row_type, 5),
                     n_blocks, true);
@@ -117,7 +117,7 @@ TEST_P(SealTest, ExactEntriesOfOneLane) {
         ExpectSealed(layer.Ref(), layer);
         if (HasFatalFailure()) return;
         const PackedShape s = layer.ShapeOf(0);
-        if (i > 0 || format.k.has_codebook || s.key_outliers() == 0) continue;
+        if (i > 0 || format.Is<CodebookCodec>() || s.key_outliers() == 0) continue;
         uint16_t count;
         std::memcpy(&count, layer.packed[0].data() + KeyCountOffset(s) + 2 * 5, 2);
         EXPECT_EQ(count, 256);
@@ -246,7 +246,7 @@ TEST_P(SealTest, ErrorsOfFormats) {
   std::cout << fmt::format("{:16} {:>6} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}\n", "format", "bits",
                            "K max", "K mean", "K rel", "V max", "V mean", "V rel");
   for (const Named& named : Formats()) {
-    if (named.format.k.has_codebook) continue;  // the drawn ranges are not those of the rows
+    if (named.format.Is<CodebookCodec>()) continue;  // the drawn ranges are not those of the rows
     Layer layer(named.format, DType::kBf16, heads, 8, true);
     Sealer sealer(named.format, DType::kBf16, 3, &pool, GetParam());
     const SealJob job = layer.Job(5);
@@ -262,8 +262,8 @@ TEST_P(SealTest, ErrorsOfFormats) {
     // A uniform error within the steps of a range of 12 standard deviations: tokens of K have
     // outliers that wide.
     const auto bound = [](const PackedSide& side) { return 12 * 0.3 / ((1 << side.bits) - 1); };
-    EXPECT_LT(k.relative, bound(named.format.k));
-    EXPECT_LT(v.relative, bound(named.format.v));
+    EXPECT_LT(k.relative, bound(KeySide(named.format.codec)));
+    EXPECT_LT(v.relative, bound(ValueSide(named.format.codec)));
   }
 }
 

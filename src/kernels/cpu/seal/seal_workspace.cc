@@ -26,7 +26,7 @@ int64_t LayOut(const SealSizes& sizes, std::byte* base, SealWorkspace* ws) {
   constexpr int64_t kMaxColumns = std::max(kMaxPackedRank, kBlockSize);
   Parts parts(base);
   parts.Take(kBlockSize * sizes.max_rank, &ws->x);
-  parts.Take(sizes.splits_bits ? kBlockSize * sizes.max_rank : 0, &ws->part);
+  parts.Take(sizes.has_parts ? kBlockSize * sizes.max_rank : 0, &ws->part);
   parts.Take(kBlockSize * sizes.max_rank / kLineWords, &ws->masks);
   parts.Take(sizes.max_rank, &ws->found);
   parts.Take(sizes.has_exact ? kMaxColumns : 0, &ws->lane_counts);

@@ -30,8 +30,8 @@ struct SealSizes {
   int64_t factor_words = 0;    // of the largest A
   int64_t losses = 0;          // of exact entries that wait for a low-rank part
   int lowrank = 0;
-  int64_t quotients = 0;  // of K with a codebook and exact entries, of a run
-  bool splits_bits = false;
+  int64_t quotients = 0;   // of K with a codebook and exact entries, of a run
+  bool has_parts = false;  // some channels of a block of V by themselves, where bits are split
   bool has_exact = false;
 
   friend bool operator==(const SealSizes&, const SealSizes&) = default;

@@ -32,15 +32,20 @@ int LinesOf(int bits) { return bits == 2 || bits == 3 ? 8 : bits == 4 ? 4 : 2; }
 
 int GroupCount(int n, int group) { return group == 0 ? 1 : (n + group - 1) / group; }
 
+// Bytes of a row of scales, one per token.
+int64_t TokenScales(const PackedSide& side) { return side.table != nullptr ? 64 : 128; }
+
 // The middle of the codes there are, as a number of codes.
 double Centre(const PackedSide& side) {
+  if (side.table != nullptr) return 0;
   return side.is_symmetric && side.bits == 8 ? 0 : std::exp2(side.bits - 1);
 }
 
 void SetCode(TestMatrix& m, int64_t at, int code, const TestScale& s, const PackedSide& side,
              bool rounds) {
-  const double from_centre = s.scale * (code - Centre(side));
-  m.values[at] = code * s.scale + s.minimum;
+  const double number = side.table != nullptr ? side.table->numbers[code] : code;
+  const double from_centre = s.scale * (number - Centre(side));
+  m.values[at] = number * s.scale + s.minimum;
   m.centred[at] = from_centre;
   m.rounded[at] = rounds ? std::abs(from_centre) : 0;
   m.parts[at] = std::abs(from_centre) + std::abs(s.minimum + s.scale * Centre(side));
@@ -120,15 +125,16 @@ int ValueCode(const TestRecord& block, int64_t begin, const PackedSide& side, in
 
 std::string PackedCase::Describe() const {
   const auto side = [](const PackedSide& s) {
-    return fmt::format("{} bits sharing {} group {}{}", s.bits, static_cast<int>(s.sharing),
-                       s.group, s.is_symmetric ? " symmetric" : "");
+    return fmt::format("{} bits sharing {} group {}{}{}", s.bits, static_cast<int>(s.sharing),
+                       s.group, s.is_symmetric ? " symmetric" : "",
+                       s.table != nullptr ? " table" : "");
   };
   std::string text = fmt::format(
       "k: {}, v: {}, lowrank {}/{} sparse {} ranks {}/{} hidden {} plain {} tokens {} gqa {} "
       "begin {} unseen {} past_end {} window {} packs {} runs",
-      side(format.k), side(format.v), format.prompt_rank, format.decode_rank, format.sparse_share,
-      rank_k, rank_v, hidden_blocks, n_plain, n_tokens, gqa_group, kv_begin, unseen, past_end,
-      window, packs_exact);
+      side(KeySide(format.codec)), side(ValueSide(format.codec)), format.prompt_rank,
+      format.decode_rank, format.sparse_share, rank_k, rank_v, hidden_blocks, n_plain, n_tokens,
+      gqa_group, kv_begin, unseen, past_end, window, packs_exact);
   for (const RunSpec& run : runs) {
     text += fmt::format(" {}{}{}", run.n_blocks, run.is_prompt, run.is_repaired);
   }
@@ -185,6 +191,11 @@ TestScale PackedProblem::RandomScale(const PackedSide& side) {
 
 TestScale PackedProblem::PutScale(TestRecord& to, int64_t offset, int64_t min_step,
                                   const PackedSide& side) {
+  if (side.table != nullptr) {
+    const int exponent = -2 - static_cast<int>(random.Below(3));
+    to.PutU8(offset, static_cast<uint8_t>(127 + exponent));
+    return {std::exp2(exponent) * side.table->unit, 0};
+  }
   TestScale s = RandomScale(side);
   s.scale = to.PutF16(offset, s.scale);
   if (!side.is_symmetric) s.minimum = to.PutF16(offset + min_step, s.minimum);
@@ -193,7 +204,7 @@ TestScale PackedProblem::PutScale(TestRecord& to, int64_t offset, int64_t min_st
 }
 
 void PackedProblem::AddRun(const RunSpec& spec, int first_block) {
-  const PackedSide &ks = c.format.k, &vs = c.format.v;
+  const PackedSide ks = KeySide(c.format.codec), vs = ValueSide(c.format.codec);
   RunMemory run = {.spec = &spec, .first_entry = int64_t{first_block} * kBlockSize};
   run.n_tokens = spec.n_blocks * 64;
   run.lowrank = spec.is_prompt ? c.format.prompt_rank : c.format.decode_rank;
@@ -204,11 +215,11 @@ void PackedProblem::AddRun(const RunSpec& spec, int first_block) {
   run.k_scales = run.v_begin + 64 * c.rank_v * vs.bits / 8;
   run.v_scales = run.k_scales;
   if (ks.sharing == ScaleSharing::kToken) {
-    run.v_scales += GroupCount(c.rank_k, ks.group) * k_parts * token_scales;
+    run.v_scales += GroupCount(c.rank_k, ks.group) * k_parts * TokenScales(ks);
   }
   run.k_factor = run.v_scales;
   if (vs.sharing == ScaleSharing::kToken) {
-    run.k_factor += GroupCount(c.rank_v, vs.group) * v_parts * token_scales;
+    run.k_factor += GroupCount(c.rank_v, vs.group) * v_parts * TokenScales(vs);
   }
   run.v_factor = run.k_factor + run.lowrank * token_scales;
   run.k_counts = run.v_factor + run.lowrank * token_scales;
@@ -258,7 +269,7 @@ void PackedProblem::AddRun(const RunSpec& spec, int first_block) {
 }
 
 void PackedProblem::PutKeyCodes(RunMemory& run) {
-  const PackedSide& side = c.format.k;
+  const PackedSide side = KeySide(c.format.codec);
   const bool is_per_channel = side.sharing == ScaleSharing::kChannel;
   const int n_groups = GroupCount(is_per_channel ? run.n_tokens : c.rank_k, side.group);
   TestRecord& record = memory[run.record];
@@ -272,8 +283,10 @@ void PackedProblem::PutKeyCodes(RunMemory& run) {
     }
     for (int t = 0; t < run.n_tokens; ++t) {
       const int parts = side.is_symmetric ? 1 : 2;
-      scales[g].push_back(PutScale(memory[run.blocks[t / 64]],
-                                   run.k_scales + (g * parts * 64 + t % 64) * 2, 128, side));
+      scales[g].push_back(
+          PutScale(memory[run.blocks[t / 64]],
+                   run.k_scales + g * parts * TokenScales(side) + t % 64 * TokenScales(side) / 64,
+                   128, side));
     }
   }
   for (int t = 0; t < run.n_tokens; ++t) {
@@ -288,7 +301,7 @@ void PackedProblem::PutKeyCodes(RunMemory& run) {
 }
 
 void PackedProblem::PutValueCodes(RunMemory& run) {
-  const PackedSide& side = c.format.v;
+  const PackedSide side = ValueSide(c.format.codec);
   const bool is_of_layer = side.sharing == ScaleSharing::kTokenLayer;
   const int n_groups = is_of_layer ? 1 : GroupCount(c.rank_v, side.group);
   const int parts = side.is_symmetric ? 1 : 2;
@@ -296,10 +309,12 @@ void PackedProblem::PutValueCodes(RunMemory& run) {
     TestRecord& block = memory[run.blocks[t / 64]];
     std::vector<TestScale> scales;
     for (int g = 0; g < n_groups; ++g) {
-      scales.push_back(
-          is_of_layer
-              ? PutScale(memory[run.layer_record], (t / 64 * 2 * 64 + t % 64) * 2, 128, side)
-              : PutScale(block, run.v_scales + (g * parts * 64 + t % 64) * 2, 128, side));
+      scales.push_back(is_of_layer ? PutScale(memory[run.layer_record],
+                                              (t / 64 * 2 * 64 + t % 64) * 2, 128, side)
+                                   : PutScale(block,
+                                              run.v_scales + g * parts * TokenScales(side) +
+                                                  t % 64 * TokenScales(side) / 64,
+                                              128, side));
     }
     for (int r = 0; r < c.rank_v; ++r) {
       const TestScale& s = scales[is_of_layer || side.group == 0 ? 0 : r / side.group];

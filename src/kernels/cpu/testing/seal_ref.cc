@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -137,6 +138,40 @@ Scale QuantiseGroup(const PackedSide& side, const Elements& group) {
   return result;
 }
 
+// The scale of the elements `group` under a table, as the specification of MX says it, in double:
+// every code is tried.
+Scale EncodeByTable(const CodeTable& table, const Elements& group) {
+  double largest = 0, largest_number = 0;
+  for (const auto& [m, i] : group) {
+    if (!m->is_exact[i]) largest = std::max(largest, std::fabs(static_cast<double>(m->x[i])));
+  }
+  for (const int8_t number : table.numbers) {
+    largest_number = std::max(largest_number, std::fabs(number * static_cast<double>(table.unit)));
+  }
+  int exponent = 0;
+  if (largest > 0) {
+    exponent =
+        static_cast<int>(std::floor(std::log2(largest)) - std::floor(std::log2(largest_number)));
+    exponent = std::clamp(exponent, -126, 127);
+  }
+  const double unit = std::ldexp(static_cast<double>(table.unit), exponent);
+  for (const auto& [m, i] : group) {
+    const double quotient = std::clamp(m->x[i] / unit, -256.0, 256.0);  // exact
+    double nearest = std::numeric_limits<double>::infinity();
+    for (int code = 0; code < kTableCodes; ++code) {
+      const double distance = std::fabs(quotient - table.numbers[code]);
+      const bool is_tie = distance == nearest && code % 2 == 0 && m->code[i] % 2 == 1;
+      if (distance > nearest || (distance == nearest && !is_tie)) continue;
+      nearest = distance;
+      m->code[i] = code;
+    }
+    m->number[i] = table.numbers[m->code[i]];
+    m->scale[i] = static_cast<float>(unit);
+    m->min[i] = 0;
+  }
+  return {static_cast<uint16_t>(exponent + 127), 0};
+}
+
 // Marks the n largest and then the n smallest of the rest; the first of equal ones.
 void MarkExact(const Elements& column, int n) {
   std::vector<int> order(column.size());
@@ -235,9 +270,16 @@ void AppendTokenScales(Matrix* m, const PackedSide& side, int block, std::vector
       for (int c = first; c < std::min(first + group, m->rank); ++c) {
         elements.push_back({m, m->at(t, c)});
       }
-      scales.push_back(QuantiseGroup(side, elements));
+      scales.push_back(side.table != nullptr ? EncodeByTable(*side.table, elements)
+                                             : QuantiseGroup(side, elements));
     }
-    for (const Scale& s : scales) Append(s.scale_bits, to);
+    for (const Scale& s : scales) {
+      if (side.table != nullptr) {
+        Append(static_cast<uint8_t>(s.scale_bits), to);
+      } else {
+        Append(s.scale_bits, to);
+      }
+    }
     if (side.is_symmetric) continue;
     for (const Scale& s : scales) Append(s.min_bits, to);
   }
@@ -325,13 +367,13 @@ void MarkOutliers(const PackedFormat& format, const LayerCodebooks& codebooks,
   for (const Matrix& v : *vs) layer_rank += v.rank;
   const int n_keys = static_cast<int>(n_tokens * share / 2);
   int n_values = static_cast<int>(layer_rank * share / 2);
-  if (format.v.has_codebook && share > 0) {
+  if (format.Is<CodebookCodec>() && share > 0) {
     // At or beyond the quantile that is interpolated between the sorted values.
     n_values = layer_rank - static_cast<int>(std::ceil((1 - share / 2) * (layer_rank - 1)));
   }
   for (size_t h = 0; h < ks->size(); ++h) {
     Matrix& k = (*ks)[h];
-    if (format.k.has_codebook) {
+    if (format.Is<CodebookCodec>()) {
       MarkFarthest(codebooks.key_scales[h], share, &k);
       continue;
     }
@@ -398,7 +440,8 @@ class EntryLists {
 RefObject MakeLayerScales(const PackedFormat& format, const Codebook& codebook,
                           std::vector<Matrix>* vs) {
   RefObject record;
-  if (format.v.sharing != ScaleSharing::kTokenLayer) return record;
+  const PackedSide side = ValueSide(format.codec);
+  if (side.sharing != ScaleSharing::kTokenLayer) return record;
   const int n_blocks = (*vs)[0].n_tokens / kTokens;
   for (int b = 0; b < n_blocks; ++b) {
     std::vector<Scale> scales;
@@ -407,8 +450,8 @@ RefObject MakeLayerScales(const PackedFormat& format, const Codebook& codebook,
       for (Matrix& v : *vs) {
         for (int c = 0; c < v.rank; ++c) elements.push_back({&v, v.at(t, c)});
       }
-      scales.push_back(format.v.has_codebook ? EncodeGroup(codebook, elements)
-                                             : QuantiseGroup(format.v, elements));
+      scales.push_back(format.Is<CodebookCodec>() ? EncodeGroup(codebook, elements)
+                                                  : QuantiseGroup(side, elements));
     }
     for (const Scale& s : scales) Append(s.scale_bits, &record.bytes);
     for (const Scale& s : scales) Append(s.min_bits, &record.bytes);
@@ -422,8 +465,9 @@ RefSealedHead MakeHead(const PackedFormat& format, bool is_prompt, bool layer_ha
   RefSealedHead head;
   const int n_blocks = k->n_tokens / kTokens;
   const int lowrank = is_prompt ? format.prompt_rank : format.decode_rank;
-  if (format.k.sharing == ScaleSharing::kChannel) {
-    AppendChannelScales(k, format.k, &head.record.bytes);
+  const PackedSide k_side = KeySide(format.codec), v_side = ValueSide(format.codec);
+  if (k_side.sharing == ScaleSharing::kChannel) {
+    AppendChannelScales(k, k_side, &head.record.bytes);
   }
   AppendFactors(int64_t{2} * lowrank * (k->rank + v->rank), &head.record);
   const auto has_exact = [](const Matrix& m) {
@@ -432,10 +476,10 @@ RefSealedHead MakeHead(const PackedFormat& format, bool is_prompt, bool layer_ha
   for (int b = 0; b < n_blocks; ++b) {
     RefObject block;
     std::vector<std::byte> scales;
-    if (format.k.sharing == ScaleSharing::kToken) AppendTokenScales(k, format.k, b, &scales);
-    if (format.v.sharing == ScaleSharing::kToken) AppendTokenScales(v, format.v, b, &scales);
-    AppendKeyCodes(*k, b, format.k.bits, &block.bytes);
-    AppendValueCodes(*v, b, format.v.bits, &block.bytes);
+    if (k_side.sharing == ScaleSharing::kToken) AppendTokenScales(k, k_side, b, &scales);
+    if (v_side.sharing == ScaleSharing::kToken) AppendTokenScales(v, v_side, b, &scales);
+    AppendKeyCodes(*k, b, k_side.bits, &block.bytes);
+    AppendValueCodes(*v, b, v_side.bits, &block.bytes);
     block.bytes.insert(block.bytes.end(), scales.begin(), scales.end());
     AppendFactors(int64_t{2} * 2 * kTokens * lowrank, &block);
     if (has_exact(*k)) AppendCounts(*k, b, true, &block.bytes);
@@ -491,7 +535,7 @@ RefSealed SealRef(const RefSealInput& input) {
     return std::find(v.is_exact.begin(), v.is_exact.end(), true) != v.is_exact.end();
   });
   for (size_t h = 0; h < heads.size(); ++h) {
-    if (format.k.has_codebook) EncodeKeys(codebooks.k, codebooks.key_scales[h], &ks[h]);
+    if (format.Is<CodebookCodec>()) EncodeKeys(codebooks.k, codebooks.key_scales[h], &ks[h]);
     sealed.heads.push_back(MakeHead(format, input.is_prompt, has_exact_values, &ks[h], &vs[h]));
   }
   EntryLists lists;

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "format/codebook.h"
+#include "format/codebook/codebook.h"
 #include "format/packed_layout.h"
 
 namespace kvlathe {

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
@@ -16,6 +17,11 @@ float LoadF16(const std::byte* from, int64_t idx) { return F16ValueRef(LoadBits(
 // A value of a code: where the scale lies, and the minimum `stride` numbers behind it.
 float Dequantise(const PackedSide& side, uint8_t code, const std::byte* scales, int64_t idx,
                  int64_t stride) {
+  if (side.table != nullptr) {
+    const double number = side.table->numbers[code];
+    return static_cast<float>(
+        std::ldexp(number * side.table->unit, static_cast<int>(scales[idx]) - 127));
+  }
   const float scale = LoadF16(scales, idx);
   if (side.is_symmetric && side.bits == 4) return static_cast<float>(code) * scale + -8 * scale;
   if (side.is_symmetric) return static_cast<float>(static_cast<int8_t>(code)) * scale;
@@ -77,14 +83,14 @@ std::vector<int> ReadCounts(const std::byte* from, int n, bool is_wide) {
 
 std::vector<float> ReadKeysRef(const RefObjects& objects) {
   const PackedShape& s = objects.shape;
-  const PackedSide& side = s.format.k;
+  const PackedSide& side = s.k;
   const int rank = s.rank_k;
   std::vector<float> x(static_cast<size_t>(s.n_tokens()) * rank);
   for (int i = 0; i < s.n_tokens() * rank; ++i) {
     const int token = i / rank, t = token % kBlockSize, c = i % rank;
     const std::byte* block = objects.blocks[token / kBlockSize];
     const uint8_t code = ReadCode(block, side.bits, KeyCodePlace(side.bits, t, c));
-    if (side.has_codebook) {
+    if (s.format.Is<CodebookCodec>()) {
       const std::vector<float>& scales = objects.codebooks->key_scales[objects.head_idx];
       x[i] = objects.codebooks->k.centroids[code] * scales[c] + scales[rank + c];
     } else if (side.sharing == ScaleSharing::kChannel) {
@@ -114,7 +120,7 @@ std::vector<float> ReadKeysRef(const RefObjects& objects) {
 
 std::vector<float> ReadValuesRef(const RefObjects& objects) {
   const PackedShape& s = objects.shape;
-  const PackedSide& side = s.format.v;
+  const PackedSide& side = s.v;
   const int rank = s.rank_v;
   std::vector<float> x(static_cast<size_t>(s.n_tokens()) * rank);
   for (int i = 0; i < s.n_tokens() * rank; ++i) {
@@ -122,7 +128,7 @@ std::vector<float> ReadValuesRef(const RefObjects& objects) {
     const std::byte* block = objects.blocks[token / kBlockSize];
     const uint8_t code =
         ReadCode(block + PackedValueOffset(s), side.bits, ValueCodePlace(side.bits, rank, t, c));
-    if (side.has_codebook) {
+    if (s.format.Is<CodebookCodec>()) {
       const int64_t idx = token / kBlockSize * 2 * kBlockSize + t;
       x[i] = objects.codebooks->v.centroids[code] * LoadF16(objects.layer_record, idx) +
              LoadF16(objects.layer_record, idx + kBlockSize);

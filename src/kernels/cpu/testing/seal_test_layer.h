@@ -21,9 +21,9 @@ struct Ranks {
 // elements of K outside.
 inline LayerCodebooks DrawCodebooks(const PackedFormat& format, const std::vector<RefHead>& heads) {
   LayerCodebooks layer;
-  for (const auto& [side, codebook] :
-       {std::pair(&format.k, &layer.k), std::pair(&format.v, &layer.v)}) {
-    codebook->n_codes = 1 << std::min(side->bits, 4);
+  const int bits = KeySide(format.codec).bits;
+  for (Codebook* codebook : {&layer.k, &layer.v}) {
+    codebook->n_codes = 1 << std::min(bits, 4);
     const auto n = static_cast<float>(codebook->n_codes);
     for (int i = 0; i < codebook->n_codes; ++i) {
       const float at = (static_cast<float>(2 * i + 1) - n) / n;
@@ -60,14 +60,9 @@ struct Layer {
 
   int n_heads() const { return static_cast<int>(heads.size()); }
   PackedShape ShapeOf(int h) const {
-    PackedShape shape = {.format = format,
-                         .rank_k = heads[h].rank_k,
-                         .rank_v = heads[h].rank_v,
-                         .n_kv_heads = n_heads(),
-                         .n_blocks = n_blocks,
-                         .is_prompt = is_prompt};
-    for (const RefHead& head : heads) shape.layer_rank_v += head.rank_v;
-    return shape;
+    RunOfLayer run = {.n_kv_heads = n_heads(), .n_blocks = n_blocks, .is_prompt = is_prompt};
+    for (const RefHead& head : heads) run.layer_rank_v += head.rank_v;
+    return MakePackedShape(format, {heads[h].rank_k, heads[h].rank_v, row_type}, run);
   }
 
   void Store(float value, int64_t idx, std::vector<std::byte>* to) const {
@@ -261,40 +256,51 @@ inline PackedSide Channel(int bits, int group) {
 inline PackedSide LayerToken(int bits) { return {bits, ScaleSharing::kTokenLayer, 0, false}; }
 
 inline PackedFormat Codebooks(int bits, double share, int lowrank = 0) {
-  return {.k = {.bits = bits, .sharing = ScaleSharing::kModel, .has_codebook = true},
-          .v = {.bits = bits, .sharing = ScaleSharing::kTokenLayer, .has_codebook = true},
+  return {.codec = CodebookCodec{.bits = bits},
           .prompt_rank = lowrank,
           .decode_rank = lowrank,
           .sparse_share = share};
 }
 
+inline PackedFormat Uniform(const PackedSide& k, const PackedSide& v, int prompt_rank = 0,
+                            int decode_rank = 0, double share = 0) {
+  return {UniformCodec{k, v}, prompt_rank, decode_rank, share};
+}
+
+// Numbers of several signs and steps, of which one stands twice.
+inline constexpr NamedTable kUneven({0, 1, 3, 6, 12, 22, 37, 58, 0, -2, -4, -8, -15, -27, -41, -52},
+                                    0.25f);
+
 inline std::vector<Named> Formats() {
-  return {{"kivi2_g64", {Channel(2, 64), Token(2, 64)}},
-          {"kivi2_g32", {Channel(2, 32), Token(2, 32)}},
-          {"kivi4_g16", {Channel(4, 16), Token(4, 16)}},
-          {"kivi3_g128", {Channel(3, 128), Token(3, 48)}},
-          {"kivi8_g64", {Channel(8, 64), Token(8, 64)}},
-          {"kcvt4", {Channel(4, 0), LayerToken(4)}},
-          {"kcvt3", {Channel(3, 0), LayerToken(3)}},
-          {"kcvt2", {Channel(2, 0), LayerToken(2)}},
-          {"kcvt8", {Channel(8, 512), LayerToken(8)}},
-          {"flexgen4", {Token(4, 64), Token(4, 64)}},
-          {"token2", {Token(2, 0), Token(2, 0)}},
-          {"token3_g48", {Token(3, 48), Token(3, 16)}},
-          {"token8", {Token(8, 0), Token(8, 32)}},
-          {"int8", {Token(8, 0, true), Token(8, 0, true)}},
-          {"int8_g32", {Token(8, 32, true), Token(8, 64, true)}},
-          {"mixed", {Channel(2, 256), Token(8, 0, true)}},
-          {"signed_4", {Token(4, 32, true), Token(4, 32, true)}},
-          {"signed_4_repaired", {Token(4, 0, true), Token(4, 64, true), 2, 2, 0.05}},
-          {"outliers_kivi2", {Channel(2, 64), Token(2, 64), 0, 0, 0.02}},
-          {"outliers_kcvt4", {Channel(4, 0), LayerToken(4), 0, 0, 0.02}},
-          {"outliers_token3", {Token(3, 32), Token(3, 0), 0, 0, 0.1}},
-          {"outliers_int8", {Token(8, 16, true), Token(8, 16, true), 0, 0, 0.05}},
-          {"gear_l_kivi2", {Channel(2, 64), Token(2, 64), 4, 2}},
-          {"gear_kivi2", {Channel(2, 64), Token(2, 64), 4, 2, 0.02}},
-          {"gear_kcvt4", {Channel(4, 0), LayerToken(4), 4, 2, 0.02}},
-          {"gear_token3", {Token(3, 48), Token(3, 0), 7, 3, 0.1}},
+  return {{"kivi2_g64", Uniform(Channel(2, 64), Token(2, 64))},
+          {"kivi2_g32", Uniform(Channel(2, 32), Token(2, 32))},
+          {"kivi4_g16", Uniform(Channel(4, 16), Token(4, 16))},
+          {"kivi3_g128", Uniform(Channel(3, 128), Token(3, 48))},
+          {"kivi8_g64", Uniform(Channel(8, 64), Token(8, 64))},
+          {"kcvt4", Uniform(Channel(4, 0), LayerToken(4))},
+          {"kcvt3", Uniform(Channel(3, 0), LayerToken(3))},
+          {"kcvt2", Uniform(Channel(2, 0), LayerToken(2))},
+          {"kcvt8", Uniform(Channel(8, 512), LayerToken(8))},
+          {"flexgen4", Uniform(Token(4, 64), Token(4, 64))},
+          {"token2", Uniform(Token(2, 0), Token(2, 0))},
+          {"token3_g48", Uniform(Token(3, 48), Token(3, 16))},
+          {"token8", Uniform(Token(8, 0), Token(8, 32))},
+          {"int8", Uniform(Token(8, 0, true), Token(8, 0, true))},
+          {"int8_g32", Uniform(Token(8, 32, true), Token(8, 64, true))},
+          {"mixed", Uniform(Channel(2, 256), Token(8, 0, true))},
+          {"signed_4", Uniform(Token(4, 32, true), Token(4, 32, true))},
+          {"signed_4_repaired", Uniform(Token(4, 0, true), Token(4, 64, true), 2, 2, 0.05)},
+          {"outliers_kivi2", Uniform(Channel(2, 64), Token(2, 64), 0, 0, 0.02)},
+          {"outliers_kcvt4", Uniform(Channel(4, 0), LayerToken(4), 0, 0, 0.02)},
+          {"outliers_token3", Uniform(Token(3, 32), Token(3, 0), 0, 0, 0.1)},
+          {"outliers_int8", Uniform(Token(8, 16, true), Token(8, 16, true), 0, 0, 0.05)},
+          {"gear_l_kivi2", Uniform(Channel(2, 64), Token(2, 64), 4, 2)},
+          {"gear_kivi2", Uniform(Channel(2, 64), Token(2, 64), 4, 2, 0.02)},
+          {"gear_kcvt4", Uniform(Channel(4, 0), LayerToken(4), 4, 2, 0.02)},
+          {"gear_token3", Uniform(Token(3, 48), Token(3, 0), 7, 3, 0.1)},
+          {"table_g32", {TableCodec{&kUneven, 32}}},
+          {"table_g16", {TableCodec{&kUneven, 16}}},
+          {"gear_table_g48", {TableCodec{&kUneven, 48}, 4, 2, 0.05}},
           {"kvquant4", Codebooks(4, 0.01)},
           {"kvquant3", Codebooks(3, 0.05)},
           {"kvquant2", Codebooks(2, 0)},

@@ -77,18 +77,12 @@ SplitProblem::SplitProblem(const SplitHead& h, DType type, uint64_t seed)
       shape{SumOfChannels(h.k_channels),     SumOfChannels(h.v_channels), type,
             SplitOf(h.k_channels, h.scaled), SplitOf(h.v_channels),       h.has_coded_rows},
       random_(seed) {
-  format.splits_bits = true;
+  format.codec = SplitBitsCodec{};
   format.prompt_rank = h.lowrank;
   const int n = h.n_blocks * kBlockSize + h.n_plain;
   k = Rows(n, shape.rank_k, h.scaled), v = Rows(n, shape.rank_v);
-  packed_shape = {.format = format,
-                  .rank_k = shape.rank_k,
-                  .rank_v = shape.rank_v,
-                  .k_bits = shape.k_bits,
-                  .v_bits = shape.v_bits,
-                  .n_kv_heads = 1,
-                  .layer_rank_v = shape.rank_v,
-                  .n_blocks = h.n_blocks};
+  packed_shape =
+      MakePackedShape(format, shape, {.layer_rank_v = shape.rank_v, .n_blocks = h.n_blocks});
   const int n_blocks = (n + kBlockSize - 1) / kBlockSize;
   for (int b = 0; b < n_blocks; ++b) plain_.push_back(PlainBlock(b, n));
   for (const Buffer& block : plain_) blocks.push_back(block.data());

@@ -115,6 +115,30 @@ KVL_INLINE void ConvertScales(const PackedSideView& side, const F16* scales, con
   _mm512_store_ps(middles_to, middle);
 }
 
+// The look-ups of a side: of the numbers of its table, or of even steps.
+template <int kBits>
+KVL_INLINE CodeTables SideTables(const PackedSideView& side) {
+  if constexpr (kBits == 4) {
+    if (side.table != nullptr) return LoadCodeTables<kBits>(side.table);
+  }
+  return MakeCodeTables<kBits>(side.is_symmetric);
+}
+
+// Of all groups of a block, where the side has a table.
+inline void ConvertTableScales(const Work& w, const PackedSideView& side, float* to) {
+  const std::byte* from = w.block + side.scales;
+  const __m512 unit = _mm512_set1_ps(side.table_unit);
+  for (int group = 0; group < side.n_groups; ++group, from += kBlockSize, to += 2 * kBlockSize) {
+    for (int t = 0; t < kBlockSize; t += kLanes) {
+      const __m512i bytes =
+          _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + t)));
+      const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(bytes, 23));
+      _mm512_store_ps(to + t, _mm512_mul_ps(scale, unit));
+      _mm512_store_ps(to + kBlockSize + t, _mm512_setzero_ps());
+    }
+  }
+}
+
 inline void ConvertChannelScales(const PackedSideView& side, const F16* from, float* to) {
   for (int r = 0; r < side.rank; r += kLanes) {
     ConvertScales(side, from + r, from + side.rank + r, to + r, to + kMaxRank + r);
@@ -123,6 +147,7 @@ inline void ConvertChannelScales(const PackedSideView& side, const F16* from, fl
 
 // Of all groups of a block.
 inline void ConvertTokenScales(const Work& w, const PackedSideView& side, float* to) {
+  if (side.table != nullptr) return ConvertTableScales(w, side, to);
   const int parts = side.is_symmetric ? 1 : 2;
   const F16* from = side.shared_scales != nullptr
                         ? side.shared_scales + int64_t{parts} * kBlockSize * w.block_idx

@@ -232,8 +232,7 @@ void DecodeSide(const Work& w) {
   }
   if (side.n_segments > 0) return;
   WithBits(side.bits, [&](auto bits) KVL_PART {
-    decode(bits, {side.bits, 0, side.rank, side.codes},
-           MakeCodeTables<bits.value>(side.is_symmetric));
+    decode(bits, {side.bits, 0, side.rank, side.codes}, SideTables<bits.value>(side));
   });
   PutExactEntries<kIsKey>(w, side, kIsKey ? w.key_places : w.value_places,
                           kIsKey ? w.s->key_scales : w.s->value_scales, w.s->lines);

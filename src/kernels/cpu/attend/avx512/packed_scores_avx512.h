@@ -2,7 +2,7 @@
 // files compiled with AVX-512 flags only; everything has internal linkage.
 #pragma once
 
-#include "format/unit_codes.h"
+#include "format/split_bits/unit_codes.h"
 #include "kernels/cpu/attend/avx512/packed_exact_avx512.h"
 
 namespace kvlathe {
@@ -236,7 +236,7 @@ KVL_INLINE void ScoreByChannel(const Work& w, int row, __m512 (&scores)[kRows][k
   const PackedSideView& side = w.run.k;
   AddKeyDots<kBits, kRows, kTokenGroups>(KeyLinesOf<kBits>(w, 0, side.rank / 2),
                                          {w.s->q[slot], kMaxRank, kTileRows * kMaxRank},
-                                         MakeCodeTables<kBits>(side.is_symmetric), scores);
+                                         SideTables<kBits>(side), scores);
   AddWaitingScores<kRows>(w, row, scores);
 }
 
@@ -253,7 +253,7 @@ KVL_INLINE void ScoreByToken(const Work& w, int row, __m512 (&scores)[kRows][kBl
       _mm512_store_ps(w.s->probs[row + i.value] + kLanes * j.value, scores[i.value][j.value]);
     });
   });
-  const CodeTables tables = MakeCodeTables<kBits>(side.is_symmetric);
+  const CodeTables tables = SideTables<kBits>(side);
   for (int group = 0; group < side.n_groups; ++group) {
     const int begin = group * side.group, end = Min(side.rank, begin + side.group);
     __m512 dots[kRows][kBlockLines];

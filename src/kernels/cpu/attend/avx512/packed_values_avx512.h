@@ -190,7 +190,7 @@ void AddValues(const Work& w, int row) {
     return AddSegmentValues<kRows>(w, row);
   } else {
     const PackedSideView& side = w.run.v;
-    const CodeTables tables = MakeCodeTables<kBits>(side.is_symmetric);
+    const CodeTables tables = SideTables<kBits>(side);
     for (int group = 0; group < side.n_groups; ++group) {
       const int dim = group * side.group, end = Min(side.rank, dim + side.group);
       ValueTiles<kBits, kRows>(w, row, dim, end, w.s->weights[group][0],

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "format/block_layout.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 

@@ -1,4 +1,4 @@
-#include "format/codebook.h"
+#include "format/codebook/codebook.h"
 
 #include <algorithm>
 

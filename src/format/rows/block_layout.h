@@ -1,17 +1,25 @@
-// Where a row lies in a 16-bit (or 32-bit) block of one KV head.
+// The plain block: where a row lies in a 16-bit (or 32-bit) block of one KV head.
 //
 // A block holds kBlockSize entries:
 //   K [rank_k / 2][kBlockSize][2]   pairs of dimensions interleaved across tokens
 //   V [kBlockSize / 2][rank_v][2]   pairs of tokens interleaved across dimensions
+//
+//   K, dimensions 0 and 1   | t0 d0 | t0 d1 | t1 d0 | t1 d1 | ... | t63 d0 | t63 d1 |
+//      dimensions 2 and 3   | t0 d2 | t0 d3 | t1 d2 | t1 d3 | ... | t63 d2 | t63 d3 |
+//      ...
+//   V, tokens 0 and 1       | t0 d0 | t1 d0 | t0 d1 | t1 d1 | ... up to dimension rank_v - 1
+//      tokens 2 and 3       | t2 d0 | t3 d0 | t2 d1 | t3 d1 | ...
+//      ...
+//
 // K first, V directly behind it. An AVX-512 BF16 dot reads 16 tokens x 2 dimensions of K (one cache
 // line) against a broadcast pair of q, and 16 dimensions x 2 tokens of V against a broadcast pair
 // of probabilities; the same lines are the rows of an AMX B tile. There is no horizontal sum and no
 // padding: ranks are multiples of 16.
 #pragma once
 
-#include <array>
 #include <cstdint>
 
+#include "format/split_bits/bit_split.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -19,27 +27,6 @@ namespace kvlathe {
 inline constexpr int kBlockSize = 64;         // entries in a block
 inline constexpr int kMaxPackedRank = 256;    // channels of a sealed row
 inline constexpr int kMaxPackedLowrank = 64;  // columns of the low-rank residual
-
-// Bits of the codes of sealed channels where they differ (packed_layout.h): the first channels[0]
-// have kSplitBits[0], the next channels[1] kSplitBits[1], and so on.
-inline constexpr std::array<int, 6> kSplitBits = {8, 5, 4, 3, 2, 1};
-struct BitSplit {
-  std::array<int, kSplitBits.size()> channels = {};  // multiples of 16
-  // The first of these channels that have an offset and a scale in every block; a multiple of 16.
-  int scaled = 0;
-
-  constexpr int n_channels() const {
-    int n = 0;
-    for (const int c : channels) n += c;
-    return n;
-  }
-  constexpr int bits_per_token() const {
-    int n = 0;
-    for (size_t i = 0; i < channels.size(); ++i) n += channels[i] * kSplitBits[i];
-    return n;
-  }
-  friend bool operator==(const BitSplit&, const BitSplit&) = default;
-};
 
 struct BlockShape {
   int rank_k = 0;                 // multiple of 16

@@ -1,4 +1,4 @@
-#include "format/unit_codes.h"
+#include "format/split_bits/unit_codes.h"
 
 #include <array>
 #include <bit>

@@ -1,0 +1,29 @@
+// Codes that index a codebook of the model (codebook.h): a value is centroid * range + offset.
+// kvquant.
+//
+//   block of a head   | codes of K | codes of V | repairs
+//   layer record      | V: ranges, offsets per token over all heads | repairs
+//   in the model      centroids of K and V of a layer; ranges, offsets of each channel of K
+//
+//   layer record, of each block: [2][kBlockSize] F16
+//                     | range t0 | ... | range t63 | offset t0 | ... | offset t63 |
+#pragma once
+
+#include "format/codes/code_side.h"
+
+namespace kvlathe {
+
+struct CodebookCodec {
+  int bits = 4;                   // 2, 3 or 4, of K and of V
+  bool keys_before_rope = false;  // K is sealed as it was before RoPE, and turned when it is read
+  friend bool operator==(const CodebookCodec&, const CodebookCodec&) = default;
+};
+
+constexpr PackedSide KeySideOf(const CodebookCodec& codec) {
+  return {.bits = codec.bits, .sharing = ScaleSharing::kModel};
+}
+constexpr PackedSide ValueSideOf(const CodebookCodec& codec) {
+  return {.bits = codec.bits, .sharing = ScaleSharing::kTokenLayer};
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,30 @@
+// How many channels of a row have codes of how many bits, where these differ (split_bits_layout.h).
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+namespace kvlathe {
+
+// The first channels[0] channels have codes of kSplitBits[0] bits, the next channels[1] codes of
+// kSplitBits[1], and so on.
+inline constexpr std::array<int, 6> kSplitBits = {8, 5, 4, 3, 2, 1};
+struct BitSplit {
+  std::array<int, kSplitBits.size()> channels = {};  // multiples of 16
+  // The first of these channels that have an offset and a scale in every block; a multiple of 16.
+  int scaled = 0;
+
+  constexpr int n_channels() const {
+    int n = 0;
+    for (const int c : channels) n += c;
+    return n;
+  }
+  constexpr int bits_per_token() const {
+    int n = 0;
+    for (size_t i = 0; i < channels.size(); ++i) n += channels[i] * kSplitBits[i];
+    return n;
+  }
+  friend bool operator==(const BitSplit&, const BitSplit&) = default;
+};
+
+}  // namespace kvlathe

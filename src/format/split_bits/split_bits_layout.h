@@ -1,0 +1,47 @@
+// Channels have bits of their own (bit_split.h): rows come in units of each channel's deviation,
+// and codes are those of unit_codes.h. `lathe` with a ratio.
+//
+//   block of a head   | K: 8 bits | 5 bits | ... | 1 bit | V: 8 bits | ... | 1 bit | factors |
+//                     | offsets of K | scales of K |
+//
+// The codes of the channels that have the same bits lie like a side that has these channels only.
+// The first k_bits.scaled channels of K have an offset and a scale in each block, a byte each:
+// first all offsets, then all scales. There are no exact entries.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "format/codes/code_side.h"
+#include "format/rows/block_layout.h"
+#include "format/split_bits/bit_split.h"
+
+namespace kvlathe {
+
+struct SplitBitsCodec {
+  friend bool operator==(const SplitBitsCodec&, const SplitBitsCodec&) = default;
+};
+
+constexpr PackedSide KeySideOf(const SplitBitsCodec& /*codec*/) {
+  return {.bits = 0, .sharing = ScaleSharing::kNone};
+}
+constexpr PackedSide ValueSideOf(const SplitBitsCodec& codec) { return KeySideOf(codec); }
+
+constexpr int64_t SplitCodeBytes(const BitSplit& bits) {
+  return int64_t{kBlockSize} * bits.bits_per_token() / 8;
+}
+
+// The offset and the scale of a channel in a block, in units of its deviation: a number of the
+// codes is value * scale + offset. Whatever the byte, both are finite and the scale is positive.
+inline constexpr float kOffsetStep = 1.0f / 32;  // byte 128 is 0: from -4 up to just below 4
+constexpr float OffsetOfByte(uint8_t byte) {
+  return static_cast<float>(int{byte} - 128) * kOffsetStep;
+}
+// The upper bits of a float: 4 of its exponent, from 2^-11 to 2^4, and 4 of its mantissa.
+inline constexpr int kScaleShift = 19;
+inline constexpr uint32_t kScaleBase = uint32_t{127 - 11} << 23;
+constexpr float ScaleOfByte(uint8_t byte) {
+  return std::bit_cast<float>((uint32_t{byte} << kScaleShift) + kScaleBase);
+}
+
+}  // namespace kvlathe
