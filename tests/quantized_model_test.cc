@@ -39,6 +39,10 @@ struct Case {
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.spec; }
 
+// What the codes of MXFP4 stand for.
+const std::vector<double> kE2m1 = {0,    0.5,  1,  1.5,  2,  3,  4,  6,
+                                   -0.0, -0.5, -1, -1.5, -2, -3, -4, -6};
+
 const Case kCases[] = {
     {"kivi(bits=2,group=32,run=64,sink=4)",
      {.name = "kivi", .bits = 2, .group = 32, .run = 64, .n_sink = 4}},
@@ -68,6 +72,11 @@ const Case kCases[] = {
      {.name = "token", .bits = 4, .group = 32, .run = 64, .n_sink = 0, .sparse_share = 0.08}},
     {"q8_0(run=64,sink=4)", {.name = "q8_0", .bits = 8, .run = 64, .n_sink = 4}},
     {"q4_0(run=64,sink=0)", {.name = "q4_0", .bits = 4, .run = 64, .n_sink = 0}},
+    {"mxfp4(run=64,sink=0)",
+     {.name = "table", .bits = 4, .group = 32, .run = 64, .n_sink = 0, .table = kE2m1}},
+    {"palu+mxfp4(run=64,sink=4)",
+     {.name = "table", .bits = 4, .group = 32, .run = 64, .n_sink = 4, .table = kE2m1},
+     Case::Basis::kLatents},
     {"int8(run=64,sink=4)", {.name = "int8", .bits = 8, .run = 64, .n_sink = 4}},
     {"kivi(bits=4,run=64,buffer=128,sink=0)",
      {.name = "kivi", .bits = 4, .group = 32, .run = 64, .buffer = 128, .n_sink = 0}},

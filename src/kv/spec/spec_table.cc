@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "analysis/bases/method.h"
+#include "format/table_codes/mxfp4.h"
 #include "kv/quantizer/method.h"
 #include "kv/spec/compatibility.h"
 #include "kv/spec/read_options.h"
@@ -388,6 +389,12 @@ constexpr StageInfo kStages[] = {
      .paper = "llama.cpp",
      .keys = kInt8Keys,
      .read = ReadFixed<Q4Format>},
+    {.name = "mxfp4",
+     .axis = kQuantizer,
+     .doc = "4-bit floats (E2M1) under one power of two for 32 channels of a token",
+     .paper = "OCP Microscaling Formats (MX) Specification, version 1.0",
+     .keys = kInt8Keys,
+     .read = ReadFixed<TableFormat<kMxfp4, kMxGroup>>},
 
     {.name = "lowrank",
      .axis = kResidual,
