@@ -76,7 +76,7 @@ StatusOr<CalibrationStatistics> ModelStatistics::FindStatistics(const Calibratio
 StatusOr<const CalibrationStatistics*> ModelStatistics::Hold(
     const CalibrationRun& run, std::optional<CalibrationStatistics>* held) {
   // Whatever was measured is above zero.
-  const auto has_probes = [&] { return (*held)->probe_kl_v.front() > 0; };
+  const auto has_probes = [&] { return (*held)->probes.kl_v.front() > 0; };
   if (!held->has_value() || (run.across_heads && (*held)->k_pre_across_heads.empty()) ||
       (run.probes && !has_probes())) {
     KVL_ASSIGN_OR_RETURN(*held, FindStatistics(run));

@@ -316,11 +316,11 @@ double ProbedLayers(const StatisticsShape& shape) {
 Status MeasureSensitivities(const SensitivityJob& job, CalibrationStatistics* statistics) {
   CalibrationStatistics& s = *statistics;
   ProbedPair pairs[kPairs] = {
-      {job.analysis, true, s.probe_kl_qk.data(), s.probe_noise_qk.data(),
-       s.probe_noise_qk_static.data()},
-      {job.analysis, false, s.probe_kl_v.data(), s.probe_noise_v.data(), nullptr},
-      {job.before_rope, true, s.probe_kl_qk_pre.data(), s.probe_noise_qk_pre.data(),
-       s.probe_noise_qk_pre_static.data()}};
+      {job.analysis, true, s.probes.kl_qk.data(), s.probes.noise_qk.data(),
+       s.probes.noise_qk_static.data()},
+      {job.analysis, false, s.probes.kl_v.data(), s.probes.noise_v.data(), nullptr},
+      {job.before_rope, true, s.probes.kl_qk_pre.data(), s.probes.noise_qk_pre.data(),
+       s.probes.noise_qk_pre_static.data()}};
   return MeasuresEach(s.shape) ? MeasureEach(job, s.shape, pairs)
                                : MeasureLayers(job, s.shape, pairs);
 }

@@ -36,10 +36,10 @@ ProbeTexts ChooseProbeTexts(const TokenSequences& sequences, const StatisticsSha
 double ProbedLayers(const StatisticsShape& shape);
 
 // Cuts one pair of one KV head (or of a few of one layer) to each of ProbeRanks, all else whole,
-// and keeps the KL in statistics->probe_kl_qk, probe_kl_v and, of keys before RoPE,
-// probe_kl_qk_pre. Gives each pair codes of kProbeBits as well, beside codes of 8 bits everywhere
-// else, and keeps the KL from 8 bits everywhere in probe_noise_qk, probe_noise_v and
-// probe_noise_qk_pre. What heads lose together is shared out by the errors that the analysis
+// and keeps the KL in statistics->probes: kl_qk, kl_v and, of keys before RoPE,
+// kl_qk_pre. Gives each pair codes of kProbeBits as well, beside codes of 8 bits everywhere
+// else, and keeps the KL from 8 bits everywhere in noise_qk, noise_v and
+// noise_qk_pre. What heads lose together is shared out by the errors that the analysis
 // expects. Where that is more than kMostProbes, only the middle cut and the codes of the pairs
 // after RoPE are measured, of whole layers, and what they cost per expected error says the rest.
 // Errors are those of `kl`.

@@ -136,19 +136,19 @@ TEST(SensitivityTest, EveryPairOfEveryHeadIsCutAlone) {
   EXPECT_EQ(n_cuts, 54);
   EXPECT_EQ(n_noisy, 32);
   for (int h = 0; h < 6; ++h) {
-    EXPECT_NEAR(statistics.probe_noise_qk[h], (Cut{h, true, 1}.Kl()), 1e-6);
-    EXPECT_NEAR(statistics.probe_noise_v[h], (Cut{h, false, 1}.Kl()), 1e-6);
-    EXPECT_NEAR(statistics.probe_noise_qk_static[h], (Cut{h, true, 1, false, true}.Kl()), 1e-6);
+    EXPECT_NEAR(statistics.probes.noise_qk[h], (Cut{h, true, 1}.Kl()), 1e-6);
+    EXPECT_NEAR(statistics.probes.noise_v[h], (Cut{h, false, 1}.Kl()), 1e-6);
+    EXPECT_NEAR(statistics.probes.noise_qk_static[h], (Cut{h, true, 1, false, true}.Kl()), 1e-6);
     // Latents have no scales here, so both of their probes are the same.
-    EXPECT_NEAR(statistics.probe_noise_qk_pre[h], (Cut{h, true, 1, true, true}.Kl()), 1e-6);
-    EXPECT_NEAR(statistics.probe_noise_qk_pre_static[h], (Cut{h, true, 1, true, true}.Kl()), 1e-6);
+    EXPECT_NEAR(statistics.probes.noise_qk_pre[h], (Cut{h, true, 1, true, true}.Kl()), 1e-6);
+    EXPECT_NEAR(statistics.probes.noise_qk_pre_static[h], (Cut{h, true, 1, true, true}.Kl()), 1e-6);
   }
   for (int h = 0; h < 6; ++h) {
     for (int cut = 0; cut < 3; ++cut) {
       const int rank = 16 * (cut + 1);
-      EXPECT_NEAR(statistics.probe_kl_qk[h * 3 + cut], (Cut{h, true, rank}.Kl()), 1e-6);
-      EXPECT_NEAR(statistics.probe_kl_v[h * 3 + cut], (Cut{h, false, rank}.Kl()), 1e-6);
-      EXPECT_NEAR(statistics.probe_kl_qk_pre[h * 3 + cut], (Cut{h, true, rank, true}.Kl()), 1e-6);
+      EXPECT_NEAR(statistics.probes.kl_qk[h * 3 + cut], (Cut{h, true, rank}.Kl()), 1e-6);
+      EXPECT_NEAR(statistics.probes.kl_v[h * 3 + cut], (Cut{h, false, rank}.Kl()), 1e-6);
+      EXPECT_NEAR(statistics.probes.kl_qk_pre[h * 3 + cut], (Cut{h, true, rank, true}.Kl()), 1e-6);
     }
   }
 }
@@ -181,10 +181,10 @@ TEST(SensitivityTest, HeadsCutTogetherShareByTheirExpectedErrors) {
     double squares = 0;
     for (int h = 4 * l; h < 4 * l + 4; ++h) squares += (1.0 + h) * (1.0 + h);
     for (int h = 4 * l; h < 4 * l + 4; ++h) {
-      EXPECT_NEAR(statistics.probe_noise_qk[h], (l + 1) * (1.0 + h) / (16.0 * l + 10), 1e-4);
-      EXPECT_NEAR(statistics.probe_noise_v[h], (l + 1) / 4.0, 1e-4);
+      EXPECT_NEAR(statistics.probes.noise_qk[h], (l + 1) * (1.0 + h) / (16.0 * l + 10), 1e-4);
+      EXPECT_NEAR(statistics.probes.noise_v[h], (l + 1) / 4.0, 1e-4);
       for (int cut = 0; cut < 3; ++cut) {
-        EXPECT_NEAR(statistics.probe_kl_qk[h * 3 + cut], (l + 1) * (1.0 + h) * (1.0 + h) / squares,
+        EXPECT_NEAR(statistics.probes.kl_qk[h * 3 + cut], (l + 1) * (1.0 + h) * (1.0 + h) / squares,
                     1e-4);
       }
     }
@@ -241,13 +241,13 @@ TEST(SensitivityTest, DeepModelsAreMeasuredByACutAndNoiseOfALayer) {
   for (int h = 0; h < 26; ++h) {
     for (int cut = 0; cut < 3; ++cut) {
       const int rank = 16 * (cut + 1);
-      near(statistics.probe_kl_qk[h * 3 + cut], cut_loss(h, true, rank));
-      near(statistics.probe_kl_v[h * 3 + cut], cut_loss(h, false, rank));
-      near(statistics.probe_kl_qk_pre[h * 3 + cut], cut_loss(h, true, rank) / 4);
+      near(statistics.probes.kl_qk[h * 3 + cut], cut_loss(h, true, rank));
+      near(statistics.probes.kl_v[h * 3 + cut], cut_loss(h, false, rank));
+      near(statistics.probes.kl_qk_pre[h * 3 + cut], cut_loss(h, true, rank) / 4);
     }
-    near(statistics.probe_noise_qk[h], noise_loss(h, true));
-    near(statistics.probe_noise_v[h], noise_loss(h, false));
-    near(statistics.probe_noise_qk_pre[h], noise_loss(h, true) / 8);
+    near(statistics.probes.noise_qk[h], noise_loss(h, true));
+    near(statistics.probes.noise_v[h], noise_loss(h, false));
+    near(statistics.probes.noise_qk_pre[h], noise_loss(h, true) / 8);
   }
 }
 
@@ -332,7 +332,7 @@ TEST(SensitivityTest, ErrorsComeThroughAndNothingIsExactlyZero) {
   EXPECT_EQ(MeasureSensitivities(job, &statistics).code(), StatusCode::kResourceExhausted);
   job.kl = [](const ModelBasis&, int) -> StatusOr<double> { return 0.0; };
   ASSERT_TRUE(MeasureSensitivities(job, &statistics).ok());
-  EXPECT_GT(statistics.probe_kl_v[0], 0);
+  EXPECT_GT(statistics.probes.kl_v[0], 0);
 }
 
 }  // namespace

@@ -90,6 +90,25 @@ struct DmcConfig {
   bool zeroes_after_rope = true;  // what RoPE turned into the channel goes as well
 };
 
+// What is normalised, and how.
+struct NormConfig {
+  NormKind kind = NormKind::kRms;  // of what attention and the MLP read, and of the last stream
+  float eps = 1e-5f;
+  // Queries and keys of each head are normalised (RMS) before RoPE, with weights that all heads of
+  // a layer share. Where calibration, bases and caches speak of a row before RoPE, it is
+  // normalised.
+  bool of_qk = false;
+  // What attention and the MLP put out is normalised (RMS) before it is added to the stream.
+  bool of_outputs = false;
+};
+
+// Which products add a bias.
+struct BiasConfig {
+  bool qkv = false;
+  bool o = false;
+  bool mlp = false;
+};
+
 struct ModelConfig {
   std::string model_type;  // "llama", "qwen2", ...
   int n_layers = 0;
@@ -100,21 +119,14 @@ struct ModelConfig {
   int ffn_dim = 0;
   int vocab_size = 0;
   int max_seq_len = 0;
-  NormKind norm = NormKind::kRms;
-  float norm_eps = 1e-5f;
+  NormConfig norms;
   PositionKind positions = PositionKind::kRope;
   AttentionLayers attention;
   double rotary_fraction = 1;  // of head_dim; channels behind it do not rotate
   MlpKind mlp = MlpKind::kSwiglu;
-  // Queries and keys of each head are normalised (RMS) before RoPE, with weights that all heads of
-  // a layer share. Where calibration, bases and caches speak of a row before RoPE, it is
-  // normalised.
-  bool qk_norm = false;
-  // What attention and the MLP put out is normalised (RMS) before it is added to the stream.
-  bool output_norms = false;
   float embedding_scale = 1;  // multiplies the rows of the embedding
   // Multiplies queries, for a model whose scores are not divided by sqrt(head_dim); only models
-  // with qk_norm may have one.
+  // with norms.of_qk may have one.
   float query_scale = 1;
   // Attention and MLP read the same residual stream and both add to it (Falcon).
   bool parallel_block = false;
@@ -122,9 +134,7 @@ struct ModelConfig {
   bool shared_norm = false;
   WeightLayout layout = WeightLayout::kLlama;
   bool tie_word_embeddings = false;
-  bool qkv_bias = false;
-  bool o_bias = false;
-  bool mlp_bias = false;
+  BiasConfig biases;
   std::optional<DmcConfig> dmc;
   int bos_id = -1;           // -1: none
   std::vector<int> eos_ids;  // config.json and generation_config.json together

@@ -47,7 +47,7 @@ TEST(ModelConfig, ReadsLlama3) {
   EXPECT_EQ(c->attention.of(0).rope.scaling, RopeConfig::Scaling::kLlama3);
   EXPECT_EQ(c->attention.of(0).rope.factor, 32);
   EXPECT_EQ(c->eos_ids, (std::vector<int>{128001, 128008}));
-  EXPECT_FALSE(c->qkv_bias);
+  EXPECT_FALSE(c->biases.qkv);
 }
 
 TEST(ModelConfig, Qwen2HasQkvBiasAndNoOutputBias) {
@@ -55,8 +55,8 @@ TEST(ModelConfig, Qwen2HasQkvBiasAndNoOutputBias) {
   json["model_type"] = "qwen2";
   auto c = ParseModelConfig(json, "config.json");
   ASSERT_TRUE(c.ok()) << c.status();
-  EXPECT_TRUE(c->qkv_bias);
-  EXPECT_FALSE(c->o_bias);
+  EXPECT_TRUE(c->biases.qkv);
+  EXPECT_FALSE(c->biases.o);
 }
 
 TEST(ModelConfig, WithoutKvHeadsEveryHeadHasItsOwn) {
@@ -146,9 +146,9 @@ TEST(ModelConfig, Qwen3NormalisesQueriesAndKeysOfHeadsOfTheirOwnWidth) {
   json["rope_scaling"] = nullptr;
   const auto c = ParseModelConfig(json, "config.json");
   ASSERT_TRUE(c.ok()) << c.status();
-  EXPECT_TRUE(c->qk_norm);
-  EXPECT_FALSE(c->output_norms);
-  EXPECT_FALSE(c->qkv_bias);
+  EXPECT_TRUE(c->norms.of_qk);
+  EXPECT_FALSE(c->norms.of_outputs);
+  EXPECT_FALSE(c->biases.qkv);
   EXPECT_EQ(c->head_dim, 128);
   json["use_sliding_window"] = true;
   EXPECT_EQ(ErrorOf(json).code(), StatusCode::kUnimplemented);
@@ -191,7 +191,7 @@ TEST(ModelConfig, Gemma3HasAWindowAndAnglesOfTheirOwnInAllLayersButEverySixth) {
             "7");
   EXPECT_EQ(c->mlp, MlpKind::kGeglu);
   EXPECT_EQ(c->mlp_rows(), 2 * 6912);
-  EXPECT_TRUE(c->tie_word_embeddings && c->qk_norm && c->output_norms);
+  EXPECT_TRUE(c->tie_word_embeddings && c->norms.of_qk && c->norms.of_outputs);
   EXPECT_FLOAT_EQ(c->embedding_scale, std::sqrt(1152.0f));
   EXPECT_FLOAT_EQ(c->query_scale, 2);
 }
@@ -302,10 +302,10 @@ TEST(ModelConfig, ReadsGpt2) {
   EXPECT_EQ(c->max_seq_len, 1024);
   EXPECT_EQ(c->positions, PositionKind::kLearned);
   EXPECT_EQ(c->rope_dim(), 0);
-  EXPECT_EQ(c->norm, NormKind::kLayer);
+  EXPECT_EQ(c->norms.kind, NormKind::kLayer);
   EXPECT_EQ(c->mlp, MlpKind::kGeluTanh);
   EXPECT_TRUE(c->tie_word_embeddings);
-  EXPECT_TRUE(c->qkv_bias && c->o_bias && c->mlp_bias);
+  EXPECT_TRUE(c->biases.qkv && c->biases.o && c->biases.mlp);
   nlohmann::json json = Gpt2();
   json.erase("n_positions");
   json["n_ctx"] = 512;

@@ -25,7 +25,7 @@ void LayerProgram::AddProjections() {
   const ModelConfig& c = *layer_->config;
   Add<NormaliseStep>(&layer_->weights->attn_norm);
   Add<ProjectStep>();
-  if (c.qk_norm) Add<NormaliseHeadsStep>();
+  if (c.norms.of_qk) Add<NormaliseHeadsStep>();
   if (c.dmc.has_value()) Add<TakeDecisionsStep>();
   Add<ObserveStep>();
 }
@@ -92,7 +92,7 @@ ActivationWidths WidthsOf(const Layer& layer) {
                              .attended = rows.OutputStride(),
                              .mlp_in = c.mlp_rows(),
                              .gated = c.ffn_dim,
-                             .added = c.output_norms ? c.hidden_dim : 0};
+                             .added = c.norms.of_outputs ? c.hidden_dim : 0};
   if (rows.turn) {
     widths.q_full = rows.n_heads * d;
     widths.k_full = rows.n_kv_heads * d;

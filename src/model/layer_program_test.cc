@@ -38,7 +38,7 @@ TEST(LayerProgram, OfAPlainDecoder) {
 
 TEST(LayerProgram, NormsOfQueriesAndKeysComeBeforeAnybodySeesThem) {
   ModelConfig config = SmallConfig();
-  config.qk_norm = true;
+  config.norms.of_qk = true;
   EXPECT_THAT(StepsOf(config, {}),
               ElementsAre("normalise", "project", "normalise heads", "observe", "rotate and map",
                           "append", "attend", "output", "normalise", "feed forward"));

@@ -35,7 +35,7 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
 bool Model::RowsNeedNoTurn(const ModelBasis* basis) const {
   const ModelConfig& c = config();
   // Rows of a group of query heads would lie apart in the product.
-  if (c.rope_dim() > 0 || c.qk_norm || c.dmc.has_value() || layout_.MergesEntries() ||
+  if (c.rope_dim() > 0 || c.norms.of_qk || c.dmc.has_value() || layout_.MergesEntries() ||
       c.gqa_group() > 1) {
     return false;
   }

@@ -35,7 +35,7 @@ WeightNames::Table WeightNames::TableOf(const ModelConfig& config, const TensorS
         t.gate = "";
         t.up = "mlp.gate_up_proj";
       }
-      if (config.output_norms) {
+      if (config.norms.of_outputs) {
         t.attn_out_norm = "post_attention_layernorm";
         t.ffn_norm = "pre_feedforward_layernorm";
         t.ffn_out_norm = "post_feedforward_layernorm";

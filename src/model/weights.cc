@@ -100,12 +100,12 @@ Status ModelWeights::LoadNorms(int layer_idx) {
   if (!config_.shared_norm) {
     KVL_ASSIGN_OR_RETURN(layer.ffn_norm, ReadNorm(names_.ffn_norm(layer_idx), hidden));
   }
-  if (config_.qk_norm) {
+  if (config_.norms.of_qk) {
     KVL_ASSIGN_OR_RETURN(layer.q_norm, ReadNorm(names_.q_norm(layer_idx), head_dim));
     KVL_ASSIGN_OR_RETURN(layer.k_norm, ReadNorm(names_.k_norm(layer_idx), head_dim));
     for (float& w : layer.q_norm.weight) w *= config_.query_scale;
   }
-  if (config_.output_norms) {
+  if (config_.norms.of_outputs) {
     KVL_ASSIGN_OR_RETURN(layer.attn_out_norm, ReadNorm(names_.attn_out_norm(layer_idx), hidden));
     KVL_ASSIGN_OR_RETURN(layer.ffn_out_norm, ReadNorm(names_.ffn_out_norm(layer_idx), hidden));
   }
@@ -117,14 +117,14 @@ Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   KVL_RETURN_IF_ERROR(LoadNorms(layer_idx));
   const std::vector<Projection> qk = names_.qk(layer_idx);
   KVL_ASSIGN_OR_RETURN(layer.qk, reader_.Pack(qk, compute_type_, pool));
-  if (config_.qkv_bias) {
+  if (config_.biases.qkv) {
     KVL_ASSIGN_OR_RETURN(layer.qk_bias, ReadBiases(qk));
   }
   const std::vector<Projection> mlp_in = names_.mlp_in(layer_idx);
   const Projection down = names_.mlp_out(layer_idx);
   KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, compute_type_, pool));
   KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, compute_type_, pool));
-  if (config_.mlp_bias) {
+  if (config_.biases.mlp) {
     KVL_ASSIGN_OR_RETURN(layer.mlp_in_bias, ReadBiases(mlp_in));
     KVL_ASSIGN_OR_RETURN(layer.down_bias, reader_.Bias(down));
   }
@@ -135,7 +135,7 @@ StatusOr<NormWeights> ModelWeights::ReadNorm(const std::string& tensor, int64_t 
   NormWeights norm;
   KVL_ASSIGN_OR_RETURN(norm.weight, reader_.Vector(tensor + ".weight", n_dims));
   for (float& w : norm.weight) w += names_.norm_offset();
-  if (config_.norm == NormKind::kLayer) {
+  if (config_.norms.kind == NormKind::kLayer) {
     KVL_ASSIGN_OR_RETURN(norm.bias, reader_.Vector(tensor + ".bias", n_dims));
   }
   return norm;
@@ -151,10 +151,10 @@ StatusOr<std::vector<float>> ModelWeights::ReadBiases(const std::vector<Projecti
 }
 
 Status ModelWeights::ReadValueBiases(int layer_idx, ValueProjection* p) {
-  if (config_.o_bias) {
+  if (config_.biases.o) {
     KVL_ASSIGN_OR_RETURN(p->o_bias, reader_.Bias(names_.o(layer_idx)));
   }
-  if (config_.qkv_bias) {
+  if (config_.biases.qkv) {
     KVL_ASSIGN_OR_RETURN(p->v_bias, reader_.Bias(names_.v(layer_idx)));
   }
   return OkStatus();
@@ -214,7 +214,7 @@ Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
   const auto value_basis = [&](int g) {
     return ConstMap(basis.head(layer_idx, g).value_basis.data(), n * d, rank(g));
   };
-  if (config_.qkv_bias || HasValueOffset(basis, layer_idx)) {
+  if (config_.biases.qkv || HasValueOffset(basis, layer_idx)) {
     p->v_bias.resize(config_.n_kv_heads * d);
     for (int g = 0; g < config_.n_kv_heads; ++g) {
       const std::vector<float>& offset = basis.head(layer_idx, g).value_offset;
@@ -377,7 +377,7 @@ StatusOr<std::vector<std::vector<double>>> ModelWeights::AllKeyGrams(int n_joine
 
 std::vector<std::vector<float>> ModelWeights::AllKeyBiases() const {
   std::vector<std::vector<float>> all;
-  if (!config_.qkv_bias || config_.qk_norm) return all;
+  if (!config_.biases.qkv || config_.norms.of_qk) return all;
   const int64_t d = config_.head_dim;
   for (const LayerWeights& layer : layers_) {
     AppendHeads(layer.qk_bias.data() + config_.n_heads * d, config_.n_kv_heads, d, &all);
@@ -387,7 +387,7 @@ std::vector<std::vector<float>> ModelWeights::AllKeyBiases() const {
 
 StatusOr<std::vector<std::vector<float>>> ModelWeights::AllValueBiases() {
   std::vector<std::vector<float>> all;
-  if (!config_.qkv_bias) return all;
+  if (!config_.biases.qkv) return all;
   for (int l = 0; l < config_.n_layers; ++l) {
     KVL_ASSIGN_OR_RETURN(const std::vector<float> bias, reader_.Bias(names_.v(l)));
     AppendHeads(bias.data(), config_.n_kv_heads, config_.head_dim, &all);

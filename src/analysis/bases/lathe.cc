@@ -147,17 +147,17 @@ LatheStatistics StatisticsOf(const CalibrationStatistics& s, bool is_latent) {
   if (is_latent) {
     return {s.attended_q_pre,
             s.attended_k_pre,
-            s.probe_kl_qk_pre,
-            s.probe_noise_qk_pre,
-            s.probe_noise_qk_pre_static,
+            s.probes.kl_qk_pre,
+            s.probes.noise_qk_pre,
+            s.probes.noise_qk_pre_static,
             s.k_pre_in_blocks,
             std::move(probe_ranks)};
   }
   return {s.attended_q,
           s.attended_k,
-          s.probe_kl_qk,
-          s.probe_noise_qk,
-          s.probe_noise_qk_static,
+          s.probes.kl_qk,
+          s.probes.noise_qk,
+          s.probes.noise_qk_static,
           s.k_in_blocks,
           std::move(probe_ranks)};
 }
@@ -196,14 +196,14 @@ Status AnalyseHead(const BasisInputs& inputs, const LatheStatistics& of_keys, in
   const std::vector<int>& probe_ranks = of_keys.probe_ranks;
   analysis->spectra[h] = {
       ScaledToProbes(qk.singular_values, probe_ranks, &of_keys.probe_kl_qk[h * kProbeCuts]),
-      ScaledToProbes(v.singular_values, probe_ranks, &s.probe_kl_v[h * kProbeCuts])};
+      ScaledToProbes(v.singular_values, probe_ranks, &s.probes.kl_v[h * kProbeCuts])};
   HeadNoise& noise = analysis->noise[h];
   noise = KeyNoiseOf(head, SquareOf(of_keys.in_blocks, h, d), qk,
                      {of_keys.probe_noise_qk[h], of_keys.probe_static[h]}, d);
   if (!inputs.options.scales_keys) noise.qk_in_blocks.clear();
   noise.needs_whole_rows &= inputs.options.may_keep_open_rows;
   noise.v = NoiseOf(head.value_deviations, v.singular_values);
-  ScaleToProbe(s.probe_noise_v[h], SumOf(noise.v), &noise.v);
+  ScaleToProbe(s.probes.noise_v[h], SumOf(noise.v), &noise.v);
   return OkStatus();
 }
 

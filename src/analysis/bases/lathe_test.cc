@@ -161,9 +161,10 @@ class LatheTest : public ::testing::Test {
       rows_.push_back(std::move(rows));
       // As measured at ranks 16, 32 and 48: of a size of its own for each pair.
       for (int cut = 0; cut < 3; ++cut) {
-        statistics_.probe_kl_qk[h * 3 + cut] = 0.01f * static_cast<float>((1 + h) * (3 - cut));
-        statistics_.probe_kl_qk_pre[h * 3 + cut] = 0.003f * static_cast<float>((2 + h) * (4 - cut));
-        statistics_.probe_kl_v[h * 3 + cut] =
+        statistics_.probes.kl_qk[h * 3 + cut] = 0.01f * static_cast<float>((1 + h) * (3 - cut));
+        statistics_.probes.kl_qk_pre[h * 3 + cut] =
+            0.003f * static_cast<float>((2 + h) * (4 - cut));
+        statistics_.probes.kl_v[h * 3 + cut] =
             0.002f * static_cast<float>(5 - h) / static_cast<float>(1 + cut);
       }
     }
@@ -193,7 +194,7 @@ TEST_F(LatheTest, SpectraFollowTheErrorsOfTheRowsBetweenTheProbes) {
     const bool is_latent = options >= 2;
     const BasisAnalysis analysis = Analyse(options % 2 == 0, is_latent);
     const std::vector<float>& probes =
-        is_latent ? statistics_.probe_kl_qk_pre : statistics_.probe_kl_qk;
+        is_latent ? statistics_.probes.kl_qk_pre : statistics_.probes.kl_qk;
     const std::vector<int> ranks = {8, 16, 20, 32, 40, 48, 60};
     std::vector<ModelBasis> cut;
     for (const int rank : ranks) {
@@ -208,7 +209,7 @@ TEST_F(LatheTest, SpectraFollowTheErrorsOfTheRowsBetweenTheProbes) {
       for (const int rank : ranks) {
         SCOPED_TRACE(::testing::Message() << "head " << h << " rank " << rank);
         const double qk = Interpolated(&probes[h * 3], qk_error, rank);
-        const double v = Interpolated(&statistics_.probe_kl_v[h * 3], v_error, rank);
+        const double v = Interpolated(&statistics_.probes.kl_v[h * 3], v_error, rank);
         // The ridge shows in the last dimensions, which hold next to nothing.
         EXPECT_NEAR(SquaresBeyond(analysis.spectra[h].qk, rank), qk, 3e-2 * qk);
         EXPECT_NEAR(SquaresBeyond(analysis.spectra[h].v, rank), v, 3e-2 * v);
@@ -272,7 +273,7 @@ double MeanSquare(const Rows& rows, const std::vector<float>& map, int i, double
 // An error of variance 1 in a stored channel costs a score what queries, or output weights, have in
 // that channel. Channels that share their bits cost the same, and together no more than unmixed.
 TEST_F(LatheTest, NoiseIsWhatAnErrorOfAStoredChannelCosts) {
-  statistics_.probe_kl_qk.assign(kHeads * 3, 0);
+  statistics_.probes.kl_qk.assign(kHeads * 3, 0);
   for (int h = 0; h < kHeads; ++h) {
     SetMoments(rows_[h].o, kGroup * kTokens, h, &statistics_.v);
   }
@@ -307,8 +308,8 @@ TEST_F(LatheTest, NoiseIsWhatAnErrorOfAStoredChannelCosts) {
 }
 
 TEST_F(LatheTest, WithoutProbesErrorsCountAsTheyAre) {
-  statistics_.probe_kl_qk.assign(kHeads * 3, 0);
-  statistics_.probe_kl_v.assign(kHeads * 3, 0);
+  statistics_.probes.kl_qk.assign(kHeads * 3, 0);
+  statistics_.probes.kl_v.assign(kHeads * 3, 0);
   const BasisAnalysis analysis = Analyse();
   const ModelBasis basis = CutBasis(analysis, std::vector<HeadRanks>(kHeads, {8, 8}));
   for (int h = 0; h < kHeads; ++h) {
@@ -328,8 +329,8 @@ TEST_F(LatheTest, KeysInTheirBlocksSayWhatScalesSave) {
           statistics_.k_in_blocks[h * kSquare + i] = static_cast<float>(inside * gram[i]);
         }
       }
-      statistics_.probe_noise_qk.assign(kHeads, 0.001f);
-      statistics_.probe_noise_qk_static.assign(kHeads, static_cast<float>(0.001 * gain));
+      statistics_.probes.noise_qk.assign(kHeads, 0.001f);
+      statistics_.probes.noise_qk_static.assign(kHeads, static_cast<float>(0.001 * gain));
       const BasisAnalysis analysis = Analyse();
       for (const HeadNoise& noise : analysis.noise) {
         const auto sum = [](const std::vector<double>& x) {
@@ -355,15 +356,15 @@ TEST_F(LatheTest, KeysInTheirBlocksSayWhatScalesSave) {
 // Heads that get no scales share out the measured noise as if nobody had looked at blocks.
 TEST_F(LatheTest, BlocksSayNothingOfHeadsWithoutScales) {
   statistics_.k_in_blocks.assign(kHeads * kSquare, 0);
-  statistics_.probe_noise_qk.assign(kHeads, 0.0005f);
+  statistics_.probes.noise_qk.assign(kHeads, 0.0005f);
   const BasisAnalysis expected = Analyse();
   for (int h = 0; h < kHeads; ++h) {
     for (int i = 0; i < kHeadDim; ++i) {
       statistics_.k_in_blocks[h * kSquare + i * (kHeadDim + 1)] = 0.01f * static_cast<float>(i + 1);
     }
   }
-  statistics_.probe_noise_qk.assign(kHeads, 0.0002f);
-  statistics_.probe_noise_qk_static.assign(kHeads, 0.0005f);
+  statistics_.probes.noise_qk.assign(kHeads, 0.0002f);
+  statistics_.probes.noise_qk_static.assign(kHeads, 0.0005f);
   const BasisAnalysis analysis = Analyse();
   for (int h = 0; h < kHeads; ++h) {
     EXPECT_THAT(analysis.noise[h].qk, ::testing::ElementsAreArray(expected.noise[h].qk));

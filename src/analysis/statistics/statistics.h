@@ -42,6 +42,22 @@ struct StatisticsSource {
   int n_positions = 0;      // of the context that rows after RoPE are taken from
 };
 
+// What it costs to compress one pair of heads of keys and values alone.
+struct ProbeLosses {
+  // The KL in nats per token of cutting only this pair, in lathe's basis, to each of ProbeRanks
+  // (analysis/statistics/probes.h), [n_layers, n_kv_heads, kProbeCuts]. 0 if it was not measured.
+  std::vector<float> kl_qk;
+  std::vector<float> kl_v;
+  std::vector<float> kl_qk_pre;  // in lathe's basis of keys before RoPE
+  // The KL of codes of kProbeBits in all channels of only this pair, [n_layers, n_kv_heads].
+  std::vector<float> noise_qk;
+  std::vector<float> noise_v;
+  std::vector<float> noise_qk_pre;
+  // The same for keys whose blocks have no scales; those above have them. 0 if it was not measured.
+  std::vector<float> noise_qk_static;
+  std::vector<float> noise_qk_pre_static;
+};
+
 struct CalibrationStatistics {
   StatisticsShape shape;
   StatisticsSource source;
@@ -80,18 +96,7 @@ struct CalibrationStatistics {
   std::vector<float> k_in_blocks;
   std::vector<float> k_pre_in_blocks;
 
-  // The KL in nats per token of cutting only this pair, in lathe's basis, to each of ProbeRanks
-  // (analysis/statistics/probes.h), [n_layers, n_kv_heads, kProbeCuts]. 0 if it was not measured.
-  std::vector<float> probe_kl_qk;
-  std::vector<float> probe_kl_v;
-  std::vector<float> probe_kl_qk_pre;  // in lathe's basis of keys before RoPE
-  // The KL of codes of kProbeBits in all channels of only this pair, [n_layers, n_kv_heads].
-  std::vector<float> probe_noise_qk;
-  std::vector<float> probe_noise_v;
-  std::vector<float> probe_noise_qk_pre;
-  // The same for keys whose blocks have no scales; those above have them. 0 if it was not measured.
-  std::vector<float> probe_noise_qk_static;
-  std::vector<float> probe_noise_qk_pre_static;
+  ProbeLosses probes;
 
   // Channel (layer_idx * n_kv_heads + kv_head_idx) * head_dim + d.
   ChannelHistograms k_post_histograms;

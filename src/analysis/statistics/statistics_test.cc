@@ -24,8 +24,8 @@ CalibrationStatistics RandomStatistics() {
   Random random(1);
   for (std::vector<float>* values :
        {&s.q_post.gram, &s.k_post.gram, &s.k_pre.mean, &s.v.gram, &s.q_pre.gram, &s.q_pre.mean,
-        &s.sink_v.gram, &s.attended_q_pre.gram, &s.attended_k_pre.mean, &s.probe_kl_qk_pre,
-        &s.probe_noise_qk_pre, &s.v_histograms.counts, &s.k_post_histograms.center}) {
+        &s.sink_v.gram, &s.attended_q_pre.gram, &s.attended_k_pre.mean, &s.probes.kl_qk_pre,
+        &s.probes.noise_qk_pre, &s.v_histograms.counts, &s.k_post_histograms.center}) {
     EXPECT_FALSE(values->empty());
     for (float& x : *values) x = static_cast<float>(random.Normal());
   }
@@ -55,8 +55,8 @@ TEST(StatisticsTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read->sink_v.gram, written.sink_v.gram);
   EXPECT_EQ(read->attended_q_pre.gram, written.attended_q_pre.gram);
   EXPECT_EQ(read->attended_k_pre.mean, written.attended_k_pre.mean);
-  EXPECT_EQ(read->probe_kl_qk_pre, written.probe_kl_qk_pre);
-  EXPECT_EQ(read->probe_noise_qk_pre, written.probe_noise_qk_pre);
+  EXPECT_EQ(read->probes.kl_qk_pre, written.probes.kl_qk_pre);
+  EXPECT_EQ(read->probes.noise_qk_pre, written.probes.noise_qk_pre);
   EXPECT_EQ(read->v_histograms.counts, written.v_histograms.counts);
   EXPECT_EQ(read->k_post_histograms.center, written.k_post_histograms.center);
 }

@@ -84,7 +84,7 @@ Status ReadShapes(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(c->ffn_dim, fields.Integer("intermediate_size", 1, kMaxDim));
   KVL_ASSIGN_OR_RETURN(c->max_seq_len, fields.Integer("max_position_embeddings", 1, kMaxPositions));
   KVL_ASSIGN_OR_RETURN(const double eps, fields.NumberOr("rms_norm_eps", 1e-6, 0, 1));
-  c->norm_eps = static_cast<float>(eps);
+  c->norms.eps = static_cast<float>(eps);
   KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings, fields.BoolOr("tie_word_embeddings", false));
   return OkStatus();
 }
@@ -104,9 +104,9 @@ Status ReadLlama(const ConfigFields& fields, ModelConfig* c) {
                  "{}: partial_rotary_factor {} is supported in phi3 only", fields.where(),
                  fraction);
   }
-  KVL_ASSIGN_OR_RETURN(c->qkv_bias, fields.BoolOr("attention_bias", false));
-  c->o_bias = c->qkv_bias;
-  KVL_ASSIGN_OR_RETURN(c->mlp_bias, fields.BoolOr("mlp_bias", false));
+  KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
+  c->biases.o = c->biases.qkv;
+  KVL_ASSIGN_OR_RETURN(c->biases.mlp, fields.BoolOr("mlp_bias", false));
   return ReadRope(fields, c);
 }
 
@@ -117,8 +117,8 @@ Status ReadMistral(const ConfigFields& fields, ModelConfig* c) {
 
 Status ReadQwen2(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
-  c->qkv_bias = true;
-  c->o_bias = false;
+  c->biases.qkv = true;
+  c->biases.o = false;
   // Its window holds for some layers only.
   return RequireSwitch(fields, "use_sliding_window", false);
 }
@@ -127,7 +127,7 @@ Status ReadQwen3(const ConfigFields& fields, ModelConfig* c) {
   // Its heads do not share hidden_size out.
   KVL_RETURN_IF_ERROR(fields.Integer("head_dim", 1, kMaxDim).status());
   KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
-  c->qk_norm = true;
+  c->norms.of_qk = true;
   return RequireSwitch(fields, "use_sliding_window", false);
 }
 
@@ -205,18 +205,18 @@ Status ReadGemma3(const ConfigFields& fields, ModelConfig* c) {
   }
   c->layout = WeightLayout::kGemma;
   c->mlp = MlpKind::kGeglu;
-  c->qk_norm = c->output_norms = true;
+  c->norms.of_qk = c->norms.of_outputs = true;
   c->embedding_scale = std::sqrt(static_cast<float>(c->hidden_dim));
-  KVL_ASSIGN_OR_RETURN(c->qkv_bias, fields.BoolOr("attention_bias", false));
-  c->o_bias = c->qkv_bias;
+  KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
+  c->biases.o = c->biases.qkv;
   return ReadGemma3Attention(fields, c);
 }
 
 Status ReadGpt2(const ConfigFields& fields, ModelConfig* c) {
   c->layout = WeightLayout::kGpt2;
-  c->norm = NormKind::kLayer;
+  c->norms.kind = NormKind::kLayer;
   c->positions = PositionKind::kLearned;
-  c->qkv_bias = c->o_bias = c->mlp_bias = true;
+  c->biases.qkv = c->biases.o = c->biases.mlp = true;
   KVL_RETURN_IF_ERROR(ReadSizes(fields, {"n_layer", "n_embd", "n_head"}, c));
   KVL_RETURN_IF_ERROR(ShareHiddenOut(fields, c));
   c->n_kv_heads = c->n_heads;
@@ -226,7 +226,7 @@ Status ReadGpt2(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(c->max_seq_len,
                        fields.IntegerOr("n_positions", old_context, 1, kMaxPositions));
   KVL_ASSIGN_OR_RETURN(const double eps, fields.NumberOr("layer_norm_epsilon", 1e-5, 0, 1));
-  c->norm_eps = static_cast<float>(eps);
+  c->norms.eps = static_cast<float>(eps);
   KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings, fields.BoolOr("tie_word_embeddings", true));
   KVL_RETURN_IF_ERROR(RequireSwitch(fields, "scale_attn_weights", true));
   KVL_RETURN_IF_ERROR(RequireSwitch(fields, "scale_attn_by_inverse_layer_idx", false));
@@ -263,7 +263,7 @@ Status ReadFalcon(const ConfigFields& fields, ModelConfig* c) {
                  fields.where());
   }
   c->layout = WeightLayout::kFalcon;
-  c->norm = NormKind::kLayer;
+  c->norms.kind = NormKind::kLayer;
   c->mlp = MlpKind::kGelu;
   KVL_RETURN_IF_ERROR(ReadSizes(fields, {}, c));
   KVL_ASSIGN_OR_RETURN(const bool is_new, fields.BoolOr("new_decoder_architecture", false));
@@ -283,10 +283,10 @@ Status ReadFalcon(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(c->max_seq_len,
                        fields.IntegerOr("max_position_embeddings", 2048, 1, kMaxPositions));
   KVL_ASSIGN_OR_RETURN(const double eps, fields.NumberOr("layer_norm_epsilon", 1e-5, 0, 1));
-  c->norm_eps = static_cast<float>(eps);
+  c->norms.eps = static_cast<float>(eps);
   KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings, fields.BoolOr("tie_word_embeddings", true));
-  KVL_ASSIGN_OR_RETURN(c->qkv_bias, fields.BoolOr("bias", false));
-  c->o_bias = c->mlp_bias = c->qkv_bias;
+  KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("bias", false));
+  c->biases.o = c->biases.mlp = c->biases.qkv;
   KVL_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr("activation", "gelu"));
   if (activation != "gelu") return RefuseActivation(fields, "activation", activation, "gelu");
   return ReadRope(fields, c);

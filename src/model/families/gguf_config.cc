@@ -310,9 +310,9 @@ Status ReadEnds(const Context& c) {
 // What a tensor of the first layer says of all: biases that the family alone does not tell.
 void ReadBiases(const GgufFile& file, ModelConfig* c) {
   const auto has = [&](std::string_view name) { return file.FindTensor(name) != nullptr; };
-  c->qkv_bias = has("blk.0.attn_qkv.bias") || has("blk.0.attn_q.bias");
-  c->o_bias = has("blk.0.attn_output.bias");
-  c->mlp_bias = has("blk.0.ffn_up.bias");
+  c->biases.qkv = has("blk.0.attn_qkv.bias") || has("blk.0.attn_q.bias");
+  c->biases.o = has("blk.0.attn_output.bias");
+  c->biases.mlp = has("blk.0.ffn_up.bias");
 }
 
 }  // namespace

@@ -65,10 +65,10 @@ TEST_F(GgufConfigTest, MetadataBecomeTheConfiguration) {
   EXPECT_EQ(c->max_seq_len, 512);
   EXPECT_EQ(c->vocab_size, 80);
   EXPECT_EQ(c->attention.of(0).rope.theta, 100000);
-  EXPECT_FLOAT_EQ(c->norm_eps, 1e-5f);
+  EXPECT_FLOAT_EQ(c->norms.eps, 1e-5f);
   EXPECT_EQ(c->layout, WeightLayout::kGgufPairs);
   EXPECT_FALSE(c->tie_word_embeddings);
-  EXPECT_FALSE(c->qkv_bias);
+  EXPECT_FALSE(c->biases.qkv);
   EXPECT_EQ(c->bos_id, 1);
   EXPECT_THAT(c->eos_ids, ElementsAre(2, 7));
 }
@@ -140,8 +140,8 @@ TEST_F(GgufConfigTest, BiasesAreFoundByTheirTensors) {
   writer.AddF32("blk.0.attn_q.bias", {64}, std::vector<float>(64));
   const auto c = Read(std::move(writer));
   ASSERT_TRUE(c.ok()) << c.status();
-  EXPECT_TRUE(c->qkv_bias);
-  EXPECT_FALSE(c->o_bias);
+  EXPECT_TRUE(c->biases.qkv);
+  EXPECT_FALSE(c->biases.o);
 }
 
 }  // namespace

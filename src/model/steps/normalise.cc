@@ -11,8 +11,8 @@ NormPlan NormOf(const ModelConfig& config, const NormWeights& norm, const float*
           .n_dims = n_dims,
           .stride = n_dims,
           .weight = norm.weight.data(),
-          .bias = config.norm == NormKind::kRms ? nullptr : norm.bias.data(),
-          .eps = config.norm_eps};
+          .bias = config.norms.kind == NormKind::kRms ? nullptr : norm.bias.data(),
+          .eps = config.norms.eps};
 }
 
 Status NormaliseStep::Run(ForwardState* state) {
@@ -39,7 +39,7 @@ Status NormaliseHeadsStep::Run(ForwardState* state) {
             .n_dims = rows.head_dim,
             .stride = rows.QkStride(),
             .weight = norm.weight.data(),
-            .eps = layer_.config->norm_eps,
+            .eps = layer_.config->norms.eps,
             .out_type = DType::kF32,
             .out = x};
   };

@@ -76,7 +76,7 @@ Status ReadOutputsStep::Run(ForwardState* state) {
 void AddToStream(const Layer& layer, const PackedMatrix& w, const std::vector<float>& bias,
                  const void* x, const NormWeights& norm, ForwardState* state) {
   Activations& a = *state->activations;
-  const bool is_normalised = layer.config->output_norms;
+  const bool is_normalised = layer.config->norms.of_outputs;
   Buffer& to = is_normalised ? a.added : a.hidden;
   ProductPlan product = ProductOf(w, bias, a.n_tokens, x, to.data());
   product.accumulate = !is_normalised;

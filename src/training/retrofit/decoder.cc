@@ -169,8 +169,8 @@ double Decoder::FlopsPerToken(int n_tokens) const {
 }
 
 Tensor Decoder::Normalise(const Tensor& x, const Norm& norm, torch::ScalarType to) const {
-  if (!norm.bias.defined()) return RmsNorm(x, norm.weight, config_.norm_eps, to);
-  return torch::layer_norm(x, {x.size(-1)}, norm.weight, norm.bias, config_.norm_eps).to(to);
+  if (!norm.bias.defined()) return RmsNorm(x, norm.weight, config_.norms.eps, to);
+  return torch::layer_norm(x, {x.size(-1)}, norm.weight, norm.bias, config_.norms.eps).to(to);
 }
 
 Tensor Decoder::Multiply(const Tensor& x, const Projection& projection) const {

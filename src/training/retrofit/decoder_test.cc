@@ -121,9 +121,9 @@ ModelConfig SmallGpt2(MlpKind mlp) {
   ModelConfig config = SmallConfig(mlp == MlpKind::kGeluTanh);
   config.model_type = "gpt2";
   config.layout = WeightLayout::kGpt2;
-  config.norm = NormKind::kLayer;
+  config.norms.kind = NormKind::kLayer;
   config.positions = PositionKind::kLearned;
-  config.qkv_bias = config.o_bias = config.mlp_bias = true;
+  config.biases.qkv = config.biases.o = config.biases.mlp = true;
   config.n_heads = config.n_kv_heads = 2;
   config.max_seq_len = 80;
   config.mlp = mlp;
@@ -283,7 +283,7 @@ TEST_F(ModelFiles, RefusesWhatItCannotTrainOrStore) {
   ModelConfig config = SmallConfig(true);
   EXPECT_TRUE(CheckTrainable(config).ok());
   EXPECT_TRUE(CheckTrainable(SmallGpt2(MlpKind::kGelu)).ok());
-  config.qkv_bias = true;
+  config.biases.qkv = true;
   EXPECT_EQ(CheckTrainable(config).code(), StatusCode::kUnimplemented);
   config = SmallConfig(true);
   config.attention.kinds[0].rope.scaling = RopeConfig::Scaling::kLinear;

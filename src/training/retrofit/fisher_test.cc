@@ -29,9 +29,9 @@ ModelConfig TinyGpt2() {
   ModelConfig config = TinyLlama();
   config.model_type = "gpt2";
   config.layout = WeightLayout::kGpt2;
-  config.norm = NormKind::kLayer;
+  config.norms.kind = NormKind::kLayer;
   config.positions = PositionKind::kLearned;
-  config.qkv_bias = config.o_bias = config.mlp_bias = true;
+  config.biases.qkv = config.biases.o = config.biases.mlp = true;
   config.n_heads = config.n_kv_heads = 2;
   config.mlp = MlpKind::kGeluTanh;
   return config;

@@ -30,7 +30,7 @@ nlohmann::ordered_json LlamaJson(const ModelConfig& c) {
           {"intermediate_size", c.ffn_dim},
           {"vocab_size", c.vocab_size},
           {"max_position_embeddings", c.max_seq_len},
-          {"rms_norm_eps", ShortestDouble(c.norm_eps)},
+          {"rms_norm_eps", ShortestDouble(c.norms.eps)},
           {"rope_theta", c.attention.of(0).rope.theta},
           {"hidden_act", "silu"},
           {"tie_word_embeddings", c.tie_word_embeddings},
@@ -47,7 +47,7 @@ nlohmann::ordered_json Gpt2Json(const ModelConfig& c) {
           {"n_inner", c.ffn_dim},
           {"vocab_size", c.vocab_size},
           {"n_positions", c.max_seq_len},
-          {"layer_norm_epsilon", ShortestDouble(c.norm_eps)},
+          {"layer_norm_epsilon", ShortestDouble(c.norms.eps)},
           {"activation_function", c.mlp == MlpKind::kGeluTanh ? "gelu_new" : "gelu"},
           {"tie_word_embeddings", c.tie_word_embeddings}};
 }
@@ -143,7 +143,7 @@ Status CheckTrainable(const ModelConfig& config) {
   if (config.model_type == "gpt2") return OkStatus();
   const char* feature = nullptr;
   if (config.model_type != "llama") feature = "a family other than llama and gpt2";
-  if (config.qkv_bias || config.o_bias || config.mlp_bias) feature = "biases";
+  if (config.biases.qkv || config.biases.o || config.biases.mlp) feature = "biases";
   if (config.attention.of(0).rope.scaling != RopeConfig::Scaling::kNone) feature = "rope scaling";
   if (feature == nullptr) return OkStatus();
   return Error(StatusCode::kUnimplemented,
