@@ -12,6 +12,7 @@
 
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "format/codes/code_side.h"

@@ -67,7 +67,7 @@ TEST_F(ProjectStepTest, TheOutputOfAttentionIsAddedToTheStream) {
 }
 
 TEST_F(ProjectStepTest, WithNormsOfOutputsWhatIsAddedIsNormalisedFirst) {
-  config.output_norms = true;
+  config.norms.of_outputs = true;
   config.mlp = MlpKind::kGeglu;
   Begin(&cache, 2);
   ASSERT_TRUE(activations.added.EnsureSize(2 * config.hidden_dim * 4, "activations").ok());
