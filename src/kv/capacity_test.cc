@@ -15,7 +15,9 @@ CacheLayout Plain() { return {2, 2, 32, 4, {{32, 16}, {16, 16}, {32, 32}, {16, 4
 
 CacheLayout Sealed(int prompt_run, double repaired_share) {
   CacheLayout layout = Plain();
-  layout.seal = SealPlan{.prompt_run = prompt_run, .repaired_share = repaired_share};
+  layout.seal = SealPlan{.format = {.codec = UniformCodec{}},
+                         .prompt_run = prompt_run,
+                         .repaired_share = repaired_share};
   layout.seal->format.codec =
       UniformCodec{.k = {.bits = 2, .sharing = ScaleSharing::kChannel, .group = 32},
                    .v = {.bits = 4, .sharing = ScaleSharing::kTokenLayer}};

@@ -59,7 +59,7 @@ TEST(LayerProgram, AParallelBlockNormalisesTheStreamBeforeAttentionIsAdded) {
 TEST(LayerProgram, RetentionAndSealingAreStepsBetweenAttentionAndItsOutput) {
   CacheLayout layout;
   layout.retention = RetentionPlan{};
-  layout.seal = SealPlan{};
+  layout.seal = SealPlan{.format = {.codec = UniformCodec{}}};
   EXPECT_THAT(StepsOf(SmallConfig(), layout),
               ElementsAre("normalise", "project", "observe", "rotate and map", "append", "attend",
                           "prune", "seal", "output", "normalise", "feed forward"));

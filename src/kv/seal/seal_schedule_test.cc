@@ -11,8 +11,10 @@ namespace {
 
 CacheLayout Layout(int n_sink, int prompt_run, int buffer, double repaired_share = 1) {
   CacheLayout layout{2, 2, 32, n_sink, {{32, 16}, {16, 16}, {32, 32}, {16, 48}}};
-  layout.seal =
-      SealPlan{.prompt_run = prompt_run, .buffer = buffer, .repaired_share = repaired_share};
+  layout.seal = SealPlan{.format = {.codec = UniformCodec{}},
+                         .prompt_run = prompt_run,
+                         .buffer = buffer,
+                         .repaired_share = repaired_share};
   layout.seal->format.codec =
       UniformCodec{.k = {.bits = 2, .sharing = ScaleSharing::kChannel, .group = 32},
                    .v = {.bits = 4, .sharing = ScaleSharing::kTokenLayer}};

@@ -10,7 +10,8 @@ namespace {
 class SealStepTest : public StepTest {
  protected:
   SealStepTest() {
-    layout.seal = SealPlan{.prompt_run = kBlockSize, .buffer = kBlockSize};
+    layout.seal = SealPlan{
+        .format = {.codec = UniformCodec{}}, .prompt_run = kBlockSize, .buffer = kBlockSize};
     bad.set_n_prompt(kBlockSize);
     good.set_n_prompt(kBlockSize);
   }
