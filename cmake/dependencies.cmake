@@ -14,6 +14,8 @@ pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(libedit REQUIRED IMPORTED_TARGET libedit)
+find_package(Boost 1.81 REQUIRED)  # headers alone: Asio and Beast
+find_package(prometheus-cpp REQUIRED CONFIG)
 
 # The trainer (src/training/retrofit) is an optional part: libtorch is large, and the engine does not need it.
 if(KVLATHE_SANITIZE)

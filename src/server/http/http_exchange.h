@@ -1,0 +1,65 @@
+// One HTTP request and the way its answer takes back: what handlers of requests see of the HTTP
+// server. No socket and no library of HTTP shows here, so that handlers are tested without either.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvlathe::http {
+
+struct Request {
+  std::string id;      // unique, in the log and in the answer's header X-Request-Id
+  std::string method;  // "GET"
+  std::string path;    // without the query, not decoded: "/v1/completions"
+  std::string query;   // behind '?', or empty
+  std::map<std::string, std::string, std::less<>> headers;  // names in lower case
+  std::string body;
+
+  // The value of a header, or empty. `name` is in lower case.
+  std::string_view Header(std::string_view name) const {
+    const auto header = headers.find(name);
+    return header == headers.end() ? std::string_view() : std::string_view(header->second);
+  }
+};
+
+struct Response {
+  int status = 200;
+  std::string content_type = "application/json";
+  std::vector<std::pair<std::string, std::string>>
+      headers;  // beside those that the server writes itself
+  std::string body;
+};
+
+// Where the answer to one request goes. Every member may be called by any thread and none blocks;
+// what is written leaves in the order of the calls. A reply takes one whole response, or one
+// stream: Send once, or BeginStream, Write as often as wanted and EndStream. What comes behind the
+// end, or when the client is gone, is dropped.
+//
+// The client counts as gone when its connection ends, when it reads so slowly that more waits for
+// it than the server allows, or when the server stops.
+class Reply {
+ public:
+  virtual ~Reply() = default;
+
+  virtual void Send(Response response) = 0;
+  // Status line and headers of a stream of server-sent events (text/event-stream, chunked, no
+  // caching).
+  virtual void BeginStream() = 0;
+  // Bytes as they are. False: the client is gone, and nothing more need be written.
+  virtual bool Write(std::string bytes) = 0;
+  virtual void EndStream() = 0;
+
+  // Runs `task` later on a thread of the HTTP server, one task of this reply at a time and in the
+  // order of the calls. For work that the calling thread (the engine's) should not do. Tasks run
+  // also when the client is gone.
+  virtual void Post(std::function<void()> task) = 0;
+  // `on_gone` is called once, on a thread of the HTTP server, if the client goes before the answer
+  // has ended; at once if it is gone already.
+  virtual void OnGone(std::function<void()> on_gone) = 0;
+};
+
+}  // namespace kvlathe::http
