@@ -20,7 +20,7 @@ ORDER = [
     "base", "tensor", "io", "format", "device", "analysis", "tokenizer", "training/tokenizer_training", "kernels", "kernels/cpu",
     "kv", "plan", "tuning", "attention", "backend", "model", "calibration", "engine", "structured", "evaluation/tasks", "training/corpus",
     "training/corpus_building", "training/retrofit", "evaluation",
-    "load_generation", "server/http", "server/api", "server", "apps", "tests",
+    "load_generation", "server/http", "server/api", "server/tools", "server", "apps", "tests",
 ]
 KEYWORDS = {"NAME", "SRCS", "DEPS", "LIBS", "LABELS", "FLAGS", "CORPUS", "HEADERS", "APART", "SHARDS", "COST",
             "SECOND_RING", "SANITIZED_IN_SECOND_RING"}

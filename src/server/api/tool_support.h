@@ -1,0 +1,128 @@
+// How a conversation becomes a prompt, and an answer becomes content and tool calls: the seam
+// between the routes of chat and whatever knows the templates with tools and the grammars.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/token_constraint.h"
+#include "tokenizer/chat/chat_format.h"
+
+namespace kvlathe::api {
+
+// Keys keep the order in which the request has them, as templates print schemas.
+using Json = nlohmann::ordered_json;
+
+struct ToolCall {
+  std::string id;         // as the client knows it: "call_..."
+  std::string name;       // of the function
+  std::string arguments;  // JSON text, as the client sent it back: not checked
+};
+
+struct ChatTurn {
+  std::string role;     // system (also what came as developer), user, assistant or tool
+  std::string content;  // text parts are joined; empty where the message has none
+  std::vector<ToolCall> tool_calls;  // of assistant
+  std::string tool_call_id;          // of tool
+  std::string name;                  // optional, of any role
+};
+
+struct ToolDefinition {
+  std::string name;         // [A-Za-z0-9_-], 1 to 64 characters, unique in the request
+  std::string description;  // may be empty
+  Json parameters;          // JSON schema, an object; null where the function has none
+  bool is_strict = false;
+  Json json;  // as the request has it, {"type":"function","function":{...}}: what templates print
+};
+
+struct ToolChoice {
+  enum class Kind { kNone, kAuto, kRequired, kNamed };
+  Kind kind = Kind::kAuto;
+  std::string name;  // kNamed: one of the tools
+};
+
+struct ResponseFormat {
+  enum class Kind { kText, kJsonObject, kJsonSchema };
+  Kind kind = Kind::kText;
+  std::string name;  // kJsonSchema
+  Json schema;       // kJsonSchema: an object
+  bool is_strict = false;
+};
+
+// What a request asks of the next answer. Shapes are checked (types, roles, names, lengths);
+// whether a template or a grammar can serve it is not.
+struct ChatTask {
+  std::vector<ChatTurn> turns;        // at least one
+  std::vector<ToolDefinition> tools;  // none where tool_choice is "none"
+  ToolChoice tool_choice;
+  bool parallel_tool_calls = true;
+  ResponseFormat response_format;
+  // What a request gives in chat_template_kwargs, an object (vLLM's enable_thinking), or null.
+  Json template_arguments;
+};
+
+// A part of an answer, in the order in which it was generated.
+struct AnswerDelta {
+  struct Call {
+    int call_idx = 0;       // 0, 1, ... in the order of the calls
+    std::string name;       // whole, with the first delta of a call; empty in the others
+    std::string arguments;  // what is added to its JSON text
+  };
+  std::string content;
+  std::vector<Call> calls;
+};
+
+// Of one answer. Calls come from one thread at a time.
+class AnswerParser {
+ public:
+  virtual ~AnswerParser() = default;
+
+  // `text` is what was generated since the last call, whole UTF-8 characters. What may be the
+  // beginning of a tool call is held back.
+  virtual AnswerDelta Push(std::string_view text) = 0;
+  // What is held back, at the end: the rest of a call that was cut off comes as it is.
+  virtual AnswerDelta Finish() = 0;
+};
+
+// What a task becomes.
+struct ChatPrompt {
+  std::string text;  // to be tokenized with its special tokens
+  // One for each answer (a request may ask for several). Null: nothing constrains tokens. Errors
+  // are those of the grammar.
+  std::function<StatusOr<std::shared_ptr<TokenConstraint>>()> make_constraint;
+  // Likewise. Null: everything is content.
+  std::function<std::unique_ptr<AnswerParser>()> make_parser;
+  // Whether the parser sees special tokens as their text; otherwise they are left out.
+  bool keeps_special_tokens = false;
+};
+
+// Any number of threads may use one.
+class ToolSupport {
+ public:
+  virtual ~ToolSupport() = default;
+
+  // The prompt for the next answer. kInvalidArgument: the conversation cannot be rendered or a
+  // schema is wrong (HTTP 400); kUnimplemented: well-formed, but this template or this build does
+  // not support it, by the name of the field (HTTP 501).
+  virtual StatusOr<ChatPrompt> Render(const ChatTask& task) const = 0;
+};
+
+// Text alone, by a template as RenderChat knows it. Tools, tool calls in messages and every
+// response_format but text are refused by name.
+class TextOnlySupport : public ToolSupport {
+ public:
+  // `format` outlives it; null: the model has no chat template, and everything is refused.
+  explicit TextOnlySupport(const ChatFormat* format) : format_(format) {}
+  StatusOr<ChatPrompt> Render(const ChatTask& task) const override;
+
+ private:
+  const ChatFormat* format_;
+};
+
+}  // namespace kvlathe::api
