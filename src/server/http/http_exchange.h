@@ -12,12 +12,14 @@
 namespace kvlathe::http {
 
 struct Request {
-  std::string id;      // unique, in the log and in the answer's header X-Request-Id
+  std::string id;      // the client's X-Request-Id, or made; also in the answer and in the log
   std::string method;  // "GET"
   std::string path;    // without the query, not decoded: "/v1/completions"
   std::string query;   // behind '?', or empty
-  std::map<std::string, std::string, std::less<>> headers;  // names in lower case
+  // Names in lower case; the values of a name that comes twice are joined by ", ".
+  std::map<std::string, std::string, std::less<>> headers;
   std::string body;
+  std::string peer;  // where it came from, for the log: "127.0.0.1:40312", "[::1]:40312"
 
   // The value of a header, or empty. `name` is in lower case.
   std::string_view Header(std::string_view name) const {
@@ -39,8 +41,9 @@ struct Response {
 // stream: Send once, or BeginStream, Write as often as wanted and EndStream. What comes behind the
 // end, or when the client is gone, is dropped.
 //
-// The client counts as gone when its connection ends, when it reads so slowly that more waits for
-// it than the server allows, or when the server stops.
+// The client counts as gone when its connection ends or it closes its sending side before it has
+// its answer, when it reads so slowly that more waits for it than the server allows, or when the
+// server stops.
 class Reply {
  public:
   virtual ~Reply() = default;
