@@ -160,7 +160,8 @@ TEST_P(FoldedModelTest, StoresTheRowsOfTheOnlineRotation) {
       for (int g = 0; g < layout.n_kv_heads; ++g) {
         const BlockShape& shape = layout.shape(l, g);
         std::vector<float> block(kBlockSize * (shape.rank_k + shape.rank_v));
-        cache.device().Download({cache.blocks(l, g)[0]}, std::as_writable_bytes(std::span(block)));
+        cache.device().Download({cache.head(l, g).blocks()[0]},
+                                std::as_writable_bytes(std::span(block)));
         rows.insert(rows.end(), block.begin(), block.end());
       }
     }

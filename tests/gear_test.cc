@@ -96,7 +96,7 @@ Rows RowsOf(const Model& model, const SequenceCache& cache, const ComputedRows& 
   const CacheLayout& layout = model.layout();
   Rows rows;
   for (int h = 0; h < layout.n_kv_heads; ++h) {
-    const SealedRun& run = cache.runs(layer_idx, h)[run_idx];
+    const SealedRun& run = cache.head(layer_idx, h).runs()[run_idx];
     StoredRows reader(model, cache, layer_idx, h);
     Matrix& of_head = rows.computed.emplace_back();
     Matrix& stored = rows.stored.emplace_back();
@@ -139,7 +139,7 @@ Errors Compare(const Rows& rows, const GearParts& literal) {
 void GearTest::CheckRun(const Model& model, const SequenceCache& cache,
                         const ComputedRows& computed, int layer_idx, int run_idx, const Case& c) {
   GearSettings settings = c.literal;
-  const bool is_prompt = cache.runs(layer_idx, 0)[run_idx].is_prompt;
+  const bool is_prompt = cache.head(layer_idx, 0).runs()[run_idx].is_prompt;
   EXPECT_EQ(is_prompt, run_idx == 0);
   if (!is_prompt) settings.rank = c.decode_rank;
   for (const bool is_key : {true, false}) {
@@ -172,7 +172,7 @@ void GearTest::Run(std::shared_ptr<ModelWeights> weights, const std::vector<int3
     ASSERT_TRUE(Prefill(model->get(), &cache, all.first(kPrompt), &computed).ok());
     ASSERT_TRUE(Prefill(model->get(), &cache, all.subspan(kPrompt), &computed).ok());
     for (int l = 0; l < (*model)->layout().n_layers; ++l) {
-      ASSERT_EQ(cache.runs(l, 0).size(), 2u);
+      ASSERT_EQ(cache.head(l, 0).runs().size(), 2u);
       for (int run_idx : {0, 1}) CheckRun(**model, cache, computed, l, run_idx, c);
     }
   }

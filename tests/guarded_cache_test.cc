@@ -153,7 +153,7 @@ TEST(GuardedCacheDeathTest, BitesWhoeverReadsABlockOutsideAVerb) {
   Feed(model.get(), &cache, RandomTokens(100, 1), 100);
   const auto address_of_block = [&] {
     const CpuAccess access(device);
-    return reinterpret_cast<const volatile uint8_t*>(access.At(cache.blocks(1, 1)[0]));
+    return reinterpret_cast<const volatile uint8_t*>(access.At(cache.head(1, 1).blocks()[0]));
   };
   EXPECT_DEATH(static_cast<void>(uint8_t{*address_of_block()}), "");
   Feed(model.get(), &cache, RandomTokens(3, 2), 1);  // it lives on here

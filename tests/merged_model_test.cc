@@ -195,7 +195,7 @@ class MergedModel : public ::testing::TestWithParam<Case> {
     std::vector<int> lengths;
     for (int l = 0; l < layout.n_layers; ++l) {
       for (int g = 0; g < layout.n_kv_heads; ++g) {
-        lengths.push_back(std::max(0, cache.n_entries(l, g)));
+        lengths.push_back(std::max(0, cache.head(l, g).n_entries()));
       }
     }
     return lengths;
@@ -204,7 +204,8 @@ class MergedModel : public ::testing::TestWithParam<Case> {
   static int64_t BytesByLengths(const SequenceCache& cache, const CacheLayout& layout) {
     std::vector<MergedLength> lengths;
     for (int l = 0; l < layout.n_layers; ++l) {
-      for (int g = 0; g < layout.n_kv_heads; ++g) lengths.push_back(cache.merged_length(l, g));
+      for (int g = 0; g < layout.n_kv_heads; ++g)
+        lengths.push_back(cache.head(l, g).merged_length());
     }
     return MergedParts(layout, lengths).total();
   }
@@ -291,7 +292,7 @@ TEST_P(SealedMergedModel, SealsWhatIsClosedAsTheLiteralMethodDoes) {
       EXPECT_LT(testing::RootMeanSquare(logits, want), 0.02 * loss);
       for (int l = 0; l < reference_.n_layers; ++l) {
         for (int g = 0; g < c.n_kv_heads; ++g) {
-          EXPECT_EQ(cache->merged_length(l, g).n_sealed_blocks * 64, seal.n_sealed()[l][g]);
+          EXPECT_EQ(cache->head(l, g).merged_length().n_sealed_blocks * 64, seal.n_sealed()[l][g]);
         }
       }
     }

@@ -33,7 +33,7 @@ TEST_F(RetainedModelTest, WholeKeysAreAdmittedAndGoWhereThePromptEnds) {
           int64_t n_bytes = 0;
           for (int l = 0; l < layout.n_layers; ++l) {
             for (int g = 0; g < layout.n_kv_heads; ++g) {
-              n_bytes += std::ssize(cache.blocks(l, g)) * kBlockSize * 2 *
+              n_bytes += std::ssize(cache.head(l, g).blocks()) * kBlockSize * 2 *
                          (reference_.head_dim + layout.shape(l, g).rank_v);
             }
           }

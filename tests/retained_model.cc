@@ -94,8 +94,8 @@ std::vector<int> RetainedModelTest::Positions(const SequenceCache& cache, int la
                                               int kv_head_idx) {
   std::vector<int> positions;
   const CpuAccess access(cache.device());
-  const EntryTable table = EntryTableAt(access, cache.entries(layer_idx, kv_head_idx));
-  for (int e = 0; e < cache.n_entries(layer_idx, kv_head_idx); ++e) {
+  const EntryTable table = EntryTableAt(access, cache.head(layer_idx, kv_head_idx).entries());
+  for (int e = 0; e < cache.head(layer_idx, kv_head_idx).n_entries(); ++e) {
     positions.push_back(table.position(e));
   }
   std::ranges::sort(positions);

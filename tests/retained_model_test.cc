@@ -92,7 +92,7 @@ TEST_P(RetainedModelTest, KeepsWhatTheLiteralMethodKeeps) {
       Read(model.get(), cache.get(), kTokens, chunk, &logits);
       if (HasFatalFailure()) return;
       // Where nothing is dropped any more, positions are gone too, and the logits tell.
-      for (int l = 0; l < reference_.n_layers && !cache->entries(l, 0).empty(); ++l) {
+      for (int l = 0; l < reference_.n_layers && !cache->head(l, 0).entries().empty(); ++l) {
         for (int g = 0; g < reference_.n_kv_heads; ++g) {
           EXPECT_EQ(Positions(*cache, l, g), retain.Positions(l, g))
               << "layer " << l << " head " << g;
@@ -134,7 +134,7 @@ TEST_P(RetainedModelTest, BatchesKeepTheSame) {
   }
   for (size_t i = 0; i < caches.size(); ++i) {
     EXPECT_LT(LargestDifference({last[i]}, {alone.back()}), 1e-3) << i;
-    for (int l = 0; l < reference_.n_layers && !single->entries(l, 0).empty(); ++l) {
+    for (int l = 0; l < reference_.n_layers && !single->head(l, 0).entries().empty(); ++l) {
       for (int g = 0; g < reference_.n_kv_heads; ++g) {
         EXPECT_EQ(Positions(*caches[i], l, g), Positions(*single, l, g)) << i;
       }
@@ -227,7 +227,7 @@ TEST_F(RetainedModelTest, WholeKeysBecomeTheRowsThatOthersStore) {
         for (int b = 0; b < (kPrompt - 3) / kBlockSize; ++b) {
           std::vector<std::byte>& block =
               blocks[is_exact].emplace_back(BlockBytes(model->layout().shape(0, g)));
-          cache->device().Download({cache->blocks(0, g)[b]}, block);
+          cache->device().Download({cache->head(0, g).blocks()[b]}, block);
         }
       }
     }

@@ -29,14 +29,14 @@ std::vector<std::vector<std::byte>> BytesOfRun(const SequenceCache& cache,
                                                const CacheLayout& layout, int layer_idx) {
   std::vector<std::vector<std::byte>> objects;
   for (int g = 0; g < layout.n_kv_heads; ++g) {
-    const SealedRun& run = cache.runs(layer_idx, g).front();
+    const SealedRun& run = cache.head(layer_idx, g).runs().front();
     const PackedShape shape = PackedShapeOf(
         layout, layer_idx, g, {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
     const auto add = [&](const ObjectId& object, int64_t n_bytes) {
       cache.device().Download({object}, objects.emplace_back(n_bytes));
     };
     for (int b = 0; b < run.n_blocks; ++b) {
-      add(cache.blocks(layer_idx, g)[b], PackedBlockBytes(shape));
+      add(cache.head(layer_idx, g).blocks()[b], PackedBlockBytes(shape));
     }
     add(run.record, RunRecordBytes(shape));
     if (g == 0) add(run.layer_record, LayerRecordBytes(shape));
@@ -49,8 +49,8 @@ std::vector<int> DroppedFrom(const SequenceCache& all, int layer_idx, int kv_hea
                              const std::vector<int>& kept) {
   std::vector<int> dropped;
   const CpuAccess access(all.device());
-  const EntryTable table = EntryTableAt(access, all.entries(layer_idx, kv_head_idx));
-  for (int e = 0; e < all.n_entries(layer_idx, kv_head_idx); ++e) {
+  const EntryTable table = EntryTableAt(access, all.head(layer_idx, kv_head_idx).entries());
+  for (int e = 0; e < all.head(layer_idx, kv_head_idx).n_entries(); ++e) {
     const int position = table.position(e);
     if (!std::ranges::binary_search(kept, position)) dropped.push_back(e);
   }
@@ -166,7 +166,7 @@ TEST_F(RetainedModelTest, SealsWhatStays) {
         Read(model.get(), cache.get(), kManyTokens, chunk, &logits);
         if (HasFatalFailure()) return;
         EXPECT_LT(RootMeanSquare(logits, want), 0.05 * loss + 1e-5);
-        for (int l = 0; l < reference_.n_layers && !cache->entries(l, 0).empty(); ++l) {
+        for (int l = 0; l < reference_.n_layers && !cache->head(l, 0).entries().empty(); ++l) {
           for (int g = 0; g < reference_.n_kv_heads; ++g) {
             EXPECT_EQ(Positions(*cache, l, g), retain.Positions(l, g)) << l << ' ' << g;
           }
@@ -196,7 +196,7 @@ TEST_F(RetainedModelTest, SealsAgainAsIfNothingElseHadBeenThere) {
     }
     Sealer sealer(layout.seal->format, DType::kBf16, layout.seal->power_loops, &threads_, isa);
     for (int l = 0; l < layout.n_layers; ++l) {
-      const int n_kept = cache->n_entries(l, 0), n_blocks = n_kept / kBlockSize;
+      const int n_kept = cache->head(l, 0).n_entries(), n_blocks = n_kept / kBlockSize;
       // In their places: the objects of a run like the cache's, and the rows that it was made of.
       std::vector<std::vector<std::byte>> want = BytesOfRun(*cache, layout, l), rows;
       for (auto& object : want) std::ranges::fill(object, std::byte{0});
@@ -214,11 +214,11 @@ TEST_F(RetainedModelTest, SealsAgainAsIfNothingElseHadBeenThere) {
                                    .kv_head_idx = g,
                                    .n_kv_heads = layout.n_kv_heads,
                                    .layer_rank_v = 2 * shape.rank_v,
-                                   .runs = all->runs(l, g)};
+                                   .runs = all->head(l, g).runs()};
         std::vector<PackedRun> runs;
         const PackedHead from = PackedHeadAt(access, sealed, &runs);
-        const std::vector<std::byte*> blocks = access.At(all->blocks(l, g));
-        const int n_all = all->n_entries(l, g);
+        const std::vector<std::byte*> blocks = access.At(all->head(l, g).blocks());
+        const int n_all = all->head(l, g).n_entries();
         const std::vector<int> dropped = DroppedFrom(*all, l, g, Positions(*cache, l, g));
         EXPECT_GT(CopyKept({shape, from, blocks, n_all}, dropped, to[g]), 0);
         plain[g].assign(to[g].begin(), to[g].end());

@@ -371,9 +371,9 @@ TEST_P(RandomModelTest, TheCacheHoldsTheWindowOnly) {
   // Position 89 is the second of block 1; the block before it is seen unless the window is narrow.
   const int window = GetParam().shape.window;
   const bool is_freed = window > 0 && window <= 89 - 63;
-  EXPECT_EQ(cache.blocks(0, 0)[0].is_null(), is_freed);
+  EXPECT_EQ(cache.head(0, 0).blocks()[0].is_null(), is_freed);
   const bool second_sees_all = GetParam().shape.whole_every == 2;
-  EXPECT_EQ(cache.blocks(1, 0)[0].is_null(), is_freed && !second_sees_all);
+  EXPECT_EQ(cache.head(1, 0).blocks()[0].is_null(), is_freed && !second_sees_all);
   EXPECT_EQ(cache.bytes().total(), SequenceBytes(loaded.model->layout(), 90));
 }
 

@@ -103,7 +103,7 @@ Status AddLengths(Model* model, std::span<const int32_t> window, int64_t kv_budg
   ReportMap lengths{fmt::format("entries held of a prompt of {}", window.size()), {}};
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
-      lengths.values.push_back(layout.n_sink + sequence.n_entries(l, g));
+      lengths.values.push_back(layout.n_sink + sequence.head(l, g).n_entries());
     }
   }
   cache->maps.push_back(std::move(lengths));

@@ -204,7 +204,8 @@ class SealFailureTest : public FailureTest {
           {caches[0]->max_step(), kTokens - at, at + 1 == kTokens ? 1 : kTokens - 1 - at}));
       if (at + 1 == kTokens && spoilt >= 0) {
         const int64_t n_bytes = BlockObjectBytes(model_->layout().shape(layer_idx, 1));
-        pool.device().Fill({caches[spoilt]->blocks(layer_idx, 1)[1]}, std::byte{0xff}, n_bytes);
+        pool.device().Fill({caches[spoilt]->head(layer_idx, 1).blocks()[1]}, std::byte{0xff},
+                           n_bytes);
       }
       std::vector<SequenceStep> steps;
       for (int i = 0; i < 3; ++i) {

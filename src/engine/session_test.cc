@@ -108,7 +108,8 @@ TEST(SessionFile, WithAnotherStateIsRefusedAndHoldsNoMemory) {
     SequenceCache cache(&layout, &pool);
     ASSERT_TRUE(cache.Extend(n_positions).ok());
     const int64_t used_bytes = pool.usage().used_bytes;
-    pool.device().Fill(cache.sink_k(0, 0), std::byte{0}, SinkBytes(layout, layout.shapes[0]));
+    pool.device().Fill(cache.head(0, 0).sink_k(), std::byte{0},
+                       SinkBytes(layout, layout.shapes[0]));
     const auto load = [&](std::string_view state) {
       EXPECT_TRUE(SaveSequence(cache, layout, identity, state, path).ok());
       return LoadSession(path, {identity, &layout, 4096}, kVocabulary, &pool).status();

@@ -66,7 +66,7 @@ LayerErrors ErrorsOf(const Model& model, const SequenceCache& cache, const Compu
   ErrorSum k(layout.head_dim), v(layout.head_dim);
   for (int g = 0; g < layout.n_kv_heads; ++g) {
     StoredRows reader(model, cache, layer_idx, g);
-    for (const SealedRun& run : cache.runs(layer_idx, g)) {
+    for (const SealedRun& run : cache.head(layer_idx, g).runs()) {
       k.BeginRun();
       v.BeginRun();
       for (int b = 0; b < run.n_blocks; ++b) {
@@ -95,7 +95,7 @@ StatusOr<std::vector<LayerErrors>> MeasureStoredErrors(Model* model,
   SequenceCache cache(&layout, &pool);
   ComputedRows rows(layout, layout.seal->format.seals_keys_before_rope());
   KVL_RETURN_IF_ERROR(Prefill(model, &cache, tokens, &rows));
-  if (tokens.empty() || cache.runs(0, 0).empty()) {
+  if (tokens.empty() || cache.head(0, 0).runs().empty()) {
     return Error(StatusCode::kInvalidArgument,
                  "a prompt of {} tokens is not sealed yet; {} are needed at least", tokens.size(),
                  layout.n_sink + kBlockSize);

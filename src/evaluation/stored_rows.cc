@@ -21,7 +21,7 @@ void ComputedRows::Observe(const QkvView& view) {
 StoredRows::StoredRows(const Model& model, const SequenceCache& cache, int layer_idx,
                        int kv_head_idx)
     : layout_(model.layout()),
-      blocks_(cache.blocks(layer_idx, kv_head_idx)),
+      blocks_(cache.head(layer_idx, kv_head_idx).blocks()),
       device_(&cache.device()) {
   head_ = {.format = layout_.seal->format,
            .kv_head_idx = kv_head_idx,

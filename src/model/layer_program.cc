@@ -72,9 +72,10 @@ Status LayerProgram::Skip(ForwardState* state) {
   const int l = layer_->idx;
   for (const SequenceCache* cache : state->sequences->sealing()) {
     for (int g = 0; g < layer_->rows.n_kv_heads; ++g) {
-      const RunExtent run = cache->run_to_seal(l, g);
+      const CacheHead head = cache->head(l, g);
+      const RunExtent run = head.run_to_seal();
       for (int64_t b = run.first_block; b < run.first_block + run.n_blocks; ++b) {
-        cache->device().Fill({cache->blocks(l, g)[b]}, std::byte{0},
+        cache->device().Fill({head.blocks()[b]}, std::byte{0},
                              BlockBytes(cache->layout().shape(l, g)));
       }
     }

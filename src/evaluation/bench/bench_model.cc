@@ -39,8 +39,10 @@ void FillRandomSinks(const CacheLayout& layout, SequenceCache* cache, uint64_t s
       const int64_t n_sink = layout.n_sink * SizeOf(shape.row_type);
       if (n_sink == 0) continue;
       const CpuAccess access(cache->device());
-      FillRandom(shape.row_type, access.At(cache->sink_k(l, g)), n_sink * layout.head_dim, seed);
-      FillRandom(shape.row_type, access.At(cache->sink_v(l, g)), n_sink * shape.rank_v, seed);
+      FillRandom(shape.row_type, access.At(cache->head(l, g).sink_k()), n_sink * layout.head_dim,
+                 seed);
+      FillRandom(shape.row_type, access.At(cache->head(l, g).sink_v()), n_sink * shape.rank_v,
+                 seed);
     }
   }
 }
@@ -50,9 +52,9 @@ void FillRandomBlocks(const CacheLayout& layout, int64_t first_block, SequenceCa
                       uint64_t seed) {
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
-      const BlockShape shape = cache->shape(l, g);
+      const BlockShape shape = cache->head(l, g).shape();
       const CpuAccess access(cache->device());
-      for (const ObjectId& block : cache->blocks(l, g).subspan(first_block)) {
+      for (const ObjectId& block : cache->head(l, g).blocks().subspan(first_block)) {
         if (block.is_null()) continue;
         FillRandom(shape.row_type, access.At(block), BlockBytes(shape), seed += 1 << 20);
       }
@@ -81,7 +83,7 @@ StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(Model* model, BlockPool* p
   // In steps, for a window to give back what it leaves behind, and to the end of each run.
   for (int64_t n_left = n_depth; n_left > 0;) {
     const int64_t n = std::min({n_left, int64_t{kBlockSize}, cache->max_step()});
-    const int64_t n_entries = std::max(0, cache->n_entries(0, 0));
+    const int64_t n_entries = std::max(0, cache->head(0, 0).n_entries());
     const int64_t first_block =
         layout.DropsEntries() ? n_entries / kBlockSize : BlocksFor(layout, cache->n_tokens());
     KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(n)));

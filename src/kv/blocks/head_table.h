@@ -1,19 +1,43 @@
-// What a sequence holds of one KV head.
+// What a sequence holds of one KV head, and how far the sequence is.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "device/sealed_runs.h"
-#include "kv/blocks/sequence_cache.h"
+#include "kv/blocks/block_pool.h"
+#include "kv/cache_layout.h"
 #include "kv/cache_objects.h"
+#include "kv/seal/seal_schedule.h"
 
 namespace kvlathe {
 
+// What is the same in all heads of a sequence.
+struct SequenceProgress {
+  int n_tokens = 0;  // positions made writable so far
+  int64_t n_prompt = kEndlessPrompt;
+  int64_t n_generated = 0;    // positions that come after the prompt; 0: not known
+  int first_whole_layer = 0;  // once the prompt has ended: from here on keys are to be cut
+  int64_t released_at = 0;    // blocks that no position from here on can see have been given back
+
+  bool HasWholeKeys(const CacheLayout& layout, int layer_idx) const {
+    return layout.ReadsWholeKeys() && (n_tokens < n_prompt || layer_idx >= first_whole_layer);
+  }
+  // Of a plain block of head `head_idx` of [n_layers * n_kv_heads].
+  BlockShape ShapeOf(const CacheLayout& layout, size_t head_idx) const {
+    const bool is_whole = HasWholeKeys(layout, static_cast<int>(head_idx) / layout.n_kv_heads);
+    return is_whole ? layout.WholeKeyShape(head_idx) : layout.shapes[head_idx];
+  }
+};
+
+// Gives back the records that the run holds.
+void ReleaseRecords(BlockPool* pool, SealedRun* run);
+
 // Heads differ in length once a method of the retention axis drops or merges entries; so each has
 // its own count. Lists of ids are the host's, and count against the pool's budget; everything else
-// is an object of the pool.
-struct SequenceCache::HeadTable {
+// is an object of the pool. `pool` is the same in all calls.
+struct HeadTable {
   ObjectId sink;
   std::vector<ObjectId> blocks;  // has room for what table_bytes hold
   int64_t table_bytes = 0;
@@ -25,32 +49,38 @@ struct SequenceCache::HeadTable {
   ObjectId query_gram;    // QueryGramBytes, until a run is sealed
   int64_t n_dropped = 0;  // entries, dropped or merged
 
-  // All objects but blocks and records.
-  static constexpr ObjectId HeadTable::*kOwned[] = {&HeadTable::sink, &HeadTable::entry_table,
-                                                    &HeadTable::open_entry, &HeadTable::query_gram};
-  // Whether it holds what a head of its length has of a part; tables are counted by their own
-  // sizes.
-  bool Holds(ObjectPart part) const {
-    switch (part) {
-      case ObjectPart::kSink:
-        return !sink.is_null();
-      case ObjectPart::kQueryGram:
-        return !query_gram.is_null();
-      case ObjectPart::kOpenEntry:
-        return !open_entry.is_null();
-      case ObjectPart::kEntries:
-      case ObjectPart::kBlockTable:
-      case ObjectPart::kRunTable:
-        return false;
-      default:
-        return true;
-    }
-  }
-
   int64_t n_blocks() const { return std::ssize(blocks); }
   int64_t n_sealed() const {
     return runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
   }
+  // Blocks for n_tokens positions, of which none that is new is dropped or merged.
+  int64_t BlocksAt(const CacheLayout& layout, int64_t n_tokens) const {
+    return BlocksFor(layout, n_tokens - n_dropped);
+  }
+  // The run that the head seals when n_tokens positions are there, of which none that is new has
+  // merged; n_blocks 0 when there is none.
+  RunExtent RunAt(const CacheLayout& layout, int64_t n_prompt, int64_t n_tokens) const;
+  // Whether it holds what a head of its length has of a part; tables are counted by their own
+  // sizes.
+  bool Holds(ObjectPart part) const;
+
+  // A list of ids, which has no more elements than n_bytes hold, takes as much memory as they say.
+  // False, and nothing changed, when the pool has no room for more.
+  bool SetBlockTableSize(int64_t n_bytes, BlockPool* pool);
+  bool SetRunTableSize(int64_t n_bytes, BlockPool* pool);
+  // The same of the object that holds positions and votes; with 0 bytes there is none.
+  bool SetEntryTableSize(int64_t n_bytes, BlockPool* pool);
+
+  // With the last block of a run its records go as well.
+  void ReleaseBlock(int64_t block_idx, BlockPool* pool);
+  // Leaves the first n_blocks.
+  void ReleaseBlocksBehind(int64_t n_blocks, BlockPool* pool);
+  // Gives everything back.
+  void Clear(BlockPool* pool);
+  // Makes this table, which is empty, a copy of another with objects of its own. Records that heads
+  // of the layer share are shared in the copy as well: `shared` has those that were copied, by the
+  // original. False without room; then the table is one that Clear can give back.
+  bool CopyFrom(const HeadTable& from, std::map<ObjectId, ObjectId>* shared, BlockPool* pool);
 };
 
 }  // namespace kvlathe

@@ -63,14 +63,14 @@ TEST(SequenceCache, TheObjectsOfAllHeadsAreDistinctAndWholeRowsAreWritable) {
   std::set<ObjectId> objects;
   for (int layer_idx = 0; layer_idx < 2; ++layer_idx) {
     for (int kv_head_idx = 0; kv_head_idx < 2; ++kv_head_idx) {
-      ASSERT_EQ(cache.blocks(layer_idx, kv_head_idx).size(), 3u);
-      for (const ObjectId& block : cache.blocks(layer_idx, kv_head_idx)) {
+      ASSERT_EQ(cache.head(layer_idx, kv_head_idx).blocks().size(), 3u);
+      for (const ObjectId& block : cache.head(layer_idx, kv_head_idx).blocks()) {
         cache.device().Fill({block}, std::byte{1},
                             BlockBytes(layout.shape(layer_idx, kv_head_idx)));
         objects.insert(block);
       }
-      const ObjectPlace sink_v = cache.sink_v(layer_idx, kv_head_idx);
-      EXPECT_EQ(sink_v.object, cache.sink_k(layer_idx, kv_head_idx).object);
+      const ObjectPlace sink_v = cache.head(layer_idx, kv_head_idx).sink_v();
+      EXPECT_EQ(sink_v.object, cache.head(layer_idx, kv_head_idx).sink_k().object);
       EXPECT_EQ(sink_v.offset, 4 * 32 * 2);
       objects.insert(sink_v.object);
     }
@@ -82,14 +82,15 @@ TEST(SequenceCache, BlocksStayWhereTheyAreWhileTheSequenceGrows) {
   const CacheLayout layout = UniformLayout(0);
   BlockPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);
-  EXPECT_TRUE(cache.sink_k(0, 0).is_null());
+  EXPECT_TRUE(cache.head(0, 0).sink_k().is_null());
   ASSERT_TRUE(cache.Extend(2 * kBlockSize).ok());
-  EXPECT_TRUE(cache.sink_v(0, 0).is_null());
-  const std::vector<ObjectId> before(cache.blocks(1, 1).begin(), cache.blocks(1, 1).end());
+  EXPECT_TRUE(cache.head(0, 0).sink_v().is_null());
+  const std::vector<ObjectId> before(cache.head(1, 1).blocks().begin(),
+                                     cache.head(1, 1).blocks().end());
   for (int i = 0; i < 20 * kBlockSize; ++i) ASSERT_TRUE(cache.Extend(1).ok());
-  EXPECT_EQ(cache.blocks(1, 1).size(), 22u);
-  EXPECT_EQ(cache.blocks(1, 1)[0], before[0]);
-  EXPECT_EQ(cache.blocks(1, 1)[1], before[1]);
+  EXPECT_EQ(cache.head(1, 1).blocks().size(), 22u);
+  EXPECT_EQ(cache.head(1, 1).blocks()[0], before[0]);
+  EXPECT_EQ(cache.head(1, 1).blocks()[1], before[1]);
 }
 
 TEST(SequenceCache, SinksComeWithTheFirstPositionAndBlocksBehindTheLastSink) {
@@ -97,17 +98,17 @@ TEST(SequenceCache, SinksComeWithTheFirstPositionAndBlocksBehindTheLastSink) {
   BlockPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);
   ASSERT_TRUE(cache.Extend(0).ok());
-  EXPECT_TRUE(cache.sink_k(0, 0).is_null());
+  EXPECT_TRUE(cache.head(0, 0).sink_k().is_null());
   ASSERT_TRUE(cache.Extend(1).ok());
-  EXPECT_FALSE(cache.sink_k(0, 0).is_null());
+  EXPECT_FALSE(cache.head(0, 0).sink_k().is_null());
   ASSERT_TRUE(cache.Extend(3).ok());
-  EXPECT_TRUE(cache.blocks(0, 0).empty());
+  EXPECT_TRUE(cache.head(0, 0).blocks().empty());
   ASSERT_TRUE(cache.Extend(1).ok());
-  EXPECT_EQ(cache.blocks(0, 0).size(), 1u);
+  EXPECT_EQ(cache.head(0, 0).blocks().size(), 1u);
   ASSERT_TRUE(cache.Extend(kBlockSize - 1).ok());
-  EXPECT_EQ(cache.blocks(0, 0).size(), 1u);
+  EXPECT_EQ(cache.head(0, 0).blocks().size(), 1u);
   ASSERT_TRUE(cache.Extend(1).ok());
-  EXPECT_EQ(cache.blocks(0, 0).size(), 2u);
+  EXPECT_EQ(cache.head(0, 0).blocks().size(), 2u);
 }
 
 TEST(SequenceCache, BytesEqualTheFormulaInWindowsToo) {
@@ -147,17 +148,18 @@ TEST(SequenceCache, GivesBackABlockWhenTheNextPositionCannotSeeIt) {
   // The first block holds positions 4 to 67; 167 is the first position that sees none of them.
   ASSERT_TRUE(cache.Extend(166).ok());
   ASSERT_TRUE(cache.Extend(1).ok());
-  EXPECT_FALSE(cache.blocks(0, 0)[0].is_null());
+  EXPECT_FALSE(cache.head(0, 0).blocks()[0].is_null());
   ASSERT_TRUE(cache.Extend(1).ok());
-  EXPECT_TRUE(cache.blocks(0, 0)[0].is_null());
-  EXPECT_FALSE(cache.blocks(0, 0)[1].is_null());
-  EXPECT_FALSE(cache.sink_k(0, 0).is_null());
+  EXPECT_TRUE(cache.head(0, 0).blocks()[0].is_null());
+  EXPECT_FALSE(cache.head(0, 0).blocks()[1].is_null());
+  EXPECT_FALSE(cache.head(0, 0).sink_k().is_null());
   // A long step needs what its first position sees.
   ASSERT_TRUE(cache.Extend(500).ok());
-  EXPECT_FALSE(cache.blocks(1, 1)[1].is_null());
+  EXPECT_FALSE(cache.head(1, 1).blocks()[1].is_null());
   ASSERT_TRUE(cache.Extend(1).ok());
-  EXPECT_TRUE(cache.blocks(1, 1)[7].is_null());  // positions 452 to 515; 668 sees from 569 on
-  EXPECT_FALSE(cache.blocks(1, 1)[8].is_null());
+  EXPECT_TRUE(
+      cache.head(1, 1).blocks()[7].is_null());  // positions 452 to 515; 668 sees from 569 on
+  EXPECT_FALSE(cache.head(1, 1).blocks()[8].is_null());
 }
 
 TEST(SequenceCache, ALayerWithoutAWindowKeepsItsBlocksBesideOneThatGivesThemBack) {
@@ -169,8 +171,8 @@ TEST(SequenceCache, ALayerWithoutAWindowKeepsItsBlocksBesideOneThatGivesThemBack
   ASSERT_TRUE(cache.Extend(167).ok());
   ASSERT_TRUE(cache.Extend(1).ok());
   for (int g = 0; g < layout.n_kv_heads; ++g) {
-    EXPECT_TRUE(cache.blocks(0, g)[0].is_null());
-    EXPECT_FALSE(cache.blocks(1, g)[0].is_null());
+    EXPECT_TRUE(cache.head(0, g).blocks()[0].is_null());
+    EXPECT_FALSE(cache.head(1, g).blocks()[0].is_null());
   }
 }
 

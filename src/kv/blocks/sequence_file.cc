@@ -275,7 +275,7 @@ void SetMergedOfLayer(const SequenceFile& file, int layer_idx, SequenceCache* ca
   const int n_kv_heads = file.layout.n_kv_heads;
   for (int g = 0; g < n_kv_heads; ++g) {
     const MergedLength& length = file.merged[layer_idx * n_kv_heads + g];
-    const int64_t n_held = std::max(0, cache->n_entries(layer_idx, g));
+    const int64_t n_held = std::max(0, cache->head(layer_idx, g).n_entries());
     cache->SetMerged(layer_idx, g,
                      std::min(n_held, MostEntriesAt(file, length, cache->n_tokens())));
   }
@@ -298,7 +298,7 @@ Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
       if (cache->must_prune()) cache->DropPruned(l);
       if (cache->must_cut_keys()) KVL_RETURN_IF_ERROR(cache->ShrinkBlocks(l));
       if (!cache->must_seal()) continue;
-      KVL_ASSIGN_OR_RETURN(const SequenceCache::RunObjects objects, cache->TakeRunObjects(l));
+      KVL_ASSIGN_OR_RETURN(const RunObjects objects, cache->TakeRunObjects(l));
       cache->PlaceRun(l, objects);
     }
   }

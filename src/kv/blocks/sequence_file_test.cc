@@ -52,18 +52,19 @@ class Rows {
     const int64_t n = SizeOf(shape.row_type);
     if (position < layout_->n_sink) {
       for (int r = 0; r < layout_->head_dim; ++r) {
-        fn(access_.At(cache_->sink_k(layer_idx, 0)) +
+        fn(access_.At(cache_->head(layer_idx, 0).sink_k()) +
                (int64_t{position} * layout_->head_dim + r) * n,
            n);
       }
       for (int r = 0; r < shape.rank_v; ++r) {
-        fn(access_.At(cache_->sink_v(layer_idx, 0)) + (int64_t{position} * shape.rank_v + r) * n,
+        fn(access_.At(cache_->head(layer_idx, 0).sink_v()) +
+               (int64_t{position} * shape.rank_v + r) * n,
            n);
       }
       return;
     }
     const int entry = position - layout_->n_sink;
-    std::byte* block = access_.At(cache_->blocks(layer_idx, 0)[entry / kBlockSize]);
+    std::byte* block = access_.At(cache_->head(layer_idx, 0).blocks()[entry / kBlockSize]);
     const int token = entry % kBlockSize;
     for (int r = 0; r < shape.rank_k; ++r) fn(block + KeyOffset(token, r) * n, n);
     for (int r = 0; r < shape.rank_v; ++r) {
@@ -78,7 +79,8 @@ class Rows {
 
 // Of the first head of a layer.
 void SetJoined(SequenceCache* cache, int layer_idx, int n_joined) {
-  cache->device().Upload({cache->open_entry(layer_idx, 0)}, std::as_bytes(std::span(&n_joined, 1)));
+  cache->device().Upload({cache->head(layer_idx, 0).open_entry()},
+                         std::as_bytes(std::span(&n_joined, 1)));
 }
 
 class SequenceFileTest : public testing::Test {
@@ -192,8 +194,8 @@ TEST_F(SequenceFileTest, KeepsWhatEachLayerSeesInAWindowOfItsOwn) {
   ASSERT_TRUE(Restore(layout, &restored).ok());
   EXPECT_EQ(restored.bytes().total(), SequenceBytes(layout, 500, 1));
   EXPECT_EQ(Bits(layout, restored, 400), Bits(layout, saved, 400));
-  EXPECT_FALSE(restored.blocks(1, 0)[0].is_null());
-  EXPECT_TRUE(restored.blocks(0, 0)[0].is_null());
+  EXPECT_FALSE(restored.head(1, 0).blocks()[0].is_null());
+  EXPECT_TRUE(restored.head(0, 0).blocks()[0].is_null());
   CacheLayout other = layout;
   other.windows[0] = 101;
   SequenceCache of_another(&other, &other_pool);
@@ -211,8 +213,8 @@ TEST_F(SequenceFileTest, SaysNothingOfSequencesThatWereInThePoolBefore) {
       for (int layer_idx = 0; layer_idx < 2; ++layer_idx) {
         const BlockShape& shape = layout.shape(layer_idx, 0);
         const auto fill = static_cast<std::byte>(before);
-        pool.device().Fill(other.sink_k(layer_idx, 0), fill, SinkBytes(layout, shape));
-        for (const ObjectId& block : other.blocks(layer_idx, 0)) {
+        pool.device().Fill(other.head(layer_idx, 0).sink_k(), fill, SinkBytes(layout, shape));
+        for (const ObjectId& block : other.head(layer_idx, 0).blocks()) {
           pool.device().Fill({block}, fill, BlockObjectBytes(shape));
         }
       }
@@ -292,7 +294,7 @@ TEST_F(SequenceFileTest, HostileLengthsOfMergedEntriesAreRefused) {
   };
   save(3);
   ASSERT_TRUE(Restore(layout, &restored, identity).ok());
-  EXPECT_EQ(restored.n_entries(0, 0), 50);
+  EXPECT_EQ(restored.head(0, 0).n_entries(), 50);
   EXPECT_EQ(restored.bytes().total(), cache.bytes().total());
   const std::string bytes = FileBytes();
   const size_t length = 20 + 4 + identity.spec.size() + 4 + identity.model.size() + 124;
@@ -313,14 +315,14 @@ void GrowMerging(const CacheLayout& layout, int n_tokens, Random* random, Sequen
   while (cache->n_tokens() < n_tokens) {
     ASSERT_TRUE(cache->Extend(1).ok());
     for (int l = 0; l < layout.n_layers; ++l) {
-      const int n = cache->n_entries(l, 0);
+      const int n = cache->head(l, 0).n_entries();
       const bool joins = n > 1 && random->Below(4) < static_cast<uint64_t>(l);
       if (n > 0) cache->SetMerged(l, 0, joins ? n - 1 : n);
       if (!cache->must_seal()) continue;
       const auto objects = cache->TakeRunObjects(l);
       ASSERT_TRUE(objects.ok());
       for (const ObjectId& block : objects->packed[0]) {
-        const RunExtent run = cache->run_to_seal(l, 0);
+        const RunExtent run = cache->head(l, 0).run_to_seal();
         cache->device().Fill({block}, std::byte{0x3C},
                              PackedBlockObjectBytes(PackedShapeOf(layout, l, 0, run)));
       }
@@ -345,7 +347,7 @@ TEST_F(SequenceFileTest, HeadsThatSealedByThemselvesAreRestored) {
       saved.set_n_prompt(n_prompt);
       GrowMerging(layout, n_tokens, &random, &saved);
       for (int l = 0; l < layout.n_layers; ++l) {
-        const int n_joined = saved.n_entries(l, 0) > 0 ? 1 : 0;
+        const int n_joined = saved.head(l, 0).n_entries() > 0 ? 1 : 0;
         SetJoined(&saved, l, n_joined);
       }
       ASSERT_TRUE(SaveSequence(saved, layout, identity, "", path_).ok());
@@ -353,11 +355,11 @@ TEST_F(SequenceFileTest, HeadsThatSealedByThemselvesAreRestored) {
       ASSERT_TRUE(state.ok()) << state.status();
       EXPECT_EQ(restored.bytes().total(), saved.bytes().total());
       for (int l = 0; l < layout.n_layers; ++l) {
-        ASSERT_EQ(restored.merged_length(l, 0), saved.merged_length(l, 0));
-        ASSERT_EQ(restored.runs(l, 0).size(), saved.runs(l, 0).size());
-        for (size_t r = 0; r < saved.runs(l, 0).size(); ++r) {
-          EXPECT_EQ(restored.runs(l, 0)[r].n_blocks, saved.runs(l, 0)[r].n_blocks);
-          EXPECT_EQ(restored.runs(l, 0)[r].is_prompt, saved.runs(l, 0)[r].is_prompt);
+        ASSERT_EQ(restored.head(l, 0).merged_length(), saved.head(l, 0).merged_length());
+        ASSERT_EQ(restored.head(l, 0).runs().size(), saved.head(l, 0).runs().size());
+        for (size_t r = 0; r < saved.head(l, 0).runs().size(); ++r) {
+          EXPECT_EQ(restored.head(l, 0).runs()[r].n_blocks, saved.head(l, 0).runs()[r].n_blocks);
+          EXPECT_EQ(restored.head(l, 0).runs()[r].is_prompt, saved.head(l, 0).runs()[r].is_prompt);
         }
       }
     }
@@ -374,7 +376,7 @@ TEST_F(SequenceFileTest, SealedBlocksThatCannotBeAreRefused) {
   cache.set_n_prompt(100);
   Random random(1);
   GrowMerging(layout, 300, &random, &cache);  // merges nothing
-  ASSERT_EQ(cache.merged_length(0, 0), (MergedLength{300, 1, 4}));
+  ASSERT_EQ(cache.head(0, 0).merged_length(), (MergedLength{300, 1, 4}));
   SetJoined(&cache, 0, 1);
   ASSERT_TRUE(SaveSequence(cache, layout, identity, "state", path_).ok());
   const std::string bytes = FileBytes();
@@ -434,7 +436,7 @@ TEST_F(SequenceFileTest, HostilePlacesOfExactEntriesAreRefused) {
   BlockPool other_pool(kNoLimit);
   SequenceCache restored(&layout, &other_pool);
   ASSERT_TRUE(Restore(layout, &restored, identity).ok());
-  EXPECT_EQ(restored.runs(0, 0).size(), 1u);
+  EXPECT_EQ(restored.head(0, 0).runs().size(), 1u);
 
   const std::string bytes = FileBytes();
   const size_t record = bytes.size() - 4 - static_cast<size_t>(RunRecordObjectBytes(shape));
@@ -537,7 +539,7 @@ TEST_F(SequenceFileTest, HostilePositionsOfEntriesAreRefused) {
   SequenceCache cache(&layout, &pool);
   cache.set_n_prompt(100);
   ASSERT_TRUE(cache.Extend(10).ok());
-  cache.device().Fill({cache.blocks(0, 0)[0]}, std::byte{0}, BlockBytes(layout.shapes[0]));
+  cache.device().Fill({cache.head(0, 0).blocks()[0]}, std::byte{0}, BlockBytes(layout.shapes[0]));
   ASSERT_TRUE(SaveSequence(cache, layout, identity, "", path_).ok());
   const std::string bytes = FileBytes();
   const size_t positions = bytes.size() - 4 - EntryTable::BlockBytes(/*has_sums=*/true);

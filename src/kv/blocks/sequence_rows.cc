@@ -25,14 +25,15 @@ class SavedContents {
       : cache_(cache), layout_(layout) {}
 
   HeadContents Of(int layer_idx, int kv_head_idx) {
+    const CacheHead head = cache_.head(layer_idx, kv_head_idx);
     runs_.clear();
-    for (const SealedRun& run : cache_.runs(layer_idx, kv_head_idx)) {
+    for (const SealedRun& run : head.runs()) {
       runs_.push_back({run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
     }
-    return {.plain = cache_.shape(layer_idx, kv_head_idx),
-            .n_blocks = std::ssize(cache_.blocks(layer_idx, kv_head_idx)),
+    return {.plain = head.shape(),
+            .n_blocks = std::ssize(head.blocks()),
             .n_gone = BlocksOutOfWindow(layout_, layer_idx, cache_.n_tokens() - 1),
-            .has_entries = !cache_.entries(layer_idx, kv_head_idx).empty(),
+            .has_entries = !head.entries().empty(),
             .runs = runs_};
   }
 
@@ -49,23 +50,24 @@ bool IsSaved(const CacheObjects& objects) {
 // Object i of `objects` in the cache.
 ObjectId ObjectIn(const SequenceCache& cache, int layer_idx, int kv_head_idx,
                   const CacheObjects& objects, int64_t i) {
-  const auto record = [&] { return cache.runs(layer_idx, kv_head_idx)[objects.first]; };
+  const CacheHead head = cache.head(layer_idx, kv_head_idx);
+  const auto record = [&] { return head.runs()[objects.first]; };
   switch (objects.part) {
     case ObjectPart::kSink:
-      return cache.sink_k(layer_idx, kv_head_idx).object;
+      return head.sink_k().object;
     case ObjectPart::kSealedBlock:
     case ObjectPart::kPlainBlock:
-      return cache.blocks(layer_idx, kv_head_idx)[objects.first + i];
+      return head.blocks()[objects.first + i];
     case ObjectPart::kRunRecord:
       return record().record;
     case ObjectPart::kLayerRecord:
       return record().layer_record;
     case ObjectPart::kQueryGram:
-      return cache.query_gram(layer_idx, kv_head_idx);
+      return head.query_gram();
     case ObjectPart::kOpenEntry:
-      return cache.open_entry(layer_idx, kv_head_idx);
+      return head.open_entry();
     case ObjectPart::kEntries:
-      return cache.entries(layer_idx, kv_head_idx).object;
+      return head.entries().object;
     case ObjectPart::kBlockTable:
     case ObjectPart::kRunTable:
       break;
@@ -106,12 +108,13 @@ std::vector<std::byte> SinkRows(const SequenceCache& cache, const CacheLayout& l
   const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
   std::vector<std::byte> rows(static_cast<size_t>(SinkBytes(layout, shape)));
   if (rows.empty()) return rows;
-  const ObjectPlace sink_v = cache.sink_v(layer_idx, kv_head_idx);
+  const CacheHead head = cache.head(layer_idx, kv_head_idx);
+  const ObjectPlace sink_v = head.sink_v();
   const int64_t n_filled = std::min(cache.n_tokens(), layout.n_sink);
   const int64_t element_bytes = SizeOf(shape.row_type);
   const auto n_k = static_cast<size_t>(n_filled * layout.head_dim * element_bytes);
   const auto n_v = static_cast<size_t>(n_filled * shape.rank_v * element_bytes);
-  cache.device().Download(cache.sink_k(layer_idx, kv_head_idx), std::span(rows).first(n_k));
+  cache.device().Download(head.sink_k(), std::span(rows).first(n_k));
   cache.device().Download(sink_v, std::span(rows).subspan(static_cast<size_t>(sink_v.offset), n_v));
   return rows;
 }
@@ -132,9 +135,10 @@ Status WriteEntries(const SequenceCache& cache, const EntryTableId& table, int64
 // Plain blocks of a head, what no position has filled made zero.
 Status WritePlainBlocks(const SequenceCache& cache, int layer_idx, int kv_head_idx,
                         const CacheObjects& objects, const RowSink& write) {
-  const BlockShape shape = cache.shape(layer_idx, kv_head_idx);
+  const CacheHead head = cache.head(layer_idx, kv_head_idx);
+  const BlockShape shape = head.shape();
   std::vector<std::byte> copy(static_cast<size_t>(objects.object_bytes));
-  const int64_t n_entries = cache.n_entries(layer_idx, kv_head_idx);
+  const int64_t n_entries = head.n_entries();
   int64_t n_left = std::max<int64_t>(0, n_entries - objects.first * kBlockSize);
   for (int64_t i = 0; i < objects.n; ++i) {
     cache.device().Download({ObjectIn(cache, layer_idx, kv_head_idx, objects, i)},
@@ -148,15 +152,15 @@ Status WritePlainBlocks(const SequenceCache& cache, int layer_idx, int kv_head_i
 
 Status WriteObjects(const SequenceCache& cache, const CacheLayout& layout, int layer_idx,
                     int kv_head_idx, const CacheObjects& objects, const RowSink& write) {
+  const CacheHead head = cache.head(layer_idx, kv_head_idx);
   switch (objects.part) {
     case ObjectPart::kSink:
       return write(SinkRows(cache, layout, layer_idx, kv_head_idx));
     case ObjectPart::kPlainBlock:
       return WritePlainBlocks(cache, layer_idx, kv_head_idx, objects, write);
     case ObjectPart::kEntries:
-      return WriteEntries(cache, cache.entries(layer_idx, kv_head_idx),
-                          cache.n_entries(layer_idx, kv_head_idx),
-                          std::ssize(cache.blocks(layer_idx, kv_head_idx)), write);
+      return WriteEntries(cache, head.entries(), head.n_entries(), std::ssize(head.blocks()),
+                          write);
     default:
       break;
   }
@@ -206,8 +210,9 @@ class RowCopier {
   bool RunsAreSound(int layer_idx, int kv_head_idx) const {
     SavedContents saved(*cache_, layout_);
     const HeadContents contents = saved.Of(layer_idx, kv_head_idx);
-    const auto runs = cache_->runs(layer_idx, kv_head_idx);
-    const auto blocks = cache_->blocks(layer_idx, kv_head_idx);
+    const CacheHead head = cache_->head(layer_idx, kv_head_idx);
+    const auto runs = head.runs();
+    const auto blocks = head.blocks();
     for (size_t r = 0; r < runs.size(); ++r) {
       const RunExtent& run = contents.runs[r];
       const int64_t end = run.first_block + run.n_blocks;
@@ -234,14 +239,15 @@ class RowCopier {
 
   // Prunes count on it that entries are of different positions.
   bool EntriesAreSound(int layer_idx, int kv_head_idx) const {
-    const EntryTableId entries = cache_->entries(layer_idx, kv_head_idx);
+    const CacheHead head = cache_->head(layer_idx, kv_head_idx);
+    const EntryTableId entries = head.entries();
     if (entries.empty()) return true;
-    const int64_t n_blocks = std::ssize(cache_->blocks(layer_idx, kv_head_idx));
+    const int64_t n_blocks = std::ssize(head.blocks());
     std::vector<std::byte> bytes =
         BytesOf(*cache_, entries.object, n_blocks * EntryTable::BlockBytes(entries.has_sums));
     const EntryTable table(bytes.data(), entries.has_sums);
     std::vector<bool> is_taken(static_cast<size_t>(cache_->n_tokens()));
-    for (int e = 0; e < cache_->n_entries(layer_idx, kv_head_idx); ++e) {
+    for (int e = 0; e < head.n_entries(); ++e) {
       const int position = table.position(e);
       if (position < layout_.n_sink || position >= cache_->n_tokens() || is_taken[position]) {
         return false;
@@ -252,13 +258,14 @@ class RowCopier {
   }
 
   bool IsOpenEntrySound(int layer_idx, int kv_head_idx) const {
-    const ObjectId object = cache_->open_entry(layer_idx, kv_head_idx);
+    const CacheHead head = cache_->head(layer_idx, kv_head_idx);
+    const ObjectId object = head.open_entry();
     if (object.is_null()) return true;
     const BlockShape& shape = layout_.shape(layer_idx, kv_head_idx);
     std::vector<std::byte> bytes = BytesOf(*cache_, object, OpenEntryBytes(layout_, shape));
     const OpenEntry open(bytes.data(), *layout_.retention->merge, layout_.head_dim, shape.rank_v);
     const int n_joined = open.n_positions();
-    const int n_entries = std::max(0, cache_->n_entries(layer_idx, kv_head_idx));
+    const int n_entries = std::max(0, head.n_entries());
     return n_joined >= 0 && n_joined <= cache_->n_tokens() && (n_joined > 0) == (n_entries > 0);
   }
 
@@ -272,7 +279,7 @@ class RowCopier {
 std::vector<MergedLength> MergedLengths(const SequenceCache& cache, const CacheLayout& layout) {
   std::vector<MergedLength> lengths;
   for (int i = 0; layout.MergesEntries() && i < std::ssize(layout.shapes); ++i) {
-    lengths.push_back(cache.merged_length(i / layout.n_kv_heads, i % layout.n_kv_heads));
+    lengths.push_back(cache.head(i / layout.n_kv_heads, i % layout.n_kv_heads).merged_length());
   }
   return lengths;
 }

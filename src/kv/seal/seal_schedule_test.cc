@@ -295,7 +295,7 @@ TEST(SealSchedule, BytesUnderRetentionEqualTheFormulaAndFitThePeak) {
           const auto budget = static_cast<double>(
               KeptAt(plan, {layout.n_sink, growth.n_prompt}, growth.n_tokens).n);
           if (plan.prunes_decode) {
-            EXPECT_LT(cache.n_entries(1, 1), budget + std::max(64.0, 0.25 * budget));
+            EXPECT_LT(cache.head(1, 1).n_entries(), budget + std::max(64.0, 0.25 * budget));
           }
         }
         EXPECT_EQ(unlimited.usage().used_bytes, 0);
@@ -367,7 +367,7 @@ bool GrowMerging(const CacheLayout& layout, const Growth& growth, uint64_t seed,
     }
     EXPECT_FALSE(cache->must_seal());
     for (int i = 0; i < std::ssize(heads.lengths()); ++i) {
-      EXPECT_EQ(cache->merged_length(i / 2, i % 2), heads.lengths()[i]) << cache->n_tokens();
+      EXPECT_EQ(cache->head(i / 2, i % 2).merged_length(), heads.lengths()[i]) << cache->n_tokens();
     }
     EXPECT_EQ(cache->bytes().total(), MergedParts(layout, heads.lengths()).total());
   }

@@ -11,10 +11,11 @@ void AppendStep::PlanSinks(const SequenceStep& step, int kv_head_idx, int64_t fi
   const int g = kv_head_idx, first = step.first_position();
   const int64_t element = SizeOf(a->row_type);
   const int64_t k_bytes = layer_.rows.head_dim * element;
-  const int64_t v_bytes = step.cache->shape(layer_.idx, g).rank_v * element;
+  const CacheHead head = step.cache->head(layer_.idx, g);
+  const int64_t v_bytes = head.shape().rank_v * element;
   const HeadRows k = layer_.rows.WholeKeys(a, g), v = layer_.rows.Values(a, g);
-  const ObjectPlace sink_k = step.cache->sink_k(layer_.idx, g);
-  const ObjectPlace sink_v = step.cache->sink_v(layer_.idx, g);
+  const ObjectPlace sink_k = head.sink_k();
+  const ObjectPlace sink_v = head.sink_v();
   for (int t = 0; t < n_sinks; ++t) {
     const int64_t row = first_row + t, position = first + t;
     plan_.copies.push_back({.from = k.first + row * k.stride * element,
@@ -31,6 +32,7 @@ void AppendStep::PlanHead(const SequenceStep& step, int kv_head_idx, int64_t fir
   const int g = kv_head_idx, n_new = step.n_new();
   const int64_t element = SizeOf(a->row_type);
   const SequenceCache& cache = *step.cache;
+  const CacheHead head = cache.head(layer_.idx, g);
   const HeadRows k =
       cache.has_whole_keys(layer_.idx) ? layer_.rows.WholeKeys(a, g) : layer_.rows.Keys(a, g);
   const HeadRows v = layer_.rows.Values(a, g);
@@ -41,11 +43,11 @@ void AppendStep::PlanHead(const SequenceStep& step, int kv_head_idx, int64_t fir
                            .first_rows = static_cast<int>(plan_.rows.size())};
   if (n_sinks > 0) PlanSinks(step, g, first_row, n_sinks, a);
   BlockRows rows;
-  rows.shape = cache.shape(layer_.idx, g);
+  rows.shape = head.shape();
   rows.k_stride = k.stride;
   rows.v_stride = v.stride;
-  const auto blocks = cache.blocks(layer_.idx, g);
-  const int n_entries = cache.n_entries(layer_.idx, g);
+  const auto blocks = head.blocks();
+  const int n_entries = head.n_entries();
   const bool merges = layer_.layout->MergesEntries();
   for (int t = n_sinks; t < n_new; t += rows.n_rows) {
     const int64_t row = first_row + t;

@@ -16,15 +16,15 @@ TEST_F(AppendStepTest, SinksAreCopiedWholeAndTheOthersFillBlocksFromTheirSlot) {
   ASSERT_EQ(plan.items.size(), 2u);  // a KV head each
   EXPECT_EQ(plan.items[1].first_copy, 6);
   EXPECT_EQ(plan.items[1].n_copies, 6);  // K and V of three positions
-  EXPECT_EQ(plan.copies[6].to, cache.sink_k(0, 1));
+  EXPECT_EQ(plan.copies[6].to, cache.head(0, 1).sink_k());
   EXPECT_EQ(plan.copies[6].from, layer.rows.WholeKeys(&activations, 1).first);
-  EXPECT_EQ(plan.copies[7].to, cache.sink_v(0, 1));
+  EXPECT_EQ(plan.copies[7].to, cache.head(0, 1).sink_v());
   EXPECT_EQ(plan.copies[7].n_bytes, kHeadDim * 4);
   ASSERT_EQ(plan.items[0].n_rows, 2);
-  EXPECT_EQ(plan.rows[0].block, cache.blocks(0, 0)[0]);
+  EXPECT_EQ(plan.rows[0].block, cache.head(0, 0).blocks()[0]);
   EXPECT_EQ(plan.rows[0].first_slot, 0);
   EXPECT_EQ(plan.rows[0].n_rows, kBlockSize);
-  EXPECT_EQ(plan.rows[1].block, cache.blocks(0, 0)[1]);
+  EXPECT_EQ(plan.rows[1].block, cache.head(0, 0).blocks()[1]);
   EXPECT_EQ(plan.rows[1].n_rows, 5);
   const HeadRows v = layer.rows.Values(&activations, 0);
   EXPECT_EQ(plan.rows[1].v, v.first + (3 + kBlockSize) * v.stride * 4);
@@ -34,7 +34,7 @@ TEST_F(AppendStepTest, SinksAreCopiedWholeAndTheOthersFillBlocksFromTheirSlot) {
   ASSERT_TRUE(AppendStep(&layer).Run(&state).ok());
   ASSERT_EQ(backend.append.rows.size(), 2u);
   EXPECT_TRUE(backend.append.copies.empty());
-  EXPECT_EQ(backend.append.rows[0].block, cache.blocks(0, 0)[1]);
+  EXPECT_EQ(backend.append.rows[0].block, cache.head(0, 0).blocks()[1]);
   EXPECT_EQ(backend.append.rows[0].first_slot, 5);
   EXPECT_EQ(backend.append.rows[0].n_rows, 2);
 }

@@ -45,16 +45,17 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   const LayerRows& rows = layer_.rows;
   const SequenceCache& cache = *place.step.cache;
   const int g = kv_head_idx, n_new = place.step.n_new();
-  const int n_entries = cache.n_entries(layer_.idx, g) - place.first_block * kBlockSize;
+  const CacheHead head = cache.head(layer_.idx, g);
+  const int n_entries = head.n_entries() - place.first_block * kBlockSize;
   HeadJob job;
   job.device = &cache.device();
-  job.shape = cache.shape(layer_.idx, g);
+  job.shape = head.shape();
   job.head_dim = rows.head_dim;
   job.gqa_group = rows.gqa_group();
   job.n_tokens = n_new;
   AddQueries(place, g, a, &job);
   if (layout.has_latent_keys) job.latents = LatentsOf(place, g);
-  const std::span<const ObjectId> blocks = cache.blocks(layer_.idx, g);
+  const std::span<const ObjectId> blocks = head.blocks();
   job.blocks = blocks.subspan(std::min<size_t>(place.first_block, blocks.size()));
   if (layout.seal.has_value()) AddPacked(place, g, &job);
   job.n_entries = std::max(0, n_entries);
@@ -85,11 +86,12 @@ void AttendStep::AddQueries(const Place& place, int kv_head_idx, Activations* a,
 
 void AttendStep::AddPacked(const Place& place, int kv_head_idx, HeadJob* job) const {
   const SequenceCache& cache = *place.step.cache;
-  const std::span<const SealedRun> runs = cache.runs(layer_.idx, kv_head_idx);
+  const CacheHead head = cache.head(layer_.idx, kv_head_idx);
+  const std::span<const SealedRun> runs = head.runs();
   job->packed = SealedHeadOf(layer_, cache.layout(), kv_head_idx, runs, place.rotation);
   if (!job->shape.has_coded_rows) return;
   const int n_sealed = runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
-  const auto n_blocks = static_cast<int>(cache.blocks(layer_.idx, kv_head_idx).size());
+  const auto n_blocks = static_cast<int>(head.blocks().size());
   job->packed.open = {.first_block = n_sealed, .n_blocks = n_blocks - n_sealed};
 }
 
@@ -98,8 +100,9 @@ void AttendStep::AddSinks(const Place& place, int kv_head_idx, HeadJob* job) con
   const SequenceCache& cache = *place.step.cache;
   job->n_sink = std::min(layout.n_sink, cache.n_tokens());
   if (layout.n_sink > 0) {
-    job->sink_k = cache.sink_k(layer_.idx, kv_head_idx);
-    job->sink_v = cache.sink_v(layer_.idx, kv_head_idx);
+    const CacheHead head = cache.head(layer_.idx, kv_head_idx);
+    job->sink_k = head.sink_k();
+    job->sink_v = head.sink_v();
   }
   job->sink_first_visible = place.step.first_position() + 1;
   if (!layout.SparesSinks()) job->sink_window = job->window;
@@ -110,7 +113,7 @@ LatentIds AttendStep::LatentsOf(const Place& place, int kv_head_idx) const {
   LatentIds head = {.map = layer_.basis.latents[kv_head_idx].view(), .rotation = rotation};
   if (layer_.layout->DropsEntries() && rotation.half > 0) {
     const RopeTable& rope = layer_.rotations->of(layer_.idx);
-    head.positions = place.step.cache->entries(layer_.idx, kv_head_idx);
+    head.positions = place.step.cache->head(layer_.idx, kv_head_idx).entries();
     head.cos = rope.cos(0);
     head.sin = rope.sin(0);
   }
@@ -137,7 +140,7 @@ void AttendStep::AddScores(const SequenceStep& step, int kv_head_idx, HeadJob* j
               : std::clamp<int64_t>(cache.n_prompt() - plan.n_recent - first, 0, n_new));
       break;
   }
-  job->scored = cache.entries(layer_.idx, kv_head_idx);
+  job->scored = cache.head(layer_.idx, kv_head_idx).entries();
   if (!plan.is_noisy) return;
   const PromptPlace place = {layer_.layout->n_sink, cache.n_prompt()};
   const auto temperature = [&](int position) {

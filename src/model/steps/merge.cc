@@ -61,14 +61,15 @@ Status MergeStep::Run(ForwardState* state) {
     const int n_new = step.n_new();
     for (int g = 0; g < n_kv_heads; ++g) {
       const int64_t idx = g * a.n_tokens + first_row;
+      const CacheHead head = step.cache->head(layer_.idx, g);
       const HeadRows v = rows.Values(&a, g);
       items_.push_back(
           {.device = &step.cache->device(),
-           .open_entry = step.cache->open_entry(layer_.idx, g),
+           .open_entry = head.open_entry(),
            .rank_v = step.cache->layout().shape(layer_.idx, g).rank_v,
            .n_tokens = n_new,
            .n_sinks = std::clamp(layer_.layout->n_sink - step.first_position(), 0, n_new),
-           .n_entries = std::max(0, step.cache->n_entries(layer_.idx, g) - n_new),
+           .n_entries = std::max(0, head.n_entries() - n_new),
            .joins = joins_.data() + idx,
            .weights = weights_.data() + idx,
            .k = a.qk.as<float>() + first_row * rows.QkStride() +

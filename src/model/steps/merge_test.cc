@@ -40,7 +40,7 @@ TEST_F(MergeStepTest, KeysSayWhoJoinsAndTheMeanOfTheirQueriesWithWhatWeight) {
   EXPECT_EQ(backend.merges[1].joins[1], 0);
   EXPECT_FLOAT_EQ(backend.merges[1].weights[0], 0.5f + 0.25f);  // the mean of -7 and -3, plus 5
   EXPECT_FLOAT_EQ(backend.merges[0].weights[0], 1 / (1 + std::exp(-5.0f)) + 0.25f);
-  EXPECT_EQ(cache.n_entries(0, 0), 2);  // as the backend said
+  EXPECT_EQ(cache.head(0, 0).n_entries(), 2);  // as the backend said
 }
 
 TEST_F(MergeStepTest, PoolingJoinsAllButEveryNthPositionBehindTheSinks) {

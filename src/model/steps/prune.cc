@@ -27,13 +27,13 @@ Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) {
   }
   heads_.clear();
   for (int g = 0; g < n_kv_heads; ++g) {
-    heads_.push_back({.shape = cache->shape(layer_.idx, g),
-                      .blocks = cache->blocks(layer_.idx, g),
-                      .entries = cache->entries(layer_.idx, g),
-                      .n_entries = cache->n_entries(layer_.idx, g)});
+    const CacheHead head = cache->head(layer_.idx, g);
+    heads_.push_back({.shape = head.shape(),
+                      .blocks = head.blocks(),
+                      .entries = head.entries(),
+                      .n_entries = head.n_entries()});
     if (!reopens) continue;
-    heads_.back().packed =
-        SealedHeadOf(layer_, layout, g, cache->runs(layer_.idx, g), /*rotation=*/{});
+    heads_.back().packed = SealedHeadOf(layer_, layout, g, head.runs(), /*rotation=*/{});
     heads_.back().opened = opened[g];
   }
   // While decoding, a gap takes the last row; in a prompt, and in what is to be sealed, the order
@@ -61,12 +61,13 @@ Status CutKeysStep::Run(ForwardState* state) {
     if (!cache->must_cut_keys() || state->sequences->has_failed(i)) continue;
     caches.push_back(cache);
     for (int g = 0; g < layer_.rows.n_kv_heads; ++g) {
+      const CacheHead head = cache->head(layer_.idx, g);
       // Folded keys are in the basis: the first of their columns are those that stay.
       items_.push_back({.device = &cache->device(),
-                        .whole = cache->shape(layer_.idx, g),
+                        .whole = head.shape(),
                         .cut = cache->layout().shape(layer_.idx, g),
-                        .blocks = cache->blocks(layer_.idx, g),
-                        .n_entries = cache->n_entries(layer_.idx, g),
+                        .blocks = head.blocks(),
+                        .n_entries = head.n_entries(),
                         .map = layer_.rows.maps_keys ? &layer_.basis.KeyMap(g) : nullptr});
     }
   }

@@ -23,7 +23,7 @@ TEST_F(PruneStepTest, WhereAPromptEndsEachHeadKeepsItsEntriesInTheirOrder) {
   EXPECT_TRUE(backend.pruned[1].opened.empty());
   EXPECT_EQ(backend.prune.kept.n, 20);
   EXPECT_TRUE(backend.prune.in_order);
-  EXPECT_EQ(cache.n_entries(0, 0), 20);
+  EXPECT_EQ(cache.head(0, 0).n_entries(), 20);
   EXPECT_FALSE(cache.must_prune());
 
   // While decoding, the last entries may fill the gaps.
@@ -40,7 +40,7 @@ TEST_F(PruneStepTest, ASequenceThatHasFailedDropsNothing) {
   sequences.Fail(&cache, Error(StatusCode::kDataLoss, "rows are not finite"));
   ASSERT_TRUE(PruneStep(&layer).Run(&state).ok());
   EXPECT_TRUE(backend.pruned.empty());
-  EXPECT_EQ(cache.n_entries(0, 0), 30);
+  EXPECT_EQ(cache.head(0, 0).n_entries(), 30);
 }
 
 }  // namespace

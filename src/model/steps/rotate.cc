@@ -69,7 +69,7 @@ Status GatherQueriesStep::Run(ForwardState* state) {
   for (const SequenceStep& step : state->steps()) {
     const int n_sinks = std::clamp(layer_.layout->n_sink - step.first_position(), 0, step.n_new());
     for (int g = 0; g < rows.n_kv_heads; ++g) {
-      const ObjectId gram = step.cache->query_gram(layer_.idx, g);
+      const ObjectId gram = step.cache->head(layer_.idx, g).query_gram();
       if (gram.is_null()) continue;
       HeadRows q = rows.WholeQueries(&a, g);
       q.first += (token_idx + n_sinks) * group * q.stride * SizeOf(a.row_type);

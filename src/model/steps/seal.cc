@@ -12,14 +12,15 @@ void SealStep::AddRuns(SequenceCache* cache, const RunObjects& objects, const Ke
                        Heads* heads, std::vector<SealRunPlan>* runs) const {
   const int n_kv_heads = layer_.rows.n_kv_heads, n_heads_per_run = layer_.layout->n_heads_per_run();
   for (int g = 0; g < n_kv_heads; ++g) {
-    const RunExtent run = cache->run_to_seal(layer_.idx, g);
-    heads->push_back({.shape = cache->layout().shape(layer_.idx, g),
-                      .blocks = cache->blocks(layer_.idx, g).subspan(run.first_block, run.n_blocks),
-                      .packed = objects.packed[g],
-                      .record = objects.records[g]});
+    const RunExtent run = cache->head(layer_.idx, g).run_to_seal();
+    heads->push_back(
+        {.shape = cache->layout().shape(layer_.idx, g),
+         .blocks = cache->head(layer_.idx, g).blocks().subspan(run.first_block, run.n_blocks),
+         .packed = objects.packed[g],
+         .record = objects.records[g]});
   }
   for (int g = 0; g < n_kv_heads; g += n_heads_per_run) {
-    const RunExtent run = cache->run_to_seal(layer_.idx, g);
+    const RunExtent run = cache->head(layer_.idx, g).run_to_seal();
     if (run.n_blocks == 0) continue;
     runs->push_back({.device = &cache->device(),
                      .heads = std::span(*heads).subspan(g, n_heads_per_run),
@@ -40,15 +41,15 @@ std::vector<RotatedHeadPlan> SealStep::RotatedHeads(std::span<SequenceCache* con
   std::vector<RotatedHeadPlan> plans;
   for (size_t i = 0; i < caches.size(); ++i) {
     for (int g = 0; g < n_kv_heads; ++g) {
-      const RunExtent run = caches[i]->run_to_seal(layer_.idx, g);
+      const RunExtent run = caches[i]->head(layer_.idx, g).run_to_seal();
       RotatedHeadPlan& plan = plans.emplace_back(
           RotatedHeadPlan{.device = &caches[i]->device(),
                           .packed_shape = PackedShapeOf(caches[i]->layout(), layer_.idx, g, run),
                           .head = heads[i][g]});
       if (plan.head.record.is_null()) {
-        plan.rotations = caches[i]->runs(layer_.idx, g).front().record;
+        plan.rotations = caches[i]->head(layer_.idx, g).runs().front().record;
       } else if (layer_.online != nullptr) {
-        plan.query_gram = caches[i]->query_gram(layer_.idx, g);
+        plan.query_gram = caches[i]->head(layer_.idx, g).query_gram();
         plan.output_gram = &layer_.online->output_grams[layer_.idx * n_kv_heads + g];
         plan.is_normalised = layer_.online->is_normalised;
       }
@@ -65,7 +66,7 @@ Status SealStep::SealTogether(std::span<SequenceCache* const> caches,
   int64_t n_run_blocks = 0;  // to the end of the last run
   for (const SequenceCache* cache : caches) {
     for (int g = 0; g < layer_.rows.n_kv_heads; g += layer_.layout->n_heads_per_run()) {
-      const RunExtent run = cache->run_to_seal(layer_.idx, g);
+      const RunExtent run = cache->head(layer_.idx, g).run_to_seal();
       n_run_blocks = std::max(n_run_blocks, run.first_block + run.n_blocks);
     }
   }
@@ -103,7 +104,7 @@ void SealStep::MeasureReencodings(std::span<SequenceCache* const> caches,
                     .shape = layout.shape(layer_.idx, g),
                     .sealed = SealedHeadOf(layer_, layout, g, {&sealed.back(), 1}, {}),
                     .blocks = objects.packed[g],
-                    .plain = cache->blocks(layer_.idx, g),
+                    .plain = cache->head(layer_.idx, g).blocks(),
                     .n_rows = std::min(n_rows, n_blocks * kBlockSize)});
     measured.push_back(cache);
   }

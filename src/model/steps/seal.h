@@ -20,7 +20,6 @@ class SealStep : public LayerStep {
   std::vector<Status> SealEach(std::span<SequenceCache* const> caches, ForwardState* state) const;
 
  private:
-  using RunObjects = SequenceCache::RunObjects;
   using Heads = std::vector<SealHeadPlan>;  // [n_kv_heads], of one cache
 
   // The runs of one cache, at most one for each of its heads, which go to `heads`.

@@ -34,24 +34,24 @@ TEST_F(SealStepTest, RunsOfAllSequencesAreSealedTogether) {
   EXPECT_TRUE(sequences.FirstFailure().ok());
   for (const SequenceCache* cache : {&bad, &good}) {
     EXPECT_FALSE(cache->must_seal());
-    ASSERT_EQ(cache->runs(0, 1).size(), 1u);
-    EXPECT_EQ(cache->runs(0, 1)[0].n_blocks, 1);
+    ASSERT_EQ(cache->head(0, 1).runs().size(), 1u);
+    EXPECT_EQ(cache->head(0, 1).runs()[0].n_blocks, 1);
   }
 }
 
 TEST_F(SealStepTest, OneWhoseRowsCannotBeSealedFailsAloneAndGivesItsObjectsBack) {
   BeginBoth();
   const int64_t n_bytes = bad.bytes().total();
-  backend.unsealable = {bad.blocks(0, 0)[0]};
+  backend.unsealable = {bad.head(0, 0).blocks()[0]};
   ASSERT_TRUE(SealStep(&layer).Run(&state).ok());
   EXPECT_EQ(backend.n_seals, 3);  // together, then each alone
   EXPECT_EQ(sequences.failures()[0].code(), StatusCode::kDataLoss);
   EXPECT_THAT(MessageOf(sequences.failures()[0]), testing::HasSubstr("layer 0: "));
   EXPECT_TRUE(sequences.failures()[1].ok());
   EXPECT_THAT(sequences.sealing(), testing::ElementsAre(&good));
-  EXPECT_TRUE(bad.runs(0, 0).empty());
+  EXPECT_TRUE(bad.head(0, 0).runs().empty());
   EXPECT_EQ(bad.bytes().total(), n_bytes);
-  EXPECT_EQ(good.runs(0, 0).size(), 1u);
+  EXPECT_EQ(good.head(0, 0).runs().size(), 1u);
 }
 
 }  // namespace
