@@ -16,8 +16,8 @@ void JobAddresses::Resolve(const CpuAccess& access, const HeadJob& job, int entr
   const int begin = entry_begin / kBlockSize, end = (entry_end + kBlockSize - 1) / kBlockSize;
   blocks_.Resolve(access, job.blocks, begin, end);
   packed_ = PackedHeadAt(access, job.packed, &runs_);
-  sink_k_ = access.At(job.sink_k);
-  sink_v_ = access.At(job.sink_v);
+  sink_k_ = access.At(job.sinks.k);
+  sink_v_ = access.At(job.sinks.v);
   if (job.latents.empty()) return;
   const size_t n_slices = job.latents.slices.size();
   slices_.resize(n_slices);

@@ -117,9 +117,9 @@ void AttendSink(const AttendKernels& kernels, const HeadJob& job, const JobAddre
       .q_stride = job.q_full_stride,
       .k = at.sink_k(),
       .v = at.sink_v(),
-      .n_entries = job.n_sink,
-      .first_visible = job.sink_first_visible + item.row_begin / job.gqa_group,
-      .window = WindowOf(job.sink_window),
+      .n_entries = job.sinks.n,
+      .first_visible = job.sinks.first_visible + item.row_begin / job.gqa_group,
+      .window = WindowOf(job.sinks.window),
       .sm_scale = sm_scale,
       .o = partial.o,
       .o_stride = job.output_width(),
@@ -251,7 +251,7 @@ void Attention::State::RunItems(int worker_id) {
     } else {
       AttendMerged({kernels, job, item, PartialAt(sink, n_rows, width), kernel_scratch}, params);
     }
-    if (item.entry_begin == 0 && job.n_sink > 0) {
+    if (item.entry_begin == 0 && job.sinks.n > 0) {
       const PartialRows sink_partial = PartialAt(sink, n_rows, width);
       AttendSink(kernels, job, at, item, sm_scale, sink_partial);
       MergePartial(sink_partial, n_rows, width, partial);

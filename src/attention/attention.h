@@ -33,7 +33,7 @@ struct MergedRows {
 struct LatentSliceIds {
   std::span<const ObjectId> blocks;  // as HeadJob::blocks
   SealedHead packed;
-  ObjectPlace sink_v;  // [n_sink, rank_v] row_type
+  ObjectPlace sink_v;  // as SinkIds::v
 };
 
 // A head whose keys are stored as latents from before RoPE: LatentHead with ids.
@@ -54,6 +54,15 @@ struct LatentIds {
   }
 };
 
+// Positions that a head keeps apart from its blocks.
+struct SinkIds {
+  ObjectPlace k;  // [n, head_dim] row_type, before any basis
+  ObjectPlace v;  // [n, rank_v] row_type
+  int n = 0;
+  int first_visible = 0;  // of them, that token 0 sees; token t sees t more, at most n
+  int window = 0;         // of all positions that token 0 sees; 0: all
+};
+
 // One (sequence, KV head) of a layer in this step. New rows are already in the blocks. What lies in
 // the cache is named by ids of `device`; queries and outputs are memory of the workers.
 struct HeadJob {
@@ -65,7 +74,7 @@ struct HeadJob {
   const void* q = nullptr;  // [n_tokens * gqa_group, rank_k] row_type, in the key basis, not
                             // scaled; with latents q_full
   int64_t q_stride = 0;
-  const void* q_full = nullptr;  // [n_tokens * gqa_group, head_dim] row_type; used when n_sink > 0
+  const void* q_full = nullptr;  // [n_tokens * gqa_group, head_dim] row_type; used when sinks.n > 0
   int64_t q_full_stride = 0;
   std::span<const ObjectId> blocks;  // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
   SealedHead packed;                 // its runs are the first blocks; without runs all are plain
@@ -77,12 +86,7 @@ struct HeadJob {
   // Of those, a token sees the last `window`; 0: all. Blocks below the window of token 0 may be
   // null.
   int window = 0;
-  ObjectPlace sink_k;  // [n_sink, head_dim] row_type, before any basis
-  ObjectPlace sink_v;  // [n_sink, rank_v] row_type
-  int n_sink = 0;
-  // Sink entries that token 0 sees; token t sees t more, at most n_sink.
-  int sink_first_visible = 0;
-  int sink_window = 0;  // of all positions that token 0 sees; 0: all
+  SinkIds sinks;
   // Head h of token t: output_width() numbers at out + t * out_stride + h * out_head_stride,
   // row_type, and zeros behind them up to the next head. Zeros where nothing is seen.
   void* out = nullptr;

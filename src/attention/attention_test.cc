@@ -84,11 +84,11 @@ class Head {
             .n_entries = std::max(0, n_total - s_.n_sink),
             .first_visible = first + 1 - s_.n_sink,
             .window = s_.window,
-            .sink_k = stored_sink_k_,
-            .sink_v = stored_sink_v_,
-            .n_sink = std::min(s_.n_sink, n_total),
-            .sink_first_visible = first + 1,
-            .sink_window = s_.window,
+            .sinks = {.k = stored_sink_k_,
+                      .v = stored_sink_v_,
+                      .n = std::min(s_.n_sink, n_total),
+                      .first_visible = first + 1,
+                      .window = s_.window},
             .out = out_.bytes.data() + first * out_stride_ * SizeOf(block_shape_.row_type),
             .out_stride = out_stride_};
   }

@@ -98,14 +98,14 @@ void AttendStep::AddPacked(const Place& place, int kv_head_idx, HeadJob* job) co
 void AttendStep::AddSinks(const Place& place, int kv_head_idx, HeadJob* job) const {
   const CacheLayout& layout = *layer_.layout;
   const SequenceCache& cache = *place.step.cache;
-  job->n_sink = std::min(layout.n_sink, cache.n_tokens());
+  job->sinks.n = std::min(layout.n_sink, cache.n_tokens());
   if (layout.n_sink > 0) {
     const CacheHead head = cache.head(layer_.idx, kv_head_idx);
-    job->sink_k = head.sink_k();
-    job->sink_v = head.sink_v();
+    job->sinks.k = head.sink_k();
+    job->sinks.v = head.sink_v();
   }
-  job->sink_first_visible = place.step.first_position() + 1;
-  if (!layout.SparesSinks()) job->sink_window = job->window;
+  job->sinks.first_visible = place.step.first_position() + 1;
+  if (!layout.SparesSinks()) job->sinks.window = job->window;
 }
 
 LatentIds AttendStep::LatentsOf(const Place& place, int kv_head_idx) const {
@@ -171,7 +171,7 @@ void AttendStep::AddMergedRows(const Place& place, int kv_head_idx, Activations*
 
 void AttendStep::ShareLatents(int kv_head_idx) {
   const HeadJob& newest = jobs_.back();
-  slices_.push_back({newest.blocks, newest.packed, newest.sink_v});
+  slices_.push_back({newest.blocks, newest.packed, newest.sinks.v});
   const int n = layer_.rows.heads_per_latent;
   if ((kv_head_idx + 1) % n != 0) return;
   for (auto job = jobs_.end() - n; job != jobs_.end(); ++job) {

@@ -19,8 +19,8 @@ TEST_F(AttendStepTest, AJobForEachKvHeadSeesTheSequenceUpToItsTokens) {
   EXPECT_EQ(job.gqa_group, 2);
   EXPECT_EQ(job.n_entries, 11);     // behind two sinks
   EXPECT_EQ(job.first_visible, 9);  // the first token sees itself and what was there
-  EXPECT_EQ(job.n_sink, 2);
-  EXPECT_EQ(job.sink_first_visible, 11);
+  EXPECT_EQ(job.sinks.n, 2);
+  EXPECT_EQ(job.sinks.first_visible, 11);
   EXPECT_EQ(job.window, 0);
   EXPECT_EQ(job.q, layer.rows.WholeQueries(&activations, 1).first);
   // Four query heads of kHeadDim a token; the second KV head's two stand last.
