@@ -6,6 +6,8 @@
 #   scripts/bootstrap.sh --with-browser  Chromium too, for the test of `kvlathe report` (about 400 MB);
 #                                        without it that part of the test is skipped
 #   scripts/bootstrap.sh --with-pip      pip too, for scripts/fetch_model.sh
+#   scripts/bootstrap.sh --with-deploy   HAProxy and the checkers of deploy/ too, one of them from PyPI;
+#                                        without them those tests are skipped
 set -euo pipefail
 
 packages=(
@@ -20,14 +22,19 @@ packages=(
   python3 clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14
 )
 
+with_deploy=
 for argument in "$@"; do
   case "$argument" in
     # The fast BLAS is for training in F32; BF16 runs on oneDNN.
     --with-trainer) packages+=(libtorch-dev libopenblas0-pthread) ;;
     --with-browser) packages+=(chromium) ;;
     --with-pip) packages+=(python3-pip) ;;
+    --with-deploy)
+      packages+=(haproxy systemd dpkg-dev lintian python3-pip python3-venv)
+      with_deploy=1
+      ;;
     *)
-      echo "scripts/bootstrap.sh: unknown argument $argument; there are --with-trainer, --with-browser and --with-pip" >&2
+      echo "scripts/bootstrap.sh: unknown argument $argument; there are --with-trainer, --with-browser, --with-pip and --with-deploy" >&2
       exit 2
       ;;
   esac
@@ -38,7 +45,21 @@ for package in "${packages[@]}"; do
   state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
   [ "$state" = installed ] || missing+=("$package")
 done
-[ ${#missing[@]} -gt 0 ] || exit 0
+
+# install_deploy_checker: what Debian does not have, into an environment of its own. Its tests are left out
+# where PyPI cannot be reached.
+install_deploy_checker() {
+  local folder
+  folder=$(cd "$(dirname "$0")/.." && pwd)/.cache/deploy
+  [ ! -x "$folder/bin/kubernetes-validate" ] || return 0
+  { python3 -m venv "$folder" && "$folder/bin/pip" install -q kubernetes-validate==1.37.0; } >&2 ||
+    echo "scripts/bootstrap.sh: kubernetes-validate was not installed; its test is skipped" >&2
+}
+
+if [ ${#missing[@]} -eq 0 ]; then
+  [ -z "$with_deploy" ] || install_deploy_checker
+  exit 0
+fi
 
 if ! command -v apt-get >/dev/null; then
   echo "scripts/bootstrap.sh: no apt-get here; on Debian 12 these are missing: ${missing[*]}" >&2
@@ -64,3 +85,4 @@ if ! { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends "${m
   echo "scripts/bootstrap.sh: apt-get failed (its last lines are above)" >&2
   exit 1
 fi
+[ -z "$with_deploy" ] || install_deploy_checker

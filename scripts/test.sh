@@ -11,9 +11,9 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 case ${1:-} in
-  '') ring=first leaves_out=(-LE second) packages=(--with-trainer) ;;
+  '') ring=first leaves_out=(-LE second) packages=(--with-trainer --with-deploy) ;;
   # Chromium takes 400 MB, for one screenshot of the report; without it that part of a test is left out.
-  --all) ring=all leaves_out=() packages=(--with-trainer --with-browser) ;;
+  --all) ring=all leaves_out=() packages=(--with-trainer --with-deploy --with-browser) ;;
   *)
     echo "scripts/test.sh: unknown argument $1; there is --all" >&2
     exit 2
