@@ -100,7 +100,7 @@ std::vector<std::vector<int32_t>> Answers(Model* model, Device* device, int64_t 
   int n_preemptions = 0;
   Session session;
   {
-    Engine engine(model, &pool, {.max_batch_tokens = 48});
+    Engine engine({model}, &pool, {.max_batch_tokens = 48});
     for (int i = 0; i < 4; ++i) {
       const auto id = engine.Submit({.prompt = RandomTokens(100 + 30 * i, i), .max_tokens = 60},
                                     nullptr, [&, i](auto request_id, const RequestOutcome& o) {
@@ -122,7 +122,7 @@ std::vector<std::vector<int32_t>> Answers(Model* model, Device* device, int64_t 
   auto loaded = LoadSession(path, {identity, &model->layout(), 512}, kSmallVocabulary, &pool);
   EXPECT_TRUE(loaded.ok()) << loaded.status();
   if (!loaded.ok()) return answers;
-  Engine engine(model, &pool, {});
+  Engine engine({model}, &pool, {});
   const auto id = engine.Submit(
       {.max_tokens = 20}, nullptr, [&](auto, const RequestOutcome& o) { answers[4] = o.tokens; },
       *std::move(loaded));

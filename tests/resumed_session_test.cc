@@ -68,12 +68,12 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
 
   Generated Run(Request request, BlockPool* pool, Session session = {}) {
     Generated g;
-    Engine engine(model_.get(), pool, {});
+    Engine engine({model_.get()}, pool, {});
     const auto id = engine.Submit(
         std::move(request),
-        [&](auto, int32_t token) {
+        [&](auto, const GeneratedToken& token) {
           const std::span<const float> logits = model_->logits(0);
-          g.tokens.push_back(token);
+          g.tokens.push_back(token.id);
           g.logits.emplace_back(logits.begin(), logits.end());
           return FinishReason::kNone;
         },
@@ -193,7 +193,7 @@ TEST_P(ResumedSession, EndsWithTheEndOfSequence) {
   EXPECT_EQ(stopped.session.tokens.size(), n_tokens);
   EXPECT_EQ(stopped.session.cache->n_tokens(), static_cast<int>(n_tokens));
   Session stored = Stored(stopped.session, &pool);
-  Engine engine(model_.get(), &pool, {});
+  Engine engine({model_.get()}, &pool, {});
   EXPECT_EQ(engine.Submit({}, nullptr, nullptr, std::move(stored)).status().code(),
             StatusCode::kInvalidArgument);
   const Generated further = Run(MakeRequest(1, 5, 6), &pool, Stored(stopped.session, &pool));
@@ -224,7 +224,7 @@ TEST_P(WaitingSessions, GiveTheirCachesUpWhenThePoolIsFull) {
   std::vector<Generated> firsts;
   for (int i = 0; i < 3; ++i) firsts.push_back(Run(MakeRequest(150, 5, i), &plenty));
   BlockPool pool(2 * SequenceBytes(model_->layout(), {400}));
-  Engine engine(model_.get(), &pool, {});
+  Engine engine({model_.get()}, &pool, {});
   std::vector<RequestOutcome> outcomes(4);
   const auto finish = [&](int i) {
     return [&, i](auto, const RequestOutcome& o) { outcomes[i] = o; };

@@ -223,7 +223,7 @@ TEST_P(SchedulingTest, ATightBudgetNeitherBlocksNorThrashes) {
   std::vector<Request> requests;
   for (int i = 0; i < 12; ++i) requests.push_back(MakeRequest(20 + 13 * i, 200, i));
   BlockPool pool(SequenceBytes(model_->layout(), requests.back().prompt.size() + 199));
-  Engine engine(model_.get(), &pool, {});
+  Engine engine({model_.get()}, &pool, {});
   std::vector<int> finished;
   int n_preemptions = 0;
   for (const Request& r : requests) {
@@ -249,10 +249,10 @@ TEST_P(SchedulingTest, ATightBudgetNeitherBlocksNorThrashes) {
 
 TEST_P(SchedulingTest, PromptsAndDecodingShareTheTokensOfAStep) {
   BlockPool pool(kPlenty);
-  Engine engine(model_.get(), &pool, {.max_batch_tokens = 10});
+  Engine engine({model_.get()}, &pool, {.max_batch_tokens = 10});
   int n_first = 0, n_second = 0;
   const auto counting = [](int* n) {
-    return [n](Engine::RequestId, int32_t) {
+    return [n](Engine::RequestId, const GeneratedToken&) {
       ++*n;
       return FinishReason::kNone;
     };
@@ -272,7 +272,7 @@ TEST_P(SchedulingTest, PromptsAndDecodingShareTheTokensOfAStep) {
 
 TEST_P(SchedulingTest, NoMoreSequencesRunThanAStepHasTokens) {
   BlockPool pool(kPlenty);
-  Engine engine(model_.get(), &pool, {.max_batch_tokens = 3});
+  Engine engine({model_.get()}, &pool, {.max_batch_tokens = 3});
   int n_finished = 0;
   for (int i = 0; i < 5; ++i) {
     ASSERT_TRUE(

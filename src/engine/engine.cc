@@ -2,98 +2,44 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
 #include "base/units.h"
-#include "format/rows/block_layout.h"
 
 namespace kvlathe {
-
 namespace {
 
-Status NotFinite(int64_t position) {
-  return Error(
-      StatusCode::kDataLoss,
-      "the model computed logits that are not finite at position {} (weights or activations "
-      "overflow in bf16? try --dtype f32)",
-      position);
+Status CheckLogprobs(const Request& request, const Session& session) {
+  if (!request.n_top_logprobs.has_value()) {
+    if (!request.prompt_logprobs) return OkStatus();
+    return Error(StatusCode::kInvalidArgument,
+                 "log-probabilities of the prompt need a number of likeliest tokens; give 0 to {}",
+                 kMaxTopLogprobs);
+  }
+  const int n = *request.n_top_logprobs;
+  if (n < 0 || n > kMaxTopLogprobs) {
+    return Error(StatusCode::kInvalidArgument,
+                 "log-probabilities of the {} likeliest tokens: give a number from 0 to {}", n,
+                 kMaxTopLogprobs);
+  }
+  if (!request.prompt_logprobs || session.tokens.empty()) return OkStatus();
+  return Error(StatusCode::kInvalidArgument,
+               "log-probabilities of the prompt are not there behind a session, whose tokens have "
+               "been read; start again without it");
 }
 
 }  // namespace
 
-struct Engine::Sequence {
-  RequestId id = 0;
-  Request request;
-  TokenCallback on_token;
-  FinishCallback on_finish;
-  Sampler sampler;
-  std::vector<int32_t> tokens;  // known so far: of the session, of the prompt, generated
-  std::vector<int> turn_ends;   // in `tokens`, of all turns but the one that generates
-  int64_t n_given = 0;          // tokens before the first that this request generates
-  const CacheLayout* layout;    // of the cache
-  std::unique_ptr<SequenceCache> cache;
-  std::vector<int32_t> input;  // tokens of the current step
-  RequestOutcome outcome;
-  Stopwatch since_submit;
-  Stopwatch since_first_token;
-
-  Sequence(Request r, Session session, const CacheLayout* cache_layout)
-      : request(std::move(r)),
-        sampler(request.sampling),
-        tokens(std::move(session.tokens)),
-        turn_ends(std::move(session.turn_ends)),
-        layout(cache_layout),
-        cache(std::move(session.cache)) {
-    tokens.insert(tokens.end(), request.prompt.begin(), request.prompt.end());
-    n_given = n_known();
-    if (request.prompt.empty()) {
-      turn_ends.pop_back();  // that turn goes on
-    } else {
-      turn_ends.push_back(static_cast<int>(n_given));
-    }
-    if (session.sampling.seed == request.sampling.seed) sampler.set_n_draws(session.n_draws);
-    EnterTurns();
-  }
-
-  // Tells the sampler what was there before.
-  void EnterTurns() {
-    int64_t begin = 0;
-    bool is_output = false;
-    const auto enter_until = [&](int64_t end) {
-      sampler.EnterBefore(std::span(tokens).subspan(begin, end - begin), is_output);
-      begin = end;
-      is_output = !is_output;
-    };
-    for (const int end : turn_ends) enter_until(end);
-    enter_until(n_known());
-  }
-
-  int64_t n_prompt() const { return turn_ends.front(); }
-  int64_t n_known() const { return std::ssize(tokens); }
-  int64_t n_cached() const { return cache == nullptr ? 0 : cache->n_tokens(); }
-  bool decodes() const { return n_known() > turn_ends.back() && n_cached() + 1 == n_known(); }
-  // The last generated token is never fed back, so it needs no place in the cache.
-  int64_t max_positions() const { return n_given + request.max_tokens - 1; }
-
-  // What the cache should be able to hold for the sequence to be worth running: without the block
-  // to spare, a sequence that was preempted for a block would be back in the next step.
-  int64_t WantedBytes(int max_step) const {
-    return PeakSequenceBytes(*layout, std::min(n_known() + kBlockSize, max_positions()), max_step,
-                             n_prompt());
-  }
-
-  // Makes `input` the next tokens for the cache, at most n_max, of one turn and of one run.
-  void TakeInput(int64_t n_max) {
-    const auto turn = std::upper_bound(turn_ends.begin(), turn_ends.end(), n_cached());
-    const int64_t end = turn == turn_ends.end() ? n_known() : *turn;
-    const auto begin = tokens.begin() + n_cached();
-    input.assign(begin, begin + std::min({n_max, end - n_cached(), cache->max_step()}));
-  }
-};
-
-Engine::Engine(Model* model, BlockPool* pool, const EngineOptions& options)
-    : model_(model), pool_(pool), options_(options), budget_bytes_(pool->usage().budget_bytes) {
+Engine::Engine(std::vector<Model*> levels, BlockPool* pool, const EngineOptions& options)
+    : levels_(std::move(levels)),
+      pool_(pool),
+      options_(options),
+      budget_bytes_(pool->usage().budget_bytes),
+      inbox_(options.max_waiting),
+      batches_(levels_.size()) {
+  KVL_CHECK(!levels_.empty());
   KVL_CHECK_GE(options_.max_batch_tokens, 1);
   KVL_CHECK_GE(options_.max_sequences, 1);
 }
@@ -101,26 +47,35 @@ Engine::Engine(Model* model, BlockPool* pool, const EngineOptions& options)
 Engine::~Engine() = default;
 
 StatusOr<const CacheLayout*> Engine::LayoutFor(const Request& request, const Session& session) {
+  Model* const model = levels_[request.level];
   const CacheLayout* const kept =
-      session.cache != nullptr ? &session.cache->layout() : &model_->layout();
+      session.cache != nullptr ? &session.cache->layout() : &model->layout();
   if (!request.rate.has_value()) return kept;
   const std::lock_guard lock(layout_mutex_);
-  KVL_ASSIGN_OR_RETURN(const CacheLayout* const wanted, model_->LayoutAt(*request.rate));
+  KVL_ASSIGN_OR_RETURN(const CacheLayout* const wanted, model->LayoutAt(*request.rate));
   if (session.cache == nullptr || wanted == kept) return wanted;
   return Error(StatusCode::kInvalidArgument,
                "rate={}: the session's cache has another rate; go on without one, or start again",
                *request.rate);
 }
 
-// Leaves the session as it is unless it succeeds.
-StatusOr<std::unique_ptr<Engine::Sequence>> Engine::MakeSequence(Request request,
-                                                                 Session* session) {
-  const ModelConfig& c = model_->config();
-  const int64_t n_given = std::ssize(session->tokens) + std::ssize(request.prompt);
+// What the levels have in common says of it.
+Status Engine::CheckRequest(const Request& request, const Session& session) const {
+  const ModelConfig& c = levels_.front()->config();
+  if (request.level < 0 || request.level >= std::ssize(levels_)) {
+    return Error(StatusCode::kInvalidArgument, "level {}: there are {} levels, from 0 on",
+                 request.level, levels_.size());
+  }
+  const int64_t n_given = std::ssize(session.tokens) + std::ssize(request.prompt);
   if (n_given == 0) return Error(StatusCode::kInvalidArgument, "the prompt has no tokens");
-  if (session->cache != nullptr && session->cache->n_tokens() >= n_given) {
+  if (session.cache != nullptr && session.cache->n_tokens() >= n_given) {
     return Error(StatusCode::kInvalidArgument,
                  "the session ended with the end of sequence; give it a prompt to go on");
+  }
+  if (session.cache != nullptr && session.level != request.level) {
+    return Error(StatusCode::kInvalidArgument,
+                 "level {}: the session's cache is of level {}; go on with that, or start again",
+                 request.level, session.level);
   }
   if (request.max_tokens < 1) {
     return Error(StatusCode::kInvalidArgument, "max_tokens is {}; give at least 1",
@@ -128,6 +83,7 @@ StatusOr<std::unique_ptr<Engine::Sequence>> Engine::MakeSequence(Request request
   }
   KVL_RETURN_IF_ERROR(request.sampling.Check());
   KVL_RETURN_IF_ERROR(request.sampling.CheckVocabulary(c.vocab_size));
+  KVL_RETURN_IF_ERROR(CheckLogprobs(request, session));
   for (int32_t id : request.prompt) {
     if (id < 0 || id >= c.vocab_size) {
       return Error(StatusCode::kInvalidArgument, "token id {} is outside the vocabulary of {}", id,
@@ -141,6 +97,12 @@ StatusOr<std::unique_ptr<Engine::Sequence>> Engine::MakeSequence(Request request
         "shorten one of them",
         n_given, request.max_tokens, c.max_seq_len);
   }
+  return OkStatus();
+}
+
+// Leaves the session as it is unless it succeeds.
+StatusOr<std::unique_ptr<EngineSequence>> Engine::MakeSequence(Request request, Session* session) {
+  KVL_RETURN_IF_ERROR(CheckRequest(request, *session));
   KVL_ASSIGN_OR_RETURN(const CacheLayout* const layout, LayoutFor(request, *session));
   auto sequence = std::make_unique<Sequence>(std::move(request), std::move(*session), layout);
   const int64_t needed_bytes = PeakSequenceBytes(*layout, sequence->max_positions(),
@@ -156,48 +118,18 @@ StatusOr<std::unique_ptr<Engine::Sequence>> Engine::MakeSequence(Request request
   return sequence;
 }
 
-StatusOr<Engine::RequestId> Engine::Submit(Request request, TokenCallback on_token,
-                                           FinishCallback on_finish, Session session) {
+StatusOr<RequestId> Engine::Submit(Request request, TokenCallback on_token,
+                                   FinishCallback on_finish, Session session) {
   StatusOr<std::unique_ptr<Sequence>> made = MakeSequence(std::move(request), &session);
-  if (made.ok()) {
-    (*made)->on_token = std::move(on_token);
-    (*made)->on_finish = std::move(on_finish);
-  }
-  const std::lock_guard lock(mutex_);
   if (!made.ok()) {
-    if (session.cache != nullptr) refused_.push_back(std::move(session.cache));
+    if (session.cache != nullptr) inbox_.GiveBack(std::move(session.cache));
     return made.status();
   }
-  const RequestId id = next_id_++;
-  (*made)->id = id;
-  live_.emplace(id, false);
-  arrived_.push_back(*std::move(made));
+  (*made)->on_token = std::move(on_token);
+  (*made)->on_finish = std::move(on_finish);
+  const StatusOr<RequestId> id = inbox_.Add(&*made);
+  if (!id.ok() && (*made)->cache != nullptr) inbox_.GiveBack(std::move((*made)->cache));
   return id;
-}
-
-bool Engine::Cancel(RequestId id) {
-  const std::lock_guard lock(mutex_);
-  const auto request = live_.find(id);
-  if (request == live_.end() || request->second) return false;
-  request->second = true;
-  cancelled_.push_back(id);
-  return true;
-}
-
-int Engine::n_waiting() const {
-  const std::lock_guard lock(mutex_);
-  return static_cast<int>(live_.size()) - n_running();
-}
-
-// What other threads asked for since the last step.
-void Engine::TakeArrivals() {
-  std::vector<std::unique_ptr<SequenceCache>> refused;  // freed when the lock is not held
-  const std::lock_guard lock(mutex_);
-  std::ranges::move(arrived_, std::back_inserter(waiting_));
-  arrived_.clear();
-  to_cancel_.insert(to_cancel_.end(), cancelled_.begin(), cancelled_.end());
-  cancelled_.clear();
-  refused.swap(refused_);
 }
 
 void Engine::AdmitWaiting() {
@@ -211,7 +143,7 @@ void Engine::AdmitWaiting() {
     if (wanted_bytes > budget_bytes_) return;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
-    n_running_ = static_cast<int>(running_.size());
+    inbox_.set_n_running(running_.size());
     Sequence& s = *running_.back();
     if (s.cache == nullptr) {
       s.cache = std::make_unique<SequenceCache>(s.layout, pool_);
@@ -223,11 +155,15 @@ void Engine::AdmitWaiting() {
 
 void Engine::ShareTokenBudget() {
   int64_t n_left = options_.max_batch_tokens;
+  const int64_t row_bytes = levels_.front()->config().vocab_size * int64_t{sizeof(float)};
+  int64_t n_rows_left = std::max<int64_t>(1, kMaxPromptLogitBytes / row_bytes);
   for (const bool decodes : {true, false}) {
     for (const auto& s : running_) {
       if (s->decodes() != decodes) continue;
-      s->TakeInput(n_left);
-      n_left -= static_cast<int64_t>(s->input.size());
+      s->TakeInput(s->LacksPromptLogprobs() ? std::min(n_left, n_rows_left) : n_left);
+      const auto n_taken = static_cast<int64_t>(s->input.size());
+      n_left -= n_taken;
+      if (s->LacksPromptLogprobs()) n_rows_left -= n_taken;
     }
   }
 }
@@ -235,7 +171,7 @@ void Engine::ShareTokenBudget() {
 void Engine::PreemptNewest() {
   std::unique_ptr<Sequence> newest = std::move(running_.back());
   running_.pop_back();
-  n_running_ = static_cast<int>(running_.size());
+  inbox_.set_n_running(running_.size());
   newest->cache.reset();
   newest->input.clear();
   ++newest->outcome.n_preemptions;
@@ -268,11 +204,14 @@ Status Engine::ExtendOrPreempt(Sequence* sequence) {
   }
 }
 
-// Oldest first, so that who is preempted is not in the batch yet.
-std::vector<SequenceStep> Engine::BuildBatch(StepWork* work) {
+// Oldest first, so that who is preempted is not in a batch yet.
+StepWork Engine::BuildBatches() {
   ShareTokenBudget();
-  std::vector<SequenceStep> steps;
-  batch_.clear();
+  StepWork work = {.step_idx = n_steps_};
+  for (LevelBatch& batch : batches_) {
+    batch.steps.clear();
+    batch.sequences.clear();
+  }
   for (size_t i = 0; i < running_.size();) {
     Sequence* s = running_[i].get();
     if (s->input.empty()) {
@@ -286,60 +225,88 @@ std::vector<SequenceStep> Engine::BuildBatch(StepWork* work) {
       continue;
     }
     if (i == running_.size()) break;  // it was preempted itself
-    const bool is_last = s->n_cached() == s->n_known();
-    steps.push_back({s->cache.get(), s->input,
-                     is_last ? SequenceStep::Logits::kLast : SequenceStep::Logits::kNone});
-    batch_.push_back(s);
-    (decodes ? work->n_decode_tokens : work->n_fill_tokens) += static_cast<int>(s->input.size());
+    LevelBatch& batch = batches_[s->request.level];
+    batch.steps.push_back({s->cache.get(), s->input, s->WantedLogits()});
+    batch.sequences.push_back(s);
+    (decodes ? work.n_decode_tokens : work.n_fill_tokens) += static_cast<int>(s->input.size());
+    ++work.n_sequences;
     ++i;
   }
-  work->n_sequences = static_cast<int>(steps.size());
-  return steps;
+  return work;
 }
 
-void Engine::TakeTokens(const std::vector<SequenceStep>& steps) {
-  int64_t row = 0;
-  for (size_t i = 0; i < steps.size(); ++i) {
-    const bool has_row = steps[i].logits == SequenceStep::Logits::kLast;
-    if (!failures_[i].ok()) {
-      Fail(batch_[i], std::move(failures_[i]));
-    } else if (has_row) {
-      TakeToken(batch_[i], model_->logits(row));
+// What the model has computed for a level: log-probabilities of prompts, and tokens.
+void Engine::TakeResults(Model* model, LevelBatch* batch) {
+  int64_t first_row = 0;
+  for (size_t i = 0; i < batch->steps.size(); ++i) {
+    const SequenceStep& step = batch->steps[i];
+    Sequence* const s = batch->sequences[i];
+    const int64_t end_row = first_row + step.n_logit_rows();
+    Status status = std::move(batch->failures[i]);
+    if (status.ok() && step.logits == SequenceStep::Logits::kAll) {
+      status = s->TakePromptLogprobs(step.n_new(),
+                                     [&](int64_t row) { return model->logits(first_row + row); });
     }
-    row += has_row ? 1 : 0;
+    if (!status.ok()) {
+      Fail(s, std::move(status));
+    } else if (s->n_cached() == s->n_known()) {
+      TakeToken(s, model->logits(end_row - 1));
+    }
+    first_row = end_row;
   }
 }
 
 void Engine::TakeToken(Sequence* s, std::span<const float> logits) {
-  const StatusOr<int32_t> sampled = s->sampler.Sample(logits);
-  if (!sampled.ok()) {
-    Fail(s, NotFinite(s->n_cached() - 1));
-    return;
+  TokenConstraint* const constraint = s->request.constraint.get();
+  const StatusOr<int32_t> token = s->sampler.Sample(logits, constraint);
+  if (!token.ok()) {
+    const bool is_finite = token.status().code() != StatusCode::kDataLoss;
+    return Fail(s, is_finite ? token.status() : LogitsNotFinite(s->n_cached() - 1));
   }
-  const int32_t token = *sampled;
   if (s->outcome.tokens.empty()) {
     s->outcome.ttft_ms = s->since_submit.Milliseconds();
     s->since_first_token.Restart();
     if (observer() != nullptr) observer()->OnFirstToken(s->id, s->outcome.ttft_ms);
   }
   const auto& stops = s->request.stop_ids;
-  if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
-    Finish(s, FinishReason::kStop);
-    return;
+  if (std::find(stops.begin(), stops.end(), *token) != stops.end()) {
+    return Finish(s, FinishReason::kStop);
   }
+  if (constraint != nullptr) {
+    Status status = constraint->Accept(*token);
+    if (!status.ok()) return Fail(s, std::move(status));
+  }
+  GiveToken(s, *token, logits);
+}
+
+void Engine::GiveToken(Sequence* s, int32_t token, std::span<const float> logits) {
+  const Request& request = s->request;
+  std::optional<TokenLogprobs> logprobs;
+  if (request.n_top_logprobs.has_value()) {
+    logprobs = LogprobsOf(logits, token, *request.n_top_logprobs);
+  }
+  const bool is_first = s->outcome.tokens.empty();
   s->tokens.push_back(token);
   s->outcome.tokens.push_back(token);
-  FinishReason reason = s->on_token ? s->on_token(s->id, token) : FinishReason::kNone;
+  FinishReason reason = FinishReason::kNone;
+  if (s->on_token) {
+    const bool has_prompt = is_first && request.prompt_logprobs;
+    reason = s->on_token(s->id, {token, logprobs.has_value() ? &*logprobs : nullptr,
+                                 has_prompt ? &s->outcome.prompt_logprobs : nullptr});
+  }
   if (observer() != nullptr) observer()->OnToken(s->id, token);
-  if (reason == FinishReason::kNone &&
-      static_cast<int>(s->outcome.tokens.size()) == s->request.max_tokens) {
+  if (reason == FinishReason::kNone && request.constraint != nullptr &&
+      request.constraint->is_complete()) {
+    reason = FinishReason::kStop;
+  }
+  if (reason == FinishReason::kNone && std::ssize(s->outcome.tokens) == request.max_tokens) {
     reason = FinishReason::kLength;
   }
   if (reason != FinishReason::kNone) Finish(s, reason);
 }
 
 // From those that run or wait.
-std::unique_ptr<Engine::Sequence> Engine::Remove(Sequence* sequence) {
+std::unique_ptr<EngineSequence> Engine::Remove(Sequence* sequence) {
   const auto is_it = [&](const auto& s) { return s.get() == sequence; };
   const auto take = [](auto& from, auto place) {
     std::unique_ptr<Sequence> taken = std::move(*place);
@@ -349,7 +316,7 @@ std::unique_ptr<Engine::Sequence> Engine::Remove(Sequence* sequence) {
   const auto running = std::ranges::find_if(running_, is_it);
   if (running == running_.end()) return take(waiting_, std::ranges::find_if(waiting_, is_it));
   std::unique_ptr<Sequence> taken = take(running_, running);
-  n_running_ = static_cast<int>(running_.size());
+  inbox_.set_n_running(running_.size());
   return taken;
 }
 
@@ -357,11 +324,8 @@ void Engine::Finish(Sequence* sequence, FinishReason reason) {
   const std::unique_ptr<Sequence> finished = Remove(sequence);
   // The cache of a failed step is good for nothing, and its blocks may be wanted by the callback.
   const bool has_failed = reason == FinishReason::kFailed;
-  {
-    // Who cancelled it was promised that it ends so.
-    const std::lock_guard lock(mutex_);
-    if (live_.extract(finished->id).mapped()) reason = FinishReason::kCancelled;
-  }
+  // Who cancelled it was promised that it ends so.
+  if (inbox_.Remove(finished->id)) reason = FinishReason::kCancelled;
   RequestOutcome& outcome = finished->outcome;
   outcome.finish_reason = reason;
   if (reason == FinishReason::kCancelled) {
@@ -384,12 +348,7 @@ void Engine::Fail(Sequence* sequence, Status status) {
   Finish(sequence, FinishReason::kFailed);
 }
 
-// Oldest first. Callbacks may submit, which adds to those that wait alone.
-void Engine::FailRunning(const Status& status) {
-  while (!running_.empty()) Fail(running_.front().get(), status);
-}
-
-Engine::Sequence* Engine::Find(RequestId id) const {
+EngineSequence* Engine::Find(RequestId id) const {
   const auto is_it = [&](const auto& s) { return s->id == id; };
   const auto running = std::find_if(running_.begin(), running_.end(), is_it);
   if (running != running_.end()) return running->get();
@@ -422,38 +381,44 @@ Session Engine::TakeSession(RequestId id) {
   KVL_CHECK_EQ(s.id, id);
   s.turn_ends.push_back(static_cast<int>(s.n_known()));
   if (s.n_cached() + 1 < s.n_known()) s.cache.reset();
-  return {std::move(s.tokens), std::move(s.turn_ends), s.request.sampling, s.sampler.n_draws(),
-          std::move(s.cache)};
+  return {std::move(s.tokens), std::move(s.turn_ends), s.request.sampling,
+          s.sampler.n_draws(), std::move(s.cache),     s.request.level};
 }
 
-void Engine::Compute(const std::vector<SequenceStep>& steps, const StepWork& work) {
+void Engine::Compute(const StepWork& work) {
   const Stopwatch watch;
   if (observer() != nullptr) observer()->OnStepBegan(work, Load());
-  const Status status = model_->ForwardEach(steps, &failures_);
-  if (status.ok()) {
-    TakeTokens(steps);
-  } else {
-    FailRunning(status);
+  Status first_error;
+  for (size_t l = 0; l < levels_.size(); ++l) {
+    LevelBatch& batch = batches_[l];
+    if (batch.steps.empty()) continue;
+    const Status status = levels_[l]->ForwardEach(batch.steps, &batch.failures);
+    first_error.Update(status);
+    if (status.ok()) {
+      TakeResults(levels_[l], &batch);
+    } else {
+      for (Sequence* const s : batch.sequences) Fail(s, status);
+    }
   }
-  if (observer() != nullptr) observer()->OnStepEnded(work, Load(), watch.Seconds(), status);
+  if (observer() != nullptr) observer()->OnStepEnded(work, Load(), watch.Seconds(), first_error);
 }
 
 bool Engine::Step() {
-  TakeArrivals();
+  inbox_.Take(&arrived_, &to_cancel_);
+  std::ranges::move(arrived_, std::back_inserter(waiting_));
+  arrived_.clear();
   if (options_.is_interrupted && options_.is_interrupted()) {
     CancelAll();
     return false;
   }
   FinishCancelled();
   AdmitWaiting();
-  StepWork work = {.step_idx = n_steps_};
-  const std::vector<SequenceStep> steps = BuildBatch(&work);
-  if (!steps.empty()) {
+  const StepWork work = BuildBatches();
+  if (work.n_sequences > 0) {
     ++n_steps_;
-    Compute(steps, work);
+    Compute(work);
   }
-  const std::lock_guard lock(mutex_);
-  return !live_.empty();
+  return !inbox_.is_empty();
 }
 
 Status Engine::RunUntilIdle() {

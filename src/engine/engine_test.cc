@@ -34,7 +34,7 @@ class EngineTest : public ::testing::Test {
     BlockPool pool(budget);
     std::vector<RequestOutcome> outcomes(requests.size());
     {
-      Engine engine(model_.get(), &pool, options);
+      Engine engine({model_.get()}, &pool, options);
       for (size_t i = 0; i < requests.size(); ++i) {
         auto id = engine.Submit(requests[i], nullptr,
                                 [&outcomes, i](auto, const RequestOutcome& o) { outcomes[i] = o; });
@@ -83,7 +83,7 @@ TEST_F(EngineTest, WaitsForRoomInTheBudget) {
 
 TEST_F(EngineTest, RefusesWhatCanNeverRun) {
   BlockPool pool(SequenceBytes(model_->layout(), 100));
-  Engine engine(model_.get(), &pool, {});
+  Engine engine({model_.get()}, &pool, {});
   const auto code = [&](Request r) {
     return engine.Submit(std::move(r), nullptr, nullptr).status().code();
   };
@@ -110,14 +110,14 @@ TEST_F(EngineTest, StopsAtAStopTokenAndWhenCancelled) {
   EXPECT_LE(stopped[0].tokens.size(), 5u);
 
   BlockPool pool(64 << 20);
-  Engine engine(model_.get(), &pool, {});
+  Engine engine({model_.get()}, &pool, {});
   RequestOutcome outcome;
   int n_tokens = 0;
   r.stop_ids.clear();
   ASSERT_TRUE(engine
                   .Submit(
                       r,
-                      [&](auto, int32_t) {
+                      [&](auto, const GeneratedToken&) {
                         return ++n_tokens < 3 ? FinishReason::kNone : FinishReason::kCancelled;
                       },
                       [&](auto, const RequestOutcome& o) { outcome = o; })
@@ -130,7 +130,7 @@ TEST_F(EngineTest, StopsAtAStopTokenAndWhenCancelled) {
   r.max_tokens = 1;
   ASSERT_TRUE(engine
                   .Submit(
-                      r, [&](auto, int32_t) { return FinishReason::kStop; },
+                      r, [&](auto, const GeneratedToken&) { return FinishReason::kStop; },
                       [&](auto, const RequestOutcome& o) { outcome = o; })
                   .ok());
   ASSERT_TRUE(engine.RunUntilIdle().ok());

@@ -71,7 +71,7 @@ class FailureTest : public ::testing::TestWithParam<FailureCase> {
     BlockPool pool(budget);
     std::vector<RequestOutcome> outcomes(requests.size());
     std::vector<int> n_finished(requests.size());
-    Engine engine(model_.get(), &pool, options);
+    Engine engine({model_.get()}, &pool, options);
     for (size_t i = 0; i < requests.size(); ++i) {
       const auto on_finish = [&, i](auto, const RequestOutcome& o) {
         outcomes[i] = o;
@@ -103,7 +103,7 @@ TEST_P(FailureTest, ARequestAloneEndsWithItsErrorAndTheNextSucceeds) {
   ASSERT_EQ(expected.tokens.size(), 40u);
   for (const int max_batch_tokens : {512, 16}) {
     BlockPool pool(kPlenty);
-    Engine engine(model_.get(), &pool, {.max_batch_tokens = max_batch_tokens});
+    Engine engine({model_.get()}, &pool, {.max_batch_tokens = max_batch_tokens});
     RequestOutcome outcome;
     const auto run = [&](const Request& request) {
       outcome = {};
@@ -260,7 +260,7 @@ class SharedPoolTest : public FailureTest {};
 
 TEST_P(SharedPoolTest, ARequestThatFindsNoRoomEndsAndTheNextFindsIt) {
   BlockPool pool(SequenceBytes(model_->layout(), 300));
-  Engine engine(model_.get(), &pool, {});
+  Engine engine({model_.get()}, &pool, {});
   SequenceCache other(&model_->layout(), &pool);
   RequestOutcome outcome;
   const auto submit = [&] {

@@ -45,10 +45,10 @@ class InterruptTest : public ::testing::Test {
 
 TEST_F(InterruptTest, StopsWithinAStepWhateverRunsOrWaits) {
   bool is_interrupted = false;
-  Engine engine(model_.get(), &pool_,
+  Engine engine({model_.get()}, &pool_,
                 {.max_sequences = 2, .is_interrupted = [&] { return is_interrupted; }});
   int n_tokens = 0;
-  const auto on_token = [&](auto, int32_t) {
+  const auto on_token = [&](auto, const GeneratedToken&) {
     is_interrupted = ++n_tokens == 9;
     return FinishReason::kNone;
   };
@@ -77,10 +77,10 @@ TEST_F(InterruptTest, StopsWithinAStepWhateverRunsOrWaits) {
 TEST_F(InterruptTest, IsHeardInAPromptAndFromAnotherThread) {
   std::atomic<bool> is_interrupted = false;
   std::atomic<int> n_steps = 0;
-  Engine engine(model_.get(), &pool_, {.max_batch_tokens = 1, .is_interrupted = [&] {
-                                         ++n_steps;
-                                         return is_interrupted.load();
-                                       }});
+  Engine engine({model_.get()}, &pool_, {.max_batch_tokens = 1, .is_interrupted = [&] {
+                                           ++n_steps;
+                                           return is_interrupted.load();
+                                         }});
   const auto id = engine.Submit(MakeRequest(900), nullptr, Keep());
   ASSERT_TRUE(id.ok());
   std::thread other([&] {
@@ -95,7 +95,7 @@ TEST_F(InterruptTest, IsHeardInAPromptAndFromAnotherThread) {
 }
 
 TEST_F(InterruptTest, ACallbackThatSubmitsAgainDoesNotKeepItFromEnding) {
-  Engine engine(model_.get(), &pool_, {.is_interrupted = [] { return true; }});
+  Engine engine({model_.get()}, &pool_, {.is_interrupted = [] { return true; }});
   Engine::FinishCallback again = [&](auto, auto&) {
     ASSERT_TRUE(engine.Submit(MakeRequest(10), nullptr, nullptr).ok());
   };
@@ -105,7 +105,7 @@ TEST_F(InterruptTest, ACallbackThatSubmitsAgainDoesNotKeepItFromEnding) {
 }
 
 TEST_F(InterruptTest, CancelEndsOneThatRunsAndOneThatWaits) {
-  Engine engine(model_.get(), &pool_, {.max_sequences = 2});
+  Engine engine({model_.get()}, &pool_, {.max_sequences = 2});
   for (int i = 1; i <= 4; ++i) ASSERT_TRUE(engine.Submit(MakeRequest(i * 9), nullptr, Keep()).ok());
   for (int step = 0; step < 5; ++step) ASSERT_TRUE(engine.Step());
   EXPECT_TRUE(engine.Cancel(2));
@@ -128,7 +128,7 @@ TEST_F(InterruptTest, CancelEndsOneThatRunsAndOneThatWaits) {
 
 // Cancelled in its prompt, behind it, and before it ran at all.
 TEST_F(InterruptTest, ASessionThatWasCancelledGoesOnToTheSameTokens) {
-  Engine engine(model_.get(), &pool_, {.max_batch_tokens = 10});
+  Engine engine({model_.get()}, &pool_, {.max_batch_tokens = 10});
   const auto run = [&](Request request, int n_steps, Session session) {
     Session left;
     const auto id = engine.Submit(

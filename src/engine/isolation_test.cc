@@ -99,7 +99,7 @@ class IsolationTest : public ::testing::TestWithParam<CacheCase> {
 
   std::vector<int32_t> TokensAlone(const Request& request) {
     BlockPool pool(int64_t{64} << 20);
-    Engine engine(model_.get(), &pool, {});
+    Engine engine({model_.get()}, &pool, {});
     std::vector<int32_t> tokens;
     const auto keep = [&](auto, const RequestOutcome& o) { tokens = o.tokens; };
     EXPECT_TRUE(engine.Submit(request, nullptr, keep).ok());
@@ -125,7 +125,7 @@ IsolationTest::Round IsolationTest::Run(uint64_t seed) {
       n_fitting * PeakSequenceBytes(model_->layout(), kMostPrompt + kMostTokens, 512, kMostPrompt);
   BlockPool pool(budget);
   StepCounter counter;
-  Engine engine(model_.get(), &pool,
+  Engine engine({model_.get()}, &pool,
                 {.max_batch_tokens = seed % 3 == 0 ? 48 : 512, .observer = &counter});
   Round round;
   std::vector<std::pair<const Request*, RequestOutcome*>> submissions;

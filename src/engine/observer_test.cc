@@ -110,7 +110,7 @@ TEST_F(ObserverTest, SeesWhatEachRequestGoesThrough) {
     const int64_t budget = is_tight ? SequenceBytes(model_->layout(), 320) + 4096 : 64 << 20;
     BlockPool pool(budget);
     Recorder recorder;
-    Engine engine(model_.get(), &pool, {.max_sequences = 3, .observer = &recorder});
+    Engine engine({model_.get()}, &pool, {.max_sequences = 3, .observer = &recorder});
     for (int i = 0; i < kRequests; ++i) {
       ASSERT_TRUE(engine.Submit(MakeRequest(kPrompt, kTokens), nullptr, nullptr).ok());
     }
@@ -163,7 +163,7 @@ class Replacer : public EngineObserver {
 TEST_F(ObserverTest, MaySubmitAndCancel) {
   BlockPool pool(64 << 20);
   Replacer replacer;
-  Engine engine(model_.get(), &pool, {.observer = &replacer});
+  Engine engine({model_.get()}, &pool, {.observer = &replacer});
   replacer.engine = &engine;
   replacer.request = MakeRequest(20, 100);
   ASSERT_TRUE(engine.Submit(replacer.request, nullptr, nullptr).ok());
@@ -175,11 +175,11 @@ TEST_F(ObserverTest, MaySubmitAndCancel) {
 // A request that is cancelled while the step computes that would end it ends as cancelled.
 TEST_F(ObserverTest, ACancelledRequestNeverEndsOtherwise) {
   BlockPool pool(64 << 20);
-  Engine engine(model_.get(), &pool, {});
+  Engine engine({model_.get()}, &pool, {});
   RequestOutcome outcome;
   const auto id = engine.Submit(
       MakeRequest(20, 1),
-      [&](auto request, int32_t) {
+      [&](auto request, const GeneratedToken&) {
         EXPECT_TRUE(engine.Cancel(request));
         return FinishReason::kNone;
       },
@@ -194,7 +194,7 @@ TEST_F(ObserverTest, ACancelledRequestNeverEndsOtherwise) {
 TEST_F(ObserverTest, RequestsComeAndGoOnManyThreads) {
   constexpr int kThreads = 4, kRequests = 12;
   BlockPool pool(SequenceBytes(model_->layout(), 600));
-  Engine engine(model_.get(), &pool, {.max_batch_tokens = 64});
+  Engine engine({model_.get()}, &pool, {.max_batch_tokens = 64});
   std::mutex mutex;
   std::map<Engine::RequestId, int> n_finished;
   std::map<Engine::RequestId, FinishReason> reasons;

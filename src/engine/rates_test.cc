@@ -158,7 +158,7 @@ TEST_P(RatesTest, ASessionGoesOnAtTheRateOfItsCache) {
   const Trace expected = Run(resident_.get(), {whole}, kPlenty).front();
   for (const std::optional<double> rate : {std::optional<double>(), std::optional(0.6)}) {
     BlockPool pool(kPlenty);
-    Engine engine(resident_.get(), &pool, {});
+    Engine engine({resident_.get()}, &pool, {});
     Request first = whole;
     first.max_tokens = 30;
     Session session;
@@ -189,13 +189,13 @@ TEST_P(RatesTest, ASessionGoesOnAtTheRateOfItsCache) {
 
 TEST_P(RatesTest, RefusesWhatItDoesNotOffer) {
   BlockPool pool(kPlenty);
-  Engine engine(resident_.get(), &pool, {});
+  Engine engine({resident_.get()}, &pool, {});
   for (const double rate : {-0.1, 1.0, 1.5, std::nan("")}) {
     const auto id = engine.Submit(MakeRequest(3, rate), nullptr, nullptr);
     EXPECT_EQ(id.status().code(), StatusCode::kInvalidArgument) << rate;
   }
   const std::unique_ptr<Model> fixed = MakeModel(*RanksAt(0.3));
-  Engine other(fixed.get(), &pool, {});
+  Engine other({fixed.get()}, &pool, {});
   const auto id = other.Submit(MakeRequest(3, 0.3), nullptr, nullptr);
   EXPECT_EQ(id.status().code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(id.status().message()), HasSubstr("resident=full"));

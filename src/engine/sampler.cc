@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "base/random.h"
@@ -15,6 +16,8 @@ namespace {
 constexpr float kMaxBias = 100;
 constexpr float kMaxPenalty = 2;
 constexpr float kMaxRepetitionPenalty = 100;
+
+bool IsMasked(float logit) { return logit == -std::numeric_limits<float>::infinity(); }
 
 Status CheckPenalty(const char* flag, float value) {
   if (std::abs(value) <= kMaxPenalty) return OkStatus();
@@ -101,11 +104,14 @@ bool AreFinite(std::span<const float> numbers) {
   return std::ranges::none_of(found, [](uint32_t bits) { return bits >> 31 != 0; });
 }
 
-StatusOr<int32_t> Sampler::Sample(std::span<const float> logits) {
+StatusOr<int32_t> Sampler::Sample(std::span<const float> logits, TokenConstraint* constraint) {
   if (!AreFinite(logits)) {
     return Error(StatusCode::kDataLoss, "the model computed logits that are not finite");
   }
-  if (adjusts_) logits = Adjusted(logits);
+  if (adjusts_ || constraint != nullptr) logits = Adjusted(logits, constraint);
+  if (constraint != nullptr && std::ranges::all_of(logits, IsMasked)) {
+    return Error(StatusCode::kInternal, "the constraint lets no token pass");
+  }
   const int32_t token = params_.temperature == 0 ? ArgMax(logits) : Draw(logits);
   if (adjusts_) {
     EnterWindow(token);
@@ -128,8 +134,11 @@ void Sampler::EnterWindow(int32_t token) {
   oldest_ = (oldest_ + 1) % window_.size();
 }
 
-std::span<const float> Sampler::Adjusted(std::span<const float> logits) {
+// What is masked stays so: biases and penalties are finite.
+std::span<const float> Sampler::Adjusted(std::span<const float> logits,
+                                         TokenConstraint* constraint) {
   adjusted_.assign(logits.begin(), logits.end());
+  if (constraint != nullptr) constraint->Mask(adjusted_);
   for (const auto& [id, bias] : params_.logit_bias) adjusted_[id] += bias;
   for (const auto& [id, count] : in_window_) {
     float& logit = adjusted_[id];
@@ -170,7 +179,7 @@ int32_t Sampler::Draw(std::span<const float> logits) {
   // exp(logit - max_logit).
   double before_it = 0;
   size_t n_kept = 0;
-  while (n_kept < candidates_.size()) {
+  while (n_kept < candidates_.size() && !IsMasked(candidates_[n_kept].first)) {
     const double weight = std::exp(candidates_[n_kept].first - max_logit);
     const bool is_likely =
         (params_.top_p >= 1 || before_it < params_.top_p * sum) && weight >= params_.min_p;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/token_constraint.h"
 
 namespace kvlathe {
 
@@ -33,10 +34,10 @@ struct SamplingParams {
   Status CheckVocabulary(int vocab_size) const;
 };
 
-// The order is logit_bias, repetition, presence and frequency penalties, top-k, top-p, min-p,
-// temperature, draw, as in llama.cpp: top-p and min-p look at the probabilities of temperature 1.
-// Greedy choice comes after the penalties. A sampler of the same seed draws the same tokens from
-// the same logits, whatever else runs beside it.
+// The order is constraint, logit_bias, repetition, presence and frequency penalties, top-k, top-p,
+// min-p, temperature, draw, as in llama.cpp: top-p and min-p look at the probabilities of
+// temperature 1. Greedy choice comes after the penalties. A sampler of the same seed draws the same
+// tokens from the same logits, whatever else runs beside it.
 class Sampler {
  public:
   // The prompt counts for repetition_penalty.
@@ -49,11 +50,12 @@ class Sampler {
 
   // `logits` has an entry for every id of prompt and logit_bias. The token counts as output from
   // then on. kDataLoss, and nothing is drawn, when one of them is NaN or infinite: the first token
-  // id would be as good as any. What logit_bias adds may be -infinity.
-  StatusOr<int32_t> Sample(std::span<const float> logits);
+  // id would be as good as any. `constraint` (null: none) masks them before anything else; it is
+  // not told the token. kInternal when it masks all of them.
+  StatusOr<int32_t> Sample(std::span<const float> logits, TokenConstraint* constraint = nullptr);
 
  private:
-  std::span<const float> Adjusted(std::span<const float> logits);
+  std::span<const float> Adjusted(std::span<const float> logits, TokenConstraint* constraint);
   int32_t Draw(std::span<const float> logits);
   void KeepLikeliest(std::span<const float> logits);
   void EnterWindow(int32_t token);

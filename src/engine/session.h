@@ -24,6 +24,7 @@ struct Session {
   // Of the first tokens; of all but the last one, unless the end of sequence was generated after
   // it. Null: nothing is kept and all is computed again.
   std::unique_ptr<SequenceCache> cache;
+  int level = 0;  // of the engine, that made the cache (Request::level); a file does not tell it
 };
 
 // The state of SaveSession's file: everything of a session but its cache. Little-endian:

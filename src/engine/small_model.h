@@ -67,12 +67,12 @@ inline std::vector<Trace> RunRequests(Model* model, const std::vector<Request>& 
   BlockPool pool(budget);
   std::vector<Trace> traces(requests.size());
   {
-    Engine engine(model, &pool, options);
+    Engine engine({model}, &pool, options);
     int row = 0;  // of the step's logits: without stop ids every row gives a token
     for (size_t i = 0; i < requests.size(); ++i) {
       const auto id = engine.Submit(
           requests[i],
-          [&, i](auto, int32_t) {
+          [&, i](auto, const GeneratedToken&) {
             const std::span<const float> logits = model->logits(row++);
             traces[i].logits.emplace_back(logits.begin(), logits.end());
             return FinishReason::kNone;

@@ -56,13 +56,14 @@ class DriftTest : public ::testing::Test {
   // What an engine generates greedily, without the ends of sequences.
   std::vector<int32_t> Generate(Model* model, const std::vector<int32_t>& prompt, int n_tokens) {
     BlockPool pool(kBudgetBytes);
-    Engine engine(model, &pool, {});
+    Engine engine({model}, &pool, {});
     Request request;
     request.prompt = prompt;
     request.max_tokens = n_tokens;
     std::vector<int32_t> text;
     const auto submitted = engine.Submit(
-        std::move(request), [](Engine::RequestId, int32_t) { return FinishReason::kNone; },
+        std::move(request),
+        [](Engine::RequestId, const GeneratedToken&) { return FinishReason::kNone; },
         [&](Engine::RequestId, const RequestOutcome& outcome) { text = outcome.tokens; });
     EXPECT_TRUE(submitted.ok()) << submitted.status();
     EXPECT_TRUE(engine.RunUntilIdle().ok());

@@ -52,7 +52,7 @@ Conversation::Conversation(const ConversationOptions* options, const Workspace* 
       format_(*format),
       ends_(FindEnds(*workspace, *format)),
       pool_(workspace->kv_budget_bytes()),
-      engine_(model, &pool_, HeardBetweenSteps()),
+      engine_({model}, &pool_, HeardBetweenSteps()),
       rate_(options->rate) {
   ends_.texts.insert(ends_.texts.end(), options->stops.begin(), options->stops.end());
   Clear();
@@ -142,9 +142,9 @@ Status Conversation::Generate(std::vector<int32_t> prompt, const TakeText& take,
     answer->text += piece;
     return take(piece);
   };
-  const auto on_token = [&](Engine::RequestId, int32_t id) {
-    if (!first_id) first_id = id;
-    const bool goes_on = emit(stream.Push(id));
+  const auto on_token = [&](Engine::RequestId, const GeneratedToken& token) {
+    if (!first_id) first_id = token.id;
+    const bool goes_on = emit(stream.Push(token.id));
     if (stream.stopped()) return FinishReason::kStop;
     return goes_on && !InterruptGuard::IsInterrupted() ? FinishReason::kNone
                                                        : FinishReason::kCancelled;

@@ -145,8 +145,8 @@ Status Generate(const RunVerbOptions& options, const Workspace& workspace, Engin
       std::fflush(stdout);
     }
   };
-  const auto on_token = [&](Engine::RequestId, int32_t id) {
-    emit(stream.Push(id));
+  const auto on_token = [&](Engine::RequestId, const GeneratedToken& token) {
+    emit(stream.Push(token.id));
     if (stream.stopped()) return FinishReason::kStop;
     return !InterruptGuard::IsInterrupted() && std::ferror(stdout) == 0 ? FinishReason::kNone
                                                                         : FinishReason::kCancelled;
@@ -184,7 +184,7 @@ Status RunOn(const RunVerbOptions& options, const std::string& prompt, Workspace
   KVL_ASSIGN_OR_RETURN(Request request, MakeRequest(options, *workspace, session, prompt));
   KVL_RETURN_IF_ERROR(WarnOfLoss(workspace, spec_model));  // of what will run, not of an error
   const InterruptGuard guard;  // what was generated until then is printed and saved
-  Engine engine(spec_model.model.get(), &pool,
+  Engine engine({spec_model.model.get()}, &pool,
                 {.is_interrupted = [] { return InterruptGuard::IsInterrupted(); }});
   Generated generated;
   KVL_RETURN_IF_ERROR(Generate(options, *workspace, &engine, std::move(request), std::move(session),

@@ -106,7 +106,7 @@ Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& ta
   streams.reserve(n);
   Status failure;  // the first
   BlockPool pool(kv_budget_bytes);
-  Engine engine(model, &pool, {.max_sequences = kConcurrentSequences});
+  Engine engine({model}, &pool, {.max_sequences = kConcurrentSequences});
   for (size_t i = 0; i < n; ++i) {
     const PreparedExample& example = task.examples[i];
     streams.emplace_back(&tokenizer, std::vector<std::string>{example.text.stop});
@@ -114,8 +114,8 @@ Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& ta
     request.prompt = example.prompt;
     request.max_tokens = example.max_tokens;
     request.stop_ids = task.eos_ids;
-    const auto on_token = [&, i](Engine::RequestId, int32_t id) {
-      sheet->outcome(i).prediction.output += streams[i].Push(id);
+    const auto on_token = [&, i](Engine::RequestId, const GeneratedToken& token) {
+      sheet->outcome(i).prediction.output += streams[i].Push(token.id);
       return streams[i].stopped() ? FinishReason::kStop : FinishReason::kNone;
     };
     const auto on_finish = [&, i](Engine::RequestId, const RequestOutcome& outcome) {

@@ -1,0 +1,88 @@
+#include "engine/engine_sequence.h"
+
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <utility>
+
+#include "format/rows/block_layout.h"
+
+namespace kvlathe {
+
+Status LogitsNotFinite(int64_t position) {
+  return Error(
+      StatusCode::kDataLoss,
+      "the model computed logits that are not finite at position {} (weights or activations "
+      "overflow in bf16? try --dtype f32)",
+      position);
+}
+
+EngineSequence::EngineSequence(Request r, Session session, const CacheLayout* cache_layout)
+    : request(std::move(r)),
+      sampler(request.sampling),
+      tokens(std::move(session.tokens)),
+      turn_ends(std::move(session.turn_ends)),
+      layout(cache_layout),
+      cache(std::move(session.cache)) {
+  tokens.insert(tokens.end(), request.prompt.begin(), request.prompt.end());
+  n_given = n_known();
+  if (request.prompt.empty()) {
+    turn_ends.pop_back();  // that turn goes on
+  } else {
+    turn_ends.push_back(static_cast<int>(n_given));
+  }
+  if (session.sampling.seed == request.sampling.seed) sampler.set_n_draws(session.n_draws);
+  EnterTurns();
+  if (request.prompt_logprobs) {
+    constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
+    outcome.prompt_logprobs.push_back({.chosen = {tokens.front(), kNone}, .top = {}});
+  }
+}
+
+void EngineSequence::EnterTurns() {
+  int64_t begin = 0;
+  bool is_output = false;
+  const auto enter_until = [&](int64_t end) {
+    sampler.EnterBefore(std::span(tokens).subspan(begin, end - begin), is_output);
+    begin = end;
+    is_output = !is_output;
+  };
+  for (const int end : turn_ends) enter_until(end);
+  enter_until(n_known());
+}
+
+int64_t EngineSequence::WantedBytes(int max_step) const {
+  return PeakSequenceBytes(*layout, std::min(n_known() + kBlockSize, max_positions()), max_step,
+                           n_prompt());
+}
+
+void EngineSequence::TakeInput(int64_t n_max) {
+  const auto turn = std::upper_bound(turn_ends.begin(), turn_ends.end(), n_cached());
+  const int64_t end = turn == turn_ends.end() ? n_known() : *turn;
+  const auto begin = tokens.begin() + n_cached();
+  input.assign(begin, begin + std::min({n_max, end - n_cached(), cache->max_step()}));
+}
+
+SequenceStep::Logits EngineSequence::WantedLogits() const {
+  // The last token of a prompt tells none of it.
+  if (LacksPromptLogprobs() && n_cached() >= std::ssize(outcome.prompt_logprobs)) {
+    return SequenceStep::Logits::kAll;
+  }
+  return n_cached() == n_known() ? SequenceStep::Logits::kLast : SequenceStep::Logits::kNone;
+}
+
+Status EngineSequence::TakePromptLogprobs(
+    int64_t n_new, const std::function<std::span<const float>(int64_t)>& logits_of) {
+  std::vector<TokenLogprobs>& known = outcome.prompt_logprobs;
+  const int64_t first = n_cached() - n_new;
+  // The logits at a position are of the token behind it. A replay begins with what is known.
+  for (int64_t i = std::max<int64_t>(0, std::ssize(known) - 1 - first);
+       i < n_new && std::ssize(known) < n_given; ++i) {
+    const std::span<const float> logits = logits_of(i);
+    if (!AreFinite(logits)) return LogitsNotFinite(first + i);
+    known.push_back(LogprobsOf(logits, tokens[std::ssize(known)], *request.n_top_logprobs));
+  }
+  return OkStatus();
+}
+
+}  // namespace kvlathe

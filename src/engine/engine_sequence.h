@@ -1,0 +1,73 @@
+// One request inside the engine: its tokens, its cache and how far it is.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/request.h"
+#include "engine/sampler.h"
+#include "engine/session.h"
+#include "kv/blocks/sequence_cache.h"
+#include "kv/cache_layout.h"
+#include "model/forward.h"
+
+namespace kvlathe {
+
+using RequestId = int64_t;
+using TokenCallback = std::function<FinishReason(RequestId, const GeneratedToken&)>;
+using FinishCallback = std::function<void(RequestId, const RequestOutcome&)>;
+
+struct EngineSequence {
+  RequestId id = 0;
+  Request request;
+  TokenCallback on_token;
+  FinishCallback on_finish;
+  Sampler sampler;
+  std::vector<int32_t> tokens;  // known so far: of the session, of the prompt, generated
+  std::vector<int> turn_ends;   // in `tokens`, of all turns but the one that generates
+  int64_t n_given = 0;          // tokens before the first that this request generates
+  const CacheLayout* layout;    // of the cache
+  std::unique_ptr<SequenceCache> cache;
+  std::vector<int32_t> input;  // tokens of the current step
+  RequestOutcome outcome;
+  Stopwatch since_submit;
+  Stopwatch since_first_token;
+
+  EngineSequence(Request r, Session session, const CacheLayout* cache_layout);
+
+  int64_t n_prompt() const { return turn_ends.front(); }
+  int64_t n_known() const { return std::ssize(tokens); }
+  int64_t n_cached() const { return cache == nullptr ? 0 : cache->n_tokens(); }
+  bool decodes() const { return n_known() > turn_ends.back() && n_cached() + 1 == n_known(); }
+  // The last generated token is never fed back, so it needs no place in the cache.
+  int64_t max_positions() const { return n_given + request.max_tokens - 1; }
+  // What the cache should be able to hold for the sequence to be worth running: without the block
+  // to spare, a sequence that was preempted for a block would be back in the next step.
+  int64_t WantedBytes(int max_step) const;
+
+  // Makes `input` the next tokens for the cache, at most n_max, of one turn and of one run.
+  void TakeInput(int64_t n_max);
+  // Whether log-probabilities of the prompt are asked for that are not known yet; then what comes
+  // next to the cache may be a token of the prompt whose logits tell one.
+  bool LacksPromptLogprobs() const {
+    return request.prompt_logprobs && std::ssize(outcome.prompt_logprobs) < n_given;
+  }
+  // Of the step whose `input` the cache has been extended by.
+  SequenceStep::Logits WantedLogits() const;
+  // Of the step that has just taken n_new positions; `logits_of` gives the row of each, 0 to n_new
+  // - 1. kDataLoss where a row is not finite.
+  Status TakePromptLogprobs(int64_t n_new,
+                            const std::function<std::span<const float>(int64_t)>& logits_of);
+
+ private:
+  // Tells the sampler what was there before.
+  void EnterTurns();
+};
+
+// kDataLoss: the logits of the token at `position` hold NaN or infinity.
+Status LogitsNotFinite(int64_t position);
+
+}  // namespace kvlathe

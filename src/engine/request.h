@@ -1,0 +1,62 @@
+// What an engine is asked for, and what it answers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/logprobs.h"
+#include "engine/sampler.h"
+#include "engine/token_constraint.h"
+#include "kv/byte_kinds.h"
+
+namespace kvlathe {
+
+enum class FinishReason { kNone, kStop, kLength, kCancelled, kFailed };
+
+struct Request {
+  std::vector<int32_t> prompt;  // at least one token; none: a session generates further
+  int max_tokens = 128;
+  SamplingParams sampling;
+  std::vector<int> stop_ids;  // end of sequence
+  // Share of K and V elements removed, of a model whose plan offers rates (CachePlan::ranks_at);
+  // none: that of the model, or of the session's cache.
+  std::optional<double> rate;
+  int level = 0;  // index of the engine's model that computes it
+  // Up to kMaxTopLogprobs: with each generated token come its log-probability and the likeliest so
+  // many. They are of the model's logits as they are: before constraint, bias, penalties and
+  // temperature. None: no log-probabilities.
+  std::optional<int> n_top_logprobs;
+  // With n_top_logprobs, for a request without a session: also those of the tokens of the prompt.
+  bool prompt_logprobs = false;
+  // What may be generated; of this request alone. Null: anything.
+  std::shared_ptr<TokenConstraint> constraint;
+};
+
+// One token of the answer. Pointers are valid during the call that brings it.
+struct GeneratedToken {
+  int32_t id = 0;
+  const TokenLogprobs* logprobs = nullptr;  // null unless asked for
+  // With the first token where asked for, else null: RequestOutcome::prompt_logprobs.
+  const std::vector<TokenLogprobs>* prompt_logprobs = nullptr;
+};
+
+// What a caller learns of a finished request.
+struct RequestOutcome {
+  std::vector<int32_t> tokens;  // generated, without the stop token of stop_ids
+  FinishReason finish_reason = FinishReason::kNone;
+  Status status;              // why, with kFailed and kCancelled; OK otherwise
+  double ttft_ms = 0;         // submit to first token
+  double decode_seconds = 0;  // first token to last
+  int n_cached_tokens = 0;    // positions in the cache at the end
+  int n_preemptions = 0;      // times that the cache was given up and computed again
+  KvBytes kv_bytes;           // of the sequence at its end
+  // Where asked for: entry i is of token i of the prompt, which all before it predict. Entry 0 has
+  // no value: its log-probability is NaN and its `top` is empty. Shorter than the prompt, or empty,
+  // where the request ended before its prompt was read.
+  std::vector<TokenLogprobs> prompt_logprobs;
+};
+
+}  // namespace kvlathe
