@@ -44,11 +44,12 @@ struct HttpServerOptions {
   // more wait is dropped.
   int64_t max_buffered_bytes = 4 << 20;
 
-  // From the first byte of a request (the first request: from the beginning of the connection) to
-  // the end of its head, and from there to the end of its body. Late ones are answered 408.
+  // From the first byte of a request to the end of its head, and from there to the end of its body.
+  // Late ones are answered 408. A connection must also begin its first request within
+  // header_timeout.
   std::chrono::milliseconds header_timeout{10'000};
   std::chrono::milliseconds body_timeout{120'000};
-  // How long a connection may stay open without a request.
+  // How long a connection may stay open between two requests.
   std::chrono::milliseconds idle_timeout{75'000};
   // How long bytes may wait without the client taking a single one; then it is dropped.
   std::chrono::milliseconds write_timeout{30'000};
@@ -56,6 +57,8 @@ struct HttpServerOptions {
   // Called on a thread of the server after each refusal; must not block. May be empty.
   std::function<void(const Refusal&)> on_refusal;
 };
+
+class ServerCore;
 
 class HttpServer {
  public:
@@ -88,12 +91,11 @@ class HttpServer {
   int n_open_replies() const;
 
  private:
-  friend class AgentPort;
-  struct Core;
+  friend class AgentPort;  // which runs on the same threads
 
-  explicit HttpServer(std::shared_ptr<Core> core);
+  explicit HttpServer(std::shared_ptr<ServerCore> core);
 
-  std::shared_ptr<Core> core_;
+  std::shared_ptr<ServerCore> core_;
 };
 
 }  // namespace kvlathe::http
