@@ -1,5 +1,5 @@
 // kvlathe bench: attention against the machine's limits; whole models in llama-bench's terms;
-// plans.
+// plans. Load on servers is in bench_serve.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -8,6 +8,7 @@
 #include "evaluation/bench/bench_attention.h"
 #include "evaluation/bench/bench_model.h"
 #include "evaluation/bench/bench_plan.h"
+#include "kvlathe/bench_serve/bench_serve.h"
 #include "kvlathe/workspace.h"
 #include "plan/drawn_basis.h"
 
@@ -248,6 +249,7 @@ void AddBenchVerb(Verbs* verbs) {
   AddAttentionBench(bench, verbs);
   AddModelBench(bench, verbs);
   AddPlanBench(bench, verbs);
+  AddServeBench(bench, verbs);
 }
 
 }  // namespace kvlathe

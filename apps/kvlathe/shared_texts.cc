@@ -25,13 +25,20 @@ std::vector<std::string> SharedPlaces() {
 
 }  // namespace
 
-StatusOr<std::string> TextOfModel(const std::string& model, const std::string& name) {
-  const std::string own = BesideModel(model, name);
-  if (FileExists(own)) return own;
+StatusOr<std::string> SharedText(const std::string& name) {
   for (const std::string& place : SharedPlaces()) {
     const std::string shared = place + "/" + name;
     if (FileExists(shared)) return shared;
   }
+  return Error(StatusCode::kNotFound,
+               "{}: the text of kvlathe is not installed; give a text with --text FILE", name);
+}
+
+StatusOr<std::string> TextOfModel(const std::string& model, const std::string& name) {
+  const std::string own = BesideModel(model, name);
+  if (FileExists(own)) return own;
+  auto shared = SharedText(name);
+  if (shared.ok()) return shared;
   return Error(StatusCode::kNotFound,
                "{}: the model has no such text, and the one of kvlathe is not installed; give a "
                "text with --text FILE",

@@ -12,5 +12,7 @@ namespace kvlathe {
 // installed prefix), or in share/ of the source tree that it was built from. kNotFound says how to
 // give a text.
 StatusOr<std::string> TextOfModel(const std::string& model, const std::string& name);
+// The one that comes with kvlathe.
+StatusOr<std::string> SharedText(const std::string& name);
 
 }  // namespace kvlathe

@@ -140,6 +140,31 @@ std::string DrawNames(const ScatterChart& chart, const Scale& x, const Scale& y,
   return svg;
 }
 
+// Colours that differ in lightness too, and four marks; more lines than colours get the same
+// colours with other marks.
+constexpr std::string_view kLineColours[] = {"#222222", "#0072b2", "#d55e00", "#009e73",
+                                             "#cc79a7", "#8a6d00", "#56b4e9", "#7b3294",
+                                             "#a6611a", "#1b9e77", "#e7298a"};
+
+std::string Mark(size_t kind, double x, double y) {
+  switch (kind % 4) {
+    case 0:
+      return fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\"/>", x, y);
+    case 1:
+      return fmt::format("<path d=\"M{:.1f} {:.1f}h7v7h-7z\"/>", x - 3.5, y - 3.5);
+    case 2:
+      return fmt::format("<path d=\"M{:.1f} {:.1f}l4.5 8h-9z\"/>", x, y - 5);
+    default:
+      return fmt::format("<path d=\"M{:.1f} {:.1f}l4.5 4.5l-4.5 4.5l-4.5 -4.5z\"/>", x, y - 4.5);
+  }
+}
+
+constexpr std::string_view kFileStyle =
+    "<style>text { fill: #444; font: 12px system-ui, sans-serif; } "
+    ".title { fill: #111; font-weight: 600; font-size: 14px; } .name { fill: #111; } "
+    ".grid { stroke: #e4e4e4; } .level { stroke: #b3541e; stroke-dasharray: 5 4; } "
+    ".axis { stroke: #888; fill: none; } .line { fill: none; stroke-width: 1.8; }</style>\n";
+
 }  // namespace
 
 std::string EscapeHtml(std::string_view text) {
@@ -253,6 +278,56 @@ std::string ToSvg(const CurveChart& chart) {
     svg += fmt::format(
         "<polyline class=\"curve\" points=\"{}\"><title>KV head {}</title></polyline>\n", points,
         c);
+  }
+  return svg + "</svg>\n";
+}
+
+std::string ToSvgFile(const LineChart& chart) {
+  constexpr Frame kFrame = {70, 56, 640, 430};
+  std::vector<double> xs, ys;
+  size_t n_longest = 12;
+  for (const LineSeries& series : chart.series) {
+    n_longest = std::max(n_longest, series.name.size());
+    for (const auto& [x, y] : series.points) {
+      xs.push_back(x);
+      ys.push_back(y);
+    }
+  }
+  if (std::isfinite(chart.y_line)) ys.push_back(chart.y_line);
+  const Scale x(chart.x.is_log, xs, kFrame.left, kFrame.right);
+  const Scale y(chart.y.is_log, ys, kFrame.bottom, kFrame.top);
+  const double width = kFrame.right + 40 + 7.2 * static_cast<double>(n_longest);
+  const double height =
+      std::max(kFrame.bottom + 46, kFrame.top + 20.0 * static_cast<double>(chart.series.size()));
+  std::string svg = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
+      "width=\"{0:.0f}\" height=\"{1:.0f}\">\n{2}<rect width=\"{0:.0f}\" height=\"{1:.0f}\" "
+      "fill=\"#fff\"/>\n<text class=\"title\" x=\"8\" y=\"22\">{3}</text>\n",
+      width, height, kFileStyle, EscapeHtml(chart.title));
+  svg += DrawAxes(kFrame, x, y, chart.x.label, chart.y.label);
+  svg += fmt::format("<path class=\"axis\" d=\"M{0:.1f} {1:.1f}V{2:.1f}H{3:.1f}\"/>\n", kFrame.left,
+                     kFrame.top, kFrame.bottom, kFrame.right);
+  if (std::isfinite(chart.y_line)) {
+    svg += fmt::format(
+        "<line class=\"level\" x1=\"{0:.1f}\" x2=\"{1:.1f}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\"/>"
+        "<text text-anchor=\"end\" x=\"{1:.1f}\" y=\"{3:.1f}\">{4}</text>\n",
+        kFrame.left, kFrame.right, y.At(chart.y_line), y.At(chart.y_line) - 5,
+        EscapeHtml(chart.y_line_name));
+  }
+  for (size_t s = 0; s < chart.series.size(); ++s) {
+    const LineSeries& series = chart.series[s];
+    std::string path, marks;
+    for (const auto& [px, py] : series.points) {
+      path += fmt::format("{:.1f},{:.1f} ", x.At(px), y.At(py));
+      marks += Mark(s, x.At(px), y.At(py));
+    }
+    const std::string_view colour = kLineColours[s % std::size(kLineColours)];
+    const double at = kFrame.top + 12 + 20.0 * static_cast<double>(s);
+    svg += fmt::format(
+        "<polyline class=\"line\" stroke=\"{0}\" points=\"{1}\"/><g fill=\"{0}\">{2}{3}</g>"
+        "<text class=\"name\" x=\"{4:.1f}\" y=\"{5:.1f}\">{6}</text>\n",
+        colour, path, marks, Mark(s, kFrame.right + 18, at - 4), kFrame.right + 30, at,
+        EscapeHtml(series.name));
   }
   return svg + "</svg>\n";
 }

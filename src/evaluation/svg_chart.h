@@ -48,4 +48,19 @@ struct CurveChart {
 };
 std::string ToSvg(const CurveChart& chart);
 
+// Several lines through points, each with a colour and a mark of its own and its name at the right.
+// This one is a whole file: it has its own colours and a white background.
+struct LineSeries {
+  std::string name;
+  std::vector<std::pair<double, double>> points;  // x ascending
+};
+struct LineChart {
+  std::string title;
+  Axis2d x, y;
+  std::vector<LineSeries> series;
+  double y_line = 0;  // a dashed level; NaN: none
+  std::string y_line_name;
+};
+std::string ToSvgFile(const LineChart& chart);
+
 }  // namespace kvlathe

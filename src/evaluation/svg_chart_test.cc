@@ -85,5 +85,31 @@ TEST(CurveChartTest, FallsAndHasACurveForEveryHead) {
   EXPECT_THAT(svg, testing::Not(HasSubstr("inf")));
 }
 
+TEST(LineChartTest, IsAFileWithALineAndANameForEachSeries) {
+  LineChart chart{.title = "a < b",
+                  .x = {"rate"},
+                  .y = {"latency", true},
+                  .y_line = 20,
+                  .y_line_name = "bound"};
+  for (int i = 0; i < 12; ++i) {  // more than there are colours
+    chart.series.push_back({"line " + std::to_string(i), {{1, 10.0 + i}, {2, 100.0 + i}}});
+  }
+  chart.series.push_back({"empty", {}});
+  const std::string svg = ToSvgFile(chart);
+  EXPECT_TRUE(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
+  EXPECT_THAT(svg, HasSubstr("a &lt; b"));
+  for (const LineSeries& series : chart.series)
+    EXPECT_THAT(svg, HasSubstr(">" + series.name + "</text>"));
+  const std::regex line("<polyline[^>]*points=\"([0-9.]+),([0-9.]+) ([0-9.]+),([0-9.]+) \"");
+  const auto n_lines = std::distance(std::sregex_iterator(svg.begin(), svg.end(), line), {});
+  EXPECT_EQ(n_lines, 12);
+  for (std::sregex_iterator it(svg.begin(), svg.end(), line), end; it != end; ++it) {
+    EXPECT_LT(std::stod((*it)[1]), std::stod((*it)[3]));  // a higher rate is further right
+    EXPECT_GT(std::stod((*it)[2]), std::stod((*it)[4]));  // a longer latency is higher up
+  }
+  EXPECT_THAT(svg, HasSubstr(">bound</text>"));
+  EXPECT_THAT(svg, testing::Not(HasSubstr("nan")));
+}
+
 }  // namespace
 }  // namespace kvlathe
