@@ -19,6 +19,23 @@ ChatFormat ChatMl(const ChatContext&) {
   return f;
 }
 
+// Qwen3 beside its models that only think or never do.
+ChatFormat Qwen3(const ChatContext& context) {
+  ChatFormat f = ChatMl(context);
+  f.thinks = true;
+  f.no_thoughts = "<think>\n\n</think>\n\n";
+  f.tools = QwenTools();
+  return f;
+}
+
+// Hermes 2 Pro and Hermes 3.
+ChatFormat Hermes(const ChatContext& context) {
+  ChatFormat f = ChatMl(context);
+  f.start = context.bos;
+  f.tools = HermesTools();
+  return f;
+}
+
 ChatFormat Llama2(const ChatContext& context) {
   ChatFormat f;
   f.system = {"<<SYS>>\n", "\n<</SYS>>\n\n"};
@@ -53,6 +70,7 @@ ChatFormat Llama31(const ChatContext& context) {
   f.system.prefix += "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n";
   f.always_has_system = true;
   f.ends.push_back("<|eom_id|>");
+  f.tools = Llama31Tools();
   return f;
 }
 
@@ -148,6 +166,8 @@ struct Family {
 };
 
 constexpr Family kFamilies[] = {{"chatml", ChatMl},
+                                {"qwen3", Qwen3},
+                                {"hermes", Hermes},
                                 {"llama2", Llama2},
                                 {"llama3", Llama3},
                                 {"llama3.1", Llama31},

@@ -1,5 +1,6 @@
 #include "tokenizer/chat/chat_format.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_replace.h"
@@ -63,6 +64,15 @@ Status CheckConversation(const ChatFormat& format, std::span<const ChatMessage> 
 
 }  // namespace
 
+std::string_view WithoutThoughts(std::string_view content) {
+  constexpr std::string_view kEnd = "</think>";
+  const size_t end = content.rfind(kEnd);
+  if (end == std::string_view::npos) return content;
+  content.remove_prefix(end + kEnd.size());
+  content.remove_prefix(std::min(content.find_first_not_of('\n'), content.size()));
+  return content;
+}
+
 std::string_view StripLikePython(std::string_view text) {
   size_t begin = 0;
   while (begin < text.size() && IsSpaceAt(text, begin)) {
@@ -101,6 +111,8 @@ StatusOr<std::string> RenderChat(const ChatFormat& format, std::span<const ChatM
                        (format.system_place == System::kLastUser && i + 1 == messages.size()));
     std::string before = takes_system ? InTurn(format.system, system) : std::string();
     std::string content = messages[i].content;
+    // The last message is a question, so every answer stands before the last question.
+    if (format.thinks && !is_user) content = std::string(WithoutThoughts(content));
     if (format.filters_merged) content = std::exchange(before, {}) + content;
     content = before + Filtered(content, is_user ? format.user_filter : format.assistant_filter);
     text += InTurn(is_user ? format.user : format.assistant, content);

@@ -2,18 +2,27 @@
 // one ChatFormat.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
+#include "tokenizer/chat/tool_format.h"
 
 namespace kvlathe {
 
+struct ChatToolCall {
+  std::string name;
+  std::string arguments;  // JSON text of an object
+};
+
 struct ChatMessage {
-  std::string role;  // system, user or assistant
+  std::string role;  // system, user, assistant or (RenderConversation) tool
   std::string content;
+  std::vector<ChatToolCall> tool_calls = {};  // of assistant
+  std::string tool_name = {};                 // of tool: which function answers; may be empty
 };
 
 struct ChatFormat {
@@ -55,6 +64,11 @@ struct ChatFormat {
   bool alternates = false;  // the template raises an exception unless the roles alternate
   // Texts at which the answer ends, besides the end of sequence: mostly one control token.
   std::vector<std::string> ends;
+  // Answers begin with thoughts, <think>...</think>. Those of answers before the last question of
+  // the user are left out.
+  bool thinks = false;
+  std::string no_thoughts;          // after answer_prefix where the answer is to have none
+  std::optional<ToolFormat> tools;  // none: the template has no tools that this build renders
 };
 
 // The prompt for the next answer: byte for byte what the template gives with
@@ -62,6 +76,10 @@ struct ChatFormat {
 // the three or a system message after the first, does not end with a user message, or that the
 // template refuses.
 StatusOr<std::string> RenderChat(const ChatFormat& format, std::span<const ChatMessage> messages);
+
+// What an assistant's message is without its thoughts: what stands behind the last </think>,
+// without the line feeds in front of it. A content without one is all answer.
+std::string_view WithoutThoughts(std::string_view content);
 
 // Python's str.strip() of UTF-8; bytes that are not UTF-8 are kept.
 std::string_view StripLikePython(std::string_view text);

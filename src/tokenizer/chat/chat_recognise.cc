@@ -6,6 +6,7 @@
 
 #include "tokenizer/chat/chat_template.h"
 #include "tokenizer/chat/chat_template_scan.h"
+#include "tokenizer/chat/tool_recognise.h"
 
 namespace kvlathe {
 namespace {
@@ -92,6 +93,7 @@ std::string DefaultSystemOfChatMl(const ScannedTemplate& t) {
 }
 
 StatusOr<ChatFormat> RecogniseChatMl(const ScannedTemplate& t, const ChatContext& context) {
+  if (IsQwen3(t)) return NamedChatFormat("qwen3", context);
   KVL_ASSIGN_OR_RETURN(ChatFormat f, NamedChatFormat("chatml", context));
   for (const std::string_view part : {"<|im_sep|>", "<think>", "|trim", "reasoning"}) {
     if (t.Has(part)) return NotRecognised(fmt::format("looks like ChatML with {}", Quoted(part)));
@@ -114,7 +116,10 @@ StatusOr<ChatFormat> RecogniseChatMl(const ScannedTemplate& t, const ChatContext
   } else if (t.Has("bos_token")) {
     return OtherParts("ChatML");
   }
-  if (t.Has("'<|im_start|>'+message['role']+'\n'+message['content']+'<|im_end|>\n'")) return f;
+  if (t.Has("'<|im_start|>'+message['role']+'\n'+message['content']+'<|im_end|>\n'")) {
+    f.tools = RecogniseQwenTools(t, f);
+    return f;
+  }
   // Yi 1.5: the system message stands alone, and the user's turn opens the answer.
   if ((t.Has("{{system_message}}") || t.Has("{{messages[0]['content']}}")) &&
       HasTurn(t, "'<|im_start|>user\n'+", "+'<|im_end|>\n<|im_start|>assistant\n'") &&
@@ -145,7 +150,9 @@ StatusOr<ChatFormat> RecogniseLlama3(const ScannedTemplate& t, const ChatContext
   const bool trims = t.Has(std::string(turn) + "|trim+'<|eot_id|>'");
   if (!trims && !t.Has(std::string(turn) + "+'<|eot_id|>'")) return OtherParts("Llama 3");
   if (!trims) f.system_filter = f.user_filter = f.assistant_filter = Filter::kNone;
+  f.tools.reset();
   if (!has_dates) return f;
+  if (trims) f.tools = RecogniseLlama31Tools(t);
   std::string date = "26 Jul 2024";
   if (t.Has("'26 July 2024'")) date = "26 July 2024";
   if (t.Has("strftime_now('%d %b %Y')")) date = context.today;
@@ -321,6 +328,7 @@ StatusOr<ChatFormat> RecogniseGemma(const ScannedTemplate& t, const ChatContext&
     if (!has_prefix) continue;
     f.system = {"", "\n\n"};
     f.system_place = System::kFirstUser;
+    f.tools = Gemma3Tools();
     return f;
   }
   return OtherParts("Gemma");

@@ -20,7 +20,9 @@ ChatContext ChatContextOf(const Tokenizer& tokenizer);
 
 // From a model directory: chat_template.jinja, or else "chat_template" in tokenizer_config.json, a
 // string or a list of {name, template} of which "default" counts. From a GGUF file:
-// tokenizer.chat_template, which is the default where there are several. kNotFound: none is there;
+// tokenizer.chat_template, which is the default where there are several. Where there is one named
+// "tool_use" (beside chat_template.jinja: additional_chat_templates/tool_use.jinja), conversations
+// with tools are its matter. kNotFound: none is there;
 // kUnimplemented: a template that is not recognised; kDataLoss: a damaged file.
 StatusOr<ChatFormat> LoadChatFormat(const std::string& path, const ChatContext& context);
 // From a GGUF file that is open already.
