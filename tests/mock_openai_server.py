@@ -1,8 +1,13 @@
 """A small server with OpenAI's API that invents its tokens, for tests of clients: it streams what it is asked for, at a pace, and
-misbehaves where a test tells it to."""
+misbehaves where a test tells it to.
 
+  mock_openai_server.py PORT SECONDS_PER_TOKEN SLOTS      as a program; SLOTS requests get tokens at the same time
+"""
+
+import contextlib
 import http.server
 import json
+import sys
 import threading
 import time
 
@@ -13,13 +18,14 @@ class MockServer:
     or None."""
 
     def __init__(self, seconds_per_token=0.001, misbehave=lambda number, body: None, has_usage=True, has_tokenizer=True,
-                 drops_idle=False):
+                 drops_idle=False, port=0, n_slots=None):
         self.seconds_per_token, self.misbehave, self.has_usage = seconds_per_token, misbehave, has_usage
         self.has_tokenizer, self.drops_idle = has_tokenizer, drops_idle
         self.requests, self.arrived_at, self.keys, self.n_connections = [], [], [], 0
         self.n_active = self.most_active = 0
         self.lock = threading.Lock()
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self.handler_class())
+        self.slots = threading.Semaphore(n_slots) if n_slots else contextlib.nullcontext()
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", port), self.handler_class())
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
 
@@ -74,6 +80,8 @@ class MockServer:
                                    f"vllm:request_queue_time_seconds_count {n}\nvllm:num_preemptions_total 3\n", "text/plain")
                 elif self.path in answers and (mock.has_tokenizer or self.path == "/v1/models"):
                     self.send(200, json.dumps(answers[self.path]))
+                elif self.path == "/health":
+                    self.send(200, "{}")
                 else:
                     self.send(404, '{"error": {"message": "no such route"}}')
 
@@ -84,7 +92,8 @@ class MockServer:
                 elif self.path in ("/v1/completions", "/v1/chat/completions"):
                     number = mock.begin(body, self.headers.get("Authorization"))
                     try:
-                        self.answer(body, mock.misbehave(number, body))
+                        with mock.slots:
+                            self.answer(body, mock.misbehave(number, body))
                     finally:
                         mock.end()
                     self.close_connection = self.close_connection or mock.drops_idle
@@ -127,3 +136,8 @@ class MockServer:
                 self.wfile.flush()
 
         return Handler
+
+
+if __name__ == "__main__":
+    with MockServer(port=int(sys.argv[1]), seconds_per_token=float(sys.argv[2]), n_slots=int(sys.argv[3])):
+        threading.Event().wait()

@@ -60,7 +60,7 @@ class ServeBenchCase(cli_support.CommandLineCase):
                                      "--random-output-len", 2, "--seed", seed, "--save-detailed", "--result-dir", self.folder)
             self.assertGreater(time.monotonic() - begin, 0.5)
             self.assertAlmostEqual(result["start_times"][-1], 0.5, delta=0.1)
-            return result["start_times"], [request["prompt"] for request in server.requests]
+            return result["start_times"], sorted(request["prompt"] for request in server.requests)
         (first, prompts), (second, same_prompts), (third, other_prompts) = gaps(1), gaps(1), gaps(2)
         self.assertEqual(prompts, same_prompts)
         self.assertNotEqual(prompts, other_prompts)
@@ -124,6 +124,12 @@ class ServeBenchCase(cli_support.CommandLineCase):
         for request in server.requests[:5]:
             self.assertIn(" ".join(map(str, request["prompt"])), text)
 
+        said = self.json_of("bench", "serve", "--dry-run", "--dataset-name", "arxiv", "--fit-context", 1000)
+        for key in said:
+            self.assertEqual(said[key], result[key], key)
+        self.assertIn("prompt: 432.573 tokens on average, 109 to 968",
+                      self.run_verb("bench", "serve", "--dry-run", "--dataset-name", "arxiv", "--fit-context", 1000).stdout.decode())
+
     def test_chat_and_servers_without_tokenizer_get_text(self):
         with MockServer(has_tokenizer=False, has_usage=False) as server:
             done = self.bench(server, "--num-prompts", 4, "--dataset-name", "humaneval", "--scale", 0.1, "--backend", "openai-chat",
@@ -158,17 +164,17 @@ class ServeBenchCase(cli_support.CommandLineCase):
 
     def test_a_sweep_ends_above_the_bound_and_is_drawn(self):
         def queue(number, _):  # the third rate is more than it serves
-            time.sleep(0.03 if number >= 24 else 0)
+            time.sleep(0.25 if number >= 24 else 0)
         with MockServer(seconds_per_token=0.001, misbehave=queue) as server:
-            done = self.bench(server, "--request-rates", "20,40,80,160", "--slo-normalized-latency", 8, "--num-prompts", 12,
-                              "--max-concurrency", 1, "--random-input-len", 4, "--random-output-len", 4, "--label", "mock <1>",
+            done = self.bench(server, "--request-rates", "20,40,80,160", "--slo-normalized-latency", 40, "--num-prompts", 12,
+                              "--max-concurrency", 6, "--random-input-len", 4, "--random-output-len", 4, "--label", "mock <1>",
                               "--save-result", "--result-dir", self.folder, "--result-filename", "sweep.json")
         self.assertEqual(done.returncode, 0, done.stderr)
         sweep = json.loads((self.folder / "sweep.json").read_text())
         self.assertEqual([run["request_rate"] for run in sweep["runs"]], [20, 40, 80])
         self.assertEqual(sweep["request_rate_at_slo_is"], "between")
         self.assertTrue(40 < sweep["request_rate_at_slo"] < 80)
-        self.assertRegex(done.stdout.decode(), r"Request rate at p90 normalized latency 8 ms: [4-7]\d")
+        self.assertRegex(done.stdout.decode(), r"Request rate at p90 normalized latency 40 ms: [4-7]\d")
         prompts = [tuple(request["prompt"]) for request in server.requests]
         self.assertEqual(len(set(prompts)), len(prompts))
         drawn = self.run_verb("bench", "serve", "--plot", self.folder / "sweep.json", "--svg", self.folder / "out.svg")

@@ -35,6 +35,20 @@ Status Plot(const BenchOutputOptions& o) {
   return OkStatus();
 }
 
+Status SayLengths(const ServeBenchOptions& options) {
+  KVL_ASSIGN_OR_RETURN(const BenchLengths lengths, LengthsOf(options.workload));
+  if (options.output.json) {
+    fmt::print("{}\n", ToJson(lengths, options.workload.dataset_name).dump());
+    return OkStatus();
+  }
+  fmt::print("{}: every length times {:.6g}\n", options.workload.dataset_name, lengths.scale);
+  for (const auto& [name, range] :
+       {std::pair("prompt", lengths.input), {"answer", lengths.output}}) {
+    fmt::print("{}: {:.6g} tokens on average, {} to {}\n", name, range.mean, range.min, range.max);
+  }
+  return OkStatus();
+}
+
 // One server and its load, at one rate or several.
 class ServeBench {
  public:
@@ -294,7 +308,9 @@ void AddServeBench(CLI::App* bench, Verbs* verbs) {
   AddServeBenchOptions(verb, options.get());
   verb->callback([verbs, options] {
     verbs->chosen = [options] {
-      return options->output.plot.empty() ? ServeBench(*options).Run() : Plot(options->output);
+      if (!options->output.plot.empty()) return Plot(options->output);
+      if (options->output.dry_run) return SayLengths(*options);
+      return ServeBench(*options).Run();
     };
   });
 }

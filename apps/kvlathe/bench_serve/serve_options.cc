@@ -132,6 +132,7 @@ void AddOutput(CLI::App* verb, BenchOutputOptions* o) {
                    "what the result is called (default: the level, or the backend)");
   verb->add_option("--metadata", o->metadata, "KEY=VALUE, added to the result");
   verb->add_flag("--json", o->json, "one JSON object");
+  verb->add_flag("--dry-run", o->dry_run, "no load: say how long prompts and answers would be");
   verb->add_option("--plot", o->plot, "no load: draw these result files, latency against rate");
   verb->add_option("--svg", o->svg, "where --plot draws");
   verb->add_option("--plot-statistic", o->plot_statistic, "of normalised latency")

@@ -59,7 +59,7 @@ struct BenchOutputOptions {
   std::vector<std::string> percentile_metrics = {"ttft", "tpot", "itl"};
   std::vector<double> percents = {99};
   std::vector<std::string> goodput;
-  bool save_result = false, save_detailed = false, json = false;
+  bool save_result = false, save_detailed = false, json = false, dry_run = false;
   std::string result_dir = ".", result_filename, label;
   std::vector<std::string> metadata;
   std::vector<std::string> plot;  // result files

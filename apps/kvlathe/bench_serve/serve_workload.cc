@@ -22,10 +22,6 @@ LengthRange Even(int mean, double ratio) {
   return range;
 }
 
-nlohmann::json ToJson(const LengthRange& range) {
-  return {{"mean", range.mean}, {"min", range.min}, {"max", range.max}};
-}
-
 StatusOr<PromptSource> TextSource(const BenchWorkloadOptions& o, bool takes_ids,
                                   const AskedServer& server, const std::string& model) {
   std::string path = o.text;
@@ -88,36 +84,56 @@ StatusOr<BenchWorkload> WorkloadOfFile(const BenchWorkloadOptions& o) {
 
 }  // namespace
 
+StatusOr<BenchLengths> LengthsOf(const BenchWorkloadOptions& o) {
+  const PaperWorkload* const paper = FindPaperWorkload(o.dataset_name);
+  if (paper == nullptr && o.dataset_name != "random") {
+    return Error(StatusCode::kInvalidArgument,
+                 "--dataset-name {}: requests of a file have their own lengths", o.dataset_name);
+  }
+  if (o.fit_context > 0 && o.scale != 1) {
+    return Error(StatusCode::kInvalidArgument, "give one of --scale and --fit-context");
+  }
+  BenchLengths lengths{Even(o.random_input_len, o.random_range_ratio),
+                       Even(o.random_output_len, o.random_range_ratio), o.scale};
+  if (paper != nullptr) {
+    lengths.input = paper->input;
+    lengths.output = paper->output;
+  }
+  if (o.fit_context > 0) lengths.scale = FactorToFit(lengths.input, lengths.output, o.fit_context);
+  lengths.input = Scaled(lengths.input, lengths.scale);
+  lengths.output = Scaled(lengths.output, lengths.scale);
+  return lengths;
+}
+
+nlohmann::json ToJson(const BenchLengths& lengths, const std::string& dataset_name) {
+  const auto range = [](const LengthRange& r) {
+    return nlohmann::json{{"mean", r.mean}, {"min", r.min}, {"max", r.max}};
+  };
+  return {{"dataset_name", dataset_name},
+          {"scale", lengths.scale},
+          {"input_tokens", range(lengths.input)},
+          {"output_tokens", range(lengths.output)}};
+}
+
 StatusOr<BenchWorkload> MakeBenchWorkload(const ServeBenchOptions& options,
                                           const AskedServer& server, const std::string& model,
                                           uint64_t seed) {
   const BenchWorkloadOptions& o = options.workload;
-  const PaperWorkload* const paper = FindPaperWorkload(o.dataset_name);
-  if (paper == nullptr && o.dataset_name != "random") return WorkloadOfFile(o);
-  LengthRange input = Even(o.random_input_len, o.random_range_ratio);
-  LengthRange output = Even(o.random_output_len, o.random_range_ratio);
-  if (paper != nullptr) {
-    input = paper->input;
-    output = paper->output;
+  if (FindPaperWorkload(o.dataset_name) == nullptr && o.dataset_name != "random") {
+    return WorkloadOfFile(o);
   }
-  BenchWorkload result;
-  result.scale = o.scale;
-  if (o.fit_context > 0) {
-    if (o.scale != 1) {
-      return Error(StatusCode::kInvalidArgument, "give one of --scale and --fit-context");
-    }
-    result.scale = FactorToFit(input, output, o.fit_context);
-  }
-  input = Scaled(input, result.scale);
-  output = Scaled(output, result.scale);
+  KVL_ASSIGN_OR_RETURN(const BenchLengths lengths, LengthsOf(o));
   KVL_ASSIGN_OR_RETURN(PromptSource source, SourceOf(options, server, model));
   const char* const prompts = std::holds_alternative<PlainText>(source)    ? "text"
                               : std::holds_alternative<TextTokens>(source) ? "token ids of a text"
                                                                            : "random token ids";
-  KVL_ASSIGN_OR_RETURN(result.workload, MakeDrawnWorkload(std::move(source), input, output, seed));
-  result.description = {
-      {"dataset_name", o.dataset_name}, {"scale", result.scale},           {"seed", seed},
-      {"input_tokens", ToJson(input)},  {"output_tokens", ToJson(output)}, {"prompts", prompts}};
+  BenchWorkload result;
+  result.scale = lengths.scale;
+  KVL_ASSIGN_OR_RETURN(result.workload,
+                       MakeDrawnWorkload(std::move(source), lengths.input, lengths.output, seed));
+  result.description = ToJson(lengths, o.dataset_name);
+  result.description["seed"] = seed;
+  result.description["prompts"] = prompts;
   return result;
 }
 

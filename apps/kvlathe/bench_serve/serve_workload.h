@@ -10,6 +10,15 @@
 
 namespace kvlathe {
 
+// How long prompts and answers of a data set are once they are scaled. Not of files.
+struct BenchLengths {
+  LengthRange input, output;
+  double scale = 1;
+};
+StatusOr<BenchLengths> LengthsOf(const BenchWorkloadOptions& options);
+// For the result: dataset_name, scale, input_tokens, output_tokens.
+nlohmann::json ToJson(const BenchLengths& lengths, const std::string& dataset_name);
+
 struct BenchWorkload {
   std::unique_ptr<Workload> workload;
   double scale = 1;

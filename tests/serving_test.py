@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""scripts/serving.py with servers that are a few lines of Python: one that serves four requests at the same time bears more than one
+that serves them one by one.
+
+usage: serving_test.py KVLATHE MODEL_DIRECTORY
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import unittest
+import xml.etree.ElementTree
+
+import cli_support
+
+HERE = pathlib.Path(__file__).resolve().parent
+SCRIPT = HERE.parent / "scripts/serving.py"
+
+
+class ServingCase(cli_support.CommandLineCase):
+    def serving(self, *arguments):
+        done = subprocess.run([sys.executable, "-B", str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, timeout=120,
+                              env=self.environment)
+        return done.returncode, done.stdout, done.stderr
+
+    def arguments(self, *more):
+        peers = [f"--peer={name}={sys.executable} -B {HERE / 'mock_openai_server.py'} {{port}} 0.005 {slots}"
+                 for name, slots in (("one", 1), ("four", 4))]
+        peers.append(f"--peer=dead={sys.executable} -c 'import sys; sys.exit(\"no such model\")'")
+        return ["run", "none.gguf", "--out", self.folder / "out.json", "--kvlathe", cli_support.KVLATHE, "--kv", "",
+                "--workload", "imdb:128", "--clients", 4, "--sequences", 6, "--seconds", 0.3, "--slo-factor", 4, "--kv-bytes-per-token", 1000,
+                "--commit", "abc", *peers, *more]
+
+    def test_what_serves_more_at_once_bears_a_higher_rate(self):
+        status, _, said = self.serving(*self.arguments())
+        self.assertEqual(status, 0, said)
+        data = json.loads((self.folder / "out.json").read_text())
+        cells = data["cells"]["imdb:128"]
+        self.assertEqual(list(cells), ["one", "four", "dead"])
+        self.assertEqual(cells["dead"], {"failed": "no such model"})
+        one, four = (cells[name]["sweep"]["request_rate_at_slo"] for name in ("one", "four"))
+        self.assertGreater(four, 1.5 * one)
+        base = data["workloads"]["imdb:128"]
+        # Six requests of mean length, of the table's 315 and 37 tokens, in 128 of 908 positions.
+        self.assertAlmostEqual(base["kv_tokens"], 6 * 352 * 128 / 908, delta=1)
+        self.assertEqual(base["kv_bytes"], 1000 * base["kv_tokens"])
+        self.assertEqual([run["request_rate"] for run in cells["one"]["sweep"]["runs"]],
+                         base["rates"][: len(cells["one"]["sweep"]["runs"])])
+        self.assertTrue(all(run["failed"] == 0 for cell in cells.values() for run in cell.get("sweep", {"runs": ()})["runs"]))
+
+        before = (self.folder / "out.json").read_text()
+        status, _, said = self.serving(*self.arguments())
+        self.assertEqual(status, 0, said)
+        self.assertEqual(json.loads((self.folder / "out.json").read_text())["cells"], json.loads(before)["cells"])
+        status, _, said = self.serving(*self.arguments("--clients", 5))
+        self.assertEqual(status, 1)
+        self.assertIn("results of other settings", said)
+
+        (self.folder / "kl.json").write_text(json.dumps({"records": [
+            {"part": "methods", "kv": "four", "result": {"kl": 0.25, "kv_fraction": 0.5}}]}))
+        status, table, said = self.serving("table", self.folder / "out.json", "--results", self.folder / "kl.json")
+        self.assertEqual(status, 0, said)
+        self.assertRegex(table, r"\| `one` \| - \| - \| [\d.]+ \| 1\.00 \|")
+        self.assertIn("| `dead` | - | - | failed: no such model | |", table)
+        self.assertRegex(table, r"\| `four` \| 50\.0 \| 0\.2500 \* \| (>= )?[\d.]+ \| (>= )?[2-9]\.\d\d \|")
+        status, _, said = self.serving("plot", self.folder / "out.json", "--folder", self.folder, "--kvlathe", cli_support.KVLATHE)
+        self.assertEqual(status, 0, said)
+        drawn = xml.etree.ElementTree.parse(self.folder / "imdb-128.svg").getroot()
+        self.assertEqual(len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")), 2)
+
+
+if __name__ == "__main__":
+    cli_support.main()
