@@ -1,6 +1,6 @@
-// Where the codes of blocks lie that are still being filled, with 8-bit codes in place of rows
-// (BlockShape::has_coded_rows): in the places that a sealed block of channels of 8 bits has
-// (packed_layout.h).
+// Where codes lie in a block that is still being filled and holds 8-bit codes in place of rows
+// (BlockShape::has_coded_rows). They have the places that codes of 8 bits have in a sealed block
+// (codes/code_lines.h).
 #pragma once
 
 #include <cstdint>

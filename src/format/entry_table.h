@@ -42,14 +42,16 @@ class EntryTable {
   bool has_sums_ = false;
 };
 
-// Standard Gumbel noise on scores and a temperature under them (docs/methods/keyformer.md).
+// Standard Gumbel noise that is added to scores, and the temperature that divides the sum
+// (docs/methods/keyformer.md).
 // The noise depends on these keys and positions alone: u = (2 h + 1) 2^-24 for a hash h of 23 bits,
 // noise = -ln(-ln u).
 struct ScoreNoise {
   uint64_t key = 0;        // of the seed and the layer
   int first_head = 0;      // query head of row 0, counted in the layer
   int first_position = 0;  // of the query of row 0
-  // Of the token of row 0, and what it grows by per token, up to max_temperature.
+  // The temperature of the token of row 0. It grows by temperature_step with each token, up to
+  // max_temperature.
   float temperature = 1;
   float temperature_step = 0;
   float max_temperature = 1;

@@ -1,4 +1,4 @@
-// The way from latents to keys, where a cache holds keys as latents from before RoPE (Palu,
+// How keys are rebuilt where a cache holds latents of them from before RoPE (Palu,
 // docs/methods/palu.md).
 #pragma once
 
@@ -16,9 +16,9 @@ struct LatentMapView {
   int head_dim = 0;               // multiple of 16
   const void* columns = nullptr;  // of the way back: [head_dim][rank] row_type
   const float* offset = nullptr;  // [head_dim], added to every key before it turns
-  // The way back once more, for latents that are whole numbers of kUnitNumberStep: [head_dim][rank]
-  // in steps of units[head_dim], as fine as no sum of such latents outgrows 32 bits. Null with F32
-  // rows, for which 16 bits are too few.
+  // The same columns as whole numbers, for latents that are whole numbers of kUnitNumberStep:
+  // [head_dim][rank] in steps of units[head_dim]. The steps are the finest with which no sum over
+  // such latents outgrows 32 bits. Null with F32 rows, for which 16 bits are too few.
   const int16_t* numbers = nullptr;
   const float* units = nullptr;
 };

@@ -1,4 +1,5 @@
-// Blocks of packed weights (format/packed_matrix.h), for files that need no more of them.
+// The sizes of the blocks of packed weights (format/packed_matrix.h), for files that need nothing
+// else of them.
 #pragma once
 
 #include <cstdint>

@@ -7,16 +7,17 @@
 //   run record    of one head: scales per channel, factor B, exact entries of K
 //   layer record  of all heads: scales per token over all heads, exact entries of V
 // What a codec has of these is drawn in its folder: rows/, uniform/, codebook/, split_bits/,
-// rotated/, table_codes/. Behind it lie the repairs, which are the same for all that have codes.
-// Scales and minima are F16 unless the codec says otherwise, factors F16. The residual A B^T of a
-// run is added to the values of all its elements. An exact entry adds what is then still missing,
-// rounded to Bf16.
+// rotated/, table_codes/. Behind it lie the repairs, which are the same for all codecs that have
+// codes. Factors are F16, and so are scales and minima unless the codec says otherwise. The
+// residual A B^T of a run is added to the values of all its elements. An exact entry adds what is
+// then still missing, rounded to Bf16.
 //
-// Exact entries lie in lanes: those of a token of K, those of a channel of V. Places in a
-// lane are channels of K and tokens of V, and the block counts the entries of each lane. Their
-// order is that in which vectors of 16 lanes add two of each lane at a time, as a dot of pairs.
-// Lanes come in sixteens. Of sixteen lanes the first two entries of each come first, lane by lane,
-// then the next two of each that has more, and so on; within a lane they ascend by place.
+// Exact entries lie in lanes. A lane of K is a token, and its entries have places that are
+// channels; a lane of V is a channel, and its entries have places that are tokens. The block counts
+// the entries of each lane. Kernels add two entries of each of 16 lanes at a time, as a dot of
+// pairs, and the order of the entries follows from that: lanes come in sixteens, and of sixteen
+// lanes the first two entries of each come first, lane by lane, then the next two of each lane that
+// has more, and so on. Within a lane entries ascend by place.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +35,7 @@
 
 namespace kvlathe {
 
-// Rows that nothing seals: the codec of a head without sealed runs.
+// The codec of a cache whose rows nothing seals.
 struct RowsCodec {
   friend bool operator==(const RowsCodec&, const RowsCodec&) = default;
 };
@@ -43,7 +44,7 @@ constexpr PackedSide KeySideOf(const RowsCodec& /*codec*/) {
 }
 constexpr PackedSide ValueSideOf(const RowsCodec& codec) { return KeySideOf(codec); }
 
-// What sealed rows become. What a codec needs to know stands in its struct and nowhere else.
+// What sealed rows become. Whatever a codec needs to know stands in its struct and nowhere else.
 using Codec =
     std::variant<RowsCodec, UniformCodec, CodebookCodec, SplitBitsCodec, RotatedCodec, TableCodec>;
 
@@ -52,8 +53,9 @@ struct PackedFormat {
   Codec codec;
   int prompt_rank = 0;  // of the low-rank residual, in runs of the prompt; 0: none
   int decode_rank = 0;  // in runs sealed while decoding
-  // Entries kept exactly, half at either end; 0: none. With codebooks, of K those that lie farthest
-  // out by the ranges of the model, at whichever end.
+  // The share of entries that are kept exactly, half of them at either end; 0 for none. With
+  // codebooks, those of K are the entries that lie farthest out by the ranges of the model, at
+  // whichever end.
   double sparse_share = 0;
 
   template <typename C>
@@ -75,17 +77,18 @@ constexpr PackedSide ValueSide(const Codec& codec) {
   return std::visit([](const auto& c) { return ValueSideOf(c); }, codec);
 }
 
-// A run among those of its layer: what its heads have in common.
+// What a run of a layer is, as far as all its heads have it in common.
 struct RunOfLayer {
   int n_kv_heads = 1;    // that share the layer record
   int layer_rank_v = 0;  // sum of rank_v over them
   int n_blocks = 0;
   bool is_prompt = true;
-  bool is_repaired = true;    // false: without a low-rank residual, whatever the format says
-  bool has_rotations = true;  // of a rotated format, in its record; other runs use the first one's
+  bool is_repaired = true;  // false: it has no low-rank residual, whatever the format says
+  // Whether its record holds the rotations of a rotated format. Other runs use those of the first.
+  bool has_rotations = true;
 };
 
-// One run of one head: all that the offsets below depend on. MakePackedShape puts it together.
+// All that the offsets below depend on, for one run of one head. MakePackedShape puts it together.
 struct PackedShape {
   PackedFormat format;
   PackedSide k, v;  // of the format's codec
@@ -106,14 +109,15 @@ struct PackedShape {
     if (!is_repaired) return 0;
     return is_prompt ? format.prompt_rank : format.decode_rank;
   }
-  // Exact entries at either end: of a channel of K over the run, of a token of V over the layer.
+  // How many exact entries there are at either end: of a channel of K over the tokens of the run,
+  // and of a token of V over the channels of the layer.
   constexpr int key_outliers() const {
     return format.Is<CodebookCodec>() ? 0 : static_cast<int>(n_tokens() * format.sparse_share / 2);
   }
   constexpr int value_outliers() const {
     if (!format.Is<CodebookCodec>())
       return static_cast<int>(layer_rank_v * format.sparse_share / 2);
-    // What lies at or beyond an interpolated quantile: never nothing.
+    // These are the values at or beyond an interpolated quantile, so there is at least one.
     return format.sparse_share == 0
                ? 0
                : 1 + static_cast<int>((layer_rank_v - 1) * format.sparse_share / 2);
@@ -128,7 +132,7 @@ struct PackedShape {
   constexpr int64_t n_value_entries() const { return int64_t{2} * value_outliers() * n_tokens(); }
 };
 
-// `head`: the plain blocks of the head, with what they become when they are sealed.
+// `head` is the shape of the head's plain blocks, which also says what they are sealed to.
 constexpr PackedShape MakePackedShape(const PackedFormat& format, const BlockShape& head,
                                       const RunOfLayer& run) {
   PackedShape shape = {.format = format,
@@ -151,7 +155,7 @@ constexpr PackedShape MakePackedShape(const PackedFormat& format, const BlockSha
   return shape;
 }
 
-// A difference in Bf16 and a place in its lane.
+// An exact entry is a difference in Bf16 and a place in its lane, which is a byte.
 inline constexpr int64_t kExactEntryBytes = 3;
 inline constexpr int kExactLanes = 16;
 
@@ -162,7 +166,8 @@ constexpr int64_t ValueCodeBytes(const PackedShape& s) {
   return CodeBytes(s.v.bits, s.rank_v) + SplitCodeBytes(s.v_bits);
 }
 
-// Scale groups of the tokens of a run (kChannel) or of the channels of a token (kToken).
+// How many groups share scales: of the tokens of a run (kChannel) or of the channels of a token
+// (kToken).
 constexpr int KeyScaleGroups(const PackedShape& s) {
   const int n = s.k.sharing == ScaleSharing::kChannel ? s.n_tokens() : s.rank_k;
   const int group = s.k.group == 0 ? n : s.k.group;
@@ -173,10 +178,10 @@ constexpr int ValueScaleGroups(const PackedShape& s) {
   return (s.rank_v + group - 1) / group;
 }
 
-// --- Block: K codes, V codes, K scales, V scales, A of K, A of V, scales of the block, counts of
-// exact entries of K, of V. ---
-// Factors [lowrank][kBlockSize]; scales of the block: of split bits; counts of K [kBlockSize], of V
-// [rank_v], a byte each, two where a token may have more entries than a byte holds.
+// --- A block holds, in this order: codes of K, codes of V, scales of K, scales of V, A of K, A of
+// V, the scales of a block of split bits, counts of exact entries of K, counts of those of V. ---
+// Factors are [lowrank][kBlockSize]. Counts of K are [kBlockSize], those of V [rank_v]; each is a
+// byte, or two bytes where a token may have more entries than a byte can count.
 
 constexpr int64_t KeyTokenScaleBytes(const PackedShape& s) {
   if (s.k.sharing != ScaleSharing::kToken) return 0;
@@ -224,7 +229,7 @@ constexpr int64_t ValueCountBytes(const PackedShape& s) {
   return s.value_outliers() > 0 ? s.rank_v : 0;
 }
 
-// Where the format is rotated.
+// A rotated format has these offsets in place of those above.
 constexpr int64_t RotatedValueOffset(const PackedShape& s) {
   return RotatedSideBytes(s.sealed_rank_k, s.row_type);
 }
@@ -239,9 +244,9 @@ constexpr int64_t PackedBlockBytes(const PackedShape& s) {
   return ValueCountOffset(s) + ValueCountBytes(s);
 }
 
-// --- Run record: scales of K per channel [groups][2][rank_k]; B of K [lowrank][rank_k]; B of V
-// [lowrank][rank_v]; where the exact entries of each block end, uint32 [n_blocks]; of all of them
-// the differences, Bf16, and then the places, a byte each. ---
+// --- A run record holds, in this order: scales of K per channel [groups][2][rank_k]; B of K
+// [lowrank][rank_k]; B of V [lowrank][rank_v]; where the exact entries of K of each block end,
+// uint32 [n_blocks]; the differences of all these entries, Bf16; their places, a byte each. ---
 
 constexpr int64_t KeyChannelScaleBytes(const PackedShape& s) {
   if (s.k.sharing != ScaleSharing::kChannel) return 0;
@@ -268,9 +273,9 @@ constexpr int64_t RunRecordBytes(const PackedShape& s) {
   return KeySparseOffset(s) + s.n_key_entries() * kExactEntryBytes;
 }
 
-// --- Layer record: scales of V per token, per block [parts][kBlockSize]; where the exact entries
-// of each block and head end, uint32 [n_blocks][n_kv_heads]; of all of them the differences, then
-// the places. ---
+// --- A layer record holds, in this order: scales of V per token, [n_blocks][parts][kBlockSize];
+// where the exact entries of V of each block and head end, uint32 [n_blocks][n_kv_heads]; the
+// differences of all these entries; their places. ---
 
 constexpr int64_t ValueLayerScaleBytes(const PackedShape& s) {
   if (s.v.sharing != ScaleSharing::kTokenLayer) return 0;
@@ -288,12 +293,12 @@ constexpr int64_t LayerRecordBytes(const PackedShape& s) {
   return ValueSparseOffset(s) + s.n_value_entries() * kExactEntryBytes;
 }
 
-// Whether the exact entries of records from outside lie where a reader may follow them: lists that
-// end in order and together hold all entries, places that there are.
+// Whether a reader may follow the exact entries of a record that comes from outside: the lists end
+// in ascending order, together they hold all entries, and every place exists.
 bool IsSoundRunRecord(const PackedShape& shape, const std::byte* record);
 bool IsSoundLayerRecord(const PackedShape& shape, const std::byte* layer_record);
-// Whether a block of head `head_idx` of the layer counts as many exact entries as sound records
-// have of it.
+// Whether a block of head `head_idx` of the layer counts as many exact entries as the records,
+// which are sound, hold for it.
 struct PackedRecords {
   const std::byte* record = nullptr;
   const std::byte* layer_record = nullptr;

@@ -1,9 +1,9 @@
 // Weights W [n_out, n_in], packed once for all who multiply rows with them.
 //
-// W^T in oneDNN's format BA16a64b2a, that is [n_out / 64][n_in / 2][64][2] bf16 with n_out padded
-// to 64 and n_in to 32, or plain [n_in][n_out padded to 16] f32 where the model computes in F32. It
-// is what oneDNN's BF16 matmul picks for itself on AVX-512 BF16, and its inner [16][64][2] is four
-// B tiles of AMX side by side.
+// What is stored is W^T. In BF16 it has oneDNN's format BA16a64b2a, which is
+// [n_out / 64][n_in / 2][64][2] with n_out padded to 64 and n_in to 32. oneDNN's BF16 matmul picks
+// this format for itself on AVX-512 BF16, and its inner [16][64][2] is four B tiles of AMX side by
+// side. Where the model computes in F32, it is a plain [n_in][n_out padded to 16].
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
-// Model data that sealed blocks refer to where a format has codebooks (packed_layout.h): what codes
-// stand for, the ranges of the channels of K, and how keys turn that are sealed before RoPE. Bytes
-// of the model, not of a cache.
+// What sealed blocks of a format with codebooks (packed_layout.h) refer to: the numbers that codes
+// stand for, the ranges of the channels of K, and the rotations of keys that are sealed before
+// RoPE. All of it belongs to the model and does not count as bytes of a cache.
 #pragma once
 
 #include <array>
@@ -11,8 +11,8 @@
 
 namespace kvlathe {
 
-// The codes of one tensor of a layer. An element is centroid * range + offset of what it shares
-// them with: its channel (K) or its token over all heads (V).
+// The codes of K or of V of one layer. An element is centroid * range + offset; elements of a
+// channel of K, and those of a token of V over all heads, have one range and one offset.
 struct Codebook {
   static constexpr int kMaxCodes = 16;
 
@@ -45,8 +45,9 @@ struct KeyRotation {
 void TurnKeys(const KeyRotation& rotation, float* keys);
 void TurnKeysBack(const KeyRotation& rotation, float* keys);
 
-// x [n_pairs][n_lines][32 words], the order of K and of V in a plain block; scales and offsets are
-// [2 * n_pairs], of channels or of tokens.
+// The shape and the scales of an array x [n_pairs][n_lines][32 words], which has the order of K or
+// of V in a plain block. Scales and offsets are [2 * n_pairs]: of the channels of K, or of the
+// tokens of V.
 struct CodebookBlock {
   int n_pairs;
   int n_lines;
@@ -54,9 +55,10 @@ struct CodebookBlock {
   const float* offsets;
 };
 
-// Codes (as numbers) to the elements that they stand for, in place.
+// Replaces codes, which are given as floats, by the elements that they stand for.
 void DecodeByCodebook(const CodebookBlock& block, const float* centroids, float* x);
-// Elements to codes, in place. What the codes lose goes to `residual` if that is not null.
+// Replaces elements by their codes. What the codes lose is written to `residual` unless that is
+// null.
 void EncodeByCodebook(const CodebookBlock& block, const Codebook& codebook, float* x,
                       float* residual);
 

@@ -1,5 +1,5 @@
-// Codes that index a codebook of the model (codebook.h): a value is centroid * range + offset.
-// kvquant.
+// The layout of a cache whose codes index a codebook of the model (codebook.h): a value is
+// centroid * range + offset. `kvquant` stores rows in it.
 //
 //   block of a head   | codes of K | codes of V | repairs
 //   layer record      | V: ranges, offsets per token over all heads | repairs

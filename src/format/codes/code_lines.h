@@ -1,4 +1,4 @@
-// Where codes of a fixed width lie: shared by all codecs that have codes.
+// Where codes of a fixed width lie. All codecs that have codes share this order.
 //
 // Codes keep the lines of a plain block (rows/block_layout.h): a line is 32 codes, 16 tokens x 2
 // dimensions of K or 16 dimensions x 2 tokens of V. Lines are packed in groups of
@@ -8,16 +8,15 @@
 //   bits 3, 5  the same with the low 2 or 4 bits of each code, then a word of 32 bits per line
 //              whose bit w is the high bit of its code w
 //   bits 8     64 bytes: codes 0-7 of line 0, 0-7 of line 1, 8-15 of line 0, 8-15 of line 1, ...
-//   bits 1     as 2 and 4
+//   bits 1     64 bytes, as with 2 and 4 bits
 // A group of codes of 4 bits, four lines:
 //
-//   word 0: | line 3 | line 2 | line 1 | line 0 |  ...  word 31: | line 3 | line 2 | line 1 | line
-//   0 |
+//   word 0: | line 3 | line 2 | line 1 | line 0 |   ...   word 31: | line 3 | ... | line 0 |
 //             bit 15                     bit 0
 //
-// K: line of token / 16 and dimension pair p is line 4 p + token / 16; a group is consecutive
-// lines. V: a group is consecutive token pairs of the same 16 dimensions; groups of the dimensions
-// follow each other, then those of the next token pairs.
+// In K the numbers of dimension pair p of a token are in line 4 p + token / 16, and a group is
+// consecutive lines. In V a group is consecutive token pairs of the same 16 dimensions. The groups
+// of all dimensions follow each other, and behind them lie those of the next token pairs.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +26,8 @@
 
 namespace kvlathe {
 
-// Bits of a code in the words of 16 bits; the highest bit of 3 and of 5 lies apart.
+// LowBits is how many bits of a code lie in the words of 16 bits. The highest bit of codes of 3 and
+// of 5 bits lies apart.
 constexpr bool HasHighBit(int bits) { return bits == 3 || bits == 5; }
 constexpr int LowBits(int bits) { return HasHighBit(bits) ? bits - 1 : bits; }
 constexpr int LinesPerGroup(int bits) { return 16 / LowBits(bits); }

@@ -1,5 +1,5 @@
-// How the codes of K or of V share their scales: what each codec with codes says of its sides, and
-// all that the offsets of packed_layout.h need to know of it.
+// How the codes of K or of V share their scales. Each codec with codes says so of its two sides,
+// and the offsets of packed_layout.h depend on nothing else of the codec.
 #pragma once
 
 #include <cstdint>
@@ -21,20 +21,23 @@ enum class ScaleSharing : uint8_t {
 struct PackedSide {
   int bits = 4;  // 2, 3, 4 or 8; 0: no codes of one width
   ScaleSharing sharing = ScaleSharing::kToken;
-  // kChannel: tokens, a multiple of 16 that divides kBlockSize or is a multiple of it; kToken:
-  // channels, a multiple of 16. 0: all of the run, all of the head. The last group may be short.
+  // How many numbers share a scale. With kChannel they are tokens of a channel, a multiple of 16
+  // that divides kBlockSize or is a multiple of it, and 0 means all tokens of the run. With kToken
+  // they are channels of a token, a multiple of 16, and 0 means all channels of the head. The last
+  // group may be short.
   int group = 0;
-  // There is no minimum; kToken only. 8 bits: codes are int8 from -127 to 127; 4 bits: codes are
-  // from 0 to 15 and stand for (code - 8) * scale, where the scale may be negative.
+  // Whether there is no minimum, which only kToken allows. Codes of 8 bits are then int8 from -127
+  // to 127. Codes of 4 bits are from 0 to 15 and stand for (code - 8) * scale, where the scale may
+  // be negative.
   bool is_symmetric = false;
-  // What the codes of 4 bits stand for, under scales of a byte; symmetric and kToken only. Null:
-  // codes are numbers of even steps, or index a codebook.
+  // What codes of 4 bits stand for where scales are a byte each; the side is then symmetric and
+  // kToken. Null where codes are numbers of even steps or index a codebook.
   const NamedTable* table = nullptr;
 
   friend bool operator==(const PackedSide&, const PackedSide&) = default;
 };
 
-// Numbers that a scale and its minimum take, and bytes of each.
+// How many numbers a scale takes (2 with a minimum), and how many bytes each of them has.
 constexpr int ScaleParts(const PackedSide& side) { return side.is_symmetric ? 1 : 2; }
 constexpr int ScaleBytes(const PackedSide& side) { return side.table != nullptr ? 1 : 2; }
 

@@ -1,5 +1,5 @@
-// Rows of fewer numbers, in bases that the run brings: svd-online, zack(online=on). There are no
-// codes.
+// The layout of a cache whose sealed rows are shorter, in bases that the first run of a head brings
+// with it. `svd-online` and `zack(online=on)` store rows in it. There are no codes.
 //
 //   block of a head   | K [sealed_rank_k / 2][kBlockSize][2] | V [sealed_rank_v / 2][kBlockSize][2]
 //   | run record        | R of K [rank_k][sealed_rank_k] | R of V [rank_v][sealed_rank_v] |

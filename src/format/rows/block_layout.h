@@ -11,7 +11,7 @@
 //      tokens 2 and 3       | t2 d0 | t3 d0 | t2 d1 | t3 d1 | ...
 //      ...
 //
-// K first, V directly behind it. An AVX-512 BF16 dot reads 16 tokens x 2 dimensions of K (one cache
+// V lies directly behind K. An AVX-512 BF16 dot reads 16 tokens x 2 dimensions of K (one cache
 // line) against a broadcast pair of q, and 16 dimensions x 2 tokens of V against a broadcast pair
 // of probabilities; the same lines are the rows of an AMX B tile. There is no horizontal sum and no
 // padding: ranks are multiples of 16.
@@ -32,14 +32,16 @@ struct BlockShape {
   int rank_k = 0;                 // multiple of 16
   int rank_v = 0;                 // multiple of 16
   DType row_type = DType::kBf16;  // kBf16, or kF32 when the model computes in F32
-  // Of the same block once it is sealed, where the format has it: ranks in all.
+  // How many bits the channels have once the block is sealed, where the format splits bits: over
+  // all bits they are rank_k and rank_v channels.
   BitSplit k_bits = {}, v_bits = {};
-  // Until then: 8-bit codes in place of rows (coded_rows.h), where the format splits bits.
+  // Whether the block holds 8-bit codes in place of rows until it is sealed (coded_rows.h). Only a
+  // format that splits bits has that.
   bool has_coded_rows = false;
-  // Numbers of a row of the same block once it is sealed, where the format is rotated.
+  // How many numbers a row has once the block is sealed, where the format is rotated; 0 elsewhere.
   int sealed_rank_k = 0, sealed_rank_v = 0;  // multiples of 16
 
-  // Of a number of a row in its block.
+  // Bytes of one number of a row.
   constexpr int64_t element_bytes() const { return has_coded_rows ? 1 : SizeOf(row_type); }
 
   friend bool operator==(const BlockShape&, const BlockShape&) = default;

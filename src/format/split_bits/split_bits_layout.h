@@ -1,10 +1,10 @@
-// Channels have bits of their own (bit_split.h): rows come in units of each channel's deviation,
-// and codes are those of unit_codes.h. `lathe` with a ratio.
+// The layout of a cache whose channels differ in bits (bit_split.h). `lathe` with a ratio stores
+// rows in it. Rows come in units of each channel's deviation, and codes are those of unit_codes.h.
 //
 //   block of a head   | K: 8 bits | 5 bits | ... | 1 bit | V: 8 bits | ... | 1 bit | factors |
 //                     | offsets of K | scales of K |
 //
-// The codes of the channels that have the same bits lie like a side that has these channels only.
+// Channels that have the same bits lie together, as in a block that has no other channels.
 // The first k_bits.scaled channels of K have an offset and a scale in each block, a byte each:
 // first all offsets, then all scales. There are no exact entries.
 #pragma once
@@ -31,13 +31,15 @@ constexpr int64_t SplitCodeBytes(const BitSplit& bits) {
   return int64_t{kBlockSize} * bits.bits_per_token() / 8;
 }
 
-// The offset and the scale of a channel in a block, in units of its deviation: a number of the
-// codes is value * scale + offset. Whatever the byte, both are finite and the scale is positive.
+// The offset and the scale of a channel in a block count in units of the channel's deviation: a
+// code that stands for v is read as v * scale + offset. Every byte gives a finite offset and a
+// finite, positive scale.
 inline constexpr float kOffsetStep = 1.0f / 32;  // byte 128 is 0: from -4 up to just below 4
 constexpr float OffsetOfByte(uint8_t byte) {
   return static_cast<float>(int{byte} - 128) * kOffsetStep;
 }
-// The upper bits of a float: 4 of its exponent, from 2^-11 to 2^4, and 4 of its mantissa.
+// The byte of a scale holds the upper bits of a float: 4 bits of an exponent from -11 to 4, and the
+// highest 4 bits of the mantissa.
 inline constexpr int kScaleShift = 19;
 inline constexpr uint32_t kScaleBase = uint32_t{127 - 11} << 23;
 constexpr float ScaleOfByte(uint8_t byte) {

@@ -1,8 +1,9 @@
 // What codes stand for in channels that have no scale of their own: rows come in units of their
 // channel's deviation, less its mean, because the basis that makes them folds both away.
 //
-// 1 to 5 bits: the centroids that lose least of a channel with the tails of kTailDegrees (Lloyd
-// 1982, Max 1960), rounded to Bf16. 8 bits: even steps of kUnitStep.
+// Codes of 1 to 5 bits stand for the centroids that lose least of a channel with the tails of
+// kTailDegrees (Lloyd 1982, Max 1960), rounded to Bf16. Codes of 8 bits stand for even steps of
+// kUnitStep.
 #pragma once
 
 #include <cstdint>
@@ -16,25 +17,26 @@ inline constexpr double kTailDegrees = 8;
 
 inline constexpr float kUnitStep = 1.0f / 16;  // from code to code at 8 bits; code 128 is 0
 
-// Ascending, 1 << bits of them; bits from 1 to 5.
+// The 1 << bits centroids in ascending order, for bits from 1 to 5.
 std::span<const float> UnitCentroids(int bits);
-// The code of x is the number of these below it: (1 << bits) - 1 of them, half way between
-// centroids.
+// The (1 << bits) - 1 boundaries, each half way between two centroids. The code of x is the number
+// of boundaries below x.
 std::span<const float> UnitBoundaries(int bits);
 
-// The centroids as tables of Bf16 for look-ups by 16-bit words that hold other codes above theirs:
-// 32 numbers by the low bits of a code (LowBits), repeated; and for 3 and 5 bits 32 more, of the
-// codes with their high bit set.
+// The centroids in Bf16, as a table for look-ups by 16-bit words that hold other codes in the bits
+// above. The first 32 entries go by the low bits of a code (LowBits) and repeat where these are
+// fewer than 5. For 3 and 5 bits 32 more entries follow, for the codes whose high bit is set.
 const uint16_t* UnitTable(int bits);
 
-// The centroids as whole numbers of kUnitNumberStep, for look-ups by bytes: their 16 lower and
-// their 16 upper bytes, repeated where there are fewer; at 5 bits both of the codes without, then
-// with their high bit.
+// The centroids as whole numbers of kUnitNumberStep, for look-ups by bytes: first the lower bytes
+// of 16 centroids, then their upper bytes; they repeat where there are fewer than 16. At 5 bits
+// these are the centroids of codes without the high bit, and those of codes with it follow.
 inline constexpr float kUnitNumberStep = 1.0f / 512;
 inline constexpr float kLargestUnitNumber = 128 * kUnitStep / kUnitNumberStep;
 const int8_t* UnitNumbers(int bits);
 
-// The mean square that a code of `bits` loses of a channel of unit variance; 0 bits: all of it.
+// The mean square error of codes of `bits` on a channel of unit variance. With 0 bits it is 1: the
+// whole channel is lost.
 double UnitLoss(int bits);
 
 }  // namespace kvlathe

@@ -1,13 +1,14 @@
-// Codes of 4 bits that stand for 16 fixed numbers, under power-of-two scales of a byte: a value is
-// number * unit * 2^(byte - 127). A method of this codec is its table.
+// The layout of a cache whose 4-bit codes stand for 16 fixed numbers. Each group of channels of a
+// token has a scale of one byte, which is a power of two: a value is
+// number * unit * 2^(byte - 127). Methods of this codec differ in their table.
 //
 //   block of a head   | codes of K | codes of V | K scales | V scales | repairs
 //   scales of a side  [groups of channels][kBlockSize] bytes
 //                     | group 0: t0 | t1 | ... | t63 | group 1: t0 | ... |
 //   scale byte        | exponent + 127 | as in E8M0: the exponent field of an F32
 //
-// Codes lie as code_lines.h says; repairs as packed_layout.h does. Bytes from 1 to 254 are written.
-// Byte 0 reads as a scale of 0, and byte 255 as an infinite one.
+// code_lines.h says where codes lie, and packed_layout.h where repairs do. Sealing writes scale
+// bytes from 1 to 254. Byte 0 reads as a scale of 0, and byte 255 as an infinite one.
 #pragma once
 
 #include <array>
@@ -22,23 +23,23 @@ namespace kvlathe {
 inline constexpr int kTableCodes = 16;
 
 struct CodeTable {
-  // The number of each code, ascending by value apart from the order of codes; several codes may
-  // stand for the same number (0 and -0), of which the lowest is written.
+  // The number that each code stands for, in any order. Several codes may stand for the same number
+  // (0 and -0); sealing then writes the lowest of them.
   std::array<int8_t, kTableCodes> numbers;
   float unit;  // a power of two: a code stands for numbers[code] * unit, times the scale
 };
 
-// How values are encoded: to the nearest number; of two that are equally near to the one with the
-// even code; beyond the last number, to it.
+// What encodes values. A value becomes the nearest number. Where two are equally near it becomes
+// the one with the even code, and beyond the last number it becomes that number.
 struct TableSteps {
   int n = 0;  // different numbers
-  // Ascending: the code of the i-th number, the number in units, and what its quotient
-  // (x / scale / unit) lies above. The first has no boundary.
+  // Of the i-th number in ascending order: its code, the number in units, and the boundary that
+  // x / scale / unit exceeds if x becomes this number or a later one. The first has no boundary.
   std::array<float, kTableCodes> codes{}, numbers{}, boundaries{};
   int max_exponent = 0;  // of the largest number times unit: floor(log2)
 };
 
-// The numbers in Bf16, as look-ups by words read them: repeated as in UnitTable.
+// The numbers in Bf16, repeated as in UnitTable, for look-ups by words.
 using TableWords = std::array<uint16_t, 64>;
 
 constexpr TableSteps StepsOf(const CodeTable& table) {
@@ -79,7 +80,7 @@ constexpr TableWords WordsOf(const CodeTable& table) {
   return words;
 }
 
-// A table with all that is worked out from it, once, by the compiler.
+// A table and what the compiler works out from it.
 struct NamedTable : CodeTable {
   constexpr NamedTable(const std::array<int8_t, kTableCodes>& table_numbers, float table_unit)
       : CodeTable{table_numbers, table_unit}, steps(StepsOf(*this)), words(WordsOf(*this)) {}
@@ -102,9 +103,11 @@ constexpr PackedSide KeySideOf(const TableCodec& codec) {
 }
 constexpr PackedSide ValueSideOf(const TableCodec& codec) { return KeySideOf(codec); }
 
-// The scale of a byte, and the byte of a group whose values reach `largest`: the exponent of the
-// largest value less that of the largest number, so that it lies among the numbers or is the
-// nearest below what a step more would be. `largest` is finite and not negative; 0: scale 1.
+// The scale that a byte stands for.
+// TableScaleByte gives the byte of a group whose largest magnitude is `largest`, which is finite
+// and not negative. The exponent of the scale is that of `largest` less that of the largest number
+// of the table, so `largest` lies within the numbers, or beyond the last one by less than a factor
+// of 2 and then saturates. The scale is 1 where all values of the group are 0.
 constexpr float TableScale(uint8_t byte) { return std::bit_cast<float>(uint32_t{byte} << 23); }
 constexpr uint8_t TableScaleByte(float largest, int max_exponent) {
   if (largest == 0) return 127;

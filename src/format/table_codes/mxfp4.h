@@ -16,7 +16,7 @@ namespace kvlathe {
 
 inline constexpr int kMxGroup = 32;
 
-// Elements in halves.
+// What each code stands for, as a number of halves.
 constexpr std::array<int8_t, kTableCodes> E2m1Halves() {
   std::array<int8_t, kTableCodes> halves{};
   for (int code = 0; code < kTableCodes; ++code) {
