@@ -1,5 +1,5 @@
-// All memory of the KV cache: objects of exact size classes under one byte budget, in the memory of
-// a device.
+// The pool from which all memory of the KV cache comes. It hands out objects in the memory of a
+// device under one budget of bytes.
 #pragma once
 
 #include <cstdint>
@@ -27,18 +27,19 @@ struct PoolUsage {
   int64_t used_by_kind[kNumObjectKinds] = {};
 };
 
-// Objects are multiples of 64 bytes, 64-byte aligned, reference-counted, and known by their ids:
-// their bytes are the device's business (device/device.h). Chunks hold objects of one
-// size (at most 1 MiB, or one object if that is larger); empty chunks, and the free pages of the
-// others, go back to the system as soon as reserved_bytes - used_bytes passes the larger of 4 MiB
-// and 1/16 of used_bytes. A page that a live object shares with freed neighbours stays, so the
-// bound is exact for objects of whole pages and holds for smaller ones freed in the order of their
-// sequences.
-// Allocate, AddReference and Release cost O(log n_chunks). Not thread-safe: the scheduler is the
-// only caller.
+// Objects have a multiple of 64 bytes, are aligned to 64 bytes and are counted by references. They
+// are known by their ids; only the device reaches their bytes (device/device.h). Objects of one
+// size lie in chunks of at most 1 MiB, or one to a chunk if they are larger. Empty chunks, and the
+// free pages of the others, go back to the system as soon as reserved_bytes - used_bytes passes the
+// larger of 4 MiB and 1/16 of used_bytes. A page that a live object shares with freed neighbours
+// stays, so the bound is exact for objects of whole pages and holds for smaller ones that are freed
+// in the order of their sequences.
+// Allocate, AddReference and Release cost O(log n_chunks). The pool is not thread-safe: the
+// scheduler is its only caller.
 class BlockPool {
  public:
-  // Null: the host's own memory (CpuDevice). Otherwise `device` outlives the pool.
+  // With null the objects lie in the host's own memory (CpuDevice). Otherwise `device` outlives the
+  // pool.
   explicit BlockPool(int64_t budget_bytes, Device* device = nullptr);
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
@@ -46,21 +47,22 @@ class BlockPool {
 
   Device& device() const;
 
-  // n_bytes >= 1 (rounded up to a multiple of 64). One reference; the contents are undefined. Null
-  // when the budget or the system has no room.
+  // Returns an object of n_bytes >= 1, rounded up to a multiple of 64, with one reference and
+  // undefined contents. Null when the budget or the system has no room.
   ObjectId Allocate(ObjectKind kind, int64_t n_bytes);
   // Moves an object with one reference to another size and keeps what fits of its contents. The
   // budget and the peak count the difference only. Null, and the object unchanged, when there is no
   // room.
   ObjectId Resize(const ObjectId& object, int64_t n_bytes);
-  // An object of its own of the same kind, size and contents; null when there is no room.
+  // Returns another object of the same kind, size and contents; null when there is no room.
   ObjectId CopyOf(const ObjectId& object);
   void AddReference(const ObjectId& object);
-  // The object goes back to its chunk with the last reference.
+  // Takes a reference away. With the last one the object goes back to its chunk.
   void Release(const ObjectId& object);
 
-  // Tables of ids that a sequence keeps in host memory count against the budget as well: so many
-  // bytes more, or fewer. False, and nothing counted, when there is no room for more.
+  // Counts the tables of ids that a sequence keeps in host memory, which the budget covers as well:
+  // `difference` bytes more, or fewer if it is negative. False, and nothing changes, when the
+  // budget has no room for more.
   bool CountHostTables(int64_t difference);
 
   // Keeps n_bytes of the budget for the caller until it gives them back: nothing else is allocated

@@ -12,8 +12,8 @@
 
 namespace kvlathe {
 
-// A view: a handful of words, to be passed by value. It is valid as long as its cache is; what it
-// returns tells of the cache as it is at the call.
+// A view of a few words, which is passed by value. It is valid as long as its cache is, and what it
+// returns describes the cache as it is at the call.
 class CacheHead {
  public:
   // All of them outlive the view.
@@ -21,35 +21,37 @@ class CacheHead {
             size_t head_idx)
       : layout_(&layout), progress_(&progress), table_(&table), head_idx_(head_idx) {}
 
-  // Of a plain block: with whole keys where the layout reads them, until they are cut.
+  // The shape of a plain block. Where the layout reads whole keys, the block has them until they
+  // are cut.
   BlockShape shape() const { return progress_->ShapeOf(*layout_, head_idx_); }
-  // Of the positions past the sink, those that the head has not dropped; negative while the sink
+  // How many of the positions past the sink the head has not dropped; negative while the sink
   // fills.
   int n_entries() const {
     return static_cast<int>(progress_->n_tokens - layout_->n_sink - table_->n_dropped);
   }
-  // Oldest first; entry e (position n_sink + e) is in block e / kBlockSize. Those that fell out of
-  // the window of the layer are null, those of a run in runs() are packed. Valid until the next
-  // Extend or Clear.
+  // The blocks, oldest first: entry e (position n_sink + e where none was dropped) is in block
+  // e / kBlockSize. Blocks that fell out of the window of the layer are null, and those of a run in
+  // runs() are packed. Valid until the next Extend or Clear.
   std::span<const ObjectId> blocks() const { return table_->blocks; }
-  // Sink rows: K [n_sink, head_dim] and V [n_sink, rank_v]; null when the layout has no sink or
-  // the cache is empty.
+  // The rows of the sink, K [n_sink, head_dim] and V [n_sink, rank_v]. Null when the layout has no
+  // sink or the cache is empty.
   ObjectPlace sink_k() const { return {table_->sink}; }
   ObjectPlace sink_v() const;
   // The sealed runs, oldest first. Valid as blocks() is.
   std::span<const SealedRun> runs() const { return table_->runs; }
-  // The same in all heads, but where they differ in length (CacheLayout::HasRunsOfHeads). There it
-  // is final once SetMerged was called, and n_blocks is 0 in heads that have nothing to seal.
+  // The run that the last step ended. It is the same in all heads unless they differ in length
+  // (CacheLayout::HasRunsOfHeads). Then it is final once SetMerged was called, and n_blocks is 0 in
+  // heads that have nothing to seal.
   RunExtent run_to_seal() const {
     return table_->RunAt(*layout_, progress_->n_prompt, progress_->n_tokens);
   }
   // Positions and votes of the entries; empty when every entry stays. Valid as blocks() is.
   EntryTableId entries() const;
-  // State of the newest entry (OpenEntry); null where entries are not merged.
+  // The state of the newest entry (OpenEntry). Null where entries are not merged.
   ObjectId open_entry() const { return table_->open_entry; }
   MergedLength merged_length() const;
-  // Sum of q q^T over the queries, F32 (QueryGramBytes), for the caller to add to; null where they
-  // are not gathered, or not any more.
+  // The sum of q q^T over the queries, F32 (QueryGramBytes), to which the caller adds. Null where
+  // queries are not gathered, or no longer.
   ObjectId query_gram() const { return table_->query_gram; }
 
  private:

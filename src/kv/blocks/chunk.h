@@ -1,5 +1,5 @@
-// One region of the block pool's device, cut into slots of one size, and which of its pages are
-// held.
+// One region of the block pool's device, which is cut into slots of one size. A chunk knows which
+// slots are taken and which pages of the region the system has to hold.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace kvlathe {
 
 class Chunk {
  public:
-  // n_slots objects of object_bytes. region() is 0 when the system has no room. `device` outlives
-  // the chunk.
+  // Makes room for n_slots objects of object_bytes. region() is 0 when the system has no room.
+  // `device` outlives the chunk.
   Chunk(Device* device, int64_t object_bytes, int n_slots);
   ~Chunk();
   Chunk(const Chunk&) = delete;
@@ -23,13 +23,14 @@ class Chunk {
   int64_t object_bytes() const { return object_bytes_; }
   bool full() const { return n_live_ == n_slots_; }
   bool empty() const { return n_live_ == 0; }
-  // Pages that an object has occupied since they were last given back.
+  // Bytes of the pages that an object has occupied since they were last given back.
   int64_t held_bytes() const { return held_bytes_; }
 
-  // The lowest free slot (the chunk is not full), with one reference. Its pages become held.
+  // Takes the lowest free slot of a chunk that is not full, with one reference. Its pages are held
+  // from then on.
   ObjectId Take(ObjectKind kind);
   void AddReference(const ObjectId& object) { ++slots_[SlotOf(object)].n_references; }
-  // Whether this was the last reference: the slot is free then.
+  // Takes a reference away. True if it was the last one, and then the slot is free.
   bool Drop(const ObjectId& object);
   uint32_t n_references(const ObjectId& object) const {
     return slots_[SlotOf(object)].n_references;
@@ -39,7 +40,7 @@ class Chunk {
   // Gives the system the held pages on which no live object lies.
   void ReturnFreePages();
 
-  bool queued = false;  // the pool's own mark: waits in the queue of chunks with freed pages
+  bool queued = false;  // the pool's own mark: the chunk waits in the queue of those to give back
 
  private:
   struct Slot {

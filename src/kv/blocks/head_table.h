@@ -24,7 +24,7 @@ struct SequenceProgress {
   bool HasWholeKeys(const CacheLayout& layout, int layer_idx) const {
     return layout.ReadsWholeKeys() && (n_tokens < n_prompt || layer_idx >= first_whole_layer);
   }
-  // Of a plain block of head `head_idx` of [n_layers * n_kv_heads].
+  // The shape of a plain block of head `head_idx` of [n_layers * n_kv_heads].
   BlockShape ShapeOf(const CacheLayout& layout, size_t head_idx) const {
     const bool is_whole = HasWholeKeys(layout, static_cast<int>(head_idx) / layout.n_kv_heads);
     return is_whole ? layout.WholeKeyShape(head_idx) : layout.shapes[head_idx];
@@ -34,9 +34,9 @@ struct SequenceProgress {
 // Gives back the records that the run holds.
 void ReleaseRecords(BlockPool* pool, SealedRun* run);
 
-// Heads differ in length once a method of the retention axis drops or merges entries; so each has
-// its own count. Lists of ids are the host's, and count against the pool's budget; everything else
-// is an object of the pool. `pool` is the same in all calls.
+// Heads differ in length once a method of the retention axis drops or merges entries, so each has
+// its own count. Lists of ids lie in host memory and count against the pool's budget; everything
+// else is an object of the pool. `pool` is the same in all calls.
 struct HeadTable {
   ObjectId sink;
   std::vector<ObjectId> blocks;  // has room for what table_bytes hold
@@ -53,33 +53,33 @@ struct HeadTable {
   int64_t n_sealed() const {
     return runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
   }
-  // Blocks for n_tokens positions, of which none that is new is dropped or merged.
+  // How many blocks hold n_tokens positions if none of the new ones is dropped or merged.
   int64_t BlocksAt(const CacheLayout& layout, int64_t n_tokens) const {
     return BlocksFor(layout, n_tokens - n_dropped);
   }
-  // The run that the head seals when n_tokens positions are there, of which none that is new has
-  // merged; n_blocks 0 when there is none.
+  // The run that the head seals when n_tokens positions are there and none of the new ones has
+  // merged. Its n_blocks is 0 when there is none.
   RunExtent RunAt(const CacheLayout& layout, int64_t n_prompt, int64_t n_tokens) const;
-  // Whether it holds what a head of its length has of a part; tables are counted by their own
-  // sizes.
+  // Whether the table holds objects of a part that a head of its length may have. Of the parts that
+  // are tables, their own sizes are counted instead.
   bool Holds(ObjectPart part) const;
 
-  // A list of ids, which has no more elements than n_bytes hold, takes as much memory as they say.
-  // False, and nothing changed, when the pool has no room for more.
+  // The list of ids, which has no more elements than fit into n_bytes, takes n_bytes of memory from
+  // now on. False, and nothing changes, when the pool has no room for more.
   bool SetBlockTableSize(int64_t n_bytes, BlockPool* pool);
   bool SetRunTableSize(int64_t n_bytes, BlockPool* pool);
-  // The same of the object that holds positions and votes; with 0 bytes there is none.
+  // Does the same to the object that holds positions and votes. With 0 bytes there is none.
   bool SetEntryTableSize(int64_t n_bytes, BlockPool* pool);
 
-  // With the last block of a run its records go as well.
+  // Gives a block back. With the last block of a run its records go as well.
   void ReleaseBlock(int64_t block_idx, BlockPool* pool);
-  // Leaves the first n_blocks.
+  // Gives back all blocks but the first n_blocks.
   void ReleaseBlocksBehind(int64_t n_blocks, BlockPool* pool);
   // Gives everything back.
   void Clear(BlockPool* pool);
   // Makes this table, which is empty, a copy of another with objects of its own. Records that heads
-  // of the layer share are shared in the copy as well: `shared` has those that were copied, by the
-  // original. False without room; then the table is one that Clear can give back.
+  // of the layer share are shared in the copy as well: `shared` maps the originals that were copied
+  // so far to their copies. False when there is no room, and then Clear can give the table back.
   bool CopyFrom(const HeadTable& from, std::map<ObjectId, ObjectId>* shared, BlockPool* pool);
 };
 

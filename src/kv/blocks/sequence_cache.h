@@ -17,7 +17,8 @@
 
 namespace kvlathe {
 
-// Sums over the entries of all heads that were sealed more than once, each time but the first.
+// What sealing entries again has cost. Each time that an entry of any head is sealed counts, but
+// for the first.
 struct Reencoding {
   int64_t n_times = 0;  // prune points at which sealed entries were dropped
   int64_t n_rows = 0;
@@ -34,16 +35,16 @@ struct Reencoding {
   }
 };
 
-// It keeps lengths, what must be sealed, pruned and cut, and the order of these. The objects that
-// the sequence holds are the business of SequenceObjects.
+// The cache keeps the lengths of the sequence, and knows what must be sealed, pruned and cut and in
+// which order. SequenceObjects holds the objects.
 class SequenceCache {
  public:
-  // `layout` and `pool` outlive the cache, which gives everything back at its end. It is not
-  // copyable (Copy may fail).
+  // `layout` and `pool` outlive the cache, which gives everything back when it is destroyed. It has
+  // no copy constructor because a copy may fail (Copy).
   SequenceCache(const CacheLayout* layout, BlockPool* pool);
 
   const CacheLayout& layout() const { return *layout_; }
-  // Where its objects lie.
+  // The device whose memory holds the objects.
   Device& device() const { return objects_.device(); }
   // What it holds of one head.
   CacheHead head(int layer_idx, int kv_head_idx) const {
@@ -51,82 +52,85 @@ class SequenceCache {
     return {*layout_, progress_, objects_.heads()[i], i};
   }
   bool has_whole_keys(int layer_idx) const { return progress_.HasWholeKeys(*layout_, layer_idx); }
-  // Where the prompt ends, for the runs (kv/seal/seal_schedule.h) and what is kept
-  // (kv/retention/plan.h), and how many positions come after it (0: not known); the cache must be
-  // empty. Without it the prompt does not end.
+  // Says where the prompt ends, which decides the runs (kv/seal/seal_schedule.h) and what is kept
+  // (kv/retention/plan.h), and how many positions come after it (0 if that is not known). The cache
+  // must be empty. Without this call the prompt does not end.
   void set_n_prompt(int64_t n_prompt, int64_t n_generated = 0);
   int64_t n_prompt() const { return progress_.n_prompt; }
   int64_t n_generated() const { return progress_.n_generated; }
   // The most positions that the next Extend may add.
   int64_t max_step() const;
 
-  // Makes positions [n_tokens, n_tokens + n_new) writable in every head: all or nothing, n_new at
-  // most max_step(). Where a run ends there, room to seal it is set aside as well.
-  // kResourceExhausted, with what is needed and what is free, when the budget does not hold them;
-  // kDataLoss when the last step did not finish what it had to seal, drop or cut, because it
-  // failed. Costs a comparison when no head needs a block. New rows are undefined until written.
-  // With a window, blocks of its layer that none of the new positions can see are given back first,
-  // also when there is then no room.
+  // Makes positions [n_tokens, n_tokens + n_new) writable in every head, or none of them; n_new is
+  // at most max_step(). Where a run ends there, room to seal it is set aside as well. The error is
+  // kResourceExhausted, with what is needed and what is free, when the budget does not hold them,
+  // and kDataLoss when the step before failed and did not finish what it had to seal, drop or cut.
+  // The call costs one comparison when no head needs a block. New rows are undefined until they are
+  // written. In layers with a window, blocks that none of the new positions can see are given back
+  // first, and stay so when there is no room after all.
   Status Extend(int n_new);
   // Gives everything back.
   void Clear();
-  // Another sequence of the same layout and pool that holds the same bytes and goes on as this one
-  // would; neither knows of the other. kResourceExhausted without room, and then nothing was taken;
-  // kDataLoss as from Extend. Between Extend and the end of its step rows are undefined here too.
+  // Returns another sequence of the same layout and pool that holds the same bytes and goes on as
+  // this one would; neither knows of the other. The error is kResourceExhausted when there is no
+  // room, and then nothing was taken, and kDataLoss as from Extend. Between Extend and the end of
+  // its step the new rows of the copy are undefined too.
   StatusOr<std::unique_ptr<SequenceCache>> Copy() const;
 
   int n_tokens() const { return progress_.n_tokens; }  // positions made writable so far
-  // Equals SequenceParts(*layout, {n_tokens(), n_new of the last Extend, n_prompt}) once the run
-  // that ends there is sealed (MergedParts where entries are merged), summed over the sizes of the
-  // objects held.
+  // The sum of the sizes of the objects that the sequence holds. Once the run that ends at
+  // n_tokens() is sealed, it equals SequenceParts(*layout, {n_tokens(), n_new of the last Extend,
+  // n_prompt}), or MergedParts where entries are merged.
   KvBytes bytes() const { return objects_.bytes(progress_); }
 
-  // --- Retention (kv/retention), after a step that ended at a prune point, layer by layer from
-  // the first. ---
+  // --- Retention (kv/retention). These are called after a step that ended at a prune point, layer
+  // by layer from the first. ---
 
   bool must_prune() const { return kept_.n > 0; }
   const KeptEntries& kept() const { return kept_; }
-  // Whether entries of the layer to be dropped are sealed. Then TakeKeptBlocks, PlaceKeptBlocks and
-  // DropPruned follow each other, and what is left is sealed again.
+  // Whether some of the entries that the layer drops are sealed. Then TakeKeptBlocks,
+  // PlaceKeptBlocks and DropPruned are called in this order, and what is left is sealed again.
   bool must_reopen(int layer_idx) const;
   // Takes plain blocks for the kept entries of every head of the layer, [n_kv_heads]; blocks() and
-  // runs() of a head still tell where their rows are. kResourceExhausted when the system has no
-  // memory; then nothing was taken.
+  // runs() of a head still say where the rows are. The error is kResourceExhausted when the system
+  // has no memory, and then nothing was taken.
   StatusOr<std::vector<std::vector<ObjectId>>> TakeKeptBlocks(int layer_idx);
   // The rows of the kept entries are in these blocks now, which take the place of all others.
   void PlaceKeptBlocks(int layer_idx, const std::vector<std::vector<ObjectId>>& kept);
-  // The kept entries are the first kept().n of every head of the layer now: gives the blocks behind
-  // them back. With the last layer the prune is done.
+  // Gives back the blocks behind the kept entries, which are the first kept().n entries of every
+  // head of the layer by now. With the last layer the prune is done.
   void DropPruned(int layer_idx);
-  // --- Whole keys (CacheLayout::ReadsWholeKeys), in the step that ends the prompt, layer by layer
-  // from the first, behind what is dropped and before anything is sealed. ---
+  // --- Whole keys (CacheLayout::ReadsWholeKeys). They are cut in the step that ends the prompt,
+  // layer by layer from the first, after entries were dropped and before anything is sealed. ---
 
   bool must_cut_keys() const { return progress_.first_whole_layer < layout_->n_layers; }
-  // Blocks of the layer have the layout's shape now, at the start of their objects, which shrink to
-  // it. kResourceExhausted when the system has no memory: the sequence cannot go on then.
+  // Shrinks the objects of the layer's blocks to the layout's shape, which the blocks have by now
+  // at the start of their objects. The error is kResourceExhausted when the system has no memory,
+  // and then the sequence cannot go on.
   Status ShrinkBlocks(int layer_idx);
 
-  // What sealing entries again cost so far; not part of a saved sequence.
+  // What sealing entries again has cost so far. A saved sequence does not hold it.
   const Reencoding& reencoding() const { return reencoding_; }
   Reencoding* mutable_reencoding() { return &reencoding_; }
 
-  // --- Merging (kv/retention/merge.h), in a step, layer by layer from the first. ---
+  // --- Merging (kv/retention/merge.h). It happens within a step, layer by layer from the first.
+  // ---
 
-  // Of the entries that Extend made room for n_entries are left in the head: gives the blocks
-  // behind them back.
+  // Says that n_entries are left in the head of those that Extend made room for, and gives back the
+  // blocks behind them.
   void SetMerged(int layer_idx, int kv_head_idx, int64_t n_entries);
 
-  // --- Sealing, after a step that ended at a seal point, layer by layer from the first: of each
-  // head CacheHead::run_to_seal(). ---
+  // --- Sealing. After a step that ended at a seal point, the run_to_seal() of each head is sealed,
+  // layer by layer from the first. ---
 
   bool must_seal() const { return must_seal_; }
-  // Takes the objects of the runs of a layer, for the heads in order. kResourceExhausted when the
-  // system has no memory; then nothing was taken.
+  // Takes the objects of the runs of a layer, for the heads in order. The error is
+  // kResourceExhausted when the system has no memory, and then nothing was taken.
   StatusOr<RunObjects> TakeRunObjects(int layer_idx);
-  // Gives them back, of runs that could not be sealed.
+  // Gives back the objects of runs that could not be sealed.
   void DropRunObjects(const RunObjects& objects);
-  // The objects hold the runs now: they take the place of the plain blocks, which go back. With the
-  // last layer the runs are done.
+  // Puts the objects, which hold the runs by now, in the place of the plain blocks, which are given
+  // back. With the last layer the runs are done.
   void PlaceRun(int layer_idx, const RunObjects& objects);
 
  private:

@@ -1,4 +1,5 @@
-// A sequence's cache in a file, from which it goes on as if it had never stopped.
+// Saves the cache of a sequence in a file and restores it, after which the sequence goes on as if
+// it had never stopped.
 //
 //   offset  bytes
 //   0       8       "KVLSEQ\r\n"
@@ -7,20 +8,20 @@
 //   20              spec, model: a length of 4 bytes and the text, each
 //                   n_layers, n_kv_heads, head_dim, n_sink, window, kBlockSize, n_tokens: 4 bytes
 //                   each; where the prompt ends and how many positions come after it: 8 bytes each
-//                   where the window is 0xFFFFFFFF, the window of every layer: 4 bytes each
-//                   of every KV head rank_k, rank_v, row type (0 F32, 1 F16, 2 BF16), whether its
-//                   open blocks are coded, channels of K and of V with 8, 5, 4, 3, 2 and 1 bits,
-//                   numbers of sealed rows of K and of V (0 where the format does not rotate them):
-//                   4 bytes each
-//                   of every KV head, where entries are merged, their number, and where the model
-//                   decides and they are sealed the blocks that were with the prompt and that are:
-//                   4 bytes each
+//                   if the window is 0xFFFFFFFF: the window of every layer, 4 bytes each
+//                   of every KV head, 4 bytes each: rank_k, rank_v, row type (0 F32, 1 F16,
+//                   2 BF16), whether its open blocks are coded, the channels of K and of V that
+//                   have 8, 5, 4, 3, 2 and 1 bits, the numbers of a sealed row of K and of V (0
+//                   where the format does not rotate them)
+//                   if entries are merged, of every KV head, 4 bytes each: its entries and, if the
+//                   model decides what merges and they are sealed, its blocks that were sealed with
+//                   the prompt and all its sealed blocks
 //                   the caller's state: a length of 8 bytes and the bytes
-//                   for every KV head its sink rows, then its blocks, as they lie in memory; with a
-//                   window, the blocks that the last position sees; of a spec that seals, then
-//                   the run records of these blocks, and for the first head the layer records, or
-//                   before the first run what it is to find its bases from; of one that drops
-//                   entries, then positions and votes of those that are left
+//                   the objects of every KV head, as they lie in memory: its sink rows; its blocks,
+//                   with a window only those that the last position sees; if the spec seals, the
+//                   run records of these blocks, with the first head the layer records, or before
+//                   the first run the sums from which the head finds its bases; if the spec drops
+//                   entries, the positions and votes of those that are left
 //   last    4       CRC-32C of everything before
 //
 // Numbers are little-endian. Rows that no position has filled are zero in the file, so that it says
@@ -56,13 +57,13 @@ struct SequenceFile {
   std::span<const std::byte> rows;   // sinks and blocks
 };
 
-// The parts of a whole file, with every number checked against the others and the checksum; views
-// into `bytes`. kDataLoss, or kUnimplemented for a later version, in one printable line that begins
-// with `name`.
+// Returns the parts of a whole file as views into `bytes`, after checking every number against the
+// others and the checksum. The error is kDataLoss, or kUnimplemented for a later version, with one
+// printable line that begins with `name`.
 StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::string_view name);
 
-// Writes the file atomically. `layout` is that of `cache`; `state` goes with it (token ids, the
-// sampler).
+// Writes the file atomically. `layout` is that of `cache`, and `state` is what the caller keeps
+// with it (token ids, the sampler).
 Status SaveSequence(const SequenceCache& cache, const CacheLayout& layout,
                     const SequenceIdentity& identity, std::string_view state,
                     const std::string& path);
@@ -74,9 +75,9 @@ struct SequencePlace {
   int max_tokens = 0;                   // the context
 };
 
-// Fills `cache`, which is empty, and returns the state. kDataLoss for a damaged file and for one of
-// another model, spec or layout, kInvalidArgument for more positions than max_tokens,
-// kResourceExhausted when the pool has no room; then the cache stays empty.
+// Fills `cache`, which is empty, and returns the state. The error is kDataLoss for a damaged file
+// and for one of another model, spec or layout, kInvalidArgument for more positions than
+// max_tokens, and kResourceExhausted when the pool has no room. After an error the cache is empty.
 StatusOr<std::string> RestoreSequence(const std::string& path, const SequencePlace& place,
                                       SequenceCache* cache);
 

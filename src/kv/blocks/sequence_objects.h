@@ -1,5 +1,5 @@
-// All that a sequence holds: the tables of its heads, and taking their objects from the pool and
-// giving them back.
+// All that a sequence holds: the tables of its heads. Their objects are taken from the pool and
+// given back here and nowhere else.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,16 @@
 
 namespace kvlathe {
 
-// What the runs of a layer are sealed into; null where they would have no bytes.
+// The objects into which the runs of a layer are sealed. Those that would have no bytes are null.
 struct RunObjects {
   std::vector<std::vector<ObjectId>> packed;  // [n_kv_heads][n_blocks]
   std::vector<ObjectId> records;              // [n_kv_heads]
-  // [n_kv_heads], the same for the heads that share it, with a reference each.
+  // [n_kv_heads]. Heads that share a record have the same id here, with a reference each.
   std::vector<ObjectId> layer_records;
 };
 
-// It knows neither when a head is to be sealed, pruned or cut nor in which order
-// (kv/blocks/sequence_cache.h does); what it has to know of lengths is told at each call.
+// The class does not know when or in which order heads are sealed, pruned or cut: SequenceCache
+// does (kv/blocks/sequence_cache.h), and says at each call how far the sequence is.
 class SequenceObjects {
  public:
   // `layout` and `pool` outlive this.
@@ -39,49 +39,54 @@ class SequenceObjects {
   Device& device() const { return pool_->device(); }
   BlockPool* pool() const { return pool_; }
   std::span<const HeadTable> heads() const { return heads_; }  // [n_layers * n_kv_heads]
-  // Summed over the sizes of the objects held.
+  // The sum of the sizes of the objects that are held.
   KvBytes bytes(const SequenceProgress& progress) const;
-  // Positions that the objects of every head hold.
+  // How many positions the objects of every head have room for.
   int64_t WritablePositions() const;
 
-  // The runs of all heads, [n_layers * n_kv_heads], that end where n_tokens positions are there;
-  // none where no head has one. Costs as much as one head's at most steps.
+  // The runs of all heads, [n_layers * n_kv_heads], that end when n_tokens positions are there. The
+  // result is empty where no head has one, which most steps find out from one head.
   std::vector<RunExtent> RunsAt(const SequenceProgress& progress, int64_t n_tokens) const;
   // Takes what n_tokens positions, the last of which end `runs`, need beyond what the heads hold,
-  // and sets `room_bytes` aside for sealing: all or nothing. kResourceExhausted without room.
+  // and sets `room_bytes` aside for sealing. When there is no room the error is kResourceExhausted,
+  // and nothing was taken.
   Status Grow(const SequenceProgress& progress, int64_t n_tokens,
               const std::vector<RunExtent>& runs, int64_t room_bytes);
-  // Positions of new entries, in the tables of all heads, which drop entries; without votes yet.
+  // Writes the positions of new entries, which have no votes yet, into the entry tables of all
+  // heads. The layout is one that drops entries.
   void EnterEntries(Range positions);
-  // The blocks that n_tokens leaves out of sight, of which those that progress.released_at left
-  // are gone already.
+  // Gives back the blocks that no position from n_tokens on can see. Those that none from
+  // progress.released_at on can see are gone already.
   void ReleaseOutOfWindow(const SequenceProgress& progress, int64_t n_tokens);
-  // The head has dropped so many entries so far, and its first n_blocks hold those that are left.
+  // Says that the head has dropped n_dropped entries so far and that its first n_blocks hold those
+  // that are left. The other blocks are given back.
   void SetDropped(size_t head_idx, int64_t n_dropped, int64_t n_blocks);
-  // A system without memory for a smaller table leaves the large one, and bytes() says so.
+  // Resizes the head's table of positions and votes. When the system has no memory for a smaller
+  // one, the head keeps the larger one, and bytes() counts that.
   void SetEntryTableSize(size_t head_idx, int64_t n_bytes);
-  // Blocks of the layer get the layout's shape. False when the system has no memory.
+  // Shrinks the blocks of the layer to the layout's shape. False when the system has no memory.
   bool ShrinkBlocks(int layer_idx);
   void Clear();
-  // Makes this one, which is empty, hold the same bytes as another. False without room.
+  // Makes these objects, of which there are none yet, a copy of another sequence's. False when
+  // there is no room.
   bool CopyFrom(const SequenceObjects& from);
 
-  // Keeps room for sealing the layers from first_layer on, part of what was set aside for the layer
-  // before as well.
+  // Keeps of what is set aside the room that sealing the layers from first_layer on needs, and
+  // returns the rest.
   void SetRoomAside(const SequenceProgress& progress, int first_layer);
   void ReturnAside();
 
-  // Plain blocks, [n_kv_heads][n_blocks], that belong to the caller; nothing when the system has no
-  // memory.
-  std::optional<std::vector<std::vector<ObjectId>>> TakeBlocks(int layer_idx, int64_t n_blocks);
-  // These take the place of all blocks and runs of the layer, whose run tables have room for n_runs
-  // then.
-  void ReplaceBlocks(int layer_idx, const std::vector<std::vector<ObjectId>>& blocks, int n_runs);
-  // Objects for the runs of the layer's heads, that belong to the caller; nothing when the system
+  // Takes plain blocks, [n_kv_heads][n_blocks], which belong to the caller. Nothing when the system
   // has no memory.
+  std::optional<std::vector<std::vector<ObjectId>>> TakeBlocks(int layer_idx, int64_t n_blocks);
+  // Puts these blocks in the place of all blocks and runs of the layer. Its run tables have room
+  // for n_runs then.
+  void ReplaceBlocks(int layer_idx, const std::vector<std::vector<ObjectId>>& blocks, int n_runs);
+  // Takes objects for the runs of the layer's heads, which belong to the caller. Nothing when the
+  // system has no memory.
   std::optional<RunObjects> TakeRuns(const SequenceProgress& progress, int layer_idx);
   void DropRuns(const RunObjects& objects);
-  // They take the place of the plain blocks, which go back.
+  // Puts the objects in the place of the plain blocks, which are given back.
   void PlaceRuns(const SequenceProgress& progress, int layer_idx, const RunObjects& objects);
 
  private:
@@ -99,12 +104,12 @@ class SequenceObjects {
 
   const CacheLayout* layout_;
   BlockPool* pool_;
-  int64_t aside_bytes_ = 0;  // of the pool, for sealing one layer
+  int64_t aside_bytes_ = 0;  // what the pool keeps for sealing one layer
   std::vector<HeadTable> heads_;
 };
 
-// To prune and seal in layers from first_layer on what a step to n_tokens ended, `runs`; 0 where
-// nothing is to be done.
+// How many bytes have to be set aside to prune and seal, in the layers from first_layer on, what a
+// step to n_tokens ended (`runs`). 0 where nothing is to be done.
 int64_t SealRoomAt(const CacheLayout& layout, const SequenceProgress& progress, int64_t n_tokens,
                    const std::vector<RunExtent>& runs, int first_layer);
 

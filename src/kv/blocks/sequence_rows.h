@@ -21,21 +21,21 @@ struct SavedLengths {
   std::span<const MergedLength> merged;  // [n_layers * n_kv_heads] where entries are, else empty
 };
 
-// Lengths of every head where entries are merged, else nothing.
+// The lengths of every head where entries are merged. Empty elsewhere.
 std::vector<MergedLength> MergedLengths(const SequenceCache& cache, const CacheLayout& layout);
 
-// All rows in bytes; -1 when that is more than n_max. Safe for any layout and lengths that are not
-// negative: time and memory are bounded by n_max and the number of heads.
+// How many bytes all rows have; -1 when that is more than n_max. Any layout is allowed, and any
+// lengths that are not negative: time and memory are bounded by n_max and the number of heads.
 int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t n_max);
 
-// Hands the rows of a cache that holds at least one position to `write`, piece by piece. What no
-// position has filled is zero.
+// Hands the rows of a cache that holds at least one position to `write`, piece by piece. Rows that
+// no position has filled are handed out as zeros.
 Status WriteRows(const SequenceCache& cache, const CacheLayout& layout,
                  const std::function<Status(std::span<const std::byte>)>& write);
 
 // Copies RowBytes of rows into a cache that has been extended for them. False when a record would
-// send its reader out of its block, an entry has a position that there is not, or as many joined
-// it.
+// send its reader out of its block, when an entry has a position that does not exist, or when more
+// positions joined an entry than there are.
 bool CopyRows(std::span<const std::byte> rows, const CacheLayout& layout, SequenceCache* cache);
 
 }  // namespace kvlathe
