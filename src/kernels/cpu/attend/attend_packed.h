@@ -23,6 +23,18 @@ struct CodeSegment {
   const int8_t* numbers = nullptr;  // UnitNumbers
 };
 
+// The exact entries of one side of a run. Those of block b end at ends[b * ends_step + ends_first]
+// and begin where those before them end.
+struct ExactEntriesView {
+  const uint32_t* ends = nullptr;  // null: there are none
+  int ends_step = 1;
+  int ends_first = 0;
+  const uint16_t* differences = nullptr;  // of all blocks, Bf16
+  const uint8_t* places = nullptr;
+  int64_t counts = 0;  // of lanes, in bytes from the start of a packed block
+  bool has_wide_counts = false;
+};
+
 // K or V of one run of one head. Offsets are bytes from the start of a packed block.
 struct PackedSideView {
   int rank = 0;
@@ -52,15 +64,7 @@ struct PackedSideView {
   const float* model_scales = nullptr;
   int64_t factor = 0;          // A [lowrank][kBlockSize]
   const F16* basis = nullptr;  // B [lowrank][rank]
-  // Exact entries of block b end at ends[b * ends_step + ends_first] and begin where those before
-  // end.
-  const uint32_t* ends = nullptr;  // null: there are none
-  int ends_step = 1;
-  int ends_first = 0;
-  const uint16_t* differences = nullptr;  // of all blocks, Bf16
-  const uint8_t* places = nullptr;
-  int64_t counts = 0;  // of lanes, in the block
-  bool has_wide_counts = false;
+  ExactEntriesView exact;
 };
 
 struct PackedRunView {

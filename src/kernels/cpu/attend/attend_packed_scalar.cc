@@ -70,11 +70,11 @@ PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const Pa
   }
   if (shape.lowrank() > 0) view.basis = At<F16>(run.record, KeyBasisOffset(shape));
   if (shape.n_key_entries() > 0) {
-    view.ends = At<uint32_t>(run.record, KeySparseEndsOffset(shape));
-    view.differences = At<uint16_t>(run.record, KeySparseOffset(shape));
-    view.places = At<uint8_t>(run.record, KeyPlacesOffset(shape));
-    view.counts = KeyCountOffset(shape);
-    view.has_wide_counts = HasWideKeyCounts(shape);
+    view.exact.ends = At<uint32_t>(run.record, KeySparseEndsOffset(shape));
+    view.exact.differences = At<uint16_t>(run.record, KeySparseOffset(shape));
+    view.exact.places = At<uint8_t>(run.record, KeyPlacesOffset(shape));
+    view.exact.counts = KeyCountOffset(shape);
+    view.exact.has_wide_counts = HasWideKeyCounts(shape);
   }
   return view;
 }
@@ -96,12 +96,12 @@ PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, const 
   if (shape.format.Is<CodebookCodec>()) view.centroids = head.codebooks->v.centroids.data();
   if (shape.lowrank() > 0) view.basis = At<F16>(run.record, ValueBasisOffset(shape));
   if (shape.value_outliers() > 0) {
-    view.ends = At<uint32_t>(run.layer_record, ValueSparseEndsOffset(shape));
-    view.ends_step = shape.n_kv_heads;
-    view.ends_first = head.kv_head_idx;
-    view.differences = At<uint16_t>(run.layer_record, ValueSparseOffset(shape));
-    view.places = At<uint8_t>(run.layer_record, ValuePlacesOffset(shape));
-    view.counts = ValueCountOffset(shape);
+    view.exact.ends = At<uint32_t>(run.layer_record, ValueSparseEndsOffset(shape));
+    view.exact.ends_step = shape.n_kv_heads;
+    view.exact.ends_first = head.kv_head_idx;
+    view.exact.differences = At<uint16_t>(run.layer_record, ValueSparseOffset(shape));
+    view.exact.places = At<uint8_t>(run.layer_record, ValuePlacesOffset(shape));
+    view.exact.counts = ValueCountOffset(shape);
   }
   return view;
 }

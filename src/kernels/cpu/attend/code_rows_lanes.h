@@ -323,7 +323,7 @@ void AddDifferences(const CodeBlock& block, const PackedSideView& side, const Ro
 template <int kRows>
 void AddExactScores(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
-  if (side.ends == nullptr) return;
+  if (side.exact.ends == nullptr) return;
   alignas(16) RowTile q[kMaxRank];
   TileSums sums;
   sums.Clear(kBlockSize);
@@ -350,7 +350,7 @@ KVL_LANES void FetchScalesAndFactors(const CodeBlock& block) {
 KVL_LANES void FetchExactEntries(const CodeBlock& block) {
   if (block.next == nullptr || block.is_last) return;
   for (const PackedSideView* side : {&block.run->k, &block.run->v}) {
-    if (side->ends == nullptr) continue;
+    if (side->exact.ends == nullptr) continue;
     const ExactEntries entries = ExactEntriesOf(*side, block.block_idx + 1);
     if (entries.n == 0) continue;
     FetchLines(entries.differences, int64_t{2} * entries.n);
@@ -467,7 +467,7 @@ void AddLowRankValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
 template <int kRows>
 void AddExactValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
   const PackedSideView& side = block.run->v;
-  if (side.ends == nullptr) return;
+  if (side.exact.ends == nullptr) return;
   alignas(16) RowTile probs[kBlockSize];
   TileSums sums;
   sums.Clear(side.rank);

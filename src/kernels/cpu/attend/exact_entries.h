@@ -27,9 +27,10 @@ struct ExactEntries {
 
 // Of block `block_idx` of its run, where there are any.
 KVL_INLINE ExactEntries ExactEntriesOf(const PackedSideView& side, int block_idx) {
-  const int64_t i = int64_t{block_idx} * side.ends_step + side.ends_first;
-  const uint32_t begin = i == 0 ? 0 : side.ends[i - 1];
-  return {side.differences + begin, side.places + begin, static_cast<int>(side.ends[i] - begin)};
+  const ExactEntriesView& exact = side.exact;
+  const int64_t i = int64_t{block_idx} * exact.ends_step + exact.ends_first;
+  const uint32_t begin = i == 0 ? 0 : exact.ends[i - 1];
+  return {exact.differences + begin, exact.places + begin, static_cast<int>(exact.ends[i] - begin)};
 }
 
 // The lane of each exact entry of a side, in their order.
@@ -100,14 +101,14 @@ inline void ListLanes(const LaneCounts& counts, ExactLanes* to) {
 
 template <bool kIsKey>
 LaneCounts CountsOf(const PackedSideView& side, const std::byte* block) {
-  return {block + side.counts, side.has_wide_counts, kIsKey ? kBlockSize : side.rank};
+  return {block + side.exact.counts, side.exact.has_wide_counts, kIsKey ? kBlockSize : side.rank};
 }
 
 // f(token, channel, difference) for the exact entries of a side of block `block_idx` of its run.
 template <bool kIsKey, typename F>
 KVL_INLINE void ForEachExactEntry(const PackedSideView& side, const std::byte* block, int block_idx,
                                   const F& f) {
-  if (side.ends == nullptr) return;
+  if (side.exact.ends == nullptr) return;
   const ExactEntries entries = ExactEntriesOf(side, block_idx);
   ExactLanes lanes;
   ListLanes(CountsOf<kIsKey>(side, block), &lanes);

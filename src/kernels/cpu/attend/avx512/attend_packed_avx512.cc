@@ -102,8 +102,9 @@ void BeginRun(const PackedRun& run, Work* w) {
   const PackedSideView& k = w->run.k;
   w->token_groups = k.is_per_channel ? Max(1, kBlockSize / k.group) : 1;
   w->is_decoded = w->panel->n_rows >= kMinDecodedRows || w->panel->p->is_deterministic;
-  if (w->is_decoded && k.ends != nullptr) w->key_places = PlacesOfScales(k, w->token_groups);
-  if (w->is_decoded && w->run.v.ends != nullptr) w->value_places = PlacesOfScales(w->run.v, 1);
+  if (w->is_decoded && k.exact.ends != nullptr) w->key_places = PlacesOfScales(k, w->token_groups);
+  if (w->is_decoded && w->run.v.exact.ends != nullptr)
+    w->value_places = PlacesOfScales(w->run.v, 1);
   for (int row = 0; row < w->panel->n_rows; ++row) {
     for (int f = 0; f < w->run.lowrank; ++f) {
       __m512 sum = _mm512_setzero_ps();

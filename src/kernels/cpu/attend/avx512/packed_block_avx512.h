@@ -89,7 +89,7 @@ struct Work {
   int FactorOf(int row, int f) const { return row * run.lowrank + f; }
   // Whether the exact entries of a side are added to the sums of tiles.
   bool has_exact_sums(const PackedSideView& side) const {
-    return side.ends != nullptr && !is_decoded;
+    return side.exact.ends != nullptr && !is_decoded;
   }
 };
 

@@ -171,7 +171,7 @@ struct LineWords {
 template <bool kIsKey>
 void PutExactEntries(const Work& w, const PackedSideView& side, const ScalePlaces& scale_places,
                      const float* scales, uint16_t* lines) {
-  if (side.ends == nullptr) return;
+  if (side.exact.ends == nullptr) return;
   const ExactEntries entries = ExactEntriesOf(side, w.block_idx);
   const __m512i groups = _mm512_loadu_si512(scale_places.group_offsets);
   const __m128i token_shift = _mm_cvtsi32_si128(scale_places.token_shift);

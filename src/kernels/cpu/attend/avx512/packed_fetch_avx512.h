@@ -25,7 +25,7 @@ inline void ViewRuns(const PackedRun& run, Work* w) {
   for (; w->n_ahead < Min(kRunsAhead, static_cast<int>(n_behind)); ++w->n_ahead) {
     PackedRunView* view = &w->ahead[w->n_ahead];
     *view = ViewRun(p, (&run)[1 + w->n_ahead]);
-    for (const uint32_t* ends : {view->k.ends, view->v.ends}) {
+    for (const uint32_t* ends : {view->k.exact.ends, view->v.exact.ends}) {
       if (ends != nullptr) PrefetchLine(reinterpret_cast<const std::byte*>(ends));
     }
   }
@@ -66,8 +66,8 @@ inline void ListFetches(const Work& w, const PackedRunView& run, int block_idx) 
     ListLines(k.basis, int64_t{2} * run.lowrank * k.rank, list);
     ListLines(v.basis, int64_t{2} * run.lowrank * v.rank, list);
   }
-  if (k.ends != nullptr) ListEntries(k, block_idx, list);
-  if (v.ends != nullptr) ListEntries(v, block_idx, list);
+  if (k.exact.ends != nullptr) ListEntries(k, block_idx, list);
+  if (v.exact.ends != nullptr) ListEntries(v, block_idx, list);
 }
 
 // Lists what the block behind this one needs, where it is of a run too.
