@@ -1,4 +1,4 @@
-// The ids of a job (attention.h) as addresses, which is what kernels take.
+// Turns the ids of a job (attention.h) into addresses, which is what kernels take.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,13 @@
 
 namespace kvlathe {
 
-// Costs a look at the device's table of regions for each block of an item, which is read
-// afterwards. Each worker has one and keeps its memory.
+// Resolving costs a look at the device's table of regions for each block of an item. Each worker
+// has one of these and keeps its memory from item to item.
 class JobAddresses {
  public:
-  // Of the item's job, for the entries from entry_begin up to entry_end; blocks before them are
-  // undefined. The access outlives what is read through this.
+  // Finds the addresses that the item's job needs for the entries from entry_begin up to entry_end.
+  // Addresses of blocks before these entries are undefined. The access outlives what is read
+  // through the addresses.
   void Resolve(const CpuAccess& access, const HeadJob& job, int entry_begin, int entry_end);
 
   const std::byte* const* blocks() const { return blocks_.list.data(); }

@@ -1,4 +1,5 @@
-// Attention of a ragged batch over compressed blocks: plan on the host, run on the workers, merge.
+// Attention of a ragged batch over compressed blocks. It is planned on the host, the workers run
+// the plan, and partial results are merged.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +19,9 @@
 
 namespace kvlathe {
 
-// Where positions become entries of several (kv/retention/merge.h): what the tokens of a step see.
-// Token t sees the first n_closed[t] entries of the blocks, and of the entry that it joined what
-// was there after it: row t here.
+// What the tokens of a step see where several positions become one entry (kv/retention/merge.h).
+// Token t sees the first n_closed[t] entries of the blocks. Of the entry that it joined itself, it
+// sees the state right after it joined: row t here.
 struct MergedRows {
   const int* n_closed = nullptr;  // [n_tokens], never falls; -1 for tokens that the sink keeps
   const void* k = nullptr;        // [n_tokens, rank_k] row_type
@@ -29,26 +30,29 @@ struct MergedRows {
   int64_t v_stride = 0;
 };
 
-// What one of the heads that share latents (attention/latents.h) holds of them.
+// What one head holds of the latents that it shares with others (attention/latents.h).
 struct LatentSliceIds {
   std::span<const ObjectId> blocks;  // as HeadJob::blocks
   SealedHead packed;
   ObjectPlace sink_v;  // as SinkIds::v
 };
 
-// A head whose keys are stored as latents from before RoPE: LatentHead with ids.
+// Describes a head whose keys are stored as latents from before RoPE: LatentHead with ids in place
+// of addresses.
 struct LatentIds {
   LatentMapView map;  // rank 0: keys are stored as they are
-  // Of all heads that share the latents, in their order; the job's own is one of them. Empty: the
-  // head has latents of its own.
+  // The slices of all heads that share the latents, in their order; the job's own is one of them.
+  // Empty if the head has latents of its own.
   std::span<const LatentSliceIds> slices;
-  KeyRotation rotation;    // as LatentHead::rotation
-  EntryTableId positions;  // where entries were dropped; then cosines and sines [position][half]
+  KeyRotation rotation;  // as LatentHead::rotation
+  // Positions of the entries where some were dropped. Then cos and sin, [position][half], are used
+  // in place of the rotation.
+  EntryTableId positions;
   const float* cos = nullptr;
   const float* sin = nullptr;
 
   bool empty() const { return map.rank == 0; }
-  // Numbers of an output row where blocks hold rank_v of them.
+  // How many numbers an output row has where the rows of blocks have rank_v.
   int output_width(int rank_v) const {
     return slices.empty() ? rank_v : rank_v * static_cast<int>(slices.size());
   }
@@ -59,12 +63,13 @@ struct SinkIds {
   ObjectPlace k;  // [n, head_dim] row_type, before any basis
   ObjectPlace v;  // [n, rank_v] row_type
   int n = 0;
-  int first_visible = 0;  // of them, that token 0 sees; token t sees t more, at most n
-  int window = 0;         // of all positions that token 0 sees; 0: all
+  int first_visible = 0;  // how many of them token 0 sees; token t sees t more, at most n
+  int window = 0;         // token 0 sees this many of all positions before it; 0: all
 };
 
-// One (sequence, KV head) of a layer in this step. New rows are already in the blocks. What lies in
-// the cache is named by ids of `device`; queries and outputs are memory of the workers.
+// The attention of one KV head of one sequence in a layer of this step. New rows are already in the
+// blocks. What lies in the cache is named by ids of `device`; queries and outputs are memory of the
+// workers.
 struct HeadJob {
   Device* device = nullptr;
   BlockShape shape;
@@ -80,47 +85,49 @@ struct HeadJob {
   SealedHead packed;                 // its runs are the first blocks; without runs all are plain
   LatentIds latents;
   int n_entries = 0;  // entries in the blocks, those of this step included
-  // Entries of the blocks that token 0 sees; token t sees first_visible + t. Negative while the
+  // How many entries of the blocks token 0 sees; token t sees first_visible + t. Negative while the
   // first tokens of the step still fill the sink.
   int first_visible = 0;
-  // Of those, a token sees the last `window`; 0: all. Blocks below the window of token 0 may be
-  // null.
+  // A token sees only the last `window` of those entries; 0: all of them. Blocks below the window
+  // of token 0 may be null.
   int window = 0;
   SinkIds sinks;
-  // Head h of token t: output_width() numbers at out + t * out_stride + h * out_head_stride,
-  // row_type, and zeros behind them up to the next head. Zeros where nothing is seen.
+  // The output of head h of token t is output_width() numbers of row_type at
+  // out + t * out_stride + h * out_head_stride, with zeros behind them up to the next head. A token
+  // that sees nothing gets zeros.
   void* out = nullptr;
   int64_t out_stride = 0;       // elements
   int64_t out_head_stride = 0;  // elements; 0: output_width()
 
-  // Rows of tokens from first_scored on add their attention to the sums of this table (without a
-  // window). Empty: nobody asks.
+  // The table to whose sums the rows of tokens from first_scored on add their attention, for which
+  // there must be no window. Empty if nobody asks for scores.
   EntryTableId scored;
   int first_scored = 0;
-  const ScoreNoise* noise = nullptr;  // null: the probabilities themselves; of token 0
+  const ScoreNoise* noise = nullptr;  // that of token 0; null: the probabilities are added as is
 
-  // With n_closed, no window and no scores; n_entries is that of the last token and first_visible
-  // that of the first, at least 0.
+  // Set where positions are merged: then there is no window and nothing is scored, n_entries is
+  // what the last token sees, and first_visible what the first one sees, which is at least 0.
   MergedRows merged;
 
   int output_width() const { return latents.output_width(shape.rank_v); }
   bool is_scored() const { return !scored.empty() && first_scored < n_tokens; }
 };
 
-// Plans on the calling thread, then one parallel region in which ids become addresses item by item,
-// and a second one only when rows were split along their entries, a third when these are scored.
-// Scratch, partial results and scores are kept from call to call.
+// The calling thread plans, and the workers run the items in one parallel region, in which ids
+// become addresses item by item. A second region follows only when rows were split along their
+// entries, and a third when these are scored. Memory for scratch, partial results and scores is
+// kept from call to call.
 class Attention {
  public:
   Attention(ThreadPool* pool, Isa isa);
   ~Attention();
-  // Every row gets the bits that it has alone: kBalanced, which cuts entries where the rest of the
-  // batch and the number of workers say, gives way to kLpt, and AMX to AVX-512, whose arithmetic on
-  // a row does not depend on the rows beside it.
+  // With true, every row gets the bits that it would get alone. kBalanced cuts entries in places
+  // that depend on the rest of the batch and on the number of workers, so it gives way to kLpt; AMX
+  // gives way to AVX-512, whose arithmetic on a row does not depend on the rows beside it.
   void set_deterministic(bool deterministic);
-  // All jobs of one layer. sm_scale = 1 / sqrt(the model's head_dim), whatever the rank.
-  // kResourceExhausted when the system has no memory for partial results or scores; nothing was
-  // computed then.
+  // Runs all jobs of one layer. sm_scale is 1 / sqrt(the model's head_dim), whatever the rank. The
+  // error is kResourceExhausted when the system has no memory for partial results or scores, and
+  // then nothing was computed.
   Status Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule);
 
  private:

@@ -20,10 +20,10 @@ struct MergedItem {
 };
 
 // Writes the partial result of `params`, which are those of all rows and entries of the item. The
-// item's rows read together the entries that all of them see. What later tokens of the item see
-// beyond, and the rows of their own, the item with the first entry adds: a call for each entry that
-// closes among its tokens. Where bits must not depend on the rows of an item, each token reads all
-// its entries itself.
+// rows of the item read the entries that all of them see together. The item that has the first
+// entry also adds what only later tokens see, and each token's own row, with a call for each entry
+// that closes among its tokens. Where bits must not depend on the rows of an item, each token reads
+// all its entries itself.
 void AttendMerged(const MergedItem& item, const AttendParams& params);
 
 }  // namespace kvlathe

@@ -1,4 +1,4 @@
-// Partial results of attention: what a set of entries contributes to some query rows.
+// A partial result of attention is what a set of entries contributes to some query rows.
 //
 // With scores s_j over the entries j of the set, row_max = max s_j, row_sum = sum exp(s_j -
 // row_max) and o = sum exp(s_j - row_max) v_j. Results over disjoint sets merge (the online softmax
@@ -21,17 +21,19 @@ struct PartialRows {
   float* row_sum = nullptr;
 };
 
-// Floats that n_rows take in one piece of memory, and the view of it. o starts where `memory` does;
-// all three parts are multiples of 64 bytes (rank_v is a multiple of 16).
+// PartialFloats is how many floats n_rows take in one piece of memory, and PartialAt the view of
+// that. o starts where `memory` does, and all three parts have a multiple of 64 bytes, since rank_v
+// is a multiple of 16.
 constexpr int64_t PartialFloats(int n_rows, int rank_v) {
   return int64_t{n_rows} * rank_v + 2 * ((int64_t{n_rows} + 15) / 16 * 16);
 }
 PartialRows PartialAt(float* memory, int n_rows, int rank_v);
 
-// into = merge(into, from).
+// Merges the partial results of `from` into those of `into`.
 void MergePartial(const PartialRows& from, int n_rows, int rank_v, const PartialRows& into);
 
-// out [n_rows, rank_v] of row_type, dense = o / row_sum; zeros where row_sum is 0.
+// Writes o / row_sum to out, which is dense [n_rows, rank_v] of row_type. Rows whose row_sum is 0
+// become zeros.
 void FinishRows(const PartialRows& partial, int n_rows, int rank_v, DType row_type, void* out);
 
 }  // namespace kvlathe

@@ -11,7 +11,7 @@ enum class Schedule {
   kBalanced,  // split along the rows and the entries so that all workers finish together
 };
 
-// "static", "lpt", "balanced", as on the command line.
+// The name of a schedule on the command line: "static", "lpt" or "balanced".
 constexpr std::string_view ScheduleName(Schedule schedule) {
   switch (schedule) {
     case Schedule::kStatic:
