@@ -1,4 +1,5 @@
-// What each method does not go with, and what to take instead: the `check` of its registration row.
+// Each function refuses the specs in which its method stands beside stages that it does not go
+// with, and says what to take instead. It is the `check` of the method's registration row.
 #pragma once
 
 #include "base/status.h"
@@ -6,18 +7,18 @@
 
 namespace kvlathe {
 
-// Of bases.
+// Checks of bases.
 Status CheckZack(const Spec& spec);
 Status CheckFdc(const Spec& spec);
 Status CheckPalu(const Spec& spec);
 Status CheckSvdOnline(const Spec& spec);
 Status CheckLathe(const Spec& spec);
-// Of methods that drop positions by their votes.
+// The check of methods that drop positions by their votes.
 Status CheckVoting(const Spec& spec);
-// Of methods of the quantizer axis.
+// Checks of methods of the quantizer axis.
 Status CheckKcvt(const Spec& spec);
 Status CheckKvquant(const Spec& spec);
-// Of the residual axis.
+// Checks of methods of the residual axis.
 Status CheckLowrank(const Spec& spec);
 Status CheckSparse(const Spec& spec);
 

@@ -1,4 +1,4 @@
-// A spec as it was typed, between its text and its stages: what the parser hands to the resolver.
+// A spec as it was typed. The parser makes it of the text, and the resolver makes stages of it.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct GivenKey {
 
 struct GivenStage {
   const StageInfo* info;
-  size_t offset;  // of the name in the text; of the preset that it came from
+  size_t offset;  // where its name stands in the text, or that of the preset from which it came
   std::vector<GivenKey> keys;
 
   const GivenKey* Find(std::string_view key_name) const {
@@ -29,8 +29,8 @@ struct GivenStage {
         std::ranges::find_if(keys, [&](const GivenKey& key) { return key.info->name == key_name; });
     return it == keys.end() ? nullptr : &*it;
   }
-  // Whether it says how far it compresses, or asks. A word (budget=prompt) says how to read another
-  // key.
+  // Whether a key says how far the stage compresses, or asks for that. A word (budget=prompt) does
+  // not: it says how to read another key.
   bool HasAlternative() const {
     return std::ranges::any_of(keys, [](const GivenKey& key) {
       return key.info->excludes_others && key.value.word.empty();
@@ -38,7 +38,7 @@ struct GivenStage {
   }
 };
 
-// Printable and short, whatever the input was.
+// Quotes a spec for a message: the result is printable and short whatever the text is.
 std::string QuoteSpec(std::string_view text);
 
 template <typename... Args>
@@ -48,12 +48,12 @@ Status SpecErrorAt(std::string_view text, size_t offset, fmt::format_string<Args
                offset + 1, fmt::format(format, std::forward<Args>(args)...));
 }
 
-// Stages as they were typed, presets among them. `text` is not "none".
+// Reads the stages as they were typed, presets among them. `text` is not "none".
 StatusOr<std::vector<GivenStage>> ParseGivenStages(std::string_view text);
 
-// Presets expanded, what excludes each other refused, defaults filled in; in the order of axes.
-// Every stage that could take `accuracy` and says nothing about how far it compresses takes
-// `question`, if there is one.
+// Expands presets, refuses stages and keys that exclude each other, fills in defaults, and returns
+// the stages in the order of axes. If there is a `question`, every stage that could take `accuracy`
+// and says nothing about how far it compresses takes the question as its accuracy.
 StatusOr<std::vector<Stage>> ResolveStages(std::string_view text, std::vector<GivenStage> given,
                                            std::optional<double> question);
 

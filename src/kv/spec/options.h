@@ -1,5 +1,6 @@
-// What the stages of a spec ask for, as types: one struct for each method, one variant for each
-// axis. The parser fills them in (read_options.cc); behind it nobody reads a key as text.
+// What the stages of a spec ask for, as types. There is one struct for each method and one variant
+// for each axis. The parser fills them in (read_options.cc), and nothing after it reads a key as
+// text.
 #pragma once
 
 #include <variant>
@@ -8,7 +9,7 @@
 
 namespace kvlathe {
 
-// How far a basis cuts. kAccuracy: a tuned profile answers (Spec::accuracy).
+// How far a basis cuts. With kAccuracy a tuned profile decides that (Spec::accuracy).
 struct RankOptions {
   enum class Goal { kRate, kRatio, kAccuracy };
   enum class Choice { kAdaptive, kUniform, kFisher };
@@ -22,22 +23,22 @@ struct RankOptions {
   friend bool operator==(const RankOptions&, const RankOptions&) = default;
 };
 
-// What is sealed together.
+// Which positions are sealed together.
 struct RunOptions {
-  int prompt_run = 0;  // positions of the prompt; 0: all of them
-  int buffer = 0;      // positions while decoding
-  int newest = 0;      // last positions, of which none is sealed
+  int prompt_run = 0;  // so many positions of the prompt; 0: all of them
+  int buffer = 0;      // so many positions while decoding
+  int newest = 0;      // none of so many last positions is sealed
 
   friend bool operator==(const RunOptions&, const RunOptions&) = default;
 };
 
-// How many positions a method keeps, and by which keys it chooses them. With an accuracy that a
-// profile is to answer both numbers are 0.
+// How many positions a method keeps, and by which keys it chooses them. Either `keep` or `n_kept`
+// is set, or neither where a profile is to answer what keeps an accuracy.
 struct BudgetOptions {
-  double keep = 0;          // share of the positions; or
-  int n_kept = 0;           // positions
-  bool of_prompt = false;   // the share is one of the prompt
-  bool prunes_runs = true;  // where runs of the prompt end, not only where it ends
+  double keep = 0;          // the share of positions that are kept
+  int n_kept = 0;           // the number of positions that are kept
+  bool of_prompt = false;   // whether the share is one of the prompt
+  bool prunes_runs = true;  // whether it drops where runs of the prompt end, not only at its end
   bool reads_whole_keys = false;
 
   friend bool operator==(const BudgetOptions&, const BudgetOptions&) = default;
@@ -77,7 +78,7 @@ struct LatheOptions {
   Bits bits = Bits::kAuto;
   bool scales_keys = true;  // channels of keys may have scales in each block
   OpenRows open = OpenRows::kAuto;
-  RunOptions runs;  // where bits are split
+  RunOptions runs;  // used where bits are split
   friend bool operator==(const LatheOptions&, const LatheOptions&) = default;
 };
 using BasisStage =
@@ -92,7 +93,7 @@ int HeadsPerLatent(const BasisStage& basis);
 
 struct H2oOptions {
   BudgetOptions budget;
-  double recent = 0;  // share of the kept positions that are the newest
+  double recent = 0;  // the share of the kept positions that goes to the newest
   friend bool operator==(const H2oOptions&, const H2oOptions&) = default;
 };
 struct TovaOptions {
@@ -114,12 +115,12 @@ struct SnapkvOptions {
   friend bool operator==(const SnapkvOptions&, const SnapkvOptions&) = default;
 };
 struct WindowOptions {
-  int size = 0;  // 0: a profile answers
+  int size = 0;  // 0 where a profile is to answer
   int n_sink = 0;
   friend bool operator==(const WindowOptions&, const WindowOptions&) = default;
 };
 struct PoolOptions {
-  int every = 0;  // positions that become one entry; 0: a profile answers
+  int every = 0;  // how many positions become one entry; 0 where a profile is to answer
   friend bool operator==(const PoolOptions&, const PoolOptions&) = default;
 };
 struct DmcOptions {
@@ -132,12 +133,12 @@ using RetentionStage = std::variant<H2oOptions, TovaOptions, KeyformerOptions, S
 // Null where no positions are chosen by votes.
 const BudgetOptions* BudgetOf(const RetentionStage& retention);
 
-// --- Quantizer --- (bits 0: a profile answers)
+// --- Quantizer --- (bits are 0 where a profile is to answer)
 
 struct TokenOptions {
   int bits = 4;
   int group = 64;
-  bool mixes_channels = false;  // by a Hadamard matrix, before anything is coded
+  bool mixes_channels = false;  // whether a Hadamard matrix mixes channels before they are coded
   RunOptions runs;
   friend bool operator==(const TokenOptions&, const TokenOptions&) = default;
 };
@@ -154,12 +155,12 @@ struct KiviOptions {
 };
 struct KvquantOptions {
   int bits = 4;
-  double outliers = 0;           // share of the entries that are kept exactly
-  bool matches_moments = false;  // Q-Norm; what qnorm=auto means is settled
+  double outliers = 0;           // the share of entries that are kept exactly
+  bool matches_moments = false;  // Q-Norm; qnorm=auto has become true or false
   RunOptions runs;
   friend bool operator==(const KvquantOptions&, const KvquantOptions&) = default;
 };
-// int8, q8_0 and whoever else has nothing to choose about its codes.
+// The options of int8, q8_0 and all other methods whose codes leave nothing to choose.
 struct FixedCodesOptions {
   PackedFormat format;
   bool mixes_channels = false;
@@ -177,7 +178,7 @@ bool MixesChannels(const QuantizerStage& quantizer);
 struct LowrankOptions {
   int prompt_rank = 4;
   int decode_rank = 2;
-  double repaired_share = 1;  // of the prompt, its newest runs
+  double repaired_share = 1;  // the share of the prompt, its newest runs, that has factors
   int power_loops = 3;
   friend bool operator==(const LowrankOptions&, const LowrankOptions&) = default;
 };
@@ -187,7 +188,7 @@ struct SparseOptions {
 };
 using ResidualStage = std::variant<LowrankOptions, SparseOptions>;
 
-// Of a stage; none of a preset that waits for a profile's answer.
+// The options of any stage. A preset that waits for a profile's answer has none.
 using StageOptions =
     std::variant<std::monostate, BasisStage, RetentionStage, QuantizerStage, ResidualStage>;
 

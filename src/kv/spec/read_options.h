@@ -1,5 +1,5 @@
-// From the values of a stage to its typed options: the `read` of each registration row. Nothing
-// else looks a key up by its name.
+// Each function makes the typed options of a stage from its values, and is the `read` of a
+// registration row. Nothing else looks a key up by its name.
 #pragma once
 
 #include "kv/spec/spec_table.h"

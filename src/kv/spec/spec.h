@@ -1,21 +1,21 @@
-// The spec: one string that says what a cache is, for every verb, the server and the reports.
+// A spec is one string that says what a cache is, for every verb, the server and the reports.
 //
 //   spec  := "none" | stage ("+" stage)*
 //   stage := name [ "(" key "=" value ("," key "=" value)* ")" ]
 //   name, key := [a-z][a-z0-9_-]*      value := number | word      no key twice
 //
-// At most one stage per axis; the residual axis takes lowrank and sparse, and needs a quantizer.
-// The order of stages has no meaning. Presets expand before the checks. Stages, keys, ranges and
-// defaults: spec_table.h.
+// A spec has at most one stage per axis, except that the residual axis takes both lowrank and
+// sparse; it needs a quantizer. The order of stages has no meaning. Presets expand before the
+// checks. spec_table.h has the stages, keys, ranges and defaults.
 //
 // Keys that hold for the whole cache stand on a stage all the same:
-//   sink         on every stage of basis, retention and quantizer; given more than once it must
-//                be the same, and given once it holds for all
-//   run, buffer  on the quantizer; on lathe where that splits bits
-//   accuracy     in place of how far a stage compresses: what a tuned profile found that keeps this
-//                share of the baseline's accuracy. One value per spec. Such a spec is a question;
-//                no cache can be made of it before the profile's answer takes its place. A preset
-//                that has it does not expand.
+//   sink         stands on every stage of basis, retention and quantizer. Given once it holds for
+//                all of them, and given more than once it must be the same.
+//   run, buffer  stand on the quantizer, and on lathe where that splits bits.
+//   accuracy     takes the place of how far a stage compresses: the stage goes as far as a tuned
+//                profile found that this share of the baseline's accuracy is kept. A spec has one
+//                value of it. Such a spec is a question; no cache can be made of it before the
+//                profile's answer takes its place. A preset that has it does not expand.
 #pragma once
 
 #include <optional>
@@ -34,9 +34,10 @@ struct Stage {
   std::string_view name;
   Axis axis = Axis::kBasis;
   const StageInfo* info = nullptr;
-  // As text, in the table's order; without those of rate | ratio | accuracy that do not hold.
+  // The values as text, in the table's order, without those of rate, ratio and accuracy that do not
+  // hold.
   std::vector<StageValue> values;
-  StageOptions options;  // the same as types
+  StageOptions options;  // the same values as types
 
   std::string ToString() const;
 
@@ -48,11 +49,12 @@ class Spec {
   static constexpr int kMaxTextBytes = 4096;
 
   Spec() = default;  // none
-  // kInvalidArgument, one line with the 1-based byte position and what is allowed there, as in
+  // The error is kInvalidArgument with one line that has the 1-based byte position and says what is
+  // allowed there, as in
   //   --kv 'fdc(rat=0.5)': position 5: unknown key 'rat'; fdc takes rate, ratio, accuracy, ...
   static StatusOr<Spec> Parse(std::string_view text);
-  // The same, but every stage that could take `accuracy` and says nothing about how far it
-  // compresses takes it, whatever its default: what `tune` is to decide.
+  // Reads a spec that `tune` is to decide. Every stage that could take `accuracy` and says nothing
+  // about how far it compresses takes this accuracy, whatever its default.
   static StatusOr<Spec> ParseQuestion(std::string_view text, double accuracy);
 
   bool is_none() const { return stages_.empty(); }
@@ -62,7 +64,7 @@ class Spec {
   const QuantizerStage* quantizer() const;
   const LowrankOptions* lowrank() const { return Residual<LowrankOptions>(); }
   const SparseOptions* sparse() const { return Residual<SparseOptions>(); }
-  // The options of one method, where it is the one of its axis.
+  // The options of one method. Null where another method, or none, stands on its axis.
   template <typename Options>
   const Options* basis_as() const {
     return basis() == nullptr ? nullptr : std::get_if<Options>(basis());
@@ -75,9 +77,10 @@ class Spec {
   const Options* quantizer_as() const {
     return quantizer() == nullptr ? nullptr : std::get_if<Options>(quantizer());
   }
-  // What is sealed together: of the quantizer, or of a basis that splits bits. Null without either.
+  // Which positions the quantizer, or a basis that splits bits, seals together. Null without
+  // either.
   const RunOptions* runs() const;
-  // The stage of an axis that takes one, as it prints; null if there is none.
+  // The stage on an axis that takes only one, as it prints. Null if there is none.
   const Stage* stage(Axis axis) const;
   std::string_view NameOf(Axis axis) const {
     return stage(axis) == nullptr ? "" : stage(axis)->name;
@@ -98,10 +101,10 @@ class Spec {
   std::optional<double> accuracy() const;
 
   const std::string& text() const { return text_; }  // as typed: `kv` of the reports
-  // The answer to a question shows what was typed.
+  // Lets the answer to a question show what was typed.
   void set_text(std::string text) { text_ = std::move(text); }
-  // Canonical: stages in the order of axes with all defaults (`kv_resolved`). Parses back to an
-  // equal spec.
+  // The canonical text, with stages in the order of axes and all defaults (`kv_resolved`). It
+  // parses back to an equal spec.
   std::string ToString() const;
 
   // Whether both describe the same cache, however they were typed.
@@ -123,8 +126,8 @@ class Spec {
   std::vector<Stage> stages_;
 };
 
-// Whether the stages of the spec run together, as the row of each says (StageInfo::check):
-// kInvalidArgument, naming those that do not, and for a question.
+// Checks that the stages of the spec go together, as the row of each says (StageInfo::check). The
+// error is kInvalidArgument, for a question too, and names the stages that do not.
 Status CheckSupported(const Spec& spec);
 
 }  // namespace kvlathe

@@ -1,4 +1,4 @@
-// Keys of the spec grammar that several stages share, or that presets pass on to their stages.
+// The keys of the spec grammar that several stages share or that presets pass on to their stages.
 #pragma once
 
 #include <string_view>
@@ -121,7 +121,7 @@ constexpr KeyInfo BesideOthers(KeyInfo key) {
   key.excludes_others = false;
   return key;
 }
-// On a preset: the default is that of the stage which the key goes to.
+// The key on a preset: its default is that of the stage to which the preset passes it on.
 constexpr KeyInfo PassedOn(const KeyInfo& key) { return WithDefault(key, ""); }
 
 constexpr KeyInfo Bits(std::string_view choices, std::string_view default_text) {
@@ -165,7 +165,7 @@ inline constexpr std::string_view kGearPaper =
 inline constexpr std::string_view kDmcPaper =
     "Dynamic Memory Compression: Retrofitting LLMs for Accelerated Inference";
 
-// In the order in which they are listed.
+// All presets, in the order in which they are listed.
 std::span<const StageInfo> Presets();
 
 }  // namespace kvlathe

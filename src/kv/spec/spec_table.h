@@ -1,7 +1,7 @@
-// The registration of every method: one row each says its keys with defaults and ranges, how they
-// become typed options, what the method does not go with, by what its bases are found, how `tune`
-// tries it, and the paper. The parser, the resolved text, `kvlathe specs` and `tune` read these
-// rows and nothing else.
+// The registration of every method. The row of a method has its keys with defaults and ranges, and
+// says how they become typed options, what the method does not go with, how its bases are found,
+// how `tune` tries it, and which paper describes it. The parser, the resolved text, `kvlathe specs`
+// and `tune` read these rows and nothing else.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@
 
 namespace kvlathe {
 
-// In the order in which a resolved spec prints them.
+// The axes, in the order in which a resolved spec prints them.
 enum class Axis {
   kBasis,      // head_dim -> rank_k, rank_v per layer and KV head
   kRetention,  // positions -> kept entries, per layer and KV head
@@ -36,27 +36,28 @@ struct SpecValue {
 struct KeyInfo {
   std::string_view name = {};
   std::string_view doc = {};
-  // "" : the key is absent unless given (and on a preset: the default of the stage it goes to).
+  // With "" the key is absent unless it is given. On a preset, the default of the stage to which it
+  // passes the key holds then.
   std::string_view default_text = {};
-  // Numbers from min to max; none are allowed when min > max.
+  // Numbers from min to max are allowed, and none when min > max.
   double min = 1;
   double max = 0;
   bool excludes_min = false;
   bool excludes_max = false;
   int multiple_of = 0;            // 0: any real number
-  std::string_view choices = {};  // "a|b": these words or numbers as well
-  bool excludes_others = false;   // at most one key of a stage with this mark may be given, and its
-                                  // default holds only when none is: how far the stage compresses,
-                                  // or the accuracy that decides it
+  std::string_view choices = {};  // "a|b": these words or numbers are allowed as well
+  // Marks the keys that say how far the stage compresses, or which accuracy decides that. At most
+  // one of them may be given, and their defaults hold only when none is.
+  bool excludes_others = false;
 };
 
-// What a preset becomes: a stage and the keys that the preset fixes. Keys that both have and that
-// the user gave (or that have a default on the preset) are passed on.
+// A stage that a preset becomes, and the keys that the preset fixes. The preset passes on the keys
+// that it shares with the stage if they were given or have a default on the preset.
 struct ExpandedStage {
   std::string_view stage = {};
   std::vector<std::pair<std::string_view, double>> fixed = {};
 };
-// The numbers of a preset while it expands, with its defaults.
+// The numbers of a preset's keys while it expands, defaults among them.
 class PresetKeys {
  public:
   virtual ~PresetKeys() = default;
@@ -70,7 +71,7 @@ class KeyValues {
  public:
   explicit KeyValues(std::span<const StageValue> values) : values_(values) {}
   bool Has(std::string_view key) const { return Find(key) != nullptr; }
-  // 0 of a word, and where there is none.
+  // The number of a key. It is 0 where the value is a word and where the key is absent.
   double Number(std::string_view key) const;
   int Integer(std::string_view key) const { return static_cast<int>(Number(key)); }
   // Whether the key has this word.
@@ -106,25 +107,28 @@ struct StageInfo {
   std::span<const KeyInfo* const> keys = {};
   std::vector<ExpandedStage> (*expand)(const PresetKeys& keys) = nullptr;  // presets only
   StageOptions (*read)(const KeyValues& values) = nullptr;                 // not presets
-  // What the method does not go with, for specs that have it; null: it goes with everything.
+  // Refuses specs in which the method stands beside something that it does not go with. Null if it
+  // goes with everything.
   Status (*check)(const Spec& spec) = nullptr;
-  // What its bases are found by, where that is known before a prompt.
+  // The method by which its bases are found, where they are found before a prompt.
   const BasisMethod* analysis = nullptr;
-  // Of each a search tries the values; the first goes furthest. Empty: nothing is left open.
+  // `tune` searches the values of each ladder, and the first one goes furthest. Empty if the method
+  // leaves nothing open.
   std::span<const TuningLadder> ladders = {};
   std::span<const TunedForm> tuned = {};
-  Axis tuned_axis = axis;  // on which `tune` composes it; of a preset that of its main stage
+  Axis tuned_axis = axis;  // where `tune` composes it; for a preset, the axis of its main stage
 
   const KeyInfo* FindKey(std::string_view key_name) const;
 };
 
-// Stages in the order of axes, then presets.
+// All stages in the order of axes, and behind them the presets.
 std::span<const StageInfo> AllStages();
 const StageInfo* FindStage(std::string_view name);
 
 // The value that `text` (a number or word of the grammar) has for this key, if it is allowed.
 std::optional<SpecValue> ParseValue(const KeyInfo& key, std::string_view text);
-// "0 <= x < 1", "a multiple of 64 from 64 to 1048576, or prompt", "2, 4 or 8".
+// What the key takes, in words: "0 <= x < 1", "a multiple of 64 from 64 to 1048576, or prompt",
+// "2, 4 or 8".
 std::string AllowedValues(const KeyInfo& key);
 // The shortest text that reads back as the same value.
 std::string ValueText(const SpecValue& value);

@@ -1,5 +1,5 @@
-// The values that `tune` tries for a key, from the weakest compression to the strongest: parts of
-// the registration rows.
+// The values that `tune` tries for a key, from the weakest compression to the strongest. The
+// registration rows refer to them.
 #pragma once
 
 #include <vector>
@@ -16,8 +16,9 @@ std::vector<double> Merges(const KeyInfo& key);
 std::vector<double> AllBits(const KeyInfo& key);
 
 inline constexpr TuningLadder kRateLadder[] = {{"rate", Rates}};
-// A ratio is of the whole cache; lathe reaches it by its own bits, which a quantizer would replace.
-// First, because it goes further: of the rates only those that are smaller still are tried then.
+// A ratio is that of the whole cache, and lathe reaches it by bits of its own, which a quantizer
+// would replace. It comes first because it goes further: of the rates only those that make the
+// cache smaller still are tried then.
 inline constexpr TuningLadder kLatheLadders[] = {{"ratio", Ratios, /*without_quantizer=*/true},
                                                  {"rate", Rates}};
 inline constexpr TuningLadder kKeepLadder[] = {{"keep", Shares}};
