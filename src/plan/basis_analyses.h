@@ -1,5 +1,5 @@
-// The bases of a model at full width, by method and options: each is found once, when a spec first
-// needs it.
+// Keeps the bases of a model at full width, by method and options. Each is found once, when a spec
+// first needs it.
 #pragma once
 
 #include <memory>
@@ -12,20 +12,20 @@
 
 namespace kvlathe {
 
-// By what the spec's basis is found before a prompt; null without such a basis.
+// The method by which the spec's basis is found before a prompt. Null without such a basis.
 const BasisMethod* BasisMethodOf(const Spec& spec);
 
-// What a spec with a stage of the basis axis asks of its method's bases, beside ranks.
+// The options, other than ranks, with which a spec with a stage on the basis axis wants its bases.
 BasisOptions BasisOptionsOf(const Spec& spec);
 
 class BasisAnalyses {
  public:
-  // The source outlives it.
+  // The source outlives this.
   BasisAnalyses(const ModelFacts& model, PlanSource* source) : model_(model), source_(source) {}
 
-  // Of a spec with such a basis; lives as long as this.
+  // The analysis for a spec whose basis is found before a prompt. It lives as long as this.
   StatusOr<const BasisAnalysis*> Of(const Spec& spec);
-  // The same from other statistics of this model.
+  // Makes the same analysis from other statistics of this model.
   StatusOr<BasisAnalysis> From(const Spec& spec, const CalibrationStatistics& statistics);
 
  private:
@@ -37,7 +37,7 @@ class BasisAnalyses {
 
   ModelFacts model_;
   PlanSource* source_;
-  std::vector<std::vector<double>> value_grams_, output_grams_;  // once needed
+  std::vector<std::vector<double>> value_grams_, output_grams_;  // empty until they are needed
   std::vector<std::vector<float>> key_biases_, value_biases_;
   std::vector<KnownAnalysis> analyses_;
 };

@@ -1,5 +1,5 @@
-// Ranks, bits and maps that are drawn, for benchmarks without a model and for models with random
-// weights, where no calibration means anything.
+// Draws ranks, bits and maps for benchmarks without a model and for models with random weights,
+// where no calibration means anything.
 #pragma once
 
 #include <cstdint>
@@ -13,35 +13,35 @@
 
 namespace kvlathe {
 
-// Ranks of n pairs (rank_k, rank_v) in one list of 2 n, coefficient of variation about 0.3: each in
-// [16, head_dim], the sum the least multiple of 16 that is >= 2 n (1 - rate) head_dim.
+// Draws the ranks of n pairs (rank_k, rank_v), in one list of 2 n, with a coefficient of variation
+// of about 0.3. Each is in [16, head_dim], and their sum is the least multiple of 16 that is not
+// below 2 n (1 - rate) head_dim.
 std::vector<int> DrawRanks(int n, int head_dim, double rate, uint64_t seed);
 
-// Ranks and bits of n heads whose codes take 1 / ratio of 16-bit rows, as lathe allocates them
-// where spectra fall exponentially, each pair at a rate of its own (coefficient of variation about
-// 0.3). Ratios from 2 to 64.
+// Draws the ranks and bits of n heads whose codes take 1 / ratio of 16-bit rows, for ratios from 2
+// to 64. lathe would allocate them so if spectra fell exponentially, each pair at a rate of its own
+// (coefficient of variation about 0.3).
 std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t seed);
 
-// What ranks=uniform gives n heads of any model: nothing about it is random.
+// The ranks that ranks=uniform gives n heads of any model. Nothing about them is random.
 std::vector<HeadRanks> UniformRanks(int n, int head_dim, double rate);
 
-// Random maps whose ranks are drawn as `bench attention` draws them: what a basis costs on a model
-// with random weights. The ranks are those of no
-// method: every basis gets the same, so their times do not compare methods. heads_per_latent
-// divides n_kv_heads.
+// Draws maps and their ranks as `bench attention` does, to find what a basis costs on a model with
+// random weights. The ranks are those of no method: every basis gets the same, so their times do
+// not compare methods. heads_per_latent divides n_kv_heads.
 ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed,
                            bool has_latent_keys = false, int heads_per_latent = 1);
-// The same with given ranks, of all heads that share latents or of each head.
+// Does the same with given ranks, which are those of all heads that share latents, or of each head.
 ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
                            const std::vector<HeadRanks>& ranks, uint64_t seed,
                            bool has_latent_keys = false);
-// The same with ranks and bits by ratio (DrawSplits).
+// Does the same with ranks and bits by ratio (DrawSplits).
 ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
                                 uint64_t seed, bool has_latent_keys = false);
 
-// Maps in the shapes that the spec asks for, of a model with random weights. The spec has a basis
-// whose ranks are chosen before a prompt. kInvalidArgument for ranks that nobody can draw,
-// kUnimplemented for resident=full.
+// Draws maps in the shapes that the spec asks for, for a model with random weights. The spec has a
+// basis whose ranks are chosen before a prompt. The error is kInvalidArgument for ranks that nobody
+// can draw, and kUnimplemented for resident=full.
 StatusOr<ModelBasis> DrawBasis(const Spec& spec, const ModelFacts& model);
 // Refuses a basis whose ranks nobody can draw: ranks=fisher.
 Status CheckDrawnRanks(const Spec& spec);

@@ -1,4 +1,4 @@
-// Checks before any weight is read which caches the shape and the family of a model rule out.
+// Finds out, before any weight is read, which caches the shape and the family of a model rule out.
 #pragma once
 
 #include "base/status.h"

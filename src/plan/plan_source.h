@@ -1,5 +1,5 @@
-// Where a plan finds what is known of a model: its calibration and its weights. Files, progress and
-// what is said while it is made are the source's business.
+// A plan asks a source for what is known of a model: its calibration and its weights. Only the
+// source deals with files, progress and messages.
 #pragma once
 
 #include <vector>
@@ -14,24 +14,25 @@ namespace kvlathe {
 
 // What statistics must hold.
 struct StatisticsNeed {
-  bool of_text = false;       // statistics of random tokens suit it badly
-  bool across_heads = false;  // those across the KV heads of a layer
-  bool probes = false;        // what cuts and noise cost
+  bool of_text = false;       // they should come from a text: random tokens suit the method badly
+  bool across_heads = false;  // they must hold moments across the KV heads of a layer
+  bool probes = false;        // they must hold what cuts and noise cost
 };
 
-// What it gives lives as long as the source.
+// Everything that a source returns lives as long as the source.
 class PlanSource {
  public:
   virtual ~PlanSource() = default;
 
-  // Whether the weights are drawn, so that nothing measured of them means anything: bases are then
-  // drawn too, and codebooks are even. Statistics and Fisher are not asked for.
+  // Whether the weights are drawn, so that nothing measured of them means anything. Bases are then
+  // drawn too, codebooks are even, and nobody asks for Statistics and Fisher.
   virtual bool is_random() const = 0;
   virtual StatusOr<const CalibrationStatistics*> Statistics(const StatisticsNeed& need) = 0;
-  // For the spec, whose ranks are chosen by it: kNotFound says how to make it.
+  // The Fisher information by which the spec's ranks are chosen. The error kNotFound says how to
+  // make it.
   virtual StatusOr<const FisherWeights*> Fisher(const Spec& spec) = 0;
 
-  // Of the weights, in the shapes of BasisInputs.
+  // Gram matrices and biases of the weights, in the shapes of BasisInputs.
   virtual StatusOr<std::vector<std::vector<double>>> ValueGrams(int n_joined) = 0;
   virtual StatusOr<std::vector<std::vector<double>>> KeyGrams(int n_joined) = 0;
   virtual StatusOr<std::vector<std::vector<double>>> OutputGrams() = 0;

@@ -1,5 +1,5 @@
-// Makes the plans of one model's caches. What has to be found for one spec, such as the analysis of
-// a basis, serves all others.
+// Makes the plans of one model's caches. Whatever is found for one spec, such as the analysis of a
+// basis, serves all others.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@
 
 namespace kvlathe {
 
-// What the spec alone, or the shape of the model, rules out: known before weights are read and
+// Refuses what the spec alone, or the shape of the model, rules out, before weights are read and
 // before a calibration, which takes long. Errors are printable, name the spec and say what to do
 // instead.
 Status CheckSpec(const Spec& spec, const ModelFacts& model);
@@ -26,16 +26,16 @@ class CachePlanner {
   CachePlanner(const ModelFacts& model, PlanSource* source)
       : model_(model), source_(source), analyses_(model, source) {}
 
-  // CheckSpec, and whether there is what its ranks are to be chosen by.
+  // Does what CheckSpec does, and checks that what the ranks are to be chosen by is there.
   Status Check(const Spec& spec);
-  // Everything that the spec means for this model. With a rate, for specs with resident=full,
-  // sequences that choose none have that. Plans that offer rates hold on to the planner, which
-  // outlives them and the models that are made of them.
+  // Makes the plan of everything that the spec means for this model. A rate, which only specs with
+  // resident=full take, is that of sequences that choose none. Plans that offer rates refer to the
+  // planner, which outlives them and the models that are made of them.
   StatusOr<CachePlan> MakePlan(const Spec& spec, std::optional<double> rate = std::nullopt);
-  // kv_fraction at the model's full context, as `ratio` means it, without any maps.
+  // The kv_fraction at the model's full context, as `ratio` means it. No maps are made for it.
   StatusOr<double> FractionOf(const Spec& spec);
-  // The maps of a spec with a calibrated basis, cut to the ranks; of all dimensions where they stay
-  // resident.
+  // The maps of a spec with a calibrated basis, cut to the ranks. They have all dimensions where
+  // these stay resident.
   StatusOr<ModelBasis> BasisAt(const Spec& spec, const RankAllocation& allocation);
 
   BasisAnalyses& analyses() { return analyses_; }
@@ -43,7 +43,8 @@ class CachePlanner {
  private:
   StatusOr<RankAllocation> ChooseRanks(const Spec& spec, std::optional<double> rate);
   StatusOr<ModelBasis> DrawnBasis(const Spec& spec);
-  // Of a basis whose maps sequences find themselves: these ranks, and what the maps are found from.
+  // The basis of a spec whose sequences find their maps themselves. It holds these ranks, and what
+  // the maps are found from.
   StatusOr<ModelBasis> OnlineBasis(const Spec& spec, const std::vector<HeadRanks>& ranks);
   Status AddBasis(const Spec& spec, std::optional<double> rate, PlanParts* parts);
   Status AddCodebooks(const Spec& spec, PlanParts* parts);
