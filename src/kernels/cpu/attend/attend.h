@@ -1,5 +1,6 @@
-// Attention of a few query rows over the blocks of one KV head, on one thread. What the host
-// planned comes in, a partial result goes out; partial results merge (attention/partial.h).
+// Attention of a few query rows over the blocks of one KV head, on one thread. A call does one item
+// of the host's plan and writes a partial result; partial results are merged
+// (attention/partial.h).
 #pragma once
 
 #include <cstddef>
@@ -32,16 +33,17 @@ struct PackedHead {
   PackedFormat format;
   int kv_head_idx = 0;  // in its layer
   int n_kv_heads = 1;
-  int layer_rank_v = 0;  // sum over the heads of the layer
+  int layer_rank_v = 0;  // the sum of rank_v over the heads of the layer
   const PackedRun* runs = nullptr;
   int n_runs = 0;
-  PackedRun open;                             // n_blocks 0: blocks behind the runs are plain
-  const LayerCodebooks* codebooks = nullptr;  // where the format has them
-  KeyRotation rotation;  // of AttendParams::blocks, where the format keeps keys before RoPE
+  PackedRun open;                             // with n_blocks 0, blocks behind the runs are plain
+  const LayerCodebooks* codebooks = nullptr;  // set where the format has codebooks
+  // The angles of AttendParams::blocks, where the format keeps keys as they were before RoPE.
+  KeyRotation rotation;
 };
 
-// Query rows of one KV head over a range of its entries. Ranks are multiples of 16, at most 256;
-// visible entries are finite. Blocks may lie anywhere; each is fetched while the one before is
+// Query rows of one KV head over a range of its entries. Ranks are multiples of 16 and at most 256;
+// visible entries are finite. Blocks may lie anywhere; each is fetched while the one before it is
 // read.
 //
 // Rows are packed token-major: row = t * gqa_group + h, so that all query heads that share the KV
@@ -62,24 +64,26 @@ struct AttendParams {
   int first_visible = 0;   // end of the entries that token 0 sees; may be negative (nothing seen)
   int window = kNoWindow;  // at least 1
   float sm_scale = 1;      // 1 / sqrt(original head_dim), > 0
-  // The bits of a row do not depend on the rows beside it. Costs time on sealed blocks with exact
-  // entries, which few rows otherwise add to their sums instead of having them decoded.
+  // Whether the bits of a row must not depend on the rows beside it. That costs time on sealed
+  // blocks with exact entries: few rows would otherwise add these to their sums instead of decoding
+  // the blocks.
   bool is_deterministic = false;
-  // Partial result: o is not divided by row_sum. A row that sees nothing in the range gets
-  // row_max = -infinity, row_sum = 0, o = 0.
+  // The partial result, in which o is not divided by row_sum. A row that sees nothing in the range
+  // gets row_max = -infinity, row_sum = 0, o = 0.
   float* o = nullptr;  // [n_rows, rank_v]
   int64_t o_stride = 0;
   float* row_max = nullptr;  // [n_rows] maximum of the scaled scores
   float* row_sum = nullptr;  // [n_rows] sum of exp(score - row_max)
-  // If not null, gets the scores as well: q k, not scaled, of entry e in column e - kv_begin of its
-  // row. Columns of entries that a row does not see are undefined. No window.
+  // If it is not null, the scores are written to it as well: q k, not scaled, of entry e in column
+  // e - kv_begin of its row. Columns of entries that a row does not see are undefined. There must
+  // be no window then.
   float* scores = nullptr;    // [n_rows, scores_stride]
   int64_t scores_stride = 0;  // a multiple of kBlockSize that holds the range
 };
 
-// The same over a few uncompressed rows (the sink): K [n_entries, head_dim], V [n_entries, rank_v],
-// both row-major in row_type; q [n_rows, head_dim] is the query before any basis. Adds to nothing:
-// writes a partial result of its own.
+// The same over a few uncompressed rows, which are the sink: K [n_entries, head_dim] and V
+// [n_entries, rank_v], both row-major in row_type. q [n_rows, head_dim] is the query before any
+// basis. The call writes a partial result of its own.
 struct AttendRowsParams {
   DType row_type = DType::kBf16;
   int head_dim = 0;
@@ -100,7 +104,7 @@ struct AttendRowsParams {
   float* row_sum = nullptr;
 };
 
-// Rows to write into a block: entries [first_slot, first_slot + n_rows) of it.
+// Rows that are written into a block, as its entries [first_slot, first_slot + n_rows).
 struct AppendParams {
   BlockShape shape;
   std::byte* block = nullptr;
@@ -112,13 +116,13 @@ struct AppendParams {
   int64_t v_stride = 0;
 };
 
-// One set per instruction set and row type (AMX has no products of F32: its F32 rows are served by
-// AVX-512).
+// There is one set for each instruction set and row type. AMX has no products of F32, so AVX-512
+// serves its F32 rows.
 //
 // With Bf16 rows the sets that have BF16 dots round the probabilities of blocks to Bf16 and sum the
 // rounded ones, so the weights of a row still add up to 1; scores, maxima, sums and o are F32.
 struct AttendKernels {
-  // `scratch` is kAttendScratchBytes, 64-byte aligned, one per worker.
+  // `scratch` has kAttendScratchBytes, is 64-byte aligned and belongs to the calling worker.
   void (*attend)(const AttendParams& params, std::byte* scratch);
   void (*attend_rows)(const AttendRowsParams& params);
   void (*append)(const AppendParams& params);

@@ -1,4 +1,4 @@
-// The kernel sets behind GetAttendKernels, one per translation unit.
+// The kernel sets from which GetAttendKernels chooses. Each is a translation unit of its own.
 #pragma once
 
 #include "kernels/cpu/attend/attend.h"
@@ -13,7 +13,7 @@ extern const AttendKernels kAttendAvx512F32;
 extern const AttendKernels kAttendAvx512Bf16;
 extern const AttendKernels kAttendAmxBf16;
 
-// Shared by the sets of one row type.
+// Functions that the sets of one row type share.
 void AppendF32(const AppendParams& params);
 void AppendBf16(const AppendParams& params);
 void AttendRowsAvx512(const AttendRowsParams& params);

@@ -1,11 +1,12 @@
 // Attention that multiplies and sums in F32, over vectors of the instruction set that a file is
-// compiled for (lanes.h): Bf16 rows where the machine has no BF16 dots, F32 rows everywhere.
+// compiled for (lanes.h). It reads Bf16 rows where the machine has no BF16 dots, and F32 rows
+// everywhere.
 //
-// Both kinds of rows lie in pairs that a sum takes together (block_layout.h). Of Bf16, a vector of
-// words is split by a shift and a mask into the first and the second of kLanes pairs, each
-// multiplied with its own weight. Of F32, a vector is kLanes / 2 whole pairs, multiplied with a
-// pair of weights; neighbouring sums are added once, at the end of a block. So no kind needs
-// shuffles in its loops, and the sums of a row never depend on the rows beside it.
+// Both kinds of rows lie in pairs that a sum takes together (block_layout.h). A vector of Bf16
+// words is split by a shift and a mask into the first and the second of kLanes pairs, and each is
+// multiplied with its own weight. A vector of F32 is kLanes / 2 whole pairs, which are multiplied
+// with a pair of weights; neighbouring sums are added once, at the end of a block. So neither kind
+// needs shuffles in its loops, and the sums of a row never depend on the rows beside it.
 #pragma once
 
 #include "kernels/cpu/attend/attend_range.h"
@@ -17,11 +18,12 @@ namespace kvlathe {
 namespace {
 
 constexpr int kTileRows = 4;
-// Sums of a tile: enough to hide the latency of their additions, and registers left for the rest.
+// The most sums of a tile: enough to hide the latency of additions, and few enough to leave
+// registers for the rest.
 constexpr int kMaxSums = kVecRegisters / 2;
 
-// Rows that go over the blocks together. All of them use K of a block before any uses its V, so
-// that K alone stays in L1 meanwhile.
+// How many rows go over the blocks together. All of them use K of a block before any of them uses
+// its V, so that only K has to stay in L1 meanwhile.
 constexpr int kPanelRows = 64;
 
 struct Scratch {
@@ -105,9 +107,9 @@ struct Weights {
   int64_t stride;
 };
 
-// sums[r][c] += weights of row r x vector c of the lines, over n_pairs lines that lie line_step
-// elements apart. Keeps in registers what there is less of, weights or lines. Meanwhile asks for
-// the same lines of `next` unless it is null.
+// Adds the weights of row r times vector c of the lines to sums[r][c], over n_pairs lines that lie
+// line_step elements apart. Weights or lines stay in registers, whichever there are fewer of.
+// Meanwhile the same lines of `next` are fetched unless it is null.
 template <typename Row, int kRows, int kCols>
 KVL_INLINE void AddPairs(Weights weights, const Row* lines, int64_t line_step, int n_pairs,
                          const Row* next, Vec (&sums)[kRows][kCols]) {
@@ -154,7 +156,7 @@ KVL_INLINE void Clear(Vec (&sums)[kRows][kCols]) {
   Unroll<kRows>([&](auto r) { Unroll<kCols>([&](auto c) { sums[r.value][c.value] = Zero(); }); });
 }
 
-// Sums c of a row, whole again: those of kLanes tokens or dimensions.
+// The sums c of a row after the parts of pairs were added: those of kLanes tokens or dimensions.
 template <typename Row, int kCols>
 KVL_INLINE Vec WholeSums(const Vec (&sums)[kCols], int c) {
   if constexpr (Lines<Row>::kVecs == 1) {
@@ -164,7 +166,7 @@ KVL_INLINE Vec WholeSums(const Vec (&sums)[kCols], int c) {
   }
 }
 
-// Scores of kRows rows against the tokens of kCols vectors of sums.
+// Computes the scores of kRows rows against the tokens of kCols vectors of sums.
 template <typename Row, int kRows, int kCols>
 void ScoreTile(const Panel& panel, const Row* k, const Row* next, int row, float* scores) {
   Vec sums[kRows][kCols];
@@ -219,8 +221,8 @@ constexpr int TileCols() {
   return cols;
 }
 
-// Scores of the rows of a tile against all tokens of a block. The first tile fetches the next
-// block.
+// Computes the scores of the rows of a tile against all tokens of a block. The first tile fetches
+// the next block.
 template <int kRows, typename Row>
 void ScoreRows(const Panel& panel, const BlockView<Row>& block, bool is_first, int row,
                float* scores) {
@@ -255,8 +257,8 @@ void AddValueTiles(const Panel& panel, const BlockView<Row>& block, bool fetches
   }
 }
 
-// Scores of one row as probabilities against its maximum, which may rise. Tokens outside
-// [begin, end) of the block get none, whatever their scores.
+// Turns the scores of one row into probabilities against its maximum, which may rise. Tokens
+// outside [begin, end) of the block get probability 0, whatever their scores.
 KVL_INLINE void TurnIntoProbabilities(int begin, int end, float log2_scale, RowState* row,
                                       float* sums, float* scores) {
   for (int t = 0; t < Min(begin, kBlockSize); ++t) scores[t] = kMinusInfinity;
@@ -320,7 +322,7 @@ KVL_INLINE void WithTileRows(int n_rows, const F& f) {
   }
 }
 
-// All rows of the panel from first_row on against one block.
+// Attends with all rows of the panel from first_row on to one block.
 template <typename Block>
 void AttendBlock(const Panel& panel, const Block& block, int first_row) {
   const AttendParams& p = *panel.p;
@@ -353,7 +355,7 @@ void AttendBlock(const Panel& panel, const Block& block, int first_row) {
   }
 }
 
-// Sealed blocks, asked for in ascending order.
+// Finds and expands sealed blocks, which are asked for in ascending order.
 struct SealedBlocks {
   const AttendParams* p;
   float* values;
@@ -361,7 +363,7 @@ struct SealedBlocks {
   const PackedRun* run = nullptr;
   PackedRunView view = {};
 
-  // Whether `block` is sealed, and if so of which run.
+  // Whether `block` is sealed. If so, its run is found too.
   bool Find(int block) {
     if (p->packed == nullptr) return false;
     const PackedRun* found = FindRun(*p->packed, block, &run_idx);
@@ -369,7 +371,7 @@ struct SealedBlocks {
     run = found;
     return found != nullptr;
   }
-  // Its values as an F32 block, until the next call.
+  // Returns the values of the block that was found as an F32 block, until the next call.
   const float* Expand(int block) {
     ExpandSealedBlock(view, p->blocks[block], block - run->first_block, values);
     return values;
@@ -481,7 +483,7 @@ KVL_INLINE void AddRows(const float* probs, int n, float shrink, const Row* v, i
   }
 }
 
-// The uncompressed rows of a sink, kLanes entries at a time.
+// Attends to the uncompressed rows of a sink, kLanes entries at a time.
 template <typename Row>
 void AttendRows(const AttendRowsParams& p) {
   const Row* k = static_cast<const Row*>(p.k);

@@ -1,6 +1,6 @@
-// Sealed runs as the attention kernels see them: where everything of a run lies, and a block of it
-// as plain numbers. The offsets are worked out here, once per run, by portable code: files compiled
-// for an instruction set then only read them.
+// Sealed runs as the attention kernels see them: where everything of a run lies. Portable code
+// works the offsets out once for each run, and files that are compiled for an instruction set only
+// read them.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 
 namespace kvlathe {
 
-// Channels with codes of the same bits, where bits are split.
+// Where bits are split, the channels that have codes of the same bits.
 struct CodeSegment {
   int bits = 0;
   int first = 0;  // channel
   int n_channels = 0;
   int64_t codes = 0;  // bytes from the start of a packed block
-  // Null at 8 bits: the code less 128, in units of kUnitStep.
+  // These are null at 8 bits, where a code stands for itself less 128, in units of kUnitStep.
   const float* centroids = nullptr;
   const uint16_t* table = nullptr;  // UnitTable
   const int8_t* numbers = nullptr;  // UnitNumbers
@@ -46,21 +46,23 @@ struct PackedSideView {
   int group = 0;
   int n_groups = 0;
   int64_t codes = 0;
-  int64_t scales = 0;                  // in the block; of no use where shared_scales is set
-  const F16* shared_scales = nullptr;  // in the record of the run or of the layer: all blocks
+  int64_t scales = 0;                  // in the block; not used where shared_scales is set
+  const F16* shared_scales = nullptr;  // of all blocks, in the record of the run or of the layer
   const float* centroids = nullptr;    // null: codes are numbers, or stand for those of a table
-  // Of a table (code_table.h), whose scales per token are a byte each: TableWords, the number of
-  // each code, and their unit. Null: no table.
+  // The TableWords of a table (code_table.h), the number of each code, and the unit of the numbers.
+  // Scales per token are a byte each then. Null where there is no table.
   const uint16_t* table = nullptr;
   const int8_t* numbers = nullptr;
   float table_unit = 1;
-  // Where bits are split; codes are those of unit_codes.h, and bits, scales and groups of no use.
+  // The channels by bits, where bits are split. Codes are then those of unit_codes.h, and `bits`,
+  // scales and groups are not used.
   int n_segments = 0;
   CodeSegment segments[kSplitBits.size()] = {};
-  // The first channels of K, there: offsets and then scales of the block, a byte each.
+  // Where bits are split, the first n_scaled channels of K have offsets and then scales in the
+  // block, a byte each.
   int n_scaled = 0;
   int64_t block_scales = 0;  // in the block
-  // Ranges and offsets [2][rank] of K with a codebook; V with one has shared_scales.
+  // The ranges and offsets [2][rank] of K that has a codebook. V that has one has shared_scales.
   const float* model_scales = nullptr;
   int64_t factor = 0;          // A [lowrank][kBlockSize]
   const F16* basis = nullptr;  // B [lowrank][rank]
@@ -81,12 +83,13 @@ PackedRunView ViewRun(const AttendParams& params, const PackedRun& run);
 // with calls for ascending blocks.
 const PackedRun* FindRun(const PackedHead& head, int block, int* run_idx);
 
-// Adds what the exact entries of a block differ from its other parts. `values` are in the order of
-// a plain F32 block.
+// Adds the exact entries of a block, which are differences from its other parts, to `values`. These
+// are in the order of a plain F32 block.
 void AddExactEntries(const PackedRunView& run, const std::byte* block, int block_idx,
                      float* values);
 
-// The values of block `block_idx` of its run in the order of a plain F32 block: K, V behind it.
+// Writes the values of block `block_idx` of its run in the order of a plain F32 block: K, and V
+// behind it.
 void ExpandPackedBlock(const PackedRunView& run, const std::byte* block, int block_idx, float* out);
 
 }  // namespace kvlathe

@@ -1,6 +1,6 @@
-// What the vector kernels of attention share apart from vectors: which entries a row sees,
-// fetching, small loops unrolled at compile time. Every function has internal linkage, so that code
-// compiled with instruction set flags is never linked into a portable path.
+// What the vector kernels of attention share apart from vectors: which entries a row sees, how
+// lines are fetched, and small loops that are unrolled at compile time. Every function has internal
+// linkage, so that code compiled with instruction set flags is never linked into a portable path.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@
 
 namespace kvlathe {
 
-// Where attention fetches the next block to: L1 if it holds this block and most of the next (48
-// KiB; a block of 128 dimensions has 32, in codes 2 to 18). By way of L2 a Zen 5 reads 10% less
-// when it decodes with 16 bits, 25% less with 2. On Zen 4 (32 KiB) prefetches for L1 that find its
-// miss buffers full are dropped.
+// Whether attention fetches the next block to L1. It does so if L1 holds this block and most of the
+// next, as one of 48 KiB does: a block of 128 dimensions has 32 KiB, in codes 2 to 18. By way of L2
+// a Zen 5 reads 10% less when it decodes with 16 bits, and 25% less with 2. Zen 4 has an L1 of 32
+// KiB, and drops prefetches for it that find its miss buffers full.
 extern const bool kFetchesToL1;
 
-// Running state of a row, in unscaled scores.
+// The running state of a row, in scores that are not scaled.
 struct RowState {
   float max;     // of the scores seen; -infinity before the first
   float shrink;  // what the last step multiplies o by
@@ -25,7 +25,7 @@ struct RowState {
 namespace {
 
 #define KVL_INLINE inline __attribute__((always_inline))
-// Of lambdas: what they capture stays in registers.
+// Marks lambdas, so that what they capture stays in registers.
 #define KVL_PART __attribute__((always_inline))
 
 template <int kIdx>
@@ -33,7 +33,7 @@ struct Index {
   static constexpr int value = kIdx;
 };
 
-// f(Index<0>{}), ..., f(Index<kN - 1>{}): register arrays need constant subscripts.
+// Calls f(Index<0>{}), ..., f(Index<kN - 1>{}): arrays in registers need constant subscripts.
 template <int kN, typename F>
 KVL_INLINE void Unroll(const F& f) {
   if constexpr (kN > 0) {
@@ -42,7 +42,7 @@ KVL_INLINE void Unroll(const F& f) {
   }
 }
 
-// f(Index<n>{}) for an n of 1 to kMax.
+// Calls f(Index<n>{}) for an n from 1 to kMax.
 template <int kMax, typename F>
 KVL_INLINE void WithCount(int n, const F& f) {
   if constexpr (kMax > 1) {
@@ -67,12 +67,12 @@ KVL_INLINE void PrefetchLine(const std::byte* line) {
   asm volatile("prefetcht0 %0" : : "m"(*reinterpret_cast<const char*>(line)));
 }
 
-// Entries that row sees, of those below kv_end.
+// The end of the entries that a row sees, which is at most kv_end.
 KVL_INLINE int LimitOfRow(const AttendParams& p, int row) {
   return Min(p.kv_end, p.first_visible + row / p.gqa_group);
 }
 
-// The first entry that row sees; may lie outside the range.
+// The first entry that a row sees. It may lie outside the range.
 KVL_INLINE int BeginOfRow(const AttendParams& p, int row) {
   return Max(0, p.first_visible + row / p.gqa_group - p.window);
 }

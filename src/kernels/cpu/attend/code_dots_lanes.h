@@ -1,10 +1,10 @@
-// Integer dots of codes with rows of weights, over vectors of lanes.h: numbers of 16 bits that
-// line_reader_lanes.h makes of codes meet weights of 16 bits.
+// Integer dots of codes with rows of weights, over vectors of lanes.h. line_reader_lanes.h makes
+// numbers of 16 bits of codes, and they are multiplied with weights of 16 bits.
 //
-// Weights are a row's query, or its probabilities, in even steps: the finest that neither a weight
-// nor any sum of them outgrows. An error of a weight is at most 2^-16 of the largest, or, where a
-// sum could overflow, 2^-32 of the sum of all times the largest number: less than Bf16 weights
-// have.
+// Weights are a row's query, or its probabilities, in even steps. The steps are the finest with
+// which neither a weight nor any sum overflows. The error of a weight is at most 2^-16 of the
+// largest, or, where a sum could overflow, 2^-32 of the sum of all weights times the largest
+// number. That is less than Bf16 weights have.
 #pragma once
 
 #include "kernels/cpu/attend/attend_range.h"
@@ -15,7 +15,7 @@
 namespace kvlathe {
 namespace {
 
-// Rows in even steps: weight = number * unit.
+// Rows of weights in even steps: a weight is number * unit.
 template <int kRows>
 struct CodeWeights {
   alignas(64) int16_t numbers[kRows][kMaxRank];
@@ -30,7 +30,7 @@ struct FloatRows {
   KVL_INLINE const float* operator[](int r) const { return first + r * stride; }
 };
 
-// Sizes of the weights of rows, lane by lane.
+// The magnitudes of the weights of rows, lane by lane.
 template <int kRows>
 struct WeightSizes {
   Vec top[kRows], sum[kRows];
@@ -45,7 +45,8 @@ struct WeightSizes {
   }
 };
 
-// Weights of n floats, a multiple of 16, in steps for sums with numbers of at most `largest`.
+// Makes weights of n floats, a multiple of 16, in steps that suit sums with numbers of at most
+// `largest`.
 template <int kRows>
 KVL_INLINE void RoundInSteps(const FloatRows& rows, int n, const WeightSizes<kRows>& sizes,
                              float largest, CodeWeights<kRows>* to) {
@@ -76,7 +77,7 @@ KVL_INLINE void RoundWeights(const FloatRows& rows, int n, float largest, CodeWe
   RoundInSteps(rows, n, sizes, largest, to);
 }
 
-// Weights of rows times `scales`; constants[r] = dot of row r and `minima`.
+// Makes weights of rows times `scales`, and sets constants[r] to the dot of row r and `minima`.
 template <int kRows>
 KVL_INLINE void ScaleAndRoundWeights(const FloatRows& rows, int n, const float* scales,
                                      const float* minima, float largest, CodeWeights<kRows>* to,
@@ -99,7 +100,7 @@ KVL_INLINE void ScaleAndRoundWeights(const FloatRows& rows, int n, const float* 
 
 // --- Dots. ---
 
-// Sums of kVecs vectors of 32 bits for every row.
+// The sums of every row: kVecs vectors of 32 bits.
 template <int kRows, int kVecs>
 struct DotSums {
   IntVec of[kRows][kVecs];
@@ -118,7 +119,7 @@ struct DotSums {
       });
     });
   }
-  // sum * unit + constant of each row, as scores; `scores` are those of vector `v`.
+  // Stores sum * unit + constant of each row as its scores; `scores` are those of vector `v`.
   KVL_INLINE void StoreScores(int v, const float* units, const float* constants,
                               float* scores) const {
     Unroll<kRows>([&](auto r) KVL_PART {
@@ -154,8 +155,8 @@ KVL_INLINE void AddKeyDots(const Reader& reader, const std::byte* codes, int64_t
   }
 }
 
-// Part `part` of columns kColumn and kColumn + 2 of n_channels of K: the lines that UnitReader
-// reads together are of them, or of one of them.
+// The sums of part `part` of columns kColumn and kColumn + 2 of n_channels of K. The lines that
+// UnitReader reads together belong to both of them, or to one.
 template <int kColumn, int kBits, int kRows>
 KVL_INLINE void AddKeyDots(const UnitReader<kBits>& reader, const std::byte* codes, int64_t ahead,
                            int n_channels, int part, const int16_t* weights,
@@ -189,7 +190,7 @@ KVL_INLINE void AddKeyDots(const UnitReader<kBits>& reader, const std::byte* cod
   }
 }
 
-// 16 channels of V; groups of the same channels lie `step` bytes apart.
+// The sums of 16 channels of V. Groups of the same channels lie `step` bytes apart.
 template <typename Reader, int kRows>
 KVL_INLINE void AddValueDots(const Reader& reader, const std::byte* codes, int64_t step,
                              int64_t ahead, const int16_t* weights, LineSums<kRows>* sums) {

@@ -1,8 +1,9 @@
-// Few query rows over sealed blocks, over vectors of lanes.h, without BF16 dots: codes become
-// numbers of 16 bits in registers and meet weights of 16 bits in exact integer dots, twice as many
-// at a time as products in F32. What all codes of a channel or of a token share, scale and minimum,
-// goes into the weights and the sums; factors and exact entries are added to the sums. Many rows
-// share what ExpandSealedBlock decodes instead.
+// Attention of few query rows over sealed blocks, over vectors of lanes.h, without BF16 dots. Codes
+// become numbers of 16 bits in registers and are multiplied with weights of 16 bits in exact
+// integer dots, twice as many at a time as products in F32. The scale and the minimum that all
+// codes of a channel or of a token share go into the weights and the sums; factors and exact
+// entries are added to the sums. Where there are many rows, they share what ExpandSealedBlock
+// decodes instead.
 #pragma once
 
 #include "kernels/cpu/attend/attend_packed.h"
@@ -16,7 +17,7 @@ namespace kvlathe {
 namespace {
 
 constexpr int kMaxCodeRows = 8;
-constexpr int kMaxFactors = 8;  // that are added at a time
+constexpr int kMaxFactors = 8;  // so many are added at a time
 
 // A sealed block, K and V.
 struct CodeBlock {
@@ -27,7 +28,8 @@ struct CodeBlock {
   bool is_last;           // of its run
   int first_entry;
 
-  // Where `next` lies from here; it is as large, or what is fetched behind it goes unused.
+  // How far `next` lies from here. If it is smaller than this block, what is fetched behind it goes
+  // unused.
   int64_t ahead() const {
     return next == nullptr ? 0
                            : reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(bytes);
@@ -40,7 +42,8 @@ struct CodeBlock {
 
 constexpr float kLargestNumber = 255;
 
-// Scales of a block per channel or per token, and minima of numbers in place of codes.
+// Reads the scales of a block per channel or per token, and its minima, which are those of numbers
+// in place of codes.
 void ReadNumberScales(const PackedSideView& side, const std::byte* block, int block_idx,
                       ScaleTable* table) {
   int n_groups = side.n_groups, step = ScaleTable::kTokenStep, n = kBlockSize;
@@ -62,7 +65,7 @@ void ReadNumberScales(const PackedSideView& side, const std::byte* block, int bl
 
 // --- Scores: [kRows][kBlockSize], row r of q at r * q_stride. ---
 
-// All rows of a panel, for blocks that scale none of their channels.
+// The weights of all rows of a panel, for blocks that scale none of their channels.
 using PanelWeights = CodeWeights<kMaxCodeRows>;
 
 template <int kRows>
@@ -82,7 +85,8 @@ KVL_LANES void RoundQueries(const FloatRows& q, int n_rows, int rank, bool has_u
   }
 }
 
-// q times the scales of the block's first channels; returns its dot with their offsets.
+// Multiplies q with the scales of the block's first channels, and returns its dot with their
+// offsets.
 KVL_LANES float ScaleQuery(const PackedSideView& side, const std::byte* block, const float* q,
                            float* to) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(block + side.block_scales);
@@ -130,7 +134,8 @@ void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* 
   });
 }
 
-// Scales of all channels for `n_tokens` tokens of a group: into the weights; minima: one sum.
+// Computes scores where scales are per channel. The scales of a group of tokens go into the
+// weights, and its minima become one sum.
 template <int kRows>
 void ScoreByChannel(const CodeBlock& block, const ScaleTable& table, const QueryRows<kRows>& rows,
                     float* scores) {
@@ -194,7 +199,7 @@ void ScoreByToken(const CodeBlock& block, const ScaleTable& table, const QueryRo
   }
 }
 
-// to[r, i] += sum over f of weights[f][r] * factors[f][i].
+// Adds the sum over f of weights[f][r] * factors[f][i] to to[r, i].
 template <int kRows>
 KVL_LANES void AddFactorSums(int lowrank, const float (&weights)[kMaxFactors][kRows],
                              const F16* factors, int n, float* to, int64_t stride) {
@@ -211,7 +216,7 @@ KVL_LANES void AddFactorSums(int lowrank, const float (&weights)[kMaxFactors][kR
   }
 }
 
-// weights[f][r] = dot of row r and factor f.
+// Sets weights[f][r] to the dot of row r and factor f.
 template <int kRows>
 KVL_LANES void DotFactors(int lowrank, const F16* factors, int n, const float* rows, int64_t stride,
                           float (&weights)[kMaxFactors][kRows]) {
@@ -264,7 +269,7 @@ KVL_LANES void GatherRows(const float* rows, int64_t stride, int n, RowTile* to)
   }
 }
 
-// Sums of four rows for every token or channel, in two parts.
+// The sums of four rows for every token or channel, in two parts.
 struct TileSums {
   alignas(64) RowTile parts[2][kMaxPackedRank];
 
@@ -292,9 +297,9 @@ KVL_LANES void AddToRows(const TileSums& from, int n, float* rows, int64_t strid
   }
 }
 
-// Adds the difference times from[token or channel] to the sums of the channel or token of each
-// entry. Neighbours, often of one lane, go to one part and the other, so that neither waits for the
-// other.
+// Adds, for each entry, its difference times from[its token or channel] to the sums of its channel
+// or token. Neighbouring entries are often of one lane; they go to different parts so that neither
+// waits for the other.
 template <bool kIsKey>
 void AddDifferences(const CodeBlock& block, const PackedSideView& side, const RowTile* from,
                     TileSums* to) {
@@ -332,8 +337,8 @@ void AddExactScores(const CodeBlock& block, const QueryRows<kRows>& rows, float*
   AddToRows<kRows>(sums, kBlockSize, scores, kBlockSize);
 }
 
-// --- What the next block needs beside its codes, in two halves, as many requests at once are
-// dropped. ---
+// --- Fetching what the next block needs beside its codes. It is done in two halves because the
+// core drops requests when many come at once. ---
 
 KVL_LANES void FetchLines(const void* from, int64_t n_bytes) {
   const auto* first = static_cast<const std::byte*>(from);
@@ -387,7 +392,7 @@ struct ValueRows {
   const RowState* states;
 };
 
-// o[r, 16 channels] = shrink * o + sums * unit + constant.
+// Sets o[r, 16 channels] to shrink * o + sums * unit + constant.
 template <int kRows>
 KVL_INLINE void StoreValues(const ValueRows<kRows>& rows, const LineSums<kRows>& sums, int channel,
                             const float* units, const float* constants) {
@@ -401,7 +406,8 @@ KVL_INLINE void StoreValues(const ValueRows<kRows>& rows, const LineSums<kRows>&
   });
 }
 
-// n_channels from `first` on, whose codes begin at `codes`, in lines of `n_in_group` channels.
+// Adds the values of n_channels from `first` on, whose codes begin at `codes`, in lines of
+// `n_in_group` channels.
 template <typename Reader, int kRows>
 KVL_INLINE void AddChannels(const Reader& reader, const std::byte* codes, int64_t ahead, int first,
                             int n_channels, int n_in_group, const CodeWeights<kRows>& weights,

@@ -1,8 +1,8 @@
-// Blocks that are still being filled, with 8-bit codes in place of rows
-// (BlockShape::has_coded_rows): those of rows that come in units of their channels' deviations
-// (unit_codes.h), in the places that a sealed block of channels of 8 bits has (packed_layout.h). So
-// attention reads them as one more run, and a position takes half the bytes of Bf16 while it waits
-// for its run to be sealed.
+// Blocks that are still being filled and hold 8-bit codes in place of rows
+// (BlockShape::has_coded_rows). Their rows come in units of the channels' deviations
+// (unit_codes.h), and codes have the places of a sealed block whose channels have 8 bits
+// (format/coded_rows.h). So attention reads these blocks as one more run, and a position takes half
+// the bytes of Bf16 while it waits for its run to be sealed.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,14 @@
 
 namespace kvlathe {
 
-// The nearest codes; what lies beyond the last one takes it. False when a row holds NaN or
-// infinity, for which there is no code; what was written is undefined then.
+// Writes the nearest codes; numbers beyond the last code take that. False when a row holds NaN or
+// infinity, for which there is no code, and then what was written is undefined.
 bool AppendCodedRows(const AppendParams& params);
 
-// K or V of a block of `rank` channels, in the order of a plain block, in units. 0 lies on a
-// boundary of all fewer bits (UnitBoundaries), so it gets a sign: a little more than 0 at even
-// tokens, a little less at odd ones, or sealing would move the mean of values, which does not
-// average out.
+// Expand K or V of a block of `rank` channels to numbers of units in the order of a plain block. 0
+// lies on a boundary of all codes of fewer bits (UnitBoundaries), so it becomes a little more than
+// 0 at even tokens and a little less at odd ones. Otherwise sealing would move the mean of values,
+// which attention does not average out.
 void ExpandCodedKeys(const std::byte* keys, int rank, float* to);
 void ExpandCodedValues(const std::byte* values, int rank, float* to);
 

@@ -1,4 +1,4 @@
-// Attention mass of cache entries, what retention chooses by: column sums of the attention
+// The attention mass of cache entries, by which retention chooses: column sums of the attention
 // probabilities (H2O), or of probabilities from noisy scores (Keyformer).
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace kvlathe {
 
-// The key of one query: h is HashScore(QueryKey(...), position of the key).
+// The hash key of one query. The h of ScoreNoise is HashScore(QueryKey(...), position of the key).
 uint32_t QueryKey(const ScoreNoise& noise, int head, int position);
 constexpr uint32_t HashScore(uint32_t query_key, uint32_t key_position) {
   uint32_t x = query_key + key_position * 0x9e3779b1u;
@@ -22,8 +22,8 @@ constexpr uint32_t HashScore(uint32_t query_key, uint32_t key_position) {
 // Rows of queries and their scores against the entries of one head. Row r belongs to token
 // r / gqa_group and sees entries < first_visible + r / gqa_group.
 struct EntryScoreParams {
-  // [n_rows, stride] q k, not scaled; the noisy sums overwrite it. What lies behind the entries, up
-  // to whole blocks of them, is read and not used.
+  // [n_rows, stride] of q k, not scaled; the noisy sums overwrite them. What lies behind the
+  // entries, up to whole blocks of them, is read and not used.
   float* scores = nullptr;
   int64_t stride = 0;
   int n_rows = 0;
@@ -31,11 +31,11 @@ struct EntryScoreParams {
   int first_visible = 0;
   int n_entries = 0;
   float sm_scale = 1;
-  // Of each row's softmax over all that it sees, sinks included; not used with noise, whose
-  // probabilities are over these entries.
+  // The maximum and the sum of each row's softmax over all that it sees, sinks included. They are
+  // not used with noise, whose probabilities are over these entries alone.
   const float* row_max = nullptr;
   const float* row_sum = nullptr;
-  const ScoreNoise* noise = nullptr;  // null: the probabilities themselves
+  const ScoreNoise* noise = nullptr;  // null: probabilities are added as they are
   EntryTable table;
 };
 

@@ -1,4 +1,4 @@
-// The kernel sets behind GetEntryScoreKernels, one per translation unit.
+// The kernel sets from which GetEntryScoreKernels chooses. Each is a translation unit of its own.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@ inline float TemperatureOfToken(const ScoreNoise& noise, int token) {
                   noise.temperature + static_cast<float>(token) * noise.temperature_step);
 }
 
-// Keeps all others that lock the same sums out while it lives: one exchange for a block of sums,
-// which are 64 otherwise. Held for a few dozen cycles.
+// Keeps all others that lock the same sums out while it lives, which is a few dozen cycles. It
+// takes one atomic exchange for a block of sums, in place of 64.
 class SumsLock {
  public:
   explicit SumsLock(const int64_t* sums);

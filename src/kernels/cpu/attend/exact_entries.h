@@ -25,7 +25,7 @@ struct ExactEntries {
   int n;
 };
 
-// Of block `block_idx` of its run, where there are any.
+// The exact entries of block `block_idx` of its run. The side has exact entries.
 KVL_INLINE ExactEntries ExactEntriesOf(const PackedSideView& side, int block_idx) {
   const ExactEntriesView& exact = side.exact;
   const int64_t i = int64_t{block_idx} * exact.ends_step + exact.ends_first;
@@ -39,8 +39,8 @@ struct ExactLanes {
   uint8_t lanes[kBlockSize * kMaxPackedRank + 8];  // eight behind the last are written in vain
 };
 
-// The lanes of the entries that four lanes have in a round, in bytes of a word: [counts] of 0 to 2
-// of each, in two bits.
+// The lanes of the entries that four lanes have in a round, as bytes of a word. The index is made
+// of the lanes' counts, each from 0 to 2 and in two bits.
 struct RoundLanes {
   uint64_t of_counts[256];
 };
@@ -104,7 +104,8 @@ LaneCounts CountsOf(const PackedSideView& side, const std::byte* block) {
   return {block + side.exact.counts, side.exact.has_wide_counts, kIsKey ? kBlockSize : side.rank};
 }
 
-// f(token, channel, difference) for the exact entries of a side of block `block_idx` of its run.
+// Calls f(token, channel, difference) for the exact entries of a side of block `block_idx` of its
+// run.
 template <bool kIsKey, typename F>
 KVL_INLINE void ForEachExactEntry(const PackedSideView& side, const std::byte* block, int block_idx,
                                   const F& f) {

@@ -1,4 +1,4 @@
-// Codes of sealed blocks as numbers of 16 bits, a vector of lanes.h at a time.
+// Reads codes of sealed blocks as numbers of 16 bits, a vector of lanes.h at a time.
 #pragma once
 
 #include "format/split_bits/unit_codes.h"
@@ -13,7 +13,7 @@ constexpr int kVecBytes = static_cast<int>(sizeof(IntVec));
 // A line is 16 tokens of K, or channels of V, in words of pairs.
 constexpr int kLineParts = 64 / kVecBytes;
 
-// Numbers of two lines of a group, words of pairs as in a plain block.
+// The numbers of two lines of a group, as words of pairs like those of a plain block.
 struct TwoLines {
   IntVec first, second;
 };
@@ -26,7 +26,8 @@ struct CodeGroup {
   static constexpr int kLow = LowBits(kBits);
 };
 
-// Codes of uniform steps: the code, at 8 bits less 128 unless it is signed.
+// Reads codes of uniform steps. The number is the code itself, or at 8 bits the code less 128 where
+// it is not signed.
 template <int kBits>
 struct NumberReader : CodeGroup<kBits> {
   using CodeGroup<kBits>::kHalf, CodeGroup<kBits>::kLow;
@@ -61,7 +62,7 @@ struct NumberReader : CodeGroup<kBits> {
       {-128, 8, -128, 9, -128, 10, -128, 11, -128, 12, -128, 13, -128, 14, -128, 15}};
 };
 
-// Codes of a table (code_table.h): the number that each stands for.
+// Reads codes of a table (code_table.h) as the numbers that they stand for.
 struct TableReader : CodeGroup<4> {
   IntVec numbers;
 
@@ -83,10 +84,10 @@ struct TableReader : CodeGroup<4> {
                                                            -128, 8, -128, 10, -128, 12, -128, 14};
 };
 
-// Codes of unit_codes.h, in steps of kUnitNumberStep. The words of a group hold codes of half of
-// its lines in their lower bytes and of the other half in their upper ones. Sorted by that, two
-// lines are one vector of bytes: one look-up finds the lower bytes of their numbers, one the upper,
-// and interleaving both gives the words of either line.
+// Reads codes of unit_codes.h as numbers of steps of kUnitNumberStep. The words of a group hold
+// codes of half of its lines in their lower bytes and of the other half in their upper ones. Sorted
+// by that, two lines are one vector of bytes: one look-up finds the lower bytes of their numbers,
+// another the upper bytes, and interleaving both gives the words of either line.
 template <int kBits>
 struct UnitReader : CodeGroup<kBits> {
   using CodeGroup<kBits>::kHalf, CodeGroup<kBits>::kLow;
@@ -135,7 +136,7 @@ struct UnitReader : CodeGroup<kBits> {
       6, 6, 6, 6, 3, 3, 3, 3, 3, 3, 3, 3, 7, 7, 7, 7, 7, 7, 7, 7};
 };
 
-// f(reader) with the reader of the side's codes.
+// Calls f(reader) with the reader of the side's codes.
 template <typename F>
 KVL_INLINE void WithReader(const PackedSideView& side, const F& f) {
   if (side.numbers != nullptr) return f(TableReader(side.numbers));
@@ -169,8 +170,8 @@ KVL_INLINE void WithReader(const CodeSegment& segment, const F& f) {
   }
 }
 
-// f(offset, numbers) with every vector of numbers of a side with split bits, where `offset` is that
-// of its first number in K or V of a plain block.
+// Calls f(offset, numbers) with every vector of numbers of a side with split bits, where `offset`
+// is that of its first number in K or V of a plain block.
 template <bool kIsKey, typename F>
 KVL_INLINE void ForEachVector(const PackedSideView& side, const std::byte* block, const F& f) {
   for (int i = 0; i < side.n_segments; ++i) {

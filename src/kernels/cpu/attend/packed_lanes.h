@@ -1,5 +1,5 @@
-// Sealed blocks as F32 blocks, over vectors of lanes.h: what ExpandPackedBlock does with portable
-// loops.
+// Expands sealed blocks to F32 blocks over vectors of lanes.h, as ExpandPackedBlock does with
+// portable loops.
 #pragma once
 
 #include "kernels/cpu/attend/attend_packed.h"
@@ -15,12 +15,12 @@ constexpr int kLineValues = 32;
 constexpr int kLineVecs = kLineValues / kLanes;
 constexpr int kMaxRank = 256;
 
-// Which numbers of a line share a scale: all with the same channel of a pair (K by channel), with
-// the same token (K), with the same token of a pair (V).
+// Which numbers of a line share a scale: those of one channel of the pair (K by channel), of one
+// token (K by token), or of one token of the pair (V).
 enum class SideKind { kKeyByChannel, kKeyByToken, kValue };
 
-// Scales and minima of a block as floats, laid out so that those of a vector are one load or one
-// broadcast pair.
+// The scales and minima of a block as floats, laid out so that those of a vector are one load or
+// one broadcast pair.
 struct ScaleTable {
   static constexpr int kMaxGroups = 16;  // of channels; of tokens there are at most 4
   static constexpr int kTokenStep = 2 * kBlockSize;
@@ -35,7 +35,7 @@ KVL_LANES void WidenF16(const F16* from, int n, float* to) {
   for (int i = 0; i < n; i += kLanes) Store(to + i, LoadF16(from + i));
 }
 
-// Every number twice.
+// Writes every number twice.
 KVL_LANES void WidenF16Twice(const F16* from, int n, float* to) {
   for (int i = 0; i < n; i += kLanes) {
     float values[kLanes];
@@ -56,7 +56,7 @@ void ReadChannelScales(const PackedSideView& side, int block_idx, ScaleTable* ta
   }
 }
 
-// Scales of a table, a byte each, in units of its numbers.
+// Reads the scales of a table, a byte each, in units of its numbers.
 template <SideKind kKind>
 void ReadTableScales(const PackedSideView& side, const std::byte* block, ScaleTable* table) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(block + side.scales);
@@ -135,7 +135,7 @@ KVL_LANES int OffsetOf(const LinePlace& place, int rank) {
   return 2 * (place.pair * (kKind == SideKind::kValue ? rank : kBlockSize) + place.first);
 }
 
-// Vector `v` of a line's scales (or minima).
+// Returns vector `v` of a line's scales (or minima).
 template <SideKind kKind>
 KVL_LANES Vec ScalesOf(const ScaleTable& table, const float* numbers, const LinePlace& place,
                        int v) {
@@ -146,7 +146,7 @@ KVL_LANES Vec ScalesOf(const ScaleTable& table, const float* numbers, const Line
   }
 }
 
-// Codes of one vector of all lines of a group.
+// Reads the codes of one vector of all lines of a group.
 template <int kBits>
 KVL_LANES void DecodeLines(const std::byte* group, int v, bool is_signed,
                            IntVec (&codes)[LinesPerGroup(kBits)]) {
@@ -196,7 +196,7 @@ void ExpandCodes(const PackedSideView& side, const std::byte* codes, const Scale
   }
 }
 
-// The same with codes of a table.
+// Does the same with codes of a table.
 template <SideKind kKind>
 void ExpandTableCodes(const PackedSideView& side, const std::byte* codes, const ScaleTable& table,
                       float* out) {
@@ -237,8 +237,8 @@ void ExpandCodesOfAnyWidth(const PackedSideView& side, const std::byte* codes,
   }
 }
 
-// values[token, channel] += a[token] * b[channel]. In the order of a block the one factor of a pair
-// is a broadcast pair and the other every number twice.
+// Adds a[token] * b[channel] to values[token, channel]. In the order of a block one of the two
+// factors is a broadcast pair, and the other has every number twice.
 template <SideKind kKind>
 void AddOuterProduct(const F16* a, const F16* b, int rank, float* values) {
   constexpr bool kIsKey = kKind != SideKind::kValue;
@@ -279,7 +279,7 @@ void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block,
   AddFactors<kKind>(side, lowrank, block, values);
 }
 
-// Codes of a side with split bits.
+// Expands the codes of a side with split bits.
 template <bool kIsKey>
 void ExpandSegments(const PackedSideView& side, const std::byte* block, float* values) {
   const Vec step = Set1(kUnitNumberStep);
@@ -289,7 +289,7 @@ void ExpandSegments(const PackedSideView& side, const std::byte* block, float* v
   });
 }
 
-// Numbers of K in units of their block, as keys.
+// Turns the numbers of K, which are in units of their block, into keys.
 void ScaleKeys(const PackedSideView& side, const std::byte* block, float* values) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(block + side.block_scales);
   for (int r = 0; r < side.n_scaled; r += 2, values += 2 * kBlockSize) {
@@ -303,11 +303,11 @@ void ScaleKeys(const PackedSideView& side, const std::byte* block, float* values
   }
 }
 
-// As ExpandPackedBlock.
+// Does what ExpandPackedBlock does.
 KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
                                  float* values) {
   float* of_v = values + kBlockSize * run.k.rank;
-  if (run.k.centroids != nullptr) {  // no bar of speed here
+  if (run.k.centroids != nullptr) {  // nothing demands speed here
     return ExpandPackedBlock(run, block, block_idx, values);
   }
   if (run.k.n_segments > 0) {

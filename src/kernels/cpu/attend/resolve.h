@@ -1,4 +1,4 @@
-// What tables and plans name by ids (device/sealed_runs.h), at its addresses.
+// Finds the addresses of what tables and plans name by ids (device/sealed_runs.h).
 #pragma once
 
 #include <vector>
@@ -14,7 +14,7 @@ inline EntryTable EntryTableAt(const CpuAccess& access, const EntryTableId& id) 
   return EntryTable(access.At(id.object), id.has_sums);
 }
 
-// `runs` keeps the list that the result points to.
+// The result points to a list that `runs` keeps.
 PackedHead PackedHeadAt(const CpuAccess& access, const SealedHead& head,
                         std::vector<PackedRun>* runs);
 

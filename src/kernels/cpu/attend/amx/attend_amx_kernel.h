@@ -1,8 +1,9 @@
 // Attention on matrix tiles of 16 rows x 64 bytes, for any tile policy (AMX, or its emulation).
 //
-// K lines are B tiles as they lie (16 pairs of dimensions x 16 tokens), V lines too (16 pairs of
-// tokens x 16 dimensions); A tiles are rows of q and of probabilities. Blocks are taken a few at a
-// time so that o passes through tiles once per kGroupBlocks. The softmax between is AVX-512.
+// Lines of K are B tiles as they lie (16 pairs of dimensions x 16 tokens), and so are lines of V
+// (16 pairs of tokens x 16 dimensions); A tiles are rows of q and of probabilities. A few blocks
+// are taken at a time, so that o passes through tiles once per kGroupBlocks. The softmax between
+// the two products is AVX-512.
 //
 // A policy provides Configure(rows), Release(), Zero<tile>(), Load<tile>(p, stride),
 // Store<tile>(p, stride) and Multiply<c, a, b>() (c += a b). Tiles 0-3 are C and 4-5 A with `rows`
@@ -23,9 +24,9 @@ constexpr int kGroupTokens = kGroupBlocks * kBlockSize;
 constexpr int kPanelRows = 256;  // their o and q stay in L2 while blocks stream by
 constexpr int kMaxRank = 256;
 constexpr int64_t kKeyStride = 4 * kBlockSize;  // bytes from a pair of dimensions to the next
-// Fewer rows, or a rank that has no 32 dimensions, go to the AVX-512 kernel: a dot per row and line
-// costs less than the fixed 16 cycles of a product per 16 lines and the way of scores through
-// memory.
+// With fewer rows, or a rank below 32, the AVX-512 kernel is used: a dot per row and line costs
+// less than a product, which takes 16 cycles for 16 lines whatever the rows, and than passing
+// scores through memory.
 constexpr int kMinTileRows = 4;
 
 struct Scratch {
@@ -69,9 +70,9 @@ struct BlockGroup {
   int first_entry;
 };
 
-// C += A B for kTiles row tiles and kCols B tiles that lie b_step bytes apart, C tile i * kCols +
-// j. `next` is where the same lines of a block to come lie, or null: they are fetched meanwhile, to
-// L2, because L1 does not hold a group of blocks.
+// Computes C += A B for kTiles row tiles and kCols B tiles that lie b_step bytes apart; row tile i
+// and B tile j have C tile i * kCols + j. `next` is where the same lines of a block to come lie, or
+// null. They are fetched meanwhile to L2, because L1 does not hold a group of blocks.
 template <typename Tiles, int kTiles, int kCols>
 KVL_INLINE void MultiplyStep(const void* const (&a)[kTiles], const int64_t (&a_stride)[kTiles],
                              const std::byte* b, const std::byte* next, int64_t b_stride) {
@@ -89,7 +90,7 @@ KVL_INLINE void MultiplyStep(const void* const (&a)[kTiles], const int64_t (&a_s
   }
 }
 
-// Scores of kTiles row tiles against one block into columns [column, column + 64).
+// Computes the scores of kTiles row tiles against one block, in columns [column, column + 64).
 template <typename Tiles, int kTiles>
 void ScoreBlock(const Panel& panel, const RowTile* tiles, const std::byte* k,
                 const std::byte* next_k, int column) {
@@ -121,8 +122,8 @@ void ScoreBlock(const Panel& panel, const RowTile* tiles, const std::byte* k,
   }
 }
 
-// Probabilities of a tile's rows against a group, and o moved to the new maximum. Rows that do not
-// exist get probability 0.
+// Computes the probabilities of a tile's rows against a group, and moves o to the new maximum. Rows
+// that do not exist get probability 0.
 void SoftmaxTile(const Panel& panel, const RowTile& tile, int slot, const BlockGroup& group) {
   Scratch* s = panel.scratch;
   const int n_tokens = group.n * kBlockSize;
@@ -166,7 +167,7 @@ void SoftmaxTile(const Panel& panel, const RowTile& tile, int slot, const BlockG
   }
 }
 
-// o[, dim .. dim + 16 kCols) += probabilities x V of a group, for kTiles row tiles.
+// Adds probabilities x V of a group to o[, dim .. dim + 16 kCols), for kTiles row tiles.
 template <typename Tiles, int kTiles, int kCols>
 KVL_INLINE void AddValueColumns(const Panel& panel, const RowTile* tiles, const BlockGroup& group,
                                 int dim) {
@@ -212,7 +213,8 @@ void AttendGroup(const Panel& panel, const RowTile* tiles, const BlockGroup& gro
   for (; dim < rank_v; dim += kLanes) AddValueColumns<Tiles, kTiles, 1>(panel, tiles, group, dim);
 }
 
-// V of a block whose entries end at n_valid, zero behind them: probability 0 does not clear NaN.
+// Copies V of a block whose entries end at n_valid, with zeros behind them: a probability of 0 does
+// not clear NaN.
 void CopyValidValues(const std::byte* v, int rank_v, int n_valid, uint16_t* out) {
   const uint16_t* from = reinterpret_cast<const uint16_t*>(v);
   const int64_t n_full = int64_t{n_valid / 2} * rank_v * 2;

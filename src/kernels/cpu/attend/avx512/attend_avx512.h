@@ -1,6 +1,6 @@
-// What the AVX-512 and AMX kernels share: exponentials and the online softmax of one row. For files
-// compiled with AVX-512 flags only; every function has internal linkage, so that no such code is
-// ever linked into a portable path.
+// What the AVX-512 and AMX kernels share: exponentials and the online softmax of one row. Only
+// files compiled with AVX-512 flags may include this. Every function has internal linkage, so that
+// no such code is ever linked into a portable path.
 #pragma once
 
 #include <immintrin.h>
@@ -23,9 +23,9 @@ KVL_INLINE __m512bh BroadcastPair(const void* p) {
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
 }
 
-// 2^x for x <= 0; exactly 1 at 0 and 0 at -infinity. Relative error 1e-7: a degree-5 minimax
-// polynomial (Remez, with the values at both ends fixed) for the fraction in [0, 1), and an
-// exponent that vscalefps takes as floor(x).
+// Returns 2^x for x <= 0, exactly 1 at 0 and 0 at -infinity, with a relative error of 1e-7. A
+// minimax polynomial of degree 5 (Remez, with the values at both ends fixed) covers the fraction in
+// [0, 1), and vscalefps takes the exponent as floor(x).
 KVL_INLINE __m512 Exp2(__m512 x) {
   constexpr int kFloorWithoutExceptions = 0x09;
   const __m512 f = _mm512_reduce_ps(x, kFloorWithoutExceptions);
@@ -81,7 +81,7 @@ KVL_INLINE void AddProbabilities(const __m512 (&scores)[kLines], float log2_scal
   _mm512_storeu_ps(sums, sum);
 }
 
-// Scores of tokens from `n_visible` on become -infinity. Lines hold 16 tokens each.
+// Sets the scores of tokens from `n_visible` on to -infinity. Lines hold 16 tokens each.
 template <int kLines>
 KVL_INLINE void MaskScores(int n_visible, __m512 (&scores)[kLines]) {
   Unroll<kLines>([&](auto j) {
@@ -91,7 +91,7 @@ KVL_INLINE void MaskScores(int n_visible, __m512 (&scores)[kLines]) {
   });
 }
 
-// The same for the tokens before `n_hidden`.
+// Does the same for the tokens before `n_hidden`.
 template <int kLines>
 KVL_INLINE void MaskFirstScores(int n_hidden, __m512 (&scores)[kLines]) {
   Unroll<kLines>([&](auto j) {
@@ -105,8 +105,8 @@ KVL_INLINE void ClearRow(float* o, int rank_v) {
   for (int r = 0; r < rank_v; r += kLanes) _mm512_storeu_ps(o + r, _mm512_setzero_ps());
 }
 
-// Writes the empty partial result of the rows whose entries all come after the range; they are the
-// first. Returns their number.
+// Writes the empty partial result of the rows whose entries all come after the range, which are the
+// first rows, and returns their number.
 KVL_INLINE int ClearRowsThatSeeNothing(const AttendParams& p) {
   int row = 0;
   for (; row < p.n_rows && LimitOfRow(p, row) <= p.kv_begin; ++row) {

@@ -1,4 +1,4 @@
-// Where the AVX-512 kernel of plain blocks hands over those of sealed runs.
+// The AVX-512 kernel of plain blocks hands the blocks of sealed runs over here.
 #pragma once
 
 #include <cstddef>
@@ -8,15 +8,15 @@
 
 namespace kvlathe {
 
-// Each panel decodes its blocks once more: 128 rows take 0.95 (kivi) and 0.87 (GEAR) of the time
-// that 64 do. What is kept of more rows would fill half of L2.
+// The most rows of a panel. Each panel decodes its blocks anew, so 128 rows take 0.95 (kivi) and
+// 0.87 (GEAR) of the time that 64 do. What is kept of more rows would fill half of L2.
 inline constexpr int kPackedPanelRows = 128;
 inline constexpr int64_t kPackedScratchBytes = 432 << 10;
-// Factors of the low-rank residual that a full panel has room for. With more there are fewer rows
-// in a panel, 16 of them at the 64 that a format may have.
+// A full panel has room for this many factors of the low-rank residual. With more factors a panel
+// has fewer rows: 16 at the 64 factors that a format may have.
 inline constexpr int kFactorsOfFullPanel = 8;
 
-// Rows that go over the blocks together, and what is kept of each while they do.
+// The rows that go over the blocks together, and what is kept of each meanwhile.
 struct PackedPanel {
   const AttendParams* p;
   int first_row;
@@ -27,7 +27,7 @@ struct PackedPanel {
   std::byte* scratch;  // kPackedScratchBytes, 64-byte aligned
 };
 
-// Rows that go together over the sealed blocks of this head, a multiple of four.
+// How many rows go together over the sealed blocks of this head. It is a multiple of four.
 int PanelRowsOf(const PackedHead& head);
 
 // Adds the sealed blocks from `entry` on to the rows' state and o. Returns the entry at which plain

@@ -1,5 +1,6 @@
-// A packed block under a panel of rows: the scratch of the AVX-512 kernel, scales and factors
-// turned to floats. For files compiled with AVX-512 flags only; everything has internal linkage.
+// What the AVX-512 kernel keeps while a panel of rows is at a packed block: its scratch, and scales
+// and factors as floats. Only files compiled with AVX-512 flags may include this, and everything
+// has internal linkage.
 #pragma once
 
 #include "kernels/cpu/attend/attend_packed.h"
@@ -9,7 +10,7 @@
 namespace kvlathe {
 namespace {
 
-// Of functions whose sums live in registers: every lambda in them must become part of them.
+// Marks functions whose sums live in registers: every lambda in them must become part of them.
 #define KVL_FLATTEN __attribute__((flatten))
 
 constexpr int kTileRows = 4;
@@ -21,19 +22,19 @@ constexpr int kRunsAhead = 2;
 // From this number of rows on, decoding once costs less than in each tile of 4.
 constexpr int kMinDecodedRows = 9;
 
-// Lines to ask for; those before `next` were.
+// The lines to fetch. Those before `next` were asked for.
 struct FetchList {
   int next, n;
   const std::byte* lines[kMaxFetches + 8];  // written eight at a time
 
-  // Scores ask for a line with each pair of dimensions; values for what is then left, as at the
-  // start of a run.
+  // Scores ask for a line with each pair of dimensions, and values for those that are left then,
+  // which is the case at the start of a run.
   KVL_INLINE void PrefetchNext() {
     if (next < n) PrefetchLine(lines[next++]);
   }
 };
 
-// Factors of the low-rank residual that all rows of a panel have together: PanelRowsOf.
+// The most factors of the low-rank residual that all rows of a panel have together (PanelRowsOf).
 constexpr int kPanelFactors = kPackedPanelRows * kFactorsOfFullPanel;
 
 struct PackedScratch {
@@ -47,14 +48,15 @@ struct PackedScratch {
       64) float exact_scores[kMinDecodedRows - 1][kBlockSize];  // what exact entries add to them
   alignas(64) float probs[kPackedPanelRows][kBlockSize];
   alignas(64) uint16_t weights[kMaxGroups][kTileRows][kBlockSize];  // probabilities * scales
-  // Scales in CodeUnits and middles (the values of number 0 in a line) of the block at work: K per
-  // channel [groups of tokens][2][kMaxRank]; per token [groups of channels][2][kBlockSize].
+  // The scales, in CodeUnits, and the middles (the values of number 0 in a line) of the block at
+  // work. K per channel has [groups of tokens][2][kMaxRank], and what is per token has
+  // [groups of channels][2][kBlockSize].
   alignas(64) float key_scales[kMaxGroups * 2 * kBlockSize];
   alignas(64) float value_scales[kMaxGroups * 2 * kBlockSize];
   alignas(64) float key_factor[kMaxPackedLowrank][kBlockSize];
   alignas(64) float value_factor[kMaxPackedLowrank][kBlockSize];
-  // Sums over tokens, 16 partial sums each: of probability * middle per group of channels since the
-  // panel began, and of probability * A since the run began.
+  // Sums over tokens, each as 16 partial sums: `middles` of probability * middle per group of
+  // channels since the panel began, and `factors` of probability * A since the run began.
   alignas(64) float middles[kPackedPanelRows][kMaxGroups][kLanes];
   alignas(64) float factors[kPanelFactors][kLanes];  // FactorOf
   FetchList fetches;
@@ -74,18 +76,19 @@ struct Work {
   const PackedPanel* panel;
   PackedScratch* s;
   PackedRunView run;
-  PackedRunView ahead[kRunsAhead];  // of those that follow, n_ahead of them
+  PackedRunView ahead[kRunsAhead];  // the n_ahead runs that follow
   int n_ahead;
   const std::byte* block;
   const std::byte* next;  // the block to fetch meanwhile; behind the last one, `block` itself
   int block_idx;          // in the run
   int first_entry;
-  int first_row;                         // of the panel, that sees anything of the block
-  int token_groups;                      // of scales of K per channel in a block: 1, 2 or 4
+  int first_row;                         // the first of the panel that sees some of the block
+  int token_groups;                      // groups of scales of K per channel: 1, 2 or 4
   bool is_decoded;                       // both sides, with their exact entries
   ScalePlaces key_places, value_places;  // of exact entries, where they go into decoded lines
 
-  // Where what is kept of factor f and a row lies: row by row, each with the factors of the run.
+  // Where what is kept of a row and factor f lies. It is ordered by row, and then by the factors of
+  // the run.
   int FactorOf(int row, int f) const { return row * run.lowrank + f; }
   // Whether the exact entries of a side are added to the sums of tiles.
   bool has_exact_sums(const PackedSideView& side) const {
@@ -103,7 +106,7 @@ KVL_INLINE __m512 LoadBf16(const uint16_t* from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
-// 16 stored scales and minima to scales in CodeUnits and middles.
+// Converts 16 stored scales and minima to scales in CodeUnits and middles.
 KVL_INLINE void ConvertScales(const PackedSideView& side, const F16* scales, const F16* minima,
                               float* to, float* middles_to) {
   const __m512 scale = LoadHalf(scales);
@@ -115,7 +118,7 @@ KVL_INLINE void ConvertScales(const PackedSideView& side, const F16* scales, con
   _mm512_store_ps(middles_to, middle);
 }
 
-// The look-ups of a side: of the numbers of its table, or of even steps.
+// The look-up tables of a side: the numbers of its own table, or those of even steps.
 template <int kBits>
 KVL_INLINE CodeTables SideTables(const PackedSideView& side) {
   if constexpr (kBits == 4) {
@@ -124,7 +127,7 @@ KVL_INLINE CodeTables SideTables(const PackedSideView& side) {
   return MakeCodeTables<kBits>(side.is_symmetric);
 }
 
-// Of all groups of a block, where the side has a table.
+// Converts the scales of all groups of a block where the side has a table.
 inline void ConvertTableScales(const Work& w, const PackedSideView& side, float* to) {
   const std::byte* from = w.block + side.scales;
   const __m512 unit = _mm512_set1_ps(side.table_unit);
@@ -145,7 +148,7 @@ inline void ConvertChannelScales(const PackedSideView& side, const F16* from, fl
   }
 }
 
-// Of all groups of a block.
+// Converts the scales of all groups of a block where they are per token.
 inline void ConvertTokenScales(const Work& w, const PackedSideView& side, float* to) {
   if (side.table != nullptr) return ConvertTableScales(w, side, to);
   const int parts = side.is_symmetric ? 1 : 2;

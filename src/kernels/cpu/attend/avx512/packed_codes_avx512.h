@@ -1,5 +1,5 @@
-// Codes of sealed blocks (packed_layout.h) as the Bf16 lines that dots read. For files compiled
-// with AVX-512 flags only; everything has internal linkage.
+// Decodes codes of sealed blocks (packed_layout.h) to the Bf16 lines that dots read. Only files
+// compiled with AVX-512 flags may include this, and everything has internal linkage.
 #pragma once
 
 #include <immintrin.h>
@@ -12,22 +12,22 @@
 namespace kvlathe {
 namespace {
 
-// Lines that were decoded before: groups of one line.
+// Stands for lines that were decoded before, which are groups of one line.
 constexpr int kDecodedBits = 16;
-// Segments of several bits.
+// Stands for segments of several bits.
 constexpr int kSplit = 0;
 
-// Numbers of a line are (code - CodeCentre) * CodeUnit. Around their middle, because the other side
-// of a dot is rounded to Bf16 and the error grows with the codes' size; 8 bits in units of 2^24,
-// where a conversion from the top byte of a word leaves them.
+// The numbers of a line are (code - CodeCentre) * CodeUnit. They lie around 0 because the other
+// side of a dot is rounded to Bf16, and the error of that grows with the numbers. Numbers of 8 bits
+// come in units of 2^24, as a conversion from the top byte of a word leaves them.
 constexpr float CodeCentre(int bits, bool is_symmetric) {
   return is_symmetric && bits == 8 ? 0 : static_cast<float>(1 << (bits - 1));
 }
 constexpr float CodeUnit(int bits) { return bits == 8 ? 0x1p24f : 1; }
 
-// What decoding keeps in registers: tables of numbers by code. An index of 5 bits holds bits of
-// other codes above its own, so tables repeat. With 3 and 5 bits `high` has the codes with their
-// high bit set; with 8, `low` is what makes the code a signed byte.
+// The tables of numbers by code that decoding keeps in registers. An index of 5 bits holds bits of
+// other codes above its own, so tables repeat. With 3 and 5 bits `high` has the numbers of the
+// codes whose high bit is set. With 8 bits `low` is what makes a code a signed byte.
 struct CodeTables {
   __m512i low, high;
 };
@@ -51,7 +51,7 @@ KVL_INLINE CodeTables MakeCodeTables(bool is_symmetric) {
   return tables;
 }
 
-// From a UnitTable; of no use at 8 bits.
+// Makes the tables of a UnitTable. At 8 bits they are not used.
 template <int kBits>
 KVL_INLINE CodeTables LoadCodeTables(const uint16_t* table) {
   if constexpr (kBits == 8 || kBits == kDecodedBits) {
@@ -108,7 +108,7 @@ struct CodeGroup {
   const std::byte* high_bits;
 };
 
-// Asks for the group of a block to come that lies where `group` does in this one.
+// Fetches the group of a block to come that lies where `group` does in this one.
 template <int kBits>
 KVL_INLINE void PrefetchGroup(const std::byte* next) {
   if constexpr (kBits != kDecodedBits) PrefetchLine(next);
@@ -169,7 +169,7 @@ KVL_INLINE void WithBits(int bits, const F& f) {
   }
 }
 
-// The same with the bits of a segment.
+// Does the same with the bits of a segment.
 template <typename F>
 KVL_INLINE void WithSegmentBits(int bits, const F& f) {
   if (bits == 1) return f(Index<1>{});

@@ -1,7 +1,7 @@
-// Exact entries of a packed block: what they add to the scores of their tokens and to the channels
-// of the outputs, 16 tokens or channels and two entries of each at a time. Where many rows share a
-// block they are added to its decoded lines instead. For files compiled with AVX-512 flags only;
-// everything has internal linkage.
+// Adds the exact entries of a packed block to the scores of their tokens and to the channels of the
+// outputs, 16 tokens or channels and two entries of each at a time. Where many rows share a block,
+// the entries are added to its decoded lines instead. Only files compiled with AVX-512 flags may
+// include this, and everything has internal linkage.
 #pragma once
 
 #include "kernels/cpu/attend/avx512/packed_block_avx512.h"
@@ -20,7 +20,7 @@ inline ScalePlaces PlacesOfScales(const PackedSideView& side, int token_groups) 
 
 // --- Rounds of entries. ---
 
-// What follows of the entries of a block.
+// Where the rest of the entries of a block begins.
 struct ExactCursor {
   explicit ExactCursor(const ExactEntries& entries)
       : differences(entries.differences), places(entries.places) {}
@@ -29,7 +29,7 @@ struct ExactCursor {
   const uint8_t* places;
 };
 
-// The counts of 16 lanes from `lane` on, each in both words of a lane of the vector.
+// Loads the counts of 16 lanes from `lane` on, each into both words of a lane of the vector.
 KVL_INLINE __m512i LoadCounts(const LaneCounts& counts, int lane) {
   __m512i wide;
   if (counts.is_wide) {
@@ -42,9 +42,9 @@ KVL_INLINE __m512i LoadCounts(const LaneCounts& counts, int lane) {
   return _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
 }
 
-// Adds the differences of 16 lanes, which have so many, times what they meet: number_of(row,
-// places) has the words at 32 places. Some processors expand from memory far more slowly than from
-// registers.
+// Adds the differences of 16 lanes, which have `counts` entries, times the numbers of their places:
+// number_of(row, places) gives the words at 32 places. Differences are loaded before they are
+// expanded, because some processors expand from memory far more slowly than from registers.
 template <int kRows, typename NumberOf>
 KVL_INLINE void AddExactRounds(const __m512i& counts, const NumberOf& number_of, ExactCursor* at,
                                __m512 (&sums)[kRows]) {
@@ -68,7 +68,7 @@ KVL_INLINE void AddExactRounds(const __m512i& counts, const NumberOf& number_of,
   }
 }
 
-// Words of a row by their place, up to 64 * kPairs of them.
+// Looks up words of a row by their place. A row has up to 64 * kPairs words.
 template <int kPairs>
 struct WordTable {
   __m512i words[2 * kPairs];
@@ -92,7 +92,8 @@ struct WordTable {
   }
 };
 
-// What exact entries of K add to the scores of rows [row, row + kRows): to w.s->exact_scores.
+// Writes what exact entries of K add to the scores of rows [row, row + kRows) to
+// w.s->exact_scores.
 template <int kRows, int kPairs>
 KVL_FLATTEN void AddExactScores(const Work& w, int row) {
   const AttendParams& p = *w.panel->p;
@@ -129,7 +130,7 @@ void AddExactScores(const Work& w, int row) {
   for (int i = 0; i < kRows; ++i) AddExactScores<1, 4>(w, row + i);
 }
 
-// What exact entries of V add to o of rows [row, row + kRows).
+// Adds the exact entries of V to o of rows [row, row + kRows).
 template <int kRows>
 KVL_FLATTEN void AddExactValues(const Work& w, int row) {
   const AttendParams& p = *w.panel->p;
@@ -160,14 +161,14 @@ KVL_FLATTEN void AddExactValues(const Work& w, int row) {
 
 // --- Decoded lines. ---
 
-// Words that an entry's numbers go through on their way into a line.
+// The words through which the numbers of entries pass on their way into a line.
 struct LineWords {
   alignas(64) int32_t places[kLanes];
   alignas(32) uint16_t numbers[kLanes];
 };
 
-// Adds to codes what the scales of their places make of exact entries, 16 entries at a time.
-// `scales` is key_scales or value_scales of the scratch.
+// Adds exact entries, divided by the scales of their places, to decoded codes, 16 entries at a
+// time. `scales` is key_scales or value_scales of the scratch.
 template <bool kIsKey>
 void PutExactEntries(const Work& w, const PackedSideView& side, const ScalePlaces& scale_places,
                      const float* scales, uint16_t* lines) {
@@ -209,7 +210,7 @@ void PutExactEntries(const Work& w, const PackedSideView& side, const ScalePlace
   }
 }
 
-// All lines of a side into scratch, exact entries among them.
+// Decodes all lines of a side into scratch, exact entries included.
 template <bool kIsKey>
 void DecodeSide(const Work& w) {
   const PackedSideView& side = kIsKey ? w.run.k : w.run.v;

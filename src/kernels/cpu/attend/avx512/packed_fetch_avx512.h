@@ -1,7 +1,7 @@
-// What is asked for ahead of its use: the runs that follow, and what the next block needs beside
-// its codes, line by line while this block is scored. The core drops requests that find its miss
-// buffers full (24 on Zen 4), so they must not come at once. For files compiled with AVX-512 flags
-// only; everything has internal linkage.
+// Fetches ahead: the runs that follow, and what the next block needs beside its codes, line by line
+// while this block is scored. The core drops requests that find its miss buffers full (24 on Zen
+// 4), so they must not come all at once. Only files compiled with AVX-512 flags may include this,
+// and everything has internal linkage.
 #pragma once
 
 #include "kernels/cpu/attend/avx512/packed_block_avx512.h"
@@ -10,8 +10,8 @@
 namespace kvlathe {
 namespace {
 
-// Moves on to `run`: its view and those of the runs that follow, and their lists of where exact
-// entries end, which must be there before the entries can be asked for.
+// Moves on to `run`: makes its view and those of the runs that follow, and fetches their lists of
+// where exact entries end, without which the entries cannot be fetched.
 inline void ViewRuns(const PackedRun& run, Work* w) {
   const AttendParams& p = *w->panel->p;
   const int64_t n_behind = run.is_open ? 0 : p.packed->runs + p.packed->n_runs - (&run + 1);
@@ -49,7 +49,7 @@ inline void ListEntries(const PackedSideView& side, int block_idx, FetchList* li
   ListLines(entries.places, entries.n, list);
 }
 
-// The lines of block `block_idx` of `run`, which lies at w.next.
+// Lists the lines that block `block_idx` of `run`, which lies at w.next, needs.
 inline void ListFetches(const Work& w, const PackedRunView& run, int block_idx) {
   FetchList* list = &w.s->fetches;
   const PackedSideView &k = run.k, &v = run.v;

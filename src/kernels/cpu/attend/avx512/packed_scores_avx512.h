@@ -1,5 +1,6 @@
-// Scores of a tile of rows with a sealed block (attend_packed_avx512.cc), up to probabilities. For
-// files compiled with AVX-512 flags only; everything has internal linkage.
+// Computes the scores of a tile of rows with a sealed block (attend_packed_avx512.cc), and their
+// probabilities. Only files compiled with AVX-512 flags may include this, and everything has
+// internal linkage.
 #pragma once
 
 #include "format/split_bits/unit_codes.h"
@@ -25,7 +26,7 @@ KVL_INLINE void SwapLanes(__m512 (&x)[kTileRows]) {
   x[3] = _mm512_shuffle_f32x4(c, d, 0xdd);
 }
 
-// The sums of the lanes of four vectors.
+// Stores the sums of the lanes of four vectors.
 KVL_INLINE void StoreSumsOfLanes(__m512 (&x)[kTileRows], float* to) {
   SwapLanes(x);
   __m512 sums = _mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3]));
@@ -34,8 +35,8 @@ KVL_INLINE void StoreSumsOfLanes(__m512 (&x)[kTileRows], float* to) {
   _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, sums)));
 }
 
-// q of a tile's rows times each group of scales per channel, and its dots with the middles. Rows
-// that are not there repeat the last one.
+// Multiplies q of a tile's rows with each group of scales per channel, and computes its dots with
+// the middles. Rows that do not exist repeat the last one.
 template <int kTokenGroups>
 KVL_FLATTEN void ScaleTileQueries(const Work& w, int row) {
   const uint16_t* q[kTileRows];
@@ -68,8 +69,8 @@ KVL_FLATTEN void ScaleTileQueries(const Work& w, int row) {
   });
 }
 
-// Scales per channel of this block, where they are not those of the block before; q of all rows
-// with them where one group spans the block.
+// Converts the scales per channel of this block where they are not those of the block before.
+// Where one group spans the block, q of all rows is multiplied with them too.
 void PrepareChannelScales(const Work& w, bool is_new_run) {
   const PackedSideView& side = w.run.k;
   const int first_token = w.block_idx * kBlockSize;
@@ -89,8 +90,8 @@ KVL_INLINE int ByteChannels(const PackedSideView& side) {
   return side.segments[0].bits == 8 ? side.segments[0].n_channels : 0;
 }
 
-// q of all rows times the scales of the block's first channels, and its dots with their offsets,
-// where bits are split.
+// Where bits are split, multiplies q of all rows with the scales of the block's first channels, and
+// computes its dots with their offsets.
 void PrepareBlockScales(const Work& w) {
   const PackedSideView& side = w.run.k;
   const int n_bytes = ByteChannels(side);
@@ -122,8 +123,8 @@ void PrepareBlockScales(const Work& w) {
   }
 }
 
-// Groups of lines of K from the first of some pairs of dimensions on; a line of `fetches` is asked
-// for with each pair.
+// The groups of lines of K of some pairs of dimensions. With each pair a line of `fetches` is
+// fetched.
 struct KeyLines {
   const std::byte* codes;
   const std::byte* next;
@@ -131,7 +132,7 @@ struct KeyLines {
   FetchList* fetches;
 };
 
-// q by row, and by group of tokens where it is scaled by them.
+// q by row, and by group of tokens where the groups scale it.
 struct QueryRows {
   const uint16_t* q;
   int64_t row_step;
@@ -180,7 +181,7 @@ KVL_INLINE void AddKeyDots(KeyLines keys, const QueryRows& queries, const CodeTa
   fetches.next = static_cast<int>(fetch - fetches.lines);
 }
 
-// Pairs of dimensions [first_pair, first_pair + n_pairs) of K.
+// The lines of the pairs of dimensions [first_pair, first_pair + n_pairs) of K.
 template <int kBits>
 KVL_INLINE KeyLines KeyLinesOf(const Work& w, int first_pair, int n_pairs) {
   const int64_t offset =
@@ -193,8 +194,8 @@ KVL_INLINE KeyLines KeyLinesOf(const Work& w, int first_pair, int n_pairs) {
           &w.s->fetches};
 }
 
-// What exact entries add to the scores of rows [row, row + kRows). Behind all else, which then need
-// not wait for it.
+// Adds exact entries to the scores of rows [row, row + kRows). It comes last, so that nothing else
+// has to wait for it.
 template <int kRows>
 KVL_INLINE void AddWaitingScores(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
   if (!w.has_exact_sums(w.run.k)) return;
@@ -207,7 +208,7 @@ KVL_INLINE void AddWaitingScores(const Work& w, int row, __m512 (&scores)[kRows]
   });
 }
 
-// What the residual adds.
+// Adds the low-rank residual.
 template <int kRows>
 KVL_INLINE void AddKeyRepairs(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
   for (int f = 0; f < w.run.lowrank; ++f) {
@@ -316,7 +317,8 @@ KVL_INLINE void ScoreBySegment(const Work& w, int row, __m512 (&scores)[kRows][k
   }
 }
 
-// Probabilities in F32: they meet scales and middles before they are rounded.
+// Stores probabilities in F32, because they are multiplied with scales and middles before they are
+// rounded.
 KVL_INLINE void StoreProbabilities(const __m512 (&scores)[kBlockLines], float log2_scale,
                                    const RowState& row, float* sums, float* probs) {
   const __m512 scale = _mm512_set1_ps(log2_scale);

@@ -1,5 +1,5 @@
-// What a sealed block adds to the outputs of a tile of rows (attend_packed_avx512.cc). For files
-// compiled with AVX-512 flags only; everything has internal linkage.
+// Adds the values of a sealed block to the outputs of a tile of rows (attend_packed_avx512.cc).
+// Only files compiled with AVX-512 flags may include this, and everything has internal linkage.
 #pragma once
 
 #include "kernels/cpu/attend/avx512/packed_scores_avx512.h"
@@ -7,8 +7,8 @@
 namespace kvlathe {
 namespace {
 
-// Probabilities of a tile's rows times the scales of each group of channels; their sums with
-// middles and factors.
+// Multiplies the probabilities of a tile's rows with the scales of each group of channels, and adds
+// their products with middles and factors to the sums of these.
 template <int kRows>
 KVL_FLATTEN void WeightRows(const Work& w, int row) {
   __m512 probs[kRows][kBlockLines];
@@ -55,16 +55,17 @@ KVL_FLATTEN void WeightRows(const Work& w, int row) {
   }
 }
 
-// The groups of lines of V of some channels: those of the same pairs follow each other, `step`
-// bytes in all.
+// The groups of lines of V of some channels. Those of the same pairs follow each other and have
+// `step` bytes together.
 struct ValueLines {
   const std::byte* codes;
   const std::byte* next;
   int64_t step;
 };
 
-// o[rows, 16 * kLines dims from dim on] = shrink * o + weights * codes, which start with `dim`. The
-// tables come one by one because registers pass them so; CodeTables would go through memory.
+// Sets o[rows, 16 * kLines dims from dim on] to shrink * o + weights * codes, where the codes start
+// with `dim`. The tables are arguments of their own because registers pass them so, while a
+// CodeTables would go through memory.
 template <int kBits, int kRows, int kLines>
 KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weights,
                            const ValueLines& from, __m512i low_table, __m512i high_table) {
@@ -120,7 +121,7 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
   });
 }
 
-// Channels [dim, end), of which `from` starts with the first.
+// Adds the channels [dim, end). `from` starts with the first of them.
 template <int kBits, int kRows>
 KVL_INLINE void ValueTiles(const Work& w, int row, int dim, int end, const uint16_t* weights,
                            ValueLines from, const CodeTables& tables) {
@@ -142,8 +143,7 @@ KVL_INLINE void ValueTiles(const Work& w, int row, int dim, int end, const uint1
   }
 }
 
-// Of channels from `dim` on, of a part of the codes that starts `codes` bytes into the block with
-// channel `first` and has n_channels.
+// The lines of the channels from `dim` on, all of which are in `part` of the codes of the block.
 template <int kBits>
 KVL_INLINE ValueLines ValueLinesOf(const Work& w, const CodeSegment& part, int dim) {
   const int64_t skip = int64_t{dim - part.first} / kLanes * CodeGroup<kBits>::kBytes;
@@ -156,8 +156,8 @@ KVL_INLINE ValueLines ValueLinesOf(const Work& w, const CodeSegment& part, int d
           int64_t{width} / kLanes * CodeGroup<kBits>::kBytes};
 }
 
-// Weights by what the numbers of a segment are units of: see FillUnits. Decoded lines do not end
-// with their segments, so that tiles may be wider.
+// Adds the values where bits are split. Weights come in the units of the numbers of a segment
+// (FillUnits). Decoded lines do not end with their segments, so that tiles may be wider.
 template <int kRows>
 void AddSegmentValues(const Work& w, int row) {
   const PackedSideView& side = w.run.v;
