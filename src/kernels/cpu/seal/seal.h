@@ -1,40 +1,44 @@
-// Sealing: the plain rows of a run become codes, scales and repairs (packed_layout.h).
+// Sealing turns the plain rows of a run into codes, scales and repairs (packed_layout.h).
 //
-// Quantiser (docs/quantization.md, Codes): scale = F16((max - min) / (2^bits - 1)), minimum =
-// F16(min), code = round_half_even((x - minimum) / scale) clamped to the codes there are, all in
-// F32 with the rounded scale and minimum. max = min: scale 1; a zero minimum is +0. A scale that
-// rounds to 0 becomes the smallest F16; scales and minima beyond F16 become the largest. Symmetric:
-// scale = F16(max |x| / 127); at 4 bits scale = F16(x / -8) of the x with the largest |x| (of
-// equals the positive one), and code 0 stands for -8 scale.
+// Even steps (docs/quantization.md, Codes). A group has scale = F16((max - min) / (2^bits - 1)) and
+// minimum = F16(min). A code is round_half_even((x - minimum) / scale), clamped to the codes that
+// exist; it is computed in F32 with the rounded scale and minimum. Where max = min the scale is 1,
+// and a zero minimum is +0. A scale that rounds to 0 becomes the smallest F16; scales and minima
+// beyond F16 become the largest. A symmetric group has scale = F16(max |x| / 127). At 4 bits it has
+// scale = F16(x / -8) for the x with the largest |x| (the positive one of two), and code 0 stands
+// for -8 scale.
 //
-// Exact entries (docs/methods/gear.md): of K, per channel, the key_outliers() largest and then as
-// many smallest rows of the run; of V, per token, the value_outliers() largest and smallest over
-// the channels of all heads of the layer, heads in order. Of equal values the first is taken. They
-// stay out of max and min; a group that holds nothing else gets scale 1, minimum 0. Their places
-// get the codes that any other value would; what those lose, in F32, is rounded to Bf16. Where
-// there is a low-rank residual, its value at that place (of the stored factors, summed in double)
-// is subtracted before the rounding, because readers add it to exact entries as to all others.
+// Exact entries (docs/methods/gear.md). In K they are, of each channel, the key_outliers() largest
+// rows of the run and as many smallest ones. In V they are, of each token, the value_outliers()
+// largest and smallest values over the channels of all heads of the layer, heads in order. Of equal
+// values the first is taken. Exact entries do not count for max and min; a group that holds nothing
+// else gets scale 1 and minimum 0. Their places get the codes that any other value would get, and
+// what those lose, in F32, is stored rounded to Bf16. Where there is a low-rank residual, its value
+// at that place (of the stored factors, summed in double) is subtracted before the rounding,
+// because readers add it to exact entries as to all others.
 //
-// Codebooks (docs/methods/kvquant.md): of K, (x - offset) / range with the model's range and offset
-// of the channel; of V, range = F16((max - min) / 2), offset = F16((max + min) / 2) of the token
-// over all heads, exact entries apart; a range that rounds to 0 becomes the smallest F16, a zero
-// offset is +0. The code is the
-// number of boundaries below that quotient. Exact entries of K are the n_key_entries() of the run
-// with the largest |quotient|, of equals the first by block, channel, token.
+// Codebooks (docs/methods/kvquant.md). A code is the number of boundaries below
+// (x - offset) / range. In K the range and the offset of a channel are the model's. In V a token
+// has range = F16((max - min) / 2) and offset = F16((max + min) / 2) over all heads, exact entries
+// left out; a range that rounds to 0 becomes the smallest F16, and a zero offset is +0. Exact
+// entries of K are the n_key_entries() of the run with the largest |quotient|; equal ones are taken
+// in the order of block, channel, token.
 //
-// Tables (code_table.h): scale = 2^(floor(log2(max |x|)) - floor(log2(largest number * unit))) of
-// the group, 1 for a group of zeros, exponents from -126 to 127; the code is that of the number
-// nearest to x / scale, of two equally near ones the even code, beyond the last number its own. The
-// rule and the rounding are those of the OCP Microscaling Formats (MX) Specification 1.0.
+// Tables (code_table.h). A group has scale = 2^(floor(log2(max |x|)) - floor(log2(largest number *
+// unit))) with an exponent from -126 to 127, or 1 if all its values are 0. A code is that of the
+// number nearest to x / scale: the even code where two are equally near, and the last one beyond
+// the last number. The rule and the rounding are those of the OCP Microscaling Formats (MX)
+// Specification 1.0.
 //
-// Split bits (lathe): rows are already in units of their channels' deviations; codes are those of
-// unit_codes.h, the nearest, and there are no exact entries. The first k_bits.scaled channels of K
-// have an offset and a scale in each block, the bytes nearest to the mean of the block's 64 numbers
-// and to the root of their mean square about that offset; codes are of (x - offset) / scale.
+// Split bits (lathe). Rows come in units of their channels' deviations. Codes are the nearest of
+// unit_codes.h, and there are no exact entries. The first k_bits.scaled channels of K have an
+// offset and a scale in each block: the bytes nearest to the mean of the block's 64 numbers and to
+// the root of their mean square about that offset. Their codes are those of (x - offset) / scale.
 //
-// Low-rank residual (docs/methods/gear.md): R = X - D - S per head, D the values of the codes, S
-// what exact entries miss beside them (R is 0 there); R ~ A B^T by power iteration in F32 with an
-// orthonormal A, both stored in F16. R = 0 gives A = B = 0, and R of a lower rank columns of 0.
+// Low-rank residual (docs/methods/gear.md). For each head R = X - D - S, where D is the values of
+// the codes and S what exact entries add to them, so R is 0 at exact entries. R is approximated by
+// A B^T with a power iteration in F32 and an orthonormal A; both are stored in F16. R = 0 gives
+// A = B = 0, and an R of lower rank gives columns of 0.
 #pragma once
 
 #include <cstddef>
@@ -69,19 +73,22 @@ struct SealJob {
   int n_blocks = 0;
   bool is_prompt = true;
   bool is_repaired = true;
-  uint64_t seed = 0;  // of the start of the power iteration: the same run gives the same bytes
-  const LayerCodebooks* codebooks = nullptr;  // where the format has them
-  KeyRotation rotation;  // of the run's blocks, where the format keeps keys before RoPE
+  // Draws the start of the power iteration, so that the same run gives the same bytes.
+  uint64_t seed = 0;
+  const LayerCodebooks* codebooks = nullptr;  // set where the format has codebooks
+  // The angles of the run's blocks, where the format keeps keys as they were before RoPE.
+  KeyRotation rotation;
 };
 
 class Sealer {
  public:
-  // `power_loops` of the low-rank solver, at least 1. `pool` outlives the sealer.
+  // `power_loops`, at least 1, is how often the low-rank solver iterates. `pool` outlives the
+  // sealer.
   Sealer(const PackedFormat& format, DType row_type, int power_loops, ThreadPool* pool, Isa isa);
   ~Sealer();
 
-  // Seals all jobs, in parallel over heads. kDataLoss when a row holds NaN or infinity: it says
-  // which of K and V, and which head; what was written is undefined then.
+  // Seals all jobs, in parallel over heads. The error is kDataLoss when a row holds NaN or
+  // infinity, and says in which head and whether in K or in V. What was written is undefined then.
   Status Run(std::span<const SealJob> jobs);
 
  private:

@@ -37,8 +37,9 @@ bool Expand(DType row_type, const std::byte* from, int64_t n, float* to) {
 
 // --- F16 ---
 
-// Bits 0-15 of each lane. Normal numbers round by adding just under half of the last bit that
-// stays, small ones by adding 1/2, which leaves a multiple of 2^-24 in the mantissa.
+// Returns F16 in bits 0-15 of each lane. Normal numbers are rounded by adding just under half of
+// the last bit that stays, and small ones by adding 1/2, which leaves a multiple of 2^-24 in the
+// mantissa.
 KVL_INLINE Ints ToF16Bits(Floats x) {
   const Ints bits = BitsOf(x);
   Ints magnitude = bits & Splat(0x7fffffff);
@@ -108,7 +109,7 @@ struct Counts {
   int64_t a, b;
 };
 
-// Counts of the keys that are at least a, and at least b.
+// Counts the keys that are at least a, and those that are at least b.
 template <typename Key>
 Counts CountAtLeast(const Key* keys, int64_t n, Key a, Key b) {
   constexpr int kStep = kKeysPerVector<Key>;
@@ -191,8 +192,9 @@ struct Bisection {
   }
 };
 
-// At most as many rounds as a key has bits, whatever the number of outliers; each costs two
-// comparisons per key. Both ends go together to hide the latency of counting.
+// It takes at most as many rounds as a key has bits, whatever the number of outliers, and each
+// round costs two comparisons per key. Both ends are searched together to hide the latency of
+// counting.
 template <typename Key>
 Tails FindTailsOf(const Key* keys, int64_t n, int64_t n_outliers) {
   int64_t lowest, highest;
@@ -363,7 +365,7 @@ class GroupWriter {
   Ints a_ = Splat(0), b_ = Splat(0);
 };
 
-// Scales [groups][2 * n_pairs], the lines of a pair in groups.
+// Scales [groups][2 * n_pairs], where groups are lines of a pair.
 class ScalesByPair {
  public:
   explicit ScalesByPair(const QuantiseParams& p) : p_(p) {
@@ -383,7 +385,7 @@ class ScalesByPair {
   int offsets_[kMaxPackedRank / 16];
 };
 
-// Scales [groups][lines][32 words], the pairs in groups.
+// Scales [groups][lines][32 words], where groups are pairs.
 class ScalesByWord {
  public:
   explicit ScalesByWord(const QuantiseParams& p) : p_(p) {
@@ -403,7 +405,7 @@ class ScalesByWord {
   int offsets_[kMaxPackedRank / 2];
 };
 
-// Packs the codes of a block: those of line `line` of pair `pair` come from lines.Line32.
+// Packs the codes of a block. lines.Line32 gives those of line `line` of pair `pair`.
 template <int kBits, typename Lines>
 void PackLines(const QuantiseParams& p, const Lines& lines) {
   constexpr int kGroupLines = LinesPerGroup(kBits), kGroupBytes = GroupBytes(kBits);
@@ -428,7 +430,7 @@ void PackLines(const QuantiseParams& p, const Lines& lines) {
   }
 }
 
-// Codes of even steps.
+// Makes codes of even steps.
 template <int kBits, typename Scales>
 class Quantiser {
  public:
@@ -458,7 +460,7 @@ class Quantiser {
   const Floats lowest_, highest_;
 };
 
-// Codes of a table, 4 bits each: the number of boundaries below a quotient chooses them.
+// Makes codes of a table, 4 bits each. The number of boundaries below a quotient chooses its code.
 template <typename Scales>
 class TableQuantiser {
  public:

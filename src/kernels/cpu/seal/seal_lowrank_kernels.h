@@ -1,4 +1,4 @@
-// Products with the residual of a run and what orthonormal columns need, for the instruction set
+// Products with the residual of a run, and what makes columns orthonormal, for the instruction set
 // that the including file is compiled for.
 #pragma once
 
@@ -66,7 +66,7 @@ void SumOverLines(const float* m, PairGrid grid, int n_blocks, const float* z, i
   }
 }
 
-// Every element twice: what both members of a pair are multiplied with.
+// Writes every element twice, so that both members of a pair are multiplied with it.
 void Double(const float* from, int64_t n, float* to) {
   for (int64_t i = 0; i < n; ++i) to[2 * i] = to[2 * i + 1] = from[i];
 }
@@ -112,7 +112,8 @@ void MultiplyTransposedColumns(const ResidualParams& p, int first) {
   }
 }
 
-// Columns that go together: their sums, two times sixteen lanes each, and a line stay in registers.
+// How many columns are multiplied together. Their sums, two times sixteen lanes each, and a line
+// stay in registers.
 constexpr int kColumnsTogether = kVectorLanes / 4;
 
 template <int kColumns>

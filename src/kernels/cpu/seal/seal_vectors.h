@@ -1,9 +1,10 @@
-// Sixteen lanes at a time in the widest vectors of the instruction set that the including file is
-// compiled for: one vector, or halves of halves. What is summed, is summed per lane and then folded
-// in one fixed order, so that the width does not show in the result (with -ffp-contract=off).
+// Sixteen lanes at a time, in the widest vectors of the instruction set that the including file is
+// compiled for: one vector, or halves of halves. Sums are taken per lane and then folded in one
+// fixed order, so that the width does not show in the result (with -ffp-contract=off).
 //
-// Only for files that are compiled for one instruction set: all is local to the file, and nothing
-// of the standard library is called, whose functions the linker could take from here for everyone.
+// Only files that are compiled for one instruction set may include this. Everything is local to the
+// file, and nothing of the standard library is called, because the linker could take its functions
+// from here for everyone.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +64,7 @@ KVL_INLINE T LoadAs(const void* from) {
   return value;
 }
 
-// --- One by one lane: vectors have these operators, halves get them here. ---
+// --- Lane by lane. Vectors have these operators, and halves get them here. ---
 
 #define KVL_BY_HALVES(op)                                 \
   template <typename Half>                                \
@@ -101,7 +102,7 @@ KVL_INLINE Vector Select(Mask mask, Vector a, Vector b) {
   }
 }
 
-// The lower and the higher of two; b where one is NaN.
+// The lower and the higher of two numbers. The result is b where one of them is NaN.
 struct Lower {
   template <typename Vector>
   KVL_INLINE Vector operator()(Vector a, Vector b) const {
@@ -189,7 +190,7 @@ KVL_INLINE void StoreLanes(Vector a, char* to) {
 KVL_INLINE void Store(Floats a, float* to) { StoreLanes(a, reinterpret_cast<char*>(to)); }
 KVL_INLINE void Store(Ints a, void* to) { StoreLanes(a, static_cast<char*>(to)); }
 
-// Sixteen numbers of 16 bits without sign.
+// Loads sixteen unsigned numbers of 16 bits.
 template <typename Vector = Ints>
 KVL_INLINE Vector LoadShorts(const void* from) {
   if constexpr (kIsTwo<Vector>) {
@@ -200,7 +201,7 @@ KVL_INLINE Vector LoadShorts(const void* from) {
     return __builtin_convertvector(LoadAs<ShortVector>(from), IntVector);
   }
 }
-// The low bits of each lane: Narrow is ShortVector or ByteVector.
+// Stores the low bits of each lane. Narrow is ShortVector or ByteVector.
 template <typename Narrow, typename Vector>
 KVL_INLINE void StoreNarrow(Vector a, char* to) {
   if constexpr (kIsTwo<Vector>) {
@@ -218,7 +219,7 @@ KVL_INLINE void StoreBytes(Ints a, void* to) { StoreNarrow<ByteVector>(a, static
 
 // --- Across lanes ---
 
-// A bit per lane, of a mask of -1 and 0.
+// Turns a mask of lanes that are -1 or 0 into a bit per lane.
 KVL_INLINE uint32_t LaneBits(IntVector mask) {
 #if defined(__AVX512DQ__)
   return _mm512_movepi32_mask((__m512i)mask);
@@ -255,7 +256,8 @@ KVL_INLINE FloatVector FoldVector(FloatVector a, const F& f) {
 struct Pair {
   float even, odd;
 };
-// Of the even lanes and of the odd lanes: lanes 8 apart first, then 4, then 2.
+// Folds the even lanes into one number and the odd lanes into another: first lanes that are 8
+// apart, then 4, then 2.
 template <typename Vector, typename F>
 KVL_INLINE Pair FoldPairs(Vector a, const F& f) {
   if constexpr (kIsTwo<Vector>) {

@@ -1,4 +1,4 @@
-// What the parts of sealing share: the run of a head as they see it, and a worker's memory.
+// What the parts of sealing share: the run of a head as they see it, and the memory of a worker.
 #pragma once
 
 #include "kernels/cpu/seal/seal.h"
@@ -25,23 +25,23 @@ struct HeadRun {
 
 struct SealSizes {
   int64_t max_rank = 0;
-  int64_t column_keys = 0;     // of the longest column whose ends are looked for
-  int64_t residual_words = 0;  // of the largest residual, and of a block with exact entries
-  int64_t factor_words = 0;    // of the largest A
-  int64_t losses = 0;          // of exact entries that wait for a low-rank part
+  int64_t column_keys = 0;     // keys of the longest column whose ends are looked for
+  int64_t residual_words = 0;  // words of the largest residual, and of a block with exact entries
+  int64_t factor_words = 0;    // words of the largest A
+  int64_t losses = 0;          // exact entries of a run that wait for a low-rank part
   int lowrank = 0;
-  int64_t quotients = 0;   // of K with a codebook and exact entries, of a run
-  bool has_parts = false;  // some channels of a block of V by themselves, where bits are split
+  int64_t quotients = 0;   // elements of K of a run, with a codebook and exact entries
+  bool has_parts = false;  // where bits are split, some channels of a block of V are taken apart
   bool has_exact = false;
 
   friend bool operator==(const SealSizes&, const SealSizes&) = default;
 };
 
-// Scales per token of one block, or per channel of its groups of tokens, at most: groups are at
-// least 16 channels or 16 tokens.
+// The most scales that a block has per token, or per channel of its groups of tokens. Groups have
+// at least 16 channels or 16 tokens.
 inline constexpr int kMaxBlockScales = kBlockSize * kMaxPackedRank / 16;
 
-// All of it fits in L2 but for the residual, and the columns of very long runs.
+// The memory of a worker. It fits in L2 but for the residual and the columns of very long runs.
 struct SealWorkspace {
   // Grows to at least `sizes`. The contents are lost.
   Status Reserve(const SealSizes& sizes);
