@@ -16,7 +16,7 @@ umask 077
 
 port=8080 balance=shortest-queue action=start shutdown_timeout=60
 state=${XDG_RUNTIME_DIR:-${TMPDIR:-/tmp}}/kvlathe-replicas-$(id -u)
-readonly max_body_bytes=$((16 << 20)) host=127.0.0.1
+readonly max_body_bytes=$((2 << 20)) host=127.0.0.1
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 fail() {

@@ -73,10 +73,15 @@ class UnitTest(FolderCase):
         for option in options:
             self.assertIn(option, known)
 
+    def test_a_body_lies_in_a_buffer_of_the_balancer(self):
+        buffer = int(re.search(r"KVLATHE_BUFFER-(\d+)", (DEPLOY / "haproxy/haproxy.cfg").read_text()).group(1))
+        body = int(re.search(r"^KVLATHE_OPTIONS=--max-body-bytes (\d+)$", (DEPLOY / "systemd/kvlathe.env").read_text(),
+                             re.MULTILINE).group(1))
+        self.assertEqual(buffer, body + 65536)
+
     def test_what_the_other_files_give_serve_exists(self):
         self.assert_options_exist(re.sub(r"^ *#.*$", "", (DEPLOY / "kubernetes/kvlathe.yaml").read_text(), flags=re.MULTILINE))
-        self.assert_options_exist(re.search(r"^#KVLATHE_OPTIONS=(.*)$", (DEPLOY / "systemd/kvlathe.env").read_text(),
-                                            re.MULTILINE).group(1))
+        self.assert_options_exist((DEPLOY / "systemd/kvlathe.env").read_text())
 
 
 class KubernetesTest(FolderCase):
