@@ -1,13 +1,16 @@
 #include "server/http/connection.h"
 
 #include <fmt/format.h>
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <array>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/error.hpp>
 #include <exception>
+#include <limits>
 #include <utility>
 
 #include "server/http/refusal_response.h"
@@ -252,6 +255,7 @@ void Connection::Write(std::string head, std::string body) {
 
 void Connection::WriteSome() {
   write_deadline_ = Clock::now() + core_->options().write_timeout;
+  n_queued_bytes_ = std::numeric_limits<int>::max();
   ArmTimer();
   const std::array<asio::const_buffer, 2> whole = {asio::buffer(out_head_),
                                                    asio::buffer(out_body_)};
@@ -327,11 +331,22 @@ void Connection::ArmTimer() {
   timer_.async_wait([self = shared_from_this()](const error_code& error) { self->OnTimer(error); });
 }
 
+// The system takes no more from us while it has megabytes for a client that reads, but reads
+// slowly.
+bool Connection::HasClientTakenBytes() {
+  int n_bytes = 0;
+  if (ioctl(socket_.native_handle(), SIOCOUTQ, &n_bytes) != 0) return false;
+  return n_bytes < std::exchange(n_queued_bytes_, n_bytes);
+}
+
 void Connection::OnTimer(const error_code& error) {
   if (is_closed_ || error) return;
   timer_at_ = kNever;
   const Clock::time_point now = Clock::now();
-  if (write_deadline_ <= now) return Close();
+  if (write_deadline_ <= now) {
+    if (!HasClientTakenBytes()) return Close();
+    write_deadline_ = now + core_->options().write_timeout;
+  }
   if (read_deadline_ <= now) {
     read_deadline_ = kNever;
     if (is_lingering_ || reader_->phase() == RequestReader::Phase::kBeforeRequest) return Close();

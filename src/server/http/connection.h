@@ -53,6 +53,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void SetReadDeadline(Clock::time_point deadline);
   void ArmTimer();
+  bool HasClientTakenBytes();
   void OnTimer(const boost::system::error_code& error);
 
   const std::shared_ptr<ServerCore> core_;
@@ -75,6 +76,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string out_body_;
   size_t n_out_written_ = 0;
   bool is_writing_ = false;
+  int n_queued_bytes_ = 0;        // in the system, when write_deadline_ came last
   bool ends_answer_ = false;      // what is being written does
   bool ends_connection_ = false;  // and so does the connection
 

@@ -1,10 +1,10 @@
 // The HTTP/1.1 server: it listens, reads whole requests within fixed limits, hands each to one
 // handler and writes what comes back. A few threads serve all connections, however many of them
-// are slow; no thread waits for a client.
+// are slow; no thread waits for a client (docs/decisions/http-library.md).
 //
 // What is not a request as RFC 9110 and RFC 9112 have it never reaches the handler: the server
 // answers it itself, with an object {"error": {"message", "type", "param", "code"}} as OpenAI's
-// API has, and closes the connection.
+// API has, and closes the connection. docs/server.md lists the statuses.
 #pragma once
 
 #include <chrono>
@@ -51,7 +51,8 @@ struct HttpServerOptions {
   std::chrono::milliseconds body_timeout{120'000};
   // How long a connection may stay open between two requests.
   std::chrono::milliseconds idle_timeout{75'000};
-  // How long bytes may wait without the client taking a single one; then it is dropped.
+  // How long bytes may wait without the client taking a single one; it is dropped after one to two
+  // of these.
   std::chrono::milliseconds write_timeout{30'000};
 
   // Called on a thread of the server after each refusal; must not block. May be empty.

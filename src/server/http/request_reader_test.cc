@@ -192,7 +192,7 @@ std::vector<RefusedCase> OtherCases() {
       {501, "CONNECT host:443 HTTP/1.1\r\nHost: a\r\n\r\n", "CONNECT"},
       {417, Get("Expect: miracles\r\nContent-Length: 3\r\n"), "100-continue"},
       {413, Get("Content-Length: 101\r\n"), "100 bytes"},
-      {413, Chunked("65\r\n"), "100 bytes"},
+      {413, Chunked("65\r\na"), "100 bytes"},
       {413, Chunked("64\r\n" + std::string(100, 'a') + "\r\n1\r\n"), "100 bytes"},
       {413, Chunked("ffffffffffffffff\r\nabc"), "100 bytes"},
       {414, "GET /" + long_word, "1024 bytes"},
