@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds one fuzz target with libFuzzer (clang 14), AddressSanitizer and UndefinedBehaviorSanitizer and
 # runs it on its corpus:  scripts/fuzz.sh TARGET [SECONDS] [libFuzzer options]
-# TARGET: safetensors, gguf, spec, sequence_file, session_state, restored_sequence or attend_packed.
+# TARGET: safetensors, gguf, spec, http_request, sequence_file, session_state, restored_sequence or attend_packed.
 # Findings and the grown corpus go to build/fuzz/; the corpus in fuzz/corpus/ is only read.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,6 +18,7 @@ libraries=""
 case $target in
   safetensors) list="src/io/safetensors/safetensors_fuzz.cc src/io/safetensors/safetensors_header.cc" ;;
   gguf) list="$(ls src/io/gguf/*.cc | grep -v -e _test.cc -e /gguf.cc) src/io/safetensors/safetensors_header.cc" ;;
+  http_request) list="$(ls src/server/http/request_*.cc | grep -v _test.cc) src/server/http/chunk_decoder.cc" ;;
   spec) list="src/kv/spec/spec_fuzz.cc $(ls src/kv/spec/*.cc | grep -v -e _test.cc -e _fuzz.cc)" ;;
   sequence_file | session_state | restored_sequence)
     list=$(sources base tensor io format analysis kernels kv attention model)

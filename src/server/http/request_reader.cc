@@ -18,11 +18,8 @@ namespace {
 namespace beast_http = boost::beast::http;
 using boost::beast::error_code;
 
-// Of what stands behind the sizes of the chunks of one body, and of lines before a request.
-constexpr int64_t kMaxExtensionBytes = 4096;
-constexpr int kMaxEmptyLines = 4;
-constexpr std::string_view kLastChunk = "0\r\n\r\n";
-constexpr uint64_t kReservedBytes = 64 << 10;
+constexpr int kMaxEmptyLines = 4;  // in front of a request
+constexpr int64_t kReservedBytes = 64 << 10;
 
 std::string Lower(std::string_view text) {
   std::string lower(text);
@@ -44,7 +41,6 @@ class RequestReader::Parser final : public beast_http::basic_parser<true> {
  public:
   Request request;
   int version = 0;
-  bool is_head_done = false;
   bool has_transfer_encoding = false;
   int n_hosts = 0;
   int n_content_lengths = 0;
@@ -75,7 +71,6 @@ class RequestReader::Parser final : public beast_http::basic_parser<true> {
   void on_response_impl(int, view, int, error_code&) override {}
 
   void on_field_impl(beast_http::field field, view name, view value, error_code& error) override {
-    if (is_head_done) return;  // a trailer, which nobody asked for
     if (field == beast_http::field::content_length) {
       if (++n_content_lengths > 1) return Refuse(400, "Content-Length comes twice", error);
       if (!IsDigits(value)) return Refuse(400, "Content-Length is not a number", error);
@@ -93,40 +88,21 @@ class RequestReader::Parser final : public beast_http::basic_parser<true> {
     all += value;
   }
 
-  void on_header_impl(error_code&) override { is_head_done = true; }
+  void on_header_impl(error_code&) override {}
 
-  void on_body_init_impl(const boost::optional<uint64_t>& content_length, error_code&) override {
-    request.body.reserve(std::min(content_length.value_or(0), kReservedBytes));
-  }
-
-  size_t on_body_impl(view bytes, error_code&) override {
-    request.body.append(bytes.data(), bytes.size());
-    return bytes.size();
-  }
-
-  void on_chunk_header_impl(uint64_t, view extensions, error_code& error) override {
-    if (extensions.empty()) return;
-    n_extension_bytes_ += static_cast<int64_t>(extensions.size());
-    if (extensions.front() != ';') return Refuse(400, "a chunk's size is no number", error);
-    if (n_extension_bytes_ > kMaxExtensionBytes) {
-      return Refuse(431, "the extensions of the body's chunks are too long", error);
-    }
-  }
-
-  size_t on_chunk_body_impl(uint64_t, view bytes, error_code&) override {
-    request.body.append(bytes.data(), bytes.size());
-    return bytes.size();
-  }
-
+  // Not called: Beast is told that there is no body.
+  void on_body_init_impl(const boost::optional<uint64_t>&, error_code&) override {}
+  size_t on_body_impl(view bytes, error_code&) override { return bytes.size(); }
+  void on_chunk_header_impl(uint64_t, view, error_code&) override {}
+  size_t on_chunk_body_impl(uint64_t, view bytes, error_code&) override { return bytes.size(); }
   void on_finish_impl(error_code&) override {}
-
-  int64_t n_extension_bytes_ = 0;
 };
 
 RequestReader::RequestReader(const RequestLimits& limits)
     : limits_(limits), parser_(std::make_unique<Parser>()) {
-  parser_->eager(true);
-  parser_->body_limit(static_cast<uint64_t>(limits.max_body_bytes));
+  // Bodies are read here. Beast reads a quoted string in a chunk's extension on beyond the end of
+  // its line, and counts the chunk against the limit once more when the rest has come.
+  parser_->skip(true);
   // The head comes in one piece, which ScanHead has measured.
   parser_->header_limit(static_cast<uint32_t>(limits.max_header_bytes + 1));
 }
@@ -146,7 +122,7 @@ bool RequestReader::expects_continue() const {
 }
 
 int64_t RequestReader::n_buffered_bytes() const {
-  return static_cast<int64_t>(head_.size() + unparsed_.size() + parser_->request.body.size());
+  return static_cast<int64_t>(head_.size() + parser_->request.body.size());
 }
 
 void RequestReader::Refuse(int status, std::string message) {
@@ -219,10 +195,6 @@ void RequestReader::ParseHead() {
   if (parser_->refusal_status != 0) {
     return Refuse(parser_->refusal_status, parser_->refusal_message);
   }
-  if (error == beast_http::error::body_limit) {
-    return Refuse(413, fmt::format("the body of the request is longer than {} bytes",
-                                   limits_.max_body_bytes));
-  }
   if (error == beast_http::error::bad_version) {
     return Refuse(505, "the request line does not end with HTTP/1.0 or HTTP/1.1");
   }
@@ -242,42 +214,37 @@ void RequestReader::CheckHead() {
   if (expects_continue() && Lower(parser.request.Header("expect")) != "100-continue") {
     return Refuse(417, "the only Expect that is supported is 100-continue");
   }
-  phase_ = parser.is_done() ? Phase::kComplete : Phase::kBody;
+  if (parser.has_transfer_encoding) {
+    chunks_.emplace(limits_.max_body_bytes, limits_.max_header_bytes);
+    phase_ = Phase::kBody;
+    return;
+  }
+  const uint64_t n_body_bytes = parser.content_length().value_or(0);
+  if (n_body_bytes > static_cast<uint64_t>(limits_.max_body_bytes)) {
+    return Refuse(413, fmt::format("the body of the request is longer than {} bytes",
+                                   limits_.max_body_bytes));
+  }
+  n_body_bytes_left_ = static_cast<int64_t>(n_body_bytes);
+  parser_->request.body.reserve(static_cast<size_t>(std::min(n_body_bytes_left_, kReservedBytes)));
+  phase_ = n_body_bytes_left_ > 0 ? Phase::kBody : Phase::kComplete;
 }
 
-// Beast wants a chunk's line, and trailers, in one piece; it leaves what is not yet whole. Of
-// chunks it takes for granted that it sees five bytes, and so many are missing from any body that
-// has not ended.
 size_t RequestReader::ReadBody(std::string_view bytes) {
-  const bool is_continued = !unparsed_.empty();
-  if (is_continued) unparsed_ += bytes;
-  const std::string_view input = is_continued ? std::string_view(unparsed_) : bytes;
-  if (parser_->has_transfer_encoding && input.size() < kLastChunk.size()) {
-    unparsed_ = std::string(input);
-    return bytes.size();
+  std::string& body = parser_->request.body;
+  if (!chunks_) {
+    const size_t n_used = std::min(bytes.size(), static_cast<size_t>(n_body_bytes_left_));
+    body.append(bytes.substr(0, n_used));
+    n_body_bytes_left_ -= static_cast<int64_t>(n_used);
+    if (n_body_bytes_left_ == 0) phase_ = Phase::kComplete;
+    return n_used;
   }
-  error_code error;
-  const size_t n_parsed =
-      parser_->put(boost::asio::const_buffer(input.data(), input.size()), error);
-  const size_t n_left = input.size() - n_parsed;
-  if (parser_->refusal_status != 0) {
-    Refuse(parser_->refusal_status, parser_->refusal_message);
-  } else if (error == beast_http::error::body_limit) {
-    Refuse(413,
-           fmt::format("the body of the request is longer than {} bytes", limits_.max_body_bytes));
-  } else if (error && error != beast_http::error::need_more) {
-    Refuse(400, fmt::format("the body of the request is malformed: {}", error.message()));
-  } else if (parser_->is_done()) {
-    unparsed_ = std::string();
+  const size_t n_used = chunks_->Read(bytes, &body);
+  if (chunks_->refusal_status() != 0) {
+    Refuse(chunks_->refusal_status(), chunks_->refusal_message());
+  } else if (chunks_->is_complete()) {
     phase_ = Phase::kComplete;
-    return bytes.size() - n_left;
-  } else if (static_cast<int64_t>(n_left) > limits_.max_header_bytes) {
-    Refuse(431, fmt::format("a chunk's line or the trailers are longer than {} bytes",
-                            limits_.max_header_bytes));
-  } else {
-    unparsed_ = std::string(input.substr(n_parsed));
   }
-  return bytes.size();
+  return n_used;
 }
 
 }  // namespace kvlathe::http

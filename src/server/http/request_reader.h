@@ -1,16 +1,18 @@
 // Reads one HTTP/1.0 or HTTP/1.1 request from bytes as they arrive. It knows no socket, so that
-// tests and the fuzzer feed it directly. Boost.Beast parses; what Beast is lenient about, and what
-// two servers in a row could understand differently (request smuggling), is refused here: a line
-// that ends without CR, a folded header line, control characters, a second Content-Length or one
-// that is not digits, Content-Length beside Transfer-Encoding, any transfer coding but chunked, and
-// a Host that is missing or comes twice.
+// tests and the fuzzer feed it directly. Boost.Beast parses the head; what Beast is lenient about,
+// and what two servers in a row could understand differently (request smuggling), is refused here:
+// a line that ends without CR, a folded header line, control characters, a second Content-Length or
+// one that is not digits, Content-Length beside Transfer-Encoding, any transfer coding but chunked,
+// and a Host that is missing or comes twice.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "server/http/chunk_decoder.h"
 #include "server/http/http_exchange.h"
 
 namespace kvlathe::http {
@@ -71,8 +73,9 @@ class RequestReader {
   RequestLimits limits_;
   std::unique_ptr<Parser> parser_;
   Phase phase_ = Phase::kBeforeRequest;
-  std::string head_;      // until it is whole
-  std::string unparsed_;  // the beginning of a chunk's line or of trailers
+  std::string head_;                    // until it is whole
+  std::optional<ChunkDecoder> chunks_;  // of a body that comes in chunks
+  int64_t n_body_bytes_left_ = 0;       // of another one
   int64_t n_line_bytes_ = 0;
   int n_lines_ = 0;
   int n_empty_lines_ = 0;  // before the request
