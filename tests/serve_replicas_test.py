@@ -38,7 +38,8 @@ class Replicas:
             self.port = random.randrange(20000, 60000)
             self.script = subprocess.Popen(
                 [DEPLOY / "replicas.sh", "--port", str(self.port), "--state", self.state, "--shutdown-timeout", "10",
-                 *options, str(n_replicas), "-m", MODEL, "--served-model-name", "nano", "-t", "1"],
+                 *options, str(n_replicas), "-m", MODEL, "--served-model-name", "nano",
+                 "-t", "1", "--agent-full-tokens", "1000"],
                 env=dict(os.environ, KVLATHE=KVLATHE), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             self.lines = []
             while not self.lines or not self.lines[-1].startswith("all "):

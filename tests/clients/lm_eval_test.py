@@ -17,7 +17,7 @@ KVLATHE, MODEL = sys.argv[1], pathlib.Path(sys.argv[2])
 CONTEXTS = ["He said {} times that in the morning, when he had seen the house and the garden, he could not",
             "There were {} men on the road, and each of them had come to", "She had {} reasons to think that he would"]
 CHOICES = [" see the horse", " know her", " go to the door", " speak of it"]
-# What `kvlathe eval` calls acc and acc_norm, in the harness's words.
+# As the harness's own tasks have it: choices without the space before them, which is no character of theirs in acc_norm.
 TASK = """
 task: kvlathe_choices
 dataset_path: json
@@ -25,9 +25,9 @@ dataset_kwargs: {{data_files: {{test: {file}}}}}
 test_split: test
 output_type: multiple_choice
 doc_to_text: "{{{{prompt}}}}"
-doc_to_choice: choices
+doc_to_choice: "{{{{choices | map('trim') | list}}}}"
 doc_to_target: "{{{{choices.index(reference)}}}}"
-target_delimiter: ""
+target_delimiter: " "
 metric_list:
   - {{metric: acc, aggregation: mean, higher_is_better: true}}
   - {{metric: acc_norm, aggregation: mean, higher_is_better: true}}
