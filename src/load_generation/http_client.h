@@ -15,17 +15,17 @@
 
 namespace kvlathe {
 
-// Of a server, as a user gives it: http://HOST[:PORT][/PATH].
+// The address of a server, which a user gives as http://HOST[:PORT][/PATH].
 struct ServerAddress {
   std::string host, port;
   std::string path;  // before every target, "" or "/proxy"
 
-  // kInvalidArgument for https and for what is no address.
+  // Reads an address. https and what is no address are kInvalidArgument.
   static StatusOr<ServerAddress> Parse(std::string_view url);
   std::string HostHeader() const;
 };
 
-// kNotFound where the name is not known.
+// Looks the host up. An unknown name is kNotFound.
 StatusOr<std::vector<boost::asio::ip::tcp::endpoint>> Resolve(const ServerAddress& server);
 
 struct HttpCall {
@@ -35,7 +35,7 @@ struct HttpCall {
   double timeout_s = 60;
 };
 
-// How an exchange ended.
+// Says how an exchange ended.
 struct HttpEnd {
   std::string failure;  // empty: whole; "connect", "timeout", "disconnected", "bad response"
   std::string error;    // what the system said
@@ -43,7 +43,8 @@ struct HttpEnd {
   bool was_reconnected = false;
 };
 
-// One connection, with one exchange at a time. All on the thread that runs the io_context.
+// One connection, which has one exchange at a time. All happens on the thread that runs the
+// io_context.
 class HttpConnection {
  public:
   using BytesCallback = std::function<void(int status, std::string_view bytes)>;
@@ -54,9 +55,9 @@ class HttpConnection {
                  std::vector<boost::asio::ip::tcp::endpoint> endpoints);
   ~HttpConnection();
 
-  // Connects where it is not connected (any more). A server may close a connection that lies idle:
-  // if an exchange on a used one ends before the first byte of its answer, it is sent once more on
-  // a new connection.
+  // Sends a request, on a new connection where there is none. A server may close a connection that
+  // lies idle: if an exchange on a used one ends before the first byte of its answer, it is sent
+  // once more on a new connection.
   void Start(const HttpCall& call, BytesCallback on_bytes, EndCallback on_end);
 
  private:
@@ -64,7 +65,8 @@ class HttpConnection {
   std::shared_ptr<Exchange> exchange_;
 };
 
-// A whole exchange on a connection of its own, waited for. An answer of any status is an answer.
+// Makes a whole exchange on a connection of its own and waits for it. An answer of any status is an
+// answer.
 struct HttpAnswer {
   int status = 0;
   std::string body;

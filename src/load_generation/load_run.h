@@ -1,5 +1,4 @@
-// One run of a load against a server: requests go out when they are due, and what comes back is
-// written down.
+// Runs a load against a server: sends requests when they are due, and writes down what comes back.
 #pragma once
 
 #include <functional>
@@ -24,12 +23,13 @@ struct LoadTarget {
 };
 
 struct LoadOptions {
-  // At a finite rate requests come when they are due, whatever the server does (an open loop). At
+  // At a finite rate requests are due at their times, whatever the server does (an open loop). At
   // an infinite one max_concurrency clients send one request after another (a closed loop).
   ArrivalOptions arrivals;
   int64_t n_requests = 0;
-  double duration_s =
-      0;  // above 0, in a closed loop: no request begins later, and n_requests bounds nothing
+  // Where this is above 0, in a closed loop, requests begin for so many seconds, and n_requests
+  // bounds nothing.
+  double duration_s = 0;
   int max_concurrency = 0;  // requests under way at the same time; 0: no bound
   int64_t first_index = 0;  // of the workload's requests
   std::function<void(int64_t n_ended)> on_ended;  // for a display of progress; may be empty
@@ -41,7 +41,7 @@ struct LoadRecords {
   int64_t n_reconnected = 0;            // sent again because an idle connection had been closed
 };
 
-// All on the calling thread, until the last request has ended or failed. Failures of requests are
+// Runs on the calling thread until the last request has ended or failed. Failures of requests are
 // in their records; an error means that nothing could be sent.
 StatusOr<LoadRecords> RunLoad(const LoadTarget& target, const Workload& workload,
                               const LoadOptions& options);

@@ -1,4 +1,4 @@
-// What a client says to a server with OpenAI's API, and what it reads from the stream of an answer.
+// Writes requests to a server with OpenAI's API, and reads the streams of its answers.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -20,15 +20,16 @@ struct RequestStyle {
       nlohmann::json::object();  // members that are added, or replace others
 };
 
-// The body of a request that streams its answer and ends with usage.
+// Returns the body of a request whose answer is streamed and ends with usage.
 std::string RequestBody(const LoadRequest& request, const RequestStyle& style);
 
-// Server-sent events from bytes in pieces of any size: the data of each event, its lines joined.
+// Takes bytes in pieces of any size and finds the server-sent events in them. The lines of an
+// event's data are joined.
 class EventReader {
  public:
   void Feed(std::string_view bytes);
-  // The data of the next whole event, or none yet. Comments, names and ids of events are passed
-  // over.
+  // Returns the data of the next whole event, or none if more bytes are needed. Comments, names and
+  // ids of events are passed over.
   std::optional<std::string> Next();
 
  private:
@@ -38,7 +39,7 @@ class EventReader {
   bool has_data_ = false;
 };
 
-// What one event of a stream says.
+// Holds what one event of a stream says.
 struct StreamEvent {
   bool is_done = false;    // "[DONE]"
   bool is_broken = false;  // not JSON
@@ -49,7 +50,7 @@ struct StreamEvent {
 };
 StreamEvent ReadStreamEvent(std::string_view data);
 
-// The message of a body with an error object, or its beginning.
+// Returns the message of a body with an error object, and of another body its beginning.
 std::string ErrorTextOf(std::string_view body);
 
 }  // namespace kvlathe

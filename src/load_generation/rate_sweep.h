@@ -1,5 +1,5 @@
-// Several request rates against the same server: which rate it serves at a bound of the latency,
-// and a plot of latency against rate.
+// Judges several request rates against the same server: finds which rate it serves at a bound of
+// the latency, and draws latency against rate.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -31,18 +31,19 @@ struct ServedRate {
 // "between", "at least", "below".
 std::string_view ToString(ServedRate::Kind kind);
 
-// `points` by ascending rate, at least one. Where the first rate above the bound has an infinite
-// latency, the highest rate that keeps the bound counts.
+// Finds the rate at which the points, of which there is at least one, by ascending rate, reach the
+// bound. Where the first rate above the bound has an infinite latency, the highest rate that keeps
+// the bound counts.
 ServedRate ServedRateOf(std::span<const RatePoint> points, double bound_ms);
 
 struct ResultFile {
   std::string path;
   nlohmann::json json;
 };
-// An SVG file of normalised latency against request rate from files of `kvlathe bench serve`:
-// single runs at a rate, which join into a line where their labels are the same, and sweeps.
-// `statistic` is mean, median, p90 or p99. The bound of sweeps is drawn where all have the same.
-// kDataLoss names a file that is something else.
+// Draws normalised latency against request rate, from files of `kvlathe bench serve`: single runs
+// at a rate, which join into a line where their labels are the same, and sweeps. `statistic` is
+// mean, median, p90 or p99. The bound of sweeps is drawn where all have the same. A file that is
+// something else is kDataLoss, which names it.
 StatusOr<std::string> PlotLatency(std::span<const ResultFile> files, const std::string& statistic);
 
 }  // namespace kvlathe

@@ -1,4 +1,4 @@
-// What a server counts of itself, from its /metrics.
+// Reads what a server counts of itself in its /metrics.
 #pragma once
 
 #include <optional>
@@ -9,8 +9,8 @@
 
 namespace kvlathe {
 
-// Sums over all labels of series with vLLM's names (Prometheus text); none where the server has no
-// such series.
+// Holds series with vLLM's names (Prometheus text), added up over all labels. A series that the
+// server does not have is not there.
 struct ServerCounters {
   std::optional<double> queue_seconds, queue_count;  // vllm:request_queue_time_seconds
   std::optional<double> preemptions;                 // vllm:num_preemptions_total
@@ -19,7 +19,7 @@ struct ServerCounters {
   static ServerCounters Parse(std::string_view prometheus_text);
 };
 
-// Of a server without /metrics: nothing.
+// Asks a server. One without /metrics has no counters.
 ServerCounters ReadServerCounters(const ServerAddress& server, const std::string& api_key);
 
 }  // namespace kvlathe

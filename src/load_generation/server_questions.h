@@ -1,4 +1,4 @@
-// What a load has to know of a server before it starts, asked over HTTP.
+// Asks a server, over HTTP, what a load has to know of it before it starts.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,17 @@ struct AskedServer {
   std::string api_key;  // empty: none
 };
 
-// The id of the first of /v1/models. Asks again until it answers, for `patience_s` seconds.
+// Returns the id of the first of /v1/models. It asks again until the server answers, for
+// `patience_s` seconds.
 StatusOr<std::string> FirstModel(const AskedServer& server, double patience_s);
 
-// Token ids of a text without special tokens, by POST /tokenize (vLLM's and llama.cpp's form).
-// kNotFound where the server has none.
+// Returns the token ids of a text, without special tokens, by POST /tokenize in the forms of vLLM
+// and of llama.cpp. A server without it is kNotFound.
 StatusOr<std::vector<int32_t>> TokenizeOnServer(const AskedServer& server, const std::string& model,
                                                 std::string_view text);
 
-// By /tokenizer_info (vocab_size) or the model's entry in /v1/models (llama.cpp's meta.n_vocab).
-// kNotFound where neither says it.
+// Finds the size of the vocabulary in /tokenizer_info (vocab_size) or in the model's entry of
+// /v1/models (llama.cpp's meta.n_vocab). It is kNotFound where neither has it.
 StatusOr<int> VocabSizeOfServer(const AskedServer& server);
 
 }  // namespace kvlathe

@@ -75,7 +75,8 @@ struct ServeBenchOptions {
 
   bool is_chat() const { return endpoint().find("chat") != std::string::npos; }
   std::string endpoint() const;
-  // What a plot calls it: the label, or the level of the cache, or the backend.
+  // Returns what a plot calls the result: the label, or else the level of the cache, or the
+  // backend.
   std::string label() const;
 };
 

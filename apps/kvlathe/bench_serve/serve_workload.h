@@ -1,4 +1,4 @@
-// The workload of `kvlathe bench serve`, from its options and what the server says of itself.
+// Makes the workload of `kvlathe bench serve` from its options and what the server says of itself.
 #pragma once
 
 #include <memory>
@@ -10,13 +10,14 @@
 
 namespace kvlathe {
 
-// How long prompts and answers of a data set are once they are scaled. Not of files.
+// Says how long prompts and answers of a data set are once they are scaled. Files have lengths of
+// their own.
 struct BenchLengths {
   LengthRange input, output;
   double scale = 1;
 };
 StatusOr<BenchLengths> LengthsOf(const BenchWorkloadOptions& options);
-// For the result: dataset_name, scale, input_tokens, output_tokens.
+// Returns what a result says of them: dataset_name, scale, input_tokens and output_tokens.
 nlohmann::json ToJson(const BenchLengths& lengths, const std::string& dataset_name);
 
 struct BenchWorkload {
@@ -25,7 +26,8 @@ struct BenchWorkload {
   nlohmann::json description;  // for the result: dataset_name, lengths, scale, seed, prompts
 };
 
-// `seed` may differ from that of the options: the rates of a sweep get different prompts.
+// Makes the workload. `seed` may differ from that of the options: the rates of a sweep get
+// different prompts.
 StatusOr<BenchWorkload> MakeBenchWorkload(const ServeBenchOptions& options,
                                           const AskedServer& server, const std::string& model,
                                           uint64_t seed);
