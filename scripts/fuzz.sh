@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds one fuzz target with libFuzzer (clang 14), AddressSanitizer and UndefinedBehaviorSanitizer and
 # runs it on its corpus:  scripts/fuzz.sh TARGET [SECONDS] [libFuzzer options]
-# TARGET: safetensors, gguf, spec, http_request, sequence_file, session_state, restored_sequence or attend_packed.
+# TARGET: safetensors, gguf, spec, http_request, api, sequence_file, session_state, restored_sequence or attend_packed.
 # Findings and the grown corpus go to build/fuzz/; the corpus in fuzz/corpus/ is only read.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -28,6 +28,11 @@ case $target in
       session_state) list="$list src/engine/session_fuzz.cc src/engine/session.cc src/engine/sampler.cc" ;;
       *) list="$list tests/restored_sequence_fuzz.cc" ;;
     esac ;;
+  api)
+    list="$(sources base tensor io format device analysis kernels kv plan attention backend model engine server/api)
+      src/server/api/api_fuzz.cc src/tokenizer/streaming.cc src/tokenizer/utf8.cc src/tokenizer/chat/chat_ends.cc
+      src/tokenizer/chat/chat_families.cc src/tokenizer/chat/chat_format.cc"
+    libraries="-ldnnl -lgomp -lpthread -labsl_cord" ;;
   attend_packed)
     list="src/kernels/cpu/attend/attend_packed_fuzz.cc $(sources kernels | grep -e /attend/)
       $(sources base tensor format)" ;;

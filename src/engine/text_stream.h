@@ -16,10 +16,10 @@ namespace kvlathe {
 // ends the request with FinishReason::kStop when a stop string has appeared.
 class TextStream {
  public:
-  // `tokenizer` outlives the stream. The tokens continue a text that is already there. `stops` have
-  // passed StopMatcher::CheckStops.
-  TextStream(const Tokenizer* tokenizer, std::vector<std::string> stops)
-      : detokenizer_(tokenizer, /*continues_text=*/true), matcher_(std::move(stops)) {}
+  // `tokenizer` outlives the stream. `stops` have passed StopMatcher::CheckStops.
+  TextStream(const Tokenizer* tokenizer, std::vector<std::string> stops,
+             const DetokenizerOptions& options = {.continues_text = true})
+      : detokenizer_(tokenizer, options), matcher_(std::move(stops)) {}
 
   // The tokens in front: where they end within a character, its rest completes it. Stop strings are
   // found in what follows only.

@@ -4,12 +4,12 @@
 namespace kvlathe {
 
 std::string StreamingDetokenizer::Push(int32_t id) {
-  std::string bytes = tokenizer_->TokenBytes(id);
+  std::string bytes = tokenizer_->TokenBytes(id, keeps_special_);
   if (bytes.empty()) return {};
   if (at_start_) {
     at_start_ = false;
     // The whole-text form drops the space that stands for the start of the text.
-    bytes = tokenizer_->Detokenize({&id, 1});
+    bytes = tokenizer_->Detokenize({&id, 1}, keeps_special_);
   }
   pending_ += bytes;
   std::string whole;

@@ -55,7 +55,7 @@ TEST_P(StreamingTest, NeverSplitsACharacter) {
 TEST_P(StreamingTest, EveryPrefixOfACharacterBecomesOneReplacement) {
   const std::string character = "\U0001F999";
   for (size_t n_bytes = 1; n_bytes < character.size(); ++n_bytes) {
-    StreamingDetokenizer stream(tokenizer_.get(), /*continues_text=*/true);
+    StreamingDetokenizer stream(tokenizer_.get(), {.continues_text = true});
     std::string streamed;
     for (const char byte : character.substr(0, n_bytes)) {
       streamed += stream.Push(ByteId(byte));
@@ -67,7 +67,7 @@ TEST_P(StreamingTest, EveryPrefixOfACharacterBecomesOneReplacement) {
 }
 
 TEST_P(StreamingTest, IllFormedBytesBecomeReplacementsAtOnce) {
-  StreamingDetokenizer stream(tokenizer_.get(), /*continues_text=*/true);
+  StreamingDetokenizer stream(tokenizer_.get(), {.continues_text = true});
   std::string streamed;
   for (const char byte : {'\xE2', '\x82'}) streamed += stream.Push(ByteId(byte));
   EXPECT_EQ(streamed, "");
@@ -77,7 +77,7 @@ TEST_P(StreamingTest, IllFormedBytesBecomeReplacementsAtOnce) {
 
 TEST_P(StreamingTest, LeadingSpaceStaysWhenTextContinues) {
   const std::vector<int32_t> ids = Ids(GetParam() == "byte level" ? " copper" : "copper");
-  StreamingDetokenizer continued(tokenizer_.get(), /*continues_text=*/true);
+  StreamingDetokenizer continued(tokenizer_.get(), {.continues_text = true});
   std::string text;
   for (const int32_t id : ids) text += continued.Push(id);
   EXPECT_EQ(text, " copper");

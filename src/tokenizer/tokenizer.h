@@ -47,20 +47,28 @@ class Tokenizer {
   virtual std::optional<int32_t> eos_id() const = 0;
 };
 
-// Detokenises one token at a time and returns only whole UTF-8 characters; special tokens are left
-// out and ill-formed bytes become U+FFFD.
+struct DetokenizerOptions {
+  // The tokens follow a text that is already there, so that the space in front of the first word is
+  // part of what is streamed.
+  bool continues_text = false;
+  bool keeps_special = false;  // special tokens are their texts; otherwise they are left out
+};
+
+// Detokenises one token at a time and returns only whole UTF-8 characters; ill-formed bytes become
+// U+FFFD.
 class StreamingDetokenizer {
  public:
-  // continues_text: the tokens follow a text that is already there, so that the space in front of
-  // the first word is part of what is streamed.
-  explicit StreamingDetokenizer(const Tokenizer* tokenizer, bool continues_text = false)
-      : tokenizer_(tokenizer), at_start_(!continues_text) {}
+  explicit StreamingDetokenizer(const Tokenizer* tokenizer, const DetokenizerOptions& options = {})
+      : tokenizer_(tokenizer),
+        keeps_special_(options.keeps_special),
+        at_start_(!options.continues_text) {}
   std::string Push(int32_t id);
   // What is left at the end; incomplete bytes become U+FFFD.
   std::string Finish();
 
  private:
   const Tokenizer* tokenizer_;
+  bool keeps_special_;
   std::string pending_;  // the beginning of a character
   bool at_start_;
 };

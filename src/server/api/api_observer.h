@@ -34,12 +34,14 @@ struct RequestEnded {
   double seconds = 0;              // since Handle was called
 };
 
-// Both are called on a thread of the HTTP server or on the one that steps, by several at the same
+// All are called on a thread of the HTTP server or on the one that steps, by several at the same
 // time for different requests, and must not block. OnEnded comes once for each request.
 class ApiObserver {
  public:
   virtual ~ApiObserver() = default;
   virtual void OnBegan(const RequestBegan&) {}
+  // Of the first choice that has one; after OnBegan.
+  virtual void OnFirstToken(const std::string& request_id) { (void)request_id; }
   virtual void OnEnded(const RequestEnded&) {}
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,7 +32,10 @@ struct ApiLimits {
   int max_messages = 4096;    // of a conversation
   int max_tools = 128;
   int max_json_depth = 64;
-  int max_json_values = 4 << 20;  // in one body
+  int max_json_values = 1 << 20;  // in one body
+
+  // The largest number of tokens that a request may ask for.
+  int MaxTokens() const { return max_tokens > 0 ? max_tokens : std::numeric_limits<int>::max(); }
 };
 
 // What the service works with. Everything that it points to outlives the service.

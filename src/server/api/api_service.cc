@@ -1,0 +1,146 @@
+#include "server/api/api_service.h"
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "server/api/routes/routes.h"
+
+namespace kvlathe::api {
+namespace {
+
+constexpr std::string_view kModelPrefix = "/v1/models/";
+constexpr std::string_view kResponsePrefix = "/v1/responses/";
+constexpr char kNoRoute[] = "other";
+
+// What OpenAI's API has and this has not, by the beginning of its paths.
+constexpr std::array<std::string_view, 18> kNotServed = {
+    "/v1/assistants",  "/v1/audio",         "/v1/batches",  "/v1/containers",  "/v1/conversations",
+    "/v1/embeddings",  "/v1/evals",         "/v1/files",    "/v1/fine_tuning", "/v1/images",
+    "/v1/moderations", "/v1/organization",  "/v1/realtime", "/v1/responses/",  "/v1/threads",
+    "/v1/uploads",     "/v1/vector_stores", "/v1/videos"};
+
+bool IsBelow(std::string_view path, std::string_view prefix) {
+  if (!path.starts_with(prefix)) return false;
+  return prefix.ends_with('/') || path.size() == prefix.size() || path[prefix.size()] == '/';
+}
+
+// Percent-decoded; what is no escape stays.
+std::string DecodePath(std::string_view path) {
+  const auto digit = [](char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    return -1;
+  };
+  std::string decoded;
+  for (size_t i = 0; i < path.size(); ++i) {
+    if (path[i] == '%' && i + 2 < path.size() && digit(path[i + 1]) >= 0 &&
+        digit(path[i + 2]) >= 0) {
+      decoded += static_cast<char>(digit(path[i + 1]) * 16 + digit(path[i + 2]));
+      i += 2;
+    } else {
+      decoded += path[i];
+    }
+  }
+  return decoded;
+}
+
+ApiError NotServed(std::string_view path) {
+  if (path.starts_with(kResponsePrefix)) {
+    return {501, "not_supported_error", "not_supported", "",
+            "this server keeps no responses; send the whole conversation as input of POST "
+            "/v1/responses"};
+  }
+  return {
+      501, "not_supported_error", "not_supported", "",
+      fmt::format("{}: this server has no such service; docs/server.md lists its routes", path)};
+}
+
+ApiError NotFound(const http::Request& request) {
+  return {404, "invalid_request_error", "not_found", "",
+          fmt::format("{} {}: there is no such route; docs/server.md lists them", request.method,
+                      request.path)};
+}
+
+}  // namespace
+
+class ApiService::Impl {
+ public:
+  explicit Impl(ApiContext context) : state_(std::move(context)) {}
+
+  void Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
+    const std::string route = RouteOf(request.path);
+    const auto exchange = std::make_shared<Exchange>(std::move(request), std::move(reply), route,
+                                                     state_.context().observer);
+    try {
+      Route(exchange, route);
+    } catch (const std::exception& error) {  // of the standard library: no memory, a length
+      exchange->SendError(
+          Error(StatusCode::kInternal, "the request could not be handled: {}", error.what()));
+    }
+  }
+
+ private:
+  void Route(const ExchangePtr& exchange, const std::string& route);
+
+  ServiceState state_;
+};
+
+void ApiService::Impl::Route(const ExchangePtr& exchange, const std::string& route) {
+  const http::Request& request = exchange->request();
+  if (route == kNoRoute) {
+    const bool is_known = std::ranges::any_of(
+        kNotServed, [&](std::string_view prefix) { return IsBelow(request.path, prefix); });
+    return exchange->SendError(is_known ? NotServed(request.path) : NotFound(request));
+  }
+  const auto found = std::ranges::find(Routes(), route, &ApiRoute::path);
+  const bool is_head = request.method == "HEAD" && found->method == "GET";
+  if (request.method != found->method && !is_head) {
+    const ApiError error{405, "invalid_request_error", "method_not_allowed", "",
+                         fmt::format("{} {}: use {}", request.method, request.path, found->method)};
+    exchange->NoteError(error);
+    http::Response response = ErrorResponse(error);
+    response.headers.emplace_back("Allow", found->method == "GET" ? "GET, HEAD" : found->method);
+    return exchange->SendResponse(std::move(response));
+  }
+  if (route == "/v1/models") return HandleModels(state_, exchange);
+  if (route == "/v1/models/{id}") {
+    return HandleModel(state_, exchange, DecodePath(request.path.substr(kModelPrefix.size())));
+  }
+  if (route == "/v1/completions") return HandleCompletions(state_, exchange);
+  if (route == "/v1/chat/completions") return HandleChat(state_, exchange);
+  if (route == "/v1/responses") return HandleResponses(state_, exchange);
+  if (route == "/tokenize") return HandleTokenize(state_, exchange);
+  if (route == "/detokenize") return HandleDetokenize(state_, exchange);
+  return HandleTokenizerInfo(state_, exchange);
+}
+
+ApiService::ApiService(ApiContext context) : impl_(std::make_unique<Impl>(std::move(context))) {}
+
+ApiService::~ApiService() = default;
+
+void ApiService::Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
+  impl_->Handle(std::move(request), std::move(reply));
+}
+
+const std::vector<ApiRoute>& ApiService::Routes() {
+  static const std::vector<ApiRoute> kRoutes = {
+      {"GET", "/v1/models"},       {"GET", "/v1/models/{id}"},
+      {"POST", "/v1/completions"}, {"POST", "/v1/chat/completions"},
+      {"POST", "/v1/responses"},   {"POST", "/tokenize"},
+      {"POST", "/detokenize"},     {"GET", "/tokenizer_info"}};
+  return kRoutes;
+}
+
+std::string ApiService::RouteOf(const std::string& path) {
+  if (path.starts_with(kModelPrefix) && path.size() > kModelPrefix.size()) {
+    return "/v1/models/{id}";
+  }
+  const auto found = std::ranges::find(Routes(), path, &ApiRoute::path);
+  return found == Routes().end() ? kNoRoute : found->path;
+}
+
+}  // namespace kvlathe::api

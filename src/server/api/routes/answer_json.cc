@@ -1,0 +1,55 @@
+#include "server/api/routes/answer_json.h"
+
+#include <chrono>
+#include <utility>
+
+namespace kvlathe::api {
+
+Json UsageJson(const Usage& usage) {
+  return {{"prompt_tokens", usage.prompt_tokens},
+          {"completion_tokens", usage.output_tokens},
+          {"total_tokens", usage.prompt_tokens + usage.output_tokens},
+          {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
+}
+
+std::string_view FinishReasonName(FinishReason reason) {
+  return reason == FinishReason::kLength ? "length" : "stop";
+}
+
+int64_t UnixSeconds() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::seconds>(now).count();
+}
+
+ChoicePlan PlanChoice(const ServiceState& state, const GenerationOptions& options,
+                      std::vector<int32_t> prompt, int64_t max_tokens, int seed_offset,
+                      const std::vector<int32_t>& more_end_ids) {
+  ChoicePlan plan;
+  Request& request = plan.request;
+  request.prompt = std::move(prompt);
+  request.max_tokens = static_cast<int>(max_tokens);
+  request.sampling = options.sampling;
+  request.sampling.seed += static_cast<uint64_t>(seed_offset);
+  request.level = options.level_idx;
+  if (!options.ignores_end) {
+    request.stop_ids = state.context().end_ids;
+    request.stop_ids.insert(request.stop_ids.end(), more_end_ids.begin(), more_end_ids.end());
+  }
+  if (options.min_tokens > 0 && !request.stop_ids.empty()) {
+    request.constraint =
+        std::make_shared<MinTokensConstraint>(request.stop_ids, options.min_tokens);
+  }
+  plan.stops = options.stops;
+  return plan;
+}
+
+void RecordRequest(const ServiceState& state, const GenerationOptions& options, int n_choices,
+                   int64_t prompt_tokens, Exchange* exchange) {
+  RequestEnded& record = exchange->record();
+  record.level = state.context().levels[options.level_idx].name;
+  record.is_stream = options.is_stream;
+  record.n_choices = n_choices;
+  record.prompt_tokens = prompt_tokens;
+}
+
+}  // namespace kvlathe::api

@@ -1,0 +1,38 @@
+// Parts that the answers of several routes have in common.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/api/generation.h"
+#include "server/api/routes/generation_options.h"
+
+namespace kvlathe::api {
+
+struct Usage {
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;  // of the prompt
+  int64_t output_tokens = 0;
+};
+
+// {"prompt_tokens","completion_tokens","total_tokens","prompt_tokens_details":{"cached_tokens"}}
+Json UsageJson(const Usage& usage);
+
+// "stop" or "length".
+std::string_view FinishReasonName(FinishReason reason);
+
+int64_t UnixSeconds();
+
+// A request of the engine for one choice: sampling, level and ends. Its constraint keeps the end
+// away for min_tokens. Choices of one request draw with different seeds.
+ChoicePlan PlanChoice(const ServiceState& state, const GenerationOptions& options,
+                      std::vector<int32_t> prompt, int64_t max_tokens, int seed_offset,
+                      const std::vector<int32_t>& more_end_ids = {});
+
+// Fills in what the exchange's record tells of the request that is about to be submitted.
+void RecordRequest(const ServiceState& state, const GenerationOptions& options, int n_choices,
+                   int64_t prompt_tokens, Exchange* exchange);
+
+}  // namespace kvlathe::api

@@ -1,0 +1,129 @@
+#include "server/api/routes/generation_options.h"
+
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <utility>
+
+#include "server/api/api_error.h"
+
+namespace kvlathe::api {
+namespace {
+
+constexpr int kMaxInt = std::numeric_limits<int>::max();
+constexpr int kMaxBiases = 512;
+
+void ReadLevel(const ServiceState& state, RequestFields* fields, GenerationOptions* options) {
+  options->model = state.context().model_names.front();
+  if (auto model = fields->String("model")) {
+    const StatusOr<int> level_idx = state.FindModel(*model);
+    if (!level_idx.ok()) return fields->Fail(level_idx.status());
+    if (*level_idx >= 0) options->level_idx = *level_idx;
+    options->model = std::move(*model);
+  }
+  const Json* const kv = fields->Find("kv");
+  if (kv == nullptr) return;
+  if (!kv->is_string() && !kv->is_number_integer()) {
+    return fields->Fail(FieldError("kv", "this is {}; give the name of a level", KindOf(*kv)));
+  }
+  const StatusOr<int> level_idx =
+      state.FindLevel(kv->is_string() ? kv->get<std::string>() : kv->dump());
+  if (!level_idx.ok()) return fields->Fail(level_idx.status());
+  options->level_idx = *level_idx;
+}
+
+void ReadLogitBias(RequestFields* fields, int vocab_size, SamplingParams* sampling) {
+  const Json* const biases = fields->Object("logit_bias");
+  if (biases == nullptr) return;
+  if (std::ssize(*biases) > kMaxBiases) {
+    return fields->Fail(FieldError("logit_bias", "more than {} tokens", kMaxBiases));
+  }
+  for (const auto& [text, bias] : biases->items()) {
+    int32_t id = -1;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
+    if (error != std::errc() || end != text.data() + text.size() || id < 0 || id >= vocab_size) {
+      return fields->Fail(
+          FieldError("logit_bias", "token ids go from 0 to {}, as text", vocab_size - 1));
+    }
+    if (!bias.is_number() || !(std::abs(bias.get<double>()) <= 100)) {
+      return fields->Fail(FieldError("logit_bias", "give numbers from -100 to 100"));
+    }
+    sampling->logit_bias[id] = bias.get<float>();
+  }
+}
+
+void ReadSampling(RequestFields* fields, int vocab_size, SamplingParams* sampling) {
+  sampling->temperature = static_cast<float>(fields->Number("temperature", 0, 100).value_or(1));
+  sampling->top_p = static_cast<float>(fields->Number("top_p", 0, 1).value_or(1));
+  // vLLM has -1 for all tokens as well.
+  sampling->top_k =
+      static_cast<int>(std::max<int64_t>(fields->Integer("top_k", -1, kMaxInt).value_or(0), 0));
+  if (sampling->top_p == 0) {  // as OpenAI's API takes it: the likeliest token alone
+    sampling->top_p = 1;
+    sampling->top_k = 1;
+  }
+  sampling->min_p = static_cast<float>(fields->Number("min_p", 0, 1).value_or(0));
+  sampling->repetition_penalty =
+      static_cast<float>(fields->Number("repetition_penalty", 0.01, 100).value_or(1));
+  sampling->repeat_last_n = -1;  // of all tokens, as vLLM
+  sampling->presence_penalty =
+      static_cast<float>(fields->Number("presence_penalty", -2, 2).value_or(0));
+  sampling->frequency_penalty =
+      static_cast<float>(fields->Number("frequency_penalty", -2, 2).value_or(0));
+  ReadLogitBias(fields, vocab_size, sampling);
+  const auto seed = fields->Integer("seed", std::numeric_limits<int64_t>::min(),
+                                    std::numeric_limits<int64_t>::max());
+  sampling->seed =
+      seed ? static_cast<uint64_t>(*seed) : std::uniform_int_distribution<uint64_t>()(*[] {
+        thread_local std::mt19937_64 random{std::random_device()()};
+        return &random;
+      }());
+}
+
+void ReadStops(const ApiLimits& limits, RequestFields* fields, GenerationOptions* options) {
+  const Json* const stop = fields->Find("stop");
+  if (stop == nullptr) return;
+  const auto take = [&](const Json& text) {
+    if (!text.is_string() || text.get_ref<const std::string&>().empty()) {
+      return fields->Fail(FieldError("stop", "give a text that is not empty, or a list of them"));
+    }
+    if (std::ssize(text.get_ref<const std::string&>()) > limits.max_stop_bytes) {
+      return fields->Fail(
+          FieldError("stop", "a text has more than {} bytes", limits.max_stop_bytes));
+    }
+    options->stops.push_back(text.get<std::string>());
+  };
+  if (!stop->is_array()) return take(*stop);
+  if (std::ssize(*stop) > limits.max_stops) {
+    return fields->Fail(FieldError("stop", "more than {} texts", limits.max_stops));
+  }
+  for (const Json& text : *stop) take(text);
+}
+
+void ReadStreaming(RequestFields* fields, GenerationOptions* options) {
+  options->is_stream = fields->Bool("stream").value_or(false);
+  const Json* const json = fields->Object("stream_options");
+  if (json == nullptr) return;
+  RequestFields stream_options(*json, "stream_options.");
+  options->streams_usage = stream_options.Bool("include_usage").value_or(false);
+  fields->Fail(stream_options.status());
+}
+
+}  // namespace
+
+GenerationOptions ReadGenerationOptions(const ServiceState& state, RequestFields* fields) {
+  GenerationOptions options;
+  ReadLevel(state, fields, &options);
+  ReadSampling(fields, state.vocab_size(), &options.sampling);
+  ReadStops(state.limits(), fields, &options);
+  ReadStreaming(fields, &options);
+  options.ignores_end = fields->Bool("ignore_eos").value_or(false);
+  options.min_tokens = static_cast<int>(
+      fields->Integer("min_tokens", 0, state.context().context_tokens).value_or(0));
+  options.n_choices =
+      static_cast<int>(fields->Integer("n", 1, state.limits().max_choices).value_or(1));
+  return options;
+}
+
+}  // namespace kvlathe::api
