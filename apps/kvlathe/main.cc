@@ -108,6 +108,7 @@ int Main(int argc, char** argv) {
   Verbs verbs{&app, nullptr};
   AddRunVerb(&verbs);
   AddChatVerb(&verbs);
+  AddServeVerb(&verbs);
   AddCompareVerb(&verbs);
   AddCalibrateVerb(&verbs);
   AddTuneVerb(&verbs);

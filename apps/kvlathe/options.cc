@@ -4,7 +4,7 @@
 
 namespace kvlathe {
 
-void AddModelOptions(CLI::App* app, ModelOptions* options) {
+void AddWeightOptions(CLI::App* app, ModelOptions* options) {
   app->add_option("-m,--model", options->model, "Hugging Face model directory or .gguf file")
       ->required();
   app->add_option("-t,--threads", options->n_threads, "worker threads (default: all processors)")
@@ -17,6 +17,10 @@ void AddModelOptions(CLI::App* app, ModelOptions* options) {
   app->add_option("--pre", options->pre,
                   "pre-tokenizer for vocab.json + merges.txt, or in place of a GGUF file's")
       ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "falcon"}));
+}
+
+void AddModelOptions(CLI::App* app, ModelOptions* options) {
+  AddWeightOptions(app, options);
   app->add_flag("--json", options->json, "one JSON object on standard output");
 }
 

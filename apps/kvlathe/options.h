@@ -28,7 +28,9 @@ struct ModelOptions {
   bool json = false;
 };
 
-// -m, -t, --pin, --json and what a model needs to be loaded.
+// -m, -t, --pin and what a model needs to be loaded.
+void AddWeightOptions(CLI::App* app, ModelOptions* options);
+// These and --json.
 void AddModelOptions(CLI::App* app, ModelOptions* options);
 // --kv, --basis, --profile, --kv-memory, -c, --schedule, --deterministic.
 void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& default_kv);
@@ -54,6 +56,7 @@ struct Verbs {
 };
 
 void AddRunVerb(Verbs* verbs);
+void AddServeVerb(Verbs* verbs);
 void AddChatVerb(Verbs* verbs);
 void AddCompareVerb(Verbs* verbs);
 void AddCalibrateVerb(Verbs* verbs);

@@ -135,6 +135,20 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandom(const std::string& co
   return w;
 }
 
+StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandomWithTokenizer(
+    const std::string& config_path, const std::string& tokenizer_path,
+    const ModelOptions& options) {
+  KVL_ASSIGN_OR_RETURN(auto tokenizer, Tokenizer::Load(tokenizer_path, {.pre = options.pre}));
+  KVL_ASSIGN_OR_RETURN(nlohmann::json json, ReadJsonFile(config_path));
+  if (json.is_object()) json["vocab_size"] = tokenizer->vocab_size();
+  KVL_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(json, config_path));
+  KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
+  w->tokenizer_ = std::move(tokenizer);
+  w->random_weights_ = true;
+  KVL_RETURN_IF_ERROR(w->LoadWeights(MakeRandomSource(kRandomWeightsSeed)));
+  return w;
+}
+
 std::optional<int32_t> Workspace::leading_bos() const {
   const std::vector<int32_t> ids = tokenizer_->Tokenize("", /*add_bos=*/true);
   return ids.empty() ? std::nullopt : std::optional<int32_t>(ids.front());

@@ -36,6 +36,10 @@ class Workspace {
   // Random weights in the shape of a config.json; no tokenizer.
   static StatusOr<std::unique_ptr<Workspace>> OpenRandom(const std::string& config_path,
                                                          const ModelOptions& options);
+  // The same with the tokenizer of another model, whose vocabulary takes the place of the config's.
+  static StatusOr<std::unique_ptr<Workspace>> OpenRandomWithTokenizer(
+      const std::string& config_path, const std::string& tokenizer_path,
+      const ModelOptions& options);
 
   // `accuracy` in the spec is looked up in the model's profile; the result's spec is the answer.
   // With a rate, for specs with resident=full, sequences that choose none have that.

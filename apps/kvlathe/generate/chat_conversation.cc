@@ -28,32 +28,19 @@ void DropAddedSpace(const Tokenizer& tokenizer, int32_t first_id, std::string* p
 
 }  // namespace
 
-Conversation::Ends Conversation::FindEnds(const Workspace& workspace, const ChatFormat& format) {
-  const Tokenizer& tokenizer = workspace.tokenizer();
-  Ends ends;
-  ends.ids = workspace.config().eos_ids;
-  if (const auto eos = tokenizer.eos_id()) ends.ids.push_back(*eos);
-  for (const std::string& text : format.ends) {
-    const std::vector<int32_t> ids = tokenizer.Tokenize(text, /*add_bos=*/false);
-    if (ids.size() == 1 && tokenizer.TokenBytes(ids[0], /*keep_special=*/true) == text) {
-      ends.ids.push_back(ids[0]);
-    } else {
-      ends.texts.push_back(text);
-    }
-  }
-  return ends;
-}
-
 Conversation::Conversation(const ConversationOptions* options, const Workspace* workspace,
                            Model* model, const ChatFormat* format)
     : options_(*options),
       workspace_(*workspace),
       model_(model),
       format_(*format),
-      ends_(FindEnds(*workspace, *format)),
+      ends_(FindChatEnds(workspace->tokenizer(), *format)),
       pool_(workspace->kv_budget_bytes()),
       engine_({model}, &pool_, HeardBetweenSteps()),
       rate_(options->rate) {
+  const std::vector<int>& eos_ids = workspace->config().eos_ids;
+  ends_.ids.insert(ends_.ids.end(), eos_ids.begin(), eos_ids.end());
+  if (const auto eos = workspace->tokenizer().eos_id()) ends_.ids.push_back(*eos);
   ends_.texts.insert(ends_.texts.end(), options->stops.begin(), options->stops.end());
   Clear();
 }

@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "kv/blocks/block_pool.h"
 #include "kvlathe/workspace.h"
+#include "tokenizer/chat/chat_ends.h"
 #include "tokenizer/chat/chat_format.h"
 
 namespace kvlathe {
@@ -55,13 +56,6 @@ class Conversation {
   double KvFraction(const RequestOutcome& outcome) const;
 
  private:
-  // Where an answer ends: ids of tokens, and texts that are not one token.
-  struct Ends {
-    std::vector<int> ids;
-    std::vector<std::string> texts;
-  };
-  static Ends FindEnds(const Workspace& workspace, const ChatFormat& format);
-
   StatusOr<std::vector<int32_t>> Tokenize(std::span<const ChatMessage> messages) const;
   void SettleLastAnswer(const std::string& message);
   Session TakeKeptFor(std::span<const int32_t> prompt);
@@ -71,7 +65,7 @@ class Conversation {
   const Workspace& workspace_;
   Model* model_;
   const ChatFormat& format_;
-  Ends ends_;
+  ChatEnds ends_;  // with those of the model and the options
   BlockPool pool_;
   Engine engine_;
   std::optional<double> rate_;

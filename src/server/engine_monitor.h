@@ -1,0 +1,37 @@
+// What the server learns of its engine: metrics, and when it computed last.
+#pragma once
+
+#include <chrono>
+#include <unordered_map>
+
+#include "engine/engine.h"
+#include "server/metrics.h"
+#include "server/step_clock.h"
+
+namespace kvlathe::server {
+
+class EngineMonitor : public EngineObserver {
+ public:
+  // `metrics` outlives it.
+  explicit EngineMonitor(ServerMetrics* metrics) : metrics_(metrics) {}
+
+  const StepClock& step_clock() const { return step_clock_; }
+
+  void OnAdmitted(RequestId id, double queue_ms) override;
+  void OnPreempted(RequestId id) override;
+  void OnStepBegan(const StepWork& work, const EngineLoad& load) override;
+  void OnFirstToken(RequestId id, double ttft_ms) override;
+  void OnToken(RequestId id, int32_t token) override;
+  void OnFinished(RequestId id, const RequestOutcome& outcome) override;
+  void OnStepEnded(const StepWork& work, const EngineLoad& load, double seconds,
+                   const Status& status) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  ServerMetrics* metrics_;
+  StepClock step_clock_;
+  std::unordered_map<RequestId, Clock::time_point> last_tokens_;  // of running requests
+};
+
+}  // namespace kvlathe::server

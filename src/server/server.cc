@@ -1,0 +1,191 @@
+#include "server/server.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace kvlathe::server {
+
+namespace {
+
+// Positions that the budget holds of one sequence at the first level, whose context is full.
+int64_t PositionsOf(const BlockPool& pool, const Model& model) {
+  const int n_tokens = model.config().max_seq_len;
+  const int64_t bytes = std::max<int64_t>(SequenceBytes(model.layout(), n_tokens), 1);
+  return static_cast<int64_t>(static_cast<double>(pool.usage().budget_bytes) * n_tokens /
+                              static_cast<double>(bytes));
+}
+
+EngineOptions Observed(EngineOptions options, EngineObserver* observer) {
+  options.observer = observer;
+  return options;
+}
+
+int32_t ProbeToken(const Tokenizer& tokenizer) { return tokenizer.bos_id().value_or(0); }
+
+bool IsHealthRoute(const http::Request& request) {
+  return (request.method == "GET" || request.method == "HEAD") &&
+         (request.path == "/health" || request.path == "/v1/health");
+}
+
+// What vLLM calls it.
+std::string_view FinishedReason(const api::RequestEnded& ended) {
+  if (ended.finish_reason == "tool_calls") return "stop";
+  if (ended.finish_reason == "cancelled") return "abort";
+  return ended.finish_reason;
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Server>> Server::Start(ServedModel served, ServerOptions options) {
+  auto server = std::unique_ptr<Server>(new Server(std::move(served), std::move(options)));
+  const auto handle = [s = server.get()](http::Request request,
+                                         std::shared_ptr<http::Reply> reply) {
+    s->Handle(std::move(request), std::move(reply));
+  };
+  server->options_.http.on_refusal = [s = server.get()](const http::Refusal& refusal) {
+    s->metrics_.CountAnswer("refused", refusal.status);
+    s->log_.Write("refused", {{"request_id", refusal.id},
+                              {"peer", refusal.peer},
+                              {"status", refusal.status},
+                              {"why", refusal.message}});
+  };
+  server->engine_.Start();
+  KVL_ASSIGN_OR_RETURN(server->http_, http::HttpServer::Start(server->options_.http, handle));
+  if (server->options_.agent_port.has_value()) {
+    const auto line = [s = server.get()] { return s->AgentLine(); };
+    const http::AgentPort::Options at = {server->options_.http.host, *server->options_.agent_port};
+    KVL_ASSIGN_OR_RETURN(server->agent_, http::AgentPort::Start(*server->http_, at, line));
+  }
+  server->LogListening();
+  return server;
+}
+
+Server::Server(ServedModel served, ServerOptions options)
+    : options_(std::move(options)),
+      model_name_(served.api.model_names.front()),
+      log_(options_.log),
+      keys_(options_.api_keys),
+      metrics_(model_name_, served.pool->usage().budget_bytes,
+               PositionsOf(*served.pool, *served.levels.front())),
+      monitor_(&metrics_),
+      engine_(served.levels, served.pool, Observed(served.engine, &monitor_),
+              [this](const PoolUsage& usage) { metrics_.SetUsage(usage); }),
+      health_(&engine_.engine(), &monitor_.step_clock(), ProbeToken(*served.api.tokenizer)) {
+  metrics_.SetUsage(served.pool->usage());
+  for (const api::ApiLevel& level : served.api.levels) level_names_.push_back(level.name);
+  served.api.engine = &engine_.engine();
+  served.api.observer = this;
+  api_ = std::make_unique<api::ApiService>(std::move(served.api));
+}
+
+void Server::LogListening() const {
+  nlohmann::ordered_json fields = {
+      {"host", options_.http.host}, {"port", port()}, {"kv", level_names_}, {"model", model_name_}};
+  if (agent_ != nullptr) fields["agent_port"] = agent_->port();
+  log_.Write("listening", fields);
+}
+
+Server::~Server() {
+  Drain([] { return true; });
+}
+
+void Server::Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
+  if (IsHealthRoute(request)) {
+    if (is_unready_) return reply->Send(UnavailableResponse("the server is shutting down"));
+    return health_.Answer(std::move(reply));
+  }
+  if (!keys_.Allow(request)) {
+    return Refuse(request, reply.get(),
+                  api::ErrorResponse(401, "authentication_error", "invalid_api_key",
+                                     "give one of the server's API keys, as the header "
+                                     "Authorization: Bearer KEY"),
+                  "no valid API key");
+  }
+  if (request.method == "GET" && request.path == "/metrics") return AnswerMetrics(reply.get());
+  if (request.method == "GET" && request.path == "/version") {
+    return reply->Send({.body = nlohmann::json{{"version", options_.version}}.dump()});
+  }
+  if (refuses_all_) {
+    return Refuse(request, reply.get(),
+                  UnavailableResponse("the server is shutting down; ask another replica"),
+                  "shutting down");
+  }
+  if (options_.logs_bodies) log_.LogBody(request);
+  api_->Handle(std::move(request), std::move(reply));
+}
+
+void Server::Refuse(const http::Request& request, http::Reply* reply, http::Response response,
+                    const std::string& why) {
+  log_.LogRefused(request, response.status, why);
+  metrics_.CountAnswer("refused", response.status);
+  reply->Send(std::move(response));
+}
+
+void Server::AnswerMetrics(http::Reply* reply) {
+  Engine& engine = engine_.engine();
+  metrics_.SetRequests(engine.n_running(), engine.n_waiting());
+  metrics_.SetLoad(load_.load());
+  metrics_.SetConnections(http_->n_connections());
+  reply->Send(
+      {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = metrics_.Serialize()});
+}
+
+std::string Server::AgentLine() const {
+  if (is_unready_) return "drain\n";
+  return fmt::format("ready up {}%\n", load_.FreePercent(options_.agent_full_tokens));
+}
+
+void Server::OnBegan(const api::RequestBegan& began) {
+  load_.Begin(began.request_id, began.prompt_tokens, began.max_tokens * began.n_choices);
+}
+
+void Server::OnFirstToken(const std::string& request_id) { load_.FirstToken(request_id); }
+
+void Server::OnEnded(const api::RequestEnded& ended) {
+  load_.End(ended.request_id, ended.output_tokens);
+  metrics_.CountAnswer(ended.route, ended.http_status);
+  if (!ended.level.empty()) {
+    metrics_.CountEnded({.finish_reason = FinishedReason(ended),
+                         .n_prompt_tokens = static_cast<int>(ended.prompt_tokens),
+                         .n_output_tokens = static_cast<int>(ended.output_tokens),
+                         .e2e_seconds = ended.seconds,
+                         .ttft_seconds = ended.first_token_seconds});
+  }
+  log_.LogEnded(ended);
+}
+
+bool Server::WaitUntil(const std::function<bool()>& done, double seconds,
+                       const std::function<bool()>& at_once) const {
+  const Stopwatch watch;
+  while (!done()) {
+    if (at_once() || watch.Seconds() >= seconds) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return true;
+}
+
+void Server::Drain(const std::function<bool()>& at_once, bool delays) {
+  if (http_ == nullptr) return;
+  is_unready_ = true;
+  log_.Write("drain", {{"open_requests", http_->n_open_replies()}});
+  if (delays) WaitUntil([] { return false; }, options_.drain_delay_seconds, at_once);
+  refuses_all_ = true;
+  http_->StopAccepting();
+  const auto all_answered = [this] { return http_->n_open_replies() == 0; };
+  if (!WaitUntil(all_answered, options_.shutdown_timeout_seconds, at_once)) {
+    log_.Write("cancelled", {{"open_requests", http_->n_open_replies()}});
+  }
+  engine_.Stop();
+  agent_.reset();
+  http_->Stop(std::chrono::seconds(2));  // what was cancelled has an answer to write
+  http_.reset();
+}
+
+}  // namespace kvlathe::server
