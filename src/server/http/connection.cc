@@ -77,10 +77,15 @@ void Connection::PostStart() {
 
 void Connection::PostStopAccepting() {
   core_->Post(socket_.get_executor(), [self = shared_from_this()] {
-    const bool is_idle = !self->reply_ && !self->is_writing_ && self->reader_ &&
-                         self->reader_->phase() == RequestReader::Phase::kBeforeRequest;
-    if (is_idle && !self->is_lingering_) self->Close();
+    if (self->IsIdle()) self->Close();
   });
+}
+
+bool Connection::IsIdle() {
+  error_code ignored;  // of a connection that has ended
+  return !is_closed_ && !is_lingering_ && !reply_ && !is_writing_ && reader_ &&
+         reader_->phase() == RequestReader::Phase::kBeforeRequest &&
+         socket_.available(ignored) == 0;
 }
 
 void Connection::PostClose() {

@@ -30,6 +30,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using Clock = std::chrono::steady_clock;
   static constexpr Clock::time_point kNever = Clock::time_point::max();
 
+  bool IsIdle();  // between two requests, and no byte of the next has come
   void Start();
   void BeginRequest(std::chrono::milliseconds timeout);
   void WaitForBytes();
