@@ -3,8 +3,8 @@
 #   deploy/replicas.sh 2 -m models/lathe-nano           the words behind N go to kvlathe serve
 #   deploy/replicas.sh --stop                           ends what runs, as Ctrl-C does: requests finish
 # Before N may stand:
-#   --port 8080               where clients come to (127.0.0.1); replicas, agents and statistics have
-#                             free ports behind it, which are printed
+#   --port 8080               where clients come to (127.0.0.1); statistics have a free port behind it,
+#                             replicas and agents any free ones, which are printed
 #   --balance shortest-queue  or leastconn, roundrobin
 #   --state DIR               logs, sockets and process ids; a second set of replicas needs another
 #   --shutdown-timeout 60     seconds that running requests have when all ends
@@ -126,16 +126,30 @@ trap 'exit 0' INT TERM
 start_replica() {
   local i=$1
   shift
-  find_free_port
-  replica_ports+=("$free_port")
-  find_free_port
-  agent_ports+=("$free_port")
   # A session of its own: Ctrl-C of the terminal ends this script, and the script ends the replicas.
-  setsid "$kvlathe" serve "$@" --host "$host" --port "${replica_ports[-1]}" --agent-port "${agent_ports[-1]}" \
+  setsid "$kvlathe" serve "$@" --host "$host" --port 0 --agent-port 0 \
     --max-body-bytes "$max_body_bytes" --drain-delay 1 --shutdown-timeout "$shutdown_timeout" \
     9>&- </dev/null >"$state/replica$i.log" 2>&1 &
   replica_pids+=($!)
   echo $! >"$state/replica$i.pid"
+}
+
+# require_alive NAME PID: ends the script, with the last lines of the log, if the process is gone.
+require_alive() {
+  kill -0 "$2" 2>/dev/null && return
+  tail -n 5 "$state/$1.log" >&2
+  fail "$1 ended before it was healthy (its last lines are above; $state/$1.log)"
+}
+
+# Adds the ports of a replica, which its log names once it listens.
+find_ports() {
+  local log=$state/replica$1.log line
+  until line=$(grep -m 1 '"event":"listening"' "$log"); do
+    require_alive "replica$1" "${replica_pids[$1 - 1]}"
+    sleep 0.05
+  done
+  replica_ports+=("$(sed 's/.*"port":\([0-9]*\).*/\1/' <<<"$line")")
+  agent_ports+=("$(sed 's/.*"agent_port":\([0-9]*\).*/\1/' <<<"$line")")
 }
 
 is_healthy() {
@@ -150,17 +164,15 @@ is_healthy() {
 # wait_healthy NAME PID PORT: until /health of the port is true, for as long as the process lives.
 wait_healthy() {
   until (is_healthy "$3") 2>/dev/null; do
-    if ! kill -0 "$2" 2>/dev/null; then
-      tail -n 5 "$state/$1.log" >&2
-      fail "$1 ended before it was healthy (its last lines are above; $state/$1.log)"
-    fi
+    require_alive "$1" "$2"
     sleep 0.1
   done
 }
 
-find_free_port  # the clients' own; what follows has the ports behind it
+find_free_port
 [ "$free_port" = "$port" ] || fail "somebody listens on port $port already; choose another with --port"
 for ((i = 1; i <= n_replicas; ++i)); do start_replica "$i" "$@"; done
+for ((i = 1; i <= n_replicas; ++i)); do find_ports "$i"; done
 find_free_port
 stats_port=$free_port
 

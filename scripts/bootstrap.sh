@@ -30,7 +30,7 @@ for argument in "$@"; do
     --with-browser) packages+=(chromium) ;;
     --with-pip) packages+=(python3-pip) ;;
     --with-deploy)
-      packages+=(haproxy systemd dpkg-dev lintian python3-pip python3-venv)
+      packages+=(haproxy curl systemd dpkg-dev lintian python3-pip python3-venv)
       with_deploy=1
       ;;
     *)

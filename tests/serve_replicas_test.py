@@ -35,7 +35,7 @@ class Replicas:
     def __init__(self, n_replicas, *options):
         self.state = pathlib.Path(tempfile.mkdtemp(prefix="kvlathe_replicas_"))
         for _ in range(5):  # where somebody else has the port meanwhile
-            self.port = random.randrange(20000, 60000)
+            self.port = random.randrange(20000, 32000)  # below the ports of outgoing connections
             self.script = subprocess.Popen(
                 [DEPLOY / "replicas.sh", "--port", str(self.port), "--state", self.state, "--shutdown-timeout", "10",
                  *options, str(n_replicas), "-m", MODEL, "--served-model-name", "nano",
