@@ -125,7 +125,11 @@ void Connection::OnReadable(const error_code& error) {
                           read_error == asio::error::try_again ||
                           read_error == asio::error::interrupted;
   if (read_error && !is_nothing) return Close();
-  if (!read_error) OnBytes({buffer.data(), n_bytes});
+  try {
+    if (!read_error) OnBytes({buffer.data(), n_bytes});
+  } catch (const std::exception&) {  // no memory for what came
+    return Close();
+  }
   if (!is_closed_) WaitForBytes();
 }
 

@@ -103,8 +103,8 @@ void ServerCore::AcceptNext() {
 void ServerCore::OnAccept(const error_code& error, Socket socket) {
   if (!is_accepting_) return;
   if (!error) {
-    Admit(std::move(socket));
-    return AcceptNext();
+    AcceptNext();  // first: whatever becomes of this one, others are taken
+    return Admit(std::move(socket));
   }
   accept_timer_.expires_after(kAcceptPause);
   accept_timer_.async_wait([self = shared_from_this()](const error_code& cancelled) {
