@@ -202,7 +202,7 @@ def main():
         key_file.flush()
         words = [word for kv in LEVELS for word in ("--kv", kv)]
         server = Server(options.kvlathe, "-m", options.model, "-a", MODEL, "--api-key-file", key_file.name, "--max-body-bytes", MAX_BODY_BYTES,
-                        "--chat-template", "chatml", "--max-waiting", 64, "--max-num-seqs", 8, "--kv-memory", "24MiB",
+                        "--chat-template", "hermes", "--max-waiting", 64, "--max-num-seqs", 8, "--kv-memory", "24MiB",
                         "--shutdown-timeout", 10, *words)
     with server:
         status, models, _ = server.ask("GET", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})

@@ -223,6 +223,20 @@ async def wrong_chat(target, rng):
     await exchange(target, target.post("/v1/chat/completions", {"model": MODEL, "messages": messages, "max_tokens": 2}, CLOSE), {400, 501})
 
 
+async def odd_schema(target, rng):
+    """Grammars are an optional part: without it all of these are refused."""
+    deep = {"type": "string"}
+    for _ in range(rng.choice([5, 60, 400])):
+        deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
+    schema = rng.choice([deep, {"$ref": "#"}, {"$ref": "#/nowhere"}, {"type": "no-such-type"}, {"type": "string", "pattern": "(a+)+$"}, {"type": "string", "pattern": "("},
+                         {"enum": []}, {"enum": [str(i) for i in range(2000)]}, {"type": "array", "minItems": 10**12}, {"allOf": [{"type": "string"}, {"type": "null"}]},
+                         {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(200)}}, "schema", 5, None, [], True])
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+    body |= rng.choice([{"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}, {"response_format": schema},
+                        {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}], "tool_choice": "required"}, {"tools": schema}])
+    await exchange(target, target.post("/v1/chat/completions", body, CLOSE), {200, 400, 501, BUSY})
+
+
 async def deep_json(target, rng):
     depth = rng.choice([100, 1000, 10_000, 200_000])
     opening, closing = rng.choice([("[", "]"), ('{"a":', "}")])
@@ -334,6 +348,6 @@ async def no_http(target, rng):
 
 # How often of each, of a hundred.
 KINDS = {
-    whole: 18, stream: 14, kept_alive: 4, gone_from_a_stream: 9, gone_while_waiting: 7, gone_in_the_middle_of_a_request: 4,
-    slow_reader: 2, slow_sender: 2, broken_json: 6, wrong_values: 7, wrong_chat: 2, deep_json: 3, huge_prompt: 2, huge_body: 2,
+    whole: 16, stream: 14, kept_alive: 4, gone_from_a_stream: 9, gone_while_waiting: 7, gone_in_the_middle_of_a_request: 4,
+    slow_reader: 2, slow_sender: 2, broken_json: 6, wrong_values: 7, wrong_chat: 2, odd_schema: 2, deep_json: 3, huge_prompt: 2, huge_body: 2,
     many_choices: 2, odd_unicode: 4, wrong_key: 4, wrong_route: 3, smuggled: 3, bad_chunks: 1, no_http: 1}

@@ -25,7 +25,7 @@ WEATHER = {"type": "function", "function": {
 
 
 def serve(*arguments):
-    return Server(KVLATHE, "-m", MODEL, "-a", "nano", "--chat-template", "chatml", "--kv", "none", "--kv", LEVEL,
+    return Server(KVLATHE, "-m", MODEL, "-a", "nano", "--chat-template", "hermes", "--kv", "none", "--kv", LEVEL,
                   "--deterministic", *arguments, environment={"KVLATHE_API_KEY": KEY})
 
 
@@ -146,8 +146,14 @@ class CompletionsTest(OneServerCase):
 
 class ChatTest(OneServerCase):
     def create(self, **changes):
-        return self.client.chat.completions.create(
-            **{"model": "nano", "messages": MESSAGES, "max_completion_tokens": 20, "temperature": 0, **changes})
+        try:
+            return self.client.chat.completions.create(
+                **{"model": "nano", "messages": MESSAGES, "max_completion_tokens": 20, "temperature": 0, **changes})
+        except openai.BadRequestError as error:
+            # Tools and grammars are an optional part, which is refused by name where it was left out.
+            if error.param in changes and "in this build" in error.message:
+                self.skipTest(error.message)
+            raise
 
     def test_a_whole_answer_and_its_stream_are_the_same(self):
         whole = self.create()
