@@ -177,7 +177,7 @@ def judge(soak, n_files_before):
     status = soak.watched.server.end()
     if status != 0:
         soak.problems.append(f"behind SIGTERM the status is {status}: {soak.watched.server.log[-5:]}")
-    reports = [line["text"] for line in soak.watched.server.log if "Sanitizer" in line.get("text", "")]
+    reports = [line["text"] for line in soak.watched.server.log if "Sanitizer" in line.get("text", "") or "runtime error" in line.get("text", "")]
     soak.problems += reports[:5]
 
 

@@ -248,6 +248,9 @@ class ConfigurationTest(unittest.TestCase):
                                   env=environment)
             self.assertEqual(done.returncode, status, done.stderr)
             self.assertNotIn(b"WARNING", done.stderr)
+        # As it is copied to /etc/haproxy.
+        done = subprocess.run([HAPROXY, "-c", "-f", DEPLOY / "haproxy/haproxy.cfg"], capture_output=True)
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
 
     def test_wrong_words_are_refused_before_anything_starts(self):
         for words, needle in ((["0"], "number of replicas"), (["2", "--port", "1"], "is chosen here"), (["--port"], "value"),
