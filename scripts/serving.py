@@ -108,7 +108,7 @@ class Experiment:
         base["slo_ms"] = self.options.slo_factor * alone["median_normalized_latency_ms"]
         base["throughput"] = full["request_throughput"]
         base["rates"] = experiment.rates(base["throughput"])
-        base["seconds_of_a_run"] = experiment.seconds_of_a_run(self.seconds, base["rates"][0], self.options.clients)
+        base["seconds_of_a_run"] = experiment.seconds_of_a_run(self.seconds, base["throughput"], self.options.clients)
         self.data["workloads"][workload.key] = base
         self.save()
         return base
@@ -125,7 +125,7 @@ class Experiment:
         commit, is_dirty = provenance.commit_of(ROOT, self.options.commit, self.options.allow_dirty)
         self.data["run"] = provenance.run_facts(commit, is_dirty)
         n_cells = len(self.workloads) * len(self.subjects)
-        say(f"{len(self.workloads)} workloads and {len(self.subjects)} servers, runs of about {self.seconds:.0f} s: planned for "
+        say(f"{len(self.workloads)} workloads and {len(self.subjects)} servers, runs of at least {self.seconds:.0f} s: planned for "
             f"{n_cells * self.seconds * experiment.RUNS_OF_A_SWEEP / 3600:.1f} of {self.options.hours:g} hours, of which "
             f"{self.spent() / 3600:.1f} are spent")
         try:
@@ -139,7 +139,8 @@ class Experiment:
         base = self.data["workloads"].get(workload.key) or self.measure_base(workload)
         cells = self.data["cells"].setdefault(workload.key, {})
         say(f"{workload.key}: {base['kv_bytes'] / 2**20:.1f} MiB of KV, lengths times {base['lengths']['scale']:.4g}, bound "
-            f"{base['slo_ms']:.4g} ms a token, closed loop {base['throughput']:.3g} requests/s")
+            f"{base['slo_ms']:.4g} ms a token, closed loop {base['throughput']:.3g} requests/s; runs of {base['seconds_of_a_run']:.0f} s "
+            f"take about {len(self.subjects) * base['seconds_of_a_run'] * experiment.RUNS_OF_A_SWEEP / 60:.0f} minutes")
         for subject in self.subjects:
             if "sweep" in cells.get(subject.name, {}):
                 continue

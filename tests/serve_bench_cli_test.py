@@ -159,8 +159,11 @@ class ServeBenchCase(cli_support.CommandLineCase):
             self.assertLess(time.monotonic() - begin, 5)
             self.assertGreater(closed["completed"], 10)
             self.assertGreater(closed["duration"], 0.29)
-            opened = self.result(server, "--duration", 0.2, "--request-rate", 50, "--random-input-len", 4, "--random-output-len", 2)
+            n_before = len(server.requests)
+            self.assertEqual(n_before, closed["completed"])
+            opened = self.result(server, "--num-warmups", 2, "--duration", 0.2, "--request-rate", 50, "--random-input-len", 4, "--random-output-len", 2)
             self.assertEqual(opened["completed"], 10)
+            self.assertEqual(len(server.requests), n_before + 2 + 10)  # warm-ups are a number, not a duration
 
     def test_a_sweep_ends_above_the_bound_and_is_drawn(self):
         def queue(number, _):  # the third rate is more than it serves

@@ -68,9 +68,9 @@ def rates(throughput):
     return [float(f"{throughput * LOWEST_RATE * RATE_STEP**k:.3g}") for k in range(MOST_RATES)]
 
 
-def seconds_of_a_run(seconds, lowest_rate, clients):
-    """As long as asked for, and long enough that two requests for each client arrive at the lowest rate."""
-    return max(seconds, 2 * clients / lowest_rate)
+def seconds_of_a_run(seconds, throughput, clients):
+    """As long as asked for, and long enough that a request for each client arrives at the closed loop's rate."""
+    return max(seconds, clients / throughput)
 
 
 def seconds_by_run(budget_seconds, n_cells):

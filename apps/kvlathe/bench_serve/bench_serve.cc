@@ -117,12 +117,13 @@ class ServeBench {
     return std::max<int64_t>(1, std::llround(rate * o_.traffic.duration_s));
   }
 
+  // `n_requests` of the workload at a rate, from the request of number `first` on.
   StatusOr<LoadRecords> Load(const Workload& workload, double rate, int64_t n_requests,
-                             int64_t first) {
+                             int64_t first, bool is_warmup) {
     LoadOptions load;
     load.arrivals = {rate, o_.traffic.burstiness, o_.workload.seed};
     load.n_requests = n_requests;
-    if (!std::isfinite(rate)) load.duration_s = o_.traffic.duration_s;
+    if (!std::isfinite(rate) && !is_warmup) load.duration_s = o_.traffic.duration_s;
     load.max_concurrency = o_.traffic.max_concurrency;
     load.first_index = first;
     const std::string what = std::isfinite(rate)
@@ -144,11 +145,11 @@ class ServeBench {
       fmt::print(stderr, "kvlathe: note: every length is times {:.6g}\n", made.scale);
     }
     if (o_.traffic.num_warmups > 0) {
-      KVL_RETURN_IF_ERROR(Load(*made.workload, INFINITY, o_.traffic.num_warmups, 0).status());
+      KVL_RETURN_IF_ERROR(Load(*made.workload, INFINITY, o_.traffic.num_warmups, 0, true).status());
     }
     const ServerCounters before = ReadServerCounters(asked_.address, asked_.api_key);
-    KVL_ASSIGN_OR_RETURN(const LoadRecords records,
-                         Load(*made.workload, rate, RequestsAt(rate), o_.traffic.num_warmups));
+    KVL_ASSIGN_OR_RETURN(const LoadRecords records, Load(*made.workload, rate, RequestsAt(rate),
+                                                         o_.traffic.num_warmups, false));
     const ServerCounters after = ReadServerCounters(asked_.address, asked_.api_key);
     metrics_ = MetricsOf(records, o_.output.percents, bounds_);
     SayErrors(records);
@@ -245,7 +246,7 @@ class ServeBench {
     KVL_ASSIGN_OR_RETURN(const nlohmann::json json, Measure(rate, 0));
     if (o_.output.json) {
       fmt::print("{}\n", json.dump());
-    } else {
+    } else if (metrics_.completed > 0) {
       fmt::print("{}", ToText(metrics_, Report(rate)));
     }
     KVL_RETURN_IF_ERROR(Save(json, fmt::format("{:g}", rate)));
