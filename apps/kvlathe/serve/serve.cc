@@ -16,6 +16,8 @@
 #include "kvlathe/serve/shutdown_signals.h"
 #include "kvlathe/workspace.h"
 #include "server/server.h"
+#include "server/tools/template_tool_support.h"
+#include "tokenizer/chat/chat_ends.h"
 #include "tokenizer/chat/chat_template.h"
 
 namespace kvlathe {
@@ -39,6 +41,7 @@ struct Served {
   std::unique_ptr<Workspace> workspace;
   std::vector<SpecModel> levels;
   std::optional<ChatFormat> chat_format;
+  std::optional<TemplateToolSupport> tool_support;
   std::optional<BlockPool> pool;
 };
 
@@ -96,11 +99,35 @@ StatusOr<std::unique_ptr<Workspace>> OpenModel(const ServeOptions& options) {
   return Workspace::OpenRandomWithTokenizer(options.random_model, options.tokenizer, options.model);
 }
 
+std::vector<int32_t> EndIds(const Workspace& workspace) {
+  std::vector<int32_t> ids(workspace.config().eos_ids.begin(), workspace.config().eos_ids.end());
+  const auto eos = workspace.tokenizer().eos_id();
+  if (eos.has_value() && std::ranges::find(ids, *eos) == ids.end()) ids.push_back(*eos);
+  return ids;
+}
+
+// Grammars end where chats do: at the ends of the template too.
+void AddToolSupport(Served* served) {
+  const Workspace& workspace = *served->workspace;
+  const ChatFormat* const format = served->chat_format ? &*served->chat_format : nullptr;
+  std::vector<int32_t> end_ids = EndIds(workspace);
+  if (format != nullptr) {
+    const ChatEnds ends = FindChatEnds(workspace.tokenizer(), *format);
+    for (const int32_t id : ends.ids) {
+      if (std::ranges::find(end_ids, id) == end_ids.end()) end_ids.push_back(id);
+    }
+  }
+  served->tool_support.emplace(
+      format, Grammars::Make(workspace.tokenizer(),
+                             {.n_logits = workspace.config().vocab_size, .end_ids = end_ids}));
+}
+
 StatusOr<std::unique_ptr<Served>> Load(const ServeOptions& options) {
   auto served = std::make_unique<Served>();
   KVL_ASSIGN_OR_RETURN(served->workspace, OpenModel(options));
   KVL_ASSIGN_OR_RETURN(served->chat_format,
                        FindChatFormat(options, ChatContextOf(served->workspace->tokenizer())));
+  AddToolSupport(served.get());
   std::vector<std::string> specs = options.model.kv;
   if (specs.empty()) specs = {"none"};
   for (const std::string& kv : specs) {
@@ -123,18 +150,12 @@ std::string NameOfModel(const ServeOptions& options) {
   return name.extension() == ".gguf" ? name.stem().string() : name.filename().string();
 }
 
-std::vector<int32_t> EndIds(const Workspace& workspace) {
-  std::vector<int32_t> ids(workspace.config().eos_ids.begin(), workspace.config().eos_ids.end());
-  const auto eos = workspace.tokenizer().eos_id();
-  if (eos.has_value() && std::ranges::find(ids, *eos) == ids.end()) ids.push_back(*eos);
-  return ids;
-}
-
 server::ServedModel Describe(const ServeOptions& options, Served* served) {
   const Workspace& workspace = *served->workspace;
   server::ServedModel described;
   described.api = {.tokenizer = &workspace.tokenizer(),
                    .chat_format = served->chat_format ? &*served->chat_format : nullptr,
+                   .tool_support = &*served->tool_support,
                    .model_names = options.names,
                    .created = static_cast<int64_t>(std::time(nullptr)),
                    .context_tokens = workspace.context_tokens(),

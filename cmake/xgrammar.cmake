@@ -1,0 +1,26 @@
+# XGrammar (src/structured) is an optional part: Debian has no package of it, so scripts/fetch_xgrammar.sh brings its
+# sources. Without them the server refuses what needs a grammar.
+set(KVLATHE_XGRAMMAR ${CMAKE_SOURCE_DIR}/build/xgrammar CACHE PATH "Sources of XGrammar 0.2.8")
+option(KVLATHE_GRAMMAR "Structured output, where XGrammar's sources are there" ON)
+if(KVLATHE_GRAMMAR AND NOT EXISTS ${KVLATHE_XGRAMMAR}/include/xgrammar/xgrammar.h)
+  message(STATUS "XGrammar was not found: response_format and strict tools are left out (scripts/fetch_xgrammar.sh)")
+  set(KVLATHE_HAS_XGRAMMAR OFF)
+else()
+  set(KVLATHE_HAS_XGRAMMAR ${KVLATHE_GRAMMAR})
+endif()
+if(KVLATHE_HAS_XGRAMMAR)
+  # Not by its own CMake file, which turns link-time optimisation and warnings as errors on for everybody.
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${KVLATHE_XGRAMMAR}/cpp/*.cc)
+  list(FILTER sources EXCLUDE REGEX "/cpp/tvm_ffi/")
+  add_library(xgrammar STATIC EXCLUDE_FROM_ALL ${sources})
+  target_compile_features(xgrammar PRIVATE cxx_std_17)
+  target_compile_options(xgrammar PRIVATE -O2 -w -g0)
+  target_include_directories(xgrammar SYSTEM PUBLIC ${KVLATHE_XGRAMMAR}/include
+    ${KVLATHE_XGRAMMAR}/3rdparty/picojson ${KVLATHE_XGRAMMAR}/3rdparty/dlpack/include)
+  # Its messages go to src/structured/xgrammar_messages.cc.
+  target_compile_definitions(xgrammar PUBLIC
+    XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_ENABLE_INTERNAL_CHECK=0 XGRAMMAR_LOG_CUSTOMIZE=1)
+  if(KVLATHE_SANITIZE)
+    target_compile_options(xgrammar PRIVATE -fsanitize=${KVLATHE_SANITIZE} -fno-omit-frame-pointer -O1)
+  endif()
+endif()

@@ -1,0 +1,34 @@
+// The calls of one answer: what of a call that is being read is told.
+#pragma once
+
+#include <string_view>
+
+#include "server/api/tool_support.h"
+#include "server/tools/call_scanner.h"
+
+namespace kvlathe {
+
+class CallStream {
+ public:
+  // Begins the next call.
+  void Begin();
+  // Feeds the scanner and adds what can be told to `delta`: the name once there are arguments, then
+  // these. Returns how many bytes of `text` belong to the call.
+  size_t Feed(std::string_view text, api::AnswerDelta* delta);
+
+  const CallScanner& scanner() const { return scanner_; }
+  // Whether anything of this call was told.
+  bool is_told() const { return is_told_; }
+  // Calls that were told, the one that is read included.
+  int n_calls() const { return n_calls_; }
+  // While set, a call is read without being told.
+  void set_silent(bool is_silent) { is_silent_ = is_silent; }
+
+ private:
+  CallScanner scanner_;
+  bool is_told_ = false;
+  bool is_silent_ = false;
+  int n_calls_ = 0;
+};
+
+}  // namespace kvlathe

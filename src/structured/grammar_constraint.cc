@@ -1,0 +1,85 @@
+#include "structured/grammar_constraint.h"
+
+#include <algorithm>
+#include <exception>
+#include <limits>
+
+namespace kvlathe {
+namespace {
+
+constexpr int kWordBits = 32;
+
+bool HasBit(std::span<const int32_t> words, int bit) {
+  return (static_cast<uint32_t>(words[static_cast<size_t>(bit / kWordBits)]) >> (bit % kWordBits) &
+          1U) != 0;
+}
+
+}  // namespace
+
+GrammarConstraint::GrammarConstraint(const xgrammar::CompiledGrammar& grammar, int n_logits)
+    : matcher_(grammar),
+      n_logits_(n_logits),
+      allowed_(static_cast<size_t>(xgrammar::GetBitmaskSize(n_logits))) {}
+
+void GrammarConstraint::FillAllowed() {
+  if (is_filled_) return;
+  int64_t shape[] = {std::ssize(allowed_)};
+  DLTensor tensor = {};
+  tensor.data = allowed_.data();
+  tensor.device = {kDLCPU, 0};
+  tensor.ndim = 1;
+  tensor.dtype = xgrammar::GetBitmaskDLType();
+  tensor.shape = shape;
+  std::ranges::fill(allowed_, -1);  // it is left alone where everything is allowed
+  matcher_.FillNextTokenBitmask(&tensor);
+  is_filled_ = true;
+}
+
+void GrammarConstraint::Mask(std::span<float> logits) {
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  try {
+    FillAllowed();
+  } catch (const std::exception&) {
+    std::ranges::fill(logits, kNever);  // with which the request ends
+    return;
+  }
+  const int n = std::min(n_logits_, static_cast<int>(logits.size()));
+  for (size_t word = 0; word < allowed_.size(); ++word) {
+    if (allowed_[word] == -1) continue;
+    const int begin = static_cast<int>(word) * kWordBits;
+    const int end = std::min(begin + kWordBits, n);
+    for (int id = begin; id < end; ++id) {
+      if (!HasBit(allowed_, id)) logits[static_cast<size_t>(id)] = kNever;
+    }
+  }
+  std::ranges::fill(logits.subspan(static_cast<size_t>(n)), kNever);
+}
+
+bool GrammarConstraint::OnlyTheEndFollows() {
+  if (!matcher_.IsCompleted()) return false;
+  FillAllowed();
+  const std::vector<int>& ends = matcher_.GetStopTokenIds();
+  for (int id = 0; id < n_logits_; ++id) {
+    if (id % kWordBits == 0 && allowed_[static_cast<size_t>(id / kWordBits)] == 0) {
+      id += kWordBits - 1;
+      continue;
+    }
+    if (HasBit(allowed_, id) && std::ranges::find(ends, id) == ends.end()) return false;
+  }
+  return true;
+}
+
+Status GrammarConstraint::Accept(int32_t token) {
+  is_filled_ = false;
+  try {
+    if (!matcher_.AcceptToken(token)) {
+      return Error(StatusCode::kInternal, "token {} does not fit the answer's grammar", token);
+    }
+    is_complete_ = matcher_.IsTerminated() || OnlyTheEndFollows();
+  } catch (const std::exception& error) {
+    return Error(StatusCode::kInternal, "the answer's grammar: {}", error.what());
+  }
+  return OkStatus();
+}
+
+}  // namespace kvlathe

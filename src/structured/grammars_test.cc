@@ -1,0 +1,282 @@
+#include "structured/grammars.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <regex>
+#include <thread>
+
+#include "io/files.h"
+#include "io/scratch_folder.h"
+#include "structured/answer_structure.h"
+#include "structured/json_walk.h"
+#include "tokenizer/sample_tokenizers.h"
+
+namespace kvlathe {
+namespace {
+
+using testing::HasSubstr;
+using Json = nlohmann::ordered_json;
+
+// Byte-level BPE, and SentencePiece with its space in front of words.
+class GrammarsTest : public testing::TestWithParam<bool> {
+ protected:
+  GrammarsTest() {
+    const bool is_byte_level = GetParam();
+    EXPECT_TRUE(WriteFileAtomically(folder_.path() + "/tokenizer.json",
+                                    (is_byte_level ? ByteLevelSample() : CharLevelSample()).dump())
+                    .ok());
+    tokenizer_ = *Tokenizer::Load(folder_.path());
+    end_id_ = is_byte_level ? tokenizer_->Tokenize("<|end|>", false).front() : 2;
+    n_logits_ = tokenizer_->vocab_size() + 37;  // models pad their vocabularies
+    GrammarOptions options;
+    options.n_logits = n_logits_;
+    options.end_ids = {end_id_};
+    grammars_ = *Grammars::Make(*tokenizer_, options);
+  }
+
+  std::shared_ptr<TokenConstraint> Constrain(const Json& structure) {
+    auto constraint = grammars_->Constrain(structure);
+    EXPECT_TRUE(constraint.ok()) << constraint.status();
+    return constraint.ok() ? *constraint : nullptr;
+  }
+
+  std::optional<std::string> Walk(const Json& structure, Random* random) {
+    return WalkAtRandom(Constrain(structure).get(), *tokenizer_, n_logits_, end_id_, 600, random);
+  }
+
+  // Whether the constraint lets all of the tokens of `text` pass.
+  bool Takes(const Json& structure, const std::string& text, bool* may_end = nullptr) {
+    const auto constraint = Constrain(structure);
+    std::vector<float> logits;
+    const auto mask = [&] {
+      logits.assign(static_cast<size_t>(n_logits_), 0);
+      constraint->Mask(logits);
+    };
+    for (const unsigned char byte : text) {
+      const int32_t id = GetParam() ? IdOfByte(byte) : byte + 3;
+      mask();
+      if (std::isinf(logits[static_cast<size_t>(id)]) || !constraint->Accept(id).ok()) return false;
+    }
+    mask();
+    if (may_end != nullptr) *may_end = !std::isinf(logits[static_cast<size_t>(end_id_)]);
+    return true;
+  }
+
+  int32_t IdOfByte(unsigned char byte) const {
+    for (int32_t id = 0; id < 256; ++id) {
+      if (tokenizer_->TokenBytes(id) == std::string(1, static_cast<char>(byte))) return id;
+    }
+    return -1;
+  }
+
+  ScratchFolder folder_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<Grammars> grammars_;
+  int32_t end_id_ = 0;
+  int n_logits_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(Vocabularies, GrammarsTest, testing::Bool(),
+                         [](const auto& is_byte_level) {
+                           return is_byte_level.param ? "ByteLevel" : "SentencePiece";
+                         });
+
+constexpr const char* kSchemas[] = {
+    R"({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0,
+        "maximum": 150}, "tags": {"type": "array", "items": {"enum": ["a", "b\"c", "ü"]}, "maxItems": 3}},
+        "required": ["name", "age"], "additionalProperties": false})",
+    R"({"type": "object", "properties": {"x": {"type": ["number", "null"]}, "y": {"type": "boolean"},
+        "z": {"const": {"k": [1, "2"]}}}, "required": ["z"]})",
+    R"({"type": "array", "items": {"type": "string", "minLength": 2, "maxLength": 5}, "minItems": 1})",
+    R"({"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,3}$"})",
+    R"({"anyOf": [{"type": "integer"}, {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}},
+        "required": ["left"], "additionalProperties": false}]})",
+    R"({"$ref": "#/$defs/list", "$defs": {"list": {"type": "object", "properties": {"value": {"type": "number"},
+        "next": {"anyOf": [{"$ref": "#/$defs/list"}, {"type": "null"}]}}, "required": ["value", "next"],
+        "additionalProperties": false}}})",
+};
+
+TEST_P(GrammarsTest, RandomWalksAreOfTheSchema) {
+  Random random(3);
+  for (const char* text : kSchemas) {
+    SCOPED_TRACE(text);
+    const nlohmann::json schema = nlohmann::json::parse(text);
+    const Json structure = *JsonBySchema(Json::parse(text));
+    int n_over = 0;
+    for (int i = 0; i < 25; ++i) {
+      const auto answer = Walk(structure, &random);
+      if (!answer) continue;
+      ++n_over;
+      // JSON bounds no number, but the parser's doubles are bounded.
+      if (std::regex_search(*answer, std::regex("[eE][+]?[0-9]{3}"))) continue;
+      const nlohmann::json value = nlohmann::json::parse(*answer, nullptr, false);
+      ASSERT_FALSE(value.is_discarded()) << *answer;
+      EXPECT_EQ(WhyNot(value, schema, schema), "") << *answer;
+    }
+    EXPECT_GE(n_over, 20);
+  }
+}
+
+TEST_P(GrammarsTest, AnyObjectIsAnObject) {
+  Random random(4);
+  int n_over = 0;
+  for (int i = 0; i < 25; ++i) {
+    const auto answer = Walk(AnyJsonObject(), &random);
+    if (!answer) continue;
+    ++n_over;
+    EXPECT_TRUE(nlohmann::json::parse(*answer, nullptr, false).is_object()) << *answer;
+  }
+  EXPECT_GE(n_over, 20);
+}
+
+TEST_P(GrammarsTest, EndsExactlyWhereTheTextMayEnd) {
+  const Json object = AnyJsonObject();
+  bool may_end = true;
+  EXPECT_TRUE(Takes(object, R"({"a": [1, {"b": "x )", &may_end));
+  EXPECT_FALSE(may_end);
+  EXPECT_TRUE(Takes(object, R"({"a": [1, {"b": "\u00e9 é"}]})", &may_end));
+  EXPECT_TRUE(may_end);
+  EXPECT_FALSE(Takes(object, "[1]"));
+  EXPECT_FALSE(Takes(object, "{}{"));
+  EXPECT_FALSE(Takes(object, "{" + std::string(200, ' '))) << "white space is bounded";
+  const auto constraint = Constrain(*JsonBySchema({{"const", "x"}}));
+  for (const char c : std::string("\"x\"")) {
+    EXPECT_FALSE(constraint->is_complete());
+    ASSERT_TRUE(constraint
+                    ->Accept(GetParam() ? IdOfByte(static_cast<unsigned char>(c))
+                                        : static_cast<unsigned char>(c) + 3)
+                    .ok());
+  }
+  EXPECT_TRUE(constraint->is_complete());
+}
+
+TEST_P(GrammarsTest, SpecialTokensAndPaddingNeverPass) {
+  const auto constraint = Constrain(AnyJsonObject());
+  std::vector<float> logits(static_cast<size_t>(n_logits_), 0);
+  constraint->Mask(logits);
+  for (int id = 0; id < n_logits_; ++id) {
+    const bool has_bytes = id < tokenizer_->vocab_size() && !tokenizer_->TokenBytes(id).empty();
+    if (has_bytes) continue;
+    EXPECT_TRUE(std::isinf(logits[static_cast<size_t>(id)])) << id;
+  }
+  EXPECT_EQ(constraint->Accept(end_id_).code(), StatusCode::kInternal);
+  EXPECT_EQ(constraint->Accept(n_logits_ - 1).code(), StatusCode::kInternal);
+}
+
+TEST_P(GrammarsTest, CallsNameAToolAndHaveItsArguments) {
+  const std::vector<CallableTool> tools = {
+      {"get_weather", Json::parse(R"({"type": "object", "properties": {"place": {"type": "string"}},
+                                      "required": ["place"], "additionalProperties": false})")},
+      {"now", nullptr}};
+  const std::string weather = "{\"name\": \"get_weather\", \"arguments\": {\"place\": \"x\"}}";
+  const std::string call = "<tool_call>\n" + weather + "\n</tool_call>";
+  const Json required = *ToolCalls(QwenTools(), tools, {});
+  bool may_end = false;
+  EXPECT_TRUE(Takes(required, call + "\n" + call, &may_end) && may_end);
+  EXPECT_TRUE(Takes(required, "", &may_end) && !may_end);
+  EXPECT_FALSE(Takes(required, "I"));
+  EXPECT_FALSE(Takes(required, "<tool_call>\n{\"name\": \"other"));
+  EXPECT_FALSE(Takes(required, "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {}"));
+  const Json one = *ToolCalls(QwenTools(), tools, {.has_many_calls = false});
+  EXPECT_TRUE(Takes(one, call, &may_end) && may_end);
+  EXPECT_FALSE(Takes(one, call + "\n<"));
+  const Json free = *ToolCalls(QwenTools(), tools, {.must_call = false});
+  EXPECT_TRUE(Takes(free, "Let me look: " + call, &may_end) && may_end);
+  EXPECT_TRUE(Takes(free, "No < call", &may_end) && may_end);
+  EXPECT_FALSE(Takes(free, "<tool_call>\n{\"name\": \"other"));
+  const std::string llama = "{\"name\": \"now\", \"parameters\": {\"a\": 1}}";
+  const Json json_calls = *ToolCalls(Llama31Tools(), tools, {.must_call = false});
+  EXPECT_TRUE(Takes(json_calls, llama, &may_end) && may_end);
+  EXPECT_TRUE(Takes(json_calls, "It is {late}.\n", &may_end) && may_end);
+  EXPECT_FALSE(Takes(json_calls, "{\"name\": \"other"));
+  EXPECT_TRUE(Takes(*ToolCalls(Gemma3Tools(), tools, {}), llama + "\n" + llama, &may_end) &&
+              may_end);
+}
+
+TEST_P(GrammarsTest, WhatXGrammarRefusesOrIgnoresIsAnError) {
+  const auto refusal = [&](const Json& schema) {
+    // Behind the check of schemas, which refuses much of it before.
+    const auto constraint =
+        grammars_->Constrain({{"type", "structural_tag"},
+                              {"format", {{"type", "json_schema"}, {"json_schema", schema}}}});
+    EXPECT_EQ(constraint.status().code(), StatusCode::kInvalidArgument) << schema;
+    return MessageOf(constraint.status());
+  };
+  EXPECT_THAT(refusal({{"type", "integer"}, {"minimum", 3}, {"maximum", 2}}),
+              HasSubstr("cannot become a grammar"));
+  EXPECT_THAT(refusal({{"type", "string"}, {"pattern", "a"}, {"minLength", 3}}),
+              HasSubstr("would not hold: pattern combined with"));
+  refusal({{"type", "string"}, {"pattern", "(((("}});
+  refusal({{"type", "gibberish"}});
+  refusal({{"type", 3}});
+  refusal({{"properties", 3}, {"type", "object"}});
+  refusal({{"enum", 3}});
+  refusal("{}");
+}
+
+// What passes the check of schemas must not take long or much memory.
+TEST_P(GrammarsTest, HostileSchemasAreRefusedOrQuick) {
+  std::vector<Json> schemas;
+  Json many = Json::object(), values = Json::array(), deep = {{"type", "null"}};
+  for (int i = 0; i < 500; ++i) many["property_" + std::to_string(i)] = {{"type", "integer"}};
+  for (int i = 0; i < 1000; ++i) values.push_back("value number " + std::to_string(i));
+  for (int i = 0; i < 14; ++i)
+    deep = {{"type", "object"},
+            {"properties",
+             {{"a", deep}, {"b", deep["type"] == "null" ? deep : Json{{"type", "null"}}}}}};
+  schemas.push_back({{"type", "object"}, {"properties", many}});
+  schemas.push_back({{"enum", values}});
+  schemas.push_back(deep);
+  schemas.push_back(
+      Json::parse(R"({"type": "string", "pattern": "(a|b|ab)*((a{8}){8}|c+d?){16}$"})"));
+  schemas.push_back(Json::parse(R"({"type": "string", "pattern": "(.*a){12}"})"));
+  schemas.push_back(Json::parse(R"({"type": "array", "minItems": 60, "maxItems": 64, "items":
+      {"type": "array", "minItems": 60, "maxItems": 64, "items": {"type": "string"}}})"));
+  schemas.push_back(Json::parse(R"({"type": "string", "minLength": 4000, "maxLength": 4096})"));
+  Json definitions = {{"d20", {{"type", "null"}}}};
+  for (int i = 0; i < 20; ++i) {
+    const Json next = {{"$ref", "#/$defs/d" + std::to_string(i + 1)}};
+    definitions["d" + std::to_string(i)] = {{"type", "object"},
+                                            {"properties", {{"a", next}, {"b", next}}}};
+  }
+  schemas.push_back({{"$ref", "#/$defs/d0"}, {"$defs", definitions}});
+  for (const Json& schema : schemas) {
+    const auto structure = JsonBySchema(schema);
+    if (!structure.ok()) continue;
+    const auto start = std::chrono::steady_clock::now();
+    const auto constraint = grammars_->Constrain(*structure);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    EXPECT_LT(seconds.count(), 20) << schema.dump().substr(0, 100) << constraint.status();
+    RecordProperty("seconds", std::to_string(seconds.count()));
+    printf("%.3f s %s: %s\n", seconds.count(), schema.dump().substr(0, 60).c_str(),
+           constraint.status().ToString().substr(0, 200).c_str());
+  }
+}
+
+TEST_P(GrammarsTest, ThreadsShareOne) {
+  std::vector<std::thread> threads;
+  std::vector<int> n_valid(4);
+  for (size_t t = 0; t < n_valid.size(); ++t) {
+    threads.emplace_back([&, t] {
+      Random random(t);
+      const nlohmann::json schema = nlohmann::json::parse(kSchemas[t % 3]);
+      for (int i = 0; i < 5; ++i) {
+        auto constraint = grammars_->Constrain(*JsonBySchema(Json::parse(kSchemas[t % 3])));
+        if (!constraint.ok()) continue;
+        const auto answer =
+            WalkAtRandom(constraint->get(), *tokenizer_, n_logits_, end_id_, 600, &random);
+        if (!answer) continue;
+        n_valid[t] +=
+            WhyNot(nlohmann::json::parse(*answer, nullptr, false), schema, schema).empty();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const int n : n_valid) EXPECT_GE(n, 3);
+}
+
+}  // namespace
+}  // namespace kvlathe

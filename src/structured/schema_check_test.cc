@@ -1,0 +1,96 @@
+#include "structured/schema_check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace kvlathe {
+namespace {
+
+using testing::HasSubstr;
+using Json = nlohmann::ordered_json;
+
+std::string WhyRefused(const Json& schema) {
+  const Status status = CheckSchema(schema, {});
+  if (status.ok()) return {};
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  return MessageOf(status);
+}
+
+std::string WhyRefused(const char* text) { return WhyRefused(Json::parse(text)); }
+
+TEST(SchemaCheck, TakesWhatGrammarsHold) {
+  for (
+      const char* schema :
+      {"{}", R"({"type": "object"})", R"({"type": ["string", "null"]})",
+       R"({"type": "object", "properties": {"a": {"type": "integer", "minimum": 1}}, "required": ["a"],
+            "additionalProperties": false, "title": "T", "description": "d"})",
+       R"({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/a"}], "description": "d",
+            "$defs": {"a": {"type": "array", "items": {"$ref": "#"}}}})",
+       R"({"type": "array", "items": {"type": "string", "maxLength": 60}, "maxItems": 60})",
+       R"({"type": "array", "items": {}, "uniqueItems": false})",
+       R"({"allOf": [{"type": "null"}]})"}) {
+    EXPECT_EQ(WhyRefused(schema), "") << schema;
+  }
+}
+
+TEST(SchemaCheck, NamesWhatItRefusesAndWhere) {
+  EXPECT_THAT(WhyRefused("[]"), HasSubstr("no JSON object"));
+  EXPECT_THAT(WhyRefused(R"({"properties": {"a": {"not": {}}}})"),
+              HasSubstr("schema/properties/a: the keyword not"));
+  EXPECT_THAT(WhyRefused(R"({"items": {"uniqueItems": true}})"), HasSubstr("uniqueItems"));
+  EXPECT_THAT(WhyRefused(R"({"properties": {"not": {"if": {}}}})"),
+              HasSubstr("properties/not: the"));
+  EXPECT_THAT(WhyRefused(R"({"anyOf": [{}], "required": ["a"]})"),
+              HasSubstr("required beside anyOf"));
+  EXPECT_THAT(WhyRefused(R"({"$ref": "#/a", "anyOf": [{}], "a": {}})"), HasSubstr("beside"));
+  EXPECT_THAT(WhyRefused(R"({"allOf": [{}, {}]})"), HasSubstr("allOf of more than one"));
+  EXPECT_THAT(WhyRefused(R"({"anyOf": []})"), HasSubstr("anyOf is no list"));
+  EXPECT_THAT(WhyRefused(R"({"properties": []})"), HasSubstr("properties is no object"));
+  EXPECT_THAT(WhyRefused(R"({"properties": {"a": 3}})"), HasSubstr("properties/a: is neither"));
+  EXPECT_THAT(WhyRefused(R"({"$ref": "#/b"})"), HasSubstr("$ref '#/b' is not found"));
+  EXPECT_THAT(WhyRefused(R"({"$ref": "http://x/y"})"), HasSubstr("is not found"));
+  EXPECT_THAT(WhyRefused(R"({"$ref": 3})"), HasSubstr("no string"));
+  EXPECT_THAT(WhyRefused(R"({"minLength": -1})"), HasSubstr("minLength is no whole number"));
+  EXPECT_THAT(WhyRefused(R"({"maxItems": 1.5})"), HasSubstr("maxItems is no whole number"));
+}
+
+TEST(SchemaCheck, WhatNeverEndsIsRefused) {
+  EXPECT_THAT(WhyRefused(R"({"$ref": "#"})"), HasSubstr("refers to itself"));
+  EXPECT_THAT(WhyRefused(R"({"anyOf": [{"type": "null"}, {"$ref": "#"}]})"),
+              HasSubstr("refers to itself"));
+  EXPECT_THAT(WhyRefused(R"({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]},
+                             "b": {"$ref": "#/$defs/a"}}})"),
+              HasSubstr("refers to itself"));
+  // Two references in each of thirty definitions: a billion paths, none of which comes back.
+  Json definitions = {{"d30", {{"type", "null"}}}};
+  for (int i = 0; i < 30; ++i) {
+    const Json next = {{"$ref", "#/$defs/d" + std::to_string(i + 1)}};
+    definitions["d" + std::to_string(i)] = {{"anyOf", {next, next}}};
+  }
+  EXPECT_EQ(WhyRefused(Json{{"$ref", "#/$defs/d0"}, {"$defs", definitions}}), "");
+}
+
+TEST(SchemaCheck, SizesAreBounded) {
+  Json deep = Json::object();
+  for (int i = 0; i < 40; ++i) deep = Json{{"items", deep}};
+  EXPECT_THAT(WhyRefused(deep), HasSubstr("nests deeper than 32"));
+  Json values = Json::array();
+  for (int i = 0; i < 1001; ++i) values.push_back(i);
+  EXPECT_THAT(WhyRefused(Json{{"enum", values}}), HasSubstr("1001 values"));
+  EXPECT_THAT(WhyRefused(Json{{"anyOf", Json(65, Json::object())}}), HasSubstr("65 schemas"));
+  EXPECT_THAT(WhyRefused(Json{{"enum", Json(5000, 1)}}), HasSubstr("more than 4096 values"));
+  EXPECT_THAT(WhyRefused(Json{{"title", std::string(70000, 'x')}}), HasSubstr("bytes, allowed"));
+  EXPECT_THAT(WhyRefused(Json{{"pattern", std::string(300, 'x')}}), HasSubstr("300 bytes"));
+  EXPECT_THAT(WhyRefused(R"({"pattern": "((a{100}){100}){100}"})"), HasSubstr("4096 times"));
+  EXPECT_THAT(WhyRefused(R"({"pattern": "a{1,99999999999999999999}"})"), HasSubstr("4096 times"));
+  EXPECT_THAT(WhyRefused(R"({"patternProperties": {"a{5000}": {}}})"), HasSubstr("4096 times"));
+  EXPECT_THAT(WhyRefused(R"({"maxLength": 18446744073709551615})"), HasSubstr("4096 times"));
+  EXPECT_THAT(
+      WhyRefused(R"({"maxItems": 100, "items": {"maxItems": 100, "items": {"type": "null"}}})"),
+      HasSubstr("schema/items: repeats more than 4096 times"));
+}
+
+}  // namespace
+}  // namespace kvlathe
