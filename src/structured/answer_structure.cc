@@ -11,7 +11,8 @@ using Json = nlohmann::ordered_json;
 constexpr int kMaxSpaces = 24;
 
 // Strings of bounded length by a pattern: XGrammar's own bounds of length let control characters
-// pass, which JSON does not have in strings, and its patterns do not.
+// pass, which JSON does not have in strings, and its patterns do not. Surrogates are no characters:
+// a client would see three for each.
 void BoundByPattern(Json* schema, bool names_schemas = false) {
   if (schema->is_array()) {
     for (Json& inner : *schema) BoundByPattern(&inner);
@@ -26,7 +27,7 @@ void BoundByPattern(Json* schema, bool names_schemas = false) {
     const std::string most = is_number("maxLength") ? (*schema)["maxLength"].dump() : "";
     schema->erase("minLength");
     schema->erase("maxLength");
-    (*schema)["pattern"] = "^.{" + least + "," + most + "}$";
+    (*schema)["pattern"] = "^[^\\uD800-\\uDFFF]{" + least + "," + most + "}$";
   }
   for (auto& [key, inner] : schema->items()) {
     const bool is_value = key == "enum" || key == "const" || key == "default" || key == "examples";
