@@ -38,7 +38,8 @@ Engine::Engine(std::vector<Model*> levels, BlockPool* pool, const EngineOptions&
       options_(options),
       budget_bytes_(pool->usage().budget_bytes),
       inbox_(options.max_waiting),
-      batches_(levels_.size()) {
+      batches_(levels_.size()),
+      merged_(levels_.size()) {
   KVL_CHECK(!levels_.empty());
   KVL_CHECK_GE(options_.max_batch_tokens, 1);
   KVL_CHECK_GE(options_.max_sequences, 1);
@@ -105,8 +106,8 @@ StatusOr<std::unique_ptr<EngineSequence>> Engine::MakeSequence(Request request, 
   KVL_RETURN_IF_ERROR(CheckRequest(request, *session));
   KVL_ASSIGN_OR_RETURN(const CacheLayout* const layout, LayoutFor(request, *session));
   auto sequence = std::make_unique<Sequence>(std::move(request), std::move(*session), layout);
-  const int64_t needed_bytes = PeakSequenceBytes(*layout, sequence->max_positions(),
-                                                 options_.max_batch_tokens, sequence->n_prompt());
+  const int64_t needed_bytes = LeastBytesAlone(*layout, sequence->max_positions(),
+                                               options_.max_batch_tokens, sequence->n_prompt());
   if (needed_bytes > budget_bytes_) {
     session->cache = std::move(sequence->cache);
     return Error(
@@ -132,15 +133,22 @@ StatusOr<RequestId> Engine::Submit(Request request, TokenCallback on_token,
   return id;
 }
 
+int64_t Engine::WantedBytes(Sequence* s) {
+  MergedCounts& of_level = merged_[s->request.level];
+  of_level.Add(s->MeasureMerging());
+  return s->WantedBytes(options_.max_batch_tokens, of_level);
+}
+
+// The oldest runs whatever it is expected to need.
 void Engine::AdmitWaiting() {
   if (waiting_.empty()) return;
   // A sequence that decodes takes a token of every step.
   const size_t max_running = std::min(options_.max_sequences, options_.max_batch_tokens);
   int64_t wanted_bytes = 0;
-  for (const auto& s : running_) wanted_bytes += s->WantedBytes(options_.max_batch_tokens);
+  for (const auto& s : running_) wanted_bytes += WantedBytes(s.get());
   while (!waiting_.empty() && running_.size() < max_running) {
-    wanted_bytes += waiting_.front()->WantedBytes(options_.max_batch_tokens);
-    if (wanted_bytes > budget_bytes_) return;
+    wanted_bytes += WantedBytes(waiting_.front().get());
+    if (wanted_bytes > budget_bytes_ && !running_.empty()) return;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
     inbox_.set_n_running(running_.size());
@@ -172,9 +180,8 @@ void Engine::PreemptNewest() {
   std::unique_ptr<Sequence> newest = std::move(running_.back());
   running_.pop_back();
   inbox_.set_n_running(running_.size());
-  newest->cache.reset();
-  newest->input.clear();
-  ++newest->outcome.n_preemptions;
+  merged_[newest->request.level].Add(newest->MeasureMerging());
+  newest->DropCache();
   const RequestId id = newest->id;
   waiting_.push_front(std::move(newest));
   if (observer() != nullptr) observer()->OnPreempted(id);
@@ -185,20 +192,36 @@ bool Engine::DropWaitingCache() {
   const auto newest = std::find_if(waiting_.rbegin(), waiting_.rend(),
                                    [](const auto& s) { return s->cache != nullptr; });
   if (newest == waiting_.rend()) return false;
-  (*newest)->cache.reset();
-  ++(*newest)->outcome.n_preemptions;
+  (*newest)->DropCache();
   return true;
 }
 
-// Makes room for the input of a sequence, if need be at the cost of newer ones and at last of
-// itself. The oldest has no room only when others use its pool.
+// Why the oldest ends, alone and with a token to add.
+Status Engine::NoRoomAlone(const Sequence& s, const Status& status) const {
+  if (!ModelDecidesEntries(*s.layout)) return status;  // others use the pool
+  return Error(
+      StatusCode::kResourceExhausted,
+      "KV cache full: after {} of {} positions the sequence alone holds {} and the budget "
+      "is {}, as the model has merged too few of its positions; raise --kv-memory, shorten "
+      "the request or choose a smaller --kv",
+      s.n_cached(), s.max_positions(), FormatBytes(s.cache->bytes().total()),
+      FormatBytes(budget_bytes_));
+}
+
+// Makes room for the input of a sequence, if need be at the cost of newer ones, then by a shorter
+// step, at last at the cost of itself. The oldest has no room only when others use its pool, or
+// where it merged too little.
 Status Engine::ExtendOrPreempt(Sequence* sequence) {
   for (;;) {
     const Status status = sequence->cache->Extend(static_cast<int>(sequence->input.size()));
     if (status.code() != StatusCode::kResourceExhausted) return status;
     if (DropWaitingCache()) continue;
-    if (running_.size() == 1) return status;
     const bool is_newest = running_.back().get() == sequence;
+    if (is_newest && sequence->input.size() > 1) {
+      sequence->input.resize(sequence->input.size() / 2);
+      continue;
+    }
+    if (running_.size() == 1) return NoRoomAlone(*sequence, status);
     PreemptNewest();
     if (is_newest) return OkStatus();
   }
@@ -322,6 +345,7 @@ std::unique_ptr<EngineSequence> Engine::Remove(Sequence* sequence) {
 
 void Engine::Finish(Sequence* sequence, FinishReason reason) {
   const std::unique_ptr<Sequence> finished = Remove(sequence);
+  merged_[finished->request.level].Add(finished->MeasureMerging());
   // The cache of a failed step is good for nothing, and its blocks may be wanted by the callback.
   const bool has_failed = reason == FinishReason::kFailed;
   // Who cancelled it was promised that it ends so.

@@ -31,13 +31,16 @@ struct EngineOptions {
   EngineObserver* observer = nullptr;  // outlives the engine; null: nobody looks on
 };
 
-// Sequences run in the order of their requests. One is admitted when the budget holds what it has
-// and a block more for every sequence; when the budget is exhausted later, the newest running
-// sequence is preempted: it gives its cache up and waits, before all others, to replay its prompt
-// and the tokens it has generated. So the oldest always goes on, and a request that fits the budget
-// alone finishes. The cache that a waiting session brings with it is given up before that. Prompts
-// and generated tokens never share a step of one sequence: where the turns of a session end in the
-// cache does not depend on preemption.
+// Sequences run in the order of their requests. One is admitted when the budget holds what all that
+// run are going to need until each has a block more (kv_forecast.h): by their levels, in bytes,
+// from where they are now. When the budget is exhausted later, because they grew or merged less
+// than was expected, the newest running sequence is preempted: it gives its cache up and waits,
+// before all others, to replay its prompt and the tokens it has generated. So the oldest always
+// goes on, and a request that fits the budget alone finishes; where only the model knows what it
+// will need, one that turns out not to fit alone ends with kResourceExhausted when the memory has
+// run out. The cache that a waiting session brings with it is given up before anything else.
+// Prompts and generated tokens never share a step of one sequence: where the turns of a session end
+// in the cache does not depend on preemption.
 //
 // What a sequence generates does not depend on the others, on max_batch_tokens or on preemption
 // beyond the rounding of the logits; with Model::set_deterministic not even there.
@@ -77,13 +80,13 @@ class Engine {
   ~Engine();
 
   // kInvalidArgument when the request can never run on this model, kResourceExhausted (with what it
-  // needs) when the KV budget could not hold it even alone, kUnavailable when max_waiting requests
-  // wait.
-  // With a session the prompt follows its tokens; its cache is of the engine's pool. An empty
-  // prompt goes on as if the session had never ended, if the request has its sampling; another seed
-  // starts draws of its own. kInvalidArgument when the session ended with the end of sequence,
-  // behind which there is no token to go on from, and when its cache has another rate than the
-  // request asks for, or is of another level. Errors of the rate are those of Model::LayoutAt.
+  // needs) when the KV budget could not hold it even alone (LeastBytesAlone), kUnavailable when
+  // max_waiting requests wait. With a session the prompt follows its tokens; its cache is of the
+  // engine's pool. An empty prompt goes on as if the session had never ended, if the request has
+  // its sampling; another seed starts draws of its own. kInvalidArgument when the session ended
+  // with the end of sequence, behind which there is no token to go on from, and when its cache has
+  // another rate than the request asks for, or is of another level. Errors of the rate are those of
+  // Model::LayoutAt.
   StatusOr<RequestId> Submit(Request request, TokenCallback on_token, FinishCallback on_finish,
                              Session session = {});
   // What a request that has finished leaves. In its FinishCallback only, and once. It has no cache
@@ -127,9 +130,11 @@ class Engine {
   StatusOr<std::unique_ptr<Sequence>> MakeSequence(Request request, Session* session);
   StatusOr<const CacheLayout*> LayoutFor(const Request& request, const Session& session);
   void AdmitWaiting();
+  int64_t WantedBytes(Sequence* sequence);
   void ShareTokenBudget();
   StepWork BuildBatches();
   Status ExtendOrPreempt(Sequence* sequence);
+  Status NoRoomAlone(const Sequence& sequence, const Status& status) const;
   void PreemptNewest();
   bool DropWaitingCache();
   void Compute(const StepWork& work);
@@ -156,6 +161,7 @@ class Engine {
   std::deque<std::unique_ptr<Sequence>> waiting_;   // oldest first, all newer than running_
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
   std::vector<LevelBatch> batches_;                 // [n_levels], of the current step
+  std::vector<MergedCounts> merged_;                // [n_levels], by all sequences so far
   Sequence* finishing_ = nullptr;                   // whose FinishCallback runs
   Status first_failure_;                            // since RunUntilIdle was called
   int64_t n_steps_ = 0;

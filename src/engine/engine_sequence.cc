@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "base/units.h"
 #include "format/rows/block_layout.h"
 
 namespace kvlathe {
@@ -51,9 +52,38 @@ void EngineSequence::EnterTurns() {
   enter_until(n_known());
 }
 
-int64_t EngineSequence::WantedBytes(int max_step) const {
-  return PeakSequenceBytes(*layout, std::min(n_known() + kBlockSize, max_positions()), max_step,
-                           n_prompt());
+int64_t EngineSequence::WantedBytes(int max_step, const MergedCounts& of_level) {
+  // To the end of a block, so that the answer is the same for many steps.
+  const int64_t behind_sinks = RoundUp(n_known() + kBlockSize - layout->n_sink, kBlockSize);
+  const int64_t n_until = std::min(layout->n_sink + behind_sinks, max_positions());
+  const bool has_prompt = n_cached() >= n_prompt();
+  Forecast& f = forecast_;
+  if (f.n_until == n_until && f.has_prompt == has_prompt && f.decodes == decodes()) {
+    return f.n_bytes;
+  }
+  const auto n_heads = static_cast<int64_t>(layout->shapes.size());
+  const bool is_measured = merged_.n_positions >= kMeasuredPositions * n_heads;
+  const double share = is_measured ? merged_.share() : of_level.share();
+  f = {n_until, has_prompt, decodes(),
+       ForecastBytes(*layout, {n_cached(), n_until}, decodes() ? 1 : max_step, n_prompt(), share)};
+  const int64_t n_bytes = f.n_bytes;
+  if (ModelDecidesEntries(*layout) && !is_measured) f = {};  // others will know better
+  return n_bytes;
+}
+
+MergedCounts EngineSequence::MeasureMerging() {
+  if (cache == nullptr || !ModelDecidesEntries(*layout)) return {};
+  const MergedCounts now = MergedCountsOf(*cache);
+  if (now.n_positions <= merged_.n_positions) return {};  // a replay: was counted before
+  const MergedCounts before = std::exchange(merged_, now);
+  return {now.n_positions - before.n_positions, now.n_entries - before.n_entries};
+}
+
+void EngineSequence::DropCache() {
+  cache.reset();
+  input.clear();
+  forecast_ = {};
+  ++outcome.n_preemptions;
 }
 
 void EngineSequence::TakeInput(int64_t n_max) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "engine/kv_forecast.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/session.h"
@@ -44,9 +45,14 @@ struct EngineSequence {
   bool decodes() const { return n_known() > turn_ends.back() && n_cached() + 1 == n_known(); }
   // The last generated token is never fed back, so it needs no place in the cache.
   int64_t max_positions() const { return n_given + request.max_tokens - 1; }
-  // What the cache should be able to hold for the sequence to be worth running: without the block
-  // to spare, a sequence that was preempted for a block would be back in the next step.
-  int64_t WantedBytes(int max_step) const;
+  // What the cache should be able to hold from now on for the sequence to be worth running: without
+  // the block to spare, a sequence that was preempted for a block would be back in the next step.
+  // `of_level` is what was measured by all sequences of the level.
+  int64_t WantedBytes(int max_step, const MergedCounts& of_level);
+  // How many positions merged since the last call, where the model decides that.
+  MergedCounts MeasureMerging();
+  // Gives up the cache, to compute it again.
+  void DropCache();
 
   // Makes `input` the next tokens for the cache, at most n_max, of one turn and of one run.
   void TakeInput(int64_t n_max);
@@ -63,8 +69,18 @@ struct EngineSequence {
                             const std::function<std::span<const float>(int64_t)>& logits_of);
 
  private:
+  struct Forecast {
+    int64_t n_until = -1;  // positions
+    bool has_prompt = false;
+    bool decodes = false;
+    int64_t n_bytes = 0;
+  };
+
   // Tells the sampler what was there before.
   void EnterTurns();
+
+  MergedCounts merged_;  // of the cache, or of the last one
+  Forecast forecast_;    // the last of WantedBytes
 };
 
 // kDataLoss: the logits of the token at `position` hold NaN or infinity.

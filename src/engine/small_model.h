@@ -4,13 +4,19 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "analysis/bases/basis.h"
 #include "base/random.h"
 #include "engine/engine.h"
+#include "kv/quantizer/method.h"
+#include "kv/retention/method.h"
+#include "kv/spec/spec.h"
 #include "model/config.h"
+#include "model/planned_model.h"
 #include "model/small_config.h"
 
 namespace kvlathe {
@@ -47,6 +53,29 @@ inline ModelBasis HalfRankBasis(const ModelConfig& c, bool splits_bits) {
     basis.heads.push_back(std::move(head));
   }
   return basis;
+}
+
+// A deterministic model of these weights with the cache of a spec, 4 sinks and, where the spec
+// splits bits, the maps of HalfRankBasis.
+inline std::unique_ptr<Model> MakeSmallModel(std::shared_ptr<ModelWeights> weights,
+                                             const std::string& text, ThreadPool* threads) {
+  const Spec spec = *Spec::Parse(text);
+  const ModelBasis basis = HalfRankBasis(weights->config(), spec.splits_bits());
+  PlanParts parts = PartsOf(spec, spec.splits_bits() ? &basis : nullptr);
+  parts.n_sink = 4;
+  auto model = CreateModel(std::move(weights), std::move(parts), threads, SelectIsa().value());
+  EXPECT_TRUE(model.ok()) << model.status();
+  (*model)->set_deterministic(true);
+  return *std::move(model);
+}
+
+// A prompt of random tokens below n_tokens, which depend on its length and the seed.
+inline std::vector<int32_t> RandomPrompt(int n_prompt, uint64_t seed,
+                                         int n_tokens = kSmallVocabulary) {
+  std::vector<int32_t> prompt;
+  Random random(seed * 1000 + n_prompt);
+  for (int i = 0; i < n_prompt; ++i) prompt.push_back(random.Below(n_tokens));
+  return prompt;
 }
 
 // What one request saw and gave.

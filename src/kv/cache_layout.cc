@@ -143,12 +143,14 @@ int64_t MostBlocksInWindow(const CacheLayout& layout, int64_t max_step) {
 // Of a layout with one window or none. Most is held when a step has filled its blocks and the run
 // that ends there is not sealed yet; or, where a window leaves blocks of a run behind before it is
 // sealed, at some step before.
-int64_t PeakWithSealing(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
+int64_t PeakWithSealing(const CacheLayout& layout, const SequenceGrowth& growth, int64_t max_step,
                         int64_t n_prompt) {
+  const int64_t n_tokens = growth.n_tokens;
   RunSizes sizes(layout);
-  std::vector<RunExtent> runs;
-  int64_t peak_bytes = 0, sealed_bytes = 0;  // of the runs; without a window a running sum
-  for (int64_t before = 0; before < n_tokens;) {
+  std::vector<RunExtent> runs = RunsOf(layout, growth.n_held, n_prompt);
+  int64_t peak_bytes = 0;
+  int64_t sealed_bytes = sizes.Sum(runs, 0).total();  // without a window a running sum
+  for (int64_t before = growth.n_held; before < n_tokens;) {
     const int64_t at = std::min(n_tokens, NextSealPoint(layout, before, n_prompt));
     const int64_t n_sealed = EndOf(runs);
     const RunExtent run = RunEndingAt(layout, at, n_prompt, n_sealed);
@@ -194,17 +196,22 @@ int64_t PeakInPrompt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prom
 
 // That and the room to seal what stays of it; then what every step finds and the room for what it
 // ends.
-int64_t PeakWithRetention(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+int64_t PeakWithRetention(const CacheLayout& layout, const SequenceGrowth& growth,
+                          int64_t n_prompt) {
+  const int64_t n_tokens = growth.n_tokens;
   const PromptPlace place = {layout.n_sink, n_prompt};
   const auto n_heads = static_cast<int64_t>(layout.shapes.size());
-  int64_t peak_bytes = PeakInPrompt(layout, n_tokens, n_prompt);
-  if (n_tokens < n_prompt) return peak_bytes;
-  RunSizes sizes(layout);
-  const RunExtent of_prompt = RunEndingAt(layout, n_prompt, n_prompt, 0);
-  if (of_prompt.n_blocks > 0) {
-    peak_bytes += SealRoomBytes(layout, of_prompt, 0) + n_heads * RunTableBytes(1);
+  int64_t peak_bytes = 0;
+  if (growth.n_held < n_prompt) {
+    peak_bytes = PeakInPrompt(layout, n_tokens, n_prompt);
+    if (n_tokens < n_prompt) return peak_bytes;
+    const RunExtent of_prompt = RunEndingAt(layout, n_prompt, n_prompt, 0);
+    if (of_prompt.n_blocks > 0) {
+      peak_bytes += SealRoomBytes(layout, of_prompt, 0) + n_heads * RunTableBytes(1);
+    }
   }
-  for (int64_t before = n_prompt; before < n_tokens;) {
+  RunSizes sizes(layout);
+  for (int64_t before = std::max(n_prompt, growth.n_held); before < n_tokens;) {
     const int64_t at = std::min({n_tokens, NextSealPoint(layout, before, n_prompt),
                                  NextPrunePoint(*layout.retention, place, before)});
     const std::vector<RunExtent> runs = RunsOf(layout, before, n_prompt);
@@ -334,33 +341,42 @@ KvBytes MergedParts(const CacheLayout& layout, std::span<const MergedLength> len
   return bytes;
 }
 
-int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
+int64_t PeakBytesOfGrowth(const CacheLayout& layout, SequenceGrowth growth, int64_t max_step,
                           int64_t n_prompt) {
+  const int64_t n_tokens = growth.n_tokens;
   if (n_tokens <= 0) return 0;
+  growth.n_held = std::min(growth.n_held, n_tokens - 1);
   if (!layout.HasOneWindow()) {
     int64_t n_bytes = 0;
     for (const CacheLayout& part : LayoutsByWindow(layout)) {
-      n_bytes += PeakSequenceBytes(part, n_tokens, max_step, n_prompt);
+      n_bytes += PeakBytesOfGrowth(part, growth, max_step, n_prompt);
     }
     return n_bytes;
   }
   if (layout.seal.has_value()) {
-    return layout.DropsEntries() ? PeakWithRetention(layout, n_tokens, n_prompt)
-                                 : PeakWithSealing(layout, n_tokens, max_step, n_prompt);
+    return layout.DropsEntries() ? PeakWithRetention(layout, growth, n_prompt)
+                                 : PeakWithSealing(layout, growth, max_step, n_prompt);
   }
   if (layout.MergesEntries()) {
     return PartsOfBlocks(layout, MergedBlocks(layout, n_tokens, max_step), 0).total();
   }
   if (layout.retention.has_value()) {
-    const RetainedLength retained =
-        RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_tokens);
-    return std::max(PeakInPrompt(layout, n_tokens, n_prompt),
-                    PartsOfBlocks(layout, retained.max_blocks, 0).total());
+    const PromptPlace place = {layout.n_sink, n_prompt};
+    KvBytes bytes = PartsOfBlocks(
+        layout, MostBlocksBetween(*layout.retention, place, growth.n_held, n_tokens), 0);
+    if (layout.RetentionIsOver(growth.n_held, n_prompt)) bytes.entries = 0;
+    if (growth.n_held >= n_prompt) return bytes.total();
+    return std::max(PeakInPrompt(layout, n_tokens, n_prompt), bytes.total());
   }
   const int64_t n_blocks = BlocksFor(layout, n_tokens);
   if (layout.window(0) == 0) return PlainParts(layout, n_tokens, 0).total();
   const int64_t n_held = std::min(n_blocks, MostBlocksInWindow(layout, max_step));
   return PlainParts(layout, n_tokens, n_blocks - n_held).total();
+}
+
+int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
+                          int64_t n_prompt) {
+  return PeakBytesOfGrowth(layout, {0, n_tokens}, max_step, n_prompt);
 }
 
 }  // namespace kvlathe

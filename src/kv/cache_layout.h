@@ -207,4 +207,16 @@ KvBytes MergedParts(const CacheLayout& layout, std::span<const MergedLength> len
 int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,
                           int64_t n_prompt = kEndlessPrompt);
 
+// The steps of a sequence from n_held positions, which it has, to n_tokens.
+struct SequenceGrowth {
+  int64_t n_held = 0;
+  int64_t n_tokens = 0;
+};
+
+// The same bound for the steps that are still to come, at least for the last. It is lower than
+// PeakSequenceBytes once the prompt has been read, where reading it took more than what is left of
+// it: before it was sealed or pruned, or while its keys were whole.
+int64_t PeakBytesOfGrowth(const CacheLayout& layout, SequenceGrowth growth, int64_t max_step,
+                          int64_t n_prompt);
+
 }  // namespace kvlathe

@@ -148,6 +148,16 @@ RetainedLength RetainedAt(const RetentionPlan& plan, const PromptPlace& place, i
   return length;
 }
 
+int64_t MostBlocksBetween(const RetentionPlan& plan, const PromptPlace& place, int64_t n_held,
+                          int64_t n_tokens) {
+  const RetainedLength at_end = RetainedAt(plan, place, n_tokens);
+  if (n_held < place.n_prompt) return at_end.max_blocks;
+  // What a prune finds grows from one to the next; between two of them a head only grows.
+  const int64_t last = LastPrunePoint(plan, place, n_tokens);
+  const int64_t found = last > n_held ? BlocksOf(Ladder{plan, place}.Before(last)) : 0;
+  return std::max({RetainedAt(plan, place, n_held).n_blocks, at_end.n_blocks, found});
+}
+
 double TemperatureAt(const RetentionPlan& plan, const PromptPlace& place, int64_t position,
                      int64_t n_generated) {
   if (position < place.n_prompt || n_generated <= 0) return plan.tau_init;

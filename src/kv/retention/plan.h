@@ -98,6 +98,10 @@ struct RetainedLength {
   int64_t max_blocks = 0;  // the most that it held up to there, which is just before a prune
 };
 RetainedLength RetainedAt(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
+// The most blocks that it holds while it grows from n_held to n_tokens positions, of a plan without
+// slack. Where the prompt has not been read by n_held, those that it held before count as well.
+int64_t MostBlocksBetween(const RetentionPlan& plan, const PromptPlace& place, int64_t n_held,
+                          int64_t n_tokens);
 
 // The temperature of the votes of the query at `position`. Where n_generated is 0, how many
 // positions will be generated is not known, and it is tau_init.
