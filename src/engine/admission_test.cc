@@ -212,7 +212,9 @@ TEST_P(MergingAdmissionTest, OverflowPreempts) {
     EXPECT_EQ(ran.outcomes[0].n_preemptions, 0);
   }
   // Where heads are sealed one by one, what is set aside for their open rows leaves room enough.
-  if (!model->layout().seal.has_value()) EXPECT_GT(n_preemptions, 0);
+  if (!model->layout().seal.has_value()) {
+    EXPECT_GT(n_preemptions, 0);
+  }
   EXPECT_LT(n_preemptions, 60);  // little is done twice
 }
 
