@@ -63,6 +63,7 @@ StatusOr<std::unique_ptr<Server>> Server::Start(ServedModel served, ServerOption
     const http::AgentPort::Options at = {server->options_.http.host, *server->options_.agent_port};
     KVL_ASSIGN_OR_RETURN(server->agent_, http::AgentPort::Start(*server->http_, at, line));
   }
+  server->is_started_ = true;  // before the log says so: whoever reads it may ask at once
   server->LogListening();
   return server;
 }
@@ -97,6 +98,8 @@ Server::~Server() {
 }
 
 void Server::Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
+  // The port is open before Start knows its own members.
+  if (!is_started_) return reply->Send(UnavailableResponse("the server is starting"));
   if (IsHealthRoute(request)) {
     if (is_unready_) return reply->Send(UnavailableResponse("the server is shutting down"));
     return health_.Answer(std::move(reply));

@@ -87,6 +87,7 @@ class Server : public api::ApiObserver {
   ServingEngine engine_;
   HealthCheck health_;
   std::unique_ptr<api::ApiService> api_;
+  std::atomic<bool> is_started_ = false;   // Start has set every member
   std::atomic<bool> is_unready_ = false;   // /health and the agent say no
   std::atomic<bool> refuses_all_ = false;  // nothing new is accepted
   std::unique_ptr<http::HttpServer> http_;
