@@ -139,7 +139,8 @@ TEST_P(RatesTest, SoHaveThoseThatGiveWay) {
     const int64_t n_prompt = std::ssize(r.prompt);
     budget = std::max(budget, PeakSequenceBytes(layout, n_prompt + 79, 512, n_prompt));
   }
-  // Retention bounds what a sequence takes; others come to the point where the newest is stopped.
+  // Without retention sequences grow until the newest is stopped; with it that depends on how many
+  // prompts are read at the same time.
   const bool grows = !RetentionPlanOf(*Spec::Parse(GetParam())).has_value();
   const int64_t most = grows ? 4 * budget : budget + 1;
   int n_preemptions = 0;
@@ -150,7 +151,7 @@ TEST_P(RatesTest, SoHaveThoseThatGiveWay) {
       n_preemptions += traces[i].outcome.n_preemptions;
     }
   }
-  EXPECT_EQ(n_preemptions > 0, grows);
+  EXPECT_TRUE(n_preemptions > 0 || !grows);
 }
 
 TEST_P(RatesTest, ASessionGoesOnAtTheRateOfItsCache) {
