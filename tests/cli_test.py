@@ -490,10 +490,20 @@ class CommandLine(cli_support.CommandLineCase):
 
     def test_every_verb_has_help_with_an_example(self):
         for verb in (["run"], ["chat"], ["compare"], ["calibrate"], ["tune"], ["report"], ["eval"], ["inspect"],
-                     ["specs"], ["tokenize"], ["bench", "attention"], ["bench", "model"], ["bench", "plan"]):
+                     ["specs"], ["tokenize"], ["bench", "attention"], ["bench", "model"], ["bench", "plan"],
+                     ["bench", "scheduler"], ["bench", "serve"], ["serve"]):
             done = self.run_verb(*verb, "--help")
             self.assertEqual(done.returncode, 0)
             self.assertRegex(done.stdout.decode(), "Example: .*kvlathe " + " ".join(verb))
+
+    def test_bench_scheduler_has_the_parts_of_a_step(self):
+        report = self.json_of("bench", "scheduler", "-m", MODEL, "--kv", "kivi(bits=4)", "--parallel", 4, "-p", 16, "-n", 8)
+        self.assertEqual((report["sequences"], report["prompt_tokens"], report["steps"]), (4, 16, 8))
+        self.assertGreater(report["scheduler_us"], 0)
+        self.assertGreater(report["sampling_us"], 0)
+        self.assertLess(report["scheduler_us"] + report["sampling_us"], 1e3 * report["step_ms"])
+        self.assertAlmostEqual(report["scheduler_share"], report["scheduler_us"] / (1e3 * report["step_ms"]))
+        self.assertLessEqual(report["first_step_us"], report["longest_first_step_us"])
 
     def test_specs_lists_every_axis(self):
         names = {stage["name"] for stage in self.json_of("specs")["stages"]}

@@ -8,6 +8,7 @@
 #include "evaluation/bench/bench_attention.h"
 #include "evaluation/bench/bench_model.h"
 #include "evaluation/bench/bench_plan.h"
+#include "evaluation/bench/bench_scheduler.h"
 #include "kvlathe/bench_serve/bench_serve.h"
 #include "kvlathe/workspace.h"
 #include "plan/drawn_basis.h"
@@ -113,6 +114,50 @@ void AddModelBench(CLI::App* bench, Verbs* verbs) {
       "reaches");
   verb->callback(
       [verbs, options] { verbs->chosen = [options] { return RunModelBench(*options); }; });
+}
+
+struct BenchSchedulerOptions {
+  ModelOptions model;
+  SchedulerBenchOptions bench;
+};
+
+Status RunSchedulerBench(const BenchSchedulerOptions& options) {
+  if (options.model.kv.size() > 1) {
+    return Error(StatusCode::kInvalidArgument, "bench scheduler takes one --kv");
+  }
+  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(
+      const SpecModel spec_model,
+      workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
+  KVL_ASSIGN_OR_RETURN(
+      const SchedulerBenchReport report,
+      BenchScheduler(spec_model.model.get(), options.bench, workspace->kv_budget_bytes()));
+  if (options.model.json) {
+    fmt::print("{}\n", ToJson(report).dump());
+  } else {
+    fmt::print("{}", ToText(report));
+  }
+  return OkStatus();
+}
+
+void AddSchedulerBench(CLI::App* bench, Verbs* verbs) {
+  auto options = std::make_shared<BenchSchedulerOptions>();
+  CLI::App* verb = bench->add_subcommand(
+      "scheduler", "What the engine adds to a decode step, and how soon an idle one begins");
+  verb->footer("Example: kvlathe bench scheduler -m models/lathe-nano --parallel 16");
+  AddModelOptions(verb, &options->model);
+  AddCacheOptions(verb, &options->model, "none");
+  verb->add_option("--parallel", options->bench.n_sequences, "sequences at the same time, also -np")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  verb->add_option("-p,--n-prompt", options->bench.n_prompt, "prompt tokens of each")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb->add_option("-n,--n-steps", options->bench.n_steps, "decode steps that count")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb->callback(
+      [verbs, options] { verbs->chosen = [options] { return RunSchedulerBench(*options); }; });
 }
 
 struct BenchAttentionOptions {
@@ -249,6 +294,7 @@ void AddBenchVerb(Verbs* verbs) {
   AddAttentionBench(bench, verbs);
   AddModelBench(bench, verbs);
   AddPlanBench(bench, verbs);
+  AddSchedulerBench(bench, verbs);
   AddServeBench(bench, verbs);
 }
 

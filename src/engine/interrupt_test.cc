@@ -126,6 +126,17 @@ TEST_F(InterruptTest, CancelEndsOneThatRunsAndOneThatWaits) {
   EXPECT_EQ(pool_.usage().used_bytes, 0);
 }
 
+TEST_F(InterruptTest, CancelGivesBlocksBackWithTheNextStep) {
+  Engine engine({model_.get()}, &pool_, {});
+  ASSERT_TRUE(engine.Submit(MakeRequest(40), nullptr, Keep()).ok());
+  for (int step = 0; step < 3; ++step) ASSERT_TRUE(engine.Step());
+  EXPECT_GT(pool_.usage().used_bytes, 0);
+  EXPECT_TRUE(engine.Cancel(1));
+  EXPECT_FALSE(engine.Step());
+  EXPECT_EQ(pool_.usage().used_bytes, 0);
+  EXPECT_EQ(outcomes_[1].finish_reason, FinishReason::kCancelled);
+}
+
 // Cancelled in its prompt, behind it, and before it ran at all.
 TEST_F(InterruptTest, ASessionThatWasCancelledGoesOnToTheSameTokens) {
   Engine engine({model_.get()}, &pool_, {.max_batch_tokens = 10});

@@ -87,7 +87,18 @@ void Sampler::EnterBefore(std::span<const int32_t> tokens, bool is_output) {
 }
 
 int32_t ArgMax(std::span<const float> logits) {
-  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  constexpr size_t kLanes = 16;  // a loop of fixed length becomes vectors
+  std::array<float, kLanes> most;
+  most.fill(-std::numeric_limits<float>::infinity());
+  size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      most[lane] = logits[i + lane] > most[lane] ? logits[i + lane] : most[lane];
+    }
+  }
+  for (; i < logits.size(); ++i) most[0] = std::max(most[0], logits[i]);
+  const float largest = *std::ranges::max_element(most);
+  return static_cast<int32_t>(std::ranges::find(logits, largest) - logits.begin());
 }
 
 bool AreFinite(std::span<const float> numbers) {

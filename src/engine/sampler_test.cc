@@ -2,8 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
+#include <vector>
+
+#include "base/random.h"
 
 namespace kvlathe {
 namespace {
@@ -181,6 +186,22 @@ TEST(SamplingParams, RefusesWhatCannotBe) {
   EXPECT_TRUE(biased.CheckVocabulary(8).ok());
   EXPECT_EQ(biased.CheckVocabulary(7).code(), StatusCode::kInvalidArgument);
   EXPECT_FALSE((SamplingParams{.logit_bias = {{-1, 0.f}}}).CheckVocabulary(8).ok());
+}
+
+TEST(ArgMaxTest, IsTheFirstOfTheLargest) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Random random(5);
+  for (const size_t n : {1, 2, 15, 16, 17, 48, 1000}) {
+    for (int draw = 0; draw < 50; ++draw) {
+      std::vector<float> logits(n);
+      // Few values, so that there are ties; some are masked.
+      for (float& x : logits) x = static_cast<float>(random.Below(7)) - 6;
+      for (float& x : logits) x = x == -3 ? -kInfinity : x;
+      const auto expected = std::max_element(logits.begin(), logits.end()) - logits.begin();
+      EXPECT_EQ(ArgMax(logits), expected);
+    }
+    EXPECT_EQ(ArgMax(std::vector<float>(n, -kInfinity)), 0);
+  }
 }
 
 }  // namespace
