@@ -109,7 +109,7 @@ class ToolSupport {
 
   // The prompt for the next answer. kInvalidArgument: the conversation cannot be rendered or a
   // schema is wrong (HTTP 400); kUnimplemented: well-formed, but this template or this build does
-  // not support it, by the name of the field (HTTP 501).
+  // not support it, by the name of the field (HTTP 400, code unsupported_parameter).
   virtual StatusOr<ChatPrompt> Render(const ChatTask& task) const = 0;
 };
 
