@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "structured/schema_cost.h"
+
 namespace kvlathe {
 namespace {
 
@@ -61,6 +63,7 @@ Json AnyJsonObject() { return Structure(ByCheckedSchema(ObjectSchema())); }
 StatusOr<Json> ToolCalls(const ToolFormat& format, std::span<const CallableTool> tools,
                          const CallRules& rules, const SchemaLimits& limits) {
   Json tags = Json::array();
+  int64_t cost = 0;
   for (const CallableTool& tool : tools) {
     if (!tool.parameters.is_null()) {
       Status status = CheckSchema(tool.parameters, limits);
@@ -68,6 +71,15 @@ StatusOr<Json> ToolCalls(const ToolFormat& format, std::span<const CallableTool>
         return Error(StatusCode::kInvalidArgument, "the parameters of the tool {}: {}", tool.name,
                      MessageOf(status));
       }
+      cost += SchemaCost(tool.parameters);
+    }
+    if (cost > limits.max_cost) {
+      return Error(
+          StatusCode::kInvalidArgument,
+          "the parameters of the tools up to {} would take too long to become a grammar "
+          "(an estimated {} states, allowed are {}); give fewer tools, or fewer or shorter "
+          "bounds of lengths, patterns and multiples",
+          tool.name, cost, limits.max_cost);
     }
     tags.push_back(
         {{"type", "tag"},

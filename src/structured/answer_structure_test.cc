@@ -39,5 +39,15 @@ TEST(AnswerStructure, ARefusedSchemaNamesItsTool) {
   EXPECT_FALSE(JsonBySchema({{"not", Json::object()}}).ok());
 }
 
+TEST(AnswerStructure, AllToolsTogetherMustCompileSoon) {
+  const Json parameters = Json::parse(
+      R"({"type": "object", "properties": {"a": {"maxLength": 100}, "b": {"maxLength": 100}}})");
+  const std::vector<CallableTool> few(5, {"few", parameters}), many(6, {"many", parameters});
+  EXPECT_TRUE(ToolCalls(QwenTools(), few, {}).ok());
+  const auto structure = ToolCalls(QwenTools(), many, {});
+  EXPECT_EQ(structure.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(MessageOf(structure.status()), HasSubstr("up to many would take too long"));
+}
+
 }  // namespace
 }  // namespace kvlathe

@@ -1,5 +1,7 @@
 #include "structured/grammar_constraint.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <exception>
 #include <limits>
@@ -14,11 +16,20 @@ bool HasBit(std::span<const int32_t> words, int bit) {
           1U) != 0;
 }
 
+// Processor time of the calling thread.
+std::chrono::nanoseconds ThreadTime() {
+  timespec time = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
 }  // namespace
 
-GrammarConstraint::GrammarConstraint(const xgrammar::CompiledGrammar& grammar, int n_logits)
+GrammarConstraint::GrammarConstraint(const xgrammar::CompiledGrammar& grammar, int n_logits,
+                                     std::chrono::nanoseconds max_token_time)
     : matcher_(grammar),
       n_logits_(n_logits),
+      max_token_time_(max_token_time),
       allowed_(static_cast<size_t>(xgrammar::GetBitmaskSize(n_logits))) {}
 
 void GrammarConstraint::FillAllowed() {
@@ -37,12 +48,14 @@ void GrammarConstraint::FillAllowed() {
 
 void GrammarConstraint::Mask(std::span<float> logits) {
   constexpr float kNever = -std::numeric_limits<float>::infinity();
+  const auto begin = ThreadTime();
   try {
     FillAllowed();
   } catch (const std::exception&) {
     std::ranges::fill(logits, kNever);  // with which the request ends
     return;
   }
+  token_time_ = ThreadTime() - begin;
   const int n = std::min(n_logits_, static_cast<int>(logits.size()));
   for (size_t word = 0; word < allowed_.size(); ++word) {
     if (allowed_[word] == -1) continue;
@@ -70,6 +83,7 @@ bool GrammarConstraint::OnlyTheEndFollows() {
 }
 
 Status GrammarConstraint::Accept(int32_t token) {
+  const auto begin = ThreadTime();
   is_filled_ = false;
   try {
     if (!matcher_.AcceptToken(token)) {
@@ -78,6 +92,13 @@ Status GrammarConstraint::Accept(int32_t token) {
     is_complete_ = matcher_.IsTerminated() || OnlyTheEndFollows();
   } catch (const std::exception& error) {
     return Error(StatusCode::kInternal, "the answer's grammar: {}", error.what());
+  }
+  if (token_time_ + (ThreadTime() - begin) > max_token_time_) {
+    return Error(
+        StatusCode::kResourceExhausted,
+        "the answer's grammar takes more than {} ms for a token: its schema can be read in "
+        "too many ways; make it simpler",
+        std::chrono::duration_cast<std::chrono::milliseconds>(max_token_time_).count());
   }
   return OkStatus();
 }

@@ -3,6 +3,7 @@
 
 #include <xgrammar/matcher.h>
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -13,7 +14,8 @@ namespace kvlathe {
 
 class GrammarConstraint : public TokenConstraint {
  public:
-  GrammarConstraint(const xgrammar::CompiledGrammar& grammar, int n_logits);
+  GrammarConstraint(const xgrammar::CompiledGrammar& grammar, int n_logits,
+                    std::chrono::nanoseconds max_token_time);
 
   void Mask(std::span<float> logits) override;
   Status Accept(int32_t token) override;
@@ -25,8 +27,10 @@ class GrammarConstraint : public TokenConstraint {
 
   xgrammar::GrammarMatcher matcher_;
   int n_logits_;
-  std::vector<int32_t> allowed_;  // a bit for each token
-  bool is_filled_ = false;        // allowed_ is of what was accepted so far
+  std::chrono::nanoseconds max_token_time_;
+  std::chrono::nanoseconds token_time_{0};  // of Mask, for the next token
+  std::vector<int32_t> allowed_;            // a bit for each token
+  bool is_filled_ = false;                  // allowed_ is of what was accepted so far
   bool is_complete_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include <exception>
 #include <list>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -39,14 +40,21 @@ class XGrammars : public Grammars {
   StatusOr<std::shared_ptr<TokenConstraint>> Constrain(
       const nlohmann::ordered_json& structure) override {
     const std::string key = structure.dump();
-    std::unique_lock lock(mutex_, std::defer_lock);
-    if (!lock.try_lock_for(options_.max_wait)) {
-      return Error(StatusCode::kUnavailable,
-                   "grammars of other requests are being compiled; try again later");
+    std::optional<xgrammar::CompiledGrammar> grammar = FindKept(key);
+    if (!grammar) {
+      const std::unique_lock lock(compiler_mutex_, options_.max_wait);
+      if (!lock.owns_lock()) {
+        return Error(StatusCode::kUnavailable,
+                     "grammars of other requests are being compiled; try again later");
+      }
+      grammar = FindKept(key);  // compiled meanwhile
+      if (!grammar) {
+        KVL_ASSIGN_OR_RETURN(grammar, Compile(key));
+        Keep({key, *grammar, static_cast<int64_t>(grammar->MemorySizeBytes() + key.size())});
+      }
     }
-    KVL_ASSIGN_OR_RETURN(const xgrammar::CompiledGrammar grammar, Compiled(key));
-    lock.unlock();
-    return std::make_shared<GrammarConstraint>(grammar, options_.n_logits);
+    return std::make_shared<GrammarConstraint>(*grammar, options_.n_logits,
+                                               options_.max_token_time);
   }
 
  private:
@@ -56,27 +64,27 @@ class XGrammars : public Grammars {
     int64_t n_bytes;
   };
 
-  StatusOr<xgrammar::CompiledGrammar> Compiled(const std::string& key);
+  std::optional<xgrammar::CompiledGrammar> FindKept(const std::string& key);
   StatusOr<xgrammar::CompiledGrammar> Compile(const std::string& structure);
   void Keep(Kept kept);
 
   GrammarOptions options_;
-  std::timed_mutex mutex_;
-  // Under mutex_.
-  xgrammar::GrammarCompiler compiler_;
+  std::timed_mutex compiler_mutex_;
+  xgrammar::GrammarCompiler compiler_;  // under compiler_mutex_
+  std::mutex kept_mutex_;               // never held while a grammar is compiled
+  // Under kept_mutex_.
   std::list<Kept> kept_;  // the last used first
   int64_t n_kept_bytes_ = 0;
 };
 
-StatusOr<xgrammar::CompiledGrammar> XGrammars::Compiled(const std::string& key) {
+std::optional<xgrammar::CompiledGrammar> XGrammars::FindKept(const std::string& key) {
+  const std::lock_guard lock(kept_mutex_);
   for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
     if (kept->key != key) continue;
     kept_.splice(kept_.begin(), kept_, kept);
     return kept->grammar;
   }
-  KVL_ASSIGN_OR_RETURN(const xgrammar::CompiledGrammar grammar, Compile(key));
-  Keep({key, grammar, static_cast<int64_t>(grammar.MemorySizeBytes() + key.size())});
-  return grammar;
+  return std::nullopt;
 }
 
 StatusOr<xgrammar::CompiledGrammar> XGrammars::Compile(const std::string& structure) {
@@ -105,6 +113,7 @@ StatusOr<xgrammar::CompiledGrammar> XGrammars::Compile(const std::string& struct
 }
 
 void XGrammars::Keep(Kept kept) {
+  const std::lock_guard lock(kept_mutex_);
   n_kept_bytes_ += kept.n_bytes;
   kept_.push_front(std::move(kept));
   while (n_kept_bytes_ > options_.max_memo_bytes && kept_.size() > 1) {

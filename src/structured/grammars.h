@@ -20,11 +20,15 @@ struct GrammarOptions {
   std::vector<int32_t> end_ids;
   int64_t max_memo_bytes = 64 << 20;     // of compiled grammars that are kept
   int64_t max_grammar_bytes = 32 << 20;  // of one
-  // How long to wait for others whose grammars are being compiled.
-  std::chrono::milliseconds max_wait = std::chrono::seconds(10);
+  // How long to wait for others whose grammars are being compiled: short, as threads that serve
+  // connections wait. Grammars that are kept do not wait.
+  std::chrono::milliseconds max_wait = std::chrono::milliseconds(500);
+  // Processor time that a grammar may take for one token, on the thread that steps. What can be
+  // read in many ways takes more with each token: the request then ends with kResourceExhausted.
+  std::chrono::milliseconds max_token_time = std::chrono::milliseconds(250);
 };
 
-// Any number of threads may use one; one at a time compiles.
+// Any number of threads may use one; one at a time compiles, for seconds at most (SchemaLimits).
 class Grammars {
  public:
   // kUnimplemented: this build has no XGrammar, and what to do. The special tokens of a vocabulary

@@ -1,13 +1,14 @@
 #include "structured/schema_check.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "structured/schema_cost.h"
 
 namespace kvlathe {
 namespace {
@@ -66,33 +67,6 @@ bool Has(std::span<const std::string_view> keywords, std::string_view key) {
   return std::ranges::find(keywords, key) != keywords.end();
 }
 
-// The largest number in {m,n} of a pattern, nested ones multiplied as if each were in the other.
-int64_t RepetitionOf(std::string_view pattern, int64_t at_most) {
-  int64_t product = 1;
-  for (size_t at = pattern.find('{'); at != std::string_view::npos;
-       at = pattern.find('{', at + 1)) {
-    int64_t largest = 1;
-    size_t end = at + 1;
-    while (end < pattern.size() &&
-           (std::isdigit(static_cast<unsigned char>(pattern[end])) != 0 || pattern[end] == ',')) {
-      ++end;
-    }
-    std::string_view numbers = pattern.substr(at + 1, end - at - 1);
-    while (!numbers.empty()) {
-      int64_t number = 0;
-      const auto [p, error] =
-          std::from_chars(numbers.data(), numbers.data() + numbers.size(), number);
-      if (error == std::errc::result_out_of_range) return at_most + 1;
-      largest = std::max(largest, number);
-      const size_t comma = numbers.find(',');
-      numbers = comma == std::string_view::npos ? "" : numbers.substr(comma + 1);
-    }
-    product *= std::min(largest, at_most + 1);
-    if (product > at_most) return at_most + 1;
-  }
-  return product;
-}
-
 class SchemaChecker {
  public:
   SchemaChecker(const Json& root, const SchemaLimits& limits) : root_(root), limits_(limits) {}
@@ -104,7 +78,14 @@ class SchemaChecker {
       return At("schema", fmt::format("has {} bytes, allowed are {}", n_bytes, limits_.max_bytes));
     }
     KVL_RETURN_IF_ERROR(CountValues(root_, 1));
-    return CheckSchemaAt(root_, "schema", 1);
+    KVL_RETURN_IF_ERROR(CheckSchemaAt(root_, "schema", 1));
+    if (const int64_t cost = SchemaCost(root_); cost > limits_.max_cost) {
+      return At("schema", fmt::format("would take too long to become a grammar (an estimated {} "
+                                      "states, allowed are {}); give fewer or shorter bounds of "
+                                      "lengths, patterns and multiples",
+                                      cost, limits_.max_cost));
+    }
+    return OkStatus();
   }
 
  private:
@@ -211,7 +192,13 @@ Status SchemaChecker::CheckRepetition(const Json& schema, const std::string& pla
       return At(place, fmt::format("a pattern has {} bytes, allowed are {}", pattern.size(),
                                    limits_.max_pattern_bytes));
     }
-    largest = std::max(largest, RepetitionOf(pattern, limits_.max_repetition));
+    largest = std::max(largest, PatternRepetition(pattern, limits_.max_repetition));
+    if (HasNestedRepetition(pattern)) {
+      return At(place,
+                fmt::format("the pattern '{}' repeats a group in which something is repeated "
+                            "or optional; this is not supported",
+                            pattern));
+    }
   }
   *repetition *= largest;
   if (*repetition > limits_.max_repetition) {

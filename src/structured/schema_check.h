@@ -19,6 +19,9 @@ struct SchemaLimits {
   // Repetitions ({m,n} of patterns, minLength, maxItems, ...) of a value inside a repeated value
   // count as a product.
   int max_repetition = 4096;
+  // SchemaCost of the schema, and of those of all tools together: about 4 s where there are 49,152
+  // tokens, and in proportion.
+  int max_cost = 1024;
 };
 
 // kInvalidArgument, naming the place in the schema ("schema/properties/a: ..."): it is no schema,

@@ -83,13 +83,55 @@ TEST(SchemaCheck, SizesAreBounded) {
   EXPECT_THAT(WhyRefused(Json{{"enum", Json(5000, 1)}}), HasSubstr("more than 4096 values"));
   EXPECT_THAT(WhyRefused(Json{{"title", std::string(70000, 'x')}}), HasSubstr("bytes, allowed"));
   EXPECT_THAT(WhyRefused(Json{{"pattern", std::string(300, 'x')}}), HasSubstr("300 bytes"));
-  EXPECT_THAT(WhyRefused(R"({"pattern": "((a{100}){100}){100}"})"), HasSubstr("4096 times"));
+  EXPECT_THAT(WhyRefused(R"({"pattern": "a{100}b{100}c{100}"})"), HasSubstr("4096 times"));
   EXPECT_THAT(WhyRefused(R"({"pattern": "a{1,99999999999999999999}"})"), HasSubstr("4096 times"));
   EXPECT_THAT(WhyRefused(R"({"patternProperties": {"a{5000}": {}}})"), HasSubstr("4096 times"));
   EXPECT_THAT(WhyRefused(R"({"maxLength": 18446744073709551615})"), HasSubstr("4096 times"));
   EXPECT_THAT(
       WhyRefused(R"({"maxItems": 100, "items": {"maxItems": 100, "items": {"type": "null"}}})"),
       HasSubstr("schema/items: repeats more than 4096 times"));
+}
+
+// A schema of `n` properties of that schema.
+Json Many(int n, const Json& property) {
+  Json properties = Json::object();
+  for (int i = 0; i < n; ++i) properties["p" + std::to_string(i)] = property;
+  return {{"type", "object"}, {"properties", properties}};
+}
+
+// With 49,152 tokens XGrammar took from 6 s to more than 5 minutes for each of the refused.
+TEST(SchemaCheck, PatternsOfManyReadingsAreRefused) {
+  const auto why = [](const char* pattern) { return WhyRefused(Json{{"pattern", pattern}}); };
+  for (const char* pattern : {"(a*)*b", "(.?.?|b.*)*x", "((a|b+)c)+", "(.{1,9}y?){9}", "(?:a?){9}",
+                              "((a?))*", "([)]a?)+"}) {
+    EXPECT_THAT(why(pattern), HasSubstr("repeats a group")) << pattern;
+    EXPECT_THAT(WhyRefused(Json{{"patternProperties", {{pattern, Json::object()}}}}),
+                HasSubstr("repeats a group"));
+  }
+  for (const char* pattern : {"^(\\d{3}-)?\\d{4}$", "(a|b)*", "(\\(a\\*)+", "([*+?{(]x)+",
+                              "a{2}b+c?", "(?:ab)+", "(a+)(b+)?", ")*"}) {
+    EXPECT_EQ(why(pattern), "") << pattern;
+  }
+}
+
+TEST(SchemaCheck, WhatWouldTakeLongToCompileIsRefused) {
+  const auto of = [](const char* text) { return Json::parse(text); };
+  EXPECT_THAT(WhyRefused(Many(20, of(R"({"maxLength": 64})"))), HasSubstr("take too long"));
+  EXPECT_THAT(WhyRefused(Many(500, of(R"({"minLength": 4000})"))), HasSubstr("take too long"));
+  EXPECT_THAT(WhyRefused(Many(150, of(R"({"multipleOf": 900})"))), HasSubstr("take too long"));
+  EXPECT_THAT(WhyRefused(Many(400, of(R"({"pattern": "^.*a.*a.*ax[^b]*.?.?.?.?.?.?$"})"))),
+              HasSubstr("take too long"));
+  EXPECT_THAT(WhyRefused(of(R"({"pattern": "^[a-z]{1,60}-[a-z]{1,60}$"})")),
+              HasSubstr("take too long"));
+  EXPECT_THAT(WhyRefused(of(R"({"patternProperties": {"^[a-z]{1,60}-[a-z]{1,60}$": {}}})")),
+              HasSubstr("take too long"));
+  std::string optional;
+  for (int i = 0; i < 60; ++i) optional += ".?";
+  EXPECT_THAT(WhyRefused(Json{{"pattern", optional}}), HasSubstr("take too long"));
+  EXPECT_EQ(WhyRefused(Many(15, of(R"({"maxLength": 64})"))), "");
+  EXPECT_EQ(WhyRefused(Many(15, of(R"({"maxLength": 1000})"))), "");
+  EXPECT_EQ(WhyRefused(Many(100, of(R"({"type": "string", "format": "date-time"})"))), "");
+  EXPECT_EQ(WhyRefused(Many(40, of(R"({"pattern": "^[A-Z]{3}-[0-9]{4}$"})"))), "");
 }
 
 }  // namespace
