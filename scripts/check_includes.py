@@ -184,7 +184,7 @@ def check_file(path, includes, by_folder, by_source):
 
 
 def check_addresses(path, includes):
-    if (path in ADDRESS_FILES or path.startswith("tests/") or path.endswith(("_test.cc", "_fuzz.cc", "_bench.cc"))
+    if (path in ADDRESS_FILES or path.startswith("tests/") or path.endswith(("_test.cc", "_fixture.h", "_fuzz.cc", "_bench.cc"))
             or folder_of(without_root(path)) in ADDRESS_FOLDERS):
         return []
     return [f"{path}: includes {include}, which gives addresses of rows; host code knows them by ids"

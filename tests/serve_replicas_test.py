@@ -223,6 +223,8 @@ class ReplicasTest(unittest.TestCase):
 
     def test_without_a_replica_the_balancer_answers_in_the_shape_of_an_error(self):
         with Replicas(1) as replicas:
+            # The agent's `ready` would end the maintenance.
+            replicas.command("disable agent replicas/replica1")
             replicas.command("set server replicas/replica1 state maint")
             for method, path, content, status, wait in (("POST", "/v1/completions", WHOLE, 503, "1"),
                                                         ("GET", "/health", None, 503, "1"),

@@ -52,13 +52,9 @@ StatusOr<double> MeasureKl(Workspace* workspace, const SpecModel& spec_model) {
                        CutIntoWindows(tokens, bytes_of, workspace->leading_bos(), n_window));
   KVL_ASSIGN_OR_RETURN(const SpecModel baseline, workspace->MakeModel("none"));
   Model* const models[] = {baseline.model.get(), spec_model.model.get()};
-  // The two short caches go before any sequence comes, so that a small --kv-memory is no bound
-  // here.
-  constexpr int64_t kEnough = int64_t{1} << 30;
-  const int64_t budget_bytes = std::max(workspace->kv_budget_bytes(), kEnough);
-  KVL_ASSIGN_OR_RETURN(
-      const std::vector<Quality> qualities,
-      MeasureQuality(models, text, budget_bytes, workspace->threads(), workspace->progress()));
+  KVL_ASSIGN_OR_RETURN(const std::vector<Quality> qualities,
+                       MeasureQuality(models, text, MeasuringBudgetBytes(*workspace),
+                                      workspace->threads(), workspace->progress()));
   return qualities[1].kl;
 }
 

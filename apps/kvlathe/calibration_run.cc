@@ -117,9 +117,7 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   job.pool = workspace->threads();
   job.isa = workspace->isa();
   KVL_ASSIGN_OR_RETURN(const SpecModel baseline, workspace->MakeModel("none"));
-  // One sequence at a time, before any other comes: a small --kv-memory is no bound here.
-  constexpr int64_t kEnough = int64_t{1} << 30;
-  BlockPool blocks(std::max(workspace->kv_budget_bytes(), kEnough));
+  BlockPool blocks(MeasuringBudgetBytes(*workspace));
   job.forward = [&](std::span<const int32_t> ids, QkvObserver* observer) -> Status {
     SequenceCache cache(&baseline.model->layout(), &blocks);
     for (size_t begin = 0; begin < ids.size(); begin += kChunkTokens) {

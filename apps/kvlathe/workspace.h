@@ -103,6 +103,12 @@ class Workspace {
   std::set<std::string> said_ratios_;
 };
 
+// KV memory of what measures a model alone and before any sequence comes, such as a calibration: a
+// small --kv-memory is no bound of it.
+inline int64_t MeasuringBudgetBytes(const Workspace& workspace) {
+  return std::max(workspace.kv_budget_bytes(), int64_t{1} << 30);
+}
+
 // One line on stderr where the kernels have no BF16 instructions.
 void SayWithoutBf16(Isa isa);
 

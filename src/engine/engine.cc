@@ -30,42 +30,13 @@ Status CheckLogprobs(const Request& request, const Session& session) {
                "been read; start again without it");
 }
 
-}  // namespace
-
-Engine::Engine(std::vector<Model*> levels, BlockPool* pool, const EngineOptions& options)
-    : levels_(std::move(levels)),
-      pool_(pool),
-      options_(options),
-      budget_bytes_(pool->usage().budget_bytes),
-      inbox_(options.max_waiting),
-      batches_(levels_.size()),
-      merged_(levels_.size()) {
-  KVL_CHECK(!levels_.empty());
-  KVL_CHECK_GE(options_.max_batch_tokens, 1);
-  KVL_CHECK_GE(options_.max_sequences, 1);
-}
-
-Engine::~Engine() = default;
-
-StatusOr<const CacheLayout*> Engine::LayoutFor(const Request& request, const Session& session) {
-  Model* const model = levels_[request.level];
-  const CacheLayout* const kept =
-      session.cache != nullptr ? &session.cache->layout() : &model->layout();
-  if (!request.rate.has_value()) return kept;
-  const std::lock_guard lock(layout_mutex_);
-  KVL_ASSIGN_OR_RETURN(const CacheLayout* const wanted, model->LayoutAt(*request.rate));
-  if (session.cache == nullptr || wanted == kept) return wanted;
-  return Error(StatusCode::kInvalidArgument,
-               "rate={}: the session's cache has another rate; go on without one, or start again",
-               *request.rate);
-}
-
-// What the levels have in common says of it.
-Status Engine::CheckRequest(const Request& request, const Session& session) const {
-  const ModelConfig& c = levels_.front()->config();
-  if (request.level < 0 || request.level >= std::ssize(levels_)) {
+// What can be said without a layout, which is of one level.
+Status CheckRequest(const Request& request, const Session& session,
+                    std::span<Model* const> levels) {
+  const ModelConfig& c = levels.front()->config();
+  if (request.level < 0 || request.level >= std::ssize(levels)) {
     return Error(StatusCode::kInvalidArgument, "level {}: there are {} levels, from 0 on",
-                 request.level, levels_.size());
+                 request.level, levels.size());
   }
   const int64_t n_given = std::ssize(session.tokens) + std::ssize(request.prompt);
   if (n_given == 0) return Error(StatusCode::kInvalidArgument, "the prompt has no tokens");
@@ -101,9 +72,60 @@ Status Engine::CheckRequest(const Request& request, const Session& session) cons
   return OkStatus();
 }
 
+// Why the oldest ends, alone and with a token to add.
+Status NoRoomAlone(const EngineSequence& s, const Status& status, int64_t budget_bytes) {
+  if (!ModelDecidesEntries(*s.layout)) return status;  // others use the pool
+  return Error(
+      StatusCode::kResourceExhausted,
+      "KV cache full: after {} of {} positions the sequence alone holds {} and the budget "
+      "is {}, as the model has merged too few of its positions; raise --kv-memory, shorten "
+      "the request or choose a smaller --kv",
+      s.n_cached(), s.max_positions(), FormatBytes(s.cache->bytes().total()),
+      FormatBytes(budget_bytes));
+}
+
+// Gives up the cache that the newest waiting session brought with it. False when there is none.
+bool DropWaitingCache(const std::deque<std::unique_ptr<EngineSequence>>& waiting) {
+  const auto newest = std::find_if(waiting.rbegin(), waiting.rend(),
+                                   [](const auto& s) { return s->cache != nullptr; });
+  if (newest == waiting.rend()) return false;
+  (*newest)->DropCache();
+  return true;
+}
+
+}  // namespace
+
+Engine::Engine(std::vector<Model*> levels, BlockPool* pool, const EngineOptions& options)
+    : levels_(std::move(levels)),
+      pool_(pool),
+      options_(options),
+      budget_bytes_(pool->usage().budget_bytes),
+      inbox_(options.max_waiting),
+      batches_(levels_.size()),
+      merged_(levels_.size()) {
+  KVL_CHECK(!levels_.empty());
+  KVL_CHECK_GE(options_.max_batch_tokens, 1);
+  KVL_CHECK_GE(options_.max_sequences, 1);
+}
+
+Engine::~Engine() = default;
+
+StatusOr<const CacheLayout*> Engine::LayoutFor(const Request& request, const Session& session) {
+  Model* const model = levels_[request.level];
+  const CacheLayout* const kept =
+      session.cache != nullptr ? &session.cache->layout() : &model->layout();
+  if (!request.rate.has_value()) return kept;
+  const std::lock_guard lock(layout_mutex_);
+  KVL_ASSIGN_OR_RETURN(const CacheLayout* const wanted, model->LayoutAt(*request.rate));
+  if (session.cache == nullptr || wanted == kept) return wanted;
+  return Error(StatusCode::kInvalidArgument,
+               "rate={}: the session's cache has another rate; go on without one, or start again",
+               *request.rate);
+}
+
 // Leaves the session as it is unless it succeeds.
 StatusOr<std::unique_ptr<EngineSequence>> Engine::MakeSequence(Request request, Session* session) {
-  KVL_RETURN_IF_ERROR(CheckRequest(request, *session));
+  KVL_RETURN_IF_ERROR(CheckRequest(request, *session, levels_));
   KVL_ASSIGN_OR_RETURN(const CacheLayout* const layout, LayoutFor(request, *session));
   auto sequence = std::make_unique<Sequence>(std::move(request), std::move(*session), layout);
   const int64_t needed_bytes = LeastBytesAlone(*layout, sequence->max_positions(),
@@ -187,27 +209,6 @@ void Engine::PreemptNewest() {
   if (observer() != nullptr) observer()->OnPreempted(id);
 }
 
-// Gives up the cache that the newest waiting session brought with it. False when there is none.
-bool Engine::DropWaitingCache() {
-  const auto newest = std::find_if(waiting_.rbegin(), waiting_.rend(),
-                                   [](const auto& s) { return s->cache != nullptr; });
-  if (newest == waiting_.rend()) return false;
-  (*newest)->DropCache();
-  return true;
-}
-
-// Why the oldest ends, alone and with a token to add.
-Status Engine::NoRoomAlone(const Sequence& s, const Status& status) const {
-  if (!ModelDecidesEntries(*s.layout)) return status;  // others use the pool
-  return Error(
-      StatusCode::kResourceExhausted,
-      "KV cache full: after {} of {} positions the sequence alone holds {} and the budget "
-      "is {}, as the model has merged too few of its positions; raise --kv-memory, shorten "
-      "the request or choose a smaller --kv",
-      s.n_cached(), s.max_positions(), FormatBytes(s.cache->bytes().total()),
-      FormatBytes(budget_bytes_));
-}
-
 // Makes room for the input of a sequence, if need be at the cost of newer ones, then by a shorter
 // step, at last at the cost of itself. The oldest has no room only when others use its pool, or
 // where it merged too little.
@@ -215,13 +216,13 @@ Status Engine::ExtendOrPreempt(Sequence* sequence) {
   for (;;) {
     const Status status = sequence->cache->Extend(static_cast<int>(sequence->input.size()));
     if (status.code() != StatusCode::kResourceExhausted) return status;
-    if (DropWaitingCache()) continue;
+    if (DropWaitingCache(waiting_)) continue;
     const bool is_newest = running_.back().get() == sequence;
     if (is_newest && sequence->input.size() > 1) {
       sequence->input.resize(sequence->input.size() / 2);
       continue;
     }
-    if (running_.size() == 1) return NoRoomAlone(*sequence, status);
+    if (running_.size() == 1) return NoRoomAlone(*sequence, status, budget_bytes_);
     PreemptNewest();
     if (is_newest) return OkStatus();
   }
@@ -372,19 +373,15 @@ void Engine::Fail(Sequence* sequence, Status status) {
   Finish(sequence, FinishReason::kFailed);
 }
 
-EngineSequence* Engine::Find(RequestId id) const {
-  const auto is_it = [&](const auto& s) { return s->id == id; };
-  const auto running = std::find_if(running_.begin(), running_.end(), is_it);
-  if (running != running_.end()) return running->get();
-  const auto waiting = std::find_if(waiting_.begin(), waiting_.end(), is_it);
-  return waiting == waiting_.end() ? nullptr : waiting->get();
-}
-
 // Callbacks may cancel more, which the next step ends.
 void Engine::FinishCancelled() {
   for (const RequestId id : std::exchange(to_cancel_, {})) {
-    Sequence* const sequence = Find(id);
-    if (sequence != nullptr) Finish(sequence, FinishReason::kCancelled);
+    const auto is_it = [&](const auto& s) { return s->id == id; };
+    if (const auto s = std::ranges::find_if(running_, is_it); s != running_.end()) {
+      Finish(s->get(), FinishReason::kCancelled);
+    } else if (const auto w = std::ranges::find_if(waiting_, is_it); w != waiting_.end()) {
+      Finish(w->get(), FinishReason::kCancelled);
+    }
   }
 }
 

@@ -126,7 +126,6 @@ class Engine {
     std::vector<Status> failures;      // likewise
   };
 
-  Status CheckRequest(const Request& request, const Session& session) const;
   StatusOr<std::unique_ptr<Sequence>> MakeSequence(Request request, Session* session);
   StatusOr<const CacheLayout*> LayoutFor(const Request& request, const Session& session);
   void AdmitWaiting();
@@ -134,9 +133,7 @@ class Engine {
   void ShareTokenBudget();
   StepWork BuildBatches();
   Status ExtendOrPreempt(Sequence* sequence);
-  Status NoRoomAlone(const Sequence& sequence, const Status& status) const;
   void PreemptNewest();
-  bool DropWaitingCache();
   void Compute(const StepWork& work);
   void TakeResults(Model* model, LevelBatch* batch);
   void TakeToken(Sequence* sequence, std::span<const float> logits);
@@ -146,7 +143,6 @@ class Engine {
   void Fail(Sequence* sequence, Status status);
   void FinishCancelled();
   void CancelAll();
-  Sequence* Find(RequestId id) const;
   EngineLoad Load() const;
   EngineObserver* observer() const { return options_.observer; }
 

@@ -2,9 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+
+#include "server/api/api_service.h"
 
 namespace kvlathe::server {
 
@@ -18,14 +19,10 @@ http::Response OkResponse() { return {.body = R"({"status":"ok"})"}; }
 
 }  // namespace
 
-http::Response UnavailableResponse(const std::string& message) {
-  const nlohmann::ordered_json error = {{"message", message},
-                                        {"type", "unavailable_error"},
-                                        {"param", nullptr},
-                                        {"code", "unavailable"}};
-  return {.status = 503,
-          .headers = {{"Retry-After", "1"}},
-          .body = nlohmann::ordered_json{{"error", error}}.dump()};
+http::Response UnavailableResponse(const std::string& message, const std::string& code) {
+  http::Response response = api::ErrorResponse(503, "unavailable_error", code, message);
+  response.headers.emplace_back("Retry-After", "1");
+  return response;
 }
 
 void HealthCheck::Answer(std::shared_ptr<http::Reply> reply) {

@@ -34,7 +34,8 @@ class HealthCheck {
   std::vector<std::shared_ptr<http::Reply>> waiting_;  // under mutex_, for the probe under way
 };
 
-// {"error":{"message","type","param","code"}} with status 503, as OpenAI has it.
-http::Response UnavailableResponse(const std::string& message);
+// 503 with Retry-After, for what another try or another replica may answer.
+http::Response UnavailableResponse(const std::string& message,
+                                   const std::string& code = "unavailable");
 
 }  // namespace kvlathe::server

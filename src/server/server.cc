@@ -101,7 +101,8 @@ void Server::Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
   // The port is open before Start knows its own members.
   if (!is_started_) return reply->Send(UnavailableResponse("the server is starting"));
   if (IsHealthRoute(request)) {
-    if (is_unready_) return reply->Send(UnavailableResponse("the server is shutting down"));
+    if (is_unready_)
+      return reply->Send(UnavailableResponse("the server is shutting down", "shutting_down"));
     return health_.Answer(std::move(reply));
   }
   if (!keys_.Allow(request)) {
@@ -116,9 +117,10 @@ void Server::Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
     return reply->Send({.body = nlohmann::json{{"version", options_.version}}.dump()});
   }
   if (refuses_all_) {
-    return Refuse(request, reply.get(),
-                  UnavailableResponse("the server is shutting down; ask another replica"),
-                  "shutting down");
+    return Refuse(
+        request, reply.get(),
+        UnavailableResponse("the server is shutting down; ask another replica", "shutting_down"),
+        "shutting down");
   }
   if (options_.logs_bodies) log_.LogBody(request);
   api_->Handle(std::move(request), std::move(reply));

@@ -46,7 +46,6 @@ struct ApiContext {
   const ChatFormat* chat_format = nullptr;  // null: the model has no chat template
   bool chat_adds_bos = false;  // the format's text holds no BOS, and the model wants one
   const ToolSupport* tool_support = nullptr;  // null: TextOnlySupport of chat_format
-  std::string chat_template;                  // its source for /tokenizer_info; empty: not told
   std::vector<std::string> model_names;       // at least one: its id, then aliases
   int64_t created = 0;                        // of the model, in seconds since 1970
   int context_tokens = 0;                     // prompt and answer together, at most

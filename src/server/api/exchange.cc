@@ -63,6 +63,12 @@ void Exchange::EndStream() {
   Close();
 }
 
+void Exchange::Fail(const ApiError& error) {
+  if (!streams_) return SendError(error);
+  WriteEvent(ErrorJson(error));
+  EndStream();
+}
+
 void Exchange::NoteError(const ApiError& error) {
   record_.error_code = error.code.empty() ? error.type : error.code;
   record_.error_message = error.message;

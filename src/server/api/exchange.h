@@ -42,6 +42,8 @@ class Exchange {
   // A comment, where nothing was written for that long.
   void PingIfIdle(double seconds);
   void EndStream();
+  // The answer is this error: all of it, or the last event of the stream.
+  void Fail(const ApiError& error);
   // Whether the answer is a stream that has not ended.
   bool streams() const { return streams_; }
 

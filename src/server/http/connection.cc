@@ -255,9 +255,7 @@ void Connection::Flush() {
 }
 
 void Connection::Write(std::string head, std::string body) {
-  out_head_ = std::move(head);
-  out_body_ = std::move(body);
-  n_out_written_ = 0;
+  output_ = {std::move(head), std::move(body)};
   is_writing_ = true;
   WriteSome();
 }
@@ -266,11 +264,11 @@ void Connection::WriteSome() {
   write_deadline_ = Clock::now() + core_->options().write_timeout;
   n_queued_bytes_ = std::numeric_limits<int>::max();
   ArmTimer();
-  const std::array<asio::const_buffer, 2> whole = {asio::buffer(out_head_),
-                                                   asio::buffer(out_body_)};
-  const size_t n_of_head = std::min(n_out_written_, out_head_.size());
+  const std::array<asio::const_buffer, 2> whole = {asio::buffer(output_.head),
+                                                   asio::buffer(output_.body)};
+  const size_t n_of_head = std::min(output_.n_written, output_.head.size());
   const std::array<asio::const_buffer, 2> rest = {whole[0] + n_of_head,
-                                                  whole[1] + (n_out_written_ - n_of_head)};
+                                                  whole[1] + (output_.n_written - n_of_head)};
   // Asio sends with MSG_NOSIGNAL: a client that is gone is an error here, and no SIGPIPE.
   socket_.async_write_some(rest,
                            [self = shared_from_this()](const error_code& error, size_t n_bytes) {
@@ -281,14 +279,13 @@ void Connection::WriteSome() {
 void Connection::OnWritten(const error_code& error, size_t n_bytes) {
   if (is_closed_) return;
   if (error) return Close();
-  n_out_written_ += n_bytes;
-  const size_t n_left = out_head_.size() + out_body_.size() - n_out_written_;
+  output_.n_written += n_bytes;
+  const size_t n_left = output_.head.size() + output_.body.size() - output_.n_written;
   if (reply_) reply_->SetUnsent(static_cast<int64_t>(n_left));
   if (n_left > 0) return WriteSome();
   is_writing_ = false;
   write_deadline_ = kNever;
-  out_head_ = std::string();
-  out_body_ = std::string();
+  output_ = {};
   if (std::exchange(ends_answer_, false)) return FinishAnswer();
   Flush();
 }

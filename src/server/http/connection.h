@@ -73,9 +73,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool is_lingering_ = false;
   bool is_closed_ = false;
 
-  std::string out_head_;  // being written, with out_body_ behind it
-  std::string out_body_;
-  size_t n_out_written_ = 0;
+  // What is being written: head, then body.
+  struct Output {
+    std::string head;
+    std::string body;
+    size_t n_written = 0;
+  };
+  Output output_;
   bool is_writing_ = false;
   int n_queued_bytes_ = 0;        // in the system, when write_deadline_ came last
   bool ends_answer_ = false;      // what is being written does

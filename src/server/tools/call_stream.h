@@ -1,12 +1,31 @@
 // The calls of one answer: what of a call that is being read is told.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "server/api/tool_support.h"
 #include "server/tools/call_scanner.h"
 
 namespace kvlathe {
+
+// A parser that looks at what is pending in steps.
+class StepwiseParser : public api::AnswerParser {
+ public:
+  api::AnswerDelta Push(std::string_view text) final {
+    api::AnswerDelta delta;
+    pending_ += text;
+    while (Advance(&delta)) {
+    }
+    return delta;
+  }
+
+ protected:
+  // One step. Whether it got any further, so that another may follow.
+  virtual bool Advance(api::AnswerDelta* delta) = 0;
+
+  std::string pending_;  // not looked at yet
+};
 
 class CallStream {
  public:

@@ -15,17 +15,9 @@ constexpr std::string_view kBlanks = " \t\r\n";
 // What may stand in front of the first call.
 constexpr std::array<std::string_view, 3> kOpenings = {"<|python_tag|>", "```json", "```"};
 
-class JsonCallParser : public api::AnswerParser {
+class JsonCallParser : public StepwiseParser {
  public:
   explicit JsonCallParser(std::set<std::string> tools) : tools_(std::move(tools)) {}
-
-  api::AnswerDelta Push(std::string_view text) override {
-    api::AnswerDelta delta;
-    pending_ += text;
-    while (Advance(&delta)) {
-    }
-    return delta;
-  }
 
   api::AnswerDelta Finish() override {
     api::AnswerDelta delta;
@@ -45,7 +37,7 @@ class JsonCallParser : public api::AnswerParser {
     kOver,     // a call ended in the middle: what follows is dropped
   };
 
-  bool Advance(api::AnswerDelta* delta) {
+  bool Advance(api::AnswerDelta* delta) override {
     if (pending_.empty()) return false;
     switch (state_) {
       case State::kStart:
@@ -136,8 +128,7 @@ class JsonCallParser : public api::AnswerParser {
 
   std::set<std::string> tools_;
   State state_ = State::kStart;
-  std::string pending_;  // not looked at yet
-  std::string raw_;      // of a call, or in front of it, as it was written
+  std::string raw_;  // of a call, or in front of it, as it was written
   bool is_list_ = false;
   bool is_opened_ = false;
   CallStream call_;

@@ -23,17 +23,9 @@ size_t PossibleBeginning(std::string_view text, std::string_view marker) {
   return 0;
 }
 
-class TaggedCallParser : public api::AnswerParser {
+class TaggedCallParser : public StepwiseParser {
  public:
   explicit TaggedCallParser(bool thinks) : state_(thinks ? State::kBeforeThoughts : State::kText) {}
-
-  api::AnswerDelta Push(std::string_view text) override {
-    api::AnswerDelta delta;
-    pending_ += text;
-    while (Advance(&delta)) {
-    }
-    return delta;
-  }
 
   api::AnswerDelta Finish() override {
     api::AnswerDelta delta;
@@ -59,7 +51,7 @@ class TaggedCallParser : public api::AnswerParser {
   };
 
   // Whether it got any further with what is pending.
-  bool Advance(api::AnswerDelta* delta) {
+  bool Advance(api::AnswerDelta* delta) override {
     if (pending_.empty()) return false;
     switch (state_) {
       case State::kBeforeThoughts:
@@ -164,7 +156,6 @@ class TaggedCallParser : public api::AnswerParser {
   }
 
   State state_;
-  std::string pending_;        // not looked at yet
   std::string blanks_;         // of content, in front of what is pending
   std::string raw_;            // the call that is read, as it was written
   bool follows_call_ = false;  // no content came since the last call

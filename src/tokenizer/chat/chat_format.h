@@ -47,6 +47,7 @@ struct ChatFormat {
   };
 
   std::string family;  // as --chat-template names it
+  std::string source;  // the template, where it was recognised; empty: the family was named
   std::string start;   // in front of everything: BOS or nothing
   Turn system;
   Turn user;

@@ -49,6 +49,7 @@ StatusOr<ChatFormat> Recognise(const std::string& path, const std::string& place
   }
   auto format = RecogniseChatTemplate(text, context);
   if (!format.ok()) return InFile(place, format.status());
+  format->source = text;
   if (!texts.tool_use.empty()) format->tools = ToolsOf(texts.tool_use, *format, context);
   return format;
 }

@@ -67,7 +67,7 @@ class ChatWriter : public AnswerWriter {
   void Begin() override;
   void Take(ChoiceEvent event) override;
   void Finish() override;
-  void Fail(const ApiError& error) override;
+  void Fail(const ApiError& error) override { exchange_->Fail(error); }
 
  private:
   struct Choice {
@@ -189,12 +189,6 @@ void ChatWriter::Finish() {
   Json json = Envelope(std::move(choices));
   json["usage"] = UsageJson(usage_);
   exchange_->Send(json);
-}
-
-void ChatWriter::Fail(const ApiError& error) {
-  if (!exchange_->streams()) return exchange_->SendError(error);
-  exchange_->WriteEvent(ErrorJson(error));
-  exchange_->EndStream();
 }
 
 Status Chat(const ServiceState& state, const ExchangePtr& exchange) {

@@ -104,29 +104,7 @@ Status ReadTools(const ServiceState& state, RequestFields* fields, ChatTask* tas
   for (const char* const old : {"functions", "function_call"}) {
     if (fields->Has(old)) return Unsupported(old, "use tools and tool_choice in its place");
   }
-  const Json* const tools = fields->Array("tools");
-  KVL_RETURN_IF_ERROR(fields->status());
-  if (tools == nullptr) return OkStatus();
-  if (std::ssize(*tools) > state.limits().max_tools) {
-    return FieldError("tools", "more than {} tools", state.limits().max_tools);
-  }
-  for (size_t i = 0; i < tools->size(); ++i) {
-    const Json& tool = (*tools)[i];
-    const std::string path = fmt::format("tools[{}]", i);
-    if (!tool.is_object()) return FieldError(path, "this is {}; give an object", KindOf(tool));
-    RequestFields of_tool(tool, path + ".");
-    const std::string type = of_tool.String("type").value_or("");
-    const Json* const function = of_tool.Object("function");
-    KVL_RETURN_IF_ERROR(of_tool.status());
-    if (type != "function") {
-      return Unsupported(of_tool.PathOf("type"),
-                         fmt::format("only function is supported, not '{}'", type));
-    }
-    if (function == nullptr) return FieldError(of_tool.PathOf("function"), "it is missing");
-    KVL_ASSIGN_OR_RETURN(ToolDefinition definition, ReadFunction(*function, path + ".function"));
-    task->tools.push_back(std::move(definition));
-  }
-  return OkStatus();
+  return ReadToolList(state, ToolShape::kNested, fields, task);
 }
 
 Status ReadChatToolChoice(RequestFields* fields, ChatTask* task) {
@@ -192,6 +170,38 @@ StatusOr<ToolDefinition> ReadFunction(const Json& function, const std::string& p
   if (parameters != nullptr) plain["parameters"] = *parameters;
   definition.json = {{"type", "function"}, {"function", std::move(plain)}};
   return definition;
+}
+
+Status ReadToolList(const ServiceState& state, ToolShape shape, RequestFields* fields,
+                    ChatTask* task) {
+  const Json* const tools = fields->Array("tools");
+  KVL_RETURN_IF_ERROR(fields->status());
+  if (tools == nullptr) return OkStatus();
+  if (std::ssize(*tools) > state.limits().max_tools) {
+    return FieldError("tools", "more than {} tools", state.limits().max_tools);
+  }
+  for (size_t i = 0; i < tools->size(); ++i) {
+    const Json& tool = (*tools)[i];
+    std::string path = fmt::format("tools[{}]", i);
+    if (!tool.is_object()) return FieldError(path, "this is {}; give an object", KindOf(tool));
+    RequestFields of_tool(tool, path + ".");
+    const std::string type = of_tool.String("type").value_or("");
+    KVL_RETURN_IF_ERROR(of_tool.status());
+    if (type != "function") {
+      return Unsupported(of_tool.PathOf("type"),
+                         fmt::format("only function is supported, not '{}'", type));
+    }
+    const Json* function = &tool;
+    if (shape == ToolShape::kNested) {
+      function = of_tool.Object("function");
+      KVL_RETURN_IF_ERROR(of_tool.status());
+      path = of_tool.PathOf("function");
+      if (function == nullptr) return FieldError(path, "it is missing");
+    }
+    KVL_ASSIGN_OR_RETURN(ToolDefinition definition, ReadFunction(*function, path));
+    task->tools.push_back(std::move(definition));
+  }
+  return OkStatus();
 }
 
 Status SetToolChoice(const Json* choice, std::optional<std::string> named, ChatTask* task) {

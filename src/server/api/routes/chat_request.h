@@ -17,6 +17,11 @@ StatusOr<std::string> ReadContent(const Json* content, const std::string& path,
 
 // One function: name, description, parameters and strict. `path` is of `function`.
 StatusOr<ToolDefinition> ReadFunction(const Json& function, const std::string& path);
+// The field "tools" of a request, each {"type": "function"} with what describes the function in
+// `function` (chat) or beside the type (responses).
+enum class ToolShape { kNested, kFlat };
+Status ReadToolList(const ServiceState& state, ToolShape shape, RequestFields* fields,
+                    ChatTask* task);
 // "none", "auto" or "required"; `named` is the name in an object, if it was one. Checks that it
 // goes with the tools, and drops them for "none".
 Status SetToolChoice(const Json* choice, std::optional<std::string> named, ChatTask* task);

@@ -164,7 +164,7 @@ class CompletionWriter : public AnswerWriter {
   }
   void Take(ChoiceEvent event) override;
   void Finish() override;
-  void Fail(const ApiError& error) override;
+  void Fail(const ApiError& error) override { exchange_->Fail(error); }
 
  private:
   struct Choice {
@@ -239,12 +239,6 @@ void CompletionWriter::Finish() {
   Json json = Envelope(std::move(choices));
   json["usage"] = UsageJson(usage_);
   exchange_->Send(json);
-}
-
-void CompletionWriter::Fail(const ApiError& error) {
-  if (!exchange_->streams()) return exchange_->SendError(error);
-  exchange_->WriteEvent(ErrorJson(error));
-  exchange_->EndStream();
 }
 
 std::vector<ChoicePlan> PlanChoices(const ServiceState& state, const CompletionRequest& request) {

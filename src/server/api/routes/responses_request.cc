@@ -122,28 +122,8 @@ Status ReadInput(const ServiceState& state, RequestFields* fields, ChatTask* tas
 }
 
 Status ReadTools(const ServiceState& state, RequestFields* fields, ResponsesRequest* request) {
-  const Json* const tools = fields->Array("tools");
-  KVL_RETURN_IF_ERROR(fields->status());
-  if (tools != nullptr) {
-    if (std::ssize(*tools) > state.limits().max_tools) {
-      return FieldError("tools", "more than {} tools", state.limits().max_tools);
-    }
-    request->tools = *tools;
-    for (size_t i = 0; i < tools->size(); ++i) {
-      const Json& tool = (*tools)[i];
-      const std::string path = fmt::format("tools[{}]", i);
-      if (!tool.is_object()) return FieldError(path, "this is {}; give an object", KindOf(tool));
-      RequestFields of_tool(tool, path + ".");
-      const std::string type = of_tool.String("type").value_or("");
-      KVL_RETURN_IF_ERROR(of_tool.status());
-      if (type != "function") {
-        return Unsupported(of_tool.PathOf("type"),
-                           fmt::format("only function is supported, not '{}'", type));
-      }
-      KVL_ASSIGN_OR_RETURN(ToolDefinition definition, ReadFunction(tool, path));
-      request->task.tools.push_back(std::move(definition));
-    }
-  }
+  KVL_RETURN_IF_ERROR(ReadToolList(state, ToolShape::kFlat, fields, &request->task));
+  if (const Json* const tools = fields->Find("tools")) request->tools = *tools;
   const Json* const choice = fields->Find("tool_choice");
   if (choice == nullptr) return SetToolChoice(nullptr, std::nullopt, &request->task);
   request->tool_choice = *choice;

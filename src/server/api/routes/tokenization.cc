@@ -109,7 +109,8 @@ void HandleTokenizerInfo(const ServiceState& state, const ExchangePtr& exchange)
   const auto text_of = [&](const std::optional<int32_t>& id) {
     return id ? Json(tokenizer.TokenBytes(*id, /*keep_special=*/true)) : Json(nullptr);
   };
-  const std::string& chat_template = state.context().chat_template;
+  const ChatFormat* const format = state.context().chat_format;
+  const std::string chat_template = format == nullptr ? "" : format->source;
   exchange->Send({{"bos_token", text_of(tokenizer.bos_id())},
                   {"eos_token", text_of(tokenizer.eos_id())},
                   {"pad_token", nullptr},
