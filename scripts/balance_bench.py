@@ -18,10 +18,13 @@ import subprocess
 import sys
 import tempfile
 
+from results_parts import provenance, store
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WAYS = ["roundrobin", "leastconn", "shortest-queue"]
 FIGURES = ["mean_normalized_latency_ms", "p90_normalized_latency_ms", "p99_normalized_latency_ms", "median_ttft_ms", "p99_ttft_ms",
            "request_throughput", "failed"]
+SETTINGS = ["replicas", "rounds", "requests", "prompt_tokens", "answer_tokens", "long_share", "long_factor", "seed", "words"]
 
 
 def write_requests(path, options):
@@ -81,9 +84,17 @@ def parse_options():
     parser.add_argument("--long-factor", type=int, default=14)
     parser.add_argument("--vocab", type=int, default=4000, help="token ids of prompts are below it")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", help="file for the rows")
+    parser.add_argument("--json", help="file for the rows, written behind each rate")
+    parser.add_argument("--commit", help="that the program was built from")
+    parser.add_argument("--allow-dirty", action="store_true")
     parser.add_argument("words", nargs="*", help="for kvlathe serve, behind --")
     return parser.parse_args()
+
+
+def save(options, rows):
+    settings = {"model": pathlib.Path(options.model).name, **{name: getattr(options, name) for name in SETTINGS}}
+    run = provenance.run_facts(*provenance.commit_of(ROOT, options.commit, options.allow_dirty))
+    store.write_whole(pathlib.Path(options.json), json.dumps({"settings": settings, "run": run, "rows": rows}, indent=1) + "\n")
 
 
 def main():
@@ -99,8 +110,8 @@ def main():
                     row = measure(options, way, rate, requests)
                     rows.append(row)
                     print("  ".join([f"{way:14}", f"{rate:6g}", *(f"{row[figure]:{len(figure)}.4g}" for figure in FIGURES)]), flush=True)
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps({"options": {k: str(v) for k, v in vars(options).items()}, "rows": rows}, indent=1))
+            if options.json:
+                save(options, rows)
 
 
 if __name__ == "__main__":

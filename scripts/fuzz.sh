@@ -11,7 +11,7 @@ seconds=${2:-60}
 
 # sources FOLDERS...: their code, without tests, references and benchmarks.
 sources() {
-  find "${@/#/src/}" -name '*.cc' | grep -v -E '_(test|fuzz|bench|ref|ref_read|reference|problem|emulated)\.cc$' | sort
+  find "${@/#/src/}" -name '*.cc' | grep -v -E '_(test|fixture|fuzz|bench|ref|ref_read|reference|problem|emulated)\.cc$' | sort
 }
 
 libraries=""
@@ -31,8 +31,8 @@ case $target in
   api)
     list="$(sources base tensor io format device analysis kernels kv plan attention backend model engine server/api)
       src/server/api/api_fuzz.cc src/tokenizer/streaming.cc src/tokenizer/utf8.cc src/tokenizer/chat/chat_ends.cc
-      src/tokenizer/chat/chat_families.cc src/tokenizer/chat/chat_format.cc"
-    libraries="-ldnnl -lgomp -lpthread -labsl_cord" ;;
+      src/tokenizer/chat/chat_families.cc src/tokenizer/chat/chat_format.cc src/tokenizer/chat/tool_format.cc"
+    libraries="-ldnnl -lgomp -lpthread -labsl_cord -lutf8proc" ;;
   attend_packed)
     list="src/kernels/cpu/attend/attend_packed_fuzz.cc $(sources kernels | grep -e /attend/)
       $(sources base tensor format)" ;;

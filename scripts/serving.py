@@ -93,8 +93,12 @@ class Experiment:
         """Of the uncompressed cache."""
         if self.options.kv_bytes_per_token:
             return self.options.kv_bytes_per_token
-        model = ("--random-model" if self.options.model.endswith(".json") else "-m", self.options.model)
-        kv = self.call("inspect", *model, "--kv", "none")["kv_bytes"]
+        if self.options.model.endswith(".json"):
+            config = json.loads(pathlib.Path(self.options.model).read_text(encoding="utf-8"))
+            n_heads = config["num_attention_heads"]
+            head_dim = config.get("head_dim") or config["hidden_size"] // n_heads
+            return 2 * 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", n_heads) * head_dim
+        kv = self.call("inspect", "-m", self.options.model, "--kv", "none")["kv_bytes"]
         return kv["total"] / kv["context"]
 
     def measure_base(self, workload):
@@ -215,7 +219,7 @@ def parse_arguments():
     run.add_argument("--clients", type=int, default=16)
     run.add_argument("--sequences", type=float, default=4, help="requests of mean length that the KV memory holds uncompressed")
     run.add_argument("--slo-factor", type=float, default=10, help="the bound, over the latency of one client alone")
-    run.add_argument("--kv-bytes-per-token", type=float, help="of the uncompressed cache (default: by kvlathe inspect)")
+    run.add_argument("--kv-bytes-per-token", type=float, help="of the uncompressed cache (default: by kvlathe inspect, or the shape)")
     run.add_argument("--seed", type=int, default=1)
     run.add_argument("--text", default=str(ROOT / "share/calibration.txt"), help="prompts are cut from it")
     run.add_argument("--serve-arguments", default="", help="more of kvlathe serve, such as '-t 2'")

@@ -15,10 +15,11 @@ START_SECONDS = 120
 class Server:
     """Use as a context manager. `log` has the lines that it wrote, those of JSON parsed."""
 
-    def __init__(self, kvlathe, *arguments, environment=None):
+    def __init__(self, kvlathe, *arguments, environment=None, patience=60):
         command = [str(kvlathe), "serve", "--port", "0", *map(str, arguments)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         env=dict(os.environ, **(environment or {})))
+        self.patience = patience  # seconds that an answer may take
         self.log, self._listening = [], queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -53,8 +54,8 @@ class Server:
         self.process.stderr.close()
         self.process.stdout.close()
 
-    def connect(self, timeout=60):
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+    def connect(self, timeout=None):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout or self.patience)
 
     def ask(self, method, path, body=None, headers=None):
         """(status, parsed body, headers)"""

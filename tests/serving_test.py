@@ -16,6 +16,7 @@ import cli_support
 
 HERE = pathlib.Path(__file__).resolve().parent
 SCRIPT = HERE.parent / "scripts/serving.py"
+FIGURES = ("mean_normalized_latency_ms", "p90_normalized_latency_ms", "p99_normalized_latency_ms", "p99_ttft_ms")
 
 
 class ServingCase(cli_support.CommandLineCase):
@@ -31,6 +32,30 @@ class ServingCase(cli_support.CommandLineCase):
         return ["run", "none.gguf", "--out", self.folder / "out.json", "--kvlathe", cli_support.KVLATHE, "--kv", "",
                 "--workload", "imdb:128", "--clients", 4, "--sequences", 6, "--seconds", 0.3, "--slo-factor", 8, "--kv-bytes-per-token", 1000,
                 "--commit", "abc", *peers, *more]
+
+    def check_documents(self, data):
+        """A document gets its table and its figures from the file, and the balancer's rows from theirs."""
+        results = self.folder / "tree/docs/results"
+        (results / "serving").mkdir(parents=True)
+        (results / "serving/out.json").write_text(json.dumps(data))
+        rows = [{"balance": way, "rate": 2.0, **dict.fromkeys(FIGURES, figure)}
+                for way, figures in (("roundrobin", (9, 3, 4)), ("shortest-queue", (1, 2, 2.5))) for figure in figures]
+        (results / "serving/replicas.json").write_text(json.dumps({"rows": rows}))
+        page = results / "serving.md"
+        page.write_text("<!-- results: serving/out imdb:128 -->\n<!-- end -->\n<!-- results: serving/replicas balance -->\n<!-- end -->\n"
+                        "<!--= serving/out imdb:128 four relative --><!-- -->\n")
+        command = [sys.executable, "-B", str(SCRIPT.with_name("results.py")), "--root", str(results.parent.parent), "fill", str(page)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        text = page.read_text()
+        self.assertIn("| `dead` | - | - | failed: no such model | |", text)
+        self.assertIn("| 2 | roundrobin | 4 | 4 | 4 | 4 |", text)
+        self.assertIn("| 2 | shortest-queue | 2 | 2 | 2 | 2 |", text)
+        self.assertRegex(text, r"relative -->(>=? )?[1-9]\d?\.\d\d<!-- -->")
+        page.write_text("<!--= serving/out imdb:128 dead rate --><!-- -->")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("serving/out has no result of imdb:128 with dead", done.stderr)
 
     def test_what_serves_more_at_once_bears_a_higher_rate(self):
         status, _, said = self.serving(*self.arguments())
@@ -64,6 +89,7 @@ class ServingCase(cli_support.CommandLineCase):
         self.assertRegex(table, r"\| `one` \| - \| - \| (< )?[\d.]+ \| (1\.00|-) \|")
         self.assertIn("| `dead` | - | - | failed: no such model | |", table)
         self.assertRegex(table, r"\| `four` \| 50\.0 \| 0\.2500 \* \| (>= )?[\d.]+ \| (>=? )?[1-9]\d?\.\d\d \|")
+        self.check_documents(data)
         status, _, said = self.serving("plot", self.folder / "out.json", "--folder", self.folder, "--kvlathe", cli_support.KVLATHE)
         self.assertEqual(status, 0, said)
         drawn = xml.etree.ElementTree.parse(self.folder / "imdb-128.svg").getroot()

@@ -6,13 +6,15 @@ A table stands between two lines, and is written anew:
 NAME is that of docs/results/NAME.json; BLOCK is main, kept, beaten, provenance, tasks, needle, undecided or a part (quality,
 tasks/piqa). A figure stands in a sentence:
     a KL of <!--= NAME PART KV FIELD -->0.0022<!-- -->
-with FIELD one of those in view.py: size, smaller, perplexity, change, kl, score and so on.
+with FIELD one of those in view.py: size, smaller, perplexity, change, kl, score and so on. What NAME is for serving experiments,
+serving_view.py says.
 """
 
 import pathlib
 import re
 
 from .page import block_lines, page_text
+from .serving_view import ServingView
 from .store import ResultsError, Store, write_whole
 from .view import View
 
@@ -34,7 +36,7 @@ class Views:
             path = self.root / "docs/results" / f"{name}.json"
             if not path.exists():
                 raise ResultsError(f"there is no docs/results/{name}.json")
-            self.by_name[name] = View(Store(path))
+            self.by_name[name] = ServingView(path, name) if name.startswith("serving/") else View(Store(path))
         return self.by_name[name]
 
 
@@ -59,7 +61,9 @@ def filled(text, views):
                     raise ResultsError(f"no line {END} behind it") from None
                 if any(BLOCK.match(line) for line in lines[at + 1:end]):
                     raise ResultsError(f"no line {END} before the next block")
-                out += [lines[at], "", *block_lines(views[block[1]], block[2]), END]
+                view = views[block[1]]
+                table = view.block_lines(block[2]) if isinstance(view, ServingView) else block_lines(view, block[2])
+                out += [lines[at], "", *table, END]
                 at = end
             else:
                 out.append(FIGURE.sub(lambda found: f"<!--= {found[1]} -->{figure_of(views, found[1])}<!-- -->", lines[at]))

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -89,6 +90,48 @@ TEST_F(LevelsTest, EachGeneratesWhatItDoesAloneAlsoThroughPreemption) {
     n_bytes.insert(Run({of_level}, kRoomy)[0].kv_bytes.total());
   }
   EXPECT_EQ(n_bytes.size(), 3u);
+}
+
+// Threads come and go on every level while memory is short; what is not cancelled is what it would
+// be alone.
+TEST_F(LevelsTest, ThreadsThatSubmitAndCancelDisturbNobody) {
+  constexpr int kThreads = 4, kRounds = 3;
+  const std::vector<Request> requests = MixedRequests();
+  std::vector<std::vector<int32_t>> alone;
+  for (const Request& r : requests) alone.push_back(Run({r}, kRoomy)[0].tokens);
+  BlockPool pool(PeakSequenceBytes(levels_[0]->layout(), 500, 512, 340) * 3 / 2);
+  Engine engine(levels_, &pool, {.max_batch_tokens = 64});
+  std::atomic<int> n_left = kThreads, n_whole = 0, n_cancelled = 0, n_preemptions = 0;
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      Random random(thread);
+      for (size_t i = 0; i < kRounds * requests.size(); ++i) {
+        const size_t which = random.Below(requests.size());
+        const auto end = [&, which](auto, const RequestOutcome& o) {
+          n_preemptions += o.n_preemptions;
+          if (o.finish_reason == FinishReason::kCancelled) {
+            ++n_cancelled;
+            return;
+          }
+          EXPECT_EQ(o.tokens, alone[which]) << which;
+          ++n_whole;
+        };
+        const auto id = engine.Submit(requests[which], nullptr, end);
+        ASSERT_TRUE(id.ok()) << id.status();
+        for (int wait = random.Below(2000); wait > 0; --wait) std::this_thread::yield();
+        if (random.Below(3) == 0) engine.Cancel(*id);
+      }
+      --n_left;
+    });
+  }
+  while (n_left > 0 || engine.n_running() + engine.n_waiting() > 0) engine.Step();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(n_whole + n_cancelled, static_cast<int>(kThreads * kRounds * requests.size()));
+  EXPECT_GT(n_whole, 0);
+  EXPECT_GT(n_cancelled, 0);
+  EXPECT_GT(n_preemptions, 0);
+  EXPECT_EQ(pool.usage().used_bytes, 0);
 }
 
 TEST_F(LevelsTest, RefusesALevelThatIsNotThereAndASessionOfAnother) {

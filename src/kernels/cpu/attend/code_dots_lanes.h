@@ -161,7 +161,7 @@ template <int kColumn, int kBits, int kRows>
 KVL_INLINE void AddKeyDots(const UnitReader<kBits>& reader, const std::byte* codes, int64_t ahead,
                            int n_channels, int part, const int16_t* weights,
                            DotSums<kRows, 2>* sums) {
-  constexpr int kLines = reader.kLines, kHalf = reader.kHalf;
+  constexpr int kLines = UnitReader<kBits>::kLines, kHalf = UnitReader<kBits>::kHalf;
   constexpr int kPairs = kLines >= 4 ? kLines / 4 : 1;
   for (int pair = 0; pair < n_channels / 2; pair += kPairs, weights += 2 * kPairs) {
     PrefetchLine(codes + ahead);
@@ -196,7 +196,7 @@ KVL_INLINE void AddValueDots(const Reader& reader, const std::byte* codes, int64
                              int64_t ahead, const int16_t* weights, LineSums<kRows>* sums) {
   for (int pair = 0; pair < kBlockSize / 2; pair += reader.kLines) {
     PrefetchLine(codes + ahead);
-    Unroll<reader.kHalf>([&](auto line) KVL_PART {
+    Unroll<Reader::kHalf>([&](auto line) KVL_PART {
       IntVec first[kLineParts], second[kLineParts];
       Unroll<kLineParts>([&](auto part) KVL_PART {
         const TwoLines lines = reader.Lines(codes, line.value, part.value);

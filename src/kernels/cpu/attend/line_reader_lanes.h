@@ -177,6 +177,7 @@ KVL_INLINE void ForEachVector(const PackedSideView& side, const std::byte* block
   for (int i = 0; i < side.n_segments; ++i) {
     const CodeSegment& segment = side.segments[i];
     WithReader(segment, [&](const auto& reader) KVL_PART {
+      constexpr int kHalf = std::remove_cvref_t<decltype(reader)>::kHalf;
       const std::byte* codes = block + segment.codes;
       const int columns = segment.n_channels / 16;                // V
       const int64_t step = kIsKey ? 32 : int64_t{2} * side.rank;  // from line to line
@@ -184,12 +185,12 @@ KVL_INLINE void ForEachVector(const PackedSideView& side, const std::byte* block
         const int64_t first = kIsKey ? kBlockSize * segment.first + 32 * group * reader.kLines
                                      : step * (group / columns * reader.kLines) +
                                            2 * segment.first + 32 * (group % columns);
-        Unroll<reader.kHalf>([&](auto line) KVL_PART {
+        Unroll<kHalf>([&](auto line) KVL_PART {
           Unroll<kLineParts>([&](auto part) KVL_PART {
             const TwoLines lines = reader.Lines(codes, line.value, part.value);
             const int64_t offset = first + step * line.value + 2 * kLanes * part.value;
             f(offset, lines.first);
-            f(offset + step * reader.kHalf, lines.second);
+            f(offset + step * kHalf, lines.second);
           });
         });
         codes += reader.kBytes;
