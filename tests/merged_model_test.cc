@@ -36,7 +36,7 @@ constexpr int kSealedTokens = 480;  // enough to seal behind the prompt as well
 
 constexpr ReferenceDmc kCode;  // as the released code decides
 constexpr ReferenceDmc kPaper = {
-    .is_last = false, .offset = 0, .epsilon = 0, .zeroes_after_rope = false};
+    .is_last = false, .offset = 0, .weight_offset = 1.5, .epsilon = 0, .zeroes_after_rope = false};
 
 struct Case {
   const char* spec;

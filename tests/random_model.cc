@@ -62,6 +62,7 @@ nlohmann::json LlamaLikeConfig(const RandomModelShape& s) {
   if (s.dmc.has_value()) {
     config["dmc"] = {{"channel", s.dmc->is_last ? "last" : "first"},
                      {"offset", s.dmc->offset},
+                     {"weight_offset", s.dmc->weight_offset},
                      {"epsilon", s.dmc->epsilon},
                      {"zero_after_rope", s.dmc->zeroes_after_rope}};
   }
@@ -174,7 +175,7 @@ class Writer {
       }
     };
     set(attention + "k_proj.bias", s_.n_kv_heads, s_.dmc->offset + 0.5);
-    set(attention + "q_proj.bias", s_.n_heads, -s_.dmc->offset);
+    set(attention + "q_proj.bias", s_.n_heads, -s_.dmc->weight_offset);
   }
 
   void DrawLlamaLike() {

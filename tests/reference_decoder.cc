@@ -202,7 +202,7 @@ KeyValue Merge(const ReferenceModel& m, const ReferenceMerging& merging, const Q
   } else {
     const Decision decision = DecisionOf(m, qkv, g);
     joins = decision.key - m.dmc->offset > 0;
-    weight = 1 / (1 + std::exp(-(decision.query + m.dmc->offset))) + m.dmc->epsilon;
+    weight = 1 / (1 + std::exp(-(decision.query + m.dmc->weight_offset))) + m.dmc->epsilon;
   }
   if (!joins) open->clear();
   open->push_back(

@@ -29,7 +29,7 @@ struct ReferenceRope {
 // A model that decides which positions merge (docs/methods/dmc.md).
 struct ReferenceDmc {
   bool is_last = true;  // channel of the decisions: last or first
-  double offset = 5, epsilon = 0.0078125;
+  double offset = 5, weight_offset = 5, epsilon = 0.0078125;
   bool zeroes_after_rope = true;
 };
 

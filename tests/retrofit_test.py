@@ -153,6 +153,38 @@ class Retrofit(unittest.TestCase):
         self.check_in_the_engine("gpt2")
         self.check_fisher_ranks(self.root / "gpt2", f"{DATA}/calibration.txt")
 
+    def test_dmc_learns_to_merge_and_the_engine_merges(self):
+        """A short base, then all three stages; what is kept in training and in the engine is about what was asked for."""
+        recipe = json.loads(json.dumps(RECIPE))
+        recipe["training"]["total_tokens"] = 400000
+        base, path = self.root / "base", self.root / "base.json"
+        path.write_text(json.dumps(recipe))
+        kvlathe("retrofit", "pretrain", "--recipe", path, "--corpus", self.root / "corpus", "--out", base)
+        kvlathe("retrofit", "gqa", "-m", base, "--kv-heads", 2, "--out", self.root / "wide")
+        self.assertEqual(json.loads((self.root / "wide/config.json").read_text())["num_key_value_heads"], 2)
+        recipe["training"].pop("model")
+        recipe["training"]["optimizer"] = {"learning_rate": 0.003, "final_share": 0.1}
+        recipe["training"]["dmc"] = {"compression": 2, "save_at": [1.5], "zero_out_steps": 10, "ramp_steps": 80, "solidify_steps": 20}
+        path = self.root / "dmc.json"
+        path.write_text(json.dumps(recipe))
+        command = ("retrofit", "dmc", "--recipe", path, "--corpus", self.root / "corpus", "--out", self.root / "dmc")
+        kvlathe(*command, "-m", base)
+        self.assertTrue((self.root / "dmc/ramp/cr-1.5.pt").exists())
+        kept = float(self.curve("dmc/cr-2")[-1]["kept_share"])
+        self.assertLess(kept, 0.6)
+        config = json.loads((self.root / "dmc/cr-2/config.json").read_text())["dmc"]
+        self.assertEqual((config["channel"], config["offset"]), ("last", 5))
+        whole, merged = (json.loads(kvlathe("eval", "-m", self.root / "dmc/cr-2", "--perplexity", f"{DATA}/sample.txt", "--kv", kv,
+                                            "--json").stdout) for kv in ("none", "dmc(sink=0)"))
+        # Merging changes what a trained model says by little, though half of the entries are gone.
+        self.assertNotEqual(merged["bits_per_byte"], whole["bits_per_byte"])
+        self.assertLess(merged["bits_per_byte"], whole["bits_per_byte"] + 0.5)
+        # Another CR needs its checkpoint, and another model its own shape.
+        error = kvlathe(*command, "-m", base, "--stage", "solidify", "--compression", 3, expect=1).stderr
+        self.assertIn("ramp/cr-3.pt: not there", error)
+        error = kvlathe(*command, "-m", base, "--compression", 0.5, expect=2).stderr
+        self.assertIn("--compression", error)
+
     def test_goes_on_after_an_interruption(self):
         process = subprocess.Popen([KVLATHE, *map(str, self.pretrain("cut", "--checkpoint-minutes", 0.001))],
                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -26,7 +26,7 @@ constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 ModelConfig MergingConfig() {
   ModelConfig c = SmallConfig();
-  c.dmc = DmcConfig{.offset = 0};  // random weights merge half of the positions
+  c.dmc = DmcConfig{.offset = 0, .weight_offset = 0};  // random weights merge half of the positions
   return c;
 }
 

@@ -19,7 +19,7 @@ namespace {
 
 ModelConfig MergingConfig() {
   ModelConfig c = SmallConfig();
-  c.dmc = DmcConfig{.offset = 0};  // random weights merge half of the positions
+  c.dmc = DmcConfig{.offset = 0, .weight_offset = 0};  // random weights merge half of the positions
   return c;
 }
 

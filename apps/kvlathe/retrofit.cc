@@ -204,6 +204,11 @@ void AddRetrofitVerb(Verbs* verbs) {
   AddFisherVerb(retrofit, verbs);
   AddTrainerVerb(retrofit, verbs, "pretrain",
                  "Train a model on a corpus; interrupted, the same command goes on");
+  AddTrainerVerb(retrofit, verbs, "gqa",
+                 "Change the number of KV heads: means of W_K and W_V, or copies");
+  AddTrainerVerb(retrofit, verbs, "dmc",
+                 "Teach a model to merge entries of its cache; interrupted, the same command goes "
+                 "on");
 }
 
 }  // namespace kvlathe

@@ -32,6 +32,8 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   RetrofitVerbs verbs{&app, nullptr};
   AddPretrainVerb(&verbs);
+  AddDmcVerb(&verbs);
+  AddGqaVerb(&verbs);
   AddFisherVerb(&verbs);
   try {
     app.parse(argc, argv);

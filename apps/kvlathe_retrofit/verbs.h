@@ -16,7 +16,9 @@ struct RetrofitVerbs {
                 std::function<Status()> run);
 };
 
+void AddGqaVerb(RetrofitVerbs* verbs);
 void AddPretrainVerb(RetrofitVerbs* verbs);
+void AddDmcVerb(RetrofitVerbs* verbs);
 void AddFisherVerb(RetrofitVerbs* verbs);
 
 }  // namespace kvlathe

@@ -5,6 +5,9 @@
 #include <cmath>
 
 #include "evaluation/bench/bench_model.h"
+#include "kv/quantizer/method.h"
+#include "kv/retention/method.h"
+#include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
@@ -236,6 +239,20 @@ TEST_F(QualityTest, BenchModelCountsTokensPerSecond) {
   EXPECT_LE(row->n_fit * row->kv_bytes / 2, 64 << 20);
   EXPECT_EQ(row->longest_prompt, 512);
   EXPECT_FALSE(BenchModel(model.get(), "fdc", {.n_prompt = 600}, 1, 64 << 20).ok());
+}
+
+// What merges is merged in the depth too.
+TEST_F(QualityTest, BenchModelFillsByMerging) {
+  const auto bytes_of = [&](const char* spec) {
+    auto model = CreateModel(weights_, PartsOf(*Spec::Parse(spec), nullptr), &threads_, Isa::kScalar);
+    EXPECT_TRUE(model.ok()) << model.status();
+    auto row = BenchModel(model->get(), spec, {.n_gen = 1, .n_depth = 511}, 1, 64 << 20);
+    EXPECT_TRUE(row.ok()) << row.status();
+    return row->kv_bytes;
+  };
+  const int64_t whole = bytes_of("none");
+  // 512 positions become 4 + 127 entries, and the newest has its sums.
+  EXPECT_LT(bytes_of("pool(n=4)"), whole * 2 / 5);
 }
 
 TEST_F(QualityTest, BenchModelKnowsWhatMemoryAndProductsAllow) {

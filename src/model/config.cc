@@ -47,10 +47,13 @@ Status ReadDmc(const json& config, const std::string& where, ModelConfig* c) {
   dmc.is_last = channel == "last";
   KVL_ASSIGN_OR_RETURN(const double offset,
                        fields.NumberOr("offset", dmc.is_last ? 5 : 0, -100, 100));
+  KVL_ASSIGN_OR_RETURN(const double weight_offset,
+                       fields.NumberOr("weight_offset", offset, -100, 100));
   KVL_ASSIGN_OR_RETURN(const double epsilon,
                        fields.NumberOr("epsilon", dmc.is_last ? 0.0078125 : 0, 0, 1));
   KVL_ASSIGN_OR_RETURN(dmc.zeroes_after_rope, fields.BoolOr("zero_after_rope", dmc.is_last));
   dmc.offset = static_cast<float>(offset);
+  dmc.weight_offset = static_cast<float>(weight_offset);
   dmc.epsilon = static_cast<float>(epsilon);
   c->dmc = dmc;
   return OkStatus();

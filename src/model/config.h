@@ -85,7 +85,8 @@ enum class WeightLayout {
 // same channel of the queries how much it counts there. It takes no part in attention.
 struct DmcConfig {
   bool is_last = true;  // channel head_dim - 1, as in the released code; or 0 (paper)
-  float offset = 5;     // joins: k - offset > 0; counts: sigmoid(q + offset) + epsilon
+  float offset = 5;         // joins: k - offset > 0
+  float weight_offset = 5;  // counts: sigmoid(q + weight_offset) + epsilon
   float epsilon = 0.0078125f;
   bool zeroes_after_rope = true;  // what RoPE turned into the channel goes as well
 };

@@ -420,6 +420,7 @@ TEST(ModelConfig, ReadsWhatARetrofitLeft) {
   EXPECT_TRUE(c->dmc->is_last);
   EXPECT_TRUE(c->dmc->zeroes_after_rope);
   EXPECT_EQ(c->dmc->offset, 5);
+  EXPECT_EQ(c->dmc->weight_offset, 5);
   EXPECT_EQ(c->dmc->epsilon, 0.0078125f);
   const std::string positions = c->DescribePositions();
   json["dmc"] = {{"channel", "first"}};

@@ -38,6 +38,16 @@ struct ForwardProfile {
   double seal = 0;       // plain blocks to codes, scales and repairs
   double prune = 0;      // choosing entries and closing their gaps
   double other = 0;      // norms, gates, embedding
+
+  // Times `sign`.
+  void Add(const ForwardProfile& more, double sign = 1) {
+    for (double ForwardProfile::*part :
+         {&ForwardProfile::linear, &ForwardProfile::rotate, &ForwardProfile::append,
+          &ForwardProfile::attention, &ForwardProfile::seal, &ForwardProfile::prune,
+          &ForwardProfile::other}) {
+      this->*part += sign * more.*part;
+    }
+  }
 };
 
 // The sequences of a step: which of them have failed, and which end a run that is to be sealed.

@@ -260,7 +260,7 @@ ModelConfig WindowedConfig() {
 ModelConfig MergingConfig() {
   ModelConfig c = SmallConfig();
   c.n_kv_heads = c.n_heads;
-  c.dmc = DmcConfig{.offset = 0};
+  c.dmc = DmcConfig{.offset = 0, .weight_offset = 0};
   return c;
 }
 

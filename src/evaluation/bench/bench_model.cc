@@ -73,13 +73,26 @@ Status EndRandomStep(Model* model, SequenceCache* cache) {
   return OkStatus();
 }
 
-// A cache of n_depth random positions, sealed as a prompt of them and n_prompt more would be.
+std::vector<int32_t> RandomTokens(int n, int vocab_size, uint64_t seed) {
+  Random random(seed);
+  std::vector<int32_t> tokens(n);
+  for (int32_t& id : tokens) id = static_cast<int32_t>(random.Below(vocab_size));
+  return tokens;
+}
+
+// A cache of n_depth random positions, sealed as a prompt of them and n_prompt more would be. Where
+// positions merge, what is held depends on what the model decides: they are read like a prompt.
 StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(Model* model, BlockPool* pool, int n_depth,
                                                       int n_prompt, uint64_t seed) {
   const CacheLayout& layout = model->layout();
   auto cache = std::make_unique<SequenceCache>(&layout, pool);
   if (n_depth == 0) return cache;
   cache->set_n_prompt(int64_t{n_depth} + n_prompt);
+  if (layout.MergesEntries()) {
+    KVL_RETURN_IF_ERROR(
+        Prefill(model, cache.get(), RandomTokens(n_depth, model->config().vocab_size, seed)));
+    return cache;
+  }
   // In steps, for a window to give back what it leaves behind, and to the end of each run.
   for (int64_t n_left = n_depth; n_left > 0;) {
     const int64_t n = std::min({n_left, int64_t{kBlockSize}, cache->max_step()});
@@ -170,24 +183,24 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
     return Error(StatusCode::kInvalidArgument, "{}: {} positions exceed the model's context of {}",
                  TestName(test), int64_t{test.n_depth} + n_tokens, c.max_seq_len);
   }
-  Random random(1);
-  std::vector<int32_t> tokens(n_tokens);
-  for (int32_t& id : tokens) id = static_cast<int32_t>(random.Below(c.vocab_size));
-
+  const std::vector<int32_t> tokens = RandomTokens(n_tokens, c.vocab_size, 1);
   BlockPool pool(kv_budget_bytes);
   std::vector<double> speeds;
-  double filling_seal = 0;  // sealing what stands for the depth, which is no part of a run
+  ForwardProfile filling;  // what stands for the depth, which is no part of a run
   ModelBenchRow row{.test = test, .kv = kv};
   for (int repetition = -1; repetition < n_repetitions; ++repetition) {
     if (repetition == 0) model->ResetProfile();
-    const double seal_before = model->profile().seal;
+    const ForwardProfile before = model->profile();
     Caches caches;
     for (int s = 0; s < test.n_parallel; ++s) {
       KVL_ASSIGN_OR_RETURN(auto cache,
                            CacheOfDepth(model, &pool, test.n_depth, test.n_prompt, 7919 * (s + 1)));
       caches.push_back(std::move(cache));
     }
-    if (repetition >= 0) filling_seal += model->profile().seal - seal_before;
+    if (repetition >= 0) {
+      filling.Add(model->profile());
+      filling.Add(before, -1);
+    }
     double seconds = 0;
     KVL_RETURN_IF_ERROR(RunOnce(model, test, tokens, &caches, &seconds));
     row.kv_bytes = pool.usage().used_bytes;
@@ -202,7 +215,7 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   row.n_fit = SequencesThatFit(model->layout(), length, kv_budget_bytes);
   row.longest_prompt = LongestPrompt(model->layout(), kv_budget_bytes, kChunkTokens, c.max_seq_len);
   row.profile = model->profile();
-  row.profile.seal -= filling_seal;
+  row.profile.Add(filling, -1);
   if (limits.has_value() && test.n_prompt == 0) {
     row.limit_ts = LimitOfGeneration(*model, test.n_parallel, row.kv_bytes, *limits);
   }

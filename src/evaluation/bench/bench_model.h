@@ -44,7 +44,8 @@ struct ModelBenchRow {
 };
 
 // The depth is filled with random rows, not computed: the same bytes and the same work for what
-// follows, without hours of prefill. One run warms up, n_repetitions count.
+// follows, without hours of prefill. Only where positions merge it is computed, from random tokens:
+// there the model decides how many entries there are. One run warms up, n_repetitions count.
 StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const ModelBenchCase& test,
                                    int n_repetitions, int64_t kv_budget_bytes,
                                    const std::optional<StepLimits>& limits = std::nullopt);

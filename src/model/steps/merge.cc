@@ -36,7 +36,7 @@ float MergeStep::WeightOf(const Activations& a, int kv_head_idx, int64_t row) co
       &a.decisions[row * (rows.n_heads + rows.n_kv_heads) + kv_head_idx * group];
   float sum = 0;
   for (int h = 0; h < group; ++h) sum += of_queries[h];
-  const float logit = sum / static_cast<float>(group) + layer_.config->dmc->offset;
+  const float logit = sum / static_cast<float>(group) + layer_.config->dmc->weight_offset;
   constexpr float kLeast = 1e-20f;  // an entry of weight 0 would have no mean
   return std::max(kLeast, 1 / (1 + std::exp(-logit)) + layer_.config->dmc->epsilon);
 }

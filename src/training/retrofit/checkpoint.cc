@@ -15,12 +15,12 @@ using torch::serialize::OutputArchive;
 constexpr int64_t kMaxCheckpointBytes = int64_t{1} << 40;
 
 torch::Tensor CurveTensor(const std::vector<LossPoint>& curve) {
-  torch::Tensor rows = torch::empty({static_cast<int64_t>(curve.size()), 6}, torch::kDouble);
+  torch::Tensor rows = torch::empty({static_cast<int64_t>(curve.size()), 7}, torch::kDouble);
   double* at = rows.data_ptr<double>();
   for (const LossPoint& p : curve) {
-    for (const double value :
-         {static_cast<double>(p.step), static_cast<double>(p.tokens),
-          static_cast<double>(p.context), p.learning_rate, p.loss, p.validation_bpb}) {
+    for (const double value : {static_cast<double>(p.step), static_cast<double>(p.tokens),
+                               static_cast<double>(p.context), p.learning_rate, p.loss,
+                               p.validation_bpb, p.kept_share}) {
       *at++ = value;
     }
   }
@@ -30,6 +30,7 @@ torch::Tensor CurveTensor(const std::vector<LossPoint>& curve) {
 std::vector<LossPoint> CurvePoints(const torch::Tensor& rows) {
   std::vector<LossPoint> curve(static_cast<size_t>(rows.size(0)));
   const double* at = rows.data_ptr<double>();
+  const int64_t n_columns = rows.size(1);
   for (LossPoint& p : curve) {
     p.step = static_cast<int64_t>(at[0]);
     p.tokens = static_cast<int64_t>(at[1]);
@@ -37,7 +38,8 @@ std::vector<LossPoint> CurvePoints(const torch::Tensor& rows) {
     p.learning_rate = at[3];
     p.loss = at[4];
     p.validation_bpb = at[5];
-    at += 6;
+    if (n_columns > 6) p.kept_share = at[6];  // older checkpoints have none
+    at += n_columns;
   }
   return curve;
 }
@@ -54,6 +56,14 @@ std::string Trainer::RecipeFingerprint() const {
   for (const TrainingPhase& phase : recipe_->phases) {
     text += fmt::format(" | {} {}", phase.context, phase.share);
     for (const auto& [name, weight] : phase.mixture) text += fmt::format(" {}:{}", name, weight);
+  }
+  if (options_.dmc_stage.has_value()) {
+    const DmcRecipe& dmc = *recipe_->dmc;
+    text += fmt::format(" | {} {} {} {} {} {} {} {} {} {} {} {}", NameOf(*options_.dmc_stage),
+                        dmc.config.is_last, dmc.config.offset, dmc.config.weight_offset,
+                        static_cast<int>(dmc.hinge), dmc.is_consistent,
+                        dmc.variant.shares_decisions, dmc.variant.uniform_weights, dmc.temperature,
+                        dmc.window, dmc.compression, recipe_->total_tokens);
   }
   return text;
 }
@@ -87,14 +97,18 @@ Status Trainer::SaveCheckpoint(const std::string& path) const {
   return file.Commit();
 }
 
-Status Trainer::LoadCheckpoint(const std::string& path) {
+Status Trainer::LoadCheckpoint(const std::string& path) { return ReadCheckpoint(path, true); }
+
+Status Trainer::StartFrom(const std::string& path) { return ReadCheckpoint(path, false); }
+
+Status Trainer::ReadCheckpoint(const std::string& path, bool goes_on) {
   KVL_ASSIGN_OR_RETURN(const std::string contents, ReadTextFile(path, kMaxCheckpointBytes));
   try {
     InputArchive archive;
     archive.load_from(contents.data(), contents.size(), options_.device);
     c10::IValue recipe;
     archive.read("recipe", recipe);
-    if (recipe.toStringRef() != RecipeFingerprint()) {
+    if (goes_on && recipe.toStringRef() != RecipeFingerprint()) {
       return Error(StatusCode::kInvalidArgument,
                    "{}: the checkpoint belongs to another recipe; name another --checkpoint", path);
     }
@@ -114,6 +128,7 @@ Status Trainer::LoadCheckpoint(const std::string& path) {
     InputArchive optimizer;
     archive.read("optimizer", optimizer);
     optimizer_->Load(&optimizer);
+    if (!goes_on) return OkStatus();
     state = state.cpu();
     const int64_t* numbers = state.data_ptr<int64_t>();
     state_ = {numbers[0], numbers[1], seconds.item<double>(), static_cast<int>(numbers[2]),

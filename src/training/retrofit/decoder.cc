@@ -104,7 +104,8 @@ struct RotateFunction : torch::autograd::Function<RotateFunction> {
 };
 
 // Rows [begin, begin + n) of every head attend to keys [0, begin + n).
-Tensor AttendRows(const Tensor& q, const Tensor& k, const Tensor& v, int64_t begin, int64_t n) {
+Tensor AttendRows(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& column_bias,
+                  int64_t begin, int64_t n) {
   const int64_t batch = q.size(0), n_kv_heads = q.size(1), group = q.size(2), head_dim = q.size(4);
   const int64_t n_keys = begin + n;
   const Tensor rows = q.narrow(3, begin, n).reshape({batch * n_kv_heads, group * n, head_dim});
@@ -113,9 +114,14 @@ Tensor AttendRows(const Tensor& q, const Tensor& k, const Tensor& v, int64_t beg
   const Tensor future =
       torch::ones({n, n_keys}, torch::TensorOptions().device(q.device()).dtype(torch::kBool))
           .triu(begin + 1);
-  Tensor scores = torch::bmm(rows, keys.transpose(1, 2));
-  scores = scores.view({batch * n_kv_heads, group, n, n_keys})
-               .masked_fill(future, -std::numeric_limits<double>::infinity());
+  Tensor scores =
+      torch::bmm(rows, keys.transpose(1, 2)).view({batch * n_kv_heads, group, n, n_keys});
+  if (column_bias.defined()) {
+    const Tensor is_own = torch::eye(n, n_keys, future.options()).roll(begin, 1);
+    const Tensor bias = column_bias.narrow(2, 0, n_keys).reshape({batch * n_kv_heads, 1, n_keys});
+    scores = scores + bias.masked_fill(is_own, 0).unsqueeze(1).to(scores.scalar_type());
+  }
+  scores = scores.masked_fill(future, -std::numeric_limits<double>::infinity());
   const Tensor probs = torch::softmax(scores, -1).view({batch * n_kv_heads, group * n, n_keys});
   return torch::bmm(probs, values).view({batch, n_kv_heads, group, n, head_dim});
 }
@@ -134,13 +140,15 @@ Tensor Rotate(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   return RotateFunction::apply(x, cos.unsqueeze(1), sin.unsqueeze(1));
 }
 
-Tensor CausalAttention(const Tensor& q, const Tensor& k, const Tensor& v) {
+Tensor CausalAttention(const Tensor& q, const Tensor& k, const Tensor& v,
+                       const Tensor& column_bias) {
   constexpr int64_t kRowBlock = 256;
   const Tensor scaled = q * (1 / std::sqrt(static_cast<double>(q.size(4))));
   const int64_t n_tokens = q.size(3);
   std::vector<Tensor> blocks;
   for (int64_t begin = 0; begin < n_tokens; begin += kRowBlock) {
-    blocks.push_back(AttendRows(scaled, k, v, begin, std::min(kRowBlock, n_tokens - begin)));
+    const int64_t n = std::min(kRowBlock, n_tokens - begin);
+    blocks.push_back(AttendRows(scaled, k, v, column_bias, begin, n));
   }
   return blocks.size() == 1 ? blocks[0] : torch::cat(blocks, 3);
 }
@@ -181,26 +189,44 @@ Tensor Decoder::Multiply(const Tensor& x, const Projection& projection) const {
   return torch::addmm(projection.bias.to(x.scalar_type()), x, w_t);
 }
 
-Tensor Decoder::Attend(const Layer& layer, const Tensor& x, int64_t batch, int64_t n_tokens) const {
+Decoder::Projected Decoder::Project(const Layer& layer, const Tensor& x, int64_t batch,
+                                    int64_t n_tokens, DmcPass* dmc) const {
   const ModelConfig& c = config_;
-  const int64_t n_kv_heads = c.n_kv_heads, group = c.gqa_group(), head_dim = c.head_dim;
   const Tensor qkv =
-      Multiply(x, layer.qkv).view({batch, n_tokens, c.n_heads + 2 * n_kv_heads, head_dim});
-  Tensor qk = qkv.narrow(2, 0, c.n_heads + n_kv_heads);
+      Multiply(x, layer.qkv).view({batch, n_tokens, c.n_heads + 2 * c.n_kv_heads, c.head_dim});
+  Tensor qk = qkv.narrow(2, 0, c.n_heads + c.n_kv_heads);
+  Projected rows;
+  rows.v = qkv.narrow(2, c.n_heads + c.n_kv_heads, c.n_kv_heads);
+  if (dmc != nullptr) {
+    const DmcPass::Merged merged =
+        dmc->Merge(qk.narrow(2, 0, c.n_heads), qk.narrow(2, c.n_heads, c.n_kv_heads), rows.v);
+    qk = torch::cat({merged.q, merged.k}, 2);
+    rows.v = merged.v;
+    rows.column_bias = merged.column_bias;
+  }
   if (cos_.defined()) qk = Rotate(qk, cos_.narrow(0, 0, n_tokens), sin_.narrow(0, 0, n_tokens));
-  const Tensor q = qk.narrow(2, 0, c.n_heads)
-                       .transpose(1, 2)
-                       .reshape({batch, n_kv_heads, group, n_tokens, head_dim});
-  const Tensor k = qk.narrow(2, c.n_heads, n_kv_heads).transpose(1, 2);
-  const Tensor v = qkv.narrow(2, c.n_heads + n_kv_heads, n_kv_heads).transpose(1, 2);
-  const Tensor attended = CausalAttention(q, k, v)
-                              .view({batch, c.n_heads, n_tokens, head_dim})
-                              .transpose(1, 2)
-                              .reshape({batch * n_tokens, c.n_heads * head_dim});
+  if (dmc != nullptr && dmc->scale_after_rope() != 1) {
+    qk = ScaleChannel(qk, dmc->Channel(c.head_dim), dmc->scale_after_rope());
+  }
+  rows.q = qk.narrow(2, 0, c.n_heads);
+  rows.k = qk.narrow(2, c.n_heads, c.n_kv_heads);
+  return rows;
+}
+
+Tensor Decoder::Attend(const Layer& layer, const Projected& rows) const {
+  const ModelConfig& c = config_;
+  const int64_t batch = rows.q.size(0), n_tokens = rows.q.size(1);
+  const Tensor q = rows.q.transpose(1, 2).reshape(
+      {batch, int64_t{c.n_kv_heads}, int64_t{c.gqa_group()}, n_tokens, int64_t{c.head_dim}});
+  const Tensor attended =
+      CausalAttention(q, rows.k.transpose(1, 2), rows.v.transpose(1, 2), rows.column_bias)
+          .view({batch, c.n_heads, n_tokens, c.head_dim})
+          .transpose(1, 2)
+          .reshape({batch * n_tokens, c.n_heads * c.head_dim});
   return Multiply(attended, layer.o);
 }
 
-Tensor Decoder::Hidden(const Tensor& tokens, torch::ScalarType compute_type) const {
+Tensor Decoder::Hidden(const Tensor& tokens, torch::ScalarType compute_type, DmcPass* dmc) const {
   const int64_t batch = tokens.size(0), n_tokens = tokens.size(1);
   Tensor h = torch::embedding(embedding_, tokens.reshape({batch * n_tokens}));
   if (position_embedding_.defined()) {
@@ -208,7 +234,8 @@ Tensor Decoder::Hidden(const Tensor& tokens, torch::ScalarType compute_type) con
     h = (h.view({batch, n_tokens, -1}) + places).view({batch * n_tokens, -1});
   }
   for (const Layer& layer : layers_) {
-    h = h + Attend(layer, Normalise(h, layer.attn_norm, compute_type), batch, n_tokens);
+    const Tensor normed = Normalise(h, layer.attn_norm, compute_type);
+    h = h + Attend(layer, Project(layer, normed, batch, n_tokens, dmc));
     const Tensor up = Multiply(Normalise(h, layer.ffn_norm, compute_type), layer.mlp_in);
     const Tensor gated =
         config_.mlp == MlpKind::kSwiglu ? SwiGlu(up) : Gelu(up, config_.mlp == MlpKind::kGeluTanh);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "training/retrofit/dmc_pass.h"
 
 namespace kvlathe {
 
@@ -32,12 +33,23 @@ torch::Tensor Rotate(const torch::Tensor& x, const torch::Tensor& cos, const tor
 
 // Causal attention: q [batch, n_kv_heads, group, n_tokens, head_dim], k and v [batch, n_kv_heads,
 // n_tokens, head_dim]; the result has q's shape. Query rows go in blocks, so that keys after a
-// block cost nothing.
+// block cost nothing. column_bias [batch, n_kv_heads, n_tokens], if it is defined, is added to the
+// scores of column j in rows i > j.
 torch::Tensor CausalAttention(const torch::Tensor& q, const torch::Tensor& k,
-                              const torch::Tensor& v);
+                              const torch::Tensor& v, const torch::Tensor& column_bias = {});
 
 // Negative log-likelihoods [n] in nats of `targets` [n] under logits [n, vocab].
 torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& targets);
+
+class Decoder;
+// Makes what a variant of DMC computes what the engine computes: shared decisions become equal rows
+// of W_Q and W_K, uniform weights rows of 0. The variant computes the same with them.
+void FoldVariant(const DmcVariant& variant, const DmcConfig& config, Decoder* decoder);
+
+// A Llama model with another number of KV heads, `to` one that divides the other. Fewer: W_K and
+// W_V are the means of the heads that become one (Ainslie et al., 2023, arXiv 2305.13245). More:
+// the heads are copied, and the model computes what it did.
+Decoder WithKvHeads(const Decoder& decoder, int n_kv_heads);
 
 // The layer that a parameter belongs to; -1: none.
 int LayerOf(std::string_view parameter_name);
@@ -50,8 +62,10 @@ class Decoder {
   Decoder(const ModelConfig& config, uint64_t seed, torch::ScalarType parameter_type,
           torch::Device device);
 
-  // tokens [batch, n_tokens] int64; final hidden states [batch * n_tokens, hidden], normed.
-  torch::Tensor Hidden(const torch::Tensor& tokens, torch::ScalarType compute_type) const;
+  // tokens [batch, n_tokens] int64; final hidden states [batch * n_tokens, hidden], normed. With a
+  // `dmc` pass, which is new, every layer merges as it says.
+  torch::Tensor Hidden(const torch::Tensor& tokens, torch::ScalarType compute_type,
+                       DmcPass* dmc = nullptr) const;
   // Logits [n, vocab] of hidden states [n, hidden].
   torch::Tensor Logits(const torch::Tensor& hidden) const;
 
@@ -83,8 +97,13 @@ class Decoder {
 
   torch::Tensor Normalise(const torch::Tensor& x, const Norm& norm, torch::ScalarType to) const;
   torch::Tensor Multiply(const torch::Tensor& x, const Projection& projection) const;
-  torch::Tensor Attend(const Layer& layer, const torch::Tensor& x, int64_t batch,
-                       int64_t n_tokens) const;
+  struct Projected {
+    torch::Tensor q, k, v;  // [batch, n_tokens, heads, head_dim], q and k behind RoPE
+    torch::Tensor column_bias;
+  };
+  Projected Project(const Layer& layer, const torch::Tensor& x, int64_t batch, int64_t n_tokens,
+                    DmcPass* dmc) const;
+  torch::Tensor Attend(const Layer& layer, const Projected& rows) const;
 
   ModelConfig config_;
   torch::Device device_;

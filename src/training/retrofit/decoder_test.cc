@@ -12,43 +12,13 @@
 #include "kv/blocks/block_pool.h"
 #include "model/model.h"
 #include "model/planned_model.h"
+#include "training/retrofit/gradient_check.h"
 #include "training/retrofit/model_directory.h"
 
 namespace kvlathe {
 namespace {
 
 using torch::Tensor;
-
-torch::TensorOptions Double() { return torch::TensorOptions().dtype(torch::kDouble); }
-
-// Compares d loss / d input at `n_probes` places with central differences. `loss` must be smooth.
-void CheckGradient(const std::function<Tensor()>& loss, Tensor input, int n_probes) {
-  input.mutable_grad() = Tensor();
-  loss().backward();
-  ASSERT_TRUE(input.grad().defined());
-  const Tensor gradient = input.grad().flatten().clone();
-  const torch::NoGradGuard no_grad;
-  Tensor flat = input.view({-1});
-  constexpr double kStep = 1e-5;
-  for (int probe = 0; probe < n_probes; ++probe) {
-    const int64_t i = probe * 7919 % flat.numel();
-    const double at = flat[i].item<double>();
-    flat[i] = at + kStep;
-    const double above = loss().item<double>();
-    flat[i] = at - kStep;
-    const double below = loss().item<double>();
-    flat[i] = at;
-    const double expected = (above - below) / (2 * kStep);
-    EXPECT_NEAR(gradient[i].item<double>(), expected, 1e-7 + 1e-5 * std::abs(expected))
-        << "at " << i << " of " << flat.numel();
-  }
-}
-
-// A loss that weighs every element of y differently.
-Tensor Weigh(const Tensor& y) {
-  const Tensor weights = torch::linspace(-1, 1, y.numel(), Double()).view(y.sizes());
-  return (y * weights).sum() + (y * y * weights.flip(0)).sum();
-}
 
 TEST(DecoderGradient, RmsNorm) {
   torch::manual_seed(1);
@@ -277,6 +247,26 @@ TEST_F(ModelFiles, LayersThatAreMissingStartAsTheIdentity) {
     ASSERT_TRUE(LoadWeights(directory_, &larger).ok());
     EXPECT_TRUE(torch::equal(logits(larger), logits(smaller)));
   }
+}
+
+TEST(Decoder, CopiedKvHeadsComputeTheSameAndMeansOfThemAreThose) {
+  const torch::NoGradGuard no_grad;
+  const Decoder grouped(SmallConfig(true), 8, torch::kFloat, torch::kCPU);
+  Stir(grouped, 4);
+  const Tensor ids = torch::arange(20, torch::kLong).view({1, 20});
+  const auto hidden = [&](const Decoder& d) { return d.Hidden(ids, torch::kFloat); };
+  const Decoder wide = WithKvHeads(grouped, 4);
+  EXPECT_EQ(wide.config().n_kv_heads, 4);
+  EXPECT_LT((hidden(wide) - hidden(grouped)).abs().max().item<double>(), 1e-4);
+  const Decoder back = WithKvHeads(wide, 2);
+  for (size_t i = 0; i < back.parameters().size(); ++i) {
+    EXPECT_TRUE(torch::allclose(back.parameters()[i].second, grouped.parameters()[i].second));
+  }
+  const Decoder one = WithKvHeads(grouped, 1);
+  const auto& [name, k] = grouped.parameters()[3];
+  ASSERT_EQ(name, "model.layers.0.self_attn.k_proj.weight");
+  EXPECT_TRUE(
+      torch::allclose(one.parameters()[3].second, (k.narrow(0, 0, 16) + k.narrow(0, 16, 16)) / 2));
 }
 
 TEST_F(ModelFiles, RefusesWhatItCannotTrainOrStore) {

@@ -16,6 +16,42 @@ int LayerOf(std::string_view name) {
   return -1;
 }
 
+Decoder WithKvHeads(const Decoder& decoder, int n_kv_heads) {
+  ModelConfig config = decoder.config();
+  const int64_t n_from = config.n_kv_heads, n_to = n_kv_heads, head_dim = config.head_dim;
+  config.n_kv_heads = n_kv_heads;
+  Decoder changed(config, /*seed=*/0, torch::kFloat, decoder.device());
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < decoder.parameters().size(); ++i) {
+    const auto& [name, from] = decoder.parameters()[i];
+    const Tensor to = changed.parameters()[i].second;
+    if (to.sizes() == from.sizes()) {
+      to.copy_(from);
+    } else if (n_to < n_from) {
+      to.copy_(from.view({n_to, n_from / n_to, head_dim, -1}).mean(1).view_as(to));
+    } else {
+      to.copy_(from.view({n_from, 1, head_dim, -1})
+                   .expand({n_from, n_to / n_from, head_dim, from.size(1)})
+                   .reshape(to.sizes()));
+    }
+  }
+  return changed;
+}
+
+void FoldVariant(const DmcVariant& variant, const DmcConfig& config, Decoder* decoder) {
+  const torch::NoGradGuard no_grad;
+  const int64_t head_dim = decoder->config().head_dim;
+  for (const auto& [name, parameter] : decoder->parameters()) {
+    const bool is_query = name.ends_with("q_proj.weight");
+    if (!is_query && !name.ends_with("k_proj.weight")) continue;
+    // The rows of the channel, one for each head.
+    const Tensor rows = parameter.view({-1, head_dim, parameter.size(1)})
+                            .select(1, config.is_last ? head_dim - 1 : 0);
+    if (variant.shares_decisions) rows.copy_(rows.mean(0, true).expand_as(rows));
+    if (variant.uniform_weights && is_query) rows.zero_();
+  }
+}
+
 class Decoder::Initialiser {
  public:
   Initialiser(Decoder* decoder, uint64_t seed, torch::ScalarType parameter_type)

@@ -48,11 +48,13 @@ std::string Grid(const Axis& x, const Axis& y) {
 }  // namespace
 
 std::string LossCurveCsv(const std::vector<LossPoint>& points) {
-  std::string csv = "step,tokens,context,learning_rate,loss,validation_bits_per_byte\n";
+  std::string csv = "step,tokens,context,learning_rate,loss,validation_bits_per_byte,kept_share\n";
   for (const LossPoint& p : points) {
     csv += fmt::format("{},{},{},{:.6g},{:.5f},", p.step, p.tokens, p.context, p.learning_rate,
                        p.loss);
     if (p.validation_bpb >= 0) csv += fmt::format("{:.5f}", p.validation_bpb);
+    csv += ",";
+    if (p.kept_share >= 0) csv += fmt::format("{:.5f}", p.kept_share);
     csv += "\n";
   }
   return csv;

@@ -16,10 +16,11 @@ struct LossPoint {
   double learning_rate = 0;
   double loss = 0;             // nats per token, of the step's batch
   double validation_bpb = -1;  // bits per byte; below 0: not measured at this step
+  double kept_share = -1;      // of the positions, those that begin an entry; below 0: no merging
 };
 
-// Columns step,tokens,context,learning_rate,loss,validation_bits_per_byte (empty where not
-// measured).
+// Columns step,tokens,context,learning_rate,loss,validation_bits_per_byte,kept_share (the last two
+// empty where not measured).
 std::string LossCurveCsv(const std::vector<LossPoint>& points);
 // Loss (moving average) and validation over tokens; a picture of 800 x 420.
 std::string LossCurveSvg(const std::vector<LossPoint>& points, const std::string& title);

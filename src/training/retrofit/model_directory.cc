@@ -56,6 +56,13 @@ nlohmann::ordered_json ConfigJson(const ModelConfig& c, DType dtype) {
   nlohmann::ordered_json json = c.layout == WeightLayout::kGpt2 ? Gpt2Json(c) : LlamaJson(c);
   json["bos_token_id"] = c.bos_id;
   json["eos_token_id"] = c.eos_ids.empty() ? -1 : c.eos_ids.front();
+  if (c.dmc.has_value()) {
+    json["dmc"] = {{"channel", c.dmc->is_last ? "last" : "first"},
+                   {"offset", ShortestDouble(c.dmc->offset)},
+                   {"weight_offset", ShortestDouble(c.dmc->weight_offset)},
+                   {"epsilon", ShortestDouble(c.dmc->epsilon)},
+                   {"zero_after_rope", c.dmc->zeroes_after_rope}};
+  }
   json["torch_dtype"] = dtype == DType::kBf16 ? "bfloat16" : "float32";
   return json;
 }

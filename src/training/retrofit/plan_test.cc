@@ -45,6 +45,62 @@ TEST(Recipe, SchedulesPhasesAndLearningRate) {
   EXPECT_NEAR(recipe->LearningRateAt(1), 0.1, 1e-12);
 }
 
+Json DmcRecipeJson() {
+  Json json = ValidRecipe();
+  json["optimizer"] = {{"learning_rate", 0.5}, {"final_share", 0.1}, {"warmup_share", 0.2}};
+  json["dmc"] = {
+      {"compression", 3}, {"zero_out_steps", 4}, {"ramp_steps", 10}, {"solidify_steps", 5}};
+  return json;
+}
+
+TEST(Recipe, StagesOfDmcHaveTheirLengthTargetAndRate) {
+  const auto recipe = ParseRecipe(DmcRecipeJson(), "r");
+  ASSERT_TRUE(recipe.ok()) << recipe.status();
+  const DmcRecipe& dmc = *recipe->dmc;
+  ASSERT_TRUE(recipe->model.dmc.has_value());
+  EXPECT_TRUE(recipe->model.dmc->is_last);
+  EXPECT_EQ(recipe->model.dmc->weight_offset, 5);
+  // The channel is gone with the last step of the first stage.
+  EXPECT_DOUBLE_EQ(dmc.ChannelScaleAt(DmcStage::kZeroOut, 0), 0.75);
+  EXPECT_DOUBLE_EQ(dmc.ChannelScaleAt(DmcStage::kZeroOut, 3), 0);
+  EXPECT_DOUBLE_EQ(dmc.ChannelScaleAt(DmcStage::kRamp, 0), 0);
+  EXPECT_DOUBLE_EQ(dmc.TargetAt(DmcStage::kZeroOut, 3), 1);
+  EXPECT_DOUBLE_EQ(dmc.TargetAt(DmcStage::kRamp, 0), 1.1);
+  EXPECT_DOUBLE_EQ(dmc.TargetAt(DmcStage::kRamp, 19), 3);
+  EXPECT_DOUBLE_EQ(dmc.TargetAt(DmcStage::kSolidify, 0), 3);
+  const TrainingRecipe zero_out = RecipeOfStage(*recipe, DmcStage::kZeroOut);
+  EXPECT_EQ(zero_out.total_tokens, 4 * 64);
+  EXPECT_DOUBLE_EQ(zero_out.LearningRateAt(0.1), 0.25);
+  EXPECT_DOUBLE_EQ(zero_out.LearningRateAt(1), 0.5);
+  const TrainingRecipe ramp = RecipeOfStage(*recipe, DmcStage::kRamp);
+  EXPECT_EQ(ramp.total_tokens, 20 * 64);
+  EXPECT_DOUBLE_EQ(ramp.LearningRateAt(0), 0.5);
+  EXPECT_DOUBLE_EQ(ramp.LearningRateAt(1), 0.5);
+  const TrainingRecipe solidify = RecipeOfStage(*recipe, DmcStage::kSolidify);
+  EXPECT_EQ(solidify.total_tokens, 5 * 64);
+  EXPECT_DOUBLE_EQ(solidify.LearningRateAt(0), 0.5);
+  EXPECT_NEAR(solidify.LearningRateAt(1), 0.05, 1e-12);
+}
+
+TEST(Recipe, DmcKnowsItsVariantsAndTakesTheModelThatItRetrofits) {
+  Json json = DmcRecipeJson();
+  json["dmc"].update(
+      {{"channel", "first"}, {"hinge", "layer"}, {"immediate", true}, {"save_at", {2, 2.5}}});
+  json.erase("model");
+  json.erase("total_tokens");
+  EXPECT_EQ(ParseRecipe(json, "r").status().code(), StatusCode::kInvalidArgument);
+  const ModelConfig base = ParseRecipe(ValidRecipe(), "r")->model;
+  const auto recipe = ParseRecipe(json, "r", &base);
+  ASSERT_TRUE(recipe.ok()) << recipe.status();
+  EXPECT_EQ(recipe->model.hidden_dim, base.hidden_dim);
+  EXPECT_FALSE(recipe->dmc->config.is_last);
+  EXPECT_FALSE(recipe->dmc->config.zeroes_after_rope);
+  EXPECT_EQ(recipe->dmc->config.epsilon, 0);
+  EXPECT_EQ(recipe->dmc->hinge, DmcHinge::kLayer);
+  EXPECT_DOUBLE_EQ(recipe->dmc->TargetAt(DmcStage::kRamp, 0), 3);
+  EXPECT_EQ(recipe->dmc->save_at, (std::vector<double>{2, 2.5}));
+}
+
 TEST(Recipe, RefusesWhatCannotRun) {
   const auto refused = [](const char* pointer, const Json& value) {
     Json json = ValidRecipe();
@@ -54,6 +110,12 @@ TEST(Recipe, RefusesWhatCannotRun) {
     EXPECT_NE(MessageOf(recipe.status()).find("r.json"), std::string::npos) << recipe.status();
   };
   refused("/surprise", 1);
+  refused("/dmc", Json{{"compression", 1}});
+  refused("/dmc", Json{{"channel", "middle"}});
+  refused("/dmc", Json{{"hinge", "head"}});
+  refused("/dmc", Json{{"save_at", {1}}});
+  refused("/dmc", Json{{"immediate", 1}});
+  refused("/dmc", Json{{"surprise", 1}});
   refused("/total_tokens", 0);
   refused("/total_tokens", "many");
   refused("/total_tokens", 18446744073709551615ull);
@@ -197,10 +259,11 @@ TEST_F(OrderTest, RefusesDamagedCorpora) {
 }
 
 TEST(LossCurve, WritesNumbersAndAPicture) {
-  const std::vector<LossPoint> points = {{1, 100, 8, 0.5, 3.25, -1}, {2, 200, 8, 0.25, 2.5, 1.75}};
+  const std::vector<LossPoint> points = {{1, 100, 8, 0.5, 3.25, -1},
+                                         {2, 200, 8, 0.25, 2.5, 1.75, 0.5}};
   EXPECT_EQ(LossCurveCsv(points),
-            "step,tokens,context,learning_rate,loss,validation_bits_per_byte\n"
-            "1,100,8,0.5,3.25000,\n2,200,8,0.25,2.50000,1.75000\n");
+            "step,tokens,context,learning_rate,loss,validation_bits_per_byte,kept_share\n"
+            "1,100,8,0.5,3.25000,,\n2,200,8,0.25,2.50000,1.75000,0.50000\n");
   const std::string svg = LossCurveSvg(points, "a run");
   EXPECT_EQ(svg.rfind("<svg", 0), 0u);
   EXPECT_NE(svg.find("a run"), std::string::npos);

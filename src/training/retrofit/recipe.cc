@@ -3,87 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "io/files.h"
+#include "training/retrofit/object_reader.h"
 
 namespace kvlathe {
 namespace {
 
 using Json = nlohmann::json;
-
-// Reads the keys of one JSON object and refuses what nobody asked for.
-class ObjectReader {
- public:
-  ObjectReader(const Json& json, std::string where) : json_(json), where_(std::move(where)) {}
-
-  void Number(const char* key, double low, double high, double* value) {
-    if (const Json* found = Find(key)) {
-      if (!found->is_number() || !(found->get<double>() >= low && found->get<double>() <= high)) {
-        Fail(key, fmt::format("a number from {} to {}", low, high));
-        return;
-      }
-      *value = found->get<double>();
-    }
-  }
-  template <typename Int>
-  void Integer(const char* key, int64_t low, int64_t high, Int* value) {
-    if (const Json* found = Find(key)) {
-      // Unsigned numbers above INT64_MAX would wrap in get<int64_t>.
-      const bool fits = found->is_number_integer() &&
-                        !(found->is_number_unsigned() &&
-                          found->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) &&
-                        found->get<int64_t>() >= low && found->get<int64_t>() <= high;
-      if (!fits) {
-        Fail(key, fmt::format("a whole number from {} to {}", low, high));
-        return;
-      }
-      *value = static_cast<Int>(found->get<int64_t>());
-    }
-  }
-  void Text(const char* key, std::string* value) {
-    if (const Json* found = Find(key)) {
-      if (!found->is_string()) return Fail(key, "a string");
-      *value = found->get<std::string>();
-    }
-  }
-  const Json* Object(const char* key) { return OfKind(key, Json::value_t::object, "an object"); }
-  const Json* Array(const char* key) { return OfKind(key, Json::value_t::array, "an array"); }
-  void Fail(const std::string& key, const std::string& wanted) {
-    if (status_.ok()) {
-      status_ = Error(StatusCode::kInvalidArgument, "{}: \"{}\" must be {}", where_, key, wanted);
-    }
-  }
-  // The first error, or an unknown key.
-  Status Finish() {
-    for (const auto& [key, value] : json_.items()) {
-      if (!known_.contains(key) && status_.ok()) {
-        status_ = Error(StatusCode::kInvalidArgument, "{}: unknown key \"{}\"", where_, key);
-      }
-    }
-    return status_;
-  }
-
- private:
-  const Json* Find(const char* key) {
-    known_.insert(key);
-    const auto found = json_.find(key);
-    return found == json_.end() ? nullptr : &*found;
-  }
-  const Json* OfKind(const char* key, Json::value_t kind, const char* wanted) {
-    const Json* found = Find(key);
-    if (found != nullptr && found->type() != kind) {
-      Fail(key, wanted);
-      return nullptr;
-    }
-    return found;
-  }
-
-  const Json& json_;
-  std::string where_;
-  std::set<std::string> known_;
-  Status status_;
-};
 
 Status ReadOptimizer(const Json& json, const std::string& where, OptimizerSettings* settings) {
   ObjectReader reader(json, where);
@@ -166,7 +93,8 @@ double TrainingRecipe::LearningRateAt(double progress) const {
   return o.learning_rate * (o.final_share + (1 - o.final_share) * cosine);
 }
 
-StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where) {
+StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where,
+                                     const ModelConfig* base) {
   if (!json.is_object()) {
     return Error(StatusCode::kInvalidArgument, "{}: a recipe is a JSON object", where);
   }
@@ -175,6 +103,7 @@ StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where)
   const Json* model = reader.Object("model");
   const Json* optimizer = reader.Object("optimizer");
   const Json* phases = reader.Array("phases");
+  const Json* dmc = reader.Object("dmc");
   reader.Integer("total_tokens", 1, int64_t{1} << 50, &recipe.total_tokens);
   reader.Integer("batch_tokens", 1, 1 << 26, &recipe.batch_tokens);
   recipe.micro_batch_tokens = std::min(recipe.micro_batch_tokens, recipe.batch_tokens);
@@ -183,10 +112,10 @@ StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where)
   reader.Text("validation_source", &recipe.validation_source);
   reader.Integer("validation_tokens", 1, 1 << 26, &recipe.validation_tokens);
   reader.Integer("validation_interval", 1, 1 << 26, &recipe.validation_interval);
-  if (model == nullptr) reader.Fail("model", "a Hugging Face config.json");
+  if (model == nullptr && base == nullptr) reader.Fail("model", "a Hugging Face config.json");
   if (phases == nullptr) reader.Fail("phases", "an array");
   KVL_RETURN_IF_ERROR(reader.Finish());
-  if (recipe.total_tokens == 0) {
+  if (dmc == nullptr && recipe.total_tokens == 0) {
     return Error(StatusCode::kInvalidArgument, "{}: \"total_tokens\" is missing", where);
   }
   if (recipe.batch_tokens % recipe.micro_batch_tokens != 0) {
@@ -194,7 +123,15 @@ StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where)
                  "{}: micro_batch_tokens {} does not divide batch_tokens {}", where,
                  recipe.micro_batch_tokens, recipe.batch_tokens);
   }
-  KVL_ASSIGN_OR_RETURN(recipe.model, ParseModelConfig(*model, where + ", \"model\""));
+  if (model != nullptr) {
+    KVL_ASSIGN_OR_RETURN(recipe.model, ParseModelConfig(*model, where + ", \"model\""));
+  } else {
+    recipe.model = *base;
+  }
+  if (dmc != nullptr) {
+    KVL_ASSIGN_OR_RETURN(recipe.dmc, ParseDmcRecipe(*dmc, where + ", \"dmc\""));
+    recipe.model.dmc = recipe.dmc->config;
+  }
   if (optimizer != nullptr) {
     KVL_RETURN_IF_ERROR(ReadOptimizer(*optimizer, where + ", \"optimizer\"", &recipe.optimizer));
   }
@@ -202,12 +139,25 @@ StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where)
   return recipe;
 }
 
-StatusOr<TrainingRecipe> LoadRecipe(const std::string& path) {
+TrainingRecipe RecipeOfStage(const TrainingRecipe& whole, DmcStage stage) {
+  TrainingRecipe recipe = whole;
+  recipe.total_tokens = whole.dmc->n_steps(stage) * whole.batch_tokens;
+  // A constant rate until the target is reached, and then a cosine without a warm-up.
+  if (stage == DmcStage::kSolidify) {
+    recipe.optimizer.warmup_share = 0;
+  } else {
+    recipe.optimizer.final_share = 1;
+  }
+  if (stage == DmcStage::kRamp) recipe.optimizer.warmup_share = 0;
+  return recipe;
+}
+
+StatusOr<TrainingRecipe> LoadRecipe(const std::string& path, const ModelConfig* base) {
   KVL_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path));
   if (!json.is_object() || !json.contains("training")) {
     return Error(StatusCode::kInvalidArgument, "{}: no object \"training\"", path);
   }
-  return ParseRecipe(json["training"], path);
+  return ParseRecipe(json["training"], path, base);
 }
 
 }  // namespace kvlathe

@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
 #include "model/config.h"
+#include "training/retrofit/dmc_recipe.h"
 
 namespace kvlathe {
 
@@ -43,6 +45,7 @@ struct TrainingRecipe {
   uint64_t seed = 1;
   OptimizerSettings optimizer;
   std::vector<TrainingPhase> phases;
+  std::optional<DmcRecipe> dmc;   // a retrofit; then `model` has its DmcConfig too
   std::string validation_source;  // empty: none
   int validation_tokens = 32768;
   int validation_interval = 200;  // steps
@@ -53,9 +56,15 @@ struct TrainingRecipe {
   double LearningRateAt(double progress) const;
 };
 
+// The run of one stage of a recipe that has `dmc`: its length, and its learning rate (constant
+// while the target rises, a cosine to final_share behind it).
+TrainingRecipe RecipeOfStage(const TrainingRecipe& whole, DmcStage stage);
+
 // kInvalidArgument naming the file and the key: an unknown key, a number out of range, a mixture
 // that is empty, phases whose shares do not add up, a batch that is no multiple of its parts.
-StatusOr<TrainingRecipe> LoadRecipe(const std::string& path);
-StatusOr<TrainingRecipe> ParseRecipe(const nlohmann::json& json, const std::string& where);
+// `base`, if there is one, is the model where the recipe has none.
+StatusOr<TrainingRecipe> LoadRecipe(const std::string& path, const ModelConfig* base = nullptr);
+StatusOr<TrainingRecipe> ParseRecipe(const nlohmann::json& json, const std::string& where,
+                                     const ModelConfig* base = nullptr);
 
 }  // namespace kvlathe

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/random.h"
 #include "training/retrofit/model_directory.h"
 
 namespace kvlathe {
@@ -13,6 +14,11 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingRecipe* recipe,
                                                    const Corpus* corpus,
                                                    const TrainerOptions& options) {
   KVL_RETURN_IF_ERROR(CheckTrainable(recipe->model));
+  if (options.dmc_stage.has_value() && recipe->model.model_type == "gpt2") {
+    return Error(StatusCode::kUnimplemented,
+                 "retrofit dmc: keys of GPT-2 have no channel to spare before RoPE; it retrofits "
+                 "Llama models");
+  }
   KVL_ASSIGN_OR_RETURN(BatchOrder order, BatchOrder::Create(recipe, corpus));
   std::unique_ptr<Trainer> trainer(new Trainer(recipe, options, std::move(order)));
   trainer->corpus_ = corpus;
@@ -42,7 +48,7 @@ Tensor Trainer::ReadBatch(int n_sequences, int context,
   return batch.to(options_.device);
 }
 
-Tensor Trainer::Loss(const Tensor& batch) const {
+Tensor Trainer::Loss(const Tensor& batch, DmcPass* dmc) const {
   const int64_t context = batch.size(1) - 1;
   const Tensor inputs = batch.narrow(1, 0, context).bitwise_and(~int64_t{kNotLearned});
   const Tensor targets = batch.narrow(1, 1, context);
@@ -50,28 +56,65 @@ Tensor Trainer::Loss(const Tensor& batch) const {
   // Every sequence counts the same, however little of it is learned.
   const Tensor weights = is_learned / (batch.size(0) * is_learned.sum(1, true).clamp_min(1));
   const Tensor learned = is_learned.reshape({-1}).nonzero().squeeze(1);
-  const Tensor hidden = decoder_->Hidden(inputs, options_.compute_type).index_select(0, learned);
+  const Tensor hidden =
+      decoder_->Hidden(inputs, options_.compute_type, dmc).index_select(0, learned);
   const Tensor losses =
       CrossEntropy(decoder_->Logits(hidden), targets.reshape({-1}).index_select(0, learned));
   return losses.dot(weights.reshape({-1}).index_select(0, learned).to(losses.scalar_type()));
 }
 
-double Trainer::RunMicroBatch(int n_micro_batches, int n_sequences, int context) {
-  Tensor batch, loss;
+std::optional<DmcPass> Trainer::MakePass(DmcDecisions decisions, int micro_batch_idx) const {
+  if (!options_.dmc_stage.has_value()) return std::nullopt;
+  const DmcRecipe& dmc = *recipe_->dmc;
+  const uint64_t batch_key =
+      MixBits(static_cast<uint64_t>(state_.step) << 20 | static_cast<uint64_t>(micro_batch_idx));
+  // What is validated is the model behind the steps so far.
+  const int64_t behind = state_.step - (decisions == DmcDecisions::kHard ? 1 : 0);
+  return DmcPass(dmc.config, {.decisions = decisions,
+                              .variant = dmc.variant,
+                              .temperature = dmc.temperature,
+                              .window = dmc.window,
+                              .channel_scale = dmc.ChannelScaleAt(*options_.dmc_stage, behind),
+                              .merges = merges(),
+                              .noise_seed = MixBits(recipe_->seed ^ batch_key)});
+}
+
+Tensor Trainer::MergeLoss(const Tensor& alpha) const {
+  const DmcRecipe& dmc = *recipe_->dmc;
+  return DmcLoss(alpha, {.cr = dmc.TargetAt(*options_.dmc_stage, state_.step),
+                         .hinge = dmc.hinge,
+                         .is_consistent = dmc.is_consistent});
+}
+
+Status Trainer::RunMicroBatch(int micro_batch_idx, int n_micro_batches, LossPoint* point) {
+  const int n_sequences = recipe_->micro_batch_tokens / point->context;
+  std::optional<DmcPass> pass = MakePass(DmcDecisions::kRelaxed, micro_batch_idx);
+  Tensor batch, loss, whole;
   {
     const ScopedTimer timer(&profile_.data);
-    batch = ReadBatch(n_sequences, context, [&](int64_t i, std::span<int64_t> out) {
+    batch = ReadBatch(n_sequences, point->context, [&](int64_t i, std::span<int64_t> out) {
       order_.Read(state_.phase_idx, state_.phase_sequences + i, out);
     });
     state_.phase_sequences += n_sequences;
   }
   {
     const ScopedTimer timer(&profile_.forward);
-    loss = Loss(batch);
+    whole = loss = Loss(batch, pass.has_value() ? &*pass : nullptr);
+    if (merges()) {
+      const Tensor alpha = pass->Alpha();
+      whole = loss + MergeLoss(alpha).to(loss.scalar_type());
+      const double kept = 1 - alpha.detach().round().mean().item<double>();
+      point->kept_share = std::max(0.0, point->kept_share) + kept / n_micro_batches;
+    }
+  }
+  if (!std::isfinite(whole.item<double>())) {
+    return Error(StatusCode::kDataLoss,
+                 "step {}: the loss is not a number; lower the learning rate", state_.step + 1);
   }
   const ScopedTimer timer(&profile_.backward);
-  (loss / n_micro_batches).backward();
-  return loss.item<double>() / n_micro_batches;
+  (whole / n_micro_batches).backward();
+  point->loss += loss.item<double>() / n_micro_batches;
+  return OkStatus();
 }
 
 Status Trainer::Step() {
@@ -84,13 +127,9 @@ Status Trainer::Step() {
   }
   const int context = recipe_->phases[phase_idx].context;
   const int n_micro_batches = recipe_->batch_tokens / recipe_->micro_batch_tokens;
-  LossPoint point;
+  LossPoint point{.context = context};
   for (int i = 0; i < n_micro_batches; ++i) {
-    point.loss += RunMicroBatch(n_micro_batches, recipe_->micro_batch_tokens / context, context);
-  }
-  if (!std::isfinite(point.loss)) {
-    return Error(StatusCode::kDataLoss,
-                 "step {}: the loss is not a number; lower the learning rate", state_.step + 1);
+    KVL_RETURN_IF_ERROR(RunMicroBatch(i, n_micro_batches, &point));
   }
   {
     const ScopedTimer timer(&profile_.optimizer);
@@ -105,7 +144,6 @@ Status Trainer::Step() {
   flops_ += recipe_->batch_tokens * decoder_->FlopsPerToken(context);
   point.step = state_.step;
   point.tokens = state_.tokens;
-  point.context = context;
   if (state_.step % recipe_->validation_interval == 0 || is_done()) {
     point.validation_bpb = Validate();
   }
@@ -126,7 +164,8 @@ double Trainer::Validate() {
     const Tensor batch = ReadBatch(n, context, [&](int64_t i, std::span<int64_t> out) {
       order_.ReadValidation(first + i, out);
     });
-    nats += Loss(batch).item<double>() * n;
+    std::optional<DmcPass> pass = MakePass(DmcDecisions::kHard, 0);
+    nats += Loss(batch, pass.has_value() ? &*pass : nullptr).item<double>() * n;
   }
   const SourceInfo& source = *corpus_->Find(recipe_->validation_source);
   const double bytes_per_token =

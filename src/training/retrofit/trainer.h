@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "training/corpus/corpus.h"
 #include "training/retrofit/batch_order.h"
 #include "training/retrofit/decoder.h"
+#include "training/retrofit/dmc_pass.h"
 #include "training/retrofit/loss_curve.h"
 #include "training/retrofit/optimizer.h"
 #include "training/retrofit/recipe.h"
@@ -25,6 +27,9 @@ struct TrainerOptions {
   // With a time budget, the share of it that is used up replaces the share of total_tokens as the
   // progress that decides phase and learning rate; the run ends with the budget. Seconds; 0: none.
   double budget_seconds = 0;
+  // Of a recipe with `dmc`: which stage the run is. The recipe is that of the stage
+  // (RecipeOfStage).
+  std::optional<DmcStage> dmc_stage;
 };
 
 // Where the time of the steps went, seconds.
@@ -55,6 +60,8 @@ class Trainer {
   Status SaveCheckpoint(const std::string& path) const;
   // kDataLoss when the file is damaged, kInvalidArgument when it belongs to another recipe.
   Status LoadCheckpoint(const std::string& path);
+  // Parameters and moments of another stage's checkpoint; the run itself begins anew.
+  Status StartFrom(const std::string& path);
 
   const Decoder& decoder() const { return *decoder_; }
   Decoder* mutable_decoder() { return decoder_.get(); }
@@ -77,11 +84,19 @@ class Trainer {
   };
 
   Trainer(const TrainingRecipe* recipe, const TrainerOptions& options, BatchOrder order);
-  double RunMicroBatch(int n_micro_batches, int n_sequences, int context);
+  // What a micro batch adds to the point of its step; its gradients are added up.
+  Status RunMicroBatch(int micro_batch_idx, int n_micro_batches, LossPoint* point);
+  // How layers merge in a forward pass; none without a stage of DMC.
+  std::optional<DmcPass> MakePass(DmcDecisions decisions, int micro_batch_idx) const;
   torch::Tensor ReadBatch(int n_sequences, int context,
                           const std::function<void(int64_t, std::span<int64_t>)>& read) const;
-  torch::Tensor Loss(const torch::Tensor& batch) const;
+  torch::Tensor Loss(const torch::Tensor& batch, DmcPass* dmc) const;
+  torch::Tensor MergeLoss(const torch::Tensor& alpha) const;
+  bool merges() const {
+    return options_.dmc_stage.has_value() && *options_.dmc_stage != DmcStage::kZeroOut;
+  }
   std::string RecipeFingerprint() const;
+  Status ReadCheckpoint(const std::string& path, bool goes_on);
 
   const TrainingRecipe* recipe_;
   const Corpus* corpus_ = nullptr;

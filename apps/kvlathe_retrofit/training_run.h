@@ -1,0 +1,43 @@
+// What the verbs that train have in common: options, steps with progress and checkpoints, and what
+// a run leaves.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "training/retrofit/trainer.h"
+
+namespace kvlathe {
+
+struct TrainingRunOptions {
+  std::string recipe, corpus, out;
+  std::string device = "cpu";
+  std::string dtype;
+  double checkpoint_minutes = 5;
+  int threads = 0;
+  bool profile = false;
+};
+
+void AddTrainingRunOptions(CLI::App* verb, TrainingRunOptions* options);
+
+// Sets the number of threads; device and type of the products.
+StatusOr<TrainerOptions> MakeTrainerOptions(const TrainingRunOptions& options);
+
+// kNotFound naming --out.
+Status MakeOutputDirectory(const std::string& directory);
+
+// Steps until the run is done or somebody asks to stop (SIGINT, SIGTERM), with a checkpoint now and
+// then and one at the end; true if it is done. `on_step`, if there is one, is called behind every
+// step.
+StatusOr<bool> RunSteps(Trainer* trainer, const TrainingRunOptions& options,
+                        const std::string& checkpoint, double budget_seconds, int64_t total_tokens,
+                        const std::function<Status()>& on_step = nullptr);
+
+// The model in BF16 with the corpus's tokenizer, and its loss curve.
+Status SaveTrainedModel(const Trainer& trainer, const std::string& corpus,
+                        const std::string& directory);
+
+void PrintSummary(const Trainer& trainer, bool with_profile);
+
+}  // namespace kvlathe
