@@ -244,7 +244,8 @@ TEST_F(QualityTest, BenchModelCountsTokensPerSecond) {
 // What merges is merged in the depth too.
 TEST_F(QualityTest, BenchModelFillsByMerging) {
   const auto bytes_of = [&](const char* spec) {
-    auto model = CreateModel(weights_, PartsOf(*Spec::Parse(spec), nullptr), &threads_, Isa::kScalar);
+    auto model =
+        CreateModel(weights_, PartsOf(*Spec::Parse(spec), nullptr), &threads_, Isa::kScalar);
     EXPECT_TRUE(model.ok()) << model.status();
     auto row = BenchModel(model->get(), spec, {.n_gen = 1, .n_depth = 511}, 1, 64 << 20);
     EXPECT_TRUE(row.ok()) << row.status();

@@ -84,7 +84,7 @@ enum class WeightLayout {
 // before RoPE one channel of each key says whether its position joins the entry before it, and the
 // same channel of the queries how much it counts there. It takes no part in attention.
 struct DmcConfig {
-  bool is_last = true;  // channel head_dim - 1, as in the released code; or 0 (paper)
+  bool is_last = true;      // channel head_dim - 1, as in the released code; or 0 (paper)
   float offset = 5;         // joins: k - offset > 0
   float weight_offset = 5;  // counts: sigmoid(q + weight_offset) + epsilon
   float epsilon = 0.0078125f;

@@ -128,9 +128,8 @@ std::string ModelConfig::DescribePositions() const {
   if (rotary_fraction != 1) text += fmt::format(" on {} channels", rope_dim());
   if (!dmc.has_value()) return text;
   // Calibrated rows lack the channel; what a cache holds depends on all of it.
-  text += fmt::format("; dmc: {} channel, offset {}, epsilon {}{}",
-                      dmc->is_last ? "last" : "first", dmc->offset, dmc->epsilon,
-                      dmc->zeroes_after_rope ? ", zeroed again" : "");
+  text += fmt::format("; dmc: {} channel, offset {}, epsilon {}{}", dmc->is_last ? "last" : "first",
+                      dmc->offset, dmc->epsilon, dmc->zeroes_after_rope ? ", zeroed again" : "");
   if (dmc->weight_offset == dmc->offset) return text;
   return text + fmt::format(", weight offset {}", dmc->weight_offset);
 }
