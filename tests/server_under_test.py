@@ -24,7 +24,7 @@ class Server:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
-            event = self._listening.get(timeout=START_SECONDS)
+            event = self._listening.get(timeout=max(START_SECONDS, patience))
         except queue.Empty:
             event = None
         if event is None:
