@@ -179,6 +179,20 @@ class Retrofit(unittest.TestCase):
         # Merging changes what a trained model says by little, though half of the entries are gone.
         self.assertNotEqual(merged["bits_per_byte"], whole["bits_per_byte"])
         self.assertLess(merged["bits_per_byte"], whole["bits_per_byte"] + 0.5)
+        # The ramp's last checkpoint is that of its last step, also where its target is there from the first.
+        ramp = self.root / "dmc/ramp"
+        self.assertEqual((ramp / "cr-2.pt").read_bytes(), (ramp / "checkpoint.pt").read_bytes())
+        recipe["training"]["dmc"].update({"immediate": True, "ramp_steps": 4})
+        path.write_text(json.dumps(recipe))
+        shutil.copytree(self.root / "dmc/zero-out", self.root / "dmc-at-once/zero-out")
+        kvlathe(*command[:-1], self.root / "dmc-at-once", "-m", base, "--stage", "ramp")
+        ramp = self.root / "dmc-at-once/ramp"
+        self.assertEqual(sorted(file.name for file in ramp.glob("*.pt")), ["checkpoint.pt", "cr-2.pt"])
+        self.assertEqual((ramp / "cr-2.pt").read_bytes(), (ramp / "checkpoint.pt").read_bytes())
+        # A stage that ended before its model was written writes it.
+        (ramp / "model.safetensors").unlink()
+        kvlathe(*command[:-1], self.root / "dmc-at-once", "-m", base, "--stage", "ramp")
+        self.assertTrue((ramp / "model.safetensors").exists())
         # Another CR needs its checkpoint, and another model its own shape.
         error = kvlathe(*command, "-m", base, "--stage", "solidify", "--compression", 3, expect=1).stderr
         self.assertIn("ramp/cr-3.pt: not there", error)

@@ -1,8 +1,7 @@
 // kvlathe retrofit dmc: teaches a model which positions of its KV cache to merge.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <filesystem>
+#include <vector>
 
 #include "io/files.h"
 #include "training/corpus/corpus.h"
@@ -41,23 +40,37 @@ Status Begin(const DmcOptions& options, const TrainingRecipe& recipe, DmcStage s
                                ? options.run.out + "/zero-out/checkpoint.pt"
                                : RampCheckpoint(options, recipe.dmc->compression);
   if (!FileExists(from)) {
-    return Error(StatusCode::kNotFound, "{}: not there; run the stage before {} first, to this CR",
+    return Error(StatusCode::kNotFound, "{}: not there; {} begins where the stage before it ended",
                  from, NameOf(stage));
   }
   return trainer->StartFrom(from);
 }
 
-// The checkpoint of every CR that the ramp has just reached.
+// The checkpoint of every CR that the ramp has just reached; that of its last CR behind its last
+// step, as its target may have been there before.
 Status SaveOnTheWay(const DmcOptions& options, const DmcRecipe& dmc, const Trainer& trainer) {
-  const int64_t step = trainer.step();  // how many are done
-  const double before = step > 1 ? dmc.TargetAt(DmcStage::kRamp, step - 2) : 1;
-  const double now = dmc.TargetAt(DmcStage::kRamp, step - 1);
-  for (const double compression : dmc.save_at) {
-    if (compression > before && compression <= now) {
-      KVL_RETURN_IF_ERROR(trainer.SaveCheckpoint(RampCheckpoint(options, compression)));
+  std::vector<double> reached;
+  if (!dmc.is_immediate) {
+    const int64_t step = trainer.step();  // how many are done
+    const double before = step > 1 ? dmc.TargetAt(DmcStage::kRamp, step - 2) : 1;
+    const double now = dmc.TargetAt(DmcStage::kRamp, step - 1);
+    for (const double compression : dmc.save_at) {
+      const bool is_new = compression > before && compression <= now;
+      if (is_new && compression < dmc.compression) reached.push_back(compression);
     }
   }
+  if (trainer.is_done()) reached.push_back(dmc.compression);
+  for (const double compression : reached) {
+    KVL_RETURN_IF_ERROR(trainer.SaveCheckpoint(RampCheckpoint(options, compression)));
+  }
   return OkStatus();
+}
+
+void PrintCompression(const Trainer& trainer, const DmcRecipe& dmc, DmcStage stage) {
+  const double kept = trainer.curve().back().kept_share;
+  if (kept <= 0) return;
+  fmt::print("  CR {:.2f} in the last step, for a target of {:g}\n", 1 / kept,
+             dmc.TargetAt(stage, trainer.step() - 1));
 }
 
 // False if somebody asked to stop before the stage was done.
@@ -73,30 +86,33 @@ StatusOr<bool> RunStage(const DmcOptions& options, const TrainingRecipe& whole,
   const std::string checkpoint = out + "/checkpoint.pt";
   if (FileExists(checkpoint)) {
     KVL_RETURN_IF_ERROR(trainer->LoadCheckpoint(checkpoint));
-    if (trainer->is_done()) return true;
-    fmt::print(stderr, "{}: going on from step {}\n", NameOf(stage), trainer->step());
   } else {
     KVL_RETURN_IF_ERROR(Begin(options, recipe, stage, trainer.get()));
   }
-  const auto on_step = [&] {
-    return stage == DmcStage::kRamp ? SaveOnTheWay(options, *recipe.dmc, *trainer) : OkStatus();
-  };
-  KVL_ASSIGN_OR_RETURN(const bool is_done,
-                       RunSteps(trainer.get(), options.run, checkpoint,
-                                /*budget_seconds=*/0, recipe.total_tokens, on_step));
+  const bool was_done = trainer->is_done();
+  if (trainer->step() > 0) {
+    fmt::print(stderr, "{}: {} step {}\n", NameOf(stage), was_done ? "done with" : "going on from",
+               trainer->step());
+  }
+  if (!was_done) {
+    const auto on_step = [&] {
+      return stage == DmcStage::kRamp ? SaveOnTheWay(options, *recipe.dmc, *trainer) : OkStatus();
+    };
+    KVL_RETURN_IF_ERROR(RunSteps(trainer.get(), options.run, checkpoint, /*budget_seconds=*/0,
+                                 recipe.total_tokens, on_step)
+                            .status());
+    fmt::print("{}: ", out);
+    PrintSummary(*trainer, options.run.profile);
+    PrintCompression(*trainer, *recipe.dmc, stage);
+  }
+  // Written even where the stage was done: whoever ended it may not have come to this.
   FoldVariant(recipe.dmc->variant, recipe.dmc->config, trainer->mutable_decoder());
   KVL_RETURN_IF_ERROR(SaveTrainedModel(*trainer, options.run.corpus, out));
-  fmt::print("{}: ", out);
-  PrintSummary(*trainer, options.run.profile);
-  if (const double kept = trainer->curve().back().kept_share; kept > 0) {
-    fmt::print("  CR {:.2f} in the last step, for a target of {:g}\n", 1 / kept,
-               recipe.dmc->TargetAt(stage, trainer->step() - 1));
-  }
-  if (!is_done) {
+  if (!trainer->is_done()) {
     fmt::print("stopped at {:.1f}% of {}; the same command goes on\n", 100 * trainer->progress(),
                NameOf(stage));
   }
-  return is_done;
+  return trainer->is_done();
 }
 
 StatusOr<TrainingRecipe> ReadRecipe(const DmcOptions& options) {
@@ -107,7 +123,6 @@ StatusOr<TrainingRecipe> ReadRecipe(const DmcOptions& options) {
                  options.run.recipe);
   }
   if (options.compression > 0) recipe.dmc->compression = options.compression;
-  recipe.dmc->save_at.push_back(recipe.dmc->compression);
   return recipe;
 }
 
@@ -128,8 +143,8 @@ void AddDmcVerb(RetrofitVerbs* verbs) {
   auto options = std::make_shared<DmcOptions>();
   CLI::App* verb = verbs->Add(
       "dmc", "Teach a model to merge entries of its cache; interrupted, the same command goes on",
-      "kvlathe retrofit dmc -m models/lathe-small --recipe models/lathe-small/recipe-dmc.json "
-      "--corpus corpus --out run",
+      "kvlathe retrofit dmc -m models/lathe-small --recipe recipe.json --corpus corpus "
+      "--out run",
       [options] { return Retrofit(*options); });
   AddTrainingRunOptions(verb, &options->run);
   verb->add_option("-m,--model", options->model, "model directory or .gguf file to retrofit")

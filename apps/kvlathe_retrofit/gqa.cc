@@ -18,13 +18,17 @@ struct GqaOptions {
 Status Convert(const GqaOptions& options) {
   KVL_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.model));
   KVL_RETURN_IF_ERROR(CheckTrainable(config));
+  if (config.model_type == "gpt2") {
+    return Error(StatusCode::kUnimplemented, "{}: GPT-2 has as many KV heads as query heads",
+                 options.model);
+  }
   const int n = options.n_kv_heads, n_from = config.n_kv_heads;
   const bool divides = n < n_from ? n_from % n == 0 : n % n_from == 0 && config.n_heads % n == 0;
-  if (!divides || config.model_type == "gpt2") {
+  if (!divides) {
     return Error(StatusCode::kInvalidArgument,
-                 "--kv-heads {}: {} has {} KV heads of {} query heads; name a number that divides "
-                 "the one or the other",
-                 n, options.model, n_from, config.n_heads);
+                 "--kv-heads {}: {} has {} KV heads for {} query heads; name a divisor of {}, or a "
+                 "multiple of it that divides {}",
+                 n, options.model, n_from, config.n_heads, n_from, config.n_heads);
   }
   Decoder decoder(config, /*seed=*/0, torch::kFloat, torch::kCPU);
   KVL_RETURN_IF_ERROR(LoadWeights(options.model, &decoder));

@@ -126,7 +126,7 @@ StatusOr<bool> RunSteps(Trainer* trainer, const TrainingRunOptions& options,
   std::signal(SIGTERM, RequestStop);
   TrainingProgress progress(trainer, budget_seconds, total_tokens);
   Stopwatch since_checkpoint;
-  while (!trainer->is_done() && stop_requested == 0) {
+  do {
     KVL_RETURN_IF_ERROR(trainer->Step());
     progress.Show(trainer->is_done());
     if (on_step) KVL_RETURN_IF_ERROR(on_step());
@@ -134,7 +134,7 @@ StatusOr<bool> RunSteps(Trainer* trainer, const TrainingRunOptions& options,
       KVL_RETURN_IF_ERROR(trainer->SaveCheckpoint(checkpoint));
       since_checkpoint.Restart();
     }
-  }
+  } while (!trainer->is_done() && stop_requested == 0);
   KVL_RETURN_IF_ERROR(trainer->SaveCheckpoint(checkpoint));
   return trainer->is_done();
 }

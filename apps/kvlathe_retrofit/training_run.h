@@ -27,9 +27,9 @@ StatusOr<TrainerOptions> MakeTrainerOptions(const TrainingRunOptions& options);
 // kNotFound naming --out.
 Status MakeOutputDirectory(const std::string& directory);
 
-// Steps until the run is done or somebody asks to stop (SIGINT, SIGTERM), with a checkpoint now and
-// then and one at the end; true if it is done. `on_step`, if there is one, is called behind every
-// step.
+// Steps, once at least, until the run is done or somebody asks to stop (SIGINT, SIGTERM), with a
+// checkpoint now and then and one at the end; true if it is done. `on_step`, if there is one, is
+// called behind every step.
 StatusOr<bool> RunSteps(Trainer* trainer, const TrainingRunOptions& options,
                         const std::string& checkpoint, double budget_seconds, int64_t total_tokens,
                         const std::function<Status()>& on_step = nullptr);

@@ -6,6 +6,7 @@ a figure is `serving/NAME WORKLOAD SERVER FIELD` with FIELD rate, relative or bo
 
 import json
 import pathlib
+import statistics
 
 from serving_parts import report
 
@@ -13,11 +14,6 @@ from .store import ResultsError
 
 BALANCED = (("mean_normalized_latency_ms", "mean ms a token"), ("p90_normalized_latency_ms", "p90"), ("p99_normalized_latency_ms", "p99"),
             ("p99_ttft_ms", "p99 first token, ms"))
-
-
-def middle(values):
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]
 
 
 class ServingView:
@@ -45,7 +41,7 @@ class ServingView:
         for row in self.data["rows"]:
             cells.setdefault((row["rate"], row["balance"]), []).append(row)
         for (rate, way), rows in sorted(cells.items(), key=lambda item: item[0][0]):
-            figures = [f"{middle([row[key] for row in rows]):.4g}" for key, _ in BALANCED]
+            figures = [f"{statistics.median([row[key] for row in rows]):.4g}" for key, _ in BALANCED]
             lines.append(f"| {rate:g} | {way} | " + " | ".join(figures) + " |")
         return [*lines, ""]
 

@@ -39,7 +39,7 @@ struct ForwardProfile {
   double prune = 0;      // choosing entries and closing their gaps
   double other = 0;      // norms, gates, embedding
 
-  // Times `sign`.
+  // Adds `more` times `sign`.
   void Add(const ForwardProfile& more, double sign = 1) {
     for (double ForwardProfile::*part :
          {&ForwardProfile::linear, &ForwardProfile::rotate, &ForwardProfile::append,

@@ -101,8 +101,9 @@ void Server::Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
   // The port is open before Start knows its own members.
   if (!is_started_) return reply->Send(UnavailableResponse("the server is starting"));
   if (IsHealthRoute(request)) {
-    if (is_unready_)
+    if (is_unready_) {
       return reply->Send(UnavailableResponse("the server is shutting down", "shutting_down"));
+    }
     return health_.Answer(std::move(reply));
   }
   if (!keys_.Allow(request)) {

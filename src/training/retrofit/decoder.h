@@ -46,9 +46,9 @@ class Decoder;
 // of W_Q and W_K, uniform weights rows of 0. The variant computes the same with them.
 void FoldVariant(const DmcVariant& variant, const DmcConfig& config, Decoder* decoder);
 
-// A Llama model with another number of KV heads, `to` one that divides the other. Fewer: W_K and
-// W_V are the means of the heads that become one (Ainslie et al., 2023, arXiv 2305.13245). More:
-// the heads are copied, and the model computes what it did.
+// A Llama model with another number of KV heads, which divides theirs or is a multiple. Fewer: W_K
+// and W_V are the means of the heads that become one (Ainslie et al., 2023, arXiv 2305.13245).
+// More: the heads are copied, and the model computes what it did.
 Decoder WithKvHeads(const Decoder& decoder, int n_kv_heads);
 
 // The layer that a parameter belongs to; -1: none.

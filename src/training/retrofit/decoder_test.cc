@@ -14,6 +14,7 @@
 #include "model/planned_model.h"
 #include "training/retrofit/gradient_check.h"
 #include "training/retrofit/model_directory.h"
+#include "training/retrofit/small_decoder.h"
 
 namespace kvlathe {
 namespace {
@@ -70,25 +71,8 @@ TEST(DecoderGradient, CrossEntropy) {
   EXPECT_EQ(logits.grad()[1].abs().sum().item<double>(), 0) << "a weight of 0 counts";
 }
 
-ModelConfig SmallConfig(bool tied) {
-  ModelConfig config;
-  config.model_type = "llama";
-  config.n_layers = 2;
-  config.hidden_dim = 32;
-  config.n_heads = 4;
-  config.n_kv_heads = 2;
-  config.head_dim = 16;
-  config.ffn_dim = 48;
-  config.vocab_size = 50;
-  config.max_seq_len = 512;
-  config.tie_word_embeddings = tied;
-  config.bos_id = 1;
-  config.eos_ids = {2};
-  return config;
-}
-
 ModelConfig SmallGpt2(MlpKind mlp) {
-  ModelConfig config = SmallConfig(mlp == MlpKind::kGeluTanh);
+  ModelConfig config = SmallDecoder(mlp == MlpKind::kGeluTanh);
   config.model_type = "gpt2";
   config.layout = WeightLayout::kGpt2;
   config.norms.kind = NormKind::kLayer;
@@ -101,7 +85,7 @@ ModelConfig SmallGpt2(MlpKind mlp) {
 }
 
 std::vector<ModelConfig> SmallConfigs() {
-  return {SmallConfig(true), SmallConfig(false), SmallGpt2(MlpKind::kGeluTanh),
+  return {SmallDecoder(true), SmallDecoder(false), SmallGpt2(MlpKind::kGeluTanh),
           SmallGpt2(MlpKind::kGelu)};
 }
 
@@ -151,7 +135,7 @@ TEST(Decoder, CausalAttentionEqualsTheFormula) {
 }
 
 TEST(Decoder, CountsParametersAndFlops) {
-  const Decoder decoder(SmallConfig(true), 1, torch::kFloat, torch::kCPU);
+  const Decoder decoder(SmallDecoder(true), 1, torch::kFloat, torch::kCPU);
   // Embedding 50 x 32; a layer: q 64 x 32, k and v 32 x 32, o 32 x 64, ffn 3 x 48 x 32, norms 2
   // x 32.
   const int64_t layer_weights = 2 * 64 * 32 + 2 * 32 * 32 + 3 * 48 * 32;
@@ -235,7 +219,7 @@ TEST_F(ModelFiles, EngineAgreesWithTheTrainer) {
 
 TEST_F(ModelFiles, LayersThatAreMissingStartAsTheIdentity) {
   const torch::NoGradGuard no_grad;
-  for (ModelConfig config : {SmallConfig(true), SmallGpt2(MlpKind::kGeluTanh)}) {
+  for (ModelConfig config : {SmallDecoder(true), SmallGpt2(MlpKind::kGeluTanh)}) {
     const Decoder smaller(config, 8, torch::kFloat, torch::kCPU);
     Stir(smaller, 2);
     ASSERT_TRUE(SaveDecoder(smaller, DType::kF32, directory_).ok());
@@ -251,7 +235,7 @@ TEST_F(ModelFiles, LayersThatAreMissingStartAsTheIdentity) {
 
 TEST(Decoder, CopiedKvHeadsComputeTheSameAndMeansOfThemAreThose) {
   const torch::NoGradGuard no_grad;
-  const Decoder grouped(SmallConfig(true), 8, torch::kFloat, torch::kCPU);
+  const Decoder grouped(SmallDecoder(true), 8, torch::kFloat, torch::kCPU);
   Stir(grouped, 4);
   const Tensor ids = torch::arange(20, torch::kLong).view({1, 20});
   const auto hidden = [&](const Decoder& d) { return d.Hidden(ids, torch::kFloat); };
@@ -270,19 +254,19 @@ TEST(Decoder, CopiedKvHeadsComputeTheSameAndMeansOfThemAreThose) {
 }
 
 TEST_F(ModelFiles, RefusesWhatItCannotTrainOrStore) {
-  ModelConfig config = SmallConfig(true);
+  ModelConfig config = SmallDecoder(true);
   EXPECT_TRUE(CheckTrainable(config).ok());
   EXPECT_TRUE(CheckTrainable(SmallGpt2(MlpKind::kGelu)).ok());
   config.biases.qkv = true;
   EXPECT_EQ(CheckTrainable(config).code(), StatusCode::kUnimplemented);
-  config = SmallConfig(true);
+  config = SmallDecoder(true);
   config.attention.kinds[0].rope.scaling = RopeConfig::Scaling::kLinear;
   EXPECT_EQ(CheckTrainable(config).code(), StatusCode::kUnimplemented);
 
-  const Decoder decoder(SmallConfig(true), 1, torch::kFloat, torch::kCPU);
+  const Decoder decoder(SmallDecoder(true), 1, torch::kFloat, torch::kCPU);
   EXPECT_FALSE(SaveDecoder(decoder, DType::kBf16, "/dev/null/model").ok());
   ASSERT_TRUE(SaveDecoder(decoder, DType::kBf16, directory_).ok());
-  ModelConfig wider = SmallConfig(true);
+  ModelConfig wider = SmallDecoder(true);
   wider.hidden_dim = 64;
   Decoder other(wider, 1, torch::kFloat, torch::kCPU);
   const Status status = LoadWeights(directory_, &other);

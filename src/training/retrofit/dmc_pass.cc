@@ -45,12 +45,12 @@ struct WindowedSumFunction : torch::autograd::Function<WindowedSumFunction> {
   }
 };
 
-// x_{t-j} in place of x_t; what lies before the first is `before`. The last dimension is positions.
-Tensor Later(const Tensor& x, int64_t j, double before) {
+// x_{t-j} in place of x_t, 0 before the first. The last dimension is positions.
+Tensor Later(const Tensor& x, int64_t j) {
   const int64_t n = x.size(-1);
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = std::min(j, n);
-  const Tensor front = torch::full(shape, before, x.options());
+  const Tensor front = torch::zeros(shape, x.options());
   return j >= n ? front : torch::cat({front, x.narrow(-1, 0, n - j)}, -1);
 }
 
@@ -73,8 +73,8 @@ Tensor MergeCoefficients(const Tensor& alpha, const Tensor& omega, int window) {
   std::vector<Tensor> columns = {omega};
   Tensor joined = torch::ones_like(alpha);  // alpha_{t-j+1} .. alpha_t
   for (int64_t j = 1; j < window; ++j) {
-    joined = joined * Later(alpha, j - 1, /*before=*/0);
-    columns.push_back(joined * Later(omega, j, /*before=*/0));
+    joined = joined * Later(alpha, j - 1);
+    columns.push_back(joined * Later(omega, j));
   }
   const Tensor coefficients = torch::stack(columns, -1);
   return coefficients / coefficients.sum(-1, true);

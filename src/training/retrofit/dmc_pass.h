@@ -3,12 +3,11 @@
 // does with the result).
 //
 // Between projection and RoPE, for each KV head, with alpha in (0, 1) instead of a decision:
-//   logit_t = k_t[c] - offset               x_t = (logit_t + noise) / temperature
-//   alpha_t = sigmoid(x_t), alpha_0 = 0     omega_t = sigmoid(mean over the group of q_t[c] +
-//   weight
-//                                                             offset) + epsilon
-//   k_t <- sum_{i = t - window + 1 .. t} C_ti k_i / sum_i C_ti,  C_ti = omega_i alpha_{i+1} ..
-//   alpha_t
+//   x_t = (k_t[c] - offset + noise) / temperature
+//   alpha_t = sigmoid(x_t), alpha_0 = 0
+//   omega_t = sigmoid(mean over the group of q_t[c] + weight_offset) + epsilon
+//   k_t <- sum_i C_ti k_i / sum_i C_ti, over the newest `window` positions i up to t
+//   C_ti = omega_i alpha_{i+1} .. alpha_t
 // and v_t alike; queries at i > j see column j by log(1 - alpha_{j+1}) less. All in F32 (or F64).
 #pragma once
 

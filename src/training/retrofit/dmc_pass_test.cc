@@ -15,6 +15,7 @@
 #include "training/retrofit/decoder.h"
 #include "training/retrofit/gradient_check.h"
 #include "training/retrofit/model_directory.h"
+#include "training/retrofit/small_decoder.h"
 
 namespace kvlathe {
 namespace {
@@ -148,19 +149,7 @@ TEST(DmcPass, TheLossIsWhatIsKeptBeyondTheTarget) {
 }
 
 ModelConfig DmcModel(const DmcConfig& dmc) {
-  ModelConfig config;
-  config.model_type = "llama";
-  config.n_layers = 2;
-  config.hidden_dim = 32;
-  config.n_heads = 4;
-  config.n_kv_heads = 2;
-  config.head_dim = 16;
-  config.ffn_dim = 48;
-  config.vocab_size = 50;
-  config.max_seq_len = 512;
-  config.tie_word_embeddings = true;
-  config.bos_id = 1;
-  config.eos_ids = {2};
+  ModelConfig config = SmallDecoder(/*tied=*/true);
   config.dmc = dmc;
   return config;
 }

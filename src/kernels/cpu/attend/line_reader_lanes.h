@@ -1,6 +1,8 @@
 // Reads codes of sealed blocks as numbers of 16 bits, a vector of lanes.h at a time.
 #pragma once
 
+#include <type_traits>
+
 #include "format/split_bits/unit_codes.h"
 #include "kernels/cpu/attend/attend_packed.h"
 #include "kernels/cpu/attend/attend_range.h"
