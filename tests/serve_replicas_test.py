@@ -98,10 +98,9 @@ async def wait_until(condition, seconds=20):
 class Load:
     """Clients that ask, one request behind the other, until they are stopped."""
 
-    def __init__(self, port):
-        self.port = port
+    def __init__(self, port, n_wholes=12, n_streams=4):
+        self.port, self.n_wholes, self.n_streams = port, n_wholes, n_streams
         self.wholes, self.streams = [], []
-        self.n_running_streams = 0
         self.is_stopped = False
 
     async def ask_wholes(self):
@@ -110,13 +109,11 @@ class Load:
 
     async def ask_streams(self):
         while not self.is_stopped:
-            self.n_running_streams += 1
             self.streams.append(await ask(self.port, "POST", "/v1/completions", STREAM))
-            self.n_running_streams -= 1
 
     async def run_while(self, happening):
-        clients = [asyncio.create_task(self.ask_wholes()) for _ in range(12)]
-        clients += [asyncio.create_task(self.ask_streams()) for _ in range(4)]
+        clients = [asyncio.create_task(self.ask_wholes()) for _ in range(self.n_wholes)]
+        clients += [asyncio.create_task(self.ask_streams()) for _ in range(self.n_streams)]
         try:
             await happening
         finally:
@@ -141,21 +138,22 @@ class ReplicasTest(unittest.TestCase):
 
     def test_a_killed_replica_costs_no_answer_and_its_streams_end_with_an_error(self):
         with Replicas(2) as replicas:
-            load = Load(replicas.port)
-            n_before = []
+            load = Load(replicas.port, n_wholes=4, n_streams=8)
 
             async def kill_one():
-                await asyncio.sleep(1)
-                # A stream of each replica is in flight: with four clients, two are on either.
-                await wait_until(lambda: self.streams_on(replicas, 0))
+                # More requests than those that are asked for whole: two of them at least are streams.
+                await wait_until(lambda: self.has_running(replicas, 0, load.n_wholes + 2))
                 os.kill(replicas.pids[0], signal.SIGKILL)
-                n_before.append(len(load.wholes))
-                await asyncio.sleep(1.5)
+                n_before = len(load.wholes)
+
+                async def traffic_went_on():
+                    return len(load.wholes) > n_before + 20
+
+                await wait_until(traffic_went_on)
 
             asyncio.run(load.run_while(kill_one()))
             for answer in load.wholes:
                 self.assert_answered(answer)
-            self.assertGreater(len(load.wholes), n_before[0] + 20, "traffic goes on")
             completed = [stream for stream in load.streams if stream.is_whole]
             for stream in completed:
                 self.assert_completed(stream)
@@ -170,10 +168,10 @@ class ReplicasTest(unittest.TestCase):
             self.assertIsNone(replicas.script.poll())
         self.assertEqual(replicas.script.returncode, 0)
 
-    async def streams_on(self, replicas, i):
+    async def has_running(self, replicas, i, n_requests):
         answer = await ask(replicas.ports[i], "GET", "/metrics")
         running = re.search(rb"^vllm:num_requests_running(?:\{.*\})? (\d+)", answer.body, re.MULTILINE)
-        return running is not None and int(running.group(1)) >= 2
+        return running is not None and int(running.group(1)) >= n_requests
 
     def test_a_drained_replica_leaves_without_a_failed_request(self):
         with Replicas(2) as replicas:
