@@ -14,6 +14,7 @@ import struct
 import subprocess
 
 import cli_support
+import model_files
 from cli_support import CACHE, KVLATHE, MODEL, ChatTerminal
 
 TEXT = MODEL / "calibration.txt"
@@ -87,6 +88,24 @@ class CommandLine(cli_support.CommandLineCase):
             self.assertLess(result["kl"], 1e-6, kv)
         self.assertLessEqual({"kv", "kv_fraction", "perplexity", "bits_per_byte", "kl", "tokens"},
                              result.keys())
+
+    def test_kl_to_another_model(self):
+        text = self.short_text()
+        evaluate = ["eval", "-m", MODEL, "-c", 128, "--deterministic", "--kv", "int8", "--kl", text]
+        itself = self.json_of(*evaluate)
+        self.assertEqual(self.json_of(*evaluate, "--reference", MODEL), itself)
+        shallow = model_files.copy_first_layers(MODEL, 2, self.folder / "shallow")
+        other = self.json_of(*evaluate, "--reference", shallow)
+        self.assertGreater(other["kl"], itself["kl"] + 0.1)
+        self.assertEqual(other["perplexity"], itself["perplexity"])
+        self.assertEqual(other["kv_fraction"], itself["kv_fraction"])
+        config = json.loads((shallow / "config.json").read_text())
+        (shallow / "config.json").write_text(json.dumps(config | {"bos_token_id": None}))
+        (shallow / "generation_config.json").unlink(missing_ok=True)
+        (shallow / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
+        self.assert_refused(2, "different tokenizers", *evaluate, "--reference", shallow)
+        self.assert_refused(2, "--reference requires --kl", "eval", "-m", MODEL, "--perplexity", text,
+                            "--reference", MODEL)
 
     def short_text(self):
         path = self.folder / "short.txt"

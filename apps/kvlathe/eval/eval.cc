@@ -12,13 +12,62 @@
 namespace kvlathe {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 struct EvalOptions {
   ModelOptions model;
   std::string perplexity_text;
   std::string kl_text;
+  std::string reference;  // model of the distributions that kl is measured against; empty: the same
   DriftEvalOptions drift;
   TaskEvalOptions task;
 };
+
+// The reference's cache, uncompressed, and what keeps it.
+struct Reference {
+  std::unique_ptr<Workspace> workspace;  // none where it is the model itself
+  SpecModel model;
+};
+
+StatusOr<Reference> OpenReference(const EvalOptions& options, Workspace* workspace,
+                                  std::span<const int32_t> tokens) {
+  Reference reference;
+  if (options.reference.empty()) {
+    KVL_ASSIGN_OR_RETURN(reference.model, workspace->MakeModel("none"));
+    return reference;
+  }
+  ModelOptions model = options.model;
+  model.model = options.reference;
+  model.kv = {"none"};
+  model.basis.clear();
+  model.profile.clear();
+  KVL_ASSIGN_OR_RETURN(reference.workspace, Workspace::Open(model));
+  KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> same,
+                       reference.workspace->TokenizeFile(options.kl_text));
+  const bool reads_alike = std::equal(tokens.begin(), tokens.end(), same.begin(), same.end()) &&
+                           reference.workspace->leading_bos() == workspace->leading_bos();
+  if (!reads_alike || reference.workspace->config().vocab_size != workspace->config().vocab_size) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--reference {} and -m {} have different tokenizers; distributions over different "
+                 "tokens have no KL",
+                 options.reference, options.model.model);
+  }
+  KVL_ASSIGN_OR_RETURN(reference.model, reference.workspace->MakeModel("none"));
+  return reference;
+}
+
+Json ToJson(const std::string& kv, const std::string& kv_resolved, const Quality& q, bool with_kl) {
+  Json json = {{"kv", kv},
+               {"kv_resolved", kv_resolved},
+               {"kv_fraction", q.kv_fraction},
+               {"kv_bytes_per_token", q.kv_bytes_per_token},
+               {"perplexity", q.perplexity},
+               {"bits_per_byte", q.bits_per_byte}};
+  json["kl"] = with_kl ? Json(q.kl) : Json(nullptr);
+  if (with_kl) json["kl_stderr"] = q.kl_stderr;
+  json["tokens"] = q.n_tokens;
+  return json;
+}
 
 Status EvalText(const EvalOptions& options) {
   const bool with_kl = !options.kl_text.empty();
@@ -38,27 +87,19 @@ Status EvalText(const EvalOptions& options) {
       CutIntoWindows(
           tokens, [&](int32_t id) { return static_cast<int>(tokenizer.TokenBytes(id).size()); },
           workspace->leading_bos(), workspace->window_tokens()));
+  Reference reference;
+  if (with_kl) {
+    KVL_ASSIGN_OR_RETURN(reference, OpenReference(options, workspace.get(), tokens));
+  }
   KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
   std::vector<Model*> models = {spec_model.model.get()};
-  SpecModel baseline;
-  if (with_kl) {
-    KVL_ASSIGN_OR_RETURN(baseline, workspace->MakeModel("none"));
-    models.insert(models.begin(), baseline.model.get());
-  }
+  if (with_kl) models.insert(models.begin(), reference.model.model.get());
   KVL_ASSIGN_OR_RETURN(const std::vector<Quality> qualities,
                        MeasureQuality(models, text, workspace->kv_budget_bytes(),
                                       workspace->threads(), workspace->progress()));
   const Quality& q = qualities.back();
   if (options.model.json) {
-    nlohmann::ordered_json json = {{"kv", kv},
-                                   {"kv_resolved", spec_model.spec.ToString()},
-                                   {"kv_fraction", q.kv_fraction},
-                                   {"perplexity", q.perplexity},
-                                   {"bits_per_byte", q.bits_per_byte}};
-    json["kl"] = with_kl ? nlohmann::ordered_json(q.kl) : nlohmann::ordered_json(nullptr);
-    if (with_kl) json["kl_stderr"] = q.kl_stderr;
-    json["tokens"] = q.n_tokens;
-    fmt::print("{}\n", json.dump());
+    fmt::print("{}\n", ToJson(kv, spec_model.spec.ToString(), q, with_kl).dump());
     return OkStatus();
   }
   fmt::print("--kv {}: {} scored tokens, KV size {:.2f}%, perplexity {:.4f}, {:.4f} bits per byte",
@@ -97,8 +138,12 @@ void AddEvalVerb(Verbs* verbs) {
   verb->get_option("--model")->required(false);  // --task list needs none
   AddCacheOptions(verb, &options->model, "none");
   verb->add_option("--perplexity", options->perplexity_text, "text whose perplexity is measured");
-  verb->add_option("--kl", options->kl_text,
-                   "text on which KL to the uncompressed model is measured");
+  CLI::Option* const kl = verb->add_option(
+      "--kl", options->kl_text, "text on which KL to the uncompressed model is measured");
+  verb->add_option("--reference", options->reference,
+                   "model that KL is measured to, uncompressed, in place of -m: what a retrofit "
+                   "and its cache cost together")
+      ->needs(kl);
   AddDriftOptions(verb, &options->drift);
   AddTaskOptions(verb, &options->task);
 }
