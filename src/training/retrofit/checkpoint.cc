@@ -57,6 +57,9 @@ std::string Trainer::RecipeFingerprint() const {
     text += fmt::format(" | {} {}", phase.context, phase.share);
     for (const auto& [name, weight] : phase.mixture) text += fmt::format(" {}:{}", name, weight);
   }
+  if (recipe_->pool.has_value()) {
+    text += fmt::format(" | pool {} {}", recipe_->pool->every, recipe_->pool->n_sink);
+  }
   if (options_.dmc_stage.has_value()) {
     const DmcRecipe& dmc = *recipe_->dmc;
     text += fmt::format(" | {} {} {} {} {} {} {} {} {} {} {} {}", NameOf(*options_.dmc_stage),

@@ -190,24 +190,22 @@ Tensor Decoder::Multiply(const Tensor& x, const Projection& projection) const {
 }
 
 Decoder::Projected Decoder::Project(const Layer& layer, const Tensor& x, int64_t batch,
-                                    int64_t n_tokens, DmcPass* dmc) const {
+                                    int64_t n_tokens, MergePass* pass) const {
   const ModelConfig& c = config_;
   const Tensor qkv =
       Multiply(x, layer.qkv).view({batch, n_tokens, c.n_heads + 2 * c.n_kv_heads, c.head_dim});
   Tensor qk = qkv.narrow(2, 0, c.n_heads + c.n_kv_heads);
   Projected rows;
   rows.v = qkv.narrow(2, c.n_heads + c.n_kv_heads, c.n_kv_heads);
-  if (dmc != nullptr) {
-    const DmcPass::Merged merged =
-        dmc->Merge(qk.narrow(2, 0, c.n_heads), qk.narrow(2, c.n_heads, c.n_kv_heads), rows.v);
+  if (pass != nullptr) {
+    const MergePass::Merged merged =
+        pass->Merge(qk.narrow(2, 0, c.n_heads), qk.narrow(2, c.n_heads, c.n_kv_heads), rows.v);
     qk = torch::cat({merged.q, merged.k}, 2);
     rows.v = merged.v;
     rows.column_bias = merged.column_bias;
   }
   if (cos_.defined()) qk = Rotate(qk, cos_.narrow(0, 0, n_tokens), sin_.narrow(0, 0, n_tokens));
-  if (dmc != nullptr && dmc->scale_after_rope() != 1) {
-    qk = ScaleChannel(qk, dmc->Channel(c.head_dim), dmc->scale_after_rope());
-  }
+  if (pass != nullptr) qk = pass->AfterRope(qk);
   rows.q = qk.narrow(2, 0, c.n_heads);
   rows.k = qk.narrow(2, c.n_heads, c.n_kv_heads);
   return rows;
@@ -226,7 +224,8 @@ Tensor Decoder::Attend(const Layer& layer, const Projected& rows) const {
   return Multiply(attended, layer.o);
 }
 
-Tensor Decoder::Hidden(const Tensor& tokens, torch::ScalarType compute_type, DmcPass* dmc) const {
+Tensor Decoder::Hidden(const Tensor& tokens, torch::ScalarType compute_type,
+                       MergePass* pass) const {
   const int64_t batch = tokens.size(0), n_tokens = tokens.size(1);
   Tensor h = torch::embedding(embedding_, tokens.reshape({batch * n_tokens}));
   if (position_embedding_.defined()) {
@@ -235,7 +234,7 @@ Tensor Decoder::Hidden(const Tensor& tokens, torch::ScalarType compute_type, Dmc
   }
   for (const Layer& layer : layers_) {
     const Tensor normed = Normalise(h, layer.attn_norm, compute_type);
-    h = h + Attend(layer, Project(layer, normed, batch, n_tokens, dmc));
+    h = h + Attend(layer, Project(layer, normed, batch, n_tokens, pass));
     const Tensor up = Multiply(Normalise(h, layer.ffn_norm, compute_type), layer.mlp_in);
     const Tensor gated =
         config_.mlp == MlpKind::kSwiglu ? SwiGlu(up) : Gelu(up, config_.mlp == MlpKind::kGeluTanh);

@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "model/config.h"
-#include "training/retrofit/dmc_pass.h"
+#include "training/retrofit/dmc_recipe.h"
+#include "training/retrofit/merge_pass.h"
 
 namespace kvlathe {
 
@@ -63,9 +64,9 @@ class Decoder {
           torch::Device device);
 
   // tokens [batch, n_tokens] int64; final hidden states [batch * n_tokens, hidden], normed. With a
-  // `dmc` pass, which is new, every layer merges as it says.
+  // `pass`, which is new, every layer merges as it says.
   torch::Tensor Hidden(const torch::Tensor& tokens, torch::ScalarType compute_type,
-                       DmcPass* dmc = nullptr) const;
+                       MergePass* pass = nullptr) const;
   // Logits [n, vocab] of hidden states [n, hidden].
   torch::Tensor Logits(const torch::Tensor& hidden) const;
 
@@ -102,7 +103,7 @@ class Decoder {
     torch::Tensor column_bias;
   };
   Projected Project(const Layer& layer, const torch::Tensor& x, int64_t batch, int64_t n_tokens,
-                    DmcPass* dmc) const;
+                    MergePass* pass) const;
   torch::Tensor Attend(const Layer& layer, const Projected& rows) const;
 
   ModelConfig config_;

@@ -18,6 +18,7 @@
 
 #include "model/config.h"
 #include "training/retrofit/dmc_recipe.h"
+#include "training/retrofit/merge_pass.h"
 
 namespace kvlathe {
 
@@ -38,42 +39,23 @@ struct DmcPassOptions {
   uint64_t noise_seed = 0;  // the same seed, the same noise
 };
 
-// y_t = sum_{j < window} coefficients_tj x_{t-j}, with x_{t-j} = 0 before the first; x [batch,
-// n_heads, n_tokens, n], coefficients [batch, n_heads, n_tokens, window].
-torch::Tensor WindowedSum(const torch::Tensor& x, const torch::Tensor& coefficients);
-
-// The normalised coefficients C_t,t-j / sum_j C_t,t-j of alpha and omega [batch, n_heads,
-// n_tokens].
-torch::Tensor MergeCoefficients(const torch::Tensor& alpha, const torch::Tensor& omega, int window);
-
 // x [..., head_dim] with one channel times `scale`.
 torch::Tensor ScaleChannel(const torch::Tensor& x, int64_t channel, double scale);
 
-// One forward pass through all layers: every layer merges, and the decisions of all are kept for
-// the loss.
-class DmcPass {
+// Every layer merges, and the decisions of all are kept for the loss.
+class DmcPass : public MergePass {
  public:
   DmcPass(const DmcConfig& config, const DmcPassOptions& options)
       : config_(config), options_(options) {}
 
-  struct Merged {
-    torch::Tensor q, k, v;  // shapes and types of what came in
-    // [batch, n_kv_heads, n_tokens], F32: added to the scores of column j in rows i > j. Undefined
-    // where nothing merges.
-    torch::Tensor column_bias;
-  };
-  // q [batch, n_tokens, n_heads, head_dim], k and v [batch, n_tokens, n_kv_heads, head_dim] before
-  // RoPE; layers are called in order.
-  Merged Merge(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v);
-
-  // The channel that decides.
-  int64_t Channel(int64_t head_dim) const { return config_.is_last ? head_dim - 1 : 0; }
-  // What the channel of q and k is multiplied with behind RoPE.
-  double scale_after_rope() const { return config_.zeroes_after_rope ? options_.channel_scale : 1; }
-  // alpha of every layer that merged: [n_layers, batch, n_kv_heads, n_tokens].
-  torch::Tensor Alpha() const { return torch::stack(alpha_); }
+  Merged Merge(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v) override;
+  torch::Tensor AfterRope(const torch::Tensor& qk) const override;
+  // Undefined while nothing merges.
+  torch::Tensor Alpha() const override;
 
  private:
+  // The channel that decides.
+  int64_t Channel(int64_t head_dim) const { return config_.is_last ? head_dim - 1 : 0; }
   torch::Tensor Noise(const torch::Tensor& like) const;
 
   DmcConfig config_;

@@ -8,11 +8,8 @@
 #include <filesystem>
 #include <vector>
 
-#include "kv/blocks/block_pool.h"
-#include "kv/retention/method.h"
-#include "kv/spec/spec.h"
-#include "model/planned_model.h"
 #include "training/retrofit/decoder.h"
+#include "training/retrofit/engine_logits.h"
 #include "training/retrofit/gradient_check.h"
 #include "training/retrofit/model_directory.h"
 #include "training/retrofit/small_decoder.h"
@@ -174,36 +171,6 @@ TEST(DmcPass, WithoutMergingItIsTheBaseWithTheChannelZeroed) {
   EXPECT_LT((merged - zeroed).abs().max().item<double>(), 1e-12);
 }
 
-// Logits of the engine in F32, fed token by token and as one prompt.
-std::vector<std::vector<float>> MergedEngineLogits(const std::string& directory,
-                                                   const std::vector<int32_t>& tokens) {
-  ThreadPool pool(1);
-  auto weights =
-      ModelWeights::Load(*LoadModelConfig(directory), DType::kF32,
-                         MakeFileSource(*SafetensorsReader::OpenModel(directory)), &pool);
-  EXPECT_TRUE(weights.ok()) << weights.status();
-  auto model = CreateModel(*std::move(weights), PartsOf(*Spec::Parse("dmc(sink=0)"), nullptr),
-                           &pool, Isa::kScalar);
-  EXPECT_TRUE(model.ok()) << model.status();
-  std::vector<std::vector<float>> found;
-  for (const size_t n_step : {size_t{1}, tokens.size()}) {
-    BlockPool blocks(int64_t{64} << 20);
-    SequenceCache cache(&(*model)->layout(), &blocks);
-    std::vector<float>& logits = found.emplace_back();
-    for (size_t at = 0; at < tokens.size(); at += n_step) {
-      EXPECT_TRUE(cache.Extend(static_cast<int>(n_step)).ok());
-      const std::span<const int32_t> input = std::span(tokens).subspan(at, n_step);
-      const SequenceStep step{&cache, {input.begin(), input.end()}, SequenceStep::Logits::kAll};
-      EXPECT_TRUE((*model)->Forward({&step, 1}).ok());
-      for (size_t i = 0; i < n_step; ++i) {
-        const auto row = (*model)->logits(static_cast<int64_t>(i));
-        logits.insert(logits.end(), row.begin(), row.end());
-      }
-    }
-  }
-  return found;
-}
-
 TEST(DmcPass, HardItIsTheEngine) {
   const std::string directory = ::testing::TempDir() + "/kvlathe_dmc_pass";
   for (DmcConfig dmc : Conventions()) {
@@ -222,7 +189,7 @@ TEST(DmcPass, HardItIsTheEngine) {
     EXPECT_GT(merged, 0.2);
     EXPECT_LT(merged, 0.8);
     const std::vector<int32_t> ids(tokens.data_ptr<int64_t>(), tokens.data_ptr<int64_t>() + 70);
-    for (const std::vector<float>& logits : MergedEngineLogits(directory, ids)) {
+    for (const std::vector<float>& logits : StepwiseEngineLogits(directory, "dmc(sink=0)", ids)) {
       const Tensor found = torch::tensor(logits).view(expected.sizes());
       EXPECT_LT(((found - expected).abs().max() / expected.abs().max()).item<double>(), 2e-5);
     }

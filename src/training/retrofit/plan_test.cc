@@ -101,6 +101,25 @@ TEST(Recipe, DmcKnowsItsVariantsAndTakesTheModelThatItRetrofits) {
   EXPECT_EQ(recipe->dmc->save_at, (std::vector<double>{2, 2.5}));
 }
 
+TEST(Recipe, PoolingIsAsTheEngineWouldPool) {
+  Json json = ValidRecipe();
+  json["pool"] = Json::object();
+  const auto recipe = ParseRecipe(json, "r");
+  ASSERT_TRUE(recipe.ok()) << recipe.status();
+  EXPECT_EQ(recipe->pool->every, 4);
+  EXPECT_EQ(recipe->pool->n_sink, 0);
+  for (const Json& wrong :
+       {Json{{"n", 1}}, Json{{"n", 65}}, Json{{"sink", -1}}, Json{{"every", 4}}}) {
+    json["pool"] = wrong;
+    const Status status = ParseRecipe(json, "r").status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(std::string(MessageOf(status)).find("r, \"pool\""), std::string::npos) << status;
+  }
+  json = DmcRecipeJson();
+  json["pool"] = {{"n", 2}};
+  EXPECT_EQ(ParseRecipe(json, "r").status().code(), StatusCode::kInvalidArgument);
+}
+
 TEST(Recipe, RefusesWhatCannotRun) {
   const auto refused = [](const char* pointer, const Json& value) {
     Json json = ValidRecipe();

@@ -73,6 +73,13 @@ Status ReadPhases(const Json& phases, const std::string& where, TrainingRecipe* 
   return OkStatus();
 }
 
+Status ReadPool(const Json& json, const std::string& where, PoolRecipe* pool) {
+  ObjectReader reader(json, where);
+  reader.Integer("n", 2, 64, &pool->every);
+  reader.Integer("sink", 0, 1 << 20, &pool->n_sink);
+  return reader.Finish();
+}
+
 }  // namespace
 
 int TrainingRecipe::PhaseIndexAt(double progress) const {
@@ -104,6 +111,7 @@ StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where,
   const Json* optimizer = reader.Object("optimizer");
   const Json* phases = reader.Array("phases");
   const Json* dmc = reader.Object("dmc");
+  const Json* pool = reader.Object("pool");
   reader.Integer("total_tokens", 1, int64_t{1} << 50, &recipe.total_tokens);
   reader.Integer("batch_tokens", 1, 1 << 26, &recipe.batch_tokens);
   recipe.micro_batch_tokens = std::min(recipe.micro_batch_tokens, recipe.batch_tokens);
@@ -131,6 +139,13 @@ StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where,
   if (dmc != nullptr) {
     KVL_ASSIGN_OR_RETURN(recipe.dmc, ParseDmcRecipe(*dmc, where + ", \"dmc\""));
     recipe.model.dmc = recipe.dmc->config;
+  }
+  if (pool != nullptr) {
+    if (dmc != nullptr) {
+      return Error(StatusCode::kInvalidArgument,
+                   "{}: \"dmc\" and \"pool\" do not go together; keep one of them", where);
+    }
+    KVL_RETURN_IF_ERROR(ReadPool(*pool, where + ", \"pool\"", &recipe.pool.emplace()));
   }
   if (optimizer != nullptr) {
     KVL_RETURN_IF_ERROR(ReadOptimizer(*optimizer, where + ", \"optimizer\"", &recipe.optimizer));

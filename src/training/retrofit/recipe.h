@@ -37,6 +37,12 @@ struct OptimizerSettings {
   double clip_norm = 1.0;     // of the gradient of all parameters
 };
 
+// A cache of means of consecutive positions, as `pool` of the engine has it.
+struct PoolRecipe {
+  int every = 4;   // positions of an entry
+  int n_sink = 0;  // first positions that are not merged
+};
+
 struct TrainingRecipe {
   ModelConfig model;
   int64_t total_tokens = 0;  // of the run, unless a time budget decides
@@ -45,8 +51,9 @@ struct TrainingRecipe {
   uint64_t seed = 1;
   OptimizerSettings optimizer;
   std::vector<TrainingPhase> phases;
-  std::optional<DmcRecipe> dmc;   // a retrofit; then `model` has its DmcConfig too
-  std::string validation_source;  // empty: none
+  std::optional<DmcRecipe> dmc;    // a retrofit; then `model` has its DmcConfig too
+  std::optional<PoolRecipe> pool;  // a model that is to live with a pooled cache
+  std::string validation_source;   // empty: none
   int validation_tokens = 32768;
   int validation_interval = 200;  // steps
 

@@ -5,6 +5,7 @@
 
 #include "base/random.h"
 #include "training/retrofit/model_directory.h"
+#include "training/retrofit/pool_pass.h"
 
 namespace kvlathe {
 
@@ -48,7 +49,7 @@ Tensor Trainer::ReadBatch(int n_sequences, int context,
   return batch.to(options_.device);
 }
 
-Tensor Trainer::Loss(const Tensor& batch, DmcPass* dmc) const {
+Tensor Trainer::Loss(const Tensor& batch, MergePass* pass) const {
   const int64_t context = batch.size(1) - 1;
   const Tensor inputs = batch.narrow(1, 0, context).bitwise_and(~int64_t{kNotLearned});
   const Tensor targets = batch.narrow(1, 1, context);
@@ -57,26 +58,28 @@ Tensor Trainer::Loss(const Tensor& batch, DmcPass* dmc) const {
   const Tensor weights = is_learned / (batch.size(0) * is_learned.sum(1, true).clamp_min(1));
   const Tensor learned = is_learned.reshape({-1}).nonzero().squeeze(1);
   const Tensor hidden =
-      decoder_->Hidden(inputs, options_.compute_type, dmc).index_select(0, learned);
+      decoder_->Hidden(inputs, options_.compute_type, pass).index_select(0, learned);
   const Tensor losses =
       CrossEntropy(decoder_->Logits(hidden), targets.reshape({-1}).index_select(0, learned));
   return losses.dot(weights.reshape({-1}).index_select(0, learned).to(losses.scalar_type()));
 }
 
-std::optional<DmcPass> Trainer::MakePass(DmcDecisions decisions, int micro_batch_idx) const {
-  if (!options_.dmc_stage.has_value()) return std::nullopt;
+std::unique_ptr<MergePass> Trainer::MakePass(DmcDecisions decisions, int micro_batch_idx) const {
+  if (recipe_->pool.has_value()) return std::make_unique<PoolPass>(*recipe_->pool);
+  if (!options_.dmc_stage.has_value()) return nullptr;
   const DmcRecipe& dmc = *recipe_->dmc;
   const uint64_t batch_key =
       MixBits(static_cast<uint64_t>(state_.step) << 20 | static_cast<uint64_t>(micro_batch_idx));
   // What is validated is the model behind the steps so far.
   const int64_t behind = state_.step - (decisions == DmcDecisions::kHard ? 1 : 0);
-  return DmcPass(dmc.config, {.decisions = decisions,
-                              .variant = dmc.variant,
-                              .temperature = dmc.temperature,
-                              .window = dmc.window,
-                              .channel_scale = dmc.ChannelScaleAt(*options_.dmc_stage, behind),
-                              .merges = merges(),
-                              .noise_seed = MixBits(recipe_->seed ^ batch_key)});
+  return std::make_unique<DmcPass>(
+      dmc.config, DmcPassOptions{.decisions = decisions,
+                                 .variant = dmc.variant,
+                                 .temperature = dmc.temperature,
+                                 .window = dmc.window,
+                                 .channel_scale = dmc.ChannelScaleAt(*options_.dmc_stage, behind),
+                                 .merges = *options_.dmc_stage != DmcStage::kZeroOut,
+                                 .noise_seed = MixBits(recipe_->seed ^ batch_key)});
 }
 
 Tensor Trainer::MergeLoss(const Tensor& alpha) const {
@@ -88,7 +91,7 @@ Tensor Trainer::MergeLoss(const Tensor& alpha) const {
 
 Status Trainer::RunMicroBatch(int micro_batch_idx, int n_micro_batches, LossPoint* point) {
   const int n_sequences = recipe_->micro_batch_tokens / point->context;
-  std::optional<DmcPass> pass = MakePass(DmcDecisions::kRelaxed, micro_batch_idx);
+  const std::unique_ptr<MergePass> pass = MakePass(DmcDecisions::kRelaxed, micro_batch_idx);
   Tensor batch, loss, whole;
   {
     const ScopedTimer timer(&profile_.data);
@@ -99,9 +102,8 @@ Status Trainer::RunMicroBatch(int micro_batch_idx, int n_micro_batches, LossPoin
   }
   {
     const ScopedTimer timer(&profile_.forward);
-    whole = loss = Loss(batch, pass.has_value() ? &*pass : nullptr);
-    if (merges()) {
-      const Tensor alpha = pass->Alpha();
+    whole = loss = Loss(batch, pass.get());
+    if (const Tensor alpha = pass ? pass->Alpha() : Tensor(); alpha.defined()) {
       whole = loss + MergeLoss(alpha).to(loss.scalar_type());
       const double kept = 1 - alpha.detach().round().mean().item<double>();
       point->kept_share = std::max(0.0, point->kept_share) + kept / n_micro_batches;
@@ -164,8 +166,7 @@ double Trainer::Validate() {
     const Tensor batch = ReadBatch(n, context, [&](int64_t i, std::span<int64_t> out) {
       order_.ReadValidation(first + i, out);
     });
-    std::optional<DmcPass> pass = MakePass(DmcDecisions::kHard, 0);
-    nats += Loss(batch, pass.has_value() ? &*pass : nullptr).item<double>() * n;
+    nats += Loss(batch, MakePass(DmcDecisions::kHard, 0).get()).item<double>() * n;
   }
   const SourceInfo& source = *corpus_->Find(recipe_->validation_source);
   const double bytes_per_token =

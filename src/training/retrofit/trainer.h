@@ -86,15 +86,12 @@ class Trainer {
   Trainer(const TrainingRecipe* recipe, const TrainerOptions& options, BatchOrder order);
   // What a micro batch adds to the point of its step; its gradients are added up.
   Status RunMicroBatch(int micro_batch_idx, int n_micro_batches, LossPoint* point);
-  // How layers merge in a forward pass; none without a stage of DMC.
-  std::optional<DmcPass> MakePass(DmcDecisions decisions, int micro_batch_idx) const;
+  // How layers merge in a forward pass; null if they do not.
+  std::unique_ptr<MergePass> MakePass(DmcDecisions decisions, int micro_batch_idx) const;
   torch::Tensor ReadBatch(int n_sequences, int context,
                           const std::function<void(int64_t, std::span<int64_t>)>& read) const;
-  torch::Tensor Loss(const torch::Tensor& batch, DmcPass* dmc) const;
+  torch::Tensor Loss(const torch::Tensor& batch, MergePass* pass) const;
   torch::Tensor MergeLoss(const torch::Tensor& alpha) const;
-  bool merges() const {
-    return options_.dmc_stage.has_value() && *options_.dmc_stage != DmcStage::kZeroOut;
-  }
   std::string RecipeFingerprint() const;
   Status ReadCheckpoint(const std::string& path, bool goes_on);
 

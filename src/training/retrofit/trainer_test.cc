@@ -296,6 +296,27 @@ TEST_F(DmcTrainerTest, AFoldedVariantComputesTheSame) {
   }
 }
 
+// A model whose cache is pooled learns around it: better than one that is pooled afterwards.
+TEST_F(TrainerTest, LearnsToLiveWithAPooledCache) {
+  nlohmann::json json = RecipeJson(false, "llama");
+  const auto train = [&](Trainer* trainer) {
+    Run(trainer, 1000);
+    return trainer->curve().back().validation_bpb;
+  };
+  json["pool"] = {{"n", 4}};
+  const TrainingRecipe pooled = *ParseRecipe(json, "test");
+  const auto with = MakeTrainer(pooled), without = MakeTrainer(recipes_[0]);
+  const double trained = train(with.get());
+  train(without.get());
+  const std::string path = directory_ + "/plain.pt";
+  ASSERT_TRUE(without->SaveCheckpoint(path).ok());
+  const auto afterwards = MakeTrainer(pooled);
+  EXPECT_EQ(afterwards->LoadCheckpoint(path).code(), StatusCode::kInvalidArgument);
+  ASSERT_TRUE(afterwards->StartFrom(path).ok());
+  EXPECT_LT(trained, afterwards->Validate() - 0.01);
+  EXPECT_LT(with->curve().back().kept_share, 0) << "nothing is decided";
+}
+
 TEST_F(TrainerTest, TimeBudgetEndsTheRun) {
   TrainerOptions options;
   options.budget_seconds = 1;
