@@ -164,12 +164,14 @@ class Retrofit(unittest.TestCase):
         self.assertEqual(json.loads((self.root / "wide/config.json").read_text())["num_key_value_heads"], 2)
         recipe["training"].pop("model")
         recipe["training"]["optimizer"] = {"learning_rate": 0.003, "final_share": 0.1}
+        recipe["training"]["save_at_steps"] = [5, 40]
         recipe["training"]["dmc"] = {"compression": 2, "save_at": [1.5], "zero_out_steps": 10, "ramp_steps": 80, "solidify_steps": 20}
         path = self.root / "dmc.json"
         path.write_text(json.dumps(recipe))
         command = ("retrofit", "dmc", "--recipe", path, "--corpus", self.root / "corpus", "--out", self.root / "dmc")
         kvlathe(*command, "-m", base)
         self.assertTrue((self.root / "dmc/ramp/cr-1.5.pt").exists())
+        self.check_models_on_the_way("dmc")
         kept = float(self.curve("dmc/cr-2")[-1]["kept_share"])
         self.assertLess(kept, 0.6)
         config = json.loads((self.root / "dmc/cr-2/config.json").read_text())["dmc"]
@@ -198,6 +200,21 @@ class Retrofit(unittest.TestCase):
         self.assertIn("ramp/cr-3.pt: not there", error)
         error = kvlathe(*command, "-m", base, "--compression", 0.5, expect=2).stderr
         self.assertIn("--compression", error)
+
+    def check_models_on_the_way(self, out):
+        """Steps and CRs that were asked for are whole models, each of its own step, and there are no others."""
+        models = sorted(str(file.parent.relative_to(self.root / out)) for file in (self.root / out).rglob("model.safetensors"))
+        self.assertEqual(models, ["cr-2", "cr-2/step-5", "ramp", "ramp/cr-1.5", "ramp/cr-2", "ramp/step-40", "ramp/step-5", "zero-out",
+                                  "zero-out/step-5"])
+        self.assertEqual(len(self.curve(f"{out}/ramp/step-40")), 40)
+        ramp = self.root / out / "ramp"
+        # The target rises to 1.5 with step 40 of 80 and to 2 with the last.
+        for name, same, differs in (("cr-1.5", "step-40", "step-5"), ("cr-2", ".", "cr-1.5")):
+            weights = (ramp / name / "model.safetensors").read_bytes()
+            self.assertEqual(weights, (ramp / same / "model.safetensors").read_bytes())
+            self.assertNotEqual(weights, (ramp / differs / "model.safetensors").read_bytes())
+        result = kvlathe("eval", "-m", ramp / "step-40", "--perplexity", f"{DATA}/sample.txt", "--kv", "dmc(sink=0)", "--json")
+        self.assertLess(json.loads(result.stdout)["bits_per_byte"], 5)
 
     def test_goes_on_after_an_interruption(self):
         process = subprocess.Popen([KVLATHE, *map(str, self.pretrain("cut", "--checkpoint-minutes", 0.001))],

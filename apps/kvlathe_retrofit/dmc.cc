@@ -28,8 +28,10 @@ std::string StageDirectory(const DmcOptions& options, const TrainingRecipe& reci
   return options.run.out + "/" + name;
 }
 
-std::string RampCheckpoint(const DmcOptions& options, double compression) {
-  return fmt::format("{}/ramp/cr-{:g}.pt", options.run.out, compression);
+// Where the ramp leaves what it is at a CR: a model directory of this name, and the checkpoint that
+// `solidify` goes on from with ".pt" behind it.
+std::string OnTheRamp(const DmcOptions& options, double compression) {
+  return fmt::format("{}/ramp/cr-{:g}", options.run.out, compression);
 }
 
 // Where the first step of a stage takes its weights from.
@@ -38,7 +40,7 @@ Status Begin(const DmcOptions& options, const TrainingRecipe& recipe, DmcStage s
   if (stage == DmcStage::kZeroOut) return LoadWeights(options.model, trainer->mutable_decoder());
   const std::string from = stage == DmcStage::kRamp
                                ? options.run.out + "/zero-out/checkpoint.pt"
-                               : RampCheckpoint(options, recipe.dmc->compression);
+                               : OnTheRamp(options, recipe.dmc->compression) + ".pt";
   if (!FileExists(from)) {
     return Error(StatusCode::kNotFound, "{}: not there; {} begins where the stage before it ended",
                  from, NameOf(stage));
@@ -46,8 +48,8 @@ Status Begin(const DmcOptions& options, const TrainingRecipe& recipe, DmcStage s
   return trainer->StartFrom(from);
 }
 
-// The checkpoint of every CR that the ramp has just reached; that of its last CR behind its last
-// step, as its target may have been there before.
+// Checkpoint and model of every CR that the ramp has just reached; that of its last CR behind its
+// last step, as its target may have been there before.
 Status SaveOnTheWay(const DmcOptions& options, const DmcRecipe& dmc, const Trainer& trainer) {
   std::vector<double> reached;
   if (!dmc.is_immediate) {
@@ -61,7 +63,9 @@ Status SaveOnTheWay(const DmcOptions& options, const DmcRecipe& dmc, const Train
   }
   if (trainer.is_done()) reached.push_back(dmc.compression);
   for (const double compression : reached) {
-    KVL_RETURN_IF_ERROR(trainer.SaveCheckpoint(RampCheckpoint(options, compression)));
+    const std::string place = OnTheRamp(options, compression);
+    KVL_RETURN_IF_ERROR(trainer.SaveCheckpoint(place + ".pt"));
+    KVL_RETURN_IF_ERROR(SaveTrainedModel(trainer, options.run.corpus, place));
   }
   return OkStatus();
 }
@@ -95,7 +99,8 @@ StatusOr<bool> RunStage(const DmcOptions& options, const TrainingRecipe& whole,
                trainer->step());
   }
   if (!was_done) {
-    const auto on_step = [&] {
+    const auto on_step = [&]() -> Status {
+      KVL_RETURN_IF_ERROR(SaveAtSteps(*trainer, recipe.save_at_steps, options.run.corpus, out));
       return stage == DmcStage::kRamp ? SaveOnTheWay(options, *recipe.dmc, *trainer) : OkStatus();
     };
     KVL_RETURN_IF_ERROR(RunSteps(trainer.get(), options.run, checkpoint, /*budget_seconds=*/0,
@@ -106,7 +111,6 @@ StatusOr<bool> RunStage(const DmcOptions& options, const TrainingRecipe& whole,
     PrintCompression(*trainer, *recipe.dmc, stage);
   }
   // Written even where the stage was done: whoever ended it may not have come to this.
-  FoldVariant(recipe.dmc->variant, recipe.dmc->config, trainer->mutable_decoder());
   KVL_RETURN_IF_ERROR(SaveTrainedModel(*trainer, options.run.corpus, out));
   if (!trainer->is_done()) {
     fmt::print("stopped at {:.1f}% of {}; the same command goes on\n", 100 * trainer->progress(),

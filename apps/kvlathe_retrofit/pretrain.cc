@@ -16,11 +16,18 @@ struct PretrainOptions {
   double minutes = 0;
 };
 
+// The model is the recipe's, or the one that the run starts from.
+StatusOr<TrainingRecipe> ReadRecipe(const PretrainOptions& options) {
+  if (options.init.empty()) return LoadRecipe(options.run.recipe);
+  KVL_ASSIGN_OR_RETURN(const ModelConfig base, LoadModelConfig(options.init));
+  return LoadRecipe(options.run.recipe, &base);
+}
+
 Status Pretrain(const PretrainOptions& options) {
   const TrainingRunOptions& run = options.run;
   KVL_ASSIGN_OR_RETURN(TrainerOptions trainer_options, MakeTrainerOptions(run));
   trainer_options.budget_seconds = 60 * options.minutes;
-  KVL_ASSIGN_OR_RETURN(const TrainingRecipe recipe, LoadRecipe(run.recipe));
+  KVL_ASSIGN_OR_RETURN(const TrainingRecipe recipe, ReadRecipe(options));
   KVL_ASSIGN_OR_RETURN(const Corpus corpus, Corpus::Open(run.corpus));
   KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                        Trainer::Create(&recipe, &corpus, trainer_options));
@@ -36,9 +43,12 @@ Status Pretrain(const PretrainOptions& options) {
     return Error(StatusCode::kInvalidArgument,
                  "{}: this run is done; remove the checkpoint to repeat it", checkpoint);
   }
+  const auto on_step = [&] {
+    return SaveAtSteps(*trainer, recipe.save_at_steps, run.corpus, run.out);
+  };
   KVL_ASSIGN_OR_RETURN(const bool is_done,
                        RunSteps(trainer.get(), run, checkpoint, trainer_options.budget_seconds,
-                                recipe.total_tokens));
+                                recipe.total_tokens, on_step));
   KVL_RETURN_IF_ERROR(SaveTrainedModel(*trainer, run.corpus, run.out));
   PrintSummary(*trainer, run.profile);
   if (!is_done) {
@@ -58,7 +68,9 @@ void AddPretrainVerb(RetrofitVerbs* verbs) {
                  "corpus --out run",
                  [options] { return Pretrain(*options); });
   AddTrainingRunOptions(verb, &options->run);
-  verb->add_option("--init", options->init, "model directory whose weights the run starts from");
+  verb->add_option("--init", options->init,
+                   "model directory or .gguf file whose weights the run starts from; "
+                   "its shape where the recipe has no model");
   verb->add_option("--minutes", options->minutes,
                    "time budget: the schedule ends with it instead of with total_tokens")
       ->check(CLI::NonNegativeNumber);

@@ -141,10 +141,16 @@ StatusOr<bool> RunSteps(Trainer* trainer, const TrainingRunOptions& options,
 
 Status SaveTrainedModel(const Trainer& trainer, const std::string& corpus,
                         const std::string& directory) {
-  KVL_RETURN_IF_ERROR(SaveDecoder(trainer.decoder(), DType::kBf16, directory));
+  KVL_RETURN_IF_ERROR(SaveDecoder(trainer.TrainedModel(), DType::kBf16, directory));
   KVL_RETURN_IF_ERROR(CopyTokenizer(corpus, directory));
   return WriteLossCurve(trainer.curve(), std::filesystem::path(directory).filename().string(),
                         directory);
+}
+
+Status SaveAtSteps(const Trainer& trainer, const std::vector<int64_t>& steps,
+                   const std::string& corpus, const std::string& directory) {
+  if (std::find(steps.begin(), steps.end(), trainer.step()) == steps.end()) return OkStatus();
+  return SaveTrainedModel(trainer, corpus, fmt::format("{}/step-{}", directory, trainer.step()));
 }
 
 void PrintSummary(const Trainer& trainer, bool with_profile) {

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "training/retrofit/trainer.h"
 
@@ -34,9 +35,14 @@ StatusOr<bool> RunSteps(Trainer* trainer, const TrainingRunOptions& options,
                         const std::string& checkpoint, double budget_seconds, int64_t total_tokens,
                         const std::function<Status()>& on_step = nullptr);
 
-// The model in BF16 with the corpus's tokenizer, and its loss curve.
+// The model in BF16 with the corpus's tokenizer, and its loss curve: a directory that the engine
+// reads.
 Status SaveTrainedModel(const Trainer& trainer, const std::string& corpus,
                         const std::string& directory);
+
+// The same in DIRECTORY/step-N, if the step just taken is N of `steps`.
+Status SaveAtSteps(const Trainer& trainer, const std::vector<int64_t>& steps,
+                   const std::string& corpus, const std::string& directory);
 
 void PrintSummary(const Trainer& trainer, bool with_profile);
 

@@ -120,6 +120,16 @@ TEST(Recipe, PoolingIsAsTheEngineWouldPool) {
   EXPECT_EQ(ParseRecipe(json, "r").status().code(), StatusCode::kInvalidArgument);
 }
 
+TEST(Recipe, KnowsTheStepsWhoseModelIsKept) {
+  Json json = ValidRecipe();
+  json["save_at_steps"] = {3, 100};
+  EXPECT_EQ(ParseRecipe(json, "r")->save_at_steps, (std::vector<int64_t>{3, 100}));
+  for (const Json& wrong : {Json(7), Json{0}, Json{-1}, Json{1.5}, Json{"3"}, Json{1 << 27}}) {
+    json["save_at_steps"] = wrong;
+    EXPECT_EQ(ParseRecipe(json, "r").status().code(), StatusCode::kInvalidArgument) << wrong;
+  }
+}
+
 TEST(Recipe, RefusesWhatCannotRun) {
   const auto refused = [](const char* pointer, const Json& value) {
     Json json = ValidRecipe();

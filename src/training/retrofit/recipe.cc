@@ -80,6 +80,21 @@ Status ReadPool(const Json& json, const std::string& where, PoolRecipe* pool) {
   return reader.Finish();
 }
 
+constexpr int kMaxSteps = 1 << 26;
+
+void ReadSteps(ObjectReader* reader, std::vector<int64_t>* steps) {
+  const Json* list = reader->Array("save_at_steps");
+  if (list == nullptr) return;
+  for (const Json& step : *list) {
+    const bool fits =
+        step.is_number_integer() && step.get<double>() >= 1 && step.get<double>() <= kMaxSteps;
+    if (!fits) {
+      return reader->Fail("save_at_steps", fmt::format("a list of steps from 1 to {}", kMaxSteps));
+    }
+    steps->push_back(step.get<int64_t>());
+  }
+}
+
 }  // namespace
 
 int TrainingRecipe::PhaseIndexAt(double progress) const {
@@ -120,6 +135,7 @@ StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where,
   reader.Text("validation_source", &recipe.validation_source);
   reader.Integer("validation_tokens", 1, 1 << 26, &recipe.validation_tokens);
   reader.Integer("validation_interval", 1, 1 << 26, &recipe.validation_interval);
+  ReadSteps(&reader, &recipe.save_at_steps);
   if (model == nullptr && base == nullptr) reader.Fail("model", "a Hugging Face config.json");
   if (phases == nullptr) reader.Fail("phases", "an array");
   KVL_RETURN_IF_ERROR(reader.Finish());

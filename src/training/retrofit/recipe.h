@@ -56,6 +56,8 @@ struct TrainingRecipe {
   std::string validation_source;   // empty: none
   int validation_tokens = 32768;
   int validation_interval = 200;  // steps
+  // Steps behind which the model is kept; of a retrofit, of each stage.
+  std::vector<int64_t> save_at_steps;
 
   // The phase at `progress` in [0, 1] of the run.
   int PhaseIndexAt(double progress) const;

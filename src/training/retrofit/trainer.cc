@@ -153,6 +153,15 @@ Status Trainer::Step() {
   return OkStatus();
 }
 
+Decoder Trainer::TrainedModel() const {
+  if (!options_.dmc_stage.has_value()) return *decoder_;
+  const DmcRecipe& dmc = *recipe_->dmc;
+  if (!dmc.variant.shares_decisions && !dmc.variant.uniform_weights) return *decoder_;
+  Decoder folded = WithKvHeads(*decoder_, decoder_->config().n_kv_heads);
+  FoldVariant(dmc.variant, dmc.config, &folded);
+  return folded;
+}
+
 double Trainer::Validate() {
   const ScopedTimer timer(&profile_.validation);
   const int context = recipe_->phases[state_.phase_idx].context;

@@ -64,6 +64,9 @@ class Trainer {
   Status StartFrom(const std::string& path);
 
   const Decoder& decoder() const { return *decoder_; }
+  // The model as the engine computes it: a variant of DMC is folded into a copy; without one the
+  // parameters are those of decoder().
+  Decoder TrainedModel() const;
   Decoder* mutable_decoder() { return decoder_.get(); }
   const std::vector<LossPoint>& curve() const { return curve_; }
   const TrainingProfile& profile() const { return profile_; }

@@ -275,6 +275,27 @@ TEST_F(DmcTrainerTest, AnInterruptedStageTakesTheSameSteps) {
             StatusCode::kInvalidArgument);
 }
 
+// A model that is kept on the way is folded; what goes on training is not.
+TEST_F(DmcTrainerTest, TheTrainedModelIsAFoldedCopy) {
+  const auto plain = MakeStage(DmcStage::kRamp);
+  EXPECT_TRUE(plain->TrainedModel().parameters()[0].second.is_same(
+      plain->decoder().parameters()[0].second));
+  stages_[1].dmc->variant.uniform_weights = true;
+  const auto trainer = MakeStage(DmcStage::kRamp);
+  const Decoder model = trainer->TrainedModel();
+  for (size_t i = 0; i < model.parameters().size(); ++i) {
+    const auto& [name, folded] = model.parameters()[i];
+    const Tensor& trained = trainer->decoder().parameters()[i].second;
+    if (!name.ends_with("q_proj.weight")) {
+      EXPECT_TRUE(torch::equal(folded, trained)) << name;
+      continue;
+    }
+    const int64_t last = trainer->decoder().config().head_dim - 1;
+    EXPECT_EQ(folded[last].abs().sum().item<double>(), 0) << name;
+    EXPECT_GT(trained[last].abs().sum().item<double>(), 0) << name;
+  }
+}
+
 TEST_F(DmcTrainerTest, AFoldedVariantComputesTheSame) {
   for (const DmcVariant variant :
        {DmcVariant{.shares_decisions = true}, {.uniform_weights = true}}) {
