@@ -7,18 +7,20 @@ NAME is that of docs/results/NAME.json; BLOCK is main, kept, beaten, provenance,
 tasks/piqa). A figure stands in a sentence:
     a KL of <!--= NAME PART KV FIELD -->0.0022<!-- -->
 with FIELD one of those in view.py: size, smaller, perplexity, change, kl, score and so on. What NAME is for serving experiments,
-serving_view.py says.
+serving_view.py says, and for retrofitted models retrofit_view.py.
 """
 
 import pathlib
 import re
 
 from .page import block_lines, page_text
+from .retrofit_view import RetrofitView
 from .serving_view import ServingView
 from .store import ResultsError, Store, write_whole
 from .view import View
 
 N_MOST_ROWS = 20
+SPECIAL_VIEWS = {"serving": ServingView, "retrofit": RetrofitView}  # by the folder of docs/results
 BLOCK = re.compile(r"^<!-- results: (\S+) (\S+) -->$")
 END = "<!-- end -->"
 FIGURE = re.compile(r"<!--= ([^>]*?) -->(.*?)<!-- -->")
@@ -36,7 +38,8 @@ class Views:
             path = self.root / "docs/results" / f"{name}.json"
             if not path.exists():
                 raise ResultsError(f"there is no docs/results/{name}.json")
-            self.by_name[name] = ServingView(path, name) if name.startswith("serving/") else View(Store(path))
+            special = SPECIAL_VIEWS.get(name.partition("/")[0]) if "/" in name else None
+            self.by_name[name] = special(path, name) if special else View(Store(path))
         return self.by_name[name]
 
 
@@ -62,7 +65,7 @@ def filled(text, views):
                 if any(BLOCK.match(line) for line in lines[at + 1:end]):
                     raise ResultsError(f"no line {END} before the next block")
                 view = views[block[1]]
-                table = view.block_lines(block[2]) if isinstance(view, ServingView) else block_lines(view, block[2])
+                table = block_lines(view, block[2]) if isinstance(view, View) else view.block_lines(block[2])
                 out += [lines[at], "", *table, END]
                 at = end
             else:

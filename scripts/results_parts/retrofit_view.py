@@ -1,0 +1,81 @@
+"""Retrofitted models as the documents want them: docs/results/retrofit/*.json, written by scripts/retrofit.py.
+
+In a document `retrofit/NAME` stands for such a file. Its blocks are `trained` (the base, DMC, converted and pooled models), `untrained` (methods
+that drop entries of the base), `variants`, `seeds` and `provenance`; a figure is `retrofit/NAME text|TASK ROW FIELD`, with the blanks of ROW as
+hyphens and FIELD size, kl, bits or score.
+"""
+
+import json
+import statistics
+
+from retrofit_parts import plan
+
+from .store import ResultsError
+
+
+def mean_and_deviation(values, digits):
+    if len(values) < 2:
+        return f"{values[0]:.{digits}f}"
+    return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+
+
+class RetrofitView:
+    def __init__(self, path, name):
+        self.name = name
+        self.data = json.loads(path.read_text(encoding="utf-8"))
+        self.rows = self.data["rows"]
+
+    def size(self, row):
+        """Bytes a token over those of the uncompressed base."""
+        return row["text"]["kv_bytes_per_token"] / self.rows["base"]["text"]["kv_bytes_per_token"]
+
+    def blocks(self):
+        subjects = [subject for subject in plan.subjects() if subject.label in self.rows]
+        variants = {f"{run.name} 4" for run in plan.VARIANTS}
+        seeds = {subject.label for subject in subjects if " seed " in subject.label}
+        dropping = {subject.label for subject in subjects if not subject.run and subject.label != "base"}
+        others = variants | seeds | dropping
+        return {"trained": [subject.label for subject in subjects if subject.label not in others],
+                "untrained": ["base", *(subject.label for subject in subjects if subject.label in dropping)],
+                "variants": ["dmc 4", *(subject.label for subject in subjects if subject.label in variants)]}
+
+    def block_lines(self, block):
+        if block == "provenance":
+            runs = {(run["commit"], run["date"], run["cores"], run["machine"], run["instructions"])
+                    for run in (row["run"] for row in self.rows.values())}
+            return [f"Commit {commit}, {date}: {cores} cores of {machine} ({instructions})."
+                    for commit, date, cores, machine, instructions in sorted(runs)] + [""]
+        if block == "seeds":
+            return self.seed_lines()
+        blocks = self.blocks()
+        if block not in blocks:
+            raise ResultsError(f"{self.name} has no block {block}; there are {', '.join([*blocks, 'seeds', 'provenance'])}")
+        lines = ["| model | size % | KL | bits/byte | " + " | ".join(plan.TASKS) + " |", "|---|" + "---:|" * (3 + len(plan.TASKS))]
+        for label in blocks[block]:
+            row = self.rows[label]
+            scores = [f"{100 * row['tasks'][task]['score']:.1f}" if task in row["tasks"] else "-" for task in plan.TASKS]
+            lines.append(f"| {label} | {100 * self.size(row):.1f} | {row['text']['kl']:.4f} | {row['text']['bits_per_byte']:.4f} | "
+                         + " | ".join(scores) + " |")
+        return [*lines, ""]
+
+    def seed_lines(self):
+        """Mean and standard deviation over the seeds that are there."""
+        lines = ["| model | seeds | KL | bits/byte | mean of the tasks, % |", "|---|---:|---:|---:|---:|"]
+        for label in ("control", "dmc 4", "gqa 4"):
+            rows = [self.rows[name] for name in (label, *(f"{label} seed {seed}" for seed in plan.SEEDS[1:])) if name in self.rows]
+            if not rows:
+                continue
+            scores = [statistics.mean(100 * task["score"] for task in row["tasks"].values()) for row in rows]
+            lines.append(f"| {label} | {len(rows)} | {mean_and_deviation([row['text']['kl'] for row in rows], 4)} | "
+                         f"{mean_and_deviation([row['text']['bits_per_byte'] for row in rows], 4)} | {mean_and_deviation(scores, 1)} |")
+        return [*lines, ""]
+
+    def figure(self, part, label, field):
+        row = self.rows.get(label.replace("-", " "), self.rows.get(label))
+        if row is None or (part != "text" and part not in row["tasks"]):
+            raise ResultsError(f"{self.name} has no result of {part} with {label}")
+        texts = {"size": lambda: f"{100 * self.size(row):.1f}", "kl": lambda: f"{row['text']['kl']:.4f}",
+                 "bits": lambda: f"{row['text']['bits_per_byte']:.4f}", "score": lambda: f"{100 * row['tasks'][part]['score']:.1f}"}
+        if field not in texts or (field == "score") != (part != "text"):
+            raise ResultsError(f"no field {field} of {part}; a text has size, kl and bits, a task score")
+        return texts[field]()

@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""Trains and measures what docs/results/retrofit says: models that merge their cache beside baselines of the same base and tokens.
+
+  scripts/retrofit.py train   --data TEXTS --runs DIR [--only RUN]...      what is missing of the trainings, one after the other
+  scripts/retrofit.py measure --data TEXTS --runs DIR [--out FILE]         what is missing of the measurements of trained models
+  scripts/retrofit.py list                                                 the runs in their order
+
+TEXTS is the folder that the recipes name their files in. DIR holds the runs (each about 250 MB, with checkpoints); both verbs go on where
+they were ended, and what is trained stays as it is. scripts/retrofit_parts/plan.py says what there is and why.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+
+from results_parts import program, provenance, store
+from retrofit_parts import plan
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs/results/retrofit"
+MODEL = "models/lathe-small"
+N_TEXT_BYTES = 120_000
+CONTEXT = 2048  # of windows, half of each a prompt
+TASK_TOKENS = 1024
+N_EXAMPLES = 200
+
+
+class Study:
+    def __init__(self, options):
+        self.options = options
+        self.runs, self.data = pathlib.Path(options.runs).resolve(), pathlib.Path(options.data).resolve()
+        self.program = program.Program(ROOT, pathlib.Path(options.kvlathe).resolve(), MODEL, str(self.data))
+        self.recipe = json.loads((FOLDER / "recipe.json").read_text(encoding="utf-8"))
+        self.base = self.runs / "base"
+
+    def call(self, *arguments):
+        return self.program.output([str(a) for a in arguments])
+
+    def once(self, mark, *arguments):
+        """A call that has not ended yet: `mark` is made when it has."""
+        mark = self.runs / f"{mark}.done"
+        if mark.exists():
+            return False
+        say(self.program.shown([str(a).replace(str(self.runs), "RUNS") for a in arguments]))
+        begin = time.monotonic()
+        self.call(*arguments)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+        say(f"  {time.monotonic() - begin:.0f} s")
+        return True
+
+    def corpus(self, name, recipe):
+        folder = self.runs / f"corpus-{name}"
+        self.once(f"corpus-{name}", "retrofit", "corpus", "--recipe", recipe, "--data", self.data, "--tokenizer", MODEL, "--out", folder)
+        return folder
+
+    def threads(self):
+        return ("-t", self.options.threads) if self.options.threads else ()
+
+    def train_base(self):
+        """lathe-small with a KV head for each query head."""
+        recipe = FOLDER / "base-recipe.json"
+        copied = self.runs / "base-copied"
+        self.once("base-copied", "retrofit", "gqa", "-m", MODEL, "--kv-heads", 4, "--out", copied)
+        corpus = self.corpus("base", recipe)
+        self.once("base", "retrofit", "pretrain", "--recipe", recipe, "--corpus", corpus, "--init", copied, "--out", self.base,
+                  *self.threads())
+
+    def train(self):
+        wanted = self.options.only or [run.name for run in plan.RUNS]
+        unknown = set(wanted) - {run.name for run in plan.RUNS}
+        if unknown:
+            raise store.ResultsError(f"no run {', '.join(sorted(unknown))}; scripts/retrofit.py list names them")
+        self.train_base()
+        corpus = self.corpus("all", FOLDER / "recipe.json")
+        for run in plan.RUNS:
+            if run.name in wanted:
+                self.train_run(run, corpus)
+
+    def train_run(self, run, corpus):
+        out = self.runs / run.name
+        out.mkdir(parents=True, exist_ok=True)
+        recipe = self.runs / f"{run.name}.json"
+        described = plan.recipe_of(run, self.recipe)
+        if not run.is_dmc():
+            described["training"]["model"] = json.loads((self.base / "config.json").read_text(encoding="utf-8"))
+            if run.kv_heads:
+                described["training"]["model"]["num_key_value_heads"] = run.kv_heads
+        store.write_whole(recipe, json.dumps(described, indent=1) + "\n")
+        common = ("--recipe", recipe, "--corpus", corpus, *self.threads())
+        if run.is_dmc():
+            for stage in ("zero-out", "ramp"):
+                self.once(f"{run.name}/{stage}", "retrofit", "dmc", "-m", self.base, *common, "--out", out, "--stage", stage)
+            for compression in run.compressions:
+                self.once(f"{run.name}/cr-{compression:g}", "retrofit", "dmc", "-m", self.base, *common, "--out", out, "--stage",
+                          "solidify", "--compression", compression)
+            return
+        start = self.base
+        if run.kv_heads:
+            start = self.runs / f"{run.name}-start"
+            self.once(f"{run.name}-start", "retrofit", "gqa", "-m", self.base, "--kv-heads", run.kv_heads, "--out", start)
+        self.once(run.name, "retrofit", "pretrain", *common, "--init", start, "--out", out)
+
+    # Measuring.
+
+    def text(self):
+        path = self.runs / "text.txt"
+        novel = sorted((self.data / "books-valid").glob("*.txt"))[0]
+        path.write_bytes(novel.read_bytes()[:N_TEXT_BYTES])
+        return path
+
+    def is_trained(self, subject):
+        mark = f"{subject.run}/cr-{subject.compression:g}" if subject.compression else subject.run or "base"
+        return (self.runs / f"{mark}.done").exists()
+
+    def measure(self):
+        out = pathlib.Path(self.options.out)
+        data = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": {}}
+        commit, is_dirty = provenance.commit_of(ROOT, self.options.commit, self.options.allow_dirty)
+        facts = provenance.run_facts(commit, is_dirty)
+        data["settings"] = {"text_bytes": N_TEXT_BYTES, "context": CONTEXT, "task_tokens": TASK_TOKENS, "examples": N_EXAMPLES}
+        text = self.text()
+        for subject in plan.subjects():
+            row = data["rows"].get(subject.label, {"kv": subject.kv, "tasks": {}})
+            missing = [task for task in plan.TASKS if task not in row["tasks"]]
+            if not self.is_trained(subject) or ("text" in row and not missing):
+                continue
+            say(subject.label)
+            row["run"] = facts
+            model = ("-m", self.runs / subject.folder(), "--kv", subject.kv, "--json", *self.threads())
+            if "text" not in row:
+                row["text"] = self.result("eval", *model, "-c", CONTEXT, "--kl", text, "--reference", self.base)
+            if missing:
+                tasks = [word for task in missing for word in ("--task", task)]
+                rows = self.result("eval", *model, *tasks, "--task-length", TASK_TOKENS, "--task-count", N_EXAMPLES)["rows"]
+                row["tasks"].update({r["task"]: {k: r[k] for k in ("score", "score_stderr", "kv_fraction", "prompt_tokens")} for r in rows})
+            data["rows"][subject.label] = row
+            data["curves"] = self.curves()
+            store.write_whole(out, json.dumps(store.rounded(data), indent=1) + "\n")
+
+    def result(self, *arguments):
+        return json.loads(self.call(*arguments))
+
+    def curves(self):
+        """Loss of the held-out text and CR by step of every stage that has ended."""
+        curves = {}
+        for path in sorted(self.runs.glob("**/curve.csv")):
+            curves[str(path.parent.relative_to(self.runs))] = path.read_text(encoding="utf-8").splitlines()[-1]
+        return curves
+
+
+def say(text):
+    print(f"retrofit: {text}", file=sys.stderr, flush=True)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("list", help="the runs in their order")
+    train = verbs.add_parser("train", help="what is missing of the trainings")
+    train.add_argument("--only", action="append", metavar="RUN", help="this run alone; may repeat")
+    measure = verbs.add_parser("measure", help="what is missing of the measurements")
+    measure.add_argument("--out", default=str(FOLDER / "lathe-small.json"))
+    measure.add_argument("--commit", help="that the program was built from")
+    measure.add_argument("--allow-dirty", action="store_true")
+    for verb in (train, measure):
+        verb.add_argument("--data", required=True)
+        verb.add_argument("--runs", required=True)
+        verb.add_argument("--kvlathe", default=str(ROOT / "build/release/bin/kvlathe"))
+        verb.add_argument("-t", "--threads", type=int)
+    return parser.parse_args()
+
+
+def main():
+    options = parse_arguments()
+    if options.verb == "list":
+        for run in plan.RUNS:
+            print(run.name)
+        return 0
+    try:
+        program.end_on_signals()
+        study = Study(options)
+        if options.verb == "train":
+            study.train()
+        else:
+            study.measure()
+    except program.Interrupted:
+        say("interrupted; the same command goes on")
+        return 130
+    except (store.ResultsError, program.CallFailed) as error:
+        say(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    sys.exit(main())

@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""scripts/retrofit.py with a program that only pretends to train: what is trained and measured, how it goes on, what documents say.
+
+Called as retrofit_study_test.py [TEST...].
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.dont_write_bytecode = True
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY / "scripts"))
+
+from results_parts.retrofit_view import RetrofitView  # noqa: E402
+from results_parts.store import ResultsError  # noqa: E402
+from retrofit_parts import plan  # noqa: E402
+
+FAKE = r'''#!/usr/bin/env python3
+import json, os, pathlib, sys
+arguments = sys.argv[1:]
+value = lambda name: arguments[arguments.index(name) + 1]
+with open(os.environ["FAKE_LOG"], "a") as log:
+    log.write(json.dumps(arguments) + "\n")
+if os.environ.get("FAKE_FAIL") and os.environ["FAKE_FAIL"] in arguments:
+    sys.exit("kvlathe: the loss is not a number at step 3")
+if arguments[0] == "retrofit":
+    out = pathlib.Path(value("--out"))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.json").write_text(json.dumps({"num_key_value_heads": 4}))
+elif "--kl" in arguments:
+    heads = 1 if "gqa-4" in value("-m") else 4
+    share = 0.25 if value("--kv").startswith("dmc") else 1
+    print(json.dumps({"kv": value("--kv"), "kv_bytes_per_token": 100.0 * heads * share, "kl": 0.1, "bits_per_byte": 1.25}))
+else:
+    tasks = [arguments[i + 1] for i, a in enumerate(arguments) if a == "--task"]
+    print(json.dumps({"rows": [{"task": t, "score": 0.5, "score_stderr": 0.1, "kv_fraction": 1, "prompt_tokens": 9.5} for t in tasks]}))
+'''
+
+
+class StudyTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="kvlathe_retrofit_")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.program = self.folder / "kvlathe"
+        self.program.write_text(FAKE)
+        self.program.chmod(0o755)
+        self.log = self.folder / "log"
+        (self.folder / "data/books-valid").mkdir(parents=True)
+        (self.folder / "data/books-valid/novel.txt").write_text("It is a truth. " * 100)
+
+    def study(self, verb, *arguments, **environment):
+        return subprocess.run(
+            [sys.executable, "-B", str(REPOSITORY / "scripts/retrofit.py"), verb, "--data", str(self.folder / "data"), "--runs",
+             str(self.folder / "runs"), "--kvlathe", str(self.program), *map(str, arguments)],
+            env=dict(os.environ, FAKE_LOG=str(self.log), **environment), capture_output=True, text=True, timeout=120, check=False)
+
+    def measure(self):
+        out = self.folder / "out.json"
+        done = self.study("measure", "--out", out, "--commit", "abc1234")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return out, json.loads(out.read_text())
+
+    def calls(self):
+        calls = [json.loads(line) for line in self.log.read_text().splitlines()]
+        self.log.unlink()
+        return calls
+
+    def test_trains_what_is_missing_and_goes_on_where_it_failed(self):
+        failed = self.study("train", "--only", "dmc", "--only", "gqa-4", FAKE_FAIL="ramp")
+        self.assertEqual(failed.returncode, 1)
+        self.assertEqual(failed.stderr.splitlines()[-1], "retrofit: the loss is not a number at step 3")
+        verbs = [call[1] for call in self.calls()]
+        self.assertEqual(verbs, ["gqa", "corpus", "pretrain", "corpus", "dmc", "dmc"])  # the zero-out stage, and the ramp
+        done = self.study("train", "--only", "dmc", "--only", "gqa-4")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        calls = self.calls()
+        self.assertEqual([call[call.index("--stage") + 1] for call in calls[:6]], ["ramp"] + ["solidify"] * 5)
+        self.assertEqual([call[-1] for call in calls[1:6]], ["2", "3", "4", "6", "8"])
+        self.assertEqual([call[1] for call in calls[6:]], ["gqa", "pretrain"])
+        again = self.study("train", "--only", "dmc", "--only", "gqa-4")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertFalse(self.log.exists())
+        recipe = json.loads((self.folder / "runs/gqa-4.json").read_text())["training"]
+        self.assertEqual(recipe["model"]["num_key_value_heads"], 1)
+        self.assertNotIn("dmc", recipe)
+
+    def test_a_name_that_is_no_run_is_refused(self):
+        refused = self.study("train", "--only", "dmd")
+        self.assertEqual((refused.returncode, refused.stderr), (1, "retrofit: no run dmd; scripts/retrofit.py list names them\n"))
+
+    def test_measures_what_is_trained_once_and_documents_say_it(self):
+        self.assertEqual(self.study("train", "--only", "dmc", "--only", "gqa-4").returncode, 0)
+        self.calls()
+        out, data = self.measure()
+        trained = [s.label for s in plan.subjects() if s.run in ("", "dmc", "gqa-4")]
+        self.assertEqual(list(data["rows"]), trained)
+        self.assertEqual(len(self.calls()), 2 * len(trained))
+        self.assertEqual(self.measure()[1], data)
+        self.assertFalse(self.log.exists())
+        view = RetrofitView(out, "retrofit/out")
+        table = view.block_lines("trained")
+        self.assertEqual(table[2:5:2], [f"| base | 100.0 | 0.1000 | 1.2500 |{' 50.0 |' * len(plan.TASKS)}",
+                                        f"| dmc 3 | 25.0 | 0.1000 | 1.2500 |{' 50.0 |' * len(plan.TASKS)}"])
+        self.assertIn("| gqa 4 | 25.0 |", "\n".join(table))
+        self.assertEqual(view.block_lines("seeds")[2], "| dmc 4 | 1 | 0.1000 | 1.2500 | 50.0 |")
+        self.assertEqual(view.figure("text", "dmc-4", "size"), "25.0")
+        self.assertEqual(view.figure("recall", "dmc-4", "score"), "50.0")
+        with self.assertRaisesRegex(ResultsError, "no result of text with dmc-5"):
+            view.figure("text", "dmc-5", "kl")
+
+    def test_all_runs_of_one_compression_read_the_same_tokens(self):
+        recipe = json.loads((REPOSITORY / "docs/results/retrofit/recipe.json").read_text())
+        stages = recipe["training"]["dmc"]
+        for run in plan.RUNS:
+            if not run.is_dmc():
+                steps = stages["zero_out_steps"] + (run.like - 1) * stages["ramp_steps"] + stages["solidify_steps"]
+                self.assertEqual(plan.recipe_of(run, recipe)["training"]["total_tokens"], steps * recipe["training"]["batch_tokens"])
+        labels = [subject.label for subject in plan.subjects()]
+        self.assertEqual(len(set(labels)), len(labels))
+        self.assertLessEqual({s.run for s in plan.subjects()} - {""}, {run.name for run in plan.RUNS})
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
