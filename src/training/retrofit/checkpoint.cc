@@ -60,8 +60,10 @@ std::string Trainer::RecipeFingerprint() const {
   if (recipe_->pool.has_value()) {
     text += fmt::format(" | pool {} {}", recipe_->pool->every, recipe_->pool->n_sink);
   }
+  if (recipe_->trained == TrainedWeights::kAttention) text += " | attention";
   if (options_.dmc_stage.has_value()) {
     const DmcRecipe& dmc = *recipe_->dmc;
+    if (dmc.deciding_rate != 1) text += fmt::format(" | rate {}", dmc.deciding_rate);
     text += fmt::format(" | {} {} {} {} {} {} {} {} {} {} {} {}", NameOf(*options_.dmc_stage),
                         dmc.config.is_last, dmc.config.offset, dmc.config.weight_offset,
                         static_cast<int>(dmc.hinge), dmc.is_consistent,

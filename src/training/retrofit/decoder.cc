@@ -32,7 +32,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     const Tensor &x = saved[0], &w = saved[1], &scale = saved[2];
     const Tensor dy = grads[0].to(x.scalar_type());
     const Tensor normed = x * scale;
-    const Tensor dw = (dy * normed).sum(0);
+    const Tensor dw = w.requires_grad() ? (dy * normed).sum(0) : Tensor();
     const Tensor dn = dy * w;
     const Tensor along = torch::mean(dn * normed, -1, true);
     return {(dn - normed * along).mul_(scale), dw, Tensor(), Tensor()};
@@ -167,13 +167,16 @@ int64_t Decoder::n_parameters() const {
 
 double Decoder::FlopsPerToken(int n_tokens) const {
   const ModelConfig& c = config_;
-  double weights = static_cast<double>(head_.numel());
+  const auto of_weight = [](const Tensor& w) {
+    return static_cast<double>(w.numel()) * (w.requires_grad() ? 6 : 4);
+  };
+  double of_weights = of_weight(head_);
   for (const auto& [name, tensor] : parameters_) {
-    if (LayerOf(name) >= 0 && tensor.dim() == 2) weights += static_cast<double>(tensor.numel());
+    if (LayerOf(name) >= 0 && tensor.dim() == 2) of_weights += of_weight(tensor);
   }
   // Scores and weighted values: 2 products of n/2 keys on average, 2 FLOPs, forward and 2x
   // backward.
-  return 6 * weights + 6.0 * c.n_layers * n_tokens * c.n_heads * c.head_dim;
+  return of_weights + 6.0 * c.n_layers * n_tokens * c.n_heads * c.head_dim;
 }
 
 Tensor Decoder::Normalise(const Tensor& x, const Norm& norm, torch::ScalarType to) const {

@@ -55,6 +55,12 @@ Decoder WithKvHeads(const Decoder& decoder, int n_kv_heads);
 // The layer that a parameter belongs to; -1: none.
 int LayerOf(std::string_view parameter_name);
 
+// Whether it is one of the projections of attention, or a bias of one.
+bool IsOfAttention(std::string_view parameter_name);
+
+// The rows of W_K that decide, [n_kv_heads, hidden], of each layer of a model that has a DmcConfig.
+std::vector<torch::Tensor> DecidingRows(const Decoder& decoder);
+
 class Decoder {
  public:
   // Weights drawn as both families do: normal with standard deviation 0.02, output projections
@@ -78,7 +84,8 @@ class Decoder {
   int64_t n_parameters() const;
   torch::Device device() const { return device_; }
   // Forward and backward FLOPs of one token of a sequence of n_tokens: 6 per weight of the matrix
-  // products, and 6 n_tokens n_heads head_dim for causal attention.
+  // products, 4 where the weight has no gradient, and 6 n_tokens n_heads head_dim for causal
+  // attention.
   double FlopsPerToken(int n_tokens) const;
 
  private:

@@ -16,6 +16,10 @@ int LayerOf(std::string_view name) {
   return -1;
 }
 
+bool IsOfAttention(std::string_view name) {
+  return name.find(".self_attn.") != name.npos || name.find(".attn.") != name.npos;
+}
+
 Decoder WithKvHeads(const Decoder& decoder, int n_kv_heads) {
   ModelConfig config = decoder.config();
   const int64_t n_from = config.n_kv_heads, n_to = n_kv_heads, head_dim = config.head_dim;
@@ -38,15 +42,33 @@ Decoder WithKvHeads(const Decoder& decoder, int n_kv_heads) {
   return changed;
 }
 
+namespace {
+
+// The rows of the channel that decides in W_Q or W_K, one for each head.
+Tensor ChannelRows(const Tensor& w, const DmcConfig& config, int64_t head_dim) {
+  return w.view({-1, head_dim, w.size(1)}).select(1, config.is_last ? head_dim - 1 : 0);
+}
+
+}  // namespace
+
+std::vector<Tensor> DecidingRows(const Decoder& decoder) {
+  const torch::NoGradGuard no_grad;
+  const ModelConfig& config = decoder.config();
+  std::vector<Tensor> rows;
+  for (const auto& [name, w] : decoder.parameters()) {
+    if (!name.ends_with("k_proj.weight")) continue;
+    rows.push_back(ChannelRows(w, *config.dmc, config.head_dim));
+  }
+  return rows;
+}
+
 void FoldVariant(const DmcVariant& variant, const DmcConfig& config, Decoder* decoder) {
   const torch::NoGradGuard no_grad;
   const int64_t head_dim = decoder->config().head_dim;
   for (const auto& [name, parameter] : decoder->parameters()) {
     const bool is_query = name.ends_with("q_proj.weight");
     if (!is_query && !name.ends_with("k_proj.weight")) continue;
-    // The rows of the channel, one for each head.
-    const Tensor rows = parameter.view({-1, head_dim, parameter.size(1)})
-                            .select(1, config.is_last ? head_dim - 1 : 0);
+    const Tensor rows = ChannelRows(parameter, config, head_dim);
     if (variant.shares_decisions) rows.copy_(rows.mean(0, true).expand_as(rows));
     if (variant.uniform_weights && is_query) rows.zero_();
   }

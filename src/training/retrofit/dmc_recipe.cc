@@ -70,6 +70,7 @@ StatusOr<DmcRecipe> ParseDmcRecipe(const nlohmann::json& json, const std::string
   reader.Flag("uniform_weights", &recipe.variant.uniform_weights);
   reader.Flag("consistent", &recipe.is_consistent);
   reader.Flag("immediate", &recipe.is_immediate);
+  reader.Number("deciding_rate", 0, 1000, &recipe.deciding_rate);
   reader.Number("temperature", 1e-3, 100, &recipe.temperature);
   reader.Integer("window", 1, 256, &recipe.window);
   reader.Number("compression", 1.01, 1000, &recipe.compression);

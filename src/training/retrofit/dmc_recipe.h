@@ -36,6 +36,8 @@ struct DmcRecipe {
   DmcHinge hinge = DmcHinge::kGlobal;
   // DMC-C: the loss has the mean of |alpha - mean over the heads of a layer| as well.
   bool is_consistent = false;
+  // How many times as fast as all else the rows of W_K move that decide.
+  double deciding_rate = 1;
   double temperature = 0.1;
   int window = 12;
   double compression = 4;       // CR, above 1

@@ -22,10 +22,12 @@ Tensor Orthogonalise(const Tensor& g, torch::ScalarType compute_type) {
 }
 
 Optimizer::Optimizer(const Decoder* decoder, const OptimizerSettings& settings,
-                     torch::ScalarType compute_type)
-    : settings_(settings), compute_type_(compute_type) {
+                     torch::ScalarType compute_type, double deciding_rate)
+    : settings_(settings), compute_type_(compute_type), deciding_rate_(deciding_rate) {
+  if (deciding_rate != 1) deciding_ = DecidingRows(*decoder);
   std::vector<Tensor> decayed, plain;
   for (const auto& [name, tensor] : decoder->parameters()) {
+    if (!tensor.requires_grad()) continue;
     all_.push_back(tensor);
     if (tensor.dim() < 2) {
       plain.push_back(tensor);
@@ -51,15 +53,24 @@ Optimizer::Optimizer(const Decoder* decoder, const OptimizerSettings& settings,
 
 double Optimizer::Step(double learning_rate) {
   const double norm = torch::nn::utils::clip_grad_norm_(all_, settings_.clip_norm);
-  if (std::isfinite(norm)) {
-    for (torch::optim::OptimizerParamGroup& group : adamw_->param_groups()) {
-      group.options().set_lr(learning_rate);
-    }
-    adamw_->step();
-    MoveByMuon(learning_rate);
-  }
+  if (std::isfinite(norm)) Move(learning_rate);
   for (Tensor& parameter : all_) parameter.mutable_grad() = Tensor();
   return norm;
+}
+
+void Optimizer::Move(double learning_rate) {
+  std::vector<Tensor> before;
+  for (const Tensor& rows : deciding_) before.push_back(rows.clone());
+  for (torch::optim::OptimizerParamGroup& group : adamw_->param_groups()) {
+    group.options().set_lr(learning_rate);
+  }
+  adamw_->step();
+  MoveByMuon(learning_rate);
+  // A move is linear in the learning rate.
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < deciding_.size(); ++i) {
+    deciding_[i].copy_(before[i] + (deciding_[i] - before[i]) * deciding_rate_);
+  }
 }
 
 void Optimizer::MoveByMuon(double learning_rate) {

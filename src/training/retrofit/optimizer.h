@@ -20,9 +20,10 @@ torch::Tensor Orthogonalise(const torch::Tensor& g, torch::ScalarType compute_ty
 
 class Optimizer {
  public:
-  // `decoder` outlives the optimiser.
+  // `decoder` outlives the optimiser, which moves those of its parameters that require a gradient.
+  // The rows of W_K that decide move `deciding_rate` times as fast as all else.
   Optimizer(const Decoder* decoder, const OptimizerSettings& settings,
-            torch::ScalarType compute_type);
+            torch::ScalarType compute_type, double deciding_rate = 1);
 
   // Scales the gradients to the clip norm, moves the parameters, clears the gradients. Returns the
   // norm before clipping; a norm that is not finite moves nothing.
@@ -38,12 +39,15 @@ class Optimizer {
     torch::Tensor w, momentum;
     int n_parts;  // side by side in w; each is orthogonalised for itself, as Q, K and V are
   };
+  void Move(double learning_rate);
   void MoveByMuon(double learning_rate);
 
   OptimizerSettings settings_;
   torch::ScalarType compute_type_;
   std::unique_ptr<torch::optim::AdamW> adamw_;
-  std::vector<torch::Tensor> all_;
+  std::vector<torch::Tensor> all_;       // that are moved
+  std::vector<torch::Tensor> deciding_;  // rows of them with a rate of their own
+  double deciding_rate_;
   std::vector<MuonMatrix> muon_;
 };
 

@@ -120,6 +120,21 @@ TEST(Recipe, PoolingIsAsTheEngineWouldPool) {
   EXPECT_EQ(ParseRecipe(json, "r").status().code(), StatusCode::kInvalidArgument);
 }
 
+TEST(Recipe, KnowsWhichWeightsAreTrained) {
+  Json json = DmcRecipeJson();
+  EXPECT_EQ(ParseRecipe(json, "r")->trained, TrainedWeights::kAll);
+  EXPECT_EQ(ParseRecipe(json, "r")->dmc->deciding_rate, 1);
+  json["trained"] = "attention";
+  json["dmc"]["deciding_rate"] = 10;
+  EXPECT_EQ(ParseRecipe(json, "r")->trained, TrainedWeights::kAttention);
+  EXPECT_EQ(ParseRecipe(json, "r")->dmc->deciding_rate, 10);
+  json["trained"] = "norms";
+  EXPECT_EQ(ParseRecipe(json, "r").status().code(), StatusCode::kInvalidArgument);
+  json["trained"] = "all";
+  json["dmc"]["deciding_rate"] = -1;
+  EXPECT_EQ(ParseRecipe(json, "r").status().code(), StatusCode::kInvalidArgument);
+}
+
 TEST(Recipe, KnowsTheStepsWhoseModelIsKept) {
   Json json = ValidRecipe();
   json["save_at_steps"] = {3, 100};

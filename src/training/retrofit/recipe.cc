@@ -132,6 +132,10 @@ StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where,
   recipe.micro_batch_tokens = std::min(recipe.micro_batch_tokens, recipe.batch_tokens);
   reader.Integer("micro_batch_tokens", 1, 1 << 26, &recipe.micro_batch_tokens);
   reader.Integer("seed", 0, INT64_MAX, &recipe.seed);
+  std::string trained = "all";
+  reader.Text("trained", &trained);
+  if (trained != "all" && trained != "attention") reader.Fail("trained", "all or attention");
+  if (trained == "attention") recipe.trained = TrainedWeights::kAttention;
   reader.Text("validation_source", &recipe.validation_source);
   reader.Integer("validation_tokens", 1, 1 << 26, &recipe.validation_tokens);
   reader.Integer("validation_interval", 1, 1 << 26, &recipe.validation_interval);

@@ -43,12 +43,20 @@ struct PoolRecipe {
   int n_sink = 0;  // first positions that are not merged
 };
 
+// The weights that a run moves; the others stay as they are, bit for bit, and have neither
+// gradients nor moments.
+enum class TrainedWeights {
+  kAll,
+  kAttention,  // W_Q, W_K, W_V and W_O of all layers, with their biases
+};
+
 struct TrainingRecipe {
   ModelConfig model;
   int64_t total_tokens = 0;  // of the run, unless a time budget decides
   int batch_tokens = 8192;   // an optimiser step
   int micro_batch_tokens = 4096;
   uint64_t seed = 1;
+  TrainedWeights trained = TrainedWeights::kAll;
   OptimizerSettings optimizer;
   std::vector<TrainingPhase> phases;
   std::optional<DmcRecipe> dmc;    // a retrofit; then `model` has its DmcConfig too

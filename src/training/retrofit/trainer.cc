@@ -29,7 +29,13 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingRecipe* recipe,
 Trainer::Trainer(const TrainingRecipe* recipe, const TrainerOptions& options, BatchOrder order)
     : recipe_(recipe), options_(options), order_(std::move(order)) {
   decoder_ = std::make_unique<Decoder>(recipe->model, recipe->seed, torch::kFloat, options.device);
-  optimizer_ = std::make_unique<Optimizer>(decoder_.get(), recipe->optimizer, options.compute_type);
+  for (const auto& [name, parameter] : decoder_->parameters()) {
+    const bool is_trained = recipe->trained == TrainedWeights::kAll || IsOfAttention(name);
+    Tensor(parameter).set_requires_grad(is_trained);
+  }
+  const double deciding_rate = recipe->dmc.has_value() ? recipe->dmc->deciding_rate : 1;
+  optimizer_ = std::make_unique<Optimizer>(decoder_.get(), recipe->optimizer, options.compute_type,
+                                           deciding_rate);
 }
 
 double Trainer::progress() const {
