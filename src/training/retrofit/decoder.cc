@@ -3,8 +3,9 @@
 #include <torch/autograd.h>
 #include <torch/nn/functional/loss.h>
 
-#include <algorithm>
 #include <cmath>
+
+#include "training/retrofit/causal_attention.h"
 
 namespace kvlathe {
 namespace {
@@ -103,29 +104,6 @@ struct RotateFunction : torch::autograd::Function<RotateFunction> {
   }
 };
 
-// Rows [begin, begin + n) of every head attend to keys [0, begin + n).
-Tensor AttendRows(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& column_bias,
-                  int64_t begin, int64_t n) {
-  const int64_t batch = q.size(0), n_kv_heads = q.size(1), group = q.size(2), head_dim = q.size(4);
-  const int64_t n_keys = begin + n;
-  const Tensor rows = q.narrow(3, begin, n).reshape({batch * n_kv_heads, group * n, head_dim});
-  const Tensor keys = k.narrow(2, 0, n_keys).reshape({batch * n_kv_heads, n_keys, head_dim});
-  const Tensor values = v.narrow(2, 0, n_keys).reshape({batch * n_kv_heads, n_keys, head_dim});
-  const Tensor future =
-      torch::ones({n, n_keys}, torch::TensorOptions().device(q.device()).dtype(torch::kBool))
-          .triu(begin + 1);
-  Tensor scores =
-      torch::bmm(rows, keys.transpose(1, 2)).view({batch * n_kv_heads, group, n, n_keys});
-  if (column_bias.defined()) {
-    const Tensor is_own = torch::eye(n, n_keys, future.options()).roll(begin, 1);
-    const Tensor bias = column_bias.narrow(2, 0, n_keys).reshape({batch * n_kv_heads, 1, n_keys});
-    scores = scores + bias.masked_fill(is_own, 0).unsqueeze(1).to(scores.scalar_type());
-  }
-  scores = scores.masked_fill(future, -std::numeric_limits<double>::infinity());
-  const Tensor probs = torch::softmax(scores, -1).view({batch * n_kv_heads, group * n, n_keys});
-  return torch::bmm(probs, values).view({batch, n_kv_heads, group, n, head_dim});
-}
-
 }  // namespace
 
 Tensor RmsNorm(const Tensor& x, const Tensor& w, double eps, torch::ScalarType to) {
@@ -138,19 +116,6 @@ Tensor Gelu(const Tensor& x, bool is_tanh) { return GeluFunction::apply(x, is_ta
 
 Tensor Rotate(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   return RotateFunction::apply(x, cos.unsqueeze(1), sin.unsqueeze(1));
-}
-
-Tensor CausalAttention(const Tensor& q, const Tensor& k, const Tensor& v,
-                       const Tensor& column_bias) {
-  constexpr int64_t kRowBlock = 256;
-  const Tensor scaled = q * (1 / std::sqrt(static_cast<double>(q.size(4))));
-  const int64_t n_tokens = q.size(3);
-  std::vector<Tensor> blocks;
-  for (int64_t begin = 0; begin < n_tokens; begin += kRowBlock) {
-    const int64_t n = std::min(kRowBlock, n_tokens - begin);
-    blocks.push_back(AttendRows(scaled, k, v, column_bias, begin, n));
-  }
-  return blocks.size() == 1 ? blocks[0] : torch::cat(blocks, 3);
 }
 
 Tensor CrossEntropy(const Tensor& logits, const Tensor& targets) {

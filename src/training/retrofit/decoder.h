@@ -32,13 +32,6 @@ torch::Tensor Gelu(const torch::Tensor& x, bool is_tanh);
 // 2].
 torch::Tensor Rotate(const torch::Tensor& x, const torch::Tensor& cos, const torch::Tensor& sin);
 
-// Causal attention: q [batch, n_kv_heads, group, n_tokens, head_dim], k and v [batch, n_kv_heads,
-// n_tokens, head_dim]; the result has q's shape. Query rows go in blocks, so that keys after a
-// block cost nothing. column_bias [batch, n_kv_heads, n_tokens], if it is defined, is added to the
-// scores of column j in rows i > j.
-torch::Tensor CausalAttention(const torch::Tensor& q, const torch::Tensor& k,
-                              const torch::Tensor& v, const torch::Tensor& column_bias = {});
-
 // Negative log-likelihoods [n] in nats of `targets` [n] under logits [n, vocab].
 torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& targets);
 

@@ -12,6 +12,7 @@
 #include "kv/blocks/block_pool.h"
 #include "model/model.h"
 #include "model/planned_model.h"
+#include "training/retrofit/causal_attention.h"
 #include "training/retrofit/gradient_check.h"
 #include "training/retrofit/model_directory.h"
 #include "training/retrofit/small_decoder.h"
@@ -56,10 +57,27 @@ TEST(DecoderGradient, CausalAttention) {
   Tensor q = torch::randn({2, 2, 3, 5, 4}, Double()).set_requires_grad(true);
   Tensor k = torch::randn({2, 2, 5, 4}, Double()).set_requires_grad(true);
   Tensor v = torch::randn({2, 2, 5, 4}, Double()).set_requires_grad(true);
-  const auto loss = [&] { return Weigh(CausalAttention(q, k, v)); };
-  CheckGradient(loss, q, 20);
-  CheckGradient(loss, k, 20);
-  CheckGradient(loss, v, 20);
+  Tensor bias = torch::randn({2, 2, 5}, Double()).set_requires_grad(true);
+  for (const Tensor& column_bias : {Tensor(), bias}) {
+    const auto loss = [&] { return Weigh(CausalAttention(q, k, v, column_bias)); };
+    CheckGradient(loss, q, 20);
+    CheckGradient(loss, k, 20);
+    CheckGradient(loss, v, 20);
+    if (column_bias.defined()) CheckGradient(loss, bias, 20);
+  }
+}
+
+// Two blocks of query rows: what the second adds to gradients of the first's keys.
+TEST(DecoderGradient, CausalAttentionOverBlocks) {
+  torch::manual_seed(14);
+  const int64_t n = 300;
+  const Tensor q = torch::randn({1, 1, 2, n, 4}, Double());
+  Tensor k = torch::randn({1, 1, n, 4}, Double()).set_requires_grad(true);
+  Tensor bias = torch::randn({1, 1, n}, Double()).set_requires_grad(true);
+  const Tensor v = torch::randn({1, 1, n, 4}, Double());
+  const auto loss = [&] { return Weigh(CausalAttention(q, k, v, bias)); };
+  CheckGradient(loss, k, 10);
+  CheckGradient(loss, bias, 10);
 }
 
 TEST(DecoderGradient, CrossEntropy) {
@@ -125,12 +143,18 @@ TEST(Decoder, CausalAttentionEqualsTheFormula) {
   const Tensor q = torch::randn({1, 2, 2, n, 8}, Double());
   const Tensor k = torch::randn({1, 2, n, 8}, Double());
   const Tensor v = torch::randn({1, 2, n, 8}, Double());
-  const Tensor out = CausalAttention(q, k, v);
-  for (const int64_t row : {0, 1, 255, 256, 299}) {
-    const Tensor scores =
-        torch::matmul(q[0][1][1][row], k[0][1].narrow(0, 0, row + 1).t()) / std::sqrt(8.0);
-    const Tensor expected = torch::matmul(torch::softmax(scores, 0), v[0][1].narrow(0, 0, row + 1));
-    EXPECT_LT((out[0][1][1][row] - expected).abs().max().item<double>(), 1e-12) << row;
+  const Tensor bias = torch::randn({1, 2, n}, Double());
+  for (const bool has_bias : {false, true}) {
+    const Tensor out = CausalAttention(q, k, v, has_bias ? bias : Tensor());
+    for (const int64_t row : {0, 1, 255, 256, 299}) {
+      const int64_t n_keys = row + 1;
+      Tensor scores =
+          torch::matmul(q[0][1][1][row], k[0][1].narrow(0, 0, n_keys).t()) / std::sqrt(8.0);
+      if (has_bias) scores.narrow(0, 0, row).add_(bias[0][1].narrow(0, 0, row));
+      const Tensor expected =
+          torch::matmul(torch::softmax(scores, 0), v[0][1].narrow(0, 0, n_keys));
+      EXPECT_LT((out[0][1][1][row] - expected).abs().max().item<double>(), 1e-12) << row;
+    }
   }
 }
 

@@ -49,16 +49,18 @@ TEST(DmcPass, WindowedSumIsItsFormulaAndHasItsGradient) {
   torch::manual_seed(3);
   Tensor x = torch::randn({1, 2, 7, 3}, Double()).set_requires_grad(true);
   Tensor coefficients = torch::rand({1, 2, 7, 4}, Double()).set_requires_grad(true);
-  const Tensor y = WindowedSum(x, coefficients);
-  for (const int64_t t : {0, 2, 6}) {
-    Tensor expected = torch::zeros({3}, Double());
-    for (int64_t j = 0; j <= std::min<int64_t>(t, 3); ++j) {
-      expected = expected + coefficients[0][1][t][j] * x[0][1][t - j];
+  for (const auto& sum : {WindowedSum, WindowedSumByOperations}) {
+    const Tensor y = sum(x, coefficients);
+    for (const int64_t t : {0, 2, 6}) {
+      Tensor expected = torch::zeros({3}, Double());
+      for (int64_t j = 0; j <= std::min<int64_t>(t, 3); ++j) {
+        expected = expected + coefficients[0][1][t][j] * x[0][1][t - j];
+      }
+      EXPECT_LT((y[0][1][t] - expected).abs().max().item<double>(), 1e-14) << t;
     }
-    EXPECT_LT((y[0][1][t] - expected).abs().max().item<double>(), 1e-14) << t;
+    CheckGradient([&] { return Weigh(sum(x, coefficients)); }, x, 20);
+    CheckGradient([&] { return Weigh(sum(x, coefficients)); }, coefficients, 20);
   }
-  CheckGradient([&] { return Weigh(WindowedSum(x, coefficients)); }, x, 20);
-  CheckGradient([&] { return Weigh(WindowedSum(x, coefficients)); }, coefficients, 20);
 }
 
 // The recurrence of the paper, position by position: z_i = z_{i-1} alpha_i + omega_i, and the mean

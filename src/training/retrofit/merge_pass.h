@@ -16,6 +16,8 @@ inline constexpr double kMaskedScore = -50000;
 // y_t = sum_{j < window} coefficients_tj x_{t-j}, with x_{t-j} = 0 before the first; x [batch,
 // n_heads, n_tokens, n], coefficients [batch, n_heads, n_tokens, window].
 torch::Tensor WindowedSum(const torch::Tensor& x, const torch::Tensor& coefficients);
+// The same by tensor operations, on any device.
+torch::Tensor WindowedSumByOperations(const torch::Tensor& x, const torch::Tensor& coefficients);
 
 // The normalised coefficients C_t,t-j / sum_j C_t,t-j of alpha and omega [batch, n_heads,
 // n_tokens].
