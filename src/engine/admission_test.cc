@@ -9,9 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "base/units.h"
 #include "engine/engine.h"
 #include "engine/kv_forecast.h"
 #include "engine/small_model.h"
+#include "kv/capacity.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {
@@ -90,6 +92,33 @@ INSTANTIATE_TEST_SUITE_P(
                       "window(size=100)+kivi(bits=4,run=64)",
                       "tova(budget=100,prune=prompt)+kivi(bits=4)", "h2o(keep=0.4)+kivi(bits=2)",
                       "snapkv(budget=120)+kivi(bits=4)", "pool(n=3)", "pool(n=4)+kivi(bits=4)"));
+
+// What is forecast for a model that decides is what its caches hold, with the sums and the ring of
+// each head, which are no blocks.
+TEST(AdmissionTest, ForecastsOfMergingCachesCountTheirOpenEntries) {
+  ThreadPool threads{1};
+  const auto weights = SmallWeights(&threads, -50.0f);  // everything merges
+  for (const char* spec : {"dmc(sink=0)", "dmc(sink=0,window=0)", "pool(n=64,sink=0)"}) {
+    SCOPED_TRACE(spec);
+    const auto model = MakeSmallModel(weights, spec, &threads);
+    const CacheLayout& layout = model->layout();
+    const int window = layout.retention->merge->window;
+    // int32, then F32: the sums of the weight, of K and of V, and a ring of as many for each
+    // position of the window.
+    const int64_t open_bytes = 4 * RoundUp(4 + 4 * (1 + window) * (1 + 32 + 32), kObjectAlignment);
+    BlockPool pool(kPlenty);
+    SequenceCache cache(&layout, &pool);
+    const std::vector<int32_t> ids = RandomPrompt(60, 1);
+    ASSERT_TRUE(cache.Extend(60).ok());
+    const SequenceStep step = {&cache, ids, SequenceStep::Logits::kNone};
+    ASSERT_TRUE(model->Forward({&step, 1}).ok());
+    EXPECT_EQ(cache.bytes().entries, open_bytes);
+    EXPECT_EQ(pool.usage().used_bytes, cache.bytes().total());
+    const int64_t forecast =
+        PeakBytesIfMerged(layout, {60, 61}, 1, 60, MergedCountsOf(cache).share());
+    EXPECT_EQ(forecast, cache.bytes().total());  // one more joins
+  }
+}
 
 // What reading a prompt took is not counted for those that have read theirs.
 TEST(AdmissionTest, SequencesThatPrunedTheirPromptsMakeRoomForOthers) {

@@ -74,7 +74,7 @@ Status CheckRequest(const Request& request, const Session& session,
 
 // Why the oldest ends, alone and with a token to add.
 Status NoRoomAlone(const EngineSequence& s, const Status& status, int64_t budget_bytes) {
-  if (!ModelDecidesEntries(*s.layout)) return status;  // others use the pool
+  if (!s.layout->ModelDecidesEntries()) return status;  // others use the pool
   return Error(
       StatusCode::kResourceExhausted,
       "KV cache full: after {} of {} positions the sequence alone holds {} and the budget "

@@ -7,6 +7,7 @@
 
 #include "base/units.h"
 #include "format/rows/block_layout.h"
+#include "kv/capacity.h"
 
 namespace kvlathe {
 
@@ -65,14 +66,15 @@ int64_t EngineSequence::WantedBytes(int max_step, const MergedCounts& of_level) 
   const bool is_measured = merged_.n_positions >= kMeasuredPositions * n_heads;
   const double share = is_measured ? merged_.share() : of_level.share();
   f = {n_until, has_prompt, decodes(),
-       ForecastBytes(*layout, {n_cached(), n_until}, decodes() ? 1 : max_step, n_prompt(), share)};
+       PeakBytesIfMerged(*layout, {n_cached(), n_until}, decodes() ? 1 : max_step, n_prompt(),
+                         share)};
   const int64_t n_bytes = f.n_bytes;
-  if (ModelDecidesEntries(*layout) && !is_measured) f = {};  // others will know better
+  if (layout->ModelDecidesEntries() && !is_measured) f = {};  // others will know better
   return n_bytes;
 }
 
 MergedCounts EngineSequence::MeasureMerging() {
-  if (cache == nullptr || !ModelDecidesEntries(*layout)) return {};
+  if (cache == nullptr || !layout->ModelDecidesEntries()) return {};
   const MergedCounts now = MergedCountsOf(*cache);
   if (now.n_positions <= merged_.n_positions) return {};  // a replay: was counted before
   const MergedCounts before = std::exchange(merged_, now);

@@ -1,6 +1,6 @@
 // How many bytes of KV memory a sequence is going to need: what it is admitted by.
 //
-// Bytes follow from lengths (PeakBytesOfGrowth): entries that a plan drops or pools are not
+// Bytes follow from lengths (PeakBytesIfMerged): entries that a plan drops or pools are not
 // counted, and what it took to read a prompt is not once the prompt has been read. Only where the
 // model decides what merges (dmc) nothing is known before. There it counts as if every head kept
 // the share of its positions that was measured: by the sequence itself once it has read
@@ -31,15 +31,8 @@ struct MergedCounts {
 
 inline constexpr int64_t kMeasuredPositions = 64;
 
-// Whether the model decides how many entries a sequence has.
-bool ModelDecidesEntries(const CacheLayout& layout);
-// Of a cache whose layout is such.
+// Of a cache whose model decides what merges.
 MergedCounts MergedCountsOf(const SequenceCache& cache);
-
-// PeakBytesOfGrowth, with the share of entries where the model decides them; elsewhere it is not
-// read.
-int64_t ForecastBytes(const CacheLayout& layout, const SequenceGrowth& growth, int64_t max_step,
-                      int64_t n_prompt, double share);
 
 // What a sequence needs alone, at least: a request that needs more can never run. Where the model
 // decides, it is as if all positions became one entry, and steps were of one token.

@@ -256,6 +256,35 @@ TEST_F(QualityTest, BenchModelFillsByMerging) {
   EXPECT_LT(bytes_of("pool(n=4)"), whole * 2 / 5);
 }
 
+// As many as are said to fit do, of sequences whose entries the model decides, and not many more.
+TEST_F(QualityTest, BenchModelSaysHowManyMergingSequencesFit) {
+  ModelConfig deciding = SmallConfig();
+  deciding.dmc = DmcConfig{.offset = 0, .weight_offset = 0};
+  auto weights = ModelWeights::Load(deciding, DType::kF32, MakeRandomSource(3), &threads_);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  const std::shared_ptr<ModelWeights> shared = *std::move(weights);
+  for (const char* spec : {"none", "dmc", "dmc+kivi(bits=4)", "pool(n=4)"}) {
+    SCOPED_TRACE(spec);
+    auto model =
+        CreateModel(shared, PartsOf(*Spec::Parse(spec), nullptr), &threads_, SelectIsa().value());
+    ASSERT_TRUE(model.ok()) << model.status();
+    constexpr int64_t kBudget = 3 << 20;
+    const auto run = [&](int64_t n_parallel) {
+      return BenchModel(model->get(), spec,
+                        {.n_gen = 8, .n_depth = 400, .n_parallel = static_cast<int>(n_parallel)}, 1,
+                        kBudget);
+    };
+    const auto few = run(4);
+    ASSERT_TRUE(few.ok()) << few.status();
+    ASSERT_GT(few->n_fit, 4);
+    // What sequences keep differs by what they read, where the model decides it.
+    const auto fitting = run(few->n_fit * 9 / 10);
+    EXPECT_TRUE(fitting.ok()) << fitting.status();
+    const auto too_many = run(few->n_fit * 6 / 5 + 1);
+    EXPECT_EQ(too_many.status().code(), StatusCode::kResourceExhausted);
+  }
+}
+
 TEST_F(QualityTest, BenchModelKnowsWhatMemoryAndProductsAllow) {
   auto model = Make(-1);
   constexpr double kWeights = 64 * (128 + 2 * (192 + 3 * 96 + 3 * 64));

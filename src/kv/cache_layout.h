@@ -64,11 +64,12 @@ struct CacheLayout {
   // own.
   bool MergesEntries() const { return retention.has_value() && retention->merge.has_value(); }
   bool DropsEntries() const { return retention.has_value() && !retention->merge.has_value(); }
+  // Whether the model decides what merges, so that lengths alone do not say how many entries there
+  // are.
+  bool ModelDecidesEntries() const { return MergesEntries() && retention->merge->every == 0; }
   // Whether heads close their entries at positions of their own. Then each head is sealed by
   // itself, as if it were the only one of its layer.
-  bool HasRunsOfHeads() const {
-    return seal.has_value() && MergesEntries() && retention->merge->every == 0;
-  }
+  bool HasRunsOfHeads() const { return seal.has_value() && ModelDecidesEntries(); }
   // Whether each head keeps the Gram matrix of its queries until it has sealed a run.
   bool GathersQueries() const { return seal.has_value() && seal->gathers_queries; }
   int n_heads_per_run() const { return HasRunsOfHeads() ? 1 : n_kv_heads; }

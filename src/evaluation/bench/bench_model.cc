@@ -130,6 +130,23 @@ Status RunOnce(Model* model, const ModelBenchCase& test, const std::vector<int32
   return OkStatus();
 }
 
+// Of the sequence that holds most: the share of its positions that each head has as entries. Empty
+// where lengths alone say it.
+std::vector<double> EntryShares(const CacheLayout& layout, const Caches& caches) {
+  std::vector<double> shares;
+  if (!layout.ModelDecidesEntries()) return shares;
+  const auto largest = std::ranges::max_element(
+      caches, {}, [](const auto& cache) { return cache->bytes().total(); });
+  const SequenceCache& cache = **largest;
+  const int n_behind = std::max(1, cache.n_tokens() - layout.n_sink);
+  for (int l = 0; l < layout.n_layers; ++l) {
+    for (int g = 0; g < layout.n_kv_heads; ++g) {
+      shares.push_back(std::max(0, cache.head(l, g).n_entries()) / static_cast<double>(n_behind));
+    }
+  }
+  return shares;
+}
+
 std::string TestName(const ModelBenchCase& test) {
   std::string name =
       test.n_prompt > 0 ? fmt::format("pp{}", test.n_prompt) : fmt::format("tg{}", test.n_gen);
@@ -187,6 +204,7 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   BlockPool pool(kv_budget_bytes);
   std::vector<double> speeds;
   ForwardProfile filling;  // what stands for the depth, which is no part of a run
+  std::vector<double> entry_shares;
   ModelBenchRow row{.test = test, .kv = kv};
   for (int repetition = -1; repetition < n_repetitions; ++repetition) {
     if (repetition == 0) model->ResetProfile();
@@ -204,6 +222,7 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
     double seconds = 0;
     KVL_RETURN_IF_ERROR(RunOnce(model, test, tokens, &caches, &seconds));
     row.kv_bytes = pool.usage().used_bytes;
+    entry_shares = EntryShares(model->layout(), caches);
     if (repetition < 0) continue;
     speeds.push_back(double{1} * n_tokens * test.n_parallel / seconds);
     row.seconds += seconds;
@@ -212,8 +231,9 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   const SequenceLength length = {.n_tokens = int64_t{test.n_depth} + n_tokens,
                                  .n_step = kChunkTokens,
                                  .n_prompt = n_read > 0 ? n_read : kEndlessPrompt};
-  row.n_fit = SequencesThatFit(model->layout(), length, kv_budget_bytes);
-  row.longest_prompt = LongestPrompt(model->layout(), kv_budget_bytes, kChunkTokens, c.max_seq_len);
+  row.n_fit = SequencesThatFit(model->layout(), length, kv_budget_bytes, entry_shares);
+  row.longest_prompt =
+      LongestPrompt(model->layout(), kv_budget_bytes, kChunkTokens, c.max_seq_len, entry_shares);
   row.profile = model->profile();
   row.profile.Add(filling, -1);
   if (limits.has_value() && test.n_prompt == 0) {

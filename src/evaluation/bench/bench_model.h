@@ -36,9 +36,11 @@ struct ModelBenchRow {
   // Generation with limits, else 0: tokens per second if weights were read, or their products done,
   // whichever takes longer, and then the cache read, with nothing else to do.
   double limit_ts = 0;
-  ForwardProfile profile;      // seconds of the counted runs, by part
-  double seconds = 0;          // of the counted runs
-  int64_t kv_bytes = 0;        // of all sequences at the end of a run
+  ForwardProfile profile;  // seconds of the counted runs, by part
+  double seconds = 0;      // of the counted runs
+  int64_t kv_bytes = 0;    // of all sequences at the end of a run
+  // Where the model decides what merges, both take the largest of the sequences as they found it:
+  // its heads kept the same share of its positions all the way.
   int64_t n_fit = 0;           // sequences like these that the budget is sure to hold
   int64_t longest_prompt = 0;  // of one sequence that has the budget alone, within the context
 };
