@@ -92,11 +92,11 @@ class Study:
         store.write_whole(recipe, json.dumps(described, indent=1) + "\n")
         common = ("--recipe", recipe, "--corpus", corpus, *self.threads())
         if run.is_dmc():
+            dmc = ("retrofit", "dmc", "-m", MODEL if run.is_grouped else self.base, *common, "--out", out, "--stage")
             for stage in ("zero-out", "ramp"):
-                self.once(f"{run.name}/{stage}", "retrofit", "dmc", "-m", self.base, *common, "--out", out, "--stage", stage)
+                self.once(f"{run.name}/{stage}", *dmc, stage)
             for compression in run.compressions:
-                self.once(f"{run.name}/cr-{compression:g}", "retrofit", "dmc", "-m", self.base, *common, "--out", out, "--stage",
-                          "solidify", "--compression", compression)
+                self.once(f"{run.name}/cr-{compression:g}", *dmc, "solidify", "--compression", compression)
             return
         start = self.base
         if run.kv_heads:
@@ -113,8 +113,7 @@ class Study:
         return path
 
     def is_trained(self, subject):
-        mark = f"{subject.run}/cr-{subject.compression:g}" if subject.compression else subject.run or "base"
-        return (self.runs / f"{mark}.done").exists()
+        return (self.runs / f"{subject.mark()}.done").exists()
 
     def measure(self):
         out = pathlib.Path(self.options.out)
@@ -130,26 +129,19 @@ class Study:
                 continue
             say(subject.label)
             row["run"] = facts
-            model = ("-m", self.runs / subject.folder(), "--kv", subject.kv, "--json", *self.threads())
+            base = MODEL if subject.is_grouped else self.base
+            model = ("-m", self.runs / subject.folder() if subject.run else base, "--kv", subject.kv, "--json", *self.threads())
             if "text" not in row:
-                row["text"] = self.result("eval", *model, "-c", CONTEXT, "--kl", text, "--reference", self.base)
+                row["text"] = self.result("eval", *model, "-c", CONTEXT, "--kl", text, "--reference", base)
             if missing:
                 tasks = [word for task in missing for word in ("--task", task)]
                 rows = self.result("eval", *model, *tasks, "--task-length", TASK_TOKENS, "--task-count", N_EXAMPLES)["rows"]
                 row["tasks"].update({r["task"]: {k: r[k] for k in ("score", "score_stderr", "kv_fraction", "prompt_tokens")} for r in rows})
             data["rows"][subject.label] = row
-            data["curves"] = self.curves()
             store.write_whole(out, json.dumps(store.rounded(data), indent=1) + "\n")
 
     def result(self, *arguments):
         return json.loads(self.call(*arguments))
-
-    def curves(self):
-        """Loss of the held-out text and CR by step of every stage that has ended."""
-        curves = {}
-        for path in sorted(self.runs.glob("**/curve.csv")):
-            curves[str(path.parent.relative_to(self.runs))] = path.read_text(encoding="utf-8").splitlines()[-1]
-        return curves
 
 
 def say(text):

@@ -119,7 +119,8 @@ class StudyTest(unittest.TestCase):
         stages = recipe["training"]["dmc"]
         for run in plan.RUNS:
             if not run.is_dmc():
-                steps = stages["zero_out_steps"] + (run.like - 1) * stages["ramp_steps"] + stages["solidify_steps"]
+                ramp_steps = run.ramp_steps or stages["ramp_steps"]
+                steps = stages["zero_out_steps"] + (run.like - 1) * ramp_steps + stages["solidify_steps"]
                 self.assertEqual(plan.recipe_of(run, recipe)["training"]["total_tokens"], steps * recipe["training"]["batch_tokens"])
         labels = [subject.label for subject in plan.subjects()]
         self.assertEqual(len(set(labels)), len(labels))

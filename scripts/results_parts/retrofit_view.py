@@ -1,7 +1,7 @@
 """Retrofitted models as the documents want them: docs/results/retrofit/*.json, written by scripts/retrofit.py.
 
 In a document `retrofit/NAME` stands for such a file. Its blocks are `trained` (the base, DMC, converted and pooled models), `untrained` (methods
-that drop entries of the base), `variants`, `seeds` and `provenance`; a figure is `retrofit/NAME text|TASK ROW FIELD`, with the blanks of ROW as
+that drop entries of the base), `variants`, `lengths` (of training), `on-the-way` (checkpoints of the control), `seeds` and `provenance`; a figure is `retrofit/NAME text|TASK ROW FIELD`, with the blanks of ROW as
 hyphens and FIELD size, kl, bits or score.
 """
 
@@ -25,19 +25,24 @@ class RetrofitView:
         self.data = json.loads(path.read_text(encoding="utf-8"))
         self.rows = self.data["rows"]
 
-    def size(self, row):
+    def size(self, label):
         """Bytes a token over those of the uncompressed base."""
-        return row["text"]["kv_bytes_per_token"] / self.rows["base"]["text"]["kv_bytes_per_token"]
+        base = "grouped base" if label.startswith("grouped") else "base"
+        return self.rows[label]["text"]["kv_bytes_per_token"] / self.rows[base]["text"]["kv_bytes_per_token"]
 
     def blocks(self):
         subjects = [subject for subject in plan.subjects() if subject.label in self.rows]
         variants = {f"{run.name} 4" for run in plan.VARIANTS}
         seeds = {subject.label for subject in subjects if " seed " in subject.label}
-        dropping = {subject.label for subject in subjects if not subject.run and subject.label != "base"}
-        others = variants | seeds | dropping
+        dropping = {subject.label for subject in subjects if not subject.run and subject.kv != "none"}
+        steps = {subject.label for subject in subjects if subject.step}
+        lengths = {"gqa 4 short", "gqa 4 long"}
+        others = variants | seeds | dropping | steps | lengths
         return {"trained": [subject.label for subject in subjects if subject.label not in others],
                 "untrained": ["base", *(subject.label for subject in subjects if subject.label in dropping)],
-                "variants": ["dmc 4", *(subject.label for subject in subjects if subject.label in variants)]}
+                "variants": ["dmc 4", *(subject.label for subject in subjects if subject.label in variants)],
+                "lengths": [label for label in ("short 4", "dmc 4", "long 4", "gqa 4 short", "gqa 4", "gqa 4 long") if label in self.rows],
+                "on-the-way": [*(subject.label for subject in subjects if subject.label in steps), "control"]}
 
     def block_lines(self, block):
         if block == "provenance":
@@ -54,7 +59,7 @@ class RetrofitView:
         for label in blocks[block]:
             row = self.rows[label]
             scores = [f"{100 * row['tasks'][task]['score']:.1f}" if task in row["tasks"] else "-" for task in plan.TASKS]
-            lines.append(f"| {label} | {100 * self.size(row):.1f} | {row['text']['kl']:.4f} | {row['text']['bits_per_byte']:.4f} | "
+            lines.append(f"| {label} | {100 * self.size(label):.1f} | {row['text']['kl']:.4f} | {row['text']['bits_per_byte']:.4f} | "
                          + " | ".join(scores) + " |")
         return [*lines, ""]
 
@@ -71,10 +76,11 @@ class RetrofitView:
         return [*lines, ""]
 
     def figure(self, part, label, field):
-        row = self.rows.get(label.replace("-", " "), self.rows.get(label))
+        label = {name.replace(" ", "-"): name for name in self.rows}.get(label, label)
+        row = self.rows.get(label)
         if row is None or (part != "text" and part not in row["tasks"]):
             raise ResultsError(f"{self.name} has no result of {part} with {label}")
-        texts = {"size": lambda: f"{100 * self.size(row):.1f}", "kl": lambda: f"{row['text']['kl']:.4f}",
+        texts = {"size": lambda: f"{100 * self.size(label):.1f}", "kl": lambda: f"{row['text']['kl']:.4f}",
                  "bits": lambda: f"{row['text']['bits_per_byte']:.4f}", "score": lambda: f"{100 * row['tasks'][part]['score']:.1f}"}
         if field not in texts or (field == "score") != (part != "text"):
             raise ResultsError(f"no field {field} of {part}; a text has size, kl and bits, a task score")
