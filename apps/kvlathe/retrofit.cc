@@ -158,7 +158,8 @@ void AddCorpusVerb(CLI::App* retrofit, Verbs* verbs) {
                   [options] { return MakeCorpus(*options); });
   verb->add_option("--recipe", options->recipe, "recipe file with the sources")->required();
   verb->add_option("--data", options->data, "directory of the text files")->required();
-  verb->add_option("--tokenizer", options->tokenizer, "directory with a tokenizer")->required();
+  verb->add_option("--tokenizer", options->tokenizer, "directory or .gguf file with a tokenizer")
+      ->required();
   verb->add_option("--out", options->out, "directory for the corpus")->required();
 }
 

@@ -187,8 +187,7 @@ StatusOr<PreTokenizer> NamedPreTokenizer(std::string_view name) {
   }
   std::string_view pattern;
   if (name == "gpt2") pattern = kGpt2Pattern;
-  if (name == "llama3") pattern = kLlama3Pattern;
-  if (name == "qwen2") pattern = kQwen2Pattern;
+  if (name == "llama3" || name == "qwen2") pattern = PublishedPattern(name);
   if (pattern.empty()) {
     return Error(StatusCode::kInvalidArgument,
                  "unknown pre-tokenizer \"{}\"; known are gpt2, llama3, qwen2 and falcon", name);
@@ -196,6 +195,10 @@ StatusOr<PreTokenizer> NamedPreTokenizer(std::string_view name) {
   KVL_ASSIGN_OR_RETURN(SplitStep split, IsolatedSplit(pattern));
   KVL_RETURN_IF_ERROR(pre_tokenizer.AddStep(std::move(split)));
   return pre_tokenizer;
+}
+
+std::string_view PublishedPattern(std::string_view name) {
+  return name == "llama3" ? kLlama3Pattern : kQwen2Pattern;
 }
 
 StatusOr<SplitStep> Gpt2Split() { return IsolatedSplit(kGpt2Pattern); }

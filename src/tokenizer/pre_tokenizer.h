@@ -76,6 +76,9 @@ class PreTokenizer {
 // kInvalidArgument for any other name.
 StatusOr<PreTokenizer> NamedPreTokenizer(std::string_view name);
 
+// The expression of "llama3" or "qwen2", as the models publish it.
+std::string_view PublishedPattern(std::string_view name);
+
 // The matches of `pattern` and the gaps between them are pieces.
 StatusOr<SplitStep> IsolatedSplit(std::string_view pattern);
 // The steps of Hugging Face's ByteLevel with its expression, Digits and Punctuation.

@@ -1,6 +1,6 @@
 #include "training/corpus/corpus.h"
 
-#include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -35,7 +35,7 @@ StatusOr<CorpusInfo> ReadInfo(const std::string& path) {
     return Error(StatusCode::kDataLoss, "{}: not a corpus description ({}); build the corpus again",
                  path, error.what());
   }
-  if (info.vocab_size < 1 || info.vocab_size > kMaxCorpusVocabSize || info.bos_id < 0 ||
+  if (info.vocab_size < 1 || info.vocab_size > kMaxCorpusVocabSize || info.bos_id < -1 ||
       info.bos_id >= info.vocab_size) {
     return Error(StatusCode::kDataLoss, "{}: vocab_size {} or bos_id {} out of range", path,
                  info.vocab_size, info.bos_id);
@@ -44,22 +44,55 @@ StatusOr<CorpusInfo> ReadInfo(const std::string& path) {
 }
 
 Status CheckTokens(const std::string& path, const SourceInfo& source, int vocab_size,
-                   std::span<const uint16_t> tokens) {
-  if (static_cast<int64_t>(tokens.size()) != source.n_tokens || source.row_tokens < 0 ||
+                   const TokenView& tokens) {
+  if (tokens.size() != source.n_tokens || source.row_tokens < 0 ||
       (source.row_tokens > 0 && source.n_tokens % source.row_tokens != 0)) {
     return Error(StatusCode::kDataLoss, "{}: {} tokens, but {} says {}; build the corpus again",
                  path, tokens.size(), kCorpusFile, source.n_tokens);
   }
-  const auto bad = std::find_if(tokens.begin(), tokens.end(),
-                                [&](uint16_t t) { return (t & ~kNotLearned) >= vocab_size; });
-  if (bad != tokens.end()) {
+  for (int64_t i = 0; i < tokens.size(); ++i) {
+    const uint32_t id = tokens[i] & ~kNotLearned;
+    if (id < static_cast<uint32_t>(vocab_size)) continue;
     return Error(StatusCode::kDataLoss, "{}: token id {} at {} is outside the vocabulary of {}",
-                 path, *bad & ~kNotLearned, bad - tokens.begin(), vocab_size);
+                 path, id, i, vocab_size);
   }
   return OkStatus();
 }
 
+constexpr uint16_t kNotLearnedInFile16 = uint16_t{1} << 15;
+
 }  // namespace
+
+void AppendTokens(std::span<const uint32_t> tokens, int vocab_size, std::string* bytes) {
+  const auto append = [&](auto number) {
+    bytes->append(reinterpret_cast<const char*>(&number), sizeof(number));
+  };
+  for (const uint32_t token : tokens) {
+    if (TokenFileBytes(vocab_size) == 4) {
+      append(token);
+    } else {
+      const auto id = static_cast<uint16_t>(token & ~kNotLearned);
+      append(static_cast<uint16_t>(id | ((token & kNotLearned) != 0 ? kNotLearnedInFile16 : 0)));
+    }
+  }
+}
+
+uint32_t TokenView::operator[](int64_t i) const {
+  if (bytes_per_token_ == 4) {
+    uint32_t token = 0;
+    std::memcpy(&token, data_ + 4 * i, 4);
+    return token;
+  }
+  uint16_t token = 0;
+  std::memcpy(&token, data_ + 2 * i, 2);
+  const bool is_learned = (token & kNotLearnedInFile16) == 0;
+  return is_learned ? token
+                    : uint32_t{static_cast<uint16_t>(token ^ kNotLearnedInFile16)} | kNotLearned;
+}
+
+void TokenView::Copy(int64_t begin, std::span<int64_t> out) const {
+  for (size_t i = 0; i < out.size(); ++i) out[i] = (*this)[begin + static_cast<int64_t>(i)];
+}
 
 Status WriteCorpusInfo(const std::string& directory, const CorpusInfo& info) {
   nlohmann::ordered_json json = {{"vocab_size", info.vocab_size}, {"bos_id", info.bos_id}};
@@ -106,10 +139,10 @@ const SourceInfo* Corpus::Find(const std::string& source) const {
   return found == info_.sources.end() ? nullptr : &found->second;
 }
 
-std::span<const uint16_t> Corpus::tokens(const std::string& source) const {
+TokenView Corpus::tokens(const std::string& source) const {
   const MappedFile& file = files_.at(source);
-  return {reinterpret_cast<const uint16_t*>(file.bytes().data()),
-          static_cast<size_t>(file.n_bytes() / 2)};
+  const int bytes_per_token = TokenFileBytes(info_.vocab_size);
+  return {file.bytes().data(), file.n_bytes() / bytes_per_token, bytes_per_token};
 }
 
 }  // namespace kvlathe

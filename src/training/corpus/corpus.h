@@ -1,11 +1,13 @@
 // Tokenised training data on disk.
 //
 // A corpus is a directory with corpus.json, the tokenizer's files, and a file of little-endian
-// uint16 for every source: a token id, and in bit 15 whether the token is only read, not learned. A
-// stream is text without end, cut anywhere; rows are samples of a fixed length (task examples,
-// whole but for the last of a row).
+// numbers for every source: a token id, and in the highest bit whether the token is only read, not
+// learned. The numbers are uint16 where all ids of the vocabulary fit into 15 bits, and uint32
+// elsewhere. A stream is text without end, cut anywhere; rows are samples of a fixed length (task
+// examples, whole but for the last of a row).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -17,8 +19,31 @@
 
 namespace kvlathe {
 
-inline constexpr uint16_t kNotLearned = 0x8000;
-inline constexpr int kMaxCorpusVocabSize = kNotLearned;
+// In memory a token is a uint32: its id, with this where it is only read.
+inline constexpr uint32_t kNotLearned = uint32_t{1} << 31;
+inline constexpr int kMaxCorpusVocabSize = 1 << 30;
+
+// Of a token in a file of a corpus with this vocabulary: 2 or 4.
+constexpr int TokenFileBytes(int vocab_size) { return vocab_size <= (1 << 15) ? 2 : 4; }
+// Appends tokens as such a file has them.
+void AppendTokens(std::span<const uint32_t> tokens, int vocab_size, std::string* bytes);
+
+// The tokens of a source, as long as its corpus lives.
+class TokenView {
+ public:
+  TokenView(const std::byte* data, int64_t size, int bytes_per_token)
+      : data_(data), size_(size), bytes_per_token_(bytes_per_token) {}
+
+  int64_t size() const { return size_; }
+  uint32_t operator[](int64_t i) const;
+  // Tokens [begin, begin + out.size()).
+  void Copy(int64_t begin, std::span<int64_t> out) const;
+
+ private:
+  const std::byte* data_;
+  int64_t size_;
+  int bytes_per_token_;
+};
 
 struct SourceInfo {
   std::string file;    // in the corpus directory
@@ -29,7 +54,7 @@ struct SourceInfo {
 
 struct CorpusInfo {
   int vocab_size = 0;
-  int bos_id = 0;
+  int bos_id = -1;  // what texts begin with; -1: the tokenizer puts nothing before them
   std::map<std::string, SourceInfo> sources;
 };
 
@@ -48,7 +73,7 @@ class Corpus {
   const CorpusInfo& info() const { return info_; }
   // Null when there is no such source.
   const SourceInfo* Find(const std::string& source) const;
-  std::span<const uint16_t> tokens(const std::string& source) const;
+  TokenView tokens(const std::string& source) const;
 
  private:
   CorpusInfo info_;

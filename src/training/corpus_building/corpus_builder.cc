@@ -4,6 +4,8 @@
 
 #include "io/atomic_file.h"
 #include "io/files.h"
+#include "tokenizer/gguf/gguf_tokenizer.h"
+#include "tokenizer/gguf/gguf_tokenizer_files.h"
 #include "training/corpus/corpus.h"
 #include "training/corpus_building/source_text.h"
 #include "training/corpus_building/task_rows.h"
@@ -56,14 +58,14 @@ StatusOr<SourceRecipe> ParseSource(const Json& json, const std::string& where) {
 // Token ids on their way to a file; disk and memory see them in pieces.
 class TokenFile {
  public:
-  static StatusOr<TokenFile> Create(const std::string& path) {
+  static StatusOr<TokenFile> Create(const std::string& path, int vocab_size) {
     KVL_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
-    return TokenFile(std::move(file));
+    return TokenFile(std::move(file), vocab_size);
   }
-  Status Write(std::span<const uint16_t> ids) {
-    n_tokens_ += static_cast<int64_t>(ids.size());
-    pending_.insert(pending_.end(), ids.begin(), ids.end());
-    return pending_.size() < (size_t{1} << 20) ? OkStatus() : Flush();
+  Status Write(std::span<const uint32_t> tokens) {
+    n_tokens_ += static_cast<int64_t>(tokens.size());
+    AppendTokens(tokens, vocab_size_, &pending_);
+    return pending_.size() < (size_t{1} << 21) ? OkStatus() : Flush();
   }
   Status Commit() {
     KVL_RETURN_IF_ERROR(Flush());
@@ -72,29 +74,29 @@ class TokenFile {
   int64_t n_tokens() const { return n_tokens_; }
 
  private:
-  explicit TokenFile(AtomicFile file) : file_(std::move(file)) {}
+  TokenFile(AtomicFile file, int vocab_size) : file_(std::move(file)), vocab_size_(vocab_size) {}
   Status Flush() {
-    const Status written =
-        file_.Write(pending_.data(), static_cast<int64_t>(pending_.size() * sizeof(uint16_t)));
+    const Status written = file_.Write(pending_.data(), static_cast<int64_t>(pending_.size()));
     pending_.clear();
     return written;
   }
 
   AtomicFile file_;
-  std::vector<uint16_t> pending_;
+  int vocab_size_;
+  std::string pending_;  // bytes
   int64_t n_tokens_ = 0;
 };
 
 Status WriteText(const SourceRecipe& recipe, const std::string& data_directory,
                  const Tokenizer& tokenizer, TokenFile* file, int64_t* n_bytes) {
   Status written;
-  std::vector<uint16_t> ids16;
+  std::vector<uint32_t> tokens;
   const auto take = [&](std::string_view text) {
     const std::vector<int32_t> ids =
         tokenizer.Tokenize(text, /*add_bos=*/true, /*parse_special=*/false);
-    ids16.assign(ids.begin(), ids.end());
+    tokens.assign(ids.begin(), ids.end());
     *n_bytes += static_cast<int64_t>(text.size());
-    written = file->Write(ids16);
+    written = file->Write(tokens);
     return written.ok();
   };
   KVL_RETURN_IF_ERROR(ForEachDocument(recipe, data_directory, take));
@@ -106,12 +108,21 @@ Status WriteTasks(const SourceRecipe& recipe, uint64_t seed, const Tokenizer& to
   KVL_ASSIGN_OR_RETURN(TaskRowPacker packer,
                        TaskRowPacker::Create(recipe.tasks, recipe.context + 1, seed, &tokenizer));
   if (recipe.answers_only) packer.LearnAnswersOnly();
-  std::vector<uint16_t> row;
+  std::vector<uint32_t> row;
   while (file->n_tokens() < recipe.n_tokens) {
     KVL_RETURN_IF_ERROR(packer.NextRow(&row, n_bytes));
     KVL_RETURN_IF_ERROR(file->Write(row));
   }
   return OkStatus();
+}
+
+// The files of a tokenizer, wherever it comes from.
+Status SaveTokenizer(const std::string& path, const std::string& directory) {
+  if (DirectoryExists(path)) return CopyTokenizer(path, directory);
+  // There is nothing to copy, but the directory is made.
+  KVL_RETURN_IF_ERROR(CopyTokenizer(directory, directory));
+  KVL_ASSIGN_OR_RETURN(const GgufFile file, OpenGgufModel(path));
+  return WriteGgufTokenizer(file, directory);
 }
 
 }  // namespace
@@ -131,25 +142,22 @@ StatusOr<CorpusRecipe> LoadCorpusRecipe(const std::string& path) {
 }
 
 Status BuildCorpus(const CorpusRecipe& recipe, const std::string& data_directory,
-                   const std::string& tokenizer_directory, const std::string& directory,
+                   const std::string& tokenizer_path, const std::string& directory,
                    const SourceDone& on_source) {
-  KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
-                       Tokenizer::Load(tokenizer_directory));
-  if (tokenizer->vocab_size() > kMaxCorpusVocabSize || !tokenizer->bos_id().has_value()) {
-    return Error(StatusCode::kUnimplemented,
-                 "{}: a corpus needs a tokenizer with BOS and at most {} tokens",
-                 tokenizer_directory, kMaxCorpusVocabSize);
-  }
-  KVL_RETURN_IF_ERROR(CopyTokenizer(tokenizer_directory, directory));
+  KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, Tokenizer::Load(tokenizer_path));
+  KVL_RETURN_IF_ERROR(SaveTokenizer(tokenizer_path, directory));
   CorpusInfo info;
   info.vocab_size = tokenizer->vocab_size();
-  info.bos_id = *tokenizer->bos_id();
+  const std::vector<int32_t> before_text = tokenizer->Tokenize("", /*add_bos=*/true);
+  if (!before_text.empty()) info.bos_id = before_text.front();
+  const char* extension = TokenFileBytes(info.vocab_size) == 2 ? ".u16" : ".u32";
   uint64_t seed = kFirstTaskSeed;
   for (const auto& [name, source] : recipe.sources) {
     SourceInfo& s = info.sources[name];
-    s.file = name + ".u16";
+    s.file = name + extension;
     s.row_tokens = source.tasks.empty() ? 0 : source.context + 1;
-    KVL_ASSIGN_OR_RETURN(TokenFile file, TokenFile::Create(directory + "/" + s.file));
+    KVL_ASSIGN_OR_RETURN(TokenFile file,
+                         TokenFile::Create(directory + "/" + s.file, info.vocab_size));
     KVL_RETURN_IF_ERROR(source.tasks.empty()
                             ? WriteText(source, data_directory, *tokenizer, &file, &s.n_bytes)
                             : WriteTasks(source, ++seed, *tokenizer, &file, &s.n_bytes));

@@ -40,8 +40,9 @@ StatusOr<CorpusRecipe> LoadCorpusRecipe(const std::string& path);
 using SourceDone = std::function<void(const std::string&, int64_t, int64_t)>;
 
 // Writes corpus.json, a file for every source, and copies of the tokenizer's files to `directory`.
+// The tokenizer is in a directory or in a GGUF file.
 Status BuildCorpus(const CorpusRecipe& recipe, const std::string& data_directory,
-                   const std::string& tokenizer_directory, const std::string& directory,
+                   const std::string& tokenizer_path, const std::string& directory,
                    const SourceDone& on_source);
 
 // The texts that BuildCorpus would tokenise, in plain files below `directory` (at most max_bytes of

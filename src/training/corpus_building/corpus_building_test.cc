@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "io/files.h"
+#include "tokenizer/gguf/sample_gguf_tokenizers.h"
 #include "training/corpus/corpus.h"
 #include "training/corpus_building/corpus_builder.h"
 #include "training/corpus_building/source_text.h"
@@ -95,8 +96,8 @@ TEST_F(CorpusBuilding, RowsHoldWholeExamples) {
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   auto packer = TaskRowPacker::Create({{"sort", 1}, {"arithmetic", 2}}, 400, 7, tokenizer->get());
   ASSERT_TRUE(packer.ok()) << packer.status();
-  const int bos = *(*tokenizer)->bos_id();
-  std::vector<uint16_t> row;
+  const auto bos = static_cast<uint32_t>(*(*tokenizer)->bos_id());
+  std::vector<uint32_t> row;
   int64_t n_bytes = 0, n_filler = 0;
   int n_examples = 0;
   constexpr int kRows = 30;
@@ -135,13 +136,13 @@ TEST_F(CorpusBuilding, MarksAllButAnswers) {
   auto packer = TaskRowPacker::Create({{"recall", 1}}, 300, 7, tokenizer->get());
   ASSERT_TRUE(packer.ok()) << packer.status();
   packer->LearnAnswersOnly();
-  std::vector<uint16_t> row;
+  std::vector<uint32_t> row;
   int64_t n_bytes = 0;
   int n_answers = 0;
   for (int i = 0; i < 20; ++i) {
     ASSERT_TRUE(packer->NextRow(&row, &n_bytes).ok());
     std::string text, learned;
-    for (const uint16_t token : row) {
+    for (const uint32_t token : row) {
       const bool is_learned = (token & kNotLearned) == 0;
       const std::string bytes = (*tokenizer)->TokenBytes(token & ~kNotLearned);
       text += bytes;
@@ -186,13 +187,40 @@ TEST_F(CorpusBuilding, BuildsACorpusThatOpens) {
   auto tokenizer = Tokenizer::Load(out);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const auto tokens = corpus->tokens("books");
-  const std::vector<int32_t> ids(tokens.begin(), tokens.end());
+  std::vector<int64_t> wide(static_cast<size_t>(tokens.size()));
+  tokens.Copy(0, wide);
+  const std::vector<int32_t> ids(wide.begin(), wide.end());
   EXPECT_EQ(ids[0], corpus->info().bos_id);
   const std::string text = (*tokenizer)->Detokenize(ids);
   EXPECT_NE(text.find("The first book."), std::string::npos) << text;
   EXPECT_NE(text.find("The second book."), std::string::npos) << text;
 
   EXPECT_FALSE(BuildCorpus(*recipe, directory_, directory_ + "/books", out, [](auto&&...) {}).ok());
+}
+
+// Of a tokenizer in a GGUF file the corpus has files of its own; texts begin without BOS if it adds
+// none.
+TEST_F(CorpusBuilding, TakesTheTokenizerOfAGgufFile) {
+  GgufTokenizerSample sample = GgufByteLevelSample("smollm");
+  sample.ids["bos"] = sample.Add("<|im_start|>", 3);
+  sample.Write(directory_ + "/model.gguf");
+  const auto recipe = Recipe("{\"corpus\": {\"books\": {\"files\": [\"books/*.txt\"]}}}");
+  const std::string out = directory_ + "/corpus";
+  const Status built =
+      BuildCorpus(*recipe, directory_, directory_ + "/model.gguf", out, [](auto&&...) {});
+  ASSERT_TRUE(built.ok()) << built;
+  auto corpus = Corpus::Open(out);
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  EXPECT_EQ(corpus->info().bos_id, -1);
+  auto tokenizer = Tokenizer::Load(out);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  std::vector<int64_t> wide(static_cast<size_t>(corpus->tokens("books").size()));
+  corpus->tokens("books").Copy(0, wide);
+  EXPECT_EQ((*tokenizer)->Detokenize(std::vector<int32_t>(wide.begin(), wide.end())),
+            "The first book.\nThe second book.\n");
+  EXPECT_EQ(
+      BuildCorpus(*recipe, directory_, directory_ + "/none.gguf", out, [](auto&&...) {}).code(),
+      StatusCode::kNotFound);
 }
 
 TEST_F(CorpusBuilding, WritesTextsForATokenizerWithAShareOfEveryDocument) {

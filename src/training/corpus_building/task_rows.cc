@@ -56,10 +56,10 @@ StatusOr<TaskExample> TaskRowPacker::Generate(const Task& task, int length) {
   return task.Generate(options, n_generated_++, count);
 }
 
-std::vector<uint16_t> TaskRowPacker::Tokens(const TaskExample& example) const {
+std::vector<uint32_t> TaskRowPacker::Tokens(const TaskExample& example) const {
   const std::string text = TextOf(example);
   const std::vector<int32_t> ids = tokenizer_->Tokenize(text, /*add_bos=*/true);
-  std::vector<uint16_t> tokens(ids.begin(), ids.end());
+  std::vector<uint32_t> tokens(ids.begin(), ids.end());
   if (!answers_only_) return tokens;
   std::vector<TextRange> answers = example.earlier_answers;
   answers.push_back({example.prompt.size(), text.size() - example.stop.size()});
@@ -78,7 +78,7 @@ std::vector<uint16_t> TaskRowPacker::Tokens(const TaskExample& example) const {
   return tokens;
 }
 
-Status TaskRowPacker::NextRow(std::vector<uint16_t>* row, int64_t* n_bytes) {
+Status TaskRowPacker::NextRow(std::vector<uint32_t>* row, int64_t* n_bytes) {
   row->clear();
   // Tries that fail cost a generation each; a few leave little of a row empty.
   int n_tries = 0;
@@ -93,7 +93,7 @@ Status TaskRowPacker::NextRow(std::vector<uint16_t>* row, int64_t* n_bytes) {
     const int length =
         fits ? shortest + static_cast<int>(random.Below(longest - shortest + 1)) : shortest;
     KVL_ASSIGN_OR_RETURN(const TaskExample example, Generate(task, length));
-    const std::vector<uint16_t> tokens = Tokens(example);
+    const std::vector<uint32_t> tokens = Tokens(example);
     if (static_cast<int>(tokens.size()) > left && fits && ++n_tries < 20) continue;
     const size_t n_taken = std::min(tokens.size(), static_cast<size_t>(left));
     row->insert(row->end(), tokens.begin(), tokens.begin() + static_cast<int64_t>(n_taken));

@@ -23,9 +23,9 @@ class TaskRowPacker {
   // From here on rows mark all tokens but those of answers and of what ends them (kNotLearned).
   void LearnAnswersOnly() { answers_only_ = true; }
 
-  // The next row: examples, each after BOS; what no example fits into is filled with the beginning
-  // of one. Adds the bytes of text to *n_bytes.
-  Status NextRow(std::vector<uint16_t>* row, int64_t* n_bytes);
+  // The next row: examples, each after BOS if the tokenizer has one; what no example fits into is
+  // filled with the beginning of one. Adds the bytes of text to *n_bytes.
+  Status NextRow(std::vector<uint32_t>* row, int64_t* n_bytes);
 
  private:
   struct Choice {
@@ -34,7 +34,7 @@ class TaskRowPacker {
   };
   const Task& Draw();
   StatusOr<TaskExample> Generate(const Task& task, int length);
-  std::vector<uint16_t> Tokens(const TaskExample& example) const;
+  std::vector<uint32_t> Tokens(const TaskExample& example) const;
 
   std::vector<Choice> choices_;
   int row_tokens_ = 0;

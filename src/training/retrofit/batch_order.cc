@@ -92,43 +92,46 @@ void BatchOrder::Read(int phase_idx, int64_t index, std::span<int64_t> out) cons
   const std::string& name = order.sources[turn.source_idx];
   const int64_t n_cycles = index / static_cast<int64_t>(order.cycle.size());
   const int64_t i = n_cycles * order.n_turns[turn.source_idx] + turn.n_before;
-  const std::span<const uint16_t> tokens = corpus_->tokens(name);
+  const TokenView tokens = corpus_->tokens(name);
   const uint64_t key = MixBits(recipe_->seed ^ MixBits(1000 * phase_idx + turn.source_idx));
   if (corpus_->Find(name)->row_tokens == 0) return ReadStream(tokens, key, i, out);
-  const int64_t n_rows = static_cast<int64_t>(tokens.size() / out.size());
+  const auto row_tokens = static_cast<int64_t>(out.size());
+  const int64_t n_rows = tokens.size() / row_tokens;
   const int64_t row = PermutedIndex(key + i / n_rows, n_rows, i % n_rows);
-  std::copy_n(tokens.begin() + row * static_cast<int64_t>(out.size()), out.size(), out.begin());
+  tokens.Copy(row * row_tokens, out);
 }
 
-void BatchOrder::ReadStream(std::span<const uint16_t> tokens, uint64_t key, int64_t index,
+void BatchOrder::ReadStream(const TokenView& tokens, uint64_t key, int64_t index,
                             std::span<int64_t> out) const {
   const int64_t context = static_cast<int64_t>(out.size()) - 1;
   // Each pass cuts the text elsewhere.
-  const int64_t n_windows = (static_cast<int64_t>(tokens.size()) - context - 1) / context;
+  const int64_t n_windows = (tokens.size() - context - 1) / context;
   const int64_t pass = index / n_windows;
   const int64_t shift = static_cast<int64_t>(Random(key + pass, 2).Below(context));
   const int64_t begin = shift + context * PermutedIndex(key + pass, n_windows, index % n_windows);
-  std::copy_n(tokens.begin() + begin, out.size(), out.begin());
-  out[0] = corpus_->info().bos_id;
+  tokens.Copy(begin, out);
+  if (corpus_->info().bos_id >= 0) out[0] = corpus_->info().bos_id;
 }
 
 void BatchOrder::ReadValidation(int64_t index, std::span<int64_t> out) const {
-  const std::span<const uint16_t> tokens = corpus_->tokens(recipe_->validation_source);
+  const TokenView tokens = corpus_->tokens(recipe_->validation_source);
   const int64_t n = static_cast<int64_t>(out.size());
-  if (corpus_->Find(recipe_->validation_source)->row_tokens > 0) {
-    std::copy_n(tokens.begin() + index * n, n, out.begin());
-    return;
-  }
-  out[0] = corpus_->info().bos_id;
-  std::copy_n(tokens.begin() + index * (n - 1), n - 1, out.begin() + 1);
+  if (corpus_->Find(recipe_->validation_source)->row_tokens > 0) return tokens.Copy(index * n, out);
+  const int bos_id = corpus_->info().bos_id;
+  // Windows follow each other; without BOS the last token of the one before stands in its place.
+  if (bos_id < 0) return tokens.Copy(index * (n - 1), out);
+  out[0] = bos_id;
+  tokens.Copy(index * (n - 1), out.subspan(1));
 }
 
 int64_t BatchOrder::n_validation_sequences(int context) const {
   const SourceInfo* source = corpus_->Find(recipe_->validation_source);
   if (source == nullptr) return 0;
   if (source->row_tokens > 0 && source->row_tokens != context + 1) return 0;
-  const int64_t stride = source->row_tokens > 0 ? source->row_tokens : context;
-  return std::min<int64_t>(source->n_tokens / stride,
+  const bool is_stream = source->row_tokens == 0;
+  const int64_t stride = is_stream ? context : source->row_tokens;
+  const int64_t n_before = is_stream && corpus_->info().bos_id < 0 ? 1 : 0;
+  return std::min<int64_t>((source->n_tokens - n_before) / stride,
                            std::max(1, recipe_->validation_tokens / context));
 }
 

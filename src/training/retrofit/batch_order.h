@@ -22,8 +22,8 @@ class BatchOrder {
   static StatusOr<BatchOrder> Create(const TrainingRecipe* recipe, const Corpus* corpus);
 
   // Sequence `index` of a phase: context + 1 token ids (inputs, and targets one later) in `out`.
-  // A sequence of a stream starts with BOS in place of the token that stood there. Tokens that are
-  // only read carry kNotLearned.
+  // A sequence of a stream starts with BOS in place of the token that stood there, if the corpus
+  // has BOS. Tokens that are only read carry kNotLearned.
   void Read(int phase_idx, int64_t index, std::span<int64_t> out) const;
   // Sequence `index` of the validation source in windows of `context` tokens, in order of the text.
   void ReadValidation(int64_t index, std::span<int64_t> out) const;
@@ -42,7 +42,7 @@ class BatchOrder {
   };
   static PhaseOrder MakeOrder(const TrainingPhase& phase, uint64_t seed);
   Status Check(const TrainingPhase& phase) const;
-  void ReadStream(std::span<const uint16_t> tokens, uint64_t key, int64_t index,
+  void ReadStream(const TokenView& tokens, uint64_t key, int64_t index,
                   std::span<int64_t> out) const;
 
   const TrainingRecipe* recipe_ = nullptr;

@@ -266,6 +266,40 @@ TEST_F(OrderTest, ValidationPredictsTheTextOnceInOrder) {
   for (int t = 1; t < 17; ++t) EXPECT_EQ(ids[t], (32 + t - 1) % 90 + 5);
 }
 
+// Vocabularies of more than 15 bits have files of four bytes a token, and the same marks; a corpus
+// without BOS is read as it is cut.
+TEST_F(OrderTest, ReadsWideTokensAndTextWithoutBos) {
+  std::vector<uint32_t> text;
+  for (uint32_t i = 0; i < 500; ++i) text.push_back((40000 + i) | (i % 3 == 0 ? kNotLearned : 0));
+  info_.vocab_size = 50000;
+  info_.bos_id = -1;
+  info_.sources = {{"text", {"text.u32", 0, 500, 1500}}};
+  std::string bytes;
+  AppendTokens(text, info_.vocab_size, &bytes);
+  ASSERT_EQ(bytes.size(), 2000u);
+  ASSERT_TRUE(WriteFileAtomically(directory_ + "/text.u32", bytes).ok());
+  ASSERT_TRUE(WriteCorpusInfo(directory_, info_).ok());
+  auto corpus = Corpus::Open(directory_);
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  recipe_.model.vocab_size = 50000;
+  for (TrainingPhase& phase : recipe_.phases) phase.mixture = {{"text", 1}};
+  auto order = BatchOrder::Create(&recipe_, &*corpus);
+  ASSERT_TRUE(order.ok()) << order.status();
+  std::vector<int64_t> ids(9);
+  const auto expect_text = [&] {
+    const int64_t begin = (ids[0] & ~int64_t{kNotLearned}) - 40000;
+    for (int64_t t = 0; t < 9; ++t) EXPECT_EQ(ids[t], text[begin + t]);
+    return begin;
+  };
+  for (int64_t i = 0; i < 100; ++i) {
+    order->Read(0, i, ids);
+    expect_text();
+  }
+  EXPECT_EQ(order->n_validation_sequences(8), 499 / 8);
+  order->ReadValidation(499 / 8 - 1, ids);
+  EXPECT_EQ(expect_text(), 8 * (499 / 8 - 1));
+}
+
 TEST_F(OrderTest, RefusesACorpusThatDoesNotFit) {
   auto corpus = Corpus::Open(directory_);
   const auto refused = [&](TrainingRecipe recipe) {

@@ -59,7 +59,7 @@ Tensor Trainer::Loss(const Tensor& batch, MergePass* pass) const {
   const int64_t context = batch.size(1) - 1;
   const Tensor inputs = batch.narrow(1, 0, context).bitwise_and(~int64_t{kNotLearned});
   const Tensor targets = batch.narrow(1, 1, context);
-  const Tensor is_learned = targets.bitwise_and(kNotLearned).eq(0);
+  const Tensor is_learned = targets.bitwise_and(int64_t{kNotLearned}).eq(0);
   // Every sequence counts the same, however little of it is learned.
   const Tensor weights = is_learned / (batch.size(0) * is_learned.sum(1, true).clamp_min(1));
   const Tensor learned = is_learned.reshape({-1}).nonzero().squeeze(1);

@@ -39,11 +39,11 @@ TEST_F(TrainerTest, LearnsATextThatCanBeLearned) {
 // The first loss of a run on rows of the same 16 tokens after BOS, of which row i learns those at
 // the places learned[i].
 double FirstLoss(const std::string& directory, const std::vector<std::set<int>>& learned) {
-  std::vector<uint16_t> rows;
+  std::vector<uint32_t> rows;
   for (const std::set<int>& places : learned) {
     for (int t = 0; t < 17; ++t) {
-      const int id = t == 0 ? 1 : 3 + t * t % 31;
-      rows.push_back(static_cast<uint16_t>(places.contains(t) ? id : id | kNotLearned));
+      const uint32_t id = t == 0 ? 1 : 3 + t * t % 31;
+      rows.push_back(places.contains(t) ? id : id | kNotLearned);
     }
   }
   CorpusInfo info;
@@ -51,7 +51,8 @@ double FirstLoss(const std::string& directory, const std::vector<std::set<int>>&
   info.bos_id = 1;
   info.sources["rows"] = {"rows.u16", 17, static_cast<int64_t>(rows.size()), 600};
   std::filesystem::create_directories(directory);
-  const std::string_view bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * 2);
+  std::string bytes;
+  AppendTokens(rows, info.vocab_size, &bytes);
   EXPECT_TRUE(WriteFileAtomically(directory + "/rows.u16", bytes).ok());
   EXPECT_TRUE(WriteCorpusInfo(directory, info).ok());
   auto corpus = Corpus::Open(directory);
