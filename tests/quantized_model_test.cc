@@ -165,6 +165,52 @@ const Case kCases[] = {
      Case::Basis::kNone,
      0,
      2},
+    {"pool(n=2)+token(bits=3,group=16,run=64,sink=4)",
+     {.name = "token", .bits = 3, .group = 16, .run = 64, .n_sink = 4},
+     Case::Basis::kNone,
+     0,
+     2},
+    {"pool(n=2)+int8(run=64,sink=0)",
+     {.name = "int8", .bits = 8, .run = 64, .n_sink = 0},
+     Case::Basis::kNone,
+     0,
+     2},
+    {"pool(n=2)+q8_0(run=64,sink=0)",
+     {.name = "q8_0", .bits = 8, .run = 64, .n_sink = 0},
+     Case::Basis::kNone,
+     0,
+     2},
+    {"fdc+pool(n=2)+q4_0(run=64,sink=2)",
+     {.name = "q4_0", .bits = 4, .run = 64, .n_sink = 2},
+     Case::Basis::kRotation,
+     0,
+     2},
+    {"pool(n=2)+mxfp4(run=64,sink=0)",
+     {.name = "table", .bits = 4, .group = 32, .run = 64, .n_sink = 0, .table = kE2m1},
+     Case::Basis::kNone,
+     0,
+     2},
+    {"fdc+pool(n=2)+kvquant(bits=3,run=64,sink=1)",
+     {.name = "kvquant",
+      .bits = 3,
+      .run = 64,
+      .n_sink = 1,
+      .sparse_share = 0.01,
+      .keys_before_rope = false},
+     Case::Basis::kRotation,
+     0,
+     2},
+    {"lathe(ratio=4,run=64,newest=7,sink=1)+pool(n=2)",
+     {.name = "split", .run = 64, .newest = 7, .n_sink = 1},
+     Case::Basis::kRotation,
+     0,
+     2,
+     true},
+    {"pool(n=2)+kcvt(bits=4,run=64,sink=0)+lowrank(prefill=32,decode=0,recent=0)",
+     {.name = "kcvt", .bits = 4, .run = 64, .n_sink = 0, .whole_share = 0},
+     Case::Basis::kNone,
+     0,
+     2},
     {"fdc+pool(n=2)+kcvt(bits=2,run=prompt,sink=0)+sparse(share=0.1)",
      {.name = "kcvt", .bits = 2, .run = 0, .n_sink = 0, .sparse_share = 0.1},
      Case::Basis::kRotation,
@@ -228,31 +274,6 @@ ModelCodebooks ToModelCodebooks(const std::vector<ReferenceCodebooks>& layers) {
   return codebooks;
 }
 
-// Bits for every 16 channels, the same in the literal quantiser and in the basis.
-void DrawBits(std::vector<int>* of_channels, BitSplit* split, int rank, std::mt19937_64* random) {
-  of_channels->clear();
-  size_t level = (*random)() % 3;
-  for (int r = 0; r < rank; r += 16) {
-    split->channels[level] += 16;
-    of_channels->insert(of_channels->end(), 16, kSplitBits[level]);
-    level = std::min(level + (*random)() % 3, kSplitBits.size() - 1);
-  }
-}
-
-void DrawBits(ModelBasis* basis, ReferenceQuantizer* literal) {
-  std::mt19937_64 random(3);
-  literal->key_bits.resize(basis->heads.size());
-  literal->value_bits.resize(basis->heads.size());
-  literal->key_scaled.resize(basis->heads.size());
-  for (size_t h = 0; h < basis->heads.size(); ++h) {
-    HeadBasis& head = basis->heads[h];
-    head.k_bits = head.v_bits = {};
-    DrawBits(&literal->key_bits[h], &head.k_bits, head.rank_k, &random);
-    DrawBits(&literal->value_bits[h], &head.v_bits, head.rank_v, &random);
-    if (h % 2 == 0) head.k_bits.scaled = literal->key_scaled[h] = 16;
-  }
-}
-
 class QuantizedModelTest : public ::testing::TestWithParam<Case> {
  protected:
   static void SetUpTestSuite() {
@@ -288,8 +309,7 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Model> Load(Isa isa, DType type, const Spec& spec,
                               const std::vector<ReferenceCodebooks>& literal_codebooks) {
     ModelBasis basis = testing::ToModelBasis(reference_, Bases());
-    ReferenceQuantizer unused;
-    if (spec.splits_bits()) DrawBits(&basis, &unused);
+    if (spec.splits_bits()) testing::DrawSplitBits(&basis);
     PlanParts parts = PartsOf(spec, basis.heads.empty() ? nullptr : &basis);
     parts.codebooks = ToModelCodebooks(literal_codebooks);
     auto reader = SafetensorsReader::OpenModel(directory_);
@@ -365,7 +385,10 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   if (literal.name == "kvquant") literal.codebooks = DrawCodebooks(literal, plain_rows);
   if (literal.name == "split") {
     ModelBasis basis = testing::ToModelBasis(reference_, bases);
-    DrawBits(&basis, &literal);
+    const testing::DrawnBits bits = testing::DrawSplitBits(&basis);
+    literal.key_bits = bits.of_keys;
+    literal.value_bits = bits.of_values;
+    literal.key_scaled = bits.n_scaled;
   }
   std::vector<int> n_seen(reference_.n_layers), n_prompt_rows(reference_.n_layers, kTokens);
   const Matrix expected = testing::ReferenceLogits(

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -359,6 +360,33 @@ ModelBasis ToModelBasis(const ReferenceModel& m, const std::vector<ReferenceBasi
                            flat({b.key_offset}), flat({b.value_offset}), flat(b.key_way_back)});
   }
   return basis;
+}
+
+namespace {
+
+void DrawBitsOfHead(std::vector<int>* of_channels, BitSplit* split, int rank,
+                    std::mt19937_64* random) {
+  size_t level = (*random)() % 3;
+  for (int r = 0; r < rank; r += 16) {
+    split->channels[level] += 16;
+    of_channels->insert(of_channels->end(), 16, kSplitBits[level]);
+    level = std::min(level + (*random)() % 3, kSplitBits.size() - 1);
+  }
+}
+
+}  // namespace
+
+DrawnBits DrawSplitBits(ModelBasis* basis) {
+  std::mt19937_64 random(3);
+  DrawnBits bits;
+  for (size_t h = 0; h < basis->heads.size(); ++h) {
+    HeadBasis& head = basis->heads[h];
+    head.k_bits = head.v_bits = {};
+    DrawBitsOfHead(&bits.of_keys.emplace_back(), &head.k_bits, head.rank_k, &random);
+    DrawBitsOfHead(&bits.of_values.emplace_back(), &head.v_bits, head.rank_v, &random);
+    head.k_bits.scaled = bits.n_scaled.emplace_back(h % 2 == 0 ? 16 : 0);
+  }
+  return bits;
 }
 
 }  // namespace kvlathe::testing

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "analysis/bases/basis.h"
 #include "reference_decoder.h"
@@ -48,6 +49,15 @@ std::vector<ReferenceBasis> RandomLatentBases(const ReferenceModel& model, uint6
 
 // The same for the engine, which computes in F32.
 ModelBasis ToModelBasis(const ReferenceModel& model, const std::vector<ReferenceBasis>& bases);
+
+// Bits for every 16 channels of the maps of a basis, by head.
+struct DrawnBits {
+  std::vector<std::vector<int>> of_keys, of_values;  // [channel]
+  std::vector<int> n_scaled;  // channels of K, from the first on, with scales in each block
+};
+
+// Draws them, the same for the same ranks, and gives them to the basis.
+DrawnBits DrawSplitBits(ModelBasis* basis);
 
 // A fresh folder below the test's temporary directory.
 std::string FreshDirectory(const std::string& name);

@@ -381,9 +381,14 @@ void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* ro
   for (size_t t = run.begin; t < run.end; ++t) SealValues(q, t, rows->values);
 }
 
-void SealHeadLiterally(const ReferenceQuantizer& q, int begin, int end, Matrix* keys,
-                       Matrix* values) {
+void SealHeadLiterally(const ReferenceQuantizer& q, size_t head_idx, int begin, int end,
+                       Matrix* keys, Matrix* values) {
   const RunOfRows run{static_cast<size_t>(begin + q.n_sink), static_cast<size_t>(end + q.n_sink)};
+  if (q.name == "split") {
+    EncodeKeyUnits(q.key_bits[head_idx], q.key_scaled[head_idx], run, *keys);
+    EncodeUnits(q.value_bits[head_idx], run, *values);
+    return;
+  }
   if (run.begin < run.end) SealKeys(q, run, *keys);
   std::vector<Matrix> layer = {std::move(*values)};
   for (size_t t = run.begin; t < run.end; ++t) SealValues(q, t, layer);

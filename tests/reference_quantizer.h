@@ -44,9 +44,9 @@ struct ReferenceQuantizer {
 // Seals the rows of a layer where a run ends with the newest position.
 void SealLiterally(const ReferenceQuantizer& quantizer, int layer_idx, ReferenceRows* rows);
 
-// Seals entries [begin, end) of one head, past its sinks, as if it were the only one of its layer.
-// Not split and not kvquant, which have something for each head.
-void SealHeadLiterally(const ReferenceQuantizer& quantizer, int begin, int end, Matrix* keys,
-                       Matrix* values);
+// Seals entries [begin, end) of one head of [n_layers * n_kv_heads], past its sinks, as if it were
+// the only one of its layer. Not kvquant, whose values have a scale over all heads.
+void SealHeadLiterally(const ReferenceQuantizer& quantizer, size_t head_idx, int begin, int end,
+                       Matrix* keys, Matrix* values);
 
 }  // namespace kvlathe::testing

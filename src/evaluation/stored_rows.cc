@@ -24,9 +24,9 @@ StoredRows::StoredRows(const Model& model, const SequenceCache& cache, int layer
       blocks_(cache.head(layer_idx, kv_head_idx).blocks()),
       device_(&cache.device()) {
   head_ = {.format = layout_.seal->format,
-           .kv_head_idx = kv_head_idx,
-           .n_kv_heads = layout_.n_kv_heads,
-           .layer_rank_v = layout_.n_kv_heads * layout_.head_dim,
+           .kv_head_idx = kv_head_idx % layout_.n_heads_per_run(),
+           .n_kv_heads = layout_.n_heads_per_run(),
+           .layer_rank_v = layout_.n_heads_per_run() * layout_.head_dim,
            .codebooks = model.codebooks().empty() ? nullptr : &model.codebooks()[layer_idx]};
   params_.shape = layout_.shape(layer_idx, kv_head_idx);
   params_.packed = &head_;

@@ -36,7 +36,7 @@ class ComputedRows : public QkvObserver {
 };
 
 // Sealed blocks of one layer and KV head as attention reads them. The model stores rows as they are
-// (no basis), drops and merges none, and seals codes. Model and cache outlive the reader.
+// (no basis) and seals codes. Model and cache outlive the reader.
 class StoredRows {
  public:
   StoredRows(const Model& model, const SequenceCache& cache, int layer_idx, int kv_head_idx);

@@ -19,7 +19,9 @@ Status CheckLatents(const Spec& spec) {
     return OkStatus();
   }
   return Error(kRefused,
-               "--kv '{}': keys from before RoPE cannot be merged yet; leave out {} or {}",
+               "--kv '{}': keys from before RoPE cannot be merged yet, as attention would have to "
+               "turn each by the position of its entry; leave out {} or {}, or take fdc, zack or "
+               "lathe(keys=after)",
                spec.text(), spec.NameOf(Axis::kBasis), spec.NameOf(Axis::kRetention));
 }
 
@@ -114,11 +116,15 @@ Status CheckVoting(const Spec& spec) {
 
 Status CheckKcvt(const Spec& spec) {
   if (spec.retention_as<DmcOptions>() == nullptr) return OkStatus();
+  const auto* const kcvt = spec.quantizer_as<KcvtOptions>();
+  const int bits = kcvt != nullptr ? kcvt->bits : spec.quantizer_as<KvquantOptions>()->bits;
   return Error(kRefused,
                "--kv '{}': {} gives a token of V one scale in all heads of a layer, and under dmc "
-               "each head has tokens of its own; take kivi (as gear(bits=2) does), token, "
-               "int8, q8_0 or q4_0",
-               spec.text(), spec.NameOf(Axis::kQuantizer));
+               "each head has tokens of its own; take kivi(bits={},group=64){}{}, or token, int8, "
+               "q8_0, q4_0 or mxfp4",
+               spec.text(), spec.NameOf(Axis::kQuantizer), bits,
+               spec.lowrank() != nullptr ? "+lowrank" : "",
+               spec.sparse() != nullptr ? "+sparse" : "");
 }
 
 Status CheckKvquant(const Spec& spec) {

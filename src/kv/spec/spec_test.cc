@@ -455,6 +455,37 @@ TEST(SpecTable, DescriptionListsEveryStageKeyDefaultAndPaper) {
   EXPECT_THAT(text, HasSubstr("    rate=0.5        share of K and V elements removed"));
 }
 
+// Every quantizer, with and without what repairs it, seals entries that merge, or is refused with
+// what to take in its place.
+TEST(CheckSupported, WhatMergesIsQuantizedOrRefusedWithAnAlternative) {
+  int n_quantizers = 0;
+  for (const StageInfo& stage : AllStages()) {
+    if (stage.axis != Axis::kQuantizer) continue;
+    ++n_quantizers;
+    const bool shares_scales = stage.name == "kcvt" || stage.name == "kvquant";
+    for (const char* merging : {"pool(n=2)", "dmc", "fdc+pool", "fdc+dmc"}) {
+      for (const char* residual : {"", "+lowrank", "+sparse", "+lowrank+sparse"}) {
+        const std::string text = fmt::format("{}+{}{}", merging, stage.name, residual);
+        const auto spec = Spec::Parse(text);
+        ASSERT_TRUE(spec.ok()) << text << ": " << spec.status();
+        const Status status = CheckSupported(*spec);
+        const bool is_dmc = spec->retention_as<DmcOptions>() != nullptr;
+        if (is_dmc && shares_scales) {
+          EXPECT_THAT(MessageOf(status),
+                      HasSubstr(fmt::format("take kivi(bits=4,group=64){}, or", residual)))
+              << text;
+        } else if (stage.name == "kvquant" && spec->basis() == nullptr) {
+          EXPECT_THAT(MessageOf(status), HasSubstr("add a basis or take another quantizer"))
+              << text;
+        } else {
+          EXPECT_TRUE(status.ok()) << text << ": " << status;
+        }
+      }
+    }
+  }
+  EXPECT_GE(n_quantizers, 8);
+}
+
 TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
   EXPECT_TRUE(CheckSupported(*Spec::Parse("none")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc(rate=0.6)")).ok());
@@ -482,7 +513,8 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
   }
   EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("dmc+gear(bits=4)")).message()),
-              HasSubstr("kcvt gives a token of V one scale in all heads"));
+              ::testing::AllOf(HasSubstr("kcvt gives a token of V one scale in all heads"),
+                               HasSubstr("take kivi(bits=4,group=64)+lowrank+sparse, or")));
   EXPECT_TRUE(CheckSupported(*Spec::Parse("kvq-f")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+h2o+kvquant")).ok());
   EXPECT_EQ(CheckSupported(*Spec::Parse("h2o+kvquant")).code(), StatusCode::kInvalidArgument);
