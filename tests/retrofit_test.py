@@ -133,6 +133,7 @@ class Retrofit(unittest.TestCase):
         self.assertEqual(weights["n_tokens"], 4096)
         # Those of another model are refused.
         weights["model_hash"] = "0" * 32
+        del weights["crc32c"]  # as a person would write it
         (directory / "fisher.json").write_text(json.dumps(weights))
         self.assertIn("made for another model", kvlathe(*compare, expect=2).stderr)
 
@@ -165,7 +166,8 @@ class Retrofit(unittest.TestCase):
         recipe["training"].pop("model")
         recipe["training"]["optimizer"] = {"learning_rate": 0.003, "final_share": 0.1}
         recipe["training"]["save_at_steps"] = [5, 40]
-        recipe["training"]["dmc"] = {"compression": 2, "save_at": [1.5], "zero_out_steps": 10, "ramp_steps": 80, "solidify_steps": 20}
+        recipe["training"]["dmc"] = {"compression": 2, "save_at": [1.5], "zero_out_steps": 10, "ramp_steps": 80, "solidify_steps": 20,
+                                     "deciding_rate": 2, "hinge_weight": 4}
         path = self.root / "dmc.json"
         path.write_text(json.dumps(recipe))
         command = ("retrofit", "dmc", "--recipe", path, "--corpus", self.root / "corpus", "--out", self.root / "dmc")

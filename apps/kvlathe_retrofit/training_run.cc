@@ -37,11 +37,13 @@ class TrainingProgress {
                             ? budget_seconds_ - trainer_->seconds()
                             : (total_tokens_ - trainer_->tokens()) / std::max(rate, 1.0);
     const LossPoint& point = trainer_->curve().back();
+    const std::string compression =
+        point.kept_share > 0 ? fmt::format("CR {:.2f}, ", 1 / point.kept_share) : "";
     fmt::print(stderr,
-               "{}step {} {:.2f}M tokens, {:.1f}%, context {}, loss {:.3f}, {:.0f} tokens/s, "
+               "{}step {} {:.2f}M tokens, {:.1f}%, context {}, loss {:.3f}, {}{:.0f} tokens/s, "
                "{:.1f} min left{}",
                is_terminal_ ? "\r" : "", point.step, point.tokens / 1e6, 100 * trainer_->progress(),
-               point.context, RecentLoss(), rate, std::max(0.0, left) / 60,
+               point.context, RecentLoss(), compression, rate, std::max(0.0, left) / 60,
                is_terminal_ && !is_last ? "   " : "\n");
     std::fflush(stderr);
   }

@@ -57,7 +57,8 @@ std::vector<Tensor> DecidingRows(const Decoder& decoder) {
   std::vector<Tensor> rows;
   for (const auto& [name, w] : decoder.parameters()) {
     if (!name.ends_with("k_proj.weight")) continue;
-    rows.push_back(ChannelRows(w, *config.dmc, config.head_dim));
+    // Detached: weights may be read from a file, in place, once the views are there.
+    rows.push_back(ChannelRows(w.detach(), *config.dmc, config.head_dim));
   }
   return rows;
 }

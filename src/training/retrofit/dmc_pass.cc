@@ -102,7 +102,7 @@ Tensor DmcLoss(const Tensor& alpha, const DmcLossOptions& options) {
       share = kept.mean({0, 2, 3});
       break;
   }
-  Tensor loss = torch::relu(share - 1 / options.cr).mean();
+  Tensor loss = torch::relu(share - 1 / options.cr).mean() * options.hinge_weight;
   if (options.is_consistent) loss = loss + (alpha - alpha.mean(2, true)).abs().mean();
   return loss;
 }

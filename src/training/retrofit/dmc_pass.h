@@ -67,6 +67,7 @@ class DmcPass : public MergePass {
 struct DmcLossOptions {
   double cr = 1;  // at least 1
   DmcHinge hinge = DmcHinge::kGlobal;
+  double hinge_weight = 1;
   bool is_consistent = false;
 };
 

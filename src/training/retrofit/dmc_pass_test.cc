@@ -137,6 +137,7 @@ TEST(DmcPass, TheLossIsWhatIsKeptBeyondTheTarget) {
                            .set_requires_grad(true);
   const auto loss = [&](DmcLossOptions options) { return DmcLoss(alpha, options).item<double>(); };
   EXPECT_NEAR(loss({.cr = 2}), 1 - 2.6 / 8 - 0.5, 1e-12);
+  EXPECT_NEAR(loss({.cr = 2, .hinge_weight = 10}), 10 * (1 - 2.6 / 8 - 0.5), 1e-12);
   EXPECT_NEAR(loss({.cr = 1}), 0, 1e-12);
   EXPECT_NEAR(loss({.cr = 2, .hinge = DmcHinge::kLayer}), 0.5 * (1 - 0.5), 1e-12);
   // Rounded, 3 of 4 positions of the first sequence are kept and 2 of 4 of the second.

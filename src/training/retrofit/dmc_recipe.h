@@ -34,6 +34,9 @@ struct DmcRecipe {
   DmcConfig config;
   DmcVariant variant;
   DmcHinge hinge = DmcHinge::kGlobal;
+  // Of the hinge in the loss; 1 in the paper. A share that would cost more than its weight in
+  // log-likelihood is never reached.
+  double hinge_weight = 1;
   // DMC-C: the loss has the mean of |alpha - mean over the heads of a layer| as well.
   bool is_consistent = false;
   // How many times as fast as all else the rows of W_K move that decide.

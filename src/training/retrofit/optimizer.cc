@@ -59,6 +59,7 @@ double Optimizer::Step(double learning_rate) {
 }
 
 void Optimizer::Move(double learning_rate) {
+  const torch::NoGradGuard no_grad;
   std::vector<Tensor> before;
   for (const Tensor& rows : deciding_) before.push_back(rows.clone());
   for (torch::optim::OptimizerParamGroup& group : adamw_->param_groups()) {
@@ -67,7 +68,6 @@ void Optimizer::Move(double learning_rate) {
   adamw_->step();
   MoveByMuon(learning_rate);
   // A move is linear in the learning rate.
-  const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < deciding_.size(); ++i) {
     deciding_[i].copy_(before[i] + (deciding_[i] - before[i]) * deciding_rate_);
   }

@@ -84,8 +84,11 @@ TEST(Recipe, StagesOfDmcHaveTheirLengthTargetAndRate) {
 
 TEST(Recipe, DmcKnowsItsVariantsAndTakesTheModelThatItRetrofits) {
   Json json = DmcRecipeJson();
-  json["dmc"].update(
-      {{"channel", "first"}, {"hinge", "layer"}, {"immediate", true}, {"save_at", {2, 2.5}}});
+  json["dmc"].update({{"channel", "first"},
+                      {"hinge", "layer"},
+                      {"hinge_weight", 10},
+                      {"immediate", true},
+                      {"save_at", {2, 2.5}}});
   json.erase("model");
   json.erase("total_tokens");
   EXPECT_EQ(ParseRecipe(json, "r").status().code(), StatusCode::kInvalidArgument);
@@ -97,6 +100,7 @@ TEST(Recipe, DmcKnowsItsVariantsAndTakesTheModelThatItRetrofits) {
   EXPECT_FALSE(recipe->dmc->config.zeroes_after_rope);
   EXPECT_EQ(recipe->dmc->config.epsilon, 0);
   EXPECT_EQ(recipe->dmc->hinge, DmcHinge::kLayer);
+  EXPECT_EQ(recipe->dmc->hinge_weight, 10);
   EXPECT_DOUBLE_EQ(recipe->dmc->TargetAt(DmcStage::kRamp, 0), 3);
   EXPECT_EQ(recipe->dmc->save_at, (std::vector<double>{2, 2.5}));
 }

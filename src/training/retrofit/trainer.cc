@@ -92,6 +92,7 @@ Tensor Trainer::MergeLoss(const Tensor& alpha) const {
   const DmcRecipe& dmc = *recipe_->dmc;
   return DmcLoss(alpha, {.cr = dmc.TargetAt(*options_.dmc_stage, state_.step),
                          .hinge = dmc.hinge,
+                         .hinge_weight = dmc.hinge_weight,
                          .is_consistent = dmc.is_consistent});
 }
 
