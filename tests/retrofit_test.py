@@ -6,6 +6,7 @@ usage: retrofit_test.py KVLATHE DATA_DIRECTORY
 """
 import csv
 import json
+import resource
 import shutil
 import signal
 import subprocess
@@ -50,9 +51,15 @@ GPT2 = {
 GPT2_TOKENS = 250000
 
 
-def kvlathe(*arguments, expect=0):
+def full_disk():
+    """For a child process: no file grows beyond 100 KB."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+
+
+def kvlathe(*arguments, expect=0, before=None):
     result = subprocess.run([KVLATHE, *map(str, arguments)], capture_output=True, text=True,
-                            timeout=900)
+                            timeout=900, preexec_fn=before)
     assert result.returncode == expect, (arguments, result.returncode, result.stderr)
     return result
 
@@ -202,6 +209,9 @@ class Retrofit(unittest.TestCase):
         self.assertIn("ramp/cr-3.pt: not there", error)
         error = kvlathe(*command, "-m", base, "--compression", 0.5, expect=2).stderr
         self.assertIn("--compression", error)
+        recipe["training"]["dmc"]["compression"] = 0.5
+        path.write_text(json.dumps(recipe))
+        self.check_one_line(kvlathe(*command, "-m", base, expect=2).stderr, 'dmc.json, "dmc": "compression" must be a number from 1.01 to 1000')
 
     def check_models_on_the_way(self, out):
         """Steps and CRs that were asked for are whole models, each of its own step, and there are no others."""
@@ -235,6 +245,53 @@ class Retrofit(unittest.TestCase):
         self.assertEqual([int(row["step"]) for row in curve], list(range(1, len(curve) + 1)))
         done = kvlathe(*self.pretrain("cut"), expect=2)
         self.assertIn("this run is done", done.stderr)
+
+    def short_run(self, out, **training):
+        """A run of few steps of the recipe with these keys in "training"."""
+        recipe = json.loads(json.dumps(RECIPE))
+        recipe["training"].update({"total_tokens": 3 * 4096, "validation_interval": 1000, **training})
+        path = self.root / f"{out}.json"
+        path.write_text(json.dumps(recipe))
+        return ["retrofit", "pretrain", "--recipe", path, "--corpus", self.root / "corpus", "--out", self.root / out]
+
+    def check_one_line(self, error, *parts):
+        self.assertEqual(error.strip().count("\n"), 0, error)
+        for part in parts:
+            self.assertIn(part, error)
+
+    def test_a_full_disk_leaves_the_last_good_checkpoint(self):
+        kvlathe(*self.short_run("full"))
+        files = {name: (self.root / "full" / name).read_bytes() for name in ("checkpoint.pt", "model.safetensors", "config.json")}
+        longer = self.short_run("full", total_tokens=6 * 4096)
+        error = kvlathe(*longer, expect=1, before=full_disk).stderr.splitlines()[-1]
+        self.check_one_line(error, "full/checkpoint.pt: cannot write")
+        for name, contents in files.items():
+            self.assertEqual((self.root / "full" / name).read_bytes(), contents)
+        self.assertEqual(list((self.root / "full").glob("*.tmp*")), [])
+        kvlathe(*longer)
+        self.assertEqual(len(self.curve("full")), 6)
+
+    def test_a_loss_that_is_not_a_number_leaves_the_last_good_checkpoint(self):
+        growing = {"learning_rate": 1, "weight_decay": 10, "warmup_share": 0, "final_share": 1}  # weights grow ninefold a step
+        run = self.short_run("nan", total_tokens=200 * 4096, optimizer=growing)
+        error = kvlathe(*run, "--checkpoint-minutes", 1e-6, expect=1).stderr.splitlines()[-1]
+        self.check_one_line(error, "nan/checkpoint.pt: ", "step ", "lower the learning rate")
+        self.assertFalse((self.root / "nan/model.safetensors").exists())
+        # What is kept is finite: the run goes on from it, to the same end.
+        before = (self.root / "nan/checkpoint.pt").read_bytes()
+        again = kvlathe(*run, expect=1).stderr
+        self.assertIn("going on from step", again)
+        self.assertEqual((self.root / "nan/checkpoint.pt").read_bytes(), before)
+
+    def test_a_foreign_checkpoint_is_refused_with_what_differs(self):
+        kvlathe(*self.short_run("foreign"))
+        before = (self.root / "foreign/checkpoint.pt").read_bytes()
+        model = {**RECIPE["training"]["model"], "num_key_value_heads": 2}
+        for changed, message in (({"seed": 4}, "of another recipe: seed is 3 there, 4 here"),
+                                 ({"model": model}, "of another model: num_key_value_heads is 1 there, 2 here")):
+            error = kvlathe(*self.short_run("foreign", **changed), expect=2).stderr
+            self.check_one_line(error, "foreign/checkpoint.pt: the checkpoint is " + message)
+        self.assertEqual((self.root / "foreign/checkpoint.pt").read_bytes(), before)
 
     def test_refuses_wrong_input_in_one_line(self):
         for arguments, status in (

@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "base/cpu_features.h"
+#include "io/files.h"
 #include "training/corpus/corpus.h"
 #include "training/retrofit/model_directory.h"
 
@@ -121,6 +122,17 @@ Status MakeOutputDirectory(const std::string& directory) {
                failed.message());
 }
 
+namespace {
+
+// What went wrong in a step, and where the run can go on from.
+Status WithCheckpoint(const Status& status, const std::string& checkpoint) {
+  return Error(status.code(), "{}: {}; {}", checkpoint, MessageOf(status),
+               FileExists(checkpoint) ? "the checkpoint of an earlier step is kept"
+                                      : "there is no checkpoint yet");
+}
+
+}  // namespace
+
 StatusOr<bool> RunSteps(Trainer* trainer, const TrainingRunOptions& options,
                         const std::string& checkpoint, double budget_seconds, int64_t total_tokens,
                         const std::function<Status()>& on_step) {
@@ -129,7 +141,8 @@ StatusOr<bool> RunSteps(Trainer* trainer, const TrainingRunOptions& options,
   TrainingProgress progress(trainer, budget_seconds, total_tokens);
   Stopwatch since_checkpoint;
   do {
-    KVL_RETURN_IF_ERROR(trainer->Step());
+    const Status stepped = trainer->Step();
+    if (!stepped.ok()) return WithCheckpoint(stepped, checkpoint);
     progress.Show(trainer->is_done());
     if (on_step) KVL_RETURN_IF_ERROR(on_step());
     if (since_checkpoint.Seconds() > 60 * options.checkpoint_minutes) {

@@ -2,16 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <filesystem>
 
 #include "io/atomic_file.h"
 #include "io/file_lock.h"
+#include "io/file_size_limit.h"
 #include "io/mapped_file.h"
 #include "io/scratch_folder.h"
 
@@ -20,25 +19,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::StartsWith;
-
-// While it lives, a file cannot grow beyond n_bytes: what a full disk does to a writer.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t n_bytes) : previous_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
-    ::getrlimit(RLIMIT_FSIZE, &previous_);
-    rlimit limit = previous_;
-    limit.rlim_cur = n_bytes;
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &previous_);
-    std::signal(SIGXFSZ, previous_handler_);
-  }
-
- private:
-  rlimit previous_;
-  void (*previous_handler_)(int);
-};
 
 // Gives up the rights of root, which no file mode stops.
 class OrdinaryUser {

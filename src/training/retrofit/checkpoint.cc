@@ -1,21 +1,28 @@
 // Saving and resuming a Trainer.
+#include <fmt/ranges.h>
+
 #include <algorithm>
-#include <sstream>
 
 #include "io/atomic_file.h"
-#include "io/files.h"
+#include "io/mapped_file.h"
+#include "training/retrofit/fingerprint.h"
 #include "training/retrofit/trainer.h"
 
 namespace kvlathe {
 namespace {
 
+using torch::Tensor;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-constexpr int64_t kMaxCheckpointBytes = int64_t{1} << 40;
+// Of a parameter in an archive, whose keys have no dots.
+std::string KeyOf(std::string name) {
+  std::replace(name.begin(), name.end(), '.', '/');
+  return name;
+}
 
-torch::Tensor CurveTensor(const std::vector<LossPoint>& curve) {
-  torch::Tensor rows = torch::empty({static_cast<int64_t>(curve.size()), 7}, torch::kDouble);
+Tensor CurveTensor(const std::vector<LossPoint>& curve) {
+  Tensor rows = torch::empty({static_cast<int64_t>(curve.size()), 7}, torch::kDouble);
   double* at = rows.data_ptr<double>();
   for (const LossPoint& p : curve) {
     for (const double value : {static_cast<double>(p.step), static_cast<double>(p.tokens),
@@ -27,7 +34,7 @@ torch::Tensor CurveTensor(const std::vector<LossPoint>& curve) {
   return rows;
 }
 
-std::vector<LossPoint> CurvePoints(const torch::Tensor& rows) {
+std::vector<LossPoint> CurvePoints(const Tensor& rows) {
   std::vector<LossPoint> curve(static_cast<size_t>(rows.size(0)));
   const double* at = rows.data_ptr<double>();
   const int64_t n_columns = rows.size(1);
@@ -47,34 +54,24 @@ std::vector<LossPoint> CurvePoints(const torch::Tensor& rows) {
 }  // namespace
 
 std::string Trainer::RecipeFingerprint() const {
-  const ModelConfig& c = recipe_->model;
-  std::string text =
-      fmt::format("{} {} {} {} {} {} {} | {} {} {} {}", c.n_layers, c.hidden_dim, c.n_heads,
-                  c.n_kv_heads, c.head_dim, c.ffn_dim, c.vocab_size, recipe_->optimizer.muon,
-                  recipe_->batch_tokens, recipe_->micro_batch_tokens, recipe_->seed);
-  if (c.model_type != "llama") text += " | " + c.model_type;
-  for (const TrainingPhase& phase : recipe_->phases) {
-    text += fmt::format(" | {} {}", phase.context, phase.share);
-    for (const auto& [name, weight] : phase.mixture) text += fmt::format(" {}:{}", name, weight);
-  }
-  if (recipe_->pool.has_value()) {
-    text += fmt::format(" | pool {} {}", recipe_->pool->every, recipe_->pool->n_sink);
-  }
-  if (recipe_->trained == TrainedWeights::kAttention) text += " | attention";
-  if (options_.dmc_stage.has_value()) {
-    const DmcRecipe& dmc = *recipe_->dmc;
-    if (dmc.deciding_rate != 1) text += fmt::format(" | rate {}", dmc.deciding_rate);
-    text += fmt::format(" | {} {} {} {} {} {} {} {} {} {} {} {}", NameOf(*options_.dmc_stage),
-                        dmc.config.is_last, dmc.config.offset, dmc.config.weight_offset,
-                        static_cast<int>(dmc.hinge), dmc.is_consistent,
-                        dmc.variant.shares_decisions, dmc.variant.uniform_weights, dmc.temperature,
-                        dmc.window, dmc.compression, recipe_->total_tokens);
-  }
-  return text;
+  return FingerprintOf(*recipe_, options_.dmc_stage);
 }
 
 Status Trainer::SaveCheckpoint(const std::string& path) const {
-  std::ostringstream bytes;
+  if (const std::string name = FirstNotFinite(*decoder_); !name.empty()) {
+    return Error(
+        StatusCode::kDataLoss,
+        "{}: not written: behind step {} '{}' is no longer finite; lower the learning rate", path,
+        state_.step, name);
+  }
+  KVL_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
+  // A writer that fails, and a stream that is destroyed while an error is on its way, would end the
+  // process; so libtorch never hears of a failure.
+  Status written;
+  const auto write = [&](const void* data, size_t n_bytes) {
+    if (written.ok()) written = file.Write(data, static_cast<int64_t>(n_bytes));
+    return n_bytes;
+  };
   try {
     OutputArchive archive;
     archive.write("recipe", c10::IValue(RecipeFingerprint()));
@@ -84,21 +81,17 @@ Status Trainer::SaveCheckpoint(const std::string& path) const {
     archive.write("seconds", torch::tensor({state_.seconds}, torch::kDouble));
     archive.write("curve", CurveTensor(curve_));
     for (const auto& [name, tensor] : decoder_->parameters()) {
-      std::string key = name;
-      std::replace(key.begin(), key.end(), '.', '/');
-      archive.write(key, tensor.detach(), /*is_buffer=*/true);
+      archive.write(KeyOf(name), tensor.detach(), /*is_buffer=*/true);
     }
     OutputArchive optimizer;
     optimizer_->Save(&optimizer);
     archive.write("optimizer", optimizer);
-    archive.save_to(bytes);
+    archive.save_to(write);
   } catch (const c10::Error& error) {
     return Error(StatusCode::kInternal, "{}: the checkpoint cannot be made: {}", path,
                  error.what_without_backtrace());
   }
-  const std::string contents = bytes.str();
-  KVL_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
-  KVL_RETURN_IF_ERROR(file.Write(contents.data(), static_cast<int64_t>(contents.size())));
+  KVL_RETURN_IF_ERROR(written);
   return file.Commit();
 }
 
@@ -106,30 +99,51 @@ Status Trainer::LoadCheckpoint(const std::string& path) { return ReadCheckpoint(
 
 Status Trainer::StartFrom(const std::string& path) { return ReadCheckpoint(path, false); }
 
+Status Trainer::CheckFits(const std::string& path, const std::string& fingerprint,
+                          bool goes_on) const {
+  const FingerprintDifferences found = CompareFingerprints(
+      fingerprint, RecipeFingerprint(), goes_on ? FingerprintUse::kGoOn : FingerprintUse::kBegin);
+  if (found.what.empty()) return OkStatus();
+  return Error(StatusCode::kInvalidArgument, "{}: the checkpoint is of another {}: {}; {}", path,
+               found.is_of_model ? "model" : "recipe", found.what,
+               goes_on ? "take its recipe and model, or another --out"
+                       : "take one that was trained with this recipe's model and optimizer");
+}
+
+Status Trainer::ReadParameters(const std::string& path, InputArchive* archive) {
+  std::vector<Tensor> saved;
+  for (const auto& [name, parameter] : decoder_->parameters()) {
+    if (!archive->try_read(KeyOf(name), saved.emplace_back(), /*is_buffer=*/true)) {
+      return Error(StatusCode::kInvalidArgument,
+                   "{}: the checkpoint is of another model: it has no '{}'", path, name);
+    }
+    if (saved.back().sizes() == parameter.sizes()) continue;
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: the checkpoint is of another model: '{}' has the shape [{}] there, [{}] here",
+                 path, name, fmt::join(saved.back().sizes(), ", "),
+                 fmt::join(parameter.sizes(), ", "));
+  }
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < saved.size(); ++i) {
+    Tensor(decoder_->parameters()[i].second).copy_(saved[i]);
+  }
+  return OkStatus();
+}
+
 Status Trainer::ReadCheckpoint(const std::string& path, bool goes_on) {
-  KVL_ASSIGN_OR_RETURN(const std::string contents, ReadTextFile(path, kMaxCheckpointBytes));
+  KVL_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
   try {
     InputArchive archive;
-    archive.load_from(contents.data(), contents.size(), options_.device);
+    archive.load_from(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size(),
+                      options_.device);
     c10::IValue recipe;
     archive.read("recipe", recipe);
-    if (goes_on && recipe.toStringRef() != RecipeFingerprint()) {
-      return Error(StatusCode::kInvalidArgument,
-                   "{}: the checkpoint belongs to another recipe; name another --checkpoint", path);
-    }
-    torch::Tensor state, seconds, curve;
+    KVL_RETURN_IF_ERROR(CheckFits(path, recipe.toStringRef(), goes_on));
+    Tensor state, seconds, curve;
     archive.read("state", state);
     archive.read("seconds", seconds);
     archive.read("curve", curve);
-    const torch::NoGradGuard no_grad;
-    for (const auto& [name, tensor] : decoder_->parameters()) {
-      std::string key = name;
-      std::replace(key.begin(), key.end(), '.', '/');
-      torch::Tensor saved;
-      archive.read(key, saved, /*is_buffer=*/true);
-      torch::Tensor parameter = tensor;
-      parameter.copy_(saved);
-    }
+    KVL_RETURN_IF_ERROR(ReadParameters(path, &archive));
     InputArchive optimizer;
     archive.read("optimizer", optimizer);
     optimizer_->Load(&optimizer);

@@ -45,6 +45,9 @@ void FoldVariant(const DmcVariant& variant, const DmcConfig& config, Decoder* de
 // More: the heads are copied, and the model computes what it did.
 Decoder WithKvHeads(const Decoder& decoder, int n_kv_heads);
 
+// The name of the first parameter with a number that is not finite; empty: all are.
+std::string FirstNotFinite(const Decoder& decoder);
+
 // The layer that a parameter belongs to; -1: none.
 int LayerOf(std::string_view parameter_name);
 

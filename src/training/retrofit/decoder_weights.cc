@@ -16,6 +16,15 @@ int LayerOf(std::string_view name) {
   return -1;
 }
 
+std::string FirstNotFinite(const Decoder& decoder) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, parameter] : decoder.parameters()) {
+    // No sum of finite numbers of F32 overflows in F64.
+    if (!std::isfinite(parameter.sum(torch::kDouble).item<double>())) return name;
+  }
+  return "";
+}
+
 bool IsOfAttention(std::string_view name) {
   return name.find(".self_attn.") != name.npos || name.find(".attn.") != name.npos;
 }

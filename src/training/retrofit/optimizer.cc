@@ -38,17 +38,19 @@ Optimizer::Optimizer(const Decoder* decoder, const OptimizerSettings& settings,
       decayed.push_back(tensor);
     }
   }
-  const auto options = [&](double weight_decay) {
-    return std::make_unique<torch::optim::AdamWOptions>(
-        torch::optim::AdamWOptions(settings.learning_rate)
-            .betas({settings.beta1, settings.beta2})
-            .eps(settings.epsilon)
-            .weight_decay(weight_decay));
-  };
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(decayed, options(settings.weight_decay));
-  groups.emplace_back(plain, options(0));
-  adamw_ = std::make_unique<torch::optim::AdamW>(std::move(groups));
+  adamw_ = std::make_unique<torch::optim::AdamW>(
+      std::vector<torch::optim::OptimizerParamGroup>{{decayed}, {plain}});
+  SetOptions();
+}
+
+void Optimizer::SetOptions() {
+  for (size_t i = 0; i < adamw_->param_groups().size(); ++i) {
+    auto options = std::make_unique<torch::optim::AdamWOptions>(settings_.learning_rate);
+    options->betas({settings_.beta1, settings_.beta2});
+    options->eps(settings_.epsilon);
+    options->weight_decay(i == 0 ? settings_.weight_decay : 0);  // matrices come first
+    adamw_->param_groups()[i].set_options(std::move(options));
+  }
 }
 
 double Optimizer::Step(double learning_rate) {
@@ -105,6 +107,8 @@ void Optimizer::Load(torch::serialize::InputArchive* archive) {
   torch::serialize::InputArchive adamw;
   archive->read("adamw", adamw);
   adamw_->load(adamw);
+  // Some versions of libtorch take the options of the file as well.
+  SetOptions();
   for (size_t i = 0; i < muon_.size(); ++i) {
     archive->read("momentum." + std::to_string(i), muon_[i].momentum, /*is_buffer=*/true);
   }

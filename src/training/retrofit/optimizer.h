@@ -39,6 +39,7 @@ class Optimizer {
     torch::Tensor w, momentum;
     int n_parts;  // side by side in w; each is orthogonalised for itself, as Q, K and V are
   };
+  void SetOptions();
   void Move(double learning_rate);
   void MoveByMuon(double learning_rate);
 

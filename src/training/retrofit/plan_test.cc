@@ -8,6 +8,7 @@
 
 #include "io/files.h"
 #include "training/retrofit/batch_order.h"
+#include "training/retrofit/fingerprint.h"
 #include "training/retrofit/loss_curve.h"
 #include "training/retrofit/recipe.h"
 
@@ -147,6 +148,35 @@ TEST(Recipe, KnowsTheStepsWhoseModelIsKept) {
     json["save_at_steps"] = wrong;
     EXPECT_EQ(ParseRecipe(json, "r").status().code(), StatusCode::kInvalidArgument) << wrong;
   }
+}
+
+TEST(Fingerprint, SaysWhatDiffersAndWhatMatters) {
+  const auto fingerprint = [](const Json& json, DmcStage stage) {
+    return FingerprintOf(*ParseRecipe(json, "r"), stage);
+  };
+  const std::string ramp = fingerprint(DmcRecipeJson(), DmcStage::kRamp);
+  EXPECT_EQ(CompareFingerprints(ramp, ramp, FingerprintUse::kGoOn).what, "");
+  Json json = DmcRecipeJson();
+  json["dmc"]["window"] = 7;
+  json["dmc"]["deciding_rate"] = 10;
+  json["phases"][0]["mixture"]["rows"] = 2;
+  const std::string other = fingerprint(json, DmcStage::kSolidify);
+  const auto found = CompareFingerprints(ramp, other, FingerprintUse::kGoOn);
+  EXPECT_FALSE(found.is_of_model);
+  for (const char* part : {"window is 12 there, 7 here", "deciding_rate is 1 there, 10 here",
+                           "stage is ramp there, solidify here",
+                           "phase 1 is \"8 0.25 rows:1 text:3\" there, \"8 0.25 "
+                           "rows:2 text:3\" here"}) {
+    EXPECT_NE(found.what.find(part), std::string::npos) << found.what;
+  }
+  EXPECT_EQ(found.what.find("phase 2"), std::string::npos) << found.what;
+  EXPECT_EQ(CompareFingerprints(ramp, other, FingerprintUse::kBegin).what, "");
+  json["model"]["vocab_size"] = 90;
+  const auto model =
+      CompareFingerprints(ramp, fingerprint(json, DmcStage::kSolidify), FingerprintUse::kBegin);
+  EXPECT_TRUE(model.is_of_model);
+  EXPECT_EQ(model.what, "vocab_size is 100 there, 90 here");
+  EXPECT_TRUE(CompareFingerprints("", ramp, FingerprintUse::kBegin).is_of_model);
 }
 
 TEST(Recipe, RefusesWhatCannotRun) {

@@ -11,6 +11,13 @@ namespace kvlathe {
 
 using torch::Tensor;
 
+namespace {
+
+// Steps whose gradients are not finite move nothing; so many of them in a row are no accident.
+constexpr int kMaxLeftOut = 10;
+
+}  // namespace
+
 StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingRecipe* recipe,
                                                    const Corpus* corpus,
                                                    const TrainerOptions& options) {
@@ -117,8 +124,11 @@ Status Trainer::RunMicroBatch(int micro_batch_idx, int n_micro_batches, LossPoin
     }
   }
   if (!std::isfinite(whole.item<double>())) {
+    const std::string name = FirstNotFinite(*decoder_);
     return Error(StatusCode::kDataLoss,
-                 "step {}: the loss is not a number; lower the learning rate", state_.step + 1);
+                 "step {}, micro batch {} of {}: the loss is {}, {}; lower the learning rate",
+                 state_.step + 1, micro_batch_idx + 1, n_micro_batches, whole.item<double>(),
+                 name.empty() ? "with all parameters finite" : "as '" + name + "' is not finite");
   }
   const ScopedTimer timer(&profile_.backward);
   (whole / n_micro_batches).backward();
@@ -145,7 +155,14 @@ Status Trainer::Step() {
     // The middle of the step, so that the first one moves and the last one is not zero.
     const double half_step = 0.5 * recipe_->batch_tokens / recipe_->total_tokens;
     point.learning_rate = recipe_->LearningRateAt(std::min(1.0, at + half_step));
-    optimizer_->Step(point.learning_rate);
+    const double norm = optimizer_->Step(point.learning_rate);
+    n_left_out_ = std::isfinite(norm) ? 0 : n_left_out_ + 1;
+  }
+  if (n_left_out_ == kMaxLeftOut) {
+    return Error(
+        StatusCode::kDataLoss,
+        "step {}: the gradients of {} steps in a row are not finite; lower the learning rate",
+        state_.step + 1, kMaxLeftOut);
   }
   state_.step += 1;
   state_.tokens += recipe_->batch_tokens;

@@ -44,7 +44,8 @@ class Trainer {
                                                    const Corpus* corpus,
                                                    const TrainerOptions& options);
 
-  // One optimiser step. kDataLoss when the loss is not a number.
+  // One optimiser step. kDataLoss, with the step and what is not finite, when the loss is not, or
+  // when the gradients of ten steps in a row are not; then the trainer cannot go on.
   Status Step();
   bool is_done() const { return progress() >= 1; }
   // Share of the run that is done, in [0, 1].
@@ -56,11 +57,14 @@ class Trainer {
 
   // Everything that the rest of the run depends on; a run that loads it takes the same steps as one
   // that went on (bit for bit on the same machine and thread count, without a time budget).
-  // The file appears whole or not at all.
+  // The file appears whole or not at all: what stood there stays until it is replaced. kDataLoss,
+  // naming it, where a parameter is no longer finite.
   Status SaveCheckpoint(const std::string& path) const;
-  // kDataLoss when the file is damaged, kInvalidArgument when it belongs to another recipe.
+  // kDataLoss when the file is damaged; kInvalidArgument, saying what differs, when it belongs to
+  // another model or recipe. Both leave the trainer as it was.
   Status LoadCheckpoint(const std::string& path);
-  // Parameters and moments of another stage's checkpoint; the run itself begins anew.
+  // Parameters and moments of another stage's checkpoint; the run itself begins anew. The recipe
+  // may be another one, the model, the optimiser's method and which weights are trained may not.
   Status StartFrom(const std::string& path);
 
   const Decoder& decoder() const { return *decoder_; }
@@ -96,6 +100,8 @@ class Trainer {
   torch::Tensor Loss(const torch::Tensor& batch, MergePass* pass) const;
   torch::Tensor MergeLoss(const torch::Tensor& alpha) const;
   std::string RecipeFingerprint() const;
+  Status CheckFits(const std::string& path, const std::string& fingerprint, bool goes_on) const;
+  Status ReadParameters(const std::string& path, torch::serialize::InputArchive* archive);
   Status ReadCheckpoint(const std::string& path, bool goes_on);
 
   const TrainingRecipe* recipe_;
@@ -108,6 +114,7 @@ class Trainer {
   std::vector<LossPoint> curve_;
   TrainingProfile profile_;
   double flops_ = 0;
+  int n_left_out_ = 0;  // newest steps whose gradients were not finite
 };
 
 }  // namespace kvlathe

@@ -1,6 +1,7 @@
 // A small corpus and recipes for it, which the trainer's tests have in common.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -60,6 +61,8 @@ inline void WriteCorpus(const std::string& directory) {
 class TrainerTest : public ::testing::Test {
  protected:
   void SetUp() override {
+    // So small a model gains nothing from threads, and waits long for them on a busy machine.
+    at::set_num_threads(1);
     directory_ = ::testing::TempDir() + "/kvlathe_trainer_" +
                  ::testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(directory_);

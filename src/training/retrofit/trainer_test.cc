@@ -108,15 +108,11 @@ TEST_F(TrainerTest, ResumesBitForBit) {
   }
 }
 
-TEST_F(TrainerTest, RefusesDamagedAndForeignCheckpoints) {
+TEST_F(TrainerTest, RefusesDamagedCheckpoints) {
   const auto trainer = MakeTrainer(recipes_[0]);
   Run(trainer.get(), 2);
   const std::string path = directory_ + "/checkpoint.pt";
   ASSERT_TRUE(trainer->SaveCheckpoint(path).ok());
-  for (const TrainingRecipe* other : {&recipes_[1], &recipes_[2]}) {
-    EXPECT_EQ(MakeTrainer(*other)->LoadCheckpoint(path).code(), StatusCode::kInvalidArgument);
-  }
-
   const std::string whole = *ReadTextFile(path);
   for (const size_t length : {size_t{0}, size_t{100}, whole.size() / 2, whole.size() - 1}) {
     ASSERT_TRUE(WriteFileAtomically(path, whole.substr(0, length)).ok());
@@ -204,13 +200,43 @@ TEST_F(TrainerTest, TimeBudgetEndsTheRun) {
   EXPECT_LT((*trainer)->curve().back().learning_rate, 0.6 * recipes_[0].optimizer.learning_rate);
 }
 
+// What went wrong is said, and the last good checkpoint stays.
 TEST_F(TrainerTest, StopsWhenTheLossIsNotANumber) {
+  const auto trainer = MakeTrainer(recipes_[0]);
+  Run(trainer.get(), 3);
+  const std::string path = directory_ + "/checkpoint.pt";
+  ASSERT_TRUE(trainer->SaveCheckpoint(path).ok());
+  const std::string good = *ReadTextFile(path);
+  {
+    const torch::NoGradGuard no_grad;
+    Tensor(trainer->decoder().parameters()[4].second)[0][3] = NAN;
+  }
+  const Status status = trainer->Step();
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+  EXPECT_EQ(MessageOf(status),
+            "step 4, micro batch 1 of 2: the loss is nan, as "
+            "'model.layers.0.self_attn.v_proj.weight' is not finite; lower the learning rate");
+  EXPECT_EQ(trainer->step(), 3);
+  EXPECT_EQ(trainer->SaveCheckpoint(path).code(), StatusCode::kDataLoss);
+  EXPECT_EQ(*ReadTextFile(path), good);
+  EXPECT_TRUE(MakeTrainer(recipes_[0])->LoadCheckpoint(path).ok());
+}
+
+// Large values and a small output projection: the loss is finite, the squared gradient is not.
+TEST_F(TrainerTest, StopsWhenGradientsStayInfinite) {
   const auto trainer = MakeTrainer(recipes_[0]);
   {
     const torch::NoGradGuard no_grad;
-    Tensor(trainer->decoder().parameters()[0].second).fill_(NAN);
+    for (const auto& [name, parameter] : trainer->decoder().parameters()) {
+      if (name.ends_with("v_proj.weight")) Tensor(parameter).mul_(1e30);
+      if (name.ends_with("o_proj.weight")) Tensor(parameter).mul_(1e-30);
+    }
   }
-  EXPECT_EQ(trainer->Step().code(), StatusCode::kDataLoss);
+  Run(trainer.get(), 9);
+  EXPECT_EQ(trainer->step(), 9);
+  const Status status = trainer->Step();
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+  EXPECT_NE(MessageOf(status).find("step 10: the gradients of 10 steps"), std::string::npos);
 }
 
 }  // namespace
