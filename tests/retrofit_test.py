@@ -177,6 +177,7 @@ class Retrofit(unittest.TestCase):
         recipe["training"]["save_at_steps"] = [5, 40]
         recipe["training"]["dmc"] = {"compression": 2, "save_at": [1.5], "zero_out_steps": 10, "ramp_steps": 80, "solidify_steps": 20,
                                      "deciding_rate": 2, "hinge_weight": 4}
+        recipe["training"]["distillation"] = 0.5
         path = self.root / "dmc.json"
         path.write_text(json.dumps(recipe))
         command = ("retrofit", "dmc", "--recipe", path, "--corpus", self.root / "corpus", "--out", self.root / "dmc")
@@ -206,6 +207,11 @@ class Retrofit(unittest.TestCase):
         (ramp / "model.safetensors").unlink()
         kvlathe(*command[:-1], self.root / "dmc-at-once", "-m", base, "--stage", "ramp")
         self.assertTrue((ramp / "model.safetensors").exists())
+        # A teacher and the weight of what it teaches belong together.
+        distilled = ("retrofit", "pretrain", "--recipe", path, "--corpus", self.root / "corpus", "--init", base, "--out", self.root / "taught")
+        self.assertIn('"distillation" needs a teacher; name it with --teacher', kvlathe(*distilled, expect=2).stderr)
+        taught = kvlathe(*self.pretrain("taught"), "--teacher", base, expect=2).stderr
+        self.assertIn('has no "distillation", the weight of what it teaches', taught)
         # Another CR needs its checkpoint, and another model its own shape.
         error = kvlathe(*command, "-m", base, "--stage", "solidify", "--compression", 3, expect=1).stderr
         self.assertIn("ramp/cr-3.pt: not there", error)

@@ -85,6 +85,7 @@ StatusOr<bool> RunStage(const DmcOptions& options, const TrainingRecipe& whole,
   trainer_options.dmc_stage = stage;
   KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                        Trainer::Create(&recipe, &corpus, trainer_options));
+  KVL_RETURN_IF_ERROR(SetTeacher(options.run, recipe, options.model, trainer.get()));
   const std::string out = StageDirectory(options, recipe, stage);
   KVL_RETURN_IF_ERROR(MakeOutputDirectory(out));
   const std::string checkpoint = out + "/checkpoint.pt";

@@ -31,6 +31,7 @@ Status Pretrain(const PretrainOptions& options) {
   KVL_ASSIGN_OR_RETURN(const Corpus corpus, Corpus::Open(run.corpus));
   KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                        Trainer::Create(&recipe, &corpus, trainer_options));
+  KVL_RETURN_IF_ERROR(SetTeacher(run, recipe, /*usual=*/"", trainer.get()));
   KVL_RETURN_IF_ERROR(MakeOutputDirectory(run.out));
   const std::string checkpoint = run.out + "/checkpoint.pt";
   if (FileExists(checkpoint)) {

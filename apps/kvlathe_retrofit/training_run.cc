@@ -92,6 +92,9 @@ void AddTrainingRunOptions(CLI::App* verb, TrainingRunOptions* options) {
   verb->add_option("--out", options->out,
                    "directory for the model, the checkpoint and the loss curve")
       ->required();
+  verb->add_option("--teacher", options->teacher,
+                   "model directory or .gguf file whose distributions a recipe with "
+                   "\"distillation\" learns");
   verb->add_option("--checkpoint-minutes", options->checkpoint_minutes, "between checkpoints")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
@@ -112,6 +115,20 @@ StatusOr<TrainerOptions> MakeTrainerOptions(const TrainingRunOptions& options) {
   KVL_ASSIGN_OR_RETURN(of_trainer.device, ChooseDevice(options.device));
   of_trainer.compute_type = ChooseComputeType(options.dtype, of_trainer.device);
   return of_trainer;
+}
+
+Status SetTeacher(const TrainingRunOptions& options, const TrainingRecipe& recipe,
+                  const std::string& usual, Trainer* trainer) {
+  if (recipe.distillation > 0) {
+    const std::string& teacher = options.teacher.empty() ? usual : options.teacher;
+    if (!teacher.empty()) return trainer->SetTeacher(teacher);
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: \"distillation\" needs a teacher; name it with --teacher", options.recipe);
+  }
+  if (options.teacher.empty()) return OkStatus();
+  return Error(StatusCode::kInvalidArgument,
+               "--teacher {}: {} has no \"distillation\", the weight of what it teaches",
+               options.teacher, options.recipe);
 }
 
 Status MakeOutputDirectory(const std::string& directory) {

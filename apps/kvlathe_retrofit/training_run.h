@@ -13,6 +13,7 @@ namespace kvlathe {
 
 struct TrainingRunOptions {
   std::string recipe, corpus, out;
+  std::string teacher;  // of a recipe with distillation
   std::string device = "cpu";
   std::string dtype;
   double checkpoint_minutes = 5;
@@ -24,6 +25,11 @@ void AddTrainingRunOptions(CLI::App* verb, TrainingRunOptions* options);
 
 // Sets the number of threads; device and type of the products.
 StatusOr<TrainerOptions> MakeTrainerOptions(const TrainingRunOptions& options);
+
+// Of a recipe with distillation: --teacher, or without it `usual`. kInvalidArgument where neither
+// is there, and where there is a teacher and nothing to learn from it.
+Status SetTeacher(const TrainingRunOptions& options, const TrainingRecipe& recipe,
+                  const std::string& usual, Trainer* trainer);
 
 // kNotFound naming --out.
 Status MakeOutputDirectory(const std::string& directory);

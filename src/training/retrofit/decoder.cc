@@ -124,6 +124,12 @@ Tensor CrossEntropy(const Tensor& logits, const Tensor& targets) {
       torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone));
 }
 
+Tensor KlDivergence(const Tensor& reference, const Tensor& logits) {
+  const Tensor log_p = torch::log_softmax(reference.detach().to(WideType(reference)), -1);
+  const Tensor log_q = torch::log_softmax(logits.to(WideType(logits)), -1);
+  return (log_p.exp() * (log_p - log_q)).sum(-1);
+}
+
 int64_t Decoder::n_parameters() const {
   int64_t n = 0;
   for (const auto& [name, tensor] : parameters_) n += tensor.numel();

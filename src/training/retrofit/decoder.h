@@ -35,6 +35,10 @@ torch::Tensor Rotate(const torch::Tensor& x, const torch::Tensor& cos, const tor
 // Negative log-likelihoods [n] in nats of `targets` [n] under logits [n, vocab].
 torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& targets);
 
+// Divergences [n] in nats of softmax(logits) from softmax(reference), both [n, vocab]; no gradient
+// goes to the reference.
+torch::Tensor KlDivergence(const torch::Tensor& reference, const torch::Tensor& logits);
+
 class Decoder;
 // Makes what a variant of DMC computes what the engine computes: shared decisions become equal rows
 // of W_Q and W_K, uniform weights rows of 0. The variant computes the same with them.

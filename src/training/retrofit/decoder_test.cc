@@ -120,6 +120,18 @@ void Stir(const Decoder& decoder, double scale) {
   }
 }
 
+TEST(DecoderGradient, KlDivergence) {
+  torch::manual_seed(15);
+  const Tensor reference = torch::randn({4, 9}, Double());
+  Tensor logits = torch::randn({4, 9}, Double()).set_requires_grad(true);
+  const Tensor p = torch::softmax(reference, -1), q = torch::softmax(logits.detach(), -1);
+  const Tensor expected = (p * (p / q).log()).sum(-1);
+  EXPECT_LT((KlDivergence(reference, logits) - expected).abs().max().item<double>(), 1e-12);
+  EXPECT_LT(KlDivergence(reference, reference + 3).abs().max().item<double>(), 1e-12);
+  const Tensor weights = torch::tensor({0.5, 0.0, 0.25, 0.25}, Double());
+  CheckGradient([&] { return KlDivergence(reference, logits).dot(weights); }, logits, 36);
+}
+
 TEST(DecoderGradient, WholeDecoderInEveryParameter) {
   for (const ModelConfig& config : SmallConfigs()) {
     const Decoder decoder(config, 6, torch::kDouble, torch::kCPU);

@@ -25,7 +25,8 @@ constexpr std::array kStageFields = {
 std::string_view DefaultOf(std::string_view name) {
   if (name == "model_type") return "llama";
   if (name == "trained") return "all";
-  if (name == "deciding_rate") return "1";
+  if (name == "deciding_rate" || name == "hinge_weight") return "1";
+  if (name == "distillation") return "0";
   return "not set";
 }
 
@@ -56,6 +57,10 @@ void AddFurtherGroup(std::string_view group, int* n_phases, Values* values) {
     values->emplace("pool", rest);
   } else if (first == "rate") {
     values->emplace("deciding_rate", rest);
+  } else if (first == "hinge") {
+    values->emplace("hinge_weight", rest);
+  } else if (first == "distilled") {
+    values->emplace("distillation", rest);
   } else if (first == "attention") {
     values->emplace("trained", first);
   } else if (first == "zero-out" || first == "ramp" || first == "solidify") {
@@ -102,8 +107,10 @@ std::string FingerprintOf(const TrainingRecipe& recipe, std::optional<DmcStage> 
     text += fmt::format(" | pool {} {}", recipe.pool->every, recipe.pool->n_sink);
   }
   if (recipe.trained == TrainedWeights::kAttention) text += " | attention";
+  if (recipe.distillation > 0) text += fmt::format(" | distilled {}", recipe.distillation);
   if (stage.has_value()) {
     const DmcRecipe& dmc = *recipe.dmc;
+    if (dmc.hinge_weight != 1) text += fmt::format(" | hinge {}", dmc.hinge_weight);
     if (dmc.deciding_rate != 1) text += fmt::format(" | rate {}", dmc.deciding_rate);
     text +=
         fmt::format(" | {} {} {} {} {} {} {} {} {} {} {} {}", NameOf(*stage), dmc.config.is_last,

@@ -132,6 +132,7 @@ StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where,
   recipe.micro_batch_tokens = std::min(recipe.micro_batch_tokens, recipe.batch_tokens);
   reader.Integer("micro_batch_tokens", 1, 1 << 26, &recipe.micro_batch_tokens);
   reader.Integer("seed", 0, INT64_MAX, &recipe.seed);
+  reader.Number("distillation", 0, 1000, &recipe.distillation);
   std::string trained = "all";
   reader.Text("trained", &trained);
   if (trained != "all" && trained != "attention") reader.Fail("trained", "all or attention");

@@ -57,6 +57,8 @@ struct TrainingRecipe {
   int micro_batch_tokens = 4096;
   uint64_t seed = 1;
   TrainedWeights trained = TrainedWeights::kAll;
+  // Weight of the divergence from a teacher's distributions, beside the log-likelihood; 0: none.
+  double distillation = 0;
   OptimizerSettings optimizer;
   std::vector<TrainingPhase> phases;
   std::optional<DmcRecipe> dmc;    // a retrofit; then `model` has its DmcConfig too

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.h"
 #include "base/random.h"
 #include "training/retrofit/model_directory.h"
 #include "training/retrofit/pool_pass.h"
@@ -62,16 +63,50 @@ Tensor Trainer::ReadBatch(int n_sequences, int context,
   return batch.to(options_.device);
 }
 
-Tensor Trainer::Loss(const Tensor& batch, MergePass* pass) const {
+Status Trainer::SetTeacher(const std::string& model) {
+  KVL_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(model));
+  KVL_RETURN_IF_ERROR(CheckTrainable(config));
+  if (config.vocab_size != recipe_->model.vocab_size) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: a vocabulary of {} tokens; a teacher of this model has {}", model,
+                 config.vocab_size, recipe_->model.vocab_size);
+  }
+  teacher_ = std::make_unique<Decoder>(config, 1, torch::kFloat, options_.device);
+  return LoadWeights(model, teacher_.get());
+}
+
+namespace {
+
+// What a model reads of a batch; the targets are the tokens behind.
+Tensor InputsOf(const Tensor& batch) {
+  return batch.narrow(1, 0, batch.size(1) - 1).bitwise_and(~int64_t{kNotLearned});
+}
+
+}  // namespace
+
+Tensor Trainer::Hidden(const Tensor& batch, MergePass* pass) const {
+  return decoder_->Hidden(InputsOf(batch), options_.compute_type, pass);
+}
+
+// Mean over all positions, learned or only read, of the divergence from the teacher's distribution.
+Tensor Trainer::TeacherLoss(const Tensor& hidden, const Tensor& batch) const {
+  Tensor taught;
+  {
+    const torch::NoGradGuard no_grad;
+    const Tensor states = teacher_->Hidden(InputsOf(batch), options_.compute_type, nullptr);
+    taught = teacher_->Logits(states);
+  }
+  return KlDivergence(taught, decoder_->Logits(hidden)).mean();
+}
+
+Tensor Trainer::LanguageLoss(const Tensor& states, const Tensor& batch) const {
   const int64_t context = batch.size(1) - 1;
-  const Tensor inputs = batch.narrow(1, 0, context).bitwise_and(~int64_t{kNotLearned});
   const Tensor targets = batch.narrow(1, 1, context);
   const Tensor is_learned = targets.bitwise_and(int64_t{kNotLearned}).eq(0);
   // Every sequence counts the same, however little of it is learned.
   const Tensor weights = is_learned / (batch.size(0) * is_learned.sum(1, true).clamp_min(1));
   const Tensor learned = is_learned.reshape({-1}).nonzero().squeeze(1);
-  const Tensor hidden =
-      decoder_->Hidden(inputs, options_.compute_type, pass).index_select(0, learned);
+  const Tensor hidden = states.index_select(0, learned);
   const Tensor losses =
       CrossEntropy(decoder_->Logits(hidden), targets.reshape({-1}).index_select(0, learned));
   return losses.dot(weights.reshape({-1}).index_select(0, learned).to(losses.scalar_type()));
@@ -116,9 +151,13 @@ Status Trainer::RunMicroBatch(int micro_batch_idx, int n_micro_batches, LossPoin
   }
   {
     const ScopedTimer timer(&profile_.forward);
-    whole = loss = Loss(batch, pass.get());
+    const Tensor hidden = Hidden(batch, pass.get());
+    whole = loss = LanguageLoss(hidden, batch);
+    if (recipe_->distillation > 0) {
+      whole = whole + recipe_->distillation * TeacherLoss(hidden, batch).to(loss.scalar_type());
+    }
     if (const Tensor alpha = pass ? pass->Alpha() : Tensor(); alpha.defined()) {
-      whole = loss + MergeLoss(alpha).to(loss.scalar_type());
+      whole = whole + MergeLoss(alpha).to(loss.scalar_type());
       const double kept = 1 - alpha.detach().round().mean().item<double>();
       point->kept_share = std::max(0.0, point->kept_share) + kept / n_micro_batches;
     }
@@ -137,6 +176,7 @@ Status Trainer::RunMicroBatch(int micro_batch_idx, int n_micro_batches, LossPoin
 }
 
 Status Trainer::Step() {
+  KVL_CHECK(recipe_->distillation == 0 || teacher_ != nullptr);
   const Stopwatch watch;
   const double at = progress();
   const int phase_idx = recipe_->PhaseIndexAt(at);
@@ -199,7 +239,8 @@ double Trainer::Validate() {
     const Tensor batch = ReadBatch(n, context, [&](int64_t i, std::span<int64_t> out) {
       order_.ReadValidation(first + i, out);
     });
-    nats += Loss(batch, MakePass(DmcDecisions::kHard, 0).get()).item<double>() * n;
+    const Tensor hidden = Hidden(batch, MakePass(DmcDecisions::kHard, 0).get());
+    nats += LanguageLoss(hidden, batch).item<double>() * n;
   }
   const SourceInfo& source = *corpus_->Find(recipe_->validation_source);
   const double bytes_per_token =

@@ -44,6 +44,11 @@ class Trainer {
                                                    const Corpus* corpus,
                                                    const TrainerOptions& options);
 
+  // The model whose distributions a recipe with `distillation` learns as well: the one that is
+  // retrofitted or converted. kInvalidArgument when its vocabulary is another. Before the first
+  // step.
+  Status SetTeacher(const std::string& model);
+
   // One optimiser step. kDataLoss, with the step and what is not finite, when the loss is not, or
   // when the gradients of ten steps in a row are not; then the trainer cannot go on.
   Status Step();
@@ -97,7 +102,10 @@ class Trainer {
   std::unique_ptr<MergePass> MakePass(DmcDecisions decisions, int micro_batch_idx) const;
   torch::Tensor ReadBatch(int n_sequences, int context,
                           const std::function<void(int64_t, std::span<int64_t>)>& read) const;
-  torch::Tensor Loss(const torch::Tensor& batch, MergePass* pass) const;
+  // Of the final hidden states [n_sequences * context, hidden_dim] of a batch.
+  torch::Tensor Hidden(const torch::Tensor& batch, MergePass* pass) const;
+  torch::Tensor LanguageLoss(const torch::Tensor& hidden, const torch::Tensor& batch) const;
+  torch::Tensor TeacherLoss(const torch::Tensor& hidden, const torch::Tensor& batch) const;
   torch::Tensor MergeLoss(const torch::Tensor& alpha) const;
   std::string RecipeFingerprint() const;
   Status CheckFits(const std::string& path, const std::string& fingerprint, bool goes_on) const;
@@ -109,6 +117,7 @@ class Trainer {
   TrainerOptions options_;
   BatchOrder order_;
   std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<Decoder> teacher_;  // with distillation
   std::unique_ptr<Optimizer> optimizer_;
   State state_;
   std::vector<LossPoint> curve_;

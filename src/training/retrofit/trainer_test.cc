@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "io/files.h"
+#include "training/retrofit/model_directory.h"
 #include "training/retrofit/trainer_fixture.h"
 
 namespace kvlathe {
@@ -34,6 +35,38 @@ TEST_F(TrainerTest, LearnsATextThatCanBeLearned) {
     // Two bytes a token; the first token of a window can only be guessed from BOS.
     EXPECT_LT(curve.back().validation_bpb, 0.5);
   }
+}
+
+// Nothing of the text is learned where the teacher weighs a thousand times as much, and the student
+// comes close to a teacher of other random weights.
+TEST_F(TrainerTest, LearnsATeachersDistributions) {
+  const Decoder teacher(recipes_[0].model, 77, torch::kFloat, torch::kCPU);
+  const std::string model = directory_ + "/teacher";
+  ASSERT_TRUE(SaveDecoder(teacher, DType::kF32, model).ok());
+  TrainingRecipe recipe = recipes_[0];
+  recipe.distillation = 1000;
+  const auto trainer = MakeTrainer(recipe);
+  ASSERT_TRUE(trainer->SetTeacher(model).ok());
+  const Tensor tokens = torch::arange(3, 19).unsqueeze(0);
+  const auto divergence = [&] {
+    const torch::NoGradGuard no_grad;
+    const auto logits = [&](const Decoder& decoder) {
+      return decoder.Logits(decoder.Hidden(tokens, torch::kFloat, nullptr));
+    };
+    return KlDivergence(logits(teacher), logits(trainer->decoder())).mean().item<double>();
+  };
+  const double before = divergence();
+  Run(trainer.get(), 1000);
+  EXPECT_LT(divergence(), before / 5);
+  // The curve is the text's log-likelihood.
+  EXPECT_GT(trainer->curve().back().loss, std::log(40) - 0.7);
+  ModelConfig other = recipe.model;
+  other.vocab_size = 50;
+  ASSERT_TRUE(SaveDecoder({other, 1, torch::kFloat, torch::kCPU}, DType::kF32, model).ok());
+  const Status status = trainer->SetTeacher(model);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(MessageOf(status),
+            model + ": a vocabulary of 50 tokens; a teacher of this model has 40");
 }
 
 // The first loss of a run on rows of the same 16 tokens after BOS, of which row i learns those at
