@@ -14,6 +14,7 @@
 #include "kv/byte_kinds.h"
 #include "kvlathe/calibration_run.h"
 #include "kvlathe/heat_map.h"
+#include "kvlathe/inspect_merging.h"
 #include "kvlathe/workspace.h"
 
 namespace kvlathe {
@@ -23,6 +24,7 @@ struct InspectOptions {
   ModelOptions model;
   std::string overlap_text;
   std::string error_text;
+  MergingOptions merging;
 };
 
 nlohmann::ordered_json ModelJson(const Workspace& workspace) {
@@ -220,11 +222,58 @@ void PrintErrors(const std::vector<LayerErrors>& layers) {
   print("mean", means);
 }
 
+// What is measured on texts, where a text was given.
+struct TextFindings {
+  std::string overlap_text;
+  std::optional<double> overlap;
+  std::optional<std::vector<LayerErrors>> errors;
+  std::optional<MergingFindings> merging;
+};
+
+StatusOr<TextFindings> InspectTexts(Workspace* workspace, const SpecModel& spec_model,
+                                    const InspectOptions& options, bool has_basis) {
+  TextFindings findings{.overlap_text = options.overlap_text};
+  const std::string own_text = BesideModel(options.model.model, "calibration.txt");
+  if (findings.overlap_text.empty() && FileExists(own_text)) findings.overlap_text = own_text;
+  // What is calibrated on text anyway has nothing to compare.
+  const bool is_of_random_tokens = has_basis && !BasisMethodOf(spec_model.spec)->wants_text;
+  if (!findings.overlap_text.empty() && is_of_random_tokens) {
+    KVL_ASSIGN_OR_RETURN(findings.overlap,
+                         OverlapWithText(workspace, spec_model.spec, findings.overlap_text));
+  }
+  if (!options.error_text.empty()) {
+    KVL_ASSIGN_OR_RETURN(findings.errors,
+                         ErrorsOnText(workspace, spec_model.model.get(), options.error_text));
+  }
+  if (!options.merging.text.empty()) {
+    KVL_ASSIGN_OR_RETURN(findings.merging, InspectMerging(workspace, spec_model, options.merging));
+  }
+  return findings;
+}
+
+nlohmann::ordered_json InspectionJson(const Workspace& workspace, const std::string& kv,
+                                      const SpecModel& spec_model, const KvBytes& bytes,
+                                      const BasisAnalysis* analysis, const TextFindings& findings) {
+  nlohmann::ordered_json json = {
+      {"model", ModelJson(workspace)},
+      {"kv", kv},
+      {"kv_resolved", spec_model.spec.ToString()},
+      {"kv_bytes", BytesJson(workspace, *spec_model.model, bytes)},
+      {"kv_bytes_by_layer", KindsJson(KindsAtFullContext(workspace, *spec_model.model))},
+      {"basis_bytes", spec_model.model->basis_bytes()}};
+  if (analysis != nullptr) json["basis"] = BasisReportJson(*analysis, *spec_model.ranks);
+  if (findings.overlap.has_value()) json["subspace_overlap"] = *findings.overlap;
+  if (findings.errors.has_value()) json["stored_errors"] = ErrorsJson(*findings.errors);
+  if (findings.merging.has_value()) json["merging"] = MergingFindingsJson(*findings.merging);
+  return json;
+}
+
 Status Inspect(const InspectOptions& options) {
   if (options.model.kv.size() > 1) {
     return Error(StatusCode::kInvalidArgument, "inspect takes one --kv");
   }
-  const std::string kv = options.model.kv.empty() ? "fdc(rate=0.5)" : options.model.kv.front();
+  const std::string without = options.merging.text.empty() ? "fdc(rate=0.5)" : "dmc";
+  const std::string kv = options.model.kv.empty() ? without : options.model.kv.front();
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
   KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
   const KvBytes bytes = BytesAtFullContext(*workspace, *spec_model.model);
@@ -232,34 +281,11 @@ Status Inspect(const InspectOptions& options) {
   if (spec_model.ranks.has_value()) {
     KVL_ASSIGN_OR_RETURN(analysis, workspace->planner().analyses().Of(spec_model.spec));
   }
-  std::string overlap_text = options.overlap_text;
-  const std::string own_text = BesideModel(options.model.model, "calibration.txt");
-  if (overlap_text.empty() && FileExists(own_text)) overlap_text = own_text;
-  std::optional<double> overlap;
-  // What is calibrated on text anyway has nothing to compare.
-  const bool is_of_random_tokens =
-      analysis != nullptr && !BasisMethodOf(spec_model.spec)->wants_text;
-  if (!overlap_text.empty() && is_of_random_tokens) {
-    KVL_ASSIGN_OR_RETURN(overlap, OverlapWithText(workspace.get(), spec_model.spec, overlap_text));
-  }
-  std::optional<std::vector<LayerErrors>> errors;
-  if (!options.error_text.empty()) {
-    KVL_ASSIGN_OR_RETURN(errors,
-                         ErrorsOnText(workspace.get(), spec_model.model.get(), options.error_text));
-  }
-
+  KVL_ASSIGN_OR_RETURN(const TextFindings findings,
+                       InspectTexts(workspace.get(), spec_model, options, analysis != nullptr));
   if (options.model.json) {
-    nlohmann::ordered_json json = {
-        {"model", ModelJson(*workspace)},
-        {"kv", kv},
-        {"kv_resolved", spec_model.spec.ToString()},
-        {"kv_bytes", BytesJson(*workspace, *spec_model.model, bytes)},
-        {"kv_bytes_by_layer", KindsJson(KindsAtFullContext(*workspace, *spec_model.model))},
-        {"basis_bytes", spec_model.model->basis_bytes()}};
-    if (analysis != nullptr) json["basis"] = BasisReportJson(*analysis, *spec_model.ranks);
-    if (overlap.has_value()) json["subspace_overlap"] = *overlap;
-    if (errors.has_value()) json["stored_errors"] = ErrorsJson(*errors);
-    fmt::print("{}\n", json.dump());
+    fmt::print("{}\n",
+               InspectionJson(*workspace, kv, spec_model, bytes, analysis, findings).dump());
     return OkStatus();
   }
   const ModelConfig& c = workspace->config();
@@ -276,12 +302,13 @@ Status Inspect(const InspectOptions& options) {
               ReferenceBytes(spec_model.model->layout(), workspace->context_tokens())),
       FormatBytes(spec_model.model->basis_bytes()));
   PrintKinds(KindsAtFullContext(*workspace, *spec_model.model));
-  if (overlap.has_value()) {
+  if (findings.overlap.has_value()) {
     fmt::print("subspaces from random tokens and from {} overlap by {:.3f} at rank {}\n",
-               overlap_text, *overlap, c.head_dim / 2);
+               findings.overlap_text, *findings.overlap, c.head_dim / 2);
   }
   if (analysis != nullptr) PrintBasis(*workspace, *analysis, *spec_model.ranks);
-  if (errors.has_value()) PrintErrors(*errors);
+  if (findings.errors.has_value()) PrintErrors(*findings.errors);
+  if (findings.merging.has_value()) PrintMerging(*findings.merging);
   return OkStatus();
 }
 
@@ -302,6 +329,7 @@ void AddInspectVerb(Verbs* verbs) {
   verb->add_option("--errors", options->error_text,
                    "text on which to measure what a quantizer loses of keys and values, and how "
                    "much of it a low-rank repair could hold");
+  AddMergingOptions(verb, &options->merging);
 }
 
 }  // namespace kvlathe

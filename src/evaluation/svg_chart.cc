@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "evaluation/svg_style.h"
+
 namespace kvlathe {
 namespace {
 
@@ -102,19 +104,6 @@ std::string DrawAxes(const Frame& f, const Scale& x, const Scale& y, const std::
   return svg;
 }
 
-// From dark to bright like the terminal's heat maps: the order survives on paper and for the
-// colour-blind.
-std::string HeatColour(double heat) {
-  constexpr double kLow[] = {24, 20, 88}, kMiddle[] = {22, 140, 138}, kHigh[] = {252, 226, 78};
-  int rgb[3];
-  for (int i = 0; i < 3; ++i) {
-    rgb[i] =
-        static_cast<int>(std::lround(heat < 0.5 ? std::lerp(kLow[i], kMiddle[i], 2 * heat)
-                                                : std::lerp(kMiddle[i], kHigh[i], 2 * heat - 1)));
-  }
-  return fmt::format("#{:02x}{:02x}{:02x}", rgb[0], rgb[1], rgb[2]);
-}
-
 // Names beside points, where none would cover a name before it.
 std::string DrawNames(const ScatterChart& chart, const Scale& x, const Scale& y, const Frame& f) {
   constexpr double kWidth = 6, kHeight = 12;  // of a letter
@@ -166,6 +155,25 @@ constexpr std::string_view kFileStyle =
     ".axis { stroke: #888; fill: none; } .line { fill: none; stroke-width: 1.8; }</style>\n";
 
 }  // namespace
+
+std::string HeatColour(double heat) {
+  constexpr double kLow[] = {24, 20, 88}, kMiddle[] = {22, 140, 138}, kHigh[] = {252, 226, 78};
+  int rgb[3];
+  for (int i = 0; i < 3; ++i) {
+    rgb[i] =
+        static_cast<int>(std::lround(heat < 0.5 ? std::lerp(kLow[i], kMiddle[i], 2 * heat)
+                                                : std::lerp(kMiddle[i], kHigh[i], 2 * heat - 1)));
+  }
+  return fmt::format("#{:02x}{:02x}{:02x}", rgb[0], rgb[1], rgb[2]);
+}
+
+std::string OpenSvgFile(double width, double height, std::string_view title) {
+  return fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
+      "width=\"{0:.0f}\" height=\"{1:.0f}\">\n{2}<rect width=\"{0:.0f}\" height=\"{1:.0f}\" "
+      "fill=\"#fff\"/>\n<text class=\"title\" x=\"8\" y=\"22\">{3}</text>\n",
+      width, height, kFileStyle, EscapeHtml(title));
+}
 
 std::string EscapeHtml(std::string_view text) {
   std::string escaped;
@@ -299,11 +307,7 @@ std::string ToSvgFile(const LineChart& chart) {
   const double width = kFrame.right + 40 + 7.2 * static_cast<double>(n_longest);
   const double height =
       std::max(kFrame.bottom + 46, kFrame.top + 20.0 * static_cast<double>(chart.series.size()));
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
-      "width=\"{0:.0f}\" height=\"{1:.0f}\">\n{2}<rect width=\"{0:.0f}\" height=\"{1:.0f}\" "
-      "fill=\"#fff\"/>\n<text class=\"title\" x=\"8\" y=\"22\">{3}</text>\n",
-      width, height, kFileStyle, EscapeHtml(chart.title));
+  std::string svg = OpenSvgFile(width, height, chart.title);
   svg += DrawAxes(kFrame, x, y, chart.x.label, chart.y.label);
   svg += fmt::format("<path class=\"axis\" d=\"M{0:.1f} {1:.1f}V{2:.1f}H{3:.1f}\"/>\n", kFrame.left,
                      kFrame.top, kFrame.bottom, kFrame.right);
