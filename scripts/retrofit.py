@@ -102,7 +102,8 @@ class Study:
         if run.kv_heads:
             start = self.runs / f"{run.name}-start"
             self.once(f"{run.name}-start", "retrofit", "gqa", "-m", self.base, "--kv-heads", run.kv_heads, "--out", start)
-        self.once(run.name, "retrofit", "pretrain", *common, "--init", start, "--out", out)
+        teacher = ("--teacher", self.base) if described["training"].get("distillation") else ()
+        self.once(run.name, "retrofit", "pretrain", *common, *teacher, "--init", start, "--out", out)
 
     # Measuring.
 

@@ -89,6 +89,8 @@ class StudyTest(unittest.TestCase):
         recipe = json.loads((self.folder / "runs/gqa-4.json").read_text())["training"]
         self.assertEqual(recipe["model"]["num_key_value_heads"], 1)
         self.assertNotIn("dmc", recipe)
+        teachers = [call[call.index("--teacher") + 1] for call in calls if "--teacher" in call]
+        self.assertEqual(teachers, [str((self.folder / "runs/base").resolve())])
 
     def test_a_name_that_is_no_run_is_refused(self):
         refused = self.study("train", "--only", "dmd")

@@ -9,7 +9,8 @@ SEEDS = (1, 2, 3)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Something that is trained. `changes` are laid over the "training" of the recipe, key by key."""
+    """Something that is trained. `changes` are laid over the "training" of the recipe, key by key. All but the control, which would have
+    nothing to learn from it, have the base as their teacher."""
 
     name: str
     compressions: tuple = ()  # of a retrofit with DMC: a model each; otherwise one model
@@ -46,8 +47,8 @@ def variant(name, **changes):
     return Run(name, (4,), {"dmc": {"compression": 4, "save_at": [], **changes}})
 
 
-SHORT, LONG = 60, 240  # steps of a ramp for each unit of CR, where the recipe has 120
-ON_THE_WAY = (390, 430, 470)  # of the control, beside its last step
+SHORT, LONG = 100, 400  # steps of a ramp for each unit of CR, where the recipe has 200
+ON_THE_WAY = (690, 740, 790)  # of the control, beside its last step
 VARIANTS = (
     variant("consistent", consistent=True),
     variant("shared", shared_decisions=True),
@@ -62,7 +63,7 @@ VARIANTS = (
 RUNS = (
     Run("dmc", (2, 3, 4, 6, 8)),
     Run("grouped", (4,), {"dmc": {"compression": 4, "save_at": []}}, is_grouped=True),
-    Run("control", changes={"save_at_steps": list(ON_THE_WAY)}, like=4),
+    Run("control", changes={"distillation": 0, "save_at_steps": list(ON_THE_WAY)}, like=4),
     Run("gqa-4", kv_heads=1, like=4),
     Run("gqa-2", kv_heads=2, like=2),
     Run("pool-4", changes={"pool": {"n": 4}}, like=4),
@@ -72,7 +73,7 @@ RUNS = (
     Run("gqa-4-long", kv_heads=1, ramp_steps=LONG),
     *(Run(f"dmc-seed-{seed}", (4,), {"seed": seed, "dmc": {"compression": 4, "save_at": []}}) for seed in SEEDS[1:]),
     *(Run(f"gqa-4-seed-{seed}", changes={"seed": seed}, kv_heads=1, like=4) for seed in SEEDS[1:]),
-    *(Run(f"control-seed-{seed}", changes={"seed": seed}, like=4) for seed in SEEDS[1:]),
+    *(Run(f"control-seed-{seed}", changes={"distillation": 0, "seed": seed}, like=4) for seed in SEEDS[1:]),
 )
 
 DMC = "dmc(sink=0)"
