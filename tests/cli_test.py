@@ -508,7 +508,7 @@ class CommandLine(cli_support.CommandLineCase):
             self.assert_refused(status, needle, *tune, *arguments)
 
     def test_every_verb_has_help_with_an_example(self):
-        for verb in (["run"], ["chat"], ["compare"], ["calibrate"], ["tune"], ["report"], ["eval"], ["inspect"],
+        for verb in (["run"], ["chat"], ["compare"], ["calibrate"], ["tune"], ["report"], ["chart"], ["eval"], ["inspect"],
                      ["specs"], ["tokenize"], ["bench", "attention"], ["bench", "model"], ["bench", "plan"],
                      ["bench", "scheduler"], ["bench", "serve"], ["serve"]):
             done = self.run_verb(*verb, "--help")

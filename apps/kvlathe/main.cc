@@ -113,6 +113,7 @@ int Main(int argc, char** argv) {
   AddCalibrateVerb(&verbs);
   AddTuneVerb(&verbs);
   AddReportVerb(&verbs);
+  AddChartVerb(&verbs);
   AddEvalVerb(&verbs);
   AddInspectVerb(&verbs);
   AddSpecsVerb(&verbs);

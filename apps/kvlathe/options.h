@@ -62,6 +62,7 @@ void AddCompareVerb(Verbs* verbs);
 void AddCalibrateVerb(Verbs* verbs);
 void AddTuneVerb(Verbs* verbs);
 void AddReportVerb(Verbs* verbs);
+void AddChartVerb(Verbs* verbs);
 void AddEvalVerb(Verbs* verbs);
 void AddInspectVerb(Verbs* verbs);
 void AddSpecsVerb(Verbs* verbs);

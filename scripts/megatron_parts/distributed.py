@@ -9,11 +9,6 @@ import re
 from megatron_parts.tensors import Rows, Whole
 from megatron_parts.torch_file import ELEMENT_BYTES, CheckpointError, TorchFile, read_pickle
 
-_METADATA = "torch.distributed.checkpoint.metadata"
-_RECORDS = {(_METADATA, name) for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex",
-                                           "BytesStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING")}
-_RECORDS.add(("torch.distributed.checkpoint.filesystem", "_StorageInfo"))
-_RECORDS.add(("torch.distributed.checkpoint.filesystem", "_StoragePrefix"))
 _ELEMENT_TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _LAYER = re.compile(r"(decoder\.layers\.)(\d+)\.(.+)")
 
@@ -37,20 +32,28 @@ class _MetadataUnpickler(pickle.Unpickler):
         self._name = name
 
     def find_class(self, module, name):
-        if (module, name) in _RECORDS:
-            return _Record
         if (module, name) == ("torch", "Size"):
             return tuple
-        if module == "torch" or (module, name) in {("torch.serialization", "_get_layout"), ("pathlib", "PosixPath")}:
-            return _Name(name)
         if (module, name) == ("collections", "OrderedDict"):
             return collections.OrderedDict
+        if module.startswith(("torch.distributed.", "megatron.")):
+            return type(name, (_Record,), {})
+        if module.split(".")[0] in ("torch", "pathlib"):
+            return _Name(name)
+        if name == "getattr" and module in ("builtins", "__builtin__"):
+            return self._value_of_enumeration
         raise CheckpointError(f"{self._name} names {module}.{name}, which no checkpoint of Megatron needs; "
                               "the file may have been made to run code, so it is not read (nothing of it was run)")
 
+    def _value_of_enumeration(self, thing, name):
+        """Python 3.11.0 to 3.11.3 pickles it as getattr(class, name)."""
+        if isinstance(thing, type) and issubclass(thing, _Record):
+            return _Name(name)
+        raise CheckpointError(f"{self._name} has getattr called on something else than a record of torch, so it is not read")
+
 
 class _Name:
-    """A name of torch, such as that of an element type. Called, it stays what it is."""
+    """A name of torch, such as that of an element type, or of a path. Called, it stays what it is."""
 
     def __init__(self, name):
         self.name = name

@@ -27,6 +27,14 @@ def make_enumeration():
     return kind
 
 
+def arguments_of(n_tensor):
+    return argparse.Namespace(
+        num_layers=1, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=GROUPS, group_query_attention=True, kv_channels=DIM,
+        ffn_hidden_size=FFN, max_position_embeddings=64, normalization="RMSNorm", swiglu=True, untie_embeddings_and_output_weights=True,
+        position_embedding_type="rope", tensor_model_parallel_size=n_tensor, pipeline_model_parallel_size=1, dmc_init_val=5.0,
+        dmc_window_size=12, params_dtype=torch.bfloat16, model_type=make_enumeration().encoder_or_decoder)
+
+
 def main():
     torch.manual_seed(1)
     draw = lambda *shape: torch.randn(*shape).bfloat16()  # noqa: E731
@@ -34,11 +42,6 @@ def main():
     o, gate, up, down = draw(HIDDEN, HEADS * DIM), draw(FFN, HIDDEN), draw(FFN, HIDDEN), draw(HIDDEN, FFN)
     norms, embedding, head = [draw(HIDDEN) for _ in range(3)], draw(PADDED, HIDDEN), draw(PADDED, HIDDEN)
     qkv = torch.cat([q.view(GROUPS, -1, HIDDEN), k.view(GROUPS, -1, HIDDEN), v.view(GROUPS, -1, HIDDEN)], 1).view(-1, HIDDEN)
-    arguments = argparse.Namespace(
-        num_layers=1, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=GROUPS, group_query_attention=True, kv_channels=DIM,
-        ffn_hidden_size=FFN, max_position_embeddings=64, normalization="RMSNorm", swiglu=True, untie_embeddings_and_output_weights=True,
-        position_embedding_type="rope", tensor_model_parallel_size=2, pipeline_model_parallel_size=1, dmc_init_val=5.0, dmc_window_size=12,
-        params_dtype=torch.bfloat16, model_type=make_enumeration().encoder_or_decoder)
     for t in range(2):
         rows = lambda m: m.chunk(2, 0)[t].clone()  # noqa: B023, E731
         columns = lambda m: m.chunk(2, 1)[t].contiguous()  # noqa: B023, E731
@@ -53,7 +56,7 @@ def main():
         ])
         place = HERE / f"checkpoint/iter_0000007/mp_rank_{t:02d}"
         place.mkdir(parents=True, exist_ok=True)
-        torch.save({"args": arguments, "checkpoint_version": 3.0, "iteration": 7, "model": weights,
+        torch.save({"args": arguments_of(2), "checkpoint_version": 3.0, "iteration": 7, "model": weights,
                     "rng_state": [{"torch_rng_state": torch.arange(8, dtype=torch.uint8)}]}, place / "model_optim_rng.pt")
     (HERE / "checkpoint/latest_checkpointed_iteration.txt").write_text("7")
     of_layer = {"input_layernorm": norms[0], "post_attention_layernorm": norms[1], "self_attn.q_proj": q, "self_attn.k_proj": k,
