@@ -355,6 +355,16 @@ class CommandLine(cli_support.CommandLineCase):
                          sum(report["kv_bytes"][part] for part in
                              ("blocks", "sinks", "run_records", "layer_records", "tables", "entries")))
 
+    def test_calibrates_on_the_rows_that_a_cache_merges(self):
+        basis = self.folder / "basis-merged.safetensors"
+        done = self.json_of("calibrate", "-m", MODEL, "--random-tokens", FEW_TOKENS, "--kv", "pool(n=2)", "-o", basis)
+        self.assertEqual(done["merging"], "pool-2")
+        inspect = ["inspect", "-m", MODEL, "--basis", basis, "--kv"]
+        self.assertEqual(len(self.json_of(*inspect, "fdc(rate=0.5)+pool(n=2)")["basis"]["heads"]), 12)
+        self.assert_refused(2, "merges by pool-2, and this one does not merge", *inspect, "fdc(rate=0.5)")
+        self.assert_refused(2, "merges by pool-2, and this one merges by pool-3", *inspect, "fdc(rate=0.5)+pool(n=3)")
+        self.assert_refused(2, "entries of their own", "calibrate", "-m", MODEL, "--kv", "pool", "--across-heads")
+
     def test_shared_latents_need_statistics_across_heads(self):
         inspect = ["inspect", "-m", MODEL, "--basis", self.calibrated(), "--kv"]
         self.assert_refused(2, "calibrate --across-heads", *inspect, "palu(rate=0.5,group=2)")

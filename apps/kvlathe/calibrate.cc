@@ -5,11 +5,13 @@
 #include "base/clock.h"
 #include "base/units.h"
 #include "calibration/fingerprint.h"
+#include "calibration/statistics_store.h"
 #include "io/atomic_file.h"
 #include "io/files.h"
 #include "io/model_place.h"
 #include "kvlathe/calibration_run.h"
 #include "kvlathe/workspace.h"
+#include "plan/plan_source.h"
 
 namespace kvlathe {
 namespace {
@@ -19,6 +21,7 @@ struct CalibrateOptions {
   CalibrationRun run;
   std::string random_model;
   std::string output;
+  std::string kv;
 };
 
 int64_t PeakResidentBytes() {
@@ -30,10 +33,22 @@ int64_t PeakResidentBytes() {
 // Where the statistics go; empty: nowhere.
 std::string OutputOf(const CalibrateOptions& options) {
   if (!options.output.empty() || !options.random_model.empty()) return options.output;
-  return BesideModel(options.model.model, "basis.safetensors");
+  return BesideModel(options.model.model, StatisticsFileName(options.run.Merging()));
 }
 
-Status RunCalibrate(const CalibrateOptions& options) {
+Status RunCalibrate(CalibrateOptions options) {
+  if (!options.kv.empty()) {
+    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(options.kv));
+    KVL_RETURN_IF_ERROR(CheckSupported(spec));
+    options.run.merge = MergingOf(spec);
+  }
+  if (options.run.merge.has_value() && options.run.across_heads) {
+    return Error(
+        StatusCode::kInvalidArgument,
+        "--across-heads is for latents that heads share, and heads that merge have entries "
+        "of their own; leave one of --across-heads and --kv {} out",
+        options.kv);
+  }
   const bool is_random = !options.random_model.empty();
   if (is_random != options.model.model.empty()) {
     return Error(StatusCode::kInvalidArgument, "give one of -m DIR and --random-model CONFIG.json");
@@ -62,6 +77,7 @@ Status RunCalibrate(const CalibrateOptions& options) {
                                          {"sequence_tokens", statistics.source.sequence_tokens},
                                          {"positions", statistics.source.n_positions},
                                          {"token_source", statistics.source.token_source},
+                                         {"merging", statistics.source.merging},
                                          {"seed", statistics.source.seed},
                                          {"seconds", watch.Seconds()},
                                          {"loading_seconds", loading_seconds},
@@ -102,11 +118,15 @@ void AddCalibrateVerb(Verbs* verbs) {
       "--across-heads", options->run.across_heads,
       "Gram matrices across the KV heads of a layer too, for palu(group=N): 8 bytes times "
       "(KV heads * head_dim)^2 a layer");
+  verb->add_option("--kv", options->kv,
+                   "a spec with dmc or pool: statistics of the entries that it merges, for "
+                   "bases that go with it");
   verb->add_option("-s,--seed", options->run.seed, "seed of the random tokens")
       ->capture_default_str();
   verb->add_option(
       "-o,--output", options->output,
-      "file to write (default: the model's basis.safetensors; of --random-model: none)");
+      "file to write (default: the model's basis.safetensors, or basis-dmc-12.safetensors and "
+      "the like with --kv; of --random-model: none)");
 }
 
 }  // namespace kvlathe

@@ -65,20 +65,24 @@ class CalibrationProgress {
   double statistics_share_ = 1;
 };
 
-Status MeasureOn(Workspace* workspace, const ProbeTexts& texts, const CalibrationProgress& progress,
-                 CalibrationStatistics* statistics) {
+Status MeasureOn(Workspace* workspace, const CalibrationRun& run, ProbeTexts texts,
+                 const CalibrationProgress& progress, CalibrationStatistics* statistics) {
+  texts.options.merge = run.merge;
   const auto analyse = [&](const char* text) -> StatusOr<BasisAnalysis> {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(text));
     return workspace->planner().analyses().From(spec, *statistics);
   };
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis analysis, analyse("lathe"));
-  KVL_ASSIGN_OR_RETURN(const BasisAnalysis before_rope, analyse("lathe(keys=before)"));
+  std::optional<BasisAnalysis> before_rope;  // of latents, which do not merge
+  if (!run.merge.has_value()) {
+    KVL_ASSIGN_OR_RETURN(before_rope, analyse("lathe(keys=before)"));
+  }
   KVL_ASSIGN_OR_RETURN(const auto meter,
                        KlMeter::Create(workspace->shared_weights(), texts.texts,
                                        workspace->threads(), workspace->isa(), texts.options));
   SensitivityJob job;
   job.analysis = &analysis;
-  job.before_rope = &before_rope;
+  job.before_rope = before_rope.has_value() ? &*before_rope : nullptr;
   job.kl = [&](const ModelBasis& basis, int first_layer) {
     return meter->Measure(basis, first_layer);
   };
@@ -92,7 +96,19 @@ std::string CalibrationRun::Describe() const {
   return (text_path.empty() ? fmt::format("random {} seed {}", n_random_tokens, seed)
                             : fmt::format("text {}", text_path)) +
          (across_heads ? " across heads" : "") +
+         (merge.has_value() ? " merged by " + Merging() : "") +
          (probes ? " with probes from 8 bits" : " unprobed");
+}
+
+std::string CalibrationRun::SpecText() const {
+  if (!merge.has_value()) return "none";
+  const std::string of_pool = fmt::format("pool(n={},sink={})", merge->every, kCalibrationSinks);
+  return merge->every > 0 ? of_pool
+                          : fmt::format("dmc(window={},sink={})", merge->window, kCalibrationSinks);
+}
+
+std::string CalibrationRun::Merging() const {
+  return merge.has_value() ? NameOf(*merge) : std::string();
 }
 
 StatisticsShape ShapeOf(const ModelConfig& config) {
@@ -116,12 +132,15 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   job.across_heads = run.across_heads;
   job.pool = workspace->threads();
   job.isa = workspace->isa();
-  KVL_ASSIGN_OR_RETURN(const SpecModel baseline, workspace->MakeModel("none"));
+  job.source.merging = run.Merging();
+  KVL_ASSIGN_OR_RETURN(const SpecModel baseline, workspace->MakeModel(run.SpecText()));
   BlockPool blocks(MeasuringBudgetBytes(*workspace));
+  // Which rows stay is known where a sequence ends.
+  const size_t chunk_tokens = run.merge.has_value() ? job.sequences[0].size() : kChunkTokens;
   job.forward = [&](std::span<const int32_t> ids, QkvObserver* observer) -> Status {
     SequenceCache cache(&baseline.model->layout(), &blocks);
-    for (size_t begin = 0; begin < ids.size(); begin += kChunkTokens) {
-      const size_t n = std::min<size_t>(kChunkTokens, ids.size() - begin);
+    for (size_t begin = 0; begin < ids.size(); begin += chunk_tokens) {
+      const size_t n = std::min<size_t>(chunk_tokens, ids.size() - begin);
       KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(n)));
       const SequenceStep step{&cache, ids.subspan(begin, n), SequenceStep::Logits::kNone};
       KVL_RETURN_IF_ERROR(baseline.model->Forward({&step, 1}, observer));
@@ -130,14 +149,14 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   };
   int64_t n_tokens = 0;
   for (const auto& ids : job.sequences) n_tokens += std::ssize(ids);
-  const ProbeTexts texts = ChooseProbeTexts(job.sequences, job.shape);
+  const ProbeTexts texts = ChooseProbeTexts(job.sequences, job.shape, run.merge.has_value());
   const int64_t n_probed =
       run.probes ? std::ssize(texts.texts) * std::ssize(texts.texts.front()) : 0;
   const CalibrationProgress progress(workspace->progress(), job.shape, n_tokens, n_probed);
   job.on_progress = progress.OfStatistics();
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job, &seconds->statistics));
   const Stopwatch watch;
-  if (run.probes) KVL_RETURN_IF_ERROR(MeasureOn(workspace, texts, progress, &statistics));
+  if (run.probes) KVL_RETURN_IF_ERROR(MeasureOn(workspace, run, texts, progress, &statistics));
   seconds->probes = watch.Seconds();
   progress.End();
   return statistics;

@@ -18,19 +18,20 @@ namespace {
 
 // Whoever waits for the first use of a basis learns why, and how not to wait.
 void SayThatItCalibrates(const CalibrationRun& run, const std::string& model) {
+  const std::string kv = run.merge.has_value() ? fmt::format(" --kv '{}'", run.SpecText()) : "";
   if (run.text_path.empty()) {
     fmt::print(
         stderr,
         "kvlathe: calibrating {} on random tokens, once; to have it done beforehand: kvlathe "
-        "calibrate -m {}\n",
-        model, model);
+        "calibrate -m {}{}\n",
+        model, model, kv);
     return;
   }
   fmt::print(
       stderr,
       "kvlathe: calibrating {} on {}, once; to have it done beforehand on a text like yours: "
-      "kvlathe calibrate -m {} --text FILE\n",
-      model, run.text_path, model);
+      "kvlathe calibrate -m {}{} --text FILE\n",
+      model, run.text_path, model, kv);
 }
 
 }  // namespace
@@ -44,8 +45,9 @@ StatusOr<CalibrationStatistics> ModelStatistics::FindStatistics(const Calibratio
   StatisticsRequest request;
   request.basis_path = options().basis;
   if (!options().model.empty()) {
-    request.model_basis_path = BesideModel(options().model, "basis.safetensors");
+    request.model_basis_path = BesideModel(options().model, StatisticsFileName(run.Merging()));
   }
+  request.merging = run.Merging();
   request.shape = ShapeOf(config());
   request.model_hash = workspace_->model_hash();
   request.rope = config().DescribePositions();
@@ -73,20 +75,24 @@ StatusOr<CalibrationStatistics> ModelStatistics::FindStatistics(const Calibratio
   return std::move(found.statistics);
 }
 
-StatusOr<const CalibrationStatistics*> ModelStatistics::Hold(
-    const CalibrationRun& run, std::optional<CalibrationStatistics>* held) {
-  // Whatever was measured is above zero.
-  const auto has_probes = [&] { return (*held)->probes.kl_v.front() > 0; };
-  if (!held->has_value() || (run.across_heads && (*held)->k_pre_across_heads.empty()) ||
-      (run.probes && !has_probes())) {
-    KVL_ASSIGN_OR_RETURN(*held, FindStatistics(run));
-  }
-  return &**held;
+StatusOr<const CalibrationStatistics*> ModelStatistics::Hold(const CalibrationRun& run,
+                                                             HeldStatistics* held) {
+  const auto is_enough = [&](const CalibrationStatistics& known) {
+    if (run.across_heads && known.k_pre_across_heads.empty()) return false;
+    return !run.probes || known.probes.kl_v.front() > 0;  // whatever was measured is above zero
+  };
+  const auto known = held->find(run.Merging());
+  if (known != held->end() && is_enough(known->second)) return &known->second;
+  KVL_ASSIGN_OR_RETURN(CalibrationStatistics found, FindStatistics(run));
+  CalibrationStatistics& kept = (*held)[run.Merging()];
+  kept = std::move(found);
+  return &kept;
 }
 
 StatusOr<const CalibrationStatistics*> ModelStatistics::TextStatistics(CalibrationRun run) {
   const bool has_own_choice =
-      !options().basis.empty() || FileExists(BesideModel(options().model, "basis.safetensors"));
+      !options().basis.empty() ||
+      FileExists(BesideModel(options().model, StatisticsFileName(run.Merging())));
   if (has_own_choice) return Hold(run, &statistics_);
   KVL_ASSIGN_OR_RETURN(run.text_path, TextOfModel(options().model, "calibration.txt"));
   return Hold(run, &text_statistics_);
@@ -115,6 +121,7 @@ StatusOr<const CalibrationStatistics*> ModelStatistics::Statistics(const Statist
   CalibrationRun run;
   run.across_heads = need.across_heads;
   run.probes = need.probes;
+  run.merge = need.merge;
   return need.of_text ? TextStatistics(run) : Hold(run, &statistics_);
 }
 

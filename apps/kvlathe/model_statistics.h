@@ -2,7 +2,9 @@
 // spec first needs it.
 #pragma once
 
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "kvlathe/options.h"
@@ -35,13 +37,13 @@ class ModelStatistics : public PlanSource {
   // Of the model's calibration text, or of the one that comes with kvlathe, unless the user chose
   // statistics.
   StatusOr<const CalibrationStatistics*> TextStatistics(CalibrationRun run);
-  StatusOr<const CalibrationStatistics*> Hold(const CalibrationRun& run,
-                                              std::optional<CalibrationStatistics>* held);
+  using HeldStatistics = std::map<std::string, CalibrationStatistics>;  // by merging
+  StatusOr<const CalibrationStatistics*> Hold(const CalibrationRun& run, HeldStatistics* held);
   StatusOr<CalibrationStatistics> FindStatistics(const CalibrationRun& run);
 
   Workspace* workspace_;
-  std::optional<CalibrationStatistics> statistics_;
-  std::optional<CalibrationStatistics> text_statistics_;
+  HeldStatistics statistics_;
+  HeldStatistics text_statistics_;
   std::optional<FisherWeights> fisher_;
 };
 

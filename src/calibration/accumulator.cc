@@ -28,6 +28,17 @@ void SplitTokens(const QkvView& view, std::vector<Range>* body, std::vector<Rang
   }
 }
 
+// Of the ranges, how many rows of a KV head stay in the cache.
+int64_t EntriesIn(const QkvView& view, const std::vector<Range>& ranges, int kv_head_idx) {
+  int64_t n_entries = 0;
+  for (const Range& range : ranges) {
+    for (int64_t t = range.begin; t < range.end; ++t) {
+      n_entries += view.is_entry[int64_t{kv_head_idx} * view.n_tokens + t];
+    }
+  }
+  return n_entries;
+}
+
 int64_t TokensIn(const std::vector<Range>& ranges) {
   int64_t n_tokens = 0;
   for (const Range& range : ranges) n_tokens += range.end - range.begin;
@@ -42,6 +53,7 @@ StatisticsAccumulator::StatisticsAccumulator(const StatisticsShape& shape, Threa
       pool_(pool),
       scratch_(pool->n_workers(), Scratch(isa)),
       n_rows_(shape.n_layers),
+      n_entries_(int64_t{shape.n_layers} * shape.n_kv_heads),
       n_sink_rows_(shape.n_layers) {
   // The widest products first.
   for (int k = across_heads ? kKinds - 1 : kQueriesBeforeRope; k >= 0; --k) {
@@ -86,7 +98,12 @@ void StatisticsAccumulator::Observe(const QkvView& view) {
       RunTask(tasks_[i], view, &scratch_[worker_id]);
     }
   });
-  n_rows_[view.layer_idx] += TokensIn(body_ranges_);
+  const int64_t n_body = TokensIn(body_ranges_);
+  n_rows_[view.layer_idx] += n_body;
+  for (int g = 0; g < shape_.n_kv_heads; ++g) {
+    n_entries_[int64_t{view.layer_idx} * shape_.n_kv_heads + g] +=
+        view.is_entry == nullptr ? n_body : EntriesIn(view, body_ranges_, g);
+  }
   n_sink_rows_[view.layer_idx] += TokensIn(sink_ranges_);
 }
 
@@ -136,18 +153,23 @@ int64_t StatisticsAccumulator::GatherRows(const Task& task, const QkvView& view,
       from = view.q_pre;
   }
   const bool is_query = task.kind == kQueries || task.kind == kQueriesBeforeRope;
+  const uint8_t* const is_entry = is_query || view.is_entry == nullptr
+                                      ? nullptr
+                                      : view.is_entry + int64_t{task.head_idx} * view.n_tokens;
+  KVL_DCHECK(is_entry == nullptr || WidthOf(task.kind) == shape_.head_dim);
   const int64_t heads_per_token = is_query ? shape_.n_heads : shape_.n_kv_heads;
   const int n_heads = task.kind == kQueries ? shape_.gqa_group() : 1;
   // A group's heads lie side by side, so a token's rows are one piece; so are all KV heads of it.
   const int64_t n_values = int64_t{n_heads} * WidthOf(task.kind);
-  const int64_t n_tokens = tokens.end - tokens.begin;
-  scratch->rows.resize(n_tokens * n_values);
-  for (int64_t t = 0; t < n_tokens; ++t) {
-    const int64_t row = (tokens.begin + t) * heads_per_token + int64_t{task.head_idx} * n_heads;
-    std::memcpy(&scratch->rows[t * n_values], from + row * shape_.head_dim,
+  scratch->rows.resize((tokens.end - tokens.begin) * n_values);
+  int64_t n_gathered = 0;
+  for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+    if (is_entry != nullptr && is_entry[t] == 0) continue;
+    const int64_t row = t * heads_per_token + int64_t{task.head_idx} * n_heads;
+    std::memcpy(&scratch->rows[n_gathered++ * n_values], from + row * shape_.head_dim,
                 n_values * sizeof(float));
   }
-  return n_tokens * n_heads;
+  return n_gathered * n_heads;
 }
 
 bool StatisticsAccumulator::AddRows(int64_t n_rows, int64_t head_idx, Sums* sums,
@@ -200,16 +222,22 @@ Status StatisticsAccumulator::status() const {
                failure / kKinds, kNames[failure % kKinds]);
 }
 
-HeadMoments StatisticsAccumulator::Normalise(Sums* sums, int64_t n_rows) const {
-  const double scale = n_rows > 0 ? 1.0 / static_cast<double>(n_rows) : 0.0;
+std::vector<int64_t> StatisticsAccumulator::RowsOfHeads(Kind kind) const {
+  if (kind == kKeys || kind == kKeysBeforeRope || kind == kValues) return n_entries_;
+  return std::vector<int64_t>(int64_t{shape_.n_layers} * HeadsOf(kind), n_rows_[0]);
+}
+
+HeadMoments StatisticsAccumulator::Normalise(Sums* sums, const std::vector<int64_t>& n_rows) const {
   const int64_t d = sums->width;
   HeadMoments moments;
   moments.mean.resize(sums->sum.size());
   moments.gram.resize(sums->gram.size());
-  for (size_t i = 0; i < sums->sum.size(); ++i) {
-    moments.mean[i] = static_cast<float>(sums->sum[i] * scale);
-  }
-  for (size_t first = 0; first < sums->gram.size(); first += d * d) {
+  for (int64_t h = 0; h * d < std::ssize(sums->sum); ++h) {
+    const double scale = n_rows[h] > 0 ? 1.0 / static_cast<double>(n_rows[h]) : 0.0;
+    for (int64_t i = h * d; i < (h + 1) * d; ++i) {
+      moments.mean[i] = static_cast<float>(sums->sum[i] * scale);
+    }
+    const int64_t first = h * d * d;
     for (int64_t i = 0; i < d; ++i) {
       for (int64_t j = 0; j <= i; ++j) {
         const float x = static_cast<float>(sums->gram[first + i * d + j] * scale);
@@ -233,16 +261,18 @@ StatusOr<CalibrationStatistics> StatisticsAccumulator::Finish() {
   CalibrationStatistics statistics = MakeStatistics(shape_);
   statistics.n_rows = n_rows_[0];
   statistics.n_sink_rows = n_sink_rows_[0];
-  statistics.q_post = Normalise(&sums_[kQueries], statistics.n_rows);
-  statistics.k_post = Normalise(&sums_[kKeys], statistics.n_rows);
-  statistics.k_pre = Normalise(&sums_[kKeysBeforeRope], statistics.n_rows);
-  statistics.v = Normalise(&sums_[kValues], statistics.n_rows);
-  statistics.q_pre = Normalise(&sums_[kQueriesBeforeRope], statistics.n_rows);
-  statistics.k_pre_across_heads = Normalise(&sums_[kKeysAcrossHeads], statistics.n_rows).gram;
-  statistics.v_across_heads = Normalise(&sums_[kValuesAcrossHeads], statistics.n_rows).gram;
-  statistics.sink_q_post = Normalise(&sink_q_post_, statistics.n_sink_rows);
-  statistics.sink_k_post = Normalise(&sink_k_post_, statistics.n_sink_rows);
-  statistics.sink_v = Normalise(&sink_v_, statistics.n_sink_rows);
+  const auto of_kind = [&](Kind kind) { return Normalise(&sums_[kind], RowsOfHeads(kind)); };
+  statistics.q_post = of_kind(kQueries);
+  statistics.k_post = of_kind(kKeys);
+  statistics.k_pre = of_kind(kKeysBeforeRope);
+  statistics.v = of_kind(kValues);
+  statistics.q_pre = of_kind(kQueriesBeforeRope);
+  statistics.k_pre_across_heads = of_kind(kKeysAcrossHeads).gram;
+  statistics.v_across_heads = of_kind(kValuesAcrossHeads).gram;
+  const std::vector<int64_t> n_sink_rows(n_entries_.size(), statistics.n_sink_rows);
+  statistics.sink_q_post = Normalise(&sink_q_post_, n_sink_rows);
+  statistics.sink_k_post = Normalise(&sink_k_post_, n_sink_rows);
+  statistics.sink_v = Normalise(&sink_v_, n_sink_rows);
   statistics.k_post_histograms = std::move(k_post_histograms_);
   statistics.k_pre_histograms = std::move(k_pre_histograms_);
   statistics.v_histograms = std::move(v_histograms_);

@@ -31,7 +31,9 @@ class StatisticsAccumulator : public QkvObserver {
   // which are never elsewhere, are not.
   void SetShifts(std::span<const PositionShift> shifts) { shifts_ = shifts; }
 
-  // Rows at the first kCalibrationSinks positions go to the sink moments only.
+  // Rows at the first kCalibrationSinks positions go to the sink moments only. Of keys and values
+  // that merge, those count that stay in the cache; there is nothing across heads then, whose
+  // entries differ.
   void Observe(const QkvView& view) override;
 
   // kDataLoss once a layer has shown values that are not finite ("layer 3: keys are not finite; the
@@ -78,7 +80,9 @@ class StatisticsAccumulator : public QkvObserver {
   bool AddRows(int64_t n_rows, int64_t head_idx, Sums* sums, Scratch* scratch) const;
   Sums* SinkSums(Kind kind);
   ChannelHistograms* HistogramsOf(Kind kind);
-  HeadMoments Normalise(Sums* sums, int64_t n_rows) const;
+  // The number of rows that this kind has behind the sinks in each head, [n_layers * heads].
+  std::vector<int64_t> RowsOfHeads(Kind kind) const;
+  HeadMoments Normalise(Sums* sums, const std::vector<int64_t>& n_rows) const;
   void RecordFailure(int layer_idx, Kind kind);
 
   StatisticsShape shape_;
@@ -92,6 +96,7 @@ class StatisticsAccumulator : public QkvObserver {
   Sums sink_q_post_, sink_k_post_, sink_v_;
   ChannelHistograms k_post_histograms_, k_pre_histograms_, v_histograms_;
   std::vector<int64_t> n_rows_;       // [n_layers]
+  std::vector<int64_t> n_entries_;    // of keys and values, [n_layers * n_kv_heads]
   std::vector<int64_t> n_sink_rows_;  // [n_layers]
   std::atomic<int> failure_{-1};      // layer_idx * kKinds + kind
 };

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/check.h"
 #include "base/random.h"
 #include "format/rows/block_layout.h"
 #include "kernels/cpu/linear/dense_product.h"
@@ -98,6 +99,10 @@ void AttentionMoments::Observe(const QkvView& view) {
   rows.k.insert(rows.k.end(), view.k_post, view.k_post + n_values);
   rows.k_pre.insert(rows.k_pre.end(), view.k_pre, view.k_pre + n_values);
   rows.v.insert(rows.v.end(), view.v, view.v + n_values);
+  if (view.is_entry != nullptr) {
+    KVL_CHECK(rows.is_entry.empty() && view.positions[0] == 0);
+    rows.is_entry.assign(view.is_entry, view.is_entry + int64_t{view.n_tokens} * shape_.n_kv_heads);
+  }
   const int64_t of_token = int64_t{shape_.n_heads} * shape_.head_dim;
   for (int t = 0; t < view.n_tokens; ++t) {
     if (!Counts(view.positions[t])) continue;
@@ -113,6 +118,27 @@ bool AttentionMoments::Counts(int position) const {
   return behind_sinks % stride == static_cast<int>(Random(0, behind_sinks / stride).Below(stride));
 }
 
+std::vector<int> AttentionMoments::EntriesOf(int layer_idx, int kv_head_idx) const {
+  const std::vector<uint8_t>& is_entry = rows_[layer_idx].is_entry;
+  const int64_t n_tokens = std::ssize(is_entry) / shape_.n_kv_heads;
+  std::vector<int> entries;
+  for (int64_t t = kCalibrationSinks; t < n_tokens; ++t) {
+    if (is_entry[kv_head_idx * n_tokens + t] != 0) entries.push_back(static_cast<int>(t));
+  }
+  return entries;
+}
+
+void AttentionMoments::HideMerged(int layer_idx, int kv_head_idx, int position,
+                                  float* scores) const {
+  constexpr float kUnseen = -1e30f;  // of which softmax leaves nothing
+  const std::vector<uint8_t>& is_entry = rows_[layer_idx].is_entry;
+  if (is_entry.empty()) return;
+  const int64_t first = kv_head_idx * (std::ssize(is_entry) / shape_.n_kv_heads);
+  for (int t = 0; t < position; ++t) {
+    if (is_entry[first + t] == 0) scores[t] = kUnseen;
+  }
+}
+
 void AttentionMoments::EndSequence(int layer_idx) {
   LayerRows& rows = rows_[layer_idx];
   if (rows.k.empty()) return;
@@ -124,6 +150,10 @@ void AttentionMoments::EndSequence(int layer_idx) {
   }
   if (layer_idx == 0) n_queries_ += std::ssize(sampled_);
   ropes_.Extend(n_tokens);
+  entries_.clear();
+  for (int g = 0; !rows.is_entry.empty() && g < shape_.n_kv_heads; ++g) {
+    entries_.push_back(EntriesOf(layer_idx, g));
+  }
   std::atomic<int> next_head{0}, next_keys{0};
   pool_->Run([&](int worker_id) {
     for (int h = next_head++; h < shape_.n_heads; h = next_head++) {
@@ -150,6 +180,7 @@ void AttentionMoments::EndSequence(int layer_idx) {
   });
   // Their memory stays for the next sequence.
   for (auto* values : {&rows.k, &rows.k_pre, &rows.v, &rows.queries}) values->clear();
+  rows.is_entry.clear();
 }
 
 void AttentionMoments::AddQueryHead(int layer_idx, int head_idx, Worker* worker) {
@@ -159,8 +190,10 @@ void AttentionMoments::AddQueryHead(int layer_idx, int head_idx, Worker* worker)
   QueryHead* const to = &query_heads_[head_idx];
   for (Sums* sums : {&to->q, &to->v, &to->q_pre}) sums->Clear();
   to->weights.of_keys.assign(n_tokens, 0.0f);
-  to->weights.of_blocks.assign(std::max<int64_t>(0, n_tokens - kCalibrationSinks) / kBlockSize,
-                               0.0);
+  const int kv_head_idx = head_idx / shape_.gqa_group();
+  const int64_t n_behind = entries_.empty() ? std::max<int64_t>(0, n_tokens - kCalibrationSinks)
+                                            : std::ssize(entries_[kv_head_idx]);
+  to->weights.of_blocks.assign(n_behind / kBlockSize, 0.0);
   for (int first = 0; first < n_sampled; first += kQueryTile) {
     const int n = std::min(kQueryTile, n_sampled - first);
     FindWeights(layer_idx, head_idx, first, n, worker);
@@ -173,7 +206,7 @@ void AttentionMoments::AddQueryHead(int layer_idx, int head_idx, Worker* worker)
     for (int i = 0; i < n; ++i) {
       const float* const row = &worker->scores[i * n_keys];
       const int position = sampled_[first + i];
-      WeighKeys(row, position, &to->weights, worker);
+      WeighKeys(kv_head_idx, row, position, &to->weights, worker);
       TurnQueryBack(&worker->queries[int64_t{i} * d], row, position, of_all, worker);
     }
     if (rows.shift != nullptr) rows.shift->Apply(n, d, worker->queries.data());
@@ -208,6 +241,7 @@ void AttentionMoments::FindWeights(int layer_idx, int head_idx, int first, int n
     const int end = sampled_[first + i] + 1;
     const int begin = window > 0 ? std::max(0, end - window) : 0;
     float* const row = &worker->scores[int64_t{i} * n_keys];
+    HideMerged(layer_idx, kv_head_idx, end - 1, row);
     std::fill(row, row + begin, 0.0f);
     kernels_->softmax(row + begin, end - begin, 1 / std::sqrt(static_cast<float>(d)));
     std::fill(row + end, row + n_keys, 0.0f);
@@ -226,9 +260,11 @@ void AttentionMoments::FindWeights(int layer_idx, int head_idx, int first, int n
 
 // What a query gives to the keys behind the sinks, by key and by block; all together is its own
 // weight. Leaves what it gives to each stretch of a block's length in block_sums.
-void AttentionMoments::WeighKeys(const float* weights, int position, KeyWeights* to,
-                                 Worker* worker) const {
-  const int n_whole = (position - kCalibrationSinks) / kBlockSize;  // behind which the query is
+void AttentionMoments::WeighKeys(int kv_head_idx, const float* weights, int position,
+                                 KeyWeights* to, Worker* worker) const {
+  const bool merges = !entries_.empty();
+  // Behind which the query is.
+  const int n_whole = merges ? 0 : (position - kCalibrationSinks) / kBlockSize;
   worker->block_sums.clear();
   float total = 0;
   for (int begin = kCalibrationSinks; begin <= position; begin += kBlockSize) {
@@ -240,6 +276,14 @@ void AttentionMoments::WeighKeys(const float* weights, int position, KeyWeights*
     total += sum;
   }
   worker->query_weights.push_back(total);
+  if (!merges) return;
+  const std::vector<int>& entries = entries_[kv_head_idx];
+  for (size_t end = kBlockSize; end <= entries.size() && entries[end - 1] < position;
+       end += kBlockSize) {
+    double sum = 0;
+    for (size_t e = end - kBlockSize; e < end; ++e) sum += weights[entries[e]];
+    to->of_blocks[end / kBlockSize - 1] += sum;
+  }
 }
 
 // Turns a query back by kDrawnKeys positions in the place of all that it looks at, drawn from as
@@ -296,6 +340,21 @@ void AttentionMoments::GatherKeys(const KeyRows& keys, int kv_head_idx, Range to
   keys.shift->Apply(tokens.end - tokens.begin, shape_.head_dim, worker->keys.data());
 }
 
+void AttentionMoments::GatherBlock(const KeyRows& keys, int kv_head_idx, int64_t block_idx,
+                                   Worker* worker) const {
+  if (entries_.empty()) {
+    const int64_t begin = kCalibrationSinks + block_idx * kBlockSize;
+    return GatherKeys(keys, kv_head_idx, {begin, begin + kBlockSize}, worker);
+  }
+  const int64_t d = shape_.head_dim;
+  worker->keys.resize(kBlockSize * d);
+  for (int64_t e = 0; e < kBlockSize; ++e) {
+    const int64_t t = entries_[kv_head_idx][block_idx * kBlockSize + e];
+    std::copy_n(&keys.rows[(t * shape_.n_kv_heads + kv_head_idx) * d], d, &worker->keys[e * d]);
+  }
+  if (keys.shift != nullptr) keys.shift->Apply(kBlockSize, d, worker->keys.data());
+}
+
 void AttentionMoments::AddKeys(const KeyRows& keys, int kv_head_idx, const KeyWeights& weights,
                                Sums* to, Sums* in_blocks, Worker* worker) const {
   const int64_t d = shape_.head_dim;
@@ -308,8 +367,7 @@ void AttentionMoments::AddKeys(const KeyRows& keys, int kv_head_idx, const KeyWe
   }
   for (int64_t b = 0; b < std::ssize(weights.of_blocks); ++b) {
     if (weights.of_blocks[b] == 0) continue;
-    const int64_t begin = kCalibrationSinks + b * kBlockSize;
-    GatherKeys(keys, kv_head_idx, {begin, begin + kBlockSize}, worker);
+    GatherBlock(keys, kv_head_idx, b, worker);
     CentreRows(kBlockSize, d, worker->keys.data());
     worker->adder.Add(worker->keys.data(), kBlockSize, d, in_blocks->to(),
                       weights.of_blocks[b] / kBlockSize);

@@ -15,7 +15,9 @@
 
 namespace kvlathe {
 
-// Follows one sequence after another, in any chunks, and looks at each when it has ended. Cost per
+// Follows one sequence after another, in any chunks, and looks at each when it has ended. Where
+// positions merge, a chunk is a whole sequence: a query sees the entries closed before it and its
+// own so far, and a block is one of entries. Cost per
 // token, layer and query head: 2 head_dim multiply-adds for every position before it, divided by
 // query_stride. Memory: the keys, before and after RoPE, and values of one sequence in f32
 // (n_layers * n_kv_heads * head_dim * 12 bytes per token), and the queries that count. The sums
@@ -55,7 +57,8 @@ class AttentionMoments : public QkvObserver {
   };
   struct LayerRows {  // of the sequence so far, [n_tokens, heads, head_dim]
     std::vector<float> k, k_pre, v;
-    std::vector<float> queries;  // those that count, after RoPE
+    std::vector<float> queries;     // those that count, after RoPE
+    std::vector<uint8_t> is_entry;  // [n_kv_heads, n_tokens]; empty: nothing merges
     const PositionShift* shift = nullptr;
   };
   struct KeyRows {  // of all KV heads, in the sequence so far
@@ -82,18 +85,25 @@ class AttentionMoments : public QkvObserver {
   };
 
   bool Counts(int position) const;
+  // Positions behind the sinks whose rows are entries of the KV head.
+  std::vector<int> EntriesOf(int layer_idx, int kv_head_idx) const;
+  // Leaves of a query's scores those of the entries that it sees.
+  void HideMerged(int layer_idx, int kv_head_idx, int position, float* scores) const;
   // Adds the sequence that has ended and forgets its rows.
   void EndSequence(int layer_idx);
   void AddQueryHead(int layer_idx, int head_idx, Worker* worker);
   // Weights of `n` of the queries that count, from the first-th on.
   void FindWeights(int layer_idx, int head_idx, int first, int n, Worker* worker) const;
-  void WeighKeys(const float* weights, int position, KeyWeights* to, Worker* worker) const;
+  void WeighKeys(int kv_head_idx, const float* weights, int position, KeyWeights* to,
+                 Worker* worker) const;
   // `head_idx` counts query heads over all layers.
   void TurnQueryBack(const float* query, const float* weights, int position, uint64_t head_idx,
                      Worker* worker) const;
   void AddGroup(int layer_idx, int kv_head_idx);
   // Keys of one KV head into worker->keys, turned on by keys.shift.
   void GatherKeys(const KeyRows& keys, int kv_head_idx, Range tokens, Worker* worker) const;
+  // The same for a block, of positions or of entries.
+  void GatherBlock(const KeyRows& keys, int kv_head_idx, int64_t block_idx, Worker* worker) const;
   void AddKeys(const KeyRows& keys, int kv_head_idx, const KeyWeights& weights, Sums* to,
                Sums* in_blocks, Worker* worker) const;
 
@@ -107,6 +117,7 @@ class AttentionMoments : public QkvObserver {
   std::vector<HeadSums> sums_;             // [n_layers * n_kv_heads]
   std::vector<QueryHead> query_heads_;     // [n_heads], of the layer that is added
   std::vector<Worker> workers_;
+  std::vector<std::vector<int>> entries_;  // of the KV heads of the layer that is added, or empty
   std::vector<int> sampled_;  // positions of the queries that count, of the sequence that is added
   int64_t n_queries_ = 0;     // in layer 0
 };

@@ -57,6 +57,11 @@ StatusOr<std::unique_ptr<Model>> KlMeter::MakeModel(const ModelBasis* basis) {
     // Of a short text less, or nothing of it would be sealed.
     parts.seal->newest = std::min(kProbeNewest, static_cast<int>(n_tokens() / 8));
   }
+  if (options_.merge.has_value()) {
+    parts.retention = RetentionPlan{.merge = options_.merge};
+    // Heads that close entries of their own are sealed where a prompt ends, and behind it.
+    if (parts.seal.has_value() && options_.merge->every == 0) parts.seal->prompt_run = 0;
+  }
   if (basis != nullptr) parts.basis = *basis;
   const ModelFacts facts = FactsOf(weights_->config(), weights_->compute_type());
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, AssemblePlan(facts, std::move(parts)));
@@ -69,8 +74,9 @@ Status KlMeter::RunTexts(Model* model, int first_layer, Reference* reference,
   const bool is_reference = reference->model == nullptr;
   BlockPool blocks(kCacheBytes);
   std::deque<SequenceCache> caches;
+  const int64_t n_prompt = model->layout().HasRunsOfHeads() ? n_context() : n_tokens();
   for (int64_t i = 0; i < n_texts; ++i) {
-    caches.emplace_back(&model->layout(), &blocks).set_n_prompt(n_tokens());
+    caches.emplace_back(&model->layout(), &blocks).set_n_prompt(n_prompt);
   }
   const int64_t floats_per_token = n_texts * weights_->config().hidden_dim;
   for (int64_t begin = 0; begin < n_tokens();) {
@@ -78,7 +84,7 @@ Status KlMeter::RunTexts(Model* model, int first_layer, Reference* reference,
     const int64_t limit =
         is_scored ? begin + std::max<int64_t>(1, kScoredTokens / n_texts) : n_context();
     const int64_t end =
-        std::min({NextSealPoint(model->layout(), begin, n_tokens()), limit, n_tokens()});
+        std::min({NextSealPoint(model->layout(), begin, n_prompt), limit, n_tokens()});
     const int64_t n = end - begin;
     std::vector<SequenceStep> steps;
     for (int64_t i = 0; i < n_texts; ++i) {

@@ -1,8 +1,10 @@
-// How far a model with a basis is from the uncompressed model.
+// How far a model with a basis is from the uncompressed model. Where positions merge, both merge
+// them.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include "base/cpu_features.h"
 #include "base/threads.h"
 #include "calibration/calibrate.h"
+#include "kv/retention/plan.h"
 #include "model/model.h"
 
 namespace kvlathe {
@@ -23,6 +26,7 @@ class KlMeter {
   struct Options {
     int scored_part = 2;    // one token in so many is scored, the last of each text
     int n_whole_texts = 0;  // what splits no bits is measured on so many texts; 0: on all
+    std::optional<MergePlan> merge = {};  // of both models, behind the first positions
   };
 
   // kInvalidArgument unless all texts are as long as each other and have a token to score.

@@ -182,11 +182,13 @@ class ProbeRun {
 Status MeasureEach(const SensitivityJob& job, const StatisticsShape& shape,
                    std::span<ProbedPair> pairs) {
   const std::vector<int> ranks = ProbeRanks(shape.head_dim);
-  for (const BasisAnalysis* analysis : {job.analysis, job.before_rope}) {
-    KVL_RETURN_IF_ERROR(SetNoiseReference(job, *analysis));
+  KVL_RETURN_IF_ERROR(SetNoiseReference(job, *job.analysis));
+  if (job.before_rope != nullptr) {
+    KVL_RETURN_IF_ERROR(SetNoiseReference(job, *job.before_rope));
   }
   ProbeRun run(job, shape);
   for (const auto& [heads, pair_idx, cut] : ListProbes(shape)) {
+    if (pair_idx >= std::ssize(pairs)) continue;
     const ProbedPair& pair = pairs[pair_idx];
     const auto layer = static_cast<int>(heads.begin / shape.n_kv_heads);
     if (cut >= kNoiseProbe) {
@@ -300,7 +302,11 @@ TokenSequences SpreadTexts(const TokenSequences& sequences, int64_t most, int64_
 
 }  // namespace
 
-ProbeTexts ChooseProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape) {
+ProbeTexts ChooseProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape,
+                            bool merges) {
+  // Entries of several positions are sealed by 64 of them, too.
+  if (merges && MeasuresEach(shape)) return {FirstTexts(sequences, 2, 2048), {}};
+  if (merges) return {SpreadTexts(sequences, 4, 1024), {.n_whole_texts = 2}};
   if (MeasuresEach(shape)) return {FirstTexts(sequences, 2, 1024), {}};
   return {SpreadTexts(sequences, 4, 256), {.scored_part = 4, .n_whole_texts = 2}};
 }
@@ -321,8 +327,9 @@ Status MeasureSensitivities(const SensitivityJob& job, CalibrationStatistics* st
       {job.analysis, false, s.probes.kl_v.data(), s.probes.noise_v.data(), nullptr},
       {job.before_rope, true, s.probes.kl_qk_pre.data(), s.probes.noise_qk_pre.data(),
        s.probes.noise_qk_pre_static.data()}};
-  return MeasuresEach(s.shape) ? MeasureEach(job, s.shape, pairs)
-                               : MeasureLayers(job, s.shape, pairs);
+  const auto probed = std::span(pairs).first(job.before_rope != nullptr ? kPairs : kPairs - 1);
+  return MeasuresEach(s.shape) ? MeasureEach(job, s.shape, probed)
+                               : MeasureLayers(job, s.shape, probed);
 }
 
 }  // namespace kvlathe

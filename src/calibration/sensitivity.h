@@ -10,8 +10,9 @@
 namespace kvlathe {
 
 struct SensitivityJob {
-  const BasisAnalysis* analysis = nullptr;     // lathe's
-  const BasisAnalysis* before_rope = nullptr;  // with BasisOptions::keys_before_rope
+  const BasisAnalysis* analysis = nullptr;  // lathe's
+  // With BasisOptions::keys_before_rope; null: keys from before RoPE are not measured.
+  const BasisAnalysis* before_rope = nullptr;
   // KlMeter::Measure.
   std::function<StatusOr<double>(const ModelBasis& basis, int first_layer)> kl;
   std::function<void(double fraction)> on_progress;  // before every probe; may be null
@@ -24,12 +25,14 @@ inline constexpr int kMostProbes = 168;
 // their sequence. They are two texts of 1024 tokens, half of each scored; or, for shapes with more
 // probes than kMostProbes, four texts of 256 tokens from as many parts of the sequences, a quarter
 // of each scored, and cuts read two of them. What a layer loses differs more from text to text than
-// inside a text, and for noise more so than for cuts.
+// inside a text, and for noise more so than for cuts. Where positions merge they are longer, 2048
+// or 1024 tokens with half of each scored.
 struct ProbeTexts {
   TokenSequences texts;
   KlMeter::Options options;
 };
-ProbeTexts ChooseProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape);
+ProbeTexts ChooseProbeTexts(const TokenSequences& sequences, const StatisticsShape& shape,
+                            bool merges = false);
 
 // How many layers all probes of the shape run, which is about what they cost on a text. A probe
 // runs the layers from the one that it changes on, and the vocabulary.

@@ -16,8 +16,8 @@ namespace {
 StatusOr<CalibrationStatistics> ReadMatching(const std::string& path,
                                              const StatisticsRequest& request) {
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, ReadStatistics(path));
-  KVL_RETURN_IF_ERROR(
-      CheckStatisticsMatch(statistics, path, request.shape, request.model_hash, request.rope));
+  KVL_RETURN_IF_ERROR(CheckStatisticsMatch(statistics, path, request.shape, request.model_hash,
+                                           request.rope, request.merging));
   if (request.across_heads && statistics.k_pre_across_heads.empty()) {
     return Error(StatusCode::kInvalidArgument,
                  "{}: no Gram matrices across KV heads, which palu needs where they share latents; "
@@ -46,6 +46,10 @@ void AddWarning(const std::string& line, std::string* warning) {
 }
 
 }  // namespace
+
+std::string StatisticsFileName(const std::string& merging) {
+  return merging.empty() ? "basis.safetensors" : "basis-" + merging + ".safetensors";
+}
 
 std::string UserCacheDirectory() {
   // The XDG base directory specification has relative paths ignored.

@@ -21,6 +21,7 @@ struct StatisticsRequest {
   // name in the user's cache directory.
   std::string settings;
   bool across_heads = false;  // with those across the KV heads of a layer
+  std::string merging = {};   // StatisticsSource::merging
 };
 
 struct FoundStatistics {
@@ -29,6 +30,10 @@ struct FoundStatistics {
   bool is_new = false;  // calibration ran
   std::string warning;  // one line for the user, or empty
 };
+
+// The name of the file in a model's directory: basis.safetensors, or basis-dmc-12.safetensors for
+// rows that merge so. They stand side by side.
+std::string StatisticsFileName(const std::string& merging);
 
 // $XDG_CACHE_HOME/kvlathe, or $HOME/.cache/kvlathe; empty if neither variable is set.
 std::string UserCacheDirectory();

@@ -11,6 +11,7 @@
 namespace kvlathe {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
@@ -122,6 +123,31 @@ TEST(UserCacheDirectoryTest, FallsBackToHome) {
   unsetenv("HOME");
   EXPECT_EQ(UserCacheDirectory(), "");
   unsetenv("XDG_CACHE_HOME");
+}
+
+// A file of rows that merge otherwise is refused, and its own name keeps it beside the other.
+TEST_F(StatisticsStoreTest, MergedRowsHaveAFileOfTheirOwn) {
+  EXPECT_EQ(StatisticsFileName(""), "basis.safetensors");
+  EXPECT_EQ(StatisticsFileName("dmc-12"), "basis-dmc-12.safetensors");
+  CalibrationStatistics merged = StatisticsOf("hash1");
+  merged.source.merging = "dmc-12";
+  const std::string path = root_ + "/merged.safetensors";
+  ASSERT_TRUE(WriteStatistics(merged, path).ok());
+  request_.basis_path = path;
+  EXPECT_THAT(MessageOf(Find().status()),
+              AllOf(HasSubstr("merges by dmc-12, and this one does not merge"),
+                    HasSubstr("kvlathe calibrate")));
+  request_.merging = "dmc-12";
+  const auto found = Find();
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->statistics.source.merging, "dmc-12");
+  request_.merging = "pool-4";
+  EXPECT_THAT(MessageOf(Find().status()),
+              HasSubstr("merges by dmc-12, and this one merges by pool-4"));
+  ASSERT_TRUE(WriteStatistics(StatisticsOf("hash1"), path).ok());
+  EXPECT_THAT(MessageOf(Find().status()),
+              HasSubstr("does not merge, and this one merges by pool-4"));
+  EXPECT_EQ(n_calibrations_, 0);
 }
 
 }  // namespace

@@ -27,12 +27,12 @@ void LayerProgram::AddProjections() {
   Add<ProjectStep>();
   if (c.norms.of_qk) Add<NormaliseHeadsStep>();
   if (c.dmc.has_value()) Add<TakeDecisionsStep>();
-  Add<ObserveStep>();
 }
 
 void LayerProgram::AddAttention() {
   const CacheLayout& layout = *layer_->layout;
   if (layout.MergesEntries()) Add<MergeStep>();
+  Add<ObserveStep>();
   if (layer_->rows.turn) Add<RotateStep>();
   if (layout.GathersQueries()) Add<GatherQueriesStep>();
   Add<AppendStep>();

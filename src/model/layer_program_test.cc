@@ -78,7 +78,7 @@ TEST(LayerProgram, MergedPositionsMergeBeforeTheyTurn) {
   layout.retention = RetentionPlan{.merge = MergePlan{}};
   EXPECT_THAT(
       StepsOf(config, layout),
-      ElementsAre("normalise", "project", "take decisions", "observe", "merge", "rotate and map",
+      ElementsAre("normalise", "project", "take decisions", "merge", "observe", "rotate and map",
                   "append", "attend", "output", "normalise", "feed forward"));
 }
 

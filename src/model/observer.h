@@ -1,10 +1,12 @@
 // What the forward pass shows to those who gather statistics (calibration, inspection).
 #pragma once
 
+#include <cstdint>
+
 namespace kvlathe {
 
-// Queries, keys and values of one layer for one chunk of tokens of one sequence, before any
-// compression. All row-major f32; valid only during the call.
+// Queries, keys and values of one layer for one chunk of tokens of one sequence, before anything
+// but merging. All row-major f32; valid only during the call.
 struct QkvView {
   int layer_idx;
   int n_tokens;
@@ -15,6 +17,10 @@ struct QkvView {
   const float* k_pre;   // [n_tokens, n_kv_heads, head_dim]
   const float* k_post;  // [n_tokens, n_kv_heads, head_dim]
   const float* v;       // [n_tokens, n_kv_heads, head_dim]
+  // Where positions merge, keys and values are the means of their entries so far, and this says
+  // which of them stay in the cache: the last of each entry in the chunk. [n_kv_heads, n_tokens];
+  // null: positions do not merge, and all stay.
+  const uint8_t* is_entry = nullptr;
 };
 
 class QkvObserver {

@@ -3,8 +3,14 @@
 #include <utility>
 
 #include "analysis/bases/palu.h"
+#include "kv/retention/method.h"
 
 namespace kvlathe {
+
+std::optional<MergePlan> MergingOf(const Spec& spec) {
+  const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
+  return retention.has_value() ? retention->merge : std::nullopt;
+}
 
 const BasisMethod* BasisMethodOf(const Spec& spec) {
   const Stage* const stage = spec.stage(Axis::kBasis);
@@ -65,16 +71,20 @@ StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,
 StatusOr<const BasisAnalysis*> BasisAnalyses::Of(const Spec& spec) {
   const BasisMethod* const method = BasisMethodOf(spec);
   const BasisOptions options = BasisOptionsOf(spec);
+  const std::optional<MergePlan> merge = MergingOf(spec);
   for (const KnownAnalysis& known : analyses_) {
-    if (known.method == method && known.options == options) return known.analysis.get();
+    const bool is_same = known.method == method && known.options == options && known.merge == merge;
+    if (is_same) return known.analysis.get();
   }
   KVL_RETURN_IF_ERROR(CheckHeadsPerLatent(options.heads_per_latent, model_.n_kv_heads));
   const StatisticsNeed need = {.of_text = method->wants_text,
                                .across_heads = options.heads_per_latent > 1 && options.is_whitened,
-                               .probes = method->wants_probes};
+                               .probes = method->wants_probes,
+                               .merge = merge};
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics, source_->Statistics(need));
   KVL_ASSIGN_OR_RETURN(BasisAnalysis analysis, From(spec, *statistics));
-  analyses_.push_back({method, options, std::make_unique<BasisAnalysis>(std::move(analysis))});
+  analyses_.push_back(
+      {method, options, merge, std::make_unique<BasisAnalysis>(std::move(analysis))});
   return analyses_.back().analysis.get();
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "analysis/bases/method.h"
@@ -32,6 +33,7 @@ class BasisAnalyses {
   struct KnownAnalysis {
     const BasisMethod* method;
     BasisOptions options;
+    std::optional<MergePlan> merge;
     std::unique_ptr<BasisAnalysis> analysis;
   };
 

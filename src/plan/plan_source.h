@@ -2,12 +2,14 @@
 // source deals with files, progress and messages.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "analysis/ranks/fisher.h"
 #include "analysis/statistics/statistics.h"
 #include "base/status.h"
 #include "base/threads.h"
+#include "kv/retention/plan.h"
 #include "kv/spec/spec.h"
 
 namespace kvlathe {
@@ -17,7 +19,11 @@ struct StatisticsNeed {
   bool of_text = false;       // they should come from a text: random tokens suit the method badly
   bool across_heads = false;  // they must hold moments across the KV heads of a layer
   bool probes = false;        // they must hold what cuts and noise cost
+  std::optional<MergePlan> merge = {};  // of the rows that this leaves, where positions merge
 };
+
+// How a spec merges positions; none if it does not.
+std::optional<MergePlan> MergingOf(const Spec& spec);
 
 // Everything that a source returns lives as long as the source.
 class PlanSource {

@@ -148,6 +148,9 @@ Status ReadSource(const MetadataReader& metadata, StatisticsSource* source) {
   KVL_RETURN_IF_ERROR(
       metadata.Read<int>("sequence_tokens", 1, INT32_MAX, &source->sequence_tokens));
   source->n_positions = source->sequence_tokens;  // where a file does not say
+  if (metadata.Has("merging")) {
+    KVL_RETURN_IF_ERROR(metadata.Read("merging", &source->merging));
+  }
   if (!metadata.Has("n_positions")) return OkStatus();
   return metadata.Read<int>("n_positions", 1, INT32_MAX, &source->n_positions);
 }
@@ -162,6 +165,7 @@ Metadata MetadataOf(const CalibrationStatistics& s) {
           {"n_tokens", std::to_string(s.source.n_tokens)},
           {"sequence_tokens", std::to_string(s.source.sequence_tokens)},
           {"n_positions", std::to_string(s.source.n_positions)},
+          {"merging", s.source.merging},
           {"n_rows", std::to_string(s.n_rows)},
           {"n_sink_rows", std::to_string(s.n_sink_rows)},
           {"n_layers", std::to_string(s.shape.n_layers)},
@@ -242,7 +246,7 @@ StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path) {
 
 Status CheckStatisticsMatch(const CalibrationStatistics& statistics, const std::string& path,
                             const StatisticsShape& shape, const std::string& model_hash,
-                            const std::string& rope) {
+                            const std::string& rope, const std::string& merging) {
   const StatisticsShape& found = statistics.shape;
   if (found != shape) {
     return Error(StatusCode::kInvalidArgument,
@@ -259,6 +263,16 @@ Status CheckStatisticsMatch(const CalibrationStatistics& statistics, const std::
     return Error(StatusCode::kInvalidArgument,
                  "{}: made with RoPE settings '{}', this model runs with '{}'; {}", path,
                  statistics.source.rope, rope, kRecalibrate);
+  }
+  const std::string& made_for = statistics.source.merging;
+  if (made_for != merging) {
+    const auto describe = [](const std::string& name) {
+      return name.empty() ? std::string("does not merge") : "merges by " + name;
+    };
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: calibrated on the rows of a cache that {}, and this one {}; leave --basis "
+                 "out, or write a new one with kvlathe calibrate and the same --kv",
+                 path, describe(made_for), describe(merging));
   }
   return OkStatus();
 }

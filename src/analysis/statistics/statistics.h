@@ -40,6 +40,9 @@ struct StatisticsSource {
   int64_t n_tokens = 0;     // all tokens that went through the model
   int sequence_tokens = 0;  // of the longest sequence
   int n_positions = 0;      // of the context that rows after RoPE are taken from
+  // How positions were merged (NameOf(MergePlan)): keys and values are those of entries. Empty: not
+  // at all.
+  std::string merging = {};
 };
 
 // What it costs to compress one pair of heads of keys and values alone.
@@ -61,7 +64,7 @@ struct ProbeLosses {
 struct CalibrationStatistics {
   StatisticsShape shape;
   StatisticsSource source;
-  int64_t n_rows = 0;       // tokens behind every moment and histogram
+  int64_t n_rows = 0;  // tokens behind every moment and histogram; of merged rows, fewer entries
   int64_t n_sink_rows = 0;  // tokens at the first kCalibrationSinks positions
 
   // "heads" are KV heads, except for q_pre. Query moments of a KV head are summed over its group of
@@ -118,10 +121,10 @@ Status WriteStatistics(const CalibrationStatistics& statistics, const std::strin
 // kDataLoss if the file is damaged, of another kind, or of another format version.
 StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path);
 
-// kInvalidArgument, with the way out, if statistics read from `path` belong to another model or to
-// other RoPE settings.
+// kInvalidArgument, with the way out, if statistics read from `path` belong to another model, to
+// other RoPE settings or to a cache that merges otherwise.
 Status CheckStatisticsMatch(const CalibrationStatistics& statistics, const std::string& path,
                             const StatisticsShape& shape, const std::string& model_hash,
-                            const std::string& rope);
+                            const std::string& rope, const std::string& merging = {});
 
 }  // namespace kvlathe

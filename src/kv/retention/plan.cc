@@ -72,6 +72,11 @@ struct Ladder {
 
 }  // namespace
 
+std::string NameOf(const MergePlan& plan) {
+  return plan.every > 0 ? "pool-" + std::to_string(plan.every)
+                        : "dmc-" + std::to_string(plan.window);
+}
+
 int64_t LastPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens) {
   if (n_tokens >= place.n_prompt) {
     if (!plan.prunes_decode) return place.n_prompt;

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace kvlathe {
 
@@ -20,6 +21,8 @@ struct MergePlan {
 
   friend bool operator==(const MergePlan&, const MergePlan&) = default;
 };
+// What statistics of merged rows are known by, as a part of file names: pool-4, dmc-12.
+std::string NameOf(const MergePlan& plan);
 
 struct RetentionPlan {
   // The queries whose attention is added up as the votes for entries.

@@ -6,6 +6,15 @@
 
 namespace kvlathe {
 
+void ObserveStep::FindEntries(const Activations& a) {
+  const int64_t n_tokens = a.n_tokens;
+  is_entry_.assign(a.n_closed.size(), 1);
+  for (int64_t i = 0; i + 1 < std::ssize(a.n_closed); ++i) {
+    const bool is_last = (i + 1) % n_tokens == 0, is_sink = a.n_closed[i] < 0;
+    if (!is_last && !is_sink && a.n_closed[i + 1] == a.n_closed[i]) is_entry_[i] = 0;
+  }
+}
+
 Status ObserveStep::Run(ForwardState* state) {
   if (state->observer == nullptr) return OkStatus();
   Activations& a = *state->activations;
@@ -43,8 +52,11 @@ Status ObserveStep::Run(ForwardState* state) {
   plan.heads = heads_;
   plan.out_type = DType::kF32;
   state->backend->RotateAndMap(plan);
+  const bool merges = layer_.layout->MergesEntries();
+  if (merges) FindEntries(a);
   state->observer->Observe({layer_.idx, static_cast<int>(n_tokens), positions.data(), q_pre.data(),
-                            q_post.data(), k_pre.data(), k_post.data(), v.data()});
+                            q_post.data(), k_pre.data(), k_post.data(), v.data(),
+                            merges ? is_entry_.data() : nullptr});
   return OkStatus();
 }
 

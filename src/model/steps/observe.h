@@ -1,14 +1,15 @@
 // Shows the rows of a layer to whoever gathers statistics.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "model/steps/step.h"
 
 namespace kvlathe {
 
-// Shows queries and keys before and after RoPE, and values, as F32. It costs nothing if there is no
-// observer.
+// Shows queries and keys before and after RoPE, and values, as F32: where positions merge, those of
+// their entries so far. It costs nothing if there is no observer.
 class ObserveStep : public LayerStep {
  public:
   using LayerStep::LayerStep;
@@ -16,7 +17,10 @@ class ObserveStep : public LayerStep {
   Status Run(ForwardState* state) override;
 
  private:
+  void FindEntries(const Activations& a);
+
   std::vector<HeadTurn> heads_;
+  std::vector<uint8_t> is_entry_;  // [n_kv_heads, n_tokens]
 };
 
 }  // namespace kvlathe

@@ -200,8 +200,8 @@ TEST_P(OtherCodesMergedModel, SealsWhatIsClosedAsTheLiteralMethodDoes) {
   ExpectSealedAsLiterally({{AvailableIsas().back()}, {512, 23}, 0.05, 1e-5});
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, SealedMergedModel, ::testing::ValuesIn(kSealedCases), NameOf);
-INSTANTIATE_TEST_SUITE_P(Specs, OtherCodesMergedModel, ::testing::ValuesIn(kOtherCodes), NameOf);
+INSTANTIATE_TEST_SUITE_P(Specs, SealedMergedModel, ::testing::ValuesIn(kSealedCases), NameOfCase);
+INSTANTIATE_TEST_SUITE_P(Specs, OtherCodesMergedModel, ::testing::ValuesIn(kOtherCodes), NameOfCase);
 
 }  // namespace
 }  // namespace kvlathe

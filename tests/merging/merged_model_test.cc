@@ -49,7 +49,7 @@ TEST_P(MergedModel, MergesAsTheLiteralMethodDoes) {
 
 TEST_P(MergedModel, BatchesMergeTheSame) { ExpectBatchesMergeTheSame(); }
 
-INSTANTIATE_TEST_SUITE_P(Specs, MergedModel, ::testing::ValuesIn(kCases), NameOf);
+INSTANTIATE_TEST_SUITE_P(Specs, MergedModel, ::testing::ValuesIn(kCases), NameOfCase);
 
 // Where nothing ever merges nothing changes, and where everything does one entry is left.
 TEST_F(MergedModel, ExtremeDecisionsAreNoneAndOneEntry) {

@@ -41,7 +41,7 @@ struct MergedCase {
 
 inline void PrintTo(const MergedCase& c, std::ostream* out) { *out << c.spec; }
 
-inline std::string NameOf(const ::testing::TestParamInfo<MergedCase>& test) {
+inline std::string NameOfCase(const ::testing::TestParamInfo<MergedCase>& test) {
   std::string name = test.param.spec;
   for (char& c : name) c = std::isalnum(c) ? c : '_';
   return name;
