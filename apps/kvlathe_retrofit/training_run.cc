@@ -39,7 +39,9 @@ class TrainingProgress {
                             : (total_tokens_ - trainer_->tokens()) / std::max(rate, 1.0);
     const LossPoint& point = trainer_->curve().back();
     const std::string compression =
-        point.kept_share > 0 ? fmt::format("CR {:.2f}, ", 1 / point.kept_share) : "";
+        point.kept_share > 0 ? fmt::format("CR {:.2f}, hinge {:.2g}, ", 1 / point.kept_share,
+                                           trainer_->hinge_weight())
+                             : "";
     fmt::print(stderr,
                "{}step {} {:.2f}M tokens, {:.1f}%, context {}, loss {:.3f}, {}{:.0f} tokens/s, "
                "{:.1f} min left{}",

@@ -78,7 +78,7 @@ Status Trainer::SaveCheckpoint(const std::string& path) const {
     archive.write("state", torch::tensor({state_.step, state_.tokens, int64_t{state_.phase_idx},
                                           state_.phase_sequences},
                                          torch::kLong));
-    archive.write("seconds", torch::tensor({state_.seconds}, torch::kDouble));
+    archive.write("seconds", torch::tensor({state_.seconds, state_.hinge_weight}, torch::kDouble));
     archive.write("curve", CurveTensor(curve_));
     for (const auto& [name, tensor] : decoder_->parameters()) {
       archive.write(KeyOf(name), tensor.detach(), /*is_buffer=*/true);
@@ -147,11 +147,14 @@ Status Trainer::ReadCheckpoint(const std::string& path, bool goes_on) {
     InputArchive optimizer;
     archive.read("optimizer", optimizer);
     optimizer_->Load(&optimizer);
+    // Older checkpoints have no weight. A stage goes on with that of the stage before.
+    if (seconds.numel() > 1) state_.hinge_weight = seconds[1].item<double>();
     if (!goes_on) return OkStatus();
     state = state.cpu();
     const int64_t* numbers = state.data_ptr<int64_t>();
-    state_ = {numbers[0], numbers[1], seconds.item<double>(), static_cast<int>(numbers[2]),
-              numbers[3]};
+    state_ = {
+        numbers[0], numbers[1],         seconds[0].item<double>(), static_cast<int>(numbers[2]),
+        numbers[3], state_.hinge_weight};
     curve_ = CurvePoints(curve.cpu());
   } catch (const c10::Error& error) {
     return Error(StatusCode::kDataLoss, "{}: not a whole checkpoint; remove it or name another",

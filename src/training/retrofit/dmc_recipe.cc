@@ -67,6 +67,7 @@ StatusOr<DmcRecipe> ParseDmcRecipe(const nlohmann::json& json, const std::string
     reader.Fail("hinge", "global, layer or sequence");
   }
   reader.Number("hinge_weight", 1e-3, 1e6, &recipe.hinge_weight);
+  reader.Number("hinge_growth", 0, 1e3, &recipe.hinge_growth);
   reader.Flag("shared_decisions", &recipe.variant.shares_decisions);
   reader.Flag("uniform_weights", &recipe.variant.uniform_weights);
   reader.Flag("consistent", &recipe.is_consistent);

@@ -37,6 +37,10 @@ struct DmcRecipe {
   // Of the hinge in the loss; 1 in the paper. A share that would cost more than its weight in
   // log-likelihood is never reached.
   double hinge_weight = 1;
+  // By how much the weight grows in a step for a share that is above the target by 1, and falls for
+  // one below it, down to `hinge_weight`: an integral control in the place of a weight that is
+  // right for no target but one. 0, as in the paper: it stays.
+  double hinge_growth = 0;
   // DMC-C: the loss has the mean of |alpha - mean over the heads of a layer| as well.
   bool is_consistent = false;
   // How many times as fast as all else the rows of W_K move that decide.

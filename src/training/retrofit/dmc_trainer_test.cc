@@ -62,7 +62,28 @@ TEST_F(DmcTrainerTest, ReachesItsTargetAndKeepsWhatTheModelLearned) {
   }
 }
 
+TEST_F(DmcTrainerTest, TheHingeGrowsByWhatIsAboveTheTarget) {
+  stages_[1].dmc->hinge_growth = 0.5;
+  const auto trainer = MakeStage(DmcStage::kRamp);
+  ASSERT_TRUE(trainer->StartFrom(TrainBase()).ok());
+  Run(trainer.get(), 30);
+  double weight = 1;
+  for (const LossPoint& point : trainer->curve()) {
+    const double target = recipe_.dmc->TargetAt(DmcStage::kRamp, point.step - 1);
+    weight = std::max(1.0, weight + 0.5 * (point.kept_share - 1 / target));
+  }
+  EXPECT_GT(weight, 1.1);
+  EXPECT_DOUBLE_EQ(trainer->hinge_weight(), weight);
+  // The next stage goes on with it.
+  const std::string path = directory_ + "/ramp.pt";
+  ASSERT_TRUE(trainer->SaveCheckpoint(path).ok());
+  const auto next = MakeStage(DmcStage::kSolidify);
+  ASSERT_TRUE(next->StartFrom(path).ok());
+  EXPECT_DOUBLE_EQ(next->hinge_weight(), weight);
+}
+
 TEST_F(DmcTrainerTest, AnInterruptedStageTakesTheSameSteps) {
+  stages_[1].dmc->hinge_growth = 0.5;
   const auto whole = MakeStage(DmcStage::kRamp), first = MakeStage(DmcStage::kRamp);
   const std::string base = TrainBase();
   for (Trainer* trainer : {whole.get(), first.get()}) ASSERT_TRUE(trainer->StartFrom(base).ok());
@@ -79,6 +100,7 @@ TEST_F(DmcTrainerTest, AnInterruptedStageTakesTheSameSteps) {
     EXPECT_TRUE(torch::equal(tensor, second->decoder().parameters()[i].second)) << name;
   }
   EXPECT_EQ(whole->curve().back().kept_share, second->curve().back().kept_share);
+  EXPECT_EQ(whole->hinge_weight(), second->hinge_weight());
   // Another stage is another run.
   EXPECT_EQ(MakeStage(DmcStage::kSolidify)->LoadCheckpoint(path).code(),
             StatusCode::kInvalidArgument);

@@ -26,7 +26,7 @@ std::string_view DefaultOf(std::string_view name) {
   if (name == "model_type") return "llama";
   if (name == "trained") return "all";
   if (name == "deciding_rate" || name == "hinge_weight") return "1";
-  if (name == "distillation") return "0";
+  if (name == "distillation" || name == "hinge_growth") return "0";
   return "not set";
 }
 
@@ -59,6 +59,8 @@ void AddFurtherGroup(std::string_view group, int* n_phases, Values* values) {
     values->emplace("deciding_rate", rest);
   } else if (first == "hinge") {
     values->emplace("hinge_weight", rest);
+  } else if (first == "growth") {
+    values->emplace("hinge_growth", rest);
   } else if (first == "distilled") {
     values->emplace("distillation", rest);
   } else if (first == "attention") {
@@ -111,6 +113,7 @@ std::string FingerprintOf(const TrainingRecipe& recipe, std::optional<DmcStage> 
   if (stage.has_value()) {
     const DmcRecipe& dmc = *recipe.dmc;
     if (dmc.hinge_weight != 1) text += fmt::format(" | hinge {}", dmc.hinge_weight);
+    if (dmc.hinge_growth != 0) text += fmt::format(" | growth {}", dmc.hinge_growth);
     if (dmc.deciding_rate != 1) text += fmt::format(" | rate {}", dmc.deciding_rate);
     text +=
         fmt::format(" | {} {} {} {} {} {} {} {} {} {} {} {}", NameOf(*stage), dmc.config.is_last,

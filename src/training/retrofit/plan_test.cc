@@ -160,16 +160,18 @@ TEST(Fingerprint, SaysWhatDiffersAndWhatMatters) {
   json["dmc"]["window"] = 7;
   json["dmc"]["deciding_rate"] = 10;
   json["dmc"]["hinge_weight"] = 3;
+  json["dmc"]["hinge_growth"] = 0.5;
   json["distillation"] = 2;
   json["phases"][0]["mixture"]["rows"] = 2;
   const std::string other = fingerprint(json, DmcStage::kSolidify);
   const auto found = CompareFingerprints(ramp, other, FingerprintUse::kGoOn);
   EXPECT_FALSE(found.is_of_model);
-  for (const char* part : {"window is 12 there, 7 here", "deciding_rate is 1 there, 10 here",
-                           "hinge_weight is 1 there, 3 here", "distillation is 0 there, 2 here",
-                           "stage is ramp there, solidify here",
-                           "phase 1 is \"8 0.25 rows:1 text:3\" there, \"8 0.25 "
-                           "rows:2 text:3\" here"}) {
+  for (const char* part :
+       {"window is 12 there, 7 here", "deciding_rate is 1 there, 10 here",
+        "hinge_weight is 1 there, 3 here", "distillation is 0 there, 2 here",
+        "hinge_growth is 0 there, 0.5 here", "stage is ramp there, solidify here",
+        "phase 1 is \"8 0.25 rows:1 text:3\" there, \"8 0.25 "
+        "rows:2 text:3\" here"}) {
     EXPECT_NE(found.what.find(part), std::string::npos) << found.what;
   }
   EXPECT_EQ(found.what.find("phase 2"), std::string::npos) << found.what;

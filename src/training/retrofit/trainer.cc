@@ -41,6 +41,7 @@ Trainer::Trainer(const TrainingRecipe* recipe, const TrainerOptions& options, Ba
     const bool is_trained = recipe->trained == TrainedWeights::kAll || IsOfAttention(name);
     Tensor(parameter).set_requires_grad(is_trained);
   }
+  if (recipe->dmc.has_value()) state_.hinge_weight = recipe->dmc->hinge_weight;
   const double deciding_rate = recipe->dmc.has_value() ? recipe->dmc->deciding_rate : 1;
   optimizer_ = std::make_unique<Optimizer>(decoder_.get(), recipe->optimizer, options.compute_type,
                                            deciding_rate);
@@ -134,7 +135,7 @@ Tensor Trainer::MergeLoss(const Tensor& alpha) const {
   const DmcRecipe& dmc = *recipe_->dmc;
   return DmcLoss(alpha, {.cr = dmc.TargetAt(*options_.dmc_stage, state_.step),
                          .hinge = dmc.hinge,
-                         .hinge_weight = dmc.hinge_weight,
+                         .hinge_weight = state_.hinge_weight,
                          .is_consistent = dmc.is_consistent});
 }
 
@@ -203,6 +204,12 @@ Status Trainer::Step() {
         StatusCode::kDataLoss,
         "step {}: the gradients of {} steps in a row are not finite; lower the learning rate",
         state_.step + 1, kMaxLeftOut);
+  }
+  if (point.kept_share > 0) {
+    const DmcRecipe& dmc = *recipe_->dmc;
+    const double above = point.kept_share - 1 / dmc.TargetAt(*options_.dmc_stage, state_.step);
+    state_.hinge_weight =
+        std::max(dmc.hinge_weight, state_.hinge_weight + dmc.hinge_growth * above);
   }
   state_.step += 1;
   state_.tokens += recipe_->batch_tokens;

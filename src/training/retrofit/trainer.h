@@ -80,6 +80,7 @@ class Trainer {
   const std::vector<LossPoint>& curve() const { return curve_; }
   const TrainingProfile& profile() const { return profile_; }
   int64_t step() const { return state_.step; }
+  double hinge_weight() const { return state_.hinge_weight; }  // of a retrofit with DMC
   int64_t tokens() const { return state_.tokens; }
   double seconds() const { return state_.seconds; }
   // Model FLOPs of the steps that this object took.
@@ -93,6 +94,7 @@ class Trainer {
     double seconds = 0;  // in steps
     int phase_idx = 0;
     int64_t phase_sequences = 0;  // read in this phase
+    double hinge_weight = 1;      // of a retrofit with DMC
   };
 
   Trainer(const TrainingRecipe* recipe, const TrainerOptions& options, BatchOrder order);
