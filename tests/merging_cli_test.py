@@ -83,6 +83,13 @@ class Merging(cli_support.CommandLineCase):
         text = "".join(letters[1:]).replace("\u21b5", "\n")
         self.assertEqual((letters[0], text), ("<s>", self.text.read_text()[: len(text)]))
 
+    def test_models_of_one_name_have_their_folder_in_front(self):
+        (self.folder / "ramp").mkdir()
+        shutil.copytree(self.model, self.folder / "ramp/late")
+        result = self.json_of(*self.merging("--along", str(self.folder / "ramp/late") + "/", "--merging-texts", 1))["merging"]
+        self.assertEqual([model["model"] for model in result["along"]], ["ramp/late"])
+        self.assertEqual(result["along"][0]["compression_by_head"], result["compression_by_head"])
+
     def test_without_json_it_is_a_map_and_a_table(self):
         said = self.run_verb(*self.merging(kv=None)).stdout.decode()
         self.assertIn("late: 4 x 128 tokens", said)

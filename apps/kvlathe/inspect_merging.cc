@@ -12,12 +12,20 @@
 namespace kvlathe {
 namespace {
 
-// The folder's name, or the file's.
-std::string NameOf(const std::string& model) {
-  const std::filesystem::path path = std::filesystem::path(model).lexically_normal();
-  const std::filesystem::path name =
-      path.has_filename() ? path.filename() : path.parent_path().filename();
-  return name.empty() ? model : name.string();
+// The last part of each path, and the one before it where that would not tell them apart: of
+// RUN/ramp/cr-4 and RUN/cr-4 "ramp/cr-4" and "RUN/cr-4".
+std::vector<std::string> NamesOf(const std::vector<std::string>& models) {
+  std::vector<std::string> names, longer;
+  for (const std::string& model : models) {
+    std::filesystem::path path = std::filesystem::absolute(model).lexically_normal();
+    if (!path.has_filename()) path = path.parent_path();  // it ended with a slash
+    names.push_back(path.filename().string());
+    longer.push_back((path.parent_path().filename() / path.filename()).string());
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (std::ranges::count(names, names[i]) == 1) longer[i] = names[i];
+  }
+  return longer;
 }
 
 // Pieces of the text as long as the context and one behind the other, or all of a shorter text; BOS
@@ -42,10 +50,9 @@ StatusOr<std::vector<std::vector<int32_t>>> CutTexts(const Workspace& workspace,
   return texts;
 }
 
-StatusOr<ModelMerging> Measure(Workspace* workspace, Model* model, const std::string& path,
-                               const MergingOptions& options) {
+StatusOr<ModelMerging> Measure(Workspace* workspace, Model* model, const MergingOptions& options) {
   KVL_ASSIGN_OR_RETURN(const auto texts, CutTexts(*workspace, options));
-  ModelMerging merging{.name = NameOf(path), .texts = {}};
+  ModelMerging merging;
   KVL_ASSIGN_OR_RETURN(merging.texts, ReadMergedTexts(model, texts, workspace->kv_budget_bytes(),
                                                       workspace->progress()));
   return merging;
@@ -65,7 +72,7 @@ StatusOr<ModelMerging> MeasureEarlier(const Workspace& workspace, const std::str
   }
   KVL_ASSIGN_OR_RETURN(const SpecModel spec_model,
                        earlier->MakeModel(model_options.kv.empty() ? "dmc" : model_options.kv[0]));
-  return Measure(earlier.get(), spec_model.model.get(), path, options);
+  return Measure(earlier.get(), spec_model.model.get(), options);
 }
 
 StatusOr<int> ParseHead(const std::string& text, const ModelConfig& config) {
@@ -136,14 +143,17 @@ StatusOr<MergingFindings> InspectMerging(Workspace* workspace, const SpecModel& 
   if (!options.head.empty()) {
     KVL_ASSIGN_OR_RETURN(head, ParseHead(options.head, workspace->config()));
   }
-  KVL_ASSIGN_OR_RETURN(ModelMerging last, Measure(workspace, spec_model.model.get(),
-                                                  workspace->options().model, options));
+  KVL_ASSIGN_OR_RETURN(ModelMerging last, Measure(workspace, spec_model.model.get(), options));
   for (const std::string& path : options.along) {
     KVL_ASSIGN_OR_RETURN(ModelMerging earlier, MeasureEarlier(*workspace, path, options));
     findings.models.push_back(std::move(earlier));
   }
   findings.head = head.value_or(TypicalHead(last));
   findings.models.push_back(std::move(last));
+  std::vector<std::string> paths = options.along;
+  paths.push_back(workspace->options().model);
+  const std::vector<std::string> names = NamesOf(paths);
+  for (size_t i = 0; i < names.size(); ++i) findings.models[i].name = names[i];
   if (options.figures.empty()) return findings;
   SegmentedHead segments{.head = findings.head, .pieces = {}};
   KVL_ASSIGN_OR_RETURN(segments.pieces, PiecesOf(*workspace, options));
