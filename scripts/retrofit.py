@@ -2,8 +2,8 @@
 """Trains and measures what docs/results/retrofit says: models that merge their cache beside baselines of the same base and tokens.
 
   scripts/retrofit.py train   --data TEXTS --runs DIR [--only RUN]...      what is missing of the trainings, one after the other
-  scripts/retrofit.py measure --data TEXTS --runs DIR [--out FILE]         what is missing of the measurements of trained models
-  scripts/retrofit.py list                                                 the runs in their order
+  scripts/retrofit.py measure --data TEXTS --runs DIR [--only ROW]...      what is missing of the measurements of trained models
+  scripts/retrofit.py list                                                 the runs and rows in their order
 
 TEXTS is the folder that the recipes name their files in. DIR holds the runs (each about 250 MB, with checkpoints); both verbs go on where
 they were ended, and what is trained stays as it is. scripts/retrofit_parts/plan.py says what there is and why.
@@ -123,10 +123,14 @@ class Study:
         facts = provenance.run_facts(commit, is_dirty)
         data["settings"] = {"text_bytes": N_TEXT_BYTES, "context": CONTEXT, "task_tokens": TASK_TOKENS, "examples": N_EXAMPLES}
         text = self.text()
+        unknown = set(self.options.only or ()) - {subject.label for subject in plan.subjects()}
+        if unknown:
+            raise store.ResultsError(f"no row {', '.join(sorted(unknown))}; scripts/retrofit.py list names them")
         for subject in plan.subjects():
             row = data["rows"].get(subject.label, {"kv": subject.kv, "tasks": {}})
             missing = [task for task in plan.TASKS if task not in row["tasks"]]
-            if not self.is_trained(subject) or ("text" in row and not missing):
+            is_wanted = not self.options.only or subject.label in self.options.only
+            if not is_wanted or not self.is_trained(subject) or ("text" in row and not missing):
                 continue
             say(subject.label)
             row["run"] = facts
@@ -152,10 +156,11 @@ def say(text):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("list", help="the runs in their order")
+    verbs.add_parser("list", help="the runs and rows in their order")
     train = verbs.add_parser("train", help="what is missing of the trainings")
     train.add_argument("--only", action="append", metavar="RUN", help="this run alone; may repeat")
     measure = verbs.add_parser("measure", help="what is missing of the measurements")
+    measure.add_argument("--only", action="append", metavar="ROW", help="this row alone, as `list` names it; may repeat")
     measure.add_argument("--out", default=str(FOLDER / "lathe-small.json"))
     measure.add_argument("--commit", help="that the program was built from")
     measure.add_argument("--allow-dirty", action="store_true")
@@ -171,7 +176,9 @@ def main():
     options = parse_arguments()
     if options.verb == "list":
         for run in plan.RUNS:
-            print(run.name)
+            print(f"run {run.name}")
+        for subject in plan.subjects():
+            print(f"row {subject.label}")
         return 0
     try:
         program.end_on_signals()

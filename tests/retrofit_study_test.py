@@ -111,6 +111,8 @@ class StudyTest(unittest.TestCase):
                                         f"| dmc 3 | 25.0 | 0.1000 | 1.2500 |{' 50.0 |' * len(plan.TASKS)}"])
         self.assertIn("| gqa 4 | 25.0 |", "\n".join(table))
         self.assertEqual(view.block_lines("seeds")[2], "| dmc 4 | 1 | 0.1000 | 1.2500 | 50.0 |")
+        self.assertIn("| DMC alone | `dmc 2` | 4.0 | `dmc 2` | 4.0 |", view.block_lines("kept"))
+        self.assertIn("| pooling, trained | none measured | - | none measured | - |", view.block_lines("kept"))
         self.assertEqual(view.figure("text", "dmc-4", "size"), "25.0")
         self.assertEqual(view.figure("recall", "dmc-4", "score"), "50.0")
         with self.assertRaisesRegex(ResultsError, "no result of text with dmc-5"):

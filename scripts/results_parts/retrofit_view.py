@@ -1,8 +1,9 @@
 """Retrofitted models as the documents want them: docs/results/retrofit/*.json, written by scripts/retrofit.py.
 
 In a document `retrofit/NAME` stands for such a file. Its blocks are `trained` (the base, DMC, converted and pooled models), `untrained` (methods
-that drop entries of the base), `variants`, `lengths` (of training), `on-the-way` (checkpoints of the control), `seeds` and `provenance`; a figure is `retrofit/NAME text|TASK ROW FIELD`, with the blanks of ROW as
-hyphens and FIELD size, kl, bits or score.
+that drop entries of the base), `variants`, `lengths` (of training), `on-the-way` (checkpoints of the control), `composed` (with quantizers,
+beside those alone), `kept` (the smallest that keep the tasks), `seeds` and `provenance`; a figure is `retrofit/NAME text|TASK ROW FIELD`, with the
+blanks of ROW as hyphens and FIELD size, kl, bits or score.
 """
 
 import json
@@ -34,12 +35,14 @@ class RetrofitView:
         subjects = [subject for subject in plan.subjects() if subject.label in self.rows]
         variants = {f"{run.name} 4" for run in plan.VARIANTS}
         seeds = {subject.label for subject in subjects if " seed " in subject.label}
-        dropping = {subject.label for subject in subjects if not subject.run and subject.kv != "none"}
+        dropping = {subject.label for subject in subjects if not subject.run and subject.kv != "none"} - set(plan.ALONE)
+        composed = set(plan.ALONE) | {subject.label for subject in subjects if " + " in subject.label}
         steps = {subject.label for subject in subjects if subject.step}
         lengths = {"gqa 4 short", "gqa 4 long"}
-        others = variants | seeds | dropping | steps | lengths
+        others = variants | seeds | dropping | composed | steps | lengths
         return {"trained": [subject.label for subject in subjects if subject.label not in others],
                 "untrained": ["base", *(subject.label for subject in subjects if subject.label in dropping)],
+                "composed": ["base", *(subject.label for subject in subjects if subject.label in composed)],
                 "variants": ["dmc 4", *(subject.label for subject in subjects if subject.label in variants)],
                 "lengths": [label for label in ("short 4", "dmc 4", "long 4", "gqa 4 short", "gqa 4", "gqa 4 long") if label in self.rows],
                 "on-the-way": [*(subject.label for subject in subjects if subject.label in steps), "control"]}
@@ -52,6 +55,8 @@ class RetrofitView:
                     for commit, date, cores, machine, instructions in sorted(runs)] + [""]
         if block == "seeds":
             return self.seed_lines()
+        if block == "kept":
+            return self.kept_lines()
         blocks = self.blocks()
         if block not in blocks:
             raise ResultsError(f"{self.name} has no block {block}; there are {', '.join([*blocks, 'seeds', 'provenance'])}")
@@ -73,6 +78,30 @@ class RetrofitView:
             scores = [statistics.mean(100 * task["score"] for task in row["tasks"].values()) for row in rows]
             lines.append(f"| {label} | {len(rows)} | {mean_and_deviation([row['text']['kl'] for row in rows], 4)} | "
                          f"{mean_and_deviation([row['text']['bits_per_byte'] for row in rows], 4)} | {mean_and_deviation(scores, 1)} |")
+        return [*lines, ""]
+
+    def kept(self, label):
+        """Mean over the tasks of a score over that of the uncompressed base, no task above 1."""
+        base = "grouped base" if label.startswith("grouped") else "base"
+        tasks, whole = self.rows[label]["tasks"], self.rows[base]["tasks"]
+        return statistics.mean(min(1, tasks[task]["score"] / whole[task]["score"]) for task in plan.TASKS)
+
+    def kept_lines(self):
+        """Of each kind of cache the smallest one that keeps a share of the tasks."""
+        measured = [subject for subject in plan.subjects() if set(plan.TASKS) <= set(self.rows.get(subject.label, {}).get("tasks", ()))]
+        kinds = {"lathe alone": lambda s: s.label.startswith("lathe"), "kivi alone": lambda s: s.label.startswith("kivi"),
+                 "DMC alone": lambda s: s.run == "dmc" and s.kv == plan.DMC,
+                 "DMC with kivi or lathe": lambda s: " + " in s.label,
+                 "GQA": lambda s: s.label in ("gqa 2", "gqa 4"), "pooling, trained": lambda s: s.label.startswith("pool"),
+                 "entries dropped": lambda s: s.label.split(" ")[0] in plan.DROPPING}
+        lines = ["| caches | keep 99% of the tasks | times smaller | keep 95% | times smaller |", "|---|---|---:|---|---:|"]
+        for kind, is_of in kinds.items():
+            cells = []
+            for share in (0.99, 0.95):
+                fit = [s.label for s in measured if is_of(s) and self.kept(s.label) >= share]
+                best = min(fit, key=self.size, default=None)
+                cells += [f"`{best}`", f"{1 / self.size(best):.1f}"] if best else ["none measured", "-"]
+            lines.append(f"| {kind} | " + " | ".join(cells) + " |")
         return [*lines, ""]
 
     def figure(self, part, label, field):

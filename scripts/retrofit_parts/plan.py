@@ -77,6 +77,11 @@ RUNS = (
 )
 
 DMC = "dmc(sink=0)"
+ALONE = ("kivi(bits=4,group=64)", "kivi(bits=2,group=64)", *(f"lathe(ratio={ratio})" for ratio in (4, 8, 12, 16, 24, 32)))
+BEHIND = ("kivi(bits=4,group=64)", "lathe(ratio=4)", "lathe(ratio=6)")  # what seals the entries that DMC leaves
+
+
+DROPPING = ("h2o", "tova", "keyformer", "snapkv")
 
 
 def subjects():
@@ -87,7 +92,9 @@ def subjects():
     listed += [Subject(f"pool {n}", f"pool-{n}", f"pool(n={n},sink=0)") for n in (2, 4)]
     for n in (2, 4, 8):
         keep = f"keep={1 / n:g}"
-        listed += [Subject(f"{method} {n}", "", f"{method}({keep})") for method in ("h2o", "tova", "keyformer", "snapkv")]
+        listed += [Subject(f"{method} {n}", "", f"{method}({keep})") for method in DROPPING]
+    listed += [Subject(kv, "", kv) for kv in ALONE]
+    listed += [Subject(f"dmc {c:g} + {kv}", "dmc", f"{DMC}+{kv}", c) for c in (2, 4, 8) for kv in BEHIND]
     listed += [Subject(f"{run.name} 4", run.name, DMC, 4) for run in VARIANTS]
     listed += [Subject("gqa 4 short", "gqa-4-short"), Subject("gqa 4 long", "gqa-4-long")]
     listed += [Subject(f"control step {step}", "control", step=step) for step in ON_THE_WAY]
