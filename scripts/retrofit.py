@@ -3,6 +3,7 @@
 
   scripts/retrofit.py train   --data TEXTS --runs DIR [--only RUN]...      what is missing of the trainings, one after the other
   scripts/retrofit.py measure --data TEXTS --runs DIR [--only ROW]...      what is missing of the measurements of trained models
+  scripts/retrofit.py figure [--out FILE.svg]                              quality against bytes of what was measured
   scripts/retrofit.py list                                                 the runs and rows in their order
 
 TEXTS is the folder that the recipes name their files in. DIR holds the runs (each about 250 MB, with checkpoints); both verbs go on where
@@ -16,8 +17,8 @@ import pathlib
 import sys
 import time
 
-from results_parts import program, provenance, store
-from retrofit_parts import plan
+from results_parts import program, provenance, retrofit_view, store
+from retrofit_parts import pareto, plan
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs/results/retrofit"
@@ -164,6 +165,9 @@ def parse_arguments():
     measure.add_argument("--out", default=str(FOLDER / "lathe-small.json"))
     measure.add_argument("--commit", help="that the program was built from")
     measure.add_argument("--allow-dirty", action="store_true")
+    figure = verbs.add_parser("figure", help="quality against bytes, as an SVG")
+    figure.add_argument("--results", default=str(FOLDER / "lathe-small.json"))
+    figure.add_argument("--out", default=str(FOLDER / "lathe-small.svg"))
     for verb in (train, measure):
         verb.add_argument("--data", required=True)
         verb.add_argument("--runs", required=True)
@@ -181,6 +185,10 @@ def main():
             print(f"row {subject.label}")
         return 0
     try:
+        if options.verb == "figure":
+            view = retrofit_view.RetrofitView(pathlib.Path(options.results), "retrofit")
+            store.write_whole(options.out, pareto.figure(view, plan.DROPPING))
+            return 0
         program.end_on_signals()
         study = Study(options)
         if options.verb == "train":

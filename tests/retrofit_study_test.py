@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree
 
 sys.dont_write_bytecode = True
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -114,9 +115,18 @@ class StudyTest(unittest.TestCase):
         self.assertIn("| DMC alone | `dmc 2` | 4.0 | `dmc 2` | 4.0 |", view.block_lines("kept"))
         self.assertIn("| pooling, trained | none measured | - | none measured | - |", view.block_lines("kept"))
         self.assertEqual(view.figure("text", "dmc-4", "size"), "25.0")
+        self.check_figure(out, data)
         self.assertEqual(view.figure("recall", "dmc-4", "score"), "50.0")
         with self.assertRaisesRegex(ResultsError, "no result of text with dmc-5"):
             view.figure("text", "dmc-5", "kl")
+
+    def check_figure(self, out, data):
+        svg = self.folder / "out.svg"
+        subprocess.run([sys.executable, "-B", str(REPOSITORY / "scripts/retrofit.py"), "figure", "--results", str(out), "--out", str(svg)],
+                       check=True, timeout=60)
+        titles = [title.text for title in xml.etree.ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}title")]
+        self.assertIn("dmc 4: 25.0%, 0.1", titles)
+        self.assertEqual(len(titles), 2 * (len(data["rows"]) - 2))  # all but the two bases, in both panels
 
     def test_all_runs_of_one_compression_read_the_same_tokens(self):
         recipe = json.loads((REPOSITORY / "docs/results/retrofit/recipe.json").read_text())

@@ -80,6 +80,9 @@ class RetrofitView:
                          f"{mean_and_deviation([row['text']['bits_per_byte'] for row in rows], 4)} | {mean_and_deviation(scores, 1)} |")
         return [*lines, ""]
 
+    def has_all_tasks(self, label):
+        return set(plan.TASKS) <= set(self.rows.get(label, {}).get("tasks", ()))
+
     def kept(self, label):
         """Mean over the tasks of a score over that of the uncompressed base, no task above 1."""
         base = "grouped base" if label.startswith("grouped") else "base"
@@ -88,7 +91,7 @@ class RetrofitView:
 
     def kept_lines(self):
         """Of each kind of cache the smallest one that keeps a share of the tasks."""
-        measured = [subject for subject in plan.subjects() if set(plan.TASKS) <= set(self.rows.get(subject.label, {}).get("tasks", ()))]
+        measured = [subject for subject in plan.subjects() if self.has_all_tasks(subject.label)]
         kinds = {"lathe alone": lambda s: s.label.startswith("lathe"), "kivi alone": lambda s: s.label.startswith("kivi"),
                  "DMC alone": lambda s: s.run == "dmc" and s.kv == plan.DMC,
                  "DMC with kivi or lathe": lambda s: " + " in s.label,
