@@ -26,4 +26,7 @@ else()
   if(NOT Torch_FOUND)
     message(STATUS "libtorch was not found: kvlathe retrofit is left out (Debian: libtorch-dev)")
   endif()
+  # Several processes that train one model (src/training/retrofit/workers.cc); libtorch has gloo, but
+  # its headers are a package of their own.
+  find_path(KVLATHE_GLOO_HEADERS gloo/algorithm.h)
 endif()

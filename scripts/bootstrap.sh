@@ -26,7 +26,7 @@ with_deploy=
 for argument in "$@"; do
   case "$argument" in
     # The fast BLAS is for training in F32; BF16 runs on oneDNN.
-    --with-trainer) packages+=(libtorch-dev libopenblas0-pthread) ;;
+    --with-trainer) packages+=(libtorch-dev libgloo-dev libopenblas0-pthread) ;;
     --with-browser) packages+=(chromium) ;;
     --with-pip) packages+=(python3-pip) ;;
     --with-deploy)

@@ -9,6 +9,7 @@ import json
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -326,6 +327,23 @@ class Retrofit(unittest.TestCase):
             self.check_one_line(error, "foreign/checkpoint.pt: the checkpoint is " + message)
         self.assertEqual((self.root / "foreign/checkpoint.pt").read_bytes(), before)
 
+    def test_two_workers_train_what_one_trains(self):
+        training = {"total_tokens": 10 * 4096, "micro_batch_tokens": 2048}
+        kvlathe(*self.short_run("alone", **training), "-t", 1)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            place = f"127.0.0.1:{free.getsockname()[1]}"
+        shared = [*self.short_run("shared", **training), "-t", 1, "--workers", 2, "--meet", place]
+        processes = [subprocess.Popen([KVLATHE, *map(str, shared), "--worker", str(i)], stdout=subprocess.PIPE,
+                                      stderr=subprocess.PIPE, text=True) for i in (1, 0)]
+        outputs = [process.communicate(timeout=300) for process in processes]
+        if any("libgloo-dev" in error for _, error in outputs):
+            self.skipTest("a build without gloo")
+        self.assertEqual([process.returncode for process in processes], [0, 0], outputs)
+        self.assertEqual(outputs[0][0], "")  # one of them speaks
+        self.assertEqual(self.curve("shared"), self.curve("alone"))
+        self.assertEqual(*((self.root / name / "model.safetensors").read_bytes() for name in ("shared", "alone")))
+
     def test_refuses_wrong_input_in_one_line(self):
         for arguments, status in (
             (["retrofit"], 2),
@@ -341,6 +359,8 @@ class Retrofit(unittest.TestCase):
             (["retrofit", "fisher", "-m", DATA, "--text", "/nonexistent"], 1),
             (["retrofit", "fisher", "-m", DATA, "--text", f"{DATA}/sample.txt", "--tokens", 2], 2),
             (self.pretrain("x", "--minutes", "-1"), 2),
+            (self.pretrain("x", "--workers", 2), 2),
+            (self.pretrain("x", "--worker", 1), 2),
         ):
             result = kvlathe(*arguments, expect=status)
             self.assertEqual(result.stderr.strip().count("\n"), 0, result.stderr)

@@ -79,9 +79,9 @@ void PrintCompression(const Trainer& trainer, const DmcRecipe& dmc, DmcStage sta
 
 // False if somebody asked to stop before the stage was done.
 StatusOr<bool> RunStage(const DmcOptions& options, const TrainingRecipe& whole,
-                        const Corpus& corpus, DmcStage stage) {
+                        const Corpus& corpus, Workers* workers, DmcStage stage) {
   const TrainingRecipe recipe = RecipeOfStage(whole, stage);
-  KVL_ASSIGN_OR_RETURN(TrainerOptions trainer_options, MakeTrainerOptions(options.run));
+  KVL_ASSIGN_OR_RETURN(TrainerOptions trainer_options, MakeTrainerOptions(options.run, workers));
   trainer_options.dmc_stage = stage;
   KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                        Trainer::Create(&recipe, &corpus, trainer_options));
@@ -95,7 +95,7 @@ StatusOr<bool> RunStage(const DmcOptions& options, const TrainingRecipe& whole,
     KVL_RETURN_IF_ERROR(Begin(options, recipe, stage, trainer.get()));
   }
   const bool was_done = trainer->is_done();
-  if (trainer->step() > 0) {
+  if (trainer->step() > 0 && options.run.is_first_worker()) {
     fmt::print(stderr, "{}: {} step {}\n", NameOf(stage), was_done ? "done with" : "going on from",
                trainer->step());
   }
@@ -104,13 +104,16 @@ StatusOr<bool> RunStage(const DmcOptions& options, const TrainingRecipe& whole,
       KVL_RETURN_IF_ERROR(SaveAtSteps(*trainer, recipe.save_at_steps, options.run.corpus, out));
       return stage == DmcStage::kRamp ? SaveOnTheWay(options, *recipe.dmc, *trainer) : OkStatus();
     };
-    KVL_RETURN_IF_ERROR(RunSteps(trainer.get(), options.run, checkpoint, /*budget_seconds=*/0,
-                                 recipe.total_tokens, on_step)
+    KVL_RETURN_IF_ERROR(RunSteps(trainer.get(), options.run, workers, checkpoint,
+                                 /*budget_seconds=*/0, recipe.total_tokens, on_step)
                             .status());
-    fmt::print("{}: ", out);
-    PrintSummary(*trainer, options.run.profile);
-    PrintCompression(*trainer, *recipe.dmc, stage);
+    if (options.run.is_first_worker()) {
+      fmt::print("{}: ", out);
+      PrintSummary(*trainer, options.run.profile);
+      PrintCompression(*trainer, *recipe.dmc, stage);
+    }
   }
+  if (!options.run.is_first_worker()) return trainer->is_done();
   // Written even where the stage was done: whoever ended it may not have come to this.
   KVL_RETURN_IF_ERROR(SaveTrainedModel(*trainer, options.run.corpus, out));
   if (!trainer->is_done()) {
@@ -134,9 +137,11 @@ StatusOr<TrainingRecipe> ReadRecipe(const DmcOptions& options) {
 Status Retrofit(const DmcOptions& options) {
   KVL_ASSIGN_OR_RETURN(const TrainingRecipe recipe, ReadRecipe(options));
   KVL_ASSIGN_OR_RETURN(const Corpus corpus, Corpus::Open(options.run.corpus));
+  KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Workers> workers, JoinWorkers(options.run));
   for (const DmcStage stage : {DmcStage::kZeroOut, DmcStage::kRamp, DmcStage::kSolidify}) {
     if (!options.stage.empty() && options.stage != NameOf(stage)) continue;
-    KVL_ASSIGN_OR_RETURN(const bool is_done, RunStage(options, recipe, corpus, stage));
+    KVL_ASSIGN_OR_RETURN(const bool is_done,
+                         RunStage(options, recipe, corpus, workers.get(), stage));
     if (!is_done) return OkStatus();
   }
   return OkStatus();

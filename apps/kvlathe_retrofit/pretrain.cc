@@ -25,7 +25,8 @@ StatusOr<TrainingRecipe> ReadRecipe(const PretrainOptions& options) {
 
 Status Pretrain(const PretrainOptions& options) {
   const TrainingRunOptions& run = options.run;
-  KVL_ASSIGN_OR_RETURN(TrainerOptions trainer_options, MakeTrainerOptions(run));
+  KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Workers> workers, JoinWorkers(run));
+  KVL_ASSIGN_OR_RETURN(TrainerOptions trainer_options, MakeTrainerOptions(run, workers.get()));
   trainer_options.budget_seconds = 60 * options.minutes;
   KVL_ASSIGN_OR_RETURN(const TrainingRecipe recipe, ReadRecipe(options));
   KVL_ASSIGN_OR_RETURN(const Corpus corpus, Corpus::Open(run.corpus));
@@ -36,7 +37,8 @@ Status Pretrain(const PretrainOptions& options) {
   const std::string checkpoint = run.out + "/checkpoint.pt";
   if (FileExists(checkpoint)) {
     KVL_RETURN_IF_ERROR(trainer->LoadCheckpoint(checkpoint));
-    fmt::print(stderr, "going on from step {} of {}\n", trainer->step(), checkpoint);
+    if (run.is_first_worker())
+      fmt::print(stderr, "going on from step {} of {}\n", trainer->step(), checkpoint);
   } else if (!options.init.empty()) {
     KVL_RETURN_IF_ERROR(LoadWeights(options.init, trainer->mutable_decoder()));
   }
@@ -48,8 +50,9 @@ Status Pretrain(const PretrainOptions& options) {
     return SaveAtSteps(*trainer, recipe.save_at_steps, run.corpus, run.out);
   };
   KVL_ASSIGN_OR_RETURN(const bool is_done,
-                       RunSteps(trainer.get(), run, checkpoint, trainer_options.budget_seconds,
-                                recipe.total_tokens, on_step));
+                       RunSteps(trainer.get(), run, workers.get(), checkpoint,
+                                trainer_options.budget_seconds, recipe.total_tokens, on_step));
+  if (!run.is_first_worker()) return OkStatus();
   KVL_RETURN_IF_ERROR(SaveTrainedModel(*trainer, run.corpus, run.out));
   PrintSummary(*trainer, run.profile);
   if (!is_done) {

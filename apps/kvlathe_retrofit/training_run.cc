@@ -109,11 +109,27 @@ void AddTrainingRunOptions(CLI::App* verb, TrainingRunOptions* options) {
   verb->add_option("-t,--threads", options->threads, "0: as many as processors")
       ->check(CLI::NonNegativeNumber);
   verb->add_flag("--profile", options->profile, "print where the time went");
+  verb->add_option("--workers", options->workers.count,
+                   "processes that share the micro batches of each step; each is started with the "
+                   "same command and its --worker")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  verb->add_option("--worker", options->workers.index, "which of them this is, from 0; 0 writes")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1023));
+  verb->add_option("--meet", options->workers.meet,
+                   "HOST:PORT that worker 0 listens on and the others come to");
 }
 
-StatusOr<TrainerOptions> MakeTrainerOptions(const TrainingRunOptions& options) {
+StatusOr<std::unique_ptr<Workers>> JoinWorkers(const TrainingRunOptions& options) {
+  if (options.workers.count == 1 && options.workers.index == 0) return std::unique_ptr<Workers>();
+  return Workers::Join(options.workers);
+}
+
+StatusOr<TrainerOptions> MakeTrainerOptions(const TrainingRunOptions& options, Workers* workers) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   TrainerOptions of_trainer;
+  of_trainer.workers = workers;
   KVL_ASSIGN_OR_RETURN(of_trainer.device, ChooseDevice(options.device));
   of_trainer.compute_type = ChooseComputeType(options.dtype, of_trainer.device);
   return of_trainer;
@@ -152,24 +168,32 @@ Status WithCheckpoint(const Status& status, const std::string& checkpoint) {
 
 }  // namespace
 
-StatusOr<bool> RunSteps(Trainer* trainer, const TrainingRunOptions& options,
+StatusOr<bool> RunSteps(Trainer* trainer, const TrainingRunOptions& options, Workers* workers,
                         const std::string& checkpoint, double budget_seconds, int64_t total_tokens,
                         const std::function<Status()>& on_step) {
   std::signal(SIGINT, RequestStop);
   std::signal(SIGTERM, RequestStop);
   TrainingProgress progress(trainer, budget_seconds, total_tokens);
   Stopwatch since_checkpoint;
+  const bool is_first = options.is_first_worker();
+  bool stops = false;
   do {
     const Status stepped = trainer->Step();
     if (!stepped.ok()) return WithCheckpoint(stepped, checkpoint);
-    progress.Show(trainer->is_done());
-    if (on_step) KVL_RETURN_IF_ERROR(on_step());
-    if (since_checkpoint.Seconds() > 60 * options.checkpoint_minutes) {
+    if (is_first) progress.Show(trainer->is_done());
+    if (is_first && on_step) KVL_RETURN_IF_ERROR(on_step());
+    if (is_first && since_checkpoint.Seconds() > 60 * options.checkpoint_minutes) {
       KVL_RETURN_IF_ERROR(trainer->SaveCheckpoint(checkpoint));
       since_checkpoint.Restart();
     }
-  } while (!trainer->is_done() && stop_requested == 0);
-  KVL_RETURN_IF_ERROR(trainer->SaveCheckpoint(checkpoint));
+    stops = stop_requested != 0;
+    if (workers != nullptr) {
+      KVL_ASSIGN_OR_RETURN(stops, workers->AnyOf(stops));
+    }
+  } while (!trainer->is_done() && !stops);
+  if (is_first) KVL_RETURN_IF_ERROR(trainer->SaveCheckpoint(checkpoint));
+  // The others may need what is there now.
+  if (workers != nullptr) KVL_RETURN_IF_ERROR(workers->AnyOf(false).status());
   return trainer->is_done();
 }
 

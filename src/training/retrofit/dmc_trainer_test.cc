@@ -1,6 +1,8 @@
 // The stages of a retrofit with Dynamic Memory Compression.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "training/retrofit/trainer_fixture.h"
 
 namespace kvlathe {

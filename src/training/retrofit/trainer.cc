@@ -17,6 +17,23 @@ namespace {
 // Steps whose gradients are not finite move nothing; so many of them in a row are no accident.
 constexpr int kMaxLeftOut = 10;
 
+Status CheckWorkers(const TrainingRecipe& recipe, const TrainerOptions& options) {
+  if (options.workers == nullptr) return OkStatus();
+  const int n_workers = options.workers->count();
+  const int n_micro_batches = recipe.batch_tokens / recipe.micro_batch_tokens;
+  if (n_micro_batches % n_workers != 0) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--workers {} cannot share the {} micro batches of a step alike; change "
+                 "micro_batch_tokens ({})",
+                 n_workers, n_micro_batches, recipe.micro_batch_tokens);
+  }
+  if (options.budget_seconds > 0) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--minutes is for one worker; with --workers a run ends with total_tokens");
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingRecipe* recipe,
@@ -28,6 +45,7 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainingRecipe* recipe,
                  "retrofit dmc: keys of GPT-2 have no channel to spare before RoPE; it retrofits "
                  "Llama models");
   }
+  KVL_RETURN_IF_ERROR(CheckWorkers(*recipe, options));
   KVL_ASSIGN_OR_RETURN(BatchOrder order, BatchOrder::Create(recipe, corpus));
   std::unique_ptr<Trainer> trainer(new Trainer(recipe, options, std::move(order)));
   trainer->corpus_ = corpus;
@@ -148,7 +166,6 @@ Status Trainer::RunMicroBatch(int micro_batch_idx, int n_micro_batches, LossPoin
     batch = ReadBatch(n_sequences, point->context, [&](int64_t i, std::span<int64_t> out) {
       order_.Read(state_.phase_idx, state_.phase_sequences + i, out);
     });
-    state_.phase_sequences += n_sequences;
   }
   {
     const ScopedTimer timer(&profile_.forward);
@@ -176,6 +193,40 @@ Status Trainer::RunMicroBatch(int micro_batch_idx, int n_micro_batches, LossPoin
   return OkStatus();
 }
 
+Status Trainer::AddUpWorkers(const Status& own, LossPoint* point) {
+  // Whoever fails still takes part in this sum, so that all stop together.
+  const Tensor numbers = torch::tensor(
+      {point->loss, std::max(0.0, point->kept_share), own.ok() ? 0.0 : 1.0}, torch::kDouble);
+  KVL_RETURN_IF_ERROR(options_.workers->AddUp({numbers}));
+  if (!own.ok()) return own;
+  if (numbers[2].item<double>() > 0) {
+    return Error(StatusCode::kDataLoss, "step {}: the loss of another worker is not a number",
+                 state_.step + 1);
+  }
+  point->loss = numbers[0].item<double>();
+  if (point->kept_share >= 0) point->kept_share = numbers[1].item<double>();
+  std::vector<Tensor> gradients;
+  for (const auto& [name, parameter] : decoder_->parameters()) {
+    if (!parameter.requires_grad()) continue;
+    Tensor& gradient = Tensor(parameter).mutable_grad();
+    if (!gradient.defined()) gradient = torch::zeros_like(parameter.detach());
+    gradients.push_back(gradient);
+  }
+  return options_.workers->AddUp(gradients);
+}
+
+Status Trainer::RunMicroBatches(LossPoint* point) {
+  const int n_micro_batches = recipe_->batch_tokens / recipe_->micro_batch_tokens;
+  Status status;
+  for (int i = 0; i < n_micro_batches; ++i) {
+    const bool is_own =
+        options_.workers == nullptr || i % options_.workers->count() == options_.workers->index();
+    if (is_own && status.ok()) status = RunMicroBatch(i, n_micro_batches, point);
+    state_.phase_sequences += recipe_->micro_batch_tokens / point->context;
+  }
+  return options_.workers == nullptr ? status : AddUpWorkers(status, point);
+}
+
 Status Trainer::Step() {
   KVL_CHECK(recipe_->distillation == 0 || teacher_ != nullptr);
   const Stopwatch watch;
@@ -186,11 +237,8 @@ Status Trainer::Step() {
     state_.phase_sequences = 0;
   }
   const int context = recipe_->phases[phase_idx].context;
-  const int n_micro_batches = recipe_->batch_tokens / recipe_->micro_batch_tokens;
   LossPoint point{.context = context};
-  for (int i = 0; i < n_micro_batches; ++i) {
-    KVL_RETURN_IF_ERROR(RunMicroBatch(i, n_micro_batches, &point));
-  }
+  KVL_RETURN_IF_ERROR(RunMicroBatches(&point));
   {
     const ScopedTimer timer(&profile_.optimizer);
     // The middle of the step, so that the first one moves and the last one is not zero.

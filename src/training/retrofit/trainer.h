@@ -18,6 +18,7 @@
 #include "training/retrofit/loss_curve.h"
 #include "training/retrofit/optimizer.h"
 #include "training/retrofit/recipe.h"
+#include "training/retrofit/workers.h"
 
 namespace kvlathe {
 
@@ -30,6 +31,9 @@ struct TrainerOptions {
   // Of a recipe with `dmc`: which stage the run is. The recipe is that of the stage
   // (RecipeOfStage).
   std::optional<DmcStage> dmc_stage;
+  // The processes that share the micro batches of each step; null: this one runs all. They outlive
+  // the trainer, and all call it alike.
+  Workers* workers = nullptr;
 };
 
 // Where the time of the steps went, seconds.
@@ -39,7 +43,9 @@ struct TrainingProfile {
 
 class Trainer {
  public:
-  // `recipe` and `corpus` outlive the trainer. Errors are those of BatchOrder and CheckTrainable.
+  // `recipe` and `corpus` outlive the trainer. Errors are those of BatchOrder and CheckTrainable;
+  // kInvalidArgument for workers that cannot share the micro batches alike, or a time budget, which
+  // no two processes would use up alike.
   static StatusOr<std::unique_ptr<Trainer>> Create(const TrainingRecipe* recipe,
                                                    const Corpus* corpus,
                                                    const TrainerOptions& options);
@@ -98,6 +104,9 @@ class Trainer {
   };
 
   Trainer(const TrainingRecipe* recipe, const TrainerOptions& options, BatchOrder order);
+  // Those of this process, and the sums over all.
+  Status RunMicroBatches(LossPoint* point);
+  Status AddUpWorkers(const Status& own, LossPoint* point);
   // What a micro batch adds to the point of its step; its gradients are added up.
   Status RunMicroBatch(int micro_batch_idx, int n_micro_batches, LossPoint* point);
   // How layers merge in a forward pass; null if they do not.
