@@ -161,14 +161,15 @@ class LayoutTest(ConvertTest):
         return self.refused(*arguments)
 
     def test_reads_what_torch_itself_writes(self):
-        """tests/golden/megatron was written by torch 1.13.0 (make_checkpoint.py there)."""
+        """tests/golden/megatron was written by torch 1.13.0 and by torch.distributed.checkpoint of torch 2.6.0 (the scripts there)."""
         golden = REPOSITORY / "tests/golden/megatron"
-        self.checkpoint = golden / "checkpoint"
-        done = self.convert(tokenizer=golden / "tokenizer.json")
-        self.assertEqual(done.returncode, 0, done.stderr)
         expected = json.loads((golden / "expected.json").read_text())
-        tensors = {name: [shape, data.hex()] for name, (shape, data) in read_weights(self.out).items()}
-        self.assertEqual(tensors, expected)
+        for layout in ("checkpoint", "distributed"):
+            with self.subTest(layout):
+                self.checkpoint, self.out = golden / layout, self.folder / layout
+                tensors, config, _ = self.converted(tokenizer=golden / "tokenizer.json")
+                self.assertEqual({name: [shape, data.hex()] for name, (shape, data) in tensors.items()}, expected)
+                self.assertEqual(config["dmc"], DMC)
 
 
 class EngineTest(ConvertTest):
