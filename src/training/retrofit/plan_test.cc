@@ -184,6 +184,24 @@ TEST(Fingerprint, SaysWhatDiffersAndWhatMatters) {
   EXPECT_TRUE(CompareFingerprints("", ramp, FingerprintUse::kBegin).is_of_model);
 }
 
+// The committed recipe fits the model that it is for, and ends within what its documentation says.
+TEST(Recipe, TheRecipeOfSmolLm2IsRead) {
+  ModelConfig base;
+  base.model_type = "llama";
+  base.vocab_size = 49152;
+  base.max_seq_len = 8192;
+  const auto recipe =
+      LoadRecipe(KVLATHE_SOURCE_DIR "/docs/results/retrofit/smollm2-recipe.json", &base);
+  ASSERT_TRUE(recipe.ok()) << recipe.status();
+  EXPECT_EQ(recipe->trained, TrainedWeights::kAttention);
+  EXPECT_EQ(recipe->model.vocab_size, 49152);
+  int64_t n_tokens = 0;
+  for (const DmcStage stage : {DmcStage::kZeroOut, DmcStage::kRamp, DmcStage::kSolidify}) {
+    n_tokens += RecipeOfStage(*recipe, stage).total_tokens;
+  }
+  EXPECT_EQ(n_tokens, 716'800);
+}
+
 TEST(Recipe, RefusesWhatCannotRun) {
   const auto refused = [](const char* pointer, const Json& value) {
     Json json = ValidRecipe();
