@@ -6,7 +6,7 @@
 
 #include "io/file_size_limit.h"
 #include "training/retrofit/model_directory.h"
-#include "training/retrofit/trainer_fixture.h"
+#include "training/retrofit/testing/trainer_fixture.h"
 
 namespace kvlathe {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "model/config.h"
 #include "training/retrofit/dmc_recipe.h"
-#include "training/retrofit/merge_pass.h"
+#include "training/retrofit/merging/merge_pass.h"
 
 namespace kvlathe {
 

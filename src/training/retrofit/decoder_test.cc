@@ -13,9 +13,9 @@
 #include "model/model.h"
 #include "model/planned_model.h"
 #include "training/retrofit/causal_attention.h"
-#include "training/retrofit/gradient_check.h"
 #include "training/retrofit/model_directory.h"
-#include "training/retrofit/small_decoder.h"
+#include "training/retrofit/testing/gradient_check.h"
+#include "training/retrofit/testing/small_decoder.h"
 
 namespace kvlathe {
 namespace {

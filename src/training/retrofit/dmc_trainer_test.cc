@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "training/retrofit/trainer_fixture.h"
+#include "training/retrofit/testing/trainer_fixture.h"
 
 namespace kvlathe {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "base/random.h"
+#include "training/retrofit/merging/pool_pass.h"
 #include "training/retrofit/model_directory.h"
-#include "training/retrofit/pool_pass.h"
 
 namespace kvlathe {
 

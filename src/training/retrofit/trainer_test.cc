@@ -11,7 +11,7 @@
 
 #include "io/files.h"
 #include "training/retrofit/model_directory.h"
-#include "training/retrofit/trainer_fixture.h"
+#include "training/retrofit/testing/trainer_fixture.h"
 
 namespace kvlathe {
 namespace {

@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "training/retrofit/trainer_fixture.h"
+#include "training/retrofit/testing/trainer_fixture.h"
 
 namespace kvlathe {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <torch/types.h>
 
-#include "training/retrofit/merge_pass.h"
+#include "training/retrofit/merging/merge_pass.h"
 #include "training/retrofit/recipe.h"
 
 namespace kvlathe {

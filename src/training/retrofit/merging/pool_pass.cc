@@ -1,4 +1,4 @@
-#include "training/retrofit/pool_pass.h"
+#include "training/retrofit/merging/pool_pass.h"
 
 namespace kvlathe {
 

@@ -1,5 +1,6 @@
 // How the layers of a decoder merge keys and values while it is trained: what learned merging
-// (training/retrofit/dmc_pass.h) and pooling (training/retrofit/pool_pass.h) have in common.
+// (training/retrofit/merging/dmc_pass.h) and pooling (training/retrofit/merging/pool_pass.h) have
+// in common.
 #pragma once
 
 #include <torch/types.h>

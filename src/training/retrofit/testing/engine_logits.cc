@@ -1,4 +1,4 @@
-#include "training/retrofit/engine_logits.h"
+#include "training/retrofit/testing/engine_logits.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "training/retrofit/dmc_pass.h"
+#include "training/retrofit/merging/dmc_pass.h"
 
 #include <torch/autograd.h>
 

@@ -1,5 +1,5 @@
 // Pooling in training: its gradient, and the engine's `pool` token by token.
-#include "training/retrofit/pool_pass.h"
+#include "training/retrofit/merging/pool_pass.h"
 
 #include <gtest/gtest.h>
 
@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "training/retrofit/decoder.h"
-#include "training/retrofit/engine_logits.h"
-#include "training/retrofit/gradient_check.h"
 #include "training/retrofit/model_directory.h"
-#include "training/retrofit/small_decoder.h"
+#include "training/retrofit/testing/engine_logits.h"
+#include "training/retrofit/testing/gradient_check.h"
+#include "training/retrofit/testing/small_decoder.h"
 
 namespace kvlathe {
 namespace {

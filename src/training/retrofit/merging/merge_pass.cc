@@ -1,4 +1,4 @@
-#include "training/retrofit/merge_pass.h"
+#include "training/retrofit/merging/merge_pass.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>

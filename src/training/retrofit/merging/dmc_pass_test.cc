@@ -1,6 +1,6 @@
 // DMC's forward pass for training: gradients against finite differences at frozen noise, the closed
 // form of merged rows, and its hard form against the engine.
-#include "training/retrofit/dmc_pass.h"
+#include "training/retrofit/merging/dmc_pass.h"
 
 #include <gtest/gtest.h>
 
@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "training/retrofit/decoder.h"
-#include "training/retrofit/engine_logits.h"
-#include "training/retrofit/gradient_check.h"
 #include "training/retrofit/model_directory.h"
-#include "training/retrofit/small_decoder.h"
+#include "training/retrofit/testing/engine_logits.h"
+#include "training/retrofit/testing/gradient_check.h"
+#include "training/retrofit/testing/small_decoder.h"
 
 namespace kvlathe {
 namespace {
