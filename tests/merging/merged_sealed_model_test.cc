@@ -201,7 +201,8 @@ TEST_P(OtherCodesMergedModel, SealsWhatIsClosedAsTheLiteralMethodDoes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, SealedMergedModel, ::testing::ValuesIn(kSealedCases), NameOfCase);
-INSTANTIATE_TEST_SUITE_P(Specs, OtherCodesMergedModel, ::testing::ValuesIn(kOtherCodes), NameOfCase);
+INSTANTIATE_TEST_SUITE_P(Specs, OtherCodesMergedModel, ::testing::ValuesIn(kOtherCodes),
+                         NameOfCase);
 
 }  // namespace
 }  // namespace kvlathe
