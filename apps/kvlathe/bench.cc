@@ -25,6 +25,7 @@ constexpr std::string_view kDrawnRanks =
 struct BenchModelOptions {
   ModelOptions model;
   std::string random_model;
+  std::optional<double> compression;
   std::vector<int> n_prompt = {512};
   std::vector<int> n_gen = {128};
   std::vector<int> n_depth = {0};
@@ -53,9 +54,10 @@ Status RunModelBench(const BenchModelOptions& options) {
   if (random != options.model.model.empty()) {
     return Error(StatusCode::kInvalidArgument, "give one of -m DIR and --random-model CONFIG.json");
   }
-  KVL_ASSIGN_OR_RETURN(auto workspace,
-                       random ? Workspace::OpenRandom(options.random_model, options.model)
-                              : Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(
+      auto workspace,
+      random ? Workspace::OpenRandom(options.random_model, options.model, options.compression)
+             : Workspace::Open(options.model));
   std::vector<std::string> specs = options.model.kv;
   if (specs.empty()) specs = {"none"};
   std::vector<ModelBenchRow> rows;
@@ -98,6 +100,12 @@ void AddModelBench(CLI::App* bench, Verbs* verbs) {
   AddCacheOptions(verb, &options->model, "none");
   verb->add_option("--random-model", options->random_model,
                    "random weights in the shape of a config.json");
+  verb->add_option(
+          "--compression", options->compression,
+          "with --random-model: the weights decide what --kv dmc merges, so many positions "
+          "into an entry on average, more in some heads than in others")
+      ->needs("--random-model")
+      ->check(CLI::Range(1.0, 64.0));
   verb->add_option("-p,--n-prompt", options->n_prompt, "prompt tokens, a list")->delimiter(',');
   verb->add_option("-n,--n-gen", options->n_gen, "generated tokens, a list")->delimiter(',');
   verb->add_option("-d,--n-depth", options->n_depth, "tokens already in the cache, a list")

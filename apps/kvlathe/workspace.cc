@@ -7,6 +7,7 @@
 
 #include "base/units.h"
 #include "calibration/fingerprint.h"
+#include "evaluation/bench/deciding_weights.h"
 #include "io/files.h"
 #include "kv/capacity.h"
 #include "model/families/gguf_config.h"
@@ -126,12 +127,18 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenGguf(const ModelOptions& opt
 }
 
 StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandom(const std::string& config_path,
-                                                           const ModelOptions& options) {
+                                                           const ModelOptions& options,
+                                                           std::optional<double> compression) {
   KVL_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonFile(config_path));
   KVL_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(json, config_path));
+  if (compression.has_value() && !config.dmc.has_value()) config.dmc = DmcConfig{};
   KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
   w->random_weights_ = true;
   KVL_RETURN_IF_ERROR(w->LoadWeights(MakeRandomSource(kRandomWeightsSeed)));
+  if (!compression.has_value()) return w;
+  KVL_RETURN_IF_ERROR(
+      DecideAtRandom(*compression, *w->config_.dmc, w->weights_, w->threads_.get(), w->isa_));
+  w->config_.dmc = w->weights_->config().dmc;
   return w;
 }
 

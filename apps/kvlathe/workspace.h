@@ -33,9 +33,11 @@ class Workspace {
  public:
   // Loads configuration, tokenizer and weights; says on stderr what takes long.
   static StatusOr<std::unique_ptr<Workspace>> Open(const ModelOptions& options);
-  // Random weights in the shape of a config.json; no tokenizer.
+  // Random weights in the shape of a config.json; no tokenizer. With a compression they decide what
+  // merges (DecideAtRandom), by the convention of the config or else that of the released code.
   static StatusOr<std::unique_ptr<Workspace>> OpenRandom(const std::string& config_path,
-                                                         const ModelOptions& options);
+                                                         const ModelOptions& options,
+                                                         std::optional<double> compression = {});
   // The same with the tokenizer of another model, whose vocabulary takes the place of the config's.
   static StatusOr<std::unique_ptr<Workspace>> OpenRandomWithTokenizer(
       const std::string& config_path, const std::string& tokenizer_path,

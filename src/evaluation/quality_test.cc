@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "evaluation/bench/bench_model.h"
+#include "evaluation/bench/deciding_weights.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
@@ -256,7 +258,7 @@ TEST_F(QualityTest, BenchModelFillsByMerging) {
   EXPECT_LT(bytes_of("pool(n=4)"), whole * 2 / 5);
 }
 
-// As many as are said to fit do, of sequences whose entries the model decides, and not many more.
+// As many as are said to fit do, of sequences whose entries the model decides, and no fifth more.
 TEST_F(QualityTest, BenchModelSaysHowManyMergingSequencesFit) {
   ModelConfig deciding = SmallConfig();
   deciding.dmc = DmcConfig{.offset = 0, .weight_offset = 0};
@@ -277,11 +279,55 @@ TEST_F(QualityTest, BenchModelSaysHowManyMergingSequencesFit) {
     const auto few = run(4);
     ASSERT_TRUE(few.ok()) << few.status();
     ASSERT_GT(few->n_fit, 4);
-    // What sequences keep differs by what they read, where the model decides it.
-    const auto fitting = run(few->n_fit * 9 / 10);
+    const auto fitting = run(few->n_fit);
     EXPECT_TRUE(fitting.ok()) << fitting.status();
     const auto too_many = run(few->n_fit * 6 / 5 + 1);
     EXPECT_EQ(too_many.status().code(), StatusCode::kResourceExhausted);
+  }
+}
+
+// Random weights merge as much as is asked for, and not all heads alike.
+TEST_F(QualityTest, RandomWeightsDecideAtACompressionRatio) {
+  ModelConfig config = SmallConfig();
+  config.n_layers = 6;
+  config.n_kv_heads = 4;
+  config.hidden_dim = 256;
+  config.vocab_size = 512;
+  for (const bool is_last : {true, false}) {
+    for (const double compression : {1.0, 2.0, is_last ? 4.0 : 2.0}) {
+      SCOPED_TRACE(compression);
+      auto loaded = ModelWeights::Load(config, DType::kBf16, MakeRandomSource(3), &threads_);
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      const std::shared_ptr<ModelWeights> weights = *std::move(loaded);
+      const Isa isa = SelectIsa().value();
+      const Status decided = DecideAtRandom(compression, {.is_last = is_last, .weight_offset = 1},
+                                            weights, &threads_, isa);
+      ASSERT_TRUE(decided.ok()) << decided;
+      ASSERT_EQ(weights->config().dmc->is_last, is_last);
+      EXPECT_EQ(weights->config().dmc->weight_offset, 1);
+      auto model =
+          CreateModel(weights, PartsOf(*Spec::Parse("dmc(sink=0)"), nullptr), &threads_, isa);
+      ASSERT_TRUE(model.ok()) << model.status();
+      const auto row = BenchModel(model->get(), "dmc", {.n_gen = 8, .n_depth = 500}, 1, 64 << 20);
+      ASSERT_TRUE(row.ok()) << row.status();
+      EXPECT_NEAR(row->positions_per_entry, compression, 0.2 * compression);
+      if (compression == 1) continue;
+      BlockPool pool(64 << 20);
+      SequenceCache cache(&(*model)->layout(), &pool);
+      const auto ids = std::span(tokens_).first(400);
+      ASSERT_TRUE(Prefill(model->get(), &cache, ids).ok());
+      std::vector<int> lengths;
+      for (int i = 0; i < 6 * 4; ++i) lengths.push_back(cache.head(i / 4, i % 4).n_entries());
+      const auto [least, most] = std::ranges::minmax(lengths);
+      EXPECT_GT(most, least * 5 / 4);
+    }
+  }
+  auto loaded = ModelWeights::Load(config, DType::kBf16, MakeRandomSource(3), &threads_);
+  ASSERT_TRUE(loaded.ok());
+  const std::shared_ptr<ModelWeights> weights = *std::move(loaded);
+  for (const double compression : {0.5, 65.0, std::nan("")}) {
+    EXPECT_EQ(DecideAtRandom(compression, {}, weights, &threads_, Isa::kScalar).code(),
+              StatusCode::kInvalidArgument);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,10 @@ class ModelWeights {
                                                       std::unique_ptr<TensorSource> source,
                                                       ThreadPool* pool,
                                                       const LoadProgress& progress = nullptr);
+
+  // Changes how models that are made of these weights from now on decide what merges; none: not at
+  // all.
+  void set_dmc(const std::optional<DmcConfig>& dmc) { config_.dmc = dmc; }
 
   // Gives the memory back that the system keeps for reading the source further.
   void DoneReading() { reader_.DoneWithAll(); }

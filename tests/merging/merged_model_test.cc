@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "kv/retention/method.h"
 #include "model/planned_model.h"
@@ -102,6 +103,38 @@ TEST_F(MergedModel, MergedPositionsAreFreeForOthers) {
     const Status status = read();
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_EQ(pool.usage().used_bytes, i * n_bytes);
+  }
+}
+
+// Either channel, either way after RoPE, and offsets of their own: each field is honoured, and each
+// makes a difference that a model which ignored it would show.
+TEST_F(MergedModel, EveryFieldOfTheConventionCounts) {
+  const testing::ReferenceDmc base = {.is_last = true, .offset = 3, .weight_offset = -0.7};
+  std::vector<testing::ReferenceDmc> variants(6, base);
+  variants[1].is_last = false;
+  variants[2].zeroes_after_rope = false;
+  variants[3].is_last = variants[3].zeroes_after_rope = false;
+  variants[4].weight_offset = 2;
+  variants[5].epsilon = 0.5;
+  std::vector<Matrix> all;
+  for (const testing::ReferenceDmc& dmc : variants) {
+    const MergedCase c = {"dmc(sink=0)", {0, 12}, 0, dmc};
+    Write(c);
+    const auto config = nlohmann::json::parse(std::ifstream(directory_ + "/config.json"));
+    EXPECT_EQ(config["dmc"]["weight_offset"], dmc.weight_offset);
+    std::vector<int> lengths;
+    const Matrix want = Literally(c, &c.merging, nullptr, &lengths);
+    std::unique_ptr<Model> model = Load(AvailableIsas().back(), DType::kF32, c.spec);
+    SequenceCache cache(&model->layout(), &pool_);
+    Matrix got;
+    Read(model.get(), &cache, kTokens, 64, &got);
+    if (HasFatalFailure()) return;
+    EXPECT_EQ(Lengths(cache, model->layout()), lengths);
+    EXPECT_LT(LargestDifference(got, want), 1e-4);
+    all.push_back(got);
+  }
+  for (const auto& [a, b] : {std::pair(0, 2), std::pair(1, 3), std::pair(0, 1), std::pair(0, 5)}) {
+    EXPECT_GT(LargestDifference(all[a], all[b]), 1e-3) << a << " and " << b;
   }
 }
 

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "device/cpu_device.h"
+#include "engine/kv_forecast.h"
 #include "evaluation/bench/bench_attention.h"
 #include "evaluation/quality.h"
 #include "kernels/cpu/limits/machine_limits.h"
@@ -110,6 +111,18 @@ StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(Model* model, BlockPool* p
 
 using Caches = std::vector<std::unique_ptr<SequenceCache>>;
 
+// One for each sequence. Where their depth is read, one reads it, and the others are copies.
+Status FillCaches(Model* model, const ModelBenchCase& test, BlockPool* pool, Caches* caches) {
+  const bool copies = model->layout().MergesEntries();
+  for (int s = 0; s < test.n_parallel; ++s) {
+    KVL_ASSIGN_OR_RETURN(auto cache, copies&& s > 0 ? caches->front()->Copy()
+                                                    : CacheOfDepth(model, pool, test.n_depth,
+                                                                   test.n_prompt, 7919 * (s + 1)));
+    caches->push_back(std::move(cache));
+  }
+  return OkStatus();
+}
+
 Status RunOnce(Model* model, const ModelBenchCase& test, const std::vector<int32_t>& tokens,
                Caches* caches, double* seconds) {
   Stopwatch watch;
@@ -130,14 +143,11 @@ Status RunOnce(Model* model, const ModelBenchCase& test, const std::vector<int32
   return OkStatus();
 }
 
-// Of the sequence that holds most: the share of its positions that each head has as entries. Empty
-// where lengths alone say it.
-std::vector<double> EntryShares(const CacheLayout& layout, const Caches& caches) {
+// The share of its positions that each head of a sequence has as entries. Empty where lengths alone
+// say it.
+std::vector<double> EntryShares(const CacheLayout& layout, const SequenceCache& cache) {
   std::vector<double> shares;
   if (!layout.ModelDecidesEntries()) return shares;
-  const auto largest = std::ranges::max_element(
-      caches, {}, [](const auto& cache) { return cache->bytes().total(); });
-  const SequenceCache& cache = **largest;
   const int n_behind = std::max(1, cache.n_tokens() - layout.n_sink);
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
@@ -210,11 +220,7 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
     if (repetition == 0) model->ResetProfile();
     const ForwardProfile before = model->profile();
     Caches caches;
-    for (int s = 0; s < test.n_parallel; ++s) {
-      KVL_ASSIGN_OR_RETURN(auto cache,
-                           CacheOfDepth(model, &pool, test.n_depth, test.n_prompt, 7919 * (s + 1)));
-      caches.push_back(std::move(cache));
-    }
+    KVL_RETURN_IF_ERROR(FillCaches(model, test, &pool, &caches));
     if (repetition >= 0) {
       filling.Add(model->profile());
       filling.Add(before, -1);
@@ -222,7 +228,10 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
     double seconds = 0;
     KVL_RETURN_IF_ERROR(RunOnce(model, test, tokens, &caches, &seconds));
     row.kv_bytes = pool.usage().used_bytes;
-    entry_shares = EntryShares(model->layout(), caches);
+    entry_shares = EntryShares(model->layout(), *caches.front());
+    if (model->layout().MergesEntries()) {
+      row.positions_per_entry = 1 / MergedCountsOf(*caches.front()).share();
+    }
     if (repetition < 0) continue;
     speeds.push_back(double{1} * n_tokens * test.n_parallel / seconds);
     row.seconds += seconds;
@@ -267,6 +276,7 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
                       {"seal", share(r.profile.seal)},
                       {"other", share(r.profile.other)}}}});
     if (r.limit_ts > 0) list.back()["limit_ts"] = r.limit_ts;
+    if (r.positions_per_entry > 0) list.back()["positions_per_entry"] = r.positions_per_entry;
   }
   return {{"rows", std::move(list)}};
 }

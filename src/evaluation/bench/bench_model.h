@@ -39,15 +39,18 @@ struct ModelBenchRow {
   ForwardProfile profile;  // seconds of the counted runs, by part
   double seconds = 0;      // of the counted runs
   int64_t kv_bytes = 0;    // of all sequences at the end of a run
-  // Where the model decides what merges, both take the largest of the sequences as they found it:
-  // its heads kept the same share of its positions all the way.
+  // Where positions merge: of how many an entry is, over all heads, at the end of a run; else 0.
+  double positions_per_entry = 0;
+  // Where the model decides what merges, both go by the share of its positions that each head has
+  // kept in this run.
   int64_t n_fit = 0;           // sequences like these that the budget is sure to hold
   int64_t longest_prompt = 0;  // of one sequence that has the budget alone, within the context
 };
 
 // The depth is filled with random rows, not computed: the same bytes and the same work for what
 // follows, without hours of prefill. Only where positions merge it is computed, from random tokens:
-// there the model decides how many entries there are. One run warms up, n_repetitions count.
+// there the model decides how many entries there are. One sequence reads it, and all others are
+// copies of it. One run warms up, n_repetitions count.
 StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const ModelBenchCase& test,
                                    int n_repetitions, int64_t kv_budget_bytes,
                                    const std::optional<StepLimits>& limits = std::nullopt);
