@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import struct
 import sys
@@ -73,6 +74,12 @@ def is_merged_by_model(kv):
     return kv.startswith("dmc")
 
 
+def pooled_by(kv):
+    """How many positions an entry of a composition has that pools; a basis of another cache does not fit it."""
+    found = re.search(r"\bpool\(n=(\d+)", kv)
+    return int(found[1]) if found and "+" in kv else 1
+
+
 def write_fisher(path, statistics_path):
     """A fisher.json for the model of the statistics: of made-up weights, since a gradient would need the trainer."""
     with open(statistics_path, "rb") as file:
@@ -90,7 +97,20 @@ class RecordedModel:
     def __init__(self, folder, name, path, lengths):
         self.name, self.path, self.lengths = name, pathlib.Path(path), lengths
         self.files = folder / "calibration" / name  # fisher.json is looked for beside the statistics
-        self.statistics = self.files / "basis.safetensors"
+        self.statistics = self.statistics_of(1)
+
+    def statistics_of(self, n_pooled):
+        return self.files / ("basis.safetensors" if n_pooled == 1 else f"basis-pool-{n_pooled}.safetensors")
+
+    def calibrate(self, program, *options):
+        """Statistics of rows and of the entries of every pooled cache, where they are not there."""
+        for n_pooled in sorted({1, *map(pooled_by, read_specs(SPECS))}):
+            path = self.statistics_of(n_pooled)
+            if not path.is_file():
+                print(f"calibrating {self.name} for {path.name}", flush=True)
+                # Heads that merge share no latents.
+                kind = ("--kv", f"pool(n={n_pooled})") if n_pooled > 1 else ("--across-heads",)
+                program.output(["calibrate", "-m", str(self.path), *options, *kind, "-o", str(path)])
 
     def write_texts(self):
         text = TEXT.read_bytes()
@@ -107,10 +127,7 @@ class RecordedModel:
                 if not given.is_file():
                     raise ResultsError(f"{given}: not there; make the recording in {calibration} first")
                 shutil.copyfile(given, self.files / name)
-        if not self.statistics.is_file():
-            print(f"calibrating {self.name}", flush=True)
-            program.output(["calibrate", "-m", str(self.path), "--text", str(self.files / "calibration.txt"), "--across-heads",
-                            "-o", str(self.statistics)])
+        self.calibrate(program, "--text", str(self.files / "calibration.txt"))
         write_fisher(self.files / "fisher.json", self.statistics)
         self.prepare_merging_model()
 
@@ -130,7 +147,7 @@ class RecordedModel:
     def arguments(self, kv):
         if is_merged_by_model(kv) and not self.path.is_file():
             return ["-m", str(self.files / "merging")]
-        return ["-m", str(self.path), "--basis", str(self.statistics)]
+        return ["-m", str(self.path), "--basis", str(self.statistics_of(pooled_by(kv)))]
 
 
 class Recorder:
@@ -259,7 +276,7 @@ class GoldenAnswers:
     def all(self):
         self.model.write_texts()
         # Any statistics will do for ranks that are uniform or follow Fisher weights.
-        self.program.output(["calibrate", "-m", str(self.model.path), "--random-tokens", "128", "--across-heads", "-o", str(self.model.statistics)])
+        self.model.calibrate(self.program, "--random-tokens", "128")
         write_fisher(self.model.files / "fisher.json", self.model.statistics)
         self.model.prepare_merging_model()
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as workers:
