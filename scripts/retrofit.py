@@ -3,7 +3,7 @@
 
   scripts/retrofit.py train   --data TEXTS --runs DIR [--only RUN]...      what is missing of the trainings, one after the other
   scripts/retrofit.py measure --data TEXTS --runs DIR [--only ROW]...      what is missing of the measurements of trained models
-  scripts/retrofit.py figure [--out FILE.svg]                              quality against bytes of what was measured
+  scripts/retrofit.py figure --folder DIR                                  quality against bytes of what was measured, as SVG
   scripts/retrofit.py list                                                 the runs and rows in their order
 
 TEXTS is the folder that the recipes name their files in. DIR holds the runs (each about 250 MB, with checkpoints); both verbs go on where
@@ -150,6 +150,16 @@ class Study:
         return json.loads(self.call(*arguments))
 
 
+def draw(options):
+    folder = pathlib.Path(options.folder)
+    view = retrofit_view.RetrofitView(pathlib.Path(options.results), "retrofit")
+    kvlathe = program.Program(ROOT, pathlib.Path(options.kvlathe).resolve(), MODEL, "")
+    for name, chart in pareto.charts(view, plan.DROPPING).items():
+        points = folder / f"{name}.json"
+        store.write_whole(points, json.dumps(chart))
+        kvlathe.output(["chart", str(points.resolve()), "-o", str((folder / f"{name}.svg").resolve())])
+
+
 def say(text):
     print(f"retrofit: {text}", file=sys.stderr, flush=True)
 
@@ -165,13 +175,14 @@ def parse_arguments():
     measure.add_argument("--out", default=str(FOLDER / "lathe-small.json"))
     measure.add_argument("--commit", help="that the program was built from")
     measure.add_argument("--allow-dirty", action="store_true")
-    figure = verbs.add_parser("figure", help="quality against bytes, as an SVG")
+    figure = verbs.add_parser("figure", help="quality against bytes, as SVG")
     figure.add_argument("--results", default=str(FOLDER / "lathe-small.json"))
-    figure.add_argument("--out", default=str(FOLDER / "lathe-small.svg"))
+    figure.add_argument("--folder", required=True)
+    for verb in (train, measure, figure):
+        verb.add_argument("--kvlathe", default=str(ROOT / "build/release/bin/kvlathe"))
     for verb in (train, measure):
         verb.add_argument("--data", required=True)
         verb.add_argument("--runs", required=True)
-        verb.add_argument("--kvlathe", default=str(ROOT / "build/release/bin/kvlathe"))
         verb.add_argument("-t", "--threads", type=int)
     return parser.parse_args()
 
@@ -186,8 +197,7 @@ def main():
         return 0
     try:
         if options.verb == "figure":
-            view = retrofit_view.RetrofitView(pathlib.Path(options.results), "retrofit")
-            store.write_whole(options.out, pareto.figure(view, plan.DROPPING))
+            draw(options)
             return 0
         program.end_on_signals()
         study = Study(options)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import unittest
-import xml.etree.ElementTree
 
 sys.dont_write_bytecode = True
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -33,6 +32,8 @@ if arguments[0] == "retrofit":
     out = pathlib.Path(value("--out"))
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps({"num_key_value_heads": 4}))
+elif arguments[0] == "chart":
+    pass
 elif "--kl" in arguments:
     heads = 1 if "gqa-4" in value("-m") else 4
     share = 0.25 if value("--kv").startswith("dmc") else 1
@@ -121,12 +122,15 @@ class StudyTest(unittest.TestCase):
             view.figure("text", "dmc-5", "kl")
 
     def check_figure(self, out, data):
-        svg = self.folder / "out.svg"
-        subprocess.run([sys.executable, "-B", str(REPOSITORY / "scripts/retrofit.py"), "figure", "--results", str(out), "--out", str(svg)],
-                       check=True, timeout=60)
-        titles = [title.text for title in xml.etree.ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}title")]
-        self.assertIn("dmc 4: 25.0%, 0.1", titles)
-        self.assertEqual(len(titles), 2 * (len(data["rows"]) - 2))  # all but the two bases, in both panels
+        subprocess.run([sys.executable, "-B", str(REPOSITORY / "scripts/retrofit.py"), "figure", "--results", str(out), "--folder",
+                        str(self.folder / "figures"), "--kvlathe", str(self.program)],
+                       env=dict(os.environ, FAKE_LOG=str(self.log)), check=True, timeout=60)
+        for call in self.calls():
+            self.assertEqual((call[0], call[1].removesuffix("json")), ("chart", call[3].removesuffix("svg")))
+        for name, value in (("kl", 0.1), ("tasks", 100)):
+            series = json.loads((self.folder / f"figures/{name}.json").read_text())["series"]
+            self.assertEqual(next(line["points"] for line in series if line["name"] == "GQA"), [[25, value]])
+            self.assertEqual(sum(len(line["points"]) for line in series), len(data["rows"]) - 2)  # all but the two bases
 
     def test_all_runs_of_one_compression_read_the_same_tokens(self):
         recipe = json.loads((REPOSITORY / "docs/results/retrofit/recipe.json").read_text())
