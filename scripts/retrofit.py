@@ -47,7 +47,7 @@ class Study:
             return False
         say(self.program.shown([str(a).replace(str(self.runs), "RUNS") for a in arguments]))
         begin = time.monotonic()
-        self.call(*arguments)
+        self.program.run([str(a) for a in arguments])
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
         say(f"  {time.monotonic() - begin:.0f} s")

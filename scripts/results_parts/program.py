@@ -59,6 +59,14 @@ class Program:
         hidden = [self.hide_paths(argument) for argument in arguments]
         return " ".join(["kvlathe", *(a if a == "{kv}" else shlex.quote(a) for a in hidden)])
 
+    def run(self, arguments):
+        """For what takes long: what it says of its progress, and of what went wrong, is seen at once."""
+        child = subprocess.Popen([str(self.path), *arguments], cwd=self.root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                 start_new_session=True)
+        status = wait_for(child)
+        if status != 0:
+            raise CallFailed(reason(status, ""))
+
     def output(self, arguments, stdin=b""):
         """What the program writes. It is a group of its own, so that the keys of a terminal end us first, and then it."""
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -66,16 +74,21 @@ class Program:
             given.seek(0)
             child = subprocess.Popen([str(self.path), *arguments], cwd=self.root, stdin=given, stdout=out, stderr=err,
                                      start_new_session=True)
-            try:
-                status = child.wait()
-            except BaseException:
-                end(child)
-                raise
+            status = wait_for(child)
             for file in (out, err):
                 file.seek(0)
             if status != 0:
                 raise CallFailed(self.hide_paths(reason(status, err.read().decode(errors="replace"))))
             return out.read()
+
+
+def wait_for(child):
+    """Its status; whoever ends us while we wait ends it."""
+    try:
+        return child.wait()
+    except BaseException:
+        end(child)
+        raise
 
 
 def end(child):
