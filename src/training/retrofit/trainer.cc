@@ -101,34 +101,48 @@ Tensor InputsOf(const Tensor& batch) {
   return batch.narrow(1, 0, batch.size(1) - 1).bitwise_and(~int64_t{kNotLearned});
 }
 
+// [n_sequences, context]
+Tensor IsLearned(const Tensor& batch) {
+  return batch.narrow(1, 1, batch.size(1) - 1).bitwise_and(int64_t{kNotLearned}).eq(0);
+}
+
+// The rows of hidden states or logits that are learned.
+Tensor LearnedRows(const Tensor& batch) {
+  return IsLearned(batch).reshape({-1}).nonzero().squeeze(1);
+}
+
+// Mean negative log-likelihood under the logits of the learned rows. Every sequence counts the
+// same, however little of it is learned.
+Tensor LanguageLoss(const Tensor& logits, const Tensor& batch, const Tensor& learned) {
+  const Tensor is_learned = IsLearned(batch);
+  const Tensor weights = is_learned / (batch.size(0) * is_learned.sum(1, true).clamp_min(1));
+  const Tensor targets = batch.narrow(1, 1, batch.size(1) - 1).reshape({-1});
+  const Tensor losses = CrossEntropy(logits, targets.index_select(0, learned));
+  return losses.dot(weights.reshape({-1}).index_select(0, learned).to(losses.scalar_type()));
+}
+
 }  // namespace
 
 Tensor Trainer::Hidden(const Tensor& batch, MergePass* pass) const {
   return decoder_->Hidden(InputsOf(batch), options_.compute_type, pass);
 }
 
-// Mean over all positions, learned or only read, of the divergence from the teacher's distribution.
-Tensor Trainer::TeacherLoss(const Tensor& hidden, const Tensor& batch) const {
-  Tensor taught;
-  {
-    const torch::NoGradGuard no_grad;
-    const Tensor states = teacher_->Hidden(InputsOf(batch), options_.compute_type, nullptr);
-    taught = teacher_->Logits(states);
-  }
-  return KlDivergence(taught, decoder_->Logits(hidden)).mean();
+Tensor Trainer::TeacherLogits(const Tensor& batch) const {
+  const torch::NoGradGuard no_grad;
+  return teacher_->Logits(teacher_->Hidden(InputsOf(batch), options_.compute_type, nullptr));
 }
 
-Tensor Trainer::LanguageLoss(const Tensor& states, const Tensor& batch) const {
-  const int64_t context = batch.size(1) - 1;
-  const Tensor targets = batch.narrow(1, 1, context);
-  const Tensor is_learned = targets.bitwise_and(int64_t{kNotLearned}).eq(0);
-  // Every sequence counts the same, however little of it is learned.
-  const Tensor weights = is_learned / (batch.size(0) * is_learned.sum(1, true).clamp_min(1));
-  const Tensor learned = is_learned.reshape({-1}).nonzero().squeeze(1);
-  const Tensor hidden = states.index_select(0, learned);
-  const Tensor losses =
-      CrossEntropy(decoder_->Logits(hidden), targets.reshape({-1}).index_select(0, learned));
-  return losses.dot(weights.reshape({-1}).index_select(0, learned).to(losses.scalar_type()));
+Trainer::Losses Trainer::LossesOf(const Tensor& hidden, const Tensor& batch) const {
+  const Tensor learned = LearnedRows(batch);
+  if (teacher_ == nullptr) {
+    const Tensor logits = decoder_->Logits(hidden.index_select(0, learned));
+    const Tensor language = LanguageLoss(logits, batch, learned);
+    return {language, language};
+  }
+  const Tensor logits = decoder_->Logits(hidden);
+  const Tensor language = LanguageLoss(logits.index_select(0, learned), batch, learned);
+  const Tensor taught = KlDivergence(TeacherLogits(batch), logits).mean();
+  return {language, language + recipe_->distillation * taught.to(language.scalar_type())};
 }
 
 std::unique_ptr<MergePass> Trainer::MakePass(DmcDecisions decisions, int micro_batch_idx) const {
@@ -170,10 +184,9 @@ Status Trainer::RunMicroBatch(int micro_batch_idx, int n_micro_batches, LossPoin
   {
     const ScopedTimer timer(&profile_.forward);
     const Tensor hidden = Hidden(batch, pass.get());
-    whole = loss = LanguageLoss(hidden, batch);
-    if (recipe_->distillation > 0) {
-      whole = whole + recipe_->distillation * TeacherLoss(hidden, batch).to(loss.scalar_type());
-    }
+    const Losses losses = LossesOf(hidden, batch);
+    loss = losses.language;
+    whole = losses.whole;
     if (const Tensor alpha = pass ? pass->Alpha() : Tensor(); alpha.defined()) {
       whole = whole + MergeLoss(alpha).to(loss.scalar_type());
       const double kept = 1 - alpha.detach().round().mean().item<double>();
@@ -253,7 +266,7 @@ Status Trainer::Step() {
         "step {}: the gradients of {} steps in a row are not finite; lower the learning rate",
         state_.step + 1, kMaxLeftOut);
   }
-  if (point.kept_share > 0) {
+  if (point.kept_share >= 0) {
     const DmcRecipe& dmc = *recipe_->dmc;
     const double above = point.kept_share - 1 / dmc.TargetAt(*options_.dmc_stage, state_.step);
     state_.hinge_weight =
@@ -295,7 +308,9 @@ double Trainer::Validate() {
       order_.ReadValidation(first + i, out);
     });
     const Tensor hidden = Hidden(batch, MakePass(DmcDecisions::kHard, 0).get());
-    nats += LanguageLoss(hidden, batch).item<double>() * n;
+    const Tensor learned = LearnedRows(batch);
+    const Tensor logits = decoder_->Logits(hidden.index_select(0, learned));
+    nats += LanguageLoss(logits, batch, learned).item<double>() * n;
   }
   const SourceInfo& source = *corpus_->Find(recipe_->validation_source);
   const double bytes_per_token =

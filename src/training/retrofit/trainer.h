@@ -113,10 +113,16 @@ class Trainer {
   std::unique_ptr<MergePass> MakePass(DmcDecisions decisions, int micro_batch_idx) const;
   torch::Tensor ReadBatch(int n_sequences, int context,
                           const std::function<void(int64_t, std::span<int64_t>)>& read) const;
-  // Of the final hidden states [n_sequences * context, hidden_dim] of a batch.
+  struct Losses {
+    torch::Tensor language;  // of the learned tokens
+    // And the weighed divergence from the teacher, if there is one: its mean over all positions,
+    // learned or only read.
+    torch::Tensor whole;
+  };
+  // Final hidden states [n_sequences * context, hidden_dim] of a batch.
   torch::Tensor Hidden(const torch::Tensor& batch, MergePass* pass) const;
-  torch::Tensor LanguageLoss(const torch::Tensor& hidden, const torch::Tensor& batch) const;
-  torch::Tensor TeacherLoss(const torch::Tensor& hidden, const torch::Tensor& batch) const;
+  torch::Tensor TeacherLogits(const torch::Tensor& batch) const;
+  Losses LossesOf(const torch::Tensor& hidden, const torch::Tensor& batch) const;
   torch::Tensor MergeLoss(const torch::Tensor& alpha) const;
   std::string RecipeFingerprint() const;
   Status CheckFits(const std::string& path, const std::string& fingerprint, bool goes_on) const;
