@@ -27,6 +27,7 @@ constexpr int kOrdinary = 30;
 // Its values are infinite in the first layer, so that its rows of the next are NaN.
 constexpr int32_t kNanToken = 77;
 constexpr int kMostPrompt = 90, kMostTokens = 20;
+constexpr int kMostSteps = 250;  // tokens of the request that is cancelled
 
 struct CacheCase {
   const char* name;
@@ -131,7 +132,7 @@ IsolationTest::Round IsolationTest::Run(uint64_t seed) {
   std::vector<std::pair<const Request*, RequestOutcome*>> submissions;
   for (int i = 0; i < kOrdinary; ++i) submissions.emplace_back(&requests_[i], &round.ordinary[i]);
   const Request with_nan = WithNan(&random);
-  const Request to_cancel = Ordinary(1 + random.Below(kMostPrompt), 250, 501);
+  const Request to_cancel = Ordinary(1 + random.Below(kMostPrompt), kMostSteps, 501);
   const Request too_large = Ordinary(30000, 2000, 502);
   submissions.emplace_back(&with_nan, &round.nan);
   submissions.emplace_back(&to_cancel, &round.cancelled);
@@ -139,6 +140,7 @@ IsolationTest::Round IsolationTest::Run(uint64_t seed) {
     std::swap(submissions[i], submissions[random.Below(i + 1)]);
   }
   std::atomic<Engine::RequestId> cancelled_id = 0;
+  std::atomic<bool> was_cancelled = false;
   const auto submit = [&](const Request& request, RequestOutcome* outcome) {
     const auto id = engine.Submit(request, nullptr, [&, outcome](auto, const RequestOutcome& o) {
       *outcome = o;
@@ -161,8 +163,14 @@ IsolationTest::Round IsolationTest::Run(uint64_t seed) {
   threads.emplace_back([&] {
     while (cancelled_id == 0 || counter.n_steps < cancel_behind) std::this_thread::yield();
     EXPECT_TRUE(engine.Cancel(cancelled_id));
+    was_cancelled = true;
   });
-  while (round.n_finished < kOrdinary + 2) engine.Step();
+  while (round.n_finished < kOrdinary + 2) {
+    // Steps do not run ahead of a thread that the machine keeps waiting: the request has a token
+    // to generate in each of kMostSteps.
+    while (counter.n_steps >= kMostSteps - 50 && !was_cancelled) std::this_thread::yield();
+    engine.Step();
+  }
   for (std::thread& thread : threads) thread.join();
   EXPECT_FALSE(engine.Step());
   EXPECT_EQ(engine.n_running() + engine.n_waiting(), 0);
