@@ -26,7 +26,6 @@ MODEL = "models/lathe-small"
 N_TEXT_BYTES = 120_000
 CONTEXT = 2048  # of windows, half of each a prompt
 TASK_TOKENS = 1024
-N_EXAMPLES = 200
 
 
 class Study:
@@ -75,7 +74,8 @@ class Study:
         unknown = set(wanted) - {run.name for run in plan.RUNS}
         if unknown:
             raise store.ResultsError(f"no run {', '.join(sorted(unknown))}; scripts/retrofit.py list names them")
-        self.train_base()
+        if any(not run.is_grouped for run in plan.RUNS if run.name in wanted):
+            self.train_base()
         corpus = self.corpus("all", FOLDER / "recipe.json")
         for run in plan.RUNS:
             if run.name in wanted:
@@ -122,7 +122,7 @@ class Study:
         data = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": {}}
         commit, is_dirty = provenance.commit_of(ROOT, self.options.commit, self.options.allow_dirty)
         facts = provenance.run_facts(commit, is_dirty)
-        data["settings"] = {"text_bytes": N_TEXT_BYTES, "context": CONTEXT, "task_tokens": TASK_TOKENS, "examples": N_EXAMPLES}
+        data["settings"] = {"text_bytes": N_TEXT_BYTES, "context": CONTEXT, "task_tokens": TASK_TOKENS}
         text = self.text()
         unknown = set(self.options.only or ()) - {subject.label for subject in plan.subjects()}
         if unknown:
@@ -141,7 +141,8 @@ class Study:
                 row["text"] = self.result("eval", *model, "-c", CONTEXT, "--kl", text, "--reference", base)
             if missing:
                 tasks = [word for task in missing for word in ("--task", task)]
-                rows = self.result("eval", *model, *tasks, "--task-length", TASK_TOKENS, "--task-count", N_EXAMPLES)["rows"]
+                rows = self.result("eval", *model, *tasks, "--task-length", TASK_TOKENS, "--task-count", subject.n_examples)["rows"]
+                row["n_examples"] = subject.n_examples
                 row["tasks"].update({r["task"]: {k: r[k] for k in ("score", "score_stderr", "kv_fraction", "prompt_tokens")} for r in rows})
             data["rows"][subject.label] = row
             store.write_whole(out, json.dumps(store.rounded(data), indent=1) + "\n")

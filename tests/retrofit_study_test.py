@@ -99,10 +99,10 @@ class StudyTest(unittest.TestCase):
         self.assertEqual((refused.returncode, refused.stderr), (1, "retrofit: no run dmd; scripts/retrofit.py list names them\n"))
 
     def test_measures_what_is_trained_once_and_documents_say_it(self):
-        self.assertEqual(self.study("train", "--only", "dmc", "--only", "gqa-4").returncode, 0)
+        self.assertEqual(self.study("train", "--only", "dmc", "--only", "gqa-4", "--only", "gqa-4-short").returncode, 0)
         self.calls()
         out, data = self.measure()
-        trained = [s.label for s in plan.subjects() if s.run in ("", "dmc", "gqa-4")]
+        trained = [s.label for s in plan.subjects() if s.run in ("", "dmc", "gqa-4", "gqa-4-short")]
         self.assertEqual(list(data["rows"]), trained)
         self.assertEqual(len(self.calls()), 2 * len(trained))
         self.assertEqual(self.measure()[1], data)
@@ -112,7 +112,9 @@ class StudyTest(unittest.TestCase):
         self.assertEqual(table[2:5:2], [f"| base | 100.0 | 0.1000 | 1.2500 |{' 50.0 |' * len(plan.TASKS)}",
                                         f"| dmc 3 | 25.0 | 0.1000 | 1.2500 |{' 50.0 |' * len(plan.TASKS)}"])
         self.assertIn("| gqa 4 | 25.0 |", "\n".join(table))
-        self.assertEqual(view.block_lines("seeds")[2], "| dmc 4 | 1 | 0.1000 | 1.2500 | 50.0 |")
+        self.assertEqual(view.block_lines("seeds")[2], "| gqa 4 short | 1 | 0.1000 | 1.2500 | 50.0 |")
+        self.assertEqual([line.split(" | ")[0] for line in view.block_lines("on-the-way")[2:-1]],
+                         [f"| gqa 4 step {step}" for step in plan.GQA_ON_THE_WAY] + ["| gqa 4"])
         self.assertIn("| DMC alone | `dmc 2` | 4.0 | `dmc 2` | 4.0 |", view.block_lines("kept"))
         self.assertIn("| pooling, trained | none measured | - | none measured | - |", view.block_lines("kept"))
         self.assertEqual(view.figure("text", "dmc-4", "size"), "25.0")
@@ -130,7 +132,8 @@ class StudyTest(unittest.TestCase):
         for name, value in (("kl", 0.1), ("tasks", 100)):
             series = json.loads((self.folder / f"figures/{name}.json").read_text())["series"]
             self.assertEqual(next(line["points"] for line in series if line["name"] == "GQA"), [[25, value]])
-            self.assertEqual(sum(len(line["points"]) for line in series), len(data["rows"]) - 2)  # all but the two bases
+            drawn = [label for label in data["rows"] if "base" not in label and "step" not in label and "short" not in label]
+            self.assertEqual(sum(len(line["points"]) for line in series), len(drawn))
 
     def test_all_runs_of_one_compression_read_the_same_tokens(self):
         recipe = json.loads((REPOSITORY / "docs/results/retrofit/recipe.json").read_text())

@@ -1,7 +1,7 @@
 """Retrofitted models as the documents want them: docs/results/retrofit/*.json, written by scripts/retrofit.py.
 
 In a document `retrofit/NAME` stands for such a file. Its blocks are `trained` (the base, DMC, converted and pooled models), `untrained` (methods
-that drop entries of the base), `variants`, `lengths` (of training), `on-the-way` (checkpoints of the control), `composed` (with quantizers,
+that drop entries of the base), `variants`, `lengths` (of training), `on-the-way` (checkpoints of the control and of GQA), `composed` (with quantizers,
 beside those alone), `kept` (the smallest that keep the tasks), `seeds` and `provenance`; a figure is `retrofit/NAME text|TASK ROW FIELD`, with the
 blanks of ROW as hyphens and FIELD size, kl, bits or score.
 """
@@ -33,19 +33,22 @@ class RetrofitView:
 
     def blocks(self):
         subjects = [subject for subject in plan.subjects() if subject.label in self.rows]
-        variants = {f"{run.name} 4" for run in plan.VARIANTS}
+        variants = {f"{run.name} 4" for run in (plan.SHORT_RUN, *plan.VARIANTS)}
         seeds = {subject.label for subject in subjects if " seed " in subject.label}
         dropping = {subject.label for subject in subjects if not subject.run and subject.kv != "none"} - set(plan.ALONE)
         composed = set(plan.ALONE) | {subject.label for subject in subjects if " + " in subject.label}
         steps = {subject.label for subject in subjects if subject.step}
-        lengths = {"gqa 4 short", "gqa 4 long"}
+        lengths = {"gqa 4 short", "control short"}
         others = variants | seeds | dropping | composed | steps | lengths
         return {"trained": [subject.label for subject in subjects if subject.label not in others],
                 "untrained": ["base", *(subject.label for subject in subjects if subject.label in dropping)],
                 "composed": ["base", *(subject.label for subject in subjects if subject.label in composed)],
-                "variants": ["dmc 4", *(subject.label for subject in subjects if subject.label in variants)],
-                "lengths": [label for label in ("short 4", "dmc 4", "long 4", "gqa 4 short", "gqa 4", "gqa 4 long") if label in self.rows],
-                "on-the-way": [*(subject.label for subject in subjects if subject.label in steps), "control"]}
+                "variants": [subject.label for subject in subjects if subject.label in variants],
+                "lengths": [label for label in ("control short", "control", "short 4", "dmc 4", "gqa 4 short", "gqa 4")
+                            if label in self.rows],
+                "on-the-way": [label for trained in ("control", "gqa 4")
+                               for label in (*(s.label for s in subjects if s.step and s.label.startswith(trained)), trained)
+                               if label in self.rows]}
 
     def block_lines(self, block):
         if block == "provenance":
@@ -71,7 +74,7 @@ class RetrofitView:
     def seed_lines(self):
         """Mean and standard deviation over the seeds that are there."""
         lines = ["| model | seeds | KL | bits/byte | mean of the tasks, % |", "|---|---:|---:|---:|---:|"]
-        for label in ("control", "dmc 4", "gqa 4"):
+        for label in ("control short", "short 4", "gqa 4 short"):
             rows = [self.rows[name] for name in (label, *(f"{label} seed {seed}" for seed in plan.SEEDS[1:])) if name in self.rows]
             if not rows:
                 continue

@@ -34,6 +34,7 @@ class Subject:
     compression: float = 0
     step: int = 0  # of the models on the way; 0: the last
     is_grouped: bool = False  # KL is measured to the model that the base was made from
+    n_examples: int = 200  # of each task
 
     def mark(self):
         """What the run leaves when the model is there."""
@@ -43,65 +44,66 @@ class Subject:
         return f"{self.mark()}/step-{self.step}" if self.step else self.mark()
 
 
-def variant(name, **changes):
-    return Run(name, (4,), {"dmc": {"compression": 4, "save_at": [], **changes}})
+SHORT = 75  # steps of a ramp for each unit of CR, where the recipe has 150
 
 
-SHORT, LONG = 100, 400  # steps of a ramp for each unit of CR, where the recipe has 200
-ON_THE_WAY = (690, 740, 790)  # of the control, beside its last step
+def of_short_ramp(name, changes=None, **dmc):
+    return Run(name, (4,), {"dmc": {"compression": 4, "save_at": [], "ramp_steps": SHORT, **dmc}, **(changes or {})})
+
+
+CONTROL = {"distillation": 0}
+ON_THE_WAY = (400, 480, 560)  # of the control, beside its last step
+GQA_ON_THE_WAY = (160, 320, 480)
+SHORT_RUN = of_short_ramp("short")  # what the variants are compared with, trained with the same tokens
 VARIANTS = (
-    variant("consistent", consistent=True),
-    variant("shared", shared_decisions=True),
-    variant("per-layer", hinge="layer"),
-    variant("uniform", uniform_weights=True),
-    variant("immediate", immediate=True),
-    variant("short", ramp_steps=SHORT),
-    variant("long", ramp_steps=LONG),
-    variant("first-channel", channel="first"),
-    variant("released", hinge="sequence"),
+    of_short_ramp("consistent", consistent=True),
+    of_short_ramp("shared", shared_decisions=True),
+    of_short_ramp("per-layer", hinge="layer"),
+    of_short_ramp("uniform", uniform_weights=True),
+    of_short_ramp("immediate", immediate=True),
+    of_short_ramp("first-channel", channel="first"),
 )
 RUNS = (
     Run("dmc", (2, 3, 4, 6, 8)),
     Run("grouped", (4,), {"dmc": {"compression": 4, "save_at": []}}, is_grouped=True),
-    Run("control", changes={"distillation": 0, "save_at_steps": list(ON_THE_WAY)}, like=4),
-    Run("gqa-4", kv_heads=1, like=4),
+    Run("control", changes={**CONTROL, "save_at_steps": list(ON_THE_WAY)}, like=4),
+    Run("gqa-4", kv_heads=1, changes={"save_at_steps": list(GQA_ON_THE_WAY)}, like=4),
     Run("gqa-2", kv_heads=2, like=2),
     Run("pool-4", changes={"pool": {"n": 4}}, like=4),
-    Run("pool-2", changes={"pool": {"n": 2}}, like=2),
-    *VARIANTS,
+    SHORT_RUN,
     Run("gqa-4-short", kv_heads=1, ramp_steps=SHORT),
-    Run("gqa-4-long", kv_heads=1, ramp_steps=LONG),
-    *(Run(f"dmc-seed-{seed}", (4,), {"seed": seed, "dmc": {"compression": 4, "save_at": []}}) for seed in SEEDS[1:]),
-    *(Run(f"gqa-4-seed-{seed}", changes={"seed": seed}, kv_heads=1, like=4) for seed in SEEDS[1:]),
-    *(Run(f"control-seed-{seed}", changes={"distillation": 0, "seed": seed}, like=4) for seed in SEEDS[1:]),
+    Run("control-short", changes=CONTROL, ramp_steps=SHORT),
+    *VARIANTS,
+    *(of_short_ramp(f"short-seed-{seed}", {"seed": seed}) for seed in SEEDS[1:]),
+    *(Run(f"gqa-4-short-seed-{seed}", changes={"seed": seed}, kv_heads=1, ramp_steps=SHORT) for seed in SEEDS[1:]),
+    *(Run(f"control-short-seed-{seed}", changes={**CONTROL, "seed": seed}, ramp_steps=SHORT) for seed in SEEDS[1:]),
 )
 
 DMC = "dmc(sink=0)"
-ALONE = ("kivi(bits=4,group=64)", "kivi(bits=2,group=64)", *(f"lathe(ratio={ratio})" for ratio in (4, 8, 12, 16, 24, 32)))
-BEHIND = ("kivi(bits=4,group=64)", "lathe(ratio=4)", "lathe(ratio=6)")  # what seals the entries that DMC leaves
-
-
+ALONE = ("kivi(bits=4,group=64)", *(f"lathe(ratio={ratio})" for ratio in (4, 8, 16, 32)))
+BEHIND = ("kivi(bits=4,group=64)", "lathe(ratio=4)")  # what seals the entries that DMC leaves
 DROPPING = ("h2o", "tova", "keyformer", "snapkv")
+FEW = 100  # examples of a task where models are compared that differ little
 
 
 def subjects():
     """In the order in which they are measured."""
     listed = [Subject("base", ""), Subject("control", "control")]
     listed += [Subject(f"dmc {c:g}", "dmc", DMC, c) for c in (2, 3, 4, 6, 8)]
-    listed += [Subject("gqa 2", "gqa-2"), Subject("gqa 4", "gqa-4")]
-    listed += [Subject(f"pool {n}", f"pool-{n}", f"pool(n={n},sink=0)") for n in (2, 4)]
-    for n in (2, 4, 8):
-        keep = f"keep={1 / n:g}"
-        listed += [Subject(f"{method} {n}", "", f"{method}({keep})") for method in DROPPING]
+    listed += [Subject("gqa 2", "gqa-2"), Subject("gqa 4", "gqa-4"), Subject("pool 4", "pool-4", "pool(n=4,sink=0)")]
+    listed += [Subject("grouped base", "", is_grouped=True), Subject("grouped dmc 4", "grouped", DMC, 4, is_grouped=True)]
+    listed += [Subject(f"{method} 4", "", f"{method}(keep=0.25)") for method in DROPPING]
+    listed += [Subject(f"{method} {n}", "", f"{method}(keep={1 / n:g})") for n in (2, 8) for method in ("h2o", "tova", "snapkv")]
     listed += [Subject(kv, "", kv) for kv in ALONE]
     listed += [Subject(f"dmc {c:g} + {kv}", "dmc", f"{DMC}+{kv}", c) for c in (2, 4, 8) for kv in BEHIND]
-    listed += [Subject(f"{run.name} 4", run.name, DMC, 4) for run in VARIANTS]
-    listed += [Subject("gqa 4 short", "gqa-4-short"), Subject("gqa 4 long", "gqa-4-long")]
-    listed += [Subject(f"control step {step}", "control", step=step) for step in ON_THE_WAY]
-    listed += [Subject("grouped base", "", is_grouped=True), Subject("grouped dmc 4", "grouped", DMC, 4, is_grouped=True)]
+    listed += [Subject(f"{run.name} 4", run.name, DMC, 4, n_examples=FEW) for run in (SHORT_RUN, *VARIANTS)]
+    listed += [Subject("gqa 4 short", "gqa-4-short", n_examples=FEW), Subject("control short", "control-short", n_examples=FEW)]
+    listed += [Subject(f"control step {step}", "control", step=step, n_examples=FEW) for step in ON_THE_WAY]
+    listed += [Subject(f"gqa 4 step {step}", "gqa-4", step=step, n_examples=FEW) for step in GQA_ON_THE_WAY]
     for seed in SEEDS[1:]:
-        listed += [Subject(f"dmc 4 seed {seed}", f"dmc-seed-{seed}", DMC, 4), Subject(f"gqa 4 seed {seed}", f"gqa-4-seed-{seed}"),
-                   Subject(f"control seed {seed}", f"control-seed-{seed}")]
+        listed += [Subject(f"short 4 seed {seed}", f"short-seed-{seed}", DMC, 4, n_examples=FEW),
+                   Subject(f"gqa 4 short seed {seed}", f"gqa-4-short-seed-{seed}", n_examples=FEW),
+                   Subject(f"control short seed {seed}", f"control-short-seed-{seed}", n_examples=FEW)]
     return listed
 
 

@@ -101,7 +101,8 @@ TEST_F(LevelsTest, ThreadsThatSubmitAndCancelDisturbNobody) {
   for (const Request& r : requests) alone.push_back(Run({r}, kRoomy)[0].tokens);
   BlockPool pool(PeakSequenceBytes(levels_[0]->layout(), 500, 512, 340) * 3 / 2);
   Engine engine(levels_, &pool, {.max_batch_tokens = 64});
-  std::atomic<int> n_left = kThreads, n_whole = 0, n_cancelled = 0, n_preemptions = 0;
+  std::atomic<int> n_left = kThreads, n_steps = 0;
+  std::atomic<int> n_whole = 0, n_cancelled = 0, n_preemptions = 0;
   std::vector<std::thread> threads;
   for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
@@ -119,13 +120,18 @@ TEST_F(LevelsTest, ThreadsThatSubmitAndCancelDisturbNobody) {
         };
         const auto id = engine.Submit(requests[which], nullptr, end);
         ASSERT_TRUE(id.ok()) << id.status();
-        for (int wait = random.Below(2000); wait > 0; --wait) std::this_thread::yield();
+        // In steps of the engine, which on a loaded machine are as slow as everything else.
+        const int goes_on_at = n_steps + static_cast<int>(random.Below(6));
+        while (n_steps < goes_on_at) std::this_thread::sleep_for(std::chrono::microseconds(50));
         if (random.Below(3) == 0) engine.Cancel(*id);
       }
       --n_left;
     });
   }
-  while (n_left > 0 || engine.n_running() + engine.n_waiting() > 0) engine.Step();
+  while (n_left > 0 || engine.n_running() + engine.n_waiting() > 0) {
+    engine.Step();
+    ++n_steps;
+  }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(n_whole + n_cancelled, static_cast<int>(kThreads * kRounds * requests.size()));
   EXPECT_GT(n_whole, 0);

@@ -162,7 +162,8 @@ TEST(HttpChaosTest, EveryRequestEndsOnceAndNothingIsLeft) {
     EXPECT_EQ(one->n_served, one->n_good);
   }
   EXPECT_TRUE(Soon([&] { return server->n_connections() == 0; }));
-  EXPECT_EQ(server->n_open_replies(), 0);
+  // The engine may still hold the reply of a client that has just gone.
+  EXPECT_TRUE(Soon([&] { return server->n_open_replies() == 0; }));
   EXPECT_GT(engine.n_gone, 0);
   EXPECT_TRUE(Soon([&] { return engine.n_gone + engine.n_answered >= n_handled; }));
   server->Stop(milliseconds(0));
