@@ -137,12 +137,16 @@ class StudyTest(unittest.TestCase):
 
     def test_all_runs_of_one_compression_read_the_same_tokens(self):
         recipe = json.loads((REPOSITORY / "docs/results/retrofit/recipe.json").read_text())
-        stages = recipe["training"]["dmc"]
+        n_tokens = {}
         for run in plan.RUNS:
-            if not run.is_dmc():
-                ramp_steps = run.ramp_steps or stages["ramp_steps"]
-                steps = stages["zero_out_steps"] + (run.like - 1) * ramp_steps + stages["solidify_steps"]
-                self.assertEqual(plan.recipe_of(run, recipe)["training"]["total_tokens"], steps * recipe["training"]["batch_tokens"])
+            training = plan.recipe_of(run, recipe)["training"]
+            for compression in run.compressions or (run.like,):
+                stages = training.get("dmc")
+                steps = stages and stages["zero_out_steps"] + (compression - 1) * stages["ramp_steps"] + stages["solidify_steps"]
+                tokens = steps * training["batch_tokens"] if stages else training["total_tokens"]
+                n_tokens.setdefault((compression, run.is_short), set()).add(tokens)
+        self.assertEqual({key: len(tokens) for key, tokens in n_tokens.items()}, dict.fromkeys(n_tokens, 1))
+        self.assertLess(max(n_tokens[4, True]), min(n_tokens[4, False]))
         labels = [subject.label for subject in plan.subjects()]
         self.assertEqual(len(set(labels)), len(labels))
         self.assertLessEqual({s.run for s in plan.subjects()} - {""}, {run.name for run in plan.RUNS})
