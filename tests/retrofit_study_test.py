@@ -28,6 +28,8 @@ with open(os.environ["FAKE_LOG"], "a") as log:
     log.write(json.dumps(arguments) + "\n")
 if os.environ.get("FAKE_FAIL") and os.environ["FAKE_FAIL"] in arguments:
     sys.exit("kvlathe: the loss is not a number at step 3")
+if os.environ.get("FAKE_STOP") and os.environ["FAKE_STOP"] in arguments:
+    print("stopped at 60.0%; the same command goes on")
 if arguments[0] == "retrofit":
     out = pathlib.Path(value("--out"))
     out.mkdir(parents=True, exist_ok=True)
@@ -93,6 +95,13 @@ class StudyTest(unittest.TestCase):
         self.assertNotIn("dmc", recipe)
         teachers = [call[call.index("--teacher") + 1] for call in calls if "--teacher" in call]
         self.assertEqual(teachers, [str((self.folder / "runs/base").resolve())])
+
+    def test_a_training_that_was_stopped_is_not_done(self):
+        stopped = self.study("train", "--only", "gqa-4", FAKE_STOP="pretrain")
+        self.assertEqual((stopped.returncode, stopped.stderr.splitlines()[-1]), (130, "retrofit: interrupted; the same command goes on"))
+        self.calls()
+        self.assertEqual(self.study("train", "--only", "gqa-4").returncode, 0)
+        self.assertEqual([call[1] for call in self.calls()], ["pretrain", "corpus", "gqa", "pretrain"])
 
     def test_a_name_that_is_no_run_is_refused(self):
         refused = self.study("train", "--only", "dmd")

@@ -60,12 +60,17 @@ class Program:
         return " ".join(["kvlathe", *(a if a == "{kv}" else shlex.quote(a) for a in hidden)])
 
     def run(self, arguments):
-        """For what takes long: what it says of its progress, and of what went wrong, is seen at once."""
-        child = subprocess.Popen([str(self.path), *arguments], cwd=self.root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                 start_new_session=True)
-        status = wait_for(child)
-        if status != 0:
-            raise CallFailed(reason(status, ""))
+        """For what takes long: what it says of its progress, and of what went wrong, is seen at once. A training that somebody asked to stop
+        ends well and says that it goes on."""
+        with tempfile.TemporaryFile() as out:
+            child = subprocess.Popen([str(self.path), *arguments], cwd=self.root, stdin=subprocess.DEVNULL, stdout=out,
+                                     start_new_session=True)
+            status = wait_for(child)
+            out.seek(0)
+            if status != 0:
+                raise CallFailed(reason(status, ""))
+            if b"the same command goes on" in out.read():
+                raise Interrupted
 
     def output(self, arguments, stdin=b""):
         """What the program writes. It is a group of its own, so that the keys of a terminal end us first, and then it."""
