@@ -3,7 +3,8 @@
 
   scripts/retrofit.py train   --data TEXTS --runs DIR [--only RUN]...      what is missing of the trainings, one after the other
   scripts/retrofit.py measure --data TEXTS --runs DIR [--only ROW]...      what is missing of the measurements of trained models
-  scripts/retrofit.py figure --folder DIR                                  quality against bytes of what was measured, as SVG
+  scripts/retrofit.py throughput                                           tokens per second at equal KV memory, random weights of 1B
+  scripts/retrofit.py figure --folder DIR                                  what was measured, as SVG
   scripts/retrofit.py list                                                 the runs and rows in their order
 
 TEXTS is the folder that the recipes name their files in. DIR holds the runs (each about 250 MB, with checkpoints); both verbs go on where
@@ -18,11 +19,12 @@ import sys
 import time
 
 from results_parts import program, provenance, retrofit_view, store
-from retrofit_parts import pareto, plan
+from retrofit_parts import pareto, plan, throughput
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs/results/retrofit"
 MODEL = "models/lathe-small"
+SHAPE = "docs/results/serving/1b-config.json"  # of the model whose throughput is measured
 N_TEXT_BYTES = 120_000
 CONTEXT = 2048  # of windows, half of each a prompt
 TASK_TOKENS = 1024
@@ -151,11 +153,23 @@ class Study:
         return json.loads(self.call(*arguments))
 
 
+def measure_throughput(options):
+    kvlathe = program.Program(ROOT, pathlib.Path(options.kvlathe).resolve(), MODEL, "")
+    commit, is_dirty = provenance.commit_of(ROOT, options.commit, options.allow_dirty)
+    data = {"settings": {"model": SHAPE, "kv_memory": throughput.BUDGET, "depth": throughput.DEPTH, "generated": throughput.N_GENERATED,
+                         "repetitions": throughput.REPETITIONS}, "throughput": []}
+    call = lambda *arguments: kvlathe.output([str(a) for a in arguments])  # noqa: E731
+    for row in throughput.measured(call, SHAPE, plan.DMC):
+        data["throughput"].append({**row, "run": provenance.run_facts(commit, is_dirty)})
+        say(f"{row['kv']} {row['compression']:.2f}: {row['sequences']} sequences, {row['tokens_per_second']:.1f} tokens/s")
+        store.write_whole(pathlib.Path(options.out), json.dumps(store.rounded(data), indent=1) + "\n")
+
+
 def draw(options):
     folder = pathlib.Path(options.folder)
     view = retrofit_view.RetrofitView(pathlib.Path(options.results), "retrofit")
     kvlathe = program.Program(ROOT, pathlib.Path(options.kvlathe).resolve(), MODEL, "")
-    for name, chart in pareto.charts(view, plan.DROPPING).items():
+    for name, chart in (throughput.charts(view.throughput) if view.throughput else pareto.charts(view, plan.DROPPING)).items():
         points = folder / f"{name}.json"
         store.write_whole(points, json.dumps(chart))
         kvlathe.output(["chart", str(points.resolve()), "-o", str((folder / f"{name}.svg").resolve())])
@@ -173,13 +187,15 @@ def parse_arguments():
     train.add_argument("--only", action="append", metavar="RUN", help="this run alone; may repeat")
     measure = verbs.add_parser("measure", help="what is missing of the measurements")
     measure.add_argument("--only", action="append", metavar="ROW", help="this row alone, as `list` names it; may repeat")
-    measure.add_argument("--out", default=str(FOLDER / "lathe-small.json"))
-    measure.add_argument("--commit", help="that the program was built from")
-    measure.add_argument("--allow-dirty", action="store_true")
-    figure = verbs.add_parser("figure", help="quality against bytes, as SVG")
+    speed = verbs.add_parser("throughput", help="tokens per second at equal KV memory")
+    for verb, name in ((measure, "lathe-small"), (speed, "1b")):
+        verb.add_argument("--out", default=str(FOLDER / f"{name}.json"))
+        verb.add_argument("--commit", help="that the program was built from")
+        verb.add_argument("--allow-dirty", action="store_true")
+    figure = verbs.add_parser("figure", help="what was measured, as SVG")
     figure.add_argument("--results", default=str(FOLDER / "lathe-small.json"))
     figure.add_argument("--folder", required=True)
-    for verb in (train, measure, figure):
+    for verb in (train, measure, speed, figure):
         verb.add_argument("--kvlathe", default=str(ROOT / "build/release/bin/kvlathe"))
     for verb in (train, measure):
         verb.add_argument("--data", required=True)
@@ -201,6 +217,9 @@ def main():
             draw(options)
             return 0
         program.end_on_signals()
+        if options.verb == "throughput":
+            measure_throughput(options)
+            return 0
         study = Study(options)
         if options.verb == "train":
             study.train()

@@ -36,6 +36,12 @@ if arguments[0] == "retrofit":
     (out / "config.json").write_text(json.dumps({"num_key_value_heads": 4}))
 elif arguments[0] == "chart":
     pass
+elif arguments[0] == "bench":  # four fifths of the ratio that was asked for come out
+    ratio = 1 if value("--kv") == "none" else max(1.0, float(value("--compression")) * 0.8)
+    sequences = int(value("--parallel"))
+    rows = [{"n_depth": int(d), "n_parallel": sequences, "avg_ts": 10.0 * sequences, "stddev_ts": 0.5, "n_fit": int(10 * ratio),
+             **({} if value("--kv") == "none" else {"positions_per_entry": ratio})} for d in value("-d").split(",")]
+    print(json.dumps({"rows": rows}))
 elif "--kl" in arguments:
     heads = 1 if "gqa-4" in value("-m") else 4
     share = 0.25 if value("--kv").startswith("dmc") else 1
@@ -131,6 +137,26 @@ class StudyTest(unittest.TestCase):
         self.assertEqual(view.figure("recall", "dmc-4", "score"), "50.0")
         with self.assertRaisesRegex(ResultsError, "no result of text with dmc-5"):
             view.figure("text", "dmc-5", "kl")
+
+    def test_throughput_is_measured_at_the_ratio_that_came_out(self):
+        out = self.folder / "speed.json"
+        done = subprocess.run([sys.executable, "-B", str(REPOSITORY / "scripts/retrofit.py"), "throughput", "--kvlathe", str(self.program), "--out",
+                               str(out), "--commit", "abc1234"], env=dict(os.environ, FAKE_LOG=str(self.log)), capture_output=True, text=True,
+                              timeout=60, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        # Each ratio is asked for, then for what makes up for what was missing, then all sequences run at that.
+        asked = [call[call.index("--compression") + 1] for call in self.calls() if "--compression" in call]
+        self.assertEqual(asked, ["2", "2.5", "2.5", "4", "5", "5", "6", "7.5", "7.5", "8", "10", "10"])
+        view = RetrofitView(out, "retrofit/speed")
+        self.assertEqual(view.block_lines("throughput")[2:4], ["| `none` | 1.00 | 10 | 100.0 | 1.00 | 10.00 | 1.00 |",
+                                                               "| `dmc(sink=0)` | 2.00 | 20 | 200.0 | 2.00 | 10.00 | 1.00 |"])
+        self.assertIn("Commit abc1234", view.block_lines("provenance")[0])
+        subprocess.run([sys.executable, "-B", str(REPOSITORY / "scripts/retrofit.py"), "figure", "--results", str(out), "--folder",
+                        str(self.folder / "figures"), "--kvlathe", str(self.program)],
+                       env=dict(os.environ, FAKE_LOG=str(self.log)), check=True, timeout=60)
+        latency = json.loads((self.folder / "figures/latency.json").read_text())["series"]
+        self.assertEqual(latency[2]["points"][0], [512, 100.0])
+        self.assertEqual(latency[2]["name"], "dmc(sink=0), CR 4.0")
 
     def check_figure(self, out, data):
         subprocess.run([sys.executable, "-B", str(REPOSITORY / "scripts/retrofit.py"), "figure", "--results", str(out), "--folder",

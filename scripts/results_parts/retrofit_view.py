@@ -2,14 +2,14 @@
 
 In a document `retrofit/NAME` stands for such a file. Its blocks are `trained` (the base, DMC, converted and pooled models), `untrained` (methods
 that drop entries of the base), `variants`, `lengths` (of training), `on-the-way` (checkpoints of the control and of GQA), `composed` (with quantizers,
-beside those alone), `kept` (the smallest that keep the tasks), `seeds` and `provenance`; a figure is `retrofit/NAME text|TASK ROW FIELD`, with the
+beside those alone), `kept` (the smallest that keep the tasks), `seeds` and `provenance`; of a file of speeds, `throughput` and `provenance`; a figure is `retrofit/NAME text|TASK ROW FIELD`, with the
 blanks of ROW as hyphens and FIELD size, kl, bits or score.
 """
 
 import json
 import statistics
 
-from retrofit_parts import plan
+from retrofit_parts import plan, throughput
 
 from .store import ResultsError
 
@@ -24,7 +24,8 @@ class RetrofitView:
     def __init__(self, path, name):
         self.name = name
         self.data = json.loads(path.read_text(encoding="utf-8"))
-        self.rows = self.data["rows"]
+        self.rows = self.data.get("rows", {})
+        self.throughput = self.data.get("throughput", [])
 
     def size(self, label):
         """Bytes a token over those of the uncompressed base."""
@@ -53,9 +54,11 @@ class RetrofitView:
     def block_lines(self, block):
         if block == "provenance":
             runs = {(run["commit"], run["date"], run["cores"], run["machine"], run["instructions"])
-                    for run in (row["run"] for row in self.rows.values())}
+                    for run in (row["run"] for row in (*self.rows.values(), *self.throughput))}
             return [f"Commit {commit}, {date}: {cores} cores of {machine} ({instructions})."
                     for commit, date, cores, machine, instructions in sorted(runs)] + [""]
+        if block == "throughput" and self.throughput:
+            return throughput.table(self.throughput)
         if block == "seeds":
             return self.seed_lines()
         if block == "kept":
