@@ -44,7 +44,7 @@ class Subject:
         return f"{self.mark()}/step-{self.step}" if self.step else self.mark()
 
 
-SHORT = {"ramp_steps": 60, "solidify_steps": 100}  # where the recipe has 150 each
+SHORT = {"ramp_steps": 50, "solidify_steps": 90}  # where the recipe has 120 and 150
 
 
 def short(name, changes=None, **dmc):
@@ -52,8 +52,8 @@ def short(name, changes=None, **dmc):
 
 
 CONTROL = {"distillation": 0}
-ON_THE_WAY = (400, 480, 560)  # of the control, beside its last step
-GQA_ON_THE_WAY = (160, 320, 480)
+ON_THE_WAY = (340, 410, 480)  # of the control, beside its last step
+GQA_ON_THE_WAY = (140, 280, 420)
 SHORT_RUN = short("short")  # what the variants are compared with, trained with the same tokens
 VARIANTS = (
     short("consistent", consistent=True),
@@ -65,7 +65,7 @@ VARIANTS = (
 )
 RUNS = (
     Run("dmc", (2, 3, 4, 6, 8)),
-    Run("grouped", (4,), {"dmc": {"compression": 4, "save_at": []}}, is_grouped=True),
+    Run("grouped", (4,), {"dmc": {"compression": 4, "save_at": [], "solidify_steps": 450}}, is_grouped=True),
     Run("control", changes={**CONTROL, "save_at_steps": list(ON_THE_WAY)}, like=4),
     Run("gqa-4", kv_heads=1, changes={"save_at_steps": list(GQA_ON_THE_WAY)}, like=4),
     Run("gqa-2", kv_heads=2, like=2),
@@ -93,9 +93,9 @@ def subjects():
     listed += [Subject("gqa 2", "gqa-2"), Subject("gqa 4", "gqa-4"), Subject("pool 4", "pool-4", "pool(n=4,sink=0)")]
     listed += [Subject("grouped base", "", is_grouped=True), Subject("grouped dmc 4", "grouped", DMC, 4, is_grouped=True)]
     listed += [Subject(f"{method} 4", "", f"{method}(keep=0.25)") for method in DROPPING]
-    listed += [Subject(f"{method} {n}", "", f"{method}(keep={1 / n:g})") for n in (2, 8) for method in ("h2o", "tova", "snapkv")]
-    listed += [Subject(kv, "", kv) for kv in ALONE]
-    listed += [Subject(f"dmc {c:g} + {kv}", "dmc", f"{DMC}+{kv}", c) for c in (2, 4, 8) for kv in BEHIND]
+    listed += [Subject(f"{method} {n}", "", f"{method}(keep={1 / n:g})", n_examples=FEW) for n in (2, 8) for method in ("h2o", "tova", "snapkv")]
+    listed += [Subject(kv, "", kv, n_examples=FEW) for kv in ALONE]
+    listed += [Subject(f"dmc {c:g} + {kv}", "dmc", f"{DMC}+{kv}", c, n_examples=FEW) for c in (2, 4, 8) for kv in BEHIND]
     listed += [Subject(f"{run.name} 4", run.name, DMC, 4, n_examples=FEW) for run in (SHORT_RUN, *VARIANTS)]
     listed += [Subject("gqa 4 short", "gqa-4-short", n_examples=FEW), Subject("control short", "control-short", n_examples=FEW)]
     listed += [Subject(f"control step {step}", "control", step=step, n_examples=FEW) for step in ON_THE_WAY]
