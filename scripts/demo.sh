@@ -46,7 +46,12 @@ for kv in "${shown[@]}"; do
   "$kvlathe" run -m "$model" --kv "$kv" -p "$prompt" -n 64
 done
 
-[ "$name" = smollm2 ] || exit 0
+if [ "$name" = lathe-nano ]; then
+  echo
+  echo "A model that was taught to merge 4 positions into an entry, and how far it is from the one that it was made of"
+  "$kvlathe" eval -m models/lathe-small-dmc4 --kv 'dmc(sink=0)' --reference models/lathe-small --kl models/lathe-small/sample.txt
+  exit
+fi
 echo
 echo "A conversation with --kv 'lathe(ratio=4)'"
 for message in 'What is the capital of France?' 'And of Italy?' 'Name three rivers of Europe.'; do

@@ -3,6 +3,7 @@
 
   scripts/retrofit.py train   --data TEXTS --runs DIR [--only RUN]...      what is missing of the trainings, one after the other
   scripts/retrofit.py measure --data TEXTS --runs DIR [--only ROW]...      what is missing of the measurements of trained models
+  scripts/retrofit.py smollm2 --data TEXTS --runs DIR                      the same of a real model: what is missing of either
   scripts/retrofit.py throughput                                           tokens per second at equal KV memory, random weights of 1B
   scripts/retrofit.py figure --folder DIR                                  what was measured, as SVG
   scripts/retrofit.py list                                                 the runs and rows in their order
@@ -19,7 +20,7 @@ import sys
 import time
 
 from results_parts import program, provenance, retrofit_view, store
-from retrofit_parts import pareto, plan, throughput
+from retrofit_parts import pareto, plan, smollm2, throughput
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs/results/retrofit"
@@ -110,11 +111,15 @@ class Study:
 
     # Measuring.
 
-    def text(self):
-        path = self.runs / "text.txt"
+    def text(self, name="text.txt", n_bytes=N_TEXT_BYTES):
+        path = self.runs / name
         novel = sorted((self.data / "books-valid").glob("*.txt"))[0]
-        path.write_bytes(novel.read_bytes()[:N_TEXT_BYTES])
+        path.write_bytes(novel.read_bytes()[:n_bytes])
         return path
+
+    def facts(self):
+        commit, is_dirty = provenance.commit_of(ROOT, self.options.commit, self.options.allow_dirty)
+        return provenance.run_facts(commit, is_dirty)
 
     def is_trained(self, subject):
         return (self.runs / f"{subject.mark()}.done").exists()
@@ -122,8 +127,7 @@ class Study:
     def measure(self):
         out = pathlib.Path(self.options.out)
         data = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": {}}
-        commit, is_dirty = provenance.commit_of(ROOT, self.options.commit, self.options.allow_dirty)
-        facts = provenance.run_facts(commit, is_dirty)
+        facts = self.facts()
         data["settings"] = {"text_bytes": N_TEXT_BYTES, "context": CONTEXT, "task_tokens": TASK_TOKENS}
         text = self.text()
         unknown = set(self.options.only or ()) - {subject.label for subject in plan.subjects()}
@@ -151,6 +155,10 @@ class Study:
 
     def result(self, *arguments):
         return json.loads(self.call(*arguments))
+
+    def retrofit_smollm2(self):
+        facts = self.facts()
+        smollm2.measure(self, smollm2.train(self), pathlib.Path(self.options.out), facts, say)
 
 
 def measure_throughput(options):
@@ -187,17 +195,18 @@ def parse_arguments():
     train.add_argument("--only", action="append", metavar="RUN", help="this run alone; may repeat")
     measure = verbs.add_parser("measure", help="what is missing of the measurements")
     measure.add_argument("--only", action="append", metavar="ROW", help="this row alone, as `list` names it; may repeat")
+    real = verbs.add_parser("smollm2", help="what is missing of a real model's training and measurements")
     speed = verbs.add_parser("throughput", help="tokens per second at equal KV memory")
-    for verb, name in ((measure, "lathe-small"), (speed, "1b")):
+    for verb, name in ((measure, "lathe-small"), (real, "smollm2"), (speed, "1b")):
         verb.add_argument("--out", default=str(FOLDER / f"{name}.json"))
         verb.add_argument("--commit", help="that the program was built from")
         verb.add_argument("--allow-dirty", action="store_true")
     figure = verbs.add_parser("figure", help="what was measured, as SVG")
     figure.add_argument("--results", default=str(FOLDER / "lathe-small.json"))
     figure.add_argument("--folder", required=True)
-    for verb in (train, measure, speed, figure):
+    for verb in (train, measure, real, speed, figure):
         verb.add_argument("--kvlathe", default=str(ROOT / "build/release/bin/kvlathe"))
-    for verb in (train, measure):
+    for verb in (train, measure, real):
         verb.add_argument("--data", required=True)
         verb.add_argument("--runs", required=True)
         verb.add_argument("-t", "--threads", type=int)
@@ -221,10 +230,7 @@ def main():
             measure_throughput(options)
             return 0
         study = Study(options)
-        if options.verb == "train":
-            study.train()
-        else:
-            study.measure()
+        {"train": study.train, "measure": study.measure, "smollm2": study.retrofit_smollm2}[options.verb]()
     except program.Interrupted:
         say("interrupted; the same command goes on")
         return 130

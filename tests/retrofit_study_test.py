@@ -18,7 +18,7 @@ sys.path.insert(0, str(REPOSITORY / "scripts"))
 
 from results_parts.retrofit_view import RetrofitView  # noqa: E402
 from results_parts.store import ResultsError  # noqa: E402
-from retrofit_parts import plan  # noqa: E402
+from retrofit_parts import plan, smollm2  # noqa: E402
 
 FAKE = r'''#!/usr/bin/env python3
 import json, os, pathlib, sys
@@ -137,6 +137,18 @@ class StudyTest(unittest.TestCase):
         self.assertEqual(view.figure("recall", "dmc-4", "score"), "50.0")
         with self.assertRaisesRegex(ResultsError, "no result of text with dmc-5"):
             view.figure("text", "dmc-5", "kl")
+
+    def test_a_real_model_is_trained_and_measured_once(self):
+        out = self.folder / "smollm2.json"
+        for _ in range(2):
+            done = self.study("smollm2", "--out", out, "--commit", "abc1234")
+            self.assertEqual(done.returncode, 0, done.stderr)
+        calls = self.calls()
+        self.assertEqual([call[call.index("--stage") + 1] for call in calls if "--stage" in call], ["zero-out", "ramp", "solidify"])
+        self.assertEqual([call[call.index("--kv") + 1] for call in calls if "--kl" in call], [kv for _, kv, _ in smollm2.ROWS])
+        table = RetrofitView(out, "retrofit/smollm2").block_lines("all")
+        self.assertEqual(table[0], "| model | size % | KL | bits/byte |")
+        self.assertEqual(len(table), 3 + len(smollm2.ROWS))
 
     def test_throughput_is_measured_at_the_ratio_that_came_out(self):
         out = self.folder / "speed.json"

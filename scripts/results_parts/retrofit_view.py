@@ -1,6 +1,6 @@
 """Retrofitted models as the documents want them: docs/results/retrofit/*.json, written by scripts/retrofit.py.
 
-In a document `retrofit/NAME` stands for such a file. Its blocks are `trained` (the base, DMC, converted and pooled models), `untrained` (methods
+In a document `retrofit/NAME` stands for such a file. Its blocks are `all`, `trained` (the base, DMC, converted and pooled models), `untrained` (methods
 that drop entries of the base), `variants`, `lengths` (of training), `on-the-way` (checkpoints of the control and of GQA), `composed` (with quantizers,
 beside those alone), `kept` (the smallest that keep the tasks), `seeds` and `provenance`; of a file of speeds, `throughput` and `provenance`; a figure is `retrofit/NAME text|TASK ROW FIELD`, with the
 blanks of ROW as hyphens and FIELD size, kl, bits or score.
@@ -41,7 +41,8 @@ class RetrofitView:
         steps = {subject.label for subject in subjects if subject.step}
         lengths = {"gqa 4 short", "control short"}
         others = variants | seeds | dropping | composed | steps | lengths
-        return {"trained": [subject.label for subject in subjects if subject.label not in others],
+        return {"all": [subject.label for subject in subjects],
+                "trained": [subject.label for subject in subjects if subject.label not in others],
                 "untrained": ["base", *(subject.label for subject in subjects if subject.label in dropping)],
                 "composed": ["base", *(subject.label for subject in subjects if subject.label in composed)],
                 "variants": [subject.label for subject in subjects if subject.label in variants],
@@ -66,12 +67,13 @@ class RetrofitView:
         blocks = self.blocks()
         if block not in blocks:
             raise ResultsError(f"{self.name} has no block {block}; there are {', '.join([*blocks, 'seeds', 'provenance'])}")
-        lines = ["| model | size % | KL | bits/byte | " + " | ".join(plan.TASKS) + " |", "|---|" + "---:|" * (3 + len(plan.TASKS))]
+        tasks = [task for task in plan.TASKS if any(task in self.rows[label]["tasks"] for label in blocks[block])]
+        lines = ["| model | " + " | ".join(["size %", "KL", "bits/byte", *tasks]) + " |", "|---|" + "---:|" * (3 + len(tasks))]
         for label in blocks[block]:
             row = self.rows[label]
-            scores = [f"{100 * row['tasks'][task]['score']:.1f}" if task in row["tasks"] else "-" for task in plan.TASKS]
-            lines.append(f"| {label} | {100 * self.size(label):.1f} | {row['text']['kl']:.4f} | {row['text']['bits_per_byte']:.4f} | "
-                         + " | ".join(scores) + " |")
+            cells = [f"{100 * self.size(label):.1f}", f"{row['text']['kl']:.4f}", f"{row['text']['bits_per_byte']:.4f}"]
+            cells += [f"{100 * row['tasks'][task]['score']:.1f}" if task in row["tasks"] else "-" for task in tasks]
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
         return [*lines, ""]
 
     def seed_lines(self):
