@@ -3,10 +3,10 @@
 import json
 
 COMPRESSIONS = (2, 4, 6, 8)
-BUDGET = "1GiB"
-DEPTH = 3072  # positions that every sequence has before it generates
-DEPTHS = (512, 1024, 2048, DEPTH)  # at which one sequence is timed
-N_GENERATED, REPETITIONS = 32, 2
+BUDGET = "512MiB"
+DEPTH = 1536  # positions that every sequence has before it generates
+DEPTHS = (512, 1024, DEPTH)  # at which one sequence is timed
+N_GENERATED, REPETITIONS = 24, 2
 CLOSE = 0.05  # of a CR that counts as the one that was asked for
 
 
@@ -14,31 +14,26 @@ class Bench:
     def __init__(self, call, config):
         self.call, self.config = call, config
 
-    def rows(self, kv, asked, depths, parallel, repetitions):
+    def rows(self, kv, asked, depths, parallel, n_generated=N_GENERATED, repetitions=REPETITIONS):
         deciding = () if asked is None else ("--compression", f"{asked:.4g}")
-        return json.loads(self.call("bench", "model", "--random-model", self.config, *deciding, "--kv", kv, "-p", 0, "-n", N_GENERATED,
+        return json.loads(self.call("bench", "model", "--random-model", self.config, *deciding, "--kv", kv, "-p", 0, "-n", n_generated,
                                     "-d", ",".join(map(str, depths)), "--parallel", parallel, "--kv-memory", BUDGET, "-r", repetitions,
                                     "--json"))["rows"]
 
-    def deciding_at(self, kv, compression):
-        """One sequence, and what was asked for so that CR came out: on other random tokens than those that the decisions are set on it
-        may be lower."""
+    def asked_for(self, kv, compression):
+        """What to ask for so that CR comes out: on other random tokens than those that the decisions are set on it may be lower."""
         asked = compression
-        for _ in range(3):
-            rows = self.rows(kv, asked, DEPTHS, 1, REPETITIONS)
-            reached = rows[-1]["positions_per_entry"]
+        for _ in range(2):
+            reached = self.rows(kv, asked, (DEPTH,), 1, n_generated=1, repetitions=1)[0]["positions_per_entry"]
             if abs(reached / compression - 1) <= CLOSE:
                 break
             asked *= compression / reached
-        return asked, rows
+        return asked
 
     def measure(self, kv, compression):
-        asked = None
-        if compression is None:
-            one = self.rows(kv, None, DEPTHS, 1, REPETITIONS)
-        else:
-            asked, one = self.deciding_at(kv, compression)
-        most = self.rows(kv, asked, (DEPTH,), one[-1]["n_fit"], REPETITIONS)[0]
+        asked = None if compression is None else self.asked_for(kv, compression)
+        one = self.rows(kv, asked, DEPTHS, 1)
+        most = self.rows(kv, asked, (DEPTH,), one[-1]["n_fit"])[0]
         return {"kv": kv, "asked": asked, "compression": one[-1].get("positions_per_entry", 1),
                 "one": [{"depth": row["n_depth"], "tokens_per_second": row["avg_ts"]} for row in one],
                 "sequences": most["n_parallel"], "tokens_per_second": most["avg_ts"], "stddev": most["stddev_ts"]}
