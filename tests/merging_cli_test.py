@@ -124,7 +124,7 @@ class Retrofitted(cli_support.CommandLineCase):
     def test_it_keeps_a_quarter_of_the_entries(self):
         merged = self.distance("lathe-small-dmc4", "dmc(sink=0)")
         self.assertGreater(merged["kv_fraction"], 0.2)
-        self.assertLess(merged["kv_fraction"], 0.32)
+        self.assertLess(merged["kv_fraction"], 0.36)
         # The same ratio without training is far worse.
         self.assertLess(merged["kl"], 0.5 * self.distance("lathe-small", "pool(n=4,sink=0)")["kl"])
 
