@@ -83,7 +83,7 @@ DMC = "dmc(sink=0)"
 ALONE = ("kivi(bits=4,group=64)", *(f"lathe(ratio={ratio})" for ratio in (4, 8, 16, 32)))
 BEHIND = ("kivi(bits=4,group=64)", "lathe(ratio=4)")  # what seals the entries that DMC leaves
 DROPPING = ("h2o", "tova", "keyformer", "snapkv")
-FEW = 100  # examples of a task where models are compared that differ little
+FEW = 60  # examples of a task where models are compared that differ little
 
 
 def subjects():
