@@ -26,6 +26,12 @@ else()
   if(NOT Torch_FOUND)
     message(STATUS "libtorch was not found: kvlathe retrofit is left out (Debian: libtorch-dev)")
   endif()
+  # Some libtorch bring headers of fmt, of another version than the library that the rest is built with.
+  foreach(directory ${TORCH_INCLUDE_DIRS})
+    if(EXISTS "${directory}/fmt/format.h")
+      target_compile_definitions(torch INTERFACE FMT_HEADER_ONLY)
+    endif()
+  endforeach()
   # Several processes that train one model (src/training/retrofit/workers.cc); libtorch has gloo, but
   # its headers are a package of their own.
   find_path(KVLATHE_GLOO_HEADERS gloo/algorithm.h)
