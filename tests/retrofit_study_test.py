@@ -158,7 +158,7 @@ class StudyTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         # Each ratio is asked for, then what makes up for what was missing, at which one sequence and then all of them run.
         asked = [call[call.index("--compression") + 1] for call in self.calls() if "--compression" in call]
-        self.assertEqual(asked, ["2", "2.5", "2.5", "2.5", "4", "5", "5", "5", "6", "7.5", "7.5", "7.5", "8", "10", "10", "10"])
+        self.assertEqual(asked, ["2", "2.5", "2.5", "2.5", "4", "5", "5", "5", "8", "10", "10", "10"])
         view = RetrofitView(out, "retrofit/speed")
         self.assertEqual(view.block_lines("throughput")[2:4], ["| `none` | 1.00 | 10 | 100.0 | 1.00 | 10.00 | 1.00 |",
                                                                "| `dmc(sink=0)` | 2.00 | 20 | 200.0 | 2.00 | 10.00 | 1.00 |"])

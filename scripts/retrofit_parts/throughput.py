@@ -2,11 +2,11 @@
 
 import json
 
-COMPRESSIONS = (2, 4, 6, 8)
+COMPRESSIONS = (2, 4, 8)
 BUDGET = "512MiB"
 DEPTH = 1536  # positions that every sequence has before it generates
 DEPTHS = (512, 1024, DEPTH)  # at which one sequence is timed
-N_GENERATED, REPETITIONS = 24, 2
+N_GENERATED, REPETITIONS = 16, 2
 CLOSE = 0.05  # of a CR that counts as the one that was asked for
 
 
