@@ -1,9 +1,9 @@
 """Retrofitted models as the documents want them: docs/results/retrofit/*.json, written by scripts/retrofit.py.
 
-In a document `retrofit/NAME` stands for such a file. Its blocks are `all`, `trained` (the base, DMC, converted and pooled models), `untrained` (methods
-that drop entries of the base), `variants`, `lengths` (of training), `on-the-way` (checkpoints of the control and of GQA), `composed` (with quantizers,
-beside those alone), `kept` (the smallest that keep the tasks), `seeds` and `provenance`; of a file of speeds, `throughput` and `provenance`; a figure is `retrofit/NAME text|TASK ROW FIELD`, with the
-blanks of ROW as hyphens and FIELD size, kl, bits or score.
+In a document `retrofit/NAME` stands for such a file. Its blocks are `all`, `trained` (the base, DMC, converted and pooled models), `untrained`
+(methods that drop entries of the base), `variants`, `lengths` (of training), `on-the-way` (checkpoints of the control and of GQA), `composed` (with
+quantizers, beside those alone), `kept` (the smallest that keep the tasks), `seeds` and `provenance`; of a file of speeds, `throughput` and
+`provenance`. A figure is `retrofit/NAME text|TASK ROW FIELD`, with the blanks of ROW as hyphens and FIELD size, kl, bits or score.
 """
 
 import json
@@ -56,7 +56,7 @@ class RetrofitView:
         if block == "provenance":
             runs = {(run["commit"], run["date"], run["cores"], run["machine"], run["instructions"])
                     for run in (row["run"] for row in (*self.rows.values(), *self.throughput))}
-            return [f"Commit {commit}, {date}: {cores} cores of {machine} ({instructions})."
+            return [f"Commit {commit}, {date}: {cores} core{'s' if cores > 1 else ''} of {machine} ({instructions})."
                     for commit, date, cores, machine, instructions in sorted(runs)] + [""]
         if block == "throughput" and self.throughput:
             return throughput.table(self.throughput)
