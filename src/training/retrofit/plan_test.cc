@@ -199,7 +199,7 @@ TEST(Recipe, TheRecipeOfSmolLm2IsRead) {
   for (const DmcStage stage : {DmcStage::kZeroOut, DmcStage::kRamp, DmcStage::kSolidify}) {
     n_tokens += RecipeOfStage(*recipe, stage).total_tokens;
   }
-  EXPECT_EQ(n_tokens, 716'800);
+  EXPECT_EQ(n_tokens, 122'880);
 }
 
 TEST(Recipe, RefusesWhatCannotRun) {
