@@ -318,7 +318,7 @@ std::vector<ReferenceBasis> DrawBases(const ReferenceModel& m, uint64_t seed, in
       rank_k = 16 * (1 + static_cast<int>(random() % (d / 16)));
       rank_v = 16 * (1 + static_cast<int>(random() % (d / 16)));
     }
-    bases.push_back({matrix(width, n_sharing * rank_k), matrix(width, rank_k),
+    bases.push_back({matrix(d, n_sharing * rank_k), matrix(width, rank_k),
                      matrix(width, rank_v), matrix(n_sharing * rank_v, d)});
     if (i % 2 == 1) continue;  // heads with and without offsets side by side
     bases.back().key_offset = matrix(1, d)[0];
@@ -329,8 +329,8 @@ std::vector<ReferenceBasis> DrawBases(const ReferenceModel& m, uint64_t seed, in
 
 }  // namespace
 
-std::vector<ReferenceBasis> RandomBases(const ReferenceModel& m, uint64_t seed) {
-  return DrawBases(m, seed, 1);
+std::vector<ReferenceBasis> RandomBases(const ReferenceModel& m, uint64_t seed, int n_sharing) {
+  return DrawBases(m, seed, n_sharing);
 }
 
 std::vector<ReferenceBasis> RandomLatentBases(const ReferenceModel& m, uint64_t seed,
@@ -359,6 +359,45 @@ ModelBasis ToModelBasis(const ReferenceModel& m, const std::vector<ReferenceBasi
                            flat(b.query), flat(b.key), flat(b.value), flat(b.output),
                            flat({b.key_offset}), flat({b.value_offset}), flat(b.key_way_back)});
   }
+  return basis;
+}
+
+namespace {
+
+// Matrices of as many rows side by side.
+void AddColumns(const Matrix& more, Matrix* to) {
+  to->resize(more.size());
+  for (size_t i = 0; i < more.size(); ++i) {
+    (*to)[i].insert((*to)[i].end(), more[i].begin(), more[i].end());
+  }
+}
+
+}  // namespace
+
+ModelBasis ToJoinedBasis(const ReferenceModel& m, const std::vector<ReferenceBasis>& bases) {
+  const int n = static_cast<int>(bases[0].key.size()) / m.head_dim;
+  const std::vector<double> no_offset(m.head_dim, 0.0);
+  std::vector<ReferenceBasis> joined;
+  for (size_t first = 0; first < bases.size(); first += n) {
+    ReferenceBasis& all = joined.emplace_back();
+    for (size_t h = first; h < first + n; ++h) {
+      const ReferenceBasis& one = bases[h];
+      all.query.insert(all.query.end(), one.query.begin(), one.query.end());
+      AddColumns(one.key, &all.key);
+      AddColumns(one.value, &all.value);
+      AddColumns(one.output, &all.output);
+      AddColumns(one.key_way_back, &all.key_way_back);
+      for (auto offset : {&ReferenceBasis::key_offset, &ReferenceBasis::value_offset}) {
+        const std::vector<double>& of_one = (one.*offset).empty() ? no_offset : one.*offset;
+        (all.*offset).insert((all.*offset).end(), of_one.begin(), of_one.end());
+      }
+    }
+  }
+  ReferenceModel wide = m;
+  wide.n_kv_heads /= n;
+  wide.head_dim *= n;
+  ModelBasis basis = ToModelBasis(wide, joined);
+  basis.heads_per_map = n;
   return basis;
 }
 

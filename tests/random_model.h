@@ -40,7 +40,8 @@ ReferenceModel WriteRandomModel(const RandomModelShape& shape, const std::string
                                 uint64_t seed);
 
 // Random maps of random ranks (multiples of 16), one per layer and KV head.
-std::vector<ReferenceBasis> RandomBases(const ReferenceModel& model, uint64_t seed);
+std::vector<ReferenceBasis> RandomBases(const ReferenceModel& model, uint64_t seed,
+                                        int n_sharing = 1);
 
 // The same with keys as latents from before RoPE, which n_sharing heads share: a divisor of
 // n_kv_heads.
@@ -49,6 +50,8 @@ std::vector<ReferenceBasis> RandomLatentBases(const ReferenceModel& model, uint6
 
 // The same for the engine, which computes in F32.
 ModelBasis ToModelBasis(const ReferenceModel& model, const std::vector<ReferenceBasis>& bases);
+// Bases of heads that share latents, as bases of which each maps the rows of those heads together.
+ModelBasis ToJoinedBasis(const ReferenceModel& model, const std::vector<ReferenceBasis>& bases);
 
 // Bits for every 16 channels of the maps of a basis, by head.
 struct DrawnBits {

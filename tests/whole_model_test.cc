@@ -45,8 +45,8 @@ class RandomModelTest : public ::testing::TestWithParam<NamedShape> {
     ids_ = RandomIds(90, reference_.vocab, 5);
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
-  void MatchesTheUnfoldedDecoder(const std::vector<ReferenceBasis>& bases);
-  void BatchedIsSingle(const std::vector<ReferenceBasis>& bases);
+  void MatchesTheUnfoldedDecoder(const std::vector<ReferenceBasis>& bases, bool is_joined = false);
+  void BatchedIsSingle(const std::vector<ReferenceBasis>& bases, bool is_joined = false);
 
   std::string directory_;
   ReferenceModel reference_;
@@ -72,8 +72,10 @@ TEST_P(RandomModelTest, LatentKeysMatchTheUnfoldedDecoder) {
   MatchesTheUnfoldedDecoder(testing::RandomLatentBases(reference_, 27));
 }
 
-void RandomModelTest::MatchesTheUnfoldedDecoder(const std::vector<ReferenceBasis>& bases) {
-  const ModelBasis basis = testing::ToModelBasis(reference_, bases);
+void RandomModelTest::MatchesTheUnfoldedDecoder(const std::vector<ReferenceBasis>& bases,
+                                                bool is_joined) {
+  const ModelBasis basis = is_joined ? testing::ToJoinedBasis(reference_, bases)
+                                     : testing::ToModelBasis(reference_, bases);
   for (int n_sink : {0, 4}) {
     const testing::Matrix expected = testing::ReferenceLogits(reference_, ids_, bases, n_sink);
     for (Isa isa : AvailableIsas()) {
@@ -105,6 +107,29 @@ TEST_P(RandomModelTest, SharedLatentsMatchTheUnfoldedDecoder) {
   }
 }
 
+// Those whose rows a cache may hold as one.
+std::vector<int> JoinedHeads(const testing::ReferenceModel& m) {
+  std::vector<int> counts = SharingHeads(m.n_kv_heads);
+  std::erase_if(counts, [&](int n) { return n * m.head_dim > kMaxPackedRank; });
+  return counts;
+}
+
+TEST_P(RandomModelTest, JoinedHeadsMatchTheUnfoldedDecoder) {
+  for (const int n : JoinedHeads(reference_)) {
+    SCOPED_TRACE(n);
+    MatchesTheUnfoldedDecoder(testing::RandomBases(reference_, 27, n), /*is_joined=*/true);
+    MatchesTheUnfoldedDecoder(testing::RandomLatentBases(reference_, 28, n), /*is_joined=*/true);
+  }
+}
+
+TEST_P(RandomModelTest, BatchedIsSingleWithJoinedHeads) {
+  for (const int n : JoinedHeads(reference_)) {
+    SCOPED_TRACE(n);
+    BatchedIsSingle(testing::RandomBases(reference_, 29, n), /*is_joined=*/true);
+    BatchedIsSingle(testing::RandomLatentBases(reference_, 30, n), /*is_joined=*/true);
+  }
+}
+
 TEST_P(RandomModelTest, BatchedIsSingleWithSharedLatents) {
   for (const int n : SharingHeads(reference_.n_kv_heads)) {
     SCOPED_TRACE(n);
@@ -118,8 +143,9 @@ TEST_P(RandomModelTest, BatchedIsSingleWithLatentKeys) {
   BatchedIsSingle(testing::RandomLatentBases(reference_, 29));
 }
 
-void RandomModelTest::BatchedIsSingle(const std::vector<ReferenceBasis>& bases) {
-  const ModelBasis basis = testing::ToModelBasis(reference_, bases);
+void RandomModelTest::BatchedIsSingle(const std::vector<ReferenceBasis>& bases, bool is_joined) {
+  const ModelBasis basis = is_joined ? testing::ToJoinedBasis(reference_, bases)
+                                     : testing::ToModelBasis(reference_, bases);
   LoadedModel loaded = LoadModel(directory_, DType::kF32, AvailableIsas().back(), &basis, 4);
   const std::vector<std::vector<int>> texts = {RandomIds(70, reference_.vocab, 1),
                                                RandomIds(3, reference_.vocab, 2),

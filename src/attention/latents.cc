@@ -237,9 +237,13 @@ class RotatedReader : public WholeValues {
   // Rows of `rank` numbers times the transposed rotation [dim][rank].
   void ReadSide(int dim, int rank, const std::byte* rotation, const std::byte* rows,
                 std::byte* to) const {
-    static constexpr float kNoOffset[256] = {};
+    static constexpr float kNoOffset[kMaxPackedRank] = {};
     read_({.shape = {rank, 0, params_.shape.row_type},
-           .map = {.rank = rank, .head_dim = dim, .columns = rotation, .offset = kNoOffset},
+           .map = {.rank = rank,
+                   .head_dim = dim,
+                   .key_dim = dim,
+                   .columns = rotation,
+                   .offset = kNoOffset},
            .block = rows,
            .tile = to},
           scratch_);

@@ -153,7 +153,7 @@ TEST_P(AttendLatentsTest, IsAttentionToTheKeysOfTheLatents) {
         slices.push_back({.blocks = blocks.data() + slice * kBlocks()});
       }
       const std::vector<float> offset = Flat({offset_});
-      const LatentMap map(Flat(way_back_), offset, kHeadDim, type);
+      const LatentMap map(Flat(way_back_), offset, kHeadDim, kHeadDim, type);
       LatentHead head = {.map = map.view(),
                          .rotation = {block_cos.data(), block_sin.data(), kHalf, 1.0f}};
       if (c.n_slices > 1) head.slices = slices;

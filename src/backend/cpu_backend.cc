@@ -166,8 +166,11 @@ void CpuBackend::TurnRows(const RotatePlan& plan, const HeadTurn& head, Range to
   std::vector<float> centred(d);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     for (int h = 0; h < plan.gqa_group; ++h) {
+      std::byte* const row =
+          head.turned_q + (t * head.turned_q_stride + int64_t{h} * head.turned_q_width) * element;
+      if (head.turned_q_width > d) std::memset(row, 0, head.turned_q_width * element);
       TurnRow(plan, head.q + t * plan.stride + h * d, plan.tokens[t].position, plan.out_type,
-              head.turned_q + (t * head.turned_q_stride + h * d) * element);
+              row + head.turned_q_place * element);
     }
     TurnKey(plan, head, t, centred.data(),
             head.turned_k.first + t * head.turned_k.stride * element);
@@ -187,20 +190,36 @@ void CpuBackend::MapHeads(const RotatePlan& plan, std::span<const HeadTurn> head
   }
 }
 
-void CpuBackend::MapRows(const RotatePlan& plan, const HeadTurn& head, Range tokens,
-                         int worker_id) {
+// Rows whose neighbours are equally far apart are one product: all of them where those of a token
+// lie as far from each other as from the next token's, else those of one query head.
+void CpuBackend::MapQueries(const RotatePlan& plan, const HeadTurn& head, Range tokens,
+                            int worker_id) {
   const int64_t element = SizeOf(plan.out_type), group = plan.gqa_group;
+  const int64_t n_tokens = tokens.end - tokens.begin, rank = head.query_map->n_out();
+  const bool is_dense = n_tokens == 1 || (head.turned_q_stride == group * head.turned_q_width &&
+                                          head.mapped_q_stride == group * rank);
   LinearParams params;
   params.y_type = plan.out_type;
-  if (head.query_map != nullptr) {
-    params.w = head.query_map;
-    params.n_rows = (tokens.end - tokens.begin) * group;
-    params.x = head.turned_q + tokens.begin * head.turned_q_stride * element;
-    params.x_stride = plan.head_dim;
-    params.y_stride = head.query_map->n_out();
-    params.y = head.mapped_q + tokens.begin * group * params.y_stride * element;
+  params.w = head.query_map;
+  params.n_rows = is_dense ? n_tokens * group : n_tokens;
+  params.x_stride = is_dense ? head.turned_q_width : head.turned_q_stride;
+  params.y_stride = is_dense ? rank : head.mapped_q_stride;
+  for (int64_t h = 0; h < (is_dense ? 1 : group); ++h) {
+    params.x = head.turned_q + (tokens.begin * head.turned_q_stride + h * head.turned_q_width +
+                                head.turned_q_place) *
+                                   element;
+    params.y = head.mapped_q + (tokens.begin * head.mapped_q_stride + h * rank) * element;
     linear_.RunOnWorker(params, worker_id);
   }
+}
+
+void CpuBackend::MapRows(const RotatePlan& plan, const HeadTurn& head, Range tokens,
+                         int worker_id) {
+  const int64_t element = SizeOf(plan.out_type);
+  LinearParams params;
+  params.y_type = plan.out_type;
+  if (head.query_map != nullptr) MapQueries(plan, head, tokens, worker_id);
+  if (head.key_map == nullptr) return;
   params.w = head.key_map;
   params.n_rows = tokens.end - tokens.begin;
   params.x = head.joined_k.first + tokens.begin * head.joined_k.stride * element;

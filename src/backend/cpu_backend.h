@@ -71,6 +71,7 @@ class CpuBackend : public Backend {
   void TurnKey(const RotatePlan& plan, const HeadTurn& head, int64_t token_idx, float* centred,
                std::byte* out) const;
   void TurnRows(const RotatePlan& plan, const HeadTurn& head, Range tokens) const;
+  void MapQueries(const RotatePlan& plan, const HeadTurn& head, Range tokens, int worker_id);
   void MapRows(const RotatePlan& plan, const HeadTurn& head, Range tokens, int worker_id);
   // Maps the tokens that do not meet whole keys, for heads that share a map.
   void MapHeads(const RotatePlan& plan, std::span<const HeadTurn> heads, Range tokens,

@@ -83,14 +83,19 @@ struct HeadRows {
 struct HeadTurn {
   const float* q = nullptr;  // gqa_group rows side by side, RotatePlan::stride from token to token
   const float* k = nullptr;
-  std::byte* turned_q = nullptr;  // gqa_group rows a token, turned_q_stride from token to token
+  // gqa_group rows of turned_q_width numbers a token, turned_q_stride from token to token. A row is
+  // zero but for the query, which begins at turned_q_place.
+  std::byte* turned_q = nullptr;
   int64_t turned_q_stride = 0;
+  int turned_q_width = 0;
+  int turned_q_place = 0;
   HeadRows turned_k;
   const float* key_offset = nullptr;  // [head_dim], taken off before a key is rounded; null: none
   // Products of turned rows with a basis, of tokens that do not meet whole keys; null: none.
   const PackedMatrix* query_map = nullptr;  // [rank_k, head_dim]
-  std::byte* mapped_q = nullptr;            // [n_tokens * gqa_group, rank_k]
-  const PackedMatrix* key_map = nullptr;    // [rank_k, keys_per_map * head_dim]
+  std::byte* mapped_q = nullptr;  // gqa_group rows of rank_k, mapped_q_stride from token to token
+  int64_t mapped_q_stride = 0;
+  const PackedMatrix* key_map = nullptr;  // [rank_k, keys_per_map * head_dim]; null: another's
   HeadRows joined_k;                        // turned keys of all heads that the map joins
   std::byte* mapped_k = nullptr;            // [n_tokens, rank_k]
 };

@@ -9,13 +9,14 @@
 namespace kvlathe {
 
 LatentMap::LatentMap(std::span<const float> way_back, std::span<const float> offset, int head_dim,
-                     DType row_type)
+                     int key_dim, DType row_type)
     : rank_(static_cast<int>(std::ssize(way_back) / head_dim)),
       head_dim_(head_dim),
+      key_dim_(key_dim),
       columns_(way_back.size() * SizeOf(row_type)),
       offset_(head_dim, 0.0f) {
   KVL_CHECK_EQ(int64_t{rank_} * head_dim, std::ssize(way_back));
-  KVL_CHECK(rank_ % 16 == 0 && head_dim % 16 == 0);
+  KVL_CHECK(rank_ % 16 == 0 && key_dim % 16 == 0 && head_dim % key_dim == 0);
   std::vector<float> columns(way_back.size());
   for (int r = 0; r < rank_; ++r) {
     for (int i = 0; i < head_dim; ++i) columns[i * rank_ + r] = way_back[r * head_dim + i];

@@ -13,7 +13,8 @@ namespace kvlathe {
 
 struct LatentMapView {
   int rank = 0;                   // multiple of 16
-  int head_dim = 0;               // multiple of 16
+  int head_dim = 0;               // multiple of 16; of all keys that one row of latents becomes
+  int key_dim = 0;                // of each of these keys, which turn alike
   const void* columns = nullptr;  // of the way back: [head_dim][rank] row_type
   const float* offset = nullptr;  // [head_dim], added to every key before it turns
   // The same columns as whole numbers, for latents that are whole numbers of kUnitNumberStep:
@@ -23,16 +24,18 @@ struct LatentMapView {
   const float* units = nullptr;
 };
 
-// The way from the latents of one KV head to its keys: k = latent F + offset.
+// The way from the latents of one KV head of the cache to its keys: k = latent F + offset. They are
+// head_dim / key_dim keys of KV heads of the model side by side.
 class LatentMap {
  public:
   // F [rank, head_dim] row-major; offset [head_dim], or empty for none.
   LatentMap(std::span<const float> way_back, std::span<const float> offset, int head_dim,
-            DType row_type);
+            int key_dim, DType row_type);
 
   LatentMapView view() const {
     return {.rank = rank_,
             .head_dim = head_dim_,
+            .key_dim = key_dim_,
             .columns = columns_.data(),
             .offset = offset_.data(),
             .numbers = numbers_.empty() ? nullptr : numbers_.data(),
@@ -48,6 +51,7 @@ class LatentMap {
 
   int rank_;
   int head_dim_;
+  int key_dim_;
   std::vector<std::byte> columns_;
   std::vector<int16_t> numbers_;
   std::vector<float> offset_, units_;

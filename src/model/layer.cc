@@ -19,7 +19,7 @@ HeadRows LayerRows::Queries(Activations* a, int kv_head_idx) const {
 
 HeadRows LayerRows::WholeQueries(Activations* a, int kv_head_idx) const {
   if (!turn) return ProductRows(a, kv_head_idx);
-  return {a->RowsBehind(&a->q_full, int64_t{kv_head_idx} * head_dim, gqa_group()), head_dim};
+  return {a->RowsBehind(&a->q_full, int64_t{kv_head_idx} * key_dim(), gqa_group()), key_dim()};
 }
 
 HeadRows LayerRows::Keys(Activations* a, int kv_head_idx) const {
@@ -30,8 +30,8 @@ HeadRows LayerRows::Keys(Activations* a, int kv_head_idx) const {
 HeadRows LayerRows::WholeKeys(Activations* a, int kv_head_idx) const {
   if (!turn) return ProductRows(a, n_kv_heads + kv_head_idx);
   const int idx = kv_head_idx % heads_per_latent;
-  std::byte* const rows = a->RowsBehind(&a->k_full, int64_t{kv_head_idx - idx} * head_dim, 1);
-  return {rows + idx * head_dim * SizeOf(a->row_type), int64_t{heads_per_latent} * head_dim};
+  std::byte* const rows = a->RowsBehind(&a->k_full, int64_t{kv_head_idx - idx} * key_dim(), 1);
+  return {rows + idx * key_dim() * SizeOf(a->row_type), int64_t{heads_per_latent} * key_dim()};
 }
 
 HeadRows LayerRows::Values(Activations* a, int kv_head_idx) const {

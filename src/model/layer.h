@@ -21,9 +21,10 @@ namespace kvlathe {
 // Heads of a layer, their ranks, and where their rows lie among the activations of a step.
 struct LayerRows {
   int n_heads = 0;
-  int n_kv_heads = 0;
-  int head_dim = 0;
+  int n_kv_heads = 0;  // heads of the cache, each heads_per_map of the model's
+  int head_dim = 0;    // of the model
   int heads_per_latent = 1;
+  int heads_per_map = 1;  // KV heads of the model that one map joins (ModelBasis::heads_per_map)
   // Where the KV heads begin in buffers whose heads have ranks of their own: prefix sums,
   // [n_kv_heads + 1].
   std::vector<int64_t> k_offsets = {0}, v_offsets = {0};
@@ -34,7 +35,15 @@ struct LayerRows {
   bool maps_queries = false;  // and queries
   bool is_cut = false;        // the product has rank_k columns a head, not head_dim
 
+  // Query heads that meet the same KV head of the cache, and of the model.
   int gqa_group() const { return n_heads / n_kv_heads; }
+  int queries_per_key() const { return gqa_group() / heads_per_map; }
+  int n_model_kv_heads() const { return n_kv_heads * heads_per_map; }
+  // Numbers of a whole key of the cache: the keys of the joined heads side by side. A whole query
+  // is as wide, and zero but for the place of its own KV head.
+  int key_dim() const { return heads_per_map * head_dim; }
+  // Whether W_O reads rows of head_dim, which attention's outputs are mapped to first.
+  bool maps_outputs() const { return heads_per_latent > 1 || heads_per_map > 1; }
   // Numbers of a key row of the head as it is made; caches hold the first rank_k of them.
   int64_t KeyWidth(int kv_head_idx) const {
     return k_offsets[kv_head_idx + 1] - k_offsets[kv_head_idx];
@@ -50,7 +59,7 @@ struct LayerRows {
     return v_offsets[kv_head_idx] * gqa_group() * heads_per_latent;
   }
   // Between the rows of two tokens in a product that is not cut.
-  int64_t QkStride() const { return int64_t{n_heads + n_kv_heads} * head_dim; }
+  int64_t QkStride() const { return int64_t{n_heads + n_model_kv_heads()} * head_dim; }
 
   // gqa_group rows a token: in the basis of keys, and as sinks meet them.
   HeadRows Queries(Activations* a, int kv_head_idx) const;

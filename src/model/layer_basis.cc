@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/threads.h"
+
 namespace kvlathe {
 namespace {
 
@@ -22,30 +24,45 @@ StatusOr<PackedMatrix> PackTransposed(const std::vector<float>& m, int n_rows, i
   return packed;
 }
 
+// [n_rows, n_columns] -> the columns of it.
+std::vector<float> Columns(const std::vector<float>& m, int n_columns, Range columns) {
+  std::vector<float> part;
+  for (auto row = m.begin(); row != m.end(); row += n_columns) {
+    part.insert(part.end(), row + columns.begin, row + columns.end);
+  }
+  return part;
+}
+
 }  // namespace
 
 StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DType compute_type) {
   LayerBasis layer;
-  const int d = basis.head_dim, n_joined = basis.heads_per_latent;
+  const int d = basis.head_dim, n_sharing = basis.heads_per_latent, n_joined = basis.heads_per_map;
+  const int of_model = d / n_joined;  // head_dim there
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     const HeadBasis& head = basis.head(layer_idx, g);
     if (basis.has_latent_keys()) {
-      layer.latents.emplace_back(head.key_way_back, head.key_offset, d, compute_type);
-    } else {
-      KVL_ASSIGN_OR_RETURN(PackedMatrix query,
-                           PackTransposed(head.query_basis, d, head.rank_k, compute_type));
-      layer.query.push_back(std::move(query));
+      layer.latents.emplace_back(head.key_way_back, head.key_offset, d, of_model, compute_type);
     }
-    if (n_joined > 1) {
-      KVL_ASSIGN_OR_RETURN(
-          PackedMatrix output,
-          PackTransposed(head.output_basis, n_joined * head.rank_v, d, compute_type));
+    for (int i = 0; i < n_joined; ++i) {
+      if (!basis.has_latent_keys()) {
+        const auto first = head.query_basis.begin() + int64_t{i} * of_model * head.rank_k;
+        const std::vector<float> rows(first, first + int64_t{of_model} * head.rank_k);
+        KVL_ASSIGN_OR_RETURN(PackedMatrix query,
+                             PackTransposed(rows, of_model, head.rank_k, compute_type));
+        layer.query.push_back(std::move(query));
+      }
+      if (n_sharing == 1 && n_joined == 1) continue;
+      const std::vector<float> columns =
+          Columns(head.output_basis, d, {int64_t{i} * of_model, int64_t{i + 1} * of_model});
+      KVL_ASSIGN_OR_RETURN(PackedMatrix output, PackTransposed(columns, n_sharing * head.rank_v,
+                                                               of_model, compute_type));
       layer.output.push_back(std::move(output));
     }
     PackedMatrix key;  // one copy serves both where the method uses one rotation
-    if (head.key_basis != head.query_basis) {
-      KVL_ASSIGN_OR_RETURN(key,
-                           PackTransposed(head.key_basis, n_joined * d, head.rank_k, compute_type));
+    if (n_joined > 1 || head.key_basis != head.query_basis) {
+      KVL_ASSIGN_OR_RETURN(
+          key, PackTransposed(head.key_basis, n_sharing * d, head.rank_k, compute_type));
     }
     layer.key.push_back(std::move(key));
     layer.key_offset.push_back(head.key_offset);

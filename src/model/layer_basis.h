@@ -14,11 +14,12 @@ namespace kvlathe {
 
 // All vectors are empty if the basis is folded, or if there is none.
 struct LayerBasis {
+  // "Heads" are KV heads of the cache but for `query` and `output`, which are the model's.
   std::vector<PackedMatrix> query;  // D^T [rank_k, head_dim] per KV head; none with latents
-  std::vector<PackedMatrix> key;    // E^T [rank_k, head_dim] per KV head; empty: same as query
-  std::vector<std::vector<float>> key_offset;  // [head_dim] per KV head, or empty
+  std::vector<PackedMatrix> key;    // E^T [rank_k, row] per KV head; empty: same as query
+  std::vector<std::vector<float>> key_offset;  // [row] per KV head, or empty
   std::vector<LatentMap> latents;              // per KV head, where keys are stored before RoPE
-  // B^T [head_dim, heads_per_latent * rank_v] per KV head, where heads share latents.
+  // B^T [head_dim, heads_per_latent * rank_v] per KV head, where heads share latents or a map.
   std::vector<PackedMatrix> output;
 
   bool empty() const { return key.empty(); }

@@ -37,7 +37,7 @@ void LayerProgram::AddAttention() {
   if (layout.GathersQueries()) Add<GatherQueriesStep>();
   Add<AppendStep>();
   Add<AttendStep>();
-  if (layer_->rows.heads_per_latent > 1) Add<ReadOutputsStep>();
+  if (layer_->rows.maps_outputs()) Add<ReadOutputsStep>();
   if (layout.DropsEntries()) Add<PruneStep>();
   if (layout.ReadsWholeKeys()) Add<CutKeysStep>();
   if (layout.seal.has_value()) {
@@ -95,12 +95,12 @@ ActivationWidths WidthsOf(const Layer& layer) {
                              .gated = c.ffn_dim,
                              .added = c.norms.of_outputs ? c.hidden_dim : 0};
   if (rows.turn) {
-    widths.q_full = rows.n_heads * d;
-    widths.k_full = rows.n_kv_heads * d;
+    widths.q_full = int64_t{rows.n_heads} * rows.key_dim();
+    widths.k_full = int64_t{rows.n_kv_heads} * rows.key_dim();
   }
   if (rows.maps_queries) widths.q_rows = group * rows.k_offsets.back();
   if (rows.maps_keys) widths.k_rows = rows.k_offsets.back();
-  if (rows.heads_per_latent > 1) widths.outputs = rows.n_heads * d;
+  if (rows.maps_outputs()) widths.outputs = rows.n_heads * d;
   return widths;
 }
 

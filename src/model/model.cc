@@ -40,6 +40,7 @@ bool Model::RowsNeedNoTurn(const ModelBasis* basis) const {
     return false;
   }
   if (basis == nullptr) return true;
+  if (basis->heads_per_map > 1) return false;  // queries would be as much wider
   const auto has_whole_rows = [](const HeadBasis& head) { return head.cut.has_value(); };
   return !basis->has_latent_keys() &&
          (!NeedsWholeRows() || std::ranges::all_of(basis->heads, has_whole_rows));
@@ -74,10 +75,11 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   KVL_ASSIGN_OR_RETURN(layer->values, weights_->FoldValues(layer_idx, basis, pool_));
   LayerRows& rows = layer->rows;
   rows.n_heads = c.n_heads;
-  rows.n_kv_heads = c.n_kv_heads;
+  rows.n_kv_heads = layout_.n_kv_heads;
   rows.head_dim = c.head_dim;
-  for (int g = 0; g < c.n_kv_heads; ++g) {
-    const BlockShape& shape = row_shapes_[layer_idx * c.n_kv_heads + g];
+  rows.heads_per_map = c.n_kv_heads / layout_.n_kv_heads;
+  for (int g = 0; g < rows.n_kv_heads; ++g) {
+    const BlockShape& shape = row_shapes_[layer_idx * rows.n_kv_heads + g];
     rows.k_offsets.push_back(rows.k_offsets.back() + shape.rank_k);
     rows.v_offsets.push_back(rows.v_offsets.back() + shape.rank_v);
   }

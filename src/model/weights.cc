@@ -19,6 +19,12 @@ bool HasValueOffset(const ModelBasis& basis, int layer_idx) {
   return false;
 }
 
+// Whether W_O stays as it is and attention's outputs are mapped to its rows first: folded it would be
+// as many times wider as heads share a map or latents.
+bool KeepsOutputs(const ModelBasis& basis) {
+  return basis.heads_per_latent > 1 || basis.heads_per_map > 1;
+}
+
 bool IsIdentity(const std::vector<float>& m, int dim) {
   for (int i = 0; i < dim * dim; ++i) {
     if (m[i] != (i % (dim + 1) == 0 ? 1.0f : 0.0f)) return false;
@@ -28,7 +34,7 @@ bool IsIdentity(const std::vector<float>& m, int dim) {
 
 // Whether every head keeps its value rows as they are.
 bool LeavesValues(const ModelBasis& basis, int layer_idx) {
-  if (HasValueOffset(basis, layer_idx) || basis.heads_per_latent > 1) return false;
+  if (HasValueOffset(basis, layer_idx) || KeepsOutputs(basis)) return false;
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     const HeadBasis& head = basis.head(layer_idx, g);
     if (head.rank_v != basis.head_dim || !IsIdentity(head.value_basis, basis.head_dim) ||
@@ -172,7 +178,7 @@ StatusOr<ValueProjection> ModelWeights::FoldedValues(int layer_idx, const ModelB
                                                      ThreadPool* pool) {
   const ModelConfig& c = config_;
   std::vector<int64_t> v_offset = {0};  // first row of each KV head in the folded W_V
-  for (int g = 0; g < c.n_kv_heads; ++g) {
+  for (int g = 0; g < basis.n_kv_heads; ++g) {
     v_offset.push_back(v_offset.back() + basis.head(layer_idx, g).rank_v);
   }
   ValueProjection p;
@@ -180,7 +186,7 @@ StatusOr<ValueProjection> ModelWeights::FoldedValues(int layer_idx, const ModelB
   const int64_t v_rows = v_offset.back(), hidden = c.hidden_dim;
   KVL_ASSIGN_OR_RETURN(p.v, PackedMatrix::Create(v_rows, hidden, compute_type_));
   const int64_t o_columns =
-      basis.heads_per_latent > 1 ? int64_t{c.n_heads} * c.head_dim : v_rows * c.gqa_group();
+      KeepsOutputs(basis) ? int64_t{c.n_heads} * c.head_dim : v_rows * c.gqa_group();
   KVL_ASSIGN_OR_RETURN(p.o, PackedMatrix::Create(hidden, o_columns, compute_type_));
   KVL_RETURN_IF_ERROR(FoldValueRows(layer_idx, basis, v_offset, pool, &p));
   KVL_RETURN_IF_ERROR(FoldOutputColumns(layer_idx, basis, v_offset, pool, &p));
@@ -206,7 +212,7 @@ StatusOr<std::shared_ptr<const ValueProjection>> ModelWeights::FoldValues(int la
 Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
                                    const std::vector<int64_t>& v_offset, ThreadPool* pool,
                                    ValueProjection* p) {
-  const int64_t hidden = config_.hidden_dim, d = config_.head_dim, v_rows = v_offset.back();
+  const int64_t hidden = config_.hidden_dim, d = basis.head_dim, v_rows = v_offset.back();
   // Rows of the heads that share latents are one.
   const int n = basis.heads_per_latent;
   const auto first_head = [n](int g) { return g / n * n; };
@@ -215,14 +221,14 @@ Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
     return ConstMap(basis.head(layer_idx, g).value_basis.data(), n * d, rank(g));
   };
   if (config_.biases.qkv || HasValueOffset(basis, layer_idx)) {
-    p->v_bias.resize(config_.n_kv_heads * d);
-    for (int g = 0; g < config_.n_kv_heads; ++g) {
+    p->v_bias.resize(basis.n_kv_heads * d);
+    for (int g = 0; g < basis.n_kv_heads; ++g) {
       const std::vector<float>& offset = basis.head(layer_idx, g).value_offset;
       if (offset.empty()) continue;
       Eigen::Map<RowMatrix>(&p->v_bias[g * d], 1, d) -= ConstMap(offset.data(), 1, d);
     }
     std::vector<float> folded(v_rows);
-    for (int g = 0; g < config_.n_kv_heads; ++g) {
+    for (int g = 0; g < basis.n_kv_heads; ++g) {
       Eigen::Map<RowMatrix>(&folded[v_offset[g]], 1, rank(g)) =
           ConstMap(&p->v_bias[first_head(g) * d], 1, n * d) * value_basis(g);
     }
@@ -234,7 +240,7 @@ Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
     const Range columns = ShareOf(hidden, 64, worker_id, pool->n_workers());
     const int64_t n_columns = columns.end - columns.begin;
     if (n_columns == 0) return;
-    for (int g = 0; g < config_.n_kv_heads; ++g) {
+    for (int g = 0; g < basis.n_kv_heads; ++g) {
       const ConstMap rows(&w_v[first_head(g) * d * hidden], n * d, hidden);
       Eigen::Map<RowMatrix>(&folded[v_offset[g] * hidden], rank(g), hidden)
           .middleCols(columns.begin, n_columns)
@@ -255,7 +261,7 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
                                        ValueProjection* p) {
   const int64_t d = config_.head_dim, group = config_.gqa_group();
   const int64_t o_full = config_.n_heads * d, o_columns = p->o.n_in();
-  const bool is_folded = basis.heads_per_latent == 1;
+  const bool is_folded = !KeepsOutputs(basis);
   if (HasValueOffset(basis, layer_idx)) p->o_bias.resize(config_.hidden_dim);
   return reader_.ForRowGroups(
       names_.o(layer_idx), pool, [&](int64_t first, int64_t n, const float* rows) {
@@ -268,17 +274,19 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
         Eigen::MatrixXf of_head;
         for (int h = 0; h < config_.n_heads; ++h) {
           const int g = h / static_cast<int>(group);
-          const int64_t rank = v_offset[g + 1] - v_offset[g];
           if (is_folded) {
+            const int64_t rank = v_offset[g + 1] - v_offset[g];
             of_head.noalias() =
                 from.middleCols(h * d, d) *
                 ConstMap(basis.head(layer_idx, g).output_basis.data(), rank, d).transpose();
             to.middleCols(v_offset[g] * group + (h % group) * rank, rank) = of_head;
           }
-          const std::vector<float>& offset = basis.head(layer_idx, g).value_offset;
+          const std::vector<float>& offset =
+              basis.head(layer_idx, g / basis.heads_per_map).value_offset;
           if (offset.empty()) continue;
           Eigen::Map<RowMatrix>(&p->o_bias[first], n, 1) +=
-              from.middleCols(h * d, d) * ConstMap(offset.data(), d, 1);
+              from.middleCols(h * d, d) *
+              ConstMap(offset.data() + g % basis.heads_per_map * d, d, 1);
         }
         p->o.PackRows(first, n, DType::kF32, folded.data(), o_columns);
       });

@@ -45,16 +45,18 @@ CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
                        const std::vector<HeadRanks>& ranks, bool has_latent_keys) {
   const SealPlan* const seal = parts.seal.has_value() ? &*parts.seal : nullptr;
   const bool is_plain = ranks.empty() && seal == nullptr && !parts.retention.has_value();
-  const size_t n_heads = static_cast<size_t>(model.n_layers) * model.n_kv_heads;
-  KVL_CHECK(ranks.empty() || ranks.size() == n_heads);
+  const size_t n_model_heads = static_cast<size_t>(model.n_layers) * model.n_kv_heads;
+  const size_t n_heads = ranks.empty() ? n_model_heads : ranks.size();
+  KVL_CHECK_EQ(n_model_heads % n_heads, 0u);
+  const auto heads_per_map = static_cast<int>(n_model_heads / n_heads);
   CacheLayout layout;
   layout.n_layers = model.n_layers;
-  layout.n_kv_heads = model.n_kv_heads;
-  layout.head_dim = model.head_dim;
+  layout.n_kv_heads = model.n_kv_heads / heads_per_map;
+  layout.head_dim = model.head_dim * heads_per_map;
   layout.n_sink = is_plain ? 0 : parts.n_sink;
   for (size_t i = 0; i < n_heads; ++i) {
     const HeadRanks of_head = ranks.empty() ? HeadRanks{model.head_dim, model.head_dim} : ranks[i];
-    layout.shapes.push_back(BlockShapeOf(of_head, model.head_dim, model.row_type, seal));
+    layout.shapes.push_back(BlockShapeOf(of_head, layout.head_dim, model.row_type, seal));
   }
   layout.windows = model.windows;
   layout.seal = parts.seal;

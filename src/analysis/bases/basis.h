@@ -54,11 +54,15 @@ struct OnlineInputs {
 
 struct ModelBasis {
   int n_layers = 0;
-  int n_kv_heads = 0;
-  int head_dim = 0;
+  int n_kv_heads = 0;  // heads of the cache
+  int head_dim = 0;    // of the rows that maps take
   std::vector<HeadBasis> heads;  // [n_layers * n_kv_heads]
   // How many KV heads share their latents, a divisor of n_kv_heads; above 1 only with latent keys.
   int heads_per_latent = 1;
+  // How many KV heads of the model are one head of the cache: maps take the rows of all of them
+  // side by side, and head_dim is as many times that of the model. A query head meets only the rows
+  // of its own KV head in query_basis, key_way_back and output_basis.
+  int heads_per_map = 1;
   // Set by zack(online=on): heads then have ranks and no maps, because every sequence finds its
   // own.
   std::optional<OnlineInputs> online = std::nullopt;

@@ -9,25 +9,47 @@
 #include "analysis/bases/rotation.h"
 #include "analysis/ranks/bit_ladder.h"
 #include "analysis/statistics/gram.h"
-#include "analysis/statistics/probes.h"
 #include "base/check.h"
-#include "format/split_bits/unit_codes.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 namespace {
 
-// Keys that draw attention lie further out than most, and their errors cost most: codes reach as
-// much further. Between 1 and 1.2 the KL of lathe-nano and lathe-small is nearly flat.
-constexpr float kKeyReach = 1.1f;
+// A part of the mean eigenvalue that F gets in every direction: gradients of a few windows say too
+// little of directions in which they are small.
+constexpr double kFisherRidge = 0.03;
 
-std::vector<float> MeanOf(const HeadMoments& moments, int64_t head_idx, int dim) {
-  const auto first = moments.mean.begin() + head_idx * dim;
-  return {first, first + dim};
-}
+// The rows of one head of the cache: their moments about the mean, and what errors in them cost.
+struct RowStatistics {
+  std::vector<double> gram;    // [dim, dim], about the offset
+  std::vector<double> fisher;  // [dim, dim]
+  std::vector<float> offset;   // [dim], or empty
+};
 
-std::vector<double> SquareOf(const std::vector<float>& grams, int64_t head_idx, int dim) {
-  const auto first = grams.begin() + head_idx * dim * dim;
-  return {first, first + int64_t{dim} * dim};
+// Channels [first, first + dim) of the rows of a layer.
+RowStatistics RowsOf(const JointMoments& moments, const StatisticsShape& shape, int layer_idx,
+                     int first, int dim, bool is_centred) {
+  const int width = JointHeads(shape) * shape.head_dim;
+  const int64_t n_groups = int64_t{shape.n_kv_heads} * shape.head_dim / width;
+  const int64_t group = layer_idx * n_groups + first / width;
+  const int from = first % width;
+  KVL_CHECK(from + dim <= width);
+  RowStatistics rows;
+  const auto mean = moments.mean.begin() + group * width + from;
+  if (is_centred) rows.offset.assign(mean, mean + dim);
+  rows.gram.resize(int64_t{dim} * dim);
+  rows.fisher.resize(int64_t{dim} * dim);
+  for (int i = 0; i < dim; ++i) {
+    const int64_t row = (group * width + from + i) * width + from;
+    for (int j = 0; j < dim; ++j) {
+      rows.gram[i * dim + j] = moments.gram[row + j];
+      if (is_centred) rows.gram[i * dim + j] -= double{mean[i]} * mean[j];
+      rows.fisher[i * dim + j] = moments.fisher[row + j];
+    }
+  }
+  const double ridge = kFisherRidge * TraceOf(rows.fisher, dim) / dim;
+  for (int i = 0; i < dim; ++i) rows.fisher[i * dim + i] += ridge;
+  return rows;
 }
 
 // sqrt(e^T gram e) of every column e of the square map, mixed as it is stored. Channels without any
@@ -52,8 +74,8 @@ std::vector<float> DeviationsOf(const std::vector<double>& gram, const std::vect
   return ToFloats(deviations);
 }
 
-// The squared error of products when mixed column i of one side is off by its deviation. The other
-// side has the Gram matrix diag(s), and mixed the mean of a group of s in each of its columns.
+// The KL of an error of its own deviation in each mixed column. What errors cost has the matrix
+// diag(s) before columns are mixed, and then the mean of a group of s in each.
 std::vector<double> NoiseOf(const std::vector<float>& deviations, const std::vector<double>& s) {
   std::vector<double> noise;
   for (size_t i = 0; i < s.size(); ++i) {
@@ -64,165 +86,72 @@ std::vector<double> NoiseOf(const std::vector<float>& deviations, const std::vec
   return noise;
 }
 
-// Noise in units of what codes of kProbeBits cost, where that was measured.
-void ScaleToProbe(double measured_kl, double probed, std::vector<double>* noise) {
-  if (!(measured_kl > 0 && probed > 0)) return;
-  for (double& x : *noise) x *= measured_kl / UnitLoss(kProbeBits) / probed;
+// How many KV heads are one head of the cache.
+int HeadsPerMap(const StatisticsShape& shape, bool joins_heads) {
+  if (!joins_heads) return 1;
+  int n = JointHeads(shape);
+  while (n > 1 && (JointHeads(shape) % n != 0 || n * shape.head_dim > kMaxPackedRank)) --n;
+  return n;
 }
 
-double SumOf(const std::vector<double>& x) { return std::accumulate(x.begin(), x.end(), 0.0); }
-
-// What codes of kProbeBits cost as KL, with scales in each block and without; 0: not measured.
-struct KeyProbes {
-  double scaled, without_scales;
-  bool are_known() const { return scaled > 0 && without_scales > 0; }
-};
-
-// Errors that a whole block has in common cost less than independent ones, for softmax ignores what
-// all scores of a query share: this share where it was not measured.
-constexpr double kCommonShare = 0.3;
-// Open rows of 8 bits are coarse where keys move far from block to block. Where they lose more than
-// codes of so many bits with scales, rows stay as they are.
-constexpr int kOpenBits = 4;
-
-// Noise of keys without scales: what they have inside a block, and of what lies between blocks the
-// share that the two probes say. `inside` may be 0 in no channel.
-std::vector<double> StaticNoise(const std::vector<double>& all, const std::vector<double>& inside,
-                                const KeyProbes& kl) {
-  std::vector<double> noise, between;
-  for (size_t i = 0; i < all.size(); ++i) {
-    noise.push_back(std::min(all[i], kKeyReach * kKeyReach * inside[i]));
-    between.push_back(all[i] - noise[i]);
-  }
-  double share = kCommonShare;
-  if (kl.are_known() && SumOf(between) > 0) {
-    const double measured = kl.without_scales / kl.scaled * SumOf(inside);
-    share = std::clamp((measured - SumOf(noise)) / SumOf(between), 0.0, 1.0);
-    const double factor = std::min(1.0, measured / SumOf(noise));
-    for (double& x : noise) x *= factor;
-  }
-  for (size_t i = 0; i < all.size(); ++i) noise[i] += share * between[i];
-  return noise;
-}
-
-// Noise of keys without and with scales in each block; `in_blocks` is the Gram matrix of keys
-// there, of trace 0 where calibration saw no whole block.
-HeadNoise KeyNoiseOf(const HeadAnalysis& head, const std::vector<double>& in_blocks,
-                     const OptimalPair& qk, const KeyProbes& kl, int dim) {
-  HeadNoise noise;
-  noise.qk = NoiseOf(head.key_deviations, qk.singular_values);
-  if (TraceOf(in_blocks, dim) > 0) {
-    noise.qk_in_blocks = NoiseOf(DeviationsOf(in_blocks, qk.right, dim), qk.singular_values);
-    noise.needs_whole_rows =
-        SumOf(noise.qk) * UnitLoss(8) > SumOf(noise.qk_in_blocks) * UnitLoss(kOpenBits);
-    noise.qk = StaticNoise(noise.qk, noise.qk_in_blocks, kl);
-    noise.scale_gain = kl.are_known() ? kl.without_scales / kl.scaled
-                                      : SumOf(noise.qk) / SumOf(noise.qk_in_blocks);
-  }
-  if (kl.are_known() && noise.scale_gain < kLeastScaleGain) {  // gets none: see bit_ladder.h
-    noise.qk = NoiseOf(head.key_deviations, qk.singular_values);
-    ScaleToProbe(kl.without_scales, SumOf(noise.qk), &noise.qk);
-    noise.qk_in_blocks.clear();
-    return noise;
-  }
-  const double probed = SumOf(noise.probed_qk());
-  ScaleToProbe(kl.scaled, probed, &noise.qk);
-  ScaleToProbe(kl.scaled, probed, &noise.qk_in_blocks);
-  return noise;
-}
-
-// What the analysis of a head reads, of keys after RoPE or before it.
-struct LatheStatistics {
-  const HeadMoments& q_moments;
-  const HeadMoments& k_moments;
-  const std::vector<float>& probe_kl_qk;
-  const std::vector<float>& probe_noise_qk;
-  const std::vector<float>& probe_static;
-  const std::vector<float>& in_blocks;
-  const std::vector<int> probe_ranks;
-};
-
-LatheStatistics StatisticsOf(const CalibrationStatistics& s, bool is_latent) {
-  std::vector<int> probe_ranks = ProbeRanks(s.shape.head_dim);
-  if (is_latent) {
-    return {s.attended_q_pre,
-            s.attended_k_pre,
-            s.probes.kl_qk_pre,
-            s.probes.noise_qk_pre,
-            s.probes.noise_qk_pre_static,
-            s.k_pre_in_blocks,
-            std::move(probe_ranks)};
-  }
-  return {s.attended_q,
-          s.attended_k,
-          s.probes.kl_qk,
-          s.probes.noise_qk,
-          s.probes.noise_qk_static,
-          s.k_in_blocks,
-          std::move(probe_ranks)};
-}
-
-// The part of KV head h, [n_layers * n_kv_heads], in an analysis that has places for all heads.
-Status AnalyseHead(const BasisInputs& inputs, const LatheStatistics& of_keys, int64_t h,
-                   BasisAnalysis* analysis) {
+// The part of head h of the cache, [n_layers * heads], in an analysis that has places for all.
+Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis) {
   const CalibrationStatistics& s = *inputs.statistics;
-  const int d = s.shape.head_dim;
-  const bool is_centred = inputs.options.is_centred;
-  const auto gram_of = is_centred ? CentredGramOf : GramOf;
-  const std::vector<double> queries = GramOf(of_keys.q_moments, h, d);
-  const std::vector<double> keys = gram_of(of_keys.k_moments, h, d);
-  const std::vector<double> values = gram_of(s.attended_v, h, d);
-  const std::vector<double>& outputs = inputs.output_grams[h];
-  KVL_RETURN_IF_ERROR(CheckFinite(
-      s.shape, h, {WeightedSum(1, queries, 1, keys), WeightedSum(1, values, 1, outputs)}));
-  const OptimalPair qk = DecomposePair(queries, keys, d);
-  const OptimalPair v = DecomposePair(values, outputs, d);
+  const StatisticsShape& shape = analysis->shape;
+  const int d = shape.head_dim, layer_idx = static_cast<int>(h / shape.n_kv_heads);
+  const int first = static_cast<int>(h % shape.n_kv_heads) * d;
+  const bool is_latent = inputs.options.keys_before_rope;
+  const auto rows_of = [&](const JointMoments& moments) {
+    return RowsOf(moments, s.shape, layer_idx, first, d, inputs.options.is_centred);
+  };
+  RowStatistics keys = rows_of(is_latent ? s.joint.k_pre : s.joint.k);
+  RowStatistics values = rows_of(s.joint.v);
+  KVL_RETURN_IF_ERROR(CheckFinite(shape, h,
+                                  {WeightedSum(1, keys.gram, 1, keys.fisher),
+                                   WeightedSum(1, values.gram, 1, values.fisher)}));
+  const OptimalPair k = DecomposePair(keys.fisher, keys.gram, d);
+  const OptimalPair v = DecomposePair(values.gram, values.fisher, d);
   HeadAnalysis& head = analysis->heads[h];
-  if (inputs.options.keys_before_rope) {
-    head.key_way_back = TransposedSquare(ToFloats(qk.left), d);
+  if (is_latent) {
+    head.key_way_back = TransposedSquare(ToFloats(k.left), d);
   } else {
-    head.query_basis = ToFloats(qk.left);
+    head.query_basis = ToFloats(k.left);
   }
-  head.key_basis = ToFloats(qk.right);
+  head.key_basis = ToFloats(k.right);
   head.value_basis = ToFloats(v.left);
   head.output_basis = TransposedSquare(ToFloats(v.right), d);
-  if (is_centred) {
-    head.key_offset = MeanOf(of_keys.k_moments, h, d);
-    head.value_offset = MeanOf(s.attended_v, h, d);
-  }
-  head.key_deviations = DeviationsOf(keys, qk.right, d);
-  for (float& x : head.key_deviations) x *= kKeyReach;
-  head.value_deviations = DeviationsOf(GramAbout(s.v, h, head.value_offset, d), v.left, d);
-  const std::vector<int>& probe_ranks = of_keys.probe_ranks;
-  analysis->spectra[h] = {
-      ScaledToProbes(qk.singular_values, probe_ranks, &of_keys.probe_kl_qk[h * kProbeCuts]),
-      ScaledToProbes(v.singular_values, probe_ranks, &s.probes.kl_v[h * kProbeCuts])};
-  HeadNoise& noise = analysis->noise[h];
-  noise = KeyNoiseOf(head, SquareOf(of_keys.in_blocks, h, d), qk,
-                     {of_keys.probe_noise_qk[h], of_keys.probe_static[h]}, d);
-  if (!inputs.options.scales_keys) noise.qk_in_blocks.clear();
-  noise.needs_whole_rows &= inputs.options.may_keep_open_rows;
-  noise.v = NoiseOf(head.value_deviations, v.singular_values);
-  ScaleToProbe(s.probes.noise_v[h], SumOf(noise.v), &noise.v);
+  head.key_deviations = DeviationsOf(keys.gram, k.right, d);
+  head.value_deviations = DeviationsOf(values.gram, v.left, d);
+  head.key_offset = std::move(keys.offset);
+  head.value_offset = std::move(values.offset);
+  analysis->noise[h].qk = NoiseOf(head.key_deviations, k.singular_values);
+  analysis->noise[h].v = NoiseOf(head.value_deviations, v.singular_values);
+  analysis->spectra[h] = {k.singular_values, v.singular_values};
   return OkStatus();
 }
 
 }  // namespace
 
 StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
-  const StatisticsShape& shape = inputs.statistics->shape;
-  const int64_t n_heads = int64_t{shape.n_layers} * shape.n_kv_heads;
-  KVL_CHECK_EQ(std::ssize(inputs.output_grams), n_heads);
-  const LatheStatistics of_keys = StatisticsOf(*inputs.statistics, inputs.options.keys_before_rope);
+  const CalibrationStatistics& statistics = *inputs.statistics;
+  if (statistics.joint.n_tokens == 0) {
+    return Error(StatusCode::kFailedPrecondition,
+                 "the calibration holds no gradients, by which lathe prices errors; calibrate on a "
+                 "longer text");
+  }
   BasisAnalysis analysis;
-  analysis.shape = shape;
+  analysis.heads_per_map = HeadsPerMap(statistics.shape, inputs.options.joins_heads);
+  analysis.shape = statistics.shape;
+  analysis.shape.n_kv_heads /= analysis.heads_per_map;
+  analysis.shape.head_dim *= analysis.heads_per_map;
+  const int64_t n_heads = int64_t{analysis.shape.n_layers} * analysis.shape.n_kv_heads;
   analysis.heads.resize(n_heads);
   analysis.spectra.resize(n_heads);
   analysis.noise.resize(n_heads);
   std::vector<Status> statuses(n_heads);
   const auto analyse = [&](Range heads) {
     for (int64_t h = heads.begin; h < heads.end; ++h) {
-      statuses[h] = AnalyseHead(inputs, of_keys, h, &analysis);
+      statuses[h] = AnalyseHead(inputs, h, &analysis);
     }
   };
   if (inputs.pool == nullptr) {

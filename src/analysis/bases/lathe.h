@@ -8,12 +8,14 @@
 
 namespace kvlathe {
 
-// Finds for each KV head the best maps (DecomposePair) of queries and keys, and of attention's
-// outputs and W_O, from the moments of rows as attention weighs them. The means of keys and of
-// outputs become the offsets, unless BasisOptions::is_centred is off. With
-// BasisOptions::keys_before_rope keys are latents: the same maps from the moments of keys before
-// RoPE and of queries as those see them. Spectra are in units of the measured losses: squares
-// beyond a rank sum to what a cut to that rank costs in nats per token, as far as it was measured.
+// Finds for each head of the cache the maps that lose least of what a row's errors cost, from the
+// Gram matrices C of rows about their mean and F of the gradients with respect to rows
+// (JointMoments): a cut to the first r stored channels costs the sum of s_i^2 beyond r, where s are
+// the singular values of F^1/2 C^1/2, and no map of r channels costs less (Eckart and Young 1936).
+// With BasisOptions::joins_heads a head of the cache is all KV heads of a layer side by side, or
+// as many of them as one map may have channels for; else it is one KV head. Means become the
+// offsets, unless BasisOptions::is_centred is off. With BasisOptions::keys_before_rope keys are
+// latents. Spectra and noise are in nats per token. kFailedPrecondition if there are no gradients.
 StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs);
 
 // Shares out ranks by water-filling (RankRule::kLeastError) over all layers, heads and pairs.

@@ -68,8 +68,7 @@ const BasisMethod kZackMethod = {
 const BasisMethod kLatheMethod = {.analyse = AnalyseLathe,
                                   .allocate = AllocateLathe,
                                   .allocate_bits = AllocateLatheBits,
-                                  .wants_text = true,
-                                  .wants_probes = true};
+                                  .wants_text = true};
 const BasisMethod kPaluMethod = {
     .analyse = AnalysePalu, .allocate = AllocatePalu, .wants_text = true};
 
@@ -82,6 +81,7 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
   basis.n_kv_heads = analysis.shape.n_kv_heads;
   basis.head_dim = head_dim;
   basis.heads_per_latent = n;
+  basis.heads_per_map = analysis.heads_per_map;
   basis.heads.reserve(ranks.size());
   for (size_t h = 0; h < ranks.size(); ++h) {
     const HeadAnalysis& full = analysis.heads[h / n];

@@ -20,11 +20,9 @@ struct BasisOptions {
   bool is_normalised = false;     // zack: blocks weigh alike whatever their norm
   bool is_centred = true;         // lathe: rows lose their mean first
   bool keys_before_rope = false;  // lathe: keys are latents from before RoPE
-  bool scales_keys = true;        // lathe: keys may have scales in each block
-  // lathe: heads that 8 bits would cost too much keep 16 in open rows
-  bool may_keep_open_rows = true;
   bool is_whitened = true;   // palu: weights count by the Gram matrix of their inputs
   int heads_per_latent = 1;  // palu: KV heads that share a latent
+  bool joins_heads = false;  // lathe: one map for the KV heads of a layer (JointHeads of them)
   bool operator==(const BasisOptions&) const = default;
 };
 
@@ -78,13 +76,16 @@ struct HeadNoise {
 };
 
 struct BasisAnalysis {
-  StatisticsShape shape;
+  StatisticsShape shape;  // of the heads below
   std::vector<HeadAnalysis> heads;    // [n_layers * n_kv_heads]
   std::vector<HeadSpectra> spectra;   // [n_layers * n_kv_heads]: what ranks are chosen by
   std::vector<HeadNoise> noise = {};  // [n_layers * n_kv_heads]: what bits are chosen by, if any
   // If KV heads share latents, this many of them count as one head above, of as many times
   // head_dim.
   int heads_per_latent = 1;
+  // How many KV heads of the model are one head of the cache, and of `shape`, whose head_dim is
+  // then as many times larger (ModelBasis::heads_per_map).
+  int heads_per_map = 1;
 
   const HeadSpectra& SpectraOf(size_t head_idx) const {
     return spectra[head_idx / heads_per_latent];

@@ -233,7 +233,8 @@ void MakeKeyMaps(const AttentionBenchOptions& options, AttentionCase* c) {
     way_back.resize(int64_t{shape.rank_k} * options.head_dim);
     const double deviation = 1 / std::sqrt(shape.rank_k);
     for (float& x : way_back) x = static_cast<float>(deviation * random.Normal());
-    c->maps.emplace_back(way_back, std::span<const float>(), options.head_dim, shape.row_type);
+    c->maps.emplace_back(way_back, std::span<const float>(), options.head_dim,
+                         options.head_dim, shape.row_type);
   }
 }
 

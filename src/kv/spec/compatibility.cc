@@ -43,6 +43,24 @@ Status CheckSharedLatents(const Spec& spec, int heads_per_latent) {
   return OkStatus();
 }
 
+// What one map for several KV heads goes with.
+Status CheckJoinedHeads(const Spec& spec) {
+  if (!spec.joins_heads()) return OkStatus();
+  if (spec.retention_as<PoolOptions>() != nullptr || spec.retention_as<DmcOptions>() != nullptr) {
+    return Error(kRefused,
+                 "--kv '{}': {} merges the rows of each KV head, and heads=joint stores those of "
+                 "several as one; take heads=own",
+                 spec.text(), spec.NameOf(Axis::kRetention));
+  }
+  if (spec.quantizer_as<KvquantOptions>() != nullptr) {
+    return Error(kRefused,
+                 "--kv '{}': codebooks of kvquant are fitted to channels of one head, and "
+                 "heads=joint has rows of several; take heads=own or another quantizer",
+                 spec.text());
+  }
+  return OkStatus();
+}
+
 // Rows whose basis is found online are those of sealed blocks.
 Status CheckGoesAlone(const Spec& spec, std::string_view what) {
   const Axis axis = spec.quantizer() != nullptr ? Axis::kQuantizer : Axis::kRetention;
@@ -95,6 +113,7 @@ Status CheckSvdOnline(const Spec& spec) { return CheckGoesAlone(spec, "svd-onlin
 
 Status CheckLathe(const Spec& spec) {
   KVL_RETURN_IF_ERROR(CheckLatents(spec));
+  KVL_RETURN_IF_ERROR(CheckJoinedHeads(spec));
   return CheckResident(spec);
 }
 

@@ -71,7 +71,9 @@ struct SvdOnlineOptions {
 struct LatheOptions {
   enum class Bits { kAuto, kMixed, k16 };
   enum class OpenRows { kAuto, k8, k16 };
+  enum class Heads { kAuto, kJoint, kOwn };
   RankOptions ranks;
+  Heads heads = Heads::kAuto;  // which KV heads have a map together
   bool is_resident = false;
   bool is_centred = true;
   bool keys_before_rope = false;

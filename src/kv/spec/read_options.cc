@@ -82,6 +82,8 @@ StageOptions ReadLathe(const KeyValues& values) {
                      .keys_before_rope = values.Is("keys", "before"),
                      .scales_keys = values.Is("scales", "auto"),
                      .runs = ReadRuns(values)};
+  if (values.Is("heads", "joint")) lathe.heads = LatheOptions::Heads::kJoint;
+  if (values.Is("heads", "own")) lathe.heads = LatheOptions::Heads::kOwn;
   if (values.Is("bits", "mixed")) lathe.bits = LatheOptions::Bits::kMixed;
   if (values.Integer("bits") == 16) lathe.bits = LatheOptions::Bits::k16;
   if (values.Integer("open") == 8) lathe.open = LatheOptions::OpenRows::k8;

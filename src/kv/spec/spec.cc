@@ -70,6 +70,13 @@ bool Spec::splits_bits() const {
   return lathe->ranks.has_ratio() && quantizer() == nullptr;
 }
 
+bool Spec::joins_heads() const {
+  const auto* lathe = basis_as<LatheOptions>();
+  if (lathe == nullptr) return false;
+  if (lathe->heads != LatheOptions::Heads::kAuto) return lathe->heads == LatheOptions::Heads::kJoint;
+  return splits_bits() && (retention() == nullptr || retention_as<WindowOptions>() != nullptr);
+}
+
 bool Spec::has_latent_keys() const {
   const auto* lathe = basis_as<LatheOptions>();
   return basis_as<PaluOptions>() != nullptr || (lathe != nullptr && lathe->keys_before_rope);

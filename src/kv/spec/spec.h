@@ -87,6 +87,8 @@ class Spec {
   }
   // Whether the basis gives channels bits of their own, in place of a quantizer.
   bool splits_bits() const;
+  // Whether KV heads of a layer have one map together and are one head of the cache.
+  bool joins_heads() const;
   // Whether keys are stored as latents from before RoPE, and turn when they are read.
   bool has_latent_keys() const;
   // Whether each sequence finds the basis of its own rows where its prompt ends (svd-online,

@@ -44,6 +44,12 @@ constexpr KeyInfo kLatheKeyRows = {
         "keys as they are after RoPE, or latents of those before it, made into keys at every read",
     .default_text = "after",
     .choices = "after|before"};
+constexpr KeyInfo kLatheHeads = {
+    .name = "heads",
+    .doc = "one map for the KV heads of a layer together (at most 256 channels), or one for each; "
+           "auto: together where bits are mixed and heads choose no entries of their own",
+    .default_text = "auto",
+    .choices = "auto|joint|own"};
 constexpr KeyInfo kLatheBits = {
     .name = "bits",
     .doc =
@@ -68,7 +74,7 @@ constexpr KeyInfo kLatheOpen = {
 constexpr KeyInfo kLatheNewest = WithDefault(kNewest, "32");
 constexpr const KeyInfo* kLatheKeys[] = {&kRate,      &kRatio,       &kAccuracy,  &kRanks,
                                          &kRound,     &kResident,    &kCentre,    &kLatheKeyRows,
-                                         &kLatheBits, &kLatheScales, &kLatheOpen, &kRun,
+                                         &kLatheHeads, &kLatheBits, &kLatheScales, &kLatheOpen, &kRun,
                                          &kBuffer,    &kLatheNewest, &kSink};
 
 constexpr KeyInfo kPaluGroup = {

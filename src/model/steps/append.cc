@@ -10,7 +10,7 @@ void AppendStep::PlanSinks(const SequenceStep& step, int kv_head_idx, int64_t fi
                            int n_sinks, Activations* a) {
   const int g = kv_head_idx, first = step.first_position();
   const int64_t element = SizeOf(a->row_type);
-  const int64_t k_bytes = layer_.rows.head_dim * element;
+  const int64_t k_bytes = layer_.rows.key_dim() * element;
   const CacheHead head = step.cache->head(layer_.idx, g);
   const int64_t v_bytes = head.shape().rank_v * element;
   const HeadRows k = layer_.rows.WholeKeys(a, g), v = layer_.rows.Values(a, g);

@@ -50,7 +50,7 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   HeadJob job;
   job.device = &cache.device();
   job.shape = head.shape();
-  job.head_dim = rows.head_dim;
+  job.head_dim = rows.key_dim();
   job.gqa_group = rows.gqa_group();
   job.n_tokens = n_new;
   AddQueries(place, g, a, &job);

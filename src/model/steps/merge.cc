@@ -11,7 +11,7 @@ namespace kvlathe {
 Status TakeDecisionsStep::Run(ForwardState* state) {
   Activations& a = *state->activations;
   const int d = layer_.rows.head_dim;
-  const int64_t n_rows = a.n_tokens * (layer_.rows.n_heads + layer_.rows.n_kv_heads);
+  const int64_t n_rows = a.n_tokens * (layer_.rows.n_heads + layer_.rows.n_model_kv_heads());
   const int channel = layer_.config->dmc->is_last ? d - 1 : 0;
   a.decisions.resize(n_rows);
   for (int64_t i = 0; i < n_rows; ++i) {

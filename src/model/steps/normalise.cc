@@ -44,7 +44,7 @@ Status NormaliseHeadsStep::Run(ForwardState* state) {
             .out = x};
   };
   const NormPlan plans[] = {plan_of(layer_.weights->q_norm, q, rows.n_heads),
-                            plan_of(layer_.weights->k_norm, k, rows.n_kv_heads)};
+                            plan_of(layer_.weights->k_norm, k, rows.n_model_kv_heads())};
   state->backend->Normalise(plans);
   return OkStatus();
 }

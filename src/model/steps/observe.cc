@@ -46,6 +46,7 @@ Status ObserveStep::Run(ForwardState* state) {
          .k = qk + q_width + int64_t{g} * d,
          .turned_q = reinterpret_cast<std::byte*>(&q_post[int64_t{g} * group * d]),
          .turned_q_stride = q_width,
+         .turned_q_width = d,
          .turned_k = {reinterpret_cast<std::byte*>(&k_post[int64_t{g} * d]), k_width}});
   }
   RotatePlan plan = TurnsOf(layer_, a.tokens);

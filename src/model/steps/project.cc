@@ -59,9 +59,9 @@ Status ReadOutputsStep::Run(ForwardState* state) {
   const int64_t element = SizeOf(a.row_type);
   heads_.clear();
   for (int h = 0; h < rows.n_heads; ++h) {
-    const int g = h / group;
+    const int g = h / group;  // of the cache
     const int64_t column = rows.OutputOffset(g) + h % group * rows.OutputWidth(g);
-    heads_.push_back({.w = &layer_.basis.output[g],
+    heads_.push_back({.w = &layer_.basis.output[h / rows.queries_per_key()],
                       .x = a.attended.data() + column * element,
                       .y = a.outputs.data() + int64_t{h} * rows.head_dim * element});
   }
@@ -95,7 +95,7 @@ void AddToStream(const Layer& layer, const PackedMatrix& w, const std::vector<fl
 
 Status OutputStep::Run(ForwardState* state) {
   Activations& a = *state->activations;
-  const Buffer& outputs = layer_.rows.heads_per_latent > 1 ? a.outputs : a.attended;
+  const Buffer& outputs = layer_.rows.maps_outputs() ? a.outputs : a.attended;
   AddToStream(layer_, layer_.values->o, layer_.values->o_bias, outputs.data(),
               layer_.weights->attn_out_norm, state);
   return OkStatus();

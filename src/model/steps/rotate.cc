@@ -11,7 +11,7 @@ RotatePlan TurnsOf(const Layer& layer, std::span<const TokenPlace> tokens) {
   const LayerRows& rows = layer.rows;
   const RopeTable& rope = layer.rotations->of(layer.idx);
   RotatePlan plan = {.tokens = tokens,
-                     .gqa_group = rows.gqa_group(),
+                     .gqa_group = rows.queries_per_key(),
                      .head_dim = rows.head_dim,
                      .stride = rows.QkStride(),
                      .cos = rope.cos(0),
@@ -25,20 +25,29 @@ RotatePlan TurnsOf(const Layer& layer, std::span<const TokenPlace> tokens) {
 
 HeadTurn RotateStep::TurnOf(int kv_head_idx, Activations* a) const {
   const LayerRows& rows = layer_.rows;
-  const int g = kv_head_idx, d = rows.head_dim, group = rows.gqa_group();
+  const int d = rows.head_dim, group = rows.queries_per_key();
+  const int g = kv_head_idx / rows.heads_per_map;  // of the cache
+  const int part = kv_head_idx % rows.heads_per_map;
+  const int64_t element = SizeOf(a->row_type), key_dim = rows.key_dim();
   const float* const qk = a->qk.as<float>();
-  HeadTurn head = {.q = qk + int64_t{g} * group * d,
-                   .k = qk + int64_t{rows.n_heads + g} * d,
-                   .turned_q = rows.WholeQueries(a, g).first,
-                   .turned_q_stride = int64_t{group} * d,
+  HeadTurn head = {.q = qk + int64_t{kv_head_idx} * group * d,
+                   .k = qk + int64_t{rows.n_heads + kv_head_idx} * d,
+                   .turned_q = rows.WholeQueries(a, g).first + part * group * key_dim * element,
+                   .turned_q_stride = rows.gqa_group() * key_dim,
+                   .turned_q_width = static_cast<int>(key_dim),
+                   .turned_q_place = part * d,
                    .turned_k = rows.WholeKeys(a, g)};
+  head.turned_k.first += part * d * element;
   if (!rows.maps_keys) return head;
   const LayerBasis& basis = layer_.basis;
-  if (!basis.key_offset[g].empty()) head.key_offset = basis.key_offset[g].data();
+  if (!basis.key_offset[g].empty()) head.key_offset = basis.key_offset[g].data() + part * d;
   if (rows.maps_queries) {
-    head.query_map = &basis.query[g];
-    head.mapped_q = rows.Queries(a, g).first;
+    const int64_t width = rows.KeyWidth(g);
+    head.query_map = &basis.query[kv_head_idx];
+    head.mapped_q = rows.Queries(a, g).first + part * group * width * element;
+    head.mapped_q_stride = rows.gqa_group() * width;
   }
+  if (part > 0) return head;
   head.key_map = &basis.KeyMap(g);
   head.joined_k = rows.WholeKeys(a, g / rows.heads_per_latent * rows.heads_per_latent);
   head.mapped_k = rows.Keys(a, g).first;
@@ -49,11 +58,11 @@ Status RotateStep::Run(ForwardState* state) {
   const ScopedTimer timer(&state->profile->rotate);
   Activations& a = *state->activations;
   heads_.clear();
-  for (int g = 0; g < layer_.rows.n_kv_heads; ++g) heads_.push_back(TurnOf(g, &a));
+  for (int g = 0; g < layer_.rows.n_model_kv_heads(); ++g) heads_.push_back(TurnOf(g, &a));
   RotatePlan plan = TurnsOf(layer_, a.tokens);
   plan.heads = heads_;
   if (layer_.layout->has_latent_keys) plan.first_unturned = layer_.layout->n_sink;
-  plan.keys_per_map = layer_.rows.heads_per_latent;
+  plan.keys_per_map = layer_.rows.heads_per_latent * layer_.rows.heads_per_map;
   plan.out_type = a.row_type;
   state->backend->RotateAndMap(plan);
   return OkStatus();

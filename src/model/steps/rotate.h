@@ -21,6 +21,7 @@ class RotateStep : public LayerStep {
   Status Run(ForwardState* state) override;
 
  private:
+  // kv_head_idx: of the model.
   HeadTurn TurnOf(int kv_head_idx, Activations* a) const;
 
   std::vector<HeadTurn> heads_;

@@ -62,7 +62,9 @@ void ReadLatents(const LatentBlock& b, std::byte* scratch) {
       pair[2 * t + 1] = sums[1][t];
     }
   }
-  if (b.rotation.half > 0) TurnKeys(b.rotation, keys);
+  for (int key = 0; b.rotation.half > 0 && key < head_dim; key += b.map.key_dim) {
+    TurnKeys(b.rotation, keys + int64_t{kBlockSize} * key);
+  }
   Kernels::StoreRows(keys, int64_t{kBlockSize} * head_dim, tile);
 }
 

@@ -49,7 +49,7 @@ TEST_P(LatentKeysTest, TilesAreTurnedProductsAndTheSameValues) {
     for (const DType type : {DType::kF32, DType::kBf16}) {
       SCOPED_TRACE(fmt::format("{} {}", IsaName(isa), DTypeName(type)));
       const BlockShape shape{rank, rank_v, type}, plain{head_dim, rank_v, type};
-      const LatentMap map(way_back, offset, head_dim, type);
+      const LatentMap map(way_back, offset, head_dim, head_dim, type);
       std::vector<float> stored(kBlockSize * (rank + rank_v));
       for (int t = 0; t < kBlockSize; ++t) {
         for (int r = 0; r < rank; ++r) stored[KeyOffset(t, r)] = latents[t * rank + r];

@@ -50,10 +50,11 @@ KVL_INLINE void Turn(__m256 cos, __m256 sin, __m256* a, __m256* b) {
 }
 
 // Channels i, i + 1, i + step and i + step + 1 of kTileTokens tokens from `first` on; the second
-// two are what the first turn with. Latents as K of a plain block.
+// two are what the first turn with. The key that they are of begins at channel `first_of_key`.
+// Latents as K of a plain block.
 template <bool kTurns>
-KVL_INLINE void KeyTile(const LatentBlock& b, const int16_t* latents, int i, int step, int first,
-                        uint16_t* keys) {
+KVL_INLINE void KeyTile(const LatentBlock& b, const int16_t* latents, int first_of_key, int i,
+                        int step, int first, uint16_t* keys) {
   const LatentMapView& map = b.map;
   const int channels[4] = {i, i + 1, i + step, i + step + 1};
   // Two pointers and a distance: more would leave too few registers for addresses.
@@ -84,8 +85,9 @@ KVL_INLINE void KeyTile(const LatentBlock& b, const int16_t* latents, int i, int
     TokenPairs pairs = Interleave(rows[0], rows[1]), second = Interleave(rows[2], rows[3]);
     const int64_t tokens = 2 * (first + kLanes * c.value);
     if constexpr (kTurns) {
-      const TokenPairs cos = LoadPairs(b.rotation.cos + int64_t{i} * kBlockSize + tokens);
-      const TokenPairs sin = LoadPairs(b.rotation.sin + int64_t{i} * kBlockSize + tokens);
+      const int64_t angles = int64_t{i - first_of_key} * kBlockSize + tokens;
+      const TokenPairs cos = LoadPairs(b.rotation.cos + angles);
+      const TokenPairs sin = LoadPairs(b.rotation.sin + angles);
       Turn(cos.low, sin.low, &pairs.low, &second.low);
       Turn(cos.high, sin.high, &pairs.high, &second.high);
     }
@@ -119,14 +121,16 @@ void ReadCodes(const LatentBlock& b, std::byte* scratch) {
   auto* const keys = reinterpret_cast<uint16_t*>(b.tile);
   ReadKeyNumbers(b.run->k, b.block, latents);
   ReadValues(b.run->v, b.block, keys + int64_t{kBlockSize} * head_dim);
-  const auto tiles = [&](auto turns, int i, int step) KVL_PART {
+  const auto tiles = [&](auto turns, int key, int i, int step) KVL_PART {
     for (int first = 0; first < kBlockSize; first += kTileTokens) {
-      KeyTile<turns.value>(b, latents, i, step, first, keys);
+      KeyTile<turns.value>(b, latents, key, i, step, first, keys);
     }
   };
-  int i = 0;
-  for (; i < half; i += 2) tiles(std::true_type(), i, half);
-  for (i = 2 * half; i < head_dim; i += 4) tiles(std::false_type(), i, 2);
+  for (int key = 0; key < head_dim; key += b.map.key_dim) {
+    const int end = key + b.map.key_dim;
+    for (int i = key; i < key + half; i += 2) tiles(std::true_type(), key, i, half);
+    for (int i = key + 2 * half; i < end; i += 4) tiles(std::false_type(), key, i, 2);
+  }
 }
 
 }  // namespace

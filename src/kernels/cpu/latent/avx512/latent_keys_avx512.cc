@@ -32,10 +32,11 @@ KVL_INLINE void Turn(const float* cos, const float* sin, __m512* a, __m512* b) {
   *b = _mm512_fmadd_ps(*b, c, _mm512_mul_ps(x, s));
 }
 
-// Channels i, i + 1, i + step and i + step + 1; the second two are what the first turn with.
+// Channels i, i + 1, i + step and i + step + 1; the second two are what the first turn with. The key
+// that they are of begins at channel `first_of_key`.
 template <bool kTurns>
-KVL_INLINE void KeyTile(const LatentBlock& b, const uint16_t* latents, int i, int step,
-                        uint16_t* keys) {
+KVL_INLINE void KeyTile(const LatentBlock& b, const uint16_t* latents, int first_of_key, int i,
+                        int step, uint16_t* keys) {
   const int rank = b.shape.rank_k;
   const auto* columns = static_cast<const uint16_t*>(b.map.columns);
   const int channels[4] = {i, i + 1, i + step, i + step + 1};
@@ -61,7 +62,7 @@ KVL_INLINE void KeyTile(const LatentBlock& b, const uint16_t* latents, int i, in
     TokenPairs first = Interleave(sums[0][c.value], sums[1][c.value]);
     TokenPairs second = Interleave(sums[2][c.value], sums[3][c.value]);
     if constexpr (kTurns) {
-      const int64_t offset = int64_t{i} * kBlockSize + 32 * c.value;
+      const int64_t offset = int64_t{i - first_of_key} * kBlockSize + 32 * c.value;
       const float* cos = b.rotation.cos + offset;
       const float* sin = b.rotation.sin + offset;
       Turn(cos, sin, &first.low, &second.low);
@@ -137,9 +138,11 @@ void ReadLatentsAvx512Bf16(const LatentBlock& b, std::byte* scratch) {
       RoundAll(values + n_latents, n_values, tile_v);
     }
   }
-  int i = 0;
-  for (; i < half; i += 2) KeyTile<true>(b, latents, i, half, tile);
-  for (i = 2 * half; i < head_dim; i += 4) KeyTile<false>(b, latents, i, 2, tile);
+  for (int key = 0; key < head_dim; key += b.map.key_dim) {
+    const int end = key + b.map.key_dim;
+    for (int i = key; i < key + half; i += 2) KeyTile<true>(b, latents, key, i, half, tile);
+    for (int i = key + 2 * half; i < end; i += 4) KeyTile<false>(b, latents, key, i, 2, tile);
+  }
 }
 
 }  // namespace kvlathe
