@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "analysis/bases/lathe.h"
 #include "evaluation/bench/bench_attention.h"
 #include "evaluation/bench/bench_model.h"
 #include "evaluation/bench/bench_plan.h"
@@ -208,6 +209,9 @@ Status RunAttention(BenchAttentionOptions options) {
     bench.specs.push_back({kv, has_rate ? ranks->value : 0, parts.seal, parts.retention,
                            spec.splits_bits() ? ranks->value : 0, spec.has_latent_keys(),
                            is_uniform});
+    if (!spec.joins_heads()) continue;
+    bench.specs.back().heads_per_map =
+        HeadsPerMap({1, bench.n_heads, bench.n_kv_heads, bench.head_dim});
   }
   bench.phases.clear();
   for (const std::string& phase : options.phases) {

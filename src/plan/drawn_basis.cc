@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "analysis/bases/lathe.h"
 #include "analysis/bases/palu.h"
 #include "analysis/ranks/bit_ladder.h"
 #include "base/check.h"
@@ -151,8 +152,14 @@ StatusOr<ModelBasis> DrawBasis(const Spec& spec, const ModelFacts& model) {
                            kDrawnBasisSeed, spec.has_latent_keys(), heads_per_latent);
   }
   if (spec.splits_bits()) {
-    return DrawRandomSplitBasis(model.n_layers, model.n_kv_heads, model.head_dim, ranks.value,
-                                kDrawnBasisSeed, spec.has_latent_keys());
+    const int n = spec.joins_heads() ? HeadsPerMap({model.n_layers, model.n_kv_heads,
+                                                    model.n_kv_heads, model.head_dim})
+                                     : 1;
+    ModelBasis basis =
+        DrawRandomSplitBasis(model.n_layers, model.n_kv_heads / n, model.head_dim * n, ranks.value,
+                             kDrawnBasisSeed, spec.has_latent_keys());
+    basis.heads_per_map = n;
+    return basis;
   }
   return Error(StatusCode::kInvalidArgument,
                "--kv '{}': a model with random weights takes rate, or a ratio that chooses bits",

@@ -86,14 +86,6 @@ std::vector<double> NoiseOf(const std::vector<float>& deviations, const std::vec
   return noise;
 }
 
-// How many KV heads are one head of the cache.
-int HeadsPerMap(const StatisticsShape& shape, bool joins_heads) {
-  if (!joins_heads) return 1;
-  int n = JointHeads(shape);
-  while (n > 1 && (JointHeads(shape) % n != 0 || n * shape.head_dim > kMaxPackedRank)) --n;
-  return n;
-}
-
 // The part of head h of the cache, [n_layers * heads], in an analysis that has places for all.
 Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis) {
   const CalibrationStatistics& s = *inputs.statistics;
@@ -132,6 +124,12 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
 
 }  // namespace
 
+int HeadsPerMap(const StatisticsShape& shape) {
+  int n = JointHeads(shape);
+  while (n > 1 && (JointHeads(shape) % n != 0 || n * shape.head_dim > kMaxPackedRank)) --n;
+  return n;
+}
+
 StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
   const CalibrationStatistics& statistics = *inputs.statistics;
   if (statistics.joint.n_tokens == 0) {
@@ -140,7 +138,7 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
                  "longer text");
   }
   BasisAnalysis analysis;
-  analysis.heads_per_map = HeadsPerMap(statistics.shape, inputs.options.joins_heads);
+  if (inputs.options.joins_heads) analysis.heads_per_map = HeadsPerMap(statistics.shape);
   analysis.shape = statistics.shape;
   analysis.shape.n_kv_heads /= analysis.heads_per_map;
   analysis.shape.head_dim *= analysis.heads_per_map;

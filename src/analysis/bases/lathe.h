@@ -4,9 +4,14 @@
 #pragma once
 
 #include "analysis/bases/method.h"
+#include "analysis/statistics/statistics.h"
 #include "base/status.h"
 
 namespace kvlathe {
+
+// How many KV heads of a layer one map may join: the largest divisor of JointHeads(shape) with which
+// a row of the cache has at most kMaxPackedRank channels.
+int HeadsPerMap(const StatisticsShape& shape);
 
 // Finds for each head of the cache the maps that lose least of what a row's errors cost, from the
 // Gram matrices C of rows about their mean and F of the gradients with respect to rows

@@ -38,7 +38,7 @@ StatusOr<double> TimePass(const AttentionBenchOptions& options, const AttentionC
   const Stopwatch watch;
   for (int l = 0; l < c.n_layers; ++l) {
     KVL_RETURN_IF_ERROR(attention->Run(
-        {c.jobs.data() + l * options.n_kv_heads, static_cast<size_t>(options.n_kv_heads)}, sm_scale,
+        {c.jobs.data() + l * c.layout.n_kv_heads, static_cast<size_t>(c.layout.n_kv_heads)}, sm_scale,
         c.row.schedule));
   }
   return watch.Seconds();
@@ -129,11 +129,14 @@ Status MeasureGemmLimit(ThreadPool* pool, Isa isa, AttentionBenchReport* report)
 Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
                     AttentionBenchReport* report, std::vector<AttentionCase>* cases) {
   int64_t block_bytes = kReadWorkingSetBytes, n_query_tokens = 1;
+  int heads_per_map = 1;
   for (const AttentionCase& c : *cases) {
     block_bytes = std::max(block_bytes, AllBlockBytes(c));
     n_query_tokens = std::max<int64_t>(n_query_tokens, c.row.n_tokens);
+    heads_per_map = std::max(heads_per_map, c.heads_per_map);
   }
-  const int64_t query_bytes = 2 * n_query_tokens * options.n_heads * options.head_dim;
+  const int64_t query_bytes =
+      2 * n_query_tokens * options.n_heads * options.head_dim * heads_per_map;
   BenchMemory memory;
   KVL_ASSIGN_OR_RETURN(memory.blocks, Buffer::Allocate(block_bytes, "benchmark blocks"));
   KVL_ASSIGN_OR_RETURN(memory.q, Buffer::Allocate(query_bytes, "benchmark queries"));

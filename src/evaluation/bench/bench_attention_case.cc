@@ -223,7 +223,8 @@ void MakeKeyMaps(const AttentionBenchOptions& options, AttentionCase* c) {
   const std::optional<SealPlan>& seal = c->layout.seal;
   const bool turns_codes = seal.has_value() && seal->format.seals_keys_before_rope();
   if (!turns_codes && !c->has_latent_keys) return;
-  const int64_t n = BlocksOf(c->row.context) * kBlockSize * options.head_dim / 2;
+  const int key_dim = options.head_dim / c->heads_per_map;
+  const int64_t n = BlocksOf(c->row.context) * kBlockSize * key_dim / 2;
   c->cos.assign(n, 1.0f);
   c->sin.assign(n, 0.0f);
   if (!c->has_latent_keys) return;
@@ -233,8 +234,8 @@ void MakeKeyMaps(const AttentionBenchOptions& options, AttentionCase* c) {
     way_back.resize(int64_t{shape.rank_k} * options.head_dim);
     const double deviation = 1 / std::sqrt(shape.rank_k);
     for (float& x : way_back) x = static_cast<float>(deviation * random.Normal());
-    c->maps.emplace_back(way_back, std::span<const float>(), options.head_dim,
-                         options.head_dim, shape.row_type);
+    c->maps.emplace_back(way_back, std::span<const float>(), options.head_dim, key_dim,
+                         shape.row_type);
   }
 }
 
@@ -293,7 +294,8 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
                        .out_stride = int64_t{group} * shape.rank_v});
     const KeyRotation rotation =
         c->cos.empty() ? KeyRotation()
-                       : KeyRotation{c->cos.data(), c->sin.data(), options.head_dim / 2};
+                       : KeyRotation{c->cos.data(), c->sin.data(),
+                                     options.head_dim / c->heads_per_map / 2};
     if (!c->maps.empty()) {
       c->jobs.back().q_stride = options.head_dim;
       c->jobs.back().latents = {.map = c->maps[i].view(), .rotation = rotation};
@@ -342,9 +344,17 @@ int64_t AllBlockBytes(const AttentionCase& c) {
   return n_bytes;
 }
 
-AttentionCase MakeCase(const AttentionBenchOptions& options, BenchPhase phase, int context,
+AttentionBenchOptions JoinedShapes(AttentionBenchOptions options, int heads_per_map) {
+  options.n_kv_heads /= heads_per_map;
+  options.head_dim *= heads_per_map;
+  return options;
+}
+
+AttentionCase MakeCase(const AttentionBenchOptions& of_model, BenchPhase phase, int context,
                        const BenchCache& spec) {
+  const AttentionBenchOptions options = JoinedShapes(of_model, spec.heads_per_map);
   AttentionCase c;
+  c.heads_per_map = spec.heads_per_map;
   c.row.phase = phase;
   c.row.context = context;
   c.row.kv = spec.kv;
@@ -369,14 +379,15 @@ AttentionCase MakeCase(const AttentionBenchOptions& options, BenchPhase phase, i
     const BlockShape& shape = c.layout.shapes[i];
     const double n = std::min(c.row.n_tokens, c.lengths[i]);
     const double n_visible = n * (c.lengths[i] - n) + n * (n + 1) / 2;
-    const int key_width = c.has_latent_keys ? options.head_dim : shape.rank_k;
+    const int key_width = c.has_latent_keys ? of_model.head_dim : shape.rank_k;
     c.row.flops += 2.0 * (key_width + shape.rank_v) / c.n_layers * n_visible * group;
   }
   return c;
 }
 
-Status BuildCase(const AttentionBenchOptions& options, BenchMemory* memory, ThreadPool* pool,
+Status BuildCase(const AttentionBenchOptions& of_model, BenchMemory* memory, ThreadPool* pool,
                  AttentionCase* c) {
+  const AttentionBenchOptions options = JoinedShapes(of_model, c->heads_per_map);
   c->device = std::make_unique<CpuDevice>();
   PlaceBlocks(memory->blocks.data(), options, c);
   KVL_RETURN_IF_ERROR(MakeRecords(options, pool, c));

@@ -20,6 +20,7 @@ namespace kvlathe {
 struct AttentionCase {
   AttentionBenchRow row;
   int n_layers = 1;
+  int heads_per_map = 1;
   CacheLayout layout;
   std::vector<int> lengths;           // [n_layers * n_kv_heads] entries
   std::vector<RunExtent> extents;     // of the sealed runs, the same for every head
@@ -38,6 +39,9 @@ struct AttentionCase {
   std::vector<HeadJob> jobs;  // [n_layers * n_kv_heads]
   std::vector<double> pass_seconds;
 };
+
+// The shapes that a cache has whose heads are so many of the model each.
+AttentionBenchOptions JoinedShapes(AttentionBenchOptions options, int heads_per_map);
 
 // Shapes and what they cost; layers for decode until a pass reads kReadWorkingSetBytes.
 AttentionCase MakeCase(const AttentionBenchOptions& options, BenchPhase phase, int context,
