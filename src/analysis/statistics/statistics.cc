@@ -14,8 +14,7 @@ namespace kvlathe {
 namespace {
 
 constexpr const char* kFormat = "kvlathe-statistics";
-constexpr const char* kFormatVersion = "8";
-constexpr const char* kVersionWithoutChecksum = "7";
+constexpr const char* kFormatVersion = "9";
 constexpr const char* kRecalibrate = "write a new one with kvlathe calibrate";
 
 using Metadata = std::map<std::string, std::string>;
@@ -31,6 +30,22 @@ void AddMoments(const std::string& name, const StatisticsShape& shape, int64_t n
   const int64_t n_layers = shape.n_layers, head_dim = shape.head_dim;
   fields->push_back({name + ".mean", {n_layers, n_heads, head_dim}, &moments->mean});
   fields->push_back({name + ".gram", {n_layers, n_heads, head_dim, head_dim}, &moments->gram});
+}
+
+void AddJointMoments(const std::string& name, const StatisticsShape& shape, JointMoments* moments,
+                     std::vector<ArrayField>* fields) {
+  const int64_t n_heads = JointHeads(shape), width = n_heads * shape.head_dim;
+  const int64_t n_layers = shape.n_layers, n_groups = shape.n_kv_heads / n_heads;
+  fields->push_back({name + ".mean", {n_layers, n_groups, width}, &moments->mean});
+  fields->push_back({name + ".gram", {n_layers, n_groups, width, width}, &moments->gram});
+  fields->push_back({name + ".fisher", {n_layers, n_groups, width, width}, &moments->fisher});
+}
+
+void AddJointStatistics(const std::string& name, const StatisticsShape& shape,
+                        JointStatistics* statistics, std::vector<ArrayField>* fields) {
+  AddJointMoments(name + ".k", shape, &statistics->k, fields);
+  AddJointMoments(name + ".k_pre", shape, &statistics->k_pre, fields);
+  AddJointMoments(name + ".v", shape, &statistics->v, fields);
 }
 
 void AddHistograms(const std::string& name, const StatisticsShape& shape,
@@ -62,6 +77,8 @@ std::vector<ArrayField> ArrayFields(CalibrationStatistics* s) {
   AddMoments("attended_v", s->shape, n_kv_heads, &s->attended_v, &fields);
   AddMoments("attended_q_pre", s->shape, n_kv_heads, &s->attended_q_pre, &fields);
   AddMoments("attended_k_pre", s->shape, n_kv_heads, &s->attended_k_pre, &fields);
+  AddJointStatistics("joint", s->shape, &s->joint, &fields);
+  AddJointStatistics("held_back", s->shape, &s->held_back, &fields);
   const std::vector<int64_t> grams = {s->shape.n_layers, n_kv_heads, s->shape.head_dim,
                                       s->shape.head_dim};
   fields.push_back({"k_in_blocks.gram", grams, &s->k_in_blocks});
@@ -168,6 +185,8 @@ Metadata MetadataOf(const CalibrationStatistics& s) {
           {"merging", s.source.merging},
           {"n_rows", std::to_string(s.n_rows)},
           {"n_sink_rows", std::to_string(s.n_sink_rows)},
+          {"n_joint_tokens", std::to_string(s.joint.n_tokens)},
+          {"n_held_back_tokens", std::to_string(s.held_back.n_tokens)},
           {"n_layers", std::to_string(s.shape.n_layers)},
           {"n_heads", std::to_string(s.shape.n_heads)},
           {"n_kv_heads", std::to_string(s.shape.n_kv_heads)},
@@ -181,6 +200,15 @@ int64_t ElementsOf(const std::vector<int64_t>& shape) {
 }
 
 }  // namespace
+
+int JointHeads(const StatisticsShape& shape) {
+  int n_heads = shape.n_kv_heads;
+  while (n_heads > 1 && (shape.n_kv_heads % n_heads != 0 ||
+                         int64_t{n_heads} * shape.head_dim > kMostJointChannels)) {
+    --n_heads;
+  }
+  return n_heads;
+}
 
 CalibrationStatistics MakeStatistics(const StatisticsShape& shape) {
   CalibrationStatistics statistics;
@@ -214,12 +242,11 @@ StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path) {
   const MetadataReader metadata(file);
   std::string version;
   KVL_RETURN_IF_ERROR(metadata.Read("format_version", &version));
-  if (version != kFormatVersion && version != kVersionWithoutChecksum) {
-    return Error(StatusCode::kDataLoss,
-                 "{}: format version {}, this build reads versions {} and {}; {}", path, version,
-                 kVersionWithoutChecksum, kFormatVersion, kRecalibrate);
+  if (version != kFormatVersion) {
+    return Error(StatusCode::kDataLoss, "{}: format version {}, this build reads version {}; {}",
+                 path, version, kFormatVersion, kRecalibrate);
   }
-  if (version == kFormatVersion && !HasRightChecksum(file)) {
+  if (!HasRightChecksum(file)) {
     return Error(StatusCode::kDataLoss, "{}: damaged: its checksum does not fit what it holds; {}",
                  path, kRecalibrate);
   }
@@ -228,6 +255,10 @@ StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path) {
   KVL_RETURN_IF_ERROR(ReadSource(metadata, &statistics.source));
   KVL_RETURN_IF_ERROR(metadata.Read<int64_t>("n_rows", 1, INT64_MAX, &statistics.n_rows));
   KVL_RETURN_IF_ERROR(metadata.Read<int64_t>("n_sink_rows", 0, INT64_MAX, &statistics.n_sink_rows));
+  KVL_RETURN_IF_ERROR(
+      metadata.Read<int64_t>("n_joint_tokens", 0, INT64_MAX, &statistics.joint.n_tokens));
+  KVL_RETURN_IF_ERROR(
+      metadata.Read<int64_t>("n_held_back_tokens", 0, INT64_MAX, &statistics.held_back.n_tokens));
   std::vector<ArrayField> fields = ArrayFields(&statistics);
   if (file.Find(kAcrossHeads) != nullptr) AddAcrossHeads(&statistics, &fields);
   for (const ArrayField& field : fields) {

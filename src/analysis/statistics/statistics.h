@@ -25,10 +25,42 @@ struct StatisticsShape {
   int gqa_group() const { return n_heads / n_kv_heads; }
 };
 
+// A matrix over the rows of several KV heads side by side has at most so many columns, unless one
+// head alone is wider.
+inline constexpr int kMostJointChannels = 512;
+
+// KV heads of a layer whose rows stand side by side in JointMoments: the largest divisor n of
+// n_kv_heads with n * head_dim <= kMostJointChannels; 1 if one head is wider than that.
+int JointHeads(const StatisticsShape& shape);
+
 // First and second moments of rows of head_dim values, per head.
 struct HeadMoments {
   std::vector<float> mean;  // [n_layers, heads, head_dim]
   std::vector<float> gram;  // [n_layers, heads, head_dim, head_dim]: X^T X / rows, not centred
+};
+
+// Moments of the rows of JointHeads() KV heads side by side (a group), and what errors in them
+// cost. width = JointHeads() * head_dim, n_groups = n_kv_heads / JointHeads(). Only positions from
+// kCalibrationSinks on count.
+struct JointMoments {
+  std::vector<float> mean;  // [n_layers, n_groups, width]
+  std::vector<float> gram;  // [n_layers, n_groups, width, width]: X^T X / rows, not centred
+  // [n_layers, n_groups, width, width]: F = 1/2 sum_j g_j g_j^T / n_tokens over rows j, where g_j
+  // is the gradient with respect to row j of the log-likelihood of tokens that were drawn from what
+  // the model itself predicts: the Fisher information of the rows (Amari 1998, "Natural gradient
+  // works efficiently in learning"), taken as a metric as Singh and Alistarh 2020 take that of
+  // weights (WoodFisher, arXiv 2004.14340). If every such row has an independent error of
+  // covariance C, trace(F C) is the KL in nats per predicted token, to second order. Only what
+  // queries kProbeNewest (analysis/statistics/probes.h) positions or more behind a row read of it
+  // is in its g: nearer queries read it before it is compressed.
+  std::vector<float> fisher;
+};
+
+struct JointStatistics {
+  JointMoments k;      // keys after RoPE, turned on with their sequence as those of k_post
+  JointMoments k_pre;  // keys before RoPE
+  JointMoments v;
+  int64_t n_tokens = 0;  // predicted tokens behind `fisher`; 0: nothing was measured, all is 0
 };
 
 // Where the statistics come from; written into the file as text.
@@ -78,6 +110,10 @@ struct CalibrationStatistics {
   // head_dim, n_kv_heads * head_dim]; empty unless calibration was asked for them.
   std::vector<float> k_pre_across_heads;
   std::vector<float> v_across_heads;
+  // Of the calibration text but for its held-back windows, and of those alone. No map, scale or
+  // share of bits may come from `held_back`: what a cache loses is predicted by it.
+  JointStatistics joint;
+  JointStatistics held_back;
   HeadMoments sink_q_post;
   HeadMoments sink_k_post;
   HeadMoments sink_v;
@@ -118,7 +154,10 @@ CalibrationStatistics MakeStatistics(const StatisticsShape& shape);
 // Errors are those of WriteSafetensors.
 Status WriteStatistics(const CalibrationStatistics& statistics, const std::string& path);
 
-// kDataLoss if the file is damaged, of another kind, or of another format version.
+// Files of format version 9 hold every array of CalibrationStatistics (those across heads only
+// where they were asked for), its source and its counts, and a checksum of all that. Version 8 had
+// no joint statistics, version 7 no checksum either. kDataLoss if the file is damaged, of another
+// kind, or of another format version; the message says how to make a new one.
 StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path);
 
 // kInvalidArgument, with the way out, if statistics read from `path` belong to another model, to
