@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "calibration/gradients/decoder_gradients.h"
+#include "calibration/joint_moments.h"
 #include "loaded_model.h"
 #include "model_shapes.h"
 #include "random_model.h"
@@ -192,6 +193,80 @@ TEST_P(ModelGradientsTest, AreTheSameOnEveryInstructionSetAndFromWeightsInBf16) 
       }
     }
   }
+}
+
+// log softmax of one row.
+std::vector<double> LogProbabilities(const std::vector<double>& logits) {
+  const double most = *std::max_element(logits.begin(), logits.end());
+  double total = 0;
+  for (const double x : logits) total += std::exp(x - most);
+  std::vector<double> log_p = logits;
+  for (double& x : log_p) x -= most + std::log(total);
+  return log_p;
+}
+
+// The mean over windows and tokens of the KL of rows with independent errors of `deviation` in
+// every channel of one layer, read by queries that are kNewest positions or more behind.
+double KlOfErrors(const ReferenceModel& m, const std::vector<std::vector<int>>& windows, Kind kind,
+                  int layer_idx, double deviation) {
+  std::mt19937_64 random(31);
+  std::normal_distribution<double> normal(0, deviation);
+  const auto lose = [&](int l, ReferenceRows* rows) {
+    const int position = static_cast<int>(std::ssize(rows->keys[0])) - kNewest;
+    if (l != layer_idx || position < kCalibrationSinks) return;
+    RowChange change = {kind, l, position, {}};
+    for (int g = 0; g < m.n_kv_heads; ++g) {
+      change.by.emplace_back(m.head_dim);
+      for (double& x : change.by[g]) x = normal(random);
+      std::vector<double>& row = (kind == kValues ? rows->values : rows->keys)[g][position];
+      const std::vector<double> by = StoredChange(m, change, g, 1);
+      for (int i = 0; i < m.head_dim; ++i) row[i] += by[i];
+    }
+  };
+  double sum = 0, n = 0;
+  for (const std::vector<int>& ids : windows) {
+    const testing::Matrix exact = ReferenceLogits(m, ids);
+    const testing::Matrix lossy = ReferenceLogits(m, ids, {}, 0, lose);
+    for (size_t t = 0; t < ids.size(); ++t, ++n) {
+      const std::vector<double> p = LogProbabilities(exact[t]), q = LogProbabilities(lossy[t]);
+      for (size_t i = 0; i < p.size(); ++i) sum += std::exp(p[i]) * (p[i] - q[i]);
+    }
+  }
+  return sum / n;
+}
+
+TEST(FisherOfRowsTest, ItsTraceWithTheCovarianceOfAnErrorIsTheKl) {
+  const std::string directory = testing::FreshDirectory("fisher_of_rows");
+  const ReferenceModel m = testing::WriteRandomModel({}, directory, 17);
+  LoadedModel loaded = testing::LoadModel(directory, DType::kF32, AvailableIsas().back());
+  std::mt19937_64 random(6);
+  std::vector<std::vector<int>> windows(100, std::vector<int>(kTokens));
+  CalibrationStatistics s = MakeStatistics({m.n_layers, m.n_heads, m.n_kv_heads, m.head_dim});
+  FisherSums sums(loaded.pool.get(), &s);
+  DecoderGradients gradients(loaded.weights.get(), loaded.pool.get(), AvailableIsas().back(),
+                             kNewest);
+  for (size_t w = 0; w < windows.size(); ++w) {
+    for (int& id : windows[w]) id = static_cast<int>(random() % m.vocab);
+    const std::vector<int32_t> ids(windows[w].begin(), windows[w].end());
+    const auto add = [&](const RowGradients& shown) { sums.Add(shown, {}, false); };
+    ASSERT_TRUE(gradients.Run(ids, w, add).ok());
+    sums.CountTokens(kTokens, false);
+  }
+  ASSERT_TRUE(sums.Finish().ok());
+  const int width = m.n_kv_heads * m.head_dim;
+  const std::vector<float>* fishers[kKinds] = {&s.joint.k.fisher, &s.joint.k_pre.fisher,
+                                               &s.joint.v.fisher};
+  for (int l = 0; l < m.n_layers; ++l) {
+    for (int kind = 0; kind < kKinds; ++kind) {
+      double trace = 0;
+      for (int i = 0; i < width; ++i) trace += (*fishers[kind])[(l * width + i) * width + i];
+      const double deviation = std::sqrt(1e-3 / trace);
+      // What was drawn is a sample, and so are the errors.
+      EXPECT_NEAR(KlOfErrors(m, windows, static_cast<Kind>(kind), l, deviation), 1e-3, 1.5e-4)
+          << "layer " << l << " kind " << kind;
+    }
+  }
+  std::filesystem::remove_all(directory);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ModelGradientsTest, ::testing::ValuesIn(Shapes()),

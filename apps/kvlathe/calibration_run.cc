@@ -99,6 +99,47 @@ int64_t TokensWithGradients(const CalibrationJob& job) {
   return n;
 }
 
+// Gradients of one window after the other, with the share of all that is done.
+class GradientPass {
+ public:
+  GradientPass(Workspace* workspace, int64_t n_tokens, std::function<void(double)> on_progress)
+      : gradients_(&workspace->weights(), workspace->threads(), workspace->isa(), kProbeNewest),
+        n_layer_tokens_(2 * n_tokens * workspace->config().n_layers),
+        on_progress_(std::move(on_progress)) {}
+
+  Status Run(std::span<const int32_t> ids, uint64_t seed, const DecoderGradients::Sink& sink) {
+    const auto on_layer = [&] {
+      n_done_ += std::ssize(ids);
+      if (!on_progress_) return;
+      on_progress_(static_cast<double>(n_done_) / static_cast<double>(n_layer_tokens_));
+    };
+    return gradients_.Run(ids, seed, sink, on_layer).status();
+  }
+
+ private:
+  DecoderGradients gradients_;
+  int64_t n_layer_tokens_;  // tokens times layers, forwards and back
+  int64_t n_done_ = 0;
+  std::function<void(double)> on_progress_;
+};
+
+// The job of a run, but for what it calls.
+StatusOr<CalibrationJob> JobOf(const Workspace& workspace, const std::string& model_hash,
+                               const CalibrationRun& run) {
+  CalibrationJob job;
+  job.shape = ShapeOf(workspace.config());
+  job.attention = workspace.config().attention;
+  job.rope_dim = workspace.config().rope_dim();
+  job.n_positions = CalibrationPositions(workspace.context_tokens());
+  job.source.model_hash = model_hash;
+  job.source.rope = workspace.config().DescribePositions();
+  job.source.seed = run.text_path.empty() ? run.seed : 0;
+  job.source.merging = run.Merging();
+  KVL_ASSIGN_OR_RETURN(job.sequences, Sequences(workspace, run, &job.source.token_source));
+  job.across_heads = run.across_heads;
+  return job;
+}
+
 Status MeasureOn(Workspace* workspace, const CalibrationRun& run, ProbeTexts texts,
                  const CalibrationProgress& progress, CalibrationStatistics* statistics) {
   texts.options.merge = run.merge;
@@ -154,19 +195,9 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
                                                CalibrationSeconds* seconds) {
   CalibrationSeconds of_run;
   if (seconds == nullptr) seconds = &of_run;
-  CalibrationJob job;
-  job.shape = ShapeOf(workspace->config());
-  job.attention = workspace->config().attention;
-  job.rope_dim = workspace->config().rope_dim();
-  job.n_positions = CalibrationPositions(workspace->context_tokens());
-  job.source.model_hash = model_hash;
-  job.source.rope = workspace->config().DescribePositions();
-  job.source.seed = run.text_path.empty() ? run.seed : 0;
-  KVL_ASSIGN_OR_RETURN(job.sequences, Sequences(*workspace, run, &job.source.token_source));
-  job.across_heads = run.across_heads;
+  KVL_ASSIGN_OR_RETURN(CalibrationJob job, JobOf(*workspace, model_hash, run));
   job.pool = workspace->threads();
   job.isa = workspace->isa();
-  job.source.merging = run.Merging();
   KVL_ASSIGN_OR_RETURN(const SpecModel baseline, workspace->MakeModel(run.SpecText()));
   BlockPool blocks(MeasuringBudgetBytes(*workspace));
   // Which rows stay is known where a sequence ends.
@@ -184,7 +215,6 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   CalibrationWork work;
   for (const auto& ids : job.sequences) work.n_tokens += std::ssize(ids);
   const ProbeTexts texts = ChooseProbeTexts(job.sequences, job.shape, run.merge.has_value());
-  DecoderGradients gradients(&workspace->weights(), job.pool, job.isa, kProbeNewest);
   if (run.probes) {
     job.gradient_tokens = GradientTokens(MatrixWeights(workspace->config()));
     work.n_gradient_tokens = TokensWithGradients(job);
@@ -192,20 +222,16 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   }
   const CalibrationProgress progress(workspace->progress(), job.shape, work);
   job.on_progress = progress.OfStatistics();
-  int64_t n_done = 0;  // tokens with gradients, times layers, forwards and back
-  const auto n_all = static_cast<double>(2 * work.n_gradient_tokens * job.shape.n_layers);
   if (run.probes) {
-    job.gradients = [&, on_progress = progress.OfGradients()](
-                        std::span<const int32_t> ids, uint64_t seed,
-                        const DecoderGradients::Sink& sink) -> Status {
-      const auto on_layer = [&] {
-        n_done += std::ssize(ids);
-        if (on_progress) on_progress(static_cast<double>(n_done) / n_all);
-      };
-      return gradients.Run(ids, seed, sink, on_layer).status();
+    const auto pass =
+        std::make_shared<GradientPass>(workspace, work.n_gradient_tokens, progress.OfGradients());
+    job.gradients = [pass](std::span<const int32_t> ids, uint64_t seed,
+                           const DecoderGradients::Sink& sink) {
+      return pass->Run(ids, seed, sink);
     };
   }
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job, &seconds->statistics));
+  job.gradients = nullptr;  // gives its memory back
   const Stopwatch watch;
   if (run.probes) KVL_RETURN_IF_ERROR(MeasureOn(workspace, run, texts, progress, &statistics));
   seconds->probes = watch.Seconds();

@@ -31,7 +31,7 @@ void Choose(std::span<const int64_t> sequence_tokens, bool is_held_back, int64_t
   const int64_t window_tokens = std::max_element(all.begin(), all.end(), [](auto& a, auto& b) {
                                   return a.n_tokens < b.n_tokens;
                                 })->n_tokens;
-  const int64_t n_wanted = std::max<int64_t>(1, n_tokens / window_tokens);
+  const int64_t n_wanted = (n_tokens + window_tokens - 1) / window_tokens;
   const int64_t n_first =
       std::count_if(all.begin(), all.end(), [](const GradientWindow& w) { return w.begin == 0; });
   const int64_t n = std::min<int64_t>(n_wanted, std::ssize(all));

@@ -20,9 +20,10 @@ struct GradientWindow {
 // two or three; one sequence alone is not.
 bool IsHeldBack(int64_t sequence_idx, int64_t n_sequences);
 
-// Windows of up to n_tokens tokens in all of what is not held back, and of a third as many of what
-// is, at least one of each that has tokens. They come from the whole text: the first windows of
-// sequences spread over it, and where all have given one, second ones. Sorted by sequence.
+// Windows of n_tokens tokens in all, or up to a window more, of what is not held back, and of a
+// third as many of what is, as far as there are as many. They come from the whole text: the first
+// windows of sequences spread over it, and where all have given one, second ones. Sorted by
+// sequence.
 std::vector<GradientWindow> ChooseGradientWindows(std::span<const int64_t> sequence_tokens,
                                                   int64_t n_tokens);
 

@@ -174,7 +174,7 @@ void WindowAttention::AddByDistance(const Block& block, const float* x, int64_t 
                           .c = to_near + first_near * d,
                           .c_stride = d,
                           .accumulate = true};
-  Multiply(product);
+  if (newest > 0) Multiply(product);
   product.n_rows = block.end - newest - block.first_key;
   if (product.n_rows <= 0) return;
   product.a = weights;

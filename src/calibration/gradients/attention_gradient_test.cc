@@ -87,7 +87,7 @@ TEST(AttentionGradientTest, IsTheDefinitionWithAndWithoutAWindow) {
   for (const Isa isa : AvailableIsas()) {
     WindowAttention attention(&pool, &GetElementwiseKernels(isa));
     for (const int window : {0, 40, 9}) {
-      for (const int newest : {1, 32, 200}) {
+      for (const int newest : {0, 1, 32, 200}) {
         const Expected expected(drawn, window, newest);
         const AttentionShape shape = {kTokens, kHeads, kKvHeads, kHeadDim, window, newest};
         ASSERT_TRUE(attention.Prepare(shape).ok());

@@ -26,7 +26,7 @@ class DecoderGradients {
   using Sink = std::function<void(const RowGradients& gradients)>;
 
   // `weights` and `pool` outlive this; values of a layer are folded without a basis, which is free
-  // while a model of the same weights is there that has none. `newest` >= 1: RowGradients.
+  // while a model of the same weights is there that has none. `newest` is that of RowGradients.
   DecoderGradients(ModelWeights* weights, ThreadPool* pool, Isa isa, int newest);
 
   // Runs the window from position 0 on, draws from the model's own predictions what follows each of

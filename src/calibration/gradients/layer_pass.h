@@ -33,7 +33,7 @@ struct RowGradients {
 // each token. Nothing is kept from one layer to the next.
 class LayerPass {
  public:
-  // `newest` >= 1: RowGradients.
+  // `newest` (RowGradients) may be 0: all queries count.
   LayerPass(ModelWeights* weights, ThreadPool* pool, const ElementwiseKernels* kernels, int newest);
 
   // Makes room for windows of so many tokens. kResourceExhausted when there is none.
