@@ -29,7 +29,7 @@ BasisOptions BasisOptionsOf(const Spec& spec) {
   if (const auto* lathe = std::get_if<LatheOptions>(&stage)) {
     options.is_centred = lathe->is_centred;
     options.keys_before_rope = lathe->keys_before_rope;
-    options.scales_keys = lathe->scales_keys;
+    options.scales_keys = lathe->scales == LatheOptions::Scales::kAuto;
     options.may_keep_open_rows = lathe->open == LatheOptions::OpenRows::kAuto;
   }
   if (const auto* palu = std::get_if<PaluOptions>(&stage)) {
