@@ -74,9 +74,16 @@ constexpr int kScaleReach = 8;
 
 StoredUnit UnitOf(const PackedShape& s) { return std::get<SplitBitsCodec>(s.format.codec).unit; }
 
-// Of a block by lines.
-int64_t OffsetOf(bool is_key, int rank, int token, int channel) {
-  return is_key ? KeyOffset(token, channel) : ValueOffset({.rank_v = rank}, token, channel);
+// f(channel, number) for those of a token in a block of K or of V by lines.
+template <bool kIsKey, typename F>
+void ForEachOfToken(float* x, int rank, int token, const F& f) {
+  float* const first = x + (kIsKey ? KeyOffset(token, 0) : ValueOffset({.rank_v = rank}, token, 0));
+  constexpr int64_t kPairStep = kIsKey ? 2 * kBlockSize : 4, kStep = kIsKey ? 1 : 2;
+  for (int c = 0; c < rank; c += 2) {
+    float* const pair = first + c / 2 * kPairStep;
+    f(c, pair[0]);
+    f(c + 1, pair[kStep]);
+  }
 }
 
 // What codes of a row lose under a scale, in shares of what its channels are expected to lose.
@@ -108,24 +115,25 @@ uint8_t BestScale(const SealKernels& kernels, const BitSplit& split, const float
 
 // Chooses the scales of tokens, and puts their numbers, a block of K or of V by lines, into those
 // units.
-void ScaleTokens(const HeadRun& run, bool is_key, const BitSplit& split, std::byte* scales,
-                 SealWorkspace* ws) {
+template <bool kIsKey>
+void ScaleTokens(const HeadRun& run, const BitSplit& split, std::byte* scales, SealWorkspace* ws) {
   const int rank = split.n_channels();
   float* const row = ws->part;
   for (int t = 0; t < kBlockSize; ++t) {
-    for (int c = 0; c < rank; ++c) row[c] = ws->x[OffsetOf(is_key, rank, t, c)];
+    ForEachOfToken<kIsKey>(ws->x, rank, t, [&](int c, float& value) { row[c] = value; });
     const uint8_t byte = BestScale(*run.kernels, split, row);
     const float inverse = 1 / ScaleOfByte(byte);
-    for (int c = 0; c < rank; ++c) ws->x[OffsetOf(is_key, rank, t, c)] *= inverse;
+    ForEachOfToken<kIsKey>(ws->x, rank, t, [&](int, float& value) { value *= inverse; });
     scales[t] = std::byte{byte};
   }
 }
 
 // What codes lost, back in the units of rows.
-void ScaleTokenResidual(bool is_key, int rank, const std::byte* scales, float* residual) {
+template <bool kIsKey>
+void ScaleTokenResidual(int rank, const std::byte* scales, float* residual) {
   for (int t = 0; t < kBlockSize; ++t) {
     const float scale = ScaleOfByte(static_cast<uint8_t>(scales[t]));
-    for (int c = 0; c < rank; ++c) residual[OffsetOf(is_key, rank, t, c)] *= scale;
+    ForEachOfToken<kIsKey>(residual, rank, t, [&](int, float& value) { value *= scale; });
   }
 }
 
@@ -144,7 +152,7 @@ bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
     std::byte* const scales = run.head().packed[b] + BlockScaleOffset(s);
     std::byte* const token_scales = run.head().packed[b] + KeyTokenScaleOffset(s);
     ScaleKeys(s.k_bits.scaled, scales, ws->x);
-    if (is_per_token) ScaleTokens(run, /*is_key=*/true, s.k_bits, token_scales, ws);
+    if (is_per_token) ScaleTokens<true>(run, s.k_bits, token_scales, ws);
     float* const residual = ResidualOf(run, /*is_key=*/true, b, ws);
     ForEachSegment(s.k_bits, [&](int bits, int first, int n, int64_t offset) {
       const int64_t at = int64_t{kBlockSize} * first;
@@ -155,7 +163,7 @@ bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
     });
     if (residual == nullptr) continue;
     ScaleResidual(s.k_bits.scaled, scales, residual);
-    if (is_per_token) ScaleTokenResidual(/*is_key=*/true, s.rank_k, token_scales, residual);
+    if (is_per_token) ScaleTokenResidual<true>(s.rank_k, token_scales, residual);
   }
   return true;
 }
@@ -174,7 +182,7 @@ bool SealSplitValues(const HeadRun& run, SealWorkspace* ws) {
     float* const residual = ResidualOf(run, /*is_key=*/false, b, ws);
     std::byte* const codes = run.head().packed[b] + PackedValueOffset(s);
     std::byte* const scales = run.head().packed[b] + ValueTokenScaleOffset(s);
-    if (is_per_token) ScaleTokens(run, /*is_key=*/false, s.v_bits, scales, ws);
+    if (is_per_token) ScaleTokens<false>(run, s.v_bits, scales, ws);
     ForEachSegment(s.v_bits, [&](int bits, int first, int n, int64_t offset) {
       for (int pair = 0; pair < kBlockSize / 2; ++pair) {
         const int64_t at = pair * pair_words + 2 * first;
@@ -184,9 +192,7 @@ bool SealSplitValues(const HeadRun& run, SealWorkspace* ws) {
       }
       PackNumbers(run, ValueGrid(n), /*is_key=*/false, bits, ws->part, codes + offset, ws);
     });
-    if (residual != nullptr && is_per_token) {
-      ScaleTokenResidual(/*is_key=*/false, s.rank_v, scales, residual);
-    }
+    if (residual != nullptr && is_per_token) ScaleTokenResidual<false>(s.rank_v, scales, residual);
   }
   return true;
 }
