@@ -415,7 +415,7 @@ void DrawBitsOfHead(std::vector<int>* of_channels, BitSplit* split, int rank,
 
 }  // namespace
 
-DrawnBits DrawSplitBits(ModelBasis* basis) {
+DrawnBits DrawSplitBits(ModelBasis* basis, bool has_block_scales) {
   std::mt19937_64 random(3);
   DrawnBits bits;
   for (size_t h = 0; h < basis->heads.size(); ++h) {
@@ -423,7 +423,7 @@ DrawnBits DrawSplitBits(ModelBasis* basis) {
     head.k_bits = head.v_bits = {};
     DrawBitsOfHead(&bits.of_keys.emplace_back(), &head.k_bits, head.rank_k, &random);
     DrawBitsOfHead(&bits.of_values.emplace_back(), &head.v_bits, head.rank_v, &random);
-    head.k_bits.scaled = bits.n_scaled.emplace_back(h % 2 == 0 ? 16 : 0);
+    head.k_bits.scaled = bits.n_scaled.emplace_back(h % 2 == 0 && has_block_scales ? 16 : 0);
   }
   return bits;
 }

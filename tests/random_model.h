@@ -60,7 +60,7 @@ struct DrawnBits {
 };
 
 // Draws them, the same for the same ranks, and gives them to the basis.
-DrawnBits DrawSplitBits(ModelBasis* basis);
+DrawnBits DrawSplitBits(ModelBasis* basis, bool has_block_scales);
 
 // A fresh folder below the test's temporary directory.
 std::string FreshDirectory(const std::string& name);

@@ -45,7 +45,7 @@ Matrix MapOf(const std::vector<float>& map, int dim) {
 }
 
 // The mean square error of codes of a channel whose variance is not 1, as it was in the text that
-// the map comes from: of a Student's t of kTailDegrees that is scaled to it.
+// the map comes from: of a Student's t of TailDegrees that is scaled to it.
 class CodeLosses {
  public:
   CodeLosses() {
@@ -71,13 +71,14 @@ class CodeLosses {
   static double Exponent(int i) { return kFirstExponent + kStep * i; }
 
   static double Integrate(int bits, double variance) {
+    constexpr double kDegrees = TailDegrees(StoredUnit::kChannel);
     constexpr double kRange = 12, kStepOfX = 1.0 / 128;  // in deviations
     const double deviation = std::sqrt(variance);
     double loss = 0, mass = 0;
     for (double x = -kRange; x <= kRange; x += kStepOfX) {
       // Of unit variance, but for a factor that the mass takes out.
       const double density =
-          std::pow(1 + x * x / (kTailDegrees - 2), -(kTailDegrees + 1) / 2);
+          std::pow(1 + x * x / (kDegrees - 2), -(kDegrees + 1) / 2);
       const double value = deviation * x, error = value - Nearest(bits, value);
       loss += density * error * error;
       mass += density;

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "format/rows/block_layout.h"
+#include "format/split_bits/unit_codes.h"
 #include "format/table_codes/code_table.h"
 #include "tensor/dtype.h"
 
@@ -101,7 +102,10 @@ struct SealKernels {
   void (*quantise)(const QuantiseParams& params);
   // Replaces n elements, a multiple of 16, by their codes of unit_codes.h as numbers. What the
   // codes lose is written to `residual` unless that is null.
-  void (*encode_units)(int bits, int64_t n, float* x, float* residual);
+  void (*encode_units)(int bits, StoredUnit unit, int64_t n, float* x, float* residual);
+  // Returns the sum of the squares of what these codes lose of n elements times `factor`, a
+  // multiple of 16, in units of tokens.
+  float (*unit_loss)(int bits, int64_t n, const float* x, float factor);
 
   // Convert to F16, where numbers beyond F16 become its largest one, and back. n is a multiple of
   // 16.
