@@ -18,7 +18,7 @@ enum class StoredUnit : uint8_t { kChannel, kToken };
 
 // Stored channels are more pointed than a normal distribution: Student's t with this many degrees
 // of freedom, scaled to unit variance. The scales of tokens take most of the tails away: with them
-// 20 degrees lose 7 to 9% less of SmolLM2-135M's rows than 8 do, and as little as a normal
+// 20 degrees lose 5 to 8% less of SmolLM2-135M's rows than 8 do, and as little as a normal
 // distribution.
 constexpr double TailDegrees(StoredUnit unit) { return unit == StoredUnit::kToken ? 20 : 8; }
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "format/packed_layout.h"
-#include "format/split_bits/unit_codes.h"
 #include "kernels/cpu/seal/seal_kernels.h"
 #include "kernels/cpu/seal/seal_lowrank_kernels.h"
+#include "kernels/cpu/seal/seal_unit_kernels.h"
 #include "kernels/cpu/seal/seal_vectors.h"
 
 namespace kvlathe {
@@ -314,9 +314,6 @@ struct Codes {
   Ints a, b;
 };
 
-// Adding 1.5 * 2^23 rounds half to even and leaves the integer in the low bits of the mantissa.
-constexpr float kRoundingBias = 0x1.8p23f;
-
 KVL_INLINE Floats RoundedCodes(Floats x, Floats scale, Floats min, Floats lowest, Floats highest) {
   const Floats code = (x - min) / scale;
   return Lower()(Higher()(code, lowest), highest) + Splat(kRoundingBias);
@@ -528,75 +525,6 @@ void Quantise(const QuantiseParams& p) {
   }
 }
 
-// A code as a number, and what it stands for.
-struct UnitCode {
-  Floats code, value;
-};
-
-class UnitTableCoder {
- public:
-  UnitTableCoder(int bits, StoredUnit unit)
-      : n_codes_(1 << bits),
-        centroids_(UnitCentroids(bits, unit).data()),
-        boundaries_(UnitBoundaries(bits, unit).data()) {}
-
-  KVL_INLINE UnitCode Encode(Floats x) const {
-    const Floats one = Splat(1.0f), zero = Splat(0.0f);
-    UnitCode to = {zero, Splat(centroids_[0])};
-    for (int c = 1; c < n_codes_; ++c) {
-      const Ints is_above = Splat(boundaries_[c - 1]) < x;
-      to.code = to.code + Select(is_above, one, zero);
-      to.value = Select(is_above, Splat(centroids_[c]), to.value);
-    }
-    return to;
-  }
-
- private:
-  int n_codes_;
-  const float *centroids_, *boundaries_;
-};
-
-struct UnitStepCoder {
-  KVL_INLINE UnitCode Encode(Floats x) const {
-    const Floats step = Splat(kUnitStep), middle = Splat(128.0f), bias = Splat(kRoundingBias);
-    const Floats code =
-        Lower()(Higher()(x / step + middle, Splat(0.0f)), Splat(255.0f)) + bias - bias;
-    return {code, (code - middle) * step};
-  }
-};
-
-template <typename Coder>
-void EncodeBy(const Coder& coder, int64_t n, float* x, float* residual) {
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const Floats from = Load(x + i);
-    const UnitCode to = coder.Encode(from);
-    if (residual != nullptr) Store(from - to.value, residual + i);
-    Store(to.code, x + i);
-  }
-}
-
-void EncodeUnits(int bits, StoredUnit unit, int64_t n, float* x, float* residual) {
-  if (bits == 8) return EncodeBy(UnitStepCoder(), n, x, residual);
-  EncodeBy(UnitTableCoder(bits, unit), n, x, residual);
-}
-
-template <typename Coder>
-float LossOf(const Coder& coder, int64_t n, const float* x, float factor) {
-  Floats sums = Splat(0.0f);
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const Floats scaled = Load(x + i) * Splat(factor);
-    const Floats lost = scaled - coder.Encode(scaled).value;
-    sums = sums + lost * lost;
-  }
-  const Pair sum = FoldPairs(sums, Sum());
-  return sum.even + sum.odd;
-}
-
-float UnitLossOf(int bits, int64_t n, const float* x, float factor) {
-  if (bits == 8) return LossOf(UnitStepCoder(), n, x, factor);
-  return LossOf(UnitTableCoder(bits, StoredUnit::kToken), n, x, factor);
-}
-
 constexpr SealKernels kSealKernelSet = {.expand = Expand,
                                         .gather_columns = GatherColumns,
                                         .find_tails = FindTails,
@@ -606,7 +534,7 @@ constexpr SealKernels kSealKernelSet = {.expand = Expand,
                                         .round_scales = RoundScales,
                                         .quantise = Quantise,
                                         .encode_units = EncodeUnits,
-                                        .unit_loss = UnitLossOf,
+                                        .unit_losses = UnitLosses,
                                         .to_f16 = ToF16Rows,
                                         .from_f16 = FromF16Rows,
                                         .multiply = Multiply,

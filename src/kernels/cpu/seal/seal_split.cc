@@ -86,29 +86,40 @@ void ForEachOfToken(float* x, int rank, int token, const F& f) {
   }
 }
 
-// What codes of a row lose under a scale, in shares of what its channels are expected to lose.
-float LossOf(const SealKernels& kernels, const BitSplit& split, const float* row, float scale) {
-  float loss = 0;
+// Sets losses to what codes of a row lose under the scales of kLossFactors bytes, in shares of what
+// its channels are expected to lose.
+void FindLosses(const SealKernels& kernels, const BitSplit& split, const float* row,
+                const float* scales, float* losses) {
+  float inverses[kLossFactors];
+  for (int i = 0; i < kLossFactors; ++i) inverses[i] = 1 / scales[i], losses[i] = 0;
   for (size_t i = 0; i < kSplitBits.size(); ++i) {
     const int n = split.channels[i];
     if (n == 0) continue;
-    loss += kernels.unit_loss(kSplitBits[i], n, row, 1 / scale) /
-            static_cast<float>(UnitLoss(kSplitBits[i]));
+    float of_segment[kLossFactors];
+    kernels.unit_losses(kSplitBits[i], n, row, inverses, of_segment);
+    const auto share = static_cast<float>(1 / UnitLoss(kSplitBits[i]));
+    for (int j = 0; j < kLossFactors; ++j) losses[j] += of_segment[j] * share;
     row += n;
   }
-  return loss * scale * scale;
+  for (int i = 0; i < kLossFactors; ++i) losses[i] *= scales[i] * scales[i];
 }
 
 // The first of the scales with which the codes of a row lose least.
 uint8_t BestScale(const SealKernels& kernels, const BitSplit& split, const float* row) {
   const int rank = split.n_channels();
   const int middle = NearestScale(std::sqrt(kernels.dot(row, row, rank) / rank));
+  const int last = std::min(255, middle + kScaleReach);
   int best = middle;
   float least = std::numeric_limits<float>::infinity();
-  for (int byte = std::max(0, middle - kScaleReach); byte <= std::min(255, middle + kScaleReach);
-       ++byte) {
-    const float loss = LossOf(kernels, split, row, ScaleOfByte(static_cast<uint8_t>(byte)));
-    if (loss < least) least = loss, best = byte;
+  for (int byte = std::max(0, middle - kScaleReach); byte <= last; byte += kLossFactors) {
+    float scales[kLossFactors], losses[kLossFactors];
+    for (int i = 0; i < kLossFactors; ++i) {
+      scales[i] = ScaleOfByte(static_cast<uint8_t>(std::min(last, byte + i)));
+    }
+    FindLosses(kernels, split, row, scales, losses);
+    for (int i = 0; i < kLossFactors; ++i) {
+      if (losses[i] < least) least = losses[i], best = std::min(last, byte + i);
+    }
   }
   return static_cast<uint8_t>(best);
 }
