@@ -87,7 +87,6 @@ Status RunCalibrate(CalibrateOptions options) {
                                          {"gradient_seconds", seconds.statistics.gradients},
                                          {"gradient_tokens", statistics.joint.n_tokens},
                                          {"held_back_tokens", statistics.held_back.n_tokens},
-                                         {"probe_seconds", seconds.probes},
                                          {"peak_resident_bytes", PeakResidentBytes()}};
     fmt::print("{}\n", json.dump());
   } else {

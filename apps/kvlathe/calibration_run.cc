@@ -3,12 +3,9 @@
 #include <algorithm>
 
 #include "analysis/statistics/probes.h"
-#include "base/clock.h"
 #include "calibration/fingerprint.h"
 #include "calibration/gradient_windows.h"
 #include "calibration/gradients/decoder_gradients.h"
-#include "calibration/kl_meter.h"
-#include "calibration/sensitivity.h"
 #include "engine/engine.h"
 
 namespace kvlathe {
@@ -39,15 +36,13 @@ StatusOr<TokenSequences> Sequences(const Workspace& workspace, const Calibration
   return CutSequences(ids, n_tokens, workspace.leading_bos().value_or(-1));
 }
 
-// What calibration runs, in tokens; those of gradients and probes are 0 where none are measured.
+// What calibration runs, in tokens; those of gradients are 0 where none are taken.
 struct CalibrationWork {
   int64_t n_tokens = 0;
   int64_t n_gradient_tokens = 0;
-  int64_t n_probed_tokens = 0;
 };
 
-// Tells of calibration as one piece of work: statistics first, gradients and what lathe's losses
-// take after them.
+// Tells of calibration as one piece of work: statistics first, gradients after them.
 class CalibrationProgress {
  public:
   // Work is counted in layers that a token runs.
@@ -58,14 +53,10 @@ class CalibrationProgress {
     const double n_layers = shape.n_layers;
     const double statistics = kOfStatistics * static_cast<double>(work.n_tokens) * n_layers;
     const double gradients = kOfGradients * static_cast<double>(work.n_gradient_tokens) * n_layers;
-    const double probes = ProbedLayers(shape) * static_cast<double>(work.n_probed_tokens);
-    const double all = statistics + gradients + probes;
-    statistics_end_ = statistics / all;
-    gradients_end_ = (statistics + gradients) / all;
+    statistics_end_ = statistics / (statistics + gradients);
   }
   std::function<void(double)> OfStatistics() const { return Part(0, statistics_end_); }
-  std::function<void(double)> OfGradients() const { return Part(statistics_end_, gradients_end_); }
-  std::function<void(double)> OfProbes() const { return Part(gradients_end_, 1); }
+  std::function<void(double)> OfGradients() const { return Part(statistics_end_, 1); }
   void End() const {
     if (to_) to_(kWhat, 1);
   }
@@ -78,7 +69,7 @@ class CalibrationProgress {
   }
 
   Progress to_;
-  double statistics_end_ = 1, gradients_end_ = 1;
+  double statistics_end_ = 1;
 };
 
 // Of the matrices that a token is multiplied with.
@@ -140,31 +131,6 @@ StatusOr<CalibrationJob> JobOf(const Workspace& workspace, const std::string& mo
   return job;
 }
 
-Status MeasureOn(Workspace* workspace, const CalibrationRun& run, ProbeTexts texts,
-                 const CalibrationProgress& progress, CalibrationStatistics* statistics) {
-  texts.options.merge = run.merge;
-  const auto analyse = [&](const char* text) -> StatusOr<BasisAnalysis> {
-    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(text));
-    return workspace->planner().analyses().From(spec, *statistics);
-  };
-  KVL_ASSIGN_OR_RETURN(const BasisAnalysis analysis, analyse("lathe"));
-  std::optional<BasisAnalysis> before_rope;  // of latents, which do not merge
-  if (!run.merge.has_value()) {
-    KVL_ASSIGN_OR_RETURN(before_rope, analyse("lathe(keys=before)"));
-  }
-  KVL_ASSIGN_OR_RETURN(const auto meter,
-                       KlMeter::Create(workspace->shared_weights(), texts.texts,
-                                       workspace->threads(), workspace->isa(), texts.options));
-  SensitivityJob job;
-  job.analysis = &analysis;
-  job.before_rope = before_rope.has_value() ? &*before_rope : nullptr;
-  job.kl = [&](const ModelBasis& basis, int first_layer) {
-    return meter->Measure(basis, first_layer);
-  };
-  job.on_progress = progress.OfProbes();
-  return MeasureSensitivities(job, statistics);
-}
-
 }  // namespace
 
 std::string CalibrationRun::Describe() const {
@@ -172,7 +138,7 @@ std::string CalibrationRun::Describe() const {
                             : fmt::format("text {}", text_path)) +
          (across_heads ? " across heads" : "") +
          (merge.has_value() ? " merged by " + Merging() : "") +
-         (probes ? " with probes from 8 bits" : " unprobed");
+         (gradients ? " with gradients" : "");
 }
 
 std::string CalibrationRun::SpecText() const {
@@ -214,15 +180,13 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
   };
   CalibrationWork work;
   for (const auto& ids : job.sequences) work.n_tokens += std::ssize(ids);
-  const ProbeTexts texts = ChooseProbeTexts(job.sequences, job.shape, run.merge.has_value());
-  if (run.probes) {
+  if (run.gradients) {
     job.gradient_tokens = GradientTokens(MatrixWeights(workspace->config()));
     work.n_gradient_tokens = TokensWithGradients(job);
-    work.n_probed_tokens = std::ssize(texts.texts) * std::ssize(texts.texts.front());
   }
   const CalibrationProgress progress(workspace->progress(), job.shape, work);
   job.on_progress = progress.OfStatistics();
-  if (run.probes) {
+  if (run.gradients) {
     const auto pass =
         std::make_shared<GradientPass>(workspace, work.n_gradient_tokens, progress.OfGradients());
     job.gradients = [pass](std::span<const int32_t> ids, uint64_t seed,
@@ -231,10 +195,6 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
     };
   }
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job, &seconds->statistics));
-  job.gradients = nullptr;  // gives its memory back
-  const Stopwatch watch;
-  if (run.probes) KVL_RETURN_IF_ERROR(MeasureOn(workspace, run, texts, progress, &statistics));
-  seconds->probes = watch.Seconds();
   progress.End();
   return statistics;
 }

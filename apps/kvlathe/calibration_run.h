@@ -16,8 +16,7 @@ struct CalibrationRun {
   uint64_t seed = 0;
   bool across_heads = false;            // statistics across the KV heads of a layer too
   std::optional<MergePlan> merge = {};  // of rows that merge so, behind kCalibrationSinks positions
-  // Measure what cuts and noise cost, and gradients of stored rows (BasisMethod::wants_probes).
-  bool probes = true;
+  bool gradients = true;  // take gradients of stored rows too (BasisMethod::wants_gradients)
 
   std::string Describe() const;  // the settings, as part of a file name's key
   std::string Merging() const;   // StatisticsSource::merging
@@ -27,7 +26,6 @@ struct CalibrationRun {
 // Where the time went.
 struct CalibrationSeconds {
   CalibrationTimes statistics;
-  double probes = 0;  // what measures lathe's losses
 };
 
 // `seconds` may be null.

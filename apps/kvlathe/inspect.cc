@@ -103,7 +103,7 @@ StatusOr<double> OverlapWithText(Workspace* workspace, const Spec& spec,
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis* from_random, analyses.Of(spec));
   CalibrationRun run;
   run.text_path = text_path;
-  run.probes = BasisMethodOf(spec)->wants_probes;
+  run.gradients = BasisMethodOf(spec)->wants_gradients;
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
                        RunCalibration(workspace, workspace->model_hash(), run));
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis from_text, analyses.From(spec, statistics));

@@ -79,7 +79,7 @@ StatusOr<const CalibrationStatistics*> ModelStatistics::Hold(const CalibrationRu
                                                              HeldStatistics* held) {
   const auto is_enough = [&](const CalibrationStatistics& known) {
     if (run.across_heads && known.k_pre_across_heads.empty()) return false;
-    return !run.probes || known.probes.kl_v.front() > 0;  // whatever was measured is above zero
+    return !run.gradients || known.joint.n_tokens > 0;
   };
   const auto known = held->find(run.Merging());
   if (known != held->end() && is_enough(known->second)) return &known->second;
@@ -120,7 +120,7 @@ StatusOr<const FisherWeights*> ModelStatistics::Fisher(const Spec& spec) {
 StatusOr<const CalibrationStatistics*> ModelStatistics::Statistics(const StatisticsNeed& need) {
   CalibrationRun run;
   run.across_heads = need.across_heads;
-  run.probes = need.probes;
+  run.gradients = need.gradients;
   run.merge = need.merge;
   return need.of_text ? TextStatistics(run) : Hold(run, &statistics_);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "kernels/cpu/linear/dense_product.h"
@@ -124,29 +125,50 @@ void JointMomentSums::Finish(CalibrationStatistics* statistics) {
 
 void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift, bool is_held_back) {
   const StatisticsShape& shape = statistics_->shape;
-  const int64_t n_rows = gradients.n_tokens * shape.n_kv_heads;
-  turned_.assign(gradients.k_post, gradients.k_post + n_rows * shape.head_dim);
-  shift.Apply(n_rows, shape.head_dim, turned_.data());
+  const int64_t n_rows = gradients.n_tokens * shape.n_kv_heads, n = n_rows * shape.head_dim;
+  turned_.assign(gradients.k_post, gradients.k_post + n);
+  turned_rows_.assign(gradients.k_post_rows, gradients.k_post_rows + n);
+  for (std::vector<float>* rows : {&turned_, &turned_rows_}) {
+    shift.Apply(n_rows, shape.head_dim, rows->data());
+  }
   JointStatistics& part = PartOf(is_held_back);
-  AddRows(turned_.data(), gradients.n_tokens, gradients.layer_idx, &part.k.fisher);
-  AddRows(gradients.k_pre, gradients.n_tokens, gradients.layer_idx, &part.k_pre.fisher);
-  AddRows(gradients.v, gradients.n_tokens, gradients.layer_idx, &part.v.fisher);
+  const int64_t n_tokens = gradients.n_tokens;
+  const int layer_idx = gradients.layer_idx;
+  AddRows(turned_.data(), turned_rows_.data(), n_tokens, layer_idx, &part.k);
+  AddRows(gradients.k_pre, gradients.k_pre_rows, n_tokens, layer_idx, &part.k_pre);
+  AddRows(gradients.v, gradients.v_rows, n_tokens, layer_idx, &part.v);
 }
 
-void FisherSums::AddRows(const float* rows, int64_t n_tokens, int layer_idx,
-                         std::vector<float>* fisher) {
+void FisherSums::AddRows(const float* gradients, const float* rows, int64_t n_tokens, int layer_idx,
+                         JointMoments* moments) {
   const StatisticsShape& shape = statistics_->shape;
   const int64_t width = int64_t{JointHeads(shape)} * shape.head_dim;
   const int64_t stride = int64_t{shape.n_kv_heads} * shape.head_dim, n_groups = stride / width;
-  if (n_tokens <= kCalibrationSinks) return;
+  const int64_t n = n_tokens - kCalibrationSinks;
+  if (n <= 0) return;
+  gradients += kCalibrationSinks * stride;
   rows += kCalibrationSinks * stride;
+  weighed_.resize(n * width);
   for (int64_t group = 0; group < n_groups; ++group) {
-    float* const to = fisher->data() + (layer_idx * n_groups + group) * width * width;
+    const int64_t at = layer_idx * n_groups + group;
+    float* const mean = moments->weighed_mean.data() + at * width;
+    for (int64_t t = 0; t < n; ++t) {
+      const float* const g = gradients + t * stride + group * width;
+      const float* const row = rows + t * stride + group * width;
+      const float weight = std::inner_product(g, g + width, g, 0.0f), root = std::sqrt(weight);
+      for (int64_t i = 0; i < width; ++i) {
+        mean[i] += weight * row[i];
+        weighed_[t * width + i] = root * row[i];
+      }
+    }
     pool_->Run([&](int worker_id) {
       const Range columns = ShareOf(width, kColumnStep, worker_id, pool_->n_workers());
       if (columns.begin == columns.end) return;
-      MultiplyColumns(rows + group * width, n_tokens - kCalibrationSinks, stride, width, columns,
-                      true, to + columns.begin, width);
+      const int64_t first = at * width * width + columns.begin;
+      MultiplyColumns(gradients + group * width, n, stride, width, columns, true,
+                      moments->fisher.data() + first, width);
+      MultiplyColumns(weighed_.data(), n, width, width, columns, true,
+                      moments->weighed_gram.data() + first, width);
     });
   }
 }
@@ -155,26 +177,41 @@ void FisherSums::CountTokens(int64_t n_tokens, bool is_held_back) {
   PartOf(is_held_back).n_tokens += n_tokens;
 }
 
+namespace {
+
+// The lower triangle of a matrix times `scale`, above it too. False if a number is not finite.
+bool MirrorScaled(float scale, int64_t width, float* m) {
+  for (int64_t i = 0; i < width; ++i) {
+    for (int64_t j = 0; j <= i; ++j) {
+      const float x = scale * m[i * width + j];
+      if (!std::isfinite(x)) return false;
+      m[i * width + j] = m[j * width + i] = x;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
 Status FisherSums::Finish() {
   const StatisticsShape& shape = statistics_->shape;
   const int64_t width = int64_t{JointHeads(shape)} * shape.head_dim;
   for (JointStatistics* part : {&statistics_->joint, &statistics_->held_back}) {
     if (part->n_tokens == 0) continue;
     const auto scale = static_cast<float>(0.5 / static_cast<double>(part->n_tokens));
-    for (std::vector<float>* fisher : {&part->k.fisher, &part->k_pre.fisher, &part->v.fisher}) {
-      const int64_t n_matrices = std::ssize(*fisher) / (width * width);
+    for (JointMoments* moments : {&part->k, &part->k_pre, &part->v}) {
+      const int64_t n_matrices = std::ssize(moments->fisher) / (width * width);
       for (int64_t m = 0; m < n_matrices; ++m) {
-        float* const f = fisher->data() + m * width * width;
-        for (int64_t i = 0; i < width; ++i) {
-          for (int64_t j = 0; j <= i; ++j) {
-            const float x = scale * f[i * width + j];
-            if (!std::isfinite(x)) {
-              return Error(StatusCode::kDataLoss,
-                           "layer {}: gradients are not finite; the weights are damaged",
-                           m * shape.n_layers / n_matrices);
-            }
-            f[i * width + j] = f[j * width + i] = x;
-          }
+        float* const f = moments->fisher.data() + m * width * width;
+        double weights = 0;
+        for (int64_t i = 0; i < width; ++i) weights += f[i * (width + 1)];
+        const auto per_weight = static_cast<float>(weights > 0 ? 1 / weights : 0);
+        for (int64_t i = 0; i < width; ++i) moments->weighed_mean[m * width + i] *= per_weight;
+        if (!MirrorScaled(scale, width, f) ||
+            !MirrorScaled(per_weight, width, moments->weighed_gram.data() + m * width * width)) {
+          return Error(StatusCode::kDataLoss,
+                       "layer {}: gradients are not finite; the weights are damaged",
+                       m * shape.n_layers / n_matrices);
         }
       }
     }

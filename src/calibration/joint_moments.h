@@ -58,7 +58,8 @@ class JointMomentSums : public QkvObserver {
   std::vector<std::vector<float>> products_;  // of the workers
 };
 
-// Sums up F (JointMoments::fisher) from gradients, in place of what is in the statistics.
+// Sums up F and the moments of rows that gradients weigh (JointMoments), in place of what is in the
+// statistics.
 class FisherSums {
  public:
   // `pool` and `statistics`, whose arrays have their sizes and are 0, outlive this.
@@ -77,11 +78,13 @@ class FisherSums {
   JointStatistics& PartOf(bool is_held_back) const {
     return is_held_back ? statistics_->held_back : statistics_->joint;
   }
-  void AddRows(const float* rows, int64_t n_tokens, int layer_idx, std::vector<float>* fisher);
+  // Gradients and their rows, [n_tokens, n_kv_heads, head_dim].
+  void AddRows(const float* gradients, const float* rows, int64_t n_tokens, int layer_idx,
+               JointMoments* moments);
 
   ThreadPool* pool_;
   CalibrationStatistics* statistics_;
-  std::vector<float> turned_;
+  std::vector<float> turned_, turned_rows_, weighed_;
 };
 
 }  // namespace kvlathe

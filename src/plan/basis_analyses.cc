@@ -78,7 +78,7 @@ StatusOr<const BasisAnalysis*> BasisAnalyses::Of(const Spec& spec) {
   KVL_RETURN_IF_ERROR(CheckHeadsPerLatent(options.heads_per_latent, model_.n_kv_heads));
   const StatisticsNeed need = {.of_text = method->wants_text,
                                .across_heads = options.heads_per_latent > 1 && options.is_whitened,
-                               .probes = method->wants_probes,
+                               .gradients = method->wants_gradients,
                                .merge = merge};
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics, source_->Statistics(need));
   KVL_ASSIGN_OR_RETURN(BasisAnalysis analysis, From(spec, *statistics));

@@ -18,7 +18,7 @@ namespace kvlathe {
 struct StatisticsNeed {
   bool of_text = false;       // they should come from a text: random tokens suit the method badly
   bool across_heads = false;  // they must hold moments across the KV heads of a layer
-  bool probes = false;        // they must hold what cuts and noise cost
+  bool gradients = false;     // they must hold what errors of rows cost
   std::optional<MergePlan> merge = {};  // of the rows that this leaves, where positions merge
 };
 

@@ -68,7 +68,8 @@ const BasisMethod kZackMethod = {
 const BasisMethod kLatheMethod = {.analyse = AnalyseLathe,
                                   .allocate = AllocateLathe,
                                   .allocate_bits = AllocateLatheBits,
-                                  .wants_text = true};
+                                  .wants_text = true,
+                                  .wants_gradients = true};
 const BasisMethod kPaluMethod = {
     .analyse = AnalysePalu, .allocate = AllocatePalu, .wants_text = true};
 

@@ -105,7 +105,7 @@ struct BasisMethod {
   StatusOr<RankAllocation> (*allocate_bits)(const BasisAnalysis& analysis,
                                             const RankRequest& request) = nullptr;
   bool wants_text = false;    // statistics of random tokens suit it badly
-  bool wants_probes = false;  // allocates by what cuts and noise cost, which takes time to measure
+  bool wants_gradients = false;  // prices errors by gradients of rows, which take time
   bool wants_value_grams = false;  // reads BasisInputs::value_grams whatever its options say
 };
 

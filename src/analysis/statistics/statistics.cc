@@ -39,6 +39,9 @@ void AddJointMoments(const std::string& name, const StatisticsShape& shape, Join
   fields->push_back({name + ".mean", {n_layers, n_groups, width}, &moments->mean});
   fields->push_back({name + ".gram", {n_layers, n_groups, width, width}, &moments->gram});
   fields->push_back({name + ".fisher", {n_layers, n_groups, width, width}, &moments->fisher});
+  fields->push_back({name + ".weighed_mean", {n_layers, n_groups, width}, &moments->weighed_mean});
+  fields->push_back(
+      {name + ".weighed_gram", {n_layers, n_groups, width, width}, &moments->weighed_gram});
 }
 
 void AddJointStatistics(const std::string& name, const StatisticsShape& shape,

@@ -54,6 +54,10 @@ struct JointMoments {
   // queries kProbeNewest (analysis/statistics/probes.h) positions or more behind a row read of it
   // is in its g: nearer queries read it before it is compressed.
   std::vector<float> fisher;
+  // Mean and Gram matrix of the same windows' rows, each weighed by |g_j|^2 of its group: rows that
+  // the output hangs on are not like most, so trace(F C) holds where C is of rows weighed so.
+  std::vector<float> weighed_mean;  // [n_layers, n_groups, width]
+  std::vector<float> weighed_gram;  // [n_layers, n_groups, width, width]
 };
 
 struct JointStatistics {

@@ -36,6 +36,7 @@ Status LayerPass::Prepare(int64_t n_tokens) {
       {&d_ffn_normed_, hidden}, {&d_up_, c.mlp_rows()},
       {&d_gated_, c.ffn_dim},   {&far_k_post_, kv},
       {&far_k_pre_, kv},        {&far_v_, kv},
+      {&k_post_rows_, kv},      {&k_pre_rows_, kv},
   };
   for (const auto& [rows, width] : all) KVL_RETURN_IF_ERROR(rows->Prepare(n_tokens, width));
   if (c.rope_dim() == 0) return OkStatus();
@@ -185,9 +186,19 @@ void LayerPass::ProjectRows() {
     });
   }
   if (c.dmc.has_value()) ZeroDecisions(n_rows, qk_.width(), qk_.data());
+  CopyKeys(&k_pre_rows_);
   if (c.rope_dim() > 0) Turn(n_rows, ropes_.of(layer_idx_).sin(0), qk_.width(), qk_.data());
   if (c.dmc.has_value() && c.dmc->zeroes_after_rope) {
     ZeroDecisions(n_rows, qk_.width(), qk_.data());
+  }
+  CopyKeys(&k_post_rows_);
+}
+
+void LayerPass::CopyKeys(Rows* to) {
+  const int64_t width = to->width(), stride = qk_.width();
+  const float* const keys = qk_.data() + stride - width;
+  for (int64_t t = 0; t < n_tokens_; ++t) {
+    std::copy_n(keys + t * stride, width, to->data() + t * width);
   }
 }
 
@@ -329,7 +340,10 @@ RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
           .n_tokens = n_tokens_,
           .k_post = far_k_post_.data(),
           .k_pre = far_k_pre_.data(),
-          .v = far_v_.data()};
+          .v = far_v_.data(),
+          .k_post_rows = k_post_rows_.data(),
+          .k_pre_rows = k_pre_rows_.data(),
+          .v_rows = v_.data()};
 }
 
 }  // namespace kvlathe

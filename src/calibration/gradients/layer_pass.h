@@ -27,6 +27,10 @@ struct RowGradients {
   const float* k_post = nullptr;  // keys after RoPE
   const float* k_pre = nullptr;   // keys before RoPE
   const float* v = nullptr;
+  // The rows themselves.
+  const float* k_post_rows = nullptr;
+  const float* k_pre_rows = nullptr;
+  const float* v_rows = nullptr;
 };
 
 // Memory: the weights of a layer in F32, and about 4 * (hidden_dim + mlp_rows + heads) numbers for
@@ -80,6 +84,8 @@ class LayerPass {
   // Turns the heads of rows that lie side by side to the positions of their tokens, in place; with
   // the sines that `Run` or, negated, the way back takes.
   void Turn(int n_heads, const float* sines, int64_t token_stride, float* rows);
+  // Copies the keys of qk, which lie dense then.
+  void CopyKeys(Rows* to);
   void ZeroDecisions(int n_heads, int64_t token_stride, float* rows);
 
   // The parts of Run, which leave what RunBack needs of them.
@@ -113,6 +119,7 @@ class LayerPass {
   // Gradients with respect to them.
   Rows d_normed_, d_qk_, d_v_, d_attended_, d_part_, d_ffn_normed_, d_up_, d_gated_;
   Rows far_k_post_, far_k_pre_, far_v_;
+  Rows k_post_rows_, k_pre_rows_;
 };
 
 }  // namespace kvlathe
