@@ -415,6 +415,27 @@ void DrawBitsOfHead(std::vector<int>* of_channels, BitSplit* split, int rank,
 
 }  // namespace
 
+DrawnBits DrawClassBits(ModelBasis* basis) {
+  std::mt19937_64 random(5);
+  DrawnBits bits;
+  for (size_t h = 0; h < basis->heads.size(); ++h) {
+    HeadBasis& head = basis->heads[h];
+    const int n_scaled = bits.n_scaled.emplace_back(h % 2 == 0 ? 16 : 0);
+    const auto draw = [&](auto* of_keys, auto* of_values, int n_lost, BitSplit* k, BitSplit* v) {
+      *k = *v = {};
+      DrawBitsOfHead(&of_keys->emplace_back(), k, std::max(16, head.rank_k - n_lost), &random);
+      DrawBitsOfHead(&of_values->emplace_back(), v, std::max(16, head.rank_v - n_lost), &random);
+      k->scaled = n_scaled;
+    };
+    draw(&bits.of_keys, &bits.of_values, 16 * (h % 2), &head.k_bits, &head.v_bits);
+    draw(&bits.of_most_keys, &bits.of_most_values, 0, &head.most_attended.k,
+         &head.most_attended.v);
+    draw(&bits.of_least_keys, &bits.of_least_values, 16, &head.least_attended.k,
+         &head.least_attended.v);
+  }
+  return bits;
+}
+
 DrawnBits DrawSplitBits(ModelBasis* basis) {
   std::mt19937_64 random(3);
   DrawnBits bits;

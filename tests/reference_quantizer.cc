@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -258,7 +259,8 @@ void EncodeUnits(const std::vector<int>& bits, const RunOfRows& run, Matrix& row
     // What is 0 in steps of 1/16 is as near to either sign.
     const double sign = (t - run.begin) % 2 == 0 ? 1e-9 : -1e-9;
     for (size_t r = 0; r < rows[t].size(); ++r) {
-      rows[t][r] = NearestUnit(bits[r], rows[t][r] == 0 ? sign : rows[t][r]);
+      const bool is_lost = r >= bits.size();
+      rows[t][r] = is_lost ? 0 : NearestUnit(bits[r], rows[t][r] == 0 ? sign : rows[t][r]);
     }
   }
 }
@@ -346,9 +348,53 @@ std::pair<int, int> RunEndingWith(const ReferenceQuantizer& q, int n) {
   return {0, 0};
 }
 
+// Rows of a head in classes: the quarter of the blocks of the run with the most votes, the quarter
+// with the least and what is between them, each sealed as if it were all, in the order of rows.
+void SealByClass(const ReferenceQuantizer& q, size_t head, const std::vector<double>& votes,
+                 const RunOfRows& run, Matrix* keys, Matrix* values) {
+  std::vector<size_t> by_votes(run.end - run.begin);
+  std::iota(by_votes.begin(), by_votes.end(), run.begin);
+  std::sort(by_votes.begin(), by_votes.end(), [&](size_t a, size_t b) {
+    return votes[a] != votes[b] ? votes[a] > votes[b] : a > b;
+  });
+  const size_t n_blocks = by_votes.size() / 64, quarter = 64 * ((n_blocks + 2) / 4);
+  const size_t ends[] = {0, quarter, by_votes.size() - quarter, by_votes.size()};
+  for (int c = 0; c < 3; ++c) {
+    std::vector<size_t> places(by_votes.begin() + ends[c], by_votes.begin() + ends[c + 1]);
+    std::sort(places.begin(), places.end());
+    Matrix k, v;
+    for (const size_t t : places) k.push_back((*keys)[t]), v.push_back((*values)[t]);
+    const RunOfRows all{0, places.size()};
+    const ReferenceQuantizer::Class* outer = c == 1 ? nullptr : &q.outer_classes[c / 2];
+    EncodeKeyUnits((outer == nullptr ? q.key_bits : outer->key_bits)[head], q.key_scaled[head], all,
+                   k);
+    EncodeUnits((outer == nullptr ? q.value_bits : outer->value_bits)[head], all, v);
+    for (size_t i = 0; i < places.size(); ++i) {
+      (*keys)[places[i]] = k[i], (*values)[places[i]] = v[i];
+    }
+  }
+}
+
 }  // namespace
 
-void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* rows) {
+void ReferenceVotes::Add(const ReferenceRows& rows, int n_tokens) {
+  if (n_tokens > n_prompt || n_tokens <= n_prompt - n_voting) return;
+  const size_t n_heads = rows.keys.size(), group = rows.scores.size() / n_heads;
+  of_rows.resize(std::max<size_t>(of_rows.size(), rows.layer_idx + 1));
+  of_rows[rows.layer_idx].resize(n_heads);
+  for (size_t h = 0; h < rows.scores.size(); ++h) {
+    const std::vector<double>& scores = rows.scores[h];
+    std::vector<double>& votes = of_rows[rows.layer_idx][h / group];
+    votes.resize(scores.size());
+    const double max = *std::max_element(scores.begin(), scores.end());
+    double sum = 0;
+    for (const double s : scores) sum += std::exp(s - max);
+    for (size_t t = 0; t < scores.size(); ++t) votes[t] += std::exp(scores[t] - max) / sum;
+  }
+}
+
+void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* rows,
+                   const ReferenceVotes* votes) {
   const int n = static_cast<int>(rows->keys[0].size()) - q.n_sink - q.newest;
   const auto [begin, end] = RunEndingWith(q, n);
   if (begin >= end) return;
@@ -372,6 +418,10 @@ void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* ro
     const size_t n_heads = rows->keys.size();
     for (size_t g = 0; g < n_heads; ++g) {
       const size_t head = layer_idx * n_heads + g;
+      if (!q.outer_classes.empty() && static_cast<int>(rows->keys[0].size()) == q.n_prompt) {
+        SealByClass(q, head, votes->of_rows[layer_idx][g], run, &rows->keys[g], &rows->values[g]);
+        continue;
+      }
       EncodeKeyUnits(q.key_bits[head], q.key_scaled[head], run, rows->keys[g]);
       EncodeUnits(q.value_bits[layer_idx * n_heads + g], run, rows->values[g]);
     }

@@ -15,6 +15,7 @@
 #include "format/packed_layout.h"
 #include "format/packed_matrix.h"
 #include "kv/retention/plan.h"
+#include "kv/retention/select.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -226,6 +227,10 @@ struct PrunePlan {
   RetentionPlan retention;  // whose votes
   KeptEntries kept;
   bool in_order = false;  // what stays keeps its order; else the last entries fill the gaps
+  ClassSizes classes = {};  // of the first entries that stay, which are put in the order of classes
+  // Whether their positions, as SortedPositions, take the place of the entry tables.
+  bool keeps_sorted_positions = false;
+  bool has_wide_positions = false;
 };
 
 // Blocks of whole keys of one head become blocks of fewer key columns, in place.

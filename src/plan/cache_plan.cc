@@ -15,7 +15,8 @@ std::vector<HeadRanks> RanksOfBasis(const std::optional<ModelBasis>& basis) {
   std::vector<HeadRanks> ranks;
   if (!basis.has_value()) return ranks;
   for (const HeadBasis& head : basis->heads) {
-    ranks.push_back({head.rank_k, head.rank_v, head.k_bits, head.v_bits, head.has_whole_open_rows});
+    ranks.push_back({head.rank_k, head.rank_v, head.k_bits, head.v_bits, head.has_whole_open_rows,
+                     head.most_attended, head.least_attended});
   }
   return ranks;
 }

@@ -41,6 +41,7 @@ struct HeadBasis {
   // variance that are mixed in groups (CutBasis).
   BitSplit k_bits = {}, v_bits = {};
   bool has_whole_open_rows = false;  // HeadRanks
+  EntryBits most_attended = {}, least_attended = {};  // HeadRanks
   // The columns that D and E have lost, if they are such a pair. Where nothing turns rows after
   // their projection, all columns fold into W_Q and W_K, and sinks are stored in all of them.
   std::optional<CutColumns> cut = std::nullopt;

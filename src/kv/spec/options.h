@@ -80,6 +80,7 @@ struct LatheOptions {
   Bits bits = Bits::kAuto;
   bool scales_keys = true;  // channels of keys may have scales in each block
   OpenRows open = OpenRows::kAuto;
+  bool has_classes = false;  // entries of a prompt have bits by what attends to them
   RunOptions runs;  // used where bits are split
   friend bool operator==(const LatheOptions&, const LatheOptions&) = default;
 };

@@ -81,6 +81,7 @@ StageOptions ReadLathe(const KeyValues& values) {
                      .is_centred = values.Is("centre", "on"),
                      .keys_before_rope = values.Is("keys", "before"),
                      .scales_keys = values.Is("scales", "auto"),
+                     .has_classes = values.Integer("classes") > 1,
                      .runs = ReadRuns(values)};
   if (values.Is("heads", "joint")) lathe.heads = LatheOptions::Heads::kJoint;
   if (values.Is("heads", "own")) lathe.heads = LatheOptions::Heads::kOwn;

@@ -70,6 +70,11 @@ bool Spec::splits_bits() const {
   return lathe->ranks.has_ratio() && quantizer() == nullptr;
 }
 
+bool Spec::has_classes() const {
+  const auto* lathe = basis_as<LatheOptions>();
+  return lathe != nullptr && lathe->has_classes && splits_bits();
+}
+
 bool Spec::joins_heads() const {
   const auto* lathe = basis_as<LatheOptions>();
   if (lathe == nullptr) return false;

@@ -308,7 +308,7 @@ KVL_INLINE void ScoreBySegment(const Work& w, int row, __m512 (&scores)[kRows][k
   });
   AddKeyRepairs<kRows>(w, row, scores);
   if (w.is_decoded) {
-    return AddSegmentScores<kDecodedBits, kRows>(w, row, {kDecodedBits, 0, side.rank, 0}, scores);
+    return AddSegmentScores<kDecodedBits, kRows>(w, row, {kDecodedBits, 0, side.n_coded, 0}, scores);
   }
   for (int i = 0; i < side.n_segments; ++i) {
     WithSegmentBits(side.segments[i].bits, [&](auto bits) KVL_PART {
