@@ -396,6 +396,8 @@ class CommandLine(cli_support.CommandLineCase):
         self.assertEqual((done["tokens"], done["basis"]), (512, ""))
         self.assertGreater(done["seconds"], done["loading_seconds"])
         self.assertGreater(done["peak_resident_bytes"], 10 << 20)
+        self.assertEqual((done["gradient_tokens"], done["held_back_tokens"]), (512, 0))  # one sequence
+        self.assertGreater(done["gradient_seconds"], 0)
         self.assert_refused(2, "--text", "calibrate", "--random-model", config, "--text", TEXT)
         self.assert_refused(2, "give one of", *cost, "-m", MODEL)
         self.assert_refused(2, "give one of", "calibrate", "--random-tokens", 512)

@@ -35,6 +35,7 @@ struct Case {
   int window = 0;               // with the sinks in sight
   int every = 0;                // positions that become one entry
   bool has_plain_rows = false;  // split: until they are sealed
+  int n_kv_heads = 2;           // of 4 heads
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.spec; }
@@ -112,6 +113,35 @@ const Case kCases[] = {
      0,
      0,
      true},
+    {"lathe(ratio=4,scales=token,open=16,run=64,sink=4)",
+     {.name = "split", .run = 64, .newest = 32, .n_sink = 4, .has_token_scales = true},
+     Case::Basis::kRotation,
+     0,
+     0,
+     true},
+    {"lathe(ratio=4,scales=token,open=16,run=128,newest=7,sink=1)",
+     {.name = "split", .run = 128, .newest = 7, .n_sink = 1, .has_token_scales = true},
+     Case::Basis::kRotation,
+     0,
+     0,
+     true,
+     4},
+    {"lathe(ratio=4,scales=token,open=8,run=prompt,buffer=128,newest=0,sink=0)",
+     {.name = "split", .run = 0, .buffer = 128, .n_sink = 0, .has_token_scales = true},
+     Case::Basis::kRotation},
+    {"lathe(ratio=4,scales=token,keys=before,open=16,run=64,newest=7,sink=4)",
+     {.name = "split", .run = 64, .newest = 7, .n_sink = 4, .has_token_scales = true},
+     Case::Basis::kLatents,
+     0,
+     0,
+     true},
+    {"lathe(ratio=4,scales=token,keys=before,open=8,run=64,newest=7,sink=4)",
+     {.name = "split", .run = 64, .newest = 7, .n_sink = 4, .has_token_scales = true},
+     Case::Basis::kLatents,
+     0,
+     0,
+     false,
+     4},
     {"lathe(ratio=4,open=8,run=64,sink=2)+window(size=90)",
      {.name = "split", .run = 64, .newest = 32, .n_sink = 2},
      Case::Basis::kRotation,
@@ -125,6 +155,9 @@ const Case kCases[] = {
      0,
      0,
      true},
+    {"lathe(ratio=4,open=8,scales=token,classes=3,newest=0,sink=4)",
+     {.name = "split", .run = 0, .n_sink = 4, .has_token_scales = true},
+     Case::Basis::kRotation},
     {"lathe(ratio=4,open=8,classes=3,keys=before,newest=7,sink=4)",
      {.name = "split", .run = 0, .newest = 7, .n_sink = 4},
      Case::Basis::kLatents},
@@ -288,10 +321,11 @@ ModelCodebooks ToModelCodebooks(const std::vector<ReferenceCodebooks>& layers) {
 
 class QuantizedModelTest : public ::testing::TestWithParam<Case> {
  protected:
-  static void SetUpTestSuite() {
+  void SetUp() override {
     directory_ = testing::FreshDirectory("quantized_model");
     reference_ = testing::WriteRandomModel(
-        {.n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .vocab = 256}, directory_, 31);
+        {.n_heads = 4, .n_kv_heads = GetParam().n_kv_heads, .head_dim = 32, .vocab = 256},
+        directory_, 31);
     // No token twice: where keys are stored before RoPE, its rows of the first layer would be
     // equal, and which of them is exact would hang on the last bit.
     ids_.resize(reference_.vocab);
@@ -302,9 +336,9 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
     latents_ = testing::RandomLatentBases(reference_, 23);
     shared_latents_ = testing::RandomLatentBases(reference_, 23, reference_.n_kv_heads);
   }
-  static void TearDownTestSuite() { std::filesystem::remove_all(directory_); }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
 
-  static std::vector<testing::ReferenceBasis> Bases() {
+  std::vector<testing::ReferenceBasis> Bases() const {
     switch (GetParam().basis) {
       case Case::Basis::kNone:
         break;
@@ -322,9 +356,9 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
                               const std::vector<ReferenceCodebooks>& literal_codebooks) {
     ModelBasis basis = testing::ToModelBasis(reference_, Bases());
     if (spec.has_classes()) {
-      testing::DrawClassBits(&basis);
+      testing::DrawClassBits(&basis, !GetParam().literal.has_token_scales);
     } else if (spec.splits_bits()) {
-      testing::DrawSplitBits(&basis);
+      testing::DrawSplitBits(&basis, !GetParam().literal.has_token_scales);
     }
     PlanParts parts = PartsOf(spec, basis.heads.empty() ? nullptr : &basis);
     parts.codebooks = ToModelCodebooks(literal_codebooks);
@@ -363,19 +397,13 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
     return logits;
   }
 
-  static std::string directory_;
-  static testing::ReferenceModel reference_;
-  static std::vector<int> ids_;
-  static std::vector<testing::ReferenceBasis> rotations_, latents_, shared_latents_;
+  std::string directory_;
+  testing::ReferenceModel reference_;
+  std::vector<int> ids_;
+  std::vector<testing::ReferenceBasis> rotations_, latents_, shared_latents_;
   ThreadPool threads_{2};
   BlockPool pool_{int64_t{64} << 20};
 };
-std::string QuantizedModelTest::directory_;
-testing::ReferenceModel QuantizedModelTest::reference_;
-std::vector<int> QuantizedModelTest::ids_;
-std::vector<testing::ReferenceBasis> QuantizedModelTest::rotations_;
-std::vector<testing::ReferenceBasis> QuantizedModelTest::latents_;
-std::vector<testing::ReferenceBasis> QuantizedModelTest::shared_latents_;
 
 TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   ReferenceQuantizer literal = GetParam().literal;
@@ -401,8 +429,9 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   if (literal.name == "kvquant") literal.codebooks = DrawCodebooks(literal, plain_rows);
   if (literal.name == "split") {
     ModelBasis basis = testing::ToModelBasis(reference_, bases);
-    const testing::DrawnBits bits = spec->has_classes() ? testing::DrawClassBits(&basis)
-                                                        : testing::DrawSplitBits(&basis);
+    const testing::DrawnBits bits =
+        spec->has_classes() ? testing::DrawClassBits(&basis, !literal.has_token_scales)
+                            : testing::DrawSplitBits(&basis, !literal.has_token_scales);
     if (spec->has_classes()) {
       literal.outer_classes = {{bits.of_most_keys, bits.of_most_values},
                                {bits.of_least_keys, bits.of_least_values}};

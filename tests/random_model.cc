@@ -415,12 +415,12 @@ void DrawBitsOfHead(std::vector<int>* of_channels, BitSplit* split, int rank,
 
 }  // namespace
 
-DrawnBits DrawClassBits(ModelBasis* basis) {
+DrawnBits DrawClassBits(ModelBasis* basis, bool has_block_scales) {
   std::mt19937_64 random(5);
   DrawnBits bits;
   for (size_t h = 0; h < basis->heads.size(); ++h) {
     HeadBasis& head = basis->heads[h];
-    const int n_scaled = bits.n_scaled.emplace_back(h % 2 == 0 ? 16 : 0);
+    const int n_scaled = bits.n_scaled.emplace_back(has_block_scales && h % 2 == 0 ? 16 : 0);
     const auto draw = [&](auto* of_keys, auto* of_values, int n_lost, BitSplit* k, BitSplit* v) {
       *k = *v = {};
       DrawBitsOfHead(&of_keys->emplace_back(), k, std::max(16, head.rank_k - n_lost), &random);
@@ -436,7 +436,7 @@ DrawnBits DrawClassBits(ModelBasis* basis) {
   return bits;
 }
 
-DrawnBits DrawSplitBits(ModelBasis* basis) {
+DrawnBits DrawSplitBits(ModelBasis* basis, bool has_block_scales) {
   std::mt19937_64 random(3);
   DrawnBits bits;
   for (size_t h = 0; h < basis->heads.size(); ++h) {
@@ -444,7 +444,7 @@ DrawnBits DrawSplitBits(ModelBasis* basis) {
     head.k_bits = head.v_bits = {};
     DrawBitsOfHead(&bits.of_keys.emplace_back(), &head.k_bits, head.rank_k, &random);
     DrawBitsOfHead(&bits.of_values.emplace_back(), &head.v_bits, head.rank_v, &random);
-    head.k_bits.scaled = bits.n_scaled.emplace_back(h % 2 == 0 ? 16 : 0);
+    head.k_bits.scaled = bits.n_scaled.emplace_back(h % 2 == 0 && has_block_scales ? 16 : 0);
   }
   return bits;
 }

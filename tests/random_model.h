@@ -62,9 +62,9 @@ struct DrawnBits {
 };
 
 // Draws them, the same for the same ranks, and gives them to the basis.
-DrawnBits DrawSplitBits(ModelBasis* basis);
+DrawnBits DrawSplitBits(ModelBasis* basis, bool has_block_scales);
 // Draws bits for classes of entries as well: the least attended and the middle ones lose channels.
-DrawnBits DrawClassBits(ModelBasis* basis);
+DrawnBits DrawClassBits(ModelBasis* basis, bool has_block_scales);
 
 // A fresh folder below the test's temporary directory.
 std::string FreshDirectory(const std::string& name);

@@ -234,19 +234,29 @@ void EncodeKeys(const ReferenceQuantizer& q, int layer_idx, size_t head, const R
   }
 }
 
-// The nearest of the codes that lathe documents for rows of unit deviation.
-double NearestUnit(int bits, double x) {
+// The codes that lathe documents for rows of unit deviation, the positive half by bits, and for
+// those that are divided by a scale of their token.
+const std::vector<double> kUnits[] = {
+    {},
+    {0.765625},
+    {0.45703125, 1.625},
+    {0.2578125, 0.8125, 1.5078125, 2.671875},
+    {0.138671875, 0.421875, 0.72265625, 1.0625, 1.453125, 1.9609375, 2.6875, 4.03125},
+    {0.072265625, 0.216796875, 0.365234375, 0.515625, 0.671875, 0.83984375, 1.015625, 1.2109375,
+     1.421875, 1.6640625, 1.9453125, 2.28125, 2.703125, 3.28125, 4.15625, 5.84375}};
+const std::vector<double> kTokenUnits[] = {
+    {},
+    {0.78515625},
+    {0.455078125, 1.546875},
+    {0.25, 0.77734375, 1.3984375, 2.3125},
+    {0.134765625, 0.40625, 0.6875, 0.9921875, 1.3359375, 1.734375, 2.265625, 3.09375},
+    {0.072265625, 0.21875, 0.365234375, 0.51171875, 0.6640625, 0.81640625, 0.98046875, 1.1484375,
+     1.328125, 1.5234375, 1.7421875, 1.984375, 2.28125, 2.640625, 3.125, 3.9375}};
+
+double NearestUnit(const std::vector<double>* positive, int bits, double x) {
   if (bits == 8) return std::clamp(std::nearbyint(x * 16), -128.0, 127.0) / 16;
-  static const std::vector<double> kPositive[] = {
-      {},
-      {0.765625},
-      {0.45703125, 1.625},
-      {0.2578125, 0.8125, 1.5078125, 2.671875},
-      {0.138671875, 0.421875, 0.72265625, 1.0625, 1.453125, 1.9609375, 2.6875, 4.03125},
-      {0.072265625, 0.216796875, 0.365234375, 0.515625, 0.671875, 0.83984375, 1.015625, 1.2109375,
-       1.421875, 1.6640625, 1.9453125, 2.28125, 2.703125, 3.28125, 4.15625, 5.84375}};
   double nearest = INFINITY;
-  for (const double c : kPositive[bits]) {
+  for (const double c : positive[bits]) {
     for (const double signed_c : {c, -c}) {
       if (std::abs(x - signed_c) < std::abs(x - nearest)) nearest = signed_c;
     }
@@ -254,13 +264,54 @@ double NearestUnit(int bits, double x) {
   return nearest;
 }
 
-void EncodeUnits(const std::vector<int>& bits, const RunOfRows& run, Matrix& rows) {
+double ScaleOfByte(int byte) { return std::ldexp(1 + byte % 16 / 16.0, byte / 16 - 11); }
+
+// The scale that a byte stands for nearest to a deviation.
+int NearestScale(double deviation) {
+  int nearest = 0;
+  for (int byte = 1; byte < 256; ++byte) {
+    const double distance = std::abs(ScaleOfByte(byte) - deviation);
+    if (distance < std::abs(ScaleOfByte(nearest) - deviation)) nearest = byte;
+  }
+  return nearest;
+}
+
+// Codes under the scale that loses least of those within 8 steps of the root of the mean square,
+// where a channel's error counts by what codes of as many bits lose of a unit deviation.
+void EncodeTokenUnits(const std::vector<int>& bits, std::vector<double>* row) {
+  constexpr double kLosses[] = {1, 0.414063, 0.150466, 0.0484252, 0.0141481, 0.00386733};
+  std::fill(row->begin() + static_cast<int64_t>(bits.size()), row->end(), 0);  // they are lost
+  double square = 0, least = INFINITY;
+  for (const double x : *row) square += x * x / static_cast<double>(bits.size());
+  const int middle = NearestScale(std::sqrt(square));
+  std::vector<double> best;
+  for (int byte = std::max(0, middle - 8); byte <= std::min(255, middle + 8); ++byte) {
+    const double scale = ScaleOfByte(byte);
+    std::vector<double> values;
+    double loss = 0;
+    for (size_t r = 0; r < bits.size(); ++r) {
+      values.push_back(scale * NearestUnit(kTokenUnits, bits[r], (*row)[r] / scale));
+      const double expected = bits[r] == 8 ? 1 / 3072.0 : kLosses[bits[r]];
+      loss += std::pow((*row)[r] - values[r], 2) / expected;
+    }
+    if (loss < least) least = loss, best = values;
+  }
+  std::copy(best.begin(), best.end(), row->begin());
+}
+
+void EncodeUnits(const std::vector<int>& bits, bool has_token_scales, const RunOfRows& run,
+                 Matrix& rows) {
   for (size_t t = run.begin; t < run.end; ++t) {
     // What is 0 in steps of 1/16 is as near to either sign.
     const double sign = (t - run.begin) % 2 == 0 ? 1e-9 : -1e-9;
+    for (double& x : rows[t]) x = x == 0 ? sign : x;
+    if (has_token_scales) {
+      EncodeTokenUnits(bits, &rows[t]);
+      continue;
+    }
     for (size_t r = 0; r < rows[t].size(); ++r) {
       const bool is_lost = r >= bits.size();
-      rows[t][r] = is_lost ? 0 : NearestUnit(bits[r], rows[t][r] == 0 ? sign : rows[t][r]);
+      rows[t][r] = is_lost ? 0 : NearestUnit(kUnits, bits[r], rows[t][r]);
     }
   }
 }
@@ -270,18 +321,14 @@ struct BlockScale {
   double offset, scale;
 };
 BlockScale ScaleOfBlock(const Matrix& rows, size_t begin, size_t channel) {
-  BlockScale found{0, std::ldexp(1, -11)};
+  BlockScale found{0, 0};
   for (size_t t = begin; t < begin + 64; ++t) found.offset += rows[t][channel] / 64;
   found.offset = std::clamp(std::nearbyint(found.offset * 32), -128.0, 127.0) / 32;
   double square = 0;
   for (size_t t = begin; t < begin + 64; ++t) {
     square += std::pow(rows[t][channel] - found.offset, 2) / 64;
   }
-  const double deviation = std::sqrt(square);
-  for (int byte = 0; byte < 256; ++byte) {
-    const double scale = std::ldexp(1 + byte % 16 / 16.0, byte / 16 - 11);
-    if (std::abs(scale - deviation) < std::abs(found.scale - deviation)) found.scale = scale;
-  }
+  found.scale = ScaleOfByte(NearestScale(std::sqrt(square)));
   return found;
 }
 
@@ -298,8 +345,19 @@ void EncodeKeyUnits(const std::vector<int>& bits, int n_scaled, const RunOfRows&
     }
   };
   each([](const BlockScale& s, double& x) { x = (x - s.offset) / s.scale; });
-  EncodeUnits(bits, run, rows);
+  EncodeUnits(bits, /*has_token_scales=*/false, run, rows);
   each([](const BlockScale& s, double& x) { x = x * s.scale + s.offset; });
+}
+
+// K and V of a head of [n_layers * n_kv_heads].
+void EncodeHeadUnits(const ReferenceQuantizer& q, size_t head_idx, const RunOfRows& run,
+                     Matrix& keys, Matrix& values) {
+  if (q.has_token_scales) {
+    EncodeUnits(q.key_bits[head_idx], /*has_token_scales=*/true, run, keys);
+  } else {
+    EncodeKeyUnits(q.key_bits[head_idx], q.key_scaled[head_idx], run, keys);
+  }
+  EncodeUnits(q.value_bits[head_idx], q.has_token_scales, run, values);
 }
 
 double Quantile(std::vector<double> values, double share) {
@@ -366,9 +424,9 @@ void SealByClass(const ReferenceQuantizer& q, size_t head, const std::vector<dou
     for (const size_t t : places) k.push_back((*keys)[t]), v.push_back((*values)[t]);
     const RunOfRows all{0, places.size()};
     const ReferenceQuantizer::Class* outer = c == 1 ? nullptr : &q.outer_classes[c / 2];
-    EncodeKeyUnits((outer == nullptr ? q.key_bits : outer->key_bits)[head], q.key_scaled[head], all,
-                   k);
-    EncodeUnits((outer == nullptr ? q.value_bits : outer->value_bits)[head], all, v);
+    ReferenceQuantizer of_class = q;
+    if (outer != nullptr) of_class.key_bits = outer->key_bits, of_class.value_bits = outer->value_bits;
+    EncodeHeadUnits(of_class, head, all, k, v);
     for (size_t i = 0; i < places.size(); ++i) {
       (*keys)[places[i]] = k[i], (*values)[places[i]] = v[i];
     }
@@ -422,8 +480,7 @@ void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* ro
         SealByClass(q, head, votes->of_rows[layer_idx][g], run, &rows->keys[g], &rows->values[g]);
         continue;
       }
-      EncodeKeyUnits(q.key_bits[head], q.key_scaled[head], run, rows->keys[g]);
-      EncodeUnits(q.value_bits[layer_idx * n_heads + g], run, rows->values[g]);
+      EncodeHeadUnits(q, head, run, rows->keys[g], rows->values[g]);
     }
     return;
   }
@@ -434,11 +491,7 @@ void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* ro
 void SealHeadLiterally(const ReferenceQuantizer& q, size_t head_idx, int begin, int end,
                        Matrix* keys, Matrix* values) {
   const RunOfRows run{static_cast<size_t>(begin + q.n_sink), static_cast<size_t>(end + q.n_sink)};
-  if (q.name == "split") {
-    EncodeKeyUnits(q.key_bits[head_idx], q.key_scaled[head_idx], run, *keys);
-    EncodeUnits(q.value_bits[head_idx], run, *values);
-    return;
-  }
+  if (q.name == "split") return EncodeHeadUnits(q, head_idx, run, *keys, *values);
   if (run.begin < run.end) SealKeys(q, run, *keys);
   std::vector<Matrix> layer = {std::move(*values)};
   for (size_t t = run.begin; t < run.end; ++t) SealValues(q, t, layer);

@@ -84,6 +84,9 @@ Status RunCalibrate(CalibrateOptions options) {
                                          {"forward_seconds", seconds.statistics.forward},
                                          {"moments_seconds", seconds.statistics.moments},
                                          {"attention_seconds", seconds.statistics.attention},
+                                         {"gradient_seconds", seconds.statistics.gradients},
+                                         {"gradient_tokens", statistics.joint.n_tokens},
+                                         {"held_back_tokens", statistics.held_back.n_tokens},
                                          {"probe_seconds", seconds.probes},
                                          {"peak_resident_bytes", PeakResidentBytes()}};
     fmt::print("{}\n", json.dump());

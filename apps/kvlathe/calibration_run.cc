@@ -2,8 +2,11 @@
 
 #include <algorithm>
 
+#include "analysis/statistics/probes.h"
 #include "base/clock.h"
 #include "calibration/fingerprint.h"
+#include "calibration/gradient_windows.h"
+#include "calibration/gradients/decoder_gradients.h"
 #include "calibration/kl_meter.h"
 #include "calibration/sensitivity.h"
 #include "engine/engine.h"
@@ -36,20 +39,33 @@ StatusOr<TokenSequences> Sequences(const Workspace& workspace, const Calibration
   return CutSequences(ids, n_tokens, workspace.leading_bos().value_or(-1));
 }
 
-// Tells of calibration as one piece of work: statistics first, what lathe's losses take after them.
+// What calibration runs, in tokens; those of gradients and probes are 0 where none are measured.
+struct CalibrationWork {
+  int64_t n_tokens = 0;
+  int64_t n_gradient_tokens = 0;
+  int64_t n_probed_tokens = 0;
+};
+
+// Tells of calibration as one piece of work: statistics first, gradients and what lathe's losses
+// take after them.
 class CalibrationProgress {
  public:
-  // Work is counted in layers that a token runs; n_probed_tokens is 0 where nothing is probed.
-  CalibrationProgress(Progress to, const StatisticsShape& shape, int64_t n_tokens,
-                      int64_t n_probed_tokens)
+  // Work is counted in layers that a token runs.
+  CalibrationProgress(Progress to, const StatisticsShape& shape, const CalibrationWork& work)
       : to_(std::move(to)) {
     constexpr double kOfStatistics = 2;  // a forward, and as much to gather what it shows
-    const double statistics = kOfStatistics * static_cast<double>(n_tokens) * shape.n_layers;
-    const double probes = ProbedLayers(shape) * static_cast<double>(n_probed_tokens);
-    statistics_share_ = statistics / (statistics + probes);
+    constexpr double kOfGradients = 8;   // three forwards in F32
+    const double n_layers = shape.n_layers;
+    const double statistics = kOfStatistics * static_cast<double>(work.n_tokens) * n_layers;
+    const double gradients = kOfGradients * static_cast<double>(work.n_gradient_tokens) * n_layers;
+    const double probes = ProbedLayers(shape) * static_cast<double>(work.n_probed_tokens);
+    const double all = statistics + gradients + probes;
+    statistics_end_ = statistics / all;
+    gradients_end_ = (statistics + gradients) / all;
   }
-  std::function<void(double)> OfStatistics() const { return Part(0, statistics_share_); }
-  std::function<void(double)> OfProbes() const { return Part(statistics_share_, 1); }
+  std::function<void(double)> OfStatistics() const { return Part(0, statistics_end_); }
+  std::function<void(double)> OfGradients() const { return Part(statistics_end_, gradients_end_); }
+  std::function<void(double)> OfProbes() const { return Part(gradients_end_, 1); }
   void End() const {
     if (to_) to_(kWhat, 1);
   }
@@ -62,8 +78,67 @@ class CalibrationProgress {
   }
 
   Progress to_;
-  double statistics_share_ = 1;
+  double statistics_end_ = 1, gradients_end_ = 1;
 };
+
+// Of the matrices that a token is multiplied with.
+int64_t MatrixWeights(const ModelConfig& c) {
+  const int64_t q = int64_t{c.n_heads} * c.head_dim, kv = int64_t{c.n_kv_heads} * c.head_dim;
+  const int64_t of_layer = int64_t{c.hidden_dim} * (2 * q + 2 * kv + c.mlp_rows() + c.ffn_dim);
+  return c.n_layers * of_layer + int64_t{c.vocab_size} * c.hidden_dim;
+}
+
+// How many tokens of its sequences a job takes gradients of.
+int64_t TokensWithGradients(const CalibrationJob& job) {
+  std::vector<int64_t> sequence_tokens;
+  for (const auto& ids : job.sequences) sequence_tokens.push_back(std::ssize(ids));
+  int64_t n = 0;
+  for (const GradientWindow& window : ChooseGradientWindows(sequence_tokens, job.gradient_tokens)) {
+    n += window.n_tokens;
+  }
+  return n;
+}
+
+// Gradients of one window after the other, with the share of all that is done.
+class GradientPass {
+ public:
+  GradientPass(Workspace* workspace, int64_t n_tokens, std::function<void(double)> on_progress)
+      : gradients_(&workspace->weights(), workspace->threads(), workspace->isa(), kProbeNewest),
+        n_layer_tokens_(2 * n_tokens * workspace->config().n_layers),
+        on_progress_(std::move(on_progress)) {}
+
+  Status Run(std::span<const int32_t> ids, uint64_t seed, const DecoderGradients::Sink& sink) {
+    const auto on_layer = [&] {
+      n_done_ += std::ssize(ids);
+      if (!on_progress_) return;
+      on_progress_(static_cast<double>(n_done_) / static_cast<double>(n_layer_tokens_));
+    };
+    return gradients_.Run(ids, seed, sink, on_layer).status();
+  }
+
+ private:
+  DecoderGradients gradients_;
+  int64_t n_layer_tokens_;  // tokens times layers, forwards and back
+  int64_t n_done_ = 0;
+  std::function<void(double)> on_progress_;
+};
+
+// The job of a run, but for what it calls.
+StatusOr<CalibrationJob> JobOf(const Workspace& workspace, const std::string& model_hash,
+                               const CalibrationRun& run) {
+  CalibrationJob job;
+  job.shape = ShapeOf(workspace.config());
+  job.attention = workspace.config().attention;
+  job.rope_dim = workspace.config().rope_dim();
+  job.n_positions = CalibrationPositions(workspace.context_tokens());
+  job.source.model_hash = model_hash;
+  job.source.rope = workspace.config().DescribePositions();
+  job.source.seed = run.text_path.empty() ? run.seed : 0;
+  job.source.merging = run.Merging();
+  KVL_ASSIGN_OR_RETURN(job.sequences, Sequences(workspace, run, &job.source.token_source));
+  job.across_heads = run.across_heads;
+  return job;
+}
 
 Status MeasureOn(Workspace* workspace, const CalibrationRun& run, ProbeTexts texts,
                  const CalibrationProgress& progress, CalibrationStatistics* statistics) {
@@ -120,19 +195,9 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
                                                CalibrationSeconds* seconds) {
   CalibrationSeconds of_run;
   if (seconds == nullptr) seconds = &of_run;
-  CalibrationJob job;
-  job.shape = ShapeOf(workspace->config());
-  job.attention = workspace->config().attention;
-  job.rope_dim = workspace->config().rope_dim();
-  job.n_positions = CalibrationPositions(workspace->context_tokens());
-  job.source.model_hash = model_hash;
-  job.source.rope = workspace->config().DescribePositions();
-  job.source.seed = run.text_path.empty() ? run.seed : 0;
-  KVL_ASSIGN_OR_RETURN(job.sequences, Sequences(*workspace, run, &job.source.token_source));
-  job.across_heads = run.across_heads;
+  KVL_ASSIGN_OR_RETURN(CalibrationJob job, JobOf(*workspace, model_hash, run));
   job.pool = workspace->threads();
   job.isa = workspace->isa();
-  job.source.merging = run.Merging();
   KVL_ASSIGN_OR_RETURN(const SpecModel baseline, workspace->MakeModel(run.SpecText()));
   BlockPool blocks(MeasuringBudgetBytes(*workspace));
   // Which rows stay is known where a sequence ends.
@@ -147,14 +212,26 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
     }
     return OkStatus();
   };
-  int64_t n_tokens = 0;
-  for (const auto& ids : job.sequences) n_tokens += std::ssize(ids);
+  CalibrationWork work;
+  for (const auto& ids : job.sequences) work.n_tokens += std::ssize(ids);
   const ProbeTexts texts = ChooseProbeTexts(job.sequences, job.shape, run.merge.has_value());
-  const int64_t n_probed =
-      run.probes ? std::ssize(texts.texts) * std::ssize(texts.texts.front()) : 0;
-  const CalibrationProgress progress(workspace->progress(), job.shape, n_tokens, n_probed);
+  if (run.probes) {
+    job.gradient_tokens = GradientTokens(MatrixWeights(workspace->config()));
+    work.n_gradient_tokens = TokensWithGradients(job);
+    work.n_probed_tokens = std::ssize(texts.texts) * std::ssize(texts.texts.front());
+  }
+  const CalibrationProgress progress(workspace->progress(), job.shape, work);
   job.on_progress = progress.OfStatistics();
+  if (run.probes) {
+    const auto pass =
+        std::make_shared<GradientPass>(workspace, work.n_gradient_tokens, progress.OfGradients());
+    job.gradients = [pass](std::span<const int32_t> ids, uint64_t seed,
+                           const DecoderGradients::Sink& sink) {
+      return pass->Run(ids, seed, sink);
+    };
+  }
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job, &seconds->statistics));
+  job.gradients = nullptr;  // gives its memory back
   const Stopwatch watch;
   if (run.probes) KVL_RETURN_IF_ERROR(MeasureOn(workspace, run, texts, progress, &statistics));
   seconds->probes = watch.Seconds();

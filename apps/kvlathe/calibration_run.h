@@ -16,7 +16,8 @@ struct CalibrationRun {
   uint64_t seed = 0;
   bool across_heads = false;            // statistics across the KV heads of a layer too
   std::optional<MergePlan> merge = {};  // of rows that merge so, behind kCalibrationSinks positions
-  bool probes = true;  // measure what cuts and noise cost (BasisMethod::wants_probes)
+  // Measure what cuts and noise cost, and gradients of stored rows (BasisMethod::wants_probes).
+  bool probes = true;
 
   std::string Describe() const;  // the settings, as part of a file name's key
   std::string Merging() const;   // StatisticsSource::merging

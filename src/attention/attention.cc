@@ -110,7 +110,7 @@ void AttendSink(const AttendKernels& kernels, const HeadJob& job, const JobAddre
   AttendRowsParams params = {
       .row_type = row_type,
       .head_dim = job.head_dim,
-      .rank_v = job.shape.rank_v,
+      .rank_v = job.latents.slices.empty() ? job.output_width() : job.shape.rank_v,
       .gqa_group = job.gqa_group,
       .n_rows = item.row_end - item.row_begin,
       .q = RowAt(job.q_full, item.row_begin, job.q_full_stride, row_type),
@@ -240,6 +240,10 @@ void Attention::State::RunItems(int worker_id) {
     const ScoreRows item_scores = ScoresOf(item, worker_id);
     const AttendParams params =
         BlockParams(job, at, item, {sm_scale, is_deterministic}, partial, item_scores);
+    if (width > job.latents.output_width(job.shape.rank_v)) {  // what entries of blocks do not write
+      std::fill_n(partial.o, int64_t{n_rows} * width, 0.0f);
+      if (is_merged) std::fill_n(sink, int64_t{n_rows} * width, 0.0f);
+    }
     if (!job.latents.empty()) {
       AttendLatents(kernels, {GetLatentReader(isa, job.shape.row_type), GetSealedReader(isa)},
                     at.latents(), params, {kernel_scratch, latent_scratch});

@@ -62,7 +62,7 @@ struct LatentIds {
 // Positions that a head keeps apart from its blocks.
 struct SinkIds {
   ObjectPlace k;  // [n, head_dim] row_type, before any basis
-  ObjectPlace v;  // [n, rank_v] row_type
+  ObjectPlace v;  // [n, BlockShape::sink_value_width()] row_type
   int n = 0;
   int first_visible = 0;  // how many of them token 0 sees; token t sees t more, at most n
   int window = 0;         // token 0 sees this many of all positions before it; 0: all
@@ -110,7 +110,10 @@ struct HeadJob {
   // what the last token sees, and first_visible what the first one sees, which is at least 0.
   MergedRows merged;
 
-  int output_width() const { return latents.output_width(shape.rank_v); }
+  // Numbers of an output row. Entries of blocks add nothing to those behind their rank_v.
+  int output_width() const {
+    return latents.slices.empty() ? shape.sink_value_width() : latents.output_width(shape.rank_v);
+  }
   bool is_scored() const { return !scored.empty() && first_scored < n_tokens; }
 };
 

@@ -314,7 +314,7 @@ void AttendTiles(const AttendKernels& kernels, const AttendParams& p, const Bloc
       tile.o += kPassWidth;
       tile.scores = nullptr;
     }
-    if (!is_first) MergePartial(more, p.n_rows, width, {p.o, p.row_max, p.row_sum});
+    if (!is_first) MergePartial(more, p.n_rows, width, {p.o, p.row_max, p.row_sum}, p.o_stride);
     entry = tile_end;
   }
 }

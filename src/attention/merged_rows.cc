@@ -5,8 +5,8 @@
 namespace kvlathe {
 namespace {
 
-PartialRows RowsFrom(const PartialRows& rows, int first, int rank_v) {
-  return {rows.o + int64_t{first} * rank_v, rows.row_max + first, rows.row_sum + first};
+PartialRows RowsFrom(const PartialRows& rows, int first, int width) {
+  return {rows.o + int64_t{first} * width, rows.row_max + first, rows.row_sum + first};
 }
 
 const std::byte* RowAt(const void* rows, int64_t row, int64_t stride, DType row_type) {
@@ -22,7 +22,7 @@ struct SeenEntries {
 class MergedAttention {
  public:
   MergedAttention(const MergedItem& item, const AttendParams& params)
-      : m_(item), params_(params), group_(item.job.gqa_group), rank_v_(item.job.shape.rank_v) {}
+      : m_(item), params_(params), group_(item.job.gqa_group), width_(item.job.output_width()) {}
 
   void Run() {
     const int first = m_.item.row_begin / group_, end = m_.item.row_end / group_;
@@ -36,9 +36,9 @@ class MergedAttention {
       const int row = (t - first) * group_, n_rows = (next - t) * group_;
       if (Closed(t) > shared) {
         AttendEntries(row, n_rows, {shared, Closed(t)}, m_.spare);
-        MergePartial(m_.spare, n_rows, rank_v_, RowsFrom(all, row, rank_v_));
+        MergePartial(m_.spare, n_rows, width_, RowsFrom(all, row, width_));
       }
-      for (; t < next; ++t) AddOwnRow(t, RowsFrom(all, (t - first) * group_, rank_v_));
+      for (; t < next; ++t) AddOwnRow(t, RowsFrom(all, (t - first) * group_, width_));
     }
   }
 
@@ -66,7 +66,7 @@ class MergedAttention {
     const int64_t row = int64_t{token} * group_ - m_.item.row_begin;
     m_.kernels.attend_rows({.row_type = row_type,
                             .head_dim = params_.shape.rank_k,
-                            .rank_v = rank_v_,
+                            .rank_v = m_.job.shape.rank_v,
                             .gqa_group = group_,
                             .n_rows = group_,
                             .q = RowAt(params_.q, row, params_.q_stride, row_type),
@@ -77,15 +77,15 @@ class MergedAttention {
                             .first_visible = 1,
                             .sm_scale = params_.sm_scale,
                             .o = m_.spare.o,
-                            .o_stride = rank_v_,
+                            .o_stride = width_,
                             .row_max = m_.spare.row_max,
                             .row_sum = m_.spare.row_sum});
-    MergePartial(m_.spare, group_, rank_v_, to);
+    MergePartial(m_.spare, group_, width_, to);
   }
 
   const MergedItem& m_;
   const AttendParams& params_;
-  int group_, rank_v_;
+  int group_, width_;
 };
 
 }  // namespace

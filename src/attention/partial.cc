@@ -36,7 +36,9 @@ PartialRows PartialAt(float* memory, int n_rows, int rank_v) {
   return {memory, row_max, row_max + (int64_t{n_rows} + 15) / 16 * 16};
 }
 
-void MergePartial(const PartialRows& from, int n_rows, int rank_v, const PartialRows& into) {
+void MergePartial(const PartialRows& from, int n_rows, int rank_v, const PartialRows& into,
+                  int64_t into_stride) {
+  if (into_stride == 0) into_stride = rank_v;
   for (int row = 0; row < n_rows; ++row) {
     // Also keeps -infinity - -infinity out of the exponentials below.
     if (from.row_sum[row] == 0) continue;
@@ -46,7 +48,7 @@ void MergePartial(const PartialRows& from, int n_rows, int rank_v, const Partial
     into.row_max[row] = row_max;
     into.row_sum[row] = into.row_sum[row] * into_scale + from.row_sum[row] * from_scale;
     const float* from_o = from.o + int64_t{row} * rank_v;
-    float* into_o = into.o + int64_t{row} * rank_v;
+    float* into_o = into.o + row * into_stride;
     for (int r = 0; r < rank_v; ++r) into_o[r] = into_o[r] * into_scale + from_o[r] * from_scale;
   }
 }

@@ -30,7 +30,9 @@ constexpr int64_t PartialFloats(int n_rows, int rank_v) {
 PartialRows PartialAt(float* memory, int n_rows, int rank_v);
 
 // Merges the partial results of `from` into those of `into`.
-void MergePartial(const PartialRows& from, int n_rows, int rank_v, const PartialRows& into);
+// into.o may have rows of more numbers, into_stride apart; 0: rank_v.
+void MergePartial(const PartialRows& from, int n_rows, int rank_v, const PartialRows& into,
+                  int64_t into_stride = 0);
 
 // Writes o / row_sum to out, which is dense [n_rows, rank_v] of row_type. Rows whose row_sum is 0
 // become zeros.

@@ -7,17 +7,20 @@
 #include "base/random.h"
 #include "calibration/accumulator.h"
 #include "calibration/attention_moments.h"
+#include "calibration/gradient_windows.h"
+#include "calibration/joint_moments.h"
 #include "calibration/position_shift.h"
 
 namespace kvlathe {
 namespace {
 
-// Shows every view to two observers, takes their time and tells what share of all rows was seen.
-class ObserverPair : public QkvObserver {
+// Shows every view to all observers, takes their time and tells what share of all rows was seen.
+class TimedObservers : public QkvObserver {
  public:
-  ObserverPair(QkvObserver* moments, QkvObserver* attention, const CalibrationJob& job,
-               int64_t n_tokens, CalibrationTimes* times)
+  TimedObservers(QkvObserver* moments, QkvObserver* joint_moments, QkvObserver* attention,
+                 const CalibrationJob& job, int64_t n_tokens, CalibrationTimes* times)
       : moments_(moments),
+        joint_moments_(joint_moments),
         attention_(attention),
         job_(job),
         n_rows_(n_tokens * job.shape.n_layers),
@@ -26,6 +29,7 @@ class ObserverPair : public QkvObserver {
     {
       const ScopedTimer timer(&times_->moments);
       moments_->Observe(view);
+      joint_moments_->Observe(view);
     }
     {
       const ScopedTimer timer(&times_->attention);
@@ -39,6 +43,7 @@ class ObserverPair : public QkvObserver {
 
  private:
   QkvObserver* moments_;
+  QkvObserver* joint_moments_;
   QkvObserver* attention_;
   const CalibrationJob& job_;
   int64_t n_rows_;
@@ -60,16 +65,49 @@ Status CheckSequenceTokens(int sequence_tokens) {
 }
 
 // Of every sequence: the shifts of the layers.
-std::vector<std::vector<PositionShift>> ShiftsOf(const CalibrationJob& job, int sequence_tokens) {
+std::vector<std::vector<PositionShift>> ShiftsOf(const CalibrationJob& job, int64_t n_sequences,
+                                                 int sequence_tokens, int n_positions) {
   std::vector<std::vector<PositionShift>> shifts;
-  for (const int start :
-       SpreadStarts(std::ssize(job.sequences), sequence_tokens, job.n_positions)) {
+  for (const int start : SpreadStarts(n_sequences, sequence_tokens, n_positions)) {
     std::vector<PositionShift>& of_layers = shifts.emplace_back();
     for (int l = 0; l < job.shape.n_layers; ++l) {
       of_layers.emplace_back(start, RopeFrequencies(job.attention.of(l).rope, job.rope_dim));
     }
   }
   return shifts;
+}
+
+// Fills JointMoments::fisher. Windows are shorter than sequences, so they are taken to start all
+// over the n_positions on their own, those that are held back and the others.
+Status MeasureGradients(const CalibrationJob& job, int n_positions,
+                        CalibrationStatistics* statistics) {
+  std::vector<int64_t> sequence_tokens;
+  for (const auto& sequence : job.sequences) sequence_tokens.push_back(std::ssize(sequence));
+  const std::vector<GradientWindow> windows =
+      ChooseGradientWindows(sequence_tokens, job.gradient_tokens);
+  int64_t n_windows[2] = {}, window_tokens = 0;
+  for (const GradientWindow& window : windows) {
+    ++n_windows[window.is_held_back ? 1 : 0];
+    window_tokens = std::max(window_tokens, window.n_tokens);
+  }
+  std::vector<std::vector<PositionShift>> shifts[2];
+  for (int part = 0; part < 2; ++part) {
+    shifts[part] = ShiftsOf(job, n_windows[part], static_cast<int>(window_tokens), n_positions);
+  }
+  FisherSums sums(job.pool, statistics);
+  size_t n_done[2] = {};
+  uint64_t seed = 0;
+  for (const GradientWindow& window : windows) {
+    const int part = window.is_held_back ? 1 : 0;
+    const std::vector<PositionShift>& of_layers = shifts[part][n_done[part]++];
+    const auto sink = [&](const RowGradients& gradients) {
+      sums.Add(gradients, of_layers[gradients.layer_idx], window.is_held_back);
+    };
+    const auto ids = std::span(job.sequences[window.sequence_idx]);
+    KVL_RETURN_IF_ERROR(job.gradients(ids.subspan(window.begin, window.n_tokens), seed++, sink));
+    sums.CountTokens(window.n_tokens, window.is_held_back);
+  }
+  return sums.Finish();
 }
 
 }  // namespace
@@ -129,27 +167,35 @@ StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job, Calibration
   CalibrationTimes of_parts;
   if (times == nullptr) times = &of_parts;
   StatisticsAccumulator accumulator(job.shape, job.pool, job.isa, job.across_heads);
+  JointMomentSums joint_moments(job.shape, job.pool);
   const auto stride = static_cast<int>(std::max<int64_t>(1, n_tokens / kSampledQueries));
   AttentionMoments attention(
       job.shape, {.attention = job.attention, .rope_dim = job.rope_dim, .query_stride = stride},
       job.pool, job.isa);
-  ObserverPair observers(&accumulator, &attention, job, n_tokens, times);
+  TimedObservers observers(&accumulator, &joint_moments, &attention, job, n_tokens, times);
+  const auto n_sequences = std::ssize(job.sequences);
   const std::vector<std::vector<PositionShift>> shifts =
-      ShiftsOf(job, static_cast<int>(sequence_tokens));
-  const Stopwatch watch;
-  for (size_t i = 0; i < job.sequences.size(); ++i) {
+      ShiftsOf(job, n_sequences, static_cast<int>(sequence_tokens), job.n_positions);
+  Stopwatch watch;
+  for (int64_t i = 0; i < n_sequences; ++i) {
     accumulator.SetShifts(shifts[i]);
+    joint_moments.BeginSequence(shifts[i], IsHeldBack(i, n_sequences));
     attention.SetShifts(shifts[i]);
     KVL_RETURN_IF_ERROR(job.forward(job.sequences[i], &observers));
     KVL_RETURN_IF_ERROR(accumulator.status());
   }
   times->forward = watch.Seconds() - times->moments - times->attention;
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, accumulator.Finish());
+  joint_moments.Finish(&statistics);
   attention.Finish(&statistics);
   statistics.source = job.source;
   statistics.source.n_tokens = n_tokens;
   statistics.source.sequence_tokens = static_cast<int>(sequence_tokens);
   statistics.source.n_positions = std::max(job.n_positions, static_cast<int>(sequence_tokens));
+  if (!job.gradients) return statistics;
+  watch.Restart();
+  KVL_RETURN_IF_ERROR(MeasureGradients(job, statistics.source.n_positions, &statistics));
+  times->gradients = watch.Seconds();
   return statistics;
 }
 

@@ -13,6 +13,7 @@
 #include "base/cpu_features.h"
 #include "base/status.h"
 #include "base/threads.h"
+#include "calibration/gradients/layer_pass.h"
 #include "model/config.h"
 #include "model/observer.h"
 
@@ -62,7 +63,14 @@ struct CalibrationJob {
   // Runs one sequence from position 0 on an uncompressed cache and shows every layer to the
   // observer.
   std::function<Status(std::span<const int32_t> token_ids, QkvObserver* observer)> forward;
-  std::function<void(double fraction)> on_progress;  // often; may be null
+  // Runs a window from position 0 on and shows the gradients of every layer to the sink: of what is
+  // drawn with numbers that depend on the seed alone (DecoderGradients::Run). null: no gradients
+  // are measured, and JointMoments::fisher is 0.
+  std::function<Status(std::span<const int32_t> token_ids, uint64_t seed,
+                       const std::function<void(const RowGradients&)>& sink)>
+      gradients;
+  int64_t gradient_tokens = 0;                       // GradientTokens(), of what is not held back
+  std::function<void(double fraction)> on_progress;  // of `forward`, often; may be null
 };
 
 // Seconds that parts of calibration took.
@@ -70,6 +78,7 @@ struct CalibrationTimes {
   double forward = 0;    // the model alone
   double moments = 0;    // of all rows
   double attention = 0;  // as attention weighs rows
+  double gradients = 0;  // of stored rows, forwards and back
 };
 
 // Errors: those of `forward`; kDataLoss naming the layer if the model computes values that are not

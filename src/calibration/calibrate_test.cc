@@ -224,6 +224,40 @@ TEST(CalibrationPositionsTest, AreThoseOfTheContextOrTwiceAsManyAtMost) {
   EXPECT_EQ(CalibrationPositions(131072), 131072);
 }
 
+TEST_F(CalibrateTest, GradientsOfWindowsMakeFAndThoseHeldBackAreApart) {
+  job_.gradient_tokens = 200;
+  std::vector<uint64_t> seeds;
+  job_.gradients = [&](std::span<const int32_t> ids, uint64_t seed,
+                       const std::function<void(const RowGradients&)>& sink) {
+    seeds.push_back(seed);
+    // Sequences have 200, 200 and 100 tokens, the last of which is held back.
+    const std::vector<float> rows(ids.size() * kShape.head_dim, ids.size() == 100 ? 2.0f : 1.0f);
+    for (int l = 0; l < kShape.n_layers; ++l) {
+      sink({l, std::ssize(ids), rows.data(), rows.data(), rows.data()});
+    }
+    return OkStatus();
+  };
+  const CalibrationStatistics s = *Calibrate(job_);
+  EXPECT_THAT(seeds, ElementsAre(0, 1));
+  EXPECT_EQ(s.joint.n_tokens, 200);
+  EXPECT_EQ(s.held_back.n_tokens, 100);
+  EXPECT_FLOAT_EQ(s.joint.v.fisher.back(), 0.5f * 196 / 200);
+  EXPECT_FLOAT_EQ(s.held_back.k_pre.fisher.back(), 0.5f * 4 * 96 / 100);
+  // The rows of both parts together are those of all statistics.
+  const double n = s.n_rows, n_held_back = 100 - kCalibrationSinks;
+  for (size_t i = 0; i < s.v.gram.size(); i += 7) {
+    const double sum = (n - n_held_back) * s.joint.v.gram[i] + n_held_back * s.held_back.v.gram[i];
+    EXPECT_NEAR(s.v.gram[i], sum / n, 1e-5);
+  }
+  job_.gradients = [](std::span<const int32_t>, uint64_t,
+                      const std::function<void(const RowGradients&)>&) {
+    return Error(StatusCode::kResourceExhausted, "no memory");
+  };
+  EXPECT_EQ(Calibrate(job_).status().code(), StatusCode::kResourceExhausted);
+  job_.gradients = nullptr;
+  EXPECT_EQ(Calibrate(job_)->joint.n_tokens, 0);
+}
+
 TEST_F(CalibrateTest, ADamagedModelStopsAtItsFirstBadLayer) {
   model_.bad_layer = 2;
   double done = 0;

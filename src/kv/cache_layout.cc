@@ -256,7 +256,8 @@ BlockShape BlockShapeOf(const HeadRanks& ranks, int head_dim, DType row_type,
 }
 
 int64_t SinkBytes(const CacheLayout& layout, const BlockShape& shape) {
-  return RoundUp(int64_t{layout.n_sink} * (layout.head_dim + shape.rank_v) * SizeOf(shape.row_type),
+  return RoundUp(int64_t{layout.n_sink} * (layout.head_dim + shape.sink_value_width()) *
+                     SizeOf(shape.row_type),
                  kObjectAlignment);
 }
 

@@ -42,7 +42,8 @@ struct CacheLayout {
   int n_layers = 0;
   int n_kv_heads = 0;
   int head_dim = 0;
-  int n_sink = 0;  // first positions kept as plain rows: K [n_sink, head_dim], V [n_sink, rank_v]
+  // First positions kept as plain rows: K [n_sink, head_dim], V [n_sink, sink_value_width()].
+  int n_sink = 0;
   std::vector<BlockShape> shapes;  // [n_layers * n_kv_heads]
   // How many of the last positions each layer attends to (0: all), as the model or the SealPlan
   // says; [n_layers], or empty if no layer has a window. Blocks of a layer that no later position

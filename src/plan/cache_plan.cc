@@ -15,7 +15,8 @@ std::vector<HeadRanks> RanksOfBasis(const std::optional<ModelBasis>& basis) {
   std::vector<HeadRanks> ranks;
   if (!basis.has_value()) return ranks;
   for (const HeadBasis& head : basis->heads) {
-    ranks.push_back({head.rank_k, head.rank_v, head.k_bits, head.v_bits, head.has_whole_open_rows,
+    const int rank_v = head.stored_rank_v > 0 ? head.stored_rank_v : head.rank_v;
+    ranks.push_back({head.rank_k, rank_v, head.k_bits, head.v_bits, head.has_whole_open_rows,
                      head.most_attended, head.least_attended});
   }
   return ranks;
@@ -37,6 +38,7 @@ void CheckInvariants(const CacheLayout& layout, const PlanParts& parts) {
 PlanParts PartsOf(const Spec& spec) {
   PlanParts parts;
   parts.n_sink = spec.n_sink();
+  parts.keeps_sink_values = spec.basis_as<LatheOptions>() != nullptr;
   parts.seal = SealPlanOf(spec);
   parts.retention = RetentionPlanOf(spec);
   return parts;
@@ -58,6 +60,9 @@ CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
   for (size_t i = 0; i < n_heads; ++i) {
     const HeadRanks of_head = ranks.empty() ? HeadRanks{model.head_dim, model.head_dim} : ranks[i];
     layout.shapes.push_back(BlockShapeOf(of_head, layout.head_dim, model.row_type, seal));
+    if (parts.keeps_sink_values && layout.n_sink > 0) {
+      layout.shapes.back().sink_rank_v = layout.head_dim;
+    }
   }
   layout.windows = model.windows;
   layout.seal = parts.seal;
@@ -84,10 +89,17 @@ StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts) {
   KVL_RETURN_IF_ERROR(CheckOnModel(
       model, {parts.seal.has_value() ? &*parts.seal : nullptr,
               parts.retention.has_value() ? &*parts.retention : nullptr, has_latent_keys}));
+  if (parts.basis.has_value()) {
+    parts.keeps_sink_values = parts.basis->heads.front().stored_rank_v > 0;
+  }
   CachePlan plan;
   plan.layout_ = MakeLayout(model, parts, RanksOfBasis(parts.basis), has_latent_keys);
   CheckInvariants(plan.layout_, parts);
   plan.row_shapes_ = plan.layout_.shapes;
+  for (size_t i = 0; parts.basis.has_value() && i < plan.row_shapes_.size(); ++i) {
+    const HeadBasis& head = parts.basis->heads[i];
+    if (head.stored_rank_v > 0) plan.row_shapes_[i].rank_v = head.rank_v;
+  }
   if (parts.seal.has_value() && parts.seal->format.Is<CodebookCodec>()) {
     plan.codebooks_ =
         parts.codebooks.empty() ? EvenCodebooks(plan.layout_) : std::move(parts.codebooks);

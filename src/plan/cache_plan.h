@@ -30,6 +30,9 @@ struct PlanParts {
   // How many first positions keep rows of their own, in 16 bits and before the basis of keys. The
   // uncompressed cache has nothing to spare them from, so its plan has 0 whatever stands here.
   int n_sink = 0;
+  // Whether their values are not cut either; where there is a basis, it says so itself
+  // (HeadBasis::stored_rank_v).
+  bool keeps_sink_values = false;
   std::optional<SealPlan> seal;            // none: rows stay in 16 bits
   std::optional<RetentionPlan> retention;  // none: every entry stays
   ModelCodebooks codebooks;  // empty: EvenCodebooks, where the seal plan's format has codebooks

@@ -138,7 +138,23 @@ Status CheckDrawnRanks(const Spec& spec) {
       spec.text());
 }
 
-StatusOr<ModelBasis> DrawBasis(const Spec& spec, const ModelFacts& model) {
+namespace {
+
+// Makes values in all columns, of which the cache holds the ranks that were drawn.
+void KeepSinkValues(ModelBasis* basis) {
+  Random random(kDrawnBasisSeed + 1);
+  const double deviation = 1 / std::sqrt(basis->head_dim);
+  for (HeadBasis& head : basis->heads) {
+    head.stored_rank_v = head.rank_v;
+    head.rank_v = basis->head_dim;
+    for (std::vector<float>* map : {&head.value_basis, &head.output_basis}) {
+      map->resize(int64_t{basis->head_dim} * basis->head_dim);
+      for (float& x : *map) x = static_cast<float>(deviation * random.Normal());
+    }
+  }
+}
+
+StatusOr<ModelBasis> DrawStoredBasis(const Spec& spec, const ModelFacts& model) {
   const RankOptions& ranks = *RanksOf(*spec.basis());
   if (IsResident(*spec.basis())) {
     return Error(StatusCode::kUnimplemented,
@@ -172,6 +188,14 @@ StatusOr<ModelBasis> DrawBasis(const Spec& spec, const ModelFacts& model) {
   return Error(StatusCode::kInvalidArgument,
                "--kv '{}': a model with random weights takes rate, or a ratio that chooses bits",
                spec.text());
+}
+
+}  // namespace
+
+StatusOr<ModelBasis> DrawBasis(const Spec& spec, const ModelFacts& model) {
+  KVL_ASSIGN_OR_RETURN(ModelBasis basis, DrawStoredBasis(spec, model));
+  if (spec.basis_as<LatheOptions>() != nullptr) KeepSinkValues(&basis);
+  return basis;
 }
 
 }  // namespace kvlathe

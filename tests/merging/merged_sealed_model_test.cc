@@ -123,6 +123,13 @@ const MergedCase kOtherCodes[] = {
      2,
      true,
      ReferenceQuantizer{.name = "split", .newest = 7, .n_sink = 2}},
+    {"lathe(ratio=4,scales=token,newest=7,sink=2)+dmc",
+     {0, 12},
+     2,
+     kCode,
+     2,
+     true,
+     ReferenceQuantizer{.name = "split", .newest = 7, .n_sink = 2, .has_token_scales = true}},
 };
 
 // On which instruction sets, and how near: a share of what codes lose, and what F32 loses besides.
@@ -146,7 +153,7 @@ ReferenceQuantizer SealedMergedModel::Literal(const MergedCase& c) {
   ReferenceQuantizer literal = *c.quantizer;
   if (literal.name != "split") return literal;
   ModelBasis basis = testing::ToModelBasis(reference_, bases_);
-  const testing::DrawnBits bits = testing::DrawSplitBits(&basis);
+  const testing::DrawnBits bits = testing::DrawSplitBits(&basis, !literal.has_token_scales);
   literal.key_bits = bits.of_keys;
   literal.value_bits = bits.of_values;
   literal.key_scaled = bits.n_scaled;

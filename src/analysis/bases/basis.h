@@ -42,6 +42,9 @@ struct HeadBasis {
   BitSplit k_bits = {}, v_bits = {};
   bool has_whole_open_rows = false;  // HeadRanks
   EntryBits most_attended = {}, least_attended = {};  // HeadRanks
+  // How many numbers of a value the cache holds behind the sinks; 0: rank_v. Values of sinks are
+  // whole then (BlockShape::sink_rank_v).
+  int stored_rank_v = 0;
   // The columns that D and E have lost, if they are such a pair. Where nothing turns rows after
   // their projection, all columns fold into W_Q and W_K, and sinks are stored in all of them.
   std::optional<CutColumns> cut = std::nullopt;

@@ -138,6 +138,7 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
                  "longer text");
   }
   BasisAnalysis analysis;
+  analysis.keeps_sink_values = true;
   if (inputs.options.joins_heads) analysis.heads_per_map = HeadsPerMap(statistics.shape);
   analysis.shape = statistics.shape;
   analysis.shape.n_kv_heads /= analysis.heads_per_map;

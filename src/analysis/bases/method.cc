@@ -91,8 +91,10 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
     KVL_CHECK(rank_k >= 1 && rank_k <= head_dim && rank_v >= 1 && rank_v <= head_dim);
     KVL_CHECK(rank_k == ranks[h - slice].rank_k && rank_v == ranks[h - slice].rank_v);
     HeadBasis head;
+    const int made_v = analysis.keeps_sink_values ? head_dim : rank_v;
     head.rank_k = rank_k;
-    head.rank_v = rank_v;
+    head.rank_v = made_v;
+    if (analysis.keeps_sink_values) head.stored_rank_v = rank_v;
     if (full.key_way_back.empty()) {
       head.query_basis = Columns(full.query_basis, head_dim, 0, rank_k);
       const int n_cut = head_dim - rank_k;
@@ -102,8 +104,8 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
       head.key_way_back = Part(full.key_way_back, width, n * rank_k, slice * head_dim, head_dim);
     }
     head.key_basis = Columns(full.key_basis, width, slice * rank_k, rank_k);
-    head.value_basis = Columns(full.value_basis, width, slice * rank_v, rank_v);
-    head.output_basis = Part(full.output_basis, width, n * rank_v, slice * head_dim, head_dim);
+    head.value_basis = Columns(full.value_basis, width, slice * made_v, made_v);
+    head.output_basis = Part(full.output_basis, width, n * made_v, slice * head_dim, head_dim);
     head.key_offset = OffsetOf(full.key_offset, slice, head_dim);
     head.value_offset = OffsetOf(full.value_offset, slice, head_dim);
     if (k_bits != BitSplit{}) {

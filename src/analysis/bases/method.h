@@ -86,6 +86,9 @@ struct BasisAnalysis {
   // How many KV heads of the model are one head of the cache, and of `shape`, whose head_dim is
   // then as many times larger (ModelBasis::heads_per_map).
   int heads_per_map = 1;
+  // Whether values are made in all columns of the basis, of which only sinks keep those that the
+  // cache cuts (HeadBasis::stored_rank_v).
+  bool keeps_sink_values = false;
 
   const HeadSpectra& SpectraOf(size_t head_idx) const {
     return spectra[head_idx / heads_per_latent];

@@ -37,8 +37,11 @@ struct PackedSide {
   friend bool operator==(const PackedSide&, const PackedSide&) = default;
 };
 
-// How many numbers a scale takes (2 with a minimum), and how many bytes each of them has.
+// How many numbers a scale takes (2 with a minimum), and how many bytes each of them has: one for
+// tables and where bits are split, else two.
 constexpr int ScaleParts(const PackedSide& side) { return side.is_symmetric ? 1 : 2; }
-constexpr int ScaleBytes(const PackedSide& side) { return side.table != nullptr ? 1 : 2; }
+constexpr int ScaleBytes(const PackedSide& side) {
+  return side.table != nullptr || side.bits == 0 ? 1 : 2;
+}
 
 }  // namespace kvlathe

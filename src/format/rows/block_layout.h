@@ -41,8 +41,13 @@ struct BlockShape {
   bool has_coded_rows = false;
   // How many numbers a row has once the block is sealed, where the format is rotated; 0 elsewhere.
   int sealed_rank_k = 0, sealed_rank_v = 0;  // multiples of 16
+  // How many numbers the values of sinks have; 0: rank_v, like all others. The first rank_v of them
+  // are in the basis of the others.
+  int sink_rank_v = 0;
   // The bits of the entries that are not of the middle class (EntryClass); empty without classes.
   EntryBits most_attended = {}, least_attended = {};
+
+  constexpr int sink_value_width() const { return sink_rank_v > 0 ? sink_rank_v : rank_v; }
 
   // Bytes of one number of a row.
   constexpr int64_t element_bytes() const { return has_coded_rows ? 1 : SizeOf(row_type); }

@@ -28,26 +28,6 @@ constexpr std::array<float, kN - 1> HalfWays(const std::array<float, kN>& centro
   return boundaries;
 }
 
-// unit_codes_test finds them again from the density.
-constexpr auto kCentroids1 = Mirrored<1>({0.765625f});
-constexpr auto kCentroids2 = Mirrored<2>({0.45703125f, 1.625f});
-constexpr auto kCentroids3 = Mirrored<4>({0.2578125f, 0.8125f, 1.5078125f, 2.671875f});
-constexpr auto kCentroids4 = Mirrored<8>(
-    {0.138671875f, 0.421875f, 0.72265625f, 1.0625f, 1.453125f, 1.9609375f, 2.6875f, 4.03125f});
-constexpr auto kCentroids5 =
-    Mirrored<16>({0.072265625f, 0.216796875f, 0.365234375f, 0.515625f, 0.671875f, 0.83984375f,
-                  1.015625f, 1.2109375f, 1.421875f, 1.6640625f, 1.9453125f, 2.28125f, 2.703125f,
-                  3.28125f, 4.15625f, 5.84375f});
-constexpr auto kBoundaries1 = HalfWays(kCentroids1);
-constexpr auto kBoundaries2 = HalfWays(kCentroids2);
-constexpr auto kBoundaries3 = HalfWays(kCentroids3);
-constexpr auto kBoundaries4 = HalfWays(kCentroids4);
-constexpr auto kBoundaries5 = HalfWays(kCentroids5);
-
-constexpr std::array<std::span<const float>, kMaxBits> kCentroids = {
-    kCentroids1, kCentroids2, kCentroids3, kCentroids4, kCentroids5};
-constexpr std::array<std::span<const float>, kMaxBits> kBoundaries = {
-    kBoundaries1, kBoundaries2, kBoundaries3, kBoundaries4, kBoundaries5};
 using Table = std::array<uint16_t, 64>;
 
 template <size_t kN>
@@ -61,10 +41,6 @@ constexpr Table MakeTable(const std::array<float, kN>& centroids, int bits) {
   }
   return table;
 }
-
-alignas(64) constexpr Table kTables[kMaxBits] = {
-    MakeTable(kCentroids1, 1), MakeTable(kCentroids2, 2), MakeTable(kCentroids3, 3),
-    MakeTable(kCentroids4, 4), MakeTable(kCentroids5, 5)};
 
 using Numbers = std::array<int8_t, 64>;
 
@@ -84,34 +60,78 @@ constexpr Numbers MakeNumbers(const std::array<float, kN>& centroids) {
   return numbers;
 }
 
-constexpr Numbers kNumbers[kMaxBits] = {MakeNumbers(kCentroids1), MakeNumbers(kCentroids2),
-                                        MakeNumbers(kCentroids3), MakeNumbers(kCentroids4),
-                                        MakeNumbers(kCentroids5)};
+// All that there is of codes of so many bits.
+template <int kBits>
+struct CodesOf {
+  static constexpr size_t kHalf = size_t{1} << (kBits - 1);
+  std::array<float, 2 * kHalf> centroids;
+  std::array<float, 2 * kHalf - 1> boundaries;
+  alignas(64) Table table;
+  alignas(64) Numbers numbers;
+
+  explicit constexpr CodesOf(const std::array<float, kHalf>& positive)
+      : centroids(Mirrored(positive)),
+        boundaries(HalfWays(centroids)),
+        table(MakeTable(centroids, kBits)),
+        numbers(MakeNumbers(centroids)) {}
+};
+
+// unit_codes_test finds the centroids again from the densities.
+constexpr CodesOf<1> kOfChannels1({0.765625f});
+constexpr CodesOf<2> kOfChannels2({0.45703125f, 1.625f});
+constexpr CodesOf<3> kOfChannels3({0.2578125f, 0.8125f, 1.5078125f, 2.671875f});
+constexpr CodesOf<4> kOfChannels4({0.138671875f, 0.421875f, 0.72265625f, 1.0625f, 1.453125f,
+                                   1.9609375f, 2.6875f, 4.03125f});
+constexpr CodesOf<5> kOfChannels5({0.072265625f, 0.216796875f, 0.365234375f, 0.515625f, 0.671875f,
+                                   0.83984375f, 1.015625f, 1.2109375f, 1.421875f, 1.6640625f,
+                                   1.9453125f, 2.28125f, 2.703125f, 3.28125f, 4.15625f, 5.84375f});
+constexpr CodesOf<1> kOfTokens1({0.78515625f});
+constexpr CodesOf<2> kOfTokens2({0.455078125f, 1.546875f});
+constexpr CodesOf<3> kOfTokens3({0.25f, 0.77734375f, 1.3984375f, 2.3125f});
+constexpr CodesOf<4> kOfTokens4({0.134765625f, 0.40625f, 0.6875f, 0.9921875f, 1.3359375f, 1.734375f,
+                                 2.265625f, 3.09375f});
+constexpr CodesOf<5> kOfTokens5({0.072265625f, 0.21875f, 0.365234375f, 0.51171875f, 0.6640625f,
+                                 0.81640625f, 0.98046875f, 1.1484375f, 1.328125f, 1.5234375f,
+                                 1.7421875f, 1.984375f, 2.28125f, 2.640625f, 3.125f, 3.9375f});
+
+struct CodesView {
+  std::span<const float> centroids, boundaries;
+  const uint16_t* table;
+  const int8_t* numbers;
+
+  template <int kBits>
+  constexpr CodesView(const CodesOf<kBits>& codes)  // NOLINT: tables list them
+      : centroids(codes.centroids),
+        boundaries(codes.boundaries),
+        table(codes.table.data()),
+        numbers(codes.numbers.data()) {}
+};
+constexpr CodesView kOfChannels[kMaxBits] = {kOfChannels1, kOfChannels2, kOfChannels3, kOfChannels4,
+                                             kOfChannels5};
+constexpr CodesView kOfTokens[kMaxBits] = {kOfTokens1, kOfTokens2, kOfTokens3, kOfTokens4,
+                                           kOfTokens5};
+
+const CodesView& CodesAt(int bits, StoredUnit unit) {
+  KVL_DCHECK(bits >= 1 && bits <= kMaxBits);
+  return (unit == StoredUnit::kToken ? kOfTokens : kOfChannels)[bits - 1];
+}
 
 constexpr std::array<double, kMaxBits + 1> kLosses = {1,         0.414063,  0.150466,
                                                       0.0484252, 0.0141481, 0.00386733};
 
 }  // namespace
 
-std::span<const float> UnitCentroids(int bits) {
-  KVL_DCHECK(bits >= 1 && bits <= kMaxBits);
-  return kCentroids[bits - 1];
+std::span<const float> UnitCentroids(int bits, StoredUnit unit) {
+  return CodesAt(bits, unit).centroids;
 }
 
-std::span<const float> UnitBoundaries(int bits) {
-  KVL_DCHECK(bits >= 1 && bits <= kMaxBits);
-  return kBoundaries[bits - 1];
+std::span<const float> UnitBoundaries(int bits, StoredUnit unit) {
+  return CodesAt(bits, unit).boundaries;
 }
 
-const uint16_t* UnitTable(int bits) {
-  KVL_DCHECK(bits >= 1 && bits <= kMaxBits);
-  return kTables[bits - 1].data();
-}
+const uint16_t* UnitTable(int bits, StoredUnit unit) { return CodesAt(bits, unit).table; }
 
-const int8_t* UnitNumbers(int bits) {
-  KVL_DCHECK(bits >= 1 && bits <= kMaxBits);
-  return kNumbers[bits - 1].data();
-}
+const int8_t* UnitNumbers(int bits, StoredUnit unit) { return CodesAt(bits, unit).numbers; }
 
 double UnitLoss(int bits) {
   if (bits <= kMaxBits) return kLosses[bits];

@@ -21,7 +21,7 @@ namespace kvlathe {
 namespace {
 
 constexpr std::string_view kMagic = "KVLSEQ\r\n";
-constexpr uint32_t kVersion = 9;
+constexpr uint32_t kVersion = 10;
 constexpr int64_t kCrcBytes = 4;
 // Bounds that keep every product below 2^63.
 constexpr uint32_t kMaxTextBytes = 1 << 16;
@@ -77,7 +77,7 @@ bool ReadShape(ByteReader* reader, BlockShape* shape) {
       *n = static_cast<int>(number);
     }
   }
-  for (int* rank : {&shape->sealed_rank_k, &shape->sealed_rank_v}) {
+  for (int* rank : {&shape->sealed_rank_k, &shape->sealed_rank_v, &shape->sink_rank_v}) {
     uint32_t number = 0;
     if (!reader->Read(&number) || number > kMaxDim) return false;
     *rank = static_cast<int>(number);
@@ -211,6 +211,7 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
     }
     AppendBytes(static_cast<uint32_t>(shape.sealed_rank_k), &rest);
     AppendBytes(static_cast<uint32_t>(shape.sealed_rank_v), &rest);
+    AppendBytes(static_cast<uint32_t>(shape.sink_rank_v), &rest);
   }
   const std::vector<MergedLength> merged = MergedLengths(cache, layout);
   for (const MergedLength& length : merged) {

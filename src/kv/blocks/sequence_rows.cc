@@ -104,7 +104,7 @@ std::vector<std::byte> BytesOf(const SequenceCache& cache, const ObjectId& objec
   return bytes;
 }
 
-// K [n_sink, head_dim] and V [n_sink, rank_v] of the positions there are.
+// K [n_sink, head_dim] and V [n_sink, sink_value_width()] of the positions there are.
 std::vector<std::byte> SinkRows(const SequenceCache& cache, const CacheLayout& layout,
                                 int layer_idx, int kv_head_idx) {
   const BlockShape& shape = layout.shape(layer_idx, kv_head_idx);
@@ -115,7 +115,7 @@ std::vector<std::byte> SinkRows(const SequenceCache& cache, const CacheLayout& l
   const int64_t n_filled = std::min(cache.n_tokens(), layout.n_sink);
   const int64_t element_bytes = SizeOf(shape.row_type);
   const auto n_k = static_cast<size_t>(n_filled * layout.head_dim * element_bytes);
-  const auto n_v = static_cast<size_t>(n_filled * shape.rank_v * element_bytes);
+  const auto n_v = static_cast<size_t>(n_filled * shape.sink_value_width() * element_bytes);
   cache.device().Download(head.sink_k(), std::span(rows).first(n_k));
   cache.device().Download(sink_v, std::span(rows).subspan(static_cast<size_t>(sink_v.offset), n_v));
   return rows;

@@ -49,8 +49,11 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   if (runs == nullptr) return OnlinePlanOf(spec);
   SealPlan plan;
   if (spec.splits_bits()) {
-    plan.format.codec = SplitBitsCodec{};
-    plan.codes_open_rows = CodesOpenRows(spec, *spec.basis_as<LatheOptions>());
+    const auto& lathe = *spec.basis_as<LatheOptions>();
+    const bool is_token = lathe.scales == LatheOptions::Scales::kToken;
+    plan.format.codec =
+        SplitBitsCodec{.unit = is_token ? StoredUnit::kToken : StoredUnit::kChannel};
+    plan.codes_open_rows = CodesOpenRows(spec, lathe);
   } else {
     plan.format =
         std::visit([](const auto& options) { return FormatOf(options); }, *spec.quantizer());

@@ -154,6 +154,12 @@ TEST(ByteKinds, OfSplitBitsAreCodesAlone) {
   EXPECT_EQ(kinds.codes, 640 * 16 * (8 + 3 + 1 + 5 + 4 + 2 + 1) / 8);
   EXPECT_EQ(kinds.scales + kinds.lowrank + kinds.exact + kinds.plain, 0);
   EXPECT_EQ(kinds.total(), SequenceBytes(layout, 640, 1, 640));
+  // A byte for K and one for V of each token of either head.
+  layout.seal->format.codec = SplitBitsCodec{StoredUnit::kToken};
+  const ByteKinds of_tokens = ByteKindsByLayer(layout, {640, 1, 640}).front();
+  EXPECT_EQ(of_tokens.codes, kinds.codes);
+  EXPECT_EQ(of_tokens.scales, 640 * 2 * 2);
+  EXPECT_EQ(of_tokens.total(), SequenceBytes(layout, 640, 1, 640));
 }
 
 TEST(SealSchedule, WithoutAPlanNothingIsSealed) {

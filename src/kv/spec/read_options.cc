@@ -80,13 +80,14 @@ StageOptions ReadLathe(const KeyValues& values) {
                      .is_resident = values.Has("resident"),
                      .is_centred = values.Is("centre", "on"),
                      .keys_before_rope = values.Is("keys", "before"),
-                     .scales_keys = values.Is("scales", "auto"),
                      .has_classes = values.Integer("classes") > 1,
                      .runs = ReadRuns(values)};
   if (values.Is("heads", "joint")) lathe.heads = LatheOptions::Heads::kJoint;
   if (values.Is("heads", "own")) lathe.heads = LatheOptions::Heads::kOwn;
   if (values.Is("bits", "mixed")) lathe.bits = LatheOptions::Bits::kMixed;
   if (values.Integer("bits") == 16) lathe.bits = LatheOptions::Bits::k16;
+  if (values.Is("scales", "static")) lathe.scales = LatheOptions::Scales::kStatic;
+  if (values.Is("scales", "token")) lathe.scales = LatheOptions::Scales::kToken;
   if (values.Integer("open") == 8) lathe.open = LatheOptions::OpenRows::k8;
   if (values.Integer("open") == 16) lathe.open = LatheOptions::OpenRows::k16;
   return BasisStage(lathe);

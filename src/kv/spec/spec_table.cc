@@ -61,9 +61,10 @@ constexpr KeyInfo kLatheScales = {
     .name = "scales",
     .doc =
         "with mixed bits: auto: an offset and a scale in each block for channels of keys where "
-        "calibration finds that they save more than bits do; static: only those of calibration",
+        "calibration finds that they save more than bits do; static: only those of calibration; "
+        "token: one for K and one for V of each token",
     .default_text = "auto",
-    .choices = "auto|static"};
+    .choices = "auto|static|token"};
 constexpr KeyInfo kLatheOpen = {
     .name = "open",
     .doc =

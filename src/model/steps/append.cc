@@ -12,7 +12,7 @@ void AppendStep::PlanSinks(const SequenceStep& step, int kv_head_idx, int64_t fi
   const int64_t element = SizeOf(a->row_type);
   const int64_t k_bytes = layer_.rows.key_dim() * element;
   const CacheHead head = step.cache->head(layer_.idx, g);
-  const int64_t v_bytes = head.shape().rank_v * element;
+  const int64_t v_bytes = head.shape().sink_value_width() * element;
   const HeadRows k = layer_.rows.WholeKeys(a, g), v = layer_.rows.Values(a, g);
   const ObjectPlace sink_k = head.sink_k();
   const ObjectPlace sink_v = head.sink_v();

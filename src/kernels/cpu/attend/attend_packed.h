@@ -54,15 +54,17 @@ struct PackedSideView {
   const uint16_t* table = nullptr;
   const int8_t* numbers = nullptr;
   float table_unit = 1;
-  // The channels by bits, where bits are split. Codes are then those of unit_codes.h, and `bits`,
-  // scales and groups are not used.
+  // The channels by bits, where bits are split. Codes are then those of unit_codes.h, and `bits`
+  // and groups are not used.
   int n_segments = 0;
   CodeSegment segments[kSplitBits.size()] = {};
   int n_coded = 0;  // channels of all segments, the first of `rank`; the others count as zero
   // Where bits are split, the first n_scaled channels of K have offsets and then scales in the
-  // block, a byte each.
+  // block, a byte each, or codes of a token stand for numbers in units of its scale, a byte of
+  // `scales` each (ScaleOfByte).
   int n_scaled = 0;
   int64_t block_scales = 0;  // in the block
+  bool has_token_scales = false;
   // The ranges and offsets [2][rank] of K that has a codebook. V that has one has shared_scales.
   const float* model_scales = nullptr;
   int64_t factor = 0;          // A [lowrank][kBlockSize]

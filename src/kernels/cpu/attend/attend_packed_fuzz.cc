@@ -107,10 +107,11 @@ PackedShape DrawShape(const Choices& choices, Input& input) {
                           .is_prompt = !choices.is_decoded,
                           .is_repaired = !choices.is_unrepaired};
   if (choices.kind == Kind::kSplit) {
-    format.codec = SplitBitsCodec{};
+    const bool is_token = input.Below(2) == 0;
+    format.codec = SplitBitsCodec{is_token ? StoredUnit::kToken : StoredUnit::kChannel};
     format.sparse_share = 0;
     head.k_bits = DrawSplit(input, head.rank_k);
-    head.k_bits.scaled = 16 * input.Below(head.rank_k / 16 + 1);
+    if (!is_token) head.k_bits.scaled = 16 * input.Below(head.rank_k / 16 + 1);
     head.v_bits = DrawSplit(input, head.rank_v);
   }
   return MakePackedShape(format, head, run);

@@ -18,7 +18,8 @@ const T* At(const std::byte* record, int64_t offset) {
 }
 
 // Codes of a side with split bits, from `offset` on.
-void ListSegments(const BitSplit& split, int64_t offset, PackedSideView* view) {
+void ListSegments(const BitSplit& split, StoredUnit unit, int64_t offset, PackedSideView* view) {
+  view->has_token_scales = unit == StoredUnit::kToken;
   int first = 0;
   for (size_t i = 0; i < kSplitBits.size(); ++i) {
     const int n = split.channels[i];
@@ -27,9 +28,9 @@ void ListSegments(const BitSplit& split, int64_t offset, PackedSideView* view) {
     CodeSegment& segment = view->segments[view->n_segments++];
     segment = {bits, first, n, offset};
     if (bits < 8) {
-      segment.centroids = UnitCentroids(bits).data();
-      segment.table = UnitTable(bits);
-      segment.numbers = UnitNumbers(bits);
+      segment.centroids = UnitCentroids(bits, unit).data();
+      segment.table = UnitTable(bits, unit);
+      segment.numbers = UnitNumbers(bits, unit);
     }
     first += n;
     offset += CodeBytes(kSplitBits[i], n);
@@ -58,8 +59,8 @@ PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const Pa
                          .scales = KeyTokenScaleOffset(shape),
                          .factor = KeyFactorOffset(shape)};
   if (view.group == 0) view.group = is_per_channel ? shape.n_tokens() : shape.rank_k;
-  if (shape.format.Is<SplitBitsCodec>()) {
-    ListSegments(shape.k_bits, view.codes, &view);
+  if (const auto* const split = std::get_if<SplitBitsCodec>(&shape.format.codec)) {
+    ListSegments(shape.k_bits, split->unit, view.codes, &view);
     view.n_scaled = shape.k_bits.scaled;
     view.block_scales = BlockScaleOffset(shape);
   }
@@ -92,7 +93,9 @@ PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, const 
                          .scales = ValueTokenScaleOffset(shape),
                          .factor = ValueFactorOffset(shape)};
   if (is_of_layer) view.shared_scales = At<F16>(run.layer_record, 0);
-  if (shape.format.Is<SplitBitsCodec>()) ListSegments(shape.v_bits, view.codes, &view);
+  if (const auto* const split = std::get_if<SplitBitsCodec>(&shape.format.codec)) {
+    ListSegments(shape.v_bits, split->unit, view.codes, &view);
+  }
   ViewTable(side, &view);
   if (shape.format.Is<CodebookCodec>()) view.centroids = head.codebooks->v.centroids.data();
   if (shape.lowrank() > 0) view.basis = At<F16>(run.record, ValueBasisOffset(shape));
@@ -257,6 +260,13 @@ void DecodeSideByCodebook(const PackedSideView& side, int block_idx, float* valu
 }
 
 template <bool kIsKey>
+void ScaleTokens(const PackedSideView& side, const std::byte* block, float* values) {
+  const auto* scales = At<uint8_t>(block, side.scales);
+  ForEach<kIsKey>({0, kBlockSize}, {0, side.rank}, side.rank,
+                  [&](int t, int, int64_t at) { values[at] *= ScaleOfByte(scales[t]); });
+}
+
+template <bool kIsKey>
 void DecodeSegments(const PackedSideView& side, const std::byte* block, float* values) {
   for (int i = 0; i < side.n_segments; ++i) {
     const CodeSegment& segment = side.segments[i];
@@ -276,6 +286,7 @@ void DecodeSegments(const PackedSideView& side, const std::byte* block, float* v
     ForEach<true>({0, kBlockSize}, {r, r + 1}, side.rank,
                   [&](int, int, int64_t at) { values[at] = values[at] * scale + offset; });
   }
+  if (side.has_token_scales) ScaleTokens<kIsKey>(side, block, values);
 }
 
 template <bool kIsKey>

@@ -99,6 +99,20 @@ KVL_LANES float ScaleQuery(const PackedSideView& side, const std::byte* block, c
   return constant;
 }
 
+// Multiplies scores with the scales of their tokens.
+template <int kRows>
+KVL_LANES void ScaleScores(const PackedSideView& side, const std::byte* block, float* scores) {
+  alignas(64) float scales[kBlockSize];
+  ReadUnitScales(side, block, scales);
+  for (int t = 0; t < kBlockSize; t += kLanes) {
+    const Vec scale = Load(scales + t);
+    Unroll<kRows>([&](auto r) KVL_PART {
+      float* const score = scores + r.value * kBlockSize + t;
+      Store(score, Load(score) * scale);
+    });
+  }
+}
+
 template <int kRows>
 void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
@@ -132,6 +146,7 @@ void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* 
       sums.StoreScores(1, units, constants, to + 32);
     }
   });
+  if (side.has_token_scales) ScaleScores<kRows>(side, block.bytes, scores);
 }
 
 // Computes scores where scales are per channel. The scales of a group of tokens go into the
@@ -346,8 +361,9 @@ KVL_LANES void FetchLines(const void* from, int64_t n_bytes) {
 }
 
 KVL_LANES void FetchScalesAndFactors(const CodeBlock& block) {
-  const int64_t begin = block.run->k.scales;
-  if (block.next != nullptr && block.run->k.n_segments == 0) {
+  const PackedSideView& side = block.run->k;
+  const int64_t begin = side.scales;
+  if (block.next != nullptr && (side.n_segments == 0 || side.has_token_scales)) {
     FetchLines(block.next + begin, block.run->block_bytes - begin);
   }
 }
@@ -426,8 +442,16 @@ template <int kRows>
 void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
   const PackedSideView& side = block.run->v;
   CodeWeights<kRows> weights;
-  const float constants[kRows] = {};
-  RoundWeights({rows.probs, kBlockSize}, kBlockSize, kLargestUnitNumber, &weights);
+  float constants[kRows] = {};
+  const FloatRows probs = {rows.probs, kBlockSize};
+  if (side.has_token_scales) {
+    alignas(64) float scales[kBlockSize], minima[kBlockSize] = {};
+    ReadUnitScales(side, block.bytes, scales);
+    ScaleAndRoundWeights(probs, kBlockSize, scales, minima, kLargestUnitNumber, &weights,
+                         constants);
+  } else {
+    RoundWeights(probs, kBlockSize, kLargestUnitNumber, &weights);
+  }
   for (float& unit : weights.units) unit *= kUnitNumberStep;
   for (int i = 0; i < side.n_segments; ++i) {
     const CodeSegment& segment = side.segments[i];

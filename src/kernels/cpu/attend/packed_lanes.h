@@ -306,6 +306,29 @@ void ScaleKeys(const PackedSideView& side, const std::byte* block, float* values
   }
 }
 
+// Reads the scales of the tokens of a block whose bits are split.
+void ReadUnitScales(const PackedSideView& side, const std::byte* block, float* scales) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(block + side.scales);
+  for (int t = 0; t < kBlockSize; ++t) scales[t] = ScaleOfByte(bytes[t]);
+}
+
+// Turns numbers that are in units of their token's scale into rows.
+template <bool kIsKey>
+void ScaleTokens(const PackedSideView& side, const std::byte* block, float* values) {
+  if (!side.has_token_scales) return;
+  alignas(64) float scales[kBlockSize], twice[2 * kBlockSize];
+  ReadUnitScales(side, block, scales);
+  for (int t = 0; t < kBlockSize; ++t) twice[2 * t] = twice[2 * t + 1] = scales[t];
+  const int n_pairs = (kIsKey ? side.rank : kBlockSize) / 2;
+  const int n = 2 * (kIsKey ? kBlockSize : side.rank);
+  for (int pair = 0; pair < n_pairs; ++pair, values += n) {
+    const Vec of_pair = BroadcastPair(scales + (kIsKey ? 0 : 2 * pair));
+    for (int i = 0; i < n; i += kLanes) {
+      Store(values + i, Load(values + i) * (kIsKey ? Load(twice + i) : of_pair));
+    }
+  }
+}
+
 // Does what ExpandPackedBlock does.
 KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
                                  float* values) {
@@ -316,8 +339,10 @@ KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* bloc
   if (run.k.n_segments > 0) {
     ExpandSegments<true>(run.k, block, values);
     ScaleKeys(run.k, block, values);
+    ScaleTokens<true>(run.k, block, values);
     AddFactors<SideKind::kKeyByToken>(run.k, run.lowrank, block, values);
     ExpandSegments<false>(run.v, block, of_v);
+    ScaleTokens<false>(run.v, block, of_v);
     AddFactors<SideKind::kValue>(run.v, run.lowrank, block, of_v);
     return;
   }

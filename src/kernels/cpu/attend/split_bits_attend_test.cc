@@ -213,7 +213,8 @@ void CheckLatents(const SplitHead& head, Isa isa, DType type) {
       }
       for (int r = 0; r < rank_v; ++r) {
         const float value = found[kBlockSize * kKeyDim + ValueOffset(plain, t, r)];
-        ASSERT_EQ(value, p.Decoded(false, b * kBlockSize + t, r));
+        const auto want_value = static_cast<float>(p.Decoded(false, b * kBlockSize + t, r));
+        ASSERT_EQ(value, type == DType::kBf16 ? ToFloat(ToBf16(want_value)) : want_value);
       }
     }
   }

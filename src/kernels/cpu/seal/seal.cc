@@ -149,6 +149,7 @@ void Sealer::State::Plan(std::span<const SealJob> jobs) {
       KVL_CHECK(!format.Is<SplitBitsCodec>() ||
                 (IsValidSplit(shape.k_bits, shape.rank_k) &&
                  IsValidSplit(shape.v_bits, shape.rank_v) && shape.v_bits.scaled == 0));
+      KVL_CHECK(shape.k_bits.scaled == 0 || shape.k.sharing == ScaleSharing::kNone);
       KVL_CHECK(head.record != nullptr || RunRecordBytes(shape) == 0);
       KVL_CHECK(format.Is<SplitBitsCodec>() || !head.has_coded_rows);
       runs.push_back({kernels, row_type, shape, &job, h});

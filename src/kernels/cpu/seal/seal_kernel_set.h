@@ -2,9 +2,9 @@
 #pragma once
 
 #include "format/packed_layout.h"
-#include "format/split_bits/unit_codes.h"
 #include "kernels/cpu/seal/seal_kernels.h"
 #include "kernels/cpu/seal/seal_lowrank_kernels.h"
+#include "kernels/cpu/seal/seal_unit_kernels.h"
 #include "kernels/cpu/seal/seal_vectors.h"
 
 namespace kvlathe {
@@ -314,9 +314,6 @@ struct Codes {
   Ints a, b;
 };
 
-// Adding 1.5 * 2^23 rounds half to even and leaves the integer in the low bits of the mantissa.
-constexpr float kRoundingBias = 0x1.8p23f;
-
 KVL_INLINE Floats RoundedCodes(Floats x, Floats scale, Floats min, Floats lowest, Floats highest) {
   const Floats code = (x - min) / scale;
   return Lower()(Higher()(code, lowest), highest) + Splat(kRoundingBias);
@@ -528,44 +525,6 @@ void Quantise(const QuantiseParams& p) {
   }
 }
 
-struct UnitTable {
-  int n_codes;
-  const float* centroids;
-  const float* boundaries;
-};
-
-void EncodeByTable(const UnitTable& table, int64_t n, float* x, float* residual) {
-  const Floats one = Splat(1.0f), zero = Splat(0.0f);
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const Floats from = Load(x + i);
-    Floats code = zero, value = Splat(table.centroids[0]);
-    for (int c = 1; c < table.n_codes; ++c) {
-      const Ints is_above = Splat(table.boundaries[c - 1]) < from;
-      code = code + Select(is_above, one, zero);
-      value = Select(is_above, Splat(table.centroids[c]), value);
-    }
-    if (residual != nullptr) Store(from - value, residual + i);
-    Store(code, x + i);
-  }
-}
-
-void EncodeBySteps(int64_t n, float* x, float* residual) {
-  const Floats step = Splat(kUnitStep), middle = Splat(128.0f), bias = Splat(kRoundingBias);
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const Floats from = Load(x + i);
-    const Floats code =
-        Lower()(Higher()(from / step + middle, Splat(0.0f)), Splat(255.0f)) + bias - bias;
-    if (residual != nullptr) Store(from - (code - middle) * step, residual + i);
-    Store(code, x + i);
-  }
-}
-
-void EncodeUnits(int bits, int64_t n, float* x, float* residual) {
-  if (bits == 8) return EncodeBySteps(n, x, residual);
-  EncodeByTable({1 << bits, UnitCentroids(bits).data(), UnitBoundaries(bits).data()}, n, x,
-                residual);
-}
-
 constexpr SealKernels kSealKernelSet = {.expand = Expand,
                                         .gather_columns = GatherColumns,
                                         .find_tails = FindTails,
@@ -575,6 +534,7 @@ constexpr SealKernels kSealKernelSet = {.expand = Expand,
                                         .round_scales = RoundScales,
                                         .quantise = Quantise,
                                         .encode_units = EncodeUnits,
+                                        .unit_losses = UnitLosses,
                                         .to_f16 = ToF16Rows,
                                         .from_f16 = FromF16Rows,
                                         .multiply = Multiply,

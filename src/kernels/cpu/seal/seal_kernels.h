@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "format/rows/block_layout.h"
+#include "format/split_bits/unit_codes.h"
 #include "format/table_codes/code_table.h"
 #include "tensor/dtype.h"
 
@@ -22,6 +23,7 @@ namespace kvlathe {
 enum class Isa;
 
 inline constexpr int kLineWords = 32;
+inline constexpr int kLossFactors = 6;
 
 // How many pairs a block has, and how many lines each pair has.
 struct PairGrid {
@@ -101,7 +103,10 @@ struct SealKernels {
   void (*quantise)(const QuantiseParams& params);
   // Replaces n elements, a multiple of 16, by their codes of unit_codes.h as numbers. What the
   // codes lose is written to `residual` unless that is null.
-  void (*encode_units)(int bits, int64_t n, float* x, float* residual);
+  void (*encode_units)(int bits, StoredUnit unit, int64_t n, float* x, float* residual);
+  // Sets losses[i] to the sum of the squares of what these codes, in units of tokens, lose of n
+  // elements times factors[i] > 0, for kLossFactors factors. n is a multiple of 16.
+  void (*unit_losses)(int bits, int64_t n, const float* x, const float* factors, float* losses);
 
   // Convert to F16, where numbers beyond F16 become its largest one, and back. n is a multiple of
   // 16.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
+#include <variant>
 
 #include "kernels/cpu/attend/coded_rows.h"
 #include "kernels/cpu/seal/seal_codes.h"
@@ -67,10 +69,90 @@ void ScaleResidual(int n_scaled, const std::byte* scales, float* residual) {
   }
 }
 
+// A scale of a token is looked for so many steps above and below the root of its mean square.
+constexpr int kScaleReach = 8;
+
+StoredUnit UnitOf(const PackedShape& s) { return std::get<SplitBitsCodec>(s.format.codec).unit; }
+
+// f(channel, number) for the first n_channels of a token in a block of K or of V by lines.
+template <bool kIsKey, typename F>
+void ForEachOfToken(float* x, int rank, int n_channels, int token, const F& f) {
+  float* const first = x + (kIsKey ? KeyOffset(token, 0) : ValueOffset({.rank_v = rank}, token, 0));
+  constexpr int64_t kPairStep = kIsKey ? 2 * kBlockSize : 4, kStep = kIsKey ? 1 : 2;
+  for (int c = 0; c < n_channels; c += 2) {
+    float* const pair = first + c / 2 * kPairStep;
+    f(c, pair[0]);
+    f(c + 1, pair[kStep]);
+  }
+}
+
+// Sets losses to what codes of a row lose under the scales of kLossFactors bytes, in shares of what
+// its channels are expected to lose.
+void FindLosses(const SealKernels& kernels, const BitSplit& split, const float* row,
+                const float* scales, float* losses) {
+  float inverses[kLossFactors];
+  for (int i = 0; i < kLossFactors; ++i) inverses[i] = 1 / scales[i], losses[i] = 0;
+  for (size_t i = 0; i < kSplitBits.size(); ++i) {
+    const int n = split.channels[i];
+    if (n == 0) continue;
+    float of_segment[kLossFactors];
+    kernels.unit_losses(kSplitBits[i], n, row, inverses, of_segment);
+    const auto share = static_cast<float>(1 / UnitLoss(kSplitBits[i]));
+    for (int j = 0; j < kLossFactors; ++j) losses[j] += of_segment[j] * share;
+    row += n;
+  }
+  for (int i = 0; i < kLossFactors; ++i) losses[i] *= scales[i] * scales[i];
+}
+
+// The first of the scales with which the codes of a row lose least.
+uint8_t BestScale(const SealKernels& kernels, const BitSplit& split, const float* row) {
+  const int rank = split.n_channels();
+  const int middle = NearestScale(std::sqrt(kernels.dot(row, row, rank) / rank));
+  const int last = std::min(255, middle + kScaleReach);
+  int best = middle;
+  float least = std::numeric_limits<float>::infinity();
+  for (int byte = std::max(0, middle - kScaleReach); byte <= last; byte += kLossFactors) {
+    float scales[kLossFactors], losses[kLossFactors];
+    for (int i = 0; i < kLossFactors; ++i) {
+      scales[i] = ScaleOfByte(static_cast<uint8_t>(std::min(last, byte + i)));
+    }
+    FindLosses(kernels, split, row, scales, losses);
+    for (int i = 0; i < kLossFactors; ++i) {
+      if (losses[i] < least) least = losses[i], best = std::min(last, byte + i);
+    }
+  }
+  return static_cast<uint8_t>(best);
+}
+
+// Chooses the scales of tokens, and puts their numbers, a block of K or of V by lines, into those
+// units, as far as they get codes.
+template <bool kIsKey>
+void ScaleTokens(const HeadRun& run, const BitSplit& split, std::byte* scales, SealWorkspace* ws) {
+  const int rank = kIsKey ? run.shape.rank_k : run.shape.rank_v, n = split.n_channels();
+  float* const row = ws->part;
+  for (int t = 0; t < kBlockSize; ++t) {
+    ForEachOfToken<kIsKey>(ws->x, rank, n, t, [&](int c, float& value) { row[c] = value; });
+    const uint8_t byte = BestScale(*run.kernels, split, row);
+    const float inverse = 1 / ScaleOfByte(byte);
+    ForEachOfToken<kIsKey>(ws->x, rank, n, t, [&](int, float& value) { value *= inverse; });
+    scales[t] = std::byte{byte};
+  }
+}
+
+// What codes lost, back in the units of rows.
+template <bool kIsKey>
+void ScaleTokenResidual(int rank, const std::byte* scales, float* residual) {
+  for (int t = 0; t < kBlockSize; ++t) {
+    const float scale = ScaleOfByte(static_cast<uint8_t>(scales[t]));
+    ForEachOfToken<kIsKey>(residual, rank, rank, t, [&](int, float& value) { value *= scale; });
+  }
+}
+
 }  // namespace
 
 bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
   const PackedShape& s = run.shape;
+  const bool is_per_token = UnitOf(s) == StoredUnit::kToken;
   for (int b = 0; b < s.n_blocks; ++b) {
     if (run.head().has_coded_rows) {
       ExpandCodedKeys(run.keys(b), s.rank_k, ws->x);
@@ -79,22 +161,27 @@ bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
       return false;
     }
     std::byte* const scales = run.head().packed[b] + BlockScaleOffset(s);
+    std::byte* const token_scales = run.head().packed[b] + KeyTokenScaleOffset(s);
     ScaleKeys(s.k_bits.scaled, scales, ws->x);
+    if (is_per_token) ScaleTokens<true>(run, s.k_bits, token_scales, ws);
     float* const residual = ResidualOf(run, /*is_key=*/true, b, ws);
     ForEachSegment(s.k_bits, [&](int bits, int first, int n, int64_t offset) {
       const int64_t at = int64_t{kBlockSize} * first;
-      run.kernels->encode_units(bits, int64_t{kBlockSize} * n, ws->x + at,
+      run.kernels->encode_units(bits, UnitOf(s), int64_t{kBlockSize} * n, ws->x + at,
                                 residual == nullptr ? nullptr : residual + at);
       PackNumbers(run, KeyGrid(n), /*is_key=*/true, bits, ws->x + at, run.head().packed[b] + offset,
                   ws);
     });
-    if (residual != nullptr) ScaleResidual(s.k_bits.scaled, scales, residual);
+    if (residual == nullptr) continue;
+    ScaleResidual(s.k_bits.scaled, scales, residual);
+    if (is_per_token) ScaleTokenResidual<true>(s.rank_k, token_scales, residual);
   }
   return true;
 }
 
 bool SealSplitValues(const HeadRun& run, SealWorkspace* ws) {
   const PackedShape& s = run.shape;
+  const bool is_per_token = UnitOf(s) == StoredUnit::kToken;
   const int64_t pair_words = int64_t{2} * s.rank_v;
   for (int b = 0; b < s.n_blocks; ++b) {
     if (run.head().has_coded_rows) {
@@ -105,15 +192,18 @@ bool SealSplitValues(const HeadRun& run, SealWorkspace* ws) {
     }
     float* const residual = ResidualOf(run, /*is_key=*/false, b, ws);
     std::byte* const codes = run.head().packed[b] + PackedValueOffset(s);
+    std::byte* const scales = run.head().packed[b] + ValueTokenScaleOffset(s);
+    if (is_per_token) ScaleTokens<false>(run, s.v_bits, scales, ws);
     ForEachSegment(s.v_bits, [&](int bits, int first, int n, int64_t offset) {
       for (int pair = 0; pair < kBlockSize / 2; ++pair) {
         const int64_t at = pair * pair_words + 2 * first;
-        run.kernels->encode_units(bits, 2 * n, ws->x + at,
+        run.kernels->encode_units(bits, UnitOf(s), 2 * n, ws->x + at,
                                   residual == nullptr ? nullptr : residual + at);
         std::copy_n(ws->x + at, 2 * n, ws->part + int64_t{2} * pair * n);
       }
       PackNumbers(run, ValueGrid(n), /*is_key=*/false, bits, ws->part, codes + offset, ws);
     });
+    if (residual != nullptr && is_per_token) ScaleTokenResidual<false>(s.rank_v, scales, residual);
   }
   return true;
 }

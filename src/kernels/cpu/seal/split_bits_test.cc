@@ -31,7 +31,8 @@ TEST(SplitBits, CodesAreTheNearest) {
               const double x = p.At(is_key, t, c), got = p.Decoded(is_key, t, c);
               double nearest = std::numeric_limits<double>::infinity();
               for (int code = 0; code < 1 << bits; ++code) {
-                double value = ValueOfSplitCode(bits, code);
+                double value =
+                    ValueOfSplitCode(bits, code, head.has_token_scales) * p.TokenScaleOf(is_key, t);
                 if (is_key && c < head.scaled) {
                   const SplitProblem::BlockScale scale = p.ScaleOf(t / kBlockSize, c);
                   value = value * scale.scale + scale.offset;
@@ -82,6 +83,80 @@ TEST(SplitBits, ScalesAreThoseOfTheBlock) {
   }
 }
 
+// What codes of a token lose under a scale, in shares of what its channels are expected to lose.
+double LossUnder(SplitProblem& p, bool is_key, int token, double scale) {
+  constexpr double kExpected[] = {1, 0.414063, 0.150466, 0.0484252, 0.0141481, 0.00386733};
+  const int rank = is_key ? p.shape.rank_k : p.shape.rank_v;
+  double loss = 0;
+  for (int c = 0; c < rank; ++c) {
+    const int bits = p.BitsOf(is_key, c);
+    double nearest = std::numeric_limits<double>::infinity();
+    for (int code = 0; code < 1 << bits; ++code) {
+      const double value = ValueOfSplitCode(bits, code, true) * scale;
+      nearest = std::min(nearest, std::abs(p.At(is_key, token, c) - value));
+    }
+    loss += nearest * nearest / (bits == 8 ? 1 / 3072.0 : kExpected[bits]);
+  }
+  return loss;
+}
+
+double RootMeanSquareOf(SplitProblem& p, bool is_key, int token) {
+  const int rank = is_key ? p.shape.rank_k : p.shape.rank_v;
+  double square = 0;
+  for (int c = 0; c < rank; ++c) square += std::pow(p.At(is_key, token, c), 2) / rank;
+  return std::sqrt(square);
+}
+
+// Of all scales that a byte may stand for, within 8 steps of the root of the mean square.
+TEST(SplitBits, ScalesOfTokensLoseLeast) {
+  for (const SplitHead& head : kSplitHeads) {
+    if (!head.has_token_scales) continue;
+    SplitProblem p(head, DType::kF32, 7);
+    ASSERT_TRUE(p.Seal(AvailableIsas().back()).ok());
+    for (const bool is_key : {true, false}) {
+      for (int t = 0; t < head.n_blocks * kBlockSize; ++t) {
+        const double root = RootMeanSquareOf(p, is_key, t);
+        double least = std::numeric_limits<double>::infinity();
+        int nearest = 0;
+        std::vector<double> scales;
+        for (int byte = 0; byte < 256; ++byte) {
+          scales.push_back(std::ldexp(1 + byte % 16 / 16.0, byte / 16 - 11));
+          if (std::abs(scales[byte] - root) < std::abs(scales[nearest] - root)) nearest = byte;
+        }
+        for (int byte = nearest - 8; byte <= nearest + 8; ++byte) {
+          least = std::min(least, LossUnder(p, is_key, t, scales[byte]));
+        }
+        const double loss = LossUnder(p, is_key, t, p.TokenScaleOf(is_key, t));
+        ASSERT_LE(loss, least * (1 + 1e-4)) << "key " << is_key << " token " << t;
+      }
+    }
+  }
+}
+
+// Rows that are nothing, tiny, or beyond what any scale reaches.
+TEST(SplitBits, ScalesOfExtremeTokensAreFinite) {
+  SplitProblem p({{16, 0, 0, 0, 16, 0}, {0, 0, 0, 0, 0, 16}, 1, 0, 0, false, 0, true}, DType::kF32,
+                 7);
+  const float sizes[] = {0, 1e-30f, 1e-3f, 20, 1e30f, 3e38f};
+  for (int t = 0; t < 6; ++t) {
+    for (int c = 0; c < 32; ++c) {
+      const float value = c % 2 == 0 ? sizes[t] : -sizes[t];
+      p.At(true, t, c) = value;
+      std::memcpy(const_cast<std::byte*>(p.blocks[0]) + 4 * KeyOffset(t, c), &value, 4);
+    }
+  }
+  for (const Isa isa : AvailableIsas()) {
+    ASSERT_TRUE(p.Seal(isa).ok());
+    EXPECT_EQ(p.TokenScaleOf(true, 0), std::ldexp(1, -11));
+    EXPECT_EQ(p.TokenScaleOf(true, 1), std::ldexp(1, -11));
+    EXPECT_EQ(p.TokenScaleOf(true, 4), 31);
+    EXPECT_EQ(p.TokenScaleOf(true, 5), 31);
+    for (const int t : {2, 3}) EXPECT_NEAR(p.Decoded(true, t, 0), sizes[t], 0.1 * sizes[t]);
+    for (int c = 0; c < 16; ++c)
+      EXPECT_EQ(p.Decoded(true, 5, c), c % 2 == 0 ? 31 * 127 / 16.0 : -248);
+  }
+}
+
 TEST(SplitBits, BytesAreTheBitsAndScalesAndNothingElse) {
   const SplitProblem p(kSplitHeads[0], DType::kBf16, 1);
   EXPECT_EQ(
@@ -90,6 +165,9 @@ TEST(SplitBits, BytesAreTheBitsAndScalesAndNothingElse) {
           2 * 48);
   EXPECT_EQ(RunRecordBytes(p.packed_shape), 0);
   EXPECT_EQ(LayerRecordBytes(p.packed_shape), 0);
+  const SplitProblem of_tokens(kSplitHeads[6], DType::kBf16, 1);
+  EXPECT_EQ(PackedBlockBytes(of_tokens.packed_shape), 64 * (16 * 1 + 16 * 3) / 8 + 64 + 64);
+  EXPECT_EQ(RunRecordBytes(of_tokens.packed_shape), 0);
 }
 
 TEST(SplitBits, EveryInstructionSetGivesTheSameBytes) {
@@ -109,10 +187,17 @@ TEST(SplitBits, EveryInstructionSetGivesTheSameBytes) {
   }
 }
 
-// What codes in units of their block lose is repaired in those of rows.
+// What codes in units of their block or token lose is repaired in those of rows.
 TEST(SplitBits, RepairsOfScaledChannelsLowerTheError) {
-  const auto error_at = [](int lowrank) {
-    SplitProblem p({{0, 0, 0, 0, 32, 0}, {0, 0, 0, 0, 16, 0}, 1, 0, lowrank, false, 32},
+  const auto error_at = [](int lowrank, bool has_token_scales) {
+    SplitProblem p({{0, 0, 0, 0, 32, 0},
+                    {0, 0, 0, 0, 16, 0},
+                    1,
+                    0,
+                    lowrank,
+                    false,
+                    has_token_scales ? 0 : 32,
+                    has_token_scales},
                    DType::kF32, 5);
     EXPECT_TRUE(p.Seal(AvailableIsas().back()).ok());
     p.UsePacked();
@@ -124,10 +209,16 @@ TEST(SplitBits, RepairsOfScaledChannelsLowerTheError) {
     double error = 0;
     for (int t = 0; t < kBlockSize; ++t) {
       for (int c = 0; c < 32; ++c) error += std::pow(block[KeyOffset(t, c)] - p.At(true, t, c), 2);
+      for (int c = 0; c < 16 && has_token_scales; ++c) {
+        const double value = block[kBlockSize * 32 + ValueOffset(p.shape, t, c)];
+        error += std::pow(value - p.At(false, t, c), 2);
+      }
     }
     return error;
   };
-  EXPECT_LT(error_at(8), 0.7 * error_at(0));
+  for (const bool has_token_scales : {false, true}) {
+    EXPECT_LT(error_at(8, has_token_scales), 0.7 * error_at(0, has_token_scales));
+  }
 }
 
 TEST(SplitBits, RefusesNan) {

@@ -16,7 +16,7 @@ namespace {
 constexpr int kBits[] = {8, 5, 4, 3, 2, 1};
 
 // Positive centroids by bits; 8 bits: steps of 1/16 around code 128.
-const std::vector<double> kPositive[] = {
+const std::vector<double> kOfChannels[] = {
     {},
     {0.765625},
     {0.45703125, 1.625},
@@ -24,6 +24,20 @@ const std::vector<double> kPositive[] = {
     {0.138671875, 0.421875, 0.72265625, 1.0625, 1.453125, 1.9609375, 2.6875, 4.03125},
     {0.072265625, 0.216796875, 0.365234375, 0.515625, 0.671875, 0.83984375, 1.015625, 1.2109375,
      1.421875, 1.6640625, 1.9453125, 2.28125, 2.703125, 3.28125, 4.15625, 5.84375}};
+const std::vector<double> kOfTokens[] = {
+    {},
+    {0.78515625},
+    {0.455078125, 1.546875},
+    {0.25, 0.77734375, 1.3984375, 2.3125},
+    {0.134765625, 0.40625, 0.6875, 0.9921875, 1.3359375, 1.734375, 2.265625, 3.09375},
+    {0.072265625, 0.21875, 0.365234375, 0.51171875, 0.6640625, 0.81640625, 0.98046875, 1.1484375,
+     1.328125, 1.5234375, 1.7421875, 1.984375, 2.28125, 2.640625, 3.125, 3.9375}};
+
+// Of the bytes of split bits.
+double ScaleAt(const std::byte* byte) {
+  const int scale = static_cast<int>(*byte);
+  return std::ldexp(1 + scale % 16 / 16.0, scale / 16 - 11);
+}
 
 BitSplit SplitOf(const std::vector<int>& channels, int scaled = 0) {
   BitSplit split{.scaled = scaled};
@@ -44,10 +58,11 @@ int SumOfChannels(const std::vector<int>& x) {
   return sum;
 }
 
-double ValueOfSplitCode(int bits, int code) {
+double ValueOfSplitCode(int bits, int code, bool has_token_scales) {
   if (bits == 8) return (code - 128) / 16.0;
   const int half = 1 << (bits - 1);
-  return code >= half ? kPositive[bits][code - half] : -kPositive[bits][half - 1 - code];
+  const std::vector<double>& positive = (has_token_scales ? kOfTokens : kOfChannels)[bits];
+  return code >= half ? positive[code - half] : -positive[half - 1 - code];
 }
 
 int SplitCodeAt(const std::byte* segment, int bits, int n_channels, bool is_key, int t, int c) {
@@ -77,7 +92,7 @@ SplitProblem::SplitProblem(const SplitHead& h, DType type, uint64_t seed)
       shape{SumOfChannels(h.k_channels),     SumOfChannels(h.v_channels), type,
             SplitOf(h.k_channels, h.scaled), SplitOf(h.v_channels),       h.has_coded_rows},
       random_(seed) {
-  format.codec = SplitBitsCodec{};
+  format.codec = SplitBitsCodec{h.has_token_scales ? StoredUnit::kToken : StoredUnit::kChannel};
   format.prompt_rank = h.lowrank;
   const int n = h.n_blocks * kBlockSize + h.n_plain;
   k = Rows(n, shape.rank_k, h.scaled), v = Rows(n, shape.rank_v);
@@ -133,7 +148,8 @@ double SplitProblem::Decoded(bool is_key, int token, int channel) const {
   }
   const int code =
       SplitCodeAt(segment, kBits[i], channels[i], is_key, token % kBlockSize, channel - first);
-  const double value = ValueOfSplitCode(kBits[i], code);
+  const double value =
+      ValueOfSplitCode(kBits[i], code, head.has_token_scales) * TokenScaleOf(is_key, token);
   if (!is_key || channel >= head.scaled) return value;
   const BlockScale scale = ScaleOf(token / kBlockSize, channel);
   return value * scale.scale + scale.offset;
@@ -142,8 +158,15 @@ double SplitProblem::Decoded(bool is_key, int token, int channel) const {
 SplitProblem::BlockScale SplitProblem::ScaleOf(int b, int channel) const {
   const std::byte* bytes =
       packed_[b].data() + PackedBlockBytes(packed_shape) - 2 * head.scaled + channel;
-  const int offset = static_cast<int>(bytes[0]), scale = static_cast<int>(bytes[head.scaled]);
-  return {(offset - 128) / 32.0, std::ldexp(1 + scale % 16 / 16.0, scale / 16 - 11)};
+  return {(static_cast<int>(bytes[0]) - 128) / 32.0, ScaleAt(bytes + head.scaled)};
+}
+
+double SplitProblem::TokenScaleOf(bool is_key, int token) const {
+  if (!head.has_token_scales) return 1;
+  int n_bits = 0;  // of a token's codes, K and V
+  for (int i = 0; i < 6; ++i) n_bits += kBits[i] * (head.k_channels[i] + head.v_channels[i]);
+  const std::byte* const scales = packed_[token / kBlockSize].data() + 8 * n_bits;
+  return ScaleAt(scales + (is_key ? 0 : 64) + token % 64);
 }
 
 int SplitProblem::BitsOf(bool is_key, int channel) const {
@@ -164,7 +187,8 @@ float SplitProblem::Stored(double x) const {
 std::vector<float> SplitProblem::Rows(int n, int rank, int scaled) {
   std::vector<float> rows(static_cast<size_t>(n) * rank);
   for (int i = 0; i < n * rank; ++i) {
-    const double x = random_.Normal() * (random_.Below(50) == 0 ? 4 : 1);
+    const double size = head.has_token_scales ? std::exp2(i / rank % 5 - 2) : 1;
+    const double x = size * random_.Normal() * (random_.Below(50) == 0 ? 4 : 1);
     const int block = i / rank / kBlockSize, channel = i % rank;
     rows[i] = Stored(channel < scaled ? 0.2 * x + 2 * std::sin(3.0 * block + channel) : x);
   }

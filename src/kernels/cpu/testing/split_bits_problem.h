@@ -22,12 +22,13 @@ struct SplitHead {
   int lowrank = 0;
   bool has_coded_rows = false;
   int scaled = 0;  // channels of K
+  bool has_token_scales = false;
 };
 
 int SumOfChannels(const std::vector<int>& channels);
 
-// The number that a code of so many bits stands for.
-double ValueOfSplitCode(int bits, int code);
+// The number that a code of so many bits stands for, in units of its channel or of its token.
+double ValueOfSplitCode(int bits, int code, bool has_token_scales);
 
 // The code of (token, channel of the segment) by the text of the layout.
 int SplitCodeAt(const std::byte* segment, int bits, int n_channels, bool is_key, int t, int c);
@@ -47,6 +48,8 @@ class SplitProblem {
     double offset, scale;
   };
   BlockScale ScaleOf(int b, int channel) const;
+  // The scale of K or of V of a token; 1 where tokens have none.
+  double TokenScaleOf(bool is_key, int token) const;
   int BitsOf(bool is_key, int channel) const;
   const std::byte* packed_block(int b) const { return packed_[b].data(); }
   float& At(bool is_key, int token, int channel) {
@@ -65,6 +68,7 @@ class SplitProblem {
  private:
   float Stored(double x) const;
   // Mostly normal, a few far out; the first channels about a mean that moves from block to block.
+  // Where tokens have scales, some tokens are larger than others.
   std::vector<float> Rows(int n, int rank, int scaled = 0);
   void PutCodedRows(int token, int n_rows, std::byte* block);
   Buffer PlainBlock(int b, int n);
@@ -80,6 +84,9 @@ inline const SplitHead kSplitHeads[] = {
     {{0, 0, 0, 0, 0, 16}, {0, 0, 0, 16, 0, 0}, 1, 64, 0, false, 16},
     {{32, 64, 0, 48, 0, 0}, {0, 48, 16, 0, 0, 80}, 2, 1, 0, false, 80},
     {{48, 0, 80, 0, 64, 64}, {64, 80, 0, 112, 0, 0}, 1, 30},
+    {{16, 16, 16, 16, 16, 16}, {16, 16, 32, 16, 16, 48}, 2, 5, 0, false, 0, true},
+    {{0, 0, 0, 0, 0, 16}, {0, 0, 0, 16, 0, 0}, 1, 64, 0, false, 0, true},
+    {{0, 64, 0, 48, 0, 0}, {64, 0, 0, 0, 32, 80}, 3, 1, 0, false, 0, true},
 };
 
 }  // namespace kvlathe

@@ -9,9 +9,9 @@
 //      (vectors of partial sums) and enter o when the panel, or the run, ends.
 // Where bits are split the tables that decode hold centroids. Only the numbers of 8-bit channels
 // have a unit, a power of two, which q and the probabilities take; channels of K with a scale in
-// each block multiply q by it, and the dots of q and offsets begin the scores. Codes are
-// decoded in registers on their way into the dots. Where many rows share the work, a side is
-// decoded into scratch first.
+// each block multiply q by it, and the dots of q and offsets begin the scores; scales of tokens
+// multiply scores and probabilities. Codes are decoded in registers on their way into the dots.
+// Where many rows share the work, a side is decoded into scratch first.
 #include "kernels/cpu/attend/avx512/attend_packed_avx512.h"
 
 #include "base/check.h"
@@ -57,6 +57,8 @@ void AttendBlock(const Work& w, bool is_new_run) {
     PrepareChannelScales(w, is_new_run);
   } else if (run.k.n_scaled > 0) {
     PrepareBlockScales(w);
+  } else if (run.k.has_token_scales) {
+    PrepareUnitScales(w);
   } else if (!is_split) {
     ConvertTokenScales(w, run.k, w.s->key_scales);
   }

@@ -177,5 +177,13 @@ KVL_INLINE void WithSegmentBits(int bits, const F& f) {
   WithBits(bits, f);
 }
 
+// Sixteen scales of split bits, of channels in a block or of tokens (ScaleOfByte).
+KVL_INLINE __m512 LoadUnitScales(const std::byte* from) {
+  const __m512i bytes =
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(bytes, kScaleShift),
+                                              _mm512_set1_epi32(static_cast<int>(kScaleBase))));
+}
+
 }  // namespace
 }  // namespace kvlathe

@@ -95,20 +95,16 @@ KVL_INLINE int ByteChannels(const PackedSideView& side) {
 void PrepareBlockScales(const Work& w) {
   const PackedSideView& side = w.run.k;
   const int n_bytes = ByteChannels(side);
-  const auto load = [](const std::byte* from) KVL_PART {
-    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  };
   const std::byte* const bytes = w.block + side.block_scales;
   alignas(64) float scales[kMaxRank], offsets[kMaxRank];
   for (int r = 0; r < side.n_scaled; r += kLanes) {
-    const __m512i steps = _mm512_sub_epi32(load(bytes + r), _mm512_set1_epi32(128));
+    const __m512i numbers =
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + r)));
+    const __m512i steps = _mm512_sub_epi32(numbers, _mm512_set1_epi32(128));
     _mm512_store_ps(offsets + r,
                     _mm512_mul_ps(_mm512_cvtepi32_ps(steps), _mm512_set1_ps(kOffsetStep)));
-    const __m512i bits =
-        _mm512_add_epi32(_mm512_slli_epi32(load(bytes + side.n_scaled + r), kScaleShift),
-                         _mm512_set1_epi32(static_cast<int>(kScaleBase)));
     const __m512 unit = _mm512_set1_ps(r < n_bytes ? kByteUnit : 1.0f);
-    _mm512_store_ps(scales + r, _mm512_mul_ps(_mm512_castsi512_ps(bits), unit));
+    _mm512_store_ps(scales + r, _mm512_mul_ps(LoadUnitScales(bytes + side.n_scaled + r), unit));
   }
   for (int row = w.first_row; row < w.panel->n_rows; ++row) {
     __m512 sum = _mm512_setzero_ps();
@@ -120,6 +116,18 @@ void PrepareBlockScales(const Work& w) {
                          reinterpret_cast<__m256i>(scaled));
     }
     w.s->q_minima[row][0] = _mm512_reduce_add_ps(sum);
+  }
+}
+
+// Where bits are split, reads the scales of the block's tokens: of K as they are, of V in the two
+// units of its numbers (FillUnits).
+void PrepareUnitScales(const Work& w) {
+  for (int t = 0; t < kBlockSize; t += kLanes) {
+    const __m512 of_v = LoadUnitScales(w.block + w.run.v.scales + t);
+    _mm512_store_ps(w.s->key_scales + t, LoadUnitScales(w.block + w.run.k.scales + t));
+    _mm512_store_ps(w.s->value_scales + t, of_v);
+    _mm512_store_ps(w.s->value_scales + 2 * kBlockSize + t,
+                    _mm512_mul_ps(of_v, _mm512_set1_ps(kByteUnit)));
   }
 }
 
@@ -298,6 +306,18 @@ KVL_INLINE void AddSegmentScores(const Work& w, int row, const CodeSegment& segm
                               LoadCodeTables<kBits>(segment.table), scores);
 }
 
+// Multiplies scores with the scales of their tokens, and adds the residual.
+template <int kRows>
+KVL_INLINE void ScaleTokenScores(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
+  Unroll<kBlockLines>([&](auto j) KVL_PART {
+    const __m512 scale = _mm512_load_ps(w.s->key_scales + kLanes * j.value);
+    Unroll<kRows>([&](auto i) KVL_PART {
+      scores[i.value][j.value] = _mm512_mul_ps(scores[i.value][j.value], scale);
+    });
+  });
+  AddKeyRepairs<kRows>(w, row, scores);
+}
+
 template <int kRows>
 KVL_INLINE void ScoreBySegment(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
   const PackedSideView& side = w.run.k;
@@ -306,15 +326,17 @@ KVL_INLINE void ScoreBySegment(const Work& w, int row, __m512 (&scores)[kRows][k
       scores[i.value][j.value] = _mm512_set1_ps(w.s->q_minima[row + i.value][0]);
     });
   });
-  AddKeyRepairs<kRows>(w, row, scores);
+  if (!side.has_token_scales) AddKeyRepairs<kRows>(w, row, scores);
   if (w.is_decoded) {
-    return AddSegmentScores<kDecodedBits, kRows>(w, row, {kDecodedBits, 0, side.n_coded, 0}, scores);
+    AddSegmentScores<kDecodedBits, kRows>(w, row, {kDecodedBits, 0, side.n_coded, 0}, scores);
+  } else {
+    for (int i = 0; i < side.n_segments; ++i) {
+      WithSegmentBits(side.segments[i].bits, [&](auto bits) KVL_PART {
+        AddSegmentScores<bits.value, kRows>(w, row, side.segments[i], scores);
+      });
+    }
   }
-  for (int i = 0; i < side.n_segments; ++i) {
-    WithSegmentBits(side.segments[i].bits, [&](auto bits) KVL_PART {
-      AddSegmentScores<bits.value, kRows>(w, row, side.segments[i], scores);
-    });
-  }
+  if (side.has_token_scales) ScaleTokenScores<kRows>(w, row, scores);
 }
 
 // Stores probabilities in F32, because they are multiplied with scales and middles before they are

@@ -50,10 +50,10 @@ KVL_INLINE void Turn(__m256 cos, __m256 sin, __m256* a, __m256* b) {
 }
 
 // Channels i, i + 1, i + step and i + step + 1 of kTileTokens tokens from `first` on; the second
-// two are what the first turn with. The key that they are of begins at channel `first_of_key`.
-// Latents as K of a plain block.
+// two are what the first turn with. Latents as K of a plain block, in units of `scales`, which
+// tokens have.
 template <bool kTurns>
-KVL_INLINE void KeyTile(const LatentBlock& b, const int16_t* latents, int first_of_key, int i,
+KVL_INLINE void KeyTile(const LatentBlock& b, const int16_t* latents, const float* scales, int i,
                         int step, int first, uint16_t* keys) {
   const LatentMapView& map = b.map;
   const int channels[4] = {i, i + 1, i + step, i + step + 1};
@@ -78,14 +78,16 @@ KVL_INLINE void KeyTile(const LatentBlock& b, const int16_t* latents, int first_
   }
   Unroll<2>([&](auto c) KVL_PART {
     Vec rows[4];
+    const Vec scale = Load(scales + first + kLanes * c.value);
     Unroll<4>([&](auto r) KVL_PART {
-      rows[r.value] = Fma(ToFloats(sums[r.value][c.value]), Set1(map.units[channels[r.value]]),
-                          Set1(map.offset[channels[r.value]]));
+      rows[r.value] =
+          Fma(ToFloats(sums[r.value][c.value]), scale * Set1(map.units[channels[r.value]]),
+              Set1(map.offset[channels[r.value]]));
     });
     TokenPairs pairs = Interleave(rows[0], rows[1]), second = Interleave(rows[2], rows[3]);
     const int64_t tokens = 2 * (first + kLanes * c.value);
     if constexpr (kTurns) {
-      const int64_t angles = int64_t{i - first_of_key} * kBlockSize + tokens;
+      const int64_t angles = int64_t{i % map.key_dim} * kBlockSize + tokens;
       const TokenPairs cos = LoadPairs(b.rotation.cos + angles);
       const TokenPairs sin = LoadPairs(b.rotation.sin + angles);
       Turn(cos.low, sin.low, &pairs.low, &second.low);
@@ -125,21 +127,48 @@ void ReadValues(const PackedSideView& side, const std::byte* block, uint16_t* to
   ClearUncoded<false>(side, to);
 }
 
+// Makes rows of values that are in units of the scales of their tokens.
+void ScaleValues(const PackedSideView& side, const std::byte* block, uint16_t* values) {
+  alignas(64) float scales[kBlockSize];
+  ReadUnitScales(side, block, scales);
+  for (int pair = 0; pair < kBlockSize / 2; ++pair) {
+    const __m256 first = _mm256_set1_ps(scales[2 * pair]);
+    const __m256 second = _mm256_set1_ps(scales[2 * pair + 1]);
+    for (int r = 0; r < side.rank; r += kLanes, values += 2 * kLanes) {
+      auto* const at = reinterpret_cast<__m256i*>(values);
+      const __m256i words = _mm256_loadu_si256(at);
+      const __m256 low = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+      const __m256 high = _mm256_castsi256_ps(
+          _mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+      const __m256i upper = _mm256_slli_epi32(RoundedTops(_mm256_mul_ps(high, second)), 16);
+      _mm256_storeu_si256(at,
+                          _mm256_blend_epi16(RoundedTops(_mm256_mul_ps(low, first)), upper, 0xaa));
+    }
+  }
+}
+
 void ReadCodes(const LatentBlock& b, std::byte* scratch) {
   const int head_dim = b.map.head_dim, half = b.rotation.half;
   auto* const latents = reinterpret_cast<int16_t*>(scratch);
   auto* const keys = reinterpret_cast<uint16_t*>(b.tile);
+  uint16_t* const values = keys + int64_t{kBlockSize} * head_dim;
+  alignas(64) float scales[kBlockSize];
+  for (float& scale : scales) scale = 1;
   ReadKeyNumbers(b.run->k, b.block, latents);
-  ReadValues(b.run->v, b.block, keys + int64_t{kBlockSize} * head_dim);
-  const auto tiles = [&](auto turns, int key, int i, int step) KVL_PART {
+  ReadValues(b.run->v, b.block, values);
+  if (b.run->k.has_token_scales) {
+    ReadUnitScales(b.run->k, b.block, scales);
+    ScaleValues(b.run->v, b.block, values);
+  }
+  const auto tiles = [&](auto turns, int i, int step) KVL_PART {
     for (int first = 0; first < kBlockSize; first += kTileTokens) {
-      KeyTile<turns.value>(b, latents, key, i, step, first, keys);
+      KeyTile<turns.value>(b, latents, scales, i, step, first, keys);
     }
   };
   for (int key = 0; key < head_dim; key += b.map.key_dim) {
     const int end = key + b.map.key_dim;
-    for (int i = key; i < key + half; i += 2) tiles(std::true_type(), key, i, half);
-    for (int i = key + 2 * half; i < end; i += 4) tiles(std::false_type(), key, i, 2);
+    for (int i = key; i < key + half; i += 2) tiles(std::true_type(), i, half);
+    for (int i = key + 2 * half; i < end; i += 4) tiles(std::false_type(), i, 2);
   }
 }
 

@@ -32,10 +32,10 @@ KVL_INLINE void Turn(const float* cos, const float* sin, __m512* a, __m512* b) {
   *b = _mm512_fmadd_ps(*b, c, _mm512_mul_ps(x, s));
 }
 
-// Channels i, i + 1, i + step and i + step + 1; the second two are what the first turn with. The key
-// that they are of begins at channel `first_of_key`.
-template <bool kTurns>
-KVL_INLINE void KeyTile(const LatentBlock& b, const uint16_t* latents, int first_of_key, int i,
+// Channels i, i + 1, i + step and i + step + 1; the second two are what the first turn with. Where
+// kIsScaled, latents are in units of the scales of their tokens.
+template <bool kTurns, bool kIsScaled>
+KVL_INLINE void KeyTile(const LatentBlock& b, const uint16_t* latents, const float* scales, int i,
                         int step, uint16_t* keys) {
   const int rank = b.shape.rank_k;
   const auto* columns = static_cast<const uint16_t*>(b.map.columns);
@@ -43,7 +43,7 @@ KVL_INLINE void KeyTile(const LatentBlock& b, const uint16_t* latents, int first
   __m512 sums[4][kCols];
   Unroll<4>([&](auto r) KVL_PART {
     Unroll<kCols>([&](auto c) KVL_PART {
-      sums[r.value][c.value] = _mm512_set1_ps(b.map.offset[channels[r.value]]);
+      sums[r.value][c.value] = _mm512_set1_ps(kIsScaled ? 0 : b.map.offset[channels[r.value]]);
     });
   });
   const uint16_t* at[4];
@@ -59,10 +59,17 @@ KVL_INLINE void KeyTile(const LatentBlock& b, const uint16_t* latents, int first
     });
   }
   Unroll<kCols>([&](auto c) KVL_PART {
+    if constexpr (kIsScaled) {
+      const __m512 scale = _mm512_load_ps(scales + kLanes * c.value);
+      Unroll<4>([&](auto r) KVL_PART {
+        const __m512 offset = _mm512_set1_ps(b.map.offset[channels[r.value]]);
+        sums[r.value][c.value] = _mm512_fmadd_ps(sums[r.value][c.value], scale, offset);
+      });
+    }
     TokenPairs first = Interleave(sums[0][c.value], sums[1][c.value]);
     TokenPairs second = Interleave(sums[2][c.value], sums[3][c.value]);
     if constexpr (kTurns) {
-      const int64_t offset = int64_t{i - first_of_key} * kBlockSize + 32 * c.value;
+      const int64_t offset = int64_t{i % b.map.key_dim} * kBlockSize + 32 * c.value;
       const float* cos = b.rotation.cos + offset;
       const float* sin = b.rotation.sin + offset;
       Turn(cos, sin, &first.low, &second.low);
@@ -117,14 +124,62 @@ void ReadSegments(const PackedSideView& side, const std::byte* block, uint16_t* 
   });
 }
 
+// Reads the scales of a side's tokens, as floats.
+void ReadTokenScales(const PackedSideView& side, const std::byte* block, float* scales) {
+  for (int t = 0; t < kBlockSize; t += kLanes) {
+    _mm512_store_ps(scales + t, LoadUnitScales(block + side.scales + t));
+  }
+}
+
+// Makes rows of values that are in units of the scales of their tokens.
+void ScaleValues(const float* scales, int rank, uint16_t* values) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  for (int pair = 0; pair < kBlockSize / 2; ++pair) {
+    const __m512 first = _mm512_set1_ps(scales[2 * pair]);
+    const __m512 second = _mm512_set1_ps(scales[2 * pair + 1]);
+    for (int r = 0; r < rank; r += kLanes, values += 2 * kLanes) {
+      const __m512i words = _mm512_loadu_si512(values);
+      const __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+      const __m512 high = _mm512_castsi512_ps(_mm512_and_si512(words, upper));
+      StoreRounded(values, Interleave(_mm512_mul_ps(low, first), _mm512_mul_ps(high, second)));
+    }
+  }
+}
+
+template <bool kIsScaled>
+void ReadKeys(const LatentBlock& b, const uint16_t* latents, const float* scales, uint16_t* keys) {
+  const int half = b.rotation.half;
+  for (int key = 0; key < b.map.head_dim; key += b.map.key_dim) {
+    const int end = key + b.map.key_dim;
+    for (int i = key; i < key + half; i += 2) {
+      KeyTile<true, kIsScaled>(b, latents, scales, i, half, keys);
+    }
+    for (int i = key + 2 * half; i < end; i += 4) {
+      KeyTile<false, kIsScaled>(b, latents, scales, i, 2, keys);
+    }
+  }
+}
+
+// Reads a sealed block that holds nothing but codes of split bits and perhaps scales of tokens.
+void ReadUnits(const LatentBlock& b, uint16_t* latents, uint16_t* keys, uint16_t* values) {
+  const PackedSideView &k = b.run->k, &v = b.run->v;
+  alignas(64) float scales[kBlockSize];
+  ReadSegments<true>(k, b.block, latents);
+  ReadSegments<false>(v, b.block, values);
+  if (!k.has_token_scales) return ReadKeys<false>(b, latents, nullptr, keys);
+  ReadTokenScales(v, b.block, scales);
+  ScaleValues(scales, v.rank, values);
+  ReadTokenScales(k, b.block, scales);
+  ReadKeys<true>(b, latents, scales, keys);
+}
+
 }  // namespace
 
 void ReadLatentsAvx512Bf16(const LatentBlock& b, std::byte* scratch) {
-  const int rank = b.shape.rank_k, head_dim = b.map.head_dim, half = b.rotation.half;
-  const int64_t n_latents = int64_t{kBlockSize} * rank;
+  const int64_t n_latents = int64_t{kBlockSize} * b.shape.rank_k;
   const int64_t n_values = int64_t{kBlockSize} * b.shape.rank_v;
   auto* const tile = reinterpret_cast<uint16_t*>(b.tile);
-  uint16_t* const tile_v = tile + int64_t{kBlockSize} * head_dim;
+  uint16_t* const tile_v = tile + int64_t{kBlockSize} * b.map.head_dim;
   const auto* latents = reinterpret_cast<const uint16_t*>(b.block);
   if (b.run == nullptr) {
     __builtin_memcpy(tile_v, latents + n_latents, n_values * sizeof(uint16_t));
@@ -133,19 +188,13 @@ void ReadLatentsAvx512Bf16(const LatentBlock& b, std::byte* scratch) {
     auto* const rounded = reinterpret_cast<uint16_t*>(values + 2 * kBlockSize * 256);
     latents = rounded;
     if (b.run->k.n_segments > 0 && b.run->k.n_scaled == 0 && b.run->lowrank == 0) {
-      ReadSegments<true>(b.run->k, b.block, rounded);
-      ReadSegments<false>(b.run->v, b.block, tile_v);
-    } else {
-      ExpandSealedBlockAvx512(*b.run, b.block, b.block_idx, values);
-      RoundAll(values, n_latents, rounded);
-      RoundAll(values + n_latents, n_values, tile_v);
+      return ReadUnits(b, rounded, tile, tile_v);
     }
+    ExpandSealedBlockAvx512(*b.run, b.block, b.block_idx, values);
+    RoundAll(values, n_latents, rounded);
+    RoundAll(values + n_latents, n_values, tile_v);
   }
-  for (int key = 0; key < head_dim; key += b.map.key_dim) {
-    const int end = key + b.map.key_dim;
-    for (int i = key; i < key + half; i += 2) KeyTile<true>(b, latents, key, i, half, tile);
-    for (int i = key + 2 * half; i < end; i += 4) KeyTile<false>(b, latents, key, i, 2, tile);
-  }
+  ReadKeys<false>(b, latents, nullptr, tile);
 }
 
 }  // namespace kvlathe

@@ -1,0 +1,76 @@
+#include "calibration/gradients/decoder_gradients.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/random.h"
+
+namespace kvlathe {
+
+DecoderGradients::DecoderGradients(ModelWeights* weights, ThreadPool* pool, Isa isa, int newest)
+    : weights_(weights),
+      pool_(pool),
+      layer_(weights, pool, &GetElementwiseKernels(isa), newest),
+      head_(weights, pool, &GetElementwiseKernels(isa)) {}
+
+Status DecoderGradients::CheckWindow(std::span<const int32_t> token_ids) const {
+  const ModelConfig& c = weights_->config();
+  const auto n_tokens = std::ssize(token_ids);
+  if (n_tokens == 0) {
+    return Error(StatusCode::kInvalidArgument, "gradients of a window without tokens");
+  }
+  if (c.positions == PositionKind::kLearned && n_tokens > c.max_seq_len) {
+    return Error(StatusCode::kInvalidArgument,
+                 "a window of {} tokens is longer than the {} positions that the model has learned",
+                 n_tokens, c.max_seq_len);
+  }
+  for (const int32_t id : token_ids) {
+    if (id >= 0 && id < c.vocab_size) continue;
+    return Error(StatusCode::kInvalidArgument, "token {} is not one of the {} of the model", id,
+                 c.vocab_size);
+  }
+  return OkStatus();
+}
+
+void DecoderGradients::Embed(std::span<const int32_t> token_ids, float* stream) const {
+  const int64_t hidden = weights_->config().hidden_dim, n_tokens = std::ssize(token_ids);
+  pool_->Run([&](int worker_id) {
+    const Range tokens = ShareOf(n_tokens, 1, worker_id, pool_->n_workers());
+    for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+      weights_->Embed(token_ids[t], static_cast<int>(t), stream + t * hidden);
+    }
+  });
+}
+
+StatusOr<DrawnTokens> DecoderGradients::Run(std::span<const int32_t> token_ids, uint64_t seed,
+                                            const Sink& sink,
+                                            const std::function<void()>& on_layer) {
+  KVL_RETURN_IF_ERROR(CheckWindow(token_ids));
+  const ModelConfig& c = weights_->config();
+  const int64_t n_tokens = std::ssize(token_ids), n_values = n_tokens * c.hidden_dim;
+  KVL_RETURN_IF_ERROR(streams_.EnsureSize(
+      (c.n_layers + 1) * n_values * static_cast<int64_t>(sizeof(float)), "the stream of a window"));
+  KVL_RETURN_IF_ERROR(layer_.Prepare(n_tokens));
+  float* const streams = streams_.as<float>();
+  Embed(token_ids, streams);
+  for (int l = 0; l < c.n_layers; ++l) {
+    KVL_RETURN_IF_ERROR(layer_.Load(l));
+    float* const next = streams + (l + 1) * n_values;
+    std::copy_n(streams + l * n_values, n_values, next);
+    layer_.Run(next);
+    if (on_layer) on_layer();
+  }
+  Random random(seed);
+  std::vector<double> uniform(n_tokens);
+  for (double& u : uniform) u = random.Uniform();
+  float* const gradient = streams + c.n_layers * n_values;
+  KVL_ASSIGN_OR_RETURN(DrawnTokens drawn, head_.Run(uniform, gradient));
+  for (int l = c.n_layers - 1; l >= 0; --l) {
+    KVL_RETURN_IF_ERROR(layer_.Load(l));
+    sink(layer_.RunBack(streams + l * n_values, gradient));
+    if (on_layer) on_layer();
+  }
+  return drawn;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,39 @@
+// The operators of a decoder that work on one row, and their gradients, in F32: norms and the gates
+// of the MLP. Single-threaded; the caller splits rows over workers.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/elementwise/elementwise.h"
+#include "model/config.h"
+
+namespace kvlathe {
+
+// y = x / sqrt(mean(x^2) + eps) * weight (RMSNorm), or with a bias (x - mean(x)) /
+// sqrt(variance(x) + eps) * weight + bias (LayerNorm).
+struct RowNorm {
+  const float* weight = nullptr;  // [n_dims]
+  const float* bias = nullptr;    // [n_dims]; null: RMSNorm
+  float eps = 0;
+  int64_t n_dims = 0;
+};
+
+// Rows are dense, [n_rows, n_dims]; y may be x.
+void Normalise(const ElementwiseKernels& kernels, const RowNorm& norm, int64_t n_rows,
+               const float* x, float* y);
+
+// From the gradient with respect to y that with respect to x, which takes the place of what is in
+// dx or with `accumulate` is added to it. Rows are dense; dx may be dy.
+void NormaliseBack(const RowNorm& norm, int64_t n_rows, const float* x, const float* dy,
+                   bool accumulate, float* dx);
+
+// What stands between the two matrices of an MLP. up [n_rows, 2 ffn_dim] with a gate (gates first)
+// and [n_rows, ffn_dim] without; gated [n_rows, ffn_dim].
+void Gate(const ElementwiseKernels& kernels, MlpKind mlp, int64_t n_rows, int64_t ffn_dim,
+          const float* up, float* gated);
+
+// From the gradient with respect to `gated` that with respect to `up`.
+void GateBack(MlpKind mlp, int64_t n_rows, int64_t ffn_dim, const float* up, const float* d_gated,
+              float* d_up);
+
+}  // namespace kvlathe

@@ -1,0 +1,125 @@
+#include "calibration/joint_moments.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "base/random.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr StatisticsShape kTwoGroups = {2, 16, 16, 48};  // groups of 8 heads of the 16
+constexpr int64_t kWidth = 8 * 48, kStride = 16 * 48;
+
+std::vector<float> DrawJointRows(int64_t n_tokens, uint64_t seed) {
+  Random random(seed);
+  std::vector<float> rows(n_tokens * kStride);
+  for (float& x : rows) x = static_cast<float>(0.5 + random.Normal());
+  return rows;
+}
+
+// Sums over tokens [first, n_tokens) of products of columns of one group.
+double SumOfProducts(const std::vector<float>& rows, int64_t first, int64_t a, int64_t b) {
+  double sum = 0;
+  for (int64_t t = first; t * kStride < std::ssize(rows); ++t) {
+    sum += double{rows[t * kStride + a]} * rows[t * kStride + b];
+  }
+  return sum;
+}
+
+TEST(JointMomentSumsTest, EachPartHasItsRowsBehindTheSinksAndKeysTurn) {
+  ASSERT_EQ(JointHeads(kTwoGroups), 8);
+  ThreadPool pool(3);
+  JointMomentSums sums(kTwoGroups, &pool);
+  const std::vector<double> frequencies(24, 0.1);
+  const std::vector<PositionShift> shifts(2, PositionShift(7, frequencies)), none(2);
+  const std::vector<float> k_post = DrawJointRows(20, 1), k_pre = DrawJointRows(20, 2),
+                           v = DrawJointRows(20, 3);
+  const std::vector<float> other = DrawJointRows(9, 4);
+  std::vector<int> positions(20);
+  std::iota(positions.begin(), positions.end(), 0);
+  for (int l = 0; l < 2; ++l) {
+    sums.BeginSequence(shifts, false);
+    sums.Observe(
+        {l, 20, positions.data(), nullptr, nullptr, k_pre.data(), k_post.data(), v.data()});
+    sums.BeginSequence(none, true);
+    sums.Observe(
+        {l, 9, positions.data(), nullptr, nullptr, other.data(), other.data(), other.data()});
+  }
+  CalibrationStatistics s = MakeStatistics(kTwoGroups);
+  sums.Finish(&s);
+  std::vector<float> turned = k_post;
+  shifts[0].Apply(20 * 16, 48, turned.data());
+  const int64_t of_group = (1 * 2 + 1) * kWidth * kWidth;  // layer 1, group 1
+  for (const auto& [a, b] : {std::pair<int64_t, int64_t>{0, 0}, {5, 300}, {300, 5}, {383, 100}}) {
+    const int64_t at = of_group + a * kWidth + b, first = kWidth;  // first column of the group
+    EXPECT_NEAR(s.joint.k.gram[at], SumOfProducts(turned, 4, first + a, first + b) / 16, 1e-4);
+    EXPECT_NEAR(s.joint.k_pre.gram[at], SumOfProducts(k_pre, 4, first + a, first + b) / 16, 1e-4);
+    EXPECT_NEAR(s.joint.v.gram[at], SumOfProducts(v, 4, first + a, first + b) / 16, 1e-4);
+    EXPECT_NEAR(s.held_back.v.gram[at], SumOfProducts(other, 4, first + a, first + b) / 5, 1e-4);
+  }
+  double mean = 0;
+  for (int t = 4; t < 20; ++t) mean += v[t * kStride + kWidth + 9] / 16;
+  EXPECT_NEAR(s.joint.v.mean[(1 * 2 + 1) * kWidth + 9], mean, 1e-5);
+}
+
+class FisherSumsTest : public ::testing::Test {
+ protected:
+  void Add(FisherSums* sums, const std::vector<float>& rows, bool is_held_back) {
+    const auto n_tokens = std::ssize(rows) / kStride;
+    for (int l = 0; l < 2; ++l) {
+      sums->Add({l, n_tokens, rows.data(), rows.data(), rows.data()}, shift_, is_held_back);
+    }
+    sums->CountTokens(n_tokens, is_held_back);
+  }
+  ThreadPool pool_{2};
+  PositionShift shift_{5, std::vector<double>(24, 0.2)};
+};
+
+TEST_F(FisherSumsTest, IsHalfTheSumOfProductsPerTokenAndAddsUp) {
+  const std::vector<float> a = DrawJointRows(12, 1), b = DrawJointRows(30, 2);
+  CalibrationStatistics of_both = MakeStatistics(kTwoGroups), apart = MakeStatistics(kTwoGroups);
+  FisherSums both(&pool_, &of_both), each(&pool_, &apart);
+  Add(&both, a, false);
+  Add(&both, b, false);
+  ASSERT_TRUE(both.Finish().ok());
+  Add(&each, a, false);
+  Add(&each, b, true);
+  ASSERT_TRUE(each.Finish().ok());
+  EXPECT_EQ(of_both.joint.n_tokens, 42);
+  EXPECT_EQ(of_both.held_back.n_tokens, 0);
+  EXPECT_EQ(of_both.held_back.v.fisher, MakeStatistics(kTwoGroups).held_back.v.fisher);
+  EXPECT_EQ(apart.held_back.n_tokens, 30);
+  for (size_t i = 0; i < of_both.joint.v.fisher.size(); i += 97) {
+    for (JointMoments JointStatistics::*kind :
+         {&JointStatistics::k, &JointStatistics::k_pre, &JointStatistics::v}) {
+      const double sum = 12 * double{(apart.joint.*kind).fisher[i]} +
+                         30 * double{(apart.held_back.*kind).fisher[i]};
+      ASSERT_NEAR((of_both.joint.*kind).fisher[i], sum / 42, 1e-5);
+    }
+  }
+  const int64_t at = (0 * 2 + 1) * kWidth * kWidth + 3 * kWidth + 200;
+  EXPECT_NEAR(apart.joint.v.fisher[at], SumOfProducts(a, 4, kWidth + 3, kWidth + 200) / 24, 1e-4);
+  std::vector<float> turned = a;
+  shift_.Apply(12 * 16, 48, turned.data());
+  EXPECT_NEAR(apart.joint.k.fisher[at], SumOfProducts(turned, 4, kWidth + 3, kWidth + 200) / 24,
+              1e-4);
+}
+
+TEST_F(FisherSumsTest, GradientsThatAreNotFiniteAreRefusedWithTheirLayer) {
+  CalibrationStatistics statistics = MakeStatistics(kTwoGroups);
+  FisherSums sums(&pool_, &statistics);
+  std::vector<float> rows = DrawJointRows(12, 1);
+  Add(&sums, rows, false);
+  rows[10 * kStride + 3] = std::numeric_limits<float>::quiet_NaN();
+  sums.Add({1, 12, rows.data(), rows.data(), rows.data()}, shift_, false);
+  EXPECT_THAT(MessageOf(sums.Finish()), ::testing::HasSubstr("layer 1: gradients are not finite"));
+}
+
+}  // namespace
+}  // namespace kvlathe
