@@ -158,8 +158,17 @@ const Case kCases[] = {
     {"lathe(ratio=4,open=8,scales=token,classes=3,newest=0,sink=4)",
      {.name = "split", .run = 0, .n_sink = 4, .has_token_scales = true},
      Case::Basis::kRotation},
-    {"lathe(ratio=4,open=8,classes=3,keys=before,newest=7,sink=4)",
-     {.name = "split", .run = 0, .newest = 7, .n_sink = 4},
+    {"lathe(ratio=4,open=16,classes=3,keys=before,newest=0,sink=1)",
+     {.name = "split", .run = 0, .n_sink = 1},
+     Case::Basis::kLatents,
+     0,
+     0,
+     true},
+    {"lathe(ratio=4,open=8,scales=static,classes=3,keys=before,newest=0,sink=0)",
+     {.name = "split", .run = 0},
+     Case::Basis::kLatents},
+    {"lathe(ratio=4,open=8,classes=3,keys=before,newest=9,sink=2)",
+     {.name = "split", .run = 0, .newest = 9, .n_sink = 2},
      Case::Basis::kLatents},
     {"palu+token(bits=4,group=16,run=64,sink=4)",
      {.name = "token", .bits = 4, .group = 16, .run = 64, .n_sink = 4},
@@ -429,9 +438,9 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   if (literal.name == "kvquant") literal.codebooks = DrawCodebooks(literal, plain_rows);
   if (literal.name == "split") {
     ModelBasis basis = testing::ToModelBasis(reference_, bases);
-    const testing::DrawnBits bits =
-        spec->has_classes() ? testing::DrawClassBits(&basis, !literal.has_token_scales)
-                            : testing::DrawSplitBits(&basis, !literal.has_token_scales);
+    const testing::DrawnBits bits = spec->has_classes()
+                                        ? testing::DrawClassBits(&basis, !literal.has_token_scales)
+                                        : testing::DrawSplitBits(&basis, !literal.has_token_scales);
     if (spec->has_classes()) {
       literal.outer_classes = {{bits.of_most_keys, bits.of_most_values},
                                {bits.of_least_keys, bits.of_least_values}};

@@ -318,8 +318,8 @@ std::vector<ReferenceBasis> DrawBases(const ReferenceModel& m, uint64_t seed, in
       rank_k = 16 * (1 + static_cast<int>(random() % (d / 16)));
       rank_v = 16 * (1 + static_cast<int>(random() % (d / 16)));
     }
-    bases.push_back({matrix(d, n_sharing * rank_k), matrix(width, rank_k),
-                     matrix(width, rank_v), matrix(n_sharing * rank_v, d)});
+    bases.push_back({matrix(d, n_sharing * rank_k), matrix(width, rank_k), matrix(width, rank_v),
+                     matrix(n_sharing * rank_v, d)});
     if (i % 2 == 1) continue;  // heads with and without offsets side by side
     bases.back().key_offset = matrix(1, d)[0];
     bases.back().value_offset = matrix(1, d)[0];
@@ -428,8 +428,7 @@ DrawnBits DrawClassBits(ModelBasis* basis, bool has_block_scales) {
       k->scaled = n_scaled;
     };
     draw(&bits.of_keys, &bits.of_values, 16 * (h % 2), &head.k_bits, &head.v_bits);
-    draw(&bits.of_most_keys, &bits.of_most_values, 0, &head.most_attended.k,
-         &head.most_attended.v);
+    draw(&bits.of_most_keys, &bits.of_most_values, 0, &head.most_attended.k, &head.most_attended.v);
     draw(&bits.of_least_keys, &bits.of_least_values, 16, &head.least_attended.k,
          &head.least_attended.v);
   }

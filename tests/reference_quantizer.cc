@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -412,9 +412,8 @@ void SealByClass(const ReferenceQuantizer& q, size_t head, const std::vector<dou
                  const RunOfRows& run, Matrix* keys, Matrix* values) {
   std::vector<size_t> by_votes(run.end - run.begin);
   std::iota(by_votes.begin(), by_votes.end(), run.begin);
-  std::sort(by_votes.begin(), by_votes.end(), [&](size_t a, size_t b) {
-    return votes[a] != votes[b] ? votes[a] > votes[b] : a > b;
-  });
+  std::sort(by_votes.begin(), by_votes.end(),
+            [&](size_t a, size_t b) { return votes[a] != votes[b] ? votes[a] > votes[b] : a > b; });
   const size_t n_blocks = by_votes.size() / 64, quarter = 64 * ((n_blocks + 2) / 4);
   const size_t ends[] = {0, quarter, by_votes.size() - quarter, by_votes.size()};
   for (int c = 0; c < 3; ++c) {
@@ -425,7 +424,8 @@ void SealByClass(const ReferenceQuantizer& q, size_t head, const std::vector<dou
     const RunOfRows all{0, places.size()};
     const ReferenceQuantizer::Class* outer = c == 1 ? nullptr : &q.outer_classes[c / 2];
     ReferenceQuantizer of_class = q;
-    if (outer != nullptr) of_class.key_bits = outer->key_bits, of_class.value_bits = outer->value_bits;
+    if (outer != nullptr)
+      of_class.key_bits = outer->key_bits, of_class.value_bits = outer->value_bits;
     EncodeHeadUnits(of_class, head, all, k, v);
     for (size_t i = 0; i < places.size(); ++i) {
       (*keys)[places[i]] = k[i], (*values)[places[i]] = v[i];

@@ -65,7 +65,8 @@ void CloseEntries(const RetentionPlan& plan, std::span<const RowMove> moves, int
   for (int e = 0; e < n_kept; ++e) table.sum(e) = 0;
 }
 
-// Copies of the first blocks of a head. They are not many at a time: a head is sorted by one worker.
+// Copies of the first blocks of a head. They are not many at a time: a head is sorted by one
+// worker.
 struct BlockCopies {
   BlockCopies(std::span<std::byte* const> blocks, int64_t n_blocks, int64_t block_bytes)
       : bytes(n_blocks * block_bytes) {

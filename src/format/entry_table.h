@@ -44,8 +44,8 @@ class EntryTable {
 };
 
 // What a head keeps of entries that were sorted where the prompt ended (EntryClass), if attention
-// has to know their positions: these alone, of its first blocks, as uint16 where the prompt is short
-// enough for it, else as int32. Later entries follow each other by position.
+// has to know their positions: these alone, of its first blocks, as uint16 where the prompt is
+// short enough for it, else as int32. Later entries follow each other by position.
 class SortedPositions {
  public:
   SortedPositions() = default;

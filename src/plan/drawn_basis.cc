@@ -65,8 +65,11 @@ std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t se
     double bits = 0;
     for (const HeadRanks& r : ranks) {
       const int middle = r.k_bits.bits_per_token() + r.v_bits.bits_per_token();
-      const auto of = [](const EntryBits& b) { return b.k.bits_per_token() + b.v.bits_per_token(); };
-      bits += has_classes ? (2 * middle + of(r.most_attended) + of(r.least_attended)) / 4.0 : middle;
+      const auto of = [](const EntryBits& b) {
+        return b.k.bits_per_token() + b.v.bits_per_token();
+      };
+      bits +=
+          has_classes ? (2 * middle + of(r.most_attended) + of(r.least_attended)) / 4.0 : middle;
     }
     return bits / (int64_t{16} * 2 * head_dim * n);
   };
@@ -176,9 +179,10 @@ StatusOr<ModelBasis> DrawStoredBasis(const Spec& spec, const ModelFacts& model) 
                            kDrawnBasisSeed, spec.has_latent_keys(), heads_per_latent);
   }
   if (spec.splits_bits()) {
-    const int n = spec.joins_heads() ? HeadsPerMap({model.n_layers, model.n_kv_heads,
-                                                    model.n_kv_heads, model.head_dim})
-                                     : 1;
+    const int n =
+        spec.joins_heads()
+            ? HeadsPerMap({model.n_layers, model.n_kv_heads, model.n_kv_heads, model.head_dim})
+            : 1;
     ModelBasis basis =
         DrawRandomSplitBasis(model.n_layers, model.n_kv_heads / n, model.head_dim * n, ranks.value,
                              kDrawnBasisSeed, spec.has_latent_keys(), spec.has_classes());

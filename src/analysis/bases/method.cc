@@ -109,7 +109,8 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
     head.key_offset = OffsetOf(full.key_offset, slice, head_dim);
     head.value_offset = OffsetOf(full.value_offset, slice, head_dim);
     if (k_bits != BitSplit{}) {
-      const EntryBits most = most_attended == EntryBits() ? EntryBits{k_bits, v_bits} : most_attended;
+      const EntryBits most =
+          most_attended == EntryBits() ? EntryBits{k_bits, v_bits} : most_attended;
       KVL_CHECK(most.k.n_channels() == rank_k && most.v.n_channels() == rank_v);
       head.k_bits = k_bits;
       head.v_bits = v_bits;

@@ -137,14 +137,12 @@ std::vector<HeadRanks> BitLadder::RanksWithClassesAt(int level) const {
   const auto level_of = [&](double weight) {
     if (level == 0) return 0;
     const double price = steps_[level - 1].gain / weight;
-    const auto end = std::ranges::partition_point(
-        steps_, [&](const Step& step) { return step.gain >= price; });
+    const auto end =
+        std::ranges::partition_point(steps_, [&](const Step& step) { return step.gain >= price; });
     return static_cast<int>(end - steps_.begin());
   };
-  const double weight = getenv("CW") ? atof(getenv("CW")) : kClassWeight;
-  const double weight_low = getenv("CL") ? atof(getenv("CL")) : kClassWeight;
-  const std::vector<std::vector<int>> most = BitsAt(std::max(level, level_of(weight)));
-  const std::vector<std::vector<int>> least = BitsAt(std::min(level, level_of(1 / weight_low)));
+  const std::vector<std::vector<int>> most = BitsAt(std::max(level, level_of(kClassWeight)));
+  const std::vector<std::vector<int>> least = BitsAt(std::min(level, level_of(1 / kClassWeight)));
   std::vector<HeadRanks> ranks = RanksAt(level);
   for (int h = 0; h < n_heads_; ++h) {
     ranks[h].most_attended = SplitsOf(most, h);

@@ -28,8 +28,8 @@ class SavedContents {
     const CacheHead head = cache_.head(layer_idx, kv_head_idx);
     runs_.clear();
     for (const SealedRun& run : head.runs()) {
-      runs_.push_back({run.first_block, run.n_blocks, run.is_prompt, run.is_repaired,
-                       run.entry_class});
+      runs_.push_back(
+          {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired, run.entry_class});
     }
     return {.plain = head.shape(),
             .n_blocks = std::ssize(head.blocks()),

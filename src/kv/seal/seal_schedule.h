@@ -8,11 +8,11 @@
 // runs depend only on positions and on where the prompt ends, and so does which runs of the prompt
 // are repaired (SealPlan::repaired_share). Without a SealPlan nothing is ever sealed.
 //
-// Classes. With SealPlan::has_classes nothing is sealed before the prompt ends. There the entries of
-// each head that are sealed are put in another order: first a quarter of their blocks, whose entries
-// got the most attention from the last queries of the prompt; then half of them; then the quarter
-// whose entries got the least (EntryClass). Each class is a run with bits of its own, and its
-// entries keep the order of their positions. What is sealed later is of the middle class.
+// Classes. With SealPlan::has_classes nothing is sealed before the prompt ends. There the entries
+// of each head that are sealed are put in another order: first a quarter of their blocks, whose
+// entries got the most attention from the last queries of the prompt; then half of them; then the
+// quarter whose entries got the least (EntryClass). Each class is a run with bits of its own, and
+// its entries keep the order of their positions. What is sealed later is of the middle class.
 //
 // Where the model decides what merges (CacheLayout::HasRunsOfHeads), heads differ in length. Each
 // head then seals the full blocks of its closed entries where the prompt ends, as one run, and

@@ -78,11 +78,12 @@ Status CheckClasses(const Spec& spec) {
                  spec.text(), spec.NameOf(Axis::kRetention));
   }
   if (spec.retention() != nullptr && spec.has_latent_keys()) {
-    return Error(kRefused,
-                 "--kv '{}': classes=3 keeps positions of the entries that it sorts, and behind them "
-                 "{} leaves gaps that keys=before would have to know; take keys=after, or leave "
-                 "classes out",
-                 spec.text(), spec.NameOf(Axis::kRetention));
+    return Error(
+        kRefused,
+        "--kv '{}': classes=3 keeps positions of the entries that it sorts, and behind them "
+        "{} leaves gaps that keys=before would have to know; take keys=after, or leave "
+        "classes out",
+        spec.text(), spec.NameOf(Axis::kRetention));
   }
   if (spec.lowrank() != nullptr) {
     return Error(kRefused,

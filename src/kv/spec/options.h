@@ -84,7 +84,7 @@ struct LatheOptions {
   Scales scales = Scales::kAuto;
   OpenRows open = OpenRows::kAuto;
   bool has_classes = false;  // entries of a prompt have bits by what attends to them
-  RunOptions runs;  // used where bits are split
+  RunOptions runs;           // used where bits are split
   friend bool operator==(const LatheOptions&, const LatheOptions&) = default;
 };
 using BasisStage =

@@ -78,7 +78,8 @@ bool Spec::has_classes() const {
 bool Spec::joins_heads() const {
   const auto* lathe = basis_as<LatheOptions>();
   if (lathe == nullptr) return false;
-  if (lathe->heads != LatheOptions::Heads::kAuto) return lathe->heads == LatheOptions::Heads::kJoint;
+  if (lathe->heads != LatheOptions::Heads::kAuto)
+    return lathe->heads == LatheOptions::Heads::kJoint;
   return splits_bits() && (retention() == nullptr || retention_as<WindowOptions>() != nullptr);
 }
 
