@@ -146,6 +146,30 @@ const Case kCases[] = {
      {.name = "split", .run = 64, .newest = 32, .n_sink = 2},
      Case::Basis::kRotation,
      90},
+    {"lathe(ratio=4,open=8,classes=3,newest=0,sink=4)",
+     {.name = "split", .run = 0, .n_sink = 4},
+     Case::Basis::kRotation},
+    {"lathe(ratio=4,open=16,classes=3,newest=7,sink=1)",
+     {.name = "split", .run = 0, .newest = 7, .n_sink = 1},
+     Case::Basis::kRotation,
+     0,
+     0,
+     true},
+    {"lathe(ratio=4,open=8,scales=token,classes=3,newest=0,sink=4)",
+     {.name = "split", .run = 0, .n_sink = 4, .has_token_scales = true},
+     Case::Basis::kRotation},
+    {"lathe(ratio=4,open=16,classes=3,keys=before,newest=0,sink=1)",
+     {.name = "split", .run = 0, .n_sink = 1},
+     Case::Basis::kLatents,
+     0,
+     0,
+     true},
+    {"lathe(ratio=4,open=8,scales=static,classes=3,keys=before,newest=0,sink=0)",
+     {.name = "split", .run = 0},
+     Case::Basis::kLatents},
+    {"lathe(ratio=4,open=8,classes=3,keys=before,newest=9,sink=2)",
+     {.name = "split", .run = 0, .newest = 9, .n_sink = 2},
+     Case::Basis::kLatents},
     {"palu+token(bits=4,group=16,run=64,sink=4)",
      {.name = "token", .bits = 4, .group = 16, .run = 64, .n_sink = 4},
      Case::Basis::kLatents},
@@ -340,7 +364,9 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Model> Load(Isa isa, DType type, const Spec& spec,
                               const std::vector<ReferenceCodebooks>& literal_codebooks) {
     ModelBasis basis = testing::ToModelBasis(reference_, Bases());
-    if (spec.splits_bits()) {
+    if (spec.has_classes()) {
+      testing::DrawClassBits(&basis, !GetParam().literal.has_token_scales);
+    } else if (spec.splits_bits()) {
       testing::DrawSplitBits(&basis, !GetParam().literal.has_token_scales);
     }
     PlanParts parts = PartsOf(spec, basis.heads.empty() ? nullptr : &basis);
@@ -412,11 +438,18 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   if (literal.name == "kvquant") literal.codebooks = DrawCodebooks(literal, plain_rows);
   if (literal.name == "split") {
     ModelBasis basis = testing::ToModelBasis(reference_, bases);
-    const testing::DrawnBits bits = testing::DrawSplitBits(&basis, !literal.has_token_scales);
+    const testing::DrawnBits bits = spec->has_classes()
+                                        ? testing::DrawClassBits(&basis, !literal.has_token_scales)
+                                        : testing::DrawSplitBits(&basis, !literal.has_token_scales);
+    if (spec->has_classes()) {
+      literal.outer_classes = {{bits.of_most_keys, bits.of_most_values},
+                               {bits.of_least_keys, bits.of_least_values}};
+    }
     literal.key_bits = bits.of_keys;
     literal.value_bits = bits.of_values;
     literal.key_scaled = bits.n_scaled;
   }
+  testing::ReferenceVotes votes = {.n_prompt = kPrompt};
   std::vector<int> n_seen(reference_.n_layers), n_prompt_rows(reference_.n_layers, kTokens);
   const Matrix expected = testing::ReferenceLogits(
       reference, ids_, bases, literal.n_sink,
@@ -424,12 +457,13 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
         const int n_rows = static_cast<int>(rows->keys[0].size());
         const int n_past_sink = ++n_seen[layer_idx] - literal.n_sink;
         if (n_seen[layer_idx] == kPrompt) n_prompt_rows[layer_idx] = n_rows;
+        votes.Add(*rows, n_seen[layer_idx]);
         // An entry is sealed once it is complete; where the prompt ends what is full is.
         const bool is_complete = merging == nullptr || n_past_sink % pooling.every == 0;
         if (!is_complete && n_seen[layer_idx] != kPrompt) return;
         ReferenceQuantizer at_length = literal;
         at_length.n_prompt = n_prompt_rows[layer_idx];
-        testing::SealLiterally(at_length, layer_idx, rows);
+        testing::SealLiterally(at_length, layer_idx, rows, &votes);
       },
       merging);
   // What the quantiser loses, against which errors of the computation are judged. A row in F32 and

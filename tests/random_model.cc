@@ -318,8 +318,8 @@ std::vector<ReferenceBasis> DrawBases(const ReferenceModel& m, uint64_t seed, in
       rank_k = 16 * (1 + static_cast<int>(random() % (d / 16)));
       rank_v = 16 * (1 + static_cast<int>(random() % (d / 16)));
     }
-    bases.push_back({matrix(d, n_sharing * rank_k), matrix(width, rank_k),
-                     matrix(width, rank_v), matrix(n_sharing * rank_v, d)});
+    bases.push_back({matrix(d, n_sharing * rank_k), matrix(width, rank_k), matrix(width, rank_v),
+                     matrix(n_sharing * rank_v, d)});
     if (i % 2 == 1) continue;  // heads with and without offsets side by side
     bases.back().key_offset = matrix(1, d)[0];
     bases.back().value_offset = matrix(1, d)[0];
@@ -414,6 +414,26 @@ void DrawBitsOfHead(std::vector<int>* of_channels, BitSplit* split, int rank,
 }
 
 }  // namespace
+
+DrawnBits DrawClassBits(ModelBasis* basis, bool has_block_scales) {
+  std::mt19937_64 random(5);
+  DrawnBits bits;
+  for (size_t h = 0; h < basis->heads.size(); ++h) {
+    HeadBasis& head = basis->heads[h];
+    const int n_scaled = bits.n_scaled.emplace_back(has_block_scales && h % 2 == 0 ? 16 : 0);
+    const auto draw = [&](auto* of_keys, auto* of_values, int n_lost, BitSplit* k, BitSplit* v) {
+      *k = *v = {};
+      DrawBitsOfHead(&of_keys->emplace_back(), k, std::max(16, head.rank_k - n_lost), &random);
+      DrawBitsOfHead(&of_values->emplace_back(), v, std::max(16, head.rank_v - n_lost), &random);
+      k->scaled = n_scaled;
+    };
+    draw(&bits.of_keys, &bits.of_values, 16 * (h % 2), &head.k_bits, &head.v_bits);
+    draw(&bits.of_most_keys, &bits.of_most_values, 0, &head.most_attended.k, &head.most_attended.v);
+    draw(&bits.of_least_keys, &bits.of_least_values, 16, &head.least_attended.k,
+         &head.least_attended.v);
+  }
+  return bits;
+}
 
 DrawnBits DrawSplitBits(ModelBasis* basis, bool has_block_scales) {
   std::mt19937_64 random(3);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -279,22 +280,23 @@ int NearestScale(double deviation) {
 // where a channel's error counts by what codes of as many bits lose of a unit deviation.
 void EncodeTokenUnits(const std::vector<int>& bits, std::vector<double>* row) {
   constexpr double kLosses[] = {1, 0.414063, 0.150466, 0.0484252, 0.0141481, 0.00386733};
+  std::fill(row->begin() + static_cast<int64_t>(bits.size()), row->end(), 0);  // they are lost
   double square = 0, least = INFINITY;
-  for (const double x : *row) square += x * x / static_cast<double>(row->size());
+  for (const double x : *row) square += x * x / static_cast<double>(bits.size());
   const int middle = NearestScale(std::sqrt(square));
   std::vector<double> best;
   for (int byte = std::max(0, middle - 8); byte <= std::min(255, middle + 8); ++byte) {
     const double scale = ScaleOfByte(byte);
     std::vector<double> values;
     double loss = 0;
-    for (size_t r = 0; r < row->size(); ++r) {
+    for (size_t r = 0; r < bits.size(); ++r) {
       values.push_back(scale * NearestUnit(kTokenUnits, bits[r], (*row)[r] / scale));
       const double expected = bits[r] == 8 ? 1 / 3072.0 : kLosses[bits[r]];
       loss += std::pow((*row)[r] - values[r], 2) / expected;
     }
     if (loss < least) least = loss, best = values;
   }
-  *row = best;
+  std::copy(best.begin(), best.end(), row->begin());
 }
 
 void EncodeUnits(const std::vector<int>& bits, bool has_token_scales, const RunOfRows& run,
@@ -308,7 +310,8 @@ void EncodeUnits(const std::vector<int>& bits, bool has_token_scales, const RunO
       continue;
     }
     for (size_t r = 0; r < rows[t].size(); ++r) {
-      rows[t][r] = NearestUnit(kUnits, bits[r], rows[t][r]);
+      const bool is_lost = r >= bits.size();
+      rows[t][r] = is_lost ? 0 : NearestUnit(kUnits, bits[r], rows[t][r]);
     }
   }
 }
@@ -403,9 +406,53 @@ std::pair<int, int> RunEndingWith(const ReferenceQuantizer& q, int n) {
   return {0, 0};
 }
 
+// Rows of a head in classes: the quarter of the blocks of the run with the most votes, the quarter
+// with the least and what is between them, each sealed as if it were all, in the order of rows.
+void SealByClass(const ReferenceQuantizer& q, size_t head, const std::vector<double>& votes,
+                 const RunOfRows& run, Matrix* keys, Matrix* values) {
+  std::vector<size_t> by_votes(run.end - run.begin);
+  std::iota(by_votes.begin(), by_votes.end(), run.begin);
+  std::sort(by_votes.begin(), by_votes.end(),
+            [&](size_t a, size_t b) { return votes[a] != votes[b] ? votes[a] > votes[b] : a > b; });
+  const size_t n_blocks = by_votes.size() / 64, quarter = 64 * ((n_blocks + 2) / 4);
+  const size_t ends[] = {0, quarter, by_votes.size() - quarter, by_votes.size()};
+  for (int c = 0; c < 3; ++c) {
+    std::vector<size_t> places(by_votes.begin() + ends[c], by_votes.begin() + ends[c + 1]);
+    std::sort(places.begin(), places.end());
+    Matrix k, v;
+    for (const size_t t : places) k.push_back((*keys)[t]), v.push_back((*values)[t]);
+    const RunOfRows all{0, places.size()};
+    const ReferenceQuantizer::Class* outer = c == 1 ? nullptr : &q.outer_classes[c / 2];
+    ReferenceQuantizer of_class = q;
+    if (outer != nullptr)
+      of_class.key_bits = outer->key_bits, of_class.value_bits = outer->value_bits;
+    EncodeHeadUnits(of_class, head, all, k, v);
+    for (size_t i = 0; i < places.size(); ++i) {
+      (*keys)[places[i]] = k[i], (*values)[places[i]] = v[i];
+    }
+  }
+}
+
 }  // namespace
 
-void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* rows) {
+void ReferenceVotes::Add(const ReferenceRows& rows, int n_tokens) {
+  if (n_tokens > n_prompt || n_tokens <= n_prompt - n_voting) return;
+  const size_t n_heads = rows.keys.size(), group = rows.scores.size() / n_heads;
+  of_rows.resize(std::max<size_t>(of_rows.size(), rows.layer_idx + 1));
+  of_rows[rows.layer_idx].resize(n_heads);
+  for (size_t h = 0; h < rows.scores.size(); ++h) {
+    const std::vector<double>& scores = rows.scores[h];
+    std::vector<double>& votes = of_rows[rows.layer_idx][h / group];
+    votes.resize(scores.size());
+    const double max = *std::max_element(scores.begin(), scores.end());
+    double sum = 0;
+    for (const double s : scores) sum += std::exp(s - max);
+    for (size_t t = 0; t < scores.size(); ++t) votes[t] += std::exp(scores[t] - max) / sum;
+  }
+}
+
+void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* rows,
+                   const ReferenceVotes* votes) {
   const int n = static_cast<int>(rows->keys[0].size()) - q.n_sink - q.newest;
   const auto [begin, end] = RunEndingWith(q, n);
   if (begin >= end) return;
@@ -428,7 +475,12 @@ void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* ro
   if (q.name == "split") {
     const size_t n_heads = rows->keys.size();
     for (size_t g = 0; g < n_heads; ++g) {
-      EncodeHeadUnits(q, layer_idx * n_heads + g, run, rows->keys[g], rows->values[g]);
+      const size_t head = layer_idx * n_heads + g;
+      if (!q.outer_classes.empty() && static_cast<int>(rows->keys[0].size()) == q.n_prompt) {
+        SealByClass(q, head, votes->of_rows[layer_idx][g], run, &rows->keys[g], &rows->values[g]);
+        continue;
+      }
+      EncodeHeadUnits(q, head, run, rows->keys[g], rows->values[g]);
     }
     return;
   }

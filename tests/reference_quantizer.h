@@ -40,10 +40,27 @@ struct ReferenceQuantizer {
   std::vector<std::vector<int>> key_bits, value_bits;
   std::vector<int> key_scaled;    // channels of K, from the first on, with scales in each block
   bool has_token_scales = false;  // in place of those of blocks
+  // With classes of entries: the same of those with the most and the least votes. Channels behind
+  // the last that has bits are lost. Empty: all entries are alike.
+  struct Class {
+    std::vector<std::vector<int>> key_bits, value_bits;
+  };
+  std::vector<Class> outer_classes;  // {most, least}
+};
+
+// What the last queries of a prompt attend to, [layer][kv head][row], over the query heads of each
+// KV head. Add is called after every token of the prompt.
+struct ReferenceVotes {
+  int n_prompt = 0, n_voting = 32;
+  std::vector<std::vector<std::vector<double>>> of_rows;
+
+  void Add(const ReferenceRows& rows, int n_tokens);
 };
 
 // Seals the rows of a layer where a run ends with the newest position.
-void SealLiterally(const ReferenceQuantizer& quantizer, int layer_idx, ReferenceRows* rows);
+// `votes` are there with classes.
+void SealLiterally(const ReferenceQuantizer& quantizer, int layer_idx, ReferenceRows* rows,
+                   const ReferenceVotes* votes = nullptr);
 
 // Seals entries [begin, end) of one head of [n_layers * n_kv_heads], past its sinks, as if it were
 // the only one of its layer. Not kvquant, whose values have a scale over all heads.

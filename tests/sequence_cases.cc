@@ -39,6 +39,10 @@ ModelBasis DrawBasis(CaseBasis kind) {
       return DrawRandomBasis(2, 2, 32, 0.3, 9, /*has_latent_keys=*/true);
     case CaseBasis::kSplitLatents:
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/true);
+    case CaseBasis::kSplitClasses:
+      return DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/false, /*has_classes=*/true);
+    case CaseBasis::kSplitClassLatents:
+      return DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/true, /*has_classes=*/true);
     case CaseBasis::kSharedLatents:
       return DrawRandomBasis(2, 2, 32, 0.3, 9, /*has_latent_keys=*/true, /*heads_per_latent=*/2);
     case CaseBasis::kOnline: {
@@ -55,6 +59,9 @@ CaseBasis BasisOf(const Spec& spec) {
   if (spec.basis() == nullptr) return CaseBasis::kNone;
   if (spec.finds_basis_online()) {
     return spec.basis_as<ZackOptions>() != nullptr ? CaseBasis::kOnline : CaseBasis::kNone;
+  }
+  if (spec.has_classes()) {
+    return spec.has_latent_keys() ? CaseBasis::kSplitClassLatents : CaseBasis::kSplitClasses;
   }
   if (spec.splits_bits()) {
     return spec.has_latent_keys() ? CaseBasis::kSplitLatents : CaseBasis::kSplit;
@@ -79,6 +86,9 @@ const SequenceCase kCases[] = {
     {"Lathe", "lathe(ratio=4,open=8,run=64)", CaseBasis::kSplit},
     {"LatheOpen16", "lathe(ratio=4,run=64,open=16,sink=0)", CaseBasis::kSplit},
     {"LatheLowrank", "lathe(ratio=4,open=8,run=128)+lowrank", CaseBasis::kSplit},
+    {"LatheClasses", "lathe(ratio=4,open=8,classes=3,run=64)", CaseBasis::kSplitClasses},
+    {"LatheClassesKeysBefore", "lathe(ratio=4,open=8,classes=3,keys=before,run=64)",
+     CaseBasis::kSplitClassLatents},
     {"LatheKeysBefore", "lathe(ratio=4,open=8,keys=before,run=64)", CaseBasis::kSplitLatents},
     {"SvdOnline", "svd-online"},
     {"ZackOnline", "zack(online=on)", CaseBasis::kOnline},

@@ -15,7 +15,17 @@
 
 namespace kvlathe::testing {
 
-enum class CaseBasis { kNone, kPlain, kSplit, kLatents, kSplitLatents, kSharedLatents, kOnline };
+enum class CaseBasis {
+  kNone,
+  kPlain,
+  kSplit,
+  kSplitClasses,
+  kLatents,
+  kSplitLatents,
+  kSplitClassLatents,
+  kSharedLatents,
+  kOnline
+};
 
 struct SequenceCase {
   std::string name;  // of the test

@@ -81,11 +81,15 @@ void AddBits(const CacheLayout& layout, int64_t n_context, ReportCache* cache) {
   ReportMap bits{"stored bits per number, without records of the layer", {}, 2};
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
-      const PackedShape shape = PackedShapeOf(layout, l, g, runs.front());
-      const int64_t n_bytes =
-          shape.n_blocks * PackedBlockObjectBytes(shape) + RunRecordObjectBytes(shape);
+      int64_t n_bytes = 0, n_tokens = 0;
+      // With classes of entries, over all of them; without, runs are alike.
+      for (const RunExtent& run : std::span(runs).first(layout.HasClasses() ? runs.size() : 1)) {
+        const PackedShape shape = PackedShapeOf(layout, l, g, run);
+        n_bytes += shape.n_blocks * PackedBlockObjectBytes(shape) + RunRecordObjectBytes(shape);
+        n_tokens += shape.n_tokens();
+      }
       bits.values.push_back(8.0 * static_cast<double>(n_bytes) /
-                            (2.0 * layout.head_dim * shape.n_tokens()));
+                            (2.0 * layout.head_dim * static_cast<double>(n_tokens)));
     }
   }
   cache->maps.push_back(std::move(bits));

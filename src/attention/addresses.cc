@@ -34,6 +34,7 @@ void JobAddresses::Resolve(const CpuAccess& access, const HeadJob& job, int entr
               .slices = slices_,
               .rotation = job.latents.rotation,
               .positions = EntryTableAt(access, job.latents.positions),
+              .sorted = SortedPositionsAt(access, job.latents.sorted),
               .cos = job.latents.cos,
               .sin = job.latents.sin};
 }

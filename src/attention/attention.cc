@@ -240,7 +240,8 @@ void Attention::State::RunItems(int worker_id) {
     const ScoreRows item_scores = ScoresOf(item, worker_id);
     const AttendParams params =
         BlockParams(job, at, item, {sm_scale, is_deterministic}, partial, item_scores);
-    if (width > job.latents.output_width(job.shape.rank_v)) {  // what entries of blocks do not write
+    if (width >
+        job.latents.output_width(job.shape.rank_v)) {  // what entries of blocks do not write
       std::fill_n(partial.o, int64_t{n_rows} * width, 0.0f);
       if (is_merged) std::fill_n(sink, int64_t{n_rows} * width, 0.0f);
     }

@@ -48,6 +48,7 @@ struct LatentIds {
   // Positions of the entries where some were dropped. Then cos and sin, [position][half], are used
   // in place of the rotation.
   EntryTableId positions;
+  SortedPositionsId sorted;  // of the first blocks, where they were sorted; cos and sin likewise
   const float* cos = nullptr;
   const float* sin = nullptr;
 

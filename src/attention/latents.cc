@@ -31,10 +31,13 @@ KeyRotation GatherAngles(const LatentHead& head, int block, int n, float* angles
   const int half = head.rotation.half;
   float* const cos = angles;
   float* const sin = angles + int64_t{kBlockSize} * half;
-  const int32_t* positions = head.positions.positions(block);
+  const bool is_sorted = head.sorted.Has(block);
+  const int64_t first = int64_t{block} * kBlockSize;
   for (int t = 0; t < kBlockSize; ++t) {
     // Entries that are not there yet turn like the last one; nobody sees them.
-    const int64_t from = int64_t{positions[std::min(t, n - 1)]} * half;
+    const int64_t entry = first + std::min(t, n - 1);
+    const int64_t from =
+        int64_t{is_sorted ? head.sorted.at(entry) : head.positions.position(entry)} * half;
     for (int i = 0; i < half; ++i) {
       cos[KeyOffset(t, i)] = head.cos[from + i];
       sin[KeyOffset(t, i)] = head.sin[from + i];
@@ -46,7 +49,7 @@ KeyRotation GatherAngles(const LatentHead& head, int block, int n, float* angles
 // Of one block, which `angles` may be written for.
 KeyRotation RotationAt(const LatentHead& head, int block, int kv_end, float* angles) {
   if (head.rotation.half == 0) return head.rotation;
-  if (head.positions.empty()) return head.rotation.From(block);
+  if (head.positions.empty() && !head.sorted.Has(block)) return head.rotation.From(block);
   return GatherAngles(head, block, std::min(kBlockSize, kv_end - block * kBlockSize), angles);
 }
 

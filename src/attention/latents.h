@@ -38,6 +38,9 @@ struct LatentHead {
   // Where entries were dropped, the positions of those that are left, and cosines and sines
   // [position][half].
   EntryTable positions;
+  // Where only entries of the first blocks are out of order, the positions of those; the angles of
+  // the other blocks are those of `rotation`.
+  SortedPositions sorted;
   const float* cos = nullptr;
   const float* sin = nullptr;
 

@@ -15,6 +15,7 @@
 #include "format/packed_layout.h"
 #include "format/packed_matrix.h"
 #include "kv/retention/plan.h"
+#include "kv/retention/select.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -96,8 +97,8 @@ struct HeadTurn {
   std::byte* mapped_q = nullptr;  // gqa_group rows of rank_k, mapped_q_stride from token to token
   int64_t mapped_q_stride = 0;
   const PackedMatrix* key_map = nullptr;  // [rank_k, keys_per_map * head_dim]; null: another's
-  HeadRows joined_k;                        // turned keys of all heads that the map joins
-  std::byte* mapped_k = nullptr;            // [n_tokens, rank_k]
+  HeadRows joined_k;                      // turned keys of all heads that the map joins
+  std::byte* mapped_k = nullptr;          // [n_tokens, rank_k]
 };
 
 // Turns queries and keys of a layer to their positions, and maps them to the basis of the cache.
@@ -225,7 +226,11 @@ struct PrunePlan {
   std::span<const PruneHead> heads;
   RetentionPlan retention;  // whose votes
   KeptEntries kept;
-  bool in_order = false;  // what stays keeps its order; else the last entries fill the gaps
+  bool in_order = false;    // what stays keeps its order; else the last entries fill the gaps
+  ClassSizes classes = {};  // of the first entries that stay, which are put in the order of classes
+  // Whether their positions, as SortedPositions, take the place of the entry tables.
+  bool keeps_sorted_positions = false;
+  bool has_wide_positions = false;
 };
 
 // Blocks of whole keys of one head become blocks of fewer key columns, in place.

@@ -6,6 +6,7 @@
 
 #include "backend/reopen.h"
 #include "device/cpu_device.h"
+#include "format/coded_rows.h"
 #include "kernels/cpu/attend/resolve.h"
 #include "kv/retention/select.h"
 
@@ -24,17 +25,22 @@ struct RowPlace {
   int slot;
 };
 
+// The row in another place.
+template <typename T>
+void CopyRow(const RowPlace<T>& from, const RowPlace<T>& to, const BlockShape& shape) {
+  for (int r = 0; r < shape.rank_k; ++r) {
+    to.k[KeyOffset(to.slot, r)] = from.k[KeyOffset(from.slot, r)];
+  }
+  for (int r = 0; r < shape.rank_v; ++r) {
+    to.v[ValueOffset(shape, to.slot, r)] = from.v[ValueOffset(shape, from.slot, r)];
+  }
+}
+
 template <typename T>
 void MoveRows(const BlockShape& shape, std::span<std::byte* const> blocks,
               std::span<const RowMove> moves) {
   for (const RowMove& move : moves) {
-    const RowPlace<T> from(shape, blocks, move.from), to(shape, blocks, move.to);
-    for (int r = 0; r < shape.rank_k; ++r) {
-      to.k[KeyOffset(to.slot, r)] = from.k[KeyOffset(from.slot, r)];
-    }
-    for (int r = 0; r < shape.rank_v; ++r) {
-      to.v[ValueOffset(shape, to.slot, r)] = from.v[ValueOffset(shape, from.slot, r)];
-    }
+    CopyRow(RowPlace<T>(shape, blocks, move.from), RowPlace<T>(shape, blocks, move.to), shape);
   }
 }
 
@@ -59,6 +65,59 @@ void CloseEntries(const RetentionPlan& plan, std::span<const RowMove> moves, int
   for (int e = 0; e < n_kept; ++e) table.sum(e) = 0;
 }
 
+// Copies of the first blocks of a head. They are not many at a time: a head is sorted by one
+// worker.
+struct BlockCopies {
+  BlockCopies(std::span<std::byte* const> blocks, int64_t n_blocks, int64_t block_bytes)
+      : bytes(n_blocks * block_bytes) {
+    for (int64_t b = 0; b < n_blocks; ++b) {
+      list.push_back(bytes.data() + b * block_bytes);
+      std::copy_n(blocks[b], block_bytes, list.back());
+    }
+  }
+  std::vector<std::byte> bytes;
+  std::vector<std::byte*> list;
+};
+
+// The same of codes (coded_rows.h).
+void CopyCodedRow(const std::byte* from, int from_slot, std::byte* to, int to_slot,
+                  const BlockShape& shape) {
+  for (int r = 0; r < shape.rank_k; ++r) {
+    to[CodedKeyOffset(to_slot, r)] = from[CodedKeyOffset(from_slot, r)];
+  }
+  const int64_t values = KeyBytes(shape);
+  for (int r = 0; r < shape.rank_v; ++r) {
+    to[values + CodedValueOffset(shape.rank_v, to_slot, r)] =
+        from[values + CodedValueOffset(shape.rank_v, from_slot, r)];
+  }
+}
+
+// Puts the first entries in the order of their classes. Nobody asks for votes any more.
+void SortEntries(const PrunePlan& plan, const BlockShape& shape, const EntryTable& table,
+                 std::span<std::byte* const> blocks) {
+  const std::vector<int> order = OrderByClass(plan.retention, plan.classes, table);
+  const BlockCopies copies(blocks, std::ssize(order) / kBlockSize, BlockBytes(shape));
+  std::vector<int32_t> positions;
+  for (const int e : order) positions.push_back(table.position(e));
+  for (int to = 0; to < std::ssize(order); ++to) {
+    const int from = order[to];
+    if (shape.has_coded_rows) {
+      CopyCodedRow(copies.list[from / kBlockSize], from % kBlockSize, blocks[to / kBlockSize],
+                   to % kBlockSize, shape);
+    } else if (shape.row_type == DType::kF32) {
+      CopyRow(RowPlace<uint32_t>(shape, copies.list, from), RowPlace<uint32_t>(shape, blocks, to),
+              shape);
+    } else {
+      CopyRow(RowPlace<uint16_t>(shape, copies.list, from), RowPlace<uint16_t>(shape, blocks, to),
+              shape);
+    }
+  }
+  if (!plan.keeps_sorted_positions) return;
+  const SortedPositions kept(reinterpret_cast<std::byte*>(table.positions(0)),
+                             static_cast<int>(copies.list.size()), plan.has_wide_positions);
+  for (size_t e = 0; e < positions.size(); ++e) kept.Set(e, positions[e]);
+}
+
 // Returns how many of the entries that stay were sealed.
 int PruneHeadEntries(const PrunePlan& plan, const PruneHead& head, std::span<const int> dropped,
                      const CpuAccess& access) {
@@ -74,7 +133,9 @@ int PruneHeadEntries(const PrunePlan& plan, const PruneHead& head, std::span<con
                  dropped, access.At(head.opened));
   }
   const auto n_kept = static_cast<int>(std::min<int64_t>(plan.kept.n, head.n_entries));
-  CloseEntries(plan.retention, moves, n_kept, EntryTableAt(access, head.entries));
+  const EntryTable table = EntryTableAt(access, head.entries);
+  CloseEntries(plan.retention, moves, n_kept, table);
+  if (plan.classes.sum() > 0) SortEntries(plan, head.shape, table, blocks);
   return n_sealed;
 }
 

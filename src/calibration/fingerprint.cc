@@ -84,6 +84,13 @@ std::string BasisHash(const ModelBasis& basis) {
       for (const int n : split->channels) fingerprint.Add(static_cast<uint64_t>(n));
       fingerprint.Add(static_cast<uint64_t>(split->scaled));
     }
+    for (const EntryBits* bits : {&head.most_attended, &head.least_attended}) {
+      if (*bits == EntryBits()) continue;  // bases without classes keep the names that they had
+      for (const BitSplit* split : {&bits->k, &bits->v}) {
+        for (const int n : split->channels) fingerprint.Add(static_cast<uint64_t>(n));
+        fingerprint.Add(static_cast<uint64_t>(split->scaled));
+      }
+    }
     for (const std::vector<float>* map :
          {&head.query_basis, &head.key_basis, &head.value_basis, &head.output_basis,
           &head.key_offset, &head.value_offset}) {

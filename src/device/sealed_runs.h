@@ -17,6 +17,7 @@ struct SealedRun {
   int n_blocks = 0;
   bool is_prompt = true;
   bool is_repaired = true;
+  EntryClass entry_class = EntryClass::kMiddle;
   ObjectId record;        // null where the format has none, or all blocks have left the window
   ObjectId layer_record;  // shared by the heads of the layer; null likewise
 };
@@ -46,6 +47,13 @@ struct EntryTableId {
   bool has_sums = false;
 
   bool empty() const { return object.is_null(); }
+};
+
+// Positions of the entries that were sorted where the prompt ended (SortedPositions).
+struct SortedPositionsId {
+  ObjectId object;  // null: none were, or nobody asks
+  int n_blocks = 0;
+  bool is_wide = false;
 };
 
 }  // namespace kvlathe

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "format/rows/block_layout.h"
 
@@ -40,6 +41,47 @@ class EntryTable {
  private:
   std::byte* blocks_ = nullptr;
   bool has_sums_ = false;
+};
+
+// What a head keeps of entries that were sorted where the prompt ended (EntryClass), if attention
+// has to know their positions: these alone, of its first blocks, as uint16 where the prompt is
+// short enough for it, else as int32. Later entries follow each other by position.
+class SortedPositions {
+ public:
+  SortedPositions() = default;
+  SortedPositions(std::byte* positions, int n_blocks, bool is_wide)
+      : positions_(positions), n_blocks_(n_blocks), is_wide_(is_wide) {}
+
+  // Whether the positions of a prompt of this length need 32 bits.
+  static constexpr bool IsWide(int64_t n_prompt) { return n_prompt > (int64_t{1} << 16); }
+  static constexpr int64_t BlockBytes(bool is_wide) { return kBlockSize * (is_wide ? 4 : 2); }
+  bool Has(int64_t block) const { return block < n_blocks_; }
+  int n_blocks() const { return n_blocks_; }
+
+  int32_t at(int64_t entry) const {
+    if (is_wide_) return Load<int32_t>(entry);
+    return Load<uint16_t>(entry);
+  }
+  void Set(int64_t entry, int32_t position) const {
+    if (is_wide_) return Store(entry, position);
+    Store(entry, static_cast<uint16_t>(position));
+  }
+
+ private:
+  template <typename T>
+  T Load(int64_t entry) const {
+    T value;
+    std::memcpy(&value, positions_ + entry * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    return value;
+  }
+  template <typename T>
+  void Store(int64_t entry, T value) const {
+    std::memcpy(positions_ + entry * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
+  }
+
+  std::byte* positions_ = nullptr;
+  int n_blocks_ = 0;
+  bool is_wide_ = false;
 };
 
 // Standard Gumbel noise that is added to scores, and the temperature that divides the sum

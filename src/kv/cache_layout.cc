@@ -29,7 +29,8 @@ class RunSizes {
 
   const RunBytes& Of(const RunExtent& run) {
     const auto [found, is_new] =
-        sizes_.try_emplace({run.n_blocks, run.is_prompt, run.is_repaired, run.first_block == 0});
+        sizes_.try_emplace({run.n_blocks, run.is_prompt, run.is_repaired, run.first_block == 0,
+                            run.entry_class, run.spans_classes});
     RunBytes& bytes = found->second;
     if (!is_new) return bytes;
     const auto add = [&](const CacheObjects& objects) {
@@ -63,7 +64,7 @@ class RunSizes {
 
  private:
   const CacheLayout& layout_;
-  std::map<std::tuple<int64_t, bool, bool, bool>, RunBytes> sizes_;
+  std::map<std::tuple<int64_t, bool, bool, bool, EntryClass, bool>, RunBytes> sizes_;
 };
 
 int64_t EndOf(const std::vector<RunExtent>& runs) {
@@ -79,7 +80,8 @@ KvBytes PartsOfBlocks(const CacheLayout& layout, int64_t n_blocks, int64_t first
     const HeadContents contents = {
         .plain = has_whole_keys ? layout.WholeKeyShape(i) : layout.shapes[i],
         .n_blocks = n_blocks,
-        .n_gone = first_plain};
+        .n_gone = first_plain,
+        .entry_bytes = EntryTableBytes(layout, n_blocks)};
     ForEachObject(layout, {}, contents, [&](const CacheObjects& objects) {
       if (objects.part != ObjectPart::kQueryGram) AddObjects(objects, &bytes);
     });
@@ -207,7 +209,8 @@ int64_t PeakWithRetention(const CacheLayout& layout, const SequenceGrowth& growt
     if (n_tokens < n_prompt) return peak_bytes;
     const RunExtent of_prompt = RunEndingAt(layout, n_prompt, n_prompt, 0);
     if (of_prompt.n_blocks > 0) {
-      peak_bytes += SealRoomBytes(layout, of_prompt, 0) + n_heads * RunTableBytes(1);
+      const int64_t n_runs = std::ssize(RunsByClass(of_prompt));
+      peak_bytes += SealRoomBytes(layout, of_prompt, 0) + n_heads * RunTableBytes(n_runs);
     }
   }
   RunSizes sizes(layout);
@@ -219,7 +222,7 @@ int64_t PeakWithRetention(const CacheLayout& layout, const SequenceGrowth& growt
     int64_t n_bytes = sizes.Sum(runs, 0).total();
     const int64_t n_held = BlocksFor(layout, layout.n_sink + n_entries);
     KvBytes parts = PartsOfBlocks(layout, n_held, EndOf(runs));
-    if (layout.RetentionIsOver(before, n_prompt)) parts.entries = 0;
+    parts.entries = n_heads * EntryBytesAt(layout, n_held, before, n_prompt);
     n_bytes += parts.total();
     n_bytes += n_heads * RunTableBytes(std::ssize(runs) + 1);
     const RunExtent run = RunEndingAt(layout, at, n_prompt, EndOf(runs));
@@ -242,6 +245,8 @@ BlockShape BlockShapeOf(const HeadRanks& ranks, int head_dim, DType row_type,
       ranks.rank_k, ranks.rank_v,
       row_type,     ranks.k_bits,
       ranks.v_bits, seal != nullptr && seal->codes_open_rows && !ranks.has_whole_open_rows};
+  shape.most_attended = ranks.most_attended;
+  shape.least_attended = ranks.least_attended;
   if (seal == nullptr || !seal->format.Is<RotatedCodec>()) return shape;
   const int common = seal->kept_share > 0 ? RankOfShare(head_dim, seal->kept_share) : 0;
   shape.sealed_rank_k = common > 0 ? common : ranks.rank_k;
@@ -267,6 +272,14 @@ int64_t TableBytes(int64_t n_blocks) {
 int64_t EntryTableBytes(const CacheLayout& layout, int64_t n_blocks) {
   if (!layout.DropsEntries()) return 0;
   return n_blocks * EntryTable::BlockBytes(layout.retention->HasVotes());
+}
+
+int64_t EntryBytesAt(const CacheLayout& layout, int64_t n_blocks, int64_t n_tokens,
+                     int64_t n_prompt) {
+  if (!layout.RetentionIsOver(n_tokens, n_prompt)) return EntryTableBytes(layout, n_blocks);
+  if (!layout.has_latent_keys) return 0;
+  return SortedBlocks(layout, n_prompt) *
+         SortedPositions::BlockBytes(SortedPositions::IsWide(n_prompt));
 }
 
 int64_t OpenEntryBytes(const CacheLayout& layout, const BlockShape& shape) {
@@ -319,7 +332,10 @@ KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length) {
   const int64_t n_blocks = HeldBlocks(layout, length.n_tokens, length.n_prompt);
   KvBytes bytes = PartsOfBlocks(layout, n_blocks, std::max(EndOf(runs), first_held),
                                 layout.ReadsWholeKeys() && length.n_tokens < length.n_prompt);
-  if (layout.RetentionIsOver(length.n_tokens, length.n_prompt)) bytes.entries = 0;
+  if (layout.DropsEntries()) {
+    bytes.entries = static_cast<int64_t>(layout.shapes.size()) *
+                    EntryBytesAt(layout, n_blocks, length.n_tokens, length.n_prompt);
+  }
   if (runs.empty()) {
     bytes.run_records = AllQueryGramBytes(layout);
     return bytes;

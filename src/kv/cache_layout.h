@@ -31,6 +31,9 @@ struct SealPlan {
   // For a rotated format, whose runs find their bases:
   double kept_share = 0;         // share of the dimensions of every head; 0: ranks are a basis's
   bool gathers_queries = false;  // heads keep Q^T Q until they have found their basis
+  // Whether the entries that are sealed where the prompt ends fall into classes of different bits
+  // (kv/seal/seal_schedule.h). The format splits bits then, and nothing is repaired.
+  bool has_classes = false;
 
   friend bool operator==(const SealPlan&, const SealPlan&) = default;
 };
@@ -78,10 +81,13 @@ struct CacheLayout {
   bool OwnsLayerRecord(int kv_head_idx) const { return kv_head_idx % n_heads_per_run() == 0; }
   // Whether queries still see the sinks when these have fallen out of the window.
   bool SparesSinks() const { return seal.has_value() && seal->window > 0; }
-  // Whether no entry will be dropped any more, so that positions and votes are not needed.
+  // Whether entries are sorted into classes where the prompt ends.
+  bool HasClasses() const { return seal.has_value() && seal->has_classes; }
+  // Whether no entry will be dropped any more, so that positions and votes are not needed: latents
+  // need positions still, but under classes have them apart (SortedPositions).
   bool RetentionIsOver(int64_t n_tokens, int64_t n_prompt) const {
-    return retention.has_value() && !has_latent_keys && !retention->prunes_decode &&
-           n_tokens >= n_prompt;
+    return retention.has_value() && (!has_latent_keys || HasClasses()) &&
+           !retention->prunes_decode && n_tokens >= n_prompt;
   }
 
   // Whether plain blocks hold whole keys until the prompt ends (RetentionPlan::reads_whole_keys).
@@ -125,6 +131,11 @@ int64_t ReferenceBytes(const CacheLayout& layout, int64_t n_tokens);
 // Bytes that the entries of n_blocks blocks take under retention for their positions, and for their
 // votes if the method has votes.
 int64_t EntryTableBytes(const CacheLayout& layout, int64_t n_blocks);
+
+// Bytes of what a head of n_blocks keeps of its entries once n_tokens positions are there: that
+// table, until retention is over; then SortedPositions where keys are latents, else nothing.
+int64_t EntryBytesAt(const CacheLayout& layout, int64_t n_blocks, int64_t n_tokens,
+                     int64_t n_prompt);
 
 // Bytes of the newest entry of a head (OpenEntry) if entries are merged; 0 otherwise.
 int64_t OpenEntryBytes(const CacheLayout& layout, const BlockShape& shape);
@@ -180,7 +191,7 @@ struct SequenceLength {
 //   SinkBytes + plain blocks * BlockObjectBytes + TableBytes(n_blocks)
 //   + the objects of its runs and their table, or QueryGramBytes() where it has none,
 // less what fell out of the windows of their layers before the step. Under retention n_blocks is
-// HeldBlocks(), and EntryTableBytes(n_blocks) is added until retention is over; where entries are
+// HeldBlocks(), and EntryBytesAt(n_blocks) is added; where entries are
 // merged, OpenEntryBytes is added. Plain blocks have the shape PlainShapeAt(). Where the model
 // decides what merges, the result holds if nothing merges; MergedParts counts heads whose lengths
 // are known.

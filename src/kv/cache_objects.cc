@@ -19,7 +19,7 @@ HeadContents SequenceContents::Of(int layer_idx, int kv_head_idx) {
       .plain = layout_.PlainShapeAt(head_idx, length_.n_tokens, length_.n_prompt),
       .n_blocks = n_blocks_,
       .n_gone = BlocksOutOfWindow(layout_, layer_idx, length_.n_tokens - length_.n_step),
-      .has_entries = !layout_.RetentionIsOver(length_.n_tokens, length_.n_prompt)};
+      .entry_bytes = EntryBytesAt(layout_, n_blocks_, length_.n_tokens, length_.n_prompt)};
   if (!merged_.empty()) {
     contents.n_blocks = (int64_t{merged_[head_idx].n_entries} + kBlockSize - 1) / kBlockSize;
     if (layout_.HasRunsOfHeads()) runs_ = RunsOf(layout_, merged_[head_idx]);

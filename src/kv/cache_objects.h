@@ -48,7 +48,7 @@ struct HeadContents {
   BlockShape plain;                 // of its plain blocks
   int64_t n_blocks = 0;             // in its table, sealed ones and those that are gone included
   int64_t n_gone = 0;               // the oldest of them, which fell out of the window
-  bool has_entries = true;          // positions and votes, where the layout drops entries
+  int64_t entry_bytes = 0;          // of what it keeps of its entries (EntryBytesAt)
   std::span<const RunExtent> runs;  // that it has sealed, oldest first
 
   int64_t n_sealed() const {
@@ -119,9 +119,7 @@ void ForEachObject(const CacheLayout& layout, const HeadInRun& head, const HeadC
   });
   if (contents.runs.empty()) visit(ObjectPart::kQueryGram, QueryGramBytes(layout));
   visit(ObjectPart::kOpenEntry, OpenEntryBytes(layout, contents.plain));
-  if (contents.has_entries) {
-    visit(ObjectPart::kEntries, EntryTableBytes(layout, contents.n_blocks));
-  }
+  visit(ObjectPart::kEntries, contents.entry_bytes);
   visit(ObjectPart::kBlockTable, TableBytes(contents.n_blocks));
   visit(ObjectPart::kRunTable, RunTableBytes(std::ssize(contents.runs)));
 }

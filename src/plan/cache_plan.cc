@@ -16,7 +16,8 @@ std::vector<HeadRanks> RanksOfBasis(const std::optional<ModelBasis>& basis) {
   if (!basis.has_value()) return ranks;
   for (const HeadBasis& head : basis->heads) {
     const int rank_v = head.stored_rank_v > 0 ? head.stored_rank_v : head.rank_v;
-    ranks.push_back({head.rank_k, rank_v, head.k_bits, head.v_bits, head.has_whole_open_rows});
+    ranks.push_back({head.rank_k, rank_v, head.k_bits, head.v_bits, head.has_whole_open_rows,
+                     head.most_attended, head.least_attended});
   }
   return ranks;
 }

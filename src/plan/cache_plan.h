@@ -84,8 +84,8 @@ class CachePlan {
 StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts);
 
 // The layout of caches of these parts whose heads have these ranks, [n_layers * heads of the cache
-// in a layer], a divisor of the model's KV heads. With no ranks all heads store whole rows. The basis of the parts is not looked at; has_latent_keys
-// says all that matters of it.
+// in a layer], a divisor of the model's KV heads. With no ranks all heads store whole rows. The
+// basis of the parts is not looked at; has_latent_keys says all that matters of it.
 CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
                        const std::vector<HeadRanks>& ranks, bool has_latent_keys);
 

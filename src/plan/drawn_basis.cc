@@ -41,7 +41,8 @@ std::vector<int> DrawRanks(int n, int head_dim, double rate, uint64_t seed) {
   return ranks;
 }
 
-std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t seed) {
+std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t seed,
+                                  bool has_classes) {
   constexpr double kLastOverFirst = 0.02, kVariation = 0.3;  // singular values of a mean head
   Random random(seed);
   std::vector<HeadSpectra> spectra(n);
@@ -59,10 +60,18 @@ std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t se
     draw(&spectra[h].v, &noise[h].v);
   }
   RankRequest request{.goal = RankRequest::Goal::kRatio, .value = ratio};
+  request.has_classes = has_classes;
   request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
-    int64_t bits = 0;
-    for (const HeadRanks& r : ranks) bits += r.k_bits.bits_per_token() + r.v_bits.bits_per_token();
-    return static_cast<double>(bits) / (int64_t{16} * 2 * head_dim * n);
+    double bits = 0;
+    for (const HeadRanks& r : ranks) {
+      const int middle = r.k_bits.bits_per_token() + r.v_bits.bits_per_token();
+      const auto of = [](const EntryBits& b) {
+        return b.k.bits_per_token() + b.v.bits_per_token();
+      };
+      bits +=
+          has_classes ? (2 * middle + of(r.most_attended) + of(r.least_attended)) / 4.0 : middle;
+    }
+    return bits / (int64_t{16} * 2 * head_dim * n);
   };
   StatusOr<RankAllocation> allocation = AllocateBits(spectra, noise, head_dim, request);
   KVL_CHECK(allocation.ok());
@@ -92,6 +101,8 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
     HeadBasis head{.rank_k = r.rank_k, .rank_v = r.rank_v};
     head.k_bits = r.k_bits;
     head.v_bits = r.v_bits;
+    head.most_attended = r.most_attended;
+    head.least_attended = r.least_attended;
     head.key_basis = matrix(width * head.rank_k);
     (has_latent_keys ? head.key_way_back : head.query_basis) = head.key_basis;
     // Maps of no use, like the others, for the work of real ones.
@@ -114,10 +125,10 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double ra
 }
 
 ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
-                                uint64_t seed, bool has_latent_keys) {
+                                uint64_t seed, bool has_latent_keys, bool has_classes) {
   return DrawRandomBasis(n_layers, n_kv_heads, head_dim,
-                         DrawSplits(n_layers * n_kv_heads, head_dim, ratio, seed), seed,
-                         has_latent_keys);
+                         DrawSplits(n_layers * n_kv_heads, head_dim, ratio, seed, has_classes),
+                         seed, has_latent_keys);
 }
 
 Status CheckDrawnRanks(const Spec& spec) {
@@ -168,12 +179,13 @@ StatusOr<ModelBasis> DrawStoredBasis(const Spec& spec, const ModelFacts& model) 
                            kDrawnBasisSeed, spec.has_latent_keys(), heads_per_latent);
   }
   if (spec.splits_bits()) {
-    const int n = spec.joins_heads() ? HeadsPerMap({model.n_layers, model.n_kv_heads,
-                                                    model.n_kv_heads, model.head_dim})
-                                     : 1;
+    const int n =
+        spec.joins_heads()
+            ? HeadsPerMap({model.n_layers, model.n_kv_heads, model.n_kv_heads, model.head_dim})
+            : 1;
     ModelBasis basis =
         DrawRandomSplitBasis(model.n_layers, model.n_kv_heads / n, model.head_dim * n, ranks.value,
-                             kDrawnBasisSeed, spec.has_latent_keys());
+                             kDrawnBasisSeed, spec.has_latent_keys(), spec.has_classes());
     basis.heads_per_map = n;
     return basis;
   }

@@ -21,7 +21,8 @@ std::vector<int> DrawRanks(int n, int head_dim, double rate, uint64_t seed);
 // Draws the ranks and bits of n heads whose codes take 1 / ratio of 16-bit rows, for ratios from 2
 // to 64. lathe would allocate them so if spectra fell exponentially, each pair at a rate of its own
 // (coefficient of variation about 0.3).
-std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t seed);
+std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t seed,
+                                  bool has_classes = false);
 
 // The ranks that ranks=uniform gives n heads of any model. Nothing about them is random.
 std::vector<HeadRanks> UniformRanks(int n, int head_dim, double rate);
@@ -35,9 +36,10 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double ra
 ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
                            const std::vector<HeadRanks>& ranks, uint64_t seed,
                            bool has_latent_keys = false);
-// Does the same with ranks and bits by ratio (DrawSplits).
+// Does the same with ranks and bits by ratio (DrawSplits), of classes of entries if asked.
 ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
-                                uint64_t seed, bool has_latent_keys = false);
+                                uint64_t seed, bool has_latent_keys = false,
+                                bool has_classes = false);
 
 // Draws maps in the shapes that the spec asks for, for a model with random weights. The spec has a
 // basis whose ranks are chosen before a prompt. The error is kInvalidArgument for ranks that nobody

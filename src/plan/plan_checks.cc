@@ -17,6 +17,12 @@ int NarrowestWindow(const ModelFacts& model) {
 Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts) {
   const SealPlan* const seal = parts.seal;
   const bool has_window = seal != nullptr && seal->window > 0;
+  if (!model.windows.empty() && seal != nullptr && seal->has_classes) {
+    return Error(StatusCode::kUnimplemented,
+                 "classes=3 sorts the entries of a prompt, and the sliding window of {} positions "
+                 "gives them back in the order of positions; leave classes out",
+                 NarrowestWindow(model));
+  }
   if (!model.windows.empty() && (parts.retention != nullptr || has_window)) {
     return Error(StatusCode::kUnimplemented,
                  "entries cannot be dropped from the cache of a model with a sliding window of "

@@ -29,8 +29,10 @@ double FractionAtFullContext(const CacheLayout& layout, int64_t n_context) {
   return static_cast<double>(bytes) / static_cast<double>(ReferenceBytes(layout, n_context));
 }
 
-RankRequest RequestOf(const RankOptions& options, std::optional<double> rate) {
+RankRequest RequestOf(const Spec& spec, std::optional<double> rate) {
+  const RankOptions& options = *RanksOf(*spec.basis());
   RankRequest request;
+  request.has_classes = spec.has_classes();
   request.goal = options.has_ratio() ? RankRequest::Goal::kRatio : RankRequest::Goal::kRate;
   request.value = options.value;
   if (rate.has_value()) {
@@ -65,7 +67,7 @@ Status CachePlanner::Check(const Spec& spec) {
 
 StatusOr<RankAllocation> CachePlanner::ChooseRanks(const Spec& spec, std::optional<double> rate) {
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, analyses_.Of(spec));
-  RankRequest request = RequestOf(*RanksOf(*spec.basis()), rate);
+  RankRequest request = RequestOf(spec, rate);
   if (NeedsFisher(spec)) {
     KVL_ASSIGN_OR_RETURN(request.fisher, source_->Fisher(spec));
   }

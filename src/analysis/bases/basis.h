@@ -40,7 +40,8 @@ struct HeadBasis {
   // The bits of channels, if they have bits of their own. The maps then give channels of unit
   // variance that are mixed in groups (CutBasis).
   BitSplit k_bits = {}, v_bits = {};
-  bool has_whole_open_rows = false;  // HeadRanks
+  bool has_whole_open_rows = false;                   // HeadRanks
+  EntryBits most_attended = {}, least_attended = {};  // HeadRanks
   // How many numbers of a value the cache holds behind the sinks; 0: rank_v. Values of sinks are
   // whole then (BlockShape::sink_rank_v).
   int stored_rank_v = 0;
@@ -57,8 +58,8 @@ struct OnlineInputs {
 
 struct ModelBasis {
   int n_layers = 0;
-  int n_kv_heads = 0;  // heads of the cache
-  int head_dim = 0;    // of the rows that maps take
+  int n_kv_heads = 0;            // heads of the cache
+  int head_dim = 0;              // of the rows that maps take
   std::vector<HeadBasis> heads;  // [n_layers * n_kv_heads]
   // How many KV heads share their latents, a divisor of n_kv_heads; above 1 only with latent keys.
   int heads_per_latent = 1;

@@ -104,9 +104,9 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
   };
   RowStatistics keys = rows_of(is_latent ? s.joint.k_pre : s.joint.k);
   RowStatistics values = rows_of(s.joint.v);
-  KVL_RETURN_IF_ERROR(CheckFinite(shape, h,
-                                  {WeightedSum(1, keys.gram, 1, keys.fisher),
-                                   WeightedSum(1, values.gram, 1, values.fisher)}));
+  KVL_RETURN_IF_ERROR(CheckFinite(
+      shape, h,
+      {WeightedSum(1, keys.gram, 1, keys.fisher), WeightedSum(1, values.gram, 1, values.fisher)}));
   const OptimalPair k = DecomposePair(keys.fisher, keys.gram, d);
   const OptimalPair v = DecomposePair(values.gram, values.fisher, d);
   HeadAnalysis& head = analysis->heads[h];

@@ -20,9 +20,9 @@ struct BasisOptions {
   bool is_normalised = false;     // zack: blocks weigh alike whatever their norm
   bool is_centred = true;         // lathe: rows lose their mean first
   bool keys_before_rope = false;  // lathe: keys are latents from before RoPE
-  bool is_whitened = true;   // palu: weights count by the Gram matrix of their inputs
-  int heads_per_latent = 1;  // palu: KV heads that share a latent
-  bool joins_heads = false;  // lathe: one map for the KV heads of a layer (JointHeads of them)
+  bool is_whitened = true;        // palu: weights count by the Gram matrix of their inputs
+  int heads_per_latent = 1;       // palu: KV heads that share a latent
+  bool joins_heads = false;       // lathe: one map for the KV heads of a layer (JointHeads of them)
   bool operator==(const BasisOptions&) const = default;
 };
 
@@ -76,7 +76,7 @@ struct HeadNoise {
 };
 
 struct BasisAnalysis {
-  StatisticsShape shape;  // of the heads below
+  StatisticsShape shape;              // of the heads below
   std::vector<HeadAnalysis> heads;    // [n_layers * n_kv_heads]
   std::vector<HeadSpectra> spectra;   // [n_layers * n_kv_heads]: what ranks are chosen by
   std::vector<HeadNoise> noise = {};  // [n_layers * n_kv_heads]: what bits are chosen by, if any

@@ -34,8 +34,7 @@ Matrix MomentsAbout(const JointMoments& moments, const StatisticsShape& shape, i
   const int64_t row = int64_t{layer_idx} * shape.n_kv_heads * shape.head_dim + first;
   const Eigen::VectorXd mean =
       Eigen::Map<const Eigen::VectorXf>(moments.mean.data() + row, dim).cast<double>();
-  const Eigen::VectorXd from =
-      Eigen::Map<const Eigen::VectorXf>(offset.data(), dim).cast<double>();
+  const Eigen::VectorXd from = Eigen::Map<const Eigen::VectorXf>(offset.data(), dim).cast<double>();
   gram += -mean * from.transpose() - from * mean.transpose() + from * from.transpose();
   return gram;
 }
@@ -77,8 +76,7 @@ class CodeLosses {
     double loss = 0, mass = 0;
     for (double x = -kRange; x <= kRange; x += kStepOfX) {
       // Of unit variance, but for a factor that the mass takes out.
-      const double density =
-          std::pow(1 + x * x / (kDegrees - 2), -(kDegrees + 1) / 2);
+      const double density = std::pow(1 + x * x / (kDegrees - 2), -(kDegrees + 1) / 2);
       const double value = deviation * x, error = value - Nearest(bits, value);
       loss += density * error * error;
       mass += density;
@@ -118,7 +116,8 @@ LossPredictor::LossPredictor(const BasisAnalysis& analysis, const JointStatistic
   // In the stored channels, whose maps are `map` [dim, dim] and `way_back` [dim, dim].
   const auto side_of = [&](const JointMoments& moments, size_t h, const std::vector<float>& offset,
                            const Matrix& map, const Matrix& way_back) {
-    const int layer_idx = static_cast<int>(h) / n_heads_, first = static_cast<int>(h) % n_heads_ * dim;
+    const int layer_idx = static_cast<int>(h) / n_heads_,
+              first = static_cast<int>(h) % n_heads_ * dim;
     const Matrix fisher = SquareOf(moments.fisher, shape, layer_idx, first, dim);
     const Matrix metric = way_back * fisher * way_back.transpose();
     const Matrix variances =
@@ -126,9 +125,8 @@ LossPredictor::LossPredictor(const BasisAnalysis& analysis, const JointStatistic
     Side side;
     for (int rank = 0; rank <= dim; rank += kBitGroup) {
       const int n = dim - rank;
-      side.cuts.push_back(metric.bottomRightCorner(n, n)
-                              .cwiseProduct(variances.bottomRightCorner(n, n))
-                              .sum());
+      side.cuts.push_back(
+          metric.bottomRightCorner(n, n).cwiseProduct(variances.bottomRightCorner(n, n)).sum());
     }
     for (int i = 0; i < dim; ++i) {
       side.metric.push_back(metric(i, i));

@@ -39,7 +39,8 @@ CalibrationStatistics DrawStatistics() {
   Random random(3);
   CalibrationStatistics statistics = MakeStatistics({kLayers, kKvHeads, kKvHeads, kHeadDim});
   statistics.joint.n_tokens = 100;
-  for (JointMoments* moments : {&statistics.joint.k, &statistics.joint.k_pre, &statistics.joint.v}) {
+  for (JointMoments* moments :
+       {&statistics.joint.k, &statistics.joint.k_pre, &statistics.joint.v}) {
     DrawMoments(&random, moments);
   }
   return statistics;

@@ -72,6 +72,11 @@ nlohmann::json BasisReportJson(const BasisAnalysis& analysis, const RankAllocati
     if (allocation.ranks[h].k_bits == BitSplit{}) continue;
     heads.back()["bits_k"] = BitsJson(allocation.ranks[h].k_bits);
     heads.back()["bits_v"] = BitsJson(allocation.ranks[h].v_bits);
+    const EntryBits &most = allocation.ranks[h].most_attended,
+                    &least = allocation.ranks[h].least_attended;
+    if (most == EntryBits()) continue;
+    heads.back()["bits_k_by_class"] = {BitsJson(most.k), BitsJson(least.k)};
+    heads.back()["bits_v_by_class"] = {BitsJson(most.v), BitsJson(least.v)};
   }
   return {{"removal_rate", report.removal_rate},
           {"eta", report.eta},

@@ -102,7 +102,7 @@ void BitLadder::AddSteps(int pair, const std::vector<double>& singular_values,
   }
 }
 
-std::vector<HeadRanks> BitLadder::RanksAt(int level) const {
+std::vector<std::vector<int>> BitLadder::BitsAt(int level) const {
   std::vector<int> least(n_groups_, 0);
   least[0] = 1;
   std::vector<std::vector<int>> bits(2 * n_heads_, least);  // of the pairs
@@ -110,15 +110,45 @@ std::vector<HeadRanks> BitLadder::RanksAt(int level) const {
   for (std::vector<int>& pair : bits) {
     for (int g = n_groups_ - 2; g >= 0; --g) pair[g] = std::max(pair[g], pair[g + 1]);
   }
+  return bits;
+}
+
+EntryBits BitLadder::SplitsOf(const std::vector<std::vector<int>>& bits, int head) const {
+  EntryBits splits = {SplitOf(bits[2 * head]), SplitOf(bits[2 * head + 1])};
+  splits.k.scaled = std::min(splits.k.n_channels(), n_scaled_[head] * kBitGroup);
+  return splits;
+}
+
+std::vector<HeadRanks> BitLadder::RanksAt(int level) const {
+  const std::vector<std::vector<int>> bits = BitsAt(level);
   std::vector<HeadRanks> ranks;
   for (int h = 0; h < n_heads_; ++h) {
-    HeadRanks& head = ranks.emplace_back();
-    head.k_bits = SplitOf(bits[2 * h]);
-    head.v_bits = SplitOf(bits[2 * h + 1]);
-    head.rank_k = head.k_bits.n_channels();
-    head.has_whole_open_rows = has_whole_rows_[h];
-    head.k_bits.scaled = std::min(head.rank_k, n_scaled_[h] * kBitGroup);
-    head.rank_v = head.v_bits.n_channels();
+    const auto [k, v] = SplitsOf(bits, h);
+    ranks.push_back({.rank_k = k.n_channels(),
+                     .rank_v = v.n_channels(),
+                     .k_bits = k,
+                     .v_bits = v,
+                     .has_whole_open_rows = has_whole_rows_[h]});
+  }
+  return ranks;
+}
+
+std::vector<HeadRanks> BitLadder::RanksWithClassesAt(int level) const {
+  const auto level_of = [&](double weight) {
+    if (level == 0) return 0;
+    const double price = steps_[level - 1].gain / weight;
+    const auto end =
+        std::ranges::partition_point(steps_, [&](const Step& step) { return step.gain >= price; });
+    return static_cast<int>(end - steps_.begin());
+  };
+  const std::vector<std::vector<int>> most = BitsAt(std::max(level, level_of(kClassWeight)));
+  const std::vector<std::vector<int>> least = BitsAt(std::min(level, level_of(1 / kClassWeight)));
+  std::vector<HeadRanks> ranks = RanksAt(level);
+  for (int h = 0; h < n_heads_; ++h) {
+    ranks[h].most_attended = SplitsOf(most, h);
+    ranks[h].least_attended = SplitsOf(least, h);
+    ranks[h].rank_k = ranks[h].most_attended.k.n_channels();
+    ranks[h].rank_v = ranks[h].most_attended.v.n_channels();
   }
   return ranks;
 }
@@ -136,14 +166,17 @@ StatusOr<RankAllocation> AllocateBits(const std::vector<HeadSpectra>& spectra,
                  request.value);
   }
   const BitLadder ladder(spectra, noise, head_dim);
+  const auto ranks_at = [&](int level) {
+    return request.has_classes ? ladder.RanksWithClassesAt(level) : ladder.RanksAt(level);
+  };
   const auto fits = [&](int level) {
-    return request.kv_fraction(ladder.RanksAt(level)) * request.value <= 1.0;
+    return request.kv_fraction(ranks_at(level)) * request.value <= 1.0;
   };
   if (!fits(0)) {
     return Error(StatusCode::kInvalidArgument,
                  "ratio={}: the fewest bits reach only {:.2f} at the model's context, open block "
                  "and sinks counted; ask for less, or add a retention stage",
-                 request.value, 1.0 / request.kv_fraction(ladder.RanksAt(0)));
+                 request.value, 1.0 / request.kv_fraction(ranks_at(0)));
   }
   int first = 0, last = ladder.n_levels() - 1;
   while (first < last) {
@@ -155,7 +188,7 @@ StatusOr<RankAllocation> AllocateBits(const std::vector<HeadSpectra>& spectra,
     }
   }
   RankAllocation allocation;
-  allocation.ranks = ladder.RanksAt(first);
+  allocation.ranks = ranks_at(first);
   allocation.eta = ladder.GainAt(first);
   int64_t n_kept = 0;
   for (const HeadRanks& r : allocation.ranks) n_kept += r.rank_k + r.rank_v;

@@ -17,6 +17,7 @@ struct HeadRanks {
   int rank_v = 0;
   BitSplit k_bits = {}, v_bits = {};  // if channels have bits of their own
   bool has_whole_open_rows = false;   // if so: rows stay whole until they are sealed, not coded
+  EntryBits most_attended = {}, least_attended = {};  // BlockShape, where there are classes
   bool operator==(const HeadRanks&) const = default;
 };
 
@@ -34,6 +35,7 @@ struct RankRequest {
   Goal goal = Goal::kRate;
   double value = 0;
   bool uniform = false;  // one rank pair for all layers and heads (ZACK's and FDC's ablation /AC)
+  bool has_classes = false;  // bits are chosen for classes of entries (EntryClass)
   // If not null, ranks follow these weights (analysis/ranks/fisher.h) in place of the spectra
   // (palu).
   const FisherWeights* fisher = nullptr;

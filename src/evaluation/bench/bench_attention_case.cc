@@ -66,9 +66,9 @@ CacheLayout DrawLayout(const AttentionBenchOptions& options, const BenchCache& s
   CacheLayout layout{n_layers, options.n_kv_heads, options.head_dim, 0, {}, {}, spec.seal};
   const int n_pairs = n_layers * options.n_kv_heads;
   if (spec.seal.has_value() && spec.seal->format.Is<SplitBitsCodec>()) {
-    for (const HeadRanks& r : DrawSplits(n_pairs, options.head_dim, spec.ratio, options.seed)) {
-      layout.shapes.push_back(
-          {r.rank_k, r.rank_v, DType::kBf16, r.k_bits, r.v_bits, spec.seal->codes_open_rows});
+    for (const HeadRanks& r :
+         DrawSplits(n_pairs, options.head_dim, spec.ratio, options.seed, spec.seal->has_classes)) {
+      layout.shapes.push_back(BlockShapeOf(r, options.head_dim, DType::kBf16, &*spec.seal));
     }
     return layout;
   }
@@ -190,6 +190,7 @@ Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Atten
     ForEachRun(*c, i, [&](size_t r, const PackedShape& s) {
       SealedRun run{.first_block = static_cast<int>(c->extents[r].first_block),
                     .n_blocks = s.n_blocks,
+                    .entry_class = c->extents[r].entry_class,
                     .record = id_of_next()};
       SparseFiller of_k(s.n_key_entries(), s.n_blocks, {1}, i);
       of_k.FillRecord(s.rank_k, next + KeySparseEndsOffset(s), next + KeySparseOffset(s));
@@ -293,9 +294,9 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
                        .out = out->as<Bf16>() + head * n_rows * options.head_dim,
                        .out_stride = int64_t{group} * shape.rank_v});
     const KeyRotation rotation =
-        c->cos.empty() ? KeyRotation()
-                       : KeyRotation{c->cos.data(), c->sin.data(),
-                                     options.head_dim / c->heads_per_map / 2};
+        c->cos.empty()
+            ? KeyRotation()
+            : KeyRotation{c->cos.data(), c->sin.data(), options.head_dim / c->heads_per_map / 2};
     if (!c->maps.empty()) {
       c->jobs.back().q_stride = options.head_dim;
       c->jobs.back().latents = {.map = c->maps[i].view(), .rotation = rotation};

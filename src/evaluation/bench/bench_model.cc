@@ -42,8 +42,8 @@ void FillRandomSinks(const CacheLayout& layout, SequenceCache* cache, uint64_t s
       const CpuAccess access(cache->device());
       FillRandom(shape.row_type, access.At(cache->head(l, g).sink_k()), n_sink * layout.head_dim,
                  seed);
-      FillRandom(shape.row_type, access.At(cache->head(l, g).sink_v()), n_sink * shape.sink_value_width(),
-                 seed);
+      FillRandom(shape.row_type, access.At(cache->head(l, g).sink_v()),
+                 n_sink * shape.sink_value_width(), seed);
     }
   }
 }

@@ -32,8 +32,9 @@ struct BlockShape {
   int rank_k = 0;                 // multiple of 16
   int rank_v = 0;                 // multiple of 16
   DType row_type = DType::kBf16;  // kBf16, or kF32 when the model computes in F32
-  // How many bits the channels have once the block is sealed, where the format splits bits: over
-  // all bits they are rank_k and rank_v channels.
+  // How many bits the channels have once the block is sealed, where the format splits bits. Without
+  // classes of entries they are rank_k and rank_v channels; with classes these are those of the
+  // class that has most, and the others have codes of the first channels only.
   BitSplit k_bits = {}, v_bits = {};
   // Whether the block holds 8-bit codes in place of rows until it is sealed (coded_rows.h). Only a
   // format that splits bits has that.
@@ -43,6 +44,8 @@ struct BlockShape {
   // How many numbers the values of sinks have; 0: rank_v, like all others. The first rank_v of them
   // are in the basis of the others.
   int sink_rank_v = 0;
+  // The bits of the entries that are not of the middle class (EntryClass); empty without classes.
+  EntryBits most_attended = {}, least_attended = {};
 
   constexpr int sink_value_width() const { return sink_rank_v > 0 ? sink_rank_v : rank_v; }
 
@@ -51,6 +54,16 @@ struct BlockShape {
 
   friend bool operator==(const BlockShape&, const BlockShape&) = default;
 };
+
+// The shape of blocks that are sealed for entries of a class.
+constexpr BlockShape ShapeOfClass(BlockShape shape, EntryClass entry_class) {
+  if (entry_class == EntryClass::kMiddle) return shape;
+  const EntryBits& bits =
+      entry_class == EntryClass::kMost ? shape.most_attended : shape.least_attended;
+  shape.k_bits = bits.k;
+  shape.v_bits = bits.v;
+  return shape;
+}
 
 constexpr int64_t KeyBytes(const BlockShape& s) {
   return int64_t{kBlockSize} * s.rank_k * s.element_bytes();

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 
 namespace kvlathe {
 
@@ -25,6 +26,17 @@ struct BitSplit {
     return n;
   }
   friend bool operator==(const BitSplit&, const BitSplit&) = default;
+};
+
+// Where entries are sorted by the attention that they got (kv/seal/seal_schedule.h, Classes), those
+// with the most of it have more bits than others, and those with the least have fewer.
+enum class EntryClass : uint8_t { kMiddle, kMost, kLeast };
+
+// The bits of both sides of the entries of a class.
+struct EntryBits {
+  BitSplit k = {}, v = {};
+
+  friend bool operator==(const EntryBits&, const EntryBits&) = default;
 };
 
 }  // namespace kvlathe

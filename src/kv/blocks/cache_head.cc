@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "format/entry_table.h"
+
 namespace kvlathe {
 
 ObjectPlace CacheHead::sink_v() const {
@@ -10,8 +12,20 @@ ObjectPlace CacheHead::sink_v() const {
 }
 
 EntryTableId CacheHead::entries() const {
-  if (!layout_->DropsEntries()) return {};
+  if (!layout_->DropsEntries() || HasSortedPositions()) return {};
   return {table_->entry_table, layout_->retention->HasVotes()};
+}
+
+// Whether the entry table has become one of positions alone.
+bool CacheHead::HasSortedPositions() const {
+  return layout_->HasClasses() && !table_->runs.empty();
+}
+
+SortedPositionsId CacheHead::sorted_positions() const {
+  if (!HasSortedPositions() || table_->entry_table.is_null()) return {};
+  return {.object = table_->entry_table,
+          .n_blocks = static_cast<int>(SortedBlocks(*layout_, progress_->n_prompt)),
+          .is_wide = SortedPositions::IsWide(progress_->n_prompt)};
 }
 
 MergedLength CacheHead::merged_length() const {

@@ -47,6 +47,9 @@ class CacheHead {
   }
   // Positions and votes of the entries; empty when every entry stays. Valid as blocks() is.
   EntryTableId entries() const;
+  // Positions of the entries that were sorted where the prompt ended; null before that, and where
+  // keys are stored at their positions. Valid as blocks() is.
+  SortedPositionsId sorted_positions() const;
   // The state of the newest entry (OpenEntry). Null where entries are not merged.
   ObjectId open_entry() const { return table_->open_entry; }
   MergedLength merged_length() const;
@@ -55,6 +58,8 @@ class CacheHead {
   ObjectId query_gram() const { return table_->query_gram; }
 
  private:
+  bool HasSortedPositions() const;
+
   const CacheLayout* layout_;
   const SequenceProgress* progress_;
   const HeadTable* table_;

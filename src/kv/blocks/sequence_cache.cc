@@ -76,7 +76,8 @@ void SequenceCache::EnterNewEntries(int64_t n_after) {
   const PromptPlace place = {layout_->n_sink, n_prompt()};
   if (IsPrunePoint(plan, place, n_after)) kept_ = KeptAt(plan, place, n_after);
   objects_.EnterEntries({first, n_after});
-  bool drops = layout_->RetentionIsOver(n_after, n_prompt());  // at least the tables
+  bool drops = layout_->RetentionIsOver(n_after, n_prompt())  // at least the tables
+               || (ends_prompt && layout_->HasClasses());     // they are sorted
   for (const HeadTable& head : objects_.heads()) {
     drops = drops || n_after - layout_->n_sink - head.n_dropped > kept_.n;
   }
@@ -135,14 +136,13 @@ void SequenceCache::PlaceKeptBlocks(int layer_idx, const std::vector<std::vector
 
 void SequenceCache::DropPruned(int layer_idx) {
   KVL_CHECK(must_prune());
-  const bool is_over = layout_->RetentionIsOver(n_tokens(), n_prompt());
   for (int g = 0; g < layout_->n_kv_heads; ++g) {
     const size_t i = HeadIdx(*layout_, layer_idx, g);
     const int64_t n_before = std::max(0, head(layer_idx, g).n_entries());
     const int64_t n_kept = std::min<int64_t>(n_before, kept_.n);
     const int64_t n_blocks = BlocksAfterPrune(*layout_->retention, n_before, n_kept);
     objects_.SetDropped(i, objects_.heads()[i].n_dropped + n_before - n_kept, n_blocks);
-    objects_.SetEntryTableSize(i, is_over ? 0 : EntryTableBytes(*layout_, n_blocks));
+    objects_.SetEntryTableSize(i, EntryBytesAt(*layout_, n_blocks, n_tokens(), n_prompt()));
   }
   if (layer_idx + 1 < layout_->n_layers) return;
   kept_ = {};

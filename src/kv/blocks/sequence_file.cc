@@ -21,7 +21,7 @@ namespace kvlathe {
 namespace {
 
 constexpr std::string_view kMagic = "KVLSEQ\r\n";
-constexpr uint32_t kVersion = 9;
+constexpr uint32_t kVersion = 10;
 constexpr int64_t kCrcBytes = 4;
 // Bounds that keep every product below 2^63.
 constexpr uint32_t kMaxTextBytes = 1 << 16;
@@ -65,7 +65,9 @@ bool ReadShape(ByteReader* reader, BlockShape* shape) {
   if (has_coded_rows > 1) return false;
   *shape = {static_cast<int>(rank_k), static_cast<int>(rank_v), kRowTypes[row_type]};
   shape->has_coded_rows = has_coded_rows == 1;
-  for (BitSplit* split : {&shape->k_bits, &shape->v_bits}) {
+  for (BitSplit* split :
+       {&shape->k_bits, &shape->v_bits, &shape->most_attended.k, &shape->most_attended.v,
+        &shape->least_attended.k, &shape->least_attended.v}) {
     std::array<int*, kSplitBits.size() + 1> numbers;
     for (size_t i = 0; i < split->channels.size(); ++i) numbers[i] = &split->channels[i];
     numbers.back() = &split->scaled;
@@ -201,7 +203,9 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
     const auto type = std::find(std::begin(kRowTypes), std::end(kRowTypes), shape.row_type);
     AppendBytes(static_cast<uint32_t>(type - kRowTypes), &rest);
     AppendBytes(static_cast<uint32_t>(shape.has_coded_rows), &rest);
-    for (const BitSplit* split : {&shape.k_bits, &shape.v_bits}) {
+    for (const BitSplit* split :
+         {&shape.k_bits, &shape.v_bits, &shape.most_attended.k, &shape.most_attended.v,
+          &shape.least_attended.k, &shape.least_attended.v}) {
       for (const int n : split->channels) AppendBytes(static_cast<uint32_t>(n), &rest);
       AppendBytes(static_cast<uint32_t>(split->scaled), &rest);
     }

@@ -16,7 +16,8 @@ namespace {
 // Of the list of a head's runs once `run` is sealed; 0 where that is none.
 int64_t RunTableBytesWith(const HeadTable& head, const RunExtent& run) {
   if (run.n_blocks == 0) return 0;
-  return RunTableBytes(run.first_block == 0 ? 1 : std::ssize(head.runs) + 1);
+  const int64_t n_before = run.first_block == 0 ? 0 : std::ssize(head.runs);
+  return RunTableBytes(n_before + std::ssize(RunsByClass(run)));
 }
 
 int64_t RunTableBytesWith(std::span<const HeadTable> heads, const std::vector<RunExtent>& runs,
@@ -27,8 +28,7 @@ int64_t RunTableBytesWith(std::span<const HeadTable> heads, const std::vector<Ru
 // Of a head, while the next step is extended for.
 int64_t EntryBytesFor(const CacheLayout& layout, const SequenceProgress& progress,
                       int64_t n_blocks) {
-  const bool is_over = layout.RetentionIsOver(progress.n_tokens, progress.n_prompt);
-  return is_over ? 0 : EntryTableBytes(layout, n_blocks);
+  return EntryBytesAt(layout, n_blocks, progress.n_tokens, progress.n_prompt);
 }
 
 bool NeedsQueryGram(const CacheLayout& layout, const HeadTable& head) {
@@ -79,7 +79,8 @@ KvBytes SequenceObjects::bytes(const SequenceProgress& progress) const {
     const int g = static_cast<int>(i) % layout_->n_kv_heads;
     runs.clear();
     for (const SealedRun& run : head.runs) {
-      runs.push_back({run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
+      runs.push_back(
+          {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired, run.entry_class});
     }
     const HeadContents contents = {.plain = progress.ShapeOf(*layout_, i),
                                    .n_blocks = head.n_blocks(),

@@ -28,12 +28,14 @@ class SavedContents {
     const CacheHead head = cache_.head(layer_idx, kv_head_idx);
     runs_.clear();
     for (const SealedRun& run : head.runs()) {
-      runs_.push_back({run.first_block, run.n_blocks, run.is_prompt, run.is_repaired});
+      runs_.push_back(
+          {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired, run.entry_class});
     }
     return {.plain = head.shape(),
             .n_blocks = std::ssize(head.blocks()),
             .n_gone = BlocksOutOfWindow(layout_, layer_idx, cache_.n_tokens() - 1),
-            .has_entries = !head.entries().empty(),
+            .entry_bytes = EntryBytesAt(layout_, std::ssize(head.blocks()), cache_.n_tokens(),
+                                        cache_.n_prompt()),
             .runs = runs_};
   }
 
@@ -67,7 +69,7 @@ ObjectId ObjectIn(const SequenceCache& cache, int layer_idx, int kv_head_idx,
     case ObjectPart::kOpenEntry:
       return head.open_entry();
     case ObjectPart::kEntries:
-      return head.entries().object;
+      return head.entries().empty() ? head.sorted_positions().object : head.entries().object;
     case ObjectPart::kBlockTable:
     case ObjectPart::kRunTable:
       break;
@@ -159,6 +161,7 @@ Status WriteObjects(const SequenceCache& cache, const CacheLayout& layout, int l
     case ObjectPart::kPlainBlock:
       return WritePlainBlocks(cache, layer_idx, kv_head_idx, objects, write);
     case ObjectPart::kEntries:
+      if (head.entries().empty()) break;  // sorted positions are all there
       return WriteEntries(cache, head.entries(), head.n_entries(), std::ssize(head.blocks()),
                           write);
     default:
@@ -241,7 +244,7 @@ class RowCopier {
   bool EntriesAreSound(int layer_idx, int kv_head_idx) const {
     const CacheHead head = cache_->head(layer_idx, kv_head_idx);
     const EntryTableId entries = head.entries();
-    if (entries.empty()) return true;
+    if (entries.empty()) return SortedPositionsAreSound(head);
     const int64_t n_blocks = std::ssize(head.blocks());
     std::vector<std::byte> bytes =
         BytesOf(*cache_, entries.object, n_blocks * EntryTable::BlockBytes(entries.has_sums));
@@ -253,6 +256,19 @@ class RowCopier {
         return false;
       }
       is_taken[position] = true;
+    }
+    return true;
+  }
+
+  // Attention turns keys by them.
+  bool SortedPositionsAreSound(const CacheHead& head) const {
+    const SortedPositionsId id = head.sorted_positions();
+    if (id.object.is_null()) return true;
+    std::vector<std::byte> bytes =
+        BytesOf(*cache_, id.object, id.n_blocks * SortedPositions::BlockBytes(id.is_wide));
+    const SortedPositions positions(bytes.data(), id.n_blocks, id.is_wide);
+    for (int64_t e = 0; e < int64_t{id.n_blocks} * kBlockSize; ++e) {
+      if (positions.at(e) < layout_.n_sink || positions.at(e) >= cache_->n_prompt()) return false;
     }
     return true;
   }

@@ -86,11 +86,15 @@ std::optional<RunObjects> SequenceObjects::TakeRuns(const SequenceProgress& prog
   };
   for (int g = 0; g < layout_->n_kv_heads; ++g) {
     const RunExtent run = Head(layer_idx, g).RunAt(*layout_, progress.n_prompt, progress.n_tokens);
-    const PackedShape shape = PackedShapeOf(*layout_, layer_idx, g, run);
     std::vector<ObjectId>& packed = objects.packed.emplace_back();
-    for (int64_t b = 0; b < run.n_blocks; ++b) {
-      packed.push_back(take(ObjectKind::kBlock, PackedBlockObjectBytes(shape)));
+    for (const RunExtent& part : RunsByClass(run)) {
+      const PackedShape of_part = PackedShapeOf(*layout_, layer_idx, g, part);
+      for (int64_t b = 0; b < part.n_blocks; ++b) {
+        packed.push_back(take(ObjectKind::kBlock, PackedBlockObjectBytes(of_part)));
+      }
     }
+    // Classes have no records.
+    const PackedShape shape = PackedShapeOf(*layout_, layer_idx, g, run);
     const bool is_empty = run.n_blocks == 0;
     objects.records.push_back(
         take(ObjectKind::kRunRecord, is_empty ? 0 : RunRecordObjectBytes(shape)));
@@ -129,12 +133,15 @@ void SequenceObjects::PlaceRunOfHead(const RunExtent& run, int kv_head_idx,
     const ObjectId packed = objects.packed[kv_head_idx][b];
     pool_->Release(block.is_null() ? packed : std::exchange(block, packed));
   }
-  head->runs.push_back({.first_block = static_cast<int>(run.first_block),
-                        .n_blocks = static_cast<int>(run.n_blocks),
-                        .is_prompt = run.is_prompt,
-                        .is_repaired = run.is_repaired,
-                        .record = objects.records[kv_head_idx],
-                        .layer_record = objects.layer_records[kv_head_idx]});
+  for (const RunExtent& part : RunsByClass(run)) {
+    head->runs.push_back({.first_block = static_cast<int>(part.first_block),
+                          .n_blocks = static_cast<int>(part.n_blocks),
+                          .is_prompt = part.is_prompt,
+                          .is_repaired = part.is_repaired,
+                          .entry_class = part.entry_class,
+                          .record = objects.records[kv_head_idx],
+                          .layer_record = objects.layer_records[kv_head_idx]});
+  }
   if (!head->query_gram.is_null()) pool_->Release(std::exchange(head->query_gram, {}));
   // A narrow window may have left the whole run behind before it is sealed.
   const int64_t last_block = run.first_block + run.n_blocks - 1;

@@ -61,9 +61,10 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   if (const auto* window = spec.retention_as<WindowOptions>(); window != nullptr) {
     plan.window = window->size;
   }
-  // The prompt is one run where entries are dropped until it ends.
+  // The prompt is sealed at its end where entries are dropped or sorted until then.
+  plan.has_classes = spec.has_classes();
   const bool waits = MovesRows(spec) && spec.retention_as<PoolOptions>() == nullptr;
-  plan.prompt_run = waits ? 0 : runs->prompt_run;
+  plan.prompt_run = waits || plan.has_classes ? 0 : runs->prompt_run;
   plan.buffer = runs->buffer;
   plan.newest = runs->newest;
   AddResidual(spec, &plan);

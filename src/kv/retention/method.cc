@@ -10,9 +10,23 @@ namespace {
 // A smaller one would seal what stays more often, at an error each time.
 constexpr double kSealedSlack = 0.25;
 
+// So many of the last queries of a prompt say which of its entries are attended to.
+constexpr int kVotingQueries = 32;
+
+// Every entry stays, with votes by which they are sorted where the prompt ends.
+RetentionPlan SortingPlan() {
+  RetentionPlan plan = {.votes = RetentionPlan::Votes::kPromptTail,
+                        .keep = 1,
+                        .n_recent = kVotingQueries,
+                        .prunes_runs = false};
+  KeepWhatIsGenerated(&plan);
+  return plan;
+}
+
 }  // namespace
 
 std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec) {
+  if (spec.retention() == nullptr && spec.has_classes()) return SortingPlan();
   if (spec.retention() == nullptr) return std::nullopt;
   // What a window leaves behind is known before it is sealed: whole blocks go (SealPlan).
   const bool is_sealed = spec.runs() != nullptr;

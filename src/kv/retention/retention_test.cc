@@ -223,6 +223,21 @@ TEST(ChooseDropped, PoolsOverNeighbours) {
             (std::vector<int>{3, 4, 5}));
 }
 
+// Those with the most votes first and those with the least last, in order within a class; entries
+// behind the sorted ones take no part.
+TEST(OrderByClass, SortsByVotes) {
+  RetentionPlan plan;
+  plan.votes = RetentionPlan::Votes::kPromptTail;
+  Table table({{0, 5}, {1, 90}, {2, 7}, {3, 0}, {4, 5}, {5, 80}, {6, 1}, {7, 9}, {8, 99}});
+  EXPECT_EQ(OrderByClass(plan, {.most = 2, .middle = 4, .least = 2}, table.view()),
+            (std::vector<int>{1, 5, 0, 2, 4, 7, 3, 6}));
+  EXPECT_EQ(OrderByClass(plan, {.most = 1, .middle = 0, .least = 1}, table.view()),
+            (std::vector<int>{1, 0}));
+  // Of equal votes the newer counts for more.
+  EXPECT_EQ(OrderByClass(plan, {.most = 4, .middle = 1, .least = 3}, table.view()),
+            (std::vector<int>{1, 2, 5, 7, 4, 0, 3, 6}));
+}
+
 TEST(MovesThatClose, LeaveTheKeptInFront) {
   Random random(3);
   for (int i = 0; i < 300; ++i) {

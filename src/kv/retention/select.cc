@@ -65,6 +65,23 @@ std::vector<int> ChooseDropped(const RetentionPlan& plan, const KeptEntries& kep
   return dropped;
 }
 
+std::vector<int> OrderByClass(const RetentionPlan& plan, const ClassSizes& sizes,
+                              const EntryTable& table) {
+  std::vector<Candidate> candidates(sizes.sum());
+  for (int e = 0; e < std::ssize(candidates); ++e) {
+    candidates[e] = {table.sum(e), table.position(e), e};
+  }
+  if (plan.pool_kernel > 1) AddNeighbours(plan.pool_kernel, &candidates);
+  std::ranges::sort(candidates, [](const Candidate& a, const Candidate& b) { return b < a; });
+  std::vector<int> order;
+  for (const Candidate& c : candidates) order.push_back(c.entry);
+  const auto middle = order.begin() + sizes.most, least = middle + sizes.middle;
+  std::sort(order.begin(), middle);
+  std::sort(middle, least);
+  std::sort(least, order.end());
+  return order;
+}
+
 std::vector<RowMove> MovesThatClose(std::span<const int> dropped, int64_t n_entries,
                                     bool in_order) {
   std::vector<RowMove> moves;

@@ -17,6 +17,20 @@ namespace kvlathe {
 std::vector<int> ChooseDropped(const RetentionPlan& plan, const KeptEntries& kept,
                                int64_t n_entries, std::span<const EntryTable> tables);
 
+// How many entries fall into each class (EntryClass).
+struct ClassSizes {
+  int64_t most = 0, middle = 0, least = 0;
+
+  int64_t sum() const { return most + middle + least; }
+};
+
+// Returns the order of the first sizes.sum() entries by classes: first those with the most votes,
+// then the middle, then those with the least; within a class they stay in order. Of two entries
+// with equal votes the newer one counts for more. Votes are those of one head, averaged as the plan
+// says. Costs O(n log n).
+std::vector<int> OrderByClass(const RetentionPlan& plan, const ClassSizes& sizes,
+                              const EntryTable& table);
+
 // A row that moves to another place.
 struct RowMove {
   int from = 0;

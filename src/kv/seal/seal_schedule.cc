@@ -1,6 +1,7 @@
 #include "kv/seal/seal_schedule.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/units.h"
 #include "device/sealed_runs.h"
@@ -55,13 +56,21 @@ bool IsRepaired(const CacheLayout& layout, const RunExtent& run, int64_t start, 
   return middle > (1 - share) * static_cast<double>(EntriesOf(layout, start, n_prompt));
 }
 
+// Of those that the prompt's end seals.
+bool SpansClasses(const CacheLayout& layout, const RunExtent& run) {
+  return layout.HasClasses() && run.is_prompt && run.n_blocks > 0;
+}
+
 // Bytes of a run of one head, with what its layer shares if they count with it.
 int64_t RunBytesOfHead(const CacheLayout& layout, int layer_idx, int kv_head_idx,
                        const RunExtent& run) {
   if (run.n_blocks == 0) return 0;
   int64_t n_bytes = 0;
-  ForEachObjectOfRun(layout, HeadInRunOf(layout, layer_idx, kv_head_idx), run,
-                     [&](const CacheObjects& objects) { n_bytes += objects.total_bytes(); });
+  const HeadInRun head = HeadInRunOf(layout, layer_idx, kv_head_idx);
+  for (const RunExtent& part : RunsByClass(run)) {
+    ForEachObjectOfRun(layout, head, part,
+                       [&](const CacheObjects& objects) { n_bytes += objects.total_bytes(); });
+  }
   return n_bytes;
 }
 
@@ -87,6 +96,25 @@ std::vector<RunExtent> ListRuns(int64_t of_prompt, int64_t prompt_step, int64_t 
 
 }  // namespace
 
+std::vector<RunExtent> RunsByClass(const RunExtent& run) {
+  if (!run.spans_classes) return {run};
+  const int64_t quarter = (run.n_blocks + 2) / 4;  // to the nearest
+  std::vector<RunExtent> runs;
+  int64_t first_block = run.first_block;
+  for (const auto& [entry_class, n_blocks] :
+       {std::pair(EntryClass::kMost, quarter),
+        std::pair(EntryClass::kMiddle, run.n_blocks - 2 * quarter),
+        std::pair(EntryClass::kLeast, quarter)}) {
+    if (n_blocks == 0) continue;
+    RunExtent& part = runs.emplace_back(run);
+    part.first_block = std::exchange(first_block, first_block + n_blocks);
+    part.n_blocks = n_blocks;
+    part.entry_class = entry_class;
+    part.spans_classes = false;
+  }
+  return runs;
+}
+
 bool StartsAfreshAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
   return layout.seal.has_value() && n_tokens > n_prompt &&
          LastFreshStart(layout, n_tokens, n_prompt) == n_tokens;
@@ -108,6 +136,10 @@ int64_t SealedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prom
       BlocksOfStart(layout, LastFreshStart(layout, n_tokens, n_prompt), n_prompt);
   const int64_t step = layout.seal->buffer / kBlockSize;
   return at_start + (n_entries / kBlockSize - at_start) / step * step;
+}
+
+int64_t SortedBlocks(const CacheLayout& layout, int64_t n_prompt) {
+  return layout.HasClasses() ? SealedBlocks(layout, n_prompt, n_prompt) : 0;
 }
 
 int64_t NextSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
@@ -138,6 +170,7 @@ RunExtent RunEndingAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_pro
   if (run.n_blocks > 0) {
     run.is_repaired = IsRepaired(layout, run, is_fresh ? n_tokens : n_prompt, n_prompt);
   }
+  run.spans_classes = SpansClasses(layout, run);
   return run;
 }
 
@@ -152,6 +185,12 @@ std::vector<RunExtent> RunsOf(const CacheLayout& layout, int64_t n_tokens, int64
   std::vector<RunExtent> runs =
       ListRuns(of_prompt, prompt_step, n_sealed, layout.seal->buffer / kBlockSize);
   for (RunExtent& run : runs) run.is_repaired = IsRepaired(layout, run, start, n_prompt);
+  if (runs.empty() || !SpansClasses(layout, runs.front())) return runs;
+  RunExtent of_prompt_end = runs.front();
+  of_prompt_end.spans_classes = true;
+  const std::vector<RunExtent> by_class = RunsByClass(of_prompt_end);
+  runs.erase(runs.begin());
+  runs.insert(runs.begin(), by_class.begin(), by_class.end());
   return runs;
 }
 
@@ -184,7 +223,7 @@ PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_
 
 PackedShape PackedShapeOf(const CacheLayout& layout, const BlockShape& head, int layer_rank_v,
                           const RunExtent& run) {
-  return MakePackedShape(layout.seal->format, head,
+  return MakePackedShape(layout.seal->format, ShapeOfClass(head, run.entry_class),
                          {.n_kv_heads = layout.n_heads_per_run(),
                           .layer_rank_v = layer_rank_v,
                           .n_blocks = static_cast<int>(run.n_blocks),

@@ -8,6 +8,12 @@
 // runs depend only on positions and on where the prompt ends, and so does which runs of the prompt
 // are repaired (SealPlan::repaired_share). Without a SealPlan nothing is ever sealed.
 //
+// Classes. With SealPlan::has_classes nothing is sealed before the prompt ends. There the entries
+// of each head that are sealed are put in another order: first a quarter of their blocks, whose
+// entries got the most attention from the last queries of the prompt; then half of them; then the
+// quarter whose entries got the least (EntryClass). Each class is a run with bits of its own, and
+// its entries keep the order of their positions. What is sealed later is of the middle class.
+//
 // Where the model decides what merges (CacheLayout::HasRunsOfHeads), heads differ in length. Each
 // head then seals the full blocks of its closed entries where the prompt ends, as one run, and
 // after that, every `buffer` positions, the oldest `buffer` of its closed entries if it has that
@@ -28,7 +34,12 @@ struct RunExtent {
   int64_t n_blocks = 0;
   bool is_prompt = true;
   bool is_repaired = true;  // has the low-rank residual of its kind, if there is one
+  EntryClass entry_class = EntryClass::kMiddle;
+  bool spans_classes = false;  // its blocks are of all classes: RunsByClass() takes it apart
 };
+
+// The runs of the classes, in the order of their blocks; the run itself where it is one already.
+std::vector<RunExtent> RunsByClass(const RunExtent& run);
 
 // Whether entries are dropped at n_tokens, which lies behind the prompt; runs begin afresh there.
 bool StartsAfreshAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
@@ -37,6 +48,10 @@ bool SealsAgainAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt)
 
 // How many blocks of each head are sealed once n_tokens positions are there.
 int64_t SealedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
+
+// How many blocks of each head hold the sorted entries of a prompt of this length; 0 without
+// classes.
+int64_t SortedBlocks(const CacheLayout& layout, int64_t n_prompt);
 
 // The first point after n_tokens, counted in positions, at which something may be sealed. A step
 // never crosses such a point, so all its queries see the same runs.

@@ -61,6 +61,39 @@ Status CheckJoinedHeads(const Spec& spec) {
   return OkStatus();
 }
 
+// What classes of entries go with: bits that they can have more or fewer of, and entries that stay
+// once the prompt has ended.
+Status CheckClasses(const Spec& spec) {
+  if (!spec.basis_as<LatheOptions>()->has_classes) return OkStatus();
+  if (!spec.splits_bits()) {
+    return Error(kRefused,
+                 "--kv '{}': classes=3 shares out the bits of a ratio, and here there are none to "
+                 "share; give ratio and no quantizer, or leave classes out",
+                 spec.text());
+  }
+  if (spec.retention() != nullptr && spec.retention_as<SnapkvOptions>() == nullptr) {
+    return Error(kRefused,
+                 "--kv '{}': classes=3 sorts the entries that are there where the prompt ends, and "
+                 "{} drops or merges later ones too; take snapkv, or leave classes out",
+                 spec.text(), spec.NameOf(Axis::kRetention));
+  }
+  if (spec.retention() != nullptr && spec.has_latent_keys()) {
+    return Error(
+        kRefused,
+        "--kv '{}': classes=3 keeps positions of the entries that it sorts, and behind them "
+        "{} leaves gaps that keys=before would have to know; take keys=after, or leave "
+        "classes out",
+        spec.text(), spec.NameOf(Axis::kRetention));
+  }
+  if (spec.lowrank() != nullptr) {
+    return Error(kRefused,
+                 "--kv '{}': lowrank repairs runs of neighbouring positions, which classes=3 puts "
+                 "in another order; leave out one of them",
+                 spec.text());
+  }
+  return OkStatus();
+}
+
 // Rows whose basis is found online are those of sealed blocks.
 Status CheckGoesAlone(const Spec& spec, std::string_view what) {
   const Axis axis = spec.quantizer() != nullptr ? Axis::kQuantizer : Axis::kRetention;
@@ -114,6 +147,7 @@ Status CheckSvdOnline(const Spec& spec) { return CheckGoesAlone(spec, "svd-onlin
 Status CheckLathe(const Spec& spec) {
   KVL_RETURN_IF_ERROR(CheckLatents(spec));
   KVL_RETURN_IF_ERROR(CheckJoinedHeads(spec));
+  KVL_RETURN_IF_ERROR(CheckClasses(spec));
   return CheckResident(spec);
 }
 

@@ -83,7 +83,8 @@ struct LatheOptions {
   Bits bits = Bits::kAuto;
   Scales scales = Scales::kAuto;
   OpenRows open = OpenRows::kAuto;
-  RunOptions runs;  // used where bits are split
+  bool has_classes = false;  // entries of a prompt have bits by what attends to them
+  RunOptions runs;           // used where bits are split
   friend bool operator==(const LatheOptions&, const LatheOptions&) = default;
 };
 using BasisStage =

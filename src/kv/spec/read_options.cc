@@ -80,6 +80,7 @@ StageOptions ReadLathe(const KeyValues& values) {
                      .is_resident = values.Has("resident"),
                      .is_centred = values.Is("centre", "on"),
                      .keys_before_rope = values.Is("keys", "before"),
+                     .has_classes = values.Integer("classes") > 1,
                      .runs = ReadRuns(values)};
   if (values.Is("heads", "joint")) lathe.heads = LatheOptions::Heads::kJoint;
   if (values.Is("heads", "own")) lathe.heads = LatheOptions::Heads::kOwn;

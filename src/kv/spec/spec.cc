@@ -70,10 +70,16 @@ bool Spec::splits_bits() const {
   return lathe->ranks.has_ratio() && quantizer() == nullptr;
 }
 
+bool Spec::has_classes() const {
+  const auto* lathe = basis_as<LatheOptions>();
+  return lathe != nullptr && lathe->has_classes && splits_bits();
+}
+
 bool Spec::joins_heads() const {
   const auto* lathe = basis_as<LatheOptions>();
   if (lathe == nullptr) return false;
-  if (lathe->heads != LatheOptions::Heads::kAuto) return lathe->heads == LatheOptions::Heads::kJoint;
+  if (lathe->heads != LatheOptions::Heads::kAuto)
+    return lathe->heads == LatheOptions::Heads::kJoint;
   return splits_bits() && (retention() == nullptr || retention_as<WindowOptions>() != nullptr);
 }
 

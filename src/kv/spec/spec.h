@@ -87,6 +87,8 @@ class Spec {
   }
   // Whether the basis gives channels bits of their own, in place of a quantizer.
   bool splits_bits() const;
+  // Whether entries of the prompt have bits by what attends to them (LatheOptions::has_classes).
+  bool has_classes() const;
   // Whether KV heads of a layer have one map together and are one head of the cache.
   bool joins_heads() const;
   // Whether keys are stored as latents from before RoPE, and turn when they are read.

@@ -46,8 +46,9 @@ constexpr KeyInfo kLatheKeyRows = {
     .choices = "after|before"};
 constexpr KeyInfo kLatheHeads = {
     .name = "heads",
-    .doc = "one map for the KV heads of a layer together (at most 256 channels), or one for each; "
-           "auto: together where bits are mixed and heads choose no entries of their own",
+    .doc =
+        "one map for the KV heads of a layer together (at most 256 channels), or one for each; "
+        "auto: together where bits are mixed and heads choose no entries of their own",
     .default_text = "auto",
     .choices = "auto|joint|own"};
 constexpr KeyInfo kLatheBits = {
@@ -72,11 +73,18 @@ constexpr KeyInfo kLatheOpen = {
         "ratio 5 on; 16 where a retention stage drops or merges entries",
     .default_text = "auto",
     .choices = "auto|8|16"};
+constexpr KeyInfo kLatheClasses = {
+    .name = "classes",
+    .doc =
+        "with mixed bits: 3: where the prompt ends, the quarter of the entries that its last "
+        "queries attend to most gets more bits, the quarter with the least fewer; 1: all alike",
+    .default_text = "1",
+    .choices = "1|3"};
 constexpr KeyInfo kLatheNewest = WithDefault(kNewest, "32");
-constexpr const KeyInfo* kLatheKeys[] = {&kRate,      &kRatio,       &kAccuracy,  &kRanks,
-                                         &kRound,     &kResident,    &kCentre,    &kLatheKeyRows,
-                                         &kLatheHeads, &kLatheBits, &kLatheScales, &kLatheOpen, &kRun,
-                                         &kBuffer,    &kLatheNewest, &kSink};
+constexpr const KeyInfo* kLatheKeys[] = {
+    &kRate,         &kRatio,        &kAccuracy,   &kRanks,       &kRound,       &kResident,
+    &kCentre,       &kLatheKeyRows, &kLatheHeads, &kLatheBits,   &kLatheScales, &kLatheOpen,
+    &kLatheClasses, &kRun,          &kBuffer,     &kLatheNewest, &kSink};
 
 constexpr KeyInfo kPaluGroup = {
     .name = "group",

@@ -36,8 +36,8 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=1,whiten=on,sink=4)"},
       {"svd-online", "svd-online(rate=0.5,sink=4)"},
       {"lathe",
-       "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,keys=after,bits=auto,scales=auto,open="
-       "auto,run=512,"
+       "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,keys=after,heads=auto,bits=auto,"
+       "scales=auto,open=auto,classes=1,run=512,"
        "buffer=64,newest=32,"
        "sink=4)"},
       {"h2o", "h2o(keep=0.2,recent=0.5,prune=run,score=stored,sink=4)"},
@@ -545,6 +545,23 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
         "lathe(keys=before)+kvquant", "lathe(keys=before)+h2o", "lathe(ratio=8,keys=before)+h2o"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
     EXPECT_TRUE(Spec::Parse(text)->has_latent_keys());
+  }
+  for (const char* text : {"lathe(ratio=8,classes=3)", "lathe(ratio=8,classes=3,keys=before)",
+                           "lathe(ratio=8,classes=3)+snapkv"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+    EXPECT_TRUE(Spec::Parse(text)->has_classes());
+  }
+  for (const auto& [text, cause] :
+       {std::pair("lathe(rate=0.5,classes=3)", "give ratio"),
+        std::pair("lathe(ratio=8,classes=3)+kivi", "give ratio"),
+        std::pair("lathe(ratio=8,classes=3)+h2o", "h2o drops or merges"),
+        std::pair("lathe(ratio=8,classes=3,heads=own)+pool", "pool drops or merges"),
+        std::pair("lathe(ratio=8,classes=3)+window", "window drops or merges"),
+        std::pair("lathe(ratio=8,classes=3,keys=before)+snapkv", "take keys=after"),
+        std::pair("lathe(ratio=8,classes=3)+lowrank", "lowrank repairs runs")}) {
+    const Status status = CheckSupported(*Spec::Parse(text));
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(cause));
   }
   for (const char* text :
        {"gear(recent=0.5)", "gear-l(recent=0)+window", "pool+int8+lowrank(recent=0.5)",

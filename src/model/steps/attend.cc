@@ -113,7 +113,12 @@ LatentIds AttendStep::LatentsOf(const Place& place, int kv_head_idx) const {
   LatentIds head = {.map = layer_.basis.latents[kv_head_idx].view(), .rotation = rotation};
   if (layer_.layout->DropsEntries() && rotation.half > 0) {
     const RopeTable& rope = layer_.rotations->of(layer_.idx);
-    head.positions = place.step.cache->head(layer_.idx, kv_head_idx).entries();
+    const CacheHead cached = place.step.cache->head(layer_.idx, kv_head_idx);
+    if (layer_.layout->HasClasses()) {
+      head.sorted = cached.sorted_positions();
+    } else {
+      head.positions = cached.entries();
+    }
     head.cos = rope.cos(0);
     head.sin = rope.sin(0);
   }

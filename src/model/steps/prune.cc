@@ -1,6 +1,7 @@
 #include "model/steps/prune.h"
 
 #include "base/clock.h"
+#include "format/entry_table.h"
 #include "model/steps/sealed_head.h"
 
 namespace kvlathe {
@@ -16,6 +17,24 @@ Status PruneStep::Run(ForwardState* state) {
   }
   return OkStatus();
 }
+
+namespace {
+
+// Of the entries of each head that are sealed where the prompt ends, which it just has; none where
+// there are no classes.
+ClassSizes ClassesToSeal(const SequenceCache& cache, int layer_idx) {
+  ClassSizes sizes;
+  if (!cache.layout().HasClasses() || !cache.must_seal()) return sizes;
+  for (const RunExtent& run : RunsByClass(cache.head(layer_idx, 0).run_to_seal())) {
+    int64_t& size = run.entry_class == EntryClass::kMost     ? sizes.most
+                    : run.entry_class == EntryClass::kMiddle ? sizes.middle
+                                                             : sizes.least;
+    size += run.n_blocks * kBlockSize;
+  }
+  return sizes;
+}
+
+}  // namespace
 
 Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) {
   const bool reopens = cache->must_reopen(layer_.idx);
@@ -38,12 +57,17 @@ Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) {
   }
   // While decoding, a gap takes the last row; in a prompt, and in what is to be sealed, the order
   // of positions stays.
+  const ClassSizes classes = ClassesToSeal(*cache, layer_.idx);
   const bool in_order = layout.seal.has_value() || cache->n_tokens() <= cache->n_prompt();
-  const std::vector<int> n_sealed = state->backend->Prune({.device = &cache->device(),
-                                                           .heads = heads_,
-                                                           .retention = *layout.retention,
-                                                           .kept = cache->kept(),
-                                                           .in_order = in_order});
+  const std::vector<int> n_sealed =
+      state->backend->Prune({.device = &cache->device(),
+                             .heads = heads_,
+                             .retention = *layout.retention,
+                             .kept = cache->kept(),
+                             .in_order = in_order,
+                             .classes = classes,
+                             .keeps_sorted_positions = layout.has_latent_keys,
+                             .has_wide_positions = SortedPositions::IsWide(cache->n_prompt())});
   if (reopens) cache->PlaceKeptBlocks(layer_.idx, opened);
   cache->DropPruned(layer_.idx);
   if (!reopens) return OkStatus();

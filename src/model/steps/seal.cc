@@ -8,30 +8,40 @@
 #include "model/steps/sealed_head.h"
 
 namespace kvlathe {
+namespace {
+
+constexpr int kMaxRunsAtOnce = 3;  // of a head: one for each class of entries
+
+}  // namespace
+
 void SealStep::AddRuns(SequenceCache* cache, const RunObjects& objects, const KeyRotation& rotation,
                        Heads* heads, std::vector<SealRunPlan>* runs) const {
   const int n_kv_heads = layer_.rows.n_kv_heads, n_heads_per_run = layer_.layout->n_heads_per_run();
-  for (int g = 0; g < n_kv_heads; ++g) {
-    const RunExtent run = cache->head(layer_.idx, g).run_to_seal();
-    heads->push_back(
-        {.shape = cache->layout().shape(layer_.idx, g),
-         .blocks = cache->head(layer_.idx, g).blocks().subspan(run.first_block, run.n_blocks),
-         .packed = objects.packed[g],
-         .record = objects.records[g]});
-  }
+  heads->reserve(size_t{kMaxRunsAtOnce} * n_kv_heads);  // runs point to them
   for (int g = 0; g < n_kv_heads; g += n_heads_per_run) {
-    const RunExtent run = cache->head(layer_.idx, g).run_to_seal();
-    if (run.n_blocks == 0) continue;
-    runs->push_back({.device = &cache->device(),
-                     .heads = std::span(*heads).subspan(g, n_heads_per_run),
-                     .first_head = g,
-                     .layer_record = objects.layer_records[g],
-                     .n_blocks = static_cast<int>(run.n_blocks),
-                     .is_prompt = run.is_prompt,
-                     .is_repaired = run.is_repaired,
-                     .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_.idx,
-                     .codebooks = layer_.codebooks,
-                     .rotation = rotation.From(run.first_block)});
+    const RunExtent all = cache->head(layer_.idx, g).run_to_seal();
+    for (const RunExtent& run : RunsByClass(all)) {
+      const size_t first = heads->size(), in_packed = run.first_block - all.first_block;
+      for (int h = g; h < g + n_heads_per_run; ++h) {
+        const std::span<const ObjectId> packed = objects.packed[h];
+        heads->push_back(
+            {.shape = ShapeOfClass(cache->layout().shape(layer_.idx, h), run.entry_class),
+             .blocks = cache->head(layer_.idx, h).blocks().subspan(run.first_block, run.n_blocks),
+             .packed = packed.subspan(in_packed, run.n_blocks),
+             .record = objects.records[h]});
+      }
+      if (run.n_blocks == 0) continue;
+      runs->push_back({.device = &cache->device(),
+                       .heads = std::span(*heads).subspan(first, n_heads_per_run),
+                       .first_head = g,
+                       .layer_record = objects.layer_records[g],
+                       .n_blocks = static_cast<int>(run.n_blocks),
+                       .is_prompt = run.is_prompt,
+                       .is_repaired = run.is_repaired,
+                       .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_.idx,
+                       .codebooks = layer_.codebooks,
+                       .rotation = rotation.From(run.first_block)});
+    }
   }
 }
 

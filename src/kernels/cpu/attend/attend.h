@@ -22,6 +22,7 @@ struct PackedRun {
   int n_blocks = 0;
   bool is_prompt = true;
   bool is_repaired = true;
+  EntryClass entry_class = EntryClass::kMiddle;
   bool is_open = false;  // blocks with coded rows that are not sealed yet (coded_rows.h)
   const std::byte* record = nullptr;
   const std::byte* layer_record = nullptr;

@@ -58,6 +58,7 @@ struct PackedSideView {
   // and groups are not used.
   int n_segments = 0;
   CodeSegment segments[kSplitBits.size()] = {};
+  int n_coded = 0;  // channels of all segments, the first of `rank`; the others count as zero
   // Where bits are split, the first n_scaled channels of K have offsets and then scales in the
   // block, a byte each, or codes of a token stand for numbers in units of its scale, a byte of
   // `scales` each (ScaleOfByte).
@@ -70,6 +71,21 @@ struct PackedSideView {
   const F16* basis = nullptr;  // B [lowrank][rank]
   ExactEntriesView exact;
 };
+
+// f(offset, n) for the stretches of numbers without codes where bits are split, in the order of a
+// plain block of the side.
+template <bool kIsKey, typename F>
+constexpr void ForEachUncoded(const PackedSideView& side, const F& f) {
+  const int n = side.rank - side.n_coded;
+  if (n == 0) return;
+  if constexpr (kIsKey) {
+    f(int64_t{kBlockSize} * side.n_coded, int64_t{kBlockSize} * n);
+  } else {
+    for (int pair = 0; pair < kBlockSize / 2; ++pair) {
+      f(int64_t{2} * (pair * side.rank + side.n_coded), int64_t{2} * n);
+    }
+  }
+}
 
 struct PackedRunView {
   PackedSideView k, v;

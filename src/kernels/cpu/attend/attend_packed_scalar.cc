@@ -35,7 +35,8 @@ void ListSegments(const BitSplit& split, StoredUnit unit, int64_t offset, Packed
     first += n;
     offset += CodeBytes(kSplitBits[i], n);
   }
-  KVL_DCHECK(first == view->rank);
+  view->n_coded = first;
+  KVL_DCHECK(first <= view->rank);
 }
 
 void ViewTable(const PackedSide& side, PackedSideView* view) {
@@ -277,6 +278,8 @@ void DecodeSegments(const PackedSideView& side, const std::byte* block, float* v
                                                         : centroids[static_cast<int>(values[at])];
                     });
   }
+  ForEachUncoded<kIsKey>(side,
+                         [&](int64_t offset, int64_t n) { std::fill_n(values + offset, n, 0.0f); });
   const auto* scales = At<uint8_t>(block, side.block_scales);
   for (int r = 0; kIsKey && r < side.n_scaled; ++r) {
     const float offset = OffsetOfByte(scales[r]), scale = ScaleOfByte(scales[side.n_scaled + r]);
@@ -340,12 +343,13 @@ PackedRunView ViewOpenRun(const BlockShape& block, const PackedRun& run, const P
 PackedRunView ViewRun(const AttendParams& params, const PackedRun& run) {
   const PackedHead& head = *params.packed;
   if (run.is_open) return ViewOpenRun(params.shape, run, head);
-  const PackedShape shape = MakePackedShape(head.format, params.shape,
-                                            {.n_kv_heads = head.n_kv_heads,
-                                             .layer_rank_v = head.layer_rank_v,
-                                             .n_blocks = run.n_blocks,
-                                             .is_prompt = run.is_prompt,
-                                             .is_repaired = run.is_repaired});
+  const PackedShape shape =
+      MakePackedShape(head.format, ShapeOfClass(params.shape, run.entry_class),
+                      {.n_kv_heads = head.n_kv_heads,
+                       .layer_rank_v = head.layer_rank_v,
+                       .n_blocks = run.n_blocks,
+                       .is_prompt = run.is_prompt,
+                       .is_repaired = run.is_repaired});
   PackedRunView view = {.k = ViewKeys(shape, run, head),
                         .v = ViewValues(shape, run, head),
                         .first_block = run.first_block,

@@ -460,6 +460,11 @@ void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
                   segment.n_channels, segment.n_channels, weights, constants, rows);
     });
   }
+  LineSums<kRows> nothing;
+  nothing.Clear();
+  for (int channel = side.n_coded; channel < side.rank; channel += 16) {
+    StoreValues(rows, nothing, channel, weights.units, constants);
+  }
 }
 
 template <int kRows>

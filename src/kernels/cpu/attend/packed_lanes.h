@@ -287,6 +287,9 @@ void ExpandSegments(const PackedSideView& side, const std::byte* block, float* v
     Store(values + offset, FirstWordsToFloats(numbers) * step);
     Store(values + offset + kLanes, LastWordsToFloats(numbers) * step);
   });
+  ForEachUncoded<kIsKey>(side, [&](int64_t offset, int64_t n) KVL_PART {
+    __builtin_memset(values + offset, 0, n * sizeof(float));
+  });
 }
 
 // Turns the numbers of K, which are in units of their block, into keys.

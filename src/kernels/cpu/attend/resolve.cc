@@ -10,6 +10,7 @@ PackedHead PackedHeadAt(const CpuAccess& access, const SealedHead& head,
                      .n_blocks = run.n_blocks,
                      .is_prompt = run.is_prompt,
                      .is_repaired = run.is_repaired,
+                     .entry_class = run.entry_class,
                      .record = access.At(run.record),
                      .layer_record = access.At(run.layer_record)});
   }

@@ -50,8 +50,8 @@ bool IsValidCodec(const RotatedCodec& /*codec*/) { return false; }
 bool IsValidRank(int rank) { return rank > 0 && rank % 16 == 0 && rank <= kMaxPackedRank; }
 
 bool IsValidSplit(const BitSplit& split, int rank) {
-  return split.n_channels() == rank && split.scaled >= 0 && split.scaled % 16 == 0 &&
-         split.scaled <= rank &&
+  return split.n_channels() > 0 && split.n_channels() <= rank && split.scaled >= 0 &&
+         split.scaled % 16 == 0 && split.scaled <= split.n_channels() &&
          std::ranges::all_of(split.channels, [](int n) { return n >= 0 && n % 16 == 0; });
 }
 

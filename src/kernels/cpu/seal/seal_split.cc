@@ -74,12 +74,12 @@ constexpr int kScaleReach = 8;
 
 StoredUnit UnitOf(const PackedShape& s) { return std::get<SplitBitsCodec>(s.format.codec).unit; }
 
-// f(channel, number) for those of a token in a block of K or of V by lines.
+// f(channel, number) for the first n_channels of a token in a block of K or of V by lines.
 template <bool kIsKey, typename F>
-void ForEachOfToken(float* x, int rank, int token, const F& f) {
+void ForEachOfToken(float* x, int rank, int n_channels, int token, const F& f) {
   float* const first = x + (kIsKey ? KeyOffset(token, 0) : ValueOffset({.rank_v = rank}, token, 0));
   constexpr int64_t kPairStep = kIsKey ? 2 * kBlockSize : 4, kStep = kIsKey ? 1 : 2;
-  for (int c = 0; c < rank; c += 2) {
+  for (int c = 0; c < n_channels; c += 2) {
     float* const pair = first + c / 2 * kPairStep;
     f(c, pair[0]);
     f(c + 1, pair[kStep]);
@@ -125,16 +125,16 @@ uint8_t BestScale(const SealKernels& kernels, const BitSplit& split, const float
 }
 
 // Chooses the scales of tokens, and puts their numbers, a block of K or of V by lines, into those
-// units.
+// units, as far as they get codes.
 template <bool kIsKey>
 void ScaleTokens(const HeadRun& run, const BitSplit& split, std::byte* scales, SealWorkspace* ws) {
-  const int rank = split.n_channels();
+  const int rank = kIsKey ? run.shape.rank_k : run.shape.rank_v, n = split.n_channels();
   float* const row = ws->part;
   for (int t = 0; t < kBlockSize; ++t) {
-    ForEachOfToken<kIsKey>(ws->x, rank, t, [&](int c, float& value) { row[c] = value; });
+    ForEachOfToken<kIsKey>(ws->x, rank, n, t, [&](int c, float& value) { row[c] = value; });
     const uint8_t byte = BestScale(*run.kernels, split, row);
     const float inverse = 1 / ScaleOfByte(byte);
-    ForEachOfToken<kIsKey>(ws->x, rank, t, [&](int, float& value) { value *= inverse; });
+    ForEachOfToken<kIsKey>(ws->x, rank, n, t, [&](int, float& value) { value *= inverse; });
     scales[t] = std::byte{byte};
   }
 }
@@ -144,7 +144,7 @@ template <bool kIsKey>
 void ScaleTokenResidual(int rank, const std::byte* scales, float* residual) {
   for (int t = 0; t < kBlockSize; ++t) {
     const float scale = ScaleOfByte(static_cast<uint8_t>(scales[t]));
-    ForEachOfToken<kIsKey>(residual, rank, t, [&](int, float& value) { value *= scale; });
+    ForEachOfToken<kIsKey>(residual, rank, rank, t, [&](int, float& value) { value *= scale; });
   }
 }
 

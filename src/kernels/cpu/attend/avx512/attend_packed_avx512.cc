@@ -198,8 +198,11 @@ int AttendPackedBlocks(const PackedPanel& panel, int entry, int kv_end) {
       return entry;
     }
     if (run != before) BeginRun(*run, &w);
-    // The open run has units of its own.
-    if (before == nullptr || (run != before && run->is_open)) BeginPanel(w);
+    // The open run has units of its own, and so do entries of another class.
+    if (before == nullptr ||
+        (run != before && (run->is_open || run->entry_class != before->entry_class))) {
+      BeginPanel(w);
+    }
     while (LimitOfRow(p, panel.first_row + Min(w.first_row + kTileRows, panel.n_rows) - 1) <=
            entry) {
       w.first_row += kTileRows;

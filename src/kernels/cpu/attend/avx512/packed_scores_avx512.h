@@ -328,7 +328,7 @@ KVL_INLINE void ScoreBySegment(const Work& w, int row, __m512 (&scores)[kRows][k
   });
   if (!side.has_token_scales) AddKeyRepairs<kRows>(w, row, scores);
   if (w.is_decoded) {
-    AddSegmentScores<kDecodedBits, kRows>(w, row, {kDecodedBits, 0, side.rank, 0}, scores);
+    AddSegmentScores<kDecodedBits, kRows>(w, row, {kDecodedBits, 0, side.n_coded, 0}, scores);
   } else {
     for (int i = 0; i < side.n_segments; ++i) {
       WithSegmentBits(side.segments[i].bits, [&](auto bits) KVL_PART {

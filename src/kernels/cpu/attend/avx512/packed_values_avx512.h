@@ -156,6 +156,20 @@ KVL_INLINE ValueLines ValueLinesOf(const Work& w, const CodeSegment& part, int d
           int64_t{width} / kLanes * CodeGroup<kBits>::kBytes};
 }
 
+// The channels without codes add nothing to sums, which shrink all the same.
+template <int kRows>
+KVL_INLINE void ShrinkUncoded(const Work& w, int row) {
+  const PackedSideView& side = w.run.v;
+  const AttendParams& p = *w.panel->p;
+  for (int i = 0; i < kRows; ++i) {
+    float* const o = p.o + (w.panel->first_row + row + i) * p.o_stride;
+    const __m512 shrink = _mm512_set1_ps(w.panel->rows[row + i].shrink);
+    for (int r = side.n_coded; r < side.rank; r += kLanes) {
+      _mm512_storeu_ps(o + r, _mm512_mul_ps(_mm512_loadu_ps(o + r), shrink));
+    }
+  }
+}
+
 // Adds the values where bits are split. Weights come in the units of the numbers of a segment
 // (FillUnits). Decoded lines do not end with their segments, so that tiles may be wider.
 template <int kRows>
@@ -167,9 +181,9 @@ void AddSegmentValues(const Work& w, int row) {
     const CodeTables none = {};
     ValueTiles<kDecodedBits, kRows>(w, row, 0, n_bytes, w.s->weights[1][0],
                                     ValueLinesOf<kDecodedBits>(w, lines, 0), none);
-    ValueTiles<kDecodedBits, kRows>(w, row, n_bytes, side.rank, w.s->weights[0][0],
+    ValueTiles<kDecodedBits, kRows>(w, row, n_bytes, side.n_coded, w.s->weights[0][0],
                                     ValueLinesOf<kDecodedBits>(w, lines, n_bytes), none);
-    return;
+    return ShrinkUncoded<kRows>(w, row);
   }
   for (int i = 0; i < side.n_segments; ++i) {
     const CodeSegment& segment = side.segments[i];
@@ -181,6 +195,7 @@ void AddSegmentValues(const Work& w, int row) {
                                     LoadCodeTables<bits.value>(segment.table));
     });
   }
+  ShrinkUncoded<kRows>(w, row);
 }
 
 template <int kBits, int kRows>

@@ -98,10 +98,19 @@ KVL_INLINE void KeyTile(const LatentBlock& b, const int16_t* latents, const floa
   });
 }
 
+// Channels without codes count as zero.
+template <bool kIsKey, typename Word>
+void ClearUncoded(const PackedSideView& side, Word* to) {
+  ForEachUncoded<kIsKey>(side, [&](int64_t offset, int64_t n) KVL_PART {
+    __builtin_memset(to + offset, 0, n * sizeof(Word));
+  });
+}
+
 void ReadKeyNumbers(const PackedSideView& side, const std::byte* block, int16_t* to) {
   ForEachVector<true>(side, block, [&](int64_t offset, IntVec numbers) KVL_PART {
     _mm256_store_si256(reinterpret_cast<__m256i*>(to + offset), numbers);
   });
+  ClearUncoded<true>(side, to);
 }
 
 // What numbers of kUnitNumberStep stand for has no more digits than Bf16.
@@ -115,6 +124,7 @@ void ReadValues(const PackedSideView& side, const std::byte* block, uint16_t* to
                         _mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(low), 16),
                                            _mm256_castps_si256(high), 0xaa));
   });
+  ClearUncoded<false>(side, to);
 }
 
 // Makes rows of values that are in units of the scales of their tokens.

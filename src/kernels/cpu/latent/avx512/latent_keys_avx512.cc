@@ -119,6 +119,9 @@ void ReadSegments(const PackedSideView& side, const std::byte* block, uint16_t* 
       for (int w = 0; w < n_words; w += 32) ScaleByteLine(to + row * step + w);
     }
   }
+  ForEachUncoded<kIsKey>(side, [&](int64_t offset, int64_t n) KVL_PART {
+    __builtin_memset(lines + offset, 0, n * sizeof(uint16_t));
+  });
 }
 
 // Reads the scales of a side's tokens, as floats.
