@@ -379,7 +379,7 @@ class CommandLine(cli_support.CommandLineCase):
             done = self.run_verb("inspect", "-m", MODEL, "--kv", "palu(rate=0.5,group=2)")
             self.assertEqual((done.returncode, b"calibrated on" in done.stderr), (0, is_first))
 
-    def test_only_lathe_waits_for_probes(self):
+    def test_only_lathe_waits_for_gradients(self):
         self.environment["XDG_CACHE_HOME"] = str(self.folder)
         calibrated = []
         for kv in ("zack(rate=0.5)", "lathe(rate=0.5)", "lathe(ratio=8)", "zack(rate=0.5)"):

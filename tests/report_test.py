@@ -78,9 +78,9 @@ class Report(unittest.TestCase):
         shape = self.json_of("inspect", "-m", MODEL, "-c", 256, "--kv", "lathe(rate=0.5)")
         n_cells = shape["model"]["n_layers"] * shape["model"]["n_kv_heads"]
         # Ranks and concentrations of three specs with a basis, bits of lathe's keys and values, bits of three sealed
-        # caches, lengths under retention. Both specs of lathe have the same spectra.
+        # caches, lengths under retention. The two specs of lathe have maps of their own: by head, and of joined heads.
         self.assertEqual(self.html.count("<rect"), (3 * 4 + 2 + 3 + 1) * n_cells)
-        self.assertEqual(self.html.count("<polyline"), 2 * 2 * n_cells)
+        self.assertEqual(self.html.count("<polyline"), 2 * 3 * n_cells)
         for head in shape["basis"]["heads"]:
             self.assertIn(f"layer {head['layer']}, KV head {head['kv_head']}: {head['rank_k']}<", self.html)
 

@@ -130,10 +130,10 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereRunsHaveNoRecordOrABasisInTheFir
   ModelBasis online{2, 2, 32, {{16, 32}, {32, 16}, {16, 16}, {32, 32}}};
   online.online = OnlineInputs{.output_grams{4, std::vector<double>(32 * 32, 0.5)}};
   const std::pair<const char*, const ModelBasis*> cases[] = {
-      {"lathe(ratio=4,open=8,run=64)", &split},
-      {"lathe(ratio=4,run=64,open=16,sink=0)", &split},
-      {"lathe(ratio=4,open=8,run=128)+lowrank", &split},
-      {"lathe(ratio=4,open=8,keys=before,run=64)", &latents},
+      {"lathe(ratio=4,scales=static,open=8,run=64)", &split},
+      {"lathe(ratio=4,scales=static,run=64,open=16,sink=0)", &split},
+      {"lathe(ratio=4,scales=static,open=8,run=128)+lowrank", &split},
+      {"lathe(ratio=4,scales=static,open=8,keys=before,run=64)", &latents},
       {"lathe(ratio=4,scales=token,open=8,run=64)", &of_tokens},
       {"lathe(ratio=4,scales=token,run=128)+lowrank", &of_tokens},
       {"lathe(ratio=4,scales=token,open=8,keys=before,run=64)", &latents},

@@ -83,13 +83,15 @@ const SequenceCase kCases[] = {
     {"KvquantLowrank", "fdc(rate=0.3)+kvquant(outliers=0.1)+lowrank", CaseBasis::kPlain},
     {"WindowGear", "window(size=90)+gear(bits=4,run=64)"},
     {"WindowInt8", "window(size=30)+int8(run=64)"},
-    {"Lathe", "lathe(ratio=4,open=8,run=64)", CaseBasis::kSplit},
-    {"LatheOpen16", "lathe(ratio=4,run=64,open=16,sink=0)", CaseBasis::kSplit},
-    {"LatheLowrank", "lathe(ratio=4,open=8,run=128)+lowrank", CaseBasis::kSplit},
-    {"LatheClasses", "lathe(ratio=4,open=8,classes=3,run=64)", CaseBasis::kSplitClasses},
-    {"LatheClassesKeysBefore", "lathe(ratio=4,open=8,classes=3,keys=before,run=64)",
+    {"Lathe", "lathe(ratio=4,scales=static,open=8,run=64)", CaseBasis::kSplit},
+    {"LatheOpen16", "lathe(ratio=4,scales=static,run=64,open=16,sink=0)", CaseBasis::kSplit},
+    {"LatheLowrank", "lathe(ratio=4,scales=static,open=8,run=128)+lowrank", CaseBasis::kSplit},
+    {"LatheClasses", "lathe(ratio=4,scales=static,open=8,classes=3,run=64)",
+     CaseBasis::kSplitClasses},
+    {"LatheClassesKeysBefore", "lathe(ratio=4,scales=static,open=8,classes=3,keys=before,run=64)",
      CaseBasis::kSplitClassLatents},
-    {"LatheKeysBefore", "lathe(ratio=4,open=8,keys=before,run=64)", CaseBasis::kSplitLatents},
+    {"LatheKeysBefore", "lathe(ratio=4,scales=static,open=8,keys=before,run=64)",
+     CaseBasis::kSplitLatents},
     {"SvdOnline", "svd-online"},
     {"ZackOnline", "zack(online=on)", CaseBasis::kOnline},
     {"Palu", "palu(group=2)", CaseBasis::kSharedLatents},
@@ -135,7 +137,11 @@ std::vector<SequenceCase> RecordedCases() {
 std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, ThreadPool* threads, Isa isa) {
   const auto spec = Spec::Parse(of.spec);
   EXPECT_TRUE(spec.ok()) << spec.status();
-  const ModelBasis basis = DrawBasis(of.basis);
+  ModelBasis basis = DrawBasis(of.basis);
+  const auto* const lathe = spec->basis_as<LatheOptions>();
+  if (lathe != nullptr && lathe->scales == LatheOptions::Scales::kToken) {
+    for (HeadBasis& head : basis.heads) head.k_bits.scaled = 0;  // tokens have them instead
+  }
   auto weights = ModelWeights::Load(MergingConfig(), DType::kBf16, MakeRandomSource(3), threads);
   EXPECT_TRUE(weights.ok()) << weights.status();
   auto model =

@@ -122,11 +122,13 @@ std::string SpectrumLine(const std::vector<double>& values) {
 void PrintHeatMaps(const Workspace& workspace, const BasisAnalysis& analysis,
                    const RankAllocation& allocation) {
   HeatMap rank_k{"rank_k", {}}, rank_v{"rank_v", {}}, qk{"QK", {}, 2}, v{"V", {}, 2};
+  // Joined heads are shown as each of the KV heads that they are.
+  const auto n = static_cast<size_t>(analysis.heads_per_map);
   for (size_t i = 0; i < allocation.ranks.size(); ++i) {
-    rank_k.values.push_back(allocation.ranks[i].rank_k);
-    rank_v.values.push_back(allocation.ranks[i].rank_v);
-    qk.values.push_back(Concentration(analysis.SpectraOf(i).qk));
-    v.values.push_back(Concentration(analysis.SpectraOf(i).v));
+    rank_k.values.insert(rank_k.values.end(), n, StoredKeyChannels(allocation.ranks[i]));
+    rank_v.values.insert(rank_v.values.end(), n, StoredValueChannels(allocation.ranks[i]));
+    qk.values.insert(qk.values.end(), n, Concentration(analysis.SpectraOf(i).qk));
+    v.values.insert(v.values.end(), n, Concentration(analysis.SpectraOf(i).v));
   }
   const ModelConfig& c = workspace.config();
   const HeatMap maps[] = {rank_k, rank_v, qk, v};
@@ -137,8 +139,9 @@ void PrintHeatMaps(const Workspace& workspace, const BasisAnalysis& analysis,
   if (allocation.ranks[0].k_bits == BitSplit{}) return;
   HeatMap bits_k{"bits K", {}, 2}, bits_v{"bits V", {}, 2};
   for (const HeadRanks& ranks : allocation.ranks) {
-    bits_k.values.push_back(static_cast<double>(ranks.k_bits.bits_per_token()) / c.head_dim);
-    bits_v.values.push_back(static_cast<double>(ranks.v_bits.bits_per_token()) / c.head_dim);
+    const double width = analysis.shape.head_dim;
+    bits_k.values.insert(bits_k.values.end(), n, ranks.k_bits.bits_per_token() / width);
+    bits_v.values.insert(bits_v.values.end(), n, ranks.v_bits.bits_per_token() / width);
   }
   const HeatMap bit_maps[] = {bits_k, bits_v};
   fmt::print("bits of a sealed row over head_dim:\n{}\n",
@@ -151,18 +154,19 @@ void PrintBasis(const Workspace& workspace, const BasisAnalysis& analysis,
   fmt::print(
       "removed {:.4f} of all elements (eta {:.5f}); mean rank_k {:.1f}, rank_v {:.1f} of {}\n",
       report.removal_rate, report.eta, report.mean_rank_k, report.mean_rank_v,
-      workspace.config().head_dim);
+      analysis.shape.head_dim);
   fmt::print(
       "coefficient of variation of the largest singular value over heads: QK {:.3f}, V {:.3f}\n\n",
       report.cv_largest_qk, report.cv_largest_v);
   PrintHeatMaps(workspace, analysis, allocation);
   fmt::print("{:>5} {:>7} {:>6} {:>6}  every eighth singular value of QK | of V\n", "layer",
              "KV head", "rank_k", "rank_v");
+  const int n_heads = static_cast<int>(allocation.ranks.size()) / workspace.config().n_layers;
   for (int l = 0; l < workspace.config().n_layers; ++l) {
-    for (int g = 0; g < workspace.config().n_kv_heads; ++g) {
-      const int i = l * workspace.config().n_kv_heads + g;
-      fmt::print("{:>5} {:>7} {:>6} {:>6} {} |{}\n", l, g, allocation.ranks[i].rank_k,
-                 allocation.ranks[i].rank_v, SpectrumLine(analysis.SpectraOf(i).qk),
+    for (int g = 0; g < n_heads; ++g) {
+      const int i = l * n_heads + g;
+      fmt::print("{:>5} {:>7} {:>6} {:>6} {} |{}\n", l, g, StoredKeyChannels(allocation.ranks[i]),
+                 StoredValueChannels(allocation.ranks[i]), SpectrumLine(analysis.SpectraOf(i).qk),
                  SpectrumLine(analysis.SpectraOf(i).v));
     }
   }

@@ -35,13 +35,16 @@ std::vector<std::pair<std::string, std::string>> FactsOf(const Workspace& worksp
 }
 
 // Where channels have bits of their own.
-void AddSplitBits(const RankAllocation& allocation, int head_dim, ReportCache* cache) {
+void AddSplitBits(const BasisAnalysis& analysis, const RankAllocation& allocation,
+                  ReportCache* cache) {
   ReportMap k_bits{"bits per number of keys", {}, 2}, v_bits{"bits per number of values", {}, 2};
   int n_bits = 0;
   for (const HeadRanks& ranks : allocation.ranks) {
     n_bits += ranks.k_bits.bits_per_token() + ranks.v_bits.bits_per_token();
-    k_bits.values.push_back(double{1} * ranks.k_bits.bits_per_token() / head_dim);
-    v_bits.values.push_back(double{1} * ranks.v_bits.bits_per_token() / head_dim);
+    const double width = analysis.shape.head_dim;
+    const auto n = static_cast<size_t>(analysis.heads_per_map);
+    k_bits.values.insert(k_bits.values.end(), n, ranks.k_bits.bits_per_token() / width);
+    v_bits.values.insert(v_bits.values.end(), n, ranks.v_bits.bits_per_token() / width);
   }
   if (n_bits == 0) return;
   cache->maps.push_back(std::move(k_bits));
@@ -57,17 +60,20 @@ Status AddBasis(Workspace* workspace, const SpecModel& spec_model,
   ReportMap rank_k{"rank of keys", {}}, rank_v{"rank of values", {}};
   ReportMap qk{"QK: share of the largest quarter", {}, 2};
   ReportMap v{"V: share of the largest quarter", {}, 2};
+  // Joined heads are shown as each of the KV heads that they are.
+  const auto n = static_cast<size_t>(analysis->heads_per_map);
   for (size_t i = 0; i < spec_model.ranks->ranks.size(); ++i) {
-    rank_k.values.push_back(spec_model.ranks->ranks[i].rank_k);
-    rank_v.values.push_back(spec_model.ranks->ranks[i].rank_v);
-    qk.values.push_back(Concentration(analysis->SpectraOf(i).qk));
-    v.values.push_back(Concentration(analysis->SpectraOf(i).v));
+    const HeadRanks& ranks = spec_model.ranks->ranks[i];
+    rank_k.values.insert(rank_k.values.end(), n, StoredKeyChannels(ranks));
+    rank_v.values.insert(rank_v.values.end(), n, StoredValueChannels(ranks));
+    qk.values.insert(qk.values.end(), n, Concentration(analysis->SpectraOf(i).qk));
+    v.values.insert(v.values.end(), n, Concentration(analysis->SpectraOf(i).v));
   }
   for (ReportMap* map : {&rank_k, &rank_v, &qk, &v}) cache->maps.push_back(std::move(*map));
-  AddSplitBits(*spec_model.ranks, workspace->config().head_dim, cache);
+  AddSplitBits(*analysis, *spec_model.ranks, cache);
   if (std::ranges::find(*shown, analysis) == shown->end()) {
     for (size_t i = 0; i < spec_model.ranks->ranks.size(); ++i) {
-      cache->spectra.push_back(analysis->SpectraOf(i));
+      cache->spectra.insert(cache->spectra.end(), n, analysis->SpectraOf(i));
     }
     shown->push_back(analysis);
   }
@@ -75,7 +81,8 @@ Status AddBasis(Workspace* workspace, const SpecModel& spec_model,
 }
 
 // What a head's sealed blocks and records take, per number of the uncompressed rows they stand for.
-void AddBits(const CacheLayout& layout, int64_t n_context, ReportCache* cache) {
+// n_model_heads: KV heads of the model, some of which may be one of the cache.
+void AddBits(const CacheLayout& layout, int n_model_heads, int64_t n_context, ReportCache* cache) {
   const std::vector<RunExtent> runs = RunsOf(layout, n_context, n_context);
   if (runs.empty()) return;
   ReportMap bits{"stored bits per number, without records of the layer", {}, 2};
@@ -88,8 +95,9 @@ void AddBits(const CacheLayout& layout, int64_t n_context, ReportCache* cache) {
         n_bytes += shape.n_blocks * PackedBlockObjectBytes(shape) + RunRecordObjectBytes(shape);
         n_tokens += shape.n_tokens();
       }
-      bits.values.push_back(8.0 * static_cast<double>(n_bytes) /
-                            (2.0 * layout.head_dim * static_cast<double>(n_tokens)));
+      bits.values.insert(bits.values.end(), n_model_heads / layout.n_kv_heads,
+                         8.0 * static_cast<double>(n_bytes) /
+                             (2.0 * layout.head_dim * static_cast<double>(n_tokens)));
     }
   }
   cache->maps.push_back(std::move(bits));
@@ -107,7 +115,8 @@ Status AddLengths(Model* model, std::span<const int32_t> window, int64_t kv_budg
   ReportMap lengths{fmt::format("entries held of a prompt of {}", window.size()), {}};
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
-      lengths.values.push_back(layout.n_sink + sequence.head(l, g).n_entries());
+      lengths.values.insert(lengths.values.end(), model->config().n_kv_heads / layout.n_kv_heads,
+                            layout.n_sink + sequence.head(l, g).n_entries());
     }
   }
   cache->maps.push_back(std::move(lengths));
@@ -120,7 +129,8 @@ StatusOr<std::vector<ReportCache>> CachesOf(Workspace* workspace, const Comparis
   for (const SpecModel& spec_model : run.models) {
     ReportCache cache{spec_model.spec.text(), spec_model.spec.ToString(), {}, {}};
     KVL_RETURN_IF_ERROR(AddBasis(workspace, spec_model, &shown, &cache));
-    AddBits(spec_model.model->layout(), workspace->context_tokens(), &cache);
+    AddBits(spec_model.model->layout(), workspace->config().n_kv_heads, workspace->context_tokens(),
+            &cache);
     KVL_RETURN_IF_ERROR(
         AddLengths(spec_model.model.get(), run.window, workspace->kv_budget_bytes(), &cache));
     caches.push_back(std::move(cache));

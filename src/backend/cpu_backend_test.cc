@@ -140,7 +140,9 @@ TEST_F(CpuBackendTest, RowsThatMeetWholeKeysAreNotMapped) {
   map->PackRows(0, kRank, DType::kF32, w.data(), kDims);
   std::vector<float> q(3 * kRank, -1.0f), k = q;
   turn.head.query_map = turn.head.key_map = &*map;
+  turn.head.turned_q_width = kDims;
   turn.head.mapped_q = reinterpret_cast<std::byte*>(q.data());
+  turn.head.mapped_q_stride = kRank;
   turn.head.mapped_k = reinterpret_cast<std::byte*>(k.data());
   turn.head.joined_k = turn.head.turned_k;
   backend_.RotateAndMap(turn.plan);

@@ -233,7 +233,8 @@ TEST_F(CalibrateTest, GradientsOfWindowsMakeFAndThoseHeldBackAreApart) {
     // Sequences have 200, 200 and 100 tokens, the last of which is held back.
     const std::vector<float> rows(ids.size() * kShape.head_dim, ids.size() == 100 ? 2.0f : 1.0f);
     for (int l = 0; l < kShape.n_layers; ++l) {
-      sink({l, std::ssize(ids), rows.data(), rows.data(), rows.data()});
+      sink({l, std::ssize(ids), rows.data(), rows.data(), rows.data(), rows.data(), rows.data(),
+            rows.data()});
     }
     return OkStatus();
   };

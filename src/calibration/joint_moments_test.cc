@@ -73,11 +73,13 @@ class FisherSumsTest : public ::testing::Test {
   void Add(FisherSums* sums, const std::vector<float>& rows, bool is_held_back) {
     const auto n_tokens = std::ssize(rows) / kStride;
     for (int l = 0; l < 2; ++l) {
-      sums->Add({l, n_tokens, rows.data(), rows.data(), rows.data()}, shift_, is_held_back);
+      const float *g = rows.data(), *r = rows_.data();
+      sums->Add({l, n_tokens, g, g, g, r, r, r}, shift_, is_held_back);
     }
     sums->CountTokens(n_tokens, is_held_back);
   }
   ThreadPool pool_{2};
+  const std::vector<float> rows_ = DrawJointRows(30, 9);  // whose gradients are added
   PositionShift shift_{5, std::vector<double>(24, 0.2)};
 };
 
@@ -111,13 +113,41 @@ TEST_F(FisherSumsTest, IsHalfTheSumOfProductsPerTokenAndAddsUp) {
               1e-4);
 }
 
+TEST_F(FisherSumsTest, RowsCountByTheSquaresOfTheirGradients) {
+  const std::vector<float> a = DrawJointRows(12, 1), b = DrawJointRows(30, 2);
+  CalibrationStatistics statistics = MakeStatistics(kTwoGroups);
+  FisherSums sums(&pool_, &statistics);
+  Add(&sums, a, false);
+  Add(&sums, b, false);
+  ASSERT_TRUE(sums.Finish().ok());
+  double weights = 0, mean = 0, product = 0;  // of the second group
+  for (const std::vector<float>* gradients : {&a, &b}) {
+    for (int64_t t = 4; t * kStride < std::ssize(*gradients); ++t) {
+      double weight = 0;
+      for (int64_t i = kWidth; i < 2 * kWidth; ++i) {
+        weight += std::pow((*gradients)[t * kStride + i], 2);
+      }
+      const float* const row = &rows_[t * kStride + kWidth];
+      weights += weight;
+      mean += weight * row[3];
+      product += weight * row[3] * row[200];
+    }
+  }
+  const JointMoments& v = statistics.joint.v;
+  EXPECT_NEAR(v.weighed_mean[(1 * 2 + 1) * kWidth + 3], mean / weights, 1e-4);
+  const int64_t first = (1 * 2 + 1) * kWidth * kWidth;
+  EXPECT_NEAR(v.weighed_gram[first + 3 * kWidth + 200], product / weights, 1e-4);
+  EXPECT_EQ(v.weighed_gram[first + 3 * kWidth + 200], v.weighed_gram[first + 200 * kWidth + 3]);
+}
+
 TEST_F(FisherSumsTest, GradientsThatAreNotFiniteAreRefusedWithTheirLayer) {
   CalibrationStatistics statistics = MakeStatistics(kTwoGroups);
   FisherSums sums(&pool_, &statistics);
   std::vector<float> rows = DrawJointRows(12, 1);
   Add(&sums, rows, false);
   rows[10 * kStride + 3] = std::numeric_limits<float>::quiet_NaN();
-  sums.Add({1, 12, rows.data(), rows.data(), rows.data()}, shift_, false);
+  const float *g = rows.data(), *r = rows_.data();
+  sums.Add({1, 12, g, g, g, r, r, r}, shift_, false);
   EXPECT_THAT(MessageOf(sums.Finish()), ::testing::HasSubstr("layer 1: gradients are not finite"));
 }
 

@@ -19,8 +19,8 @@ bool HasValueOffset(const ModelBasis& basis, int layer_idx) {
   return false;
 }
 
-// Whether W_O stays as it is and attention's outputs are mapped to its rows first: folded it would be
-// as many times wider as heads share a map or latents.
+// Whether W_O stays as it is and attention's outputs are mapped to its rows first: folded it would
+// be as many times wider as heads share a map or latents.
 bool KeepsOutputs(const ModelBasis& basis) {
   return basis.heads_per_latent > 1 || basis.heads_per_map > 1;
 }

@@ -70,8 +70,8 @@ std::unique_ptr<Model> MergedModel::Load(Isa isa, DType type, const char* spec_t
   EXPECT_TRUE(weights.ok()) << weights.status();
   ModelBasis basis = testing::ToModelBasis(reference_, bases_);
   if (spec->splits_bits()) {
-    const bool is_auto = spec->basis_as<LatheOptions>()->scales == LatheOptions::Scales::kAuto;
-    testing::DrawSplitBits(&basis, /*has_block_scales=*/is_auto);
+    const bool is_static = spec->basis_as<LatheOptions>()->scales == LatheOptions::Scales::kStatic;
+    testing::DrawSplitBits(&basis, /*has_block_scales=*/is_static);
   }
   auto model = CreateModel(*std::move(weights), PartsOf(*spec, bases_.empty() ? nullptr : &basis),
                            &threads_, isa);

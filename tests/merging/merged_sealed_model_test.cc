@@ -116,7 +116,7 @@ const MergedCase kOtherCodes[] = {
          .n_sink = 1,
          .table = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6}},
      true},
-    {"lathe(ratio=4,newest=7,sink=2)+dmc",
+    {"lathe(ratio=4,scales=static,newest=7,sink=2)+dmc",
      {0, 12},
      2,
      kCode,

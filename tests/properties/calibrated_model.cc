@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "analysis/statistics/probes.h"
 #include "calibration/calibrate.h"
-#include "calibration/kl_meter.h"
-#include "calibration/sensitivity.h"
+#include "calibration/gradients/decoder_gradients.h"
 #include "kv/blocks/block_pool.h"
 #include "model/model.h"
 #include "model/planned_model.h"
@@ -55,25 +55,15 @@ void CalibratedModel::Gather() {
     const SequenceStep step{&cache, ids, SequenceStep::Logits::kNone};
     return (*model)->Forward({&step, 1}, observer);
   };
+  DecoderGradients gradients(weights_.get(), threads_, SelectIsa().value(), kProbeNewest);
+  job.gradient_tokens = kSequences * kSequenceTokens;
+  job.gradients = [&](std::span<const int32_t> ids, uint64_t seed,
+                      const DecoderGradients::Sink& sink) {
+    return gradients.Run(ids, seed, sink).status();
+  };
   auto statistics = Calibrate(job);
   ASSERT_TRUE(statistics.ok()) << statistics.status();
   statistics_ = *std::move(statistics);
-  Probe(*sequences);
-}
-
-void CalibratedModel::Probe(const std::vector<std::vector<int32_t>>& sequences) {
-  auto after = planner_->analyses().From(*Spec::Parse("lathe"), statistics_);
-  auto before = planner_->analyses().From(*Spec::Parse("lathe(keys=before)"), statistics_);
-  ASSERT_TRUE(after.ok() && before.ok()) << after.status() << before.status();
-  const ProbeTexts texts = ChooseProbeTexts(sequences, statistics_.shape);
-  auto meter = KlMeter::Create(weights_, texts.texts, threads_, SelectIsa().value(), texts.options);
-  ASSERT_TRUE(meter.ok()) << meter.status();
-  SensitivityJob job{.analysis = &*after, .before_rope = &*before};
-  job.kl = [&](const ModelBasis& basis, int first_layer) {
-    return (*meter)->Measure(basis, first_layer);
-  };
-  const Status status = MeasureSensitivities(job, &statistics_);
-  ASSERT_TRUE(status.ok()) << status;
 }
 
 }  // namespace kvlathe

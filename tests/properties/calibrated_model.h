@@ -45,7 +45,6 @@ class CalibratedModel : public PlanSource {
 
  private:
   void Gather();
-  void Probe(const std::vector<std::vector<int32_t>>& sequences);
 
   std::string name_;
   std::shared_ptr<ModelWeights> weights_;

@@ -17,7 +17,10 @@ namespace {
 
 // A part of the mean eigenvalue that F gets in every direction: gradients of a few windows say too
 // little of directions in which they are small.
-static const double kFisherRidge = getenv("DBGR") ? atof(getenv("DBGR")) : 0.03;
+constexpr double kFisherRidge = 0.03;
+
+// Rows weighed by their gradients are few; all rows of the text count this much beside them.
+constexpr double kPlainShare = 0.1;
 
 // The rows of one head of the cache: their moments about the mean, and what errors in them cost.
 struct RowStatistics {
@@ -37,19 +40,18 @@ RowStatistics RowsOf(const JointMoments& moments, const StatisticsShape& shape, 
   RowStatistics rows;
   const auto mean = moments.weighed_mean.begin() + group * width + from;
   if (is_centred) rows.offset.assign(mean, mean + dim);
-  const double own = getenv("DBGW") ? atof(getenv("DBGW")) : 0.1;
+  const auto plain = moments.mean.begin() + group * width + from;
   rows.gram.resize(int64_t{dim} * dim);
   rows.fisher.resize(int64_t{dim} * dim);
   for (int i = 0; i < dim; ++i) {
     const int64_t row = (group * width + from + i) * width + from;
     for (int j = 0; j < dim; ++j) {
-      const auto plain = moments.mean.begin() + group * width + from;
       double w = moments.weighed_gram[row + j], c = moments.gram[row + j];
       if (is_centred) {
         w -= double{mean[i]} * mean[j];
         c += -double{plain[i]} * mean[j] - double{mean[i]} * plain[j] + double{mean[i]} * mean[j];
       }
-      rows.gram[i * dim + j] = w + own * c;
+      rows.gram[i * dim + j] = (w + kPlainShare * c) / (1 + kPlainShare);
       rows.fisher[i * dim + j] = moments.fisher[row + j];
     }
   }
@@ -125,10 +127,6 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
   analysis->noise[h].qk = NoiseOf(head.key_deviations, k.singular_values);
   analysis->noise[h].v = NoiseOf(head.value_deviations, v.singular_values);
   analysis->spectra[h] = {k.singular_values, v.singular_values};
-  if (const char* dbg = getenv("DBGS")) {
-    for (double& x : analysis->spectra[h].qk) x *= atof(dbg);
-    for (double& x : analysis->spectra[h].v) x *= atof(dbg);
-  }
   return OkStatus();
 }
 

@@ -47,12 +47,13 @@ void SetMoments(const KindRows& of, int layer_idx, JointMoments* moments) {
     double sum = 0;
     for (const Row& row : of.rows) sum += row[i];
     moments->mean[layer_idx * kWidth + i] = static_cast<float>(sum / kTokens);
+    moments->weighed_mean[layer_idx * kWidth + i] = static_cast<float>(sum / kTokens);
     for (int j = 0; j < kWidth; ++j) {
       double gram = 0, fisher = 0;
       for (const Row& row : of.rows) gram += row[i] * row[j];
       for (const Row& g : of.gradients) fisher += g[i] * g[j];
       const int64_t at = (int64_t{layer_idx} * kWidth + i) * kWidth + j;
-      moments->gram[at] = static_cast<float>(gram / kTokens);
+      moments->gram[at] = moments->weighed_gram[at] = static_cast<float>(gram / kTokens);
       moments->fisher[at] = static_cast<float>(fisher / kTokens / 2);
     }
   }
@@ -80,6 +81,15 @@ std::vector<float> Transposed(const std::vector<float>& m, int n_columns) {
     for (int j = 0; j < n_columns; ++j) t[j * n_rows + i] = m[i * n_columns + j];
   }
   return t;
+}
+
+// Of a map [dim, dim].
+std::vector<float> FirstColumns(const std::vector<float>& map, int dim, int n) {
+  std::vector<float> columns;
+  for (auto row = map.begin(); row != map.end(); row += dim) {
+    columns.insert(columns.end(), row, row + n);
+  }
+  return columns;
 }
 
 class LatheTest : public ::testing::Test {
@@ -150,9 +160,8 @@ Row Lost(Row row, const std::vector<float>& offset, const std::vector<float>& ma
 
 TEST_F(LatheTest, SpectraSayWhatCutsCost) {
   for (const int choice : {0, 1, 2, 3, 4}) {
-    const BasisOptions options = {.is_centred = choice != 4,
-                                  .keys_before_rope = choice % 2 == 1,
-                                  .joins_heads = choice >= 2};
+    const BasisOptions options = {
+        .is_centred = choice != 4, .keys_before_rope = choice % 2 == 1, .joins_heads = choice >= 2};
     const BasisAnalysis analysis = Analyse(options);
     const int dim = analysis.shape.head_dim, n_heads = analysis.shape.n_kv_heads;
     ASSERT_EQ(dim, options.joins_heads ? kWidth : kHeadDim);
@@ -165,11 +174,17 @@ TEST_F(LatheTest, SpectraSayWhatCutsCost) {
         const HeadBasis& head = cut.heads[h];
         const std::vector<float> back =
             options.keys_before_rope ? head.key_way_back : Transposed(head.query_basis, rank);
-        const double of_keys =
-            CostOf(KeysOf(h / n_heads, options.keys_before_rope), h % n_heads, dim,
-                   [&](const Row& k) { return Lost(k, head.key_offset, head.key_basis, back, rank); });
+        const double of_keys = CostOf(
+            KeysOf(h / n_heads, options.keys_before_rope), h % n_heads, dim,
+            [&](const Row& k) { return Lost(k, head.key_offset, head.key_basis, back, rank); });
+        // Values are made in all channels, for sinks; the cache holds the first `rank`.
+        EXPECT_EQ(head.rank_v, dim);
+        EXPECT_EQ(head.stored_rank_v, rank);
+        const std::vector<float> map = FirstColumns(head.value_basis, dim, rank);
+        const std::vector<float> way_back(head.output_basis.begin(),
+                                          head.output_basis.begin() + int64_t{rank} * dim);
         const double of_values = CostOf(v_[h / n_heads], h % n_heads, dim, [&](const Row& v) {
-          return Lost(v, head.value_offset, head.value_basis, head.output_basis, rank);
+          return Lost(v, head.value_offset, map, way_back, rank);
         });
         EXPECT_NEAR(SquaresBeyond(analysis.spectra[h].qk, rank), of_keys, 1e-3 * of_keys + 1e-6);
         EXPECT_NEAR(SquaresBeyond(analysis.spectra[h].v, rank), of_values, 1e-3 * of_values + 1e-6);
@@ -182,7 +197,8 @@ TEST_F(LatheTest, JoinedHeadsLoseNoMoreThanHeadsOfTheirOwn) {
   const BasisAnalysis own = Analyse({}), joined = Analyse({.joins_heads = true});
   for (int l = 0; l < kLayers; ++l) {
     double of_own = 0;
-    for (int g = 0; g < kKvHeads; ++g) of_own += SquaresBeyond(own.spectra[l * kKvHeads + g].qk, 16);
+    for (int g = 0; g < kKvHeads; ++g)
+      of_own += SquaresBeyond(own.spectra[l * kKvHeads + g].qk, 16);
     EXPECT_LT(SquaresBeyond(joined.spectra[l].qk, 16 * kKvHeads), of_own);
   }
 }
@@ -208,8 +224,8 @@ TEST_F(LatheTest, StoredChannelsHaveUnitVarianceAndComeBackWhole) {
     const int dim = analysis.shape.head_dim, n_heads = analysis.shape.n_kv_heads;
     BitSplit split;
     split.channels[0] = dim;
-    const ModelBasis basis = CutBasis(
-        analysis, std::vector<HeadRanks>(kLayers * n_heads, {dim, dim, split, split}));
+    const ModelBasis basis =
+        CutBasis(analysis, std::vector<HeadRanks>(kLayers * n_heads, {dim, dim, split, split}));
     for (int h = 0; h < kLayers * n_heads; ++h) {
       const HeadBasis& head = basis.heads[h];
       EXPECT_TRUE(head.query_basis.empty());

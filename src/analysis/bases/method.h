@@ -104,8 +104,8 @@ struct BasisMethod {
   // quantizer axis.
   StatusOr<RankAllocation> (*allocate_bits)(const BasisAnalysis& analysis,
                                             const RankRequest& request) = nullptr;
-  bool wants_text = false;    // statistics of random tokens suit it badly
-  bool wants_gradients = false;  // prices errors by gradients of rows, which take time
+  bool wants_text = false;         // statistics of random tokens suit it badly
+  bool wants_gradients = false;    // prices errors by gradients of rows, which take time
   bool wants_value_grams = false;  // reads BasisInputs::value_grams whatever its options say
 };
 

@@ -26,14 +26,14 @@ Matrix SquareOf(const std::vector<float>& squares, const StatisticsShape& shape,
   return all.block(first % width, first % width, dim, dim).cast<double>();
 }
 
-// The second moments of the rows about `offset`.
+// The second moments, about `offset`, of the rows as their gradients weigh them.
 Matrix MomentsAbout(const JointMoments& moments, const StatisticsShape& shape, int layer_idx,
                     int first, const std::vector<float>& offset, int dim) {
-  Matrix gram = SquareOf(moments.gram, shape, layer_idx, first, dim);
+  Matrix gram = SquareOf(moments.weighed_gram, shape, layer_idx, first, dim);
   if (offset.empty()) return gram;
   const int64_t row = int64_t{layer_idx} * shape.n_kv_heads * shape.head_dim + first;
   const Eigen::VectorXd mean =
-      Eigen::Map<const Eigen::VectorXf>(moments.mean.data() + row, dim).cast<double>();
+      Eigen::Map<const Eigen::VectorXf>(moments.weighed_mean.data() + row, dim).cast<double>();
   const Eigen::VectorXd from = Eigen::Map<const Eigen::VectorXf>(offset.data(), dim).cast<double>();
   gram += -mean * from.transpose() - from * mean.transpose() + from * from.transpose();
   return gram;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -31,6 +32,7 @@ void DrawMoments(Random* random, JointMoments* moments) {
       }
     };
     draw(&moments->gram, 0.04);
+    moments->weighed_gram = moments->gram;
     draw(&moments->fisher, 0.02);
   }
 }
@@ -100,7 +102,7 @@ TEST(LossPredictorTest, IsWhatRowsOfAnotherTextLose) {
   }
   const HeadBasis& head = basis.head(0, 0);
   const float* const fisher = text.v.fisher.data();
-  std::fill_n(text.v.gram.begin(), kWidth * kWidth, 0.0f);
+  std::fill_n(text.v.weighed_gram.begin(), kWidth * kWidth, 0.0f);
   double lost = 0;
   for (int t = 0; t < kTokens; ++t) {
     // A Student's t of 8 degrees: normal over the root of a mean of 8 squares.
@@ -112,10 +114,11 @@ TEST(LossPredictorTest, IsWhatRowsOfAnotherTextLose) {
     }
     for (int i = 0; i < kWidth; ++i) {
       for (int j = 0; j < kWidth; ++j) {
-        text.v.gram[i * kWidth + j] += static_cast<float>(row[i] * row[j] / kTokens);
+        text.v.weighed_gram[i * kWidth + j] += static_cast<float>(row[i] * row[j] / kTokens);
       }
     }
-    for (int r = 0; r < head.rank_v; ++r) {
+    ASSERT_EQ(head.v_bits.n_channels(), 32);
+    for (int r = 0; r < 32; ++r) {
       double z = 0;
       for (int i = 0; i < kWidth; ++i) {
         z += (row[i] - head.value_offset[i]) * head.value_basis[i * head.rank_v + r];
@@ -136,7 +139,7 @@ TEST(LossPredictorTest, IsWhatRowsOfAnotherTextLose) {
       }
     }
   }
-  for (int i = 0; i < kWidth; ++i) text.v.mean[i] = static_cast<float>(mean[i]);
+  for (int i = 0; i < kWidth; ++i) text.v.weighed_mean[i] = static_cast<float>(mean[i]);
   const PredictedLosses losses =
       LossPredictor(analysis, text, statistics.shape, nullptr).At(RanksOf(analysis));
   EXPECT_NEAR(losses.values[0] / lost, 1, 0.1);

@@ -32,8 +32,8 @@ BasisReport ReportBasis(const BasisAnalysis& analysis, const RankAllocation& all
   std::vector<double> largest_qk, largest_v;
   const double n_heads = static_cast<double>(allocation.ranks.size());
   for (const HeadRanks& ranks : allocation.ranks) {
-    report.mean_rank_k += ranks.rank_k / n_heads;
-    report.mean_rank_v += ranks.rank_v / n_heads;
+    report.mean_rank_k += StoredKeyChannels(ranks) / n_heads;
+    report.mean_rank_v += StoredValueChannels(ranks) / n_heads;
   }
   for (const HeadSpectra& spectra : analysis.spectra) {
     largest_qk.push_back(spectra.qk.front());
@@ -65,8 +65,8 @@ nlohmann::json BasisReportJson(const BasisAnalysis& analysis, const RankAllocati
   for (int h = 0; h < static_cast<int>(allocation.ranks.size()); ++h) {
     heads.push_back({{"layer", h / n_kv_heads},
                      {"kv_head", h % n_kv_heads},
-                     {"rank_k", allocation.ranks[h].rank_k},
-                     {"rank_v", allocation.ranks[h].rank_v},
+                     {"rank_k", StoredKeyChannels(allocation.ranks[h])},
+                     {"rank_v", StoredValueChannels(allocation.ranks[h])},
                      {"singular_values_qk", analysis.SpectraOf(h).qk},
                      {"singular_values_v", analysis.SpectraOf(h).v}});
     if (allocation.ranks[h].k_bits == BitSplit{}) continue;

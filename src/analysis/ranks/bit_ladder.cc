@@ -30,7 +30,7 @@ Losses LossesOf(const std::vector<double>& singular_values, const std::vector<do
   const int begin = group * kBitGroup, end = begin + kBitGroup;
   const double noise_sum = NoiseOf(noise, group);
   Losses losses;
-  losses[0] = SumOfSquares(singular_values, begin, end);
+  losses[0] = kCutFactor * SumOfSquares(singular_values, begin, end);
   for (size_t i = 1; i < losses.size(); ++i) losses[i] = noise_sum * UnitLoss(kLevels[i]);
   return losses;
 }
@@ -124,8 +124,8 @@ std::vector<HeadRanks> BitLadder::RanksAt(int level) const {
   std::vector<HeadRanks> ranks;
   for (int h = 0; h < n_heads_; ++h) {
     const auto [k, v] = SplitsOf(bits, h);
-    ranks.push_back({.rank_k = k.n_channels(),
-                     .rank_v = v.n_channels(),
+    ranks.push_back({.rank_k = n_groups_ * kBitGroup,
+                     .rank_v = n_groups_ * kBitGroup,
                      .k_bits = k,
                      .v_bits = v,
                      .has_whole_open_rows = has_whole_rows_[h]});
@@ -147,8 +147,6 @@ std::vector<HeadRanks> BitLadder::RanksWithClassesAt(int level) const {
   for (int h = 0; h < n_heads_; ++h) {
     ranks[h].most_attended = SplitsOf(most, h);
     ranks[h].least_attended = SplitsOf(least, h);
-    ranks[h].rank_k = ranks[h].most_attended.k.n_channels();
-    ranks[h].rank_v = ranks[h].most_attended.v.n_channels();
   }
   return ranks;
 }
@@ -191,7 +189,8 @@ StatusOr<RankAllocation> AllocateBits(const std::vector<HeadSpectra>& spectra,
   allocation.ranks = ranks_at(first);
   allocation.eta = ladder.GainAt(first);
   int64_t n_kept = 0;
-  for (const HeadRanks& r : allocation.ranks) n_kept += r.rank_k + r.rank_v;
+  for (const HeadRanks& r : allocation.ranks)
+    n_kept += r.k_bits.n_channels() + r.v_bits.n_channels();
   allocation.removal_rate =
       1 - static_cast<double>(n_kept) / (2.0 * head_dim * static_cast<double>(spectra.size()));
   return allocation;

@@ -54,7 +54,7 @@ const std::map<int, double> kLoss = {
 
 double LossOf(const std::vector<HeadSpectra>& spectra, const std::vector<HeadRanks>& ranks,
               double factor) {
-  const auto at = [&](int bits) { return kLoss.at(bits) * (bits == 0 ? 1 : factor); };
+  const auto at = [&](int bits) { return kLoss.at(bits) * (bits == 0 ? kCutFactor : factor); };
   double loss = 0;
   for (size_t h = 0; h < ranks.size(); ++h) {
     const std::vector<int> k = BitsOfChannels(ranks[h].k_bits), v = BitsOfChannels(ranks[h].v_bits);
@@ -76,7 +76,7 @@ TEST(BitLadderTest, GoesFromOneBitOfTheFirstChannelsToEightOfAll) {
   const std::vector<HeadSpectra> spectra = RandomSpectra(3, 1);
   const BitLadder ladder(spectra, NoiseLike(spectra), kHeadDim);
   for (const HeadRanks& r : ladder.RanksAt(0)) {
-    EXPECT_EQ(r.rank_k, 16);
+    EXPECT_EQ(r.rank_k, kHeadDim);  // rows have all channels until they are sealed
     EXPECT_EQ(r.k_bits.bits_per_token(), 16);
     EXPECT_EQ(r.v_bits.bits_per_token(), 16);
   }
@@ -134,9 +134,10 @@ TEST(BitLadderTest, BitsNeverRiseWhereSpectraDo) {
   const BitLadder ladder(spectra, NoiseLike(spectra), kHeadDim);
   for (int level = 0; level < ladder.n_levels(); ++level) {
     for (const HeadRanks& r : ladder.RanksAt(level)) {
-      EXPECT_EQ(r.rank_k, r.k_bits.n_channels());
-      EXPECT_EQ(r.rank_v, r.v_bits.n_channels());
-      EXPECT_LE(r.rank_k, kHeadDim);
+      EXPECT_EQ(r.rank_k, kHeadDim);
+      EXPECT_EQ(r.rank_v, kHeadDim);
+      EXPECT_LE(r.k_bits.n_channels(), kHeadDim);
+      EXPECT_LE(r.v_bits.n_channels(), kHeadDim);
     }
   }
 }
@@ -165,7 +166,7 @@ TEST_P(BitLadderScalesTest, FirstGroupsHaveScalesWhereTheyArePaid) {
   const BitLadder same(spectra, with_scales, kHeadDim);
   for (int level = 0; level < ladder.n_levels(); ++level) {
     const std::vector<HeadRanks> ranks = ladder.RanksAt(level);
-    EXPECT_EQ(ranks[0].k_bits.scaled, std::min(n_scaled, ranks[0].rank_k));
+    EXPECT_EQ(ranks[0].k_bits.scaled, std::min(n_scaled, ranks[0].k_bits.n_channels()));
     EXPECT_EQ(ranks[1].k_bits.scaled, 0);
     EXPECT_EQ(ranks[0].v_bits.scaled, 0);
   }

@@ -21,6 +21,14 @@ struct HeadRanks {
   bool operator==(const HeadRanks&) const = default;
 };
 
+// Channels of a row that the cache stores behind the sinks, where bits differ once it is sealed.
+constexpr int StoredKeyChannels(const HeadRanks& ranks) {
+  return ranks.k_bits == BitSplit{} ? ranks.rank_k : ranks.k_bits.n_channels();
+}
+constexpr int StoredValueChannels(const HeadRanks& ranks) {
+  return ranks.v_bits == BitSplit{} ? ranks.rank_v : ranks.v_bits.n_channels();
+}
+
 // The singular values of the two pairs of a KV head, in descending order, [head_dim] each.
 struct HeadSpectra {
   std::vector<double> qk;

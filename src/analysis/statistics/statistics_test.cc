@@ -25,12 +25,26 @@ CalibrationStatistics RandomStatistics() {
   s.joint.n_tokens = 6000;
   s.held_back.n_tokens = 2000;
   Random random(1);
-  for (std::vector<float>* values :
-       {&s.q_post.gram, &s.k_post.gram, &s.k_pre.mean, &s.v.gram, &s.q_pre.gram, &s.q_pre.mean,
-        &s.sink_v.gram, &s.attended_q_pre.gram, &s.attended_k_pre.mean, &s.probes.kl_qk_pre,
-        &s.probes.noise_qk_pre, &s.v_histograms.counts, &s.k_post_histograms.center,
-        &s.joint.k.mean, &s.joint.k_pre.gram, &s.joint.v.fisher, &s.held_back.k.fisher,
-        &s.held_back.v.gram}) {
+  for (std::vector<float>* values : {&s.q_post.gram,
+                                     &s.k_post.gram,
+                                     &s.k_pre.mean,
+                                     &s.v.gram,
+                                     &s.q_pre.gram,
+                                     &s.q_pre.mean,
+                                     &s.sink_v.gram,
+                                     &s.attended_q_pre.gram,
+                                     &s.attended_k_pre.mean,
+                                     &s.probes.kl_qk_pre,
+                                     &s.probes.noise_qk_pre,
+                                     &s.v_histograms.counts,
+                                     &s.k_post_histograms.center,
+                                     &s.joint.k.mean,
+                                     &s.joint.k_pre.gram,
+                                     &s.joint.v.fisher,
+                                     &s.joint.v.weighed_gram,
+                                     &s.held_back.k.weighed_mean,
+                                     &s.held_back.k.fisher,
+                                     &s.held_back.v.gram}) {
     EXPECT_FALSE(values->empty());
     for (float& x : *values) x = static_cast<float>(random.Normal());
   }
@@ -68,6 +82,8 @@ TEST(StatisticsTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read->joint.k.mean, written.joint.k.mean);
   EXPECT_EQ(read->joint.k_pre.gram, written.joint.k_pre.gram);
   EXPECT_EQ(read->joint.v.fisher, written.joint.v.fisher);
+  EXPECT_EQ(read->joint.v.weighed_gram, written.joint.v.weighed_gram);
+  EXPECT_EQ(read->held_back.k.weighed_mean, written.held_back.k.weighed_mean);
   EXPECT_EQ(read->held_back.n_tokens, 2000);
   EXPECT_EQ(read->held_back.k.fisher, written.held_back.k.fisher);
   EXPECT_EQ(read->held_back.v.gram, written.held_back.v.gram);

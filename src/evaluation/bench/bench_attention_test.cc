@@ -85,7 +85,7 @@ TEST(AttentionBenchTest, RefusesOptionsThatMakeNoSense) {
 
 // Outputs are means of values, and of those none is beyond 8.
 TEST(AttentionBenchTest, LatentKeysAreAttendedTo) {
-  for (const char* kv : {"lathe(ratio=8,keys=before)", "palu(rate=0.5)"}) {
+  for (const char* kv : {"lathe(ratio=8,keys=before,scales=static)", "palu(rate=0.5)"}) {
     SCOPED_TRACE(kv);
     const Spec spec = Spec::Parse(kv).value();
     const bool has_bits = spec.splits_bits();

@@ -61,9 +61,8 @@ constexpr KeyInfo kLatheBits = {
 constexpr KeyInfo kLatheScales = {
     .name = "scales",
     .doc =
-        "with mixed bits: auto: an offset and a scale in each block for channels of keys where "
-        "calibration finds that they save more than bits do; static: only those of calibration; "
-        "token: one for K and one for V of each token",
+        "with mixed bits: one for K and one for V of each token (token, auto), or only those of "
+        "channels that calibration finds (static)",
     .default_text = "auto",
     .choices = "auto|static|token"};
 constexpr KeyInfo kLatheOpen = {
