@@ -9,8 +9,8 @@
 
 namespace kvlathe {
 
-// How many KV heads of a layer one map may join: the largest divisor of JointHeads(shape) with which
-// a row of the cache has at most kMaxPackedRank channels.
+// How many KV heads of a layer one map may join: the largest divisor of JointHeads(shape) with
+// which a row of the cache has at most kMaxPackedRank channels.
 int HeadsPerMap(const StatisticsShape& shape);
 
 // Finds for each head of the cache the maps that lose least of what a row's errors cost, from the

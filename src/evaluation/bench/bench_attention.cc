@@ -38,8 +38,8 @@ StatusOr<double> TimePass(const AttentionBenchOptions& options, const AttentionC
   const Stopwatch watch;
   for (int l = 0; l < c.n_layers; ++l) {
     KVL_RETURN_IF_ERROR(attention->Run(
-        {c.jobs.data() + l * c.layout.n_kv_heads, static_cast<size_t>(c.layout.n_kv_heads)}, sm_scale,
-        c.row.schedule));
+        {c.jobs.data() + l * c.layout.n_kv_heads, static_cast<size_t>(c.layout.n_kv_heads)},
+        sm_scale, c.row.schedule));
   }
   return watch.Seconds();
 }

@@ -34,7 +34,7 @@ struct BenchCache {
   // that takes is no part of the row's FLOPs.
   bool has_latent_keys = false;
   bool has_uniform_ranks = false;  // one rank pair for all heads in place of drawn ones
-  int heads_per_map = 1;  // KV heads of the model that are one head of the cache
+  int heads_per_map = 1;           // KV heads of the model that are one head of the cache
 
   bool is_none() const { return rate == 0 && !seal.has_value() && !retention.has_value(); }
 };
