@@ -283,7 +283,8 @@ constexpr StageInfo kStages[] = {
      .check = CheckSvdOnline},
     {.name = "lathe",
      .axis = kBasis,
-     .doc = "maps, ranks and bits by what errors of rows cost the output, for the heads of a layer together",
+     .doc = "maps, ranks and bits by what errors of rows cost the output, for the heads of a layer "
+            "together",
      .paper = "this project",
      .keys = kLatheKeys,
      .read = ReadLathe,
