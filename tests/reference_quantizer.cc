@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "reference_trellis.h"
+
 namespace kvlathe::testing {
 namespace {
 
@@ -276,43 +278,65 @@ int NearestScale(double deviation) {
   return nearest;
 }
 
-// Codes under the scale that loses least of those within 8 steps of the root of the mean square,
-// where a channel's error counts by what codes of as many bits lose of a unit deviation.
-void EncodeTokenUnits(const std::vector<int>& bits, std::vector<double>* row) {
-  constexpr double kLosses[] = {1, 0.414063, 0.150466, 0.0484252, 0.0141481, 0.00386733};
-  std::fill(row->begin() + static_cast<int64_t>(bits.size()), row->end(), 0);  // they are lost
-  double square = 0, least = INFINITY;
-  for (const double x : *row) square += x * x / static_cast<double>(bits.size());
+// The scale under which codes of a row, each for itself, lose least of those within 8 steps of the
+// root of the mean square, where a channel's error counts by what codes of as many bits lose of a
+// unit deviation.
+double BestScale(const std::vector<int>& bits, const std::vector<double>& row) {
+  constexpr double kLosses[] = {1, 0.32162, 0.09918, 0.02916, 0.00881, 0.00292413};
+  double square = 0, least = INFINITY, best = 1;
+  for (size_t r = 0; r < bits.size(); ++r) {
+    square += row[r] * row[r] / static_cast<double>(bits.size());
+  }
   const int middle = NearestScale(std::sqrt(square));
-  std::vector<double> best;
   for (int byte = std::max(0, middle - 8); byte <= std::min(255, middle + 8); ++byte) {
     const double scale = ScaleOfByte(byte);
-    std::vector<double> values;
     double loss = 0;
     for (size_t r = 0; r < bits.size(); ++r) {
-      values.push_back(scale * NearestUnit(kTokenUnits, bits[r], (*row)[r] / scale));
+      const double value = scale * NearestUnit(kTokenUnits, bits[r], row[r] / scale);
       const double expected = bits[r] == 8 ? 1 / 3072.0 : kLosses[bits[r]];
-      loss += std::pow((*row)[r] - values[r], 2) / expected;
+      loss += std::pow(row[r] - value, 2) / expected;
     }
-    if (loss < least) least = loss, best = values;
+    if (loss < least) least = loss, best = scale;
   }
-  std::copy(best.begin(), best.end(), row->begin());
+  return best;
 }
 
-void EncodeUnits(const std::vector<int>& bits, bool has_token_scales, const RunOfRows& run,
-                 Matrix& rows) {
+// 64 rows from `begin` on, of K or of V.
+void EncodeTokenUnits(const std::vector<int>& bits, bool is_key, size_t begin, Matrix& rows) {
+  std::vector<double> scales;
+  for (size_t t = begin; t < begin + 64; ++t) {
+    std::fill(rows[t].begin() + static_cast<int64_t>(bits.size()), rows[t].end(), 0);  // lost
+    scales.push_back(BestScale(bits, rows[t]));
+  }
+  const int n = static_cast<int>(bits.size());
+  for (int first = 0, end = 0; first < n; first = end) {
+    while (end < n && bits[end] == bits[first]) ++end;
+    if (HasPaths(bits[first])) {
+      EncodePaths({is_key, bits[first], first, end - first}, begin, scales, &rows);
+      continue;
+    }
+    for (size_t t = begin; t < begin + 64; ++t) {
+      for (int r = first; r < end; ++r) {
+        const double scale = scales[t - begin];
+        rows[t][r] = scale * NearestUnit(kTokenUnits, bits[r], rows[t][r] / scale);
+      }
+    }
+  }
+}
+
+void EncodeUnits(const std::vector<int>& bits, bool is_key, bool has_token_scales,
+                 const RunOfRows& run, Matrix& rows) {
   for (size_t t = run.begin; t < run.end; ++t) {
     // What is 0 in steps of 1/16 is as near to either sign.
     const double sign = (t - run.begin) % 2 == 0 ? 1e-9 : -1e-9;
     for (double& x : rows[t]) x = x == 0 ? sign : x;
-    if (has_token_scales) {
-      EncodeTokenUnits(bits, &rows[t]);
-      continue;
-    }
-    for (size_t r = 0; r < rows[t].size(); ++r) {
+    for (size_t r = 0; r < rows[t].size() && !has_token_scales; ++r) {
       const bool is_lost = r >= bits.size();
       rows[t][r] = is_lost ? 0 : NearestUnit(kUnits, bits[r], rows[t][r]);
     }
+  }
+  for (size_t t = run.begin; t < run.end && has_token_scales; t += 64) {
+    EncodeTokenUnits(bits, is_key, t, rows);
   }
 }
 
@@ -345,7 +369,7 @@ void EncodeKeyUnits(const std::vector<int>& bits, int n_scaled, const RunOfRows&
     }
   };
   each([](const BlockScale& s, double& x) { x = (x - s.offset) / s.scale; });
-  EncodeUnits(bits, /*has_token_scales=*/false, run, rows);
+  EncodeUnits(bits, /*is_key=*/true, /*has_token_scales=*/false, run, rows);
   each([](const BlockScale& s, double& x) { x = x * s.scale + s.offset; });
 }
 
@@ -353,11 +377,11 @@ void EncodeKeyUnits(const std::vector<int>& bits, int n_scaled, const RunOfRows&
 void EncodeHeadUnits(const ReferenceQuantizer& q, size_t head_idx, const RunOfRows& run,
                      Matrix& keys, Matrix& values) {
   if (q.has_token_scales) {
-    EncodeUnits(q.key_bits[head_idx], /*has_token_scales=*/true, run, keys);
+    EncodeUnits(q.key_bits[head_idx], /*is_key=*/true, /*has_token_scales=*/true, run, keys);
   } else {
     EncodeKeyUnits(q.key_bits[head_idx], q.key_scaled[head_idx], run, keys);
   }
-  EncodeUnits(q.value_bits[head_idx], q.has_token_scales, run, values);
+  EncodeUnits(q.value_bits[head_idx], /*is_key=*/false, q.has_token_scales, run, values);
 }
 
 double Quantile(std::vector<double> values, double share) {

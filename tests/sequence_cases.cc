@@ -139,7 +139,7 @@ std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, ThreadPool* threads
   EXPECT_TRUE(spec.ok()) << spec.status();
   ModelBasis basis = DrawBasis(of.basis);
   const auto* const lathe = spec->basis_as<LatheOptions>();
-  if (lathe != nullptr && lathe->scales == LatheOptions::Scales::kToken) {
+  if (lathe != nullptr && lathe->unit == StoredUnit::kToken) {
     for (HeadBasis& head : basis.heads) head.k_bits.scaled = 0;  // tokens have them instead
   }
   auto weights = ModelWeights::Load(MergingConfig(), DType::kBf16, MakeRandomSource(3), threads);

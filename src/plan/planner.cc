@@ -33,6 +33,9 @@ RankRequest RequestOf(const Spec& spec, std::optional<double> rate) {
   const RankOptions& options = *RanksOf(*spec.basis());
   RankRequest request;
   request.has_classes = spec.has_classes();
+  if (const auto* const lathe = spec.basis_as<LatheOptions>(); lathe != nullptr) {
+    request.unit = lathe->unit;
+  }
   request.goal = options.has_ratio() ? RankRequest::Goal::kRatio : RankRequest::Goal::kRate;
   request.value = options.value;
   if (rate.has_value()) {

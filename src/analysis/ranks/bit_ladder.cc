@@ -26,12 +26,14 @@ double NoiseOf(const std::vector<double>& noise, int group) {
 using Losses = std::array<double, std::size(kLevels)>;
 
 Losses LossesOf(const std::vector<double>& singular_values, const std::vector<double>& noise,
-                int group) {
+                int group, StoredUnit unit) {
   const int begin = group * kBitGroup, end = begin + kBitGroup;
   const double noise_sum = NoiseOf(noise, group);
   Losses losses;
   losses[0] = kCutFactor * SumOfSquares(singular_values, begin, end);
-  for (size_t i = 1; i < losses.size(); ++i) losses[i] = noise_sum * UnitLoss(kLevels[i]);
+  for (size_t i = 1; i < losses.size(); ++i) {
+    losses[i] = noise_sum * UnitLoss(kLevels[i], unit);
+  }
   return losses;
 }
 
@@ -68,8 +70,8 @@ BitSplit SplitOf(const std::vector<int>& bits_of_groups) {
 }  // namespace
 
 BitLadder::BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<HeadNoise>& noise,
-                     int head_dim)
-    : n_heads_(static_cast<int>(spectra.size())), n_groups_(head_dim / kBitGroup) {
+                     int head_dim, StoredUnit unit)
+    : unit_(unit), n_heads_(static_cast<int>(spectra.size())), n_groups_(head_dim / kBitGroup) {
   KVL_CHECK_EQ(spectra.size(), noise.size());
   for (int h = 0; h < n_heads_; ++h) {
     has_whole_rows_.push_back(noise[h].needs_whole_rows);
@@ -88,7 +90,7 @@ BitLadder::BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<
 void BitLadder::AddSteps(int pair, const std::vector<double>& singular_values,
                          const std::vector<double>& noise, int n_scaled) {
   for (int g = 0; g < n_groups_; ++g) {
-    const Losses losses = LossesOf(singular_values, noise, g);
+    const Losses losses = LossesOf(singular_values, noise, g, unit_);
     const bool is_scaled = g < n_scaled;
     const auto gain = [&](size_t from, size_t to) { return GainOf(losses, is_scaled, from, to); };
     for (size_t at = g == 0 ? 1 : 0; at + 1 < losses.size();) {
@@ -163,7 +165,7 @@ StatusOr<RankAllocation> AllocateBits(const std::vector<HeadSpectra>& spectra,
     return Error(StatusCode::kInvalidArgument, "ratio={}: a cache shrinks by 1 or more",
                  request.value);
   }
-  const BitLadder ladder(spectra, noise, head_dim);
+  const BitLadder ladder(spectra, noise, head_dim, request.unit);
   const auto ranks_at = [&](int level) {
     return request.has_classes ? ladder.RanksWithClassesAt(level) : ladder.RanksAt(level);
   };

@@ -30,7 +30,7 @@ inline constexpr double kClassWeight = 4;
 // All allocations from the smallest (one bit for the first group of every pair) to 8 bits for all,
 // in steps of one group; the steps that save most loss per bit come first. A group without bits
 // loses kCutFactor times the squares of its singular values , one with bits
-// UnitLoss(bits) of its noise. Rows have all channels until they are sealed; bits that
+// UnitLoss(bits, unit) of its noise. Rows have all channels until they are sealed; bits that
 // save less per bit than more bits do are passed over. Bits never rise along the channels of a
 // pair: a group has at least those of the groups behind it.
 //
@@ -39,7 +39,7 @@ inline constexpr double kClassWeight = 4;
 class BitLadder {
  public:
   BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<HeadNoise>& noise,
-            int head_dim);
+            int head_dim, StoredUnit unit = StoredUnit::kChannel);
 
   int n_levels() const { return static_cast<int>(steps_.size()) + 1; }
   std::vector<HeadRanks> RanksAt(int level) const;
@@ -63,6 +63,7 @@ class BitLadder {
   void AddSteps(int pair, const std::vector<double>& singular_values,
                 const std::vector<double>& noise, int n_scaled);
 
+  StoredUnit unit_;
   int n_heads_, n_groups_;
   std::vector<int> n_scaled_;         // groups of keys, by head
   std::vector<bool> has_whole_rows_;  // HeadRanks::has_whole_open_rows

@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "format/rows/block_layout.h"
+#include "format/split_bits/unit_codes.h"
 
 namespace kvlathe {
 
@@ -44,6 +45,7 @@ struct RankRequest {
   double value = 0;
   bool uniform = false;  // one rank pair for all layers and heads (ZACK's and FDC's ablation /AC)
   bool has_classes = false;  // bits are chosen for classes of entries (EntryClass)
+  StoredUnit unit = StoredUnit::kToken;  // of the codes that bits are chosen for
   // If not null, ranks follow these weights (analysis/ranks/fisher.h) in place of the spectra
   // (palu).
   const FisherWeights* fisher = nullptr;

@@ -76,6 +76,11 @@ KVL_LANES IntVec ShiftWords(IntVec x, int bits) {  // right
 KVL_LANES IntVec ShiftSignedWords(IntVec x, int bits) {
   return _mm512_sra_epi16(x, _mm_cvtsi32_si128(bits));
 }
+// To the right, round the end.
+KVL_LANES IntVec TurnWords(IntVec x, int bits) {
+  return _mm512_or_si512(_mm512_srl_epi16(x, _mm_cvtsi32_si128(bits)),
+                         _mm512_sll_epi16(x, _mm_cvtsi32_si128(16 - bits)));
+}
 // In every 128 bits, bytes of a and b in turn, from the lower or the upper eight of either.
 KVL_LANES IntVec MixLowerBytes(IntVec a, IntVec b) { return _mm512_unpacklo_epi8(a, b); }
 KVL_LANES IntVec MixUpperBytes(IntVec a, IntVec b) { return _mm512_unpackhi_epi8(a, b); }
@@ -94,6 +99,10 @@ KVL_LANES IntVec SpreadToWords(uint32_t x, int first) {
 KVL_LANES IntVec SpreadToBytes(IntVec x) {
   const IntVec bits = _mm512_set1_epi64(static_cast<int64_t>(0x8040201008040201u));
   return _mm512_movm_epi8(_mm512_test_epi8_mask(x, bits));
+}
+// All bits of the bytes that are alike.
+KVL_LANES IntVec EqualBytes(IntVec a, IntVec b) {
+  return _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, b));
 }
 KVL_LANES IntVec WhereSet(IntVec mask, IntVec set, IntVec other) {
   return _mm512_ternarylogic_epi32(mask, set, other, 0xca);
@@ -244,6 +253,9 @@ KVL_LANES Vec ToFloats(IntVec x) { return _mm256_cvtepi32_ps(x); }
 KVL_LANES IntVec SetWords(int16_t x) { return _mm256_set1_epi16(x); }
 KVL_LANES IntVec ShiftWords(IntVec x, int bits) { return _mm256_srli_epi16(x, bits); }
 KVL_LANES IntVec ShiftSignedWords(IntVec x, int bits) { return _mm256_srai_epi16(x, bits); }
+KVL_LANES IntVec TurnWords(IntVec x, int bits) {
+  return _mm256_or_si256(_mm256_srli_epi16(x, bits), _mm256_slli_epi16(x, 16 - bits));
+}
 KVL_LANES IntVec MixLowerBytes(IntVec a, IntVec b) { return _mm256_unpacklo_epi8(a, b); }
 KVL_LANES IntVec MixUpperBytes(IntVec a, IntVec b) { return _mm256_unpackhi_epi8(a, b); }
 KVL_LANES IntVec LoadTwoInts(const void* first, const void* second) {
@@ -262,6 +274,7 @@ KVL_LANES IntVec SpreadToBytes(IntVec x) {
   const IntVec bits = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
   return _mm256_cmpeq_epi8(_mm256_and_si256(x, bits), bits);
 }
+KVL_LANES IntVec EqualBytes(IntVec a, IntVec b) { return _mm256_cmpeq_epi8(a, b); }
 KVL_LANES IntVec WhereSet(IntVec mask, IntVec set, IntVec other) {
   return _mm256_blendv_epi8(other, set, mask);
 }

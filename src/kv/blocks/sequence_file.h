@@ -3,7 +3,7 @@
 //
 //   offset  bytes
 //   0       8       "KVLSEQ\r\n"
-//   8       4       format version, 8
+//   8       4       format version, 11
 //   12      8       n_bytes of the whole file
 //   20              spec, model: a length of 4 bytes and the text, each
 //                   n_layers, n_kv_heads, head_dim, n_sink, window, kBlockSize, n_tokens: 4 bytes

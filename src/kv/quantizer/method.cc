@@ -50,9 +50,7 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   SealPlan plan;
   if (spec.splits_bits()) {
     const auto& lathe = *spec.basis_as<LatheOptions>();
-    const bool is_token = lathe.scales == LatheOptions::Scales::kToken;
-    plan.format.codec =
-        SplitBitsCodec{.unit = is_token ? StoredUnit::kToken : StoredUnit::kChannel};
+    plan.format.codec = SplitBitsCodec{.unit = lathe.unit};
     plan.codes_open_rows = CodesOpenRows(spec, lathe);
   } else {
     plan.format =

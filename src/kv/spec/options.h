@@ -72,15 +72,14 @@ struct LatheOptions {
   enum class Bits { kAuto, kMixed, k16 };
   enum class OpenRows { kAuto, k8, k16 };
   enum class Heads { kAuto, kJoint, kOwn };
-  // Of sealed blocks: none but those of calibration, or a scale for K and one for V of each token.
-  enum class Scales { kStatic, kToken };
   RankOptions ranks;
   Heads heads = Heads::kAuto;  // which KV heads have a map together
   bool is_resident = false;
   bool is_centred = true;
   bool keys_before_rope = false;
   Bits bits = Bits::kAuto;
-  Scales scales = Scales::kToken;
+  // Of sealed blocks: scales of calibration alone, or one for K and one for V of each token too.
+  StoredUnit unit = StoredUnit::kToken;
   OpenRows open = OpenRows::kAuto;
   bool has_classes = false;  // entries of a prompt have bits by what attends to them
   RunOptions runs;           // used where bits are split

@@ -86,7 +86,7 @@ StageOptions ReadLathe(const KeyValues& values) {
   if (values.Is("heads", "own")) lathe.heads = LatheOptions::Heads::kOwn;
   if (values.Is("bits", "mixed")) lathe.bits = LatheOptions::Bits::kMixed;
   if (values.Integer("bits") == 16) lathe.bits = LatheOptions::Bits::k16;
-  if (values.Is("scales", "static")) lathe.scales = LatheOptions::Scales::kStatic;
+  if (values.Is("scales", "static")) lathe.unit = StoredUnit::kChannel;
   if (values.Integer("open") == 8) lathe.open = LatheOptions::OpenRows::k8;
   if (values.Integer("open") == 16) lathe.open = LatheOptions::OpenRows::k16;
   return BasisStage(lathe);

@@ -325,8 +325,8 @@ TEST(Spec, ABasisMaySplitBitsInPlaceOfAQuantizer) {
   EXPECT_FALSE(Spec::Parse("lathe(ratio=4)+kivi")->splits_bits());
   EXPECT_FALSE(Spec::Parse("fdc(ratio=4)")->splits_bits());
   EXPECT_TRUE(Spec::Parse("lathe(ratio=4)+lowrank")->splits_bits());
-  EXPECT_EQ(Spec::Parse("lathe(ratio=4,scales=token)")->basis_as<LatheOptions>()->scales,
-            LatheOptions::Scales::kToken);
+  EXPECT_EQ(Spec::Parse("lathe(ratio=4,scales=token)")->basis_as<LatheOptions>()->unit,
+            StoredUnit::kToken);
   EXPECT_THAT(ErrorOf("lathe(ratio=4,scales=block)"), HasSubstr("auto, static or token"));
   EXPECT_THAT(ErrorOf("lathe(bits=mixed)"), HasSubstr("position 7: bits=mixed shares out"));
   EXPECT_THAT(ErrorOf("lathe(ratio=4,bits=mixed)+kivi"),

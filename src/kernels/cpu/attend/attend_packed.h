@@ -18,7 +18,7 @@ struct CodeSegment {
   int n_channels = 0;
   int64_t codes = 0;  // bytes from the start of a packed block
   // These are null at 8 bits, where a code stands for itself less 128, in units of kUnitStep.
-  const float* centroids = nullptr;
+  const float* values = nullptr;    // UnitValues
   const uint16_t* table = nullptr;  // UnitTable
   const int8_t* numbers = nullptr;  // UnitNumbers
 };

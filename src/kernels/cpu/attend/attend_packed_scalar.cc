@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "base/check.h"
@@ -28,7 +29,7 @@ void ListSegments(const BitSplit& split, StoredUnit unit, int64_t offset, Packed
     CodeSegment& segment = view->segments[view->n_segments++];
     segment = {bits, first, n, offset};
     if (bits < 8) {
-      segment.centroids = UnitCentroids(bits, unit).data();
+      segment.values = UnitValues(bits, unit);
       segment.table = UnitTable(bits, unit);
       segment.numbers = UnitNumbers(bits, unit);
     }
@@ -110,17 +111,22 @@ PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, const 
   return view;
 }
 
-// The codes of one group of lines as numbers; lines of 32 numbers go `line_step` apart.
+// How codes are read: as numbers, of 8 bits perhaps signed ones, or as windows (unit_codes.h).
+enum class CodeReading { kNumber, kSignedNumber, kWindow };
+
+// The codes of one group of lines; lines of 32 of them go `line_step` apart.
 template <int kBits>
-void ReadLines(const std::byte* from, bool is_signed, int64_t line_step, float* out) {
+void ReadLines(const std::byte* from, CodeReading reading, int64_t line_step, float* out) {
   if constexpr (kBits == 8) {
     for (int i = 0; i < 64; ++i) {
       const auto code = static_cast<uint8_t>(from[i]);
       float* line = out + i / 8 % 2 * line_step;
-      line[i / 16 * 8 + i % 8] = is_signed ? static_cast<int8_t>(code) : code;
+      line[i / 16 * 8 + i % 8] =
+          reading == CodeReading::kSignedNumber ? static_cast<int8_t>(code) : code;
     }
   } else {
     constexpr int kLowBits = LowBits(kBits);
+    const int n_bits = reading == CodeReading::kWindow ? LowWindowBits(kBits) : kLowBits;
     uint16_t words[32];
     std::memcpy(words, from, sizeof(words));
     for (int i = 0; i < LinesPerGroup(kBits); ++i) {
@@ -128,8 +134,8 @@ void ReadLines(const std::byte* from, bool is_signed, int64_t line_step, float* 
       if constexpr (HasHighBit(kBits))
         std::memcpy(&high, from + sizeof(words) + 4 * i, sizeof(high));
       for (int w = 0; w < 32; ++w) {
-        const unsigned low = words[w] >> (kLowBits * i) & ((1u << kLowBits) - 1);
-        out[i * line_step + w] = static_cast<float>(low | (high >> w & 1) << kLowBits);
+        const unsigned low = std::rotr(words[w], kLowBits * i) & ((1u << n_bits) - 1);
+        out[i * line_step + w] = static_cast<float>(low | (high >> w & 1) << n_bits);
       }
     }
   }
@@ -137,7 +143,7 @@ void ReadLines(const std::byte* from, bool is_signed, int64_t line_step, float* 
 
 // The codes of some channels of a side of `rank` into the order of a plain block of it.
 template <int kBits, bool kIsKey>
-void ReadCodes(const CodeSegment& segment, int rank, bool is_signed, const std::byte* codes,
+void ReadCodes(const CodeSegment& segment, int rank, CodeReading reading, const std::byte* codes,
                float* out) {
   constexpr int kLines = LinesPerGroup(kBits);
   const int lines_per_pair = segment.n_channels / 16;  // of tokens, V
@@ -147,28 +153,28 @@ void ReadCodes(const CodeSegment& segment, int rank, bool is_signed, const std::
     const int64_t at = kIsKey ? int64_t{32} * group * kLines
                               : int64_t{2} * rank * (group / lines_per_pair * kLines) +
                                     32 * (group % lines_per_pair);
-    ReadLines<kBits>(codes + int64_t{group} * GroupBytes(kBits), is_signed, kIsKey ? 32 : 2 * rank,
+    ReadLines<kBits>(codes + int64_t{group} * GroupBytes(kBits), reading, kIsKey ? 32 : 2 * rank,
                      out + at);
   }
 }
 
 template <bool kIsKey>
-void ReadCodesOfAnyWidth(const CodeSegment& segment, int rank, bool is_signed,
+void ReadCodesOfAnyWidth(const CodeSegment& segment, int rank, CodeReading reading,
                          const std::byte* codes, float* out) {
   switch (segment.bits) {
     case 1:
-      return ReadCodes<1, kIsKey>(segment, rank, is_signed, codes, out);
+      return ReadCodes<1, kIsKey>(segment, rank, reading, codes, out);
     case 2:
-      return ReadCodes<2, kIsKey>(segment, rank, is_signed, codes, out);
+      return ReadCodes<2, kIsKey>(segment, rank, reading, codes, out);
     case 3:
-      return ReadCodes<3, kIsKey>(segment, rank, is_signed, codes, out);
+      return ReadCodes<3, kIsKey>(segment, rank, reading, codes, out);
     case 4:
-      return ReadCodes<4, kIsKey>(segment, rank, is_signed, codes, out);
+      return ReadCodes<4, kIsKey>(segment, rank, reading, codes, out);
     case 5:
-      return ReadCodes<5, kIsKey>(segment, rank, is_signed, codes, out);
+      return ReadCodes<5, kIsKey>(segment, rank, reading, codes, out);
     default:
       KVL_DCHECK(segment.bits == 8);
-      return ReadCodes<8, kIsKey>(segment, rank, is_signed, codes, out);
+      return ReadCodes<8, kIsKey>(segment, rank, reading, codes, out);
   }
 }
 
@@ -270,12 +276,14 @@ template <bool kIsKey>
 void DecodeSegments(const PackedSideView& side, const std::byte* block, float* values) {
   for (int i = 0; i < side.n_segments; ++i) {
     const CodeSegment& segment = side.segments[i];
-    ReadCodesOfAnyWidth<kIsKey>(segment, side.rank, false, block + segment.codes, values);
-    const float* centroids = segment.centroids;
+    ReadCodesOfAnyWidth<kIsKey>(segment, side.rank, CodeReading::kWindow, block + segment.codes,
+                                values);
+    const float* of_windows = segment.values;
     ForEach<kIsKey>({0, kBlockSize}, {segment.first, segment.first + segment.n_channels}, side.rank,
                     [&](int, int, int64_t at) {
-                      values[at] = centroids == nullptr ? (values[at] - 128) * kUnitStep
-                                                        : centroids[static_cast<int>(values[at])];
+                      values[at] = of_windows == nullptr
+                                       ? (values[at] - 128) * kUnitStep
+                                       : of_windows[static_cast<int>(values[at])];
                     });
   }
   ForEachUncoded<kIsKey>(side,
@@ -292,8 +300,10 @@ void DecodeSegments(const PackedSideView& side, const std::byte* block, float* v
 template <bool kIsKey>
 void DecodeSide(const PackedSideView& side, const std::byte* block, int block_idx, float* values) {
   if (side.n_segments > 0) return DecodeSegments<kIsKey>(side, block, values);
-  ReadCodesOfAnyWidth<kIsKey>({side.bits, 0, side.rank, side.codes}, side.rank, side.is_symmetric,
-                              block + side.codes, values);
+  ReadCodesOfAnyWidth<kIsKey>(
+      {side.bits, 0, side.rank, side.codes}, side.rank,
+      side.is_symmetric ? CodeReading::kSignedNumber : CodeReading::kNumber, block + side.codes,
+      values);
   if (side.centroids != nullptr) {
     DecodeSideByCodebook<kIsKey>(side, block_idx, values);
   } else if (side.is_per_channel) {

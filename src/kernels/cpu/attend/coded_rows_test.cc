@@ -42,14 +42,14 @@ TEST(CodedRows, AreTheNearestCodesInTheirPlaces) {
       return static_cast<int>(std::clamp(std::nearbyint(x * 16), -128.0, 127.0)) + 128;
     };
     for (int c = 0; c < kRankK; ++c) {
-      ASSERT_EQ(SplitCodeAt(block.data(), 8, kRankK, true, t, c), want(c)) << t << ' ' << c;
+      ASSERT_EQ(SplitWindowAt(block.data(), 8, SplitPlaceOf(8, kRankK, true, t, c)), want(c)) << t << ' ' << c;
       ASSERT_NEAR(k[KeyOffset(t, c)], (want(c) - 128) / 16.0f, 1e-6);
       if (want(c) == 128) {
         ASSERT_EQ(k[KeyOffset(t, c)] > 0, t % 2 == 0);
       }
     }
     for (int c = 0; c < kRankV; ++c) {
-      ASSERT_EQ(SplitCodeAt(block.data() + 64 * kRankK, 8, kRankV, false, t, c), want(c));
+      ASSERT_EQ(SplitWindowAt(block.data() + 64 * kRankK, 8, SplitPlaceOf(8, kRankV, false, t, c)), want(c));
       ASSERT_NEAR(v[ValueOffset(shape, t, c)], (want(c) - 128) / 16.0f, 1e-6);
       if (want(c) == 128) {
         ASSERT_EQ(v[ValueOffset(shape, t, c)] > 0, t % 2 == 0);

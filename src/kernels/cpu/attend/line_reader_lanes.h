@@ -86,14 +86,15 @@ struct TableReader : CodeGroup<4> {
                                                            -128, 8, -128, 10, -128, 12, -128, 14};
 };
 
-// Reads codes of unit_codes.h as numbers of steps of kUnitNumberStep. The words of a group hold
-// codes of half of its lines in their lower bytes and of the other half in their upper ones. Sorted
-// by that, two lines are one vector of bytes: one look-up finds the lower bytes of their numbers,
-// another the upper bytes, and interleaving both gives the words of either line.
+// Reads codes of unit_codes.h as numbers of steps of kUnitNumberStep. The words of a group, turned
+// by the codes of `line` lines, have the windows of one line lowest in their lower bytes and of
+// the line half a group later in their upper ones. Sorted by that, two lines are one vector of
+// bytes: one look-up finds the lower bytes of their numbers, another the upper bytes, and
+// interleaving both gives the words of either line.
 template <int kBits>
 struct UnitReader : CodeGroup<kBits> {
   using CodeGroup<kBits>::kHalf, CodeGroup<kBits>::kLow;
-  static constexpr int kTables = kBits == 8 ? 0 : kBits == 5 ? 4 : 2;
+  static constexpr int kTables = kBits == 8 ? 0 : 4;
 
   IntVec tables[kTables + 1];
 
@@ -109,19 +110,21 @@ struct UnitReader : CodeGroup<kBits> {
       return {ShiftSignedWords(MixLowerBytes(IntVec{}, codes), 3),
               ShiftSignedWords(MixUpperBytes(IntVec{}, codes), 3)};
     } else {
-      const IntVec sorted = ShuffleBytes(words, LoadTable(kBytesByLine));
-      IntVec codes = ShiftWords(sorted, kLow * line) & SetWords(0x0101 * ((1 << kLow) - 1));
-      IntVec high = codes;
+      const IntVec windows =
+          ShuffleBytes(TurnWords(words, kLow * line), LoadTable(kBytesByLine));
+      // All bits of the bytes whose window has its highest bit.
+      IntVec high;
       if constexpr (HasHighBit(kBits)) {
         const IntVec bits = LoadTwoInts(group + 64 + 4 * line, group + 64 + 4 * (line + kHalf));
         high = SpreadToBytes(ShuffleBytes(bits, LoadWords(kBitsByLine + part * kVecBytes)));
+      } else {
+        high = EqualBytes(windows & SetWords(0x1010), SetWords(0x1010));
       }
-      if constexpr (kBits == 3) codes = codes | (high & SetWords(0x0404));
-      IntVec lower = ShuffleBytes(tables[0], codes), upper = ShuffleBytes(tables[1], codes);
-      if constexpr (kBits == 5) {
-        lower = WhereSet(high, ShuffleBytes(tables[2], codes), lower);
-        upper = WhereSet(high, ShuffleBytes(tables[3], codes), upper);
-      }
+      const IntVec places = windows & SetWords(0x0f0f);
+      const IntVec lower =
+          WhereSet(high, ShuffleBytes(tables[2], places), ShuffleBytes(tables[0], places));
+      const IntVec upper =
+          WhereSet(high, ShuffleBytes(tables[3], places), ShuffleBytes(tables[1], places));
       return {MixLowerBytes(lower, upper), MixUpperBytes(lower, upper)};
     }
   }

@@ -4,6 +4,7 @@
 #include "format/packed_layout.h"
 #include "kernels/cpu/seal/seal_kernels.h"
 #include "kernels/cpu/seal/seal_lowrank_kernels.h"
+#include "kernels/cpu/seal/seal_trellis_kernels.h"
 #include "kernels/cpu/seal/seal_unit_kernels.h"
 #include "kernels/cpu/seal/seal_vectors.h"
 
@@ -534,6 +535,7 @@ constexpr SealKernels kSealKernelSet = {.expand = Expand,
                                         .round_scales = RoundScales,
                                         .quantise = Quantise,
                                         .encode_units = EncodeUnits,
+                                        .encode_trellis = EncodeTrellis,
                                         .unit_losses = UnitLosses,
                                         .to_f16 = ToF16Rows,
                                         .from_f16 = FromF16Rows,

@@ -22,6 +22,15 @@ namespace kvlathe {
 
 enum class Isa;
 
+// A group of LinesPerGroup(bits) lines that gets trellis codes of 1 to 4 bits (unit_codes.h).
+struct TrellisGroup {
+  float* x;  // [lines][kLineWords], line_step from line to line; replaced by codes as numbers
+  int64_t line_step;
+  const float* weights;  // [lines][kLineWords], of squares of errors
+  float* residual;       // gets what the codes lose, unless it is null
+  int64_t residual_step;
+};
+
 inline constexpr int kLineWords = 32;
 inline constexpr int kLossFactors = 6;
 
@@ -104,6 +113,8 @@ struct SealKernels {
   // Replaces n elements, a multiple of 16, by their codes of unit_codes.h as numbers. What the
   // codes lose is written to `residual` unless that is null.
   void (*encode_units)(int bits, StoredUnit unit, int64_t n, float* x, float* residual);
+  // Makes codes of units of tokens, where HasTrellis(bits, StoredUnit::kToken).
+  void (*encode_trellis)(int bits, const TrellisGroup& group);
   // Sets losses[i] to the sum of the squares of what these codes, in units of tokens, lose of n
   // elements times factors[i] > 0, for kLossFactors factors. n is a multiple of 16.
   void (*unit_losses)(int bits, int64_t n, const float* x, const float* factors, float* losses);

@@ -69,6 +69,10 @@ void ScaleResidual(int n_scaled, const std::byte* scales, float* residual) {
   }
 }
 
+// Of groups of 1 bit.
+constexpr int kMaxLinesPerGroup = LinesPerGroup(1);
+static_assert(kMaxLinesPerGroup * kLineWords <= kMaxBlockScales);  // of SealWorkspace::low
+
 // A scale of a token is looked for so many steps above and below the root of its mean square.
 constexpr int kScaleReach = 8;
 
@@ -97,7 +101,7 @@ void FindLosses(const SealKernels& kernels, const BitSplit& split, const float* 
     if (n == 0) continue;
     float of_segment[kLossFactors];
     kernels.unit_losses(kSplitBits[i], n, row, inverses, of_segment);
-    const auto share = static_cast<float>(1 / UnitLoss(kSplitBits[i]));
+    const auto share = static_cast<float>(1 / UnitLoss(kSplitBits[i], StoredUnit::kToken));
     for (int j = 0; j < kLossFactors; ++j) losses[j] += of_segment[j] * share;
     row += n;
   }
@@ -148,6 +152,67 @@ void ScaleTokenResidual(int rank, const std::byte* scales, float* residual) {
   }
 }
 
+// What squares of errors of the tokens' numbers cost in the order of lines, [lines][kLineWords]: a
+// number is in units of the scale of its token. token_of(line, word).
+template <typename F>
+void WeighLines(int n_lines, const std::byte* scales, const F& token_of, float* weights) {
+  for (int line = 0; line < n_lines; ++line) {
+    for (int word = 0; word < kLineWords; ++word) {
+      const float scale = ScaleOfByte(static_cast<uint8_t>(scales[token_of(line, word)]));
+      *weights++ = scale * scale;
+    }
+  }
+}
+
+// Replaces a segment of n channels of K by codes.
+void EncodeKeys(const HeadRun& run, int bits, int n, const float* weights, float* x,
+                float* residual) {
+  const StoredUnit unit = UnitOf(run.shape);
+  const int64_t n_words = int64_t{kBlockSize} * n;
+  if (!HasTrellis(bits, unit)) {
+    return run.kernels->encode_units(bits, unit, n_words, x, residual);
+  }
+  const int64_t step = int64_t{LinesPerGroup(bits)} * kLineWords;
+  for (int64_t at = 0; at < n_words; at += step) {
+    run.kernels->encode_trellis(bits, {.x = x + at,
+                                       .line_step = kLineWords,
+                                       .weights = weights,
+                                       .residual = residual == nullptr ? nullptr : residual + at,
+                                       .residual_step = kLineWords});
+  }
+}
+
+// Replaces a segment of n channels of V, by lines of its own, by codes; what they lose goes into
+// lines of the whole block.
+void EncodeValues(const HeadRun& run, int bits, int n, const std::byte* scales, float* residual,
+                  SealWorkspace* ws) {
+  const StoredUnit unit = UnitOf(run.shape);
+  const int64_t pair_words = int64_t{2} * run.shape.rank_v, part_words = int64_t{2} * n;
+  const auto residual_at = [&](int pair, int word) {
+    return residual == nullptr ? nullptr : residual + pair * pair_words + word;
+  };
+  if (!HasTrellis(bits, unit)) {
+    for (int pair = 0; pair < kBlockSize / 2; ++pair) {
+      run.kernels->encode_units(bits, unit, part_words, ws->part + pair * part_words,
+                                residual_at(pair, 0));
+    }
+    return;
+  }
+  const int n_lines = LinesPerGroup(bits);
+  float* const weights = ws->low;
+  for (int pair = 0; pair < kBlockSize / 2; pair += n_lines) {
+    WeighLines(n_lines, scales, [&](int line, int word) { return 2 * (pair + line) + word % 2; },
+               weights);
+    for (int word = 0; word < part_words; word += kLineWords) {
+      run.kernels->encode_trellis(bits, {.x = ws->part + pair * part_words + word,
+                                         .line_step = part_words,
+                                         .weights = weights,
+                                         .residual = residual_at(pair, word),
+                                         .residual_step = pair_words});
+    }
+  }
+}
+
 }  // namespace
 
 bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
@@ -163,12 +228,16 @@ bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
     std::byte* const scales = run.head().packed[b] + BlockScaleOffset(s);
     std::byte* const token_scales = run.head().packed[b] + KeyTokenScaleOffset(s);
     ScaleKeys(s.k_bits.scaled, scales, ws->x);
-    if (is_per_token) ScaleTokens<true>(run, s.k_bits, token_scales, ws);
+    float* const weights = ws->low;
+    if (is_per_token) {
+      ScaleTokens<true>(run, s.k_bits, token_scales, ws);
+      WeighLines(kMaxLinesPerGroup, token_scales,
+                 [](int line, int word) { return line % 4 * 16 + word / 2; }, weights);
+    }
     float* const residual = ResidualOf(run, /*is_key=*/true, b, ws);
     ForEachSegment(s.k_bits, [&](int bits, int first, int n, int64_t offset) {
       const int64_t at = int64_t{kBlockSize} * first;
-      run.kernels->encode_units(bits, UnitOf(s), int64_t{kBlockSize} * n, ws->x + at,
-                                residual == nullptr ? nullptr : residual + at);
+      EncodeKeys(run, bits, n, weights, ws->x + at, residual == nullptr ? nullptr : residual + at);
       PackNumbers(run, KeyGrid(n), /*is_key=*/true, bits, ws->x + at, run.head().packed[b] + offset,
                   ws);
     });
@@ -196,11 +265,9 @@ bool SealSplitValues(const HeadRun& run, SealWorkspace* ws) {
     if (is_per_token) ScaleTokens<false>(run, s.v_bits, scales, ws);
     ForEachSegment(s.v_bits, [&](int bits, int first, int n, int64_t offset) {
       for (int pair = 0; pair < kBlockSize / 2; ++pair) {
-        const int64_t at = pair * pair_words + 2 * first;
-        run.kernels->encode_units(bits, UnitOf(s), 2 * n, ws->x + at,
-                                  residual == nullptr ? nullptr : residual + at);
-        std::copy_n(ws->x + at, 2 * n, ws->part + int64_t{2} * pair * n);
+        std::copy_n(ws->x + pair * pair_words + 2 * first, 2 * n, ws->part + int64_t{2} * pair * n);
       }
+      EncodeValues(run, bits, n, scales, residual == nullptr ? nullptr : residual + 2 * first, ws);
       PackNumbers(run, ValueGrid(n), /*is_key=*/false, bits, ws->part, codes + offset, ws);
     });
     if (residual != nullptr && is_per_token) ScaleTokenResidual<false>(s.rank_v, scales, residual);

@@ -93,6 +93,16 @@ KVL_INLINE Two<Half> operator>>(Two<Half> a, int n) {
   return {a.low >> n, a.high >> n};
 }
 
+// Each lane by a number of its own.
+template <typename Vector>
+KVL_INLINE Vector ShiftedRight(Vector a, Vector n) {
+  if constexpr (kIsTwo<Vector>) {
+    return {ShiftedRight(a.low, n.low), ShiftedRight(a.high, n.high)};
+  } else {
+    return a >> n;
+  }
+}
+
 template <typename Mask, typename Vector>
 KVL_INLINE Vector Select(Mask mask, Vector a, Vector b) {
   if constexpr (kIsTwo<Vector>) {
@@ -142,6 +152,17 @@ KVL_INLINE To Reinterpret(From a) {
 }
 KVL_INLINE Ints BitsOf(Floats a) { return Reinterpret<Ints>(a); }
 KVL_INLINE Floats FromBits(Ints a) { return Reinterpret<Floats>(a); }
+
+// Whole numbers as floats.
+template <typename To = Floats, typename From>
+KVL_INLINE To ToFloats(From a) {
+  if constexpr (kIsTwo<From>) {
+    using Half = decltype(To::low);
+    return {ToFloats<Half>(a.low), ToFloats<Half>(a.high)};
+  } else {
+    return __builtin_convertvector(a, To);
+  }
+}
 
 // `part` in all parts.
 template <typename Vector, typename Part>

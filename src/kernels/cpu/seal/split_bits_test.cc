@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <vector>
 
 #include "kernels/cpu/attend/attend.h"
@@ -14,6 +15,25 @@
 
 namespace kvlathe {
 namespace {
+
+// Whether codes of a head stand for paths.
+bool HasPaths(const SplitHead& head, int bits) { return head.has_token_scales && bits <= 4; }
+
+// The least error of a code of (token, channel) that stands for itself.
+double NearestError(SplitProblem& p, bool is_key, int token, int channel) {
+  const int bits = p.BitsOf(is_key, channel);
+  double nearest = std::numeric_limits<double>::infinity();
+  for (int window = 0; window < (bits == 8 ? 256 : 32); ++window) {
+    double value = ValueOfSplitWindow(bits, window, p.head.has_token_scales) *
+                   p.TokenScaleOf(is_key, token);
+    if (is_key && channel < p.head.scaled) {
+      const SplitProblem::BlockScale scale = p.ScaleOf(token / kBlockSize, channel);
+      value = value * scale.scale + scale.offset;
+    }
+    nearest = std::min(nearest, std::abs(p.At(is_key, token, channel) - value));
+  }
+  return nearest;
+}
 
 TEST(SplitBits, CodesAreTheNearest) {
   for (const Isa isa : AvailableIsas()) {
@@ -27,23 +47,86 @@ TEST(SplitBits, CodesAreTheNearest) {
           const int rank = is_key ? p.shape.rank_k : p.shape.rank_v;
           for (int t = 0; t < head.n_blocks * kBlockSize; ++t) {
             for (int c = 0; c < rank; ++c) {
-              const int bits = p.BitsOf(is_key, c);
+              if (HasPaths(head, p.BitsOf(is_key, c))) continue;
               const double x = p.At(is_key, t, c), got = p.Decoded(is_key, t, c);
-              double nearest = std::numeric_limits<double>::infinity();
-              for (int code = 0; code < 1 << bits; ++code) {
-                double value =
-                    ValueOfSplitCode(bits, code, head.has_token_scales) * p.TokenScaleOf(is_key, t);
-                if (is_key && c < head.scaled) {
-                  const SplitProblem::BlockScale scale = p.ScaleOf(t / kBlockSize, c);
-                  value = value * scale.scale + scale.offset;
-                }
-                nearest = std::min(nearest, std::abs(x - value));
-              }
-              ASSERT_LE(std::abs(x - got), nearest + 1e-6)
+              ASSERT_LE(std::abs(x - got), NearestError(p, is_key, t, c) + 1e-6)
                   << IsaName(isa) << " key " << is_key << " token " << t << " channel " << c;
             }
           }
         }
+      }
+    }
+  }
+}
+
+// A number of a word, in units of its token, and what the square of its error costs.
+struct PathNumber {
+  double x = 0, weight = 0;
+};
+
+// The least cost of all paths through a word, whose lines are given in order.
+double LeastCost(int bits, const std::vector<PathNumber>& lines) {
+  const int low_bits = bits == 3 ? 2 : bits, window_bits = bits == 3 ? 4 : 5;
+  const int n_states = 1 << (window_bits - low_bits);
+  double least = std::numeric_limits<double>::infinity();
+  for (int start = 0; start < n_states; ++start) {
+    std::vector<double> costs(n_states, std::numeric_limits<double>::infinity());
+    costs[start] = 0;
+    for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
+      std::vector<double> next(n_states, std::numeric_limits<double>::infinity());
+      for (int window = 0; window < 32; ++window) {  // those of 3 bits with the high bit too
+        const int low = window % (1 << window_bits);
+        const double error = line->x - ValueOfSplitWindow(bits, window, true);
+        const double cost = costs[low >> low_bits] + line->weight * error * error;
+        next[low % n_states] = std::min(next[low % n_states], cost);
+      }
+      costs = next;
+    }
+    least = std::min(least, costs[start]);
+  }
+  return least;
+}
+
+// Cost of the codes of a side's words in a block, and the least that there is.
+struct PathCosts {
+  double got = 0, least = 0;
+};
+
+PathCosts CostsOfPaths(SplitProblem& p, bool is_key, int block, int first, int n, int bits) {
+  const int low_bits = bits == 3 ? 2 : bits;
+  std::map<std::pair<int64_t, int>, std::vector<PathNumber>> words;
+  PathCosts costs;
+  for (int t = block * kBlockSize; t < (block + 1) * kBlockSize; ++t) {
+    const double scale = p.TokenScaleOf(is_key, t);
+    for (int c = 0; c < n; ++c) {
+      const SplitPlace place = SplitPlaceOf(bits, n, is_key, t % kBlockSize, c);
+      std::vector<PathNumber>& lines = words[{place.group, place.word}];
+      lines.resize(16 / low_bits);
+      lines[place.line] = {p.At(is_key, t, first + c) / scale, scale * scale};
+      costs.got += std::pow(p.At(is_key, t, first + c) - p.Decoded(is_key, t, first + c), 2);
+    }
+  }
+  for (const auto& [place, lines] : words) costs.least += LeastCost(bits, lines);
+  return costs;
+}
+
+TEST(SplitBits, PathsLoseNearlyAsLittleAsTheBest) {
+  for (const SplitHead& head : kSplitHeads) {
+    if (!head.has_token_scales) continue;
+    SplitProblem p(head, DType::kF32, 7);
+    ASSERT_TRUE(p.Seal(AvailableIsas().back()).ok());
+    for (const bool is_key : {true, false}) {
+      const std::vector<int>& channels = is_key ? head.k_channels : head.v_channels;
+      for (int i = 0, first = 0; i < 6; first += channels[i++]) {
+        const int bits = kSplitBits[i];
+        if (!HasPaths(head, bits) || channels[i] == 0) continue;
+        PathCosts all;
+        for (int b = 0; b < head.n_blocks; ++b) {
+          const PathCosts costs = CostsOfPaths(p, is_key, b, first, channels[i], bits);
+          all.got += costs.got, all.least += costs.least;
+        }
+        EXPECT_GE(all.got, all.least * (1 - 1e-5)) << bits << " bits, key " << is_key;
+        EXPECT_LE(all.got, all.least * 1.06) << bits << " bits, key " << is_key;
       }
     }
   }
@@ -85,14 +168,16 @@ TEST(SplitBits, ScalesAreThoseOfTheBlock) {
 
 // What codes of a token lose under a scale, in shares of what its channels are expected to lose.
 double LossUnder(SplitProblem& p, bool is_key, int token, double scale) {
-  constexpr double kExpected[] = {1, 0.414063, 0.150466, 0.0484252, 0.0141481, 0.00386733};
+  constexpr double kExpected[] = {1, 0.32162, 0.09918, 0.02916, 0.00881, 0.00292413};
   const int rank = is_key ? p.shape.rank_k : p.shape.rank_v;
   double loss = 0;
   for (int c = 0; c < rank; ++c) {
     const int bits = p.BitsOf(is_key, c);
     double nearest = std::numeric_limits<double>::infinity();
+    // Each code for itself, as those of units of a token would be without paths.
     for (int code = 0; code < 1 << bits; ++code) {
-      const double value = ValueOfSplitCode(bits, code, true) * scale;
+      const double value =
+          (bits == 8 ? (code - 128) / 16.0 : UnitCentroids(bits, StoredUnit::kToken)[code]) * scale;
       nearest = std::min(nearest, std::abs(p.At(is_key, token, c) - value));
     }
     loss += nearest * nearest / (bits == 8 ? 1 / 3072.0 : kExpected[bits]);

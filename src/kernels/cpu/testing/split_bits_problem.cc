@@ -33,6 +33,30 @@ const std::vector<double> kOfTokens[] = {
     {0.072265625, 0.21875, 0.365234375, 0.51171875, 0.6640625, 0.81640625, 0.98046875, 1.1484375,
      1.328125, 1.5234375, 1.7421875, 1.984375, 2.28125, 2.640625, 3.125, 3.9375}};
 
+// Of paths, by bits and window.
+const std::vector<double> kOfPaths[] = {
+    {},
+    {-0.69140625, 0.470703125, 0.9921875, -0.296875, 0.041015625, -0.119140625, 0.65625,
+     -1.0703125, -2.125, -0.56640625, -0.04296875, 1.328125, 0.361328125, 0.7109375, 0.271484375,
+     -1.2578125, -0.68359375, 0.7734375, 0.9765625, -0.34765625, -0.10546875, -0.259765625,
+     -0.91015625, 0.70703125, 0.6953125, 2.125, -1.265625, -0.203125, -0.416015625, 0.04296875,
+     -0.6171875, 1.1015625},
+    {0.462890625, -0.310546875, 1.34375, -1.34375, -1.0546875, 1.203125, 0.1328125, -0.376953125,
+     2.5, 0.91015625, 0.185546875, -0.6171875, 0.09375, -0.6328125, -1.640625, 0.69140625,
+     -0.59765625, 0.04296875, -1.8046875, 0.9296875, 0.5390625, -0.173828125, 1.578125,
+     -1.1796875, -2.53125, 0.71875, -0.71875, -0.00390625, -0.9765625, -0.111328125, 0.5078125,
+     1.71875},
+    {2.0, -1.2890625, -0.06640625, -0.8125, -2.296875, 0.4296875, -0.470703125, -1.5703125,
+     0.306640625, -1.890625, 2.796875, -1.1015625, 1.921875, 0.609375, -1.3203125, -0.765625,
+     0.56640625, 0.224609375, 1.0546875, -0.3671875, -0.029296875, 1.4453125, -0.93359375,
+     0.83984375, 0.8359375, -0.09375, 1.4296875, -0.51953125, 1.1328125, -0.3359375, 0.142578125,
+     -3.03125},
+    {2.078125, 0.15234375, 3.328125, -0.4765625, -0.06640625, -1.71875, -0.94921875,
+     -0.244140625, 1.1171875, -0.71484375, -2.546875, 1.4921875, 0.6015625, 0.8359375,
+     0.35546875, -1.2578125, -0.5390625, -1.09375, -0.80859375, 0.98828125, 0.25, 0.45703125,
+     -1.453125, 0.048828125, -2.046875, -3.34375, 2.546875, 1.7578125, -0.14453125, -0.34375,
+     1.296875, 0.70703125}};
+
 // Of the bytes of split bits.
 double ScaleAt(const std::byte* byte) {
   const int scale = static_cast<int>(*byte);
@@ -58,33 +82,42 @@ int SumOfChannels(const std::vector<int>& x) {
   return sum;
 }
 
-double ValueOfSplitCode(int bits, int code, bool has_token_scales) {
-  if (bits == 8) return (code - 128) / 16.0;
+double ValueOfSplitWindow(int bits, int window, bool has_token_scales) {
+  if (bits == 8) return (window - 128) / 16.0;
+  if (has_token_scales && bits <= 4) return kOfPaths[bits][window];
+  const int low_bits = bits == 3 ? 2 : bits == 5 ? 4 : bits;
+  int code = window % (1 << low_bits);
+  if (low_bits < bits) code += window / 16 << low_bits;
   const int half = 1 << (bits - 1);
   const std::vector<double>& positive = (has_token_scales ? kOfTokens : kOfChannels)[bits];
   return code >= half ? positive[code - half] : -positive[half - 1 - code];
 }
 
-int SplitCodeAt(const std::byte* segment, int bits, int n_channels, bool is_key, int t, int c) {
+SplitPlace SplitPlaceOf(int bits, int n_channels, bool is_key, int t, int c) {
   const int low_bits = bits == 3 ? 2 : bits == 5 ? 4 : bits;
   const int lines_per_group = 16 / low_bits;
-  const int group_bytes = bits == 3 ? 96 : bits == 5 ? 80 : 64;
-  int64_t group;
-  int line, word;
   if (is_key) {
-    const int l = 4 * (c / 2) + t / 16;
-    group = l / lines_per_group, line = l % lines_per_group, word = t % 16 * 2 + c % 2;
-  } else {
-    const int pair = t / 2;
-    group = int64_t{pair / lines_per_group} * (n_channels / 16) + c / 16;
-    line = pair % lines_per_group, word = c % 16 * 2 + t % 2;
+    const int line = 4 * (c / 2) + t / 16;
+    return {line / lines_per_group, line % lines_per_group, t % 16 * 2 + c % 2};
   }
+  const int pair = t / 2;
+  return {int64_t{pair / lines_per_group} * (n_channels / 16) + c / 16, pair % lines_per_group,
+          c % 16 * 2 + t % 2};
+}
+
+int SplitWindowAt(const std::byte* segment, int bits, const SplitPlace& place) {
+  const auto [group, line, word] = place;
+  const int low_bits = bits == 3 ? 2 : bits == 5 ? 4 : bits;
+  const int group_bytes = bits == 3 ? 96 : bits == 5 ? 80 : 64;
   const std::byte* bytes = segment + group * group_bytes;
   if (bits == 8) return static_cast<int>(bytes[word / 8 * 16 + line * 8 + word % 8]);
-  int code = 0;
-  for (int i = 0; i < low_bits; ++i) code |= BitAt(bytes, 16 * word + low_bits * line + i) << i;
-  if (low_bits < bits) code |= BitAt(bytes + 64 + 4 * line, word) << low_bits;
-  return code;
+  const int n = low_bits < bits ? 4 : 5;  // bits of the word
+  int window = 0;
+  for (int i = 0; i < n; ++i) {
+    window |= BitAt(bytes, 16 * word + (low_bits * line + i) % 16) << i;
+  }
+  if (low_bits < bits) window |= BitAt(bytes + 64 + 4 * line, word) << 4;
+  return window;
 }
 
 SplitProblem::SplitProblem(const SplitHead& h, DType type, uint64_t seed)
@@ -146,10 +179,11 @@ double SplitProblem::Decoded(bool is_key, int token, int channel) const {
     segment += 8 * channels[i] * kBits[i];
     first += channels[i++];
   }
-  const int code =
-      SplitCodeAt(segment, kBits[i], channels[i], is_key, token % kBlockSize, channel - first);
-  const double value =
-      ValueOfSplitCode(kBits[i], code, head.has_token_scales) * TokenScaleOf(is_key, token);
+  const SplitPlace place =
+      SplitPlaceOf(kBits[i], channels[i], is_key, token % kBlockSize, channel - first);
+  const double value = ValueOfSplitWindow(kBits[i], SplitWindowAt(segment, kBits[i], place),
+                                          head.has_token_scales) *
+                       TokenScaleOf(is_key, token);
   if (!is_key || channel >= head.scaled) return value;
   const BlockScale scale = ScaleOf(token / kBlockSize, channel);
   return value * scale.scale + scale.offset;

@@ -27,11 +27,18 @@ struct SplitHead {
 
 int SumOfChannels(const std::vector<int>& channels);
 
-// The number that a code of so many bits stands for, in units of its channel or of its token.
-double ValueOfSplitCode(int bits, int code, bool has_token_scales);
+// What a window (unit_codes.h) of a code of so many bits stands for, in units of its channel or of
+// its token; at 8 bits the code itself is given.
+double ValueOfSplitWindow(int bits, int window, bool has_token_scales);
 
-// The code of (token, channel of the segment) by the text of the layout.
-int SplitCodeAt(const std::byte* segment, int bits, int n_channels, bool is_key, int t, int c);
+// Where (token, channel of the segment) has its code by the text of the layout, and its window; at
+// 8 bits the code itself.
+struct SplitPlace {
+  int64_t group;  // in the segment
+  int line, word;
+};
+SplitPlace SplitPlaceOf(int bits, int n_channels, bool is_key, int t, int c);
+int SplitWindowAt(const std::byte* segment, int bits, const SplitPlace& place);
 
 // One head: rows, sealed and plain, and what sealed ones stand for.
 class SplitProblem {

@@ -26,7 +26,8 @@ constexpr float CodeCentre(int bits, bool is_symmetric) {
 constexpr float CodeUnit(int bits) { return bits == 8 ? 0x1p24f : 1; }
 
 // The tables of numbers by code that decoding keeps in registers. An index of 5 bits holds bits of
-// other codes above its own, so tables repeat. With 3 and 5 bits `high` has the numbers of the
+// other codes above its own: tables repeat where these make no difference, and else are those of
+// windows (unit_codes.h). With 3 and 5 bits `high` has the numbers of the
 // codes whose high bit is set. With 8 bits `low` is what makes a code a signed byte.
 struct CodeTables {
   __m512i low, high;
@@ -77,8 +78,8 @@ struct CodeGroup {
     } else if constexpr (kBits == 8) {
       return ByteLine<kLine>(tables);
     } else {
-      constexpr int kShift = LowBits(kBits) * kLine;
-      const __m512i codes = _mm512_srli_epi16(words, kShift);
+      // Turned round, not shifted, for codes whose windows go round the end of their word.
+      const __m512i codes = _mm512_shrdi_epi16(words, words, LowBits(kBits) * kLine);
       __m512i numbers = _mm512_permutexvar_epi16(codes, tables.low);
       if constexpr (HasHighBit(kBits)) {
         uint32_t mask;
