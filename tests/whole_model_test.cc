@@ -10,7 +10,6 @@
 #include "analysis/bases/hadamard.h"
 #include "analysis/bases/method.h"
 #include "calibration/calibrate.h"
-#include "calibration/kl_meter.h"
 #include "loaded_model.h"
 #include "model_shapes.h"
 #include "random_model.h"
@@ -270,103 +269,6 @@ TEST_P(RandomModelTest, OutputGramsAreThoseOfWhatAHeadAddsToTheHiddenState) {
       ASSERT_NEAR((*grams)[g][i], expected[i], 1e-4 * (1 + std::abs(expected[i])));
     }
   }
-}
-
-TEST_P(RandomModelTest, TheKlOfABasisIsThatOfTheLiteralDecoder) {
-  LoadedModel loaded = LoadModel(directory_, DType::kF32, AvailableIsas().back());
-  const std::vector<ReferenceBasis> bases = testing::RandomBases(reference_, 31);
-  const std::vector<int32_t> tokens(ids_.begin(), ids_.end());
-  auto meter = KlMeter::Create(loaded.weights, {tokens}, loaded.pool.get(), AvailableIsas().back());
-  ASSERT_TRUE(meter.ok()) << meter.status();
-  const testing::Matrix whole = testing::ReferenceLogits(reference_, ids_);
-  const testing::Matrix cut = testing::ReferenceLogits(reference_, ids_, bases, kCalibrationSinks);
-  const auto probabilities = [](const std::vector<double>& logits) {
-    std::vector<double> p;
-    double sum = 0;
-    for (const double x : logits) p.push_back(std::exp(x - logits[0]));
-    for (const double x : p) sum += x;
-    for (double& x : p) x /= sum;
-    return p;
-  };
-  double expected = 0;
-  for (size_t t = ids_.size() / 2; t < ids_.size(); ++t) {
-    const std::vector<double> p = probabilities(whole[t]), q = probabilities(cut[t]);
-    for (size_t i = 0; i < p.size(); ++i) expected += p[i] * std::log(p[i] / q[i]);
-  }
-  expected /= static_cast<double>(ids_.size() - ids_.size() / 2);
-  auto kl = (*meter)->Measure(ToModelBasis(reference_, bases), 0);
-  ASSERT_TRUE(kl.ok()) << kl.status();
-  EXPECT_GT(expected, 1e-3);
-  EXPECT_NEAR(*kl, expected, 1e-3 * expected + 1e-5);
-}
-
-TEST_P(RandomModelTest, TheKlIsTheSameFromTheFirstLayerThatDiffers) {
-  LoadedModel loaded = LoadModel(directory_, DType::kF32, AvailableIsas().back());
-  const ModelConfig& c = loaded.model->config();
-  const ModelBasis cut = ToModelBasis(reference_, testing::RandomBases(reference_, 31));
-  const std::vector<int32_t> tokens(ids_.begin(), ids_.end());
-  auto created =
-      KlMeter::Create(loaded.weights, {tokens}, loaded.pool.get(), AvailableIsas().back());
-  ASSERT_TRUE(created.ok()) << created.status();
-  KlMeter& meter = **created;
-  const int last = c.n_layers - 1;
-  const ModelBasis whole = IdentityBasis(c.n_layers, c.n_kv_heads, c.head_dim);
-  const auto expect_same = [&](const ModelBasis& basis, const char* what, bool is_seen = true) {
-    const auto from_first = meter.Measure(basis, 0), from_last = meter.Measure(basis, last);
-    ASSERT_TRUE(from_first.ok() && from_last.ok()) << what;
-    EXPECT_EQ(*from_first > 1e-6, is_seen) << what << ' ' << *from_first;
-    EXPECT_NEAR(*from_last, *from_first, 1e-5 * *from_first) << what;
-  };
-  ModelBasis cut_last = whole;
-  std::copy_n(cut.heads.begin() + last * c.n_kv_heads, c.n_kv_heads,
-              cut_last.heads.begin() + last * c.n_kv_heads);
-  expect_same(cut_last, "cut");
-  const auto codes = [&](int bits) {
-    BitSplit split;
-    split.channels[std::ranges::find(kSplitBits, bits) - kSplitBits.begin()] = c.head_dim;
-    return split;
-  };
-  ModelBasis coded = whole;
-  for (HeadBasis& head : coded.heads) head.k_bits = head.v_bits = codes(8);
-  ASSERT_TRUE(meter.Measure(coded, KlMeter::kAllLayers).ok());
-  for (int g = 0; g < c.n_kv_heads; ++g) {
-    coded.heads[last * c.n_kv_heads + g].v_bits = codes(1);
-  }
-  // The newest positions have none: a window of as few never sees any.
-  expect_same(coded, "codes",
-              c.attention.of(c.n_layers - 1).window == 0 ||
-                  c.attention.of(c.n_layers - 1).window > static_cast<int>(tokens.size()) / 8);
-}
-
-TEST_P(RandomModelTest, TheKlOfTextsIsTheirMean) {
-  LoadedModel loaded = LoadModel(directory_, DType::kF32, AvailableIsas().back());
-  const ModelConfig& c = loaded.model->config();
-  const std::vector<int32_t> tokens(ids_.begin(), ids_.end());
-  const std::vector<int32_t> reversed(ids_.rbegin(), ids_.rend());
-  const auto create = [&](TokenSequences texts) {
-    return KlMeter::Create(loaded.weights, std::move(texts), loaded.pool.get(),
-                           AvailableIsas().back());
-  };
-  auto one = create({tokens}), other = create({reversed}), both = create({tokens, reversed});
-  ASSERT_TRUE(one.ok() && other.ok() && both.ok());
-  // One that changes where a forward may stop, and one that does not.
-  ModelBasis cut = ToModelBasis(reference_, testing::RandomBases(reference_, 31));
-  ModelBasis coded = IdentityBasis(c.n_layers, c.n_kv_heads, c.head_dim);
-  for (HeadBasis& head : coded.heads) {
-    for (BitSplit* split : {&head.k_bits, &head.v_bits}) {
-      split->channels[std::ranges::find(kSplitBits, 1) - kSplitBits.begin()] = c.head_dim;
-    }
-  }
-  const auto measure = [](auto& meter, const ModelBasis& basis) {
-    return meter->Measure(basis, KlMeter::kAllLayers).value();
-  };
-  for (const ModelBasis* basis : {&cut, &coded}) {
-    // In a narrow window nothing is sealed, and only rounding is left.
-    const double expected = (measure(*one, *basis) + measure(*other, *basis)) / 2;
-    EXPECT_NEAR(measure(*both, *basis), expected, 1e-5 * expected + 1e-12);
-  }
-  EXPECT_EQ(create({}).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(create({tokens, {1, 2}}).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST_P(RandomModelTest, ProjectionsWithTheSameMapsAreOne) {

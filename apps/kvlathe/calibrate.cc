@@ -83,7 +83,6 @@ Status RunCalibrate(CalibrateOptions options) {
                                          {"loading_seconds", loading_seconds},
                                          {"forward_seconds", seconds.statistics.forward},
                                          {"moments_seconds", seconds.statistics.moments},
-                                         {"attention_seconds", seconds.statistics.attention},
                                          {"gradient_seconds", seconds.statistics.gradients},
                                          {"gradient_tokens", statistics.joint.n_tokens},
                                          {"held_back_tokens", statistics.held_back.n_tokens},

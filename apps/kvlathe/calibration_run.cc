@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "analysis/statistics/probes.h"
+#include "analysis/statistics/statistics.h"
 #include "calibration/fingerprint.h"
 #include "calibration/gradient_windows.h"
 #include "calibration/gradients/decoder_gradients.h"
@@ -94,7 +94,7 @@ int64_t TokensWithGradients(const CalibrationJob& job) {
 class GradientPass {
  public:
   GradientPass(Workspace* workspace, int64_t n_tokens, std::function<void(double)> on_progress)
-      : gradients_(&workspace->weights(), workspace->threads(), workspace->isa(), kProbeNewest),
+      : gradients_(&workspace->weights(), workspace->threads(), workspace->isa(), kCalibrationNewest),
         n_layer_tokens_(2 * n_tokens * workspace->config().n_layers),
         on_progress_(std::move(on_progress)) {}
 

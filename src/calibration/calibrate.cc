@@ -6,7 +6,6 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "calibration/accumulator.h"
-#include "calibration/attention_moments.h"
 #include "calibration/gradient_windows.h"
 #include "calibration/joint_moments.h"
 #include "calibration/position_shift.h"
@@ -17,11 +16,10 @@ namespace {
 // Shows every view to all observers, takes their time and tells what share of all rows was seen.
 class TimedObservers : public QkvObserver {
  public:
-  TimedObservers(QkvObserver* moments, QkvObserver* joint_moments, QkvObserver* attention,
-                 const CalibrationJob& job, int64_t n_tokens, CalibrationTimes* times)
+  TimedObservers(QkvObserver* moments, QkvObserver* joint_moments, const CalibrationJob& job,
+                 int64_t n_tokens, CalibrationTimes* times)
       : moments_(moments),
         joint_moments_(joint_moments),
-        attention_(attention),
         job_(job),
         n_rows_(n_tokens * job.shape.n_layers),
         times_(times) {}
@@ -30,10 +28,6 @@ class TimedObservers : public QkvObserver {
       const ScopedTimer timer(&times_->moments);
       moments_->Observe(view);
       joint_moments_->Observe(view);
-    }
-    {
-      const ScopedTimer timer(&times_->attention);
-      attention_->Observe(view);
     }
     n_seen_ += view.n_tokens;
     if (job_.on_progress) {
@@ -44,16 +38,11 @@ class TimedObservers : public QkvObserver {
  private:
   QkvObserver* moments_;
   QkvObserver* joint_moments_;
-  QkvObserver* attention_;
   const CalibrationJob& job_;
   int64_t n_rows_;
   int64_t n_seen_ = 0;
   CalibrationTimes* times_;
 };
-
-// Attention is looked at through so many queries of each head, or all of a shorter text. On a text
-// of 42,000 tokens half of them, or twice as many, gave the same KL.
-constexpr int64_t kSampledQueries = 4096;
 
 constexpr int kShortestSequence = kCalibrationSinks + 1;
 
@@ -168,11 +157,7 @@ StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job, Calibration
   if (times == nullptr) times = &of_parts;
   StatisticsAccumulator accumulator(job.shape, job.pool, job.isa, job.across_heads);
   JointMomentSums joint_moments(job.shape, job.pool);
-  const auto stride = static_cast<int>(std::max<int64_t>(1, n_tokens / kSampledQueries));
-  AttentionMoments attention(
-      job.shape, {.attention = job.attention, .rope_dim = job.rope_dim, .query_stride = stride},
-      job.pool, job.isa);
-  TimedObservers observers(&accumulator, &joint_moments, &attention, job, n_tokens, times);
+  TimedObservers observers(&accumulator, &joint_moments, job, n_tokens, times);
   const auto n_sequences = std::ssize(job.sequences);
   const std::vector<std::vector<PositionShift>> shifts =
       ShiftsOf(job, n_sequences, static_cast<int>(sequence_tokens), job.n_positions);
@@ -180,14 +165,12 @@ StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job, Calibration
   for (int64_t i = 0; i < n_sequences; ++i) {
     accumulator.SetShifts(shifts[i]);
     joint_moments.BeginSequence(shifts[i], IsHeldBack(i, n_sequences));
-    attention.SetShifts(shifts[i]);
     KVL_RETURN_IF_ERROR(job.forward(job.sequences[i], &observers));
     KVL_RETURN_IF_ERROR(accumulator.status());
   }
-  times->forward = watch.Seconds() - times->moments - times->attention;
+  times->forward = watch.Seconds() - times->moments;
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, accumulator.Finish());
   joint_moments.Finish(&statistics);
-  attention.Finish(&statistics);
   statistics.source = job.source;
   statistics.source.n_tokens = n_tokens;
   statistics.source.sequence_tokens = static_cast<int>(sequence_tokens);

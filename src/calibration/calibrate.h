@@ -77,7 +77,6 @@ struct CalibrationJob {
 struct CalibrationTimes {
   double forward = 0;    // the model alone
   double moments = 0;    // of all rows
-  double attention = 0;  // as attention weighs rows
   double gradients = 0;  // of stored rows, forwards and back
 };
 

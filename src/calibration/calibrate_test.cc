@@ -189,17 +189,12 @@ TEST_F(CalibrateTest, RowsAfterRopeAreAsFromAllOverTheContext) {
   EXPECT_GT(start, 2000);
   const std::vector<double> frequencies = RopeFrequencies(job_.attention.of(0).rope, job_.rope_dim);
   for (HeadMoments CalibrationStatistics::*moments :
-       {&CalibrationStatistics::q_post, &CalibrationStatistics::k_post,
-        &CalibrationStatistics::attended_q, &CalibrationStatistics::attended_k}) {
+       {&CalibrationStatistics::q_post, &CalibrationStatistics::k_post}) {
     ExpectMean(all.*moments, near.*moments, Turned(near.*moments, start, frequencies));
   }
-  HeadMoments in_blocks = {std::vector<float>(near.k_in_blocks.size() / kShape.head_dim),
-                           near.k_in_blocks};
-  ExpectMean({in_blocks.mean, all.k_in_blocks}, in_blocks, Turned(in_blocks, start, frequencies));
   for (HeadMoments CalibrationStatistics::*moments :
        {&CalibrationStatistics::q_pre, &CalibrationStatistics::k_pre, &CalibrationStatistics::v,
-        &CalibrationStatistics::sink_k_post, &CalibrationStatistics::attended_v,
-        &CalibrationStatistics::attended_q_pre, &CalibrationStatistics::attended_k_pre}) {
+        &CalibrationStatistics::sink_k_post}) {
     EXPECT_EQ((all.*moments).gram, (near.*moments).gram);
   }
 }

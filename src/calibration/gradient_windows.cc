@@ -53,7 +53,7 @@ std::vector<GradientWindow> ChooseGradientWindows(std::span<const int64_t> seque
   std::vector<GradientWindow> chosen;
   if (sequence_tokens.empty()) return chosen;
   Choose(sequence_tokens, false, n_tokens, &chosen);
-  Choose(sequence_tokens, true, (n_tokens + 2) / 3, &chosen);
+  Choose(sequence_tokens, true, (n_tokens + 5) / 6, &chosen);
   std::sort(chosen.begin(), chosen.end(), [](const GradientWindow& a, const GradientWindow& b) {
     return a.sequence_idx != b.sequence_idx ? a.sequence_idx < b.sequence_idx : a.begin < b.begin;
   });
@@ -61,7 +61,7 @@ std::vector<GradientWindow> ChooseGradientWindows(std::span<const int64_t> seque
 }
 
 int64_t GradientTokens(int64_t n_weights) {
-  constexpr int64_t kMost = 8192, kLeast = 2048, kWeights = int64_t{1} << 30;
+  constexpr int64_t kMost = 20480, kLeast = 2048, kWeights = int64_t{3} << 27;
   if (n_weights <= kWeights) return kMost;
   const double share = static_cast<double>(kWeights) / static_cast<double>(n_weights);
   return std::max(kLeast, static_cast<int64_t>(static_cast<double>(kMost) * share));

@@ -30,7 +30,7 @@ TEST(ChooseGradientWindowsTest, FirstWindowsOfSequencesAllOverTheText) {
   sequences.push_back(957);
   const std::vector<GradientWindow> windows = ChooseGradientWindows(sequences, 8192);
   EXPECT_EQ(TokensOf(windows, false), 8192);
-  EXPECT_EQ(TokensOf(windows, true), 3 * 1024);
+  EXPECT_EQ(TokensOf(windows, true), 2 * 1024);
   std::set<int64_t> seen;
   for (const GradientWindow& w : windows) {
     EXPECT_EQ(w.begin, 0);
@@ -56,8 +56,8 @@ TEST(ChooseGradientWindowsTest, FewSequencesGiveSecondWindowsAndShortOnesAreWhol
 }
 
 TEST(GradientTokensTest, FallWithTheWeightsOfLargeModels) {
-  EXPECT_EQ(GradientTokens(135'000'000), 8192);
-  EXPECT_EQ(GradientTokens(int64_t{1} << 31), 4096);
+  EXPECT_EQ(GradientTokens(135'000'000), 20480);
+  EXPECT_EQ(GradientTokens(int64_t{3} << 28), 10240);
   EXPECT_EQ(GradientTokens(8'000'000'000), 2048);
 }
 

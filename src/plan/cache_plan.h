@@ -2,8 +2,7 @@
 // changed. Whoever needs the shape of rows, when blocks are sealed, what is dropped or how many
 // bytes a sequence takes asks the plan; nothing else builds a CacheLayout of a model.
 //
-// CachePlanner makes one of a spec; AssemblePlan makes one of parts that are known already (tests,
-// probes of a calibration).
+// CachePlanner makes one of a spec; AssemblePlan makes one of parts that are known already (tests).
 #pragma once
 
 #include <functional>

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "analysis/statistics/probes.h"
+#include "analysis/statistics/statistics.h"
 #include "calibration/calibrate.h"
 #include "calibration/gradients/decoder_gradients.h"
 #include "kv/blocks/block_pool.h"
@@ -55,7 +55,7 @@ void CalibratedModel::Gather() {
     const SequenceStep step{&cache, ids, SequenceStep::Logits::kNone};
     return (*model)->Forward({&step, 1}, observer);
   };
-  DecoderGradients gradients(weights_.get(), threads_, SelectIsa().value(), kProbeNewest);
+  DecoderGradients gradients(weights_.get(), threads_, SelectIsa().value(), kCalibrationNewest);
   job.gradient_tokens = kSequences * kSequenceTokens;
   job.gradients = [&](std::span<const int32_t> ids, uint64_t seed,
                       const DecoderGradients::Sink& sink) {

@@ -64,15 +64,6 @@ struct HeadAnalysis {
 struct HeadNoise {
   std::vector<double> qk;
   std::vector<double> v;
-  // The same for an error of the variance that channels of K have about their mean in a block;
-  // empty if they get no scales.
-  std::vector<double> qk_in_blocks = {};
-  double scale_gain = 1;  // the loss of K in few bits without such scales over that with them
-
-  bool needs_whole_rows = false;  // HeadRanks::has_whole_open_rows
-
-  // The noise of keys for codes with scales, if there may be any.
-  const std::vector<double>& probed_qk() const { return qk_in_blocks.empty() ? qk : qk_in_blocks; }
 };
 
 struct BasisAnalysis {

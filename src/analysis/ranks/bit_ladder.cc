@@ -5,7 +5,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "analysis/statistics/probes.h"
 #include "base/check.h"
 #include "format/split_bits/unit_codes.h"
 
@@ -13,8 +12,6 @@ namespace kvlathe {
 namespace {
 
 constexpr int kLevels[] = {0, 1, 2, 3, 4, 5, 8};  // bits, ascending
-
-constexpr double kScaleBits = 16.0 / kBlockSize;  // of a channel's offset and scale, for a number
 
 // Of the channels of a group.
 double NoiseOf(const std::vector<double>& noise, int group) {
@@ -29,33 +26,19 @@ Losses LossesOf(const std::vector<double>& singular_values, const std::vector<do
                 int group, StoredUnit unit) {
   const int begin = group * kBitGroup, end = begin + kBitGroup;
   const double noise_sum = NoiseOf(noise, group);
-  Losses losses;
-  losses[0] = kCutFactor * SumOfSquares(singular_values, begin, end);
+  Losses losses{};
+  for (int i = begin; i < end; ++i) {
+    losses[0] += kCutFactor * singular_values[i] * singular_values[i];
+  }
   for (size_t i = 1; i < losses.size(); ++i) {
     losses[i] = noise_sum * UnitLoss(kLevels[i], unit);
   }
   return losses;
 }
 
-// Saved per bit and channel on the way from one level to another, of a group without or with
-// scales, which come with its first bits.
-double GainOf(const Losses& losses, bool is_scaled, size_t from, size_t to) {
-  const double of_scales = is_scaled && from == 0 ? kScaleBits : 0;
-  return (losses[from] - losses[to]) / (kLevels[to] - kLevels[from] + of_scales) / kBitGroup;
-}
-
-// The groups from the first on whose scales are worth most bits in all.
-int ScaledGroups(const HeadNoise& noise, int n_groups) {
-  if (noise.scale_gain < kLeastScaleGain) return 0;
-  int best = 0;
-  double saved = 0, most = 0;
-  for (int g = 0; !noise.qk_in_blocks.empty() && g < n_groups; ++g) {
-    const double without = NoiseOf(noise.qk, g), with = NoiseOf(noise.qk_in_blocks, g);
-    if (with <= 0) break;  // and so is what follows
-    saved += std::log2(without / with) / 2 - kScaleBits;
-    if (saved > most) most = saved, best = g + 1;
-  }
-  return best;
+// Saved per bit and channel on the way from one level to another.
+double GainOf(const Losses& losses, size_t from, size_t to) {
+  return (losses[from] - losses[to]) / (kLevels[to] - kLevels[from]) / kBitGroup;
 }
 
 BitSplit SplitOf(const std::vector<int>& bits_of_groups) {
@@ -74,12 +57,8 @@ BitLadder::BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<
     : unit_(unit), n_heads_(static_cast<int>(spectra.size())), n_groups_(head_dim / kBitGroup) {
   KVL_CHECK_EQ(spectra.size(), noise.size());
   for (int h = 0; h < n_heads_; ++h) {
-    has_whole_rows_.push_back(noise[h].needs_whole_rows);
-    n_scaled_.push_back(ScaledGroups(noise[h], n_groups_));
-    std::vector<double> of_keys = noise[h].qk;
-    std::copy_n(noise[h].qk_in_blocks.begin(), n_scaled_[h] * kBitGroup, of_keys.begin());
-    AddSteps(2 * h, spectra[h].qk, of_keys, n_scaled_[h]);
-    AddSteps(2 * h + 1, spectra[h].v, noise[h].v, 0);
+    AddSteps(2 * h, spectra[h].qk, noise[h].qk);
+    AddSteps(2 * h + 1, spectra[h].v, noise[h].v);
   }
   // Stable: of equal gains the earlier group and the fewer bits come first.
   std::stable_sort(steps_.begin(), steps_.end(),
@@ -88,11 +67,10 @@ BitLadder::BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<
 
 // The steps of every group along the lower convex hull of its losses.
 void BitLadder::AddSteps(int pair, const std::vector<double>& singular_values,
-                         const std::vector<double>& noise, int n_scaled) {
+                         const std::vector<double>& noise) {
   for (int g = 0; g < n_groups_; ++g) {
     const Losses losses = LossesOf(singular_values, noise, g, unit_);
-    const bool is_scaled = g < n_scaled;
-    const auto gain = [&](size_t from, size_t to) { return GainOf(losses, is_scaled, from, to); };
+    const auto gain = [&](size_t from, size_t to) { return GainOf(losses, from, to); };
     for (size_t at = g == 0 ? 1 : 0; at + 1 < losses.size();) {
       size_t best = at + 1;
       for (size_t to = at + 2; to < losses.size(); ++to) {
@@ -116,9 +94,7 @@ std::vector<std::vector<int>> BitLadder::BitsAt(int level) const {
 }
 
 EntryBits BitLadder::SplitsOf(const std::vector<std::vector<int>>& bits, int head) const {
-  EntryBits splits = {SplitOf(bits[2 * head]), SplitOf(bits[2 * head + 1])};
-  splits.k.scaled = std::min(splits.k.n_channels(), n_scaled_[head] * kBitGroup);
-  return splits;
+  return {SplitOf(bits[2 * head]), SplitOf(bits[2 * head + 1])};
 }
 
 std::vector<HeadRanks> BitLadder::RanksAt(int level) const {
@@ -129,8 +105,7 @@ std::vector<HeadRanks> BitLadder::RanksAt(int level) const {
     ranks.push_back({.rank_k = n_groups_ * kBitGroup,
                      .rank_v = n_groups_ * kBitGroup,
                      .k_bits = k,
-                     .v_bits = v,
-                     .has_whole_open_rows = has_whole_rows_[h]});
+                     .v_bits = v});
   }
   return ranks;
 }

@@ -11,12 +11,6 @@ namespace kvlathe {
 // How many channels have their bits chosen together; the layout of blocks asks for multiples of 16.
 inline constexpr int kBitGroup = 16;
 
-// Keys of a head may have scales in each block where these save this factor of what codes of
-// kProbeBits lose. With fewer bits they save less: what is slow in a key is then wrong by the same
-// for a whole block, which softmax ignores. Of the factors from 1 to 10, those between 5 and 6 lose
-// least on all three models of this repository.
-inline constexpr double kLeastScaleGain = 6;
-
 // What channels without bits lose is alike at neighbouring positions, so attention averages less of
 // it out than of what codes lose, and F, which takes positions as independent, prices it too low.
 // Of 1, 4, 16 and 100, 4 loses least on SmolLM2-135M.
@@ -33,9 +27,6 @@ inline constexpr double kClassWeight = 4;
 // UnitLoss(bits, unit) of its noise. Rows have all channels until they are sealed; bits that
 // save less per bit than more bits do are passed over. Bits never rise along the channels of a
 // pair: a group has at least those of the groups behind it.
-//
-// The first groups of keys have scales in each block where these save more than their bytes would
-// as bits of codes, a factor of 4 of the noise for each.
 class BitLadder {
  public:
   BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<HeadNoise>& noise,
@@ -61,12 +52,10 @@ class BitLadder {
   std::vector<std::vector<int>> BitsAt(int level) const;
   EntryBits SplitsOf(const std::vector<std::vector<int>>& bits, int head) const;
   void AddSteps(int pair, const std::vector<double>& singular_values,
-                const std::vector<double>& noise, int n_scaled);
+                const std::vector<double>& noise);
 
   StoredUnit unit_;
   int n_heads_, n_groups_;
-  std::vector<int> n_scaled_;         // groups of keys, by head
-  std::vector<bool> has_whole_rows_;  // HeadRanks::has_whole_open_rows
   std::vector<Step> steps_;
 };
 

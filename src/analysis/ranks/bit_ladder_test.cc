@@ -142,41 +142,6 @@ TEST(BitLadderTest, BitsNeverRiseWhereSpectraDo) {
   }
 }
 
-// In units of bits, and less a quarter for a byte of offset and one of scale in 64: 3.1 and 1.4 for
-// the first two groups, -0.2 for the third, and what the fourth says.
-class BitLadderScalesTest : public ::testing::TestWithParam<double> {};
-INSTANTIATE_TEST_SUITE_P(LastGroup, BitLadderScalesTest, ::testing::Values(1.0, 0.8, 0.25));
-
-TEST_P(BitLadderScalesTest, FirstGroupsHaveScalesWhereTheyArePaid) {
-  const std::vector<HeadSpectra> spectra = RandomSpectra(2, 4);
-  std::vector<HeadNoise> noise = NoiseLike(spectra);
-  const double factors[] = {0.01, 0.1, 0.9, GetParam()};
-  for (int i = 0; i < kHeadDim; ++i) {
-    noise[0].qk_in_blocks.push_back(noise[0].qk[i] * factors[i / 16]);
-  }
-  noise[1].qk_in_blocks = noise[0].qk_in_blocks;
-  noise[0].scale_gain = kLeastScaleGain;
-  noise[1].scale_gain = 0.99 * kLeastScaleGain;
-  const int n_scaled = GetParam() < 0.3 ? 64 : 32;
-  const BitLadder ladder(spectra, noise, kHeadDim);
-  // As if noise were that with scales, but for their bits, which come with the first of codes.
-  std::vector<HeadNoise> with_scales = noise;
-  std::copy_n(noise[0].qk_in_blocks.begin(), n_scaled, with_scales[0].qk.begin());
-  for (HeadNoise& head : with_scales) head.qk_in_blocks.clear();
-  const BitLadder same(spectra, with_scales, kHeadDim);
-  for (int level = 0; level < ladder.n_levels(); ++level) {
-    const std::vector<HeadRanks> ranks = ladder.RanksAt(level);
-    EXPECT_EQ(ranks[0].k_bits.scaled, std::min(n_scaled, ranks[0].k_bits.n_channels()));
-    EXPECT_EQ(ranks[1].k_bits.scaled, 0);
-    EXPECT_EQ(ranks[0].v_bits.scaled, 0);
-  }
-  std::vector<HeadRanks> last = ladder.RanksAt(ladder.n_levels() - 1);
-  last[0].k_bits.scaled = 0;
-  EXPECT_EQ(last, same.RanksAt(same.n_levels() - 1));
-  // The first step of all is to more bits of a first group: it pays for no scales.
-  EXPECT_EQ(ladder.GainAt(0), same.GainAt(0));
-}
-
 RankRequest Ratio(double ratio) {
   RankRequest request{.goal = RankRequest::Goal::kRatio, .value = ratio};
   request.kv_fraction = [](const std::vector<HeadRanks>& ranks) {

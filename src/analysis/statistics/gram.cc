@@ -11,26 +11,6 @@ std::vector<double> GramOf(const HeadMoments& moments, int64_t head_idx, int dim
   return {first, first + int64_t{dim} * dim};
 }
 
-std::vector<double> CentredGramOf(const HeadMoments& moments, int64_t head_idx, int dim) {
-  std::vector<double> gram = GramOf(moments, head_idx, dim);
-  const float* mean = moments.mean.data() + head_idx * dim;
-  for (int i = 0; i < dim; ++i) {
-    for (int j = 0; j < dim; ++j) gram[i * dim + j] -= double{mean[i]} * mean[j];
-  }
-  return gram;
-}
-
-std::vector<double> GramAbout(const HeadMoments& moments, int64_t head_idx,
-                              const std::vector<float>& offset, int dim) {
-  std::vector<double> gram = CentredGramOf(moments, head_idx, dim);
-  const float* mean = moments.mean.data() + head_idx * dim;
-  const auto distance = [&](int i) { return mean[i] - (offset.empty() ? 0.0 : offset[i]); };
-  for (int i = 0; i < dim; ++i) {
-    for (int j = 0; j < dim; ++j) gram[i * dim + j] += distance(i) * distance(j);
-  }
-  return gram;
-}
-
 std::vector<double> WeightedSum(double a, const std::vector<double>& x, double b,
                                 const std::vector<double>& y) {
   KVL_CHECK_EQ(x.size(), y.size());

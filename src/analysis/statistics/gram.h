@@ -9,13 +9,6 @@ namespace kvlathe {
 
 // X^T X / rows of one head.
 std::vector<double> GramOf(const HeadMoments& moments, int64_t head_idx, int dim);
-// The same of rows less their mean.
-std::vector<double> CentredGramOf(const HeadMoments& moments, int64_t head_idx, int dim);
-
-// The mean of (x - offset)(x - offset)^T; an empty offset is 0.
-std::vector<double> GramAbout(const HeadMoments& moments, int64_t head_idx,
-                              const std::vector<float>& offset, int dim);
-
 // a X + b Y.
 std::vector<double> WeightedSum(double a, const std::vector<double>& x, double b,
                                 const std::vector<double>& y);

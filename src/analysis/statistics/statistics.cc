@@ -5,7 +5,6 @@
 #include <map>
 #include <utility>
 
-#include "analysis/statistics/probes.h"
 #include "base/check.h"
 #include "io/safetensors/safetensors.h"
 #include "io/safetensors/safetensors_checksum.h"
@@ -14,7 +13,7 @@ namespace kvlathe {
 namespace {
 
 constexpr const char* kFormat = "kvlathe-statistics";
-constexpr const char* kFormatVersion = "9";
+constexpr const char* kFormatVersion = "10";
 constexpr const char* kRecalibrate = "write a new one with kvlathe calibrate";
 
 using Metadata = std::map<std::string, std::string>;
@@ -75,27 +74,8 @@ std::vector<ArrayField> ArrayFields(CalibrationStatistics* s) {
   AddMoments("sink_q_post", s->shape, n_kv_heads, &s->sink_q_post, &fields);
   AddMoments("sink_k_post", s->shape, n_kv_heads, &s->sink_k_post, &fields);
   AddMoments("sink_v", s->shape, n_kv_heads, &s->sink_v, &fields);
-  AddMoments("attended_q", s->shape, n_kv_heads, &s->attended_q, &fields);
-  AddMoments("attended_k", s->shape, n_kv_heads, &s->attended_k, &fields);
-  AddMoments("attended_v", s->shape, n_kv_heads, &s->attended_v, &fields);
-  AddMoments("attended_q_pre", s->shape, n_kv_heads, &s->attended_q_pre, &fields);
-  AddMoments("attended_k_pre", s->shape, n_kv_heads, &s->attended_k_pre, &fields);
   AddJointStatistics("joint", s->shape, &s->joint, &fields);
   AddJointStatistics("held_back", s->shape, &s->held_back, &fields);
-  const std::vector<int64_t> grams = {s->shape.n_layers, n_kv_heads, s->shape.head_dim,
-                                      s->shape.head_dim};
-  fields.push_back({"k_in_blocks.gram", grams, &s->k_in_blocks});
-  fields.push_back({"k_pre_in_blocks.gram", grams, &s->k_pre_in_blocks});
-  const std::vector<int64_t> heads = {s->shape.n_layers, n_kv_heads};
-  const std::vector<int64_t> cuts = {s->shape.n_layers, n_kv_heads, kProbeCuts};
-  fields.push_back({"probe_kl_qk", cuts, &s->probes.kl_qk});
-  fields.push_back({"probe_kl_v", cuts, &s->probes.kl_v});
-  fields.push_back({"probe_kl_qk_pre", cuts, &s->probes.kl_qk_pre});
-  fields.push_back({"probe_noise_qk", heads, &s->probes.noise_qk});
-  fields.push_back({"probe_noise_v", heads, &s->probes.noise_v});
-  fields.push_back({"probe_noise_qk_pre", heads, &s->probes.noise_qk_pre});
-  fields.push_back({"probe_noise_qk_static", heads, &s->probes.noise_qk_static});
-  fields.push_back({"probe_noise_qk_pre_static", heads, &s->probes.noise_qk_pre_static});
   AddHistograms("k_post_histograms", s->shape, &s->k_post_histograms, &fields);
   AddHistograms("k_pre_histograms", s->shape, &s->k_pre_histograms, &fields);
   AddHistograms("v_histograms", s->shape, &s->v_histograms, &fields);

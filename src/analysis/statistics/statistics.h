@@ -15,6 +15,10 @@ namespace kvlathe {
 // first singular vector of a head. They have moments of their own and enter nothing else.
 inline constexpr int kCalibrationSinks = 4;
 
+// The newest positions of a cache wait to be compressed, so queries nearer to a row than this read
+// it whole. It is the default of `newest` in lathe(ratio=..).
+inline constexpr int kCalibrationNewest = 32;
+
 struct StatisticsShape {
   int n_layers = 0;
   int n_heads = 0;
@@ -51,8 +55,7 @@ struct JointMoments {
   // works efficiently in learning"), taken as a metric as Singh and Alistarh 2020 take that of
   // weights (WoodFisher, arXiv 2004.14340). If every such row has an independent error of
   // covariance C, trace(F C) is the KL in nats per predicted token, to second order. Only what
-  // queries kProbeNewest (analysis/statistics/probes.h) positions or more behind a row read of it
-  // is in its g: nearer queries read it before it is compressed.
+  // queries kCalibrationNewest positions or more behind a row read of it is in its g.
   std::vector<float> fisher;
   // Mean and Gram matrix of the same windows' rows, each weighed by |g_j|^2 of its group: rows that
   // the output hangs on are not like most, so trace(F C) holds where C is of rows weighed so.
@@ -81,22 +84,6 @@ struct StatisticsSource {
   std::string merging = {};
 };
 
-// What it costs to compress one pair of heads of keys and values alone.
-struct ProbeLosses {
-  // The KL in nats per token of cutting only this pair, in lathe's basis, to each of ProbeRanks
-  // (analysis/statistics/probes.h), [n_layers, n_kv_heads, kProbeCuts]. 0 if it was not measured.
-  std::vector<float> kl_qk;
-  std::vector<float> kl_v;
-  std::vector<float> kl_qk_pre;  // in lathe's basis of keys before RoPE
-  // The KL of codes of kProbeBits in all channels of only this pair, [n_layers, n_kv_heads].
-  std::vector<float> noise_qk;
-  std::vector<float> noise_v;
-  std::vector<float> noise_qk_pre;
-  // The same for keys whose blocks have no scales; those above have them. 0 if it was not measured.
-  std::vector<float> noise_qk_static;
-  std::vector<float> noise_qk_pre_static;
-};
-
 struct CalibrationStatistics {
   StatisticsShape shape;
   StatisticsSource source;
@@ -122,25 +109,6 @@ struct CalibrationStatistics {
   HeadMoments sink_k_post;
   HeadMoments sink_v;
 
-  // Moments of rows as attention weighs them, so that an error counts as it does in attention's
-  // output. Queries are multiplied by the weight that they give to positions behind the sinks, and
-  // summed over the group. Keys behind the sinks count by the weights that they get, which sum
-  // to 1. Values are the rows that attention puts out, averaged over queries and the group.
-  HeadMoments attended_q;
-  HeadMoments attended_k;
-  HeadMoments attended_v;
-  // The same for keys from before RoPE: queries are turned back by the position of each key that
-  // they look at and multiplied by the weight that it gets.
-  HeadMoments attended_q_pre;
-  HeadMoments attended_k_pre;
-  // The mean Gram matrix of the keys of a block less their mean, [n_layers, n_kv_heads, head_dim,
-  // head_dim]. Blocks are kBlockSize positions behind the sinks and count as the queries behind
-  // them weigh them. 0 if no sequence was longer than a block.
-  std::vector<float> k_in_blocks;
-  std::vector<float> k_pre_in_blocks;
-
-  ProbeLosses probes;
-
   // Channel (layer_idx * n_kv_heads + kv_head_idx) * head_dim + d.
   ChannelHistograms k_post_histograms;
   ChannelHistograms k_pre_histograms;
@@ -158,9 +126,9 @@ CalibrationStatistics MakeStatistics(const StatisticsShape& shape);
 // Errors are those of WriteSafetensors.
 Status WriteStatistics(const CalibrationStatistics& statistics, const std::string& path);
 
-// Files of format version 9 hold every array of CalibrationStatistics (those across heads only
-// where they were asked for), its source and its counts, and a checksum of all that. Version 8 had
-// no joint statistics, version 7 no checksum either. kDataLoss if the file is damaged, of another
+// Files of format version 10 hold every array of CalibrationStatistics (those across heads only
+// where they were asked for), its source and its counts, and a checksum of all that. Version 9 had
+// moments of rows as attention weighs them too, version 8 no joint statistics. kDataLoss if the file is damaged, of another
 // kind, or of another format version; the message says how to make a new one.
 StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path);
 

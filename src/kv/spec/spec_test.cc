@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "analysis/statistics/probes.h"
+#include "analysis/statistics/statistics.h"
 #include "base/random.h"
 
 namespace kvlathe {
@@ -318,7 +318,7 @@ TEST(Spec, RefusesContradictions) {
 TEST(Spec, ABasisMaySplitBitsInPlaceOfAQuantizer) {
   EXPECT_TRUE(Spec::Parse("lathe(ratio=4)")->splits_bits());
   // Bits are shared out by what noise costs there.
-  EXPECT_EQ(Spec::Parse("lathe(ratio=4)")->runs()->newest, kProbeNewest);
+  EXPECT_EQ(Spec::Parse("lathe(ratio=4)")->runs()->newest, kCalibrationNewest);
   EXPECT_TRUE(Spec::Parse("lathe(ratio=4,bits=mixed)")->splits_bits());
   EXPECT_FALSE(Spec::Parse("lathe(rate=0.5)")->splits_bits());
   EXPECT_FALSE(Spec::Parse("lathe(ratio=4,bits=16)")->splits_bits());
