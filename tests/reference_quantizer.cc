@@ -282,7 +282,6 @@ int NearestScale(double deviation) {
 // root of the mean square, where a channel's error counts by what codes of as many bits lose of a
 // unit deviation.
 double BestScale(const std::vector<int>& bits, const std::vector<double>& row) {
-  constexpr double kLosses[] = {1, 0.32162, 0.09918, 0.02916, 0.00881, 0.00292413};
   double square = 0, least = INFINITY, best = 1;
   for (size_t r = 0; r < bits.size(); ++r) {
     square += row[r] * row[r] / static_cast<double>(bits.size());
@@ -293,8 +292,7 @@ double BestScale(const std::vector<int>& bits, const std::vector<double>& row) {
     double loss = 0;
     for (size_t r = 0; r < bits.size(); ++r) {
       const double value = scale * NearestUnit(kTokenUnits, bits[r], row[r] / scale);
-      const double expected = bits[r] == 8 ? 1 / 3072.0 : kLosses[bits[r]];
-      loss += std::pow(row[r] - value, 2) / expected;
+      loss += std::pow(row[r] - value, 2) / UnitLoss(bits[r], true);
     }
     if (loss < least) least = loss, best = scale;
   }
@@ -318,7 +316,8 @@ void EncodeTokenUnits(const std::vector<int>& bits, bool is_key, size_t begin, M
     for (size_t t = begin; t < begin + 64; ++t) {
       for (int r = first; r < end; ++r) {
         const double scale = scales[t - begin];
-        rows[t][r] = scale * NearestUnit(kTokenUnits, bits[r], rows[t][r] / scale);
+        const double sought = NearestUnit(kTokenUnits, bits[r], rows[t][r] / scale);
+        rows[t][r] = scale * ReadInPlaceOf(bits[r], sought, true);
       }
     }
   }
@@ -332,7 +331,11 @@ void EncodeUnits(const std::vector<int>& bits, bool is_key, bool has_token_scale
     for (double& x : rows[t]) x = x == 0 ? sign : x;
     for (size_t r = 0; r < rows[t].size() && !has_token_scales; ++r) {
       const bool is_lost = r >= bits.size();
-      rows[t][r] = is_lost ? 0 : NearestUnit(kUnits, bits[r], rows[t][r]);
+      if (is_lost) {
+        rows[t][r] = 0;
+      } else {
+        rows[t][r] = ReadInPlaceOf(bits[r], NearestUnit(kUnits, bits[r], rows[t][r]), false);
+      }
     }
   }
   for (size_t t = run.begin; t < run.end && has_token_scales; t += 64) {

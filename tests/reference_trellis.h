@@ -11,6 +11,11 @@ namespace kvlathe::testing {
 // Whether codes of so many bits stand for paths where tokens have scales.
 bool HasPaths(int bits);
 
+// The share of a unit deviation that codes lose, and the value that is read in place of the one
+// that sealing looked for: larger, for what codes shrink.
+double UnitLoss(int bits, bool has_token_scales);
+double ReadInPlaceOf(int bits, double sought, bool has_token_scales);
+
 // Channels [first, first + n) of 64 rows of K or of V, which are sealed as one segment of codes.
 struct PathSegment {
   bool is_key = false;

@@ -17,7 +17,7 @@ namespace {
 
 // A part of the mean eigenvalue that F gets in every direction: gradients of a few windows say too
 // little of directions in which they are small.
-constexpr double kFisherRidge = 0.03;
+constexpr double kFisherRidge = 0.1;
 
 // Rows weighed by their gradients are few; all rows of the text count this much beside them.
 constexpr double kPlainShare = 0.1;

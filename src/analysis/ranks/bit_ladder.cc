@@ -28,10 +28,10 @@ Losses LossesOf(const std::vector<double>& singular_values, const std::vector<do
   const double noise_sum = NoiseOf(noise, group);
   Losses losses{};
   for (int i = begin; i < end; ++i) {
-    losses[0] += kCutFactor * singular_values[i] * singular_values[i];
+    losses[0] += kCoherentFactor * singular_values[i] * singular_values[i];
   }
   for (size_t i = 1; i < losses.size(); ++i) {
-    losses[i] = noise_sum * UnitLoss(kLevels[i], unit);
+    losses[i] = noise_sum * UnitCost(kLevels[i], unit);
   }
   return losses;
 }

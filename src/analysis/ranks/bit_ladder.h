@@ -11,11 +11,6 @@ namespace kvlathe {
 // How many channels have their bits chosen together; the layout of blocks asks for multiples of 16.
 inline constexpr int kBitGroup = 16;
 
-// What channels without bits lose is alike at neighbouring positions, so attention averages less of
-// it out than of what codes lose, and F, which takes positions as independent, prices it too low.
-// Of 1, 4, 16 and 100, 4 loses least on SmolLM2-135M.
-inline constexpr double kCutFactor = 4;
-
 // How much more an error of the most attended quarter of the entries of a prompt costs than one of
 // the middle half, and one of that than one of the least attended quarter. With keys
 // before RoPE on SmolLM2-135M, 4 loses less than 16 at the same bytes (WikiText-2).
@@ -23,8 +18,8 @@ inline constexpr double kClassWeight = 4;
 
 // All allocations from the smallest (one bit for the first group of every pair) to 8 bits for all,
 // in steps of one group; the steps that save most loss per bit come first. A group without bits
-// loses kCutFactor times the squares of its singular values , one with bits
-// UnitLoss(bits, unit) of its noise. Rows have all channels until they are sealed; bits that
+// loses kCoherentFactor times the squares of its singular values, one with bits
+// UnitCost(bits, unit) of its noise. Rows have all channels until they are sealed; bits that
 // save less per bit than more bits do are passed over. Bits never rise along the channels of a
 // pair: a group has at least those of the groups behind it.
 class BitLadder {

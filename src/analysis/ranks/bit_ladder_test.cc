@@ -47,14 +47,17 @@ std::vector<int> BitsOfChannels(const BitSplit& split) {
   return bits;
 }
 
-// What bits leave of unit variance, as documented.
+// What bits lose of unit variance, as documented.
 const std::map<int, double> kLoss = {
     {0, 1},         {1, 0.414063},   {2, 0.150466},      {3, 0.0484252},
     {4, 0.0141481}, {5, 0.00386733}, {8, 1.0 / 256 / 12}};
 
 double LossOf(const std::vector<HeadSpectra>& spectra, const std::vector<HeadRanks>& ranks,
               double factor) {
-  const auto at = [&](int bits) { return kLoss.at(bits) * (bits == 0 ? kCutFactor : factor); };
+  const auto at = [&](int bits) {  // four times what goes with the number itself
+    const double lost = kLoss.at(bits);
+    return 4 * lost / (lost + 4 * (1 - lost)) * (bits == 0 ? 1 : factor);
+  };
   double loss = 0;
   for (size_t h = 0; h < ranks.size(); ++h) {
     const std::vector<int> k = BitsOfChannels(ranks[h].k_bits), v = BitsOfChannels(ranks[h].v_bits);

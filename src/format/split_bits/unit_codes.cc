@@ -42,6 +42,28 @@ constexpr Windows WindowsOf(const std::array<float, kN>& centroids, int bits) {
   return windows;
 }
 
+constexpr double FactorOfRead(double loss) {
+  return kCoherentFactor / (loss + kCoherentFactor * (1 - loss));
+}
+
+// The nearest multiple of kUnitNumberStep that is exact in Bf16.
+constexpr float Rounded(double x) {
+  const double size = x < 0 ? -x : x;
+  double step = kUnitNumberStep;
+  while (step * 256 <= size) step *= 2;
+  const double n = size / step + 0.5;
+  const double rounded = static_cast<double>(static_cast<int64_t>(n)) * step;
+  return static_cast<float>(x < 0 ? -rounded : rounded);
+}
+
+constexpr Windows ReadWindows(const Windows& sought, double loss) {
+  Windows windows{};
+  for (size_t i = 0; i < windows.size(); ++i) {
+    windows[i] = Rounded(sought[i] * FactorOfRead(loss));
+  }
+  return windows;
+}
+
 using Table = std::array<uint16_t, 64>;
 
 constexpr Table MakeTable(const Windows& windows, int bits) {
@@ -69,75 +91,89 @@ constexpr Numbers MakeNumbers(const Windows& windows) {
 template <int kBits>
 struct CodesOf {
   static constexpr size_t kHalf = size_t{1} << (kBits - 1);
+  double loss;
   std::array<float, 2 * kHalf> centroids;
   std::array<float, 2 * kHalf - 1> boundaries;
-  Windows windows;
+  Windows sought, windows;
   alignas(64) Table table;
   alignas(64) Numbers numbers;
 
   // Of codes that stand for themselves.
-  explicit constexpr CodesOf(const std::array<float, kHalf>& positive)
-      : CodesOf(positive, WindowsOf(Mirrored(positive), kBits)) {}
+  constexpr CodesOf(double loss, const std::array<float, kHalf>& positive)
+      : CodesOf(loss, positive, WindowsOf(Mirrored(positive), kBits)) {}
   // Of paths. The centroids are those of codes that would stand for themselves.
-  constexpr CodesOf(const std::array<float, kHalf>& positive, const Windows& values)
-      : centroids(Mirrored(positive)),
+  constexpr CodesOf(double unit_loss, const std::array<float, kHalf>& positive,
+                    const Windows& values)
+      : loss(unit_loss),
+        centroids(Mirrored(positive)),
         boundaries(HalfWays(centroids)),
-        windows(values),
-        table(MakeTable(values, kBits)),
-        numbers(MakeNumbers(values)) {}
+        sought(values),
+        windows(ReadWindows(values, unit_loss)),
+        table(MakeTable(windows, kBits)),
+        numbers(MakeNumbers(windows)) {}
 };
 
 // unit_codes_test finds the centroids again from the densities.
-constexpr CodesOf<1> kOfChannels1({0.765625f});
-constexpr CodesOf<2> kOfChannels2({0.45703125f, 1.625f});
-constexpr CodesOf<3> kOfChannels3({0.2578125f, 0.8125f, 1.5078125f, 2.671875f});
-constexpr CodesOf<4> kOfChannels4({0.138671875f, 0.421875f, 0.72265625f, 1.0625f, 1.453125f,
-                                   1.9609375f, 2.6875f, 4.03125f});
-constexpr CodesOf<5> kOfChannels5({0.072265625f, 0.216796875f, 0.365234375f, 0.515625f, 0.671875f,
+constexpr CodesOf<1> kOfChannels1(0.414063, {0.765625f});
+constexpr CodesOf<2> kOfChannels2(0.150466, {0.45703125f, 1.625f});
+constexpr CodesOf<3> kOfChannels3(0.0484252, {0.2578125f, 0.8125f, 1.5078125f, 2.671875f});
+constexpr CodesOf<4> kOfChannels4(0.0141481, {0.138671875f, 0.421875f, 0.72265625f, 1.0625f,
+                                              1.453125f, 1.9609375f, 2.6875f, 4.03125f});
+constexpr CodesOf<5> kOfChannels5(0.00386733,
+                                  {0.072265625f, 0.216796875f, 0.365234375f, 0.515625f, 0.671875f,
                                    0.83984375f, 1.015625f, 1.2109375f, 1.421875f, 1.6640625f,
                                    1.9453125f, 2.28125f, 2.703125f, 3.28125f, 4.15625f, 5.84375f});
-constexpr CodesOf<1> kOfTokens1(
-    {0.78515625f},
-    {-0.69140625f, 0.470703125f, 0.9921875f, -0.296875f, 0.041015625f, -0.119140625f, 0.65625f,
-     -1.0703125f, -2.125f, -0.56640625f, -0.04296875f, 1.328125f, 0.361328125f, 0.7109375f,
-     0.271484375f, -1.2578125f, -0.68359375f, 0.7734375f, 0.9765625f, -0.34765625f, -0.10546875f,
-     -0.259765625f, -0.91015625f, 0.70703125f, 0.6953125f, 2.125f, -1.265625f, -0.203125f,
-     -0.416015625f, 0.04296875f, -0.6171875f, 1.1015625f});
-constexpr CodesOf<2> kOfTokens2(
-    {0.455078125f, 1.546875f},
-    {0.462890625f, -0.310546875f, 1.34375f, -1.34375f, -1.0546875f, 1.203125f, 0.1328125f,
-     -0.376953125f, 2.5f, 0.91015625f, 0.185546875f, -0.6171875f, 0.09375f, -0.6328125f,
-     -1.640625f, 0.69140625f, -0.59765625f, 0.04296875f, -1.8046875f, 0.9296875f, 0.5390625f,
-     -0.173828125f, 1.578125f, -1.1796875f, -2.53125f, 0.71875f, -0.71875f, -0.00390625f,
-     -0.9765625f, -0.111328125f, 0.5078125f, 1.71875f});
+constexpr CodesOf<1> kOfTokens1(0.32162, {0.78515625f},
+                                {-0.69140625f,  0.470703125f,  0.9921875f,   -0.296875f,
+                                 0.041015625f,  -0.119140625f, 0.65625f,     -1.0703125f,
+                                 -2.125f,       -0.56640625f,  -0.04296875f, 1.328125f,
+                                 0.361328125f,  0.7109375f,    0.271484375f, -1.2578125f,
+                                 -0.68359375f,  0.7734375f,    0.9765625f,   -0.34765625f,
+                                 -0.10546875f,  -0.259765625f, -0.91015625f, 0.70703125f,
+                                 0.6953125f,    2.125f,        -1.265625f,   -0.203125f,
+                                 -0.416015625f, 0.04296875f,   -0.6171875f,  1.1015625f});
+constexpr CodesOf<2> kOfTokens2(0.09918, {0.455078125f, 1.546875f},
+                                {0.462890625f, -0.310546875f, 1.34375f,     -1.34375f,
+                                 -1.0546875f,  1.203125f,     0.1328125f,   -0.376953125f,
+                                 2.5f,         0.91015625f,   0.185546875f, -0.6171875f,
+                                 0.09375f,     -0.6328125f,   -1.640625f,   0.69140625f,
+                                 -0.59765625f, 0.04296875f,   -1.8046875f,  0.9296875f,
+                                 0.5390625f,   -0.173828125f, 1.578125f,    -1.1796875f,
+                                 -2.53125f,    0.71875f,      -0.71875f,    -0.00390625f,
+                                 -0.9765625f,  -0.111328125f, 0.5078125f,   1.71875f});
 constexpr CodesOf<3> kOfTokens3(
-    {0.25f, 0.77734375f, 1.3984375f, 2.3125f},
-    {2.0f, -1.2890625f, -0.06640625f, -0.8125f, -2.296875f, 0.4296875f, -0.470703125f,
-     -1.5703125f, 0.306640625f, -1.890625f, 2.796875f, -1.1015625f, 1.921875f, 0.609375f,
-     -1.3203125f, -0.765625f, 0.56640625f, 0.224609375f, 1.0546875f, -0.3671875f, -0.029296875f,
-     1.4453125f, -0.93359375f, 0.83984375f, 0.8359375f, -0.09375f, 1.4296875f, -0.51953125f,
-     1.1328125f, -0.3359375f, 0.142578125f, -3.03125f});
+    0.02916, {0.25f, 0.77734375f, 1.3984375f, 2.3125f},
+    {2.0f,        -1.2890625f,  -0.06640625f, -0.8125f,     -2.296875f,  0.4296875f,  -0.470703125f,
+     -1.5703125f, 0.306640625f, -1.890625f,   2.796875f,    -1.1015625f, 1.921875f,   0.609375f,
+     -1.3203125f, -0.765625f,   0.56640625f,  0.224609375f, 1.0546875f,  -0.3671875f, -0.029296875f,
+     1.4453125f,  -0.93359375f, 0.83984375f,  0.8359375f,   -0.09375f,   1.4296875f,  -0.51953125f,
+     1.1328125f,  -0.3359375f,  0.142578125f, -3.03125f});
 constexpr CodesOf<4> kOfTokens4(
+    0.00881,
     {0.134765625f, 0.40625f, 0.6875f, 0.9921875f, 1.3359375f, 1.734375f, 2.265625f, 3.09375f},
-    {2.078125f, 0.15234375f, 3.328125f, -0.4765625f, -0.06640625f, -1.71875f, -0.94921875f,
-     -0.244140625f, 1.1171875f, -0.71484375f, -2.546875f, 1.4921875f, 0.6015625f, 0.8359375f,
-     0.35546875f, -1.2578125f, -0.5390625f, -1.09375f, -0.80859375f, 0.98828125f, 0.25f,
-     0.45703125f, -1.453125f, 0.048828125f, -2.046875f, -3.34375f, 2.546875f, 1.7578125f,
-     -0.14453125f, -0.34375f, 1.296875f, 0.70703125f});
-constexpr CodesOf<5> kOfTokens5({0.072265625f, 0.21875f, 0.365234375f, 0.51171875f, 0.6640625f,
+    {2.078125f,     0.15234375f, 3.328125f,    -0.4765625f, -0.06640625f, -1.71875f,   -0.94921875f,
+     -0.244140625f, 1.1171875f,  -0.71484375f, -2.546875f,  1.4921875f,   0.6015625f,  0.8359375f,
+     0.35546875f,   -1.2578125f, -0.5390625f,  -1.09375f,   -0.80859375f, 0.98828125f, 0.25f,
+     0.45703125f,   -1.453125f,  0.048828125f, -2.046875f,  -3.34375f,    2.546875f,   1.7578125f,
+     -0.14453125f,  -0.34375f,   1.296875f,    0.70703125f});
+constexpr CodesOf<5> kOfTokens5(0.00292413,
+                                {0.072265625f, 0.21875f, 0.365234375f, 0.51171875f, 0.6640625f,
                                  0.81640625f, 0.98046875f, 1.1484375f, 1.328125f, 1.5234375f,
                                  1.7421875f, 1.984375f, 2.28125f, 2.640625f, 3.125f, 3.9375f});
 
 struct CodesView {
+  double loss;
   std::span<const float> centroids, boundaries;
-  const float* windows;
+  const float *sought, *windows;
   const uint16_t* table;
   const int8_t* numbers;
 
   template <int kBits>
   constexpr CodesView(const CodesOf<kBits>& codes)  // NOLINT: tables list them
-      : centroids(codes.centroids),
+      : loss(codes.loss),
+        centroids(codes.centroids),
         boundaries(codes.boundaries),
+        sought(codes.sought.data()),
         windows(codes.windows.data()),
         table(codes.table.data()),
         numbers(codes.numbers.data()) {}
@@ -152,11 +188,6 @@ const CodesView& CodesAt(int bits, StoredUnit unit) {
   return (unit == StoredUnit::kToken ? kOfTokens : kOfChannels)[bits - 1];
 }
 
-// By unit and bits, as unit_codes_test finds them again.
-constexpr std::array<double, kMaxBits + 1> kLosses[] = {
-    {1, 0.414063, 0.150466, 0.0484252, 0.0141481, 0.00386733},
-    {1, 0.32162, 0.09918, 0.02916, 0.00881, 0.00292413}};
-
 }  // namespace
 
 std::span<const float> UnitCentroids(int bits, StoredUnit unit) {
@@ -167,6 +198,8 @@ std::span<const float> UnitBoundaries(int bits, StoredUnit unit) {
   return CodesAt(bits, unit).boundaries;
 }
 
+const float* SoughtUnitValues(int bits, StoredUnit unit) { return CodesAt(bits, unit).sought; }
+
 const float* UnitValues(int bits, StoredUnit unit) { return CodesAt(bits, unit).windows; }
 
 const uint16_t* UnitTable(int bits, StoredUnit unit) { return CodesAt(bits, unit).table; }
@@ -174,8 +207,13 @@ const uint16_t* UnitTable(int bits, StoredUnit unit) { return CodesAt(bits, unit
 const int8_t* UnitNumbers(int bits, StoredUnit unit) { return CodesAt(bits, unit).numbers; }
 
 double UnitLoss(int bits, StoredUnit unit) {
-  if (bits <= kMaxBits) return kLosses[static_cast<int>(unit)][bits];
-  return double{kUnitStep} * kUnitStep / 12;
+  if (bits == 0) return 1;
+  return bits <= kMaxBits ? CodesAt(bits, unit).loss : double{kUnitStep} * kUnitStep / 12;
+}
+
+double UnitCost(int bits, StoredUnit unit) {
+  const double loss = UnitLoss(bits, unit);
+  return loss * FactorOfRead(loss);
 }
 
 }  // namespace kvlathe

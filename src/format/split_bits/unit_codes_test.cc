@@ -73,9 +73,34 @@ TEST(UnitCodes, CodesThatStandForThemselvesRepeat) {
       const int n_low = bits == 3 ? 4 : bits == 5 ? 16 : 1 << bits;
       for (int window = 0; window < kCodeWindows; ++window) {
         const int high = bits == 3 || bits == 5 ? window / 16 * n_low : 0;
-        EXPECT_EQ(UnitValues(bits, unit)[window], UnitCentroids(bits, unit)[window % n_low + high]);
+        EXPECT_EQ(SoughtUnitValues(bits, unit)[window],
+                  UnitCentroids(bits, unit)[window % n_low + high]);
       }
     }
+  }
+}
+
+// What is read is sought values times the factor that loses least where the part of an error that
+// goes with the number costs four times the rest.
+TEST(UnitCodes, ValuesThatAreReadCostLeast) {
+  for (const StoredUnit unit : kUnits) {
+    for (int bits = 1; bits <= 5; ++bits) {
+      const double loss = UnitLoss(bits, unit), kept = 1 - loss;
+      const auto cost = [&](double factor) {
+        return factor * factor * loss * kept + 4 * std::pow(factor * kept - 1, 2);
+      };
+      double best = 1;
+      for (double factor = 1; factor < 2; factor += 1e-4) {
+        if (cost(factor) < cost(best)) best = factor;
+      }
+      EXPECT_NEAR(UnitCost(bits, unit), cost(best), 1e-6);
+      for (int window = 0; window < kCodeWindows; ++window) {
+        const float sought = SoughtUnitValues(bits, unit)[window];
+        const double step = std::max(1 / 512.0, std::abs(best * sought) / 128);
+        EXPECT_NEAR(UnitValues(bits, unit)[window], best * sought, 0.51 * step);
+      }
+    }
+    EXPECT_EQ(UnitCost(0, unit), 4);
   }
 }
 
@@ -134,7 +159,7 @@ class Paths {
       std::vector<double> next(n_states_, INFINITY);
       for (int window = 0; window < kCodeWindows; ++window) {
         const int low = window % (1 << LowWindowBits(bits_)), state = low % n_states_;
-        const double error = word[line] - UnitValues(bits_, StoredUnit::kToken)[window];
+        const double error = word[line] - SoughtUnitValues(bits_, StoredUnit::kToken)[window];
         const double cost = costs[low >> low_bits_] + error * error;
         if (cost < next[state]) next[state] = cost, came_by[line][state] = window;
       }
@@ -177,7 +202,7 @@ TEST(UnitCodes, PathsLoseWhatIsSaidOfThem) {
     double moved = 0;
     for (int window = 0; window < kCodeWindows; ++window) {
       const double difference =
-          paths.mean(window) - UnitValues(bits, StoredUnit::kToken)[window];
+          paths.mean(window) - SoughtUnitValues(bits, StoredUnit::kToken)[window];
       moved += paths.count(window) * difference * difference / kNumbers;
     }
     EXPECT_LT(moved, 0.01 * loss) << bits;

@@ -281,9 +281,8 @@ void DecodeSegments(const PackedSideView& side, const std::byte* block, float* v
     const float* of_windows = segment.values;
     ForEach<kIsKey>({0, kBlockSize}, {segment.first, segment.first + segment.n_channels}, side.rank,
                     [&](int, int, int64_t at) {
-                      values[at] = of_windows == nullptr
-                                       ? (values[at] - 128) * kUnitStep
-                                       : of_windows[static_cast<int>(values[at])];
+                      values[at] = of_windows == nullptr ? (values[at] - 128) * kUnitStep
+                                                         : of_windows[static_cast<int>(values[at])];
                     });
   }
   ForEachUncoded<kIsKey>(side,
@@ -300,10 +299,9 @@ void DecodeSegments(const PackedSideView& side, const std::byte* block, float* v
 template <bool kIsKey>
 void DecodeSide(const PackedSideView& side, const std::byte* block, int block_idx, float* values) {
   if (side.n_segments > 0) return DecodeSegments<kIsKey>(side, block, values);
-  ReadCodesOfAnyWidth<kIsKey>(
-      {side.bits, 0, side.rank, side.codes}, side.rank,
-      side.is_symmetric ? CodeReading::kSignedNumber : CodeReading::kNumber, block + side.codes,
-      values);
+  ReadCodesOfAnyWidth<kIsKey>({side.bits, 0, side.rank, side.codes}, side.rank,
+                              side.is_symmetric ? CodeReading::kSignedNumber : CodeReading::kNumber,
+                              block + side.codes, values);
   if (side.centroids != nullptr) {
     DecodeSideByCodebook<kIsKey>(side, block_idx, values);
   } else if (side.is_per_channel) {

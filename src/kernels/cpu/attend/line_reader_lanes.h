@@ -110,8 +110,7 @@ struct UnitReader : CodeGroup<kBits> {
       return {ShiftSignedWords(MixLowerBytes(IntVec{}, codes), 3),
               ShiftSignedWords(MixUpperBytes(IntVec{}, codes), 3)};
     } else {
-      const IntVec windows =
-          ShuffleBytes(TurnWords(words, kLow * line), LoadTable(kBytesByLine));
+      const IntVec windows = ShuffleBytes(TurnWords(words, kLow * line), LoadTable(kBytesByLine));
       // All bits of the bytes whose window has its highest bit.
       IntVec high;
       if constexpr (HasHighBit(kBits)) {

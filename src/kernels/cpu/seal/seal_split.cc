@@ -201,8 +201,8 @@ void EncodeValues(const HeadRun& run, int bits, int n, const std::byte* scales, 
   const int n_lines = LinesPerGroup(bits);
   float* const weights = ws->low;
   for (int pair = 0; pair < kBlockSize / 2; pair += n_lines) {
-    WeighLines(n_lines, scales, [&](int line, int word) { return 2 * (pair + line) + word % 2; },
-               weights);
+    WeighLines(
+        n_lines, scales, [&](int line, int word) { return 2 * (pair + line) + word % 2; }, weights);
     for (int word = 0; word < part_words; word += kLineWords) {
       run.kernels->encode_trellis(bits, {.x = ws->part + pair * part_words + word,
                                          .line_step = part_words,
@@ -231,8 +231,9 @@ bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
     float* const weights = ws->low;
     if (is_per_token) {
       ScaleTokens<true>(run, s.k_bits, token_scales, ws);
-      WeighLines(kMaxLinesPerGroup, token_scales,
-                 [](int line, int word) { return line % 4 * 16 + word / 2; }, weights);
+      WeighLines(
+          kMaxLinesPerGroup, token_scales,
+          [](int line, int word) { return line % 4 * 16 + word / 2; }, weights);
     }
     float* const residual = ResidualOf(run, /*is_key=*/true, b, ws);
     ForEachSegment(s.k_bits, [&](int bits, int first, int n, int64_t offset) {

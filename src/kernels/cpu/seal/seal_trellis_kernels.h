@@ -23,7 +23,8 @@ class PathFinder {
  public:
   static constexpr int kLines = LinesPerGroup(kBits);
 
-  explicit PathFinder(StoredUnit unit) : values_(UnitValues(kBits, unit)) {}
+  explicit PathFinder(StoredUnit unit)
+      : sought_(SoughtUnitValues(kBits, unit)), read_(UnitValues(kBits, unit)) {}
 
   // Sixteen words of the group.
   void Find(const TrellisGroup& group, int first_word) {
@@ -61,10 +62,10 @@ class PathFinder {
 
   // What a window of a line costs. Sets its bit of highs_ where the high bit comes nearer.
   KVL_INLINE Floats CostOf(int line, int window) {
-    const Floats error = x_[line] - Splat(values_[window]);
+    const Floats error = x_[line] - Splat(sought_[window]);
     Floats square = error * error;
     if constexpr (kHasHigh) {
-      const Floats with_high = x_[line] - Splat(values_[window + (1 << kWindowBits)]);
+      const Floats with_high = x_[line] - Splat(sought_[window + (1 << kWindowBits)]);
       const Floats other = with_high * with_high;
       const Ints is_high = other < square;
       highs_[line] = highs_[line] | (is_high & Splat(1 << window));
@@ -135,11 +136,11 @@ class PathFinder {
     alignas(64) int32_t places[kLanes];
     alignas(64) float values[kLanes];
     Store(place, places);
-    for (int i = 0; i < kLanes; ++i) values[i] = values_[places[i]];
+    for (int i = 0; i < kLanes; ++i) values[i] = read_[places[i]];
     Store(x - Load(values), to);
   }
 
-  const float* values_;
+  const float *sought_, *read_;
   Floats x_[kLines], weights_[kLines];
   Floats costs_[kStates];
   Ints choices_[kLines], highs_[kLines];

@@ -12,7 +12,7 @@ namespace {
 // Adding 1.5 * 2^23 rounds half to even and leaves the integer in the low bits of the mantissa.
 constexpr float kRoundingBias = 0x1.8p23f;
 
-// A code as a number, and what it stands for.
+// A code as a number, and what is read in its place.
 struct UnitCode {
   Floats code, value;
 };
@@ -20,24 +20,29 @@ struct UnitCode {
 class UnitTableCoder {
  public:
   UnitTableCoder(int bits, StoredUnit unit)
-      : n_codes_(1 << bits),
-        centroids_(UnitCentroids(bits, unit).data()),
-        boundaries_(UnitBoundaries(bits, unit).data()) {}
+      : n_codes_(1 << bits), boundaries_(UnitBoundaries(bits, unit).data()) {
+    const float* const values = UnitValues(bits, unit);
+    for (int code = 0; code < n_codes_; ++code) {
+      const int low = code & ((1 << LowBits(bits)) - 1);
+      values_[code] = values[HasHighBit(bits) ? low + (code >> LowBits(bits)) * 16 : low];
+    }
+  }
 
   KVL_INLINE UnitCode Encode(Floats x) const {
     const Floats one = Splat(1.0f), zero = Splat(0.0f);
-    UnitCode to = {zero, Splat(centroids_[0])};
+    UnitCode to = {zero, Splat(values_[0])};
     for (int c = 1; c < n_codes_; ++c) {
       const Ints is_above = Splat(boundaries_[c - 1]) < x;
       to.code = to.code + Select(is_above, one, zero);
-      to.value = Select(is_above, Splat(centroids_[c]), to.value);
+      to.value = Select(is_above, Splat(values_[c]), to.value);
     }
     return to;
   }
 
  private:
   int n_codes_;
-  const float *centroids_, *boundaries_;
+  const float* boundaries_;
+  float values_[32];  // that are read
 };
 
 struct UnitStepCoder {

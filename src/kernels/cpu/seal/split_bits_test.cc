@@ -24,8 +24,8 @@ double NearestError(SplitProblem& p, bool is_key, int token, int channel) {
   const int bits = p.BitsOf(is_key, channel);
   double nearest = std::numeric_limits<double>::infinity();
   for (int window = 0; window < (bits == 8 ? 256 : 32); ++window) {
-    double value = ValueOfSplitWindow(bits, window, p.head.has_token_scales) *
-                   p.TokenScaleOf(is_key, token);
+    double value =
+        SoughtOfSplitWindow(bits, window, p.head.has_token_scales) * p.TokenScaleOf(is_key, token);
     if (is_key && channel < p.head.scaled) {
       const SplitProblem::BlockScale scale = p.ScaleOf(token / kBlockSize, channel);
       value = value * scale.scale + scale.offset;
@@ -48,7 +48,7 @@ TEST(SplitBits, CodesAreTheNearest) {
           for (int t = 0; t < head.n_blocks * kBlockSize; ++t) {
             for (int c = 0; c < rank; ++c) {
               if (HasPaths(head, p.BitsOf(is_key, c))) continue;
-              const double x = p.At(is_key, t, c), got = p.Decoded(is_key, t, c);
+              const double x = p.At(is_key, t, c), got = p.Sought(is_key, t, c);
               ASSERT_LE(std::abs(x - got), NearestError(p, is_key, t, c) + 1e-6)
                   << IsaName(isa) << " key " << is_key << " token " << t << " channel " << c;
             }
@@ -76,7 +76,7 @@ double LeastCost(int bits, const std::vector<PathNumber>& lines) {
       std::vector<double> next(n_states, std::numeric_limits<double>::infinity());
       for (int window = 0; window < 32; ++window) {  // those of 3 bits with the high bit too
         const int low = window % (1 << window_bits);
-        const double error = line->x - ValueOfSplitWindow(bits, window, true);
+        const double error = line->x - SoughtOfSplitWindow(bits, window, true);
         const double cost = costs[low >> low_bits] + line->weight * error * error;
         next[low % n_states] = std::min(next[low % n_states], cost);
       }
@@ -103,7 +103,7 @@ PathCosts CostsOfPaths(SplitProblem& p, bool is_key, int block, int first, int n
       std::vector<PathNumber>& lines = words[{place.group, place.word}];
       lines.resize(16 / low_bits);
       lines[place.line] = {p.At(is_key, t, first + c) / scale, scale * scale};
-      costs.got += std::pow(p.At(is_key, t, first + c) - p.Decoded(is_key, t, first + c), 2);
+      costs.got += std::pow(p.At(is_key, t, first + c) - p.Sought(is_key, t, first + c), 2);
     }
   }
   for (const auto& [place, lines] : words) costs.least += LeastCost(bits, lines);

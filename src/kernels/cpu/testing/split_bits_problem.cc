@@ -36,26 +36,26 @@ const std::vector<double> kOfTokens[] = {
 // Of paths, by bits and window.
 const std::vector<double> kOfPaths[] = {
     {},
-    {-0.69140625, 0.470703125, 0.9921875, -0.296875, 0.041015625, -0.119140625, 0.65625,
-     -1.0703125, -2.125, -0.56640625, -0.04296875, 1.328125, 0.361328125, 0.7109375, 0.271484375,
-     -1.2578125, -0.68359375, 0.7734375, 0.9765625, -0.34765625, -0.10546875, -0.259765625,
-     -0.91015625, 0.70703125, 0.6953125, 2.125, -1.265625, -0.203125, -0.416015625, 0.04296875,
-     -0.6171875, 1.1015625},
-    {0.462890625, -0.310546875, 1.34375, -1.34375, -1.0546875, 1.203125, 0.1328125, -0.376953125,
-     2.5, 0.91015625, 0.185546875, -0.6171875, 0.09375, -0.6328125, -1.640625, 0.69140625,
-     -0.59765625, 0.04296875, -1.8046875, 0.9296875, 0.5390625, -0.173828125, 1.578125,
-     -1.1796875, -2.53125, 0.71875, -0.71875, -0.00390625, -0.9765625, -0.111328125, 0.5078125,
-     1.71875},
-    {2.0, -1.2890625, -0.06640625, -0.8125, -2.296875, 0.4296875, -0.470703125, -1.5703125,
-     0.306640625, -1.890625, 2.796875, -1.1015625, 1.921875, 0.609375, -1.3203125, -0.765625,
-     0.56640625, 0.224609375, 1.0546875, -0.3671875, -0.029296875, 1.4453125, -0.93359375,
-     0.83984375, 0.8359375, -0.09375, 1.4296875, -0.51953125, 1.1328125, -0.3359375, 0.142578125,
-     -3.03125},
-    {2.078125, 0.15234375, 3.328125, -0.4765625, -0.06640625, -1.71875, -0.94921875,
-     -0.244140625, 1.1171875, -0.71484375, -2.546875, 1.4921875, 0.6015625, 0.8359375,
-     0.35546875, -1.2578125, -0.5390625, -1.09375, -0.80859375, 0.98828125, 0.25, 0.45703125,
-     -1.453125, 0.048828125, -2.046875, -3.34375, 2.546875, 1.7578125, -0.14453125, -0.34375,
-     1.296875, 0.70703125}};
+    {-0.69140625,  0.470703125, 0.9921875,   -0.296875,   0.041015625, -0.119140625, 0.65625,
+     -1.0703125,   -2.125,      -0.56640625, -0.04296875, 1.328125,    0.361328125,  0.7109375,
+     0.271484375,  -1.2578125,  -0.68359375, 0.7734375,   0.9765625,   -0.34765625,  -0.10546875,
+     -0.259765625, -0.91015625, 0.70703125,  0.6953125,   2.125,       -1.265625,    -0.203125,
+     -0.416015625, 0.04296875,  -0.6171875,  1.1015625},
+    {0.462890625,  -0.310546875, 1.34375,     -1.34375,    -1.0546875, 1.203125,  0.1328125,
+     -0.376953125, 2.5,          0.91015625,  0.185546875, -0.6171875, 0.09375,   -0.6328125,
+     -1.640625,    0.69140625,   -0.59765625, 0.04296875,  -1.8046875, 0.9296875, 0.5390625,
+     -0.173828125, 1.578125,     -1.1796875,  -2.53125,    0.71875,    -0.71875,  -0.00390625,
+     -0.9765625,   -0.111328125, 0.5078125,   1.71875},
+    {2.0,        -1.2890625,  -0.06640625, -0.8125,     -2.296875,  0.4296875,  -0.470703125,
+     -1.5703125, 0.306640625, -1.890625,   2.796875,    -1.1015625, 1.921875,   0.609375,
+     -1.3203125, -0.765625,   0.56640625,  0.224609375, 1.0546875,  -0.3671875, -0.029296875,
+     1.4453125,  -0.93359375, 0.83984375,  0.8359375,   -0.09375,   1.4296875,  -0.51953125,
+     1.1328125,  -0.3359375,  0.142578125, -3.03125},
+    {2.078125,     0.15234375, 3.328125,    -0.4765625, -0.06640625, -1.71875,   -0.94921875,
+     -0.244140625, 1.1171875,  -0.71484375, -2.546875,  1.4921875,   0.6015625,  0.8359375,
+     0.35546875,   -1.2578125, -0.5390625,  -1.09375,   -0.80859375, 0.98828125, 0.25,
+     0.45703125,   -1.453125,  0.048828125, -2.046875,  -3.34375,    2.546875,   1.7578125,
+     -0.14453125,  -0.34375,   1.296875,    0.70703125}};
 
 // Of the bytes of split bits.
 double ScaleAt(const std::byte* byte) {
@@ -83,6 +83,18 @@ int SumOfChannels(const std::vector<int>& x) {
 }
 
 double ValueOfSplitWindow(int bits, int window, bool has_token_scales) {
+  const double sought = SoughtOfSplitWindow(bits, window, has_token_scales);
+  if (bits == 8) return sought;
+  constexpr double kLosses[2][6] = {{1, 0.414063, 0.150466, 0.0484252, 0.0141481, 0.00386733},
+                                    {1, 0.32162, 0.09918, 0.02916, 0.00881, 0.00292413}};
+  const double loss = kLosses[has_token_scales ? 1 : 0][bits];
+  const double value = sought * 4 / (loss + 4 * (1 - loss));
+  // Seven bits behind the first, and nothing below 1/512.
+  const double step = std::max(std::ldexp(1.0, std::ilogb(value) - 7), 1 / 512.0);
+  return std::copysign(std::floor(std::abs(value) / step + 0.5) * step, value);
+}
+
+double SoughtOfSplitWindow(int bits, int window, bool has_token_scales) {
   if (bits == 8) return (window - 128) / 16.0;
   if (has_token_scales && bits <= 4) return kOfPaths[bits][window];
   const int low_bits = bits == 3 ? 2 : bits == 5 ? 4 : bits;
@@ -169,6 +181,15 @@ void SplitProblem::UsePacked() {
 }
 
 double SplitProblem::Decoded(bool is_key, int token, int channel) const {
+  return Read(is_key, token, channel, ValueOfSplitWindow);
+}
+
+double SplitProblem::Sought(bool is_key, int token, int channel) const {
+  return Read(is_key, token, channel, SoughtOfSplitWindow);
+}
+
+template <typename F>
+double SplitProblem::Read(bool is_key, int token, int channel, const F& value_of) const {
   const std::vector<int>& channels = is_key ? head.k_channels : head.v_channels;
   const std::byte* segment = packed_[token / kBlockSize].data();
   if (!is_key) {
@@ -181,9 +202,9 @@ double SplitProblem::Decoded(bool is_key, int token, int channel) const {
   }
   const SplitPlace place =
       SplitPlaceOf(kBits[i], channels[i], is_key, token % kBlockSize, channel - first);
-  const double value = ValueOfSplitWindow(kBits[i], SplitWindowAt(segment, kBits[i], place),
-                                          head.has_token_scales) *
-                       TokenScaleOf(is_key, token);
+  const int window = SplitWindowAt(segment, kBits[i], place);
+  const double value =
+      value_of(kBits[i], window, head.has_token_scales) * TokenScaleOf(is_key, token);
   if (!is_key || channel >= head.scaled) return value;
   const BlockScale scale = ScaleOf(token / kBlockSize, channel);
   return value * scale.scale + scale.offset;

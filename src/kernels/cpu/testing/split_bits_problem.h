@@ -30,6 +30,8 @@ int SumOfChannels(const std::vector<int>& channels);
 // What a window (unit_codes.h) of a code of so many bits stands for, in units of its channel or of
 // its token; at 8 bits the code itself is given.
 double ValueOfSplitWindow(int bits, int window, bool has_token_scales);
+// The value that sealing looks for in place of it.
+double SoughtOfSplitWindow(int bits, int window, bool has_token_scales);
 
 // Where (token, channel of the segment) has its code by the text of the layout, and its window; at
 // 8 bits the code itself.
@@ -50,6 +52,8 @@ class SplitProblem {
 
   // Reads what the codes of (token, channel) stand for.
   double Decoded(bool is_key, int token, int channel) const;
+  // The same of the values that sealing looks for.
+  double Sought(bool is_key, int token, int channel) const;
   // By the text of the layout: bytes at the end of a block.
   struct BlockScale {
     double offset, scale;
@@ -73,6 +77,8 @@ class SplitProblem {
   PackedHead packed_head;
 
  private:
+  template <typename F>
+  double Read(bool is_key, int token, int channel, const F& value_of) const;
   float Stored(double x) const;
   // Mostly normal, a few far out; the first channels about a mean that moves from block to block.
   // Where tokens have scales, some tokens are larger than others.
