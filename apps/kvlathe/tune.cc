@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "base/clock.h"
@@ -93,6 +94,11 @@ class ModelEvaluator : public TuneEvaluator {
       : workspace_(workspace), tests_(tests) {}
 
   StatusOr<double> Size(const std::string& kv) override { return workspace_->FractionOf(kv); }
+
+  StatusOr<std::optional<double>> Expect(const std::string& kv) override {
+    KVL_ASSIGN_OR_RETURN(const std::optional<double> kl, workspace_->PredictedKlOf(kv));
+    return kl.has_value() ? std::optional<double>(std::exp(-*kl)) : std::nullopt;
+  }
 
   StatusOr<Measurement> Measure(const std::string& kv, std::span<const double> limits) override {
     Measurement measured;

@@ -10,10 +10,10 @@
 #include "evaluation/bench/deciding_weights.h"
 #include "io/files.h"
 #include "kv/capacity.h"
+#include "kvlathe/prediction_notes.h"
 #include "model/families/gguf_config.h"
 #include "model/model_facts.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
-#include "tuning/method.h"
 
 namespace kvlathe {
 namespace {
@@ -223,12 +223,7 @@ StatusOr<PredictedCache> Workspace::AnswerByPrediction(const Spec& question) {
     return Error(found.status().code(), "{}, or find out what is possible: {}",
                  MessageOf(found.status()), TuneCommand(question, options_.model));
   }
-  const std::string command = TuneCommand(question, options_.model);
-  fmt::print(stderr,
-             "kvlathe: note: --kv '{}': {} has a predicted KL of {:.4f} nats per token; to confirm "
-             "it by measuring: {}\n",
-             question.text(), ShortText(found->spec, /*names_method=*/false), found->predicted_kl,
-             command);
+  SayThatItIsPredicted(question, *found, options_.model);
   return predicted_.emplace(question.ToString(), *found).first->second;
 }
 
@@ -254,12 +249,18 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
   return result;
 }
 
+StatusOr<std::optional<double>> Workspace::PredictedKlOf(const std::string& kv) {
+  KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
+  if (random_weights_ || !CheckIsPredicted(spec).ok()) return std::optional<double>();
+  const StatusOr<double> predicted = planner_->PredictKl(spec);
+  if (predicted.status().code() == StatusCode::kFailedPrecondition) return std::optional<double>();
+  KVL_RETURN_IF_ERROR(predicted.status());
+  return std::optional<double>(*predicted);
+}
+
 Status Workspace::PredictKlOf(SpecModel* spec_model) {
-  const bool is_known = spec_model->predicted_kl.has_value();
-  if (is_known || random_weights_ || !CheckIsPredicted(spec_model->spec).ok()) return OkStatus();
-  const StatusOr<double> predicted = planner_->PredictKl(spec_model->spec);
-  if (predicted.status().code() == StatusCode::kFailedPrecondition) return OkStatus();
-  KVL_ASSIGN_OR_RETURN(spec_model->predicted_kl, predicted);
+  if (spec_model->predicted_kl.has_value()) return OkStatus();
+  KVL_ASSIGN_OR_RETURN(spec_model->predicted_kl, PredictedKlOf(spec_model->spec.ToString()));
   return OkStatus();
 }
 

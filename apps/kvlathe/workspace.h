@@ -50,8 +50,10 @@ class Workspace {
   // stderr says; the result's spec is the answer.
   // With a rate, for specs with resident=full, sequences that choose none have that.
   StatusOr<SpecModel> MakeModel(const std::string& kv, std::optional<double> rate = std::nullopt);
-  // Fills in the predicted KL, where one is predicted of the cache and the calibration held text
-  // back.
+  // The KL that is predicted of a cache, without making a model. Nothing where none is predicted,
+  // or the calibration held no text back. No `accuracy`.
+  StatusOr<std::optional<double>> PredictedKlOf(const std::string& kv);
+  // Fills in the predicted KL, where there is one.
   Status PredictKlOf(SpecModel* spec_model);
   // kv_fraction at the model's full context, as `ratio` means it, without making a model. Errors
   // are those of MakeModel. No `accuracy`.

@@ -182,7 +182,7 @@ StatusOr<double> CachePlanner::PredictKl(const Spec& spec) {
 
 StatusOr<PredictedCache> CachePlanner::AnswerByPrediction(const Spec& question) {
   KVL_RETURN_IF_ERROR(OfSpec(question, CheckIsPredicted(question)));
-  const double most = -std::log(*question.accuracy());
+  const double most = -std::log(*question.accuracy()) + 0.0;  // +0 for 1
   const auto at = [&](int tenths) -> StatusOr<PredictedCache> {
     PredictedCache cache;
     KVL_ASSIGN_OR_RETURN(cache.spec, WithRatio(question, tenths / 10.0));
@@ -193,7 +193,8 @@ StatusOr<PredictedCache> CachePlanner::AnswerByPrediction(const Spec& question) 
   KVL_ASSIGN_OR_RETURN(PredictedCache best, at(tenths));
   if (best.predicted_kl > most) {
     return Error(StatusCode::kFailedPrecondition,
-                 "--kv '{}': the predicted KL is {:.2g} at ratio=1 and may be {:.2g}; ask for less",
+                 "--kv '{}': even ratio=1 has a predicted KL of {:.2g} nats per token, and this "
+                 "accuracy allows {:.2g}; ask for less",
                  question.text(), best.predicted_kl, most);
   }
   while (too_many - tenths > 1) {
