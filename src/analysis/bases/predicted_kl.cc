@@ -13,10 +13,13 @@
 namespace kvlathe {
 namespace {
 
-// Measured losses over trace(F C). Errors of different positions, heads and layers are no more
-// independent than those of cut channels, which F takes them for.
+// What is measured over trace(F C), which takes errors of positions, heads and layers as
+// independent and of second order. On 2,048 tokens of WikiText-2 with SmolLM2-135M it is 2.0 to 2.8
+// at ratios 4 to 8 with open=16, and on the sample of lathe-nano 2.0 to 2.3, where few channels are
+// cut.
 constexpr double kSealedFactor = 2;
-// The same of codes of open rows. Nearer queries read these, whose gradients are not in F.
+// The same of codes of open rows, from the difference that open=8 makes. Nearer queries read these,
+// whose gradients are not in F. On the same texts it is 9 to 12.
 constexpr double kOpenFactor = 10;
 
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
