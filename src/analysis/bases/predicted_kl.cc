@@ -207,9 +207,10 @@ PredictedLosses LossPredictor::At(const std::vector<HeadRanks>& ranks,
                            const BitSplit& least) {
     const double loss = LossOf(side, middle, form.unit);
     if (most == BitSplit{}) return loss;  // no classes
-    return (kMost * LossOf(side, most, form.unit) + kMiddle * loss +
-            kLeast * LossOf(side, least, form.unit)) /
-           (kMost + kMiddle + kLeast);
+    const double of_prompt = (kMost * LossOf(side, most, form.unit) + kMiddle * loss +
+                              kLeast * LossOf(side, least, form.unit)) /
+                             (kMost + kMiddle + kLeast);
+    return (of_prompt + loss) / 2;
   };
   PredictedLosses losses = {std::vector<double>(n_layers_), std::vector<double>(n_layers_)};
   for (size_t h = 0; h < ranks.size(); ++h) {

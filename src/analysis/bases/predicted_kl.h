@@ -38,9 +38,9 @@ class LossPredictor {
   LossPredictor(const BasisAnalysis& analysis, const JointStatistics& text,
                 const StatisticsShape& shape, ThreadPool* pool);
 
-  // ranks: [n_layers * heads of the cache], as AllocateLatheBits gives them. With classes of
-  // entries each has its quarter, half and quarter of the rows, whose errors cost as kClassWeight
-  // says.
+  // ranks: [n_layers * heads of the cache], as AllocateLatheBits gives them. With classes half of
+  // the entries are of a prompt: a quarter, half and quarter of those are in each class, and their
+  // errors cost as kClassWeight says.
   PredictedLosses At(const std::vector<HeadRanks>& ranks, const StoredForm& form) const;
 
  private:
