@@ -183,6 +183,51 @@ class OneLayer(cli_support.CommandLineCase):
                          r"context of 1024; at -c 256 the cache is \d\.\d\d times smaller than 16 bits\n")
         self.assertEqual(note.stderr.count(b"ratio holds"), 1)
 
+    def test_accuracy_of_lathe_is_predicted_until_tune_has_measured(self):
+        asked = "lathe(accuracy=0.99,scales=static)"
+        run = ["run", "-m", self.model, "-p", "The carriage", "-n", 2, "--json", "--kv", asked]
+        first = self.run_verb(*run)
+        self.assertEqual(first.returncode, 0, first.stderr.decode())
+        answer = json.loads(first.stdout)
+        self.assertEqual(answer["kv"], asked)
+        self.assertRegex(answer["kv_resolved"], r"^lathe\(ratio=\d+(\.\d)?,.*scales=static")
+        self.assertLessEqual(answer["predicted_kl"], 0.01006)
+        ratio = re.search(r"ratio=([0-9.]+)", answer["kv_resolved"])[1]
+        self.assertRegex(first.stderr.decode(), rf"kvlathe: note: --kv '{re.escape(asked)}': lathe\(ratio={ratio},scales=static\) "
+                         rf"has a predicted KL of 0\.\d+ nats per token; to confirm it by measuring: kvlathe tune -m {self.model} "
+                         r"--accuracy 0.99 --kv 'lathe\(scales=static\)'\n")
+        # The ratio alone is the same cache, and every verb gives the same answer.
+        given = self.json_of("inspect", "-m", self.model, "--kv", f"lathe(ratio={ratio},scales=static)")
+        self.assertEqual([given[key] for key in ("kv_resolved", "predicted_kl")],
+                         [answer[key] for key in ("kv_resolved", "predicted_kl")])
+        text = self.folder / "text.txt"
+        text.write_text(SAMPLE[:2500])
+        compared = self.json_of("compare", "-m", self.model, "-c", 256, "--text", text, "--kv", "none", "--kv", asked)["rows"]
+        self.assertNotIn("predicted_kl", compared[0])
+        self.assertEqual(compared[1]["kv_resolved"], answer["kv_resolved"])
+        self.assertEqual(compared[1]["kv"], asked)
+        self.assert_refused(1, "even ratio=1 has a predicted KL", *run[:-1], "lathe(accuracy=1,scales=static)")
+        # What tune found comes before what is predicted, for what it has searched.
+        self.json_of("tune", "-m", self.model, "-c", 256, "--perplexity", text, "--accuracy", 0.99, "--kv", "lathe(scales=static)")
+        self.assertNotIn("predicted_kl", self.json_of(*run))
+        self.assertIn("predicted_kl", self.json_of(*run[:-1], "lathe(accuracy=0.98)"))
+        profile, = self.kept("profile-*")
+        self.assert_refused(2, "lathe(scales=static) at 0.99; run kvlathe tune", *run[:-1], "lathe(accuracy=0.98)", "--profile", profile)
+
+    def test_accuracy_that_cannot_be_predicted_says_why(self):
+        run = ["run", "-m", self.model, "-p", "x", "-n", 2, "--kv"]
+        for kv, why in (("lathe(accuracy=0.9)+snapkv(keep=0.5)", "for a KL is predicted of lathe alone"),
+                        ("lathe(accuracy=0.9,bits=16)", "for a KL is predicted of lathe where it splits bits"),
+                        ("fdc(accuracy=0.9)", "for a KL is predicted of lathe alone")):
+            error = self.assert_refused(1, f"--kv '{kv}': accuracy needs a tuned profile, {why}", *run, kv)
+            self.assertIn("--accuracy 0.9 --kv", error)
+        self.assertEqual(self.kept(), [])
+        short = self.folder / "short.txt"
+        short.write_text(SAMPLE[:2000])  # one sequence, of which nothing can be held back
+        basis = self.folder / "basis.safetensors"
+        self.json_of("calibrate", "-m", self.model, "--text", short, "-o", basis)
+        self.assert_refused(1, "the calibration text is too short to hold back a part of it", *run, "lathe(accuracy=0.9)", "--basis", basis)
+
     def test_compares_on_the_models_text_or_the_shared_one(self):
         compare = ["compare", "-m", self.model, "-c", 256, "--kv", "none"]
         shared = self.json_of(*compare)

@@ -1,6 +1,7 @@
 #include "kvlathe/comparison_run.h"
 
 #include "base/units.h"
+#include "kvlathe/prediction_notes.h"
 
 namespace kvlathe {
 namespace {
@@ -57,6 +58,7 @@ StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const ComparisonOpti
   spec_models.push_back(std::move(baseline));
   for (const auto& [kv, rate] : caches) {
     KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv, rate));
+    KVL_RETURN_IF_ERROR(workspace->PredictKlOf(&spec_model));
     spec_models.push_back(std::move(spec_model));
   }
   std::vector<Model*> models;
@@ -65,6 +67,7 @@ StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const ComparisonOpti
                        MeasureQuality(models, text, workspace->kv_budget_bytes(),
                                       workspace->threads(), workspace->progress()));
   Comparison comparison{workspace->options().model, options.text_path, text.n_scored(), {}};
+  std::vector<ComparedLoss> losses;
   for (size_t i = 1; i < spec_models.size(); ++i) {
     std::optional<Latency> latency;
     if (options.measures_latency) {
@@ -73,8 +76,11 @@ StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const ComparisonOpti
                                   /*n_repetitions=*/3));
     }
     comparison.rows.push_back({spec_models[i].spec.text(), spec_models[i].spec.ToString(),
-                               caches[i - 1].rate, qualities[i], latency});
+                               caches[i - 1].rate, qualities[i], latency,
+                               spec_models[i].predicted_kl});
+    losses.push_back({qualities[i].kl, spec_models[i].predicted_kl.value_or(0)});
   }
+  WarnOfFarText(losses, options.text_path, workspace->options().model);
   spec_models.erase(spec_models.begin());
   return ComparisonRun{std::move(comparison), std::move(spec_models), text.windows.front()};
 }

@@ -265,6 +265,7 @@ nlohmann::ordered_json InspectionJson(const Workspace& workspace, const std::str
       {"kv_bytes", BytesJson(workspace, *spec_model.model, bytes)},
       {"kv_bytes_by_layer", KindsJson(KindsAtFullContext(workspace, *spec_model.model))},
       {"basis_bytes", spec_model.model->basis_bytes()}};
+  if (spec_model.predicted_kl.has_value()) json["predicted_kl"] = *spec_model.predicted_kl;
   if (analysis != nullptr) json["basis"] = BasisReportJson(*analysis, *spec_model.ranks);
   if (findings.overlap.has_value()) json["subspace_overlap"] = *findings.overlap;
   if (findings.errors.has_value()) json["stored_errors"] = ErrorsJson(*findings.errors);
@@ -279,7 +280,8 @@ Status Inspect(const InspectOptions& options) {
   const std::string without = options.merging.text.empty() ? "fdc(rate=0.5)" : "dmc";
   const std::string kv = options.model.kv.empty() ? without : options.model.kv.front();
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
-  KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
+  KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv));
+  KVL_RETURN_IF_ERROR(workspace->PredictKlOf(&spec_model));
   const KvBytes bytes = BytesAtFullContext(*workspace, *spec_model.model);
   const BasisAnalysis* analysis = nullptr;
   if (spec_model.ranks.has_value()) {
@@ -309,6 +311,10 @@ Status Inspect(const InspectOptions& options) {
   if (findings.overlap.has_value()) {
     fmt::print("subspaces from random tokens and from {} overlap by {:.3f} at rank {}\n",
                findings.overlap_text, *findings.overlap, c.head_dim / 2);
+  }
+  if (spec_model.predicted_kl.has_value()) {
+    fmt::print("predicted KL {:.5f} nats per token, on text like that of the calibration\n",
+               *spec_model.predicted_kl);
   }
   if (analysis != nullptr) PrintBasis(*workspace, *analysis, *spec_model.ranks);
   if (findings.errors.has_value()) PrintErrors(*findings.errors);

@@ -29,14 +29,4 @@ StatusOr<std::optional<FoundProfile>> LookForProfile(const Workspace& workspace)
   return FoundProfile{std::move(profile), std::move(path)};
 }
 
-StatusOr<FoundProfile> FindProfile(const Workspace& workspace, const Spec& question) {
-  KVL_ASSIGN_OR_RETURN(std::optional<FoundProfile> found, LookForProfile(workspace));
-  if (found.has_value()) return *std::move(found);
-  const std::string& model = workspace.options().model;
-  return Error(StatusCode::kNotFound,
-               "--kv '{}': accuracy needs a tuned profile and {} has none; run {}, or give "
-               "--profile FILE",
-               question.text(), model, TuneCommand(question, model));
-}
-
 }  // namespace kvlathe

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "base/status.h"
-#include "kv/spec/spec.h"
 #include "tuning/profile.h"
 
 namespace kvlathe {
@@ -24,8 +23,5 @@ std::string KeptProfilePath(const Workspace& workspace);
 // --profile, else profile.json in the model's directory, else the kept one, else nothing. Of which
 // model it is, is not looked at.
 StatusOr<std::optional<FoundProfile>> LookForProfile(const Workspace& workspace);
-
-// The same; kNotFound, saying how to run tune for `question`, if there is none.
-StatusOr<FoundProfile> FindProfile(const Workspace& workspace, const Spec& question);
 
 }  // namespace kvlathe

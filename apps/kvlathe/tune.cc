@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "base/clock.h"
@@ -93,6 +94,11 @@ class ModelEvaluator : public TuneEvaluator {
       : workspace_(workspace), tests_(tests) {}
 
   StatusOr<double> Size(const std::string& kv) override { return workspace_->FractionOf(kv); }
+
+  StatusOr<std::optional<double>> Expect(const std::string& kv) override {
+    KVL_ASSIGN_OR_RETURN(const std::optional<double> kl, workspace_->PredictedKlOf(kv));
+    return kl.has_value() ? std::optional<double>(std::exp(-*kl)) : std::nullopt;
+  }
 
   StatusOr<Measurement> Measure(const std::string& kv, std::span<const double> limits) override {
     Measurement measured;
@@ -208,6 +214,20 @@ void PrintResult(const Profile& profile, double accuracy, const std::string& pat
              std::ranges::count_if(profile.points, &TunePoint::is_cut_short));
 }
 
+// What was predicted of the caches that a target's methods ended at.
+Status PrintPredictions(const Profile& profile, double accuracy, Workspace* workspace) {
+  const auto target = std::ranges::find(profile.targets, accuracy, &TunedTarget::accuracy);
+  for (const TunedMethod& method : target->methods) {
+    if (method.kv.empty()) continue;
+    KVL_ASSIGN_OR_RETURN(const std::optional<double> kl, workspace->PredictedKlOf(method.kv));
+    const auto point = std::ranges::find(profile.points, method.kv, &TunePoint::kv);
+    if (!kl.has_value() || point == profile.points.end()) continue;
+    fmt::print("{}: accuracy {:.4f}, predicted {:.4f}\n", method.kv, profile.AccuracyOf(*point),
+               std::exp(-*kl));
+  }
+  return OkStatus();
+}
+
 Status RunTune(TuneOptions options) {
   KVL_ASSIGN_OR_RETURN(std::vector<ChosenTask> chosen, ChooseTasks(options.task));
   if (chosen.empty() && options.perplexity_text.empty()) {
@@ -240,6 +260,7 @@ Status RunTune(TuneOptions options) {
     fmt::print("{}\n", ToJson(profile).dump());
   } else {
     PrintResult(profile, job.accuracy, path);
+    KVL_RETURN_IF_ERROR(PrintPredictions(profile, job.accuracy, workspace.get()));
   }
   return OkStatus();
 }

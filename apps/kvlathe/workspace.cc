@@ -10,6 +10,7 @@
 #include "evaluation/bench/deciding_weights.h"
 #include "io/files.h"
 #include "kv/capacity.h"
+#include "kvlathe/prediction_notes.h"
 #include "model/families/gguf_config.h"
 #include "model/model_facts.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
@@ -95,7 +96,7 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
 }
 
 Status Workspace::CheckSpecs() {
-  for (const std::string& kv : options_.kv) KVL_RETURN_IF_ERROR(ParseSpec(kv).status());
+  for (const std::string& kv : options_.kv) KVL_RETURN_IF_ERROR(CheckedSpec(kv).status());
   return OkStatus();
 }
 
@@ -176,27 +177,69 @@ StatusOr<std::vector<int32_t>> Workspace::TokenizeFile(const std::string& path) 
   return ids;
 }
 
-StatusOr<Spec> Workspace::ParseSpec(const std::string& kv) {
+StatusOr<std::optional<Spec>> Workspace::AnswerOfProfile(const Spec& question) {
+  if (!has_looked_for_profile_) {
+    KVL_ASSIGN_OR_RETURN(profile_, LookForProfile(*this));
+    has_looked_for_profile_ = true;
+  }
+  const Status is_predicted = CheckIsPredicted(question);
+  if (profile_.has_value()) {
+    const bool is_silent = options_.profile.empty() &&
+                           profile_->profile.model_hash == model_hash_ &&
+                           !HasSearchedFor(profile_->profile, question);
+    if (is_silent && is_predicted.ok()) return std::optional<Spec>();
+    return Answer(profile_->profile, profile_->path, question, options_.model, model_hash_);
+  }
+  if (is_predicted.ok()) return std::optional<Spec>();
+  return Error(
+      StatusCode::kNotFound,
+      "--kv '{}': accuracy needs a tuned profile, for {}, and {} has none; run {}, or give "
+      "--profile FILE",
+      question.text(), MessageOf(is_predicted), options_.model,
+      TuneCommand(question, options_.model));
+}
+
+StatusOr<Spec> Workspace::CheckedSpec(const std::string& kv) {
   KVL_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(kv));
   if (spec.accuracy().has_value() && !random_weights_) {
-    if (!profile_.has_value()) {
-      KVL_ASSIGN_OR_RETURN(profile_, FindProfile(*this, spec));
+    KVL_ASSIGN_OR_RETURN(std::optional<Spec> answer, AnswerOfProfile(spec));
+    if (!answer.has_value()) {
+      constexpr double kAnyRatio = 4;
+      KVL_ASSIGN_OR_RETURN(const Spec like_the_answer, WithRatio(spec, kAnyRatio));
+      KVL_RETURN_IF_ERROR(planner_->Check(like_the_answer));
+      return spec;
     }
-    KVL_ASSIGN_OR_RETURN(
-        spec, Answer(profile_->profile, profile_->path, spec, options_.model, model_hash_));
+    spec = *std::move(answer);
   }
   KVL_RETURN_IF_ERROR(planner_->Check(spec));
   return spec;
 }
 
+StatusOr<PredictedCache> Workspace::AnswerByPrediction(const Spec& question) {
+  const auto known = predicted_.find(question.ToString());
+  if (known != predicted_.end()) return known->second;
+  const StatusOr<PredictedCache> found = planner_->AnswerByPrediction(question);
+  if (!found.ok()) {
+    return Error(found.status().code(), "{}, or find out what is possible: {}",
+                 MessageOf(found.status()), TuneCommand(question, options_.model));
+  }
+  SayThatItIsPredicted(question, *found, options_.model);
+  return predicted_.emplace(question.ToString(), *found).first->second;
+}
+
 StatusOr<double> Workspace::FractionOf(const std::string& kv) {
-  KVL_ASSIGN_OR_RETURN(const Spec spec, ParseSpec(kv));
+  KVL_ASSIGN_OR_RETURN(const Spec spec, CheckedSpec(kv));
   return planner_->FractionOf(spec);
 }
 
 StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<double> rate) {
   SpecModel result;
-  KVL_ASSIGN_OR_RETURN(result.spec, ParseSpec(kv));
+  KVL_ASSIGN_OR_RETURN(result.spec, CheckedSpec(kv));
+  if (result.spec.accuracy().has_value() && !random_weights_) {
+    KVL_ASSIGN_OR_RETURN(PredictedCache predicted, AnswerByPrediction(result.spec));
+    result.spec = std::move(predicted.spec);
+    result.predicted_kl = predicted.predicted_kl;
+  }
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, planner_->MakePlan(result.spec, rate));
   result.ranks = plan.allocation();
   KVL_ASSIGN_OR_RETURN(result.model, Model::Create(weights_, plan, threads_.get(), isa_));
@@ -204,6 +247,21 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
   result.model->set_deterministic(options_.deterministic);
   SayWhatRatioMeans(result);
   return result;
+}
+
+StatusOr<std::optional<double>> Workspace::PredictedKlOf(const std::string& kv) {
+  KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
+  if (random_weights_ || !CheckIsPredicted(spec).ok()) return std::optional<double>();
+  const StatusOr<double> predicted = planner_->PredictKl(spec);
+  if (predicted.status().code() == StatusCode::kFailedPrecondition) return std::optional<double>();
+  KVL_RETURN_IF_ERROR(predicted.status());
+  return std::optional<double>(*predicted);
+}
+
+Status Workspace::PredictKlOf(SpecModel* spec_model) {
+  if (spec_model->predicted_kl.has_value()) return OkStatus();
+  KVL_ASSIGN_OR_RETURN(spec_model->predicted_kl, PredictedKlOf(spec_model->spec.ToString()));
+  return OkStatus();
 }
 
 // `ratio` is a promise about the model's full context. A shorter one holds the same open block,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -27,6 +28,8 @@ struct SpecModel {
   Spec spec;
   std::unique_ptr<Model> model;
   std::optional<RankAllocation> ranks;  // with a basis
+  // Of the answer to a question that no profile answered, and where PredictKlOf was called.
+  std::optional<double> predicted_kl;
 };
 
 class Workspace {
@@ -43,9 +46,15 @@ class Workspace {
       const std::string& config_path, const std::string& tokenizer_path,
       const ModelOptions& options);
 
-  // `accuracy` in the spec is looked up in the model's profile; the result's spec is the answer.
+  // `accuracy` in the spec is looked up in the model's profile, else answered by prediction, which
+  // stderr says; the result's spec is the answer.
   // With a rate, for specs with resident=full, sequences that choose none have that.
   StatusOr<SpecModel> MakeModel(const std::string& kv, std::optional<double> rate = std::nullopt);
+  // The KL that is predicted of a cache, without making a model. Nothing where none is predicted,
+  // or the calibration held no text back. No `accuracy`.
+  StatusOr<std::optional<double>> PredictedKlOf(const std::string& kv);
+  // Fills in the predicted KL, where there is one.
+  Status PredictKlOf(SpecModel* spec_model);
   // kv_fraction at the model's full context, as `ratio` means it, without making a model. Errors
   // are those of MakeModel. No `accuracy`.
   StatusOr<double> FractionOf(const std::string& kv);
@@ -84,7 +93,11 @@ class Workspace {
   // Of every --kv what can be known before weights are read, and before a calibration for one of
   // the others: its answer in a profile among them.
   Status CheckSpecs();
-  StatusOr<Spec> ParseSpec(const std::string& kv);
+  // The spec, or its answer in a profile; a question that the planner is to answer as it is.
+  StatusOr<Spec> CheckedSpec(const std::string& kv);
+  // The answer of a profile. Nothing where none answers and the planner may (CheckIsPredicted).
+  StatusOr<std::optional<Spec>> AnswerOfProfile(const Spec& question);
+  StatusOr<PredictedCache> AnswerByPrediction(const Spec& question);
   void SayWhatRatioMeans(const SpecModel& spec_model);
 
   ModelOptions options_;
@@ -100,7 +113,9 @@ class Workspace {
   std::shared_ptr<ModelWeights> weights_;
   ModelStatistics statistics_;
   std::optional<CachePlanner> planner_;  // once the configuration is known
-  std::optional<FoundProfile> profile_;  // once a spec needed it
+  bool has_looked_for_profile_ = false;
+  std::optional<FoundProfile> profile_;
+  std::map<std::string, PredictedCache> predicted_;  // by the question, resolved
   Progress progress_;
   std::set<std::string> said_ratios_;
 };

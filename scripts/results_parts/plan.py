@@ -35,6 +35,9 @@ CALIBRATIONS = ("random", "text", "books")
 BOOKS = ["Emma_158.txt", "Middlemarch_145.txt", "Great-Expectations_1400.txt", "Moby-Dick--Or-The-Whale_2701.txt"]
 NOVEL = "books-valid/Pride-and-Prejudice_1342.txt"
 WIKI = "wikitext2/wiki.test.raw"
+PROGRAMS = "humaneval/HumanEval.jsonl.gz"
+JAPANESE = "japanese/manual.txt"  # Debian's of man, apt-get and dpkg, as plain text
+PREDICTED = ("lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)")
 
 SMALL = ["none", "int8", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "gear(bits=2,newest=32)",
          "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)", "snapkv(keep=0.5)", "h2o(keep=0.5)", *BASES]
@@ -96,7 +99,24 @@ def text_parts(setup):
     if setup.context >= 8192:
         parts.append(compared(setup, "long", "WikiText-2 test, 3 windows of 8192 tokens", LONG, "wiki", 3, 8192, WIKI))
     parts.append(compared(setup, "methods", "every method on WikiText-2 test, 4 windows of 2048 tokens", METHODS, "wiki", 4, 2048, WIKI))
-    return parts + calibration_parts(setup)
+    return parts + calibration_parts(setup) + prediction_parts(setup)
+
+
+def prediction_parts(setup):
+    """What is measured on texts beside what calibration predicts, which is the same for all of them."""
+    programs = prepare.Prepared(f"{setup.work}/humaneval.py", prepare.programs_of(f"{setup.data}/{PROGRAMS}"))
+    texts = {"wiki": ("WikiText-2 test", f"{setup.data}/{WIKI}", WIKI, ()),
+             "novel": ("a novel", f"{setup.data}/{NOVEL}", NOVEL, ()),
+             "sample": ("the mixed text that comes with kvlathe", "share/sample.txt", None, ()),
+             "programs": ("HumanEval's programs", programs.path, PROGRAMS, (programs,)),
+             "japanese": ("manual pages in Japanese", f"{setup.data}/{JAPANESE}", JAPANESE, ())}
+    parts, n_window = [], min(2048, setup.context)
+    for name, (title, source, data, needs) in texts.items():
+        head = prepare.Prepared(f"{setup.work}/prediction-{name}.txt", prepare.head_by_tokens(source, 4, n_window), needs)
+        parts.append(Part(f"prediction/{name}", f"predicted and measured on {title}, 4 windows of {n_window} tokens", PREDICTED,
+                          ("compare", "-m", setup.model, "-c", str(n_window), "--text", head.path),
+                          data=() if data is None else (data,), prepared=(head,)))
+    return parts
 
 
 def calibration_parts(setup):

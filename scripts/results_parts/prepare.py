@@ -4,6 +4,7 @@ Each is made when the first measurement needs it, with the command that makes it
 """
 
 import bz2
+import gzip
 import json
 import os
 import pathlib
@@ -51,6 +52,16 @@ def unpacked(source):
     def make(_program, path):
         path.write_bytes(bz2.decompress(pathlib.Path(source).read_bytes()))
         return f"bzip2 -dc {source} > {{path}}"
+    return make
+
+
+def programs_of(source):
+    """The problems of HumanEval with their solutions, as one file of Python."""
+    def make(_program, path):
+        with gzip.open(source, "rt", encoding="utf-8") as lines:
+            programs = [json.loads(line) for line in lines]
+        path.write_text("\n\n".join(of["prompt"] + of["canonical_solution"] for of in programs), encoding="utf-8")
+        return f"zcat {source} | jq -rs 'map(.prompt + .canonical_solution) | join(\"\\n\\n\")' > {{path}}"
     return make
 
 

@@ -35,6 +35,8 @@ FIELDS = {
     "change_error": ("perplexity_change_stderr", percent(2)),
     "kl": ("kl", divergence),
     "kl_error": ("kl_stderr", divergence),
+    "predicted": ("predicted_kl", divergence),
+    "predicted_share": (None, decimal(2)),  # of the measured KL
     "top1": ("top1_agreement", percent(1)),
     "score": ("score", percent(1)),
     "score_error": ("score_stderr", percent(1)),
@@ -59,7 +61,10 @@ FIELDS = {
 def figure(row, field):
     """A figure as text; a dash where the row has none."""
     key, form = FIELDS[field]
-    value = row.get(key)
+    if field == "predicted_share":
+        value = row["predicted_kl"] / row["kl"] if row.get("predicted_kl") and row.get("kl") else None
+    else:
+        value = row.get(key)
     return "-" if value is None else form(value)
 
 

@@ -60,6 +60,7 @@ nlohmann::ordered_json ToJson(const Comparison& comparison) {
       rows.back()["tbt_ms"] = row.latency->tbt_ms;
     }
     if (row.rate.has_value()) rows.back()["rate"] = *row.rate;
+    if (row.predicted_kl.has_value()) rows.back()["predicted_kl"] = *row.predicted_kl;
   }
   return {{"model", comparison.model},
           {"text", comparison.text},

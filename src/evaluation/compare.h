@@ -15,7 +15,8 @@ struct CompareRow {
   std::string kv_resolved;                    // with all defaults
   std::optional<double> rate = std::nullopt;  // in the place of the spec's, of resident=full
   Quality quality;
-  std::optional<Latency> latency;  // where it was asked for
+  std::optional<Latency> latency;                     // where it was asked for
+  std::optional<double> predicted_kl = std::nullopt;  // of text like that of the calibration
 };
 
 struct Comparison {

@@ -67,6 +67,15 @@ StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,
   return method.analyse(inputs);
 }
 
+StatusOr<const CalibrationStatistics*> BasisAnalyses::StatisticsOf(const Spec& spec) {
+  const BasisMethod& method = *BasisMethodOf(spec);
+  const BasisOptions options = BasisOptionsOf(spec);
+  return source_->Statistics({.of_text = method.wants_text,
+                              .across_heads = options.heads_per_latent > 1 && options.is_whitened,
+                              .gradients = method.wants_gradients,
+                              .merge = MergingOf(spec)});
+}
+
 StatusOr<const BasisAnalysis*> BasisAnalyses::Of(const Spec& spec) {
   const BasisMethod* const method = BasisMethodOf(spec);
   const BasisOptions options = BasisOptionsOf(spec);
@@ -76,11 +85,7 @@ StatusOr<const BasisAnalysis*> BasisAnalyses::Of(const Spec& spec) {
     if (is_same) return known.analysis.get();
   }
   KVL_RETURN_IF_ERROR(CheckHeadsPerLatent(options.heads_per_latent, model_.n_kv_heads));
-  const StatisticsNeed need = {.of_text = method->wants_text,
-                               .across_heads = options.heads_per_latent > 1 && options.is_whitened,
-                               .gradients = method->wants_gradients,
-                               .merge = merge};
-  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics, source_->Statistics(need));
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics, StatisticsOf(spec));
   KVL_ASSIGN_OR_RETURN(BasisAnalysis analysis, From(spec, *statistics));
   analyses_.push_back(
       {method, options, merge, std::make_unique<BasisAnalysis>(std::move(analysis))});

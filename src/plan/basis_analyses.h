@@ -26,6 +26,8 @@ class BasisAnalyses {
 
   // The analysis for a spec whose basis is found before a prompt. It lives as long as this.
   StatusOr<const BasisAnalysis*> Of(const Spec& spec);
+  // What that is made from.
+  StatusOr<const CalibrationStatistics*> StatisticsOf(const Spec& spec);
   // Makes the same analysis from other statistics of this model.
   StatusOr<BasisAnalysis> From(const Spec& spec, const CalibrationStatistics& statistics);
 

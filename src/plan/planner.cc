@@ -1,6 +1,7 @@
 #include "plan/planner.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "analysis/bases/hadamard.h"
@@ -10,6 +11,8 @@
 
 namespace kvlathe {
 namespace {
+
+constexpr int kMostTenths = 1000;  // of a ratio: of a bit for every tenth channel
 
 Status OfSpec(const Spec& spec, const Status& status) {
   if (status.ok()) return status;
@@ -166,6 +169,50 @@ StatusOr<double> CachePlanner::FractionOf(const Spec& spec) {
   }
   return FractionAtFullContext(MakeLayout(model_, PartsOf(spec), ranks, spec.has_latent_keys()),
                                model_.max_seq_len);
+}
+
+StatusOr<double> CachePlanner::PredictKl(const Spec& spec) {
+  KVL_RETURN_IF_ERROR(Check(spec));
+  KVL_RETURN_IF_ERROR(OfSpec(spec, CheckIsPredicted(spec)));
+  const StatusOr<const LossPredictor*> predictor = predictions_.Of(spec);
+  KVL_RETURN_IF_ERROR(OfSpec(spec, predictor.status()));
+  KVL_ASSIGN_OR_RETURN(const RankAllocation allocation, ChooseRanks(spec, std::nullopt));
+  const bool scales_tokens = spec.basis_as<LatheOptions>()->scales == LatheOptions::Scales::kToken;
+  const StoredForm form = {scales_tokens ? StoredUnit::kToken : StoredUnit::kChannel,
+                           PartsOf(spec).seal->codes_open_rows};
+  return (*predictor)->At(allocation.ranks, form).kl();
+}
+
+StatusOr<PredictedCache> CachePlanner::AnswerByPrediction(const Spec& question) {
+  KVL_RETURN_IF_ERROR(OfSpec(question, CheckIsPredicted(question)));
+  const double most = -std::log(*question.accuracy()) + 0.0;  // +0 for 1
+  const auto at = [&](int tenths) -> StatusOr<PredictedCache> {
+    PredictedCache cache;
+    KVL_ASSIGN_OR_RETURN(cache.spec, WithRatio(question, tenths / 10.0));
+    KVL_ASSIGN_OR_RETURN(cache.predicted_kl, PredictKl(cache.spec));
+    return cache;
+  };
+  int tenths = 10, too_many = kMostTenths;
+  KVL_ASSIGN_OR_RETURN(PredictedCache best, at(tenths));
+  if (best.predicted_kl > most) {
+    return Error(StatusCode::kFailedPrecondition,
+                 "--kv '{}': even ratio=1 has a predicted KL of {:.2g} nats per token, and this "
+                 "accuracy allows {:.2g}; ask for less",
+                 question.text(), best.predicted_kl, most);
+  }
+  while (too_many - tenths > 1) {
+    const int middle = (tenths + too_many) / 2;
+    StatusOr<PredictedCache> cache = at(middle);
+    const bool is_out_of_reach = cache.status().code() == StatusCode::kInvalidArgument;
+    if (!is_out_of_reach) KVL_RETURN_IF_ERROR(cache.status());
+    if (is_out_of_reach || cache->predicted_kl > most) {
+      too_many = middle;
+    } else {
+      tenths = middle;
+      best = *std::move(cache);
+    }
+  }
+  return best;
 }
 
 }  // namespace kvlathe

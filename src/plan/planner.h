@@ -10,6 +10,7 @@
 #include "kv/spec/spec.h"
 #include "plan/basis_analyses.h"
 #include "plan/cache_plan.h"
+#include "plan/loss_predictions.h"
 #include "plan/model_facts.h"
 #include "plan/plan_source.h"
 
@@ -20,11 +21,20 @@ namespace kvlathe {
 // instead.
 Status CheckSpec(const Spec& spec, const ModelFacts& model);
 
+// A cache that was chosen by what it is expected to lose.
+struct PredictedCache {
+  Spec spec;                // with `ratio`
+  double predicted_kl = 0;  // in nats per predicted token
+};
+
 class CachePlanner {
  public:
   // The source outlives the planner.
   CachePlanner(const ModelFacts& model, PlanSource* source)
-      : model_(model), source_(source), analyses_(model, source) {}
+      : model_(model),
+        source_(source),
+        analyses_(model, source),
+        predictions_(&analyses_, source) {}
 
   // Does what CheckSpec does, and checks that what the ranks are to be chosen by is there.
   Status Check(const Spec& spec);
@@ -34,6 +44,13 @@ class CachePlanner {
   StatusOr<CachePlan> MakePlan(const Spec& spec, std::optional<double> rate = std::nullopt);
   // The kv_fraction at the model's full context, as `ratio` means it. No maps are made for it.
   StatusOr<double> FractionOf(const Spec& spec);
+  // The KL that is expected of a cache on text like that of the calibration (LossPredictor). Errors
+  // are those of CheckIsPredicted, of LossPredictions::Of and of MakePlan.
+  StatusOr<double> PredictKl(const Spec& spec);
+  // Answers a question (Spec::accuracy): the largest ratio, in tenths, with a predicted KL of at
+  // most -ln(accuracy), with which perplexity may grow by 1 / accuracy. kFailedPrecondition where
+  // no ratio has so little, and the errors of PredictKl.
+  StatusOr<PredictedCache> AnswerByPrediction(const Spec& question);
   // The maps of a spec with a calibrated basis, cut to the ranks. They have all dimensions where
   // these stay resident.
   StatusOr<ModelBasis> BasisAt(const Spec& spec, const RankAllocation& allocation);
@@ -52,6 +69,7 @@ class CachePlanner {
   ModelFacts model_;
   PlanSource* source_;
   BasisAnalyses analyses_;
+  LossPredictions predictions_;
 };
 
 }  // namespace kvlathe

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ class FakeEvaluator : public TuneEvaluator {
   double baseline = 0.8;
   bool cuts_short = false;    // gives up on what is too low, at a score that is still above it
   int fails_after = 1 << 30;  // measurements until the process "is killed"
+  std::function<std::optional<double>(const Spec&)> expected;  // null: nothing is
   std::vector<std::string> measured;
 
   static double Left(const Stage& stage) {
@@ -48,6 +50,12 @@ class FakeEvaluator : public TuneEvaluator {
       size *= Left(stage);
     }
     return size;
+  }
+
+  StatusOr<std::optional<double>> Expect(const std::string& kv) override {
+    if (!expected) return std::optional<double>();
+    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
+    return expected(spec);
   }
 
   StatusOr<Measurement> Measure(const std::string& kv, std::span<const double> limits) override {

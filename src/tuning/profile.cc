@@ -192,6 +192,15 @@ std::string TuneCommand(const Spec& question, const std::string& model_directory
                      *question.accuracy(), ShortText(question, /*names_method=*/true));
 }
 
+bool HasSearchedFor(const Profile& profile, const Spec& question) {
+  return std::ranges::any_of(profile.targets, [&](const TunedTarget& target) {
+    return std::ranges::any_of(target.methods, [&](const TunedMethod& method) {
+      const StatusOr<Spec> asked = Spec::Parse(method.question);
+      return asked.ok() && *asked == question;
+    });
+  });
+}
+
 StatusOr<Spec> Answer(const Profile& profile, const std::string& path, const Spec& question,
                       const std::string& model_directory, std::string_view model_hash) {
   if (profile.model_hash != model_hash) {

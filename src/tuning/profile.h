@@ -88,6 +88,9 @@ Status WriteProfile(const Profile& profile, const std::string& path);
 // Returns the command that finds the answer to a question.
 std::string TuneCommand(const Spec& question, const std::string& model_directory);
 
+// Whether `tune` has searched for what the question asks, found or not.
+bool HasSearchedFor(const Profile& profile, const Spec& question);
+
 // The spec that answers a question (Spec::accuracy()), with the question's text. kInvalidArgument,
 // saying how to run tune, if the profile belongs to another model or holds no answer.
 StatusOr<Spec> Answer(const Profile& profile, const std::string& path, const Spec& question,

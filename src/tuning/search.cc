@@ -32,6 +32,9 @@ class MethodSearch {
   StatusOr<bool> Try();
   // Those values of ladder d that make the cache smaller than all before them and than `bound`.
   StatusOr<std::vector<double>> SmallerValues(size_t d, double bound);
+  // Index of the last value that is expected to keep the accuracy, -1 for none; nothing where
+  // nothing is expected.
+  StatusOr<std::optional<int>> ExpectedLast(size_t d, const std::vector<double>& values);
   // Index of the last value that keeps the accuracy as far as a bisection can tell; -1: none.
   StatusOr<int> Bisect(size_t d, const std::vector<double>& values);
 
@@ -67,13 +70,33 @@ StatusOr<std::vector<double>> MethodSearch::SmallerValues(size_t d, double bound
   return smaller;
 }
 
+StatusOr<std::optional<int>> MethodSearch::ExpectedLast(size_t d,
+                                                        const std::vector<double>& values) {
+  int keeps = -1, fails = static_cast<int>(values.size());
+  while (fails - keeps > 1) {
+    const int middle = (keeps + fails) / 2;
+    values_[d] = values[middle];
+    KVL_ASSIGN_OR_RETURN(const std::optional<double> expected,
+                         recorder_->Expect(FillIn(method_, ladders_, values_)));
+    if (!expected.has_value()) return std::optional<int>();
+    (*expected >= accuracy_ ? keeps : fails) = middle;
+  }
+  return std::optional<int>(keeps);
+}
+
 StatusOr<int> MethodSearch::Bisect(size_t d, const std::vector<double>& values) {
-  int passes = -1, fails = static_cast<int>(values.size());
-  while (fails - passes > 1) {
-    const int middle = (passes + fails) / 2;
+  KVL_ASSIGN_OR_RETURN(std::optional<int> expected, ExpectedLast(d, values));
+  const int n = static_cast<int>(values.size());
+  int passes = -1, fails = n;
+  for (int step = 1; fails - passes > 1; step *= 2) {
+    const bool is_between = passes >= 0 && fails < n;
+    const int middle = is_between || !expected.has_value()
+                           ? (passes + fails) / 2
+                           : std::clamp(*expected, passes + 1, fails - 1);
     values_[d] = values[middle];
     KVL_ASSIGN_OR_RETURN(const bool keeps, Try());
     (keeps ? passes : fails) = middle;
+    if (expected.has_value() && !is_between) *expected = middle + (keeps ? step : -step);
   }
   return passes;
 }

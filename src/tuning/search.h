@@ -23,6 +23,12 @@ class TuneEvaluator {
   // does not go with the other stages), and the search goes without it.
   virtual StatusOr<double> Size(const std::string& kv) = 0;
 
+  // The accuracy that is expected of a cache without running anything, if any is. It falls along a
+  // ladder; the search measures first where it meets the accuracy asked for.
+  virtual StatusOr<std::optional<double>> Expect(const std::string&) {
+    return std::optional<double>();
+  }
+
   struct Measurement {
     std::vector<GoalScore> scores;  // of every goal, or up to the one that fails
     double tbt_ms = 0;
@@ -47,6 +53,7 @@ class PointRecorder {
   // A copy: the profile's points move. Needs the baseline.
   StatusOr<TunePoint> PointOf(const std::string& kv, double accuracy);
   StatusOr<double> SizeOf(const std::string& kv) { return evaluator_->Size(kv); }
+  StatusOr<std::optional<double>> Expect(const std::string& kv) { return evaluator_->Expect(kv); }
   const Profile& profile() const { return *profile_; }
 
  private:
@@ -61,10 +68,10 @@ class PointRecorder {
 // nothing if no point that was tried keeps it.
 //
 // With one ladder, the values count that make the cache smaller than all weaker ones and than the
-// uncompressed cache. A bisection finds two neighbours of which the weaker keeps the accuracy
-// and the stronger does not. So the result was measured, and so was its failing neighbour. Where
-// accuracy does not fall steadily there may be stronger values that would pass; the bisection does
-// not look for them.
+// uncompressed cache. A bisection, which starts where it is expected to end, finds two neighbours
+// of which the weaker keeps the accuracy and the stronger does not. So the result was measured, and
+// so was its failing neighbour. Where accuracy does not fall steadily there may be stronger values
+// that would pass; the bisection does not look for them.
 //
 // With several ladders, a bisection finds how far the shortest goes with all others at their
 // weakest. Then, for at most kRows of its values, evenly spread up to there and the strongest

@@ -61,6 +61,28 @@ TEST(SearchTest, FindsTheLastRateThatKeepsTheAccuracy) {
   }
 }
 
+// What is expected decides how much is measured, and not what is found.
+TEST(SearchTest, MeasuresFirstWhereTheAccuracyIsExpectedToEnd) {
+  FakeEvaluator evaluator;
+  for (int last = 1; last <= 95; ++last) {
+    evaluator.loss = [last](const Stage& stage) {
+      return Number(stage, "rate") > (last + 0.5) / 100 ? 0.02 : 0.0;
+    };
+    for (const int off : {0, 1, -1, 10, -30}) {
+      evaluator.expected = [&](const Spec& spec) {
+        const double rate = Number(*spec.stage(Axis::kBasis), "rate");
+        return rate > (last + off + 0.5) / 100 ? 0.5 : 1.0;
+      };
+      evaluator.measured.clear();
+      const Outcome outcome = SearchFor("fdc", &evaluator);
+      ASSERT_TRUE(outcome.best.has_value());
+      EXPECT_EQ(outcome.best->kv, fmt::format("fdc(rate={})", last / 100.0)) << off;
+      const size_t most = std::abs(off) <= 1 ? 5 : 13;  // with none
+      EXPECT_LE(evaluator.measured.size(), most) << last << " " << off;
+    }
+  }
+}
+
 // Rounding ranks makes neighbouring rates the same cache: of those only the weakest is tried.
 TEST(SearchTest, ValuesOfOneSizeAreOne) {
   struct Rounded : FakeEvaluator {

@@ -7,6 +7,7 @@
 
 #include "kvlathe/eval/eval_drift.h"
 #include "kvlathe/eval/eval_task.h"
+#include "kvlathe/prediction_notes.h"
 #include "kvlathe/workspace.h"
 
 namespace kvlathe {
@@ -56,9 +57,9 @@ StatusOr<Reference> OpenReference(const EvalOptions& options, Workspace* workspa
   return reference;
 }
 
-Json ToJson(const std::string& kv, const std::string& kv_resolved, const Quality& q, bool with_kl) {
+Json ToJson(const std::string& kv, const SpecModel& spec_model, const Quality& q, bool with_kl) {
   Json json = {{"kv", kv},
-               {"kv_resolved", kv_resolved},
+               {"kv_resolved", spec_model.spec.ToString()},
                {"kv_fraction", q.kv_fraction},
                {"kv_bytes_per_token", q.kv_bytes_per_token},
                {"perplexity", q.perplexity},
@@ -66,6 +67,7 @@ Json ToJson(const std::string& kv, const std::string& kv_resolved, const Quality
   json["kl"] = with_kl ? Json(q.kl) : Json(nullptr);
   if (with_kl) json["kl_stderr"] = q.kl_stderr;
   json["tokens"] = q.n_tokens;
+  if (spec_model.predicted_kl.has_value()) json["predicted_kl"] = *spec_model.predicted_kl;
   return json;
 }
 
@@ -91,15 +93,20 @@ Status EvalText(const EvalOptions& options) {
   if (with_kl) {
     KVL_ASSIGN_OR_RETURN(reference, OpenReference(options, workspace.get(), tokens));
   }
-  KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
+  KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv));
+  if (with_kl) KVL_RETURN_IF_ERROR(workspace->PredictKlOf(&spec_model));
   std::vector<Model*> models = {spec_model.model.get()};
   if (with_kl) models.insert(models.begin(), reference.model.model.get());
   KVL_ASSIGN_OR_RETURN(const std::vector<Quality> qualities,
                        MeasureQuality(models, text, workspace->kv_budget_bytes(),
                                       workspace->threads(), workspace->progress()));
   const Quality& q = qualities.back();
+  if (with_kl && options.reference.empty()) {
+    const ComparedLoss loss = {q.kl, spec_model.predicted_kl.value_or(0)};
+    WarnOfFarText({&loss, 1}, options.kl_text, options.model.model);
+  }
   if (options.model.json) {
-    fmt::print("{}\n", ToJson(kv, spec_model.spec.ToString(), q, with_kl).dump());
+    fmt::print("{}\n", ToJson(kv, spec_model, q, with_kl).dump());
     return OkStatus();
   }
   fmt::print("--kv {}: {} scored tokens, KV size {:.2f}%, perplexity {:.4f}, {:.4f} bits per byte",

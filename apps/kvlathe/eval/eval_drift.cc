@@ -18,6 +18,7 @@ using Json = nlohmann::ordered_json;
 
 struct DriftRow {
   std::string kv, kv_resolved;
+  std::optional<double> predicted_kl;  // where it decided the cache
   Drift drift;
 };
 
@@ -27,23 +28,25 @@ Json OrNull(const std::optional<double>& number) {
 
 Json ToJson(const DriftRow& row, const DriftOptions& options) {
   const Drift& d = row.drift;
-  return {{"kv", row.kv},
-          {"kv_resolved", row.kv_resolved},
-          {"kv_fraction", d.kv_fraction},
-          {"prompts", options.n_prompts},
-          {"prompt_tokens", options.prompt_tokens},
-          {"tokens", options.n_tokens},
-          {"parted_at", d.mean_parted_at},
-          {"parted_at_median", d.median_parted_at},
-          {"never_parted", d.n_never_parted},
-          {"kl", d.kl},
-          {"kl_stderr", OrNull(d.kl_stderr)},
-          {"kl_over_steps", d.kl_over_steps},
-          {"top1_agreement", d.top1_agreement},
-          {"text_nll", OrNull(d.text_nll)},
-          {"own_nll", OrNull(d.own_nll)},
-          {"repeats", d.repeats},
-          {"none_repeats", d.none_repeats}};
+  Json json = {{"kv", row.kv},
+               {"kv_resolved", row.kv_resolved},
+               {"kv_fraction", d.kv_fraction},
+               {"prompts", options.n_prompts},
+               {"prompt_tokens", options.prompt_tokens},
+               {"tokens", options.n_tokens},
+               {"parted_at", d.mean_parted_at},
+               {"parted_at_median", d.median_parted_at},
+               {"never_parted", d.n_never_parted},
+               {"kl", d.kl},
+               {"kl_stderr", OrNull(d.kl_stderr)},
+               {"kl_over_steps", d.kl_over_steps},
+               {"top1_agreement", d.top1_agreement},
+               {"text_nll", OrNull(d.text_nll)},
+               {"own_nll", OrNull(d.own_nll)},
+               {"repeats", d.repeats},
+               {"none_repeats", d.none_repeats}};
+  if (row.predicted_kl.has_value()) json["predicted_kl"] = *row.predicted_kl;
+  return json;
 }
 
 std::string Cell(const std::optional<double>& number) {
@@ -113,7 +116,8 @@ StatusOr<std::vector<DriftRow>> Measure(Workspace* workspace, const std::vector<
                                     workspace->threads(), workspace->progress()));
   std::vector<DriftRow> rows;
   for (size_t i = 0; i < specs.size(); ++i) {
-    rows.push_back({specs[i], spec_models[i].spec.ToString(), std::move(result.drifts[i])});
+    rows.push_back({specs[i], spec_models[i].spec.ToString(), spec_models[i].predicted_kl,
+                    std::move(result.drifts[i])});
   }
   return rows;
 }

@@ -23,6 +23,7 @@ struct Baseline {
 
 struct TaskRow {
   std::string kv, kv_resolved;
+  std::optional<double> predicted_kl;  // where it decided the cache
   const ReadyTask* task = nullptr;
   TaskResult result;
   std::optional<TaskChange> change;  // from the baseline, where there is one
@@ -71,6 +72,7 @@ Json ToJson(const TaskRow& row) {
   for (const char* field : {"flips", "score_change", "score_change_stderr", "decides"}) {
     json[field] = nullptr;
   }
+  if (row.predicted_kl.has_value()) json["predicted_kl"] = *row.predicted_kl;
   if (row.change.has_value()) {
     json["flips"] = row.change->flips;
     json["score_change"] = row.change->score_change.mean;
@@ -164,7 +166,7 @@ StatusOr<std::vector<TaskRow>> RunTasks(const std::vector<std::string>& specs,
           terminal(fmt::format("{} with {}", task.name, kv), fraction);
         };
       }
-      TaskRow row{kv, spec_model.spec.ToString(), &task, {}, {}, {}};
+      TaskRow row{kv, spec_model.spec.ToString(), spec_model.predicted_kl, &task, {}, {}, {}};
       KVL_ASSIGN_OR_RETURN(row.result,
                            RunTask(spec_model.model.get(), workspace->tokenizer(), task.prepared,
                                    workspace->kv_budget_bytes(), progress));

@@ -48,19 +48,20 @@ void Report(const Workspace& workspace, const SpecModel& spec_model, const Gener
   const double fraction = static_cast<double>(outcome.kv_bytes.total()) /
                           static_cast<double>(ReferenceBytes(layout, outcome.n_cached_tokens));
   if (workspace.options().json) {
-    const nlohmann::ordered_json json = {{"kv", spec_model.spec.text()},
-                                         {"kv_resolved", spec_model.spec.ToString()},
-                                         {"text", generated.text},
-                                         {"ids", outcome.tokens},
-                                         {"restored_tokens", generated.n_restored},
-                                         {"prompt_tokens", generated.n_prompt},
-                                         {"generated_tokens", n_generated},
-                                         {"finish_reason", NameOf(outcome.finish_reason)},
-                                         {"ttft_ms", outcome.ttft_ms},
-                                         {"decode_tok_per_s", decode_tok_per_s},
-                                         {"kv_bytes", outcome.kv_bytes.total()},
-                                         {"kv_fraction", fraction},
-                                         {"kv_parts", PartsJson(outcome.kv_bytes)}};
+    nlohmann::ordered_json json = {{"kv", spec_model.spec.text()},
+                                   {"kv_resolved", spec_model.spec.ToString()},
+                                   {"text", generated.text},
+                                   {"ids", outcome.tokens},
+                                   {"restored_tokens", generated.n_restored},
+                                   {"prompt_tokens", generated.n_prompt},
+                                   {"generated_tokens", n_generated},
+                                   {"finish_reason", NameOf(outcome.finish_reason)},
+                                   {"ttft_ms", outcome.ttft_ms},
+                                   {"decode_tok_per_s", decode_tok_per_s},
+                                   {"kv_bytes", outcome.kv_bytes.total()},
+                                   {"kv_fraction", fraction},
+                                   {"kv_parts", PartsJson(outcome.kv_bytes)}};
+    if (spec_model.predicted_kl.has_value()) json["predicted_kl"] = *spec_model.predicted_kl;
     fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     return;
   }

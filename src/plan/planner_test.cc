@@ -1,0 +1,149 @@
+#include "plan/planner.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/random.h"
+
+namespace kvlathe {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kHeadDim = 32, kLayers = 2, kKvHeads = 2, kWidth = kKvHeads * kHeadDim;
+
+ModelFacts SmallModel() {
+  ModelFacts model;
+  model.n_layers = kLayers;
+  model.n_kv_heads = kKvHeads;
+  model.head_dim = kHeadDim;
+  model.max_seq_len = 4096;
+  model.rope_dim = kHeadDim;
+  return model;
+}
+
+// Squares of rows whose channels fall by `decay`, [kLayers, kWidth, kWidth].
+void DrawSquares(Random* random, double size, double decay, std::vector<float>* squares) {
+  for (int l = 0; l < kLayers; ++l) {
+    for (int r = 0; r < 2 * kWidth; ++r) {
+      std::vector<double> row(kWidth);
+      for (int i = 0; i < kWidth; ++i) row[i] = random->Normal() * std::exp(-decay * i);
+      for (int i = 0; i < kWidth; ++i) {
+        for (int j = 0; j < kWidth; ++j) {
+          (*squares)[(l * kWidth + i) * kWidth + j] +=
+              static_cast<float>(size * row[i] * row[j] / (2 * kWidth));
+        }
+      }
+    }
+  }
+}
+
+JointStatistics DrawPart(uint64_t seed) {
+  Random random(seed);
+  JointStatistics part = MakeStatistics({kLayers, 2 * kKvHeads, kKvHeads, kHeadDim}).joint;
+  part.n_tokens = 100;
+  for (JointMoments* moments : {&part.k, &part.k_pre, &part.v}) {
+    DrawSquares(&random, 1, 0.04, &moments->gram);
+    moments->weighed_gram = moments->gram;
+    DrawSquares(&random, 0.01, 0.02, &moments->fisher);
+  }
+  return part;
+}
+
+// Statistics that were drawn, and weights that lathe does not ask for.
+class DrawnSource : public PlanSource {
+ public:
+  DrawnSource() : statistics(MakeStatistics({kLayers, 2 * kKvHeads, kKvHeads, kHeadDim})) {
+    statistics.joint = DrawPart(3);
+    statistics.held_back = DrawPart(4);
+  }
+
+  bool is_random() const override { return false; }
+  StatusOr<const CalibrationStatistics*> Statistics(const StatisticsNeed&) override {
+    return &statistics;
+  }
+  StatusOr<const FisherWeights*> Fisher(const Spec&) override {
+    return Error(StatusCode::kNotFound, "no Fisher information");
+  }
+  StatusOr<std::vector<std::vector<double>>> ValueGrams(int) override { return Nothing(); }
+  StatusOr<std::vector<std::vector<double>>> KeyGrams(int) override { return Nothing(); }
+  StatusOr<std::vector<std::vector<double>>> OutputGrams() override { return Nothing(); }
+  StatusOr<std::vector<std::vector<float>>> ValueBiases() override {
+    return std::vector<std::vector<float>>();
+  }
+  std::vector<std::vector<float>> KeyBiases() override { return {}; }
+  ThreadPool* threads() override { return nullptr; }
+
+  CalibrationStatistics statistics;
+
+ private:
+  static std::vector<std::vector<double>> Nothing() { return {}; }
+};
+
+class PredictedAnswer : public ::testing::Test {
+ protected:
+  StatusOr<PredictedCache> Answer(const std::string& kv) {
+    return planner_.AnswerByPrediction(*Spec::Parse(kv));
+  }
+  double PredictedKl(const std::string& kv) { return planner_.PredictKl(*Spec::Parse(kv)).value(); }
+
+  DrawnSource source_;
+  CachePlanner planner_{SmallModel(), &source_};
+};
+
+TEST_F(PredictedAnswer, IsTheLargestRatioInTenthsThatKeepsTheKl) {
+  for (const double accuracy : {0.9, 0.98, 0.995}) {
+    for (const char* keys : {"", ",keys=before", ",scales=static", ",classes=3"}) {
+      const std::string asked = fmt::format("lathe(accuracy={}{})", accuracy, keys);
+      const StatusOr<PredictedCache> answer = Answer(asked);
+      ASSERT_TRUE(answer.ok()) << answer.status();
+      const double ratio = RanksOf(*answer->spec.basis())->value;
+      EXPECT_EQ(ratio, std::round(10 * ratio) / 10);
+      EXPECT_EQ(answer->spec, *Spec::Parse(fmt::format("lathe(ratio={}{})", ratio, keys)));
+      EXPECT_EQ(answer->spec.text(), asked);
+      EXPECT_EQ(answer->predicted_kl, planner_.PredictKl(answer->spec).value());
+      EXPECT_LE(answer->predicted_kl, -std::log(accuracy));
+      const std::string next = fmt::format("lathe(ratio={:.1f}{})", ratio + 0.1, keys);
+      EXPECT_GT(PredictedKl(next), -std::log(accuracy)) << next;
+    }
+  }
+}
+
+TEST_F(PredictedAnswer, GrowsAsLessIsAsked) {
+  EXPECT_LT(Answer("lathe(accuracy=0.99)")->predicted_kl,
+            Answer("lathe(accuracy=0.9)")->predicted_kl);
+  EXPECT_LT(PredictedKl("lathe(ratio=4)"), PredictedKl("lathe(ratio=6)"));
+}
+
+TEST_F(PredictedAnswer, NamesWhatNothingIsPredictedOf) {
+  const auto refused = [&](const std::string& kv) {
+    const StatusOr<PredictedCache> answer = Answer(kv);
+    EXPECT_EQ(answer.status().code(), StatusCode::kUnimplemented) << kv;
+    EXPECT_THAT(answer.status().ToString(), HasSubstr("--kv '" + kv + "'"));
+    return answer.status().ToString();
+  };
+  for (const char* kv : {"fdc(accuracy=0.9)", "lathe(accuracy=0.9)+kivi(bits=4)",
+                         "lathe(accuracy=0.9)+snapkv(keep=0.5)"}) {
+    EXPECT_THAT(refused(kv), HasSubstr("lathe alone"));
+  }
+  EXPECT_THAT(refused("lathe(accuracy=0.9,bits=16)"), HasSubstr("where it splits bits"));
+}
+
+TEST_F(PredictedAnswer, SaysWhereNoCacheIsAccurateEnough) {
+  const StatusOr<PredictedCache> answer = Answer("lathe(accuracy=1)");
+  EXPECT_EQ(answer.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(answer.status().ToString(), HasSubstr("even ratio=1"));
+}
+
+TEST_F(PredictedAnswer, NeedsTextThatWasHeldBack) {
+  source_.statistics.held_back.n_tokens = 0;
+  const StatusOr<PredictedCache> answer = Answer("lathe(accuracy=0.9)");
+  EXPECT_EQ(answer.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(answer.status().ToString(), HasSubstr("kvlathe calibrate --text FILE"));
+}
+
+}  // namespace
+}  // namespace kvlathe
