@@ -90,6 +90,8 @@ void CopyCodedRow(const std::byte* from, int from_slot, std::byte* to, int to_sl
     to[values + CodedValueOffset(shape.rank_v, to_slot, r)] =
         from[values + CodedValueOffset(shape.rank_v, from_slot, r)];
   }
+  to[CodedKeyScaleOffset(shape, to_slot)] = from[CodedKeyScaleOffset(shape, from_slot)];
+  to[CodedValueScaleOffset(shape, to_slot)] = from[CodedValueScaleOffset(shape, from_slot)];
 }
 
 // Puts the first entries in the order of their classes. Nobody asks for votes any more.

@@ -177,8 +177,8 @@ StatusOr<double> CachePlanner::PredictKl(const Spec& spec) {
   const StatusOr<const LossPredictor*> predictor = predictions_.Of(spec);
   KVL_RETURN_IF_ERROR(OfSpec(spec, predictor.status()));
   KVL_ASSIGN_OR_RETURN(const RankAllocation allocation, ChooseRanks(spec, std::nullopt));
-  const bool scales_tokens = spec.basis_as<LatheOptions>()->scales == LatheOptions::Scales::kToken;
-  const StoredForm form = {scales_tokens ? StoredUnit::kToken : StoredUnit::kChannel,
+
+  const StoredForm form = {spec.basis_as<LatheOptions>()->unit,
                            PartsOf(spec).seal->codes_open_rows};
   return (*predictor)->At(allocation.ranks, form).kl();
 }

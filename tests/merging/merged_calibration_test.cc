@@ -192,45 +192,6 @@ TEST_P(MergedCalibration, MomentsAreThoseOfTheEntriesThatTheCacheHolds) {
   }
 }
 
-TEST_P(MergedCalibration, AttentionWeighsWhatItsQueriesSee) {
-  const CalibrationStatistics merged = Calibrated(GetParam());
-  const auto model = Make(GetParam());
-  SequenceCache cache(&model->layout(), &pool_);
-  Rows rows;
-  ASSERT_TRUE(Read(model.get(), kTokens, &cache, &rows).ok());
-  const int group = config_.n_heads / config_.n_kv_heads;
-  for (int l = 0; l < config_.n_layers; ++l) {
-    const Rows::Layer& layer = rows.layers[l];
-    for (int g = 0; g < config_.n_kv_heads; ++g) {
-      const uint8_t* const is_entry = &layer.is_entry[int64_t{g} * kTokens];
-      int n_entries = 0;
-      for (int t = kCalibrationSinks; t < kTokens; ++t) n_entries += is_entry[t];
-      EXPECT_EQ(n_entries, cache.head(l, g).n_entries());
-      std::vector<Vector> outputs;
-      for (int t = kCalibrationSinks; t < kTokens; ++t) {
-        for (int h = g * group; h < (g + 1) * group; ++h) {
-          const float* const q = &layer.q[(int64_t{t} * config_.n_heads + h) * kDim];
-          Vector o(kDim);
-          double total = 0;
-          for (int j = 0; j <= t; ++j) {
-            if (j < t && is_entry[j] == 0) continue;  // it went on, and is no more
-            const int64_t row = (int64_t{j} * config_.n_kv_heads + g) * kDim;
-            double score = 0;
-            for (int c = 0; c < kDim; ++c) score += q[c] * layer.k[row + c];
-            const double weight = std::exp(score / std::sqrt(kDim));
-            total += weight;
-            for (int c = 0; c < kDim; ++c) o[c] += weight * layer.v[row + c];
-          }
-          for (double& x : o) x /= total;
-          outputs.push_back(std::move(o));
-        }
-      }
-      const int64_t first = merged.HeadIndex(l, g) * kDim * kDim;
-      EXPECT_LT(Distance(&merged.attended_v.gram[first], MeanGram(outputs)), 1e-3);
-    }
-  }
-}
-
 // A basis of entries keeps more of entries than one of positions does.
 TEST_P(MergedCalibration, ABasisThatIsComposedIsOneOfEntries) {
   statistics_[0] = Calibrated("none");

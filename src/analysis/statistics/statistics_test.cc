@@ -32,10 +32,6 @@ CalibrationStatistics RandomStatistics() {
                                      &s.q_pre.gram,
                                      &s.q_pre.mean,
                                      &s.sink_v.gram,
-                                     &s.attended_q_pre.gram,
-                                     &s.attended_k_pre.mean,
-                                     &s.probes.kl_qk_pre,
-                                     &s.probes.noise_qk_pre,
                                      &s.v_histograms.counts,
                                      &s.k_post_histograms.center,
                                      &s.joint.k.mean,
@@ -72,10 +68,6 @@ TEST(StatisticsTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read->k_pre.mean, written.k_pre.mean);
   EXPECT_EQ(read->q_pre.gram, written.q_pre.gram);
   EXPECT_EQ(read->sink_v.gram, written.sink_v.gram);
-  EXPECT_EQ(read->attended_q_pre.gram, written.attended_q_pre.gram);
-  EXPECT_EQ(read->attended_k_pre.mean, written.attended_k_pre.mean);
-  EXPECT_EQ(read->probes.kl_qk_pre, written.probes.kl_qk_pre);
-  EXPECT_EQ(read->probes.noise_qk_pre, written.probes.noise_qk_pre);
   EXPECT_EQ(read->v_histograms.counts, written.v_histograms.counts);
   EXPECT_EQ(read->k_post_histograms.center, written.k_post_histograms.center);
   EXPECT_EQ(read->joint.n_tokens, 6000);

@@ -43,7 +43,7 @@ int64_t PayloadBytes(const AttentionCase& c) {
   for (size_t i = 0; i < c.layout.shapes.size(); ++i) {
     const BlockShape& shape = c.layout.shapes[i];
     const int64_t n_plain = c.lengths[i] - SealedBlocksOf(c) * kBlockSize;
-    n_bytes += n_plain * (shape.rank_k + shape.rank_v) * shape.element_bytes();
+    n_bytes += n_plain * TokenBytes(shape);
     ForEachRun(c, i, [&](size_t, const PackedShape& run) {
       n_bytes += run.n_blocks * PackedBlockBytes(run) + RunRecordBytes(run);
       if (i % c.layout.n_kv_heads == 0) n_bytes += LayerRecordBytes(run);

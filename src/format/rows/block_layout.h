@@ -68,9 +68,11 @@ constexpr BlockShape ShapeOfClass(BlockShape shape, EntryClass entry_class) {
 constexpr int64_t KeyBytes(const BlockShape& s) {
   return int64_t{kBlockSize} * s.rank_k * s.element_bytes();
 }
-constexpr int64_t BlockBytes(const BlockShape& s) {
-  return int64_t{kBlockSize} * (s.rank_k + s.rank_v) * s.element_bytes();
+// Coded rows have a scale of a byte each for K and for V behind them.
+constexpr int64_t TokenBytes(const BlockShape& s) {
+  return (s.rank_k + s.rank_v) * s.element_bytes() + (s.has_coded_rows ? 2 : 0);
 }
+constexpr int64_t BlockBytes(const BlockShape& s) { return kBlockSize * TokenBytes(s); }
 
 // Element offsets from the start of K and of V, where rows are not coded.
 constexpr int64_t KeyOffset(int token, int r) {

@@ -92,6 +92,9 @@ void ClearUnfilled(const BlockShape& shape, int n_filled, std::byte* block) {
       clear(block + KeyBytes(shape),
             is_coded ? CodedValueOffset(shape.rank_v, token, r) : ValueOffset(shape, token, r));
     }
+    if (!is_coded) continue;
+    clear(block, CodedKeyScaleOffset(shape, token));
+    clear(block, CodedValueScaleOffset(shape, token));
   }
   const int64_t n_bytes = BlockBytes(shape);
   std::memset(block + n_bytes, 0, static_cast<size_t>(BlockObjectBytes(shape) - n_bytes));

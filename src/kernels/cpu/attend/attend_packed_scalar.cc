@@ -331,7 +331,7 @@ void AddFactors(const PackedSideView& side, int lowrank, const std::byte* block,
   }
 }
 
-// All channels have 8 bits, and nothing is repaired yet.
+// All channels have 8 bits, tokens have scales, and nothing is repaired yet.
 PackedRunView ViewOpenRun(const BlockShape& block, const PackedRun& run, const PackedHead& head) {
   static_assert(kSplitBits[0] == 8);
   const BlockShape coded = {.rank_k = block.rank_k,
@@ -339,7 +339,7 @@ PackedRunView ViewOpenRun(const BlockShape& block, const PackedRun& run, const P
                             .k_bits = {.channels = {block.rank_k}},
                             .v_bits = {.channels = {block.rank_v}}};
   const PackedShape shape =
-      MakePackedShape({.codec = SplitBitsCodec{}}, coded, {.n_blocks = run.n_blocks});
+      MakePackedShape({.codec = SplitBitsCodec{StoredUnit::kToken}}, coded, {.n_blocks = run.n_blocks});
   return {.k = ViewKeys(shape, run, head),
           .v = ViewValues(shape, run, head),
           .first_block = run.first_block,

@@ -152,6 +152,11 @@ void ScaleTokenResidual(int rank, const std::byte* scales, float* residual) {
   }
 }
 
+// Of the keys of an open block of coded rows; those of its values follow.
+const std::byte* CodedScales(const HeadRun& run, int block_idx) {
+  return run.keys(block_idx) + int64_t{kBlockSize} * (run.shape.rank_k + run.shape.rank_v);
+}
+
 // What squares of errors of the tokens' numbers cost in the order of lines, [lines][kLineWords]: a
 // number is in units of the scale of its token. token_of(line, word).
 template <typename F>
@@ -220,7 +225,7 @@ bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
   const bool is_per_token = UnitOf(s) == StoredUnit::kToken;
   for (int b = 0; b < s.n_blocks; ++b) {
     if (run.head().has_coded_rows) {
-      ExpandCodedKeys(run.keys(b), s.rank_k, ws->x);
+      ExpandCodedKeys(run.keys(b), s.rank_k, CodedScales(run, b), ws->x);
     } else if (!run.kernels->expand(run.row_type, run.keys(b), int64_t{kBlockSize} * s.rank_k,
                                     ws->x)) {
       return false;
@@ -255,7 +260,7 @@ bool SealSplitValues(const HeadRun& run, SealWorkspace* ws) {
   const int64_t pair_words = int64_t{2} * s.rank_v;
   for (int b = 0; b < s.n_blocks; ++b) {
     if (run.head().has_coded_rows) {
-      ExpandCodedValues(run.values(b), s.rank_v, ws->x);
+      ExpandCodedValues(run.values(b), s.rank_v, CodedScales(run, b) + kBlockSize, ws->x);
     } else if (!run.kernels->expand(run.row_type, run.values(b), int64_t{kBlockSize} * s.rank_v,
                                     ws->x)) {
       return false;

@@ -140,7 +140,9 @@ SplitProblem::SplitProblem(const SplitHead& h, DType type, uint64_t seed)
   format.codec = SplitBitsCodec{h.has_token_scales ? StoredUnit::kToken : StoredUnit::kChannel};
   format.prompt_rank = h.lowrank;
   const int n = h.n_blocks * kBlockSize + h.n_plain;
-  k = Rows(n, shape.rank_k, h.scaled), v = Rows(n, shape.rank_v);
+  given_k_ = Rows(n, shape.rank_k, h.scaled), given_v_ = Rows(n, shape.rank_v);
+  k = shape.has_coded_rows ? Coded(given_k_, shape.rank_k) : given_k_;
+  v = shape.has_coded_rows ? Coded(given_v_, shape.rank_v) : given_v_;
   packed_shape =
       MakePackedShape(format, shape, {.layer_rank_v = shape.rank_v, .n_blocks = h.n_blocks});
   const int n_blocks = (n + kBlockSize - 1) / kBlockSize;
@@ -231,12 +233,25 @@ int SplitProblem::BitsOf(bool is_key, int channel) const {
   return kBits[i];
 }
 
-float SplitProblem::Stored(double x) const {
-  if (shape.has_coded_rows) {
-    return static_cast<float>(std::clamp(std::nearbyint(x * 16), -128.0, 127.0) / 16);
-  }
+float SplitProblem::Rounded(double x) const {
   const auto f = static_cast<float>(x);
   return shape.row_type == DType::kBf16 ? ToFloat(ToBf16(f)) : f;
+}
+
+std::vector<float> SplitProblem::Coded(const std::vector<float>& rows, int rank) const {
+  std::vector<float> coded;
+  for (size_t first = 0; first < rows.size(); first += rank) {
+    double most = 0, scale = 0;
+    for (int r = 0; r < rank; ++r) most = std::max(most, std::abs(double{rows[first + r]}));
+    for (int byte = 0; byte < 256 && (byte == 0 || scale * 127 / 16 < most); ++byte) {
+      scale = std::ldexp(1 + byte % 16 / 16.0, byte / 16 - 11);
+    }
+    for (int r = 0; r < rank; ++r) {
+      const double step = std::nearbyint(rows[first + r] / scale * 16);
+      coded.push_back(static_cast<float>(std::clamp(step, -128.0, 127.0) / 16 * scale));
+    }
+  }
+  return coded;
 }
 
 std::vector<float> SplitProblem::Rows(int n, int rank, int scaled) {
@@ -245,7 +260,7 @@ std::vector<float> SplitProblem::Rows(int n, int rank, int scaled) {
     const double size = head.has_token_scales ? std::exp2(i / rank % 5 - 2) : 1;
     const double x = size * random_.Normal() * (random_.Below(50) == 0 ? 4 : 1);
     const int block = i / rank / kBlockSize, channel = i % rank;
-    rows[i] = Stored(channel < scaled ? 0.2 * x + 2 * std::sin(3.0 * block + channel) : x);
+    rows[i] = Rounded(channel < scaled ? 0.2 * x + 2 * std::sin(3.0 * block + channel) : x);
   }
   return rows;
 }
@@ -258,7 +273,7 @@ void SplitProblem::PutCodedRows(int token, int n_rows, std::byte* block) {
     std::vector<std::byte>& to = rows[is_key ? 0 : 1];
     to.resize(n_rows * rank * element);
     for (int i = 0; i < n_rows * rank; ++i) {
-      const float x = (is_key ? k : v)[token * rank + i];
+      const float x = (is_key ? given_k_ : given_v_)[token * rank + i];
       const Bf16 rounded = ToBf16(x);
       std::memcpy(&to[i * element],
                   shape.row_type == DType::kF32 ? static_cast<const void*>(&x) : &rounded, element);

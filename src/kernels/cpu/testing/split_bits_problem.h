@@ -71,7 +71,7 @@ class SplitProblem {
   BlockShape shape;
   PackedFormat format;
   PackedShape packed_shape;
-  std::vector<float> k, v;  // as rounded to the row type
+  std::vector<float> k, v;  // as blocks that are not sealed hold them
   std::vector<const std::byte*> blocks;
   PackedRun run;
   PackedHead packed_head;
@@ -79,7 +79,9 @@ class SplitProblem {
  private:
   template <typename F>
   double Read(bool is_key, int token, int channel, const F& value_of) const;
-  float Stored(double x) const;
+  float Rounded(double x) const;  // to the row type
+  // What 8-bit codes under a scale of each row leave of rows.
+  std::vector<float> Coded(const std::vector<float>& rows, int rank) const;
   // Mostly normal, a few far out; the first channels about a mean that moves from block to block.
   // Where tokens have scales, some tokens are larger than others.
   std::vector<float> Rows(int n, int rank, int scaled = 0);
@@ -87,6 +89,7 @@ class SplitProblem {
   Buffer PlainBlock(int b, int n);
 
   Random random_;
+  std::vector<float> given_k_, given_v_;  // in the row type, before they are coded
   std::vector<Buffer> plain_, packed_;
   Buffer record_;
 };
