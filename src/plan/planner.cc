@@ -12,7 +12,7 @@
 namespace kvlathe {
 namespace {
 
-constexpr int kMostTenths = 1000;  // of a ratio: of a bit for every tenth channel
+constexpr int kMostTenths = 1000;  // ratios below 100 are tried
 
 Status OfSpec(const Spec& spec, const Status& status) {
   if (status.ok()) return status;

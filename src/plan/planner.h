@@ -47,9 +47,9 @@ class CachePlanner {
   // The KL that is expected of a cache on text like that of the calibration (LossPredictor). Errors
   // are those of CheckIsPredicted, of LossPredictions::Of and of MakePlan.
   StatusOr<double> PredictKl(const Spec& spec);
-  // Answers a question (Spec::accuracy): the largest ratio, in tenths, with a predicted KL of at
-  // most -ln(accuracy), with which perplexity may grow by 1 / accuracy. kFailedPrecondition where
-  // no ratio has so little, and the errors of PredictKl.
+  // Answers a question (Spec::accuracy): the largest ratio below 100, in tenths, with a predicted
+  // KL of at most -ln(accuracy), with which perplexity may grow by 1 / accuracy.
+  // kFailedPrecondition where no ratio has so little, and the errors of PredictKl.
   StatusOr<PredictedCache> AnswerByPrediction(const Spec& question);
   // The maps of a spec with a calibrated basis, cut to the ranks. They have all dimensions where
   // these stay resident.

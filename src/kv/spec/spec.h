@@ -12,10 +12,10 @@
 //   sink         stands on every stage of basis, retention and quantizer. Given once it holds for
 //                all of them, and given more than once it must be the same.
 //   run, buffer  stand on the quantizer, and on lathe where that splits bits.
-//   accuracy     takes the place of how far a stage compresses: the stage goes as far as a tuned
-//                profile found that this share of the baseline's accuracy is kept. A spec has one
-//                value of it. Such a spec is a question; no cache can be made of it before the
-//                profile's answer takes its place. A preset that has it does not expand.
+//   accuracy     takes the place of how far a stage compresses: the stage goes as far as keeps this
+//                share of the baseline's accuracy, as a tuned profile found or, for lathe alone, as
+//                is predicted. A spec has one value of it and is then a question: no cache can be
+//                made of it before an answer takes its place. A preset does not expand with it.
 #pragma once
 
 #include <optional>
