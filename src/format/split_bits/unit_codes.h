@@ -42,6 +42,15 @@ inline constexpr float kUnitNumberStep = 1.0f / 512;
 inline constexpr float kLargestUnitNumber = 128 * kUnitStep / kUnitNumberStep;
 const int8_t* UnitNumbers(int bits, StoredUnit unit = StoredUnit::kChannel);
 
+// The centroids as bytes, for dots of bytes: code c stands for (byte - 128) times ByteStep, and at
+// 8 bits the byte is the code. Codes of fewer bits are rounded so. Bits that lose about as much
+// share a step, and those of a step follow each other in a row of channels.
+inline constexpr int kByteSteps = 3;
+constexpr int ByteStepOf(int bits) { return bits == 8 ? 0 : bits >= 4 ? 1 : 2; }
+float ByteStep(int step, StoredUnit unit);
+// The 1 << bits bytes for bits from 1 to 5, again and again up to 32 of them.
+const uint8_t* UnitBytes(int bits, StoredUnit unit = StoredUnit::kChannel);
+
 // The mean square error of codes of `bits` on a channel of unit variance, without scales of tokens.
 // With 0 bits it is 1: the whole channel is lost.
 double UnitLoss(int bits);

@@ -108,5 +108,30 @@ TEST(UnitCodes, NumbersAreTheCentroids) {
   }
 }
 
+TEST(UnitCodes, BytesAreNearTheCentroids) {
+  for (const StoredUnit unit : kUnits) {
+    EXPECT_EQ(ByteStep(ByteStepOf(8), unit), kUnitStep);
+    const Density density(TailDegrees(unit));
+    for (int bits = 1; bits <= 5; ++bits) {
+      const std::span<const float> centroids = UnitCentroids(bits, unit);
+      const uint8_t* bytes = UnitBytes(bits, unit);
+      const float step = ByteStep(ByteStepOf(bits), unit);
+      const auto value = [&](int code) { return static_cast<float>(bytes[code] - 128) * step; };
+      for (int code = 0; code < 32; ++code) {
+        EXPECT_NEAR(value(code), centroids[code % (1 << bits)], 0.5001 * step) << bits;
+      }
+      // What that adds to the square of what the codes lose.
+      double added = 0;
+      int code = 0;
+      for (size_t i = 0; i < density.x.size(); ++i) {
+        while (code + 1 < 1 << bits && UnitBoundaries(bits, unit)[code] < density.x[i]) ++code;
+        const double error = value(code) - centroids[code];
+        added += density.weight[i] * error * error;
+      }
+      EXPECT_LT(added, (bits == 5 ? 0.05 : 0.01) * UnitLoss(bits)) << bits;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvlathe

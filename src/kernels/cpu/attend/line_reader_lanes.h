@@ -86,44 +86,30 @@ struct TableReader : CodeGroup<4> {
                                                            -128, 8, -128, 10, -128, 12, -128, 14};
 };
 
-// Reads codes of unit_codes.h as numbers of steps of kUnitNumberStep. The words of a group hold
-// codes of half of its lines in their lower bytes and of the other half in their upper ones. Sorted
-// by that, two lines are one vector of bytes: one look-up finds the lower bytes of their numbers,
-// another the upper bytes, and interleaving both gives the words of either line.
+// Codes of unit_codes.h, two lines in a vector of bytes. The words of a group hold codes of half of
+// its lines in their lower bytes and of the other half in their upper ones. Sorted by that, every
+// 128 bits have eight codes of the one line and then eight of the other. At 8 bits they lie so
+// already.
 template <int kBits>
-struct UnitReader : CodeGroup<kBits> {
+struct CodePair : CodeGroup<kBits> {
   using CodeGroup<kBits>::kHalf, CodeGroup<kBits>::kLow;
-  static constexpr int kTables = kBits == 8 ? 0 : kBits == 5 ? 4 : 2;
 
-  IntVec tables[kTables + 1];
+  IntVec codes;
+  IntVec high;  // at 5 bits, whose codes are those of their low bits: all bits where the high one
+                // is set
 
-  // `numbers` is UnitNumbers(kBits), or null at 8 bits.
-  KVL_INLINE explicit UnitReader(const int8_t* numbers) {
-    Unroll<kTables>([&](auto i) KVL_PART { tables[i.value] = LoadTable(numbers + 16 * i.value); });
-  }
-
-  KVL_INLINE TwoLines Lines(const std::byte* group, int line, int part) const {
+  // Part `part` of lines `line` and `line` + kHalf, where line < kHalf.
+  KVL_INLINE CodePair(const std::byte* group, int line, int part) {
     const IntVec words = LoadWords(group + part * kVecBytes);
-    if constexpr (kBits == 8) {  // eight bytes of either line in turn
-      const IntVec codes = words ^ SetWords(static_cast<int16_t>(0x8080));
-      return {ShiftSignedWords(MixLowerBytes(IntVec{}, codes), 3),
-              ShiftSignedWords(MixUpperBytes(IntVec{}, codes), 3)};
-    } else {
-      const IntVec sorted = ShuffleBytes(words, LoadTable(kBytesByLine));
-      IntVec codes = ShiftWords(sorted, kLow * line) & SetWords(0x0101 * ((1 << kLow) - 1));
-      IntVec high = codes;
-      if constexpr (HasHighBit(kBits)) {
-        const IntVec bits = LoadTwoInts(group + 64 + 4 * line, group + 64 + 4 * (line + kHalf));
-        high = SpreadToBytes(ShuffleBytes(bits, LoadWords(kBitsByLine + part * kVecBytes)));
-      }
-      if constexpr (kBits == 3) codes = codes | (high & SetWords(0x0404));
-      IntVec lower = ShuffleBytes(tables[0], codes), upper = ShuffleBytes(tables[1], codes);
-      if constexpr (kBits == 5) {
-        lower = WhereSet(high, ShuffleBytes(tables[2], codes), lower);
-        upper = WhereSet(high, ShuffleBytes(tables[3], codes), upper);
-      }
-      return {MixLowerBytes(lower, upper), MixUpperBytes(lower, upper)};
+    codes = words;
+    if constexpr (kBits == 8) return;
+    const IntVec sorted = ShuffleBytes(words, LoadTable(kBytesByLine));
+    codes = ShiftWords(sorted, kLow * line) & SetWords(0x0101 * ((1 << kLow) - 1));
+    if constexpr (HasHighBit(kBits)) {
+      const IntVec bits = LoadTwoInts(group + 64 + 4 * line, group + 64 + 4 * (line + kHalf));
+      high = SpreadToBytes(ShuffleBytes(bits, LoadWords(kBitsByLine + part * kVecBytes)));
     }
+    if constexpr (kBits == 3) codes = codes | (high & SetWords(0x0404));
   }
 
  private:
@@ -136,6 +122,38 @@ struct UnitReader : CodeGroup<kBits> {
       0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4, 1, 1, 1, 1, 1, 1,
       1, 1, 5, 5, 5, 5, 5, 5, 5, 5, 2, 2, 2, 2, 2, 2, 2, 2, 6, 6, 6, 6,
       6, 6, 6, 6, 3, 3, 3, 3, 3, 3, 3, 3, 7, 7, 7, 7, 7, 7, 7, 7};
+};
+
+// Reads codes of unit_codes.h as numbers of steps of kUnitNumberStep. One look-up finds the lower
+// bytes of the numbers of two lines, another the upper bytes, and interleaving both gives the words
+// of either line.
+template <int kBits>
+struct UnitReader : CodeGroup<kBits> {
+  static constexpr int kTables = kBits == 8 ? 0 : kBits == 5 ? 4 : 2;
+
+  IntVec tables[kTables + 1];
+
+  // `numbers` is UnitNumbers(kBits), or null at 8 bits.
+  KVL_INLINE explicit UnitReader(const int8_t* numbers) {
+    Unroll<kTables>([&](auto i) KVL_PART { tables[i.value] = LoadTable(numbers + 16 * i.value); });
+  }
+
+  KVL_INLINE TwoLines Lines(const std::byte* group, int line, int part) const {
+    const CodePair<kBits> pair(group, line, part);
+    if constexpr (kBits == 8) {
+      const IntVec codes = pair.codes ^ SetWords(static_cast<int16_t>(0x8080));
+      return {ShiftSignedWords(MixLowerBytes(IntVec{}, codes), 3),
+              ShiftSignedWords(MixUpperBytes(IntVec{}, codes), 3)};
+    } else {
+      IntVec lower = ShuffleBytes(tables[0], pair.codes);
+      IntVec upper = ShuffleBytes(tables[1], pair.codes);
+      if constexpr (kBits == 5) {
+        lower = WhereSet(pair.high, ShuffleBytes(tables[2], pair.codes), lower);
+        upper = WhereSet(pair.high, ShuffleBytes(tables[3], pair.codes), upper);
+      }
+      return {MixLowerBytes(lower, upper), MixUpperBytes(lower, upper)};
+    }
+  }
 };
 
 // Calls f(reader) with the reader of the side's codes.

@@ -36,6 +36,12 @@ using ReadLatentBlock = void (*)(const LatentBlock& block, std::byte* scratch);
 // The fastest for `isa` and rows of `row_type`.
 ReadLatentBlock GetLatentReader(Isa isa, DType row_type);
 
+// How many of the latents are not zero in all of a block: those behind them have no codes.
+int LatentsToRead(const LatentBlock& block);
+
+// The columns for the bits of a side, or null.
+const LatentBytes* FindBytes(const LatentMapView& map, const PackedSideView& side);
+
 // As ExpandPackedBlock.
 using ReadSealedBlock = void (*)(const PackedRunView& run, const std::byte* block, int block_idx,
                                  float* values);
