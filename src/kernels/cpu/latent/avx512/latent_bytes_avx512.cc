@@ -1,7 +1,6 @@
-// A dot of bytes takes four channels of 16 tokens at once, four times as many as one of Bf16 and
-// half of the time of one of 16 bits. What rounding to bytes adds to a key is below a fiftieth of
-// what codes of 2 bits lose (LatentBytes): weights lose 0.3 of a 127th of the largest, codes at
-// most 0.3 of a step.
+// A dot of bytes takes four channels of 16 tokens at once, where one of Bf16 takes two. Rounding
+// adds to a weight 0.3 of a 127th of the largest of its column and step, and to a code at most 0.3
+// of a step (LatentBytes): for most columns a fiftieth of what codes of 2 bits lose.
 //
 // Latents lie as [channel / 4][token][4] bytes, a line of 64 bytes being 16 tokens.
 #include "kernels/cpu/latent/avx512/latent_bytes_avx512.h"
