@@ -325,7 +325,8 @@ int64_t AngleBytes(const LatentHead& head) {
 
 // Of a reader of latents.
 int64_t ReaderBytes(const LatentHead& head) {
-  return kLatentScratchBytes + int64_t{4} * kBlockSize * std::max(0, head.map.rank - 256);
+  return kLatentScratchBytes +
+         int64_t{4} * kBlockSize * std::max(0, head.map.rank - kMaxPackedRank);
 }
 
 }  // namespace

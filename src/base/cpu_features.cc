@@ -42,8 +42,9 @@ bool HasAvx512Bf16() {
   const CpuidLeaf l7 = Cpuid(7, 0);
   constexpr uint32_t kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
   constexpr uint32_t kNeeded = kF | kDq | kBw | kVl;
-  constexpr uint32_t kVbmi2 = 1u << 6, kBf16 = 1u << 5;
-  return (l7.ebx & kNeeded) == kNeeded && (l7.ecx & kVbmi2) != 0 && (Cpuid(7, 1).eax & kBf16) != 0;
+  constexpr uint32_t kVbmi2 = 1u << 6, kVnni = 1u << 11, kBf16 = 1u << 5;
+  return (l7.ebx & kNeeded) == kNeeded && (l7.ecx & kVbmi2) != 0 && (l7.ecx & kVnni) != 0 &&
+         (Cpuid(7, 1).eax & kBf16) != 0;
 }
 
 // AMX tile data is off until a process asks for it (arch_prctl, Linux 5.16).

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
 #include "format/split_bits/unit_codes.h"
@@ -9,7 +10,7 @@
 namespace kvlathe {
 
 LatentMap::LatentMap(std::span<const float> way_back, std::span<const float> offset, int head_dim,
-                     int key_dim, DType row_type)
+                     int key_dim, DType row_type, std::span<const BitSplit> splits)
     : rank_(static_cast<int>(std::ssize(way_back) / head_dim)),
       head_dim_(head_dim),
       key_dim_(key_dim),
@@ -22,7 +23,10 @@ LatentMap::LatentMap(std::span<const float> way_back, std::span<const float> off
     for (int i = 0; i < head_dim; ++i) columns[i * rank_ + r] = way_back[r * head_dim + i];
   }
   ConvertFromFloat(row_type, columns.data(), std::ssize(columns), columns_.data());
-  if (row_type != DType::kF32) RoundColumns(columns);
+  if (row_type != DType::kF32) {
+    RoundColumns(columns);
+    for (const BitSplit& split : splits) AddBytes(columns, split);
+  }
   if (!offset.empty()) {
     KVL_CHECK_EQ(std::ssize(offset), head_dim);
     std::ranges::copy(offset, offset_.begin());
@@ -48,6 +52,57 @@ void LatentMap::RoundColumns(const std::vector<float>& columns) {
       numbers_[int64_t{i} * rank_ + r] = static_cast<int16_t>(std::lrint(number));
     }
   }
+}
+
+void LatentMap::AddBytes(const std::vector<float>& columns, const BitSplit& split) {
+  const int n_coded = split.n_channels();
+  const auto has_split = [&](const LatentBytes& other) { return other.split == split; };
+  if (n_coded == 0 || split.scaled > 0 || std::ranges::any_of(bytes_, has_split)) return;
+  KVL_CHECK(n_coded <= rank_);
+  LatentBytes bytes = {.split = split};
+  for (size_t i = 0; i < kSplitBits.size(); ++i) {
+    for (int step = ByteStepOf(kSplitBits[i]); step < kByteSteps; ++step) {
+      bytes.ends[step] += split.channels[i];
+    }
+  }
+  ByteColumns to = {std::vector<int8_t>(int64_t{head_dim_} * n_coded),
+                    std::vector<float>(int64_t{kByteSteps} * head_dim_),
+                    std::vector<int32_t>(int64_t{kByteSteps} * head_dim_)};
+  for (int i = 0; i < head_dim_; ++i) {
+    const float* const column = columns.data() + int64_t{i} * rank_;
+    int8_t* const numbers = to.numbers.data() + int64_t{i} * n_coded;
+    for (int step = 0, first = 0; step < kByteSteps; first = bytes.ends[step++]) {
+      float top = 0, sum = 0;
+      for (int r = first; r < bytes.ends[step]; ++r) {
+        top = std::max(top, std::abs(column[r]));
+        sum += column[r];
+      }
+      const float unit = top / 127 + 0 * sum;  // NaN and infinity stay visible
+      int32_t total = 0;
+      for (int r = first; r < bytes.ends[step]; ++r) {
+        numbers[r] = static_cast<int8_t>(unit > 0 ? std::lrint(column[r] / unit) : 0);
+        total += numbers[r];
+      }
+      to.units[step * head_dim_ + i] = unit;
+      to.starts[step * head_dim_ + i] = -128 * total;
+    }
+  }
+  bytes.numbers = to.numbers.data();
+  bytes.units = to.units.data();
+  bytes.starts = to.starts.data();
+  byte_columns_.push_back(std::move(to));
+  bytes_.push_back(bytes);
+}
+
+int64_t LatentMap::n_bytes() const {
+  const auto bytes_of = [](const auto& v) {
+    return static_cast<int64_t>(sizeof(v[0])) * std::ssize(v);
+  };
+  int64_t n_bytes = bytes_of(columns_) + bytes_of(numbers_) + bytes_of(offset_) + bytes_of(units_);
+  for (const ByteColumns& c : byte_columns_) {
+    n_bytes += bytes_of(c.numbers) + bytes_of(c.units) + bytes_of(c.starts);
+  }
+  return n_bytes;
 }
 
 }  // namespace kvlathe

@@ -7,9 +7,22 @@
 #include <span>
 #include <vector>
 
+#include "format/split_bits/bit_split.h"
+#include "format/split_bits/unit_codes.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
+
+// The columns of the way back as bytes, for latents that are codes of one split of bits and are
+// read as bytes (UnitBytes). Channels of each byte step have units of their own: those with few
+// bits have small weights, which would vanish in the unit of the others.
+struct LatentBytes {
+  BitSplit split;                   // without scaled channels
+  int ends[kByteSteps] = {};        // of the channels of each step
+  const int8_t* numbers = nullptr;  // [head_dim][n_coded]
+  const float* units = nullptr;     // [kByteSteps][head_dim]
+  const int32_t* starts = nullptr;  // [kByteSteps][head_dim]: what makes up for the 128 of bytes
+};
 
 struct LatentMapView {
   int rank = 0;                   // multiple of 16
@@ -22,15 +35,20 @@ struct LatentMapView {
   // such latents outgrows 32 bits. Null with F32 rows, for which 16 bits are too few.
   const int16_t* numbers = nullptr;
   const float* units = nullptr;
+  const LatentBytes* bytes = nullptr;  // [n_splits]; none with F32 rows
+  int n_splits = 0;
 };
 
 // The way from the latents of one KV head of the cache to its keys: k = latent F + offset. They are
 // head_dim / key_dim keys of KV heads of the model side by side.
 class LatentMap {
  public:
-  // F [rank, head_dim] row-major; offset [head_dim], or empty for none.
+  // F [rank, head_dim] row-major; offset [head_dim], or empty for none. `splits` are those that
+  // sealed blocks have; a split without channels is left out.
   LatentMap(std::span<const float> way_back, std::span<const float> offset, int head_dim,
-            int key_dim, DType row_type);
+            int key_dim, DType row_type, std::span<const BitSplit> splits = {});
+  LatentMap(LatentMap&&) = default;  // a copy's views would be those of the first
+  LatentMap& operator=(LatentMap&&) = default;
 
   LatentMapView view() const {
     return {.rank = rank_,
@@ -39,15 +57,22 @@ class LatentMap {
             .columns = columns_.data(),
             .offset = offset_.data(),
             .numbers = numbers_.empty() ? nullptr : numbers_.data(),
-            .units = units_.data()};
+            .units = units_.data(),
+            .bytes = bytes_.data(),
+            .n_splits = static_cast<int>(std::ssize(bytes_))};
   }
-  int64_t n_bytes() const {
-    return std::ssize(columns_) + static_cast<int64_t>(sizeof(int16_t)) * std::ssize(numbers_) +
-           static_cast<int64_t>(sizeof(float)) * (std::ssize(offset_) + std::ssize(units_));
-  }
+  int64_t n_bytes() const;
 
  private:
+  // What views of bytes_ point to; moving it leaves them valid.
+  struct ByteColumns {
+    std::vector<int8_t> numbers;
+    std::vector<float> units;
+    std::vector<int32_t> starts;
+  };
+
   void RoundColumns(const std::vector<float>& columns);
+  void AddBytes(const std::vector<float>& columns, const BitSplit& split);
 
   int rank_;
   int head_dim_;
@@ -55,6 +80,8 @@ class LatentMap {
   std::vector<std::byte> columns_;
   std::vector<int16_t> numbers_;
   std::vector<float> offset_, units_;
+  std::vector<ByteColumns> byte_columns_;
+  std::vector<LatentBytes> bytes_;
 };
 
 }  // namespace kvlathe

@@ -33,6 +33,13 @@ std::vector<float> Columns(const std::vector<float>& m, int n_columns, Range col
   return part;
 }
 
+// Those of each class of entries, and that of blocks that wait to be sealed in codes of 8 bits.
+std::vector<BitSplit> SealedKeySplits(const HeadBasis& head) {
+  if (head.k_bits.n_channels() == 0) return {};
+  static_assert(kSplitBits[0] == 8);
+  return {head.k_bits, head.most_attended.k, head.least_attended.k, {.channels = {head.rank_k}}};
+}
+
 }  // namespace
 
 StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DType compute_type) {
@@ -42,7 +49,8 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DTyp
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     const HeadBasis& head = basis.head(layer_idx, g);
     if (basis.has_latent_keys()) {
-      layer.latents.emplace_back(head.key_way_back, head.key_offset, d, of_model, compute_type);
+      layer.latents.emplace_back(head.key_way_back, head.key_offset, d, of_model, compute_type,
+                                 SealedKeySplits(head));
     }
     for (int i = 0; i < n_joined; ++i) {
       if (!basis.has_latent_keys()) {

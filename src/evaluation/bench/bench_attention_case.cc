@@ -235,8 +235,9 @@ void MakeKeyMaps(const AttentionBenchOptions& options, AttentionCase* c) {
     way_back.resize(int64_t{shape.rank_k} * options.head_dim);
     const double deviation = 1 / std::sqrt(shape.rank_k);
     for (float& x : way_back) x = static_cast<float>(deviation * random.Normal());
+    const BitSplit splits[] = {shape.k_bits, shape.most_attended.k, shape.least_attended.k};
     c->maps.emplace_back(way_back, std::span<const float>(), options.head_dim, key_dim,
-                         shape.row_type);
+                         shape.row_type, splits);
   }
 }
 

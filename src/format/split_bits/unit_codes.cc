@@ -87,6 +87,21 @@ constexpr Numbers MakeNumbers(const Windows& windows) {
   return numbers;
 }
 
+using Bytes = std::array<uint8_t, kCodeWindows>;
+
+constexpr Bytes MakeBytes(const Windows& windows, float step) {
+  Bytes bytes{};
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<uint8_t>(windows[i] / step + 128.5f);
+  }
+  return bytes;
+}
+
+// The finest steps with which the largest values of 4 and 5 and of 1 to 3 bits are bytes, by
+// StoredUnit.
+constexpr float kByteStepSizes[][kByteSteps] = {{kUnitStep, 5.84375f / 127, 2.765625f / 127},
+                                                {kUnitStep, 3.953125f / 127, 3.09375f / 127}};
+
 // All that there is of codes of so many bits.
 template <int kBits>
 struct CodesOf {
@@ -97,12 +112,13 @@ struct CodesOf {
   Windows sought, windows;
   alignas(64) Table table;
   alignas(64) Numbers numbers;
+  Bytes bytes;
 
   // Of codes that stand for themselves.
-  constexpr CodesOf(double loss, const std::array<float, kHalf>& positive)
-      : CodesOf(loss, positive, WindowsOf(Mirrored(positive), kBits)) {}
+  constexpr CodesOf(StoredUnit unit, double loss, const std::array<float, kHalf>& positive)
+      : CodesOf(unit, loss, positive, WindowsOf(Mirrored(positive), kBits)) {}
   // Of paths. The centroids are those of codes that would stand for themselves.
-  constexpr CodesOf(double unit_loss, const std::array<float, kHalf>& positive,
+  constexpr CodesOf(StoredUnit unit, double unit_loss, const std::array<float, kHalf>& positive,
                     const Windows& values)
       : loss(unit_loss),
         centroids(Mirrored(positive)),
@@ -110,20 +126,23 @@ struct CodesOf {
         sought(values),
         windows(ReadWindows(values, unit_loss)),
         table(MakeTable(windows, kBits)),
-        numbers(MakeNumbers(windows)) {}
+        numbers(MakeNumbers(windows)),
+        bytes(MakeBytes(windows, kByteStepSizes[static_cast<int>(unit)][ByteStepOf(kBits)])) {}
 };
 
 // unit_codes_test finds the centroids again from the densities.
-constexpr CodesOf<1> kOfChannels1(0.414063, {0.765625f});
-constexpr CodesOf<2> kOfChannels2(0.150466, {0.45703125f, 1.625f});
-constexpr CodesOf<3> kOfChannels3(0.0484252, {0.2578125f, 0.8125f, 1.5078125f, 2.671875f});
-constexpr CodesOf<4> kOfChannels4(0.0141481, {0.138671875f, 0.421875f, 0.72265625f, 1.0625f,
-                                              1.453125f, 1.9609375f, 2.6875f, 4.03125f});
-constexpr CodesOf<5> kOfChannels5(0.00386733,
+constexpr CodesOf<1> kOfChannels1(StoredUnit::kChannel, 0.414063, {0.765625f});
+constexpr CodesOf<2> kOfChannels2(StoredUnit::kChannel, 0.150466, {0.45703125f, 1.625f});
+constexpr CodesOf<3> kOfChannels3(StoredUnit::kChannel, 0.0484252,
+                                  {0.2578125f, 0.8125f, 1.5078125f, 2.671875f});
+constexpr CodesOf<4> kOfChannels4(StoredUnit::kChannel, 0.0141481,
+                                  {0.138671875f, 0.421875f, 0.72265625f, 1.0625f, 1.453125f,
+                                   1.9609375f, 2.6875f, 4.03125f});
+constexpr CodesOf<5> kOfChannels5(StoredUnit::kChannel, 0.00386733,
                                   {0.072265625f, 0.216796875f, 0.365234375f, 0.515625f, 0.671875f,
                                    0.83984375f, 1.015625f, 1.2109375f, 1.421875f, 1.6640625f,
                                    1.9453125f, 2.28125f, 2.703125f, 3.28125f, 4.15625f, 5.84375f});
-constexpr CodesOf<1> kOfTokens1(0.32162, {0.78515625f},
+constexpr CodesOf<1> kOfTokens1(StoredUnit::kToken, 0.32162, {0.78515625f},
                                 {-0.69140625f,  0.470703125f,  0.9921875f,   -0.296875f,
                                  0.041015625f,  -0.119140625f, 0.65625f,     -1.0703125f,
                                  -2.125f,       -0.56640625f,  -0.04296875f, 1.328125f,
@@ -132,7 +151,7 @@ constexpr CodesOf<1> kOfTokens1(0.32162, {0.78515625f},
                                  -0.10546875f,  -0.259765625f, -0.91015625f, 0.70703125f,
                                  0.6953125f,    2.125f,        -1.265625f,   -0.203125f,
                                  -0.416015625f, 0.04296875f,   -0.6171875f,  1.1015625f});
-constexpr CodesOf<2> kOfTokens2(0.09918, {0.455078125f, 1.546875f},
+constexpr CodesOf<2> kOfTokens2(StoredUnit::kToken, 0.09918, {0.455078125f, 1.546875f},
                                 {0.462890625f, -0.310546875f, 1.34375f,     -1.34375f,
                                  -1.0546875f,  1.203125f,     0.1328125f,   -0.376953125f,
                                  2.5f,         0.91015625f,   0.185546875f, -0.6171875f,
@@ -142,21 +161,21 @@ constexpr CodesOf<2> kOfTokens2(0.09918, {0.455078125f, 1.546875f},
                                  -2.53125f,    0.71875f,      -0.71875f,    -0.00390625f,
                                  -0.9765625f,  -0.111328125f, 0.5078125f,   1.71875f});
 constexpr CodesOf<3> kOfTokens3(
-    0.02916, {0.25f, 0.77734375f, 1.3984375f, 2.3125f},
+    StoredUnit::kToken, 0.02916, {0.25f, 0.77734375f, 1.3984375f, 2.3125f},
     {2.0f,        -1.2890625f,  -0.06640625f, -0.8125f,     -2.296875f,  0.4296875f,  -0.470703125f,
      -1.5703125f, 0.306640625f, -1.890625f,   2.796875f,    -1.1015625f, 1.921875f,   0.609375f,
      -1.3203125f, -0.765625f,   0.56640625f,  0.224609375f, 1.0546875f,  -0.3671875f, -0.029296875f,
      1.4453125f,  -0.93359375f, 0.83984375f,  0.8359375f,   -0.09375f,   1.4296875f,  -0.51953125f,
      1.1328125f,  -0.3359375f,  0.142578125f, -3.03125f});
 constexpr CodesOf<4> kOfTokens4(
-    0.00881,
+    StoredUnit::kToken, 0.00881,
     {0.134765625f, 0.40625f, 0.6875f, 0.9921875f, 1.3359375f, 1.734375f, 2.265625f, 3.09375f},
     {2.078125f,     0.15234375f, 3.328125f,    -0.4765625f, -0.06640625f, -1.71875f,   -0.94921875f,
      -0.244140625f, 1.1171875f,  -0.71484375f, -2.546875f,  1.4921875f,   0.6015625f,  0.8359375f,
      0.35546875f,   -1.2578125f, -0.5390625f,  -1.09375f,   -0.80859375f, 0.98828125f, 0.25f,
      0.45703125f,   -1.453125f,  0.048828125f, -2.046875f,  -3.34375f,    2.546875f,   1.7578125f,
      -0.14453125f,  -0.34375f,   1.296875f,    0.70703125f});
-constexpr CodesOf<5> kOfTokens5(0.00292413,
+constexpr CodesOf<5> kOfTokens5(StoredUnit::kToken, 0.00292413,
                                 {0.072265625f, 0.21875f, 0.365234375f, 0.51171875f, 0.6640625f,
                                  0.81640625f, 0.98046875f, 1.1484375f, 1.328125f, 1.5234375f,
                                  1.7421875f, 1.984375f, 2.28125f, 2.640625f, 3.125f, 3.9375f});
@@ -167,6 +186,7 @@ struct CodesView {
   const float *sought, *windows;
   const uint16_t* table;
   const int8_t* numbers;
+  const uint8_t* bytes;
 
   template <int kBits>
   constexpr CodesView(const CodesOf<kBits>& codes)  // NOLINT: tables list them
@@ -176,7 +196,8 @@ struct CodesView {
         sought(codes.sought.data()),
         windows(codes.windows.data()),
         table(codes.table.data()),
-        numbers(codes.numbers.data()) {}
+        numbers(codes.numbers.data()),
+        bytes(codes.bytes.data()) {}
 };
 constexpr CodesView kOfChannels[kMaxBits] = {kOfChannels1, kOfChannels2, kOfChannels3, kOfChannels4,
                                              kOfChannels5};
@@ -205,6 +226,10 @@ const float* UnitValues(int bits, StoredUnit unit) { return CodesAt(bits, unit).
 const uint16_t* UnitTable(int bits, StoredUnit unit) { return CodesAt(bits, unit).table; }
 
 const int8_t* UnitNumbers(int bits, StoredUnit unit) { return CodesAt(bits, unit).numbers; }
+
+float ByteStep(int step, StoredUnit unit) { return kByteStepSizes[static_cast<int>(unit)][step]; }
+
+const uint8_t* UnitBytes(int bits, StoredUnit unit) { return CodesAt(bits, unit).bytes; }
 
 double UnitLoss(int bits, StoredUnit unit) {
   if (bits == 0) return 1;

@@ -76,6 +76,14 @@ inline constexpr float kUnitNumberStep = 1.0f / 512;
 inline constexpr float kLargestUnitNumber = 128 * kUnitStep / kUnitNumberStep;
 const int8_t* UnitNumbers(int bits, StoredUnit unit = StoredUnit::kChannel);
 
+// UnitValues as bytes, for dots of bytes: a window stands for (byte - 128) times ByteStep, to which
+// it is rounded, and at 8 bits the byte is the code. Bits that lose about as much share a step, and
+// those of a step follow each other in a row of channels.
+inline constexpr int kByteSteps = 3;
+constexpr int ByteStepOf(int bits) { return bits == 8 ? 0 : bits >= 4 ? 1 : 2; }
+float ByteStep(int step, StoredUnit unit);
+const uint8_t* UnitBytes(int bits, StoredUnit unit = StoredUnit::kChannel);
+
 // The mean square error of the values that sealing looks for on a channel of unit variance with
 // the tails of TailDegrees. With 0 bits it is 1: the whole channel is lost.
 double UnitLoss(int bits, StoredUnit unit = StoredUnit::kChannel);

@@ -240,5 +240,23 @@ TEST(UnitCodes, NumbersAreTheValues) {
   }
 }
 
+TEST(UnitCodes, BytesAreNearTheValues) {
+  for (const StoredUnit unit : kUnits) {
+    EXPECT_EQ(ByteStep(ByteStepOf(8), unit), kUnitStep);
+    for (int bits = 1; bits <= 5; ++bits) {
+      const float step = ByteStep(ByteStepOf(bits), unit);
+      double added = 0;
+      for (int window = 0; window < kCodeWindows; ++window) {
+        const float read = static_cast<float>(UnitBytes(bits, unit)[window] - 128) * step;
+        const double error = read - UnitValues(bits, unit)[window];
+        EXPECT_LE(std::abs(error), 0.5001 * step) << bits;
+        added += error * error / kCodeWindows;
+      }
+      // Beside what the codes lose.
+      EXPECT_LT(added, (bits == 5 ? 0.06 : 0.01) * UnitLoss(bits, unit)) << bits;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvlathe

@@ -86,46 +86,37 @@ struct TableReader : CodeGroup<4> {
                                                            -128, 8, -128, 10, -128, 12, -128, 14};
 };
 
-// Reads codes of unit_codes.h as numbers of steps of kUnitNumberStep. The words of a group, turned
-// by the codes of `line` lines, have the windows of one line lowest in their lower bytes and of
-// the line half a group later in their upper ones. Sorted by that, two lines are one vector of
-// bytes: one look-up finds the lower bytes of their numbers, another the upper bytes, and
-// interleaving both gives the words of either line.
+// The windows of codes of unit_codes.h, two lines in a vector of bytes. The words of a group,
+// turned by the codes of `line` lines, have the windows of one line lowest in their lower bytes and
+// those of the line half a group later in their upper ones. Sorted by that, every 128 bits have
+// eight of the one line and then eight of the other. At 8 bits codes lie so already.
 template <int kBits>
-struct UnitReader : CodeGroup<kBits> {
+struct CodePair : CodeGroup<kBits> {
   using CodeGroup<kBits>::kHalf, CodeGroup<kBits>::kLow;
-  static constexpr int kTables = kBits == 8 ? 0 : 4;
 
-  IntVec tables[kTables + 1];
+  IntVec places;  // the lower four bits of windows; at 8 bits the codes
+  IntVec high;    // below 8 bits: all bits where the window has its highest one
 
-  // `numbers` is UnitNumbers(kBits), or null at 8 bits.
-  KVL_INLINE explicit UnitReader(const int8_t* numbers) {
-    Unroll<kTables>([&](auto i) KVL_PART { tables[i.value] = LoadTable(numbers + 16 * i.value); });
-  }
-
-  KVL_INLINE TwoLines Lines(const std::byte* group, int line, int part) const {
+  // Part `part` of lines `line` and `line` + kHalf, where line < kHalf.
+  KVL_INLINE CodePair(const std::byte* group, int line, int part) {
     const IntVec words = LoadWords(group + part * kVecBytes);
-    if constexpr (kBits == 8) {  // eight bytes of either line in turn
-      const IntVec codes = words ^ SetWords(static_cast<int16_t>(0x8080));
-      return {ShiftSignedWords(MixLowerBytes(IntVec{}, codes), 3),
-              ShiftSignedWords(MixUpperBytes(IntVec{}, codes), 3)};
+    if constexpr (kBits == 8) {
+      places = words;
     } else {
       const IntVec windows = ShuffleBytes(TurnWords(words, kLow * line), LoadTable(kBytesByLine));
-      // All bits of the bytes whose window has its highest bit.
-      IntVec high;
+      places = windows & SetWords(0x0f0f);
       if constexpr (HasHighBit(kBits)) {
         const IntVec bits = LoadTwoInts(group + 64 + 4 * line, group + 64 + 4 * (line + kHalf));
         high = SpreadToBytes(ShuffleBytes(bits, LoadWords(kBitsByLine + part * kVecBytes)));
       } else {
         high = EqualBytes(windows & SetWords(0x1010), SetWords(0x1010));
       }
-      const IntVec places = windows & SetWords(0x0f0f);
-      const IntVec lower =
-          WhereSet(high, ShuffleBytes(tables[2], places), ShuffleBytes(tables[0], places));
-      const IntVec upper =
-          WhereSet(high, ShuffleBytes(tables[3], places), ShuffleBytes(tables[1], places));
-      return {MixLowerBytes(lower, upper), MixUpperBytes(lower, upper)};
     }
+  }
+
+  // The bytes of two tables, of the windows without and with the highest bit.
+  KVL_INLINE IntVec Find(IntVec without, IntVec with) const {
+    return WhereSet(high, ShuffleBytes(with, places), ShuffleBytes(without, places));
   }
 
  private:
@@ -138,6 +129,33 @@ struct UnitReader : CodeGroup<kBits> {
       0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4, 1, 1, 1, 1, 1, 1,
       1, 1, 5, 5, 5, 5, 5, 5, 5, 5, 2, 2, 2, 2, 2, 2, 2, 2, 6, 6, 6, 6,
       6, 6, 6, 6, 3, 3, 3, 3, 3, 3, 3, 3, 7, 7, 7, 7, 7, 7, 7, 7};
+};
+
+// Reads codes of unit_codes.h as numbers of steps of kUnitNumberStep. One look-up finds the lower
+// bytes of the numbers of two lines, another the upper bytes, and interleaving both gives the words
+// of either line.
+template <int kBits>
+struct UnitReader : CodeGroup<kBits> {
+  static constexpr int kTables = kBits == 8 ? 0 : 4;
+
+  IntVec tables[kTables + 1];
+
+  // `numbers` is UnitNumbers(kBits), or null at 8 bits.
+  KVL_INLINE explicit UnitReader(const int8_t* numbers) {
+    Unroll<kTables>([&](auto i) KVL_PART { tables[i.value] = LoadTable(numbers + 16 * i.value); });
+  }
+
+  KVL_INLINE TwoLines Lines(const std::byte* group, int line, int part) const {
+    const CodePair<kBits> pair(group, line, part);
+    if constexpr (kBits == 8) {
+      const IntVec codes = pair.places ^ SetWords(static_cast<int16_t>(0x8080));
+      return {ShiftSignedWords(MixLowerBytes(IntVec{}, codes), 3),
+              ShiftSignedWords(MixUpperBytes(IntVec{}, codes), 3)};
+    } else {
+      const IntVec lower = pair.Find(tables[0], tables[2]), upper = pair.Find(tables[1], tables[3]);
+      return {MixLowerBytes(lower, upper), MixUpperBytes(lower, upper)};
+    }
+  }
 };
 
 // Calls f(reader) with the reader of the side's codes.

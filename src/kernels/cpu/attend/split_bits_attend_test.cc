@@ -145,10 +145,37 @@ struct ExpectedKey {
   std::vector<double> key = std::vector<double>(kKeyDim), slack = key;
 };
 
-// The key of token t of a block whose latents are these, by the definition.
-ExpectedKey KeyOf(const KeyMap& map, const std::vector<double>& latents, int n_scaled, int t,
-                  DType type) {
+// The variance that rounding latents and weights to bytes adds to channel d of the key of a token,
+// by the text of LatentBytes: the weights of channels of 8, of 5 and 4, and of fewer bits are
+// rounded to a 127th of the largest of them, and codes of 5 bits and less to a 127th of the largest
+// centroid.
+double VarianceOfBytes(const SplitProblem& p, const KeyMap& map, const std::vector<double>& latents,
+                       int token, int d) {
+  const bool has_scales = p.head.has_token_scales;
+  const auto step_of = [&](int r) {
+    return p.BitsOf(true, r) == 8 ? 0 : p.BitsOf(true, r) > 3 ? 1 : 2;
+  };
+  const double code_steps[] = {0, ValueOfSplitCode(5, 31, has_scales) / 127,
+                               ValueOfSplitCode(3, 7, has_scales) / 127};
+  double tops[3] = {}, variance = 0;
+  for (int r = 0; r < map.rank; ++r) {
+    tops[step_of(r)] = std::max<double>(tops[step_of(r)], std::abs(map.way_back[r * kKeyDim + d]));
+  }
+  for (int r = 0; r < map.rank; ++r) {
+    const double of_weight = tops[step_of(r)] / 127 * latents[r];
+    const double of_code =
+        code_steps[step_of(r)] * p.TokenScaleOf(true, token) * map.way_back[r * kKeyDim + d];
+    variance += (of_weight * of_weight + of_code * of_code) / 12;
+  }
+  return variance;
+}
+
+// The key of a token of a sealed block by the definition.
+ExpectedKey KeyOf(const SplitProblem& p, const KeyMap& map, int token, DType type) {
   ExpectedKey e;
+  std::vector<double> latents(map.rank);
+  for (int r = 0; r < map.rank; ++r) latents[r] = p.Decoded(true, token, r);
+  const int t = token % kBlockSize;
   for (int d = 0; d < kKeyDim; ++d) {
     double rounded = 0, square = 0, size = 0;
     e.key[d] = map.offset[d];
@@ -157,12 +184,14 @@ ExpectedKey KeyOf(const KeyMap& map, const std::vector<double>& latents, int n_s
       e.key[d] += latents[r] * weight;
       square += latents[r] * latents[r];
       size += std::abs(weight);
-      if (r < n_scaled) rounded += std::abs(latents[r] * weight);  // others are exact in Bf16
+      if (r < p.head.scaled) rounded += std::abs(latents[r] * weight);  // others are exact in Bf16
     }
+    e.slack[d] = 1e-5;
+    if (type == DType::kF32) continue;
     // Weights of 16 bits are rounded to the step that sums of 31 bits allow.
     const double step = size * kLargestUnitNumber / 2.145e9;
-    e.slack[d] = 1e-5;
-    if (type == DType::kBf16) e.slack[d] += rounded / 256 + 5 * step * std::sqrt(square / 12);
+    const double of_bytes = p.head.scaled > 0 ? 0 : VarianceOfBytes(p, map, latents, token, d);
+    e.slack[d] += rounded / 256 + 5 * std::sqrt(step * step * square / 12 + of_bytes);
   }
   for (int d = 0; d < kTurned; ++d) {
     const double c = map.cos[KeyOffset(t, d)], s = map.sin[KeyOffset(t, d)];
@@ -184,7 +213,8 @@ void CheckLatents(const SplitHead& head, Isa isa, DType type) {
   p.UsePacked();
   const int rank_k = p.shape.rank_k, rank_v = p.shape.rank_v;
   const KeyMap key_map(rank_k, 6);
-  const LatentMap map(key_map.way_back, key_map.offset, kKeyDim, kKeyDim, type);
+  const LatentMap map(key_map.way_back, key_map.offset, kKeyDim, kKeyDim, type,
+                      {&p.shape.k_bits, 1});
   const BlockShape plain = {kKeyDim, rank_v, type};
   Buffer tile = Buffer::Allocate(BlockBytes(plain), "test").value();
   Buffer scratch = Buffer::Allocate(kLatentScratchBytes, "test").value();
@@ -193,7 +223,6 @@ void CheckLatents(const SplitHead& head, Isa isa, DType type) {
   params.packed = &p.packed_head;
   const PackedRunView view = ViewRun(params, p.run);
   std::vector<float> found(kBlockSize * (kKeyDim + rank_v));
-  std::vector<double> latents(rank_k);
   for (int b = 0; b < head.n_blocks; ++b) {
     GetLatentReader(isa, type)({.shape = p.shape,
                                 .map = map.view(),
@@ -205,8 +234,7 @@ void CheckLatents(const SplitHead& head, Isa isa, DType type) {
                                scratch.data());
     ConvertToFloat(type, tile.data(), std::ssize(found), found.data());
     for (int t = 0; t < kBlockSize; ++t) {
-      for (int r = 0; r < rank_k; ++r) latents[r] = p.Decoded(true, b * kBlockSize + t, r);
-      const ExpectedKey want = KeyOf(key_map, latents, head.scaled, t, type);
+      const ExpectedKey want = KeyOf(p, key_map, b * kBlockSize + t, type);
       for (int d = 0; d < kKeyDim; ++d) {
         ASSERT_NEAR(found[KeyOffset(t, d)], want.key[d], want.slack[d])
             << "token " << t << " channel " << d;

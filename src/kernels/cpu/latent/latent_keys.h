@@ -27,14 +27,21 @@ struct LatentBlock {
 };
 
 // F32 values of a sealed block, keys in F32, and latents as the products want them. A plain block
-// may have more than 256 latents, for 4 kBlockSize bytes of scratch each.
-inline constexpr int64_t kLatentScratchBytes = int64_t{kBlockSize} * 256 * 4 * (2 + 1 + 1);
+// may have more than kMaxPackedRank latents, for 4 kBlockSize bytes of scratch each.
+inline constexpr int64_t kLatentScratchBytes =
+    int64_t{kBlockSize} * kMaxPackedRank * 4 * (2 + 1 + 1);
 
 // Fills block.tile. `scratch` is kLatentScratchBytes, 64-byte aligned.
 using ReadLatentBlock = void (*)(const LatentBlock& block, std::byte* scratch);
 
 // The fastest for `isa` and rows of `row_type`.
 ReadLatentBlock GetLatentReader(Isa isa, DType row_type);
+
+// How many of the latents are not zero in all of a block: those behind them have no codes.
+int LatentsToRead(const LatentBlock& block);
+
+// The columns for the bits of a side, or null.
+const LatentBytes* FindBytes(const LatentMapView& map, const PackedSideView& side);
 
 // As ExpandPackedBlock.
 using ReadSealedBlock = void (*)(const PackedRunView& run, const std::byte* block, int block_idx,

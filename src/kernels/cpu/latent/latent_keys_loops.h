@@ -32,10 +32,10 @@ void SplitPairs(const Element* pairs, int rank, float* to) {
 // StoreRows(from, n, to) writes n values, a multiple of kBlockSize, as Row.
 template <typename Row, typename Kernels>
 void ReadLatents(const LatentBlock& b, std::byte* scratch) {
-  const int rank = b.shape.rank_k, head_dim = b.map.head_dim;
+  const int rank = b.shape.rank_k, head_dim = b.map.head_dim, n_read = LatentsToRead(b);
   float* const values = reinterpret_cast<float*>(scratch);
-  float* const keys = values + 2 * kBlockSize * 256;
-  float* const latents = keys + kBlockSize * 256;
+  float* const keys = values + 2 * kBlockSize * kMaxPackedRank;
+  float* const latents = keys + kBlockSize * kMaxPackedRank;
   Row* const tile = reinterpret_cast<Row*>(b.tile);
   Row* const tile_v = tile + int64_t{kBlockSize} * head_dim;
   const int64_t n_values = int64_t{kBlockSize} * b.shape.rank_v;
@@ -55,7 +55,7 @@ void ReadLatents(const LatentBlock& b, std::byte* scratch) {
       sums[0][t] = b.map.offset[i];
       sums[1][t] = b.map.offset[i + 1];
     }
-    Kernels::AddProducts(column, column + rank, latents, rank, sums);
+    Kernels::AddProducts(column, column + rank, latents, n_read, sums);
     float* const pair = keys + int64_t{kBlockSize} * i;
     for (int t = 0; t < kBlockSize; ++t) {
       pair[2 * t] = sums[0][t];

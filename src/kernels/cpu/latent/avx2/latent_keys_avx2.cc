@@ -60,7 +60,7 @@ KVL_INLINE void KeyTile(const LatentBlock& b, const int16_t* latents, const floa
   // Two pointers and a distance: more would leave too few registers for addresses.
   const int16_t* weights = map.numbers + int64_t{i} * map.rank;
   const int16_t* partners = map.numbers + int64_t{i + step} * map.rank;
-  const int16_t* const end = weights + map.rank;
+  const int16_t* const end = weights + b.run->k.n_coded;
   const int64_t rank = map.rank;
   IntVec sums[4][2] = {};
   for (latents += 2 * first; weights != end; latents += 2 * kBlockSize) {
@@ -98,19 +98,10 @@ KVL_INLINE void KeyTile(const LatentBlock& b, const int16_t* latents, const floa
   });
 }
 
-// Channels without codes count as zero.
-template <bool kIsKey, typename Word>
-void ClearUncoded(const PackedSideView& side, Word* to) {
-  ForEachUncoded<kIsKey>(side, [&](int64_t offset, int64_t n) KVL_PART {
-    __builtin_memset(to + offset, 0, n * sizeof(Word));
-  });
-}
-
 void ReadKeyNumbers(const PackedSideView& side, const std::byte* block, int16_t* to) {
   ForEachVector<true>(side, block, [&](int64_t offset, IntVec numbers) KVL_PART {
     _mm256_store_si256(reinterpret_cast<__m256i*>(to + offset), numbers);
   });
-  ClearUncoded<true>(side, to);
 }
 
 // What numbers of kUnitNumberStep stand for has no more digits than Bf16.
@@ -124,7 +115,9 @@ void ReadValues(const PackedSideView& side, const std::byte* block, uint16_t* to
                         _mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(low), 16),
                                            _mm256_castps_si256(high), 0xaa));
   });
-  ClearUncoded<false>(side, to);
+  ForEachUncoded<false>(side, [&](int64_t offset, int64_t n) KVL_PART {
+    __builtin_memset(to + offset, 0, n * sizeof(uint16_t));
+  });
 }
 
 // Makes rows of values that are in units of the scales of their tokens.

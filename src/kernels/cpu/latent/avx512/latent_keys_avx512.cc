@@ -2,42 +2,20 @@
 // registers until it is turned and rounded, so a key is never in memory before RoPE.
 #include "kernels/cpu/attend/avx512/attend_avx512.h"
 #include "kernels/cpu/attend/avx512/packed_codes_avx512.h"
-#include "kernels/cpu/latent/latent_keys.h"
+#include "kernels/cpu/latent/avx512/key_tiles_avx512.h"
+#include "kernels/cpu/latent/avx512/latent_bytes_avx512.h"
 
 namespace kvlathe {
 namespace {
 
 constexpr int kCols = kBlockSize / kLanes;  // vectors of tokens
 
-// A channel and the next one, in [token][2] order: 8 tokens a vector.
-struct TokenPairs {
-  __m512 low, high;
-};
-
-KVL_INLINE TokenPairs Interleave(__m512 first, __m512 second) {
-  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  const __m512i high =
-      _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-  return {_mm512_permutex2var_ps(first, low, second), _mm512_permutex2var_ps(first, high, second)};
-}
-
-KVL_INLINE void StoreRounded(uint16_t* to, TokenPairs x) {
-  _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x.high, x.low)));
-}
-
-// Real and imaginary part times cos + i sin.
-KVL_INLINE void Turn(const float* cos, const float* sin, __m512* a, __m512* b) {
-  const __m512 c = _mm512_loadu_ps(cos), s = _mm512_loadu_ps(sin), x = *a;
-  *a = _mm512_fmsub_ps(x, c, _mm512_mul_ps(*b, s));
-  *b = _mm512_fmadd_ps(*b, c, _mm512_mul_ps(x, s));
-}
-
 // Channels i, i + 1, i + step and i + step + 1; the second two are what the first turn with. Where
 // kIsScaled, latents are in units of the scales of their tokens.
 template <bool kTurns, bool kIsScaled>
 KVL_INLINE void KeyTile(const LatentBlock& b, const uint16_t* latents, const float* scales, int i,
                         int step, uint16_t* keys) {
-  const int rank = b.shape.rank_k;
+  const int rank = b.shape.rank_k, n_read = LatentsToRead(b);
   const auto* columns = static_cast<const uint16_t*>(b.map.columns);
   const int channels[4] = {i, i + 1, i + step, i + step + 1};
   __m512 sums[4][kCols];
@@ -48,7 +26,7 @@ KVL_INLINE void KeyTile(const LatentBlock& b, const uint16_t* latents, const flo
   });
   const uint16_t* at[4];
   Unroll<4>([&](auto r) KVL_PART { at[r.value] = columns + int64_t{channels[r.value]} * rank; });
-  for (int p = 0; p < rank; p += 2, latents += 2 * kBlockSize) {
+  for (int p = 0; p < n_read; p += 2, latents += 2 * kBlockSize) {
     __m512bh lines[kCols];
     Unroll<kCols>([&](auto c) KVL_PART { lines[c.value] = LoadLine(latents + 32 * c.value); });
     Unroll<4>([&](auto r) KVL_PART {
@@ -66,17 +44,8 @@ KVL_INLINE void KeyTile(const LatentBlock& b, const uint16_t* latents, const flo
         sums[r.value][c.value] = _mm512_fmadd_ps(sums[r.value][c.value], scale, offset);
       });
     }
-    TokenPairs first = Interleave(sums[0][c.value], sums[1][c.value]);
-    TokenPairs second = Interleave(sums[2][c.value], sums[3][c.value]);
-    if constexpr (kTurns) {
-      const int64_t offset = int64_t{i % b.map.key_dim} * kBlockSize + 32 * c.value;
-      const float* cos = b.rotation.cos + offset;
-      const float* sin = b.rotation.sin + offset;
-      Turn(cos, sin, &first.low, &second.low);
-      Turn(cos + kLanes, sin + kLanes, &first.high, &second.high);
-    }
-    StoreRounded(keys + int64_t{i} * kBlockSize + 32 * c.value, first);
-    StoreRounded(keys + int64_t{i + step} * kBlockSize + 32 * c.value, second);
+    StoreKeys<kTurns>(b, {sums[0][c.value], sums[1][c.value], sums[2][c.value], sums[3][c.value]},
+                      i, step, kLanes * c.value, keys);
   });
 }
 
@@ -119,7 +88,8 @@ void ReadSegments(const PackedSideView& side, const std::byte* block, uint16_t* 
       for (int w = 0; w < n_words; w += 32) ScaleByteLine(to + row * step + w);
     }
   }
-  ForEachUncoded<kIsKey>(side, [&](int64_t offset, int64_t n) KVL_PART {
+  if constexpr (kIsKey) return;  // latents without codes are never read
+  ForEachUncoded<false>(side, [&](int64_t offset, int64_t n) KVL_PART {
     __builtin_memset(lines + offset, 0, n * sizeof(uint16_t));
   });
 }
@@ -148,28 +118,27 @@ void ScaleValues(const float* scales, int rank, uint16_t* values) {
 
 template <bool kIsScaled>
 void ReadKeys(const LatentBlock& b, const uint16_t* latents, const float* scales, uint16_t* keys) {
-  const int half = b.rotation.half;
-  for (int key = 0; key < b.map.head_dim; key += b.map.key_dim) {
-    const int end = key + b.map.key_dim;
-    for (int i = key; i < key + half; i += 2) {
-      KeyTile<true, kIsScaled>(b, latents, scales, i, half, keys);
-    }
-    for (int i = key + 2 * half; i < end; i += 4) {
-      KeyTile<false, kIsScaled>(b, latents, scales, i, 2, keys);
-    }
-  }
+  ForEachTile(b, [&](auto turns, int i, int step) KVL_PART {
+    KeyTile<turns.value != 0, kIsScaled>(b, latents, scales, i, step, keys);
+  });
 }
 
 // Reads a sealed block that holds nothing but codes of split bits and perhaps scales of tokens.
 void ReadUnits(const LatentBlock& b, uint16_t* latents, uint16_t* keys, uint16_t* values) {
   const PackedSideView &k = b.run->k, &v = b.run->v;
   alignas(64) float scales[kBlockSize];
-  ReadSegments<true>(k, b.block, latents);
   ReadSegments<false>(v, b.block, values);
+  if (k.has_token_scales) {
+    ReadTokenScales(v, b.block, scales);
+    ScaleValues(scales, v.rank, values);
+    ReadTokenScales(k, b.block, scales);
+  }
+  if (const LatentBytes* bytes = FindBytes(b.map, k); bytes != nullptr) {
+    return ReadKeysOfBytes(b, *bytes, k.has_token_scales ? scales : nullptr,
+                           reinterpret_cast<uint8_t*>(latents), keys);
+  }
+  ReadSegments<true>(k, b.block, latents);
   if (!k.has_token_scales) return ReadKeys<false>(b, latents, nullptr, keys);
-  ReadTokenScales(v, b.block, scales);
-  ScaleValues(scales, v.rank, values);
-  ReadTokenScales(k, b.block, scales);
   ReadKeys<true>(b, latents, scales, keys);
 }
 
@@ -185,7 +154,7 @@ void ReadLatentsAvx512Bf16(const LatentBlock& b, std::byte* scratch) {
     __builtin_memcpy(tile_v, latents + n_latents, n_values * sizeof(uint16_t));
   } else {
     float* const values = reinterpret_cast<float*>(scratch);
-    auto* const rounded = reinterpret_cast<uint16_t*>(values + 2 * kBlockSize * 256);
+    auto* const rounded = reinterpret_cast<uint16_t*>(values + 2 * kBlockSize * kMaxPackedRank);
     latents = rounded;
     if (b.run->k.n_segments > 0 && b.run->k.n_scaled == 0 && b.run->lowrank == 0) {
       return ReadUnits(b, rounded, tile, tile_v);
