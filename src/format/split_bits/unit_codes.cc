@@ -99,7 +99,7 @@ constexpr Bytes MakeBytes(const Windows& windows, float step) {
 
 // The finest steps with which the largest values of 4 and 5 and of 1 to 3 bits are bytes, by
 // StoredUnit.
-constexpr float kByteStepSizes[][kByteSteps] = {{kUnitStep, 5.84375f / 127, 2.765625f / 127},
+constexpr float kByteStepSizes[][kByteSteps] = {{kUnitStep, 5.875f / 127, 2.765625f / 127},
                                                 {kUnitStep, 3.953125f / 127, 3.09375f / 127}};
 
 // All that there is of codes of so many bits.
