@@ -147,16 +147,21 @@ struct ExpectedKey {
 
 // The variance that rounding latents and weights to bytes adds to channel d of the key of a token,
 // by the text of LatentBytes: the weights of channels of 8, of 5 and 4, and of fewer bits are
-// rounded to a 127th of the largest of them, and codes of 5 bits and less to a 127th of the largest
-// centroid.
+// rounded to a 127th of the largest of them, and codes of 5 and 4 and of fewer bits to a 127th of
+// the largest value that they stand for.
 double VarianceOfBytes(const SplitProblem& p, const KeyMap& map, const std::vector<double>& latents,
                        int token, int d) {
   const bool has_scales = p.head.has_token_scales;
   const auto step_of = [&](int r) {
     return p.BitsOf(true, r) == 8 ? 0 : p.BitsOf(true, r) > 3 ? 1 : 2;
   };
-  const double code_steps[] = {0, ValueOfSplitCode(5, 31, has_scales) / 127,
-                               ValueOfSplitCode(3, 7, has_scales) / 127};
+  double code_steps[3] = {};
+  for (int bits = 1; bits <= 5; ++bits) {
+    for (int window = 0; window < 32; ++window) {
+      double& step = code_steps[bits > 3 ? 1 : 2];
+      step = std::max(step, ValueOfSplitWindow(bits, window, has_scales) / 127);
+    }
+  }
   double tops[3] = {}, variance = 0;
   for (int r = 0; r < map.rank; ++r) {
     tops[step_of(r)] = std::max<double>(tops[step_of(r)], std::abs(map.way_back[r * kKeyDim + d]));
