@@ -192,6 +192,17 @@ struct KeyValue {
   Vector key, value;
 };
 
+// Codes of 8 bits in steps of a sixteenth of the least scale with which 127 of them reach all of
+// the row; scales have a byte, 4 bits of it behind the leading one.
+void CodeRow(Vector* row) {
+  double most = 0, scale = 0;
+  for (const double y : *row) most = std::max(most, std::abs(y));
+  for (int byte = 0; byte < 256 && (byte == 0 || scale * 127 / 16 < most); ++byte) {
+    scale = std::ldexp(1 + byte % 16 / 16.0, byte / 16 - 11);
+  }
+  for (double& y : *row) y = std::clamp(std::nearbyint(y / scale * 16), -128.0, 127.0) / 16 * scale;
+}
+
 // Joins the newest token to the open entry of its head, or opens another; what it holds then.
 KeyValue Merge(const ReferenceModel& m, const ReferenceMerging& merging, const Qkv& qkv, int g,
                int n_before, std::vector<ReferenceRows::Merged>* open) {
@@ -279,9 +290,7 @@ void Store(const ReferenceModel& m, int layer, const Storage& storage, const Qkv
                                                             &ReferenceBasis::value_offset),
                                                 basis->value));
     if (is_plain || !basis->codes_rows) continue;
-    for (Vector* stored : {&rows->keys[g].back(), &rows->values[g].back()}) {
-      for (double& y : *stored) y = std::clamp(std::nearbyint(y * 16), -128.0, 127.0) / 16;
-    }
+    for (Vector* stored : {&rows->keys[g].back(), &rows->values[g].back()}) CodeRow(stored);
   }
 }
 

@@ -69,7 +69,7 @@ struct ReferenceBasis {
   // [rank_k][head_dim], or empty. If not, keys are stored from before RoPE, and what is read from
   // them turns to its position; queries stay as they are.
   Matrix key_way_back;
-  bool codes_rows = false;  // what is stored past the sink are steps of 1/16, of 8 bits
+  bool codes_rows = false;  // what is stored past the sink has codes of 8 bits and scales
 };
 
 // The rows of one layer as they are stored: of a basis where there is one, but for the keys of the

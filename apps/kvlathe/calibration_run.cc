@@ -94,7 +94,8 @@ int64_t TokensWithGradients(const CalibrationJob& job) {
 class GradientPass {
  public:
   GradientPass(Workspace* workspace, int64_t n_tokens, std::function<void(double)> on_progress)
-      : gradients_(&workspace->weights(), workspace->threads(), workspace->isa(), kCalibrationNewest),
+      : gradients_(&workspace->weights(), workspace->threads(), workspace->isa(),
+                   kCalibrationNewest),
         n_layer_tokens_(2 * n_tokens * workspace->config().n_layers),
         on_progress_(std::move(on_progress)) {}
 

@@ -138,7 +138,7 @@ double CostOf(const KindRows& of, int head, int dim, const std::function<Row(con
   }
   double trace = 0;
   for (int i = 0; i < dim; ++i) trace += fisher[i * (dim + 1)];
-  for (int i = 0; i < dim; ++i) fisher[i * (dim + 1)] += 0.03 * trace / dim;
+  for (int i = 0; i < dim; ++i) fisher[i * (dim + 1)] += 0.1 * trace / dim;
   double cost = 0;
   for (const Row& all : of.rows) {
     const Row e = error(PartOf(all, head, dim));

@@ -128,8 +128,9 @@ Status WriteStatistics(const CalibrationStatistics& statistics, const std::strin
 
 // Files of format version 10 hold every array of CalibrationStatistics (those across heads only
 // where they were asked for), its source and its counts, and a checksum of all that. Version 9 had
-// moments of rows as attention weighs them too, version 8 no joint statistics. kDataLoss if the file is damaged, of another
-// kind, or of another format version; the message says how to make a new one.
+// moments of rows as attention weighs them too, version 8 no joint statistics. kDataLoss if the
+// file is damaged, of another kind, or of another format version; the message says how to make a
+// new one.
 StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path);
 
 // kInvalidArgument, with the way out, if statistics read from `path` belong to another model, to

@@ -25,22 +25,11 @@ CalibrationStatistics RandomStatistics() {
   s.joint.n_tokens = 6000;
   s.held_back.n_tokens = 2000;
   Random random(1);
-  for (std::vector<float>* values : {&s.q_post.gram,
-                                     &s.k_post.gram,
-                                     &s.k_pre.mean,
-                                     &s.v.gram,
-                                     &s.q_pre.gram,
-                                     &s.q_pre.mean,
-                                     &s.sink_v.gram,
-                                     &s.v_histograms.counts,
-                                     &s.k_post_histograms.center,
-                                     &s.joint.k.mean,
-                                     &s.joint.k_pre.gram,
-                                     &s.joint.v.fisher,
-                                     &s.joint.v.weighed_gram,
-                                     &s.held_back.k.weighed_mean,
-                                     &s.held_back.k.fisher,
-                                     &s.held_back.v.gram}) {
+  for (std::vector<float>* values :
+       {&s.q_post.gram, &s.k_post.gram, &s.k_pre.mean, &s.v.gram, &s.q_pre.gram, &s.q_pre.mean,
+        &s.sink_v.gram, &s.v_histograms.counts, &s.k_post_histograms.center, &s.joint.k.mean,
+        &s.joint.k_pre.gram, &s.joint.v.fisher, &s.joint.v.weighed_gram,
+        &s.held_back.k.weighed_mean, &s.held_back.k.fisher, &s.held_back.v.gram}) {
     EXPECT_FALSE(values->empty());
     for (float& x : *values) x = static_cast<float>(random.Normal());
   }
@@ -137,10 +126,10 @@ TEST(StatisticsTest, DamagedFilesAreErrors) {
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_FALSE(ReadStatistics(path).ok());
   other = whole;
-  other.replace(other.find("\"format_version\":\"9\""), 20, "\"format_version\":\"7\"");
+  other.replace(other.find("\"format_version\":\"10\""), 21, "\"format_version\":\"07\"");
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_THAT(MessageOf(ReadStatistics(path).status()),
-              AllOf(HasSubstr("format version 7"), HasSubstr("kvlathe calibrate")));
+              AllOf(HasSubstr("format version 07"), HasSubstr("kvlathe calibrate")));
 
   s.v.gram[3] = std::numeric_limits<float>::infinity();
   ASSERT_TRUE(WriteStatistics(s, path).ok());

@@ -6,7 +6,9 @@
 #include <numeric>
 
 #include "base/random.h"
+#include "format/coded_rows.h"
 #include "format/rows/block_layout.h"
+#include "format/split_bits/split_bits_layout.h"
 #include "kernels/cpu/limits/machine_limits.h"
 #include "plan/drawn_basis.h"
 
@@ -387,11 +389,27 @@ AttentionCase MakeCase(const AttentionBenchOptions& of_model, BenchPhase phase, 
   return c;
 }
 
+// Makes the scales of tokens of open blocks 1; random bytes would be scales of all sizes.
+void PlaceOpenScales(std::byte* memory, const AttentionCase& c) {
+  constexpr auto kOne = std::byte{11 * 16};
+  static_assert(ScaleOfByte(11 * 16) == 1);
+  const int64_t n_head_blocks = BlocksOf(c.row.context);
+  for (size_t i = 0; i < c.layout.shapes.size(); ++i) {
+    const BlockShape& shape = c.layout.shapes[i];
+    if (!shape.has_coded_rows) continue;
+    for (int64_t b = SealedBlocksOf(c); b < BlocksOf(c.lengths[i]); ++b) {
+      const int64_t at = c.blocks[static_cast<int64_t>(i) * n_head_blocks + b].offset();
+      std::fill_n(memory + at + CodedKeyScaleOffset(shape, 0), 2 * kBlockSize, kOne);
+    }
+  }
+}
+
 Status BuildCase(const AttentionBenchOptions& of_model, BenchMemory* memory, ThreadPool* pool,
                  AttentionCase* c) {
   const AttentionBenchOptions options = JoinedShapes(of_model, c->heads_per_map);
   c->device = std::make_unique<CpuDevice>();
   PlaceBlocks(memory->blocks.data(), options, c);
+  PlaceOpenScales(memory->blocks.data(), *c);
   KVL_RETURN_IF_ERROR(MakeRecords(options, pool, c));
   MakeKeyMaps(options, c);
   MakeJobs(options, memory->q, &memory->out, c);

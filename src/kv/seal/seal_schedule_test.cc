@@ -343,10 +343,11 @@ TEST(SealSchedule, BytesOfClassesEqualTheFormulaAndFitThePeak) {
     const int64_t n_sorted = (1000 - 4 - 32) / 64, quarter = 4;
     const KvBytes parts = SequenceParts(layout, {1000, 1, 1000});
     EXPECT_EQ(parts.entries, has_latent_keys ? 4 * n_sorted * 64 * 2 : 0);
-    // Bits of a token, K and V: 352, 112 and 32; one plain block more, coded in half of the heads.
+    // Bits of a token, K and V: 352, 112 and 32; one plain block more, coded in half of the heads,
+    // with scales.
     EXPECT_EQ(parts.blocks,
               4 * 8 * (quarter * 352 + (n_sorted - 2 * quarter) * 112 + quarter * 32) +
-                  2 * 64 * 80 * (1 + 2));
+                  2 * 64 * 80 * (1 + 2) + 2 * 128);
   }
 }
 

@@ -338,8 +338,8 @@ PackedRunView ViewOpenRun(const BlockShape& block, const PackedRun& run, const P
                             .rank_v = block.rank_v,
                             .k_bits = {.channels = {block.rank_k}},
                             .v_bits = {.channels = {block.rank_v}}};
-  const PackedShape shape =
-      MakePackedShape({.codec = SplitBitsCodec{StoredUnit::kToken}}, coded, {.n_blocks = run.n_blocks});
+  const PackedShape shape = MakePackedShape({.codec = SplitBitsCodec{StoredUnit::kToken}}, coded,
+                                            {.n_blocks = run.n_blocks});
   return {.k = ViewKeys(shape, run, head),
           .v = ViewValues(shape, run, head),
           .first_block = run.first_block,

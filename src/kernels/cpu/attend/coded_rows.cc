@@ -18,11 +18,14 @@ constexpr int kMaxRank = 256;
 constexpr int kGroupBytes = 64;  // two lines of 32 codes
 constexpr float kSignOfZero = 0x1p-20f;
 
-// The byte of the least scale that is not below x.
-uint8_t ScaleAbove(float x) {
-  const auto bits = std::bit_cast<int32_t>(x);
-  const int32_t steps = (bits - int32_t{kScaleBase} + (1 << kScaleShift) - 1) >> kScaleShift;
-  return static_cast<uint8_t>(std::clamp(steps, 0, 255));
+// The byte of the least scale under which `most` is not beyond the last code, or 255.
+uint8_t ScaleThatReaches(float most) {
+  constexpr float kLast = 127 * kUnitStep;  // times a scale it is exact
+  const int32_t steps = std::bit_cast<int32_t>(most / kLast) - int32_t{kScaleBase};
+  int byte = std::clamp(steps >> kScaleShift, 0, 255);  // the scale at or below, but for rounding
+  if (byte > 0 && kLast * ScaleOfByte(static_cast<uint8_t>(byte - 1)) >= most) --byte;
+  if (byte < 255 && kLast * ScaleOfByte(static_cast<uint8_t>(byte)) < most) ++byte;
+  return static_cast<uint8_t>(byte);
 }
 
 // Sets the codes of a row and their scale. False when a number is not finite.
@@ -32,11 +35,11 @@ bool EncodeRow(const float* row, std::span<uint8_t> codes, std::byte* scale_byte
     sum += row[i] * 0;
     most = std::max(most, std::abs(row[i]));
   }
-  const uint8_t byte = ScaleAbove(most * (1 / (127 * kUnitStep)));
+  const uint8_t byte = ScaleThatReaches(most);
   *scale_byte = std::byte{byte};
-  const float steps = 1 / (ScaleOfByte(byte) * kUnitStep);
+  const float step_size = ScaleOfByte(byte) * kUnitStep;
   for (size_t i = 0; i < codes.size(); ++i) {
-    const float step = std::nearbyint(row[i] * steps);
+    const float step = std::nearbyint(row[i] / step_size);
     // In this order NaN is a code as well.
     codes[i] = static_cast<uint8_t>(std::max(-128.0f, std::min(127.0f, step)) + 128);
   }
