@@ -9,19 +9,19 @@ from . import prepare
 CODES = ["q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)",
          "kivi(bits=2,group=64,newest=32)", "kvquant(bits=3,newest=32)", "gear(bits=2,newest=32)", "lathe(ratio=4)",
          "lathe(ratio=4,keys=before)", "lathe(ratio=6)", "lathe(ratio=6,keys=before)", "lathe(ratio=8)", "lathe(ratio=8,keys=before)",
-         "lathe(ratio=8,keys=before,classes=3)", "lathe(ratio=10,keys=before)"]
+         "lathe(ratio=10,keys=before)"]
 # In windows of 2048 tokens these take an eighth and a tenth of the bytes; the others are for equal bytes from a half to a sixteenth.
 EIGHTH, TENTH = "lathe(ratio=8.8,keys=before)", "lathe(ratio=11.3,keys=before)"
-EQUAL = ["lathe(ratio=2)", "lathe(ratio=8.8)", EIGHTH, "lathe(ratio=8.8,keys=before,classes=3)", TENTH, "lathe(ratio=16,keys=before)"]
+EQUAL = ["lathe(ratio=2)", "lathe(ratio=8,keys=before,classes=3)", "lathe(ratio=8.8)", EIGHTH, "lathe(ratio=8.8,keys=before,classes=3)", TENTH, "lathe(ratio=16,keys=before)"]
 BASES = ["palu(rate=0.25,round=16)", "fdc(rate=0.25)", "zack(rate=0.25)"]
 LONG = ["none", *CODES, "snapkv(keep=0.5)"]
 MORE = ["h2o(keep=0.5)", "palu(rate=0.25,round=16)"]
-NOT_ON_TASKS = ("lathe(ratio=4,keys=before)", "lathe(ratio=8,keys=before,classes=3)", "lathe(ratio=10,keys=before)")
+NOT_ON_TASKS = ("lathe(ratio=4,keys=before)", "lathe(ratio=10,keys=before)")
 MAIN = [kv for kv in LONG if kv not in NOT_ON_TASKS] + MORE  # on tasks
 # Where bases that cut and entries that are dropped have failed on easier tasks of the same kind.
 HARDER = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "lathe(ratio=4)",
           "lathe(ratio=6)", "lathe(ratio=6,keys=before)", "lathe(ratio=8,keys=before)", "snapkv(keep=0.5)"]
-QUALITY = [*LONG, *MORE, "int8(newest=32)", "q8_0(newest=32)", "kivi(bits=4,group=64)", "fdc(rate=0.25)"]  # kivi as published
+QUALITY = [*LONG, *MORE, "int8(newest=32)", "q8_0(newest=32)", "kivi(bits=4,group=64)"]  # kivi as published
 
 METHODS = ["none", *BASES, "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
            "token(bits=4,newest=32)", "kcvt(bits=4,newest=32)", "kivi(bits=4,newest=32)", "kvquant(bits=4,newest=32)", "int8(newest=32)",
