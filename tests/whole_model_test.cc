@@ -10,6 +10,7 @@
 #include "analysis/bases/hadamard.h"
 #include "analysis/bases/method.h"
 #include "calibration/calibrate.h"
+#include "calibration/gradients/decoder_gradients.h"
 #include "loaded_model.h"
 #include "model_shapes.h"
 #include "random_model.h"
@@ -191,6 +192,13 @@ CalibrationStatistics StatisticsOf(LoadedModel* none, const std::vector<int>& id
     KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(tokens.size())));
     const SequenceStep step{&cache, tokens, SequenceStep::Logits::kNone};
     return none->model->Forward({&step, 1}, observer);
+  };
+  DecoderGradients gradients(none->weights.get(), none->pool.get(), AvailableIsas().back(),
+                             /*newest=*/0);
+  job.gradient_tokens = std::ssize(ids);
+  job.gradients = [&](std::span<const int32_t> tokens, uint64_t seed,
+                      const DecoderGradients::Sink& sink) {
+    return gradients.Run(tokens, seed, sink).status();
   };
   auto statistics = Calibrate(job);
   EXPECT_TRUE(statistics.ok()) << statistics.status();
