@@ -78,8 +78,11 @@ struct CodeGroup {
     } else if constexpr (kBits == 8) {
       return ByteLine<kLine>(tables);
     } else {
-      // Turned round, not shifted, for codes whose windows go round the end of their word.
-      const __m512i codes = _mm512_shrdi_epi16(words, words, LowBits(kBits) * kLine);
+      constexpr int kShift = LowBits(kBits) * kLine;
+      // Windows of the last lines go round the end of their word. A shift is twice as fast.
+      constexpr bool kTurns = kShift + LowWindowBits(kBits) > 16;
+      const __m512i codes =
+          kTurns ? _mm512_shrdi_epi16(words, words, kShift % 16) : _mm512_srli_epi16(words, kShift);
       __m512i numbers = _mm512_permutexvar_epi16(codes, tables.low);
       if constexpr (HasHighBit(kBits)) {
         uint32_t mask;
