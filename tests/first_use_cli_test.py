@@ -179,7 +179,7 @@ class OneLayer(cli_support.CommandLineCase):
         # The context that ratio is about is the model's, not that of -c.
         self.assertNotIn(b"ratio holds", own.stderr)
         note = self.run_verb(*run, "-c", 256)
-        self.assertRegex(note.stderr.decode(), r"kvlathe: note: --kv 'lathe\(ratio=4\)': ratio holds at the model's "
+        self.assertRegex(note.stderr.decode(), r"kvlathe: note: --kv 'lathe\(ratio=4\)': ratio holds at a "
                          r"context of 1024; at -c 256 the cache is \d\.\d\d times smaller than 16 bits\n")
         self.assertEqual(note.stderr.count(b"ratio holds"), 1)
 

@@ -365,9 +365,9 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
                               const std::vector<ReferenceCodebooks>& literal_codebooks) {
     ModelBasis basis = testing::ToModelBasis(reference_, Bases());
     if (spec.has_classes()) {
-      testing::DrawClassBits(&basis, !GetParam().literal.has_token_scales);
+      testing::DrawClassBits(&basis);
     } else if (spec.splits_bits()) {
-      testing::DrawSplitBits(&basis, !GetParam().literal.has_token_scales);
+      testing::DrawSplitBits(&basis);
     }
     PlanParts parts = PartsOf(spec, basis.heads.empty() ? nullptr : &basis);
     parts.codebooks = ToModelCodebooks(literal_codebooks);
@@ -438,16 +438,14 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   if (literal.name == "kvquant") literal.codebooks = DrawCodebooks(literal, plain_rows);
   if (literal.name == "split") {
     ModelBasis basis = testing::ToModelBasis(reference_, bases);
-    const testing::DrawnBits bits = spec->has_classes()
-                                        ? testing::DrawClassBits(&basis, !literal.has_token_scales)
-                                        : testing::DrawSplitBits(&basis, !literal.has_token_scales);
+    const testing::DrawnBits bits =
+        spec->has_classes() ? testing::DrawClassBits(&basis) : testing::DrawSplitBits(&basis);
     if (spec->has_classes()) {
       literal.outer_classes = {{bits.of_most_keys, bits.of_most_values},
                                {bits.of_least_keys, bits.of_least_values}};
     }
     literal.key_bits = bits.of_keys;
     literal.value_bits = bits.of_values;
-    literal.key_scaled = bits.n_scaled;
   }
   testing::ReferenceVotes votes = {.n_prompt = kPrompt};
   std::vector<int> n_seen(reference_.n_layers), n_prompt_rows(reference_.n_layers, kTokens);
@@ -474,7 +472,7 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
     SCOPED_TRACE(IsaName(isa));
     std::unique_ptr<Model> f32 = Load(isa, DType::kF32, *spec, literal.codebooks);
     const Matrix whole = Logits(f32.get(), 512, false);
-    EXPECT_LT(RootMeanSquare(whole, expected), 0.05 * loss + 1e-4);
+    EXPECT_LT(RootMeanSquare(whole, expected), 0.06 * loss + 1e-4);
     EXPECT_LT(RootMeanSquare(Logits(f32.get(), 37, true), whole), 0.02 * loss + 1e-5);
     // A row that is rounded to Bf16 first may take the neighbouring code: an error of the size of
     // the quantiser's own in a few entries of a hundred.

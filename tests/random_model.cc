@@ -415,17 +415,15 @@ void DrawBitsOfHead(std::vector<int>* of_channels, BitSplit* split, int rank,
 
 }  // namespace
 
-DrawnBits DrawClassBits(ModelBasis* basis, bool has_block_scales) {
+DrawnBits DrawClassBits(ModelBasis* basis) {
   std::mt19937_64 random(5);
   DrawnBits bits;
   for (size_t h = 0; h < basis->heads.size(); ++h) {
     HeadBasis& head = basis->heads[h];
-    const int n_scaled = bits.n_scaled.emplace_back(has_block_scales && h % 2 == 0 ? 16 : 0);
     const auto draw = [&](auto* of_keys, auto* of_values, int n_lost, BitSplit* k, BitSplit* v) {
       *k = *v = {};
       DrawBitsOfHead(&of_keys->emplace_back(), k, std::max(16, head.rank_k - n_lost), &random);
       DrawBitsOfHead(&of_values->emplace_back(), v, std::max(16, head.rank_v - n_lost), &random);
-      k->scaled = n_scaled;
     };
     draw(&bits.of_keys, &bits.of_values, 16 * (h % 2), &head.k_bits, &head.v_bits);
     draw(&bits.of_most_keys, &bits.of_most_values, 0, &head.most_attended.k, &head.most_attended.v);
@@ -435,15 +433,13 @@ DrawnBits DrawClassBits(ModelBasis* basis, bool has_block_scales) {
   return bits;
 }
 
-DrawnBits DrawSplitBits(ModelBasis* basis, bool has_block_scales) {
+DrawnBits DrawSplitBits(ModelBasis* basis) {
   std::mt19937_64 random(3);
   DrawnBits bits;
-  for (size_t h = 0; h < basis->heads.size(); ++h) {
-    HeadBasis& head = basis->heads[h];
+  for (HeadBasis& head : basis->heads) {
     head.k_bits = head.v_bits = {};
     DrawBitsOfHead(&bits.of_keys.emplace_back(), &head.k_bits, head.rank_k, &random);
     DrawBitsOfHead(&bits.of_values.emplace_back(), &head.v_bits, head.rank_v, &random);
-    head.k_bits.scaled = bits.n_scaled.emplace_back(h % 2 == 0 && has_block_scales ? 16 : 0);
   }
   return bits;
 }

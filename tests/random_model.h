@@ -56,15 +56,14 @@ ModelBasis ToJoinedBasis(const ReferenceModel& model, const std::vector<Referenc
 // Bits for every 16 channels of the maps of a basis, by head.
 struct DrawnBits {
   std::vector<std::vector<int>> of_keys, of_values;  // [channel]
-  std::vector<int> n_scaled;  // channels of K, from the first on, with scales in each block
   // Of the most attended entries, which have codes of all channels, and of the least attended.
   std::vector<std::vector<int>> of_most_keys, of_most_values, of_least_keys, of_least_values;
 };
 
 // Draws them, the same for the same ranks, and gives them to the basis.
-DrawnBits DrawSplitBits(ModelBasis* basis, bool has_block_scales);
+DrawnBits DrawSplitBits(ModelBasis* basis);
 // Draws bits for classes of entries as well: the least attended and the middle ones lose channels.
-DrawnBits DrawClassBits(ModelBasis* basis, bool has_block_scales);
+DrawnBits DrawClassBits(ModelBasis* basis);
 
 // A fresh folder below the test's temporary directory.
 std::string FreshDirectory(const std::string& name);

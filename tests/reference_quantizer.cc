@@ -343,47 +343,10 @@ void EncodeUnits(const std::vector<int>& bits, bool is_key, bool has_token_scale
   }
 }
 
-// The offset and scale of a byte each, as documented, that 64 numbers of a channel get.
-struct BlockScale {
-  double offset, scale;
-};
-BlockScale ScaleOfBlock(const Matrix& rows, size_t begin, size_t channel) {
-  BlockScale found{0, 0};
-  for (size_t t = begin; t < begin + 64; ++t) found.offset += rows[t][channel] / 64;
-  found.offset = std::clamp(std::nearbyint(found.offset * 32), -128.0, 127.0) / 32;
-  double square = 0;
-  for (size_t t = begin; t < begin + 64; ++t) {
-    square += std::pow(rows[t][channel] - found.offset, 2) / 64;
-  }
-  found.scale = ScaleOfByte(NearestScale(std::sqrt(square)));
-  return found;
-}
-
-void EncodeKeyUnits(const std::vector<int>& bits, int n_scaled, const RunOfRows& run,
-                    Matrix& rows) {
-  std::vector<std::vector<BlockScale>> scales;
-  for (size_t t = run.begin; t < run.end; t += 64) {
-    std::vector<BlockScale>& of_block = scales.emplace_back();
-    for (int r = 0; r < n_scaled; ++r) of_block.push_back(ScaleOfBlock(rows, t, r));
-  }
-  const auto each = [&](const auto& f) {
-    for (size_t t = run.begin; t < run.end; ++t) {
-      for (int r = 0; r < n_scaled; ++r) f(scales[(t - run.begin) / 64][r], rows[t][r]);
-    }
-  };
-  each([](const BlockScale& s, double& x) { x = (x - s.offset) / s.scale; });
-  EncodeUnits(bits, /*is_key=*/true, /*has_token_scales=*/false, run, rows);
-  each([](const BlockScale& s, double& x) { x = x * s.scale + s.offset; });
-}
-
 // K and V of a head of [n_layers * n_kv_heads].
 void EncodeHeadUnits(const ReferenceQuantizer& q, size_t head_idx, const RunOfRows& run,
                      Matrix& keys, Matrix& values) {
-  if (q.has_token_scales) {
-    EncodeUnits(q.key_bits[head_idx], /*is_key=*/true, /*has_token_scales=*/true, run, keys);
-  } else {
-    EncodeKeyUnits(q.key_bits[head_idx], q.key_scaled[head_idx], run, keys);
-  }
+  EncodeUnits(q.key_bits[head_idx], /*is_key=*/true, q.has_token_scales, run, keys);
   EncodeUnits(q.value_bits[head_idx], /*is_key=*/false, q.has_token_scales, run, values);
 }
 

@@ -38,8 +38,7 @@ struct ReferenceQuantizer {
   int rotary_dim = 0;
   // split: bits of the channels of K and of V, [layer * n_kv_heads + head][channel]
   std::vector<std::vector<int>> key_bits, value_bits;
-  std::vector<int> key_scaled;    // channels of K, from the first on, with scales in each block
-  bool has_token_scales = false;  // in place of those of blocks
+  bool has_token_scales = false;
   // With classes of entries: the same of those with the most and the least votes. Channels behind
   // the last that has bits are lost. Empty: all entries are alike.
   struct Class {

@@ -109,7 +109,7 @@ std::optional<ModelBasis> BasisOf(const Spec& spec) {
   }
   for (HeadBasis& head : basis.heads) {
     if (spec.splits_bits()) {
-      head.k_bits = {.channels = {16, 0, 0, 16, 0, 0}, .scaled = 16};
+      head.k_bits.channels = {16, 0, 0, 16, 0, 0};
       head.v_bits.channels = {0, 16, 0, 0, 0, 16};
     }
     if (spec.has_latent_keys()) head.key_way_back = std::exchange(head.query_basis, {});

@@ -29,12 +29,8 @@ ModelBasis DrawBasis(CaseBasis kind) {
       return {};
     case CaseBasis::kPlain:
       return DrawRandomBasis(2, 2, 32, 0.3, 9);
-    case CaseBasis::kSplit: {
-      ModelBasis split = DrawRandomSplitBasis(2, 2, 32, 4, 9);
-      for (size_t h = 0; h < split.heads.size(); h += 2) split.heads[h].k_bits.scaled = 16;
-      split.heads[1].has_whole_open_rows = true;
-      return split;
-    }
+    case CaseBasis::kSplit:
+      return DrawRandomSplitBasis(2, 2, 32, 4, 9);
     case CaseBasis::kLatents:
       return DrawRandomBasis(2, 2, 32, 0.3, 9, /*has_latent_keys=*/true);
     case CaseBasis::kSplitLatents:
@@ -138,10 +134,6 @@ std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, ThreadPool* threads
   const auto spec = Spec::Parse(of.spec);
   EXPECT_TRUE(spec.ok()) << spec.status();
   ModelBasis basis = DrawBasis(of.basis);
-  const auto* const lathe = spec->basis_as<LatheOptions>();
-  if (lathe != nullptr && lathe->unit == StoredUnit::kToken) {
-    for (HeadBasis& head : basis.heads) head.k_bits.scaled = 0;  // tokens have them instead
-  }
   auto weights = ModelWeights::Load(MergingConfig(), DType::kBf16, MakeRandomSource(3), threads);
   EXPECT_TRUE(weights.ok()) << weights.status();
   auto model =

@@ -110,7 +110,7 @@ TEST_P(RandomModelTest, SharedLatentsMatchTheUnfoldedDecoder) {
 // Those whose rows a cache may hold as one.
 std::vector<int> JoinedHeads(const testing::ReferenceModel& m) {
   std::vector<int> counts = SharingHeads(m.n_kv_heads);
-  std::erase_if(counts, [&](int n) { return n * m.head_dim > kMaxPackedRank; });
+  std::erase_if(counts, [&](int n) { return n * m.head_dim > kMaxRowRank; });
   return counts;
 }
 

@@ -209,9 +209,8 @@ Status RunAttention(BenchAttentionOptions options) {
     bench.specs.push_back({kv, has_rate ? ranks->value : 0, parts.seal, parts.retention,
                            spec.splits_bits() ? ranks->value : 0, spec.has_latent_keys(),
                            is_uniform});
-    if (!spec.joins_heads()) continue;
     bench.specs.back().heads_per_map =
-        HeadsPerMap({1, bench.n_heads, bench.n_kv_heads, bench.head_dim});
+        HeadsPerMap({1, bench.n_heads, bench.n_kv_heads, bench.head_dim}, spec.joint_channels());
   }
   bench.phases.clear();
   for (const std::string& phase : options.phases) {

@@ -255,9 +255,32 @@ StatusOr<TextFindings> InspectTexts(Workspace* workspace, const SpecModel& spec_
   return findings;
 }
 
+nlohmann::ordered_json LossesJson(const PredictedLosses& losses) {
+  const PredictedLosses parts = losses.InKl();
+  return {{"keys", parts.keys}, {"values", parts.values}, {"open_rows", parts.open_rows}};
+}
+
+void PrintLosses(const PredictedLosses& losses) {
+  const PredictedLosses parts = losses.InKl();
+  fmt::print("predicted KL {:.5f} nats per token, on text like that of the calibration:\n",
+             losses.kl());
+  fmt::print("{:>5} {:>9} {:>9}\n", "layer", "K", "V");
+  for (size_t l = 0; l < parts.keys.size(); ++l) {
+    fmt::print("{:>5} {:>9.6f} {:>9.6f}\n", l, parts.keys[l], parts.values[l]);
+  }
+  fmt::print("rows that are not sealed yet {:.6f}\n\n", parts.open_rows);
+}
+
+// What the analysis of a text, of a cache and of its basis found.
+struct Inspection {
+  const BasisAnalysis* analysis = nullptr;  // null without a basis
+  std::optional<PredictedLosses> losses;    // where a KL is predicted
+  TextFindings texts;
+};
+
 nlohmann::ordered_json InspectionJson(const Workspace& workspace, const std::string& kv,
                                       const SpecModel& spec_model, const KvBytes& bytes,
-                                      const BasisAnalysis* analysis, const TextFindings& findings) {
+                                      const Inspection& found) {
   nlohmann::ordered_json json = {
       {"model", ModelJson(workspace)},
       {"kv", kv},
@@ -265,11 +288,17 @@ nlohmann::ordered_json InspectionJson(const Workspace& workspace, const std::str
       {"kv_bytes", BytesJson(workspace, *spec_model.model, bytes)},
       {"kv_bytes_by_layer", KindsJson(KindsAtFullContext(workspace, *spec_model.model))},
       {"basis_bytes", spec_model.model->basis_bytes()}};
-  if (spec_model.predicted_kl.has_value()) json["predicted_kl"] = *spec_model.predicted_kl;
-  if (analysis != nullptr) json["basis"] = BasisReportJson(*analysis, *spec_model.ranks);
-  if (findings.overlap.has_value()) json["subspace_overlap"] = *findings.overlap;
-  if (findings.errors.has_value()) json["stored_errors"] = ErrorsJson(*findings.errors);
-  if (findings.merging.has_value()) json["merging"] = MergingFindingsJson(*findings.merging);
+  if (found.losses.has_value()) {
+    json["predicted_kl"] = found.losses->kl();
+    json["predicted_kl_by_layer"] = LossesJson(*found.losses);
+  }
+  if (found.analysis != nullptr) {
+    json["basis"] = BasisReportJson(*found.analysis, *spec_model.ranks);
+  }
+  const TextFindings& texts = found.texts;
+  if (texts.overlap.has_value()) json["subspace_overlap"] = *texts.overlap;
+  if (texts.errors.has_value()) json["stored_errors"] = ErrorsJson(*texts.errors);
+  if (texts.merging.has_value()) json["merging"] = MergingFindingsJson(*texts.merging);
   return json;
 }
 
@@ -281,17 +310,16 @@ Status Inspect(const InspectOptions& options) {
   const std::string kv = options.model.kv.empty() ? without : options.model.kv.front();
   KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
   KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv));
-  KVL_RETURN_IF_ERROR(workspace->PredictKlOf(&spec_model));
   const KvBytes bytes = BytesAtFullContext(*workspace, *spec_model.model);
-  const BasisAnalysis* analysis = nullptr;
+  Inspection found;
+  KVL_ASSIGN_OR_RETURN(found.losses, workspace->PredictedLossesOf(spec_model.spec.ToString()));
   if (spec_model.ranks.has_value()) {
-    KVL_ASSIGN_OR_RETURN(analysis, workspace->planner().analyses().Of(spec_model.spec));
+    KVL_ASSIGN_OR_RETURN(found.analysis, workspace->planner().analyses().Of(spec_model.spec));
   }
-  KVL_ASSIGN_OR_RETURN(const TextFindings findings,
-                       InspectTexts(workspace.get(), spec_model, options, analysis != nullptr));
+  KVL_ASSIGN_OR_RETURN(
+      found.texts, InspectTexts(workspace.get(), spec_model, options, found.analysis != nullptr));
   if (options.model.json) {
-    fmt::print("{}\n",
-               InspectionJson(*workspace, kv, spec_model, bytes, analysis, findings).dump());
+    fmt::print("{}\n", InspectionJson(*workspace, kv, spec_model, bytes, found).dump());
     return OkStatus();
   }
   const ModelConfig& c = workspace->config();
@@ -308,17 +336,15 @@ Status Inspect(const InspectOptions& options) {
               ReferenceBytes(spec_model.model->layout(), workspace->context_tokens())),
       FormatBytes(spec_model.model->basis_bytes()));
   PrintKinds(KindsAtFullContext(*workspace, *spec_model.model));
-  if (findings.overlap.has_value()) {
+  const TextFindings& texts = found.texts;
+  if (texts.overlap.has_value()) {
     fmt::print("subspaces from random tokens and from {} overlap by {:.3f} at rank {}\n",
-               findings.overlap_text, *findings.overlap, c.head_dim / 2);
+               texts.overlap_text, *texts.overlap, c.head_dim / 2);
   }
-  if (spec_model.predicted_kl.has_value()) {
-    fmt::print("predicted KL {:.5f} nats per token, on text like that of the calibration\n",
-               *spec_model.predicted_kl);
-  }
-  if (analysis != nullptr) PrintBasis(*workspace, *analysis, *spec_model.ranks);
-  if (findings.errors.has_value()) PrintErrors(*findings.errors);
-  if (findings.merging.has_value()) PrintMerging(*findings.merging);
+  if (found.losses.has_value()) PrintLosses(*found.losses);
+  if (found.analysis != nullptr) PrintBasis(*workspace, *found.analysis, *spec_model.ranks);
+  if (texts.errors.has_value()) PrintErrors(*texts.errors);
+  if (texts.merging.has_value()) PrintMerging(*texts.merging);
   return OkStatus();
 }
 

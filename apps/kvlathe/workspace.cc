@@ -249,13 +249,19 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
   return result;
 }
 
-StatusOr<std::optional<double>> Workspace::PredictedKlOf(const std::string& kv) {
+StatusOr<std::optional<PredictedLosses>> Workspace::PredictedLossesOf(const std::string& kv) {
+  const std::optional<PredictedLosses> kNothing;
   KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
-  if (random_weights_ || !CheckIsPredicted(spec).ok()) return std::optional<double>();
-  const StatusOr<double> predicted = planner_->PredictKl(spec);
-  if (predicted.status().code() == StatusCode::kFailedPrecondition) return std::optional<double>();
+  if (random_weights_ || !CheckIsPredicted(spec).ok()) return kNothing;
+  StatusOr<PredictedLosses> predicted = planner_->PredictLosses(spec);
+  if (predicted.status().code() == StatusCode::kFailedPrecondition) return kNothing;
   KVL_RETURN_IF_ERROR(predicted.status());
-  return std::optional<double>(*predicted);
+  return std::optional(*std::move(predicted));
+}
+
+StatusOr<std::optional<double>> Workspace::PredictedKlOf(const std::string& kv) {
+  KVL_ASSIGN_OR_RETURN(const std::optional<PredictedLosses> losses, PredictedLossesOf(kv));
+  return losses.has_value() ? std::optional(losses->kl()) : std::nullopt;
 }
 
 Status Workspace::PredictKlOf(SpecModel* spec_model) {
@@ -264,20 +270,22 @@ Status Workspace::PredictKlOf(SpecModel* spec_model) {
   return OkStatus();
 }
 
-// `ratio` is a promise about the model's full context. A shorter one holds the same open block,
-// sinks and newest positions, which are then a larger share of it.
+// `ratio` is a promise about one context, mostly the model's. A shorter one holds the same open
+// block, sinks and newest positions, which are then a larger share of it.
 void Workspace::SayWhatRatioMeans(const SpecModel& spec_model) {
   const BasisStage* const basis = spec_model.spec.basis();
   const RankOptions* const ranks = basis == nullptr ? nullptr : RanksOf(*basis);
-  if (ranks == nullptr || !ranks->has_ratio() || context_tokens_ >= config_.max_seq_len) return;
+  if (ranks == nullptr || !ranks->has_ratio()) return;
+  const int n_promised = RatioContext(spec_model.spec, FactsOf(config_, compute_type_));
+  if (context_tokens_ == n_promised) return;
   if (!said_ratios_.insert(spec_model.spec.ToString()).second) return;
   const CacheLayout& layout = spec_model.model->layout();
   const int64_t bytes = SequenceBytes(layout, context_tokens_, 1, context_tokens_ / 2);
   fmt::print(
       stderr,
-      "kvlathe: note: --kv '{}': ratio holds at the model's context of {}; at -c {} the cache "
+      "kvlathe: note: --kv '{}': ratio holds at a context of {}; at -c {} the cache "
       "is {:.2f} times smaller than 16 bits\n",
-      spec_model.spec.text(), config_.max_seq_len, context_tokens_,
+      spec_model.spec.text(), n_promised, context_tokens_,
       static_cast<double>(ReferenceBytes(layout, context_tokens_)) / static_cast<double>(bytes));
 }
 

@@ -53,6 +53,8 @@ class Workspace {
   // The KL that is predicted of a cache, without making a model. Nothing where none is predicted,
   // or the calibration held no text back. No `accuracy`.
   StatusOr<std::optional<double>> PredictedKlOf(const std::string& kv);
+  // The same by layer.
+  StatusOr<std::optional<PredictedLosses>> PredictedLossesOf(const std::string& kv);
   // Fills in the predicted KL, where there is one.
   Status PredictKlOf(SpecModel* spec_model);
   // kv_fraction at the model's full context, as `ratio` means it, without making a model. Errors

@@ -5,16 +5,18 @@ from dataclasses import dataclass
 
 from . import prepare
 
-# Every cache gets what lathe gets: where a method can keep its newest positions in 16 bits, it keeps 32.
+# Every cache gets what lathe gets: where a method can keep its newest positions in 16 bits, it keeps 32, and in long windows as many as lathe.
 CODES = ["q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)",
          "kivi(bits=2,group=64,newest=32)", "kvquant(bits=3,newest=32)", "gear(bits=2,newest=32)", "lathe(ratio=4)",
          "lathe(ratio=4,keys=before)", "lathe(ratio=6)", "lathe(ratio=6,keys=before)", "lathe(ratio=8)", "lathe(ratio=8,keys=before)",
          "lathe(ratio=10,keys=before)"]
-# In windows of 2048 tokens these take an eighth and a tenth of the bytes; the others are for equal bytes from a half to a sixteenth.
-EIGHTH, TENTH = "lathe(ratio=8.8,keys=before)", "lathe(ratio=11.3,keys=before)"
-EQUAL = ["lathe(ratio=2)", "lathe(ratio=8,keys=before,classes=3)", "lathe(ratio=8.8)", EIGHTH, "lathe(ratio=8.8,keys=before,classes=3)", TENTH, "lathe(ratio=16,keys=before)"]
+# From a half to a sixteenth of the bytes in windows of 2048 tokens.
+EIGHTH, TENTH = "lathe(ratio=8,context=2048,keys=before)", "lathe(ratio=10,context=2048,keys=before)"
+EQUAL = ["lathe(ratio=2,context=2048)", "lathe(ratio=8,context=2048)", EIGHTH, "lathe(ratio=8,context=2048,keys=before,classes=3)", TENTH,
+         "lathe(ratio=16,context=2048,keys=before)"]
 BASES = ["palu(rate=0.25,round=16)", "fdc(rate=0.25)", "zack(rate=0.25)"]
 LONG = ["none", *CODES, "snapkv(keep=0.5)"]
+NEWEST = ["kivi(bits=4,group=64,newest=auto)", "kivi(bits=2,group=64,newest=auto)"]
 MORE = ["h2o(keep=0.5)", "palu(rate=0.25,round=16)"]
 NOT_ON_TASKS = ("lathe(ratio=4,keys=before)", "lathe(ratio=10,keys=before)")
 MAIN = [kv for kv in LONG if kv not in NOT_ON_TASKS] + MORE  # on tasks
@@ -103,7 +105,7 @@ def text_parts(setup):
     parts = [compared(setup, "quality", "WikiText-2 test, 12 windows of 2048 tokens", QUALITY, "wiki", 12, 2048, WIKI)]
     parts.append(compared(setup, "equal", "the same text, lathe from a half to a sixteenth of the bytes", EQUAL, "wiki", 12, 2048, WIKI))
     if setup.context >= 8192:
-        parts.append(compared(setup, "long", "WikiText-2 test, 3 windows of 8192 tokens", LONG, "wiki", 3, 8192, WIKI))
+        parts.append(compared(setup, "long", "WikiText-2 test, 3 windows of 8192 tokens", [*LONG, *NEWEST], "wiki", 3, 8192, WIKI))
     parts.append(compared(setup, "methods", "every method on WikiText-2 test, 4 windows of 2048 tokens", METHODS, "wiki", 4, 2048, WIKI))
     return parts + calibration_parts(setup) + prediction_parts(setup)
 

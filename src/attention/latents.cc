@@ -15,7 +15,7 @@ namespace {
 constexpr int kTileBlocks = 4;
 constexpr int kTileEntries = kTileBlocks * kBlockSize;
 // Numbers of a value that the kernels take at a time.
-constexpr int kPassWidth = 256;
+constexpr int kPassWidth = kMaxRowRank;
 
 // Of plain blocks; rank_v is the width of whole values, of which a tile holds kPassWidth.
 BlockShape TileShape(const BlockShape& stored, const LatentHead& head) {
@@ -325,8 +325,7 @@ int64_t AngleBytes(const LatentHead& head) {
 
 // Of a reader of latents.
 int64_t ReaderBytes(const LatentHead& head) {
-  return kLatentScratchBytes +
-         int64_t{4} * kBlockSize * std::max(0, head.map.rank - kMaxPackedRank);
+  return kLatentScratchBytes + int64_t{4} * kBlockSize * std::max(0, head.map.rank - kMaxRowRank);
 }
 
 }  // namespace

@@ -82,13 +82,11 @@ std::string BasisHash(const ModelBasis& basis) {
     fingerprint.Add(static_cast<uint64_t>(head.rank_v));
     for (const BitSplit* split : {&head.k_bits, &head.v_bits}) {
       for (const int n : split->channels) fingerprint.Add(static_cast<uint64_t>(n));
-      fingerprint.Add(static_cast<uint64_t>(split->scaled));
     }
     for (const EntryBits* bits : {&head.most_attended, &head.least_attended}) {
       if (*bits == EntryBits()) continue;  // bases without classes keep the names that they had
       for (const BitSplit* split : {&bits->k, &bits->v}) {
         for (const int n : split->channels) fingerprint.Add(static_cast<uint64_t>(n));
-        fingerprint.Add(static_cast<uint64_t>(split->scaled));
       }
     }
     for (const std::vector<float>* map :

@@ -57,7 +57,7 @@ void LatentMap::RoundColumns(const std::vector<float>& columns) {
 void LatentMap::AddBytes(const std::vector<float>& columns, const BitSplit& split) {
   const int n_coded = split.n_channels();
   const auto has_split = [&](const LatentBytes& other) { return other.split == split; };
-  if (n_coded == 0 || split.scaled > 0 || std::ranges::any_of(bytes_, has_split)) return;
+  if (n_coded == 0 || std::ranges::any_of(bytes_, has_split)) return;
   KVL_CHECK(n_coded <= rank_);
   LatentBytes bytes = {.split = split};
   for (size_t i = 0; i < kSplitBits.size(); ++i) {

@@ -48,6 +48,13 @@ constexpr PackedSide ValueSideOf(const RowsCodec& codec) { return KeySideOf(code
 using Codec =
     std::variant<RowsCodec, UniformCodec, CodebookCodec, SplitBitsCodec, RotatedCodec, TableCodec>;
 
+// The most channels of a row: places of exact entries are bytes, and scales have 16 groups at most.
+constexpr int MostChannels(const Codec& codec) {
+  const bool is_any =
+      std::holds_alternative<RowsCodec>(codec) || std::holds_alternative<SplitBitsCodec>(codec);
+  return is_any ? kMaxRowRank : kMaxPackedRank;
+}
+
 // What all runs of a cache have in common: the codec, and what repairs its losses.
 struct PackedFormat {
   Codec codec;
@@ -92,7 +99,7 @@ struct RunOfLayer {
 struct PackedShape {
   PackedFormat format;
   PackedSide k, v;  // of the format's codec
-  int rank_k = 0;   // multiples of 16, at most 256
+  int rank_k = 0;   // multiples of 16, at most MostChannels()
   int rank_v = 0;
   BitSplit k_bits = {}, v_bits = {};         // of split bits, else empty
   int sealed_rank_k = 0, sealed_rank_v = 0;  // of a rotated format, else 0
@@ -179,7 +186,7 @@ constexpr int ValueScaleGroups(const PackedShape& s) {
 }
 
 // --- A block holds, in this order: codes of K, codes of V, scales of K, scales of V, A of K, A of
-// V, the scales of a block of split bits, counts of exact entries of K, counts of those of V. ---
+// V, counts of exact entries of K, counts of those of V. ---
 // Factors are [lowrank][kBlockSize]. Counts of K are [kBlockSize], those of V [rank_v]; each is a
 // byte, or two bytes where a token may have more entries than a byte can count.
 
@@ -209,14 +216,9 @@ constexpr int64_t ValueFactorOffset(const PackedShape& s) {
   return KeyFactorOffset(s) + FactorBytes(s);
 }
 
-constexpr int64_t BlockScaleOffset(const PackedShape& s) {
-  return ValueFactorOffset(s) + FactorBytes(s);
-}
-constexpr int64_t BlockScaleBytes(const PackedShape& s) { return int64_t{2} * s.k_bits.scaled; }
-
 constexpr bool HasWideKeyCounts(const PackedShape& s) { return s.rank_k > 255; }
 constexpr int64_t KeyCountOffset(const PackedShape& s) {
-  return BlockScaleOffset(s) + BlockScaleBytes(s);
+  return ValueFactorOffset(s) + FactorBytes(s);
 }
 constexpr int64_t KeyCountBytes(const PackedShape& s) {
   if (s.n_key_entries() == 0) return 0;

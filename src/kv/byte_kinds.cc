@@ -11,8 +11,7 @@ void AddSealedBlocks(const PackedShape& s, int64_t n_blocks, ByteKinds* kinds) {
     return;
   }
   kinds->codes += n_blocks * (KeyCodeBytes(s) + ValueCodeBytes(s));
-  kinds->scales +=
-      n_blocks * (KeyTokenScaleBytes(s) + ValueTokenScaleBytes(s) + BlockScaleBytes(s));
+  kinds->scales += n_blocks * (KeyTokenScaleBytes(s) + ValueTokenScaleBytes(s));
   kinds->lowrank += n_blocks * 2 * FactorBytes(s);
   kinds->exact += n_blocks * (KeyCountBytes(s) + ValueCountBytes(s));
 }

@@ -239,12 +239,17 @@ int64_t PeakWithRetention(const CacheLayout& layout, const SequenceGrowth& growt
 
 }  // namespace
 
+void CapNewest(CacheLayout* layout) {
+  for (const int window : layout->windows) {
+    if (window == 0 || !layout->seal.has_value()) continue;
+    layout->seal->most_newest = std::min(layout->seal->most_newest, window / 16);
+  }
+}
+
 BlockShape BlockShapeOf(const HeadRanks& ranks, int head_dim, DType row_type,
                         const SealPlan* seal) {
-  BlockShape shape = {
-      ranks.rank_k, ranks.rank_v,
-      row_type,     ranks.k_bits,
-      ranks.v_bits, seal != nullptr && seal->codes_open_rows && !ranks.has_whole_open_rows};
+  BlockShape shape = {ranks.rank_k, ranks.rank_v, row_type,
+                      ranks.k_bits, ranks.v_bits, seal != nullptr && seal->codes_open_rows};
   shape.most_attended = ranks.most_attended;
   shape.least_attended = ranks.least_attended;
   if (seal == nullptr || !seal->format.Is<RotatedCodec>()) return shape;

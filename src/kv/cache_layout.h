@@ -22,12 +22,13 @@ struct SealPlan {
   PackedFormat format;
   int prompt_run = 512;  // positions of a prompt that are sealed together; 0: the whole prompt
   int buffer = 64;       // positions that are sealed together while decoding
-  int newest = 0;        // so many of the last entries are never sealed
+  int newest = 0;        // so many of the last entries are never sealed (NewestEntries)
+  int most_newest = 0;   // if it is more, so many where there are many entries
   int power_loops = 3;   // of the low-rank solver
   double repaired_share =
       1;           // this share of the prompt, its newest runs, has the low-rank residual
   int window = 0;  // newest positions that are seen besides the sinks; 0: all
-  bool codes_open_rows = false;  // BlockShape::has_coded_rows of all heads
+  bool codes_open_rows = false;  // BlockShape::has_coded_rows
   // For a rotated format, whose runs find their bases:
   double kept_share = 0;         // share of the dimensions of every head; 0: ranks are a basis's
   bool gathers_queries = false;  // heads keep Q^T Q until they have found their basis
@@ -105,6 +106,10 @@ struct CacheLayout {
     return ReadsWholeKeys() && n_tokens < n_prompt ? WholeKeyShape(head_idx) : shapes[head_idx];
   }
 };
+
+// Bounds SealPlan::most_newest by the windows: layers that see few positions would never seal them
+// if many are too new.
+void CapNewest(CacheLayout* layout);
 
 // Bytes of a 16-bit cache of n_tokens positions that are all attended to.
 constexpr int64_t UncompressedBytes(int n_layers, int n_kv_heads, int head_dim, int64_t n_tokens) {

@@ -29,7 +29,7 @@ BasisOptions BasisOptionsOf(const Spec& spec) {
   if (const auto* lathe = std::get_if<LatheOptions>(&stage)) {
     options.is_centred = lathe->is_centred;
     options.keys_before_rope = lathe->keys_before_rope;
-    options.joins_heads = spec.joins_heads();
+    options.joint_channels = spec.joint_channels();
   }
   if (const auto* palu = std::get_if<PaluOptions>(&stage)) {
     options.is_whitened = palu->is_whitened;

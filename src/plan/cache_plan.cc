@@ -16,8 +16,8 @@ std::vector<HeadRanks> RanksOfBasis(const std::optional<ModelBasis>& basis) {
   if (!basis.has_value()) return ranks;
   for (const HeadBasis& head : basis->heads) {
     const int rank_v = head.stored_rank_v > 0 ? head.stored_rank_v : head.rank_v;
-    ranks.push_back({head.rank_k, rank_v, head.k_bits, head.v_bits, head.has_whole_open_rows,
-                     head.most_attended, head.least_attended});
+    ranks.push_back(
+        {head.rank_k, rank_v, head.k_bits, head.v_bits, head.most_attended, head.least_attended});
   }
   return ranks;
 }
@@ -69,6 +69,7 @@ CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
   layout.retention = parts.retention;
   layout.has_latent_keys = has_latent_keys;
   if (layout.SparesSinks()) layout.windows.assign(model.n_layers, layout.seal->window);
+  CapNewest(&layout);
   return layout;
 }
 

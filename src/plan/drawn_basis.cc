@@ -179,10 +179,8 @@ StatusOr<ModelBasis> DrawStoredBasis(const Spec& spec, const ModelFacts& model) 
                            kDrawnBasisSeed, spec.has_latent_keys(), heads_per_latent);
   }
   if (spec.splits_bits()) {
-    const int n =
-        spec.joins_heads()
-            ? HeadsPerMap({model.n_layers, model.n_kv_heads, model.n_kv_heads, model.head_dim})
-            : 1;
+    const int n = HeadsPerMap({model.n_layers, model.n_kv_heads, model.n_kv_heads, model.head_dim},
+                              spec.joint_channels());
     ModelBasis basis =
         DrawRandomSplitBasis(model.n_layers, model.n_kv_heads / n, model.head_dim * n, ranks.value,
                              kDrawnBasisSeed, spec.has_latent_keys(), spec.has_classes());

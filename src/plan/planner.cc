@@ -6,6 +6,7 @@
 
 #include "analysis/bases/hadamard.h"
 #include "analysis/bases/palu.h"
+#include "kv/seal/seal_schedule.h"
 #include "plan/drawn_basis.h"
 #include "plan/plan_checks.h"
 
@@ -26,7 +27,7 @@ bool NeedsFisher(const Spec& spec) {
 
 // The larger share of two: where half of the context is prompt, as `compare` measures, and where
 // all of it is.
-double FractionAtFullContext(const CacheLayout& layout, int64_t n_context) {
+double FractionAtContext(const CacheLayout& layout, int64_t n_context) {
   const int64_t bytes = std::max(SequenceBytes(layout, n_context, 1, n_context / 2),
                                  SequenceBytes(layout, n_context, 1, n_context));
   return static_cast<double>(bytes) / static_cast<double>(ReferenceBytes(layout, n_context));
@@ -50,10 +51,37 @@ RankRequest RequestOf(const Spec& spec, std::optional<double> rate) {
   return request;
 }
 
+Status CheckContext(const Spec& spec, const ModelFacts& model) {
+  const auto* const lathe = spec.basis_as<LatheOptions>();
+  if (lathe == nullptr || lathe->context <= model.max_seq_len) return OkStatus();
+  return Error(StatusCode::kInvalidArgument,
+               "--kv '{}': context={} is beyond the model's context of {}", spec.text(),
+               lathe->context, model.max_seq_len);
+}
+
+// Of how many positions each layer holds codes; empty where all hold as many.
+std::vector<double> PositionsHeld(const CacheLayout& layout, int n_context) {
+  if (!layout.HasWindow() || layout.HasOneWindow()) return {};
+  const auto n_open =
+      static_cast<int>(layout.n_sink + NewestEntries(*layout.seal, n_context - layout.n_sink));
+  std::vector<double> held;
+  for (int l = 0; l < layout.n_layers; ++l) {
+    const int n_seen = layout.window(l) == 0 ? n_context : std::min(layout.window(l), n_context);
+    held.push_back(std::max(kBlockSize, n_seen - n_open));
+  }
+  return held;
+}
+
 }  // namespace
+
+int RatioContext(const Spec& spec, const ModelFacts& model) {
+  const auto* const lathe = spec.basis_as<LatheOptions>();
+  return lathe == nullptr || lathe->context == 0 ? model.max_seq_len : lathe->context;
+}
 
 Status CheckSpec(const Spec& spec, const ModelFacts& model) {
   KVL_RETURN_IF_ERROR(CheckSupported(spec));
+  KVL_RETURN_IF_ERROR(CheckContext(spec, model));
   if (spec.basis() != nullptr) {
     KVL_RETURN_IF_ERROR(
         OfSpec(spec, CheckHeadsPerLatent(HeadsPerLatent(*spec.basis()), model.n_kv_heads)));
@@ -78,9 +106,13 @@ StatusOr<RankAllocation> CachePlanner::ChooseRanks(const Spec& spec, std::option
     KVL_ASSIGN_OR_RETURN(request.fisher, source_->Fisher(spec));
   }
   const PlanParts parts = PartsOf(spec);
+  const int n_context = RatioContext(spec, model_);
+  if (spec.splits_bits()) {
+    request.positions_held =
+        PositionsHeld(MakeLayout(model_, parts, {}, spec.has_latent_keys()), n_context);
+  }
   request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
-    return FractionAtFullContext(MakeLayout(model_, parts, ranks, spec.has_latent_keys()),
-                                 model_.max_seq_len);
+    return FractionAtContext(MakeLayout(model_, parts, ranks, spec.has_latent_keys()), n_context);
   };
   const BasisMethod& method = *BasisMethodOf(spec);
   auto allocation =
@@ -167,11 +199,11 @@ StatusOr<double> CachePlanner::FractionOf(const Spec& spec) {
     KVL_ASSIGN_OR_RETURN(RankAllocation allocation, ChooseRanks(spec, std::nullopt));
     ranks = std::move(allocation.ranks);
   }
-  return FractionAtFullContext(MakeLayout(model_, PartsOf(spec), ranks, spec.has_latent_keys()),
-                               model_.max_seq_len);
+  return FractionAtContext(MakeLayout(model_, PartsOf(spec), ranks, spec.has_latent_keys()),
+                           RatioContext(spec, model_));
 }
 
-StatusOr<double> CachePlanner::PredictKl(const Spec& spec) {
+StatusOr<PredictedLosses> CachePlanner::PredictLosses(const Spec& spec) {
   KVL_RETURN_IF_ERROR(Check(spec));
   KVL_RETURN_IF_ERROR(OfSpec(spec, CheckIsPredicted(spec)));
   const StatusOr<const LossPredictor*> predictor = predictions_.Of(spec);
@@ -180,7 +212,12 @@ StatusOr<double> CachePlanner::PredictKl(const Spec& spec) {
 
   const StoredForm form = {spec.basis_as<LatheOptions>()->unit,
                            PartsOf(spec).seal->codes_open_rows};
-  return (*predictor)->At(allocation.ranks, form).kl();
+  return (*predictor)->At(allocation.ranks, form);
+}
+
+StatusOr<double> CachePlanner::PredictKl(const Spec& spec) {
+  KVL_ASSIGN_OR_RETURN(const PredictedLosses losses, PredictLosses(spec));
+  return losses.kl();
 }
 
 StatusOr<PredictedCache> CachePlanner::AnswerByPrediction(const Spec& question) {

@@ -27,6 +27,9 @@ struct PredictedCache {
   double predicted_kl = 0;  // in nats per predicted token
 };
 
+// The positions at which a ratio of the spec counts bytes.
+int RatioContext(const Spec& spec, const ModelFacts& model);
+
 class CachePlanner {
  public:
   // The source outlives the planner.
@@ -42,11 +45,13 @@ class CachePlanner {
   // resident=full take, is that of sequences that choose none. Plans that offer rates refer to the
   // planner, which outlives them and the models that are made of them.
   StatusOr<CachePlan> MakePlan(const Spec& spec, std::optional<double> rate = std::nullopt);
-  // The kv_fraction at the model's full context, as `ratio` means it. No maps are made for it.
+  // The kv_fraction at RatioContext(), as `ratio` means it. No maps are made for it.
   StatusOr<double> FractionOf(const Spec& spec);
   // The KL that is expected of a cache on text like that of the calibration (LossPredictor). Errors
   // are those of CheckIsPredicted, of LossPredictions::Of and of MakePlan.
   StatusOr<double> PredictKl(const Spec& spec);
+  // The same by layer.
+  StatusOr<PredictedLosses> PredictLosses(const Spec& spec);
   // Answers a question (Spec::accuracy): the largest ratio below 100, in tenths, with a predicted
   // KL of at most -ln(accuracy), with which perplexity may grow by 1 / accuracy.
   // kFailedPrecondition where no ratio has so little, and the errors of PredictKl.

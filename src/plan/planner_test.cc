@@ -83,6 +83,48 @@ class DrawnSource : public PlanSource {
   static std::vector<std::vector<double>> Nothing() { return {}; }
 };
 
+double BitsPerToken(const std::vector<HeadBasis>& heads) {
+  double bits = 0;
+  for (const HeadBasis& h : heads) bits += h.k_bits.bits_per_token() + h.v_bits.bits_per_token();
+  return bits;
+}
+
+// The first layer sees all 4096 positions, the second 256.
+TEST(PlannerTest, LayersThatHoldFewPositionsGetMoreBits) {
+  DrawnSource source;
+  ModelFacts model = SmallModel();
+  const auto bits_of_layers = [&](const char* kv) {
+    CachePlanner planner(model, &source);
+    const StatusOr<CachePlan> plan = planner.MakePlan(*Spec::Parse(kv));
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    const std::vector<HeadBasis>& heads = plan->basis()->heads;
+    const size_t n = heads.size() / 2;
+    return std::pair(BitsPerToken({heads.begin(), heads.begin() + n}),
+                     BitsPerToken({heads.begin() + n, heads.end()}));
+  };
+  const auto even = bits_of_layers("lathe(ratio=6)");
+  model.windows = {0, 256};
+  const auto whole = bits_of_layers("lathe(ratio=6)");
+  const auto shorter = bits_of_layers("lathe(ratio=6,context=1024)");
+  EXPECT_GT(whole.second, 1.3 * even.second);
+  EXPECT_GT(whole.second, shorter.second);
+  EXPECT_GT(shorter.second, shorter.first);
+}
+
+TEST(PlannerTest, RatioHoldsAtTheContextThatIsNamed) {
+  DrawnSource source;
+  CachePlanner planner(SmallModel(), &source);
+  const double at_model = planner.FractionOf(*Spec::Parse("lathe(ratio=4)")).value();
+  const double at_512 = planner.FractionOf(*Spec::Parse("lathe(ratio=4,context=512)")).value();
+  for (const double fraction : {at_model, at_512}) {
+    EXPECT_LE(fraction, 0.25);
+    EXPECT_GT(fraction, 0.2);
+  }
+  const Status beyond = planner.FractionOf(*Spec::Parse("lathe(ratio=4,context=8192)")).status();
+  EXPECT_EQ(beyond.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(beyond.ToString(), HasSubstr("beyond the model's context of 4096"));
+}
+
 class PredictedAnswer : public ::testing::Test {
  protected:
   StatusOr<PredictedCache> Answer(const std::string& kv) {

@@ -69,10 +69,7 @@ std::unique_ptr<Model> MergedModel::Load(Isa isa, DType type, const char* spec_t
                                     MakeFileSource(*std::move(reader)), &threads_);
   EXPECT_TRUE(weights.ok()) << weights.status();
   ModelBasis basis = testing::ToModelBasis(reference_, bases_);
-  if (spec->splits_bits()) {
-    const bool is_static = spec->basis_as<LatheOptions>()->unit == StoredUnit::kChannel;
-    testing::DrawSplitBits(&basis, /*has_block_scales=*/is_static);
-  }
+  if (spec->splits_bits()) testing::DrawSplitBits(&basis);
   auto model = CreateModel(*std::move(weights), PartsOf(*spec, bases_.empty() ? nullptr : &basis),
                            &threads_, isa);
   EXPECT_TRUE(model.ok()) << model.status();

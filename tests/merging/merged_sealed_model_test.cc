@@ -153,10 +153,9 @@ ReferenceQuantizer SealedMergedModel::Literal(const MergedCase& c) {
   ReferenceQuantizer literal = *c.quantizer;
   if (literal.name != "split") return literal;
   ModelBasis basis = testing::ToModelBasis(reference_, bases_);
-  const testing::DrawnBits bits = testing::DrawSplitBits(&basis, !literal.has_token_scales);
+  const testing::DrawnBits bits = testing::DrawSplitBits(&basis);
   literal.key_bits = bits.of_keys;
   literal.value_bits = bits.of_values;
-  literal.key_scaled = bits.n_scaled;
   return literal;
 }
 

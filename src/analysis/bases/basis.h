@@ -40,7 +40,6 @@ struct HeadBasis {
   // The bits of channels, if they have bits of their own. The maps then give channels of unit
   // variance that are mixed in groups (CutBasis).
   BitSplit k_bits = {}, v_bits = {};
-  bool has_whole_open_rows = false;                   // HeadRanks
   EntryBits most_attended = {}, least_attended = {};  // HeadRanks
   // How many numbers of a value the cache holds behind the sinks; 0: rank_v. Values of sinks are
   // whole then (BlockShape::sink_rank_v).

@@ -132,9 +132,9 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
 
 }  // namespace
 
-int HeadsPerMap(const StatisticsShape& shape) {
+int HeadsPerMap(const StatisticsShape& shape, int channels) {
   int n = JointHeads(shape);
-  while (n > 1 && (JointHeads(shape) % n != 0 || n * shape.head_dim > kMaxPackedRank)) --n;
+  while (n > 1 && (JointHeads(shape) % n != 0 || n * shape.head_dim > channels)) --n;
   return n;
 }
 
@@ -147,7 +147,7 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
   }
   BasisAnalysis analysis;
   analysis.keeps_sink_values = true;
-  if (inputs.options.joins_heads) analysis.heads_per_map = HeadsPerMap(statistics.shape);
+  analysis.heads_per_map = HeadsPerMap(statistics.shape, inputs.options.joint_channels);
   analysis.shape = statistics.shape;
   analysis.shape.n_kv_heads /= analysis.heads_per_map;
   analysis.shape.head_dim *= analysis.heads_per_map;

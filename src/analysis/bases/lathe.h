@@ -9,16 +9,16 @@
 
 namespace kvlathe {
 
-// How many KV heads of a layer one map may join: the largest divisor of JointHeads(shape) with
-// which a row of the cache has at most kMaxPackedRank channels.
-int HeadsPerMap(const StatisticsShape& shape);
+// How many KV heads of a layer one map joins: the largest divisor of JointHeads(shape) with which a
+// row of the cache has at most `channels` channels, and 1 if there is none.
+int HeadsPerMap(const StatisticsShape& shape, int channels);
 
 // Finds for each head of the cache the maps that lose least of what a row's errors cost, from the
 // Gram matrices C of rows about their mean and F of the gradients with respect to rows
 // (JointMoments): a cut to the first r stored channels costs the sum of s_i^2 beyond r, where s are
 // the singular values of F^1/2 C^1/2, and no map of r channels costs less (Eckart and Young 1936).
-// With BasisOptions::joins_heads a head of the cache is all KV heads of a layer side by side, or
-// as many of them as one map may have channels for; else it is one KV head. Means become the
+// A head of the cache is HeadsPerMap(shape, BasisOptions::joint_channels) KV heads of a layer side
+// by side. Means become the
 // offsets, unless BasisOptions::is_centred is off. With BasisOptions::keys_before_rope keys are
 // latents. Spectra and noise are in nats per token. kFailedPrecondition if there are no gradients.
 StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs);

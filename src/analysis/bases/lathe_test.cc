@@ -160,15 +160,16 @@ Row Lost(Row row, const std::vector<float>& offset, const std::vector<float>& ma
 
 TEST_F(LatheTest, SpectraSayWhatCutsCost) {
   for (const int choice : {0, 1, 2, 3, 4}) {
-    const BasisOptions options = {
-        .is_centred = choice != 4, .keys_before_rope = choice % 2 == 1, .joins_heads = choice >= 2};
+    const BasisOptions options = {.is_centred = choice != 4,
+                                  .keys_before_rope = choice % 2 == 1,
+                                  .joint_channels = choice >= 2 ? kWidth : 0};
     const BasisAnalysis analysis = Analyse(options);
     const int dim = analysis.shape.head_dim, n_heads = analysis.shape.n_kv_heads;
-    ASSERT_EQ(dim, options.joins_heads ? kWidth : kHeadDim);
+    ASSERT_EQ(dim, options.joint_channels > 0 ? kWidth : kHeadDim);
     for (const int rank : {16, 32}) {
       const ModelBasis cut =
           CutBasis(analysis, std::vector<HeadRanks>(kLayers * n_heads, {rank, rank}));
-      EXPECT_EQ(cut.heads_per_map, options.joins_heads ? kKvHeads : 1);
+      EXPECT_EQ(cut.heads_per_map, options.joint_channels > 0 ? kKvHeads : 1);
       for (int h = 0; h < kLayers * n_heads; ++h) {
         SCOPED_TRACE(::testing::Message() << choice << " head " << h << " rank " << rank);
         const HeadBasis& head = cut.heads[h];
@@ -194,7 +195,7 @@ TEST_F(LatheTest, SpectraSayWhatCutsCost) {
 }
 
 TEST_F(LatheTest, JoinedHeadsLoseNoMoreThanHeadsOfTheirOwn) {
-  const BasisAnalysis own = Analyse({}), joined = Analyse({.joins_heads = true});
+  const BasisAnalysis own = Analyse({}), joined = Analyse({.joint_channels = kWidth});
   for (int l = 0; l < kLayers; ++l) {
     double of_own = 0;
     for (int g = 0; g < kKvHeads; ++g)
@@ -204,7 +205,7 @@ TEST_F(LatheTest, JoinedHeadsLoseNoMoreThanHeadsOfTheirOwn) {
 }
 
 TEST_F(LatheTest, OffsetsAreTheMeans) {
-  const BasisAnalysis own = Analyse({}), joined = Analyse({.joins_heads = true});
+  const BasisAnalysis own = Analyse({}), joined = Analyse({.joint_channels = kWidth});
   const BasisAnalysis plain = Analyse({.is_centred = false});
   for (int l = 0; l < kLayers; ++l) {
     for (int i = 0; i < kWidth; ++i) {
@@ -220,7 +221,8 @@ TEST_F(LatheTest, OffsetsAreTheMeans) {
 
 TEST_F(LatheTest, StoredChannelsHaveUnitVarianceAndComeBackWhole) {
   for (const bool joins : {false, true}) {
-    const BasisAnalysis analysis = Analyse({.keys_before_rope = true, .joins_heads = joins});
+    const BasisAnalysis analysis =
+        Analyse({.keys_before_rope = true, .joint_channels = joins ? kWidth : 0});
     const int dim = analysis.shape.head_dim, n_heads = analysis.shape.n_kv_heads;
     BitSplit split;
     split.channels[0] = dim;
@@ -247,7 +249,7 @@ TEST_F(LatheTest, StoredChannelsHaveUnitVarianceAndComeBackWhole) {
 // An error of a stored channel's own variance costs what gradients have in that channel. Channels
 // that share their bits cost about the same, and together no more than unmixed.
 TEST_F(LatheTest, NoiseIsWhatAnErrorOfAStoredChannelCosts) {
-  const BasisAnalysis analysis = Analyse({.joins_heads = true});
+  const BasisAnalysis analysis = Analyse({.joint_channels = kWidth});
   BitSplit split;
   split.channels[0] = kWidth;
   const ModelBasis basis =
@@ -274,11 +276,14 @@ TEST_F(LatheTest, NoiseIsWhatAnErrorOfAStoredChannelCosts) {
 }
 
 TEST(HeadsPerMapTest, AreAsManyAsChannelsAllow) {
-  EXPECT_EQ(HeadsPerMap({30, 9, 3, 64}), 3);
-  EXPECT_EQ(HeadsPerMap({18, 4, 1, 256}), 1);
-  EXPECT_EQ(HeadsPerMap({32, 32, 32, 128}), kMaxPackedRank / 128);
-  EXPECT_EQ(HeadsPerMap({12, 12, 7, 64}) * 64 <= kMaxPackedRank, true);
-  EXPECT_EQ(HeadsPerMap({1, 1, 1, 1024}), 1);
+  EXPECT_EQ(HeadsPerMap({30, 9, 3, 64}, 256), 3);
+  EXPECT_EQ(HeadsPerMap({30, 9, 3, 64}, 0), 1);
+  EXPECT_EQ(HeadsPerMap({18, 4, 1, 256}, 256), 1);
+  EXPECT_EQ(HeadsPerMap({32, 32, 32, 128}, 256), 2);
+  EXPECT_EQ(HeadsPerMap({32, 32, 8, 128}, kMaxRowRank), 4);
+  EXPECT_EQ(HeadsPerMap({16, 32, 8, 64}, kMaxRowRank), 8);
+  EXPECT_EQ(HeadsPerMap({12, 7, 7, 64}, 256), 1);  // 3 would fit, but do not divide 7
+  EXPECT_EQ(HeadsPerMap({1, 1, 1, 1024}, kMaxRowRank), 1);
 }
 
 TEST_F(LatheTest, DamagedInputsAreNamedByLayerAndHead) {

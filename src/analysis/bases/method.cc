@@ -87,8 +87,7 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
   for (size_t h = 0; h < ranks.size(); ++h) {
     const HeadAnalysis& full = analysis.heads[h / n];
     const int slice = static_cast<int>(h % n);
-    const auto [rank_k, rank_v, k_bits, v_bits, has_whole_open_rows, most_attended,
-                least_attended] = ranks[h];
+    const auto [rank_k, rank_v, k_bits, v_bits, most_attended, least_attended] = ranks[h];
     KVL_CHECK(rank_k >= 1 && rank_k <= head_dim && rank_v >= 1 && rank_v <= head_dim);
     KVL_CHECK(rank_k == ranks[h - slice].rank_k && rank_v == ranks[h - slice].rank_v);
     HeadBasis head;
@@ -115,7 +114,6 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
       KVL_CHECK(most.k.n_channels() <= rank_k && most.v.n_channels() <= rank_v);
       head.k_bits = k_bits;
       head.v_bits = v_bits;
-      head.has_whole_open_rows = has_whole_open_rows;
       head.most_attended = most_attended;
       head.least_attended = least_attended;
       MixChannels(kBitGroup, kBitGroup, head_dim, &head);

@@ -22,7 +22,9 @@ struct BasisOptions {
   bool keys_before_rope = false;  // lathe: keys are latents from before RoPE
   bool is_whitened = true;        // palu: weights count by the Gram matrix of their inputs
   int heads_per_latent = 1;       // palu: KV heads that share a latent
-  bool joins_heads = false;       // lathe: one map for the KV heads of a layer (JointHeads of them)
+  // lathe: the KV heads of a layer have one map together, as many as have so many channels; 0: each
+  // has its own.
+  int joint_channels = 0;
   bool operator==(const BasisOptions&) const = default;
 };
 

@@ -113,10 +113,18 @@ class CodeLosses {
 
 }  // namespace
 
+PredictedLosses PredictedLosses::InKl() const {
+  PredictedLosses parts = *this;
+  for (double& loss : parts.keys) loss *= kSealedFactor;
+  for (double& loss : parts.values) loss *= kSealedFactor;
+  parts.open_rows *= kOpenFactor;
+  return parts;
+}
+
 double PredictedLosses::kl() const {
-  return kSealedFactor * (std::accumulate(keys.begin(), keys.end(), 0.0) +
-                          std::accumulate(values.begin(), values.end(), 0.0)) +
-         kOpenFactor * open_rows;
+  const PredictedLosses parts = InKl();
+  return std::accumulate(parts.keys.begin(), parts.keys.end(), 0.0) +
+         std::accumulate(parts.values.begin(), parts.values.end(), 0.0) + parts.open_rows;
 }
 
 LossPredictor::LossPredictor(const BasisAnalysis& analysis, const JointStatistics& text,
@@ -222,7 +230,7 @@ PredictedLosses LossPredictor::At(const std::vector<HeadRanks>& ranks,
     losses.keys[h / n_heads_] += loss_of(keys_[h], r.most_attended.k, r.k_bits, r.least_attended.k);
     losses.values[h / n_heads_] +=
         loss_of(values_[h], r.most_attended.v, r.v_bits, r.least_attended.v);
-    if (!form.codes_open_rows || r.has_whole_open_rows) continue;
+    if (!form.codes_open_rows) continue;
     losses.open_rows += LossOfOpenRows(keys_[h]) + LossOfOpenRows(values_[h]);
   }
   return losses;

@@ -23,6 +23,9 @@ struct PredictedLosses {
   // The same of codes of 8 bits in all channels, if open rows have them.
   double open_rows = 0;
 
+  // What they are expected to make of the KL, of which kl() is the sum: each times its factor
+  // (docs/methods/lathe.md, Predicted and measured).
+  PredictedLosses InKl() const;
   // In nats per predicted token.
   double kl() const;
 };

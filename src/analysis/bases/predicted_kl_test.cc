@@ -61,8 +61,11 @@ TEST(LossPredictorTest, IsTheLossByWhichBitsAreShared) {
   const CalibrationStatistics statistics = DrawStatistics();
   for (const bool joins : {false, true}) {
     for (const bool is_latent : {false, true}) {
-      const BasisAnalysis analysis = *AnalyseLathe(
-          {&statistics, {}, {}, {.keys_before_rope = is_latent, .joins_heads = joins}});
+      const BasisAnalysis analysis =
+          *AnalyseLathe({&statistics,
+                         {},
+                         {},
+                         {.keys_before_rope = is_latent, .joint_channels = joins ? 256 : 0}});
       const LossPredictor predictor(analysis, statistics.joint, statistics.shape, nullptr);
       const PredictedLosses losses = predictor.At(RanksOf(analysis), {StoredUnit::kChannel});
       const double sum = std::accumulate(losses.keys.begin(), losses.keys.end(), 0.0) +
@@ -141,7 +144,7 @@ std::vector<std::vector<double>> DrawRows(StoredUnit unit) {
 // Rows that are coded and read back, against a metric.
 TEST(LossPredictorTest, IsWhatRowsOfAnotherTextLose) {
   const CalibrationStatistics statistics = DrawStatistics();
-  const BasisAnalysis analysis = *AnalyseLathe({&statistics, {}, {}, {.joins_heads = true}});
+  const BasisAnalysis analysis = *AnalyseLathe({&statistics, {}, {}, {.joint_channels = 256}});
   const ModelBasis basis = CutBasis(analysis, RanksOf(analysis));
   const HeadBasis& head = basis.head(0, 0);
   ASSERT_EQ(head.v_bits.n_channels(), 32);
@@ -186,19 +189,17 @@ TEST(LossPredictorTest, IsWhatRowsOfAnotherTextLose) {
 
 TEST(LossPredictorTest, CodesOfOpenRowsCostMore) {
   const CalibrationStatistics statistics = DrawStatistics();
-  const BasisAnalysis analysis = *AnalyseLathe({&statistics, {}, {}, {.joins_heads = true}});
+  const BasisAnalysis analysis = *AnalyseLathe({&statistics, {}, {}, {.joint_channels = 256}});
   const LossPredictor predictor(analysis, statistics.joint, statistics.shape, nullptr);
-  std::vector<HeadRanks> ranks = RanksOf(analysis);
+  const std::vector<HeadRanks> ranks = RanksOf(analysis);
   const double whole = predictor.At(ranks, {StoredUnit::kToken, false}).kl();
   EXPECT_GT(predictor.At(ranks, {StoredUnit::kToken, true}).kl(), whole);
-  for (HeadRanks& head : ranks) head.has_whole_open_rows = true;
-  EXPECT_EQ(predictor.At(ranks, {StoredUnit::kToken, true}).kl(), whole);
 }
 
 // Bits that move to the most attended entries lower the loss; the same bits for all are no classes.
 TEST(LossPredictorTest, ClassesOfEntriesCountAsTheirErrorsCost) {
   const CalibrationStatistics statistics = DrawStatistics();
-  const BasisAnalysis analysis = *AnalyseLathe({&statistics, {}, {}, {.joins_heads = true}});
+  const BasisAnalysis analysis = *AnalyseLathe({&statistics, {}, {}, {.joint_channels = 256}});
   const LossPredictor predictor(analysis, statistics.joint, statistics.shape, nullptr);
   std::vector<HeadRanks> ranks = RanksOf(analysis);
   const double alike = predictor.At(ranks, {}).kl();

@@ -41,6 +41,21 @@ double GainOf(const Losses& losses, size_t from, size_t to) {
   return (losses[from] - losses[to]) / (kLevels[to] - kLevels[from]) / kBitGroup;
 }
 
+// Of a bit in each head, in shares of the dearest; heads of a layer follow each other.
+std::vector<double> BitCosts(const std::vector<double>& positions_held, int n_heads) {
+  std::vector<double> costs(n_heads, 1.0);
+  if (positions_held.empty()) return costs;
+  const int n_layers = static_cast<int>(positions_held.size());
+  KVL_CHECK_EQ(n_heads % n_layers, 0);
+  const double most = std::ranges::max(positions_held);
+  for (int h = 0; h < n_heads; ++h) {
+    const double held = positions_held[h / (n_heads / n_layers)];
+    KVL_CHECK(held > 0);
+    costs[h] = held / most;
+  }
+  return costs;
+}
+
 BitSplit SplitOf(const std::vector<int>& bits_of_groups) {
   BitSplit split;
   for (const int bits : bits_of_groups) {
@@ -53,12 +68,13 @@ BitSplit SplitOf(const std::vector<int>& bits_of_groups) {
 }  // namespace
 
 BitLadder::BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<HeadNoise>& noise,
-                     int head_dim, StoredUnit unit)
+                     int head_dim, StoredUnit unit, const std::vector<double>& positions_held)
     : unit_(unit), n_heads_(static_cast<int>(spectra.size())), n_groups_(head_dim / kBitGroup) {
   KVL_CHECK_EQ(spectra.size(), noise.size());
+  const std::vector<double> costs = BitCosts(positions_held, n_heads_);
   for (int h = 0; h < n_heads_; ++h) {
-    AddSteps(2 * h, spectra[h].qk, noise[h].qk);
-    AddSteps(2 * h + 1, spectra[h].v, noise[h].v);
+    AddSteps(2 * h, costs[h], spectra[h].qk, noise[h].qk);
+    AddSteps(2 * h + 1, costs[h], spectra[h].v, noise[h].v);
   }
   // Stable: of equal gains the earlier group and the fewer bits come first.
   std::stable_sort(steps_.begin(), steps_.end(),
@@ -66,7 +82,7 @@ BitLadder::BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<
 }
 
 // The steps of every group along the lower convex hull of its losses.
-void BitLadder::AddSteps(int pair, const std::vector<double>& singular_values,
+void BitLadder::AddSteps(int pair, double bit_cost, const std::vector<double>& singular_values,
                          const std::vector<double>& noise) {
   for (int g = 0; g < n_groups_; ++g) {
     const Losses losses = LossesOf(singular_values, noise, g, unit_);
@@ -76,7 +92,7 @@ void BitLadder::AddSteps(int pair, const std::vector<double>& singular_values,
       for (size_t to = at + 2; to < losses.size(); ++to) {
         if (gain(at, to) > gain(at, best)) best = to;
       }
-      steps_.push_back({gain(at, best), pair, g, kLevels[best]});
+      steps_.push_back({gain(at, best) / bit_cost, pair, g, kLevels[best]});
       at = best;
     }
   }
@@ -140,7 +156,7 @@ StatusOr<RankAllocation> AllocateBits(const std::vector<HeadSpectra>& spectra,
     return Error(StatusCode::kInvalidArgument, "ratio={}: a cache shrinks by 1 or more",
                  request.value);
   }
-  const BitLadder ladder(spectra, noise, head_dim, request.unit);
+  const BitLadder ladder(spectra, noise, head_dim, request.unit, request.positions_held);
   const auto ranks_at = [&](int level) {
     return request.has_classes ? ladder.RanksWithClassesAt(level) : ladder.RanksAt(level);
   };
@@ -148,10 +164,11 @@ StatusOr<RankAllocation> AllocateBits(const std::vector<HeadSpectra>& spectra,
     return request.kv_fraction(ranks_at(level)) * request.value <= 1.0;
   };
   if (!fits(0)) {
-    return Error(StatusCode::kInvalidArgument,
-                 "ratio={}: the fewest bits reach only {:.2f} at the model's context, open block "
-                 "and sinks counted; ask for less, or add a retention stage",
-                 request.value, 1.0 / request.kv_fraction(ranks_at(0)));
+    return Error(
+        StatusCode::kInvalidArgument,
+        "ratio={}: the fewest bits reach only {:.2f} at the context it holds at, open block "
+        "and sinks counted; ask for less, or add a retention stage",
+        request.value, 1.0 / request.kv_fraction(ranks_at(0)));
   }
   int first = 0, last = ladder.n_levels() - 1;
   while (first < last) {

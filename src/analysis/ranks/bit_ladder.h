@@ -17,7 +17,8 @@ inline constexpr int kBitGroup = 16;
 inline constexpr double kClassWeight = 4;
 
 // All allocations from the smallest (one bit for the first group of every pair) to 8 bits for all,
-// in steps of one group; the steps that save most loss per bit come first. A group without bits
+// in steps of one group; the steps that save most loss per bit come first. A bit of a layer that
+// holds few positions, because of its sliding window, costs as much less. A group without bits
 // loses kCoherentFactor times the squares of its singular values, one with bits
 // UnitCost(bits, unit) of its noise. Rows have all channels until they are sealed; bits that
 // save less per bit than more bits do are passed over. Bits never rise along the channels of a
@@ -25,7 +26,8 @@ inline constexpr double kClassWeight = 4;
 class BitLadder {
  public:
   BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<HeadNoise>& noise,
-            int head_dim, StoredUnit unit = StoredUnit::kChannel);
+            int head_dim, StoredUnit unit = StoredUnit::kChannel,
+            const std::vector<double>& positions_held = {});
 
   int n_levels() const { return static_cast<int>(steps_.size()) + 1; }
   std::vector<HeadRanks> RanksAt(int level) const;
@@ -33,7 +35,8 @@ class BitLadder {
   // kClassWeight times as much as those of the middle, those of the least attended as much less; so
   // each class is at the level whose last step saves what the middle's does at that weight.
   std::vector<HeadRanks> RanksWithClassesAt(int level) const;
-  // The loss that the next step saves per bit and channel; 0 at the last level.
+  // The loss that the next step saves per bit and channel, and where positions are given per share
+  // of the most of them; 0 at the last level.
   double GainAt(int level) const;
 
  private:
@@ -46,7 +49,8 @@ class BitLadder {
   // Bits of the pairs, [2 * n_heads][n_groups].
   std::vector<std::vector<int>> BitsAt(int level) const;
   EntryBits SplitsOf(const std::vector<std::vector<int>>& bits, int head) const;
-  void AddSteps(int pair, const std::vector<double>& singular_values,
+  // bit_cost: of a bit of a channel.
+  void AddSteps(int pair, double bit_cost, const std::vector<double>& singular_values,
                 const std::vector<double>& noise);
 
   StoredUnit unit_;

@@ -131,6 +131,28 @@ TEST_P(BitLadderNoiseTest, EveryLevelIsTheLeastLossOfItsBits) {
   }
 }
 
+// A bit that is held for a tenth of the positions is worth what one is that saves ten times as
+// much.
+TEST(BitLadderTest, BitsOfLayersThatHoldFewPositionsCostLess) {
+  const std::vector<HeadSpectra> spectra = RandomSpectra(4, 5);
+  std::vector<HeadSpectra> worth = spectra;
+  for (int h : {2, 3}) {  // of the second layer
+    for (std::vector<double>* pair : {&worth[h].qk, &worth[h].v}) {
+      for (double& s : *pair) s *= std::sqrt(10);
+    }
+  }
+  const BitLadder ladder(spectra, NoiseLike(spectra), kHeadDim, StoredUnit::kToken, {5000, 500});
+  const BitLadder want(worth, NoiseLike(worth), kHeadDim, StoredUnit::kToken);
+  const BitLadder even(spectra, NoiseLike(spectra), kHeadDim, StoredUnit::kToken);
+  ASSERT_EQ(ladder.n_levels(), want.n_levels());
+  int n_differences = 0;
+  for (int level = 0; level < ladder.n_levels(); ++level) {
+    EXPECT_EQ(ladder.RanksAt(level), want.RanksAt(level)) << level;
+    n_differences += ladder.RanksAt(level) == even.RanksAt(level) ? 0 : 1;
+  }
+  EXPECT_GT(n_differences, ladder.n_levels() / 2);
+}
+
 TEST(BitLadderTest, BitsNeverRiseWhereSpectraDo) {
   std::vector<HeadSpectra> spectra = RandomSpectra(2, 3);
   for (int i = 48; i < kHeadDim; ++i) spectra[1].qk[i] = 100 * spectra[1].qk[0];

@@ -16,8 +16,7 @@ struct FisherWeights;
 struct HeadRanks {
   int rank_k = 0;
   int rank_v = 0;
-  BitSplit k_bits = {}, v_bits = {};  // if channels have bits of their own
-  bool has_whole_open_rows = false;   // if so: rows stay whole until they are sealed, not coded
+  BitSplit k_bits = {}, v_bits = {};                  // if channels have bits of their own
   EntryBits most_attended = {}, least_attended = {};  // BlockShape, where there are classes
   bool operator==(const HeadRanks&) const = default;
 };
@@ -50,6 +49,9 @@ struct RankRequest {
   // (palu).
   const FisherWeights* fisher = nullptr;
   int round = 16;  // ranks are rounded to multiples of it; it is a multiple of 8
+  // Bits: of how many positions each layer holds codes at the context that kv_fraction counts,
+  // [n_layers]; empty: all layers of as many.
+  std::vector<double> positions_held = {};
   // Returns kv_fraction of the whole cache at the model's full context, with everything counted. It
   // must not grow when a rank falls. Only kRatio needs it.
   std::function<double(const std::vector<HeadRanks>&)> kv_fraction;

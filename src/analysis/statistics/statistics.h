@@ -16,8 +16,8 @@ namespace kvlathe {
 inline constexpr int kCalibrationSinks = 4;
 
 // The newest positions of a cache wait to be compressed, so queries nearer to a row than this read
-// it whole. It is the default of `newest` in lathe(ratio=..).
-inline constexpr int kCalibrationNewest = 32;
+// it whole. It is what `newest=auto` leaves open of 2048 positions.
+inline constexpr int kCalibrationNewest = 64;
 
 struct StatisticsShape {
   int n_layers = 0;
@@ -126,9 +126,10 @@ CalibrationStatistics MakeStatistics(const StatisticsShape& shape);
 // Errors are those of WriteSafetensors.
 Status WriteStatistics(const CalibrationStatistics& statistics, const std::string& path);
 
-// Files of format version 10 hold every array of CalibrationStatistics (those across heads only
-// where they were asked for), its source and its counts, and a checksum of all that. Version 9 had
-// moments of rows as attention weighs them too, version 8 no joint statistics. kDataLoss if the
+// Files of format version 11 hold every array of CalibrationStatistics (those across heads only
+// where they were asked for), its source and its counts, and a checksum of all that. Gradients of
+// version 10 counted from 32 positions on, not from 64; version 9 had moments of rows as attention
+// weighs them too, version 8 no joint statistics. kDataLoss if the
 // file is damaged, of another kind, or of another format version; the message says how to make a
 // new one.
 StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path);

@@ -25,7 +25,8 @@
 namespace kvlathe {
 
 inline constexpr int kBlockSize = 64;         // entries in a block
-inline constexpr int kMaxPackedRank = 256;    // channels of a sealed row
+inline constexpr int kMaxRowRank = 512;       // channels of a row: plain, coded, or of split bits
+inline constexpr int kMaxPackedRank = 256;    // of a row that another codec seals
 inline constexpr int kMaxPackedLowrank = 64;  // columns of the low-rank residual
 
 struct BlockShape {

@@ -12,8 +12,6 @@ namespace kvlathe {
 inline constexpr std::array<int, 6> kSplitBits = {8, 5, 4, 3, 2, 1};
 struct BitSplit {
   std::array<int, kSplitBits.size()> channels = {};  // multiples of 16
-  // The first of these channels that have an offset and a scale in every block; a multiple of 16.
-  int scaled = 0;
 
   constexpr int n_channels() const {
     int n = 0;

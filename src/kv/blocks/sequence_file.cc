@@ -21,7 +21,7 @@ namespace kvlathe {
 namespace {
 
 constexpr std::string_view kMagic = "KVLSEQ\r\n";
-constexpr uint32_t kVersion = 11;
+constexpr uint32_t kVersion = 12;
 constexpr int64_t kCrcBytes = 4;
 // Bounds that keep every product below 2^63.
 constexpr uint32_t kMaxTextBytes = 1 << 16;
@@ -68,13 +68,10 @@ bool ReadShape(ByteReader* reader, BlockShape* shape) {
   for (BitSplit* split :
        {&shape->k_bits, &shape->v_bits, &shape->most_attended.k, &shape->most_attended.v,
         &shape->least_attended.k, &shape->least_attended.v}) {
-    std::array<int*, kSplitBits.size() + 1> numbers;
-    for (size_t i = 0; i < split->channels.size(); ++i) numbers[i] = &split->channels[i];
-    numbers.back() = &split->scaled;
-    for (int* n : numbers) {
+    for (int& n : split->channels) {
       uint32_t number = 0;
       if (!reader->Read(&number) || number > kMaxDim) return false;
-      *n = static_cast<int>(number);
+      n = static_cast<int>(number);
     }
   }
   for (int* rank : {&shape->sealed_rank_k, &shape->sealed_rank_v, &shape->sink_rank_v}) {
@@ -154,6 +151,7 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
   layout->n_sink = static_cast<int>(n_sink);
   file->n_tokens = static_cast<int>(tokens);
   if (!ReadWindows(reader, window, layout)) return false;
+  CapNewest(layout);
   for (uint64_t i = 0; i < uint64_t{n_layers} * n_kv_heads; ++i) {
     BlockShape shape;
     if (!ReadShape(reader, &shape)) return false;
@@ -207,7 +205,6 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
          {&shape.k_bits, &shape.v_bits, &shape.most_attended.k, &shape.most_attended.v,
           &shape.least_attended.k, &shape.least_attended.v}) {
       for (const int n : split->channels) AppendBytes(static_cast<uint32_t>(n), &rest);
-      AppendBytes(static_cast<uint32_t>(split->scaled), &rest);
     }
     AppendBytes(static_cast<uint32_t>(shape.sealed_rank_k), &rest);
     AppendBytes(static_cast<uint32_t>(shape.sealed_rank_v), &rest);

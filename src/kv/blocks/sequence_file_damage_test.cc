@@ -83,7 +83,7 @@ TEST_F(SequenceFileTest, HostileLengthsOfMergedEntriesAreRefused) {
   EXPECT_EQ(restored.head(0, 0).n_entries(), 50);
   EXPECT_EQ(restored.bytes().total(), cache.bytes().total());
   const std::string bytes = FileBytes();
-  const size_t length = 20 + 4 + identity.spec.size() + 4 + identity.model.size() + 240;
+  const size_t length = 20 + 4 + identity.spec.size() + 4 + identity.model.size() + 216;
   for (const uint32_t n : {0u, 65u, 200u, 0x80000000u, 0xFFFFFFFFu}) {
     std::string hostile = bytes;
     std::memcpy(hostile.data() + length, &n, sizeof(n));

@@ -65,6 +65,9 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   plan.prompt_run = waits || plan.has_classes ? 0 : runs->prompt_run;
   plan.buffer = runs->buffer;
   plan.newest = runs->newest;
+  constexpr int kMostOfAuto = 4096;
+  const bool grows = runs->newest_grows && !MovesRows(spec);
+  plan.most_newest = grows ? kMostOfAuto : plan.newest;
   AddResidual(spec, &plan);
   // A basis mixes channels behind RoPE; without one K has its steady ranges before it.
   if (auto* const codebook = std::get_if<CodebookCodec>(&plan.format.codec)) {

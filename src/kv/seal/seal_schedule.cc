@@ -31,7 +31,17 @@ int64_t EntriesOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt)
 
 // Those of them that are old enough to be sealed.
 int64_t SealableEntries(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
-  return std::max<int64_t>(0, EntriesOf(layout, n_tokens, n_prompt) - layout.seal->newest);
+  const int64_t n_entries = EntriesOf(layout, n_tokens, n_prompt);
+  return std::max<int64_t>(0, n_entries - NewestEntries(*layout.seal, n_entries));
+}
+
+// The fewest entries of which n_old are old enough.
+int64_t EntriesWithOld(const CacheLayout& layout, int64_t n_old) {
+  int64_t n_entries = n_old, before = -1;
+  while (n_entries != before) {
+    before = std::exchange(n_entries, n_old + NewestEntries(*layout.seal, n_entries));
+  }
+  return n_entries;
 }
 
 // Where the prompt ended, or sealed entries were dropped last: the full blocks of what was there
@@ -96,6 +106,13 @@ std::vector<RunExtent> ListRuns(int64_t of_prompt, int64_t prompt_step, int64_t 
 
 }  // namespace
 
+int64_t NewestEntries(const SealPlan& plan, int64_t n_entries) {
+  constexpr int64_t kFirst = 2048;
+  const int64_t grown =
+      std::min(n_entries, kFirst) / 32 + std::max<int64_t>(0, n_entries - kFirst) / 16;
+  return std::max<int64_t>(plan.newest, std::min<int64_t>(plan.most_newest, grown));
+}
+
 std::vector<RunExtent> RunsByClass(const RunExtent& run) {
   if (!run.spans_classes) return {run};
   const int64_t quarter = (run.n_blocks + 2) / 4;  // to the nearest
@@ -151,11 +168,11 @@ int64_t NextSealPoint(const CacheLayout& layout, int64_t n_tokens, int64_t n_pro
     const int64_t run = layout.seal->prompt_run;
     if (run == 0) return n_prompt;
     const int64_t n_runs = SealableEntries(layout, n_tokens, n_prompt) / run;
-    const int64_t end = (n_runs + 1) * run + layout.seal->newest;
+    const int64_t end = EntriesWithOld(layout, (n_runs + 1) * run);
     return std::min(n_prompt, layout.n_sink + end * EntrySpan(layout));
   }
-  const int64_t end = SealedBlocks(layout, n_tokens, n_prompt) * kBlockSize + layout.seal->buffer +
-                      layout.seal->newest;
+  const int64_t n_old = SealedBlocks(layout, n_tokens, n_prompt) * kBlockSize + layout.seal->buffer;
+  const int64_t end = EntriesWithOld(layout, n_old);
   if (!layout.DropsEntries()) return layout.n_sink + end * EntrySpan(layout);
   return n_tokens + end - EntriesOf(layout, n_tokens, n_prompt);
 }

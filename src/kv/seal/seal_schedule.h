@@ -2,7 +2,7 @@
 //
 // Entries are the positions behind the sink. While the prompt is read, every prompt_run entries are
 // sealed as one run. Where the prompt ends, the full blocks of the unfinished run are sealed; after
-// that, every `buffer` entries are. The last `newest` entries are left out of all this, as if they
+// that, every `buffer` entries are. The last NewestEntries() are left out of all this, as if they
 // had not come yet. Where entries are dropped after the prompt (RetentionPlan::slack), the full
 // blocks of what stays are sealed again as one run, as if the prompt ended there. So the ends of
 // runs depend only on positions and on where the prompt ends, and so does which runs of the prompt
@@ -45,6 +45,11 @@ std::vector<RunExtent> RunsByClass(const RunExtent& run);
 bool StartsAfreshAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
 // Whether some of these entries are sealed, so that those that stay have to be sealed again.
 bool SealsAgainAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
+
+// How many of n_entries are too new to be sealed. Where SealPlan::most_newest lets them, they are
+// a 32nd of the first 2048 and a sixteenth of those behind: attention gives more weight to near
+// entries however many there are, and what they cost in more bits is a smaller share of many.
+int64_t NewestEntries(const SealPlan& plan, int64_t n_entries);
 
 // How many blocks of each head are sealed once n_tokens positions are there.
 int64_t SealedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);

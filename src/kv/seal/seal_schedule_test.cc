@@ -26,12 +26,22 @@ CacheLayout Layout(int n_sink, int prompt_run, int buffer, double repaired_share
   return layout;
 }
 
+int64_t NewestLiterally(const CacheLayout& layout, int64_t n_entries) {
+  int64_t n_newest = layout.seal->newest;
+  int64_t grown = 0;
+  for (int64_t n = 1; n <= n_entries; ++n) {
+    if (n % (n <= 2048 ? 32 : 16) == 0) ++grown;
+    if (grown > n_newest && grown <= layout.seal->most_newest) n_newest = grown;
+  }
+  return n_newest;
+}
+
 // Blocks sealed at a position count, by going through the definition one position at a time.
 int64_t SealedLiterally(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
   const int64_t run = layout.seal->prompt_run, buffer = layout.seal->buffer;
   int64_t n_sealed = 0;
   for (int64_t n = 1; n <= n_tokens; ++n) {
-    const int64_t n_entries = n - layout.n_sink - layout.seal->newest;
+    const int64_t n_entries = n - layout.n_sink - NewestLiterally(layout, n - layout.n_sink);
     const int64_t n_open = n_entries - n_sealed * kBlockSize;
     if (n_entries <= 0) continue;
     const bool ends_run = run > 0 && n < n_prompt && n_entries % run == 0;
@@ -66,6 +76,27 @@ TEST(SealSchedule, FollowsTheDefinition) {
             }
             ASSERT_EQ(block, n_sealed);
           }
+        }
+      }
+    }
+  }
+}
+
+TEST(SealSchedule, NewestEntriesGrowWithManyEntries) {
+  for (const int most_newest : {0, 40, 100, 4096}) {
+    for (const int run : {0, 64, 512}) {
+      CacheLayout layout = Layout(4, run, 64);
+      layout.seal->newest = 32;
+      layout.seal->most_newest = most_newest;
+      for (const int64_t n_prompt : {1, 68, 1500, 2700}) {
+        for (int64_t n = 900; n <= 3500; n += 83) {
+          SCOPED_TRACE(testing::Message()
+                       << most_newest << ' ' << run << ' ' << n_prompt << ' ' << n);
+          const int64_t n_sealed = SealedBlocks(layout, n, n_prompt);
+          ASSERT_EQ(n_sealed, SealedLiterally(layout, n, n_prompt));
+          const int64_t next = NextSealPoint(layout, n, n_prompt);
+          ASSERT_GT(next, n);
+          ASSERT_EQ(SealedBlocks(layout, next - 1, n_prompt), n_sealed);
         }
       }
     }

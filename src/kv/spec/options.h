@@ -25,9 +25,10 @@ struct RankOptions {
 
 // Which positions are sealed together.
 struct RunOptions {
-  int prompt_run = 0;  // so many positions of the prompt; 0: all of them
-  int buffer = 0;      // so many positions while decoding
-  int newest = 0;      // none of so many last positions is sealed
+  int prompt_run = 0;         // so many positions of the prompt; 0: all of them
+  int buffer = 0;             // so many positions while decoding
+  int newest = 0;             // none of so many last positions is sealed
+  bool newest_grows = false;  // or of more, where there are many (NewestEntries)
 
   friend bool operator==(const RunOptions&, const RunOptions&) = default;
 };
@@ -82,6 +83,7 @@ struct LatheOptions {
   StoredUnit unit = StoredUnit::kToken;
   OpenRows open = OpenRows::kAuto;
   bool has_classes = false;  // entries of a prompt have bits by what attends to them
+  int context = 0;           // positions at which a ratio counts bytes; 0: the model's context
   RunOptions runs;           // used where bits are split
   friend bool operator==(const LatheOptions&, const LatheOptions&) = default;
 };

@@ -23,7 +23,10 @@ RankOptions ReadRanks(const KeyValues& values) {
 
 // run=prompt reads as 0.
 RunOptions ReadRuns(const KeyValues& values) {
-  return {values.Integer("run"), values.Integer("buffer"), values.Integer("newest")};
+  constexpr int kLeastOfAuto = 32;
+  const bool grows = values.Is("newest", "auto");
+  return {values.Integer("run"), values.Integer("buffer"),
+          grows ? kLeastOfAuto : values.Integer("newest"), grows};
 }
 
 BudgetOptions ReadBudget(const KeyValues& values) {
@@ -81,6 +84,7 @@ StageOptions ReadLathe(const KeyValues& values) {
                      .is_centred = values.Is("centre", "on"),
                      .keys_before_rope = values.Is("keys", "before"),
                      .has_classes = values.Integer("classes") > 1,
+                     .context = values.Integer("context"),
                      .runs = ReadRuns(values)};
   if (values.Is("heads", "joint")) lathe.heads = LatheOptions::Heads::kJoint;
   if (values.Is("heads", "own")) lathe.heads = LatheOptions::Heads::kOwn;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "format/rows/block_layout.h"
+
 namespace kvlathe {
 namespace {
 
@@ -75,12 +77,17 @@ bool Spec::has_classes() const {
   return lathe != nullptr && lathe->has_classes && splits_bits();
 }
 
-bool Spec::joins_heads() const {
+int Spec::joint_channels() const {
   const auto* lathe = basis_as<LatheOptions>();
-  if (lathe == nullptr) return false;
-  if (lathe->heads != LatheOptions::Heads::kAuto)
-    return lathe->heads == LatheOptions::Heads::kJoint;
-  return splits_bits() && (retention() == nullptr || retention_as<WindowOptions>() != nullptr);
+  if (lathe == nullptr || lathe->heads == LatheOptions::Heads::kOwn) return 0;
+  if (lathe->heads == LatheOptions::Heads::kJoint) {
+    return quantizer() == nullptr ? kMaxRowRank : kMaxPackedRank;
+  }
+  // Each head more makes every dot longer on the same bytes, so `auto` stops here.
+  constexpr int kMostOfAuto = 256;
+  const bool pays =
+      splits_bits() && (retention() == nullptr || retention_as<WindowOptions>() != nullptr);
+  return pays ? kMostOfAuto : 0;
 }
 
 bool Spec::has_latent_keys() const {

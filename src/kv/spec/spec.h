@@ -89,8 +89,10 @@ class Spec {
   bool splits_bits() const;
   // Whether entries of the prompt have bits by what attends to them (LatheOptions::has_classes).
   bool has_classes() const;
-  // Whether KV heads of a layer have one map together and are one head of the cache.
-  bool joins_heads() const;
+  // How many channels the KV heads of a layer may have together that have one map and are one head
+  // of the cache; 0: each has its own.
+  int joint_channels() const;
+  bool joins_heads() const { return joint_channels() > 0; }
   // Whether keys are stored as latents from before RoPE, and turn when they are read.
   bool has_latent_keys() const;
   // Whether each sequence finds the basis of its own rows where its prompt ends (svd-online,

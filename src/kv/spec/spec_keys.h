@@ -77,12 +77,18 @@ inline constexpr KeyInfo kBuffer = {
     .min = 64,
     .max = 4096,
     .multiple_of = 64};
-inline constexpr KeyInfo kNewest = {.name = "newest",
-                                    .doc = "newest positions, of which none is sealed",
-                                    .default_text = "0",
-                                    .min = 0,
-                                    .max = 4096,
-                                    .multiple_of = 1};
+inline constexpr KeyInfo kNewest = {
+    .name = "newest",
+    .doc =
+        "newest positions, of which none is sealed; auto: a 32nd of the first 2048 and a sixteenth "
+        "of "
+        "those behind, at least 32, at most a sixteenth of the narrowest window, 32 under "
+        "retention",
+    .default_text = "0",
+    .min = 0,
+    .max = 4096,
+    .multiple_of = 1,
+    .choices = "auto"};
 inline constexpr KeyInfo kShare = {.name = "share",
                                    .doc = "share of the entries kept exactly, half at either end",
                                    .default_text = "0.02",

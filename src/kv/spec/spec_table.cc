@@ -47,8 +47,9 @@ constexpr KeyInfo kLatheKeyRows = {
 constexpr KeyInfo kLatheHeads = {
     .name = "heads",
     .doc =
-        "one map for the KV heads of a layer together (at most 256 channels), or one for each; "
-        "auto: together where bits are mixed and heads choose no entries of their own",
+        "one map for the KV heads of a layer together (at most 512 channels, 256 with a "
+        "quantizer), or one for each; auto: together up to 256 channels where bits are mixed and "
+        "heads choose no entries of their own",
     .default_text = "auto",
     .choices = "auto|joint|own"};
 constexpr KeyInfo kLatheBits = {
@@ -79,11 +80,19 @@ constexpr KeyInfo kLatheClasses = {
         "queries attend to most gets more bits, the quarter with the least fewer; 1: all alike",
     .default_text = "1",
     .choices = "1|3"};
-constexpr KeyInfo kLatheNewest = WithDefault(kNewest, "32");
+constexpr KeyInfo kLatheNewest = WithDefault(kNewest, "auto");
+constexpr KeyInfo kLatheContext = {
+    .name = "context",
+    .doc =
+        "positions at which ratio counts bytes, and shares them out where layers have sliding "
+        "windows; without it the model's context",
+    .min = 1,
+    .max = 1 << 30,
+    .multiple_of = 1};
 constexpr const KeyInfo* kLatheKeys[] = {
-    &kRate,         &kRatio,        &kAccuracy,   &kRanks,       &kRound,       &kResident,
-    &kCentre,       &kLatheKeyRows, &kLatheHeads, &kLatheBits,   &kLatheScales, &kLatheOpen,
-    &kLatheClasses, &kRun,          &kBuffer,     &kLatheNewest, &kSink};
+    &kRate,         &kRatio,        &kAccuracy,   &kRanks,     &kRound,       &kResident,
+    &kCentre,       &kLatheKeyRows, &kLatheHeads, &kLatheBits, &kLatheScales, &kLatheOpen,
+    &kLatheClasses, &kLatheContext, &kRun,        &kBuffer,    &kLatheNewest, &kSink};
 
 constexpr KeyInfo kPaluGroup = {
     .name = "group",

@@ -43,9 +43,9 @@ struct PackedHead {
   KeyRotation rotation;
 };
 
-// Query rows of one KV head over a range of its entries. Ranks are multiples of 16 and at most 256;
-// visible entries are finite. Blocks may lie anywhere; each is fetched while the one before it is
-// read.
+// Query rows of one KV head over a range of its entries. Ranks are multiples of 16 and at most
+// MostChannels(); visible entries are finite. Blocks may lie anywhere; each is fetched while the
+// one before it is read.
 //
 // Rows are packed token-major: row = t * gqa_group + h, so that all query heads that share the KV
 // head read each block once. The row of token t sees entries < first_visible + t (causal order), of
@@ -129,7 +129,7 @@ struct AttendKernels {
   void (*append)(const AppendParams& params);
 };
 
-inline constexpr int64_t kAttendScratchBytes = 480 << 10;
+inline constexpr int64_t kAttendScratchBytes = 576 << 10;
 
 // The fastest set for `isa` and rows of `row_type`.
 const AttendKernels& GetAttendKernels(Isa isa, DType row_type);

@@ -59,11 +59,8 @@ struct PackedSideView {
   int n_segments = 0;
   CodeSegment segments[kSplitBits.size()] = {};
   int n_coded = 0;  // channels of all segments, the first of `rank`; the others count as zero
-  // Where bits are split, the first n_scaled channels of K have offsets and then scales in the
-  // block, a byte each, or codes of a token stand for numbers in units of its scale, a byte of
-  // `scales` each (ScaleOfByte).
-  int n_scaled = 0;
-  int64_t block_scales = 0;  // in the block
+  // Where bits are split, whether codes of a token stand for numbers in units of its scale, a byte
+  // of `scales` each (ScaleOfByte).
   bool has_token_scales = false;
   // The ranges and offsets [2][rank] of K that has a codebook. V that has one has shared_scales.
   const float* model_scales = nullptr;

@@ -111,7 +111,6 @@ PackedShape DrawShape(const Choices& choices, Input& input) {
     format.codec = SplitBitsCodec{is_token ? StoredUnit::kToken : StoredUnit::kChannel};
     format.sparse_share = 0;
     head.k_bits = DrawSplit(input, head.rank_k);
-    if (!is_token) head.k_bits.scaled = 16 * input.Below(head.rank_k / 16 + 1);
     head.v_bits = DrawSplit(input, head.rank_v);
   }
   return MakePackedShape(format, head, run);

@@ -10,7 +10,7 @@
 namespace kvlathe {
 namespace {
 
-constexpr int kMaxRank = 256;
+constexpr int kMaxRank = kMaxRowRank;
 static_assert(int64_t{4} * kBlockSize * 2 * kMaxRank <= kAttendScratchBytes);
 
 template <typename T>
@@ -62,8 +62,6 @@ PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const Pa
   if (view.group == 0) view.group = is_per_channel ? shape.n_tokens() : shape.rank_k;
   if (const auto* const split = std::get_if<SplitBitsCodec>(&shape.format.codec)) {
     ListSegments(shape.k_bits, split->unit, view.codes, &view);
-    view.n_scaled = shape.k_bits.scaled;
-    view.block_scales = BlockScaleOffset(shape);
   }
   ViewTable(side, &view);
   if (is_per_channel) view.shared_scales = At<F16>(run.record, 0);
@@ -287,12 +285,6 @@ void DecodeSegments(const PackedSideView& side, const std::byte* block, float* v
   }
   ForEachUncoded<kIsKey>(side,
                          [&](int64_t offset, int64_t n) { std::fill_n(values + offset, n, 0.0f); });
-  const auto* scales = At<uint8_t>(block, side.block_scales);
-  for (int r = 0; kIsKey && r < side.n_scaled; ++r) {
-    const float offset = OffsetOfByte(scales[r]), scale = ScaleOfByte(scales[side.n_scaled + r]);
-    ForEach<true>({0, kBlockSize}, {r, r + 1}, side.rank,
-                  [&](int, int, int64_t at) { values[at] = values[at] * scale + offset; });
-  }
   if (side.has_token_scales) ScaleTokens<kIsKey>(side, block, values);
 }
 

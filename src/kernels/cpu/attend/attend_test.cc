@@ -193,7 +193,7 @@ Partial RunAttend(const AttendKernels& kernels, const Problem& problem, int kv_b
 // by at most 2^-9 * sum of weight * |v|, twice that because row_sum moves too; the mean error over
 // all elements stays below 2^-9 * o_spread (a third of it where many entries share the weight, up
 // to two thirds where one or two do). A score sums rank_k products in F32, which shifts a weight by
-// up to 1e-6 * (1 + |score|).
+// up to 1.5e-6 * (1 + |score|).
 void ExpectMatches(const Partial& got, const AttendRefResult& want, int n_rows, int rank_v,
                    DType row_type, const std::string& what) {
   const double p_error = row_type == DType::kBf16 ? 0x1p-9 : 1e-6;
@@ -205,7 +205,7 @@ void ExpectMatches(const Partial& got, const AttendRefResult& want, int n_rows, 
           << what << " row " << row;
       EXPECT_EQ(got.row_sum[row], 0) << what << " row " << row;
     } else {
-      const double score_error = 1e-6 * (1 + std::abs(row_max));
+      const double score_error = 1.5e-6 * (1 + std::abs(row_max));
       ASSERT_NEAR(got.row_max[row], row_max, score_error) << what << " row " << row;
       ASSERT_NEAR(got.row_sum[row], row_sum, row_sum * (p_error + 2 * score_error))
           << what << " row " << row;
@@ -243,16 +243,20 @@ TEST(Attend, DecodeMatchesReferenceForEveryGroupSize) {
 }
 
 TEST(Attend, MatchesReferenceForEveryRank) {
-  for (int rank = 16; rank <= 256; rank += 16) {
+  std::vector<int> ranks;
+  for (int rank = 16; rank <= 256; rank += 16) ranks.push_back(rank);
+  ranks.insert(ranks.end(), {272, 384, 496, kMaxRowRank});
+  for (const int rank : ranks) {
+    const int other = (rank <= 256 ? 272 : kMaxRowRank + 16) - rank;
     CheckAllSets({.rank_k = rank,
-                  .rank_v = 272 - rank,
+                  .rank_v = other,
                   .n_tokens = 3,
                   .gqa_group = 4,
                   .kv_end = 141,
                   .first_visible = 138},
                  rank);
     // Decoding: one tile of 1 to 4 rows.
-    CheckAllSets({.rank_k = 272 - rank,
+    CheckAllSets({.rank_k = other,
                   .rank_v = rank,
                   .gqa_group = 1 + rank / 16 % 4,
                   .kv_end = 205,
@@ -348,8 +352,8 @@ TEST(Attend, RandomShapes) {
   Random random(7);
   for (int i = 0; i < 60; ++i) {
     Shape s;
-    s.rank_k = 16 * (1 + random.Below(16));
-    s.rank_v = 16 * (1 + random.Below(16));
+    s.rank_k = 16 * (1 + random.Below(i % 8 == 0 ? 32 : 16));
+    s.rank_v = 16 * (1 + random.Below(i % 8 == 1 ? 32 : 16));
     s.gqa_group = 1 + random.Below(8);
     s.n_tokens = 1 + random.Below(random.Below(4) == 0 ? 300 / s.gqa_group : 6);
     s.kv_end = 1 + random.Below(400);
@@ -450,8 +454,8 @@ TEST(AttendRows, MatchesReference) {
   for (const KernelSet& set : KernelSets()) {
     for (int i = 0; i < 40; ++i) {
       Shape s;
-      s.rank_k = i % 4 == 0 ? 80 : 8 * (1 + random.Below(32));  // a head_dim
-      s.rank_v = 16 * (1 + random.Below(16));
+      s.rank_k = i % 4 == 0 ? 80 : 8 * (1 + random.Below(64));  // a head_dim
+      s.rank_v = 16 * (1 + random.Below(32));
       s.gqa_group = 1 + random.Below(8);
       s.n_tokens = 1 + random.Below(9);
       s.kv_end = i == 0 ? 0 : 1 + random.Below(i % 5 == 0 ? 40 : 6);

@@ -85,20 +85,6 @@ KVL_LANES void RoundQueries(const FloatRows& q, int n_rows, int rank, bool has_u
   }
 }
 
-// Multiplies q with the scales of the block's first channels, and returns its dot with their
-// offsets.
-KVL_LANES float ScaleQuery(const PackedSideView& side, const std::byte* block, const float* q,
-                           float* to) {
-  const auto* bytes = reinterpret_cast<const uint8_t*>(block + side.block_scales);
-  float constant = 0;
-  for (int r = 0; r < side.n_scaled; ++r) {
-    constant += q[r] * OffsetOfByte(bytes[r]);
-    to[r] = q[r] * ScaleOfByte(bytes[side.n_scaled + r]);
-  }
-  for (int r = side.n_scaled; r < side.rank; ++r) to[r] = q[r];
-  return constant;
-}
-
 // Multiplies scores with the scales of their tokens.
 template <int kRows>
 KVL_LANES void ScaleScores(const PackedSideView& side, const std::byte* block, float* scores) {
@@ -116,19 +102,9 @@ KVL_LANES void ScaleScores(const PackedSideView& side, const std::byte* block, f
 template <int kRows>
 void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
-  CodeWeights<kRows> of_block;
-  float constants[kRows] = {};
+  constexpr float kNoConstants[kRows] = {};
   const int16_t* weights = rows.rounded->numbers[rows.first];
   const float* units = rows.rounded->units + rows.first;
-  if (side.n_scaled > 0) {
-    alignas(64) float scaled[kRows][kMaxRank];
-    for (int r = 0; r < kRows; ++r) {
-      constants[r] = ScaleQuery(side, block.bytes, rows.q[r], scaled[r]);
-    }
-    RoundWeights({scaled[0], kMaxRank}, side.rank, kLargestUnitNumber, &of_block);
-    for (float& unit : of_block.units) unit *= kUnitNumberStep;
-    weights = of_block.numbers[0], units = of_block.units;
-  }
   Unroll<2>([&](auto column) KVL_PART {
     for (int part = 0; part < kLineParts; ++part) {
       const int64_t ahead = column.value == 0 && part == 0 ? block.ahead() : 0;
@@ -142,8 +118,8 @@ void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* 
         });
       }
       float* to = scores + 16 * column.value + kLanes * part;
-      sums.StoreScores(0, units, constants, to);
-      sums.StoreScores(1, units, constants, to + 32);
+      sums.StoreScores(0, units, kNoConstants, to);
+      sums.StoreScores(1, units, kNoConstants, to + 32);
     }
   });
   if (side.has_token_scales) ScaleScores<kRows>(side, block.bytes, scores);
@@ -344,7 +320,7 @@ template <int kRows>
 void AddExactScores(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
   if (side.exact.ends == nullptr) return;
-  alignas(16) RowTile q[kMaxRank];
+  alignas(16) RowTile q[kMaxPackedRank];
   TileSums sums;
   sums.Clear(kBlockSize);
   GatherRows<kRows>(rows.q.first, rows.q.stride, side.rank, q);

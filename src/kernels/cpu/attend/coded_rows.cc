@@ -14,7 +14,6 @@
 namespace kvlathe {
 namespace {
 
-constexpr int kMaxRank = 256;
 constexpr int kGroupBytes = 64;  // two lines of 32 codes
 constexpr float kSignOfZero = 0x1p-20f;
 
@@ -67,11 +66,11 @@ void ExpandGroup(const std::byte* group, const F& scale_of, float* first, float*
 
 bool AppendCodedRows(const AppendParams& p) {
   const int rank_k = p.shape.rank_k, rank_v = p.shape.rank_v;
-  KVL_DCHECK(rank_k <= kMaxRank && rank_v <= kMaxRank);
+  KVL_DCHECK(rank_k <= kMaxRowRank && rank_v <= kMaxRowRank);
   const int64_t element = SizeOf(p.shape.row_type);
   std::byte* const values = p.block + KeyBytes(p.shape);
-  std::array<float, kMaxRank> row;
-  std::array<uint8_t, kMaxRank> codes;
+  std::array<float, kMaxRowRank> row;
+  std::array<uint8_t, kMaxRowRank> codes;
   bool ok = true;
   for (int i = 0; i < p.n_rows; ++i) {
     const int token = p.first_slot + i;

@@ -19,7 +19,7 @@ namespace {
 
 // Every code lies where a sealed block of 8-bit channels has it, and is the nearest there is.
 TEST(CodedRows, AreTheNearestCodesInTheirPlaces) {
-  constexpr int kRankK = 48, kRankV = 80, kFirst = 13, kRows = 37, kStride = 96;
+  constexpr int kRankK = 48, kRankV = kMaxRowRank, kFirst = 13, kRows = 37, kStride = 528;
   const BlockShape shape = {kRankK, kRankV, DType::kF32, {}, {}, true};
   EXPECT_EQ(BlockBytes(shape), 64 * (kRankK + kRankV + 2));
   Buffer block = Buffer::Allocate(BlockBytes(shape), "test").value();

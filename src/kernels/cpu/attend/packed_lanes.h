@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kLineValues = 32;
 constexpr int kLineVecs = kLineValues / kLanes;
-constexpr int kMaxRank = 256;
+constexpr int kMaxRank = kMaxRowRank;
 
 // Which numbers of a line share a scale: those of one channel of the pair (K by channel), of one
 // token (K by token), or of one token of the pair (V).
@@ -292,20 +292,6 @@ void ExpandSegments(const PackedSideView& side, const std::byte* block, float* v
   });
 }
 
-// Turns the numbers of K, which are in units of their block, into keys.
-void ScaleKeys(const PackedSideView& side, const std::byte* block, float* values) {
-  const auto* bytes = reinterpret_cast<const uint8_t*>(block + side.block_scales);
-  for (int r = 0; r < side.n_scaled; r += 2, values += 2 * kBlockSize) {
-    const float offsets[2] = {OffsetOfByte(bytes[r]), OffsetOfByte(bytes[r + 1])};
-    const float scales[2] = {ScaleOfByte(bytes[side.n_scaled + r]),
-                             ScaleOfByte(bytes[side.n_scaled + r + 1])};
-    const Vec offset = BroadcastPair(offsets), scale = BroadcastPair(scales);
-    for (int i = 0; i < 2 * kBlockSize; i += kLanes) {
-      Store(values + i, Fma(Load(values + i), scale, offset));
-    }
-  }
-}
-
 // Reads the scales of the tokens of a block whose bits are split.
 void ReadUnitScales(const PackedSideView& side, const std::byte* block, float* scales) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(block + side.scales);
@@ -338,7 +324,6 @@ KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* bloc
   }
   if (run.k.n_segments > 0) {
     ExpandSegments<true>(run.k, block, values);
-    ScaleKeys(run.k, block, values);
     ScaleTokens<true>(run.k, block, values);
     AddFactors<SideKind::kKeyByToken>(run.k, run.lowrank, block, values);
     ExpandSegments<false>(run.v, block, of_v);

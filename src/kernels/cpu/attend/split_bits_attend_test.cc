@@ -182,21 +182,20 @@ ExpectedKey KeyOf(const SplitProblem& p, const KeyMap& map, int token, DType typ
   for (int r = 0; r < map.rank; ++r) latents[r] = p.Decoded(true, token, r);
   const int t = token % kBlockSize;
   for (int d = 0; d < kKeyDim; ++d) {
-    double rounded = 0, square = 0, size = 0;
+    double square = 0, size = 0;
     e.key[d] = map.offset[d];
     for (int r = 0; r < map.rank; ++r) {
       const double weight = map.way_back[r * kKeyDim + d];
       e.key[d] += latents[r] * weight;
       square += latents[r] * latents[r];
       size += std::abs(weight);
-      if (r < p.head.scaled) rounded += std::abs(latents[r] * weight);  // others are exact in Bf16
     }
     e.slack[d] = 1e-5;
     if (type == DType::kF32) continue;
     // Weights of 16 bits are rounded to the step that sums of 31 bits allow.
     const double step = size * kLargestUnitNumber / 2.145e9;
-    const double of_bytes = p.head.scaled > 0 ? 0 : VarianceOfBytes(p, map, latents, token, d);
-    e.slack[d] += rounded / 256 + 5 * std::sqrt(step * step * square / 12 + of_bytes);
+    const double of_bytes = VarianceOfBytes(p, map, latents, token, d);
+    e.slack[d] += 5 * std::sqrt(step * step * square / 12 + of_bytes);
   }
   for (int d = 0; d < kTurned; ++d) {
     const double c = map.cos[KeyOffset(t, d)], s = map.sin[KeyOffset(t, d)];

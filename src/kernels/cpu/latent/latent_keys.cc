@@ -28,7 +28,7 @@ int LatentsToRead(const LatentBlock& block) {
 }
 
 const LatentBytes* FindBytes(const LatentMapView& map, const PackedSideView& side) {
-  BitSplit split{.scaled = side.n_scaled};
+  BitSplit split;
   for (int i = 0; i < side.n_segments; ++i) {
     const CodeSegment& segment = side.segments[i];
     split.channels[std::ranges::find(kSplitBits, segment.bits) - kSplitBits.begin()] =

@@ -27,9 +27,8 @@ struct LatentBlock {
 };
 
 // F32 values of a sealed block, keys in F32, and latents as the products want them. A plain block
-// may have more than kMaxPackedRank latents, for 4 kBlockSize bytes of scratch each.
-inline constexpr int64_t kLatentScratchBytes =
-    int64_t{kBlockSize} * kMaxPackedRank * 4 * (2 + 1 + 1);
+// may have more than kMaxRowRank latents, for 4 kBlockSize bytes of scratch each.
+inline constexpr int64_t kLatentScratchBytes = int64_t{kBlockSize} * kMaxRowRank * 4 * (2 + 1 + 1);
 
 // Fills block.tile. `scratch` is kLatentScratchBytes, 64-byte aligned.
 using ReadLatentBlock = void (*)(const LatentBlock& block, std::byte* scratch);

@@ -34,8 +34,8 @@ template <typename Row, typename Kernels>
 void ReadLatents(const LatentBlock& b, std::byte* scratch) {
   const int rank = b.shape.rank_k, head_dim = b.map.head_dim, n_read = LatentsToRead(b);
   float* const values = reinterpret_cast<float*>(scratch);
-  float* const keys = values + 2 * kBlockSize * kMaxPackedRank;
-  float* const latents = keys + kBlockSize * kMaxPackedRank;
+  float* const keys = values + 2 * kBlockSize * kMaxRowRank;
+  float* const latents = keys + kBlockSize * kMaxRowRank;
   Row* const tile = reinterpret_cast<Row*>(b.tile);
   Row* const tile_v = tile + int64_t{kBlockSize} * head_dim;
   const int64_t n_values = int64_t{kBlockSize} * b.shape.rank_v;

@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LatentKeysTest,
                                            Case{64, 128, 64, 64}, Case{112, 128, 64, 16},
                                            Case{48, 80, 16, 80},  // a part of the channels turns
                                            Case{48, 96, 0, 32},   // none does
-                                           Case{256, 256, 128, 256}));
+                                           Case{256, 256, 128, 256}, Case{384, 512, 256, 512}));
 
 }  // namespace
 }  // namespace kvlathe

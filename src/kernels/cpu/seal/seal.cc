@@ -47,11 +47,12 @@ bool IsValidCodec(const SplitBitsCodec& /*codec*/) { return true; }
 bool IsValidCodec(const RowsCodec& /*codec*/) { return false; }
 bool IsValidCodec(const RotatedCodec& /*codec*/) { return false; }
 
-bool IsValidRank(int rank) { return rank > 0 && rank % 16 == 0 && rank <= kMaxPackedRank; }
+bool IsValidRank(int rank, const Codec& codec) {
+  return rank > 0 && rank % 16 == 0 && rank <= MostChannels(codec);
+}
 
 bool IsValidSplit(const BitSplit& split, int rank) {
-  return split.n_channels() > 0 && split.n_channels() <= rank && split.scaled >= 0 &&
-         split.scaled % 16 == 0 && split.scaled <= split.n_channels() &&
+  return split.n_channels() > 0 && split.n_channels() <= rank &&
          std::ranges::all_of(split.channels, [](int n) { return n >= 0 && n % 16 == 0; });
 }
 
@@ -145,11 +146,9 @@ void Sealer::State::Plan(std::span<const SealJob> jobs) {
                                .k_bits = head.k_bits,
                                .v_bits = head.v_bits},
                               run);
-      KVL_CHECK(IsValidRank(shape.rank_k) && IsValidRank(shape.rank_v));
-      KVL_CHECK(!format.Is<SplitBitsCodec>() ||
-                (IsValidSplit(shape.k_bits, shape.rank_k) &&
-                 IsValidSplit(shape.v_bits, shape.rank_v) && shape.v_bits.scaled == 0));
-      KVL_CHECK(shape.k_bits.scaled == 0 || shape.k.sharing == ScaleSharing::kNone);
+      KVL_CHECK(IsValidRank(shape.rank_k, format.codec) && IsValidRank(shape.rank_v, format.codec));
+      KVL_CHECK(!format.Is<SplitBitsCodec>() || (IsValidSplit(shape.k_bits, shape.rank_k) &&
+                                                 IsValidSplit(shape.v_bits, shape.rank_v)));
       KVL_CHECK(head.record != nullptr || RunRecordBytes(shape) == 0);
       KVL_CHECK(format.Is<SplitBitsCodec>() || !head.has_coded_rows);
       runs.push_back({kernels, row_type, shape, &job, h});

@@ -31,9 +31,7 @@
 // Specification 1.0.
 //
 // Split bits (lathe). Rows come in units of their channels' deviations. Codes are the nearest of
-// unit_codes.h, and there are no exact entries. The first k_bits.scaled channels of K have an
-// offset and a scale in each block: the bytes nearest to the mean of the block's 64 numbers and to
-// the root of their mean square about that offset. Their codes are those of (x - offset) / scale.
+// unit_codes.h, and there are no exact entries.
 //
 // Low-rank residual (docs/methods/gear.md). For each head R = X - D - S, where D is the values of
 // the codes and S what exact entries add to them, so R is 0 at exact entries. R is approximated by

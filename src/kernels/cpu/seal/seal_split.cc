@@ -25,48 +25,10 @@ void ForEachSegment(const BitSplit& split, const F& f) {
   }
 }
 
-uint8_t NearestOffset(double x) {
-  return static_cast<uint8_t>(std::clamp(std::nearbyint(x / kOffsetStep), -128.0, 127.0) + 128);
-}
-
 uint8_t NearestScale(double x) {
   const auto bits = std::bit_cast<int32_t>(static_cast<float>(x));
   const int32_t steps = (bits - int32_t{kScaleBase} + (1 << (kScaleShift - 1))) >> kScaleShift;
   return static_cast<uint8_t>(std::clamp(steps, 0, 255));
-}
-
-// f(number of the block) for those of channel c of K, in a block by lines.
-template <typename F>
-void ForEachOfChannel(float* x, int c, const F& f) {
-  for (int t = 0; t < kBlockSize; ++t) f(x[KeyOffset(t, c)]);
-}
-
-// Chooses offsets and scales of the first n_scaled channels, and puts their numbers into those
-// units.
-void ScaleKeys(int n_scaled, std::byte* scales, float* x) {
-  for (int c = 0; c < n_scaled; ++c) {
-    double sum = 0, square = 0;
-    ForEachOfChannel(x, c, [&](float value) { sum += value; });
-    const uint8_t offset_byte = NearestOffset(sum / kBlockSize);
-    const float offset = OffsetOfByte(offset_byte);
-    ForEachOfChannel(x, c, [&](float value) {
-      const double difference = double{value} - offset;
-      square += difference * difference;
-    });
-    const uint8_t scale_byte = NearestScale(std::sqrt(square / kBlockSize));
-    const float inverse = 1 / ScaleOfByte(scale_byte);
-    ForEachOfChannel(x, c, [&](float& value) { value = (value - offset) * inverse; });
-    scales[c] = std::byte{offset_byte};
-    scales[n_scaled + c] = std::byte{scale_byte};
-  }
-}
-
-// What codes lost, back in the units of rows.
-void ScaleResidual(int n_scaled, const std::byte* scales, float* residual) {
-  for (int c = 0; c < n_scaled; ++c) {
-    const float scale = ScaleOfByte(static_cast<uint8_t>(scales[n_scaled + c]));
-    ForEachOfChannel(residual, c, [&](float& value) { value *= scale; });
-  }
 }
 
 // Of groups of 1 bit.
@@ -230,9 +192,7 @@ bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
                                     ws->x)) {
       return false;
     }
-    std::byte* const scales = run.head().packed[b] + BlockScaleOffset(s);
     std::byte* const token_scales = run.head().packed[b] + KeyTokenScaleOffset(s);
-    ScaleKeys(s.k_bits.scaled, scales, ws->x);
     float* const weights = ws->low;
     if (is_per_token) {
       ScaleTokens<true>(run, s.k_bits, token_scales, ws);
@@ -247,9 +207,8 @@ bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
       PackNumbers(run, KeyGrid(n), /*is_key=*/true, bits, ws->x + at, run.head().packed[b] + offset,
                   ws);
     });
-    if (residual == nullptr) continue;
-    ScaleResidual(s.k_bits.scaled, scales, residual);
-    if (is_per_token) ScaleTokenResidual<true>(s.rank_k, token_scales, residual);
+    if (residual != nullptr && is_per_token)
+      ScaleTokenResidual<true>(s.rank_k, token_scales, residual);
   }
   return true;
 }

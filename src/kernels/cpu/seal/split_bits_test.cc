@@ -24,12 +24,8 @@ double NearestError(SplitProblem& p, bool is_key, int token, int channel) {
   const int bits = p.BitsOf(is_key, channel);
   double nearest = std::numeric_limits<double>::infinity();
   for (int window = 0; window < (bits == 8 ? 256 : 32); ++window) {
-    double value =
+    const double value =
         SoughtOfSplitWindow(bits, window, p.head.has_token_scales) * p.TokenScaleOf(is_key, token);
-    if (is_key && channel < p.head.scaled) {
-      const SplitProblem::BlockScale scale = p.ScaleOf(token / kBlockSize, channel);
-      value = value * scale.scale + scale.offset;
-    }
     nearest = std::min(nearest, std::abs(p.At(is_key, token, channel) - value));
   }
   return nearest;
@@ -132,40 +128,6 @@ TEST(SplitBits, PathsLoseNearlyAsLittleAsTheBest) {
   }
 }
 
-// Offsets are the steps nearest to a block's means, scales those nearest to the root of the mean
-// square about them, wherever a channel lies.
-TEST(SplitBits, ScalesAreThoseOfTheBlock) {
-  SplitHead head = kSplitHeads[3];
-  SplitProblem p(head, DType::kF32, 7);
-  for (int t = 0; t < kBlockSize; ++t) {  // of the first block: still, tiny, far out, huge
-    const double sign = t % 2 == 0 ? 1 : -1, x[] = {0.7, 1 + sign * 1e-5, 30 + sign, sign * 1e30};
-    for (int c = 0; c < 4; ++c) {
-      const auto value = static_cast<float>(x[c]);
-      p.At(true, t, c) = value;
-      std::memcpy(const_cast<std::byte*>(p.blocks[0]) + 4 * KeyOffset(t, c), &value, 4);
-    }
-  }
-  for (const Isa isa : AvailableIsas()) {
-    ASSERT_TRUE(p.Seal(isa).ok());
-    for (int b = 0; b < head.n_blocks; ++b) {
-      for (int c = b == 0 ? 4 : 0; c < head.scaled; ++c) {
-        double sum = 0, square = 0;
-        const SplitProblem::BlockScale found = p.ScaleOf(b, c);
-        for (int t = 64 * b; t < 64 * b + 64; ++t) {
-          sum += p.At(true, t, c);
-          square += std::pow(p.At(true, t, c) - found.offset, 2);
-        }
-        EXPECT_NEAR(found.offset, sum / 64, 0.5 / 32 + 1e-6);
-        EXPECT_NEAR(found.scale / std::sqrt(square / 64), 1, 0.5 / 16 + 1e-6);
-      }
-    }
-    EXPECT_EQ(p.ScaleOf(0, 0).offset, 22 / 32.0);
-    EXPECT_EQ(p.ScaleOf(0, 1).scale, std::ldexp(1, -11));
-    EXPECT_EQ(p.ScaleOf(0, 2).offset, 127 / 32.0);
-    EXPECT_EQ(p.ScaleOf(0, 3).scale, 31);
-  }
-}
-
 // What codes of a token lose under a scale, in shares of what its channels are expected to lose.
 double LossUnder(SplitProblem& p, bool is_key, int token, double scale) {
   constexpr double kExpected[] = {1, 0.32162, 0.09918, 0.02916, 0.00881, 0.00292413};
@@ -220,8 +182,7 @@ TEST(SplitBits, ScalesOfTokensLoseLeast) {
 
 // Rows that are nothing, tiny, or beyond what any scale reaches.
 TEST(SplitBits, ScalesOfExtremeTokensAreFinite) {
-  SplitProblem p({{16, 0, 0, 0, 16, 0}, {0, 0, 0, 0, 0, 16}, 1, 0, 0, false, 0, true}, DType::kF32,
-                 7);
+  SplitProblem p({{16, 0, 0, 0, 16, 0}, {0, 0, 0, 0, 0, 16}, 1, 0, 0, false, true}, DType::kF32, 7);
   const float sizes[] = {0, 1e-30f, 1e-3f, 20, 1e30f, 3e38f};
   for (int t = 0; t < 6; ++t) {
     for (int c = 0; c < 32; ++c) {
@@ -246,8 +207,7 @@ TEST(SplitBits, BytesAreTheBitsAndScalesAndNothingElse) {
   const SplitProblem p(kSplitHeads[0], DType::kBf16, 1);
   EXPECT_EQ(
       PackedBlockBytes(p.packed_shape),
-      64 * (16 * (8 + 5 + 4 + 3 + 2 + 1) + 16 * 8 + 16 * 5 + 32 * 4 + 16 * 3 + 16 * 2 + 48) / 8 +
-          2 * 48);
+      64 * (16 * (8 + 5 + 4 + 3 + 2 + 1) + 16 * 8 + 16 * 5 + 32 * 4 + 16 * 3 + 16 * 2 + 48) / 8);
   EXPECT_EQ(RunRecordBytes(p.packed_shape), 0);
   EXPECT_EQ(LayerRecordBytes(p.packed_shape), 0);
   const SplitProblem of_tokens(kSplitHeads[6], DType::kBf16, 1);
@@ -275,15 +235,9 @@ TEST(SplitBits, EveryInstructionSetGivesTheSameBytes) {
 // What codes in units of their block or token lose is repaired in those of rows.
 TEST(SplitBits, RepairsOfScaledChannelsLowerTheError) {
   const auto error_at = [](int lowrank, bool has_token_scales) {
-    SplitProblem p({{0, 0, 0, 0, 32, 0},
-                    {0, 0, 0, 0, 16, 0},
-                    1,
-                    0,
-                    lowrank,
-                    false,
-                    has_token_scales ? 0 : 32,
-                    has_token_scales},
-                   DType::kF32, 5);
+    SplitProblem p(
+        {{0, 0, 0, 0, 32, 0}, {0, 0, 0, 0, 16, 0}, 1, 0, lowrank, false, has_token_scales},
+        DType::kF32, 5);
     EXPECT_TRUE(p.Seal(AvailableIsas().back()).ok());
     p.UsePacked();
     AttendParams params;

@@ -63,8 +63,8 @@ double ScaleAt(const std::byte* byte) {
   return std::ldexp(1 + scale % 16 / 16.0, scale / 16 - 11);
 }
 
-BitSplit SplitOf(const std::vector<int>& channels, int scaled = 0) {
-  BitSplit split{.scaled = scaled};
+BitSplit SplitOf(const std::vector<int>& channels) {
+  BitSplit split;
   std::ranges::copy(channels, split.channels.begin());
   return split;
 }
@@ -134,13 +134,13 @@ int SplitWindowAt(const std::byte* segment, int bits, const SplitPlace& place) {
 
 SplitProblem::SplitProblem(const SplitHead& h, DType type, uint64_t seed)
     : head(h),
-      shape{SumOfChannels(h.k_channels),     SumOfChannels(h.v_channels), type,
-            SplitOf(h.k_channels, h.scaled), SplitOf(h.v_channels),       h.has_coded_rows},
+      shape{SumOfChannels(h.k_channels), SumOfChannels(h.v_channels), type,
+            SplitOf(h.k_channels),       SplitOf(h.v_channels),       h.has_coded_rows},
       random_(seed) {
   format.codec = SplitBitsCodec{h.has_token_scales ? StoredUnit::kToken : StoredUnit::kChannel};
   format.prompt_rank = h.lowrank;
   const int n = h.n_blocks * kBlockSize + h.n_plain;
-  given_k_ = Rows(n, shape.rank_k, h.scaled), given_v_ = Rows(n, shape.rank_v);
+  given_k_ = Rows(n, shape.rank_k), given_v_ = Rows(n, shape.rank_v);
   k = shape.has_coded_rows ? Coded(given_k_, shape.rank_k) : given_k_;
   v = shape.has_coded_rows ? Coded(given_v_, shape.rank_v) : given_v_;
   packed_shape =
@@ -205,17 +205,7 @@ double SplitProblem::Read(bool is_key, int token, int channel, const F& value_of
   const SplitPlace place =
       SplitPlaceOf(kBits[i], channels[i], is_key, token % kBlockSize, channel - first);
   const int window = SplitWindowAt(segment, kBits[i], place);
-  const double value =
-      value_of(kBits[i], window, head.has_token_scales) * TokenScaleOf(is_key, token);
-  if (!is_key || channel >= head.scaled) return value;
-  const BlockScale scale = ScaleOf(token / kBlockSize, channel);
-  return value * scale.scale + scale.offset;
-}
-
-SplitProblem::BlockScale SplitProblem::ScaleOf(int b, int channel) const {
-  const std::byte* bytes =
-      packed_[b].data() + PackedBlockBytes(packed_shape) - 2 * head.scaled + channel;
-  return {(static_cast<int>(bytes[0]) - 128) / 32.0, ScaleAt(bytes + head.scaled)};
+  return value_of(kBits[i], window, head.has_token_scales) * TokenScaleOf(is_key, token);
 }
 
 double SplitProblem::TokenScaleOf(bool is_key, int token) const {
@@ -254,13 +244,12 @@ std::vector<float> SplitProblem::Coded(const std::vector<float>& rows, int rank)
   return coded;
 }
 
-std::vector<float> SplitProblem::Rows(int n, int rank, int scaled) {
+std::vector<float> SplitProblem::Rows(int n, int rank) {
   std::vector<float> rows(static_cast<size_t>(n) * rank);
   for (int i = 0; i < n * rank; ++i) {
     const double size = head.has_token_scales ? std::exp2(i / rank % 5 - 2) : 1;
     const double x = size * random_.Normal() * (random_.Below(50) == 0 ? 4 : 1);
-    const int block = i / rank / kBlockSize, channel = i % rank;
-    rows[i] = Rounded(channel < scaled ? 0.2 * x + 2 * std::sin(3.0 * block + channel) : x);
+    rows[i] = Rounded(x);
   }
   return rows;
 }

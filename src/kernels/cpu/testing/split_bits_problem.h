@@ -21,7 +21,6 @@ struct SplitHead {
   int n_plain;  // entries behind the run
   int lowrank = 0;
   bool has_coded_rows = false;
-  int scaled = 0;  // channels of K
   bool has_token_scales = false;
 };
 
@@ -54,11 +53,6 @@ class SplitProblem {
   double Decoded(bool is_key, int token, int channel) const;
   // The same of the values that sealing looks for.
   double Sought(bool is_key, int token, int channel) const;
-  // By the text of the layout: bytes at the end of a block.
-  struct BlockScale {
-    double offset, scale;
-  };
-  BlockScale ScaleOf(int b, int channel) const;
   // The scale of K or of V of a token; 1 where tokens have none.
   double TokenScaleOf(bool is_key, int token) const;
   int BitsOf(bool is_key, int channel) const;
@@ -82,9 +76,8 @@ class SplitProblem {
   float Rounded(double x) const;  // to the row type
   // What 8-bit codes under a scale of each row leave of rows.
   std::vector<float> Coded(const std::vector<float>& rows, int rank) const;
-  // Mostly normal, a few far out; the first channels about a mean that moves from block to block.
-  // Where tokens have scales, some tokens are larger than others.
-  std::vector<float> Rows(int n, int rank, int scaled = 0);
+  // Mostly normal, a few far out. Where tokens have scales, some tokens are larger than others.
+  std::vector<float> Rows(int n, int rank);
   void PutCodedRows(int token, int n_rows, std::byte* block);
   Buffer PlainBlock(int b, int n);
 
@@ -95,14 +88,15 @@ class SplitProblem {
 };
 
 inline const SplitHead kSplitHeads[] = {
-    {{16, 16, 16, 16, 16, 16}, {16, 16, 32, 16, 16, 48}, 2, 5, 0, false, 48},
+    {{16, 16, 16, 16, 16, 16}, {16, 16, 32, 16, 16, 48}, 2, 5},
     {{0, 0, 64, 0, 0, 0}, {0, 0, 0, 0, 64, 0}, 3, 0},
-    {{0, 0, 0, 0, 0, 16}, {0, 0, 0, 16, 0, 0}, 1, 64, 0, false, 16},
-    {{32, 64, 0, 48, 0, 0}, {0, 48, 16, 0, 0, 80}, 2, 1, 0, false, 80},
+    {{0, 0, 0, 0, 0, 16}, {0, 0, 0, 16, 0, 0}, 1, 64},
+    {{32, 64, 0, 48, 0, 0}, {0, 48, 16, 0, 0, 80}, 2, 1},
     {{48, 0, 80, 0, 64, 64}, {64, 80, 0, 112, 0, 0}, 1, 30},
-    {{16, 16, 16, 16, 16, 16}, {16, 16, 32, 16, 16, 48}, 2, 5, 0, false, 0, true},
-    {{0, 0, 0, 0, 0, 16}, {0, 0, 0, 16, 0, 0}, 1, 64, 0, false, 0, true},
-    {{0, 64, 0, 48, 0, 0}, {64, 0, 0, 0, 32, 80}, 3, 1, 0, false, 0, true},
+    {{16, 16, 16, 16, 16, 16}, {16, 16, 32, 16, 16, 48}, 2, 5, 0, false, true},
+    {{0, 0, 0, 0, 0, 16}, {0, 0, 0, 16, 0, 0}, 1, 64, 0, false, true},
+    {{0, 64, 0, 48, 0, 0}, {64, 0, 0, 0, 32, 80}, 3, 1, 0, false, true},
+    {{16, 48, 64, 96, 160, 128}, {0, 16, 0, 96, 128, 144}, 1, 9, 0, false, true},
 };
 
 }  // namespace kvlathe

@@ -22,7 +22,7 @@ constexpr int kStepTokens = 32;  // of probabilities and V in one product
 constexpr int kGroupBlocks = 4;
 constexpr int kGroupTokens = kGroupBlocks * kBlockSize;
 constexpr int kPanelRows = 256;  // their o and q stay in L2 while blocks stream by
-constexpr int kMaxRank = 256;
+constexpr int kMaxRank = kMaxRowRank;
 constexpr int64_t kKeyStride = 4 * kBlockSize;  // bytes from a pair of dimensions to the next
 // With fewer rows, or a rank below 32, the AVX-512 kernel is used: a dot per row and line costs
 // less than a product, which takes 16 cycles for 16 lines whatever the rows, and than passing

@@ -55,8 +55,6 @@ void AttendBlock(const Work& w, bool is_new_run) {
   const bool is_split = run.k.n_segments > 0;
   if (run.k.is_per_channel) {
     PrepareChannelScales(w, is_new_run);
-  } else if (run.k.n_scaled > 0) {
-    PrepareBlockScales(w);
   } else if (run.k.has_token_scales) {
     PrepareUnitScales(w);
   } else if (!is_split) {

@@ -11,7 +11,7 @@ namespace kvlathe {
 // The most rows of a panel. Each panel decodes its blocks anew, so 128 rows take 0.95 (kivi) and
 // 0.87 (GEAR) of the time that 64 do. What is kept of more rows would fill half of L2.
 inline constexpr int kPackedPanelRows = 128;
-inline constexpr int64_t kPackedScratchBytes = 432 << 10;
+inline constexpr int64_t kPackedScratchBytes = 528 << 10;
 // A full panel has room for this many factors of the low-rank residual. With more factors a panel
 // has fewer rows: 16 at the 64 factors that a format may have.
 inline constexpr int kFactorsOfFullPanel = 8;

@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kTileRows = 4;
 constexpr int kBlockLines = kBlockSize / kLanes;
-constexpr int kMaxRank = 256;
-constexpr int kMaxGroups = kMaxRank / 16;
+constexpr int kMaxRank = kMaxRowRank;
+constexpr int kMaxGroups = kMaxPackedRank / 16;
 constexpr int kMaxFetches = 128;
 constexpr int kRunsAhead = 2;
 // From this number of rows on, decoding once costs less than in each tile of 4.
@@ -49,7 +49,7 @@ struct PackedScratch {
   alignas(64) float probs[kPackedPanelRows][kBlockSize];
   alignas(64) uint16_t weights[kMaxGroups][kTileRows][kBlockSize];  // probabilities * scales
   // The scales, in CodeUnits, and the middles (the values of number 0 in a line) of the block at
-  // work. K per channel has [groups of tokens][2][kMaxRank], and what is per token has
+  // work. K per channel has [groups of tokens][2][kMaxPackedRank], and what is per token has
   // [groups of channels][2][kBlockSize].
   alignas(64) float key_scales[kMaxGroups * 2 * kBlockSize];
   alignas(64) float value_scales[kMaxGroups * 2 * kBlockSize];
@@ -62,7 +62,7 @@ struct PackedScratch {
   FetchList fetches;
 };
 static_assert(sizeof(PackedScratch) <= kPackedScratchBytes);
-static_assert(4 * 2 * kMaxRank <= kMaxGroups * 2 * kBlockSize);
+static_assert(4 * 2 * kMaxPackedRank <= kMaxGroups * 2 * kBlockSize);
 
 // Where the scale of an entry lies among those of its side: key_scales or value_scales of the
 // scratch.
@@ -144,7 +144,7 @@ inline void ConvertTableScales(const Work& w, const PackedSideView& side, float*
 
 inline void ConvertChannelScales(const PackedSideView& side, const F16* from, float* to) {
   for (int r = 0; r < side.rank; r += kLanes) {
-    ConvertScales(side, from + r, from + side.rank + r, to + r, to + kMaxRank + r);
+    ConvertScales(side, from + r, from + side.rank + r, to + r, to + kMaxPackedRank + r);
   }
 }
 

@@ -189,7 +189,7 @@ void PutExactEntries(const Work& w, const PackedSideView& side, const ScalePlace
     const __m512i scale_at =
         side.is_per_channel
             ? _mm512_add_epi32(channel, _mm512_mullo_epi32(_mm512_srl_epi32(token, token_shift),
-                                                           _mm512_set1_epi32(2 * kMaxRank)))
+                                                           _mm512_set1_epi32(2 * kMaxPackedRank)))
             : _mm512_add_epi32(token,
                                _mm512_permutexvar_epi32(_mm512_srli_epi32(channel, 4), groups));
     const __m512i words =

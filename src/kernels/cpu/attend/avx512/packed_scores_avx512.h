@@ -50,8 +50,8 @@ KVL_FLATTEN void ScaleTileQueries(const Work& w, int row) {
     __m512 x[kTileRows];
     Unroll<kTileRows>([&](auto i) KVL_PART { x[i.value] = LoadBf16(q[i.value] + r); });
     Unroll<kTokenGroups>([&](auto g) KVL_PART {
-      const float* scales = w.s->key_scales + g.value * 2 * kMaxRank + r;
-      const __m512 scale = _mm512_load_ps(scales), middle = _mm512_load_ps(scales + kMaxRank);
+      const float* scales = w.s->key_scales + g.value * 2 * kMaxPackedRank + r;
+      const __m512 scale = _mm512_load_ps(scales), middle = _mm512_load_ps(scales + kMaxPackedRank);
       Unroll<kTileRows>([&](auto i) KVL_PART {
         __m512& sum = sums[g.value][i.value];
         sum = _mm512_fmadd_ps(x[i.value], middle, sum);
@@ -78,7 +78,7 @@ void PrepareChannelScales(const Work& w, bool is_new_run) {
   for (int i = 0; i < w.token_groups; ++i) {
     const int group = first_token / side.group + i;
     ConvertChannelScales(side, side.shared_scales + int64_t{2} * group * side.rank,
-                         w.s->key_scales + i * 2 * kMaxRank);
+                         w.s->key_scales + i * 2 * kMaxPackedRank);
   }
   if (w.token_groups > 1) return;
   for (int row = w.first_row; row < w.panel->n_rows; row += kTileRows) ScaleTileQueries<1>(w, row);
@@ -88,35 +88,6 @@ void PrepareChannelScales(const Work& w, bool is_new_run) {
 constexpr float kByteUnit = kUnitStep / CodeUnit(8);
 KVL_INLINE int ByteChannels(const PackedSideView& side) {
   return side.segments[0].bits == 8 ? side.segments[0].n_channels : 0;
-}
-
-// Where bits are split, multiplies q of all rows with the scales of the block's first channels, and
-// computes its dots with their offsets.
-void PrepareBlockScales(const Work& w) {
-  const PackedSideView& side = w.run.k;
-  const int n_bytes = ByteChannels(side);
-  const std::byte* const bytes = w.block + side.block_scales;
-  alignas(64) float scales[kMaxRank], offsets[kMaxRank];
-  for (int r = 0; r < side.n_scaled; r += kLanes) {
-    const __m512i numbers =
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + r)));
-    const __m512i steps = _mm512_sub_epi32(numbers, _mm512_set1_epi32(128));
-    _mm512_store_ps(offsets + r,
-                    _mm512_mul_ps(_mm512_cvtepi32_ps(steps), _mm512_set1_ps(kOffsetStep)));
-    const __m512 unit = _mm512_set1_ps(r < n_bytes ? kByteUnit : 1.0f);
-    _mm512_store_ps(scales + r, _mm512_mul_ps(LoadUnitScales(bytes + side.n_scaled + r), unit));
-  }
-  for (int row = w.first_row; row < w.panel->n_rows; ++row) {
-    __m512 sum = _mm512_setzero_ps();
-    for (int r = 0; r < side.n_scaled; r += kLanes) {
-      const __m512 q = LoadBf16(QueryOfRow(w, row) + r);
-      sum = _mm512_fmadd_ps(q, _mm512_load_ps(offsets + r), sum);
-      const __m256bh scaled = _mm512_cvtneps_pbh(_mm512_mul_ps(q, _mm512_load_ps(scales + r)));
-      _mm256_store_si256(reinterpret_cast<__m256i*>(w.s->q[row] + r),
-                         reinterpret_cast<__m256i>(scaled));
-    }
-    w.s->q_minima[row][0] = _mm512_reduce_add_ps(sum);
-  }
 }
 
 // Where bits are split, reads the scales of the block's tokens: of K as they are, of V in the two

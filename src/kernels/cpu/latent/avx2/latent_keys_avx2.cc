@@ -172,7 +172,7 @@ void ReadLatentsAvx2F32(const LatentBlock& block, std::byte* scratch) {
 }
 void ReadLatentsAvx2Bf16(const LatentBlock& b, std::byte* scratch) {
   const bool reads_codes = b.map.numbers != nullptr && b.run != nullptr &&
-                           b.run->k.n_segments > 0 && b.run->k.n_scaled == 0 && b.run->lowrank == 0;
+                           b.run->k.n_segments > 0 && b.run->lowrank == 0;
   if (reads_codes) return ReadCodes(b, scratch);
   ReadLatents<uint16_t, LaneKernels>(b, scratch);
 }

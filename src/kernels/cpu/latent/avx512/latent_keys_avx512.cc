@@ -154,9 +154,9 @@ void ReadLatentsAvx512Bf16(const LatentBlock& b, std::byte* scratch) {
     __builtin_memcpy(tile_v, latents + n_latents, n_values * sizeof(uint16_t));
   } else {
     float* const values = reinterpret_cast<float*>(scratch);
-    auto* const rounded = reinterpret_cast<uint16_t*>(values + 2 * kBlockSize * kMaxPackedRank);
+    auto* const rounded = reinterpret_cast<uint16_t*>(values + 2 * kBlockSize * kMaxRowRank);
     latents = rounded;
-    if (b.run->k.n_segments > 0 && b.run->k.n_scaled == 0 && b.run->lowrank == 0) {
+    if (b.run->k.n_segments > 0 && b.run->lowrank == 0) {
       return ReadUnits(b, rounded, tile, tile_v);
     }
     ExpandSealedBlockAvx512(*b.run, b.block, b.block_idx, values);
