@@ -14,6 +14,7 @@ CODES = ["q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,grou
 EIGHTH, TENTH = "lathe(ratio=8,context=2048,keys=before)", "lathe(ratio=10,context=2048,keys=before)"
 EQUAL = ["lathe(ratio=2,context=2048)", "lathe(ratio=8,context=2048)", EIGHTH, "lathe(ratio=8,context=2048,keys=before,classes=3)", TENTH,
          "lathe(ratio=16,context=2048,keys=before)"]
+WITHOUT = [EIGHTH.replace(")", f",{key})") for key in ("newest=32", "open=16", "scales=static", "heads=own")]
 BASES = ["palu(rate=0.25,round=16)", "fdc(rate=0.25)", "zack(rate=0.25)"]
 LONG = ["none", *CODES, "snapkv(keep=0.5)"]
 NEWEST = ["kivi(bits=4,group=64,newest=auto)", "kivi(bits=2,group=64,newest=auto)"]
@@ -104,6 +105,7 @@ def compared(setup, name, title, specs, text, n_windows, n_window, source, extra
 def text_parts(setup):
     parts = [compared(setup, "quality", "WikiText-2 test, 12 windows of 2048 tokens", QUALITY, "wiki", 12, 2048, WIKI)]
     parts.append(compared(setup, "equal", "the same text, lathe from a half to a sixteenth of the bytes", EQUAL, "wiki", 12, 2048, WIKI))
+    parts.append(compared(setup, "without", f"the same text, parts of {EIGHTH} left out", WITHOUT, "wiki", 12, 2048, WIKI))
     if setup.context >= 8192:
         parts.append(compared(setup, "long", "WikiText-2 test, 3 windows of 8192 tokens", [*LONG, *NEWEST], "wiki", 3, 8192, WIKI))
     parts.append(compared(setup, "methods", "every method on WikiText-2 test, 4 windows of 2048 tokens", METHODS, "wiki", 4, 2048, WIKI))

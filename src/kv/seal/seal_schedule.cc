@@ -107,9 +107,9 @@ std::vector<RunExtent> ListRuns(int64_t of_prompt, int64_t prompt_step, int64_t 
 }  // namespace
 
 int64_t NewestEntries(const SealPlan& plan, int64_t n_entries) {
-  constexpr int64_t kFirst = 2048;
+  constexpr int64_t kFirst = 2048, kLess = 4;
   const int64_t grown =
-      std::min(n_entries, kFirst) / 32 + std::max<int64_t>(0, n_entries - kFirst) / 16;
+      std::min(n_entries, kFirst) / 32 + std::max<int64_t>(0, n_entries - kFirst) / 16 - kLess;
   return std::max<int64_t>(plan.newest, std::min<int64_t>(plan.most_newest, grown));
 }
 

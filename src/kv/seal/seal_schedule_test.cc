@@ -31,7 +31,7 @@ int64_t NewestLiterally(const CacheLayout& layout, int64_t n_entries) {
   int64_t grown = 0;
   for (int64_t n = 1; n <= n_entries; ++n) {
     if (n % (n <= 2048 ? 32 : 16) == 0) ++grown;
-    if (grown > n_newest && grown <= layout.seal->most_newest) n_newest = grown;
+    if (grown - 4 > n_newest && grown - 4 <= layout.seal->most_newest) n_newest = grown - 4;
   }
   return n_newest;
 }
