@@ -8,7 +8,7 @@ from .store import ResultsError, Store, write_whole
 from .view import AXES, AXIS_TITLES, View, axis_of, code, command_lines, figure, kept_unsealed, markdown_table, with_error
 
 LEGEND = """KV size is relative to the 16-bit cache of the same text, tables and padding included. "Unsealed": how many of the first
-and at least of the newest positions a cache makes no codes of, in 16 bits where nothing else is said. KL is in nats per token to the uncompressed model, top-1 the share of tokens
+and at least of the newest positions a cache makes no codes of, in 16 bits where nothing else is said (auto: 32, or a 32nd of the first 2048 and a sixteenth of those behind, less 4). KL is in nats per token to the uncompressed model, top-1 the share of tokens
 where both find the same one likeliest; the error of a change is that of the differences token by token."""
 TASK_LEGEND = """The change against `none` and its standard error are of the differences example by example; flips are the share of examples
 whose answer is another one than that of `none`, right or wrong. A task on which `none` is not three standard errors above chance

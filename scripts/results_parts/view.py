@@ -89,12 +89,12 @@ FIRST_RATIO_OF_8_BITS = 5  # from which lathe keeps what is not sealed in 8 bits
 
 def kept_unsealed(resolved):
     """How many first and newest positions a spec never makes codes of, as `first + newest`; "all" where it has no codes."""
-    sink, newest = (re.search(rf"\b{key}=(\d+)", resolved) for key in ("sink", "newest"))
+    sink, newest = (re.search(rf"\b{key}=(\d+|auto)", resolved) for key in ("sink", "newest"))
     if newest is None:
         return "all"
     ratio = re.search(r"\blathe\(ratio=([0-9.]+)", resolved)
     in_8_bits = ratio and "open=auto" in resolved and float(ratio[1]) >= FIRST_RATIO_OF_8_BITS
-    return f"{int(sink[1]) if sink else 0} + {newest[1]}" + (" (8 bits)" if in_8_bits and int(newest[1]) else "")
+    return f"{int(sink[1]) if sink else 0} + {newest[1]}" + (" (8 bits)" if in_8_bits and newest[1] != "0" else "")
 
 
 class View:
