@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from . import prepare
 
-# Every cache gets what lathe gets: where a method can keep its newest positions in 16 bits, it keeps 32, and in long windows as many as lathe.
+# Where a method can keep its newest positions in 16 bits, it keeps 32. lathe keeps more by itself: WITHOUT has it with 32, NEWEST others with as many.
 CODES = ["q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)",
          "kivi(bits=2,group=64,newest=32)", "kvquant(bits=3,newest=32)", "gear(bits=2,newest=32)", "lathe(ratio=4)",
          "lathe(ratio=4,keys=before)", "lathe(ratio=6)", "lathe(ratio=6,keys=before)", "lathe(ratio=8)", "lathe(ratio=8,keys=before)",

@@ -14,8 +14,9 @@ namespace kvlathe {
 namespace {
 
 // What is measured over trace(F C), which takes errors of positions, heads and layers as
-// independent and of second order. On 24,576 tokens of WikiText-2 with SmolLM2-135M it is 1.3
-// to 2.4 at ratios 2 to 10, most at small ones and with keys before RoPE.
+// independent and of second order. On 8,192 tokens of WikiText-2 with SmolLM2-135M and keys
+// after RoPE it would be 2.1 to 2.4 at ratios 4 to 8, on other texts 1.1 to 2.9
+// (docs/methods/lathe.md, Predicted and measured).
 constexpr double kSealedFactor = 1.5;
 // The same of codes of open rows, from the difference that open=8 made when these had no scales.
 // Nearer queries read them, whose gradients are not in F.

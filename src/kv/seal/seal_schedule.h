@@ -49,8 +49,8 @@ bool SealsAgainAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt)
 // How many of n_entries are too new to be sealed. Where SealPlan::most_newest lets them, they are
 // a 32nd of the first 2048 and a sixteenth of those behind, less 4: attention gives more weight to
 // near entries however many there are, and what they cost in more bits is a smaller share of many.
-// Less 4, for a context is mostly a power of two, of which 4 are sinks: the block that would just
-// not be old enough there is.
+// They are 4 fewer because most contexts are powers of two and 4 positions are sinks: otherwise the
+// last full block of such a context would just not be old enough.
 int64_t NewestEntries(const SealPlan& plan, int64_t n_entries);
 
 // How many blocks of each head are sealed once n_tokens positions are there.

@@ -81,8 +81,7 @@ inline constexpr KeyInfo kNewest = {
     .name = "newest",
     .doc =
         "newest positions, of which none is sealed; auto: a 32nd of the first 2048 and a sixteenth "
-        "of "
-        "those behind, at least 32, at most a sixteenth of the narrowest window, 32 under "
+        "of those behind, at least 32, at most a sixteenth of the narrowest window, 32 under "
         "retention",
     .default_text = "0",
     .min = 0,
