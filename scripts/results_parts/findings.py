@@ -30,25 +30,33 @@ def kept_of_tasks(view, kv, parts):
     return n, n_kept, lost
 
 
+def row_on_text(view, name, kv):
+    """The row of a text; some of lathe's on that of `quality` have a table of their own, `equal`."""
+    return view.row(name, kv) or (view.row("equal", kv) if name == "quality" else None)
+
+
 def kept_block(view):
     """Which caches keep 99% of a model."""
-    texts = [part for part in view.measured_parts() if part.name in ("quality", "long")]
+    parts = {part.name: part for part in view.measured_parts()}
+    texts = [parts[name] for name in ("quality", "long", "full") if name in parts]
     tasks = view.deciding()
     if not texts:
         return ["Not measured yet.", ""]
     main = texts[0]
+    more = view.specs(parts["equal"]) if main.name == "quality" and "equal" in parts else []
     header = ["cache", "KV size %", *(f"KL ≤ {KL_OF_ONE_PERCENT} on `{part.name}`" for part in texts)]
     if tasks:
         header += ["tasks with 99% of the score", "tasks within one error", "which are not"]
     rows = []
-    for kv in view.specs(main):
+    for kv in [*view.specs(main), *more]:
         if kv == "none" or kv not in (*plan.MAIN, *plan.SMALL):
             continue
-        row = [code(kv), figure(view.row(main.name, kv), "size"), *(kl_verdict(view.row(part.name, kv)) for part in texts)]
+        of_main = row_on_text(view, main.name, kv)
+        row = [code(kv), figure(of_main, "size"), *(kl_verdict(row_on_text(view, part.name, kv)) for part in texts)]
         if tasks:
             n, n_kept, lost = kept_of_tasks(view, kv, tasks)
             row += ["-"] * 3 if n == 0 else [f"{n_kept} of {n}", f"{n - len(lost)} of {n}", ", ".join(lost) or "none"]
-        rows.append((view.row(main.name, kv)["kv_fraction"], row))
+        rows.append((of_main["kv_fraction"], row))
     return markdown_table(header, [row for _, row in sorted(rows, key=lambda item: -item[0])])
 
 

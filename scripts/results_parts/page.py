@@ -68,8 +68,8 @@ def changes_block(view, group):
     parts = view.deciding(group)
     if not parts:
         return ["No task here decides anything." if view.tasks(group) else "Not measured yet.", ""]
-    measured = {kv for part in parts for kv in view.specs(part)}
-    specs = [kv for axis in AXES for kv in parts[0].specs if kv in measured and axis_of(kv) == axis]
+    measured = dict.fromkeys(kv for part in parts for kv in view.specs(part))
+    specs = [kv for axis in AXES for kv in measured if axis_of(kv) == axis]
     rows = []
     for kv in specs:
         changes = [view.row(part.name, kv) or {} for part in parts]
