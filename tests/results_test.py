@@ -305,6 +305,14 @@ class PageTest(TreeCase):
         self.assertIn("| `int8` | -2.0 ± 1.0 |", text)
         self.assertIn("by the program of commit abc1234", text)
 
+    def test_has_each_task_that_decides_on_a_page_of_its_own(self):
+        text = self.page.with_name("tiny-tasks.md").read_text(encoding="utf-8")
+        self.assertIn("## tasks/recall: recall\n", text)
+        self.assertNotIn("passkey", text)
+        self.assertNotIn("tasks/recall:", self.page.read_text(encoding="utf-8"))
+        self.page.with_name("tiny-tasks.md").write_text("", encoding="utf-8")
+        self.assertIn("docs/results/tiny-tasks.md:1: not what tiny.json says", self.results_py("check").stdout)
+
     def test_says_what_keeps_99_percent_by_each_measure(self):
         text = self.page.read_text(encoding="utf-8")
         self.assertIn("| `int8` | 50.0 | yes (0.0010) | 1 of 1 | 0 of 1 | recall |", text)

@@ -13,7 +13,7 @@ serving_view.py says, and for retrofitted models retrofit_view.py.
 import pathlib
 import re
 
-from .page import block_lines, page_text
+from .page import block_lines, page_texts
 from .retrofit_view import RetrofitView
 from .serving_view import ServingView
 from .store import ResultsError, Store, write_whole
@@ -124,13 +124,14 @@ def blocks_of(text):
 def problems(root):
     """One line each, with a file and a line."""
     root, views = pathlib.Path(root), Views(root)
-    pages = {path.with_suffix(".md"): path for path in sorted((root / "docs/results").glob("*.json"))}
-    for page, source in pages.items():
-        shown = page.relative_to(root)
-        text = page.read_text(encoding="utf-8") if page.exists() else ""
-        number = first_difference(text, page_text(views[source.stem]))
-        if number:
-            yield f"{shown}:{number}: not what {source.name} says; scripts/results.py page docs/results/{source.name}"
+    pages = {}
+    for source in sorted((root / "docs/results").glob("*.json")):
+        for page, expected in page_texts(views[source.stem]).items():
+            pages[page] = source
+            text = page.read_text(encoding="utf-8") if page.exists() else ""
+            number = first_difference(text, expected)
+            if number:
+                yield f"{page.relative_to(root)}:{number}: not what {source.name} says; scripts/results.py page docs/results/{source.name}"
     for path in sorted({path for pattern in SOURCES for path in root.glob(pattern)}):
         shown, text = path.relative_to(root), path.read_text(encoding="utf-8")
         try:

@@ -1,4 +1,4 @@
-"""The page of a model: every table of its results file, and where it is from."""
+"""The pages of a model: every table of its results file, and where it is from."""
 
 import pathlib
 
@@ -104,16 +104,21 @@ def text_sections(view):
     return lines
 
 
-def task_sections(view):
+def change_sections(view):
+    """Of each group of tasks what changes, in one table."""
     titles = {"tasks": "Tasks", "needle": "Retrieval"}
     lines = []
     for group, title in titles.items():
-        if not view.tasks(group):
-            continue
-        lines += [f"## {title}", "", TASK_LEGEND, "", "Of `none` the score in percent, of the others its change in points:", "",
-                  *changes_block(view, group), *undecided_block(view, group)]
-        for part in view.deciding(group):
-            lines += [f"### {part.name}: {part.title}", "", *command_lines(view.commands(part)), *task_block(view, part)]
+        if view.tasks(group):
+            lines += [f"## {title}", "", TASK_LEGEND, "", "Of `none` the score in percent, of the others its change in points:", "",
+                      *changes_block(view, group), *undecided_block(view, group)]
+    return lines
+
+
+def task_sections(view):
+    lines = []
+    for part in view.deciding():
+        lines += [f"## {part.name}: {part.title}", "", *command_lines(view.commands(part)), *task_block(view, part)]
     return lines
 
 
@@ -133,14 +138,20 @@ def failed_section(view):
                                                                        for record in failures])]
 
 
-def page_text(view):
-    """The whole page."""
+def page_texts(view):
+    """The pages of a model by path: what is found and all texts, and beside it every task, where there are some."""
+    page = view.store.path.with_suffix(".md")
+    details = page.with_name(f"{page.stem}-tasks.md")
+    of_tasks = [*task_sections(view), *drift_sections(view)]
+    link = [f"Each task by itself, with its commands and sizes: [{details.name}]({details.name}).", ""] if of_tasks else []
+    pages = {page: [f"# Results on {view.name}", "", *provenance_block(view), *files_block(view), LEGEND, "", *link, "## What keeps 99%", "",
+                    KEPT_LEGEND, "", *kept_block(view), "## Where lathe is beaten", "", *beaten_block(view), *change_sections(view),
+                    *text_sections(view), *failed_section(view)]}
+    if of_tasks:
+        pages[details] = [f"# Tasks on {view.name}", "", f"Model, program and files are those of [{page.name}]({page.name}).", "", *of_tasks]
     source = view.store.path.name
-    lines = [f"<!-- Written by scripts/results.py page docs/results/{source}; change that file or the script. -->", f"# Results on {view.name}", "",
-             *provenance_block(view), *files_block(view), LEGEND, "", "## What keeps 99%", "", KEPT_LEGEND, "", *kept_block(view),
-             "## Where lathe is beaten", "", *beaten_block(view), *text_sections(view), *task_sections(view), *drift_sections(view),
-             *failed_section(view)]
-    return "\n".join(lines).rstrip("\n") + "\n"
+    note = f"<!-- Written by scripts/results.py page docs/results/{source}; change that file or the script. -->"
+    return {path: "\n".join([note, *lines]).rstrip("\n") + "\n" for path, lines in pages.items()}
 
 
 def block_lines(view, name):
@@ -161,7 +172,7 @@ def block_lines(view, name):
 
 def write_pages(paths, say):
     for path in map(pathlib.Path, paths):
-        page = path.with_suffix(".md")
-        write_whole(page, page_text(View(Store(path))))
-        say(str(page))
+        for page, text in page_texts(View(Store(path))).items():
+            write_whole(page, text)
+            say(str(page))
     return 0
