@@ -8,8 +8,8 @@
 #include "base/check.h"
 #include "format/coded_rows.h"
 #include "format/entry_table.h"
+#include "format/open_entry.h"
 #include "kv/cache_objects.h"
-#include "kv/retention/merge.h"
 #include "kv/seal/seal_schedule.h"
 
 namespace kvlathe {

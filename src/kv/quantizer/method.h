@@ -1,5 +1,5 @@
 // The methods of the quantizer axis: which codec of src/format each takes, and what shares a scale.
-// They are registered in kv/spec/spec_table.cc; the codes themselves are kernels/cpu/seal/seal.h's.
+// They are registered in kv/spec/spec_table.cc; the codes themselves are cpu/kernels/seal/seal.h's.
 #pragma once
 
 #include <optional>
