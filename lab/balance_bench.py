@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Round robin, leastconn and the shortest queue of tokens, under requests of very different lengths:
 
-    scripts/balance_bench.py -m models/lathe-nano --rates 20,40 --json balance.json -- -t 1
+    lab/balance_bench.py -m models/lathe-nano --rates 20,40 --json balance.json -- -t 1
 
 For each way to balance it starts replicas and HAProxy (deploy/replicas.sh, with the words behind -- for every replica) and sends them the same
 requests at the same times (`kvlathe bench serve`, open loop, Poisson). Of the requests, --long-share have prompts and answers that are
@@ -47,7 +47,7 @@ class Replicas:
         while not re.search(r"^all +(\S+)$", text, re.MULTILINE):
             line = self.process.stdout.readline()
             if not line:
-                sys.exit("scripts/balance_bench.py: the replicas did not start")
+                sys.exit("lab/balance_bench.py: the replicas did not start")
             text += line
         self.url = re.search(r"^all +(\S+)$", text, re.MULTILINE).group(1)
 

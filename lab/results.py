@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Measures caches on a model into a JSON file, and writes pages and figures from it.
 
-  scripts/results.py run MODEL --data DIR          everything, into docs/results/NAME.json; goes on where it stopped
-  scripts/results.py run MODEL --data DIR --list   what that is
-  scripts/results.py page docs/results/NAME.json   docs/results/NAME.md
-  scripts/results.py fill FILE...                  tables and figures of any Markdown file
-  scripts/results.py check                         whether all pages, tables and figures are what the JSON files say
+  lab/results.py run MODEL --data DIR          everything, into docs/results/NAME.json; goes on where it stopped
+  lab/results.py run MODEL --data DIR --list   what that is
+  lab/results.py page docs/results/NAME.json   docs/results/NAME.md
+  lab/results.py fill FILE...                  tables and figures of any Markdown file
+  lab/results.py check                         whether all pages, tables and figures are what the JSON files say
 
 DIR holds the data sets in the folders that results_parts/plan.py names; parts whose files are missing are left out. A model
 that comes with kvlathe (models/lathe-nano) needs none. In Markdown, what stands between a line `<!-- results: NAME BLOCK -->`
@@ -126,10 +126,10 @@ def main(arguments):
             return fill.fill_files(options.root, options.file, say)
         return fill.check(options.root, say)
     except (ResultsError, CallFailed, OSError) as error:
-        print(f"scripts/results.py: {error}", file=sys.stderr)
+        print(f"lab/results.py: {error}", file=sys.stderr)
         return 2
     except Interrupted:
-        print(f"stopped; what was measured is kept. To go on:\n  scripts/results.py {shlex.join(arguments)}", file=sys.stderr, flush=True)
+        print(f"stopped; what was measured is kept. To go on:\n  lab/results.py {shlex.join(arguments)}", file=sys.stderr, flush=True)
         return 130
 
 

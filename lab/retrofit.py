@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Trains and measures what docs/results/retrofit says: models that merge their cache beside baselines of the same base and tokens.
 
-  scripts/retrofit.py train   --data TEXTS --runs DIR [--only RUN]...      what is missing of the trainings, one after the other
-  scripts/retrofit.py measure --data TEXTS --runs DIR [--only ROW]...      what is missing of the measurements of trained models
-  scripts/retrofit.py smollm2 --data TEXTS --runs DIR                      the same of a real model: what is missing of either
-  scripts/retrofit.py throughput                                           tokens per second at equal KV memory, random weights of 1B
-  scripts/retrofit.py figure --folder DIR                                  what was measured, as SVG
-  scripts/retrofit.py list                                                 the runs and rows in their order
+  lab/retrofit.py train   --data TEXTS --runs DIR [--only RUN]...      what is missing of the trainings, one after the other
+  lab/retrofit.py measure --data TEXTS --runs DIR [--only ROW]...      what is missing of the measurements of trained models
+  lab/retrofit.py smollm2 --data TEXTS --runs DIR                      the same of a real model: what is missing of either
+  lab/retrofit.py throughput                                           tokens per second at equal KV memory, random weights of 1B
+  lab/retrofit.py figure --folder DIR                                  what was measured, as SVG
+  lab/retrofit.py list                                                 the runs and rows in their order
 
 TEXTS is the folder that the recipes name their files in. DIR holds the runs (each about 250 MB, with checkpoints); both verbs go on where
-they were ended, and what is trained stays as it is. scripts/retrofit_parts/plan.py says what there is and why.
+they were ended, and what is trained stays as it is. lab/retrofit_parts/plan.py says what there is and why.
 """
 
 import argparse
@@ -76,7 +76,7 @@ class Study:
         wanted = self.options.only or [run.name for run in plan.RUNS]
         unknown = set(wanted) - {run.name for run in plan.RUNS}
         if unknown:
-            raise store.ResultsError(f"no run {', '.join(sorted(unknown))}; scripts/retrofit.py list names them")
+            raise store.ResultsError(f"no run {', '.join(sorted(unknown))}; lab/retrofit.py list names them")
         if any(not run.is_grouped for run in plan.RUNS if run.name in wanted):
             self.train_base()
         corpus = self.corpus("all", FOLDER / "recipe.json")
@@ -132,7 +132,7 @@ class Study:
         text = self.text()
         unknown = set(self.options.only or ()) - {subject.label for subject in plan.subjects()}
         if unknown:
-            raise store.ResultsError(f"no row {', '.join(sorted(unknown))}; scripts/retrofit.py list names them")
+            raise store.ResultsError(f"no row {', '.join(sorted(unknown))}; lab/retrofit.py list names them")
         for subject in plan.subjects():
             row = data["rows"].get(subject.label, {"kv": subject.kv, "tasks": {}})
             missing = [task for task in plan.TASKS if task not in row["tasks"]]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The papers' serving experiment: which request rate each cache bears at the same latency and the same KV memory.
 
-  scripts/serving.py run MODEL [--out FILE] [--hours H] [--workload NAME:CONTEXT]... [--kv SPEC]... [--peer NAME=COMMAND]...
-  scripts/serving.py table FILE [--results docs/results/smollm2.json]
-  scripts/serving.py plot FILE --folder DIR
+  lab/serving.py run MODEL [--out FILE] [--hours H] [--workload NAME:CONTEXT]... [--kv SPEC]... [--peer NAME=COMMAND]...
+  lab/serving.py table FILE [--results docs/results/smollm2.json]
+  lab/serving.py plot FILE --folder DIR
 
 MODEL is what `kvlathe serve -m` takes, or a config.json for random weights in its shape. For each workload (scaled so that its longest
 request has CONTEXT tokens) the first cache, `none`, is measured with one client, which gives the bound (--slo-factor times its median

@@ -31,6 +31,7 @@ import threading
 from dataclasses import dataclass
 
 sys.dont_write_bytecode = True  # nothing is left in the source tree
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "lab"))
 
 from results_parts.program import CallFailed, Interrupted, Program, end_on_signals  # noqa: E402
 from results_parts.store import ResultsError, write_whole  # noqa: E402

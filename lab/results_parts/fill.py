@@ -24,7 +24,7 @@ SPECIAL_VIEWS = {"serving": ServingView, "retrofit": RetrofitView}  # by the fol
 BLOCK = re.compile(r"^<!-- results: (\S+) (\S+) -->$")
 END = "<!-- end -->"
 FIGURE = re.compile(r"<!--= ([^>]*?) -->(.*?)<!-- -->")
-SOURCES = ("*.md", "docs/**/*.md", "bench/*.md", "models/*.md")
+SOURCES = ("*.md", "docs/**/*.md", "lab/*.md", "models/*.md")
 
 
 class Views:
@@ -131,7 +131,7 @@ def problems(root):
             text = page.read_text(encoding="utf-8") if page.exists() else ""
             number = first_difference(text, expected)
             if number:
-                yield f"{page.relative_to(root)}:{number}: not what {source.name} says; scripts/results.py page docs/results/{source.name}"
+                yield f"{page.relative_to(root)}:{number}: not what {source.name} says; lab/results.py page docs/results/{source.name}"
     for path in sorted({path for pattern in SOURCES for path in root.glob(pattern)}):
         shown, text = path.relative_to(root), path.read_text(encoding="utf-8")
         try:
@@ -140,7 +140,7 @@ def problems(root):
             yield f"{shown}:{error}"
             continue
         if number:
-            yield f"{shown}:{number}: not what the results say; scripts/results.py fill {shown}"
+            yield f"{shown}:{number}: not what the results say; lab/results.py fill {shown}"
         is_generated = path.parent == root / "docs/results"
         number = long_table(text.split("\n") if is_generated else blocks_of(text))
         if number:

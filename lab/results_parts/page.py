@@ -150,7 +150,7 @@ def page_texts(view):
     if of_tasks:
         pages[details] = [f"# Tasks on {view.name}", "", f"Model, program and files are those of [{page.name}]({page.name}).", "", *of_tasks]
     source = view.store.path.name
-    note = f"<!-- Written by scripts/results.py page docs/results/{source}; change that file or the script. -->"
+    note = f"<!-- Written by lab/results.py page docs/results/{source}; change that file or the script. -->"
     return {path: "\n".join([note, *lines]).rstrip("\n") + "\n" for path, lines in pages.items()}
 
 

@@ -1,4 +1,4 @@
-"""Retrofitted models as the documents want them: docs/results/retrofit/*.json, written by scripts/retrofit.py.
+"""Retrofitted models as the documents want them: docs/results/retrofit/*.json, written by lab/retrofit.py.
 
 In a document `retrofit/NAME` stands for such a file. Its blocks are `all`, `trained` (the base, DMC, converted and pooled models), `untrained`
 (methods that drop entries of the base), `variants`, `lengths` (of training), `on-the-way` (checkpoints of the control and of GQA), `composed` (with

@@ -1,4 +1,4 @@
-"""Serving experiments as the documents want them: docs/results/serving/*.json, written by scripts/serving.py and scripts/balance_bench.py.
+"""Serving experiments as the documents want them: docs/results/serving/*.json, written by lab/serving.py and lab/balance_bench.py.
 
 In a document `serving/NAME` stands for such a file. Its blocks are the workloads (`humaneval:1024`), `provenance` and, of replicas, `balance`;
 a figure is `serving/NAME WORKLOAD SERVER FIELD` with FIELD rate, relative or bound.

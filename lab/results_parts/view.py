@@ -104,7 +104,7 @@ class View:
         self.store = store
         model = store.model
         if not model:
-            raise ResultsError(f"{store.path}: no such results; measure some with scripts/results.py run")
+            raise ResultsError(f"{store.path}: no such results; measure some with lab/results.py run")
         self.name = model["name"]
         self.parts = plan.parts_of(plan.Setup(model=model["file"], context=model["context"], data="DATA",
                                               work=f"build/results/{self.name}", embedded_text="its own" if model["embedded"] else None))

@@ -1,1 +1,1 @@
-"""Parts of scripts/retrofit.py."""
+"""Parts of lab/retrofit.py."""

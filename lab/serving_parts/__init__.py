@@ -1,1 +1,1 @@
-"""Parts of scripts/serving.py."""
+"""Parts of lab/serving.py."""

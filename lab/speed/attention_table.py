@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time of attention and of sealing by cache, from `bench model --json` whose first spec is `none`.
 
-  scripts/attention_table.py BENCH.json
+  lab/speed/attention_table.py BENCH.json
 
 Sealing is part of what a cache of codes costs: every position is encoded once, GEAR's also decomposed. Both are
 microseconds a token, so that with as many generated tokens as a buffer holds each of them pays its share.

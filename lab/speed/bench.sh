@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Measures the tables of bench/README.md that take several commands, on random weights.
-#   scripts/bench.sh PART [CONFIG.json]
+# Measures the tables of docs/speed.md that take several commands, on random weights.
+#   lab/speed/bench.sh PART [CONFIG.json]
 # PART: scaling (time of a step by context and by sequences; writes docs/scaling.svg), throughput (tokens/s and memory
 # against the number of sequences under one KV budget, and the longest prompt; BUDGET and CONTEXT from the environment),
 # sealing (attention and sealing by cache), shares (the time of GEAR's parts), all of these in the shape of CONFIG.json or
 # the 1B shape; votes (attention of a prompt while votes are collected, one layer of the 8B shape).
 # The machine has to be idle.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 part=${1:-} config=${2:-}
 kvlathe=build/release/bin/kvlathe
 work=$(mktemp -d)
@@ -38,12 +38,12 @@ scaling() {
   local bench=("$kvlathe" bench model --random-model "$(shape_of_1b)" -p 0 -n 4 -r 1 --kv-memory 8G --limits --json)
   "${bench[@]}" "${specs[@]}" -d 1024,2048,4096,8192,16384,32768,65536 >"$work/contexts.json"
   "${bench[@]}" "${specs[@]}" -d 2048 --parallel 1,2,4,8,16,32,64 >"$work/sequences.json"
-  scripts/scaling_chart.py "$work/contexts.json" "$work/sequences.json" docs/scaling.svg
+  lab/speed/scaling_chart.py "$work/contexts.json" "$work/sequences.json" docs/scaling.svg
 }
 
 # GEAR's Tables 6 and 7 and Figures 3 and 4 in our form. The default budget holds three uncompressed sequences of the 1B shape.
 throughput() {
-  scripts/throughput_table.py "$kvlathe" "$(shape_of_1b)" "${BUDGET:-256MiB}" "${CONTEXT:-2062}" none 'kcvt(bits=4)' 'gear-l(bits=4)' \
+  lab/speed/throughput_table.py "$kvlathe" "$(shape_of_1b)" "${BUDGET:-256MiB}" "${CONTEXT:-2062}" none 'kcvt(bits=4)' 'gear-l(bits=4)' \
     'gear(bits=4)' 'kivi(bits=2,group=64)' 'gear-l(bits=2)' 'gear(bits=2)' 'lathe(ratio=8)'
 }
 
@@ -55,7 +55,7 @@ sealing() {
     specs+=(--kv "$kv")
   done
   "$kvlathe" bench model --random-model "$(shape_of_1b)" "${specs[@]}" -p 512 -n 64 -d "${CONTEXT:-8192}" -r 2 --json >"$work/rows.json"
-  scripts/attention_table.py "$work/rows.json"
+  lab/speed/attention_table.py "$work/rows.json"
 }
 
 shares() {
@@ -65,7 +65,7 @@ shares() {
     echo
     "$kvlathe" bench model --random-model "$(shape_of_1b)" --kv "$quantizer" --kv "$quantizer+lowrank" --kv "$quantizer+lowrank+sparse" \
       -p 512 -n 64 -d 4096 -r 1 --json >"$work/rows.json"
-    scripts/gear_shares.py "$work/rows.json"
+    lab/speed/gear_shares.py "$work/rows.json"
     echo
   done
 }
@@ -75,10 +75,10 @@ votes() {
   shape 4096 1 32 8 128 14336 >"$work/shape.json"
   local specs=(--kv 'h2o(keep=0.5,prune=prompt)' --kv 'keyformer(keep=0.5,prune=prompt)' --kv 'tova(keep=0.5,prune=prompt)' --kv 'snapkv(keep=0.5)')
   "$kvlathe" bench model --random-model "$work/shape.json" -p 8192 -n 0 -r 4 --kv none "${specs[@]}" --json >"$work/votes.json"
-  scripts/attention_table.py "$work/votes.json"
+  lab/speed/attention_table.py "$work/votes.json"
 }
 
 case $part in
   scaling | throughput | sealing | shares | votes) "$part" ;;
-  *) echo "usage: scripts/bench.sh PART [CONFIG.json], PART as at the top of the script" >&2 && exit 2 ;;
+  *) echo "usage: lab/speed/bench.sh PART [CONFIG.json], PART as at the top of the script" >&2 && exit 2 ;;
 esac

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Where the time of GEAR goes, from `bench model --json` of its quantizer, of that with factors, and of all of it.
 
-  scripts/gear_shares.py ROWS.json
+  lab/speed/gear_shares.py ROWS.json
 
 The rows of a test are those three caches in this order. What a part costs is what the cache that has it takes longer
 than the one without; so the parts of a row add up to the time of GEAR. Differences of times are as noisy as times are.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time of a decode step by context and by sequences, from two `bench model --json` files: a table each, and a picture.
 
-  scripts/scaling_chart.py CONTEXTS.json SEQUENCES.json OUT.svg
+  lab/speed/scaling_chart.py CONTEXTS.json SEQUENCES.json OUT.svg
 
 A dashed line is what the machine allows: weights read or multiplied, and the cache read, at the limits measured in the
 same run.

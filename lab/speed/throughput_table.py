@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Throughput and peak memory against the number of sequences under one KV budget, and the longest prompt that it holds.
 
-  scripts/throughput_table.py KVLATHE CONFIG.json BUDGET CONTEXT KV...
+  lab/speed/throughput_table.py KVLATHE CONFIG.json BUDGET CONTEXT KV...
 
 Weights are random. Sequences hold CONTEXT positions of prompt and decode 64 more, which seal one buffer of every cache
 of codes: each token pays its share of sealing. Every cache is measured at 1, 4, 16 and as many sequences as the budget is sure to hold, the last in a process

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/convert_megatron.py: checkpoints of Megatron that are made from a model become that model again.
+"""lab/convert_megatron.py: checkpoints of Megatron that are made from a model become that model again.
 
 Called as convert_megatron_test.py PROGRAM MODEL [TEST...].
 """
@@ -18,7 +18,8 @@ import unittest
 import zipfile
 
 sys.dont_write_bytecode = True
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(REPOSITORY / "tests"))  # model_files
 
 import megatron_checkpoint as megatron  # noqa: E402
 from model_files import read_weights  # noqa: E402
@@ -80,7 +81,7 @@ class ConvertTest(unittest.TestCase):
 
     def convert(self, *arguments, tokenizer=None):
         return subprocess.run(
-            [sys.executable, "-B", str(REPOSITORY / "scripts/convert_megatron.py"), "--checkpoint", str(self.checkpoint), "--tokenizer",
+            [sys.executable, "-B", str(REPOSITORY / "lab/convert_megatron.py"), "--checkpoint", str(self.checkpoint), "--tokenizer",
              str(tokenizer or self.tokenizer), "--out", str(self.out), *arguments], capture_output=True, text=True, timeout=120, check=False)
 
     def converted(self, *arguments, **named):
@@ -161,8 +162,8 @@ class LayoutTest(ConvertTest):
         return self.refused(*arguments)
 
     def test_reads_what_torch_itself_writes(self):
-        """tests/golden/megatron was written by torch 1.13.0 and by torch.distributed.checkpoint of torch 2.6.0 (the scripts there)."""
-        golden = REPOSITORY / "tests/golden/megatron"
+        """lab/tests/megatron was written by torch 1.13.0 and by torch.distributed.checkpoint of torch 2.6.0 (the scripts there)."""
+        golden = REPOSITORY / "lab/tests/megatron"
         expected = json.loads((golden / "expected.json").read_text())
         for layout in ("checkpoint", "distributed"):
             with self.subTest(layout):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/results.py with a program that only pretends to measure: what is measured, kept and written, and how it stops.
+"""lab/results.py with a program that only pretends to measure: what is measured, kept and written, and how it stops.
 
 Called as results_test.py [TEST...]. The last case checks the pages and figures of this repository.
 """
@@ -15,8 +15,8 @@ import time
 import unittest
 
 sys.dont_write_bytecode = True
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY / "scripts"))
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(REPOSITORY / "lab"))
 
 from results_parts import fill, plan, view  # noqa: E402
 from results_parts.prepare import shared_line  # noqa: E402
@@ -84,7 +84,7 @@ class TreeCase(unittest.TestCase):
         return path
 
     def command(self, *arguments):
-        return [sys.executable, "-B", str(REPOSITORY / "scripts/results.py"), "--root", str(self.root), *map(str, arguments)]
+        return [sys.executable, "-B", str(REPOSITORY / "lab/results.py"), "--root", str(self.root), *map(str, arguments)]
 
     def results_py(self, *arguments, **environment):
         return subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=120, check=False,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/retrofit.py with a program that only pretends to train: what is trained and measured, how it goes on, what documents say.
+"""lab/retrofit.py with a program that only pretends to train: what is trained and measured, how it goes on, what documents say.
 
 Called as retrofit_study_test.py [TEST...].
 """
@@ -13,8 +13,8 @@ import tempfile
 import unittest
 
 sys.dont_write_bytecode = True
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY / "scripts"))
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(REPOSITORY / "lab"))
 
 from results_parts.retrofit_view import RetrofitView  # noqa: E402
 from results_parts.store import ResultsError  # noqa: E402
@@ -66,7 +66,7 @@ class StudyTest(unittest.TestCase):
 
     def study(self, verb, *arguments, **environment):
         return subprocess.run(
-            [sys.executable, "-B", str(REPOSITORY / "scripts/retrofit.py"), verb, "--data", str(self.folder / "data"), "--runs",
+            [sys.executable, "-B", str(REPOSITORY / "lab/retrofit.py"), verb, "--data", str(self.folder / "data"), "--runs",
              str(self.folder / "runs"), "--kvlathe", str(self.program), *map(str, arguments)],
             env=dict(os.environ, FAKE_LOG=str(self.log), **environment), capture_output=True, text=True, timeout=120, check=False)
 
@@ -111,7 +111,7 @@ class StudyTest(unittest.TestCase):
 
     def test_a_name_that_is_no_run_is_refused(self):
         refused = self.study("train", "--only", "dmd")
-        self.assertEqual((refused.returncode, refused.stderr), (1, "retrofit: no run dmd; scripts/retrofit.py list names them\n"))
+        self.assertEqual((refused.returncode, refused.stderr), (1, "retrofit: no run dmd; lab/retrofit.py list names them\n"))
 
     def test_measures_what_is_trained_once_and_documents_say_it(self):
         self.assertEqual(self.study("train", "--only", "dmc", "--only", "gqa-4", "--only", "gqa-4-short").returncode, 0)
@@ -152,7 +152,7 @@ class StudyTest(unittest.TestCase):
 
     def test_throughput_is_measured_at_the_ratio_that_came_out(self):
         out = self.folder / "speed.json"
-        done = subprocess.run([sys.executable, "-B", str(REPOSITORY / "scripts/retrofit.py"), "throughput", "--kvlathe", str(self.program), "--out",
+        done = subprocess.run([sys.executable, "-B", str(REPOSITORY / "lab/retrofit.py"), "throughput", "--kvlathe", str(self.program), "--out",
                                str(out), "--commit", "abc1234"], env=dict(os.environ, FAKE_LOG=str(self.log)), capture_output=True, text=True,
                               timeout=60, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -163,7 +163,7 @@ class StudyTest(unittest.TestCase):
         self.assertEqual(view.block_lines("throughput")[2:4], ["| `none` | 1.00 | 10 | 100.0 | 1.00 | 10.00 | 1.00 |",
                                                                "| `dmc(sink=0)` | 2.00 | 20 | 200.0 | 2.00 | 10.00 | 1.00 |"])
         self.assertIn("Commit abc1234", view.block_lines("provenance")[0])
-        subprocess.run([sys.executable, "-B", str(REPOSITORY / "scripts/retrofit.py"), "figure", "--results", str(out), "--folder",
+        subprocess.run([sys.executable, "-B", str(REPOSITORY / "lab/retrofit.py"), "figure", "--results", str(out), "--folder",
                         str(self.folder / "figures"), "--kvlathe", str(self.program)],
                        env=dict(os.environ, FAKE_LOG=str(self.log)), check=True, timeout=60)
         latency = json.loads((self.folder / "figures/latency.json").read_text())["series"]
@@ -171,7 +171,7 @@ class StudyTest(unittest.TestCase):
         self.assertEqual(latency[2]["name"], "dmc(sink=0), CR 4.0")
 
     def check_figure(self, out, data):
-        subprocess.run([sys.executable, "-B", str(REPOSITORY / "scripts/retrofit.py"), "figure", "--results", str(out), "--folder",
+        subprocess.run([sys.executable, "-B", str(REPOSITORY / "lab/retrofit.py"), "figure", "--results", str(out), "--folder",
                         str(self.folder / "figures"), "--kvlathe", str(self.program)],
                        env=dict(os.environ, FAKE_LOG=str(self.log)), check=True, timeout=60)
         for call in self.calls():

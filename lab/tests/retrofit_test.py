@@ -17,7 +17,9 @@ import time
 import unittest
 from pathlib import Path
 
-import model_files
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "tests"))
+
+import model_files  # noqa: E402
 
 KVLATHE, DATA = sys.argv[1], sys.argv[2]
 del sys.argv[1:3]

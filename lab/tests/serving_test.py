@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/serving.py with servers that are a few lines of Python: one that serves four requests at the same time bears more than one
+"""lab/serving.py with servers that are a few lines of Python: one that serves four requests at the same time bears more than one
 that serves them one by one.
 
 usage: serving_test.py KVLATHE MODEL_DIRECTORY
@@ -12,10 +12,13 @@ import sys
 import unittest
 import xml.etree.ElementTree
 
-import cli_support
+LAB = pathlib.Path(__file__).resolve().parent.parent
+TESTS = LAB.parent / "tests"
+sys.path.insert(0, str(TESTS))
 
-HERE = pathlib.Path(__file__).resolve().parent
-SCRIPT = HERE.parent / "scripts/serving.py"
+import cli_support  # noqa: E402
+
+SCRIPT = LAB / "serving.py"
 FIGURES = ("mean_normalized_latency_ms", "p90_normalized_latency_ms", "p99_normalized_latency_ms", "p99_ttft_ms")
 
 
@@ -26,7 +29,7 @@ class ServingCase(cli_support.CommandLineCase):
         return done.returncode, done.stdout, done.stderr
 
     def arguments(self, *more):
-        peers = [f"--peer={name}={sys.executable} -B {HERE / 'mock_openai_server.py'} {{port}} 0.005 {slots}"
+        peers = [f"--peer={name}={sys.executable} -B {TESTS / 'mock_openai_server.py'} {{port}} 0.005 {slots}"
                  for name, slots in (("one", 1), ("four", 4))]
         peers.append(f"--peer=dead={sys.executable} -c 'import sys; sys.exit(\"no such model\")'")
         return ["run", "none.gguf", "--out", self.folder / "out.json", "--kvlathe", cli_support.KVLATHE, "--kv", "",
