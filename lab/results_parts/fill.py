@@ -4,8 +4,10 @@ A table stands between two lines, and is written anew:
     <!-- results: NAME BLOCK -->
     <!-- end -->
 NAME is that of docs/results/NAME.json; BLOCK is main, kept, beaten, provenance, tasks, needle, undecided or a part (quality,
-tasks/piqa). A figure stands in a sentence:
-    a KL of <!--= NAME PART KV FIELD -->0.0022<!-- -->
+tasks/piqa). A table of chosen caches, a row each, with the columns FIELD of every PART:
+    <!-- results: NAME PART,PART... FIELD,FIELD... KV KV... -->
+A figure stands in a cell of a table, and in no sentence:
+    | KL | <!--= NAME PART KV FIELD -->0.0022<!-- --> |
 with FIELD one of those in view.py: size, smaller, perplexity, change, kl, score and so on. What NAME is for serving experiments,
 serving_view.py says, and for retrofitted models retrofit_view.py.
 """
@@ -17,11 +19,12 @@ from .page import block_lines, page_texts
 from .retrofit_view import RetrofitView
 from .serving_view import ServingView
 from .store import ResultsError, Store, write_whole
-from .view import View
+from .view import View, code, markdown_table
 
 N_MOST_ROWS = 20
 SPECIAL_VIEWS = {"serving": ServingView, "retrofit": RetrofitView}  # by the folder of docs/results
-BLOCK = re.compile(r"^<!-- results: (\S+) (\S+) -->$")
+BLOCK = re.compile(r"^<!-- results: (\S+) (\S+)(?: (\S+) (\S.*))? -->$")
+TITLES = {"size": "KV size %", "kl": "KL", "score": "score %", "score_change": "change of the score, points", "relative": "rate, in that of `none`"}
 END = "<!-- end -->"
 FIGURE = re.compile(r"<!--= ([^>]*?) -->(.*?)<!-- -->")
 SOURCES = ("*.md", "docs/**/*.md", "lab/*.md", "models/*.md")
@@ -51,6 +54,31 @@ def figure_of(views, words):
     return views[name].figure(part, kv, field)
 
 
+def chosen_table(view, parts, fields, kvs):
+    """A row for each cache, with a dash where it was not measured, and a column for each field that a part has. A cache, a part or a
+    field of which nothing was measured is an error."""
+    def cell(part, kv, field):
+        try:
+            return view.figure(part, kv, field)
+        except ResultsError:
+            return "-"
+    cells = {(part, field): [cell(part, kv, field) for kv in kvs] for part in parts for field in fields}
+    columns = {key: column for key, column in cells.items() if set(column) != {"-"}}
+    rows = dict(zip(kvs, zip(*columns.values())))
+    known = {*(name for key in columns for name in key), *(kv for kv, row in rows.items() if set(row) != {"-"})}
+    for name in (*parts, *fields, *kvs):
+        if name not in known:
+            raise ResultsError(f"there are no results of {name} in this table")
+    titles = [(f"`{part}`: " if len(parts) > 1 else "") + TITLES.get(field, field) for part, field in columns]
+    return markdown_table(["cache", *titles], [[code(kv), *row] for kv, row in rows.items()])
+
+
+def table_of(view, block):
+    if block[3]:
+        return chosen_table(view, block[2].split(","), block[3].split(","), block[4].split())
+    return block_lines(view, block[2]) if isinstance(view, View) else view.block_lines(block[2])
+
+
 def filled(text, views):
     """The text with all its tables and figures as they are to be; errors begin with the number of the line."""
     lines, out, at = text.split("\n"), [], 0
@@ -64,11 +92,11 @@ def filled(text, views):
                     raise ResultsError(f"no line {END} behind it") from None
                 if any(BLOCK.match(line) for line in lines[at + 1:end]):
                     raise ResultsError(f"no line {END} before the next block")
-                view = views[block[1]]
-                table = block_lines(view, block[2]) if isinstance(view, View) else view.block_lines(block[2])
-                out += [lines[at], "", *table, END]
+                out += [lines[at], "", *table_of(views[block[1]], block), END]
                 at = end
             else:
+                if FIGURE.search(lines[at]) and not lines[at].lstrip().startswith("|"):
+                    raise ResultsError("a figure stands in a sentence; put it into a table")
                 out.append(FIGURE.sub(lambda found: f"<!--= {found[1]} -->{figure_of(views, found[1])}<!-- -->", lines[at]))
         except ResultsError as error:
             raise ResultsError(f"{at + 1}: {error}") from None

@@ -46,7 +46,7 @@ class ServingCase(cli_support.CommandLineCase):
         (results / "serving/replicas.json").write_text(json.dumps({"rows": rows}))
         page = results / "serving.md"
         page.write_text("<!-- results: serving/out imdb:128 -->\n<!-- end -->\n<!-- results: serving/replicas balance -->\n<!-- end -->\n"
-                        "<!--= serving/out imdb:128 four relative --><!-- -->\n")
+                        "| <!--= serving/out imdb:128 four relative --><!-- --> |\n")
         command = [sys.executable, "-B", str(SCRIPT.with_name("results.py")), "--root", str(results.parent.parent), "fill", str(page)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -55,7 +55,7 @@ class ServingCase(cli_support.CommandLineCase):
         self.assertIn("| 2 | roundrobin | 4 | 4 | 4 | 4 |", text)
         self.assertIn("| 2 | shortest-queue | 2 | 2 | 2 | 2 |", text)
         self.assertRegex(text, r"relative -->(>=? )?[1-9]\d?\.\d\d<!-- -->")
-        page.write_text("<!--= serving/out imdb:128 dead rate --><!-- -->")
+        page.write_text("| <!--= serving/out imdb:128 dead rate --><!-- --> |")
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         self.assertEqual(done.returncode, 2)
         self.assertIn("serving/out has no result of imdb:128 with dead", done.stderr)
