@@ -24,7 +24,8 @@ from .view import View, code, markdown_table
 N_MOST_ROWS = 20
 SPECIAL_VIEWS = {"serving": ServingView, "retrofit": RetrofitView}  # by the folder of docs/results
 BLOCK = re.compile(r"^<!-- results: (\S+) (\S+)(?: (\S+) (\S.*))? -->$")
-TITLES = {"size": "KV size %", "kl": "KL", "score": "score %", "score_change": "change of the score, points", "relative": "rate, in that of `none`"}
+TITLES = {"size": "KV size %", "smaller": "times smaller", "change": "perplexity change %", "kl": "KL", "top1": "top-1 %", "score": "score %",
+          "relative": "rate, in that of `none`"}
 END = "<!-- end -->"
 FIGURE = re.compile(r"<!--= ([^>]*?) -->(.*?)<!-- -->")
 SOURCES = ("*.md", "docs/**/*.md", "lab/*.md", "models/*.md")
