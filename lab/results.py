@@ -19,12 +19,12 @@ import sys
 
 sys.dont_write_bytecode = True  # nothing is left in the source tree
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "scripts"))  # wrap_markdown
+
 from results_parts import fill, measure, page, plan, provenance  # noqa: E402
 from results_parts.program import CallFailed, Interrupted, Program, end_on_signals  # noqa: E402
 from results_parts.store import ResultsError, Store  # noqa: E402
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -2,6 +2,8 @@
 
 import pathlib
 
+from wrap_markdown import wrapped
+
 from . import plan
 from .findings import beaten_block, kept_block, main_block
 from .store import ResultsError, Store, write_whole
@@ -151,7 +153,7 @@ def page_texts(view):
         pages[details] = [f"# Tasks on {view.name}", "", f"Model, program and files are those of [{page.name}]({page.name}).", "", *of_tasks]
     source = view.store.path.name
     note = f"<!-- Written by lab/results.py page docs/results/{source}; change that file or the script. -->"
-    return {path: "\n".join([note, *lines]).rstrip("\n") + "\n" for path, lines in pages.items()}
+    return {path: wrapped("\n".join([note, *lines]).rstrip("\n") + "\n") for path, lines in pages.items()}
 
 
 def block_lines(view, name):

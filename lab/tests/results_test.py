@@ -16,7 +16,7 @@ import unittest
 
 sys.dont_write_bytecode = True
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(REPOSITORY / "lab"))
+sys.path[:0] = [str(REPOSITORY / "lab"), str(REPOSITORY / "scripts")]
 
 from results_parts import fill, plan, view  # noqa: E402
 from results_parts.prepare import shared_line  # noqa: E402

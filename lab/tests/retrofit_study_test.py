@@ -14,7 +14,7 @@ import unittest
 
 sys.dont_write_bytecode = True
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(REPOSITORY / "lab"))
+sys.path[:0] = [str(REPOSITORY / "lab"), str(REPOSITORY / "scripts")]
 
 from results_parts.retrofit_view import RetrofitView  # noqa: E402
 from results_parts.store import ResultsError  # noqa: E402

@@ -158,6 +158,12 @@ class ThisTreeTest(unittest.TestCase):
         found = problems(self.root)
         self.assertEqual(found, [], "\n" + "\n".join(found))
 
+    def test_a_release_has_one_number(self):
+        of = {name: re.search(pattern, (self.root / name).read_text(encoding="utf-8"), re.MULTILINE)[1] for name, pattern in (
+            ("CMakeLists.txt", r"project\(kvlathe VERSION ([\d.]+)"), ("CHANGELOG.md", r"^## ([\d.]+),"),
+            ("deploy/debian/changelog", r"^kvlathe \(([\d.]+)-"), ("deploy/kubernetes/kvlathe.yaml", r"image: kvlathe:([\d.]+)"))}
+        self.assertEqual(len(set(of.values())), 1, of)
+
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
