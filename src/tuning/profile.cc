@@ -98,11 +98,6 @@ bool Beats(const Profile& profile, const TunePoint& a, const TunePoint& b) {
 
 }  // namespace
 
-const TunePoint* Profile::FindPoint(std::string_view kv_resolved) const {
-  const auto point = std::ranges::find(points, kv_resolved, &TunePoint::kv_resolved);
-  return point == points.end() ? nullptr : &*point;
-}
-
 double Profile::AccuracyOf(const TunePoint& point) const {
   double least = INFINITY;
   for (size_t g = 0; g < point.scores.size(); ++g) {
