@@ -1,5 +1,5 @@
-// What the verbs that train have in common: options, steps with progress and checkpoints, and what
-// a run leaves.
+// The verbs that train have options, steps with progress and checkpoints, and what a run leaves in
+// common.
 #pragma once
 
 #include <CLI/CLI.hpp>

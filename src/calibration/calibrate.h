@@ -1,4 +1,4 @@
-// Drives a model over calibration tokens and keeps what it learned: statistics, from which every
+// Calibration drives a model over tokens and keeps what it learned: statistics, from which every
 // spec makes bases of its own later (docs/basis.md, Calibration).
 #pragma once
 

@@ -1,4 +1,4 @@
-// What tests of requests on a small random model share.
+// Tests of requests share this small random model.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What the cache of a model looks like under a spec: the shapes of the blocks of every layer and KV
-// head, and from them all bytes of a sequence.
+// A CacheLayout says what the cache of a model looks like under a spec: the shapes of the blocks of
+// every layer and KV head, and from them all bytes of a sequence.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// A method as `tune` sees it: a spec that leaves open how far some of its stages compress, and the
-// values that they may take.
+// A method, as `tune` sees it, is a spec that leaves open how far some of its stages compress, and
+// the values that they may take.
 #pragma once
 
 #include <span>

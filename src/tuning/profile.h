@@ -1,4 +1,4 @@
-// The file in which `tune` keeps what it measured and found, and from which `accuracy` in a spec is
+// In a profile `tune` keeps what it measured and found, and from it `accuracy` in a spec is
 // answered. It is complete after every measured point, so an interrupted run goes on from it.
 #pragma once
 

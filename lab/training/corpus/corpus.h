@@ -1,4 +1,4 @@
-// Tokenised training data on disk.
+// A corpus is tokenised training data on disk.
 //
 // A corpus is a directory with corpus.json, the tokenizer's files, and a file of little-endian
 // numbers for every source: a token id, and in the highest bit whether the token is only read, not

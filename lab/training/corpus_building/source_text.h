@@ -1,4 +1,4 @@
-// The documents of a text source.
+// A text source consists of documents.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Train examples of the task suite as rows of token ids.
+// Train examples of the task suite become rows of token ids.
 #pragma once
 
 #include <cstdint>

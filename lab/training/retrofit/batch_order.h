@@ -1,4 +1,4 @@
-// The order in which a run reads its corpus.
+// A run reads its corpus in this order.
 #pragma once
 
 #include <cstdint>

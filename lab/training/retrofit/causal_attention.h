@@ -1,5 +1,5 @@
-// Causal attention with a gradient of its own, which keeps probabilities and nothing else of the
-// size of scores.
+// This causal attention has a gradient of its own, which keeps probabilities and nothing else of
+// the size of scores.
 #pragma once
 
 #include <torch/types.h>

@@ -1,4 +1,4 @@
-// The Llama and the GPT-2 decoder as a libtorch module, for training: the same arithmetic as
+// The Llama and the GPT-2 decoder are a libtorch module for training: the same arithmetic as
 // src/model, with gradients. Parameters are F32 (or F64 in gradient checks) and have the names and
 // shapes of the Hugging Face format; the matrix products run in `compute_type`, the residual stream
 // and the norms in F32.

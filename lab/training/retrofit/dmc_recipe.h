@@ -1,5 +1,5 @@
-// What a retrofit with Dynamic Memory Compression does, from "dmc" of a recipe: stages, the target
-// of each step, variants (Nawrot et al., 2024, arXiv 2403.09636, sections 3.2, 4 and 5).
+// The object "dmc" of a recipe says what a retrofit with Dynamic Memory Compression does: stages,
+// the target of each step, variants (Nawrot et al., 2024, arXiv 2403.09636, sections 3.2, 4 and 5).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What a checkpoint says about the run that it belongs to: everything of model and recipe that its
-// tensors and its place in the run depend on.
+// A fingerprint says which run a checkpoint belongs to: it covers everything of model and recipe
+// that its tensors and its place in the run depend on.
 #pragma once
 
 #include <optional>

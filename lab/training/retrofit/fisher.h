@@ -1,4 +1,4 @@
-// How much the loss of a text hangs on the key and value projections of each layer, from gradients.
+// Gradients say how much the loss of a text hangs on the key and value projections of each layer.
 #pragma once
 
 #include <cstdint>

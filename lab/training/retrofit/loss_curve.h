@@ -1,4 +1,4 @@
-// The losses of a run by step, as CSV and as a picture.
+// A loss curve holds the losses of a run by step, and is written as CSV and as a picture.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Decoders in the Hugging Face directories that the engine reads.
+// Decoders are read from, and written to, the Hugging Face directories that the engine reads.
 #pragma once
 
 #include <string>

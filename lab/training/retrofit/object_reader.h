@@ -1,4 +1,4 @@
-// Reading the JSON objects of recipes.
+// An ObjectReader reads the JSON objects of recipes.
 #pragma once
 
 #include <cstdint>

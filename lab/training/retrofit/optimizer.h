@@ -1,4 +1,4 @@
-// AdamW (Loshchilov and Hutter 2019) and Muon over the parameters of a Decoder.
+// AdamW (Loshchilov and Hutter 2019) and Muon move the parameters of a Decoder.
 #pragma once
 
 #include <torch/optim/adamw.h>

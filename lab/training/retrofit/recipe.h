@@ -1,4 +1,4 @@
-// What a training run does, from the "training" of a recipe file (JSON): the model's shape, the
+// The "training" of a recipe file (JSON) says what a training run does: the model's shape, the
 // phases, the optimiser. Together with the corpus and the seed it determines every weight.
 #pragma once
 

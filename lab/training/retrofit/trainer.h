@@ -1,4 +1,4 @@
-// Training a Decoder on a corpus: steps, checkpoints, validation.
+// A Trainer trains a Decoder on a corpus: steps, checkpoints, validation.
 #pragma once
 
 #include <torch/types.h>

@@ -1,4 +1,4 @@
-// Several processes that train one model (data-parallel): each takes its share of the micro batches
+// Several processes may train one model (data-parallel): each takes its share of the micro batches
 // of every step, and gradients are added up between them by libtorch's c10d over gloo.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What a SentencePiece model file says, as far as another form of the same tokenizer needs it: the
-// library's public interface does not tell its settings. Fields and numbers are those of
+// A SentencePiece model file is read here as far as another form of the same tokenizer needs it:
+// the library's public interface does not tell its settings. Fields and numbers are those of
 // sentencepiece_model.proto (ModelProto).
 #pragma once
 

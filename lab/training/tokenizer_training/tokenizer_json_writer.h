@@ -1,4 +1,4 @@
-// tokenizer.json of Hugging Face's tokenizers from a SentencePiece BPE model.
+// A SentencePiece BPE model is written as the tokenizer.json of Hugging Face's tokenizers.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
-// Trains the tokenizer of a model of one's own: SentencePiece BPE (Sennrich et al. 2016, "Neural
-// Machine Translation of Rare Words with Subword Units") as Llama 2 uses it, in the two forms that
-// others read.
+// TrainTokenizer trains the tokenizer of a model of one's own: SentencePiece BPE (Sennrich et al.
+// 2016, "Neural Machine Translation of Rare Words with Subword Units") as Llama 2 uses it, in the
+// two forms that others read.
 #pragma once
 
 #include <cstdint>

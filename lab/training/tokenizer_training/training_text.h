@@ -1,4 +1,4 @@
-// The sentences that a tokenizer is trained on.
+// A tokenizer is trained on sentences, which are cut out of texts here.
 #pragma once
 
 #include <cstdint>

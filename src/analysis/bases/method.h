@@ -1,4 +1,4 @@
-// The methods of the basis axis: one table of functions each, one file each.
+// Each method of the basis axis is a table of functions in a file of its own.
 #pragma once
 
 #include <span>

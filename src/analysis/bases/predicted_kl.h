@@ -1,5 +1,5 @@
-// What a cache of split bits is expected to lose, from what calibration measured of text that its
-// maps and bits were not made from.
+// PredictedKl says what a cache of split bits is expected to lose, from what calibration measured
+// of text that its maps and bits were not made from.
 #pragma once
 
 #include <vector>

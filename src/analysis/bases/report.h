@@ -1,4 +1,4 @@
-// What `inspect` says about a basis.
+// A report of a basis is what `inspect` says about it.
 #pragma once
 
 #include <nlohmann/json.hpp>

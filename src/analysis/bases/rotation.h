@@ -1,4 +1,4 @@
-// What the methods with one orthogonal rotation per pair share (ZACK, FDC).
+// The methods with one orthogonal rotation per pair (ZACK, FDC) share this.
 #pragma once
 
 #include <functional>

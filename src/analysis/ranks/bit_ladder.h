@@ -1,4 +1,5 @@
-// Shares out bits to groups of channels over all layers, heads and pairs together, by loss per bit.
+// A BitLadder shares out bits to groups of channels over all layers, heads and pairs together, by
+// loss per bit.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// `kvlathe bench scheduler`: what the engine itself adds to the time of a decode step, and how soon
-// an idle engine begins with a request.
+// `kvlathe bench scheduler` measures what the engine itself adds to the time of a decode step, and
+// how soon an idle engine begins with a request.
 #pragma once
 
 #include <cstdint>

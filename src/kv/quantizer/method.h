@@ -1,4 +1,4 @@
-// The methods of the quantizer axis: which codec of src/format each takes, and what shares a scale.
+// Each method of the quantizer axis takes a codec of src/format and says what shares a scale.
 // They are registered in kv/spec/spec_table.cc; the codes themselves are kernels/cpu/seal/seal.h's.
 #pragma once
 

@@ -1,5 +1,4 @@
-// The methods of the retention axis: how each fills a RetentionPlan. One function each, one file
-// each.
+// Each method of the retention axis fills a RetentionPlan. Each is one function in one file.
 #pragma once
 
 #include <optional>

@@ -1,6 +1,6 @@
-// How many entries of a head stay, and when entries are dropped. This is what the methods of the
-// retention axis have in common; they differ in which entries they keep (select.h) and by whose
-// votes.
+// A RetentionPlan says how many entries of a head stay, and when entries are dropped. This is what
+// the methods of the retention axis have in common; they differ in which entries they keep
+// (select.h) and by whose votes.
 //
 // Entries are dropped at prune points. These are the end of every run of the prompt, the end of the
 // prompt, and after it every `interval` positions, or, with `slack`, every position at which the

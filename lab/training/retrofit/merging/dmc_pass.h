@@ -1,6 +1,6 @@
-// How a decoder merges keys and values while it is trained for Dynamic Memory Compression (Nawrot
-// et al., 2024, arXiv 2403.09636, sections 3.2 and 3.3; docs/methods/dmc.md for what the engine
-// does with the result).
+// A decoder merges keys and values this way while it is trained for Dynamic Memory Compression
+// (Nawrot et al., 2024, arXiv 2403.09636, sections 3.2 and 3.3; docs/methods/dmc.md for what the
+// engine does with the result).
 //
 // Between projection and RoPE, for each KV head, with alpha in (0, 1) instead of a decision:
 //   x_t = (k_t[c] - offset + noise) / temperature

@@ -1,6 +1,5 @@
-// How the layers of a decoder merge keys and values while it is trained: what learned merging
-// (training/retrofit/merging/dmc_pass.h) and pooling (training/retrofit/merging/pool_pass.h) have
-// in common.
+// A MergePass is what the two ways of merging in training have in common: learned merging
+// (training/retrofit/merging/dmc_pass.h) and pooling (training/retrofit/merging/pool_pass.h).
 #pragma once
 
 #include <torch/types.h>

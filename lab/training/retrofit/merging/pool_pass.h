@@ -1,5 +1,6 @@
-// Training with a cache that is pooled: what `pool(n,sink)` of the engine computes (the fixed
-// memory pooling of Nawrot et al., 2024, arXiv 2403.09636, section 4; docs/methods/pool.md).
+// A model that is trained with a pooled cache computes what `pool(n,sink)` of the engine computes
+// (the fixed memory pooling of Nawrot et al., 2024, arXiv 2403.09636, section 4;
+// docs/methods/pool.md).
 //
 // Behind the first n_sink positions every `every` consecutive positions are one entry, with equal
 // weights. Position t of entry t1 .. t2 stands for the mean of t1 .. t, keys before RoPE; queries

@@ -1,4 +1,4 @@
-// What the engine computes of a model that the trainer wrote, for tests.
+// Tests ask the engine for the logits of a model that the trainer wrote.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Gradients of libtorch functions against central differences, for tests.
+// Tests compare gradients of libtorch functions with central differences.
 #pragma once
 
 #include <gtest/gtest.h>

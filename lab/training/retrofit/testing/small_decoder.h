@@ -1,4 +1,4 @@
-// The Llama model that the trainer's tests have in common.
+// The trainer's tests have this Llama model in common.
 #pragma once
 
 #include "model/config.h"

@@ -1,4 +1,4 @@
-// A small corpus and recipes for it, which the trainer's tests have in common.
+// The trainer's tests have a small corpus and recipes for it in common.
 #pragma once
 
 #include <ATen/Parallel.h>
