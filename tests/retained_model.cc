@@ -8,8 +8,8 @@
 
 #include "device/cpu_device.h"
 #include "kernels/cpu/attend/resolve.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "model/planned_model.h"
 #include "random_model.h"
 

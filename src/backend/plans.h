@@ -14,7 +14,7 @@
 #include "device/sealed_runs.h"
 #include "format/packed_layout.h"
 #include "format/packed_matrix.h"
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 #include "kv/retention/select.h"
 #include "tensor/dtype.h"
 

@@ -13,7 +13,7 @@
 #include "analysis/ranks/ranks.h"
 #include "format/packed_layout.h"
 #include "format/rows/block_layout.h"
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 
 namespace kvlathe {
 

@@ -5,7 +5,7 @@
 
 #include "io/files.h"
 #include "io/json_checksum.h"
-#include "tuning/method.h"
+#include "tuning/tune_method.h"
 
 namespace kvlathe {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "tuning/method.h"
 #include "tuning/profile.h"
+#include "tuning/tune_method.h"
 
 namespace kvlathe {
 

@@ -3,7 +3,7 @@
 // Chang et al., 2024).
 #pragma once
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "base/status.h"
 
 namespace kvlathe {

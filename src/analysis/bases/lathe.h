@@ -3,7 +3,7 @@
 // where that costs least (docs/methods/lathe.md).
 #pragma once
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "analysis/statistics/statistics.h"
 #include "base/status.h"
 

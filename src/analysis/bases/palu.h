@@ -3,7 +3,7 @@
 // by side (G-LRD) or of all (J-LRD): BasisOptions::heads_per_latent.
 #pragma once
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "base/status.h"
 
 namespace kvlathe {

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "analysis/statistics/statistics.h"
 #include "base/threads.h"
 #include "format/split_bits/unit_codes.h"

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 
 namespace kvlathe {
 

@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "base/status.h"
 
 namespace kvlathe {

@@ -2,7 +2,7 @@
 // (docs/methods/zack.md). Calibrate on text: the method is defined by what coherent tokens do.
 #pragma once
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "base/status.h"
 
 namespace kvlathe {

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "analysis/ranks/ranks.h"
 
 namespace kvlathe {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 
 namespace kvlathe {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "format/entry_table.h"
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 
 namespace kvlathe {
 

@@ -1,4 +1,4 @@
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 
 #include <algorithm>
 #include <cmath>

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 #include "kv/spec/spec.h"
 
 namespace kvlathe {

@@ -1,4 +1,4 @@
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 
 #include <algorithm>
 #include <utility>

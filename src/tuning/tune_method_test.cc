@@ -1,4 +1,4 @@
-#include "tuning/method.h"
+#include "tuning/tune_method.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
