@@ -10,7 +10,9 @@ if(KVLATHE_GRAMMAR AND NOT EXISTS ${KVLATHE_XGRAMMAR}/include/xgrammar/xgrammar.
   message(FATAL_ERROR "XGrammar is not in ${KVLATHE_XGRAMMAR}. scripts/fetch_xgrammar.sh fetches it. "
     "Without a package index configure with -DKVLATHE_GRAMMAR=OFF: the server then refuses response_format and strict tools.")
 endif()
-if(KVLATHE_GRAMMAR)
+if(NOT KVLATHE_GRAMMAR)
+  message(STATUS "KVLATHE_GRAMMAR is OFF: the server refuses response_format and strict tools")
+else()
   # Not by its own CMake file, which turns link-time optimisation and warnings as errors on for everybody.
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${KVLATHE_XGRAMMAR}/cpp/*.cc)
   list(FILTER sources EXCLUDE REGEX "/cpp/tvm_ffi/")

@@ -33,7 +33,7 @@ esac
 scripts/bootstrap.sh
 [ "$name" = lathe-nano ] || scripts/fetch_model.sh "$name"
 # Without lines for debuggers: a tenth of the time.
-cmake --preset release -DKVLATHE_DEBUG_INFO=OFF >/dev/null
+cmake --preset release -DKVLATHE_DEBUG_INFO=OFF -DKVLATHE_GRAMMAR="${KVLATHE_GRAMMAR:-ON}" >/dev/null
 cmake --build --preset release --target kvlathe
 
 kvlathe=build/release/bin/kvlathe

@@ -26,7 +26,7 @@ if command -v ccache >/dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
 fi
 
-options=(-DKVLATHE_UNITY_TESTS=ON -DKVLATHE_LAB="$lab")
+options=(-DKVLATHE_UNITY_TESTS=ON -DKVLATHE_LAB="$lab" -DKVLATHE_GRAMMAR="${KVLATHE_GRAMMAR:-ON}")
 # A tenth of the time of a build, for the lines of a stack that only a debugger or a developer's own
 # run needs: sanitizers name functions without it.
 [ -z "${CI:-}" ] || options+=(-DKVLATHE_DEBUG_INFO=OFF)
