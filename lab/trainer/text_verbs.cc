@@ -156,7 +156,7 @@ void AddCorpusVerb(RetrofitVerbs* verbs) {
   verb->add_option("--out", options->out, "directory for the corpus")->required();
 }
 
-void AddFisherVerb(RetrofitVerbs* verbs) {
+void AddFisherOfTextVerb(RetrofitVerbs* verbs) {
   auto options = std::make_shared<FisherVerbOptions>();
   CLI::App* verb = verbs->Add(
       "fisher", "How much a text's loss hangs on each layer: palu(ranks=fisher)",
@@ -190,7 +190,7 @@ void AddTrainerVerb(RetrofitVerbs* verbs, const std::string& name, const std::st
 void AddVerbs(RetrofitVerbs* verbs) {
   AddTokenizerVerb(verbs);
   AddCorpusVerb(verbs);
-  AddFisherVerb(verbs);
+  AddFisherOfTextVerb(verbs);
   AddTrainerVerb(verbs, "pretrain",
                  "Train a model on a corpus; interrupted, the same command goes on");
   AddTrainerVerb(verbs, "gqa", "Change the number of KV heads: means of W_K and W_V, or copies");
