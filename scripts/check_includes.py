@@ -17,10 +17,10 @@ from collections import namedtuple
 from pathlib import Path
 
 ORDER = [
-    "base", "tensor", "io", "format", "machine", "analysis", "cpu/memory", "cpu/kernels", "cpu", "tokenizer", "training/tokenizer_training",
-    "kv", "plan", "tuning", "model", "calibration/gradients", "calibration", "engine", "structured", "evaluation/tasks", "training/corpus",
-    "training/corpus_building", "training/retrofit", "evaluation",
-    "load_generation", "server/http", "server/api", "server/tools", "server", "apps", "tests",
+    "base", "tensor", "io", "format", "machine", "analysis", "cpu/memory", "cpu/kernels", "cpu", "tokenizer",
+    "kv", "plan", "tuning", "model", "calibration/gradients", "calibration", "engine", "structured", "evaluation/tasks",
+    "evaluation", "load_generation", "server/http", "server/api", "server/tools", "server",
+    "training/corpus", "training/tokenizer_training", "training/corpus_building", "training/retrofit", "lab", "apps", "tests",
 ]
 KEYWORDS = {"NAME", "SRCS", "DEPS", "LIBS", "LABELS", "FLAGS", "CORPUS", "HEADERS", "APART", "SHARDS", "COST",
             "SECOND_RING", "SANITIZED_IN_SECOND_RING"}
@@ -68,13 +68,13 @@ Target = namedtuple("Target", "name folder sources deps is_library")
 
 
 def folder_of(path):
-    """The folder, by its name in ORDER, of a path below src/ (or of one in apps/ or tests/)."""
+    """The folder, by its name in ORDER, of a path below src/ (or of one in lab/, apps/ or tests/)."""
     matches = [f for f in ORDER if path.startswith(f + "/")]
     return max(matches, key=len, default=None)
 
 
 def without_root(path):
-    return path[len("src/"):] if path.startswith("src/") else path
+    return re.sub(r"^(src/|lab/(?=training/))", "", path)
 
 
 def parse_arguments(text):
@@ -121,7 +121,7 @@ def targets_of(root, cmake_file):
 
 def find_targets(root):
     targets = []
-    for top in ("src", "apps", "tests", "fuzz", "bench"):
+    for top in ("src", "lab", "apps", "tests", "fuzz"):
         for cmake_file in sorted((root / top).rglob("CMakeLists.txt")):
             targets += targets_of(root, cmake_file)
     return targets
@@ -166,7 +166,7 @@ def includes_of(root, path):
     for include in INCLUDE.findall((root / path).read_text()):
         beside = (Path(path).parent / include).as_posix()
         if folder_of(include):
-            yield f"src/{include}"
+            yield f"lab/{include}" if include.startswith("training/") else f"src/{include}"
         elif (root / beside).exists():
             yield beside
         elif (root / "apps" / include).exists():
@@ -180,7 +180,7 @@ def check_file(path, includes, by_folder, by_source):
     if path.endswith(".cc") and path not in by_source:
         return [f"{path}: belongs to no target"]
     allowed = by_source.get(path, by_folder.get(folder, set()) | {folder})
-    if folder in ("apps", "tests") and path.endswith(".h"):
+    if folder in ("apps", "lab", "tests") and path.endswith(".h"):
         allowed = set(ORDER)  # held to account by the sources that include it
     problems = []
     for include in includes:
@@ -239,7 +239,7 @@ def check(root):
     problems = check_deps(targets, folder_by_library)
     by_folder, by_source = allowed_folders(targets, folder_by_library)
     files = sorted(
-        p.relative_to(root).as_posix() for top in ("src", "apps", "tests")
+        p.relative_to(root).as_posix() for top in ("src", "lab", "apps", "tests")
         for p in (root / top).rglob("*") if p.suffix in (".h", ".cc"))
     graph = {path: list(includes_of(root, path)) for path in files}
     for path in files:

@@ -37,7 +37,7 @@ if is_there "$model"; then
   exit 0
 fi
 
-python3 -m pip --version >/dev/null 2>&1 || scripts/bootstrap.sh --with-pip
+python3 -m pip --version >/dev/null 2>&1 || fail "pip is not there; scripts/bootstrap.sh installs it"
 mkdir -p "$folder"
 work=$(mktemp -d "$folder/fetch.XXXXXX")
 trap 'rm -rf "$work"' EXIT

@@ -12,7 +12,7 @@
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/byte_kinds.h"
-#include "kv/quantizer/method.h"
+#include "kv/quantizer/quantizer_methods.h"
 #include "model/model.h"
 #include "model/planned_model.h"
 #include "random_model.h"

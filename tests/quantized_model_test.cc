@@ -9,8 +9,8 @@
 
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "model/model.h"
 #include "model/planned_model.h"
 #include "random_model.h"

@@ -1,4 +1,5 @@
-// Retention literally: entry by entry, in double, after every token (docs/retention.md).
+// Retention is done here literally: entry by entry, in double, after every token
+// (docs/retention.md).
 // It shares no code with the engine.
 #pragma once
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "calibration/calibrate.h"
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 #include "kvlathe/workspace.h"
 
 namespace kvlathe {

@@ -1,4 +1,5 @@
-// kvlathe inspect --merging: which positions of a text a cache merges, in numbers and pictures.
+// `kvlathe inspect --merging` shows which positions of a text a cache merges, in numbers and
+// pictures.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -1,4 +1,4 @@
-// Command-line options that several verbs share. Spellings follow llama.cpp and vLLM.
+// Several verbs share these command-line options. Spellings follow llama.cpp and vLLM.
 #pragma once
 
 #include <CLI/CLI.hpp>

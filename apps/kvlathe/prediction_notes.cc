@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "tuning/method.h"
 #include "tuning/profile.h"
+#include "tuning/tune_method.h"
 
 namespace kvlathe {
 

@@ -1,4 +1,4 @@
-// Gathers calibration statistics from a running model, chunk by chunk.
+// An accumulator gathers calibration statistics from a running model, chunk by chunk.
 #pragma once
 
 #include <atomic>

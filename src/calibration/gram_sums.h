@@ -1,4 +1,4 @@
-// Sums of products of rows, in F32 within a slice of rows and in F64 across slices.
+// Sums of products of rows are taken in F32 within a slice of rows and in F64 across slices.
 #pragma once
 
 #include <cstdint>

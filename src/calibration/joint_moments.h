@@ -1,4 +1,4 @@
-// Moments of the rows of several KV heads side by side (JointStatistics): those that all text
+// JointStatistics holds moments of the rows of several KV heads side by side: those that all text
 // gives, and those that gradients give.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Where a model's calibration statistics live: the file the user named, the model's directory, or
-// the user's cache directory.
+// A model's calibration statistics live in the file that the user named, in the model's directory,
+// or in the user's cache directory.
 #pragma once
 
 #include <functional>

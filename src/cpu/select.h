@@ -1,4 +1,5 @@
-// Chooses which entries of a head stay: the newest, and of the others those with the most votes.
+// The selection chooses which entries of a head stay: the newest, and of the others those with the
+// most votes.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What tests of requests on a small random model share.
+// Tests of requests share this small random model.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 #include "analysis/bases/basis.h"
 #include "base/random.h"
 #include "engine/engine.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 #include "model/config.h"
 #include "model/planned_model.h"

@@ -7,8 +7,8 @@
 
 #include "evaluation/bench/bench_model.h"
 #include "evaluation/bench/deciding_weights.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
 #include "model/planned_model.h"

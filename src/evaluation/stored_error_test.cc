@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "evaluation/quality.h"
-#include "kv/quantizer/method.h"
+#include "kv/quantizer/quantizer_methods.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"

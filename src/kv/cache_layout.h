@@ -1,5 +1,5 @@
-// What the cache of a model looks like under a spec: the shapes of the blocks of every layer and KV
-// head, and from them all bytes of a sequence.
+// A CacheLayout says what the cache of a model looks like under a spec: the shapes of the blocks of
+// every layer and KV head, and from them all bytes of a sequence.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include "analysis/ranks/ranks.h"
 #include "format/packed_layout.h"
 #include "format/rows/block_layout.h"
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 
 namespace kvlathe {
 
@@ -22,8 +22,8 @@ struct SealPlan {
   PackedFormat format;
   int prompt_run = 512;  // positions of a prompt that are sealed together; 0: the whole prompt
   int buffer = 64;       // positions that are sealed together while decoding
-  int newest = 0;        // so many of the last entries are never sealed (NewestEntries)
-  int most_newest = 0;   // if it is more, so many where there are many entries
+  int newest = 0;        // how many of the last entries are never sealed (NewestEntries)
+  int most_newest = 0;   // where this is more, `newest` grows to it with the number of entries
   int power_loops = 3;   // of the low-rank solver
   double repaired_share =
       1;           // this share of the prompt, its newest runs, has the low-rank residual

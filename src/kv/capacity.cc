@@ -10,7 +10,8 @@
 namespace kvlathe {
 namespace {
 
-// How many positions a sequence that never merges would have in place of n of this one.
+// A sequence that merges has fewer entries than positions. This says how many entries it has at n
+// positions, if `share` of those behind the sinks stay.
 int64_t PositionsOfEntries(const CacheLayout& layout, int64_t n, double share) {
   if (n == kEndlessPrompt) return n;
   constexpr double kRounding = 1e-9;  // a share that was counted is no exact binary fraction

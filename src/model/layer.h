@@ -1,4 +1,5 @@
-// One layer as its steps see it: its shapes, its weights, and where the rows of its heads are.
+// A Layer is one layer as its steps see it: its shapes, its weights, and where the rows of its
+// heads are.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The angles of a model's layers, by position, and block by block for keys that are turned when
-// they are read.
+// Rotation tables hold the angles of a model's layers, by position, and block by block for keys
+// that are turned when they are read.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The weights of a decoder, packed once for the linear kernels. The basis axis changes W_V and W_O,
-// which are folded anew for each spec; everything else is shared by all specs of a process.
+// The weights of a decoder are packed once for the linear kernels. The basis axis changes W_V and
+// W_O, which are folded anew for each spec; everything else is shared by all specs of a process.
 #pragma once
 
 #include <functional>

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "analysis/bases/palu.h"
-#include "kv/retention/method.h"
+#include "kv/retention/retention_methods.h"
 
 namespace kvlathe {
 

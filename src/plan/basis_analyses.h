@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "kv/spec/spec.h"
 #include "plan/model_facts.h"
 #include "plan/plan_source.h"

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "plan/plan_checks.h"
 
 namespace kvlathe {

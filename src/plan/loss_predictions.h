@@ -1,4 +1,5 @@
-// What is expected of the caches of one model: their KL, from what calibration holds back.
+// Predictions say what is expected of the caches of one model: their KL, from what calibration
+// holds back.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// The facts about a model that a plan depends on.
+// A plan depends on these facts about a model.
 #pragma once
 
 #include <vector>

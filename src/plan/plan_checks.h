@@ -3,7 +3,7 @@
 
 #include "base/status.h"
 #include "kv/cache_layout.h"
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 #include "plan/model_facts.h"
 
 namespace kvlathe {

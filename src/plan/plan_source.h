@@ -9,7 +9,7 @@
 #include "analysis/statistics/statistics.h"
 #include "base/status.h"
 #include "base/threads.h"
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 #include "kv/spec/spec.h"
 
 namespace kvlathe {

@@ -1,5 +1,5 @@
-// What an answer must look like, as a "structural tag" of XGrammar: JSON that says which texts,
-// free or by a JSON schema, follow each other.
+// A structure says what an answer must look like, as a "structural tag" of XGrammar: JSON that says
+// which texts, free or by a JSON schema, follow each other.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// Decompositions of dense matrices in double precision. Eigen's templates for them take longer to
+// Dense matrices are decomposed here in double precision. Eigen's templates for them take longer to
 // compile than any other source, so this is the one place that instantiates them.
 #pragma once
 

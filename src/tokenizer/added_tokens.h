@@ -1,5 +1,5 @@
-// Tokens that are matched in the text as they are written, before any merge: control tokens of chat
-// formats, and words that were added to a vocabulary later.
+// Added tokens are matched in the text as they are written, before any merge: control tokens of
+// chat formats, and words that were added to a vocabulary later.
 #pragma once
 
 #include <array>

@@ -1,5 +1,6 @@
-// The tokenizer of tokenizer.json: added tokens, normaliser, pre-tokenizer, BPE, decoder. Files in
-// other forms that describe the same thing (vocab.json + merges.txt, tiktoken) use it too.
+// A tokenizer.json says how to tokenise by these parts: added tokens, normaliser, pre-tokenizer,
+// BPE, decoder. Files in other forms that describe the same thing (vocab.json + merges.txt,
+// tiktoken) use it too.
 #pragma once
 
 #include <memory>

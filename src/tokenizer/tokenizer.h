@@ -1,4 +1,5 @@
-// Text to token ids and back, for every form in which models ship a tokenizer.
+// A Tokenizer makes token ids of text, and text of them, for every form in which models ship a
+// tokenizer.
 #pragma once
 
 #include <cstdint>

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <random>
 
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "model/planned_model.h"
 #include "random_model.h"
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "kv/retention/method.h"
+#include "kv/retention/retention_methods.h"
 #include "model/planned_model.h"
 
 namespace kvlathe {

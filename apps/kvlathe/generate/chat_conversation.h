@@ -1,4 +1,4 @@
-// A conversation with a model: its messages, and the cache that is kept from answer to answer.
+// A conversation with a model has its messages, and the cache that is kept from answer to answer.
 #pragma once
 
 #include <functional>

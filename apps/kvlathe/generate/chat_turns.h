@@ -1,5 +1,5 @@
-// The arithmetic of a conversation that must fit a context and whose cache is kept: what is dropped
-// and what need not be read again.
+// A conversation must fit a context, and its cache is kept; the arithmetic here says what is
+// dropped and what need not be read again.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What a method of the basis axis hands to the model: for each layer and KV head the maps between
-// rows of head_dim numbers and rows of the stored ranks.
+// A basis is what a method of the basis axis hands to the model: for each layer and KV head the
+// maps between rows of head_dim numbers and rows of the stored ranks.
 #pragma once
 
 #include <optional>

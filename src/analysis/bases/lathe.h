@@ -1,9 +1,9 @@
-// lathe: our own basis. It stores rows in the maps that lose least of the products of queries and
+// lathe is our own basis. It stores rows in the maps that lose least of the products of queries and
 // keys, and of values and output weights, after subtracting their means; and it takes ranks away
 // where that costs least (docs/methods/lathe.md).
 #pragma once
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "analysis/statistics/statistics.h"
 #include "base/status.h"
 

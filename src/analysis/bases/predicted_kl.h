@@ -1,10 +1,10 @@
-// What a cache of split bits is expected to lose, from what calibration measured of text that its
-// maps and bits were not made from.
+// PredictedKl says what a cache of split bits is expected to lose, from what calibration measured
+// of text that its maps and bits were not made from.
 #pragma once
 
 #include <vector>
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "analysis/statistics/statistics.h"
 #include "base/threads.h"
 #include "format/split_bits/unit_codes.h"

@@ -1,10 +1,10 @@
-// What the methods with one orthogonal rotation per pair share (ZACK, FDC).
+// The methods with one orthogonal rotation per pair (ZACK, FDC) share this.
 #pragma once
 
 #include <functional>
 #include <vector>
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "base/status.h"
 
 namespace kvlathe {

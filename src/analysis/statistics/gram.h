@@ -1,4 +1,4 @@
-// Gram matrices as methods of the basis axis combine them: [dim, dim] row-major f64.
+// Methods of the basis axis combine Gram matrices this way: [dim, dim] row-major f64.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// `kvlathe bench attention`: attention on compressed blocks against what the machine allows,
-// without a model.
+// `kvlathe bench attention` measures attention on compressed blocks against what the machine
+// allows, without a model.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// One row of `bench attention` as memory and jobs: a cache drawn from a seed, with its blocks, run
-// records and votes.
+// A case is one row of `bench attention` as memory and jobs: a cache drawn from a seed, with its
+// blocks, run records and votes.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "evaluation/bench/bench_attention_case.h"
-#include "kv/quantizer/method.h"
+#include "kv/quantizer/quantizer_methods.h"
 #include "kv/spec/spec.h"
 #include "plan/drawn_basis.h"
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/random.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"

@@ -1,4 +1,4 @@
-// The synthetic task suite: examples generated from a seed, so that accuracy under a compressed
+// The synthetic task suite generates examples from a seed, so that accuracy under a compressed
 // cache can be measured without any data set. The tasks mirror, at small scale, the workloads of
 // the papers: retrieval from a long context, reasoning in steps, and long generation.
 #pragma once

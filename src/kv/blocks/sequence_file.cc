@@ -12,8 +12,8 @@
 #include "io/byte_reader.h"
 #include "io/mapped_file.h"
 #include "kv/blocks/sequence_rows.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/seal/seal_schedule.h"
 #include "kv/spec/spec.h"
 

@@ -1,4 +1,4 @@
-// Codebooks from calibration (KVQuant, arXiv 2401.18079; docs/methods/kvquant.md): ranges per
+// Codebooks come from calibration (KVQuant, arXiv 2401.18079; docs/methods/kvquant.md): ranges per
 // channel of K, and one set of centroids per layer for K and one for V.
 //
 // Quotients are (x - offset) / range. Of K, range and offset reach from the share / 2 to the

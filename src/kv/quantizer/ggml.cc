@@ -1,7 +1,7 @@
 // The cache types q8_0 and q4_0 of llama.cpp (ggml): blocks of 32 channels of a token with one F16
 // scale and no minimum. llama.cpp rounds x / d + 8.5 down where these round x / d + 8 to the
 // nearest even code: they differ on ties only.
-#include "kv/quantizer/method.h"
+#include "kv/quantizer/quantizer_methods.h"
 
 namespace kvlathe {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "base/random.h"
 #include "kv/cache_layout.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
-#include "kv/retention/plan.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
+#include "kv/retention/retention_plan.h"
 
 namespace kvlathe {
 namespace {

@@ -1,4 +1,5 @@
-// Which blocks of a sequence are sealed when (docs/quantization.md, Runs), and what that takes.
+// A schedule says which blocks of a sequence are sealed when (docs/quantization.md, Runs), and what
+// that takes.
 //
 // Entries are the positions behind the sink. While the prompt is read, every prompt_run entries are
 // sealed as one run. Where the prompt ends, the full blocks of the unfinished run are sealed; after

@@ -5,7 +5,7 @@
 #include "base/random.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/byte_kinds.h"
-#include "kv/retention/method.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 
 namespace kvlathe {

@@ -1,6 +1,6 @@
-// What the stages of a spec ask for, as types. There is one struct for each method and one variant
-// for each axis. The parser fills them in (read_options.cc), and nothing after it reads a key as
-// text.
+// These types hold what the stages of a spec ask for. There is one struct for each method and one
+// variant for each axis. The parser fills them in (read_options.cc), and nothing after it reads a
+// key as text.
 #pragma once
 
 #include <variant>

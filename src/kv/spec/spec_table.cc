@@ -2,9 +2,9 @@
 
 #include <iterator>
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "format/table_codes/mxfp4.h"
-#include "kv/quantizer/method.h"
+#include "kv/quantizer/quantizer_methods.h"
 #include "kv/spec/compatibility.h"
 #include "kv/spec/read_options.h"
 #include "kv/spec/spec_keys.h"

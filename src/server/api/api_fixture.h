@@ -1,4 +1,4 @@
-// The service on models/lathe-nano, its engine stepped by the test.
+// Tests run the service on models/lathe-nano, and step its engine themselves.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// The OpenAI API: from an HTTP request to requests of the engine, and from tokens to the answer.
+// The service answers the OpenAI API: it goes from an HTTP request to requests of the engine, and
+// from tokens to the answer.
 // docs/server.md, "API", has the fields of every route.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What the routes share while the service lives.
+// The routes share this state while the service lives.
 #pragma once
 
 #include <string>

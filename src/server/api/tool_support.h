@@ -1,5 +1,6 @@
-// How a conversation becomes a prompt, and an answer becomes content and tool calls: the seam
-// between the routes of chat and whatever knows the templates with tools and the grammars.
+// A ToolSupport makes a conversation into a prompt, and an answer into content and tool calls: it
+// is the seam between the routes of chat and whatever knows the templates with tools and the
+// grammars.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// From the text of an answer to content and tool calls, as it comes.
+// Parsers make content and tool calls of the text of an answer, as it comes.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,5 @@
-// One tool call as a model writes it, {"name": NAME, "arguments": {...}}, read byte by byte.
+// A CallScanner reads one tool call as a model writes it, {"name": NAME, "arguments": {...}}, byte
+// by byte.
 #pragma once
 
 #include <optional>

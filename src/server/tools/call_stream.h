@@ -1,4 +1,4 @@
-// The calls of one answer: what of a call that is being read is told.
+// A CallStream tells of the calls of one answer, also of one that is still being read.
 #pragma once
 
 #include <string>

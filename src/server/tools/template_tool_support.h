@@ -1,5 +1,5 @@
-// Tools and structured output by the chat template of a model and, where the build has XGrammar, by
-// grammars.
+// Tools and structured output go by the chat template of a model and, where the build has XGrammar,
+// by grammars.
 #pragma once
 
 #include <memory>

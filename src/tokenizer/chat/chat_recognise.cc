@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -147,8 +148,8 @@ StatusOr<ChatFormat> RecogniseLlama3(const ScannedTemplate& t, const ChatContext
   const std::string_view turn =
       "'<|start_header_id|>'+message['role']+'<|end_header_id|>\n\n'+"
       "message['content']";
-  const bool trims = t.Has(std::string(turn) + "|trim+'<|eot_id|>'");
-  if (!trims && !t.Has(std::string(turn) + "+'<|eot_id|>'")) return OtherParts("Llama 3");
+  const bool trims = t.Has(fmt::format("{}|trim+'<|eot_id|>'", turn));
+  if (!trims && !t.Has(fmt::format("{}+'<|eot_id|>'", turn))) return OtherParts("Llama 3");
   if (!trims) f.system_filter = f.user_filter = f.assistant_filter = Filter::kNone;
   f.tools.reset();
   if (!has_dates) return f;

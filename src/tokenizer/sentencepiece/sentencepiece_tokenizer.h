@@ -1,4 +1,4 @@
-// tokenizer.model through the SentencePiece library (Kudo and Richardson 2018).
+// A tokenizer.model is used through the SentencePiece library (Kudo and Richardson 2018).
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// The answer of a chat as it grows: content and tool calls.
+// A chat's answer grows by content and tool calls.
 #pragma once
 
 #include <memory>

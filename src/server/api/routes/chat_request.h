@@ -1,4 +1,4 @@
-// The fields of a chat: messages, tools and the form of the answer.
+// A chat has these fields: messages, tools and the form of the answer.
 #pragma once
 
 #include "server/api/request_fields.h"

@@ -1,4 +1,4 @@
-// The handlers of the routes. Each answers its exchange, now or with the tokens that it asks for.
+// Each route has a handler. Each answers its exchange, now or with the tokens that it asks for.
 #pragma once
 
 #include <memory>
