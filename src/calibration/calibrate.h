@@ -83,7 +83,7 @@ struct CalibrationTimes {
 };
 
 // Errors: those of `forward`; kDataLoss naming the layer if the model computes values that are not
-// finite.
+// finite, or if sums of squares have lost their digits (CheckCovariances).
 StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job,
                                           CalibrationTimes* times = nullptr);
 

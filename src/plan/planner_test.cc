@@ -46,8 +46,8 @@ JointStatistics DrawPart(uint64_t seed) {
   JointStatistics part = MakeStatistics({kLayers, 2 * kKvHeads, kKvHeads, kHeadDim}).joint;
   part.n_tokens = 100;
   for (JointMoments* moments : {&part.k, &part.k_pre, &part.v}) {
-    DrawSquares(&random, 1, 0.04, &moments->gram);
-    moments->weighed_gram = moments->gram;
+    DrawSquares(&random, 1, 0.04, &moments->covariance);
+    moments->weighed_covariance = moments->covariance;
     DrawSquares(&random, 0.01, 0.02, &moments->fisher);
   }
   return part;

@@ -18,6 +18,10 @@ struct SymmetricDecomposition {
 // O(dim^3).
 SymmetricDecomposition DecomposeSymmetric(std::span<const double> matrix, int dim);
 
+// Whether matrix + ridge I has positive eigenvalues alone: whether it has a Cholesky factor.
+// `matrix` as above. O(dim^3), a hundredth of what the eigenvalues take.
+bool IsPositive(std::span<const double> matrix, int dim, double ridge);
+
 // matrix = u diag(values) v^T.
 struct SingularValueDecomposition {
   std::vector<double> values;  // [dim], descending

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "analysis/ranks/bit_ladder.h"
+#include "analysis/statistics/joint_rows.h"
 #include "base/check.h"
 #include "format/split_bits/unit_codes.h"
 
@@ -25,27 +26,8 @@ constexpr double kOpenFactor = 10;
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using FloatMatrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// A square of the moments, of channels [first, first + dim) of the rows of a layer.
-Matrix SquareOf(const std::vector<float>& squares, const StatisticsShape& shape, int layer_idx,
-                int first, int dim) {
-  const int width = JointHeads(shape) * shape.head_dim;
-  const int64_t n_groups = int64_t{shape.n_kv_heads} * shape.head_dim / width;
-  const int64_t group = layer_idx * n_groups + first / width;
-  const Eigen::Map<const FloatMatrix> all(squares.data() + group * width * width, width, width);
-  return all.block(first % width, first % width, dim, dim).cast<double>();
-}
-
-// The second moments, about `offset`, of the rows as their gradients weigh them.
-Matrix MomentsAbout(const JointMoments& moments, const StatisticsShape& shape, int layer_idx,
-                    int first, const std::vector<float>& offset, int dim) {
-  Matrix gram = SquareOf(moments.weighed_gram, shape, layer_idx, first, dim);
-  if (offset.empty()) return gram;
-  const int64_t row = int64_t{layer_idx} * shape.n_kv_heads * shape.head_dim + first;
-  const Eigen::VectorXd mean =
-      Eigen::Map<const Eigen::VectorXf>(moments.weighed_mean.data() + row, dim).cast<double>();
-  const Eigen::VectorXd from = Eigen::Map<const Eigen::VectorXf>(offset.data(), dim).cast<double>();
-  gram += -mean * from.transpose() - from * mean.transpose() + from * from.transpose();
-  return gram;
+Matrix ToMatrix(const std::vector<double>& square, int dim) {
+  return Eigen::Map<const Matrix>(square.data(), dim, dim);
 }
 
 Matrix MapOf(const std::vector<float>& map, int dim) {
@@ -143,12 +125,12 @@ LossPredictor::LossPredictor(const BasisAnalysis& analysis, const JointStatistic
   // In the stored channels, whose maps are `map` [dim, dim] and `way_back` [dim, dim].
   const auto side_of = [&](const JointMoments& moments, size_t h, const std::vector<float>& offset,
                            const Matrix& map, const Matrix& way_back) {
-    const int layer_idx = static_cast<int>(h) / n_heads_,
-              first = static_cast<int>(h) % n_heads_ * dim;
-    const Matrix fisher = SquareOf(moments.fisher, shape, layer_idx, first, dim);
+    const JointChannels channels = {static_cast<int>(h) / n_heads_,
+                                    static_cast<int>(h) % n_heads_ * dim, dim};
+    const Matrix fisher = ToMatrix(SquareOf(moments.fisher, shape, channels), dim);
     const Matrix metric = way_back * fisher * way_back.transpose();
-    const Matrix variances =
-        map.transpose() * MomentsAbout(moments, shape, layer_idx, first, offset, dim) * map;
+    const Matrix rows = ToMatrix(RowsAbout(offset, moments, shape, channels).Priced(), dim);
+    const Matrix variances = map.transpose() * rows * map;
     Side side;
     for (int rank = 0; rank <= dim; rank += kBitGroup) {
       const int n = dim - rank;

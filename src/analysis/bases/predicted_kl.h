@@ -49,9 +49,11 @@ class LossPredictor {
  private:
   // K or V of one head of the cache, by stored channel of all that there are.
   struct Side {
-    std::vector<double> metric;     // what an error of variance 1 costs
-    std::vector<double> variances;  // of the text's rows
-    std::vector<double> cuts;       // what is lost by a cut to 0, 16, 32, ... channels
+    std::vector<double> metric;  // what an error of variance 1 costs
+    // Of the text's rows, in squares of the deviations that the channels were given: about 1, and
+    // far above it where a deviation is too small for these rows.
+    std::vector<double> variances;
+    std::vector<double> cuts;  // what is lost by a cut to 0, 16, 32, ... channels
   };
   static double LossOf(const Side& side, const BitSplit& bits, StoredUnit unit);
   static double LossOfOpenRows(const Side& side);

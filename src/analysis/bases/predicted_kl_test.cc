@@ -32,8 +32,8 @@ void DrawMoments(Random* random, JointMoments* moments) {
         }
       }
     };
-    draw(&moments->gram, 0.04);
-    moments->weighed_gram = moments->gram;
+    draw(&moments->covariance, 0.04);
+    moments->weighed_covariance = moments->covariance;
     draw(&moments->fisher, 0.02);
   }
 }
@@ -141,6 +141,24 @@ std::vector<std::vector<double>> DrawRows(StoredUnit unit) {
   return rows;
 }
 
+// The moments of layer 0 are those of these rows, whatever weighs them.
+void SetMomentsOfLayer0(const std::vector<std::vector<double>>& rows, JointMoments* moments) {
+  const auto n = static_cast<double>(rows.size());
+  std::vector<double> mean(kWidth);
+  for (const std::vector<double>& row : rows) {
+    for (int i = 0; i < kWidth; ++i) mean[i] += row[i] / n;
+  }
+  for (int i = 0; i < kWidth; ++i) {
+    moments->mean[i] = moments->weighed_mean[i] = static_cast<float>(mean[i]);
+    for (int j = 0; j < kWidth; ++j) {
+      double sum = 0;
+      for (const std::vector<double>& row : rows) sum += (row[i] - mean[i]) * (row[j] - mean[j]);
+      moments->covariance[i * kWidth + j] = moments->weighed_covariance[i * kWidth + j] =
+          static_cast<float>(sum / n);
+    }
+  }
+}
+
 // Rows that are coded and read back, against a metric.
 TEST(LossPredictorTest, IsWhatRowsOfAnotherTextLose) {
   const CalibrationStatistics statistics = DrawStatistics();
@@ -151,16 +169,11 @@ TEST(LossPredictorTest, IsWhatRowsOfAnotherTextLose) {
   for (const StoredUnit unit : {StoredUnit::kChannel, StoredUnit::kToken}) {
     JointStatistics text = statistics.joint;
     const float* const fisher = text.v.fisher.data();
-    std::fill_n(text.v.weighed_gram.begin(), kWidth * kWidth, 0.0f);
-    std::fill_n(text.v.weighed_mean.begin(), kWidth, 0.0f);
+    SetMomentsOfLayer0(DrawRows(unit), &text.v);
     double coded = 0, cut = 0;
     for (const std::vector<double>& row : DrawRows(unit)) {
       std::vector<double> z(head.rank_v), error(kWidth), of_cut(kWidth);
       for (int i = 0; i < kWidth; ++i) {
-        text.v.weighed_mean[i] += static_cast<float>(row[i] / kTokens);
-        for (int j = 0; j < kWidth; ++j) {
-          text.v.weighed_gram[i * kWidth + j] += static_cast<float>(row[i] * row[j] / kTokens);
-        }
         for (int r = 0; r < head.rank_v; ++r) {
           z[r] += (row[i] - head.value_offset[i]) * head.value_basis[i * head.rank_v + r];
         }
@@ -185,6 +198,20 @@ TEST(LossPredictorTest, IsWhatRowsOfAnotherTextLose) {
     EXPECT_NEAR(losses.values[0] / (coded + kCoherentFactor * cut), 1, 0.1)
         << (unit == StoredUnit::kToken ? "scales of tokens" : "scales of calibration");
   }
+}
+
+// A deviation that is hundreds of times too small for the rows that come takes up the scale of
+// their tokens, whatever the text of the maps said.
+TEST(LossPredictorTest, ShowsADeviationThatIsFarTooSmall) {
+  const CalibrationStatistics statistics = DrawStatistics();
+  BasisAnalysis analysis = *AnalyseLathe({&statistics, {}, {}, {.joint_channels = 256}});
+  const auto predicted = [&] {
+    const LossPredictor predictor(analysis, statistics.joint, statistics.shape, nullptr);
+    return predictor.At(RanksOf(analysis), {StoredUnit::kToken}).kl();
+  };
+  const double whole = predicted();
+  analysis.heads[0].key_deviations[3] /= 300;
+  EXPECT_GT(predicted(), 5 * whole);
 }
 
 TEST(LossPredictorTest, CodesOfOpenRowsCostMore) {
