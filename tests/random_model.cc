@@ -352,8 +352,11 @@ ModelBasis ToModelBasis(const ReferenceModel& m, const std::vector<ReferenceBasi
     for (const auto& row : x) values.insert(values.end(), row.begin(), row.end());
     return values;
   };
-  const int n_sharing = bases.empty() ? 1 : static_cast<int>(bases[0].key.size()) / m.head_dim;
-  ModelBasis basis{m.n_layers, m.n_kv_heads, m.head_dim, {}, n_sharing};
+  ModelBasis basis{m.n_layers, m.n_kv_heads, m.head_dim};
+  if (!bases.empty() && !bases[0].key_way_back.empty()) {
+    const int n_sharing = static_cast<int>(bases[0].key.size()) / m.head_dim;
+    basis.keys = LatentKeys{.heads_per_latent = n_sharing};
+  }
   for (const ReferenceBasis& b : bases) {
     basis.heads.push_back({static_cast<int>(b.key[0].size()), static_cast<int>(b.value[0].size()),
                            flat(b.query), flat(b.key), flat(b.value), flat(b.output),
@@ -397,7 +400,8 @@ ModelBasis ToJoinedBasis(const ReferenceModel& m, const std::vector<ReferenceBas
   wide.n_kv_heads /= n;
   wide.head_dim *= n;
   ModelBasis basis = ToModelBasis(wide, joined);
-  basis.heads_per_map = n;
+  basis.keys =
+      TurnWhenRead(basis.keys) ? Keys(LatentKeys{.heads_per_map = n}) : Keys(MappedKeys{n});
   return basis;
 }
 

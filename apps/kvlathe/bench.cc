@@ -195,7 +195,7 @@ Status RunAttention(BenchAttentionOptions options) {
       return Error(StatusCode::kInvalidArgument,
                    "--kv '{}': bench attention takes rate, or a ratio that chooses bits", kv);
     }
-    const bool shares_latents = spec.basis() != nullptr && HeadsPerLatent(*spec.basis()) != 1;
+    const bool shares_latents = HeadsPerLatent(spec.keys()) != 1;
     if (spec.finds_basis_online() || shares_latents) {
       return Error(
           StatusCode::kUnimplemented,
@@ -206,11 +206,10 @@ Status RunAttention(BenchAttentionOptions options) {
     KVL_RETURN_IF_ERROR(CheckDrawnRanks(spec));
     const bool is_uniform = has_rate && ranks->choice == RankOptions::Choice::kUniform;
     const PlanParts parts = PartsOf(spec);
-    bench.specs.push_back({kv, has_rate ? ranks->value : 0, parts.seal, parts.retention,
-                           spec.splits_bits() ? ranks->value : 0, spec.has_latent_keys(),
-                           is_uniform});
-    bench.specs.back().heads_per_map =
+    const int n_joined =
         HeadsPerMap({1, bench.n_heads, bench.n_kv_heads, bench.head_dim}, spec.joint_channels());
+    bench.specs.push_back({kv, has_rate ? ranks->value : 0, parts.seal, parts.retention,
+                           spec.splits_bits() ? ranks->value : 0, spec.keys(n_joined), is_uniform});
   }
   bench.phases.clear();
   for (const std::string& phase : options.phases) {

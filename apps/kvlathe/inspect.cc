@@ -123,7 +123,7 @@ void PrintHeatMaps(const Workspace& workspace, const BasisAnalysis& analysis,
                    const RankAllocation& allocation) {
   HeatMap rank_k{"rank_k", {}}, rank_v{"rank_v", {}}, qk{"QK", {}, 2}, v{"V", {}, 2};
   // Joined heads are shown as each of the KV heads that they are.
-  const auto n = static_cast<size_t>(analysis.heads_per_map);
+  const auto n = static_cast<size_t>(HeadsPerMap(analysis.keys));
   for (size_t i = 0; i < allocation.ranks.size(); ++i) {
     rank_k.values.insert(rank_k.values.end(), n, StoredKeyChannels(allocation.ranks[i]));
     rank_v.values.insert(rank_v.values.end(), n, StoredValueChannels(allocation.ranks[i]));

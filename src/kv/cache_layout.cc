@@ -282,7 +282,7 @@ int64_t EntryTableBytes(const CacheLayout& layout, int64_t n_blocks) {
 int64_t EntryBytesAt(const CacheLayout& layout, int64_t n_blocks, int64_t n_tokens,
                      int64_t n_prompt) {
   if (!layout.RetentionIsOver(n_tokens, n_prompt)) return EntryTableBytes(layout, n_blocks);
-  if (!layout.has_latent_keys) return 0;
+  if (!TurnWhenRead(layout.keys)) return 0;
   return SortedBlocks(layout, n_prompt) *
          SortedPositions::BlockBytes(SortedPositions::IsWide(n_prompt));
 }

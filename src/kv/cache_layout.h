@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "analysis/ranks/ranks.h"
+#include "format/keys.h"
 #include "format/packed_layout.h"
 #include "format/rows/block_layout.h"
 #include "kv/retention/plan.h"
@@ -55,9 +56,9 @@ struct CacheLayout {
   // also has a seal plan, that waits for the end of the prompt, and the retention plan has slack or
   // drops entries of the prompt only.
   std::optional<RetentionPlan> retention;
-  // Whether keys are stored from before RoPE. If so, attention reads the positions of entries where
-  // some are dropped.
-  bool has_latent_keys = false;
+  // The form of keys in blocks. Where they turn when they are read, attention reads the positions
+  // of entries if some are dropped.
+  Keys keys;
 
   int window(int layer_idx) const { return windows.empty() ? 0 : windows[layer_idx]; }
   bool HasWindow() const { return !windows.empty(); }
@@ -87,7 +88,7 @@ struct CacheLayout {
   // Whether no entry will be dropped any more, so that positions and votes are not needed: latents
   // need positions still, but under classes have them apart (SortedPositions).
   bool RetentionIsOver(int64_t n_tokens, int64_t n_prompt) const {
-    return retention.has_value() && (!has_latent_keys || HasClasses()) &&
+    return retention.has_value() && (!TurnWhenRead(keys) || HasClasses()) &&
            !retention->prunes_decode && n_tokens >= n_prompt;
   }
 

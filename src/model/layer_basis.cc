@@ -44,16 +44,17 @@ std::vector<BitSplit> SealedKeySplits(const HeadBasis& head) {
 
 StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DType compute_type) {
   LayerBasis layer;
-  const int d = basis.head_dim, n_sharing = basis.heads_per_latent, n_joined = basis.heads_per_map;
+  const int d = basis.head_dim, n_sharing = HeadsPerLatent(basis.keys),
+            n_joined = HeadsPerMap(basis.keys);
   const int of_model = d / n_joined;  // head_dim there
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     const HeadBasis& head = basis.head(layer_idx, g);
-    if (basis.has_latent_keys()) {
+    if (TurnWhenRead(basis.keys)) {
       layer.latents.emplace_back(head.key_way_back, head.key_offset, d, of_model, compute_type,
                                  SealedKeySplits(head));
     }
     for (int i = 0; i < n_joined; ++i) {
-      if (!basis.has_latent_keys()) {
+      if (FactsOf(basis.keys).maps_queries) {
         const auto first = head.query_basis.begin() + int64_t{i} * of_model * head.rank_k;
         const std::vector<float> rows(first, first + int64_t{of_model} * head.rank_k);
         KVL_ASSIGN_OR_RETURN(PackedMatrix query,

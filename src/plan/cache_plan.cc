@@ -25,12 +25,12 @@ std::vector<HeadRanks> RanksOfBasis(const std::optional<ModelBasis>& basis) {
 // What CheckSupported refuses in specs may not come in parts either.
 void CheckInvariants(const CacheLayout& layout, const PlanParts& parts) {
   const bool has_maps = parts.basis.has_value() && !parts.basis->online.has_value();
-  KVL_CHECK(!layout.ReadsWholeKeys() || (has_maps && !layout.has_latent_keys));
-  if (!layout.has_latent_keys) return;
+  KVL_CHECK(!layout.ReadsWholeKeys() || (has_maps && !TurnWhenRead(layout.keys)));
+  if (!TurnWhenRead(layout.keys)) return;
   KVL_CHECK(!layout.MergesEntries());
   const bool has_entries_of_heads =
       layout.DropsEntries() && layout.retention->HasVotes() && !layout.retention->shares_heads;
-  KVL_CHECK(parts.basis->heads_per_latent == 1 || !has_entries_of_heads);
+  KVL_CHECK(HeadsPerLatent(layout.keys) == 1 || !has_entries_of_heads);
 }
 
 }  // namespace
@@ -45,7 +45,7 @@ PlanParts PartsOf(const Spec& spec) {
 }
 
 CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
-                       const std::vector<HeadRanks>& ranks, bool has_latent_keys) {
+                       const std::vector<HeadRanks>& ranks, const Keys& keys) {
   const SealPlan* const seal = parts.seal.has_value() ? &*parts.seal : nullptr;
   const bool is_plain = ranks.empty() && seal == nullptr && !parts.retention.has_value();
   const size_t n_model_heads = static_cast<size_t>(model.n_layers) * model.n_kv_heads;
@@ -67,7 +67,7 @@ CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
   layout.windows = model.windows;
   layout.seal = parts.seal;
   layout.retention = parts.retention;
-  layout.has_latent_keys = has_latent_keys;
+  layout.keys = keys;
   if (layout.SparesSinks()) layout.windows.assign(model.n_layers, layout.seal->window);
   CapNewest(&layout);
   return layout;
@@ -86,15 +86,15 @@ CacheLayout LayoutAtRanks(const CacheLayout& standard, const std::vector<BlockSh
 }
 
 StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts) {
-  const bool has_latent_keys = parts.basis.has_value() && parts.basis->has_latent_keys();
-  KVL_RETURN_IF_ERROR(CheckOnModel(
-      model, {parts.seal.has_value() ? &*parts.seal : nullptr,
-              parts.retention.has_value() ? &*parts.retention : nullptr, has_latent_keys}));
+  const Keys keys = parts.basis.has_value() ? parts.basis->keys : TurnedKeys{};
+  KVL_RETURN_IF_ERROR(
+      CheckOnModel(model, {parts.seal.has_value() ? &*parts.seal : nullptr,
+                           parts.retention.has_value() ? &*parts.retention : nullptr, keys}));
   if (parts.basis.has_value()) {
     parts.keeps_sink_values = parts.basis->heads.front().stored_rank_v > 0;
   }
   CachePlan plan;
-  plan.layout_ = MakeLayout(model, parts, RanksOfBasis(parts.basis), has_latent_keys);
+  plan.layout_ = MakeLayout(model, parts, RanksOfBasis(parts.basis), keys);
   CheckInvariants(plan.layout_, parts);
   plan.row_shapes_ = plan.layout_.shapes;
   for (size_t i = 0; parts.basis.has_value() && i < plan.row_shapes_.size(); ++i) {
@@ -107,7 +107,7 @@ StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts) {
     KVL_CHECK_EQ(std::ssize(plan.codebooks_), model.n_layers);
   }
   if (parts.ranks_at != nullptr) {
-    KVL_CHECK(!has_latent_keys && plan.codebooks_.empty());
+    KVL_CHECK(!TurnWhenRead(keys) && plan.codebooks_.empty());
     plan.layout_ = LayoutAtRanks(plan.layout_, plan.row_shapes_, parts.allocation->ranks);
     plan.ranks_at_ = std::move(parts.ranks_at);
   }

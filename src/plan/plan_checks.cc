@@ -43,12 +43,12 @@ Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts) {
                  NarrowestWindow(model));
   }
   const bool has_codes_before_rope = seal != nullptr && seal->format.seals_keys_before_rope();
-  if ((parts.has_latent_keys || has_codes_before_rope) && model.rope_dim % 4 != 0) {
+  if ((TurnWhenRead(parts.keys) || has_codes_before_rope) && model.rope_dim % 4 != 0) {
     return Error(StatusCode::kUnimplemented,
                  "keys of which {} channels rotate cannot be stored from before RoPE, as {} does, "
                  "only multiples of 4; choose another",
                  model.rope_dim,
-                 parts.has_latent_keys ? "a basis of latents" : "a quantizer with codebooks");
+                 TurnWhenRead(parts.keys) ? "a basis of latents" : "a quantizer with codebooks");
   }
   return OkStatus();
 }

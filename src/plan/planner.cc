@@ -84,13 +84,13 @@ Status CheckSpec(const Spec& spec, const ModelFacts& model) {
   KVL_RETURN_IF_ERROR(CheckContext(spec, model));
   if (spec.basis() != nullptr) {
     KVL_RETURN_IF_ERROR(
-        OfSpec(spec, CheckHeadsPerLatent(HeadsPerLatent(*spec.basis()), model.n_kv_heads)));
+        OfSpec(spec, CheckHeadsPerLatent(HeadsPerLatent(spec.keys()), model.n_kv_heads)));
   }
   const PlanParts parts = PartsOf(spec);
-  return OfSpec(spec,
-                CheckOnModel(model, {parts.seal.has_value() ? &*parts.seal : nullptr,
-                                     parts.retention.has_value() ? &*parts.retention : nullptr,
-                                     spec.has_latent_keys()}));
+  return OfSpec(
+      spec, CheckOnModel(model,
+                         {parts.seal.has_value() ? &*parts.seal : nullptr,
+                          parts.retention.has_value() ? &*parts.retention : nullptr, spec.keys()}));
 }
 
 Status CachePlanner::Check(const Spec& spec) {
@@ -109,10 +109,10 @@ StatusOr<RankAllocation> CachePlanner::ChooseRanks(const Spec& spec, std::option
   const int n_context = RatioContext(spec, model_);
   if (spec.splits_bits()) {
     request.positions_held =
-        PositionsHeld(MakeLayout(model_, parts, {}, spec.has_latent_keys()), n_context);
+        PositionsHeld(MakeLayout(model_, parts, {}, KeysOf(spec, model_)), n_context);
   }
   request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
-    return FractionAtContext(MakeLayout(model_, parts, ranks, spec.has_latent_keys()), n_context);
+    return FractionAtContext(MakeLayout(model_, parts, ranks, KeysOf(spec, model_)), n_context);
   };
   const BasisMethod& method = *BasisMethodOf(spec);
   auto allocation =
@@ -129,6 +129,7 @@ StatusOr<ModelBasis> CachePlanner::OnlineBasis(const Spec& spec,
   for (const HeadRanks& r : ranks) {
     basis.heads.push_back({.rank_k = r.rank_k, .rank_v = r.rank_v});
   }
+  basis.keys = TurnedKeys{};
   basis.online = std::move(inputs);
   return basis;
 }
@@ -199,7 +200,7 @@ StatusOr<double> CachePlanner::FractionOf(const Spec& spec) {
     KVL_ASSIGN_OR_RETURN(RankAllocation allocation, ChooseRanks(spec, std::nullopt));
     ranks = std::move(allocation.ranks);
   }
-  return FractionAtContext(MakeLayout(model_, PartsOf(spec), ranks, spec.has_latent_keys()),
+  return FractionAtContext(MakeLayout(model_, PartsOf(spec), ranks, KeysOf(spec, model_)),
                            RatioContext(spec, model_));
 }
 

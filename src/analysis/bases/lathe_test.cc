@@ -169,7 +169,7 @@ TEST_F(LatheTest, SpectraSayWhatCutsCost) {
     for (const int rank : {16, 32}) {
       const ModelBasis cut =
           CutBasis(analysis, std::vector<HeadRanks>(kLayers * n_heads, {rank, rank}));
-      EXPECT_EQ(cut.heads_per_map, options.joint_channels > 0 ? kKvHeads : 1);
+      EXPECT_EQ(HeadsPerMap(cut.keys), options.joint_channels > 0 ? kKvHeads : 1);
       for (int h = 0; h < kLayers * n_heads; ++h) {
         SCOPED_TRACE(::testing::Message() << choice << " head " << h << " rank " << rank);
         const HeadBasis& head = cut.heads[h];

@@ -74,15 +74,14 @@ const BasisMethod kPaluMethod = {
     .analyse = AnalysePalu, .allocate = AllocatePalu, .wants_text = true};
 
 ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>& ranks) {
-  const int n = analysis.heads_per_latent;
+  const int n = HeadsPerLatent(analysis.keys);
   KVL_CHECK_EQ(ranks.size(), analysis.heads.size() * n);
   const int head_dim = analysis.shape.head_dim, width = n * head_dim;
   ModelBasis basis;
   basis.n_layers = analysis.shape.n_layers;
   basis.n_kv_heads = analysis.shape.n_kv_heads;
   basis.head_dim = head_dim;
-  basis.heads_per_latent = n;
-  basis.heads_per_map = analysis.heads_per_map;
+  basis.keys = analysis.keys;
   basis.heads.reserve(ranks.size());
   for (size_t h = 0; h < ranks.size(); ++h) {
     const HeadAnalysis& full = analysis.heads[h / n];
@@ -95,7 +94,7 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
     head.rank_k = rank_k;
     head.rank_v = made_v;
     if (analysis.keeps_sink_values) head.stored_rank_v = rank_v;
-    if (full.key_way_back.empty()) {
+    if (!TurnWhenRead(analysis.keys)) {
       head.query_basis = Columns(full.query_basis, head_dim, 0, rank_k);
       const int n_cut = head_dim - rank_k;
       head.cut = {Columns(full.query_basis, head_dim, rank_k, n_cut),

@@ -139,7 +139,7 @@ LossPredictor::LossPredictor(const BasisAnalysis& analysis, const JointStatistic
   const size_t n_heads = analysis.heads.size();
   const ModelBasis basis =
       CutBasis(analysis, std::vector<HeadRanks>(n_heads, {dim, dim, all, all}));
-  const JointMoments& keys = basis.has_latent_keys() ? text.k_pre : text.k;
+  const JointMoments& keys = TurnWhenRead(basis.keys) ? text.k_pre : text.k;
   // In the stored channels, whose maps are `map` [dim, dim] and `way_back` [dim, dim].
   const auto side_of = [&](const JointMoments& moments, size_t h, const std::vector<float>& offset,
                            const Matrix& map, const Matrix& way_back) {
@@ -166,7 +166,7 @@ LossPredictor::LossPredictor(const BasisAnalysis& analysis, const JointStatistic
   const auto fill = [&](Range heads) {
     for (auto h = static_cast<size_t>(heads.begin); h < static_cast<size_t>(heads.end); ++h) {
       const HeadBasis& head = basis.heads[h];
-      const Matrix key_back = basis.has_latent_keys()
+      const Matrix key_back = TurnWhenRead(basis.keys)
                                   ? MapOf(head.key_way_back, dim)
                                   : Matrix(MapOf(head.query_basis, dim).transpose());
       keys_[h] = side_of(keys, h, head.key_offset, MapOf(head.key_basis, dim), key_back);

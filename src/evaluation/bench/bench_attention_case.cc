@@ -225,12 +225,12 @@ Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Atten
 void MakeKeyMaps(const AttentionBenchOptions& options, AttentionCase* c) {
   const std::optional<SealPlan>& seal = c->layout.seal;
   const bool turns_codes = seal.has_value() && seal->format.seals_keys_before_rope();
-  if (!turns_codes && !c->has_latent_keys) return;
-  const int key_dim = options.head_dim / c->heads_per_map;
+  if (!turns_codes && !TurnWhenRead(c->keys)) return;
+  const int key_dim = options.head_dim / HeadsPerMap(c->keys);
   const int64_t n = BlocksOf(c->row.context) * kBlockSize * key_dim / 2;
   c->cos.assign(n, 1.0f);
   c->sin.assign(n, 0.0f);
-  if (!c->has_latent_keys) return;
+  if (!TurnWhenRead(c->keys)) return;
   Random random(options.seed, 3);
   std::vector<float> way_back;
   for (const BlockShape& shape : c->layout.shapes) {
@@ -296,10 +296,10 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
                        .first_visible = c->lengths[i] - c->row.n_tokens + 1,
                        .out = out->as<Bf16>() + head * n_rows * options.head_dim,
                        .out_stride = int64_t{group} * shape.rank_v});
-    const KeyRotation rotation =
-        c->cos.empty()
-            ? KeyRotation()
-            : KeyRotation{c->cos.data(), c->sin.data(), options.head_dim / c->heads_per_map / 2};
+    const KeyRotation rotation = c->cos.empty()
+                                     ? KeyRotation()
+                                     : KeyRotation{c->cos.data(), c->sin.data(),
+                                                   options.head_dim / HeadsPerMap(c->keys) / 2};
     if (!c->maps.empty()) {
       c->jobs.back().q_stride = options.head_dim;
       c->jobs.back().latents = {.map = c->maps[i].view(), .rotation = rotation};
@@ -356,9 +356,9 @@ AttentionBenchOptions JoinedShapes(AttentionBenchOptions options, int heads_per_
 
 AttentionCase MakeCase(const AttentionBenchOptions& of_model, BenchPhase phase, int context,
                        const BenchCache& spec) {
-  const AttentionBenchOptions options = JoinedShapes(of_model, spec.heads_per_map);
+  const AttentionBenchOptions options = JoinedShapes(of_model, HeadsPerMap(spec.keys));
   AttentionCase c;
-  c.heads_per_map = spec.heads_per_map;
+  c.keys = spec.keys;
   c.row.phase = phase;
   c.row.context = context;
   c.row.kv = spec.kv;
@@ -367,7 +367,6 @@ AttentionCase MakeCase(const AttentionBenchOptions& of_model, BenchPhase phase, 
   c.layout = DrawLayout(options, spec, 1);
   c.lengths = DrawLengths(options, context, c.layout.shapes.size());
   c.retention = spec.retention;
-  c.has_latent_keys = spec.has_latent_keys;
   // A chunk of a prompt sees the runs before it sealed and itself in 16 bits.
   c.extents = RunsOf(c.layout, is_decode ? context : context - c.row.n_tokens, context);
   if (is_decode) {
@@ -383,7 +382,7 @@ AttentionCase MakeCase(const AttentionBenchOptions& of_model, BenchPhase phase, 
     const BlockShape& shape = c.layout.shapes[i];
     const double n = std::min(c.row.n_tokens, c.lengths[i]);
     const double n_visible = n * (c.lengths[i] - n) + n * (n + 1) / 2;
-    const int key_width = c.has_latent_keys ? of_model.head_dim : shape.rank_k;
+    const int key_width = TurnWhenRead(c.keys) ? of_model.head_dim : shape.rank_k;
     c.row.flops += 2.0 * (key_width + shape.rank_v) / c.n_layers * n_visible * group;
   }
   return c;
@@ -406,7 +405,7 @@ void PlaceOpenScales(std::byte* memory, const AttentionCase& c) {
 
 Status BuildCase(const AttentionBenchOptions& of_model, BenchMemory* memory, ThreadPool* pool,
                  AttentionCase* c) {
-  const AttentionBenchOptions options = JoinedShapes(of_model, c->heads_per_map);
+  const AttentionBenchOptions options = JoinedShapes(of_model, HeadsPerMap(c->keys));
   c->device = std::make_unique<CpuDevice>();
   PlaceBlocks(memory->blocks.data(), options, c);
   PlaceOpenScales(memory->blocks.data(), *c);

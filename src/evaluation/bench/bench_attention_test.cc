@@ -93,7 +93,7 @@ TEST(AttentionBenchTest, LatentKeysAreAttendedTo) {
                               .rate = has_bits ? 0 : 0.5,
                               .seal = SealPlanOf(spec),
                               .ratio = has_bits ? 8.0 : 0,
-                              .has_latent_keys = spec.has_latent_keys()};
+                              .keys = spec.keys()};
     const AttentionBenchOptions options = {.n_heads = 4,
                                            .n_kv_heads = 2,
                                            .head_dim = 64,

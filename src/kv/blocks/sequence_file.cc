@@ -316,7 +316,7 @@ void ReadPlans(const std::string& spec_text, CacheLayout* layout) {
   if (!spec.ok() || !CheckSupported(*spec).ok()) return;
   layout->seal = SealPlanOf(*spec);
   layout->retention = RetentionPlanOf(*spec);
-  layout->has_latent_keys = spec->has_latent_keys();
+  layout->keys = spec->keys();
 }
 
 }  // namespace

@@ -354,7 +354,7 @@ TEST(SealSchedule, BytesUnderRetentionEqualTheFormulaAndFitThePeak) {
 // positions where keys are latents; of prompts beyond 2^16 positions these take 4 bytes.
 TEST(SealSchedule, BytesOfClassesEqualTheFormulaAndFitThePeak) {
   const auto split = [](int n8, int n2, int n1) { return BitSplit{{n8, 0, 0, 0, n2, n1}}; };
-  for (const bool has_latent_keys : {false, true}) {
+  for (const Keys& keys : {Keys(MappedKeys{}), Keys(LatentKeys{})}) {
     CacheLayout layout = {2, 2, 64, 4, {}};
     for (int h = 0; h < 4; ++h) {
       BlockShape& shape = layout.shapes.emplace_back(
@@ -365,15 +365,15 @@ TEST(SealSchedule, BytesOfClassesEqualTheFormulaAndFitThePeak) {
     layout.seal = SealPlan{
         .format = {.codec = SplitBitsCodec{}}, .prompt_run = 0, .newest = 32, .has_classes = true};
     layout.retention = RetentionPlanOf(*Spec::Parse("lathe(ratio=8,classes=3)"));
-    layout.has_latent_keys = has_latent_keys;
+    layout.keys = keys;
     for (const Growth growth : {Growth{1500, 900, 512}, Growth{400, 164, 33}, Growth{300, 60, 1},
                                 Growth{300, 100, 7}, Growth{66000, 65900, 512}}) {
-      SCOPED_TRACE(testing::Message() << has_latent_keys << ' ' << growth.n_prompt);
+      SCOPED_TRACE(testing::Message() << keys.index() << ' ' << growth.n_prompt);
       ExpectBytesOfTheFormula(layout, growth);
     }
     const int64_t n_sorted = (1000 - 4 - 32) / 64, quarter = 4;
     const KvBytes parts = SequenceParts(layout, {1000, 1, 1000});
-    EXPECT_EQ(parts.entries, has_latent_keys ? 4 * n_sorted * 64 * 2 : 0);
+    EXPECT_EQ(parts.entries, TurnWhenRead(keys) ? 4 * n_sorted * 64 * 2 : 0);
     // Bits of a token, K and V: 352, 112 and 32; one plain block more, coded in half of the heads,
     // with scales.
     EXPECT_EQ(parts.blocks,

@@ -17,6 +17,21 @@ const SpecValue* FindValue(const std::vector<Stage>& stages, std::string_view ke
   return nullptr;
 }
 
+// What the basis of each method makes of keys, where its maps join so many KV heads.
+Keys KeysOf(const FdcOptions& /*options*/, int /*heads_per_map*/) { return MappedKeys{}; }
+Keys KeysOf(const PaluOptions& options, int /*heads_per_map*/) {
+  return LatentKeys{.heads_per_latent = options.heads_per_latent};
+}
+Keys KeysOf(const LatheOptions& options, int heads_per_map) {
+  if (options.keys_before_rope) return LatentKeys{.heads_per_map = heads_per_map};
+  return MappedKeys{heads_per_map};
+}
+// Rows are whole until a sequence has found its basis, which its runs then bring with them.
+Keys KeysOf(const SvdOnlineOptions& /*options*/, int /*heads_per_map*/) { return TurnedKeys{}; }
+Keys KeysOf(const ZackOptions& options, int /*heads_per_map*/) {
+  return options.is_online ? Keys(TurnedKeys{}) : Keys(MappedKeys{});
+}
+
 }  // namespace
 
 std::string Stage::ToString() const {
@@ -90,9 +105,9 @@ int Spec::joint_channels() const {
   return pays ? kMostOfAuto : 0;
 }
 
-bool Spec::has_latent_keys() const {
-  const auto* lathe = basis_as<LatheOptions>();
-  return basis_as<PaluOptions>() != nullptr || (lathe != nullptr && lathe->keys_before_rope);
+Keys Spec::keys(int heads_per_map) const {
+  if (basis() == nullptr) return TurnedKeys{};
+  return std::visit([&](const auto& options) { return KeysOf(options, heads_per_map); }, *basis());
 }
 
 bool Spec::finds_basis_online() const {

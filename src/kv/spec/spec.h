@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "format/keys.h"
 #include "kv/spec/spec_table.h"
 
 namespace kvlathe {
@@ -93,8 +94,9 @@ class Spec {
   // of the cache; 0: each has its own.
   int joint_channels() const;
   bool joins_heads() const { return joint_channels() > 0; }
-  // Whether keys are stored as latents from before RoPE, and turn when they are read.
-  bool has_latent_keys() const;
+  // The form of keys that the basis makes. How many KV heads of the model a map joins depends on
+  // the model (HeadsPerMap of analysis/bases/lathe.h): the caller says it where it matters.
+  Keys keys(int heads_per_map = 1) const;
   // Whether each sequence finds the basis of its own rows where its prompt ends (svd-online,
   // zack(online=on)); before that rows are whole.
   bool finds_basis_online() const;
