@@ -100,7 +100,8 @@ void JoinHeads(ModelBasis* basis) {
 std::optional<ModelBasis> BasisOf(const Spec& spec) {
   if (spec.basis() == nullptr || spec.basis_as<SvdOnlineOptions>() != nullptr) return std::nullopt;
   ModelBasis basis = IdentityBasis(kLayers, kKvHeads, kHeadDim);
-  if (spec.finds_basis_online()) {
+  const SealingFacts sealing = FactsOf(spec.sealing());
+  if (sealing.finds_bases) {
     const std::vector<double> gram(kHeadDim * kHeadDim, 0.5);
     basis.heads.assign(basis.heads.size(), {.rank_k = 16, .rank_v = kHeadDim});
     basis.keys = TurnedKeys{};
@@ -109,7 +110,7 @@ std::optional<ModelBasis> BasisOf(const Spec& spec) {
   }
   basis.keys = spec.keys();
   for (HeadBasis& head : basis.heads) {
-    if (spec.splits_bits()) {
+    if (sealing.splits_bits) {
       head.k_bits.channels = {16, 0, 0, 16, 0, 0};
       head.v_bits.channels = {0, 16, 0, 0, 0, 16};
     }

@@ -54,13 +54,14 @@ ModelBasis DrawBasis(CaseBasis kind) {
 // Of the kind that the spec's method makes.
 CaseBasis BasisOf(const Spec& spec) {
   if (spec.basis() == nullptr) return CaseBasis::kNone;
-  if (spec.finds_basis_online()) {
+  const SealingFacts sealing = FactsOf(spec.sealing());
+  if (sealing.finds_bases) {
     return spec.basis_as<ZackOptions>() != nullptr ? CaseBasis::kOnline : CaseBasis::kNone;
   }
-  if (spec.has_classes()) {
+  if (sealing.has_classes) {
     return TurnWhenRead(spec.keys()) ? CaseBasis::kSplitClassLatents : CaseBasis::kSplitClasses;
   }
-  if (spec.splits_bits()) {
+  if (sealing.splits_bits) {
     return TurnWhenRead(spec.keys()) ? CaseBasis::kSplitLatents : CaseBasis::kSplit;
   }
   if (!TurnWhenRead(spec.keys())) return CaseBasis::kPlain;

@@ -36,8 +36,8 @@ class FailureTest : public ::testing::TestWithParam<FailureCase> {
         c, GetParam().dtype, std::make_unique<OverflowingSource>(3, kOverflowing), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec);
-    const ModelBasis basis = HalfRankBasis(c, spec.splits_bits());
-    PlanParts parts = PartsOf(spec, spec.splits_bits() ? &basis : nullptr);
+    const ModelBasis basis = HalfRankBasis(c, spec);
+    PlanParts parts = PartsOf(spec, FactsOf(spec.sealing()).splits_bits ? &basis : nullptr);
     parts.n_sink = 4;
     auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, SelectIsa().value());
     ASSERT_TRUE(model.ok()) << model.status();

@@ -179,11 +179,12 @@ StatusOr<ModelBasis> DrawStoredBasis(const Spec& spec, const ModelFacts& model) 
     return DrawRandomBasis(model.n_layers, model.n_kv_heads, model.head_dim, ranks.value,
                            kDrawnBasisSeed, spec.keys());
   }
-  if (spec.splits_bits()) {
+  const SealingFacts sealing = FactsOf(spec.sealing());
+  if (sealing.splits_bits) {
     const Keys keys = KeysOf(spec, model);
     const int n = HeadsPerMap(keys);
     return DrawRandomSplitBasis(model.n_layers, model.n_kv_heads / n, model.head_dim * n,
-                                ranks.value, kDrawnBasisSeed, keys, spec.has_classes());
+                                ranks.value, kDrawnBasisSeed, keys, sealing.has_classes);
   }
   return Error(StatusCode::kInvalidArgument,
                "--kv '{}': a model with random weights takes rate, or a ratio that chooses bits",

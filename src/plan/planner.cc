@@ -36,7 +36,7 @@ double FractionAtContext(const CacheLayout& layout, int64_t n_context) {
 RankRequest RequestOf(const Spec& spec, std::optional<double> rate) {
   const RankOptions& options = *RanksOf(*spec.basis());
   RankRequest request;
-  request.has_classes = spec.has_classes();
+  request.has_classes = FactsOf(spec.sealing()).has_classes;
   if (const auto* const lathe = spec.basis_as<LatheOptions>(); lathe != nullptr) {
     request.unit = lathe->unit;
   }
@@ -107,7 +107,8 @@ StatusOr<RankAllocation> CachePlanner::ChooseRanks(const Spec& spec, std::option
   }
   const PlanParts parts = PartsOf(spec);
   const int n_context = RatioContext(spec, model_);
-  if (spec.splits_bits()) {
+  const bool splits_bits = FactsOf(spec.sealing()).splits_bits;
+  if (splits_bits) {
     request.positions_held =
         PositionsHeld(MakeLayout(model_, parts, {}, KeysOf(spec, model_)), n_context);
   }
@@ -115,8 +116,7 @@ StatusOr<RankAllocation> CachePlanner::ChooseRanks(const Spec& spec, std::option
     return FractionAtContext(MakeLayout(model_, parts, ranks, KeysOf(spec, model_)), n_context);
   };
   const BasisMethod& method = *BasisMethodOf(spec);
-  auto allocation =
-      (spec.splits_bits() ? method.allocate_bits : method.allocate)(*analysis, request);
+  auto allocation = (splits_bits ? method.allocate_bits : method.allocate)(*analysis, request);
   if (allocation.ok()) return allocation;
   return OfSpec(spec, allocation.status());
 }
@@ -135,7 +135,7 @@ StatusOr<ModelBasis> CachePlanner::OnlineBasis(const Spec& spec,
 }
 
 StatusOr<ModelBasis> CachePlanner::BasisAt(const Spec& spec, const RankAllocation& allocation) {
-  if (spec.finds_basis_online()) return OnlineBasis(spec, allocation.ranks);
+  if (FactsOf(spec.sealing()).finds_bases) return OnlineBasis(spec, allocation.ranks);
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, analyses_.Of(spec));
   if (!IsResident(*spec.basis())) return CutBasis(*analysis, allocation.ranks);
   const HeadRanks whole = {model_.head_dim, model_.head_dim};
@@ -144,7 +144,7 @@ StatusOr<ModelBasis> CachePlanner::BasisAt(const Spec& spec, const RankAllocatio
 
 StatusOr<ModelBasis> CachePlanner::DrawnBasis(const Spec& spec) {
   KVL_ASSIGN_OR_RETURN(ModelBasis basis, DrawBasis(spec, model_));
-  if (!spec.finds_basis_online()) return basis;
+  if (!FactsOf(spec.sealing()).finds_bases) return basis;
   std::vector<HeadRanks> ranks;
   for (const HeadBasis& head : basis.heads) ranks.push_back({head.rank_k, head.rank_v});
   return OnlineBasis(spec, ranks);

@@ -27,7 +27,7 @@ PackedFormat FormatOf(const KcvtOptions& options);
 PackedFormat FormatOf(const KiviOptions& options);
 // KVQuant (arXiv 2401.18079; docs/methods/kvquant.md): codebooks per layer, K with ranges of the
 // model per channel, V with ranges per token over all heads, outliers kept exactly.
-PackedFormat FormatOf(const KvquantOptions& options);
+PackedFormat FormatOf(const KvquantOptions& options, bool keys_before_rope);
 inline PackedFormat FormatOf(const FixedCodesOptions& options) { return options.format; }
 
 // What their rows of spec_table.cc name. Symmetric, a scale per token and head.

@@ -66,7 +66,7 @@ Status CheckJoinedHeads(const Spec& spec) {
 // once the prompt has ended.
 Status CheckClasses(const Spec& spec) {
   if (!spec.basis_as<LatheOptions>()->has_classes) return OkStatus();
-  if (!spec.splits_bits()) {
+  if (!FactsOf(spec.sealing()).splits_bits) {
     return Error(kRefused,
                  "--kv '{}': classes=3 shares out the bits of a ratio, and here there are none to "
                  "share; give ratio and no quantizer, or leave classes out",
@@ -109,7 +109,8 @@ Status CheckResident(const Spec& spec) {
   if (!IsResident(*spec.basis())) return OkStatus();
   const char* cause = nullptr;
   if (TurnWhenRead(spec.keys())) cause = "keys=before reads latents of one rank back as keys";
-  if (spec.splits_bits()) cause = "ratio chooses bits together with ranks; give rate, or bits=16";
+  if (FactsOf(spec.sealing()).splits_bits)
+    cause = "ratio chooses bits together with ranks; give rate, or bits=16";
   if (spec.quantizer_as<KvquantOptions>() != nullptr) {
     cause = "kvquant learns its codebooks for one choice of ranks; take another quantizer";
   }
@@ -210,7 +211,7 @@ Status CheckLowrank(const Spec& spec) {
 }
 
 Status CheckSparse(const Spec& spec) {
-  if (!spec.splits_bits()) return OkStatus();
+  if (!FactsOf(spec.sealing()).splits_bits) return OkStatus();
   return Error(kRefused,
                "--kv '{}': codes of {} have no scales that exact entries could stay out of; leave "
                "sparse out, or add a quantizer",

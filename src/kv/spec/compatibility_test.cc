@@ -100,7 +100,7 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
   for (const char* text : {"lathe(ratio=8,classes=3)", "lathe(ratio=8,classes=3,keys=before)",
                            "lathe(ratio=8,classes=3)+snapkv"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
-    EXPECT_TRUE(Spec::Parse(text)->has_classes());
+    EXPECT_TRUE(FactsOf(Spec::Parse(text)->sealing()).has_classes);
   }
   for (const auto& [text, cause] :
        {std::pair("lathe(rate=0.5,classes=3)", "give ratio"),
