@@ -429,10 +429,9 @@ DrawnBits DrawClassBits(ModelBasis* basis) {
       DrawBitsOfHead(&of_keys->emplace_back(), k, std::max(16, head.rank_k - n_lost), &random);
       DrawBitsOfHead(&of_values->emplace_back(), v, std::max(16, head.rank_v - n_lost), &random);
     };
-    draw(&bits.of_keys, &bits.of_values, 16 * (h % 2), &head.k_bits, &head.v_bits);
-    draw(&bits.of_most_keys, &bits.of_most_values, 0, &head.most_attended.k, &head.most_attended.v);
-    draw(&bits.of_least_keys, &bits.of_least_values, 16, &head.least_attended.k,
-         &head.least_attended.v);
+    draw(&bits.of_keys, &bits.of_values, 16 * (h % 2), &head.bits.middle.k, &head.bits.middle.v);
+    draw(&bits.of_most_keys, &bits.of_most_values, 0, &head.bits.most.k, &head.bits.most.v);
+    draw(&bits.of_least_keys, &bits.of_least_values, 16, &head.bits.least.k, &head.bits.least.v);
   }
   return bits;
 }
@@ -441,9 +440,9 @@ DrawnBits DrawSplitBits(ModelBasis* basis) {
   std::mt19937_64 random(3);
   DrawnBits bits;
   for (HeadBasis& head : basis->heads) {
-    head.k_bits = head.v_bits = {};
-    DrawBitsOfHead(&bits.of_keys.emplace_back(), &head.k_bits, head.rank_k, &random);
-    DrawBitsOfHead(&bits.of_values.emplace_back(), &head.v_bits, head.rank_v, &random);
+    head.bits.middle.k = head.bits.middle.v = {};
+    DrawBitsOfHead(&bits.of_keys.emplace_back(), &head.bits.middle.k, head.rank_k, &random);
+    DrawBitsOfHead(&bits.of_values.emplace_back(), &head.bits.middle.v, head.rank_v, &random);
   }
   return bits;
 }

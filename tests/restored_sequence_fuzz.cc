@@ -111,8 +111,8 @@ std::optional<ModelBasis> BasisOf(const Spec& spec) {
   basis.keys = spec.keys();
   for (HeadBasis& head : basis.heads) {
     if (sealing.splits_bits) {
-      head.k_bits.channels = {16, 0, 0, 16, 0, 0};
-      head.v_bits.channels = {0, 16, 0, 0, 0, 16};
+      head.bits.middle.k.channels = {16, 0, 0, 16, 0, 0};
+      head.bits.middle.v.channels = {0, 16, 0, 0, 0, 16};
     }
     if (TurnWhenRead(spec.keys())) head.key_way_back = std::exchange(head.query_basis, {});
   }

@@ -203,7 +203,8 @@ class SealFailureTest : public FailureTest {
       const int n = static_cast<int>(std::min<int64_t>(
           {caches[0]->max_step(), kTokens - at, at + 1 == kTokens ? 1 : kTokens - 1 - at}));
       if (at + 1 == kTokens && spoilt >= 0) {
-        const int64_t n_bytes = BlockObjectBytes(model_->layout().shape(layer_idx, 1));
+        const int64_t n_bytes =
+            BlockObjectBytes(model_->layout(), model_->layout().shape(layer_idx, 1));
         pool.device().Fill({caches[spoilt]->head(layer_idx, 1).blocks()[1]}, std::byte{0xff},
                            n_bytes);
       }

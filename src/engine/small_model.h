@@ -48,8 +48,8 @@ inline ModelBasis HalfRankBasis(const ModelConfig& c, const Spec& spec) {
     head.value_basis = matrix(c.head_dim, head.rank_v);
     head.output_basis = matrix(head.rank_v, c.head_dim);
     if (splits_bits) {
-      head.k_bits.channels[2] = head.rank_k;  // 4 bits
-      head.v_bits.channels[3] = head.rank_v;
+      head.bits.middle.k.channels[2] = head.rank_k;  // 4 bits
+      head.bits.middle.v.channels[3] = head.rank_v;
     }
     basis.heads.push_back(std::move(head));
   }

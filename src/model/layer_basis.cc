@@ -35,9 +35,9 @@ std::vector<float> Columns(const std::vector<float>& m, int n_columns, Range col
 
 // Those of each class of entries, and that of blocks that wait to be sealed in codes of 8 bits.
 std::vector<BitSplit> SealedKeySplits(const HeadBasis& head) {
-  if (head.k_bits.n_channels() == 0) return {};
+  if (head.bits.middle.k.n_channels() == 0) return {};
   static_assert(kSplitBits[0] == 8);
-  return {head.k_bits, head.most_attended.k, head.least_attended.k, {.channels = {head.rank_k}}};
+  return {head.bits.middle.k, head.bits.most.k, head.bits.least.k, {.channels = {head.rank_k}}};
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ Status LayerProgram::Skip(ForwardState* state) {
       const RunExtent run = head.run_to_seal();
       for (int64_t b = run.first_block; b < run.first_block + run.n_blocks; ++b) {
         cache->device().Fill({head.blocks()[b]}, std::byte{0},
-                             BlockBytes(cache->layout().shape(l, g)));
+                             OpenBlockBytes(cache->layout().codec(), cache->layout().shape(l, g)));
       }
     }
   }

@@ -16,8 +16,7 @@ std::vector<HeadRanks> RanksOfBasis(const std::optional<ModelBasis>& basis) {
   if (!basis.has_value()) return ranks;
   for (const HeadBasis& head : basis->heads) {
     const int rank_v = head.stored_rank_v > 0 ? head.stored_rank_v : head.rank_v;
-    ranks.push_back(
-        {head.rank_k, rank_v, head.k_bits, head.v_bits, head.most_attended, head.least_attended});
+    ranks.push_back({head.rank_k, rank_v, head.bits});
   }
   return ranks;
 }
@@ -25,6 +24,7 @@ std::vector<HeadRanks> RanksOfBasis(const std::optional<ModelBasis>& basis) {
 // What CheckSupported refuses in specs may not come in parts either.
 void CheckInvariants(const CacheLayout& layout, const PlanParts& parts) {
   const bool has_maps = parts.basis.has_value() && !parts.basis->online.has_value();
+  KVL_CHECK(!layout.ReadsWholeKeys() || !layout.CodesOpenRows());
   KVL_CHECK(!layout.ReadsWholeKeys() || (has_maps && !TurnWhenRead(layout.keys)));
   if (!TurnWhenRead(layout.keys)) return;
   KVL_CHECK(!layout.MergesEntries());
@@ -46,8 +46,7 @@ PlanParts PartsOf(const Spec& spec) {
 
 CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
                        const std::vector<HeadRanks>& ranks, const Keys& keys) {
-  const SealPlan* const seal = parts.seal.has_value() ? &*parts.seal : nullptr;
-  const bool is_plain = ranks.empty() && seal == nullptr && !parts.retention.has_value();
+  const bool is_plain = ranks.empty() && !parts.seal.has_value() && !parts.retention.has_value();
   const size_t n_model_heads = static_cast<size_t>(model.n_layers) * model.n_kv_heads;
   const size_t n_heads = ranks.empty() ? n_model_heads : ranks.size();
   KVL_CHECK_EQ(n_model_heads % n_heads, 0u);
@@ -57,15 +56,15 @@ CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
   layout.n_kv_heads = model.n_kv_heads / heads_per_map;
   layout.head_dim = model.head_dim * heads_per_map;
   layout.n_sink = is_plain ? 0 : parts.n_sink;
+  layout.seal = parts.seal;
   for (size_t i = 0; i < n_heads; ++i) {
     const HeadRanks of_head = ranks.empty() ? HeadRanks{model.head_dim, model.head_dim} : ranks[i];
-    layout.shapes.push_back(BlockShapeOf(of_head, layout.head_dim, model.row_type, seal));
+    layout.AddHead(of_head, model.row_type);
     if (parts.keeps_sink_values && layout.n_sink > 0) {
       layout.shapes.back().sink_rank_v = layout.head_dim;
     }
   }
   layout.windows = model.windows;
-  layout.seal = parts.seal;
   layout.retention = parts.retention;
   layout.keys = keys;
   if (layout.SparesSinks()) layout.windows.assign(model.n_layers, layout.seal->window);
@@ -101,7 +100,7 @@ StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts) {
     const HeadBasis& head = parts.basis->heads[i];
     if (head.stored_rank_v > 0) plan.row_shapes_[i].rank_v = head.rank_v;
   }
-  if (parts.seal.has_value() && parts.seal->format.Is<CodebookCodec>()) {
+  if (parts.seal.has_value() && KeySide(parts.seal->format.codec).has_codebook) {
     plan.codebooks_ =
         parts.codebooks.empty() ? EvenCodebooks(plan.layout_) : std::move(parts.codebooks);
     KVL_CHECK_EQ(std::ssize(plan.codebooks_), model.n_layers);

@@ -64,12 +64,11 @@ std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t se
   request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
     double bits = 0;
     for (const HeadRanks& r : ranks) {
-      const int middle = r.k_bits.bits_per_token() + r.v_bits.bits_per_token();
+      const int middle = r.bits.middle.k.bits_per_token() + r.bits.middle.v.bits_per_token();
       const auto of = [](const EntryBits& b) {
         return b.k.bits_per_token() + b.v.bits_per_token();
       };
-      bits +=
-          has_classes ? (2 * middle + of(r.most_attended) + of(r.least_attended)) / 4.0 : middle;
+      bits += has_classes ? (2 * middle + of(r.bits.most) + of(r.bits.least)) / 4.0 : middle;
     }
     return bits / (int64_t{16} * 2 * head_dim * n);
   };
@@ -100,10 +99,7 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
   for (int h = 0; h < n_layers * n_kv_heads; ++h) {
     const HeadRanks& r = ranks[h / n_sharing];
     HeadBasis head{.rank_k = r.rank_k, .rank_v = r.rank_v};
-    head.k_bits = r.k_bits;
-    head.v_bits = r.v_bits;
-    head.most_attended = r.most_attended;
-    head.least_attended = r.least_attended;
+    head.bits = r.bits;
     head.key_basis = matrix(width * head.rank_k);
     (are_latents ? head.key_way_back : head.query_basis) = head.key_basis;
     // Maps of no use, like the others, for the work of real ones.

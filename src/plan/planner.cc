@@ -212,7 +212,7 @@ StatusOr<PredictedLosses> CachePlanner::PredictLosses(const Spec& spec) {
   KVL_ASSIGN_OR_RETURN(const RankAllocation allocation, ChooseRanks(spec, std::nullopt));
 
   const StoredForm form = {spec.basis_as<LatheOptions>()->unit,
-                           PartsOf(spec).seal->codes_open_rows};
+                           FactsOf(PartsOf(spec).seal->format.codec).codes_open_rows};
   return (*predictor)->At(allocation.ranks, form);
 }
 

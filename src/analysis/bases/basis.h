@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "format/keys.h"
-#include "format/rows/block_layout.h"
+#include "format/split_bits/bit_split.h"
 
 namespace kvlathe {
 
@@ -40,8 +40,7 @@ struct HeadBasis {
   std::vector<float> key_way_back = {};
   // The bits of channels, if they have bits of their own. The maps then give channels of unit
   // variance that are mixed in groups (CutBasis).
-  BitSplit k_bits = {}, v_bits = {};
-  EntryBits most_attended = {}, least_attended = {};  // HeadRanks
+  HeadBits bits = {};
   // How many numbers of a value the cache holds behind the sinks; 0: rank_v. Values of sinks are
   // whole then (BlockShape::sink_rank_v).
   int stored_rank_v = 0;

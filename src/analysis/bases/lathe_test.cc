@@ -227,7 +227,8 @@ TEST_F(LatheTest, StoredChannelsHaveUnitVarianceAndComeBackWhole) {
     BitSplit split;
     split.channels[0] = dim;
     const ModelBasis basis =
-        CutBasis(analysis, std::vector<HeadRanks>(kLayers * n_heads, {dim, dim, split, split}));
+        CutBasis(analysis,
+                 std::vector<HeadRanks>(kLayers * n_heads, {dim, dim, {.middle = {split, split}}}));
     for (int h = 0; h < kLayers * n_heads; ++h) {
       const HeadBasis& head = basis.heads[h];
       EXPECT_TRUE(head.query_basis.empty());
@@ -252,8 +253,8 @@ TEST_F(LatheTest, NoiseIsWhatAnErrorOfAStoredChannelCosts) {
   const BasisAnalysis analysis = Analyse({.joint_channels = kWidth});
   BitSplit split;
   split.channels[0] = kWidth;
-  const ModelBasis basis =
-      CutBasis(analysis, std::vector<HeadRanks>(kLayers, {kWidth, kWidth, split, split}));
+  const ModelBasis basis = CutBasis(
+      analysis, std::vector<HeadRanks>(kLayers, {kWidth, kWidth, {.middle = {split, split}}}));
   for (int l = 0; l < kLayers; ++l) {
     const HeadNoise& noise = analysis.noise[l];
     const std::vector<float> back = Transposed(basis.heads[l].query_basis, kWidth);

@@ -86,7 +86,7 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
   for (size_t h = 0; h < ranks.size(); ++h) {
     const HeadAnalysis& full = analysis.heads[h / n];
     const int slice = static_cast<int>(h % n);
-    const auto [rank_k, rank_v, k_bits, v_bits, most_attended, least_attended] = ranks[h];
+    const auto& [rank_k, rank_v, bits] = ranks[h];
     KVL_CHECK(rank_k >= 1 && rank_k <= head_dim && rank_v >= 1 && rank_v <= head_dim);
     KVL_CHECK(rank_k == ranks[h - slice].rank_k && rank_v == ranks[h - slice].rank_v);
     HeadBasis head;
@@ -107,14 +107,10 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
     head.output_basis = Part(full.output_basis, width, n * made_v, slice * head_dim, head_dim);
     head.key_offset = OffsetOf(full.key_offset, slice, head_dim);
     head.value_offset = OffsetOf(full.value_offset, slice, head_dim);
-    if (k_bits != BitSplit{}) {
-      const EntryBits most =
-          most_attended == EntryBits() ? EntryBits{k_bits, v_bits} : most_attended;
+    if (bits.middle.k != BitSplit{}) {
+      const EntryBits& most = bits.most == EntryBits() ? bits.middle : bits.most;
       KVL_CHECK(most.k.n_channels() <= rank_k && most.v.n_channels() <= rank_v);
-      head.k_bits = k_bits;
-      head.v_bits = v_bits;
-      head.most_attended = most_attended;
-      head.least_attended = least_attended;
+      head.bits = bits;
       MixChannels(kBitGroup, kBitGroup, head_dim, &head);
       DivideByDeviations(full, head_dim, &head);
     }

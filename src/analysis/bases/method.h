@@ -61,13 +61,6 @@ struct HeadAnalysis {
   std::vector<float> value_deviations = {};
 };
 
-// What an error costs in each stored channel of a pair, mixed as CutBasis does, [head_dim]: an
-// error of the channel's own variance that is independent at every position.
-struct HeadNoise {
-  std::vector<double> qk;
-  std::vector<double> v;
-};
-
 struct BasisAnalysis {
   StatisticsShape shape;              // of the heads below
   std::vector<HeadAnalysis> heads;    // [n_layers * n_kv_heads]

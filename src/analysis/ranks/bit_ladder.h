@@ -3,7 +3,6 @@
 
 #include <vector>
 
-#include "analysis/bases/method.h"
 #include "analysis/ranks/ranks.h"
 
 namespace kvlathe {

@@ -36,16 +36,16 @@ std::optional<SealPlan> BeginPlan(const Spec& spec, const SealByQuantizer& seali
       .format = std::visit([&](const auto& o) { return FormatIn(spec, o); }, *sealing.quantizer)};
 }
 std::optional<SealPlan> BeginPlan(const Spec& spec, const SealBySplitBits& sealing) {
-  return SealPlan{.format = {.codec = SplitBitsCodec{.unit = sealing.lathe->unit}},
-                  .codes_open_rows = CodesOpenRows(spec, *sealing.lathe),
-                  .has_classes = sealing.lathe->has_classes};
+  const LatheOptions& lathe = *sealing.lathe;
+  return SealPlan{.format = {.codec = SplitBitsCodec{.unit = lathe.unit,
+                                                     .codes_open_rows = CodesOpenRows(spec, lathe),
+                                                     .has_classes = lathe.has_classes}}};
 }
 std::optional<SealPlan> BeginPlan(const Spec& /*spec*/, const SealByOwnBasis& sealing) {
-  return SealPlan{.format = {.codec = RotatedCodec{}},
+  return SealPlan{.format = {.codec = RotatedCodec{.kept_share = sealing.kept_share,
+                                                   .gathers_queries = sealing.gathers_queries}},
                   .prompt_run = 0,
-                  .buffer = kBlockSize,
-                  .kept_share = sealing.kept_share,
-                  .gathers_queries = sealing.gathers_queries};
+                  .buffer = kBlockSize};
 }
 
 void AddResidual(const Spec& spec, SealPlan* plan) {
@@ -71,7 +71,7 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   }
   // The prompt is sealed at its end where entries are dropped or sorted until then.
   const bool waits = MovesRows(spec) && spec.retention_as<PoolOptions>() == nullptr;
-  plan.prompt_run = waits || plan.has_classes ? 0 : runs->prompt_run;
+  plan.prompt_run = waits || FactsOf(plan.format.codec).has_classes ? 0 : runs->prompt_run;
   plan.buffer = runs->buffer;
   plan.newest = runs->newest;
   constexpr int kMostOfAuto = 4096;

@@ -89,7 +89,7 @@ void AttendStep::AddPacked(const Place& place, int kv_head_idx, HeadJob* job) co
   const CacheHead head = cache.head(layer_.idx, kv_head_idx);
   const std::span<const SealedRun> runs = head.runs();
   job->packed = SealedHeadOf(layer_, cache.layout(), kv_head_idx, runs, place.rotation);
-  if (!job->shape.has_coded_rows) return;
+  if (!cache.layout().CodesOpenRows()) return;
   const int n_sealed = runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
   const auto n_blocks = static_cast<int>(head.blocks().size());
   job->packed.open = {.first_block = n_sealed, .n_blocks = n_blocks - n_sealed};
