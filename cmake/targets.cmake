@@ -150,7 +150,7 @@ function(kvl_test)
   endif()
 endfunction()
 
-# kvl_benchmark(NAME linear_bench SRCS linear_bench.cc DEPS kernels_cpu)
+# kvl_benchmark(NAME linear_bench SRCS linear_bench.cc DEPS cpu_kernels)
 # Not built under the sanitizers, whose timings mean nothing.
 function(kvl_benchmark)
   if(KVLATHE_SANITIZE)

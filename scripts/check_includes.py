@@ -5,8 +5,8 @@ A file may include headers of its own folder, and of the folders that its target
 (a test also those of its folder's library). Folders are ordered (ORDER below): neither an include
 nor a DEPS entry may point upwards, so the folder graph has no cycle. Subfolders of a folder may not
 hold each other either, not even through several (a folder and a subfolder of its own may; tests
-may include sideways). No header may include itself through others, and every source must belong to a target. Only what runs on the CPU may include the headers that give
-addresses of cache memory (ADDRESS_HEADERS below). A source must also include, itself or
+may include sideways). No header may include itself through others, and every source must belong to
+a target. Only what runs on the CPU may include headers of src/cpu (CPU_FILES below). A source must also include, itself or
 through headers of the project, what it uses of the headers that are precompiled (PRECOMPILED below),
 which the compiler would not miss.
 
@@ -18,8 +18,8 @@ from collections import namedtuple
 from pathlib import Path
 
 ORDER = [
-    "base", "tensor", "io", "format", "device", "analysis", "tokenizer", "training/tokenizer_training", "kernels", "kernels/cpu",
-    "kv", "plan", "tuning", "attention", "backend", "model", "calibration/gradients", "calibration", "engine", "structured", "evaluation/tasks", "training/corpus",
+    "base", "tensor", "io", "format", "machine", "analysis", "cpu/memory", "cpu/kernels", "cpu", "tokenizer", "training/tokenizer_training",
+    "kv", "plan", "tuning", "model", "calibration/gradients", "calibration", "engine", "structured", "evaluation/tasks", "training/corpus",
     "training/corpus_building", "training/retrofit", "evaluation",
     "load_generation", "server/http", "server/api", "server/tools", "server", "apps", "tests",
 ]
@@ -41,15 +41,26 @@ PRECOMPILED = {
     "nlohmann/json.hpp": r"\bnlohmann::",
 }
 PRECOMPILED = {header: re.compile(use) for header, use in PRECOMPILED.items()}
-# Headers that give addresses of cache memory, and the folders of what runs on the CPU, which may include them. Other
-# code knows rows by ids; tests, which look at bytes, are free. Of the rest these may, and why.
-ADDRESS_HEADERS = {"src/device/cpu_device.h", "src/attention/addresses.h", "src/kernels/cpu/attend/resolve.h"}
-ADDRESS_FOLDERS = {"device", "kernels/cpu", "attention", "backend"}
-ADDRESS_FILES = {
+# What computes on the CPU, which gives addresses and knows instruction sets. Other code knows memory by ids and asks by
+# verbs (src/machine); tests, which look at bytes, are free. Of the rest these may include it, and why.
+CPU = "src/cpu/"
+CPU_FILES = {
+    "src/model/model.cc": "makes its backend",
     "src/kv/blocks/block_pool.cc": "makes the device of a pool that is given none",
+    "src/evaluation/stored_rows.h": "reads sealed rows, to compare them with what they were",
     "src/evaluation/stored_rows.cc": "reads sealed rows, to compare them with what they were",
+    "src/evaluation/bench/bench_attention.cc": "measures the kernels of the CPU",
     "src/evaluation/bench/bench_attention_case.h": "lays rows out itself",
+    "src/evaluation/bench/bench_attention_case.cc": "lays rows out itself",
     "src/evaluation/bench/bench_model.cc": "fills caches with random rows",
+    "src/calibration/joint_moments.cc": "multiplies sums of statistics",
+    "src/calibration/gram_sums.h": "adds up statistics",
+    "src/calibration/gradients/attention_gradient.cc": "computes gradients",
+    "src/calibration/gradients/attention_gradient.h": "computes gradients",
+    "src/calibration/gradients/output_head.h": "computes gradients",
+    "src/calibration/gradients/layer_pass.h": "computes gradients",
+    "src/calibration/gradients/products.cc": "computes gradients",
+    "src/calibration/gradients/row_operators.h": "computes gradients",
 }
 COMMENT = re.compile(r"//[^\n]*")
 CALL = re.compile(r"(\w+)\s*\(([^()]*)\)")
@@ -188,12 +199,11 @@ def is_production(path):
     return not (path.startswith("tests/") or path.endswith(("_test.cc", "_fixture.h", "_fuzz.cc", "_bench.cc")))
 
 
-def check_addresses(path, includes):
-    if (path in ADDRESS_FILES or not is_production(path)
-            or folder_of(without_root(path)) in ADDRESS_FOLDERS):
+def check_cpu(path, includes):
+    if path in CPU_FILES or path.startswith(CPU) or not is_production(path):
         return []
-    return [f"{path}: includes {include}, which gives addresses of rows; host code knows them by ids"
-            for include in includes if include in ADDRESS_HEADERS]
+    return [f"{path}: includes {include}, which belongs to the CPU; other code asks by verbs of a machine"
+            for include in includes if include.startswith(CPU)]
 
 
 def check_precompiled(root, path, graph):
@@ -265,7 +275,7 @@ def check(root):
     graph = {path: list(includes_of(root, path)) for path in files}
     for path in files:
         problems += check_file(path, graph[path], by_folder, by_source)
-        problems += check_addresses(path, graph[path])
+        problems += check_cpu(path, graph[path])
         if path.endswith(".cc"):
             problems += check_precompiled(root, path, graph)
     cycle = find_cycle(graph)

@@ -18,14 +18,14 @@ CLEAN = {
     "src/io/CMakeLists.txt": "kvl_library(NAME io  # reads\n  SRCS b.cc\n  DEPS base)",
     "src/io/b.h": '#include "base/a.h"\n',
     "src/io/b.cc": '#include "io/b.h"\n',
-    "src/kernels/cpu/CMakeLists.txt": "kvl_library(NAME kernels_cpu SRCS k.cc DEPS base)",
-    "src/kernels/cpu/k.h": "",
-    "src/kernels/cpu/k.cc": '#include "kernels/cpu/k.h"\n',
-    "src/kv/CMakeLists.txt": "kvl_library(NAME kv SRCS c.cc DEPS kernels_cpu)\n"
+    "src/machine/CMakeLists.txt": "kvl_library(NAME machine SRCS k.cc DEPS base)",
+    "src/machine/k.h": "",
+    "src/machine/k.cc": '#include "machine/k.h"\n',
+    "src/kv/CMakeLists.txt": "kvl_library(NAME kv SRCS c.cc DEPS machine)\n"
                              "kvl_test(NAME kv_test SRCS c_test.cc DEPS kv io)",
-    "src/kv/c.h": '#include "kernels/cpu/k.h"\n',
+    "src/kv/c.h": '#include "machine/k.h"\n',
     "src/kv/c.cc": '#include "kv/c.h"\n',
-    "src/kv/c_test.cc": '#include "io/b.h"\n#include "kernels/cpu/k.h"\n',
+    "src/kv/c_test.cc": '#include "io/b.h"\n#include "machine/k.h"\n',
     "tests/CMakeLists.txt": "add_library(kvlathe_models STATIC m.cc)\n"
                             "target_link_libraries(kvlathe_models PUBLIC kvlathe_io fmt::fmt)\n"
                             "kvl_test(NAME whole_test SRCS whole_test.cc DEPS models kv)",
@@ -57,20 +57,18 @@ class CheckIncludes(unittest.TestCase):
         self.assert_problem({"src/kv/c.cc": '#include "io/b.h"\n'},
                             "src/kv/c.cc: includes src/io/b.h, but DEPS lacks io")
 
-    def test_finds_host_code_that_gets_addresses_of_rows(self):
+    def test_finds_host_code_that_knows_the_cpu(self):
         files = {
-            "src/device/CMakeLists.txt": "kvl_library(NAME device SRCS cpu_device.cc DEPS base)",
-            "src/device/cpu_device.h": "",
-            "src/device/cpu_device.cc": '#include "device/cpu_device.h"\n',
-            "src/kernels/cpu/CMakeLists.txt": "kvl_library(NAME kernels_cpu SRCS k.cc DEPS device base)",
-            "src/kernels/cpu/k.cc": '#include "device/cpu_device.h"\n#include "kernels/cpu/k.h"\n',
-            "src/kv/CMakeLists.txt": "kvl_library(NAME kv SRCS c.cc DEPS kernels_cpu device)\n"
-                                     "kvl_test(NAME kv_test SRCS c_test.cc DEPS kv io device)",
-            "src/kv/c_test.cc": '#include "device/cpu_device.h"\n',
+            "src/cpu/CMakeLists.txt": "kvl_library(NAME cpu SRCS d.cc DEPS machine base)",
+            "src/cpu/d.h": '#include "machine/k.h"\n',
+            "src/cpu/d.cc": '#include "cpu/d.h"\n',
+            "src/kv/CMakeLists.txt": "kvl_library(NAME kv SRCS c.cc DEPS cpu machine)\n"
+                                     "kvl_test(NAME kv_test SRCS c_test.cc DEPS kv io cpu)",
+            "src/kv/c_test.cc": '#include "cpu/d.h"\n',
         }
         self.assertEqual(problems_of(files), [])
-        self.assert_problem({**files, "src/kv/c.cc": '#include "device/cpu_device.h"\n'},
-                            "src/kv/c.cc: includes src/device/cpu_device.h, which gives addresses of rows")
+        self.assert_problem({**files, "src/kv/c.cc": '#include "cpu/d.h"\n'},
+                            "src/kv/c.cc: includes src/cpu/d.h, which belongs to the CPU")
 
     def test_does_not_follow_deps_of_deps(self):
         self.assert_problem({"src/kv/c.h": '#include "base/a.h"\n'}, "DEPS lacks base")

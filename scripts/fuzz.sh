@@ -21,7 +21,7 @@ case $target in
   http_request) list="$(ls src/server/http/request_*.cc | grep -v _test.cc) src/server/http/chunk_decoder.cc" ;;
   spec) list="src/kv/spec/spec_fuzz.cc $(ls src/kv/spec/*.cc | grep -v -e _test.cc -e _fuzz.cc)" ;;
   sequence_file | session_state | restored_sequence)
-    list=$(sources base tensor io format analysis kernels kv attention model)
+    list=$(sources base tensor io format machine analysis cpu kv model)
     libraries="-ldnnl -lgomp"
     case $target in
       sequence_file) list="$list src/kv/blocks/sequence_file_fuzz.cc" ;;
@@ -29,12 +29,12 @@ case $target in
       *) list="$list tests/restored_sequence_fuzz.cc" ;;
     esac ;;
   api)
-    list="$(sources base tensor io format device analysis kernels kv plan attention backend model engine server/api)
+    list="$(sources base tensor io format machine analysis cpu kv plan model engine server/api)
       src/server/api/api_fuzz.cc src/tokenizer/streaming.cc src/tokenizer/utf8.cc src/tokenizer/chat/chat_ends.cc
       src/tokenizer/chat/chat_families.cc src/tokenizer/chat/chat_format.cc src/tokenizer/chat/tool_format.cc"
     libraries="-ldnnl -lgomp -lpthread -labsl_cord -lutf8proc" ;;
   attend_packed)
-    list="src/kernels/cpu/attend/attend_packed_fuzz.cc $(sources kernels | grep -e /attend/)
+    list="src/cpu/kernels/attend/attend_packed_fuzz.cc $(sources cpu/kernels | grep -e /attend/)
       $(sources base tensor format)" ;;
   *) echo "scripts/fuzz.sh: no fuzz target '$target'; the top of the script lists them" >&2; exit 2 ;;
 esac

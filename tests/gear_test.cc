@@ -9,7 +9,7 @@
 
 #include "base/cpu_features.h"
 #include "base/random.h"
-#include "device/cpu_device.h"
+#include "cpu/memory/cpu_device.h"
 #include "evaluation/quality.h"
 #include "evaluation/stored_rows.h"
 #include "gear_reference.h"

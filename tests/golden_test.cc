@@ -6,7 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "device/guarded_device.h"
+#include "cpu/memory/guarded_device.h"
 #include "io/files.h"
 #include "io/safetensors/safetensors.h"
 #include "loaded_model.h"

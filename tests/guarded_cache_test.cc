@@ -1,14 +1,14 @@
 // Everything that a cache can be and do, on a device whose memory the host cannot touch
-// (device/guarded_device.h) and with the kernels that are the references of all others: whatever
-// reads or writes rows past the backend ends this program.
+// (cpu/memory/guarded_device.h) and with the kernels that are the references of all others:
+// whatever reads or writes rows past the backend ends this program.
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "device/cpu_device.h"
-#include "device/guarded_device.h"
+#include "cpu/memory/cpu_device.h"
+#include "cpu/memory/guarded_device.h"
 #include "engine/engine.h"
 #include "engine/session.h"
 #include "io/scratch_folder.h"

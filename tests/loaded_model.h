@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/cpu_features.h"
-#include "device/device.h"
 #include "kv/blocks/block_pool.h"
+#include "machine/device.h"
 #include "model/model.h"
 #include "reference_decoder.h"
 

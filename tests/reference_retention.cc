@@ -6,7 +6,7 @@
 namespace kvlathe::testing {
 namespace {
 
-// The noise as kernels/cpu/attend/entry_scores.h and model/steps/attend.cc define its keys.
+// The noise as cpu/kernels/attend/entry_scores.h and model/steps/attend.cc define its keys.
 uint64_t SplitMix(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -6,8 +6,8 @@
 #include <optional>
 #include <random>
 
-#include "device/cpu_device.h"
-#include "kernels/cpu/attend/resolve.h"
+#include "cpu/kernels/attend/resolve.h"
+#include "cpu/memory/cpu_device.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "model/planned_model.h"

@@ -6,12 +6,12 @@
 #include <cmath>
 #include <string>
 
-#include "backend/reopen.h"
 #include "base/cpu_features.h"
 #include "base/random.h"
-#include "device/cpu_device.h"
-#include "kernels/cpu/attend/resolve.h"
-#include "kernels/cpu/seal/seal.h"
+#include "cpu/kernels/attend/resolve.h"
+#include "cpu/kernels/seal/seal.h"
+#include "cpu/memory/cpu_device.h"
+#include "cpu/reopen.h"
 #include "kv/seal/seal_schedule.h"
 #include "reference_quantizer.h"
 #include "retained_model.h"

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/schedule.h"
 #include "base/status.h"
+#include "machine/attention/schedule.h"
 
 namespace kvlathe {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/cpu_features.h"
-#include "kernels/cpu/elementwise/elementwise.h"
+#include "cpu/kernels/elementwise/elementwise.h"
 
 namespace kvlathe {
 

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "kernels/cpu/linear/dense_product.h"
+#include "cpu/kernels/linear/dense_product.h"
 
 namespace kvlathe {
 namespace {

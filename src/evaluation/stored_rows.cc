@@ -1,6 +1,6 @@
 #include "evaluation/stored_rows.h"
 
-#include "device/cpu_device.h"
+#include "cpu/memory/cpu_device.h"
 #include "kv/quantizer/codebooks.h"
 
 namespace kvlathe {

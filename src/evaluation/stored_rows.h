@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cpu/attend/attend_packed.h"
+#include "cpu/kernels/attend/attend_packed.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/cache_layout.h"
 #include "model/model.h"

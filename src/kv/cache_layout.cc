@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "base/units.h"
-#include "device/object_id.h"
 #include "format/entry_table.h"
+#include "format/open_entry.h"
 #include "kv/cache_objects.h"
-#include "kv/retention/merge.h"
 #include "kv/seal/seal_schedule.h"
+#include "machine/object_id.h"
 
 namespace kvlathe {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "backend/plans.h"
 #include "base/status.h"
+#include "machine/plans.h"
 #include "tensor/buffer.h"
 #include "tensor/dtype.h"
 

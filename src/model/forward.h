@@ -5,10 +5,10 @@
 #include <span>
 #include <vector>
 
-#include "attention/schedule.h"
-#include "backend/backend.h"
 #include "base/status.h"
 #include "kv/blocks/sequence_cache.h"
+#include "machine/attention/schedule.h"
+#include "machine/backend.h"
 #include "model/activations.h"
 #include "model/observer.h"
 

@@ -4,12 +4,13 @@
 #include <utility>
 
 #include "base/check.h"
+#include "cpu/cpu_backend.h"
 
 namespace kvlathe {
 Model::Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa)
     : weights_(std::move(weights)),
       pool_(pool),
-      backend_(MakeCpuBackend(pool, isa)),
+      backend_(std::make_unique<CpuBackend>(pool, isa)),
       rotations_(weights_->config()) {
   activations_.compute_type = activations_.row_type = weights_->compute_type();
 }

@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "analysis/bases/basis.h"
-#include "backend/backend.h"
+#include "base/cpu_features.h"
 #include "base/threads.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/cache_layout.h"
 #include "kv/quantizer/codebooks.h"
+#include "machine/backend.h"
 #include "model/activations.h"
 #include "model/forward.h"
 #include "model/layer_program.h"

@@ -11,7 +11,7 @@
 #include "base/cpu_features.h"
 #include "base/random.h"
 #include "calibration/calibrate.h"
-#include "device/cpu_device.h"
+#include "cpu/memory/cpu_device.h"
 #include "format/rows/block_layout.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/quantizer/method.h"

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "kernels/cpu/linear/dense_product.h"
+#include "cpu/kernels/linear/dense_product.h"
 
 namespace kvlathe {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 #include "base/threads.h"
-#include "kernels/cpu/elementwise/elementwise.h"
+#include "cpu/kernels/elementwise/elementwise.h"
 #include "tensor/buffer.h"
 
 namespace kvlathe {

@@ -12,7 +12,7 @@
 #include "calibration/gradients/attention_gradient.h"
 #include "calibration/gradients/products.h"
 #include "calibration/gradients/row_operators.h"
-#include "kernels/cpu/elementwise/elementwise.h"
+#include "cpu/kernels/elementwise/elementwise.h"
 #include "model/rope.h"
 #include "model/weights.h"
 

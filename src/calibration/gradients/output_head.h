@@ -9,7 +9,7 @@
 #include "base/status.h"
 #include "base/threads.h"
 #include "calibration/gradients/products.h"
-#include "kernels/cpu/elementwise/elementwise.h"
+#include "cpu/kernels/elementwise/elementwise.h"
 #include "model/weights.h"
 
 namespace kvlathe {

@@ -1,7 +1,7 @@
 #include "calibration/gradients/products.h"
 
 #include "base/check.h"
-#include "kernels/cpu/linear/dense_product.h"
+#include "cpu/kernels/linear/dense_product.h"
 
 namespace kvlathe {
 namespace {

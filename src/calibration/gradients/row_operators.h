@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/elementwise/elementwise.h"
+#include "cpu/kernels/elementwise/elementwise.h"
 #include "model/config.h"
 
 namespace kvlathe {

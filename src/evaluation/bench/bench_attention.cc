@@ -8,8 +8,8 @@
 #include "base/clock.h"
 #include "base/threads.h"
 #include "base/units.h"
+#include "cpu/kernels/limits/machine_limits.h"
 #include "evaluation/bench/bench_attention_case.h"
-#include "kernels/cpu/limits/machine_limits.h"
 
 namespace kvlathe {
 namespace {

@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/schedule.h"
 #include "base/cpu_features.h"
 #include "base/status.h"
 #include "kv/cache_layout.h"
+#include "machine/attention/schedule.h"
 
 namespace kvlathe {
 
@@ -30,7 +30,7 @@ struct BenchCache {
   std::optional<SealPlan> seal;
   std::optional<RetentionPlan> retention;
   double ratio = 0;  // where the plan splits bits: of 16-bit rows to codes
-  // Latent keys become keys in scratch (attention/latents.h). What that takes is no part of the
+  // Latent keys become keys in scratch (cpu/attention/latents.h). What that takes is no part of the
   // row's FLOPs.
   Keys keys;
   bool has_uniform_ranks = false;  // one rank pair for all heads in place of drawn ones

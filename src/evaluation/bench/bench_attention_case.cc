@@ -6,10 +6,10 @@
 #include <numeric>
 
 #include "base/random.h"
+#include "cpu/kernels/limits/machine_limits.h"
 #include "format/rows/block_layout.h"
 #include "format/split_bits/coded_rows.h"
 #include "format/split_bits/split_bits_layout.h"
-#include "kernels/cpu/limits/machine_limits.h"
 #include "plan/drawn_basis.h"
 
 namespace kvlathe {

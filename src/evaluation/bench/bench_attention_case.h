@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "attention/attention.h"
 #include "base/threads.h"
-#include "device/cpu_device.h"
+#include "cpu/attention/attention.h"
+#include "cpu/memory/cpu_device.h"
 #include "evaluation/bench/bench_attention.h"
 #include "kv/quantizer/codebooks.h"
 #include "kv/seal/seal_schedule.h"

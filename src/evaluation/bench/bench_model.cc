@@ -6,11 +6,11 @@
 
 #include "base/clock.h"
 #include "base/random.h"
-#include "device/cpu_device.h"
+#include "cpu/kernels/limits/machine_limits.h"
+#include "cpu/memory/cpu_device.h"
 #include "engine/kv_forecast.h"
 #include "evaluation/bench/bench_attention.h"
 #include "evaluation/quality.h"
-#include "kernels/cpu/limits/machine_limits.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/capacity.h"
 

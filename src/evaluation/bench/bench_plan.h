@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/plan.h"
 #include "base/status.h"
+#include "machine/attention/plan.h"
 
 namespace kvlathe {
 

@@ -1,4 +1,4 @@
-// Which positions of a text a cache merges, counted in the cache itself (kv/retention/merge.h).
+// Which positions of a text a cache merges, counted in the cache itself (format/open_entry.h).
 #pragma once
 
 #include <cstdint>

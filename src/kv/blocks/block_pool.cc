@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/units.h"
-#include "device/cpu_device.h"
+#include "cpu/memory/cpu_device.h"
 #include "kv/blocks/chunk.h"
 #include "kv/cache_layout.h"
 

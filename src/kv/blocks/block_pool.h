@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "base/status.h"
-#include "device/device.h"
+#include "machine/device.h"
 
 namespace kvlathe {
 
@@ -28,7 +28,7 @@ struct PoolUsage {
 };
 
 // Objects have a multiple of 64 bytes, are aligned to 64 bytes and are counted by references. They
-// are known by their ids; only the device reaches their bytes (device/device.h). Objects of one
+// are known by their ids; only the device reaches their bytes (machine/device.h). Objects of one
 // size lie in chunks of at most 1 MiB, or one to a chunk if they are larger. Empty chunks, and the
 // free pages of the others, go back to the system as soon as reserved_bytes - used_bytes passes the
 // larger of 4 MiB and 1/16 of used_bytes. A page that a live object shares with freed neighbours

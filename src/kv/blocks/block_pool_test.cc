@@ -11,7 +11,7 @@
 
 #include "base/random.h"
 #include "base/units.h"
-#include "device/guarded_device.h"
+#include "cpu/memory/guarded_device.h"
 
 namespace kvlathe {
 namespace {

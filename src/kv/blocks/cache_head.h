@@ -4,11 +4,11 @@
 #include <cstddef>
 #include <span>
 
-#include "device/object_id.h"
-#include "device/sealed_runs.h"
 #include "kv/blocks/head_table.h"
 #include "kv/cache_layout.h"
 #include "kv/seal/seal_schedule.h"
+#include "machine/object_id.h"
+#include "machine/sealed_runs.h"
 
 namespace kvlathe {
 

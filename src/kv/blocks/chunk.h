@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "device/device.h"
 #include "kv/blocks/block_pool.h"
+#include "machine/device.h"
 
 namespace kvlathe {
 

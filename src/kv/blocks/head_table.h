@@ -5,11 +5,11 @@
 #include <map>
 #include <vector>
 
-#include "device/sealed_runs.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/cache_layout.h"
 #include "kv/cache_objects.h"
 #include "kv/seal/seal_schedule.h"
+#include "machine/sealed_runs.h"
 
 namespace kvlathe {
 

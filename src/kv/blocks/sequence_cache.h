@@ -7,33 +7,16 @@
 #include <vector>
 
 #include "base/status.h"
-#include "device/device.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/cache_head.h"
 #include "kv/blocks/head_table.h"
 #include "kv/blocks/sequence_objects.h"
 #include "kv/cache_layout.h"
 #include "kv/seal/seal_schedule.h"
+#include "machine/device.h"
+#include "machine/kept_entries.h"
 
 namespace kvlathe {
-
-// What sealing entries again has cost. Each time that an entry of any head is sealed counts, but
-// for the first.
-struct Reencoding {
-  int64_t n_times = 0;  // prune points at which sealed entries were dropped
-  int64_t n_rows = 0;
-  // Squared distances of rows before and after, and squared rows, of K and of V as they are stored.
-  double k_error = 0, k_norm = 0, v_error = 0, v_norm = 0;
-
-  void Add(const Reencoding& more) {
-    n_times += more.n_times;
-    n_rows += more.n_rows;
-    k_error += more.k_error;
-    k_norm += more.k_norm;
-    v_error += more.v_error;
-    v_norm += more.v_norm;
-  }
-};
 
 // The cache keeps the lengths of the sequence, and knows what must be sealed, pruned and cut and in
 // which order. SequenceObjects holds the objects.
@@ -113,7 +96,7 @@ class SequenceCache {
   const Reencoding& reencoding() const { return reencoding_; }
   Reencoding* mutable_reencoding() { return &reencoding_; }
 
-  // --- Merging (kv/retention/merge.h). It happens within a step, layer by layer from the first.
+  // --- Merging (format/open_entry.h). It happens within a step, layer by layer from the first.
   // ---
 
   // Says that n_entries are left in the head of those that Extend made room for, and gives back the

@@ -8,12 +8,12 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "format/open_entry.h"
 #include "io/atomic_file.h"
 #include "io/byte_reader.h"
 #include "io/mapped_file.h"
 #include "kv/blocks/sequence_rows.h"
 #include "kv/quantizer/method.h"
-#include "kv/retention/merge.h"
 #include "kv/retention/method.h"
 #include "kv/seal/seal_schedule.h"
 #include "kv/spec/spec.h"

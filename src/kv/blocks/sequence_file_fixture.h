@@ -12,7 +12,7 @@
 
 #include "base/crc32c.h"
 #include "base/random.h"
-#include "device/cpu_device.h"
+#include "cpu/memory/cpu_device.h"
 #include "io/files.h"
 #include "io/scratch_folder.h"
 #include "kv/blocks/sequence_file.h"

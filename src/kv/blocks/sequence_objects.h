@@ -9,11 +9,11 @@
 
 #include "base/status.h"
 #include "base/threads.h"
-#include "device/device.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/head_table.h"
 #include "kv/cache_layout.h"
 #include "kv/seal/seal_schedule.h"
+#include "machine/device.h"
 
 namespace kvlathe {
 

@@ -7,9 +7,9 @@
 
 #include "base/check.h"
 #include "format/entry_table.h"
+#include "format/open_entry.h"
 #include "format/split_bits/coded_rows.h"
 #include "kv/cache_objects.h"
-#include "kv/retention/merge.h"
 #include "kv/seal/seal_schedule.h"
 
 namespace kvlathe {

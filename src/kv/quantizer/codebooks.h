@@ -4,7 +4,7 @@
 // Quotients are (x - offset) / range. Of K, range and offset reach from the share / 2 to the
 // 1 - share / 2 quantile of the channel as it is stored: before RoPE without a basis, and in the
 // basis after it. Of V, they are those of a token over all heads, as sealing makes them
-// (kernels/cpu/seal/seal.h). Centroids are the exact weighted k-means of the quotients inside. The
+// (cpu/kernels/seal/seal.h). Centroids are the exact weighted k-means of the quotients inside. The
 // paper weighs them by squared gradients, which an engine without training does not have: here K
 // weighs range^2 times the mean squared query in the channel, V range^2, so that the squared errors
 // of scores and of values are what is minimised.

@@ -1,5 +1,5 @@
 // How many entries of a head stay, and when entries are dropped. This is what the methods of the
-// retention axis have in common; they differ in which entries they keep (select.h) and by whose
+// retention axis have in common; they differ in which entries they keep (cpu/select.h) and by whose
 // votes.
 //
 // Entries are dropped at prune points. These are the end of every run of the prompt, the end of the
@@ -12,17 +12,16 @@
 #include <optional>
 #include <string>
 
+#include "format/open_entry.h"
+#include "machine/kept_entries.h"
+
 namespace kvlathe {
 
-// Consecutive positions of a head that become one entry (merge.h).
-struct MergePlan {
-  int every = 0;   // positions in an entry; 0 if the model decides for each position (DMC)
-  int window = 0;  // the newest positions of an entry count in its mean; 0 if all do
-
-  friend bool operator==(const MergePlan&, const MergePlan&) = default;
-};
 // What statistics of merged rows are known by, as a part of file names: pool-4, dmc-12.
 std::string NameOf(const MergePlan& plan);
+
+// How many entries a head has after n positions behind the sink if each is made of `every` of them.
+constexpr int64_t PooledEntries(int64_t n, int every) { return (n + every - 1) / every; }
 
 struct RetentionPlan {
   // The queries whose attention is added up as the votes for entries.
@@ -75,12 +74,7 @@ struct PromptPlace {
   int64_t n_prompt = 0;  // where the prompt ends
 };
 
-// How many entries stay at the prune point n_tokens, at least one, and how many of them stay
-// because they are the newest.
-struct KeptEntries {
-  int64_t n = 0;
-  int64_t n_recent = 0;
-};
+// How many entries stay at the prune point n_tokens.
 KeptEntries KeptAt(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
 
 // The first prune point after n_tokens, counted in positions. A step never crosses one.

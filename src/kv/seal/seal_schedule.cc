@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/units.h"
-#include "device/sealed_runs.h"
 #include "kv/cache_objects.h"
+#include "machine/sealed_runs.h"
 
 namespace kvlathe {
 namespace {

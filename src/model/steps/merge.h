@@ -1,5 +1,5 @@
 // Decides which positions become one entry, and with what weights (DMC, docs/methods/dmc.md; and
-// fixed pooling). The backend takes the means (kv/retention/merge.h).
+// fixed pooling). The backend takes the means (format/open_entry.h).
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "backend/backend.h"
+#include "machine/backend.h"
 
 namespace kvlathe {
 

@@ -59,16 +59,17 @@ Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) {
   // of positions stays.
   const ClassSizes classes = ClassesToSeal(*cache, layer_.idx);
   const bool in_order = layout.seal.has_value() || cache->n_tokens() <= cache->n_prompt();
-  const std::vector<int> n_sealed =
-      state->backend->Prune({.device = &cache->device(),
-                             .heads = heads_,
-                             .retention = *layout.retention,
-                             .kept = cache->kept(),
-                             .in_order = in_order,
-                             .classes = classes,
-                             .has_coded_rows = layout.CodesOpenRows(),
-                             .keeps_sorted_positions = TurnWhenRead(layout.keys),
-                             .has_wide_positions = SortedPositions::IsWide(cache->n_prompt())});
+  const std::vector<int> n_sealed = state->backend->Prune(
+      {.device = &cache->device(),
+       .heads = heads_,
+       .pool_kernel = layout.retention->pool_kernel,
+       .shares_heads = layout.retention->shares_heads,
+       .restarts_votes = layout.retention->votes == RetentionPlan::Votes::kLast,
+       .kept = cache->kept(),
+       .in_order = in_order,
+       .classes = classes,
+       .keeps_sorted_positions = TurnWhenRead(layout.keys),
+       .has_wide_positions = SortedPositions::IsWide(cache->n_prompt())});
   if (reopens) cache->PlaceKeptBlocks(layer_.idx, opened);
   cache->DropPruned(layer_.idx);
   if (!reopens) return OkStatus();

@@ -1,0 +1,42 @@
+#include "cpu/attention/addresses.h"
+
+#include <algorithm>
+
+namespace kvlathe {
+
+void JobAddresses::BlockList::Resolve(const CpuAccess& access, std::span<const ObjectId> ids,
+                                      int begin, int end) {
+  end = std::min(end, static_cast<int>(ids.size()));
+  list.resize(std::max(0, end));
+  for (int b = begin; b < end; ++b) list[b] = access.At(ids[b]);
+}
+
+void JobAddresses::Resolve(const CpuAccess& access, const HeadJob& job, int entry_begin,
+                           int entry_end) {
+  const int begin = entry_begin / kBlockSize, end = (entry_end + kBlockSize - 1) / kBlockSize;
+  blocks_.Resolve(access, job.blocks, begin, end);
+  packed_ = PackedHeadAt(access, job.packed, &runs_);
+  sink_k_ = access.At(job.sinks.k);
+  sink_v_ = access.At(job.sinks.v);
+  if (job.latents.empty()) return;
+  const size_t n_slices = job.latents.slices.size();
+  slices_.resize(n_slices);
+  slice_blocks_.resize(std::max(slice_blocks_.size(), n_slices));
+  slice_runs_.resize(std::max(slice_runs_.size(), n_slices));
+  for (size_t i = 0; i < n_slices; ++i) {
+    const LatentSliceIds& slice = job.latents.slices[i];
+    slice_blocks_[i].Resolve(access, slice.blocks, begin, end);
+    slices_[i] = {.blocks = slice_blocks_[i].list.data(),
+                  .packed = PackedHeadAt(access, slice.packed, &slice_runs_[i]),
+                  .sink_v = access.At(slice.sink_v)};
+  }
+  latents_ = {.map = job.latents.map,
+              .slices = slices_,
+              .rotation = job.latents.rotation,
+              .positions = EntryTableAt(access, job.latents.positions),
+              .sorted = SortedPositionsAt(access, job.latents.sorted),
+              .cos = job.latents.cos,
+              .sin = job.latents.sin};
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,41 @@
+// Attention of a ragged batch over compressed blocks on a CPU. The planner
+// (machine/attention/plan.h) shares it out, the workers run the plan, and partial results are
+// merged.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/cpu_features.h"
+#include "base/status.h"
+#include "base/threads.h"
+#include "machine/attention/head_job.h"
+#include "machine/attention/schedule.h"
+
+namespace kvlathe {
+
+// The calling thread plans, and the workers run the items in one parallel region, in which ids
+// become addresses item by item. A second region follows only when rows were split along their
+// entries, and a third when these are scored. Memory for scratch, partial results and scores is
+// kept from call to call.
+class Attention {
+ public:
+  Attention(ThreadPool* pool, Isa isa);
+  ~Attention();
+  // With true, every row gets the bits that it would get alone. kBalanced cuts entries in places
+  // that depend on the rest of the batch and on the number of workers, so it gives way to kLpt; AMX
+  // gives way to AVX-512, whose arithmetic on a row does not depend on the rows beside it.
+  void set_deterministic(bool deterministic);
+  // Runs all jobs of one layer. sm_scale is 1 / sqrt(the model's head_dim), whatever the rank. The
+  // error is kResourceExhausted when the system has no memory for partial results or scores, and
+  // then nothing was computed.
+  Status Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kvlathe

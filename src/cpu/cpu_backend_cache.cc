@@ -1,0 +1,245 @@
+// What concerns the cache: appending, attention, merging, dropping, cutting and sealing.
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <vector>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/cut_keys.h"
+#include "cpu/kernels/attend/attend.h"
+#include "cpu/kernels/attend/coded_rows.h"
+#include "cpu/kernels/attend/resolve.h"
+#include "cpu/kernels/seal/seal.h"
+#include "cpu/prune.h"
+#include "cpu/reopen.h"
+#include "cpu/svd_online.h"
+#include "format/open_entry.h"
+
+namespace kvlathe {
+
+namespace {
+
+// Of all items of a verb.
+template <typename Item>
+CpuAccesses AccessesOf(std::span<const Item> items) {
+  CpuAccesses accesses;
+  for (const Item& item : items) accesses.Open(item.device);
+  return accesses;
+}
+
+}  // namespace
+
+void CpuBackend::Append(const AppendPlan& plan, std::span<uint8_t> is_finite) {
+  const CpuAccesses accesses = AccessesOf(std::span(plan.items));
+  ForItems(std::ssize(plan.items), [&](int64_t i, int) {
+    const AppendPlan::Item& item = plan.items[i];
+    is_finite[i] = AppendItem(plan, item, accesses.Of(item.device)) ? 1 : 0;
+  });
+}
+
+bool CpuBackend::AppendItem(const AppendPlan& plan, const AppendPlan::Item& item,
+                            const CpuAccess& access) const {
+  for (const CopyPlan& copy : std::span(plan.copies).subspan(item.first_copy, item.n_copies)) {
+    std::memcpy(access.At(copy.to), copy.from, copy.n_bytes);
+  }
+  bool is_finite = true;
+  for (const BlockRows& rows : std::span(plan.rows).subspan(item.first_rows, item.n_rows)) {
+    const AppendParams params = {.shape = rows.shape,
+                                 .block = access.At(rows.block),
+                                 .first_slot = rows.first_slot,
+                                 .n_rows = rows.n_rows,
+                                 .k = rows.k,
+                                 .k_stride = rows.k_stride,
+                                 .v = rows.v,
+                                 .v_stride = rows.v_stride};
+    if (!rows.is_coded) {
+      GetAttendKernels(isa_, rows.shape.row_type).append(params);
+    } else {
+      is_finite = AppendCodedRows(params) && is_finite;
+    }
+  }
+  return is_finite;
+}
+
+Status CpuBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
+  return attention_.Run(jobs, sm_scale, schedule);
+}
+
+void CpuBackend::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) {
+  const CpuAccesses accesses = AccessesOf(plans);
+  pool_->Run([&](int worker_id) {
+    const Range items = ShareOf(std::ssize(plans), 1, worker_id, pool_->n_workers());
+    std::vector<float> rows(kBlockSize * n_dims);
+    for (int64_t i = items.begin; i < items.end; ++i) {
+      const GramPlan& plan = plans[i];
+      auto* const gram = reinterpret_cast<float*>(accesses.Of(plan.device).At(plan.gram));
+      for (int64_t row = 0; row < plan.n_rows; row += kBlockSize) {
+        const int64_t n = std::min<int64_t>(kBlockSize, plan.n_rows - row);
+        for (int64_t r = 0; r < n; ++r) {
+          ConvertToFloat(type, plan.rows.first + (row + r) * plan.rows.stride * SizeOf(type),
+                         n_dims, &rows[r * n_dims]);
+        }
+        elementwise_->add_gram(rows.data(), n, n_dims, gram);
+      }
+    }
+  });
+}
+
+void CpuBackend::MergeRows(const MergeRowsPlan& plan) {
+  const CpuAccesses accesses = AccessesOf(plan.items);
+  ForItems(std::ssize(plan.items), [&](int64_t i, int) {
+    MergeItemRows(plan, plan.items[i], accesses.Of(plan.items[i].device));
+  });
+}
+
+void CpuBackend::MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item,
+                               const CpuAccess& access) const {
+  OpenEntry open(access.At(item.open_entry), plan.merge, plan.head_dim, item.rank_v);
+  int n_entries = item.n_entries;
+  std::vector<float> value(item.rank_v);
+  std::fill_n(item.n_closed, item.n_sinks, -1);
+  for (int64_t t = item.n_sinks; t < item.n_tokens; ++t) {
+    const bool joins = open.n_positions() > 0 && item.joins[t] != 0;
+    if (!joins) {
+      open.Close();
+      ++n_entries;
+    }
+    item.n_closed[t] = n_entries - 1;
+    float* const key = item.k + t * plan.k_stride;
+    std::byte* const stored = item.v + t * plan.v_stride * SizeOf(plan.row_type);
+    ConvertToFloat(plan.row_type, stored, item.rank_v, value.data());
+    open.Add(item.weights[t], key, value.data());
+    if (!joins) continue;  // the mean of one row is the row
+    open.Mean(key, value.data());
+    elementwise_->convert(value.data(), item.rank_v, plan.row_type, stored);
+  }
+}
+
+std::vector<int> CpuBackend::Prune(const PrunePlan& plan) { return PruneHeads(plan, pool_); }
+
+void CpuBackend::CutKeys(std::span<const CutItem> items) {
+  const CpuAccesses accesses = AccessesOf(items);
+  ForItems(std::ssize(items), [&](int64_t i, int worker_id) {
+    CutKeysOfHead(items[i], accesses.Of(items[i].device), worker_id);
+  });
+}
+
+void CpuBackend::CutKeysOfHead(const CutItem& item, const CpuAccess& access, int worker_id) {
+  const int64_t element = SizeOf(item.whole.row_type);
+  const int64_t width = item.map == nullptr ? 0 : item.map->n_out();
+  std::vector<std::byte> rows(kBlockSize * item.whole.rank_k * element);
+  std::vector<std::byte> mapped(kBlockSize * width * element);
+  LinearParams params;
+  params.w = item.map;
+  params.x = rows.data();
+  params.x_stride = item.whole.rank_k;
+  params.y = mapped.data();
+  params.y_stride = width;
+  params.y_type = item.whole.row_type;
+  int64_t n_left = item.n_entries;
+  for (const ObjectId& id : item.blocks) {
+    std::byte* const block = access.At(id);
+    if (item.map != nullptr && n_left > 0) {
+      params.n_rows = std::min<int64_t>(n_left, kBlockSize);
+      ReadKeys(item.whole, static_cast<int>(params.n_rows), block, rows.data());
+      linear_.RunOnWorker(params, worker_id);
+      WriteKeys(item.cut, {mapped.data(), width, static_cast<int>(params.n_rows)}, block);
+    }
+    MoveValuesTo(item.cut, item.whole, block);
+    n_left -= kBlockSize;
+  }
+}
+
+// The lists of addresses that jobs of sealing point to.
+class CpuBackend::SealAddresses {
+ public:
+  std::span<const SealHead> HeadsOf(const SealRunPlan& run, const CpuAccess& access) {
+    std::vector<SealHead>& heads = heads_.emplace_back();
+    for (const SealHeadPlan& head : run.heads) {
+      heads.push_back({.rank_k = head.shape.rank_k,
+                       .rank_v = head.shape.rank_v,
+                       .blocks = BlocksOf(head, access),
+                       .packed = PackedOf(head, access),
+                       .record = access.At(head.record),
+                       .storage = head.storage});
+    }
+    return heads;
+  }
+  const std::byte* const* BlocksOf(const SealHeadPlan& head, const CpuAccess& access) {
+    std::vector<const std::byte*>& list = blocks_.emplace_back();
+    for (const ObjectId& block : head.blocks) list.push_back(access.At(block));
+    const auto is_there = [](const std::byte* block) { return block != nullptr; };
+    const auto first = std::ranges::find_if(list, is_there);
+    if (first != list.end()) std::fill(list.begin(), first, *first);
+    return list.data();
+  }
+  std::byte* const* PackedOf(const SealHeadPlan& head, const CpuAccess& access) {
+    return packed_.emplace_back(access.At(head.packed)).data();
+  }
+
+ private:
+  std::deque<std::vector<SealHead>> heads_;
+  std::deque<std::vector<const std::byte*>> blocks_;
+  std::deque<std::vector<std::byte*>> packed_;
+};
+
+Status CpuBackend::Seal(const SealBatch& batch) {
+  if (!sealer_.has_value() || sealer_->format != batch.format ||
+      sealer_->row_type != batch.row_type || sealer_->power_loops != batch.power_loops) {
+    sealer_ = {
+        batch.format, batch.row_type, batch.power_loops,
+        std::make_unique<Sealer>(batch.format, batch.row_type, batch.power_loops, pool_, isa_)};
+  }
+  const CpuAccesses accesses = AccessesOf(batch.runs);
+  SealAddresses addresses;
+  std::vector<SealJob> jobs;
+  for (const SealRunPlan& run : batch.runs) {
+    const CpuAccess& access = accesses.Of(run.device);
+    jobs.push_back({.heads = addresses.HeadsOf(run, access),
+                    .first_head = run.first_head,
+                    .layer_record = access.At(run.layer_record),
+                    .n_blocks = run.n_blocks,
+                    .is_prompt = run.is_prompt,
+                    .is_repaired = run.is_repaired,
+                    .entry_class = run.entry_class,
+                    .seed = run.seed,
+                    .codebooks = run.codebooks,
+                    .rotation = run.rotation});
+  }
+  return sealer_->sealer->Run(jobs);
+}
+
+Status CpuBackend::SealRotated(std::span<const RotatedHeadPlan> heads) {
+  const CpuAccesses accesses = AccessesOf(heads);
+  SealAddresses addresses;
+  std::vector<OnlineSvdHead> at;
+  for (const RotatedHeadPlan& plan : heads) {
+    const CpuAccess& access = accesses.Of(plan.device);
+    at.push_back({.shape = plan.packed_shape,
+                  .blocks = addresses.BlocksOf(plan.head, access),
+                  .packed = addresses.PackedOf(plan.head, access),
+                  .record = access.At(plan.head.record),
+                  .rotations = access.At(plan.rotations),
+                  .query_gram = reinterpret_cast<const float*>(access.At(plan.query_gram)),
+                  .output_gram = plan.output_gram,
+                  .is_normalised = plan.is_normalised});
+  }
+  return SealByOnlineSvd(at, {elementwise_, &linear_, pool_});
+}
+
+void CpuBackend::MeasureReencodings(std::span<const ReencodedRun> runs,
+                                    std::span<Reencoding> errors) {
+  const CpuAccesses accesses = AccessesOf(runs);
+  ForItems(std::ssize(runs), [&](int64_t i, int) {
+    const ReencodedRun& run = runs[i];
+    const CpuAccess& access = accesses.Of(run.device);
+    std::vector<PackedRun> packed_runs;
+    const std::vector<std::byte*> blocks = access.At(run.blocks);
+    errors[i] = MeasureReencoding({.shape = run.shape,
+                                   .packed = PackedHeadAt(access, run.sealed, &packed_runs),
+                                   .blocks = blocks},
+                                  access.At(run.plain), run.n_rows);
+  });
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,199 @@
+#include "cpu/cpu_backend.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "base/random.h"
+#include "cpu/memory/cpu_device.h"
+#include "format/open_entry.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kDims = 32;
+
+std::vector<float> RandomNumbers(int64_t n, uint64_t seed) {
+  Random random(seed);
+  std::vector<float> x(n);
+  for (float& value : x) value = static_cast<float>(random.Normal());
+  return x;
+}
+
+class CpuBackendTest : public ::testing::Test {
+ protected:
+  ThreadPool pool_{2};
+  CpuBackend backend_{&pool_, Isa::kScalar};
+};
+
+TEST_F(CpuBackendTest, GroupsOfARowAreNormalisedApartAndTheRestIsLeftAlone) {
+  constexpr int kRows = 5, kGroups = 2, kStride = 3 * kDims;
+  const std::vector<float> before = RandomNumbers(kRows * kStride, 1);
+  const std::vector<float> weight = RandomNumbers(kDims, 2);
+  std::vector<float> x = before;
+  const NormPlan plan = {.x = x.data(),
+                         .n_rows = kRows,
+                         .n_groups = kGroups,
+                         .n_dims = kDims,
+                         .stride = kStride,
+                         .weight = weight.data(),
+                         .eps = 1e-5f,
+                         .out = x.data()};
+  backend_.Normalise({&plan, 1});
+  for (int i = 0; i < kRows * kStride; ++i) {
+    const int group = i % kStride / kDims, first = i / kDims * kDims;
+    double squares = 0;
+    for (int j = 0; j < kDims; ++j) squares += double{before[first + j]} * before[first + j];
+    const double scale = 1 / std::sqrt(squares / kDims + 1e-5);
+    const double want = group < kGroups ? before[i] * scale * weight[i % kDims] : before[i];
+    ASSERT_NEAR(x[i], want, 1e-5) << i;
+  }
+}
+
+TEST_F(CpuBackendTest, WhatIsNormalisedIsAddedWhereThePlanSaysSo) {
+  const std::vector<float> weight(kDims, 2.0f);
+  std::vector<float> x(kDims, 3.0f), stream(kDims, 10.0f);
+  const NormPlan plan = {.x = x.data(),
+                         .n_rows = 1,
+                         .n_dims = kDims,
+                         .stride = kDims,
+                         .weight = weight.data(),
+                         .out = x.data(),
+                         .added_to = stream.data()};
+  backend_.Normalise({&plan, 1});
+  for (const float value : stream) EXPECT_NEAR(value, 12, 1e-5);
+}
+
+// One KV head of one query head; RoPE of angle pi / 2 in every pair turns (a, b) to (-b, a).
+struct QuarterTurn {
+  std::vector<TokenPlace> tokens;
+  std::vector<float> rows, cos, sin, q, k;
+  HeadTurn head;
+  RotatePlan plan;
+
+  explicit QuarterTurn(int n_tokens)
+      : rows(RandomNumbers(int64_t{n_tokens} * 2 * kDims, 3)),
+        cos(n_tokens * kDims / 2, 0.0f),
+        sin(n_tokens * kDims / 2, 1.0f),
+        q(n_tokens * kDims),
+        k(n_tokens * kDims) {
+    for (int t = 0; t < n_tokens; ++t) tokens.push_back({0, t, false});
+    head = {.q = rows.data(),
+            .k = rows.data() + kDims,
+            .turned_q = reinterpret_cast<std::byte*>(q.data()),
+            .turned_q_stride = kDims,
+            .turned_k = {reinterpret_cast<std::byte*>(k.data()), kDims}};
+    plan = {.tokens = tokens,
+            .heads = {&head, 1},
+            .head_dim = kDims,
+            .stride = 2 * kDims,
+            .cos = cos.data(),
+            .sin = sin.data(),
+            .rope_dim = kDims};
+  }
+  static float Turned(const float* row, int i) {
+    return i < kDims / 2 ? -row[i + kDims / 2] : row[i - kDims / 2];
+  }
+};
+
+TEST_F(CpuBackendTest, KeysFromBeforeRopeStayAndLoseTheirOffset) {
+  QuarterTurn turn(4);
+  const std::vector<float> offset = RandomNumbers(kDims, 4);
+  turn.head.key_offset = offset.data();
+  turn.plan.first_unturned = 1;
+  backend_.RotateAndMap(turn.plan);
+  for (int t = 0; t < 4; ++t) {
+    const float* const q = &turn.rows[t * 2 * kDims];
+    const float* const k = q + kDims;
+    for (int i = 0; i < kDims; ++i) {
+      ASSERT_FLOAT_EQ(turn.q[t * kDims + i], QuarterTurn::Turned(q, i));
+      ASSERT_FLOAT_EQ(turn.k[t * kDims + i], t == 0 ? QuarterTurn::Turned(k, i) : k[i] - offset[i]);
+    }
+  }
+}
+
+TEST_F(CpuBackendTest, WhereAllKeysTurnTheOffsetLeavesAfterwards) {
+  QuarterTurn turn(3);
+  const std::vector<float> offset = RandomNumbers(kDims, 5);
+  turn.head.key_offset = offset.data();
+  turn.plan.zeroed_channel = 2;
+  backend_.RotateAndMap(turn.plan);
+  for (int t = 0; t < 3; ++t) {
+    const float* const k = &turn.rows[t * 2 * kDims + kDims];
+    for (int i = 0; i < kDims; ++i) {
+      const float turned = i == 2 ? 0 : QuarterTurn::Turned(k, i);
+      ASSERT_FLOAT_EQ(turn.k[t * kDims + i], turned - offset[i]);
+    }
+    EXPECT_EQ(turn.q[t * kDims + 2], 0);
+  }
+}
+
+TEST_F(CpuBackendTest, RowsThatMeetWholeKeysAreNotMapped) {
+  QuarterTurn turn(3);
+  turn.tokens[1].meets_whole_keys = true;
+  constexpr int kRank = 16;
+  auto map = PackedMatrix::Create(kRank, kDims, DType::kF32);
+  ASSERT_TRUE(map.ok());
+  const std::vector<float> w = RandomNumbers(kRank * kDims, 6);
+  map->PackRows(0, kRank, DType::kF32, w.data(), kDims);
+  std::vector<float> q(3 * kRank, -1.0f), k = q;
+  turn.head.query_map = turn.head.key_map = &*map;
+  turn.head.turned_q_width = kDims;
+  turn.head.mapped_q = reinterpret_cast<std::byte*>(q.data());
+  turn.head.mapped_q_stride = kRank;
+  turn.head.mapped_k = reinterpret_cast<std::byte*>(k.data());
+  turn.head.joined_k = turn.head.turned_k;
+  backend_.RotateAndMap(turn.plan);
+  for (int t = 0; t < 3; ++t) {
+    for (int r = 0; r < kRank; ++r) {
+      double want_q = 0, want_k = 0;
+      for (int i = 0; i < kDims; ++i) {
+        want_q += double{w[r * kDims + i]} * turn.q[t * kDims + i];
+        want_k += double{w[r * kDims + i]} * turn.k[t * kDims + i];
+      }
+      ASSERT_NEAR(q[t * kRank + r], t == 1 ? -1 : want_q, 1e-4);
+      ASSERT_NEAR(k[t * kRank + r], t == 1 ? -1 : want_k, 1e-4);
+    }
+  }
+}
+
+TEST_F(CpuBackendTest, MergedRowsAreMeansOfTheirEntrySoFar) {
+  const MergePlan merge = {.every = 2};
+  CpuDevice device;
+  const int64_t n_bytes = OpenEntry::Bytes(merge, kDims, kDims);
+  const ObjectId open = {device.Allocate(n_bytes)};
+  device.Fill({open}, std::byte{0}, n_bytes);
+  const std::vector<float> before = RandomNumbers(4 * 2 * kDims, 7);
+  std::vector<float> rows = before;
+  const uint8_t joins[] = {0, 0, 1, 0};
+  const float weights[] = {1, 1, 3, 1};
+  int n_closed[4];
+  const MergeItem item = {.device = &device,
+                          .open_entry = open,
+                          .rank_v = kDims,
+                          .n_tokens = 4,
+                          .n_sinks = 1,
+                          .joins = joins,
+                          .weights = weights,
+                          .k = rows.data(),
+                          .v = reinterpret_cast<std::byte*>(rows.data() + kDims),
+                          .n_closed = n_closed};
+  backend_.MergeRows({.items = {&item, 1},
+                      .merge = merge,
+                      .head_dim = kDims,
+                      .k_stride = 2 * kDims,
+                      .v_stride = 2 * kDims});
+  EXPECT_THAT(n_closed, ::testing::ElementsAre(-1, 0, 0, 1));
+  for (int i = 0; i < 2 * kDims; ++i) {
+    const float first = before[2 * kDims + i], second = before[4 * kDims + i];
+    EXPECT_EQ(rows[i], before[i]);
+    EXPECT_EQ(rows[2 * kDims + i], first);
+    EXPECT_NEAR(rows[4 * kDims + i], (first + 3 * second) / 4, 1e-5);
+    EXPECT_EQ(rows[6 * kDims + i], before[6 * kDims + i]);
+  }
+}
+
+}  // namespace
+}  // namespace kvlathe

@@ -1,0 +1,21 @@
+// The kernel sets from which GetAttendKernels chooses. Each is a translation unit of its own.
+#pragma once
+
+#include "cpu/kernels/attend/attend.h"
+
+namespace kvlathe {
+
+extern const AttendKernels kAttendScalarF32;
+extern const AttendKernels kAttendScalarBf16;
+extern const AttendKernels kAttendAvx2F32;
+extern const AttendKernels kAttendAvx2Bf16;
+extern const AttendKernels kAttendAvx512F32;
+extern const AttendKernels kAttendAvx512Bf16;
+extern const AttendKernels kAttendAmxBf16;
+
+// Functions that the sets of one row type share.
+void AppendF32(const AppendParams& params);
+void AppendBf16(const AppendParams& params);
+void AttendRowsAvx512(const AttendRowsParams& params);
+
+}  // namespace kvlathe

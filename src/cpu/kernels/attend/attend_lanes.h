@@ -1,0 +1,520 @@
+// Attention that multiplies and sums in F32, over vectors of the instruction set that a file is
+// compiled for (lanes.h). It reads Bf16 rows where the machine has no BF16 dots, and F32 rows
+// everywhere.
+//
+// Both kinds of rows lie in pairs that a sum takes together (block_layout.h). A vector of Bf16
+// words is split by a shift and a mask into the first and the second of kLanes pairs, and each is
+// multiplied with its own weight. A vector of F32 is kLanes / 2 whole pairs, which are multiplied
+// with a pair of weights; neighbouring sums are added once, at the end of a block. So neither kind
+// needs shuffles in its loops, and the sums of a row never depend on the rows beside it.
+#pragma once
+
+#include "cpu/kernels/attend/attend_range.h"
+#include "cpu/kernels/attend/code_rows_lanes.h"
+#include "cpu/kernels/attend/packed_lanes.h"
+#include "cpu/kernels/lanes.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kTileRows = 4;
+// The most sums of a tile: enough to hide the latency of additions, and few enough to leave
+// registers for the rest.
+constexpr int kMaxSums = kVecRegisters / 2;
+
+// How many rows go over the blocks together. All of them use K of a block before any of them uses
+// its V, so that only K has to stay in L1 meanwhile.
+constexpr int kPanelRows = 64;
+
+struct Scratch {
+  alignas(64) float probs[kPanelRows][kBlockSize];
+  alignas(64) float sums[kPanelRows][kLanes];
+  alignas(64) float q[kPanelRows * kMaxRank];           // Bf16 rows widened
+  alignas(64) float values[2 * kBlockSize * kMaxRank];  // of a sealed block
+  PanelWeights rounded;
+  RowState rows[kPanelRows];
+};
+static_assert(sizeof(Scratch) <= kAttendScratchBytes);
+
+// How lines of a row type meet their weights. A step is the part of a pair that one multiplication
+// takes; kVecs vectors of sums make kLanes tokens or dimensions.
+template <typename Row>
+struct Lines;
+
+template <>
+struct Lines<uint16_t> {  // Bf16
+  static constexpr int kSteps = 2;
+  static constexpr int kVecs = 1;
+  static constexpr int kVecElements = 2 * kLanes;
+  template <int kStep>
+  static KVL_INLINE Vec Line(const uint16_t* p) {
+    return kStep == 0 ? WidenFirst(LoadWords(p)) : WidenSecond(LoadWords(p));
+  }
+  template <int kStep>
+  static KVL_INLINE Vec Weight(const float* pair) {
+    return Set1(pair[kStep]);
+  }
+  static KVL_INLINE Vec Row(const uint16_t* p) { return LoadBf16(p); }
+  static KVL_INLINE float Value(uint16_t bits) {
+    const uint32_t wide = uint32_t{bits} << 16;
+    float value;
+    __builtin_memcpy(&value, &wide, sizeof(value));
+    return value;
+  }
+};
+
+template <>
+struct Lines<float> {
+  static constexpr int kSteps = 1;
+  static constexpr int kVecs = 2;
+  static constexpr int kVecElements = kLanes;
+  template <int kStep>
+  static KVL_INLINE Vec Line(const float* p) {
+    return Load(p);
+  }
+  template <int kStep>
+  static KVL_INLINE Vec Weight(const float* pair) {
+    return BroadcastPair(pair);
+  }
+  static KVL_INLINE Vec Row(const float* p) { return Load(p); }
+  static KVL_INLINE float Value(float x) { return x; }
+};
+
+// The panel that a kernel call works on.
+struct Panel {
+  const AttendParams* p;
+  const float* q;  // of its first row
+  int64_t q_stride;
+  float log2_scale;
+  int first_row;
+  int n_rows;
+  Scratch* scratch;
+
+  float* RowOfO(int row) const { return p->o + (first_row + row) * p->o_stride; }
+};
+
+template <typename Row>
+struct BlockView {
+  const Row* k;
+  const Row* v;
+  const Row* next;  // the block to fetch meanwhile, or null
+  int first_entry;
+};
+
+// kRows rows of weights, one pair per line of kVecs vectors.
+struct Weights {
+  const float* at;
+  int64_t stride;
+};
+
+// Adds the weights of row r times vector c of the lines to sums[r][c], over n_pairs lines that lie
+// line_step elements apart. Weights or lines stay in registers, whichever there are fewer of.
+// Meanwhile the same lines of `next` are fetched unless it is null.
+template <typename Row, int kRows, int kCols>
+KVL_INLINE void AddPairs(Weights weights, const Row* lines, int64_t line_step, int n_pairs,
+                         const Row* next, Vec (&sums)[kRows][kCols]) {
+  using L = Lines<Row>;
+  for (int pair = 0; pair < n_pairs; ++pair) {
+    Unroll<L::kSteps>([&](auto step) __attribute__((always_inline)) {
+      constexpr int kStep = step.value;
+      const auto weight = [&](int r) __attribute__((always_inline)) {
+        return L::template Weight<kStep>(weights.at + r * weights.stride + 2 * pair);
+      };
+      const auto line = [&](int c) __attribute__((always_inline)) {
+        return L::template Line<kStep>(lines + c * L::kVecElements);
+      };
+      if constexpr (kRows > kCols) {
+        Vec x[kCols];
+        Unroll<kCols>([&](auto c) { x[c.value] = line(c.value); });
+        Unroll<kRows>([&](auto r) {
+          const Vec w = weight(r.value);
+          Unroll<kCols>(
+              [&](auto c) { sums[r.value][c.value] = Fma(w, x[c.value], sums[r.value][c.value]); });
+        });
+      } else {
+        Vec w[kRows];
+        Unroll<kRows>([&](auto r) { w[r.value] = weight(r.value); });
+        Unroll<kCols>([&](auto c) {
+          const Vec x = line(c.value);
+          Unroll<kRows>(
+              [&](auto r) { sums[r.value][c.value] = Fma(w[r.value], x, sums[r.value][c.value]); });
+        });
+      }
+    });
+    if (next != nullptr) {
+      constexpr int kBytes = kCols * L::kVecElements * static_cast<int>(sizeof(Row));
+      Unroll<(kBytes + 63) / 64>(
+          [&](auto j) { PrefetchLine(reinterpret_cast<const std::byte*>(next) + 64 * j.value); });
+      next += line_step;
+    }
+    lines += line_step;
+  }
+}
+
+template <int kRows, int kCols>
+KVL_INLINE void Clear(Vec (&sums)[kRows][kCols]) {
+  Unroll<kRows>([&](auto r) { Unroll<kCols>([&](auto c) { sums[r.value][c.value] = Zero(); }); });
+}
+
+// The sums c of a row after the parts of pairs were added: those of kLanes tokens or dimensions.
+template <typename Row, int kCols>
+KVL_INLINE Vec WholeSums(const Vec (&sums)[kCols], int c) {
+  if constexpr (Lines<Row>::kVecs == 1) {
+    return sums[c];
+  } else {
+    return SumPairs(sums[2 * c], sums[2 * c + 1]);
+  }
+}
+
+// Computes the scores of kRows rows against the tokens of kCols vectors of sums.
+template <typename Row, int kRows, int kCols>
+void ScoreTile(const Panel& panel, const Row* k, const Row* next, int row, float* scores) {
+  Vec sums[kRows][kCols];
+  Clear(sums);
+  AddPairs<Row>({panel.q + row * panel.q_stride, panel.q_stride}, k, 2 * kBlockSize,
+                panel.p->shape.rank_k / 2, next, sums);
+  Unroll<kRows>([&](auto r) {
+    Unroll<kCols / Lines<Row>::kVecs>([&](auto c) {
+      Store(scores + r.value * kBlockSize + kLanes * c.value,
+            WholeSums<Row>(sums[r.value], c.value));
+    });
+  });
+}
+
+// o[r, dims] = shrink * o + probs V for kRows rows and the dimensions of kCols vectors of sums. The
+// block has n_valid entries that may be read; the second half of an odd last pair is skipped,
+// whatever it holds.
+template <typename Row, int kRows, int kCols>
+void ValueTile(const Panel& panel, const Row* v, const Row* next, int row, int dim, int n_valid,
+               const float* probs) {
+  using L = Lines<Row>;
+  const int64_t step = int64_t{2} * panel.p->shape.rank_v;
+  Vec sums[kRows][kCols];
+  Clear(sums);
+  AddPairs<Row>({probs, kBlockSize}, v, step, n_valid / 2, next, sums);
+  if (n_valid % 2 != 0) {
+    const int pair = n_valid / 2;
+    Unroll<kRows>([&](auto r) {
+      const Vec w = L::template Weight<0>(probs + r.value * kBlockSize + 2 * pair);
+      Unroll<kCols>([&](auto c) {
+        Vec x = L::template Line<0>(v + pair * step + c.value * L::kVecElements);
+        if constexpr (L::kSteps == 1) x = ClearSeconds(x);
+        sums[r.value][c.value] = Fma(w, x, sums[r.value][c.value]);
+      });
+    });
+  }
+  Unroll<kRows>([&](auto r) {
+    float* o = panel.RowOfO(row + r.value) + dim;
+    const Vec shrink = Set1(panel.scratch->rows[row + r.value].shrink);
+    Unroll<kCols / L::kVecs>([&](auto c) {
+      const Vec whole = WholeSums<Row>(sums[r.value], c.value);
+      Store(o + kLanes * c.value, Fma(shrink, Load(o + kLanes * c.value), whole));
+    });
+  });
+}
+
+// The widest tile of kRows rows: a power of two vectors.
+template <int kRows>
+constexpr int TileCols() {
+  int cols = 8;
+  while (kRows * cols > kMaxSums) cols /= 2;
+  return cols;
+}
+
+// Computes the scores of the rows of a tile against all tokens of a block. The first tile fetches
+// the next block.
+template <int kRows, typename Row>
+void ScoreRows(const Panel& panel, const BlockView<Row>& block, bool is_first, int row,
+               float* scores) {
+  using L = Lines<Row>;
+  const bool fetches = is_first && block.next != nullptr;
+  constexpr int kCols = TileCols<kRows>();
+  constexpr int kBlockCols = kBlockSize / kLanes * L::kVecs;
+  static_assert(kBlockCols % kCols == 0);
+  for (int col = 0; col < kBlockCols; col += kCols) {
+    const int64_t offset = col * L::kVecElements;
+    ScoreTile<Row, kRows, kCols>(panel, block.k + offset, fetches ? block.next + offset : nullptr,
+                                 row, scores + col / L::kVecs * kLanes);
+  }
+}
+
+template <typename Row, int kRows, int kCols>
+void AddValueTiles(const Panel& panel, const BlockView<Row>& block, bool fetches, int row, int col,
+                   int n_valid, const float* probs) {
+  using L = Lines<Row>;
+  const int n_cols = panel.p->shape.rank_v / kLanes * L::kVecs;
+  for (; col + kCols <= n_cols; col += kCols) {
+    const int64_t offset = col * L::kVecElements;
+    const Row* next = fetches ? block.next + (block.v - block.k) + offset : nullptr;
+    ValueTile<Row, kRows, kCols>(panel, block.v + offset, next, row, col / L::kVecs * kLanes,
+                                 n_valid, probs);
+  }
+  // rank_v is a multiple of 16: what is left is at least two vectors.
+  if constexpr (kCols > 2) {
+    if (col < n_cols) {
+      AddValueTiles<Row, kRows, kCols / 2>(panel, block, fetches, row, col, n_valid, probs);
+    }
+  }
+}
+
+// Turns the scores of one row into probabilities against its maximum, which may rise. Tokens
+// outside [begin, end) of the block get probability 0, whatever their scores.
+KVL_INLINE void TurnIntoProbabilities(int begin, int end, float log2_scale, RowState* row,
+                                      float* sums, float* scores) {
+  for (int t = 0; t < Min(begin, kBlockSize); ++t) scores[t] = kMinusInfinity;
+  for (int t = Max(end, 0); t < kBlockSize; ++t) scores[t] = kMinusInfinity;
+  Vec top = Load(scores);
+  for (int t = kLanes; t < kBlockSize; t += kLanes) top = Larger(top, Load(scores + t));
+  row->shrink = 1;
+  Vec sum = Load(sums);
+  if (AnyGreater(top, Set1(row->max))) {
+    const float raised = MaxOfLanes(top);
+    row->shrink = Exp2((row->max - raised) * log2_scale);
+    row->max = raised;
+    sum = sum * Set1(row->shrink);
+  }
+  // A row that saw nothing yet (all of these scores are -infinity too) has no maximum to subtract.
+  const float max = row->max == kMinusInfinity ? 0 : row->max;
+  const Vec scale = Set1(log2_scale), offset = Set1(-max * log2_scale);
+  for (int t = 0; t < kBlockSize; t += kLanes) {
+    const Vec prob = Exp2(Fma(Load(scores + t), scale, offset));
+    sum = sum + prob;
+    Store(scores + t, prob);
+  }
+  Store(sums, sum);
+}
+
+template <int kRows, typename Row>
+void AddValues(const Panel& panel, const BlockView<Row>& block, bool is_first, int row, int n_valid,
+               const float* probs) {
+  AddValueTiles<Row, kRows, TileCols<kRows>()>(panel, block, is_first && block.next != nullptr, row,
+                                               0, n_valid, probs);
+}
+
+template <int kRows>
+void ScoreRows(const Panel& panel, const CodeBlock& block, bool, int row, float* scores) {
+  ScoreCodes<kRows>(block,
+                    {.q = {panel.q + row * panel.q_stride, panel.q_stride},
+                     .rounded = &panel.scratch->rounded,
+                     .first = row},
+                    scores);
+}
+
+template <int kRows>
+void AddValues(const Panel& panel, const CodeBlock& block, bool, int row, int, const float* probs) {
+  AddCodeValues<kRows>(block,
+                       {probs, panel.RowOfO(row), panel.p->o_stride, &panel.scratch->rows[row]});
+}
+
+// Calls f with the number of rows of a tile as a compile-time Index.
+template <typename F>
+KVL_INLINE void WithTileRows(int n_rows, const F& f) {
+  static_assert(kTileRows == 4);
+  switch (n_rows) {
+    case 1:
+      return f(Index<1>{});
+    case 2:
+      return f(Index<2>{});
+    case 3:
+      return f(Index<3>{});
+    default:
+      return f(Index<4>{});
+  }
+}
+
+// Attends with all rows of the panel from first_row on to one block.
+template <typename Block>
+void AttendBlock(const Panel& panel, const Block& block, int first_row) {
+  const AttendParams& p = *panel.p;
+  Scratch* scratch = panel.scratch;
+  for (int row = first_row; row < panel.n_rows; row += kTileRows) {
+    const int n = Min(kTileRows, panel.n_rows - row);
+    WithTileRows(n, [&](auto rows) {
+      ScoreRows<rows.value>(panel, block, row == first_row, row, scratch->probs[row]);
+    });
+    for (int r = row; r < row + n; ++r) {
+      if (p.scores != nullptr) {
+        __builtin_memcpy(
+            p.scores + (panel.first_row + r) * p.scores_stride + block.first_entry - p.kv_begin,
+            scratch->probs[r], sizeof(scratch->probs[r]));
+      }
+      TurnIntoProbabilities(BeginOfRow(p, panel.first_row + r) - block.first_entry,
+                            LimitOfRow(p, panel.first_row + r) - block.first_entry,
+                            panel.log2_scale, &scratch->rows[r], scratch->sums[r],
+                            scratch->probs[r]);
+    }
+  }
+  for (int row = first_row; row < panel.n_rows; row += kTileRows) {
+    const int n = Min(kTileRows, panel.n_rows - row);
+    // What the tile's last row sees; the others have probability 0 there.
+    const int limit = LimitOfRow(p, panel.first_row + row + n - 1);
+    const int n_valid = Min(kBlockSize, limit - block.first_entry);
+    WithTileRows(n, [&](auto rows) {
+      AddValues<rows.value>(panel, block, row == first_row, row, n_valid, scratch->probs[row]);
+    });
+  }
+}
+
+// Finds and expands sealed blocks, which are asked for in ascending order.
+struct SealedBlocks {
+  const AttendParams* p;
+  float* values;
+  int run_idx = 0;
+  const PackedRun* run = nullptr;
+  PackedRunView view = {};
+
+  // Whether `block` is sealed. If so, its run is found too.
+  bool Find(int block) {
+    if (p->packed == nullptr) return false;
+    const PackedRun* found = FindRun(*p->packed, block, &run_idx);
+    if (found != nullptr && found != run) view = ViewRun(*p, *found);
+    run = found;
+    return found != nullptr;
+  }
+  // Returns the values of the block that was found as an F32 block, until the next call.
+  const float* Expand(int block) {
+    ExpandSealedBlock(view, p->blocks[block], block - run->first_block, values);
+    return values;
+  }
+};
+
+KVL_INLINE void ClearRow(float* o, int rank_v) {
+  for (int r = 0; r < rank_v; r += kLanes) Store(o + r, Zero());
+}
+
+template <typename Row>
+void AttendPanel(const Panel& panel) {
+  const AttendParams& p = *panel.p;
+  Scratch* scratch = panel.scratch;
+  for (int row = 0; row < panel.n_rows; ++row) {
+    scratch->rows[row] = {kMinusInfinity, 1};
+    Store(scratch->sums[row], Zero());
+    ClearRow(panel.RowOfO(row), p.shape.rank_v);
+  }
+  SealedBlocks sealed = {.p = &p, .values = scratch->values};
+  // F32 rows want F32 sums, and rows that must not depend on those beside them one way of summing.
+  const bool reads_codes = sizeof(Row) == 2 && p.n_rows <= kMaxCodeRows && !p.is_deterministic;
+  const int64_t key_elements = int64_t{kBlockSize} * p.shape.rank_k;
+  const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
+  if (reads_codes && p.packed != nullptr) {
+    RoundQueries({panel.q, panel.q_stride}, panel.n_rows, p.shape.rank_k,
+                 std::holds_alternative<HeadBits>(p.packed->storage), &scratch->rounded);
+  }
+  int first_row = 0;  // the first that sees anything of the block, a multiple of kTileRows
+  for (int entry = FirstEntryToRead(p, panel.first_row); entry < kv_end; entry += kBlockSize) {
+    while (LimitOfRow(p, panel.first_row + Min(first_row + kTileRows, panel.n_rows) - 1) <= entry) {
+      first_row += kTileRows;
+    }
+    const int block = entry / kBlockSize;
+    const std::byte* next = entry + kBlockSize < kv_end ? p.blocks[block + 1] : nullptr;
+    if (!sealed.Find(block)) {
+      const Row* k = reinterpret_cast<const Row*>(p.blocks[block]);
+      AttendBlock(panel,
+                  BlockView<Row>{k, k + key_elements, reinterpret_cast<const Row*>(next), entry},
+                  first_row);
+    } else if (reads_codes && CodeBlock::Reads(sealed.view)) {
+      const int idx = block - sealed.run->first_block;
+      AttendBlock(panel,
+                  CodeBlock{&sealed.view, p.blocks[block], next, idx,
+                            idx + 1 == sealed.run->n_blocks, entry},
+                  first_row);
+    } else {
+      const float* k = sealed.Expand(block);
+      AttendBlock(panel, BlockView<float>{k, k + key_elements, nullptr, entry}, first_row);
+    }
+  }
+  for (int row = 0; row < panel.n_rows; ++row) {
+    p.row_max[panel.first_row + row] = scratch->rows[row].max * p.sm_scale;
+    p.row_sum[panel.first_row + row] = SumOfLanes(Load(scratch->sums[row]));
+  }
+}
+
+// The panel's rows of q as floats.
+KVL_INLINE void PointToQ(const float* q, Panel* panel) {
+  panel->q = q + panel->first_row * panel->p->q_stride;
+  panel->q_stride = panel->p->q_stride;
+}
+KVL_INLINE void PointToQ(const uint16_t* q, Panel* panel) {
+  const int rank_k = panel->p->shape.rank_k;
+  for (int row = 0; row < panel->n_rows; ++row) {
+    const uint16_t* from = q + (panel->first_row + row) * panel->p->q_stride;
+    float* to = panel->scratch->q + row * rank_k;
+    for (int r = 0; r < rank_k; r += kLanes) Store(to + r, LoadBf16(from + r));
+  }
+  panel->q = panel->scratch->q;
+  panel->q_stride = rank_k;
+}
+
+template <typename Row>
+void Attend(const AttendParams& p, std::byte* scratch) {
+  for (int row = 0; row < p.n_rows; row += kPanelRows) {
+    Panel panel = {.p = &p,
+                   .log2_scale = p.sm_scale * kLog2E,
+                   .first_row = row,
+                   .n_rows = Min(kPanelRows, p.n_rows - row),
+                   .scratch = reinterpret_cast<Scratch*>(scratch)};
+    PointToQ(static_cast<const Row*>(p.q), &panel);
+    AttendPanel<Row>(panel);
+  }
+}
+
+// The dot of two rows of any length.
+template <typename Row>
+KVL_INLINE float Dot(const Row* a, const Row* b, int n) {
+  using L = Lines<Row>;
+  Vec sum = Zero();
+  int d = 0;
+  for (; d + kLanes <= n; d += kLanes) sum = Fma(L::Row(a + d), L::Row(b + d), sum);
+  float rest = 0;
+  for (; d < n; ++d) rest += L::Value(a[d]) * L::Value(b[d]);
+  return SumOfLanes(sum) + rest;
+}
+
+// o = shrink * o + sum of probs[t] * v[t].
+template <typename Row>
+KVL_INLINE void AddRows(const float* probs, int n, float shrink, const Row* v, int rank_v,
+                        float* o) {
+  for (int r = 0; r < rank_v; r += kLanes) {
+    Vec sum = Load(o + r) * Set1(shrink);
+    for (int t = 0; t < n; ++t) {
+      sum = Fma(Set1(probs[t]), Lines<Row>::Row(v + int64_t{t} * rank_v + r), sum);
+    }
+    Store(o + r, sum);
+  }
+}
+
+// Attends to the uncompressed rows of a sink, kLanes entries at a time.
+template <typename Row>
+void AttendRows(const AttendRowsParams& p) {
+  const Row* k = static_cast<const Row*>(p.k);
+  const Row* v = static_cast<const Row*>(p.v);
+  const float log2_scale = p.sm_scale * kLog2E;
+  for (int row = 0; row < p.n_rows; ++row) {
+    const Row* q = static_cast<const Row*>(p.q) + row * p.q_stride;
+    float* o = p.o + row * p.o_stride;
+    ClearRow(o, p.rank_v);
+    float row_max = kMinusInfinity, row_sum = 0;
+    const int end = p.first_visible + row / p.gqa_group;
+    const int n_visible = Min(p.n_entries, end);
+    for (int begin = Max(0, end - p.window); begin < n_visible; begin += kLanes) {
+      const int n = Min(kLanes, n_visible - begin);
+      alignas(64) float scores[kLanes];
+      Store(scores, Set1(kMinusInfinity));
+      for (int t = 0; t < n; ++t) {
+        scores[t] = Dot(q, k + int64_t{begin + t} * p.head_dim, p.head_dim);
+      }
+      const float raised = MaxOfLanes(Larger(Load(scores), Set1(row_max)));
+      const float shrink = Exp2((row_max - raised) * log2_scale);
+      row_max = raised;
+      const Vec probs = Exp2((Load(scores) - Set1(raised)) * Set1(log2_scale));
+      row_sum = row_sum * shrink + SumOfLanes(probs);
+      Store(scores, probs);
+      AddRows(scores, n, shrink, v + int64_t{begin} * p.rank_v, p.rank_v, o);
+    }
+    p.row_max[row] = row_max * p.sm_scale;
+    p.row_sum[row] = row_sum;
+  }
+}
+
+}  // namespace
+}  // namespace kvlathe

@@ -1,0 +1,506 @@
+// Attention of few query rows over sealed blocks, over vectors of lanes.h, without BF16 dots. Codes
+// become numbers of 16 bits in registers and are multiplied with weights of 16 bits in exact
+// integer dots, twice as many at a time as products in F32. The scale and the minimum that all
+// codes of a channel or of a token share go into the weights and the sums; factors and exact
+// entries are added to the sums. Where there are many rows, they share what ExpandSealedBlock
+// decodes instead.
+#pragma once
+
+#include "cpu/kernels/attend/attend_packed.h"
+#include "cpu/kernels/attend/attend_range.h"
+#include "cpu/kernels/attend/code_dots_lanes.h"
+#include "cpu/kernels/attend/line_reader_lanes.h"
+#include "cpu/kernels/attend/packed_lanes.h"
+#include "cpu/kernels/lanes.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int kMaxCodeRows = 8;
+constexpr int kMaxFactors = 8;  // so many are added at a time
+
+// A sealed block, K and V.
+struct CodeBlock {
+  const PackedRunView* run;
+  const std::byte* bytes;
+  const std::byte* next;  // the block to fetch meanwhile, or null
+  int block_idx;          // in its run
+  bool is_last;           // of its run
+  int first_entry;
+
+  // How far `next` lies from here. If it is smaller than this block, what is fetched behind it goes
+  // unused.
+  int64_t ahead() const {
+    return next == nullptr ? 0
+                           : reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(bytes);
+  }
+
+  static bool Reads(const PackedRunView& run) {
+    return run.k.centroids == nullptr && run.rotation.half == 0;
+  }
+};
+
+constexpr float kLargestNumber = 255;
+
+// Reads the scales of a block per channel or per token, and its minima, which are those of numbers
+// in place of codes.
+void ReadNumberScales(const PackedSideView& side, const std::byte* block, int block_idx,
+                      ScaleTable* table) {
+  int n_groups = side.n_groups, step = ScaleTable::kTokenStep, n = kBlockSize;
+  if (side.is_per_channel) {
+    ReadChannelScales(side, block_idx, table);
+    n_groups = kBlockSize / Min(side.group, kBlockSize), step = n = side.rank;
+  } else {
+    ReadTokenScales<SideKind::kValue>(side, block, block_idx, table);
+  }
+  if (side.bits != 8 || side.is_symmetric) return;
+  for (int group = 0; group < n_groups; ++group) {
+    const float* scales = table->scales + group * step;
+    float* minima = table->minima + group * step;
+    for (int i = 0; i < n; i += kLanes) {
+      Store(minima + i, Fma(Set1(128), Load(scales + i), Load(minima + i)));
+    }
+  }
+}
+
+// --- Scores: [kRows][kBlockSize], row r of q at r * q_stride. ---
+
+// The weights of all rows of a panel, for blocks that scale none of their channels.
+using PanelWeights = CodeWeights<kMaxCodeRows>;
+
+template <int kRows>
+struct QueryRows {
+  FloatRows q;
+  const PanelWeights* rounded;  // of the panel
+  int first;                    // of the panel's rows
+};
+
+KVL_LANES void RoundQueries(const FloatRows& q, int n_rows, int rank, bool has_units,
+                            PanelWeights* to) {
+  for (int r = 0; r < n_rows; ++r) {
+    CodeWeights<1> row;
+    RoundWeights({q[r], 0}, rank, has_units ? kLargestUnitNumber : kLargestNumber, &row);
+    __builtin_memcpy(to->numbers[r], row.numbers[0], sizeof(row.numbers[0]));
+    to->units[r] = has_units ? kUnitNumberStep * row.units[0] : row.units[0];
+  }
+}
+
+// Multiplies scores with the scales of their tokens.
+template <int kRows>
+KVL_LANES void ScaleScores(const PackedSideView& side, const std::byte* block, float* scores) {
+  alignas(64) float scales[kBlockSize];
+  ReadUnitScales(side, block, scales);
+  for (int t = 0; t < kBlockSize; t += kLanes) {
+    const Vec scale = Load(scales + t);
+    Unroll<kRows>([&](auto r) KVL_PART {
+      float* const score = scores + r.value * kBlockSize + t;
+      Store(score, Load(score) * scale);
+    });
+  }
+}
+
+template <int kRows>
+void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
+  const PackedSideView& side = block.run->k;
+  constexpr float kNoConstants[kRows] = {};
+  const int16_t* weights = rows.rounded->numbers[rows.first];
+  const float* units = rows.rounded->units + rows.first;
+  Unroll<2>([&](auto column) KVL_PART {
+    for (int part = 0; part < kLineParts; ++part) {
+      const int64_t ahead = column.value == 0 && part == 0 ? block.ahead() : 0;
+      DotSums<kRows, 2> sums;
+      sums.Clear();
+      for (int i = 0; i < side.n_segments; ++i) {
+        const CodeSegment& segment = side.segments[i];
+        WithReader(segment, [&](const auto& reader) KVL_PART {
+          AddKeyDots<column.value>(reader, block.bytes + segment.codes, ahead, segment.n_channels,
+                                   part, weights + segment.first, &sums);
+        });
+      }
+      float* to = scores + 16 * column.value + kLanes * part;
+      sums.StoreScores(0, units, kNoConstants, to);
+      sums.StoreScores(1, units, kNoConstants, to + 32);
+    }
+  });
+  if (side.has_token_scales) ScaleScores<kRows>(side, block.bytes, scores);
+}
+
+// Computes scores where scales are per channel. The scales of a group of tokens go into the
+// weights, and its minima become one sum.
+template <int kRows>
+void ScoreByChannel(const CodeBlock& block, const ScaleTable& table, const QueryRows<kRows>& rows,
+                    float* scores) {
+  const PackedSideView& side = block.run->k;
+  const int columns_per_group = Min(side.group, kBlockSize) / 16;
+  for (int first = 0; first < kBlockSize / 16; first += columns_per_group) {
+    const float* scales = table.scales + table.begin[first];
+    const float* minima = table.minima + table.begin[first];
+    CodeWeights<kRows> weights;
+    float constants[kRows];
+    ScaleAndRoundWeights(rows.q, side.rank, scales, minima, kLargestNumber, &weights, constants);
+    WithReader(side, [&](const auto& reader) KVL_PART {
+      for (int column = first; column < first + columns_per_group; ++column) {
+        LineSums<kRows> sums;
+        sums.Clear();
+        AddKeyDots(reader, block.bytes + side.codes, block.ahead(), side.rank, column,
+                   weights.numbers[0], &sums);
+        for (int part = 0; part < kLineParts; ++part) {
+          sums.StoreScores(part, weights.units, constants, scores + 16 * column + kLanes * part);
+        }
+      }
+    });
+  }
+}
+
+template <int kRows>
+void ScoreByToken(const CodeBlock& block, const ScaleTable& table, const QueryRows<kRows>& rows,
+                  float* scores) {
+  const PackedSideView& side = block.run->k;
+  const int16_t* weights = rows.rounded->numbers[rows.first];
+  const float* units = rows.rounded->units + rows.first;
+  for (int t = 0; t < kRows * kBlockSize; t += kLanes) Store(scores + t, Zero());
+  for (int first = 0; first < side.rank; first += side.group) {
+    const int n = Min(side.group, side.rank - first);
+    const float* scales = table.scales + table.begin[first / 16];
+    const float* minima = table.minima + table.begin[first / 16];
+    float totals[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      Vec total = Zero();
+      for (int i = first; i < first + n; i += kLanes) total = total + Load(rows.q[r] + i);
+      totals[r] = SumOfLanes(total);
+    }
+    WithReader(side, [&](const auto& reader) KVL_PART {
+      const std::byte* codes =
+          block.bytes + side.codes + int64_t{2} * first / reader.kLines * reader.kBytes;
+      for (int column = 0; column < kBlockSize / 16; ++column) {
+        LineSums<kRows> sums;
+        sums.Clear();
+        AddKeyDots(reader, codes, block.ahead(), n, column, weights + first, &sums);
+        Unroll<kRows>([&](auto r) KVL_PART {
+          Unroll<kLineParts>([&](auto part) KVL_PART {
+            const int t = 16 * column + kLanes * part.value;
+            float* score = scores + r.value * kBlockSize + t;
+            const Vec sum = Fma(ToFloats(sums.of[r.value][part.value]) * Set1(units[r.value]),
+                                Load(scales + t), Load(score));
+            Store(score, Fma(Set1(totals[r.value]), Load(minima + t), sum));
+          });
+        });
+      }
+    });
+  }
+}
+
+// Adds the sum over f of weights[f][r] * factors[f][i] to to[r, i].
+template <int kRows>
+KVL_LANES void AddFactorSums(int lowrank, const float (&weights)[kMaxFactors][kRows],
+                             const F16* factors, int n, float* to, int64_t stride) {
+  for (int i = 0; i < n; i += kLanes) {
+    Vec sums[kRows];
+    Unroll<kRows>([&](auto r) KVL_PART { sums[r.value] = Load(to + r.value * stride + i); });
+    for (int f = 0; f < lowrank; ++f) {
+      const Vec factor = LoadF16(factors + f * n + i);
+      Unroll<kRows>([&](auto r) KVL_PART {
+        sums[r.value] = Fma(Set1(weights[f][r.value]), factor, sums[r.value]);
+      });
+    }
+    Unroll<kRows>([&](auto r) KVL_PART { Store(to + r.value * stride + i, sums[r.value]); });
+  }
+}
+
+// Sets weights[f][r] to the dot of row r and factor f.
+template <int kRows>
+KVL_LANES void DotFactors(int lowrank, const F16* factors, int n, const float* rows, int64_t stride,
+                          float (&weights)[kMaxFactors][kRows]) {
+  for (int f = 0; f < lowrank; ++f) {
+    Vec dots[kRows] = {};
+    for (int i = 0; i < n; i += kLanes) {
+      const Vec factor = LoadF16(factors + f * n + i);
+      Unroll<kRows>([&](auto r) KVL_PART {
+        dots[r.value] = Fma(Load(rows + r.value * stride + i), factor, dots[r.value]);
+      });
+    }
+    Unroll<kRows>([&](auto r) KVL_PART { weights[f][r.value] = SumOfLanes(dots[r.value]); });
+  }
+}
+
+template <int kRows>
+void AddLowRankScores(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
+  const PackedSideView& side = block.run->k;
+  const F16* factor = reinterpret_cast<const F16*>(block.bytes + side.factor);
+  for (int first = 0; first < block.run->lowrank; first += kMaxFactors) {
+    const int n = Min(kMaxFactors, block.run->lowrank - first);
+    float weights[kMaxFactors][kRows];
+    DotFactors<kRows>(n, side.basis + first * side.rank, side.rank, rows.q.first, rows.q.stride,
+                      weights);
+    AddFactorSums<kRows>(n, weights, factor + first * kBlockSize, kBlockSize, scores, kBlockSize);
+  }
+}
+
+// --- Exact entries: their differences from the values of the codes, for four rows at a time, which
+// lie beside each other meanwhile. ---
+
+using RowTile = float[4];
+
+KVL_LANES void WidenBf16(const uint16_t* from, int n, float* to) {
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) Store(to + i, LoadBf16(from + i));
+  for (; i < n; ++i) {
+    const uint32_t bits = uint32_t{from[i]} << 16;
+    __builtin_memcpy(to + i, &bits, sizeof(bits));
+  }
+}
+
+template <int kRows>
+KVL_LANES void GatherRows(const float* rows, int64_t stride, int n, RowTile* to) {
+  for (int i = 0; i < n; i += 4) {
+    __m128 x[4] = {};
+    Unroll<kRows>([&](auto r) KVL_PART { x[r.value] = _mm_loadu_ps(rows + r.value * stride + i); });
+    _MM_TRANSPOSE4_PS(x[0], x[1], x[2], x[3]);
+    Unroll<4>([&](auto j) KVL_PART { _mm_store_ps(to[i + j.value], x[j.value]); });
+  }
+}
+
+// The sums of four rows for every token or channel, in two parts.
+struct TileSums {
+  alignas(64) RowTile parts[2][kMaxPackedRank];
+
+  KVL_LANES void Clear(int n) {
+    for (int i = 0; i < n; ++i) {
+      _mm_store_ps(parts[0][i], _mm_setzero_ps());
+      _mm_store_ps(parts[1][i], _mm_setzero_ps());
+    }
+  }
+};
+
+template <int kRows>
+KVL_LANES void AddToRows(const TileSums& from, int n, float* rows, int64_t stride) {
+  for (int i = 0; i < n; i += 4) {
+    __m128 x[4];
+    Unroll<4>([&](auto j) KVL_PART {
+      x[j.value] = _mm_add_ps(_mm_load_ps(from.parts[0][i + j.value]),
+                              _mm_load_ps(from.parts[1][i + j.value]));
+    });
+    _MM_TRANSPOSE4_PS(x[0], x[1], x[2], x[3]);
+    Unroll<kRows>([&](auto r) KVL_PART {
+      float* row = rows + r.value * stride + i;
+      _mm_storeu_ps(row, _mm_add_ps(_mm_loadu_ps(row), x[r.value]));
+    });
+  }
+}
+
+// Adds, for each entry, its difference times from[its token or channel] to the sums of its channel
+// or token. Neighbouring entries are often of one lane; they go to different parts so that neither
+// waits for the other.
+template <bool kIsKey>
+void AddDifferences(const CodeBlock& block, const PackedSideView& side, const RowTile* from,
+                    TileSums* to) {
+  const ExactEntries entries = ExactEntriesOf(side, block.block_idx);
+  ExactLanes lanes;
+  ListLanes(CountsOf<kIsKey>(side, block.bytes), &lanes);
+  constexpr int kChunk = 256;
+  for (int begin = 0; begin < lanes.n; begin += kChunk) {
+    const int n = Min(kChunk, lanes.n - begin);
+    alignas(64) float differences[kChunk];
+    WidenBf16(entries.differences + begin, n, differences);
+    const auto add = [&](int i, RowTile* part) KVL_PART {
+      float* sums = part[lanes.lanes[begin + i]];
+      const float* weights = from[entries.places[begin + i]];
+      _mm_store_ps(sums, _mm_fmadd_ps(_mm_broadcast_ss(differences + i), _mm_load_ps(weights),
+                                      _mm_load_ps(sums)));
+    };
+    for (int i = 0; i + 1 < n; i += 2) {
+      add(i, to->parts[0]);
+      add(i + 1, to->parts[1]);
+    }
+    if (n % 2 == 1) add(n - 1, to->parts[0]);
+  }
+}
+
+template <int kRows>
+void AddExactScores(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
+  const PackedSideView& side = block.run->k;
+  if (side.exact.ends == nullptr) return;
+  alignas(16) RowTile q[kMaxPackedRank];
+  TileSums sums;
+  sums.Clear(kBlockSize);
+  GatherRows<kRows>(rows.q.first, rows.q.stride, side.rank, q);
+  AddDifferences<true>(block, side, q, &sums);
+  AddToRows<kRows>(sums, kBlockSize, scores, kBlockSize);
+}
+
+// --- Fetching what the next block needs beside its codes. It is done in two halves because the
+// core drops requests when many come at once. ---
+
+KVL_LANES void FetchLines(const void* from, int64_t n_bytes) {
+  const auto* first = static_cast<const std::byte*>(from);
+  for (int64_t i = 0; i < n_bytes + 63; i += 64) PrefetchLine(first + Min(i, n_bytes - 1));
+}
+
+KVL_LANES void FetchScalesAndFactors(const CodeBlock& block) {
+  const PackedSideView& side = block.run->k;
+  const int64_t begin = side.scales;
+  if (block.next != nullptr && (side.n_segments == 0 || side.has_token_scales)) {
+    FetchLines(block.next + begin, block.run->block_bytes - begin);
+  }
+}
+
+KVL_LANES void FetchExactEntries(const CodeBlock& block) {
+  if (block.next == nullptr || block.is_last) return;
+  for (const PackedSideView* side : {&block.run->k, &block.run->v}) {
+    if (side->exact.ends == nullptr) continue;
+    const ExactEntries entries = ExactEntriesOf(*side, block.block_idx + 1);
+    if (entries.n == 0) continue;
+    FetchLines(entries.differences, int64_t{2} * entries.n);
+    FetchLines(entries.places, entries.n);
+  }
+}
+
+template <int kRows>
+void ScoreCodes(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
+  const PackedSideView& side = block.run->k;
+  FetchScalesAndFactors(block);
+  if (side.n_segments > 0) {
+    ScoreSegments(block, rows, scores);
+  } else {
+    ScaleTable table;
+    ReadNumberScales(side, block.bytes, block.block_idx, &table);
+    if (side.is_per_channel) {
+      ScoreByChannel(block, table, rows, scores);
+    } else {
+      ScoreByToken(block, table, rows, scores);
+    }
+    AddExactScores(block, rows, scores);
+  }
+  AddLowRankScores(block, rows, scores);
+}
+
+// --- Values: rows of probabilities [kRows][kBlockSize], sums o_stride apart. ---
+
+template <int kRows>
+struct ValueRows {
+  const float* probs;
+  float* o;
+  int64_t o_stride;
+  const RowState* states;
+};
+
+// Sets o[r, 16 channels] to shrink * o + sums * unit + constant.
+template <int kRows>
+KVL_INLINE void StoreValues(const ValueRows<kRows>& rows, const LineSums<kRows>& sums, int channel,
+                            const float* units, const float* constants) {
+  Unroll<kRows>([&](auto r) KVL_PART {
+    Unroll<kLineParts>([&](auto part) KVL_PART {
+      float* o = rows.o + r.value * rows.o_stride + channel + kLanes * part.value;
+      const Vec sum = Fma(ToFloats(sums.of[r.value][part.value]), Set1(units[r.value]),
+                          Set1(constants[r.value]));
+      Store(o, Fma(Set1(rows.states[r.value].shrink), Load(o), sum));
+    });
+  });
+}
+
+// Adds the values of n_channels from `first` on, whose codes begin at `codes`, in lines of
+// `n_in_group` channels.
+template <typename Reader, int kRows>
+KVL_INLINE void AddChannels(const Reader& reader, const std::byte* codes, int64_t ahead, int first,
+                            int n_channels, int n_in_group, const CodeWeights<kRows>& weights,
+                            const float* constants, const ValueRows<kRows>& rows) {
+  const int64_t step = int64_t{n_in_group} / 16 * reader.kBytes;
+  for (int column = 0; column < n_channels / 16; ++column) {
+    LineSums<kRows> sums;
+    sums.Clear();
+    AddValueDots(reader, codes + int64_t{column} * reader.kBytes, step, ahead, weights.numbers[0],
+                 &sums);
+    StoreValues(rows, sums, first + 16 * column, weights.units, constants);
+  }
+}
+
+template <int kRows>
+void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
+  const PackedSideView& side = block.run->v;
+  CodeWeights<kRows> weights;
+  float constants[kRows] = {};
+  const FloatRows probs = {rows.probs, kBlockSize};
+  if (side.has_token_scales) {
+    alignas(64) float scales[kBlockSize], minima[kBlockSize] = {};
+    ReadUnitScales(side, block.bytes, scales);
+    ScaleAndRoundWeights(probs, kBlockSize, scales, minima, kLargestUnitNumber, &weights,
+                         constants);
+  } else {
+    RoundWeights(probs, kBlockSize, kLargestUnitNumber, &weights);
+  }
+  for (float& unit : weights.units) unit *= kUnitNumberStep;
+  for (int i = 0; i < side.n_segments; ++i) {
+    const CodeSegment& segment = side.segments[i];
+    WithReader(segment, [&](const auto& reader) KVL_PART {
+      AddChannels(reader, block.bytes + segment.codes, block.ahead(), segment.first,
+                  segment.n_channels, segment.n_channels, weights, constants, rows);
+    });
+  }
+  LineSums<kRows> nothing;
+  nothing.Clear();
+  for (int channel = side.n_coded; channel < side.rank; channel += 16) {
+    StoreValues(rows, nothing, channel, weights.units, constants);
+  }
+}
+
+template <int kRows>
+void AddScaledValues(const CodeBlock& block, const ScaleTable& table,
+                     const ValueRows<kRows>& rows) {
+  const PackedSideView& side = block.run->v;
+  for (int first = 0; first < side.rank; first += side.group) {
+    const int n = Min(side.group, side.rank - first);
+    const float* scales = table.scales + table.begin[first / 16];
+    const float* minima = table.minima + table.begin[first / 16];
+    CodeWeights<kRows> weights;
+    float constants[kRows];
+    ScaleAndRoundWeights({rows.probs, kBlockSize}, kBlockSize, scales, minima, kLargestNumber,
+                         &weights, constants);
+    WithReader(side, [&](const auto& reader) KVL_PART {
+      AddChannels(reader, block.bytes + side.codes + int64_t{first} / 16 * reader.kBytes,
+                  block.ahead(), first, n, side.rank, weights, constants, rows);
+    });
+  }
+}
+
+template <int kRows>
+void AddLowRankValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
+  const PackedSideView& side = block.run->v;
+  const F16* factor = reinterpret_cast<const F16*>(block.bytes + side.factor);
+  for (int first = 0; first < block.run->lowrank; first += kMaxFactors) {
+    const int n = Min(kMaxFactors, block.run->lowrank - first);
+    float weights[kMaxFactors][kRows];
+    DotFactors<kRows>(n, factor + first * kBlockSize, kBlockSize, rows.probs, kBlockSize, weights);
+    AddFactorSums<kRows>(n, weights, side.basis + first * side.rank, side.rank, rows.o,
+                         rows.o_stride);
+  }
+}
+
+template <int kRows>
+void AddExactValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
+  const PackedSideView& side = block.run->v;
+  if (side.exact.ends == nullptr) return;
+  alignas(16) RowTile probs[kBlockSize];
+  TileSums sums;
+  sums.Clear(side.rank);
+  GatherRows<kRows>(rows.probs, kBlockSize, kBlockSize, probs);
+  AddDifferences<false>(block, side, probs, &sums);
+  AddToRows<kRows>(sums, side.rank, rows.o, rows.o_stride);
+}
+
+template <int kRows>
+void AddCodeValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
+  const PackedSideView& side = block.run->v;
+  FetchExactEntries(block);
+  if (side.n_segments > 0) {
+    AddValueSegments(block, rows);
+  } else {
+    ScaleTable table;
+    ReadNumberScales(side, block.bytes, block.block_idx, &table);
+    AddScaledValues(block, table, rows);
+    AddExactValues(block, rows);
+  }
+  AddLowRankValues(block, rows);
+}
+
+}  // namespace
+}  // namespace kvlathe

@@ -1,0 +1,165 @@
+#include "cpu/kernels/linear/linear.h"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <vector>
+
+#include "base/check.h"
+#include "base/units.h"
+#include "cpu/kernels/linear/linear_dnnl.h"
+#include "cpu/kernels/linear/linear_part.h"
+
+namespace kvlathe {
+namespace {
+
+// From this many rows on a worker, oneDNN is faster than our own kernels. With AVX-512 dots both
+// run at the rate of the dots from 20 rows on; oneDNN is the better by 2% at 64 rows. AMX products
+// are several times faster, but at few rows reading the weights takes longer than the dots of 16
+// rows. F32 on Zen 4, weights in L3, oneDNN with AVX-512: ours takes half the time at one row, both
+// the same at 32 rows, oneDNN three quarters at 256.
+constexpr int64_t kDnnlRowsAvx512 = 64;
+constexpr int64_t kDnnlRowsAmx = 16;
+constexpr int64_t kDnnlRowsF32 = 32;
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+// Workers that share rows read the weights once each: worth it when each has this many rows.
+constexpr int64_t kMinRowsPerPart = 64;
+
+// Of the blocks of a few-row product, the part that workers take in equal shares beforehand.
+constexpr int64_t kOwnShareNumerator = 3;
+constexpr int64_t kOwnShareDenominator = 4;
+
+// How y is cut: row_parts x out_parts parts, at most one per worker.
+struct Cut {
+  int64_t row_parts;
+  int64_t out_parts;
+};
+
+// The cut whose largest part is smallest. Of equals the one with most row parts: oneDNN reads and
+// writes whole rows in place.
+Cut ChooseCut(int64_t n_rows, int64_t n_out, int n_workers) {
+  const int64_t n_blocks = RoundUp(n_out, kOutBlock) / kOutBlock;
+  Cut best = {1, std::min<int64_t>(n_workers, n_blocks)};
+  const auto largest_part = [&](const Cut& c) {
+    return (RoundUp(n_rows, c.row_parts) / c.row_parts) *
+           (RoundUp(n_blocks, c.out_parts) / c.out_parts);
+  };
+  for (int64_t row_parts = 2; row_parts <= n_workers; ++row_parts) {
+    if (n_rows < row_parts * kMinRowsPerPart) break;
+    const Cut cut = {row_parts, std::min<int64_t>(n_workers / row_parts, n_blocks)};
+    if (largest_part(cut) <= largest_part(best)) best = cut;
+  }
+  return best;
+}
+
+LinearPart PartOf(const LinearParams& p, Range rows, Range outs) {
+  const PackedMatrix& w = *p.w;
+  const DType type = w.compute_type();
+  const bool is_bf16 = type == DType::kBf16;
+  const int64_t w_stride = is_bf16 ? RoundUp(w.n_in(), kInBlock) : RoundUp(w.n_out(), 16);
+  const int64_t w_offset = is_bf16 ? outs.begin * w_stride : outs.begin;
+  return {
+      .compute_type = type,
+      .n_rows = rows.end - rows.begin,
+      .n_out = outs.end - outs.begin,
+      .n_in = w.n_in(),
+      .x = static_cast<const std::byte*>(p.x) + rows.begin * p.x_stride * SizeOf(type),
+      .x_stride = p.x_stride,
+      .w = w.data() + w_offset * SizeOf(type),
+      .w_stride = w_stride,
+      .bias = p.bias == nullptr ? nullptr : p.bias + outs.begin,
+      .y = static_cast<std::byte*>(p.y) + (rows.begin * p.y_stride + outs.begin) * SizeOf(p.y_type),
+      .y_stride = p.y_stride,
+      .y_type = p.y_type,
+      .accumulate = p.accumulate};
+}
+
+void CheckParams(const LinearParams& p) {
+  KVL_DCHECK(p.w != nullptr && p.x != nullptr && p.y != nullptr);
+  KVL_DCHECK(p.n_rows <= 1 || (p.x_stride >= p.w->n_in() && p.y_stride >= p.w->n_out()));
+  KVL_DCHECK(p.y_type == DType::kF32 || (p.y_type == DType::kBf16 && !p.accumulate));
+}
+
+}  // namespace
+
+struct Linear::State {
+  ThreadPool* pool;
+  Isa isa;
+  bool is_deterministic = false;
+  std::vector<DnnlLinear> dnnl;  // by worker; empty on kScalar
+
+  // oneDNN has only a reference for BF16 where the machine has no BF16 dots.
+  int64_t DnnlRows(DType type) const {
+    if (isa == Isa::kScalar) return kNever;
+    if (type == DType::kF32) return kDnnlRowsF32;
+    if (!HasBf16Dots(isa)) return kNever;
+    return isa == Isa::kAmx ? kDnnlRowsAmx : kDnnlRowsAvx512;
+  }
+
+  bool IsFewRows(const LinearParams& p) const {
+    return p.n_rows < std::min(kDnnlRowsAvx512, DnnlRows(p.w->compute_type()));
+  }
+
+  // Few rows are bound by reading the weights, and workers do not read equally fast when others use
+  // the machine: each has a share of its own in a row, and the rest goes block by block to whoever
+  // is ready. Every output is the work of one worker, so the result does not depend on who.
+  void RunFewRows(const LinearParams& p) {
+    const int64_t n_out = p.w->n_out(), n_blocks = RoundUp(n_out, kOutBlock) / kOutBlock;
+    const int64_t n_own = n_blocks * kOwnShareNumerator / kOwnShareDenominator / pool->n_workers();
+    std::atomic<int64_t> next_block = n_own * pool->n_workers();
+    const auto run_blocks = [&](int64_t first, int64_t n, int worker_id) {
+      const Range outs = {first * kOutBlock, std::min((first + n) * kOutBlock, n_out)};
+      RunPart(PartOf(p, {0, p.n_rows}, outs), worker_id);
+    };
+    pool->Run([&](int worker_id) {
+      if (n_own > 0) run_blocks(worker_id * n_own, n_own, worker_id);
+      for (int64_t block;
+           (block = next_block.fetch_add(1, std::memory_order_relaxed)) < n_blocks;) {
+        run_blocks(block, 1, worker_id);
+      }
+    });
+  }
+
+  void RunPart(const LinearPart& part, int worker_id) {
+    if (part.n_rows == 0 || part.n_out == 0) return;
+    if (isa == Isa::kScalar) return LinearScalar(part);
+    // oneDNN picks its blocking, and so the order of its sums, by the number of rows.
+    const bool uses_dnnl = !is_deterministic && part.n_rows >= DnnlRows(part.compute_type);
+    if (uses_dnnl && dnnl[worker_id].Run(part)) return;
+    if (part.compute_type == DType::kBf16 && HasBf16Dots(isa)) return LinearAvx512(part);
+    LinearAvx2(part);
+  }
+};
+
+Linear::Linear(ThreadPool* pool, Isa isa) : state_(std::make_unique<State>()) {
+  state_->pool = pool;
+  state_->isa = isa;
+  if (isa != Isa::kScalar) state_->dnnl = std::vector<DnnlLinear>(pool->n_workers());
+}
+
+Linear::~Linear() = default;
+
+void Linear::set_deterministic(bool deterministic) { state_->is_deterministic = deterministic; }
+
+void Linear::Run(const LinearParams& params) {
+  CheckParams(params);
+  const int n_workers = state_->pool->n_workers();
+  if (n_workers > 1 && state_->IsFewRows(params)) return state_->RunFewRows(params);
+  const Cut cut = ChooseCut(params.n_rows, params.w->n_out(), n_workers);
+  state_->pool->Run([&](int worker_id) {
+    if (worker_id >= cut.row_parts * cut.out_parts) return;
+    const Range rows = ShareOf(params.n_rows, 1, static_cast<int>(worker_id / cut.out_parts),
+                               static_cast<int>(cut.row_parts));
+    const Range outs =
+        ShareOf(params.w->n_out(), kOutBlock, static_cast<int>(worker_id % cut.out_parts),
+                static_cast<int>(cut.out_parts));
+    state_->RunPart(PartOf(params, rows, outs), worker_id);
+  });
+}
+
+void Linear::RunOnWorker(const LinearParams& params, int worker_id) {
+  CheckParams(params);
+  state_->RunPart(PartOf(params, {0, params.n_rows}, {0, params.w->n_out()}), worker_id);
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,7 @@
+#include "cpu/kernels/seal/seal_kernel_set.h"
+
+namespace kvlathe {
+
+const SealKernels kSealAvx512 = kSealKernelSet;
+
+}  // namespace kvlathe

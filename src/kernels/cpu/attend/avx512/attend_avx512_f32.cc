@@ -1,9 +1,0 @@
-// Attention over F32 rows with AVX-512.
-#include "kernels/cpu/attend/attend_isa.h"
-#include "kernels/cpu/attend/attend_lanes.h"
-
-namespace kvlathe {
-
-const AttendKernels kAttendAvx512F32 = {Attend<float>, AttendRows<float>, AppendF32};
-
-}  // namespace kvlathe

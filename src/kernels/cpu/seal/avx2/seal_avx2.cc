@@ -1,7 +1,0 @@
-#include "kernels/cpu/seal/seal_kernel_set.h"
-
-namespace kvlathe {
-
-const SealKernels kSealAvx2 = kSealKernelSet;
-
-}  // namespace kvlathe

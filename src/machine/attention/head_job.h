@@ -1,0 +1,115 @@
+// What the backend of a machine is told of the attention of a layer: a job for each KV head of each
+// sequence. Rows of a cache are named by ids.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "format/entry_table.h"
+#include "format/latent_map.h"
+#include "format/rows/block_layout.h"
+#include "machine/device.h"
+#include "machine/sealed_runs.h"
+
+namespace kvlathe {
+
+// What the tokens of a step see where several positions become one entry (format/open_entry.h).
+// Token t sees the first n_closed[t] entries of the blocks. Of the entry that it joined itself, it
+// sees the state right after it joined: row t here.
+struct MergedRows {
+  const int* n_closed = nullptr;  // [n_tokens], never falls; -1 for tokens that the sink keeps
+  const void* k = nullptr;        // [n_tokens, rank_k] row_type
+  int64_t k_stride = 0;
+  const void* v = nullptr;  // [n_tokens, rank_v] row_type
+  int64_t v_stride = 0;
+};
+
+// What one head holds of the latents that it shares with others.
+struct LatentSliceIds {
+  std::span<const ObjectId> blocks;  // as HeadJob::blocks
+  SealedHead packed;
+  ObjectPlace sink_v;  // as SinkIds::v
+};
+
+// Describes a head whose keys are stored as latents from before RoPE: LatentHead with ids in place
+// of addresses.
+struct LatentIds {
+  LatentMapView map;  // rank 0: keys are stored as they are
+  // The slices of all heads that share the latents, in their order; the job's own is one of them.
+  // Empty if the head has latents of its own.
+  std::span<const LatentSliceIds> slices;
+  KeyRotation rotation;  // as LatentHead::rotation
+  // Positions of the entries where some were dropped. Then cos and sin, [position][half], are used
+  // in place of the rotation.
+  EntryTableId positions;
+  SortedPositionsId sorted;  // of the first blocks, where they were sorted; cos and sin likewise
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+
+  bool empty() const { return map.rank == 0; }
+  // How many numbers an output row has where the rows of blocks have rank_v.
+  int output_width(int rank_v) const {
+    return slices.empty() ? rank_v : rank_v * static_cast<int>(slices.size());
+  }
+};
+
+// Positions that a head keeps apart from its blocks.
+struct SinkIds {
+  ObjectPlace k;  // [n, head_dim] row_type, before any basis
+  ObjectPlace v;  // [n, BlockShape::sink_value_width()] row_type
+  int n = 0;
+  int first_visible = 0;  // how many of them token 0 sees; token t sees t more, at most n
+  int window = 0;         // token 0 sees this many of all positions before it; 0: all
+};
+
+// The attention of one KV head of one sequence in a layer of this step. New rows are already in the
+// blocks. What lies in the cache is named by ids of `device`; queries and outputs are memory of the
+// workers.
+struct HeadJob {
+  Device* device = nullptr;
+  BlockShape shape;
+  int head_dim = 0;         // width of q_full and of sink keys
+  int gqa_group = 1;        // query heads that share this KV head
+  int n_tokens = 0;         // query tokens; rows are token-major: row = t * gqa_group + h
+  const void* q = nullptr;  // [n_tokens * gqa_group, rank_k] row_type, in the key basis, not
+                            // scaled; with latents q_full
+  int64_t q_stride = 0;
+  const void* q_full = nullptr;  // [n_tokens * gqa_group, head_dim] row_type; used when sinks.n > 0
+  int64_t q_full_stride = 0;
+  std::span<const ObjectId> blocks;  // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
+  SealedHead packed;                 // its runs are the first blocks; without runs all are plain
+  LatentIds latents;
+  int n_entries = 0;  // entries in the blocks, those of this step included
+  // How many entries of the blocks token 0 sees; token t sees first_visible + t. Negative while the
+  // first tokens of the step still fill the sink.
+  int first_visible = 0;
+  // A token sees only the last `window` of those entries; 0: all of them. Blocks below the window
+  // of token 0 may be null.
+  int window = 0;
+  SinkIds sinks;
+  // The output of head h of token t is output_width() numbers of row_type at
+  // out + t * out_stride + h * out_head_stride, with zeros behind them up to the next head. A token
+  // that sees nothing gets zeros.
+  void* out = nullptr;
+  int64_t out_stride = 0;       // elements
+  int64_t out_head_stride = 0;  // elements; 0: output_width()
+
+  // The table to whose sums the rows of tokens from first_scored on add their attention, for which
+  // there must be no window. Empty if nobody asks for scores.
+  EntryTableId scored;
+  int first_scored = 0;
+  const ScoreNoise* noise = nullptr;  // that of token 0; null: the probabilities are added as is
+
+  // Set where positions are merged: then there is no window and nothing is scored, n_entries is
+  // what the last token sees, and first_visible what the first one sees, which is at least 0.
+  MergedRows merged;
+
+  // Numbers of an output row. Entries of blocks add nothing to those behind their rank_v.
+  int output_width() const {
+    return latents.slices.empty() ? shape.sink_value_width() : latents.output_width(shape.rank_v);
+  }
+  bool is_scored() const { return !scored.empty() && first_scored < n_tokens; }
+};
+
+}  // namespace kvlathe

@@ -1,0 +1,305 @@
+// What a layer asks of a backend, one batch at a time. Plans are plain data that the host makes,
+// and that tests look at; the backend only obeys. Rows are row-major, strides are in elements. What
+// lies in caches is named by ids of their device; every pointer is to activations and weights, in
+// memory that the backend computes in.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "format/open_entry.h"
+#include "format/packed_layout.h"
+#include "format/packed_matrix.h"
+#include "machine/device.h"
+#include "machine/kept_entries.h"
+#include "machine/sealed_runs.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+// y = x W^T + bias.
+struct ProductPlan {
+  const PackedMatrix* w = nullptr;
+  int64_t n_rows = 0;
+  const void* x = nullptr;  // [n_rows, n_in] in w->compute_type()
+  int64_t x_stride = 0;
+  const float* bias = nullptr;  // [n_out]; null: none
+  void* y = nullptr;            // [n_rows, n_out]
+  int64_t y_stride = 0;
+  DType y_type = DType::kF32;  // kF32, or kBf16 (rounded once from the F32 sum)
+  bool accumulate = false;     // y += (kF32 only)
+};
+
+// Each of n_rows rows of n_groups * n_dims numbers, `stride` apart, is normalised in groups of
+// n_dims: x / sqrt(mean(x^2) + eps) * weight, or with a bias (x - mean(x)) / sqrt(variance(x) +
+// eps) * weight + bias.
+struct NormPlan {
+  const float* x = nullptr;
+  int64_t n_rows = 0;
+  int64_t n_groups = 1;
+  int64_t n_dims = 0;
+  int64_t stride = 0;             // of x and of out
+  const float* weight = nullptr;  // [n_dims]
+  const float* bias = nullptr;    // [n_dims]; null: no mean is taken off
+  float eps = 0;
+  DType out_type = DType::kF32;
+  void* out = nullptr;        // x itself where out_type is kF32
+  float* added_to = nullptr;  // [n_rows, stride], gets the result added, which is kF32 then
+};
+
+// What stands between the two products of a feed-forward part.
+enum class GateKind { kSwiglu, kGegluTanh, kGelu, kGeluTanh };
+
+struct GatePlan {
+  GateKind kind = GateKind::kSwiglu;
+  const float* x = nullptr;  // [n_rows, ffn_dim], with a gate [n_rows, 2 ffn_dim], gates first
+  int64_t n_rows = 0;
+  int64_t ffn_dim = 0;
+  DType out_type = DType::kF32;
+  void* out = nullptr;  // [n_rows, ffn_dim]
+
+  int64_t n_in() const {
+    const bool has_gate = kind == GateKind::kSwiglu || kind == GateKind::kGegluTanh;
+    return has_gate ? 2 * ffn_dim : ffn_dim;
+  }
+};
+
+// A token of a step, one row of every activation.
+struct TokenPlace {
+  int32_t token_id;
+  int position;           // in its sequence, from 0
+  bool meets_whole_keys;  // its key is stored whole, and so are those that its queries see
+};
+
+// Rows of one KV head from the step's first token on.
+struct HeadRows {
+  std::byte* first = nullptr;
+  int64_t stride = 0;
+};
+
+// What happens to the queries and the key of one KV head.
+struct HeadTurn {
+  const float* q = nullptr;  // gqa_group rows side by side, RotatePlan::stride from token to token
+  const float* k = nullptr;
+  // gqa_group rows of turned_q_width numbers a token, turned_q_stride from token to token. A row is
+  // zero but for the query, which begins at turned_q_place.
+  std::byte* turned_q = nullptr;
+  int64_t turned_q_stride = 0;
+  int turned_q_width = 0;
+  int turned_q_place = 0;
+  HeadRows turned_k;
+  const float* key_offset = nullptr;  // [head_dim], taken off before a key is rounded; null: none
+  // Products of turned rows with a basis, of tokens that do not meet whole keys; null: none.
+  const PackedMatrix* query_map = nullptr;  // [rank_k, head_dim]
+  std::byte* mapped_q = nullptr;  // gqa_group rows of rank_k, mapped_q_stride from token to token
+  int64_t mapped_q_stride = 0;
+  const PackedMatrix* key_map = nullptr;  // [rank_k, keys_per_map * head_dim]; null: another's
+  HeadRows joined_k;                      // turned keys of all heads that the map joins
+  std::byte* mapped_k = nullptr;          // [n_tokens, rank_k]
+};
+
+// Turns queries and keys of a layer to their positions, and maps them to the basis of the cache.
+struct RotatePlan {
+  std::span<const TokenPlace> tokens;
+  std::span<const HeadTurn> heads;  // by KV head
+  int gqa_group = 1;
+  int head_dim = 0;
+  int64_t stride = 0;  // of a token's rows in HeadTurn::q and k
+  // Rotary position embedding of the first rope_dim channels (Su et al. 2021, the half layout):
+  // [n_positions, rope_dim / 2].
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  int rope_dim = 0;
+  // Keys of positions from here on stay as they are: the cache keeps them from before RoPE. Their
+  // offset is theirs alone; where all keys turn it is that of all of them.
+  int first_unturned = kAllTurn;
+  int zeroed_channel = -1;  // of turned rows; -1: none
+  int keys_per_map = 1;     // KV heads whose keys a map joins
+  DType out_type = DType::kF32;
+
+  static constexpr int kAllTurn = std::numeric_limits<int>::max();
+};
+
+// Multiplies what attention puts out for each query head of every token, into rows of y_width
+// numbers.
+struct HeadProductsPlan {
+  int64_t n_tokens = 0;
+  struct Head {
+    const PackedMatrix* w = nullptr;
+    const std::byte* x = nullptr;  // of the first token
+    std::byte* y = nullptr;
+  };
+  std::span<const Head> heads;
+  int64_t x_stride = 0, y_stride = 0;
+  DType type = DType::kF32;  // of x and of y
+};
+
+// Rows of the step that are kept as they are.
+struct CopyPlan {
+  const std::byte* from = nullptr;
+  ObjectPlace to;
+  int64_t n_bytes = 0;
+};
+
+// Rows of the step that become entries [first_slot, first_slot + n_rows) of a block.
+struct BlockRows {
+  BlockShape shape;
+  ObjectId block;
+  bool is_coded = false;  // the block gets codes in place of rows (SplitBitsCodec)
+  int first_slot = 0;
+  int n_rows = 0;
+  const void* k = nullptr;  // [n_rows, rank_k] row_type
+  int64_t k_stride = 0;
+  const void* v = nullptr;  // [n_rows, rank_v] row_type
+  int64_t v_stride = 0;
+};
+
+// Writes new rows of (sequence, KV head) pairs. One worker takes all rows of a pair, in order,
+// because no other pair has its blocks.
+struct AppendPlan {
+  struct Item {
+    Device* device = nullptr;
+    int first_copy = 0, n_copies = 0;  // of `copies`: rows that are kept as they are (sinks)
+    int first_rows = 0, n_rows = 0;    // of `rows`
+  };
+  std::vector<Item> items;
+  std::vector<CopyPlan> copies;
+  std::vector<BlockRows> rows;
+
+  void Clear() {
+    items.clear();
+    copies.clear();
+    rows.clear();
+  }
+};
+
+// Adds x x^T of every row x to gram, in the order of the rows; only the upper triangle counts.
+struct GramPlan {
+  HeadRows rows;
+  int64_t n_rows = 0;
+  Device* device = nullptr;
+  ObjectId gram;  // [n_dims, n_dims] F32
+};
+
+// A (sequence, KV head) pair whose positions become entries (format/open_entry.h): keys before
+// RoPE and values become the mean of their entry so far. `joins` and `weights` are of its tokens;
+// tokens that the sink keeps come first, n_sinks of them.
+struct MergeItem {
+  Device* device = nullptr;
+  ObjectId open_entry;
+  int rank_v = 0;
+  int64_t n_tokens = 0;
+  int64_t n_sinks = 0;
+  int n_entries = 0;  // before the step
+  const uint8_t* joins = nullptr;
+  const float* weights = nullptr;
+  float* k = nullptr;
+  std::byte* v = nullptr;
+  int* n_closed = nullptr;  // [n_tokens], to be written: MergedRows::n_closed
+};
+
+struct MergeRowsPlan {
+  std::span<const MergeItem> items;
+  MergePlan merge;
+  int head_dim = 0;
+  int64_t k_stride = 0, v_stride = 0;
+  DType row_type = DType::kF32;
+};
+
+// One KV head that is to drop entries.
+struct PruneHead {
+  BlockShape shape;
+  std::span<const ObjectId> blocks;
+  EntryTableId entries;  // positions and votes
+  int n_entries = 0;
+  // Where entries to be dropped are sealed: the sealed runs, and plain blocks to which all that
+  // stays is copied. Else empty: rows move in place.
+  SealedHead packed;
+  std::span<const ObjectId> opened;
+};
+
+// The heads of one layer of one sequence: of each, the kept entries become the first ones.
+struct PrunePlan {
+  Device* device = nullptr;
+  std::span<const PruneHead> heads;
+  int pool_kernel = 1;          // votes are averaged over this many neighbouring entries
+  bool shares_heads = false;    // all heads keep the same entries
+  bool restarts_votes = false;  // votes count one prune only, and are zero behind it
+  KeptEntries kept;
+  bool in_order = false;    // what stays keeps its order; else the last entries fill the gaps
+  ClassSizes classes = {};  // of the first entries that stay, which are put in the order of classes
+  bool has_coded_rows = false;  // in blocks that are not sealed
+  // Whether their positions, as SortedPositions, take the place of the entry tables.
+  bool keeps_sorted_positions = false;
+  bool has_wide_positions = false;
+};
+
+// Blocks of whole keys of one head become blocks of fewer key columns, in place.
+struct CutItem {
+  Device* device = nullptr;
+  BlockShape whole, cut;
+  std::span<const ObjectId> blocks;
+  int64_t n_entries = 0;
+  const PackedMatrix* map = nullptr;  // null: the first columns are those that stay
+};
+
+// One KV head of a run that becomes packed.
+struct SealHeadPlan {
+  BlockShape shape;     // as it is stored before
+  HeadStorage storage;  // what the codec keeps of it
+  // [n_blocks], full. The oldest may be null, which left the window before the run ended: nothing
+  // reads their codes any more, and the first block that is there stands in their place, so that
+  // scales and factors are those of rows that are seen.
+  std::span<const ObjectId> blocks;
+  std::span<const ObjectId> packed;  // [n_blocks] PackedBlockBytes, to be written
+  ObjectId record;                   // RunRecordBytes, to be written; null where that is 0
+};
+
+// One run of one layer of one sequence: SealJob (cpu/kernels/seal/seal.h) with ids.
+struct SealRunPlan {
+  Device* device = nullptr;
+  std::span<const SealHeadPlan> heads;  // that share the layer record
+  int first_head = 0;                   // number of the first in its layer
+  ObjectId layer_record;                // LayerRecordBytes; null where that is 0
+  int n_blocks = 0;
+  bool is_prompt = true;
+  bool is_repaired = true;
+  EntryClass entry_class = EntryClass::kMiddle;
+  uint64_t seed = 0;
+  const LayerCodebooks* codebooks = nullptr;
+  KeyRotation rotation;
+};
+
+// One head of a run whose format is rotated: OnlineSvdHead (cpu/svd_online.h) with ids.
+struct RotatedHeadPlan {
+  Device* device = nullptr;
+  PackedShape packed_shape;
+  SealHeadPlan head;
+  ObjectId rotations;   // the record of the run that has them, where the head's own is null
+  ObjectId query_gram;  // null: keys are stacked on nothing
+  const std::vector<double>* output_gram = nullptr;
+  bool is_normalised = false;
+};
+
+// A run that was sealed from these plain rows, the first n_rows of which are to be compared.
+struct ReencodedRun {
+  Device* device = nullptr;
+  BlockShape shape;
+  SealedHead sealed;
+  std::span<const ObjectId> blocks;  // of `sealed`
+  std::span<const ObjectId> plain;
+  int n_rows = 0;
+};
+
+// Runs of one format that become packed blocks.
+struct SealBatch {
+  PackedFormat format;
+  DType row_type = DType::kF32;  // of plain rows
+  int power_loops = 1;           // of the low-rank solver
+  std::span<const SealRunPlan> runs;
+};
+
+}  // namespace kvlathe
