@@ -1,7 +1,7 @@
-// Every object that the cache of a sequence is made of, in one place. What counts bytes
-// (byte_kinds, cache_layout), what saves and restores a sequence (blocks/sequence_rows) and what
-// holds the objects (blocks/sequence_objects) go through ForEachObject: a new kind of object is
-// added here, and none of them can forget it.
+// Every object that the cache of a sequence is made of is named here, in one place. What counts
+// bytes (byte_kinds, cache_layout), what saves and restores a sequence (blocks/sequence_rows) and
+// what holds the objects (blocks/sequence_objects) go through ForEachObject: a new kind of object
+// is added here, and none of them can forget it.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The layout of a cache whose codes index a codebook of the model (codebook.h): a value is
+// This is the layout of a cache whose codes index a codebook of the model (codebook.h): a value is
 // centroid * range + offset. `kvquant` stores rows in it.
 //
 //   block of a head   | codes of K | codes of V | repairs

@@ -1,5 +1,5 @@
-// How the codes of K or of V share their scales. Each codec with codes says so of its two sides,
-// and the offsets of packed_layout.h depend on nothing else of the codec.
+// A side says how the codes of K or of V share scales. Each codec with codes says so of its two
+// sides, and the offsets of packed_layout.h depend on nothing else of the codec.
 #pragma once
 
 #include <cstdint>

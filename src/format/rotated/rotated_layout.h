@@ -1,4 +1,4 @@
-// The layout of a cache whose sealed rows are shorter, in bases that the first run of a head brings
+// A rotated codec makes sealed rows shorter, in bases that the first run of a head brings
 // with it. `svd-online` and `zack(online=on)` store rows in it. There are no codes.
 //
 //   block of a head   | K [sealed k / 2][kBlockSize][2] | V [sealed v / 2][kBlockSize][2] |

@@ -1,4 +1,4 @@
-// The layout of a cache whose channels differ in bits (bit_split.h). `lathe` with a ratio stores
+// The channels of this layout differ in bits (bit_split.h). `lathe` with a ratio stores
 // rows in it. Rows come in units of each channel's deviation, and codes are those of unit_codes.h.
 //
 //   block of a head   | K: 8 bits | 5 bits | ... | 1 bit | V: 8 bits | ... | 1 bit |

@@ -1,6 +1,6 @@
-// The layout of a cache whose 4-bit codes stand for 16 fixed numbers. Each group of channels of a
-// token has a scale of one byte, which is a power of two: a value is
-// number * unit * 2^(byte - 127). Methods of this codec differ in their table.
+// A table codec is that of a cache whose 4-bit codes stand for 16 fixed numbers. Each group of
+// channels of a token has a scale of one byte, which is a power of two: a value is number * unit *
+// 2^(byte - 127). Methods of this codec differ in their table.
 //
 //   block of a head   | codes of K | codes of V | K scales | V scales | repairs
 //   scales of a side  [groups of channels][kBlockSize] bytes

@@ -1,4 +1,4 @@
-// The layout of a cache whose codes are even steps: a value is code * scale + minimum, or
+// This is the layout of a cache whose codes are even steps: a value is code * scale + minimum, or
 // code * scale where a side is symmetric. K and V each choose which of their numbers share a scale
 // and a minimum (code_side.h); `token`, `kcvt`, `kivi`, `int8`, `q8_0` and `q4_0` are such choices.
 //
