@@ -3,9 +3,10 @@
 
 A file may include headers of its own folder, and of the folders that its target lists in DEPS
 (a test also those of its folder's library). Folders are ordered (ORDER below): neither an include
-nor a DEPS entry may point upwards, so the folder graph has no cycle. No header may include itself
-through others, and every source must belong to a target. Only what runs on the CPU may include
-headers of src/cpu (CPU_FILES below). A source must also include, itself or
+nor a DEPS entry may point upwards, so the folder graph has no cycle. Subfolders of a folder may not
+hold each other either, not even through several (a folder and a subfolder of its own may; tests
+may include sideways). No header may include itself through others, and every source must belong to
+a target. Only what runs on the CPU may include headers of src/cpu (CPU_FILES below). A source must also include, itself or
 through headers of the project, what it uses of the headers that are precompiled (PRECOMPILED below),
 which the compiler would not miss.
 
@@ -194,8 +195,12 @@ def check_file(path, includes, by_folder, by_source):
     return problems
 
 
+def is_production(path):
+    return not (path.startswith("tests/") or path.endswith(("_test.cc", "_fixture.h", "_fuzz.cc", "_bench.cc")))
+
+
 def check_cpu(path, includes):
-    if (path in CPU_FILES or path.startswith((CPU, "tests/")) or path.endswith(("_test.cc", "_fixture.h", "_fuzz.cc", "_bench.cc"))):
+    if path in CPU_FILES or path.startswith(CPU) or not is_production(path):
         return []
     return [f"{path}: includes {include}, which belongs to the CPU; other code asks by verbs of a machine"
             for include in includes if include.startswith(CPU)]
@@ -233,6 +238,32 @@ def find_cycle(graph):
     return None
 
 
+def subfolder_graphs(graph):
+    """By folder: which of its subfolders include which, each with the include that shows it."""
+    graphs = {}
+    for path, includes in graph.items():
+        if not is_production(path):
+            continue
+        for include in includes:
+            here, there = Path(path).parts[:-1], Path(include).parts[:-1]
+            n = next((i for i, (a, b) in enumerate(zip(here, there)) if a != b), None)
+            if n is None or n == 0:
+                continue
+            edges = graphs.setdefault("/".join(here[:n]), {})
+            edges.setdefault(here[n], {}).setdefault(there[n], f"{path} includes {include}")
+    return graphs
+
+
+def check_subfolders(graph):
+    problems = []
+    for folder, edges in sorted(subfolder_graphs(graph).items()):
+        cycle = find_cycle({subfolder: list(others) for subfolder, others in edges.items()})
+        if cycle:
+            shown = "; ".join(edges[a][b] for a, b in zip(cycle, cycle[1:]))
+            problems.append(f"{folder}: subfolders hold each other: " + " -> ".join(cycle) + f" ({shown})")
+    return problems
+
+
 def check(root):
     targets = find_targets(root)
     folder_by_library = {t.name: t.folder for t in targets if t.is_library}
@@ -250,6 +281,7 @@ def check(root):
     cycle = find_cycle(graph)
     if cycle:
         problems.append("include cycle: " + " -> ".join(cycle))
+    problems += check_subfolders(graph)
     return len(files), problems
 
 

@@ -93,6 +93,20 @@ class CheckIncludes(unittest.TestCase):
         self.assert_problem({"src/io/b.h": '#include "io/d.h"\n', "src/io/d.h":
                              '#include "io/b.h"\n'}, "include cycle: ")
 
+    def test_finds_subfolders_that_hold_each_other(self):
+        files = {"src/kv/spec/s.h": "", "src/kv/codes/c.h": '#include "kv/spec/s.h"\n', "src/kv/seal/e.h": ""}
+        self.assertEqual(problems_of(files), [])
+        self.assert_problem({**files, "src/kv/spec/t.h": '#include "kv/codes/c.h"\n'},
+                            "src/kv: subfolders hold each other: codes -> spec -> codes (src/kv/codes/c.h includes "
+                            "src/kv/spec/s.h; src/kv/spec/t.h includes src/kv/codes/c.h)")
+        self.assert_problem({**files, "src/kv/spec/t.h": '#include "kv/seal/e.h"\n',
+                             "src/kv/seal/f.h": '#include "kv/codes/c.h"\n'}, "subfolders hold each other")
+
+    def test_lets_a_folder_and_its_subfolder_hold_each_other_and_tests_look_sideways(self):
+        self.assertEqual(problems_of({
+            "src/kv/spec/s.h": '#include "kv/d.h"\n', "src/kv/d.h": "", "src/kv/c.h": '#include "kv/spec/s.h"\n',
+            "src/kv/codes/c.h": '#include "kv/spec/s.h"\n', "src/kv/spec/s_fixture.h": '#include "kv/codes/c.h"\n'}), [])
+
     def test_finds_a_source_without_target_and_a_folder_without_place(self):
         self.assert_problem({"src/io/orphan.cc": ""}, "src/io/orphan.cc: belongs to no target")
         self.assert_problem({"src/misc/x.h": ""}, "no place in the order")

@@ -250,7 +250,8 @@ class OnlineZackTest : public ::testing::TestWithParam<Case> {
     EXPECT_LE(n_bytes, PeakSequenceBytes(model.layout(), length.n_tokens, 512, length.n_prompt));
     if (!model.layout().GathersQueries()) return;
     const BlockShape& shape = model.layout().shapes[0];
-    if (shape.sealed_rank_k == RanksOf(reference_)[0].rank_k) {
+    const HeadStorage storage = model.layout().storage(0, 0);
+    if (std::get<RotatedRanks>(storage).k == RanksOf(reference_)[0].rank_k) {
       EXPECT_EQ(n_bytes,
                 LiteralBytes(GetParam(), reference_, cache.n_tokens(), SizeOf(shape.row_type)));
     }

@@ -191,12 +191,13 @@ Status RunAttention(BenchAttentionOptions options) {
     const RankOptions* const ranks = spec.basis() == nullptr ? nullptr : RanksOf(*spec.basis());
     const bool has_rate =
         (ranks != nullptr && ranks->has_rate()) || spec.basis_as<SvdOnlineOptions>() != nullptr;
-    if (spec.basis() != nullptr && !has_rate && !spec.splits_bits()) {
+    const SealingFacts sealing = FactsOf(spec.sealing());
+    if (spec.basis() != nullptr && !has_rate && !sealing.splits_bits) {
       return Error(StatusCode::kInvalidArgument,
                    "--kv '{}': bench attention takes rate, or a ratio that chooses bits", kv);
     }
-    const bool shares_latents = spec.basis() != nullptr && HeadsPerLatent(*spec.basis()) != 1;
-    if (spec.finds_basis_online() || shares_latents) {
+    const bool shares_latents = HeadsPerLatent(spec.keys()) != 1;
+    if (sealing.finds_bases || shares_latents) {
       return Error(
           StatusCode::kUnimplemented,
           "--kv '{}': bench attention has no bases of a sequence and no latents that heads "
@@ -206,11 +207,11 @@ Status RunAttention(BenchAttentionOptions options) {
     KVL_RETURN_IF_ERROR(CheckDrawnRanks(spec));
     const bool is_uniform = has_rate && ranks->choice == RankOptions::Choice::kUniform;
     const PlanParts parts = PartsOf(spec);
-    bench.specs.push_back({kv, has_rate ? ranks->value : 0, parts.seal, parts.retention,
-                           spec.splits_bits() ? ranks->value : 0, spec.has_latent_keys(),
-                           is_uniform});
-    bench.specs.back().heads_per_map =
+    const int n_joined =
         HeadsPerMap({1, bench.n_heads, bench.n_kv_heads, bench.head_dim}, spec.joint_channels());
+    bench.specs.push_back({kv, has_rate ? ranks->value : 0, parts.seal, parts.retention,
+                           sealing.splits_bits ? ranks->value : 0, spec.keys(n_joined),
+                           is_uniform});
   }
   bench.phases.clear();
   for (const std::string& phase : options.phases) {

@@ -123,7 +123,7 @@ void PrintHeatMaps(const Workspace& workspace, const BasisAnalysis& analysis,
                    const RankAllocation& allocation) {
   HeatMap rank_k{"rank_k", {}}, rank_v{"rank_v", {}}, qk{"QK", {}, 2}, v{"V", {}, 2};
   // Joined heads are shown as each of the KV heads that they are.
-  const auto n = static_cast<size_t>(analysis.heads_per_map);
+  const auto n = static_cast<size_t>(HeadsPerMap(analysis.keys));
   for (size_t i = 0; i < allocation.ranks.size(); ++i) {
     rank_k.values.insert(rank_k.values.end(), n, StoredKeyChannels(allocation.ranks[i]));
     rank_v.values.insert(rank_v.values.end(), n, StoredValueChannels(allocation.ranks[i]));
@@ -136,12 +136,12 @@ void PrintHeatMaps(const Workspace& workspace, const BasisAnalysis& analysis,
       "ranks, and of the sum of singular values of QK and of V the share in their largest "
       "quarter:\n{}\n",
       RenderHeatMaps(maps, c.n_layers, c.n_kv_heads, StyleOfOutput()));
-  if (allocation.ranks[0].k_bits == BitSplit{}) return;
+  if (allocation.ranks[0].bits.middle.k == BitSplit{}) return;
   HeatMap bits_k{"bits K", {}, 2}, bits_v{"bits V", {}, 2};
   for (const HeadRanks& ranks : allocation.ranks) {
     const double width = analysis.shape.head_dim;
-    bits_k.values.insert(bits_k.values.end(), n, ranks.k_bits.bits_per_token() / width);
-    bits_v.values.insert(bits_v.values.end(), n, ranks.v_bits.bits_per_token() / width);
+    bits_k.values.insert(bits_k.values.end(), n, ranks.bits.middle.k.bits_per_token() / width);
+    bits_v.values.insert(bits_v.values.end(), n, ranks.bits.middle.v.bits_per_token() / width);
   }
   const HeatMap bit_maps[] = {bits_k, bits_v};
   fmt::print("bits of a sealed row over head_dim:\n{}\n",

@@ -52,7 +52,7 @@ bool CpuBackend::AppendItem(const AppendPlan& plan, const AppendPlan::Item& item
                                  .k_stride = rows.k_stride,
                                  .v = rows.v,
                                  .v_stride = rows.v_stride};
-    if (!rows.shape.has_coded_rows) {
+    if (!rows.is_coded) {
       GetAttendKernels(isa_, rows.shape.row_type).append(params);
     } else {
       is_finite = AppendCodedRows(params) && is_finite;
@@ -161,9 +161,7 @@ class CpuBackend::SealAddresses {
                        .blocks = BlocksOf(head, access),
                        .packed = PackedOf(head, access),
                        .record = access.At(head.record),
-                       .k_bits = head.shape.k_bits,
-                       .v_bits = head.shape.v_bits,
-                       .has_coded_rows = head.shape.has_coded_rows});
+                       .storage = head.storage});
     }
     return heads;
   }
@@ -203,6 +201,7 @@ Status CpuBackend::Seal(const SealBatch& batch) {
                     .n_blocks = run.n_blocks,
                     .is_prompt = run.is_prompt,
                     .is_repaired = run.is_repaired,
+                    .entry_class = run.entry_class,
                     .seed = run.seed,
                     .codebooks = run.codebooks,
                     .rotation = run.rotation});

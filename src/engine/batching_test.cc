@@ -48,7 +48,7 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
     auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec == nullptr ? "none" : GetParam().spec);
-    const ModelBasis basis = HalfRankBasis(c, spec.splits_bits());
+    const ModelBasis basis = HalfRankBasis(c, spec);
     PlanParts parts = PartsOf(spec, GetParam().has_basis ? &basis : nullptr);
     parts.n_sink = 4;
     auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, SelectIsa().value());

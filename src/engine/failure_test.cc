@@ -36,8 +36,8 @@ class FailureTest : public ::testing::TestWithParam<FailureCase> {
         c, GetParam().dtype, std::make_unique<OverflowingSource>(3, kOverflowing), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec);
-    const ModelBasis basis = HalfRankBasis(c, spec.splits_bits());
-    PlanParts parts = PartsOf(spec, spec.splits_bits() ? &basis : nullptr);
+    const ModelBasis basis = HalfRankBasis(c, spec);
+    PlanParts parts = PartsOf(spec, FactsOf(spec.sealing()).splits_bits ? &basis : nullptr);
     parts.n_sink = 4;
     auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, SelectIsa().value());
     ASSERT_TRUE(model.ok()) << model.status();
@@ -203,7 +203,8 @@ class SealFailureTest : public FailureTest {
       const int n = static_cast<int>(std::min<int64_t>(
           {caches[0]->max_step(), kTokens - at, at + 1 == kTokens ? 1 : kTokens - 1 - at}));
       if (at + 1 == kTokens && spoilt >= 0) {
-        const int64_t n_bytes = BlockObjectBytes(model_->layout().shape(layer_idx, 1));
+        const int64_t n_bytes =
+            BlockObjectBytes(model_->layout(), model_->layout().shape(layer_idx, 1));
         pool.device().Fill({caches[spoilt]->head(layer_idx, 1).blocks()[1]}, std::byte{0xff},
                            n_bytes);
       }

@@ -65,10 +65,10 @@ class IsolationTest : public ::testing::TestWithParam<CacheCase> {
                                       std::make_unique<OverflowingSource>(3, kNanToken), &threads_);
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec);
-    const ModelBasis basis = HalfRankBasis(c, spec.splits_bits());
-    auto model =
-        CreateModel(*std::move(weights), PartsOf(spec, spec.splits_bits() ? &basis : nullptr),
-                    &threads_, SelectIsa().value());
+    const ModelBasis basis = HalfRankBasis(c, spec);
+    auto model = CreateModel(*std::move(weights),
+                             PartsOf(spec, FactsOf(spec.sealing()).splits_bits ? &basis : nullptr),
+                             &threads_, SelectIsa().value());
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     model_->set_deterministic(true);

@@ -30,9 +30,10 @@ inline ModelConfig WideConfig(int head_dim) {
   return c;
 }
 
-// Keys that lose half of their dimensions, as fdc cuts them; the maps are random. With split bits
-// all channels of a head have the same.
-inline ModelBasis HalfRankBasis(const ModelConfig& c, bool splits_bits) {
+// Keys that lose half of their dimensions, as fdc cuts them; the maps are random. Where the spec
+// splits bits, all channels of a head have the same.
+inline ModelBasis HalfRankBasis(const ModelConfig& c, const Spec& spec) {
+  const bool splits_bits = FactsOf(spec.sealing()).splits_bits;
   Random random(17);
   const auto matrix = [&](int n_rows, int n_columns) {
     std::vector<float> m(int64_t{n_rows} * n_columns);
@@ -47,8 +48,8 @@ inline ModelBasis HalfRankBasis(const ModelConfig& c, bool splits_bits) {
     head.value_basis = matrix(c.head_dim, head.rank_v);
     head.output_basis = matrix(head.rank_v, c.head_dim);
     if (splits_bits) {
-      head.k_bits.channels[2] = head.rank_k;  // 4 bits
-      head.v_bits.channels[3] = head.rank_v;
+      head.bits.middle.k.channels[2] = head.rank_k;  // 4 bits
+      head.bits.middle.v.channels[3] = head.rank_v;
     }
     basis.heads.push_back(std::move(head));
   }
@@ -60,8 +61,8 @@ inline ModelBasis HalfRankBasis(const ModelConfig& c, bool splits_bits) {
 inline std::unique_ptr<Model> MakeSmallModel(std::shared_ptr<ModelWeights> weights,
                                              const std::string& text, ThreadPool* threads) {
   const Spec spec = *Spec::Parse(text);
-  const ModelBasis basis = HalfRankBasis(weights->config(), spec.splits_bits());
-  PlanParts parts = PartsOf(spec, spec.splits_bits() ? &basis : nullptr);
+  const ModelBasis basis = HalfRankBasis(weights->config(), spec);
+  PlanParts parts = PartsOf(spec, FactsOf(spec.sealing()).splits_bits ? &basis : nullptr);
   parts.n_sink = 4;
   auto model = CreateModel(std::move(weights), std::move(parts), threads, SelectIsa().value());
   EXPECT_TRUE(model.ok()) << model.status();

@@ -25,6 +25,7 @@ CacheLayout LayoutOfHead(const CacheLayout& layout, size_t head_idx) {
   CacheLayout head = layout;
   head.n_layers = head.n_kv_heads = 1;
   head.shapes = {layout.shapes[head_idx]};
+  if (!layout.storages.empty()) head.storages = {layout.storages[head_idx]};
   return head;
 }
 

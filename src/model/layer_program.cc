@@ -76,7 +76,7 @@ Status LayerProgram::Skip(ForwardState* state) {
       const RunExtent run = head.run_to_seal();
       for (int64_t b = run.first_block; b < run.first_block + run.n_blocks; ++b) {
         cache->device().Fill({head.blocks()[b]}, std::byte{0},
-                             BlockBytes(cache->layout().shape(l, g)));
+                             OpenBlockBytes(cache->layout().codec(), cache->layout().shape(l, g)));
       }
     }
   }
@@ -98,8 +98,8 @@ ActivationWidths WidthsOf(const Layer& layer) {
     widths.q_full = int64_t{rows.n_heads} * rows.key_dim();
     widths.k_full = int64_t{rows.n_kv_heads} * rows.key_dim();
   }
-  if (rows.maps_queries) widths.q_rows = group * rows.k_offsets.back();
-  if (rows.maps_keys) widths.k_rows = rows.k_offsets.back();
+  if (rows.maps_queries()) widths.q_rows = group * rows.k_offsets.back();
+  if (rows.maps_keys()) widths.k_rows = rows.k_offsets.back();
   if (rows.maps_outputs()) widths.outputs = rows.n_heads * d;
   return widths;
 }

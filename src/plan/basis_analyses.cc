@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "analysis/bases/lathe.h"
 #include "analysis/bases/palu.h"
 #include "kv/retention/retention_methods.h"
 
@@ -36,6 +37,12 @@ BasisOptions BasisOptionsOf(const Spec& spec) {
     options.heads_per_latent = palu->heads_per_latent;
   }
   return options;
+}
+
+Keys KeysOf(const Spec& spec, const ModelFacts& model) {
+  const StatisticsShape shape = {model.n_layers, model.n_kv_heads, model.n_kv_heads,
+                                 model.head_dim};
+  return spec.keys(HeadsPerMap(shape, spec.joint_channels()));
 }
 
 StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,

@@ -1,4 +1,4 @@
-// A plan depends on these facts about a model.
+// These are the facts about a model that a plan depends on.
 #pragma once
 
 #include <vector>

@@ -12,7 +12,7 @@ namespace kvlathe {
 struct ConsideredParts {
   const SealPlan* seal = nullptr;            // of a quantizer, or of a basis that splits bits
   const RetentionPlan* retention = nullptr;  // null: all entries stay
-  bool has_latent_keys = false;              // keys are kept from before RoPE
+  Keys keys;                                 // the form of keys that the basis makes
 };
 
 // Returns kUnimplemented where entries are to be dropped from a model with a sliding window, where

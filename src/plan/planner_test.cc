@@ -85,7 +85,8 @@ class DrawnSource : public PlanSource {
 
 double BitsPerToken(const std::vector<HeadBasis>& heads) {
   double bits = 0;
-  for (const HeadBasis& h : heads) bits += h.k_bits.bits_per_token() + h.v_bits.bits_per_token();
+  for (const HeadBasis& h : heads)
+    bits += h.bits.middle.k.bits_per_token() + h.bits.middle.v.bits_per_token();
   return bits;
 }
 

@@ -69,7 +69,7 @@ std::unique_ptr<Model> MergedModel::Load(Isa isa, DType type, const char* spec_t
                                     MakeFileSource(*std::move(reader)), &threads_);
   EXPECT_TRUE(weights.ok()) << weights.status();
   ModelBasis basis = testing::ToModelBasis(reference_, bases_);
-  if (spec->splits_bits()) testing::DrawSplitBits(&basis);
+  if (FactsOf(spec->sealing()).splits_bits) testing::DrawSplitBits(&basis);
   auto model = CreateModel(*std::move(weights), PartsOf(*spec, bases_.empty() ? nullptr : &basis),
                            &threads_, isa);
   EXPECT_TRUE(model.ok()) << model.status();

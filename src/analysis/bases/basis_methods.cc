@@ -74,20 +74,19 @@ const BasisMethod kPaluMethod = {
     .analyse = AnalysePalu, .allocate = AllocatePalu, .wants_text = true};
 
 ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>& ranks) {
-  const int n = analysis.heads_per_latent;
+  const int n = HeadsPerLatent(analysis.keys);
   KVL_CHECK_EQ(ranks.size(), analysis.heads.size() * n);
   const int head_dim = analysis.shape.head_dim, width = n * head_dim;
   ModelBasis basis;
   basis.n_layers = analysis.shape.n_layers;
   basis.n_kv_heads = analysis.shape.n_kv_heads;
   basis.head_dim = head_dim;
-  basis.heads_per_latent = n;
-  basis.heads_per_map = analysis.heads_per_map;
+  basis.keys = analysis.keys;
   basis.heads.reserve(ranks.size());
   for (size_t h = 0; h < ranks.size(); ++h) {
     const HeadAnalysis& full = analysis.heads[h / n];
     const int slice = static_cast<int>(h % n);
-    const auto [rank_k, rank_v, k_bits, v_bits, most_attended, least_attended] = ranks[h];
+    const auto& [rank_k, rank_v, bits] = ranks[h];
     KVL_CHECK(rank_k >= 1 && rank_k <= head_dim && rank_v >= 1 && rank_v <= head_dim);
     KVL_CHECK(rank_k == ranks[h - slice].rank_k && rank_v == ranks[h - slice].rank_v);
     HeadBasis head;
@@ -95,7 +94,7 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
     head.rank_k = rank_k;
     head.rank_v = made_v;
     if (analysis.keeps_sink_values) head.stored_rank_v = rank_v;
-    if (full.key_way_back.empty()) {
+    if (!TurnWhenRead(analysis.keys)) {
       head.query_basis = Columns(full.query_basis, head_dim, 0, rank_k);
       const int n_cut = head_dim - rank_k;
       head.cut = {Columns(full.query_basis, head_dim, rank_k, n_cut),
@@ -108,14 +107,10 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
     head.output_basis = Part(full.output_basis, width, n * made_v, slice * head_dim, head_dim);
     head.key_offset = OffsetOf(full.key_offset, slice, head_dim);
     head.value_offset = OffsetOf(full.value_offset, slice, head_dim);
-    if (k_bits != BitSplit{}) {
-      const EntryBits most =
-          most_attended == EntryBits() ? EntryBits{k_bits, v_bits} : most_attended;
+    if (bits.middle.k != BitSplit{}) {
+      const EntryBits& most = bits.most == EntryBits() ? bits.middle : bits.most;
       KVL_CHECK(most.k.n_channels() <= rank_k && most.v.n_channels() <= rank_v);
-      head.k_bits = k_bits;
-      head.v_bits = v_bits;
-      head.most_attended = most_attended;
-      head.least_attended = least_attended;
+      head.bits = bits;
       MixChannels(kBitGroup, kBitGroup, head_dim, &head);
       DivideByDeviations(full, head_dim, &head);
     }

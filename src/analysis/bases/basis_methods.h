@@ -61,30 +61,21 @@ struct HeadAnalysis {
   std::vector<float> value_deviations = {};
 };
 
-// What an error costs in each stored channel of a pair, mixed as CutBasis does, [head_dim]: an
-// error of the channel's own variance that is independent at every position.
-struct HeadNoise {
-  std::vector<double> qk;
-  std::vector<double> v;
-};
-
 struct BasisAnalysis {
   StatisticsShape shape;              // of the heads below
   std::vector<HeadAnalysis> heads;    // [n_layers * n_kv_heads]
   std::vector<HeadSpectra> spectra;   // [n_layers * n_kv_heads]: what ranks are chosen by
   std::vector<HeadNoise> noise = {};  // [n_layers * n_kv_heads]: what bits are chosen by, if any
-  // If KV heads share latents, this many of them count as one head above, of as many times
-  // head_dim.
-  int heads_per_latent = 1;
-  // How many KV heads of the model are one head of the cache, and of `shape`, whose head_dim is
-  // then as many times larger (ModelBasis::heads_per_map).
-  int heads_per_map = 1;
+  // If KV heads share latents (heads_per_latent), this many of them count as one head above, of as
+  // many times head_dim. If a map joins KV heads of the model (heads_per_map), they are one head of
+  // `shape`, whose head_dim is then as many times larger.
+  Keys keys = MappedKeys{};
   // Whether values are made in all columns of the basis, of which only sinks keep those that the
   // cache cuts (HeadBasis::stored_rank_v).
   bool keeps_sink_values = false;
 
   const HeadSpectra& SpectraOf(size_t head_idx) const {
-    return spectra[head_idx / heads_per_latent];
+    return spectra[head_idx / HeadsPerLatent(keys)];
   }
 };
 

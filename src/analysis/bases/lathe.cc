@@ -155,10 +155,12 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
   }
   BasisAnalysis analysis;
   analysis.keeps_sink_values = true;
-  analysis.heads_per_map = HeadsPerMap(statistics.shape, inputs.options.joint_channels);
+  const int n_joined = HeadsPerMap(statistics.shape, inputs.options.joint_channels);
+  analysis.keys = inputs.options.keys_before_rope ? Keys(LatentKeys{.heads_per_map = n_joined})
+                                                  : Keys(MappedKeys{n_joined});
   analysis.shape = statistics.shape;
-  analysis.shape.n_kv_heads /= analysis.heads_per_map;
-  analysis.shape.head_dim *= analysis.heads_per_map;
+  analysis.shape.n_kv_heads /= n_joined;
+  analysis.shape.head_dim *= n_joined;
   const int64_t n_heads = int64_t{analysis.shape.n_layers} * analysis.shape.n_kv_heads;
   analysis.heads.resize(n_heads);
   analysis.spectra.resize(n_heads);

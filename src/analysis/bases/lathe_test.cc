@@ -170,7 +170,7 @@ TEST_F(LatheTest, SpectraSayWhatCutsCost) {
     for (const int rank : {16, 32}) {
       const ModelBasis cut =
           CutBasis(analysis, std::vector<HeadRanks>(kLayers * n_heads, {rank, rank}));
-      EXPECT_EQ(cut.heads_per_map, options.joint_channels > 0 ? kKvHeads : 1);
+      EXPECT_EQ(HeadsPerMap(cut.keys), options.joint_channels > 0 ? kKvHeads : 1);
       for (int h = 0; h < kLayers * n_heads; ++h) {
         SCOPED_TRACE(::testing::Message() << choice << " head " << h << " rank " << rank);
         const HeadBasis& head = cut.heads[h];
@@ -228,7 +228,8 @@ TEST_F(LatheTest, StoredChannelsHaveUnitVarianceAndComeBackWhole) {
     BitSplit split;
     split.channels[0] = dim;
     const ModelBasis basis =
-        CutBasis(analysis, std::vector<HeadRanks>(kLayers * n_heads, {dim, dim, split, split}));
+        CutBasis(analysis,
+                 std::vector<HeadRanks>(kLayers * n_heads, {dim, dim, {.middle = {split, split}}}));
     for (int h = 0; h < kLayers * n_heads; ++h) {
       const HeadBasis& head = basis.heads[h];
       EXPECT_TRUE(head.query_basis.empty());
@@ -253,8 +254,8 @@ TEST_F(LatheTest, NoiseIsWhatAnErrorOfAStoredChannelCosts) {
   const BasisAnalysis analysis = Analyse({.joint_channels = kWidth});
   BitSplit split;
   split.channels[0] = kWidth;
-  const ModelBasis basis =
-      CutBasis(analysis, std::vector<HeadRanks>(kLayers, {kWidth, kWidth, split, split}));
+  const ModelBasis basis = CutBasis(
+      analysis, std::vector<HeadRanks>(kLayers, {kWidth, kWidth, {.middle = {split, split}}}));
   for (int l = 0; l < kLayers; ++l) {
     const HeadNoise& noise = analysis.noise[l];
     const std::vector<float> back = Transposed(basis.heads[l].query_basis, kWidth);

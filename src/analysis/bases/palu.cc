@@ -100,7 +100,7 @@ StatusOr<BasisAnalysis> AnalysePalu(const BasisInputs& inputs) {
   }
   BasisAnalysis analysis;
   analysis.shape = shape;
-  analysis.heads_per_latent = n;
+  analysis.keys = LatentKeys{.heads_per_latent = n};
   for (int64_t i = 0; i < n_groups; ++i) {
     std::vector<float> key_bias = BiasOf(inputs.key_biases, i, n);
     std::vector<float> value_bias = BiasOf(inputs.value_biases, i, n);
@@ -128,7 +128,7 @@ StatusOr<BasisAnalysis> AnalysePalu(const BasisInputs& inputs) {
 }
 
 StatusOr<RankAllocation> AllocatePalu(const BasisAnalysis& analysis, const RankRequest& request) {
-  const int n = analysis.heads_per_latent;
+  const int n = HeadsPerLatent(analysis.keys);
   const auto slices_of = [n](const std::vector<HeadRanks>& groups) {
     std::vector<HeadRanks> heads;
     for (const HeadRanks& ranks : groups) {

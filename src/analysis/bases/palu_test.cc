@@ -283,7 +283,7 @@ TEST_F(PaluTest, SlicesAreTheFirstLatentsOfTheGroup) {
   constexpr int kSharing = 2, kRankK = 16, kRankV = 32;
   const ModelBasis basis =
       CutBasis(Analyse(true, kSharing), std::vector<HeadRanks>(kHeads, {kRankK, kRankV}));
-  EXPECT_EQ(basis.heads_per_latent, kSharing);
+  EXPECT_EQ(basis.keys, Keys(LatentKeys{.heads_per_latent = kSharing}));
   for (int h = 0; h < kHeads; ++h) {
     const int group = h / kSharing, slice = h % kSharing;
     const Matrix& inputs = inputs_[h / kKvHeads];
@@ -383,7 +383,7 @@ TEST_F(PaluTest, WithoutWhiteningTheSvdIsThatOfTheWeights) {
 TEST_F(PaluTest, CutsKeepTheFirstLatents) {
   const BasisAnalysis analysis = Analyse(true);
   const ModelBasis basis = CutBasis(analysis, std::vector<HeadRanks>(kHeads, {16, 32}));
-  EXPECT_TRUE(basis.has_latent_keys());
+  EXPECT_EQ(basis.keys, Keys(LatentKeys{}));
   const HeadBasis& head = basis.heads[1];
   ASSERT_EQ(std::ssize(head.key_way_back), 16 * kHeadDim);
   ASSERT_EQ(std::ssize(head.key_basis), 16 * kHeadDim);

@@ -120,8 +120,8 @@ LossPredictor::LossPredictor(const BasisAnalysis& analysis, const JointStatistic
   all.channels[0] = dim;
   const size_t n_heads = analysis.heads.size();
   const ModelBasis basis =
-      CutBasis(analysis, std::vector<HeadRanks>(n_heads, {dim, dim, all, all}));
-  const JointMoments& keys = basis.has_latent_keys() ? text.k_pre : text.k;
+      CutBasis(analysis, std::vector<HeadRanks>(n_heads, {dim, dim, {.middle = {all, all}}}));
+  const JointMoments& keys = TurnWhenRead(basis.keys) ? text.k_pre : text.k;
   // In the stored channels, whose maps are `map` [dim, dim] and `way_back` [dim, dim].
   const auto side_of = [&](const JointMoments& moments, size_t h, const std::vector<float>& offset,
                            const Matrix& map, const Matrix& way_back) {
@@ -148,7 +148,7 @@ LossPredictor::LossPredictor(const BasisAnalysis& analysis, const JointStatistic
   const auto fill = [&](Range heads) {
     for (auto h = static_cast<size_t>(heads.begin); h < static_cast<size_t>(heads.end); ++h) {
       const HeadBasis& head = basis.heads[h];
-      const Matrix key_back = basis.has_latent_keys()
+      const Matrix key_back = TurnWhenRead(basis.keys)
                                   ? MapOf(head.key_way_back, dim)
                                   : Matrix(MapOf(head.query_basis, dim).transpose());
       keys_[h] = side_of(keys, h, head.key_offset, MapOf(head.key_basis, dim), key_back);
@@ -210,9 +210,9 @@ PredictedLosses LossPredictor::At(const std::vector<HeadRanks>& ranks,
   PredictedLosses losses = {std::vector<double>(n_layers_), std::vector<double>(n_layers_)};
   for (size_t h = 0; h < ranks.size(); ++h) {
     const HeadRanks& r = ranks[h];
-    losses.keys[h / n_heads_] += loss_of(keys_[h], r.most_attended.k, r.k_bits, r.least_attended.k);
+    losses.keys[h / n_heads_] += loss_of(keys_[h], r.bits.most.k, r.bits.middle.k, r.bits.least.k);
     losses.values[h / n_heads_] +=
-        loss_of(values_[h], r.most_attended.v, r.v_bits, r.least_attended.v);
+        loss_of(values_[h], r.bits.most.v, r.bits.middle.v, r.bits.least.v);
     if (!form.codes_open_rows) continue;
     losses.open_rows += LossOfOpenRows(keys_[h]) + LossOfOpenRows(values_[h]);
   }

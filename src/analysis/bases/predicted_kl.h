@@ -14,7 +14,7 @@ namespace kvlathe {
 // How rows are stored besides their bits.
 struct StoredForm {
   StoredUnit unit = StoredUnit::kToken;  // what codes of sealed rows count in
-  bool codes_open_rows = false;          // BlockShape::has_coded_rows
+  bool codes_open_rows = false;          // SplitBitsCodec::codes_open_rows
 };
 
 struct PredictedLosses {

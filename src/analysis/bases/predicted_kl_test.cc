@@ -53,7 +53,7 @@ std::vector<HeadRanks> RanksOf(const BasisAnalysis& analysis) {
   BitSplit bits;
   bits.channels = {0, 0, 0, 16, 16, 0};  // of 3 and 2 bits
   const int n_heads = kLayers * analysis.shape.n_kv_heads;
-  return std::vector<HeadRanks>(n_heads, {32, 32, bits, bits});
+  return std::vector<HeadRanks>(n_heads, {32, 32, {.middle = {bits, bits}}});
 }
 
 // The text that maps were made from loses what the analysis says that cuts and noise cost.
@@ -165,7 +165,7 @@ TEST(LossPredictorTest, IsWhatRowsOfAnotherTextLose) {
   const BasisAnalysis analysis = *AnalyseLathe({&statistics, {}, {}, {.joint_channels = 256}});
   const ModelBasis basis = CutBasis(analysis, RanksOf(analysis));
   const HeadBasis& head = basis.head(0, 0);
-  ASSERT_EQ(head.v_bits.n_channels(), 32);
+  ASSERT_EQ(head.bits.middle.v.n_channels(), 32);
   for (const StoredUnit unit : {StoredUnit::kChannel, StoredUnit::kToken}) {
     JointStatistics text = statistics.joint;
     const float* const fisher = text.v.fisher.data();
@@ -230,14 +230,14 @@ TEST(LossPredictorTest, ClassesOfEntriesCountAsTheirErrorsCost) {
   const LossPredictor predictor(analysis, statistics.joint, statistics.shape, nullptr);
   std::vector<HeadRanks> ranks = RanksOf(analysis);
   const double alike = predictor.At(ranks, {}).kl();
-  const BitSplit bits = ranks.front().k_bits, more = {{0, 16, 16, 0, 0, 0}},
+  const BitSplit bits = ranks.front().bits.middle.k, more = {{0, 16, 16, 0, 0, 0}},
                  fewer = {{0, 0, 0, 0, 16, 16}};
-  for (HeadRanks& head : ranks) head.most_attended = head.least_attended = {bits, bits};
+  for (HeadRanks& head : ranks) head.bits.most = head.bits.least = {bits, bits};
   EXPECT_NEAR(predictor.At(ranks, {}).kl(), alike, 1e-9 * alike);
-  for (HeadRanks& head : ranks) head.most_attended = {more, more};
+  for (HeadRanks& head : ranks) head.bits.most = {more, more};
   const double better = predictor.At(ranks, {}).kl();
   EXPECT_LT(better, alike);
-  for (HeadRanks& head : ranks) head.least_attended = {fewer, fewer};
+  for (HeadRanks& head : ranks) head.bits.least = {fewer, fewer};
   EXPECT_GT(predictor.At(ranks, {}).kl(), better);
   EXPECT_LT(predictor.At(ranks, {}).kl(), alike);
 }

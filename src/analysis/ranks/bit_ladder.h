@@ -4,7 +4,6 @@
 
 #include <vector>
 
-#include "analysis/bases/basis_methods.h"
 #include "analysis/ranks/ranks.h"
 
 namespace kvlathe {

@@ -70,7 +70,7 @@ int64_t LatentScratchBytes(const HeadJob& job, int64_t max_item_floats) {
 }
 
 bool IsRotated(const HeadJob& job) {
-  return !job.packed.runs.empty() && job.packed.format.Is<RotatedCodec>();
+  return !job.packed.runs.empty() && FactsOf(job.packed.format.codec).brings_bases;
 }
 
 // Adds what the scored ones of rows [row_begin, row_end) attend to. `partial` is final, and it and

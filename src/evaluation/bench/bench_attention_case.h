@@ -20,7 +20,6 @@ namespace kvlathe {
 struct AttentionCase {
   AttentionBenchRow row;
   int n_layers = 1;
-  int heads_per_map = 1;
   CacheLayout layout;
   std::vector<int> lengths;           // [n_layers * n_kv_heads] entries
   std::vector<RunExtent> extents;     // of the sealed runs, the same for every head
@@ -31,7 +30,7 @@ struct AttentionCase {
   std::vector<std::byte> counts;      // of exact entries, of all sealed blocks in order
   ModelCodebooks codebooks;           // of a format that has them
   std::vector<float> cos, sin;        // by which all heads turn their keys, where they do
-  bool has_latent_keys = false;
+  Keys keys;
   std::vector<LatentMap> maps;  // [n_layers * n_kv_heads], of latent keys
   std::optional<RetentionPlan> retention;
   Buffer entries;  // positions and votes of the heads of a layer

@@ -1,4 +1,4 @@
-// The cache of one sequence: for every layer and KV head a block table and a length of its own.
+// The cache of one sequence has a block table and a length of its own for every layer and KV head.
 #pragma once
 
 #include <cstddef>

@@ -87,7 +87,7 @@ TEST_F(SequenceFileTest, SaysNothingOfSequencesThatWereInThePoolBefore) {
         const auto fill = static_cast<std::byte>(before);
         pool.device().Fill(other.head(layer_idx, 0).sink_k(), fill, SinkBytes(layout, shape));
         for (const ObjectId& block : other.head(layer_idx, 0).blocks()) {
-          pool.device().Fill({block}, fill, BlockObjectBytes(shape));
+          pool.device().Fill({block}, fill, BlockObjectBytes(layout, shape));
         }
       }
       other.Clear();

@@ -190,7 +190,7 @@ class LayerFit {
       for (int r = 0; r < RankV(g); ++r) channels.push_back(ValueChannel(g, r));
     }
     const PackedShape shape =
-        MakePackedShape({.codec = CodebookCodec{}, .sparse_share = in_.outliers}, {},
+        MakePackedShape({.codec = CodebookCodec{}, .sparse_share = in_.outliers}, {}, {},
                         {.layer_rank_v = static_cast<int>(channels.size())});
     const int n_out = shape.value_outliers();
     Random random(static_cast<uint64_t>(layer_idx_));

@@ -21,15 +21,31 @@ bool CodesOpenRows(const Spec& spec, const LatheOptions& lathe) {
   return lathe.ranks.has_ratio() && lathe.ranks.value >= kMinCodedRatio;
 }
 
-// Of a spec that neither quantizes nor splits bits.
-std::optional<SealPlan> OnlinePlanOf(const Spec& spec) {
-  if (!spec.finds_basis_online()) return std::nullopt;
-  const auto* const strawman = spec.basis_as<SvdOnlineOptions>();
-  return SealPlan{.format = {.codec = RotatedCodec{}},
+PackedFormat FormatIn(const Spec& /*spec*/, const auto& options) { return FormatOf(options); }
+// A basis mixes channels behind RoPE; without one K has its steady ranges before it.
+PackedFormat FormatIn(const Spec& spec, const KvquantOptions& options) {
+  return FormatOf(options, /*keys_before_rope=*/spec.basis() == nullptr);
+}
+
+// The format, and what else each kind of sealing decides by itself.
+std::optional<SealPlan> BeginPlan(const Spec& /*spec*/, const SealNothing& /*sealing*/) {
+  return std::nullopt;
+}
+std::optional<SealPlan> BeginPlan(const Spec& spec, const SealByQuantizer& sealing) {
+  return SealPlan{
+      .format = std::visit([&](const auto& o) { return FormatIn(spec, o); }, *sealing.quantizer)};
+}
+std::optional<SealPlan> BeginPlan(const Spec& spec, const SealBySplitBits& sealing) {
+  const LatheOptions& lathe = *sealing.lathe;
+  return SealPlan{.format = {.codec = SplitBitsCodec{.unit = lathe.unit,
+                                                     .codes_open_rows = CodesOpenRows(spec, lathe),
+                                                     .has_classes = lathe.has_classes}}};
+}
+std::optional<SealPlan> BeginPlan(const Spec& /*spec*/, const SealByOwnBasis& sealing) {
+  return SealPlan{.format = {.codec = RotatedCodec{.kept_share = sealing.kept_share,
+                                                   .gathers_queries = sealing.gathers_queries}},
                   .prompt_run = 0,
-                  .buffer = kBlockSize,
-                  .kept_share = strawman != nullptr ? 1 - strawman->rate : 0,
-                  .gathers_queries = strawman == nullptr};
+                  .buffer = kBlockSize};
 }
 
 void AddResidual(const Spec& spec, SealPlan* plan) {
@@ -45,35 +61,24 @@ void AddResidual(const Spec& spec, SealPlan* plan) {
 }  // namespace
 
 std::optional<SealPlan> SealPlanOf(const Spec& spec) {
+  std::optional<SealPlan> begun =
+      std::visit([&](const auto& kind) { return BeginPlan(spec, kind); }, spec.sealing());
   const RunOptions* const runs = spec.runs();
-  if (runs == nullptr) return OnlinePlanOf(spec);
-  SealPlan plan;
-  if (spec.splits_bits()) {
-    const auto& lathe = *spec.basis_as<LatheOptions>();
-    plan.format.codec = SplitBitsCodec{.unit = lathe.unit};
-    plan.codes_open_rows = CodesOpenRows(spec, lathe);
-  } else {
-    plan.format =
-        std::visit([](const auto& options) { return FormatOf(options); }, *spec.quantizer());
-  }
+  if (!begun.has_value() || runs == nullptr) return begun;
+  SealPlan& plan = *begun;
   if (const auto* window = spec.retention_as<WindowOptions>(); window != nullptr) {
     plan.window = window->size;
   }
   // The prompt is sealed at its end where entries are dropped or sorted until then.
-  plan.has_classes = spec.has_classes();
   const bool waits = MovesRows(spec) && spec.retention_as<PoolOptions>() == nullptr;
-  plan.prompt_run = waits || plan.has_classes ? 0 : runs->prompt_run;
+  plan.prompt_run = waits || FactsOf(plan.format.codec).has_classes ? 0 : runs->prompt_run;
   plan.buffer = runs->buffer;
   plan.newest = runs->newest;
   constexpr int kMostOfAuto = 4096;
   const bool grows = runs->newest_grows && !MovesRows(spec);
   plan.most_newest = grows ? kMostOfAuto : plan.newest;
   AddResidual(spec, &plan);
-  // A basis mixes channels behind RoPE; without one K has its steady ranges before it.
-  if (auto* const codebook = std::get_if<CodebookCodec>(&plan.format.codec)) {
-    codebook->keys_before_rope = spec.basis() == nullptr;
-  }
-  return plan;
+  return begun;
 }
 
 }  // namespace kvlathe

@@ -1,5 +1,5 @@
-// Each method of the quantizer axis takes a codec of src/format and says what shares a scale.
-// They are registered in kv/spec/spec_table.cc; the codes themselves are kernels/cpu/seal/seal.h's.
+// A method of the quantizer axis says which codec of src/format it takes, and what shares a scale.
+// Methods are registered in kv/spec/spec_table.cc; sealing makes the codes (docs/quantization.md).
 #pragma once
 
 #include <optional>
@@ -27,18 +27,7 @@ PackedFormat FormatOf(const KcvtOptions& options);
 PackedFormat FormatOf(const KiviOptions& options);
 // KVQuant (arXiv 2401.18079; docs/methods/kvquant.md): codebooks per layer, K with ranges of the
 // model per channel, V with ranges per token over all heads, outliers kept exactly.
-PackedFormat FormatOf(const KvquantOptions& options);
+PackedFormat FormatOf(const KvquantOptions& options, bool keys_before_rope);
 inline PackedFormat FormatOf(const FixedCodesOptions& options) { return options.format; }
-
-// What their rows of spec_table.cc name. Symmetric, a scale per token and head.
-PackedFormat Int8Format();
-PackedFormat Q8Format();
-PackedFormat Q4Format();
-// Codes of 4 bits that stand for the numbers of a table, under a power of two for each kGroup
-// channels of a token (format/table_codes/code_table.h).
-template <const NamedTable& kTable, int kGroup>
-PackedFormat TableFormat() {
-  return {.codec = TableCodec{&kTable, kGroup}};
-}
 
 }  // namespace kvlathe

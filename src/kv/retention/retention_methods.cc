@@ -26,7 +26,7 @@ RetentionPlan SortingPlan() {
 }  // namespace
 
 std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec) {
-  if (spec.retention() == nullptr && spec.has_classes()) return SortingPlan();
+  if (spec.retention() == nullptr && FactsOf(spec.sealing()).has_classes) return SortingPlan();
   if (spec.retention() == nullptr) return std::nullopt;
   // What a window leaves behind is known before it is sealed: whole blocks go (SealPlan).
   const bool is_sealed = spec.runs() != nullptr;

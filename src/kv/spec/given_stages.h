@@ -1,4 +1,4 @@
-// Given stages are a spec as it was typed. The parser makes it of the text, and the resolver makes
+// A given spec is one as it was typed. The parser makes it of the text, and the resolver makes
 // stages of it.
 #pragma once
 

@@ -93,7 +93,6 @@ using BasisStage =
 // Null where ranks are not chosen beforehand (svd-online).
 const RankOptions* RanksOf(const BasisStage& basis);
 bool IsResident(const BasisStage& basis);
-int HeadsPerLatent(const BasisStage& basis);
 
 // --- Retention ---
 

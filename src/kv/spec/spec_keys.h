@@ -1,4 +1,5 @@
-// Several stages share these keys of the spec grammar, or presets pass them on to their stages.
+// These are the keys of the spec grammar that several stages share or that presets pass on to their
+// stages.
 #pragma once
 
 #include <string_view>

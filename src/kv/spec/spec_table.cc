@@ -4,8 +4,8 @@
 
 #include "analysis/bases/basis_methods.h"
 #include "format/table_codes/mxfp4.h"
-#include "kv/quantizer/quantizer_methods.h"
 #include "kv/spec/compatibility.h"
+#include "kv/spec/fixed_formats.h"
 #include "kv/spec/read_options.h"
 #include "kv/spec/spec_keys.h"
 #include "kv/spec/tuning_ladders.h"

@@ -313,14 +313,14 @@ TEST(Spec, RefusesContradictions) {
 }
 
 TEST(Spec, ABasisMaySplitBitsInPlaceOfAQuantizer) {
-  EXPECT_TRUE(Spec::Parse("lathe(ratio=4)")->splits_bits());
+  EXPECT_TRUE(FactsOf(Spec::Parse("lathe(ratio=4)")->sealing()).splits_bits);
   EXPECT_TRUE(Spec::Parse("lathe(ratio=4)")->runs()->newest_grows);
-  EXPECT_TRUE(Spec::Parse("lathe(ratio=4,bits=mixed)")->splits_bits());
-  EXPECT_FALSE(Spec::Parse("lathe(rate=0.5)")->splits_bits());
-  EXPECT_FALSE(Spec::Parse("lathe(ratio=4,bits=16)")->splits_bits());
-  EXPECT_FALSE(Spec::Parse("lathe(ratio=4)+kivi")->splits_bits());
-  EXPECT_FALSE(Spec::Parse("fdc(ratio=4)")->splits_bits());
-  EXPECT_TRUE(Spec::Parse("lathe(ratio=4)+lowrank")->splits_bits());
+  EXPECT_TRUE(FactsOf(Spec::Parse("lathe(ratio=4,bits=mixed)")->sealing()).splits_bits);
+  EXPECT_FALSE(FactsOf(Spec::Parse("lathe(rate=0.5)")->sealing()).splits_bits);
+  EXPECT_FALSE(FactsOf(Spec::Parse("lathe(ratio=4,bits=16)")->sealing()).splits_bits);
+  EXPECT_FALSE(FactsOf(Spec::Parse("lathe(ratio=4)+kivi")->sealing()).splits_bits);
+  EXPECT_FALSE(FactsOf(Spec::Parse("fdc(ratio=4)")->sealing()).splits_bits);
+  EXPECT_TRUE(FactsOf(Spec::Parse("lathe(ratio=4)+lowrank")->sealing()).splits_bits);
   EXPECT_EQ(Spec::Parse("lathe(ratio=4,scales=token)")->basis_as<LatheOptions>()->unit,
             StoredUnit::kToken);
   EXPECT_THAT(ErrorOf("lathe(ratio=4,scales=block)"), HasSubstr("auto, static or token"));

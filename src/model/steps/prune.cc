@@ -68,7 +68,7 @@ Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) {
        .kept = cache->kept(),
        .in_order = in_order,
        .classes = classes,
-       .keeps_sorted_positions = layout.has_latent_keys,
+       .keeps_sorted_positions = TurnWhenRead(layout.keys),
        .has_wide_positions = SortedPositions::IsWide(cache->n_prompt())});
   if (reopens) cache->PlaceKeptBlocks(layer_.idx, opened);
   cache->DropPruned(layer_.idx);
@@ -94,7 +94,7 @@ Status CutKeysStep::Run(ForwardState* state) {
                         .cut = cache->layout().shape(layer_.idx, g),
                         .blocks = head.blocks(),
                         .n_entries = head.n_entries(),
-                        .map = layer_.rows.maps_keys ? &layer_.basis.KeyMap(g) : nullptr});
+                        .map = layer_.rows.maps_keys() ? &layer_.basis.KeyMap(g) : nullptr});
     }
   }
   if (caches.empty()) return OkStatus();

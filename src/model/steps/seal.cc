@@ -25,7 +25,8 @@ void SealStep::AddRuns(SequenceCache* cache, const RunObjects& objects, const Ke
       for (int h = g; h < g + n_heads_per_run; ++h) {
         const std::span<const ObjectId> packed = objects.packed[h];
         heads->push_back(
-            {.shape = ShapeOfClass(cache->layout().shape(layer_.idx, h), run.entry_class),
+            {.shape = cache->layout().shape(layer_.idx, h),
+             .storage = cache->layout().storage(layer_.idx, h),
              .blocks = cache->head(layer_.idx, h).blocks().subspan(run.first_block, run.n_blocks),
              .packed = packed.subspan(in_packed, run.n_blocks),
              .record = objects.records[h]});
@@ -38,6 +39,7 @@ void SealStep::AddRuns(SequenceCache* cache, const RunObjects& objects, const Ke
                        .n_blocks = static_cast<int>(run.n_blocks),
                        .is_prompt = run.is_prompt,
                        .is_repaired = run.is_repaired,
+                       .entry_class = run.entry_class,
                        .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_.idx,
                        .codebooks = layer_.codebooks,
                        .rotation = rotation.From(run.first_block)});
@@ -88,7 +90,7 @@ Status SealStep::SealTogether(std::span<SequenceCache* const> caches,
     return run.heads.front().blocks.back().is_null();  // nothing is left to seal
   });
   const Status sealed =
-      plan.format.Is<RotatedCodec>()
+      FactsOf(plan.format.codec).brings_bases
           ? state->backend->SealRotated(RotatedHeads(caches, heads))
           : state->backend->Seal({plan.format, layer_.row_type, plan.power_loops, runs});
   if (sealed.ok()) return sealed;

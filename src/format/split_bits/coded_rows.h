@@ -1,7 +1,10 @@
-// Where codes lie in a block that is still being filled and holds 8-bit codes in place of rows
-// (BlockShape::has_coded_rows). They have the places that codes of 8 bits have in a sealed block
-// (codes/code_lines.h), and so have the scales of their tokens (ScaleOfByte), a byte for K and one
-// for V, behind all codes.
+// A block of coded rows is still being filled and holds 8-bit codes in place of rows
+// (SplitBitsCodec::codes_open_rows).
+//
+//   block of a head   | K: 8 bits | V: 8 bits | scales of tokens: K | V |
+//
+// Codes have the places that codes of 8 bits have in a sealed block (codes/code_lines.h). The scale
+// of a token is a byte (ScaleOfByte).
 #pragma once
 
 #include <cstdint>
@@ -9,6 +12,9 @@
 #include "format/rows/block_layout.h"
 
 namespace kvlathe {
+
+constexpr int64_t CodedKeyBytes(const BlockShape& s) { return int64_t{kBlockSize} * s.rank_k; }
+constexpr int64_t CodedTokenBytes(const BlockShape& s) { return s.rank_k + s.rank_v + 2; }
 
 // Offsets in bytes from the start of K and of V.
 constexpr int64_t CodedKeyOffset(int token, int r) {
