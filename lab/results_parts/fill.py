@@ -15,6 +15,8 @@ serving_view.py says, and for retrofitted models retrofit_view.py.
 import pathlib
 import re
 
+from wrap_markdown import wrapped
+
 from .page import block_lines, page_texts
 from .retrofit_view import RetrofitView
 from .serving_view import ServingView
@@ -77,7 +79,8 @@ def chosen_table(view, parts, fields, kvs):
 def table_of(view, block):
     if block[3]:
         return chosen_table(view, block[2].split(","), block[3].split(","), block[4].split())
-    return block_lines(view, block[2]) if isinstance(view, View) else view.block_lines(block[2])
+    lines = block_lines(view, block[2]) if isinstance(view, View) else view.block_lines(block[2])
+    return wrapped("\n".join(lines)).split("\n")
 
 
 def filled(text, views):
