@@ -19,7 +19,7 @@ from pathlib import Path
 ORDER = [
     "base", "tensor", "io", "format", "device", "analysis", "tokenizer", "training/tokenizer_training", "kernels", "kernels/cpu",
     "kv", "plan", "tuning", "attention", "backend", "model", "calibration/gradients", "calibration", "engine", "structured", "evaluation/tasks", "training/corpus",
-    "training/corpus_building", "training/retrofit", "evaluation",
+    "training/corpus_building", "training/retrofit", "evaluation", "runtime",
     "load_generation", "server/http", "server/api", "server/tools", "server", "apps", "tests",
 ]
 KEYWORDS = {"NAME", "SRCS", "DEPS", "LIBS", "LABELS", "FLAGS", "CORPUS", "HEADERS", "APART", "SHARDS", "COST",
