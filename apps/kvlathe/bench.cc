@@ -11,7 +11,7 @@
 #include "evaluation/bench/bench_plan.h"
 #include "evaluation/bench/bench_scheduler.h"
 #include "kvlathe/bench_serve/bench_serve.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
 #include "plan/drawn_basis.h"
 
 namespace kvlathe {
@@ -57,8 +57,8 @@ Status RunModelBench(const BenchModelOptions& options) {
   }
   KVL_ASSIGN_OR_RETURN(
       auto workspace,
-      random ? Workspace::OpenRandom(options.random_model, options.model, options.compression)
-             : Workspace::Open(options.model));
+      random ? OpenRandomWorkspace(options.random_model, options.model, options.compression)
+             : OpenWorkspace(options.model));
   std::vector<std::string> specs = options.model.kv;
   if (specs.empty()) specs = {"none"};
   std::vector<ModelBenchRow> rows;
@@ -134,7 +134,7 @@ Status RunSchedulerBench(const BenchSchedulerOptions& options) {
   if (options.model.kv.size() > 1) {
     return Error(StatusCode::kInvalidArgument, "bench scheduler takes one --kv");
   }
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
   KVL_ASSIGN_OR_RETURN(
       const SpecModel spec_model,
       workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
@@ -217,7 +217,7 @@ Status RunAttention(BenchAttentionOptions options) {
   for (const std::string& phase : options.phases) {
     bench.phases.push_back(phase == "decode" ? BenchPhase::kDecode : BenchPhase::kPrefill);
   }
-  SayWithoutBf16(bench.isa);
+  PrintNote(Note::Kind::kNote, NoteWithoutBf16(bench.isa));
   KVL_ASSIGN_OR_RETURN(const AttentionBenchReport report, RunAttentionBench(bench));
   if (options.json) {
     fmt::print("{}\n", ToJson(report).dump());

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "evaluation/compare.h"
-#include "kvlathe/workspace.h"
+#include "runtime/workspace.h"
 
 namespace kvlathe {
 

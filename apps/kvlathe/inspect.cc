@@ -12,10 +12,10 @@
 #include "io/files.h"
 #include "io/model_place.h"
 #include "kv/byte_kinds.h"
-#include "kvlathe/calibration_run.h"
 #include "kvlathe/heat_map.h"
 #include "kvlathe/inspect_merging.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
+#include "runtime/calibration_run.h"
 
 namespace kvlathe {
 namespace {
@@ -104,8 +104,7 @@ StatusOr<double> OverlapWithText(Workspace* workspace, const Spec& spec,
   CalibrationRun run;
   run.text_path = text_path;
   run.gradients = BasisMethodOf(spec)->wants_gradients;
-  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
-                       RunCalibration(workspace, workspace->model_hash(), run));
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics, RunCalibration(workspace, run));
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis from_text, analyses.From(spec, statistics));
   return MeanKeyOverlap(*from_random, from_text, workspace->config().head_dim / 2);
 }
@@ -308,7 +307,7 @@ Status Inspect(const InspectOptions& options) {
   }
   const std::string without = options.merging.text.empty() ? "fdc(rate=0.5)" : "dmc";
   const std::string kv = options.model.kv.empty() ? without : options.model.kv.front();
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
   KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv));
   const KvBytes bytes = BytesAtFullContext(*workspace, *spec_model.model);
   Inspection found;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "evaluation/merging/merging_report.h"
-#include "kvlathe/workspace.h"
+#include "runtime/workspace.h"
 
 namespace kvlathe {
 

@@ -9,9 +9,9 @@
 #include "io/files.h"
 #include "kv/seal/seal_schedule.h"
 #include "kvlathe/comparison_run.h"
-#include "kvlathe/profile_file.h"
-#include "kvlathe/shared_texts.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
+#include "runtime/profile_file.h"
+#include "runtime/shared_texts.h"
 
 namespace kvlathe {
 namespace {
@@ -156,7 +156,7 @@ Status RunReport(ReportOptions options) {
     KVL_ASSIGN_OR_RETURN(options.text, TextOfModel(options.model.model, "sample.txt"));
   }
   KVL_RETURN_IF_ERROR(AtomicFile::Create(options.output).status());  // before anything takes time
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
   KVL_ASSIGN_OR_RETURN(std::optional<FoundProfile> found, LookForProfile(*workspace));
   if (found.has_value() && found->profile.model_hash != workspace->model_hash()) {
     return Error(StatusCode::kInvalidArgument,

@@ -35,6 +35,14 @@ constexpr int CalibrationPositions(int context) {
   return static_cast<int>(std::bit_ceil(static_cast<unsigned>(context)));
 }
 
+// The context that statistics are made for, so that they serve a program whose caches may have
+// `context` positions: this one, or a longer one that takes sequences no shorter than the model
+// allows. So all contexts up to 2048 share their statistics.
+constexpr int CalibrationContext(int context, int model_context) {
+  const int sequence_tokens = CalibrationSequenceTokens(model_context);
+  return context < sequence_tokens ? sequence_tokens : context;
+}
+
 struct RandomTokens {
   int64_t n_tokens = kDefaultCalibrationTokens;  // in all, BOS included
   uint64_t seed = 0;

@@ -220,6 +220,13 @@ TEST(SpreadStartsTest, AnyFewSequencesLieAllOverTheContext) {
   }
 }
 
+TEST(CalibrationContextTest, ShortContextsShareStatistics) {
+  EXPECT_EQ(CalibrationContext(256, 1024), 1024);
+  EXPECT_EQ(CalibrationContext(256, 8192), 2048);
+  EXPECT_EQ(CalibrationContext(2048, 8192), 2048);
+  EXPECT_EQ(CalibrationContext(4096, 8192), 4096);
+}
+
 TEST(CalibrationPositionsTest, AreThoseOfTheContextOrTwiceAsManyAtMost) {
   EXPECT_EQ(CalibrationPositions(512), 512);
   EXPECT_EQ(CalibrationPositions(2048), 2048);

@@ -4,14 +4,8 @@
 
 #include "analysis/bases/lathe.h"
 #include "analysis/bases/palu.h"
-#include "kv/retention/retention_methods.h"
 
 namespace kvlathe {
-
-std::optional<MergePlan> MergingOf(const Spec& spec) {
-  const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
-  return retention.has_value() ? retention->merge : std::nullopt;
-}
 
 const BasisMethod* BasisMethodOf(const Spec& spec) {
   const Stage* const stage = spec.stage(Axis::kBasis);
@@ -75,12 +69,7 @@ StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,
 }
 
 StatusOr<const CalibrationStatistics*> BasisAnalyses::StatisticsOf(const Spec& spec) {
-  const BasisMethod& method = *BasisMethodOf(spec);
-  const BasisOptions options = BasisOptionsOf(spec);
-  return source_->Statistics({.of_text = method.wants_text,
-                              .across_heads = options.heads_per_latent > 1 && options.is_whitened,
-                              .gradients = method.wants_gradients,
-                              .merge = MergingOf(spec)});
+  return source_->Statistics(*BasisNeedOf(spec));
 }
 
 StatusOr<const BasisAnalysis*> BasisAnalyses::Of(const Spec& spec) {

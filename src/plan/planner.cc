@@ -175,7 +175,7 @@ Status CachePlanner::AddCodebooks(const Spec& spec, PlanParts* parts) {
   const auto* const kvquant = spec.quantizer_as<KvquantOptions>();
   if (kvquant == nullptr || source_->is_random()) return OkStatus();
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics,
-                       source_->Statistics({.of_text = true, .merge = MergingOf(spec)}));
+                       source_->Statistics(*CodebookNeedOf(spec)));
   parts->codebooks = FitCodebooks({.statistics = statistics,
                                    .basis = parts->basis.has_value() ? &*parts->basis : nullptr,
                                    .rope_dim = model_.rope_dim,

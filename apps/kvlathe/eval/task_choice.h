@@ -12,7 +12,7 @@
 #include "evaluation/task_runs/task_run.h"
 #include "evaluation/tasks/task.h"
 #include "kvlathe/options.h"
-#include "kvlathe/workspace.h"
+#include "runtime/workspace.h"
 
 namespace kvlathe {
 

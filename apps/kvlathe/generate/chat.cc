@@ -6,11 +6,11 @@
 #include <optional>
 
 #include "evaluation/kv_parts.h"
-#include "kvlathe/cache_loss.h"
 #include "kvlathe/generate/chat_conversation.h"
 #include "kvlathe/generate/chat_input.h"
 #include "kvlathe/generate/generation_options.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
+#include "runtime/cache_loss.h"
 #include "tokenizer/chat/chat_template.h"
 
 namespace kvlathe {
@@ -172,7 +172,7 @@ Status RunChat(const ChatOptions& options) {
   // Before the weights are read, which takes long.
   KVL_RETURN_IF_ERROR(LoadModelConfig(options.model.model).status());
   KVL_RETURN_IF_ERROR(ChooseFormat(options, {}).status());
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
   KVL_ASSIGN_OR_RETURN(
       const SpecModel spec_model,
       workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));

@@ -8,7 +8,7 @@
 
 #include "engine/engine.h"
 #include "kv/blocks/block_pool.h"
-#include "kvlathe/workspace.h"
+#include "runtime/workspace.h"
 #include "tokenizer/chat/chat_ends.h"
 #include "tokenizer/chat/chat_format.h"
 

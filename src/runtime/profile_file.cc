@@ -1,10 +1,10 @@
-#include "kvlathe/profile_file.h"
+#include "runtime/profile_file.h"
 
 #include "calibration/fingerprint.h"
 #include "calibration/statistics_store.h"
 #include "io/files.h"
 #include "io/model_place.h"
-#include "kvlathe/workspace.h"
+#include "runtime/workspace.h"
 
 namespace kvlathe {
 
@@ -18,7 +18,7 @@ std::string KeptProfilePath(const Workspace& workspace) {
 }
 
 StatusOr<std::optional<FoundProfile>> LookForProfile(const Workspace& workspace) {
-  const ModelOptions& options = workspace.options();
+  const OpenOptions& options = workspace.options();
   std::string path = options.profile;
   for (const std::string& place :
        {BesideModel(options.model, "profile.json"), KeptProfilePath(workspace)}) {

@@ -1,16 +1,16 @@
-#include "kvlathe/cache_loss.h"
+#include "runtime/cache_loss.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <filesystem>
 
 #include "calibration/fingerprint.h"
 #include "calibration/statistics_store.h"
+#include "evaluation/quality.h"
 #include "io/files.h"
-#include "kvlathe/shared_texts.h"
+#include "runtime/shared_texts.h"
 
 namespace kvlathe {
 namespace {
@@ -19,13 +19,13 @@ constexpr int kWindowTokens = 512;
 // Nats per token. On text, 0.1 is about a tenth more perplexity.
 constexpr double kLargeKl = 0.1;
 
-std::string KeptPath(const SequenceIdentity& identity, const ModelOptions& options) {
+std::string KeptPath(const SequenceIdentity& identity, const OpenOptions& options) {
   const std::string directory = UserCacheDirectory();
   if (directory.empty()) return {};
   Fingerprint key;
   key.Add(identity.spec);
   key.Add(identity.model);
-  key.Add(options.dtype);
+  key.Add(RowTypeName(options.row_type));
   return directory + "/loss-" + key.Hex() + ".txt";
 }
 
@@ -75,12 +75,13 @@ Status WarnOfLoss(Workspace* workspace, const SpecModel& spec_model) {
     }
   }
   if (*kl < kLargeKl) return OkStatus();
-  fmt::print(
-      stderr,
-      "kvlathe: warning: --kv '{}' changes what this model says: on a short text it is {:.2f} "
-      "nats per token away from the uncompressed cache (0.01 costs about 1% of perplexity); "
-      "take a smaller rate or ratio, or see kvlathe compare\n",
-      spec_model.spec.text(), *kl);
+  workspace->Notify(
+      Note::Kind::kWarning,
+      fmt::format(
+          "--kv '{}' changes what this model says: on a short text it is {:.2f} nats per "
+          "token away from the uncompressed cache (0.01 costs about 1% of perplexity); take "
+          "a smaller rate or ratio, or see kvlathe compare",
+          spec_model.spec.text(), *kl));
   return OkStatus();
 }
 

@@ -1,4 +1,6 @@
-#include "kvlathe/shared_texts.h"
+#include "runtime/shared_texts.h"
+
+#include <dlfcn.h>
 
 #include <filesystem>
 #include <vector>
@@ -9,6 +11,16 @@
 namespace kvlathe {
 namespace {
 
+// The file that this code was linked into: the program, or a shared library. Empty if the loader
+// does not say.
+std::filesystem::path OwnFile() {
+  Dl_info info;
+  std::error_code error;
+  if (dladdr(reinterpret_cast<const void*>(&OwnFile), &info) == 0) return {};
+  std::filesystem::path path = std::filesystem::canonical(info.dli_fname, error);
+  return error ? std::filesystem::path() : path;
+}
+
 // Where texts may lie, nearest first.
 std::vector<std::string> SharedPlaces() {
   std::vector<std::string> places;
@@ -18,6 +30,12 @@ std::vector<std::string> SharedPlaces() {
     const std::filesystem::path folder = program.parent_path();
     places.push_back(folder / "share/kvlathe");
     places.push_back(folder.parent_path() / "share/kvlathe");
+  }
+  // A library lies in lib/ of a prefix, or in a folder of lib/.
+  const std::filesystem::path library_folder = OwnFile().parent_path();
+  for (const auto& prefix :
+       {library_folder.parent_path(), library_folder.parent_path().parent_path()}) {
+    if (!prefix.empty()) places.push_back(prefix / "share/kvlathe");
   }
   places.push_back(KVLATHE_SHARE_DIR);
   return places;

@@ -1,12 +1,16 @@
-#include "kvlathe/calibration_run.h"
+#include "runtime/calibration_run.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "analysis/statistics/statistics.h"
 #include "calibration/fingerprint.h"
 #include "calibration/gradient_windows.h"
 #include "calibration/gradients/decoder_gradients.h"
 #include "engine/engine.h"
+#include "evaluation/quality.h"
 
 namespace kvlathe {
 namespace {
@@ -25,7 +29,7 @@ std::pair<int32_t, int32_t> OrdinaryIds(const Workspace& workspace) {
 StatusOr<TokenSequences> Sequences(const Workspace& workspace, const CalibrationRun& run,
                                    std::string* token_source) {
   const ModelConfig& c = workspace.config();
-  const int n_tokens = CalibrationSequenceTokens(workspace.context_tokens());
+  const int n_tokens = CalibrationSequenceTokens(CalibratedContext(workspace));
   if (run.text_path.empty()) {
     const auto [first, end] = OrdinaryIds(workspace);
     *token_source = "random";
@@ -116,14 +120,13 @@ class GradientPass {
 };
 
 // The job of a run, but for what it calls.
-StatusOr<CalibrationJob> JobOf(const Workspace& workspace, const std::string& model_hash,
-                               const CalibrationRun& run) {
+StatusOr<CalibrationJob> JobOf(const Workspace& workspace, const CalibrationRun& run) {
   CalibrationJob job;
   job.shape = ShapeOf(workspace.config());
   job.attention = workspace.config().attention;
   job.rope_dim = workspace.config().rope_dim();
-  job.n_positions = CalibrationPositions(workspace.context_tokens());
-  job.source.model_hash = model_hash;
+  job.n_positions = CalibrationPositions(CalibratedContext(workspace));
+  job.source.model_hash = workspace.model_hash();
   job.source.rope = workspace.config().DescribePositions();
   job.source.seed = run.text_path.empty() ? run.seed : 0;
   job.source.merging = run.Merging();
@@ -136,10 +139,8 @@ StatusOr<CalibrationJob> JobOf(const Workspace& workspace, const std::string& mo
 
 std::string CalibrationRun::Describe() const {
   return (text_path.empty() ? fmt::format("random {} seed {}", n_random_tokens, seed)
-                            : fmt::format("text {}", text_path)) +
-         (across_heads ? " across heads" : "") +
-         (merge.has_value() ? " merged by " + Merging() : "") +
-         (gradients ? " with gradients" : "");
+                            : std::string("text")) +
+         (merge.has_value() ? " merged by " + Merging() : "");
 }
 
 std::string CalibrationRun::SpecText() const {
@@ -157,12 +158,13 @@ StatisticsShape ShapeOf(const ModelConfig& config) {
   return {config.n_layers, config.n_heads, config.n_kv_heads, config.head_dim};
 }
 
-StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::string& model_hash,
-                                               const CalibrationRun& run,
-                                               CalibrationSeconds* seconds) {
-  CalibrationSeconds of_run;
-  if (seconds == nullptr) seconds = &of_run;
-  KVL_ASSIGN_OR_RETURN(CalibrationJob job, JobOf(*workspace, model_hash, run));
+int CalibratedContext(const Workspace& workspace) {
+  return CalibrationContext(workspace.context_tokens(), workspace.config().max_seq_len);
+}
+
+StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const CalibrationRun& run,
+                                               CalibrationTimes* times) {
+  KVL_ASSIGN_OR_RETURN(CalibrationJob job, JobOf(*workspace, run));
   job.pool = workspace->threads();
   job.isa = workspace->isa();
   KVL_ASSIGN_OR_RETURN(const SpecModel baseline, workspace->MakeModel(run.SpecText()));
@@ -195,7 +197,7 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::
       return pass->Run(ids, seed, sink);
     };
   }
-  KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job, &seconds->statistics));
+  KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job, times));
   progress.End();
   return statistics;
 }

@@ -1,18 +1,17 @@
-#include "kvlathe/workspace.h"
+#include "runtime/workspace.h"
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <fstream>
+#include <utility>
 
-#include "base/units.h"
 #include "calibration/fingerprint.h"
 #include "evaluation/bench/deciding_weights.h"
 #include "io/files.h"
 #include "kv/capacity.h"
-#include "kvlathe/prediction_notes.h"
 #include "model/families/gguf_config.h"
 #include "model/model_facts.h"
+#include "runtime/prediction_notes.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
 
 namespace kvlathe {
@@ -44,15 +43,20 @@ Status CheckAlone(const std::vector<std::string>& specs) {
 
 }  // namespace
 
-void SayWithoutBf16(Isa isa) {
-  if (HasBf16Dots(isa)) return;
-  fmt::print(stderr, "kvlathe: note: {}: computing {}\n",
-             HasBf16Dots(AvailableIsas().back()) ? "KVLATHE_ISA leaves out BF16 instructions"
-                                                 : "this CPU has no BF16 instructions",
-             isa == Isa::kAvx2 ? "in F32 with AVX2" : "in F32 with portable loops, slowly");
+std::optional<std::string> NoteWithoutBf16(Isa isa) {
+  if (HasBf16Dots(isa)) return std::nullopt;
+  return fmt::format("{}: computing {}",
+                     HasBf16Dots(AvailableIsas().back())
+                         ? "KVLATHE_ISA leaves out BF16 instructions"
+                         : "this CPU has no BF16 instructions",
+                     isa == Isa::kAvx2 ? "in F32 with AVX2" : "in F32 with portable loops, slowly");
 }
 
-StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const ModelOptions& options,
+void Workspace::Notify(Note::Kind kind, std::string text) const {
+  if (options_.on_note) options_.on_note({kind, std::move(text)});
+}
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const OpenOptions& options,
                                                         ModelConfig config) {
   std::unique_ptr<Workspace> w(new Workspace);
   w->options_ = options;
@@ -62,45 +66,48 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const ModelOptions& opti
     KVL_RETURN_IF_ERROR(CheckSpec(spec, FactsOf(config, DType::kBf16)));
   }
   KVL_ASSIGN_OR_RETURN(w->isa_, SelectIsa());
-  w->compute_type_ = options.dtype == "f32" ? DType::kF32 : DType::kBf16;
   if (options.ctx_size > config.max_seq_len) {
     return Error(StatusCode::kInvalidArgument, "-c {}: the model's context is {}", options.ctx_size,
                  config.max_seq_len);
   }
   w->context_tokens_ = options.ctx_size > 0 ? options.ctx_size : config.max_seq_len;
-  if (options.kv_memory.empty()) {
-    w->kv_budget_bytes_ = DefaultKvBudget();
-  } else {
-    KVL_ASSIGN_OR_RETURN(w->kv_budget_bytes_, ParseBytes(options.kv_memory));
-  }
+  w->kv_budget_bytes_ = options.kv_budget_bytes > 0 ? options.kv_budget_bytes : DefaultKvBudget();
   config.ChooseContext(w->context_tokens_);
   w->threads_ = std::make_unique<ThreadPool>(options.n_threads > 0 ? options.n_threads
                                                                    : AvailableProcessors());
   if (options.pin_threads) KVL_RETURN_IF_ERROR(w->threads_->Pin());
   w->config_ = std::move(config);
-  w->planner_.emplace(FactsOf(w->config_, w->compute_type_), &w->statistics_);
-  w->progress_ = TerminalProgress();
+  w->planner_.emplace(FactsOf(w->config_, w->compute_type()), &w->statistics_);
   return w;
 }
 
 Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
-  SayWithoutBf16(isa_);
-  LoadProgress progress;
-  if (progress_) {
-    progress = [this](double fraction) { progress_("loading " + options_.model, fraction); };
+  if (std::optional<std::string> note = NoteWithoutBf16(isa_); note.has_value()) {
+    Notify(Note::Kind::kNote, *std::move(note));
   }
-  KVL_ASSIGN_OR_RETURN(auto weights, ModelWeights::Load(config_, compute_type_, std::move(source),
+  LoadProgress progress;
+  if (options_.progress) {
+    progress = [this](double fraction) {
+      options_.progress("loading " + options_.model, fraction);
+    };
+  }
+  KVL_ASSIGN_OR_RETURN(auto weights, ModelWeights::Load(config_, compute_type(), std::move(source),
                                                         threads_.get(), progress));
   weights_ = std::move(weights);
   return OkStatus();
 }
 
 Status Workspace::CheckSpecs() {
-  for (const std::string& kv : options_.kv) KVL_RETURN_IF_ERROR(CheckedSpec(kv).status());
+  for (const std::string& kv : options_.kv) {
+    KVL_ASSIGN_OR_RETURN(const Spec spec, CheckedSpec(kv));
+    Expect(spec);
+  }
   return OkStatus();
 }
 
-StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const ModelOptions& options) {
+void Workspace::Expect(const Spec& spec) { statistics_.Expect(StatisticsNeedsOf(spec)); }
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const OpenOptions& options) {
   KVL_RETURN_IF_ERROR(CheckAlone(options.kv));
   if (FileExists(options.model)) return OpenGguf(options);
   KVL_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(options.model));
@@ -114,7 +121,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const ModelOptions& options
   return w;
 }
 
-StatusOr<std::unique_ptr<Workspace>> Workspace::OpenGguf(const ModelOptions& options) {
+StatusOr<std::unique_ptr<Workspace>> Workspace::OpenGguf(const OpenOptions& options) {
   KVL_ASSIGN_OR_RETURN(GgufFile opened, GgufFile::Open(options.model));
   const auto file = std::make_shared<const GgufFile>(std::move(opened));
   KVL_ASSIGN_OR_RETURN(ModelConfig config, ReadGgufConfig(*file));
@@ -128,7 +135,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenGguf(const ModelOptions& opt
 }
 
 StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandom(const std::string& config_path,
-                                                           const ModelOptions& options,
+                                                           const OpenOptions& options,
                                                            std::optional<double> compression) {
   KVL_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonFile(config_path));
   KVL_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(json, config_path));
@@ -144,8 +151,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandom(const std::string& co
 }
 
 StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandomWithTokenizer(
-    const std::string& config_path, const std::string& tokenizer_path,
-    const ModelOptions& options) {
+    const std::string& config_path, const std::string& tokenizer_path, const OpenOptions& options) {
   KVL_ASSIGN_OR_RETURN(auto tokenizer, Tokenizer::Load(tokenizer_path, {.pre = options.pre}));
   KVL_ASSIGN_OR_RETURN(nlohmann::json json, ReadJsonFile(config_path));
   if (json.is_object()) json["vocab_size"] = tokenizer->vocab_size();
@@ -223,7 +229,7 @@ StatusOr<PredictedCache> Workspace::AnswerByPrediction(const Spec& question) {
     return Error(found.status().code(), "{}, or find out what is possible: {}",
                  MessageOf(found.status()), TuneCommand(question, options_.model));
   }
-  SayThatItIsPredicted(question, *found, options_.model);
+  Notify(Note::Kind::kNote, NoteOfPrediction(question, *found, options_.model));
   return predicted_.emplace(question.ToString(), *found).first->second;
 }
 
@@ -243,9 +249,9 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, planner_->MakePlan(result.spec, rate));
   result.ranks = plan.allocation();
   KVL_ASSIGN_OR_RETURN(result.model, Model::Create(weights_, plan, threads_.get(), isa_));
-  result.model->set_schedule(ParseSchedule(options_.schedule));
+  result.model->set_schedule(options_.schedule);
   result.model->set_deterministic(options_.deterministic);
-  SayWhatRatioMeans(result);
+  NoteWhatRatioMeans(result);
   return result;
 }
 
@@ -272,21 +278,22 @@ Status Workspace::PredictKlOf(SpecModel* spec_model) {
 
 // `ratio` is a promise about one context, mostly the model's. A shorter one holds the same open
 // block, sinks and newest positions, which are then a larger share of it.
-void Workspace::SayWhatRatioMeans(const SpecModel& spec_model) {
+void Workspace::NoteWhatRatioMeans(const SpecModel& spec_model) {
   const BasisStage* const basis = spec_model.spec.basis();
   const RankOptions* const ranks = basis == nullptr ? nullptr : RanksOf(*basis);
   if (ranks == nullptr || !ranks->has_ratio()) return;
-  const int n_promised = RatioContext(spec_model.spec, FactsOf(config_, compute_type_));
+  const int n_promised = RatioContext(spec_model.spec, FactsOf(config_, compute_type()));
   if (context_tokens_ == n_promised) return;
   if (!said_ratios_.insert(spec_model.spec.ToString()).second) return;
   const CacheLayout& layout = spec_model.model->layout();
   const int64_t bytes = SequenceBytes(layout, context_tokens_, 1, context_tokens_ / 2);
-  fmt::print(
-      stderr,
-      "kvlathe: note: --kv '{}': ratio holds at a context of {}; at -c {} the cache "
-      "is {:.2f} times smaller than 16 bits\n",
-      spec_model.spec.text(), n_promised, context_tokens_,
-      static_cast<double>(ReferenceBytes(layout, context_tokens_)) / static_cast<double>(bytes));
+  const double times =
+      static_cast<double>(ReferenceBytes(layout, context_tokens_)) / static_cast<double>(bytes);
+  Notify(
+      Note::Kind::kNote,
+      fmt::format("--kv '{}': ratio holds at a context of {}; at -c {} the cache is {:.2f} times "
+                  "smaller than 16 bits",
+                  spec_model.spec.text(), n_promised, context_tokens_, times));
 }
 
 StatusOr<SequenceIdentity> Workspace::IdentityOf(const SpecModel& spec_model) {

@@ -1,4 +1,4 @@
-// Calibration as the command line runs it: tokens from a seed or a text, the workspace's model.
+// Calibrates the model of a workspace on tokens that a seed draws, or on a text.
 #pragma once
 
 #include <optional>
@@ -6,7 +6,7 @@
 
 #include "calibration/calibrate.h"
 #include "kv/retention/retention_plan.h"
-#include "kvlathe/workspace.h"
+#include "runtime/workspace.h"
 
 namespace kvlathe {
 
@@ -18,20 +18,19 @@ struct CalibrationRun {
   std::optional<MergePlan> merge = {};  // of rows that merge so, behind kCalibrationSinks positions
   bool gradients = true;  // take gradients of stored rows too (BasisMethod::wants_gradients)
 
-  std::string Describe() const;  // the settings, as part of a file name's key
+  // How its tokens come about and merge, as part of a kept file's key; not which text.
+  std::string Describe() const;
   std::string Merging() const;   // StatisticsSource::merging
   std::string SpecText() const;  // of the cache whose rows are looked at
 };
 
-// Where the time went.
-struct CalibrationSeconds {
-  CalibrationTimes statistics;
-};
+// The context that statistics of the workspace's model are made for (CalibrationContext).
+int CalibratedContext(const Workspace& workspace);
 
-// `seconds` may be null.
-StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const std::string& model_hash,
-                                               const CalibrationRun& run,
-                                               CalibrationSeconds* seconds = nullptr);
+// Runs the model for CalibratedContext. `times` may be null. kInvalidArgument for a text or a
+// context that is too short, and the errors of Calibrate.
+StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const CalibrationRun& run,
+                                               CalibrationTimes* times = nullptr);
 
 StatisticsShape ShapeOf(const ModelConfig& config);
 
