@@ -11,16 +11,16 @@
 namespace kvlathe {
 namespace {
 
-struct Moments {
-  explicit Moments(int n_dims) : mean(n_dims), scatter(n_dims * n_dims) {}
+struct SummedMoments {
+  explicit SummedMoments(int n_dims) : mean(n_dims), scatter(n_dims * n_dims) {}
   MomentSums sums() { return {&weight, mean.data(), scatter.data()}; }
   double weight = 0;
   std::vector<double> mean, scatter;
 };
 
 // By definition, in two passes over all rows.
-Moments LiteralMoments(const std::vector<float>& rows, int n_dims) {
-  Moments m(n_dims);
+SummedMoments LiteralMoments(const std::vector<float>& rows, int n_dims) {
+  SummedMoments m(n_dims);
   m.weight = static_cast<double>(rows.size()) / n_dims;
   for (size_t i = 0; i < rows.size(); ++i) m.mean[i % n_dims] += rows[i] / m.weight;
   for (size_t t = 0; t < rows.size(); t += n_dims) {
@@ -38,7 +38,7 @@ class MomentAdderTest : public ::testing::TestWithParam<Isa> {};
 TEST_P(MomentAdderTest, SlicesAddUpToTheMomentsOfAllRows) {
   Random random(1);
   for (const int n_dims : {3, 16, 40}) {
-    Moments found(n_dims);
+    SummedMoments found(n_dims);
     MomentAdder adder(GetParam());
     std::vector<float> all;
     // One row alone, none, and slices whose means differ.
@@ -47,14 +47,14 @@ TEST_P(MomentAdderTest, SlicesAddUpToTheMomentsOfAllRows) {
       for (float& x : rows) x = static_cast<float>(0.1 * n_rows + random.Normal());
       const double trace = adder.Add(rows.data(), n_rows, n_dims, found.sums());
       if (n_rows == 37) {
-        const Moments slice = LiteralMoments(rows, n_dims);
+        const SummedMoments slice = LiteralMoments(rows, n_dims);
         double expected = 0;
         for (int i = 0; i < n_dims; ++i) expected += slice.scatter[i * (n_dims + 1)];
         EXPECT_NEAR(trace, expected, 1e-4 * expected);
       }
       all.insert(all.end(), rows.begin(), rows.end());
     }
-    const Moments expected = LiteralMoments(all, n_dims);
+    const SummedMoments expected = LiteralMoments(all, n_dims);
     EXPECT_EQ(found.weight, expected.weight);
     for (int i = 0; i < n_dims; ++i) {
       EXPECT_NEAR(found.mean[i], expected.mean[i], 1e-5);
@@ -70,7 +70,7 @@ TEST_P(MomentAdderTest, SlicesAddUpToTheMomentsOfAllRows) {
 TEST_P(MomentAdderTest, SmallDeviationsBesideLargeMeansAreWhatTheyAre) {
   constexpr int kRows = 200, kSlices = 20, kDims = 32;
   Random random(2);
-  Moments found(kDims);
+  SummedMoments found(kDims);
   MomentAdder adder(GetParam());
   std::vector<float> all;
   for (int slice = 0; slice < kSlices; ++slice) {
@@ -82,7 +82,7 @@ TEST_P(MomentAdderTest, SmallDeviationsBesideLargeMeansAreWhatTheyAre) {
     adder.Add(rows.data(), kRows, kDims, found.sums());
     all.insert(all.end(), rows.begin(), rows.end());
   }
-  const Moments expected = LiteralMoments(all, kDims);
+  const SummedMoments expected = LiteralMoments(all, kDims);
   for (int i = 0; i < kDims; ++i) {
     const double of_i = expected.scatter[i * (kDims + 1)];
     EXPECT_NEAR(found.scatter[i * (kDims + 1)], of_i, 1e-3 * of_i);
@@ -94,7 +94,7 @@ TEST_P(MomentAdderTest, SmallDeviationsBesideLargeMeansAreWhatTheyAre) {
 
 TEST_P(MomentAdderTest, AValueThatIsNotFiniteShows) {
   std::vector<float> rows(5 * 16, 1.0f);
-  Moments moments(16);
+  SummedMoments moments(16);
   MomentAdder adder(GetParam());
   for (const float x : {std::numeric_limits<float>::quiet_NaN(), 1e30f}) {
     rows[35] = x;
