@@ -5,9 +5,9 @@ A file may include headers of its own folder, and of the folders that its target
 (a test also those of its folder's library). Folders are ordered (ORDER below): neither an include
 nor a DEPS entry may point upwards, so the folder graph has no cycle. No header may include itself
 through others, and every source must belong to a target. Only what runs on the CPU may include the headers that give
-addresses of cache memory (ADDRESS_HEADERS below). A source must also include, itself or
-through headers of the project, what it uses of the headers that are precompiled (PRECOMPILED below),
-which the compiler would not miss.
+addresses of cache memory (ADDRESS_HEADERS below). Installed headers (include/) include each other and no header of
+the tree. A source must also include, itself or through headers of the project, what it uses of the headers that are
+precompiled (PRECOMPILED below), which the compiler would not miss.
 
 usage: check_includes.py [ROOT]
 """
@@ -223,6 +223,14 @@ def find_cycle(graph):
     return None
 
 
+def check_installed(root):
+    """Includes of installed headers, which no header of the tree goes with."""
+    for path in sorted((root / "include").rglob("*.h")):
+        for include in INCLUDE.findall(path.read_text()):
+            if not (root / "include" / include).is_file():
+                yield f"{path.relative_to(root)}: includes {include}, which is not installed"
+
+
 def check(root):
     targets = find_targets(root)
     folder_by_library = {t.name: t.folder for t in targets if t.is_library}
@@ -237,6 +245,7 @@ def check(root):
         problems += check_addresses(path, graph[path])
         if path.endswith(".cc"):
             problems += check_precompiled(root, path, graph)
+    problems += check_installed(root)
     cycle = find_cycle(graph)
     if cycle:
         problems.append("include cycle: " + " -> ".join(cycle))
