@@ -6,8 +6,8 @@ A file may include headers of its own folder, and of the folders that its target
 nor a DEPS entry may point upwards, so the folder graph has no cycle. Subfolders of a folder may not
 hold each other either, not even through several (a folder and a subfolder of its own may; tests
 may include sideways). No header may include itself through others, and every source must belong to
-a target. Only what runs on the CPU may include headers of src/cpu (CPU_FILES below). A source must also include, itself or
-through headers of the project, what it uses of the headers that are precompiled (PRECOMPILED below),
+a target. Only what runs on the CPU may include headers of src/cpu (CPU_FILES below). Installed headers (include/) include each
+other and no header of the tree. A source must also include, itself or through headers of the project, what it uses of the headers that are precompiled (PRECOMPILED below),
 which the compiler would not miss.
 
 usage: check_includes.py [ROOT]
@@ -264,6 +264,14 @@ def check_subfolders(graph):
     return problems
 
 
+def check_installed(root):
+    """Includes of installed headers, which no header of the tree goes with."""
+    for path in sorted((root / "include").rglob("*.h")):
+        for include in INCLUDE.findall(path.read_text()):
+            if not (root / "include" / include).is_file():
+                yield f"{path.relative_to(root)}: includes {include}, which is not installed"
+
+
 def check(root):
     targets = find_targets(root)
     folder_by_library = {t.name: t.folder for t in targets if t.is_library}
@@ -278,6 +286,7 @@ def check(root):
         problems += check_cpu(path, graph[path])
         if path.endswith(".cc"):
             problems += check_precompiled(root, path, graph)
+    problems += check_installed(root)
     cycle = find_cycle(graph)
     if cycle:
         problems.append("include cycle: " + " -> ".join(cycle))

@@ -57,6 +57,12 @@ class CheckIncludes(unittest.TestCase):
         self.assert_problem({"src/kv/c.cc": '#include "io/b.h"\n'},
                             "src/kv/c.cc: includes src/io/b.h, but DEPS lacks io")
 
+    def test_installed_headers_include_each_other_alone(self):
+        header = '#include <absl/status/status.h>\n#include "kvlathe/b.h"\n'
+        self.assertEqual(problems_of({"include/kvlathe/a.h": header, "include/kvlathe/b.h": ""}), [])
+        self.assert_problem({"include/kvlathe/a.h": '#include "base/a.h"\n'},
+                            "include/kvlathe/a.h: includes base/a.h, which is not installed")
+
     def test_finds_host_code_that_knows_the_cpu(self):
         files = {
             "src/cpu/CMakeLists.txt": "kvl_library(NAME cpu SRCS d.cc DEPS machine base)",

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "base/units.h"
@@ -32,7 +33,8 @@ void PrintNote(Note::Kind kind, const std::optional<std::string>& text) {
 StatusOr<OpenOptions> OpenOptionsOf(const ModelOptions& options) {
   OpenOptions open = options;
   if (!options.kv_memory.empty()) {
-    KVL_ASSIGN_OR_RETURN(open.kv_budget_bytes, ParseBytes(options.kv_memory));
+    KVL_ASSIGN_OR_RETURN(const int64_t n_bytes, ParseBytes(options.kv_memory));
+    open.kv_budget_bytes = std::max<int64_t>(1, n_bytes);  // 0 would mean the default
   }
   open.row_type = options.dtype == "f32" ? DType::kF32 : DType::kBf16;
   open.schedule = ParseSchedule(options.schedule_name);

@@ -112,6 +112,26 @@ TEST(PlannerTest, LayersThatHoldFewPositionsGetMoreBits) {
   EXPECT_GT(shorter.second, shorter.first);
 }
 
+TEST(PlannerTest, SpecsSayWhatStatisticsTheyNeed) {
+  const auto needs_of = [](const char* kv) { return StatisticsNeedsOf(*Spec::Parse(kv)); };
+  using Needs = std::vector<StatisticsNeed>;
+  for (const char* kv : {"none", "kivi(bits=4)", "snapkv(keep=0.5)", "svd-online(rate=0.5)"}) {
+    EXPECT_EQ(needs_of(kv), Needs()) << kv;
+  }
+  EXPECT_EQ(needs_of("kvquant(bits=4)"), Needs({{.of_text = true}}));
+  EXPECT_EQ(needs_of("fdc(rate=0.5)"), Needs({{.after_rope = true}}));
+  const StatisticsNeed of_lathe = {.of_text = true, .gradients = true, .after_rope = true};
+  EXPECT_EQ(needs_of("lathe(ratio=4)"), Needs({of_lathe}));
+  EXPECT_EQ(needs_of("lathe(accuracy=0.9)"), Needs({of_lathe}));
+  EXPECT_EQ(needs_of("lathe(ratio=4,keys=before)"), Needs({{.of_text = true, .gradients = true}}));
+  EXPECT_EQ(needs_of("palu(rate=0.5,group=2)"), Needs({{.of_text = true, .across_heads = true}}));
+  const StatisticsNeed after = {.of_text = true, .after_rope = true};
+  EXPECT_EQ(needs_of("zack(rate=0.5)+kvquant(bits=4)"), Needs({after, after}));
+  const Needs merged = needs_of("zack(rate=0.5)+pool(n=4)");
+  ASSERT_EQ(merged.size(), 1);
+  EXPECT_EQ(merged[0].merge, MergePlan{.every = 4});
+}
+
 TEST(PlannerTest, RatioHoldsAtTheContextThatIsNamed) {
   DrawnSource source;
   CachePlanner planner(SmallModel(), &source);
