@@ -150,21 +150,21 @@ std::vector<int> PruneHeads(const PrunePlan& plan, ThreadPool* pool) {
   std::vector<EntryTable> tables;
   for (const PruneHead& head : plan.heads) tables.push_back(EntryTableAt(access, head.entries));
   const bool shares_heads = plan.shares_heads;
+  const VoteRule rule = {.pool_kernel = plan.pool_kernel, .averages = plan.averages_votes};
   std::vector<int> dropped_by_all;
   if (shares_heads) {
-    dropped_by_all =
-        ChooseDropped(plan.pool_kernel, plan.kept, plan.heads.front().n_entries, tables);
+    dropped_by_all = ChooseDropped(rule, plan.kept, plan.heads.front().n_entries, tables);
   }
   std::vector<int> n_sealed(n_heads);
   pool->Run([&](int worker_id) {
     const Range share = ShareOf(n_heads, 1, worker_id, pool->n_workers());
     for (int64_t g = share.begin; g < share.end; ++g) {
       const PruneHead& head = plan.heads[g];
-      n_sealed[g] = PruneHeadEntries(plan, head,
-                                     shares_heads ? dropped_by_all
-                                                  : ChooseDropped(plan.pool_kernel, plan.kept,
-                                                                  head.n_entries, {&tables[g], 1}),
-                                     access);
+      n_sealed[g] = PruneHeadEntries(
+          plan, head,
+          shares_heads ? dropped_by_all
+                       : ChooseDropped(rule, plan.kept, head.n_entries, {&tables[g], 1}),
+          access);
     }
   });
   return n_sealed;

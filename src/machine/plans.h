@@ -226,6 +226,7 @@ struct PrunePlan {
   Device* device = nullptr;
   std::span<const PruneHead> heads;
   int pool_kernel = 1;          // votes are averaged over this many neighbouring entries
+  bool averages_votes = false;  // votes are divided by how many queries saw the entry
   bool shares_heads = false;    // all heads keep the same entries
   bool restarts_votes = false;  // votes count one prune only, and are zero behind it
   KeptEntries kept;

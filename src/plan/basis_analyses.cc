@@ -6,6 +6,26 @@
 #include "analysis/bases/palu.h"
 
 namespace kvlathe {
+namespace {
+
+// What the basis of each method depends on, besides ranks.
+BasisOptions OptionsOf(const FdcOptions& /*fdc*/, const Spec& spec) {
+  return {.counts_first_positions = spec.n_sink() == 0};
+}
+BasisOptions OptionsOf(const ZackOptions& zack, const Spec& spec) {
+  return {.counts_first_positions = spec.n_sink() == 0, .is_normalised = zack.is_normalised};
+}
+BasisOptions OptionsOf(const PaluOptions& palu, const Spec& /*spec*/) {
+  return {.is_whitened = palu.is_whitened, .heads_per_latent = palu.heads_per_latent};
+}
+BasisOptions OptionsOf(const LatheOptions& lathe, const Spec& spec) {
+  return {.is_centred = lathe.is_centred,
+          .keys_before_rope = lathe.keys_before_rope,
+          .joint_channels = spec.joint_channels()};
+}
+BasisOptions OptionsOf(const SvdOnlineOptions& /*online*/, const Spec& /*spec*/) { return {}; }
+
+}  // namespace
 
 const BasisMethod* BasisMethodOf(const Spec& spec) {
   const Stage* const stage = spec.stage(Axis::kBasis);
@@ -13,24 +33,7 @@ const BasisMethod* BasisMethodOf(const Spec& spec) {
 }
 
 BasisOptions BasisOptionsOf(const Spec& spec) {
-  const BasisStage& stage = *spec.basis();
-  BasisOptions options;
-  if (std::holds_alternative<ZackOptions>(stage) || std::holds_alternative<FdcOptions>(stage)) {
-    options.counts_first_positions = spec.n_sink() == 0;
-  }
-  if (const auto* zack = std::get_if<ZackOptions>(&stage)) {
-    options.is_normalised = zack->is_normalised;
-  }
-  if (const auto* lathe = std::get_if<LatheOptions>(&stage)) {
-    options.is_centred = lathe->is_centred;
-    options.keys_before_rope = lathe->keys_before_rope;
-    options.joint_channels = spec.joint_channels();
-  }
-  if (const auto* palu = std::get_if<PaluOptions>(&stage)) {
-    options.is_whitened = palu->is_whitened;
-    options.heads_per_latent = palu->heads_per_latent;
-  }
-  return options;
+  return std::visit([&](const auto& stage) { return OptionsOf(stage, spec); }, *spec.basis());
 }
 
 Keys KeysOf(const Spec& spec, const ModelFacts& model) {

@@ -1,4 +1,5 @@
-// Each method of the retention axis fills a RetentionPlan. Each is one function in one file.
+// Each method of the retention axis fills a RetentionPlan. It has one function, in a file of its
+// own.
 #pragma once
 
 #include <optional>
@@ -23,6 +24,9 @@ void KeepWhatIsGenerated(RetentionPlan* plan);
 RetentionPlan PlanOf(const WindowOptions& options);
 // Heavy hitters: attention summed over all queries (H2O, arXiv 2306.14048; docs/methods/h2o.md).
 RetentionPlan PlanOf(const H2oOptions& options);
+// Attention averaged over the queries that saw an entry (mean attention score, arXiv 2402.06262;
+// docs/methods/mas.md).
+RetentionPlan PlanOf(const MasOptions& options);
 // The attention of the newest query (TOVA, arXiv 2401.06104; docs/methods/tova.md).
 RetentionPlan PlanOf(const TovaOptions& options);
 // Noisy attention with a temperature (Keyformer, arXiv 2403.09054; docs/methods/keyformer.md).

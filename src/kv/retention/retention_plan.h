@@ -1,6 +1,6 @@
-// A RetentionPlan says how many entries of a head stay, and when entries are dropped. This is what
+// A retention plan says how many entries of a head stay, and when entries are dropped. This is what
 // the methods of the retention axis have in common; they differ in which entries they keep
-// (select.h) and by whose votes.
+// (cpu/select.h) and by whose votes.
 //
 // Entries are dropped at prune points. These are the end of every run of the prompt, the end of the
 // prompt, and after it every `interval` positions, or, with `slack`, every position at which the
@@ -35,6 +35,8 @@ struct RetentionPlan {
   bool is_noisy = false;      // votes are the softmax of noisy scores (Keyformer)
   bool shares_heads = false;  // all KV heads of a layer keep the same entries
   int pool_kernel = 1;        // votes are averaged over this many neighbouring entries
+  // The votes for an entry are divided by how many queries have seen it.
+  bool averages_votes = false;
   // While the prompt is read, keys are stored whole and votes are taken from their scores; where
   // the prompt ends, keys are cut to the basis. It needs a basis that maps keys after RoPE.
   bool reads_whole_keys = false;

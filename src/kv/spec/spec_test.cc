@@ -38,6 +38,7 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
        "buffer=64,newest=auto,"
        "sink=4)"},
       {"h2o", "h2o(keep=0.2,recent=0.5,prune=run,score=stored,sink=4)"},
+      {"mas", "mas(keep=0.2,recent=0.5,prune=run,score=stored,sink=4)"},
       {"tova", "tova(budget=512,heads=shared,prune=run,score=stored,sink=4)"},
       {"keyformer",
        "keyformer(keep=0.6,recent=0.3,tau_init=1,tau_end=2,interval=1,prune=run,score=stored,"

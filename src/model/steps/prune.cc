@@ -63,6 +63,7 @@ Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) {
       {.device = &cache->device(),
        .heads = heads_,
        .pool_kernel = layout.retention->pool_kernel,
+       .averages_votes = layout.retention->averages_votes,
        .shares_heads = layout.retention->shares_heads,
        .restarts_votes = layout.retention->votes == RetentionPlan::Votes::kLast,
        .kept = cache->kept(),
