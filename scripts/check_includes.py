@@ -17,7 +17,7 @@ from collections import namedtuple
 from pathlib import Path
 
 ORDER = [
-    "base", "tensor", "io", "format", "device", "analysis", "tokenizer", "training/tokenizer_training", "kernels", "kernels/cpu",
+    "base", "tensor", "io", "format", "device", "analysis", "tokenizer", "chat", "training/tokenizer_training", "kernels", "kernels/cpu",
     "kv", "plan", "tuning", "attention", "backend", "model", "calibration/gradients", "calibration", "engine", "structured", "evaluation/tasks", "training/corpus",
     "training/corpus_building", "training/retrofit", "evaluation",
     "load_generation", "server/http", "server/api", "server/tools", "server", "apps", "tests",

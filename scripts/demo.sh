@@ -31,6 +31,7 @@ esac
 
 scripts/bootstrap.sh
 [ "$name" = lathe-nano ] || scripts/fetch_model.sh "$name"
+scripts/fetch_jinja.sh
 cmake --preset release >/dev/null
 cmake --build --preset release --target kvlathe
 

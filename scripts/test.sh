@@ -23,6 +23,7 @@ esac
 scripts/bootstrap.sh "${packages[@]}" || exit 1
 # Compiling XGrammar takes a minute: without it the first ring tests that grammars are refused by name.
 [ "$ring" = first ] || scripts/fetch_xgrammar.sh || exit 1
+scripts/fetch_jinja.sh || exit 1
 if command -v ccache >/dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
 fi

@@ -11,14 +11,14 @@
 #include <optional>
 #include <set>
 
+#include "chat/chat_ends.h"
 #include "io/files.h"
 #include "kvlathe/cache_loss.h"
+#include "kvlathe/chat_template_choice.h"
 #include "kvlathe/serve/shutdown_signals.h"
 #include "kvlathe/workspace.h"
 #include "server/server.h"
 #include "server/tools/template_tool_support.h"
-#include "tokenizer/chat/chat_ends.h"
-#include "tokenizer/chat/chat_template.h"
 
 namespace kvlathe {
 namespace {
@@ -27,7 +27,7 @@ struct ServeOptions {
   ModelOptions model;
   std::string random_model;  // --random-model
   std::string tokenizer;     // --tokenizer
-  std::string chat_family;   // --chat-template; empty: the model's own
+  ChatTemplateOptions chat;
   std::vector<std::string> names;
   std::vector<std::string> api_keys;
   std::string api_key_file;
@@ -40,7 +40,7 @@ struct ServeOptions {
 struct Served {
   std::unique_ptr<Workspace> workspace;
   std::vector<SpecModel> levels;
-  std::optional<ChatFormat> chat_format;
+  std::optional<ChatTemplate> chat_template;
   std::optional<TemplateToolSupport> tool_support;
   std::optional<BlockPool> pool;
 };
@@ -80,18 +80,24 @@ StatusOr<std::vector<std::string>> ReadKeys(const ServeOptions& options) {
   return keys;
 }
 
-// None for a model without a template, or with one that is not recognised: its chat routes then say
-// so. An error where --chat-template asks for one that does not fit.
-StatusOr<std::optional<ChatFormat>> FindChatFormat(const ServeOptions& options,
-                                                   const ChatContext& context) {
-  if (!options.chat_family.empty()) return NamedChatFormat(options.chat_family, context);
-  if (options.model.model.empty()) return std::nullopt;
-  StatusOr<ChatFormat> format = LoadChatFormat(options.model.model, context);
-  if (format.ok()) return *std::move(format);
-  const StatusCode code = format.status().code();
-  if (code != StatusCode::kNotFound && code != StatusCode::kUnimplemented) return format.status();
-  fmt::print(stderr, "kvlathe: note: no /v1/chat/completions: {}\n", MessageOf(format.status()));
-  return std::nullopt;
+void Note(const std::string& text) { fmt::print(stderr, "kvlathe: note: {}\n", text); }
+
+// None for a model without a template, or with one that is no Jinja: its chat routes then say so.
+// An error where --chat-template asks for one that is not there.
+StatusOr<std::optional<ChatTemplate>> FindTemplate(const ServeOptions& options,
+                                                   const Tokenizer& tokenizer) {
+  if (options.chat.choice.empty() && options.model.model.empty()) return std::nullopt;
+  StatusOr<ChatTemplate> found = FindChatTemplate(options.chat, options.model.model, tokenizer);
+  if (!found.ok() &&
+      (!options.chat.choice.empty() || found.status().code() == StatusCode::kDataLoss)) {
+    return found.status();
+  }
+  if (!found.ok()) {
+    Note("no /v1/chat/completions: " + MessageOf(found.status()));
+    return std::nullopt;
+  }
+  for (const std::string& note : found->Notes()) Note(note);
+  return *std::move(found);
 }
 
 StatusOr<std::unique_ptr<Workspace>> OpenModel(const ServeOptions& options) {
@@ -109,24 +115,25 @@ std::vector<int32_t> EndIds(const Workspace& workspace) {
 // Grammars end where chats do: at the ends of the template too.
 void AddToolSupport(Served* served) {
   const Workspace& workspace = *served->workspace;
-  const ChatFormat* const format = served->chat_format ? &*served->chat_format : nullptr;
+  const ChatTemplate* const found = served->chat_template ? &*served->chat_template : nullptr;
   std::vector<int32_t> end_ids = EndIds(workspace);
-  if (format != nullptr) {
-    const ChatEnds ends = FindChatEnds(workspace.tokenizer(), *format);
+  if (found != nullptr) {
+    const ChatEnds ends =
+        FindChatEnds(workspace.tokenizer(), found->answer_format(/*has_tools=*/false).ends);
     for (const int32_t id : ends.ids) {
       if (std::ranges::find(end_ids, id) == end_ids.end()) end_ids.push_back(id);
     }
   }
   served->tool_support.emplace(
-      format, Grammars::Make(workspace.tokenizer(),
-                             {.n_logits = workspace.config().vocab_size, .end_ids = end_ids}));
+      found, Grammars::Make(workspace.tokenizer(),
+                            {.n_logits = workspace.config().vocab_size, .end_ids = end_ids}));
 }
 
 StatusOr<std::unique_ptr<Served>> Load(const ServeOptions& options) {
   auto served = std::make_unique<Served>();
   KVL_ASSIGN_OR_RETURN(served->workspace, OpenModel(options));
-  KVL_ASSIGN_OR_RETURN(served->chat_format,
-                       FindChatFormat(options, ChatContextOf(served->workspace->tokenizer())));
+  KVL_ASSIGN_OR_RETURN(served->chat_template,
+                       FindTemplate(options, served->workspace->tokenizer()));
   AddToolSupport(served.get());
   std::vector<std::string> specs = options.model.kv;
   if (specs.empty()) specs = {"none"};
@@ -154,7 +161,8 @@ server::ServedModel Describe(const ServeOptions& options, Served* served) {
   const Workspace& workspace = *served->workspace;
   server::ServedModel described;
   described.api = {.tokenizer = &workspace.tokenizer(),
-                   .chat_format = served->chat_format ? &*served->chat_format : nullptr,
+                   .chat_template = served->chat_template ? &*served->chat_template : nullptr,
+                   .reads_control_tokens = options.chat.reads_control_tokens,
                    .tool_support = &*served->tool_support,
                    .model_names = options.names,
                    .created = static_cast<int64_t>(std::time(nullptr)),
@@ -162,9 +170,9 @@ server::ServedModel Describe(const ServeOptions& options, Served* served) {
                    .end_ids = EndIds(workspace),
                    .limits = options.limits};
   if (described.api.model_names.empty()) described.api.model_names = {NameOfModel(options)};
-  // As in kvlathe chat: the text of the model's own template holds its BOS.
+  // As in kvlathe chat: the model's own template prints its BOS, where there is to be one.
   described.api.chat_adds_bos =
-      !options.chat_family.empty() && served->chat_format && served->chat_format->start.empty();
+      !options.chat.choice.empty() && served->chat_template && !served->chat_template->prints_bos();
   for (SpecModel& level : served->levels) {
     described.levels.push_back(level.model.get());
     described.api.levels.push_back({level.spec.text(), level.model.get()});
@@ -288,9 +296,7 @@ void AddServeVerb(Verbs* verbs) {
       "--tokenizer", options->tokenizer,
       "with --random-model: directory or .gguf file whose tokenizer and vocabulary are "
       "used");
-  verb->add_option("--chat-template", options->chat_family,
-                   "family (default: the model's template)")
-      ->check(CLI::IsMember(ChatFamilyNames()));
+  AddChatTemplateOptions(verb, &options->chat);
   AddServerOptions(verb, options.get());
   AddLimitOptions(verb, options.get());
 }
