@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the packages that the build, the tests and the checks need (Debian 12), as root or through
-# sudo, and fetches the sources that Debian does not have (scripts/fetch_xgrammar.sh). Asks only for what is
+# sudo, and fetches the sources that Debian does not have (scripts/fetch_jinja.sh, fetch_xgrammar.sh). Asks only for what is
 # missing, so a second run does nothing and needs no network.
 #   scripts/bootstrap.sh                 what the engine needs
 #   KVLATHE_GRAMMAR=OFF scripts/bootstrap.sh
@@ -63,6 +63,7 @@ install_deploy_checker() {
 
 # fetch_what_is_missing: all that does not come from apt.
 fetch_what_is_missing() {
+  scripts/fetch_jinja.sh || exit 1
   [ "${KVLATHE_GRAMMAR:-ON}" = OFF ] || scripts/fetch_xgrammar.sh || exit 1
   [ -z "$with_deploy" ] || install_deploy_checker
 }

@@ -7,7 +7,6 @@
 
 #include "runtime/cache_loss.h"
 #include "runtime/end_ids.h"
-#include "tokenizer/chat/chat_template.h"
 
 namespace kvlathe {
 namespace {
@@ -17,17 +16,20 @@ StatusOr<std::unique_ptr<Workspace>> OpenModel(const ServingOptions& options) {
   return Workspace::OpenRandomWithTokenizer(options.random_config, options.tokenizer, options.open);
 }
 
-StatusOr<std::optional<ChatFormat>> FindChatFormat(const ServingOptions& options,
+StatusOr<std::optional<ChatTemplate>> FindTemplate(const ServingOptions& options,
                                                    const Workspace& workspace) {
-  const ChatContext context = ChatContextOf(workspace.tokenizer());
-  if (!options.chat_family.empty()) return NamedChatFormat(options.chat_family, context);
-  if (options.open.model.empty()) return std::nullopt;
-  StatusOr<ChatFormat> format = LoadChatFormat(options.open.model, context);
-  if (format.ok()) return *std::move(format);
-  const StatusCode code = format.status().code();
-  if (code != StatusCode::kNotFound && code != StatusCode::kUnimplemented) return format.status();
+  if (options.chat.choice.empty() && options.open.model.empty()) return std::nullopt;
+  StatusOr<ChatTemplate> found =
+      FindChatTemplate(options.chat, options.open.model, workspace.tokenizer());
+  if (found.ok()) {
+    for (const std::string& note : found->Notes()) workspace.Notify(Note::Kind::kNote, note);
+    return *std::move(found);
+  }
+  if (!options.chat.choice.empty() || found.status().code() == StatusCode::kDataLoss) {
+    return found.status();
+  }
   workspace.Notify(Note::Kind::kNote,
-                   fmt::format("no /v1/chat/completions: {}", MessageOf(format.status())));
+                   fmt::format("no /v1/chat/completions: {}", MessageOf(found.status())));
   return std::nullopt;
 }
 
@@ -46,9 +48,10 @@ StatusOr<std::unique_ptr<ServingModel>> OpenServingModel(const ServingOptions& o
   auto serving = std::make_unique<ServingModel>();
   KVL_ASSIGN_OR_RETURN(serving->workspace, OpenModel(options));
   Workspace* const workspace = serving->workspace.get();
-  KVL_ASSIGN_OR_RETURN(serving->chat_format, FindChatFormat(options, *workspace));
-  serving->chat_adds_bos = !options.chat_family.empty() && serving->chat_format.has_value() &&
-                           serving->chat_format->start.empty();
+  KVL_ASSIGN_OR_RETURN(serving->chat_template, FindTemplate(options, *workspace));
+  serving->chat_adds_bos = !options.chat.choice.empty() && serving->chat_template.has_value() &&
+                           !serving->chat_template->prints_bos();
+  serving->reads_control_tokens = options.chat.reads_control_tokens;
   serving->end_ids = EndIds(*workspace);
   std::vector<std::string> specs = options.open.kv;
   if (specs.empty()) specs = {"none"};

@@ -4,7 +4,7 @@
 #include <ctime>
 #include <utility>
 
-#include "tokenizer/chat/chat_ends.h"
+#include "chat/chat_ends.h"
 
 namespace kvlathe::server {
 namespace {
@@ -13,8 +13,9 @@ namespace {
 StatusOr<std::unique_ptr<Grammars>> MakeGrammars(const ServingModel& model) {
   std::vector<int32_t> end_ids = model.end_ids;
   const Tokenizer& tokenizer = model.workspace->tokenizer();
-  if (model.chat_format.has_value()) {
-    const ChatEnds ends = FindChatEnds(tokenizer, *model.chat_format);
+  if (model.chat_template.has_value()) {
+    const ChatEnds ends =
+        FindChatEnds(tokenizer, model.chat_template->answer_format(/*has_tools=*/false).ends);
     for (const int32_t id : ends.ids) {
       if (std::ranges::find(end_ids, id) == end_ids.end()) end_ids.push_back(id);
     }
@@ -26,14 +27,15 @@ StatusOr<std::unique_ptr<Grammars>> MakeGrammars(const ServingModel& model) {
 }  // namespace
 
 OpenedModel::OpenedModel(std::unique_ptr<ServingModel> model)
-    : model_(std::move(model)), tool_support_(chat_format(), MakeGrammars(*model_)) {}
+    : model_(std::move(model)), tool_support_(chat_template(), MakeGrammars(*model_)) {}
 
 ServedModel OpenedModel::Describe(std::vector<std::string> names, const api::ApiLimits& limits,
                                   const EngineOptions& engine) {
   const Workspace& workspace = *model_->workspace;
   ServedModel described;
   described.api = {.tokenizer = &workspace.tokenizer(),
-                   .chat_format = chat_format(),
+                   .chat_template = chat_template(),
+                   .reads_control_tokens = model_->reads_control_tokens,
                    .tool_support = &tool_support_,
                    .model_names = std::move(names),
                    .created = static_cast<int64_t>(std::time(nullptr)),

@@ -21,8 +21,8 @@ class OpenedModel {
                        const EngineOptions& engine);
 
  private:
-  const ChatFormat* chat_format() const {
-    return model_->chat_format.has_value() ? &*model_->chat_format : nullptr;
+  const ChatTemplate* chat_template() const {
+    return model_->chat_template.has_value() ? &*model_->chat_template : nullptr;
   }
 
   std::unique_ptr<ServingModel> model_;

@@ -11,9 +11,13 @@
 #include "base/status.h"
 #include "engine/session.h"
 #include "kv/cache_layout.h"
-#include "tokenizer/chat/chat_format.h"
 
 namespace kvlathe {
+
+struct ChatMessage {
+  std::string role;  // system, user or assistant
+  std::string content;
+};
 
 // The tokens of the rendered conversation.
 using TokenizeChat =

@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "io/files.h"
+#include "kvlathe/chat_template_options.h"
 #include "kvlathe/open_workspace.h"
 #include "kvlathe/serve/shutdown_signals.h"
 #include "runtime/serving_model.h"
 #include "server/opened_model.h"
 #include "server/server.h"
-#include "tokenizer/chat/chat_template.h"
 
 namespace kvlathe {
 namespace {
@@ -25,7 +25,7 @@ struct ServeOptions {
   ModelOptions model;
   std::string random_model;  // --random-model
   std::string tokenizer;     // --tokenizer
-  std::string chat_family;   // --chat-template; empty: the model's own
+  ChatTemplateOptions chat;
   std::vector<std::string> names;
   std::vector<std::string> api_keys;
   std::string api_key_file;
@@ -74,7 +74,7 @@ StatusOr<ServingOptions> ServingOptionsOf(const ServeOptions& options) {
   KVL_ASSIGN_OR_RETURN(serving.open, OpenOptionsOf(options.model));
   serving.random_config = options.random_model;
   serving.tokenizer = options.tokenizer;
-  serving.chat_family = options.chat_family;
+  serving.chat = options.chat;
   return serving;
 }
 
@@ -195,9 +195,7 @@ void AddServeVerb(Verbs* verbs) {
       "--tokenizer", options->tokenizer,
       "with --random-model: directory or .gguf file whose tokenizer and vocabulary are "
       "used");
-  verb->add_option("--chat-template", options->chat_family,
-                   "family (default: the model's template)")
-      ->check(CLI::IsMember(ChatFamilyNames()));
+  AddChatTemplateOptions(verb, &options->chat);
   AddServerOptions(verb, options.get());
   AddLimitOptions(verb, options.get());
 }

@@ -5,10 +5,10 @@
 #include <string_view>
 #include <vector>
 
+#include "chat/chat_ends.h"
 #include "server/api/api_service.h"
 #include "server/api/json_entry.h"
 #include "server/api/stream_pinger.h"
-#include "tokenizer/chat/chat_ends.h"
 
 namespace kvlathe::api {
 

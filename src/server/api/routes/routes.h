@@ -19,6 +19,7 @@ void HandleChat(const ServiceState& state, const ExchangePtr& exchange);
 void HandleResponses(const ServiceState& state, const ExchangePtr& exchange);
 void HandleTokenize(const ServiceState& state, const ExchangePtr& exchange);
 void HandleDetokenize(const ServiceState& state, const ExchangePtr& exchange);
+void HandleApplyTemplate(const ServiceState& state, const ExchangePtr& exchange);
 void HandleTokenizerInfo(const ServiceState& state, const ExchangePtr& exchange);
 
 }  // namespace kvlathe::api
