@@ -16,7 +16,7 @@ std::optional<StatisticsNeed> BasisNeedOf(const Spec& spec) {
   return StatisticsNeed{.of_text = method->wants_text,
                         .across_heads = options.heads_per_latent > 1 && options.is_whitened,
                         .gradients = method->wants_gradients,
-                        .after_rope = !spec.has_latent_keys(),
+                        .after_rope = !TurnWhenRead(spec.keys()),
                         .merge = MergingOf(spec)};
 }
 
@@ -25,7 +25,7 @@ std::optional<StatisticsNeed> BasisNeedOf(const Spec& spec) {
 std::optional<StatisticsNeed> CodebookNeedOf(const Spec& spec) {
   if (spec.quantizer_as<KvquantOptions>() == nullptr) return std::nullopt;
   return StatisticsNeed{.of_text = true,
-                        .after_rope = spec.basis() != nullptr && !spec.has_latent_keys(),
+                        .after_rope = spec.basis() != nullptr && !TurnWhenRead(spec.keys()),
                         .merge = MergingOf(spec)};
 }
 
