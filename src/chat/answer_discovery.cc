@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "chat/call_place.h"
 #include "chat/call_readers.h"
 #include "chat/marked_arguments.h"
 #include "chat/text_compare.h"
@@ -24,38 +25,6 @@ constexpr std::array<const char*, 2> kCities = {"kvl-city", "kvl-town"};
 constexpr std::array<const char*, 2> kIds = {"kvlcall01", "kvlcall02"};
 constexpr std::array<int, 2> kDays = {41, 52};
 
-struct Span {
-  size_t begin = std::string::npos, end = 0;
-  bool found() const { return begin != std::string::npos; }
-};
-
-Span Find(std::string_view text, std::string_view part, size_t from) {
-  const size_t begin = text.find(part, from);
-  return begin == std::string_view::npos ? Span() : Span{begin, begin + part.size()};
-}
-
-// Behind the JSON object or list that begins at `pos`; npos: there is none.
-size_t EndOfJson(std::string_view text, size_t pos) {
-  int depth = 0;
-  bool in_string = false;
-  for (size_t i = pos; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\')
-        ++i;
-      else if (c == '"')
-        in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '{' || c == '[') {
-      ++depth;
-    } else if ((c == '}' || c == ']') && --depth == 0) {
-      return i + 1;
-    }
-  }
-  return std::string_view::npos;
-}
-
 // A header that answers and the prompt share must not end in the middle of a mark.
 size_t WholeMarks(std::string_view text, size_t n) {
   const size_t open = text.substr(0, n).find_last_of("<[");
@@ -63,32 +32,6 @@ size_t WholeMarks(std::string_view text, size_t n) {
   const char close = text[open] == '<' ? '>' : ']';
   return text.substr(open, n - open).find(close) == std::string_view::npos ? open : n;
 }
-
-// The same for a suffix: it begins behind a mark that began in front of it. Brackets of JSON are no
-// marks here.
-size_t WholeSuffix(std::string_view text, size_t n) {
-  const size_t start = text.size() - n;
-  const size_t open = text.substr(0, start).rfind('<');
-  if (open == std::string_view::npos || text.substr(open, start - open).find('>') != text.npos) {
-    return n;
-  }
-  const size_t close = text.find('>', start);
-  return close == std::string_view::npos ? 0 : text.size() - close - 1;
-}
-
-// And for a prefix of a text in which brackets of JSON stand.
-size_t WholePrefix(std::string_view text, size_t n) {
-  const size_t open = text.substr(0, n).rfind('<');
-  if (open == std::string_view::npos) return n;
-  return text.substr(open, n - open).find('>') == std::string_view::npos ? open : n;
-}
-
-// Where one call stands in the text of an answer.
-struct Place {
-  Span object;  // of a call that is one object
-  Span name, arguments;
-  CallFormat format;  // what does not depend on a second call
-};
 
 class Discovery {
  public:
@@ -110,6 +53,9 @@ class Discovery {
   std::string IdOf(int i) const {
     if (!traits_.ids_hold_names) return kIds[i];
     return std::string("functions.") + kNames[i] + ":" + std::to_string(i);
+  }
+  SentCall Sent(int i) const {
+    return {traits_.ids_hold_names ? IdOf(i) : std::string(kNames[i]), kCities[i], kDays[i]};
   }
   std::vector<ProbeCall> Calls(int n_calls) const {
     std::vector<ProbeCall> calls;
@@ -237,7 +183,7 @@ class Discovery {
     if (!one) return;
     DropEmptyThoughts(&*one);
     if (two) DropEmptyThoughts(&*two);
-    const std::optional<Place> first = PlaceOf(*one, 0, 0);
+    const std::optional<CallPlace> first = FindCallPlace(*one, 0, Sent(0));
     if (!first) return;
     CallFormat format = first->format;
     format.ids_hold_names = traits_.ids_hold_names || first->format.ids_hold_names;
@@ -282,23 +228,23 @@ class Discovery {
     }
   }
 
-  std::optional<std::pair<Place, Place>> TwoPlaces(const std::string& text) const {
-    const auto first = PlaceOf(text, 0, 0);
+  std::optional<std::pair<CallPlace, CallPlace>> TwoPlaces(const std::string& text) const {
+    const auto first = FindCallPlace(text, 0, Sent(0));
     if (!first) return std::nullopt;
-    const auto second = PlaceOf(text, first->arguments.end, 1);
+    const auto second = FindCallPlace(text, first->arguments.end, Sent(1));
     if (!second || second->name.begin < first->arguments.end) return std::nullopt;
     return std::pair(*first, *second);
   }
 
   // Of a call that is an object all of it, otherwise from its name to the end of its arguments.
-  static Span CallOf(const Place& place) {
+  static Span CallOf(const CallPlace& place) {
     if (place.format.is_object) return place.object;
     return {place.name.begin, place.arguments.end};
   }
 
   // What of the object stands in front of the name and behind the arguments, where they are in this
   // order.
-  static void AddObject(const std::string& one, const Place& place, CallFormat* format) {
+  static void AddObject(const std::string& one, const CallPlace& place, CallFormat* format) {
     if (!format->is_object) return;
     if (format->name_end.empty()) {
       format->call_begin += "{";
@@ -316,7 +262,7 @@ class Discovery {
     }
   }
 
-  static void Split(const std::string& two, const std::pair<Place, Place>& places,
+  static void Split(const std::string& two, const std::pair<CallPlace, CallPlace>& places,
                     const std::string& before, const std::string& behind, CallFormat* format) {
     const size_t from = CallOf(places.first).end;
     std::string between = two.substr(from, CallOf(places.second).begin - from);
@@ -334,121 +280,8 @@ class Discovery {
     format->between = between.substr(n_end);
   }
 
-  std::optional<Place> PlaceOf(const std::string& text, size_t from, int i) const {
-    const std::string name = traits_.ids_hold_names ? IdOf(i) : std::string(kNames[i]);
-    Place place;
-    for (size_t pos = text.find('{', from); pos != std::string::npos;
-         pos = text.find('{', pos + 1)) {
-      const size_t end = EndOfJson(text, pos);
-      if (end == std::string::npos) continue;
-      const auto json = nlohmann::json::parse(text.substr(pos, end - pos), nullptr, false);
-      if (json != nlohmann::json{{"city", kCities[i]}, {"days", kDays[i]}}) continue;
-      place.arguments = {pos, end};
-      break;
-    }
-    if (!place.arguments.found()) return MarkedPlaceOf(text, from, i, name);
-    place.name = kvlathe::Find(text, name, from);
-    const size_t last = text.rfind(name, place.arguments.begin);
-    if (last != std::string::npos && last >= from) place.name = {last, last + name.size()};
-    if (!place.name.found()) return std::nullopt;
-    TakeNumberedName(text, &place);
-    FindObject(text, from, &place);
-    return place;
-  }
-
-  // "functions.NAME:0", which templates make of a call's name and its number.
-  static void TakeNumberedName(const std::string& text, Place* place) {
-    constexpr std::string_view kNamespace = "functions.";
-    const std::string_view before = std::string_view(text).substr(0, place->name.begin);
-    size_t end = place->name.end;
-    if (!before.ends_with(kNamespace) || text[end] != ':') return;
-    end = text.find_first_not_of("0123456789", end + 1);
-    if (end == std::string::npos || end == place->name.end + 1) return;
-    place->name = {place->name.begin - kNamespace.size(), end};
-    place->format.ids_hold_names = true;
-  }
-
-  // The outermost object around name and arguments.
-  static void FindObject(const std::string& text, size_t from, Place* place) {
-    const size_t least = std::min(place->name.begin, place->arguments.begin);
-    for (size_t pos = text.find('{', from); pos < least; pos = text.find('{', pos + 1)) {
-      const size_t end = EndOfJson(text, pos);
-      if (end == std::string::npos || end < std::max(place->name.end, place->arguments.end))
-        continue;
-      const Json json = Json::parse(text.substr(pos, end - pos), nullptr, false);
-      if (!json.is_object()) continue;
-      if (!FindKeys(json, "", &place->format)) {
-        for (const auto& [key, inner] : json.items()) {
-          if (inner.is_object() && FindKeys(inner, key, &place->format)) break;
-        }
-      }
-      place->format.is_object = !place->format.name_key.empty();
-      place->object = {pos, end};
-      return;
-    }
-  }
-
-  static bool FindKeys(const Json& json, const std::string& around, CallFormat* format) {
-    std::string name_key, arguments_key;
-    for (const auto& [key, value] : json.items()) {
-      if (value.is_string() && value.get<std::string>().find("kvl_") != std::string::npos)
-        name_key = key;
-      if (value.is_object() && value.contains("city")) arguments_key = key;
-    }
-    if (name_key.empty() || arguments_key.empty()) return false;
-    format->name_key = name_key;
-    format->arguments_key = arguments_key;
-    format->around_key = around;
-    return true;
-  }
-
-  // Arguments in marks, or as in Python.
-  std::optional<Place> MarkedPlaceOf(const std::string& text, size_t from, int i,
-                                     const std::string& name) const {
-    Place place;
-    place.name = kvlathe::Find(text, name, from);
-    if (!place.name.found()) return std::nullopt;
-    const Span key = kvlathe::Find(text, "city", place.name.end);
-    const Span city = kvlathe::Find(text, kCities[i], key.found() ? key.end : text.size());
-    const Span key2 = kvlathe::Find(text, "days", city.found() ? city.end : text.size());
-    const Span days =
-        kvlathe::Find(text, std::to_string(kDays[i]), key2.found() ? key2.end : text.size());
-    if (!days.found()) return std::nullopt;
-    const std::string mid = text.substr(place.name.end, key.begin - place.name.end);
-    const std::string to_city = text.substr(key.end, city.begin - key.end);
-    const std::string to_days = text.substr(key2.end, days.begin - key2.end);
-    const std::string between = text.substr(city.end, key2.begin - city.end);
-    place.arguments = {key.begin, days.end};
-    CallFormat& format = place.format;
-    if (mid == "(" && to_days == "=" && text[days.end] == ')') {
-      format.arguments = CallFormat::Arguments::kPython;
-      return place;
-    }
-    format.arguments = CallFormat::Arguments::kTagged;
-    const size_t n_begin = WholeSuffix(between, CommonSuffix(mid, between));
-    format.key_begin = mid.substr(mid.size() - n_begin);
-    format.key_end = to_city;
-    format.value_end = between.substr(0, between.size() - n_begin);
-    place.arguments.begin = key.begin - n_begin;
-    if (to_city == to_days) return place;
-    format.key_end_other = to_days;
-    if (to_city.starts_with(to_days)) {
-      format.text_quote = to_city.substr(to_days.size());
-      format.texts_are_json = format.text_quote == "\"";
-      if (between.starts_with(format.text_quote)) {
-        format.value_end = format.value_end.substr(format.text_quote.size());
-      }
-      if (format.texts_are_json) {
-        format.key_end = to_days;
-        format.key_end_other.clear();
-        format.text_quote.clear();
-      }
-    }
-    return place;
-  }
-
   // What follows the last value tells where a value ends and where all of them do.
-  static void FinishTagged(const std::string& one, const Place& place, CallFormat* format) {
+  static void FinishTagged(const std::string& one, const CallPlace& place, CallFormat* format) {
     if (format->arguments != CallFormat::Arguments::kTagged) return;
     const std::string_view behind = std::string_view(one).substr(place.arguments.end);
     const size_t n = CommonPrefix(format->value_end, behind);
@@ -481,7 +314,7 @@ class Discovery {
     for (int i = 0; i < n_calls; ++i) {
       const auto json = nlohmann::json::parse(calls[i].second, nullptr, false);
       if (calls[i].first != kNames[i]) return false;
-      if (json != nlohmann::json{{"city", kCities[i]}, {"days", kDays[i]}}) return false;
+      if (!(json == nlohmann::json{{"city", kCities[i]}, {"days", kDays[i]}})) return false;
     }
     return true;
   }

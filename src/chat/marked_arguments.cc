@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "chat/text_compare.h"
+#include "tokenizer/normalizer.h"
 
 namespace kvlathe {
 namespace {
@@ -199,7 +200,9 @@ std::string MarkedArguments::JsonOf(const std::string& key, std::string_view val
   std::string json = has_arguments_ ? ", " : "{";
   json += Dumped(Json(key)) + ": ";
   if (is_text) return json + Dumped(Json(std::string(value)));
-  const std::string_view trimmed = TrimBlanks(value);
+  const std::string in_quotes =
+      format_.text_quote.empty() ? std::string(value) : ReplaceAll(value, format_.text_quote, "\"");
+  const std::string_view trimmed = TrimBlanks(in_quotes);
   if (Json::accept(trimmed)) return json + std::string(trimmed);
   const std::string of_python = JsonOfPython(trimmed);
   return json + (of_python.empty() ? Dumped(Json(std::string(value))) : of_python);

@@ -44,6 +44,9 @@ class MarkedCallReader : public StepwiseParser {
     opening_ = format_.section_begin + std::string(begin);
     next_ = TrimBlanks(begin);
     trigger_ = FirstMark(opening_);
+    // What ends an object is read with it.
+    end_ = format_.is_object ? format_.call_end.substr(format_.call_end.rfind('}') + 1)
+                             : format_.call_end;
   }
 
   AnswerDelta Finish() override {
@@ -223,7 +226,7 @@ class MarkedCallReader : public StepwiseParser {
       pending_.erase(0, blanks + match.end);
       return true;
     };
-    if (end_is_open_ && takes(format_.call_end)) {
+    if (end_is_open_ && takes(end_)) {
       end_is_open_ = false;
       return true;
     }
@@ -278,6 +281,7 @@ class MarkedCallReader : public StepwiseParser {
   MarkedArguments arguments_;
   std::string opening_, next_,
       trigger_;  // in front of the first call and of others; what calls begin with
+  std::string end_;  // behind a call
   std::string_view expected_;
   State state_ = State::kText;
   std::string blanks_;  // of content, in front of what is pending

@@ -303,6 +303,10 @@ StatusOr<TokenizedChat> TokenizeChat(const ServiceState& state, const ChatTask& 
                                      std::string_view format_param) {
   TokenizedChat chat;
   StatusOr<ChatPrompt> prompt = state.tool_support().Render(task);
+  // To repeat a request that a template takes too long for would not help.
+  if (prompt.status().code() == StatusCode::kResourceExhausted) {
+    prompt = Error(StatusCode::kInvalidArgument, "{}", MessageOf(prompt.status()));
+  }
   if (!prompt.ok()) {
     // Errors begin with the name of the field, where they are about another one than messages.
     const std::string message = MessageOf(prompt.status());
