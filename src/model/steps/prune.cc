@@ -69,6 +69,7 @@ Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) {
        .kept = cache->kept(),
        .in_order = in_order,
        .classes = classes,
+       .has_coded_rows = layout.CodesOpenRows(),
        .keeps_sorted_positions = TurnWhenRead(layout.keys),
        .has_wide_positions = SortedPositions::IsWide(cache->n_prompt())});
   if (reopens) cache->PlaceKeptBlocks(layer_.idx, opened);
