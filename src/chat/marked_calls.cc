@@ -280,7 +280,7 @@ class MarkedCallReader : public StepwiseParser {
   ToolSchemas tools_;
   MarkedArguments arguments_;
   std::string opening_, next_,
-      trigger_;  // in front of the first call and of others; what calls begin with
+      trigger_;      // in front of the first call and of others; what calls begin with
   std::string end_;  // behind a call
   std::string_view expected_;
   State state_ = State::kText;

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "machine/attention/schedule.h"
 #include "evaluation/quality.h"
+#include "machine/attention/schedule.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {

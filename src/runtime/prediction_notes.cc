@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "tuning/tune_method.h"
 #include "tuning/profile.h"
+#include "tuning/tune_method.h"
 
 namespace kvlathe {
 

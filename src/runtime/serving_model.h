@@ -28,7 +28,8 @@ struct ServingModel {
   std::vector<SpecModel> levels;  // in the order of open.kv
   // None for a model without a template, or with one that is no Jinja.
   std::optional<ChatTemplate> chat_template;
-  bool chat_adds_bos = false;  // a chosen template prints none; the model's own does where it is to be
+  bool chat_adds_bos =
+      false;  // a chosen template prints none; the model's own does where it is to be
   bool reads_control_tokens = false;  // ChatTemplateOptions
   std::vector<int32_t> end_ids;
   std::optional<BlockPool> pool;

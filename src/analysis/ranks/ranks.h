@@ -34,8 +34,9 @@ struct HeadSpectra {
   std::vector<double> v;
 };
 
-// What an error costs in each stored channel of a pair, mixed as CutBasis (analysis/bases/basis_methods.h)
-// does, [head_dim]: an error of the channel's own variance that is independent at every position.
+// What an error costs in each stored channel of a pair, mixed as CutBasis
+// (analysis/bases/basis_methods.h) does, [head_dim]: an error of the channel's own variance that is
+// independent at every position.
 struct HeadNoise {
   std::vector<double> qk;
   std::vector<double> v;

@@ -1,5 +1,5 @@
 // A MergedText knows which positions of a text a cache merges, counted in the cache itself
-// (kv/retention/merge.h).
+// (format/open_entry.h).
 #pragma once
 
 #include <cstdint>
