@@ -10,15 +10,16 @@
 namespace kvlathe {
 namespace {
 
-// Splits the view's tokens where they change between sink and body and every slice_tokens.
-void SplitTokens(const QkvView& view, int64_t slice_tokens, std::vector<Range>* body,
-                 std::vector<Range>* sinks) {
+constexpr int kSliceTokens = 256;
+
+// Splits the view's tokens where they change between sink and body and every kSliceTokens.
+void SplitTokens(const QkvView& view, std::vector<Range>* body, std::vector<Range>* sinks) {
   body->clear();
   sinks->clear();
   for (int64_t begin = 0; begin < view.n_tokens;) {
     const bool is_sink = view.positions[begin] < kCalibrationSinks;
     int64_t end = begin + 1;
-    while (end < view.n_tokens && end - begin < slice_tokens &&
+    while (end < view.n_tokens && end - begin < kSliceTokens &&
            (view.positions[end] < kCalibrationSinks) == is_sink) {
       ++end;
     }
@@ -79,9 +80,7 @@ StatisticsAccumulator::Sums StatisticsAccumulator::MakeSums(Kind kind) const {
 
 void StatisticsAccumulator::Observe(const QkvView& view) {
   if (failure_.load() >= 0) return;
-  // A token has a row for each query head of a group.
-  const int64_t slice_tokens = std::max<int64_t>(1, kSliceRows / shape_.gqa_group());
-  SplitTokens(view, slice_tokens, &body_ranges_, &sink_ranges_);
+  SplitTokens(view, &body_ranges_, &sink_ranges_);
   std::atomic<size_t> next_task{0};
   pool_->Run([&](int worker_id) {
     for (size_t i = next_task++; i < tasks_.size(); i = next_task++) {

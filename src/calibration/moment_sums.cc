@@ -1,8 +1,7 @@
 #include "calibration/moment_sums.h"
 
+#include <algorithm>
 #include <cmath>
-
-#include "base/check.h"
 
 namespace kvlathe {
 
@@ -54,8 +53,15 @@ void ToCovariance(const double* scatter, double scale, int64_t n_dims, float* co
 }
 
 double MomentAdder::Add(const float* rows, int64_t n_rows, int64_t n_dims, const MomentSums& to) {
-  KVL_DCHECK(n_rows <= kSliceRows);
-  if (n_rows == 0) return 0;
+  double trace = 0;
+  for (int64_t first = 0; first < n_rows; first += kSliceRows) {
+    trace += AddSlice(rows + first * n_dims, std::min(kSliceRows, n_rows - first), n_dims, to);
+  }
+  return trace;
+}
+
+double MomentAdder::AddSlice(const float* rows, int64_t n_rows, int64_t n_dims,
+                             const MomentSums& to) {
   // The kernel takes rows of whole vectors.
   const int64_t width = (n_dims + 15) / 16 * 16;
   centred_.assign(n_rows * width, 0.0f);

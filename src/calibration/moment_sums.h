@@ -50,11 +50,13 @@ class MomentAdder {
  public:
   explicit MomentAdder(Isa isa) : kernels_(&GetElementwiseKernels(isa)) {}
 
-  // Adds rows [n_rows, n_dims], at most kSliceRows, which count once each. Returns the sum of the
-  // slice's squares about its mean: not finite where a value or its square is not.
+  // Adds rows [n_rows, n_dims], which count once each. Returns the sum of the squares of slices
+  // about their means: not finite where a value or its square is not.
   double Add(const float* rows, int64_t n_rows, int64_t n_dims, const MomentSums& to);
 
  private:
+  double AddSlice(const float* rows, int64_t n_rows, int64_t n_dims, const MomentSums& to);
+
   const ElementwiseKernels* kernels_;
   std::vector<float> centred_, product_;
 };
