@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tokenizer/text_range.h"
+#include "base/text_range.h"
 
 namespace kvlathe {
 

@@ -12,7 +12,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
-#include "tokenizer/text_range.h"
+#include "base/text_range.h"
 
 namespace kvlathe {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "tokenizer/text_range.h"
+#include "base/text_range.h"
 
 namespace kvlathe {
 

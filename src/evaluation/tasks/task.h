@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/text_range.h"
 
 namespace kvlathe {
 
@@ -36,10 +37,6 @@ enum class TaskMetric {
   // Share of the fields of the reference, a JSON object, that the output's first JSON object has
   // with equal values; 0 where it does not parse.
   kJsonFields,
-};
-
-struct TextRange {
-  size_t begin, end;  // bytes
 };
 
 struct TaskExample {
