@@ -25,6 +25,11 @@ BESIDE = re.compile(r"kvlathe: note: |kvlathe: .* \d+%, about \d.* left$")
 CACHE = pathlib.Path(tempfile.mkdtemp(prefix="kvlathe_cache_"))
 
 
+def without_notes(stderr):
+    """What a command wrote to standard error besides notes, such as that this CPU has no BF16 instructions."""
+    return "".join(line for line in stderr.decode().splitlines(True) if not line.startswith("kvlathe: note: "))
+
+
 class ShardLoader(unittest.TestLoader):
     def getTestCaseNames(self, case):
         shard, n_shards = map(int, os.environ.get("KVLATHE_TEST_SHARD", "1/1").split("/"))

@@ -319,6 +319,7 @@ int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t
     head.owns_layer_record = layout.OwnsLayerRecord(kv_head_idx);
     if (head.owns_layer_record) head = HeadInRunOf(layout, layer_idx, kv_head_idx);
     head.shape = layout.shapes[i];
+    head.storage = layout.storage(layer_idx, kv_head_idx);
     ForEachObject(layout, head, contents.Of(layer_idx, kv_head_idx),
                   [&](const CacheObjects& objects) {
                     // No sum goes far beyond what there can be.

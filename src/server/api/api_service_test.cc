@@ -107,7 +107,7 @@ TEST_F(ApiServiceTest, TellsOfTheTokenizer) {
   EXPECT_EQ(json["bos_token"], "<s>");
   EXPECT_EQ(json["eos_token"], "</s>");
   EXPECT_EQ(json["model_max_length"], 256);
-  EXPECT_EQ(json["chat_template"], nullptr);
+  EXPECT_NE(json["chat_template"].get<std::string>().find("<|im_start|>"), std::string::npos);
   const Json eos =
       Answer("/tokenize", {{"prompt", json["eos_token"]}, {"add_special_tokens", false}});
   EXPECT_EQ(eos["tokens"], Json::array({2}));
