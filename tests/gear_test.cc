@@ -22,6 +22,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "model/weights.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -199,7 +200,7 @@ void GearTest::CheckRun(const Model& model, const SequenceCache& cache,
 void GearTest::Run(std::shared_ptr<ModelWeights> weights, const std::vector<int32_t>& tokens) {
   for (const Case& c : kCases) {
     const Spec spec = *Spec::Parse(c.spec);
-    auto model = CreateModel(weights, PartsOf(spec), &threads_, SelectIsa().value());
+    auto model = CreateModel(weights, PartsOf(spec));
     ASSERT_TRUE(model.ok()) << model.status();
     BlockPool pool(kBudgetBytes);
     SequenceCache cache(&(*model)->layout(), &pool);
@@ -215,7 +216,8 @@ void GearTest::Run(std::shared_ptr<ModelWeights> weights, const std::vector<int3
 }
 
 TEST_F(GearTest, RandomRows) {
-  auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3), &threads_);
+  auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3),
+                                    MakeMachine(&threads_, SelectIsa().value()));
   ASSERT_TRUE(weights.ok()) << weights.status();
   std::vector<int32_t> tokens;
   for (int t = 0; t < kTokens; ++t) tokens.push_back((t * 37 + t / 11) % kSmallVocabulary);
@@ -227,7 +229,8 @@ TEST_F(GearTest, RowsOfATrainedModel) {
   auto reader = SafetensorsReader::OpenModel(directory);
   ASSERT_TRUE(reader.ok()) << reader.status();
   auto weights = ModelWeights::Load(*LoadModelConfig(directory), DType::kF32,
-                                    MakeFileSource(*std::move(reader)), &threads_);
+                                    MakeFileSource(*std::move(reader)),
+                                    MakeMachine(&threads_, SelectIsa().value()));
   ASSERT_TRUE(weights.ok()) << weights.status();
   const auto golden = ReadJsonFile(directory + "/golden.json");
   ASSERT_TRUE(golden.ok()) << golden.status();
@@ -263,7 +266,8 @@ TEST_F(GearTest, EntriesThatMerged) {
   constexpr int kLongPrompt = 400;
   ModelConfig config = SmallConfig();
   config.dmc = DmcConfig{.offset = 0, .weight_offset = 0};
-  auto loaded = ModelWeights::Load(config, DType::kF32, MakeRandomSource(3), &threads_);
+  auto loaded = ModelWeights::Load(config, DType::kF32, MakeRandomSource(3),
+                                   MakeMachine(&threads_, SelectIsa().value()));
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   const std::shared_ptr<ModelWeights> weights = *std::move(loaded);
   Random random(4);
@@ -271,7 +275,7 @@ TEST_F(GearTest, EntriesThatMerged) {
   for (int32_t& id : tokens) id = static_cast<int32_t>(random.Below(kSmallVocabulary));
   BlockPool pool(kBudgetBytes);
   const auto read = [&](const std::string& text, std::unique_ptr<Model>* model) {
-    auto made = CreateModel(weights, PartsOf(*Spec::Parse(text)), &threads_, SelectIsa().value());
+    auto made = CreateModel(weights, PartsOf(*Spec::Parse(text)));
     EXPECT_TRUE(made.ok()) << made.status();
     *model = *std::move(made);
     auto cache = std::make_unique<SequenceCache>(&(*model)->layout(), &pool);

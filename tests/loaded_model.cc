@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "model/planned_model.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe::testing {
 namespace {
@@ -34,11 +35,11 @@ LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
   auto config = LoadModelConfig(directory);
   EXPECT_TRUE(config.ok()) << config.status();
   if (context > 0) config->ChooseContext(context);
-  auto weights =
-      ModelWeights::Load(*config, compute_type, OpenSource(directory), loaded.pool.get());
+  auto weights = ModelWeights::Load(*config, compute_type, OpenSource(directory),
+                                    MakeMachine(loaded.pool.get(), isa));
   EXPECT_TRUE(weights.ok()) << weights.status();
   loaded.weights = *std::move(weights);
-  auto model = CreateModel(loaded.weights, PartsOf(basis, n_sink), loaded.pool.get(), isa);
+  auto model = CreateModel(loaded.weights, PartsOf(basis, n_sink));
   EXPECT_TRUE(model.ok()) << model.status();
   loaded.model = *std::move(model);
   return loaded;

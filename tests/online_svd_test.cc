@@ -15,6 +15,7 @@
 #include "model/planned_model.h"
 #include "random_model.h"
 #include "reference_decoder.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -111,10 +112,11 @@ class OnlineSvdTest : public ::testing::TestWithParam<Case> {
     const auto spec = Spec::Parse(text);
     EXPECT_TRUE(spec.ok()) << spec.status();
     auto reader = SafetensorsReader::OpenModel(directory_);
-    auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
-                                      MakeFileSource(*std::move(reader)), &threads_);
+    auto weights =
+        ModelWeights::Load(*LoadModelConfig(directory_), type, MakeFileSource(*std::move(reader)),
+                           MakeMachine(&threads_, isa));
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model = CreateModel(*std::move(weights), PartsOf(*spec), &threads_, isa);
+    auto model = CreateModel(*std::move(weights), PartsOf(*spec));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }

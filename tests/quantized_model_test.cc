@@ -16,6 +16,7 @@
 #include "random_model.h"
 #include "reference_decoder.h"
 #include "reference_quantizer.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -372,10 +373,11 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
     PlanParts parts = PartsOf(spec, basis.heads.empty() ? nullptr : &basis);
     parts.codebooks = ToModelCodebooks(literal_codebooks);
     auto reader = SafetensorsReader::OpenModel(directory_);
-    auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
-                                      MakeFileSource(*std::move(reader)), &threads_);
+    auto weights =
+        ModelWeights::Load(*LoadModelConfig(directory_), type, MakeFileSource(*std::move(reader)),
+                           MakeMachine(&threads_, isa));
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, isa);
+    auto model = CreateModel(*std::move(weights), std::move(parts));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }

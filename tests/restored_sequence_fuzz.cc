@@ -28,6 +28,7 @@
 #include "model/model.h"
 #include "model/planned_model.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace {
 
@@ -131,10 +132,10 @@ class Case {
     KVL_CHECK(CheckSupported(spec).ok());
     identity_ = {spec.ToString(), "a model"};
     const std::optional<ModelBasis> basis = BasisOf(spec);
-    auto weights =
-        ModelWeights::Load(SmallConfig(), DType::kBf16, MakeRandomSource(3), &threads_).value();
-    model_ = CreateModel(std::move(weights), PartsOf(spec, basis.has_value() ? &*basis : nullptr),
-                         &threads_, SelectIsa().value())
+    auto weights = ModelWeights::Load(SmallConfig(), DType::kBf16, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()))
+                       .value();
+    model_ = CreateModel(std::move(weights), PartsOf(spec, basis.has_value() ? &*basis : nullptr))
                  .value();
     model_->set_deterministic(true);  // no oneDNN, which would take most of the time
     SaveSequences();

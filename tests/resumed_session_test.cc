@@ -16,6 +16,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -43,15 +44,15 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
     ModelConfig c = SmallConfig();
     c.max_seq_len = 1024;
     c.attention.kinds[0].window = GetParam().window;
-    auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     const StatusOr<Spec> spec = Spec::Parse(GetParam().spec);
     ASSERT_TRUE(spec.ok()) << spec.status();
     identity_ = {spec->ToString(), "a model"};
     const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.5, 9);
     auto model = CreateModel(*std::move(weights),
-                             PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis), &threads_,
-                             SelectIsa().value());
+                             PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis));
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }

@@ -18,6 +18,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -33,9 +34,10 @@ ModelConfig MergingConfig() {
 class SavedSequence : public testing::TestWithParam<DType> {
  protected:
   std::unique_ptr<Model> MakeModel(PlanParts parts) {
-    auto weights = ModelWeights::Load(MergingConfig(), GetParam(), MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(MergingConfig(), GetParam(), MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), std::move(parts));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }

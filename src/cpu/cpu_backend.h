@@ -11,17 +11,20 @@
 #include "cpu/kernels/elementwise/elementwise.h"
 #include "cpu/kernels/linear/linear.h"
 #include "cpu/kernels/seal/seal.h"
-#include "cpu/memory/cpu_device.h"
+#include "cpu/memory/cpu_residents.h"
 #include "machine/backend.h"
 
 namespace kvlathe {
 
-// Computes on the workers of `pool`, which outlives it, with the kernels of `isa`.
+// Computes on the workers of `pool` with the kernels of `isa`. Activations and tables lie in
+// `memory`, weights and maps are among `residents`; all three outlive it.
 class CpuBackend : public Backend {
  public:
-  CpuBackend(ThreadPool* pool, Isa isa);
+  CpuBackend(ThreadPool* pool, Isa isa, CpuDevice* memory, const CpuResidents* residents);
 
   void set_deterministic(bool deterministic) override;
+  void TakeRows(const TakeRowsPlan& plan) override;
+  std::vector<float> TakeChannel(const TakeChannelPlan& plan) override;
   void Project(const ProductPlan& plan) override;
   void ProjectHeads(const HeadProductsPlan& plan) override;
   void Normalise(std::span<const NormPlan> plans) override;
@@ -67,26 +70,46 @@ class CpuBackend : public Backend {
       for (int64_t i = items.begin; i < items.end; ++i) fn(i, worker_id);
     });
   }
-  void NormaliseRows(const NormPlan& plan, Range rows) const;
-  void TurnRow(const RotatePlan& plan, const float* row, int position, DType out_type,
+  // A RotatePlan with addresses.
+  struct HeadTurnAt {
+    const HeadTurn& plan;
+    const float *q, *k;
+    std::byte *turned_q, *turned_k;
+    const float* key_offset;
+    const PackedMatrix *query_map, *key_map;
+    std::byte* mapped_q;
+    const std::byte* joined_k;
+    std::byte* mapped_k;
+  };
+  struct RotationAt {
+    const RotatePlan& plan;
+    const float *cos, *sin;
+    std::vector<HeadTurnAt> heads;
+  };
+
+  RotationAt Resolve(const RotatePlan& plan, const CpuAccess& own) const;
+  void NormaliseRows(const NormPlan& plan, const CpuAccess& own, Range rows) const;
+  void TurnRow(const RotationAt& turn, const float* row, int position, DType out_type,
                void* out) const;
-  void TurnKey(const RotatePlan& plan, const HeadTurn& head, int64_t token_idx, float* centred,
+  void TurnKey(const RotationAt& turn, const HeadTurnAt& head, int64_t token_idx, float* centred,
                std::byte* out) const;
-  void TurnRows(const RotatePlan& plan, const HeadTurn& head, Range tokens) const;
-  void MapQueries(const RotatePlan& plan, const HeadTurn& head, Range tokens, int worker_id);
-  void MapRows(const RotatePlan& plan, const HeadTurn& head, Range tokens, int worker_id);
+  void TurnRows(const RotationAt& turn, const HeadTurnAt& head, Range tokens) const;
+  void MapQueries(const RotationAt& turn, const HeadTurnAt& head, Range tokens, int worker_id);
+  void MapRows(const RotationAt& turn, const HeadTurnAt& head, Range tokens, int worker_id);
   // Maps the tokens that do not meet whole keys, for heads that share a map.
-  void MapHeads(const RotatePlan& plan, std::span<const HeadTurn> heads, Range tokens,
+  void MapHeads(const RotationAt& turn, std::span<const HeadTurnAt> heads, Range tokens,
                 int worker_id);
   class SealAddresses;
   bool AppendItem(const AppendPlan& plan, const AppendPlan::Item& item,
-                  const CpuAccess& access) const;
+                  const CpuLookup& lookup) const;
   void MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item,
-                     const CpuAccess& access) const;
+                     const CpuLookup& lookup) const;
   void CutKeysOfHead(const CutItem& item, const CpuAccess& access, int worker_id);
 
   ThreadPool* pool_;
   Isa isa_;
+  CpuDevice* memory_;
+  const CpuResidents& residents_;
   Linear linear_;
   Attention attention_;
   const ElementwiseKernels* elementwise_;

@@ -31,26 +31,28 @@ CpuAccesses AccessesOf(std::span<const Item> items) {
 
 void CpuBackend::Append(const AppendPlan& plan, std::span<uint8_t> is_finite) {
   const CpuAccesses accesses = AccessesOf(std::span(plan.items));
+  const CpuAccess own(*memory_);
   ForItems(std::ssize(plan.items), [&](int64_t i, int) {
     const AppendPlan::Item& item = plan.items[i];
-    is_finite[i] = AppendItem(plan, item, accesses.Of(item.device)) ? 1 : 0;
+    const CpuLookup lookup = {accesses.Of(item.device), own, residents_};
+    is_finite[i] = AppendItem(plan, item, lookup) ? 1 : 0;
   });
 }
 
 bool CpuBackend::AppendItem(const AppendPlan& plan, const AppendPlan::Item& item,
-                            const CpuAccess& access) const {
+                            const CpuLookup& lookup) const {
   for (const CopyPlan& copy : std::span(plan.copies).subspan(item.first_copy, item.n_copies)) {
-    std::memcpy(access.At(copy.to), copy.from, copy.n_bytes);
+    std::memcpy(lookup.cache.At(copy.to), lookup.own.At(copy.from), copy.n_bytes);
   }
   bool is_finite = true;
   for (const BlockRows& rows : std::span(plan.rows).subspan(item.first_rows, item.n_rows)) {
     const AppendParams params = {.shape = rows.shape,
-                                 .block = access.At(rows.block),
+                                 .block = lookup.cache.At(rows.block),
                                  .first_slot = rows.first_slot,
                                  .n_rows = rows.n_rows,
-                                 .k = rows.k,
+                                 .k = lookup.own.At(rows.k),
                                  .k_stride = rows.k_stride,
-                                 .v = rows.v,
+                                 .v = lookup.own.At(rows.v),
                                  .v_stride = rows.v_stride};
     if (!rows.shape.has_coded_rows) {
       GetAttendKernels(isa_, rows.shape.row_type).append(params);
@@ -67,6 +69,7 @@ Status CpuBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedul
 
 void CpuBackend::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) {
   const CpuAccesses accesses = AccessesOf(plans);
+  const CpuAccess own(*memory_);
   pool_->Run([&](int worker_id) {
     const Range items = ShareOf(std::ssize(plans), 1, worker_id, pool_->n_workers());
     std::vector<float> rows(kBlockSize * n_dims);
@@ -76,7 +79,8 @@ void CpuBackend::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DT
       for (int64_t row = 0; row < plan.n_rows; row += kBlockSize) {
         const int64_t n = std::min<int64_t>(kBlockSize, plan.n_rows - row);
         for (int64_t r = 0; r < n; ++r) {
-          ConvertToFloat(type, plan.rows.first + (row + r) * plan.rows.stride * SizeOf(type),
+          ConvertToFloat(type,
+                         own.At(plan.rows.first) + (row + r) * plan.rows.stride * SizeOf(type),
                          n_dims, &rows[r * n_dims]);
         }
         elementwise_->add_gram(rows.data(), n, n_dims, gram);
@@ -87,14 +91,15 @@ void CpuBackend::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DT
 
 void CpuBackend::MergeRows(const MergeRowsPlan& plan) {
   const CpuAccesses accesses = AccessesOf(plan.items);
+  const CpuAccess own(*memory_);
   ForItems(std::ssize(plan.items), [&](int64_t i, int) {
-    MergeItemRows(plan, plan.items[i], accesses.Of(plan.items[i].device));
+    MergeItemRows(plan, plan.items[i], {accesses.Of(plan.items[i].device), own, residents_});
   });
 }
 
 void CpuBackend::MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item,
-                               const CpuAccess& access) const {
-  OpenEntry open(access.At(item.open_entry), plan.merge, plan.head_dim, item.rank_v);
+                               const CpuLookup& lookup) const {
+  OpenEntry open(lookup.cache.At(item.open_entry), plan.merge, plan.head_dim, item.rank_v);
   int n_entries = item.n_entries;
   std::vector<float> value(item.rank_v);
   std::fill_n(item.n_closed, item.n_sinks, -1);
@@ -105,8 +110,8 @@ void CpuBackend::MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item,
       ++n_entries;
     }
     item.n_closed[t] = n_entries - 1;
-    float* const key = item.k + t * plan.k_stride;
-    std::byte* const stored = item.v + t * plan.v_stride * SizeOf(plan.row_type);
+    float* const key = lookup.own.As<float>(item.k) + t * plan.k_stride;
+    std::byte* const stored = lookup.own.At(item.v) + t * plan.v_stride * SizeOf(plan.row_type);
     ConvertToFloat(plan.row_type, stored, item.rank_v, value.data());
     open.Add(item.weights[t], key, value.data());
     if (!joins) continue;  // the mean of one row is the row
@@ -115,10 +120,14 @@ void CpuBackend::MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item,
   }
 }
 
-std::vector<int> CpuBackend::Prune(const PrunePlan& plan) { return PruneHeads(plan, pool_); }
+std::vector<int> CpuBackend::Prune(const PrunePlan& plan) {
+  const CpuAccess cache(*plan.device), own(*memory_);
+  return PruneHeads(plan, {cache, own, residents_}, pool_);
+}
 
 void CpuBackend::CutKeys(std::span<const CutItem> items) {
   const CpuAccesses accesses = AccessesOf(items);
+  const CpuAccess own(*memory_);  // of the maps
   ForItems(std::ssize(items), [&](int64_t i, int worker_id) {
     CutKeysOfHead(items[i], accesses.Of(items[i].device), worker_id);
   });
@@ -126,11 +135,12 @@ void CpuBackend::CutKeys(std::span<const CutItem> items) {
 
 void CpuBackend::CutKeysOfHead(const CutItem& item, const CpuAccess& access, int worker_id) {
   const int64_t element = SizeOf(item.whole.row_type);
-  const int64_t width = item.map == nullptr ? 0 : item.map->n_out();
+  const PackedMatrix* const map = residents_.At(item.map);
+  const int64_t width = map == nullptr ? 0 : map->n_out();
   std::vector<std::byte> rows(kBlockSize * item.whole.rank_k * element);
   std::vector<std::byte> mapped(kBlockSize * width * element);
   LinearParams params;
-  params.w = item.map;
+  params.w = map;
   params.x = rows.data();
   params.x_stride = item.whole.rank_k;
   params.y = mapped.data();
@@ -139,7 +149,7 @@ void CpuBackend::CutKeysOfHead(const CutItem& item, const CpuAccess& access, int
   int64_t n_left = item.n_entries;
   for (const ObjectId& id : item.blocks) {
     std::byte* const block = access.At(id);
-    if (item.map != nullptr && n_left > 0) {
+    if (map != nullptr && n_left > 0) {
       params.n_rows = std::min<int64_t>(n_left, kBlockSize);
       ReadKeys(item.whole, static_cast<int>(params.n_rows), block, rows.data());
       linear_.RunOnWorker(params, worker_id);
@@ -193,6 +203,7 @@ Status CpuBackend::Seal(const SealBatch& batch) {
         std::make_unique<Sealer>(batch.format, batch.row_type, batch.power_loops, pool_, isa_)};
   }
   const CpuAccesses accesses = AccessesOf(batch.runs);
+  const CpuAccess own(*memory_);
   SealAddresses addresses;
   std::vector<SealJob> jobs;
   for (const SealRunPlan& run : batch.runs) {
@@ -204,14 +215,15 @@ Status CpuBackend::Seal(const SealBatch& batch) {
                     .is_prompt = run.is_prompt,
                     .is_repaired = run.is_repaired,
                     .seed = run.seed,
-                    .codebooks = run.codebooks,
-                    .rotation = run.rotation});
+                    .codebooks = residents_.At(run.codebooks),
+                    .rotation = KeyRotationAt(own, run.rotation)});
   }
   return sealer_->sealer->Run(jobs);
 }
 
 Status CpuBackend::SealRotated(std::span<const RotatedHeadPlan> heads) {
   const CpuAccesses accesses = AccessesOf(heads);
+  const CpuAccess own(*memory_);
   SealAddresses addresses;
   std::vector<OnlineSvdHead> at;
   for (const RotatedHeadPlan& plan : heads) {
@@ -222,7 +234,7 @@ Status CpuBackend::SealRotated(std::span<const RotatedHeadPlan> heads) {
                   .record = access.At(plan.head.record),
                   .rotations = access.At(plan.rotations),
                   .query_gram = reinterpret_cast<const float*>(access.At(plan.query_gram)),
-                  .output_gram = plan.output_gram,
+                  .output_gram = own.As<const double>(plan.output_gram),
                   .is_normalised = plan.is_normalised});
   }
   return SealByOnlineSvd(at, {elementwise_, &linear_, pool_});
@@ -231,15 +243,17 @@ Status CpuBackend::SealRotated(std::span<const RotatedHeadPlan> heads) {
 void CpuBackend::MeasureReencodings(std::span<const ReencodedRun> runs,
                                     std::span<Reencoding> errors) {
   const CpuAccesses accesses = AccessesOf(runs);
+  const CpuAccess own(*memory_);
   ForItems(std::ssize(runs), [&](int64_t i, int) {
     const ReencodedRun& run = runs[i];
     const CpuAccess& access = accesses.Of(run.device);
     std::vector<PackedRun> packed_runs;
     const std::vector<std::byte*> blocks = access.At(run.blocks);
-    errors[i] = MeasureReencoding({.shape = run.shape,
-                                   .packed = PackedHeadAt(access, run.sealed, &packed_runs),
-                                   .blocks = blocks},
-                                  access.At(run.plain), run.n_rows);
+    errors[i] = MeasureReencoding(
+        {.shape = run.shape,
+         .packed = PackedHeadAt({access, own, residents_}, run.sealed, &packed_runs),
+         .blocks = blocks},
+        access.At(run.plain), run.n_rows);
   });
 }
 

@@ -15,6 +15,7 @@
 #include "engine/small_model.h"
 #include "kv/capacity.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -27,7 +28,8 @@ std::shared_ptr<ModelWeights> SmallWeights(ThreadPool* threads, std::optional<fl
   ModelConfig c = SmallConfig(/*head_dim=*/32);
   c.max_seq_len = 1024;
   if (dmc_offset.has_value()) c.dmc = DmcConfig{.offset = *dmc_offset};
-  auto weights = ModelWeights::Load(c, DType::kBf16, MakeRandomSource(3), threads);
+  auto weights = ModelWeights::Load(c, DType::kBf16, MakeRandomSource(3),
+                                    MakeMachine(threads, SelectIsa().value()));
   EXPECT_TRUE(weights.ok()) << weights.status();
   return *std::move(weights);
 }

@@ -16,6 +16,7 @@
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -45,13 +46,14 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
   void SetUp() override {
     ModelConfig c = WideConfig(/*head_dim=*/32);
     c.attention.kinds[0].window = GetParam().window;
-    auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec == nullptr ? "none" : GetParam().spec);
     const ModelBasis basis = HalfRankBasis(c, spec.splits_bits());
     PlanParts parts = PartsOf(spec, GetParam().has_basis ? &basis : nullptr);
     parts.n_sink = 4;
-    auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), std::move(parts));
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }

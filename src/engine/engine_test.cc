@@ -8,6 +8,7 @@
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -16,9 +17,10 @@ namespace {
 class EngineTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(SmallConfig(16), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(SmallConfig(16), DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
-    auto model = CreateModel(*std::move(weights), {}, &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), {});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }

@@ -13,6 +13,7 @@
 #include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
 #include "model/planned_model.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -32,14 +33,15 @@ class FailureTest : public ::testing::TestWithParam<FailureCase> {
 
   void SetUp() override {
     const ModelConfig c = WideConfig(/*head_dim=*/32);
-    auto weights = ModelWeights::Load(
-        c, GetParam().dtype, std::make_unique<OverflowingSource>(3, kOverflowing), &threads_);
+    auto weights = ModelWeights::Load(c, GetParam().dtype,
+                                      std::make_unique<OverflowingSource>(3, kOverflowing),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec);
     const ModelBasis basis = HalfRankBasis(c, spec.splits_bits());
     PlanParts parts = PartsOf(spec, spec.splits_bits() ? &basis : nullptr);
     parts.n_sink = 4;
-    auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), std::move(parts));
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     model_->set_deterministic(true);

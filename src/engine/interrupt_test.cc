@@ -12,6 +12,7 @@
 #include "io/scratch_folder.h"
 #include "model/planned_model.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -19,9 +20,10 @@ namespace {
 class InterruptTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(WideConfig(32), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(WideConfig(32), DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
-    auto model = CreateModel(*std::move(weights), {}, &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), {});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     model_->set_deterministic(true);

@@ -19,6 +19,7 @@
 #include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
 #include "model/planned_model.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -61,14 +62,14 @@ class IsolationTest : public ::testing::TestWithParam<CacheCase> {
   void SetUp() override {
     ModelConfig c = SmallConfig(/*head_dim=*/32);
     c.max_seq_len = 32768;
-    auto weights = ModelWeights::Load(c, DType::kBf16,
-                                      std::make_unique<OverflowingSource>(3, kNanToken), &threads_);
+    auto weights =
+        ModelWeights::Load(c, DType::kBf16, std::make_unique<OverflowingSource>(3, kNanToken),
+                           MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec);
     const ModelBasis basis = HalfRankBasis(c, spec.splits_bits());
     auto model =
-        CreateModel(*std::move(weights), PartsOf(spec, spec.splits_bits() ? &basis : nullptr),
-                    &threads_, SelectIsa().value());
+        CreateModel(*std::move(weights), PartsOf(spec, spec.splits_bits() ? &basis : nullptr));
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     model_->set_deterministic(true);

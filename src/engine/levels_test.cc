@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "engine/small_model.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -28,8 +29,9 @@ constexpr int64_t kRoomy = 64 << 20;
 class LevelsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(WideConfig(/*head_dim=*/32), DType::kBf16,
-                                      MakeRandomSource(3), &threads_);
+    auto weights =
+        ModelWeights::Load(WideConfig(/*head_dim=*/32), DType::kBf16, MakeRandomSource(3),
+                           MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     const std::shared_ptr<ModelWeights> shared = *std::move(weights);
     for (const char* spec : {"none", "kivi(bits=4,run=64)", "lathe(ratio=4,open=8,run=64)"}) {

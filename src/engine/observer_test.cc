@@ -16,6 +16,7 @@
 #include "engine/small_model.h"
 #include "model/planned_model.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -23,9 +24,10 @@ namespace {
 class ObserverTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
-    auto model = CreateModel(*std::move(weights), {}, &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), {});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     model_->set_deterministic(true);

@@ -12,6 +12,7 @@
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -37,8 +38,8 @@ StatusOr<std::vector<HeadRanks>> RanksAt(double rate) {
 class RatesTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    auto weights =
-        ModelWeights::Load(WideConfig(kHeadDim), DType::kBf16, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(WideConfig(kHeadDim), DType::kBf16, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
     Random random(17);
@@ -78,7 +79,7 @@ class RatesTest : public ::testing::TestWithParam<const char*> {
       parts.allocation = RankAllocation{.ranks = offered};
       parts.ranks_at = RanksAt;
     }
-    auto model = CreateModel(weights_, std::move(parts), &threads_, SelectIsa().value());
+    auto model = CreateModel(weights_, std::move(parts));
     EXPECT_TRUE(model.ok()) << model.status();
     (*model)->set_deterministic(true);
     return *std::move(model);

@@ -63,7 +63,7 @@ inline std::unique_ptr<Model> MakeSmallModel(std::shared_ptr<ModelWeights> weigh
   const ModelBasis basis = HalfRankBasis(weights->config(), spec.splits_bits());
   PlanParts parts = PartsOf(spec, spec.splits_bits() ? &basis : nullptr);
   parts.n_sink = 4;
-  auto model = CreateModel(std::move(weights), std::move(parts), threads, SelectIsa().value());
+  auto model = CreateModel(std::move(weights), std::move(parts));
   EXPECT_TRUE(model.ok()) << model.status();
   (*model)->set_deterministic(true);
   return *std::move(model);

@@ -15,6 +15,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -29,7 +30,8 @@ class DriftTest : public ::testing::Test {
     for (int t = 0; t < 700; ++t) tokens_.push_back((t * 37 + t / 11) % kSmallVocabulary);
   }
   void Load(std::unique_ptr<TensorSource> source) {
-    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, std::move(source), &threads_);
+    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, std::move(source),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
   }
@@ -37,8 +39,7 @@ class DriftTest : public ::testing::Test {
   std::unique_ptr<Model> Make(const std::string& spec_text, double rate = 0) {
     const Spec spec = Spec::Parse(spec_text).value();
     const ModelBasis basis = rate > 0 ? DrawRandomBasis(2, 2, 32, rate, 1) : ModelBasis{};
-    auto model = CreateModel(weights_, PartsOf(spec, rate > 0 ? &basis : nullptr), &threads_,
-                             SelectIsa().value());
+    auto model = CreateModel(weights_, PartsOf(spec, rate > 0 ? &basis : nullptr));
     EXPECT_TRUE(model.ok()) << model.status();
     (*model)->set_deterministic(true);  // so that what runs beside a sequence changes nothing
     return *std::move(model);

@@ -12,6 +12,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -39,7 +40,8 @@ struct Rows : QkvObserver {
 class StoredErrorTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(LongConfig(), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(LongConfig(), DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
     for (int t = 0; t < 1100; ++t) tokens_.push_back((t * 37 + t / 11) % 128);
@@ -48,7 +50,7 @@ class StoredErrorTest : public ::testing::Test {
     const Spec spec = *Spec::Parse(kv);
     PlanParts parts = PartsOf(spec, basis);
     parts.n_sink = kSink;
-    auto model = CreateModel(weights_, std::move(parts), &threads_, SelectIsa().value());
+    auto model = CreateModel(weights_, std::move(parts));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }

@@ -21,6 +21,9 @@ class Backend {
   // is slower.
   virtual void set_deterministic(bool deterministic) = 0;
 
+  virtual void TakeRows(const TakeRowsPlan& plan) = 0;
+  // Returns the channel of every row, [n_rows].
+  virtual std::vector<float> TakeChannel(const TakeChannelPlan& plan) = 0;
   // Computes y = x W^T + bias.
   virtual void Project(const ProductPlan& plan) = 0;
   virtual void ProjectHeads(const HeadProductsPlan& plan) = 0;

@@ -1,6 +1,5 @@
 #include "model/layer_program.h"
 
-#include <cstddef>
 #include <utility>
 
 #include "base/check.h"
@@ -66,21 +65,6 @@ std::vector<Status> LayerProgram::SealEach(std::span<SequenceCache* const> cache
                                            ForwardState* state) const {
   KVL_CHECK(seal_ != nullptr);
   return seal_->SealEach(caches, state);
-}
-
-Status LayerProgram::Skip(ForwardState* state) {
-  const int l = layer_->idx;
-  for (const SequenceCache* cache : state->sequences->sealing()) {
-    for (int g = 0; g < layer_->rows.n_kv_heads; ++g) {
-      const CacheHead head = cache->head(l, g);
-      const RunExtent run = head.run_to_seal();
-      for (int64_t b = run.first_block; b < run.first_block + run.n_blocks; ++b) {
-        cache->device().Fill({head.blocks()[b]}, std::byte{0},
-                             BlockBytes(cache->layout().shape(l, g)));
-      }
-    }
-  }
-  return seal_ == nullptr ? OkStatus() : seal_->Run(state);
 }
 
 ActivationWidths WidthsOf(const Layer& layer) {

@@ -4,20 +4,18 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cpu/cpu_backend.h"
 
 namespace kvlathe {
-Model::Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa)
-    : weights_(std::move(weights)),
-      pool_(pool),
-      backend_(std::make_unique<CpuBackend>(pool, isa)),
-      rotations_(weights_->config()) {
+
+Model::Model(std::shared_ptr<ModelWeights> weights)
+    : weights_(std::move(weights)), rotations_(weights_->config(), &weights_->machine().memory()) {
+  activations_.memory = &machine().memory();
   activations_.compute_type = activations_.row_type = weights_->compute_type();
 }
 
 StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> weights,
-                                               const CachePlan& plan, ThreadPool* pool, Isa isa) {
-  std::unique_ptr<Model> model(new Model(std::move(weights), pool, isa));
+                                               const CachePlan& plan) {
+  std::unique_ptr<Model> model(new Model(std::move(weights)));
   model->layout_ = plan.layout();
   model->row_shapes_ = plan.row_shapes();
   model->codebooks_ = plan.codebooks();
@@ -62,6 +60,19 @@ StatusOr<const CacheLayout*> Model::LayoutAt(double rate) {
   return &rate_layouts_.emplace_back(std::move(layout));
 }
 
+Status Model::AddOnlineInputs(Layer* layer) {
+  layer->online = &*online_;
+  if (online_->output_grams.empty()) return OkStatus();
+  for (int g = 0; g < layout_.n_kv_heads; ++g) {
+    const std::vector<double>& gram = online_->output_grams[layer->idx * layout_.n_kv_heads + g];
+    KVL_ASSIGN_OR_RETURN(MachineBuffer buffer,
+                         MachineBuffer::CopyOf(&machine().memory(), std::as_bytes(std::span(gram)),
+                                               "Gram matrices of W_O"));
+    layer->output_grams.push_back(std::move(buffer));
+  }
+  return OkStatus();
+}
+
 StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasis* basis) {
   const ModelConfig& c = config();
   auto layer = std::make_unique<Layer>();
@@ -72,8 +83,9 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   layer->window = layout_.window(layer_idx);
   layer->row_type = activations_.row_type;
   layer->rotations = &rotations_;
-  if (online_.has_value()) layer->online = &*online_;
-  KVL_ASSIGN_OR_RETURN(layer->values, weights_->FoldValues(layer_idx, basis, pool_));
+  if (online_.has_value()) KVL_RETURN_IF_ERROR(AddOnlineInputs(layer.get()));
+  KVL_ASSIGN_OR_RETURN(layer->values,
+                       weights_->FoldValues(layer_idx, basis, &machine().host_threads()));
   LayerRows& rows = layer->rows;
   rows.n_heads = c.n_heads;
   rows.n_kv_heads = layout_.n_kv_heads;
@@ -87,13 +99,15 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   rows.turn = !RowsNeedNoTurn(basis);
   if (basis == nullptr) return layer;
   if (!rows.turn) {
-    KVL_ASSIGN_OR_RETURN(layer->folded_qk,
-                         weights_->FoldQueriesAndKeys(layer_idx, *basis,
-                                                      /*keeps_width=*/NeedsWholeRows(), pool_));
+    KVL_ASSIGN_OR_RETURN(
+        layer->folded_qk,
+        weights_->FoldQueriesAndKeys(layer_idx, *basis,
+                                     /*keeps_width=*/NeedsWholeRows(), &machine().host_threads()));
     rows.is_cut = !NeedsWholeRows();
     return layer;
   }
-  KVL_ASSIGN_OR_RETURN(layer->basis, PackLayerBasis(*basis, layer_idx, activations_.row_type));
+  KVL_ASSIGN_OR_RETURN(layer->basis,
+                       PackLayerBasis(*basis, layer_idx, activations_.row_type, &machine()));
   rows.maps_keys = true;
   rows.maps_queries = !layout_.has_latent_keys;
   rows.heads_per_latent = basis->heads_per_latent;
@@ -109,7 +123,11 @@ Status Model::CompileLayers(const ModelBasis* basis) {
     widths_ = widths_.Union(WidthsOf(*layer));
     programs_.emplace_back(std::move(layer));
   }
-  for (size_t l = 0; l < codebooks_.size(); ++l) programs_[l].set_codebooks(&codebooks_[l]);
+  Residents& residents = machine().residents();
+  for (size_t l = 0; l < codebooks_.size(); ++l) {
+    resident_codebooks_.emplace_back(&residents, residents.AddCodebooks(codebooks_[l]));
+    programs_[l].set_codebooks(resident_codebooks_.back().id());
+  }
   return OkStatus();
 }
 

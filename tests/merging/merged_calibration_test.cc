@@ -21,6 +21,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/planner.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -56,7 +57,8 @@ class MergedCalibration : public ::testing::TestWithParam<const char*>, public P
  protected:
   MergedCalibration() : config_(SmallConfig(kDim)) {
     config_.dmc = DmcConfig{.offset = 0, .weight_offset = 0};
-    auto weights = ModelWeights::Load(config_, DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(config_, DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     EXPECT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
     Random random(5);
@@ -66,7 +68,7 @@ class MergedCalibration : public ::testing::TestWithParam<const char*>, public P
   }
 
   std::unique_ptr<Model> Make(const std::string& spec) {
-    auto model = CreateModel(weights_, PartsOf(*Spec::Parse(spec)), &threads_, SelectIsa().value());
+    auto model = CreateModel(weights_, PartsOf(*Spec::Parse(spec)));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }

@@ -9,6 +9,7 @@
 
 #include "kv/retention/method.h"
 #include "model/planned_model.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -142,9 +143,9 @@ TEST_F(MergedModel, RefusesToDecideWhereTheModelDoesNot) {
   Write({.spec = ""});
   auto reader = SafetensorsReader::OpenModel(directory_);
   auto weights = ModelWeights::Load(*LoadModelConfig(directory_), DType::kF32,
-                                    MakeFileSource(*std::move(reader)), &threads_);
-  const auto model = CreateModel(*std::move(weights), PartsOf(*Spec::Parse("dmc")), &threads_,
-                                 AvailableIsas().back());
+                                    MakeFileSource(*std::move(reader)),
+                                    MakeMachine(&threads_, AvailableIsas().back()));
+  const auto model = CreateModel(*std::move(weights), PartsOf(*Spec::Parse("dmc")));
   EXPECT_EQ(model.status().code(), StatusCode::kInvalidArgument);
   EXPECT_NE(model.status().ToString().find("retrofitted"), std::string::npos);
 }

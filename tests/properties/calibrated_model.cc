@@ -37,7 +37,7 @@ void CalibratedModel::Gather() {
       {.n_tokens = kSequences * kSequenceTokens, .seed = 1, .vocab_size = config().vocab_size},
       kSequenceTokens);
   ASSERT_TRUE(sequences.ok()) << sequences.status();
-  auto model = CreateModel(weights_, {}, threads_, SelectIsa().value());
+  auto model = CreateModel(weights_, {});
   ASSERT_TRUE(model.ok()) << model.status();
   BlockPool blocks(kCacheBytes);
   CalibrationJob job;

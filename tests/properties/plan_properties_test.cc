@@ -24,6 +24,7 @@
 #include "model/model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -186,8 +187,7 @@ std::string Check(CalibratedModel* model, const std::string& text, int n_prompt,
   const StatusOr<CachePlan> plan = model->planner().MakePlan(*spec);
   if (!plan.ok()) return CheckRefusal(*spec, plan.status());
   if (std::string wrong = CheckRatio(*spec, *plan, model->config()); !wrong.empty()) return wrong;
-  const auto created =
-      Model::Create(model->weights(), *plan, model->threads(), SelectIsa().value());
+  const auto created = Model::Create(model->weights(), *plan);
   if (!created.ok()) return Failed("Model::Create", created.status());
   (*created)->set_deterministic(true);
   ++*n_run;
@@ -206,7 +206,8 @@ class PlanProperties : public ::testing::Test {
  protected:
   std::unique_ptr<CalibratedModel> Load(const std::string& name, const ModelConfig& config,
                                         std::unique_ptr<TensorSource> source) {
-    auto weights = ModelWeights::Load(config, DType::kBf16, std::move(source), &threads_);
+    auto weights = ModelWeights::Load(config, DType::kBf16, std::move(source),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     EXPECT_TRUE(weights.ok()) << weights.status();
     return std::make_unique<CalibratedModel>(name, *std::move(weights), &threads_);
   }

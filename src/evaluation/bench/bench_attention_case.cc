@@ -217,12 +217,20 @@ Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Atten
       c->runs.push_back(run);
     });
   }
-  if (c->layout.seal->format.Is<CodebookCodec>()) c->codebooks = EvenCodebooks(c->layout);
   return OkStatus();
 }
 
+// The codebooks of the layers, where the format has them.
+void MakeCodebooks(Residents* residents, AttentionCase* c) {
+  const std::optional<SealPlan>& seal = c->layout.seal;
+  if (!seal.has_value() || !seal->format.Is<CodebookCodec>() || c->extents.empty()) return;
+  for (LayerCodebooks& layer : EvenCodebooks(c->layout)) {
+    c->codebooks.emplace_back(residents, residents->AddCodebooks(std::move(layer)));
+  }
+}
+
 // Angles that turn nothing, and random ways back from latents.
-void MakeKeyMaps(const AttentionBenchOptions& options, AttentionCase* c) {
+void MakeKeyMaps(const AttentionBenchOptions& options, Residents* residents, AttentionCase* c) {
   const std::optional<SealPlan>& seal = c->layout.seal;
   const bool turns_codes = seal.has_value() && seal->format.seals_keys_before_rope();
   if (!turns_codes && !c->has_latent_keys) return;
@@ -238,8 +246,8 @@ void MakeKeyMaps(const AttentionBenchOptions& options, AttentionCase* c) {
     const double deviation = 1 / std::sqrt(shape.rank_k);
     for (float& x : way_back) x = static_cast<float>(deviation * random.Normal());
     const BitSplit splits[] = {shape.k_bits, shape.most_attended.k, shape.least_attended.k};
-    c->maps.emplace_back(way_back, std::span<const float>(), options.head_dim, key_dim,
-                         shape.row_type, splits);
+    LatentMap map(way_back, {}, options.head_dim, key_dim, shape.row_type, splits);
+    c->maps.emplace_back(residents, residents->AddLatentMap(std::move(map)));
   }
 }
 
@@ -276,33 +284,34 @@ Status AddVotes(const AttentionBenchOptions& options, AttentionCase* c) {
 }
 
 // q and out are shared by all layers and all cases.
-void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out,
-              AttentionCase* c) {
+void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, AttentionCase* c) {
   const int group = options.n_heads / options.n_kv_heads;
   const int64_t n_tokens = c->row.n_tokens, n_rows = n_tokens * group;
   const auto n_head_blocks = static_cast<size_t>(BlocksOf(c->row.context));
   for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
     const int64_t head = static_cast<int64_t>(i) % options.n_kv_heads;
     const BlockShape& shape = c->layout.shapes[i];
-    c->jobs.push_back({.device = c->device.get(),
-                       .shape = shape,
-                       .head_dim = options.head_dim,
-                       .gqa_group = group,
-                       .n_tokens = c->row.n_tokens,
-                       .q = q.as<Bf16>() + head * n_rows * options.head_dim,
-                       .q_stride = shape.rank_k,
-                       .blocks = std::span(c->blocks).subspan(i * n_head_blocks, n_head_blocks),
-                       .n_entries = c->lengths[i],
-                       .first_visible = c->lengths[i] - c->row.n_tokens + 1,
-                       .out = out->as<Bf16>() + head * n_rows * options.head_dim,
-                       .out_stride = int64_t{group} * shape.rank_v});
-    const KeyRotation rotation =
-        c->cos.empty()
-            ? KeyRotation()
-            : KeyRotation{c->cos.data(), c->sin.data(), options.head_dim / c->heads_per_map / 2};
+    c->jobs.push_back(
+        {.device = c->device.get(),
+         .shape = shape,
+         .head_dim = options.head_dim,
+         .gqa_group = group,
+         .n_tokens = c->row.n_tokens,
+         .q = memory.places(memory.q.as<Bf16>() + head * n_rows * options.head_dim),
+         .q_stride = shape.rank_k,
+         .blocks = std::span(c->blocks).subspan(i * n_head_blocks, n_head_blocks),
+         .n_entries = c->lengths[i],
+         .first_visible = c->lengths[i] - c->row.n_tokens + 1,
+         .out = memory.places(memory.out.as<Bf16>() + head * n_rows * options.head_dim),
+         .out_stride = int64_t{group} * shape.rank_v});
+    const KeyRotationId rotation =
+        c->cos.empty() ? KeyRotationId()
+                       : KeyRotationId{memory.places(c->cos.data()), memory.places(c->sin.data()),
+                                       options.head_dim / c->heads_per_map / 2};
     if (!c->maps.empty()) {
       c->jobs.back().q_stride = options.head_dim;
-      c->jobs.back().latents = {.map = c->maps[i].view(), .rotation = rotation};
+      c->jobs.back().latents = {
+          .map = c->maps[i].id(), .key_dim = options.head_dim, .rotation = rotation};
     }
     if (c->extents.empty() && !shape.has_coded_rows) continue;
     SealedHead& packed = c->jobs.back().packed;
@@ -315,7 +324,7 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
       packed.open = {.first_block = n_sealed,
                      .n_blocks = static_cast<int>(BlocksOf(c->lengths[i])) - n_sealed};
     }
-    if (!c->codebooks.empty()) packed.codebooks = &c->codebooks[i / options.n_kv_heads];
+    if (!c->codebooks.empty()) packed.codebooks = c->codebooks[i / options.n_kv_heads].id();
     if (c->maps.empty()) packed.rotation = rotation;
     for (int g = 0; g < options.n_kv_heads; ++g) {
       packed.layer_rank_v += c->layout.shapes[i - head + g].rank_v;
@@ -411,8 +420,9 @@ Status BuildCase(const AttentionBenchOptions& of_model, BenchMemory* memory, Thr
   PlaceBlocks(memory->blocks.data(), options, c);
   PlaceOpenScales(memory->blocks.data(), *c);
   KVL_RETURN_IF_ERROR(MakeRecords(options, pool, c));
-  MakeKeyMaps(options, c);
-  MakeJobs(options, memory->q, &memory->out, c);
+  MakeCodebooks(memory->residents.get(), c);
+  MakeKeyMaps(options, memory->residents.get(), c);
+  MakeJobs(options, *memory, c);
   return AddVotes(options, c);
 }
 

@@ -9,6 +9,7 @@
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -24,14 +25,15 @@ class ReadMergedTextsTest : public ::testing::Test {
     ModelConfig config = SmallConfig();
     // Random channels lie on both sides of 0.
     config.dmc = DmcConfig{.is_last = true, .offset = 0, .weight_offset = 0, .epsilon = 0};
-    auto weights = ModelWeights::Load(config, DType::kF32, MakeRandomSource(5), &threads_);
+    auto weights = ModelWeights::Load(config, DType::kF32, MakeRandomSource(5),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
   }
   std::unique_ptr<Model> Make(const char* kv, int n_sink) {
     PlanParts parts = PartsOf(*Spec::Parse(kv));
     parts.n_sink = n_sink;
-    auto model = CreateModel(weights_, std::move(parts), &threads_, SelectIsa().value());
+    auto model = CreateModel(weights_, std::move(parts));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }

@@ -15,6 +15,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -55,11 +56,11 @@ class ChoiceScorerTest : public testing::Test {
     const auto spec = Spec::Parse(text);
     EXPECT_TRUE(spec.ok()) << spec.status();
     const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
-    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     EXPECT_TRUE(weights.ok()) << weights.status();
     auto model = CreateModel(*std::move(weights),
-                             PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis), &threads_,
-                             SelectIsa().value());
+                             PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis));
     EXPECT_TRUE(model.ok()) << model.status();
     (*model)->set_deterministic(true);
     return *std::move(model);

@@ -12,6 +12,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -66,8 +67,8 @@ ModelConfig ConfigOfLetters() {
 class TaskRunTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights =
-        ModelWeights::Load(ConfigOfLetters(), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(ConfigOfLetters(), DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
     model_ = Make(-1);
@@ -75,8 +76,7 @@ class TaskRunTest : public ::testing::Test {
   // A negative rate: without a basis.
   std::unique_ptr<Model> Make(double rate) {
     const ModelBasis basis = rate < 0 ? ModelBasis{} : DrawRandomBasis(2, 2, 32, rate, 1);
-    auto model = CreateModel(weights_, PartsOf(rate < 0 ? nullptr : &basis, /*n_sink=*/4),
-                             &threads_, SelectIsa().value());
+    auto model = CreateModel(weights_, PartsOf(rate < 0 ? nullptr : &basis, /*n_sink=*/4));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -476,7 +476,8 @@ TEST_F(TaskRunTest, TellsHowFarItIs) {
 TEST_F(TaskRunTest, LogitsThatAreNotFiniteFailTheTaskAndNameTheExample) {
   auto weights = ModelWeights::Load(
       ConfigOfLetters(), DType::kF32,
-      std::make_unique<OverflowingSource>(3, LetterTokenizer::kFirst + '@' - ' '), &threads_);
+      std::make_unique<OverflowingSource>(3, LetterTokenizer::kFirst + '@' - ' '),
+      MakeMachine(&threads_, SelectIsa().value()));
   ASSERT_TRUE(weights.ok()) << weights.status();
   weights_ = *std::move(weights);
   model_ = Make(-1);

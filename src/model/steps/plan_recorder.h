@@ -12,6 +12,11 @@ namespace kvlathe {
 class PlanRecorder : public Backend {
  public:
   void set_deterministic(bool) override {}
+  void TakeRows(const TakeRowsPlan& plan) override { takes.push_back(plan); }
+  std::vector<float> TakeChannel(const TakeChannelPlan& plan) override {
+    channels.push_back(plan);
+    return std::vector<float>(plan.n_rows, kDecision);
+  }
   void Project(const ProductPlan& plan) override { products.push_back(plan); }
   void ProjectHeads(const HeadProductsPlan& plan) override {
     head_products.assign(plan.heads.begin(), plan.heads.end());
@@ -64,6 +69,10 @@ class PlanRecorder : public Backend {
   Status SealRotated(std::span<const RotatedHeadPlan>) override { return OkStatus(); }
   void MeasureReencodings(std::span<const ReencodedRun>, std::span<Reencoding>) override {}
 
+  static constexpr float kDecision = 0.5f;  // what every channel holds
+
+  std::vector<TakeRowsPlan> takes;
+  std::vector<TakeChannelPlan> channels;
   std::vector<ProductPlan> products;
   std::vector<HeadProductsPlan::Head> head_products;
   std::vector<NormPlan> norms;

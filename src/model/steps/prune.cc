@@ -94,7 +94,7 @@ Status CutKeysStep::Run(ForwardState* state) {
                         .cut = cache->layout().shape(layer_.idx, g),
                         .blocks = head.blocks(),
                         .n_entries = head.n_entries(),
-                        .map = layer_.rows.maps_keys ? &layer_.basis.KeyMap(g) : nullptr});
+                        .map = layer_.rows.maps_keys ? layer_.basis.KeyMap(g).id() : WeightId()});
     }
   }
   if (caches.empty()) return OkStatus();

@@ -14,8 +14,9 @@ constexpr int kMaxRunsAtOnce = 3;  // of a head: one for each class of entries
 
 }  // namespace
 
-void SealStep::AddRuns(SequenceCache* cache, const RunObjects& objects, const KeyRotation& rotation,
-                       Heads* heads, std::vector<SealRunPlan>* runs) const {
+void SealStep::AddRuns(SequenceCache* cache, const RunObjects& objects,
+                       const KeyRotationId& rotation, Heads* heads,
+                       std::vector<SealRunPlan>* runs) const {
   const int n_kv_heads = layer_.rows.n_kv_heads, n_heads_per_run = layer_.layout->n_heads_per_run();
   heads->reserve(size_t{kMaxRunsAtOnce} * n_kv_heads);  // runs point to them
   for (int g = 0; g < n_kv_heads; g += n_heads_per_run) {
@@ -60,7 +61,7 @@ std::vector<RotatedHeadPlan> SealStep::RotatedHeads(std::span<SequenceCache* con
         plan.rotations = caches[i]->head(layer_.idx, g).runs().front().record;
       } else if (layer_.online != nullptr) {
         plan.query_gram = caches[i]->head(layer_.idx, g).query_gram();
-        plan.output_gram = &layer_.online->output_grams[layer_.idx * n_kv_heads + g];
+        plan.output_gram = layer_.output_grams[g].place();
         plan.is_normalised = layer_.online->is_normalised;
       }
     }
@@ -80,7 +81,8 @@ Status SealStep::SealTogether(std::span<SequenceCache* const> caches,
       n_run_blocks = std::max(n_run_blocks, run.first_block + run.n_blocks);
     }
   }
-  const KeyRotation rotation = layer_.rotations->BlocksOf(layer_.idx, n_run_blocks);
+  KVL_ASSIGN_OR_RETURN(const KeyRotationId rotation,
+                       layer_.rotations->BlocksOf(layer_.idx, n_run_blocks));
   for (size_t i = 0; i < caches.size(); ++i) {
     AddRuns(caches[i], objects[i], rotation, &heads[i], &runs);
   }

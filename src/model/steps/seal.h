@@ -23,7 +23,7 @@ class SealStep : public LayerStep {
   using Heads = std::vector<SealHeadPlan>;  // [n_kv_heads], of one cache
 
   // The runs of one cache, at most one for each of its heads, which go to `heads`.
-  void AddRuns(SequenceCache* cache, const RunObjects& objects, const KeyRotation& rotation,
+  void AddRuns(SequenceCache* cache, const RunObjects& objects, const KeyRotationId& rotation,
                Heads* heads, std::vector<SealRunPlan>* runs) const;
   // `heads` are those of the caches.
   std::vector<RotatedHeadPlan> RotatedHeads(std::span<SequenceCache* const> caches,

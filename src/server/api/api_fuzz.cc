@@ -17,6 +17,7 @@
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 #include "server/api/api_service.h"
 #include "server/api/fake_reply.h"
 #include "tokenizer/chat/chat_families.h"
@@ -57,8 +58,9 @@ struct Server {
   Server() {
     ModelConfig config = SmallConfig(16);
     config.vocab_size = kVocabulary;
-    auto weights = ModelWeights::Load(config, DType::kF32, MakeRandomSource(5), &threads);
-    model = CreateModel(*std::move(weights), {}, &threads, SelectIsa().value()).value();
+    auto weights = ModelWeights::Load(config, DType::kF32, MakeRandomSource(5),
+                                      MakeMachine(&threads, SelectIsa().value()));
+    model = CreateModel(*std::move(weights), {}).value();
     engine = std::make_unique<Engine>(std::vector<Model*>{model.get()}, &pool,
                                       EngineOptions{.max_waiting = 6});
     chat_format = NamedChatFormat("chatml", {}).value();

@@ -7,6 +7,7 @@
 #include "kv/blocks/block_pool.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 
@@ -14,12 +15,11 @@ std::vector<std::vector<float>> StepwiseEngineLogits(const std::string& director
                                                      const std::string& spec,
                                                      const std::vector<int32_t>& tokens) {
   ThreadPool pool(1);
-  auto weights =
-      ModelWeights::Load(*LoadModelConfig(directory), DType::kF32,
-                         MakeFileSource(*SafetensorsReader::OpenModel(directory)), &pool);
+  auto weights = ModelWeights::Load(*LoadModelConfig(directory), DType::kF32,
+                                    MakeFileSource(*SafetensorsReader::OpenModel(directory)),
+                                    MakeMachine(&pool, Isa::kScalar));
   EXPECT_TRUE(weights.ok()) << weights.status();
-  auto model =
-      CreateModel(*std::move(weights), PartsOf(*Spec::Parse(spec), nullptr), &pool, Isa::kScalar);
+  auto model = CreateModel(*std::move(weights), PartsOf(*Spec::Parse(spec), nullptr));
   EXPECT_TRUE(model.ok()) << model.status();
   std::vector<std::vector<float>> found;
   for (const size_t n_step : {size_t{1}, tokens.size()}) {
