@@ -45,7 +45,6 @@ PRECOMPILED = {header: re.compile(use) for header, use in PRECOMPILED.items()}
 CPU = "src/cpu/"
 CPU_FILES = {
     "src/runtime/machines/machine_choice.cc": "chooses the machine",
-    "src/kv/blocks/block_pool.cc": "makes the device of a pool that is given none",
     "src/evaluation/stored_rows.h": "reads sealed rows, to compare them with what they were",
     "src/evaluation/stored_rows.cc": "reads sealed rows, to compare them with what they were",
     "src/evaluation/bench/bench_attention.cc": "measures the kernels of the CPU",

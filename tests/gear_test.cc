@@ -16,6 +16,7 @@
 #include "io/files.h"
 #include "io/safetensors/safetensors.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/spec/spec.h"
 #include "model/model.h"
 #include "model/planned_model.h"
@@ -202,7 +203,7 @@ void GearTest::Run(std::shared_ptr<ModelWeights> weights, const std::vector<int3
     const Spec spec = *Spec::Parse(c.spec);
     auto model = CreateModel(weights, PartsOf(spec));
     ASSERT_TRUE(model.ok()) << model.status();
-    BlockPool pool(kBudgetBytes);
+    HostPool pool(kBudgetBytes);
     SequenceCache cache(&(*model)->layout(), &pool);
     ComputedRows computed((*model)->layout(), /*keeps_keys_before_rope=*/false);
     const std::span all(tokens);
@@ -273,7 +274,7 @@ TEST_F(GearTest, EntriesThatMerged) {
   Random random(4);
   std::vector<int32_t> tokens(kLongPrompt);
   for (int32_t& id : tokens) id = static_cast<int32_t>(random.Below(kSmallVocabulary));
-  BlockPool pool(kBudgetBytes);
+  HostPool pool(kBudgetBytes);
   const auto read = [&](const std::string& text, std::unique_ptr<Model>* model) {
     auto made = CreateModel(weights, PartsOf(*Spec::Parse(text)));
     EXPECT_TRUE(made.ok()) << made.status();

@@ -10,6 +10,7 @@
 #include "analysis/bases/fdc_reference.h"
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/method.h"
 #include "model/model.h"
 #include "model/planned_model.h"
@@ -154,7 +155,7 @@ class OnlineSvdTest : public ::testing::TestWithParam<Case> {
   static testing::ReferenceModel reference_;
   static std::vector<int> ids_;
   ThreadPool threads_{2};
-  BlockPool pool_{int64_t{64} << 20};
+  HostPool pool_{int64_t{64} << 20};
 };
 std::string OnlineSvdTest::directory_;
 testing::ReferenceModel OnlineSvdTest::reference_;

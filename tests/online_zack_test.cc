@@ -11,6 +11,7 @@
 #include "analysis/bases/fdc_reference.h"
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/byte_kinds.h"
 #include "kv/quantizer/method.h"
 #include "model/model.h"
@@ -267,7 +268,7 @@ class OnlineZackTest : public ::testing::TestWithParam<Case> {
   ReferenceModel reference_;
   std::vector<int32_t> ids_;
   ThreadPool threads_{2};
-  BlockPool pool_{int64_t{64} << 20};
+  HostPool pool_{int64_t{64} << 20};
 };
 
 TEST_P(OnlineZackTest, MatchesLiteralProjections) {

@@ -9,6 +9,7 @@
 
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "model/model.h"
@@ -413,7 +414,7 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
   std::vector<int> ids_;
   std::vector<testing::ReferenceBasis> rotations_, latents_, shared_latents_;
   ThreadPool threads_{2};
-  BlockPool pool_{int64_t{64} << 20};
+  HostPool pool_{int64_t{64} << 20};
 };
 
 TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {

@@ -21,6 +21,7 @@
 #include "analysis/bases/hadamard.h"
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_file.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
@@ -145,7 +146,7 @@ class Case {
 
   // Restores what the bytes say, if they say it soundly, and goes on with it.
   void Run(const std::string& path) {
-    BlockPool pool(int64_t{64} << 20);
+    HostPool pool(int64_t{64} << 20);
     SequenceCache cache(&model_->layout(), &pool);
     const auto state = RestoreSequence(path, {identity_, &model_->layout(), 400}, &cache);
     if (!state.ok()) {
@@ -176,7 +177,7 @@ class Case {
   void SaveSequences() {
     const std::string path = std::filesystem::temp_directory_path() /
                              ("restored_sequence_fuzz-" + std::to_string(::getpid()));
-    BlockPool pool(int64_t{64} << 20);
+    HostPool pool(int64_t{64} << 20);
     SequenceCache cache(&model_->layout(), &pool);
     cache.set_n_prompt(kPrompt, kStep * kSaves);
     KVL_CHECK(Feed(kPrompt, &cache).ok());

@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "engine/engine.h"
 #include "io/scratch_folder.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
@@ -100,7 +101,7 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
 
   // n_first tokens, the file, and the rest against all at once.
   void ExpectGoesOn(const Request& whole, int n_first) {
-    BlockPool pool(kNoLimit), second_pool(kNoLimit);
+    HostPool pool(kNoLimit), second_pool(kNoLimit);
     const Generated at_once = Run(whole, &pool);
     Request request = whole;
     request.max_tokens = n_first;
@@ -154,7 +155,7 @@ TEST_P(ResumedSession, GoesOnWithTheSameDrawsAndPenalties) {
 // A second prompt behind a restored sequence gives what it gives behind the one that never left
 // memory.
 TEST_P(ResumedSession, TakesAnotherPrompt) {
-  BlockPool pool(kNoLimit), second_pool(kNoLimit);
+  HostPool pool(kNoLimit), second_pool(kNoLimit);
   Generated first = Run(MakeRequest(40, 25, 1), &pool);
   Session stored = Stored(first.session, &second_pool);
   const Request more = MakeRequest(90, 20, 2);
@@ -170,7 +171,7 @@ TEST_P(ResumedSession, TakesAnotherPrompt) {
 // set_deterministic it gives the same bits.
 TEST_P(ResumedSession, ReplaysItsTurnsToTheSameBits) {
   model_->set_deterministic(true);
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   const Generated first = Run(MakeRequest(70, 30, 1), &pool);
   const Generated second = Run(MakeRequest(33, 10, 2), &pool, Stored(first.session, &pool));
   Request request;
@@ -184,7 +185,7 @@ TEST_P(ResumedSession, ReplaysItsTurnsToTheSameBits) {
 }
 
 TEST_P(ResumedSession, EndsWithTheEndOfSequence) {
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   Request request = MakeRequest(30, 12, 5);
   const Generated whole = Run(request, &pool);
   request.stop_ids = {whole.tokens[4]};
@@ -221,10 +222,10 @@ INSTANTIATE_TEST_SUITE_P(
 class WaitingSessions : public ResumedSession {};
 
 TEST_P(WaitingSessions, GiveTheirCachesUpWhenThePoolIsFull) {
-  BlockPool plenty(kNoLimit);
+  HostPool plenty(kNoLimit);
   std::vector<Generated> firsts;
   for (int i = 0; i < 3; ++i) firsts.push_back(Run(MakeRequest(150, 5, i), &plenty));
-  BlockPool pool(2 * SequenceBytes(model_->layout(), {400}));
+  HostPool pool(2 * SequenceBytes(model_->layout(), {400}));
   Engine engine({model_.get()}, &pool, {});
   std::vector<RequestOutcome> outcomes(4);
   const auto finish = [&](int i) {

@@ -9,6 +9,7 @@
 
 #include "base/random.h"
 #include "io/scratch_folder.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_file.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
@@ -67,7 +68,7 @@ class SavedSequence : public testing::TestWithParam<DType> {
   // Reads a prompt, saves, restores into a pool of its own and decodes both further.
   void ExpectSameBits(Model* model, int n_prompt, const std::string& spec = "a spec") {
     const SequenceIdentity identity = {spec, "a model"};
-    BlockPool pool(kNoLimit), other_pool(kNoLimit);
+    HostPool pool(kNoLimit), other_pool(kNoLimit);
     SequenceCache original(&model->layout(), &pool), restored(&model->layout(), &other_pool);
     original.set_n_prompt(n_prompt, 50);
     Feed(model, &original, RandomTokens(n_prompt, 1));
@@ -193,7 +194,7 @@ TEST_P(SavedSequence, GoesOnInThePromptWithWholeKeys) {
   const auto model = MakeModel(PartsOf(spec, &basis));
   const CacheLayout& layout = model->layout();
   const SequenceIdentity identity = {spec.ToString(), "a model"};
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   SequenceCache original(&layout, &pool), restored(&layout, &pool);
   original.set_n_prompt(200, 50);
   Feed(model.get(), &original, RandomTokens(150, 1));

@@ -132,11 +132,15 @@ std::vector<SequenceCase> RecordedCases() {
 }
 
 std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, ThreadPool* threads, Isa isa) {
+  return MakeCaseModel(of, MakeMachine(threads, isa));
+}
+
+std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, std::shared_ptr<Machine> machine) {
   const auto spec = Spec::Parse(of.spec);
   EXPECT_TRUE(spec.ok()) << spec.status();
   ModelBasis basis = DrawBasis(of.basis);
-  auto weights = ModelWeights::Load(MergingConfig(), DType::kBf16, MakeRandomSource(3),
-                                    MakeMachine(threads, isa));
+  auto weights =
+      ModelWeights::Load(MergingConfig(), DType::kBf16, MakeRandomSource(3), std::move(machine));
   EXPECT_TRUE(weights.ok()) << weights.status();
   auto model = CreateModel(*std::move(weights),
                            PartsOf(*spec, of.basis == CaseBasis::kNone ? nullptr : &basis));

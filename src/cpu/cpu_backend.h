@@ -2,9 +2,11 @@
 // the kernels of one instruction set.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cpu/attention/attention.h"
@@ -30,16 +32,16 @@ class CpuBackend : public Backend {
   void Normalise(std::span<const NormPlan> plans) override;
   void Gate(const GatePlan& plan) override;
   void RotateAndMap(const RotatePlan& plan) override;
-  void Append(const AppendPlan& plan, std::span<uint8_t> is_finite) override;
-  Status Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) override;
+  StatusOr<StepReport> Finish() override;
+  void Append(const AppendPlan& plan) override;
+  void Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) override;
   void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) override;
-  void MergeRows(const MergeRowsPlan& plan) override;
-  std::vector<int> Prune(const PrunePlan& plan) override;
+  void MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) override;
+  void Prune(const PrunePlan& plan) override;
   void CutKeys(std::span<const CutItem> items) override;
-  Status Seal(const SealBatch& batch) override;
-  Status SealRotated(std::span<const RotatedHeadPlan> heads) override;
-  void MeasureReencodings(std::span<const ReencodedRun> runs,
-                          std::span<Reencoding> errors) override;
+  void Seal(const SealBatch& batch) override;
+  void SealRotated(const RotatedBatch& batch) override;
+  void MeasureReencodings(std::span<const ReencodedRun> runs) override;
 
  private:
   // A sealer and what it was made for.
@@ -70,40 +72,18 @@ class CpuBackend : public Backend {
       for (int64_t i = items.begin; i < items.end; ++i) fn(i, worker_id);
     });
   }
-  // A RotatePlan with addresses.
-  struct HeadTurnAt {
-    const HeadTurn& plan;
-    const float *q, *k;
-    std::byte *turned_q, *turned_k;
-    const float* key_offset;
-    const PackedMatrix *query_map, *key_map;
-    std::byte* mapped_q;
-    const std::byte* joined_k;
-    std::byte* mapped_k;
-  };
-  struct RotationAt {
-    const RotatePlan& plan;
-    const float *cos, *sin;
-    std::vector<HeadTurnAt> heads;
-  };
-
-  RotationAt Resolve(const RotatePlan& plan, const CpuAccess& own) const;
   void NormaliseRows(const NormPlan& plan, const CpuAccess& own, Range rows) const;
-  void TurnRow(const RotationAt& turn, const float* row, int position, DType out_type,
-               void* out) const;
-  void TurnKey(const RotationAt& turn, const HeadTurnAt& head, int64_t token_idx, float* centred,
-               std::byte* out) const;
-  void TurnRows(const RotationAt& turn, const HeadTurnAt& head, Range tokens) const;
-  void MapQueries(const RotationAt& turn, const HeadTurnAt& head, Range tokens, int worker_id);
-  void MapRows(const RotationAt& turn, const HeadTurnAt& head, Range tokens, int worker_id);
-  // Maps the tokens that do not meet whole keys, for heads that share a map.
-  void MapHeads(const RotationAt& turn, std::span<const HeadTurnAt> heads, Range tokens,
-                int worker_id);
   class SealAddresses;
   bool AppendItem(const AppendPlan& plan, const AppendPlan::Item& item,
                   const CpuLookup& lookup) const;
-  void MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item,
-                     const CpuLookup& lookup) const;
+  void MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item, const CpuLookup& lookup,
+                     int* n_closed) const;
+  Status SealTogether(std::span<const SealRunPlan> runs);  // by sealer_
+  Status SealTogether(std::span<const RotatedHeadPlan> heads);
+  // Calls seal(items) with all of them. Where that fails, what was written is undefined and plain
+  // rows are still there: then with those of each sequence alone, which tells whose rows they are.
+  template <typename Item, typename F>
+  void SealEach(int layer_idx, std::span<const Item> items, const F& seal);
   void CutKeysOfHead(const CutItem& item, const CpuAccess& access, int worker_id);
 
   ThreadPool* pool_;
@@ -114,6 +94,10 @@ class CpuBackend : public Backend {
   Attention attention_;
   const ElementwiseKernels* elementwise_;
   std::optional<KnownSealer> sealer_;
+  StepReport report_;  // since the last Finish
+  Status failure_;     // of all sequences
+  // By sequence and head, how many of the entries that the last Prune left were sealed before it.
+  std::map<std::pair<int, int>, int> sealed_before_;
 };
 
 }  // namespace kvlathe

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <utility>
 #include <vector>
 
 #include "cpu/cpu_backend.h"
@@ -29,14 +30,29 @@ CpuAccesses AccessesOf(std::span<const Item> items) {
 
 }  // namespace
 
-void CpuBackend::Append(const AppendPlan& plan, std::span<uint8_t> is_finite) {
+StatusOr<StepReport> CpuBackend::Finish() {
+  const Status failure = std::exchange(failure_, OkStatus());
+  StepReport report = std::exchange(report_, {});
+  if (!failure.ok()) return failure;
+  return report;
+}
+
+void CpuBackend::Append(const AppendPlan& plan) {
   const CpuAccesses accesses = AccessesOf(std::span(plan.items));
   const CpuAccess own(*memory_);
+  std::vector<uint8_t> is_finite(plan.items.size());
   ForItems(std::ssize(plan.items), [&](int64_t i, int) {
     const AppendPlan::Item& item = plan.items[i];
     const CpuLookup lookup = {accesses.Of(item.device), own, residents_};
     is_finite[i] = AppendItem(plan, item, lookup) ? 1 : 0;
   });
+  for (size_t i = 0; i < is_finite.size(); ++i) {
+    if (is_finite[i] != 0) continue;
+    report_.failures.push_back(
+        {plan.items[i].sequence, plan.layer_idx,
+         Error(StatusCode::kDataLoss,
+               "K or V holds NaN or infinity; such rows cannot be compressed")});
+  }
 }
 
 bool CpuBackend::AppendItem(const AppendPlan& plan, const AppendPlan::Item& item,
@@ -63,8 +79,8 @@ bool CpuBackend::AppendItem(const AppendPlan& plan, const AppendPlan::Item& item
   return is_finite;
 }
 
-Status CpuBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
-  return attention_.Run(jobs, sm_scale, schedule);
+void CpuBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
+  failure_.Update(attention_.Run(jobs, sm_scale, schedule));
 }
 
 void CpuBackend::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) {
@@ -89,27 +105,29 @@ void CpuBackend::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DT
   });
 }
 
-void CpuBackend::MergeRows(const MergeRowsPlan& plan) {
+void CpuBackend::MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) {
   const CpuAccesses accesses = AccessesOf(plan.items);
   const CpuAccess own(*memory_);
   ForItems(std::ssize(plan.items), [&](int64_t i, int) {
-    MergeItemRows(plan, plan.items[i], {accesses.Of(plan.items[i].device), own, residents_});
+    const MergeItem& item = plan.items[i];
+    MergeItemRows(plan, item, {accesses.Of(item.device), own, residents_},
+                  &n_closed[item.first_closed]);
   });
 }
 
 void CpuBackend::MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item,
-                               const CpuLookup& lookup) const {
+                               const CpuLookup& lookup, int* n_closed) const {
   OpenEntry open(lookup.cache.At(item.open_entry), plan.merge, plan.head_dim, item.rank_v);
   int n_entries = item.n_entries;
   std::vector<float> value(item.rank_v);
-  std::fill_n(item.n_closed, item.n_sinks, -1);
+  std::fill_n(n_closed, item.n_sinks, -1);
   for (int64_t t = item.n_sinks; t < item.n_tokens; ++t) {
     const bool joins = open.n_positions() > 0 && item.joins[t] != 0;
     if (!joins) {
       open.Close();
       ++n_entries;
     }
-    item.n_closed[t] = n_entries - 1;
+    n_closed[t] = n_entries - 1;
     float* const key = lookup.own.As<float>(item.k) + t * plan.k_stride;
     std::byte* const stored = lookup.own.At(item.v) + t * plan.v_stride * SizeOf(plan.row_type);
     ConvertToFloat(plan.row_type, stored, item.rank_v, value.data());
@@ -120,9 +138,10 @@ void CpuBackend::MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item,
   }
 }
 
-std::vector<int> CpuBackend::Prune(const PrunePlan& plan) {
+void CpuBackend::Prune(const PrunePlan& plan) {
   const CpuAccess cache(*plan.device), own(*memory_);
-  return PruneHeads(plan, {cache, own, residents_}, pool_);
+  const std::vector<int> n_sealed = PruneHeads(plan, {cache, own, residents_}, pool_);
+  for (int g = 0; g < std::ssize(n_sealed); ++g) sealed_before_[{plan.sequence, g}] = n_sealed[g];
 }
 
 void CpuBackend::CutKeys(std::span<const CutItem> items) {
@@ -195,18 +214,38 @@ class CpuBackend::SealAddresses {
   std::deque<std::vector<std::byte*>> packed_;
 };
 
-Status CpuBackend::Seal(const SealBatch& batch) {
+template <typename Item, typename F>
+void CpuBackend::SealEach(int layer_idx, std::span<const Item> items, const F& seal) {
+  const Status together = seal(items);
+  if (together.ok()) return;
+  const size_t n_items = items.size();
+  while (!items.empty()) {
+    const int sequence = items.front().sequence;
+    const auto end = std::ranges::find_if(
+        items, [sequence](const Item& item) { return item.sequence != sequence; });
+    const auto own = items.first(end - items.begin());
+    const Status alone = own.size() == n_items ? together : seal(own);
+    if (!alone.ok()) report_.failures.push_back({sequence, layer_idx, alone});
+    items = items.subspan(own.size());
+  }
+}
+
+void CpuBackend::Seal(const SealBatch& batch) {
   if (!sealer_.has_value() || sealer_->format != batch.format ||
       sealer_->row_type != batch.row_type || sealer_->power_loops != batch.power_loops) {
     sealer_ = {
         batch.format, batch.row_type, batch.power_loops,
         std::make_unique<Sealer>(batch.format, batch.row_type, batch.power_loops, pool_, isa_)};
   }
-  const CpuAccesses accesses = AccessesOf(batch.runs);
+  SealEach(batch.layer_idx, batch.runs, [&](auto runs) { return SealTogether(runs); });
+}
+
+Status CpuBackend::SealTogether(std::span<const SealRunPlan> runs) {
+  const CpuAccesses accesses = AccessesOf(runs);
   const CpuAccess own(*memory_);
   SealAddresses addresses;
   std::vector<SealJob> jobs;
-  for (const SealRunPlan& run : batch.runs) {
+  for (const SealRunPlan& run : runs) {
     const CpuAccess& access = accesses.Of(run.device);
     jobs.push_back({.heads = addresses.HeadsOf(run, access),
                     .first_head = run.first_head,
@@ -221,7 +260,11 @@ Status CpuBackend::Seal(const SealBatch& batch) {
   return sealer_->sealer->Run(jobs);
 }
 
-Status CpuBackend::SealRotated(std::span<const RotatedHeadPlan> heads) {
+void CpuBackend::SealRotated(const RotatedBatch& batch) {
+  SealEach(batch.layer_idx, batch.heads, [&](auto heads) { return SealTogether(heads); });
+}
+
+Status CpuBackend::SealTogether(std::span<const RotatedHeadPlan> heads) {
   const CpuAccesses accesses = AccessesOf(heads);
   const CpuAccess own(*memory_);
   SealAddresses addresses;
@@ -240,21 +283,28 @@ Status CpuBackend::SealRotated(std::span<const RotatedHeadPlan> heads) {
   return SealByOnlineSvd(at, {elementwise_, &linear_, pool_});
 }
 
-void CpuBackend::MeasureReencodings(std::span<const ReencodedRun> runs,
-                                    std::span<Reencoding> errors) {
+void CpuBackend::MeasureReencodings(std::span<const ReencodedRun> runs) {
   const CpuAccesses accesses = AccessesOf(runs);
   const CpuAccess own(*memory_);
+  std::vector<Reencoding> costs(runs.size());
   ForItems(std::ssize(runs), [&](int64_t i, int) {
     const ReencodedRun& run = runs[i];
+    // What could not be sealed holds nothing that can be read.
+    const auto has_failed = [&](const auto& f) { return f.sequence == run.sequence; };
+    if (std::ranges::any_of(report_.failures, has_failed)) return;
     const CpuAccess& access = accesses.Of(run.device);
     std::vector<PackedRun> packed_runs;
     const std::vector<std::byte*> blocks = access.At(run.blocks);
-    errors[i] = MeasureReencoding(
+    const int n_sealed = sealed_before_.at({run.sequence, run.kv_head_idx});
+    costs[i] = MeasureReencoding(
         {.shape = run.shape,
          .packed = PackedHeadAt({access, own, residents_}, run.sealed, &packed_runs),
          .blocks = blocks},
-        access.At(run.plain), run.n_rows);
+        access.At(run.plain), std::min(n_sealed, run.max_rows));
   });
+  for (size_t i = 0; i < runs.size(); ++i) {
+    report_.reencoded.push_back({runs[i].sequence, costs[i]});
+  }
 }
 
 }  // namespace kvlathe

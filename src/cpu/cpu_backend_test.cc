@@ -183,12 +183,13 @@ TEST_F(CpuBackendTest, MergedRowsAreMeansOfTheirEntrySoFar) {
                           .weights = weights,
                           .k = at_(rows.data()),
                           .v = at_(rows.data() + kDims),
-                          .n_closed = n_closed};
+                          .first_closed = 0};
   backend_.MergeRows({.items = {&item, 1},
                       .merge = merge,
                       .head_dim = kDims,
                       .k_stride = 2 * kDims,
-                      .v_stride = 2 * kDims});
+                      .v_stride = 2 * kDims},
+                     n_closed);
   EXPECT_THAT(n_closed, ::testing::ElementsAre(-1, 0, 0, 1));
   for (int i = 0; i < 2 * kDims; ++i) {
     const float first = before[2 * kDims + i], second = before[4 * kDims + i];

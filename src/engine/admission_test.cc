@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "engine/kv_forecast.h"
 #include "engine/small_model.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/capacity.h"
 #include "model/tensor_source.h"
 #include "runtime/machines/machine_choice.h"
@@ -60,7 +61,7 @@ class ForecastTest : public ::testing::TestWithParam<const char*> {
 // What is forecast from anywhere is enough to go on from there.
 TEST_P(ForecastTest, ASequenceGoesOnInTheBytesThatAreForecast) {
   const CacheLayout& layout = model_->layout();
-  BlockPool pool(kPlenty);
+  HostPool pool(kPlenty);
   SequenceCache cache(&layout, &pool);
   cache.set_n_prompt(kPrompt, kTokens - kPrompt);
   for (const int n_held : {0, 150, 299, 300, 301, 370, 450}) {
@@ -108,7 +109,7 @@ TEST(AdmissionTest, ForecastsOfMergingCachesCountTheirOpenEntries) {
     // int32, then F32: the sums of the weight, of K and of V, and a ring of as many for each
     // position of the window.
     const int64_t open_bytes = 4 * RoundUp(4 + 4 * (1 + window) * (1 + 32 + 32), kObjectAlignment);
-    BlockPool pool(kPlenty);
+    HostPool pool(kPlenty);
     SequenceCache cache(&layout, &pool);
     const std::vector<int32_t> ids = RandomPrompt(60, 1);
     ASSERT_TRUE(cache.Extend(60).ok());
@@ -128,7 +129,7 @@ TEST(AdmissionTest, SequencesThatPrunedTheirPromptsMakeRoomForOthers) {
   const auto model = MakeSmallModel(SmallWeights(&threads, std::nullopt),
                                     "tova(budget=64,prune=prompt)", &threads);
   const int64_t alone = PeakSequenceBytes(model->layout(), 700 + 99, 512, 700);
-  BlockPool pool(2 * alone);
+  HostPool pool(2 * alone);
   Engine engine({model.get()}, &pool, {});
   std::vector<RequestOutcome> outcomes;
   for (int i = 0; i < 6; ++i) {
@@ -170,7 +171,7 @@ class MergingAdmissionTest : public ::testing::TestWithParam<const char*> {
     int most_running = 0;
   };
   static Ran Run(Model* model, const std::vector<Request>& requests, int64_t budget) {
-    BlockPool pool(budget);
+    HostPool pool(budget);
     Engine engine({model}, &pool, {.max_batch_tokens = 64});
     Ran ran;
     ran.outcomes.resize(requests.size());
@@ -251,7 +252,7 @@ TEST_P(MergingAdmissionTest, OverflowPreempts) {
 
 TEST_P(MergingAdmissionTest, WhatCanNeverFitIsRefused) {
   const auto model = Make(kMergesAll);
-  BlockPool pool(4096);
+  HostPool pool(4096);
   Engine engine({model.get()}, &pool, {});
   const auto id = engine.Submit(Requests()[0], nullptr, nullptr);
   EXPECT_EQ(id.status().code(), StatusCode::kResourceExhausted);

@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "engine/engine.h"
 #include "engine/small_model.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
@@ -224,7 +225,7 @@ class SchedulingTest : public BatchingTest {};
 TEST_P(SchedulingTest, ATightBudgetNeitherBlocksNorThrashes) {
   std::vector<Request> requests;
   for (int i = 0; i < 12; ++i) requests.push_back(MakeRequest(20 + 13 * i, 200, i));
-  BlockPool pool(SequenceBytes(model_->layout(), requests.back().prompt.size() + 199));
+  HostPool pool(SequenceBytes(model_->layout(), requests.back().prompt.size() + 199));
   Engine engine({model_.get()}, &pool, {});
   std::vector<int> finished;
   int n_preemptions = 0;
@@ -250,7 +251,7 @@ TEST_P(SchedulingTest, ATightBudgetNeitherBlocksNorThrashes) {
 }
 
 TEST_P(SchedulingTest, PromptsAndDecodingShareTheTokensOfAStep) {
-  BlockPool pool(kPlenty);
+  HostPool pool(kPlenty);
   Engine engine({model_.get()}, &pool, {.max_batch_tokens = 10});
   int n_first = 0, n_second = 0;
   const auto counting = [](int* n) {
@@ -273,7 +274,7 @@ TEST_P(SchedulingTest, PromptsAndDecodingShareTheTokensOfAStep) {
 }
 
 TEST_P(SchedulingTest, NoMoreSequencesRunThanAStepHasTokens) {
-  BlockPool pool(kPlenty);
+  HostPool pool(kPlenty);
   Engine engine({model_.get()}, &pool, {.max_batch_tokens = 3});
   int n_finished = 0;
   for (int i = 0; i < 5; ++i) {

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/random.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
@@ -33,7 +34,7 @@ class EngineTest : public ::testing::Test {
   // Runs the requests together and returns their tokens.
   std::vector<RequestOutcome> RunTogether(const std::vector<Request>& requests, int64_t budget,
                                           const EngineOptions& options) {
-    BlockPool pool(budget);
+    HostPool pool(budget);
     std::vector<RequestOutcome> outcomes(requests.size());
     {
       Engine engine({model_.get()}, &pool, options);
@@ -84,7 +85,7 @@ TEST_F(EngineTest, WaitsForRoomInTheBudget) {
 }
 
 TEST_F(EngineTest, RefusesWhatCanNeverRun) {
-  BlockPool pool(SequenceBytes(model_->layout(), 100));
+  HostPool pool(SequenceBytes(model_->layout(), 100));
   Engine engine({model_.get()}, &pool, {});
   const auto code = [&](Request r) {
     return engine.Submit(std::move(r), nullptr, nullptr).status().code();
@@ -111,7 +112,7 @@ TEST_F(EngineTest, StopsAtAStopTokenAndWhenCancelled) {
   EXPECT_EQ(stopped[0].finish_reason, FinishReason::kStop);
   EXPECT_LE(stopped[0].tokens.size(), 5u);
 
-  BlockPool pool(64 << 20);
+  HostPool pool(64 << 20);
   Engine engine({model_.get()}, &pool, {});
   RequestOutcome outcome;
   int n_tokens = 0;

@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "engine/small_model.h"
 #include "io/scratch_folder.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/planned_model.h"
 #include "model/tensor_source.h"
 #include "runtime/machines/machine_choice.h"
@@ -41,7 +42,7 @@ class InterruptTest : public ::testing::Test {
 
   ThreadPool threads_{2};
   std::unique_ptr<Model> model_;
-  BlockPool pool_{64 << 20};
+  HostPool pool_{64 << 20};
   std::map<Engine::RequestId, RequestOutcome> outcomes_;
 };
 

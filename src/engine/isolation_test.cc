@@ -16,6 +16,7 @@
 #include "base/random.h"
 #include "engine/engine.h"
 #include "engine/small_model.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
 #include "model/planned_model.h"
@@ -100,7 +101,7 @@ class IsolationTest : public ::testing::TestWithParam<CacheCase> {
   }
 
   std::vector<int32_t> TokensAlone(const Request& request) {
-    BlockPool pool(int64_t{64} << 20);
+    HostPool pool(int64_t{64} << 20);
     Engine engine({model_.get()}, &pool, {});
     std::vector<int32_t> tokens;
     const auto keep = [&](auto, const RequestOutcome& o) { tokens = o.tokens; };
@@ -125,7 +126,7 @@ IsolationTest::Round IsolationTest::Run(uint64_t seed) {
   const int n_fitting = seed % 2 == 0 ? 20 : 4;
   const int64_t budget =
       n_fitting * PeakSequenceBytes(model_->layout(), kMostPrompt + kMostTokens, 512, kMostPrompt);
-  BlockPool pool(budget);
+  HostPool pool(budget);
   StepCounter counter;
   Engine engine({model_.get()}, &pool,
                 {.max_batch_tokens = seed % 3 == 0 ? 48 : 512, .observer = &counter});

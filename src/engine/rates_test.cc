@@ -7,6 +7,7 @@
 #include "base/random.h"
 #include "engine/engine.h"
 #include "engine/small_model.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
@@ -159,7 +160,7 @@ TEST_P(RatesTest, ASessionGoesOnAtTheRateOfItsCache) {
   const Request whole = MakeRequest(70, 0.6);
   const Trace expected = Run(resident_.get(), {whole}, kPlenty).front();
   for (const std::optional<double> rate : {std::optional<double>(), std::optional(0.6)}) {
-    BlockPool pool(kPlenty);
+    HostPool pool(kPlenty);
     Engine engine({resident_.get()}, &pool, {});
     Request first = whole;
     first.max_tokens = 30;
@@ -190,7 +191,7 @@ TEST_P(RatesTest, ASessionGoesOnAtTheRateOfItsCache) {
 }
 
 TEST_P(RatesTest, RefusesWhatItDoesNotOffer) {
-  BlockPool pool(kPlenty);
+  HostPool pool(kPlenty);
   Engine engine({resident_.get()}, &pool, {});
   for (const double rate : {-0.1, 1.0, 1.5, std::nan("")}) {
     const auto id = engine.Submit(MakeRequest(3, rate), nullptr, nullptr);

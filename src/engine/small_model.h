@@ -12,6 +12,7 @@
 #include "analysis/bases/basis.h"
 #include "base/random.h"
 #include "engine/engine.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
@@ -93,7 +94,7 @@ struct Trace {
 // does not exceed.
 inline std::vector<Trace> RunRequests(Model* model, const std::vector<Request>& requests,
                                       int64_t budget, const EngineOptions& options) {
-  BlockPool pool(budget);
+  HostPool pool(budget);
   std::vector<Trace> traces(requests.size());
   {
     Engine engine({model}, &pool, options);

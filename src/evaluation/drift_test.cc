@@ -8,6 +8,7 @@
 #include <set>
 
 #include "engine/engine.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/method.h"
 #include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
@@ -56,7 +57,7 @@ class DriftTest : public ::testing::Test {
   }
   // What an engine generates greedily, without the ends of sequences.
   std::vector<int32_t> Generate(Model* model, const std::vector<int32_t>& prompt, int n_tokens) {
-    BlockPool pool(kBudgetBytes);
+    HostPool pool(kBudgetBytes);
     Engine engine({model}, &pool, {});
     Request request;
     request.prompt = prompt;
@@ -73,7 +74,7 @@ class DriftTest : public ::testing::Test {
   // Logits before each token of `text`, [n][vocabulary], fed one by one behind the prompt.
   std::vector<std::vector<float>> LogitsOf(Model* model, const std::vector<int32_t>& prompt,
                                            const std::vector<int32_t>& text) {
-    BlockPool pool(kBudgetBytes);
+    HostPool pool(kBudgetBytes);
     SequenceCache cache(&model->layout(), &pool);
     EXPECT_TRUE(Prefill(model, &cache, prompt).ok());
     std::vector<std::vector<float>> rows;

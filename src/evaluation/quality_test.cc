@@ -7,6 +7,7 @@
 
 #include "evaluation/bench/bench_model.h"
 #include "evaluation/bench/deciding_weights.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "kv/spec/spec.h"
@@ -96,7 +97,7 @@ TEST_F(QualityTest, PerplexityIsThatOfDecodingTokenByToken) {
   auto qualities = MeasureQuality(models, {{text.windows[0]}, {text.token_bytes[0]}}, 64 << 20,
                                   &threads_, nullptr);
   ASSERT_TRUE(qualities.ok()) << qualities.status();
-  BlockPool pool(64 << 20);
+  HostPool pool(64 << 20);
   SequenceCache cache(&model->layout(), &pool);
   const std::vector<int32_t>& window = text.windows[0];
   double nll = 0;
@@ -135,7 +136,7 @@ TEST_F(QualityTest, StretchesAreThoseOfDecodingTokenByToken) {
   std::vector<double> sums(kStretches);
   std::vector<int64_t> counts(kStretches);
   for (const std::vector<int32_t>& window : text.windows) {
-    BlockPool pool(64 << 20);
+    HostPool pool(64 << 20);
     SequenceCache base_cache(&none->layout(), &pool), cache(&half->layout(), &pool);
     for (size_t t = 0; t + 1 < window.size(); ++t) {
       ASSERT_TRUE(Prefill(none.get(), &base_cache, {&window[t], 1}).ok());
@@ -311,7 +312,7 @@ TEST_F(QualityTest, RandomWeightsDecideAtACompressionRatio) {
       ASSERT_TRUE(row.ok()) << row.status();
       EXPECT_NEAR(row->positions_per_entry, compression, 0.2 * compression);
       if (compression == 1) continue;
-      BlockPool pool(64 << 20);
+      HostPool pool(64 << 20);
       SequenceCache cache(&(*model)->layout(), &pool);
       const auto ids = std::span(tokens_).first(400);
       ASSERT_TRUE(Prefill(model->get(), &cache, ids).ok());

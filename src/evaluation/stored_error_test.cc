@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "evaluation/quality.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/method.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
@@ -112,7 +113,7 @@ TEST_F(StoredErrorTest, AreThoseOfALiteralQuantiser) {
   const int n_tokens = kSink + kRun;
   Rows rows;
   const std::unique_ptr<Model> plain = Make("none");
-  BlockPool pool(kBudgetBytes);
+  HostPool pool(kBudgetBytes);
   SequenceCache cache(&plain->layout(), &pool);
   ASSERT_TRUE(Prefill(plain.get(), &cache, std::span(tokens_).first(n_tokens), &rows).ok());
   const std::vector<LayerErrors> measured = Errors("kivi(bits=2,group=32)", n_tokens);

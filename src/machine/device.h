@@ -36,6 +36,10 @@ class Device {
   virtual void Copy(const ObjectPlace& to, const ObjectPlace& from, int64_t n_bytes) = 0;
   virtual void Fill(const ObjectPlace& to, std::byte value, int64_t n_bytes) = 0;
 
+  // Says that n_bytes hold nothing any more, from here on in the order of the calls: the block pool
+  // has taken an object back. A device that looks for mistakes makes it unreadable.
+  virtual void Forget(const ObjectPlace& /*place*/, int64_t /*n_bytes*/) {}
+
   // What lies there, for the host to read in place until the next call or verb; null where the host
   // does not share this memory and has to download it.
   virtual const std::byte* HostView(const ObjectPlace& /*place*/) { return nullptr; }

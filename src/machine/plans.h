@@ -160,9 +160,11 @@ struct BlockRows {
 struct AppendPlan {
   struct Item {
     Device* device = nullptr;
+    int sequence = 0;                  // number in the step, by which Finish tells of it
     int first_copy = 0, n_copies = 0;  // of `copies`: rows that are kept as they are (sinks)
     int first_rows = 0, n_rows = 0;    // of `rows`
   };
+  int layer_idx = 0;
   std::vector<Item> items;
   std::vector<CopyPlan> copies;
   std::vector<BlockRows> rows;
@@ -196,7 +198,7 @@ struct MergeItem {
   const float* weights = nullptr;
   ObjectPlace k;  // F32
   ObjectPlace v;
-  int* n_closed = nullptr;  // [n_tokens], to be written: MergedRows::n_closed
+  int64_t first_closed = 0;  // of its tokens among what Backend::MergeRows returns
 };
 
 struct MergeRowsPlan {
@@ -222,6 +224,7 @@ struct PruneHead {
 // The heads of one layer of one sequence: of each, the kept entries become the first ones.
 struct PrunePlan {
   Device* device = nullptr;
+  int sequence = 0;
   std::span<const PruneHead> heads;
   int pool_kernel = 1;          // votes are averaged over this many neighbouring entries
   bool shares_heads = false;    // all heads keep the same entries
@@ -257,6 +260,7 @@ struct SealHeadPlan {
 // One run of one layer of one sequence: SealJob (cpu/kernels/seal/seal.h) with ids.
 struct SealRunPlan {
   Device* device = nullptr;
+  int sequence = 0;
   std::span<const SealHeadPlan> heads;  // that share the layer record
   int first_head = 0;                   // number of the first in its layer
   ObjectId layer_record;                // LayerRecordBytes; null where that is 0
@@ -271,6 +275,7 @@ struct SealRunPlan {
 // One head of a run whose format is rotated: OnlineSvdHead (cpu/svd_online.h) with ids.
 struct RotatedHeadPlan {
   Device* device = nullptr;
+  int sequence = 0;
   PackedShape packed_shape;
   SealHeadPlan head;
   ObjectId rotations;       // the record of the run that has them, where the head's own is null
@@ -294,22 +299,31 @@ struct TakeChannelPlan {
   int channel = 0;
 };
 
-// A run that was sealed from these plain rows, the first n_rows of which are to be compared.
+// A run that was sealed from these plain rows. Compared are the first max_rows of them, but no more
+// than were sealed before the last Prune of this sequence and head.
 struct ReencodedRun {
   Device* device = nullptr;
+  int sequence = 0;
+  int kv_head_idx = 0;
   BlockShape shape;
   SealedHead sealed;
   std::span<const ObjectId> blocks;  // of `sealed`
   std::span<const ObjectId> plain;
-  int n_rows = 0;
+  int max_rows = 0;
 };
 
 // Runs of one format that become packed blocks.
 struct SealBatch {
+  int layer_idx = 0;
   PackedFormat format;
-  DType row_type = DType::kF32;  // of plain rows
-  int power_loops = 1;           // of the low-rank solver
-  std::span<const SealRunPlan> runs;
+  DType row_type = DType::kF32;       // of plain rows
+  int power_loops = 1;                // of the low-rank solver
+  std::span<const SealRunPlan> runs;  // those of a sequence follow each other
+};
+
+struct RotatedBatch {
+  int layer_idx = 0;
+  std::span<const RotatedHeadPlan> heads;  // those of a sequence follow each other
 };
 
 }  // namespace kvlathe

@@ -1,6 +1,8 @@
 #include "model/layer_program.h"
 
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "model/steps/append.h"
@@ -61,10 +63,12 @@ Status LayerProgram::Run(ForwardState* state) {
   return OkStatus();
 }
 
-std::vector<Status> LayerProgram::SealEach(std::span<SequenceCache* const> caches,
-                                           ForwardState* state) const {
+StatusOr<std::vector<Status>> LayerProgram::SealEach(std::span<SequenceCache* const> caches,
+                                                     ForwardState* state) const {
   KVL_CHECK(seal_ != nullptr);
-  return seal_->SealEach(caches, state);
+  std::vector<int> sequences(caches.size());
+  std::iota(sequences.begin(), sequences.end(), 0);
+  return seal_->SealEach(caches, sequences, state);
 }
 
 ActivationWidths WidthsOf(const Layer& layer) {

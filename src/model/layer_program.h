@@ -20,8 +20,10 @@ class LayerProgram {
   explicit LayerProgram(std::unique_ptr<Layer> layer);
 
   Status Run(ForwardState* state);
-  // Seals runs of this layer outside a forward (Model::SealRuns); one status for each cache.
-  std::vector<Status> SealEach(std::span<SequenceCache* const> caches, ForwardState* state) const;
+  // Seals runs of this layer outside a forward (Model::SealRuns), where plans know a cache by its
+  // place in the list; one status for each cache.
+  StatusOr<std::vector<Status>> SealEach(std::span<SequenceCache* const> caches,
+                                         ForwardState* state) const;
 
   std::span<const std::unique_ptr<LayerStep>> steps() const { return steps_; }
   const Layer& layer() const { return *layer_; }

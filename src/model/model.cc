@@ -60,18 +60,25 @@ StatusOr<const CacheLayout*> Model::LayoutAt(double rate) {
   return &rate_layouts_.emplace_back(std::move(layout));
 }
 
-Status Model::AddOnlineInputs(Layer* layer) {
-  layer->online = &*online_;
-  if (online_->output_grams.empty()) return OkStatus();
-  for (int g = 0; g < layout_.n_kv_heads; ++g) {
-    const std::vector<double>& gram = online_->output_grams[layer->idx * layout_.n_kv_heads + g];
-    KVL_ASSIGN_OR_RETURN(MachineBuffer buffer,
-                         MachineBuffer::CopyOf(&machine().memory(), std::as_bytes(std::span(gram)),
-                                               "Gram matrices of W_O"));
-    layer->output_grams.push_back(std::move(buffer));
+namespace {
+
+// What the heads of a layer stack their values on, in the memory of the machine; none where the
+// method needs none.
+StatusOr<std::vector<MachineBuffer>> UploadGrams(const OnlineInputs& online, int layer_idx,
+                                                 int n_kv_heads, Device* memory) {
+  std::vector<MachineBuffer> uploaded;
+  if (online.output_grams.empty()) return uploaded;
+  for (int g = 0; g < n_kv_heads; ++g) {
+    const std::vector<double>& gram = online.output_grams[layer_idx * n_kv_heads + g];
+    KVL_ASSIGN_OR_RETURN(
+        MachineBuffer buffer,
+        MachineBuffer::CopyOf(memory, std::as_bytes(std::span(gram)), "Gram matrices of W_O"));
+    uploaded.push_back(std::move(buffer));
   }
-  return OkStatus();
+  return uploaded;
 }
+
+}  // namespace
 
 StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasis* basis) {
   const ModelConfig& c = config();
@@ -83,7 +90,11 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   layer->window = layout_.window(layer_idx);
   layer->row_type = activations_.row_type;
   layer->rotations = &rotations_;
-  if (online_.has_value()) KVL_RETURN_IF_ERROR(AddOnlineInputs(layer.get()));
+  if (online_.has_value()) {
+    layer->online = &*online_;
+    KVL_ASSIGN_OR_RETURN(layer->output_grams,
+                         UploadGrams(*online_, layer_idx, layout_.n_kv_heads, &machine().memory()));
+  }
   KVL_ASSIGN_OR_RETURN(layer->values,
                        weights_->FoldValues(layer_idx, basis, &machine().host_threads()));
   LayerRows& rows = layer->rows;

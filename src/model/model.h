@@ -83,8 +83,6 @@ class Model {
   bool NeedsWholeRows() const { return layout_.n_sink > 0 || layout_.ReadsWholeKeys(); }
   // Layer by layer, what a basis (null: none) is folded into or packed for; then its steps.
   Status CompileLayers(const ModelBasis* basis);
-  // What its sequences find their bases by, where they do.
-  Status AddOnlineInputs(Layer* layer);
   StatusOr<std::unique_ptr<Layer>> MakeLayer(int layer_idx, const ModelBasis* basis);
 
   Status PlaceTokens(std::span<const SequenceStep> steps);
@@ -93,6 +91,10 @@ class Model {
   void EmbedTokens();
   // The layers and the logits; sequences_ tells which sequences failed.
   Status RunStep(std::span<const SequenceStep> steps, QkvObserver* observer);
+  // Asks for the layers and the logits.
+  Status QueueStep(ForwardState* state);
+  // Makes logits_ readable on the host.
+  void FetchLogits();
   void ComputeLogits(std::span<const SequenceStep> steps);
 
   std::shared_ptr<ModelWeights> weights_;

@@ -54,12 +54,22 @@ StatusOr<ForwardState> Model::Begin(std::span<const SequenceStep> steps, QkvObse
 Status Model::RunStep(std::span<const SequenceStep> steps, QkvObserver* observer) {
   KVL_ASSIGN_OR_RETURN(ForwardState state, Begin(steps, observer));
   if (activations_.n_tokens == 0) return OkStatus();
+  const Status queued = QueueStep(&state);
+  // Also where a step could not be planned to its end: what was asked for is over before the next.
+  KVL_ASSIGN_OR_RETURN(const StepReport report, machine().backend().Finish());
+  KVL_RETURN_IF_ERROR(queued);
+  sequences_.Learn(report);
+  if (n_logit_rows_ > 0 && !sequences_.AllFailed()) FetchLogits();
+  return OkStatus();
+}
+
+Status Model::QueueStep(ForwardState* state) {
   EmbedTokens();
   for (LayerProgram& program : programs_) {
-    KVL_RETURN_IF_ERROR(program.Run(&state));
+    KVL_RETURN_IF_ERROR(program.Run(state));
     if (sequences_.AllFailed()) return OkStatus();
   }
-  if (n_logit_rows_ > 0) ComputeLogits(steps);
+  if (n_logit_rows_ > 0) ComputeLogits(state->steps());
   return OkStatus();
 }
 
@@ -76,10 +86,16 @@ Status Model::ForwardEach(std::span<const SequenceStep> steps, std::vector<Statu
 
 Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
   ForwardState state = {.backend = &machine().backend(), .profile = &profile_};
-  for (const Status& status : programs_[layer_idx].SealEach(caches, &state)) {
-    KVL_RETURN_IF_ERROR(status);
+  KVL_ASSIGN_OR_RETURN(const std::vector<Status> statuses,
+                       programs_[layer_idx].SealEach(caches, &state));
+  KVL_ASSIGN_OR_RETURN(const StepReport report, machine().backend().Finish());
+  for (const Status& status : statuses) KVL_RETURN_IF_ERROR(status);
+  for (const auto& [sequence, cost] : report.reencoded) {
+    caches[sequence]->mutable_reencoding()->Add(cost);
   }
-  return OkStatus();
+  if (report.failures.empty()) return OkStatus();
+  const Status& failed = report.failures.front().status;
+  return Error(failed.code(), "layer {}: {}", layer_idx, MessageOf(failed));
 }
 
 std::span<const float> Model::logits(int64_t row) const {
@@ -109,7 +125,7 @@ void Model::EmbedTokens() {
 }
 
 void Model::ComputeLogits(std::span<const SequenceStep> steps) {
-  const int64_t hidden = config().hidden_dim, n_numbers = n_logit_rows_ * config().vocab_size;
+  const int64_t hidden = config().hidden_dim;
   Backend& backend = machine().backend();
   // The wanted rows move to the front; the rest is done with.
   std::vector<int64_t> wanted;
@@ -130,6 +146,11 @@ void Model::ComputeLogits(std::span<const SequenceStep> steps) {
   const ScopedTimer timer(&profile_.linear);
   backend.Project(ProductOf(weights_->lm_head(), {}, n_logit_rows_, activations_.normed.place(),
                             logits_.place()));
+}
+
+void Model::FetchLogits() {
+  const ScopedTimer timer(&profile_.linear);
+  const int64_t n_numbers = n_logit_rows_ * config().vocab_size;
   Device& memory = *activations_.memory;
   host_logits_ = reinterpret_cast<const float*>(memory.HostView(logits_.place()));
   if (host_logits_ != nullptr) return;

@@ -14,6 +14,7 @@
 #include "cpu/memory/cpu_device.h"
 #include "format/rows/block_layout.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/method.h"
 #include "kv/retention/method.h"
 #include "model/model.h"
@@ -148,7 +149,7 @@ class MergedCalibration : public ::testing::TestWithParam<const char*>, public P
   ThreadPool threads_{2};
   std::shared_ptr<ModelWeights> weights_;
   std::vector<int32_t> ids_;
-  BlockPool pool_{int64_t{64} << 20};
+  HostPool pool_{int64_t{64} << 20};
   CalibrationStatistics statistics_[2];  // of positions, of entries
   std::optional<MergePlan> asked_for_;
 };

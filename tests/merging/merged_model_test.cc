@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/retention/method.h"
 #include "model/planned_model.h"
 #include "runtime/machines/machine_choice.h"
@@ -88,7 +89,7 @@ TEST_F(MergedModel, MergedPositionsAreFreeForOthers) {
   const std::vector<MergedLength> lengths(4, {.n_entries = (kTokens + 7) / 8});
   const int64_t n_bytes = MergedParts(model->layout(), lengths).total();
   EXPECT_EQ(SequenceBytes(model->layout(), kTokens), n_bytes);
-  BlockPool pool(PeakSequenceBytes(model->layout(), kTokens, 64) + 3 * n_bytes);
+  HostPool pool(PeakSequenceBytes(model->layout(), kTokens, 64) + 3 * n_bytes);
   std::vector<std::unique_ptr<SequenceCache>> caches;
   const auto read = [&]() -> Status {
     caches.push_back(std::make_unique<SequenceCache>(&model->layout(), &pool));

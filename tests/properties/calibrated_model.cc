@@ -9,6 +9,7 @@
 #include "calibration/calibrate.h"
 #include "calibration/gradients/decoder_gradients.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/model.h"
 #include "model/planned_model.h"
 
@@ -39,7 +40,7 @@ void CalibratedModel::Gather() {
   ASSERT_TRUE(sequences.ok()) << sequences.status();
   auto model = CreateModel(weights_, {});
   ASSERT_TRUE(model.ok()) << model.status();
-  BlockPool blocks(kCacheBytes);
+  HostPool blocks(kCacheBytes);
   CalibrationJob job;
   job.shape = {config().n_layers, config().n_heads, config().n_kv_heads, config().head_dim};
   job.attention = config().attention;

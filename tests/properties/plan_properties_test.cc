@@ -20,6 +20,7 @@
 #include "engine/session.h"
 #include "io/scratch_folder.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_rows.h"
 #include "model/model.h"
 #include "model/small_config.h"
@@ -83,7 +84,7 @@ class PlannedSequence {
     const Status saved = SaveSession(session, layout, identity, path);
     cache_ = std::move(session.cache);
     if (!saved.ok()) return Failed("SaveSession", saved);
-    BlockPool other_pool(kPoolBytes);
+    HostPool other_pool(kPoolBytes);
     auto restored = LoadSession(path, {identity, &layout, 1 << 16}, kSmallVocabulary, &other_pool);
     if (!restored.ok()) return Failed("LoadSession", restored.status());
     for (const int32_t id : ids) {
@@ -131,7 +132,7 @@ class PlannedSequence {
   Model* model_;
   int n_prompt_;
   int most_step_ = 0;
-  BlockPool pool_{kPoolBytes};
+  HostPool pool_{kPoolBytes};
   std::unique_ptr<SequenceCache> cache_;
   std::vector<int32_t> tokens_;
 };

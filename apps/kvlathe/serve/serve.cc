@@ -137,7 +137,8 @@ StatusOr<std::unique_ptr<Served>> Load(const ServeOptions& options) {
     }
     served->levels.push_back(std::move(level));
   }
-  served->pool.emplace(served->workspace->kv_budget_bytes());
+  served->pool.emplace(served->workspace->kv_budget_bytes(),
+                       &served->levels.front().model->machine().memory());
   return served;
 }
 

@@ -10,6 +10,7 @@
 #include "format/coded_rows.h"
 #include "format/rows/block_layout.h"
 #include "format/split_bits/split_bits_layout.h"
+#include "kv/quantizer/codebooks.h"
 #include "plan/drawn_basis.h"
 
 namespace kvlathe {

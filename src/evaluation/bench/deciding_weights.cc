@@ -55,7 +55,7 @@ StatusOr<double> Read(const std::shared_ptr<ModelWeights>& weights, PlanParts pa
   const ModelFacts facts = FactsOf(weights->config(), weights->compute_type());
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, AssemblePlan(facts, std::move(parts)));
   KVL_ASSIGN_OR_RETURN(const auto model, Model::Create(weights, plan));
-  BlockPool pool(std::numeric_limits<int64_t>::max());
+  BlockPool pool(std::numeric_limits<int64_t>::max(), &model->machine().memory());
   SequenceCache cache(&model->layout(), &pool);
   KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(ids.size())));
   const SequenceStep step{&cache, ids, SequenceStep::Logits::kNone};

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
@@ -72,7 +73,7 @@ TEST_F(ReadMergedTextsTest, CountsTheEntriesOfAPromptReadAtOnce) {
     ASSERT_TRUE(texts.ok()) << texts.status();
     for (const int n : {1, 3, 90, 200}) {
       for (int i = 0; i < 2; ++i) {
-        BlockPool pool(kBudgetBytes);
+        HostPool pool(kBudgetBytes);
         SequenceCache cache(&model->layout(), &pool);
         ASSERT_TRUE(Prefill(model.get(), &cache, std::span(tokens[i]).first(n)).ok());
         for (int h = 0; h < 4; ++h) {

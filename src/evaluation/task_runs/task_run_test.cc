@@ -7,6 +7,7 @@
 #include <map>
 
 #include "engine/sampler.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/overflowing_source.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
@@ -92,7 +93,7 @@ class TaskRunTest : public ::testing::Test {
   }
   // What the model says after the prompt, one forward over the whole text for every token.
   std::string Greedy(const std::string& prompt, int n_tokens) {
-    BlockPool pool(kBudgetBytes);
+    HostPool pool(kBudgetBytes);
     std::vector<int32_t> ids = tokenizer_.Tokenize(prompt, true, false);
     const size_t n_prompt = ids.size();
     for (int i = 0; i < n_tokens; ++i) {
@@ -104,7 +105,7 @@ class TaskRunTest : public ::testing::Test {
   }
   // Log-probability of ids[from...], from one forward over all of them.
   double LogLikelihood(const std::vector<int32_t>& ids, size_t from) {
-    BlockPool pool(kBudgetBytes);
+    HostPool pool(kBudgetBytes);
     SequenceCache cache(&model_->layout(), &pool);
     EXPECT_TRUE(cache.Extend(static_cast<int>(ids.size())).ok());
     const SequenceStep step{&cache, ids, SequenceStep::Logits::kAll};

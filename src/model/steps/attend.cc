@@ -38,7 +38,8 @@ Status AttendStep::Run(ForwardState* state) {
     token_idx += step.n_new();
   }
   const float sm_scale = 1.0f / std::sqrt(static_cast<float>(layer_.rows.head_dim));
-  return state->backend->Attend(jobs_, sm_scale, state->schedule);
+  state->backend->Attend(jobs_, sm_scale, state->schedule);
+  return OkStatus();
 }
 
 HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {

@@ -73,7 +73,7 @@ Status MergeStep::Run(ForwardState* state) {
                 (first_row * rows.QkStride() + int64_t{rows.n_heads + g} * rows.head_dim) *
                     int64_t{sizeof(float)},
            .v = v.first + first_row * v.stride * SizeOf(a.row_type),
-           .n_closed = a.n_closed.data() + idx});
+           .first_closed = idx});
     }
     first_row += n_new;
   }
@@ -82,7 +82,8 @@ Status MergeStep::Run(ForwardState* state) {
                              .head_dim = rows.head_dim,
                              .k_stride = rows.QkStride(),
                              .v_stride = rows.v_offsets.back(),
-                             .row_type = a.row_type});
+                             .row_type = a.row_type},
+                            a.n_closed);
   int64_t end = 0;
   for (const SequenceStep& step : state->steps()) {
     if (step.token_ids.empty()) continue;

@@ -59,22 +59,22 @@ Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) {
   // of positions stays.
   const ClassSizes classes = ClassesToSeal(*cache, layer_.idx);
   const bool in_order = layout.seal.has_value() || cache->n_tokens() <= cache->n_prompt();
-  const std::vector<int> n_sealed = state->backend->Prune(
-      {.device = &cache->device(),
-       .heads = heads_,
-       .pool_kernel = layout.retention->pool_kernel,
-       .shares_heads = layout.retention->shares_heads,
-       .restarts_votes = layout.retention->votes == RetentionPlan::Votes::kLast,
-       .kept = cache->kept(),
-       .in_order = in_order,
-       .classes = classes,
-       .keeps_sorted_positions = layout.has_latent_keys,
-       .has_wide_positions = SortedPositions::IsWide(cache->n_prompt())});
+  state->backend->Prune({.device = &cache->device(),
+                         .sequence = state->sequences->NumberOf(cache),
+                         .heads = heads_,
+                         .pool_kernel = layout.retention->pool_kernel,
+                         .shares_heads = layout.retention->shares_heads,
+                         .restarts_votes = layout.retention->votes == RetentionPlan::Votes::kLast,
+                         .kept = cache->kept(),
+                         .in_order = in_order,
+                         .classes = classes,
+                         .keeps_sorted_positions = layout.has_latent_keys,
+                         .has_wide_positions = SortedPositions::IsWide(cache->n_prompt())});
   if (reopens) cache->PlaceKeptBlocks(layer_.idx, opened);
   cache->DropPruned(layer_.idx);
   if (!reopens) return OkStatus();
   cache->mutable_reencoding()->n_times += layer_.idx == 0 ? 1 : 0;
-  for (int g = 0; g < n_kv_heads; ++g) state->opened.push_back({cache, g, n_sealed[g]});
+  for (int g = 0; g < n_kv_heads; ++g) state->opened.push_back({cache, g});
   return OkStatus();
 }
 

@@ -9,6 +9,7 @@
 
 #include "cpu/memory/cpu_residents.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/small_config.h"
 #include "model/steps/plan_recorder.h"
 #include "model/steps/step.h"
@@ -77,7 +78,7 @@ class StepTest : public ::testing::Test {
   CacheLayout layout;
   RotationTables rotations{config, &memory};
   Layer layer;
-  BlockPool pool{std::numeric_limits<int64_t>::max()};
+  HostPool pool{std::numeric_limits<int64_t>::max()};
   std::vector<int32_t> ids;
   std::vector<SequenceStep> steps;
   StepSequences sequences;

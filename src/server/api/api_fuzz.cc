@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "engine/engine.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
@@ -80,7 +81,7 @@ struct Server {
   ThreadPool threads{1};
   ByteTokenizer tokenizer;
   ChatFormat chat_format;
-  BlockPool pool{int64_t{16} << 20};
+  HostPool pool{int64_t{16} << 20};
   std::unique_ptr<Model> model;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<api::ApiService> service;

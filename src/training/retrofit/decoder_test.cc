@@ -10,6 +10,7 @@
 
 #include "io/files.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/model.h"
 #include "model/planned_model.h"
 #include "runtime/machines/machine_choice.h"
@@ -206,7 +207,7 @@ class ModelFiles : public ::testing::Test {
 // Logits of the engine in F32 on the files that the trainer wrote.
 std::vector<float> EngineLogits(const std::string& directory, const std::vector<int32_t>& tokens) {
   ThreadPool pool(2);
-  BlockPool blocks(int64_t{64} << 20);
+  HostPool blocks(int64_t{64} << 20);
   auto config = LoadModelConfig(directory);
   EXPECT_TRUE(config.ok()) << config.status();
   auto reader = SafetensorsReader::OpenModel(directory);

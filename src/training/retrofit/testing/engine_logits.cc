@@ -5,6 +5,7 @@
 #include <span>
 
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "runtime/machines/machine_choice.h"
@@ -23,7 +24,7 @@ std::vector<std::vector<float>> StepwiseEngineLogits(const std::string& director
   EXPECT_TRUE(model.ok()) << model.status();
   std::vector<std::vector<float>> found;
   for (const size_t n_step : {size_t{1}, tokens.size()}) {
-    BlockPool blocks(int64_t{64} << 20);
+    HostPool blocks(int64_t{64} << 20);
     SequenceCache cache(&(*model)->layout(), &blocks);
     std::vector<float>& logits = found.emplace_back();
     for (size_t at = 0; at < tokens.size(); at += n_step) {
