@@ -11,8 +11,27 @@ set(deploy ${CMAKE_SOURCE_DIR}/deploy)
 install(TARGETS kvlathe)
 install(FILES ${CMAKE_SOURCE_DIR}/share/calibration.txt ${CMAKE_SOURCE_DIR}/share/sample.txt
   DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe)
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/share/chat_templates DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe)
 install(FILES ${deploy}/haproxy/haproxy.cfg DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe/haproxy)
 install(PROGRAMS ${deploy}/replicas.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe)
+
+# The library for other programs, its headers and how CMake and pkg-config find it (docs/library.md). The Debian
+# package is of the program alone. Who builds the program has the library too, so that it can be installed.
+include(CMakePackageConfigHelpers)
+set(development COMPONENT development)
+set(packagedir ${CMAKE_INSTALL_LIBDIR}/cmake/kvlathe)
+add_dependencies(kvlathe kvlathe_shared)
+install(TARGETS kvlathe_shared EXPORT kvlatheTargets LIBRARY ${development} NAMELINK_COMPONENT development)
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/kvlathe DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} ${development})
+install(EXPORT kvlatheTargets NAMESPACE kvlathe:: DESTINATION ${packagedir} ${development})
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/kvlatheConfig.cmake.in ${CMAKE_BINARY_DIR}/kvlatheConfig.cmake
+  INSTALL_DESTINATION ${packagedir})
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/kvlatheConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+file(RELATIVE_PATH pc_to_prefix /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/kvlathe.pc.in ${CMAKE_BINARY_DIR}/kvlathe.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/kvlatheConfig.cmake ${CMAKE_BINARY_DIR}/kvlatheConfigVersion.cmake
+  DESTINATION ${packagedir} ${development})
+install(FILES ${CMAKE_BINARY_DIR}/kvlathe.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig ${development})
 
 # What only a package of the system has: it writes to /etc whatever the prefix is.
 set(docdir ${CMAKE_INSTALL_DATADIR}/doc/kvlathe)

@@ -1,14 +1,18 @@
-# XGrammar (src/structured) is an optional part: Debian has no package of it, so scripts/fetch_xgrammar.sh brings its
-# sources. Without them the server refuses what needs a grammar.
+# XGrammar (src/structured) is what structured output needs. Debian has no package of it, so scripts/bootstrap.sh brings
+# its sources (scripts/fetch_xgrammar.sh). Only a build that is told so goes without: its server refuses what needs a grammar.
 set(KVLATHE_XGRAMMAR ${CMAKE_SOURCE_DIR}/build/xgrammar CACHE PATH "Sources of XGrammar 0.2.8")
-option(KVLATHE_GRAMMAR "Structured output, where XGrammar's sources are there" ON)
-if(KVLATHE_GRAMMAR AND NOT EXISTS ${KVLATHE_XGRAMMAR}/include/xgrammar/xgrammar.h)
-  message(STATUS "XGrammar was not found: response_format and strict tools are left out (scripts/fetch_xgrammar.sh)")
-  set(KVLATHE_HAS_XGRAMMAR OFF)
-else()
-  set(KVLATHE_HAS_XGRAMMAR ${KVLATHE_GRAMMAR})
+set(with_grammar ON)
+if(DEFINED ENV{KVLATHE_GRAMMAR})
+  set(with_grammar $ENV{KVLATHE_GRAMMAR})
 endif()
-if(KVLATHE_HAS_XGRAMMAR)
+option(KVLATHE_GRAMMAR "Structured output: response_format and strict tools" ${with_grammar})
+if(KVLATHE_GRAMMAR AND NOT EXISTS ${KVLATHE_XGRAMMAR}/include/xgrammar/xgrammar.h)
+  message(FATAL_ERROR "XGrammar is not in ${KVLATHE_XGRAMMAR}. scripts/fetch_xgrammar.sh fetches it. "
+    "Without a package index configure with -DKVLATHE_GRAMMAR=OFF: the server then refuses response_format and strict tools.")
+endif()
+if(NOT KVLATHE_GRAMMAR)
+  message(STATUS "KVLATHE_GRAMMAR is OFF: the server refuses response_format and strict tools")
+else()
   # Not by its own CMake file, which turns link-time optimisation and warnings as errors on for everybody.
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${KVLATHE_XGRAMMAR}/cpp/*.cc)
   list(FILTER sources EXCLUDE REGEX "/cpp/tvm_ffi/")

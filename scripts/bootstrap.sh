@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
 # Installs the packages that the build, the tests and the checks need (Debian 12), as root or through
-# sudo. Asks apt only for what is missing, so a second run does nothing.
+# sudo, and fetches the sources that Debian does not have (scripts/fetch_jinja.sh, fetch_xgrammar.sh). Asks only for what is
+# missing, so a second run does nothing and needs no network.
 #   scripts/bootstrap.sh                 what the engine needs
+#   KVLATHE_GRAMMAR=OFF scripts/bootstrap.sh
+#                                        the same without XGrammar, where no package index can be reached: the
+#                                        server then refuses response_format and strict tools
 #   scripts/bootstrap.sh --with-trainer  libtorch too, for `kvlathe retrofit` (about 700 MB on disk)
 #   scripts/bootstrap.sh --with-browser  Chromium too, for the test of `kvlathe report` (about 400 MB);
 #                                        without it that part of the test is skipped
-#   scripts/bootstrap.sh --with-pip      pip too, for scripts/fetch_model.sh
 #   scripts/bootstrap.sh --with-deploy   HAProxy and the checkers of deploy/ too, one of them from PyPI;
 #                                        without them those tests are skipped
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 packages=(
   # build
@@ -28,17 +32,19 @@ for argument in "$@"; do
     # The fast BLAS is for training in F32; BF16 runs on oneDNN.
     --with-trainer) packages+=(libtorch-dev libgloo-dev libopenblas0-pthread) ;;
     --with-browser) packages+=(chromium) ;;
-    --with-pip) packages+=(python3-pip) ;;
     --with-deploy)
       packages+=(haproxy curl systemd dpkg-dev lintian python3-pip python3-venv)
       with_deploy=1
       ;;
     *)
-      echo "scripts/bootstrap.sh: unknown argument $argument; there are --with-trainer, --with-browser, --with-pip and --with-deploy" >&2
+      echo "scripts/bootstrap.sh: unknown argument $argument; there are --with-trainer, --with-browser and --with-deploy" >&2
       exit 2
       ;;
   esac
 done
+
+# What Debian does not have comes from a package index.
+python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip)
 
 missing=()
 for package in "${packages[@]}"; do
@@ -46,18 +52,24 @@ for package in "${packages[@]}"; do
   [ "$state" = installed ] || missing+=("$package")
 done
 
-# install_deploy_checker: what Debian does not have, into an environment of its own. Its tests are left out
+# install_deploy_checker: a checker of deploy/ from PyPI, into an environment of its own. Its tests are left out
 # where PyPI cannot be reached.
 install_deploy_checker() {
-  local folder
-  folder=$(cd "$(dirname "$0")/.." && pwd)/.cache/deploy
+  local folder=$PWD/.cache/deploy
   [ ! -x "$folder/bin/kubernetes-validate" ] || return 0
   { python3 -m venv "$folder" && "$folder/bin/pip" install -q kubernetes-validate==1.37.0; } >&2 ||
     echo "scripts/bootstrap.sh: kubernetes-validate was not installed; its test is skipped" >&2
 }
 
-if [ ${#missing[@]} -eq 0 ]; then
+# fetch_what_is_missing: all that does not come from apt.
+fetch_what_is_missing() {
+  scripts/fetch_jinja.sh || exit 1
+  [ "${KVLATHE_GRAMMAR:-ON}" = OFF ] || scripts/fetch_xgrammar.sh || exit 1
   [ -z "$with_deploy" ] || install_deploy_checker
+}
+
+if [ ${#missing[@]} -eq 0 ]; then
+  fetch_what_is_missing
   exit 0
 fi
 
@@ -85,4 +97,4 @@ if ! { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends "${m
   echo "scripts/bootstrap.sh: apt-get failed (its last lines are above)" >&2
   exit 1
 fi
-[ -z "$with_deploy" ] || install_deploy_checker
+fetch_what_is_missing

@@ -3,10 +3,11 @@
 
 A file may include headers of its own folder, and of the folders that its target lists in DEPS
 (a test also those of its folder's library). Folders are ordered (ORDER below): neither an include
-nor a DEPS entry may point upwards, so the folder graph has no cycle. No header may include itself
-through others, and every source must belong to a target. Only what runs on the CPU may include
-headers of src/cpu (CPU_FILES below). A source must also include, itself or
-through headers of the project, what it uses of the headers that are precompiled (PRECOMPILED below),
+nor a DEPS entry may point upwards, so the folder graph has no cycle. Subfolders of a folder may not
+hold each other either, not even through several (a folder and a subfolder of its own may; tests
+may include sideways). No header may include itself through others, and every source must belong to
+a target. Only what runs on the CPU may include headers of src/cpu (CPU_FILES below). Installed headers (include/) include each
+other and no header of the tree. A source must also include, itself or through headers of the project, what it uses of the headers that are precompiled (PRECOMPILED below),
 which the compiler would not miss.
 
 usage: check_includes.py [ROOT]
@@ -17,10 +18,10 @@ from collections import namedtuple
 from pathlib import Path
 
 ORDER = [
-    "base", "tensor", "io", "format", "machine", "analysis", "cpu/memory", "cpu/kernels", "cpu", "runtime/machines", "tokenizer", "training/tokenizer_training",
-    "kv", "plan", "tuning", "model", "calibration/gradients", "calibration", "engine", "structured", "evaluation/tasks", "training/corpus",
-    "training/corpus_building", "training/retrofit", "evaluation",
-    "load_generation", "server/http", "server/api", "server/tools", "server", "apps", "tests",
+    "base", "tensor", "io", "format", "machine", "analysis", "cpu/memory", "cpu/kernels", "cpu", "runtime/machines", "tokenizer", "chat",
+    "kv", "plan", "tuning", "model", "calibration/gradients", "calibration", "engine", "structured", "evaluation/tasks",
+    "evaluation", "runtime", "load_generation", "server/http", "server/api", "server/tools", "server",
+    "training/corpus", "training/tokenizer_training", "training/corpus_building", "training/retrofit", "lab", "apps", "tests",
 ]
 KEYWORDS = {"NAME", "SRCS", "DEPS", "LIBS", "LABELS", "FLAGS", "CORPUS", "HEADERS", "APART", "SHARDS", "COST",
             "SECOND_RING", "SANITIZED_IN_SECOND_RING"}
@@ -52,7 +53,7 @@ CPU_FILES = {
     "src/evaluation/bench/bench_attention_case.cc": "lays rows out itself",
     "src/evaluation/bench/bench_model.cc": "fills caches with random rows",
     "src/calibration/joint_moments.cc": "multiplies sums of statistics",
-    "src/calibration/gram_sums.h": "adds up statistics",
+    "src/calibration/moment_sums.h": "adds up statistics",
     "src/calibration/gradients/attention_gradient.cc": "computes gradients",
     "src/calibration/gradients/attention_gradient.h": "computes gradients",
     "src/calibration/gradients/output_head.h": "computes gradients",
@@ -67,13 +68,13 @@ Target = namedtuple("Target", "name folder sources deps is_library")
 
 
 def folder_of(path):
-    """The folder, by its name in ORDER, of a path below src/ (or of one in apps/ or tests/)."""
+    """The folder, by its name in ORDER, of a path below src/ (or of one in lab/, apps/ or tests/)."""
     matches = [f for f in ORDER if path.startswith(f + "/")]
     return max(matches, key=len, default=None)
 
 
 def without_root(path):
-    return path[len("src/"):] if path.startswith("src/") else path
+    return re.sub(r"^(src/|lab/(?=training/))", "", path)
 
 
 def parse_arguments(text):
@@ -120,7 +121,7 @@ def targets_of(root, cmake_file):
 
 def find_targets(root):
     targets = []
-    for top in ("src", "apps", "tests", "fuzz", "bench"):
+    for top in ("src", "lab", "apps", "tests", "fuzz"):
         for cmake_file in sorted((root / top).rglob("CMakeLists.txt")):
             targets += targets_of(root, cmake_file)
     return targets
@@ -165,7 +166,7 @@ def includes_of(root, path):
     for include in INCLUDE.findall((root / path).read_text()):
         beside = (Path(path).parent / include).as_posix()
         if folder_of(include):
-            yield f"src/{include}"
+            yield f"lab/{include}" if include.startswith("training/") else f"src/{include}"
         elif (root / beside).exists():
             yield beside
         elif (root / "apps" / include).exists():
@@ -179,7 +180,7 @@ def check_file(path, includes, by_folder, by_source):
     if path.endswith(".cc") and path not in by_source:
         return [f"{path}: belongs to no target"]
     allowed = by_source.get(path, by_folder.get(folder, set()) | {folder})
-    if (folder in ("apps", "tests") and path.endswith(".h")) or path.endswith("_fixture.h"):
+    if (folder in ("apps", "lab", "tests") and path.endswith(".h")) or path.endswith("_fixture.h"):
         allowed = set(ORDER)  # held to account by the sources that include it
     problems = []
     for include in includes:
@@ -193,8 +194,12 @@ def check_file(path, includes, by_folder, by_source):
     return problems
 
 
+def is_production(path):
+    return not (path.startswith("tests/") or path.endswith(("_test.cc", "_fixture.h", "_fuzz.cc", "_bench.cc")))
+
+
 def check_cpu(path, includes):
-    if (path in CPU_FILES or path.startswith((CPU, "tests/")) or path.endswith(("_test.cc", "_fixture.h", "_fuzz.cc", "_bench.cc"))):
+    if path in CPU_FILES or path.startswith(CPU) or not is_production(path):
         return []
     return [f"{path}: includes {include}, which belongs to the CPU; other code asks by verbs of a machine"
             for include in includes if include.startswith(CPU)]
@@ -232,13 +237,47 @@ def find_cycle(graph):
     return None
 
 
+def subfolder_graphs(graph):
+    """By folder: which of its subfolders include which, each with the include that shows it."""
+    graphs = {}
+    for path, includes in graph.items():
+        if not is_production(path):
+            continue
+        for include in includes:
+            here, there = Path(path).parts[:-1], Path(include).parts[:-1]
+            n = next((i for i, (a, b) in enumerate(zip(here, there)) if a != b), None)
+            if n is None or n == 0:
+                continue
+            edges = graphs.setdefault("/".join(here[:n]), {})
+            edges.setdefault(here[n], {}).setdefault(there[n], f"{path} includes {include}")
+    return graphs
+
+
+def check_subfolders(graph):
+    problems = []
+    for folder, edges in sorted(subfolder_graphs(graph).items()):
+        cycle = find_cycle({subfolder: list(others) for subfolder, others in edges.items()})
+        if cycle:
+            shown = "; ".join(edges[a][b] for a, b in zip(cycle, cycle[1:]))
+            problems.append(f"{folder}: subfolders hold each other: " + " -> ".join(cycle) + f" ({shown})")
+    return problems
+
+
+def check_installed(root):
+    """Includes of installed headers, which no header of the tree goes with."""
+    for path in sorted((root / "include").rglob("*.h")):
+        for include in INCLUDE.findall(path.read_text()):
+            if not (root / "include" / include).is_file():
+                yield f"{path.relative_to(root)}: includes {include}, which is not installed"
+
+
 def check(root):
     targets = find_targets(root)
     folder_by_library = {t.name: t.folder for t in targets if t.is_library}
     problems = check_deps(targets, folder_by_library)
     by_folder, by_source = allowed_folders(targets, folder_by_library)
     files = sorted(
-        p.relative_to(root).as_posix() for top in ("src", "apps", "tests")
+        p.relative_to(root).as_posix() for top in ("src", "lab", "apps", "tests")
         for p in (root / top).rglob("*") if p.suffix in (".h", ".cc"))
     graph = {path: list(includes_of(root, path)) for path in files}
     for path in files:
@@ -246,9 +285,11 @@ def check(root):
         problems += check_cpu(path, graph[path])
         if path.endswith(".cc"):
             problems += check_precompiled(root, path, graph)
+    problems += check_installed(root)
     cycle = find_cycle(graph)
     if cycle:
         problems.append("include cycle: " + " -> ".join(cycle))
+    problems += check_subfolders(graph)
     return len(files), problems
 
 

@@ -57,6 +57,12 @@ class CheckIncludes(unittest.TestCase):
         self.assert_problem({"src/kv/c.cc": '#include "io/b.h"\n'},
                             "src/kv/c.cc: includes src/io/b.h, but DEPS lacks io")
 
+    def test_installed_headers_include_each_other_alone(self):
+        header = '#include <absl/status/status.h>\n#include "kvlathe/b.h"\n'
+        self.assertEqual(problems_of({"include/kvlathe/a.h": header, "include/kvlathe/b.h": ""}), [])
+        self.assert_problem({"include/kvlathe/a.h": '#include "base/a.h"\n'},
+                            "include/kvlathe/a.h: includes base/a.h, which is not installed")
+
     def test_finds_host_code_that_knows_the_cpu(self):
         files = {
             "src/cpu/CMakeLists.txt": "kvl_library(NAME cpu SRCS d.cc DEPS machine base)",
@@ -92,6 +98,20 @@ class CheckIncludes(unittest.TestCase):
     def test_finds_a_cycle_inside_a_folder(self):
         self.assert_problem({"src/io/b.h": '#include "io/d.h"\n', "src/io/d.h":
                              '#include "io/b.h"\n'}, "include cycle: ")
+
+    def test_finds_subfolders_that_hold_each_other(self):
+        files = {"src/kv/spec/s.h": "", "src/kv/codes/c.h": '#include "kv/spec/s.h"\n', "src/kv/seal/e.h": ""}
+        self.assertEqual(problems_of(files), [])
+        self.assert_problem({**files, "src/kv/spec/t.h": '#include "kv/codes/c.h"\n'},
+                            "src/kv: subfolders hold each other: codes -> spec -> codes (src/kv/codes/c.h includes "
+                            "src/kv/spec/s.h; src/kv/spec/t.h includes src/kv/codes/c.h)")
+        self.assert_problem({**files, "src/kv/spec/t.h": '#include "kv/seal/e.h"\n',
+                             "src/kv/seal/f.h": '#include "kv/codes/c.h"\n'}, "subfolders hold each other")
+
+    def test_lets_a_folder_and_its_subfolder_hold_each_other_and_tests_look_sideways(self):
+        self.assertEqual(problems_of({
+            "src/kv/spec/s.h": '#include "kv/d.h"\n', "src/kv/d.h": "", "src/kv/c.h": '#include "kv/spec/s.h"\n',
+            "src/kv/codes/c.h": '#include "kv/spec/s.h"\n', "src/kv/spec/s_fixture.h": '#include "kv/codes/c.h"\n'}), [])
 
     def test_finds_a_source_without_target_and_a_folder_without_place(self):
         self.assert_problem({"src/io/orphan.cc": ""}, "src/io/orphan.cc: belongs to no target")

@@ -16,10 +16,10 @@ fail() {
 }
 
 if [ -f "$folder/sha256" ] && [ "$(cat "$folder/sha256")" = "$sha256" ]; then
-  echo "$folder is there already"
   exit 0
 fi
-python3 -m pip --version >/dev/null 2>&1 || scripts/bootstrap.sh --with-pip
+without="to build without it: KVLATHE_GRAMMAR=OFF in the environment, or cmake -DKVLATHE_GRAMMAR=OFF"
+python3 -m pip --version >/dev/null 2>&1 || fail "pip is not there; scripts/bootstrap.sh installs it ($without)"
 mkdir -p build
 work=$(mktemp -d build/xgrammar.XXXXXX)
 trap 'rm -rf "$work"' EXIT
@@ -27,7 +27,7 @@ echo "xgrammar==$version --hash=sha256:$sha256" >"$work/requirements"
 # pip reads a source package's metadata by its build system, which it sets up for that in a folder of its own.
 if ! python3 -m pip download --quiet --disable-pip-version-check --no-deps --no-binary xgrammar --require-hashes \
   --retries 1 --timeout 20 --dest "$work" --requirement "$work/requirements" >"$work/log" 2>&1 </dev/null; then
-  fail "XGrammar could not be fetched ($(grep -v '^$' "$work/log" | tail -n 1)); it needs pip and a network"
+  fail "XGrammar could not be fetched ($(grep -v '^$' "$work/log" | tail -n 1)); it needs pip and a package index; $without"
 fi
 echo "$sha256  $work/xgrammar-$version.tar.gz" | sha256sum --check --status ||
   fail "xgrammar-$version.tar.gz is not the file it should be"
@@ -35,4 +35,4 @@ tar -xzf "$work/xgrammar-$version.tar.gz" -C "$work"
 echo "$sha256" >"$work/xgrammar-$version/sha256"
 rm -rf "$folder"
 mv "$work/xgrammar-$version" "$folder"
-echo "$folder: XGrammar $version; configure again (cmake --preset release)"
+echo "$folder: XGrammar $version"

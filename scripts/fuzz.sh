@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds one fuzz target with libFuzzer (clang 14), AddressSanitizer and UndefinedBehaviorSanitizer and
 # runs it on its corpus:  scripts/fuzz.sh TARGET [SECONDS] [libFuzzer options]
-# TARGET: safetensors, gguf, spec, http_request, api, sequence_file, session_state, restored_sequence or attend_packed.
+# TARGET: safetensors, gguf, spec, http_request, api, sequence_file, session_state, restored_sequence,
+# attend_packed or chat_template.
 # Findings and the grown corpus go to build/fuzz/; the corpus in fuzz/corpus/ is only read.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,6 +16,7 @@ sources() {
 }
 
 libraries=""
+engine=$(ls build/jinja/common/jinja/*.cpp build/jinja/common/json.cpp build/jinja/common/unicode.cpp)
 case $target in
   safetensors) list="src/io/safetensors/safetensors_fuzz.cc src/io/safetensors/safetensors_header.cc" ;;
   gguf) list="$(ls src/io/gguf/*.cc | grep -v -e _test.cc -e /gguf.cc) src/io/safetensors/safetensors_header.cc" ;;
@@ -30,9 +32,9 @@ case $target in
     esac ;;
   api)
     list="$(sources base tensor io format machine analysis cpu kv plan model engine server/api)
-      src/server/api/api_fuzz.cc src/tokenizer/streaming.cc src/tokenizer/utf8.cc src/tokenizer/chat/chat_ends.cc
-      src/tokenizer/chat/chat_families.cc src/tokenizer/chat/chat_format.cc src/tokenizer/chat/tool_format.cc"
-    libraries="-ldnnl -lgomp -lpthread -labsl_cord -lutf8proc" ;;
+      src/server/api/api_fuzz.cc $(sources tokenizer chat) $engine"
+    libraries="-ldnnl -lgomp -lpthread -labsl_cord -lutf8proc -lpcre2-8 -lsentencepiece" ;;
+  chat_template) list="src/chat/chat_template_fuzz.cc src/chat/jinja_program.cc $engine" ;;
   attend_packed)
     list="src/cpu/kernels/attend/attend_packed_fuzz.cc $(sources cpu/kernels | grep -e /attend/)
       $(sources base tensor format)" ;;
@@ -61,7 +63,8 @@ compile() {
       if [ "$target" = attend_packed ]; then object=$object.checked; else checks=; fi ;;
   esac
   # shellcheck disable=SC2086  # lists of flags
-  $(command -v ccache) clang++-14 -std=c++20 -O1 -gline-tables-only -Wno-gcc-compat -Isrc -isystem /usr/include/eigen3 $flags $checks \
+  $(command -v ccache) clang++-14 -std=c++20 -O1 -gline-tables-only -Wno-gcc-compat -Isrc -isystem build/jinja/common -isystem src/chat/engine \
+    -isystem /usr/include/eigen3 $flags $checks \
     -c "$source" -o "$object.o"
   echo "$object.o"
 }

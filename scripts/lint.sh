@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 # In an archive without git history, the tree itself is the list.
 list_sources() {
   git ls-files -- '*.h' '*.cc' 2>/dev/null ||
-    find apps bench fuzz src tests -name '*.h' -o -name '*.cc'
+    find apps examples fuzz include lab src tests -name '*.h' -o -name '*.cc'
 }
 check_format() { list_sources | xargs clang-format-14 --dry-run -Werror; }
 

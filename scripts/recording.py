@@ -31,7 +31,9 @@ import threading
 from dataclasses import dataclass
 
 sys.dont_write_bytecode = True  # nothing is left in the source tree
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent / folder) for folder in ("lab", "tests")]
 
+from model_files import write_random_gpt2  # noqa: E402
 from results_parts.program import CallFailed, Interrupted, Program, end_on_signals  # noqa: E402
 from results_parts.store import ResultsError, write_whole  # noqa: E402
 
@@ -57,7 +59,8 @@ class Lengths:
     further_tokens: int = 100
 
 
-EMBEDDED = {name: Lengths(calibration=8000, scored=3000, prompt=2200) for name in ("lathe-nano", "lathe-nope", "lathe-small")}
+# "random-gpt2" is made by the recording: keys that no position turns, so that their maps fold into W_Q.
+EMBEDDED = {name: Lengths(calibration=8000, scored=3000, prompt=2200) for name in ("lathe-nano", "random-gpt2", "lathe-small")}
 OTHER = Lengths(calibration=4000, scored=1000, prompt=800, first_tokens=16, further_tokens=72)
 
 
@@ -246,6 +249,13 @@ def check_is_same_recording(folder, about):
     write_whole(path, json.dumps(about, indent=1))
 
 
+def embedded_model(folder, name):
+    if name != "random-gpt2":
+        return ROOT / "models" / name
+    made = folder / "models" / name
+    return made if made.is_dir() else write_random_gpt2(made, ROOT / "models/lathe-nano")
+
+
 def record(options):
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -254,7 +264,7 @@ def record(options):
     check_is_same_recording(folder, {"program_sha256": sha256_of(program.path), "text_sha256": sha256_of(TEXT)})
     os.environ["XDG_CACHE_HOME"] = str(folder / "user_cache")  # no statistics but those of the recording
     isas = options.isa or [isa for isa in ISAS if has_isa(program, isa)]
-    models = [RecordedModel(folder, name, ROOT / "models" / name, lengths) for name, lengths in EMBEDDED.items()
+    models = [RecordedModel(folder, name, embedded_model(folder, name), lengths) for name, lengths in EMBEDDED.items()
               if not options.only or name in options.only]
     models += [RecordedModel(folder, path.stem, path.resolve(), OTHER) for path in options.model]
     recorder = Recorder(folder, program)

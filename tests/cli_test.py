@@ -817,18 +817,21 @@ class CommandLine(cli_support.CommandLineCase):
         self.assertGreater(own["generated_tokens"], 0)
         self.assertLessEqual(abs(own["prompt_tokens"] - forced["prompt_tokens"]), 1)  # BOS of the model
         chat = ["chat", "-m", copy]
-        (copy / "chat_template.jinja").write_text(config["chat_template"] + "{{ 'Think!' }}")
-        self.assert_refused(1, "prints 'Think!'", *chat)
+        (copy / "chat_template.jinja").write_text("{{ raise_exception('Think first!') }}")
+        self.assert_refused(2, "refuses: Think first!", *chat, stdin=b"Who are you?\n")
         (copy / "chat_template.jinja").write_text("{{ messages")
-        self.assert_refused(1, "not closed", *chat)
+        self.assert_refused(2, "cannot be read", *chat)
+        other = copy / "other.jinja"
+        other.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+        done = self.run_verb("chat", "-m", MODEL, "-n", 2, "--chat-template", other, "--show-prompt", stdin=b"Who are you?\n")
+        self.assertIn(b"[Who are you?]\n", done.stderr)
 
     def test_wrong_chats(self):
         self.assert_refused(1, "--chat-template", "chat", "-m", MODEL)
-        self.assert_refused(2, "--chat-template", "chat", "-m", MODEL, "--chat-template", "alpaca")
+        self.assert_refused(1, "no such file, and none of chatml", "chat", "-m", MODEL, "--chat-template", "alpaca")
         chatml = ["chat", "-m", MODEL, "--chat-template", "chatml"]
         self.assert_refused(2, "--top-p", *chatml, "--top-p", 2)
         self.assert_refused(2, "this message alone", *chatml, stdin=b"word " * 3000 + b"\n")
-        self.assert_refused(2, "--system", "chat", "-m", MODEL, "--chat-template", "gemma", "--system", "x")
 
     # What goes wrong.
 

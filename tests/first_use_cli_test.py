@@ -183,6 +183,45 @@ class OneLayer(cli_support.CommandLineCase):
                          r"context of 1024; at -c 256 the cache is \d\.\d\d times smaller than 16 bits\n")
         self.assertEqual(note.stderr.count(b"ratio holds"), 1)
 
+    def calibrations_of(self, *arguments):
+        done = self.run_verb(*arguments)
+        self.assertEqual(done.returncode, 0, done.stderr.decode())
+        return [line for line in done.stderr.decode().splitlines() if line.startswith("kvlathe: calibrating ") and ", once" in line]
+
+    def test_one_calibration_serves_all_that_is_asked_for(self):
+        text = self.folder / "text.txt"
+        text.write_text(SAMPLE[:2500])
+        compare = ["compare", "-m", self.model, "-c", 256, "--no-latency", "--text", text]
+        caches = ("kvquant(bits=4)", "lathe(ratio=4)", "lathe(ratio=4,keys=before)", "palu(rate=0.5)", "zack(rate=0.5)+kvquant(bits=4)")
+        said = self.calibrations_of(*compare, *(part for kv in caches for part in ("--kv", kv)))
+        self.assertEqual(len(said), 1, said)
+        # Another context and another verb take what is kept, at any of the caches.
+        for kv in caches:
+            self.assertEqual(self.calibrations_of("run", "-m", self.model, "-p", "x", "-n", 1, "--kv", kv), [])
+        self.assertEqual(len(self.kept("basis-*")), 1)
+
+    def test_what_is_cheap_takes_no_gradients(self):
+        inspect = ["inspect", "-m", self.model, "--kv"]
+        self.assertEqual(len(self.calibrations_of(*inspect, "kvquant(bits=4)")), 1)
+        cheap, = self.kept("basis-*")
+        said, = self.calibrations_of(*inspect, "lathe(ratio=4)")
+        self.assertIn("once (what is kept has no gradients); ", said)
+        whole, = self.kept("basis-*")  # in place of the other
+        self.assertNotEqual(whole, cheap)
+        self.assertEqual(self.calibrations_of(*inspect, "kvquant(bits=4)"), [])
+
+    def test_rows_before_rope_serve_every_context(self):
+        config = self.model / "config.json"
+        config.write_text(config.read_text().replace('"max_position_embeddings": 1024', '"max_position_embeddings": 4096'))
+        before, after = "lathe(ratio=4,keys=before)", "lathe(ratio=4)"
+        inspect = ["inspect", "-m", self.model, "--kv"]
+        self.assertEqual(len(self.calibrations_of(*inspect, before, "-c", 2048)), 1)
+        self.assertEqual(self.calibrations_of(*inspect, after, "-c", 300), [])
+        self.assertEqual(self.calibrations_of(*inspect, before), [])
+        said, = self.calibrations_of(*inspect, after)
+        self.assertIn("once (what is kept is for contexts of 2048 tokens); ", said)
+        self.assertEqual(len(self.kept("basis-*")), 2)
+
     def test_accuracy_of_lathe_is_predicted_until_tune_has_measured(self):
         asked = "lathe(accuracy=0.99,scales=static)"
         run = ["run", "-m", self.model, "-p", "The carriage", "-n", 2, "--json", "--kv", asked]

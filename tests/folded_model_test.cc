@@ -8,7 +8,7 @@
 #include <random>
 #include <utility>
 
-#include "kv/retention/method.h"
+#include "kv/retention/retention_methods.h"
 #include "loaded_model.h"
 #include "model/planned_model.h"
 #include "model_shapes.h"

@@ -1,6 +1,6 @@
 // GEAR (Kang et al., 2024, "GEAR: An Efficient KV Cache Compression Recipe for Near-Lossless
-// Generative Inference of LLM"), transcribed in double and plain loops for tests: X ~ D + L + S
-// with
+// Generative Inference of LLM") is transcribed here in double and plain loops, for tests:
+// X ~ D + L + S with
 //   S = Filter_s(X)   the share s of the elements farthest out, as they are,
 //   D = Quant_b(X - S) by a backbone,
 //   L ~ X - D - S     a low-rank part of every head by the power iteration of the paper.

@@ -1,4 +1,4 @@
-// A model directory or GGUF file as a test runs it, and its logits for a text however the text is
+// A test runs a model directory or GGUF file, and gets its logits for a text however the text is
 // cut.
 #pragma once
 

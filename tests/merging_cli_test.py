@@ -112,22 +112,5 @@ class Merging(cli_support.CommandLineCase):
         self.assert_refused(2, "holds no text", *self.merging())
 
 
-class Retrofitted(cli_support.CommandLineCase):
-    """models/lathe-small-dmc4, which was taught to merge."""
-
-    def distance(self, model, kv):
-        text = self.folder / "text.txt"
-        text.write_text((MODEL / "sample.txt").read_text()[:12000])
-        return self.json_of("eval", "-m", MODEL.parent / model, "--kl", text, "--kv", kv, "--reference", MODEL.parent / "lathe-small", "-t", 1,
-                            "-c", 1024)
-
-    def test_it_keeps_a_quarter_of_the_entries(self):
-        merged = self.distance("lathe-small-dmc4", "dmc(sink=0)")
-        self.assertGreater(merged["kv_fraction"], 0.2)
-        self.assertLess(merged["kv_fraction"], 0.36)
-        # The same ratio without training is far worse.
-        self.assertLess(merged["kl"], 0.5 * self.distance("lathe-small", "pool(n=4,sink=0)")["kl"])
-
-
 if __name__ == "__main__":
     cli_support.main()

@@ -5,6 +5,7 @@ weights, and GGUF files as llama.cpp's converter writes them.
 import array
 import json
 import pathlib
+import random
 import shutil
 import struct
 
@@ -50,6 +51,44 @@ def copy_first_layers(model, n_layers, copy):
     write_weights(copy, {name: tensor for name, tensor in read_weights(model).items()
                          if not name.startswith("model.layers.") or int(name.split(".")[2]) < n_layers})
     return copy
+
+
+def write_random_gpt2(folder, tokenizer_of, seed=1):
+    """A GPT-2 model, whose positions turn no key, of random weights: 3 layers of 4 heads of 64. Its tokenizer is another model's.
+    Weights fall along what they read, so that rows of keys and values have spectra that fall. Returns the folder."""
+    draw = random.Random(seed).gauss
+    n_layers, hidden, ffn, n_positions, vocabulary = 3, 256, 512, 1024, 4096
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.model", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(tokenizer_of / name, folder)
+    (folder / "config.json").write_text(json.dumps({
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": hidden, "n_layer": n_layers, "n_head": 4, "n_inner": ffn,
+        "vocab_size": vocabulary, "n_positions": n_positions, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+        "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16"}))
+
+    def matrix(rows, columns, fall=1.0):
+        values = array.array("f", (draw(0, 0.2) * fall**row for row in range(rows) for _ in range(columns)))
+        return [rows, columns], values.tobytes()
+
+    def vector(size, value):
+        return [size], array.array("f", [value] * size).tobytes()
+
+    tensors = {"wte.weight": matrix(vocabulary, hidden), "wpe.weight": matrix(n_positions, hidden),
+               "ln_f.weight": vector(hidden, 1.0), "ln_f.bias": vector(hidden, 0.0)}
+    for layer in range(n_layers):
+        for name, (shape, data) in {
+            "ln_1.weight": vector(hidden, 1.0), "ln_1.bias": vector(hidden, 0.0),
+            "attn.c_attn.weight": matrix(hidden, 3 * hidden, 0.98), "attn.c_attn.bias": vector(3 * hidden, 0.0),
+            "attn.c_proj.weight": matrix(hidden, hidden, 0.98), "attn.c_proj.bias": vector(hidden, 0.0),
+            "ln_2.weight": vector(hidden, 1.0), "ln_2.bias": vector(hidden, 0.0),
+            "mlp.c_fc.weight": matrix(hidden, ffn, 0.98), "mlp.c_fc.bias": vector(ffn, 0.0),
+            "mlp.c_proj.weight": matrix(ffn, hidden, 0.99), "mlp.c_proj.bias": vector(hidden, 0.0),
+        }.items():
+            tensors[f"h.{layer}.{name}"] = shape, data
+    # BF16 is the upper half of F32; what is cut off does not matter here.
+    write_weights(folder, {f"transformer.{name}": (shape, bytes(byte for i in range(0, len(data), 4) for byte in data[i + 2 : i + 4]))
+                           for name, (shape, data) in tensors.items()})
+    return folder
 
 
 def overflow_on(model, token_id):

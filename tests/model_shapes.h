@@ -1,4 +1,4 @@
-// One small model of every family and of every feature that changes the forward.
+// There is one small model of every family and of every feature that changes the forward.
 #pragma once
 
 #include <vector>

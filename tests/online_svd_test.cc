@@ -11,7 +11,7 @@
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/host_pool_fixture.h"
-#include "kv/quantizer/method.h"
+#include "kv/quantizer/quantizer_methods.h"
 #include "model/model.h"
 #include "model/planned_model.h"
 #include "random_model.h"

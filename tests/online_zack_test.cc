@@ -13,7 +13,7 @@
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/host_pool_fixture.h"
 #include "kv/byte_kinds.h"
-#include "kv/quantizer/method.h"
+#include "kv/quantizer/quantizer_methods.h"
 #include "model/model.h"
 #include "model/planned_model.h"
 #include "random_model.h"
@@ -253,7 +253,8 @@ class OnlineZackTest : public ::testing::TestWithParam<Case> {
     EXPECT_LE(n_bytes, PeakSequenceBytes(model.layout(), length.n_tokens, 512, length.n_prompt));
     if (!model.layout().GathersQueries()) return;
     const BlockShape& shape = model.layout().shapes[0];
-    if (shape.sealed_rank_k == RanksOf(reference_)[0].rank_k) {
+    const HeadStorage storage = model.layout().storage(0, 0);
+    if (std::get<RotatedRanks>(storage).k == RanksOf(reference_)[0].rank_k) {
       EXPECT_EQ(n_bytes,
                 LiteralBytes(GetParam(), reference_, cache.n_tokens(), SizeOf(shape.row_type)));
     }

@@ -10,8 +10,8 @@
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/host_pool_fixture.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "model/model.h"
 #include "model/planned_model.h"
 #include "random_model.h"
@@ -366,9 +366,9 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Model> Load(Isa isa, DType type, const Spec& spec,
                               const std::vector<ReferenceCodebooks>& literal_codebooks) {
     ModelBasis basis = testing::ToModelBasis(reference_, Bases());
-    if (spec.has_classes()) {
+    if (FactsOf(spec.sealing()).has_classes) {
       testing::DrawClassBits(&basis);
-    } else if (spec.splits_bits()) {
+    } else if (FactsOf(spec.sealing()).splits_bits) {
       testing::DrawSplitBits(&basis);
     }
     PlanParts parts = PartsOf(spec, basis.heads.empty() ? nullptr : &basis);
@@ -441,9 +441,10 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   if (literal.name == "kvquant") literal.codebooks = DrawCodebooks(literal, plain_rows);
   if (literal.name == "split") {
     ModelBasis basis = testing::ToModelBasis(reference_, bases);
+    const bool has_classes = FactsOf(spec->sealing()).has_classes;
     const testing::DrawnBits bits =
-        spec->has_classes() ? testing::DrawClassBits(&basis) : testing::DrawSplitBits(&basis);
-    if (spec->has_classes()) {
+        has_classes ? testing::DrawClassBits(&basis) : testing::DrawSplitBits(&basis);
+    if (has_classes) {
       literal.outer_classes = {{bits.of_most_keys, bits.of_most_values},
                                {bits.of_least_keys, bits.of_least_values}};
     }

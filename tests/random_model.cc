@@ -352,8 +352,11 @@ ModelBasis ToModelBasis(const ReferenceModel& m, const std::vector<ReferenceBasi
     for (const auto& row : x) values.insert(values.end(), row.begin(), row.end());
     return values;
   };
-  const int n_sharing = bases.empty() ? 1 : static_cast<int>(bases[0].key.size()) / m.head_dim;
-  ModelBasis basis{m.n_layers, m.n_kv_heads, m.head_dim, {}, n_sharing};
+  ModelBasis basis{m.n_layers, m.n_kv_heads, m.head_dim};
+  if (!bases.empty() && !bases[0].key_way_back.empty()) {
+    const int n_sharing = static_cast<int>(bases[0].key.size()) / m.head_dim;
+    basis.keys = LatentKeys{.heads_per_latent = n_sharing};
+  }
   for (const ReferenceBasis& b : bases) {
     basis.heads.push_back({static_cast<int>(b.key[0].size()), static_cast<int>(b.value[0].size()),
                            flat(b.query), flat(b.key), flat(b.value), flat(b.output),
@@ -397,7 +400,8 @@ ModelBasis ToJoinedBasis(const ReferenceModel& m, const std::vector<ReferenceBas
   wide.n_kv_heads /= n;
   wide.head_dim *= n;
   ModelBasis basis = ToModelBasis(wide, joined);
-  basis.heads_per_map = n;
+  basis.keys =
+      TurnWhenRead(basis.keys) ? Keys(LatentKeys{.heads_per_map = n}) : Keys(MappedKeys{n});
   return basis;
 }
 
@@ -425,10 +429,9 @@ DrawnBits DrawClassBits(ModelBasis* basis) {
       DrawBitsOfHead(&of_keys->emplace_back(), k, std::max(16, head.rank_k - n_lost), &random);
       DrawBitsOfHead(&of_values->emplace_back(), v, std::max(16, head.rank_v - n_lost), &random);
     };
-    draw(&bits.of_keys, &bits.of_values, 16 * (h % 2), &head.k_bits, &head.v_bits);
-    draw(&bits.of_most_keys, &bits.of_most_values, 0, &head.most_attended.k, &head.most_attended.v);
-    draw(&bits.of_least_keys, &bits.of_least_values, 16, &head.least_attended.k,
-         &head.least_attended.v);
+    draw(&bits.of_keys, &bits.of_values, 16 * (h % 2), &head.bits.middle.k, &head.bits.middle.v);
+    draw(&bits.of_most_keys, &bits.of_most_values, 0, &head.bits.most.k, &head.bits.most.v);
+    draw(&bits.of_least_keys, &bits.of_least_values, 16, &head.bits.least.k, &head.bits.least.v);
   }
   return bits;
 }
@@ -437,9 +440,9 @@ DrawnBits DrawSplitBits(ModelBasis* basis) {
   std::mt19937_64 random(3);
   DrawnBits bits;
   for (HeadBasis& head : basis->heads) {
-    head.k_bits = head.v_bits = {};
-    DrawBitsOfHead(&bits.of_keys.emplace_back(), &head.k_bits, head.rank_k, &random);
-    DrawBitsOfHead(&bits.of_values.emplace_back(), &head.v_bits, head.rank_v, &random);
+    head.bits.middle.k = head.bits.middle.v = {};
+    DrawBitsOfHead(&bits.of_keys.emplace_back(), &head.bits.middle.k, head.rank_k, &random);
+    DrawBitsOfHead(&bits.of_values.emplace_back(), &head.bits.middle.v, head.rank_v, &random);
   }
   return bits;
 }

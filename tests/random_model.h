@@ -1,4 +1,5 @@
-// Small random models in the real file format, beside the same weights for the reference decoder.
+// Small random models come in the real file format, beside the same weights for the reference
+// decoder.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,7 +1,7 @@
-// A literal decoder in double and plain loops, for tests: it shares no code with the engine. The
-// families as Hugging Face defines them, from tensors as their files store them, and optionally a
-// basis per KV head applied to rows (never folded into weights), with plain keys for the first
-// n_sink positions.
+// The reference decoder is literal, in double and plain loops, for tests: it shares no code with
+// the engine. The families as Hugging Face defines them, from tensors as their files store them,
+// and optionally a basis per KV head applied to rows (never folded into weights), with plain keys
+// for the first n_sink positions.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// What differs between families in the literal decoder: the projections around attention.
+// Families differ in the literal decoder by the projections around attention.
 #pragma once
 
 #include <string>

@@ -1,5 +1,6 @@
-// A literal quantiser in double and plain loops, for tests: what a cache of a spec gives back for
-// the rows that it stored (docs/quantization.md), sharing no code with the engine.
+// The reference quantizer is literal, in double and plain loops, for tests: it says what a cache of
+// a spec gives back for the rows that it stored (docs/quantization.md), and shares no code with the
+// engine.
 #pragma once
 
 #include <string>

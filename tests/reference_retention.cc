@@ -88,7 +88,7 @@ void RetainLiterally::Vote(int layer_idx, const ReferenceRows& rows, int positio
   const size_t group = rows.scores.size() / heads.size();
   const int n_sinks = std::min(position + 1, m_.n_sink);
   const bool votes =
-      m_.name == "h2o" || m_.name == "keyformer" || m_.name == "tova" ||
+      m_.name == "h2o" || m_.name == "mas" || m_.name == "keyformer" || m_.name == "tova" ||
       (m_.name == "snapkv" && position < m_.n_prompt && position >= m_.n_prompt - m_.n_recent);
   for (size_t g = 0; votes && g < heads.size(); ++g) {
     for (Entry& e : heads[g]) {
@@ -128,7 +128,9 @@ void RetainLiterally::Prune(int layer_idx, int n_tokens, ReferenceRows* rows) {
         const int at = static_cast<int>(e) + j;
         if (at >= 0 && at < static_cast<int>(head.size())) sum += head[at].votes;
       }
-      own.push_back(sum / m_.kernel);
+      // Every query from the entry's own position on has seen it.
+      const int n_queries = m_.name == "mas" ? n_tokens - head[e].position : 1;
+      own.push_back(sum / m_.kernel / n_queries);
     }
     votes.push_back(own);
   }

@@ -1,4 +1,5 @@
-// Retention literally: entry by entry, in double, after every token (docs/retention.md).
+// Retention is done here literally: entry by entry, in double, after every token
+// (docs/retention.md).
 // It shares no code with the engine.
 #pragma once
 
@@ -11,11 +12,11 @@
 namespace kvlathe::testing {
 
 struct ReferenceRetention {
-  std::string name;  // window, h2o, tova, keyformer, snapkv
+  std::string name;  // window, h2o, mas, tova, keyformer, snapkv
   double keep = 0;   // share of the positions, or
   int budget = 0;    // positions
   bool of_prompt = false;
-  double recent = 0;    // share of the kept (h2o, keyformer)
+  double recent = 0;    // share of the kept (h2o, mas, keyformer)
   int n_recent = 1;     // positions (window, snapkv)
   bool shared = false;  // tova
   int kernel = 1;       // snapkv

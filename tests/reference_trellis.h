@@ -1,5 +1,6 @@
-// The literal trellis codes of lathe's sealed blocks, in double and plain loops, for tests
-// (src/format/split_bits/unit_codes.h, seal_trellis_kernels.h), sharing no code with the engine.
+// These are the literal trellis codes of lathe's sealed blocks, in double and plain loops, for
+// tests (src/format/split_bits/unit_codes.h, seal_trellis_kernels.h), sharing no code with the
+// engine.
 #pragma once
 
 #include <vector>

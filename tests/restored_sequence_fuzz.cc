@@ -23,8 +23,8 @@
 #include "base/crc32c.h"
 #include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_file.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 #include "model/model.h"
 #include "model/planned_model.h"
@@ -88,7 +88,6 @@ ModelConfig SmallConfig() {
 // The same for rows of two heads side by side, of which each keeps its own.
 void JoinHeads(ModelBasis* basis) {
   static_assert(kKvHeads == 2);
-  basis->heads_per_latent = kKvHeads;
   const std::vector<float> nothing(kHeadDim * kHeadDim, 0.0f);
   for (size_t h = 0; h < basis->heads.size(); ++h) {
     HeadBasis& head = basis->heads[h];
@@ -103,20 +102,23 @@ void JoinHeads(ModelBasis* basis) {
 std::optional<ModelBasis> BasisOf(const Spec& spec) {
   if (spec.basis() == nullptr || spec.basis_as<SvdOnlineOptions>() != nullptr) return std::nullopt;
   ModelBasis basis = IdentityBasis(kLayers, kKvHeads, kHeadDim);
-  if (spec.finds_basis_online()) {
+  const SealingFacts sealing = FactsOf(spec.sealing());
+  if (sealing.finds_bases) {
     const std::vector<double> gram(kHeadDim * kHeadDim, 0.5);
     basis.heads.assign(basis.heads.size(), {.rank_k = 16, .rank_v = kHeadDim});
+    basis.keys = TurnedKeys{};
     basis.online = OnlineInputs{.output_grams{basis.heads.size(), gram}};
     return basis;
   }
+  basis.keys = spec.keys();
   for (HeadBasis& head : basis.heads) {
-    if (spec.splits_bits()) {
-      head.k_bits.channels = {16, 0, 0, 16, 0, 0};
-      head.v_bits.channels = {0, 16, 0, 0, 0, 16};
+    if (sealing.splits_bits) {
+      head.bits.middle.k.channels = {16, 0, 0, 16, 0, 0};
+      head.bits.middle.v.channels = {0, 16, 0, 0, 0, 16};
     }
-    if (spec.has_latent_keys()) head.key_way_back = std::exchange(head.query_basis, {});
+    if (TurnWhenRead(spec.keys())) head.key_way_back = std::exchange(head.query_basis, {});
   }
-  if (HeadsPerLatent(*spec.basis()) == 2) JoinHeads(&basis);
+  if (HeadsPerLatent(spec.keys()) == 2) JoinHeads(&basis);
   return basis;
 }
 

@@ -8,8 +8,8 @@
 
 #include "cpu/kernels/attend/resolve.h"
 #include "cpu/memory/cpu_device.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "model/planned_model.h"
 #include "random_model.h"
 #include "runtime/machines/machine_choice.h"

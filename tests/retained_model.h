@@ -1,4 +1,4 @@
-// A random model whose caches drop entries, with the maps that some specs need, for tests.
+// Tests have a random model whose caches drop entries, with the maps that some specs need.
 #pragma once
 
 #include <gtest/gtest.h>

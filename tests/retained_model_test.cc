@@ -20,6 +20,8 @@ const ReferenceRetention kWindow = {
     .name = "window", .budget = 54, .n_recent = 50, .run = kRun, .n_sink = 4};
 const ReferenceRetention kH2o = {
     .name = "h2o", .keep = 0.4, .recent = 0.5, .run = kRun, .n_sink = 4};
+const ReferenceRetention kMas = {
+    .name = "mas", .keep = 0.4, .recent = 0.5, .run = kRun, .n_sink = 4};
 const ReferenceRetention kTova = {.name = "tova", .budget = 48, .shared = true, .run = kRun};
 const ReferenceRetention kKeyformer = {
     .name = "keyformer", .keep = 0.4, .recent = 0.3, .tau_end = 2, .run = kRun, .n_sink = 4};
@@ -33,6 +35,8 @@ const RetainedCase kCases[] = {
      {.name = "h2o", .budget = 40, .recent = 0.25, .run = kRun}},
     {"h2o(keep=0.3,budget=prompt,recent=0.5,prune=prompt,sink=2)",
      {.name = "h2o", .keep = 0.3, .of_prompt = true, .recent = 0.5, .n_sink = 2}},
+    {"mas(keep=0.4,recent=0.5,sink=4)", kMas},
+    {"fdc+mas(keep=0.4,recent=0.5,score=exact,sink=4)", kMas},
     {"tova(budget=48,sink=0)", kTova},
     {"tova(keep=0.5,heads=own,sink=4)", {.name = "tova", .keep = 0.5, .run = kRun, .n_sink = 4}},
     {"keyformer(keep=0.4,recent=0.3,sink=4)", kKeyformer},

@@ -207,7 +207,7 @@ TEST_F(RetainedModelTest, SealsAgainAsIfNothingElseHadBeenThere) {
       for (int g = 0, object = 0; g < layout.n_kv_heads; ++g) {
         const BlockShape& shape = layout.shape(l, g);
         for (int b = 0; b <= n_blocks; ++b) {
-          to[g].push_back(rows.emplace_back(BlockObjectBytes(shape)).data());
+          to[g].push_back(rows.emplace_back(BlockObjectBytes(layout, shape)).data());
         }
         const CpuAccess access(all->device());
         CpuDevice nothing;

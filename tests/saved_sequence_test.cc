@@ -11,8 +11,8 @@
 #include "io/scratch_folder.h"
 #include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_file.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 #include "model/model.h"
 #include "model/planned_model.h"
@@ -126,8 +126,9 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsSealed) {
 
 TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereRunsHaveNoRecordOrABasisInTheFirst) {
   const ModelBasis split = DrawRandomSplitBasis(2, 2, 32, 4, 9);
-  const ModelBasis latents = DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/true);
+  const ModelBasis latents = DrawRandomSplitBasis(2, 2, 32, 4, 9, LatentKeys{});
   ModelBasis online{2, 2, 32, {{16, 32}, {32, 16}, {16, 16}, {32, 32}}};
+  online.keys = TurnedKeys{};
   online.online = OnlineInputs{.output_grams{4, std::vector<double>(32 * 32, 0.5)}};
   const std::pair<const char*, const ModelBasis*> cases[] = {
       {"lathe(ratio=4,scales=static,open=8,run=64)", &split},
@@ -151,8 +152,7 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereRunsHaveNoRecordOrABasisInTheFir
 }
 
 TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereHeadsShareLatents) {
-  const ModelBasis basis =
-      DrawRandomBasis(2, 2, 32, 0.3, 9, /*has_latent_keys=*/true, /*heads_per_latent=*/2);
+  const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9, LatentKeys{.heads_per_latent = 2});
   for (const char* text :
        {"palu(group=2)", "palu(group=2)+token(bits=4,hadamard=on,run=64)",
         "palu(group=2)+tova(budget=40)", "palu(group=2)+window(size=90)+gear(bits=4,run=64)"}) {

@@ -33,17 +33,18 @@ ModelBasis DrawBasis(CaseBasis kind) {
     case CaseBasis::kSplit:
       return DrawRandomSplitBasis(2, 2, 32, 4, 9);
     case CaseBasis::kLatents:
-      return DrawRandomBasis(2, 2, 32, 0.3, 9, /*has_latent_keys=*/true);
+      return DrawRandomBasis(2, 2, 32, 0.3, 9, LatentKeys{});
     case CaseBasis::kSplitLatents:
-      return DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/true);
+      return DrawRandomSplitBasis(2, 2, 32, 4, 9, LatentKeys{});
     case CaseBasis::kSplitClasses:
-      return DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/false, /*has_classes=*/true);
+      return DrawRandomSplitBasis(2, 2, 32, 4, 9, MappedKeys{}, /*has_classes=*/true);
     case CaseBasis::kSplitClassLatents:
-      return DrawRandomSplitBasis(2, 2, 32, 4, 9, /*has_latent_keys=*/true, /*has_classes=*/true);
+      return DrawRandomSplitBasis(2, 2, 32, 4, 9, LatentKeys{}, /*has_classes=*/true);
     case CaseBasis::kSharedLatents:
-      return DrawRandomBasis(2, 2, 32, 0.3, 9, /*has_latent_keys=*/true, /*heads_per_latent=*/2);
+      return DrawRandomBasis(2, 2, 32, 0.3, 9, LatentKeys{.heads_per_latent = 2});
     case CaseBasis::kOnline: {
       ModelBasis online{2, 2, 32, {{16, 32}, {32, 16}, {16, 16}, {32, 32}}};
+      online.keys = TurnedKeys{};
       online.online = OnlineInputs{.output_grams{4, std::vector<double>(32 * 32, 0.5)}};
       return online;
     }
@@ -54,19 +55,18 @@ ModelBasis DrawBasis(CaseBasis kind) {
 // Of the kind that the spec's method makes.
 CaseBasis BasisOf(const Spec& spec) {
   if (spec.basis() == nullptr) return CaseBasis::kNone;
-  if (spec.finds_basis_online()) {
+  const SealingFacts sealing = FactsOf(spec.sealing());
+  if (sealing.finds_bases) {
     return spec.basis_as<ZackOptions>() != nullptr ? CaseBasis::kOnline : CaseBasis::kNone;
   }
-  if (spec.has_classes()) {
-    return spec.has_latent_keys() ? CaseBasis::kSplitClassLatents : CaseBasis::kSplitClasses;
+  if (sealing.has_classes) {
+    return TurnWhenRead(spec.keys()) ? CaseBasis::kSplitClassLatents : CaseBasis::kSplitClasses;
   }
-  if (spec.splits_bits()) {
-    return spec.has_latent_keys() ? CaseBasis::kSplitLatents : CaseBasis::kSplit;
+  if (sealing.splits_bits) {
+    return TurnWhenRead(spec.keys()) ? CaseBasis::kSplitLatents : CaseBasis::kSplit;
   }
-  if (!spec.has_latent_keys()) return CaseBasis::kPlain;
-  const PaluOptions* const palu = spec.basis_as<PaluOptions>();
-  const bool is_shared = palu != nullptr && palu->heads_per_latent > 1;
-  return is_shared ? CaseBasis::kSharedLatents : CaseBasis::kLatents;
+  if (!TurnWhenRead(spec.keys())) return CaseBasis::kPlain;
+  return HeadsPerLatent(spec.keys()) > 1 ? CaseBasis::kSharedLatents : CaseBasis::kLatents;
 }
 
 const SequenceCase kCases[] = {

@@ -1,4 +1,4 @@
-// Specs that together hold everything a sequence can, on a small random model.
+// These specs together hold everything a sequence can, on a small random model.
 #pragma once
 
 #include <memory>

@@ -4,10 +4,12 @@ Usage: serve_cli_test.py KVLATHE MODEL_DIRECTORY [TEST...]
 """
 
 import json
+import os
 import signal
 import socket
 import threading
 import time
+import unittest
 
 import cli_support
 from cli_support import KVLATHE, MODEL
@@ -44,6 +46,17 @@ class Serving(ServeCase):
             status, answer, _ = server.post("/v1/completions", {"prompt": PROMPT, "kv": "none"})
             self.assertEqual((status, answer["error"]["param"]), (400, "kv"))
             self.assertIn(KIVI, answer["error"]["message"])
+
+    @unittest.skipIf(os.environ.get("KVLATHE_GRAMMAR") == "OFF", "a build without grammars")
+    def test_an_answer_is_of_the_schema_that_is_asked_for(self):
+        schema = {"type": "object", "properties": {"colour": {"type": "string", "enum": ["red", "green"]}},
+                  "required": ["colour"], "additionalProperties": False}
+        request = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 100, "temperature": 0,
+                   "response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}}
+        with self.serve("--chat-template", "chatml") as server:
+            status, answer, _ = server.post("/v1/chat/completions", request)
+            self.assertEqual(status, 200, answer)
+            self.assertIn(json.loads(answer["choices"][0]["message"]["content"]), ({"colour": "red"}, {"colour": "green"}))
 
     def test_health_is_a_step_and_metrics_have_names_that_routers_read(self):
         with self.serve() as server:

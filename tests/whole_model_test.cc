@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <random>
 
+#include "analysis/bases/basis_methods.h"
 #include "analysis/bases/hadamard.h"
-#include "analysis/bases/method.h"
 #include "calibration/calibrate.h"
 #include "calibration/gradients/decoder_gradients.h"
 #include "loaded_model.h"

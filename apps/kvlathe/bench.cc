@@ -11,7 +11,7 @@
 #include "evaluation/bench/bench_plan.h"
 #include "evaluation/bench/bench_scheduler.h"
 #include "kvlathe/bench_serve/bench_serve.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
 #include "plan/drawn_basis.h"
 
 namespace kvlathe {
@@ -57,8 +57,8 @@ Status RunModelBench(const BenchModelOptions& options) {
   }
   KVL_ASSIGN_OR_RETURN(
       auto workspace,
-      random ? Workspace::OpenRandom(options.random_model, options.model, options.compression)
-             : Workspace::Open(options.model));
+      random ? OpenRandomWorkspace(options.random_model, options.model, options.compression)
+             : OpenWorkspace(options.model));
   std::vector<std::string> specs = options.model.kv;
   if (specs.empty()) specs = {"none"};
   std::vector<ModelBenchRow> rows;
@@ -134,7 +134,7 @@ Status RunSchedulerBench(const BenchSchedulerOptions& options) {
   if (options.model.kv.size() > 1) {
     return Error(StatusCode::kInvalidArgument, "bench scheduler takes one --kv");
   }
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
   KVL_ASSIGN_OR_RETURN(
       const SpecModel spec_model,
       workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
@@ -191,12 +191,13 @@ Status RunAttention(BenchAttentionOptions options) {
     const RankOptions* const ranks = spec.basis() == nullptr ? nullptr : RanksOf(*spec.basis());
     const bool has_rate =
         (ranks != nullptr && ranks->has_rate()) || spec.basis_as<SvdOnlineOptions>() != nullptr;
-    if (spec.basis() != nullptr && !has_rate && !spec.splits_bits()) {
+    const SealingFacts sealing = FactsOf(spec.sealing());
+    if (spec.basis() != nullptr && !has_rate && !sealing.splits_bits) {
       return Error(StatusCode::kInvalidArgument,
                    "--kv '{}': bench attention takes rate, or a ratio that chooses bits", kv);
     }
-    const bool shares_latents = spec.basis() != nullptr && HeadsPerLatent(*spec.basis()) != 1;
-    if (spec.finds_basis_online() || shares_latents) {
+    const bool shares_latents = HeadsPerLatent(spec.keys()) != 1;
+    if (sealing.finds_bases || shares_latents) {
       return Error(
           StatusCode::kUnimplemented,
           "--kv '{}': bench attention has no bases of a sequence and no latents that heads "
@@ -206,17 +207,17 @@ Status RunAttention(BenchAttentionOptions options) {
     KVL_RETURN_IF_ERROR(CheckDrawnRanks(spec));
     const bool is_uniform = has_rate && ranks->choice == RankOptions::Choice::kUniform;
     const PlanParts parts = PartsOf(spec);
-    bench.specs.push_back({kv, has_rate ? ranks->value : 0, parts.seal, parts.retention,
-                           spec.splits_bits() ? ranks->value : 0, spec.has_latent_keys(),
-                           is_uniform});
-    bench.specs.back().heads_per_map =
+    const int n_joined =
         HeadsPerMap({1, bench.n_heads, bench.n_kv_heads, bench.head_dim}, spec.joint_channels());
+    bench.specs.push_back({kv, has_rate ? ranks->value : 0, parts.seal, parts.retention,
+                           sealing.splits_bits ? ranks->value : 0, spec.keys(n_joined),
+                           is_uniform});
   }
   bench.phases.clear();
   for (const std::string& phase : options.phases) {
     bench.phases.push_back(phase == "decode" ? BenchPhase::kDecode : BenchPhase::kPrefill);
   }
-  SayWithoutBf16(bench.isa);
+  PrintNote(Note::Kind::kNote, NoteWithoutBf16(bench.isa));
   KVL_ASSIGN_OR_RETURN(const AttentionBenchReport report, RunAttentionBench(bench));
   if (options.json) {
     fmt::print("{}\n", ToJson(report).dump());

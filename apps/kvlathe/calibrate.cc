@@ -9,9 +9,9 @@
 #include "io/atomic_file.h"
 #include "io/files.h"
 #include "io/model_place.h"
-#include "kvlathe/calibration_run.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
 #include "plan/plan_source.h"
+#include "runtime/calibration_run.h"
 
 namespace kvlathe {
 namespace {
@@ -60,16 +60,15 @@ Status RunCalibrate(CalibrateOptions options) {
   }
   Stopwatch watch;
   KVL_ASSIGN_OR_RETURN(auto workspace,
-                       is_random ? Workspace::OpenRandom(options.random_model, options.model)
-                                 : Workspace::Open(options.model));
+                       is_random ? OpenRandomWorkspace(options.random_model, options.model)
+                                 : OpenWorkspace(options.model));
   const double loading_seconds = watch.Seconds();
   const std::string path = OutputOf(options);
   // What cannot be written is known before the work begins.
   if (!path.empty()) KVL_RETURN_IF_ERROR(AtomicFile::Create(path).status());
-  CalibrationSeconds seconds;
-  KVL_ASSIGN_OR_RETURN(
-      const CalibrationStatistics statistics,
-      RunCalibration(workspace.get(), workspace->model_hash(), options.run, &seconds));
+  CalibrationTimes times;
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
+                       RunCalibration(workspace.get(), options.run, &times));
   if (!path.empty()) KVL_RETURN_IF_ERROR(WriteStatistics(statistics, path));
   if (options.model.json) {
     const nlohmann::ordered_json json = {{"basis", path},
@@ -81,9 +80,9 @@ Status RunCalibrate(CalibrateOptions options) {
                                          {"seed", statistics.source.seed},
                                          {"seconds", watch.Seconds()},
                                          {"loading_seconds", loading_seconds},
-                                         {"forward_seconds", seconds.statistics.forward},
-                                         {"moments_seconds", seconds.statistics.moments},
-                                         {"gradient_seconds", seconds.statistics.gradients},
+                                         {"forward_seconds", times.forward},
+                                         {"moments_seconds", times.moments},
+                                         {"gradient_seconds", times.gradients},
                                          {"gradient_tokens", statistics.joint.n_tokens},
                                          {"held_back_tokens", statistics.held_back.n_tokens},
                                          {"peak_resident_bytes", PeakResidentBytes()}};

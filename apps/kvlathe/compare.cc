@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 
 #include "kvlathe/comparison_run.h"
-#include "kvlathe/shared_texts.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
+#include "runtime/shared_texts.h"
 
 namespace kvlathe {
 namespace {
@@ -22,7 +22,7 @@ Status Compare(CompareOptions options) {
   if (options.text.empty()) {
     KVL_ASSIGN_OR_RETURN(options.text, TextOfModel(options.model.model, "sample.txt"));
   }
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
   KVL_ASSIGN_OR_RETURN(const ComparisonRun run,
                        RunComparison(workspace.get(), {options.model.kv, options.text,
                                                        options.rates, !options.without_latency}));

@@ -1,7 +1,7 @@
 #include "kvlathe/comparison_run.h"
 
 #include "base/units.h"
-#include "kvlathe/prediction_notes.h"
+#include "runtime/prediction_notes.h"
 
 namespace kvlathe {
 namespace {
@@ -34,6 +34,10 @@ StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const ComparisonOpti
   // Specs first: a wrong one is refused before anything takes time.
   KVL_ASSIGN_OR_RETURN(const std::vector<ComparedCache> caches,
                        CachesOf(options.specs, options.rates));
+  for (const ComparedCache& cache : caches) {
+    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(cache.kv));
+    workspace->Expect(spec);
+  }
   const Tokenizer& tokenizer = workspace->tokenizer();
   KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                        workspace->TokenizeFile(options.text_path));
@@ -80,7 +84,9 @@ StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const ComparisonOpti
                                spec_models[i].predicted_kl});
     losses.push_back({qualities[i].kl, spec_models[i].predicted_kl.value_or(0)});
   }
-  WarnOfFarText(losses, options.text_path, workspace->options().model);
+  if (auto warning = WarningOfFarText(losses, options.text_path, workspace->options().model)) {
+    workspace->Notify(Note::Kind::kWarning, *std::move(warning));
+  }
   spec_models.erase(spec_models.begin());
   return ComparisonRun{std::move(comparison), std::move(spec_models), text.windows.front()};
 }

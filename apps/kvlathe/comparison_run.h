@@ -1,4 +1,4 @@
-// Several specs measured on one text, as `compare` and `report` do.
+// `compare` and `report` measure several specs on one text.
 #pragma once
 
 #include <span>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "evaluation/compare.h"
-#include "kvlathe/workspace.h"
+#include "runtime/workspace.h"
 
 namespace kvlathe {
 

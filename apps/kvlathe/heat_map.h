@@ -1,4 +1,4 @@
-// One number per layer and KV head as a picture of characters.
+// A heat map shows one number per layer and KV head as a picture of characters.
 #pragma once
 
 #include <span>

@@ -12,10 +12,10 @@
 #include "io/files.h"
 #include "io/model_place.h"
 #include "kv/byte_kinds.h"
-#include "kvlathe/calibration_run.h"
 #include "kvlathe/heat_map.h"
 #include "kvlathe/inspect_merging.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
+#include "runtime/calibration_run.h"
 
 namespace kvlathe {
 namespace {
@@ -104,8 +104,7 @@ StatusOr<double> OverlapWithText(Workspace* workspace, const Spec& spec,
   CalibrationRun run;
   run.text_path = text_path;
   run.gradients = BasisMethodOf(spec)->wants_gradients;
-  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
-                       RunCalibration(workspace, workspace->model_hash(), run));
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics, RunCalibration(workspace, run));
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis from_text, analyses.From(spec, statistics));
   return MeanKeyOverlap(*from_random, from_text, workspace->config().head_dim / 2);
 }
@@ -123,7 +122,7 @@ void PrintHeatMaps(const Workspace& workspace, const BasisAnalysis& analysis,
                    const RankAllocation& allocation) {
   HeatMap rank_k{"rank_k", {}}, rank_v{"rank_v", {}}, qk{"QK", {}, 2}, v{"V", {}, 2};
   // Joined heads are shown as each of the KV heads that they are.
-  const auto n = static_cast<size_t>(analysis.heads_per_map);
+  const auto n = static_cast<size_t>(HeadsPerMap(analysis.keys));
   for (size_t i = 0; i < allocation.ranks.size(); ++i) {
     rank_k.values.insert(rank_k.values.end(), n, StoredKeyChannels(allocation.ranks[i]));
     rank_v.values.insert(rank_v.values.end(), n, StoredValueChannels(allocation.ranks[i]));
@@ -136,12 +135,12 @@ void PrintHeatMaps(const Workspace& workspace, const BasisAnalysis& analysis,
       "ranks, and of the sum of singular values of QK and of V the share in their largest "
       "quarter:\n{}\n",
       RenderHeatMaps(maps, c.n_layers, c.n_kv_heads, StyleOfOutput()));
-  if (allocation.ranks[0].k_bits == BitSplit{}) return;
+  if (allocation.ranks[0].bits.middle.k == BitSplit{}) return;
   HeatMap bits_k{"bits K", {}, 2}, bits_v{"bits V", {}, 2};
   for (const HeadRanks& ranks : allocation.ranks) {
     const double width = analysis.shape.head_dim;
-    bits_k.values.insert(bits_k.values.end(), n, ranks.k_bits.bits_per_token() / width);
-    bits_v.values.insert(bits_v.values.end(), n, ranks.v_bits.bits_per_token() / width);
+    bits_k.values.insert(bits_k.values.end(), n, ranks.bits.middle.k.bits_per_token() / width);
+    bits_v.values.insert(bits_v.values.end(), n, ranks.bits.middle.v.bits_per_token() / width);
   }
   const HeatMap bit_maps[] = {bits_k, bits_v};
   fmt::print("bits of a sealed row over head_dim:\n{}\n",
@@ -308,7 +307,7 @@ Status Inspect(const InspectOptions& options) {
   }
   const std::string without = options.merging.text.empty() ? "fdc(rate=0.5)" : "dmc";
   const std::string kv = options.model.kv.empty() ? without : options.model.kv.front();
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
   KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv));
   const KvBytes bytes = BytesAtFullContext(*workspace, *spec_model.model);
   Inspection found;

@@ -61,9 +61,9 @@ StatusOr<ModelMerging> Measure(Workspace* workspace, Model* model, const Merging
 // A model from before the inspected one.
 StatusOr<ModelMerging> MeasureEarlier(const Workspace& workspace, const std::string& path,
                                       const MergingOptions& options) {
-  ModelOptions model_options = workspace.options();
-  model_options.model = path;
-  KVL_ASSIGN_OR_RETURN(const auto earlier, Workspace::Open(model_options));
+  OpenOptions open_options = workspace.options();
+  open_options.model = path;
+  KVL_ASSIGN_OR_RETURN(const auto earlier, Workspace::Open(open_options));
   const ModelConfig &a = earlier->config(), &b = workspace.config();
   if (a.n_layers != b.n_layers || a.n_kv_heads != b.n_kv_heads) {
     return Error(StatusCode::kInvalidArgument,
@@ -71,7 +71,7 @@ StatusOr<ModelMerging> MeasureEarlier(const Workspace& workspace, const std::str
                  a.n_kv_heads, workspace.options().model, b.n_layers, b.n_kv_heads);
   }
   KVL_ASSIGN_OR_RETURN(const SpecModel spec_model,
-                       earlier->MakeModel(model_options.kv.empty() ? "dmc" : model_options.kv[0]));
+                       earlier->MakeModel(open_options.kv.empty() ? "dmc" : open_options.kv[0]));
   return Measure(earlier.get(), spec_model.model.get(), options);
 }
 

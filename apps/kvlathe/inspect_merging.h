@@ -1,4 +1,5 @@
-// kvlathe inspect --merging: which positions of a text a cache merges, in numbers and pictures.
+// `kvlathe inspect --merging` shows which positions of a text a cache merges, in numbers and
+// pictures.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,7 +8,7 @@
 #include <vector>
 
 #include "evaluation/merging/merging_report.h"
-#include "kvlathe/workspace.h"
+#include "runtime/workspace.h"
 
 namespace kvlathe {
 

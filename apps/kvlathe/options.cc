@@ -36,7 +36,7 @@ void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& de
                   "KV cache budget, e.g. 2GiB (default: half of the free memory)");
   app->add_option("-c,--ctx-size", options->ctx_size, "context in tokens (default: the model's)")
       ->check(CLI::Range(1, 1 << 30));
-  app->add_option("--schedule", options->schedule, "how attention is split over threads")
+  app->add_option("--schedule", options->schedule_name, "how attention is split over threads")
       ->check(CLI::IsMember({"static", "lpt", "balanced"}))
       ->capture_default_str();
   app->add_flag("--deterministic", options->deterministic,

@@ -1,4 +1,4 @@
-// Command-line options that several verbs share. Spellings follow llama.cpp and vLLM.
+// Several verbs share these command-line options. Spellings follow llama.cpp and vLLM.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,23 +8,15 @@
 #include <vector>
 
 #include "base/status.h"
-#include "machine/attention/schedule.h"
+#include "runtime/open_options.h"
 
 namespace kvlathe {
 
-struct ModelOptions {
-  std::string model;            // -m
-  std::vector<std::string> kv;  // --kv, repeats
-  std::string basis;            // --basis
-  std::string profile;          // --profile
-  std::string kv_memory;        // --kv-memory
-  std::string pre;              // --pre
-  std::string dtype = "bf16";   // --dtype
-  std::string schedule = "balanced";
-  int ctx_size = 0;          // -c, 0: from the model
-  int n_threads = 0;         // -t, 0: all processors
-  bool pin_threads = false;  // --pin
-  bool deterministic = false;
+// What the verbs that use a model share.
+struct ModelOptions : OpenOptions {
+  std::string kv_memory;                   // --kv-memory, as it was written
+  std::string dtype = "bf16";              // --dtype
+  std::string schedule_name = "balanced";  // --schedule
   bool json = false;
 };
 

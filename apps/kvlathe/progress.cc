@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
 
 namespace kvlathe {
 namespace {

@@ -9,9 +9,9 @@
 #include "io/files.h"
 #include "kv/seal/seal_schedule.h"
 #include "kvlathe/comparison_run.h"
-#include "kvlathe/profile_file.h"
-#include "kvlathe/shared_texts.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
+#include "runtime/profile_file.h"
+#include "runtime/shared_texts.h"
 
 namespace kvlathe {
 namespace {
@@ -40,11 +40,11 @@ void AddSplitBits(const BasisAnalysis& analysis, const RankAllocation& allocatio
   ReportMap k_bits{"bits per number of keys", {}, 2}, v_bits{"bits per number of values", {}, 2};
   int n_bits = 0;
   for (const HeadRanks& ranks : allocation.ranks) {
-    n_bits += ranks.k_bits.bits_per_token() + ranks.v_bits.bits_per_token();
+    n_bits += ranks.bits.middle.k.bits_per_token() + ranks.bits.middle.v.bits_per_token();
     const double width = analysis.shape.head_dim;
-    const auto n = static_cast<size_t>(analysis.heads_per_map);
-    k_bits.values.insert(k_bits.values.end(), n, ranks.k_bits.bits_per_token() / width);
-    v_bits.values.insert(v_bits.values.end(), n, ranks.v_bits.bits_per_token() / width);
+    const auto n = static_cast<size_t>(HeadsPerMap(analysis.keys));
+    k_bits.values.insert(k_bits.values.end(), n, ranks.bits.middle.k.bits_per_token() / width);
+    v_bits.values.insert(v_bits.values.end(), n, ranks.bits.middle.v.bits_per_token() / width);
   }
   if (n_bits == 0) return;
   cache->maps.push_back(std::move(k_bits));
@@ -61,7 +61,7 @@ Status AddBasis(Workspace* workspace, const SpecModel& spec_model,
   ReportMap qk{"QK: share of the largest quarter", {}, 2};
   ReportMap v{"V: share of the largest quarter", {}, 2};
   // Joined heads are shown as each of the KV heads that they are.
-  const auto n = static_cast<size_t>(analysis->heads_per_map);
+  const auto n = static_cast<size_t>(HeadsPerMap(analysis->keys));
   for (size_t i = 0; i < spec_model.ranks->ranks.size(); ++i) {
     const HeadRanks& ranks = spec_model.ranks->ranks[i];
     rank_k.values.insert(rank_k.values.end(), n, StoredKeyChannels(ranks));
@@ -156,7 +156,7 @@ Status RunReport(ReportOptions options) {
     KVL_ASSIGN_OR_RETURN(options.text, TextOfModel(options.model.model, "sample.txt"));
   }
   KVL_RETURN_IF_ERROR(AtomicFile::Create(options.output).status());  // before anything takes time
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
   KVL_ASSIGN_OR_RETURN(std::optional<FoundProfile> found, LookForProfile(*workspace));
   if (found.has_value() && found->profile.model_hash != workspace->model_hash()) {
     return Error(StatusCode::kInvalidArgument,

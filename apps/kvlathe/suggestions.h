@@ -1,4 +1,4 @@
-// What a command line that is not understood may have meant.
+// A command line that is not understood may have meant something that is near to it.
 #pragma once
 
 #include <optional>

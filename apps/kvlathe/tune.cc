@@ -17,9 +17,10 @@
 #include "io/files.h"
 #include "io/model_place.h"
 #include "kvlathe/eval/task_choice.h"
-#include "kvlathe/profile_file.h"
-#include "kvlathe/shared_texts.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
+#include "runtime/profile_file.h"
+#include "runtime/shared_texts.h"
+#include "tuning/tune_method.h"
 
 namespace kvlathe {
 namespace {
@@ -173,15 +174,15 @@ StatusOr<std::string> OutputOf(const TuneOptions& options, const Workspace& work
 }
 
 Profile FreshProfile(const Workspace& workspace, const TuneTests& tests) {
-  const ModelOptions& options = workspace.options();
+  const OpenOptions& options = workspace.options();
   std::string basis = options.basis;
   if (basis.empty() && FileExists(BesideModel(options.model, "basis.safetensors")))
     basis = "the model's";
   Profile profile;
   profile.model_hash = workspace.model_hash();
-  profile.settings =
-      fmt::format("context {}, {}, {}, basis {}", workspace.context_tokens(), options.dtype,
-                  workspace.config().DescribePositions(), basis.empty() ? "calibrated" : basis);
+  profile.settings = fmt::format(
+      "context {}, {}, {}, basis {}", workspace.context_tokens(), RowTypeName(options.row_type),
+      workspace.config().DescribePositions(), basis.empty() ? "calibrated" : basis);
   profile.goals = tests.goals;
   return profile;
 }
@@ -228,6 +229,19 @@ Status PrintPredictions(const Profile& profile, double accuracy, Workspace* work
   return OkStatus();
 }
 
+// All methods of a search are measured with statistics of one calibration.
+Status ExpectMethods(const TuneJob& job, Workspace* workspace) {
+  std::vector<std::string> methods = job.methods;
+  if (methods.empty()) {
+    for (const auto& [name, axis] : DefaultMethods()) methods.emplace_back(name);
+  }
+  for (const std::string& text : methods) {
+    KVL_ASSIGN_OR_RETURN(const TuneMethod method, ParseMethod(text, job.accuracy));
+    workspace->Expect(method.question);
+  }
+  return OkStatus();
+}
+
 Status RunTune(TuneOptions options) {
   KVL_ASSIGN_OR_RETURN(std::vector<ChosenTask> chosen, ChooseTasks(options.task));
   if (chosen.empty() && options.perplexity_text.empty()) {
@@ -240,7 +254,8 @@ Status RunTune(TuneOptions options) {
   for (const std::string& method : job.methods) {
     KVL_RETURN_IF_ERROR(ParseMethod(method, job.accuracy).status());
   }
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
+  KVL_RETURN_IF_ERROR(ExpectMethods(job, workspace.get()));
   KVL_ASSIGN_OR_RETURN(const std::string path, OutputOf(options, *workspace));
   KVL_ASSIGN_OR_RETURN(const FileLock lock, FileLock::Take(path));
   KVL_ASSIGN_OR_RETURN(const TuneTests tests, MakeTests(std::move(chosen), options, *workspace));

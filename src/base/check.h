@@ -1,4 +1,5 @@
-// Invariants. KVL_CHECK stops the process with file, line and both values; input never reaches it.
+// KVL_CHECK guards invariants: it stops the process with file, line and both values. Input never
+// reaches it.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// Wall time for progress, latency and benchmarks.
+// A Stopwatch measures wall time for progress, latency and benchmarks.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// The instruction sets that kernels are written for, and which of them this process uses.
+// Kernels are written for these instruction sets, and this says which of them the process uses.
 #pragma once
 
 #include <cstdint>

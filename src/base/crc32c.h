@@ -1,4 +1,5 @@
-// CRC-32C (Castagnoli), the checksum of iSCSI and ext4: finds every error burst of up to 32 bits.
+// CRC-32C (Castagnoli) is the checksum of iSCSI and ext4: it finds every error burst of up to 32
+// bits.
 #pragma once
 
 #include <cstddef>

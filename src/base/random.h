@@ -1,5 +1,6 @@
-// A counter-based generator (the SplitMix64 finaliser over a keyed counter): the same seed gives
-// the same numbers on every machine and thread count, and a stream can be read at any position.
+// Random is a counter-based generator (the SplitMix64 finaliser over a keyed counter): the same
+// seed gives the same numbers on every machine and thread count, and a stream can be read at any
+// position.
 #pragma once
 
 #include <cmath>

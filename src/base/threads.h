@@ -1,4 +1,4 @@
-// One pool of workers for everything that computes. Workers spin briefly between jobs (a decode
+// Everything that computes shares one pool of workers. Workers spin briefly between jobs (a decode
 // step has a hundred of them, microseconds apart) and then park, so that an idle engine uses no
 // CPU.
 #pragma once

@@ -1,4 +1,4 @@
-// Sizes and durations as people write them.
+// Sizes and durations are read and written as people write them.
 #pragma once
 
 #include <cstdint>

@@ -28,17 +28,6 @@ void SplitTokens(const QkvView& view, std::vector<Range>* body, std::vector<Rang
   }
 }
 
-// Of the ranges, how many rows of a KV head stay in the cache.
-int64_t EntriesIn(const QkvView& view, const std::vector<Range>& ranges, int kv_head_idx) {
-  int64_t n_entries = 0;
-  for (const Range& range : ranges) {
-    for (int64_t t = range.begin; t < range.end; ++t) {
-      n_entries += view.is_entry[int64_t{kv_head_idx} * view.n_tokens + t];
-    }
-  }
-  return n_entries;
-}
-
 int64_t TokensIn(const std::vector<Range>& ranges) {
   int64_t n_tokens = 0;
   for (const Range& range : ranges) n_tokens += range.end - range.begin;
@@ -53,7 +42,6 @@ StatisticsAccumulator::StatisticsAccumulator(const StatisticsShape& shape, Threa
       pool_(pool),
       scratch_(pool->n_workers(), Scratch(isa)),
       n_rows_(shape.n_layers),
-      n_entries_(int64_t{shape.n_layers} * shape.n_kv_heads),
       n_sink_rows_(shape.n_layers) {
   // The widest products first.
   for (int k = across_heads ? kKinds - 1 : kQueriesBeforeRope; k >= 0; --k) {
@@ -84,8 +72,9 @@ StatisticsAccumulator::Sums StatisticsAccumulator::MakeSums(Kind kind) const {
   const int64_t n_heads = HeadsOf(kind), width = WidthOf(kind);
   Sums sums;
   sums.width = static_cast<int>(width);
-  sums.sum.resize(n_heads * shape_.n_layers * width);
-  sums.gram.resize(sums.sum.size() * width);
+  sums.n_rows.resize(n_heads * shape_.n_layers);
+  sums.mean.resize(sums.n_rows.size() * width);
+  sums.scatter.resize(sums.mean.size() * width);
   return sums;
 }
 
@@ -98,12 +87,7 @@ void StatisticsAccumulator::Observe(const QkvView& view) {
       RunTask(tasks_[i], view, &scratch_[worker_id]);
     }
   });
-  const int64_t n_body = TokensIn(body_ranges_);
-  n_rows_[view.layer_idx] += n_body;
-  for (int g = 0; g < shape_.n_kv_heads; ++g) {
-    n_entries_[int64_t{view.layer_idx} * shape_.n_kv_heads + g] +=
-        view.is_entry == nullptr ? n_body : EntriesIn(view, body_ranges_, g);
-  }
+  n_rows_[view.layer_idx] += TokensIn(body_ranges_);
   n_sink_rows_[view.layer_idx] += TokensIn(sink_ranges_);
 }
 
@@ -173,9 +157,10 @@ int64_t StatisticsAccumulator::GatherRows(const Task& task, const QkvView& view,
 }
 
 bool StatisticsAccumulator::AddRows(int64_t n_rows, int64_t head_idx, Sums* sums,
-                                    Scratch* scratch) const {
+                                    Scratch* scratch) {
   const int64_t d = sums->width;
-  const GramSums to = {&sums->sum[head_idx * d], &sums->gram[head_idx * d * d]};
+  const MomentSums to = {&sums->n_rows[head_idx], &sums->mean[head_idx * d],
+                         &sums->scatter[head_idx * d * d]};
   return std::isfinite(scratch->adder.Add(scratch->rows.data(), n_rows, d, to));
 }
 
@@ -222,29 +207,14 @@ Status StatisticsAccumulator::status() const {
                failure / kKinds, kNames[failure % kKinds]);
 }
 
-std::vector<int64_t> StatisticsAccumulator::RowsOfHeads(Kind kind) const {
-  if (kind == kKeys || kind == kKeysBeforeRope || kind == kValues) return n_entries_;
-  return std::vector<int64_t>(int64_t{shape_.n_layers} * HeadsOf(kind), n_rows_[0]);
-}
-
-HeadMoments StatisticsAccumulator::Normalise(Sums* sums, const std::vector<int64_t>& n_rows) const {
+HeadMoments StatisticsAccumulator::Normalise(Sums* sums, int rows_per_token) {
   const int64_t d = sums->width;
   HeadMoments moments;
-  moments.mean.resize(sums->sum.size());
-  moments.gram.resize(sums->gram.size());
-  for (int64_t h = 0; h * d < std::ssize(sums->sum); ++h) {
-    const double scale = n_rows[h] > 0 ? 1.0 / static_cast<double>(n_rows[h]) : 0.0;
-    for (int64_t i = h * d; i < (h + 1) * d; ++i) {
-      moments.mean[i] = static_cast<float>(sums->sum[i] * scale);
-    }
-    const int64_t first = h * d * d;
-    for (int64_t i = 0; i < d; ++i) {
-      for (int64_t j = 0; j <= i; ++j) {
-        const float x = static_cast<float>(sums->gram[first + i * d + j] * scale);
-        moments.gram[first + i * d + j] = x;
-        moments.gram[first + j * d + i] = x;
-      }
-    }
+  moments.mean.assign(sums->mean.begin(), sums->mean.end());
+  moments.covariance.resize(sums->scatter.size());
+  for (int64_t h = 0; h < std::ssize(sums->n_rows); ++h) {
+    const double scale = sums->n_rows[h] > 0 ? rows_per_token / sums->n_rows[h] : 0.0;
+    ToCovariance(&sums->scatter[h * d * d], scale, d, &moments.covariance[h * d * d]);
   }
   *sums = {};  // halves the peak memory of Finish
   return moments;
@@ -261,18 +231,17 @@ StatusOr<CalibrationStatistics> StatisticsAccumulator::Finish() {
   CalibrationStatistics statistics = MakeStatistics(shape_);
   statistics.n_rows = n_rows_[0];
   statistics.n_sink_rows = n_sink_rows_[0];
-  const auto of_kind = [&](Kind kind) { return Normalise(&sums_[kind], RowsOfHeads(kind)); };
-  statistics.q_post = of_kind(kQueries);
-  statistics.k_post = of_kind(kKeys);
-  statistics.k_pre = of_kind(kKeysBeforeRope);
-  statistics.v = of_kind(kValues);
-  statistics.q_pre = of_kind(kQueriesBeforeRope);
-  statistics.k_pre_across_heads = of_kind(kKeysAcrossHeads).gram;
-  statistics.v_across_heads = of_kind(kValuesAcrossHeads).gram;
-  const std::vector<int64_t> n_sink_rows(n_entries_.size(), statistics.n_sink_rows);
-  statistics.sink_q_post = Normalise(&sink_q_post_, n_sink_rows);
-  statistics.sink_k_post = Normalise(&sink_k_post_, n_sink_rows);
-  statistics.sink_v = Normalise(&sink_v_, n_sink_rows);
+  const int group = shape_.gqa_group();
+  statistics.q_post = Normalise(&sums_[kQueries], group);
+  statistics.k_post = Normalise(&sums_[kKeys], 1);
+  statistics.k_pre = Normalise(&sums_[kKeysBeforeRope], 1);
+  statistics.v = Normalise(&sums_[kValues], 1);
+  statistics.q_pre = Normalise(&sums_[kQueriesBeforeRope], 1);
+  statistics.k_pre_across_heads = Normalise(&sums_[kKeysAcrossHeads], 1).covariance;
+  statistics.v_across_heads = Normalise(&sums_[kValuesAcrossHeads], 1).covariance;
+  statistics.sink_q_post = Normalise(&sink_q_post_, group);
+  statistics.sink_k_post = Normalise(&sink_k_post_, 1);
+  statistics.sink_v = Normalise(&sink_v_, 1);
   statistics.k_post_histograms = std::move(k_post_histograms_);
   statistics.k_pre_histograms = std::move(k_pre_histograms_);
   statistics.v_histograms = std::move(v_histograms_);

@@ -1,4 +1,4 @@
-// Gathers calibration statistics from a running model, chunk by chunk.
+// An accumulator gathers calibration statistics from a running model, chunk by chunk.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 #include "base/cpu_features.h"
 #include "base/status.h"
 #include "base/threads.h"
-#include "calibration/gram_sums.h"
+#include "calibration/moment_sums.h"
 #include "calibration/position_shift.h"
 #include "model/observer.h"
 
@@ -18,7 +18,7 @@ namespace kvlathe {
 // Cost per token and layer: head_dim^2 / 2 multiply-adds for each of 2 n_heads + 3 n_kv_heads rows.
 // Memory: one [head_dim, head_dim] f64 matrix per head and kind, independent of the token count.
 // Across heads: (n_kv_heads head_dim)^2 multiply-adds, and as many f64 numbers twice a layer.
-// Products are summed in f32 within a slice of 256 rows and in f64 across slices.
+// Moments are summed about the mean, as MomentAdder does.
 class StatisticsAccumulator : public QkvObserver {
  public:
   // `pool` runs the products between the model's own jobs and outlives the accumulator.
@@ -56,9 +56,10 @@ class StatisticsAccumulator : public QkvObserver {
     kKinds
   };
   struct Sums {
-    int width = 0;             // of a row: head_dim, or that of all KV heads
-    std::vector<double> sum;   // [n_layers, heads, width]
-    std::vector<double> gram;  // [n_layers, heads, width, width], lower triangle
+    int width = 0;                // of a row: head_dim, or that of all KV heads
+    std::vector<double> n_rows;   // [n_layers, heads]
+    std::vector<double> mean;     // [n_layers, heads, width]
+    std::vector<double> scatter;  // [n_layers, heads, width, width], lower triangle
   };
   struct Task {  // one head of one kind
     Kind kind;
@@ -67,7 +68,7 @@ class StatisticsAccumulator : public QkvObserver {
   struct Scratch {  // of a worker
     explicit Scratch(Isa isa) : adder(isa) {}
     std::vector<float> rows;
-    GramAdder adder;
+    MomentAdder adder;
   };
 
   // Heads that are told apart, and the width of their rows.
@@ -77,12 +78,12 @@ class StatisticsAccumulator : public QkvObserver {
   void RunTask(const Task& task, const QkvView& view, Scratch* scratch);
   // Copies the task's rows of tokens [begin, end) into scratch; returns the number of rows.
   int64_t GatherRows(const Task& task, const QkvView& view, Range tokens, Scratch* scratch) const;
-  bool AddRows(int64_t n_rows, int64_t head_idx, Sums* sums, Scratch* scratch) const;
+  // False where a value or its square is not finite.
+  static bool AddRows(int64_t n_rows, int64_t head_idx, Sums* sums, Scratch* scratch);
   Sums* SinkSums(Kind kind);
   ChannelHistograms* HistogramsOf(Kind kind);
-  // The number of rows that this kind has behind the sinks in each head, [n_layers * heads].
-  std::vector<int64_t> RowsOfHeads(Kind kind) const;
-  HeadMoments Normalise(Sums* sums, const std::vector<int64_t>& n_rows) const;
+  // `rows_per_token`: the covariance is summed over so many rows, not averaged.
+  static HeadMoments Normalise(Sums* sums, int rows_per_token);
   void RecordFailure(int layer_idx, Kind kind);
 
   StatisticsShape shape_;
@@ -95,8 +96,7 @@ class StatisticsAccumulator : public QkvObserver {
   Sums sums_[kKinds];
   Sums sink_q_post_, sink_k_post_, sink_v_;
   ChannelHistograms k_post_histograms_, k_pre_histograms_, v_histograms_;
-  std::vector<int64_t> n_rows_;       // [n_layers]
-  std::vector<int64_t> n_entries_;    // of keys and values, [n_layers * n_kv_heads]
+  std::vector<int64_t> n_rows_;       // tokens, [n_layers]
   std::vector<int64_t> n_sink_rows_;  // [n_layers]
   std::atomic<int> failure_{-1};      // layer_idx * kKinds + kind
 };

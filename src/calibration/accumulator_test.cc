@@ -42,13 +42,14 @@ struct Chunk {
 // Moments by definition: rows of heads [first_head, first_head + n_heads) at positions that are
 // (not) sinks.
 struct PlainMoments {
-  std::vector<double> mean, gram;
+  std::vector<double> mean;        // over rows
+  std::vector<double> covariance;  // over tokens, summed over their rows
 };
 PlainMoments Moments(const std::vector<const Chunk*>& chunks,
                      const std::vector<float> Chunk::*array, int heads_per_token, int first_head,
                      int n_heads, bool sinks) {
   const int d = kShape.head_dim;
-  PlainMoments moments{std::vector<double>(d), std::vector<double>(d * d)};
+  std::vector<double> sum(d), squares(d * d);
   int n_tokens = 0;
   for (const Chunk* chunk : chunks) {
     for (size_t t = 0; t < chunk->positions.size(); ++t) {
@@ -57,15 +58,17 @@ PlainMoments Moments(const std::vector<const Chunk*>& chunks,
       for (int h = first_head; h < first_head + n_heads; ++h) {
         const float* row = (chunk->*array).data() + (t * heads_per_token + h) * d;
         for (int i = 0; i < d; ++i) {
-          moments.mean[i] += row[i];
-          for (int j = 0; j < d; ++j) moments.gram[i * d + j] += double{row[i]} * row[j];
+          sum[i] += row[i];
+          for (int j = 0; j < d; ++j) squares[i * d + j] += double{row[i]} * row[j];
         }
       }
     }
   }
-  for (double& x : moments.mean) x /= n_tokens;
-  for (double& x : moments.gram) x /= n_tokens;
-  return moments;
+  for (double& x : sum) x /= n_tokens * n_heads;
+  for (int i = 0; i < d * d; ++i) {
+    squares[i] = squares[i] / n_tokens - n_heads * sum[i / d] * sum[i % d];
+  }
+  return {sum, squares};
 }
 
 void ExpectNear(const HeadMoments& found, int64_t head_idx, const PlainMoments& expected) {
@@ -73,7 +76,8 @@ void ExpectNear(const HeadMoments& found, int64_t head_idx, const PlainMoments& 
   for (int i = 0; i < d; ++i) {
     EXPECT_NEAR(found.mean[head_idx * d + i], expected.mean[i], 1e-5);
     for (int j = 0; j < d; ++j) {
-      ASSERT_NEAR(found.gram[(head_idx * d + i) * d + j], expected.gram[i * d + j], 1e-4)
+      ASSERT_NEAR(found.covariance[(head_idx * d + i) * d + j], expected.covariance[i * d + j],
+                  1e-4)
           << "head " << head_idx << " element " << i << ", " << j;
     }
   }
@@ -128,22 +132,25 @@ TEST_P(AccumulatorTest, AcrossHeadsRowsOfAllKvHeadsAreOne) {
   const auto s = across.Finish(), expected = alone.Finish();
   ASSERT_TRUE(s.ok() && expected.ok());
   EXPECT_TRUE(expected->k_pre_across_heads.empty());
-  EXPECT_EQ(s->k_pre.gram, expected->k_pre.gram);
-  EXPECT_EQ(s->q_post.gram, expected->q_post.gram);
+  EXPECT_EQ(s->k_pre.covariance, expected->k_pre.covariance);
+  EXPECT_EQ(s->q_post.covariance, expected->q_post.covariance);
   const int width = kShape.n_kv_heads * kShape.head_dim;
-  const auto expect_gram = [&](const std::vector<float>& found, int layer_idx,
-                               const std::vector<float>& rows) {
+  const auto expect_covariance = [&](const std::vector<float>& found, int layer_idx,
+                                     const std::vector<float>& rows) {
     for (int i = 0; i < width; ++i) {
       for (int j = 0; j < width; ++j) {
-        double sum = 0;
-        for (int t = 4; t < 700; ++t) sum += double{rows[t * width + i]} * rows[t * width + j];
-        ASSERT_NEAR(found[(layer_idx * width + i) * width + j], sum / 696, 1e-4);
+        double of_i = 0, of_j = 0, products = 0;
+        for (int t = 4; t < 700; ++t) {
+          const double x = rows[t * width + i], y = rows[t * width + j];
+          of_i += x / 696, of_j += y / 696, products += x * y / 696;
+        }
+        ASSERT_NEAR(found[(layer_idx * width + i) * width + j], products - of_i * of_j, 1e-4);
       }
     }
   };
   for (int l = 0; l < 2; ++l) {
-    expect_gram(s->k_pre_across_heads, l, chunks[l].k_pre);
-    expect_gram(s->v_across_heads, l, chunks[l].v);
+    expect_covariance(s->k_pre_across_heads, l, chunks[l].k_pre);
+    expect_covariance(s->v_across_heads, l, chunks[l].v);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "analysis/statistics/positive.h"
 #include "base/clock.h"
 #include "base/random.h"
 #include "calibration/accumulator.h"
@@ -175,10 +176,12 @@ StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job, Calibration
   statistics.source.n_tokens = n_tokens;
   statistics.source.sequence_tokens = static_cast<int>(sequence_tokens);
   statistics.source.n_positions = std::max(job.n_positions, static_cast<int>(sequence_tokens));
-  if (!job.gradients) return statistics;
-  watch.Restart();
-  KVL_RETURN_IF_ERROR(MeasureGradients(job, statistics.source.n_positions, &statistics));
-  times->gradients = watch.Seconds();
+  if (job.gradients) {
+    watch.Restart();
+    KVL_RETURN_IF_ERROR(MeasureGradients(job, statistics.source.n_positions, &statistics));
+    times->gradients = watch.Seconds();
+  }
+  KVL_RETURN_IF_ERROR(CheckCovariances(statistics, job.pool));
   return statistics;
 }
 

@@ -1,4 +1,4 @@
-// Drives a model over calibration tokens and keeps what it learned: statistics, from which every
+// Calibration drives a model over tokens and keeps what it learned: statistics, from which every
 // spec makes bases of its own later (docs/basis.md, Calibration).
 #pragma once
 
@@ -27,10 +27,20 @@ using TokenSequences = std::vector<std::vector<int32_t>>;
 // they started anywhere in the context (calibration/position_shift.h).
 constexpr int CalibrationSequenceTokens(int context) { return context < 2048 ? context : 2048; }
 
-// Statistics that serve a context: of rows after RoPE from its positions, of twice as many at most.
+// How many positions calibration spreads its sequences over, so that its statistics of rows after
+// RoPE hold for a context: all of it, and up to twice as many, because contexts are rounded up to a
+// power of two.
 constexpr int CalibrationPositions(int context) {
   if (context <= 2048) return CalibrationSequenceTokens(context);
   return static_cast<int>(std::bit_ceil(static_cast<unsigned>(context)));
+}
+
+// The context that statistics are made for, so that they serve a program whose caches may have
+// `context` positions: this one, or a longer one that takes sequences no shorter than the model
+// allows. So all contexts up to 2048 share their statistics.
+constexpr int CalibrationContext(int context, int model_context) {
+  const int sequence_tokens = CalibrationSequenceTokens(model_context);
+  return context < sequence_tokens ? sequence_tokens : context;
 }
 
 struct RandomTokens {
@@ -81,7 +91,7 @@ struct CalibrationTimes {
 };
 
 // Errors: those of `forward`; kDataLoss naming the layer if the model computes values that are not
-// finite.
+// finite, or if sums of squares have lost their digits (CheckCovariances).
 StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job,
                                           CalibrationTimes* times = nullptr);
 

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "analysis/statistics/gram.h"
 #include "base/random.h"
 #include "calibration/position_shift.h"
 #include "model/rope.h"
@@ -159,21 +160,26 @@ HeadMoments Turned(const HeadMoments& moments, int n, const std::vector<double>&
       double sum = 0;
       for (int64_t a = 0; a < d; ++a) {
         for (int64_t b = 0; b < d; ++b) {
-          sum += turn[i * d + a] * moments.gram[(first + a) * d + b] * turn[j * d + b];
+          sum += turn[i * d + a] * moments.covariance[(first + a) * d + b] * turn[j * d + b];
         }
       }
-      to.gram[row * d + j] = static_cast<float>(sum);
+      to.covariance[row * d + j] = static_cast<float>(sum);
     }
   }
   return to;
 }
 
-void ExpectMean(const HeadMoments& found, const HeadMoments& a, const HeadMoments& b) {
+// As many rows of a as of b; `n` rows of a token.
+void ExpectMean(const HeadMoments& found, const HeadMoments& a, const HeadMoments& b, int dim,
+                int n) {
   for (size_t i = 0; i < found.mean.size(); ++i) {
     EXPECT_NEAR(found.mean[i], (a.mean[i] + b.mean[i]) / 2, 1e-5);
   }
-  for (size_t i = 0; i < found.gram.size(); ++i) {
-    EXPECT_NEAR(found.gram[i], (a.gram[i] + b.gram[i]) / 2, 1e-5);
+  for (int64_t h = 0; h * dim < std::ssize(found.mean); ++h) {
+    const std::vector<double> gram = GramOf(found, h, dim, n);
+    const std::vector<double> mean =
+        WeightedSum(0.5, GramOf(a, h, dim, n), 0.5, GramOf(b, h, dim, n));
+    for (size_t i = 0; i < gram.size(); ++i) EXPECT_NEAR(gram[i], mean[i], 1e-5);
   }
 }
 
@@ -190,12 +196,14 @@ TEST_F(CalibrateTest, RowsAfterRopeAreAsFromAllOverTheContext) {
   const std::vector<double> frequencies = RopeFrequencies(job_.attention.of(0).rope, job_.rope_dim);
   for (HeadMoments CalibrationStatistics::*moments :
        {&CalibrationStatistics::q_post, &CalibrationStatistics::k_post}) {
-    ExpectMean(all.*moments, near.*moments, Turned(near.*moments, start, frequencies));
+    const int n = moments == &CalibrationStatistics::q_post ? kShape.gqa_group() : 1;
+    ExpectMean(all.*moments, near.*moments, Turned(near.*moments, start, frequencies),
+               kShape.head_dim, n);
   }
   for (HeadMoments CalibrationStatistics::*moments :
        {&CalibrationStatistics::q_pre, &CalibrationStatistics::k_pre, &CalibrationStatistics::v,
         &CalibrationStatistics::sink_k_post}) {
-    EXPECT_EQ((all.*moments).gram, (near.*moments).gram);
+    EXPECT_EQ((all.*moments).covariance, (near.*moments).covariance);
   }
 }
 
@@ -210,6 +218,13 @@ TEST(SpreadStartsTest, AnyFewSequencesLieAllOverTheContext) {
     starts.push_back(8192 - 2048);
     for (int i = 0; i < n; ++i) EXPECT_LT(starts[i + 1] - starts[i], 2 * 6144 / n);
   }
+}
+
+TEST(CalibrationContextTest, ShortContextsShareStatistics) {
+  EXPECT_EQ(CalibrationContext(256, 1024), 1024);
+  EXPECT_EQ(CalibrationContext(256, 8192), 2048);
+  EXPECT_EQ(CalibrationContext(2048, 8192), 2048);
+  EXPECT_EQ(CalibrationContext(4096, 8192), 4096);
 }
 
 TEST(CalibrationPositionsTest, AreThoseOfTheContextOrTwiceAsManyAtMost) {
@@ -241,9 +256,16 @@ TEST_F(CalibrateTest, GradientsOfWindowsMakeFAndThoseHeldBackAreApart) {
   EXPECT_FLOAT_EQ(s.held_back.k_pre.fisher.back(), 0.5f * 4 * 96 / 100);
   // The rows of both parts together are those of all statistics.
   const double n = s.n_rows, n_held_back = 100 - kCalibrationSinks;
-  for (size_t i = 0; i < s.v.gram.size(); i += 7) {
-    const double sum = (n - n_held_back) * s.joint.v.gram[i] + n_held_back * s.held_back.v.gram[i];
-    EXPECT_NEAR(s.v.gram[i], sum / n, 1e-5);
+  // About zero, where shares of rows add up.
+  const int dim = kShape.head_dim;
+  for (int l = 0; l < kShape.n_layers; ++l) {
+    const std::vector<double> gram = GramOf(s.v, l, dim);
+    const auto gram_of = [&](const JointMoments& v) {
+      return GramOf({v.mean, v.covariance}, l, dim);
+    };
+    const std::vector<double> sum =
+        WeightedSum(n - n_held_back, gram_of(s.joint.v), n_held_back, gram_of(s.held_back.v));
+    for (size_t i = 0; i < gram.size(); ++i) EXPECT_NEAR(gram[i], sum[i] / n, 1e-5);
   }
   job_.gradients = [](std::span<const int32_t>, uint64_t,
                       const std::function<void(const RowGradients&)>&) {

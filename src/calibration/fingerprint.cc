@@ -80,10 +80,10 @@ std::string BasisHash(const ModelBasis& basis) {
   for (const HeadBasis& head : basis.heads) {
     fingerprint.Add(static_cast<uint64_t>(head.rank_k));
     fingerprint.Add(static_cast<uint64_t>(head.rank_v));
-    for (const BitSplit* split : {&head.k_bits, &head.v_bits}) {
+    for (const BitSplit* split : {&head.bits.middle.k, &head.bits.middle.v}) {
       for (const int n : split->channels) fingerprint.Add(static_cast<uint64_t>(n));
     }
-    for (const EntryBits* bits : {&head.most_attended, &head.least_attended}) {
+    for (const EntryBits* bits : {&head.bits.most, &head.bits.least}) {
       if (*bits == EntryBits()) continue;  // bases without classes keep the names that they had
       for (const BitSplit* split : {&bits->k, &bits->v}) {
         for (const int n : split->channels) fingerprint.Add(static_cast<uint64_t>(n));

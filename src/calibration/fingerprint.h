@@ -1,4 +1,4 @@
-// Names for models, texts and settings: equal content, equal name, on every machine.
+// Models, texts and settings have names here: equal content has an equal name on every machine.
 #pragma once
 
 #include <cstdint>

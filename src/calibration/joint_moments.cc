@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "calibration/moment_sums.h"
 #include "cpu/kernels/linear/dense_product.h"
 
 namespace kvlathe {
@@ -29,19 +30,70 @@ void MultiplyColumns(const float* x, int64_t n_rows, int64_t x_stride, int64_t w
             .accumulate = accumulate});
 }
 
+int64_t JointWidth(const StatisticsShape& shape) {
+  return int64_t{JointHeads(shape)} * shape.head_dim;
+}
+
+JointSums MakeSums(int64_t n_matrices, int64_t width) {
+  JointSums sums;
+  sums.weight.resize(n_matrices);
+  sums.mean.resize(n_matrices * width);
+  sums.scatter.resize(n_matrices * width * width);
+  return sums;
+}
+
+// 0 where nothing was added.
+void Normalise(JointSums* sums, int64_t width, std::vector<float>* mean,
+               std::vector<float>* covariance) {
+  mean->assign(sums->mean.begin(), sums->mean.end());
+  for (int64_t m = 0; m < std::ssize(sums->weight); ++m) {
+    const double scale = sums->weight[m] > 0 ? 1 / sums->weight[m] : 0;
+    const int64_t first = m * width * width;
+    ToCovariance(&sums->scatter[first], scale, width, &(*covariance)[first]);
+  }
+  *sums = {};  // halves the peak memory
+}
+
 }  // namespace
+
+void JointAdder::Add(const float* rows, int64_t n_rows, int64_t row_stride, const float* weights,
+                     int64_t width, int64_t idx, JointSums* sums) {
+  centred_.resize(kSliceRows * width);
+  double* const scatter = &sums->scatter[idx * width * width];
+  for (int64_t first = 0; first < n_rows; first += kSliceRows) {
+    const int64_t n = std::min(kSliceRows, n_rows - first);
+    const float* const of_slice = weights != nullptr ? weights + first : nullptr;
+    const double weight =
+        of_slice != nullptr ? std::accumulate(of_slice, of_slice + n, 0.0) : static_cast<double>(n);
+    if (weight == 0) continue;
+    const std::vector<double> mean = CentreRows(rows + first * row_stride, n, row_stride, of_slice,
+                                                width, centred_.data(), width);
+    const SliceJoint joint = JoinMeans(weight, mean, &sums->weight[idx], &sums->mean[idx * width]);
+    pool_->Run([&](int worker_id) {
+      const Range columns = ShareOf(width, kColumnStep, worker_id, pool_->n_workers());
+      const int64_t n_columns = columns.end - columns.begin;
+      if (n_columns == 0) return;
+      std::vector<float>& product = products_[worker_id];
+      product.resize(width * n_columns);
+      MultiplyColumns(centred_.data(), n, width, width, columns, false, product.data(), n_columns);
+      for (int64_t i = 0; i < width; ++i) {
+        const double shift = joint.factor * joint.shift[i];
+        double* const to = scatter + i * width + columns.begin;
+        for (int64_t j = 0; j < n_columns; ++j) {
+          to[j] += product[i * n_columns + j] + shift * joint.shift[columns.begin + j];
+        }
+      }
+    });
+  }
+}
 
 JointMomentSums::JointMomentSums(const StatisticsShape& shape, ThreadPool* pool)
     : shape_(shape),
-      pool_(pool),
-      width_(int64_t{JointHeads(shape)} * shape.head_dim),
+      width_(JointWidth(shape)),
       n_groups_(shape.n_kv_heads / JointHeads(shape)),
-      products_(pool->n_workers()) {
+      adder_(pool) {
   for (Part& part : parts_) {
-    for (Sums& sums : part.of_kind) {
-      sums.sum.resize(shape.n_layers * n_groups_ * width_);
-      sums.gram.resize(sums.sum.size() * width_);
-    }
+    for (JointSums& sums : part.of_kind) sums = MakeSums(shape.n_layers * n_groups_, width_);
   }
 }
 
@@ -63,63 +115,38 @@ void JointMomentSums::Observe(const QkvView& view) {
     k_post = turned_.data();
   }
   Part& part = parts_[is_held_back_ ? 1 : 0];
-  if (view.layer_idx == 0) part.n_rows += n_rows;
   const std::pair<Kind, const float*> kinds[] = {{kKeys, k_post},
                                                  {kKeysBeforeRope, view.k_pre + n_sinks * stride},
                                                  {kValues, view.v + n_sinks * stride}};
   for (const auto& [kind, rows] : kinds) {
     for (int64_t group = 0; group < n_groups_; ++group) {
-      AddRows(rows + group * width_, n_rows, view.layer_idx * n_groups_ + group,
-              &part.of_kind[kind]);
+      adder_.Add(rows + group * width_, n_rows, stride, nullptr, width_,
+                 view.layer_idx * n_groups_ + group, &part.of_kind[kind]);
     }
   }
-}
-
-void JointMomentSums::AddRows(const float* first_row, int64_t n_rows, int64_t group_idx,
-                              Sums* sums) {
-  const int64_t stride = int64_t{shape_.n_kv_heads} * shape_.head_dim;
-  double* const sum = &sums->sum[group_idx * width_];
-  double* const gram = &sums->gram[group_idx * width_ * width_];
-  pool_->Run([&](int worker_id) {
-    const Range columns = ShareOf(width_, kColumnStep, worker_id, pool_->n_workers());
-    const int64_t n = columns.end - columns.begin;
-    if (n == 0) return;
-    std::vector<float>& product = products_[worker_id];
-    product.resize(width_ * n);
-    MultiplyColumns(first_row, n_rows, stride, width_, columns, false, product.data(), n);
-    for (int64_t i = 0; i < width_; ++i) {
-      for (int64_t j = 0; j < n; ++j) gram[i * width_ + columns.begin + j] += product[i * n + j];
-    }
-    for (int64_t t = 0; t < n_rows; ++t) {
-      for (int64_t j = columns.begin; j < columns.end; ++j) sum[j] += first_row[t * stride + j];
-    }
-  });
-}
-
-void JointMomentSums::Normalise(Sums* sums, int64_t n_rows, JointMoments* moments) const {
-  const double scale = n_rows > 0 ? 1 / static_cast<double>(n_rows) : 0;
-  for (size_t i = 0; i < sums->sum.size(); ++i) {
-    moments->mean[i] = static_cast<float>(scale * sums->sum[i]);
-  }
-  for (int64_t m = 0; m < shape_.n_layers * n_groups_; ++m) {
-    const int64_t first = m * width_ * width_;
-    for (int64_t i = 0; i < width_; ++i) {
-      for (int64_t j = 0; j <= i; ++j) {
-        const auto x = static_cast<float>(scale * sums->gram[first + i * width_ + j]);
-        moments->gram[first + i * width_ + j] = moments->gram[first + j * width_ + i] = x;
-      }
-    }
-  }
-  *sums = {};  // halves the peak memory of Finish
 }
 
 void JointMomentSums::Finish(CalibrationStatistics* statistics) {
   const std::pair<Part*, JointStatistics*> parts[] = {{&parts_[0], &statistics->joint},
                                                       {&parts_[1], &statistics->held_back}};
   for (const auto& [part, to] : parts) {
-    Normalise(&part->of_kind[kKeys], part->n_rows, &to->k);
-    Normalise(&part->of_kind[kKeysBeforeRope], part->n_rows, &to->k_pre);
-    Normalise(&part->of_kind[kValues], part->n_rows, &to->v);
+    Normalise(&part->of_kind[kKeys], width_, &to->k.mean, &to->k.covariance);
+    Normalise(&part->of_kind[kKeysBeforeRope], width_, &to->k_pre.mean, &to->k_pre.covariance);
+    Normalise(&part->of_kind[kValues], width_, &to->v.mean, &to->v.covariance);
+  }
+}
+
+FisherSums::FisherSums(ThreadPool* pool, CalibrationStatistics* statistics)
+    : pool_(pool),
+      statistics_(statistics),
+      width_(JointWidth(statistics->shape)),
+      n_groups_(statistics->shape.n_kv_heads / JointHeads(statistics->shape)),
+      adder_(pool) {
+  const int64_t n_matrices = statistics->shape.n_layers * n_groups_;
+  parts_[0].to = &statistics->joint;
+  parts_[1].to = &statistics->held_back;
+  for (Part& part : parts_) {
+    for (JointSums* sums : {&part.k, &part.k_pre, &part.v}) *sums = MakeSums(n_matrices, width_);
   }
 }
 
@@ -131,90 +158,67 @@ void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift, 
   for (std::vector<float>* rows : {&turned_, &turned_rows_}) {
     shift.Apply(n_rows, shape.head_dim, rows->data());
   }
-  JointStatistics& part = PartOf(is_held_back);
+  Part& part = parts_[is_held_back ? 1 : 0];
   const int64_t n_tokens = gradients.n_tokens;
   const int layer_idx = gradients.layer_idx;
-  AddRows(turned_.data(), turned_rows_.data(), n_tokens, layer_idx, &part.k);
-  AddRows(gradients.k_pre, gradients.k_pre_rows, n_tokens, layer_idx, &part.k_pre);
-  AddRows(gradients.v, gradients.v_rows, n_tokens, layer_idx, &part.v);
+  AddRows(turned_.data(), turned_rows_.data(), n_tokens, layer_idx, &part.k, &part.to->k);
+  AddRows(gradients.k_pre, gradients.k_pre_rows, n_tokens, layer_idx, &part.k_pre, &part.to->k_pre);
+  AddRows(gradients.v, gradients.v_rows, n_tokens, layer_idx, &part.v, &part.to->v);
 }
 
 void FisherSums::AddRows(const float* gradients, const float* rows, int64_t n_tokens, int layer_idx,
-                         JointMoments* moments) {
-  const StatisticsShape& shape = statistics_->shape;
-  const int64_t width = int64_t{JointHeads(shape)} * shape.head_dim;
-  const int64_t stride = int64_t{shape.n_kv_heads} * shape.head_dim, n_groups = stride / width;
-  const int64_t n = n_tokens - kCalibrationSinks;
+                         JointSums* sums, JointMoments* moments) {
+  const int64_t stride = width_ * n_groups_, n = n_tokens - kCalibrationSinks;
   if (n <= 0) return;
   gradients += kCalibrationSinks * stride;
   rows += kCalibrationSinks * stride;
-  weighed_.resize(n * width);
-  for (int64_t group = 0; group < n_groups; ++group) {
-    const int64_t at = layer_idx * n_groups + group;
-    float* const mean = moments->weighed_mean.data() + at * width;
+  weights_.resize(n);
+  for (int64_t group = 0; group < n_groups_; ++group) {
+    const int64_t at = layer_idx * n_groups_ + group;
     for (int64_t t = 0; t < n; ++t) {
-      const float* const g = gradients + t * stride + group * width;
-      const float* const row = rows + t * stride + group * width;
-      const float weight = std::inner_product(g, g + width, g, 0.0f), root = std::sqrt(weight);
-      for (int64_t i = 0; i < width; ++i) {
-        mean[i] += weight * row[i];
-        weighed_[t * width + i] = root * row[i];
-      }
+      const float* const g = gradients + t * stride + group * width_;
+      weights_[t] = std::inner_product(g, g + width_, g, 0.0f);
     }
+    adder_.Add(rows + group * width_, n, stride, weights_.data(), width_, at, sums);
     pool_->Run([&](int worker_id) {
-      const Range columns = ShareOf(width, kColumnStep, worker_id, pool_->n_workers());
+      const Range columns = ShareOf(width_, kColumnStep, worker_id, pool_->n_workers());
       if (columns.begin == columns.end) return;
-      const int64_t first = at * width * width + columns.begin;
-      MultiplyColumns(gradients + group * width, n, stride, width, columns, true,
-                      moments->fisher.data() + first, width);
-      MultiplyColumns(weighed_.data(), n, width, width, columns, true,
-                      moments->weighed_gram.data() + first, width);
+      MultiplyColumns(gradients + group * width_, n, stride, width_, columns, true,
+                      moments->fisher.data() + at * width_ * width_ + columns.begin, width_);
     });
   }
 }
 
 void FisherSums::CountTokens(int64_t n_tokens, bool is_held_back) {
-  PartOf(is_held_back).n_tokens += n_tokens;
+  parts_[is_held_back ? 1 : 0].to->n_tokens += n_tokens;
 }
 
-namespace {
-
-// The lower triangle of a matrix times `scale`, above it too. False if a number is not finite.
-bool MirrorScaled(float scale, int64_t width, float* m) {
-  for (int64_t i = 0; i < width; ++i) {
-    for (int64_t j = 0; j <= i; ++j) {
-      const float x = scale * m[i * width + j];
-      if (!std::isfinite(x)) return false;
-      m[i * width + j] = m[j * width + i] = x;
+Status FisherSums::FinishMoments(int64_t n_tokens, JointSums* sums, JointMoments* moments) const {
+  const double scale = 0.5 / static_cast<double>(n_tokens);
+  Normalise(sums, width_, &moments->weighed_mean, &moments->weighed_covariance);
+  const int64_t n_matrices = statistics_->shape.n_layers * n_groups_, square = width_ * width_;
+  for (int64_t m = 0; m < n_matrices; ++m) {
+    float* const f = moments->fisher.data() + m * square;
+    const float* const covariance = moments->weighed_covariance.data() + m * square;
+    const std::vector<double> sum(f, f + square);
+    ToCovariance(sum.data(), scale, width_, f);
+    const auto is_finite = [](float x) { return std::isfinite(x); };
+    if (!std::all_of(f, f + square, is_finite) ||
+        !std::all_of(covariance, covariance + square, is_finite)) {
+      return Error(StatusCode::kDataLoss,
+                   "layer {}: gradients are not finite; the weights are damaged", m / n_groups_);
     }
   }
-  return true;
+  return OkStatus();
 }
 
-}  // namespace
-
 Status FisherSums::Finish() {
-  const StatisticsShape& shape = statistics_->shape;
-  const int64_t width = int64_t{JointHeads(shape)} * shape.head_dim;
-  for (JointStatistics* part : {&statistics_->joint, &statistics_->held_back}) {
-    if (part->n_tokens == 0) continue;
-    const auto scale = static_cast<float>(0.5 / static_cast<double>(part->n_tokens));
-    for (JointMoments* moments : {&part->k, &part->k_pre, &part->v}) {
-      const int64_t n_matrices = std::ssize(moments->fisher) / (width * width);
-      for (int64_t m = 0; m < n_matrices; ++m) {
-        float* const f = moments->fisher.data() + m * width * width;
-        double weights = 0;
-        for (int64_t i = 0; i < width; ++i) weights += f[i * (width + 1)];
-        const auto per_weight = static_cast<float>(weights > 0 ? 1 / weights : 0);
-        for (int64_t i = 0; i < width; ++i) moments->weighed_mean[m * width + i] *= per_weight;
-        if (!MirrorScaled(scale, width, f) ||
-            !MirrorScaled(per_weight, width, moments->weighed_gram.data() + m * width * width)) {
-          return Error(StatusCode::kDataLoss,
-                       "layer {}: gradients are not finite; the weights are damaged",
-                       m * shape.n_layers / n_matrices);
-        }
-      }
-    }
+  for (Part& part : parts_) {
+    const int64_t n_tokens = part.to->n_tokens;
+    if (n_tokens == 0) continue;
+    KVL_RETURN_IF_ERROR(FinishMoments(n_tokens, &part.k, &part.to->k));
+    KVL_RETURN_IF_ERROR(FinishMoments(n_tokens, &part.k_pre, &part.to->k_pre));
+    KVL_RETURN_IF_ERROR(FinishMoments(n_tokens, &part.v, &part.to->v));
   }
   return OkStatus();
 }

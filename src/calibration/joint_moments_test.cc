@@ -23,6 +23,25 @@ std::vector<float> DrawJointRows(int64_t n_tokens, uint64_t seed) {
   return rows;
 }
 
+// The mean over tokens [first, n_tokens) of a column.
+double MeanOf(const std::vector<float>& rows, int64_t first, int64_t column) {
+  const auto n_tokens = std::ssize(rows) / kStride;
+  double sum = 0;
+  for (int64_t t = first; t < n_tokens; ++t) sum += rows[t * kStride + column];
+  return sum / static_cast<double>(n_tokens - first);
+}
+
+// The covariance of two columns over the same tokens.
+double CovarianceOf(const std::vector<float>& rows, int64_t first, int64_t a, int64_t b) {
+  const auto n_tokens = std::ssize(rows) / kStride;
+  const double of_a = MeanOf(rows, first, a), of_b = MeanOf(rows, first, b);
+  double sum = 0;
+  for (int64_t t = first; t < n_tokens; ++t) {
+    sum += (rows[t * kStride + a] - of_a) * (rows[t * kStride + b] - of_b);
+  }
+  return sum / static_cast<double>(n_tokens - first);
+}
+
 // Sums over tokens [first, n_tokens) of products of columns of one group.
 double SumOfProducts(const std::vector<float>& rows, int64_t first, int64_t a, int64_t b) {
   double sum = 0;
@@ -58,14 +77,41 @@ TEST(JointMomentSumsTest, EachPartHasItsRowsBehindTheSinksAndKeysTurn) {
   const int64_t of_group = (1 * 2 + 1) * kWidth * kWidth;  // layer 1, group 1
   for (const auto& [a, b] : {std::pair<int64_t, int64_t>{0, 0}, {5, 300}, {300, 5}, {383, 100}}) {
     const int64_t at = of_group + a * kWidth + b, first = kWidth;  // first column of the group
-    EXPECT_NEAR(s.joint.k.gram[at], SumOfProducts(turned, 4, first + a, first + b) / 16, 1e-4);
-    EXPECT_NEAR(s.joint.k_pre.gram[at], SumOfProducts(k_pre, 4, first + a, first + b) / 16, 1e-4);
-    EXPECT_NEAR(s.joint.v.gram[at], SumOfProducts(v, 4, first + a, first + b) / 16, 1e-4);
-    EXPECT_NEAR(s.held_back.v.gram[at], SumOfProducts(other, 4, first + a, first + b) / 5, 1e-4);
+    EXPECT_NEAR(s.joint.k.covariance[at], CovarianceOf(turned, 4, first + a, first + b), 1e-4);
+    EXPECT_NEAR(s.joint.k_pre.covariance[at], CovarianceOf(k_pre, 4, first + a, first + b), 1e-4);
+    EXPECT_NEAR(s.joint.v.covariance[at], CovarianceOf(v, 4, first + a, first + b), 1e-4);
+    EXPECT_NEAR(s.held_back.v.covariance[at], CovarianceOf(other, 4, first + a, first + b), 1e-4);
   }
-  double mean = 0;
-  for (int t = 4; t < 20; ++t) mean += v[t * kStride + kWidth + 9] / 16;
-  EXPECT_NEAR(s.joint.v.mean[(1 * 2 + 1) * kWidth + 9], mean, 1e-5);
+  EXPECT_NEAR(s.joint.v.mean[(1 * 2 + 1) * kWidth + 9], MeanOf(v, 4, kWidth + 9), 1e-5);
+}
+
+// Chunks of several slices, the rest of one and one row add up to the moments of all.
+TEST(JointMomentSumsTest, SmallDeviationsBesideLargeMeansAreWhatTheyAre) {
+  const std::vector<int> sizes = {700, 1, 300};
+  ThreadPool pool(2);
+  JointMomentSums sums(kTwoGroups, &pool);
+  sums.BeginSequence({}, false);
+  std::vector<float> all;
+  for (const int n : sizes) {
+    std::vector<float> rows = DrawJointRows(n, n);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      rows[i] = static_cast<float>(300 * std::sin(static_cast<double>(i % kStride)) +
+                                   0.05 * rows[i] + 0.02 * static_cast<double>(all.size() > i));
+    }
+    std::vector<int> positions(n);
+    std::iota(positions.begin(), positions.end(), 100);
+    for (int l = 0; l < 2; ++l) {
+      sums.Observe(
+          {l, n, positions.data(), nullptr, nullptr, rows.data(), rows.data(), rows.data()});
+    }
+    all.insert(all.end(), rows.begin(), rows.end());
+  }
+  CalibrationStatistics s = MakeStatistics(kTwoGroups);
+  sums.Finish(&s);
+  for (const auto& [a, b] : {std::pair<int64_t, int64_t>{0, 0}, {300, 300}, {5, 300}, {383, 100}}) {
+    const int64_t at = (1 * 2 + 1) * kWidth * kWidth + a * kWidth + b;
+    EXPECT_NEAR(s.joint.k.covariance[at], CovarianceOf(all, 0, kWidth + a, kWidth + b), 1e-5);
+  }
 }
 
 class FisherSumsTest : public ::testing::Test {
@@ -120,7 +166,7 @@ TEST_F(FisherSumsTest, RowsCountByTheSquaresOfTheirGradients) {
   Add(&sums, a, false);
   Add(&sums, b, false);
   ASSERT_TRUE(sums.Finish().ok());
-  double weights = 0, mean = 0, product = 0;  // of the second group
+  double weights = 0, mean = 0, of_other = 0, product = 0;  // of the second group
   for (const std::vector<float>* gradients : {&a, &b}) {
     for (int64_t t = 4; t * kStride < std::ssize(*gradients); ++t) {
       double weight = 0;
@@ -130,14 +176,17 @@ TEST_F(FisherSumsTest, RowsCountByTheSquaresOfTheirGradients) {
       const float* const row = &rows_[t * kStride + kWidth];
       weights += weight;
       mean += weight * row[3];
+      of_other += weight * row[200];
       product += weight * row[3] * row[200];
     }
   }
   const JointMoments& v = statistics.joint.v;
   EXPECT_NEAR(v.weighed_mean[(1 * 2 + 1) * kWidth + 3], mean / weights, 1e-4);
   const int64_t first = (1 * 2 + 1) * kWidth * kWidth;
-  EXPECT_NEAR(v.weighed_gram[first + 3 * kWidth + 200], product / weights, 1e-4);
-  EXPECT_EQ(v.weighed_gram[first + 3 * kWidth + 200], v.weighed_gram[first + 200 * kWidth + 3]);
+  const double covariance = product / weights - mean / weights * of_other / weights;
+  EXPECT_NEAR(v.weighed_covariance[first + 3 * kWidth + 200], covariance, 1e-4);
+  EXPECT_EQ(v.weighed_covariance[first + 3 * kWidth + 200],
+            v.weighed_covariance[first + 200 * kWidth + 3]);
 }
 
 TEST_F(FisherSumsTest, GradientsThatAreNotFiniteAreRefusedWithTheirLayer) {

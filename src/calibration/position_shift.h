@@ -1,6 +1,6 @@
-// Decides where in the context a calibration sequence is taken to stand. Attention with RoPE
-// depends on distances alone (Su et al. 2021, equation 16), so a sequence that starts at position s
-// has the same scores as one from 0 and the same rows, each turned on by s.
+// A position shift decides where in the context a calibration sequence is taken to stand. Attention
+// with RoPE depends on distances alone (Su et al. 2021, equation 16), so a sequence that starts at
+// position s has the same scores as one from 0 and the same rows, each turned on by s.
 #pragma once
 
 #include <cstdint>

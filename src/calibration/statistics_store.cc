@@ -18,7 +18,7 @@ StatusOr<CalibrationStatistics> ReadMatching(const std::string& path,
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, ReadStatistics(path));
   KVL_RETURN_IF_ERROR(CheckStatisticsMatch(statistics, path, request.shape, request.model_hash,
                                            request.rope, request.merging));
-  if (request.across_heads && statistics.k_pre_across_heads.empty()) {
+  if (request.contents.across_heads && statistics.k_pre_across_heads.empty()) {
     return Error(StatusCode::kInvalidArgument,
                  "{}: no Gram matrices across KV heads, which palu needs where they share latents; "
                  "write a new one with kvlathe calibrate --across-heads, or take whiten=off",
@@ -40,12 +40,80 @@ Status Keep(const CalibrationStatistics& statistics, const std::string& path) {
   return WriteStatistics(statistics, path);
 }
 
+StatisticsRequest WithContents(StatisticsRequest request, const StatisticsContents& contents) {
+  request.contents = contents;
+  return request;
+}
+
+// The contents that kept files of some positions may have.
+std::vector<StatisticsContents> ContentsAt(int n_positions) {
+  std::vector<StatisticsContents> contents;
+  for (const bool gradients : {false, true}) {
+    for (const bool across_heads : {false, true}) {
+      contents.push_back({n_positions, gradients, across_heads});
+    }
+  }
+  return contents;
+}
+
+// What kept files may hold that answers a request, the best first.
+std::vector<StatisticsContents> ContentsThatServe(const StatisticsRequest& request) {
+  std::vector<int> positions = {request.contents.n_positions};
+  for (const int n_positions : request.model_positions) {
+    const bool is_other = request.any_positions && n_positions != positions.front();
+    if (is_other) positions.push_back(n_positions);
+  }
+  std::vector<StatisticsContents> serving;
+  for (const int n_positions : positions) {
+    for (const StatisticsContents& contents : ContentsAt(n_positions)) {
+      if (HoldsAllOf(contents, request.contents)) serving.push_back(contents);
+    }
+  }
+  return serving;
+}
+
+bool IsKept(const StatisticsRequest& request, const StatisticsContents& contents) {
+  return FileExists(KeptStatisticsPath(WithContents(request, contents)));
+}
+
+// Why kept statistics do not serve the request; empty where there are none, or damaged ones.
+std::string LackingInKept(const StatisticsRequest& request) {
+  for (const StatisticsContents& contents : ContentsAt(request.contents.n_positions)) {
+    if (HoldsAllOf(contents, request.contents) || !IsKept(request, contents)) continue;
+    const bool lacks_gradients = request.contents.gradients && !contents.gradients;
+    return lacks_gradients ? "what is kept has no gradients"
+                           : "what is kept has no moments across heads";
+  }
+  for (const int n_positions : request.model_positions) {
+    for (const StatisticsContents& contents : ContentsAt(n_positions)) {
+      const bool is_other = n_positions != request.contents.n_positions;
+      if (is_other && IsKept(request, contents)) {
+        return fmt::format("what is kept is for contexts of {} tokens", n_positions);
+      }
+    }
+  }
+  return {};
+}
+
+// Removes kept files that the request's now makes needless.
+void RemoveNeedless(const StatisticsRequest& request) {
+  for (const StatisticsContents& contents : ContentsAt(request.contents.n_positions)) {
+    if (contents == request.contents || !HoldsAllOf(request.contents, contents)) continue;
+    std::error_code ignored;  // a file that stays is needless, not harmful
+    std::filesystem::remove(KeptStatisticsPath(WithContents(request, contents)), ignored);
+  }
+}
+
 void AddWarning(const std::string& line, std::string* warning) {
   if (!warning->empty()) *warning += "; ";
   *warning += line;
 }
 
 }  // namespace
+
+bool HoldsAllOf(const StatisticsContents& held, const StatisticsContents& asked) {
+  return (held.gradients || !asked.gradients) && (held.across_heads || !asked.across_heads);
+}
 
 std::string StatisticsFileName(const std::string& merging) {
   return merging.empty() ? "basis.safetensors" : "basis-" + merging + ".safetensors";
@@ -67,12 +135,14 @@ std::string KeptStatisticsPath(const StatisticsRequest& request) {
   key.Add(request.model_hash);
   key.Add(request.rope);
   key.Add(request.settings);
+  key.Add(fmt::format("positions {}{}{}", request.contents.n_positions,
+                      request.contents.gradients ? " with gradients" : "",
+                      request.contents.across_heads ? " across heads" : ""));
   return directory + "/basis-" + key.Hex() + ".safetensors";
 }
 
-StatusOr<FoundStatistics> FindOrCalibrate(
-    const StatisticsRequest& request,
-    const std::function<StatusOr<CalibrationStatistics>()>& calibrate) {
+StatusOr<FoundStatistics> FindOrCalibrate(const StatisticsRequest& request,
+                                          const CalibrateFunction& calibrate) {
   FoundStatistics found;
   found.path = request.basis_path;
   if (found.path.empty() && !request.model_basis_path.empty()) {
@@ -82,7 +152,7 @@ StatusOr<FoundStatistics> FindOrCalibrate(
   if (!found.path.empty()) {
     KVL_ASSIGN_OR_RETURN(found.statistics, ReadMatching(found.path, request));
     const int n_positions = found.statistics.source.n_positions;
-    if (n_positions < request.n_positions) {
+    if (n_positions < request.context_positions) {
       AddWarning(fmt::format("{}: calibrated for contexts of {} tokens; in longer ones caches of "
                              "keys after RoPE may lose all accuracy. Write a new one with kvlathe "
                              "calibrate and the context in use (-c), or give a -c of {} here",
@@ -92,21 +162,26 @@ StatusOr<FoundStatistics> FindOrCalibrate(
     return found;
   }
 
-  found.path = KeptStatisticsPath(request);
-  if (!found.path.empty() && FileExists(found.path)) {
-    StatusOr<CalibrationStatistics> kept = ReadMatching(found.path, request);
+  for (const StatisticsContents& contents : ContentsThatServe(request)) {
+    const std::string path = KeptStatisticsPath(WithContents(request, contents));
+    if (path.empty() || !FileExists(path)) continue;
+    StatusOr<CalibrationStatistics> kept = ReadMatching(path, request);
     if (kept.ok()) {
       found.statistics = *std::move(kept);
+      found.path = path;
       return found;
     }
     AddWarning(MessageOf(kept.status()) + "; calibrated again", &found.warning);
   }
-  KVL_ASSIGN_OR_RETURN(found.statistics, calibrate());
+  KVL_ASSIGN_OR_RETURN(found.statistics, calibrate(LackingInKept(request)));
   found.is_new = true;
+  found.path = KeptStatisticsPath(request);
   if (const Status status = Keep(found.statistics, found.path); !status.ok()) {
     AddWarning("the calibration is not kept: " + MessageOf(status), &found.warning);
     found.path.clear();
+    return found;
   }
+  RemoveNeedless(request);
   return found;
 }
 

@@ -1,14 +1,27 @@
-// Where a model's calibration statistics live: the file the user named, the model's directory, or
-// the user's cache directory.
+// A model's calibration statistics live in the file that the user named, in the model's directory,
+// or in the user's cache directory.
 #pragma once
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "analysis/statistics/statistics.h"
 #include "base/status.h"
 
 namespace kvlathe {
+
+// What tells kept statistics of the same model and tokens apart.
+struct StatisticsContents {
+  int n_positions = 0;        // CalibrationPositions() of their context; 0: the model has no RoPE
+  bool gradients = false;     // with what errors of rows cost
+  bool across_heads = false;  // with moments across the KV heads of a layer
+
+  bool operator==(const StatisticsContents&) const = default;
+};
+
+// Whether everything that `asked` names is in `held`, whatever the positions.
+bool HoldsAllOf(const StatisticsContents& held, const StatisticsContents& asked);
 
 struct StatisticsRequest {
   std::string basis_path;        // --basis; empty: not given
@@ -16,12 +29,15 @@ struct StatisticsRequest {
   StatisticsShape shape;
   std::string model_hash;
   std::string rope;
-  int n_positions = 0;  // CalibrationPositions() of the context; 0: the model has no RoPE
-  // How a missing file would be made (token count, seed, sequence length), as text: part of the
-  // name in the user's cache directory.
+  // How a missing file would be made (tokens, seed, type of rows), as text: part of the name in the
+  // user's cache directory.
   std::string settings;
-  bool across_heads = false;  // with those across the KV heads of a layer
-  std::string merging = {};   // StatisticsSource::merging
+  StatisticsContents contents;  // what is asked for, and made where it is missing
+  // Whether kept statistics of other positions do as well: for what reads no rows after RoPE.
+  bool any_positions = false;
+  std::vector<int> model_positions = {};  // of all contexts of the model: where kept ones may be
+  int context_positions = 0;              // CalibrationPositions() of the context in use
+  std::string merging = {};               // StatisticsSource::merging
 };
 
 struct FoundStatistics {
@@ -38,16 +54,21 @@ std::string StatisticsFileName(const std::string& merging);
 // $XDG_CACHE_HOME/kvlathe, or $HOME/.cache/kvlathe; empty if neither variable is set.
 std::string UserCacheDirectory();
 
-// Name in the user's cache directory: a function of model hash, RoPE settings and `settings`. Empty
-// if there is no such directory.
+// Name in the user's cache directory: a function of model hash, RoPE settings, `settings` and
+// `contents`. Empty if there is no such directory.
 std::string KeptStatisticsPath(const StatisticsRequest& request);
 
+// Makes statistics of the request's contents. `lacking` says what kept ones lack, or is empty where
+// none are kept.
+using CalibrateFunction =
+    std::function<StatusOr<CalibrationStatistics>(const std::string& lacking)>;
+
 // --basis first, then model_basis_path; a file in either place that does not fit
-// or lacks what is asked for is an error, and one that was made for fewer positions a warning. Then
-// the kept file, and if that is missing or damaged `calibrate` runs and its result is kept. A cache
-// directory that cannot be written is a warning.
-StatusOr<FoundStatistics> FindOrCalibrate(
-    const StatisticsRequest& request,
-    const std::function<StatusOr<CalibrationStatistics>()>& calibrate);
+// or lacks what is asked for is an error, and one that was made for fewer positions than the
+// context has a warning. Then kept files: of what is asked for, or of more. If there is none, or a
+// damaged one, `calibrate` runs and its result is kept; kept files of the same positions that hold
+// less are removed. A cache directory that cannot be written is a warning.
+StatusOr<FoundStatistics> FindOrCalibrate(const StatisticsRequest& request,
+                                          const CalibrateFunction& calibrate);
 
 }  // namespace kvlathe

@@ -34,21 +34,27 @@ class StatisticsStoreTest : public ::testing::Test {
     std::filesystem::remove_all(root_);
     std::filesystem::create_directories(root_ + "/model");
     setenv("XDG_CACHE_HOME", (root_ + "/xdg").c_str(), 1);
-    request_ = {
-        "", root_ + "/model/basis.safetensors", kShape, "hash1", "none", 0, "random 8192 seed 0"};
+    request_.model_basis_path = root_ + "/model/basis.safetensors";
+    request_.shape = kShape;
+    request_.model_hash = "hash1";
+    request_.rope = "none";
+    request_.settings = "random 8192 seed 0";
   }
   ~StatisticsStoreTest() override { unsetenv("XDG_CACHE_HOME"); }
 
   StatusOr<FoundStatistics> Find() {
-    return FindOrCalibrate(request_, [&]() -> StatusOr<CalibrationStatistics> {
-      ++n_calibrations_;
-      return StatisticsOf(request_.model_hash);
-    });
+    return FindOrCalibrate(request_,
+                           [&](const std::string& lacking) -> StatusOr<CalibrationStatistics> {
+                             ++n_calibrations_;
+                             lacking_ = lacking;
+                             return StatisticsOf(request_.model_hash);
+                           });
   }
 
   std::string root_;
   StatisticsRequest request_;
   int n_calibrations_ = 0;
+  std::string lacking_;  // what the last calibration was told
 };
 
 TEST_F(StatisticsStoreTest, CalibrationRunsOnceAndIsKept) {
@@ -69,6 +75,39 @@ TEST_F(StatisticsStoreTest, CalibrationRunsOnceAndIsKept) {
   }
 }
 
+TEST_F(StatisticsStoreTest, FilesThatHoldMoreAreUsed) {
+  request_.contents = {.n_positions = 2048, .gradients = true};
+  ASSERT_TRUE(Find().ok());
+  request_.contents.gradients = false;
+  EXPECT_FALSE(Find()->is_new);
+  // A longer context has rows after RoPE of its own; what reads none of them takes any.
+  request_.contents.n_positions = 4096;
+  request_.model_positions = {2048, 4096};
+  request_.any_positions = true;
+  EXPECT_FALSE(Find()->is_new);
+  request_.any_positions = false;
+  EXPECT_TRUE(Find()->is_new);
+  EXPECT_EQ(lacking_, "what is kept is for contexts of 2048 tokens");
+  EXPECT_EQ(n_calibrations_, 2);
+}
+
+TEST_F(StatisticsStoreTest, WhatLacksIsSaidAndNeedlessFilesGo) {
+  const std::string without = KeptStatisticsPath(request_);
+  ASSERT_TRUE(Find().ok());
+  EXPECT_TRUE(FileExists(without));
+  request_.contents.gradients = true;
+  ASSERT_TRUE(Find().ok());
+  EXPECT_EQ(lacking_, "what is kept has no gradients");
+  EXPECT_FALSE(FileExists(without));
+  request_.contents.gradients = false;
+  EXPECT_EQ(Find()->path, KeptStatisticsPath([&] {
+              StatisticsRequest with = request_;
+              with.contents.gradients = true;
+              return with;
+            }()));
+  EXPECT_EQ(n_calibrations_, 2);
+}
+
 TEST_F(StatisticsStoreTest, AnUnwritableCacheDirectoryIsAWarning) {
   // A file where the directory should be fails for every user, root included.
   ASSERT_TRUE(WriteFileAtomically(root_ + "/xdg", "in the way").ok());
@@ -86,6 +125,7 @@ TEST_F(StatisticsStoreTest, ADamagedKeptFileIsReplacedWithAWarning) {
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_TRUE(found->is_new);
   EXPECT_THAT(found->warning, HasSubstr("calibrated again"));
+  EXPECT_THAT(lacking_, IsEmpty());
   EXPECT_FALSE(Find()->is_new);
 }
 
@@ -100,9 +140,9 @@ TEST_F(StatisticsStoreTest, AFileForAShorterContextIsAWarning) {
   ASSERT_TRUE(WriteStatistics(StatisticsOf("hash1"), request_.model_basis_path).ok());
   const int n_positions = Find()->statistics.source.n_positions;
   EXPECT_GT(n_positions, 0);
-  request_.n_positions = n_positions;
+  request_.context_positions = n_positions;
   EXPECT_THAT(Find()->warning, IsEmpty());
-  request_.n_positions = n_positions + 1;
+  request_.context_positions = n_positions + 1;
   EXPECT_THAT(Find()->warning, HasSubstr("calibrated for contexts of"));
 }
 

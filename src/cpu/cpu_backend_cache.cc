@@ -70,7 +70,7 @@ bool CpuBackend::AppendItem(const AppendPlan& plan, const AppendPlan::Item& item
                                  .k_stride = rows.k_stride,
                                  .v = lookup.own.At(rows.v),
                                  .v_stride = rows.v_stride};
-    if (!rows.shape.has_coded_rows) {
+    if (!rows.is_coded) {
       GetAttendKernels(isa_, rows.shape.row_type).append(params);
     } else {
       is_finite = AppendCodedRows(params) && is_finite;
@@ -190,9 +190,7 @@ class CpuBackend::SealAddresses {
                        .blocks = BlocksOf(head, access),
                        .packed = PackedOf(head, access),
                        .record = access.At(head.record),
-                       .k_bits = head.shape.k_bits,
-                       .v_bits = head.shape.v_bits,
-                       .has_coded_rows = head.shape.has_coded_rows});
+                       .storage = head.storage});
     }
     return heads;
   }
@@ -253,6 +251,7 @@ Status CpuBackend::SealTogether(std::span<const SealRunPlan> runs) {
                     .n_blocks = run.n_blocks,
                     .is_prompt = run.is_prompt,
                     .is_repaired = run.is_repaired,
+                    .entry_class = run.entry_class,
                     .seed = run.seed,
                     .codebooks = residents_.At(run.codebooks),
                     .rotation = KeyRotationAt(own, run.rotation)});

@@ -8,7 +8,7 @@
 #include "cpu/memory/cpu_device.h"
 #include "cpu/reopen.h"
 #include "cpu/select.h"
-#include "format/coded_rows.h"
+#include "format/split_bits/coded_rows.h"
 
 namespace kvlathe {
 namespace {
@@ -79,13 +79,13 @@ struct BlockCopies {
   std::vector<std::byte*> list;
 };
 
-// The same of codes (coded_rows.h).
+// The same of codes (split_bits/coded_rows.h).
 void CopyCodedRow(const std::byte* from, int from_slot, std::byte* to, int to_slot,
                   const BlockShape& shape) {
   for (int r = 0; r < shape.rank_k; ++r) {
     to[CodedKeyOffset(to_slot, r)] = from[CodedKeyOffset(from_slot, r)];
   }
-  const int64_t values = KeyBytes(shape);
+  const int64_t values = CodedKeyBytes(shape);
   for (int r = 0; r < shape.rank_v; ++r) {
     to[values + CodedValueOffset(shape.rank_v, to_slot, r)] =
         from[values + CodedValueOffset(shape.rank_v, from_slot, r)];
@@ -98,12 +98,13 @@ void CopyCodedRow(const std::byte* from, int from_slot, std::byte* to, int to_sl
 void SortEntries(const PrunePlan& plan, const BlockShape& shape, const EntryTable& table,
                  std::span<std::byte* const> blocks) {
   const std::vector<int> order = OrderByClass(plan.pool_kernel, plan.classes, table);
-  const BlockCopies copies(blocks, std::ssize(order) / kBlockSize, BlockBytes(shape));
+  const int64_t token_bytes = plan.has_coded_rows ? CodedTokenBytes(shape) : TokenBytes(shape);
+  const BlockCopies copies(blocks, std::ssize(order) / kBlockSize, kBlockSize * token_bytes);
   std::vector<int32_t> positions;
   for (const int e : order) positions.push_back(table.position(e));
   for (int to = 0; to < std::ssize(order); ++to) {
     const int from = order[to];
-    if (shape.has_coded_rows) {
+    if (plan.has_coded_rows) {
       CopyCodedRow(copies.list[from / kBlockSize], from % kBlockSize, blocks[to / kBlockSize],
                    to % kBlockSize, shape);
     } else if (shape.row_type == DType::kF32) {
@@ -150,21 +151,21 @@ std::vector<int> PruneHeads(const PrunePlan& plan, const CpuLookup& lookup, Thre
   std::vector<EntryTable> tables;
   for (const PruneHead& head : plan.heads) tables.push_back(EntryTableAt(access, head.entries));
   const bool shares_heads = plan.shares_heads;
+  const VoteRule rule = {.pool_kernel = plan.pool_kernel, .averages = plan.averages_votes};
   std::vector<int> dropped_by_all;
   if (shares_heads) {
-    dropped_by_all =
-        ChooseDropped(plan.pool_kernel, plan.kept, plan.heads.front().n_entries, tables);
+    dropped_by_all = ChooseDropped(rule, plan.kept, plan.heads.front().n_entries, tables);
   }
   std::vector<int> n_sealed(n_heads);
   pool->Run([&](int worker_id) {
     const Range share = ShareOf(n_heads, 1, worker_id, pool->n_workers());
     for (int64_t g = share.begin; g < share.end; ++g) {
       const PruneHead& head = plan.heads[g];
-      n_sealed[g] = PruneHeadEntries(plan, head,
-                                     shares_heads ? dropped_by_all
-                                                  : ChooseDropped(plan.pool_kernel, plan.kept,
-                                                                  head.n_entries, {&tables[g], 1}),
-                                     lookup);
+      n_sealed[g] = PruneHeadEntries(
+          plan, head,
+          shares_heads ? dropped_by_all
+                       : ChooseDropped(rule, plan.kept, head.n_entries, {&tables[g], 1}),
+          lookup);
     }
   });
   return n_sealed;

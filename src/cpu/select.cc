@@ -37,7 +37,7 @@ void AddNeighbours(int kernel, std::vector<Candidate>* all) {
 
 }  // namespace
 
-std::vector<int> ChooseDropped(int pool_kernel, const KeptEntries& kept, int64_t n_entries,
+std::vector<int> ChooseDropped(const VoteRule& rule, const KeptEntries& kept, int64_t n_entries,
                                std::span<const EntryTable> tables) {
   const int64_t n_dropped = n_entries - kept.n;
   if (n_dropped <= 0) return {};
@@ -52,7 +52,11 @@ std::vector<int> ChooseDropped(int pool_kernel, const KeptEntries& kept, int64_t
       if (table.has_sums()) c.votes = Sum(c.votes, table.sum(e));
     }
   }
-  if (pool_kernel > 1) AddNeighbours(pool_kernel, &candidates);
+  // Every query from an entry's own position on has seen it.
+  for (Candidate& c : candidates) {
+    if (rule.averages) c.votes /= std::max<int64_t>(1, int64_t{newest} - c.position + 1);
+  }
+  if (rule.pool_kernel > 1) AddNeighbours(rule.pool_kernel, &candidates);
   // The newest n_recent positions are there without gaps: they were protected before as well.
   const int64_t protected_from = int64_t{newest} - kept.n_recent + 1;
   std::erase_if(candidates, [&](const Candidate& c) { return c.position >= protected_from; });

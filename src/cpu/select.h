@@ -1,4 +1,5 @@
-// Chooses which entries of a head stay: the newest, and of the others those with the most votes.
+// The selection chooses which entries of a head stay: the newest, and of the others those with the
+// most votes.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +11,17 @@
 
 namespace kvlathe {
 
+// How the votes of entries are compared.
+struct VoteRule {
+  int pool_kernel = 1;    // averaged over so many neighbouring entries
+  bool averages = false;  // divided by how many queries, up to that of the newest entry, saw them
+};
+
 // Returns the entries to drop, in ascending order, so that kept.n of n_entries stay. Of two entries
 // with equal votes the newer one stays. The votes in `tables` are added up; they are the table of
-// one head, or those of all heads of a layer. Votes are averaged over pool_kernel neighbours. Costs
-// O(n_entries), and O(n log n) in what is dropped.
-std::vector<int> ChooseDropped(int pool_kernel, const KeptEntries& kept, int64_t n_entries,
+// one head, or those of all heads of a layer. Costs O(n_entries), and O(n log n) in what is
+// dropped.
+std::vector<int> ChooseDropped(const VoteRule& rule, const KeptEntries& kept, int64_t n_entries,
                                std::span<const EntryTable> tables);
 
 // Returns the order of the first sizes.sum() entries by classes: first those with the most votes,

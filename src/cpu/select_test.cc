@@ -29,24 +29,40 @@ TEST(ChooseDropped, LeavesTheNewestAndThoseWithMostVotes) {
   // Positions are not in order: 9, 8 and 7 are the newest.
   Table table({{9, 0}, {2, 50}, {3, 10}, {8, 0}, {5, 10}, {7, 1}, {6, 40}});
   const EntryTable view = table.view();
-  EXPECT_EQ(ChooseDropped(1, {.n = 7, .n_recent = 3}, 7, {&view, 1}), (std::vector<int>{}));
-  EXPECT_EQ(ChooseDropped(1, {.n = 6, .n_recent = 3}, 7, {&view, 1}), (std::vector<int>{2}));
-  EXPECT_EQ(ChooseDropped(1, {.n = 5, .n_recent = 3}, 7, {&view, 1}), (std::vector<int>{2, 4}));
-  EXPECT_EQ(ChooseDropped(1, {.n = 3, .n_recent = 3}, 7, {&view, 1}),
+  EXPECT_EQ(ChooseDropped({.pool_kernel = 1}, {.n = 7, .n_recent = 3}, 7, {&view, 1}),
+            (std::vector<int>{}));
+  EXPECT_EQ(ChooseDropped({.pool_kernel = 1}, {.n = 6, .n_recent = 3}, 7, {&view, 1}),
+            (std::vector<int>{2}));
+  EXPECT_EQ(ChooseDropped({.pool_kernel = 1}, {.n = 5, .n_recent = 3}, 7, {&view, 1}),
+            (std::vector<int>{2, 4}));
+  EXPECT_EQ(ChooseDropped({.pool_kernel = 1}, {.n = 3, .n_recent = 3}, 7, {&view, 1}),
             (std::vector<int>{1, 2, 4, 6}));
 }
 
 TEST(ChooseDropped, SumsTheVotesOfHeads) {
   Table a({{0, 10}, {1, 1}, {2, 5}, {3, 0}}), b({{0, 1}, {1, 20}, {2, 5}, {3, 0}});
   const EntryTable views[] = {a.view(), b.view()};
-  EXPECT_EQ(ChooseDropped(1, {.n = 3, .n_recent = 1}, 4, views), (std::vector<int>{2}));
+  EXPECT_EQ(ChooseDropped({.pool_kernel = 1}, {.n = 3, .n_recent = 1}, 4, views),
+            (std::vector<int>{2}));
 }
 
 TEST(ChooseDropped, PoolsOverNeighbours) {
   // Pooled: 9, 9, 9, 0, 8, 8, 8 and two newest.
   Table table({{0, 0}, {1, 9}, {2, 0}, {3, 0}, {4, 0}, {5, 8}, {6, 0}, {7, 0}, {8, 0}});
   const EntryTable view = table.view();
-  EXPECT_EQ(ChooseDropped(3, {.n = 6, .n_recent = 2}, 9, {&view, 1}), (std::vector<int>{3, 4, 5}));
+  EXPECT_EQ(ChooseDropped({.pool_kernel = 3}, {.n = 6, .n_recent = 2}, 9, {&view, 1}),
+            (std::vector<int>{3, 4, 5}));
+}
+
+TEST(ChooseDropped, AveragesOverTheQueriesThatSawAnEntry) {
+  // Votes for each of 10, 8, 5, 2 and 1 queries: 3, 2, 4, 1 and 9.
+  Table table({{0, 30}, {2, 16}, {5, 20}, {8, 2}, {9, 9}});
+  const EntryTable view = table.view();
+  const VoteRule rule = {.averages = true};
+  EXPECT_EQ(ChooseDropped(rule, {.n = 4, .n_recent = 1}, 5, {&view, 1}), (std::vector<int>{3}));
+  EXPECT_EQ(ChooseDropped(rule, {.n = 3, .n_recent = 1}, 5, {&view, 1}), (std::vector<int>{1, 3}));
+  EXPECT_EQ(ChooseDropped(rule, {.n = 2, .n_recent = 1}, 5, {&view, 1}),
+            (std::vector<int>{0, 1, 3}));
 }
 
 // Those with the most votes first and those with the least last, in order within a class; entries

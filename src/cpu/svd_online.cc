@@ -183,13 +183,14 @@ Status SealSide(const OnlineSvdHead& head, const Side& side, const OnlineSvdKern
 
 Status SealHeadRows(const OnlineSvdHead& head, const OnlineSvdKernels& kernels, int worker_id) {
   const PackedShape& s = head.shape;
-  const Side k = {.is_key = true, .dim = s.rank_k, .rank = s.sealed_rank_k};
+  const auto& ranks = std::get<RotatedRanks>(s.storage);
+  const Side k = {.is_key = true, .dim = s.rank_k, .rank = ranks.k};
   const Side v = {.is_key = false,
                   .dim = s.rank_v,
-                  .rank = s.sealed_rank_v,
+                  .rank = ranks.v,
                   .plain_offset = kBlockSize * s.rank_k * SizeOf(s.row_type),
-                  .packed_offset = RotatedValueOffset(s),
-                  .rotation_offset = ValueRotationOffset(s)};
+                  .packed_offset = RotatedValueOffset(ranks, s),
+                  .rotation_offset = ValueRotationOffset(ranks, s)};
   KVL_RETURN_IF_ERROR(SealSide(head, k, kernels, worker_id));
   return SealSide(head, v, kernels, worker_id);
 }

@@ -46,13 +46,9 @@ class OnlineSvdSealTest : public ::testing::Test {
     return SealByOnlineSvd({&head, 1}, {&GetElementwiseKernels(isa), &linear, &pool_});
   }
 
-  const PackedShape shape_ = MakePackedShape({.codec = RotatedCodec{}},
-                                             {.rank_k = kDim,
-                                              .rank_v = kDim,
-                                              .row_type = DType::kF32,
-                                              .sealed_rank_k = 16,
-                                              .sealed_rank_v = kDim},
-                                             {.n_blocks = kBlocks});
+  const PackedShape shape_ = MakePackedShape(
+      {.codec = RotatedCodec{}}, {.rank_k = kDim, .rank_v = kDim, .row_type = DType::kF32},
+      RotatedRanks{.k = 16, .v = kDim}, {.n_blocks = kBlocks});
   ThreadPool pool_{1};
   std::vector<float> plain_[kBlocks];
   std::vector<std::byte> packed_[kBlocks], record_;

@@ -12,8 +12,8 @@
 #include "engine/engine.h"
 #include "engine/small_model.h"
 #include "kv/blocks/host_pool_fixture.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/tensor_source.h"
@@ -51,7 +51,7 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
                                       MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec == nullptr ? "none" : GetParam().spec);
-    const ModelBasis basis = HalfRankBasis(c, spec.splits_bits());
+    const ModelBasis basis = HalfRankBasis(c, spec);
     PlanParts parts = PartsOf(spec, GetParam().has_basis ? &basis : nullptr);
     parts.n_sink = 4;
     auto model = CreateModel(*std::move(weights), std::move(parts));

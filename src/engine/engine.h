@@ -1,4 +1,5 @@
-// Requests in, tokens out: continuous batching of several sequences on one model.
+// The engine takes requests and gives tokens: continuous batching of several sequences on one
+// model.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// What an engine tells of its work while it runs: what a server needs for metrics, and a test to
-// act at a chosen moment.
+// An engine tells an observer of its work while it runs: what a server needs for metrics, and a
+// test to act at a chosen moment.
 #pragma once
 
 #include <cstdint>

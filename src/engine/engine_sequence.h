@@ -1,4 +1,4 @@
-// One request inside the engine: its tokens, its cache and how far it is.
+// An EngineSequence is one request inside the engine: its tokens, its cache and how far it is.
 #pragma once
 
 #include <cstdint>

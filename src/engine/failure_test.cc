@@ -9,8 +9,8 @@
 #include "engine/engine.h"
 #include "engine/small_model.h"
 #include "kv/blocks/host_pool_fixture.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
 #include "model/planned_model.h"
@@ -39,8 +39,8 @@ class FailureTest : public ::testing::TestWithParam<FailureCase> {
                                       MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec);
-    const ModelBasis basis = HalfRankBasis(c, spec.splits_bits());
-    PlanParts parts = PartsOf(spec, spec.splits_bits() ? &basis : nullptr);
+    const ModelBasis basis = HalfRankBasis(c, spec);
+    PlanParts parts = PartsOf(spec, FactsOf(spec.sealing()).splits_bits ? &basis : nullptr);
     parts.n_sink = 4;
     auto model = CreateModel(*std::move(weights), std::move(parts));
     ASSERT_TRUE(model.ok()) << model.status();
@@ -206,7 +206,8 @@ class SealFailureTest : public FailureTest {
       const int n = static_cast<int>(std::min<int64_t>(
           {caches[0]->max_step(), kTokens - at, at + 1 == kTokens ? 1 : kTokens - 1 - at}));
       if (at + 1 == kTokens && spoilt >= 0) {
-        const int64_t n_bytes = BlockObjectBytes(model_->layout().shape(layer_idx, 1));
+        const int64_t n_bytes =
+            BlockObjectBytes(model_->layout(), model_->layout().shape(layer_idx, 1));
         pool.device().Fill({caches[spoilt]->head(layer_idx, 1).blocks()[1]}, std::byte{0xff},
                            n_bytes);
       }

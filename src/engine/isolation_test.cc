@@ -68,9 +68,9 @@ class IsolationTest : public ::testing::TestWithParam<CacheCase> {
                            MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec);
-    const ModelBasis basis = HalfRankBasis(c, spec.splits_bits());
-    auto model =
-        CreateModel(*std::move(weights), PartsOf(spec, spec.splits_bits() ? &basis : nullptr));
+    const ModelBasis basis = HalfRankBasis(c, spec);
+    auto model = CreateModel(*std::move(weights),
+                             PartsOf(spec, FactsOf(spec.sealing()).splits_bits ? &basis : nullptr));
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     model_->set_deterministic(true);

@@ -1,4 +1,4 @@
-// How many bytes of KV memory a sequence is going to need: what it is admitted by.
+// A sequence is admitted by a forecast of how many bytes of KV memory it is going to need.
 //
 // Bytes follow from lengths (PeakBytesIfMerged): entries that a plan drops or pools are not
 // counted, and what it took to read a prompt is not once the prompt has been read. Only where the

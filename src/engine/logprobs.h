@@ -1,4 +1,4 @@
-// From logits to the log-probabilities that an answer shows.
+// An answer shows log-probabilities, which are made of logits here.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What an engine is asked for, and what it answers.
+// A request is what an engine is asked for, and what it answers.
 #pragma once
 
 #include <cstdint>

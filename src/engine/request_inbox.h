@@ -1,4 +1,4 @@
-// Where any thread leaves what the thread that steps the engine is to do.
+// Any thread leaves in the inbox what the thread that steps the engine is to do.
 #pragma once
 
 #include <atomic>

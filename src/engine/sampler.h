@@ -1,4 +1,4 @@
-// From logits to the next token.
+// A sampler draws the next token from logits.
 #pragma once
 
 #include <cstdint>

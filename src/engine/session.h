@@ -1,4 +1,5 @@
-// A sequence between two requests: everything that generation goes on from, also out of a file.
+// A session is a sequence between two requests: everything that generation goes on from, also out
+// of a file.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What tests of requests on a small random model share.
+// Tests of requests share this small random model.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,8 +13,8 @@
 #include "base/random.h"
 #include "engine/engine.h"
 #include "kv/blocks/host_pool_fixture.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 #include "model/config.h"
 #include "model/planned_model.h"
@@ -31,9 +31,10 @@ inline ModelConfig WideConfig(int head_dim) {
   return c;
 }
 
-// Keys that lose half of their dimensions, as fdc cuts them; the maps are random. With split bits
-// all channels of a head have the same.
-inline ModelBasis HalfRankBasis(const ModelConfig& c, bool splits_bits) {
+// Keys that lose half of their dimensions, as fdc cuts them; the maps are random. Where the spec
+// splits bits, all channels of a head have the same.
+inline ModelBasis HalfRankBasis(const ModelConfig& c, const Spec& spec) {
+  const bool splits_bits = FactsOf(spec.sealing()).splits_bits;
   Random random(17);
   const auto matrix = [&](int n_rows, int n_columns) {
     std::vector<float> m(int64_t{n_rows} * n_columns);
@@ -48,8 +49,8 @@ inline ModelBasis HalfRankBasis(const ModelConfig& c, bool splits_bits) {
     head.value_basis = matrix(c.head_dim, head.rank_v);
     head.output_basis = matrix(head.rank_v, c.head_dim);
     if (splits_bits) {
-      head.k_bits.channels[2] = head.rank_k;  // 4 bits
-      head.v_bits.channels[3] = head.rank_v;
+      head.bits.middle.k.channels[2] = head.rank_k;  // 4 bits
+      head.bits.middle.v.channels[3] = head.rank_v;
     }
     basis.heads.push_back(std::move(head));
   }
@@ -61,8 +62,8 @@ inline ModelBasis HalfRankBasis(const ModelConfig& c, bool splits_bits) {
 inline std::unique_ptr<Model> MakeSmallModel(std::shared_ptr<ModelWeights> weights,
                                              const std::string& text, ThreadPool* threads) {
   const Spec spec = *Spec::Parse(text);
-  const ModelBasis basis = HalfRankBasis(weights->config(), spec.splits_bits());
-  PlanParts parts = PartsOf(spec, spec.splits_bits() ? &basis : nullptr);
+  const ModelBasis basis = HalfRankBasis(weights->config(), spec);
+  PlanParts parts = PartsOf(spec, FactsOf(spec.sealing()).splits_bits ? &basis : nullptr);
   parts.n_sink = 4;
   auto model = CreateModel(std::move(weights), std::move(parts));
   EXPECT_TRUE(model.ok()) << model.status();

@@ -1,4 +1,4 @@
-// Ends a generated text before a stop string.
+// A StopMatcher ends a generated text before a stop string.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// From the tokens that an engine generates to the text that a user reads.
+// A TextStream makes of the tokens that an engine generates the text that a user reads.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What may come next in a sequence: how a grammar steers generation.
+// A token constraint says what may come next in a sequence: by it a grammar steers generation.
 #pragma once
 
 #include <cstdint>

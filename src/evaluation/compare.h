@@ -1,4 +1,4 @@
-// `kvlathe compare`: several specs on one model and text, in one table and one JSON object.
+// `kvlathe compare` shows several specs on one model and text, in one table and one JSON object.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// How far free generation under a lossy cache departs from the uncompressed model's.
+// Drift is how far free generation under a lossy cache departs from the uncompressed model's.
 //
 // A text is cut into prompts. Behind each of them the uncompressed cache (`none`) generates
 // its text, n tokens, greedily. The end of a sequence is a token like any other there: generation

@@ -1,5 +1,5 @@
-// The steps that a measurement of drift is made of: sequences that decode together, what the logits
-// of a step say, and how likely a written text is.
+// A measurement of drift is made of these steps: sequences that decode together, what the logits of
+// a step say, and how likely a written text is.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@
 
 #include "engine/engine.h"
 #include "kv/blocks/host_pool_fixture.h"
-#include "kv/quantizer/method.h"
+#include "kv/quantizer/quantizer_methods.h"
 #include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
 #include "model/planned_model.h"

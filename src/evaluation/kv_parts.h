@@ -1,4 +1,4 @@
-// The bytes of a sequence's cache by part, as every verb shows them.
+// Every verb shows the bytes of a sequence's cache by these parts.
 #pragma once
 
 #include <nlohmann/json.hpp>

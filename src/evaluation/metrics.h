@@ -1,4 +1,4 @@
-// How an output is scored against references. Every function returns a value in [0, 1], higher is
+// Metrics score an output against references. Every function returns a value in [0, 1], higher is
 // better, for any bytes. No function looks at the locale: letters are lower-cased in ASCII only.
 #pragma once
 

@@ -1,5 +1,5 @@
-// How much a lossy cache changes the model: perplexity, KL divergence to the uncompressed model and
-// top-1 agreement, as docs/evaluation.md defines them.
+// Quality says how much a lossy cache changes the model: perplexity, KL divergence to the
+// uncompressed model and top-1 agreement, as docs/evaluation.md defines them.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,6 @@
-// `kvlathe report`: one self-contained HTML page about the caches of a model. It loads nothing and
-// runs nothing: tables, inline SVG and a style that follows the reader's light or dark scheme.
+// `kvlathe report` writes one self-contained HTML page about the caches of a model. It loads
+// nothing and runs nothing: tables, inline SVG and a style that follows the reader's light or dark
+// scheme.
 #pragma once
 
 #include <optional>

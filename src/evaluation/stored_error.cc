@@ -51,8 +51,8 @@ class ErrorSum {
 
 Status CheckComparable(const Model& model) {
   const CacheLayout& layout = model.layout();
-  if (layout.seal.has_value() && !layout.seal->format.Is<RotatedCodec>() && !model.has_basis() &&
-      !layout.retention.has_value() && !layout.HasWindow()) {
+  if (layout.seal.has_value() && !FactsOf(layout.seal->format.codec).brings_bases &&
+      !model.has_basis() && !layout.retention.has_value() && !layout.HasWindow()) {
     return OkStatus();
   }
   return Error(StatusCode::kInvalidArgument,

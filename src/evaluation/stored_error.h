@@ -1,5 +1,5 @@
-// What sealing loses: the rows that a cache holds against those that went into it, and how much of
-// the difference a low-rank repair could hold.
+// A stored error is what sealing loses: the rows that a cache holds are compared with those that
+// went into it, and it is counted how much of the difference a low-rank repair could hold.
 #pragma once
 
 #include <cstdint>

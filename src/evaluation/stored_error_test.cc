@@ -7,7 +7,7 @@
 
 #include "evaluation/quality.h"
 #include "kv/blocks/host_pool_fixture.h"
-#include "kv/quantizer/method.h"
+#include "kv/quantizer/quantizer_methods.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"

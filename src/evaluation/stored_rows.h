@@ -1,5 +1,5 @@
-// The rows that a model computed beside those that its cache holds, for measurements and tests of
-// what sealing loses.
+// Measurements and tests of what sealing loses read the rows that a model computed beside those
+// that its cache holds.
 #pragma once
 
 #include <cstdint>

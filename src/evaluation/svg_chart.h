@@ -1,4 +1,4 @@
-// Charts as inline SVG for the report: no script, no style of their own. Colours are the classes
+// Charts are inline SVG for the report: no script, no style of their own. Colours are the classes
 // and variables of the page (report.cc), so that they follow its light or dark scheme.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Pictures that are whole SVG files, at most 800 wide: heat maps side by side, and text in colours.
+// Pictures are whole SVG files, at most 800 wide: heat maps side by side, and text in colours.
 #pragma once
 
 #include <span>

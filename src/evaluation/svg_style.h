@@ -1,4 +1,4 @@
-// What all charts have in common (svg_chart.h, svg_picture.h).
+// All charts have this in common (svg_chart.h, svg_picture.h).
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What retention keeps beside the entries of a head, and what it adds to their scores.
+// Retention keeps a table beside the entries of a head, and adds noise to their scores.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// How keys are rebuilt where a cache holds latents of them from before RoPE (Palu,
+// A latent map rebuilds keys where a cache holds latents of them from before RoPE (Palu,
 // docs/methods/palu.md).
 #pragma once
 

@@ -1,5 +1,5 @@
-// The sizes of the blocks of packed weights (format/packed_matrix.h), for files that need nothing
-// else of them.
+// This has the sizes of the blocks of packed weights (format/packed_matrix.h), for files that need
+// nothing else of them.
 #pragma once
 
 #include <cstdint>

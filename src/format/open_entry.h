@@ -1,4 +1,4 @@
-// Merging of consecutive positions into entries: a position joins the newest entry of its head, or
+// Consecutive positions are merged into entries: a position joins the newest entry of its head, or
 // begins another one (DMC, arXiv 2403.09636; docs/methods/dmc.md; and fixed pooling).
 #pragma once
 

@@ -1,4 +1,5 @@
-// Sealed runs: which codecs there are, and where the codes, scales and repairs of a run lie.
+// A sealed run is laid out by its codec: which codecs there are, and where the codes, scales and
+// repairs of a run lie.
 //
 // A run is what is compressed together: n_blocks blocks of kBlockSize entries of every KV head of a
 // layer. It is held in three kinds of objects:
@@ -29,6 +30,7 @@
 #include "format/codes/code_side.h"
 #include "format/rotated/rotated_layout.h"
 #include "format/rows/block_layout.h"
+#include "format/split_bits/coded_rows.h"
 #include "format/split_bits/split_bits_layout.h"
 #include "format/table_codes/code_table.h"
 #include "format/uniform/uniform_layout.h"
@@ -39,20 +41,37 @@ namespace kvlathe {
 struct RowsCodec {
   friend bool operator==(const RowsCodec&, const RowsCodec&) = default;
 };
-constexpr PackedSide KeySideOf(const RowsCodec& /*codec*/) {
-  return {.bits = 0, .sharing = ScaleSharing::kNone};
+constexpr CodecFacts FactsOf(const RowsCodec& /*codec*/) {
+  return {.k = kNoCodes,
+          .v = kNoCodes,
+          .most_channels = kMaxRowRank,
+          .keys_before_rope = false,
+          .codes_open_rows = false,
+          .has_classes = false,
+          .brings_bases = false,
+          .gathers_queries = false};
 }
-constexpr PackedSide ValueSideOf(const RowsCodec& codec) { return KeySideOf(codec); }
 
-// What sealed rows become. Whatever a codec needs to know stands in its struct and nowhere else.
+// What sealed rows become. The struct of a codec has what is the same in all of a cache.
 using Codec =
     std::variant<RowsCodec, UniformCodec, CodebookCodec, SplitBitsCodec, RotatedCodec, TableCodec>;
+// What a codec keeps of each KV head, besides the shape of its rows: nothing, or how its channels
+// or ranks are split. CacheLayout has one for each head, and the alternative is that of its codec.
+using HeadStorage = std::variant<std::monostate, HeadBits, RotatedRanks>;
+
+constexpr CodecFacts FactsOf(const Codec& codec) {
+  return std::visit([](const auto& c) { return FactsOf(c); }, codec);
+}
 
 // The most channels of a row: places of exact entries are bytes, and scales have 16 groups at most.
-constexpr int MostChannels(const Codec& codec) {
-  const bool is_any =
-      std::holds_alternative<RowsCodec>(codec) || std::holds_alternative<SplitBitsCodec>(codec);
-  return is_any ? kMaxRowRank : kMaxPackedRank;
+constexpr int MostChannels(const Codec& codec) { return FactsOf(codec).most_channels; }
+
+// Bytes of a token, and of a block, whose entries are not sealed yet.
+constexpr int64_t OpenTokenBytes(const Codec& codec, const BlockShape& rows) {
+  return FactsOf(codec).codes_open_rows ? CodedTokenBytes(rows) : TokenBytes(rows);
+}
+constexpr int64_t OpenBlockBytes(const Codec& codec, const BlockShape& rows) {
+  return kBlockSize * OpenTokenBytes(codec, rows);
 }
 
 // What all runs of a cache have in common: the codec, and what repairs its losses.
@@ -65,24 +84,13 @@ struct PackedFormat {
   // whichever end.
   double sparse_share = 0;
 
-  template <typename C>
-  constexpr bool Is() const {
-    return std::holds_alternative<C>(codec);
-  }
   // Whether K is sealed as it was before RoPE.
-  constexpr bool seals_keys_before_rope() const {
-    const auto* const codebook = std::get_if<CodebookCodec>(&codec);
-    return codebook != nullptr && codebook->keys_before_rope;
-  }
+  constexpr bool seals_keys_before_rope() const { return FactsOf(codec).keys_before_rope; }
   friend bool operator==(const PackedFormat&, const PackedFormat&) = default;
 };
 
-constexpr PackedSide KeySide(const Codec& codec) {
-  return std::visit([](const auto& c) { return KeySideOf(c); }, codec);
-}
-constexpr PackedSide ValueSide(const Codec& codec) {
-  return std::visit([](const auto& c) { return ValueSideOf(c); }, codec);
-}
+constexpr PackedSide KeySide(const Codec& codec) { return FactsOf(codec).k; }
+constexpr PackedSide ValueSide(const Codec& codec) { return FactsOf(codec).v; }
 
 // What a run of a layer is, as far as all its heads have it in common.
 struct RunOfLayer {
@@ -91,9 +99,23 @@ struct RunOfLayer {
   int n_blocks = 0;
   bool is_prompt = true;
   bool is_repaired = true;  // false: it has no low-rank residual, whatever the format says
+  EntryClass entry_class = EntryClass::kMiddle;
   // Whether its record holds the rotations of a rotated format. Other runs use those of the first.
   bool has_rotations = true;
 };
+
+// What a codec keeps of one run of a head: HeadStorage, with the bits of the run's class alone.
+using RunStorage = std::variant<std::monostate, EntryBits, RotatedRanks>;
+
+constexpr RunStorage StorageOfRun(const std::monostate& /*head*/, EntryClass /*entry_class*/) {
+  return {};
+}
+constexpr RunStorage StorageOfRun(const HeadBits& head, EntryClass entry_class) {
+  return head.of(entry_class);
+}
+constexpr RunStorage StorageOfRun(const RotatedRanks& head, EntryClass /*entry_class*/) {
+  return head;
+}
 
 // All that the offsets below depend on, for one run of one head. MakePackedShape puts it together.
 struct PackedShape {
@@ -101,8 +123,7 @@ struct PackedShape {
   PackedSide k, v;  // of the format's codec
   int rank_k = 0;   // multiples of 16, at most MostChannels()
   int rank_v = 0;
-  BitSplit k_bits = {}, v_bits = {};         // of split bits, else empty
-  int sealed_rank_k = 0, sealed_rank_v = 0;  // of a rotated format, else 0
+  RunStorage storage;
   DType row_type = DType::kBf16;
   int n_kv_heads = 1;
   int layer_rank_v = 0;
@@ -119,11 +140,10 @@ struct PackedShape {
   // How many exact entries there are at either end: of a channel of K over the tokens of the run,
   // and of a token of V over the channels of the layer.
   constexpr int key_outliers() const {
-    return format.Is<CodebookCodec>() ? 0 : static_cast<int>(n_tokens() * format.sparse_share / 2);
+    return k.has_codebook ? 0 : static_cast<int>(n_tokens() * format.sparse_share / 2);
   }
   constexpr int value_outliers() const {
-    if (!format.Is<CodebookCodec>())
-      return static_cast<int>(layer_rank_v * format.sparse_share / 2);
+    if (!v.has_codebook) return static_cast<int>(layer_rank_v * format.sparse_share / 2);
     // These are the values at or beyond an interpolated quantile, so there is at least one.
     return format.sparse_share == 0
                ? 0
@@ -131,7 +151,7 @@ struct PackedShape {
   }
   // All exact entries of K of the run.
   constexpr int64_t n_key_entries() const {
-    if (!format.Is<CodebookCodec>()) return int64_t{2} * key_outliers() * rank_k;
+    if (!k.has_codebook) return int64_t{2} * key_outliers() * rank_k;
     const int64_t n = int64_t{n_tokens()} * rank_k;
     return std::min(n / 2, static_cast<int64_t>(static_cast<double>(n) * format.sparse_share));
   }
@@ -139,39 +159,48 @@ struct PackedShape {
   constexpr int64_t n_value_entries() const { return int64_t{2} * value_outliers() * n_tokens(); }
 };
 
-// `head` is the shape of the head's plain blocks, which also says what they are sealed to.
-constexpr PackedShape MakePackedShape(const PackedFormat& format, const BlockShape& head,
-                                      const RunOfLayer& run) {
-  PackedShape shape = {.format = format,
-                       .k = KeySide(format.codec),
-                       .v = ValueSide(format.codec),
-                       .rank_k = head.rank_k,
-                       .rank_v = head.rank_v,
-                       .row_type = head.row_type,
-                       .n_kv_heads = run.n_kv_heads,
-                       .layer_rank_v = run.layer_rank_v,
-                       .n_blocks = run.n_blocks,
-                       .is_prompt = run.is_prompt,
-                       .is_repaired = run.is_repaired,
-                       .has_rotations = run.has_rotations};
-  if (format.Is<SplitBitsCodec>()) {
-    shape.k_bits = head.k_bits, shape.v_bits = head.v_bits;
-  } else if (format.Is<RotatedCodec>()) {
-    shape.sealed_rank_k = head.sealed_rank_k, shape.sealed_rank_v = head.sealed_rank_v;
-  }
-  return shape;
+// `rows` is the shape of the head's plain blocks, `head` what the codec keeps of it.
+constexpr PackedShape MakePackedShape(const PackedFormat& format, const BlockShape& rows,
+                                      const HeadStorage& head, const RunOfLayer& run) {
+  const CodecFacts facts = FactsOf(format.codec);
+  return {.format = format,
+          .k = facts.k,
+          .v = facts.v,
+          .rank_k = rows.rank_k,
+          .rank_v = rows.rank_v,
+          .storage = std::visit(
+              [&](const auto& storage) { return StorageOfRun(storage, run.entry_class); }, head),
+          .row_type = rows.row_type,
+          .n_kv_heads = run.n_kv_heads,
+          .layer_rank_v = run.layer_rank_v,
+          .n_blocks = run.n_blocks,
+          .is_prompt = run.is_prompt,
+          .is_repaired = run.is_repaired,
+          .has_rotations = run.has_rotations};
 }
 
 // An exact entry is a difference in Bf16 and a place in its lane, which is a byte.
 inline constexpr int64_t kExactEntryBytes = 3;
 inline constexpr int kExactLanes = 16;
 
-constexpr int64_t KeyCodeBytes(const PackedShape& s) {
-  return CodeBytes(s.k.bits, s.rank_k) + SplitCodeBytes(s.k_bits);
+// Bytes of the codes of K and of V in a block.
+struct SideBytes {
+  int64_t k, v;
+};
+constexpr SideBytes CodeBytesOf(const std::monostate& /*storage*/, const PackedShape& s) {
+  return {CodeBytes(s.k.bits, s.rank_k), CodeBytes(s.v.bits, s.rank_v)};
 }
-constexpr int64_t ValueCodeBytes(const PackedShape& s) {
-  return CodeBytes(s.v.bits, s.rank_v) + SplitCodeBytes(s.v_bits);
+constexpr SideBytes CodeBytesOf(const EntryBits& bits, const PackedShape& /*s*/) {
+  return {SplitCodeBytes(bits.k), SplitCodeBytes(bits.v)};
 }
+constexpr SideBytes CodeBytesOf(const RotatedRanks& /*ranks*/, const PackedShape& /*s*/) {
+  return {0, 0};
+}
+constexpr SideBytes CodeBytesOf(const PackedShape& s) {
+  return std::visit([&](const auto& storage) { return CodeBytesOf(storage, s); }, s.storage);
+}
+constexpr int64_t KeyCodeBytes(const PackedShape& s) { return CodeBytesOf(s).k; }
+constexpr int64_t ValueCodeBytes(const PackedShape& s) { return CodeBytesOf(s).v; }
 
 // How many groups share scales: of the tokens of a run (kChannel) or of the channels of a token
 // (kToken).
@@ -232,18 +261,27 @@ constexpr int64_t ValueCountBytes(const PackedShape& s) {
 }
 
 // A rotated format has these offsets in place of those above.
-constexpr int64_t RotatedValueOffset(const PackedShape& s) {
-  return RotatedSideBytes(s.sealed_rank_k, s.row_type);
+constexpr int64_t RotatedValueOffset(const RotatedRanks& ranks, const PackedShape& s) {
+  return RotatedSideBytes(ranks.k, s.row_type);
 }
-constexpr int64_t ValueRotationOffset(const PackedShape& s) {
-  return RotationBytes(s.rank_k, s.sealed_rank_k, s.row_type);
+constexpr int64_t ValueRotationOffset(const RotatedRanks& ranks, const PackedShape& s) {
+  return RotationBytes(s.rank_k, ranks.k, s.row_type);
 }
 
-constexpr int64_t PackedBlockBytes(const PackedShape& s) {
-  if (s.format.Is<RotatedCodec>()) {
-    return RotatedValueOffset(s) + RotatedSideBytes(s.sealed_rank_v, s.row_type);
-  }
+constexpr int64_t CodedBlockBytes(const PackedShape& s) {
   return ValueCountOffset(s) + ValueCountBytes(s);
+}
+constexpr int64_t BlockBytesOf(const std::monostate& /*storage*/, const PackedShape& s) {
+  return CodedBlockBytes(s);
+}
+constexpr int64_t BlockBytesOf(const EntryBits& /*bits*/, const PackedShape& s) {
+  return CodedBlockBytes(s);
+}
+constexpr int64_t BlockBytesOf(const RotatedRanks& ranks, const PackedShape& s) {
+  return RotatedValueOffset(ranks, s) + RotatedSideBytes(ranks.v, s.row_type);
+}
+constexpr int64_t PackedBlockBytes(const PackedShape& s) {
+  return std::visit([&](const auto& storage) { return BlockBytesOf(storage, s); }, s.storage);
 }
 
 // --- A run record holds, in this order: scales of K per channel [groups][2][rank_k]; B of K
@@ -267,12 +305,21 @@ constexpr int64_t KeySparseOffset(const PackedShape& s) {
 constexpr int64_t KeyPlacesOffset(const PackedShape& s) {
   return KeySparseOffset(s) + 2 * s.n_key_entries();
 }
-constexpr int64_t RunRecordBytes(const PackedShape& s) {
-  if (s.format.Is<RotatedCodec>()) {
-    if (!s.has_rotations) return 0;
-    return ValueRotationOffset(s) + RotationBytes(s.rank_v, s.sealed_rank_v, s.row_type);
-  }
+constexpr int64_t CodedRecordBytes(const PackedShape& s) {
   return KeySparseOffset(s) + s.n_key_entries() * kExactEntryBytes;
+}
+constexpr int64_t RecordBytesOf(const std::monostate& /*storage*/, const PackedShape& s) {
+  return CodedRecordBytes(s);
+}
+constexpr int64_t RecordBytesOf(const EntryBits& /*bits*/, const PackedShape& s) {
+  return CodedRecordBytes(s);
+}
+constexpr int64_t RecordBytesOf(const RotatedRanks& ranks, const PackedShape& s) {
+  if (!s.has_rotations) return 0;
+  return ValueRotationOffset(ranks, s) + RotationBytes(s.rank_v, ranks.v, s.row_type);
+}
+constexpr int64_t RunRecordBytes(const PackedShape& s) {
+  return std::visit([&](const auto& storage) { return RecordBytesOf(storage, s); }, s.storage);
 }
 
 // --- A layer record holds, in this order: scales of V per token, [n_blocks][parts][kBlockSize];

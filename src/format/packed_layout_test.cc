@@ -27,7 +27,7 @@ PackedFormat Kcvt(int bits) { return Uniform(Channel(bits, 0), LayerToken(bits))
 // A run of a layer whose heads are equal.
 PackedShape Shape(const PackedFormat& format, int n_heads, int rank, int n_blocks,
                   bool is_prompt = true) {
-  return MakePackedShape(format, {.rank_k = rank, .rank_v = rank},
+  return MakePackedShape(format, {.rank_k = rank, .rank_v = rank}, {},
                          {.n_kv_heads = n_heads,
                           .layer_rank_v = n_heads * rank,
                           .n_blocks = n_blocks,

@@ -1,4 +1,4 @@
-// Weights W [n_out, n_in], packed once for all who multiply rows with them.
+// Weights W [n_out, n_in] are packed once for all who multiply rows with them.
 //
 // What is stored is W^T. In BF16 it has oneDNN's format BA16a64b2a, which is
 // [n_out / 64][n_in / 2][64][2] with n_out padded to 64 and n_in to 32. oneDNN's BF16 matmul picks

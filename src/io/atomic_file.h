@@ -1,4 +1,4 @@
-// A file that appears under its name only when it is complete and on disk.
+// An atomic file appears under its name only when it is complete and on disk.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Numbers and texts of a binary file: read with every length checked, and written.
+// A ByteReader reads numbers and texts of a binary file with every length checked; a writer writes
+// them.
 #pragma once
 
 #include <bit>

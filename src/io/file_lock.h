@@ -1,4 +1,4 @@
-// One writer at a time of a file that is written more than once.
+// A file lock lets one writer at a time at a file that is written more than once.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// A full disk, for tests.
+// Tests meet a full disk by a limit on the size of files.
 #pragma once
 
 #include <sys/resource.h>

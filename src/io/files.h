@@ -1,5 +1,5 @@
-// Small files: read whole with a bound, written atomically; JSON with an error that names the
-// place.
+// Small files are read whole with a bound, and written atomically; JSON comes with an error that
+// names the place.
 #pragma once
 
 #include <nlohmann/json.hpp>

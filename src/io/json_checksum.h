@@ -1,4 +1,4 @@
-// A checksum inside a JSON file, for files that kvlathe writes and reads itself.
+// JSON files that kvlathe writes and reads itself have a checksum inside.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// A whole file mapped read-only.
+// A MappedFile is a whole file, mapped read-only.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Where the files of a model lie: a Hugging Face directory, or a GGUF file and what stands beside
+// The files of a model lie in a Hugging Face directory, or are a GGUF file and what stands beside
 // it.
 #pragma once
 

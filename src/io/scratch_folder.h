@@ -1,4 +1,4 @@
-// A folder for one test, removed with all that is in it.
+// A ScratchFolder is a folder for one test, removed with all that is in it.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What the operating system refused, as a Status that names the file.
+// What the operating system refused becomes a Status that names the file.
 #pragma once
 
 #include <string_view>

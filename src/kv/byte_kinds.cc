@@ -1,29 +1,46 @@
 #include "kv/byte_kinds.h"
 
+#include <variant>
+
 #include "kv/cache_objects.h"
 
 namespace kvlathe {
 namespace {
 
-void AddSealedBlocks(const PackedShape& s, int64_t n_blocks, ByteKinds* kinds) {
-  if (s.format.Is<RotatedCodec>()) {
-    kinds->plain += n_blocks * PackedBlockBytes(s);
-    return;
+// What the blocks and the record of a run hold, by what the codec keeps of a head.
+struct SealedKinds {
+  const PackedShape& s;
+  ByteKinds* kinds;
+
+  void AddBlocks(const std::monostate& /*storage*/, int64_t n) const { AddCodedBlocks(n); }
+  void AddBlocks(const EntryBits& /*bits*/, int64_t n) const { AddCodedBlocks(n); }
+  void AddBlocks(const RotatedRanks& /*ranks*/, int64_t n) const {
+    kinds->plain += n * PackedBlockBytes(s);
   }
-  kinds->codes += n_blocks * (KeyCodeBytes(s) + ValueCodeBytes(s));
-  kinds->scales += n_blocks * (KeyTokenScaleBytes(s) + ValueTokenScaleBytes(s));
-  kinds->lowrank += n_blocks * 2 * FactorBytes(s);
-  kinds->exact += n_blocks * (KeyCountBytes(s) + ValueCountBytes(s));
+  void AddRecord(const std::monostate& /*storage*/) const { AddCodedRecord(); }
+  void AddRecord(const EntryBits& /*bits*/) const { AddCodedRecord(); }
+  void AddRecord(const RotatedRanks& /*ranks*/) const { kinds->lowrank += RunRecordBytes(s); }
+
+ private:
+  void AddCodedBlocks(int64_t n_blocks) const {
+    kinds->codes += n_blocks * (KeyCodeBytes(s) + ValueCodeBytes(s));
+    kinds->scales += n_blocks * (KeyTokenScaleBytes(s) + ValueTokenScaleBytes(s));
+    kinds->lowrank += n_blocks * 2 * FactorBytes(s);
+    kinds->exact += n_blocks * (KeyCountBytes(s) + ValueCountBytes(s));
+  }
+  void AddCodedRecord() const {
+    kinds->scales += KeyChannelScaleBytes(s);
+    kinds->lowrank += KeySparseEndsOffset(s) - KeyBasisOffset(s);
+    kinds->exact += RunRecordBytes(s) - KeySparseEndsOffset(s);
+  }
+};
+
+void AddSealedBlocks(const PackedShape& s, int64_t n_blocks, ByteKinds* kinds) {
+  std::visit([&](const auto& of) { SealedKinds{s, kinds}.AddBlocks(of, n_blocks); }, s.storage);
 }
 
 void AddRunRecord(const PackedShape& s, ByteKinds* kinds) {
-  if (s.format.Is<RotatedCodec>()) {
-    kinds->lowrank += RunRecordBytes(s);
-    return;
-  }
-  kinds->scales += KeyChannelScaleBytes(s);
-  kinds->lowrank += KeySparseEndsOffset(s) - KeyBasisOffset(s);
-  kinds->exact += RunRecordBytes(s) - KeySparseEndsOffset(s);
+  std::visit([&](const auto& of) { SealedKinds{s, kinds}.AddRecord(of); }, s.storage);
 }
 
 void AddToKinds(const CacheObjects& objects, ByteKinds* kinds) {

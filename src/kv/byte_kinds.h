@@ -1,4 +1,4 @@
-// Says what the bytes of a sequence are spent on, layer by layer.
+// The kinds here say what the bytes of a sequence are spent on, layer by layer.
 #pragma once
 
 #include <vector>

@@ -82,7 +82,7 @@ KvBytes PartsOfBlocks(const CacheLayout& layout, int64_t n_blocks, int64_t first
         .n_blocks = n_blocks,
         .n_gone = first_plain,
         .entry_bytes = EntryTableBytes(layout, n_blocks)};
-    ForEachObject(layout, {}, contents, [&](const CacheObjects& objects) {
+    ForEachObject(layout, HeadInRun(), contents, [&](const CacheObjects& objects) {
       if (objects.part != ObjectPart::kQueryGram) AddObjects(objects, &bytes);
     });
   }
@@ -100,6 +100,28 @@ int RankOfShare(int head_dim, double share) {
   int n = static_cast<int>(exact);
   if (n < exact - 1e-9 || n == 0) ++n;
   return std::min(16 * n, head_dim);
+}
+
+// What each codec keeps of a head whose rows are stored in `ranks`.
+std::monostate StorageOf(const RowsCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*head_dim*/) {
+  return {};
+}
+std::monostate StorageOf(const UniformCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*dim*/) {
+  return {};
+}
+std::monostate StorageOf(const CodebookCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*dim*/) {
+  return {};
+}
+std::monostate StorageOf(const TableCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*dim*/) {
+  return {};
+}
+HeadBits StorageOf(const SplitBitsCodec& /*codec*/, const HeadRanks& ranks, int /*head_dim*/) {
+  return ranks.bits;
+}
+RotatedRanks StorageOf(const RotatedCodec& codec, const HeadRanks& ranks, int head_dim) {
+  if (codec.kept_share == 0) return {ranks.rank_k, ranks.rank_v};
+  const int common = RankOfShare(head_dim, codec.kept_share);
+  return {common, common};
 }
 
 // Blocks of a head whose entries merge, the last n_new of n_tokens positions not merged yet.
@@ -124,12 +146,16 @@ std::vector<CacheLayout> LayoutsByWindow(const CacheLayout& layout) {
     if (is_new) {
       part.n_layers = 0;
       part.shapes.clear();
+      part.storages.clear();
       part.windows.clear();
     }
     ++part.n_layers;
     if (layout.window(l) > 0) part.windows.push_back(layout.window(l));
     const auto first = layout.shapes.begin() + int64_t{l} * layout.n_kv_heads;
     part.shapes.insert(part.shapes.end(), first, first + layout.n_kv_heads);
+    for (int g = 0; g < layout.n_kv_heads && !layout.storages.empty(); ++g) {
+      part.storages.push_back(layout.storage(l, g));
+    }
   }
   std::vector<CacheLayout> parts;
   for (auto& [window, part] : by_window) parts.push_back(std::move(part));
@@ -246,18 +272,13 @@ void CapNewest(CacheLayout* layout) {
   }
 }
 
-BlockShape BlockShapeOf(const HeadRanks& ranks, int head_dim, DType row_type,
-                        const SealPlan* seal) {
-  BlockShape shape = {ranks.rank_k, ranks.rank_v, row_type,
-                      ranks.k_bits, ranks.v_bits, seal != nullptr && seal->codes_open_rows};
-  shape.most_attended = ranks.most_attended;
-  shape.least_attended = ranks.least_attended;
-  if (seal == nullptr || !seal->format.Is<RotatedCodec>()) return shape;
-  const int common = seal->kept_share > 0 ? RankOfShare(head_dim, seal->kept_share) : 0;
-  shape.sealed_rank_k = common > 0 ? common : ranks.rank_k;
-  shape.sealed_rank_v = common > 0 ? common : ranks.rank_v;
-  shape.rank_k = shape.rank_v = head_dim;
-  return shape;
+void CacheLayout::AddHead(const HeadRanks& ranks, DType row_type) {
+  const bool has_whole_rows = FactsOf(codec()).brings_bases;
+  shapes.push_back(has_whole_rows ? BlockShape{head_dim, head_dim, row_type}
+                                  : BlockShape{ranks.rank_k, ranks.rank_v, row_type});
+  const HeadStorage storage = std::visit(
+      [&](const auto& of) -> HeadStorage { return StorageOf(of, ranks, head_dim); }, codec());
+  if (!std::holds_alternative<std::monostate>(storage)) storages.push_back(storage);
 }
 
 int64_t SinkBytes(const CacheLayout& layout, const BlockShape& shape) {
@@ -266,8 +287,8 @@ int64_t SinkBytes(const CacheLayout& layout, const BlockShape& shape) {
                  kObjectAlignment);
 }
 
-int64_t BlockObjectBytes(const BlockShape& shape) {
-  return RoundUp(BlockBytes(shape), kObjectAlignment);
+int64_t BlockObjectBytes(const CacheLayout& layout, const BlockShape& shape) {
+  return RoundUp(OpenBlockBytes(layout.codec(), shape), kObjectAlignment);
 }
 
 int64_t TableBytes(int64_t n_blocks) {
@@ -282,7 +303,7 @@ int64_t EntryTableBytes(const CacheLayout& layout, int64_t n_blocks) {
 int64_t EntryBytesAt(const CacheLayout& layout, int64_t n_blocks, int64_t n_tokens,
                      int64_t n_prompt) {
   if (!layout.RetentionIsOver(n_tokens, n_prompt)) return EntryTableBytes(layout, n_blocks);
-  if (!layout.has_latent_keys) return 0;
+  if (!TurnWhenRead(layout.keys)) return 0;
   return SortedBlocks(layout, n_prompt) *
          SortedPositions::BlockBytes(SortedPositions::IsWide(n_prompt));
 }

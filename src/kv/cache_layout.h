@@ -1,5 +1,5 @@
-// What the cache of a model looks like under a spec: the shapes of the blocks of every layer and KV
-// head, and from them all bytes of a sequence.
+// A layout says what the cache of a model looks like under a spec: the shapes of the blocks of
+// every layer and KV head, and from them all bytes of a sequence.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,10 @@
 #include <vector>
 
 #include "analysis/ranks/ranks.h"
+#include "format/keys.h"
 #include "format/packed_layout.h"
 #include "format/rows/block_layout.h"
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 
 namespace kvlathe {
 
@@ -22,19 +23,12 @@ struct SealPlan {
   PackedFormat format;
   int prompt_run = 512;  // positions of a prompt that are sealed together; 0: the whole prompt
   int buffer = 64;       // positions that are sealed together while decoding
-  int newest = 0;        // so many of the last entries are never sealed (NewestEntries)
-  int most_newest = 0;   // if it is more, so many where there are many entries
+  int newest = 0;        // how many of the last entries are never sealed (NewestEntries)
+  int most_newest = 0;   // where this is more, `newest` grows to it with the number of entries
   int power_loops = 3;   // of the low-rank solver
   double repaired_share =
       1;           // this share of the prompt, its newest runs, has the low-rank residual
   int window = 0;  // newest positions that are seen besides the sinks; 0: all
-  bool codes_open_rows = false;  // BlockShape::has_coded_rows
-  // For a rotated format, whose runs find their bases:
-  double kept_share = 0;         // share of the dimensions of every head; 0: ranks are a basis's
-  bool gathers_queries = false;  // heads keep Q^T Q until they have found their basis
-  // Whether the entries that are sealed where the prompt ends fall into classes of different bits
-  // (kv/seal/seal_schedule.h). The format splits bits then, and nothing is repaired.
-  bool has_classes = false;
 
   friend bool operator==(const SealPlan&, const SealPlan&) = default;
 };
@@ -51,13 +45,16 @@ struct CacheLayout {
   // can see are given back. Sinks stay; they are not seen if the window is the model's.
   std::vector<int> windows;
   std::optional<SealPlan> seal;  // none: every block stays plain
+  // What the codec of `seal` keeps of each head, [n_layers * n_kv_heads]; empty where it keeps
+  // nothing.
+  std::vector<HeadStorage> storages;
   // None: every entry stays. A layout has a retention plan only if no layer has a window. If it
   // also has a seal plan, that waits for the end of the prompt, and the retention plan has slack or
   // drops entries of the prompt only.
   std::optional<RetentionPlan> retention;
-  // Whether keys are stored from before RoPE. If so, attention reads the positions of entries where
-  // some are dropped.
-  bool has_latent_keys = false;
+  // The form of keys in blocks. Where they turn when they are read, attention reads the positions
+  // of entries if some are dropped.
+  Keys keys;
 
   int window(int layer_idx) const { return windows.empty() ? 0 : windows[layer_idx]; }
   bool HasWindow() const { return !windows.empty(); }
@@ -76,27 +73,38 @@ struct CacheLayout {
   // itself, as if it were the only one of its layer.
   bool HasRunsOfHeads() const { return seal.has_value() && ModelDecidesEntries(); }
   // Whether each head keeps the Gram matrix of its queries until it has sealed a run.
-  bool GathersQueries() const { return seal.has_value() && seal->gathers_queries; }
+  bool GathersQueries() const { return FactsOf(codec()).gathers_queries; }
   int n_heads_per_run() const { return HasRunsOfHeads() ? 1 : n_kv_heads; }
   // Whether the layer record, which the heads of a run share, is counted with this head.
   bool OwnsLayerRecord(int kv_head_idx) const { return kv_head_idx % n_heads_per_run() == 0; }
   // Whether queries still see the sinks when these have fallen out of the window.
   bool SparesSinks() const { return seal.has_value() && seal->window > 0; }
   // Whether entries are sorted into classes where the prompt ends.
-  bool HasClasses() const { return seal.has_value() && seal->has_classes; }
+  bool HasClasses() const { return FactsOf(codec()).has_classes; }
   // Whether no entry will be dropped any more, so that positions and votes are not needed: latents
   // need positions still, but under classes have them apart (SortedPositions).
   bool RetentionIsOver(int64_t n_tokens, int64_t n_prompt) const {
-    return retention.has_value() && (!has_latent_keys || HasClasses()) &&
+    return retention.has_value() && (!TurnWhenRead(keys) || HasClasses()) &&
            !retention->prunes_decode && n_tokens >= n_prompt;
   }
+
+  // Whether blocks that are not sealed yet hold codes in place of rows.
+  bool CodesOpenRows() const { return FactsOf(codec()).codes_open_rows; }
 
   // Whether plain blocks hold whole keys until the prompt ends (RetentionPlan::reads_whole_keys).
   bool ReadsWholeKeys() const { return DropsEntries() && retention->reads_whole_keys; }
 
+  Codec codec() const { return seal.has_value() ? seal->format.codec : RowsCodec(); }
   const BlockShape& shape(int layer_idx, int kv_head_idx) const {
     return shapes[layer_idx * n_kv_heads + kv_head_idx];
   }
+  HeadStorage storage(int layer_idx, int kv_head_idx) const {
+    if (storages.empty()) return {};
+    return storages[layer_idx * n_kv_heads + kv_head_idx];
+  }
+  // Adds a head whose rows are stored in `ranks`, as the codec stores it. head_dim and the seal
+  // plan are set.
+  void AddHead(const HeadRanks& ranks, DType row_type);
   // The shape of a plain block of this head, of [n_layers * n_kv_heads], that holds whole keys.
   BlockShape WholeKeyShape(size_t head_idx) const {
     return {head_dim, shapes[head_idx].rank_v, shapes[head_idx].row_type};
@@ -119,14 +127,10 @@ constexpr int64_t UncompressedBytes(int n_layers, int n_kv_heads, int head_dim, 
 // The size of every object of the cache is a multiple of this, and so is its address.
 inline constexpr int64_t kObjectAlignment = 64;
 
-// The shape of the blocks of a head whose rows are stored in `ranks`. If the plan (null for none)
-// rotates rows, they have all their dimensions until they are sealed.
-BlockShape BlockShapeOf(const HeadRanks& ranks, int head_dim, DType row_type, const SealPlan* seal);
-
-// Bytes of the objects of one KV head: its sink rows (0 without sinks), one block, the table of
-// n_blocks pointers.
+// Bytes of the objects of one KV head: its sink rows (0 without sinks), one block that is not
+// sealed yet, the table of n_blocks pointers.
 int64_t SinkBytes(const CacheLayout& layout, const BlockShape& shape);
-int64_t BlockObjectBytes(const BlockShape& shape);
+int64_t BlockObjectBytes(const CacheLayout& layout, const BlockShape& shape);
 int64_t TableBytes(int64_t n_blocks);
 
 // Bytes of a 16-bit cache of what the model attends to after n_tokens: in each layer as many

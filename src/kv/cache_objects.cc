@@ -33,8 +33,8 @@ HeadInRun HeadInRunOf(const CacheLayout& layout, int layer_idx, int kv_head_idx)
   int64_t sum = 0;
   for (int g = first; g < first + n_heads; ++g) sum += layout.shape(layer_idx, g).rank_v;
   constexpr int64_t kMost = std::numeric_limits<int>::max();
-  return {layout.shape(layer_idx, kv_head_idx), static_cast<int>(std::min(sum, kMost)),
-          layout.OwnsLayerRecord(kv_head_idx)};
+  return {layout.shape(layer_idx, kv_head_idx), layout.storage(layer_idx, kv_head_idx),
+          static_cast<int>(std::min(sum, kMost)), layout.OwnsLayerRecord(kv_head_idx)};
 }
 
 void AddObjects(const CacheObjects& objects, KvBytes* bytes) {

@@ -1,7 +1,7 @@
-// Every object that the cache of a sequence is made of, in one place. What counts bytes
-// (byte_kinds, cache_layout), what saves and restores a sequence (blocks/sequence_rows) and what
-// holds the objects (blocks/sequence_objects) go through ForEachObject: a new kind of object is
-// added here, and none of them can forget it.
+// Every object that the cache of a sequence is made of is named here, in one place. What counts
+// bytes (byte_kinds, cache_layout), what saves and restores a sequence (blocks/sequence_rows) and
+// what holds the objects (blocks/sequence_objects) go through ForEachObject: a new kind of object
+// is added here, and none of them can forget it.
 #pragma once
 
 #include <algorithm>
@@ -59,6 +59,7 @@ struct HeadContents {
 // The heads that share a layer record: which of them this one is, and their rank_v together.
 struct HeadInRun {
   BlockShape shape;  // as the layout has it
+  HeadStorage storage;
   int layer_rank_v = 0;
   bool owns_layer_record = true;
 };
@@ -86,7 +87,7 @@ void ForEachRecord(const PackedShape& shape, int64_t run_idx, bool owns_layer_re
 template <typename F>
 void ForEachObjectOfRun(const CacheLayout& layout, const HeadInRun& head, const RunExtent& run,
                         const F& f) {
-  const PackedShape shape = PackedShapeOf(layout, head.shape, head.layer_rank_v, run);
+  const PackedShape shape = PackedShapeOf(layout, head, run);
   ForEachSealedBlock(shape, run, 0, f);
   ForEachRecord(shape, 0, head.owns_layer_record, f);
 }
@@ -102,7 +103,7 @@ void ForEachObject(const CacheLayout& layout, const HeadInRun& head, const HeadC
     for (int64_t r = 0; r < std::ssize(contents.runs); ++r) {
       const RunExtent& run = contents.runs[r];
       if (run.first_block + run.n_blocks <= contents.n_gone) continue;
-      g(PackedShapeOf(layout, head.shape, head.layer_rank_v, run), run, r);
+      g(PackedShapeOf(layout, head, run), run, r);
     }
   };
   visit(ObjectPart::kSink, SinkBytes(layout, contents.plain));
@@ -111,8 +112,9 @@ void ForEachObject(const CacheLayout& layout, const HeadInRun& head, const HeadC
   });
   const int64_t first_plain = std::max(contents.n_sealed(), contents.n_gone);
   if (first_plain < contents.n_blocks) {
-    f(CacheObjects{ObjectPart::kPlainBlock, BlockBytes(contents.plain),
-                   BlockObjectBytes(contents.plain), first_plain, contents.n_blocks - first_plain});
+    f(CacheObjects{ObjectPart::kPlainBlock, OpenBlockBytes(layout.codec(), contents.plain),
+                   BlockObjectBytes(layout, contents.plain), first_plain,
+                   contents.n_blocks - first_plain});
   }
   for_each_run([&](const PackedShape& shape, const RunExtent& /*run*/, int64_t run_idx) {
     ForEachRecord(shape, run_idx, head.owns_layer_record, f);
@@ -156,6 +158,7 @@ void ForEachObject(const CacheLayout& layout, Contents&& contents, const F& f) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
       if (layout.OwnsLayerRecord(g)) head = HeadInRunOf(layout, l, g);
       head.shape = layout.shape(l, g);
+      head.storage = layout.storage(l, g);
       head.owns_layer_record = layout.OwnsLayerRecord(g);
       ForEachObject(layout, head, contents.Of(l, g),
                     [&](const CacheObjects& objects) { f(l, g, objects); });

@@ -10,7 +10,8 @@
 namespace kvlathe {
 namespace {
 
-// How many positions a sequence that never merges would have in place of n of this one.
+// A sequence that merges has fewer entries than positions. This says how many entries it has at n
+// positions, if `share` of those behind the sinks stay.
 int64_t PositionsOfEntries(const CacheLayout& layout, int64_t n, double share) {
   if (n == kEndlessPrompt) return n;
   constexpr double kRounding = 1e-9;  // a share that was counted is no exact binary fraction
@@ -24,6 +25,7 @@ CacheLayout LayoutOfHead(const CacheLayout& layout, size_t head_idx) {
   CacheLayout head = layout;
   head.n_layers = head.n_kv_heads = 1;
   head.shapes = {layout.shapes[head_idx]};
+  if (!layout.storages.empty()) head.storages = {layout.storages[head_idx]};
   return head;
 }
 

@@ -1,4 +1,4 @@
-// Says what a budget of KV memory holds, by the formulas of cache_layout.h.
+// The capacity is what a budget of KV memory holds, by the formulas of cache_layout.h.
 //
 // Where the model decides what merges (dmc) these formulas count as if nothing merged. What a text
 // has been seen to merge comes in as shares: of the positions behind the sinks, how many are

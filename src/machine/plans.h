@@ -147,6 +147,7 @@ struct CopyPlan {
 struct BlockRows {
   BlockShape shape;
   ObjectId block;
+  bool is_coded = false;  // the block gets codes in place of rows (SplitBitsCodec)
   int first_slot = 0;
   int n_rows = 0;
   ObjectPlace k;  // [n_rows, rank_k] row_type
@@ -227,11 +228,13 @@ struct PrunePlan {
   int sequence = 0;
   std::span<const PruneHead> heads;
   int pool_kernel = 1;          // votes are averaged over this many neighbouring entries
+  bool averages_votes = false;  // votes are divided by how many queries saw the entry
   bool shares_heads = false;    // all heads keep the same entries
   bool restarts_votes = false;  // votes count one prune only, and are zero behind it
   KeptEntries kept;
   bool in_order = false;    // what stays keeps its order; else the last entries fill the gaps
   ClassSizes classes = {};  // of the first entries that stay, which are put in the order of classes
+  bool has_coded_rows = false;  // in blocks that are not sealed
   // Whether their positions, as SortedPositions, take the place of the entry tables.
   bool keeps_sorted_positions = false;
   bool has_wide_positions = false;
@@ -248,7 +251,8 @@ struct CutItem {
 
 // One KV head of a run that becomes packed.
 struct SealHeadPlan {
-  BlockShape shape;  // as it is stored before
+  BlockShape shape;     // as it is stored before
+  HeadStorage storage;  // what the codec keeps of it
   // [n_blocks], full. The oldest may be null, which left the window before the run ended: nothing
   // reads their codes any more, and the first block that is there stands in their place, so that
   // scales and factors are those of rows that are seen.
@@ -267,6 +271,7 @@ struct SealRunPlan {
   int n_blocks = 0;
   bool is_prompt = true;
   bool is_repaired = true;
+  EntryClass entry_class = EntryClass::kMiddle;
   uint64_t seed = 0;
   CodebooksId codebooks;
   KeyRotationId rotation;

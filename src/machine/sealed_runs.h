@@ -32,6 +32,7 @@ struct OpenBlocks {
 // or open.
 struct SealedHead {
   PackedFormat format;
+  HeadStorage storage;
   int kv_head_idx = 0;   // among the heads that share layer records
   int n_kv_heads = 1;    // that share them
   int layer_rank_v = 0;  // sum over those heads

@@ -1,5 +1,5 @@
-// What a step computes on its way through a layer. One set serves all layers; it is allocated once
-// and grows.
+// Activations are what a step computes on its way through a layer. One set serves all layers; it is
+// allocated once and grows.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a model is, read from config.json of a Hugging Face model and checked.
+// A ModelConfig says what a model is, read from config.json of a Hugging Face model and checked.
 #pragma once
 
 #include <cstdint>

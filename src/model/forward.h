@@ -1,4 +1,4 @@
-// One step of the batch: its sequences, and what the steps of every layer share.
+// A ForwardState is one step of the batch: its sequences, and what the steps of every layer share.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ HeadRows LayerRows::ProductRows(Activations* a, int head_idx) const {
 }
 
 HeadRows LayerRows::Queries(Activations* a, int kv_head_idx) const {
-  if (!maps_queries) return WholeQueries(a, kv_head_idx);
+  if (!maps_queries()) return WholeQueries(a, kv_head_idx);
   return {a->RowsBehind(a->q_rows, k_offsets[kv_head_idx], gqa_group()), KeyWidth(kv_head_idx)};
 }
 
@@ -23,15 +23,15 @@ HeadRows LayerRows::WholeQueries(Activations* a, int kv_head_idx) const {
 }
 
 HeadRows LayerRows::Keys(Activations* a, int kv_head_idx) const {
-  if (!maps_keys) return WholeKeys(a, kv_head_idx);
+  if (!maps_keys()) return WholeKeys(a, kv_head_idx);
   return {a->RowsBehind(a->k_rows, k_offsets[kv_head_idx], 1), KeyWidth(kv_head_idx)};
 }
 
 HeadRows LayerRows::WholeKeys(Activations* a, int kv_head_idx) const {
   if (!turn) return ProductRows(a, n_kv_heads + kv_head_idx);
-  const int idx = kv_head_idx % heads_per_latent;
+  const int idx = kv_head_idx % heads_per_latent();
   const ObjectPlace rows = a->RowsBehind(a->k_full, int64_t{kv_head_idx - idx} * key_dim(), 1);
-  return {rows + idx * key_dim() * SizeOf(a->row_type), int64_t{heads_per_latent} * key_dim()};
+  return {rows + idx * key_dim() * SizeOf(a->row_type), int64_t{heads_per_latent()} * key_dim()};
 }
 
 HeadRows LayerRows::Values(Activations* a, int kv_head_idx) const {

@@ -1,4 +1,5 @@
-// One layer as its steps see it: its shapes, its weights, and where the rows of its heads are.
+// A Layer is one layer as its steps see it: its shapes, its weights, and where the rows of its
+// heads are.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "analysis/bases/basis.h"
+#include "format/keys.h"
 #include "kv/cache_layout.h"
 #include "machine/machine_buffer.h"
 #include "machine/residents.h"
@@ -22,29 +24,32 @@ namespace kvlathe {
 // Heads of a layer, their ranks, and where their rows lie among the activations of a step.
 struct LayerRows {
   int n_heads = 0;
-  int n_kv_heads = 0;  // heads of the cache, each heads_per_map of the model's
+  int n_kv_heads = 0;  // heads of the cache, each heads_per_map() of the model's
   int head_dim = 0;    // of the model
-  int heads_per_latent = 1;
-  int heads_per_map = 1;  // KV heads of the model that one map joins (ModelBasis::heads_per_map)
+  // What a basis makes of keys on their way to the cache; turned keys where it is folded into the
+  // product.
+  kvlathe::Keys keys;
   // Where the KV heads begin in buffers whose heads have ranks of their own: prefix sums,
   // [n_kv_heads + 1].
   std::vector<int64_t> k_offsets = {0}, v_offsets = {0};
   // Whether rows change on their way from the product to attention and to the cache, because they
   // turn, are normalised or mapped. If not, attention and the cache take the rows of the product.
   bool turn = true;
-  bool maps_keys = false;     // a basis maps keys that have turned, or before they do
-  bool maps_queries = false;  // and queries
-  bool is_cut = false;        // the product has rank_k columns a head, not head_dim
+  bool is_cut = false;  // the product has rank_k columns a head, not head_dim
 
+  bool maps_keys() const { return FactsOf(keys).are_mapped; }
+  bool maps_queries() const { return FactsOf(keys).maps_queries; }
+  int heads_per_map() const { return HeadsPerMap(keys); }
+  int heads_per_latent() const { return HeadsPerLatent(keys); }
   // Query heads that meet the same KV head of the cache, and of the model.
   int gqa_group() const { return n_heads / n_kv_heads; }
-  int queries_per_key() const { return gqa_group() / heads_per_map; }
-  int n_model_kv_heads() const { return n_kv_heads * heads_per_map; }
+  int queries_per_key() const { return gqa_group() / heads_per_map(); }
+  int n_model_kv_heads() const { return n_kv_heads * heads_per_map(); }
   // Numbers of a whole key of the cache: the keys of the joined heads side by side. A whole query
   // is as wide, and zero but for the place of its own KV head.
-  int key_dim() const { return heads_per_map * head_dim; }
+  int key_dim() const { return heads_per_map() * head_dim; }
   // Whether W_O reads rows of head_dim, which attention's outputs are mapped to first.
-  bool maps_outputs() const { return heads_per_latent > 1 || heads_per_map > 1; }
+  bool maps_outputs() const { return KeysPerMap(keys) > 1; }
   // Numbers of a key row of the head as it is made; caches hold the first rank_k of them.
   int64_t KeyWidth(int kv_head_idx) const {
     return k_offsets[kv_head_idx + 1] - k_offsets[kv_head_idx];
@@ -53,11 +58,13 @@ struct LayerRows {
     return v_offsets[kv_head_idx + 1] - v_offsets[kv_head_idx];
   }
   // Numbers of a row that attention puts out if caches hold rows of all ranks of the layer.
-  int64_t OutputWidth(int kv_head_idx) const { return heads_per_latent * ValueWidth(kv_head_idx); }
+  int64_t OutputWidth(int kv_head_idx) const {
+    return heads_per_latent() * ValueWidth(kv_head_idx);
+  }
   // Between the outputs of two tokens, and before those of the KV head.
-  int64_t OutputStride() const { return v_offsets.back() * gqa_group() * heads_per_latent; }
+  int64_t OutputStride() const { return v_offsets.back() * gqa_group() * heads_per_latent(); }
   int64_t OutputOffset(int kv_head_idx) const {
-    return v_offsets[kv_head_idx] * gqa_group() * heads_per_latent;
+    return v_offsets[kv_head_idx] * gqa_group() * heads_per_latent();
   }
   // Between the rows of two tokens in a product that is not cut.
   int64_t QkStride() const { return int64_t{n_heads + n_model_kv_heads()} * head_dim; }

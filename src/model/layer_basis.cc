@@ -36,9 +36,9 @@ std::vector<float> Columns(const std::vector<float>& m, int n_columns, Range col
 
 // Those of each class of entries, and that of blocks that wait to be sealed in codes of 8 bits.
 std::vector<BitSplit> SealedKeySplits(const HeadBasis& head) {
-  if (head.k_bits.n_channels() == 0) return {};
+  if (head.bits.middle.k.n_channels() == 0) return {};
   static_assert(kSplitBits[0] == 8);
-  return {head.k_bits, head.most_attended.k, head.least_attended.k, {.channels = {head.rank_k}}};
+  return {head.bits.middle.k, head.bits.most.k, head.bits.least.k, {.channels = {head.rank_k}}};
 }
 
 }  // namespace
@@ -47,18 +47,19 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DTyp
                                     Machine* machine) {
   Residents* const residents = &machine->residents();
   LayerBasis layer;
-  const int d = basis.head_dim, n_sharing = basis.heads_per_latent, n_joined = basis.heads_per_map;
+  const int d = basis.head_dim, n_sharing = HeadsPerLatent(basis.keys),
+            n_joined = HeadsPerMap(basis.keys);
   const int of_model = d / n_joined;  // head_dim there
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     const HeadBasis& head = basis.head(layer_idx, g);
-    if (basis.has_latent_keys()) {
+    if (TurnWhenRead(basis.keys)) {
       LatentMap map(head.key_way_back, head.key_offset, d, of_model, compute_type,
                     SealedKeySplits(head));
       const int64_t n_bytes = map.n_bytes();
       layer.latents.push_back({{residents, residents->AddLatentMap(std::move(map))}, d, n_bytes});
     }
     for (int i = 0; i < n_joined; ++i) {
-      if (!basis.has_latent_keys()) {
+      if (FactsOf(basis.keys).maps_queries) {
         const auto first = head.query_basis.begin() + int64_t{i} * of_model * head.rank_k;
         const std::vector<float> rows(first, first + int64_t{of_model} * head.rank_k);
         KVL_ASSIGN_OR_RETURN(Weight query,

@@ -1,4 +1,4 @@
-// What a basis adds to a layer if it is not folded into weights.
+// A LayerBasis is what a basis adds to a layer if it is not folded into weights.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A layer as a list of steps, which is compiled once from the model's config and the cache's
+// A layer is a list of steps, which is compiled once from the model's config and the cache's
 // layout. A family or a method of retention adds a step to the list, or an option to a step.
 #pragma once
 

@@ -64,7 +64,7 @@ TEST(LayerProgram, RetentionAndSealingAreStepsBetweenAttentionAndItsOutput) {
               ElementsAre("normalise", "project", "observe", "rotate and map", "append", "attend",
                           "prune", "seal", "output", "normalise", "feed forward"));
   layout.retention->reads_whole_keys = true;
-  layout.seal->gathers_queries = true;
+  layout.seal->format.codec = RotatedCodec{.gathers_queries = true};
   EXPECT_THAT(
       StepsOf(SmallConfig(), layout),
       ElementsAre("normalise", "project", "observe", "rotate and map", "gather queries", "append",

@@ -25,7 +25,8 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   const CacheLayout& layout = model->layout_;
   const bool has_codes_before_rope =
       !model->codebooks_.empty() && layout.seal->format.seals_keys_before_rope();
-  if (layout.has_latent_keys || has_codes_before_rope) model->rotations_.KeepBlocks(layout.n_sink);
+  if (TurnWhenRead(layout.keys) || has_codes_before_rope)
+    model->rotations_.KeepBlocks(layout.n_sink);
   KVL_RETURN_IF_ERROR(model->CompileLayers(model->online_.has_value() ? nullptr : plan.basis()));
   model->weights_->DoneReading();
   return model;
@@ -39,9 +40,9 @@ bool Model::RowsNeedNoTurn(const ModelBasis* basis) const {
     return false;
   }
   if (basis == nullptr) return true;
-  if (basis->heads_per_map > 1) return false;  // queries would be as much wider
+  if (HeadsPerMap(basis->keys) > 1) return false;  // queries would be as much wider
   const auto has_whole_rows = [](const HeadBasis& head) { return head.cut.has_value(); };
-  return !basis->has_latent_keys() &&
+  return !TurnWhenRead(basis->keys) &&
          (!NeedsWholeRows() || std::ranges::all_of(basis->heads, has_whole_rows));
 }
 
@@ -101,7 +102,6 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   rows.n_heads = c.n_heads;
   rows.n_kv_heads = layout_.n_kv_heads;
   rows.head_dim = c.head_dim;
-  rows.heads_per_map = c.n_kv_heads / layout_.n_kv_heads;
   for (int g = 0; g < rows.n_kv_heads; ++g) {
     const BlockShape& shape = row_shapes_[layer_idx * rows.n_kv_heads + g];
     rows.k_offsets.push_back(rows.k_offsets.back() + shape.rank_k);
@@ -119,16 +119,12 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   }
   KVL_ASSIGN_OR_RETURN(layer->basis,
                        PackLayerBasis(*basis, layer_idx, activations_.row_type, &machine()));
-  rows.maps_keys = true;
-  rows.maps_queries = !layout_.has_latent_keys;
-  rows.heads_per_latent = basis->heads_per_latent;
+  rows.keys = basis->keys;
   return layer;
 }
 
 Status Model::CompileLayers(const ModelBasis* basis) {
-  const int n_joined = basis == nullptr ? 1 : basis->heads_per_latent;
-  KVL_CHECK(n_joined == 1 || layout_.has_latent_keys);
-  KVL_CHECK_EQ(layout_.n_kv_heads % n_joined, 0);
+  KVL_CHECK_EQ(layout_.n_kv_heads % HeadsPerLatent(layout_.keys), 0);
   for (int l = 0; l < layout_.n_layers; ++l) {
     KVL_ASSIGN_OR_RETURN(std::unique_ptr<Layer> layer, MakeLayer(l, basis));
     widths_ = widths_.Union(WidthsOf(*layer));

@@ -1,4 +1,4 @@
-// The decoder forward over a ragged batch, on compressed blocks.
+// A Model computes the decoder forward over a ragged batch, on compressed blocks.
 #pragma once
 
 #include <deque>

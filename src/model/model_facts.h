@@ -1,4 +1,4 @@
-// What a model tells the plan of its cache.
+// A model tells these facts to the plan of its cache.
 #pragma once
 
 #include "model/config.h"

@@ -1,4 +1,5 @@
-// What the forward pass shows to those who gather statistics (calibration, inspection).
+// The forward pass shows an observer what it computes: those who gather statistics (calibration,
+// inspection) are observers.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Weights for tests of what fails while a model computes.
+// Tests of what fails while a model computes take their weights from this source.
 #pragma once
 
 #include <cstring>

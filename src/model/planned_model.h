@@ -1,4 +1,4 @@
-// What tests share that make models of plans put together by hand.
+// Tests that make models of plans put together by hand share this.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,5 @@
-// Rotary position embedding tables (Su et al. 2021; HF half layout: channel i pairs with i + d/2).
+// Rotary position embedding reads these tables (Su et al. 2021; HF half layout: channel i pairs
+// with i + d/2).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The shape of the small model that tests load with random weights.
+// Tests load a small model of this shape with random weights.
 #pragma once
 
 #include "model/config.h"

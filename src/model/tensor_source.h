@@ -1,4 +1,4 @@
-// The sources of weights: a Hugging Face directory, a GGUF file, or random numbers in a real
+// Weights come from a source: a Hugging Face directory, a GGUF file, or random numbers in a real
 // shape.
 #pragma once
 

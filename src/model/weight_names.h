@@ -1,5 +1,5 @@
-// Says where the weights of a layer are stored: the names of each family, and its fused and
-// transposed tensors.
+// WeightNames says where the weights of a layer are stored: the names of each family, and its fused
+// and transposed tensors.
 #pragma once
 
 #include <cstdint>

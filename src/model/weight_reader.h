@@ -1,4 +1,4 @@
-// Reads checked weights out of a source, whatever their layout there.
+// A WeightReader reads checked weights out of a source, whatever their layout there.
 #pragma once
 
 #include <algorithm>

@@ -21,9 +21,7 @@ bool HasValueOffset(const ModelBasis& basis, int layer_idx) {
 
 // Whether W_O stays as it is and attention's outputs are mapped to its rows first: folded it would
 // be as many times wider as heads share a map or latents.
-bool KeepsOutputs(const ModelBasis& basis) {
-  return basis.heads_per_latent > 1 || basis.heads_per_map > 1;
-}
+bool KeepsOutputs(const ModelBasis& basis) { return KeysPerMap(basis.keys) > 1; }
 
 bool IsIdentity(const std::vector<float>& m, int dim) {
   for (int i = 0; i < dim * dim; ++i) {
@@ -232,7 +230,7 @@ Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
                                    ValueProjection* p, ValueBiases* biases) {
   const int64_t hidden = config_.hidden_dim, d = basis.head_dim, v_rows = v_offset.back();
   // Rows of the heads that share latents are one.
-  const int n = basis.heads_per_latent;
+  const int n = HeadsPerLatent(basis.keys);
   const auto first_head = [n](int g) { return g / n * n; };
   const auto rank = [&](int g) { return v_offset[g + 1] - v_offset[g]; };
   const auto value_basis = [&](int g) {
@@ -280,6 +278,7 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
   const int64_t d = config_.head_dim, group = config_.gqa_group();
   const int64_t o_full = config_.n_heads * d, o_columns = p->o.n_in();
   const bool is_folded = !KeepsOutputs(basis);
+  const int n_joined = HeadsPerMap(basis.keys);
   if (HasValueOffset(basis, layer_idx)) biases->o.resize(config_.hidden_dim);
   return reader_.ForRowGroups(
       names_.o(layer_idx), pool, [&](int64_t first, int64_t n, const float* rows) {
@@ -299,12 +298,10 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
                 ConstMap(basis.head(layer_idx, g).output_basis.data(), rank, d).transpose();
             to.middleCols(v_offset[g] * group + (h % group) * rank, rank) = of_head;
           }
-          const std::vector<float>& offset =
-              basis.head(layer_idx, g / basis.heads_per_map).value_offset;
+          const std::vector<float>& offset = basis.head(layer_idx, g / n_joined).value_offset;
           if (offset.empty()) continue;
           Eigen::Map<RowMatrix>(&biases->o[first], n, 1) +=
-              from.middleCols(h * d, d) *
-              ConstMap(offset.data() + g % basis.heads_per_map * d, d, 1);
+              from.middleCols(h * d, d) * ConstMap(offset.data() + g % n_joined * d, d, 1);
         }
         p->o.WriteRows(first, n, DType::kF32, folded.data(), o_columns);
       });

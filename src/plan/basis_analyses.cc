@@ -2,15 +2,30 @@
 
 #include <utility>
 
+#include "analysis/bases/lathe.h"
 #include "analysis/bases/palu.h"
-#include "kv/retention/method.h"
 
 namespace kvlathe {
+namespace {
 
-std::optional<MergePlan> MergingOf(const Spec& spec) {
-  const std::optional<RetentionPlan> retention = RetentionPlanOf(spec);
-  return retention.has_value() ? retention->merge : std::nullopt;
+// What the basis of each method depends on, besides ranks.
+BasisOptions OptionsOf(const FdcOptions& /*fdc*/, const Spec& spec) {
+  return {.counts_first_positions = spec.n_sink() == 0};
 }
+BasisOptions OptionsOf(const ZackOptions& zack, const Spec& spec) {
+  return {.counts_first_positions = spec.n_sink() == 0, .is_normalised = zack.is_normalised};
+}
+BasisOptions OptionsOf(const PaluOptions& palu, const Spec& /*spec*/) {
+  return {.is_whitened = palu.is_whitened, .heads_per_latent = palu.heads_per_latent};
+}
+BasisOptions OptionsOf(const LatheOptions& lathe, const Spec& spec) {
+  return {.is_centred = lathe.is_centred,
+          .keys_before_rope = lathe.keys_before_rope,
+          .joint_channels = spec.joint_channels()};
+}
+BasisOptions OptionsOf(const SvdOnlineOptions& /*online*/, const Spec& /*spec*/) { return {}; }
+
+}  // namespace
 
 const BasisMethod* BasisMethodOf(const Spec& spec) {
   const Stage* const stage = spec.stage(Axis::kBasis);
@@ -18,24 +33,13 @@ const BasisMethod* BasisMethodOf(const Spec& spec) {
 }
 
 BasisOptions BasisOptionsOf(const Spec& spec) {
-  const BasisStage& stage = *spec.basis();
-  BasisOptions options;
-  if (std::holds_alternative<ZackOptions>(stage) || std::holds_alternative<FdcOptions>(stage)) {
-    options.counts_first_positions = spec.n_sink() == 0;
-  }
-  if (const auto* zack = std::get_if<ZackOptions>(&stage)) {
-    options.is_normalised = zack->is_normalised;
-  }
-  if (const auto* lathe = std::get_if<LatheOptions>(&stage)) {
-    options.is_centred = lathe->is_centred;
-    options.keys_before_rope = lathe->keys_before_rope;
-    options.joint_channels = spec.joint_channels();
-  }
-  if (const auto* palu = std::get_if<PaluOptions>(&stage)) {
-    options.is_whitened = palu->is_whitened;
-    options.heads_per_latent = palu->heads_per_latent;
-  }
-  return options;
+  return std::visit([&](const auto& stage) { return OptionsOf(stage, spec); }, *spec.basis());
+}
+
+Keys KeysOf(const Spec& spec, const ModelFacts& model) {
+  const StatisticsShape shape = {model.n_layers, model.n_kv_heads, model.n_kv_heads,
+                                 model.head_dim};
+  return spec.keys(HeadsPerMap(shape, spec.joint_channels()));
 }
 
 StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,
@@ -68,12 +72,7 @@ StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,
 }
 
 StatusOr<const CalibrationStatistics*> BasisAnalyses::StatisticsOf(const Spec& spec) {
-  const BasisMethod& method = *BasisMethodOf(spec);
-  const BasisOptions options = BasisOptionsOf(spec);
-  return source_->Statistics({.of_text = method.wants_text,
-                              .across_heads = options.heads_per_latent > 1 && options.is_whitened,
-                              .gradients = method.wants_gradients,
-                              .merge = MergingOf(spec)});
+  return source_->Statistics(*BasisNeedOf(spec));
 }
 
 StatusOr<const BasisAnalysis*> BasisAnalyses::Of(const Spec& spec) {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "kv/spec/spec.h"
 #include "plan/model_facts.h"
 #include "plan/plan_source.h"
@@ -18,6 +18,8 @@ const BasisMethod* BasisMethodOf(const Spec& spec);
 
 // The options, other than ranks, with which a spec with a stage on the basis axis wants its bases.
 BasisOptions BasisOptionsOf(const Spec& spec);
+// The form in which the caches of this spec and model hold keys.
+Keys KeysOf(const Spec& spec, const ModelFacts& model);
 
 class BasisAnalyses {
  public:

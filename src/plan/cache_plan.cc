@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "plan/plan_checks.h"
 
 namespace kvlathe {
@@ -16,8 +16,7 @@ std::vector<HeadRanks> RanksOfBasis(const std::optional<ModelBasis>& basis) {
   if (!basis.has_value()) return ranks;
   for (const HeadBasis& head : basis->heads) {
     const int rank_v = head.stored_rank_v > 0 ? head.stored_rank_v : head.rank_v;
-    ranks.push_back(
-        {head.rank_k, rank_v, head.k_bits, head.v_bits, head.most_attended, head.least_attended});
+    ranks.push_back({head.rank_k, rank_v, head.bits});
   }
   return ranks;
 }
@@ -25,12 +24,13 @@ std::vector<HeadRanks> RanksOfBasis(const std::optional<ModelBasis>& basis) {
 // What CheckSupported refuses in specs may not come in parts either.
 void CheckInvariants(const CacheLayout& layout, const PlanParts& parts) {
   const bool has_maps = parts.basis.has_value() && !parts.basis->online.has_value();
-  KVL_CHECK(!layout.ReadsWholeKeys() || (has_maps && !layout.has_latent_keys));
-  if (!layout.has_latent_keys) return;
+  KVL_CHECK(!layout.ReadsWholeKeys() || !layout.CodesOpenRows());
+  KVL_CHECK(!layout.ReadsWholeKeys() || (has_maps && !TurnWhenRead(layout.keys)));
+  if (!TurnWhenRead(layout.keys)) return;
   KVL_CHECK(!layout.MergesEntries());
   const bool has_entries_of_heads =
       layout.DropsEntries() && layout.retention->HasVotes() && !layout.retention->shares_heads;
-  KVL_CHECK(parts.basis->heads_per_latent == 1 || !has_entries_of_heads);
+  KVL_CHECK(HeadsPerLatent(layout.keys) == 1 || !has_entries_of_heads);
 }
 
 }  // namespace
@@ -45,9 +45,8 @@ PlanParts PartsOf(const Spec& spec) {
 }
 
 CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
-                       const std::vector<HeadRanks>& ranks, bool has_latent_keys) {
-  const SealPlan* const seal = parts.seal.has_value() ? &*parts.seal : nullptr;
-  const bool is_plain = ranks.empty() && seal == nullptr && !parts.retention.has_value();
+                       const std::vector<HeadRanks>& ranks, const Keys& keys) {
+  const bool is_plain = ranks.empty() && !parts.seal.has_value() && !parts.retention.has_value();
   const size_t n_model_heads = static_cast<size_t>(model.n_layers) * model.n_kv_heads;
   const size_t n_heads = ranks.empty() ? n_model_heads : ranks.size();
   KVL_CHECK_EQ(n_model_heads % n_heads, 0u);
@@ -57,17 +56,17 @@ CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
   layout.n_kv_heads = model.n_kv_heads / heads_per_map;
   layout.head_dim = model.head_dim * heads_per_map;
   layout.n_sink = is_plain ? 0 : parts.n_sink;
+  layout.seal = parts.seal;
   for (size_t i = 0; i < n_heads; ++i) {
     const HeadRanks of_head = ranks.empty() ? HeadRanks{model.head_dim, model.head_dim} : ranks[i];
-    layout.shapes.push_back(BlockShapeOf(of_head, layout.head_dim, model.row_type, seal));
+    layout.AddHead(of_head, model.row_type);
     if (parts.keeps_sink_values && layout.n_sink > 0) {
       layout.shapes.back().sink_rank_v = layout.head_dim;
     }
   }
   layout.windows = model.windows;
-  layout.seal = parts.seal;
   layout.retention = parts.retention;
-  layout.has_latent_keys = has_latent_keys;
+  layout.keys = keys;
   if (layout.SparesSinks()) layout.windows.assign(model.n_layers, layout.seal->window);
   CapNewest(&layout);
   return layout;
@@ -86,28 +85,28 @@ CacheLayout LayoutAtRanks(const CacheLayout& standard, const std::vector<BlockSh
 }
 
 StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts) {
-  const bool has_latent_keys = parts.basis.has_value() && parts.basis->has_latent_keys();
-  KVL_RETURN_IF_ERROR(CheckOnModel(
-      model, {parts.seal.has_value() ? &*parts.seal : nullptr,
-              parts.retention.has_value() ? &*parts.retention : nullptr, has_latent_keys}));
+  const Keys keys = parts.basis.has_value() ? parts.basis->keys : TurnedKeys{};
+  KVL_RETURN_IF_ERROR(
+      CheckOnModel(model, {parts.seal.has_value() ? &*parts.seal : nullptr,
+                           parts.retention.has_value() ? &*parts.retention : nullptr, keys}));
   if (parts.basis.has_value()) {
     parts.keeps_sink_values = parts.basis->heads.front().stored_rank_v > 0;
   }
   CachePlan plan;
-  plan.layout_ = MakeLayout(model, parts, RanksOfBasis(parts.basis), has_latent_keys);
+  plan.layout_ = MakeLayout(model, parts, RanksOfBasis(parts.basis), keys);
   CheckInvariants(plan.layout_, parts);
   plan.row_shapes_ = plan.layout_.shapes;
   for (size_t i = 0; parts.basis.has_value() && i < plan.row_shapes_.size(); ++i) {
     const HeadBasis& head = parts.basis->heads[i];
     if (head.stored_rank_v > 0) plan.row_shapes_[i].rank_v = head.rank_v;
   }
-  if (parts.seal.has_value() && parts.seal->format.Is<CodebookCodec>()) {
+  if (parts.seal.has_value() && KeySide(parts.seal->format.codec).has_codebook) {
     plan.codebooks_ =
         parts.codebooks.empty() ? EvenCodebooks(plan.layout_) : std::move(parts.codebooks);
     KVL_CHECK_EQ(std::ssize(plan.codebooks_), model.n_layers);
   }
   if (parts.ranks_at != nullptr) {
-    KVL_CHECK(!has_latent_keys && plan.codebooks_.empty());
+    KVL_CHECK(!TurnWhenRead(keys) && plan.codebooks_.empty());
     plan.layout_ = LayoutAtRanks(plan.layout_, plan.row_shapes_, parts.allocation->ranks);
     plan.ranks_at_ = std::move(parts.ranks_at);
   }

@@ -84,9 +84,9 @@ StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts);
 
 // The layout of caches of these parts whose heads have these ranks, [n_layers * heads of the cache
 // in a layer], a divisor of the model's KV heads. With no ranks all heads store whole rows. The
-// basis of the parts is not looked at; has_latent_keys says all that matters of it.
+// basis of the parts is not looked at; `keys` says all that matters of it.
 CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
-                       const std::vector<HeadRanks>& ranks, bool has_latent_keys);
+                       const std::vector<HeadRanks>& ranks, const Keys& keys);
 
 // The layout of a sequence that stores each head in these ranks, none of which is above the rank of
 // the head's rows.

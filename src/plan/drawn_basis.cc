@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "analysis/bases/lathe.h"
 #include "analysis/bases/palu.h"
 #include "analysis/ranks/bit_ladder.h"
 #include "base/check.h"
 #include "base/random.h"
+#include "plan/basis_analyses.h"
 
 namespace kvlathe {
 namespace {
@@ -64,12 +64,11 @@ std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t se
   request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
     double bits = 0;
     for (const HeadRanks& r : ranks) {
-      const int middle = r.k_bits.bits_per_token() + r.v_bits.bits_per_token();
+      const int middle = r.bits.middle.k.bits_per_token() + r.bits.middle.v.bits_per_token();
       const auto of = [](const EntryBits& b) {
         return b.k.bits_per_token() + b.v.bits_per_token();
       };
-      bits +=
-          has_classes ? (2 * middle + of(r.most_attended) + of(r.least_attended)) / 4.0 : middle;
+      bits += has_classes ? (2 * middle + of(r.bits.most) + of(r.bits.least)) / 4.0 : middle;
     }
     return bits / (int64_t{16} * 2 * head_dim * n);
   };
@@ -84,10 +83,11 @@ std::vector<HeadRanks> UniformRanks(int n, int head_dim, double rate) {
 }
 
 ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
-                           const std::vector<HeadRanks>& ranks, uint64_t seed,
-                           bool has_latent_keys) {
+                           const std::vector<HeadRanks>& ranks, uint64_t seed, const Keys& keys) {
   Random random(seed);
-  const int n_sharing = n_layers * n_kv_heads / static_cast<int>(ranks.size());
+  const int n_sharing = HeadsPerLatent(keys);
+  KVL_CHECK_EQ(std::ssize(ranks) * n_sharing, int64_t{n_layers} * n_kv_heads);
+  const bool are_latents = TurnWhenRead(keys);
   const int64_t width = int64_t{n_sharing} * head_dim;
   const double deviation = 1 / std::sqrt(width);
   const auto matrix = [&](int64_t n) {
@@ -95,19 +95,16 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
     for (float& v : values) v = static_cast<float>(deviation * random.Normal());
     return values;
   };
-  ModelBasis basis{n_layers, n_kv_heads, head_dim, {}, n_sharing};
+  ModelBasis basis{n_layers, n_kv_heads, head_dim, {}, keys};
   for (int h = 0; h < n_layers * n_kv_heads; ++h) {
     const HeadRanks& r = ranks[h / n_sharing];
     HeadBasis head{.rank_k = r.rank_k, .rank_v = r.rank_v};
-    head.k_bits = r.k_bits;
-    head.v_bits = r.v_bits;
-    head.most_attended = r.most_attended;
-    head.least_attended = r.least_attended;
+    head.bits = r.bits;
     head.key_basis = matrix(width * head.rank_k);
-    (has_latent_keys ? head.key_way_back : head.query_basis) = head.key_basis;
+    (are_latents ? head.key_way_back : head.query_basis) = head.key_basis;
     // Maps of no use, like the others, for the work of real ones.
     const std::vector<float> cut(int64_t{head_dim} * (head_dim - head.rank_k));
-    if (!has_latent_keys) head.cut = {cut, cut};
+    if (!are_latents) head.cut = {cut, cut};
     head.value_basis = matrix(width * head.rank_v);
     head.output_basis = matrix(width * head.rank_v);
     basis.heads.push_back(std::move(head));
@@ -116,19 +113,19 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
 }
 
 ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed,
-                           bool has_latent_keys, int heads_per_latent) {
-  const int n_total = n_layers * n_kv_heads / heads_per_latent;
+                           const Keys& keys) {
+  const int n_total = n_layers * n_kv_heads / HeadsPerLatent(keys);
   const std::vector<int> drawn = DrawRanks(n_total, head_dim, rate, seed);
   std::vector<HeadRanks> ranks;
   for (int i = 0; i < n_total; ++i) ranks.push_back({drawn[2 * i], drawn[2 * i + 1]});
-  return DrawRandomBasis(n_layers, n_kv_heads, head_dim, ranks, seed, has_latent_keys);
+  return DrawRandomBasis(n_layers, n_kv_heads, head_dim, ranks, seed, keys);
 }
 
 ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
-                                uint64_t seed, bool has_latent_keys, bool has_classes) {
+                                uint64_t seed, const Keys& keys, bool has_classes) {
   return DrawRandomBasis(n_layers, n_kv_heads, head_dim,
                          DrawSplits(n_layers * n_kv_heads, head_dim, ratio, seed, has_classes),
-                         seed, has_latent_keys);
+                         seed, keys);
 }
 
 Status CheckDrawnRanks(const Spec& spec) {
@@ -165,27 +162,25 @@ StatusOr<ModelBasis> DrawStoredBasis(const Spec& spec, const ModelFacts& model) 
                  "resident out",
                  spec.text());
   }
-  const int heads_per_latent = HeadsPerLatent(*spec.basis());
+  const int heads_per_latent = HeadsPerLatent(spec.keys());
   KVL_RETURN_IF_ERROR(CheckHeadsPerLatent(heads_per_latent, model.n_kv_heads));
   KVL_RETURN_IF_ERROR(CheckDrawnRanks(spec));
   if (ranks.has_rate() && ranks.choice == RankOptions::Choice::kUniform) {
     const int n_latents = model.n_layers * model.n_kv_heads / heads_per_latent;
     return DrawRandomBasis(model.n_layers, model.n_kv_heads, model.head_dim,
                            UniformRanks(n_latents, model.head_dim, ranks.value), kDrawnBasisSeed,
-                           spec.has_latent_keys());
+                           spec.keys());
   }
   if (ranks.has_rate()) {
     return DrawRandomBasis(model.n_layers, model.n_kv_heads, model.head_dim, ranks.value,
-                           kDrawnBasisSeed, spec.has_latent_keys(), heads_per_latent);
+                           kDrawnBasisSeed, spec.keys());
   }
-  if (spec.splits_bits()) {
-    const int n = HeadsPerMap({model.n_layers, model.n_kv_heads, model.n_kv_heads, model.head_dim},
-                              spec.joint_channels());
-    ModelBasis basis =
-        DrawRandomSplitBasis(model.n_layers, model.n_kv_heads / n, model.head_dim * n, ranks.value,
-                             kDrawnBasisSeed, spec.has_latent_keys(), spec.has_classes());
-    basis.heads_per_map = n;
-    return basis;
+  const SealingFacts sealing = FactsOf(spec.sealing());
+  if (sealing.splits_bits) {
+    const Keys keys = KeysOf(spec, model);
+    const int n = HeadsPerMap(keys);
+    return DrawRandomSplitBasis(model.n_layers, model.n_kv_heads / n, model.head_dim * n,
+                                ranks.value, kDrawnBasisSeed, keys, sealing.has_classes);
   }
   return Error(StatusCode::kInvalidArgument,
                "--kv '{}': a model with random weights takes rate, or a ratio that chooses bits",

@@ -29,16 +29,17 @@ std::vector<HeadRanks> UniformRanks(int n, int head_dim, double rate);
 
 // Draws maps and their ranks as `bench attention` does, to find what a basis costs on a model with
 // random weights. The ranks are those of no method: every basis gets the same, so their times do
-// not compare methods. heads_per_latent divides n_kv_heads.
+// not compare methods. The form of keys is mapped or latent; n_kv_heads are heads of the cache,
+// head_dim is of their rows, and heads_per_latent divides n_kv_heads.
 ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double rate, uint64_t seed,
-                           bool has_latent_keys = false, int heads_per_latent = 1);
+                           const Keys& keys = MappedKeys{});
 // Does the same with given ranks, which are those of all heads that share latents, or of each head.
 ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
                            const std::vector<HeadRanks>& ranks, uint64_t seed,
-                           bool has_latent_keys = false);
+                           const Keys& keys = MappedKeys{});
 // Does the same with ranks and bits by ratio (DrawSplits), of classes of entries if asked.
 ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
-                                uint64_t seed, bool has_latent_keys = false,
+                                uint64_t seed, const Keys& keys = MappedKeys{},
                                 bool has_classes = false);
 
 // Draws maps in the shapes that the spec asks for, for a model with random weights. The spec has a

@@ -26,10 +26,10 @@ Status CheckIsPredicted(const Spec& spec) {
   if (spec.basis_as<LatheOptions>() == nullptr || spec.stages().size() != 1) {
     return Error(StatusCode::kUnimplemented, "a KL is predicted of lathe alone");
   }
-  bool splits_bits = spec.splits_bits();
+  bool splits_bits = FactsOf(spec.sealing()).splits_bits;
   if (spec.accuracy().has_value()) {
     KVL_ASSIGN_OR_RETURN(const Spec answer, WithRatio(spec, kProbedRatio));
-    splits_bits = answer.splits_bits();
+    splits_bits = FactsOf(answer.sealing()).splits_bits;
   }
   if (splits_bits) return OkStatus();
   return Error(StatusCode::kUnimplemented, "a KL is predicted of lathe where it splits bits");

@@ -1,4 +1,4 @@
-// What is expected of the caches of one model: their KL, from what calibration holds back.
+// The KL of the caches of one model is predicted here, from what calibration holds back.
 #pragma once
 
 #include <map>

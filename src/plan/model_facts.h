@@ -1,4 +1,4 @@
-// The facts about a model that a plan depends on.
+// These are the facts about a model that a plan depends on.
 #pragma once
 
 #include <vector>

@@ -17,7 +17,7 @@ int NarrowestWindow(const ModelFacts& model) {
 Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts) {
   const SealPlan* const seal = parts.seal;
   const bool has_window = seal != nullptr && seal->window > 0;
-  if (!model.windows.empty() && seal != nullptr && seal->has_classes) {
+  if (!model.windows.empty() && seal != nullptr && FactsOf(seal->format.codec).has_classes) {
     return Error(StatusCode::kUnimplemented,
                  "classes=3 sorts the entries of a prompt, and the sliding window of {} positions "
                  "gives them back in the order of positions; leave classes out",
@@ -36,19 +36,19 @@ Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts) {
                  "dmc needs a model that was retrofitted with it (an object 'dmc' in its "
                  "config.json); take pool or another retention stage");
   }
-  if (seal != nullptr && seal->format.Is<RotatedCodec>() && !model.windows.empty()) {
+  if (seal != nullptr && FactsOf(seal->format.codec).brings_bases && !model.windows.empty()) {
     return Error(StatusCode::kUnimplemented,
                  "a basis that is found where a prompt ends needs its first blocks to the end, and "
                  "the sliding window of {} positions gives them back; take another basis",
                  NarrowestWindow(model));
   }
   const bool has_codes_before_rope = seal != nullptr && seal->format.seals_keys_before_rope();
-  if ((parts.has_latent_keys || has_codes_before_rope) && model.rope_dim % 4 != 0) {
+  if ((TurnWhenRead(parts.keys) || has_codes_before_rope) && model.rope_dim % 4 != 0) {
     return Error(StatusCode::kUnimplemented,
                  "keys of which {} channels rotate cannot be stored from before RoPE, as {} does, "
                  "only multiples of 4; choose another",
                  model.rope_dim,
-                 parts.has_latent_keys ? "a basis of latents" : "a quantizer with codebooks");
+                 TurnWhenRead(parts.keys) ? "a basis of latents" : "a quantizer with codebooks");
   }
   return OkStatus();
 }

@@ -3,7 +3,7 @@
 
 #include "base/status.h"
 #include "kv/cache_layout.h"
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 #include "plan/model_facts.h"
 
 namespace kvlathe {
@@ -12,7 +12,7 @@ namespace kvlathe {
 struct ConsideredParts {
   const SealPlan* seal = nullptr;            // of a quantizer, or of a basis that splits bits
   const RetentionPlan* retention = nullptr;  // null: all entries stay
-  bool has_latent_keys = false;              // keys are kept from before RoPE
+  Keys keys;                                 // the form of keys that the basis makes
 };
 
 // Returns kUnimplemented where entries are to be dropped from a model with a sliding window, where

@@ -9,7 +9,7 @@
 #include "analysis/statistics/statistics.h"
 #include "base/status.h"
 #include "base/threads.h"
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 #include "kv/spec/spec.h"
 
 namespace kvlathe {
@@ -19,11 +19,24 @@ struct StatisticsNeed {
   bool of_text = false;       // they should come from a text: random tokens suit the method badly
   bool across_heads = false;  // they must hold moments across the KV heads of a layer
   bool gradients = false;     // they must hold what errors of rows cost
+  // Rows after RoPE are read, whose moments hold for the positions that they were taken at. Without
+  // it, statistics that were made for any context of the model will do.
+  bool after_rope = false;
   std::optional<MergePlan> merge = {};  // of the rows that this leaves, where positions merge
+
+  bool operator==(const StatisticsNeed&) const = default;
 };
 
 // How a spec merges positions; none if it does not.
 std::optional<MergePlan> MergingOf(const Spec& spec);
+
+// What the statistics must hold from which the spec's basis is made; none where it has no basis
+// that is found before a prompt.
+std::optional<StatisticsNeed> BasisNeedOf(const Spec& spec);
+// The same of its codebooks.
+std::optional<StatisticsNeed> CodebookNeedOf(const Spec& spec);
+// All that a plan of the spec asks a source for, so that a source can gather it at once.
+std::vector<StatisticsNeed> StatisticsNeedsOf(const Spec& spec);
 
 // Everything that a source returns lives as long as the source.
 class PlanSource {

@@ -36,7 +36,7 @@ double FractionAtContext(const CacheLayout& layout, int64_t n_context) {
 RankRequest RequestOf(const Spec& spec, std::optional<double> rate) {
   const RankOptions& options = *RanksOf(*spec.basis());
   RankRequest request;
-  request.has_classes = spec.has_classes();
+  request.has_classes = FactsOf(spec.sealing()).has_classes;
   if (const auto* const lathe = spec.basis_as<LatheOptions>(); lathe != nullptr) {
     request.unit = lathe->unit;
   }
@@ -84,13 +84,13 @@ Status CheckSpec(const Spec& spec, const ModelFacts& model) {
   KVL_RETURN_IF_ERROR(CheckContext(spec, model));
   if (spec.basis() != nullptr) {
     KVL_RETURN_IF_ERROR(
-        OfSpec(spec, CheckHeadsPerLatent(HeadsPerLatent(*spec.basis()), model.n_kv_heads)));
+        OfSpec(spec, CheckHeadsPerLatent(HeadsPerLatent(spec.keys()), model.n_kv_heads)));
   }
   const PlanParts parts = PartsOf(spec);
-  return OfSpec(spec,
-                CheckOnModel(model, {parts.seal.has_value() ? &*parts.seal : nullptr,
-                                     parts.retention.has_value() ? &*parts.retention : nullptr,
-                                     spec.has_latent_keys()}));
+  return OfSpec(
+      spec, CheckOnModel(model,
+                         {parts.seal.has_value() ? &*parts.seal : nullptr,
+                          parts.retention.has_value() ? &*parts.retention : nullptr, spec.keys()}));
 }
 
 Status CachePlanner::Check(const Spec& spec) {
@@ -107,16 +107,16 @@ StatusOr<RankAllocation> CachePlanner::ChooseRanks(const Spec& spec, std::option
   }
   const PlanParts parts = PartsOf(spec);
   const int n_context = RatioContext(spec, model_);
-  if (spec.splits_bits()) {
+  const bool splits_bits = FactsOf(spec.sealing()).splits_bits;
+  if (splits_bits) {
     request.positions_held =
-        PositionsHeld(MakeLayout(model_, parts, {}, spec.has_latent_keys()), n_context);
+        PositionsHeld(MakeLayout(model_, parts, {}, KeysOf(spec, model_)), n_context);
   }
   request.kv_fraction = [&](const std::vector<HeadRanks>& ranks) {
-    return FractionAtContext(MakeLayout(model_, parts, ranks, spec.has_latent_keys()), n_context);
+    return FractionAtContext(MakeLayout(model_, parts, ranks, KeysOf(spec, model_)), n_context);
   };
   const BasisMethod& method = *BasisMethodOf(spec);
-  auto allocation =
-      (spec.splits_bits() ? method.allocate_bits : method.allocate)(*analysis, request);
+  auto allocation = (splits_bits ? method.allocate_bits : method.allocate)(*analysis, request);
   if (allocation.ok()) return allocation;
   return OfSpec(spec, allocation.status());
 }
@@ -129,12 +129,13 @@ StatusOr<ModelBasis> CachePlanner::OnlineBasis(const Spec& spec,
   for (const HeadRanks& r : ranks) {
     basis.heads.push_back({.rank_k = r.rank_k, .rank_v = r.rank_v});
   }
+  basis.keys = TurnedKeys{};
   basis.online = std::move(inputs);
   return basis;
 }
 
 StatusOr<ModelBasis> CachePlanner::BasisAt(const Spec& spec, const RankAllocation& allocation) {
-  if (spec.finds_basis_online()) return OnlineBasis(spec, allocation.ranks);
+  if (FactsOf(spec.sealing()).finds_bases) return OnlineBasis(spec, allocation.ranks);
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, analyses_.Of(spec));
   if (!IsResident(*spec.basis())) return CutBasis(*analysis, allocation.ranks);
   const HeadRanks whole = {model_.head_dim, model_.head_dim};
@@ -143,7 +144,7 @@ StatusOr<ModelBasis> CachePlanner::BasisAt(const Spec& spec, const RankAllocatio
 
 StatusOr<ModelBasis> CachePlanner::DrawnBasis(const Spec& spec) {
   KVL_ASSIGN_OR_RETURN(ModelBasis basis, DrawBasis(spec, model_));
-  if (!spec.finds_basis_online()) return basis;
+  if (!FactsOf(spec.sealing()).finds_bases) return basis;
   std::vector<HeadRanks> ranks;
   for (const HeadBasis& head : basis.heads) ranks.push_back({head.rank_k, head.rank_v});
   return OnlineBasis(spec, ranks);
@@ -174,7 +175,7 @@ Status CachePlanner::AddCodebooks(const Spec& spec, PlanParts* parts) {
   const auto* const kvquant = spec.quantizer_as<KvquantOptions>();
   if (kvquant == nullptr || source_->is_random()) return OkStatus();
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics,
-                       source_->Statistics({.of_text = true, .merge = MergingOf(spec)}));
+                       source_->Statistics(*CodebookNeedOf(spec)));
   parts->codebooks = FitCodebooks({.statistics = statistics,
                                    .basis = parts->basis.has_value() ? &*parts->basis : nullptr,
                                    .rope_dim = model_.rope_dim,
@@ -199,7 +200,7 @@ StatusOr<double> CachePlanner::FractionOf(const Spec& spec) {
     KVL_ASSIGN_OR_RETURN(RankAllocation allocation, ChooseRanks(spec, std::nullopt));
     ranks = std::move(allocation.ranks);
   }
-  return FractionAtContext(MakeLayout(model_, PartsOf(spec), ranks, spec.has_latent_keys()),
+  return FractionAtContext(MakeLayout(model_, PartsOf(spec), ranks, KeysOf(spec, model_)),
                            RatioContext(spec, model_));
 }
 
@@ -211,7 +212,7 @@ StatusOr<PredictedLosses> CachePlanner::PredictLosses(const Spec& spec) {
   KVL_ASSIGN_OR_RETURN(const RankAllocation allocation, ChooseRanks(spec, std::nullopt));
 
   const StoredForm form = {spec.basis_as<LatheOptions>()->unit,
-                           PartsOf(spec).seal->codes_open_rows};
+                           FactsOf(PartsOf(spec).seal->format.codec).codes_open_rows};
   return (*predictor)->At(allocation.ranks, form);
 }
 

@@ -46,8 +46,8 @@ JointStatistics DrawPart(uint64_t seed) {
   JointStatistics part = MakeStatistics({kLayers, 2 * kKvHeads, kKvHeads, kHeadDim}).joint;
   part.n_tokens = 100;
   for (JointMoments* moments : {&part.k, &part.k_pre, &part.v}) {
-    DrawSquares(&random, 1, 0.04, &moments->gram);
-    moments->weighed_gram = moments->gram;
+    DrawSquares(&random, 1, 0.04, &moments->covariance);
+    moments->weighed_covariance = moments->covariance;
     DrawSquares(&random, 0.01, 0.02, &moments->fisher);
   }
   return part;
@@ -85,7 +85,8 @@ class DrawnSource : public PlanSource {
 
 double BitsPerToken(const std::vector<HeadBasis>& heads) {
   double bits = 0;
-  for (const HeadBasis& h : heads) bits += h.k_bits.bits_per_token() + h.v_bits.bits_per_token();
+  for (const HeadBasis& h : heads)
+    bits += h.bits.middle.k.bits_per_token() + h.bits.middle.v.bits_per_token();
   return bits;
 }
 
@@ -109,6 +110,26 @@ TEST(PlannerTest, LayersThatHoldFewPositionsGetMoreBits) {
   EXPECT_GT(whole.second, 1.3 * even.second);
   EXPECT_GT(whole.second, shorter.second);
   EXPECT_GT(shorter.second, shorter.first);
+}
+
+TEST(PlannerTest, SpecsSayWhatStatisticsTheyNeed) {
+  const auto needs_of = [](const char* kv) { return StatisticsNeedsOf(*Spec::Parse(kv)); };
+  using Needs = std::vector<StatisticsNeed>;
+  for (const char* kv : {"none", "kivi(bits=4)", "snapkv(keep=0.5)", "svd-online(rate=0.5)"}) {
+    EXPECT_EQ(needs_of(kv), Needs()) << kv;
+  }
+  EXPECT_EQ(needs_of("kvquant(bits=4)"), Needs({{.of_text = true}}));
+  EXPECT_EQ(needs_of("fdc(rate=0.5)"), Needs({{.after_rope = true}}));
+  const StatisticsNeed of_lathe = {.of_text = true, .gradients = true, .after_rope = true};
+  EXPECT_EQ(needs_of("lathe(ratio=4)"), Needs({of_lathe}));
+  EXPECT_EQ(needs_of("lathe(accuracy=0.9)"), Needs({of_lathe}));
+  EXPECT_EQ(needs_of("lathe(ratio=4,keys=before)"), Needs({{.of_text = true, .gradients = true}}));
+  EXPECT_EQ(needs_of("palu(rate=0.5,group=2)"), Needs({{.of_text = true, .across_heads = true}}));
+  const StatisticsNeed after = {.of_text = true, .after_rope = true};
+  EXPECT_EQ(needs_of("zack(rate=0.5)+kvquant(bits=4)"), Needs({after, after}));
+  const Needs merged = needs_of("zack(rate=0.5)+pool(n=4)");
+  ASSERT_EQ(merged.size(), 1);
+  EXPECT_EQ(merged[0].merge, MergePlan{.every = 4});
 }
 
 TEST(PlannerTest, RatioHoldsAtTheContextThatIsNamed) {

@@ -1,4 +1,4 @@
-// Who may use the server.
+// API keys say who may use the server.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What the server learns of its engine: metrics, and when it computed last.
+// By its monitor the server learns of its engine: metrics, and when it computed last.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// GET /health: whether the engine computes.
+// GET /health says whether the engine computes.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// How much work waits at this replica, in tokens: what a router that looks for the shortest queue
-// needs to know.
+// A LoadTracker knows how much work waits at this replica, in tokens: what a router that looks for
+// the shortest queue needs to know.
 #pragma once
 
 #include <cstdint>

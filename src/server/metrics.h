@@ -1,6 +1,6 @@
-// What a Prometheus server reads at /metrics. Where a series means what one of vLLM's means it has
-// that name, so that routers and dashboards which read vLLM read this; the others begin with
-// kvlathe_.
+// A Prometheus server reads these metrics at /metrics. Where a series means what one of vLLM's
+// means it has that name, so that routers and dashboards which read vLLM read this; the others
+// begin with kvlathe_.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// One line of JSON for each thing that an operator wants to know of.
+// The log has one line of JSON for each thing that an operator wants to know of.
 #pragma once
 
 #include <functional>

@@ -14,7 +14,8 @@ namespace kvlathe::server {
 
 namespace {
 
-// Positions that the budget holds of one sequence at the first level, whose context is full.
+// How many positions of the first level the KV budget holds. It counts bytes per position as they
+// are where a sequence has filled the model's context.
 int64_t PositionsOf(const BlockPool& pool, const Model& model) {
   const int n_tokens = model.config().max_seq_len;
   const int64_t bytes = std::max<int64_t>(SequenceBytes(model.layout(), n_tokens), 1);

@@ -1,4 +1,5 @@
-// The server: an engine with its thread, the OpenAI API on HTTP, and what operators need around it.
+// The server is an engine with its thread, the OpenAI API on HTTP, and what operators need around
+// it.
 #pragma once
 
 #include <atomic>

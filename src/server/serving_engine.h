@@ -1,4 +1,4 @@
-// An engine with the thread that steps it.
+// A ServingEngine is an engine with the thread that steps it.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// When the engine computed last.
+// A StepClock knows when the engine computed last.
 #pragma once
 
 #include <atomic>

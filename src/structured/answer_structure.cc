@@ -1,7 +1,12 @@
 #include "structured/answer_structure.h"
 
+#include <algorithm>
+#include <string_view>
 #include <utility>
 
+#include "chat/call_readers.h"
+#include "chat/marked_arguments.h"
+#include "chat/text_compare.h"
 #include "structured/schema_cost.h"
 
 namespace kvlathe {
@@ -60,8 +65,42 @@ StatusOr<Json> JsonBySchema(const Json& schema, const SchemaLimits& limits) {
 
 Json AnyJsonObject() { return Structure(ByCheckedSchema(ObjectSchema())); }
 
-StatusOr<Json> ToolCalls(const ToolFormat& format, std::span<const CallableTool> tools,
-                         const CallRules& rules, const SchemaLimits& limits) {
+namespace {
+
+// How XGrammar names what stands between a call's name and its end; empty: it cannot write that.
+std::string StyleOf(const CallFormat& format) {
+  if (format.arguments == CallFormat::Arguments::kJson) return "json";
+  if (format.arguments == CallFormat::Arguments::kPython) return "";
+  const std::string_view key = TrimBlanks(format.key_begin);
+  if (key == "<parameter=") return "qwen_xml";
+  if (key == "<parameter name=\"") return "minimax_xml";
+  if (key == "<arg_key>") return "glm_xml";
+  return "";
+}
+
+Json Text(const std::string& text) { return {{"type", "const_string"}, {"value", text}}; }
+
+// In front of the arguments of a call of a tool, and behind them.
+std::pair<std::string, std::string> AroundArguments(const CallFormat& format,
+                                                    const std::string& name) {
+  if (!format.is_object || !format.name_end.empty()) {
+    const std::string written = format.ids_hold_names ? "functions." + name + ":0" : name;
+    return {format.call_begin + written + format.name_end, format.call_end};
+  }
+  // An object that the template writes in another order.
+  return {format.call_begin.substr(0, format.call_begin.find('{')) + "{\"" + format.name_key +
+              "\": \"" + name + "\", \"" + format.arguments_key + "\": ",
+          "}" + format.call_end};
+}
+
+StatusOr<Json> CallTags(const CallFormat& format, std::span<const CallableTool> tools,
+                        const SchemaLimits& limits) {
+  const std::string style = StyleOf(format);
+  if (style.empty()) {
+    return Error(StatusCode::kUnimplemented,
+                 "this model writes calls in a form that no grammar here describes; leave "
+                 "tool_choice, strict and parallel_tool_calls to the model");
+  }
   Json tags = Json::array();
   int64_t cost = 0;
   for (const CallableTool& tool : tools) {
@@ -81,29 +120,67 @@ StatusOr<Json> ToolCalls(const ToolFormat& format, std::span<const CallableTool>
           "bounds of lengths, patterns and multiples",
           tool.name, cost, limits.max_cost);
     }
+    const auto [begin, end] = AroundArguments(format, tool.name);
+    Json content = ByCheckedSchema(tool.parameters.is_null() ? ObjectSchema() : tool.parameters);
+    if (style != "json") content["style"] = style;
     tags.push_back(
-        {{"type", "tag"},
-         {"begin", format.call.prefix + tool.name + format.call_middle},
-         {"content", ByCheckedSchema(tool.parameters.is_null() ? ObjectSchema() : tool.parameters)},
-         {"end", format.call.suffix}});
+        {{"type", "tag"}, {"begin", begin}, {"content", std::move(content)}, {"end", end}});
   }
-  const bool is_one = !rules.has_many_calls || format.has_one_call;
-  if (!rules.must_call && format.syntax == ToolCallSyntax::kTagged) {
+  return tags;
+}
+
+}  // namespace
+
+StatusOr<Json> ToolCalls(const CallFormat& found, std::span<const CallableTool> tools,
+                         const CallRules& rules, const SchemaLimits& limits) {
+  // Where the model would make up an id, the grammar writes one that nobody reads.
+  CallFormat format = found;
+  for (std::string* const text : {&format.section_begin, &format.section_end, &format.call_begin,
+                                  &format.name_end, &format.call_end, &format.between}) {
+    std::ranges::replace(*text, kAnyWord, '0');
+  }
+  KVL_ASSIGN_OR_RETURN(Json tags, CallTags(format, tools, limits));
+  const bool is_one = !rules.has_many_calls || format.is_one_call;
+  const bool has_section = !TrimBlanks(format.section_begin).empty();
+  const bool is_bare = IsBareJson(format);
+  if (!rules.must_call && !is_bare && !has_section) {
     return Structure({{"type", "triggered_tags"},
-                      {"triggers", {"<tool_call>"}},
+                      {"triggers", {FirstMark(format.call_begin)}},
                       {"tags", std::move(tags)},
                       {"at_least_one", false},
                       {"stop_after_first", is_one}});
   }
   Json calls = {{"type", "tags_with_separator"},
                 {"tags", std::move(tags)},
-                {"separator", "\n"},
+                {"separator", format.between.empty() ? "\n" : format.between},
                 {"at_least_one", true},
                 {"stop_after_first", is_one}};
-  if (rules.must_call) return Structure(std::move(calls));
+  if (has_section && !rules.must_call && !is_bare) {
+    Json section = {{"type", "tag"},
+                    {"begin", TrimBlanks(format.section_begin)},
+                    {"content", std::move(calls)},
+                    {"end", format.section_end}};
+    return Structure({{"type", "triggered_tags"},
+                      {"triggers", {FirstMark(format.section_begin)}},
+                      {"tags", Json::array({std::move(section)})},
+                      {"at_least_one", false},
+                      {"stop_after_first", true}});
+  }
+  Json parts = Json::array();
+  if (!rules.thoughts_end.empty()) {
+    parts.push_back({{"type", "tag"},
+                     {"begin", ""},
+                     {"content", {{"type", "any_text"}}},
+                     {"end", rules.thoughts_end}});
+  }
+  if (has_section) parts.push_back(Text(format.section_begin));
+  parts.push_back(std::move(calls));
+  if (!format.section_end.empty()) parts.push_back(Text(format.section_end));
+  Json all = parts.size() == 1 ? parts[0] : Json{{"type", "sequence"}, {"elements", parts}};
+  if (rules.must_call) return Structure(std::move(all));
   // All of an answer is calls, or it is text: which, its first character says.
   Json text = {{"type", "regex"}, {"pattern", "([^{\\[\\s`][\\s\\S]*)?"}};
-  return Structure({{"type", "or"}, {"elements", {std::move(calls), std::move(text)}}});
+  return Structure({{"type", "or"}, {"elements", {std::move(all), std::move(text)}}});
 }
 
 }  // namespace kvlathe

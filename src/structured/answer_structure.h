@@ -1,5 +1,5 @@
-// What an answer must look like, as a "structural tag" of XGrammar: JSON that says which texts,
-// free or by a JSON schema, follow each other.
+// A structure says what an answer must look like, as a "structural tag" of XGrammar: JSON that says
+// which texts, free or by a JSON schema, follow each other.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,8 +8,8 @@
 #include <string>
 
 #include "base/status.h"
+#include "chat/answer_format.h"
 #include "structured/schema_check.h"
-#include "tokenizer/chat/tool_format.h"
 
 namespace kvlathe {
 
@@ -27,11 +27,12 @@ struct CallableTool {
 struct CallRules {
   bool must_call = true;       // false: text, in which calls may stand
   bool has_many_calls = true;  // false: at most one
+  std::string thoughts_end;    // must_call: what ends thoughts that the prompt began; else empty
 };
 
 // Calls of `tools` (at least one) in the syntax of a format: nothing but calls where there must be
 // some. kInvalidArgument with the name of the tool whose schema CheckSchema refuses.
-StatusOr<nlohmann::ordered_json> ToolCalls(const ToolFormat& format,
+StatusOr<nlohmann::ordered_json> ToolCalls(const CallFormat& format,
                                            std::span<const CallableTool> tools,
                                            const CallRules& rules, const SchemaLimits& limits = {});
 

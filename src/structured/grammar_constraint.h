@@ -1,4 +1,4 @@
-// A token constraint by a compiled grammar of XGrammar.
+// A GrammarConstraint constrains tokens by a compiled grammar of XGrammar.
 #pragma once
 
 #include <xgrammar/matcher.h>

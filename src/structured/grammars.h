@@ -1,5 +1,5 @@
-// Grammars of answers, compiled for one model's vocabulary, and constraints that hold generation to
-// them. By XGrammar, which is an optional part of the build.
+// Grammars of answers are compiled for one model's vocabulary, and make constraints that hold
+// generation to them. By XGrammar, which is an optional part of the build.
 #pragma once
 
 #include <chrono>

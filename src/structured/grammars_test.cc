@@ -166,6 +166,19 @@ TEST_P(GrammarsTest, SpecialTokensAndPaddingNeverPass) {
   EXPECT_EQ(constraint->Accept(n_logits_ - 1).code(), StatusCode::kInternal);
 }
 
+// Calls of {"name": NAME, `key`: {...}} in marks.
+CallFormat CallsIn(const std::string& key, const std::string& begin, const std::string& end) {
+  CallFormat format;
+  format.call_begin = begin + "{\"name\": \"";
+  format.name_end = "\", \"" + key + "\": ";
+  format.call_end = "}" + end;
+  format.between = "\n";
+  format.is_object = true;
+  format.name_key = "name";
+  format.arguments_key = key;
+  return format;
+}
+
 TEST_P(GrammarsTest, CallsNameAToolAndHaveItsArguments) {
   const std::vector<CallableTool> tools = {
       {"get_weather", Json::parse(R"({"type": "object", "properties": {"place": {"type": "string"}},
@@ -173,27 +186,31 @@ TEST_P(GrammarsTest, CallsNameAToolAndHaveItsArguments) {
       {"now", nullptr}};
   const std::string weather = "{\"name\": \"get_weather\", \"arguments\": {\"place\": \"x\"}}";
   const std::string call = "<tool_call>\n" + weather + "\n</tool_call>";
-  const Json required = *ToolCalls(QwenTools(), tools, {});
+  const Json required =
+      *ToolCalls(CallsIn("arguments", "<tool_call>\n", "\n</tool_call>"), tools, {});
   bool may_end = false;
   EXPECT_TRUE(Takes(required, call + "\n" + call, &may_end) && may_end);
   EXPECT_TRUE(Takes(required, "", &may_end) && !may_end);
   EXPECT_FALSE(Takes(required, "I"));
   EXPECT_FALSE(Takes(required, "<tool_call>\n{\"name\": \"other"));
   EXPECT_FALSE(Takes(required, "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {}"));
-  const Json one = *ToolCalls(QwenTools(), tools, {.has_many_calls = false});
+  const Json one = *ToolCalls(CallsIn("arguments", "<tool_call>\n", "\n</tool_call>"), tools,
+                              {.has_many_calls = false});
   EXPECT_TRUE(Takes(one, call, &may_end) && may_end);
   EXPECT_FALSE(Takes(one, call + "\n<"));
-  const Json free = *ToolCalls(QwenTools(), tools, {.must_call = false});
+  const Json free = *ToolCalls(CallsIn("arguments", "<tool_call>\n", "\n</tool_call>"), tools,
+                               {.must_call = false});
   EXPECT_TRUE(Takes(free, "Let me look: " + call, &may_end) && may_end);
   EXPECT_TRUE(Takes(free, "No < call", &may_end) && may_end);
   EXPECT_FALSE(Takes(free, "<tool_call>\n{\"name\": \"other"));
   const std::string llama = "{\"name\": \"now\", \"parameters\": {\"a\": 1}}";
-  const Json json_calls = *ToolCalls(Llama31Tools(), tools, {.must_call = false});
+  const Json json_calls = *ToolCalls(CallsIn("parameters", "", ""), tools, {.must_call = false});
   EXPECT_TRUE(Takes(json_calls, llama, &may_end) && may_end);
   EXPECT_TRUE(Takes(json_calls, "It is {late}.\n", &may_end) && may_end);
   EXPECT_FALSE(Takes(json_calls, "{\"name\": \"other"));
-  EXPECT_TRUE(Takes(*ToolCalls(Gemma3Tools(), tools, {}), llama + "\n" + llama, &may_end) &&
-              may_end);
+  EXPECT_TRUE(
+      Takes(*ToolCalls(CallsIn("parameters", "", ""), tools, {}), llama + "\n" + llama, &may_end) &&
+      may_end);
 }
 
 TEST_P(GrammarsTest, WhatXGrammarRefusesOrIgnoresIsAnError) {

@@ -1,4 +1,4 @@
-// For tests: random answers under a constraint, and a small judge of JSON schemas.
+// Tests draw random answers under a constraint, and judge them by a small judge of JSON schemas.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// Whether a JSON schema from outside may become a grammar.
+// The check says whether a JSON schema from outside may become a grammar.
 #pragma once
 
 #include <nlohmann/json.hpp>

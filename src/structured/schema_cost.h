@@ -1,4 +1,4 @@
-// What it takes to compile a JSON schema into a grammar.
+// The cost of a JSON schema is what it takes to compile it into a grammar.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What XGrammar has to say: nothing of it is printed.
+// XGrammar's messages are taken in here, and none is printed.
 #pragma once
 
 #include <string>

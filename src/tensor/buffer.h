@@ -1,4 +1,4 @@
-// Memory for weights, activations and cache blocks.
+// Buffers are memory for weights, activations and cache blocks.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
 #include "tensor/decompositions.h"
 
+#include <Eigen/Cholesky>
 #include <Eigen/Eigenvalues>
 #include <Eigen/SVD>
 
@@ -23,6 +24,13 @@ SymmetricDecomposition DecomposeSymmetric(std::span<const double> matrix, int di
       Eigen::Map<const RowMajor>(matrix.data(), dim, dim));
   KVL_CHECK(solver.info() == Eigen::Success);
   return {Flatten(solver.eigenvalues()), Flatten(solver.eigenvectors())};
+}
+
+bool IsPositive(std::span<const double> matrix, int dim, double ridge) {
+  KVL_CHECK_EQ(std::ssize(matrix), int64_t{dim} * dim);
+  Eigen::MatrixXd sum = Eigen::Map<const RowMajor>(matrix.data(), dim, dim);
+  sum.diagonal().array() += ridge;
+  return Eigen::LLT<Eigen::MatrixXd>(sum).info() == Eigen::Success;
 }
 
 SingularValueDecomposition DecomposeSquare(std::span<const double> matrix, int dim) {

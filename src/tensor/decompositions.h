@@ -1,4 +1,4 @@
-// Decompositions of dense matrices in double precision. Eigen's templates for them take longer to
+// Dense matrices are decomposed here in double precision. Eigen's templates for them take longer to
 // compile than any other source, so this is the one place that instantiates them.
 #pragma once
 
@@ -17,6 +17,10 @@ struct SymmetricDecomposition {
 // `matrix` [dim, dim] is symmetric and finite; of a row-major matrix the lower triangle is read.
 // O(dim^3).
 SymmetricDecomposition DecomposeSymmetric(std::span<const double> matrix, int dim);
+
+// Whether matrix + ridge I has positive eigenvalues alone: whether it has a Cholesky factor.
+// `matrix` as above. O(dim^3), a hundredth of what the eigenvalues take.
+bool IsPositive(std::span<const double> matrix, int dim, double ridge);
 
 // matrix = u diag(values) v^T.
 struct SingularValueDecomposition {

@@ -1,4 +1,5 @@
-// Element types of weights, cache rows and activations, and conversions between them.
+// Weights, cache rows and activations have these element types; conversions between them are here
+// too.
 #pragma once
 
 #include <bit>

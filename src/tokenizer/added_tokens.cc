@@ -80,8 +80,19 @@ std::optional<AddedTokenMatcher::Found> AddedTokenMatcher::LongestAt(std::string
   return longest;
 }
 
-void AddedTokenMatcher::Split(std::string_view text, bool parse_special, Sink sink) const {
+std::vector<TextRange> RangesWithin(std::span<const TextRange> ranges, size_t begin, size_t end) {
+  std::vector<TextRange> within;
+  const auto first = std::ranges::upper_bound(ranges, begin, {}, &TextRange::end);
+  for (auto it = first; it != ranges.end() && it->begin < end; ++it) {
+    within.push_back({std::max(it->begin, begin) - begin, std::min(it->end, end) - begin});
+  }
+  return within;
+}
+
+void AddedTokenMatcher::Split(std::string_view text, std::span<const TextRange> plain,
+                              Sink sink) const {
   size_t emitted_end = 0;
+  size_t plain_idx = 0;  // the first range that does not end in front of the match
   for (size_t pos = 0; !tokens_.empty() && pos < text.size();) {
     if (!starts_pattern_[static_cast<unsigned char>(text[pos])]) {
       ++pos;
@@ -96,7 +107,14 @@ void AddedTokenMatcher::Split(std::string_view text, bool parse_special, Sink si
     size_t begin = pos, end = found->end;
     // A match that is turned down is passed over whole, as in Hugging Face tokenizers.
     pos = end;
-    if (token.special && !parse_special) continue;
+    if (token.special) {
+      while (plain_idx < plain.size() && plain[plain_idx].end <= begin) ++plain_idx;
+      if (plain_idx < plain.size() && plain[plain_idx].begin < end) {
+        // What begins in a plain range and ends outside may hide a token that begins behind it.
+        if (plain[plain_idx].end < end) pos = begin + 1;
+        continue;
+      }
+    }
     if (token.single_word && TouchesWord(text, begin, end)) continue;
     // The token may start with space that the token before it has swallowed.
     begin = std::max(begin, emitted_end);

@@ -1,16 +1,18 @@
-// Tokens that are matched in the text as they are written, before any merge: control tokens of chat
-// formats, and words that were added to a vocabulary later.
+// Added tokens are matched in the text as they are written, before any merge: control tokens of
+// chat formats, and words that were added to a vocabulary later.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
+#include "base/text_range.h"
 
 namespace kvlathe {
 
@@ -25,6 +27,9 @@ struct AddedToken {
   bool special = false;      // left out of text, and of parsing on request
 };
 
+// The ranges that have bytes of [begin, end) of a text, as ranges of that part.
+std::vector<TextRange> RangesWithin(std::span<const TextRange> ranges, size_t begin, size_t end);
+
 class AddedTokenMatcher {
  public:
   // A stretch of text between tokens (no id), or one token.
@@ -33,8 +38,9 @@ class AddedTokenMatcher {
   // `pattern` is what is searched for: the content, or its normalised form.
   void Add(const AddedToken& token, std::string_view pattern);
 
-  // Leftmost-longest matches without overlap, in order, with the text between them.
-  void Split(std::string_view text, bool parse_special, Sink sink) const;
+  // Leftmost-longest matches without overlap, in order, with the text between them. Special tokens
+  // that have bytes of `plain` (ascending, without overlap) are no matches.
+  void Split(std::string_view text, std::span<const TextRange> plain, Sink sink) const;
 
  private:
   struct Found {

@@ -7,9 +7,9 @@ namespace {
 
 // The pieces of a split, tokens as "#id:text".
 std::vector<std::string> Pieces(const AddedTokenMatcher& matcher, const std::string& text,
-                                bool parse_special = true) {
+                                const std::vector<TextRange>& plain = {}) {
   std::vector<std::string> pieces;
-  matcher.Split(text, parse_special, [&](std::optional<int32_t> id, size_t begin, size_t end) {
+  matcher.Split(text, plain, [&](std::optional<int32_t> id, size_t begin, size_t end) {
     const std::string piece = text.substr(begin, end - begin);
     pieces.push_back(id ? "#" + std::to_string(*id) + ":" + piece : piece);
   });
@@ -46,10 +46,31 @@ TEST(AddedTokenMatcherTest, SingleWordsNeedWordBoundaries) {
             (Strings{"#1:cog", ", cogs \u00E9cog cog_"}));
 }
 
-TEST(AddedTokenMatcherTest, SpecialTokensAreTextWhenNotParsed) {
+TEST(AddedTokenMatcherTest, SpecialTokensAreTextInPlainRanges) {
   const auto matcher =
       MatcherOf({{.id = 1, .content = "<s>", .special = true}, {.id = 2, .content = "<t>"}});
-  EXPECT_EQ(Pieces(matcher, "<s><t>", false), (Strings{"<s>", "#2:<t>"}));
+  EXPECT_EQ(Pieces(matcher, "<s><t>", {{0, 6}}), (Strings{"<s>", "#2:<t>"}));
+  EXPECT_EQ(Pieces(matcher, "<s>a<s>b<s>", {{3, 4}, {4, 7}}),
+            (Strings{"#1:<s>", "a<s>b", "#1:<s>"}));
+  EXPECT_EQ(Pieces(matcher, "<s><s>", {{0, 1}}), (Strings{"<s>", "#1:<s>"}));
+  EXPECT_EQ(Pieces(matcher, "<s><s>", {{5, 6}}), (Strings{"#1:<s>", "<s>"}));
+}
+
+TEST(AddedTokenMatcherTest, ARefusedTokenHidesNoneThatBeginsWithinIt) {
+  const auto matcher = MatcherOf({{.id = 1, .content = "<|<s>", .special = true},
+                                  {.id = 2, .content = "<s>", .special = true}});
+  EXPECT_EQ(Pieces(matcher, "<|<s>", {{0, 2}}), (Strings{"<|", "#2:<s>"}));
+}
+
+TEST(RangesWithinTest, AreCutAndCountedFromTheBeginning) {
+  const std::vector<TextRange> ranges = {{0, 2}, {3, 5}, {8, 9}};
+  const std::vector<TextRange> within = RangesWithin(ranges, 1, 4);
+  ASSERT_EQ(within.size(), 2u);
+  EXPECT_EQ(within[0].begin, 0u);
+  EXPECT_EQ(within[0].end, 1u);
+  EXPECT_EQ(within[1].begin, 2u);
+  EXPECT_EQ(within[1].end, 3u);
+  EXPECT_TRUE(RangesWithin(ranges, 5, 8).empty());
 }
 
 }  // namespace

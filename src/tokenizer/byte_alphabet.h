@@ -1,5 +1,5 @@
-// The printable alphabet in which byte-level BPE files write raw bytes (Radford et al. 2019,
-// GPT-2): bytes that Latin-1 prints stand for themselves, the other 68 for U+0100 and up.
+// Byte-level BPE files write raw bytes in a printable alphabet (Radford et al. 2019, GPT-2): bytes
+// that Latin-1 prints stand for themselves, the other 68 for U+0100 and up.
 #pragma once
 
 #include <optional>

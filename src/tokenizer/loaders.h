@@ -1,4 +1,4 @@
-// One loader per form in which a model directory ships its tokenizer. Errors name the file.
+// Each form in which a model directory ships its tokenizer has a loader. Errors name the file.
 #pragma once
 
 #include <memory>

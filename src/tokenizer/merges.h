@@ -1,4 +1,4 @@
-// The merge table of byte-pair encoding (Sennrich et al. 2016) and its application to one word.
+// The merge table of byte-pair encoding (Sennrich et al. 2016) is applied to one word at a time.
 #pragma once
 
 #include <cstdint>

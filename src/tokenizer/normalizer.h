@@ -1,4 +1,4 @@
-// Rewriting of text before it is cut into pieces.
+// A normalizer rewrites text before it is cut into pieces.
 #pragma once
 
 #include <string>

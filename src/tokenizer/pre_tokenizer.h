@@ -1,4 +1,4 @@
-// Cuts text into the pieces that byte-pair merges never cross.
+// A pre-tokenizer cuts text into the pieces that byte-pair merges never cross.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// Unicode regular expressions (PCRE2 with UTF, UCP and its JIT compiler), compiled once and shared
-// by threads; each thread brings its own RegexScratch.
+// Unicode regular expressions (PCRE2 with UTF, UCP and its JIT compiler) are compiled once and
+// shared by threads; each thread brings its own RegexScratch.
 #pragma once
 
 #include <cstddef>

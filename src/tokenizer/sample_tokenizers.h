@@ -1,4 +1,4 @@
-// Small tokenizers for tests and benchmarks, made from a list of words.
+// Tests and benchmarks have small tokenizers, made from a list of words.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// A bound on how much longer the steps of a tokenizer file can make a text.
+// The steps of a tokenizer file can make a text longer, and this bounds by how much.
 #pragma once
 
 #include <string_view>

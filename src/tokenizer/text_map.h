@@ -1,5 +1,5 @@
-// A hash map from texts that is searched by std::string_view without a copy. Debian's Abseil has a
-// string_view type of its own, so its default functors do not take the standard one.
+// A TextMap is a hash map from texts that is searched by std::string_view without a copy. Debian's
+// Abseil has a string_view type of its own, so its default functors do not take the standard one.
 #pragma once
 
 #include <functional>

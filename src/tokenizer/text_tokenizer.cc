@@ -65,32 +65,38 @@ void TextTokenizer::IndexBytes() {
   }
 }
 
-std::vector<int32_t> TextTokenizer::Tokenize(std::string_view text, bool add_bos,
-                                             bool parse_special) const {
+std::vector<int32_t> TextTokenizer::TokenizeMarked(std::string_view text, bool add_bos,
+                                                   std::span<const TextRange> plain) const {
   std::vector<int32_t> ids;
   if (add_bos) ids = parts_.prefix_ids;
   ids.reserve(ids.size() + text.size() / 4);
   const ScratchPool::Lease scratch(&scratches_);
-  raw_matcher_.Split(text, parse_special, [&](std::optional<int32_t> id, size_t begin, size_t end) {
+  raw_matcher_.Split(text, plain, [&](std::optional<int32_t> id, size_t begin, size_t end) {
     if (id) {
       ids.push_back(*id);
     } else {
-      AppendSegment(text.substr(begin, end - begin), begin == 0, parse_special, scratch.get(),
-                    &ids);
+      AppendSegment(text.substr(begin, end - begin), begin == 0, RangesWithin(plain, begin, end),
+                    scratch.get(), &ids);
     }
   });
   return ids;
 }
 
-void TextTokenizer::AppendSegment(std::string_view segment, bool is_text_start, bool parse_special,
-                                  TokenizeScratch* scratch, std::vector<int32_t>* ids) const {
+void TextTokenizer::AppendSegment(std::string_view segment, bool is_text_start,
+                                  std::span<const TextRange> plain, TokenizeScratch* scratch,
+                                  std::vector<int32_t>* ids) const {
   std::string normalized;
+  std::vector<TextRange> all;
   if (!parts_.normalizer.empty()) {
     normalized = parts_.normalizer.Apply(segment);
+    // Ranges of the raw text say nothing of the normalised one, so that with any of them no special
+    // token that is searched for here is one.
+    if (!plain.empty()) all = {{0, normalized.size()}};
+    plain = all;
     segment = normalized;
   }
   normalized_matcher_.Split(
-      segment, parse_special, [&](std::optional<int32_t> id, size_t begin, size_t end) {
+      segment, plain, [&](std::optional<int32_t> id, size_t begin, size_t end) {
         if (id) {
           ids->push_back(*id);
         } else {

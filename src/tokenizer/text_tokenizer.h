@@ -1,5 +1,6 @@
-// The tokenizer of tokenizer.json: added tokens, normaliser, pre-tokenizer, BPE, decoder. Files in
-// other forms that describe the same thing (vocab.json + merges.txt, tiktoken) use it too.
+// A tokenizer.json says how to tokenise by these parts: added tokens, normaliser, pre-tokenizer,
+// BPE, decoder. Files in other forms that describe the same thing (vocab.json + merges.txt,
+// tiktoken) use it too.
 #pragma once
 
 #include <memory>
@@ -41,8 +42,8 @@ class TextTokenizer : public Tokenizer {
  public:
   explicit TextTokenizer(TokenizerParts parts);
 
-  std::vector<int32_t> Tokenize(std::string_view text, bool add_bos,
-                                bool parse_special) const override;
+  std::vector<int32_t> TokenizeMarked(std::string_view text, bool add_bos,
+                                      std::span<const TextRange> plain) const override;
   std::string TokenBytes(int32_t id, bool keep_special) const override;
   std::string Detokenize(std::span<const int32_t> ids, bool keep_special) const override;
   int vocab_size() const override { return parts_.vocabulary.size(); }
@@ -52,7 +53,7 @@ class TextTokenizer : public Tokenizer {
  private:
   void IndexBytes();
   // `segment` lies between tokens that were matched in the raw text.
-  void AppendSegment(std::string_view segment, bool is_text_start, bool parse_special,
+  void AppendSegment(std::string_view segment, bool is_text_start, std::span<const TextRange> plain,
                      TokenizeScratch* scratch, std::vector<int32_t>* ids) const;
   void AppendText(std::string_view text, bool is_text_start, TokenizeScratch* scratch,
                   std::vector<int32_t>* ids) const;

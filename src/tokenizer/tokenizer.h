@@ -1,4 +1,5 @@
-// Text to token ids and back, for every form in which models ship a tokenizer.
+// A Tokenizer makes token ids of text, and text of them, for every form in which models ship a
+// tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/text_range.h"
 
 namespace kvlathe {
 
@@ -34,8 +36,16 @@ class Tokenizer {
 
   // Token ids of `text`, byte for byte. Special tokens written in the text become their ids when
   // parse_special is set. add_bos prepends what the model's configuration asks for.
-  virtual std::vector<int32_t> Tokenize(std::string_view text, bool add_bos,
-                                        bool parse_special = true) const = 0;
+  std::vector<int32_t> Tokenize(std::string_view text, bool add_bos,
+                                bool parse_special = true) const {
+    const TextRange all = {0, text.size()};
+    return TokenizeMarked(text, add_bos,
+                          parse_special ? std::span<const TextRange>() : std::span(&all, 1));
+  }
+  // The same with special tokens, except where their text has bytes of `plain`, which are ascending
+  // and do not overlap: there it is text like any other.
+  virtual std::vector<int32_t> TokenizeMarked(std::string_view text, bool add_bos,
+                                              std::span<const TextRange> plain) const = 0;
   // The bytes of one token as they appear inside a text (special tokens: empty unless
   // keep_special).
   virtual std::string TokenBytes(int32_t id, bool keep_special = false) const = 0;

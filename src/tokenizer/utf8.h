@@ -1,5 +1,5 @@
-// UTF-8 one character at a time, with ill-formed input reported instead of refused: a tokenizer
-// takes any bytes.
+// UTF-8 is read one character at a time, with ill-formed input reported instead of refused: a
+// tokenizer takes any bytes.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Token texts by id and ids by text.
+// A vocabulary has token texts by id and ids by text.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Ids of words already tokenised. Text repeats its words: in English prose more than nineteen of
-// twenty pieces are found here, which spares their merges.
+// A WordMemo keeps the ids of words already tokenised. Text repeats its words: in English prose
+// more than nineteen of twenty pieces are found here, which spares their merges.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What turns one piece of text into ids: byte-level BPE (GPT-2, Llama 3, Qwen2, Falcon) or
+// A word model turns one piece of text into ids: byte-level BPE (GPT-2, Llama 3, Qwen2, Falcon) or
 // SentencePiece-style BPE over characters (Llama 2, Mistral, Phi-3).
 #pragma once
 

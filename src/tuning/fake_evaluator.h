@@ -1,4 +1,4 @@
-// A model that is a formula, for tests of the search: what a stage loses depends on how far it
+// Tests of the search use a model that is a formula: what a stage loses depends on how far it
 // compresses, and losses add up.
 #pragma once
 

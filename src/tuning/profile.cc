@@ -5,7 +5,7 @@
 
 #include "io/files.h"
 #include "io/json_checksum.h"
-#include "tuning/method.h"
+#include "tuning/tune_method.h"
 
 namespace kvlathe {
 namespace {
@@ -97,11 +97,6 @@ bool Beats(const Profile& profile, const TunePoint& a, const TunePoint& b) {
 }
 
 }  // namespace
-
-const TunePoint* Profile::FindPoint(std::string_view kv_resolved) const {
-  const auto point = std::ranges::find(points, kv_resolved, &TunePoint::kv_resolved);
-  return point == points.end() ? nullptr : &*point;
-}
 
 double Profile::AccuracyOf(const TunePoint& point) const {
   double least = INFINITY;

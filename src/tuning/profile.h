@@ -1,4 +1,4 @@
-// The file in which `tune` keeps what it measured and found, and from which `accuracy` in a spec is
+// In a profile `tune` keeps what it measured and found, and from it `accuracy` in a spec is
 // answered. It is complete after every measured point, so an interrupted run goes on from it.
 #pragma once
 
@@ -59,7 +59,6 @@ struct Profile {
   std::vector<TunePoint> points;  // in the order of measuring; the first is `none`
   std::vector<TunedTarget> targets;
 
-  const TunePoint* FindPoint(std::string_view kv_resolved) const;
   // The share of the baseline's accuracy that a point keeps: the least over the goals of score /
   // baseline, or baseline / perplexity. 1 for the baseline. Of a point that was cut short, what it
   // keeps at best.

@@ -1,4 +1,4 @@
-// The search for the strongest compression that keeps an accuracy. It knows nothing of models:
+// The search finds the strongest compression that keeps an accuracy. It knows nothing of models:
 // whoever measures is behind an interface.
 #pragma once
 
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "tuning/method.h"
 #include "tuning/profile.h"
+#include "tuning/tune_method.h"
 
 namespace kvlathe {
 

@@ -1,4 +1,4 @@
-// `kvlathe tune`: the best of every method and of their compositions, into a profile.
+// `kvlathe tune` finds the best of every method and of their compositions, and writes a profile.
 #pragma once
 
 #include <functional>

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "analysis/statistics/gram.h"
 #include "base/cpu_features.h"
 #include "base/random.h"
 #include "calibration/calibrate.h"
@@ -15,8 +16,8 @@
 #include "format/rows/block_layout.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/host_pool_fixture.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "model/model.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
@@ -183,14 +184,14 @@ TEST_P(MergedCalibration, MomentsAreThoseOfTheEntriesThatTheCacheHolds) {
   ASSERT_TRUE(Read(model.get(), 23, &cache).ok());
   for (int l = 0; l < config_.n_layers; ++l) {
     for (int g = 0; g < config_.n_kv_heads; ++g) {
-      const int64_t first = merged.HeadIndex(l, g) * kDim * kDim;
+      const int64_t head_idx = merged.HeadIndex(l, g);
       ASSERT_LT(cache.head(l, g).n_entries(), kTokens * 3 / 4);
       const Vector keys = MeanGram(EntriesOf(cache, l, g, true));
       const Vector values = MeanGram(EntriesOf(cache, l, g, false));
-      EXPECT_LT(Distance(&merged.k_post.gram[first], keys), 1e-4);
-      EXPECT_LT(Distance(&merged.v.gram[first], values), 1e-4);
-      EXPECT_GT(Distance(&plain.k_post.gram[first], keys), 0.1);
-      EXPECT_GT(Distance(&plain.v.gram[first], values), 0.1);
+      EXPECT_LT(Distance(GramOf(merged.k_post, head_idx, kDim).data(), keys), 1e-4);
+      EXPECT_LT(Distance(GramOf(merged.v, head_idx, kDim).data(), values), 1e-4);
+      EXPECT_GT(Distance(GramOf(plain.k_post, head_idx, kDim).data(), keys), 0.1);
+      EXPECT_GT(Distance(GramOf(plain.v, head_idx, kDim).data(), values), 0.1);
     }
   }
 }
@@ -214,11 +215,13 @@ TEST_P(MergedCalibration, ABasisThatIsComposedIsOneOfEntries) {
   // What is lost of queries and keys together, which is what ZACK's rotation keeps most of.
   const auto lost = [&](const HeadBasis& head, int64_t head_idx) {
     const CalibrationStatistics& s = statistics_[1];
+    const std::vector<double> rows =
+        WeightedSum(1, GramOf(s.q_post, head_idx, kDim, s.shape.gqa_group()), 1,
+                    GramOf(s.k_post, head_idx, kDim));
     double whole = 0, kept = 0;
     for (int i = 0; i < kDim; ++i) {
       for (int j = 0; j < kDim; ++j) {
-        const int64_t at = head_idx * kDim * kDim + i * kDim + j;
-        const double x = double{s.q_post.gram[at]} + s.k_post.gram[at];
+        const double x = rows[i * kDim + j];
         if (i == j) whole += x;
         for (int r = 0; r < head.rank_k; ++r) {
           kept += head.key_basis[i * head.rank_k + r] * x * head.key_basis[j * head.rank_k + r];

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <random>
 
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "model/planned_model.h"
 #include "random_model.h"
 #include "runtime/machines/machine_choice.h"
@@ -71,7 +71,7 @@ std::unique_ptr<Model> MergedModel::Load(Isa isa, DType type, const char* spec_t
                          MakeMachine(&threads_, isa));
   EXPECT_TRUE(weights.ok()) << weights.status();
   ModelBasis basis = testing::ToModelBasis(reference_, bases_);
-  if (spec->splits_bits()) testing::DrawSplitBits(&basis);
+  if (FactsOf(spec->sealing()).splits_bits) testing::DrawSplitBits(&basis);
   auto model = CreateModel(*std::move(weights), PartsOf(*spec, bases_.empty() ? nullptr : &basis));
   EXPECT_TRUE(model.ok()) << model.status();
   return *std::move(model);

@@ -1,4 +1,4 @@
-// A random model that decides what merges, and the literal decoder beside it, for tests.
+// Tests have a random model that decides what merges, and the literal decoder beside it.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "kv/blocks/host_pool_fixture.h"
-#include "kv/retention/method.h"
+#include "kv/retention/retention_methods.h"
 #include "model/planned_model.h"
 #include "runtime/machines/machine_choice.h"
 

@@ -1,4 +1,4 @@
-// A small model with random weights that is calibrated like any other, as a source of plans.
+// A small model with random weights is calibrated like any other, and is a source of plans.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Random specs of the whole grammar, and how a failing one is made smaller.
+// Random specs of the whole grammar are drawn here, and a failing one is made smaller.
 #pragma once
 
 #include <functional>

@@ -11,7 +11,7 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-TOP = ("apps", "bench", "cmake", "deploy", "docs", "fuzz", "models", "scripts", "src", "tests")
+TOP = ("apps", "cmake", "deploy", "docs", "examples", "fuzz", "include", "lab", "models", "scripts", "src", "tests")
 MOST_SOURCES = 40  # .h and .cc files directly in one folder
 CODE, SCRIPTS = {".h", ".cc"}, {".py", ".sh", ".cmake", ".yml"}
 ENDINGS = r"(?:h|cc|md|py|sh|cmake|svg|jinja)"
@@ -20,7 +20,7 @@ ELSEWHERE = ("models/fetched/", "build/")
 STANDS_FOR_A_NAME = re.compile(r"(?:^|/)(?:NAME|DIR|FILE)\b")
 PATH = re.compile(rf"(?<![\w./<*{{}}$~-])((?:[\w.-]+/)+[\w.-]+\.{ENDINGS})(?![\w*/])")
 BARE = re.compile(rf"(?<![\w./<*{{}}$~-])([\w-]+\.(?:h|cc|md))(?![\w*/.(])")
-FOLDER = re.compile(r"(?<![\w./<*{}$~-])((?:src|apps|tests|docs)/[\w/-]+)(?![\w*{$/-]|\.\w)")
+FOLDER = re.compile(r"(?<![\w./<*{}$~-])((?:src|apps|lab|tests|docs)/[\w/-]+)(?![\w*{$/-]|\.\w)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -157,6 +157,12 @@ class ThisTreeTest(unittest.TestCase):
     def test_says_what_is_so(self):
         found = problems(self.root)
         self.assertEqual(found, [], "\n" + "\n".join(found))
+
+    def test_a_release_has_one_number(self):
+        of = {name: re.search(pattern, (self.root / name).read_text(encoding="utf-8"), re.MULTILINE)[1] for name, pattern in (
+            ("CMakeLists.txt", r"project\(kvlathe VERSION ([\d.]+)"), ("CHANGELOG.md", r"^## ([\d.]+),"),
+            ("deploy/debian/changelog", r"^kvlathe \(([\d.]+)-"), ("deploy/kubernetes/kvlathe.yaml", r"image: kvlathe:([\d.]+)"))}
+        self.assertEqual(len(set(of.values())), 1, of)
 
 
 if __name__ == "__main__":

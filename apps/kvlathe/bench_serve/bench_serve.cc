@@ -12,7 +12,7 @@
 #include "io/files.h"
 #include "kvlathe/bench_serve/serve_options.h"
 #include "kvlathe/bench_serve/serve_workload.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
 #include "load_generation/load_run.h"
 #include "load_generation/rate_sweep.h"
 #include "load_generation/server_counters.h"

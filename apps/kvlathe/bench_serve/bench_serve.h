@@ -1,4 +1,4 @@
-// kvlathe bench serve: load on a server with OpenAI's API.
+// The verb `kvlathe bench serve` puts load on a server with OpenAI's API.
 #pragma once
 
 #include "kvlathe/options.h"

@@ -1,4 +1,4 @@
-// The options of `kvlathe bench serve`, spelled as those of `vllm bench serve`.
+// `kvlathe bench serve` spells its options as `vllm bench serve` does.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "io/files.h"
-#include "kvlathe/shared_texts.h"
+#include "runtime/shared_texts.h"
 
 namespace kvlathe {
 namespace {

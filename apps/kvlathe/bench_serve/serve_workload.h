@@ -1,4 +1,5 @@
-// Makes the workload of `kvlathe bench serve` from its options and what the server says of itself.
+// The workload of `kvlathe bench serve` is made from its options and what the server
+// says of itself.
 #pragma once
 
 #include <memory>

@@ -7,8 +7,8 @@
 
 #include "kvlathe/eval/eval_drift.h"
 #include "kvlathe/eval/eval_task.h"
-#include "kvlathe/prediction_notes.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
+#include "runtime/prediction_notes.h"
 
 namespace kvlathe {
 namespace {
@@ -42,7 +42,7 @@ StatusOr<Reference> OpenReference(const EvalOptions& options, Workspace* workspa
   model.kv = {"none"};
   model.basis.clear();
   model.profile.clear();
-  KVL_ASSIGN_OR_RETURN(reference.workspace, Workspace::Open(model));
+  KVL_ASSIGN_OR_RETURN(reference.workspace, OpenWorkspace(model));
   KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> same,
                        reference.workspace->TokenizeFile(options.kl_text));
   const bool reads_alike = std::equal(tokens.begin(), tokens.end(), same.begin(), same.end()) &&
@@ -79,7 +79,7 @@ Status EvalText(const EvalOptions& options) {
   }
   const std::string kv = options.model.kv.empty() ? "none" : options.model.kv.front();
   KVL_RETURN_IF_ERROR(Spec::Parse(kv).status());
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
   const Tokenizer& tokenizer = workspace->tokenizer();
   KVL_ASSIGN_OR_RETURN(
       const std::vector<int32_t> tokens,
@@ -103,7 +103,8 @@ Status EvalText(const EvalOptions& options) {
   const Quality& q = qualities.back();
   if (with_kl && options.reference.empty()) {
     const ComparedLoss loss = {q.kl, spec_model.predicted_kl.value_or(0)};
-    WarnOfFarText({&loss, 1}, options.kl_text, options.model.model);
+    PrintNote(Note::Kind::kWarning,
+              WarningOfFarText({&loss, 1}, options.kl_text, options.model.model));
   }
   if (options.model.json) {
     fmt::print("{}\n", ToJson(kv, spec_model, q, with_kl).dump());

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/units.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
 
 namespace kvlathe {
 namespace {
@@ -145,7 +145,7 @@ void AddDriftOptions(CLI::App* verb, DriftEvalOptions* options) {
 }
 
 Status EvalDrift(const ModelOptions& model, const DriftEvalOptions& options) {
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(model));
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(model));
   const std::vector<std::string> specs =
       model.kv.empty() ? std::vector<std::string>{"none"} : model.kv;
   KVL_ASSIGN_OR_RETURN(const std::vector<DriftRow> rows, Measure(workspace.get(), specs, options));

@@ -1,4 +1,4 @@
-// The part of `kvlathe eval` that measures how far free generation under a cache departs from the
+// This part of `kvlathe eval` measures how far free generation under a cache departs from the
 // uncompressed model's.
 #pragma once
 

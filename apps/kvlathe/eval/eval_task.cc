@@ -9,6 +9,7 @@
 #include "evaluation/metrics.h"
 #include "evaluation/task_runs/task_predictions.h"
 #include "io/atomic_file.h"
+#include "kvlathe/open_workspace.h"
 
 namespace kvlathe {
 namespace {
@@ -231,7 +232,7 @@ Status EvalTasks(const ModelOptions& model, const TaskEvalOptions& options) {
     KVL_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(options.predictions));
     predictions.emplace(std::move(file));
   }
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(model));
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(model));
   std::vector<ReadyTask> tasks;
   for (ChosenTask& task : chosen) {
     KVL_ASSIGN_OR_RETURN(ReadyTask ready, MakeReady(std::move(task), options.choice, *workspace));

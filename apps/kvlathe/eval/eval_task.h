@@ -1,4 +1,4 @@
-// The part of `kvlathe eval` that runs tasks.
+// This part of `kvlathe eval` runs tasks.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The tasks that a verb is asked to run: chosen by name or file, then made ready for a model.
+// A verb is asked for tasks by name or by file, and makes them ready for a model.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include "evaluation/task_runs/task_run.h"
 #include "evaluation/tasks/task.h"
 #include "kvlathe/options.h"
-#include "kvlathe/workspace.h"
+#include "runtime/workspace.h"
 
 namespace kvlathe {
 

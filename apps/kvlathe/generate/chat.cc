@@ -6,12 +6,12 @@
 #include <optional>
 
 #include "evaluation/kv_parts.h"
-#include "kvlathe/cache_loss.h"
+#include "kvlathe/chat_template_options.h"
 #include "kvlathe/generate/chat_conversation.h"
 #include "kvlathe/generate/chat_input.h"
 #include "kvlathe/generate/generation_options.h"
-#include "kvlathe/workspace.h"
-#include "tokenizer/chat/chat_template.h"
+#include "kvlathe/open_workspace.h"
+#include "runtime/cache_loss.h"
 
 namespace kvlathe {
 namespace {
@@ -20,22 +20,8 @@ struct ChatOptions {
   ModelOptions model;
   GenerationOptions generation;
   ConversationOptions conversation;
-  std::string family;  // --chat-template; empty: the model's own
+  ChatTemplateOptions chat;
 };
-
-StatusOr<ChatFormat> ChooseFormat(const ChatOptions& options, const ChatContext& context) {
-  StatusOr<ChatFormat> format = options.family.empty()
-                                    ? LoadChatFormat(options.model.model, context)
-                                    : NamedChatFormat(options.family, context);
-  KVL_RETURN_IF_ERROR(format.status());
-  const bool takes_system = format->system_place != ChatFormat::System::kDropped &&
-                            format->system_place != ChatFormat::System::kRefused;
-  if (!options.conversation.system.empty() && !takes_system) {
-    return Error(StatusCode::kInvalidArgument,
-                 "--system: this model's chat template takes no system message; leave it out");
-  }
-  return format;
-}
 
 // A conversation on standard input and output.
 class Chat {
@@ -171,18 +157,24 @@ Status RunChat(const ChatOptions& options) {
   if (how.max_tokens == kUntilTheEnd) how.max_tokens = std::numeric_limits<int>::max();
   // Before the weights are read, which takes long.
   KVL_RETURN_IF_ERROR(LoadModelConfig(options.model.model).status());
-  KVL_RETURN_IF_ERROR(ChooseFormat(options, {}).status());
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
+                       Tokenizer::Load(options.model.model));
+  KVL_ASSIGN_OR_RETURN(const ChatTemplate chat_template,
+                       FindChatTemplate(options.chat, options.model.model, *tokenizer));
+  for (const std::string& note : chat_template.Notes()) {
+    const bool is_of_tools = note.find("tools") != std::string::npos;
+    if (!is_of_tools && !how.system.empty()) fmt::print(stderr, "kvlathe: note: {}\n", note);
+  }
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
   KVL_ASSIGN_OR_RETURN(
       const SpecModel spec_model,
       workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
   KVL_RETURN_IF_ERROR(WarnOfLoss(workspace.get(), spec_model));
-  KVL_ASSIGN_OR_RETURN(const ChatFormat format,
-                       ChooseFormat(options, ChatContextOf(workspace->tokenizer())));
-  // The text of a template holds its BOS. A family that was forced on a model follows the model's
-  // own rule instead.
-  how.adds_bos = !options.family.empty() && format.start.empty();
-  Conversation conversation(&how, workspace.get(), spec_model.model.get(), &format);
+  // A model's own template prints its BOS, where there is to be one. A template that was forced on
+  // a model follows the model's own rule instead.
+  how.adds_bos = !options.chat.choice.empty() && !chat_template.prints_bos();
+  how.reads_control_tokens = options.chat.reads_control_tokens;
+  Conversation conversation(&how, workspace.get(), spec_model.model.get(), &chat_template);
   Chat chat(&conversation, options.model.json);
   const Status status = chat.Converse();
   chat.Report();
@@ -200,8 +192,9 @@ void AddChatVerb(Verbs* verbs) {
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "none");
   verb->add_option("--system", options->conversation.system, "system message");
-  verb->add_option("--chat-template", options->family, "family (default: the model's template)")
-      ->check(CLI::IsMember(ChatFamilyNames()));
+  AddChatTemplateOptions(verb, &options->chat);
+  verb->add_flag("--show-prompt", options->conversation.shows_prompt,
+                 "the rendered conversation on standard error, before each answer");
   AddMaxTokensOption(verb, &options->conversation.max_tokens,
                      "tokens of an answer, at most; -1: until it or the context ends");
   verb->add_option("--rate", options->conversation.rate,

@@ -29,12 +29,12 @@ void DropAddedSpace(const Tokenizer& tokenizer, int32_t first_id, std::string* p
 }  // namespace
 
 Conversation::Conversation(const ConversationOptions* options, const Workspace* workspace,
-                           Model* model, const ChatFormat* format)
+                           Model* model, const ChatTemplate* chat_template)
     : options_(*options),
       workspace_(*workspace),
       model_(model),
-      format_(*format),
-      ends_(FindChatEnds(workspace->tokenizer(), *format)),
+      template_(*chat_template),
+      ends_(FindChatEnds(workspace->tokenizer(), chat_template->answer_format(false).ends)),
       pool_(workspace->kv_budget_bytes(), &model->machine().memory()),
       engine_({model}, &pool_, HeardBetweenSteps()),
       rate_(options->rate) {
@@ -71,9 +71,19 @@ double Conversation::KvFraction(const RequestOutcome& outcome) const {
          static_cast<double>(ReferenceBytes(model_->layout(), outcome.n_cached_tokens));
 }
 
+StatusOr<MarkedText> Conversation::Render(std::span<const ChatMessage> messages) const {
+  ChatConversation conversation;
+  for (const ChatMessage& message : messages) {
+    conversation.messages.push_back({{"role", message.role}, {"content", message.content}});
+  }
+  return template_.Render(conversation);
+}
+
 StatusOr<std::vector<int32_t>> Conversation::Tokenize(std::span<const ChatMessage> messages) const {
-  KVL_ASSIGN_OR_RETURN(const std::string text, RenderChat(format_, messages));
-  return workspace_.tokenizer().Tokenize(text, options_.adds_bos);
+  KVL_ASSIGN_OR_RETURN(const MarkedText prompt, Render(messages));
+  std::span<const TextRange> plain = prompt.inputs;
+  if (options_.reads_control_tokens) plain = {};
+  return workspace_.tokenizer().TokenizeMarked(prompt.text, options_.adds_bos, plain);
 }
 
 // An answer is shown without the space of DropAddedSpace, but templates differ in whether they
@@ -162,6 +172,10 @@ StatusOr<ChatAnswer> Conversation::Ask(const std::string& message, const TakeTex
                                [&](std::span<const ChatMessage> some) { return Tokenize(some); }));
   if (fitted.n_dropped > 0) {
     fmt::print(stderr, "kvlathe: note: {}\n", DroppedTurnsText(fitted.n_dropped, context));
+  }
+  if (options_.shows_prompt) {
+    KVL_ASSIGN_OR_RETURN(const MarkedText prompt, Render(fitted.messages));
+    fmt::print(stderr, "{}\n", prompt.text);
   }
   ChatAnswer answer;
   KVL_RETURN_IF_ERROR(Generate(std::move(fitted.prompt), take, &answer));

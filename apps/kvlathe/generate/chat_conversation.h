@@ -1,4 +1,4 @@
-// A conversation with a model: its messages, and the cache that is kept from answer to answer.
+// A conversation with a model has its messages, and the cache that is kept from answer to answer.
 #pragma once
 
 #include <functional>
@@ -6,11 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "chat/chat_ends.h"
+#include "chat/chat_template.h"
 #include "engine/engine.h"
 #include "kv/blocks/block_pool.h"
-#include "kvlathe/workspace.h"
-#include "tokenizer/chat/chat_ends.h"
-#include "tokenizer/chat/chat_format.h"
+#include "kvlathe/generate/chat_turns.h"
+#include "runtime/workspace.h"
 
 namespace kvlathe {
 
@@ -18,6 +19,8 @@ struct ConversationOptions {
   std::string system;
   int max_tokens = 512;   // of an answer
   bool adds_bos = false;  // the tokenizer's, which the rendered conversation does not hold
+  bool reads_control_tokens = false;  // also those that are written in messages
+  bool shows_prompt = false;          // on standard error, before each answer
   std::optional<double> rate;
   SamplingParams sampling;
   std::vector<std::string> stops;
@@ -42,7 +45,7 @@ class Conversation {
 
   // All outlive the conversation.
   Conversation(const ConversationOptions* options, const Workspace* workspace, Model* model,
-               const ChatFormat* format);
+               const ChatTemplate* chat_template);
 
   // Forgets all but the system message.
   void Clear();
@@ -56,6 +59,7 @@ class Conversation {
   double KvFraction(const RequestOutcome& outcome) const;
 
  private:
+  StatusOr<MarkedText> Render(std::span<const ChatMessage> messages) const;
   StatusOr<std::vector<int32_t>> Tokenize(std::span<const ChatMessage> messages) const;
   void SettleLastAnswer(const std::string& message);
   Session TakeKeptFor(std::span<const int32_t> prompt);
@@ -64,7 +68,7 @@ class Conversation {
   const ConversationOptions& options_;
   const Workspace& workspace_;
   Model* model_;
-  const ChatFormat& format_;
+  const ChatTemplate& template_;
   ChatEnds ends_;  // with those of the model and the options
   BlockPool pool_;
   Engine engine_;

@@ -1,4 +1,4 @@
-// What a person or a program says to `kvlathe chat`.
+// `kvlathe chat` reads what a person types or what a program writes to it.
 #pragma once
 
 #include <optional>

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kv/retention/plan.h"
+#include "kv/retention/retention_plan.h"
 #include "kv/seal/seal_schedule.h"
 
 namespace kvlathe {

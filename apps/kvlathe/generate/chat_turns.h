@@ -1,5 +1,5 @@
-// The arithmetic of a conversation that must fit a context and whose cache is kept: what is dropped
-// and what need not be read again.
+// A conversation must fit a context, and its cache is kept; the arithmetic here says what is
+// dropped and what need not be read again.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,13 @@
 #include "base/status.h"
 #include "engine/session.h"
 #include "kv/cache_layout.h"
-#include "tokenizer/chat/chat_format.h"
 
 namespace kvlathe {
+
+struct ChatMessage {
+  std::string role;  // system, user or assistant
+  std::string content;
+};
 
 // The tokens of the rendered conversation.
 using TokenizeChat =

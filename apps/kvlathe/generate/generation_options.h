@@ -1,4 +1,4 @@
-// How text is generated: the options that `run` and `chat` share.
+// `run` and `chat` share the options that say how text is generated.
 #pragma once
 
 #include <functional>

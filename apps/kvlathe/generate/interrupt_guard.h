@@ -1,4 +1,4 @@
-// Ctrl-C while an answer is generated.
+// An InterruptGuard hears Ctrl-C while an answer is generated.
 #pragma once
 
 namespace kvlathe {

@@ -9,10 +9,10 @@
 #include "evaluation/kv_parts.h"
 #include "io/atomic_file.h"
 #include "io/files.h"
-#include "kvlathe/cache_loss.h"
 #include "kvlathe/generate/generation_options.h"
 #include "kvlathe/generate/interrupt_guard.h"
-#include "kvlathe/workspace.h"
+#include "kvlathe/open_workspace.h"
+#include "runtime/cache_loss.h"
 
 namespace kvlathe {
 namespace {
@@ -38,7 +38,7 @@ struct Generated {
   Session session;  // with --save-session
 };
 
-void Report(const Workspace& workspace, const SpecModel& spec_model, const Generated& generated) {
+void Report(const SpecModel& spec_model, const Generated& generated, bool as_json) {
   const RequestOutcome& outcome = generated.outcome;
   const CacheLayout& layout = spec_model.model->layout();
   const int n_generated = static_cast<int>(outcome.tokens.size());
@@ -47,7 +47,7 @@ void Report(const Workspace& workspace, const SpecModel& spec_model, const Gener
                                       : 0;
   const double fraction = static_cast<double>(outcome.kv_bytes.total()) /
                           static_cast<double>(ReferenceBytes(layout, outcome.n_cached_tokens));
-  if (workspace.options().json) {
+  if (as_json) {
     nlohmann::ordered_json json = {{"kv", spec_model.spec.text()},
                                    {"kv_resolved", spec_model.spec.ToString()},
                                    {"text", generated.text},
@@ -198,7 +198,7 @@ Status RunOn(const RunVerbOptions& options, const std::string& prompt, Workspace
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     return Error(StatusCode::kResourceExhausted, "standard output cannot be written");
   }
-  Report(*workspace, spec_model, generated);
+  Report(spec_model, generated, options.model.json);
   return OkStatus();
 }
 
@@ -213,7 +213,7 @@ Status Run(const RunVerbOptions& options) {
   if (!options.save_session.empty()) {
     KVL_RETURN_IF_ERROR(AtomicFile::Create(options.save_session).status());
   }
-  KVL_ASSIGN_OR_RETURN(auto workspace, Workspace::Open(options.model));
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
   if (options.load_session.empty()) {  // before a calibration, which takes long
     KVL_RETURN_IF_ERROR(MakeRequest(options, *workspace, {}, prompt).status());
   }

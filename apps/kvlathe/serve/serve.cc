@@ -2,23 +2,21 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <ctime>
-#include <filesystem>
+#include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "io/files.h"
-#include "kvlathe/cache_loss.h"
+#include "kvlathe/chat_template_options.h"
+#include "kvlathe/open_workspace.h"
 #include "kvlathe/serve/shutdown_signals.h"
-#include "kvlathe/workspace.h"
+#include "runtime/serving_model.h"
+#include "server/opened_model.h"
 #include "server/server.h"
-#include "server/tools/template_tool_support.h"
-#include "tokenizer/chat/chat_ends.h"
-#include "tokenizer/chat/chat_template.h"
 
 namespace kvlathe {
 namespace {
@@ -27,22 +25,13 @@ struct ServeOptions {
   ModelOptions model;
   std::string random_model;  // --random-model
   std::string tokenizer;     // --tokenizer
-  std::string chat_family;   // --chat-template; empty: the model's own
+  ChatTemplateOptions chat;
   std::vector<std::string> names;
   std::vector<std::string> api_keys;
   std::string api_key_file;
   api::ApiLimits limits;
   EngineOptions engine = {.max_waiting = 256};
   server::ServerOptions server;
-};
-
-// What the models of the levels and the API point to.
-struct Served {
-  std::unique_ptr<Workspace> workspace;
-  std::vector<SpecModel> levels;
-  std::optional<ChatFormat> chat_format;
-  std::optional<TemplateToolSupport> tool_support;
-  std::optional<BlockPool> pool;
 };
 
 Status CheckOptions(const ServeOptions& options) {
@@ -80,99 +69,13 @@ StatusOr<std::vector<std::string>> ReadKeys(const ServeOptions& options) {
   return keys;
 }
 
-// None for a model without a template, or with one that is not recognised: its chat routes then say
-// so. An error where --chat-template asks for one that does not fit.
-StatusOr<std::optional<ChatFormat>> FindChatFormat(const ServeOptions& options,
-                                                   const ChatContext& context) {
-  if (!options.chat_family.empty()) return NamedChatFormat(options.chat_family, context);
-  if (options.model.model.empty()) return std::nullopt;
-  StatusOr<ChatFormat> format = LoadChatFormat(options.model.model, context);
-  if (format.ok()) return *std::move(format);
-  const StatusCode code = format.status().code();
-  if (code != StatusCode::kNotFound && code != StatusCode::kUnimplemented) return format.status();
-  fmt::print(stderr, "kvlathe: note: no /v1/chat/completions: {}\n", MessageOf(format.status()));
-  return std::nullopt;
-}
-
-StatusOr<std::unique_ptr<Workspace>> OpenModel(const ServeOptions& options) {
-  if (options.random_model.empty()) return Workspace::Open(options.model);
-  return Workspace::OpenRandomWithTokenizer(options.random_model, options.tokenizer, options.model);
-}
-
-std::vector<int32_t> EndIds(const Workspace& workspace) {
-  std::vector<int32_t> ids(workspace.config().eos_ids.begin(), workspace.config().eos_ids.end());
-  const auto eos = workspace.tokenizer().eos_id();
-  if (eos.has_value() && std::ranges::find(ids, *eos) == ids.end()) ids.push_back(*eos);
-  return ids;
-}
-
-// Grammars end where chats do: at the ends of the template too.
-void AddToolSupport(Served* served) {
-  const Workspace& workspace = *served->workspace;
-  const ChatFormat* const format = served->chat_format ? &*served->chat_format : nullptr;
-  std::vector<int32_t> end_ids = EndIds(workspace);
-  if (format != nullptr) {
-    const ChatEnds ends = FindChatEnds(workspace.tokenizer(), *format);
-    for (const int32_t id : ends.ids) {
-      if (std::ranges::find(end_ids, id) == end_ids.end()) end_ids.push_back(id);
-    }
-  }
-  served->tool_support.emplace(
-      format, Grammars::Make(workspace.tokenizer(),
-                             {.n_logits = workspace.config().vocab_size, .end_ids = end_ids}));
-}
-
-StatusOr<std::unique_ptr<Served>> Load(const ServeOptions& options) {
-  auto served = std::make_unique<Served>();
-  KVL_ASSIGN_OR_RETURN(served->workspace, OpenModel(options));
-  KVL_ASSIGN_OR_RETURN(served->chat_format,
-                       FindChatFormat(options, ChatContextOf(served->workspace->tokenizer())));
-  AddToolSupport(served.get());
-  std::vector<std::string> specs = options.model.kv;
-  if (specs.empty()) specs = {"none"};
-  for (const std::string& kv : specs) {
-    KVL_ASSIGN_OR_RETURN(SpecModel level, served->workspace->MakeModel(kv));
-    if (!served->workspace->has_random_weights()) {
-      KVL_RETURN_IF_ERROR(WarnOfLoss(served->workspace.get(), level));
-    }
-    served->levels.push_back(std::move(level));
-  }
-  served->pool.emplace(served->workspace->kv_budget_bytes(),
-                       &served->levels.front().model->machine().memory());
-  return served;
-}
-
-// "SmolLM2-135M.Q8_0" of SmolLM2-135M.Q8_0.gguf, "lathe-nano" of models/lathe-nano/.
-std::string NameOfModel(const ServeOptions& options) {
-  const std::string& path =
-      options.model.model.empty() ? options.random_model : options.model.model;
-  std::filesystem::path name = std::filesystem::path(path).lexically_normal();
-  if (!name.has_filename()) name = name.parent_path();
-  return name.extension() == ".gguf" ? name.stem().string() : name.filename().string();
-}
-
-server::ServedModel Describe(const ServeOptions& options, Served* served) {
-  const Workspace& workspace = *served->workspace;
-  server::ServedModel described;
-  described.api = {.tokenizer = &workspace.tokenizer(),
-                   .chat_format = served->chat_format ? &*served->chat_format : nullptr,
-                   .tool_support = &*served->tool_support,
-                   .model_names = options.names,
-                   .created = static_cast<int64_t>(std::time(nullptr)),
-                   .context_tokens = workspace.context_tokens(),
-                   .end_ids = EndIds(workspace),
-                   .limits = options.limits};
-  if (described.api.model_names.empty()) described.api.model_names = {NameOfModel(options)};
-  // As in kvlathe chat: the text of the model's own template holds its BOS.
-  described.api.chat_adds_bos =
-      !options.chat_family.empty() && served->chat_format && served->chat_format->start.empty();
-  for (SpecModel& level : served->levels) {
-    described.levels.push_back(level.model.get());
-    described.api.levels.push_back({level.spec.text(), level.model.get()});
-  }
-  described.pool = &*served->pool;
-  described.engine = options.engine;
-  return described;
+StatusOr<ServingOptions> ServingOptionsOf(const ServeOptions& options) {
+  ServingOptions serving;
+  KVL_ASSIGN_OR_RETURN(serving.open, OpenOptionsOf(options.model));
+  serving.random_config = options.random_model;
+  serving.tokenizer = options.tokenizer;
+  serving.chat = options.chat;
+  return serving;
 }
 
 // As many connections as the system allows.
@@ -194,12 +97,15 @@ Status Serve(ServeOptions options) {
   KVL_ASSIGN_OR_RETURN(options.server.api_keys, ReadKeys(options));
   options.server.version = KVLATHE_VERSION;
   options.server.log = LogToStandardError;
-  KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Served> served, Load(options));
+  KVL_ASSIGN_OR_RETURN(const ServingOptions serving, ServingOptionsOf(options));
+  KVL_ASSIGN_OR_RETURN(auto opened, OpenServingModel(serving));
+  server::OpenedModel model(std::move(opened));
   RaiseFileLimit();
   const ShutdownSignals signals;
   KVL_ASSIGN_OR_RETURN(
       const std::unique_ptr<server::Server> server,
-      server::Server::Start(Describe(options, served.get()), std::move(options.server)));
+      server::Server::Start(model.Describe(options.names, options.limits, options.engine),
+                            std::move(options.server)));
   const bool is_person = signals.Wait();
   // A person at a terminal has no load balancer that must learn of it first.
   server->Drain(ShutdownSignals::CameAgain, /*delays=*/!is_person);
@@ -289,9 +195,7 @@ void AddServeVerb(Verbs* verbs) {
       "--tokenizer", options->tokenizer,
       "with --random-model: directory or .gguf file whose tokenizer and vocabulary are "
       "used");
-  verb->add_option("--chat-template", options->chat_family,
-                   "family (default: the model's template)")
-      ->check(CLI::IsMember(ChatFamilyNames()));
+  AddChatTemplateOptions(verb, &options->chat);
   AddServerOptions(verb, options.get());
   AddLimitOptions(verb, options.get());
 }

@@ -1,4 +1,4 @@
-// SIGINT and SIGTERM while the server runs.
+// SIGINT and SIGTERM ask the server to drain while it runs.
 #pragma once
 
 namespace kvlathe {

@@ -1,11 +1,12 @@
-// What a method of the basis axis hands to the model: for each layer and KV head the maps between
-// rows of head_dim numbers and rows of the stored ranks.
+// A basis is what a method of the basis axis hands to the model: for each layer and KV head the
+// maps between rows of head_dim numbers and rows of the stored ranks.
 #pragma once
 
 #include <optional>
 #include <vector>
 
-#include "format/rows/block_layout.h"
+#include "format/keys.h"
+#include "format/split_bits/bit_split.h"
 
 namespace kvlathe {
 
@@ -17,7 +18,7 @@ struct CutColumns {
 
 // The maps of one KV head as row-major float matrices, which multiply rows from the right.
 //
-// Where heads share latents (ModelBasis::heads_per_latent = n > 1) these are slices of the latents
+// Where heads share latents (LatentKeys::heads_per_latent = n > 1) these are slices of the latents
 // of n heads: E and A take the rows of all of them side by side, [n head_dim, rank], and the ways
 // back F and B the slices of all of them, [n rank, head_dim]. Ranks are equal among these heads.
 struct HeadBasis {
@@ -39,8 +40,7 @@ struct HeadBasis {
   std::vector<float> key_way_back = {};
   // The bits of channels, if they have bits of their own. The maps then give channels of unit
   // variance that are mixed in groups (CutBasis).
-  BitSplit k_bits = {}, v_bits = {};
-  EntryBits most_attended = {}, least_attended = {};  // HeadRanks
+  HeadBits bits = {};
   // How many numbers of a value the cache holds behind the sinks; 0: rank_v. Values of sinks are
   // whole then (BlockShape::sink_rank_v).
   int stored_rank_v = 0;
@@ -60,17 +60,14 @@ struct ModelBasis {
   int n_kv_heads = 0;            // heads of the cache
   int head_dim = 0;              // of the rows that maps take
   std::vector<HeadBasis> heads;  // [n_layers * n_kv_heads]
-  // How many KV heads share their latents, a divisor of n_kv_heads; above 1 only with latent keys.
-  int heads_per_latent = 1;
-  // How many KV heads of the model are one head of the cache: maps take the rows of all of them
-  // side by side, and head_dim is as many times that of the model. A query head meets only the rows
-  // of its own KV head in query_basis, key_way_back and output_basis.
-  int heads_per_map = 1;
+  // Where a map joins several KV heads of the model (heads_per_map), head_dim is as many times that
+  // of the model, and a query head meets only the rows of its own KV head in query_basis,
+  // key_way_back and output_basis. Keys are TurnedKeys where `online` is set.
+  Keys keys = MappedKeys{};
   // Set by zack(online=on): heads then have ranks and no maps, because every sequence finds its
   // own.
   std::optional<OnlineInputs> online = std::nullopt;
 
-  bool has_latent_keys() const { return !heads.empty() && !heads.front().key_way_back.empty(); }
   const HeadBasis& head(int layer_idx, int kv_head_idx) const {
     return heads[layer_idx * n_kv_heads + kv_head_idx];
   }

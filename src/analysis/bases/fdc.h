@@ -1,9 +1,9 @@
-// FDC: keys and queries in the joint singular basis of both after RoPE, values in the singular
-// basis of W_V (docs/methods/fdc.md; the value side is Palu's per-head decomposition, Chang et
-// al., 2024).
+// FDC puts keys and queries into the joint singular basis of both after RoPE, and values into the
+// singular basis of W_V (docs/methods/fdc.md; the value side is Palu's per-head decomposition,
+// Chang et al., 2024).
 #pragma once
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "base/status.h"
 
 namespace kvlathe {

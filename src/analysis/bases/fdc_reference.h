@@ -1,6 +1,6 @@
-// The equations of docs/methods/fdc.md and the ranks of docs/basis.md, transcribed in double with
-// plain loops. It shares no code with the implementation: the stacked matrix is decomposed itself,
-// never its Gram matrix, and every candidate eta is tried.
+// This transcribes the equations of docs/methods/fdc.md and the ranks of docs/basis.md in double,
+// with plain loops. It shares no code with the implementation: the stacked matrix is decomposed
+// itself, never its Gram matrix, and every candidate eta is tried.
 #pragma once
 
 #include <vector>

@@ -65,8 +65,8 @@ class FdcTest : public ::testing::Test {
       AddGram(head.q, 1.0 / kTokens, q.data());
       AddGram(head.k, 1.0 / kTokens, k.data());
       AddGram(head.w, 1.0, w.data());
-      std::copy(q.begin(), q.end(), statistics_.q_post.gram.begin() + h * kSquare);
-      std::copy(k.begin(), k.end(), statistics_.k_post.gram.begin() + h * kSquare);
+      std::copy(q.begin(), q.end(), statistics_.q_post.covariance.begin() + h * kSquare);
+      std::copy(k.begin(), k.end(), statistics_.k_post.covariance.begin() + h * kSquare);
       value_grams_.push_back(w);
       Matrix stacked = head.q;
       stacked.insert(stacked.end(), head.k.begin(), head.k.end());
@@ -213,7 +213,7 @@ TEST_F(FdcTest, FullRankBasesAreOrthogonal) {
 }
 
 TEST_F(FdcTest, DamagedInputsAreNamedByLayerAndHead) {
-  statistics_.k_post.gram[(1 * kKvHeads + 2) * kHeadDim * kHeadDim] = NAN;
+  statistics_.k_post.covariance[(1 * kKvHeads + 2) * kHeadDim * kHeadDim] = NAN;
   const auto analysis = AnalyseFdc({&statistics_, value_grams_});
   EXPECT_EQ(analysis.status().code(), StatusCode::kDataLoss);
   EXPECT_EQ(MessageOf(analysis.status()),

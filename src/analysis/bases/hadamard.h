@@ -1,5 +1,5 @@
-// A Hadamard matrix as part of a basis: it spreads an outlier channel over all channels of a row,
-// which is what quantisers with a scale per token want (QuaRot, arXiv 2404.00456;
+// A Hadamard matrix may be part of a basis: it spreads an outlier channel over all channels of a
+// row, which is what quantisers with a scale per token want (QuaRot, arXiv 2404.00456;
 // docs/quantization.md).
 #pragma once
 

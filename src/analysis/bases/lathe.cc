@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <span>
+#include <utility>
 
 #include "analysis/bases/hadamard.h"
 #include "analysis/bases/optimal_pair.h"
 #include "analysis/bases/rotation.h"
 #include "analysis/ranks/bit_ladder.h"
 #include "analysis/statistics/gram.h"
-#include "base/check.h"
+#include "analysis/statistics/joint_rows.h"
+#include "analysis/statistics/positive.h"
 #include "format/rows/block_layout.h"
 
 namespace kvlathe {
@@ -19,63 +22,67 @@ namespace {
 // little of directions in which they are small.
 constexpr double kFisherRidge = 0.1;
 
-// Rows weighed by their gradients are few; all rows of the text count this much beside them.
-constexpr double kPlainShare = 0.1;
-
-// The rows of one head of the cache: their moments about the mean, and what errors in them cost.
+// The rows of one head of the cache: their moments about the offset, and what errors in them cost.
 struct RowStatistics {
-  std::vector<double> gram;    // [dim, dim], about the offset
+  std::vector<double> gram;    // [dim, dim]
+  std::vector<double> plain;   // of all rows of the text alone
   std::vector<double> fisher;  // [dim, dim]
   std::vector<float> offset;   // [dim], or empty
 };
 
-// Channels [first, first + dim) of the rows of a layer.
-RowStatistics RowsOf(const JointMoments& moments, const StatisticsShape& shape, int layer_idx,
-                     int first, int dim, bool is_centred) {
-  const int width = JointHeads(shape) * shape.head_dim;
-  const int64_t n_groups = int64_t{shape.n_kv_heads} * shape.head_dim / width;
-  const int64_t group = layer_idx * n_groups + first / width;
-  const int from = first % width;
-  KVL_CHECK(from + dim <= width);
+// kDataLoss where the moments are not those of rows.
+StatusOr<RowStatistics> RowsOf(const JointMoments& moments, const StatisticsShape& shape,
+                               const JointChannels& channels, bool is_centred) {
   RowStatistics rows;
-  const auto mean = moments.weighed_mean.begin() + group * width + from;
-  if (is_centred) rows.offset.assign(mean, mean + dim);
-  const auto plain = moments.mean.begin() + group * width + from;
-  rows.gram.resize(int64_t{dim} * dim);
-  rows.fisher.resize(int64_t{dim} * dim);
-  for (int i = 0; i < dim; ++i) {
-    const int64_t row = (group * width + from + i) * width + from;
-    for (int j = 0; j < dim; ++j) {
-      double w = moments.weighed_gram[row + j], c = moments.gram[row + j];
-      if (is_centred) {
-        w -= double{mean[i]} * mean[j];
-        c += -double{plain[i]} * mean[j] - double{mean[i]} * plain[j] + double{mean[i]} * mean[j];
-      }
-      rows.gram[i * dim + j] = (w + kPlainShare * c) / (1 + kPlainShare);
-      rows.fisher[i * dim + j] = moments.fisher[row + j];
-    }
+  const std::span<const float> mean = MeanOf(moments.weighed_mean, shape, channels);
+  if (is_centred) rows.offset.assign(mean.begin(), mean.end());
+  JointRows about_offset = RowsAbout(rows.offset, moments, shape, channels);
+  for (const std::vector<double>* of_rows : {&about_offset.weighed, &about_offset.plain}) {
+    if (!AllFinite(*of_rows) || IsSumOfSquares(*of_rows, channels.dim)) continue;
+    return Error(StatusCode::kDataLoss,
+                 "layer {}, KV head {}: rows of the calibration have a negative variance in some "
+                 "direction, so their deviations are not known; write new statistics with kvlathe "
+                 "calibrate, or take a cache that needs none, such as kivi",
+                 channels.layer_idx, channels.first / shape.head_dim);
   }
+  rows.gram = about_offset.Priced();
+  rows.plain = std::move(about_offset.plain);
+  const int dim = channels.dim;
+  rows.fisher = SquareOf(moments.fisher, shape, channels);
   const double ridge = kFisherRidge * TraceOf(rows.fisher, dim) / dim;
   for (int i = 0; i < dim; ++i) rows.fisher[i * dim + i] += ridge;
   return rows;
 }
 
-// sqrt(e^T gram e) of every column e of the square map, mixed as it is stored. Channels without any
-// variance get the smallest deviation that others can be told from.
-std::vector<float> DeviationsOf(const std::vector<double>& gram, const std::vector<double>& plain,
-                                int dim) {
-  constexpr double kLeast = 1e-6;  // of the largest
-  std::vector<float> map = ToFloats(plain);
-  MixColumns(kBitGroup, &map);
-  std::vector<double> deviations;
+// e^T square e of every column e of a square map.
+std::vector<double> AlongColumns(const std::vector<double>& square, const std::vector<float>& map,
+                                 int dim) {
+  std::vector<double> along(dim);
   for (int column = 0; column < dim; ++column) {
-    double square = 0;
     for (int i = 0; i < dim; ++i) {
       double sum = 0;
-      for (int j = 0; j < dim; ++j) sum += gram[i * dim + j] * double{map[j * dim + column]};
-      square += sum * double{map[i * dim + column]};
+      for (int j = 0; j < dim; ++j) sum += square[i * dim + j] * double{map[j * dim + column]};
+      along[column] += sum * double{map[i * dim + column]};
     }
-    deviations.push_back(std::sqrt(std::max(square, 0.0)));
+  }
+  return along;
+}
+
+// The deviation of every column of the square map, mixed as it is stored. No channel gets less than
+// its part of what all rows of the text have there, whatever rounding left of the weighed ones:
+// codes of a deviation that is too small lie far outside of their table, and take up the scale of
+// their token. Channels without any variance get the smallest deviation that others can be told
+// from.
+std::vector<float> DeviationsOf(const RowStatistics& rows, const std::vector<double>& unmixed,
+                                int dim) {
+  constexpr double kLeast = 1e-6;  // of the largest
+  std::vector<float> map = ToFloats(unmixed);
+  MixColumns(kBitGroup, &map);
+  const std::vector<double> plain = AlongColumns(rows.plain, map, dim);
+  std::vector<double> deviations = AlongColumns(rows.gram, map, dim);
+  for (int i = 0; i < dim; ++i) {
+    const double least = kPlainShare / (1 + kPlainShare) * plain[i];
+    deviations[i] = std::sqrt(std::max({deviations[i], least, 0.0}));
   }
   const double largest = *std::max_element(deviations.begin(), deviations.end());
   for (double& x : deviations) x = largest > 0 ? std::max(x, kLeast * largest) : 1;
@@ -98,14 +105,15 @@ std::vector<double> NoiseOf(const std::vector<float>& deviations, const std::vec
 Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis) {
   const CalibrationStatistics& s = *inputs.statistics;
   const StatisticsShape& shape = analysis->shape;
-  const int d = shape.head_dim, layer_idx = static_cast<int>(h / shape.n_kv_heads);
-  const int first = static_cast<int>(h % shape.n_kv_heads) * d;
+  const int d = shape.head_dim;
+  const JointChannels channels = {static_cast<int>(h / shape.n_kv_heads),
+                                  static_cast<int>(h % shape.n_kv_heads) * d, d};
   const bool is_latent = inputs.options.keys_before_rope;
   const auto rows_of = [&](const JointMoments& moments) {
-    return RowsOf(moments, s.shape, layer_idx, first, d, inputs.options.is_centred);
+    return RowsOf(moments, s.shape, channels, inputs.options.is_centred);
   };
-  RowStatistics keys = rows_of(is_latent ? s.joint.k_pre : s.joint.k);
-  RowStatistics values = rows_of(s.joint.v);
+  KVL_ASSIGN_OR_RETURN(RowStatistics keys, rows_of(is_latent ? s.joint.k_pre : s.joint.k));
+  KVL_ASSIGN_OR_RETURN(RowStatistics values, rows_of(s.joint.v));
   KVL_RETURN_IF_ERROR(CheckFinite(
       shape, h,
       {WeightedSum(1, keys.gram, 1, keys.fisher), WeightedSum(1, values.gram, 1, values.fisher)}));
@@ -120,8 +128,8 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
   head.key_basis = ToFloats(k.right);
   head.value_basis = ToFloats(v.left);
   head.output_basis = TransposedSquare(ToFloats(v.right), d);
-  head.key_deviations = DeviationsOf(keys.gram, k.right, d);
-  head.value_deviations = DeviationsOf(values.gram, v.left, d);
+  head.key_deviations = DeviationsOf(keys, k.right, d);
+  head.value_deviations = DeviationsOf(values, v.left, d);
   head.key_offset = std::move(keys.offset);
   head.value_offset = std::move(values.offset);
   analysis->noise[h].qk = NoiseOf(head.key_deviations, k.singular_values);
@@ -147,10 +155,12 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
   }
   BasisAnalysis analysis;
   analysis.keeps_sink_values = true;
-  analysis.heads_per_map = HeadsPerMap(statistics.shape, inputs.options.joint_channels);
+  const int n_joined = HeadsPerMap(statistics.shape, inputs.options.joint_channels);
+  analysis.keys = inputs.options.keys_before_rope ? Keys(LatentKeys{.heads_per_map = n_joined})
+                                                  : Keys(MappedKeys{n_joined});
   analysis.shape = statistics.shape;
-  analysis.shape.n_kv_heads /= analysis.heads_per_map;
-  analysis.shape.head_dim *= analysis.heads_per_map;
+  analysis.shape.n_kv_heads /= n_joined;
+  analysis.shape.head_dim *= n_joined;
   const int64_t n_heads = int64_t{analysis.shape.n_layers} * analysis.shape.n_kv_heads;
   analysis.heads.resize(n_heads);
   analysis.spectra.resize(n_heads);

@@ -1,9 +1,9 @@
-// lathe: our own basis. It stores rows in the maps that lose least of the products of queries and
+// lathe is our own basis. It stores rows in the maps that lose least of the products of queries and
 // keys, and of values and output weights, after subtracting their means; and it takes ranks away
 // where that costs least (docs/methods/lathe.md).
 #pragma once
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "analysis/statistics/statistics.h"
 #include "base/status.h"
 
@@ -20,7 +20,8 @@ int HeadsPerMap(const StatisticsShape& shape, int channels);
 // A head of the cache is HeadsPerMap(shape, BasisOptions::joint_channels) KV heads of a layer side
 // by side. Means become the
 // offsets, unless BasisOptions::is_centred is off. With BasisOptions::keys_before_rope keys are
-// latents. Spectra and noise are in nats per token. kFailedPrecondition if there are no gradients.
+// latents. Spectra and noise are in nats per token. kFailedPrecondition if there are no gradients;
+// kDataLoss, with layer and head, where moments are not finite or not those of rows.
 StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs);
 
 // Shares out ranks by water-filling (RankRule::kLeastError) over all layers, heads and pairs.

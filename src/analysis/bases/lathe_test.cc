@@ -49,11 +49,12 @@ void SetMoments(const KindRows& of, int layer_idx, JointMoments* moments) {
     moments->mean[layer_idx * kWidth + i] = static_cast<float>(sum / kTokens);
     moments->weighed_mean[layer_idx * kWidth + i] = static_cast<float>(sum / kTokens);
     for (int j = 0; j < kWidth; ++j) {
-      double gram = 0, fisher = 0;
-      for (const Row& row : of.rows) gram += row[i] * row[j];
+      double sum_of_j = 0, products = 0, fisher = 0;
+      for (const Row& row : of.rows) sum_of_j += row[j], products += row[i] * row[j];
       for (const Row& g : of.gradients) fisher += g[i] * g[j];
       const int64_t at = (int64_t{layer_idx} * kWidth + i) * kWidth + j;
-      moments->gram[at] = moments->weighed_gram[at] = static_cast<float>(gram / kTokens);
+      moments->covariance[at] = moments->weighed_covariance[at] =
+          static_cast<float>((products - sum * sum_of_j / kTokens) / kTokens);
       moments->fisher[at] = static_cast<float>(fisher / kTokens / 2);
     }
   }
@@ -169,7 +170,7 @@ TEST_F(LatheTest, SpectraSayWhatCutsCost) {
     for (const int rank : {16, 32}) {
       const ModelBasis cut =
           CutBasis(analysis, std::vector<HeadRanks>(kLayers * n_heads, {rank, rank}));
-      EXPECT_EQ(cut.heads_per_map, options.joint_channels > 0 ? kKvHeads : 1);
+      EXPECT_EQ(HeadsPerMap(cut.keys), options.joint_channels > 0 ? kKvHeads : 1);
       for (int h = 0; h < kLayers * n_heads; ++h) {
         SCOPED_TRACE(::testing::Message() << choice << " head " << h << " rank " << rank);
         const HeadBasis& head = cut.heads[h];
@@ -227,7 +228,8 @@ TEST_F(LatheTest, StoredChannelsHaveUnitVarianceAndComeBackWhole) {
     BitSplit split;
     split.channels[0] = dim;
     const ModelBasis basis =
-        CutBasis(analysis, std::vector<HeadRanks>(kLayers * n_heads, {dim, dim, split, split}));
+        CutBasis(analysis,
+                 std::vector<HeadRanks>(kLayers * n_heads, {dim, dim, {.middle = {split, split}}}));
     for (int h = 0; h < kLayers * n_heads; ++h) {
       const HeadBasis& head = basis.heads[h];
       EXPECT_TRUE(head.query_basis.empty());
@@ -252,8 +254,8 @@ TEST_F(LatheTest, NoiseIsWhatAnErrorOfAStoredChannelCosts) {
   const BasisAnalysis analysis = Analyse({.joint_channels = kWidth});
   BitSplit split;
   split.channels[0] = kWidth;
-  const ModelBasis basis =
-      CutBasis(analysis, std::vector<HeadRanks>(kLayers, {kWidth, kWidth, split, split}));
+  const ModelBasis basis = CutBasis(
+      analysis, std::vector<HeadRanks>(kLayers, {kWidth, kWidth, {.middle = {split, split}}}));
   for (int l = 0; l < kLayers; ++l) {
     const HeadNoise& noise = analysis.noise[l];
     const std::vector<float> back = Transposed(basis.heads[l].query_basis, kWidth);
@@ -291,6 +293,51 @@ TEST_F(LatheTest, DamagedInputsAreNamedByLayerAndHead) {
   const auto analysis = AnalyseLathe({&statistics_, {}, {}});
   EXPECT_EQ(analysis.status().code(), StatusCode::kDataLoss);
   EXPECT_THAT(MessageOf(analysis.status()), ::testing::HasSubstr("layer 1, KV head 0"));
+}
+
+// Rounding may leave a little less than nothing to rows that gradients weigh; a channel still gets
+// its part of the deviation that all rows have in it.
+TEST_F(LatheTest, DeviationsAreNotBelowTheirPartOfAllRows) {
+  JointMoments& keys = statistics_.joint.k;
+  const auto first = static_cast<int64_t>(kHeadDim) * (kWidth + 1);  // head 1 of layer 0, alone
+  for (int i = 0; i < kHeadDim; ++i) {
+    for (int j = 0; j < kWidth; ++j) {
+      const int64_t at = first - kHeadDim + i * kWidth + j;
+      keys.covariance[at] = keys.weighed_covariance[at] = 0;
+      keys.fisher[at] = 0;
+    }
+    const int64_t diagonal = first + i * (kWidth + 1);
+    // The last 16 channels, which are a group of bits, for their cost is the least.
+    const bool is_lost = i >= 16;
+    keys.covariance[diagonal] = is_lost ? 1e-8f : 1;
+    keys.weighed_covariance[diagonal] = is_lost ? -1e-8f : 1;
+    keys.fisher[diagonal] = is_lost ? 1e-4f : 1;
+  }
+  const BasisAnalysis analysis = Analyse({});
+  const HeadAnalysis& head = analysis.heads[1];
+  for (int column = 16; column < kHeadDim; ++column) {
+    // The columns of a group, mixed evenly, have the mean of their squares.
+    double square = 0;
+    for (int i = 0; i < kHeadDim; ++i) {
+      for (int c = 16; c < kHeadDim; ++c) {
+        const double e = head.key_basis[i * kHeadDim + c];
+        square += e * e * (i >= 16 ? 1e-8 : 1) / 16;
+      }
+    }
+    EXPECT_GT(head.key_deviations[column], 0.9 * std::sqrt(square * 0.1 / 1.1)) << column;
+  }
+}
+
+TEST_F(LatheTest, MomentsOfNoRowsAreRefusedByLayerAndHead) {
+  std::vector<float>& covariance = statistics_.joint.v.weighed_covariance;
+  const float whole = covariance[kWidth * kWidth];
+  covariance[kWidth * kWidth] = -0.01f * whole;
+  const auto analysis = AnalyseLathe({&statistics_, {}, {}});
+  EXPECT_EQ(analysis.status().code(), StatusCode::kDataLoss);
+  EXPECT_THAT(MessageOf(analysis.status()),
+              ::testing::HasSubstr("layer 1, KV head 0: rows of the calibration have a negative"));
+  covariance[kWidth * kWidth] = whole;
+  EXPECT_TRUE(AnalyseLathe({&statistics_, {}, {}}).ok());
 }
 
 TEST_F(LatheTest, WithoutGradientsThereIsNoPrice) {

@@ -1,4 +1,5 @@
-// The best low-rank form of a product whose factors are known by their Gram matrices.
+// A product whose factors are known by their Gram matrices has a best low-rank form, which
+// OptimalPair finds.
 #pragma once
 
 #include <vector>

@@ -17,31 +17,24 @@ namespace {
 // Directions in which rows have less than this share of the largest are scaled as if they had it.
 constexpr double kLeastShare = 1e-6;
 
-// X^T X / rows of all KV heads of a layer that share a latent, `dim` channels side by side.
-std::vector<double> GramOfGroup(const HeadMoments& moments, const std::vector<float>& across_heads,
-                                int64_t group_idx, const StatisticsShape& shape, int dim) {
-  if (dim == shape.head_dim) return GramOf(moments, group_idx, dim);
+// The covariance of the rows of all KV heads of a layer that share a latent, `dim` channels side by
+// side.
+std::vector<double> CovarianceOfGroup(const HeadMoments& moments,
+                                      const std::vector<float>& across_heads, int64_t group_idx,
+                                      const StatisticsShape& shape, int dim) {
+  if (dim == shape.head_dim) {
+    const auto head = moments.covariance.begin() + group_idx * dim * dim;
+    return {head, head + int64_t{dim} * dim};
+  }
   const int64_t width = int64_t{shape.n_kv_heads} * shape.head_dim, n_groups = width / dim;
   const int64_t first = group_idx % n_groups * dim;
   const float* const layer = across_heads.data() + group_idx / n_groups * width * width;
-  std::vector<double> gram;
+  std::vector<double> covariance;
   for (int64_t i = first; i < first + dim; ++i) {
-    gram.insert(gram.end(), layer + i * width + first, layer + i * width + first + dim);
+    const float* const row = layer + i * width + first;
+    covariance.insert(covariance.end(), row, row + dim);
   }
-  return gram;
-}
-
-// Of rows with this mean, less their bias.
-std::vector<double> WithoutBias(std::vector<double> gram, const float* mean,
-                                std::span<const float> bias) {
-  const auto dim = std::ssize(bias);
-  for (int64_t i = 0; i < dim; ++i) {
-    for (int64_t j = 0; j < dim; ++j) {
-      gram[i * dim + j] +=
-          double{bias[i]} * bias[j] - double{mean[i]} * bias[j] - double{bias[i]} * mean[j];
-    }
-  }
-  return gram;
+  return covariance;
 }
 
 struct Factors {
@@ -107,14 +100,15 @@ StatusOr<BasisAnalysis> AnalysePalu(const BasisInputs& inputs) {
   }
   BasisAnalysis analysis;
   analysis.shape = shape;
-  analysis.heads_per_latent = n;
+  analysis.keys = LatentKeys{.heads_per_latent = n};
   for (int64_t i = 0; i < n_groups; ++i) {
     std::vector<float> key_bias = BiasOf(inputs.key_biases, i, n);
     std::vector<float> value_bias = BiasOf(inputs.value_biases, i, n);
     const auto gram_of = [&](const HeadMoments& moments, const std::vector<float>& across_heads,
                              std::span<const float> bias) {
-      return WithoutBias(GramOfGroup(moments, across_heads, i, shape, dim),
-                         moments.mean.data() + i * dim, bias);
+      // Of rows without their bias.
+      return MomentsAbout(bias, {moments.mean.data() + i * dim, static_cast<size_t>(dim)},
+                          CovarianceOfGroup(moments, across_heads, i, shape, dim));
     };
     const PairGrams grams = {
         is_whitened ? gram_of(s.k_pre, s.k_pre_across_heads, key_bias) : inputs.key_grams[i],
@@ -134,7 +128,7 @@ StatusOr<BasisAnalysis> AnalysePalu(const BasisInputs& inputs) {
 }
 
 StatusOr<RankAllocation> AllocatePalu(const BasisAnalysis& analysis, const RankRequest& request) {
-  const int n = analysis.heads_per_latent;
+  const int n = HeadsPerLatent(analysis.keys);
   const auto slices_of = [n](const std::vector<HeadRanks>& groups) {
     std::vector<HeadRanks> heads;
     for (const HeadRanks& ranks : groups) {

@@ -1,9 +1,9 @@
-// Palu (Chang et al., 2024; docs/methods/palu.md): keys and values as latents of a low-rank factor
-// of W_K and W_V, keys from before RoPE. A factor is of one KV head (M-LRD), of several side by
-// side (G-LRD) or of all (J-LRD): BasisOptions::heads_per_latent.
+// Palu (Chang et al., 2024; docs/methods/palu.md) stores keys and values as latents of a low-rank
+// factor of W_K and W_V, keys from before RoPE. A factor is of one KV head (M-LRD), of several side
+// by side (G-LRD) or of all (J-LRD): BasisOptions::heads_per_latent.
 #pragma once
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "base/status.h"
 
 namespace kvlathe {

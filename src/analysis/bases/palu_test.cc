@@ -141,15 +141,16 @@ class PaluTest : public ::testing::Test {
         for (int j = 0; j < kHeadDim; ++j) gram[i * kHeadDim + j] += row[i] * row[j] / kTokens;
       }
     }
+    for (int i = 0; i < kSquare; ++i) gram[i] -= mean[i / kHeadDim] * mean[i % kHeadDim];
     std::ranges::copy(mean, moments->mean.begin() + head_idx * kHeadDim);
-    std::ranges::copy(gram, moments->gram.begin() + head_idx * kSquare);
+    std::ranges::copy(gram, moments->covariance.begin() + head_idx * kSquare);
   }
 
   // Of the rows of all heads of each layer.
   void SetMomentsAcrossHeads() {
     constexpr int kWidth = kKvHeads * kHeadDim;
     for (const bool is_key : {true, false}) {
-      std::vector<float>& gram =
+      std::vector<float>& covariance =
           is_key ? statistics_.k_pre_across_heads : statistics_.v_across_heads;
       for (int l = 0; l < kLayers; ++l) {
         const std::vector<float> bias = BiasOfGroup(is_key, l, kKvHeads);
@@ -158,11 +159,17 @@ class PaluTest : public ::testing::Test {
         for (const auto& x : inputs_[l]) {
           rows.push_back(Project(weights, {bias.begin(), bias.end()}, x));
         }
+        Vector mean(kWidth, 0.0);
+        for (const auto& row : rows) {
+          for (int i = 0; i < kWidth; ++i) mean[i] += row[i] / kTokens;
+        }
         for (int i = 0; i < kWidth; ++i) {
           for (int j = 0; j < kWidth; ++j) {
             double sum = 0;
-            for (const auto& row : rows) sum += row[i] * row[j] / kTokens;
-            gram.push_back(static_cast<float>(sum));
+            for (const auto& row : rows) {
+              sum += (row[i] - mean[i]) * (row[j] - mean[j]) / kTokens;
+            }
+            covariance.push_back(static_cast<float>(sum));
           }
         }
       }
@@ -276,7 +283,7 @@ TEST_F(PaluTest, SlicesAreTheFirstLatentsOfTheGroup) {
   constexpr int kSharing = 2, kRankK = 16, kRankV = 32;
   const ModelBasis basis =
       CutBasis(Analyse(true, kSharing), std::vector<HeadRanks>(kHeads, {kRankK, kRankV}));
-  EXPECT_EQ(basis.heads_per_latent, kSharing);
+  EXPECT_EQ(basis.keys, Keys(LatentKeys{.heads_per_latent = kSharing}));
   for (int h = 0; h < kHeads; ++h) {
     const int group = h / kSharing, slice = h % kSharing;
     const Matrix& inputs = inputs_[h / kKvHeads];
@@ -376,7 +383,7 @@ TEST_F(PaluTest, WithoutWhiteningTheSvdIsThatOfTheWeights) {
 TEST_F(PaluTest, CutsKeepTheFirstLatents) {
   const BasisAnalysis analysis = Analyse(true);
   const ModelBasis basis = CutBasis(analysis, std::vector<HeadRanks>(kHeads, {16, 32}));
-  EXPECT_TRUE(basis.has_latent_keys());
+  EXPECT_EQ(basis.keys, Keys(LatentKeys{}));
   const HeadBasis& head = basis.heads[1];
   ASSERT_EQ(std::ssize(head.key_way_back), 16 * kHeadDim);
   ASSERT_EQ(std::ssize(head.key_basis), 16 * kHeadDim);

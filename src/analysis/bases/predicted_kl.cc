@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "analysis/ranks/bit_ladder.h"
+#include "analysis/statistics/joint_rows.h"
 #include "base/check.h"
 #include "format/split_bits/unit_codes.h"
 
@@ -25,27 +26,8 @@ constexpr double kOpenFactor = 10;
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using FloatMatrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// A square of the moments, of channels [first, first + dim) of the rows of a layer.
-Matrix SquareOf(const std::vector<float>& squares, const StatisticsShape& shape, int layer_idx,
-                int first, int dim) {
-  const int width = JointHeads(shape) * shape.head_dim;
-  const int64_t n_groups = int64_t{shape.n_kv_heads} * shape.head_dim / width;
-  const int64_t group = layer_idx * n_groups + first / width;
-  const Eigen::Map<const FloatMatrix> all(squares.data() + group * width * width, width, width);
-  return all.block(first % width, first % width, dim, dim).cast<double>();
-}
-
-// The second moments, about `offset`, of the rows as their gradients weigh them.
-Matrix MomentsAbout(const JointMoments& moments, const StatisticsShape& shape, int layer_idx,
-                    int first, const std::vector<float>& offset, int dim) {
-  Matrix gram = SquareOf(moments.weighed_gram, shape, layer_idx, first, dim);
-  if (offset.empty()) return gram;
-  const int64_t row = int64_t{layer_idx} * shape.n_kv_heads * shape.head_dim + first;
-  const Eigen::VectorXd mean =
-      Eigen::Map<const Eigen::VectorXf>(moments.weighed_mean.data() + row, dim).cast<double>();
-  const Eigen::VectorXd from = Eigen::Map<const Eigen::VectorXf>(offset.data(), dim).cast<double>();
-  gram += -mean * from.transpose() - from * mean.transpose() + from * from.transpose();
-  return gram;
+Matrix ToMatrix(const std::vector<double>& square, int dim) {
+  return Eigen::Map<const Matrix>(square.data(), dim, dim);
 }
 
 Matrix MapOf(const std::vector<float>& map, int dim) {
@@ -138,17 +120,17 @@ LossPredictor::LossPredictor(const BasisAnalysis& analysis, const JointStatistic
   all.channels[0] = dim;
   const size_t n_heads = analysis.heads.size();
   const ModelBasis basis =
-      CutBasis(analysis, std::vector<HeadRanks>(n_heads, {dim, dim, all, all}));
-  const JointMoments& keys = basis.has_latent_keys() ? text.k_pre : text.k;
+      CutBasis(analysis, std::vector<HeadRanks>(n_heads, {dim, dim, {.middle = {all, all}}}));
+  const JointMoments& keys = TurnWhenRead(basis.keys) ? text.k_pre : text.k;
   // In the stored channels, whose maps are `map` [dim, dim] and `way_back` [dim, dim].
   const auto side_of = [&](const JointMoments& moments, size_t h, const std::vector<float>& offset,
                            const Matrix& map, const Matrix& way_back) {
-    const int layer_idx = static_cast<int>(h) / n_heads_,
-              first = static_cast<int>(h) % n_heads_ * dim;
-    const Matrix fisher = SquareOf(moments.fisher, shape, layer_idx, first, dim);
+    const JointChannels channels = {static_cast<int>(h) / n_heads_,
+                                    static_cast<int>(h) % n_heads_ * dim, dim};
+    const Matrix fisher = ToMatrix(SquareOf(moments.fisher, shape, channels), dim);
     const Matrix metric = way_back * fisher * way_back.transpose();
-    const Matrix variances =
-        map.transpose() * MomentsAbout(moments, shape, layer_idx, first, offset, dim) * map;
+    const Matrix rows = ToMatrix(RowsAbout(offset, moments, shape, channels).Priced(), dim);
+    const Matrix variances = map.transpose() * rows * map;
     Side side;
     for (int rank = 0; rank <= dim; rank += kBitGroup) {
       const int n = dim - rank;
@@ -166,7 +148,7 @@ LossPredictor::LossPredictor(const BasisAnalysis& analysis, const JointStatistic
   const auto fill = [&](Range heads) {
     for (auto h = static_cast<size_t>(heads.begin); h < static_cast<size_t>(heads.end); ++h) {
       const HeadBasis& head = basis.heads[h];
-      const Matrix key_back = basis.has_latent_keys()
+      const Matrix key_back = TurnWhenRead(basis.keys)
                                   ? MapOf(head.key_way_back, dim)
                                   : Matrix(MapOf(head.query_basis, dim).transpose());
       keys_[h] = side_of(keys, h, head.key_offset, MapOf(head.key_basis, dim), key_back);
@@ -228,9 +210,9 @@ PredictedLosses LossPredictor::At(const std::vector<HeadRanks>& ranks,
   PredictedLosses losses = {std::vector<double>(n_layers_), std::vector<double>(n_layers_)};
   for (size_t h = 0; h < ranks.size(); ++h) {
     const HeadRanks& r = ranks[h];
-    losses.keys[h / n_heads_] += loss_of(keys_[h], r.most_attended.k, r.k_bits, r.least_attended.k);
+    losses.keys[h / n_heads_] += loss_of(keys_[h], r.bits.most.k, r.bits.middle.k, r.bits.least.k);
     losses.values[h / n_heads_] +=
-        loss_of(values_[h], r.most_attended.v, r.v_bits, r.least_attended.v);
+        loss_of(values_[h], r.bits.most.v, r.bits.middle.v, r.bits.least.v);
     if (!form.codes_open_rows) continue;
     losses.open_rows += LossOfOpenRows(keys_[h]) + LossOfOpenRows(values_[h]);
   }

@@ -1,10 +1,10 @@
-// What a cache of split bits is expected to lose, from what calibration measured of text that its
-// maps and bits were not made from.
+// PredictedKl says what a cache of split bits is expected to lose, from what calibration measured
+// of text that its maps and bits were not made from.
 #pragma once
 
 #include <vector>
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "analysis/statistics/statistics.h"
 #include "base/threads.h"
 #include "format/split_bits/unit_codes.h"
@@ -14,7 +14,7 @@ namespace kvlathe {
 // How rows are stored besides their bits.
 struct StoredForm {
   StoredUnit unit = StoredUnit::kToken;  // what codes of sealed rows count in
-  bool codes_open_rows = false;          // BlockShape::has_coded_rows
+  bool codes_open_rows = false;          // SplitBitsCodec::codes_open_rows
 };
 
 struct PredictedLosses {
@@ -49,9 +49,11 @@ class LossPredictor {
  private:
   // K or V of one head of the cache, by stored channel of all that there are.
   struct Side {
-    std::vector<double> metric;     // what an error of variance 1 costs
-    std::vector<double> variances;  // of the text's rows
-    std::vector<double> cuts;       // what is lost by a cut to 0, 16, 32, ... channels
+    std::vector<double> metric;  // what an error of variance 1 costs
+    // Of the text's rows, in squares of the deviations that the channels were given: about 1, and
+    // far above it where a deviation is too small for these rows.
+    std::vector<double> variances;
+    std::vector<double> cuts;  // what is lost by a cut to 0, 16, 32, ... channels
   };
   static double LossOf(const Side& side, const BitSplit& bits, StoredUnit unit);
   static double LossOfOpenRows(const Side& side);

@@ -32,8 +32,8 @@ void DrawMoments(Random* random, JointMoments* moments) {
         }
       }
     };
-    draw(&moments->gram, 0.04);
-    moments->weighed_gram = moments->gram;
+    draw(&moments->covariance, 0.04);
+    moments->weighed_covariance = moments->covariance;
     draw(&moments->fisher, 0.02);
   }
 }
@@ -53,7 +53,7 @@ std::vector<HeadRanks> RanksOf(const BasisAnalysis& analysis) {
   BitSplit bits;
   bits.channels = {0, 0, 0, 16, 16, 0};  // of 3 and 2 bits
   const int n_heads = kLayers * analysis.shape.n_kv_heads;
-  return std::vector<HeadRanks>(n_heads, {32, 32, bits, bits});
+  return std::vector<HeadRanks>(n_heads, {32, 32, {.middle = {bits, bits}}});
 }
 
 // The text that maps were made from loses what the analysis says that cuts and noise cost.
@@ -141,26 +141,39 @@ std::vector<std::vector<double>> DrawRows(StoredUnit unit) {
   return rows;
 }
 
+// The moments of layer 0 are those of these rows, whatever weighs them.
+void SetMomentsOfLayer0(const std::vector<std::vector<double>>& rows, JointMoments* moments) {
+  const auto n = static_cast<double>(rows.size());
+  std::vector<double> mean(kWidth);
+  for (const std::vector<double>& row : rows) {
+    for (int i = 0; i < kWidth; ++i) mean[i] += row[i] / n;
+  }
+  for (int i = 0; i < kWidth; ++i) {
+    moments->mean[i] = moments->weighed_mean[i] = static_cast<float>(mean[i]);
+    for (int j = 0; j < kWidth; ++j) {
+      double sum = 0;
+      for (const std::vector<double>& row : rows) sum += (row[i] - mean[i]) * (row[j] - mean[j]);
+      moments->covariance[i * kWidth + j] = moments->weighed_covariance[i * kWidth + j] =
+          static_cast<float>(sum / n);
+    }
+  }
+}
+
 // Rows that are coded and read back, against a metric.
 TEST(LossPredictorTest, IsWhatRowsOfAnotherTextLose) {
   const CalibrationStatistics statistics = DrawStatistics();
   const BasisAnalysis analysis = *AnalyseLathe({&statistics, {}, {}, {.joint_channels = 256}});
   const ModelBasis basis = CutBasis(analysis, RanksOf(analysis));
   const HeadBasis& head = basis.head(0, 0);
-  ASSERT_EQ(head.v_bits.n_channels(), 32);
+  ASSERT_EQ(head.bits.middle.v.n_channels(), 32);
   for (const StoredUnit unit : {StoredUnit::kChannel, StoredUnit::kToken}) {
     JointStatistics text = statistics.joint;
     const float* const fisher = text.v.fisher.data();
-    std::fill_n(text.v.weighed_gram.begin(), kWidth * kWidth, 0.0f);
-    std::fill_n(text.v.weighed_mean.begin(), kWidth, 0.0f);
+    SetMomentsOfLayer0(DrawRows(unit), &text.v);
     double coded = 0, cut = 0;
     for (const std::vector<double>& row : DrawRows(unit)) {
       std::vector<double> z(head.rank_v), error(kWidth), of_cut(kWidth);
       for (int i = 0; i < kWidth; ++i) {
-        text.v.weighed_mean[i] += static_cast<float>(row[i] / kTokens);
-        for (int j = 0; j < kWidth; ++j) {
-          text.v.weighed_gram[i * kWidth + j] += static_cast<float>(row[i] * row[j] / kTokens);
-        }
         for (int r = 0; r < head.rank_v; ++r) {
           z[r] += (row[i] - head.value_offset[i]) * head.value_basis[i * head.rank_v + r];
         }
@@ -187,6 +200,20 @@ TEST(LossPredictorTest, IsWhatRowsOfAnotherTextLose) {
   }
 }
 
+// A deviation that is hundreds of times too small for the rows that come takes up the scale of
+// their tokens, whatever the text of the maps said.
+TEST(LossPredictorTest, ShowsADeviationThatIsFarTooSmall) {
+  const CalibrationStatistics statistics = DrawStatistics();
+  BasisAnalysis analysis = *AnalyseLathe({&statistics, {}, {}, {.joint_channels = 256}});
+  const auto predicted = [&] {
+    const LossPredictor predictor(analysis, statistics.joint, statistics.shape, nullptr);
+    return predictor.At(RanksOf(analysis), {StoredUnit::kToken}).kl();
+  };
+  const double whole = predicted();
+  analysis.heads[0].key_deviations[3] /= 300;
+  EXPECT_GT(predicted(), 5 * whole);
+}
+
 TEST(LossPredictorTest, CodesOfOpenRowsCostMore) {
   const CalibrationStatistics statistics = DrawStatistics();
   const BasisAnalysis analysis = *AnalyseLathe({&statistics, {}, {}, {.joint_channels = 256}});
@@ -203,14 +230,14 @@ TEST(LossPredictorTest, ClassesOfEntriesCountAsTheirErrorsCost) {
   const LossPredictor predictor(analysis, statistics.joint, statistics.shape, nullptr);
   std::vector<HeadRanks> ranks = RanksOf(analysis);
   const double alike = predictor.At(ranks, {}).kl();
-  const BitSplit bits = ranks.front().k_bits, more = {{0, 16, 16, 0, 0, 0}},
+  const BitSplit bits = ranks.front().bits.middle.k, more = {{0, 16, 16, 0, 0, 0}},
                  fewer = {{0, 0, 0, 0, 16, 16}};
-  for (HeadRanks& head : ranks) head.most_attended = head.least_attended = {bits, bits};
+  for (HeadRanks& head : ranks) head.bits.most = head.bits.least = {bits, bits};
   EXPECT_NEAR(predictor.At(ranks, {}).kl(), alike, 1e-9 * alike);
-  for (HeadRanks& head : ranks) head.most_attended = {more, more};
+  for (HeadRanks& head : ranks) head.bits.most = {more, more};
   const double better = predictor.At(ranks, {}).kl();
   EXPECT_LT(better, alike);
-  for (HeadRanks& head : ranks) head.least_attended = {fewer, fewer};
+  for (HeadRanks& head : ranks) head.bits.least = {fewer, fewer};
   EXPECT_GT(predictor.At(ranks, {}).kl(), better);
   EXPECT_LT(predictor.At(ranks, {}).kl(), alike);
 }

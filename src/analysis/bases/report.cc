@@ -69,11 +69,10 @@ nlohmann::json BasisReportJson(const BasisAnalysis& analysis, const RankAllocati
                      {"rank_v", StoredValueChannels(allocation.ranks[h])},
                      {"singular_values_qk", analysis.SpectraOf(h).qk},
                      {"singular_values_v", analysis.SpectraOf(h).v}});
-    if (allocation.ranks[h].k_bits == BitSplit{}) continue;
-    heads.back()["bits_k"] = BitsJson(allocation.ranks[h].k_bits);
-    heads.back()["bits_v"] = BitsJson(allocation.ranks[h].v_bits);
-    const EntryBits &most = allocation.ranks[h].most_attended,
-                    &least = allocation.ranks[h].least_attended;
+    if (allocation.ranks[h].bits.middle.k == BitSplit{}) continue;
+    heads.back()["bits_k"] = BitsJson(allocation.ranks[h].bits.middle.k);
+    heads.back()["bits_v"] = BitsJson(allocation.ranks[h].bits.middle.v);
+    const EntryBits &most = allocation.ranks[h].bits.most, &least = allocation.ranks[h].bits.least;
     if (most == EntryBits()) continue;
     heads.back()["bits_k_by_class"] = {BitsJson(most.k), BitsJson(least.k)};
     heads.back()["bits_v_by_class"] = {BitsJson(most.v), BitsJson(least.v)};

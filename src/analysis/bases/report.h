@@ -1,10 +1,10 @@
-// What `inspect` says about a basis.
+// A report of a basis is what `inspect` says about it.
 #pragma once
 
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 
 namespace kvlathe {
 

@@ -25,11 +25,13 @@ std::vector<double> GramOfRows(const BasisInputs& inputs, RowKind kind, int64_t 
   const HeadMoments *rows = &s.v, *first_rows = &s.sink_v;
   if (kind == RowKind::kQueries) rows = &s.q_post, first_rows = &s.sink_q_post;
   if (kind == RowKind::kKeys) rows = &s.k_post, first_rows = &s.sink_k_post;
-  std::vector<double> gram = GramOf(*rows, head_idx, s.shape.head_dim);
+  const int rows_per_token = kind == RowKind::kQueries ? s.shape.gqa_group() : 1;
+  std::vector<double> gram = GramOf(*rows, head_idx, s.shape.head_dim, rows_per_token);
   if (!inputs.options.counts_first_positions || s.n_sink_rows == 0) return gram;
   const double share =
       static_cast<double>(s.n_sink_rows) / static_cast<double>(CountedRows(inputs));
-  return WeightedSum(1 - share, gram, share, GramOf(*first_rows, head_idx, s.shape.head_dim));
+  return WeightedSum(1 - share, gram, share,
+                     GramOf(*first_rows, head_idx, s.shape.head_dim, rows_per_token));
 }
 
 StatusOr<BasisAnalysis> AnalyseRotations(

@@ -1,10 +1,10 @@
-// What the methods with one orthogonal rotation per pair share (ZACK, FDC).
+// The methods with one orthogonal rotation per pair (ZACK, FDC) share this.
 #pragma once
 
 #include <functional>
 #include <vector>
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "base/status.h"
 
 namespace kvlathe {
@@ -20,8 +20,9 @@ struct PairGrams {
 StatusOr<BasisAnalysis> AnalyseRotations(
     const BasisInputs& inputs, const std::function<PairGrams(int64_t head_idx)>& grams_of);
 
-// X^T X / rows of one head, [head_dim, head_dim], of queries or keys after RoPE or of values. Rows
-// at the first positions are among them where the options count them.
+// X^T X / tokens of one head, [head_dim, head_dim], of queries or keys after RoPE or of values,
+// about zero: a rotation is of rows with their mean. Rows at the first positions are among them
+// where the options count them.
 enum class RowKind { kQueries, kKeys, kValues };
 std::vector<double> GramOfRows(const BasisInputs& inputs, RowKind kind, int64_t head_idx);
 // The rows behind these.

@@ -1,8 +1,8 @@
-// ZACK: one rotation for queries and keys, one for values and output weights
+// ZACK has one rotation for queries and keys, and one for values and output weights
 // (docs/methods/zack.md). Calibrate on text: the method is defined by what coherent tokens do.
 #pragma once
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "base/status.h"
 
 namespace kvlathe {

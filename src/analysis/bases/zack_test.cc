@@ -74,14 +74,15 @@ class ZackTest : public ::testing::TestWithParam<bool> {
       // The rows of W_O of the group's query heads, transposed: [group * hidden, head_dim].
       const Matrix w = RandomRows(&random, kGroup * kHiddenDim, 0.02 + 0.02 * h, 0.5);
       constexpr int kSquare = kHeadDim * kHeadDim;
-      AddGram(q, 1.0 / kTokens, &statistics_.q_post.gram[h * kSquare]);
-      AddGram(k, 1.0 / kTokens, &statistics_.k_post.gram[h * kSquare]);
-      AddGram(v, 1.0 / kTokens, &statistics_.v.gram[h * kSquare]);
+      AddGram(q, 1.0 / kTokens, &statistics_.q_post.covariance[h * kSquare]);
+      AddGram(k, 1.0 / kTokens, &statistics_.k_post.covariance[h * kSquare]);
+      AddGram(v, 1.0 / kTokens, &statistics_.v.covariance[h * kSquare]);
       const auto add_apart = [&](const Matrix& rows, int n_per_token, HeadMoments* first,
                                  HeadMoments* others) {
         const auto end = rows.begin() + kFirstTokens * n_per_token;
-        AddGram({rows.begin(), end}, 1.0 / kFirstTokens, &first->gram[h * kSquare]);
-        AddGram({end, rows.end()}, 1.0 / (kTokens - kFirstTokens), &others->gram[h * kSquare]);
+        AddGram({rows.begin(), end}, 1.0 / kFirstTokens, &first->covariance[h * kSquare]);
+        AddGram({end, rows.end()}, 1.0 / (kTokens - kFirstTokens),
+                &others->covariance[h * kSquare]);
       };
       add_apart(q, kGroup, &apart_.sink_q_post, &apart_.q_post);
       add_apart(k, 1, &apart_.sink_k_post, &apart_.k_post);

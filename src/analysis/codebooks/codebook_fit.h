@@ -1,4 +1,4 @@
-// The centroids of one tensor of a layer from the distribution of its quotients.
+// A codebook is fitted to the distribution of a tensor's quotients: its centroids are found here.
 #pragma once
 
 #include <vector>

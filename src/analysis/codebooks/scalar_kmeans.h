@@ -1,4 +1,4 @@
-// One-dimensional k-means, exact.
+// This k-means of one dimension is exact.
 #pragma once
 
 #include <span>

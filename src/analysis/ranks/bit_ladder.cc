@@ -120,8 +120,7 @@ std::vector<HeadRanks> BitLadder::RanksAt(int level) const {
     const auto [k, v] = SplitsOf(bits, h);
     ranks.push_back({.rank_k = n_groups_ * kBitGroup,
                      .rank_v = n_groups_ * kBitGroup,
-                     .k_bits = k,
-                     .v_bits = v});
+                     .bits = {.middle = {k, v}}});
   }
   return ranks;
 }
@@ -138,8 +137,8 @@ std::vector<HeadRanks> BitLadder::RanksWithClassesAt(int level) const {
   const std::vector<std::vector<int>> least = BitsAt(std::min(level, level_of(1 / kClassWeight)));
   std::vector<HeadRanks> ranks = RanksAt(level);
   for (int h = 0; h < n_heads_; ++h) {
-    ranks[h].most_attended = SplitsOf(most, h);
-    ranks[h].least_attended = SplitsOf(least, h);
+    ranks[h].bits.most = SplitsOf(most, h);
+    ranks[h].bits.least = SplitsOf(least, h);
   }
   return ranks;
 }
@@ -184,7 +183,7 @@ StatusOr<RankAllocation> AllocateBits(const std::vector<HeadSpectra>& spectra,
   allocation.eta = ladder.GainAt(first);
   int64_t n_kept = 0;
   for (const HeadRanks& r : allocation.ranks)
-    n_kept += r.k_bits.n_channels() + r.v_bits.n_channels();
+    n_kept += r.bits.middle.k.n_channels() + r.bits.middle.v.n_channels();
   allocation.removal_rate =
       1 - static_cast<double>(n_kept) / (2.0 * head_dim * static_cast<double>(spectra.size()));
   return allocation;

@@ -1,9 +1,9 @@
-// Shares out bits to groups of channels over all layers, heads and pairs together, by loss per bit.
+// A BitLadder shares out bits to groups of channels over all layers, heads and pairs together, by
+// loss per bit.
 #pragma once
 
 #include <vector>
 
-#include "analysis/bases/method.h"
 #include "analysis/ranks/ranks.h"
 
 namespace kvlathe {

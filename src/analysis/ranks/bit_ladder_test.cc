@@ -60,7 +60,8 @@ double LossOf(const std::vector<HeadSpectra>& spectra, const std::vector<HeadRan
   };
   double loss = 0;
   for (size_t h = 0; h < ranks.size(); ++h) {
-    const std::vector<int> k = BitsOfChannels(ranks[h].k_bits), v = BitsOfChannels(ranks[h].v_bits);
+    const std::vector<int> k = BitsOfChannels(ranks[h].bits.middle.k),
+                           v = BitsOfChannels(ranks[h].bits.middle.v);
     for (int i = 0; i < kHeadDim; ++i) {
       loss += spectra[h].qk[i] * spectra[h].qk[i] * at(k[i]);
       loss += spectra[h].v[i] * spectra[h].v[i] * at(v[i]);
@@ -71,7 +72,8 @@ double LossOf(const std::vector<HeadSpectra>& spectra, const std::vector<HeadRan
 
 int BitsPerToken(const std::vector<HeadRanks>& ranks) {
   int bits = 0;
-  for (const HeadRanks& r : ranks) bits += r.k_bits.bits_per_token() + r.v_bits.bits_per_token();
+  for (const HeadRanks& r : ranks)
+    bits += r.bits.middle.k.bits_per_token() + r.bits.middle.v.bits_per_token();
   return bits;
 }
 
@@ -80,12 +82,12 @@ TEST(BitLadderTest, GoesFromOneBitOfTheFirstChannelsToEightOfAll) {
   const BitLadder ladder(spectra, NoiseLike(spectra), kHeadDim);
   for (const HeadRanks& r : ladder.RanksAt(0)) {
     EXPECT_EQ(r.rank_k, kHeadDim);  // rows have all channels until they are sealed
-    EXPECT_EQ(r.k_bits.bits_per_token(), 16);
-    EXPECT_EQ(r.v_bits.bits_per_token(), 16);
+    EXPECT_EQ(r.bits.middle.k.bits_per_token(), 16);
+    EXPECT_EQ(r.bits.middle.v.bits_per_token(), 16);
   }
   for (const HeadRanks& r : ladder.RanksAt(ladder.n_levels() - 1)) {
-    EXPECT_EQ(r.k_bits.channels[0], kHeadDim);
-    EXPECT_EQ(r.v_bits.channels[0], kHeadDim);
+    EXPECT_EQ(r.bits.middle.k.channels[0], kHeadDim);
+    EXPECT_EQ(r.bits.middle.v.channels[0], kHeadDim);
   }
   EXPECT_EQ(ladder.GainAt(ladder.n_levels() - 1), 0);
 }
@@ -161,8 +163,8 @@ TEST(BitLadderTest, BitsNeverRiseWhereSpectraDo) {
     for (const HeadRanks& r : ladder.RanksAt(level)) {
       EXPECT_EQ(r.rank_k, kHeadDim);
       EXPECT_EQ(r.rank_v, kHeadDim);
-      EXPECT_LE(r.k_bits.n_channels(), kHeadDim);
-      EXPECT_LE(r.v_bits.n_channels(), kHeadDim);
+      EXPECT_LE(r.bits.middle.k.n_channels(), kHeadDim);
+      EXPECT_LE(r.bits.middle.v.n_channels(), kHeadDim);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Palu's shares of the ranks, by Fisher information ("fisher_uniform" of the authors' code;
+// Palu shares out ranks by Fisher information ("fisher_uniform" of the authors' code;
 // docs/methods/palu.md).
 #pragma once
 

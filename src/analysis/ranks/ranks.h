@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "format/rows/block_layout.h"
+#include "format/split_bits/bit_split.h"
 #include "format/split_bits/unit_codes.h"
 
 namespace kvlathe {
@@ -16,21 +16,28 @@ struct FisherWeights;
 struct HeadRanks {
   int rank_k = 0;
   int rank_v = 0;
-  BitSplit k_bits = {}, v_bits = {};                  // if channels have bits of their own
-  EntryBits most_attended = {}, least_attended = {};  // BlockShape, where there are classes
+  HeadBits bits = {};  // if channels have bits of their own
   bool operator==(const HeadRanks&) const = default;
 };
 
 // Channels of a row that the cache stores behind the sinks, where bits differ once it is sealed.
 constexpr int StoredKeyChannels(const HeadRanks& ranks) {
-  return ranks.k_bits == BitSplit{} ? ranks.rank_k : ranks.k_bits.n_channels();
+  return ranks.bits.middle.k == BitSplit{} ? ranks.rank_k : ranks.bits.middle.k.n_channels();
 }
 constexpr int StoredValueChannels(const HeadRanks& ranks) {
-  return ranks.v_bits == BitSplit{} ? ranks.rank_v : ranks.v_bits.n_channels();
+  return ranks.bits.middle.v == BitSplit{} ? ranks.rank_v : ranks.bits.middle.v.n_channels();
 }
 
 // The singular values of the two pairs of a KV head, in descending order, [head_dim] each.
 struct HeadSpectra {
+  std::vector<double> qk;
+  std::vector<double> v;
+};
+
+// What an error costs in each stored channel of a pair, mixed as CutBasis
+// (analysis/bases/basis_methods.h) does, [head_dim]: an error of the channel's own variance that is
+// independent at every position.
+struct HeadNoise {
   std::vector<double> qk;
   std::vector<double> v;
 };

@@ -6,9 +6,28 @@
 
 namespace kvlathe {
 
-std::vector<double> GramOf(const HeadMoments& moments, int64_t head_idx, int dim) {
-  const auto first = moments.gram.begin() + head_idx * dim * dim;
-  return {first, first + int64_t{dim} * dim};
+std::vector<double> GramOf(const HeadMoments& moments, int64_t head_idx, int dim,
+                           int rows_per_token) {
+  const auto first = moments.covariance.begin() + head_idx * dim * dim;
+  std::vector<double> gram(first, first + int64_t{dim} * dim);
+  const float* const mean = moments.mean.data() + head_idx * dim;
+  for (int64_t i = 0; i < dim; ++i) {
+    const double scaled = double{mean[i]} * rows_per_token;
+    for (int64_t j = 0; j < dim; ++j) gram[i * dim + j] += scaled * mean[j];
+  }
+  return gram;
+}
+
+std::vector<double> MomentsAbout(std::span<const float> from, std::span<const float> mean,
+                                 std::vector<double> covariance) {
+  std::vector<double> shift(mean.begin(), mean.end());
+  for (size_t i = 0; i < from.size(); ++i) shift[i] -= from[i];
+  for (size_t i = 0; i < shift.size(); ++i) {
+    for (size_t j = 0; j < shift.size(); ++j) {
+      covariance[i * shift.size() + j] += shift[i] * shift[j];
+    }
+  }
+  return covariance;
 }
 
 std::vector<double> WeightedSum(double a, const std::vector<double>& x, double b,

@@ -1,5 +1,5 @@
-// Distributions of single channels: enough for percentiles, codebooks and plots, in memory that
-// does not grow with the number of tokens.
+// A histogram holds the distribution of a single channel: enough for percentiles, codebooks and
+// plots, in memory that does not grow with the number of tokens.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The spectrum of a Gram matrix: what every method of the basis axis starts from.
+// Every method of the basis axis starts from the spectrum of a Gram matrix.
 #pragma once
 
 #include <vector>

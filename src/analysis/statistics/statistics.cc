@@ -13,7 +13,7 @@ namespace kvlathe {
 namespace {
 
 constexpr const char* kFormat = "kvlathe-statistics";
-constexpr const char* kFormatVersion = "11";
+constexpr const char* kFormatVersion = "12";
 constexpr const char* kRecalibrate = "write a new one with kvlathe calibrate";
 
 using Metadata = std::map<std::string, std::string>;
@@ -28,7 +28,8 @@ void AddMoments(const std::string& name, const StatisticsShape& shape, int64_t n
                 HeadMoments* moments, std::vector<ArrayField>* fields) {
   const int64_t n_layers = shape.n_layers, head_dim = shape.head_dim;
   fields->push_back({name + ".mean", {n_layers, n_heads, head_dim}, &moments->mean});
-  fields->push_back({name + ".gram", {n_layers, n_heads, head_dim, head_dim}, &moments->gram});
+  fields->push_back(
+      {name + ".covariance", {n_layers, n_heads, head_dim, head_dim}, &moments->covariance});
 }
 
 void AddJointMoments(const std::string& name, const StatisticsShape& shape, JointMoments* moments,
@@ -36,11 +37,13 @@ void AddJointMoments(const std::string& name, const StatisticsShape& shape, Join
   const int64_t n_heads = JointHeads(shape), width = n_heads * shape.head_dim;
   const int64_t n_layers = shape.n_layers, n_groups = shape.n_kv_heads / n_heads;
   fields->push_back({name + ".mean", {n_layers, n_groups, width}, &moments->mean});
-  fields->push_back({name + ".gram", {n_layers, n_groups, width, width}, &moments->gram});
+  fields->push_back(
+      {name + ".covariance", {n_layers, n_groups, width, width}, &moments->covariance});
   fields->push_back({name + ".fisher", {n_layers, n_groups, width, width}, &moments->fisher});
   fields->push_back({name + ".weighed_mean", {n_layers, n_groups, width}, &moments->weighed_mean});
-  fields->push_back(
-      {name + ".weighed_gram", {n_layers, n_groups, width, width}, &moments->weighed_gram});
+  fields->push_back({name + ".weighed_covariance",
+                     {n_layers, n_groups, width, width},
+                     &moments->weighed_covariance});
 }
 
 void AddJointStatistics(const std::string& name, const StatisticsShape& shape,
@@ -82,14 +85,14 @@ std::vector<ArrayField> ArrayFields(CalibrationStatistics* s) {
   return fields;
 }
 
-constexpr const char* kAcrossHeads = "k_pre_across_heads.gram";
+constexpr const char* kAcrossHeads = "k_pre_across_heads.covariance";
 
 // What a file may lack.
 void AddAcrossHeads(CalibrationStatistics* s, std::vector<ArrayField>* fields) {
   const int64_t width = int64_t{s->shape.n_kv_heads} * s->shape.head_dim;
   const std::vector<int64_t> shape = {s->shape.n_layers, width, width};
   fields->push_back({kAcrossHeads, shape, &s->k_pre_across_heads});
-  fields->push_back({"v_across_heads.gram", shape, &s->v_across_heads});
+  fields->push_back({"v_across_heads.covariance", shape, &s->v_across_heads});
 }
 
 class MetadataReader {

@@ -37,18 +37,21 @@ inline constexpr int kMostJointChannels = 512;
 // n_kv_heads with n * head_dim <= kMostJointChannels; 1 if one head is wider than that.
 int JointHeads(const StatisticsShape& shape);
 
-// First and second moments of rows of head_dim values, per head.
+// First and second moments of rows of head_dim values, per head. Second moments are about the mean,
+// for keys may have means of hundreds of their deviations (biases of K): moments about zero would
+// hold no digit of what rows vary by. GramOf() has those about zero.
 struct HeadMoments {
   std::vector<float> mean;  // [n_layers, heads, head_dim]
-  std::vector<float> gram;  // [n_layers, heads, head_dim, head_dim]: X^T X / rows, not centred
+  // [n_layers, heads, head_dim, head_dim]: (X - mean)^T (X - mean) / rows.
+  std::vector<float> covariance;
 };
 
 // Moments of the rows of JointHeads() KV heads side by side (a group), and what errors in them
 // cost. width = JointHeads() * head_dim, n_groups = n_kv_heads / JointHeads(). Only positions from
 // kCalibrationSinks on count.
 struct JointMoments {
-  std::vector<float> mean;  // [n_layers, n_groups, width]
-  std::vector<float> gram;  // [n_layers, n_groups, width, width]: X^T X / rows, not centred
+  std::vector<float> mean;        // [n_layers, n_groups, width]
+  std::vector<float> covariance;  // [n_layers, n_groups, width, width], about the mean
   // [n_layers, n_groups, width, width]: F = 1/2 sum_j g_j g_j^T / n_tokens over rows j, where g_j
   // is the gradient with respect to row j of the log-likelihood of tokens that were drawn from what
   // the model itself predicts: the Fisher information of the rows (Amari 1998, "Natural gradient
@@ -57,10 +60,10 @@ struct JointMoments {
   // covariance C, trace(F C) is the KL in nats per predicted token, to second order. Only what
   // queries kCalibrationNewest positions or more behind a row read of it is in its g.
   std::vector<float> fisher;
-  // Mean and Gram matrix of the same windows' rows, each weighed by |g_j|^2 of its group: rows that
+  // Mean and covariance of the same windows' rows, each weighed by |g_j|^2 of its group: rows that
   // the output hangs on are not like most, so trace(F C) holds where C is of rows weighed so.
-  std::vector<float> weighed_mean;  // [n_layers, n_groups, width]
-  std::vector<float> weighed_gram;  // [n_layers, n_groups, width, width]
+  std::vector<float> weighed_mean;        // [n_layers, n_groups, width]
+  std::vector<float> weighed_covariance;  // [n_layers, n_groups, width, width], about that mean
 };
 
 struct JointStatistics {
@@ -90,15 +93,17 @@ struct CalibrationStatistics {
   int64_t n_rows = 0;  // tokens behind every moment and histogram; of merged rows, fewer entries
   int64_t n_sink_rows = 0;  // tokens at the first kCalibrationSinks positions
 
-  // "heads" are KV heads, except for q_pre. Query moments of a KV head are summed over its group of
-  // query heads, not averaged, so that Q^T Q + K^T K is q_post.gram + k_post.gram.
+  // "heads" are KV heads, except for q_pre. The rows of a KV head's queries are those of its group
+  // of query heads: `mean` is the mean of these, but `covariance` is summed over the group, not
+  // averaged, so that it is per token as that of keys is.
   HeadMoments q_post;
   HeadMoments k_post;
   HeadMoments k_pre;
   HeadMoments v;
   HeadMoments q_pre;  // per query head
-  // X^T X / rows of the rows of all KV heads of a layer side by side, [n_layers, n_kv_heads *
-  // head_dim, n_kv_heads * head_dim]; empty unless calibration was asked for them.
+  // The covariance of the rows of all KV heads of a layer side by side, [n_layers, n_kv_heads *
+  // head_dim, n_kv_heads * head_dim]; their means are those of k_pre and v. Empty unless
+  // calibration was asked for them.
   std::vector<float> k_pre_across_heads;
   std::vector<float> v_across_heads;
   // Of the calibration text but for its held-back windows, and of those alone. No map, scale or
@@ -114,7 +119,7 @@ struct CalibrationStatistics {
   ChannelHistograms k_pre_histograms;
   ChannelHistograms v_histograms;
 
-  // Index of a KV head's matrices: gram.data() + HeadIndex(...) * head_dim * head_dim.
+  // Index of a KV head's matrices: covariance.data() + HeadIndex(...) * head_dim * head_dim.
   int64_t HeadIndex(int layer_idx, int kv_head_idx) const {
     return int64_t{layer_idx} * shape.n_kv_heads + kv_head_idx;
   }
@@ -126,12 +131,12 @@ CalibrationStatistics MakeStatistics(const StatisticsShape& shape);
 // Errors are those of WriteSafetensors.
 Status WriteStatistics(const CalibrationStatistics& statistics, const std::string& path);
 
-// Files of format version 11 hold every array of CalibrationStatistics (those across heads only
-// where they were asked for), its source and its counts, and a checksum of all that. Gradients of
-// version 10 counted from 32 positions on, not from 64; version 9 had moments of rows as attention
-// weighs them too, version 8 no joint statistics. kDataLoss if the
-// file is damaged, of another kind, or of another format version; the message says how to make a
-// new one.
+// Files of format version 12 hold every array of CalibrationStatistics (those across heads only
+// where they were asked for), its source and its counts, and a checksum of all that. Second moments
+// of version 11 were about zero; gradients of version 10 counted from 32 positions on, not from 64;
+// version 9 had moments of rows as attention weighs them too, version 8 no joint statistics.
+// kDataLoss if the file is damaged, of another kind, or of another format version; the message says
+// how to make a new one.
 StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path);
 
 // kInvalidArgument, with the way out, if statistics read from `path` belong to another model, to

@@ -26,10 +26,11 @@ CalibrationStatistics RandomStatistics() {
   s.held_back.n_tokens = 2000;
   Random random(1);
   for (std::vector<float>* values :
-       {&s.q_post.gram, &s.k_post.gram, &s.k_pre.mean, &s.v.gram, &s.q_pre.gram, &s.q_pre.mean,
-        &s.sink_v.gram, &s.v_histograms.counts, &s.k_post_histograms.center, &s.joint.k.mean,
-        &s.joint.k_pre.gram, &s.joint.v.fisher, &s.joint.v.weighed_gram,
-        &s.held_back.k.weighed_mean, &s.held_back.k.fisher, &s.held_back.v.gram}) {
+       {&s.q_post.covariance, &s.k_post.covariance, &s.k_pre.mean, &s.v.covariance,
+        &s.q_pre.covariance, &s.q_pre.mean, &s.sink_v.covariance, &s.v_histograms.counts,
+        &s.k_post_histograms.center, &s.joint.k.mean, &s.joint.k_pre.covariance, &s.joint.v.fisher,
+        &s.joint.v.weighed_covariance, &s.held_back.k.weighed_mean, &s.held_back.k.fisher,
+        &s.held_back.v.covariance}) {
     EXPECT_FALSE(values->empty());
     for (float& x : *values) x = static_cast<float>(random.Normal());
   }
@@ -52,22 +53,22 @@ TEST(StatisticsTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read->source.n_positions, 4096);
   EXPECT_EQ(read->n_rows, 8160);
   EXPECT_EQ(read->n_sink_rows, 32);
-  EXPECT_EQ(read->q_post.gram, written.q_post.gram);
-  EXPECT_EQ(read->k_post.gram, written.k_post.gram);
+  EXPECT_EQ(read->q_post.covariance, written.q_post.covariance);
+  EXPECT_EQ(read->k_post.covariance, written.k_post.covariance);
   EXPECT_EQ(read->k_pre.mean, written.k_pre.mean);
-  EXPECT_EQ(read->q_pre.gram, written.q_pre.gram);
-  EXPECT_EQ(read->sink_v.gram, written.sink_v.gram);
+  EXPECT_EQ(read->q_pre.covariance, written.q_pre.covariance);
+  EXPECT_EQ(read->sink_v.covariance, written.sink_v.covariance);
   EXPECT_EQ(read->v_histograms.counts, written.v_histograms.counts);
   EXPECT_EQ(read->k_post_histograms.center, written.k_post_histograms.center);
   EXPECT_EQ(read->joint.n_tokens, 6000);
   EXPECT_EQ(read->joint.k.mean, written.joint.k.mean);
-  EXPECT_EQ(read->joint.k_pre.gram, written.joint.k_pre.gram);
+  EXPECT_EQ(read->joint.k_pre.covariance, written.joint.k_pre.covariance);
   EXPECT_EQ(read->joint.v.fisher, written.joint.v.fisher);
-  EXPECT_EQ(read->joint.v.weighed_gram, written.joint.v.weighed_gram);
+  EXPECT_EQ(read->joint.v.weighed_covariance, written.joint.v.weighed_covariance);
   EXPECT_EQ(read->held_back.k.weighed_mean, written.held_back.k.weighed_mean);
   EXPECT_EQ(read->held_back.n_tokens, 2000);
   EXPECT_EQ(read->held_back.k.fisher, written.held_back.k.fisher);
-  EXPECT_EQ(read->held_back.v.gram, written.held_back.v.gram);
+  EXPECT_EQ(read->held_back.v.covariance, written.held_back.v.covariance);
 }
 
 TEST(StatisticsTest, AsManyHeadsAreJoinedAsDivideTheHeadsAndFit) {
@@ -95,7 +96,7 @@ TEST(StatisticsTest, GramMatricesAcrossHeadsAreReadWhereTheyAreWritten) {
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->k_pre_across_heads, written.k_pre_across_heads);
   EXPECT_EQ(read->v_across_heads, written.v_across_heads);
-  EXPECT_EQ(read->v.gram, written.v.gram);
+  EXPECT_EQ(read->v.covariance, written.v.covariance);
 }
 
 TEST(StatisticsTest, StatisticsOfAnotherModelAreRefusedWithTheWayOut) {
@@ -126,12 +127,12 @@ TEST(StatisticsTest, DamagedFilesAreErrors) {
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_FALSE(ReadStatistics(path).ok());
   other = whole;
-  other.replace(other.find("\"format_version\":\"11\""), 21, "\"format_version\":\"07\"");
+  other.replace(other.find("\"format_version\":\"12\""), 21, "\"format_version\":\"07\"");
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_THAT(MessageOf(ReadStatistics(path).status()),
               AllOf(HasSubstr("format version 07"), HasSubstr("kvlathe calibrate")));
 
-  s.v.gram[3] = std::numeric_limits<float>::infinity();
+  s.v.covariance[3] = std::numeric_limits<float>::infinity();
   ASSERT_TRUE(WriteStatistics(s, path).ok());
   EXPECT_THAT(MessageOf(ReadStatistics(path).status()), HasSubstr("not finite"));
 }

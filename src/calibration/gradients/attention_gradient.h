@@ -1,4 +1,4 @@
-// Attention over a whole window of tokens in F32, and its gradients, without a cache.
+// This is attention over a whole window of tokens in F32, with its gradients and without a cache.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Gradients of what a decoder predicts with respect to the rows that a cache would store: a forward
-// and a backward pass over a window of tokens in F32, without a cache and without gradients of
-// weights.
+// Gradients of what a decoder predicts are taken with respect to the rows that a cache would store:
+// by a forward and a backward pass over a window of tokens in F32, without a cache and without
+// gradients of weights.
 #pragma once
 
 #include <cstdint>

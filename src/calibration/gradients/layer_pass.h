@@ -1,6 +1,6 @@
-// One layer of the decoder over a whole window of tokens in F32, forwards and back, without a
-// cache. It computes what the steps of a LayerProgram (model/layer_program.h) compute on an
-// uncompressed cache.
+// A LayerPass takes one layer of the decoder over a whole window of tokens in F32, forwards and
+// back, without a cache. It computes what the steps of a LayerProgram (model/layer_program.h)
+// compute on an uncompressed cache.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// From the residual stream behind the last layer to tokens that are drawn from what the model
-// predicts, and back: the gradient of the log-likelihood of those tokens.
+// The output head goes from the residual stream behind the last layer to tokens that are drawn from
+// what the model predicts, and back: to the gradient of the log-likelihood of those tokens.
 #pragma once
 
 #include <cstdint>

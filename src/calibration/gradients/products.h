@@ -1,4 +1,4 @@
-// Products of rows with a weight matrix in F32, in both directions, shared out over the workers.
+// Workers share out products of rows with a weight matrix in F32, in both directions.
 #pragma once
 
 #include <cstdint>

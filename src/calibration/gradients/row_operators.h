@@ -1,5 +1,5 @@
-// The operators of a decoder that work on one row, and their gradients, in F32: norms and the gates
-// of the MLP. Single-threaded; the caller splits rows over workers.
+// These operators of a decoder work on one row, in F32 and with their gradients: norms and the
+// gates of the MLP. Single-threaded; the caller splits rows over workers.
 #pragma once
 
 #include <cstdint>

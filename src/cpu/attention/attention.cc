@@ -72,7 +72,7 @@ int64_t LatentScratchBytes(const CpuResidents& residents, const HeadJob& job,
 }
 
 bool IsRotated(const HeadJob& job) {
-  return !job.packed.runs.empty() && job.packed.format.Is<RotatedCodec>();
+  return !job.packed.runs.empty() && FactsOf(job.packed.format.codec).brings_bases;
 }
 
 // Adds what the scored ones of rows [row_begin, row_end) attend to. `partial` is final, and it and

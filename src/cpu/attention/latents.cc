@@ -220,11 +220,12 @@ class RotatedReader : public WholeValues {
     const PackedHead& head = *params_.packed;
     if (FindRun(head, block, &run_idx_) == nullptr) return params_.blocks[block];
     const BlockShape& full = params_.shape;
-    const PackedShape packed = MakePackedShape(head.format, full, {});
+    const PackedShape packed = MakePackedShape(head.format, full, head.storage, {});
+    const auto& ranks = std::get<RotatedRanks>(packed.storage);
     const std::byte* const rotations = head.runs[0].record;
-    ReadSide(full.rank_k, full.sealed_rank_k, rotations, params_.blocks[block], tile);
-    ReadSide(full.rank_v, full.sealed_rank_v, rotations + ValueRotationOffset(packed),
-             params_.blocks[block] + RotatedValueOffset(packed), spare_);
+    ReadSide(full.rank_k, ranks.k, rotations, params_.blocks[block], tile);
+    ReadSide(full.rank_v, ranks.v, rotations + ValueRotationOffset(ranks, packed),
+             params_.blocks[block] + RotatedValueOffset(ranks, packed), spare_);
     std::byte* const values = tile + KeyBytes(full);
     if (full.row_type == DType::kF32) {
       ToValueOrder(reinterpret_cast<const float*>(spare_), full.rank_v,

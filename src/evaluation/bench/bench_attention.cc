@@ -133,7 +133,7 @@ Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
   for (const AttentionCase& c : *cases) {
     block_bytes = std::max(block_bytes, AllBlockBytes(c));
     n_query_tokens = std::max<int64_t>(n_query_tokens, c.row.n_tokens);
-    heads_per_map = std::max(heads_per_map, c.heads_per_map);
+    heads_per_map = std::max(heads_per_map, HeadsPerMap(c.keys));
   }
   const int64_t query_bytes =
       2 * n_query_tokens * options.n_heads * options.head_dim * heads_per_map;

@@ -1,5 +1,5 @@
-// `kvlathe bench attention`: attention on compressed blocks against what the machine allows,
-// without a model.
+// `kvlathe bench attention` measures attention on compressed blocks against what the machine
+// allows, without a model.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +30,10 @@ struct BenchCache {
   std::optional<SealPlan> seal;
   std::optional<RetentionPlan> retention;
   double ratio = 0;  // where the plan splits bits: of 16-bit rows to codes
-  // Keys are latents from before RoPE, which become keys in scratch (cpu/attention/latents.h). What
-  // that takes is no part of the row's FLOPs.
-  bool has_latent_keys = false;
+  // Latent keys become keys in scratch (cpu/attention/latents.h). What that takes is no part of the
+  // row's FLOPs.
+  Keys keys;
   bool has_uniform_ranks = false;  // one rank pair for all heads in place of drawn ones
-  int heads_per_map = 1;           // KV heads of the model that are one head of the cache
 
   bool is_none() const { return rate == 0 && !seal.has_value() && !retention.has_value(); }
 };

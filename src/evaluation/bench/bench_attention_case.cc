@@ -7,8 +7,8 @@
 
 #include "base/random.h"
 #include "cpu/kernels/limits/machine_limits.h"
-#include "format/coded_rows.h"
 #include "format/rows/block_layout.h"
+#include "format/split_bits/coded_rows.h"
 #include "format/split_bits/split_bits_layout.h"
 #include "kv/quantizer/codebooks.h"
 #include "plan/drawn_basis.h"
@@ -33,7 +33,8 @@ void ForEachRun(const AttentionCase& c, size_t i, const F& f) {
 
 // Of one head, padded as in memory.
 int64_t BlockBytesOfHead(const AttentionCase& c, size_t i) {
-  int64_t n_bytes = (BlocksOf(c.lengths[i]) - SealedBlocksOf(c)) * BlockBytes(c.layout.shapes[i]);
+  int64_t n_bytes = (BlocksOf(c.lengths[i]) - SealedBlocksOf(c)) *
+                    OpenBlockBytes(c.layout.codec(), c.layout.shapes[i]);
   ForEachRun(c, i, [&](size_t, const PackedShape& shape) {
     n_bytes += shape.n_blocks * PackedBlockObjectBytes(shape);
   });
@@ -46,7 +47,7 @@ int64_t PayloadBytes(const AttentionCase& c) {
   for (size_t i = 0; i < c.layout.shapes.size(); ++i) {
     const BlockShape& shape = c.layout.shapes[i];
     const int64_t n_plain = c.lengths[i] - SealedBlocksOf(c) * kBlockSize;
-    n_bytes += n_plain * TokenBytes(shape);
+    n_bytes += n_plain * OpenTokenBytes(c.layout.codec(), shape);
     ForEachRun(c, i, [&](size_t, const PackedShape& run) {
       n_bytes += run.n_blocks * PackedBlockBytes(run) + RunRecordBytes(run);
       if (i % c.layout.n_kv_heads == 0) n_bytes += LayerRecordBytes(run);
@@ -68,10 +69,11 @@ std::vector<int> DrawLengths(const AttentionBenchOptions& options, int context, 
 CacheLayout DrawLayout(const AttentionBenchOptions& options, const BenchCache& spec, int n_layers) {
   CacheLayout layout{n_layers, options.n_kv_heads, options.head_dim, 0, {}, {}, spec.seal};
   const int n_pairs = n_layers * options.n_kv_heads;
-  if (spec.seal.has_value() && spec.seal->format.Is<SplitBitsCodec>()) {
+  if (spec.ratio > 0) {
+    const bool has_classes = layout.HasClasses();
     for (const HeadRanks& r :
-         DrawSplits(n_pairs, options.head_dim, spec.ratio, options.seed, spec.seal->has_classes)) {
-      layout.shapes.push_back(BlockShapeOf(r, options.head_dim, DType::kBf16, &*spec.seal));
+         DrawSplits(n_pairs, options.head_dim, spec.ratio, options.seed, has_classes)) {
+      layout.AddHead(r, DType::kBf16);
     }
     return layout;
   }
@@ -106,7 +108,8 @@ void PlaceBlocks(std::byte* memory, const AttentionBenchOptions& options, Attent
   std::vector<int64_t> sizes(order.size());
   for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
     int64_t* of_head = sizes.data() + i * n_head_blocks;
-    std::fill_n(of_head, BlocksOf(c->lengths[i]), BlockBytes(c->layout.shapes[i]));
+    std::fill_n(of_head, BlocksOf(c->lengths[i]),
+                OpenBlockBytes(c->layout.codec(), c->layout.shapes[i]));
     ForEachRun(*c, i, [&](size_t r, const PackedShape& shape) {
       std::fill_n(of_head + c->extents[r].first_block, shape.n_blocks,
                   PackedBlockObjectBytes(shape));
@@ -223,8 +226,7 @@ Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Atten
 
 // The codebooks of the layers, where the format has them.
 void MakeCodebooks(Residents* residents, AttentionCase* c) {
-  const std::optional<SealPlan>& seal = c->layout.seal;
-  if (!seal.has_value() || !seal->format.Is<CodebookCodec>() || c->extents.empty()) return;
+  if (c->extents.empty() || !KeySide(c->layout.codec()).has_codebook) return;
   for (LayerCodebooks& layer : EvenCodebooks(c->layout)) {
     c->codebooks.emplace_back(residents, residents->AddCodebooks(std::move(layer)));
   }
@@ -234,19 +236,23 @@ void MakeCodebooks(Residents* residents, AttentionCase* c) {
 void MakeKeyMaps(const AttentionBenchOptions& options, Residents* residents, AttentionCase* c) {
   const std::optional<SealPlan>& seal = c->layout.seal;
   const bool turns_codes = seal.has_value() && seal->format.seals_keys_before_rope();
-  if (!turns_codes && !c->has_latent_keys) return;
-  const int key_dim = options.head_dim / c->heads_per_map;
+  if (!turns_codes && !TurnWhenRead(c->keys)) return;
+  const int key_dim = options.head_dim / HeadsPerMap(c->keys);
   const int64_t n = BlocksOf(c->row.context) * kBlockSize * key_dim / 2;
   c->cos.assign(n, 1.0f);
   c->sin.assign(n, 0.0f);
-  if (!c->has_latent_keys) return;
+  if (!TurnWhenRead(c->keys)) return;
   Random random(options.seed, 3);
   std::vector<float> way_back;
-  for (const BlockShape& shape : c->layout.shapes) {
+  for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
+    const BlockShape& shape = c->layout.shapes[i];
     way_back.resize(int64_t{shape.rank_k} * options.head_dim);
     const double deviation = 1 / std::sqrt(shape.rank_k);
     for (float& x : way_back) x = static_cast<float>(deviation * random.Normal());
-    const BitSplit splits[] = {shape.k_bits, shape.most_attended.k, shape.least_attended.k};
+    const HeadStorage storage = c->layout.storages.empty() ? HeadStorage() : c->layout.storages[i];
+    const auto* const bits = std::get_if<HeadBits>(&storage);
+    std::vector<BitSplit> splits;
+    if (bits != nullptr) splits = {bits->middle.k, bits->most.k, bits->least.k};
     LatentMap map(way_back, {}, options.head_dim, key_dim, shape.row_type, splits);
     c->maps.emplace_back(residents, residents->AddLatentMap(std::move(map)));
   }
@@ -308,19 +314,21 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
     const KeyRotationId rotation =
         c->cos.empty() ? KeyRotationId()
                        : KeyRotationId{memory.places(c->cos.data()), memory.places(c->sin.data()),
-                                       options.head_dim / c->heads_per_map / 2};
+                                       options.head_dim / HeadsPerMap(c->keys) / 2};
     if (!c->maps.empty()) {
       c->jobs.back().q_stride = options.head_dim;
       c->jobs.back().latents = {
           .map = c->maps[i].id(), .key_dim = options.head_dim, .rotation = rotation};
     }
-    if (c->extents.empty() && !shape.has_coded_rows) continue;
+    const bool has_coded_rows = c->layout.CodesOpenRows();
+    if (c->extents.empty() && !has_coded_rows) continue;
     SealedHead& packed = c->jobs.back().packed;
     packed = {.format = c->layout.seal->format,
+              .storage = c->layout.storages.empty() ? HeadStorage() : c->layout.storages[i],
               .kv_head_idx = static_cast<int>(head),
               .n_kv_heads = options.n_kv_heads,
               .runs = std::span(c->runs).subspan(i * c->extents.size(), c->extents.size())};
-    if (shape.has_coded_rows) {
+    if (has_coded_rows) {
       const int n_sealed = static_cast<int>(SealedBlocksOf(*c));
       packed.open = {.first_block = n_sealed,
                      .n_blocks = static_cast<int>(BlocksOf(c->lengths[i])) - n_sealed};
@@ -366,9 +374,9 @@ AttentionBenchOptions JoinedShapes(AttentionBenchOptions options, int heads_per_
 
 AttentionCase MakeCase(const AttentionBenchOptions& of_model, BenchPhase phase, int context,
                        const BenchCache& spec) {
-  const AttentionBenchOptions options = JoinedShapes(of_model, spec.heads_per_map);
+  const AttentionBenchOptions options = JoinedShapes(of_model, HeadsPerMap(spec.keys));
   AttentionCase c;
-  c.heads_per_map = spec.heads_per_map;
+  c.keys = spec.keys;
   c.row.phase = phase;
   c.row.context = context;
   c.row.kv = spec.kv;
@@ -377,7 +385,6 @@ AttentionCase MakeCase(const AttentionBenchOptions& of_model, BenchPhase phase, 
   c.layout = DrawLayout(options, spec, 1);
   c.lengths = DrawLengths(options, context, c.layout.shapes.size());
   c.retention = spec.retention;
-  c.has_latent_keys = spec.has_latent_keys;
   // A chunk of a prompt sees the runs before it sealed and itself in 16 bits.
   c.extents = RunsOf(c.layout, is_decode ? context : context - c.row.n_tokens, context);
   if (is_decode) {
@@ -393,7 +400,7 @@ AttentionCase MakeCase(const AttentionBenchOptions& of_model, BenchPhase phase, 
     const BlockShape& shape = c.layout.shapes[i];
     const double n = std::min(c.row.n_tokens, c.lengths[i]);
     const double n_visible = n * (c.lengths[i] - n) + n * (n + 1) / 2;
-    const int key_width = c.has_latent_keys ? of_model.head_dim : shape.rank_k;
+    const int key_width = TurnWhenRead(c.keys) ? of_model.head_dim : shape.rank_k;
     c.row.flops += 2.0 * (key_width + shape.rank_v) / c.n_layers * n_visible * group;
   }
   return c;
@@ -406,7 +413,7 @@ void PlaceOpenScales(std::byte* memory, const AttentionCase& c) {
   const int64_t n_head_blocks = BlocksOf(c.row.context);
   for (size_t i = 0; i < c.layout.shapes.size(); ++i) {
     const BlockShape& shape = c.layout.shapes[i];
-    if (!shape.has_coded_rows) continue;
+    if (!c.layout.CodesOpenRows()) continue;
     for (int64_t b = SealedBlocksOf(c); b < BlocksOf(c.lengths[i]); ++b) {
       const int64_t at = c.blocks[static_cast<int64_t>(i) * n_head_blocks + b].offset();
       std::fill_n(memory + at + CodedKeyScaleOffset(shape, 0), 2 * kBlockSize, kOne);
@@ -416,7 +423,7 @@ void PlaceOpenScales(std::byte* memory, const AttentionCase& c) {
 
 Status BuildCase(const AttentionBenchOptions& of_model, BenchMemory* memory, ThreadPool* pool,
                  AttentionCase* c) {
-  const AttentionBenchOptions options = JoinedShapes(of_model, c->heads_per_map);
+  const AttentionBenchOptions options = JoinedShapes(of_model, HeadsPerMap(c->keys));
   c->device = std::make_unique<CpuDevice>();
   PlaceBlocks(memory->blocks.data(), options, c);
   PlaceOpenScales(memory->blocks.data(), *c);

@@ -1,5 +1,5 @@
-// One row of `bench attention` as memory and jobs: a cache drawn from a seed, with its blocks, run
-// records and votes.
+// A case is one row of `bench attention` as memory and jobs: a cache drawn from a seed, with its
+// blocks, run records and votes.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,6 @@ namespace kvlathe {
 struct AttentionCase {
   AttentionBenchRow row;
   int n_layers = 1;
-  int heads_per_map = 1;
   CacheLayout layout;
   std::vector<int> lengths;           // [n_layers * n_kv_heads] entries
   std::vector<RunExtent> extents;     // of the sealed runs, the same for every head
@@ -33,7 +32,7 @@ struct AttentionCase {
   // Of a format that has them, by layer.
   std::vector<Resident<CodebooksId>> codebooks;
   std::vector<float> cos, sin;  // by which all heads turn their keys, where they do
-  bool has_latent_keys = false;
+  Keys keys;
   std::vector<Resident<LatentMapId>> maps;  // [n_layers * n_kv_heads], of latent keys
   std::optional<RetentionPlan> retention;
   Buffer entries;  // positions and votes of the heads of a layer

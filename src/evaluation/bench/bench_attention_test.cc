@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "evaluation/bench/bench_attention_case.h"
-#include "kv/quantizer/method.h"
+#include "kv/quantizer/quantizer_methods.h"
 #include "kv/spec/spec.h"
 #include "plan/drawn_basis.h"
 
@@ -88,12 +88,12 @@ TEST(AttentionBenchTest, LatentKeysAreAttendedTo) {
   for (const char* kv : {"lathe(ratio=8,keys=before,scales=static)", "palu(rate=0.5)"}) {
     SCOPED_TRACE(kv);
     const Spec spec = Spec::Parse(kv).value();
-    const bool has_bits = spec.splits_bits();
+    const bool has_bits = FactsOf(spec.sealing()).splits_bits;
     const BenchCache cache = {.kv = kv,
                               .rate = has_bits ? 0 : 0.5,
                               .seal = SealPlanOf(spec),
                               .ratio = has_bits ? 8.0 : 0,
-                              .has_latent_keys = spec.has_latent_keys()};
+                              .keys = spec.keys()};
     const AttentionBenchOptions options = {.n_heads = 4,
                                            .n_kv_heads = 2,
                                            .head_dim = 64,

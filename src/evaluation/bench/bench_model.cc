@@ -57,7 +57,8 @@ void FillRandomBlocks(const CacheLayout& layout, int64_t first_block, SequenceCa
       const CpuAccess access(cache->device());
       for (const ObjectId& block : cache->head(l, g).blocks().subspan(first_block)) {
         if (block.is_null()) continue;
-        FillRandom(shape.row_type, access.At(block), BlockBytes(shape), seed += 1 << 20);
+        FillRandom(shape.row_type, access.At(block), OpenBlockBytes(layout.codec(), shape),
+                   seed += 1 << 20);
       }
     }
   }

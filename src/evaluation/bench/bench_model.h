@@ -1,4 +1,5 @@
-// `kvlathe bench model`: prompt and generation speed of a whole model, in llama-bench's terms.
+// `kvlathe bench model` measures prompt and generation speed of a whole model, in llama-bench's
+// terms.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
-// `kvlathe bench plan`: how evenly the planner shares attention among workers. Pure computation on
-// drawn sizes, by the cost model; only the planning time is measured.
+// `kvlathe bench plan` shows how evenly the planner shares attention among workers. Pure
+// computation on drawn sizes, by the cost model; only the planning time is measured.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// `kvlathe bench scheduler`: what the engine itself adds to the time of a decode step, and how soon
-// an idle engine begins with a request.
+// `kvlathe bench scheduler` measures what the engine itself adds to the time of a decode step, and
+// how soon an idle engine begins with a request.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct SchedulerBenchReport {
   double scheduler_share() const { return scheduler_us / (step_ms * 1e3); }
 };
 
-// The model decodes greedily; callers give random ids no meaning. Errors are those of
-// Engine::Submit and of the steps.
+// The model decodes greedily. Prompts are random token ids, so what it generates means nothing.
+// Errors are those of Engine::Submit and of the steps.
 StatusOr<SchedulerBenchReport> BenchScheduler(Model* model, const SchedulerBenchOptions& options,
                                               int64_t kv_budget_bytes);
 

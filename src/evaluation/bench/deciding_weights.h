@@ -1,5 +1,5 @@
-// Random weights that decide what merges, for what a retrofitted model costs at a compression ratio
-// before there is one.
+// Random weights may decide what merges, to show what a retrofitted model costs at a compression
+// ratio before there is one.
 #pragma once
 
 #include <memory>

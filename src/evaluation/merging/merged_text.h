@@ -1,4 +1,5 @@
-// Which positions of a text a cache merges, counted in the cache itself (format/open_entry.h).
+// A MergedText knows which positions of a text a cache merges, counted in the cache itself
+// (format/open_entry.h).
 #pragma once
 
 #include <cstdint>

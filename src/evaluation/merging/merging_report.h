@@ -1,4 +1,4 @@
-// What a cache merges, as JSON and as pictures.
+// A merging report shows what a cache merges, as JSON and as pictures.
 #pragma once
 
 #include <nlohmann/json.hpp>

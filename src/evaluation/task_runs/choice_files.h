@@ -1,4 +1,4 @@
-// Data sets of questions with choices, asked as lm-evaluation-harness asks them. The metric is
+// Data sets of questions with choices are asked as lm-evaluation-harness asks them. The metric is
 // choice; every choice begins with the space that parts it from the prompt, and the prompt does not
 // end in one.
 //

@@ -1,4 +1,4 @@
-// Log-likelihoods of the choices of one example.
+// A ChoiceScorer finds the log-likelihoods of the choices of one example.
 #pragma once
 
 #include <vector>

@@ -1,6 +1,6 @@
-// Tasks that come from files: what every such task has, and the plain form for any of them. The
-// forms of published data sets are in choice_files.h and word_problems.h. Blank lines are passed
-// over.
+// Tasks may come from files: here is what every such task has, and the plain form for any of them.
+// The forms of published data sets are in choice_files.h and word_problems.h. Blank lines are
+// passed over.
 //
 // Errors of all readers: kNotFound when there is no such file, kInvalidArgument with file and line
 // when a line is not what the form asks for.

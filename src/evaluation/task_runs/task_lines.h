@@ -1,4 +1,4 @@
-// The lines of a task file: read one after the other, and refused with file and line number when
+// The lines of a task file are read one after the other, and refused with file and line number when
 // they are not what a form asks for.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What a model made of every example of a task, as JSON lines, and what a cache changed of it
-// against the uncompressed model's.
+// Predictions hold what a model made of every example of a task, as JSON lines, and what a cache
+// changed of it against the uncompressed model's.
 #pragma once
 
 #include <span>

@@ -1,4 +1,5 @@
-// Runs the examples of a task on one model with one cache and scores what comes out.
+// A task run takes the examples of a task through one model with one cache and scores what comes
+// out.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Solved questions before the one that is asked, out of the file that it comes from.
+// Solved questions, out of the same file, stand before the one that is asked.
 #pragma once
 
 #include <cstddef>

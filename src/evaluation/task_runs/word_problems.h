@@ -1,4 +1,4 @@
-// Word problems that are answered by writing down the way to the answer: GSM8K, whose answers are
+// Word problems are answered by writing down the way to the answer: GSM8K, whose answers are
 // numbers, and AQuA, whose answers are options A to E.
 #pragma once
 

@@ -1,5 +1,6 @@
-// What one built-in task consists of, and what all generators share: seeds, the split into train
-// and test, and the search for the number of records or sentences that fills a length.
+// A definition says what one built-in task consists of, and all generators share the rest: seeds,
+// the split into train and test, and the search for the number of records or sentences that fills a
+// length.
 #pragma once
 
 #include <functional>

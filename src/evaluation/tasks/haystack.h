@@ -1,4 +1,4 @@
-// The text in which tasks hide sentences.
+// A haystack is the text in which tasks hide sentences.
 #pragma once
 
 #include <string>

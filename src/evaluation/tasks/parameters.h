@@ -1,4 +1,4 @@
-// What stands in brackets behind a task's name: "needle(keys=4, kind=words)".
+// A task's name may have parameters in brackets behind it: "needle(keys=4, kind=words)".
 #pragma once
 
 #include <map>

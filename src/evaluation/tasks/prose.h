@@ -1,5 +1,5 @@
-// Filler prose: plain English sentences in the past tense about people, work, weather, food and
-// animals, from templates; millions of distinct sentences, none with a digit.
+// Filler prose is plain English sentences in the past tense about people, work, weather, food and
+// animals, from templates; there are millions of distinct sentences, none with a digit.
 #pragma once
 
 #include <string>

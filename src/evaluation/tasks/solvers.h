@@ -1,5 +1,5 @@
-// For tests: each task solved from its prompt alone, by other means than its generator, so that a
-// test can tell whether the answer follows from the prompt.
+// Tests solve each task from its prompt alone, by other means than its generator, to tell whether
+// the answer follows from the prompt.
 #pragma once
 
 #include <string>

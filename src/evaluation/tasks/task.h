@@ -1,4 +1,4 @@
-// The synthetic task suite: examples generated from a seed, so that accuracy under a compressed
+// The synthetic task suite generates examples from a seed, so that accuracy under a compressed
 // cache can be measured without any data set. The tasks mirror, at small scale, the workloads of
 // the papers: retrieval from a long context, reasoning in steps, and long generation.
 #pragma once
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/text_range.h"
 
 namespace kvlathe {
 
@@ -36,10 +37,6 @@ enum class TaskMetric {
   // Share of the fields of the reference, a JSON object, that the output's first JSON object has
   // with equal values; 0 where it does not parse.
   kJsonFields,
-};
-
-struct TextRange {
-  size_t begin, end;  // bytes
 };
 
 struct TaskExample {

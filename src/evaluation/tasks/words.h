@@ -1,4 +1,4 @@
-// Word lists that the tasks draw from: lower case, no word twice within a list, every word free of
+// Tasks draw from these word lists: lower case, no word twice within a list, every word free of
 // white space. Written for this project.
 #pragma once
 

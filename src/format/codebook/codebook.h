@@ -1,5 +1,5 @@
-// What sealed blocks of a format with codebooks (packed_layout.h) refer to: the numbers that codes
-// stand for, the ranges of the channels of K, and the rotations of keys that are sealed before
+// Sealed blocks of a format with codebooks (packed_layout.h) refer to what is here: the numbers
+// that codes stand for, ranges of the channels of K, and rotations of keys that are sealed before
 // RoPE. All of it belongs to the model and does not count as bytes of a cache.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The layout of a cache whose codes index a codebook of the model (codebook.h): a value is
+// This is the layout of a cache whose codes index a codebook of the model (codebook.h): a value is
 // centroid * range + offset. `kvquant` stores rows in it.
 //
 //   block of a head   | codes of K | codes of V | repairs
@@ -9,7 +9,8 @@
 //                     | range t0 | ... | range t63 | offset t0 | ... | offset t63 |
 #pragma once
 
-#include "format/codes/code_side.h"
+#include "format/codes/codec_facts.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 
@@ -19,11 +20,15 @@ struct CodebookCodec {
   friend bool operator==(const CodebookCodec&, const CodebookCodec&) = default;
 };
 
-constexpr PackedSide KeySideOf(const CodebookCodec& codec) {
-  return {.bits = codec.bits, .sharing = ScaleSharing::kModel};
-}
-constexpr PackedSide ValueSideOf(const CodebookCodec& codec) {
-  return {.bits = codec.bits, .sharing = ScaleSharing::kTokenLayer};
+constexpr CodecFacts FactsOf(const CodebookCodec& codec) {
+  return {.k = {.bits = codec.bits, .sharing = ScaleSharing::kModel, .has_codebook = true},
+          .v = {.bits = codec.bits, .sharing = ScaleSharing::kTokenLayer, .has_codebook = true},
+          .most_channels = kMaxPackedRank,
+          .keys_before_rope = codec.keys_before_rope,
+          .codes_open_rows = false,
+          .has_classes = false,
+          .brings_bases = false,
+          .gathers_queries = false};
 }
 
 }  // namespace kvlathe

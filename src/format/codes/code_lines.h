@@ -1,4 +1,4 @@
-// Where codes of a fixed width lie. All codecs that have codes share this order.
+// Codes of a fixed width lie in lines. All codecs that have codes share this order.
 //
 // Codes keep the lines of a plain block (rows/block_layout.h): a line is 32 codes, 16 tokens x 2
 // dimensions of K or 16 dimensions x 2 tokens of V. Lines are packed in groups of

@@ -1,5 +1,5 @@
-// How the codes of K or of V share their scales. Each codec with codes says so of its two sides,
-// and the offsets of packed_layout.h depend on nothing else of the codec.
+// A side says how the codes of K or of V share scales. Each codec with codes says so of its two
+// sides, and the offsets of packed_layout.h depend on nothing else of the codec.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +33,14 @@ struct PackedSide {
   // What codes of 4 bits stand for where scales are a byte each; the side is then symmetric and
   // kToken. Null where codes are numbers of even steps or index a codebook.
   const NamedTable* table = nullptr;
+  // Whether codes index a codebook of the model (codebook/codebook.h).
+  bool has_codebook = false;
 
   friend bool operator==(const PackedSide&, const PackedSide&) = default;
 };
+
+// The side of a codec whose sealed rows are numbers.
+inline constexpr PackedSide kNoCodes = {.bits = 0, .sharing = ScaleSharing::kNone};
 
 // How many numbers a scale takes (2 with a minimum), and how many bytes each of them has: one for
 // tables and where bits are split, else two.

@@ -1,6 +1,6 @@
-// The plain block: where a row lies in a 16-bit (or 32-bit) block of one KV head.
+// A plain block holds the rows of one KV head in 16 bits (or 32) each.
 //
-// A block holds kBlockSize entries:
+// It has kBlockSize entries:
 //   K [rank_k / 2][kBlockSize][2]   pairs of dimensions interleaved across tokens
 //   V [kBlockSize / 2][rank_v][2]   pairs of tokens interleaved across dimensions
 //
@@ -19,7 +19,6 @@
 
 #include <cstdint>
 
-#include "format/split_bits/bit_split.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -29,53 +28,32 @@ inline constexpr int kMaxRowRank = 512;       // channels of a row: plain, coded
 inline constexpr int kMaxPackedRank = 256;    // of a row that another codec seals
 inline constexpr int kMaxPackedLowrank = 64;  // columns of the low-rank residual
 
+// The rows of one KV head. What a codec keeps of a head is HeadStorage (packed_layout.h).
 struct BlockShape {
   int rank_k = 0;                 // multiple of 16
   int rank_v = 0;                 // multiple of 16
   DType row_type = DType::kBf16;  // kBf16, or kF32 when the model computes in F32
-  // How many bits the channels have once the block is sealed, where the format splits bits. Without
-  // classes of entries they are rank_k and rank_v channels; with classes these are those of the
-  // class that has most, and the others have codes of the first channels only.
-  BitSplit k_bits = {}, v_bits = {};
-  // Whether the block holds 8-bit codes in place of rows until it is sealed (coded_rows.h). Only a
-  // format that splits bits has that.
-  bool has_coded_rows = false;
-  // How many numbers a row has once the block is sealed, where the format is rotated; 0 elsewhere.
-  int sealed_rank_k = 0, sealed_rank_v = 0;  // multiples of 16
   // How many numbers the values of sinks have; 0: rank_v, like all others. The first rank_v of them
   // are in the basis of the others.
   int sink_rank_v = 0;
-  // The bits of the entries that are not of the middle class (EntryClass); empty without classes.
-  EntryBits most_attended = {}, least_attended = {};
 
   constexpr int sink_value_width() const { return sink_rank_v > 0 ? sink_rank_v : rank_v; }
 
   // Bytes of one number of a row.
-  constexpr int64_t element_bytes() const { return has_coded_rows ? 1 : SizeOf(row_type); }
+  constexpr int64_t element_bytes() const { return SizeOf(row_type); }
 
   friend bool operator==(const BlockShape&, const BlockShape&) = default;
 };
 
-// The shape of blocks that are sealed for entries of a class.
-constexpr BlockShape ShapeOfClass(BlockShape shape, EntryClass entry_class) {
-  if (entry_class == EntryClass::kMiddle) return shape;
-  const EntryBits& bits =
-      entry_class == EntryClass::kMost ? shape.most_attended : shape.least_attended;
-  shape.k_bits = bits.k;
-  shape.v_bits = bits.v;
-  return shape;
-}
-
 constexpr int64_t KeyBytes(const BlockShape& s) {
   return int64_t{kBlockSize} * s.rank_k * s.element_bytes();
 }
-// Coded rows have a scale of a byte each for K and for V behind them.
 constexpr int64_t TokenBytes(const BlockShape& s) {
-  return (s.rank_k + s.rank_v) * s.element_bytes() + (s.has_coded_rows ? 2 : 0);
+  return (s.rank_k + s.rank_v) * s.element_bytes();
 }
 constexpr int64_t BlockBytes(const BlockShape& s) { return kBlockSize * TokenBytes(s); }
 
-// Element offsets from the start of K and of V, where rows are not coded.
+// Element offsets from the start of K and of V.
 constexpr int64_t KeyOffset(int token, int r) {
   return (int64_t{r / 2} * kBlockSize + token) * 2 + r % 2;
 }

@@ -1,4 +1,5 @@
-// How many channels of a row have codes of how many bits, where these differ (split_bits_layout.h).
+// A bit split says how many channels of a row have codes of how many bits, where these differ
+// (split_bits_layout.h).
 #pragma once
 
 #include <array>
@@ -35,6 +36,26 @@ struct EntryBits {
   BitSplit k = {}, v = {};
 
   friend bool operator==(const EntryBits&, const EntryBits&) = default;
+};
+
+// The bits of a head. Without classes `middle` holds for all entries, over rank_k and rank_v
+// channels, and the others are empty. With classes the class that has most bits has codes of all
+// these channels, and the others have codes of the first of them only.
+struct HeadBits {
+  EntryBits middle = {}, most = {}, least = {};
+
+  constexpr const EntryBits& of(EntryClass entry_class) const {
+    switch (entry_class) {
+      case EntryClass::kMost:
+        return most;
+      case EntryClass::kLeast:
+        return least;
+      case EntryClass::kMiddle:
+        break;
+    }
+    return middle;
+  }
+  friend bool operator==(const HeadBits&, const HeadBits&) = default;
 };
 
 }  // namespace kvlathe

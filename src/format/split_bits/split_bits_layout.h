@@ -1,4 +1,4 @@
-// The layout of a cache whose channels differ in bits (bit_split.h). `lathe` with a ratio stores
+// The channels of this layout differ in bits (bit_split.h). `lathe` with a ratio stores
 // rows in it. Rows come in units of each channel's deviation, and codes are those of unit_codes.h.
 //
 //   block of a head   | K: 8 bits | 5 bits | ... | 1 bit | V: 8 bits | ... | 1 bit |
@@ -12,7 +12,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "format/codes/code_side.h"
+#include "format/codes/codec_facts.h"
 #include "format/rows/block_layout.h"
 #include "format/split_bits/bit_split.h"
 #include "format/split_bits/unit_codes.h"
@@ -22,17 +22,29 @@ namespace kvlathe {
 struct SplitBitsCodec {
   // What all numbers of sealed blocks count in.
   StoredUnit unit = StoredUnit::kChannel;
+  // Whether blocks hold 8-bit codes in place of rows until they are sealed (coded_rows.h).
+  bool codes_open_rows = false;
+  // Whether the entries that are sealed where the prompt ends fall into classes of different bits
+  // (kv/seal/seal_schedule.h). Nothing is repaired then.
+  bool has_classes = false;
 
   friend bool operator==(const SplitBitsCodec&, const SplitBitsCodec&) = default;
 };
 
-constexpr PackedSide KeySideOf(const SplitBitsCodec& codec) {
+constexpr CodecFacts FactsOf(const SplitBitsCodec& codec) {
   const bool is_token = codec.unit == StoredUnit::kToken;
-  return {.bits = 0,
-          .sharing = is_token ? ScaleSharing::kToken : ScaleSharing::kNone,
-          .is_symmetric = true};
+  const PackedSide side = {.bits = 0,
+                           .sharing = is_token ? ScaleSharing::kToken : ScaleSharing::kNone,
+                           .is_symmetric = true};
+  return {.k = side,
+          .v = side,
+          .most_channels = kMaxRowRank,
+          .keys_before_rope = false,
+          .codes_open_rows = codec.codes_open_rows,
+          .has_classes = codec.has_classes,
+          .brings_bases = false,
+          .gathers_queries = false};
 }
-constexpr PackedSide ValueSideOf(const SplitBitsCodec& codec) { return KeySideOf(codec); }
 
 constexpr int64_t SplitCodeBytes(const BitSplit& bits) {
   return int64_t{kBlockSize} * bits.bits_per_token() / 8;

@@ -115,8 +115,8 @@ struct CodesOf {
   Bytes bytes;
 
   // Of codes that stand for themselves.
-  constexpr CodesOf(StoredUnit unit, double loss, const std::array<float, kHalf>& positive)
-      : CodesOf(unit, loss, positive, WindowsOf(Mirrored(positive), kBits)) {}
+  constexpr CodesOf(StoredUnit unit, double unit_loss, const std::array<float, kHalf>& positive)
+      : CodesOf(unit, unit_loss, positive, WindowsOf(Mirrored(positive), kBits)) {}
   // Of paths. The centroids are those of codes that would stand for themselves.
   constexpr CodesOf(StoredUnit unit, double unit_loss, const std::array<float, kHalf>& positive,
                     const Windows& values)

@@ -1,4 +1,4 @@
-// What codes stand for in channels that have no scale of their own: rows come in units of their
+// Unit codes stand for numbers of channels that have no scale of their own: rows come in units of a
 // channel's deviation, less its mean, because the basis that makes them folds both away. They may
 // be divided by a scale of their token too.
 //

@@ -1,6 +1,6 @@
-// The layout of a cache whose 4-bit codes stand for 16 fixed numbers. Each group of channels of a
-// token has a scale of one byte, which is a power of two: a value is
-// number * unit * 2^(byte - 127). Methods of this codec differ in their table.
+// A table codec is that of a cache whose 4-bit codes stand for 16 fixed numbers. Each group of
+// channels of a token has a scale of one byte, which is a power of two: a value is number * unit *
+// 2^(byte - 127). Methods of this codec differ in their table.
 //
 //   block of a head   | codes of K | codes of V | K scales | V scales | repairs
 //   scales of a side  [groups of channels][kBlockSize] bytes
@@ -16,7 +16,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "format/codes/code_side.h"
+#include "format/codes/codec_facts.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 
@@ -94,14 +95,21 @@ struct TableCodec {
   friend bool operator==(const TableCodec&, const TableCodec&) = default;
 };
 
-constexpr PackedSide KeySideOf(const TableCodec& codec) {
-  return {.bits = 4,
-          .sharing = ScaleSharing::kToken,
-          .group = codec.group,
-          .is_symmetric = true,
-          .table = codec.table};
+constexpr CodecFacts FactsOf(const TableCodec& codec) {
+  const PackedSide side = {.bits = 4,
+                           .sharing = ScaleSharing::kToken,
+                           .group = codec.group,
+                           .is_symmetric = true,
+                           .table = codec.table};
+  return {.k = side,
+          .v = side,
+          .most_channels = kMaxPackedRank,
+          .keys_before_rope = false,
+          .codes_open_rows = false,
+          .has_classes = false,
+          .brings_bases = false,
+          .gathers_queries = false};
 }
-constexpr PackedSide ValueSideOf(const TableCodec& codec) { return KeySideOf(codec); }
 
 // The scale that a byte stands for.
 // TableScaleByte gives the byte of a group whose largest magnitude is `largest`, which is finite

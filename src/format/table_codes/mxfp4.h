@@ -1,4 +1,4 @@
-// MXFP4 of the Open Compute Project: "OCP Microscaling Formats (MX) Specification", version 1.0,
+// MXFP4 is an Open Compute format: "OCP Microscaling Formats (MX) Specification", version 1.0,
 // 2023, sections 5.2 and 6.3 (table 1: MXFP4 is blocks of 32 elements E2M1 under a scale E8M0).
 //
 //   code      | sign | exponent, 2 bits | mantissa, 1 bit |     bits 3, 2-1, 0

@@ -1,4 +1,4 @@
-// The layout of a cache whose codes are even steps: a value is code * scale + minimum, or
+// This is the layout of a cache whose codes are even steps: a value is code * scale + minimum, or
 // code * scale where a side is symmetric. K and V each choose which of their numbers share a scale
 // and a minimum (code_side.h); `token`, `kcvt`, `kivi`, `int8`, `q8_0` and `q4_0` are such choices.
 //
@@ -13,7 +13,8 @@
 // code_lines.h says where codes lie, and packed_layout.h where repairs do.
 #pragma once
 
-#include "format/codes/code_side.h"
+#include "format/codes/codec_facts.h"
+#include "format/rows/block_layout.h"
 
 namespace kvlathe {
 
@@ -22,7 +23,15 @@ struct UniformCodec {
   friend bool operator==(const UniformCodec&, const UniformCodec&) = default;
 };
 
-constexpr PackedSide KeySideOf(const UniformCodec& codec) { return codec.k; }
-constexpr PackedSide ValueSideOf(const UniformCodec& codec) { return codec.v; }
+constexpr CodecFacts FactsOf(const UniformCodec& codec) {
+  return {.k = codec.k,
+          .v = codec.v,
+          .most_channels = kMaxPackedRank,
+          .keys_before_rope = false,
+          .codes_open_rows = false,
+          .has_classes = false,
+          .brings_bases = false,
+          .gathers_queries = false};
+}
 
 }  // namespace kvlathe

@@ -1,5 +1,5 @@
-// The element types of GGUF files and their conversion to F32: blocks of a fixed number of values
-// with shared scales (the formats of ggml, https://github.com/ggml-org/ggml).
+// GGUF files have these element types, which are converted to F32: blocks of a fixed number of
+// values with shared scales (the formats of ggml, https://github.com/ggml-org/ggml).
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// GGUF, the file format of llama.cpp: metadata and tensors in one file, memory-mapped
+// GGUF is the file format of llama.cpp: metadata and tensors in one file, memory-mapped
 // (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Versions 2 and 3, little-endian.
 #pragma once
 

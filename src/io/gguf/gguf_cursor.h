@@ -1,4 +1,5 @@
-// Where a reader of a GGUF header stands in the file, and the errors that all of them give.
+// A cursor is where a reader of a GGUF header stands in the file; the errors that all readers give
+// are here too.
 #pragma once
 
 #include <cstddef>

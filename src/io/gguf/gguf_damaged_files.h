@@ -1,4 +1,4 @@
-// GGUF files that must not open, each with what its message says.
+// These GGUF files must not open; each stands beside what its message says.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// The part of a GGUF file before its data: version, metadata and where each tensor lies.
+// The header of a GGUF file is what stands before its data: version, metadata and where each tensor
+// lies.
 // Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 #pragma once
 

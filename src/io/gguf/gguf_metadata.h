@@ -1,4 +1,4 @@
-// The keys and values of a GGUF file.
+// The metadata of a GGUF file are keys and values.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Makes small GGUF files for tests, well-formed ones and damaged ones:
+// A GgufTestWriter makes small GGUF files for tests, well-formed ones and damaged ones:
 //
 //   GgufTestWriter writer;
 //   writer.AddText("general.architecture", "llama");

@@ -1,4 +1,5 @@
-// Hugging Face safetensors: memory-mapped reading (one file, or shards with an index) and writing.
+// Hugging Face's safetensors are read by memory-mapping (one file, or shards with an index), and
+// written.
 #pragma once
 
 #include <cstddef>

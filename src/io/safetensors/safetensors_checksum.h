@@ -1,4 +1,4 @@
-// A checksum inside a safetensors file, for files that kvlathe writes itself: the format has none.
+// Safetensors files that kvlathe writes itself have a checksum inside, since the format has none.
 #pragma once
 
 #include <map>

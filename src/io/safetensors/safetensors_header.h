@@ -1,4 +1,4 @@
-// The header of a safetensors file: 8 bytes of length (little endian), JSON, then the data.
+// A safetensors file begins with a header: 8 bytes of length (little endian), JSON, then the data.
 // Format: https://github.com/huggingface/safetensors (README, "Format").
 #pragma once
 

@@ -1,4 +1,4 @@
-// The pool from which all memory of the KV cache comes. It hands out objects in the memory of a
+// All memory of the KV cache comes from the block pool. It hands out objects in the memory of a
 // device under one budget of bytes.
 #pragma once
 

@@ -1,4 +1,4 @@
-// One KV head of the cache of a sequence, to read.
+// A cache head is a view of one KV head of the cache of a sequence, to read.
 #pragma once
 
 #include <cstddef>

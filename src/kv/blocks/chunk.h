@@ -1,4 +1,4 @@
-// One region of the block pool's device, which is cut into slots of one size. A chunk knows which
+// A chunk is one region of the block pool's device, cut into slots of one size. A chunk knows which
 // slots are taken and which pages of the region the system has to hold.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What a sequence holds of one KV head, and how far the sequence is.
+// A head table has what a sequence holds of one KV head; the progress is how far the sequence is.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The cache of one sequence: for every layer and KV head a block table and a length of its own.
+// The cache of one sequence has a block table and a length of its own for every layer and KV head.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +36,8 @@ class SequenceCache {
   }
   bool has_whole_keys(int layer_idx) const { return progress_.HasWholeKeys(*layout_, layer_idx); }
   // Says where the prompt ends, which decides the runs (kv/seal/seal_schedule.h) and what is kept
-  // (kv/retention/plan.h), and how many positions come after it (0 if that is not known). The cache
-  // must be empty. Without this call the prompt does not end.
+  // (kv/retention/retention_plan.h), and how many positions come after it (0 if that is not known).
+  // The cache must be empty. Without this call the prompt does not end.
   void set_n_prompt(int64_t n_prompt, int64_t n_generated = 0);
   int64_t n_prompt() const { return progress_.n_prompt; }
   int64_t n_generated() const { return progress_.n_generated; }

@@ -67,7 +67,7 @@ TEST(SequenceCache, TheObjectsOfAllHeadsAreDistinctAndWholeRowsAreWritable) {
       ASSERT_EQ(cache.head(layer_idx, kv_head_idx).blocks().size(), 3u);
       for (const ObjectId& block : cache.head(layer_idx, kv_head_idx).blocks()) {
         cache.device().Fill({block}, std::byte{1},
-                            BlockBytes(layout.shape(layer_idx, kv_head_idx)));
+                            OpenBlockBytes(layout.codec(), layout.shape(layer_idx, kv_head_idx)));
         objects.insert(block);
       }
       const ObjectPlace sink_v = cache.head(layer_idx, kv_head_idx).sink_v();

@@ -1,6 +1,7 @@
 #include "kv/blocks/sequence_file.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -12,8 +13,8 @@
 #include "io/byte_reader.h"
 #include "io/mapped_file.h"
 #include "kv/blocks/sequence_rows.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/seal/seal_schedule.h"
 #include "kv/spec/spec.h"
 
@@ -56,30 +57,88 @@ void AppendText(std::string_view text, std::string* out) {
   out->append(text);
 }
 
-bool ReadShape(ByteReader* reader, BlockShape* shape) {
-  uint32_t rank_k = 0, rank_v = 0, row_type = 0, has_coded_rows = 0;
-  for (uint32_t* number : {&rank_k, &rank_v, &row_type, &has_coded_rows}) {
+// What a file says of how a head is stored, whatever the codec: numbers that mean nothing to it are
+// zero.
+struct HeadNumbers {
+  BlockShape shape;
+  bool codes_open_rows = false;
+  HeadBits bits;
+  RotatedRanks ranks;
+
+  friend bool operator==(const HeadNumbers&, const HeadNumbers&) = default;
+};
+
+std::array<BitSplit*, 6> SplitsOf(HeadBits* bits) {
+  return {&bits->middle.k, &bits->middle.v, &bits->most.k,
+          &bits->most.v,   &bits->least.k,  &bits->least.v};
+}
+
+bool ReadHead(ByteReader* reader, HeadNumbers* head) {
+  uint32_t rank_k = 0, rank_v = 0, row_type = 0, codes_open_rows = 0;
+  for (uint32_t* number : {&rank_k, &rank_v, &row_type, &codes_open_rows}) {
     if (!reader->Read(number)) return false;
   }
   if (rank_k > kMaxDim || rank_v > kMaxDim || row_type >= std::size(kRowTypes)) return false;
-  if (has_coded_rows > 1) return false;
-  *shape = {static_cast<int>(rank_k), static_cast<int>(rank_v), kRowTypes[row_type]};
-  shape->has_coded_rows = has_coded_rows == 1;
-  for (BitSplit* split :
-       {&shape->k_bits, &shape->v_bits, &shape->most_attended.k, &shape->most_attended.v,
-        &shape->least_attended.k, &shape->least_attended.v}) {
+  if (codes_open_rows > 1) return false;
+  head->shape = {static_cast<int>(rank_k), static_cast<int>(rank_v), kRowTypes[row_type]};
+  head->codes_open_rows = codes_open_rows == 1;
+  for (BitSplit* split : SplitsOf(&head->bits)) {
     for (int& n : split->channels) {
       uint32_t number = 0;
       if (!reader->Read(&number) || number > kMaxDim) return false;
       n = static_cast<int>(number);
     }
   }
-  for (int* rank : {&shape->sealed_rank_k, &shape->sealed_rank_v, &shape->sink_rank_v}) {
+  for (int* rank : {&head->ranks.k, &head->ranks.v, &head->shape.sink_rank_v}) {
     uint32_t number = 0;
     if (!reader->Read(&number) || number > kMaxDim) return false;
     *rank = static_cast<int>(number);
   }
   return true;
+}
+
+void AppendHead(HeadNumbers head, std::string* out) {
+  AppendBytes(static_cast<uint32_t>(head.shape.rank_k), out);
+  AppendBytes(static_cast<uint32_t>(head.shape.rank_v), out);
+  const auto type = std::find(std::begin(kRowTypes), std::end(kRowTypes), head.shape.row_type);
+  AppendBytes(static_cast<uint32_t>(type - kRowTypes), out);
+  AppendBytes(static_cast<uint32_t>(head.codes_open_rows), out);
+  for (const BitSplit* split : SplitsOf(&head.bits)) {
+    for (const int n : split->channels) AppendBytes(static_cast<uint32_t>(n), out);
+  }
+  AppendBytes(static_cast<uint32_t>(head.ranks.k), out);
+  AppendBytes(static_cast<uint32_t>(head.ranks.v), out);
+  AppendBytes(static_cast<uint32_t>(head.shape.sink_rank_v), out);
+}
+
+// What each codec finds in the numbers of a head, and writes to them.
+HeadStorage StorageOf(const RowsCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
+HeadStorage StorageOf(const UniformCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
+HeadStorage StorageOf(const CodebookCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
+HeadStorage StorageOf(const TableCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
+HeadStorage StorageOf(const SplitBitsCodec& /*codec*/, const HeadNumbers& head) {
+  return head.bits;
+}
+HeadStorage StorageOf(const RotatedCodec& /*codec*/, const HeadNumbers& head) { return head.ranks; }
+void WriteStorage(const std::monostate& /*storage*/, HeadNumbers* /*head*/) {}
+void WriteStorage(const HeadBits& bits, HeadNumbers* head) { head->bits = bits; }
+void WriteStorage(const RotatedRanks& ranks, HeadNumbers* head) { head->ranks = ranks; }
+
+HeadNumbers NumbersOf(const CacheLayout& layout, const BlockShape& shape,
+                      const HeadStorage& storage) {
+  HeadNumbers head = {.shape = shape, .codes_open_rows = layout.CodesOpenRows()};
+  std::visit([&](const auto& of) { WriteStorage(of, &head); }, storage);
+  return head;
+}
+
+// Adds a head to the layout, whose seal plan is known. False where its numbers are not those of a
+// head of this codec.
+bool AddHead(const HeadNumbers& head, CacheLayout* layout) {
+  const HeadStorage storage =
+      std::visit([&](const auto& codec) { return StorageOf(codec, head); }, layout->codec());
+  layout->shapes.push_back(head.shape);
+  if (storage != HeadStorage()) layout->storages.push_back(storage);
+  return NumbersOf(*layout, head.shape, storage) == head;
 }
 
 // Of a head whose newest entry may still change: those that are old enough to be sealed.
@@ -153,12 +212,12 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
   if (!ReadWindows(reader, window, layout)) return false;
   CapNewest(layout);
   for (uint64_t i = 0; i < uint64_t{n_layers} * n_kv_heads; ++i) {
-    BlockShape shape;
-    if (!ReadShape(reader, &shape)) return false;
+    HeadNumbers head;
+    if (!ReadHead(reader, &head) || !AddHead(head, layout)) return false;
+    const BlockShape& shape = head.shape;
     // Codes share their scales by groups of channels.
     if (layout->seal.has_value() && std::min(shape.rank_k, shape.rank_v) == 0) return false;
     if (layout->ReadsWholeKeys() && shape.rank_k > layout->head_dim) return false;
-    layout->shapes.push_back(shape);
   }
   return !layout->MergesEntries() || ReadLengths(reader, file);
 }
@@ -195,20 +254,10 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
   AppendBytes(cache.n_prompt(), &rest);
   AppendBytes(cache.n_generated(), &rest);
   AppendWindows(layout, &rest);
-  for (const BlockShape& shape : layout.shapes) {
-    AppendBytes(static_cast<uint32_t>(shape.rank_k), &rest);
-    AppendBytes(static_cast<uint32_t>(shape.rank_v), &rest);
-    const auto type = std::find(std::begin(kRowTypes), std::end(kRowTypes), shape.row_type);
-    AppendBytes(static_cast<uint32_t>(type - kRowTypes), &rest);
-    AppendBytes(static_cast<uint32_t>(shape.has_coded_rows), &rest);
-    for (const BitSplit* split :
-         {&shape.k_bits, &shape.v_bits, &shape.most_attended.k, &shape.most_attended.v,
-          &shape.least_attended.k, &shape.least_attended.v}) {
-      for (const int n : split->channels) AppendBytes(static_cast<uint32_t>(n), &rest);
+  for (int l = 0; l < layout.n_layers; ++l) {
+    for (int g = 0; g < layout.n_kv_heads; ++g) {
+      AppendHead(NumbersOf(layout, layout.shape(l, g), layout.storage(l, g)), &rest);
     }
-    AppendBytes(static_cast<uint32_t>(shape.sealed_rank_k), &rest);
-    AppendBytes(static_cast<uint32_t>(shape.sealed_rank_v), &rest);
-    AppendBytes(static_cast<uint32_t>(shape.sink_rank_v), &rest);
   }
   const std::vector<MergedLength> merged = MergedLengths(cache, layout);
   for (const MergedLength& length : merged) {
@@ -246,7 +295,8 @@ Status CheckPlace(const SequenceFile& file, const SequencePlace& place, const st
   if (saved.n_layers != layout.n_layers || saved.n_kv_heads != layout.n_kv_heads ||
       saved.head_dim != layout.head_dim || saved.n_sink != layout.n_sink ||
       saved.windows != layout.windows || saved.shapes != layout.shapes ||
-      saved.seal != layout.seal || saved.retention != layout.retention) {
+      saved.storages != layout.storages || saved.seal != layout.seal ||
+      saved.retention != layout.retention) {
     return Error(StatusCode::kDataLoss,
                  "{}: its rows have another shape than those of this model; load it with the "
                  "--dtype, --basis and --rate that it was saved with",
@@ -316,7 +366,7 @@ void ReadPlans(const std::string& spec_text, CacheLayout* layout) {
   if (!spec.ok() || !CheckSupported(*spec).ok()) return;
   layout->seal = SealPlanOf(*spec);
   layout->retention = RetentionPlanOf(*spec);
-  layout->has_latent_keys = spec->has_latent_keys();
+  layout->keys = spec->keys();
 }
 
 }  // namespace

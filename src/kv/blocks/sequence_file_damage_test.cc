@@ -6,8 +6,8 @@
 #include "format/entry_table.h"
 #include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_file_fixture.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 
 namespace kvlathe {

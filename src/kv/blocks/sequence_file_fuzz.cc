@@ -31,7 +31,7 @@ void Check(std::span<const std::byte> bytes) {
     row_bytes += kvlathe::SinkBytes(layout, layout.shapes[i]) +
                  (kvlathe::BlocksFor(layout, file->n_tokens) -
                   kvlathe::BlocksOutOfWindow(layout, layer_idx, file->n_tokens - 1)) *
-                     kvlathe::BlockObjectBytes(layout.shapes[i]);
+                     kvlathe::BlockObjectBytes(layout, layout.shapes[i]);
   }
   KVL_CHECK_EQ(row_bytes, std::ssize(file->rows));
 }

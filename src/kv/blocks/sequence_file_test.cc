@@ -7,8 +7,8 @@
 
 #include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_file_fixture.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 
 namespace kvlathe {
@@ -88,7 +88,7 @@ TEST_F(SequenceFileTest, SaysNothingOfSequencesThatWereInThePoolBefore) {
         const auto fill = static_cast<std::byte>(before);
         pool.device().Fill(other.head(layer_idx, 0).sink_k(), fill, SinkBytes(layout, shape));
         for (const ObjectId& block : other.head(layer_idx, 0).blocks()) {
-          pool.device().Fill({block}, fill, BlockObjectBytes(shape));
+          pool.device().Fill({block}, fill, BlockObjectBytes(layout, shape));
         }
       }
       other.Clear();

@@ -120,7 +120,7 @@ int64_t SequenceObjects::MissingBytes(const SequenceProgress& progress, int64_t 
     if (NeedsQueryGram(*layout_, head)) n_bytes += QueryGramBytes(*layout_);
     n_bytes += std::max<int64_t>(0, RunTableBytesWith(heads_, runs, i) - head.run_table_bytes);
     if (n_blocks <= head.n_blocks()) continue;
-    n_bytes += (n_blocks - head.n_blocks()) * BlockObjectBytes(shape);
+    n_bytes += (n_blocks - head.n_blocks()) * BlockObjectBytes(*layout_, shape);
     n_bytes += std::max<int64_t>(0, TableBytes(n_blocks) - head.table_bytes);
     n_bytes += EntryBytesFor(*layout_, progress, n_blocks) - head.entry_table_bytes;
   }
@@ -146,7 +146,8 @@ bool SequenceObjects::AllocateObjects(const SequenceProgress& progress, int64_t 
       ok = take(OpenEntryBytes(*layout_, shape));
     }
     if (ok && NeedsQueryGram(*layout_, head)) ok = take(QueryGramBytes(*layout_));
-    for (int64_t b = head.n_blocks(); ok && b < n_blocks; ++b) ok = take(BlockObjectBytes(shape));
+    for (int64_t b = head.n_blocks(); ok && b < n_blocks; ++b)
+      ok = take(BlockObjectBytes(*layout_, shape));
   }
   if (!ok) {
     for (const ObjectId& object : *objects) pool_->Release(object);
@@ -232,7 +233,7 @@ void SequenceObjects::SetEntryTableSize(size_t head_idx, int64_t n_bytes) {
 
 bool SequenceObjects::ShrinkBlocks(int layer_idx) {
   for (int g = 0; g < layout_->n_kv_heads; ++g) {
-    const int64_t n_bytes = BlockObjectBytes(layout_->shape(layer_idx, g));
+    const int64_t n_bytes = BlockObjectBytes(*layout_, layout_->shape(layer_idx, g));
     for (ObjectId& block : Head(layer_idx, g).blocks) {
       const ObjectId shrunk = pool_->Resize(block, n_bytes);
       if (shrunk.is_null()) return false;

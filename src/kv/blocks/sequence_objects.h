@@ -1,5 +1,5 @@
-// All that a sequence holds: the tables of its heads. Their objects are taken from the pool and
-// given back here and nowhere else.
+// The objects of a sequence are all that it holds, in the tables of its heads. They are taken from
+// the pool and given back here and nowhere else.
 #pragma once
 
 #include <cstdint>

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/check.h"
-#include "format/coded_rows.h"
 #include "format/entry_table.h"
 #include "format/open_entry.h"
+#include "format/split_bits/coded_rows.h"
 #include "kv/cache_objects.h"
 #include "kv/seal/seal_schedule.h"
 
@@ -78,26 +78,28 @@ ObjectId ObjectIn(const SequenceCache& cache, int layer_idx, int kv_head_idx,
 }
 
 // A block of which n_filled entries are written, the others made zero.
-void ClearUnfilled(const BlockShape& shape, int n_filled, std::byte* block) {
-  const int64_t element_bytes = shape.element_bytes();
+void ClearUnfilled(const CacheLayout& layout, const BlockShape& shape, int n_filled,
+                   std::byte* block) {
+  const bool is_coded = layout.CodesOpenRows();
+  const int64_t element_bytes = is_coded ? 1 : shape.element_bytes();
+  const int64_t key_bytes = is_coded ? CodedKeyBytes(shape) : KeyBytes(shape);
   const auto clear = [&](std::byte* base, int64_t offset) {
     std::memset(base + offset * element_bytes, 0, static_cast<size_t>(element_bytes));
   };
-  const bool is_coded = shape.has_coded_rows;
   for (int token = n_filled; token < kBlockSize; ++token) {
     for (int r = 0; r < shape.rank_k; ++r) {
       clear(block, is_coded ? CodedKeyOffset(token, r) : KeyOffset(token, r));
     }
     for (int r = 0; r < shape.rank_v; ++r) {
-      clear(block + KeyBytes(shape),
+      clear(block + key_bytes,
             is_coded ? CodedValueOffset(shape.rank_v, token, r) : ValueOffset(shape, token, r));
     }
     if (!is_coded) continue;
     clear(block, CodedKeyScaleOffset(shape, token));
     clear(block, CodedValueScaleOffset(shape, token));
   }
-  const int64_t n_bytes = BlockBytes(shape);
-  std::memset(block + n_bytes, 0, static_cast<size_t>(BlockObjectBytes(shape) - n_bytes));
+  const int64_t n_bytes = OpenBlockBytes(layout.codec(), shape);
+  std::memset(block + n_bytes, 0, static_cast<size_t>(BlockObjectBytes(layout, shape) - n_bytes));
 }
 
 std::vector<std::byte> BytesOf(const SequenceCache& cache, const ObjectId& object,
@@ -148,7 +150,8 @@ Status WritePlainBlocks(const SequenceCache& cache, int layer_idx, int kv_head_i
   for (int64_t i = 0; i < objects.n; ++i) {
     cache.device().Download({ObjectIn(cache, layer_idx, kv_head_idx, objects, i)},
                             std::span(copy).first(static_cast<size_t>(objects.n_bytes)));
-    ClearUnfilled(shape, static_cast<int>(std::min<int64_t>(n_left, kBlockSize)), copy.data());
+    ClearUnfilled(cache.layout(), shape, static_cast<int>(std::min<int64_t>(n_left, kBlockSize)),
+                  copy.data());
     KVL_RETURN_IF_ERROR(write(copy));
     n_left = std::max<int64_t>(0, n_left - kBlockSize);
   }

@@ -1,5 +1,5 @@
-// The rows of a sequence as a file holds them: for every KV head its sink rows, its blocks and its
-// records (sequence_file.h).
+// A file holds the rows of a sequence in this order: for every KV head its sink rows, its blocks
+// and its records (sequence_file.h).
 #pragma once
 
 #include <cstddef>

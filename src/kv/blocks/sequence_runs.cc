@@ -47,7 +47,7 @@ std::optional<std::vector<std::vector<ObjectId>>> SequenceObjects::TakeBlocks(in
                                                                               int64_t n_blocks) {
   std::vector<std::vector<ObjectId>> taken(layout_->n_kv_heads);
   for (int g = 0; g < layout_->n_kv_heads; ++g) {
-    const int64_t n_bytes = BlockObjectBytes(layout_->shape(layer_idx, g));
+    const int64_t n_bytes = BlockObjectBytes(*layout_, layout_->shape(layer_idx, g));
     for (int64_t b = 0; b < n_blocks; ++b) {
       const ObjectId block = pool_->Allocate(ObjectKind::kBlock, n_bytes);
       if (block.is_null()) {

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "analysis/codebooks/codebook_fit.h"
+#include "analysis/statistics/gram.h"
 #include "base/check.h"
 #include "base/random.h"
 
@@ -77,11 +78,12 @@ double DotAlong(const Direction& direction, std::span<const float> row) {
   return sum;
 }
 
-double SquareAlong(const Direction& direction, const float* gram, int head_dim) {
+template <typename T>
+double SquareAlong(const Direction& direction, const T* moments, int head_dim) {
   double sum = 0;
   for (int i = 0; i < head_dim; ++i) {
     double row = 0;
-    for (int j = 0; j < head_dim; ++j) row += gram[int64_t{i} * head_dim + j] * direction.at(j);
+    for (int j = 0; j < head_dim; ++j) row += moments[int64_t{i} * head_dim + j] * direction.at(j);
     sum += row * direction.at(i);
   }
   return sum;
@@ -106,9 +108,6 @@ class LayerFit {
  private:
   int head_dim() const { return s_.shape.head_dim; }
   int64_t head_idx(int kv_head) const { return s_.HeadIndex(layer_idx_, kv_head); }
-  const float* Gram(const HeadMoments& moments, int kv_head) const {
-    return moments.gram.data() + head_idx(kv_head) * head_dim() * head_dim();
-  }
   const HeadBasis& Basis(int kv_head) const { return in_.basis->head(layer_idx_, kv_head); }
 
   // `offset` is what the basis subtracts from rows, or empty.
@@ -117,8 +116,10 @@ class LayerFit {
     const size_t n = head_dim();
     const double mean =
         DotAlong(direction, {moments.mean.data() + head_idx(kv_head) * head_dim(), n});
-    const double square = SquareAlong(direction, Gram(moments, kv_head), head_dim());
-    return normal_.Make(mean - DotAlong(direction, offset), square - mean * mean);
+    const float* const covariance =
+        moments.covariance.data() + head_idx(kv_head) * head_dim() * head_dim();
+    return normal_.Make(mean - DotAlong(direction, offset),
+                        SquareAlong(direction, covariance, head_dim()));
   }
   int RankK(int kv_head) const { return in_.basis == nullptr ? head_dim() : Basis(kv_head).rank_k; }
   int RankV(int kv_head) const { return in_.basis == nullptr ? head_dim() : Basis(kv_head).rank_v; }
@@ -140,13 +141,13 @@ class LayerFit {
                        Basis(kv_head).value_offset);
   }
 
-  // The mean square of what multiplies the channel in scores, over the group of query heads.
-  double QuerySquare(int kv_head, int r) const {
-    const float* gram = Gram(s_.q_post, kv_head);
+  // The mean square of what multiplies the channel in scores, over the group of query heads, whose
+  // second moments about zero are `gram`.
+  double QuerySquare(const std::vector<double>& gram, int kv_head, int r) const {
     if (in_.basis != nullptr && Basis(kv_head).key_way_back.empty()) {
-      return SquareAlong({Basis(kv_head).query_basis, RankK(kv_head), r}, gram, head_dim());
+      return SquareAlong({Basis(kv_head).query_basis, RankK(kv_head), r}, gram.data(), head_dim());
     }
-    const auto square = [&](int i) { return double{gram[int64_t{i} * head_dim() + i]}; };
+    const auto square = [&](int i) { return gram[int64_t{i} * head_dim() + i]; };
     // RoPE turns the two channels of a pair into each other: before it, both see their mean.
     const int half = in_.rope_dim / 2;
     const auto square_before_rope = [&](int i) {
@@ -167,11 +168,13 @@ class LayerFit {
   std::vector<float> AddKeys(int kv_head, QuotientHistogram* histogram) {
     const int rank = RankK(kv_head);
     std::vector<float> scales(2 * rank);
+    const std::vector<double> queries =
+        GramOf(s_.q_post, head_idx(kv_head), head_dim(), s_.shape.gqa_group());
     for (int r = 0; r < rank; ++r) {
       const Channel channel = KeyChannel(kv_head, r);
       const float range = std::max((channel.high - channel.low) / 2, kNarrowest);
       const float offset = (channel.high + channel.low) / 2;
-      const double weight = QuerySquare(kv_head, r) * range * range;
+      const double weight = QuerySquare(queries, kv_head, r) * range * range;
       for (const float x : channel.points) {
         if (x >= channel.low && x <= channel.high) histogram->Add((x - offset) / range, weight);
       }
@@ -187,7 +190,7 @@ class LayerFit {
       for (int r = 0; r < RankV(g); ++r) channels.push_back(ValueChannel(g, r));
     }
     const PackedShape shape =
-        MakePackedShape({.codec = CodebookCodec{}, .sparse_share = in_.outliers}, {},
+        MakePackedShape({.codec = CodebookCodec{}, .sparse_share = in_.outliers}, {}, {},
                         {.layer_rank_v = static_cast<int>(channels.size())});
     const int n_out = shape.value_outliers();
     Random random(static_cast<uint64_t>(layer_idx_));

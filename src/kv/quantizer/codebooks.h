@@ -1,5 +1,5 @@
-// Codebooks from calibration (KVQuant, arXiv 2401.18079; docs/methods/kvquant.md): ranges per
-// channel of K, and one set of centroids per layer for K and one for V.
+// Codebooks are fitted to a calibration (KVQuant, arXiv 2401.18079; docs/methods/kvquant.md):
+// ranges per channel of K, and one set of centroids per layer for K and one for V.
 //
 // Quotients are (x - offset) / range. Of K, range and offset reach from the share / 2 to the
 // 1 - share / 2 quantile of the channel as it is stored: before RoPE without a basis, and in the

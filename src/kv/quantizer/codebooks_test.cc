@@ -33,10 +33,10 @@ CalibrationStatistics NormalStatistics() {
     s.v_histograms.Add(v.data(), kRows, g * kDim, kDim);
     for (int i = 0; i < kDim; ++i) {
       const int64_t at = (int64_t{g} * kDim + i) * kDim + i;
-      s.q_post.gram[at] = g == 0 && i % 16 < 8 ? 0 : 1;
+      s.q_post.covariance[at] = g == 0 && i % 16 < 8 ? 0 : 1;
       s.k_post.mean[g * kDim + i] = 2;
-      s.k_post.gram[at] = 9;
-      s.v.gram[at] = 1;
+      s.k_post.covariance[at] = 1;
+      s.v.covariance[at] = 1;
     }
   }
   return s;
@@ -98,8 +98,7 @@ TEST(FitCodebooks, TakesMomentsInABasis) {
   for (const std::vector<float>& scales : codebooks[0].key_scales) {
     ASSERT_EQ(scales.size(), 32u);
     for (int r = 0; r < 16; ++r) {
-      // Means add up to 4, of which the basis takes 1; the gram is diagonal, so the square is 18
-      // and the variance 2.
+      // Means add up to 4, of which the basis takes 1; two channels of variance 1 make one of 2.
       EXPECT_NEAR(scales[r], 2.5758 * std::sqrt(2.0), 1e-3);
       EXPECT_NEAR(scales[16 + r], 3, 1e-4);
     }

@@ -1,4 +1,4 @@
-#include "kv/quantizer/method.h"
+#include "kv/quantizer/quantizer_methods.h"
 
 namespace kvlathe {
 

@@ -1,9 +1,10 @@
-#include "kv/quantizer/method.h"
+#include "kv/quantizer/quantizer_methods.h"
 
 namespace kvlathe {
 
-PackedFormat FormatOf(const KvquantOptions& options) {
-  return {.codec = CodebookCodec{.bits = options.bits}, .sparse_share = options.outliers};
+PackedFormat FormatOf(const KvquantOptions& options, bool keys_before_rope) {
+  return {.codec = CodebookCodec{.bits = options.bits, .keys_before_rope = keys_before_rope},
+          .sparse_share = options.outliers};
 }
 
 }  // namespace kvlathe

@@ -1,4 +1,4 @@
-#include "kv/retention/method.h"
+#include "kv/retention/retention_methods.h"
 
 namespace kvlathe {
 

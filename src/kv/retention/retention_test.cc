@@ -7,9 +7,9 @@
 
 #include "base/random.h"
 #include "kv/cache_layout.h"
-#include "kv/quantizer/method.h"
-#include "kv/retention/method.h"
-#include "kv/retention/plan.h"
+#include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/retention_methods.h"
+#include "kv/retention/retention_plan.h"
 
 namespace kvlathe {
 namespace {
@@ -30,6 +30,8 @@ TEST(RetentionPlan, BudgetsAreThoseOfTheSpec) {
   EXPECT_EQ(kept("h2o(keep=0.1)", 1020), std::pair(int64_t{98}, int64_t{51}));
   EXPECT_EQ(kept("h2o(keep=0.1,budget=prompt)", 2000), std::pair(int64_t{96}, int64_t{50}));
   EXPECT_EQ(kept("h2o(budget=3)", 100), std::pair(int64_t{1}, int64_t{1}));
+  EXPECT_EQ(kept("mas(keep=0.1)", 1020), kept("h2o(keep=0.1)", 1020));
+  EXPECT_TRUE(PlanOf("mas").averages_votes && !PlanOf("h2o").averages_votes);
   EXPECT_EQ(kept("tova(budget=512)", 600), std::pair(int64_t{508}, int64_t{1}));
   EXPECT_EQ(kept("window(size=100)", 600), std::pair(int64_t{100}, int64_t{100}));
   EXPECT_EQ(kept("snapkv(budget=8,window=32)", 1000), std::pair(int64_t{32}, int64_t{32}));

@@ -234,18 +234,17 @@ std::vector<RunExtent> RunsOf(const CacheLayout& layout, const MergedLength& len
 
 PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_idx,
                           const RunExtent& run) {
-  const HeadInRun head = HeadInRunOf(layout, layer_idx, kv_head_idx);
-  return PackedShapeOf(layout, head.shape, head.layer_rank_v, run);
+  return PackedShapeOf(layout, HeadInRunOf(layout, layer_idx, kv_head_idx), run);
 }
 
-PackedShape PackedShapeOf(const CacheLayout& layout, const BlockShape& head, int layer_rank_v,
-                          const RunExtent& run) {
-  return MakePackedShape(layout.seal->format, ShapeOfClass(head, run.entry_class),
+PackedShape PackedShapeOf(const CacheLayout& layout, const HeadInRun& head, const RunExtent& run) {
+  return MakePackedShape(layout.seal->format, head.shape, head.storage,
                          {.n_kv_heads = layout.n_heads_per_run(),
-                          .layer_rank_v = layer_rank_v,
+                          .layer_rank_v = head.layer_rank_v,
                           .n_blocks = static_cast<int>(run.n_blocks),
                           .is_prompt = run.is_prompt,
                           .is_repaired = run.is_repaired,
+                          .entry_class = run.entry_class,
                           .has_rotations = run.first_block == 0});
 }
 
@@ -278,7 +277,7 @@ int64_t SealRoomBytes(const CacheLayout& layout, std::span<const RunExtent> runs
       const int64_t n_gone = std::clamp<int64_t>(n_released - run.first_block, 0, run.n_blocks);
       // Not of the layer: of heads that may seal one can grow while another has nothing to seal.
       growth += std::max<int64_t>(
-          0, packed_bytes - (run.n_blocks - n_gone) * BlockObjectBytes(layout.shape(l, g)));
+          0, packed_bytes - (run.n_blocks - n_gone) * BlockObjectBytes(layout, layout.shape(l, g)));
     }
     most = std::max(most, layer_bytes);
   }
@@ -295,7 +294,7 @@ int64_t ReopenRoomBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_p
     int64_t freed_bytes = 0, plain_bytes = 0;
     for (const RunExtent& run : before) freed_bytes += RunBytesOfLayer(layout, l, run);
     for (int g = 0; g < layout.n_kv_heads; ++g) {
-      plain_bytes += n_kept * BlockObjectBytes(layout.shape(l, g));
+      plain_bytes += n_kept * BlockObjectBytes(layout, layout.shape(l, g));
     }
     const int64_t packed_bytes = after.n_blocks == 0 ? 0 : RunBytesOfLayer(layout, l, after);
     most = std::max(most, plain_bytes + packed_bytes);

@@ -1,4 +1,5 @@
-// Which blocks of a sequence are sealed when (docs/quantization.md, Runs), and what that takes.
+// The schedule says which blocks of a sequence are sealed when (docs/quantization.md, Runs), and
+// what that takes.
 //
 // Entries are the positions behind the sink. While the prompt is read, every prompt_run entries are
 // sealed as one run. Where the prompt ends, the full blocks of the unfinished run are sealed; after
@@ -8,11 +9,11 @@
 // runs depend only on positions and on where the prompt ends, and so does which runs of the prompt
 // are repaired (SealPlan::repaired_share). Without a SealPlan nothing is ever sealed.
 //
-// Classes. With SealPlan::has_classes nothing is sealed before the prompt ends. There the entries
-// of each head that are sealed are put in another order: first a quarter of their blocks, whose
-// entries got the most attention from the last queries of the prompt; then half of them; then the
-// quarter whose entries got the least (EntryClass). Each class is a run with bits of its own, and
-// its entries keep the order of their positions. What is sealed later is of the middle class.
+// Classes. With SplitBitsCodec::has_classes nothing is sealed before the prompt ends. There the
+// entries of each head that are sealed are put in another order: first a quarter of their blocks,
+// whose entries got the most attention from the last queries of the prompt; then half of them; then
+// the quarter whose entries got the least (EntryClass). Each class is a run with bits of its own,
+// and its entries keep the order of their positions. What is sealed later is of the middle class.
 //
 // Where the model decides what merges (CacheLayout::HasRunsOfHeads), heads differ in length. Each
 // head then seals the full blocks of its closed entries where the prompt ends, as one run, and
@@ -28,6 +29,8 @@
 #include "kv/cache_layout.h"
 
 namespace kvlathe {
+
+struct HeadInRun;  // kv/cache_objects.h
 
 struct RunExtent {
   int64_t first_block = 0;
@@ -87,10 +90,7 @@ std::vector<RunExtent> RunsOf(const CacheLayout& layout, const MergedLength& len
 
 PackedShape PackedShapeOf(const CacheLayout& layout, int layer_idx, int kv_head_idx,
                           const RunExtent& run);
-// The same for a head of the shape `head`; layer_rank_v is the sum of rank_v over it and all heads
-// that are sealed together with it.
-PackedShape PackedShapeOf(const CacheLayout& layout, const BlockShape& head, int layer_rank_v,
-                          const RunExtent& run);
+PackedShape PackedShapeOf(const CacheLayout& layout, const HeadInRun& head, const RunExtent& run);
 
 // Bytes of the objects of a run: of one block of a head, of the head's record, of the layer's
 // record. They are 0 where there is no such object.

@@ -6,7 +6,7 @@
 #include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/byte_kinds.h"
-#include "kv/retention/method.h"
+#include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 
 namespace kvlathe {
@@ -182,8 +182,8 @@ TEST(ByteKinds, OfSplitBitsAreCodesAlone) {
   CacheLayout layout = {1, 2, 64, 0, {}};
   layout.seal.emplace().format.codec = SplitBitsCodec{};
   // Channels with 8, 5, 4, 3, 2 and 1 bits.
-  layout.shapes = {{48, 32, DType::kBf16, {{16, 0, 0, 16, 0, 16}}, {{0, 16, 16}}},
-                   {16, 16, DType::kBf16, {{0, 0, 0, 0, 16}}, {{0, 0, 0, 0, 0, 16}}}};
+  layout.AddHead({48, 32, {.middle = {{{16, 0, 0, 16, 0, 16}}, {{0, 16, 16}}}}}, DType::kBf16);
+  layout.AddHead({16, 16, {.middle = {{{0, 0, 0, 0, 16}}, {{0, 0, 0, 0, 0, 16}}}}}, DType::kBf16);
   const ByteKinds kinds = ByteKindsByLayer(layout, {640, 1, 640}).front();
   EXPECT_EQ(kinds.codes, 640 * 16 * (8 + 3 + 1 + 5 + 4 + 2 + 1) / 8);
   EXPECT_EQ(kinds.scales + kinds.lowrank + kinds.exact + kinds.plain, 0);
@@ -279,10 +279,10 @@ TEST(SealSchedule, SealedBytesEqualTheFormulaAndFitThePeak) {
 TEST(SealSchedule, BytesOfBasesThatRunsBringEqualTheFormulaAndFitThePeak) {
   for (const bool gathers_queries : {false, true}) {
     CacheLayout layout{2, 2, 32, 4, {}};
-    layout.seal = SealPlan{
-        .format = {.codec = RotatedCodec{}}, .prompt_run = 0, .gathers_queries = gathers_queries};
+    layout.seal = SealPlan{.format = {.codec = RotatedCodec{.gathers_queries = gathers_queries}},
+                           .prompt_run = 0};
     for (const HeadRanks& ranks : {HeadRanks{16, 32}, {32, 32}, {16, 16}, {32, 16}}) {
-      layout.shapes.push_back(BlockShapeOf(ranks, 32, DType::kF32, &*layout.seal));
+      layout.AddHead(ranks, DType::kF32);
     }
     const int64_t grams = gathers_queries ? 4 * 32 * 32 * 4 : 0;
     EXPECT_EQ(SequenceParts(layout, {60, 1, 100}).run_records, grams);
@@ -355,31 +355,30 @@ TEST(SealSchedule, BytesUnderRetentionEqualTheFormulaAndFitThePeak) {
 // positions where keys are latents; of prompts beyond 2^16 positions these take 4 bytes.
 TEST(SealSchedule, BytesOfClassesEqualTheFormulaAndFitThePeak) {
   const auto split = [](int n8, int n2, int n1) { return BitSplit{{n8, 0, 0, 0, n2, n1}}; };
-  for (const bool has_latent_keys : {false, true}) {
+  for (const Keys& keys : {Keys(MappedKeys{}), Keys(LatentKeys{})}) {
     CacheLayout layout = {2, 2, 64, 4, {}};
-    for (int h = 0; h < 4; ++h) {
-      BlockShape& shape = layout.shapes.emplace_back(
-          BlockShape{48, 32, DType::kBf16, split(0, 32, 0), split(0, 16, 16), h % 2 == 0});
-      shape.most_attended = {split(16, 32, 0), split(16, 16, 0)};
-      shape.least_attended = {split(0, 0, 16), split(0, 0, 16)};
-    }
-    layout.seal = SealPlan{
-        .format = {.codec = SplitBitsCodec{}}, .prompt_run = 0, .newest = 32, .has_classes = true};
+    layout.seal =
+        SealPlan{.format = {.codec = SplitBitsCodec{.codes_open_rows = true, .has_classes = true}},
+                 .prompt_run = 0,
+                 .newest = 32};
+    const HeadBits bits = {.middle = {split(0, 32, 0), split(0, 16, 16)},
+                           .most = {split(16, 32, 0), split(16, 16, 0)},
+                           .least = {split(0, 0, 16), split(0, 0, 16)}};
+    for (int h = 0; h < 4; ++h) layout.AddHead({48, 32, bits}, DType::kBf16);
     layout.retention = RetentionPlanOf(*Spec::Parse("lathe(ratio=8,classes=3)"));
-    layout.has_latent_keys = has_latent_keys;
+    layout.keys = keys;
     for (const Growth growth : {Growth{1500, 900, 512}, Growth{400, 164, 33}, Growth{300, 60, 1},
                                 Growth{300, 100, 7}, Growth{66000, 65900, 512}}) {
-      SCOPED_TRACE(testing::Message() << has_latent_keys << ' ' << growth.n_prompt);
+      SCOPED_TRACE(testing::Message() << keys.index() << ' ' << growth.n_prompt);
       ExpectBytesOfTheFormula(layout, growth);
     }
     const int64_t n_sorted = (1000 - 4 - 32) / 64, quarter = 4;
     const KvBytes parts = SequenceParts(layout, {1000, 1, 1000});
-    EXPECT_EQ(parts.entries, has_latent_keys ? 4 * n_sorted * 64 * 2 : 0);
-    // Bits of a token, K and V: 352, 112 and 32; one plain block more, coded in half of the heads,
-    // with scales.
+    EXPECT_EQ(parts.entries, TurnWhenRead(keys) ? 4 * n_sorted * 64 * 2 : 0);
+    // Bits of a token, K and V: 352, 112 and 32; one plain block more, coded, with scales.
     EXPECT_EQ(parts.blocks,
               4 * 8 * (quarter * 352 + (n_sorted - 2 * quarter) * 112 + quarter * 32) +
-                  2 * 64 * 80 * (1 + 2) + 2 * 128);
+                  4 * (64 * 80 + 128));
   }
 }
 

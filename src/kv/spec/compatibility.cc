@@ -14,7 +14,7 @@ bool HasEntriesOfHeads(const Spec& spec) {
 
 // What keys from before RoPE go with.
 Status CheckLatents(const Spec& spec) {
-  if (!spec.has_latent_keys()) return OkStatus();
+  if (!TurnWhenRead(spec.keys())) return OkStatus();
   if (spec.retention_as<PoolOptions>() == nullptr && spec.retention_as<DmcOptions>() == nullptr) {
     return OkStatus();
   }
@@ -26,7 +26,8 @@ Status CheckLatents(const Spec& spec) {
 }
 
 // What latents go with that lie in the blocks of several heads.
-Status CheckSharedLatents(const Spec& spec, int heads_per_latent) {
+Status CheckSharedLatents(const Spec& spec) {
+  const int heads_per_latent = HeadsPerLatent(spec.keys());
   if (heads_per_latent == 1) return OkStatus();
   if (HasEntriesOfHeads(spec)) {
     return Error(kRefused,
@@ -65,7 +66,7 @@ Status CheckJoinedHeads(const Spec& spec) {
 // once the prompt has ended.
 Status CheckClasses(const Spec& spec) {
   if (!spec.basis_as<LatheOptions>()->has_classes) return OkStatus();
-  if (!spec.splits_bits()) {
+  if (!FactsOf(spec.sealing()).splits_bits) {
     return Error(kRefused,
                  "--kv '{}': classes=3 shares out the bits of a ratio, and here there are none to "
                  "share; give ratio and no quantizer, or leave classes out",
@@ -77,7 +78,7 @@ Status CheckClasses(const Spec& spec) {
                  "{} drops or merges later ones too; take snapkv, or leave classes out",
                  spec.text(), spec.NameOf(Axis::kRetention));
   }
-  if (spec.retention() != nullptr && spec.has_latent_keys()) {
+  if (spec.retention() != nullptr && TurnWhenRead(spec.keys())) {
     return Error(
         kRefused,
         "--kv '{}': classes=3 keeps positions of the entries that it sorts, and behind them "
@@ -107,8 +108,9 @@ Status CheckGoesAlone(const Spec& spec, std::string_view what) {
 Status CheckResident(const Spec& spec) {
   if (!IsResident(*spec.basis())) return OkStatus();
   const char* cause = nullptr;
-  if (spec.has_latent_keys()) cause = "keys=before reads latents of one rank back as keys";
-  if (spec.splits_bits()) cause = "ratio chooses bits together with ranks; give rate, or bits=16";
+  if (TurnWhenRead(spec.keys())) cause = "keys=before reads latents of one rank back as keys";
+  if (FactsOf(spec.sealing()).splits_bits)
+    cause = "ratio chooses bits together with ranks; give rate, or bits=16";
   if (spec.quantizer_as<KvquantOptions>() != nullptr) {
     cause = "kvquant learns its codebooks for one choice of ranks; take another quantizer";
   }
@@ -139,7 +141,7 @@ Status CheckFdc(const Spec& spec) { return CheckResident(spec); }
 
 Status CheckPalu(const Spec& spec) {
   KVL_RETURN_IF_ERROR(CheckLatents(spec));
-  return CheckSharedLatents(spec, spec.basis_as<PaluOptions>()->heads_per_latent);
+  return CheckSharedLatents(spec);
 }
 
 Status CheckSvdOnline(const Spec& spec) { return CheckGoesAlone(spec, "svd-online"); }
@@ -160,7 +162,7 @@ Status CheckVoting(const Spec& spec) {
                  "and without one they are whole; leave score out",
                  spec.text(), spec.NameOf(Axis::kRetention));
   }
-  if (!spec.has_latent_keys()) return OkStatus();
+  if (!TurnWhenRead(spec.keys())) return OkStatus();
   return Error(kRefused,
                "--kv '{}': {} keeps keys from before RoPE, for which score=exact is not built; "
                "leave score out or take fdc, zack or lathe(keys=after)",
@@ -209,7 +211,7 @@ Status CheckLowrank(const Spec& spec) {
 }
 
 Status CheckSparse(const Spec& spec) {
-  if (!spec.splits_bits()) return OkStatus();
+  if (!FactsOf(spec.sealing()).splits_bits) return OkStatus();
   return Error(kRefused,
                "--kv '{}': codes of {} have no scales that exact entries could stay out of; leave "
                "sparse out, or add a quantizer",

@@ -95,12 +95,12 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
        {"lathe(rate=0.5,keys=before)", "lathe(ratio=8,keys=before)+lowrank",
         "lathe(keys=before)+kvquant", "lathe(keys=before)+h2o", "lathe(ratio=8,keys=before)+h2o"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
-    EXPECT_TRUE(Spec::Parse(text)->has_latent_keys());
+    EXPECT_TRUE(TurnWhenRead(Spec::Parse(text)->keys()));
   }
   for (const char* text : {"lathe(ratio=8,classes=3)", "lathe(ratio=8,classes=3,keys=before)",
                            "lathe(ratio=8,classes=3)+snapkv"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
-    EXPECT_TRUE(Spec::Parse(text)->has_classes());
+    EXPECT_TRUE(FactsOf(Spec::Parse(text)->sealing()).has_classes);
   }
   for (const auto& [text, cause] :
        {std::pair("lathe(rate=0.5,classes=3)", "give ratio"),
@@ -148,8 +148,10 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
   for (const char* text : {"window(score=exact)", "pool(score=exact)", "kf-p(score=exact)"}) {
     EXPECT_EQ(Spec::Parse(text).status().code(), StatusCode::kInvalidArgument) << text;
   }
-  EXPECT_FALSE(Spec::Parse("lathe")->has_latent_keys());
-  EXPECT_TRUE(Spec::Parse("kf-p")->has_latent_keys());
+  EXPECT_EQ(Spec::Parse("lathe")->keys(4), Keys(MappedKeys{4}));
+  EXPECT_EQ(Spec::Parse("kf-p")->keys(), Keys(LatentKeys{}));
+  EXPECT_EQ(Spec::Parse("palu(group=2)")->keys(), Keys(LatentKeys{.heads_per_latent = 2}));
+  EXPECT_EQ(Spec::Parse("svd-online")->keys(), Keys(TurnedKeys{}));
 }
 }  // namespace
 }  // namespace kvlathe

@@ -1,4 +1,5 @@
-// A spec as it was typed. The parser makes it of the text, and the resolver makes stages of it.
+// A given spec is one as it was typed. The parser makes it of the text, and the resolver makes
+// stages of it.
 #pragma once
 
 #include <algorithm>

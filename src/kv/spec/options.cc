@@ -20,11 +20,6 @@ bool IsResident(const BasisStage& basis) {
       basis);
 }
 
-int HeadsPerLatent(const BasisStage& basis) {
-  const auto* palu = std::get_if<PaluOptions>(&basis);
-  return palu == nullptr ? 1 : palu->heads_per_latent;
-}
-
 const BudgetOptions* BudgetOf(const RetentionStage& retention) {
   return std::visit(
       [](const auto& options) -> const BudgetOptions* {

@@ -1,6 +1,6 @@
-// What the stages of a spec ask for, as types. There is one struct for each method and one variant
-// for each axis. The parser fills them in (read_options.cc), and nothing after it reads a key as
-// text.
+// Options are what the stages of a spec ask for, as types. There is one struct for each method and
+// one variant for each axis. The parser fills them in (read_options.cc), and nothing after it reads
+// a key as text.
 #pragma once
 
 #include <variant>
@@ -93,7 +93,6 @@ using BasisStage =
 // Null where ranks are not chosen beforehand (svd-online).
 const RankOptions* RanksOf(const BasisStage& basis);
 bool IsResident(const BasisStage& basis);
-int HeadsPerLatent(const BasisStage& basis);
 
 // --- Retention ---
 
@@ -101,6 +100,11 @@ struct H2oOptions {
   BudgetOptions budget;
   double recent = 0;  // the share of the kept positions that goes to the newest
   friend bool operator==(const H2oOptions&, const H2oOptions&) = default;
+};
+struct MasOptions {
+  BudgetOptions budget;
+  double recent = 0;  // as with h2o
+  friend bool operator==(const MasOptions&, const MasOptions&) = default;
 };
 struct TovaOptions {
   BudgetOptions budget;
@@ -133,8 +137,8 @@ struct DmcOptions {
   int window = 12;
   friend bool operator==(const DmcOptions&, const DmcOptions&) = default;
 };
-using RetentionStage = std::variant<H2oOptions, TovaOptions, KeyformerOptions, SnapkvOptions,
-                                    WindowOptions, PoolOptions, DmcOptions>;
+using RetentionStage = std::variant<H2oOptions, MasOptions, TovaOptions, KeyformerOptions,
+                                    SnapkvOptions, WindowOptions, PoolOptions, DmcOptions>;
 
 // Null where no positions are chosen by votes.
 const BudgetOptions* BudgetOf(const RetentionStage& retention);

@@ -101,6 +101,11 @@ StageOptions ReadH2o(const KeyValues& values) {
       H2oOptions{.budget = ReadBudget(values), .recent = values.Number("recent")});
 }
 
+StageOptions ReadMas(const KeyValues& values) {
+  return RetentionStage(
+      MasOptions{.budget = ReadBudget(values), .recent = values.Number("recent")});
+}
+
 StageOptions ReadTova(const KeyValues& values) {
   return RetentionStage(
       TovaOptions{.budget = ReadBudget(values), .shares_heads = values.Is("heads", "shared")});

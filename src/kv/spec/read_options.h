@@ -12,6 +12,7 @@ StageOptions ReadPalu(const KeyValues& values);
 StageOptions ReadSvdOnline(const KeyValues& values);
 StageOptions ReadLathe(const KeyValues& values);
 StageOptions ReadH2o(const KeyValues& values);
+StageOptions ReadMas(const KeyValues& values);
 StageOptions ReadTova(const KeyValues& values);
 StageOptions ReadKeyformer(const KeyValues& values);
 StageOptions ReadSnapkv(const KeyValues& values);

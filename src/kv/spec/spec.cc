@@ -17,7 +17,53 @@ const SpecValue* FindValue(const std::vector<Stage>& stages, std::string_view ke
   return nullptr;
 }
 
+// What the basis of each method makes of keys, where its maps join so many KV heads.
+Keys KeysOf(const FdcOptions& /*options*/, int /*heads_per_map*/) { return MappedKeys{}; }
+Keys KeysOf(const PaluOptions& options, int /*heads_per_map*/) {
+  return LatentKeys{.heads_per_latent = options.heads_per_latent};
+}
+Keys KeysOf(const LatheOptions& options, int heads_per_map) {
+  if (options.keys_before_rope) return LatentKeys{.heads_per_map = heads_per_map};
+  return MappedKeys{heads_per_map};
+}
+// Rows are whole until a sequence has found its basis, which its runs then bring with them.
+Keys KeysOf(const SvdOnlineOptions& /*options*/, int /*heads_per_map*/) { return TurnedKeys{}; }
+Keys KeysOf(const ZackOptions& options, int /*heads_per_map*/) {
+  return options.is_online ? Keys(TurnedKeys{}) : Keys(MappedKeys{});
+}
+
+// What the basis of each method seals by, if it does; `has_quantizer` tells of the spec.
+Sealing SealingOf(const FdcOptions& /*options*/, bool /*has_quantizer*/) { return SealNothing{}; }
+Sealing SealingOf(const PaluOptions& /*options*/, bool /*has_quantizer*/) { return SealNothing{}; }
+Sealing SealingOf(const LatheOptions& options, bool has_quantizer) {
+  const bool splits = options.bits == LatheOptions::Bits::kAuto
+                          ? options.ranks.has_ratio() && !has_quantizer
+                          : options.bits == LatheOptions::Bits::kMixed;
+  if (!splits) return SealNothing{};
+  return SealBySplitBits{&options};
+}
+Sealing SealingOf(const SvdOnlineOptions& options, bool /*has_quantizer*/) {
+  return SealByOwnBasis{.kept_share = 1 - options.rate, .gathers_queries = false};
+}
+Sealing SealingOf(const ZackOptions& options, bool /*has_quantizer*/) {
+  if (!options.is_online) return SealNothing{};
+  return SealByOwnBasis{.kept_share = 0, .gathers_queries = true};
+}
+
+SealingFacts OwnFactsOf(const SealNothing& /*sealing*/) { return {nullptr, false, false, false}; }
+SealingFacts OwnFactsOf(const SealByQuantizer& sealing) {
+  return {&RunsOf(*sealing.quantizer), false, false, false};
+}
+SealingFacts OwnFactsOf(const SealBySplitBits& sealing) {
+  return {&sealing.lathe->runs, true, sealing.lathe->has_classes, false};
+}
+SealingFacts OwnFactsOf(const SealByOwnBasis& /*sealing*/) { return {nullptr, false, false, true}; }
+
 }  // namespace
+
+SealingFacts FactsOf(const Sealing& sealing) {
+  return std::visit([](const auto& kind) { return OwnFactsOf(kind); }, sealing);
+}
 
 std::string Stage::ToString() const {
   std::string text(name);
@@ -50,9 +96,15 @@ const QuantizerStage* Spec::quantizer() const {
   return found == nullptr ? nullptr : &std::get<QuantizerStage>(found->options);
 }
 
-const RunOptions* Spec::runs() const {
-  if (splits_bits()) return &basis_as<LatheOptions>()->runs;
-  return quantizer() == nullptr ? nullptr : &RunsOf(*quantizer());
+Sealing Spec::sealing() const {
+  Sealing sealing = SealNothing{};
+  if (basis() != nullptr) {
+    const bool has_quantizer = quantizer() != nullptr;
+    sealing = std::visit([&](const auto& options) { return SealingOf(options, has_quantizer); },
+                         *basis());
+  }
+  if (quantizer() == nullptr || FactsOf(sealing).splits_bits) return sealing;
+  return SealByQuantizer{quantizer()};
 }
 
 int Spec::n_sink() const {
@@ -65,18 +117,6 @@ std::optional<double> Spec::accuracy() const {
   return accuracy == nullptr ? std::nullopt : std::optional(accuracy->number);
 }
 
-bool Spec::splits_bits() const {
-  const auto* lathe = basis_as<LatheOptions>();
-  if (lathe == nullptr) return false;
-  if (lathe->bits != LatheOptions::Bits::kAuto) return lathe->bits == LatheOptions::Bits::kMixed;
-  return lathe->ranks.has_ratio() && quantizer() == nullptr;
-}
-
-bool Spec::has_classes() const {
-  const auto* lathe = basis_as<LatheOptions>();
-  return lathe != nullptr && lathe->has_classes && splits_bits();
-}
-
 int Spec::joint_channels() const {
   const auto* lathe = basis_as<LatheOptions>();
   if (lathe == nullptr || lathe->heads == LatheOptions::Heads::kOwn) return 0;
@@ -85,19 +125,14 @@ int Spec::joint_channels() const {
   }
   // Each head more makes every dot longer on the same bytes, so `auto` stops here.
   constexpr int kMostOfAuto = 256;
-  const bool pays =
-      splits_bits() && (retention() == nullptr || retention_as<WindowOptions>() != nullptr);
+  const bool pays = FactsOf(sealing()).splits_bits &&
+                    (retention() == nullptr || retention_as<WindowOptions>() != nullptr);
   return pays ? kMostOfAuto : 0;
 }
 
-bool Spec::has_latent_keys() const {
-  const auto* lathe = basis_as<LatheOptions>();
-  return basis_as<PaluOptions>() != nullptr || (lathe != nullptr && lathe->keys_before_rope);
-}
-
-bool Spec::finds_basis_online() const {
-  const auto* zack = basis_as<ZackOptions>();
-  return basis_as<SvdOnlineOptions>() != nullptr || (zack != nullptr && zack->is_online);
+Keys Spec::keys(int heads_per_map) const {
+  if (basis() == nullptr) return TurnedKeys{};
+  return std::visit([&](const auto& options) { return KeysOf(options, heads_per_map); }, *basis());
 }
 
 std::string Spec::ToString() const {

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "format/keys.h"
 #include "kv/spec/spec_table.h"
 
 namespace kvlathe {
@@ -43,6 +44,33 @@ struct Stage {
 
   friend bool operator==(const Stage&, const Stage&) = default;
 };
+
+// What the full blocks of a cache become. A spec names one of these, by its quantizer or by its
+// basis; the pointers point into the spec.
+struct SealNothing {};
+struct SealByQuantizer {
+  const QuantizerStage* quantizer;
+};
+// The basis gives channels bits of their own, in place of a quantizer.
+struct SealBySplitBits {
+  const LatheOptions* lathe;
+};
+// Each sequence finds the basis of its own rows where its prompt ends (svd-online,
+// zack(online=on)); before that rows are whole.
+struct SealByOwnBasis {
+  double kept_share;     // the share of dimensions that stays; 0: ranks are chosen beforehand
+  bool gathers_queries;  // heads keep Q^T Q until they have found their basis
+};
+using Sealing = std::variant<SealNothing, SealByQuantizer, SealBySplitBits, SealByOwnBasis>;
+
+// What others ask of it.
+struct SealingFacts {
+  const RunOptions* runs;  // which positions are sealed together, where the spec says so; or null
+  bool splits_bits;        // bits are chosen together with ranks
+  bool has_classes;        // entries of the prompt have bits by what attends to them
+  bool finds_bases;        // the basis depends on the sequence
+};
+SealingFacts FactsOf(const Sealing& sealing);
 
 class Spec {
  public:
@@ -77,27 +105,20 @@ class Spec {
   const Options* quantizer_as() const {
     return quantizer() == nullptr ? nullptr : std::get_if<Options>(quantizer());
   }
-  // Which positions the quantizer, or a basis that splits bits, seals together. Null without
-  // either.
-  const RunOptions* runs() const;
+  Sealing sealing() const;
+  const RunOptions* runs() const { return FactsOf(sealing()).runs; }
   // The stage on an axis that takes only one, as it prints. Null if there is none.
   const Stage* stage(Axis axis) const;
   std::string_view NameOf(Axis axis) const {
     return stage(axis) == nullptr ? "" : stage(axis)->name;
   }
-  // Whether the basis gives channels bits of their own, in place of a quantizer.
-  bool splits_bits() const;
-  // Whether entries of the prompt have bits by what attends to them (LatheOptions::has_classes).
-  bool has_classes() const;
   // How many channels the KV heads of a layer may have together that have one map and are one head
   // of the cache; 0: each has its own.
   int joint_channels() const;
   bool joins_heads() const { return joint_channels() > 0; }
-  // Whether keys are stored as latents from before RoPE, and turn when they are read.
-  bool has_latent_keys() const;
-  // Whether each sequence finds the basis of its own rows where its prompt ends (svd-online,
-  // zack(online=on)); before that rows are whole.
-  bool finds_basis_online() const;
+  // The form of keys that the basis makes. How many KV heads of the model a map joins depends on
+  // the model (HeadsPerMap of analysis/bases/lathe.h): the caller says it where it matters.
+  Keys keys(int heads_per_map = 1) const;
   const std::vector<Stage>& stages() const { return stages_; }  // in the order of axes
 
   // First positions kept whole in 16 bits; 0 for none, whose cache has nothing to spare them from.

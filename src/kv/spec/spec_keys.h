@@ -1,4 +1,5 @@
-// The keys of the spec grammar that several stages share or that presets pass on to their stages.
+// These are the keys of the spec grammar that several stages share or that presets pass on to their
+// stages.
 #pragma once
 
 #include <string_view>

@@ -2,10 +2,10 @@
 
 #include <iterator>
 
-#include "analysis/bases/method.h"
+#include "analysis/bases/basis_methods.h"
 #include "format/table_codes/mxfp4.h"
-#include "kv/quantizer/method.h"
 #include "kv/spec/compatibility.h"
+#include "kv/spec/fixed_formats.h"
 #include "kv/spec/read_options.h"
 #include "kv/spec/spec_keys.h"
 #include "kv/spec/tuning_ladders.h"
@@ -312,6 +312,15 @@ constexpr StageInfo kStages[] = {
      .check = CheckVoting,
      .ladders = kKeepLadder,
      .tuned = kH2oForms},
+    {.name = "mas",
+     .axis = kRetention,
+     .doc = "the newest positions and those with the most attention for each query that saw them",
+     .paper = "On the Efficacy of Eviction Policy for Key-Value Constrained Generative Language "
+              "Model Inference",
+     .keys = kH2oKeys,
+     .read = ReadMas,
+     .check = CheckVoting,
+     .ladders = kKeepLadder},
     {.name = "tova",
      .axis = kRetention,
      .doc = "drops the position that the newest query attends to least",

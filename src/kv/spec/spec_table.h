@@ -1,7 +1,7 @@
-// The registration of every method. The row of a method has its keys with defaults and ranges, and
-// says how they become typed options, what the method does not go with, how its bases are found,
-// how `tune` tries it, and which paper describes it. The parser, the resolved text, `kvlathe specs`
-// and `tune` read these rows and nothing else.
+// Every method is registered in a table. The row of a method has its keys with defaults and ranges,
+// and says how they become typed options, what the method does not go with, how its bases are
+// found, how `tune` tries it, and which paper describes it. The parser, the resolved text, `kvlathe
+// specs` and `tune` read these rows and nothing else.
 #pragma once
 
 #include <optional>

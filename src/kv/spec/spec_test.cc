@@ -38,6 +38,7 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
        "buffer=64,newest=auto,"
        "sink=4)"},
       {"h2o", "h2o(keep=0.2,recent=0.5,prune=run,score=stored,sink=4)"},
+      {"mas", "mas(keep=0.2,recent=0.5,prune=run,score=stored,sink=4)"},
       {"tova", "tova(budget=512,heads=shared,prune=run,score=stored,sink=4)"},
       {"keyformer",
        "keyformer(keep=0.6,recent=0.3,tau_init=1,tau_end=2,interval=1,prune=run,score=stored,"
@@ -313,14 +314,14 @@ TEST(Spec, RefusesContradictions) {
 }
 
 TEST(Spec, ABasisMaySplitBitsInPlaceOfAQuantizer) {
-  EXPECT_TRUE(Spec::Parse("lathe(ratio=4)")->splits_bits());
+  EXPECT_TRUE(FactsOf(Spec::Parse("lathe(ratio=4)")->sealing()).splits_bits);
   EXPECT_TRUE(Spec::Parse("lathe(ratio=4)")->runs()->newest_grows);
-  EXPECT_TRUE(Spec::Parse("lathe(ratio=4,bits=mixed)")->splits_bits());
-  EXPECT_FALSE(Spec::Parse("lathe(rate=0.5)")->splits_bits());
-  EXPECT_FALSE(Spec::Parse("lathe(ratio=4,bits=16)")->splits_bits());
-  EXPECT_FALSE(Spec::Parse("lathe(ratio=4)+kivi")->splits_bits());
-  EXPECT_FALSE(Spec::Parse("fdc(ratio=4)")->splits_bits());
-  EXPECT_TRUE(Spec::Parse("lathe(ratio=4)+lowrank")->splits_bits());
+  EXPECT_TRUE(FactsOf(Spec::Parse("lathe(ratio=4,bits=mixed)")->sealing()).splits_bits);
+  EXPECT_FALSE(FactsOf(Spec::Parse("lathe(rate=0.5)")->sealing()).splits_bits);
+  EXPECT_FALSE(FactsOf(Spec::Parse("lathe(ratio=4,bits=16)")->sealing()).splits_bits);
+  EXPECT_FALSE(FactsOf(Spec::Parse("lathe(ratio=4)+kivi")->sealing()).splits_bits);
+  EXPECT_FALSE(FactsOf(Spec::Parse("fdc(ratio=4)")->sealing()).splits_bits);
+  EXPECT_TRUE(FactsOf(Spec::Parse("lathe(ratio=4)+lowrank")->sealing()).splits_bits);
   EXPECT_EQ(Spec::Parse("lathe(ratio=4,scales=token)")->basis_as<LatheOptions>()->unit,
             StoredUnit::kToken);
   EXPECT_THAT(ErrorOf("lathe(ratio=4,scales=block)"), HasSubstr("auto, static or token"));

@@ -1,5 +1,5 @@
-// The values that `tune` tries for a key, from the weakest compression to the strongest. The
-// registration rows refer to them.
+// A ladder has the values that `tune` tries for a key, from the weakest compression to the
+// strongest. The registration rows refer to them.
 #pragma once
 
 #include <vector>

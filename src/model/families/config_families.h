@@ -1,5 +1,5 @@
-// What each family's config.json says, and what its code in Hugging Face Transformers assumes where
-// the file says nothing.
+// Each family has a function that reads what its config.json says, and what its code in Hugging
+// Face Transformers assumes where the file says nothing.
 #pragma once
 
 #include "base/status.h"

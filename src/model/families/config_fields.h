@@ -1,4 +1,4 @@
-// Typed access to one JSON object, with errors that name the file and the key.
+// ConfigFields gives typed access to one JSON object, with errors that name the file and the key.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// What the metadata of a GGUF file say of its model.
+// The metadata of a GGUF file say of its model what a config.json would.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -45,6 +45,7 @@ void AppendStep::PlanHead(int sequence, const SequenceStep& step, int kv_head_id
   if (n_sinks > 0) PlanSinks(step, g, first_row, n_sinks, a);
   BlockRows rows;
   rows.shape = head.shape();
+  rows.is_coded = layer_.layout->CodesOpenRows();
   rows.k_stride = k.stride;
   rows.v_stride = v.stride;
   const auto blocks = head.blocks();

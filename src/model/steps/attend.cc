@@ -33,7 +33,7 @@ Status AttendStep::Run(ForwardState* state) {
     const Place place = {step, token_idx, static_cast<int>(first_block), rotation};
     for (int g = 0; g < n_kv_heads; ++g) {
       jobs_.push_back(JobOf(place, g, &a));
-      if (layer_.rows.heads_per_latent > 1) ShareLatents(g);
+      if (layer_.rows.heads_per_latent() > 1) ShareLatents(g);
     }
     token_idx += step.n_new();
   }
@@ -56,7 +56,7 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   job.gqa_group = rows.gqa_group();
   job.n_tokens = n_new;
   AddQueries(place, g, a, &job);
-  if (layout.has_latent_keys) job.latents = LatentsOf(place, g);
+  if (TurnWhenRead(layout.keys)) job.latents = LatentsOf(place, g);
   const std::span<const ObjectId> blocks = head.blocks();
   job.blocks = blocks.subspan(std::min<size_t>(place.first_block, blocks.size()));
   if (layout.seal.has_value()) AddPacked(place, g, &job);
@@ -91,7 +91,7 @@ void AttendStep::AddPacked(const Place& place, int kv_head_idx, HeadJob* job) co
   const CacheHead head = cache.head(layer_.idx, kv_head_idx);
   const std::span<const SealedRun> runs = head.runs();
   job->packed = SealedHeadOf(layer_, cache.layout(), kv_head_idx, runs, place.rotation);
-  if (!job->shape.has_coded_rows) return;
+  if (!cache.layout().CodesOpenRows()) return;
   const int n_sealed = runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
   const auto n_blocks = static_cast<int>(head.blocks().size());
   job->packed.open = {.first_block = n_sealed, .n_blocks = n_blocks - n_sealed};
@@ -179,7 +179,7 @@ void AttendStep::AddMergedRows(const Place& place, int kv_head_idx, Activations*
 void AttendStep::ShareLatents(int kv_head_idx) {
   const HeadJob& newest = jobs_.back();
   slices_.push_back({newest.blocks, newest.packed, newest.sinks.v});
-  const int n = layer_.rows.heads_per_latent;
+  const int n = layer_.rows.heads_per_latent();
   if ((kv_head_idx + 1) % n != 0) return;
   for (auto job = jobs_.end() - n; job != jobs_.end(); ++job) {
     job->latents.slices = std::span(slices_).last(n);

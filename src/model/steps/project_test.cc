@@ -87,7 +87,7 @@ TEST_F(ProjectStepTest, WithNormsOfOutputsWhatIsAddedIsNormalisedFirst) {
 }
 
 TEST_F(ProjectStepTest, HeadsThatShareLatentsReadTheirColumnsOfWhatAttentionPutsOut) {
-  layer.rows.heads_per_latent = 2;
+  layer.rows.keys = LatentKeys{.heads_per_latent = 2};
   for (int g = 0; g < 2; ++g) layer.basis.output.push_back(Matrix(kHeadDim, 2 * kHeadDim));
   Begin(&cache, 1);
   ASSERT_TRUE(activations.attended.EnsureSize(&memory, 8 * kHeadDim * 4, "activations").ok());

@@ -63,12 +63,14 @@ Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) {
                          .sequence = state->sequences->NumberOf(cache),
                          .heads = heads_,
                          .pool_kernel = layout.retention->pool_kernel,
+                         .averages_votes = layout.retention->averages_votes,
                          .shares_heads = layout.retention->shares_heads,
                          .restarts_votes = layout.retention->votes == RetentionPlan::Votes::kLast,
                          .kept = cache->kept(),
                          .in_order = in_order,
                          .classes = classes,
-                         .keeps_sorted_positions = layout.has_latent_keys,
+                         .has_coded_rows = layout.CodesOpenRows(),
+                         .keeps_sorted_positions = TurnWhenRead(layout.keys),
                          .has_wide_positions = SortedPositions::IsWide(cache->n_prompt())});
   if (reopens) cache->PlaceKeptBlocks(layer_.idx, opened);
   cache->DropPruned(layer_.idx);
@@ -94,7 +96,7 @@ Status CutKeysStep::Run(ForwardState* state) {
                         .cut = cache->layout().shape(layer_.idx, g),
                         .blocks = head.blocks(),
                         .n_entries = head.n_entries(),
-                        .map = layer_.rows.maps_keys ? layer_.basis.KeyMap(g).id() : WeightId()});
+                        .map = layer_.rows.maps_keys() ? layer_.basis.KeyMap(g).id() : WeightId()});
     }
   }
   if (caches.empty()) return OkStatus();

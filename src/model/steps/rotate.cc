@@ -25,8 +25,8 @@ RotatePlan TurnsOf(const Layer& layer, std::span<const TokenPlace> tokens) {
 HeadTurn RotateStep::TurnOf(int kv_head_idx, Activations* a) const {
   const LayerRows& rows = layer_.rows;
   const int d = rows.head_dim, group = rows.queries_per_key();
-  const int g = kv_head_idx / rows.heads_per_map;  // of the cache
-  const int part = kv_head_idx % rows.heads_per_map;
+  const int g = kv_head_idx / rows.heads_per_map();  // of the cache
+  const int part = kv_head_idx % rows.heads_per_map();
   const int64_t element = SizeOf(a->row_type), key_dim = rows.key_dim();
   const ObjectPlace qk = a->qk.place();
   const int64_t f32_row = d * int64_t{sizeof(float)};
@@ -38,10 +38,10 @@ HeadTurn RotateStep::TurnOf(int kv_head_idx, Activations* a) const {
                    .turned_q_place = part * d,
                    .turned_k = rows.WholeKeys(a, g)};
   head.turned_k.first = head.turned_k.first + part * d * element;
-  if (!rows.maps_keys) return head;
+  if (!rows.maps_keys()) return head;
   const LayerBasis& basis = layer_.basis;
   head.key_offset = basis.key_offset[g].place() + part * f32_row;
-  if (rows.maps_queries) {
+  if (rows.maps_queries()) {
     const int64_t width = rows.KeyWidth(g);
     head.query_map = basis.query[kv_head_idx].id();
     head.mapped_q = rows.Queries(a, g).first + part * group * width * element;
@@ -49,7 +49,7 @@ HeadTurn RotateStep::TurnOf(int kv_head_idx, Activations* a) const {
   }
   if (part > 0) return head;
   head.key_map = basis.KeyMap(g).id();
-  head.joined_k = rows.WholeKeys(a, g / rows.heads_per_latent * rows.heads_per_latent);
+  head.joined_k = rows.WholeKeys(a, g / rows.heads_per_latent() * rows.heads_per_latent());
   head.mapped_k = rows.Keys(a, g).first;
   return head;
 }
@@ -61,8 +61,8 @@ Status RotateStep::Run(ForwardState* state) {
   for (int g = 0; g < layer_.rows.n_model_kv_heads(); ++g) heads_.push_back(TurnOf(g, &a));
   RotatePlan plan = TurnsOf(layer_, a.tokens);
   plan.heads = heads_;
-  if (layer_.layout->has_latent_keys) plan.first_unturned = layer_.layout->n_sink;
-  plan.keys_per_map = layer_.rows.heads_per_latent * layer_.rows.heads_per_map;
+  if (TurnWhenRead(layer_.layout->keys)) plan.first_unturned = layer_.layout->n_sink;
+  plan.keys_per_map = KeysPerMap(layer_.rows.keys);
   plan.out_type = a.row_type;
   state->backend->RotateAndMap(plan);
   return OkStatus();

@@ -24,7 +24,7 @@ TEST_F(RotateStepTest, AQueryGroupTurnsBesideItsKey) {
 }
 
 TEST_F(RotateStepTest, LatentKeysBehindTheSinksDoNotTurn) {
-  layout.has_latent_keys = true;
+  layout.keys = LatentKeys{};
   layout.n_sink = 2;
   SequenceCache cache(&layout, &pool);
   Begin(&cache, 4);

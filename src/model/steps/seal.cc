@@ -27,7 +27,8 @@ void SealStep::AddRuns(const SealedCache& sealed, const KeyRotationId& rotation,
       for (int h = g; h < g + n_heads_per_run; ++h) {
         const std::span<const ObjectId> packed = objects.packed[h];
         heads->push_back(
-            {.shape = ShapeOfClass(cache->layout().shape(layer_.idx, h), run.entry_class),
+            {.shape = cache->layout().shape(layer_.idx, h),
+             .storage = cache->layout().storage(layer_.idx, h),
              .blocks = cache->head(layer_.idx, h).blocks().subspan(run.first_block, run.n_blocks),
              .packed = packed.subspan(in_packed, run.n_blocks),
              .record = objects.records[h]});
@@ -41,6 +42,7 @@ void SealStep::AddRuns(const SealedCache& sealed, const KeyRotationId& rotation,
                        .n_blocks = static_cast<int>(run.n_blocks),
                        .is_prompt = run.is_prompt,
                        .is_repaired = run.is_repaired,
+                       .entry_class = run.entry_class,
                        .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_.idx,
                        .codebooks = layer_.codebooks,
                        .rotation = rotation.From(run.first_block)});
@@ -90,7 +92,7 @@ Status SealStep::SealAll(std::span<const SealedCache> sealed, ForwardState* stat
   std::erase_if(runs, [](const SealRunPlan& run) {
     return run.heads.front().blocks.back().is_null();  // nothing is left to seal
   });
-  if (plan.format.Is<RotatedCodec>()) {
+  if (FactsOf(plan.format.codec).brings_bases) {
     state->backend->SealRotated({layer_.idx, RotatedHeads(sealed, heads)});
   } else {
     state->backend->Seal({layer_.idx, plan.format, layer_.row_type, plan.power_loops, runs});

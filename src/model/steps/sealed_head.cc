@@ -10,6 +10,7 @@ SealedHead SealedHeadOf(const Layer& layer, const CacheLayout& cache_layout, int
     layer_rank_v += cache_layout.shape(layer.idx, g).rank_v;
   }
   return {.format = cache_layout.seal->format,
+          .storage = cache_layout.storage(layer.idx, kv_head_idx),
           .kv_head_idx = kv_head_idx - first,
           .n_kv_heads = n_heads,
           .layer_rank_v = layer_rank_v,

@@ -1,4 +1,5 @@
-// Errors of the API: a Status on the way through the code, OpenAI's error object on the way out.
+// An error of the API is a Status on the way through the code, and OpenAI's error object on the way
+// out.
 #pragma once
 
 #include <string>

@@ -16,7 +16,10 @@ NanoModel::NanoModel() {
   plain_ = Make(shared, "none");
   sealed_ = Make(shared, "int8");
   tokenizer_ = Tokenizer::Load(folder).value();
-  chat_format_ = NamedChatFormat("chatml", ChatContextOf(*tokenizer_)).value();
+  chat_template_ =
+      LoadChatTemplateFile(std::string(KVLATHE_SOURCE_DIR) + "/share/chat_templates/chatml.jinja",
+                           TokensByName(*tokenizer_, ""))
+          .value();
 }
 
 std::unique_ptr<Model> NanoModel::Make(const std::shared_ptr<ModelWeights>& weights,

@@ -1,14 +1,16 @@
-// The service on models/lathe-nano, its engine stepped by the test.
+// Tests run the service on models/lathe-nano, and step its engine themselves.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "chat/template_files.h"
 #include "io/safetensors/safetensors.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/host_pool_fixture.h"
@@ -17,8 +19,6 @@
 #include "model/tensor_source.h"
 #include "server/api/api_service.h"
 #include "server/api/fake_reply.h"
-#include "tokenizer/chat/chat_families.h"
-#include "tokenizer/chat/chat_template.h"
 
 namespace kvlathe::api {
 
@@ -37,7 +37,7 @@ class NanoModel {
   std::vector<Model*> levels() const { return {plain_.get(), sealed_.get()}; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const ModelConfig& config() const { return plain_->config(); }
-  const ChatFormat& chat_format() const { return chat_format_; }
+  const ChatTemplate& chat_template() const { return *chat_template_; }
 
  private:
   NanoModel();
@@ -47,7 +47,7 @@ class NanoModel {
   ThreadPool threads_{2};
   std::unique_ptr<Model> plain_, sealed_;
   std::unique_ptr<Tokenizer> tokenizer_;
-  ChatFormat chat_format_;
+  std::optional<ChatTemplate> chat_template_;
 };
 
 class RecordingObserver : public ApiObserver {
@@ -77,7 +77,7 @@ class ApiTest : public ::testing::Test {
     context.engine = engine_.get();
     context.levels = {{"none", model.levels()[0]}, {"int8", model.levels()[1]}};
     context.tokenizer = &model.tokenizer();
-    context.chat_format = &model.chat_format();
+    context.chat_template = &model.chat_template();
     context.chat_adds_bos = true;
     context.model_names = {"lathe-nano", "nano"};
     context.created = 1700000000;

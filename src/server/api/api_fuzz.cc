@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "chat/chat_template.h"
 #include "engine/engine.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/host_pool_fixture.h"
@@ -21,7 +22,6 @@
 #include "runtime/machines/machine_choice.h"
 #include "server/api/api_service.h"
 #include "server/api/fake_reply.h"
-#include "tokenizer/chat/chat_families.h"
 
 namespace {
 
@@ -34,7 +34,8 @@ constexpr std::array kPaths = {"/v1/completions", "/v1/chat/completions", "/v1/r
 
 class ByteTokenizer : public Tokenizer {
  public:
-  std::vector<int32_t> Tokenize(std::string_view text, bool add_bos, bool) const override {
+  std::vector<int32_t> TokenizeMarked(std::string_view text, bool add_bos,
+                                      std::span<const TextRange>) const override {
     std::vector<int32_t> ids;
     if (add_bos) ids.push_back(kBos);
     for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
@@ -64,12 +65,11 @@ struct Server {
     model = CreateModel(*std::move(weights), {}).value();
     engine = std::make_unique<Engine>(std::vector<Model*>{model.get()}, &pool,
                                       EngineOptions{.max_waiting = 6});
-    chat_format = NamedChatFormat("chatml", {}).value();
     api::ApiContext context;
     context.engine = engine.get();
     context.levels = {{"none", model.get()}};
     context.tokenizer = &tokenizer;
-    context.chat_format = &chat_format;
+    context.chat_template = &chat_template;
     context.model_names = {"m"};
     context.context_tokens = 96;
     context.end_ids = {kEos};
@@ -80,7 +80,12 @@ struct Server {
 
   ThreadPool threads{1};
   ByteTokenizer tokenizer;
-  ChatFormat chat_format;
+  ChatTemplate chat_template =
+      ChatTemplate::Make({.place = "a template",
+                          .text = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+                                  "{{ m.tool_calls | tojson }}<|end|>{% endfor %}"},
+                         {})
+          .value();
   HostPool pool{int64_t{16} << 20};
   std::unique_ptr<Model> model;
   std::unique_ptr<Engine> engine;

@@ -1,4 +1,5 @@
-// What the API tells of its requests: for metrics and logs. No text of prompts or answers.
+// The API tells an observer of its requests, for metrics and logs. The observer is told no text of
+// prompts or answers.
 #pragma once
 
 #include <string>

@@ -115,6 +115,7 @@ void ApiService::Impl::Route(const ExchangePtr& exchange, const std::string& rou
   if (route == "/v1/responses") return HandleResponses(state_, exchange);
   if (route == "/tokenize") return HandleTokenize(state_, exchange);
   if (route == "/detokenize") return HandleDetokenize(state_, exchange);
+  if (route == "/apply-template") return HandleApplyTemplate(state_, exchange);
   return HandleTokenizerInfo(state_, exchange);
 }
 
@@ -131,7 +132,8 @@ const std::vector<ApiRoute>& ApiService::Routes() {
       {"GET", "/v1/models"},       {"GET", "/v1/models/{id}"},
       {"POST", "/v1/completions"}, {"POST", "/v1/chat/completions"},
       {"POST", "/v1/responses"},   {"POST", "/tokenize"},
-      {"POST", "/detokenize"},     {"GET", "/tokenizer_info"}};
+      {"POST", "/detokenize"},     {"POST", "/apply-template"},
+      {"GET", "/tokenizer_info"}};
   return kRoutes;
 }
 

@@ -1,4 +1,5 @@
-// The OpenAI API: from an HTTP request to requests of the engine, and from tokens to the answer.
+// The service answers the OpenAI API: it goes from an HTTP request to requests of the engine, and
+// from tokens to the answer.
 // docs/server.md, "API", has the fields of every route.
 #pragma once
 
@@ -43,9 +44,10 @@ struct ApiContext {
   Engine* engine = nullptr;
   std::vector<ApiLevel> levels;  // at least one; the first is the default
   const Tokenizer* tokenizer = nullptr;
-  const ChatFormat* chat_format = nullptr;  // null: the model has no chat template
-  bool chat_adds_bos = false;  // the format's text holds no BOS, and the model wants one
-  const ToolSupport* tool_support = nullptr;  // null: TextOnlySupport of chat_format
+  const ChatTemplate* chat_template = nullptr;  // null: the model has none
+  bool chat_adds_bos = false;                 // the template prints no BOS, and the model wants one
+  bool reads_control_tokens = false;          // also those that users write in messages
+  const ToolSupport* tool_support = nullptr;  // null: TextOnlySupport of chat_template
   std::vector<std::string> model_names;       // at least one: its id, then aliases
   int64_t created = 0;                        // of the model, in seconds since 1970
   int context_tokens = 0;                     // prompt and answer together, at most

@@ -1,4 +1,5 @@
-// One HTTP request on its way through the API: its answer, and what the observer is told of it.
+// An exchange is one HTTP request on its way through the API: its answer, and what the observer is
+// told of it.
 #pragma once
 
 #include <memory>

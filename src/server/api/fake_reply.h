@@ -1,4 +1,4 @@
-// A reply without a connection, for tests: its tasks run when the test says so.
+// Tests use a reply without a connection, whose tasks run when the test says so.
 #pragma once
 
 #include <deque>

@@ -1,5 +1,5 @@
-// The choices of one HTTP request while the engine computes them: from tokens on the thread that
-// steps to a writer of the answer in the tasks of the reply.
+// A Generation holds the choices of one HTTP request while the engine computes them: it goes from
+// tokens on the thread that steps to a writer of the answer in the tasks of the reply.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// From the bytes of a body to JSON, with bounds on what a hostile body may cost.
+// The bytes of a body become JSON here, with bounds on what a hostile body may cost.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// Typed, bounded access to the fields of a JSON object of a request.
+// RequestFields gives typed, bounded access to the fields of a JSON object of a request.
 #pragma once
 
 #include <cstdint>

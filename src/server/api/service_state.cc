@@ -11,14 +11,15 @@ namespace kvlathe::api {
 
 ServiceState::ServiceState(ApiContext context)
     : context_(std::move(context)),
-      text_only_(context_.chat_format),
+      text_only_(context_.chat_template),
       tool_support_(context_.tool_support == nullptr ? &text_only_ : context_.tool_support),
       pinger_(context_.ping_seconds) {
   KVL_CHECK(context_.engine != nullptr && context_.tokenizer != nullptr);
   KVL_CHECK(!context_.levels.empty() && !context_.model_names.empty());
   KVL_CHECK_GE(context_.context_tokens, 1);
-  if (context_.chat_format != nullptr) {
-    chat_ends_ = FindChatEnds(*context_.tokenizer, *context_.chat_format);
+  if (context_.chat_template != nullptr) {
+    chat_ends_ =
+        FindChatEnds(*context_.tokenizer, context_.chat_template->answer_format(false).ends);
   }
 }
 

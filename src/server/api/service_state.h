@@ -1,14 +1,14 @@
-// What the routes share while the service lives.
+// The routes share this state while the service lives.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "chat/chat_ends.h"
 #include "server/api/api_service.h"
 #include "server/api/json_entry.h"
 #include "server/api/stream_pinger.h"
-#include "tokenizer/chat/chat_ends.h"
 
 namespace kvlathe::api {
 

@@ -1,4 +1,5 @@
-// Keeps idle streams alive: proxies close a connection on which nothing comes for a minute.
+// A StreamPinger keeps idle streams alive: proxies close a connection on which nothing comes for a
+// minute.
 #pragma once
 
 #include <condition_variable>

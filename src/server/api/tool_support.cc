@@ -27,17 +27,41 @@ Status CheckTextOnly(const ChatTask& task) {
 
 }  // namespace
 
+ChatConversation ConversationOf(const ChatTask& task) {
+  ChatConversation conversation;
+  for (const ChatTurn& turn : task.turns) {
+    Json message = {{"role", turn.role}};
+    message["content"] = turn.parts.is_array() ? turn.parts : Json(turn.content);
+    if (!turn.thoughts.empty()) message["reasoning_content"] = turn.thoughts;
+    if (!turn.tool_call_id.empty()) message["tool_call_id"] = turn.tool_call_id;
+    if (!turn.name.empty()) message["name"] = turn.name;
+    Json calls = Json::array();
+    for (const ToolCall& call : turn.tool_calls) {
+      calls.push_back({{"id", call.id},
+                       {"type", "function"},
+                       {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+    }
+    if (!calls.empty()) message["tool_calls"] = std::move(calls);
+    conversation.messages.push_back(std::move(message));
+  }
+  if (!task.tools.empty()) conversation.tools = Json::array();
+  for (const ToolDefinition& tool : task.tools) conversation.tools.push_back(tool.json);
+  conversation.documents = task.documents;
+  conversation.arguments = task.template_arguments;
+  conversation.opens_answer = task.opens_answer;
+  conversation.continues_last_message = task.continues_last;
+  return conversation;
+}
+
 StatusOr<ChatPrompt> TextOnlySupport::Render(const ChatTask& task) const {
-  if (format_ == nullptr) {
+  if (template_ == nullptr) {
     return Error(StatusCode::kInvalidArgument,
                  "this model has no chat template; use /v1/completions with a whole prompt, or "
                  "start the server with --chat-template");
   }
   KVL_RETURN_IF_ERROR(CheckTextOnly(task));
-  std::vector<ChatMessage> messages;
-  for (const ChatTurn& turn : task.turns) messages.push_back({turn.role, turn.content});
   ChatPrompt prompt;
-  KVL_ASSIGN_OR_RETURN(prompt.text, RenderChat(*format_, messages));
+  KVL_ASSIGN_OR_RETURN(prompt.text, template_->Render(ConversationOf(task)));
   return prompt;
 }
 

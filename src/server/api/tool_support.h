@@ -1,5 +1,6 @@
-// How a conversation becomes a prompt, and an answer becomes content and tool calls: the seam
-// between the routes of chat and whatever knows the templates with tools and the grammars.
+// A ToolSupport makes a conversation into a prompt, and an answer into content and tool calls: it
+// is the seam between the routes of chat and whatever knows the templates with tools and the
+// grammars.
 #pragma once
 
 #include <functional>
@@ -11,13 +12,16 @@
 #include <vector>
 
 #include "base/status.h"
+#include "chat/answer_reader.h"
+#include "chat/chat_template.h"
 #include "engine/token_constraint.h"
-#include "tokenizer/chat/chat_format.h"
 
 namespace kvlathe::api {
 
 // Keys keep the order in which the request has them, as templates print schemas.
 using Json = nlohmann::ordered_json;
+using kvlathe::AnswerDelta;
+using kvlathe::AnswerReader;
 
 struct ToolCall {
   std::string id;         // as the client knows it: "call_..."
@@ -28,6 +32,8 @@ struct ToolCall {
 struct ChatTurn {
   std::string role;     // system (also what came as developer), user, assistant or tool
   std::string content;  // text parts are joined; empty where the message has none
+  Json parts;  // the content as the request has it, if it is a list of text parts; else null
+  std::string thoughts;  // of assistant: what it thought before it answered (reasoning_content)
   std::vector<ToolCall> tool_calls;  // of assistant
   std::string tool_call_id;          // of tool
   std::string name;                  // optional, of any role
@@ -65,39 +71,19 @@ struct ChatTask {
   ResponseFormat response_format;
   // What a request gives in chat_template_kwargs, an object (vLLM's enable_thinking), or null.
   Json template_arguments;
-};
-
-// A part of an answer, in the order in which it was generated.
-struct AnswerDelta {
-  struct Call {
-    int call_idx = 0;       // 0, 1, ... in the order of the calls
-    std::string name;       // whole, with the first delta of a call; empty in the others
-    std::string arguments;  // what is added to its JSON text
-  };
-  std::string content;
-  std::vector<Call> calls;
-};
-
-// Of one answer. Calls come from one thread at a time.
-class AnswerParser {
- public:
-  virtual ~AnswerParser() = default;
-
-  // `text` is what was generated since the last call, whole UTF-8 characters. What may be the
-  // beginning of a tool call is held back.
-  virtual AnswerDelta Push(std::string_view text) = 0;
-  // What is held back, at the end: the rest of a call that was cut off comes as it is.
-  virtual AnswerDelta Finish() = 0;
+  Json documents;               // a list of objects for templates that know them, or null
+  bool opens_answer = true;     // add_generation_prompt
+  bool continues_last = false;  // continue_final_message
 };
 
 // What a task becomes.
 struct ChatPrompt {
-  std::string text;  // to be tokenized with its special tokens
+  MarkedText text;  // to be tokenized with the special tokens that no user wrote
   // One for each answer (a request may ask for several). Null: nothing constrains tokens. Errors
   // are those of the grammar.
   std::function<StatusOr<std::shared_ptr<TokenConstraint>>()> make_constraint;
   // Likewise. Null: everything is content.
-  std::function<std::unique_ptr<AnswerParser>()> make_parser;
+  std::function<std::unique_ptr<AnswerReader>()> make_parser;
   // Whether the parser sees special tokens as their text; otherwise they are left out.
   bool keeps_special_tokens = false;
 };
@@ -113,16 +99,19 @@ class ToolSupport {
   virtual StatusOr<ChatPrompt> Render(const ChatTask& task) const = 0;
 };
 
-// Text alone, by a template as RenderChat knows it. Tools, tool calls in messages and every
-// response_format but text are refused by name.
+// The conversation of a task for a template.
+ChatConversation ConversationOf(const ChatTask& task);
+
+// Text alone, by a template. Tools, tool calls in messages and every response_format but text are
+// refused by name.
 class TextOnlySupport : public ToolSupport {
  public:
-  // `format` outlives it; null: the model has no chat template, and everything is refused.
-  explicit TextOnlySupport(const ChatFormat* format) : format_(format) {}
+  // `chat_template` outlives it; null: the model has none, and everything is refused.
+  explicit TextOnlySupport(const ChatTemplate* chat_template) : template_(chat_template) {}
   StatusOr<ChatPrompt> Render(const ChatTask& task) const override;
 
  private:
-  const ChatFormat* format_;
+  const ChatTemplate* template_;
 };
 
 }  // namespace kvlathe::api

@@ -1,6 +1,6 @@
-// The agent check of HAProxy: a TCP port that says one line to whoever connects, and hangs up. With
-// `agent-check` a server of HAProxy takes its weight from it ("75%"), or its state ("drain", "up",
-// "down"; "up 75%" is both). HAProxy's configuration manual has the words (section 5.2).
+// The agent check of HAProxy is a TCP port that says one line to whoever connects, and hangs up.
+// With `agent-check` a server of HAProxy takes its weight from it ("75%"), or its state ("drain",
+// "up", "down"; "up 75%" is both). HAProxy's configuration manual has the words (section 5.2).
 #pragma once
 
 #include <functional>

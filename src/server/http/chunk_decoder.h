@@ -1,4 +1,5 @@
-// The body of a request that comes in chunks (RFC 9112, section 7.1), as it arrives:
+// The body of a request may come in chunks (RFC 9112, section 7.1), which are decoded as they
+// arrive:
 //   5;name=value CR LF  hello CR LF  0 CR LF  trailer: value CR LF  CR LF
 // Extensions and trailers are checked and forgotten. Stricter than the RFC allows to be, where
 // servers differ: no space around the size, and lines end with CR LF alone.

@@ -1,6 +1,6 @@
-// One connection of the HTTP server: reads requests, hands them to the handler one after another
-// and writes what their replies have. Everything but PostX runs on the connection's strand. It
-// always waits for the client to send or to hang up, also while a request is being computed.
+// A connection of the HTTP server reads requests, hands them to the handler one after another and
+// writes what their replies have. Everything but PostX runs on the connection's strand. It always
+// waits for the client to send or to hang up, also while a request is being computed.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// One HTTP request and the way its answer takes back: what handlers of requests see of the HTTP
-// server. No socket and no library of HTTP shows here, so that handlers are tested without either.
+// Handlers see of the HTTP server one request and the way its answer takes back. No socket and no
+// library of HTTP shows here, so that handlers are tested without either.
 #pragma once
 
 #include <functional>

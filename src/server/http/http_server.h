@@ -1,6 +1,6 @@
-// The HTTP/1.1 server: it listens, reads whole requests within fixed limits, hands each to one
-// handler and writes what comes back. A few threads serve all connections, however many of them
-// are slow; no thread waits for a client (docs/decisions/http-library.md).
+// The HTTP/1.1 server listens, reads whole requests within fixed limits, hands each to one handler
+// and writes what comes back. A few threads serve all connections, however many of them are slow;
+// no thread waits for a client (docs/decisions/http-library.md).
 //
 // What is not a request as RFC 9110 and RFC 9112 have it never reaches the handler: the server
 // answers it itself, with an object {"error": {"message", "type", "param", "code"}} as OpenAI's

@@ -1,4 +1,4 @@
-// How the server refuses what it cannot hand to the handler: the error object of OpenAI's API.
+// The server refuses what it cannot hand to the handler with the error object of OpenAI's API.
 #pragma once
 
 #include <string>

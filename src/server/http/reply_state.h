@@ -1,5 +1,5 @@
-// What threads of handlers and the connection share of one answer: what was given to it and has not
-// left, and whether it has ended or its client is gone. Replies are how handlers hold it.
+// Threads of handlers and the connection share the state of one answer: what was given to it and
+// has not left, and whether it has ended or its client is gone. Replies are how handlers hold it.
 #pragma once
 
 #include <cstdint>

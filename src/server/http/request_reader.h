@@ -1,9 +1,9 @@
-// Reads one HTTP/1.0 or HTTP/1.1 request from bytes as they arrive. It knows no socket, so that
-// tests and the fuzzer feed it directly. Boost.Beast parses the head; what Beast is lenient about,
-// and what two servers in a row could understand differently (request smuggling), is refused here:
-// a line that ends without CR, a folded header line, control characters, a second Content-Length or
-// one that is not digits, Content-Length beside Transfer-Encoding, any transfer coding but chunked,
-// and a Host that is missing or comes twice.
+// A RequestReader reads one HTTP/1.0 or HTTP/1.1 request from bytes as they arrive. It knows no
+// socket, so that tests and the fuzzer feed it directly. Boost.Beast parses the head; what Beast is
+// lenient about, and what two servers in a row could understand differently (request smuggling), is
+// refused here: a line that ends without CR, a folded header line, control characters, a second
+// Content-Length or one that is not digits, Content-Length beside Transfer-Encoding, any transfer
+// coding but chunked, and a Host that is missing or comes twice.
 #pragma once
 
 #include <cstdint>

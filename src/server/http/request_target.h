@@ -1,4 +1,4 @@
-// The target of a request: "/v1/models?limit=2", "http://host:8080/v1/models" or "*".
+// The target of a request looks like "/v1/models?limit=2", "http://host:8080/v1/models" or "*".
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Status line and headers of an answer.
+// An answer begins with a status line and headers.
 #pragma once
 
 #include <string>

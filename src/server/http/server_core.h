@@ -1,5 +1,5 @@
-// What the parts of the HTTP server share: the threads, the listener, the connections that are open
-// and the counts that limits are about.
+// The parts of the HTTP server share its core: the threads, the listener, the connections that are
+// open and the counts that limits are about.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// What the tests of the HTTP server share: a server whose handler tests can steer.
+// The tests of the HTTP server share a server whose handler they can steer.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// A client of tests: a TCP connection to a server on this machine, byte by byte, without a library
-// that would not send what a test wants to send.
+// Tests talk to a server on this machine by a TCP connection, byte by byte, without a library that
+// would not send what a test wants to send.
 #pragma once
 
 #include <chrono>

@@ -1,51 +1,19 @@
 #include "server/tools/template_tool_support.h"
 
 #include <algorithm>
-#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "server/tools/call_parsers.h"
+#include "chat/call_readers.h"
+#include "chat/text_compare.h"
 #include "structured/answer_structure.h"
-#include "tokenizer/chat/tool_chat.h"
 
 namespace kvlathe {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// The function that a tool's answer is of: that of the call which it names, or as it says itself.
-std::string ToolNameOf(const api::ChatTask& task, const api::ChatTurn& answer) {
-  for (const api::ChatTurn& turn : task.turns) {
-    for (const api::ToolCall& call : turn.tool_calls) {
-      if (!answer.tool_call_id.empty() && call.id == answer.tool_call_id) return call.name;
-    }
-  }
-  return answer.name;
-}
-
-std::vector<ChatMessage> MessagesOf(const api::ChatTask& task) {
-  std::vector<ChatMessage> messages;
-  for (const api::ChatTurn& turn : task.turns) {
-    ChatMessage message = {.role = turn.role, .content = turn.content};
-    for (const api::ToolCall& call : turn.tool_calls) {
-      message.tool_calls.push_back({.name = call.name, .arguments = call.arguments});
-    }
-    if (turn.role == "tool") message.tool_name = ToolNameOf(task, turn);
-    messages.push_back(std::move(message));
-  }
-  return messages;
-}
-
-// chat_template_kwargs: {"enable_thinking": false}
-StatusOr<bool> MayThink(const Json& arguments) {
-  if (!arguments.is_object() || !arguments.contains("enable_thinking")) return true;
-  const Json& value = arguments["enable_thinking"];
-  if (value.is_boolean()) return value.get<bool>();
-  return Error(StatusCode::kInvalidArgument,
-               "chat_template_kwargs: enable_thinking must be true or false");
-}
 
 // The tools that an answer may call.
 std::vector<CallableTool> CallableTools(const api::ChatTask& task) {
@@ -58,11 +26,17 @@ std::vector<CallableTool> CallableTools(const api::ChatTask& task) {
   return tools;
 }
 
+// Whether an answer goes on within thoughts that the prompt began.
+bool StartsInThoughts(const AnswerFormat& format, std::string_view prompt) {
+  const std::string_view mark = TrimBlanks(format.thoughts->begin);
+  return !mark.empty() && TrimBlanks(prompt).ends_with(mark);
+}
+
 }  // namespace
 
-TemplateToolSupport::TemplateToolSupport(const ChatFormat* format,
+TemplateToolSupport::TemplateToolSupport(const ChatTemplate* chat_template,
                                          StatusOr<std::unique_ptr<Grammars>> grammars)
-    : format_(format) {
+    : template_(chat_template) {
   if (grammars.ok()) {
     grammars_ = std::shared_ptr<Grammars>(*std::move(grammars));
   } else {
@@ -70,20 +44,12 @@ TemplateToolSupport::TemplateToolSupport(const ChatFormat* format,
   }
 }
 
-StatusOr<std::string> TemplateToolSupport::RenderText(const api::ChatTask& task) const {
-  const std::vector<ChatMessage> messages = MessagesOf(task);
-  std::vector<Json> tools;
-  for (const api::ToolDefinition& tool : task.tools) tools.push_back(tool.json);
-  KVL_ASSIGN_OR_RETURN(const bool may_think, MayThink(task.template_arguments));
-  return RenderConversation(*format_,
-                            {.messages = messages, .tools = tools, .may_think = may_think});
-}
-
 StatusOr<api::ChatPrompt> TemplateToolSupport::Render(const api::ChatTask& task) const {
-  if (format_ == nullptr) return api::TextOnlySupport(nullptr).Render(task);
+  if (template_ == nullptr) return api::TextOnlySupport(nullptr).Render(task);
   api::ChatPrompt prompt;
-  KVL_ASSIGN_OR_RETURN(prompt.text, RenderText(task));
+  KVL_ASSIGN_OR_RETURN(prompt.text, template_->Render(api::ConversationOf(task)));
   if (task.tools.empty()) {
+    if (task.response_format.kind == api::ResponseFormat::Kind::kText) AddReader(task, &prompt);
     KVL_RETURN_IF_ERROR(ConstrainFormat(task.response_format, &prompt));
     return prompt;
   }
@@ -93,7 +59,7 @@ StatusOr<api::ChatPrompt> TemplateToolSupport::Render(const api::ChatTask& task)
                  "tool_choice to \"none\"");
   }
   KVL_RETURN_IF_ERROR(ConstrainCalls(task, &prompt));
-  AddParser(task, &prompt);
+  AddReader(task, &prompt);
   return prompt;
 }
 
@@ -136,22 +102,39 @@ Status TemplateToolSupport::ConstrainCalls(const api::ChatTask& task,
   const char* const field = must_call   ? "tool_choice"
                             : is_strict ? "tools: strict"
                                         : "parallel_tool_calls";
-  KVL_ASSIGN_OR_RETURN(Json structure, ToolCalls(*format_->tools, CallableTools(task),
-                                                 {.must_call = must_call,
-                                                  .has_many_calls = task.parallel_tool_calls}));
-  return Constrain(field, std::move(structure), prompt);
+  const AnswerFormat& format = template_->answer_format(/*has_tools=*/true);
+  if (!format.calls) {
+    return Error(StatusCode::kUnimplemented,
+                 "{}: of this model's chat template, {}, so that no grammar describes them", field,
+                 format.why_no_calls);
+  }
+  const bool thinks = must_call && format.thoughts && StartsInThoughts(format, prompt->text.text);
+  StatusOr<Json> structure =
+      ToolCalls(*format.calls, CallableTools(task),
+                {.must_call = must_call,
+                 .has_many_calls = task.parallel_tool_calls,
+                 .thoughts_end = thinks ? std::string(TrimBlanks(format.thoughts->end)) : ""});
+  if (!structure.ok()) {
+    const bool is_unknown = structure.status().code() == StatusCode::kUnimplemented;
+    return is_unknown
+               ? Error(StatusCode::kUnimplemented, "{}: {}", field, MessageOf(structure.status()))
+               : structure.status();
+  }
+  return Constrain(field, *std::move(structure), prompt);
 }
 
-void TemplateToolSupport::AddParser(const api::ChatTask& task, api::ChatPrompt* prompt) const {
-  // A vocabulary may count <tool_call> among its special tokens.
+void TemplateToolSupport::AddReader(const api::ChatTask& task, api::ChatPrompt* prompt) const {
+  AnswerFormat format = template_->answer_format(!task.tools.empty());
+  ToolSchemas tools;
+  for (const api::ToolDefinition& tool : task.tools) tools[tool.name] = tool.parameters;
+  if (!format.calls) tools.clear();
+  if (tools.empty() && !format.thoughts && TrimBlanks(format.text_begin).empty()) return;
+  if (format.thoughts) format.thoughts->is_open = StartsInThoughts(format, prompt->text.text);
+  // A vocabulary may count the marks of calls and thoughts among its special tokens.
   prompt->keeps_special_tokens = true;
-  if (format_->tools->syntax == ToolCallSyntax::kTagged) {
-    prompt->make_parser = [thinks = format_->thinks] { return MakeTaggedCallParser(thinks); };
-    return;
-  }
-  std::set<std::string> names;
-  for (const api::ToolDefinition& tool : task.tools) names.insert(tool.name);
-  prompt->make_parser = [names] { return MakeJsonCallParser(names); };
+  prompt->make_parser = [format = std::move(format), tools = std::move(tools)] {
+    return MakeAnswerReader(format, tools);
+  };
 }
 
 }  // namespace kvlathe

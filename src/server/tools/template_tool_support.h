@@ -1,13 +1,13 @@
-// Tools and structured output by the chat template of a model and, where the build has XGrammar, by
-// grammars.
+// Tools and structured output go by the chat template of a model and, where the build has XGrammar,
+// by grammars.
 #pragma once
 
 #include <memory>
 
 #include "base/status.h"
+#include "chat/chat_template.h"
 #include "server/api/tool_support.h"
 #include "structured/grammars.h"
-#include "tokenizer/chat/chat_format.h"
 
 namespace kvlathe {
 
@@ -17,24 +17,24 @@ namespace kvlathe {
 // called as the model likes.
 class TemplateToolSupport : public api::ToolSupport {
  public:
-  // `format` outlives it; null: the model has no chat template, and every conversation is refused.
+  // `chat_template` outlives it; null: the model has none, and every conversation is refused.
   // A `grammars` that is an error refuses what needs one, with its message behind the name of the
   // field.
-  TemplateToolSupport(const ChatFormat* format, StatusOr<std::unique_ptr<Grammars>> grammars);
+  TemplateToolSupport(const ChatTemplate* chat_template,
+                      StatusOr<std::unique_ptr<Grammars>> grammars);
 
   // kUnimplemented also for response_format beside tools, which no template here has.
   StatusOr<api::ChatPrompt> Render(const api::ChatTask& task) const override;
 
  private:
-  StatusOr<std::string> RenderText(const api::ChatTask& task) const;
   // Adds the constraint of `structure`, which `field` asks for.
   Status Constrain(const char* field, nlohmann::ordered_json structure,
                    api::ChatPrompt* prompt) const;
   Status ConstrainFormat(const api::ResponseFormat& format, api::ChatPrompt* prompt) const;
   Status ConstrainCalls(const api::ChatTask& task, api::ChatPrompt* prompt) const;
-  void AddParser(const api::ChatTask& task, api::ChatPrompt* prompt) const;
+  void AddReader(const api::ChatTask& task, api::ChatPrompt* prompt) const;
 
-  const ChatFormat* format_;
+  const ChatTemplate* template_;
   StatusOr<std::shared_ptr<Grammars>> grammars_;
 };
 

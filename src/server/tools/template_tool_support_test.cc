@@ -3,7 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tokenizer/chat/chat_families.h"
+#include "chat/call_readers.h"
+#include "chat/template_files.h"
 
 namespace kvlathe {
 namespace {
@@ -42,15 +43,16 @@ ChatTask Ask(const std::string& question) {
 
 class TemplateToolSupportTest : public ::testing::Test {
  protected:
-  static ChatFormat Format(const std::string& family) {
-    StatusOr<ChatFormat> format = NamedChatFormat(family, {});
-    EXPECT_TRUE(format.ok()) << format.status();
-    return *std::move(format);
+  static ChatTemplate Format(const std::string& name) {
+    StatusOr<ChatTemplate> found = LoadChatTemplateFile(
+        fmt::format("{}/share/chat_templates/{}.jinja", KVLATHE_SOURCE_DIR, name), {});
+    EXPECT_TRUE(found.ok()) << found.status();
+    return *std::move(found);
   }
-  TemplateToolSupport With(const ChatFormat* format) {
+  TemplateToolSupport With(const ChatTemplate* format) {
     return TemplateToolSupport(format, std::make_unique<FakeGrammars>(&structure_));
   }
-  static TemplateToolSupport Without(const ChatFormat* format) {
+  static TemplateToolSupport Without(const ChatTemplate* format) {
     return TemplateToolSupport(format, Error(StatusCode::kUnimplemented, "no grammars here"));
   }
   // The structure of the constraint that a task gets; null: none.
@@ -67,16 +69,16 @@ class TemplateToolSupportTest : public ::testing::Test {
 };
 
 TEST_F(TemplateToolSupportTest, TextNeedsNeitherToolsNorGrammars) {
-  const ChatFormat format = Format("zephyr");
+  const ChatTemplate format = Format("zephyr");
   const auto prompt = Without(&format).Render(Ask("Hello"));
   ASSERT_TRUE(prompt.ok()) << prompt.status();
-  EXPECT_THAT(prompt->text, HasSubstr("Hello"));
+  EXPECT_THAT(prompt->text.text, HasSubstr("Hello"));
   EXPECT_EQ(prompt->make_constraint, nullptr);
   EXPECT_EQ(prompt->make_parser, nullptr);
 }
 
 TEST_F(TemplateToolSupportTest, TemplatesWithoutToolsRefuseThemByName) {
-  const ChatFormat format = Format("zephyr");
+  const ChatTemplate format = Format("zephyr");
   ChatTask task = Ask("Hello");
   task.tools = {Tool("weather")};
   const Status status = With(&format).Render(task).status();
@@ -86,16 +88,17 @@ TEST_F(TemplateToolSupportTest, TemplatesWithoutToolsRefuseThemByName) {
 
 TEST_F(TemplateToolSupportTest, AutomaticCallsNeedNoGrammar) {
   for (const char* family : {"qwen3", "hermes", "llama3.1", "gemma"}) {
-    const ChatFormat format = Format(family);
-    if (!format.tools) continue;
+    const ChatTemplate format = Format(family);
     ChatTask task = Ask("Is it raining?");
     task.tools = {Tool("weather")};
     const auto prompt = Without(&format).Render(task);
     ASSERT_TRUE(prompt.ok()) << prompt.status();
-    EXPECT_THAT(prompt->text, HasSubstr("weather"));
+    EXPECT_THAT(prompt->text.text, HasSubstr("weather"));
     EXPECT_EQ(prompt->make_constraint, nullptr);
     ASSERT_NE(prompt->make_parser, nullptr);
-    const bool is_tagged = format.tools->syntax == ToolCallSyntax::kTagged;
+    const AnswerFormat& answers = format.answer_format(/*has_tools=*/true);
+    ASSERT_TRUE(answers.calls) << family << ": " << answers.why_no_calls;
+    const bool is_tagged = !IsBareJson(*answers.calls);
     const std::string call = "{\"name\": \"weather\", \"arguments\": {}}";
     const auto delta =
         prompt->make_parser()->Push(is_tagged ? "<tool_call>" + call + "</tool_call>" : call);
@@ -105,7 +108,7 @@ TEST_F(TemplateToolSupportTest, AutomaticCallsNeedNoGrammar) {
 }
 
 TEST_F(TemplateToolSupportTest, WhatNeedsAGrammarIsConstrainedOrRefusedByName) {
-  const ChatFormat format = Format("qwen3");
+  const ChatTemplate format = Format("qwen3");
   const TemplateToolSupport with = With(&format), without = Without(&format);
   ChatTask required = Ask("x"), strict = Ask("x"), one = Ask("x"), object = Ask("x");
   required.tools = strict.tools = one.tools = {Tool("weather"), Tool("add")};
@@ -124,7 +127,7 @@ TEST_F(TemplateToolSupportTest, WhatNeedsAGrammarIsConstrainedOrRefusedByName) {
 }
 
 TEST_F(TemplateToolSupportTest, ANamedToolIsTheOnlyOne) {
-  const ChatFormat format = Format("qwen3");
+  const ChatTemplate format = Format("qwen3");
   ChatTask task = Ask("x");
   task.tools = {Tool("weather"), Tool("add")};
   task.tool_choice = {.kind = api::ToolChoice::Kind::kNamed, .name = "add"};
@@ -134,7 +137,7 @@ TEST_F(TemplateToolSupportTest, ANamedToolIsTheOnlyOne) {
 }
 
 TEST_F(TemplateToolSupportTest, WrongSchemasAndArgumentsAreRefused) {
-  const ChatFormat format = Format("qwen3");
+  const ChatTemplate format = Format("qwen3");
   ChatTask task = Ask("x");
   task.response_format.kind = api::ResponseFormat::Kind::kJsonSchema;
   task.response_format.schema = {{"not", {{"type", "string"}}}};
@@ -142,19 +145,20 @@ TEST_F(TemplateToolSupportTest, WrongSchemasAndArgumentsAreRefused) {
   EXPECT_FALSE(status.ok());
   EXPECT_THAT(MessageOf(status), HasSubstr("response_format"));
   task = Ask("x");
-  task.template_arguments = {{"enable_thinking", "no"}};
+  task.tools = {Tool("weather")};
+  task.turns.push_back({.role = "assistant", .tool_calls = {{"call_1", "weather", "[1]"}}});
   EXPECT_EQ(With(&format).Render(task).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST_F(TemplateToolSupportTest, AnswersOfToolsBearTheNameOfTheirCall) {
-  const ChatFormat format = Format("hermes");
+  const ChatTemplate format = Format("hermes");
   ChatTask task = Ask("x");
   task.tools = {Tool("weather")};
   task.turns.push_back({.role = "assistant", .tool_calls = {{"call_1", "weather", "{}"}}});
   task.turns.push_back({.role = "tool", .content = "rain", .tool_call_id = "call_1"});
   const auto prompt = With(&format).Render(task);
   ASSERT_TRUE(prompt.ok()) << prompt.status();
-  EXPECT_THAT(prompt->text, HasSubstr("rain"));
+  EXPECT_THAT(prompt->text.text, HasSubstr("rain"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The two halves of a BPE vocabulary, wherever they are written: tokens and merges.
+// A BPE vocabulary has two halves, wherever they are written: tokens and merges.
 #pragma once
 
 #include <nlohmann/json.hpp>

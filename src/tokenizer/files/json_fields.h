@@ -1,4 +1,4 @@
-// Typed reads of JSON fields; a wrong type is kDataLoss and names the field.
+// These functions read JSON fields of a type; a wrong type is kDataLoss and names the field.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the files beside a tokenizer say about it: tokenizer_config.json, config.json,
+// The files beside a tokenizer say more about it: tokenizer_config.json, config.json,
 // generation_config.json, special_tokens_map.json, added_tokens.json.
 #pragma once
 

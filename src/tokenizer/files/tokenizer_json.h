@@ -1,4 +1,4 @@
-// tokenizer.json of Hugging Face tokenizers, as far as it describes byte-level or
+// The tokenizer.json of Hugging Face tokenizers is read as far as it describes byte-level or
 // SentencePiece-style BPE. A construct outside that is kUnimplemented and named; a damaged file is
 // kDataLoss.
 #pragma once

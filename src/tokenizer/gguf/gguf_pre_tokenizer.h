@@ -1,4 +1,4 @@
-// The pre-tokenizers that GGUF files name in tokenizer.ggml.pre.
+// GGUF files name one of these pre-tokenizers in tokenizer.ggml.pre.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// A SentencePiece model out of the tokens and scores of a GGUF file, so that the SentencePiece
+// The tokens and scores of a GGUF file become a SentencePiece model, so that the SentencePiece
 // library can do the rest.
 #pragma once
 

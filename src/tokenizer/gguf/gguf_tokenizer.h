@@ -1,4 +1,4 @@
-// Tokenizer and chat template from the metadata of a GGUF file (keys tokenizer.*).
+// Tokenizer and chat template come from the metadata of a GGUF file (keys tokenizer.*).
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The tokenizer of a GGUF file as the files of a Hugging Face directory.
+// The tokenizer of a GGUF file is written as the files of a Hugging Face directory.
 #pragma once
 
 #include <string>

@@ -7,8 +7,6 @@
 
 #include "io/files.h"
 #include "io/scratch_folder.h"
-#include "tokenizer/chat/chat_template.h"
-#include "tokenizer/chat/sample_chat_templates.h"
 #include "tokenizer/gguf/sample_gguf_tokenizers.h"
 #include "tokenizer/vocabulary.h"
 
@@ -299,51 +297,10 @@ TEST_F(GgufTokenizerTest, APathThatIsNoModelSaysWhatItIs) {
   path_ = folder_ / "none";
   ExpectFailure(Tokenizer::Load(path_).status(), StatusCode::kNotFound,
                 "no such file or directory");
-  ExpectFailure(LoadChatFormat(path_, {}).status(), StatusCode::kNotFound,
-                "no such file or directory");
   path_ = folder_ / "notes.gguf";
   ASSERT_TRUE(WriteFileAtomically(path_, "hello").ok());
   ExpectFailure(Tokenizer::Load(path_).status(), StatusCode::kDataLoss,
                 "not a GGUF file; give a Hugging Face model directory or a .gguf file");
-}
-
-TEST_F(GgufTokenizerTest, TheChatTemplateIsTheMetadatas) {
-  constexpr std::string_view kKey = "tokenizer.chat_template";
-  const auto load = [&](const GgufTestWriter& writer) {
-    writer.Write(path_);
-    return LoadChatFormat(path_, {});
-  };
-  GgufTestWriter writer;
-  ExpectFailure(load(writer).status(), StatusCode::kNotFound, "the model has no chat template");
-  writer.AddTexts("tokenizer.chat_templates", {"rag", "tool_use"});
-  writer.AddText("tokenizer.chat_template.rag", "{{ 1 }}");
-  ExpectFailure(load(writer).status(), StatusCode::kUnimplemented,
-                "no default among rag, tool_use");
-  writer.AddText(kKey, kSampleChatTemplates[0].text);
-  const auto format = load(writer);
-  ASSERT_TRUE(format.ok()) << format.status();
-  EXPECT_EQ(format->family, "chatml");
-
-  GgufTestWriter unknown, damaged, huge;
-  unknown.AddText(kKey, "{{ 'x' }}");
-  ExpectFailure(load(unknown).status(), StatusCode::kUnimplemented, "tokenizer.chat_template: ");
-  damaged.AddInteger(kKey, 3);
-  ExpectFailure(load(damaged).status(), StatusCode::kDataLoss, "tokenizer.chat_template");
-  huge.AddText(kKey, std::string((1 << 20) + 1, 'x'));
-  ExpectFailure(load(huge).status(), StatusCode::kDataLoss, "tokenizer.chat_template: ");
-}
-
-TEST(GgufChatTemplate, TheDefaultSystemMessageOfAChatMlTemplateIsKept) {
-  // As SmolLM2's template puts it.
-  const auto format = RecogniseChatTemplate(
-      "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-      "{{ '<|im_start|>system\nYou are a helpful lathe<|im_end|>\n' }}{% endif %}"
-      "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
-      "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-      {});
-  ASSERT_TRUE(format.ok()) << format.status();
-  EXPECT_TRUE(format->always_has_system);
-  EXPECT_EQ(format->default_system, "You are a helpful lathe");
 }
 
 }  // namespace

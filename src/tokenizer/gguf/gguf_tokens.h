@@ -1,4 +1,4 @@
-// The token list of a GGUF file's metadata, checked: tokenizer.ggml.tokens and what goes with it.
+// The token list of a GGUF file's metadata is checked: tokenizer.ggml.tokens and what goes with it.
 #pragma once
 
 #include <cstdint>

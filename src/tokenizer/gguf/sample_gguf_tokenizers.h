@@ -1,4 +1,4 @@
-// Small tokenizers as the metadata of GGUF files, for tests.
+// Tests have small tokenizers as the metadata of GGUF files.
 #pragma once
 
 #include <map>

@@ -1,5 +1,5 @@
-// The SentencePiece library behind standard types: its header declares names in Abseil's namespace
-// that clash with the real Abseil, so only one source file includes it.
+// The SentencePiece library stands behind standard types here: its header declares names in
+// Abseil's namespace that clash with the real Abseil, so only one source file includes it.
 #pragma once
 
 #include <cstdint>

@@ -119,14 +119,14 @@ const SentencePieceLibrary& SentencePieceTokenizer::MidTextLibrary() const {
   return mid_text_library_ != nullptr ? *mid_text_library_ : *library_;
 }
 
-std::vector<int32_t> SentencePieceTokenizer::Tokenize(std::string_view text, bool add_bos,
-                                                      bool parse_special) const {
+std::vector<int32_t> SentencePieceTokenizer::TokenizeMarked(
+    std::string_view text, bool add_bos, std::span<const TextRange> plain) const {
   std::vector<int32_t> ids;
   if (add_bos && add_bos_ && bos_id_) ids.push_back(*bos_id_);
   ids.reserve(ids.size() + text.size() / 4);
   const ScratchPool::Lease scratch(&scratches_);
   WordMemo* memo = &scratch.get()->memo;
-  matcher_.Split(text, parse_special, [&](std::optional<int32_t> id, size_t begin, size_t end) {
+  matcher_.Split(text, plain, [&](std::optional<int32_t> id, size_t begin, size_t end) {
     if (id) {
       ids.push_back(*id);
     } else {

@@ -1,4 +1,4 @@
-// tokenizer.model through the SentencePiece library (Kudo and Richardson 2018).
+// A tokenizer.model is used through the SentencePiece library (Kudo and Richardson 2018).
 #pragma once
 
 #include <array>
@@ -21,8 +21,8 @@ class SentencePieceTokenizer : public Tokenizer {
   // kDataLoss if `serialized_model` is not a model the library accepts.
   static StatusOr<std::unique_ptr<SentencePieceTokenizer>> Create(std::string_view serialized_model,
                                                                   const ModelSettings& settings);
-  std::vector<int32_t> Tokenize(std::string_view text, bool add_bos,
-                                bool parse_special) const override;
+  std::vector<int32_t> TokenizeMarked(std::string_view text, bool add_bos,
+                                      std::span<const TextRange> plain) const override;
   std::string TokenBytes(int32_t id, bool keep_special) const override;
   std::string Detokenize(std::span<const int32_t> ids, bool keep_special) const override;
   int vocab_size() const override { return vocabulary_.size(); }

@@ -32,6 +32,7 @@ struct PackedRun {
 // or the open run.
 struct PackedHead {
   PackedFormat format;
+  HeadStorage storage;
   int kv_head_idx = 0;  // in its layer
   int n_kv_heads = 1;
   int layer_rank_v = 0;  // the sum of rank_v over the heads of the layer

@@ -178,7 +178,7 @@ struct PackedKind {
 struct SealedRuns {
   SealedRuns(const PackedKind& kind, int rank, int n_blocks) {
     const int run_blocks = kind.is_prompt ? n_blocks : 1;
-    const PackedShape run = MakePackedShape(kind.format, {.rank_k = rank, .rank_v = rank},
+    const PackedShape run = MakePackedShape(kind.format, {.rank_k = rank, .rank_v = rank}, {},
                                             {.n_kv_heads = kKvHeads,
                                              .layer_rank_v = kKvHeads * rank,
                                              .n_blocks = run_blocks,

@@ -398,7 +398,7 @@ void AttendPanel(const Panel& panel) {
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
   if (reads_codes && p.packed != nullptr) {
     RoundQueries({panel.q, panel.q_stride}, panel.n_rows, p.shape.rank_k,
-                 p.packed->format.Is<SplitBitsCodec>(), &scratch->rounded);
+                 std::holds_alternative<HeadBits>(p.packed->storage), &scratch->rounded);
   }
   int first_row = 0;  // the first that sees anything of the block, a multiple of kTileRows
   for (int entry = FirstEntryToRead(p, panel.first_row); entry < kv_end; entry += kBlockSize) {

@@ -99,8 +99,9 @@ PackedShape DrawShape(const Choices& choices, Input& input) {
   } else if (choices.kind == Kind::kUniform && uniform.k.is_symmetric && uniform.v.is_symmetric) {
     format.codec = TableCodec{&kAnyTable, std::max(16, uniform.k.group)};
   }
-  BlockShape head = {.rank_k = 16 * static_cast<int>(1 + input.Below(5)),
-                     .rank_v = 16 * static_cast<int>(1 + input.Below(5))};
+  HeadStorage storage;
+  const BlockShape head = {.rank_k = 16 * static_cast<int>(1 + input.Below(5)),
+                           .rank_v = 16 * static_cast<int>(1 + input.Below(5))};
   const RunOfLayer run = {.n_kv_heads = choices.has_other_head ? 2 : 1,
                           .layer_rank_v = head.rank_v + (choices.has_other_head ? kOtherRank : 0),
                           .n_blocks = static_cast<int>(1 + input.Below(2)),
@@ -110,10 +111,12 @@ PackedShape DrawShape(const Choices& choices, Input& input) {
     const bool is_token = input.Below(2) == 0;
     format.codec = SplitBitsCodec{is_token ? StoredUnit::kToken : StoredUnit::kChannel};
     format.sparse_share = 0;
-    head.k_bits = DrawSplit(input, head.rank_k);
-    head.v_bits = DrawSplit(input, head.rank_v);
+    EntryBits bits;
+    bits.k = DrawSplit(input, head.rank_k);
+    bits.v = DrawSplit(input, head.rank_v);
+    storage = HeadBits{.middle = bits};
   }
-  return MakePackedShape(format, head, run);
+  return MakePackedShape(format, head, storage, run);
 }
 
 // Makes lists of exact entries sound with what they say as far as it goes: n_entries that end in
@@ -163,7 +166,7 @@ int64_t EntriesOf(const std::byte* ends, int64_t list) {
 // What belongs to the model, and so is not hostile.
 LayerCodebooks CodebooksFor(const PackedShape& shape) {
   LayerCodebooks books;
-  if (!shape.format.Is<CodebookCodec>()) return books;
+  if (!shape.k.has_codebook) return books;
   for (const bool is_key : {true, false}) {
     Codebook& book = is_key ? books.k : books.v;
     book.n_codes = 1 << (is_key ? shape.k : shape.v).bits;
@@ -192,10 +195,12 @@ class HostileHead {
              .runs = runs_.data(),
              .n_runs = static_cast<int>(runs_.size())};
     if (choices.kind == Kind::kCodebooks) head_.codebooks = &codebooks_;
-    has_coded_rows_ = choices.kind == Kind::kSplit && choices.has_coded_rows;
-    if (has_coded_rows_) {
+    if (const auto* const bits = std::get_if<EntryBits>(&shape.storage); bits != nullptr) {
+      head_.storage = HeadBits{.middle = *bits};
+    }
+    if (choices.kind == Kind::kSplit && choices.has_coded_rows) {
       head_.open = {.first_block = n_blocks(), .n_blocks = 1, .is_open = true};
-      AddBlock(BlockBytes(block_shape(DType::kBf16)), input);
+      AddBlock(kBlockSize * CodedTokenBytes(block_shape(DType::kBf16)), input);
     }
     if (!shape.format.seals_keys_before_rope()) return;
     const int half = shape.rank_k / 2;
@@ -208,9 +213,7 @@ class HostileHead {
   int n_blocks() const { return static_cast<int>(blocks_.size()); }
   const PackedHead* head() const { return &head_; }
   const std::byte* const* blocks() const { return blocks_.data(); }
-  BlockShape block_shape(DType row_type) const {
-    return {shape_.rank_k, shape_.rank_v, row_type, shape_.k_bits, shape_.v_bits, has_coded_rows_};
-  }
+  BlockShape block_shape(DType row_type) const { return {shape_.rank_k, shape_.rank_v, row_type}; }
 
  private:
   std::byte* Keep(std::vector<std::byte> bytes) {
@@ -261,7 +264,7 @@ class HostileHead {
 
   PackedShape shape_;
   LayerCodebooks codebooks_;
-  bool mends_lists_, is_sound_ = true, has_coded_rows_ = false;
+  bool mends_lists_, is_sound_ = true;
   std::vector<std::vector<std::byte>> objects_;
   std::vector<PackedRun> runs_;
   std::vector<const std::byte*> blocks_;

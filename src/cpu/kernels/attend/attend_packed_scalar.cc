@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <variant>
 
 #include "base/check.h"
 #include "cpu/kernels/attend/attend_packed.h"
@@ -18,10 +19,12 @@ const T* At(const std::byte* record, int64_t offset) {
   return reinterpret_cast<const T*>(record + offset);
 }
 
-// Codes of a side with split bits, from `offset` on.
-void ListSegments(const BitSplit& split, StoredUnit unit, int64_t offset, PackedSideView* view) {
-  view->has_token_scales = unit == StoredUnit::kToken;
+// Codes of a side with split bits, from the start of its codes on.
+void ListSegments(const BitSplit& split, const PackedSide& side, PackedSideView* view) {
+  view->has_token_scales = side.sharing == ScaleSharing::kToken;
+  const StoredUnit unit = view->has_token_scales ? StoredUnit::kToken : StoredUnit::kChannel;
   int first = 0;
+  int64_t offset = view->codes;
   for (size_t i = 0; i < kSplitBits.size(); ++i) {
     const int n = split.channels[i];
     if (n == 0) continue;
@@ -39,6 +42,19 @@ void ListSegments(const BitSplit& split, StoredUnit unit, int64_t offset, Packed
   view->n_coded = first;
   KVL_DCHECK(first <= view->rank);
 }
+
+// Lists the channels of K or of V by their bits, where what the codec keeps of a run says so.
+struct SegmentLister {
+  const PackedSide& side;
+  bool is_key;
+  PackedSideView* view;
+
+  void operator()(const std::monostate& /*storage*/) const {}
+  void operator()(const RotatedRanks& /*ranks*/) const {}
+  void operator()(const EntryBits& bits) const {
+    ListSegments(is_key ? bits.k : bits.v, side, view);
+  }
+};
 
 void ViewTable(const PackedSide& side, PackedSideView* view) {
   if (side.table == nullptr) return;
@@ -60,12 +76,10 @@ PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const Pa
                          .scales = KeyTokenScaleOffset(shape),
                          .factor = KeyFactorOffset(shape)};
   if (view.group == 0) view.group = is_per_channel ? shape.n_tokens() : shape.rank_k;
-  if (const auto* const split = std::get_if<SplitBitsCodec>(&shape.format.codec)) {
-    ListSegments(shape.k_bits, split->unit, view.codes, &view);
-  }
+  std::visit(SegmentLister{side, /*is_key=*/true, &view}, shape.storage);
   ViewTable(side, &view);
   if (is_per_channel) view.shared_scales = At<F16>(run.record, 0);
-  if (shape.format.Is<CodebookCodec>()) {
+  if (side.has_codebook) {
     view.centroids = head.codebooks->k.centroids.data();
     view.model_scales = head.codebooks->key_scales[head.kv_head_idx].data();
   }
@@ -92,11 +106,9 @@ PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, const 
                          .scales = ValueTokenScaleOffset(shape),
                          .factor = ValueFactorOffset(shape)};
   if (is_of_layer) view.shared_scales = At<F16>(run.layer_record, 0);
-  if (const auto* const split = std::get_if<SplitBitsCodec>(&shape.format.codec)) {
-    ListSegments(shape.v_bits, split->unit, view.codes, &view);
-  }
+  std::visit(SegmentLister{side, /*is_key=*/false, &view}, shape.storage);
   ViewTable(side, &view);
-  if (shape.format.Is<CodebookCodec>()) view.centroids = head.codebooks->v.centroids.data();
+  if (side.has_codebook) view.centroids = head.codebooks->v.centroids.data();
   if (shape.lowrank() > 0) view.basis = At<F16>(run.record, ValueBasisOffset(shape));
   if (shape.value_outliers() > 0) {
     view.exact.ends = At<uint32_t>(run.layer_record, ValueSparseEndsOffset(shape));
@@ -326,12 +338,10 @@ void AddFactors(const PackedSideView& side, int lowrank, const std::byte* block,
 // All channels have 8 bits, tokens have scales, and nothing is repaired yet.
 PackedRunView ViewOpenRun(const BlockShape& block, const PackedRun& run, const PackedHead& head) {
   static_assert(kSplitBits[0] == 8);
-  const BlockShape coded = {.rank_k = block.rank_k,
-                            .rank_v = block.rank_v,
-                            .k_bits = {.channels = {block.rank_k}},
-                            .v_bits = {.channels = {block.rank_v}}};
-  const PackedShape shape = MakePackedShape({.codec = SplitBitsCodec{StoredUnit::kToken}}, coded,
-                                            {.n_blocks = run.n_blocks});
+  const HeadBits all_of_8 = {
+      .middle = {.k = {.channels = {block.rank_k}}, .v = {.channels = {block.rank_v}}}};
+  const PackedShape shape = MakePackedShape({.codec = SplitBitsCodec{StoredUnit::kToken}}, block,
+                                            all_of_8, {.n_blocks = run.n_blocks});
   return {.k = ViewKeys(shape, run, head),
           .v = ViewValues(shape, run, head),
           .first_block = run.first_block,
@@ -343,13 +353,13 @@ PackedRunView ViewOpenRun(const BlockShape& block, const PackedRun& run, const P
 PackedRunView ViewRun(const AttendParams& params, const PackedRun& run) {
   const PackedHead& head = *params.packed;
   if (run.is_open) return ViewOpenRun(params.shape, run, head);
-  const PackedShape shape =
-      MakePackedShape(head.format, ShapeOfClass(params.shape, run.entry_class),
-                      {.n_kv_heads = head.n_kv_heads,
-                       .layer_rank_v = head.layer_rank_v,
-                       .n_blocks = run.n_blocks,
-                       .is_prompt = run.is_prompt,
-                       .is_repaired = run.is_repaired});
+  const PackedShape shape = MakePackedShape(head.format, params.shape, head.storage,
+                                            {.n_kv_heads = head.n_kv_heads,
+                                             .layer_rank_v = head.layer_rank_v,
+                                             .n_blocks = run.n_blocks,
+                                             .is_prompt = run.is_prompt,
+                                             .is_repaired = run.is_repaired,
+                                             .entry_class = run.entry_class});
   PackedRunView view = {.k = ViewKeys(shape, run, head),
                         .v = ViewValues(shape, run, head),
                         .first_block = run.first_block,

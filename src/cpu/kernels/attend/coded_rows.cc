@@ -68,7 +68,7 @@ bool AppendCodedRows(const AppendParams& p) {
   const int rank_k = p.shape.rank_k, rank_v = p.shape.rank_v;
   KVL_DCHECK(rank_k <= kMaxRowRank && rank_v <= kMaxRowRank);
   const int64_t element = SizeOf(p.shape.row_type);
-  std::byte* const values = p.block + KeyBytes(p.shape);
+  std::byte* const values = p.block + CodedKeyBytes(p.shape);
   std::array<float, kMaxRowRank> row;
   std::array<uint8_t, kMaxRowRank> codes;
   bool ok = true;

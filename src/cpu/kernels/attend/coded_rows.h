@@ -1,15 +1,15 @@
 // Blocks that are still being filled and hold 8-bit codes in place of rows
-// (BlockShape::has_coded_rows). Their rows come in units of the channels' deviations
+// (SplitBitsCodec::codes_open_rows). Their rows come in units of the channels' deviations
 // (unit_codes.h), and codes have the places of a sealed block whose channels have 8 bits and whose
-// tokens have scales (format/coded_rows.h). The scale is the least under which no number of the row
-// lies beyond the last code. So attention reads these blocks as one more run, and a position takes
-// half the bytes of Bf16 while it waits for its run to be sealed.
+// tokens have scales (format/split_bits/coded_rows.h). The scale is the least under which no number
+// of the row lies beyond the last code. So attention reads these blocks as one more run, and a
+// position takes half the bytes of Bf16 while it waits for its run to be sealed.
 #pragma once
 
 #include <cstddef>
 
 #include "cpu/kernels/attend/attend.h"
-#include "format/coded_rows.h"
+#include "format/split_bits/coded_rows.h"
 
 namespace kvlathe {
 

@@ -20,9 +20,10 @@ namespace {
 // Every code lies where a sealed block of 8-bit channels has it, and is the nearest there is.
 TEST(CodedRows, AreTheNearestCodesInTheirPlaces) {
   constexpr int kRankK = 48, kRankV = kMaxRowRank, kFirst = 13, kRows = 37, kStride = 528;
-  const BlockShape shape = {kRankK, kRankV, DType::kF32, {}, {}, true};
-  EXPECT_EQ(BlockBytes(shape), 64 * (kRankK + kRankV + 2));
-  Buffer block = Buffer::Allocate(BlockBytes(shape), "test").value();
+  const BlockShape shape = {kRankK, kRankV, DType::kF32};
+  EXPECT_EQ(OpenBlockBytes(SplitBitsCodec{.codes_open_rows = true}, shape),
+            64 * (kRankK + kRankV + 2));
+  Buffer block = Buffer::Allocate(kBlockSize * CodedTokenBytes(shape), "test").value();
   std::memset(block.data(), 7, block.n_bytes());
   Random random(3);
   std::vector<float> rows(kRows * kStride);

@@ -15,6 +15,7 @@ PackedHead PackedHeadAt(const CpuLookup& lookup, const SealedHead& head,
                      .layer_record = lookup.cache.At(run.layer_record)});
   }
   return {.format = head.format,
+          .storage = head.storage,
           .kv_head_idx = head.kv_head_idx,
           .n_kv_heads = head.n_kv_heads,
           .layer_rank_v = head.layer_rank_v,

@@ -218,7 +218,7 @@ void CheckLatents(const SplitHead& head, Isa isa, DType type) {
   const int rank_k = p.shape.rank_k, rank_v = p.shape.rank_v;
   const KeyMap key_map(rank_k, 6);
   const LatentMap map(key_map.way_back, key_map.offset, kKeyDim, kKeyDim, type,
-                      {&p.shape.k_bits, 1});
+                      {&p.bits.middle.k, 1});
   const BlockShape plain = {kKeyDim, rank_v, type};
   Buffer tile = Buffer::Allocate(BlockBytes(plain), "test").value();
   Buffer scratch = Buffer::Allocate(kLatentScratchBytes, "test").value();

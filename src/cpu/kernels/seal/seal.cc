@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <variant>
 #include <vector>
 
 #include "base/check.h"
@@ -35,18 +36,6 @@ bool IsValidSide(const PackedSide& side, bool is_key) {
   return false;
 }
 
-bool IsValidCodec(const UniformCodec& codec) {
-  return IsValidSide(codec.k, /*is_key=*/true) && IsValidSide(codec.v, /*is_key=*/false);
-}
-bool IsValidCodec(const CodebookCodec& codec) { return codec.bits >= 2 && codec.bits <= 4; }
-bool IsValidCodec(const TableCodec& codec) {
-  return codec.table != nullptr && codec.group > 0 && codec.group % 16 == 0;
-}
-bool IsValidCodec(const SplitBitsCodec& /*codec*/) { return true; }
-// Nothing to seal, or not by this sealer.
-bool IsValidCodec(const RowsCodec& /*codec*/) { return false; }
-bool IsValidCodec(const RotatedCodec& /*codec*/) { return false; }
-
 bool IsValidRank(int rank, const Codec& codec) {
   return rank > 0 && rank % 16 == 0 && rank <= MostChannels(codec);
 }
@@ -54,6 +43,71 @@ bool IsValidRank(int rank, const Codec& codec) {
 bool IsValidSplit(const BitSplit& split, int rank) {
   return split.n_channels() > 0 && split.n_channels() <= rank &&
          std::ranges::all_of(split.channels, [](int n) { return n >= 0 && n % 16 == 0; });
+}
+
+// How the sides of a run become codes, and what the format and a head must be like for that. Each
+// codec has one; a side is false when a row holds NaN or infinity.
+struct EvenSteps {
+  const UniformCodec& codec;
+  bool IsValid(const PackedFormat& /*format*/) const {
+    return IsValidSide(codec.k, /*is_key=*/true) && IsValidSide(codec.v, /*is_key=*/false);
+  }
+  static bool IsValidHead(const PackedShape& shape) {
+    return std::holds_alternative<std::monostate>(shape.storage);
+  }
+  static bool SealKeysOf(const HeadRun& run, SealWorkspace* ws) { return SealKeys(run, ws); }
+  static bool SealValuesOf(const HeadRun& run, SealWorkspace* ws) { return SealValues(run, ws); }
+};
+struct TableNumbers {
+  const TableCodec& codec;
+  bool IsValid(const PackedFormat& /*format*/) const {
+    return codec.table != nullptr && codec.group > 0 && codec.group % 16 == 0;
+  }
+  static bool IsValidHead(const PackedShape& shape) { return EvenSteps::IsValidHead(shape); }
+  static bool SealKeysOf(const HeadRun& run, SealWorkspace* ws) { return SealKeys(run, ws); }
+  static bool SealValuesOf(const HeadRun& run, SealWorkspace* ws) { return SealValues(run, ws); }
+};
+struct Codebooks {
+  const CodebookCodec& codec;
+  bool IsValid(const PackedFormat& /*format*/) const { return codec.bits >= 2 && codec.bits <= 4; }
+  static bool IsValidHead(const PackedShape& shape) { return EvenSteps::IsValidHead(shape); }
+  static bool SealKeysOf(const HeadRun& run, SealWorkspace* ws) {
+    return SealCodebookKeys(run, ws);
+  }
+  static bool SealValuesOf(const HeadRun& run, SealWorkspace* ws) { return SealValues(run, ws); }
+};
+struct SplitCodes {
+  const SplitBitsCodec& codec;
+  static bool IsValid(const PackedFormat& format) { return format.sparse_share == 0; }
+  static bool IsValidHead(const PackedShape& shape) {
+    const auto* const bits = std::get_if<EntryBits>(&shape.storage);
+    return bits != nullptr && IsValidSplit(bits->k, shape.rank_k) &&
+           IsValidSplit(bits->v, shape.rank_v);
+  }
+  static bool SealKeysOf(const HeadRun& run, SealWorkspace* ws) { return SealSplitKeys(run, ws); }
+  static bool SealValuesOf(const HeadRun& run, SealWorkspace* ws) {
+    return SealSplitValues(run, ws);
+  }
+};
+// Nothing to seal, or not by this sealer.
+struct NotSealedHere {
+  static bool IsValid(const PackedFormat& /*format*/) { return false; }
+  static bool IsValidHead(const PackedShape& /*shape*/) { return false; }
+  static bool SealKeysOf(const HeadRun& /*run*/, SealWorkspace* /*ws*/) { return false; }
+  static bool SealValuesOf(const HeadRun& /*run*/, SealWorkspace* /*ws*/) { return false; }
+};
+
+EvenSteps WayOf(const UniformCodec& codec) { return {codec}; }
+TableNumbers WayOf(const TableCodec& codec) { return {codec}; }
+Codebooks WayOf(const CodebookCodec& codec) { return {codec}; }
+SplitCodes WayOf(const SplitBitsCodec& codec) { return {codec}; }
+NotSealedHere WayOf(const RowsCodec& /*codec*/) { return {}; }
+NotSealedHere WayOf(const RotatedCodec& /*codec*/) { return {}; }
+
+// f(the way of the format's codec).
+template <typename F>
+auto WithWay(const PackedFormat& format, const F& f) {
+  return std::visit([&](const auto& codec) { return f(WayOf(codec)); }, format.codec);
 }
 
 // A block of the V of all heads of a job.
@@ -83,11 +137,9 @@ class FirstBad {
 
 // All but the low-rank factors. False when a row holds NaN or infinity.
 bool SealSide(const HeadRun& run, bool is_key, SealWorkspace* ws) {
-  const PackedFormat& format = run.shape.format;
-  if (format.Is<SplitBitsCodec>())
-    return is_key ? SealSplitKeys(run, ws) : SealSplitValues(run, ws);
-  if (!is_key) return SealValues(run, ws);
-  return format.Is<CodebookCodec>() ? SealCodebookKeys(run, ws) : SealKeys(run, ws);
+  return WithWay(run.shape.format, [&](const auto& way) {
+    return is_key ? way.SealKeysOf(run, ws) : way.SealValuesOf(run, ws);
+  });
 }
 
 }  // namespace
@@ -129,28 +181,23 @@ void Sealer::State::Plan(std::span<const SealJob> jobs) {
   for (const SealJob& job : jobs) {
     KVL_CHECK_GE(job.n_blocks, 1);
     const int n_heads = static_cast<int>(job.heads.size());
-    KVL_CHECK(!format.Is<CodebookCodec>() || job.codebooks != nullptr);
+    KVL_CHECK(!KeySide(format.codec).has_codebook || job.codebooks != nullptr);
     RunOfLayer run = {.n_kv_heads = n_heads,
                       .n_blocks = job.n_blocks,
                       .is_prompt = job.is_prompt,
-                      .is_repaired = job.is_repaired};
+                      .is_repaired = job.is_repaired,
+                      .entry_class = job.entry_class};
     for (const SealHead& head : job.heads) run.layer_rank_v += head.rank_v;
     PackedShape shape;
     const auto first_run = static_cast<int64_t>(runs.size());
     for (int h = 0; h < n_heads; ++h) {
       const SealHead& head = job.heads[h];
       shape = MakePackedShape(format,
-                              {.rank_k = head.rank_k,
-                               .rank_v = head.rank_v,
-                               .row_type = row_type,
-                               .k_bits = head.k_bits,
-                               .v_bits = head.v_bits},
-                              run);
+                              {.rank_k = head.rank_k, .rank_v = head.rank_v, .row_type = row_type},
+                              head.storage, run);
       KVL_CHECK(IsValidRank(shape.rank_k, format.codec) && IsValidRank(shape.rank_v, format.codec));
-      KVL_CHECK(!format.Is<SplitBitsCodec>() || (IsValidSplit(shape.k_bits, shape.rank_k) &&
-                                                 IsValidSplit(shape.v_bits, shape.rank_v)));
+      KVL_CHECK(WithWay(format, [&](const auto& way) { return way.IsValidHead(shape); }));
       KVL_CHECK(head.record != nullptr || RunRecordBytes(shape) == 0);
-      KVL_CHECK(format.Is<SplitBitsCodec>() || !head.has_coded_rows);
       runs.push_back({kernels, row_type, shape, &job, h});
     }
     if (LayerRecordBytes(shape) == 0) continue;
@@ -165,11 +212,11 @@ SealSizes Sealer::State::Sizes() const {
     const PackedShape& s = run.shape;
     const int64_t rank = std::max(s.rank_k, s.rank_v);
     sizes.max_rank = std::max(sizes.max_rank, rank);
-    sizes.has_parts = s.format.Is<SplitBitsCodec>();
+    sizes.has_parts = std::holds_alternative<EntryBits>(s.storage);
     if (s.key_outliers() > 0) {
       sizes.column_keys = std::max<int64_t>(sizes.column_keys, s.n_tokens());
     }
-    if (s.format.Is<CodebookCodec>()) {
+    if (s.k.has_codebook) {
       sizes.quotients = std::max(sizes.quotients, s.n_key_entries() > 0 ? s.n_tokens() * rank : 0);
     }
     if (s.value_outliers() > 0) {
@@ -238,8 +285,7 @@ Sealer::Sealer(const PackedFormat& format, DType row_type, int power_loops, Thre
                        .pool = pool,
                        .kernels = &GetSealKernels(isa),
                        .workspaces = std::vector<SealWorkspace>(pool->n_workers())}) {
-  KVL_CHECK(std::visit([](const auto& codec) { return IsValidCodec(codec); }, format.codec));
-  KVL_CHECK(!format.Is<SplitBitsCodec>() || format.sparse_share == 0);
+  KVL_CHECK(WithWay(format, [&](const auto& way) { return way.IsValid(format); }));
   KVL_CHECK(format.prompt_rank >= 0 && format.prompt_rank <= kMaxPackedLowrank);
   KVL_CHECK(format.decode_rank >= 0 && format.decode_rank <= kMaxPackedLowrank);
   KVL_CHECK(format.sparse_share >= 0 && format.sparse_share <= 1);

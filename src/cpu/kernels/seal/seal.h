@@ -59,8 +59,7 @@ struct SealHead {
   const std::byte* const* blocks = nullptr;  // [n_blocks] plain or with coded rows, and full
   std::byte* const* packed = nullptr;        // [n_blocks] PackedBlockBytes, to be written
   std::byte* record = nullptr;               // RunRecordBytes, to be written; null where that is 0
-  BitSplit k_bits = {}, v_bits = {};         // where the format splits bits
-  bool has_coded_rows = false;               // there only
+  HeadStorage storage;                       // what the codec keeps of the head
 };
 
 // One run of one layer of one sequence.
@@ -71,6 +70,7 @@ struct SealJob {
   int n_blocks = 0;
   bool is_prompt = true;
   bool is_repaired = true;
+  EntryClass entry_class = EntryClass::kMiddle;
   // Draws the start of the power iteration, so that the same run gives the same bytes.
   uint64_t seed = 0;
   const LayerCodebooks* codebooks = nullptr;  // set where the format has codebooks

@@ -31,7 +31,7 @@ class Run {
  public:
   Run(const PackedFormat& format, bool is_prompt)
       : n_blocks_(is_prompt ? kPromptBlocks : 1), is_prompt_(is_prompt) {
-    const PackedShape shape = MakePackedShape(format, {.rank_k = kHeadDim, .rank_v = kHeadDim},
+    const PackedShape shape = MakePackedShape(format, {.rank_k = kHeadDim, .rank_v = kHeadDim}, {},
                                               {.n_kv_heads = kKvHeads,
                                                .layer_rank_v = kKvHeads * kHeadDim,
                                                .n_blocks = n_blocks_,

@@ -33,7 +33,7 @@ void RoundTableScales(const NamedTable& table, int n, std::byte* to, SealWorkspa
 // Rounds n_groups x n scales and minima of the ranges; `to` is [n_groups][parts][n] F16.
 void RoundScales(const HeadRun& run, const PackedSide& side, int n_groups, int n, std::byte* to,
                  SealWorkspace* ws) {
-  if (run.shape.format.Is<CodebookCodec>()) return RoundCodebookScales(run, n_groups * n, to, ws);
+  if (side.has_codebook) return RoundCodebookScales(run, n_groups * n, to, ws);
   if (side.table != nullptr) return RoundTableScales(*side.table, n_groups * n, to, ws);
   const int64_t part_bytes = int64_t{2} * n;
   for (int g = 0; g < n_groups; ++g, to += ScaleParts(side) * part_bytes) {
@@ -206,7 +206,7 @@ bool SealValues(const HeadRun& run, SealWorkspace* ws) {
   for (int b = 0; b < s.n_blocks; ++b) {
     if (!ScaleValues(run, group, b, ws)) return false;
     float* const residual = ResidualOf(run, /*is_key=*/false, b, ws);
-    if (s.format.Is<CodebookCodec>()) {
+    if (s.v.has_codebook) {
       WriteCodebookValues(run, b, residual, ws);
       continue;
     }

@@ -39,6 +39,7 @@ static_assert(kMaxLinesPerGroup * kLineWords <= kMaxBlockScales);  // of SealWor
 constexpr int kScaleReach = 8;
 
 StoredUnit UnitOf(const PackedShape& s) { return std::get<SplitBitsCodec>(s.format.codec).unit; }
+const EntryBits& BitsOf(const PackedShape& s) { return std::get<EntryBits>(s.storage); }
 
 // f(channel, number) for the first n_channels of a token in a block of K or of V by lines.
 template <bool kIsKey, typename F>
@@ -186,7 +187,7 @@ bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
   const PackedShape& s = run.shape;
   const bool is_per_token = UnitOf(s) == StoredUnit::kToken;
   for (int b = 0; b < s.n_blocks; ++b) {
-    if (run.head().has_coded_rows) {
+    if (run.has_coded_rows()) {
       ExpandCodedKeys(run.keys(b), s.rank_k, CodedScales(run, b), ws->x);
     } else if (!run.kernels->expand(run.row_type, run.keys(b), int64_t{kBlockSize} * s.rank_k,
                                     ws->x)) {
@@ -195,13 +196,13 @@ bool SealSplitKeys(const HeadRun& run, SealWorkspace* ws) {
     std::byte* const token_scales = run.head().packed[b] + KeyTokenScaleOffset(s);
     float* const weights = ws->low;
     if (is_per_token) {
-      ScaleTokens<true>(run, s.k_bits, token_scales, ws);
+      ScaleTokens<true>(run, BitsOf(s).k, token_scales, ws);
       WeighLines(
           kMaxLinesPerGroup, token_scales,
           [](int line, int word) { return line % 4 * 16 + word / 2; }, weights);
     }
     float* const residual = ResidualOf(run, /*is_key=*/true, b, ws);
-    ForEachSegment(s.k_bits, [&](int bits, int first, int n, int64_t offset) {
+    ForEachSegment(BitsOf(s).k, [&](int bits, int first, int n, int64_t offset) {
       const int64_t at = int64_t{kBlockSize} * first;
       EncodeKeys(run, bits, n, weights, ws->x + at, residual == nullptr ? nullptr : residual + at);
       PackNumbers(run, KeyGrid(n), /*is_key=*/true, bits, ws->x + at, run.head().packed[b] + offset,
@@ -218,7 +219,7 @@ bool SealSplitValues(const HeadRun& run, SealWorkspace* ws) {
   const bool is_per_token = UnitOf(s) == StoredUnit::kToken;
   const int64_t pair_words = int64_t{2} * s.rank_v;
   for (int b = 0; b < s.n_blocks; ++b) {
-    if (run.head().has_coded_rows) {
+    if (run.has_coded_rows()) {
       ExpandCodedValues(run.values(b), s.rank_v, CodedScales(run, b) + kBlockSize, ws->x);
     } else if (!run.kernels->expand(run.row_type, run.values(b), int64_t{kBlockSize} * s.rank_v,
                                     ws->x)) {
@@ -227,8 +228,8 @@ bool SealSplitValues(const HeadRun& run, SealWorkspace* ws) {
     float* const residual = ResidualOf(run, /*is_key=*/false, b, ws);
     std::byte* const codes = run.head().packed[b] + PackedValueOffset(s);
     std::byte* const scales = run.head().packed[b] + ValueTokenScaleOffset(s);
-    if (is_per_token) ScaleTokens<false>(run, s.v_bits, scales, ws);
-    ForEachSegment(s.v_bits, [&](int bits, int first, int n, int64_t offset) {
+    if (is_per_token) ScaleTokens<false>(run, BitsOf(s).v, scales, ws);
+    ForEachSegment(BitsOf(s).v, [&](int bits, int first, int n, int64_t offset) {
       for (int pair = 0; pair < kBlockSize / 2; ++pair) {
         std::copy_n(ws->x + pair * pair_words + 2 * first, 2 * n, ws->part + int64_t{2} * pair * n);
       }

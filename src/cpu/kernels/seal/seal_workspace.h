@@ -17,8 +17,9 @@ struct HeadRun {
 
   const SealHead& head() const { return job->heads[head_idx]; }
   const std::byte* keys(int block_idx) const { return head().blocks[block_idx]; }
+  bool has_coded_rows() const { return FactsOf(shape.format.codec).codes_open_rows; }
   const std::byte* values(int block_idx) const {
-    const int64_t element_bytes = head().has_coded_rows ? 1 : SizeOf(row_type);
+    const int64_t element_bytes = has_coded_rows() ? 1 : SizeOf(row_type);
     return keys(block_idx) + int64_t{kBlockSize} * shape.rank_k * element_bytes;
   }
 };

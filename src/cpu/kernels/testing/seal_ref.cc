@@ -367,13 +367,13 @@ void MarkOutliers(const PackedFormat& format, const LayerCodebooks& codebooks,
   for (const Matrix& v : *vs) layer_rank += v.rank;
   const int n_keys = static_cast<int>(n_tokens * share / 2);
   int n_values = static_cast<int>(layer_rank * share / 2);
-  if (format.Is<CodebookCodec>() && share > 0) {
+  if (KeySide(format.codec).has_codebook && share > 0) {
     // At or beyond the quantile that is interpolated between the sorted values.
     n_values = layer_rank - static_cast<int>(std::ceil((1 - share / 2) * (layer_rank - 1)));
   }
   for (size_t h = 0; h < ks->size(); ++h) {
     Matrix& k = (*ks)[h];
-    if (format.Is<CodebookCodec>()) {
+    if (KeySide(format.codec).has_codebook) {
       MarkFarthest(codebooks.key_scales[h], share, &k);
       continue;
     }
@@ -450,8 +450,8 @@ RefObject MakeLayerScales(const PackedFormat& format, const Codebook& codebook,
       for (Matrix& v : *vs) {
         for (int c = 0; c < v.rank; ++c) elements.push_back({&v, v.at(t, c)});
       }
-      scales.push_back(format.Is<CodebookCodec>() ? EncodeGroup(codebook, elements)
-                                                  : QuantiseGroup(side, elements));
+      scales.push_back(KeySide(format.codec).has_codebook ? EncodeGroup(codebook, elements)
+                                                          : QuantiseGroup(side, elements));
     }
     for (const Scale& s : scales) Append(s.scale_bits, &record.bytes);
     for (const Scale& s : scales) Append(s.min_bits, &record.bytes);
@@ -535,7 +535,8 @@ RefSealed SealRef(const RefSealInput& input) {
     return std::find(v.is_exact.begin(), v.is_exact.end(), true) != v.is_exact.end();
   });
   for (size_t h = 0; h < heads.size(); ++h) {
-    if (format.Is<CodebookCodec>()) EncodeKeys(codebooks.k, codebooks.key_scales[h], &ks[h]);
+    if (KeySide(format.codec).has_codebook)
+      EncodeKeys(codebooks.k, codebooks.key_scales[h], &ks[h]);
     sealed.heads.push_back(MakeHead(format, input.is_prompt, has_exact_values, &ks[h], &vs[h]));
   }
   EntryLists lists;

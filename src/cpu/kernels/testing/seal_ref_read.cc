@@ -90,7 +90,7 @@ std::vector<float> ReadKeysRef(const RefObjects& objects) {
     const int token = i / rank, t = token % kBlockSize, c = i % rank;
     const std::byte* block = objects.blocks[token / kBlockSize];
     const uint8_t code = ReadCode(block, side.bits, KeyCodePlace(side.bits, t, c));
-    if (s.format.Is<CodebookCodec>()) {
+    if (s.k.has_codebook) {
       const std::vector<float>& scales = objects.codebooks->key_scales[objects.head_idx];
       x[i] = objects.codebooks->k.centroids[code] * scales[c] + scales[rank + c];
     } else if (side.sharing == ScaleSharing::kChannel) {
@@ -128,7 +128,7 @@ std::vector<float> ReadValuesRef(const RefObjects& objects) {
     const std::byte* block = objects.blocks[token / kBlockSize];
     const uint8_t code =
         ReadCode(block + PackedValueOffset(s), side.bits, ValueCodePlace(side.bits, rank, t, c));
-    if (s.format.Is<CodebookCodec>()) {
+    if (s.k.has_codebook) {
       const int64_t idx = token / kBlockSize * 2 * kBlockSize + t;
       x[i] = objects.codebooks->v.centroids[code] * LoadF16(objects.layer_record, idx) +
              LoadF16(objects.layer_record, idx + kBlockSize);

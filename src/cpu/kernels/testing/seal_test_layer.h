@@ -62,7 +62,7 @@ struct Layer {
   PackedShape ShapeOf(int h) const {
     RunOfLayer run = {.n_kv_heads = n_heads(), .n_blocks = n_blocks, .is_prompt = is_prompt};
     for (const RefHead& head : heads) run.layer_rank_v += head.rank_v;
-    return MakePackedShape(format, {heads[h].rank_k, heads[h].rank_v, row_type}, run);
+    return MakePackedShape(format, {heads[h].rank_k, heads[h].rank_v, row_type}, {}, run);
   }
 
   void Store(float value, int64_t idx, std::vector<std::byte>* to) const {

@@ -134,17 +134,19 @@ int SplitWindowAt(const std::byte* segment, int bits, const SplitPlace& place) {
 
 SplitProblem::SplitProblem(const SplitHead& h, DType type, uint64_t seed)
     : head(h),
-      shape{SumOfChannels(h.k_channels), SumOfChannels(h.v_channels), type,
-            SplitOf(h.k_channels),       SplitOf(h.v_channels),       h.has_coded_rows},
+      shape{SumOfChannels(h.k_channels), SumOfChannels(h.v_channels), type},
+      bits{.middle = {SplitOf(h.k_channels), SplitOf(h.v_channels)}},
       random_(seed) {
-  format.codec = SplitBitsCodec{h.has_token_scales ? StoredUnit::kToken : StoredUnit::kChannel};
+  format.codec =
+      SplitBitsCodec{.unit = h.has_token_scales ? StoredUnit::kToken : StoredUnit::kChannel,
+                     .codes_open_rows = h.has_coded_rows};
   format.prompt_rank = h.lowrank;
   const int n = h.n_blocks * kBlockSize + h.n_plain;
   given_k_ = Rows(n, shape.rank_k), given_v_ = Rows(n, shape.rank_v);
-  k = shape.has_coded_rows ? Coded(given_k_, shape.rank_k) : given_k_;
-  v = shape.has_coded_rows ? Coded(given_v_, shape.rank_v) : given_v_;
+  k = head.has_coded_rows ? Coded(given_k_, shape.rank_k) : given_k_;
+  v = head.has_coded_rows ? Coded(given_v_, shape.rank_v) : given_v_;
   packed_shape =
-      MakePackedShape(format, shape, {.layer_rank_v = shape.rank_v, .n_blocks = h.n_blocks});
+      MakePackedShape(format, shape, bits, {.layer_rank_v = shape.rank_v, .n_blocks = h.n_blocks});
   const int n_blocks = (n + kBlockSize - 1) / kBlockSize;
   for (int b = 0; b < n_blocks; ++b) plain_.push_back(PlainBlock(b, n));
   for (const Buffer& block : plain_) blocks.push_back(block.data());
@@ -164,9 +166,7 @@ Status SplitProblem::Seal(Isa isa) {
                               .blocks = blocks.data(),
                               .packed = to.data(),
                               .record = head.lowrank > 0 ? record_.data() : nullptr,
-                              .k_bits = shape.k_bits,
-                              .v_bits = shape.v_bits,
-                              .has_coded_rows = shape.has_coded_rows};
+                              .storage = bits};
   const SealJob job = {.heads = {&seal_head, 1}, .n_blocks = head.n_blocks, .seed = 3};
   Sealer sealer(format, shape.row_type, 3, &pool, isa);
   return sealer.Run({&job, 1});
@@ -174,9 +174,10 @@ Status SplitProblem::Seal(Isa isa) {
 
 void SplitProblem::UsePacked() {
   run = {.n_blocks = head.n_blocks, .record = record_.data()};
-  packed_head = {.format = format, .layer_rank_v = shape.rank_v, .runs = &run, .n_runs = 1};
+  packed_head = {
+      .format = format, .storage = bits, .layer_rank_v = shape.rank_v, .runs = &run, .n_runs = 1};
   for (int b = 0; b < head.n_blocks; ++b) blocks[b] = packed_[b].data();
-  if (!shape.has_coded_rows) return;
+  if (!head.has_coded_rows) return;
   packed_head.open = {.first_block = head.n_blocks,
                       .n_blocks = static_cast<int>(blocks.size()) - head.n_blocks,
                       .is_open = true};
@@ -278,9 +279,9 @@ void SplitProblem::PutCodedRows(int token, int n_rows, std::byte* block) {
 }
 
 Buffer SplitProblem::PlainBlock(int b, int n) {
-  Buffer block = Buffer::Allocate(BlockBytes(shape), "test").value();
+  Buffer block = Buffer::Allocate(OpenBlockBytes(format.codec, shape), "test").value();
   std::memset(block.data(), 0, block.n_bytes());
-  if (shape.has_coded_rows) {
+  if (head.has_coded_rows) {
     PutCodedRows(b * kBlockSize, std::min(kBlockSize, n - b * kBlockSize), block.data());
     return block;
   }

@@ -63,6 +63,7 @@ class SplitProblem {
 
   SplitHead head;
   BlockShape shape;
+  HeadBits bits;
   PackedFormat format;
   PackedShape packed_shape;
   std::vector<float> k, v;  // as blocks that are not sealed hold them

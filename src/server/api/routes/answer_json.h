@@ -1,4 +1,4 @@
-// Parts that the answers of several routes have in common.
+// The answers of several routes have these parts in common.
 #pragma once
 
 #include <cstdint>

@@ -139,6 +139,9 @@ void ChatWriter::Take(ChoiceEvent event) {
     choice.end = event.end;
     return;
   }
+  if (!delta.thoughts.empty()) {
+    WriteDelta(event.choice_idx, {{"reasoning_content", delta.thoughts}});
+  }
   if (!delta.content.empty()) WriteDelta(event.choice_idx, {{"content", delta.content}});
   for (const AnswerDelta::Call& call : delta.calls) {
     WriteDelta(event.choice_idx,
@@ -151,6 +154,7 @@ void ChatWriter::Take(ChoiceEvent event) {
 Json ChatWriter::Message(const Choice& choice) const {
   const ChatAnswer& answer = choice.answer;
   Json json = {{"role", "assistant"}, {"content", answer.content()}, {"refusal", nullptr}};
+  if (!answer.thoughts().empty()) json["reasoning_content"] = answer.thoughts();
   if (answer.calls().empty()) return json;
   if (answer.content().empty()) json["content"] = nullptr;
   Json calls = Json::array();

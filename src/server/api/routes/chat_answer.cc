@@ -31,6 +31,7 @@ AnswerDelta ChatAnswer::Push(const std::string& text, bool is_end) {
     if (is_end) {
       AnswerDelta rest = parser_->Finish();
       delta.content += rest.content;
+      delta.thoughts += rest.thoughts;
       delta.calls.insert(delta.calls.end(), std::make_move_iterator(rest.calls.begin()),
                          std::make_move_iterator(rest.calls.end()));
     }
@@ -41,6 +42,7 @@ AnswerDelta ChatAnswer::Push(const std::string& text, bool is_end) {
 
 void ChatAnswer::Append(const AnswerDelta& delta) {
   content_ += delta.content;
+  thoughts_ += delta.thoughts;
   for (const AnswerDelta::Call& call : delta.calls) {
     while (std::ssize(calls_) <= call.call_idx) calls_.push_back({.id = NewCallId()});
     calls_[call.call_idx].name += call.name;

@@ -1,4 +1,4 @@
-// The answer of a chat as it grows: content and tool calls.
+// A chat's answer grows by content and tool calls.
 #pragma once
 
 #include <memory>
@@ -17,17 +17,19 @@ class ChatAnswer {
   explicit ChatAnswer(const ChatPrompt& prompt)
       : parser_(prompt.make_parser ? prompt.make_parser() : nullptr) {}
 
-  // The next text; is_end: the last. What comes of it is appended to content() and calls().
+  // The next text; is_end: the last. What comes of it is appended to content(),
+  // thoughts() and calls().
   AnswerDelta Push(const std::string& text, bool is_end);
 
   const std::string& content() const { return content_; }
+  const std::string& thoughts() const { return thoughts_; }
   const std::vector<ToolCall>& calls() const { return calls_; }
 
  private:
   void Append(const AnswerDelta& delta);
 
-  std::unique_ptr<AnswerParser> parser_;
-  std::string content_;
+  std::unique_ptr<AnswerReader> parser_;
+  std::string content_, thoughts_;
   std::vector<ToolCall> calls_;  // with ids of their own
 };
 

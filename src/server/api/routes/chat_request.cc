@@ -60,6 +60,11 @@ StatusOr<ChatTurn> ReadMessage(const ServiceState& state, const Json& json,
   KVL_ASSIGN_OR_RETURN(turn.role, ReadRole(&fields));
   KVL_ASSIGN_OR_RETURN(turn.content,
                        ReadContent(fields.Find("content"), fields.PathOf("content"), kTextParts));
+  if (const Json* const content = fields.Find("content");
+      content != nullptr && content->is_array()) {
+    turn.parts = *content;
+  }
+  turn.thoughts = fields.String("reasoning_content").value_or("");
   turn.name = fields.String("name").value_or("");
   turn.tool_call_id = fields.String("tool_call_id").value_or("");
   const Json* const calls = fields.Array("tool_calls");
@@ -276,8 +281,17 @@ StatusOr<ChatTask> ReadChatTask(const ServiceState& state, const Json& json) {
   if (const Json* const arguments = fields.Object("chat_template_kwargs")) {
     task.template_arguments = *arguments;
   }
+  if (const Json* const documents = fields.Array("documents")) task.documents = *documents;
+  task.opens_answer = fields.Bool("add_generation_prompt").value_or(true);
+  task.continues_last = fields.Bool("continue_final_message").value_or(false);
   const Json* const format = fields.Object("response_format");
   KVL_RETURN_IF_ERROR(fields.status());
+  constexpr std::array<std::string_view, 4> kOwn = {"messages", "tools", "documents",
+                                                    "add_generation_prompt"};
+  for (const std::string_view own : kOwn) {
+    if (!task.template_arguments.is_object() || !task.template_arguments.contains(own)) continue;
+    return FieldError("chat_template_kwargs", "'{}' is a field of the request itself", own);
+  }
   if (format != nullptr) {
     KVL_ASSIGN_OR_RETURN(task.response_format, ReadFormat(*format, "response_format", true));
   }
@@ -289,17 +303,24 @@ StatusOr<TokenizedChat> TokenizeChat(const ServiceState& state, const ChatTask& 
                                      std::string_view format_param) {
   TokenizedChat chat;
   StatusOr<ChatPrompt> prompt = state.tool_support().Render(task);
+  // To repeat a request that a template takes too long for would not help.
+  if (prompt.status().code() == StatusCode::kResourceExhausted) {
+    prompt = Error(StatusCode::kInvalidArgument, "{}", MessageOf(prompt.status()));
+  }
   if (!prompt.ok()) {
     // Errors begin with the name of the field, where they are about another one than messages.
     const std::string message = MessageOf(prompt.status());
-    for (const std::string_view param : {"tools", "tool_choice"}) {
+    for (const std::string_view param : {"tools", "tool_choice", "continue_final_message"}) {
       if (message.starts_with(param)) return WithParam(prompt.status(), param);
     }
     if (message.starts_with("response_format")) return WithParam(prompt.status(), format_param);
     return WithParam(prompt.status(), messages_param);
   }
   chat.prompt = *std::move(prompt);
-  chat.tokens = state.tokenizer().Tokenize(chat.prompt.text, state.context().chat_adds_bos);
+  const MarkedText& text = chat.prompt.text;
+  std::span<const TextRange> plain = text.inputs;
+  if (state.context().reads_control_tokens) plain = {};
+  chat.tokens = state.tokenizer().TokenizeMarked(text.text, state.context().chat_adds_bos, plain);
   return chat;
 }
 

@@ -1,4 +1,4 @@
-// The fields of a chat: messages, tools and the form of the answer.
+// A chat has these fields: messages, tools and the form of the answer.
 #pragma once
 
 #include "server/api/request_fields.h"
@@ -6,8 +6,9 @@
 
 namespace kvlathe::api {
 
-// Reads messages, tools, tool_choice, parallel_tool_calls, response_format and chat_template_kwargs
-// of /v1/chat/completions (and of /tokenize).
+// Reads what /v1/chat/completions (and /tokenize, /apply-template) has of a conversation: messages,
+// tools, tool_choice, parallel_tool_calls, response_format, documents, add_generation_prompt,
+// continue_final_message and chat_template_kwargs.
 StatusOr<ChatTask> ReadChatTask(const ServiceState& state, const Json& json);
 
 // A text, or a list of parts {"type": one of `types`, "text"}, which are put together. Null: "".

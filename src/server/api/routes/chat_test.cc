@@ -185,14 +185,14 @@ TEST_F(ChatTest, NamesTheFieldThatIsWrong) {
 
 TEST_F(ChatTest, NeedsAChatTemplate) {
   ApiContext context = Context();
-  context.chat_format = nullptr;
+  context.chat_template = nullptr;
   service_ = std::make_unique<ApiService>(context);
   const Json error = Answer(kChatPath, {{"messages", Hello()}}, 400)["error"];
   EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("no chat template"));
 }
 
 // A call "[name|arguments]" in the text, and content around it.
-class BracketParser : public AnswerParser {
+class BracketParser : public AnswerReader {
  public:
   AnswerDelta Push(std::string_view text) override {
     AnswerDelta delta;
@@ -253,7 +253,7 @@ class ScriptedSupport : public ToolSupport {
   StatusOr<ChatPrompt> Render(const ChatTask& task) const override {
     tasks.push_back(task);
     ChatPrompt prompt;
-    prompt.text = "call";
+    prompt.text.text = "call";
     prompt.make_constraint = [this]() -> StatusOr<std::shared_ptr<TokenConstraint>> {
       return std::make_shared<Script>(NanoModel::Get().tokenizer().Tokenize(text_, false));
     };

@@ -1,4 +1,4 @@
-// The fields that all routes which generate have in common.
+// All routes that generate have these fields in common.
 #pragma once
 
 #include <cstdint>

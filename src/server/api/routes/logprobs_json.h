@@ -1,4 +1,4 @@
-// Log-probabilities in the two forms of OpenAI's API.
+// OpenAI's API has two forms of log-probabilities.
 #pragma once
 
 #include <cstdint>

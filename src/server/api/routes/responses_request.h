@@ -1,4 +1,5 @@
-// The fields of /v1/responses: instructions, input items, tools and the form of the text.
+// A request to /v1/responses has these fields: instructions, input items, tools and the form of the
+// text.
 #pragma once
 
 #include <optional>

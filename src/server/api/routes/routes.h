@@ -1,4 +1,4 @@
-// The handlers of the routes. Each answers its exchange, now or with the tokens that it asks for.
+// Each route has a handler. Each answers its exchange, now or with the tokens that it asks for.
 #pragma once
 
 #include <memory>
@@ -19,6 +19,7 @@ void HandleChat(const ServiceState& state, const ExchangePtr& exchange);
 void HandleResponses(const ServiceState& state, const ExchangePtr& exchange);
 void HandleTokenize(const ServiceState& state, const ExchangePtr& exchange);
 void HandleDetokenize(const ServiceState& state, const ExchangePtr& exchange);
+void HandleApplyTemplate(const ServiceState& state, const ExchangePtr& exchange);
 void HandleTokenizerInfo(const ServiceState& state, const ExchangePtr& exchange);
 
 }  // namespace kvlathe::api

@@ -104,13 +104,26 @@ void HandleDetokenize(const ServiceState& state, const ExchangePtr& exchange) {
   Answer(exchange, Detokenize(state, exchange->request().body));
 }
 
+// llama.cpp: {"messages"} -> {"prompt"}, without an answer.
+void HandleApplyTemplate(const ServiceState& state, const ExchangePtr& exchange) {
+  const auto apply = [&]() -> StatusOr<Json> {
+    KVL_ASSIGN_OR_RETURN(const Json json, state.ParseBody(exchange->request().body));
+    RequestFields fields(json);
+    KVL_RETURN_IF_ERROR(CheckModel(state, &fields));
+    KVL_ASSIGN_OR_RETURN(const ChatTask task, ReadChatTask(state, json));
+    KVL_ASSIGN_OR_RETURN(TokenizedChat chat, TokenizeChat(state, task));
+    return Json{{"prompt", std::move(chat.prompt.text.text)}};
+  };
+  Answer(exchange, apply());
+}
+
 void HandleTokenizerInfo(const ServiceState& state, const ExchangePtr& exchange) {
   const Tokenizer& tokenizer = state.tokenizer();
   const auto text_of = [&](const std::optional<int32_t>& id) {
     return id ? Json(tokenizer.TokenBytes(*id, /*keep_special=*/true)) : Json(nullptr);
   };
-  const ChatFormat* const format = state.context().chat_format;
-  const std::string chat_template = format == nullptr ? "" : format->source;
+  const ChatTemplate* const found = state.context().chat_template;
+  const std::string chat_template = found == nullptr ? "" : found->source();
   exchange->Send({{"bos_token", text_of(tokenizer.bos_id())},
                   {"eos_token", text_of(tokenizer.eos_id())},
                   {"pad_token", nullptr},

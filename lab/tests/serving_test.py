@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""lab/serving.py with servers that are a few lines of Python: one that serves four requests at the same time bears more than one
+that serves them one by one.
+
+usage: serving_test.py KVLATHE MODEL_DIRECTORY
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import unittest
+import xml.etree.ElementTree
+
+LAB = pathlib.Path(__file__).resolve().parent.parent
+TESTS = LAB.parent / "tests"
+sys.path.insert(0, str(TESTS))
+
+import cli_support  # noqa: E402
+
+SCRIPT = LAB / "serving.py"
+FIGURES = ("mean_normalized_latency_ms", "p90_normalized_latency_ms", "p99_normalized_latency_ms", "p99_ttft_ms")
+
+
+class ServingCase(cli_support.CommandLineCase):
+    def serving(self, *arguments):
+        done = subprocess.run([sys.executable, "-B", str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, timeout=120,
+                              env=self.environment)
+        return done.returncode, done.stdout, done.stderr
+
+    def arguments(self, *more):
+        peers = [f"--peer={name}={sys.executable} -B {TESTS / 'mock_openai_server.py'} {{port}} 0.005 {slots}"
+                 for name, slots in (("one", 1), ("four", 4))]
+        peers.append(f"--peer=dead={sys.executable} -c 'import sys; sys.exit(\"no such model\")'")
+        return ["run", "none.gguf", "--out", self.folder / "out.json", "--kvlathe", cli_support.KVLATHE, "--kv", "",
+                "--workload", "imdb:128", "--clients", 4, "--sequences", 6, "--seconds", 0.3, "--slo-factor", 8, "--kv-bytes-per-token", 1000,
+                "--commit", "abc", *peers, *more]
+
+    def check_documents(self, data):
+        """A document gets its table and its figures from the file, and the balancer's rows from theirs."""
+        results = self.folder / "tree/docs/results"
+        (results / "serving").mkdir(parents=True)
+        (results / "serving/out.json").write_text(json.dumps(data))
+        rows = [{"balance": way, "rate": 2.0, **dict.fromkeys(FIGURES, figure)}
+                for way, figures in (("roundrobin", (9, 3, 4)), ("shortest-queue", (1, 2, 2.5))) for figure in figures]
+        (results / "serving/replicas.json").write_text(json.dumps({"rows": rows}))
+        page = results / "serving.md"
+        page.write_text("<!-- results: serving/out imdb:128 -->\n<!-- end -->\n<!-- results: serving/replicas balance -->\n<!-- end -->\n"
+                        "| <!--= serving/out imdb:128 four relative --><!-- --> |\n")
+        command = [sys.executable, "-B", str(SCRIPT.with_name("results.py")), "--root", str(results.parent.parent), "fill", str(page)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        text = page.read_text()
+        self.assertIn("| `dead` | - | - | failed: no such model | |", text)
+        self.assertIn("| 2 | roundrobin | 4 | 4 | 4 | 4 |", text)
+        self.assertIn("| 2 | shortest-queue | 2 | 2 | 2 | 2 |", text)
+        self.assertRegex(text, r"relative -->(>=? )?[1-9]\d?\.\d\d<!-- -->")
+        page.write_text("| <!--= serving/out imdb:128 dead rate --><!-- --> |")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("serving/out has no result of imdb:128 with dead", done.stderr)
+
+    def test_what_serves_more_at_once_bears_a_higher_rate(self):
+        status, _, said = self.serving(*self.arguments())
+        self.assertEqual(status, 0, said)
+        data = json.loads((self.folder / "out.json").read_text())
+        cells = data["cells"]["imdb:128"]
+        self.assertEqual(list(cells), ["one", "four", "dead"])
+        self.assertEqual(cells["dead"], {"failed": "no such model"})
+        one, four = (cells[name]["sweep"]["request_rate_at_slo"] for name in ("one", "four"))
+        self.assertGreater(four, 1.5 * one)
+        base = data["workloads"]["imdb:128"]
+        # Six requests of mean length, of the table's 315 and 37 tokens, in 128 of 908 positions.
+        self.assertAlmostEqual(base["kv_tokens"], 6 * 352 * 128 / 908, delta=1)
+        self.assertEqual(base["kv_bytes"], 1000 * base["kv_tokens"])
+        self.assertEqual([run["request_rate"] for run in cells["one"]["sweep"]["runs"]],
+                         base["rates"][: len(cells["one"]["sweep"]["runs"])])
+        self.assertTrue(all(run["failed"] == 0 for cell in cells.values() for run in cell.get("sweep", {"runs": ()})["runs"]))
+
+        before = (self.folder / "out.json").read_text()
+        status, _, said = self.serving(*self.arguments())
+        self.assertEqual(status, 0, said)
+        self.assertEqual(json.loads((self.folder / "out.json").read_text())["cells"], json.loads(before)["cells"])
+        status, _, said = self.serving(*self.arguments("--clients", 5))
+        self.assertEqual(status, 1)
+        self.assertIn("results of other settings", said)
+
+        (self.folder / "kl.json").write_text(json.dumps({"records": [
+            {"part": "methods", "kv": "four", "result": {"kl": 0.25, "kv_fraction": 0.5}}]}))
+        status, table, said = self.serving("table", self.folder / "out.json", "--results", self.folder / "kl.json")
+        self.assertEqual(status, 0, said)
+        self.assertRegex(table, r"\| `one` \| - \| - \| (< )?[\d.]+ \| (1\.00|-) \|")
+        self.assertIn("| `dead` | - | - | failed: no such model | |", table)
+        self.assertRegex(table, r"\| `four` \| 50\.0 \| 0\.2500 \* \| (>= )?[\d.]+ \| (>=? )?[1-9]\d?\.\d\d \|")
+        self.check_documents(data)
+        status, _, said = self.serving("plot", self.folder / "out.json", "--folder", self.folder, "--kvlathe", cli_support.KVLATHE)
+        self.assertEqual(status, 0, said)
+        drawn = xml.etree.ElementTree.parse(self.folder / "imdb-128.svg").getroot()
+        self.assertEqual(len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")), 2)
+
+
+if __name__ == "__main__":
+    cli_support.main()

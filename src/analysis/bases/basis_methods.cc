@@ -1,0 +1,122 @@
+#include "analysis/bases/basis_methods.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "analysis/bases/fdc.h"
+#include "analysis/bases/hadamard.h"
+#include "analysis/bases/lathe.h"
+#include "analysis/bases/palu.h"
+#include "analysis/bases/zack.h"
+#include "analysis/ranks/bit_ladder.h"
+#include "base/check.h"
+
+namespace kvlathe {
+namespace {
+
+// Columns [first, first + n_columns) of the first n_rows rows of a square matrix.
+std::vector<float> Part(const std::vector<float>& square, int dim, int n_rows, int first,
+                        int n_columns) {
+  std::vector<float> part(int64_t{n_rows} * n_columns);
+  for (int64_t row = 0; row < n_rows; ++row) {
+    std::copy_n(square.begin() + row * dim + first, n_columns, part.begin() + row * n_columns);
+  }
+  return part;
+}
+
+std::vector<float> Columns(const std::vector<float>& square, int dim, int first, int n_columns) {
+  return Part(square, dim, dim, first, n_columns);
+}
+
+// Of the offsets of several heads, those of head `idx`.
+std::vector<float> OffsetOf(const std::vector<float>& offsets, int idx, int head_dim) {
+  if (offsets.empty()) return {};
+  const auto first = offsets.begin() + int64_t{idx} * head_dim;
+  return {first, first + head_dim};
+}
+
+// Columns of a map [dim, n_columns] times factors.
+void ScaleColumns(std::span<const float> factors, int n_columns, std::vector<float>* map) {
+  for (size_t i = 0; i < map->size(); ++i) (*map)[i] *= factors[i % n_columns];
+}
+
+// Rows of a map [n_rows, n_columns] times factors.
+void ScaleRows(std::span<const float> factors, int n_columns, std::vector<float>* map) {
+  for (size_t i = 0; i < map->size(); ++i) (*map)[i] *= factors[i / n_columns];
+}
+
+std::vector<float> Inverses(std::vector<float> numbers) {
+  for (float& x : numbers) x = 1 / x;
+  return numbers;
+}
+
+// Gives stored channels unit variance, and back.
+void DivideByDeviations(const HeadAnalysis& full, int head_dim, HeadBasis* head) {
+  ScaleColumns(full.key_deviations, head->rank_k, &head->query_basis);
+  ScaleRows(full.key_deviations, head_dim, &head->key_way_back);
+  ScaleColumns(Inverses(full.key_deviations), head->rank_k, &head->key_basis);
+  ScaleColumns(Inverses(full.value_deviations), head->rank_v, &head->value_basis);
+  ScaleRows(full.value_deviations, head_dim, &head->output_basis);
+}
+
+}  // namespace
+
+const BasisMethod kFdcMethod = {
+    .analyse = AnalyseFdc, .allocate = AllocateFdc, .wants_value_grams = true};
+const BasisMethod kZackMethod = {
+    .analyse = AnalyseZack, .allocate = AllocateZack, .wants_text = true};
+const BasisMethod kLatheMethod = {.analyse = AnalyseLathe,
+                                  .allocate = AllocateLathe,
+                                  .allocate_bits = AllocateLatheBits,
+                                  .wants_text = true,
+                                  .wants_gradients = true};
+const BasisMethod kPaluMethod = {
+    .analyse = AnalysePalu, .allocate = AllocatePalu, .wants_text = true};
+
+ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>& ranks) {
+  const int n = HeadsPerLatent(analysis.keys);
+  KVL_CHECK_EQ(ranks.size(), analysis.heads.size() * n);
+  const int head_dim = analysis.shape.head_dim, width = n * head_dim;
+  ModelBasis basis;
+  basis.n_layers = analysis.shape.n_layers;
+  basis.n_kv_heads = analysis.shape.n_kv_heads;
+  basis.head_dim = head_dim;
+  basis.keys = analysis.keys;
+  basis.heads.reserve(ranks.size());
+  for (size_t h = 0; h < ranks.size(); ++h) {
+    const HeadAnalysis& full = analysis.heads[h / n];
+    const int slice = static_cast<int>(h % n);
+    const auto& [rank_k, rank_v, bits] = ranks[h];
+    KVL_CHECK(rank_k >= 1 && rank_k <= head_dim && rank_v >= 1 && rank_v <= head_dim);
+    KVL_CHECK(rank_k == ranks[h - slice].rank_k && rank_v == ranks[h - slice].rank_v);
+    HeadBasis head;
+    const int made_v = analysis.keeps_sink_values ? head_dim : rank_v;
+    head.rank_k = rank_k;
+    head.rank_v = made_v;
+    if (analysis.keeps_sink_values) head.stored_rank_v = rank_v;
+    if (!TurnWhenRead(analysis.keys)) {
+      head.query_basis = Columns(full.query_basis, head_dim, 0, rank_k);
+      const int n_cut = head_dim - rank_k;
+      head.cut = {Columns(full.query_basis, head_dim, rank_k, n_cut),
+                  Columns(full.key_basis, head_dim, rank_k, n_cut)};
+    } else {
+      head.key_way_back = Part(full.key_way_back, width, n * rank_k, slice * head_dim, head_dim);
+    }
+    head.key_basis = Columns(full.key_basis, width, slice * rank_k, rank_k);
+    head.value_basis = Columns(full.value_basis, width, slice * made_v, made_v);
+    head.output_basis = Part(full.output_basis, width, n * made_v, slice * head_dim, head_dim);
+    head.key_offset = OffsetOf(full.key_offset, slice, head_dim);
+    head.value_offset = OffsetOf(full.value_offset, slice, head_dim);
+    if (bits.middle.k != BitSplit{}) {
+      const EntryBits& most = bits.most == EntryBits() ? bits.middle : bits.most;
+      KVL_CHECK(most.k.n_channels() <= rank_k && most.v.n_channels() <= rank_v);
+      head.bits = bits;
+      MixChannels(kBitGroup, kBitGroup, head_dim, &head);
+      DivideByDeviations(full, head_dim, &head);
+    }
+    basis.heads.push_back(std::move(head));
+  }
+  return basis;
+}
+
+}  // namespace kvlathe

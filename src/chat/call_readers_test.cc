@@ -1,0 +1,187 @@
+#include "chat/call_readers.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace kvlathe {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+struct Parsed {
+  std::string content, thoughts;
+  std::vector<std::string> calls;  // NAME(ARGUMENTS)
+
+  bool operator==(const Parsed&) const = default;
+};
+
+using MakeParser = std::function<std::unique_ptr<AnswerReader>()>;
+
+// The answer in pieces that end at `cuts`. Names come whole with the first delta of a call, and
+// calls in their order.
+Parsed ParseCut(const MakeParser& make, const std::string& text, const std::vector<size_t>& cuts) {
+  const auto parser = make();
+  Parsed parsed;
+  std::vector<std::string> names, arguments;
+  const auto take = [&](const AnswerDelta& delta) {
+    parsed.content += delta.content;
+    parsed.thoughts += delta.thoughts;
+    for (const AnswerDelta::Call& call : delta.calls) {
+      if (!call.name.empty()) {
+        EXPECT_EQ(call.call_idx, static_cast<int>(names.size()));
+        names.push_back(call.name);
+        arguments.emplace_back();
+      }
+      EXPECT_EQ(call.call_idx, static_cast<int>(names.size()) - 1);
+      arguments.back() += call.arguments;
+    }
+  };
+  size_t begin = 0;
+  for (const size_t end : cuts) {
+    take(parser->Push(std::string_view(text).substr(begin, end - begin)));
+    begin = end;
+  }
+  take(parser->Push(std::string_view(text).substr(begin)));
+  take(parser->Finish());
+  for (size_t i = 0; i < names.size(); ++i) {
+    parsed.calls.push_back(names[i] + "(" + arguments[i] + ")");
+  }
+  return parsed;
+}
+
+// Whole, cut once at every byte, and byte by byte: always the same.
+Parsed Parse(const MakeParser& make, const std::string& text) {
+  const Parsed whole = ParseCut(make, text, {});
+  std::vector<size_t> all;
+  for (size_t i = 1; i < text.size(); ++i) {
+    EXPECT_EQ(ParseCut(make, text, {i}), whole) << text << " cut at " << i;
+    all.push_back(i);
+  }
+  EXPECT_EQ(ParseCut(make, text, all), whole) << text;
+  return whole;
+}
+
+// Qwen's calls.
+CallFormat TaggedFormat() {
+  CallFormat format;
+  format.call_begin = "<tool_call>\n{\"name\": \"";
+  format.name_end = "\", \"arguments\": ";
+  format.call_end = "}\n</tool_call>";
+  format.between = "\n";
+  format.is_object = true;
+  format.name_key = "name";
+  format.arguments_key = "arguments";
+  return format;
+}
+
+const ToolSchemas kTools = {{"add", nullptr}, {"weather", nullptr}};
+
+Parsed ParseTagged(const std::string& text, bool thinks = false) {
+  AnswerFormat format;
+  format.calls = TaggedFormat();
+  if (thinks) format.thoughts = ThoughtFormat{"<think>\n", "\n</think>\n\n"};
+  return Parse([=] { return MakeAnswerReader(format, kTools); }, text);
+}
+
+Parsed ParseJson(const std::string& text) {
+  return Parse([] { return MakeJsonCallReader(kTools); }, text);
+}
+
+TEST(TaggedCallReaderTest, TextIsContent) {
+  for (const char* text : {"", "Hello, <b>world</b>!\n", "a <tool", "  \n x \n", "{\"name\": 1}"}) {
+    const Parsed parsed = ParseTagged(text);
+    EXPECT_EQ(parsed.content, text);
+    EXPECT_THAT(parsed.calls, IsEmpty());
+  }
+}
+
+TEST(TaggedCallReaderTest, ReadsCallsBetweenContent) {
+  const Parsed parsed = ParseTagged(
+      "I look.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": "
+      "\"}</tool_call>\"}}\n"
+      "</tool_call>\n<tool_call>{\"arguments\": {}, \"name\": \"weather\"}</tool_call>\n");
+  EXPECT_EQ(parsed.content, "I look.");
+  EXPECT_THAT(parsed.calls,
+              ElementsAre("add({\"a\": 1, \"b\": \"}</tool_call>\"})", "weather({})"));
+}
+
+TEST(TaggedCallReaderTest, ArgumentsMayBeAbsentOrAString) {
+  EXPECT_THAT(ParseTagged("<tool_call>{\"name\": \"add\"}</tool_call>").calls,
+              ElementsAre("add({})"));
+  EXPECT_THAT(
+      ParseTagged("<tool_call>{\"name\": \"add\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>")
+          .calls,
+      ElementsAre("add({\"a\": 1})"));
+  EXPECT_THAT(ParseTagged("<tool_call>{\"name\": \"add\", \"arguments\": null}</tool_call>").calls,
+              ElementsAre("add({})"));
+}
+
+TEST(TaggedCallReaderTest, WhatIsNoCallStaysContent) {
+  for (const char* text :
+       {"<tool_call>add(1, 2)</tool_call>", "<tool_call>{\"name\": 3}</tool_call>",
+        "x <tool_call>{\"arguments\": {}}</tool_call> y", "<tool_call>{\"name\": \"add\""}) {
+    const Parsed parsed = ParseTagged(text);
+    EXPECT_EQ(parsed.content, text);
+    EXPECT_THAT(parsed.calls, IsEmpty());
+  }
+}
+
+TEST(TaggedCallReaderTest, ACallThatIsCutOffKeepsItsArguments) {
+  EXPECT_THAT(ParseTagged("<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1").calls,
+              ElementsAre("add({\"a\": 1)"));
+}
+
+TEST(TaggedCallReaderTest, ThoughtsStandApartWhateverIsInThem) {
+  const std::string thought = "<tool_call>{\"name\": \"add\"}</tool_call>";
+  const Parsed parsed = ParseTagged(
+      "<think>\n" + thought + "</think>\n\n<tool_call>{\"name\": \"weather\"}</tool_call>",
+      /*thinks=*/true);
+  EXPECT_EQ(parsed.content, "");
+  EXPECT_EQ(parsed.thoughts, thought);
+  EXPECT_THAT(parsed.calls, ElementsAre("weather({})"));
+}
+
+TEST(JsonCallReaderTest, TextIsContent) {
+  for (const char* text :
+       {"", "Hello", "  \n x", "{\"name\": \"other\", \"parameters\": {}}", "{\"a\": 1}", "[1, 2]",
+        "```python\nprint()\n```", "<b>", "{\"name\": \"add\"", "[{\"name\": \"other\"}]"}) {
+    const Parsed parsed = ParseJson(text);
+    EXPECT_EQ(parsed.content, text);
+    EXPECT_THAT(parsed.calls, IsEmpty()) << text;
+  }
+}
+
+TEST(JsonCallReaderTest, ReadsOneCall) {
+  for (const std::string around : {"", "<|python_tag|>", "\n "}) {
+    const Parsed parsed =
+        ParseJson(around + "{\"name\": \"add\", \"parameters\": {\"a\": [1, {\"b\": 2}]}}");
+    EXPECT_EQ(parsed.content, "");
+    EXPECT_THAT(parsed.calls, ElementsAre("add({\"a\": [1, {\"b\": 2}]})"));
+  }
+}
+
+TEST(JsonCallReaderTest, ReadsSeveralInAListARowAndAFence) {
+  const std::string first = "{\"name\": \"add\", \"parameters\": {\"a\": 1}}";
+  const std::string second = "{\"name\": \"weather\", \"arguments\": {}}";
+  for (const std::string& text :
+       {"[" + first + ", " + second + "]", first + "; " + second, first + "\n" + second,
+        "```json\n[" + first + ",\n" + second + "]\n```"}) {
+    const Parsed parsed = ParseJson(text);
+    EXPECT_EQ(parsed.content, "") << text;
+    EXPECT_THAT(parsed.calls, ElementsAre("add({\"a\": 1})", "weather({})")) << text;
+  }
+}
+
+TEST(JsonCallReaderTest, TextBehindACallIsContent) {
+  const Parsed parsed = ParseJson("{\"name\": \"weather\", \"parameters\": {}} is what I call");
+  EXPECT_THAT(parsed.calls, ElementsAre("weather({})"));
+  EXPECT_EQ(parsed.content, " is what I call");
+}
+
+}  // namespace
+}  // namespace kvlathe

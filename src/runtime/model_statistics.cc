@@ -1,0 +1,192 @@
+#include "runtime/model_statistics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "calibration/fingerprint.h"
+#include "calibration/statistics_store.h"
+#include "io/files.h"
+#include "io/model_place.h"
+#include "runtime/calibration_run.h"
+#include "runtime/shared_texts.h"
+#include "runtime/workspace.h"
+
+namespace kvlathe {
+namespace {
+
+// Whoever waits for the first use of a basis learns why, and how not to wait.
+std::string NoteOfCalibration(const CalibrationRun& run, const std::string& model,
+                              const std::string& lacking) {
+  const std::string kv = run.merge.has_value() ? fmt::format(" --kv '{}'", run.SpecText()) : "";
+  const std::string why = lacking.empty() ? "" : fmt::format(" ({})", lacking);
+  if (run.text_path.empty()) {
+    return fmt::format(
+        "calibrating {} on random tokens, once{}; to have it done beforehand: kvlathe calibrate -m "
+        "{}{}",
+        model, why, model, kv);
+  }
+  return fmt::format(
+      "calibrating {} on {}, once{}; to have it done beforehand on a text like yours: kvlathe "
+      "calibrate -m {}{} --text FILE",
+      model, run.text_path, why, model, kv);
+}
+
+}  // namespace
+
+const OpenOptions& ModelStatistics::options() const { return workspace_->options(); }
+const ModelConfig& ModelStatistics::config() const { return workspace_->config(); }
+bool ModelStatistics::is_random() const { return workspace_->has_random_weights(); }
+ThreadPool* ModelStatistics::threads() { return workspace_->threads(); }
+
+void ModelStatistics::Expect(std::span<const StatisticsNeed> needs) {
+  for (const StatisticsNeed& need : needs) {
+    if (std::ranges::find(expected_, need) == expected_.end()) expected_.push_back(need);
+  }
+}
+
+bool ModelStatistics::HasOwnChoice(const CalibrationRun& run) const {
+  return !options().basis.empty() ||
+         (!options().model.empty() &&
+          FileExists(BesideModel(options().model, StatisticsFileName(run.Merging()))));
+}
+
+StatusOr<CalibrationRun> ModelStatistics::RunFor(const StatisticsNeed& need) const {
+  CalibrationRun run;
+  run.merge = need.merge;
+  run.across_heads = need.across_heads;
+  run.gradients = need.gradients;
+  for (const StatisticsNeed& other : expected_) {
+    if (other.of_text != need.of_text || other.merge != need.merge) continue;
+    run.across_heads |= other.across_heads;
+    run.gradients |= other.gradients;
+  }
+  if (HasOwnChoice(run)) {  // what its method lacks is the need's own affair
+    run.across_heads = need.across_heads;
+    run.gradients = need.gradients;
+  } else if (need.of_text) {
+    KVL_ASSIGN_OR_RETURN(run.text_path, TextOfModel(options().model, "calibration.txt"));
+  }
+  return run;
+}
+
+std::vector<int> ModelStatistics::ModelPositions() const {
+  if (config().rope_dim() == 0) return {0};
+  std::vector<int> positions;
+  const int least = CalibrationContext(0, config().max_seq_len);
+  for (int n = CalibrationPositions(config().max_seq_len); n > least; n /= 2)
+    positions.push_back(n);
+  positions.push_back(least);
+  return positions;
+}
+
+StatusOr<StatisticsRequest> ModelStatistics::RequestFor(const CalibrationRun& run,
+                                                        bool after_rope) const {
+  StatisticsRequest request;
+  request.basis_path = options().basis;
+  if (!options().model.empty()) {
+    request.model_basis_path = BesideModel(options().model, StatisticsFileName(run.Merging()));
+  }
+  request.merging = run.Merging();
+  request.shape = ShapeOf(config());
+  request.model_hash = workspace_->model_hash();
+  request.rope = config().DescribePositions();
+  request.contents = {.gradients = run.gradients, .across_heads = run.across_heads};
+  if (config().rope_dim() > 0) {
+    request.contents.n_positions = CalibrationPositions(CalibratedContext(*workspace_));
+    request.context_positions = CalibrationPositions(workspace_->context_tokens());
+  }
+  request.any_positions = !after_rope;
+  request.model_positions = ModelPositions();
+  request.settings = fmt::format("{} {}", run.Describe(), RowTypeName(options().row_type));
+  if (!run.text_path.empty()) {
+    KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, workspace_->TokenizeFile(run.text_path));
+    request.settings += " " + TokenHash(ids);
+  }
+  return request;
+}
+
+const ModelStatistics::Held* ModelStatistics::FindHeld(const CalibrationRun& run,
+                                                       const StatisticsNeed& need) const {
+  for (const Held& held : held_) {
+    const bool is_same = held.merging == run.Merging() && held.source == run.text_path;
+    const StatisticsContents& contents = held.contents;
+    const bool has_all =
+        (contents.gradients || !need.gradients) && (contents.across_heads || !need.across_heads);
+    const bool has_positions =
+        held.is_chosen || !need.after_rope || config().rope_dim() == 0 ||
+        contents.n_positions == CalibrationPositions(CalibratedContext(*workspace_));
+    if (is_same && has_all && has_positions) return &held;
+  }
+  return nullptr;
+}
+
+StatusOr<const CalibrationStatistics*> ModelStatistics::Statistics(const StatisticsNeed& need) {
+  KVL_ASSIGN_OR_RETURN(const CalibrationRun run, RunFor(need));
+  if (const Held* const held = FindHeld(run, need); held != nullptr) return held->statistics.get();
+  KVL_ASSIGN_OR_RETURN(const StatisticsRequest request, RequestFor(run, need.after_rope));
+  KVL_ASSIGN_OR_RETURN(
+      FoundStatistics found, FindOrCalibrate(request, [&](const std::string& lacking) {
+        workspace_->Notify(Note::Kind::kBegun, NoteOfCalibration(run, options().model, lacking));
+        return RunCalibration(workspace_, run);
+      }));
+  if (!found.warning.empty()) workspace_->Notify(Note::Kind::kWarning, found.warning);
+  if (found.is_new && !found.path.empty()) {
+    workspace_->Notify(
+        Note::Kind::kDone,
+        fmt::format("calibrated on {}; kept in {}",
+                    run.text_path.empty() ? "random tokens" : run.text_path, found.path));
+  }
+  const bool is_chosen = HasOwnChoice(run);
+  StatisticsContents contents = request.contents;
+  contents.n_positions = found.statistics.source.n_positions;
+  // Whether gradients are missing in a chosen file, the method says that needs them.
+  contents.gradients |= is_chosen || found.statistics.joint.n_tokens > 0;
+  contents.across_heads |= !found.statistics.k_pre_across_heads.empty();
+  held_.push_back({run.text_path, run.Merging(), contents, is_chosen,
+                   std::make_unique<const CalibrationStatistics>(std::move(found.statistics))});
+  return held_.back().statistics.get();
+}
+
+StatusOr<const FisherWeights*> ModelStatistics::Fisher(const Spec& spec) {
+  if (fisher_.has_value()) return &*fisher_;
+  std::string path = BesideModel(options().model, "fisher.json");
+  if (!options().basis.empty()) {
+    const std::filesystem::path beside =
+        std::filesystem::path(options().basis).parent_path() / "fisher.json";
+    if (FileExists(beside)) path = beside;
+  }
+  if (!FileExists(path)) {
+    return Error(StatusCode::kNotFound,
+                 "--kv '{}': {} is not there; make it: kvlathe retrofit fisher -m {} --text FILE",
+                 spec.text(), path, options().model);
+  }
+  KVL_ASSIGN_OR_RETURN(FisherWeights weights, ReadFisherWeights(path));
+  KVL_RETURN_IF_ERROR(CheckFisherMatch(weights, path, config().n_layers, workspace_->model_hash()));
+  fisher_ = std::move(weights);
+  return &*fisher_;
+}
+
+StatusOr<std::vector<std::vector<double>>> ModelStatistics::ValueGrams(int n_joined) {
+  return workspace_->weights().AllValueGrams(n_joined);
+}
+
+StatusOr<std::vector<std::vector<double>>> ModelStatistics::KeyGrams(int n_joined) {
+  return workspace_->weights().AllKeyGrams(n_joined);
+}
+
+StatusOr<std::vector<std::vector<double>>> ModelStatistics::OutputGrams() {
+  return workspace_->weights().AllOutputGrams(threads());
+}
+
+StatusOr<std::vector<std::vector<float>>> ModelStatistics::ValueBiases() {
+  return workspace_->weights().AllValueBiases();
+}
+
+std::vector<std::vector<float>> ModelStatistics::KeyBiases() {
+  return workspace_->weights().AllKeyBiases();
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,53 @@
+// What a program says when it opens a model, and what it is told while it uses the model.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "evaluation/quality.h"
+#include "machine/attention/schedule.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+// One line for the person who uses the program. The library prints nothing itself.
+struct Note {
+  enum class Kind {
+    kNote,     // what a person should know
+    kWarning,  // what will probably not be what a person wants
+    kBegun,    // work that takes long has begun, and how it is done beforehand
+    kDone,     // what came of such work, and where it lies
+  };
+  Kind kind = Kind::kNote;
+  std::string text;  // without a newline
+};
+
+// Called on the thread that opens the model or makes a cache.
+using NoteSink = std::function<void(const Note&)>;
+
+struct OpenOptions {
+  std::string model;  // a Hugging Face directory or a .gguf file
+  // Caches that will be made of the model (KvCacheSpec strings such as "lathe(ratio=4)"). They are
+  // checked before weights are read, and what they need of a calibration is gathered at once. Other
+  // caches can be made too.
+  std::vector<std::string> kv;
+  std::string basis;    // a file of statistics; empty: the model's, the kept one, or a calibration
+  std::string profile;  // what `kvlathe tune` wrote; empty: the model's or the kept one
+  std::string pre;      // pre-tokenizer, TokenizerOptions::pre
+  int64_t kv_budget_bytes = 0;    // of all caches; 0: half of the free memory
+  DType row_type = DType::kBf16;  // of activations and cache rows: BF16, or F32 (exact, slower)
+  Schedule schedule = Schedule::kBalanced;
+  int ctx_size = 0;            // positions, at most the model's; 0: the model's
+  int n_threads = 0;           // workers; 0: as many as processors
+  bool pin_threads = false;    // bind each worker to a processor of its own
+  bool deterministic = false;  // identical bits whatever runs beside a sequence; slower prompts
+  Progress progress;           // may be empty
+  NoteSink on_note;            // may be empty: nobody is told
+};
+
+// As keys of kept files and profiles name it: "bf16" or "f32".
+inline std::string RowTypeName(DType row_type) { return row_type == DType::kF32 ? "f32" : "bf16"; }
+
+}  // namespace kvlathe

@@ -1,0 +1,69 @@
+#include "runtime/serving_model.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <utility>
+
+#include "runtime/cache_loss.h"
+#include "runtime/end_ids.h"
+
+namespace kvlathe {
+namespace {
+
+StatusOr<std::unique_ptr<Workspace>> OpenModel(const ServingOptions& options) {
+  if (options.random_config.empty()) return Workspace::Open(options.open);
+  return Workspace::OpenRandomWithTokenizer(options.random_config, options.tokenizer, options.open);
+}
+
+StatusOr<std::optional<ChatTemplate>> FindTemplate(const ServingOptions& options,
+                                                   const Workspace& workspace) {
+  if (options.chat.choice.empty() && options.open.model.empty()) return std::nullopt;
+  StatusOr<ChatTemplate> found =
+      FindChatTemplate(options.chat, options.open.model, workspace.tokenizer());
+  if (found.ok()) {
+    for (const std::string& note : found->Notes()) workspace.Notify(Note::Kind::kNote, note);
+    return *std::move(found);
+  }
+  if (!options.chat.choice.empty() || found.status().code() == StatusCode::kDataLoss) {
+    return found.status();
+  }
+  workspace.Notify(Note::Kind::kNote,
+                   fmt::format("no /v1/chat/completions: {}", MessageOf(found.status())));
+  return std::nullopt;
+}
+
+// "SmolLM2-135M.Q8_0" of SmolLM2-135M.Q8_0.gguf, "lathe-nano" of models/lathe-nano/.
+std::string NameOfModel(const ServingOptions& options) {
+  const bool is_random = options.open.model.empty();
+  const std::string& path = is_random ? options.random_config : options.open.model;
+  std::filesystem::path name = std::filesystem::path(path).lexically_normal();
+  if (!name.has_filename()) name = name.parent_path();
+  return name.extension() == ".gguf" ? name.stem().string() : name.filename().string();
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<ServingModel>> OpenServingModel(const ServingOptions& options) {
+  auto serving = std::make_unique<ServingModel>();
+  KVL_ASSIGN_OR_RETURN(serving->workspace, OpenModel(options));
+  Workspace* const workspace = serving->workspace.get();
+  KVL_ASSIGN_OR_RETURN(serving->chat_template, FindTemplate(options, *workspace));
+  serving->chat_adds_bos = !options.chat.choice.empty() && serving->chat_template.has_value() &&
+                           !serving->chat_template->prints_bos();
+  serving->reads_control_tokens = options.chat.reads_control_tokens;
+  serving->end_ids = EndIds(*workspace);
+  std::vector<std::string> specs = options.open.kv;
+  if (specs.empty()) specs = {"none"};
+  for (const std::string& kv : specs) {
+    KVL_ASSIGN_OR_RETURN(SpecModel level, workspace->MakeModel(kv));
+    if (!workspace->has_random_weights()) KVL_RETURN_IF_ERROR(WarnOfLoss(workspace, level));
+    serving->levels.push_back(std::move(level));
+  }
+  serving->pool.emplace(workspace->kv_budget_bytes(),
+                        &serving->levels.front().model->machine().memory());
+  serving->name = NameOfModel(options);
+  return serving;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,312 @@
+#include "runtime/workspace.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <utility>
+
+#include "calibration/fingerprint.h"
+#include "evaluation/bench/deciding_weights.h"
+#include "io/files.h"
+#include "kv/capacity.h"
+#include "model/families/gguf_config.h"
+#include "model/model_facts.h"
+#include "runtime/machines/machine_choice.h"
+#include "runtime/prediction_notes.h"
+#include "tokenizer/gguf/gguf_tokenizer.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr uint64_t kRandomWeightsSeed = 1;
+
+// Half of what the system says is available.
+int64_t DefaultKvBudget() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key;
+  int64_t kib;
+  std::string unit;
+  while (meminfo >> key >> kib >> unit) {
+    if (key == "MemAvailable:") return kib * 512;
+  }
+  return int64_t{4} << 30;
+}
+
+// Of every --kv, before the model is opened: what the spec alone rules out. A question has its
+// answer checked instead.
+Status CheckAlone(const std::vector<std::string>& specs) {
+  for (const std::string& kv : specs) {
+    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
+    if (!spec.accuracy().has_value()) KVL_RETURN_IF_ERROR(CheckSupported(spec));
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+std::optional<std::string> NoteWithoutBf16(Isa isa) {
+  if (HasBf16Dots(isa)) return std::nullopt;
+  return fmt::format("{}: computing {}",
+                     HasBf16Dots(AvailableIsas().back())
+                         ? "KVLATHE_ISA leaves out BF16 instructions"
+                         : "this CPU has no BF16 instructions",
+                     isa == Isa::kAvx2 ? "in F32 with AVX2" : "in F32 with portable loops, slowly");
+}
+
+void Workspace::Notify(Note::Kind kind, std::string text) const {
+  if (options_.on_note) options_.on_note({kind, std::move(text)});
+}
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const OpenOptions& options,
+                                                        ModelConfig config) {
+  std::unique_ptr<Workspace> w(new Workspace);
+  w->options_ = options;
+  for (const std::string& kv : options.kv) {
+    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
+    if (spec.accuracy().has_value()) continue;
+    KVL_RETURN_IF_ERROR(CheckSpec(spec, FactsOf(config, DType::kBf16)));
+  }
+  KVL_ASSIGN_OR_RETURN(w->isa_, SelectIsa());
+  if (options.ctx_size > config.max_seq_len) {
+    return Error(StatusCode::kInvalidArgument, "-c {}: the model's context is {}", options.ctx_size,
+                 config.max_seq_len);
+  }
+  w->context_tokens_ = options.ctx_size > 0 ? options.ctx_size : config.max_seq_len;
+  w->kv_budget_bytes_ = options.kv_budget_bytes > 0 ? options.kv_budget_bytes : DefaultKvBudget();
+  config.ChooseContext(w->context_tokens_);
+  w->threads_ = std::make_unique<ThreadPool>(options.n_threads > 0 ? options.n_threads
+                                                                   : AvailableProcessors());
+  if (options.pin_threads) KVL_RETURN_IF_ERROR(w->threads_->Pin());
+  w->config_ = std::move(config);
+  w->planner_.emplace(FactsOf(w->config_, w->compute_type()), &w->statistics_);
+  return w;
+}
+
+Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
+  if (std::optional<std::string> note = NoteWithoutBf16(isa_); note.has_value()) {
+    Notify(Note::Kind::kNote, *std::move(note));
+  }
+  LoadProgress progress;
+  if (options_.progress) {
+    progress = [this](double fraction) {
+      options_.progress("loading " + options_.model, fraction);
+    };
+  }
+  KVL_ASSIGN_OR_RETURN(auto weights,
+                       ModelWeights::Load(config_, compute_type(), std::move(source),
+                                          MakeMachine(threads_.get(), isa_), progress));
+  weights_ = std::move(weights);
+  return OkStatus();
+}
+
+Status Workspace::CheckSpecs() {
+  for (const std::string& kv : options_.kv) {
+    KVL_ASSIGN_OR_RETURN(const Spec spec, CheckedSpec(kv));
+    Expect(spec);
+  }
+  return OkStatus();
+}
+
+void Workspace::Expect(const Spec& spec) { statistics_.Expect(StatisticsNeedsOf(spec)); }
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const OpenOptions& options) {
+  KVL_RETURN_IF_ERROR(CheckAlone(options.kv));
+  if (FileExists(options.model)) return OpenGguf(options);
+  KVL_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(options.model));
+  KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
+  KVL_ASSIGN_OR_RETURN(w->tokenizer_, Tokenizer::Load(options.model, {options.pre}));
+  KVL_ASSIGN_OR_RETURN(SafetensorsReader reader, SafetensorsReader::OpenModel(options.model));
+  KVL_ASSIGN_OR_RETURN(const std::string config_text, ReadTextFile(options.model + "/config.json"));
+  w->model_hash_ = ModelHash(config_text, reader);
+  KVL_RETURN_IF_ERROR(w->CheckSpecs());
+  KVL_RETURN_IF_ERROR(w->LoadWeights(MakeFileSource(std::move(reader))));
+  return w;
+}
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::OpenGguf(const OpenOptions& options) {
+  KVL_ASSIGN_OR_RETURN(GgufFile opened, GgufFile::Open(options.model));
+  const auto file = std::make_shared<const GgufFile>(std::move(opened));
+  KVL_ASSIGN_OR_RETURN(ModelConfig config, ReadGgufConfig(*file));
+  KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
+  KVL_ASSIGN_OR_RETURN(w->tokenizer_, LoadGgufTokenizer(*file, {options.pre}));
+  KVL_ASSIGN_OR_RETURN(const nlohmann::json config_json, GgufConfigJson(*file));
+  w->model_hash_ = ModelHash(config_json.dump(), *file);
+  KVL_RETURN_IF_ERROR(w->CheckSpecs());
+  KVL_RETURN_IF_ERROR(w->LoadWeights(MakeGgufSource(file)));
+  return w;
+}
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandom(const std::string& config_path,
+                                                           const OpenOptions& options,
+                                                           std::optional<double> compression) {
+  KVL_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonFile(config_path));
+  KVL_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(json, config_path));
+  if (compression.has_value() && !config.dmc.has_value()) config.dmc = DmcConfig{};
+  KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
+  w->random_weights_ = true;
+  KVL_RETURN_IF_ERROR(w->LoadWeights(MakeRandomSource(kRandomWeightsSeed)));
+  if (!compression.has_value()) return w;
+  KVL_RETURN_IF_ERROR(DecideAtRandom(*compression, *w->config_.dmc, w->weights_));
+  w->config_.dmc = w->weights_->config().dmc;
+  return w;
+}
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandomWithTokenizer(
+    const std::string& config_path, const std::string& tokenizer_path, const OpenOptions& options) {
+  KVL_ASSIGN_OR_RETURN(auto tokenizer, Tokenizer::Load(tokenizer_path, {.pre = options.pre}));
+  KVL_ASSIGN_OR_RETURN(nlohmann::json json, ReadJsonFile(config_path));
+  if (json.is_object()) json["vocab_size"] = tokenizer->vocab_size();
+  KVL_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(json, config_path));
+  KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
+  w->tokenizer_ = std::move(tokenizer);
+  w->random_weights_ = true;
+  KVL_RETURN_IF_ERROR(w->LoadWeights(MakeRandomSource(kRandomWeightsSeed)));
+  return w;
+}
+
+std::optional<int32_t> Workspace::leading_bos() const {
+  const std::vector<int32_t> ids = tokenizer_->Tokenize("", /*add_bos=*/true);
+  return ids.empty() ? std::nullopt : std::optional<int32_t>(ids.front());
+}
+
+StatusOr<std::vector<int32_t>> Workspace::TokenizeFile(const std::string& path) const {
+  KVL_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  std::vector<int32_t> ids = tokenizer_->Tokenize(text, /*add_bos=*/false, /*parse_special=*/false);
+  for (int32_t id : ids) {
+    if (id >= config_.vocab_size) {
+      return Error(
+          StatusCode::kDataLoss,
+          "{}: the tokenizer gives id {}, but the model's vocabulary has {}; they do not belong "
+          "together",
+          options_.model, id, config_.vocab_size);
+    }
+  }
+  return ids;
+}
+
+StatusOr<std::optional<Spec>> Workspace::AnswerOfProfile(const Spec& question) {
+  if (!has_looked_for_profile_) {
+    KVL_ASSIGN_OR_RETURN(profile_, LookForProfile(*this));
+    has_looked_for_profile_ = true;
+  }
+  const Status is_predicted = CheckIsPredicted(question);
+  if (profile_.has_value()) {
+    const bool is_silent = options_.profile.empty() &&
+                           profile_->profile.model_hash == model_hash_ &&
+                           !HasSearchedFor(profile_->profile, question);
+    if (is_silent && is_predicted.ok()) return std::optional<Spec>();
+    return Answer(profile_->profile, profile_->path, question, options_.model, model_hash_);
+  }
+  if (is_predicted.ok()) return std::optional<Spec>();
+  return Error(
+      StatusCode::kNotFound,
+      "--kv '{}': accuracy needs a tuned profile, for {}, and {} has none; run {}, or give "
+      "--profile FILE",
+      question.text(), MessageOf(is_predicted), options_.model,
+      TuneCommand(question, options_.model));
+}
+
+StatusOr<Spec> Workspace::CheckedSpec(const std::string& kv) {
+  KVL_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(kv));
+  if (spec.accuracy().has_value() && !random_weights_) {
+    KVL_ASSIGN_OR_RETURN(std::optional<Spec> answer, AnswerOfProfile(spec));
+    if (!answer.has_value()) {
+      constexpr double kAnyRatio = 4;
+      KVL_ASSIGN_OR_RETURN(const Spec like_the_answer, WithRatio(spec, kAnyRatio));
+      KVL_RETURN_IF_ERROR(planner_->Check(like_the_answer));
+      return spec;
+    }
+    spec = *std::move(answer);
+  }
+  KVL_RETURN_IF_ERROR(planner_->Check(spec));
+  return spec;
+}
+
+StatusOr<PredictedCache> Workspace::AnswerByPrediction(const Spec& question) {
+  const auto known = predicted_.find(question.ToString());
+  if (known != predicted_.end()) return known->second;
+  const StatusOr<PredictedCache> found = planner_->AnswerByPrediction(question);
+  if (!found.ok()) {
+    return Error(found.status().code(), "{}, or find out what is possible: {}",
+                 MessageOf(found.status()), TuneCommand(question, options_.model));
+  }
+  Notify(Note::Kind::kNote, NoteOfPrediction(question, *found, options_.model));
+  return predicted_.emplace(question.ToString(), *found).first->second;
+}
+
+StatusOr<double> Workspace::FractionOf(const std::string& kv) {
+  KVL_ASSIGN_OR_RETURN(const Spec spec, CheckedSpec(kv));
+  return planner_->FractionOf(spec);
+}
+
+StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<double> rate) {
+  SpecModel result;
+  KVL_ASSIGN_OR_RETURN(result.spec, CheckedSpec(kv));
+  if (result.spec.accuracy().has_value() && !random_weights_) {
+    KVL_ASSIGN_OR_RETURN(PredictedCache predicted, AnswerByPrediction(result.spec));
+    result.spec = std::move(predicted.spec);
+    result.predicted_kl = predicted.predicted_kl;
+  }
+  KVL_ASSIGN_OR_RETURN(const CachePlan plan, planner_->MakePlan(result.spec, rate));
+  result.ranks = plan.allocation();
+  KVL_ASSIGN_OR_RETURN(result.model, Model::Create(weights_, plan));
+  result.model->set_schedule(options_.schedule);
+  result.model->set_deterministic(options_.deterministic);
+  NoteWhatRatioMeans(result);
+  return result;
+}
+
+StatusOr<std::optional<PredictedLosses>> Workspace::PredictedLossesOf(const std::string& kv) {
+  const std::optional<PredictedLosses> kNothing;
+  KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
+  if (random_weights_ || !CheckIsPredicted(spec).ok()) return kNothing;
+  StatusOr<PredictedLosses> predicted = planner_->PredictLosses(spec);
+  if (predicted.status().code() == StatusCode::kFailedPrecondition) return kNothing;
+  KVL_RETURN_IF_ERROR(predicted.status());
+  return std::optional(*std::move(predicted));
+}
+
+StatusOr<std::optional<double>> Workspace::PredictedKlOf(const std::string& kv) {
+  KVL_ASSIGN_OR_RETURN(const std::optional<PredictedLosses> losses, PredictedLossesOf(kv));
+  return losses.has_value() ? std::optional(losses->kl()) : std::nullopt;
+}
+
+Status Workspace::PredictKlOf(SpecModel* spec_model) {
+  if (spec_model->predicted_kl.has_value()) return OkStatus();
+  KVL_ASSIGN_OR_RETURN(spec_model->predicted_kl, PredictedKlOf(spec_model->spec.ToString()));
+  return OkStatus();
+}
+
+// `ratio` is a promise about one context, mostly the model's. A shorter one holds the same open
+// block, sinks and newest positions, which are then a larger share of it.
+void Workspace::NoteWhatRatioMeans(const SpecModel& spec_model) {
+  const BasisStage* const basis = spec_model.spec.basis();
+  const RankOptions* const ranks = basis == nullptr ? nullptr : RanksOf(*basis);
+  if (ranks == nullptr || !ranks->has_ratio()) return;
+  const int n_promised = RatioContext(spec_model.spec, FactsOf(config_, compute_type()));
+  if (context_tokens_ == n_promised) return;
+  if (!said_ratios_.insert(spec_model.spec.ToString()).second) return;
+  const CacheLayout& layout = spec_model.model->layout();
+  const int64_t bytes = SequenceBytes(layout, context_tokens_, 1, context_tokens_ / 2);
+  const double times =
+      static_cast<double>(ReferenceBytes(layout, context_tokens_)) / static_cast<double>(bytes);
+  Notify(
+      Note::Kind::kNote,
+      fmt::format("--kv '{}': ratio holds at a context of {}; at -c {} the cache is {:.2f} times "
+                  "smaller than 16 bits",
+                  spec_model.spec.text(), n_promised, context_tokens_, times));
+}
+
+StatusOr<SequenceIdentity> Workspace::IdentityOf(const SpecModel& spec_model) {
+  std::string model = fmt::format("{} {}", model_hash_, config_.DescribePositions());
+  if (spec_model.ranks.has_value()) {
+    KVL_ASSIGN_OR_RETURN(const ModelBasis basis,
+                         planner_->BasisAt(spec_model.spec, *spec_model.ranks));
+    model += " basis " + BasisHash(basis);
+  }
+  const ModelCodebooks& codebooks = spec_model.model->codebooks();
+  if (!codebooks.empty()) model += " codebooks " + CodebooksHash(codebooks);
+  return SequenceIdentity{spec_model.spec.ToString(), std::move(model)};
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,140 @@
+// A model as programs use it: threads, weights, tokenizer and statistics, wired together, and the
+// caches that specs describe.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/cpu_features.h"
+#include "base/threads.h"
+#include "kv/blocks/sequence_file.h"
+#include "kv/spec/spec.h"
+#include "model/model.h"
+#include "plan/planner.h"
+#include "runtime/model_statistics.h"
+#include "runtime/open_options.h"
+#include "runtime/profile_file.h"
+#include "tokenizer/tokenizer.h"
+
+namespace kvlathe {
+
+// A model with the cache that a spec describes.
+struct SpecModel {
+  Spec spec;
+  std::unique_ptr<Model> model;
+  std::optional<RankAllocation> ranks;  // with a basis
+  // Of the answer to a question that no profile answered, and where PredictKlOf was called.
+  std::optional<double> predicted_kl;
+};
+
+class Workspace {
+ public:
+  // Loads configuration, tokenizer and weights of options.model. Errors name the file or option:
+  // kNotFound, kDataLoss and kUnimplemented for a model, kInvalidArgument for specs and a context
+  // beyond the model's.
+  static StatusOr<std::unique_ptr<Workspace>> Open(const OpenOptions& options);
+  // Random weights in the shape of a config.json; no tokenizer. With a compression they decide what
+  // merges (DecideAtRandom), by the convention of the config or else that of the released code.
+  static StatusOr<std::unique_ptr<Workspace>> OpenRandom(const std::string& config_path,
+                                                         const OpenOptions& options,
+                                                         std::optional<double> compression = {});
+  // The same with the tokenizer of another model, whose vocabulary takes the place of the config's.
+  static StatusOr<std::unique_ptr<Workspace>> OpenRandomWithTokenizer(
+      const std::string& config_path, const std::string& tokenizer_path,
+      const OpenOptions& options);
+
+  // `accuracy` in the spec is looked up in the model's profile, else answered by prediction, which
+  // a note says; the result's spec is the answer.
+  // With a rate, for specs with resident=full, sequences that choose none have that.
+  StatusOr<SpecModel> MakeModel(const std::string& kv, std::optional<double> rate = std::nullopt);
+  // The KL that is predicted of a cache, without making a model. Nothing where none is predicted,
+  // or the calibration held no text back. No `accuracy`.
+  StatusOr<std::optional<double>> PredictedKlOf(const std::string& kv);
+  // The same by layer.
+  StatusOr<std::optional<PredictedLosses>> PredictedLossesOf(const std::string& kv);
+  // Fills in the predicted KL, where there is one.
+  Status PredictKlOf(SpecModel* spec_model);
+  // kv_fraction at the model's full context, as `ratio` means it, without making a model. Errors
+  // are those of MakeModel. No `accuracy`.
+  StatusOr<double> FractionOf(const std::string& kv);
+  // What the rows of this model's cache mean: weights, positions and the basis itself. Of a model
+  // in a directory.
+  StatusOr<SequenceIdentity> IdentityOf(const SpecModel& spec_model);
+
+  // Says that caches of these specs will be made, so that one calibration serves them all
+  // (OpenOptions::kv is expected already). A spec that is a question means its answers.
+  void Expect(const Spec& spec);
+
+  CachePlanner& planner() { return *planner_; }
+  bool has_random_weights() const { return random_weights_; }
+  const ModelConfig& config() const { return config_; }
+  const OpenOptions& options() const { return options_; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  ThreadPool* threads() { return threads_.get(); }
+  ModelWeights& weights() { return *weights_; }
+  std::shared_ptr<ModelWeights> shared_weights() { return weights_; }
+  Isa isa() const { return isa_; }
+  DType compute_type() const { return options_.row_type; }
+  int context_tokens() const { return context_tokens_; }
+  // Of the windows in which a text is scored: what -c says, or else the context up to 2048.
+  int window_tokens() const {
+    return options_.ctx_size > 0 ? context_tokens_ : std::min(context_tokens_, 2048);
+  }
+  int64_t kv_budget_bytes() const { return kv_budget_bytes_; }
+  const Progress& progress() const { return options_.progress; }
+  // Tells whoever opened the model.
+  void Notify(Note::Kind kind, std::string text) const;
+  const std::string& model_hash() const { return model_hash_; }
+  // BOS if the model's configuration puts one before a text.
+  std::optional<int32_t> leading_bos() const;
+  StatusOr<std::vector<int32_t>> TokenizeFile(const std::string& path) const;
+
+ private:
+  Workspace() : statistics_(this) {}
+  static StatusOr<std::unique_ptr<Workspace>> Prepare(const OpenOptions& options,
+                                                      ModelConfig config);
+  static StatusOr<std::unique_ptr<Workspace>> OpenGguf(const OpenOptions& options);
+  Status LoadWeights(std::unique_ptr<TensorSource> source);
+  // Of every --kv what can be known before weights are read, and before a calibration for one of
+  // the others: its answer in a profile among them.
+  Status CheckSpecs();
+  // The spec, or its answer in a profile; a question that the planner is to answer as it is.
+  StatusOr<Spec> CheckedSpec(const std::string& kv);
+  // The answer of a profile. Nothing where none answers and the planner may (CheckIsPredicted).
+  StatusOr<std::optional<Spec>> AnswerOfProfile(const Spec& question);
+  StatusOr<PredictedCache> AnswerByPrediction(const Spec& question);
+  void NoteWhatRatioMeans(const SpecModel& spec_model);
+
+  OpenOptions options_;
+  ModelConfig config_;
+  Isa isa_ = Isa::kScalar;
+  int context_tokens_ = 0;
+  int64_t kv_budget_bytes_ = 0;
+  bool random_weights_ = false;
+  std::string model_hash_;
+  std::unique_ptr<ThreadPool> threads_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::shared_ptr<ModelWeights> weights_;
+  ModelStatistics statistics_;
+  std::optional<CachePlanner> planner_;  // once the configuration is known
+  bool has_looked_for_profile_ = false;
+  std::optional<FoundProfile> profile_;
+  std::map<std::string, PredictedCache> predicted_;  // by the question, resolved
+  std::set<std::string> said_ratios_;
+};
+
+// KV memory of what measures a model alone and before any sequence comes, such as a calibration: a
+// small kv_budget_bytes is no bound of it.
+inline int64_t MeasuringBudgetBytes(const Workspace& workspace) {
+  return std::max(workspace.kv_budget_bytes(), int64_t{1} << 30);
+}
+
+// What a person should know where the kernels have no BF16 instructions.
+std::optional<std::string> NoteWithoutBf16(Isa isa);
+
+}  // namespace kvlathe
