@@ -62,12 +62,16 @@ void LateBackend::Append(const AppendPlan& plan) {
 
 void LateBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
   const auto kept = std::make_shared<KeptPlans>();
-  Late([=, this, copy = kept->KeepJobs(jobs)] { backend_.Attend(copy, sm_scale, schedule); });
+  Late([this, kept, sm_scale, schedule, copy = kept->KeepJobs(jobs)] {
+    backend_.Attend(copy, sm_scale, schedule);
+  });
 }
 
 void LateBackend::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) {
   const auto kept = std::make_shared<KeptPlans>();
-  Late([=, this, copy = kept->KeepAll(plans)] { backend_.GatherGrams(copy, n_dims, type); });
+  Late([this, kept, n_dims, type, copy = kept->KeepAll(plans)] {
+    backend_.GatherGrams(copy, n_dims, type);
+  });
 }
 
 void LateBackend::Prune(const PrunePlan& plan) {
