@@ -20,7 +20,6 @@ fail() {
 
 state="$sha256 $(sha256sum <"$patch")"
 if [ -f "$folder/state" ] && [ "$(cat "$folder/state")" = "$state" ]; then
-  echo "$folder is there already"
   exit 0
 fi
 mkdir -p build
