@@ -288,9 +288,8 @@ void Attention::State::MergeSplits(int worker_id) {
     const HeadJob& job = jobs[split.job_idx];
     const int width = job.output_width();
     const auto rows_of_part = [&](int part) -> PartialRows {
-      float* memory = workspace.as<float>() + split.partial_offset;
-      const PartialRows all =
-          PartialAt(memory + part * PartialFloats(n_rows, width), n_rows, width);
+      float* const parts = workspace.as<float>() + split.partial_offset;
+      const PartialRows all = PartialAt(parts + part * PartialFloats(n_rows, width), n_rows, width);
       return {all.o + int64_t{begin} * width, all.row_max + begin, all.row_sum + begin};
     };
     const PartialRows merged = rows_of_part(0);
