@@ -49,7 +49,7 @@ tar -xzf "$package" -C "$work" "$inside/LICENSE" "$inside/models/templates" "$in
 mkdir "$work/jinja"
 mv "$work/$inside/common" "$work/$inside/LICENSE" "$work/jinja"
 mv "$work/$inside/models/templates" "$work/jinja/templates"
-(cd "$work/jinja/common" && GIT_CEILING_DIRECTORIES=$(cd .. && pwd) git apply "$patch") ||
+(cd "$work/jinja/common" && GIT_CEILING_DIRECTORIES=$(cd .. && pwd) git apply --unidiff-zero "$patch") ||
   fail "cmake/jinja.patch does not fit these sources"
 echo "$state" >"$work/jinja/state"
 rm -rf "$folder"

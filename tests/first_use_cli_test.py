@@ -289,6 +289,11 @@ class OneLayer(cli_support.CommandLineCase):
 class Loss(cli_support.CommandLineCase):
     """A cache far from the uncompressed one."""
 
+    # A processor without BF16 instructions has a note in front of it.
+    def warning_of(self, run):
+        warning, = [line for line in run.stderr.splitlines() if b"warning" in line]
+        return warning
+
     def test_large_loss_is_said_and_measured_once(self):
         self.environment["XDG_CACHE_HOME"] = str(self.folder / "cache")
         basis = self.folder / "basis.safetensors"
@@ -296,7 +301,7 @@ class Loss(cli_support.CommandLineCase):
         run = ["run", "-m", MODEL, "-p", "The carriage", "-n", 2, "--basis", basis, "--kv"]
         strong = self.run_verb(*run, "fdc(rate=0.9)")
         self.assertEqual(strong.returncode, 0, strong.stderr.decode())
-        self.assertRegex(strong.stderr.decode(), r"^kvlathe: warning: --kv 'fdc\(rate=0\.9\)' changes what this model "
+        self.assertRegex(strong.stderr.decode(), r"(?m)^kvlathe: warning: --kv 'fdc\(rate=0\.9\)' changes what this model "
                          r"says: on a short text it is \d\.\d\d nats per token away from the uncompressed cache")
         self.assertEqual(strong.stderr.count(b"warning"), 1)
         kept, = self.folder.glob("cache/*/loss-*")
@@ -304,8 +309,7 @@ class Loss(cli_support.CommandLineCase):
         kept.write_text("7.25\n")
         self.assertIn("it is 7.25 nats per token away", self.run_verb(*run, "fdc(rate=0.9)").stderr.decode())
         kept.write_text("rubbish\n")
-        self.assertEqual(self.run_verb(*run, "fdc(rate=0.9)").stderr.splitlines()[0],
-                         strong.stderr.splitlines()[0])
+        self.assertEqual(self.warning_of(self.run_verb(*run, "fdc(rate=0.9)")), self.warning_of(strong))
         self.assertAlmostEqual(float(kept.read_text()), 0.8, delta=0.5)
         for kv in ("fdc(rate=0.1)", "kivi(bits=2)", "none"):
             mild = self.run_verb(*run, kv)
