@@ -38,7 +38,7 @@ std::shared_ptr<ModelWeights> SmallWeights(ThreadPool* threads, std::optional<fl
 class ForecastTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    model_ = MakeSmallModel(SmallWeights(&threads_, std::nullopt), GetParam(), &threads_);
+    model_ = MakeSmallModel(SmallWeights(&threads_, std::nullopt), GetParam());
   }
   // Reads on until n positions are there, in steps of at most max_step.
   Status ReadTo(SequenceCache* cache, int n, int64_t max_step) {
@@ -103,7 +103,7 @@ TEST(AdmissionTest, ForecastsOfMergingCachesCountTheirOpenEntries) {
   const auto weights = SmallWeights(&threads, -50.0f);  // everything merges
   for (const char* spec : {"dmc(sink=0)", "dmc(sink=0,window=0)", "pool(n=64,sink=0)"}) {
     SCOPED_TRACE(spec);
-    const auto model = MakeSmallModel(weights, spec, &threads);
+    const auto model = MakeSmallModel(weights, spec);
     const CacheLayout& layout = model->layout();
     const int window = layout.retention->merge->window;
     // int32, then F32: the sums of the weight, of K and of V, and a ring of as many for each
@@ -126,8 +126,8 @@ TEST(AdmissionTest, ForecastsOfMergingCachesCountTheirOpenEntries) {
 // What reading a prompt took is not counted for those that have read theirs.
 TEST(AdmissionTest, SequencesThatPrunedTheirPromptsMakeRoomForOthers) {
   ThreadPool threads{1};
-  const auto model = MakeSmallModel(SmallWeights(&threads, std::nullopt),
-                                    "tova(budget=64,prune=prompt)", &threads);
+  const auto model =
+      MakeSmallModel(SmallWeights(&threads, std::nullopt), "tova(budget=64,prune=prompt)");
   const int64_t alone = PeakSequenceBytes(model->layout(), 700 + 99, 512, 700);
   HostPool pool(2 * alone);
   Engine engine({model.get()}, &pool, {});
@@ -153,7 +153,7 @@ class MergingAdmissionTest : public ::testing::TestWithParam<const char*> {
   static constexpr float kMergesAll = -50, kMergesHalf = 0, kMergesNothing = 50;
 
   std::unique_ptr<Model> Make(float offset) {
-    return MakeSmallModel(SmallWeights(&threads_, offset), GetParam(), &threads_);
+    return MakeSmallModel(SmallWeights(&threads_, offset), GetParam());
   }
   static std::vector<Request> Requests() {
     std::vector<Request> requests;

@@ -36,7 +36,7 @@ class LevelsTest : public ::testing::Test {
     ASSERT_TRUE(weights.ok()) << weights.status();
     const std::shared_ptr<ModelWeights> shared = *std::move(weights);
     for (const char* spec : {"none", "kivi(bits=4,run=64)", "lathe(ratio=4,open=8,run=64)"}) {
-      models_.push_back(MakeSmallModel(shared, spec, &threads_));
+      models_.push_back(MakeSmallModel(shared, spec));
       levels_.push_back(models_.back().get());
     }
   }

@@ -60,7 +60,7 @@ inline ModelBasis HalfRankBasis(const ModelConfig& c, const Spec& spec) {
 // A deterministic model of these weights with the cache of a spec, 4 sinks and, where the spec
 // splits bits, the maps of HalfRankBasis.
 inline std::unique_ptr<Model> MakeSmallModel(std::shared_ptr<ModelWeights> weights,
-                                             const std::string& text, ThreadPool* threads) {
+                                             const std::string& text) {
   const Spec spec = *Spec::Parse(text);
   const ModelBasis basis = HalfRankBasis(weights->config(), spec);
   PlanParts parts = PartsOf(spec, FactsOf(spec.sealing()).splits_bits ? &basis : nullptr);
