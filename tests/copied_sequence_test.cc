@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_cache.h"
 #include "sequence_cases.h"
 
@@ -38,7 +39,7 @@ constexpr int kPromptLengths[] = {1, 68, 280};
 TEST_P(CopiedSequence, GoesOnWithTheSameBitsAndLeavesTheOriginalAlone) {
   for (const int n_prompt : kPromptLengths) {
     SCOPED_TRACE(::testing::Message() << n_prompt);
-    BlockPool pool(kBudgetBytes), other_pool(kBudgetBytes);
+    HostPool pool(kBudgetBytes), other_pool(kBudgetBytes);
     const auto alone = Read(&other_pool, n_prompt);
     auto original = Read(&pool, n_prompt);
     auto copied = original->Copy();
@@ -70,7 +71,7 @@ TEST_P(CopiedSequence, GoesOnWithTheSameBitsAndLeavesTheOriginalAlone) {
 TEST_P(CopiedSequence, TheOriginalGoesOnAsIfNeverCopied) {
   for (const int n_prompt : kPromptLengths) {
     SCOPED_TRACE(::testing::Message() << n_prompt);
-    BlockPool pool(kBudgetBytes), other_pool(kBudgetBytes);
+    HostPool pool(kBudgetBytes), other_pool(kBudgetBytes);
     const auto alone = Read(&other_pool, n_prompt), original = Read(&pool, n_prompt);
     {
       auto copy = original->Copy();
@@ -86,7 +87,7 @@ TEST_P(CopiedSequence, TheOriginalGoesOnAsIfNeverCopied) {
 }
 
 TEST_P(CopiedSequence, TakesNothingWhereTheBudgetDoesNotHoldIt) {
-  BlockPool pool(kBudgetBytes);
+  HostPool pool(kBudgetBytes);
   const auto original = Read(&pool, 210);
   Feed(model_.get(), original.get(), RandomTokens(5, 2), 1);
   const int64_t n_bytes = original->bytes().total();
@@ -109,7 +110,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, CopiedSequence, ::testing::ValuesIn(testing::Seq
 
 TEST(SequenceCacheCopy, OfAnEmptySequenceIsEmpty) {
   const CacheLayout layout = {2, 2, 32, 4, std::vector<BlockShape>(4, BlockShape{16, 16})};
-  BlockPool pool(kBudgetBytes);
+  HostPool pool(kBudgetBytes);
   SequenceCache cache(&layout, &pool);
   cache.set_n_prompt(7, 3);
   const auto copy = cache.Copy();

@@ -201,7 +201,7 @@ TEST_P(FoldedModelTest, ReadsPromptsWithWholeKeys) {
       LoadedModel loaded = LoadModel(directory_, DType::kF32, isa);
       PlanParts parts = PartsOf(&bases.model, n_sink);
       parts.retention = plan;
-      auto model = CreateModel(loaded.weights, std::move(parts), loaded.pool.get(), isa);
+      auto model = CreateModel(loaded.weights, std::move(parts));
       ASSERT_TRUE(model.ok()) << model.status();
       loaded.model = *std::move(model);
       for (const int chunk : {64, 11}) {

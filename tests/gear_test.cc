@@ -16,12 +16,14 @@
 #include "io/files.h"
 #include "io/safetensors/safetensors.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/spec/spec.h"
 #include "model/model.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "model/weights.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -199,9 +201,9 @@ void GearTest::CheckRun(const Model& model, const SequenceCache& cache,
 void GearTest::Run(std::shared_ptr<ModelWeights> weights, const std::vector<int32_t>& tokens) {
   for (const Case& c : kCases) {
     const Spec spec = *Spec::Parse(c.spec);
-    auto model = CreateModel(weights, PartsOf(spec), &threads_, SelectIsa().value());
+    auto model = CreateModel(weights, PartsOf(spec));
     ASSERT_TRUE(model.ok()) << model.status();
-    BlockPool pool(kBudgetBytes);
+    HostPool pool(kBudgetBytes);
     SequenceCache cache(&(*model)->layout(), &pool);
     ComputedRows computed((*model)->layout(), /*keeps_keys_before_rope=*/false);
     const std::span all(tokens);
@@ -215,7 +217,8 @@ void GearTest::Run(std::shared_ptr<ModelWeights> weights, const std::vector<int3
 }
 
 TEST_F(GearTest, RandomRows) {
-  auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3), &threads_);
+  auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3),
+                                    MakeMachine(&threads_, SelectIsa().value()));
   ASSERT_TRUE(weights.ok()) << weights.status();
   std::vector<int32_t> tokens;
   for (int t = 0; t < kTokens; ++t) tokens.push_back((t * 37 + t / 11) % kSmallVocabulary);
@@ -227,7 +230,8 @@ TEST_F(GearTest, RowsOfATrainedModel) {
   auto reader = SafetensorsReader::OpenModel(directory);
   ASSERT_TRUE(reader.ok()) << reader.status();
   auto weights = ModelWeights::Load(*LoadModelConfig(directory), DType::kF32,
-                                    MakeFileSource(*std::move(reader)), &threads_);
+                                    MakeFileSource(*std::move(reader)),
+                                    MakeMachine(&threads_, SelectIsa().value()));
   ASSERT_TRUE(weights.ok()) << weights.status();
   const auto golden = ReadJsonFile(directory + "/golden.json");
   ASSERT_TRUE(golden.ok()) << golden.status();
@@ -263,15 +267,16 @@ TEST_F(GearTest, EntriesThatMerged) {
   constexpr int kLongPrompt = 400;
   ModelConfig config = SmallConfig();
   config.dmc = DmcConfig{.offset = 0, .weight_offset = 0};
-  auto loaded = ModelWeights::Load(config, DType::kF32, MakeRandomSource(3), &threads_);
+  auto loaded = ModelWeights::Load(config, DType::kF32, MakeRandomSource(3),
+                                   MakeMachine(&threads_, SelectIsa().value()));
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   const std::shared_ptr<ModelWeights> weights = *std::move(loaded);
   Random random(4);
   std::vector<int32_t> tokens(kLongPrompt);
   for (int32_t& id : tokens) id = static_cast<int32_t>(random.Below(kSmallVocabulary));
-  BlockPool pool(kBudgetBytes);
+  HostPool pool(kBudgetBytes);
   const auto read = [&](const std::string& text, std::unique_ptr<Model>* model) {
-    auto made = CreateModel(weights, PartsOf(*Spec::Parse(text)), &threads_, SelectIsa().value());
+    auto made = CreateModel(weights, PartsOf(*Spec::Parse(text)));
     EXPECT_TRUE(made.ok()) << made.status();
     *model = *std::move(made);
     auto cache = std::make_unique<SequenceCache>(&(*model)->layout(), &pool);

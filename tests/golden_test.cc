@@ -6,7 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "cpu/memory/guarded_device.h"
+#include "cpu/biting/biting_machine.h"
 #include "io/files.h"
 #include "io/safetensors/safetensors.h"
 #include "loaded_model.h"
@@ -120,8 +120,10 @@ TEST_P(TransformersTest, EveryLogitAgreesOnADeviceThatBites) {
   ASSERT_FALSE(texts.empty());
   for (const GoldenText& text : texts) {
     const int n_tokens = static_cast<int>(text.ids.size());
-    LoadedModel loaded = LoadModel(directory, DType::kF32, Isa::kScalar, nullptr, 0, n_tokens);
-    PlaceOn(std::make_unique<GuardedDevice>(), &loaded);
+    LoadedModel loaded = LoadModel(directory, DType::kF32, Isa::kScalar, nullptr, 0, n_tokens,
+                                   [](ThreadPool* pool) -> std::shared_ptr<Machine> {
+                                     return std::make_shared<BitingMachine>(pool);
+                                   });
     EXPECT_LT(MaxDifference(EngineLogits(&loaded, text.ids, {30, 1, 17, 5}), text.logits),
               kTransformersBound)
         << n_tokens << " tokens";

@@ -1,14 +1,14 @@
-// Everything that a cache can be and do, on a device whose memory the host cannot touch
-// (cpu/memory/guarded_device.h) and with the kernels that are the references of all others:
-// whatever reads or writes rows past the backend ends this program.
+// Everything that a cache can be and do, on a machine whose memory the host cannot touch and which
+// runs what it is asked for as late as it may (cpu/biting/biting_machine.h): whatever reads or
+// writes rows, weights or activations past the verbs ends this program.
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "cpu/memory/cpu_device.h"
-#include "cpu/memory/guarded_device.h"
+#include "cpu/biting/biting_machine.h"
 #include "engine/engine.h"
 #include "engine/session.h"
 #include "io/scratch_folder.h"
@@ -16,6 +16,7 @@
 #include "kv/blocks/sequence_file.h"
 #include "kv/spec/spec.h"
 #include "model/small_config.h"
+#include "runtime/machines/machine_choice.h"
 #include "sequence_cases.h"
 
 namespace kvlathe {
@@ -30,27 +31,25 @@ constexpr int64_t kBudgetBytes = int64_t{64} << 20;
 
 class GuardedCache : public ::testing::TestWithParam<SequenceCase> {
  protected:
-  std::unique_ptr<SequenceCache> NewCache(BlockPool* pool) {
-    return std::make_unique<SequenceCache>(&model_->layout(), pool);
-  }
-
   // A prompt of n_prompt tokens, decoded further, saved, restored, copied, and decoded to past the
   // next runs and prunes. What was computed on the way.
-  std::vector<std::string> Live(Device* device, int n_prompt) {
+  std::vector<std::string> Live(std::shared_ptr<Machine> machine, int n_prompt) {
     std::vector<std::string> logits;
-    BlockPool pool(kBudgetBytes, device);
+    const std::unique_ptr<Model> model = MakeCaseModel(GetParam(), std::move(machine));
+    BlockPool pool(kBudgetBytes, &model->machine().memory());
+    const auto new_cache = [&] { return std::make_unique<SequenceCache>(&model->layout(), &pool); };
     const auto feed = [&](SequenceCache* cache, int n, uint64_t seed, size_t piece) {
-      logits.push_back(Feed(model_.get(), cache, RandomTokens(n, seed), piece));
+      logits.push_back(Feed(model.get(), cache, RandomTokens(n, seed), piece));
     };
-    auto original = NewCache(&pool);
+    auto original = new_cache();
     original->set_n_prompt(n_prompt, 300);
     feed(original.get(), n_prompt, 1, 64);
     feed(original.get(), 70, 2, 1);
     const SequenceIdentity identity = {Spec::Parse(GetParam().spec)->ToString(), "a model"};
     const std::string path = folder_ / "sequence";
-    EXPECT_TRUE(SaveSequence(*original, model_->layout(), identity, "", path).ok());
-    auto restored = NewCache(&pool);
-    const auto state = RestoreSequence(path, {identity, &model_->layout(), 1024}, restored.get());
+    EXPECT_TRUE(SaveSequence(*original, model->layout(), identity, "", path).ok());
+    auto restored = new_cache();
+    const auto state = RestoreSequence(path, {identity, &model->layout(), 1024}, restored.get());
     EXPECT_TRUE(state.ok()) << state.status();
     feed(restored.get(), 30, 3, 1);
     auto copied = restored->Copy();
@@ -65,24 +64,21 @@ class GuardedCache : public ::testing::TestWithParam<SequenceCase> {
 
   ScratchFolder folder_;
   ThreadPool threads_{2};
-  std::unique_ptr<Model> model_ = MakeCaseModel(GetParam(), &threads_, Isa::kScalar);
+  std::shared_ptr<Machine> biting_ = std::make_shared<BitingMachine>(&threads_);
 };
 
-TEST_P(GuardedCache, LivesAsOnADeviceThatDoesNotBite) {
-  GuardedDevice guarded;
-  CpuDevice plain;
-  const std::vector<std::string> logits = Live(&guarded, 210);
+TEST_P(GuardedCache, LivesAsOnAMachineThatDoesNotBite) {
+  const std::vector<std::string> logits = Live(biting_, 210);
   ASSERT_EQ(logits.size(), 5u);
-  EXPECT_TRUE(logits == Live(&plain, 210));
+  EXPECT_TRUE(logits == Live(MakeMachine(&threads_, Isa::kScalar), 210));
   // The restored sequence went on as the original does.
   EXPECT_TRUE(logits[2] == logits[4]);
 }
 
 // Long enough for the budgets of the recorded specs.
 class RecordedSpec : public GuardedCache {};
-TEST_P(RecordedSpec, LivesOnADeviceThatBites) {
-  GuardedDevice guarded;
-  const std::vector<std::string> logits = Live(&guarded, 330);
+TEST_P(RecordedSpec, LivesOnAMachineThatBites) {
+  const std::vector<std::string> logits = Live(biting_, 330);
   ASSERT_EQ(logits.size(), 5u);
   EXPECT_TRUE(logits[2] == logits[4]);
 }
@@ -94,8 +90,8 @@ INSTANTIATE_TEST_SUITE_P(Specs, GuardedCache, ::testing::ValuesIn(testing::Seque
 
 // What four requests answer that outgrow `budget`, so that some wait or give way and come back, and
 // then the first one's session, saved, loaded and gone on with.
-std::vector<std::vector<int32_t>> Answers(Model* model, Device* device, int64_t budget) {
-  BlockPool pool(budget, device);
+std::vector<std::vector<int32_t>> Answers(Model* model, int64_t budget) {
+  BlockPool pool(budget, &model->machine().memory());
   std::vector<std::vector<int32_t>> answers(5);
   int n_preemptions = 0;
   Session session;
@@ -131,32 +127,15 @@ std::vector<std::vector<int32_t>> Answers(Model* model, Device* device, int64_t 
   return answers;
 }
 
-TEST(GuardedEngine, RequestsThatOutgrowTheBudgetAnswerAsOnADeviceThatDoesNotBite) {
+TEST(GuardedEngine, RequestsThatOutgrowTheBudgetAnswerAsOnAMachineThatDoesNotBite) {
   ThreadPool threads(2);
-  const std::unique_ptr<Model> model = MakeCaseModel({"None", "none"}, &threads, Isa::kScalar);
-  const int64_t budget = 2 * SequenceBytes(model->layout(), 250);
-  GuardedDevice guarded;
-  CpuDevice plain;
-  const auto answers = Answers(model.get(), &guarded, budget);
+  const auto biting = MakeCaseModel({"None", "none"}, std::make_shared<BitingMachine>(&threads));
+  const auto plain = MakeCaseModel({"None", "none"}, &threads, Isa::kScalar);
+  const int64_t budget = 2 * SequenceBytes(plain->layout(), 250);
+  const auto answers = Answers(biting.get(), budget);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(answers[i].size(), 60u);
   EXPECT_EQ(answers[4].size(), 20u);
-  EXPECT_EQ(answers, Answers(model.get(), &plain, budget));
-}
-
-// Of a cache that lives on the device: its addresses are what a pointer in a table would be.
-TEST(GuardedCacheDeathTest, BitesWhoeverReadsABlockOutsideAVerb) {
-  ThreadPool threads(2);
-  const std::unique_ptr<Model> model = MakeCaseModel({"None", "none"}, &threads, Isa::kScalar);
-  GuardedDevice device;
-  BlockPool pool(kBudgetBytes, &device);
-  SequenceCache cache(&model->layout(), &pool);
-  Feed(model.get(), &cache, RandomTokens(100, 1), 100);
-  const auto address_of_block = [&] {
-    const CpuAccess access(device);
-    return reinterpret_cast<const volatile uint8_t*>(access.At(cache.head(1, 1).blocks()[0]));
-  };
-  EXPECT_DEATH(static_cast<void>(uint8_t{*address_of_block()}), "");
-  Feed(model.get(), &cache, RandomTokens(3, 2), 1);  // it lives on here
+  EXPECT_EQ(answers, Answers(plain.get(), budget));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "model/planned_model.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe::testing {
 namespace {
@@ -27,26 +28,23 @@ std::unique_ptr<TensorSource> OpenSource(const std::string& model) {
 }  // namespace
 
 LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
-                      const ModelBasis* basis, int n_sink, int context) {
+                      const ModelBasis* basis, int n_sink, int context,
+                      const std::function<std::shared_ptr<Machine>(ThreadPool*)>& make_machine) {
   LoadedModel loaded;
   loaded.pool = std::make_unique<ThreadPool>(2);
-  loaded.blocks = std::make_unique<BlockPool>(kBudgetBytes);
+  loaded.machine =
+      make_machine ? make_machine(loaded.pool.get()) : MakeMachine(loaded.pool.get(), isa);
+  loaded.blocks = std::make_unique<BlockPool>(kBudgetBytes, &loaded.machine->memory());
   auto config = LoadModelConfig(directory);
   EXPECT_TRUE(config.ok()) << config.status();
   if (context > 0) config->ChooseContext(context);
-  auto weights =
-      ModelWeights::Load(*config, compute_type, OpenSource(directory), loaded.pool.get());
+  auto weights = ModelWeights::Load(*config, compute_type, OpenSource(directory), loaded.machine);
   EXPECT_TRUE(weights.ok()) << weights.status();
   loaded.weights = *std::move(weights);
-  auto model = CreateModel(loaded.weights, PartsOf(basis, n_sink), loaded.pool.get(), isa);
+  auto model = CreateModel(loaded.weights, PartsOf(basis, n_sink));
   EXPECT_TRUE(model.ok()) << model.status();
   loaded.model = *std::move(model);
   return loaded;
-}
-
-void PlaceOn(std::unique_ptr<Device> device, LoadedModel* loaded) {
-  loaded->blocks = std::make_unique<BlockPool>(kBudgetBytes, device.get());
-  loaded->device = std::move(device);
 }
 
 Matrix EngineLogits(LoadedModel* loaded, const std::vector<int>& ids,

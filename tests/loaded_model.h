@@ -2,13 +2,14 @@
 // cut.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
-#include "machine/device.h"
+#include "machine/machine.h"
 #include "model/model.h"
 #include "reference_decoder.h"
 
@@ -17,7 +18,7 @@ namespace kvlathe::testing {
 // Members in the order in which they depend on each other.
 struct LoadedModel {
   std::unique_ptr<ThreadPool> pool;
-  std::unique_ptr<Device> device;  // of the blocks; null: the host's memory
+  std::shared_ptr<Machine> machine;
   std::unique_ptr<BlockPool> blocks;
   std::shared_ptr<ModelWeights> weights;
   std::unique_ptr<Model> model;
@@ -25,11 +26,11 @@ struct LoadedModel {
 
 // `context`: the longest text it must serve, which chooses among the factors of LongRope; 0: as
 // long as the model allows.
-LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
-                      const ModelBasis* basis = nullptr, int n_sink = 0, int context = 0);
-
-// The cache moves to another device, which `loaded` holds from here on.
-void PlaceOn(std::unique_ptr<Device> device, LoadedModel* loaded);
+// `make_machine` makes one that takes the place of the processors with `isa`.
+LoadedModel LoadModel(
+    const std::string& directory, DType compute_type, Isa isa, const ModelBasis* basis = nullptr,
+    int n_sink = 0, int context = 0,
+    const std::function<std::shared_ptr<Machine>(ThreadPool*)>& make_machine = nullptr);
 
 // Logits after every token, fed in chunks of the given sizes (the last one repeats) and of no more
 // than the cache takes at once. n_prompt 0: the prompt does not end.

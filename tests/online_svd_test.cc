@@ -10,11 +10,13 @@
 #include "analysis/bases/fdc_reference.h"
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "model/model.h"
 #include "model/planned_model.h"
 #include "random_model.h"
 #include "reference_decoder.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -111,10 +113,11 @@ class OnlineSvdTest : public ::testing::TestWithParam<Case> {
     const auto spec = Spec::Parse(text);
     EXPECT_TRUE(spec.ok()) << spec.status();
     auto reader = SafetensorsReader::OpenModel(directory_);
-    auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
-                                      MakeFileSource(*std::move(reader)), &threads_);
+    auto weights =
+        ModelWeights::Load(*LoadModelConfig(directory_), type, MakeFileSource(*std::move(reader)),
+                           MakeMachine(&threads_, isa));
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model = CreateModel(*std::move(weights), PartsOf(*spec), &threads_, isa);
+    auto model = CreateModel(*std::move(weights), PartsOf(*spec));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -152,7 +155,7 @@ class OnlineSvdTest : public ::testing::TestWithParam<Case> {
   static testing::ReferenceModel reference_;
   static std::vector<int> ids_;
   ThreadPool threads_{2};
-  BlockPool pool_{int64_t{64} << 20};
+  HostPool pool_{int64_t{64} << 20};
 };
 std::string OnlineSvdTest::directory_;
 testing::ReferenceModel OnlineSvdTest::reference_;

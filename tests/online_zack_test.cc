@@ -11,12 +11,14 @@
 #include "analysis/bases/fdc_reference.h"
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/byte_kinds.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "model/model.h"
 #include "model/planned_model.h"
 #include "random_model.h"
 #include "reference_decoder.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -186,8 +188,9 @@ class OnlineZackTest : public ::testing::TestWithParam<Case> {
   // An empty `ranks`: the uncompressed model.
   std::unique_ptr<Model> Load(Isa isa, DType type, const std::vector<HeadRanks>& ranks) {
     auto reader = SafetensorsReader::OpenModel(directory_);
-    auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
-                                      MakeFileSource(*std::move(reader)), &threads_);
+    auto weights =
+        ModelWeights::Load(*LoadModelConfig(directory_), type, MakeFileSource(*std::move(reader)),
+                           MakeMachine(&threads_, SelectIsa().value()));
     EXPECT_TRUE(weights.ok()) << weights.status();
     ModelBasis basis{reference_.n_layers, reference_.n_kv_heads, reference_.head_dim};
     for (const HeadRanks& r : ranks) {
@@ -197,8 +200,8 @@ class OnlineZackTest : public ::testing::TestWithParam<Case> {
         OnlineInputs{.output_grams = OutputGrams(), .is_normalised = GetParam().is_normalised};
     const auto spec = Spec::Parse(GetParam().spec);
     EXPECT_TRUE(spec.ok() && CheckSupported(*spec).ok());
-    auto model = CreateModel(*std::move(weights),
-                             ranks.empty() ? PlanParts{} : PartsOf(*spec, &basis), &threads_, isa);
+    auto model =
+        CreateModel(*std::move(weights), ranks.empty() ? PlanParts{} : PartsOf(*spec, &basis));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -266,7 +269,7 @@ class OnlineZackTest : public ::testing::TestWithParam<Case> {
   ReferenceModel reference_;
   std::vector<int32_t> ids_;
   ThreadPool threads_{2};
-  BlockPool pool_{int64_t{64} << 20};
+  HostPool pool_{int64_t{64} << 20};
 };
 
 TEST_P(OnlineZackTest, MatchesLiteralProjections) {
@@ -330,13 +333,13 @@ TEST(OnlineZack, IsRefusedWithASlidingWindow) {
   ThreadPool threads(1);
   auto reader = SafetensorsReader::OpenModel(directory);
   auto weights = ModelWeights::Load(*LoadModelConfig(directory), DType::kBf16,
-                                    MakeFileSource(*std::move(reader)), &threads);
+                                    MakeFileSource(*std::move(reader)),
+                                    MakeMachine(&threads, SelectIsa().value()));
   ASSERT_TRUE(weights.ok()) << weights.status();
   ModelBasis basis{2, 2, 16, std::vector<HeadBasis>(4, {.rank_k = 16, .rank_v = 16})};
   basis.online = OnlineInputs{};
   const auto model =
-      CreateModel(*std::move(weights), PartsOf(*Spec::Parse("zack(online=on)"), &basis), &threads,
-                  AvailableIsas().back());
+      CreateModel(*std::move(weights), PartsOf(*Spec::Parse("zack(online=on)"), &basis));
   EXPECT_EQ(model.status().code(), StatusCode::kUnimplemented);
   std::filesystem::remove_all(directory);
 }

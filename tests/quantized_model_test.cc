@@ -9,6 +9,7 @@
 
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
 #include "model/model.h"
@@ -16,6 +17,7 @@
 #include "random_model.h"
 #include "reference_decoder.h"
 #include "reference_quantizer.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -372,10 +374,11 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
     PlanParts parts = PartsOf(spec, basis.heads.empty() ? nullptr : &basis);
     parts.codebooks = ToModelCodebooks(literal_codebooks);
     auto reader = SafetensorsReader::OpenModel(directory_);
-    auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
-                                      MakeFileSource(*std::move(reader)), &threads_);
+    auto weights =
+        ModelWeights::Load(*LoadModelConfig(directory_), type, MakeFileSource(*std::move(reader)),
+                           MakeMachine(&threads_, isa));
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, isa);
+    auto model = CreateModel(*std::move(weights), std::move(parts));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -411,7 +414,7 @@ class QuantizedModelTest : public ::testing::TestWithParam<Case> {
   std::vector<int> ids_;
   std::vector<testing::ReferenceBasis> rotations_, latents_, shared_latents_;
   ThreadPool threads_{2};
-  BlockPool pool_{int64_t{64} << 20};
+  HostPool pool_{int64_t{64} << 20};
 };
 
 TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {

@@ -113,7 +113,7 @@ class ResidentBasisTest : public ::testing::TestWithParam<NamedShape> {
     parts.n_sink = n_sink;
     parts.allocation = RankAllocation{.ranks = ranks_[2]};
     parts.ranks_at = ranks_at;
-    auto model = CreateModel(loaded.weights, std::move(parts), loaded.pool.get(), isa);
+    auto model = CreateModel(loaded.weights, std::move(parts));
     EXPECT_TRUE(model.ok()) << model.status();
     loaded.model = *std::move(model);
     loaded.model->set_deterministic(true);

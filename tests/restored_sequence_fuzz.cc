@@ -21,6 +21,7 @@
 #include "analysis/bases/hadamard.h"
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_file.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
@@ -28,6 +29,7 @@
 #include "model/model.h"
 #include "model/planned_model.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace {
 
@@ -133,10 +135,10 @@ class Case {
     KVL_CHECK(CheckSupported(spec).ok());
     identity_ = {spec.ToString(), "a model"};
     const std::optional<ModelBasis> basis = BasisOf(spec);
-    auto weights =
-        ModelWeights::Load(SmallConfig(), DType::kBf16, MakeRandomSource(3), &threads_).value();
-    model_ = CreateModel(std::move(weights), PartsOf(spec, basis.has_value() ? &*basis : nullptr),
-                         &threads_, SelectIsa().value())
+    auto weights = ModelWeights::Load(SmallConfig(), DType::kBf16, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()))
+                       .value();
+    model_ = CreateModel(std::move(weights), PartsOf(spec, basis.has_value() ? &*basis : nullptr))
                  .value();
     model_->set_deterministic(true);  // no oneDNN, which would take most of the time
     SaveSequences();
@@ -146,7 +148,7 @@ class Case {
 
   // Restores what the bytes say, if they say it soundly, and goes on with it.
   void Run(const std::string& path) {
-    BlockPool pool(int64_t{64} << 20);
+    HostPool pool(int64_t{64} << 20);
     SequenceCache cache(&model_->layout(), &pool);
     const auto state = RestoreSequence(path, {identity_, &model_->layout(), 400}, &cache);
     if (!state.ok()) {
@@ -177,7 +179,7 @@ class Case {
   void SaveSequences() {
     const std::string path = std::filesystem::temp_directory_path() /
                              ("restored_sequence_fuzz-" + std::to_string(::getpid()));
-    BlockPool pool(int64_t{64} << 20);
+    HostPool pool(int64_t{64} << 20);
     SequenceCache cache(&model_->layout(), &pool);
     cache.set_n_prompt(kPrompt, kStep * kSaves);
     KVL_CHECK(Feed(kPrompt, &cache).ok());

@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "engine/engine.h"
 #include "io/scratch_folder.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
@@ -16,6 +17,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -43,15 +45,15 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
     ModelConfig c = SmallConfig();
     c.max_seq_len = 1024;
     c.attention.kinds[0].window = GetParam().window;
-    auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     const StatusOr<Spec> spec = Spec::Parse(GetParam().spec);
     ASSERT_TRUE(spec.ok()) << spec.status();
     identity_ = {spec->ToString(), "a model"};
     const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.5, 9);
     auto model = CreateModel(*std::move(weights),
-                             PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis), &threads_,
-                             SelectIsa().value());
+                             PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis));
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }
@@ -99,7 +101,7 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
 
   // n_first tokens, the file, and the rest against all at once.
   void ExpectGoesOn(const Request& whole, int n_first) {
-    BlockPool pool(kNoLimit), second_pool(kNoLimit);
+    HostPool pool(kNoLimit), second_pool(kNoLimit);
     const Generated at_once = Run(whole, &pool);
     Request request = whole;
     request.max_tokens = n_first;
@@ -153,7 +155,7 @@ TEST_P(ResumedSession, GoesOnWithTheSameDrawsAndPenalties) {
 // A second prompt behind a restored sequence gives what it gives behind the one that never left
 // memory.
 TEST_P(ResumedSession, TakesAnotherPrompt) {
-  BlockPool pool(kNoLimit), second_pool(kNoLimit);
+  HostPool pool(kNoLimit), second_pool(kNoLimit);
   Generated first = Run(MakeRequest(40, 25, 1), &pool);
   Session stored = Stored(first.session, &second_pool);
   const Request more = MakeRequest(90, 20, 2);
@@ -169,7 +171,7 @@ TEST_P(ResumedSession, TakesAnotherPrompt) {
 // set_deterministic it gives the same bits.
 TEST_P(ResumedSession, ReplaysItsTurnsToTheSameBits) {
   model_->set_deterministic(true);
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   const Generated first = Run(MakeRequest(70, 30, 1), &pool);
   const Generated second = Run(MakeRequest(33, 10, 2), &pool, Stored(first.session, &pool));
   Request request;
@@ -183,7 +185,7 @@ TEST_P(ResumedSession, ReplaysItsTurnsToTheSameBits) {
 }
 
 TEST_P(ResumedSession, EndsWithTheEndOfSequence) {
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   Request request = MakeRequest(30, 12, 5);
   const Generated whole = Run(request, &pool);
   request.stop_ids = {whole.tokens[4]};
@@ -220,10 +222,10 @@ INSTANTIATE_TEST_SUITE_P(
 class WaitingSessions : public ResumedSession {};
 
 TEST_P(WaitingSessions, GiveTheirCachesUpWhenThePoolIsFull) {
-  BlockPool plenty(kNoLimit);
+  HostPool plenty(kNoLimit);
   std::vector<Generated> firsts;
   for (int i = 0; i < 3; ++i) firsts.push_back(Run(MakeRequest(150, 5, i), &plenty));
-  BlockPool pool(2 * SequenceBytes(model_->layout(), {400}));
+  HostPool pool(2 * SequenceBytes(model_->layout(), {400}));
   Engine engine({model_.get()}, &pool, {});
   std::vector<RequestOutcome> outcomes(4);
   const auto finish = [&](int i) {

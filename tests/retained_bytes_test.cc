@@ -7,6 +7,7 @@
 
 #include "base/cpu_features.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "retained_model.h"
 
 namespace kvlathe {
@@ -22,7 +23,7 @@ TEST_F(RetainedModelTest, WholeKeysAreAdmittedAndGoWhereThePromptEnds) {
     std::unique_ptr<Model> model = Load(AvailableIsas().back(), DType::kBf16, spec);
     const CacheLayout& layout = model->layout();
     const auto read = [&](int64_t budget) {
-      BlockPool pool(budget);
+      HostPool pool(budget);
       SequenceCache cache(&layout, &pool);
       cache.set_n_prompt(kPrompt, kTokens - kPrompt);
       while (cache.n_tokens() < kTokens) {
@@ -64,7 +65,7 @@ TEST_F(RetainedModelTest, FreedBytesAdmitAnotherSequence) {
     SCOPED_TRACE(spec);
     std::unique_ptr<Model> model = Load(AvailableIsas().back(), DType::kBf16, spec);
     const int64_t full = SequenceBytes(model->layout(), n_tokens, 1, kPrompt);
-    BlockPool pool(PeakSequenceBytes(model->layout(), n_tokens, 512, kPrompt) + full);
+    HostPool pool(PeakSequenceBytes(model->layout(), n_tokens, 512, kPrompt) + full);
     std::vector<std::unique_ptr<SequenceCache>> caches;
     const auto read = [&] {
       caches.push_back(std::make_unique<SequenceCache>(&model->layout(), &pool));

@@ -12,6 +12,7 @@
 #include "kv/retention/retention_methods.h"
 #include "model/planned_model.h"
 #include "random_model.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 
@@ -45,14 +46,15 @@ std::unique_ptr<Model> RetainedModelTest::Load(Isa isa, DType type, const char* 
   const auto spec = Spec::Parse(spec_text);
   EXPECT_TRUE(spec.ok()) << spec.status();
   auto reader = SafetensorsReader::OpenModel(directory_);
-  auto weights = ModelWeights::Load(*LoadModelConfig(directory_), type,
-                                    MakeFileSource(*std::move(reader)), &threads_);
+  auto weights =
+      ModelWeights::Load(*LoadModelConfig(directory_), type, MakeFileSource(*std::move(reader)),
+                         MakeMachine(&threads_, isa));
   EXPECT_TRUE(weights.ok()) << weights.status();
   const ModelBasis basis = testing::ToModelBasis(reference_, BasesOf(spec_text));
   PlanParts parts = PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis);
   if (parts.retention.has_value()) parts.retention->run = kRun;
   if (slack > 0) parts.retention->slack = slack;
-  auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, isa);
+  auto model = CreateModel(*std::move(weights), std::move(parts));
   EXPECT_TRUE(model.ok()) << model.status();
   return *std::move(model);
 }

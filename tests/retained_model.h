@@ -12,6 +12,7 @@
 #include "base/cpu_features.h"
 #include "base/threads.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_cache.h"
 #include "model/model.h"
 #include "reference_decoder.h"
@@ -64,7 +65,7 @@ class RetainedModelTest : public ::testing::TestWithParam<RetainedCase> {
   static std::vector<testing::ReferenceBasis> maps_, latents_, shared_latents_;
   static std::vector<int32_t> ids_;
   ThreadPool threads_{2};
-  BlockPool pool_{int64_t{64} << 20};
+  HostPool pool_{int64_t{64} << 20};
 };
 
 }  // namespace kvlathe

@@ -10,7 +10,7 @@
 #include "base/random.h"
 #include "cpu/kernels/attend/resolve.h"
 #include "cpu/kernels/seal/seal.h"
-#include "cpu/memory/cpu_device.h"
+#include "cpu/memory/cpu_residents.h"
 #include "cpu/reopen.h"
 #include "kv/seal/seal_schedule.h"
 #include "reference_quantizer.h"
@@ -210,13 +210,15 @@ TEST_F(RetainedModelTest, SealsAgainAsIfNothingElseHadBeenThere) {
           to[g].push_back(rows.emplace_back(BlockObjectBytes(layout, shape)).data());
         }
         const CpuAccess access(all->device());
+        CpuDevice nothing;
+        const CpuResidents residents(&nothing);  // the format has no codebooks
         const SealedHead sealed = {.format = layout.seal->format,
                                    .kv_head_idx = g,
                                    .n_kv_heads = layout.n_kv_heads,
                                    .layer_rank_v = 2 * shape.rank_v,
                                    .runs = all->head(l, g).runs()};
         std::vector<PackedRun> runs;
-        const PackedHead from = PackedHeadAt(access, sealed, &runs);
+        const PackedHead from = PackedHeadAt({access, access, residents}, sealed, &runs);
         const std::vector<std::byte*> blocks = access.At(all->head(l, g).blocks());
         const int n_all = all->head(l, g).n_entries();
         const std::vector<int> dropped = DroppedFrom(*all, l, g, Positions(*cache, l, g));

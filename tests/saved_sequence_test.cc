@@ -9,6 +9,7 @@
 
 #include "base/random.h"
 #include "io/scratch_folder.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_file.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
@@ -18,6 +19,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -33,9 +35,10 @@ ModelConfig MergingConfig() {
 class SavedSequence : public testing::TestWithParam<DType> {
  protected:
   std::unique_ptr<Model> MakeModel(PlanParts parts) {
-    auto weights = ModelWeights::Load(MergingConfig(), GetParam(), MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(MergingConfig(), GetParam(), MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     EXPECT_TRUE(weights.ok()) << weights.status();
-    auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), std::move(parts));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -65,7 +68,7 @@ class SavedSequence : public testing::TestWithParam<DType> {
   // Reads a prompt, saves, restores into a pool of its own and decodes both further.
   void ExpectSameBits(Model* model, int n_prompt, const std::string& spec = "a spec") {
     const SequenceIdentity identity = {spec, "a model"};
-    BlockPool pool(kNoLimit), other_pool(kNoLimit);
+    HostPool pool(kNoLimit), other_pool(kNoLimit);
     SequenceCache original(&model->layout(), &pool), restored(&model->layout(), &other_pool);
     original.set_n_prompt(n_prompt, 50);
     Feed(model, &original, RandomTokens(n_prompt, 1));
@@ -191,7 +194,7 @@ TEST_P(SavedSequence, GoesOnInThePromptWithWholeKeys) {
   const auto model = MakeModel(PartsOf(spec, &basis));
   const CacheLayout& layout = model->layout();
   const SequenceIdentity identity = {spec.ToString(), "a model"};
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   SequenceCache original(&layout, &pool), restored(&layout, &pool);
   original.set_n_prompt(200, 50);
   Feed(model.get(), &original, RandomTokens(150, 1));

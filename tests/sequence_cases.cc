@@ -13,6 +13,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe::testing {
 namespace {
@@ -131,14 +132,18 @@ std::vector<SequenceCase> RecordedCases() {
 }
 
 std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, ThreadPool* threads, Isa isa) {
+  return MakeCaseModel(of, MakeMachine(threads, isa));
+}
+
+std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, std::shared_ptr<Machine> machine) {
   const auto spec = Spec::Parse(of.spec);
   EXPECT_TRUE(spec.ok()) << spec.status();
   ModelBasis basis = DrawBasis(of.basis);
-  auto weights = ModelWeights::Load(MergingConfig(), DType::kBf16, MakeRandomSource(3), threads);
+  auto weights =
+      ModelWeights::Load(MergingConfig(), DType::kBf16, MakeRandomSource(3), std::move(machine));
   EXPECT_TRUE(weights.ok()) << weights.status();
-  auto model =
-      CreateModel(*std::move(weights),
-                  PartsOf(*spec, of.basis == CaseBasis::kNone ? nullptr : &basis), threads, isa);
+  auto model = CreateModel(*std::move(weights),
+                           PartsOf(*spec, of.basis == CaseBasis::kNone ? nullptr : &basis));
   EXPECT_TRUE(model.ok()) << model.status();
   return *std::move(model);
 }

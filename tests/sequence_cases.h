@@ -11,6 +11,7 @@
 #include "base/cpu_features.h"
 #include "base/threads.h"
 #include "kv/blocks/sequence_cache.h"
+#include "machine/machine.h"
 #include "model/model.h"
 
 namespace kvlathe::testing {
@@ -44,6 +45,8 @@ std::span<const SequenceCase> SequenceCases();
 std::vector<SequenceCase> RecordedCases();
 
 // Of random weights, which merge half of the positions where the case merges.
+std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, std::shared_ptr<Machine> machine);
+// On the processors of this computer.
 std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, ThreadPool* threads, Isa isa);
 
 // Reads tokens in pieces of at most that many. The bits of the last logits.

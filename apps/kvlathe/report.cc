@@ -108,7 +108,7 @@ Status AddLengths(Model* model, std::span<const int32_t> window, int64_t kv_budg
                   ReportCache* cache) {
   const CacheLayout& layout = model->layout();
   if (!layout.retention.has_value()) return OkStatus();
-  BlockPool pool(kv_budget_bytes);
+  BlockPool pool(kv_budget_bytes, &model->machine().memory());
   SequenceCache sequence(&layout, &pool);
   sequence.set_n_prompt(static_cast<int64_t>(window.size()));
   KVL_RETURN_IF_ERROR(Prefill(model, &sequence, window));

@@ -2,41 +2,46 @@
 // the kernels of one instruction set.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cpu/attention/attention.h"
 #include "cpu/kernels/elementwise/elementwise.h"
 #include "cpu/kernels/linear/linear.h"
 #include "cpu/kernels/seal/seal.h"
-#include "cpu/memory/cpu_device.h"
+#include "cpu/memory/cpu_residents.h"
 #include "machine/backend.h"
 
 namespace kvlathe {
 
-// Computes on the workers of `pool`, which outlives it, with the kernels of `isa`.
+// Computes on the workers of `pool` with the kernels of `isa`. Activations and tables lie in
+// `memory`, weights and maps are among `residents`; all three outlive it.
 class CpuBackend : public Backend {
  public:
-  CpuBackend(ThreadPool* pool, Isa isa);
+  CpuBackend(ThreadPool* pool, Isa isa, CpuDevice* memory, const CpuResidents* residents);
 
   void set_deterministic(bool deterministic) override;
+  void TakeRows(const TakeRowsPlan& plan) override;
+  std::vector<float> TakeChannel(const TakeChannelPlan& plan) override;
   void Project(const ProductPlan& plan) override;
   void ProjectHeads(const HeadProductsPlan& plan) override;
   void Normalise(std::span<const NormPlan> plans) override;
   void Gate(const GatePlan& plan) override;
   void RotateAndMap(const RotatePlan& plan) override;
-  void Append(const AppendPlan& plan, std::span<uint8_t> is_finite) override;
-  Status Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) override;
+  StatusOr<StepReport> Finish() override;
+  void Append(const AppendPlan& plan) override;
+  void Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) override;
   void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) override;
-  void MergeRows(const MergeRowsPlan& plan) override;
-  std::vector<int> Prune(const PrunePlan& plan) override;
+  void MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) override;
+  void Prune(const PrunePlan& plan) override;
   void CutKeys(std::span<const CutItem> items) override;
-  Status Seal(const SealBatch& batch) override;
-  Status SealRotated(std::span<const RotatedHeadPlan> heads) override;
-  void MeasureReencodings(std::span<const ReencodedRun> runs,
-                          std::span<Reencoding> errors) override;
+  void Seal(const SealBatch& batch) override;
+  void SealRotated(const RotatedBatch& batch) override;
+  void MeasureReencodings(std::span<const ReencodedRun> runs) override;
 
  private:
   // A sealer and what it was made for.
@@ -67,30 +72,32 @@ class CpuBackend : public Backend {
       for (int64_t i = items.begin; i < items.end; ++i) fn(i, worker_id);
     });
   }
-  void NormaliseRows(const NormPlan& plan, Range rows) const;
-  void TurnRow(const RotatePlan& plan, const float* row, int position, DType out_type,
-               void* out) const;
-  void TurnKey(const RotatePlan& plan, const HeadTurn& head, int64_t token_idx, float* centred,
-               std::byte* out) const;
-  void TurnRows(const RotatePlan& plan, const HeadTurn& head, Range tokens) const;
-  void MapQueries(const RotatePlan& plan, const HeadTurn& head, Range tokens, int worker_id);
-  void MapRows(const RotatePlan& plan, const HeadTurn& head, Range tokens, int worker_id);
-  // Maps the tokens that do not meet whole keys, for heads that share a map.
-  void MapHeads(const RotatePlan& plan, std::span<const HeadTurn> heads, Range tokens,
-                int worker_id);
+  void NormaliseRows(const NormPlan& plan, const CpuAccess& own, Range rows) const;
   class SealAddresses;
   bool AppendItem(const AppendPlan& plan, const AppendPlan::Item& item,
-                  const CpuAccess& access) const;
-  void MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item,
-                     const CpuAccess& access) const;
+                  const CpuLookup& lookup) const;
+  void MergeItemRows(const MergeRowsPlan& plan, const MergeItem& item, const CpuLookup& lookup,
+                     int* n_closed) const;
+  Status SealTogether(std::span<const SealRunPlan> runs);  // by sealer_
+  Status SealTogether(std::span<const RotatedHeadPlan> heads);
+  // Calls seal(items) with all of them. Where that fails, what was written is undefined and plain
+  // rows are still there: then with those of each sequence alone, which tells whose rows they are.
+  template <typename Item, typename F>
+  void SealEach(int layer_idx, std::span<const Item> items, const F& seal);
   void CutKeysOfHead(const CutItem& item, const CpuAccess& access, int worker_id);
 
   ThreadPool* pool_;
   Isa isa_;
+  CpuDevice* memory_;
+  const CpuResidents& residents_;
   Linear linear_;
   Attention attention_;
   const ElementwiseKernels* elementwise_;
   std::optional<KnownSealer> sealer_;
+  StepReport report_;  // since the last Finish
+  Status failure_;     // of all sequences
+  // By sequence and head, how many of the entries that the last Prune left were sealed before it.
+  std::map<std::pair<int, int>, int> sealed_before_;
 };
 
 }  // namespace kvlathe

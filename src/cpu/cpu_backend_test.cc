@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "base/random.h"
-#include "cpu/memory/cpu_device.h"
+#include "cpu/memory/cpu_residents.h"
+#include "cpu/memory/host_places.h"
 #include "format/open_entry.h"
 
 namespace kvlathe {
@@ -25,7 +26,10 @@ std::vector<float> RandomNumbers(int64_t n, uint64_t seed) {
 class CpuBackendTest : public ::testing::Test {
  protected:
   ThreadPool pool_{2};
-  CpuBackend backend_{&pool_, Isa::kScalar};
+  CpuDevice memory_;
+  HostPlaces at_{&memory_};  // rows of the test, where they are
+  CpuResidents residents_{&memory_};
+  CpuBackend backend_{&pool_, Isa::kScalar, &memory_, &residents_};
 };
 
 TEST_F(CpuBackendTest, GroupsOfARowAreNormalisedApartAndTheRestIsLeftAlone) {
@@ -33,14 +37,14 @@ TEST_F(CpuBackendTest, GroupsOfARowAreNormalisedApartAndTheRestIsLeftAlone) {
   const std::vector<float> before = RandomNumbers(kRows * kStride, 1);
   const std::vector<float> weight = RandomNumbers(kDims, 2);
   std::vector<float> x = before;
-  const NormPlan plan = {.x = x.data(),
+  const NormPlan plan = {.x = at_(x.data()),
                          .n_rows = kRows,
                          .n_groups = kGroups,
                          .n_dims = kDims,
                          .stride = kStride,
-                         .weight = weight.data(),
+                         .weight = at_(weight.data()),
                          .eps = 1e-5f,
-                         .out = x.data()};
+                         .out = at_(x.data())};
   backend_.Normalise({&plan, 1});
   for (int i = 0; i < kRows * kStride; ++i) {
     const int group = i % kStride / kDims, first = i / kDims * kDims;
@@ -55,13 +59,13 @@ TEST_F(CpuBackendTest, GroupsOfARowAreNormalisedApartAndTheRestIsLeftAlone) {
 TEST_F(CpuBackendTest, WhatIsNormalisedIsAddedWhereThePlanSaysSo) {
   const std::vector<float> weight(kDims, 2.0f);
   std::vector<float> x(kDims, 3.0f), stream(kDims, 10.0f);
-  const NormPlan plan = {.x = x.data(),
+  const NormPlan plan = {.x = at_(x.data()),
                          .n_rows = 1,
                          .n_dims = kDims,
                          .stride = kDims,
-                         .weight = weight.data(),
-                         .out = x.data(),
-                         .added_to = stream.data()};
+                         .weight = at_(weight.data()),
+                         .out = at_(x.data()),
+                         .added_to = at_(stream.data())};
   backend_.Normalise({&plan, 1});
   for (const float value : stream) EXPECT_NEAR(value, 12, 1e-5);
 }
@@ -73,24 +77,24 @@ struct QuarterTurn {
   HeadTurn head;
   RotatePlan plan;
 
-  explicit QuarterTurn(int n_tokens)
+  QuarterTurn(int n_tokens, const HostPlaces& at)
       : rows(RandomNumbers(int64_t{n_tokens} * 2 * kDims, 3)),
         cos(n_tokens * kDims / 2, 0.0f),
         sin(n_tokens * kDims / 2, 1.0f),
         q(n_tokens * kDims),
         k(n_tokens * kDims) {
     for (int t = 0; t < n_tokens; ++t) tokens.push_back({0, t, false});
-    head = {.q = rows.data(),
-            .k = rows.data() + kDims,
-            .turned_q = reinterpret_cast<std::byte*>(q.data()),
+    head = {.q = at(rows.data()),
+            .k = at(rows.data() + kDims),
+            .turned_q = at(q.data()),
             .turned_q_stride = kDims,
-            .turned_k = {reinterpret_cast<std::byte*>(k.data()), kDims}};
+            .turned_k = {at(k.data()), kDims}};
     plan = {.tokens = tokens,
             .heads = {&head, 1},
             .head_dim = kDims,
             .stride = 2 * kDims,
-            .cos = cos.data(),
-            .sin = sin.data(),
+            .cos = at(cos.data()),
+            .sin = at(sin.data()),
             .rope_dim = kDims};
   }
   static float Turned(const float* row, int i) {
@@ -99,9 +103,9 @@ struct QuarterTurn {
 };
 
 TEST_F(CpuBackendTest, KeysFromBeforeRopeStayAndLoseTheirOffset) {
-  QuarterTurn turn(4);
+  QuarterTurn turn(4, at_);
   const std::vector<float> offset = RandomNumbers(kDims, 4);
-  turn.head.key_offset = offset.data();
+  turn.head.key_offset = at_(offset.data());
   turn.plan.first_unturned = 1;
   backend_.RotateAndMap(turn.plan);
   for (int t = 0; t < 4; ++t) {
@@ -115,9 +119,9 @@ TEST_F(CpuBackendTest, KeysFromBeforeRopeStayAndLoseTheirOffset) {
 }
 
 TEST_F(CpuBackendTest, WhereAllKeysTurnTheOffsetLeavesAfterwards) {
-  QuarterTurn turn(3);
+  QuarterTurn turn(3, at_);
   const std::vector<float> offset = RandomNumbers(kDims, 5);
-  turn.head.key_offset = offset.data();
+  turn.head.key_offset = at_(offset.data());
   turn.plan.zeroed_channel = 2;
   backend_.RotateAndMap(turn.plan);
   for (int t = 0; t < 3; ++t) {
@@ -131,19 +135,19 @@ TEST_F(CpuBackendTest, WhereAllKeysTurnTheOffsetLeavesAfterwards) {
 }
 
 TEST_F(CpuBackendTest, RowsThatMeetWholeKeysAreNotMapped) {
-  QuarterTurn turn(3);
+  QuarterTurn turn(3, at_);
   turn.tokens[1].meets_whole_keys = true;
   constexpr int kRank = 16;
-  auto map = PackedMatrix::Create(kRank, kDims, DType::kF32);
+  auto map = Weight::Create(&residents_, kRank, kDims, DType::kF32);
   ASSERT_TRUE(map.ok());
   const std::vector<float> w = RandomNumbers(kRank * kDims, 6);
-  map->PackRows(0, kRank, DType::kF32, w.data(), kDims);
+  map->WriteRows(0, kRank, DType::kF32, w.data(), kDims);
   std::vector<float> q(3 * kRank, -1.0f), k = q;
-  turn.head.query_map = turn.head.key_map = &*map;
+  turn.head.query_map = turn.head.key_map = map->id();
   turn.head.turned_q_width = kDims;
-  turn.head.mapped_q = reinterpret_cast<std::byte*>(q.data());
+  turn.head.mapped_q = at_(q.data());
   turn.head.mapped_q_stride = kRank;
-  turn.head.mapped_k = reinterpret_cast<std::byte*>(k.data());
+  turn.head.mapped_k = at_(k.data());
   turn.head.joined_k = turn.head.turned_k;
   backend_.RotateAndMap(turn.plan);
   for (int t = 0; t < 3; ++t) {
@@ -177,14 +181,15 @@ TEST_F(CpuBackendTest, MergedRowsAreMeansOfTheirEntrySoFar) {
                           .n_sinks = 1,
                           .joins = joins,
                           .weights = weights,
-                          .k = rows.data(),
-                          .v = reinterpret_cast<std::byte*>(rows.data() + kDims),
-                          .n_closed = n_closed};
+                          .k = at_(rows.data()),
+                          .v = at_(rows.data() + kDims),
+                          .first_closed = 0};
   backend_.MergeRows({.items = {&item, 1},
                       .merge = merge,
                       .head_dim = kDims,
                       .k_stride = 2 * kDims,
-                      .v_stride = 2 * kDims});
+                      .v_stride = 2 * kDims},
+                     n_closed);
   EXPECT_THAT(n_closed, ::testing::ElementsAre(-1, 0, 0, 1));
   for (int i = 0; i < 2 * kDims; ++i) {
     const float first = before[2 * kDims + i], second = before[4 * kDims + i];
@@ -193,6 +198,21 @@ TEST_F(CpuBackendTest, MergedRowsAreMeansOfTheirEntrySoFar) {
     EXPECT_NEAR(rows[4 * kDims + i], (first + 3 * second) / 4, 1e-5);
     EXPECT_EQ(rows[6 * kDims + i], before[6 * kDims + i]);
   }
+}
+
+TEST_F(CpuBackendTest, ADecidingChannelIsTakenOutOfTheRows) {
+  std::vector<float> rows = {1, 2, 3, 4, 5, 6};
+  const std::vector<float> channel =
+      backend_.TakeChannel({.rows = at_(rows.data()), .n_rows = 2, .n_dims = 3, .channel = 1});
+  EXPECT_THAT(channel, ::testing::ElementsAre(2, 5));
+  EXPECT_THAT(rows, ::testing::ElementsAre(1, 0, 3, 4, 0, 6));
+}
+
+TEST_F(CpuBackendTest, RowsThatAreWantedMoveToTheFrontInOrder) {
+  std::vector<float> rows = {1, 2, 3, 4, 5, 6, 7, 8};
+  const int64_t wanted[] = {1, 2, 3};
+  backend_.TakeRows({.rows = at_(rows.data()), .row_bytes = 8, .from = wanted});
+  EXPECT_THAT(rows, ::testing::ElementsAre(3, 4, 5, 6, 7, 8, 7, 8));
 }
 
 }  // namespace

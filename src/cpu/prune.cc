@@ -123,7 +123,8 @@ void SortEntries(const PrunePlan& plan, const BlockShape& shape, const EntryTabl
 
 // Returns how many of the entries that stay were sealed.
 int PruneHeadEntries(const PrunePlan& plan, const PruneHead& head, std::span<const int> dropped,
-                     const CpuAccess& access) {
+                     const CpuLookup& lookup) {
+  const CpuAccess& access = lookup.cache;
   const std::vector<RowMove> moves = MovesThatClose(dropped, head.n_entries, plan.in_order);
   const std::vector<std::byte*> blocks = access.At(head.blocks);
   int n_sealed = 0;
@@ -132,7 +133,7 @@ int PruneHeadEntries(const PrunePlan& plan, const PruneHead& head, std::span<con
   } else {
     std::vector<PackedRun> runs;
     n_sealed =
-        CopyKept({head.shape, PackedHeadAt(access, head.packed, &runs), blocks, head.n_entries},
+        CopyKept({head.shape, PackedHeadAt(lookup, head.packed, &runs), blocks, head.n_entries},
                  dropped, access.At(head.opened));
   }
   const auto n_kept = static_cast<int>(std::min<int64_t>(plan.kept.n, head.n_entries));
@@ -144,8 +145,8 @@ int PruneHeadEntries(const PrunePlan& plan, const PruneHead& head, std::span<con
 
 }  // namespace
 
-std::vector<int> PruneHeads(const PrunePlan& plan, ThreadPool* pool) {
-  const CpuAccess access(*plan.device);
+std::vector<int> PruneHeads(const PrunePlan& plan, const CpuLookup& lookup, ThreadPool* pool) {
+  const CpuAccess& access = lookup.cache;
   const int64_t n_heads = std::ssize(plan.heads);
   std::vector<EntryTable> tables;
   for (const PruneHead& head : plan.heads) tables.push_back(EntryTableAt(access, head.entries));
@@ -164,7 +165,7 @@ std::vector<int> PruneHeads(const PrunePlan& plan, ThreadPool* pool) {
           plan, head,
           shares_heads ? dropped_by_all
                        : ChooseDropped(rule, plan.kept, head.n_entries, {&tables[g], 1}),
-          access);
+          lookup);
     }
   });
   return n_sealed;

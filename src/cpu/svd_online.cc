@@ -117,7 +117,8 @@ StatusOr<std::vector<double>> StackedRows(const OnlineSvdHead& head, const Side&
     gram = StackedGram(queries, gram, head.is_normalised, side.dim);
   }
   if (!side.is_key && head.output_gram != nullptr) {
-    gram = StackedGram(gram, *head.output_gram, head.is_normalised, side.dim);
+    const std::vector<double> outputs(head.output_gram, head.output_gram + gram.size());
+    gram = StackedGram(gram, outputs, head.is_normalised, side.dim);
   }
   if (!AllFinite(gram)) return NotFinite();
   return gram;

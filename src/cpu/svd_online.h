@@ -27,9 +27,9 @@ struct OnlineSvdHead {
   const std::byte* rotations = nullptr;  // the record of the run that has them
   // The Gram matrices that K and V are stacked on where the head finds its rotations; null for
   // none.
-  const float* query_gram = nullptr;                 // QueryGramBytes
-  const std::vector<double>* output_gram = nullptr;  // [head_dim, head_dim]
-  bool is_normalised = false;                        // every block is scaled to the same norm first
+  const float* query_gram = nullptr;    // QueryGramBytes
+  const double* output_gram = nullptr;  // [head_dim, head_dim]
+  bool is_normalised = false;           // every block is scaled to the same norm first
 };
 
 struct OnlineSvdKernels {

@@ -13,8 +13,10 @@
 #include "engine/engine.h"
 #include "engine/kv_forecast.h"
 #include "engine/small_model.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/capacity.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -27,7 +29,8 @@ std::shared_ptr<ModelWeights> SmallWeights(ThreadPool* threads, std::optional<fl
   ModelConfig c = SmallConfig(/*head_dim=*/32);
   c.max_seq_len = 1024;
   if (dmc_offset.has_value()) c.dmc = DmcConfig{.offset = *dmc_offset};
-  auto weights = ModelWeights::Load(c, DType::kBf16, MakeRandomSource(3), threads);
+  auto weights = ModelWeights::Load(c, DType::kBf16, MakeRandomSource(3),
+                                    MakeMachine(threads, SelectIsa().value()));
   EXPECT_TRUE(weights.ok()) << weights.status();
   return *std::move(weights);
 }
@@ -35,7 +38,7 @@ std::shared_ptr<ModelWeights> SmallWeights(ThreadPool* threads, std::optional<fl
 class ForecastTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    model_ = MakeSmallModel(SmallWeights(&threads_, std::nullopt), GetParam(), &threads_);
+    model_ = MakeSmallModel(SmallWeights(&threads_, std::nullopt), GetParam());
   }
   // Reads on until n positions are there, in steps of at most max_step.
   Status ReadTo(SequenceCache* cache, int n, int64_t max_step) {
@@ -58,7 +61,7 @@ class ForecastTest : public ::testing::TestWithParam<const char*> {
 // What is forecast from anywhere is enough to go on from there.
 TEST_P(ForecastTest, ASequenceGoesOnInTheBytesThatAreForecast) {
   const CacheLayout& layout = model_->layout();
-  BlockPool pool(kPlenty);
+  HostPool pool(kPlenty);
   SequenceCache cache(&layout, &pool);
   cache.set_n_prompt(kPrompt, kTokens - kPrompt);
   for (const int n_held : {0, 150, 299, 300, 301, 370, 450}) {
@@ -100,13 +103,13 @@ TEST(AdmissionTest, ForecastsOfMergingCachesCountTheirOpenEntries) {
   const auto weights = SmallWeights(&threads, -50.0f);  // everything merges
   for (const char* spec : {"dmc(sink=0)", "dmc(sink=0,window=0)", "pool(n=64,sink=0)"}) {
     SCOPED_TRACE(spec);
-    const auto model = MakeSmallModel(weights, spec, &threads);
+    const auto model = MakeSmallModel(weights, spec);
     const CacheLayout& layout = model->layout();
     const int window = layout.retention->merge->window;
     // int32, then F32: the sums of the weight, of K and of V, and a ring of as many for each
     // position of the window.
     const int64_t open_bytes = 4 * RoundUp(4 + 4 * (1 + window) * (1 + 32 + 32), kObjectAlignment);
-    BlockPool pool(kPlenty);
+    HostPool pool(kPlenty);
     SequenceCache cache(&layout, &pool);
     const std::vector<int32_t> ids = RandomPrompt(60, 1);
     ASSERT_TRUE(cache.Extend(60).ok());
@@ -123,10 +126,10 @@ TEST(AdmissionTest, ForecastsOfMergingCachesCountTheirOpenEntries) {
 // What reading a prompt took is not counted for those that have read theirs.
 TEST(AdmissionTest, SequencesThatPrunedTheirPromptsMakeRoomForOthers) {
   ThreadPool threads{1};
-  const auto model = MakeSmallModel(SmallWeights(&threads, std::nullopt),
-                                    "tova(budget=64,prune=prompt)", &threads);
+  const auto model =
+      MakeSmallModel(SmallWeights(&threads, std::nullopt), "tova(budget=64,prune=prompt)");
   const int64_t alone = PeakSequenceBytes(model->layout(), 700 + 99, 512, 700);
-  BlockPool pool(2 * alone);
+  HostPool pool(2 * alone);
   Engine engine({model.get()}, &pool, {});
   std::vector<RequestOutcome> outcomes;
   for (int i = 0; i < 6; ++i) {
@@ -150,7 +153,7 @@ class MergingAdmissionTest : public ::testing::TestWithParam<const char*> {
   static constexpr float kMergesAll = -50, kMergesHalf = 0, kMergesNothing = 50;
 
   std::unique_ptr<Model> Make(float offset) {
-    return MakeSmallModel(SmallWeights(&threads_, offset), GetParam(), &threads_);
+    return MakeSmallModel(SmallWeights(&threads_, offset), GetParam());
   }
   static std::vector<Request> Requests() {
     std::vector<Request> requests;
@@ -168,7 +171,7 @@ class MergingAdmissionTest : public ::testing::TestWithParam<const char*> {
     int most_running = 0;
   };
   static Ran Run(Model* model, const std::vector<Request>& requests, int64_t budget) {
-    BlockPool pool(budget);
+    HostPool pool(budget);
     Engine engine({model}, &pool, {.max_batch_tokens = 64});
     Ran ran;
     ran.outcomes.resize(requests.size());
@@ -249,7 +252,7 @@ TEST_P(MergingAdmissionTest, OverflowPreempts) {
 
 TEST_P(MergingAdmissionTest, WhatCanNeverFitIsRefused) {
   const auto model = Make(kMergesAll);
-  BlockPool pool(4096);
+  HostPool pool(4096);
   Engine engine({model.get()}, &pool, {});
   const auto id = engine.Submit(Requests()[0], nullptr, nullptr);
   EXPECT_EQ(id.status().code(), StatusCode::kResourceExhausted);

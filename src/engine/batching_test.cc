@@ -11,11 +11,13 @@
 #include "base/random.h"
 #include "engine/engine.h"
 #include "engine/small_model.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -45,13 +47,14 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
   void SetUp() override {
     ModelConfig c = WideConfig(/*head_dim=*/32);
     c.attention.kinds[0].window = GetParam().window;
-    auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec == nullptr ? "none" : GetParam().spec);
     const ModelBasis basis = HalfRankBasis(c, spec);
     PlanParts parts = PartsOf(spec, GetParam().has_basis ? &basis : nullptr);
     parts.n_sink = 4;
-    auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), std::move(parts));
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }
@@ -222,7 +225,7 @@ class SchedulingTest : public BatchingTest {};
 TEST_P(SchedulingTest, ATightBudgetNeitherBlocksNorThrashes) {
   std::vector<Request> requests;
   for (int i = 0; i < 12; ++i) requests.push_back(MakeRequest(20 + 13 * i, 200, i));
-  BlockPool pool(SequenceBytes(model_->layout(), requests.back().prompt.size() + 199));
+  HostPool pool(SequenceBytes(model_->layout(), requests.back().prompt.size() + 199));
   Engine engine({model_.get()}, &pool, {});
   std::vector<int> finished;
   int n_preemptions = 0;
@@ -248,7 +251,7 @@ TEST_P(SchedulingTest, ATightBudgetNeitherBlocksNorThrashes) {
 }
 
 TEST_P(SchedulingTest, PromptsAndDecodingShareTheTokensOfAStep) {
-  BlockPool pool(kPlenty);
+  HostPool pool(kPlenty);
   Engine engine({model_.get()}, &pool, {.max_batch_tokens = 10});
   int n_first = 0, n_second = 0;
   const auto counting = [](int* n) {
@@ -271,7 +274,7 @@ TEST_P(SchedulingTest, PromptsAndDecodingShareTheTokensOfAStep) {
 }
 
 TEST_P(SchedulingTest, NoMoreSequencesRunThanAStepHasTokens) {
-  BlockPool pool(kPlenty);
+  HostPool pool(kPlenty);
   Engine engine({model_.get()}, &pool, {.max_batch_tokens = 3});
   int n_finished = 0;
   for (int i = 0; i < 5; ++i) {

@@ -5,9 +5,11 @@
 #include <map>
 
 #include "base/random.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -16,9 +18,10 @@ namespace {
 class EngineTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(SmallConfig(16), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(SmallConfig(16), DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
-    auto model = CreateModel(*std::move(weights), {}, &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), {});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }
@@ -31,7 +34,7 @@ class EngineTest : public ::testing::Test {
   // Runs the requests together and returns their tokens.
   std::vector<RequestOutcome> RunTogether(const std::vector<Request>& requests, int64_t budget,
                                           const EngineOptions& options) {
-    BlockPool pool(budget);
+    HostPool pool(budget);
     std::vector<RequestOutcome> outcomes(requests.size());
     {
       Engine engine({model_.get()}, &pool, options);
@@ -82,7 +85,7 @@ TEST_F(EngineTest, WaitsForRoomInTheBudget) {
 }
 
 TEST_F(EngineTest, RefusesWhatCanNeverRun) {
-  BlockPool pool(SequenceBytes(model_->layout(), 100));
+  HostPool pool(SequenceBytes(model_->layout(), 100));
   Engine engine({model_.get()}, &pool, {});
   const auto code = [&](Request r) {
     return engine.Submit(std::move(r), nullptr, nullptr).status().code();
@@ -109,7 +112,7 @@ TEST_F(EngineTest, StopsAtAStopTokenAndWhenCancelled) {
   EXPECT_EQ(stopped[0].finish_reason, FinishReason::kStop);
   EXPECT_LE(stopped[0].tokens.size(), 5u);
 
-  BlockPool pool(64 << 20);
+  HostPool pool(64 << 20);
   Engine engine({model_.get()}, &pool, {});
   RequestOutcome outcome;
   int n_tokens = 0;

@@ -8,11 +8,13 @@
 #include "base/random.h"
 #include "engine/engine.h"
 #include "engine/small_model.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
 #include "model/planned_model.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -32,14 +34,15 @@ class FailureTest : public ::testing::TestWithParam<FailureCase> {
 
   void SetUp() override {
     const ModelConfig c = WideConfig(/*head_dim=*/32);
-    auto weights = ModelWeights::Load(
-        c, GetParam().dtype, std::make_unique<OverflowingSource>(3, kOverflowing), &threads_);
+    auto weights = ModelWeights::Load(c, GetParam().dtype,
+                                      std::make_unique<OverflowingSource>(3, kOverflowing),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec);
     const ModelBasis basis = HalfRankBasis(c, spec);
     PlanParts parts = PartsOf(spec, FactsOf(spec.sealing()).splits_bits ? &basis : nullptr);
     parts.n_sink = 4;
-    auto model = CreateModel(*std::move(weights), std::move(parts), &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), std::move(parts));
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     model_->set_deterministic(true);
@@ -68,7 +71,7 @@ class FailureTest : public ::testing::TestWithParam<FailureCase> {
 
   std::vector<RequestOutcome> RunAll(const std::vector<Request>& requests, int64_t budget,
                                      const EngineOptions& options, Status* status) {
-    BlockPool pool(budget);
+    HostPool pool(budget);
     std::vector<RequestOutcome> outcomes(requests.size());
     std::vector<int> n_finished(requests.size());
     Engine engine({model_.get()}, &pool, options);
@@ -102,7 +105,7 @@ TEST_P(FailureTest, ARequestAloneEndsWithItsErrorAndTheNextSucceeds) {
   ASSERT_TRUE(status.ok()) << status;
   ASSERT_EQ(expected.tokens.size(), 40u);
   for (const int max_batch_tokens : {512, 16}) {
-    BlockPool pool(kPlenty);
+    HostPool pool(kPlenty);
     Engine engine({model_.get()}, &pool, {.max_batch_tokens = max_batch_tokens});
     RequestOutcome outcome;
     const auto run = [&](const Request& request) {
@@ -190,7 +193,7 @@ class SealFailureTest : public FailureTest {
 
   // The second block of a head is spoilt before the last token is there; spoilt < 0: none.
   Run RunThree(int spoilt, int layer_idx) {
-    BlockPool pool(kPlenty);
+    HostPool pool(kPlenty);
     std::vector<std::unique_ptr<SequenceCache>> caches;
     std::vector<std::vector<int32_t>> ids;
     for (int i = 0; i < 3; ++i) {
@@ -260,7 +263,7 @@ INSTANTIATE_TEST_SUITE_P(Caches, SealFailureTest,
 class SharedPoolTest : public FailureTest {};
 
 TEST_P(SharedPoolTest, ARequestThatFindsNoRoomEndsAndTheNextFindsIt) {
-  BlockPool pool(SequenceBytes(model_->layout(), 300));
+  HostPool pool(SequenceBytes(model_->layout(), 300));
   Engine engine({model_.get()}, &pool, {});
   SequenceCache other(&model_->layout(), &pool);
   RequestOutcome outcome;

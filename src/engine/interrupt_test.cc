@@ -10,8 +10,10 @@
 #include "engine/engine.h"
 #include "engine/small_model.h"
 #include "io/scratch_folder.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/planned_model.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -19,9 +21,10 @@ namespace {
 class InterruptTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(WideConfig(32), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(WideConfig(32), DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
-    auto model = CreateModel(*std::move(weights), {}, &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), {});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     model_->set_deterministic(true);
@@ -39,7 +42,7 @@ class InterruptTest : public ::testing::Test {
 
   ThreadPool threads_{2};
   std::unique_ptr<Model> model_;
-  BlockPool pool_{64 << 20};
+  HostPool pool_{64 << 20};
   std::map<Engine::RequestId, RequestOutcome> outcomes_;
 };
 

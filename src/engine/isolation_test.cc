@@ -16,9 +16,11 @@
 #include "base/random.h"
 #include "engine/engine.h"
 #include "engine/small_model.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
 #include "model/planned_model.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -61,14 +63,14 @@ class IsolationTest : public ::testing::TestWithParam<CacheCase> {
   void SetUp() override {
     ModelConfig c = SmallConfig(/*head_dim=*/32);
     c.max_seq_len = 32768;
-    auto weights = ModelWeights::Load(c, DType::kBf16,
-                                      std::make_unique<OverflowingSource>(3, kNanToken), &threads_);
+    auto weights =
+        ModelWeights::Load(c, DType::kBf16, std::make_unique<OverflowingSource>(3, kNanToken),
+                           MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     const Spec spec = *Spec::Parse(GetParam().spec);
     const ModelBasis basis = HalfRankBasis(c, spec);
     auto model = CreateModel(*std::move(weights),
-                             PartsOf(spec, FactsOf(spec.sealing()).splits_bits ? &basis : nullptr),
-                             &threads_, SelectIsa().value());
+                             PartsOf(spec, FactsOf(spec.sealing()).splits_bits ? &basis : nullptr));
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     model_->set_deterministic(true);
@@ -99,7 +101,7 @@ class IsolationTest : public ::testing::TestWithParam<CacheCase> {
   }
 
   std::vector<int32_t> TokensAlone(const Request& request) {
-    BlockPool pool(int64_t{64} << 20);
+    HostPool pool(int64_t{64} << 20);
     Engine engine({model_.get()}, &pool, {});
     std::vector<int32_t> tokens;
     const auto keep = [&](auto, const RequestOutcome& o) { tokens = o.tokens; };
@@ -124,7 +126,7 @@ IsolationTest::Round IsolationTest::Run(uint64_t seed) {
   const int n_fitting = seed % 2 == 0 ? 20 : 4;
   const int64_t budget =
       n_fitting * PeakSequenceBytes(model_->layout(), kMostPrompt + kMostTokens, 512, kMostPrompt);
-  BlockPool pool(budget);
+  HostPool pool(budget);
   StepCounter counter;
   Engine engine({model_.get()}, &pool,
                 {.max_batch_tokens = seed % 3 == 0 ? 48 : 512, .observer = &counter});

@@ -16,7 +16,9 @@
 
 #include "engine/engine.h"
 #include "engine/small_model.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -28,12 +30,13 @@ constexpr int64_t kRoomy = 64 << 20;
 class LevelsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(WideConfig(/*head_dim=*/32), DType::kBf16,
-                                      MakeRandomSource(3), &threads_);
+    auto weights =
+        ModelWeights::Load(WideConfig(/*head_dim=*/32), DType::kBf16, MakeRandomSource(3),
+                           MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     const std::shared_ptr<ModelWeights> shared = *std::move(weights);
     for (const char* spec : {"none", "kivi(bits=4,run=64)", "lathe(ratio=4,open=8,run=64)"}) {
-      models_.push_back(MakeSmallModel(shared, spec, &threads_));
+      models_.push_back(MakeSmallModel(shared, spec));
       levels_.push_back(models_.back().get());
     }
   }
@@ -48,7 +51,7 @@ class LevelsTest : public ::testing::Test {
   }
   std::vector<RequestOutcome> Run(const std::vector<Request>& requests, int64_t budget,
                                   int max_batch_tokens = 512) {
-    BlockPool pool(budget);
+    HostPool pool(budget);
     Engine engine(levels_, &pool, {.max_batch_tokens = max_batch_tokens});
     std::vector<RequestOutcome> outcomes(requests.size());
     for (size_t i = 0; i < requests.size(); ++i) {
@@ -99,7 +102,7 @@ TEST_F(LevelsTest, ThreadsThatSubmitAndCancelDisturbNobody) {
   const std::vector<Request> requests = MixedRequests();
   std::vector<std::vector<int32_t>> alone;
   for (const Request& r : requests) alone.push_back(Run({r}, kRoomy)[0].tokens);
-  BlockPool pool(PeakSequenceBytes(levels_[0]->layout(), 500, 512, 340) * 3 / 2);
+  HostPool pool(PeakSequenceBytes(levels_[0]->layout(), 500, 512, 340) * 3 / 2);
   Engine engine(levels_, &pool, {.max_batch_tokens = 64});
   std::atomic<int> n_left = kThreads, n_steps = 0;
   std::atomic<int> n_whole = 0, n_cancelled = 0, n_preemptions = 0;
@@ -141,7 +144,7 @@ TEST_F(LevelsTest, ThreadsThatSubmitAndCancelDisturbNobody) {
 }
 
 TEST_F(LevelsTest, RefusesALevelThatIsNotThereAndASessionOfAnother) {
-  BlockPool pool(kRoomy);
+  HostPool pool(kRoomy);
   Engine engine(levels_, &pool, {});
   for (const int level : {-1, 3}) {
     const auto id = engine.Submit({.prompt = {1}, .level = level}, nullptr, nullptr);
@@ -189,7 +192,7 @@ TEST_F(LevelsTest, LogprobsAreTheLiteralLogSoftmax) {
                      .prompt_logprobs = true};
   request.sampling = {.temperature = 1.3f, .repetition_penalty = 1.5f, .seed = 3};
   // Logits of the prompt, read at once.
-  BlockPool pool(kRoomy);
+  HostPool pool(kRoomy);
   std::vector<std::vector<float>> rows;
   {
     SequenceCache cache(&levels_[0]->layout(), &pool);
@@ -226,7 +229,7 @@ TEST_F(LevelsTest, LogprobsAreTheLiteralLogSoftmax) {
 }
 
 TEST_F(LevelsTest, LogprobsOutOfRangeAreRefused) {
-  BlockPool pool(kRoomy);
+  HostPool pool(kRoomy);
   Engine engine(levels_, &pool, {});
   for (const int n : {-1, 21}) {
     const auto id = engine.Submit({.prompt = {1}, .n_top_logprobs = n}, nullptr, nullptr);
@@ -282,7 +285,7 @@ TEST_F(LevelsTest, ConstraintsHoldAlsoThroughPreemptionAndEndTheRequest) {
 TEST_F(LevelsTest, AConstraintThatLetsNothingPassEndsItsRequestAlone) {
   std::vector<Request> requests = MixedRequests();
   requests[4].constraint = std::make_shared<Alternating>(0);
-  BlockPool pool(kRoomy);
+  HostPool pool(kRoomy);
   Engine engine(levels_, &pool, {});
   std::vector<RequestOutcome> outcomes(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -296,7 +299,7 @@ TEST_F(LevelsTest, AConstraintThatLetsNothingPassEndsItsRequestAlone) {
 }
 
 TEST_F(LevelsTest, AFullQueueRefusesAndTakesMoreOnceThereIsRoom) {
-  BlockPool pool(kRoomy);
+  HostPool pool(kRoomy);
   Engine engine(levels_, &pool, {.max_waiting = 2});
   const Request request = {.prompt = {1, 2, 3}, .max_tokens = 2};
   ASSERT_TRUE(engine.Submit(request, nullptr, nullptr).ok());
@@ -311,7 +314,7 @@ TEST_F(LevelsTest, AFullQueueRefusesAndTakesMoreOnceThereIsRoom) {
 
 TEST_F(LevelsTest, WaitForWorkEndsWithARequestAWakeOrTheTime) {
   using namespace std::chrono_literals;
-  BlockPool pool(kRoomy);
+  HostPool pool(kRoomy);
   Engine engine(levels_, &pool, {});
   EXPECT_FALSE(engine.WaitForWork(1ms));
   engine.Wake();

@@ -14,8 +14,10 @@
 #include "base/random.h"
 #include "engine/engine.h"
 #include "engine/small_model.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/planned_model.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -23,9 +25,10 @@ namespace {
 class ObserverTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
-    auto model = CreateModel(*std::move(weights), {}, &threads_, SelectIsa().value());
+    auto model = CreateModel(*std::move(weights), {});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     model_->set_deterministic(true);
@@ -108,7 +111,7 @@ TEST_F(ObserverTest, SeesWhatEachRequestGoesThrough) {
     // Five blocks for each head: two sequences begin with two, and the second gives way to the
     // first when both want a third. The rest is for their tables.
     const int64_t budget = is_tight ? SequenceBytes(model_->layout(), 320) + 4096 : 64 << 20;
-    BlockPool pool(budget);
+    HostPool pool(budget);
     Recorder recorder;
     Engine engine({model_.get()}, &pool, {.max_sequences = 3, .observer = &recorder});
     for (int i = 0; i < kRequests; ++i) {
@@ -161,7 +164,7 @@ class Replacer : public EngineObserver {
 };
 
 TEST_F(ObserverTest, MaySubmitAndCancel) {
-  BlockPool pool(64 << 20);
+  HostPool pool(64 << 20);
   Replacer replacer;
   Engine engine({model_.get()}, &pool, {.observer = &replacer});
   replacer.engine = &engine;
@@ -174,7 +177,7 @@ TEST_F(ObserverTest, MaySubmitAndCancel) {
 
 // A request that is cancelled while the step computes that would end it ends as cancelled.
 TEST_F(ObserverTest, ACancelledRequestNeverEndsOtherwise) {
-  BlockPool pool(64 << 20);
+  HostPool pool(64 << 20);
   Engine engine({model_.get()}, &pool, {});
   RequestOutcome outcome;
   const auto id = engine.Submit(
@@ -193,7 +196,7 @@ TEST_F(ObserverTest, ACancelledRequestNeverEndsOtherwise) {
 
 TEST_F(ObserverTest, RequestsComeAndGoOnManyThreads) {
   constexpr int kThreads = 4, kRequests = 12;
-  BlockPool pool(SequenceBytes(model_->layout(), 600));
+  HostPool pool(SequenceBytes(model_->layout(), 600));
   Engine engine({model_.get()}, &pool, {.max_batch_tokens = 64});
   std::mutex mutex;
   std::map<Engine::RequestId, int> n_finished;

@@ -7,11 +7,13 @@
 #include "base/random.h"
 #include "engine/engine.h"
 #include "engine/small_model.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -37,8 +39,8 @@ StatusOr<std::vector<HeadRanks>> RanksAt(double rate) {
 class RatesTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    auto weights =
-        ModelWeights::Load(WideConfig(kHeadDim), DType::kBf16, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(WideConfig(kHeadDim), DType::kBf16, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
     Random random(17);
@@ -78,7 +80,7 @@ class RatesTest : public ::testing::TestWithParam<const char*> {
       parts.allocation = RankAllocation{.ranks = offered};
       parts.ranks_at = RanksAt;
     }
-    auto model = CreateModel(weights_, std::move(parts), &threads_, SelectIsa().value());
+    auto model = CreateModel(weights_, std::move(parts));
     EXPECT_TRUE(model.ok()) << model.status();
     (*model)->set_deterministic(true);
     return *std::move(model);
@@ -158,7 +160,7 @@ TEST_P(RatesTest, ASessionGoesOnAtTheRateOfItsCache) {
   const Request whole = MakeRequest(70, 0.6);
   const Trace expected = Run(resident_.get(), {whole}, kPlenty).front();
   for (const std::optional<double> rate : {std::optional<double>(), std::optional(0.6)}) {
-    BlockPool pool(kPlenty);
+    HostPool pool(kPlenty);
     Engine engine({resident_.get()}, &pool, {});
     Request first = whole;
     first.max_tokens = 30;
@@ -189,7 +191,7 @@ TEST_P(RatesTest, ASessionGoesOnAtTheRateOfItsCache) {
 }
 
 TEST_P(RatesTest, RefusesWhatItDoesNotOffer) {
-  BlockPool pool(kPlenty);
+  HostPool pool(kPlenty);
   Engine engine({resident_.get()}, &pool, {});
   for (const double rate : {-0.1, 1.0, 1.5, std::nan("")}) {
     const auto id = engine.Submit(MakeRequest(3, rate), nullptr, nullptr);

@@ -8,6 +8,7 @@
 
 #include "io/files.h"
 #include "io/scratch_folder.h"
+#include "kv/blocks/host_pool_fixture.h"
 
 namespace kvlathe {
 namespace {
@@ -103,7 +104,7 @@ TEST(SessionFile, WithAnotherStateIsRefusedAndHoldsNoMemory) {
   const SequenceIdentity identity = {"none", "model"};
   const ScratchFolder folder;
   const std::string path = folder / "session";
-  BlockPool pool(std::numeric_limits<int64_t>::max());
+  HostPool pool(std::numeric_limits<int64_t>::max());
   for (const int n_positions : {5, 6, 7, 8}) {
     SequenceCache cache(&layout, &pool);
     ASSERT_TRUE(cache.Extend(n_positions).ok());

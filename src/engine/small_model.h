@@ -12,6 +12,7 @@
 #include "analysis/bases/basis.h"
 #include "base/random.h"
 #include "engine/engine.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
@@ -59,12 +60,12 @@ inline ModelBasis HalfRankBasis(const ModelConfig& c, const Spec& spec) {
 // A deterministic model of these weights with the cache of a spec, 4 sinks and, where the spec
 // splits bits, the maps of HalfRankBasis.
 inline std::unique_ptr<Model> MakeSmallModel(std::shared_ptr<ModelWeights> weights,
-                                             const std::string& text, ThreadPool* threads) {
+                                             const std::string& text) {
   const Spec spec = *Spec::Parse(text);
   const ModelBasis basis = HalfRankBasis(weights->config(), spec);
   PlanParts parts = PartsOf(spec, FactsOf(spec.sealing()).splits_bits ? &basis : nullptr);
   parts.n_sink = 4;
-  auto model = CreateModel(std::move(weights), std::move(parts), threads, SelectIsa().value());
+  auto model = CreateModel(std::move(weights), std::move(parts));
   EXPECT_TRUE(model.ok()) << model.status();
   (*model)->set_deterministic(true);
   return *std::move(model);
@@ -94,7 +95,7 @@ struct Trace {
 // does not exceed.
 inline std::vector<Trace> RunRequests(Model* model, const std::vector<Request>& requests,
                                       int64_t budget, const EngineOptions& options) {
-  BlockPool pool(budget);
+  HostPool pool(budget);
   std::vector<Trace> traces(requests.size());
   {
     Engine engine({model}, &pool, options);

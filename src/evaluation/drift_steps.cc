@@ -118,7 +118,7 @@ StatusOr<double> NllOfText(Model* model, std::span<const int32_t> prompt,
                            ThreadPool* threads) {
   std::vector<int32_t> tokens(prompt.begin(), prompt.end());
   tokens.insert(tokens.end(), text.begin(), text.end() - 1);
-  BlockPool pool(kv_budget_bytes);
+  BlockPool pool(kv_budget_bytes, &model->machine().memory());
   SequenceCache cache(&model->layout(), &pool);
   size_t n_read = prompt.size() + first;
   KVL_RETURN_IF_ERROR(Prefill(model, &cache, std::span(tokens).first(n_read)));

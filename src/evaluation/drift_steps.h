@@ -52,7 +52,10 @@ class TextDecoder {
   // The prompts outlive it. n_tokens follow each.
   TextDecoder(Model* model, std::span<const std::vector<int32_t>> prompts, int n_tokens,
               int64_t kv_budget_bytes)
-      : model_(model), prompts_(prompts), n_tokens_(n_tokens), pool_(kv_budget_bytes) {}
+      : model_(model),
+        prompts_(prompts),
+        n_tokens_(n_tokens),
+        pool_(kv_budget_bytes, &model->machine().memory()) {}
 
   Status ReadPrompts();
   // One more sequence, which is what that of this prompt is now.

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "engine/engine.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/spec/spec.h"
 #include "model/overflowing_source.h"
@@ -15,6 +16,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -29,7 +31,8 @@ class DriftTest : public ::testing::Test {
     for (int t = 0; t < 700; ++t) tokens_.push_back((t * 37 + t / 11) % kSmallVocabulary);
   }
   void Load(std::unique_ptr<TensorSource> source) {
-    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, std::move(source), &threads_);
+    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, std::move(source),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
   }
@@ -37,8 +40,7 @@ class DriftTest : public ::testing::Test {
   std::unique_ptr<Model> Make(const std::string& spec_text, double rate = 0) {
     const Spec spec = Spec::Parse(spec_text).value();
     const ModelBasis basis = rate > 0 ? DrawRandomBasis(2, 2, 32, rate, 1) : ModelBasis{};
-    auto model = CreateModel(weights_, PartsOf(spec, rate > 0 ? &basis : nullptr), &threads_,
-                             SelectIsa().value());
+    auto model = CreateModel(weights_, PartsOf(spec, rate > 0 ? &basis : nullptr));
     EXPECT_TRUE(model.ok()) << model.status();
     (*model)->set_deterministic(true);  // so that what runs beside a sequence changes nothing
     return *std::move(model);
@@ -55,7 +57,7 @@ class DriftTest : public ::testing::Test {
   }
   // What an engine generates greedily, without the ends of sequences.
   std::vector<int32_t> Generate(Model* model, const std::vector<int32_t>& prompt, int n_tokens) {
-    BlockPool pool(kBudgetBytes);
+    HostPool pool(kBudgetBytes);
     Engine engine({model}, &pool, {});
     Request request;
     request.prompt = prompt;
@@ -72,7 +74,7 @@ class DriftTest : public ::testing::Test {
   // Logits before each token of `text`, [n][vocabulary], fed one by one behind the prompt.
   std::vector<std::vector<float>> LogitsOf(Model* model, const std::vector<int32_t>& prompt,
                                            const std::vector<int32_t>& text) {
-    BlockPool pool(kBudgetBytes);
+    HostPool pool(kBudgetBytes);
     SequenceCache cache(&model->layout(), &pool);
     EXPECT_TRUE(Prefill(model, &cache, prompt).ok());
     std::vector<std::vector<float>> rows;

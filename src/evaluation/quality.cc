@@ -177,7 +177,7 @@ Status ForEachContestant(std::span<Contestant> contestants, const F& fn) {
 Status ReadPrompt(const Model& base, std::span<const int32_t> window, int64_t kv_budget_bytes,
                   ThreadPool* threads, Contestant* c) {
   const size_t half = window.size() / 2, n_steps = window.size() - half;
-  auto pool = std::make_unique<BlockPool>(kv_budget_bytes);
+  auto pool = std::make_unique<BlockPool>(kv_budget_bytes, &base.machine().memory());
   auto owned = std::make_unique<SequenceCache>(&c->model->layout(), pool.get());
   SequenceCache* cache = owned.get();
   c->windows.push_back({std::move(pool), std::move(owned)});
@@ -385,7 +385,7 @@ StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
 StatusOr<Latency> MeasureLatency(Model* model, std::span<const int32_t> window,
                                  int64_t kv_budget_bytes, int n_repetitions) {
   constexpr int kDecodeTokens = 16;
-  BlockPool pool(kv_budget_bytes);
+  BlockPool pool(kv_budget_bytes, &model->machine().memory());
   const size_t half = window.size() / 2;
   std::vector<double> ttft_ms, tbt_ms;
   for (int i = 0; i < n_repetitions; ++i) {

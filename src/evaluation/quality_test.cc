@@ -7,6 +7,7 @@
 
 #include "evaluation/bench/bench_model.h"
 #include "evaluation/bench/deciding_weights.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
@@ -15,6 +16,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -22,7 +24,8 @@ namespace {
 class QualityTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
     for (int t = 0; t < 700; ++t) tokens_.push_back((t * 37 + t / 11) % 128);
@@ -30,8 +33,7 @@ class QualityTest : public ::testing::Test {
   // A negative rate: without a basis.
   std::unique_ptr<Model> Make(double rate) {
     const ModelBasis basis = rate < 0 ? ModelBasis{} : DrawRandomBasis(2, 2, 32, rate, 1);
-    auto model = CreateModel(weights_, PartsOf(rate < 0 ? nullptr : &basis, /*n_sink=*/4),
-                             &threads_, SelectIsa().value());
+    auto model = CreateModel(weights_, PartsOf(rate < 0 ? nullptr : &basis, /*n_sink=*/4));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -95,7 +97,7 @@ TEST_F(QualityTest, PerplexityIsThatOfDecodingTokenByToken) {
   auto qualities = MeasureQuality(models, {{text.windows[0]}, {text.token_bytes[0]}}, 64 << 20,
                                   &threads_, nullptr);
   ASSERT_TRUE(qualities.ok()) << qualities.status();
-  BlockPool pool(64 << 20);
+  HostPool pool(64 << 20);
   SequenceCache cache(&model->layout(), &pool);
   const std::vector<int32_t>& window = text.windows[0];
   double nll = 0;
@@ -134,7 +136,7 @@ TEST_F(QualityTest, StretchesAreThoseOfDecodingTokenByToken) {
   std::vector<double> sums(kStretches);
   std::vector<int64_t> counts(kStretches);
   for (const std::vector<int32_t>& window : text.windows) {
-    BlockPool pool(64 << 20);
+    HostPool pool(64 << 20);
     SequenceCache base_cache(&none->layout(), &pool), cache(&half->layout(), &pool);
     for (size_t t = 0; t + 1 < window.size(); ++t) {
       ASSERT_TRUE(Prefill(none.get(), &base_cache, {&window[t], 1}).ok());
@@ -166,8 +168,7 @@ TEST_F(QualityTest, WindowsSideBySideScoreAsOneAfterTheOther) {
   plan.votes = RetentionPlan::Votes::kAll;
   plan.keep = 0.5;
   plan.recent_share = 0.5;
-  auto pruned =
-      CreateModel(weights_, {.n_sink = 4, .retention = plan}, &threads_, SelectIsa().value());
+  auto pruned = CreateModel(weights_, {.n_sink = 4, .retention = plan});
   ASSERT_TRUE(pruned.ok()) << pruned.status();
   auto none = Make(-1);
   Model* models[] = {none.get(), pruned->get()};
@@ -202,8 +203,9 @@ TEST_F(QualityTest, LogitsThatAreNotFiniteAreAnErrorOfTheirWindowAndCache) {
   constexpr int32_t kOverflowing = 127;
   for (int32_t& id : tokens_) id %= kOverflowing;
   const auto sound = Make(-1);
-  auto weights = ModelWeights::Load(
-      SmallConfig(), DType::kF32, std::make_unique<OverflowingSource>(3, kOverflowing), &threads_);
+  auto weights = ModelWeights::Load(SmallConfig(), DType::kF32,
+                                    std::make_unique<OverflowingSource>(3, kOverflowing),
+                                    MakeMachine(&threads_, SelectIsa().value()));
   ASSERT_TRUE(weights.ok()) << weights.status();
   weights_ = *std::move(weights);
   const auto overflowing = Make(-1);
@@ -246,8 +248,7 @@ TEST_F(QualityTest, BenchModelCountsTokensPerSecond) {
 // What merges is merged in the depth too.
 TEST_F(QualityTest, BenchModelFillsByMerging) {
   const auto bytes_of = [&](const char* spec) {
-    auto model =
-        CreateModel(weights_, PartsOf(*Spec::Parse(spec), nullptr), &threads_, Isa::kScalar);
+    auto model = CreateModel(weights_, PartsOf(*Spec::Parse(spec), nullptr));
     EXPECT_TRUE(model.ok()) << model.status();
     auto row = BenchModel(model->get(), spec, {.n_gen = 1, .n_depth = 511}, 1, 64 << 20);
     EXPECT_TRUE(row.ok()) << row.status();
@@ -262,13 +263,13 @@ TEST_F(QualityTest, BenchModelFillsByMerging) {
 TEST_F(QualityTest, BenchModelSaysHowManyMergingSequencesFit) {
   ModelConfig deciding = SmallConfig();
   deciding.dmc = DmcConfig{.offset = 0, .weight_offset = 0};
-  auto weights = ModelWeights::Load(deciding, DType::kF32, MakeRandomSource(3), &threads_);
+  auto weights = ModelWeights::Load(deciding, DType::kF32, MakeRandomSource(3),
+                                    MakeMachine(&threads_, SelectIsa().value()));
   ASSERT_TRUE(weights.ok()) << weights.status();
   const std::shared_ptr<ModelWeights> shared = *std::move(weights);
   for (const char* spec : {"none", "dmc", "dmc+kivi(bits=4)", "pool(n=4)"}) {
     SCOPED_TRACE(spec);
-    auto model =
-        CreateModel(shared, PartsOf(*Spec::Parse(spec), nullptr), &threads_, SelectIsa().value());
+    auto model = CreateModel(shared, PartsOf(*Spec::Parse(spec), nullptr));
     ASSERT_TRUE(model.ok()) << model.status();
     constexpr int64_t kBudget = 3 << 20;
     const auto run = [&](int64_t n_parallel) {
@@ -296,23 +297,22 @@ TEST_F(QualityTest, RandomWeightsDecideAtACompressionRatio) {
   for (const bool is_last : {true, false}) {
     for (const double compression : {1.0, 2.0, is_last ? 4.0 : 2.0}) {
       SCOPED_TRACE(compression);
-      auto loaded = ModelWeights::Load(config, DType::kBf16, MakeRandomSource(3), &threads_);
+      auto loaded = ModelWeights::Load(config, DType::kBf16, MakeRandomSource(3),
+                                       MakeMachine(&threads_, SelectIsa().value()));
       ASSERT_TRUE(loaded.ok()) << loaded.status();
       const std::shared_ptr<ModelWeights> weights = *std::move(loaded);
-      const Isa isa = SelectIsa().value();
-      const Status decided = DecideAtRandom(compression, {.is_last = is_last, .weight_offset = 1},
-                                            weights, &threads_, isa);
+      const Status decided =
+          DecideAtRandom(compression, {.is_last = is_last, .weight_offset = 1}, weights);
       ASSERT_TRUE(decided.ok()) << decided;
       ASSERT_EQ(weights->config().dmc->is_last, is_last);
       EXPECT_EQ(weights->config().dmc->weight_offset, 1);
-      auto model =
-          CreateModel(weights, PartsOf(*Spec::Parse("dmc(sink=0)"), nullptr), &threads_, isa);
+      auto model = CreateModel(weights, PartsOf(*Spec::Parse("dmc(sink=0)"), nullptr));
       ASSERT_TRUE(model.ok()) << model.status();
       const auto row = BenchModel(model->get(), "dmc", {.n_gen = 8, .n_depth = 500}, 1, 64 << 20);
       ASSERT_TRUE(row.ok()) << row.status();
       EXPECT_NEAR(row->positions_per_entry, compression, 0.2 * compression);
       if (compression == 1) continue;
-      BlockPool pool(64 << 20);
+      HostPool pool(64 << 20);
       SequenceCache cache(&(*model)->layout(), &pool);
       const auto ids = std::span(tokens_).first(400);
       ASSERT_TRUE(Prefill(model->get(), &cache, ids).ok());
@@ -322,12 +322,12 @@ TEST_F(QualityTest, RandomWeightsDecideAtACompressionRatio) {
       EXPECT_GT(most, least * 5 / 4);
     }
   }
-  auto loaded = ModelWeights::Load(config, DType::kBf16, MakeRandomSource(3), &threads_);
+  auto loaded = ModelWeights::Load(config, DType::kBf16, MakeRandomSource(3),
+                                   MakeMachine(&threads_, SelectIsa().value()));
   ASSERT_TRUE(loaded.ok());
   const std::shared_ptr<ModelWeights> weights = *std::move(loaded);
   for (const double compression : {0.5, 65.0, std::nan("")}) {
-    EXPECT_EQ(DecideAtRandom(compression, {}, weights, &threads_, Isa::kScalar).code(),
-              StatusCode::kInvalidArgument);
+    EXPECT_EQ(DecideAtRandom(compression, {}, weights).code(), StatusCode::kInvalidArgument);
   }
 }
 

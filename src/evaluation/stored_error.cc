@@ -91,7 +91,7 @@ StatusOr<std::vector<LayerErrors>> MeasureStoredErrors(Model* model,
                                                        int64_t kv_budget_bytes) {
   const CacheLayout& layout = model->layout();
   KVL_RETURN_IF_ERROR(CheckComparable(*model));
-  BlockPool pool(kv_budget_bytes);
+  BlockPool pool(kv_budget_bytes, &model->machine().memory());
   SequenceCache cache(&layout, &pool);
   ComputedRows rows(layout, layout.seal->format.seals_keys_before_rope());
   KVL_RETURN_IF_ERROR(Prefill(model, &cache, tokens, &rows));

@@ -6,12 +6,14 @@
 #include <cmath>
 
 #include "evaluation/quality.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -39,7 +41,8 @@ struct Rows : QkvObserver {
 class StoredErrorTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(LongConfig(), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(LongConfig(), DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
     for (int t = 0; t < 1100; ++t) tokens_.push_back((t * 37 + t / 11) % 128);
@@ -48,7 +51,7 @@ class StoredErrorTest : public ::testing::Test {
     const Spec spec = *Spec::Parse(kv);
     PlanParts parts = PartsOf(spec, basis);
     parts.n_sink = kSink;
-    auto model = CreateModel(weights_, std::move(parts), &threads_, SelectIsa().value());
+    auto model = CreateModel(weights_, std::move(parts));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -110,7 +113,7 @@ TEST_F(StoredErrorTest, AreThoseOfALiteralQuantiser) {
   const int n_tokens = kSink + kRun;
   Rows rows;
   const std::unique_ptr<Model> plain = Make("none");
-  BlockPool pool(kBudgetBytes);
+  HostPool pool(kBudgetBytes);
   SequenceCache cache(&plain->layout(), &pool);
   ASSERT_TRUE(Prefill(plain.get(), &cache, std::span(tokens_).first(n_tokens), &rows).ok());
   const std::vector<LayerErrors> measured = Errors("kivi(bits=2,group=32)", n_tokens);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/units.h"
@@ -52,7 +53,14 @@ void PackBlock(int64_t first, int64_t n_rows, int64_t n_in, DType dtype, const s
 
 }  // namespace
 
-StatusOr<PackedMatrix> PackedMatrix::Create(int64_t n_out, int64_t n_in, DType compute_type) {
+int64_t PackedMatrix::BytesFor(int64_t n_out, int64_t n_in, DType compute_type) {
+  const int64_t n_values = compute_type == DType::kBf16
+                               ? RoundUp(n_out, kOutBlock) * RoundUp(n_in, kInBlock)
+                               : RoundUp(n_out, kF32OutPad) * n_in;
+  return n_values * SizeOf(compute_type);
+}
+
+PackedMatrix PackedMatrix::In(std::byte* zeros, int64_t n_out, int64_t n_in, DType compute_type) {
   KVL_CHECK_GE(n_out, 1);
   KVL_CHECK_GE(n_in, 1);
   KVL_CHECK(compute_type != DType::kF16);
@@ -60,11 +68,15 @@ StatusOr<PackedMatrix> PackedMatrix::Create(int64_t n_out, int64_t n_in, DType c
   m.n_out_ = n_out;
   m.n_in_ = n_in;
   m.compute_type_ = compute_type;
-  const int64_t n_values = compute_type == DType::kBf16
-                               ? RoundUp(n_out, kOutBlock) * RoundUp(n_in, kInBlock)
-                               : RoundUp(n_out, kF32OutPad) * n_in;
-  KVL_ASSIGN_OR_RETURN(m.buffer_,
-                       Buffer::Allocate(n_values * SizeOf(compute_type), "a weight matrix"));
+  m.data_ = zeros;
+  return m;
+}
+
+StatusOr<PackedMatrix> PackedMatrix::Create(int64_t n_out, int64_t n_in, DType compute_type) {
+  KVL_ASSIGN_OR_RETURN(Buffer buffer,
+                       Buffer::Allocate(BytesFor(n_out, n_in, compute_type), "a weight matrix"));
+  PackedMatrix m = In(buffer.data(), n_out, n_in, compute_type);
+  m.buffer_ = std::move(buffer);
   return m;
 }
 
@@ -79,8 +91,8 @@ void PackedMatrix::PackRows(int64_t first_out, int64_t n_rows, DType dtype, cons
     const int64_t block_end = std::min(end, out / kOutBlock * kOutBlock + kOutBlock);
     const std::byte* block_rows = from + (out - first_out) * row_bytes;
     if (compute_type_ == DType::kBf16) {
-      uint32_t* block =
-          buffer_.as<uint32_t>() + out / kOutBlock * kOutBlock * RoundUp(n_in_, kInBlock) / 2;
+      uint32_t* block = reinterpret_cast<uint32_t*>(data_) +
+                        out / kOutBlock * kOutBlock * RoundUp(n_in_, kInBlock) / 2;
       PackBlock(out % kOutBlock, block_end - out, n_in_, dtype, block_rows, row_bytes, block);
     } else {
       const int64_t w_stride = RoundUp(n_out_, kF32OutPad);
@@ -91,7 +103,7 @@ void PackedMatrix::PackRows(int64_t first_out, int64_t n_rows, DType dtype, cons
           ConvertToFloat(dtype, block_rows + j * row_bytes + in * SizeOf(dtype), n, tile[j]);
         }
         for (int64_t i = 0; i < n; ++i) {
-          float* line = buffer_.as<float>() + (in + i) * w_stride + out;
+          float* line = reinterpret_cast<float*>(data_) + (in + i) * w_stride + out;
           for (int64_t j = 0; j < block_end - out; ++j) line[j] = tile[j][i];
         }
       }
@@ -105,10 +117,12 @@ void PackedMatrix::UnpackRow(int64_t out, float* row) const {
   KVL_CHECK_LT(out, n_out_);
   if (compute_type_ == DType::kF32) {
     const int64_t w_stride = RoundUp(n_out_, kF32OutPad);
-    for (int64_t in = 0; in < n_in_; ++in) row[in] = buffer_.as<float>()[in * w_stride + out];
+    for (int64_t in = 0; in < n_in_; ++in)
+      row[in] = reinterpret_cast<const float*>(data_)[in * w_stride + out];
     return;
   }
-  const Bf16* block = buffer_.as<Bf16>() + out / kOutBlock * kOutBlock * RoundUp(n_in_, kInBlock);
+  const Bf16* block =
+      reinterpret_cast<const Bf16*>(data_) + out / kOutBlock * kOutBlock * RoundUp(n_in_, kInBlock);
   for (int64_t in = 0; in < n_in_; ++in) {
     row[in] = ToFloat(block[(in / 2 * kOutBlock + out % kOutBlock) * 2 + in % 2]);
   }

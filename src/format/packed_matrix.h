@@ -23,6 +23,11 @@ class PackedMatrix {
   // kResourceExhausted.
   static StatusOr<PackedMatrix> Create(int64_t n_out, int64_t n_in, DType compute_type);
 
+  // The same in memory of the caller's, which holds zeros and outlives the matrix.
+  static PackedMatrix In(std::byte* zeros, int64_t n_out, int64_t n_in, DType compute_type);
+  // Bytes that such a matrix takes.
+  static int64_t BytesFor(int64_t n_out, int64_t n_in, DType compute_type);
+
   // Writes rows [first_out, first_out + n_rows) of W from `rows` [n_rows, n_in] of dtype,
   // row-major, row_stride elements apart. Any row range may be written, in any order, from
   // different threads for different rows.
@@ -35,14 +40,15 @@ class PackedMatrix {
   int64_t n_out() const { return n_out_; }
   int64_t n_in() const { return n_in_; }
   DType compute_type() const { return compute_type_; }
-  int64_t n_bytes() const { return buffer_.n_bytes(); }
-  const std::byte* data() const { return buffer_.data(); }
+  int64_t n_bytes() const { return BytesFor(n_out_, n_in_, compute_type_); }
+  const std::byte* data() const { return data_; }
 
  private:
   int64_t n_out_ = 0;
   int64_t n_in_ = 0;
   DType compute_type_ = DType::kBf16;
-  Buffer buffer_;
+  std::byte* data_ = nullptr;
+  Buffer buffer_;  // empty where the memory is the caller's
 };
 
 }  // namespace kvlathe

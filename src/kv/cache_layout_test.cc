@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_cache.h"
 
 namespace kvlathe {
@@ -50,7 +51,7 @@ TEST_P(FdcBytes, EqualTheFormulaWrittenByHand) {
       layout.shapes.push_back({RankK(m, head), RankV(m, head), DType::kBf16});
     }
     for (int n_tokens : kLengths) {
-      BlockPool pool(std::numeric_limits<int64_t>::max());
+      HostPool pool(std::numeric_limits<int64_t>::max());
       SequenceCache cache(&layout, &pool);
       ASSERT_TRUE(cache.Extend(n_tokens).ok());
       const int64_t expected = HandWrittenBytes(m, n_tokens, n_sink);

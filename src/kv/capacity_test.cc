@@ -7,6 +7,7 @@
 #include <list>
 #include <vector>
 
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_cache.h"
 
 namespace kvlathe {
@@ -76,7 +77,7 @@ bool Grow(int64_t n_tokens, SequenceCache* cache) {
 }
 
 bool FitsAlone(const CacheLayout& layout, int64_t n_prompt, int64_t budget_bytes) {
-  BlockPool pool(budget_bytes);
+  HostPool pool(budget_bytes);
   SequenceCache cache(&layout, &pool);
   cache.set_n_prompt(n_prompt);
   return Grow(n_prompt, &cache);
@@ -85,7 +86,7 @@ bool FitsAlone(const CacheLayout& layout, int64_t n_prompt, int64_t budget_bytes
 // Prompts one after the other, then decoding token by token in turn.
 bool FitTogether(const CacheLayout& layout, int64_t n, const SequenceLength& length,
                  int64_t budget_bytes) {
-  BlockPool pool(budget_bytes);
+  HostPool pool(budget_bytes);
   std::list<SequenceCache> caches;
   for (int64_t i = 0; i < n; ++i) {
     SequenceCache& cache = caches.emplace_back(&layout, &pool);

@@ -8,11 +8,34 @@
 #include "base/status.h"
 #include "machine/attention/head_job.h"
 #include "machine/attention/schedule.h"
+#include "machine/kept_entries.h"
 #include "machine/plans.h"
 
 namespace kvlathe {
 
-// Verbs are called from one thread at a time and return when their results are there.
+// What the host learns of the verbs since the last Finish.
+struct StepReport {
+  // Rows of a sequence that could not be kept, in the order of the verbs: its cache is good for
+  // nothing any more.
+  struct Failure {
+    int sequence;  // as plans number it
+    int layer_idx;
+    Status status;
+  };
+  // What re-sealing the entries of a sequence has cost.
+  struct Reencoded {
+    int sequence;
+    Reencoding cost;
+  };
+  std::vector<Failure> failures;
+  std::vector<Reencoded> reencoded;
+};
+
+// Verbs are called from one thread at a time and take effect in the order of the calls, those of
+// the memory among them (machine/device.h). A verb may return before it has run: it has copied what
+// it needs of its plan by then, and what it makes is there for later verbs. The host learns what
+// came of them from Finish, and reads what they made by what waits for them: Device::Download and
+// HostView, TakeChannel and MergeRows.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -21,6 +44,9 @@ class Backend {
   // is slower.
   virtual void set_deterministic(bool deterministic) = 0;
 
+  virtual void TakeRows(const TakeRowsPlan& plan) = 0;
+  // Returns the channel of every row, [n_rows].
+  virtual std::vector<float> TakeChannel(const TakeChannelPlan& plan) = 0;
   // Computes y = x W^T + bias.
   virtual void Project(const ProductPlan& plan) = 0;
   virtual void ProjectHeads(const HeadProductsPlan& plan) = 0;
@@ -29,25 +55,33 @@ class Backend {
   virtual void Gate(const GatePlan& plan) = 0;
   virtual void RotateAndMap(const RotatePlan& plan) = 0;
 
-  // is_finite[i] becomes 0 where rows of items[i] that are coded as they come hold NaN or infinity.
-  virtual void Append(const AppendPlan& plan, std::span<uint8_t> is_finite) = 0;
-  // Computes attention, and the votes of rows that give them. Errors are those of Attention::Run.
-  virtual Status Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) = 0;
+  // Waits until all has run. kResourceExhausted when the system had no memory for something that
+  // concerns all sequences.
+  virtual StatusOr<StepReport> Finish() = 0;
+
+  // A sequence fails where rows that are coded as they come hold NaN or infinity.
+  virtual void Append(const AppendPlan& plan) = 0;
+  // Computes attention, and the votes of rows that give them. Finish fails where the system has no
+  // memory for partial results or scores.
+  virtual void Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) = 0;
   // Adds to the sums by which a sequence finds its basis. n_dims is a multiple of 16.
   virtual void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) = 0;
 
-  virtual void MergeRows(const MergeRowsPlan& plan) = 0;
-  // As PruneHeads (cpu/prune.h).
-  virtual std::vector<int> Prune(const PrunePlan& plan) = 0;
+  // Waits, because the lengths of caches follow from it: n_closed[item.first_closed + t] becomes
+  // MergedRows::n_closed of token t of the item.
+  virtual void MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) = 0;
+  // Keeps what plan.kept says of every head and closes the gaps, or copies what stays to other
+  // blocks.
+  virtual void Prune(const PrunePlan& plan) = 0;
   virtual void CutKeys(std::span<const CutItem> items) = 0;
 
-  // Errors as Sealer::Run.
-  virtual Status Seal(const SealBatch& batch) = 0;
-  // Errors as SealByOnlineSvd.
-  virtual Status SealRotated(std::span<const RotatedHeadPlan> heads) = 0;
-  // How far each run lies from the plain rows that it was sealed from.
-  virtual void MeasureReencodings(std::span<const ReencodedRun> runs,
-                                  std::span<Reencoding> errors) = 0;
+  // A sequence fails with kDataLoss where rows are not finite, with kResourceExhausted where the
+  // system has no memory for its run; the runs of the others are what they are without it.
+  virtual void Seal(const SealBatch& batch) = 0;
+  // The same, also where what rows are stacked on is not finite or too large to square.
+  virtual void SealRotated(const RotatedBatch& batch) = 0;
+  // Finish tells how far each run lies from the plain rows that it was sealed from.
+  virtual void MeasureReencodings(std::span<const ReencodedRun> runs) = 0;
 };
 
 }  // namespace kvlathe

@@ -1,4 +1,5 @@
-// The memory that the rows of a cache lie in, and the order of what is done with it.
+// The memory of a machine, and the order of what is done with it: rows of caches, weights, tables
+// and activations lie in it.
 //
 // A device hands out regions and knows them by number: nobody above it sees an address. What the
 // host needs of a region's bytes it uploads, downloads, copies or fills; kernels reach them through
@@ -34,6 +35,14 @@ class Device {
   virtual void Download(const ObjectPlace& from, std::span<std::byte> to) = 0;
   virtual void Copy(const ObjectPlace& to, const ObjectPlace& from, int64_t n_bytes) = 0;
   virtual void Fill(const ObjectPlace& to, std::byte value, int64_t n_bytes) = 0;
+
+  // Says that n_bytes hold nothing any more, from here on in the order of the calls: the block pool
+  // has taken an object back. A device that looks for mistakes makes it unreadable.
+  virtual void Forget(const ObjectPlace& /*place*/, int64_t /*n_bytes*/) {}
+
+  // What lies there, for the host to read in place until the next call or verb; null where the host
+  // does not share this memory and has to download it.
+  virtual const std::byte* HostView(const ObjectPlace& /*place*/) { return nullptr; }
 };
 
 }  // namespace kvlathe

@@ -22,7 +22,7 @@ struct alignas(8) ObjectId {
 };
 static_assert(sizeof(ObjectId) == 8);
 
-// A byte of an object.
+// A byte of an object. A place without an object, plus any number of bytes, has none either.
 struct ObjectPlace {
   ObjectId object;
   int64_t offset = 0;  // bytes from its start
@@ -30,6 +30,10 @@ struct ObjectPlace {
   bool is_null() const { return object.is_null(); }
 
   friend bool operator==(const ObjectPlace&, const ObjectPlace&) = default;
+  friend ObjectPlace operator+(ObjectPlace place, int64_t n_bytes) {
+    place.offset += n_bytes;
+    return place;
+  }
 };
 
 }  // namespace kvlathe

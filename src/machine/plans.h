@@ -1,7 +1,7 @@
 // What a layer asks of a backend, one batch at a time. Plans are plain data that the host makes,
 // and that tests look at; the backend only obeys. Rows are row-major, strides are in elements. What
-// lies in caches is named by ids of their device; every pointer is to activations and weights, in
-// memory that the backend computes in.
+// lies in caches is named by ids of their device, weights by their ids, and activations and tables
+// by places in the machine's memory. Spans and pointers are parts of the plan itself, on the host.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@
 
 #include "format/open_entry.h"
 #include "format/packed_layout.h"
-#include "format/packed_matrix.h"
 #include "machine/device.h"
 #include "machine/kept_entries.h"
+#include "machine/residents.h"
 #include "machine/sealed_runs.h"
 #include "tensor/dtype.h"
 
@@ -22,12 +22,12 @@ namespace kvlathe {
 
 // y = x W^T + bias.
 struct ProductPlan {
-  const PackedMatrix* w = nullptr;
+  WeightId w;
   int64_t n_rows = 0;
-  const void* x = nullptr;  // [n_rows, n_in] in w->compute_type()
+  ObjectPlace x;  // [n_rows, n_in] in the type of w
   int64_t x_stride = 0;
-  const float* bias = nullptr;  // [n_out]; null: none
-  void* y = nullptr;            // [n_rows, n_out]
+  ObjectPlace bias;  // [n_out] F32; null: none
+  ObjectPlace y;     // [n_rows, n_out]
   int64_t y_stride = 0;
   DType y_type = DType::kF32;  // kF32, or kBf16 (rounded once from the F32 sum)
   bool accumulate = false;     // y += (kF32 only)
@@ -37,17 +37,17 @@ struct ProductPlan {
 // n_dims: x / sqrt(mean(x^2) + eps) * weight, or with a bias (x - mean(x)) / sqrt(variance(x) +
 // eps) * weight + bias.
 struct NormPlan {
-  const float* x = nullptr;
+  ObjectPlace x;  // F32
   int64_t n_rows = 0;
   int64_t n_groups = 1;
   int64_t n_dims = 0;
-  int64_t stride = 0;             // of x and of out
-  const float* weight = nullptr;  // [n_dims]
-  const float* bias = nullptr;    // [n_dims]; null: no mean is taken off
+  int64_t stride = 0;  // of x and of out
+  ObjectPlace weight;  // [n_dims] F32
+  ObjectPlace bias;    // [n_dims] F32; null: no mean is taken off
   float eps = 0;
   DType out_type = DType::kF32;
-  void* out = nullptr;        // x itself where out_type is kF32
-  float* added_to = nullptr;  // [n_rows, stride], gets the result added, which is kF32 then
+  ObjectPlace out;       // x itself where out_type is kF32
+  ObjectPlace added_to;  // [n_rows, stride] F32, gets the result added, which is kF32 then
 };
 
 // What stands between the two products of a feed-forward part.
@@ -55,11 +55,11 @@ enum class GateKind { kSwiglu, kGegluTanh, kGelu, kGeluTanh };
 
 struct GatePlan {
   GateKind kind = GateKind::kSwiglu;
-  const float* x = nullptr;  // [n_rows, ffn_dim], with a gate [n_rows, 2 ffn_dim], gates first
+  ObjectPlace x;  // [n_rows, ffn_dim] F32, with a gate [n_rows, 2 ffn_dim], gates first
   int64_t n_rows = 0;
   int64_t ffn_dim = 0;
   DType out_type = DType::kF32;
-  void* out = nullptr;  // [n_rows, ffn_dim]
+  ObjectPlace out;  // [n_rows, ffn_dim]
 
   int64_t n_in() const {
     const bool has_gate = kind == GateKind::kSwiglu || kind == GateKind::kGegluTanh;
@@ -76,29 +76,29 @@ struct TokenPlace {
 
 // Rows of one KV head from the step's first token on.
 struct HeadRows {
-  std::byte* first = nullptr;
+  ObjectPlace first;
   int64_t stride = 0;
 };
 
 // What happens to the queries and the key of one KV head.
 struct HeadTurn {
-  const float* q = nullptr;  // gqa_group rows side by side, RotatePlan::stride from token to token
-  const float* k = nullptr;
+  ObjectPlace q;  // gqa_group F32 rows side by side, RotatePlan::stride from token to token
+  ObjectPlace k;
   // gqa_group rows of turned_q_width numbers a token, turned_q_stride from token to token. A row is
   // zero but for the query, which begins at turned_q_place.
-  std::byte* turned_q = nullptr;
+  ObjectPlace turned_q;
   int64_t turned_q_stride = 0;
   int turned_q_width = 0;
   int turned_q_place = 0;
   HeadRows turned_k;
-  const float* key_offset = nullptr;  // [head_dim], taken off before a key is rounded; null: none
+  ObjectPlace key_offset;  // [head_dim] F32, taken off before a key is rounded; null: none
   // Products of turned rows with a basis, of tokens that do not meet whole keys; null: none.
-  const PackedMatrix* query_map = nullptr;  // [rank_k, head_dim]
-  std::byte* mapped_q = nullptr;  // gqa_group rows of rank_k, mapped_q_stride from token to token
+  WeightId query_map;    // [rank_k, head_dim]
+  ObjectPlace mapped_q;  // gqa_group rows of rank_k, mapped_q_stride from token to token
   int64_t mapped_q_stride = 0;
-  const PackedMatrix* key_map = nullptr;  // [rank_k, keys_per_map * head_dim]; null: another's
-  HeadRows joined_k;                      // turned keys of all heads that the map joins
-  std::byte* mapped_k = nullptr;          // [n_tokens, rank_k]
+  WeightId key_map;      // [rank_k, keys_per_map * head_dim]; null: another's
+  HeadRows joined_k;     // turned keys of all heads that the map joins
+  ObjectPlace mapped_k;  // [n_tokens, rank_k]
 };
 
 // Turns queries and keys of a layer to their positions, and maps them to the basis of the cache.
@@ -109,12 +109,11 @@ struct RotatePlan {
   int head_dim = 0;
   int64_t stride = 0;  // of a token's rows in HeadTurn::q and k
   // Rotary position embedding of the first rope_dim channels (Su et al. 2021, the half layout):
-  // [n_positions, rope_dim / 2].
-  const float* cos = nullptr;
-  const float* sin = nullptr;
+  // [n_positions, rope_dim / 2] F32.
+  ObjectPlace cos, sin;
   int rope_dim = 0;
-  // Keys of positions from here on stay as they are: the cache keeps them from before RoPE. Their
-  // offset is theirs alone; where all keys turn it is that of all of them.
+  // Keys of positions from here on stay as they are: the cache keeps them from before RoPE. Then
+  // HeadTurn::key_offset is taken off these keys only; where all keys turn, it is taken off all.
   int first_unturned = kAllTurn;
   int zeroed_channel = -1;  // of turned rows; -1: none
   int keys_per_map = 1;     // KV heads whose keys a map joins
@@ -128,9 +127,9 @@ struct RotatePlan {
 struct HeadProductsPlan {
   int64_t n_tokens = 0;
   struct Head {
-    const PackedMatrix* w = nullptr;
-    const std::byte* x = nullptr;  // of the first token
-    std::byte* y = nullptr;
+    WeightId w;
+    ObjectPlace x;  // of the first token
+    ObjectPlace y;
   };
   std::span<const Head> heads;
   int64_t x_stride = 0, y_stride = 0;
@@ -139,8 +138,8 @@ struct HeadProductsPlan {
 
 // Rows of the step that are kept as they are.
 struct CopyPlan {
-  const std::byte* from = nullptr;
-  ObjectPlace to;
+  ObjectPlace from;  // in the machine's memory
+  ObjectPlace to;    // in the cache
   int64_t n_bytes = 0;
 };
 
@@ -151,9 +150,9 @@ struct BlockRows {
   bool is_coded = false;  // the block gets codes in place of rows (SplitBitsCodec)
   int first_slot = 0;
   int n_rows = 0;
-  const void* k = nullptr;  // [n_rows, rank_k] row_type
+  ObjectPlace k;  // [n_rows, rank_k] row_type
   int64_t k_stride = 0;
-  const void* v = nullptr;  // [n_rows, rank_v] row_type
+  ObjectPlace v;  // [n_rows, rank_v] row_type
   int64_t v_stride = 0;
 };
 
@@ -162,9 +161,11 @@ struct BlockRows {
 struct AppendPlan {
   struct Item {
     Device* device = nullptr;
+    int sequence = 0;                  // number in the step, by which Finish tells of it
     int first_copy = 0, n_copies = 0;  // of `copies`: rows that are kept as they are (sinks)
     int first_rows = 0, n_rows = 0;    // of `rows`
   };
+  int layer_idx = 0;
   std::vector<Item> items;
   std::vector<CopyPlan> copies;
   std::vector<BlockRows> rows;
@@ -196,9 +197,9 @@ struct MergeItem {
   int n_entries = 0;  // before the step
   const uint8_t* joins = nullptr;
   const float* weights = nullptr;
-  float* k = nullptr;
-  std::byte* v = nullptr;
-  int* n_closed = nullptr;  // [n_tokens], to be written: MergedRows::n_closed
+  ObjectPlace k;  // F32
+  ObjectPlace v;
+  int64_t first_closed = 0;  // of its tokens among what Backend::MergeRows returns
 };
 
 struct MergeRowsPlan {
@@ -224,6 +225,7 @@ struct PruneHead {
 // The heads of one layer of one sequence: of each, the kept entries become the first ones.
 struct PrunePlan {
   Device* device = nullptr;
+  int sequence = 0;
   std::span<const PruneHead> heads;
   int pool_kernel = 1;          // votes are averaged over this many neighbouring entries
   bool averages_votes = false;  // votes are divided by how many queries saw the entry
@@ -244,7 +246,7 @@ struct CutItem {
   BlockShape whole, cut;
   std::span<const ObjectId> blocks;
   int64_t n_entries = 0;
-  const PackedMatrix* map = nullptr;  // null: the first columns are those that stay
+  WeightId map;  // null: the first columns are those that stay
 };
 
 // One KV head of a run that becomes packed.
@@ -262,6 +264,7 @@ struct SealHeadPlan {
 // One run of one layer of one sequence: SealJob (cpu/kernels/seal/seal.h) with ids.
 struct SealRunPlan {
   Device* device = nullptr;
+  int sequence = 0;
   std::span<const SealHeadPlan> heads;  // that share the layer record
   int first_head = 0;                   // number of the first in its layer
   ObjectId layer_record;                // LayerRecordBytes; null where that is 0
@@ -270,37 +273,62 @@ struct SealRunPlan {
   bool is_repaired = true;
   EntryClass entry_class = EntryClass::kMiddle;
   uint64_t seed = 0;
-  const LayerCodebooks* codebooks = nullptr;
-  KeyRotation rotation;
+  CodebooksId codebooks;
+  KeyRotationId rotation;
 };
 
 // One head of a run whose format is rotated: OnlineSvdHead (cpu/svd_online.h) with ids.
 struct RotatedHeadPlan {
   Device* device = nullptr;
+  int sequence = 0;
   PackedShape packed_shape;
   SealHeadPlan head;
-  ObjectId rotations;   // the record of the run that has them, where the head's own is null
-  ObjectId query_gram;  // null: keys are stacked on nothing
-  const std::vector<double>* output_gram = nullptr;
+  ObjectId rotations;       // the record of the run that has them, where the head's own is null
+  ObjectId query_gram;      // null: keys are stacked on nothing
+  ObjectPlace output_gram;  // [head_dim, head_dim] F64 in the machine's memory; null: none
   bool is_normalised = false;
 };
 
-// A run that was sealed from these plain rows, the first n_rows of which are to be compared.
+// Rows of one buffer take each other's places: row i becomes what row from[i] >= i was, in order.
+struct TakeRowsPlan {
+  ObjectPlace rows;
+  int64_t row_bytes = 0;
+  std::span<const int64_t> from;
+};
+
+// One channel of F32 rows that decides something on the host, and is zero in the rows from then on.
+struct TakeChannelPlan {
+  ObjectPlace rows;  // [n_rows, n_dims], dense
+  int64_t n_rows = 0;
+  int64_t n_dims = 0;
+  int channel = 0;
+};
+
+// A run that was sealed from these plain rows. Compared are the first max_rows of them, but no more
+// than were sealed before the last Prune of this sequence and head.
 struct ReencodedRun {
   Device* device = nullptr;
+  int sequence = 0;
+  int kv_head_idx = 0;
   BlockShape shape;
   SealedHead sealed;
   std::span<const ObjectId> blocks;  // of `sealed`
   std::span<const ObjectId> plain;
-  int n_rows = 0;
+  int max_rows = 0;
 };
 
 // Runs of one format that become packed blocks.
 struct SealBatch {
+  int layer_idx = 0;
   PackedFormat format;
-  DType row_type = DType::kF32;  // of plain rows
-  int power_loops = 1;           // of the low-rank solver
-  std::span<const SealRunPlan> runs;
+  DType row_type = DType::kF32;       // of plain rows
+  int power_loops = 1;                // of the low-rank solver
+  std::span<const SealRunPlan> runs;  // those of a sequence follow each other
+};
+
+struct RotatedBatch {
+  int layer_idx = 0;
+  std::span<const RotatedHeadPlan> heads;  // those of a sequence follow each other
 };
 
 }  // namespace kvlathe

@@ -5,9 +5,9 @@
 
 #include <span>
 
-#include "format/codebook/codebook.h"
 #include "format/packed_layout.h"
 #include "machine/object_id.h"
+#include "machine/residents.h"
 
 namespace kvlathe {
 
@@ -37,9 +37,9 @@ struct SealedHead {
   int n_kv_heads = 1;    // that share them
   int layer_rank_v = 0;  // sum over those heads
   std::span<const SealedRun> runs;
-  OpenBlocks open;                            // n_blocks 0: blocks behind the runs are plain
-  const LayerCodebooks* codebooks = nullptr;  // where the format has them
-  KeyRotation rotation;  // from the first block on, where the format keeps keys before RoPE
+  OpenBlocks open;         // n_blocks 0: blocks behind the runs are plain
+  CodebooksId codebooks;   // where the format has them
+  KeyRotationId rotation;  // from the first block on, where the format keeps keys before RoPE
 };
 
 // Positions and votes of the entries of a head (EntryTable, cpu/kernels/attend/entry_scores.h).

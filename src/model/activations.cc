@@ -21,9 +21,9 @@ ActivationWidths ActivationWidths::Union(const ActivationWidths& other) const {
 
 Status Activations::Reserve(const ActivationWidths& widths) {
   const int64_t row = SizeOf(row_type), compute = SizeOf(compute_type), f32 = sizeof(float);
-  const auto reserve = [&](Buffer* buffer, int64_t bytes_per_token) {
+  const auto reserve = [&](MachineBuffer* buffer, int64_t bytes_per_token) {
     if (bytes_per_token == 0) return OkStatus();
-    return buffer->EnsureSize(n_tokens * bytes_per_token, "activations");
+    return buffer->EnsureSize(memory, n_tokens * bytes_per_token, "activations");
   };
   KVL_RETURN_IF_ERROR(reserve(&hidden, widths.hidden * f32));
   KVL_RETURN_IF_ERROR(reserve(&normed, widths.hidden * compute));

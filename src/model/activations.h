@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "machine/machine_buffer.h"
 #include "machine/plans.h"
-#include "tensor/buffer.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -33,6 +33,7 @@ struct ActivationWidths {
 // Buffers of `n_tokens` rows each. Products read compute_type, the type of packed weights; rows on
 // their way to the cache and to attention are of row_type.
 struct Activations {
+  Device* memory = nullptr;  // of the machine; the buffers lie in it
   DType compute_type = DType::kF32;
   DType row_type = DType::kF32;
 
@@ -41,29 +42,30 @@ struct Activations {
   std::vector<float> decisions;  // [n_tokens, n_heads + n_kv_heads] of a model with DMC
   std::vector<int> n_closed;     // [n_kv_heads, n_tokens] MergedRows::n_closed of the layer
 
-  Buffer hidden;  // [n_tokens, hidden_dim] f32, the residual stream
-  Buffer normed;  // [n_tokens, hidden_dim] compute_type
+  MachineBuffer hidden;  // [n_tokens, hidden_dim] f32, the residual stream
+  MachineBuffer normed;  // [n_tokens, hidden_dim] compute_type
   // [n_tokens, (n_heads + n_kv_heads) * head_dim] f32, before RoPE; or, where rows need no turn,
   // row_type and of the folded width.
-  Buffer qk;
-  Buffer v;       // [n_tokens, sum of rank_v]
-  Buffer q_full;  // per KV head [n_tokens * gqa_group, head_dim], after RoPE
+  MachineBuffer qk;
+  MachineBuffer v;       // [n_tokens, sum of rank_v]
+  MachineBuffer q_full;  // per KV head [n_tokens * gqa_group, head_dim], after RoPE
   // Per KV head [n_tokens, head_dim]; of the heads that share latents side by side.
-  Buffer k_full;
-  Buffer q_rows;    // per KV head [n_tokens * gqa_group, rank_k]; empty without a basis
-  Buffer k_rows;    // per KV head [n_tokens, rank_k]
-  Buffer attended;  // [n_tokens, sum over query heads of LayerRows::OutputWidth]
-  Buffer outputs;   // [n_tokens, n_heads * head_dim] where heads share latents
-  Buffer mlp_in;    // [n_tokens, mlp_rows()] f32
-  Buffer gated;     // [n_tokens, ffn_dim] compute_type
-  Buffer added;     // [n_tokens, hidden_dim] f32, with norms of what is added to the stream
+  MachineBuffer k_full;
+  MachineBuffer q_rows;    // per KV head [n_tokens * gqa_group, rank_k]; empty without a basis
+  MachineBuffer k_rows;    // per KV head [n_tokens, rank_k]
+  MachineBuffer attended;  // [n_tokens, sum over query heads of LayerRows::OutputWidth]
+  MachineBuffer outputs;   // [n_tokens, n_heads * head_dim] where heads share latents
+  MachineBuffer mlp_in;    // [n_tokens, mlp_rows()] f32
+  MachineBuffer gated;     // [n_tokens, ffn_dim] compute_type
+  MachineBuffer added;     // [n_tokens, hidden_dim] f32, with norms of what is added to the stream
 
   // Makes room for n_tokens rows of every buffer. kResourceExhausted when the system has no memory.
   Status Reserve(const ActivationWidths& widths);
   // Returns the rows of a head in a buffer in which the heads follow each other with rows_per_token
   // rows of every token; the heads before it are width_before numbers wide together.
-  std::byte* RowsBehind(Buffer* buffer, int64_t width_before, int rows_per_token) const {
-    return buffer->data() + n_tokens * rows_per_token * width_before * SizeOf(row_type);
+  ObjectPlace RowsBehind(const MachineBuffer& buffer, int64_t width_before,
+                         int rows_per_token) const {
+    return buffer.place() + n_tokens * rows_per_token * width_before * SizeOf(row_type);
   }
 };
 

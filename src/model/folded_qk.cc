@@ -37,13 +37,13 @@ StatusOr<QkProjection> ModelWeights::FoldQueriesAndKeys(int layer_idx, const Mod
     first_row.push_back(first_row.back() + maps.back().cols());
   }
   KVL_ASSIGN_OR_RETURN(const std::vector<float> w, QkMatrix(layer_idx));
-  std::vector<float> bias = layers_[layer_idx].qk_bias;
+  std::vector<float> bias = layers_[layer_idx].qk_bias.values();
   if (bias.empty()) bias.resize(n_all * d);
   const int64_t n_rows = first_row.back();
   std::vector<float> folded(n_rows * hidden);
   QkProjection p;
-  p.bias.resize(n_rows);
-  KVL_ASSIGN_OR_RETURN(p.qk, PackedMatrix::Create(n_rows, hidden, compute_type_));
+  std::vector<float> folded_bias(n_rows);
+  KVL_ASSIGN_OR_RETURN(p.qk, Weight::Create(residents(), n_rows, hidden, compute_type_));
   pool->Run([&](int worker_id) {
     const Range heads = ShareOf(n_all, 1, worker_id, pool->n_workers());
     for (int64_t h = heads.begin; h < heads.end; ++h) {
@@ -56,15 +56,16 @@ StatusOr<QkProjection> ModelWeights::FoldQueriesAndKeys(int layer_idx, const Mod
         const std::vector<float>& offset = basis.head(layer_idx, g).key_offset;
         if (!offset.empty()) row -= ConstMap(offset.data(), 1, d);
       }
-      Eigen::Map<RowMatrix>(&p.bias[first_row[h]], 1, map.cols()) = row * map;
+      Eigen::Map<RowMatrix>(&folded_bias[first_row[h]], 1, map.cols()) = row * map;
     }
   });
   pool->Run([&](int worker_id) {
     const Range rows = ShareOf(n_rows, 64, worker_id, pool->n_workers());
     if (rows.begin == rows.end) return;
-    p.qk.PackRows(rows.begin, rows.end - rows.begin, DType::kF32, &folded[rows.begin * hidden],
-                  hidden);
+    p.qk.WriteRows(rows.begin, rows.end - rows.begin, DType::kF32, &folded[rows.begin * hidden],
+                   hidden);
   });
+  KVL_ASSIGN_OR_RETURN(p.bias, Upload(std::move(folded_bias)));
   return p;
 }
 

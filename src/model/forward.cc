@@ -15,11 +15,26 @@ void StepSequences::Begin(std::span<const SequenceStep> steps) {
   }
 }
 
-void StepSequences::Fail(const SequenceCache* cache, const Status& status) {
+int StepSequences::NumberOf(const SequenceCache* cache) const {
   const auto step = std::ranges::find(steps_, cache, &SequenceStep::cache);
-  KVL_CHECK(step != steps_.end() && !status.ok());
-  failures_[step - steps_.begin()].Update(status);
+  KVL_CHECK(step != steps_.end());
+  return static_cast<int>(step - steps_.begin());
+}
+
+void StepSequences::Fail(const SequenceCache* cache, const Status& status) {
+  KVL_CHECK(!status.ok());
+  failures_[NumberOf(cache)].Update(status);
   std::erase(sealing_, cache);
+}
+
+void StepSequences::Learn(const StepReport& report) {
+  for (const auto& [sequence, layer_idx, status] : report.failures) {
+    Fail(steps_[sequence].cache,
+         Error(status.code(), "layer {}: {}", layer_idx, MessageOf(status)));
+  }
+  for (const auto& [sequence, cost] : report.reencoded) {
+    steps_[sequence].cache->mutable_reencoding()->Add(cost);
+  }
 }
 
 bool StepSequences::AllFailed() const {

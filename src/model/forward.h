@@ -59,6 +59,10 @@ class StepSequences {
   // Marks a sequence as failed: nothing of it is dropped, cut or sealed any more. Its first error
   // is kept.
   void Fail(const SequenceCache* cache, const Status& status);
+  // Marks those that failed on the machine and adds what re-sealing has cost.
+  void Learn(const StepReport& report);
+  // The number of the cache among steps(), by which plans know its sequence.
+  int NumberOf(const SequenceCache* cache) const;
   bool has_failed(size_t step_idx) const { return !failures_[step_idx].ok(); }
   bool AllFailed() const;
   Status FirstFailure() const;
@@ -76,7 +80,6 @@ class StepSequences {
 struct OpenedHead {
   SequenceCache* cache;
   int kv_head_idx;
-  int n_rows;  // from the first, that were sealed
 };
 
 // What the steps of a layer work on.

@@ -9,33 +9,33 @@ HeadRows LayerRows::ProductRows(Activations* a, int head_idx) const {
   };
   const int64_t n_queries = first_of(n_kv_heads);
   const int64_t first = head_idx / n_kv_heads * n_queries + first_of(head_idx % n_kv_heads);
-  return {a->qk.data() + first * SizeOf(a->row_type), 2 * n_queries};
+  return {a->qk.place() + first * SizeOf(a->row_type), 2 * n_queries};
 }
 
 HeadRows LayerRows::Queries(Activations* a, int kv_head_idx) const {
   if (!maps_queries()) return WholeQueries(a, kv_head_idx);
-  return {a->RowsBehind(&a->q_rows, k_offsets[kv_head_idx], gqa_group()), KeyWidth(kv_head_idx)};
+  return {a->RowsBehind(a->q_rows, k_offsets[kv_head_idx], gqa_group()), KeyWidth(kv_head_idx)};
 }
 
 HeadRows LayerRows::WholeQueries(Activations* a, int kv_head_idx) const {
   if (!turn) return ProductRows(a, kv_head_idx);
-  return {a->RowsBehind(&a->q_full, int64_t{kv_head_idx} * key_dim(), gqa_group()), key_dim()};
+  return {a->RowsBehind(a->q_full, int64_t{kv_head_idx} * key_dim(), gqa_group()), key_dim()};
 }
 
 HeadRows LayerRows::Keys(Activations* a, int kv_head_idx) const {
   if (!maps_keys()) return WholeKeys(a, kv_head_idx);
-  return {a->RowsBehind(&a->k_rows, k_offsets[kv_head_idx], 1), KeyWidth(kv_head_idx)};
+  return {a->RowsBehind(a->k_rows, k_offsets[kv_head_idx], 1), KeyWidth(kv_head_idx)};
 }
 
 HeadRows LayerRows::WholeKeys(Activations* a, int kv_head_idx) const {
   if (!turn) return ProductRows(a, n_kv_heads + kv_head_idx);
   const int idx = kv_head_idx % heads_per_latent();
-  std::byte* const rows = a->RowsBehind(&a->k_full, int64_t{kv_head_idx - idx} * key_dim(), 1);
+  const ObjectPlace rows = a->RowsBehind(a->k_full, int64_t{kv_head_idx - idx} * key_dim(), 1);
   return {rows + idx * key_dim() * SizeOf(a->row_type), int64_t{heads_per_latent()} * key_dim()};
 }
 
 HeadRows LayerRows::Values(Activations* a, int kv_head_idx) const {
-  return {a->v.data() + v_offsets[kv_head_idx] * SizeOf(a->row_type), v_offsets.back()};
+  return {a->v.place() + v_offsets[kv_head_idx] * SizeOf(a->row_type), v_offsets.back()};
 }
 
 }  // namespace kvlathe

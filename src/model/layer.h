@@ -11,7 +11,8 @@
 #include "analysis/bases/basis.h"
 #include "format/keys.h"
 #include "kv/cache_layout.h"
-#include "kv/quantizer/codebooks.h"
+#include "machine/machine_buffer.h"
+#include "machine/residents.h"
 #include "model/activations.h"
 #include "model/config.h"
 #include "model/layer_basis.h"
@@ -94,9 +95,10 @@ struct Layer {
   std::shared_ptr<const ValueProjection> values;
   std::optional<QkProjection> folded_qk;  // if the basis of keys is folded
   LayerBasis basis;
-  const LayerCodebooks* codebooks = nullptr;  // if the format has them
+  CodebooksId codebooks;  // if the format has them
   RotationTables* rotations = nullptr;
-  const OnlineInputs* online = nullptr;  // if sequences find their bases by them
+  const OnlineInputs* online = nullptr;     // if sequences find their bases by them
+  std::vector<MachineBuffer> output_grams;  // then: [n_kv_heads] of OnlineInputs::output_grams
 };
 
 }  // namespace kvlathe

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/threads.h"
+#include "format/latent_map.h"
 
 namespace kvlathe {
 namespace {
@@ -16,11 +17,11 @@ std::vector<float> Transposed(const std::vector<float>& m, int n_rows, int n_col
   return t;
 }
 
-StatusOr<PackedMatrix> PackTransposed(const std::vector<float>& m, int n_rows, int n_columns,
-                                      DType compute_type) {
-  KVL_ASSIGN_OR_RETURN(PackedMatrix packed, PackedMatrix::Create(n_columns, n_rows, compute_type));
+StatusOr<Weight> PackTransposed(const std::vector<float>& m, int n_rows, int n_columns,
+                                DType compute_type, Residents* residents) {
+  KVL_ASSIGN_OR_RETURN(Weight packed, Weight::Create(residents, n_columns, n_rows, compute_type));
   const std::vector<float> t = Transposed(m, n_rows, n_columns);
-  packed.PackRows(0, n_columns, DType::kF32, t.data(), n_rows);
+  packed.WriteRows(0, n_columns, DType::kF32, t.data(), n_rows);
   return packed;
 }
 
@@ -42,7 +43,9 @@ std::vector<BitSplit> SealedKeySplits(const HeadBasis& head) {
 
 }  // namespace
 
-StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DType compute_type) {
+StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DType compute_type,
+                                    Machine* machine) {
+  Residents* const residents = &machine->residents();
   LayerBasis layer;
   const int d = basis.head_dim, n_sharing = HeadsPerLatent(basis.keys),
             n_joined = HeadsPerMap(basis.keys);
@@ -50,42 +53,46 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DTyp
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     const HeadBasis& head = basis.head(layer_idx, g);
     if (TurnWhenRead(basis.keys)) {
-      layer.latents.emplace_back(head.key_way_back, head.key_offset, d, of_model, compute_type,
-                                 SealedKeySplits(head));
+      LatentMap map(head.key_way_back, head.key_offset, d, of_model, compute_type,
+                    SealedKeySplits(head));
+      const int64_t n_bytes = map.n_bytes();
+      layer.latents.push_back({{residents, residents->AddLatentMap(std::move(map))}, d, n_bytes});
     }
     for (int i = 0; i < n_joined; ++i) {
       if (FactsOf(basis.keys).maps_queries) {
         const auto first = head.query_basis.begin() + int64_t{i} * of_model * head.rank_k;
         const std::vector<float> rows(first, first + int64_t{of_model} * head.rank_k);
-        KVL_ASSIGN_OR_RETURN(PackedMatrix query,
-                             PackTransposed(rows, of_model, head.rank_k, compute_type));
+        KVL_ASSIGN_OR_RETURN(Weight query,
+                             PackTransposed(rows, of_model, head.rank_k, compute_type, residents));
         layer.query.push_back(std::move(query));
       }
       if (n_sharing == 1 && n_joined == 1) continue;
       const std::vector<float> columns =
           Columns(head.output_basis, d, {int64_t{i} * of_model, int64_t{i + 1} * of_model});
-      KVL_ASSIGN_OR_RETURN(PackedMatrix output, PackTransposed(columns, n_sharing * head.rank_v,
-                                                               of_model, compute_type));
+      KVL_ASSIGN_OR_RETURN(Weight output, PackTransposed(columns, n_sharing * head.rank_v, of_model,
+                                                         compute_type, residents));
       layer.output.push_back(std::move(output));
     }
-    PackedMatrix key;  // one copy serves both where the method uses one rotation
+    Weight key;  // one copy serves both where the method uses one rotation
     if (n_joined > 1 || head.key_basis != head.query_basis) {
       KVL_ASSIGN_OR_RETURN(
-          key, PackTransposed(head.key_basis, n_sharing * d, head.rank_k, compute_type));
+          key, PackTransposed(head.key_basis, n_sharing * d, head.rank_k, compute_type, residents));
     }
     layer.key.push_back(std::move(key));
-    layer.key_offset.push_back(head.key_offset);
+    KVL_ASSIGN_OR_RETURN(FloatTable offset,
+                         FloatTable::Make(&machine->memory(), head.key_offset, "offsets of keys"));
+    layer.key_offset.push_back(std::move(offset));
   }
   return layer;
 }
 
 int64_t LayerBasis::n_bytes() const {
   int64_t n_bytes = 0;
-  for (const PackedMatrix& m : query) n_bytes += m.n_bytes();
-  for (const PackedMatrix& m : key) n_bytes += m.n_bytes();
-  for (const std::vector<float>& o : key_offset) n_bytes += std::ssize(o) * sizeof(float);
-  for (const LatentMap& map : latents) n_bytes += map.n_bytes();
-  for (const PackedMatrix& m : output) n_bytes += m.n_bytes();
+  for (const Weight& m : query) n_bytes += m.n_bytes();
+  for (const Weight& m : key) n_bytes += m.n_bytes();
+  for (const FloatTable& o : key_offset) n_bytes += o.n_bytes();
+  for (const LatentsOfHead& head : latents) n_bytes += head.n_bytes;
+  for (const Weight& m : output) n_bytes += m.n_bytes();
   return n_bytes;
 }
 

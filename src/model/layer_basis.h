@@ -6,31 +6,40 @@
 
 #include "analysis/bases/basis.h"
 #include "base/status.h"
-#include "format/latent_map.h"
-#include "format/packed_matrix.h"
+#include "machine/machine.h"
+#include "machine/machine_buffer.h"
+#include "machine/residents.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
 
+// The way from latents to keys, and what the host knows of it.
+struct LatentsOfHead {
+  Resident<LatentMapId> map;
+  int key_dim = 0;  // LatentMapView::head_dim
+  int64_t n_bytes = 0;
+};
+
 // All vectors are empty if the basis is folded, or if there is none.
 struct LayerBasis {
   // "Heads" are KV heads of the cache but for `query` and `output`, which are the model's.
-  std::vector<PackedMatrix> query;  // D^T [rank_k, head_dim] per KV head; none with latents
-  std::vector<PackedMatrix> key;    // E^T [rank_k, row] per KV head; empty: same as query
-  std::vector<std::vector<float>> key_offset;  // [row] per KV head, or empty
-  std::vector<LatentMap> latents;              // per KV head, where keys are stored before RoPE
+  std::vector<Weight> query;           // D^T [rank_k, head_dim] per KV head; none with latents
+  std::vector<Weight> key;             // E^T [rank_k, row] per KV head; empty: same as query
+  std::vector<FloatTable> key_offset;  // [row] per KV head, or empty
+  std::vector<LatentsOfHead> latents;  // per KV head, where keys are stored before RoPE
   // B^T [head_dim, heads_per_latent * rank_v] per KV head, where heads share latents or a map.
-  std::vector<PackedMatrix> output;
+  std::vector<Weight> output;
 
   bool empty() const { return key.empty(); }
   // The map of keys. Where heads share latents, it takes the keys of all of them side by side.
-  const PackedMatrix& KeyMap(int kv_head_idx) const {
+  const Weight& KeyMap(int kv_head_idx) const {
     return key[kv_head_idx].n_out() > 0 ? key[kv_head_idx] : query[kv_head_idx];
   }
   int64_t n_bytes() const;
 };
 
 // kResourceExhausted when the system has no memory.
-StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DType compute_type);
+StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DType compute_type,
+                                    Machine* machine);
 
 }  // namespace kvlathe

@@ -1,7 +1,8 @@
 #include "model/layer_program.h"
 
-#include <cstddef>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "model/steps/append.h"
@@ -62,25 +63,12 @@ Status LayerProgram::Run(ForwardState* state) {
   return OkStatus();
 }
 
-std::vector<Status> LayerProgram::SealEach(std::span<SequenceCache* const> caches,
-                                           ForwardState* state) const {
+StatusOr<std::vector<Status>> LayerProgram::SealEach(std::span<SequenceCache* const> caches,
+                                                     ForwardState* state) const {
   KVL_CHECK(seal_ != nullptr);
-  return seal_->SealEach(caches, state);
-}
-
-Status LayerProgram::Skip(ForwardState* state) {
-  const int l = layer_->idx;
-  for (const SequenceCache* cache : state->sequences->sealing()) {
-    for (int g = 0; g < layer_->rows.n_kv_heads; ++g) {
-      const CacheHead head = cache->head(l, g);
-      const RunExtent run = head.run_to_seal();
-      for (int64_t b = run.first_block; b < run.first_block + run.n_blocks; ++b) {
-        cache->device().Fill({head.blocks()[b]}, std::byte{0},
-                             OpenBlockBytes(cache->layout().codec(), cache->layout().shape(l, g)));
-      }
-    }
-  }
-  return seal_ == nullptr ? OkStatus() : seal_->Run(state);
+  std::vector<int> sequences(caches.size());
+  std::iota(sequences.begin(), sequences.end(), 0);
+  return seal_->SealEach(caches, sequences, state);
 }
 
 ActivationWidths WidthsOf(const Layer& layer) {

@@ -20,15 +20,14 @@ class LayerProgram {
   explicit LayerProgram(std::unique_ptr<Layer> layer);
 
   Status Run(ForwardState* state);
-  // Seals runs of this layer outside a forward (Model::SealRuns); one status for each cache.
-  std::vector<Status> SealEach(std::span<SequenceCache* const> caches, ForwardState* state) const;
-  // Takes the place of Run in layers that are not computed: blocks of runs that end with the step
-  // get zeros and are sealed.
-  Status Skip(ForwardState* state);
+  // Seals runs of this layer outside a forward (Model::SealRuns), where plans know a cache by its
+  // place in the list; one status for each cache.
+  StatusOr<std::vector<Status>> SealEach(std::span<SequenceCache* const> caches,
+                                         ForwardState* state) const;
 
   std::span<const std::unique_ptr<LayerStep>> steps() const { return steps_; }
   const Layer& layer() const { return *layer_; }
-  void set_codebooks(const LayerCodebooks* codebooks) { layer_->codebooks = codebooks; }
+  void set_codebooks(const CodebooksId& codebooks) { layer_->codebooks = codebooks; }
 
  private:
   template <typename Step, typename... Args>

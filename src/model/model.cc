@@ -4,20 +4,18 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cpu/cpu_backend.h"
 
 namespace kvlathe {
-Model::Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa)
-    : weights_(std::move(weights)),
-      pool_(pool),
-      backend_(std::make_unique<CpuBackend>(pool, isa)),
-      rotations_(weights_->config()) {
+
+Model::Model(std::shared_ptr<ModelWeights> weights)
+    : weights_(std::move(weights)), rotations_(weights_->config(), &weights_->machine().memory()) {
+  activations_.memory = &machine().memory();
   activations_.compute_type = activations_.row_type = weights_->compute_type();
 }
 
 StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> weights,
-                                               const CachePlan& plan, ThreadPool* pool, Isa isa) {
-  std::unique_ptr<Model> model(new Model(std::move(weights), pool, isa));
+                                               const CachePlan& plan) {
+  std::unique_ptr<Model> model(new Model(std::move(weights)));
   model->layout_ = plan.layout();
   model->row_shapes_ = plan.row_shapes();
   model->codebooks_ = plan.codebooks();
@@ -63,6 +61,26 @@ StatusOr<const CacheLayout*> Model::LayoutAt(double rate) {
   return &rate_layouts_.emplace_back(std::move(layout));
 }
 
+namespace {
+
+// What the heads of a layer stack their values on, in the memory of the machine; none where the
+// method needs none.
+StatusOr<std::vector<MachineBuffer>> UploadGrams(const OnlineInputs& online, int layer_idx,
+                                                 int n_kv_heads, Device* memory) {
+  std::vector<MachineBuffer> uploaded;
+  if (online.output_grams.empty()) return uploaded;
+  for (int g = 0; g < n_kv_heads; ++g) {
+    const std::vector<double>& gram = online.output_grams[layer_idx * n_kv_heads + g];
+    KVL_ASSIGN_OR_RETURN(
+        MachineBuffer buffer,
+        MachineBuffer::CopyOf(memory, std::as_bytes(std::span(gram)), "Gram matrices of W_O"));
+    uploaded.push_back(std::move(buffer));
+  }
+  return uploaded;
+}
+
+}  // namespace
+
 StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasis* basis) {
   const ModelConfig& c = config();
   auto layer = std::make_unique<Layer>();
@@ -73,8 +91,13 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   layer->window = layout_.window(layer_idx);
   layer->row_type = activations_.row_type;
   layer->rotations = &rotations_;
-  if (online_.has_value()) layer->online = &*online_;
-  KVL_ASSIGN_OR_RETURN(layer->values, weights_->FoldValues(layer_idx, basis, pool_));
+  if (online_.has_value()) {
+    layer->online = &*online_;
+    KVL_ASSIGN_OR_RETURN(layer->output_grams,
+                         UploadGrams(*online_, layer_idx, layout_.n_kv_heads, &machine().memory()));
+  }
+  KVL_ASSIGN_OR_RETURN(layer->values,
+                       weights_->FoldValues(layer_idx, basis, &machine().host_threads()));
   LayerRows& rows = layer->rows;
   rows.n_heads = c.n_heads;
   rows.n_kv_heads = layout_.n_kv_heads;
@@ -87,13 +110,15 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   rows.turn = !RowsNeedNoTurn(basis);
   if (basis == nullptr) return layer;
   if (!rows.turn) {
-    KVL_ASSIGN_OR_RETURN(layer->folded_qk,
-                         weights_->FoldQueriesAndKeys(layer_idx, *basis,
-                                                      /*keeps_width=*/NeedsWholeRows(), pool_));
+    KVL_ASSIGN_OR_RETURN(
+        layer->folded_qk,
+        weights_->FoldQueriesAndKeys(layer_idx, *basis,
+                                     /*keeps_width=*/NeedsWholeRows(), &machine().host_threads()));
     rows.is_cut = !NeedsWholeRows();
     return layer;
   }
-  KVL_ASSIGN_OR_RETURN(layer->basis, PackLayerBasis(*basis, layer_idx, activations_.row_type));
+  KVL_ASSIGN_OR_RETURN(layer->basis,
+                       PackLayerBasis(*basis, layer_idx, activations_.row_type, &machine()));
   rows.keys = basis->keys;
   return layer;
 }
@@ -105,7 +130,11 @@ Status Model::CompileLayers(const ModelBasis* basis) {
     widths_ = widths_.Union(WidthsOf(*layer));
     programs_.emplace_back(std::move(layer));
   }
-  for (size_t l = 0; l < codebooks_.size(); ++l) programs_[l].set_codebooks(&codebooks_[l]);
+  Residents& residents = machine().residents();
+  for (size_t l = 0; l < codebooks_.size(); ++l) {
+    resident_codebooks_.emplace_back(&residents, residents.AddCodebooks(codebooks_[l]));
+    programs_[l].set_codebooks(resident_codebooks_.back().id());
+  }
   return OkStatus();
 }
 

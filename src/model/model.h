@@ -8,12 +8,11 @@
 #include <vector>
 
 #include "analysis/bases/basis.h"
-#include "base/cpu_features.h"
-#include "base/threads.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/cache_layout.h"
 #include "kv/quantizer/codebooks.h"
-#include "machine/backend.h"
+#include "machine/machine.h"
+#include "machine/machine_buffer.h"
 #include "model/activations.h"
 #include "model/forward.h"
 #include "model/layer_program.h"
@@ -27,18 +26,17 @@ namespace kvlathe {
 class Model {
  public:
   // The plan is of this model (FactsOf) and may be gone afterwards: its basis is folded into
-  // weights or packed. `weights` and `pool` are shared and outlive the model. kResourceExhausted
-  // when there is no memory for the maps, kDataLoss when weights cannot be read.
+  // weights or packed. The model runs on the machine of `weights`, which it shares with other
+  // models; they run one after the other. kResourceExhausted when there is no memory for the maps,
+  // kDataLoss when weights cannot be read.
   static StatusOr<std::unique_ptr<Model>> Create(std::shared_ptr<ModelWeights> weights,
-                                                 const CachePlan& plan, ThreadPool* pool, Isa isa);
+                                                 const CachePlan& plan);
 
   // Runs one step. Logits of the tokens asked for are in order of the batch behind logits().
-  // Without a basis `observer` sees rows as the model makes them. Appends to streams[l], if there
-  // are any, what goes into layer l, [n_tokens, hidden_dim]. kResourceExhausted when there is no
-  // memory for activations, kInvalidArgument past the table of a model with learned positions;
+  // Without a basis `observer` sees rows as the model makes them. kResourceExhausted when there is
+  // no memory for activations, kInvalidArgument past the table of a model with learned positions;
   // otherwise the error of the first sequence that fails (ForwardEach).
-  Status Forward(std::span<const SequenceStep> steps, QkvObserver* observer = nullptr,
-                 std::vector<std::vector<float>>* streams = nullptr);
+  Status Forward(std::span<const SequenceStep> steps, QkvObserver* observer = nullptr);
   // Runs one step in which a sequence that fails harms no other: (*failures)[i] says why steps[i]
   // failed, and is OK for the rest, whose caches and logits are what they would be without it.
   // kDataLoss when its rows hold NaN or infinity and are to be compressed, kResourceExhausted when
@@ -46,9 +44,6 @@ class Model {
   // and its rows of logits() mean nothing. An error that is returned concerns the whole step, and
   // the caches of all sequences in it.
   Status ForwardEach(std::span<const SequenceStep> steps, std::vector<Status>* failures);
-  // Of the layers from first_layer on, where `stream` goes in; the caches keep zeros in the others.
-  Status ForwardFrom(int first_layer, std::span<const float> stream,
-                     std::span<const SequenceStep> steps);
 
   // Seals the runs of every cache that must (SequenceCache::must_seal) in one layer; layers come in
   // order. Forward does it; for caches that were filled otherwise. kDataLoss when rows are not
@@ -66,11 +61,12 @@ class Model {
   StatusOr<const CacheLayout*> LayoutAt(double rate);
   const ModelConfig& config() const { return weights_->config(); }
   const ModelWeights& weights() const { return *weights_; }
+  Machine& machine() const { return weights_->machine(); }
   const ModelCodebooks& codebooks() const { return codebooks_; }
   void set_schedule(Schedule schedule) { schedule_ = schedule; }
   // Identical bits for a token whatever else is in the batch and however its sequence is cut into
   // steps. Prefill is slower then: no oneDNN, no AMX, and attention is not split along a sequence.
-  void set_deterministic(bool deterministic) { backend_->set_deterministic(deterministic); }
+  void set_deterministic(bool deterministic) { is_deterministic_ = deterministic; }
   const ForwardProfile& profile() const { return profile_; }
   void ResetProfile() { profile_ = {}; }
   bool has_basis() const { return has_basis_; }
@@ -79,7 +75,7 @@ class Model {
   int64_t basis_bytes() const;
 
  private:
-  Model(std::shared_ptr<ModelWeights> weights, ThreadPool* pool, Isa isa);
+  explicit Model(std::shared_ptr<ModelWeights> weights);
   // Whether rows are attention's and the cache's as they leave their product: nothing turns or
   // changes them in between, and a basis can be folded.
   bool RowsNeedNoTurn(const ModelBasis* basis) const;
@@ -94,13 +90,15 @@ class Model {
   StatusOr<ForwardState> Begin(std::span<const SequenceStep> steps, QkvObserver* observer);
   void EmbedTokens();
   // The layers and the logits; sequences_ tells which sequences failed.
-  Status RunStep(std::span<const SequenceStep> steps, QkvObserver* observer,
-                 std::vector<std::vector<float>>* streams);
+  Status RunStep(std::span<const SequenceStep> steps, QkvObserver* observer);
+  // Asks for the layers and the logits.
+  Status QueueStep(ForwardState* state);
+  // Makes logits_ readable on the host.
+  void FetchLogits();
   void ComputeLogits(std::span<const SequenceStep> steps);
 
   std::shared_ptr<ModelWeights> weights_;
-  ThreadPool* pool_;  // of what the host does itself
-  std::unique_ptr<Backend> backend_;
+  bool is_deterministic_ = false;
   RotationTables rotations_;
   Schedule schedule_ = Schedule::kBalanced;
   CacheLayout layout_;
@@ -110,12 +108,16 @@ class Model {
   bool has_basis_ = false;
   std::optional<OnlineInputs> online_;  // where sequences find their bases by them
   ModelCodebooks codebooks_;            // [n_layers], or empty
-  std::vector<LayerProgram> programs_;  // [n_layers]
-  ActivationWidths widths_;             // of all layers
+  std::vector<Resident<CodebooksId>> resident_codebooks_;  // the same on the machine
+  std::vector<LayerProgram> programs_;                     // [n_layers]
+  ActivationWidths widths_;                                // of all layers
   Activations activations_;
+  std::vector<float> embedded_;  // rows of the step's tokens on the host
   StepSequences sequences_;
   int64_t n_logit_rows_ = 0;
-  Buffer logits_;  // [n_logit_rows, vocab_size] f32
+  MachineBuffer logits_;                // [n_logit_rows, vocab_size] f32
+  const float* host_logits_ = nullptr;  // the same, where the host can read them
+  std::vector<float> downloaded_logits_;
   ForwardProfile profile_;
 };
 

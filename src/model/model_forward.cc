@@ -1,6 +1,5 @@
 // A step from its tokens to its logits, layer by layer.
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/check.h"
@@ -32,8 +31,7 @@ Status Model::PlaceTokens(std::span<const SequenceStep> steps) {
         "position {} is past the {} positions that the model has learned; shorten the text",
         n_positions - 1, config().max_seq_len);
   }
-  rotations_.Extend(n_positions);
-  return OkStatus();
+  return rotations_.Extend(n_positions);
 }
 
 StatusOr<ForwardState> Model::Begin(std::span<const SequenceStep> steps, QkvObserver* observer) {
@@ -42,109 +40,123 @@ StatusOr<ForwardState> Model::Begin(std::span<const SequenceStep> steps, QkvObse
   for (const SequenceStep& step : steps) n_logit_rows_ += step.n_logit_rows();
   sequences_.Begin(steps);
   KVL_RETURN_IF_ERROR(activations_.Reserve(widths_));
-  KVL_RETURN_IF_ERROR(
-      logits_.EnsureSize(n_logit_rows_ * config().vocab_size * int64_t{sizeof(float)}, "logits"));
+  KVL_RETURN_IF_ERROR(logits_.EnsureSize(
+      activations_.memory, n_logit_rows_ * config().vocab_size * int64_t{sizeof(float)}, "logits"));
+  machine().backend().set_deterministic(is_deterministic_);
   return ForwardState{.sequences = &sequences_,
                       .activations = &activations_,
-                      .backend = backend_.get(),
+                      .backend = &machine().backend(),
                       .profile = &profile_,
                       .observer = observer,
                       .schedule = schedule_};
 }
 
-Status Model::RunStep(std::span<const SequenceStep> steps, QkvObserver* observer,
-                      std::vector<std::vector<float>>* streams) {
+Status Model::RunStep(std::span<const SequenceStep> steps, QkvObserver* observer) {
   KVL_ASSIGN_OR_RETURN(ForwardState state, Begin(steps, observer));
   if (activations_.n_tokens == 0) return OkStatus();
-  EmbedTokens();
-  if (streams != nullptr) streams->resize(layout_.n_layers);
-  for (int l = 0; l < layout_.n_layers; ++l) {
-    if (streams != nullptr) {
-      const float* stream = activations_.hidden.as<float>();
-      (*streams)[l].insert((*streams)[l].end(), stream,
-                           stream + activations_.n_tokens * config().hidden_dim);
-    }
-    KVL_RETURN_IF_ERROR(programs_[l].Run(&state));
-    if (sequences_.AllFailed()) return OkStatus();
-  }
-  if (n_logit_rows_ > 0) ComputeLogits(steps);
+  const Status queued = QueueStep(&state);
+  // Also where a step could not be planned to its end: what was asked for is over before the next.
+  KVL_ASSIGN_OR_RETURN(const StepReport report, machine().backend().Finish());
+  KVL_RETURN_IF_ERROR(queued);
+  sequences_.Learn(report);
+  if (n_logit_rows_ > 0 && !sequences_.AllFailed()) FetchLogits();
   return OkStatus();
 }
 
-Status Model::Forward(std::span<const SequenceStep> steps, QkvObserver* observer,
-                      std::vector<std::vector<float>>* streams) {
-  KVL_RETURN_IF_ERROR(RunStep(steps, observer, streams));
+Status Model::QueueStep(ForwardState* state) {
+  EmbedTokens();
+  for (LayerProgram& program : programs_) {
+    KVL_RETURN_IF_ERROR(program.Run(state));
+    if (sequences_.AllFailed()) return OkStatus();
+  }
+  if (n_logit_rows_ > 0) ComputeLogits(state->steps());
+  return OkStatus();
+}
+
+Status Model::Forward(std::span<const SequenceStep> steps, QkvObserver* observer) {
+  KVL_RETURN_IF_ERROR(RunStep(steps, observer));
   return sequences_.FirstFailure();
 }
 
 Status Model::ForwardEach(std::span<const SequenceStep> steps, std::vector<Status>* failures) {
-  KVL_RETURN_IF_ERROR(RunStep(steps, nullptr, nullptr));
+  KVL_RETURN_IF_ERROR(RunStep(steps, nullptr));
   *failures = sequences_.failures();
   return OkStatus();
 }
 
-Status Model::ForwardFrom(int first_layer, std::span<const float> stream,
-                          std::span<const SequenceStep> steps) {
-  KVL_ASSIGN_OR_RETURN(ForwardState state, Begin(steps, nullptr));
-  KVL_CHECK_EQ(std::ssize(stream), activations_.n_tokens * config().hidden_dim);
-  std::copy(stream.begin(), stream.end(), activations_.hidden.as<float>());
-  for (int l = 0; l < first_layer; ++l) KVL_RETURN_IF_ERROR(programs_[l].Skip(&state));
-  for (int l = first_layer; l < layout_.n_layers; ++l) {
-    KVL_RETURN_IF_ERROR(programs_[l].Run(&state));
-  }
-  if (n_logit_rows_ > 0) ComputeLogits(steps);
-  return sequences_.FirstFailure();
-}
-
 Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
-  ForwardState state = {.backend = backend_.get(), .profile = &profile_};
-  for (const Status& status : programs_[layer_idx].SealEach(caches, &state)) {
-    KVL_RETURN_IF_ERROR(status);
+  ForwardState state = {.backend = &machine().backend(), .profile = &profile_};
+  KVL_ASSIGN_OR_RETURN(const std::vector<Status> statuses,
+                       programs_[layer_idx].SealEach(caches, &state));
+  KVL_ASSIGN_OR_RETURN(const StepReport report, machine().backend().Finish());
+  for (const Status& status : statuses) KVL_RETURN_IF_ERROR(status);
+  for (const auto& [sequence, cost] : report.reencoded) {
+    caches[sequence]->mutable_reencoding()->Add(cost);
   }
-  return OkStatus();
+  if (report.failures.empty()) return OkStatus();
+  const Status& failed = report.failures.front().status;
+  return Error(failed.code(), "layer {}: {}", layer_idx, MessageOf(failed));
 }
 
 std::span<const float> Model::logits(int64_t row) const {
   KVL_CHECK_LT(row, n_logit_rows_);
   const int64_t n = config().vocab_size;
-  return {logits_.as<float>() + row * n, static_cast<size_t>(n)};
+  return {host_logits_ + row * n, static_cast<size_t>(n)};
 }
 
+// The table of words may be a file that is mapped: the host looks the rows up.
 void Model::EmbedTokens() {
   const ScopedTimer timer(&profile_.other);
   const int64_t hidden = config().hidden_dim, n_tokens = activations_.n_tokens;
+  embedded_.resize(n_tokens * hidden);
   const auto embed = [&](Range tokens) {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
       const TokenPlace& token = activations_.tokens[t];
-      weights_->Embed(token.token_id, token.position, activations_.hidden.as<float>() + t * hidden);
+      weights_->Embed(token.token_id, token.position, &embedded_[t * hidden]);
     }
   };
-  if (n_tokens == 1) return embed({0, 1});
-  pool_->Run([&](int worker_id) { embed(ShareOf(n_tokens, 1, worker_id, pool_->n_workers())); });
+  if (n_tokens == 1) {
+    embed({0, 1});
+  } else {
+    ThreadPool& pool = machine().host_threads();
+    pool.Run([&](int worker_id) { embed(ShareOf(n_tokens, 1, worker_id, pool.n_workers())); });
+  }
+  activations_.memory->Upload(activations_.hidden.place(), std::as_bytes(std::span(embedded_)));
 }
 
 void Model::ComputeLogits(std::span<const SequenceStep> steps) {
   const int64_t hidden = config().hidden_dim;
+  Backend& backend = machine().backend();
   // The wanted rows move to the front; the rest is done with.
-  float* rows = activations_.hidden.as<float>();
-  int64_t token_idx = 0, n_rows = 0;
+  std::vector<int64_t> wanted;
+  int64_t token_idx = 0;
   for (const SequenceStep& step : steps) {
-    const int64_t n_wanted = step.n_logit_rows();
-    std::memmove(rows + n_rows * hidden, rows + (token_idx + step.n_new() - n_wanted) * hidden,
-                 n_wanted * hidden * sizeof(float));
     token_idx += step.n_new();
-    n_rows += n_wanted;
+    for (int64_t i = step.n_logit_rows(); i > 0; --i) wanted.push_back(token_idx - i);
   }
   {
     const ScopedTimer timer(&profile_.other);
-    NormPlan norm = NormOf(config(), weights_->final_norm(), rows, n_rows, hidden);
+    const ObjectPlace rows = activations_.hidden.place();
+    backend.TakeRows({.rows = rows, .row_bytes = hidden * int64_t{sizeof(float)}, .from = wanted});
+    NormPlan norm = NormOf(config(), weights_->final_norm(), rows, n_logit_rows_, hidden);
     norm.out_type = activations_.compute_type;
-    norm.out = activations_.normed.data();
-    backend_->Normalise({&norm, 1});
+    norm.out = activations_.normed.place();
+    backend.Normalise({&norm, 1});
   }
   const ScopedTimer timer(&profile_.linear);
-  backend_->Project(
-      ProductOf(weights_->lm_head(), {}, n_rows, activations_.normed.data(), logits_.data()));
+  backend.Project(ProductOf(weights_->lm_head(), {}, n_logit_rows_, activations_.normed.place(),
+                            logits_.place()));
+}
+
+void Model::FetchLogits() {
+  const ScopedTimer timer(&profile_.linear);
+  const int64_t n_numbers = n_logit_rows_ * config().vocab_size;
+  Device& memory = *activations_.memory;
+  host_logits_ = reinterpret_cast<const float*>(memory.HostView(logits_.place()));
+  if (host_logits_ != nullptr) return;
+  downloaded_logits_.resize(n_numbers);
+  memory.Download(logits_.place(), std::as_writable_bytes(std::span(downloaded_logits_)));
+  host_logits_ = downloaded_logits_.data();
 }
 
 }  // namespace kvlathe

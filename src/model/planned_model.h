@@ -26,10 +26,10 @@ inline PlanParts PartsOf(const ModelBasis* basis, int n_sink) {
 
 // Errors are those of the plan, or of the model.
 inline StatusOr<std::unique_ptr<Model>> CreateModel(std::shared_ptr<ModelWeights> weights,
-                                                    PlanParts parts, ThreadPool* pool, Isa isa) {
+                                                    PlanParts parts) {
   const ModelFacts facts = FactsOf(weights->config(), weights->compute_type());
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, AssemblePlan(facts, std::move(parts)));
-  return Model::Create(std::move(weights), plan, pool, isa);
+  return Model::Create(std::move(weights), plan);
 }
 
 }  // namespace kvlathe

@@ -54,13 +54,13 @@ RopeTable::RopeTable(const RopeConfig& config, int rope_dim)
 
 void RopeTable::Extend(int n_positions) {
   if (n_pairs_ == 0) return;
-  const size_t n_old = cos_.size() / n_pairs_;
-  if (n_old >= static_cast<size_t>(n_positions)) return;
-  const size_t n_new = std::max<size_t>(n_positions, n_old * 2);
+  const int64_t n_old = std::ssize(cos_) / n_pairs_;
+  if (n_old >= n_positions) return;
+  const int64_t n_new = std::max<int64_t>(n_positions, n_old * 2);
   cos_.resize(n_new * n_pairs_);
   sin_.resize(n_new * n_pairs_);
-  for (size_t p = n_old; p < n_new; ++p) {
-    for (size_t i = 0; i < n_pairs_; ++i) {
+  for (int64_t p = n_old; p < n_new; ++p) {
+    for (int64_t i = 0; i < n_pairs_; ++i) {
       const double angle = static_cast<double>(p) * frequencies_[i];
       cos_[p * n_pairs_ + i] = static_cast<float>(amplitude_ * std::cos(angle));
       sin_[p * n_pairs_ + i] = static_cast<float>(amplitude_ * std::sin(angle));
@@ -84,20 +84,16 @@ BlockRotations::BlockRotations(const RopeConfig& config, int rope_dim, int n_bef
   KVL_CHECK_EQ(half_ % 2, 0);
 }
 
-void BlockRotations::Extend(int64_t n_blocks, RopeTable* table) {
-  const int64_t block_size = int64_t{kBlockSize} * half_;
-  if (half_ == 0 || std::ssize(cos_) >= n_blocks * block_size) return;
-  const int64_t n_old = std::ssize(cos_) / block_size, n_new = std::max(n_blocks, 2 * n_old);
-  table->Extend(n_before_ + static_cast<int>(n_new) * kBlockSize);
-  cos_.resize(n_new * block_size);
-  sin_.resize(n_new * block_size);
-  for (int64_t b = n_old; b < n_new; ++b) {
+void BlockRotations::Write(int64_t first, int64_t n, RopeTable* table, float* cos,
+                           float* sin) const {
+  table->Extend(n_before_ + static_cast<int>(first + n) * kBlockSize);
+  for (int64_t b = 0; b < n; ++b) {
     for (int t = 0; t < kBlockSize; ++t) {
-      const int position = n_before_ + static_cast<int>(b) * kBlockSize + t;
+      const int position = n_before_ + static_cast<int>(first + b) * kBlockSize + t;
       for (int i = 0; i < half_; ++i) {
-        const int64_t at = b * block_size + KeyOffset(t, i);
-        cos_[at] = table->cos(position)[i];
-        sin_[at] = table->sin(position)[i];
+        const int64_t at = b * block_size() + KeyOffset(t, i);
+        cos[at] = table->cos(position)[i];
+        sin[at] = table->sin(position)[i];
       }
     }
   }

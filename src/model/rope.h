@@ -25,11 +25,13 @@ class RopeTable {
   const float* cos(int position) const { return cos_.data() + n_pairs_ * position; }
   const float* sin(int position) const { return sin_.data() + n_pairs_ * position; }
   int rope_dim() const { return static_cast<int>(2 * n_pairs_); }
+  // How many are available: at least as many as were asked for.
+  int64_t n_positions() const { return n_pairs_ == 0 ? 0 : std::ssize(cos_) / n_pairs_; }
   // 1 / (cos^2 + sin^2) of every pair.
   float way_back() const { return static_cast<float>(1 / (amplitude_ * amplitude_)); }
 
  private:
-  size_t n_pairs_;
+  int64_t n_pairs_;
   double amplitude_;
   std::vector<double> frequencies_;
   std::vector<float> cos_, sin_;  // [n_positions, n_pairs]
@@ -54,22 +56,24 @@ class LayerRopes {
 };
 
 // The same numbers block by block, for keys that are turned when they are read. Block b holds the
-// positions from n_before + b * kBlockSize on. It takes another 8 bytes for each pair and position.
+// positions from n_before + b * kBlockSize on.
 class BlockRotations {
  public:
   // Pairs are stored two by two, so rope_dim must be a multiple of 4.
   BlockRotations(const RopeConfig& config, int rope_dim, int n_before);
 
-  // Makes blocks [0, n_blocks) available.
-  void Extend(int64_t n_blocks, RopeTable* table);
-  // The rotation from block 0 on; valid until the next Extend.
-  KeyRotation rotation() const { return {cos_.data(), sin_.data(), half_, way_back_}; }
+  // Numbers of a block in each of the two tables; 0: nothing turns.
+  int64_t block_size() const { return int64_t{kBlockSize} * half_; }
+  int half() const { return half_; }
+  float way_back() const { return way_back_; }
+  // Writes the numbers of blocks [first, first + n), [n][half / 2][kBlockSize][2], from `table`,
+  // which grows as far as they reach.
+  void Write(int64_t first, int64_t n, RopeTable* table, float* cos, float* sin) const;
 
  private:
   int half_;
   int n_before_;
   float way_back_;
-  std::vector<float> cos_, sin_;  // [n_blocks][half / 2][kBlockSize][2]
 };
 
 }  // namespace kvlathe

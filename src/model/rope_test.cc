@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <vector>
 
 namespace kvlathe {
 namespace {
@@ -75,11 +76,12 @@ TEST(BlockRotationsTest, HoldTheTableInTheOrderOfBlocks) {
   constexpr int kRopeDim = 12, kBefore = 3;
   RopeTable table(config, kRopeDim);
   BlockRotations rotations(config, kRopeDim, kBefore);
-  rotations.Extend(1, &table);
-  rotations.Extend(3, &table);  // later blocks keep their places when it grows
-  const KeyRotation all = rotations.rotation();
-  EXPECT_EQ(all.half, kRopeDim / 2);
-  EXPECT_FLOAT_EQ(all.way_back, 1 / (1.25f * 1.25f));
+  std::vector<float> cos(3 * rotations.block_size()), sin(cos.size());
+  rotations.Write(0, 1, &table, cos.data(), sin.data());
+  rotations.Write(1, 2, &table, &cos[rotations.block_size()], &sin[rotations.block_size()]);
+  EXPECT_EQ(rotations.half(), kRopeDim / 2);
+  EXPECT_FLOAT_EQ(rotations.way_back(), 1 / (1.25f * 1.25f));
+  const KeyRotation all = {cos.data(), sin.data(), rotations.half(), rotations.way_back()};
   for (int b = 0; b < 3; ++b) {
     const KeyRotation block = all.From(b);
     for (int t = 0; t < kBlockSize; ++t) {

@@ -1,11 +1,12 @@
-// Rotation tables hold the angles of a model's layers, by position, and block by block for keys
-// that are turned when they are read.
+// The angles of a model's layers in the memory of a machine: by position, and block by block for
+// keys that are turned when they are read.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "format/codebook/codebook.h"
+#include "machine/machine_buffer.h"
+#include "machine/residents.h"
 #include "model/config.h"
 #include "model/rope.h"
 
@@ -13,31 +14,38 @@ namespace kvlathe {
 
 class RotationTables {
  public:
-  explicit RotationTables(const ModelConfig& config)
-      : config_(config), ropes_(config.attention, config.rope_dim()) {}
+  // Both outlive the tables.
+  RotationTables(const ModelConfig& config, Device* memory);
 
   // Says that keys are stored from before RoPE, in blocks behind n_sink positions.
-  void KeepBlocks(int n_sink) {
-    for (const AttentionKind& kind : config_.attention.kinds) {
-      blocks_.emplace_back(kind.rope, config_.rope_dim(), n_sink);
-    }
-  }
-  // Makes positions [0, n_positions) available.
-  void Extend(int n_positions) { ropes_.Extend(n_positions); }
-  const RopeTable& of(int layer_idx) const { return ropes_.of(layer_idx); }
+  void KeepBlocks(int n_sink);
+  // Makes positions [0, n_positions) available. kResourceExhausted when there is no memory.
+  Status Extend(int n_positions);
+  // [n_positions, rope_dim / 2] F32.
+  ObjectPlace cos(int layer_idx) const { return positions_[TableOf(layer_idx)].cos.place(); }
+  ObjectPlace sin(int layer_idx) const { return positions_[TableOf(layer_idx)].sin.place(); }
+  int rope_dim(int layer_idx) const { return ropes_.of(layer_idx).rope_dim(); }
   // The angles of the first n_blocks blocks of a layer; empty if keys do not turn when they are
-  // read.
-  KeyRotation BlocksOf(int layer_idx, int64_t n_blocks) {
-    if (blocks_.empty()) return {};
-    BlockRotations& blocks = blocks_[config_.attention.kind_idx(layer_idx)];
-    blocks.Extend(n_blocks, ropes_.mutable_of(layer_idx));
-    return blocks.rotation();
-  }
+  // read. kResourceExhausted when there is no memory.
+  StatusOr<KeyRotationId> BlocksOf(int layer_idx, int64_t n_blocks);
 
  private:
+  // Two tables that grow together, and how many of their rows hold numbers.
+  struct Angles {
+    MachineBuffer cos, sin;
+    int64_t n_rows = 0;
+  };
+
+  int TableOf(int layer_idx) const {
+    return config_.attention.kinds.size() < 2 ? 0 : config_.attention.kind_idx(layer_idx);
+  }
+
   const ModelConfig& config_;
+  Device* memory_;
   LayerRopes ropes_;
-  std::vector<BlockRotations> blocks_;  // by kind of attention
+  std::vector<Angles> positions_;       // by kind of attention
+  std::vector<BlockRotations> blocks_;  // by kind of attention; none: keys do not turn when read
+  std::vector<Angles> of_blocks_;       // likewise
 };
 
 }  // namespace kvlathe

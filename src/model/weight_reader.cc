@@ -84,14 +84,14 @@ StatusOr<std::vector<float>> WeightReader::Matrix(const Projection& projection) 
 }
 
 void WeightReader::PackRows(const StoredTensor& tensor, const Projection& p, Range rows,
-                            int64_t first_out, PackedMatrix* matrix) {
+                            int64_t first_out, Weight* matrix) {
   // Rows that are stored one by one, as the kernels read them; runs of single rows are slow so.
   const bool has_whole_runs = std::ssize(p.runs) * 64 <= std::max<int64_t>(p.n_out(), 64);
   if (!p.is_transposed && !tensor.blocks.has_value() && has_whole_runs) {
     const int64_t row_bytes = p.n_in * SizeOf(tensor.dtype);
     ForPieces(p, rows, [&](int64_t stored, int64_t n, int64_t offset) {
-      matrix->PackRows(first_out + rows.begin + offset, n, tensor.dtype,
-                       tensor.data + stored * row_bytes, p.n_in);
+      matrix->WriteRows(first_out + rows.begin + offset, n, tensor.dtype,
+                        tensor.data + stored * row_bytes, p.n_in);
     });
     return;
   }
@@ -99,16 +99,15 @@ void WeightReader::PackRows(const StoredTensor& tensor, const Projection& p, Ran
   for (int64_t first = rows.begin; first < rows.end; first += 64) {
     const int64_t n = std::min<int64_t>(64, rows.end - first);
     CopyRows(tensor, p, {first, first + n}, values.data());
-    matrix->PackRows(first_out + first, n, DType::kF32, values.data(), p.n_in);
+    matrix->WriteRows(first_out + first, n, DType::kF32, values.data(), p.n_in);
   }
 }
 
-StatusOr<PackedMatrix> WeightReader::Pack(const std::vector<Projection>& parts, DType compute_type,
-                                          ThreadPool* pool) {
+StatusOr<Weight> WeightReader::Pack(const std::vector<Projection>& parts, DType type,
+                                    Residents* residents, ThreadPool* pool) {
   int64_t n_out = 0;
   for (const Projection& part : parts) n_out += part.n_out();
-  KVL_ASSIGN_OR_RETURN(PackedMatrix matrix,
-                       PackedMatrix::Create(n_out, parts.front().n_in, compute_type));
+  KVL_ASSIGN_OR_RETURN(Weight matrix, Weight::Create(residents, n_out, parts.front().n_in, type));
   int64_t first_out = 0;
   for (const Projection& part : parts) {
     KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Open(part));

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "format/packed_matrix.h"
+#include "machine/residents.h"
 #include "model/tensor_source.h"
 #include "model/weight_names.h"
 
@@ -28,9 +28,9 @@ class WeightReader {
   StatusOr<std::vector<float>> Bias(const Projection& projection);
   // Its matrix, [n_out, n_in] row-major.
   StatusOr<std::vector<float>> Matrix(const Projection& projection);
-  // Parts below each other from row 0 of a new packed matrix on.
-  StatusOr<PackedMatrix> Pack(const std::vector<Projection>& parts, DType compute_type,
-                              ThreadPool* pool);
+  // Parts below each other from row 0 of a new matrix among `residents` on.
+  StatusOr<Weight> Pack(const std::vector<Projection>& parts, DType type, Residents* residents,
+                        ThreadPool* pool);
   // A stored [n_rows, n_columns] table that stays readable as long as the reader lives.
   StatusOr<StoredTensor> Table(const std::string& name, int64_t n_rows, int64_t n_columns);
 
@@ -59,7 +59,7 @@ class WeightReader {
   static void CopyRows(const StoredTensor& tensor, const Projection& projection, Range rows,
                        float* out);
   static void PackRows(const StoredTensor& tensor, const Projection& projection, Range rows,
-                       int64_t first_out, PackedMatrix* matrix);
+                       int64_t first_out, Weight* matrix);
 
   std::unique_ptr<TensorSource> source_;
 };

@@ -61,8 +61,9 @@ uint64_t HashOfValueMaps(const ModelBasis& basis, int layer_idx) {
 }  // namespace
 
 ModelWeights::ModelWeights(const ModelConfig& config, DType compute_type,
-                           std::unique_ptr<TensorSource> source)
-    : config_(config),
+                           std::unique_ptr<TensorSource> source, std::shared_ptr<Machine> machine)
+    : machine_(std::move(machine)),
+      config_(config),
       compute_type_(compute_type),
       reader_(std::move(source)),
       names_(config_, reader_.source()) {}
@@ -70,9 +71,11 @@ ModelWeights::ModelWeights(const ModelConfig& config, DType compute_type,
 StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& config,
                                                            DType compute_type,
                                                            std::unique_ptr<TensorSource> source,
-                                                           ThreadPool* pool,
+                                                           std::shared_ptr<Machine> machine,
                                                            const LoadProgress& progress) {
-  std::unique_ptr<ModelWeights> w(new ModelWeights(config, compute_type, std::move(source)));
+  ThreadPool* const pool = &machine->host_threads();
+  std::unique_ptr<ModelWeights> w(
+      new ModelWeights(config, compute_type, std::move(source), std::move(machine)));
   KVL_RETURN_IF_ERROR(w->LoadEmbeddings(pool));
   w->layers_.resize(config.n_layers);
   for (int l = 0; l < config.n_layers; ++l) {
@@ -85,7 +88,8 @@ StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& co
 
 Status ModelWeights::LoadEmbeddings(ThreadPool* pool) {
   const int64_t vocab = config_.vocab_size, hidden = config_.hidden_dim;
-  KVL_ASSIGN_OR_RETURN(lm_head_, reader_.Pack({names_.output_head()}, compute_type_, pool));
+  KVL_ASSIGN_OR_RETURN(lm_head_,
+                       reader_.Pack({names_.output_head()}, compute_type_, residents(), pool));
   if (!config_.tie_word_embeddings) {
     KVL_ASSIGN_OR_RETURN(embedding_, reader_.Table(names_.embedding(), vocab, hidden));
   }
@@ -105,9 +109,9 @@ Status ModelWeights::LoadNorms(int layer_idx) {
     KVL_ASSIGN_OR_RETURN(layer.ffn_norm, ReadNorm(names_.ffn_norm(layer_idx), hidden));
   }
   if (config_.norms.of_qk) {
-    KVL_ASSIGN_OR_RETURN(layer.q_norm, ReadNorm(names_.q_norm(layer_idx), head_dim));
+    KVL_ASSIGN_OR_RETURN(layer.q_norm,
+                         ReadNorm(names_.q_norm(layer_idx), head_dim, config_.query_scale));
     KVL_ASSIGN_OR_RETURN(layer.k_norm, ReadNorm(names_.k_norm(layer_idx), head_dim));
-    for (float& w : layer.q_norm.weight) w *= config_.query_scale;
   }
   if (config_.norms.of_outputs) {
     KVL_ASSIGN_OR_RETURN(layer.attn_out_norm, ReadNorm(names_.attn_out_norm(layer_idx), hidden));
@@ -120,27 +124,36 @@ Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   LayerWeights& layer = layers_[layer_idx];
   KVL_RETURN_IF_ERROR(LoadNorms(layer_idx));
   const std::vector<Projection> qk = names_.qk(layer_idx);
-  KVL_ASSIGN_OR_RETURN(layer.qk, reader_.Pack(qk, compute_type_, pool));
+  KVL_ASSIGN_OR_RETURN(layer.qk, reader_.Pack(qk, compute_type_, residents(), pool));
   if (config_.biases.qkv) {
-    KVL_ASSIGN_OR_RETURN(layer.qk_bias, ReadBiases(qk));
+    KVL_ASSIGN_OR_RETURN(std::vector<float> bias, ReadBiases(qk));
+    KVL_ASSIGN_OR_RETURN(layer.qk_bias, Upload(std::move(bias)));
   }
   const std::vector<Projection> mlp_in = names_.mlp_in(layer_idx);
   const Projection down = names_.mlp_out(layer_idx);
-  KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, compute_type_, pool));
-  KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, compute_type_, pool));
+  KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, compute_type_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, compute_type_, residents(), pool));
   if (config_.biases.mlp) {
-    KVL_ASSIGN_OR_RETURN(layer.mlp_in_bias, ReadBiases(mlp_in));
-    KVL_ASSIGN_OR_RETURN(layer.down_bias, reader_.Bias(down));
+    KVL_ASSIGN_OR_RETURN(std::vector<float> of_in, ReadBiases(mlp_in));
+    KVL_ASSIGN_OR_RETURN(layer.mlp_in_bias, Upload(std::move(of_in)));
+    KVL_ASSIGN_OR_RETURN(std::vector<float> of_down, reader_.Bias(down));
+    KVL_ASSIGN_OR_RETURN(layer.down_bias, Upload(std::move(of_down)));
   }
   return OkStatus();
 }
 
-StatusOr<NormWeights> ModelWeights::ReadNorm(const std::string& tensor, int64_t n_dims) {
+StatusOr<NormWeights> ModelWeights::ReadNorm(const std::string& tensor, int64_t n_dims,
+                                             float scale) {
   NormWeights norm;
-  KVL_ASSIGN_OR_RETURN(norm.weight, reader_.Vector(tensor + ".weight", n_dims));
-  for (float& w : norm.weight) w += names_.norm_offset();
+  KVL_ASSIGN_OR_RETURN(std::vector<float> weight, reader_.Vector(tensor + ".weight", n_dims));
+  for (float& w : weight) {
+    w += names_.norm_offset();
+    w *= scale;
+  }
+  KVL_ASSIGN_OR_RETURN(norm.weight, Upload(std::move(weight)));
   if (config_.norms.kind == NormKind::kLayer) {
-    KVL_ASSIGN_OR_RETURN(norm.bias, reader_.Vector(tensor + ".bias", n_dims));
+    KVL_ASSIGN_OR_RETURN(std::vector<float> bias, reader_.Vector(tensor + ".bias", n_dims));
+    KVL_ASSIGN_OR_RETURN(norm.bias, Upload(std::move(bias)));
   }
   return norm;
 }
@@ -154,21 +167,24 @@ StatusOr<std::vector<float>> ModelWeights::ReadBiases(const std::vector<Projecti
   return all;
 }
 
-Status ModelWeights::ReadValueBiases(int layer_idx, ValueProjection* p) {
+StatusOr<ModelWeights::ValueBiases> ModelWeights::ReadValueBiases(int layer_idx) {
+  ValueBiases biases;
   if (config_.biases.o) {
-    KVL_ASSIGN_OR_RETURN(p->o_bias, reader_.Bias(names_.o(layer_idx)));
+    KVL_ASSIGN_OR_RETURN(biases.o, reader_.Bias(names_.o(layer_idx)));
   }
   if (config_.biases.qkv) {
-    KVL_ASSIGN_OR_RETURN(p->v_bias, reader_.Bias(names_.v(layer_idx)));
+    KVL_ASSIGN_OR_RETURN(biases.v, reader_.Bias(names_.v(layer_idx)));
   }
-  return OkStatus();
+  return biases;
 }
 
 StatusOr<ValueProjection> ModelWeights::WholeValues(int layer_idx, ThreadPool* pool) {
   ValueProjection p;
-  KVL_RETURN_IF_ERROR(ReadValueBiases(layer_idx, &p));
-  KVL_ASSIGN_OR_RETURN(p.v, reader_.Pack({names_.v(layer_idx)}, compute_type_, pool));
-  KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({names_.o(layer_idx)}, compute_type_, pool));
+  KVL_ASSIGN_OR_RETURN(ValueBiases biases, ReadValueBiases(layer_idx));
+  KVL_ASSIGN_OR_RETURN(p.v, reader_.Pack({names_.v(layer_idx)}, compute_type_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({names_.o(layer_idx)}, compute_type_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(p.v_bias, Upload(std::move(biases.v)));
+  KVL_ASSIGN_OR_RETURN(p.o_bias, Upload(std::move(biases.o)));
   return p;
 }
 
@@ -180,14 +196,16 @@ StatusOr<ValueProjection> ModelWeights::FoldedValues(int layer_idx, const ModelB
     v_offset.push_back(v_offset.back() + basis.head(layer_idx, g).rank_v);
   }
   ValueProjection p;
-  KVL_RETURN_IF_ERROR(ReadValueBiases(layer_idx, &p));
+  KVL_ASSIGN_OR_RETURN(ValueBiases biases, ReadValueBiases(layer_idx));
   const int64_t v_rows = v_offset.back(), hidden = c.hidden_dim;
-  KVL_ASSIGN_OR_RETURN(p.v, PackedMatrix::Create(v_rows, hidden, compute_type_));
+  KVL_ASSIGN_OR_RETURN(p.v, Weight::Create(residents(), v_rows, hidden, compute_type_));
   const int64_t o_columns =
       KeepsOutputs(basis) ? int64_t{c.n_heads} * c.head_dim : v_rows * c.gqa_group();
-  KVL_ASSIGN_OR_RETURN(p.o, PackedMatrix::Create(hidden, o_columns, compute_type_));
-  KVL_RETURN_IF_ERROR(FoldValueRows(layer_idx, basis, v_offset, pool, &p));
-  KVL_RETURN_IF_ERROR(FoldOutputColumns(layer_idx, basis, v_offset, pool, &p));
+  KVL_ASSIGN_OR_RETURN(p.o, Weight::Create(residents(), hidden, o_columns, compute_type_));
+  KVL_RETURN_IF_ERROR(FoldValueRows(layer_idx, basis, v_offset, pool, &p, &biases));
+  KVL_RETURN_IF_ERROR(FoldOutputColumns(layer_idx, basis, v_offset, pool, &p, &biases));
+  KVL_ASSIGN_OR_RETURN(p.v_bias, Upload(std::move(biases.v)));
+  KVL_ASSIGN_OR_RETURN(p.o_bias, Upload(std::move(biases.o)));
   return p;
 }
 
@@ -209,7 +227,7 @@ StatusOr<std::shared_ptr<const ValueProjection>> ModelWeights::FoldValues(int la
 
 Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
                                    const std::vector<int64_t>& v_offset, ThreadPool* pool,
-                                   ValueProjection* p) {
+                                   ValueProjection* p, ValueBiases* biases) {
   const int64_t hidden = config_.hidden_dim, d = basis.head_dim, v_rows = v_offset.back();
   // Rows of the heads that share latents are one.
   const int n = HeadsPerLatent(basis.keys);
@@ -219,18 +237,18 @@ Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
     return ConstMap(basis.head(layer_idx, g).value_basis.data(), n * d, rank(g));
   };
   if (config_.biases.qkv || HasValueOffset(basis, layer_idx)) {
-    p->v_bias.resize(basis.n_kv_heads * d);
+    biases->v.resize(basis.n_kv_heads * d);
     for (int g = 0; g < basis.n_kv_heads; ++g) {
       const std::vector<float>& offset = basis.head(layer_idx, g).value_offset;
       if (offset.empty()) continue;
-      Eigen::Map<RowMatrix>(&p->v_bias[g * d], 1, d) -= ConstMap(offset.data(), 1, d);
+      Eigen::Map<RowMatrix>(&biases->v[g * d], 1, d) -= ConstMap(offset.data(), 1, d);
     }
     std::vector<float> folded(v_rows);
     for (int g = 0; g < basis.n_kv_heads; ++g) {
       Eigen::Map<RowMatrix>(&folded[v_offset[g]], 1, rank(g)) =
-          ConstMap(&p->v_bias[first_head(g) * d], 1, n * d) * value_basis(g);
+          ConstMap(&biases->v[first_head(g) * d], 1, n * d) * value_basis(g);
     }
-    p->v_bias = std::move(folded);
+    biases->v = std::move(folded);
   }
   KVL_ASSIGN_OR_RETURN(const std::vector<float> w_v, reader_.Matrix(names_.v(layer_idx)));
   std::vector<float> folded(v_rows * hidden);
@@ -248,20 +266,20 @@ Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
   pool->Run([&](int worker_id) {
     const Range rows = ShareOf(v_rows, 64, worker_id, pool->n_workers());
     if (rows.begin == rows.end) return;
-    p->v.PackRows(rows.begin, rows.end - rows.begin, DType::kF32, &folded[rows.begin * hidden],
-                  hidden);
+    p->v.WriteRows(rows.begin, rows.end - rows.begin, DType::kF32, &folded[rows.begin * hidden],
+                   hidden);
   });
   return OkStatus();
 }
 
 Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
                                        const std::vector<int64_t>& v_offset, ThreadPool* pool,
-                                       ValueProjection* p) {
+                                       ValueProjection* p, ValueBiases* biases) {
   const int64_t d = config_.head_dim, group = config_.gqa_group();
   const int64_t o_full = config_.n_heads * d, o_columns = p->o.n_in();
   const bool is_folded = !KeepsOutputs(basis);
   const int n_joined = HeadsPerMap(basis.keys);
-  if (HasValueOffset(basis, layer_idx)) p->o_bias.resize(config_.hidden_dim);
+  if (HasValueOffset(basis, layer_idx)) biases->o.resize(config_.hidden_dim);
   return reader_.ForRowGroups(
       names_.o(layer_idx), pool, [&](int64_t first, int64_t n, const float* rows) {
         std::vector<float> folded(n * o_columns);
@@ -282,10 +300,10 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
           }
           const std::vector<float>& offset = basis.head(layer_idx, g / n_joined).value_offset;
           if (offset.empty()) continue;
-          Eigen::Map<RowMatrix>(&p->o_bias[first], n, 1) +=
+          Eigen::Map<RowMatrix>(&biases->o[first], n, 1) +=
               from.middleCols(h * d, d) * ConstMap(offset.data() + g % n_joined * d, d, 1);
         }
-        p->o.PackRows(first, n, DType::kF32, folded.data(), o_columns);
+        p->o.WriteRows(first, n, DType::kF32, folded.data(), o_columns);
       });
 }
 
@@ -331,7 +349,7 @@ StatusOr<std::vector<float>> ModelWeights::QkMatrix(int layer_idx) {
 StatusOr<std::vector<std::vector<double>>> ModelWeights::KeyGrams(int layer_idx, int n_joined) {
   KVL_ASSIGN_OR_RETURN(std::vector<float> w, QkMatrix(layer_idx));
   const int64_t n_query_rows = int64_t{config_.n_heads} * config_.head_dim;
-  const std::vector<float>& norm = layers_[layer_idx].k_norm.weight;
+  const FloatTable& norm = layers_[layer_idx].k_norm.weight;
   for (int64_t row = 0; !norm.empty() && row < int64_t{config_.n_kv_heads} * config_.head_dim;
        ++row) {
     float* const weights = &w[(n_query_rows + row) * config_.hidden_dim];
@@ -415,7 +433,7 @@ void ModelWeights::Embed(int32_t token_id, int position, float* row) const {
     table.Read(idx * hidden, hidden, out);
   };
   if (embedding_.data == nullptr) {
-    lm_head_.UnpackRow(token_id, row);
+    lm_head_.ReadRow(token_id, row);
   } else {
     row_of(embedding_, token_id, row);
   }

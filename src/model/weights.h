@@ -1,5 +1,6 @@
-// The weights of a decoder are packed once for the linear kernels. The basis axis changes W_V and
-// W_O, which are folded anew for each spec; everything else is shared by all specs of a process.
+// The weights of a decoder on a machine, laid out once for its products. The basis axis changes W_V
+// and W_O, which are folded anew for each spec; everything else is shared by all specs of a
+// process.
 #pragma once
 
 #include <functional>
@@ -7,11 +8,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "analysis/bases/basis.h"
 #include "base/threads.h"
-#include "format/packed_matrix.h"
+#include "machine/machine.h"
+#include "machine/machine_buffer.h"
 #include "model/config.h"
 #include "model/tensor_source.h"
 #include "model/weight_names.h"
@@ -20,8 +23,8 @@
 namespace kvlathe {
 
 struct NormWeights {
-  std::vector<float> weight;  // [hidden_dim]; of norms of queries and keys [head_dim]
-  std::vector<float> bias;    // of the same size with NormKind::kLayer, else empty
+  FloatTable weight;  // [hidden_dim]; of norms of queries and keys [head_dim]
+  FloatTable bias;    // of the same size with NormKind::kLayer, else empty
 };
 
 struct LayerWeights {
@@ -29,29 +32,29 @@ struct LayerWeights {
   NormWeights ffn_norm;                     // empty with shared_norm
   NormWeights q_norm, k_norm;               // with qk_norm; q_norm is multiplied by query_scale
   NormWeights attn_out_norm, ffn_out_norm;  // with output_norms
-  PackedMatrix qk;             // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first
-  std::vector<float> qk_bias;  // empty: none
-  PackedMatrix mlp_in;         // [mlp_rows(), hidden_dim], gate rows before up rows
-  std::vector<float> mlp_in_bias;
-  PackedMatrix down;  // [hidden_dim, ffn_dim]
-  std::vector<float> down_bias;
+  Weight qk;           // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first
+  FloatTable qk_bias;  // empty: none
+  Weight mlp_in;       // [mlp_rows(), hidden_dim], gate rows before up rows
+  FloatTable mlp_in_bias;
+  Weight down;  // [hidden_dim, ffn_dim]
+  FloatTable down_bias;
 };
 
 // W_V and W_O of a layer in the value basis of a spec (docs/basis.md, Folding).
 struct ValueProjection {
-  PackedMatrix v;             // [sum over KV heads of rank_v, hidden_dim]
-  std::vector<float> v_bias;  // b_V A; empty: none
+  Weight v;           // [sum over KV heads of rank_v, hidden_dim]
+  FloatTable v_bias;  // b_V A; empty: none
   // [hidden_dim, sum over query heads of rank_v of their KV head]. Where heads share latents, this
   // is W_O itself: the way back of shared latents would make it as many times wider.
-  PackedMatrix o;
-  std::vector<float> o_bias;
+  Weight o;
+  FloatTable o_bias;
 };
 
 // W_Q and W_K of a layer in the basis of keys, for models in which nothing turns their rows
 // (docs/basis.md, Folding). Attention and the cache take the rows of the product as they are.
 struct QkProjection {
-  PackedMatrix qk;  // Q rows of all heads, then K rows
-  std::vector<float> bias;
+  Weight qk;  // Q rows of all heads, then K rows
+  FloatTable bias;
 };
 
 // Called with the share of the layers that are loaded.
@@ -59,11 +62,11 @@ using LoadProgress = std::function<void(double fraction)>;
 
 class ModelWeights {
  public:
-  // Reads and packs everything but W_V and W_O; source pages are released as they are packed.
-  // kDataLoss names the tensor that is missing, has another shape or is not finite.
+  // Reads everything but W_V and W_O into the memory of `machine`; source pages are released as
+  // they are read. kDataLoss names the tensor that is missing, has another shape or is not finite.
   static StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelConfig& config, DType compute_type,
                                                       std::unique_ptr<TensorSource> source,
-                                                      ThreadPool* pool,
+                                                      std::shared_ptr<Machine> machine,
                                                       const LoadProgress& progress = nullptr);
 
   // Changes how models that are made of these weights from now on decide what merges; none: not at
@@ -108,10 +111,21 @@ class ModelWeights {
   DType compute_type() const { return compute_type_; }
   const LayerWeights& layer(int layer_idx) const { return layers_[layer_idx]; }
   const NormWeights& final_norm() const { return final_norm_; }
-  const PackedMatrix& lm_head() const { return lm_head_; }
+  Machine& machine() const { return *machine_; }
+  const Weight& lm_head() const { return lm_head_; }
 
  private:
-  ModelWeights(const ModelConfig& config, DType compute_type, std::unique_ptr<TensorSource> source);
+  // Biases of values and of outputs while they are folded; empty: none.
+  struct ValueBiases {
+    std::vector<float> v, o;
+  };
+
+  ModelWeights(const ModelConfig& config, DType compute_type, std::unique_ptr<TensorSource> source,
+               std::shared_ptr<Machine> machine);
+  Residents* residents() const { return &machine_->residents(); }
+  StatusOr<FloatTable> Upload(std::vector<float> values) const {
+    return FloatTable::Make(&machine_->memory(), std::move(values), "a vector of weights");
+  }
   Status LoadEmbeddings(ThreadPool* pool);
   // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first.
   StatusOr<std::vector<float>> QkMatrix(int layer_idx);
@@ -122,25 +136,27 @@ class ModelWeights {
   Status LoadNorms(int layer_idx);
   StatusOr<ValueProjection> WholeValues(int layer_idx, ThreadPool* pool);
   StatusOr<ValueProjection> FoldedValues(int layer_idx, const ModelBasis& basis, ThreadPool* pool);
-  Status ReadValueBiases(int layer_idx, ValueProjection* p);
+  StatusOr<ValueBiases> ReadValueBiases(int layer_idx);
   // W_V A and b_V A, and B W_O, into the projection; KV head g has rows [v_offset[g], v_offset[g +
   // 1]).
   Status FoldValueRows(int layer_idx, const ModelBasis& basis, const std::vector<int64_t>& v_offset,
-                       ThreadPool* pool, ValueProjection* p);
+                       ThreadPool* pool, ValueProjection* p, ValueBiases* biases);
   Status FoldOutputColumns(int layer_idx, const ModelBasis& basis,
                            const std::vector<int64_t>& v_offset, ThreadPool* pool,
-                           ValueProjection* p);
-  StatusOr<NormWeights> ReadNorm(const std::string& tensor, int64_t n_dims);
+                           ValueProjection* p, ValueBiases* biases);
+  // The norm's own weights are multiplied by `scale`.
+  StatusOr<NormWeights> ReadNorm(const std::string& tensor, int64_t n_dims, float scale = 1);
   // Reads the biases of matrices that stand below each other.
   StatusOr<std::vector<float>> ReadBiases(const std::vector<Projection>& parts);
 
+  std::shared_ptr<Machine> machine_;
   ModelConfig config_;
   DType compute_type_ = DType::kBf16;
   WeightReader reader_;
   WeightNames names_;
   std::vector<LayerWeights> layers_;
   NormWeights final_norm_;
-  PackedMatrix lm_head_;
+  Weight lm_head_;
   StoredTensor embedding_;           // used when it is not tied to lm_head_
   StoredTensor position_embedding_;  // with learned positions
   // By a hash of the maps that were folded in. It has 64 bits, so two of a thousand maps agree in

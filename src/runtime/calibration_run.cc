@@ -168,7 +168,7 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const Calib
   job.pool = workspace->threads();
   job.isa = workspace->isa();
   KVL_ASSIGN_OR_RETURN(const SpecModel baseline, workspace->MakeModel(run.SpecText()));
-  BlockPool blocks(MeasuringBudgetBytes(*workspace));
+  BlockPool blocks(MeasuringBudgetBytes(*workspace), &baseline.model->machine().memory());
   // Which rows stay is known where a sequence ends.
   const size_t chunk_tokens = run.merge.has_value() ? job.sequences[0].size() : kChunkTokens;
   job.forward = [&](std::span<const int32_t> ids, QkvObserver* observer) -> Status {

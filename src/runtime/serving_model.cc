@@ -60,7 +60,8 @@ StatusOr<std::unique_ptr<ServingModel>> OpenServingModel(const ServingOptions& o
     if (!workspace->has_random_weights()) KVL_RETURN_IF_ERROR(WarnOfLoss(workspace, level));
     serving->levels.push_back(std::move(level));
   }
-  serving->pool.emplace(workspace->kv_budget_bytes());
+  serving->pool.emplace(workspace->kv_budget_bytes(),
+                        &serving->levels.front().model->machine().memory());
   serving->name = NameOfModel(options);
   return serving;
 }

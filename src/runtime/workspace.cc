@@ -11,6 +11,7 @@
 #include "kv/capacity.h"
 #include "model/families/gguf_config.h"
 #include "model/model_facts.h"
+#include "runtime/machines/machine_choice.h"
 #include "runtime/prediction_notes.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
 
@@ -91,8 +92,9 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
       options_.progress("loading " + options_.model, fraction);
     };
   }
-  KVL_ASSIGN_OR_RETURN(auto weights, ModelWeights::Load(config_, compute_type(), std::move(source),
-                                                        threads_.get(), progress));
+  KVL_ASSIGN_OR_RETURN(auto weights,
+                       ModelWeights::Load(config_, compute_type(), std::move(source),
+                                          MakeMachine(threads_.get(), isa_), progress));
   weights_ = std::move(weights);
   return OkStatus();
 }
@@ -144,8 +146,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandom(const std::string& co
   w->random_weights_ = true;
   KVL_RETURN_IF_ERROR(w->LoadWeights(MakeRandomSource(kRandomWeightsSeed)));
   if (!compression.has_value()) return w;
-  KVL_RETURN_IF_ERROR(
-      DecideAtRandom(*compression, *w->config_.dmc, w->weights_, w->threads_.get(), w->isa_));
+  KVL_RETURN_IF_ERROR(DecideAtRandom(*compression, *w->config_.dmc, w->weights_));
   w->config_.dmc = w->weights_->config().dmc;
   return w;
 }
@@ -248,7 +249,7 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
   }
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, planner_->MakePlan(result.spec, rate));
   result.ranks = plan.allocation();
-  KVL_ASSIGN_OR_RETURN(result.model, Model::Create(weights_, plan, threads_.get(), isa_));
+  KVL_ASSIGN_OR_RETURN(result.model, Model::Create(weights_, plan));
   result.model->set_schedule(options_.schedule);
   result.model->set_deterministic(options_.deterministic);
   NoteWhatRatioMeans(result);

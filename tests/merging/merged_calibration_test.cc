@@ -15,6 +15,7 @@
 #include "cpu/memory/cpu_device.h"
 #include "format/rows/block_layout.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
 #include "model/model.h"
@@ -22,6 +23,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/planner.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -57,7 +59,8 @@ class MergedCalibration : public ::testing::TestWithParam<const char*>, public P
  protected:
   MergedCalibration() : config_(SmallConfig(kDim)) {
     config_.dmc = DmcConfig{.offset = 0, .weight_offset = 0};
-    auto weights = ModelWeights::Load(config_, DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(config_, DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     EXPECT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
     Random random(5);
@@ -67,7 +70,7 @@ class MergedCalibration : public ::testing::TestWithParam<const char*>, public P
   }
 
   std::unique_ptr<Model> Make(const std::string& spec) {
-    auto model = CreateModel(weights_, PartsOf(*Spec::Parse(spec)), &threads_, SelectIsa().value());
+    auto model = CreateModel(weights_, PartsOf(*Spec::Parse(spec)));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -147,7 +150,7 @@ class MergedCalibration : public ::testing::TestWithParam<const char*>, public P
   ThreadPool threads_{2};
   std::shared_ptr<ModelWeights> weights_;
   std::vector<int32_t> ids_;
-  BlockPool pool_{int64_t{64} << 20};
+  HostPool pool_{int64_t{64} << 20};
   CalibrationStatistics statistics_[2];  // of positions, of entries
   std::optional<MergePlan> asked_for_;
 };

@@ -7,8 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/retention/retention_methods.h"
 #include "model/planned_model.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -87,7 +89,7 @@ TEST_F(MergedModel, MergedPositionsAreFreeForOthers) {
   const std::vector<MergedLength> lengths(4, {.n_entries = (kTokens + 7) / 8});
   const int64_t n_bytes = MergedParts(model->layout(), lengths).total();
   EXPECT_EQ(SequenceBytes(model->layout(), kTokens), n_bytes);
-  BlockPool pool(PeakSequenceBytes(model->layout(), kTokens, 64) + 3 * n_bytes);
+  HostPool pool(PeakSequenceBytes(model->layout(), kTokens, 64) + 3 * n_bytes);
   std::vector<std::unique_ptr<SequenceCache>> caches;
   const auto read = [&]() -> Status {
     caches.push_back(std::make_unique<SequenceCache>(&model->layout(), &pool));
@@ -142,9 +144,9 @@ TEST_F(MergedModel, RefusesToDecideWhereTheModelDoesNot) {
   Write({.spec = ""});
   auto reader = SafetensorsReader::OpenModel(directory_);
   auto weights = ModelWeights::Load(*LoadModelConfig(directory_), DType::kF32,
-                                    MakeFileSource(*std::move(reader)), &threads_);
-  const auto model = CreateModel(*std::move(weights), PartsOf(*Spec::Parse("dmc")), &threads_,
-                                 AvailableIsas().back());
+                                    MakeFileSource(*std::move(reader)),
+                                    MakeMachine(&threads_, AvailableIsas().back()));
+  const auto model = CreateModel(*std::move(weights), PartsOf(*Spec::Parse("dmc")));
   EXPECT_EQ(model.status().code(), StatusCode::kInvalidArgument);
   EXPECT_NE(model.status().ToString().find("retrofitted"), std::string::npos);
 }

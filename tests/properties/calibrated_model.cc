@@ -9,6 +9,7 @@
 #include "calibration/calibrate.h"
 #include "calibration/gradients/decoder_gradients.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/model.h"
 #include "model/planned_model.h"
 
@@ -37,9 +38,9 @@ void CalibratedModel::Gather() {
       {.n_tokens = kSequences * kSequenceTokens, .seed = 1, .vocab_size = config().vocab_size},
       kSequenceTokens);
   ASSERT_TRUE(sequences.ok()) << sequences.status();
-  auto model = CreateModel(weights_, {}, threads_, SelectIsa().value());
+  auto model = CreateModel(weights_, {});
   ASSERT_TRUE(model.ok()) << model.status();
-  BlockPool blocks(kCacheBytes);
+  HostPool blocks(kCacheBytes);
   CalibrationJob job;
   job.shape = {config().n_layers, config().n_heads, config().n_kv_heads, config().head_dim};
   job.attention = config().attention;

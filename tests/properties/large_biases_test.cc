@@ -15,10 +15,11 @@
 
 #include "base/random.h"
 #include "calibrated_model.h"
-#include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -109,8 +110,9 @@ class LargeBiases : public ::testing::Test {
 
   static Loaded Load(float bias) {
     Loaded loaded{.threads = std::make_unique<ThreadPool>(2)};
-    auto weights = ModelWeights::Load(BiasedConfig(), DType::kF32,
-                                      std::make_unique<BiasedSource>(bias), loaded.threads.get());
+    auto weights =
+        ModelWeights::Load(BiasedConfig(), DType::kF32, std::make_unique<BiasedSource>(bias),
+                           MakeMachine(loaded.threads.get(), SelectIsa().value()));
     EXPECT_TRUE(weights.ok()) << weights.status();
     loaded.model = std::make_unique<CalibratedModel>(fmt::format("biases of {}", bias),
                                                      *std::move(weights), loaded.threads.get());
@@ -123,10 +125,9 @@ class LargeBiases : public ::testing::Test {
     const auto plan = loaded->model->planner().MakePlan(*Spec::Parse(text));
     EXPECT_TRUE(plan.ok()) << plan.status();
     if (!plan.ok()) return {};
-    auto model =
-        Model::Create(loaded->model->weights(), *plan, loaded->threads.get(), SelectIsa().value());
+    auto model = Model::Create(loaded->model->weights(), *plan);
     EXPECT_TRUE(model.ok()) << model.status();
-    BlockPool pool(int64_t{64} << 20);
+    HostPool pool(int64_t{64} << 20);
     SequenceCache cache(&(*model)->layout(), &pool);
     cache.set_n_prompt(kPrompt, kDecoded);
     Random random(17);

@@ -20,10 +20,12 @@
 #include "engine/session.h"
 #include "io/scratch_folder.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_rows.h"
 #include "model/model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -82,7 +84,7 @@ class PlannedSequence {
     const Status saved = SaveSession(session, layout, identity, path);
     cache_ = std::move(session.cache);
     if (!saved.ok()) return Failed("SaveSession", saved);
-    BlockPool other_pool(kPoolBytes);
+    HostPool other_pool(kPoolBytes);
     auto restored = LoadSession(path, {identity, &layout, 1 << 16}, kSmallVocabulary, &other_pool);
     if (!restored.ok()) return Failed("LoadSession", restored.status());
     for (const int32_t id : ids) {
@@ -130,7 +132,7 @@ class PlannedSequence {
   Model* model_;
   int n_prompt_;
   int most_step_ = 0;
-  BlockPool pool_{kPoolBytes};
+  HostPool pool_{kPoolBytes};
   std::unique_ptr<SequenceCache> cache_;
   std::vector<int32_t> tokens_;
 };
@@ -186,8 +188,7 @@ std::string Check(CalibratedModel* model, const std::string& text, int n_prompt,
   const StatusOr<CachePlan> plan = model->planner().MakePlan(*spec);
   if (!plan.ok()) return CheckRefusal(*spec, plan.status());
   if (std::string wrong = CheckRatio(*spec, *plan, model->config()); !wrong.empty()) return wrong;
-  const auto created =
-      Model::Create(model->weights(), *plan, model->threads(), SelectIsa().value());
+  const auto created = Model::Create(model->weights(), *plan);
   if (!created.ok()) return Failed("Model::Create", created.status());
   (*created)->set_deterministic(true);
   ++*n_run;
@@ -206,7 +207,8 @@ class PlanProperties : public ::testing::Test {
  protected:
   std::unique_ptr<CalibratedModel> Load(const std::string& name, const ModelConfig& config,
                                         std::unique_ptr<TensorSource> source) {
-    auto weights = ModelWeights::Load(config, DType::kBf16, std::move(source), &threads_);
+    auto weights = ModelWeights::Load(config, DType::kBf16, std::move(source),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     EXPECT_TRUE(weights.ok()) << weights.status();
     return std::make_unique<CalibratedModel>(name, *std::move(weights), &threads_);
   }

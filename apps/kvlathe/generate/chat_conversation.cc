@@ -35,7 +35,7 @@ Conversation::Conversation(const ConversationOptions* options, const Workspace* 
       model_(model),
       template_(*chat_template),
       ends_(FindChatEnds(workspace->tokenizer(), chat_template->answer_format(false).ends)),
-      pool_(workspace->kv_budget_bytes()),
+      pool_(workspace->kv_budget_bytes(), &model->machine().memory()),
       engine_({model}, &pool_, HeardBetweenSteps()),
       rate_(options->rate) {
   const std::vector<int>& eos_ids = workspace->config().eos_ids;

@@ -169,7 +169,7 @@ Status Generate(const RunVerbOptions& options, const Workspace& workspace, Engin
 
 Status RunOn(const RunVerbOptions& options, const std::string& prompt, Workspace* workspace,
              const SpecModel& spec_model) {
-  BlockPool pool(workspace->kv_budget_bytes());
+  BlockPool pool(workspace->kv_budget_bytes(), &spec_model.model->machine().memory());
   SequencePlace place = {{}, &spec_model.model->layout(), workspace->context_tokens()};
   if (options.rate.has_value()) {
     KVL_ASSIGN_OR_RETURN(place.layout, spec_model.model->LayoutAt(*options.rate));

@@ -10,8 +10,10 @@
 
 #include "io/files.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/model.h"
 #include "model/planned_model.h"
+#include "runtime/machines/machine_choice.h"
 #include "training/retrofit/causal_attention.h"
 #include "training/retrofit/model_directory.h"
 #include "training/retrofit/testing/gradient_check.h"
@@ -205,15 +207,15 @@ class ModelFiles : public ::testing::Test {
 // Logits of the engine in F32 on the files that the trainer wrote.
 std::vector<float> EngineLogits(const std::string& directory, const std::vector<int32_t>& tokens) {
   ThreadPool pool(2);
-  BlockPool blocks(int64_t{64} << 20);
+  HostPool blocks(int64_t{64} << 20);
   auto config = LoadModelConfig(directory);
   EXPECT_TRUE(config.ok()) << config.status();
   auto reader = SafetensorsReader::OpenModel(directory);
   EXPECT_TRUE(reader.ok()) << reader.status();
-  auto weights =
-      ModelWeights::Load(*config, DType::kF32, MakeFileSource(*std::move(reader)), &pool);
+  auto weights = ModelWeights::Load(*config, DType::kF32, MakeFileSource(*std::move(reader)),
+                                    MakeMachine(&pool, Isa::kScalar));
   EXPECT_TRUE(weights.ok()) << weights.status();
-  auto model = CreateModel(*std::move(weights), {}, &pool, Isa::kScalar);
+  auto model = CreateModel(*std::move(weights), {});
   EXPECT_TRUE(model.ok()) << model.status();
   SequenceCache cache(&(*model)->layout(), &blocks);
   EXPECT_TRUE(cache.Extend(static_cast<int>(tokens.size())).ok());

@@ -6,6 +6,7 @@
 
 #include "calibration/gradients/decoder_gradients.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 #include "training/retrofit/model_directory.h"
 #include "training/retrofit/testing/small_decoder.h"
 
@@ -75,9 +76,9 @@ TEST(RowGradientsTest, AreThoseOfLibtorchForTheSameTokens) {
     const std::string directory = ::testing::TempDir() + "/kvlathe_row_gradients";
     ASSERT_TRUE(SaveDecoder(decoder, DType::kF32, directory).ok());
     ThreadPool pool(2);
-    auto weights =
-        ModelWeights::Load(*LoadModelConfig(directory), DType::kF32,
-                           MakeFileSource(*SafetensorsReader::OpenModel(directory)), &pool);
+    auto weights = ModelWeights::Load(*LoadModelConfig(directory), DType::kF32,
+                                      MakeFileSource(*SafetensorsReader::OpenModel(directory)),
+                                      MakeMachine(&pool, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     std::vector<int32_t> ids;
     for (int t = 0; t < kWindowTokens; ++t) ids.push_back(t * 7919 % config.vocab_size);

@@ -11,6 +11,7 @@
 #include "calibration/gradients/layer_pass.h"
 #include "calibration/gradients/output_head.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -40,7 +41,9 @@ struct Loaded {
 
   explicit Loaded(bool is_large) {
     const ModelConfig config = ConfigOf(is_large);
-    weights = ModelWeights::Load(config, DType::kBf16, MakeRandomSource(1), &pool).value();
+    weights = ModelWeights::Load(config, DType::kBf16, MakeRandomSource(1),
+                                 MakeMachine(&pool, SelectIsa().value()))
+                  .value();
     Random random(2);
     for (int64_t i = 0; i < kTokens * config.hidden_dim; ++i) {
       stream.push_back(static_cast<float>(random.Normal()));

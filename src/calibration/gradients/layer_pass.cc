@@ -123,8 +123,7 @@ void LayerPass::NormaliseTokensBack(const RowNorm& norm, const float* x, const f
   });
 }
 
-void LayerPass::MultiplyTokens(const FloatMatrix& w, const std::vector<float>& bias, Rows* from,
-                               Rows* to) {
+void LayerPass::MultiplyTokens(const FloatMatrix& w, const FloatTable& bias, Rows* from, Rows* to) {
   MultiplyRows({.w = &w,
                 .n_rows = n_tokens_,
                 .from = from->data(),

@@ -79,7 +79,7 @@ class LayerPass {
   void NormaliseTokens(const RowNorm& norm, const float* x, float* y);
   void NormaliseTokensBack(const RowNorm& norm, const float* x, const float* dy, bool accumulate,
                            float* dx);
-  void MultiplyTokens(const FloatMatrix& w, const std::vector<float>& bias, Rows* from, Rows* to);
+  void MultiplyTokens(const FloatMatrix& w, const FloatTable& bias, Rows* from, Rows* to);
   void MultiplyTokensBack(const FloatMatrix& w, const float* from, Rows* to, bool accumulate);
   // Turns the heads of rows that lie side by side to the positions of their tokens, in place; with
   // the sines that `Run` or, negated, the way back takes.

@@ -15,7 +15,7 @@ constexpr int64_t kPieceBytes = int64_t{128} << 20;  // of the matrix of the voc
 
 template <typename F>
 Status OutputHead::ForVocabulary(const F& fn) {
-  const PackedMatrix& head = weights_->lm_head();
+  const Weight& head = weights_->lm_head();
   const int64_t row_bytes = head.n_in() * static_cast<int64_t>(sizeof(float));
   const int64_t n_rows = std::max<int64_t>(64, kPieceBytes / row_bytes / 64 * 64);
   for (int64_t begin = 0; begin < head.n_out(); begin += n_rows) {

@@ -12,7 +12,7 @@ constexpr int64_t kColumnStep = 16;
 
 }  // namespace
 
-Status FloatMatrix::Unpack(const PackedMatrix& w, Range rows, ThreadPool* pool) {
+Status FloatMatrix::Unpack(const Weight& w, Range rows, ThreadPool* pool) {
   n_out_ = rows.end - rows.begin;
   n_in_ = w.n_in();
   const int64_t n_bytes = n_out_ * n_in_ * static_cast<int64_t>(sizeof(float));
@@ -21,7 +21,7 @@ Status FloatMatrix::Unpack(const PackedMatrix& w, Range rows, ThreadPool* pool) 
     // Packed rows lie in groups of 64 that share cache lines.
     const Range share = ShareOf(n_out_, 64, worker_id, pool->n_workers());
     for (int64_t row = share.begin; row < share.end; ++row) {
-      w.UnpackRow(rows.begin + row, values_.as<float>() + row * n_in_);
+      w.ReadRow(rows.begin + row, values_.as<float>() + row * n_in_);
     }
   });
   return OkStatus();

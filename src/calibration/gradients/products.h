@@ -5,18 +5,18 @@
 
 #include "base/status.h"
 #include "base/threads.h"
-#include "format/packed_matrix.h"
+#include "machine/residents.h"
 #include "tensor/buffer.h"
 
 namespace kvlathe {
 
-// Rows of a packed matrix as floats, row-major [n_out, n_in].
+// Rows of a weight as floats, row-major [n_out, n_in].
 class FloatMatrix {
  public:
   // Unpacks rows [rows.begin, rows.end) of `w` on all workers, in place of what was there.
   // kResourceExhausted when there is no memory for them.
-  Status Unpack(const PackedMatrix& w, Range rows, ThreadPool* pool);
-  Status Unpack(const PackedMatrix& w, ThreadPool* pool) { return Unpack(w, {0, w.n_out()}, pool); }
+  Status Unpack(const Weight& w, Range rows, ThreadPool* pool);
+  Status Unpack(const Weight& w, ThreadPool* pool) { return Unpack(w, {0, w.n_out()}, pool); }
 
   const float* data() const { return values_.as<float>(); }
   int64_t n_out() const { return n_out_; }

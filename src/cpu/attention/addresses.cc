@@ -11,11 +11,16 @@ void JobAddresses::BlockList::Resolve(const CpuAccess& access, std::span<const O
   for (int b = begin; b < end; ++b) list[b] = access.At(ids[b]);
 }
 
-void JobAddresses::Resolve(const CpuAccess& access, const HeadJob& job, int entry_begin,
+void JobAddresses::Resolve(const CpuLookup& lookup, const HeadJob& job, int entry_begin,
                            int entry_end) {
+  const CpuAccess& access = lookup.cache;
   const int begin = entry_begin / kBlockSize, end = (entry_end + kBlockSize - 1) / kBlockSize;
   blocks_.Resolve(access, job.blocks, begin, end);
-  packed_ = PackedHeadAt(access, job.packed, &runs_);
+  packed_ = PackedHeadAt(lookup, job.packed, &runs_);
+  q_ = lookup.own.At(job.q);
+  q_full_ = lookup.own.At(job.q_full);
+  merged_k_ = lookup.own.At(job.merged.k);
+  merged_v_ = lookup.own.At(job.merged.v);
   sink_k_ = access.At(job.sinks.k);
   sink_v_ = access.At(job.sinks.v);
   if (job.latents.empty()) return;
@@ -27,16 +32,16 @@ void JobAddresses::Resolve(const CpuAccess& access, const HeadJob& job, int entr
     const LatentSliceIds& slice = job.latents.slices[i];
     slice_blocks_[i].Resolve(access, slice.blocks, begin, end);
     slices_[i] = {.blocks = slice_blocks_[i].list.data(),
-                  .packed = PackedHeadAt(access, slice.packed, &slice_runs_[i]),
+                  .packed = PackedHeadAt(lookup, slice.packed, &slice_runs_[i]),
                   .sink_v = access.At(slice.sink_v)};
   }
-  latents_ = {.map = job.latents.map,
+  latents_ = {.map = lookup.residents.At(job.latents.map),
               .slices = slices_,
-              .rotation = job.latents.rotation,
+              .rotation = KeyRotationAt(lookup.own, job.latents.rotation),
               .positions = EntryTableAt(access, job.latents.positions),
               .sorted = SortedPositionsAt(access, job.latents.sorted),
-              .cos = job.latents.cos,
-              .sin = job.latents.sin};
+              .cos = lookup.own.As<const float>(job.latents.cos),
+              .sin = lookup.own.As<const float>(job.latents.sin)};
 }
 
 }  // namespace kvlathe

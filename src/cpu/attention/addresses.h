@@ -1,4 +1,5 @@
-// Turns the ids of a job (attention.h) into addresses, which is what kernels take.
+// Turns the ids and places of a job (machine/attention/head_job.h) into addresses, which is what
+// kernels take.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +19,9 @@ namespace kvlathe {
 class JobAddresses {
  public:
   // Finds the addresses that the item's job needs for the entries from entry_begin up to entry_end.
-  // Addresses of blocks before these entries are undefined. The access outlives what is read
+  // Addresses of blocks before these entries are undefined. The lookup outlives what is read
   // through the addresses.
-  void Resolve(const CpuAccess& access, const HeadJob& job, int entry_begin, int entry_end);
+  void Resolve(const CpuLookup& lookup, const HeadJob& job, int entry_begin, int entry_end);
 
   const std::byte* const* blocks() const { return blocks_.list.data(); }
   // Null where all blocks are plain.
@@ -28,6 +29,10 @@ class JobAddresses {
     return packed_.n_runs > 0 || packed_.open.n_blocks > 0 ? &packed_ : nullptr;
   }
   const LatentHead& latents() const { return latents_; }
+  const std::byte* q() const { return q_; }
+  const std::byte* q_full() const { return q_full_; }
+  const std::byte* merged_k() const { return merged_k_; }
+  const std::byte* merged_v() const { return merged_v_; }
   const std::byte* sink_k() const { return sink_k_; }
   const std::byte* sink_v() const { return sink_v_; }
 
@@ -44,6 +49,8 @@ class JobAddresses {
   std::vector<LatentSlice> slices_;
   std::vector<BlockList> slice_blocks_;
   std::vector<std::vector<PackedRun>> slice_runs_;
+  const std::byte *q_ = nullptr, *q_full_ = nullptr;
+  const std::byte *merged_k_ = nullptr, *merged_v_ = nullptr;
   const std::byte* sink_k_ = nullptr;
   const std::byte* sink_v_ = nullptr;
 };

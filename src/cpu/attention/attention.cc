@@ -43,7 +43,7 @@ AttendParams BlockParams(const HeadJob& job, const JobAddresses& at, const WorkI
   return {.shape = job.shape,
           .gqa_group = job.gqa_group,
           .n_rows = item.row_end - item.row_begin,
-          .q = RowAt(job.q, item.row_begin, job.q_stride, job.shape.row_type),
+          .q = RowAt(at.q(), item.row_begin, job.q_stride, job.shape.row_type),
           .q_stride = job.q_stride,
           .blocks = at.blocks(),
           .packed = at.packed(),
@@ -61,11 +61,13 @@ AttendParams BlockParams(const HeadJob& job, const JobAddresses& at, const WorkI
           .scores_stride = scores.stride};
 }
 
-int64_t LatentScratchBytes(const HeadJob& job, int64_t max_item_floats) {
+int64_t LatentScratchBytes(const CpuResidents& residents, const HeadJob& job,
+                           int64_t max_item_floats) {
   // Of the head only sizes are asked.
   const std::vector<LatentSlice> slices(job.latents.slices.size());
-  const LatentHead head = {
-      .map = job.latents.map, .slices = slices, .rotation = job.latents.rotation};
+  const LatentHead head = {.map = residents.At(job.latents.map),
+                           .slices = slices,
+                           .rotation = {.half = job.latents.rotation.half}};
   return LatentScratchBytes(job.shape, head, max_item_floats);
 }
 
@@ -113,7 +115,7 @@ void AttendSink(const AttendKernels& kernels, const HeadJob& job, const JobAddre
       .rank_v = job.latents.slices.empty() ? job.output_width() : job.shape.rank_v,
       .gqa_group = job.gqa_group,
       .n_rows = item.row_end - item.row_begin,
-      .q = RowAt(job.q_full, item.row_begin, job.q_full_stride, row_type),
+      .q = RowAt(at.q_full(), item.row_begin, job.q_full_stride, row_type),
       .q_stride = job.q_full_stride,
       .k = at.sink_k(),
       .v = at.sink_v(),
@@ -135,7 +137,8 @@ void AttendSink(const AttendKernels& kernels, const HeadJob& job, const JobAddre
 }
 
 // Writes rows [row_begin, row_begin + n_rows) of the job's output; they need not be whole tokens.
-void WriteRows(const HeadJob& job, int row_begin, int n_rows, const PartialRows& partial) {
+void WriteRows(const CpuAccess& own, const HeadJob& job, int row_begin, int n_rows,
+               const PartialRows& partial) {
   const int width = job.output_width();
   const int64_t element_bytes = SizeOf(job.shape.row_type);
   const int64_t head_stride = job.out_head_stride > 0 ? job.out_head_stride : width;
@@ -143,8 +146,8 @@ void WriteRows(const HeadJob& job, int row_begin, int n_rows, const PartialRows&
   for (int done = 0; done < n_rows;) {
     const int token = (row_begin + done) / job.gqa_group, head = (row_begin + done) % job.gqa_group;
     const int n = is_dense ? std::min(job.gqa_group - head, n_rows - done) : 1;
-    std::byte* out = static_cast<std::byte*>(job.out) +
-                     (token * job.out_stride + head * head_stride) * element_bytes;
+    std::byte* out =
+        own.At(job.out) + (token * job.out_stride + head * head_stride) * element_bytes;
     FinishRows({partial.o + int64_t{done} * width, partial.row_max + done, partial.row_sum + done},
                n, width, job.shape.row_type, out);
     if (!is_dense) {
@@ -159,6 +162,8 @@ void WriteRows(const HeadJob& job, int row_begin, int n_rows, const PartialRows&
 struct Attention::State {
   ThreadPool* pool;
   Isa isa;
+  CpuDevice* memory;
+  const CpuResidents& residents;
   bool is_deterministic = false;
   Planner planner;
   const EntryScoreKernels& score_kernels;
@@ -176,6 +181,7 @@ struct Attention::State {
   // The call at work.
   std::span<const HeadJob> jobs;
   const CpuAccesses* accesses = nullptr;
+  const CpuAccess* own = nullptr;  // of `memory`
   const AttentionPlan* plan = nullptr;
   float sm_scale = 1;
 
@@ -223,20 +229,21 @@ ScoreRows Attention::State::ScoresOf(const WorkItem& item, int worker_id) {
 void Attention::State::RunItems(int worker_id) {
   std::byte* const latent_scratch = scratch.data() + worker_id * worker_bytes;
   std::byte* const kernel_scratch = latent_scratch + latent_bytes;
-  float* own = reinterpret_cast<float*>(kernel_scratch + kAttendScratchBytes);
-  float* sink = own + plan->max_item_floats;
+  float* item_floats = reinterpret_cast<float*>(kernel_scratch + kAttendScratchBytes);
+  float* sink = item_floats + plan->max_item_floats;
   JobAddresses& at = addresses[worker_id];
   for (const WorkItem& item : plan->ItemsOf(worker_id)) {
     const HeadJob& job = jobs[item.job_idx];
     const CpuAccess& access = accesses->Of(job.device);
     // Tokens of merged rows see entries behind those of the item that adds their own row.
     const bool is_merged = job.merged.n_closed != nullptr;
-    at.Resolve(access, job, item.entry_begin, is_merged ? job.n_entries : item.entry_end);
+    at.Resolve({access, *own, residents}, job, item.entry_begin,
+               is_merged ? job.n_entries : item.entry_end);
     const AttendKernels& kernels = KernelsFor(job.shape.row_type);
     const int n_rows = item.row_end - item.row_begin, width = job.output_width();
     const bool is_part = item.partial_offset >= 0;
-    const PartialRows partial =
-        PartialAt(is_part ? workspace.as<float>() + item.partial_offset : own, n_rows, width);
+    const PartialRows partial = PartialAt(
+        is_part ? workspace.as<float>() + item.partial_offset : item_floats, n_rows, width);
     const ScoreRows item_scores = ScoresOf(item, worker_id);
     const AttendParams params =
         BlockParams(job, at, item, {sm_scale, is_deterministic}, partial, item_scores);
@@ -254,7 +261,8 @@ void Attention::State::RunItems(int worker_id) {
     } else if (!is_merged) {
       kernels.attend(params, kernel_scratch);
     } else {
-      AttendMerged({kernels, job, item, PartialAt(sink, n_rows, width), kernel_scratch}, params);
+      AttendMerged({kernels, job, at, item, PartialAt(sink, n_rows, width), kernel_scratch},
+                   params);
     }
     if (item.entry_begin == 0 && job.sinks.n > 0) {
       const PartialRows sink_partial = PartialAt(sink, n_rows, width);
@@ -262,7 +270,7 @@ void Attention::State::RunItems(int worker_id) {
       MergePartial(sink_partial, n_rows, width, partial);
     }
     if (is_part) continue;
-    WriteRows(job, item.row_begin, n_rows, partial);
+    WriteRows(*own, job, item.row_begin, n_rows, partial);
     if (item_scores.rows == nullptr) continue;
     AddScores(score_kernels, access, job, item.row_begin, item.row_end, sm_scale, partial,
               item_scores);
@@ -280,16 +288,15 @@ void Attention::State::MergeSplits(int worker_id) {
     const HeadJob& job = jobs[split.job_idx];
     const int width = job.output_width();
     const auto rows_of_part = [&](int part) -> PartialRows {
-      float* memory = workspace.as<float>() + split.partial_offset;
-      const PartialRows all =
-          PartialAt(memory + part * PartialFloats(n_rows, width), n_rows, width);
+      float* const parts = workspace.as<float>() + split.partial_offset;
+      const PartialRows all = PartialAt(parts + part * PartialFloats(n_rows, width), n_rows, width);
       return {all.o + int64_t{begin} * width, all.row_max + begin, all.row_sum + begin};
     };
     const PartialRows merged = rows_of_part(0);
     for (int part = 1; part < split.n_parts; ++part) {
       MergePartial(rows_of_part(part), end - begin, width, merged);
     }
-    WriteRows(job, split.row_begin + begin, end - begin, merged);
+    WriteRows(*own, job, split.row_begin + begin, end - begin, merged);
   }
 }
 
@@ -306,9 +313,11 @@ void Attention::State::ScoreSplits(int worker_id) {
   }
 }
 
-Attention::Attention(ThreadPool* pool, Isa isa)
+Attention::Attention(ThreadPool* pool, Isa isa, CpuDevice* memory, const CpuResidents* residents)
     : state_(new State{.pool = pool,
                        .isa = isa,
+                       .memory = memory,
+                       .residents = *residents,
                        .planner = Planner(CostModelFor(isa)),
                        .score_kernels = GetEntryScoreKernels(isa)}) {}
 
@@ -320,7 +329,7 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
   State& s = *state_;
   s.sizes.clear();
   const auto width_of_key = [](const HeadJob& job) {
-    return job.latents.empty() ? job.shape.rank_k : job.latents.map.head_dim;
+    return job.latents.empty() ? job.shape.rank_k : job.latents.key_dim;
   };
   for (const HeadJob& job : jobs) {
     s.sizes.push_back({.n_tokens = job.n_tokens,
@@ -341,7 +350,7 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
   for (const HeadJob& job : jobs) {
     const int64_t n_floats = plan.max_item_floats;
     if (!job.latents.empty()) {
-      s.latent_bytes = std::max(s.latent_bytes, LatentScratchBytes(job, n_floats));
+      s.latent_bytes = std::max(s.latent_bytes, LatentScratchBytes(s.residents, job, n_floats));
     } else if (IsRotated(job)) {
       s.latent_bytes = std::max(s.latent_bytes, RotatedScratchBytes(job.shape, n_floats));
     }
@@ -356,6 +365,8 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
   CpuAccesses accesses;
   for (const HeadJob& job : jobs) accesses.Open(job.device);
   s.accesses = &accesses;
+  const CpuAccess own(*s.memory);
+  s.own = &own;
   s.addresses.resize(s.pool->n_workers());
   s.pool->Run([&s](int worker_id) { s.RunItems(worker_id); });
   if (plan.splits.empty()) return OkStatus();

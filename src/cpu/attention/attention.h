@@ -11,6 +11,7 @@
 #include "base/cpu_features.h"
 #include "base/status.h"
 #include "base/threads.h"
+#include "cpu/memory/cpu_residents.h"
 #include "machine/attention/head_job.h"
 #include "machine/attention/schedule.h"
 
@@ -22,7 +23,9 @@ namespace kvlathe {
 // kept from call to call.
 class Attention {
  public:
-  Attention(ThreadPool* pool, Isa isa);
+  // All of them outlive it. Queries and outputs of jobs lie in `memory`, maps and codebooks are
+  // among `residents`.
+  Attention(ThreadPool* pool, Isa isa, CpuDevice* memory, const CpuResidents* residents);
   ~Attention();
   // With true, every row gets the bits that it would get alone. kBalanced cuts entries in places
   // that depend on the rest of the batch and on the number of workers, so it gives way to kLpt; AMX

@@ -14,11 +14,26 @@
 #include "base/random.h"
 #include "cpu/attention/addresses.h"
 #include "cpu/kernels/attend/attend.h"
-#include "cpu/memory/cpu_device.h"
+#include "cpu/memory/cpu_residents.h"
+#include "cpu/memory/host_places.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
 namespace {
+
+// Where all heads of a test lie: rows of its own, where they are, and cache memory.
+CpuDevice& Memory() {
+  static CpuDevice memory;
+  return memory;
+}
+ObjectPlace At(const void* rows) {
+  static const HostPlaces places(&Memory());
+  return places(rows);
+}
+const CpuResidents& NoResidents() {
+  static const CpuResidents residents(&Memory());
+  return residents;
+}
 
 constexpr int kHeadDim = 64;
 const float kSmScale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
@@ -76,9 +91,9 @@ class Head {
             .head_dim = kHeadDim,
             .gqa_group = s_.gqa_group,
             .n_tokens = n_tokens,
-            .q = q_.at(int64_t{first} * s_.gqa_group * s_.rank_k),
+            .q = At(q_.at(int64_t{first} * s_.gqa_group * s_.rank_k)),
             .q_stride = s_.rank_k,
-            .q_full = q_full_.at(int64_t{first} * s_.gqa_group * kHeadDim),
+            .q_full = At(q_full_.at(int64_t{first} * s_.gqa_group * kHeadDim)),
             .q_full_stride = kHeadDim,
             .blocks = blocks_,
             .n_entries = std::max(0, n_total - s_.n_sink),
@@ -89,7 +104,7 @@ class Head {
                       .n = std::min(s_.n_sink, n_total),
                       .first_visible = first + 1,
                       .window = s_.window},
-            .out = out_.bytes.data() + first * out_stride_ * SizeOf(block_shape_.row_type),
+            .out = At(out_.bytes.data() + first * out_stride_ * SizeOf(block_shape_.row_type)),
             .out_stride = out_stride_};
   }
   HeadJob Step() { return Step(s_.n_total, s_.n_tokens); }
@@ -268,7 +283,7 @@ TEST(AttentionTest, F32MatchesReferenceForAllInstructionSetsSchedulesAndWorkerCo
   for (int n_workers : {1, 2, 3, 7}) {
     ThreadPool pool(n_workers);
     for (Isa isa : AvailableIsas()) {
-      Attention attention(&pool, isa);
+      Attention attention(&pool, isa, &Memory(), &NoResidents());
       for (Schedule schedule : kSchedules) {
         RunBatch(batch, &attention, schedule);
         for (size_t i = 0; i < batch.size(); ++i) {
@@ -287,7 +302,7 @@ TEST(AttentionTest, Bf16MatchesReferenceOnEveryInstructionSet) {
   const Batch batch = MakeBatch(RaggedShapes(), DType::kBf16);
   ThreadPool pool(3);
   for (Isa isa : AvailableIsas()) {
-    Attention attention(&pool, isa);
+    Attention attention(&pool, isa, &Memory(), &NoResidents());
     RunBatch(batch, &attention, Schedule::kBalanced);
     for (size_t i = 0; i < batch.size(); ++i) {
       batch[i]->ExpectMatchesReference(0.02, fmt::format("{}, job {}", IsaName(isa), i));
@@ -300,7 +315,7 @@ TEST(AttentionTest, LongDecodeSplitOverManyWorkersMatchesReference) {
       {{.rank_k = 48, .rank_v = 32, .gqa_group = 4, .n_total = 6000, .n_tokens = 1, .n_sink = 4}},
       DType::kF32);
   ThreadPool pool(9);
-  Attention attention(&pool, Isa::kScalar);
+  Attention attention(&pool, Isa::kScalar, &Memory(), &NoResidents());
   RunBatch(batch, &attention, Schedule::kBalanced);
   batch[0]->ExpectMatchesReference(1e-5, "split nine times");
 }
@@ -312,7 +327,7 @@ TEST(AttentionTest, WindowsMatchReferenceAlsoWhereTheyLeaveTheSinkBehind) {
     const Batch batch = MakeBatch(shapes, DType::kF32);
     for (int n_workers : {1, 3}) {
       ThreadPool pool(n_workers);
-      Attention attention(&pool, Isa::kScalar);
+      Attention attention(&pool, Isa::kScalar, &Memory(), &NoResidents());
       RunBatch(batch, &attention, Schedule::kBalanced);
       for (size_t i = 0; i < batch.size(); ++i) {
         batch[i]->ExpectMatchesReference(1e-5, fmt::format("window {}, job {}", window, i));
@@ -328,7 +343,7 @@ TEST(AttentionTest, SumsTheAttentionOfEntries) {
   for (int n_workers : {1, 3, 8}) {
     for (Schedule schedule : kSchedules) {
       ThreadPool pool(n_workers);
-      Attention attention(&pool, AvailableIsas().back());
+      Attention attention(&pool, AvailableIsas().back(), &Memory(), &NoResidents());
       std::vector<HeadJob> jobs;
       for (size_t i = 0; i < batch.size(); ++i) {
         batch[i]->Poison();
@@ -359,7 +374,7 @@ TEST(AttentionTest, SumsTheAttentionOfEntries) {
 TEST(AttentionTest, BatchedEqualsSingle) {
   const Batch batch = MakeBatch(RaggedShapes(), DType::kF32);
   ThreadPool pool(2);
-  Attention attention(&pool, Isa::kScalar);
+  Attention attention(&pool, Isa::kScalar, &Memory(), &NoResidents());
   RunBatch(batch, &attention, Schedule::kBalanced);
   std::vector<std::vector<float>> together;
   for (const auto& head : batch) together.push_back(head->Outputs());
@@ -382,7 +397,7 @@ TEST(AttentionTest, ChunkedPrefillEqualsWhole) {
                .n_sink = n_sink},
               DType::kF32, 3);
     ThreadPool pool(2);
-    Attention attention(&pool, Isa::kScalar);
+    Attention attention(&pool, Isa::kScalar, &Memory(), &NoResidents());
     const HeadJob whole_job = head.Step();
     ASSERT_TRUE(attention.Run({&whole_job, 1}, kSmScale, Schedule::kBalanced).ok());
     const std::vector<float> whole = head.Outputs();
@@ -405,7 +420,7 @@ TEST(AttentionTest, RowsThatSeeNothingGiveZeros) {
   Head head({.rank_k = 32, .rank_v = 32, .gqa_group = 2, .n_total = 80, .n_tokens = 80},
             DType::kF32, 4);
   ThreadPool pool(2);
-  Attention attention(&pool, Isa::kScalar);
+  Attention attention(&pool, Isa::kScalar, &Memory(), &NoResidents());
   HeadJob job = head.Step();
   job.first_visible = -9;  // tokens 0 to 9 see nothing
   ASSERT_TRUE(attention.Run({&job, 1}, kSmScale, Schedule::kBalanced).ok());
@@ -419,11 +434,11 @@ TEST(AttentionTest, WritesNothingBetweenOutputRows) {
   Head head({.rank_k = 32, .rank_v = 32, .gqa_group = 2, .n_total = 80, .n_tokens = 80},
             DType::kF32, 4);
   ThreadPool pool(2);
-  Attention attention(&pool, Isa::kScalar);
+  Attention attention(&pool, Isa::kScalar, &Memory(), &NoResidents());
   const HeadJob job = head.Step();
   ASSERT_TRUE(attention.Run({&job, 1}, kSmScale, Schedule::kBalanced).ok());
   for (int t = 0; t < 80; ++t) {
-    const float* row = static_cast<const float*>(job.out) + t * job.out_stride;
+    const float* row = CpuAccess(Memory()).As<const float>(job.out) + t * job.out_stride;
     for (int64_t i = 2 * 32; i < job.out_stride; ++i) EXPECT_TRUE(std::isnan(row[i])) << t;
   }
 }
@@ -434,7 +449,7 @@ TEST(AttentionTest, DeterministicRowsAreThoseOfTokensAlone) {
     const Batch batch = MakeBatch(RaggedShapes(), row_type);
     for (Isa isa : AvailableIsas()) {
       ThreadPool one_thread(1);
-      Attention one_by_one(&one_thread, isa);
+      Attention one_by_one(&one_thread, isa, &Memory(), &NoResidents());
       one_by_one.set_deterministic(true);
       std::vector<std::vector<float>> alone;
       for (const auto& head : batch) {
@@ -447,7 +462,7 @@ TEST(AttentionTest, DeterministicRowsAreThoseOfTokensAlone) {
         alone.push_back(head->Outputs());
       }
       ThreadPool pool(3);
-      Attention attention(&pool, isa);
+      Attention attention(&pool, isa, &Memory(), &NoResidents());
       attention.set_deterministic(true);
       for (Schedule schedule : kSchedules) {
         RunBatch(batch, &attention, schedule);
@@ -463,7 +478,7 @@ TEST(AttentionTest, DeterministicRowsAreThoseOfTokensAlone) {
 
 TEST(AttentionTest, NoJobsIsNoWork) {
   ThreadPool pool(2);
-  Attention attention(&pool, Isa::kScalar);
+  Attention attention(&pool, Isa::kScalar, &Memory(), &NoResidents());
   ASSERT_TRUE(attention.Run({}, kSmScale, Schedule::kBalanced).ok());
 }
 

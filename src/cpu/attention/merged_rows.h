@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "cpu/attention/attention.h"
+#include "cpu/attention/addresses.h"
 #include "cpu/attention/partial.h"
 #include "cpu/kernels/attend/attend.h"
 #include "machine/attention/plan.h"
@@ -14,6 +14,7 @@ namespace kvlathe {
 struct MergedItem {
   const AttendKernels& kernels;
   const HeadJob& job;
+  const JobAddresses& at;  // of the job
   const WorkItem& item;
   PartialRows spare;  // as large as the item's partial result
   std::byte* scratch;

@@ -10,10 +10,22 @@
 #include <vector>
 
 #include "base/random.h"
-#include "cpu/memory/cpu_device.h"
+#include "cpu/attention/attention.h"
+#include "cpu/memory/cpu_residents.h"
+#include "cpu/memory/host_places.h"
 
 namespace kvlathe {
 namespace {
+
+// Where all heads of a test lie.
+CpuDevice& Memory() {
+  static CpuDevice memory;
+  return memory;
+}
+ObjectPlace At(const void* rows) {
+  static const HostPlaces places(&Memory());
+  return places(rows);
+}
 
 constexpr int kRankK = 32, kRankV = 48, kGroup = 2, kSink = 3;
 const float kSmScale = 1.0f / std::sqrt(static_cast<float>(kRankK));
@@ -43,9 +55,9 @@ class MergedHead {
             .head_dim = kRankK,
             .gqa_group = kGroup,
             .n_tokens = n_tokens_,
-            .q = q,
+            .q = At(q),
             .q_stride = kRankK,
-            .q_full = q,
+            .q_full = At(q),
             .q_full_stride = kRankK,
             .blocks = blocks_,
             .n_entries = std::max(0, n_closed_.back()),
@@ -54,12 +66,12 @@ class MergedHead {
                       .v = Stored(v_),
                       .n = std::min(kSink, n_total_),
                       .first_visible = first + 1},
-            .out = out_.data(),
+            .out = At(out_.data()),
             .out_stride = kGroup * kRankV,
             .merged = {.n_closed = n_closed_.data(),
-                       .k = k_.data() + first * kRankK,
+                       .k = At(k_.data() + first * kRankK),
                        .k_stride = kRankK,
-                       .v = v_.data() + first * kRankV,
+                       .v = At(v_.data() + first * kRankV),
                        .v_stride = kRankV}};
   }
 
@@ -156,7 +168,8 @@ TEST(MergedRowsTest, MatchReferenceForAllInstructionSetsSchedulesAndWorkerCounts
           std::vector<HeadJob> jobs;
           for (MergedHead& head : heads) jobs.push_back(head.Job());
           ThreadPool pool(n_workers);
-          Attention attention(&pool, isa);
+          const CpuResidents residents(&Memory());
+          Attention attention(&pool, isa, &Memory(), &residents);
           attention.set_deterministic(is_deterministic);
           ASSERT_TRUE(attention.Run(jobs, kSmScale, schedule).ok());
           for (const MergedHead& head : heads) head.ExpectMatchesReference(IsaName(isa));

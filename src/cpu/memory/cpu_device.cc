@@ -45,9 +45,15 @@ uint32_t CpuDevice::Allocate(int64_t n_bytes) {
 }
 
 std::byte* CpuDevice::Map(int64_t n_bytes) {
+  // What is large is a weight or an activation, which is used whole: the system says at once
+  // whether there is room, and gives huge pages where it can.
+  constexpr int64_t kLargeBytes = int64_t{4} << 20;
+  const bool is_large = n_bytes >= kLargeBytes;
   void* const base = mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return base == MAP_FAILED ? nullptr : static_cast<std::byte*>(base);
+                          MAP_PRIVATE | MAP_ANONYMOUS | (is_large ? 0 : MAP_NORESERVE), -1, 0);
+  if (base == MAP_FAILED) return nullptr;
+  if (is_large) madvise(base, n_bytes, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(base);
 }
 
 void CpuDevice::Unmap(std::byte* base, int64_t n_bytes) { munmap(base, n_bytes); }
@@ -89,6 +95,10 @@ void CpuDevice::Copy(const ObjectPlace& to, const ObjectPlace& from, int64_t n_b
 void CpuDevice::Fill(const ObjectPlace& to, std::byte value, int64_t n_bytes) {
   const CpuAccess access(*this);
   std::memset(access.At(to), static_cast<int>(value), static_cast<size_t>(n_bytes));
+}
+
+const std::byte* CpuDevice::HostView(const ObjectPlace& place) {
+  return CpuAccess(*this).At(place);
 }
 
 std::vector<std::byte*> CpuAccess::At(std::span<const ObjectId> ids) const {

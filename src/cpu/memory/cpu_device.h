@@ -1,5 +1,5 @@
-// The host's own memory as a device. Kernels get its addresses from a CpuAccess, which stands for a
-// verb that runs; nothing else knows them.
+// The host's own memory as a device; new regions hold zeros. Kernels get its addresses from a
+// CpuAccess, which stands for a verb that runs; nothing else knows them.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,7 @@ class CpuDevice : public Device {
   void Download(const ObjectPlace& from, std::span<std::byte> to) override;
   void Copy(const ObjectPlace& to, const ObjectPlace& from, int64_t n_bytes) override;
   void Fill(const ObjectPlace& to, std::byte value, int64_t n_bytes) override;
+  const std::byte* HostView(const ObjectPlace& place) override;
 
   // Memory of the caller's as a region, for benchmarks and tests that lay rows out themselves. It
   // begins at a multiple of kDeviceAlignment and outlives the device or the call of Free.
@@ -73,6 +74,11 @@ class CpuAccess {
   }
   std::byte* At(const ObjectPlace& place) const {
     return place.is_null() ? nullptr : At(place.object) + place.offset;
+  }
+  // The same as an array of numbers.
+  template <typename T>
+  T* As(const ObjectPlace& place) const {
+    return reinterpret_cast<T*>(At(place));
   }
   // Those of a list.
   std::vector<std::byte*> At(std::span<const ObjectId> ids) const;

@@ -10,6 +10,7 @@
 #include "format/rows/block_layout.h"
 #include "format/split_bits/coded_rows.h"
 #include "format/split_bits/split_bits_layout.h"
+#include "kv/quantizer/codebooks.h"
 #include "plan/drawn_basis.h"
 
 namespace kvlathe {
@@ -220,12 +221,19 @@ Status MakeRecords(const AttentionBenchOptions& options, ThreadPool* pool, Atten
       c->runs.push_back(run);
     });
   }
-  if (KeySide(c->layout.codec()).has_codebook) c->codebooks = EvenCodebooks(c->layout);
   return OkStatus();
 }
 
+// The codebooks of the layers, where the format has them.
+void MakeCodebooks(Residents* residents, AttentionCase* c) {
+  if (c->extents.empty() || !KeySide(c->layout.codec()).has_codebook) return;
+  for (LayerCodebooks& layer : EvenCodebooks(c->layout)) {
+    c->codebooks.emplace_back(residents, residents->AddCodebooks(std::move(layer)));
+  }
+}
+
 // Angles that turn nothing, and random ways back from latents.
-void MakeKeyMaps(const AttentionBenchOptions& options, AttentionCase* c) {
+void MakeKeyMaps(const AttentionBenchOptions& options, Residents* residents, AttentionCase* c) {
   const std::optional<SealPlan>& seal = c->layout.seal;
   const bool turns_codes = seal.has_value() && seal->format.seals_keys_before_rope();
   if (!turns_codes && !TurnWhenRead(c->keys)) return;
@@ -245,8 +253,8 @@ void MakeKeyMaps(const AttentionBenchOptions& options, AttentionCase* c) {
     const auto* const bits = std::get_if<HeadBits>(&storage);
     std::vector<BitSplit> splits;
     if (bits != nullptr) splits = {bits->middle.k, bits->most.k, bits->least.k};
-    c->maps.emplace_back(way_back, std::span<const float>(), options.head_dim, key_dim,
-                         shape.row_type, splits);
+    LatentMap map(way_back, {}, options.head_dim, key_dim, shape.row_type, splits);
+    c->maps.emplace_back(residents, residents->AddLatentMap(std::move(map)));
   }
 }
 
@@ -283,33 +291,34 @@ Status AddVotes(const AttentionBenchOptions& options, AttentionCase* c) {
 }
 
 // q and out are shared by all layers and all cases.
-void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out,
-              AttentionCase* c) {
+void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, AttentionCase* c) {
   const int group = options.n_heads / options.n_kv_heads;
   const int64_t n_tokens = c->row.n_tokens, n_rows = n_tokens * group;
   const auto n_head_blocks = static_cast<size_t>(BlocksOf(c->row.context));
   for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
     const int64_t head = static_cast<int64_t>(i) % options.n_kv_heads;
     const BlockShape& shape = c->layout.shapes[i];
-    c->jobs.push_back({.device = c->device.get(),
-                       .shape = shape,
-                       .head_dim = options.head_dim,
-                       .gqa_group = group,
-                       .n_tokens = c->row.n_tokens,
-                       .q = q.as<Bf16>() + head * n_rows * options.head_dim,
-                       .q_stride = shape.rank_k,
-                       .blocks = std::span(c->blocks).subspan(i * n_head_blocks, n_head_blocks),
-                       .n_entries = c->lengths[i],
-                       .first_visible = c->lengths[i] - c->row.n_tokens + 1,
-                       .out = out->as<Bf16>() + head * n_rows * options.head_dim,
-                       .out_stride = int64_t{group} * shape.rank_v});
-    const KeyRotation rotation = c->cos.empty()
-                                     ? KeyRotation()
-                                     : KeyRotation{c->cos.data(), c->sin.data(),
-                                                   options.head_dim / HeadsPerMap(c->keys) / 2};
+    c->jobs.push_back(
+        {.device = c->device.get(),
+         .shape = shape,
+         .head_dim = options.head_dim,
+         .gqa_group = group,
+         .n_tokens = c->row.n_tokens,
+         .q = memory.places(memory.q.as<Bf16>() + head * n_rows * options.head_dim),
+         .q_stride = shape.rank_k,
+         .blocks = std::span(c->blocks).subspan(i * n_head_blocks, n_head_blocks),
+         .n_entries = c->lengths[i],
+         .first_visible = c->lengths[i] - c->row.n_tokens + 1,
+         .out = memory.places(memory.out.as<Bf16>() + head * n_rows * options.head_dim),
+         .out_stride = int64_t{group} * shape.rank_v});
+    const KeyRotationId rotation =
+        c->cos.empty() ? KeyRotationId()
+                       : KeyRotationId{memory.places(c->cos.data()), memory.places(c->sin.data()),
+                                       options.head_dim / HeadsPerMap(c->keys) / 2};
     if (!c->maps.empty()) {
       c->jobs.back().q_stride = options.head_dim;
-      c->jobs.back().latents = {.map = c->maps[i].view(), .rotation = rotation};
+      c->jobs.back().latents = {
+          .map = c->maps[i].id(), .key_dim = options.head_dim, .rotation = rotation};
     }
     const bool has_coded_rows = c->layout.CodesOpenRows();
     if (c->extents.empty() && !has_coded_rows) continue;
@@ -324,7 +333,7 @@ void MakeJobs(const AttentionBenchOptions& options, const Buffer& q, Buffer* out
       packed.open = {.first_block = n_sealed,
                      .n_blocks = static_cast<int>(BlocksOf(c->lengths[i])) - n_sealed};
     }
-    if (!c->codebooks.empty()) packed.codebooks = &c->codebooks[i / options.n_kv_heads];
+    if (!c->codebooks.empty()) packed.codebooks = c->codebooks[i / options.n_kv_heads].id();
     if (c->maps.empty()) packed.rotation = rotation;
     for (int g = 0; g < options.n_kv_heads; ++g) {
       packed.layer_rank_v += c->layout.shapes[i - head + g].rank_v;
@@ -419,8 +428,9 @@ Status BuildCase(const AttentionBenchOptions& of_model, BenchMemory* memory, Thr
   PlaceBlocks(memory->blocks.data(), options, c);
   PlaceOpenScales(memory->blocks.data(), *c);
   KVL_RETURN_IF_ERROR(MakeRecords(options, pool, c));
-  MakeKeyMaps(options, c);
-  MakeJobs(options, memory->q, &memory->out, c);
+  MakeCodebooks(memory->residents.get(), c);
+  MakeKeyMaps(options, memory->residents.get(), c);
+  MakeJobs(options, *memory, c);
   return AddVotes(options, c);
 }
 

@@ -9,8 +9,9 @@
 #include "base/threads.h"
 #include "cpu/attention/attention.h"
 #include "cpu/memory/cpu_device.h"
+#include "cpu/memory/cpu_residents.h"
+#include "cpu/memory/host_places.h"
 #include "evaluation/bench/bench_attention.h"
-#include "kv/quantizer/codebooks.h"
 #include "kv/seal/seal_schedule.h"
 #include "tensor/buffer.h"
 
@@ -28,10 +29,11 @@ struct AttentionCase {
   Buffer records;                     // of all runs
   std::vector<SealedRun> runs;        // [n_layers * n_kv_heads, n_runs]
   std::vector<std::byte> counts;      // of exact entries, of all sealed blocks in order
-  ModelCodebooks codebooks;           // of a format that has them
-  std::vector<float> cos, sin;        // by which all heads turn their keys, where they do
+  // Of a format that has them, by layer.
+  std::vector<Resident<CodebooksId>> codebooks;
+  std::vector<float> cos, sin;  // by which all heads turn their keys, where they do
   Keys keys;
-  std::vector<LatentMap> maps;  // [n_layers * n_kv_heads], of latent keys
+  std::vector<Resident<LatentMapId>> maps;  // [n_layers * n_kv_heads], of latent keys
   std::optional<RetentionPlan> retention;
   Buffer entries;  // positions and votes of the heads of a layer
   ScoreNoise noise;
@@ -52,6 +54,9 @@ int64_t AllBlockBytes(const AttentionCase& c);
 // What all cases share: AllBlockBytes of the largest of them, and rows for its queries.
 struct BenchMemory {
   Buffer blocks, q, out;
+  std::unique_ptr<CpuDevice> device = std::make_unique<CpuDevice>();  // knows q, out and angles
+  HostPlaces places{device.get()};
+  std::unique_ptr<CpuResidents> residents = std::make_unique<CpuResidents>(device.get());
 };
 
 // Blocks, records, jobs and votes of the case, in memory that it does not own.

@@ -212,7 +212,7 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
                  TestName(test), int64_t{test.n_depth} + n_tokens, c.max_seq_len);
   }
   const std::vector<int32_t> tokens = RandomTokens(n_tokens, c.vocab_size, 1);
-  BlockPool pool(kv_budget_bytes);
+  BlockPool pool(kv_budget_bytes, &model->machine().memory());
   std::vector<double> speeds;
   ForwardProfile filling;  // what stands for the depth, which is no part of a run
   std::vector<double> entry_shares;

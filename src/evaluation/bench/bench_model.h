@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cpu_features.h"
 #include "base/status.h"
 #include "model/model.h"
 

@@ -72,7 +72,7 @@ Request RandomRequest(const Model& model, int n_prompt, int max_tokens, Random* 
 
 Status MeasureSteps(Model* model, int64_t kv_budget_bytes, SchedulerBenchReport* report) {
   const SchedulerBenchOptions& options = report->options;
-  BlockPool pool(kv_budget_bytes);
+  BlockPool pool(kv_budget_bytes, &model->machine().memory());
   StepTimes times;
   Engine engine({model}, &pool, {.max_sequences = options.n_sequences, .observer = &times});
   Random random(1);
@@ -106,7 +106,7 @@ Status MeasureSteps(Model* model, int64_t kv_budget_bytes, SchedulerBenchReport*
 }
 
 Status MeasureFirstSteps(Model* model, int64_t kv_budget_bytes, SchedulerBenchReport* report) {
-  BlockPool pool(kv_budget_bytes);
+  BlockPool pool(kv_budget_bytes, &model->machine().memory());
   StepTimes times;
   Engine engine({model}, &pool, {.observer = &times});
   std::atomic<bool> stops = false;

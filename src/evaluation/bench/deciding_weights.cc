@@ -51,12 +51,11 @@ class ChannelOfKeys : public QkvObserver {
 
 // Reads the tokens and returns the share of positions that are entries then.
 StatusOr<double> Read(const std::shared_ptr<ModelWeights>& weights, PlanParts parts,
-                      std::span<const int32_t> ids, ThreadPool* threads, Isa isa,
-                      QkvObserver* observer) {
+                      std::span<const int32_t> ids, QkvObserver* observer) {
   const ModelFacts facts = FactsOf(weights->config(), weights->compute_type());
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, AssemblePlan(facts, std::move(parts)));
-  KVL_ASSIGN_OR_RETURN(const auto model, Model::Create(weights, plan, threads, isa));
-  BlockPool pool(std::numeric_limits<int64_t>::max());
+  KVL_ASSIGN_OR_RETURN(const auto model, Model::Create(weights, plan));
+  BlockPool pool(std::numeric_limits<int64_t>::max(), &model->machine().memory());
   SequenceCache cache(&model->layout(), &pool);
   KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(ids.size())));
   const SequenceStep step{&cache, ids, SequenceStep::Logits::kNone};
@@ -67,7 +66,7 @@ StatusOr<double> Read(const std::shared_ptr<ModelWeights>& weights, PlanParts pa
 }  // namespace
 
 Status DecideAtRandom(double compression, const DmcConfig& dmc,
-                      const std::shared_ptr<ModelWeights>& weights, ThreadPool* threads, Isa isa) {
+                      const std::shared_ptr<ModelWeights>& weights) {
   if (!(compression >= 1 && compression <= kLargestCompression)) {
     return Error(StatusCode::kInvalidArgument,
                  "a compression ratio of {}: entries are of 1 to {} positions on average",
@@ -78,14 +77,14 @@ Status DecideAtRandom(double compression, const DmcConfig& dmc,
   for (int32_t& id : ids) id = static_cast<int32_t>(random.Below(weights->config().vocab_size));
   weights->set_dmc(std::nullopt);  // which leaves the channel where it is seen
   ChannelOfKeys channel(weights->config(), dmc.is_last);
-  KVL_RETURN_IF_ERROR(Read(weights, {}, ids, threads, isa, &channel).status());
+  KVL_RETURN_IF_ERROR(Read(weights, {}, ids, &channel).status());
   DmcConfig decided = dmc;
   double share = 1 / compression;  // of the values that lie below the offset
   for (int round = 0; round < kMostRounds; ++round) {
     decided.offset = channel.Quantile(share);
     weights->set_dmc(decided);
     const PlanParts merging{.retention = RetentionPlan{.merge = MergePlan{.window = kWindow}}};
-    KVL_ASSIGN_OR_RETURN(const double kept, Read(weights, merging, ids, threads, isa, nullptr));
+    KVL_ASSIGN_OR_RETURN(const double kept, Read(weights, merging, ids, nullptr));
     if (std::abs(kept * compression - 1) < kNearEnough) break;
     share = std::min(1.0, share / (kept * compression));
   }

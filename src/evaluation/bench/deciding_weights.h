@@ -19,6 +19,6 @@ namespace kvlathe {
 // met, in 8 rounds at most: entries change what later layers see. Other tokens merge otherwise: of
 // a small model 8 came out as 5. The rest of `dmc` stays. kInvalidArgument outside of [1, 64].
 Status DecideAtRandom(double compression, const DmcConfig& dmc,
-                      const std::shared_ptr<ModelWeights>& weights, ThreadPool* threads, Isa isa);
+                      const std::shared_ptr<ModelWeights>& weights);
 
 }  // namespace kvlathe

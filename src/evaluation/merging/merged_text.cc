@@ -68,7 +68,7 @@ StatusOr<std::vector<MergedText>> ReadMergedTexts(Model* model,
   KVL_RETURN_IF_ERROR(CheckTexts(*model, texts));
   const CacheLayout& layout = model->layout();
   const int n_tokens = static_cast<int>(texts.front().size());
-  BlockPool pool(kv_budget_bytes);
+  BlockPool pool(kv_budget_bytes, &model->machine().memory());
   std::vector<std::unique_ptr<SequenceCache>> caches;
   for (size_t i = 0; i < texts.size(); ++i) {
     caches.push_back(std::make_unique<SequenceCache>(&layout, &pool));

@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -24,14 +26,15 @@ class ReadMergedTextsTest : public ::testing::Test {
     ModelConfig config = SmallConfig();
     // Random channels lie on both sides of 0.
     config.dmc = DmcConfig{.is_last = true, .offset = 0, .weight_offset = 0, .epsilon = 0};
-    auto weights = ModelWeights::Load(config, DType::kF32, MakeRandomSource(5), &threads_);
+    auto weights = ModelWeights::Load(config, DType::kF32, MakeRandomSource(5),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
   }
   std::unique_ptr<Model> Make(const char* kv, int n_sink) {
     PlanParts parts = PartsOf(*Spec::Parse(kv));
     parts.n_sink = n_sink;
-    auto model = CreateModel(weights_, std::move(parts), &threads_, SelectIsa().value());
+    auto model = CreateModel(weights_, std::move(parts));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -70,7 +73,7 @@ TEST_F(ReadMergedTextsTest, CountsTheEntriesOfAPromptReadAtOnce) {
     ASSERT_TRUE(texts.ok()) << texts.status();
     for (const int n : {1, 3, 90, 200}) {
       for (int i = 0; i < 2; ++i) {
-        BlockPool pool(kBudgetBytes);
+        HostPool pool(kBudgetBytes);
         SequenceCache cache(&model->layout(), &pool);
         ASSERT_TRUE(Prefill(model.get(), &cache, std::span(tokens[i]).first(n)).ok());
         for (int h = 0; h < 4; ++h) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
 #include "kv/spec/spec.h"
@@ -15,6 +16,7 @@
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -55,11 +57,11 @@ class ChoiceScorerTest : public testing::Test {
     const auto spec = Spec::Parse(text);
     EXPECT_TRUE(spec.ok()) << spec.status();
     const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
-    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(SmallConfig(), DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     EXPECT_TRUE(weights.ok()) << weights.status();
     auto model = CreateModel(*std::move(weights),
-                             PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis), &threads_,
-                             SelectIsa().value());
+                             PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis));
     EXPECT_TRUE(model.ok()) << model.status();
     (*model)->set_deterministic(true);
     return *std::move(model);
@@ -67,7 +69,7 @@ class ChoiceScorerTest : public testing::Test {
 
   WeighedChoices Weigh(Model* model, const PreparedExample& example,
                        int64_t budget_bytes = kRoomyBytes) {
-    BlockPool pool(budget_bytes);
+    HostPool pool(budget_bytes);
     auto weighed = WeighChoices(model, &pool, example);
     EXPECT_TRUE(weighed.ok()) << weighed.status();
     EXPECT_EQ(pool.usage().used_bytes, 0);
@@ -78,7 +80,7 @@ class ChoiceScorerTest : public testing::Test {
   // Of tokens[n_given...], token by token in a sequence of its own whose prompt has n_prompt.
   static double OneByOne(Model* model, const std::vector<int32_t>& tokens, size_t n_prompt,
                          size_t n_given, int64_t* n_bytes = nullptr) {
-    BlockPool pool(kRoomyBytes);
+    HostPool pool(kRoomyBytes);
     SequenceCache cache(&model->layout(), &pool);
     EXPECT_TRUE(Prefill(model, &cache, std::span(tokens).first(n_prompt)).ok());
     if (n_bytes != nullptr) *n_bytes = cache.bytes().total();
@@ -153,7 +155,7 @@ TEST_F(ChoiceScorerTest, WithoutRoomForCopiesThePromptIsReadAgain) {
       EXPECT_EQ(tight.log_likelihoods, roomy.log_likelihoods);
       EXPECT_EQ(tight.kv_bytes.total(), roomy.kv_bytes.total());
     }
-    BlockPool pool(least_bytes / 4);
+    HostPool pool(least_bytes / 4);
     EXPECT_EQ(WeighChoices(model.get(), &pool, example).status().code(),
               StatusCode::kResourceExhausted);
     EXPECT_EQ(pool.usage().used_bytes, 0);

@@ -105,7 +105,7 @@ Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& ta
   std::vector<TextStream> streams;
   streams.reserve(n);
   Status failure;  // the first
-  BlockPool pool(kv_budget_bytes);
+  BlockPool pool(kv_budget_bytes, &model->machine().memory());
   Engine engine({model}, &pool, {.max_sequences = kConcurrentSequences});
   for (size_t i = 0; i < n; ++i) {
     const PreparedExample& example = task.examples[i];
@@ -182,7 +182,7 @@ TaskPrediction Pick(const PreparedExample& example, WeighedChoices weighed, bool
 }
 
 Status Choose(Model* model, const PreparedTask& task, int64_t kv_budget_bytes, ScoreSheet* sheet) {
-  BlockPool pool(kv_budget_bytes);
+  BlockPool pool(kv_budget_bytes, &model->machine().memory());
   for (size_t i = 0; i < task.examples.size() && !sheet->is_hopeless(); ++i) {
     StatusOr<WeighedChoices> weighed = WeighChoices(model, &pool, task.examples[i]);
     if (!weighed.ok()) return OfExample(i, weighed.status());

@@ -7,11 +7,13 @@
 #include <map>
 
 #include "engine/sampler.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/overflowing_source.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
 #include "plan/drawn_basis.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 namespace {
@@ -67,8 +69,8 @@ ModelConfig ConfigOfLetters() {
 class TaskRunTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto weights =
-        ModelWeights::Load(ConfigOfLetters(), DType::kF32, MakeRandomSource(3), &threads_);
+    auto weights = ModelWeights::Load(ConfigOfLetters(), DType::kF32, MakeRandomSource(3),
+                                      MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
     model_ = Make(-1);
@@ -76,8 +78,7 @@ class TaskRunTest : public ::testing::Test {
   // A negative rate: without a basis.
   std::unique_ptr<Model> Make(double rate) {
     const ModelBasis basis = rate < 0 ? ModelBasis{} : DrawRandomBasis(2, 2, 32, rate, 1);
-    auto model = CreateModel(weights_, PartsOf(rate < 0 ? nullptr : &basis, /*n_sink=*/4),
-                             &threads_, SelectIsa().value());
+    auto model = CreateModel(weights_, PartsOf(rate < 0 ? nullptr : &basis, /*n_sink=*/4));
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
@@ -93,7 +94,7 @@ class TaskRunTest : public ::testing::Test {
   }
   // What the model says after the prompt, one forward over the whole text for every token.
   std::string Greedy(const std::string& prompt, int n_tokens) {
-    BlockPool pool(kBudgetBytes);
+    HostPool pool(kBudgetBytes);
     std::vector<int32_t> ids = tokenizer_.Tokenize(prompt, true, false);
     const size_t n_prompt = ids.size();
     for (int i = 0; i < n_tokens; ++i) {
@@ -105,7 +106,7 @@ class TaskRunTest : public ::testing::Test {
   }
   // Log-probability of ids[from...], from one forward over all of them.
   double LogLikelihood(const std::vector<int32_t>& ids, size_t from) {
-    BlockPool pool(kBudgetBytes);
+    HostPool pool(kBudgetBytes);
     SequenceCache cache(&model_->layout(), &pool);
     EXPECT_TRUE(cache.Extend(static_cast<int>(ids.size())).ok());
     const SequenceStep step{&cache, ids, SequenceStep::Logits::kAll};
@@ -477,7 +478,8 @@ TEST_F(TaskRunTest, TellsHowFarItIs) {
 TEST_F(TaskRunTest, LogitsThatAreNotFiniteFailTheTaskAndNameTheExample) {
   auto weights = ModelWeights::Load(
       ConfigOfLetters(), DType::kF32,
-      std::make_unique<OverflowingSource>(3, LetterTokenizer::kFirst + '@' - ' '), &threads_);
+      std::make_unique<OverflowingSource>(3, LetterTokenizer::kFirst + '@' - ' '),
+      MakeMachine(&threads_, SelectIsa().value()));
   ASSERT_TRUE(weights.ok()) << weights.status();
   weights_ = *std::move(weights);
   model_ = Make(-1);

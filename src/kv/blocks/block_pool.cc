@@ -8,7 +8,6 @@
 
 #include "base/check.h"
 #include "base/units.h"
-#include "cpu/memory/cpu_device.h"
 #include "kv/blocks/chunk.h"
 #include "kv/cache_layout.h"
 
@@ -28,7 +27,6 @@ constexpr int64_t kSlackDivisor = 16;
 static_assert(kObjectAlignment % kDeviceAlignment == 0);
 
 struct BlockPool::State {
-  std::unique_ptr<CpuDevice> own_device;  // null where the caller has one
   Device* device = nullptr;
   int64_t budget_bytes = 0;
   int64_t used_bytes = 0;
@@ -116,8 +114,7 @@ void BlockPool::State::Trim(Chunk& chunk) {
 
 BlockPool::BlockPool(int64_t budget_bytes, Device* device) : state_(std::make_unique<State>()) {
   state_->budget_bytes = budget_bytes;
-  if (device == nullptr) state_->own_device = std::make_unique<CpuDevice>();
-  state_->device = device == nullptr ? state_->own_device.get() : device;
+  state_->device = device;
 }
 
 BlockPool::~BlockPool() = default;
@@ -146,6 +143,7 @@ ObjectId BlockPool::Resize(const ObjectId& object, int64_t n_bytes) {
   const ObjectId moved = state_->Take(kind, n_bytes);
   if (moved.is_null()) return {};
   state_->device->Copy({moved}, {object}, std::min(n_bytes, from.object_bytes()));
+  state_->device->Forget({object}, from.object_bytes());
   from.Drop(object);
   state_->Free(from);
   state_->Count(kind, difference);
@@ -169,6 +167,7 @@ void BlockPool::Release(const ObjectId& object) {
   Chunk& chunk = state_->ChunkOf(object);
   const ObjectKind kind = chunk.kind(object);
   if (!chunk.Drop(object)) return;
+  state_->device->Forget({object}, chunk.object_bytes());
   state_->Free(chunk);
   state_->Count(kind, -chunk.object_bytes());
   state_->TrimToSlack();

@@ -38,9 +38,8 @@ struct PoolUsage {
 // scheduler is its only caller.
 class BlockPool {
  public:
-  // With null the objects lie in the host's own memory (CpuDevice). Otherwise `device` outlives the
-  // pool.
-  explicit BlockPool(int64_t budget_bytes, Device* device = nullptr);
+  // The objects lie in `device`, the memory of a machine, which outlives the pool.
+  BlockPool(int64_t budget_bytes, Device* device);
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;

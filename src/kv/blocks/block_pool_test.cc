@@ -12,6 +12,7 @@
 #include "base/random.h"
 #include "base/units.h"
 #include "cpu/memory/guarded_device.h"
+#include "kv/blocks/host_pool_fixture.h"
 
 namespace kvlathe {
 namespace {
@@ -36,7 +37,7 @@ bool Holds(const BlockPool& pool, const ObjectId& object, int mark, int64_t n_by
 }
 
 TEST(BlockPool, CountsExactSizesInStepsOf64Bytes) {
-  BlockPool pool(kMiB);
+  HostPool pool(kMiB);
   const ObjectId block = pool.Allocate(ObjectKind::kBlock, 6144);
   const ObjectId run = pool.Allocate(ObjectKind::kRunRecord, 65);
   const ObjectId layer = pool.Allocate(ObjectKind::kLayerRecord, 1);
@@ -51,7 +52,7 @@ TEST(BlockPool, CountsExactSizesInStepsOf64Bytes) {
 }
 
 TEST(BlockPool, RefusesWhatTheBudgetDoesNotHold) {
-  BlockPool pool(256);
+  HostPool pool(256);
   EXPECT_TRUE(pool.HasRoomFor(256));
   EXPECT_FALSE(pool.HasRoomFor(257));
   const ObjectId object = pool.Allocate(ObjectKind::kBlock, 200);
@@ -61,11 +62,11 @@ TEST(BlockPool, RefusesWhatTheBudgetDoesNotHold) {
   EXPECT_EQ(pool.usage().used_bytes, 256);
   pool.Release(object);
   EXPECT_FALSE(pool.Allocate(ObjectKind::kBlock, 256).is_null());
-  EXPECT_TRUE(BlockPool(100).Allocate(ObjectKind::kBlock, 65).is_null());
+  EXPECT_TRUE(HostPool(100).Allocate(ObjectKind::kBlock, 65).is_null());
 }
 
 TEST(BlockPool, ReturnsNullWhenTheSystemHasNoRoom) {
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   EXPECT_TRUE(pool.Allocate(ObjectKind::kBlock, int64_t{1} << 60).is_null());
   EXPECT_EQ(pool.usage().used_bytes, 0);
   EXPECT_EQ(pool.usage().reserved_bytes, 0);
@@ -73,7 +74,7 @@ TEST(BlockPool, ReturnsNullWhenTheSystemHasNoRoom) {
 }
 
 TEST(BlockPool, AnObjectLivesUntilItsLastReference) {
-  BlockPool pool(kMiB);
+  HostPool pool(kMiB);
   const ObjectId object = pool.Allocate(ObjectKind::kRunRecord, 64);
   pool.AddReference(object);
   pool.AddReference(object);
@@ -87,7 +88,7 @@ TEST(BlockPool, AnObjectLivesUntilItsLastReference) {
 }
 
 TEST(BlockPool, ObjectsLargerThanAChunkReturnAtOnceBeyondTheSlack) {
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   const ObjectId object = pool.Allocate(ObjectKind::kBlock, 5 * kMiB + 64);
   ASSERT_FALSE(object.is_null());
   Fill(&pool, object, 1, 5 * kMiB + 64);
@@ -97,7 +98,7 @@ TEST(BlockPool, ObjectsLargerThanAChunkReturnAtOnceBeyondTheSlack) {
 }
 
 TEST(BlockPool, ResizeKeepsContentsAndCountsTheDifference) {
-  BlockPool pool(256 + 64);
+  HostPool pool(256 + 64);
   const ObjectId object = pool.Allocate(ObjectKind::kTable, 256);
   Fill(&pool, object, 7, 256);
   const ObjectId grown = pool.Resize(object, 320);  // both copies would not fit the budget
@@ -115,7 +116,7 @@ TEST(BlockPool, ResizeKeepsContentsAndCountsTheDifference) {
 }
 
 TEST(BlockPool, ACopyIsAnObjectOfItsOwnUnderTheBudget) {
-  BlockPool pool(512);
+  HostPool pool(512);
   const ObjectId object = pool.Allocate(ObjectKind::kRunRecord, 256);
   Fill(&pool, object, 7, 256);
   const ObjectId copy = pool.CopyOf(object);
@@ -130,7 +131,7 @@ TEST(BlockPool, ACopyIsAnObjectOfItsOwnUnderTheBudget) {
 }
 
 TEST(BlockPool, TablesOfTheHostCountAgainstTheBudget) {
-  BlockPool pool(256);
+  HostPool pool(256);
   EXPECT_TRUE(pool.CountHostTables(192));
   EXPECT_FALSE(pool.CountHostTables(128));
   EXPECT_TRUE(pool.Allocate(ObjectKind::kBlock, 128).is_null());
@@ -167,7 +168,7 @@ void ExpectReservedWithinBound(const PoolUsage& usage) {
 }
 
 TEST(BlockPool, ReservedStaysWithinTenPercentUnderRandomFrees) {
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   Random random(11);
   std::vector<ObjectId> live;
   for (int wave = 0; wave < 6; ++wave) {
@@ -189,7 +190,7 @@ TEST(BlockPool, ReservedStaysWithinTenPercentUnderRandomFrees) {
 }
 
 TEST(BlockPool, ManySizesWithFewObjectsHoldFewPages) {
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   for (int64_t n_bytes = 16384; pool.usage().used_bytes < 70 * kMiB; n_bytes += 64) {
     ASSERT_FALSE(pool.Allocate(ObjectKind::kBlock, n_bytes).is_null());
   }
@@ -197,7 +198,7 @@ TEST(BlockPool, ManySizesWithFewObjectsHoldFewPages) {
 }
 
 TEST(BlockPool, PagesThatWereGivenBackCanBeUsedAgain) {
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   std::vector<ObjectId> objects;
   for (int i = 0; i < 2000; ++i) objects.push_back(pool.Allocate(ObjectKind::kBlock, 12288));
   for (int i = 0; i < 2000; ++i) {
@@ -223,7 +224,7 @@ TEST(BlockPool, AgreesWithASimpleModelOnRandomOperations) {
     uint8_t mark;
   };
   const int64_t budget_bytes = 3 * kMiB;
-  BlockPool pool(budget_bytes);
+  HostPool pool(budget_bytes);
   std::map<ObjectId, Object> model;
   int64_t used_bytes = 0, peak_bytes = 0;
   Random random(5);

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/random.h"
+#include "kv/blocks/host_pool_fixture.h"
 
 namespace kvlathe {
 namespace {
@@ -38,7 +39,7 @@ TEST(SequenceCache, BytesEqualTheFormulaAtEveryLengthOnRandomLayouts) {
   Random random(3);
   for (int round = 0; round < 25; ++round) {
     const CacheLayout layout = RandomLayout(&random);
-    BlockPool pool(kNoLimit);
+    HostPool pool(kNoLimit);
     SequenceCache cache(&layout, &pool);
     EXPECT_EQ(cache.bytes().total(), 0);
     while (cache.n_tokens() < 1500) {
@@ -57,7 +58,7 @@ TEST(SequenceCache, BytesEqualTheFormulaAtEveryLengthOnRandomLayouts) {
 
 TEST(SequenceCache, TheObjectsOfAllHeadsAreDistinctAndWholeRowsAreWritable) {
   const CacheLayout layout = UniformLayout(4);
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);
   ASSERT_TRUE(cache.Extend(4 + 3 * kBlockSize).ok());
   std::set<ObjectId> objects;
@@ -80,7 +81,7 @@ TEST(SequenceCache, TheObjectsOfAllHeadsAreDistinctAndWholeRowsAreWritable) {
 
 TEST(SequenceCache, BlocksStayWhereTheyAreWhileTheSequenceGrows) {
   const CacheLayout layout = UniformLayout(0);
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);
   EXPECT_TRUE(cache.head(0, 0).sink_k().is_null());
   ASSERT_TRUE(cache.Extend(2 * kBlockSize).ok());
@@ -95,7 +96,7 @@ TEST(SequenceCache, BlocksStayWhereTheyAreWhileTheSequenceGrows) {
 
 TEST(SequenceCache, SinksComeWithTheFirstPositionAndBlocksBehindTheLastSink) {
   const CacheLayout layout = UniformLayout(4);
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);
   ASSERT_TRUE(cache.Extend(0).ok());
   EXPECT_TRUE(cache.head(0, 0).sink_k().is_null());
@@ -121,7 +122,7 @@ TEST(SequenceCache, BytesEqualTheFormulaInWindowsToo) {
       const int own = static_cast<int>(random.Below(3)) * static_cast<int>(random.Below(400));
       layout.windows.push_back(round % 2 == 0 ? common : own);
     }
-    BlockPool pool(kNoLimit);
+    HostPool pool(kNoLimit);
     SequenceCache cache(&layout, &pool);
     const int max_step = 1 + static_cast<int>(random.Below(150));
     int64_t peak_bytes = 0;
@@ -143,7 +144,7 @@ TEST(SequenceCache, BytesEqualTheFormulaInWindowsToo) {
 TEST(SequenceCache, GivesBackABlockWhenTheNextPositionCannotSeeIt) {
   CacheLayout layout = UniformLayout(4);
   layout.windows.assign(layout.n_layers, 100);
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);
   // The first block holds positions 4 to 67; 167 is the first position that sees none of them.
   ASSERT_TRUE(cache.Extend(166).ok());
@@ -166,7 +167,7 @@ TEST(SequenceCache, ALayerWithoutAWindowKeepsItsBlocksBesideOneThatGivesThemBack
   CacheLayout layout = UniformLayout(4);
   layout.windows.assign(layout.n_layers, 0);
   layout.windows[0] = 100;
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);
   ASSERT_TRUE(cache.Extend(167).ok());
   ASSERT_TRUE(cache.Extend(1).ok());
@@ -180,7 +181,7 @@ TEST(SequenceCache, AWindowedSequenceGrowsOnUnderABudgetThatHoldsItsPeak) {
   CacheLayout layout = UniformLayout(0);
   layout.windows.assign(layout.n_layers, 130);
   constexpr int kStep = 48, kTokens = 4800;
-  BlockPool pool(PeakSequenceBytes(layout, kTokens, kStep));
+  HostPool pool(PeakSequenceBytes(layout, kTokens, kStep));
   SequenceCache cache(&layout, &pool);
   while (cache.n_tokens() < kTokens) ASSERT_TRUE(cache.Extend(kStep).ok()) << cache.n_tokens();
 }
@@ -191,7 +192,7 @@ TEST(SequenceCache, ExtendSucceedsExactlyWhenTheFormulaFitsTheBudget) {
     const CacheLayout layout = RandomLayout(&random);
     const int64_t n_fitting = 1 + static_cast<int64_t>(random.Below(1400));
     const int64_t budget_bytes = SequenceBytes(layout, n_fitting);
-    BlockPool pool(budget_bytes);
+    HostPool pool(budget_bytes);
     SequenceCache cache(&layout, &pool);
     while (true) {
       const int n_new = 1 + static_cast<int>(random.Below(100));
@@ -215,7 +216,7 @@ TEST(SequenceCache, ExtendSucceedsExactlyWhenTheFormulaFitsTheBudget) {
 TEST(SequenceCache, ExtendIsAllOrNothingWhenTheSystemRefuses) {
   // 8 GiB a block: 2^31 - 1 positions want more than the address space has.
   const CacheLayout layout = {1, 1, 16, 4, {BlockShape{1 << 25, 1 << 25}}};
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);
   const Status status = cache.Extend(std::numeric_limits<int>::max());
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
@@ -226,7 +227,7 @@ TEST(SequenceCache, ExtendIsAllOrNothingWhenTheSystemRefuses) {
 
 TEST(SequenceCache, RefusesMorePositionsThanAnIntCounts) {
   const CacheLayout layout = UniformLayout(0);
-  BlockPool pool(kNoLimit);
+  HostPool pool(kNoLimit);
   SequenceCache cache(&layout, &pool);
   ASSERT_TRUE(cache.Extend(1).ok());
   EXPECT_EQ(cache.Extend(std::numeric_limits<int>::max()).code(), StatusCode::kInvalidArgument);
@@ -238,7 +239,7 @@ TEST(SequenceCache, ManySequencesShareOneBudget) {
   Random random(21);
   const CacheLayout layout = RandomLayout(&random);
   const int64_t budget_bytes = SequenceBytes(layout, 4000);
-  BlockPool pool(budget_bytes);
+  HostPool pool(budget_bytes);
   std::vector<std::unique_ptr<SequenceCache>> caches(12);
   std::vector<int> lengths(caches.size());
   for (auto& cache : caches) cache = std::make_unique<SequenceCache>(&layout, &pool);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "format/entry_table.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_file_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
@@ -70,7 +71,7 @@ TEST_F(SequenceFileTest, HostileLengthsOfMergedEntriesAreRefused) {
   const SequenceIdentity identity = {"pool(n=4,sink=1)", "model-1"};
   CacheLayout layout = {1, 1, 16, 1, {{16, 16, DType::kBf16}}};
   layout.retention = RetentionPlanOf(*Spec::Parse(identity.spec));
-  BlockPool pool(kUnlimitedBytes);
+  HostPool pool(kUnlimitedBytes);
   SequenceCache cache(&layout, &pool), restored(&layout, &pool);
   ASSERT_TRUE(cache.Extend(200).ok());
   cache.SetMerged(0, 0, 50);
@@ -100,7 +101,7 @@ TEST_F(SequenceFileTest, SealedBlocksThatCannotBeAreRefused) {
   CacheLayout layout = {1, 1, 16, 0, {{16, 16, DType::kBf16}}};
   layout.retention = RetentionPlanOf(*Spec::Parse(identity.spec));
   layout.seal = SealPlanOf(*Spec::Parse(identity.spec));
-  BlockPool pool(kUnlimitedBytes);
+  HostPool pool(kUnlimitedBytes);
   SequenceCache cache(&layout, &pool);
   cache.set_n_prompt(100);
   Random random(1);
@@ -144,7 +145,7 @@ TEST_F(SequenceFileTest, HostilePlacesOfExactEntriesAreRefused) {
   ASSERT_GT(shape.key_outliers(), 0);
   ASSERT_EQ(shape.value_outliers(), 0);
   // Saved with sound records, made by hand.
-  BlockPool pool(kUnlimitedBytes);
+  HostPool pool(kUnlimitedBytes);
   SequenceCache cache(&layout, &pool);
   cache.set_n_prompt(64);
   ASSERT_TRUE(cache.Extend(64).ok());
@@ -162,7 +163,7 @@ TEST_F(SequenceFileTest, HostilePlacesOfExactEntriesAreRefused) {
   std::memset(saved_block + KeyCountOffset(shape), 16, n_entries / 16);
   cache.PlaceRun(0, *objects);
   ASSERT_TRUE(SaveSequence(cache, layout, identity, "", path_).ok());
-  BlockPool other_pool(kUnlimitedBytes);
+  HostPool other_pool(kUnlimitedBytes);
   SequenceCache restored(&layout, &other_pool);
   ASSERT_TRUE(Restore(layout, &restored, identity).ok());
   EXPECT_EQ(restored.head(0, 0).runs().size(), 1u);
@@ -203,7 +204,7 @@ TEST_F(SequenceFileTest, HostileCountsOfExactValuesAreRefused) {
   const RunExtent run{0, 2, true};
   const PackedShape shapes[] = {PackedShapeOf(layout, 0, 0, run), PackedShapeOf(layout, 0, 1, run)};
   ASSERT_EQ(shapes[0].value_outliers(), 2);
-  BlockPool pool(kUnlimitedBytes);
+  HostPool pool(kUnlimitedBytes);
   SequenceCache cache(&layout, &pool);
   cache.set_n_prompt(128);
   ASSERT_TRUE(cache.Extend(128).ok());
@@ -232,7 +233,7 @@ TEST_F(SequenceFileTest, HostileCountsOfExactValuesAreRefused) {
   cache.PlaceRun(0, *objects);
   const auto status = [&] {
     EXPECT_TRUE(SaveSequence(cache, layout, identity, "", path_).ok());
-    BlockPool other_pool(kUnlimitedBytes);
+    HostPool other_pool(kUnlimitedBytes);
     SequenceCache restored(&layout, &other_pool);
     return Restore(layout, &restored, identity).status();
   };
@@ -264,7 +265,7 @@ TEST_F(SequenceFileTest, HostilePositionsOfEntriesAreRefused) {
   const SequenceIdentity identity = {"h2o(keep=0.5,sink=2)", "model-1"};
   CacheLayout layout = {1, 1, 16, 2, {{16, 16, DType::kBf16}}};
   layout.retention = RetentionPlanOf(*Spec::Parse(identity.spec));
-  BlockPool pool(kUnlimitedBytes);
+  HostPool pool(kUnlimitedBytes);
   SequenceCache cache(&layout, &pool);
   cache.set_n_prompt(100);
   ASSERT_TRUE(cache.Extend(10).ok());
@@ -276,7 +277,7 @@ TEST_F(SequenceFileTest, HostilePositionsOfEntriesAreRefused) {
     std::string changed = bytes;
     std::memcpy(changed.data() + positions + 4 * entry, &position, 4);
     WriteSealed(changed);
-    BlockPool other_pool(kUnlimitedBytes);
+    HostPool other_pool(kUnlimitedBytes);
     SequenceCache restored(&layout, &other_pool);
     return Restore(layout, &restored, identity).status();
   };

@@ -15,6 +15,7 @@
 #include "cpu/memory/cpu_device.h"
 #include "io/files.h"
 #include "io/scratch_folder.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_file.h"
 
 namespace kvlathe {
@@ -124,7 +125,7 @@ class SequenceFileTest : public testing::Test {
     return bits;
   }
   void Save(const CacheLayout& layout, int n_tokens, std::string_view state = "state") {
-    BlockPool pool(kUnlimitedBytes);
+    HostPool pool(kUnlimitedBytes);
     SequenceCache cache(&layout, &pool);
     Fill(layout, &cache, n_tokens);
     ASSERT_TRUE(SaveSequence(cache, layout, kIdentity, state, path_).ok());
@@ -136,7 +137,7 @@ class SequenceFileTest : public testing::Test {
   // The status of restoring the file into a pool of budget_bytes, of which nothing must stay used.
   Status Refusal(const CacheLayout& layout, const SequenceIdentity& identity = kIdentity,
                  int64_t budget_bytes = kUnlimitedBytes) {
-    BlockPool pool(budget_bytes);
+    HostPool pool(budget_bytes);
     SequenceCache cache(&layout, &pool);
     const Status status = Restore(layout, &cache, identity).status();
     EXPECT_FALSE(status.ok());

@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_file_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
@@ -21,7 +22,7 @@ TEST_F(SequenceFileTest, RestoresEveryBitAtLengthsAroundBlocksAndSinks) {
       const CacheLayout layout = SmallLayout(n_sink, row_type);
       for (const int n_tokens : {0, 1, 3, 5, 6, 63, 64, 65, 69, 70, 200}) {
         SCOPED_TRACE(fmt::format("{} sinks, {} tokens", n_sink, n_tokens));
-        BlockPool pool(kUnlimitedBytes), other_pool(kUnlimitedBytes);
+        HostPool pool(kUnlimitedBytes), other_pool(kUnlimitedBytes);
         SequenceCache saved(&layout, &pool), restored(&layout, &other_pool);
         Fill(layout, &saved, n_tokens);
         ASSERT_TRUE(SaveSequence(saved, layout, kIdentity, "the state", path_).ok());
@@ -41,7 +42,7 @@ TEST_F(SequenceFileTest, KeepsWhatAWindowSees) {
     SCOPED_TRACE(n_tokens);
     CacheLayout layout = SmallLayout(3);
     layout.windows.assign(layout.n_layers, 100);
-    BlockPool pool(kUnlimitedBytes), other_pool(kUnlimitedBytes);
+    HostPool pool(kUnlimitedBytes), other_pool(kUnlimitedBytes);
     SequenceCache saved(&layout, &pool), restored(&layout, &other_pool);
     Fill(layout, &saved, n_tokens);
     ASSERT_TRUE(SaveSequence(saved, layout, kIdentity, "", path_).ok());
@@ -59,7 +60,7 @@ TEST_F(SequenceFileTest, KeepsWhatEachLayerSeesInAWindowOfItsOwn) {
   CacheLayout layout = SmallLayout(3);
   layout.windows.assign(layout.n_layers, 0);
   layout.windows[0] = 100;
-  BlockPool pool(kUnlimitedBytes), other_pool(kUnlimitedBytes);
+  HostPool pool(kUnlimitedBytes), other_pool(kUnlimitedBytes);
   SequenceCache saved(&layout, &pool), restored(&layout, &other_pool);
   Fill(layout, &saved, 500);
   ASSERT_TRUE(SaveSequence(saved, layout, kIdentity, "", path_).ok());
@@ -76,7 +77,7 @@ TEST_F(SequenceFileTest, KeepsWhatEachLayerSeesInAWindowOfItsOwn) {
 
 TEST_F(SequenceFileTest, SaysNothingOfSequencesThatWereInThePoolBefore) {
   const CacheLayout layout = SmallLayout(5);
-  BlockPool pool(kUnlimitedBytes);
+  HostPool pool(kUnlimitedBytes);
   for (const int n_tokens : {2, 70}) {
     std::set<std::string> files;
     for (const int before : {0, 0x5A, 0xFF}) {
@@ -111,7 +112,7 @@ TEST_F(SequenceFileTest, HeadsThatSealedByThemselvesAreRestored) {
       const int n_prompt = 1 + static_cast<int>(random.Below(400));
       const int n_tokens = 1 + static_cast<int>(random.Below(900));
       SCOPED_TRACE(fmt::format("buffer {}, {} of {}", buffer, n_tokens, n_prompt));
-      BlockPool pool(kUnlimitedBytes), other_pool(kUnlimitedBytes);
+      HostPool pool(kUnlimitedBytes), other_pool(kUnlimitedBytes);
       SequenceCache saved(&layout, &pool), restored(&layout, &other_pool);
       saved.set_n_prompt(n_prompt);
       GrowMerging(layout, n_tokens, &random, &saved);
@@ -151,7 +152,7 @@ TEST_F(SequenceFileTest, ForeignFilesAreRefusedWithWhatIsDifferent) {
   CacheLayout windowed = layout;
   windowed.windows.assign(layout.n_layers, 4000);
   EXPECT_THAT(message(windowed, kIdentity), HasSubstr("another shape"));
-  BlockPool pool(kUnlimitedBytes);
+  HostPool pool(kUnlimitedBytes);
   SequenceCache cache(&layout, &pool);
   EXPECT_THAT(MessageOf(RestoreSequence(path_, {kIdentity, &layout, 99}, &cache).status()),
               HasSubstr("holds 100 positions, but the context is 99"));
@@ -170,7 +171,7 @@ TEST_F(SequenceFileTest, AFullPoolRefusesAndStaysEmpty) {
   Save(layout, 300);
   const Status status = Refusal(layout, kIdentity, SequenceBytes(layout, 300) - 64);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
-  BlockPool pool(SequenceBytes(layout, 300));
+  HostPool pool(SequenceBytes(layout, 300));
   SequenceCache cache(&layout, &pool);
   EXPECT_TRUE(Restore(layout, &cache).ok());
 }
@@ -179,7 +180,7 @@ TEST_F(SequenceFileTest, WhatCannotBeWrittenLeavesTheOldFile) {
   const CacheLayout layout = SmallLayout(4);
   Save(layout, 10, "old");
   const std::string before = FileBytes();
-  BlockPool pool(kUnlimitedBytes);
+  HostPool pool(kUnlimitedBytes);
   SequenceCache cache(&layout, &pool);
   EXPECT_FALSE(SaveSequence(cache, layout, kIdentity, "", folder_ / "none/sequence").ok());
   EXPECT_EQ(FileBytes(), before);

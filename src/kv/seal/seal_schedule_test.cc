@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/random.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/byte_kinds.h"
 #include "kv/retention/retention_methods.h"
@@ -241,7 +242,7 @@ bool Grow(const CacheLayout& layout, const Growth& growth, SequenceCache* cache)
 // Bytes held are those of the formula, and a budget of the peak is enough at every length on the
 // way.
 void ExpectBytesOfTheFormula(const CacheLayout& layout, const Growth& growth) {
-  BlockPool unlimited(int64_t{1} << 40);
+  HostPool unlimited(int64_t{1} << 40);
   {
     SequenceCache cache(&layout, &unlimited);
     ASSERT_TRUE(Grow(layout, growth, &cache));
@@ -249,7 +250,7 @@ void ExpectBytesOfTheFormula(const CacheLayout& layout, const Growth& growth) {
   }
   EXPECT_EQ(unlimited.usage().used_bytes, 0);
   EXPECT_TRUE(unlimited.HasRoomFor(int64_t{1} << 40));  // nothing stays set aside
-  BlockPool tight(PeakSequenceBytes(layout, growth.n_tokens, growth.step, growth.n_prompt));
+  HostPool tight(PeakSequenceBytes(layout, growth.n_tokens, growth.step, growth.n_prompt));
   SequenceCache cache(&layout, &tight);
   EXPECT_TRUE(Grow(layout, growth, &cache));
 }
@@ -321,7 +322,7 @@ TEST(SealSchedule, BytesUnderRetentionEqualTheFormulaAndFitThePeak) {
            {Growth{2000, 700, 512}, Growth{1000, 3, 1}, Growth{900, 300, 50}}) {
         SCOPED_TRACE(testing::Message() << plan.keep << ' ' << plan.n_kept << ' ' << buffer << ' '
                                         << newest << ' ' << growth.n_prompt);
-        BlockPool unlimited(int64_t{1} << 40);
+        HostPool unlimited(int64_t{1} << 40);
         {
           SequenceCache cache(&layout, &unlimited);
           ASSERT_TRUE(Grow(layout, growth, &cache));
@@ -342,7 +343,7 @@ TEST(SealSchedule, BytesUnderRetentionEqualTheFormulaAndFitThePeak) {
         const int64_t peak =
             PeakSequenceBytes(layout, growth.n_tokens, growth.step, growth.n_prompt);
         EXPECT_LE(unlimited.usage().peak_bytes, peak);
-        BlockPool tight(peak);
+        HostPool tight(peak);
         SequenceCache cache(&layout, &tight);
         EXPECT_TRUE(Grow(layout, growth, &cache));
       }
@@ -456,7 +457,7 @@ TEST(SealSchedule, HeadsThatMergeSealByThemselvesAndFitThePeak) {
                                   Growth{400, 65, 200}}) {
         SCOPED_TRACE(testing::Message()
                      << n_sink << ' ' << buffer << ' ' << newest << ' ' << growth.n_prompt);
-        BlockPool unlimited(int64_t{1} << 40);
+        HostPool unlimited(int64_t{1} << 40);
         {
           SequenceCache cache(&layout, &unlimited);
           ASSERT_TRUE(GrowMerging(layout, growth, 5, &cache));
@@ -467,7 +468,7 @@ TEST(SealSchedule, HeadsThatMergeSealByThemselvesAndFitThePeak) {
         const int64_t peak =
             PeakSequenceBytes(layout, growth.n_tokens, growth.step, growth.n_prompt);
         for (const uint64_t seed : {5, 6, 7}) {
-          BlockPool tight(peak);
+          HostPool tight(peak);
           SequenceCache cache(&layout, &tight);
           EXPECT_TRUE(GrowMerging(layout, growth, seed, &cache)) << seed;
         }
@@ -482,7 +483,7 @@ TEST(SealSchedule, HeadsThatNeverMergeAreThoseOfTheFormula) {
   layout.retention.emplace().merge = MergePlan{};
   for (const int n_prompt : {1, 69, 300}) {
     for (const int n_tokens : {1, 69, 299, 300, 400, 500, 900}) {
-      BlockPool pool(int64_t{1} << 40);
+      HostPool pool(int64_t{1} << 40);
       SequenceCache cache(&layout, &pool);
       ASSERT_TRUE(Grow(layout, {n_tokens, n_prompt, 70}, &cache));
       int64_t sum = 0;
@@ -496,7 +497,7 @@ TEST(SealSchedule, HeadsThatNeverMergeAreThoseOfTheFormula) {
 
 TEST(SealSchedule, WithoutRoomToSealTheStepIsRefusedAndNothingChanges) {
   const CacheLayout layout = Layout(0, 64, 64);
-  BlockPool pool(SequenceBytes(layout, 63, 1, 1000) + kObjectAlignment);
+  HostPool pool(SequenceBytes(layout, 63, 1, 1000) + kObjectAlignment);
   SequenceCache cache(&layout, &pool);
   cache.set_n_prompt(1000);
   ASSERT_TRUE(cache.Extend(63).ok());
@@ -512,7 +513,7 @@ TEST(SealSchedule, FormatsLargerThanPlainRowsKeepTheirRoom) {
   layout.seal->format.prompt_rank = layout.seal->format.decode_rank = 64;
   layout.seal->format.sparse_share = 0.5;
   const int64_t peak = PeakSequenceBytes(layout, 300, 64, 128);
-  BlockPool pool(peak);
+  HostPool pool(peak);
   SequenceCache cache(&layout, &pool);
   EXPECT_TRUE(Grow(layout, {300, 128, 64}, &cache));
   EXPECT_GT(cache.bytes().total(), ReferenceBytes(layout, 300));

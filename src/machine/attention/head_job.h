@@ -7,9 +7,9 @@
 #include <span>
 
 #include "format/entry_table.h"
-#include "format/latent_map.h"
 #include "format/rows/block_layout.h"
 #include "machine/device.h"
+#include "machine/residents.h"
 #include "machine/sealed_runs.h"
 
 namespace kvlathe {
@@ -19,9 +19,9 @@ namespace kvlathe {
 // sees the state right after it joined: row t here.
 struct MergedRows {
   const int* n_closed = nullptr;  // [n_tokens], never falls; -1 for tokens that the sink keeps
-  const void* k = nullptr;        // [n_tokens, rank_k] row_type
+  ObjectPlace k;                  // [n_tokens, rank_k] row_type
   int64_t k_stride = 0;
-  const void* v = nullptr;  // [n_tokens, rank_v] row_type
+  ObjectPlace v;  // [n_tokens, rank_v] row_type
   int64_t v_stride = 0;
 };
 
@@ -35,19 +35,19 @@ struct LatentSliceIds {
 // Describes a head whose keys are stored as latents from before RoPE: LatentHead with ids in place
 // of addresses.
 struct LatentIds {
-  LatentMapView map;  // rank 0: keys are stored as they are
+  LatentMapId map;  // none: keys are stored as they are
+  int key_dim = 0;  // LatentMapView::head_dim: numbers of all keys that a row of latents becomes
   // The slices of all heads that share the latents, in their order; the job's own is one of them.
   // Empty if the head has latents of its own.
   std::span<const LatentSliceIds> slices;
-  KeyRotation rotation;  // as LatentHead::rotation
+  KeyRotationId rotation;  // as LatentHead::rotation
   // Positions of the entries where some were dropped. Then cos and sin, [position][half], are used
   // in place of the rotation.
   EntryTableId positions;
   SortedPositionsId sorted;  // of the first blocks, where they were sorted; cos and sin likewise
-  const float* cos = nullptr;
-  const float* sin = nullptr;
+  ObjectPlace cos, sin;
 
-  bool empty() const { return map.rank == 0; }
+  bool empty() const { return map.is_null(); }
   // How many numbers an output row has where the rows of blocks have rank_v.
   int output_width(int rank_v) const {
     return slices.empty() ? rank_v : rank_v * static_cast<int>(slices.size());
@@ -64,18 +64,18 @@ struct SinkIds {
 };
 
 // The attention of one KV head of one sequence in a layer of this step. New rows are already in the
-// blocks. What lies in the cache is named by ids of `device`; queries and outputs are memory of the
-// workers.
+// blocks. What lies in the cache is named by ids of `device`, everything else by places in the
+// memory of the machine that computes. n_closed and noise are part of the plan, on the host.
 struct HeadJob {
   Device* device = nullptr;
   BlockShape shape;
-  int head_dim = 0;         // width of q_full and of sink keys
-  int gqa_group = 1;        // query heads that share this KV head
-  int n_tokens = 0;         // query tokens; rows are token-major: row = t * gqa_group + h
-  const void* q = nullptr;  // [n_tokens * gqa_group, rank_k] row_type, in the key basis, not
-                            // scaled; with latents q_full
+  int head_dim = 0;   // width of q_full and of sink keys
+  int gqa_group = 1;  // query heads that share this KV head
+  int n_tokens = 0;   // query tokens; rows are token-major: row = t * gqa_group + h
+  ObjectPlace q;      // [n_tokens * gqa_group, rank_k] row_type, in the key basis, not
+                      // scaled; with latents q_full
   int64_t q_stride = 0;
-  const void* q_full = nullptr;  // [n_tokens * gqa_group, head_dim] row_type; used when sinks.n > 0
+  ObjectPlace q_full;  // [n_tokens * gqa_group, head_dim] row_type; used when sinks.n > 0
   int64_t q_full_stride = 0;
   std::span<const ObjectId> blocks;  // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
   SealedHead packed;                 // its runs are the first blocks; without runs all are plain
@@ -91,7 +91,7 @@ struct HeadJob {
   // The output of head h of token t is output_width() numbers of row_type at
   // out + t * out_stride + h * out_head_stride, with zeros behind them up to the next head. A token
   // that sees nothing gets zeros.
-  void* out = nullptr;
+  ObjectPlace out;
   int64_t out_stride = 0;       // elements
   int64_t out_head_stride = 0;  // elements; 0: output_width()
 

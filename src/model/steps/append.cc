@@ -27,8 +27,8 @@ void AppendStep::PlanSinks(const SequenceStep& step, int kv_head_idx, int64_t fi
   }
 }
 
-void AppendStep::PlanHead(const SequenceStep& step, int kv_head_idx, int64_t first_row,
-                          Activations* a) {
+void AppendStep::PlanHead(int sequence, const SequenceStep& step, int kv_head_idx,
+                          int64_t first_row, Activations* a) {
   const int g = kv_head_idx, n_new = step.n_new();
   const int64_t element = SizeOf(a->row_type);
   const SequenceCache& cache = *step.cache;
@@ -38,6 +38,7 @@ void AppendStep::PlanHead(const SequenceStep& step, int kv_head_idx, int64_t fir
   const HeadRows v = layer_.rows.Values(a, g);
   const int n_sinks = std::clamp(layer_.layout->n_sink - step.first_position(), 0, n_new);
   AppendPlan::Item item = {.device = &cache.device(),
+                           .sequence = sequence,
                            .first_copy = static_cast<int>(plan_.copies.size()),
                            .n_copies = 2 * n_sinks,
                            .first_rows = static_cast<int>(plan_.rows.size())};
@@ -76,21 +77,14 @@ Status AppendStep::Run(ForwardState* state) {
   const ScopedTimer timer(&state->profile->append);
   const int n_kv_heads = layer_.rows.n_kv_heads;
   plan_.Clear();
+  plan_.layer_idx = layer_.idx;
   int64_t first_row = 0;  // of the sequence in the batch
-  for (const SequenceStep& step : state->steps()) {
-    for (int g = 0; g < n_kv_heads; ++g) PlanHead(step, g, first_row, state->activations);
+  for (int i = 0; i < std::ssize(state->steps()); ++i) {
+    const SequenceStep& step = state->steps()[i];
+    for (int g = 0; g < n_kv_heads; ++g) PlanHead(i, step, g, first_row, state->activations);
     first_row += step.n_new();
   }
-  is_finite_.assign(plan_.items.size(), 1);
-  state->backend->Append(plan_, is_finite_);
-  for (size_t i = 0; i < is_finite_.size(); ++i) {
-    if (is_finite_[i] != 0) continue;
-    state->sequences->Fail(
-        state->steps()[i / n_kv_heads].cache,
-        Error(StatusCode::kDataLoss,
-              "layer {}: K or V holds NaN or infinity; such rows cannot be compressed",
-              layer_.idx));
-  }
+  state->backend->Append(plan_);
   return OkStatus();
 }
 

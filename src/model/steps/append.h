@@ -19,12 +19,12 @@ class AppendStep : public LayerStep {
 
  private:
   // Plans the rows of one head of one sequence; the first of them is row `first_row` of the step.
-  void PlanHead(const SequenceStep& step, int kv_head_idx, int64_t first_row, Activations* a);
+  void PlanHead(int sequence, const SequenceStep& step, int kv_head_idx, int64_t first_row,
+                Activations* a);
   void PlanSinks(const SequenceStep& step, int kv_head_idx, int64_t first_row, int n_sinks,
                  Activations* a);
 
   AppendPlan plan_;
-  std::vector<uint8_t> is_finite_;
 };
 
 }  // namespace kvlathe

@@ -57,20 +57,19 @@ TEST_F(AppendStepTest, OfAMergedEntryTheLastRowIsStored) {
   }
 }
 
-TEST_F(AppendStepTest, ASequenceWhoseRowsAreNotFiniteFailsAlone) {
-  SequenceCache bad(&layout, &pool), good(&layout, &pool);
-  ASSERT_TRUE(good.Extend(1).ok());
-  Begin(&bad, 1);
-  steps.push_back({.cache = &good, .token_ids = ids});
+TEST_F(AppendStepTest, PlansKnowSequencesByTheirNumbersInTheStep) {
+  SequenceCache first(&layout, &pool), second(&layout, &pool);
+  ASSERT_TRUE(second.Extend(1).ok());
+  Begin(&first, 1);
+  steps.push_back({.cache = &second, .token_ids = ids});
   activations.n_tokens = 2;
   activations.tokens.push_back({1, 0, false});
   ASSERT_TRUE(activations.Reserve({.v = 2 * kHeadDim, .k_full = 2 * kHeadDim}).ok());
   sequences.Begin(steps);
-  backend.not_finite = {1};  // the second head of the first sequence
   ASSERT_TRUE(AppendStep(&layer).Run(&state).ok());
-  EXPECT_EQ(sequences.failures()[0].code(), StatusCode::kDataLoss);
-  EXPECT_TRUE(sequences.failures()[1].ok());
-  EXPECT_FALSE(sequences.AllFailed());
+  ASSERT_EQ(backend.append.items.size(), 4u);  // two heads of each
+  EXPECT_EQ(backend.append.items[1].sequence, 0);
+  EXPECT_EQ(backend.append.items[2].sequence, 1);
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ Status AttendStep::Run(ForwardState* state) {
   for (const SequenceStep& step : state->steps()) {
     n_blocks = std::max(n_blocks, BlocksFor(layout, step.cache->n_tokens()));
   }
-  const KeyRotation rotation = layer_.rotations->BlocksOf(layer_.idx, n_blocks);
+  KVL_ASSIGN_OR_RETURN(const KeyRotationId rotation,
+                       layer_.rotations->BlocksOf(layer_.idx, n_blocks));
   jobs_.clear();
   noises_.clear();
   noises_.reserve(state->steps().size() * n_kv_heads);  // jobs point to them
@@ -37,7 +38,8 @@ Status AttendStep::Run(ForwardState* state) {
     token_idx += step.n_new();
   }
   const float sm_scale = 1.0f / std::sqrt(static_cast<float>(layer_.rows.head_dim));
-  return state->backend->Attend(jobs_, sm_scale, state->schedule);
+  state->backend->Attend(jobs_, sm_scale, state->schedule);
+  return OkStatus();
 }
 
 HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
@@ -66,7 +68,7 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   AddSinks(place, g, &job);
   job.out_stride = rows.OutputStride();
   job.out_head_stride = rows.OutputWidth(g);
-  job.out = a->attended.data() +
+  job.out = a->attended.place() +
             (place.token_idx * job.out_stride + rows.OutputOffset(g)) * SizeOf(a->row_type);
   return job;
 }
@@ -109,18 +111,18 @@ void AttendStep::AddSinks(const Place& place, int kv_head_idx, HeadJob* job) con
 }
 
 LatentIds AttendStep::LatentsOf(const Place& place, int kv_head_idx) const {
-  const KeyRotation rotation = place.rotation.From(place.first_block);
-  LatentIds head = {.map = layer_.basis.latents[kv_head_idx].view(), .rotation = rotation};
+  const KeyRotationId rotation = place.rotation.From(place.first_block);
+  const LatentsOfHead& latents = layer_.basis.latents[kv_head_idx];
+  LatentIds head = {.map = latents.map.id(), .key_dim = latents.key_dim, .rotation = rotation};
   if (layer_.layout->DropsEntries() && rotation.half > 0) {
-    const RopeTable& rope = layer_.rotations->of(layer_.idx);
     const CacheHead cached = place.step.cache->head(layer_.idx, kv_head_idx);
     if (layer_.layout->HasClasses()) {
       head.sorted = cached.sorted_positions();
     } else {
       head.positions = cached.entries();
     }
-    head.cos = rope.cos(0);
-    head.sin = rope.sin(0);
+    head.cos = layer_.rotations->cos(layer_.idx);
+    head.sin = layer_.rotations->sin(layer_.idx);
   }
   return head;
 }

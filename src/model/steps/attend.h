@@ -20,9 +20,9 @@ class AttendStep : public LayerStep {
   // What all jobs of a sequence have in common.
   struct Place {
     const SequenceStep& step;
-    int64_t token_idx;     // of its first token in the batch
-    int first_block;       // that its first token sees; entries of jobs are counted from there
-    KeyRotation rotation;  // of the layer's blocks, from the first of all
+    int64_t token_idx;       // of its first token in the batch
+    int first_block;         // that its first token sees; entries of jobs are counted from there
+    KeyRotationId rotation;  // of the layer's blocks, from the first of all
   };
 
   HeadJob JobOf(const Place& place, int kv_head_idx, Activations* a);

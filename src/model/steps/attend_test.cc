@@ -25,7 +25,7 @@ TEST_F(AttendStepTest, AJobForEachKvHeadSeesTheSequenceUpToItsTokens) {
   EXPECT_EQ(job.q, layer.rows.WholeQueries(&activations, 1).first);
   // Four query heads of kHeadDim a token; the second KV head's two stand last.
   EXPECT_EQ(job.out_stride, 4 * kHeadDim);
-  EXPECT_EQ(job.out, activations.attended.data() + 2 * kHeadDim * 4);
+  EXPECT_EQ(job.out, activations.attended.place() + 2 * kHeadDim * 4);
   EXPECT_FALSE(job.is_scored());
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "base/clock.h"
 
@@ -13,10 +12,8 @@ Status TakeDecisionsStep::Run(ForwardState* state) {
   const int d = layer_.rows.head_dim;
   const int64_t n_rows = a.n_tokens * (layer_.rows.n_heads + layer_.rows.n_model_kv_heads());
   const int channel = layer_.config->dmc->is_last ? d - 1 : 0;
-  a.decisions.resize(n_rows);
-  for (int64_t i = 0; i < n_rows; ++i) {
-    a.decisions[i] = std::exchange(a.qk.as<float>()[i * d + channel], 0.0f);
-  }
+  a.decisions = state->backend->TakeChannel(
+      {.rows = a.qk.place(), .n_rows = n_rows, .n_dims = d, .channel = channel});
   return OkStatus();
 }
 
@@ -72,10 +69,11 @@ Status MergeStep::Run(ForwardState* state) {
            .n_entries = std::max(0, head.n_entries() - n_new),
            .joins = joins_.data() + idx,
            .weights = weights_.data() + idx,
-           .k = a.qk.as<float>() + first_row * rows.QkStride() +
-                int64_t{rows.n_heads + g} * rows.head_dim,
+           .k = a.qk.place() +
+                (first_row * rows.QkStride() + int64_t{rows.n_heads + g} * rows.head_dim) *
+                    int64_t{sizeof(float)},
            .v = v.first + first_row * v.stride * SizeOf(a.row_type),
-           .n_closed = a.n_closed.data() + idx});
+           .first_closed = idx});
     }
     first_row += n_new;
   }
@@ -84,7 +82,8 @@ Status MergeStep::Run(ForwardState* state) {
                              .head_dim = rows.head_dim,
                              .k_stride = rows.QkStride(),
                              .v_stride = rows.v_offsets.back(),
-                             .row_type = a.row_type});
+                             .row_type = a.row_type},
+                            a.n_closed);
   int64_t end = 0;
   for (const SequenceStep& step : state->steps()) {
     if (step.token_ids.empty()) continue;

@@ -13,15 +13,14 @@ TEST_F(MergeStepTest, DecidingChannelsAreTakenOutOfQueriesAndKeys) {
   config.dmc = DmcConfig{.is_last = false};
   SequenceCache cache(&layout, &pool);
   Begin(&cache, 2);
-  float* const qk = activations.qk.as<float>();
-  for (int i = 0; i < 2 * 6 * kHeadDim; ++i) qk[i] = static_cast<float>(i);
   ASSERT_TRUE(TakeDecisionsStep(&layer).Run(&state).ok());
-  ASSERT_EQ(activations.decisions.size(), 12u);
-  for (int row = 0; row < 12; ++row) {
-    EXPECT_EQ(activations.decisions[row], row * kHeadDim);
-    EXPECT_EQ(qk[row * kHeadDim], 0);
-    EXPECT_EQ(qk[row * kHeadDim + 1], row * kHeadDim + 1);
-  }
+  ASSERT_EQ(backend.channels.size(), 1u);
+  const TakeChannelPlan& plan = backend.channels[0];
+  EXPECT_EQ(plan.rows, activations.qk.place());
+  EXPECT_EQ(plan.n_rows, 2 * 6);  // four query heads and two KV heads a token
+  EXPECT_EQ(plan.n_dims, kHeadDim);
+  EXPECT_EQ(plan.channel, 0);
+  EXPECT_EQ(activations.decisions, std::vector<float>(12, PlanRecorder::kDecision));
 }
 
 TEST_F(MergeStepTest, KeysSayWhoJoinsAndTheMeanOfTheirQueriesWithWhatWeight) {

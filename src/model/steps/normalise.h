@@ -7,8 +7,8 @@ namespace kvlathe {
 
 // Plans a norm of dense rows of n_dims numbers, of the kind that the model has. The caller fills in
 // where the results go.
-NormPlan NormOf(const ModelConfig& config, const NormWeights& norm, const float* x, int64_t n_rows,
-                int64_t n_dims);
+NormPlan NormOf(const ModelConfig& config, const NormWeights& norm, const ObjectPlace& x,
+                int64_t n_rows, int64_t n_dims);
 
 // Normalises the residual stream into Activations::normed.
 class NormaliseStep : public LayerStep {

@@ -1,6 +1,7 @@
 #include "model/steps/observe.h"
 
 #include <algorithm>
+#include <span>
 
 #include "model/steps/rotate.h"
 
@@ -15,44 +16,68 @@ void ObserveStep::FindEntries(const Activations& a) {
   }
 }
 
-Status ObserveStep::Run(ForwardState* state) {
-  if (state->observer == nullptr) return OkStatus();
-  Activations& a = *state->activations;
+namespace {
+
+std::vector<float> Downloaded(Device* memory, const ObjectPlace& from, DType type, int64_t n) {
+  std::vector<std::byte> bytes(n * SizeOf(type));
+  memory->Download(from, bytes);
+  std::vector<float> numbers(n);
+  ConvertToFloat(type, bytes.data(), n, numbers.data());
+  return numbers;
+}
+
+}  // namespace
+
+StatusOr<std::vector<float>> ObserveStep::TurnedRows(const std::vector<float>& qk,
+                                                     ForwardState* state) {
+  const Activations& a = *state->activations;
   const LayerRows& rows = layer_.rows;
-  const int d = rows.head_dim, group = rows.gqa_group();
-  const int64_t n_tokens = a.n_tokens, stride = rows.QkStride();
-  const int64_t q_width = int64_t{rows.n_heads} * d, k_width = int64_t{rows.n_kv_heads} * d;
-  const int64_t v_width = rows.v_offsets.back();
-  std::vector<int> positions(n_tokens);
-  std::vector<float> q_pre(n_tokens * q_width), q_post(q_pre.size());
-  std::vector<float> k_pre(n_tokens * k_width), k_post(k_pre.size()), v(n_tokens * v_width);
-  ConvertToFloat(a.row_type, a.v.data(), n_tokens * v_width, v.data());
-  const float* qk = a.qk.as<float>();
-  std::vector<float> widened;
-  if (!rows.turn) {
-    widened.resize(n_tokens * stride);
-    ConvertToFloat(a.row_type, a.qk.data(), std::ssize(widened), widened.data());
-    qk = widened.data();
-  }
-  for (int64_t t = 0; t < n_tokens; ++t) {
-    positions[t] = a.tokens[t].position;
-    std::copy_n(qk + t * stride, q_width, &q_pre[t * q_width]);
-    std::copy_n(qk + t * stride + q_width, k_width, &k_pre[t * k_width]);
-  }
+  const int64_t stride = rows.QkStride(), f32 = sizeof(float);
+  const int64_t d = rows.head_dim, group = rows.gqa_group();
+  KVL_ASSIGN_OR_RETURN(
+      const MachineBuffer from,
+      MachineBuffer::CopyOf(a.memory, std::as_bytes(std::span(qk)), "rows to be observed"));
+  KVL_ASSIGN_OR_RETURN(const MachineBuffer to,
+                       MachineBuffer::Allocate(a.memory, from.n_bytes(), "rows to be observed"));
   heads_.clear();
-  for (int g = 0; g < rows.n_kv_heads; ++g) {
-    heads_.push_back(
-        {.q = qk + int64_t{g} * group * d,
-         .k = qk + q_width + int64_t{g} * d,
-         .turned_q = reinterpret_cast<std::byte*>(&q_post[int64_t{g} * group * d]),
-         .turned_q_stride = q_width,
-         .turned_q_width = d,
-         .turned_k = {reinterpret_cast<std::byte*>(&k_post[int64_t{g} * d]), k_width}});
+  for (int64_t g = 0; g < rows.n_kv_heads; ++g) {
+    const int64_t q_at = g * group * d * f32, k_at = (rows.n_heads + g) * d * f32;
+    heads_.push_back({.q = from.place() + q_at,
+                      .k = from.place() + k_at,
+                      .turned_q = to.place() + q_at,
+                      .turned_q_stride = stride,
+                      .turned_q_width = static_cast<int>(d),
+                      .turned_k = {to.place() + k_at, stride}});
   }
   RotatePlan plan = TurnsOf(layer_, a.tokens);
   plan.heads = heads_;
   plan.out_type = DType::kF32;
   state->backend->RotateAndMap(plan);
+  return Downloaded(a.memory, to.place(), DType::kF32, std::ssize(qk));
+}
+
+Status ObserveStep::Run(ForwardState* state) {
+  if (state->observer == nullptr) return OkStatus();
+  const Activations& a = *state->activations;
+  const LayerRows& rows = layer_.rows;
+  const int d = rows.head_dim;
+  const int64_t n_tokens = a.n_tokens, stride = rows.QkStride();
+  const int64_t q_width = int64_t{rows.n_heads} * d, k_width = int64_t{rows.n_kv_heads} * d;
+  const std::vector<float> v =
+      Downloaded(a.memory, a.v.place(), a.row_type, n_tokens * rows.v_offsets.back());
+  const std::vector<float> qk =
+      Downloaded(a.memory, a.qk.place(), rows.turn ? DType::kF32 : a.row_type, n_tokens * stride);
+  KVL_ASSIGN_OR_RETURN(const std::vector<float> turned, TurnedRows(qk, state));
+  std::vector<int> positions(n_tokens);
+  std::vector<float> q_pre(n_tokens * q_width), q_post(q_pre.size());
+  std::vector<float> k_pre(n_tokens * k_width), k_post(k_pre.size());
+  for (int64_t t = 0; t < n_tokens; ++t) {
+    positions[t] = a.tokens[t].position;
+    std::copy_n(&qk[t * stride], q_width, &q_pre[t * q_width]);
+    std::copy_n(&qk[t * stride + q_width], k_width, &k_pre[t * k_width]);
+    std::copy_n(&turned[t * stride], q_width, &q_post[t * q_width]);
+    std::copy_n(&turned[t * stride + q_width], k_width, &k_post[t * k_width]);
+  }
   const bool merges = layer_.layout->MergesEntries();
   if (merges) FindEntries(a);
   state->observer->Observe({layer_.idx, static_cast<int>(n_tokens), positions.data(), q_pre.data(),

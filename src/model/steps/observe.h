@@ -18,6 +18,8 @@ class ObserveStep : public LayerStep {
 
  private:
   void FindEntries(const Activations& a);
+  // Queries and keys [n_tokens, QkStride()] at their positions.
+  StatusOr<std::vector<float>> TurnedRows(const std::vector<float>& qk, ForwardState* state);
 
   std::vector<HeadTurn> heads_;
   std::vector<uint8_t> is_entry_;  // [n_kv_heads, n_tokens]

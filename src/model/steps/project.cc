@@ -22,14 +22,14 @@ GateKind GateOf(MlpKind mlp) {
 
 }  // namespace
 
-ProductPlan ProductOf(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows,
-                      const void* x, void* y) {
+ProductPlan ProductOf(const Weight& w, const FloatTable& bias, int64_t n_rows, const ObjectPlace& x,
+                      const ObjectPlace& y) {
   ProductPlan params;
-  params.w = &w;
+  params.w = w.id();
   params.n_rows = n_rows;
   params.x = x;
   params.x_stride = w.n_in();
-  params.bias = bias.empty() ? nullptr : bias.data();
+  params.bias = bias.place();
   params.y = y;
   params.y_stride = w.n_out();
   return params;
@@ -41,11 +41,11 @@ Status ProjectStep::Run(ForwardState* state) {
   const bool is_folded = layer_.folded_qk.has_value();
   ProductPlan qk = ProductOf(is_folded ? layer_.folded_qk->qk : layer_.weights->qk,
                              is_folded ? layer_.folded_qk->bias : layer_.weights->qk_bias,
-                             a.n_tokens, a.normed.data(), a.qk.data());
+                             a.n_tokens, a.normed.place(), a.qk.place());
   qk.y_type = layer_.rows.turn ? DType::kF32 : a.row_type;
   state->backend->Project(qk);
   ProductPlan v =
-      ProductOf(layer_.values->v, layer_.values->v_bias, a.n_tokens, a.normed.data(), a.v.data());
+      ProductOf(layer_.values->v, layer_.values->v_bias, a.n_tokens, a.normed.place(), a.v.place());
   v.y_type = a.row_type;
   state->backend->Project(v);
   return OkStatus();
@@ -61,9 +61,9 @@ Status ReadOutputsStep::Run(ForwardState* state) {
   for (int h = 0; h < rows.n_heads; ++h) {
     const int g = h / group;  // of the cache
     const int64_t column = rows.OutputOffset(g) + h % group * rows.OutputWidth(g);
-    heads_.push_back({.w = &layer_.basis.output[h / rows.queries_per_key()],
-                      .x = a.attended.data() + column * element,
-                      .y = a.outputs.data() + int64_t{h} * rows.head_dim * element});
+    heads_.push_back({.w = layer_.basis.output[h / rows.queries_per_key()].id(),
+                      .x = a.attended.place() + column * element,
+                      .y = a.outputs.place() + int64_t{h} * rows.head_dim * element});
   }
   state->backend->ProjectHeads({.n_tokens = a.n_tokens,
                                 .heads = heads_,
@@ -73,12 +73,12 @@ Status ReadOutputsStep::Run(ForwardState* state) {
   return OkStatus();
 }
 
-void AddToStream(const Layer& layer, const PackedMatrix& w, const std::vector<float>& bias,
-                 const void* x, const NormWeights& norm, ForwardState* state) {
+void AddToStream(const Layer& layer, const Weight& w, const FloatTable& bias, const ObjectPlace& x,
+                 const NormWeights& norm, ForwardState* state) {
   Activations& a = *state->activations;
   const bool is_normalised = layer.config->norms.of_outputs;
-  Buffer& to = is_normalised ? a.added : a.hidden;
-  ProductPlan product = ProductOf(w, bias, a.n_tokens, x, to.data());
+  const ObjectPlace to = is_normalised ? a.added.place() : a.hidden.place();
+  ProductPlan product = ProductOf(w, bias, a.n_tokens, x, to);
   product.accumulate = !is_normalised;
   {
     const ScopedTimer timer(&state->profile->linear);
@@ -86,17 +86,17 @@ void AddToStream(const Layer& layer, const PackedMatrix& w, const std::vector<fl
   }
   if (!is_normalised) return;
   const ScopedTimer timer(&state->profile->other);
-  NormPlan plan = NormOf(*layer.config, norm, to.as<float>(), a.n_tokens, layer.config->hidden_dim);
-  plan.bias = nullptr;  // these norms take no mean off, whatever the others do
-  plan.out = to.data();
-  plan.added_to = a.hidden.as<float>();
+  NormPlan plan = NormOf(*layer.config, norm, to, a.n_tokens, layer.config->hidden_dim);
+  plan.bias = {};  // these norms take no mean off, whatever the others do
+  plan.out = to;
+  plan.added_to = a.hidden.place();
   state->backend->Normalise({&plan, 1});
 }
 
 Status OutputStep::Run(ForwardState* state) {
   Activations& a = *state->activations;
-  const Buffer& outputs = layer_.rows.maps_outputs() ? a.outputs : a.attended;
-  AddToStream(layer_, layer_.values->o, layer_.values->o_bias, outputs.data(),
+  const MachineBuffer& outputs = layer_.rows.maps_outputs() ? a.outputs : a.attended;
+  AddToStream(layer_, layer_.values->o, layer_.values->o_bias, outputs.place(),
               layer_.weights->attn_out_norm, state);
   return OkStatus();
 }
@@ -107,18 +107,18 @@ Status FeedForwardStep::Run(ForwardState* state) {
   {
     const ScopedTimer timer(&state->profile->linear);
     state->backend->Project(
-        ProductOf(w.mlp_in, w.mlp_in_bias, a.n_tokens, a.normed.data(), a.mlp_in.data()));
+        ProductOf(w.mlp_in, w.mlp_in_bias, a.n_tokens, a.normed.place(), a.mlp_in.place()));
   }
   {
     const ScopedTimer timer(&state->profile->other);
     state->backend->Gate({.kind = GateOf(layer_.config->mlp),
-                          .x = a.mlp_in.as<float>(),
+                          .x = a.mlp_in.place(),
                           .n_rows = a.n_tokens,
                           .ffn_dim = layer_.config->ffn_dim,
                           .out_type = a.compute_type,
-                          .out = a.gated.data()});
+                          .out = a.gated.place()});
   }
-  AddToStream(layer_, w.down, w.down_bias, a.gated.data(), w.ffn_out_norm, state);
+  AddToStream(layer_, w.down, w.down_bias, a.gated.place(), w.ffn_out_norm, state);
   return OkStatus();
 }
 

@@ -8,8 +8,8 @@
 namespace kvlathe {
 
 // Plans the product of n_rows dense rows x with w, into dense rows y in F32.
-ProductPlan ProductOf(const PackedMatrix& w, const std::vector<float>& bias, int64_t n_rows,
-                      const void* x, void* y);
+ProductPlan ProductOf(const Weight& w, const FloatTable& bias, int64_t n_rows, const ObjectPlace& x,
+                      const ObjectPlace& y);
 
 // Multiplies Activations::normed to queries, keys and values.
 class ProjectStep : public LayerStep {
@@ -31,8 +31,8 @@ class ReadOutputsStep : public LayerStep {
 };
 
 // Adds x W^T + bias to the residual stream, normalised with `norm` first if the model says so.
-void AddToStream(const Layer& layer, const PackedMatrix& w, const std::vector<float>& bias,
-                 const void* x, const NormWeights& norm, ForwardState* state);
+void AddToStream(const Layer& layer, const Weight& w, const FloatTable& bias, const ObjectPlace& x,
+                 const NormWeights& norm, ForwardState* state);
 
 // Multiplies what attention put out with W_O and adds it to the residual stream.
 class OutputStep : public LayerStep {

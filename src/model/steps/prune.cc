@@ -59,24 +59,24 @@ Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) {
   // of positions stays.
   const ClassSizes classes = ClassesToSeal(*cache, layer_.idx);
   const bool in_order = layout.seal.has_value() || cache->n_tokens() <= cache->n_prompt();
-  const std::vector<int> n_sealed = state->backend->Prune(
-      {.device = &cache->device(),
-       .heads = heads_,
-       .pool_kernel = layout.retention->pool_kernel,
-       .averages_votes = layout.retention->averages_votes,
-       .shares_heads = layout.retention->shares_heads,
-       .restarts_votes = layout.retention->votes == RetentionPlan::Votes::kLast,
-       .kept = cache->kept(),
-       .in_order = in_order,
-       .classes = classes,
-       .has_coded_rows = layout.CodesOpenRows(),
-       .keeps_sorted_positions = TurnWhenRead(layout.keys),
-       .has_wide_positions = SortedPositions::IsWide(cache->n_prompt())});
+  state->backend->Prune({.device = &cache->device(),
+                         .sequence = state->sequences->NumberOf(cache),
+                         .heads = heads_,
+                         .pool_kernel = layout.retention->pool_kernel,
+                         .averages_votes = layout.retention->averages_votes,
+                         .shares_heads = layout.retention->shares_heads,
+                         .restarts_votes = layout.retention->votes == RetentionPlan::Votes::kLast,
+                         .kept = cache->kept(),
+                         .in_order = in_order,
+                         .classes = classes,
+                         .has_coded_rows = layout.CodesOpenRows(),
+                         .keeps_sorted_positions = TurnWhenRead(layout.keys),
+                         .has_wide_positions = SortedPositions::IsWide(cache->n_prompt())});
   if (reopens) cache->PlaceKeptBlocks(layer_.idx, opened);
   cache->DropPruned(layer_.idx);
   if (!reopens) return OkStatus();
   cache->mutable_reencoding()->n_times += layer_.idx == 0 ? 1 : 0;
-  for (int g = 0; g < n_kv_heads; ++g) state->opened.push_back({cache, g, n_sealed[g]});
+  for (int g = 0; g < n_kv_heads; ++g) state->opened.push_back({cache, g});
   return OkStatus();
 }
 
@@ -96,7 +96,7 @@ Status CutKeysStep::Run(ForwardState* state) {
                         .cut = cache->layout().shape(layer_.idx, g),
                         .blocks = head.blocks(),
                         .n_entries = head.n_entries(),
-                        .map = layer_.rows.maps_keys() ? &layer_.basis.KeyMap(g) : nullptr});
+                        .map = layer_.rows.maps_keys() ? layer_.basis.KeyMap(g).id() : WeightId()});
     }
   }
   if (caches.empty()) return OkStatus();

@@ -9,14 +9,13 @@ namespace kvlathe {
 RotatePlan TurnsOf(const Layer& layer, std::span<const TokenPlace> tokens) {
   const ModelConfig& c = *layer.config;
   const LayerRows& rows = layer.rows;
-  const RopeTable& rope = layer.rotations->of(layer.idx);
   RotatePlan plan = {.tokens = tokens,
                      .gqa_group = rows.queries_per_key(),
                      .head_dim = rows.head_dim,
                      .stride = rows.QkStride(),
-                     .cos = rope.cos(0),
-                     .sin = rope.sin(0),
-                     .rope_dim = rope.rope_dim()};
+                     .cos = layer.rotations->cos(layer.idx),
+                     .sin = layer.rotations->sin(layer.idx),
+                     .rope_dim = layer.rotations->rope_dim(layer.idx)};
   if (c.dmc.has_value() && c.dmc->zeroes_after_rope) {
     plan.zeroed_channel = c.dmc->is_last ? rows.head_dim - 1 : 0;
   }
@@ -29,26 +28,27 @@ HeadTurn RotateStep::TurnOf(int kv_head_idx, Activations* a) const {
   const int g = kv_head_idx / rows.heads_per_map();  // of the cache
   const int part = kv_head_idx % rows.heads_per_map();
   const int64_t element = SizeOf(a->row_type), key_dim = rows.key_dim();
-  const float* const qk = a->qk.as<float>();
-  HeadTurn head = {.q = qk + int64_t{kv_head_idx} * group * d,
-                   .k = qk + int64_t{rows.n_heads + kv_head_idx} * d,
+  const ObjectPlace qk = a->qk.place();
+  const int64_t f32_row = d * int64_t{sizeof(float)};
+  HeadTurn head = {.q = qk + int64_t{kv_head_idx} * group * f32_row,
+                   .k = qk + int64_t{rows.n_heads + kv_head_idx} * f32_row,
                    .turned_q = rows.WholeQueries(a, g).first + part * group * key_dim * element,
                    .turned_q_stride = rows.gqa_group() * key_dim,
                    .turned_q_width = static_cast<int>(key_dim),
                    .turned_q_place = part * d,
                    .turned_k = rows.WholeKeys(a, g)};
-  head.turned_k.first += part * d * element;
+  head.turned_k.first = head.turned_k.first + part * d * element;
   if (!rows.maps_keys()) return head;
   const LayerBasis& basis = layer_.basis;
-  if (!basis.key_offset[g].empty()) head.key_offset = basis.key_offset[g].data() + part * d;
+  head.key_offset = basis.key_offset[g].place() + part * f32_row;
   if (rows.maps_queries()) {
     const int64_t width = rows.KeyWidth(g);
-    head.query_map = &basis.query[kv_head_idx];
+    head.query_map = basis.query[kv_head_idx].id();
     head.mapped_q = rows.Queries(a, g).first + part * group * width * element;
     head.mapped_q_stride = rows.gqa_group() * width;
   }
   if (part > 0) return head;
-  head.key_map = &basis.KeyMap(g);
+  head.key_map = basis.KeyMap(g).id();
   head.joined_k = rows.WholeKeys(a, g / rows.heads_per_latent() * rows.heads_per_latent());
   head.mapped_k = rows.Keys(a, g).first;
   return head;
@@ -81,7 +81,7 @@ Status GatherQueriesStep::Run(ForwardState* state) {
       const ObjectId gram = step.cache->head(layer_.idx, g).query_gram();
       if (gram.is_null()) continue;
       HeadRows q = rows.WholeQueries(&a, g);
-      q.first += (token_idx + n_sinks) * group * q.stride * SizeOf(a.row_type);
+      q.first = q.first + (token_idx + n_sinks) * group * q.stride * SizeOf(a.row_type);
       grams_.push_back({q, int64_t{step.n_new() - n_sinks} * group, &step.cache->device(), gram});
     }
     token_idx += step.n_new();

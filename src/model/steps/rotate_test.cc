@@ -12,13 +12,13 @@ TEST_F(RotateStepTest, AQueryGroupTurnsBesideItsKey) {
   Begin(&cache, 4);
   ASSERT_TRUE(RotateStep(&layer).Run(&state).ok());
   ASSERT_EQ(backend.turns.size(), 2u);
-  const float* const qk = activations.qk.as<float>();
+  const ObjectPlace qk = activations.qk.place();
   const HeadTurn& head = backend.turns[1];
-  EXPECT_EQ(head.q, qk + 2 * kHeadDim);  // two query heads share a KV head
-  EXPECT_EQ(head.k, qk + (4 + 1) * kHeadDim);
-  EXPECT_EQ(head.turned_q, activations.q_full.data() + 4 * 2 * kHeadDim * 4);
-  EXPECT_EQ(head.turned_k.first, activations.k_full.data() + 4 * kHeadDim * 4);
-  EXPECT_EQ(head.key_map, nullptr);
+  EXPECT_EQ(head.q, qk + 2 * kHeadDim * 4);  // two query heads share a KV head
+  EXPECT_EQ(head.k, qk + (4 + 1) * kHeadDim * 4);
+  EXPECT_EQ(head.turned_q, activations.q_full.place() + 4 * 2 * kHeadDim * 4);
+  EXPECT_EQ(head.turned_k.first, activations.k_full.place() + 4 * kHeadDim * 4);
+  EXPECT_TRUE(head.key_map.is_null());
   EXPECT_EQ(backend.rotation.stride, 6 * kHeadDim);
   EXPECT_EQ(backend.rotation.first_unturned, RotatePlan::kAllTurn);
 }

@@ -14,8 +14,10 @@ constexpr int kMaxRunsAtOnce = 3;  // of a head: one for each class of entries
 
 }  // namespace
 
-void SealStep::AddRuns(SequenceCache* cache, const RunObjects& objects, const KeyRotation& rotation,
-                       Heads* heads, std::vector<SealRunPlan>* runs) const {
+void SealStep::AddRuns(const SealedCache& sealed, const KeyRotationId& rotation, Heads* heads,
+                       std::vector<SealRunPlan>* runs) const {
+  const SequenceCache* const cache = sealed.cache;
+  const RunObjects& objects = sealed.objects;
   const int n_kv_heads = layer_.rows.n_kv_heads, n_heads_per_run = layer_.layout->n_heads_per_run();
   heads->reserve(size_t{kMaxRunsAtOnce} * n_kv_heads);  // runs point to them
   for (int g = 0; g < n_kv_heads; g += n_heads_per_run) {
@@ -33,6 +35,7 @@ void SealStep::AddRuns(SequenceCache* cache, const RunObjects& objects, const Ke
       }
       if (run.n_blocks == 0) continue;
       runs->push_back({.device = &cache->device(),
+                       .sequence = sealed.sequence,
                        .heads = std::span(*heads).subspan(first, n_heads_per_run),
                        .first_head = g,
                        .layer_record = objects.layer_records[g],
@@ -47,22 +50,24 @@ void SealStep::AddRuns(SequenceCache* cache, const RunObjects& objects, const Ke
   }
 }
 
-std::vector<RotatedHeadPlan> SealStep::RotatedHeads(std::span<SequenceCache* const> caches,
+std::vector<RotatedHeadPlan> SealStep::RotatedHeads(std::span<const SealedCache> sealed,
                                                     std::span<const Heads> heads) const {
   const int n_kv_heads = layer_.rows.n_kv_heads;
   std::vector<RotatedHeadPlan> plans;
-  for (size_t i = 0; i < caches.size(); ++i) {
+  for (size_t i = 0; i < sealed.size(); ++i) {
+    const SequenceCache& cache = *sealed[i].cache;
     for (int g = 0; g < n_kv_heads; ++g) {
-      const RunExtent run = caches[i]->head(layer_.idx, g).run_to_seal();
+      const RunExtent run = cache.head(layer_.idx, g).run_to_seal();
       RotatedHeadPlan& plan = plans.emplace_back(
-          RotatedHeadPlan{.device = &caches[i]->device(),
-                          .packed_shape = PackedShapeOf(caches[i]->layout(), layer_.idx, g, run),
+          RotatedHeadPlan{.device = &cache.device(),
+                          .sequence = sealed[i].sequence,
+                          .packed_shape = PackedShapeOf(cache.layout(), layer_.idx, g, run),
                           .head = heads[i][g]});
       if (plan.head.record.is_null()) {
-        plan.rotations = caches[i]->head(layer_.idx, g).runs().front().record;
+        plan.rotations = cache.head(layer_.idx, g).runs().front().record;
       } else if (layer_.online != nullptr) {
-        plan.query_gram = caches[i]->head(layer_.idx, g).query_gram();
-        plan.output_gram = &layer_.online->output_grams[layer_.idx * n_kv_heads + g];
+        plan.query_gram = cache.head(layer_.idx, g).query_gram();
+        if (!layer_.output_grams.empty()) plan.output_gram = layer_.output_grams[g].place();
         plan.is_normalised = layer_.online->is_normalised;
       }
     }
@@ -70,99 +75,83 @@ std::vector<RotatedHeadPlan> SealStep::RotatedHeads(std::span<SequenceCache* con
   return plans;
 }
 
-Status SealStep::SealTogether(std::span<SequenceCache* const> caches,
-                              std::span<const RunObjects> objects, ForwardState* state) const {
+Status SealStep::SealAll(std::span<const SealedCache> sealed, ForwardState* state) const {
   const SealPlan& plan = *layer_.layout->seal;
-  std::vector<Heads> heads(caches.size());
+  std::vector<Heads> heads(sealed.size());
   std::vector<SealRunPlan> runs;
   int64_t n_run_blocks = 0;  // to the end of the last run
-  for (const SequenceCache* cache : caches) {
+  for (const SealedCache& of : sealed) {
     for (int g = 0; g < layer_.rows.n_kv_heads; g += layer_.layout->n_heads_per_run()) {
-      const RunExtent run = cache->head(layer_.idx, g).run_to_seal();
+      const RunExtent run = of.cache->head(layer_.idx, g).run_to_seal();
       n_run_blocks = std::max(n_run_blocks, run.first_block + run.n_blocks);
     }
   }
-  const KeyRotation rotation = layer_.rotations->BlocksOf(layer_.idx, n_run_blocks);
-  for (size_t i = 0; i < caches.size(); ++i) {
-    AddRuns(caches[i], objects[i], rotation, &heads[i], &runs);
-  }
+  KVL_ASSIGN_OR_RETURN(const KeyRotationId rotation,
+                       layer_.rotations->BlocksOf(layer_.idx, n_run_blocks));
+  for (size_t i = 0; i < sealed.size(); ++i) AddRuns(sealed[i], rotation, &heads[i], &runs);
   std::erase_if(runs, [](const SealRunPlan& run) {
     return run.heads.front().blocks.back().is_null();  // nothing is left to seal
   });
-  const Status sealed =
-      FactsOf(plan.format.codec).brings_bases
-          ? state->backend->SealRotated(RotatedHeads(caches, heads))
-          : state->backend->Seal({plan.format, layer_.row_type, plan.power_loops, runs});
-  if (sealed.ok()) return sealed;
-  return Error(sealed.code(), "layer {}: {}", layer_.idx, MessageOf(sealed));
+  if (FactsOf(plan.format.codec).brings_bases) {
+    state->backend->SealRotated({layer_.idx, RotatedHeads(sealed, heads)});
+  } else {
+    state->backend->Seal({layer_.idx, plan.format, layer_.row_type, plan.power_loops, runs});
+  }
+  return OkStatus();
 }
 
-void SealStep::MeasureReencodings(std::span<SequenceCache* const> caches,
-                                  std::span<const RunObjects> packed, ForwardState* state) const {
+void SealStep::MeasureReencodings(std::span<const SealedCache> sealed, ForwardState* state) const {
   std::vector<ReencodedRun> runs;
-  std::vector<SealedRun> sealed;
-  sealed.reserve(state->opened.size());  // `runs` point to them
-  std::vector<SequenceCache*> measured;
-  for (const auto& [cache, g, n_rows] : state->opened) {
-    const auto found = std::ranges::find(caches, cache);
-    if (found == caches.end()) continue;  // what stays does not fill a block
-    const RunObjects& objects = packed[found - caches.begin()];
+  std::vector<SealedRun> as_runs;
+  as_runs.reserve(state->opened.size());  // `runs` point to them
+  for (const auto& [cache, g] : state->opened) {
+    const auto found = std::ranges::find(sealed, cache, &SealedCache::cache);
+    if (found == sealed.end()) continue;  // what stays does not fill a block
+    const RunObjects& objects = found->objects;
     const auto n_blocks = static_cast<int>(objects.packed[g].size());
-    sealed.push_back({.n_blocks = n_blocks,
-                      .record = objects.records[g],
-                      .layer_record = objects.layer_records[g]});
+    as_runs.push_back({.n_blocks = n_blocks,
+                       .record = objects.records[g],
+                       .layer_record = objects.layer_records[g]});
     const CacheLayout& layout = cache->layout();
     runs.push_back({.device = &cache->device(),
+                    .sequence = found->sequence,
+                    .kv_head_idx = g,
                     .shape = layout.shape(layer_.idx, g),
-                    .sealed = SealedHeadOf(layer_, layout, g, {&sealed.back(), 1}, {}),
+                    .sealed = SealedHeadOf(layer_, layout, g, {&as_runs.back(), 1}, {}),
                     .blocks = objects.packed[g],
                     .plain = cache->head(layer_.idx, g).blocks(),
-                    .n_rows = std::min(n_rows, n_blocks * kBlockSize)});
-    measured.push_back(cache);
+                    .max_rows = n_blocks * kBlockSize});
   }
-  std::vector<Reencoding> errors(runs.size());
-  state->backend->MeasureReencodings(runs, errors);
-  for (size_t i = 0; i < errors.size(); ++i) measured[i]->mutable_reencoding()->Add(errors[i]);
+  state->backend->MeasureReencodings(runs);
 }
 
-std::vector<Status> SealStep::SealEach(std::span<SequenceCache* const> caches,
-                                       ForwardState* state) const {
+StatusOr<std::vector<Status>> SealStep::SealEach(std::span<SequenceCache* const> caches,
+                                                 std::span<const int> sequences,
+                                                 ForwardState* state) const {
   std::vector<Status> statuses(caches.size());
   if (caches.empty()) return statuses;
   const ScopedTimer timer(&state->profile->seal);
-  std::vector<size_t> indices;  // in `caches`, of those that got objects
-  std::vector<SequenceCache*> sealed;
-  std::vector<RunObjects> objects;
+  std::vector<SealedCache> sealed;  // those that got objects
   for (size_t i = 0; i < caches.size(); ++i) {
     StatusOr<RunObjects> taken = caches[i]->TakeRunObjects(layer_.idx);
     statuses[i] = taken.status();
-    if (!taken.ok()) continue;
-    indices.push_back(i);
-    sealed.push_back(caches[i]);
-    objects.push_back(*std::move(taken));
+    if (taken.ok()) sealed.push_back({caches[i], sequences[i], *std::move(taken)});
   }
-  const Status together = SealTogether(sealed, objects, state);
-  if (!together.ok()) {
-    // What was written is undefined, and plain rows are still there: each again alone, which tells
-    // whose rows they are.
-    for (size_t i = indices.size(); i-- > 0;) {
-      Status& status = statuses[indices[i]];
-      status =
-          indices.size() == 1 ? together : SealTogether({&sealed[i], 1}, {&objects[i], 1}, state);
-      if (status.ok()) continue;
-      sealed[i]->DropRunObjects(objects[i]);
-      sealed.erase(sealed.begin() + static_cast<int64_t>(i));
-      objects.erase(objects.begin() + static_cast<int64_t>(i));
-    }
-  }
-  if (!state->opened.empty()) MeasureReencodings(sealed, objects, state);
-  for (size_t i = 0; i < sealed.size(); ++i) sealed[i]->PlaceRun(layer_.idx, objects[i]);
+  KVL_RETURN_IF_ERROR(SealAll(sealed, state));
+  if (!state->opened.empty()) MeasureReencodings(sealed, state);
+  // Plain blocks go back to the pool: what reads them has been asked for before what will write
+  // them.
+  for (const SealedCache& of : sealed) of.cache->PlaceRun(layer_.idx, of.objects);
   return statuses;
 }
 
 Status SealStep::Run(ForwardState* state) {
   const std::vector<SequenceCache*> caches = state->sequences->sealing();  // loses those that fail
-  const std::vector<Status> statuses = SealEach(caches, state);
+  std::vector<int> sequences;
+  for (const SequenceCache* cache : caches) {
+    sequences.push_back(state->sequences->NumberOf(cache));
+  }
+  KVL_ASSIGN_OR_RETURN(const std::vector<Status> statuses, SealEach(caches, sequences, state));
   for (size_t i = 0; i < caches.size(); ++i) {
     if (!statuses[i].ok()) state->sequences->Fail(caches[i], statuses[i]);
   }

@@ -39,19 +39,24 @@ TEST_F(SealStepTest, RunsOfAllSequencesAreSealedTogether) {
   }
 }
 
-TEST_F(SealStepTest, OneWhoseRowsCannotBeSealedFailsAloneAndGivesItsObjectsBack) {
+TEST_F(SealStepTest, PlansKnowSequencesByTheirNumbersInTheStep) {
   BeginBoth();
-  const int64_t n_bytes = bad.bytes().total();
-  backend.unsealable = {bad.head(0, 0).blocks()[0]};
   ASSERT_TRUE(SealStep(&layer).Run(&state).ok());
-  EXPECT_EQ(backend.n_seals, 3);  // together, then each alone
+  ASSERT_EQ(backend.seals.size(), 2u);  // a run of each sequence, of all its heads
+  EXPECT_EQ(backend.seals[0].sequence, 0);
+  EXPECT_EQ(backend.seals[1].sequence, 1);
+}
+
+// What the machine tells of a sequence concerns it alone.
+TEST_F(SealStepTest, OneWhoseRowsCouldNotBeSealedFailsAlone) {
+  BeginBoth();
+  sequences.Learn({.failures = {{0, 3, Error(StatusCode::kDataLoss, "rows are not finite")},
+                                {0, 4, Error(StatusCode::kResourceExhausted, "no memory")}}});
   EXPECT_EQ(sequences.failures()[0].code(), StatusCode::kDataLoss);
-  EXPECT_THAT(MessageOf(sequences.failures()[0]), testing::HasSubstr("layer 0: "));
+  EXPECT_THAT(MessageOf(sequences.failures()[0]), testing::HasSubstr("layer 3: "));
   EXPECT_TRUE(sequences.failures()[1].ok());
   EXPECT_THAT(sequences.sealing(), testing::ElementsAre(&good));
-  EXPECT_TRUE(bad.head(0, 0).runs().empty());
-  EXPECT_EQ(bad.bytes().total(), n_bytes);
-  EXPECT_EQ(good.head(0, 0).runs().size(), 1u);
+  EXPECT_FALSE(sequences.AllFailed());
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 namespace kvlathe {
 
 SealedHead SealedHeadOf(const Layer& layer, const CacheLayout& cache_layout, int kv_head_idx,
-                        std::span<const SealedRun> runs, const KeyRotation& rotation) {
+                        std::span<const SealedRun> runs, const KeyRotationId& rotation) {
   const int n_heads = cache_layout.n_heads_per_run(), first = kv_head_idx / n_heads * n_heads;
   int layer_rank_v = 0;
   for (int g = first; g < first + n_heads; ++g) {

@@ -10,6 +10,6 @@ namespace kvlathe {
 
 // `cache_layout` is the layout of the cache that holds `runs`; it must have a SealPlan.
 SealedHead SealedHeadOf(const Layer& layer, const CacheLayout& cache_layout, int kv_head_idx,
-                        std::span<const SealedRun> runs, const KeyRotation& rotation);
+                        std::span<const SealedRun> runs, const KeyRotationId& rotation);
 
 }  // namespace kvlathe

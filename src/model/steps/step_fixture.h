@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <utility>
 #include <vector>
 
+#include "cpu/memory/cpu_residents.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/small_config.h"
 #include "model/steps/plan_recorder.h"
 #include "model/steps/step.h"
@@ -22,6 +25,7 @@ class StepTest : public ::testing::Test {
     layout.n_kv_heads = config.n_kv_heads;
     layout.head_dim = kHeadDim;
     layout.shapes.assign(config.n_kv_heads, BlockShape{kHeadDim, kHeadDim, DType::kF32});
+    activations.memory = &memory;
     layer.config = &config;
     layer.weights = &weights;
     layer.layout = &layout;
@@ -33,6 +37,13 @@ class StepTest : public ::testing::Test {
       layer.rows.k_offsets.push_back((g + 1) * kHeadDim);
       layer.rows.v_offsets.push_back((g + 1) * kHeadDim);
     }
+  }
+
+  // A table on the machine.
+  FloatTable Table(std::vector<float> values) {
+    auto table = FloatTable::Make(&memory, std::move(values), "a table");
+    EXPECT_TRUE(table.ok()) << table.status();
+    return *std::move(table);
   }
 
   // A step of one sequence that adds n_new positions to `cache`.
@@ -56,16 +67,18 @@ class StepTest : public ::testing::Test {
                               .mlp_in = config.mlp_rows(),
                               .gated = config.ffn_dim})
                     .ok());
-    rotations.Extend(cache->n_tokens());
+    ASSERT_TRUE(rotations.Extend(cache->n_tokens()).ok());
     sequences.Begin(steps);
   }
 
   ModelConfig config = SmallConfig(kHeadDim);
+  CpuDevice memory;
+  CpuResidents residents{&memory};
   LayerWeights weights;
   CacheLayout layout;
-  RotationTables rotations{config};
+  RotationTables rotations{config, &memory};
   Layer layer;
-  BlockPool pool{std::numeric_limits<int64_t>::max()};
+  HostPool pool{std::numeric_limits<int64_t>::max()};
   std::vector<int32_t> ids;
   std::vector<SequenceStep> steps;
   StepSequences sequences;

@@ -15,7 +15,9 @@ namespace kvlathe::runtime {
 
 struct Generator::Parts {
   explicit Parts(std::shared_ptr<TextModel::Parts> of_model)
-      : model(std::move(of_model)), pool(model->workspace->kv_budget_bytes()) {}
+      : model(std::move(of_model)),
+        pool(model->workspace->kv_budget_bytes(), &model->workspace->weights().machine().memory()) {
+  }
 
   // Once `models` are there.
   void StartEngine(const GeneratorSettings& settings);

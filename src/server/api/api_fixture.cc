@@ -1,5 +1,7 @@
 #include "server/api/api_fixture.h"
 
+#include "runtime/machines/machine_choice.h"
+
 namespace kvlathe::api {
 
 NanoModel::NanoModel() {
@@ -7,8 +9,8 @@ NanoModel::NanoModel() {
   auto config = LoadModelConfig(folder);
   auto reader = SafetensorsReader::OpenModel(folder);
   EXPECT_TRUE(config.ok() && reader.ok());
-  auto weights =
-      ModelWeights::Load(*config, DType::kBf16, MakeFileSource(*std::move(reader)), &threads_);
+  auto weights = ModelWeights::Load(*config, DType::kBf16, MakeFileSource(*std::move(reader)),
+                                    MakeMachine(&threads_, SelectIsa().value()));
   EXPECT_TRUE(weights.ok()) << weights.status();
   const std::shared_ptr<ModelWeights> shared = *std::move(weights);
   plain_ = Make(shared, "none");
@@ -22,8 +24,7 @@ NanoModel::NanoModel() {
 
 std::unique_ptr<Model> NanoModel::Make(const std::shared_ptr<ModelWeights>& weights,
                                        const std::string& spec) {
-  auto model = CreateModel(weights, PartsOf(Spec::Parse(spec).value(), nullptr), &threads_,
-                           SelectIsa().value());
+  auto model = CreateModel(weights, PartsOf(Spec::Parse(spec).value(), nullptr));
   EXPECT_TRUE(model.ok()) << model.status();
   return *std::move(model);
 }

@@ -13,6 +13,7 @@
 #include "chat/template_files.h"
 #include "io/safetensors/safetensors.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/tensor_source.h"
@@ -90,7 +91,7 @@ class ApiTest : public ::testing::Test {
   void StartEngine(const EngineOptions& options, int64_t budget = int64_t{64} << 20) {
     service_.reset();
     engine_.reset();
-    pool_ = std::make_unique<BlockPool>(budget);
+    pool_ = std::make_unique<HostPool>(budget);
     engine_ = std::make_unique<Engine>(NanoModel::Get().levels(), pool_.get(), options);
   }
   void Start(const EngineOptions& options) {
@@ -145,7 +146,7 @@ class ApiTest : public ::testing::Test {
     return json;
   }
 
-  std::unique_ptr<BlockPool> pool_;
+  std::unique_ptr<HostPool> pool_;
   std::unique_ptr<Engine> engine_;
   RecordingObserver observer_;
   std::unique_ptr<ApiService> service_;

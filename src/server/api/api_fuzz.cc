@@ -15,9 +15,11 @@
 #include "chat/chat_template.h"
 #include "engine/engine.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "runtime/machines/machine_choice.h"
 #include "server/api/api_service.h"
 #include "server/api/fake_reply.h"
 
@@ -58,8 +60,9 @@ struct Server {
   Server() {
     ModelConfig config = SmallConfig(16);
     config.vocab_size = kVocabulary;
-    auto weights = ModelWeights::Load(config, DType::kF32, MakeRandomSource(5), &threads);
-    model = CreateModel(*std::move(weights), {}, &threads, SelectIsa().value()).value();
+    auto weights = ModelWeights::Load(config, DType::kF32, MakeRandomSource(5),
+                                      MakeMachine(&threads, SelectIsa().value()));
+    model = CreateModel(*std::move(weights), {}).value();
     engine = std::make_unique<Engine>(std::vector<Model*>{model.get()}, &pool,
                                       EngineOptions{.max_waiting = 6});
     api::ApiContext context;
@@ -83,7 +86,7 @@ struct Server {
                                   "{{ m.tool_calls | tojson }}<|end|>{% endfor %}"},
                          {})
           .value();
-  BlockPool pool{int64_t{16} << 20};
+  HostPool pool{int64_t{16} << 20};
   std::unique_ptr<Model> model;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<api::ApiService> service;

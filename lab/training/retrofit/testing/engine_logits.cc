@@ -5,8 +5,10 @@
 #include <span>
 
 #include "kv/blocks/block_pool.h"
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
+#include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
 
@@ -14,16 +16,15 @@ std::vector<std::vector<float>> StepwiseEngineLogits(const std::string& director
                                                      const std::string& spec,
                                                      const std::vector<int32_t>& tokens) {
   ThreadPool pool(1);
-  auto weights =
-      ModelWeights::Load(*LoadModelConfig(directory), DType::kF32,
-                         MakeFileSource(*SafetensorsReader::OpenModel(directory)), &pool);
+  auto weights = ModelWeights::Load(*LoadModelConfig(directory), DType::kF32,
+                                    MakeFileSource(*SafetensorsReader::OpenModel(directory)),
+                                    MakeMachine(&pool, Isa::kScalar));
   EXPECT_TRUE(weights.ok()) << weights.status();
-  auto model =
-      CreateModel(*std::move(weights), PartsOf(*Spec::Parse(spec), nullptr), &pool, Isa::kScalar);
+  auto model = CreateModel(*std::move(weights), PartsOf(*Spec::Parse(spec), nullptr));
   EXPECT_TRUE(model.ok()) << model.status();
   std::vector<std::vector<float>> found;
   for (const size_t n_step : {size_t{1}, tokens.size()}) {
-    BlockPool blocks(int64_t{64} << 20);
+    HostPool blocks(int64_t{64} << 20);
     SequenceCache cache(&(*model)->layout(), &blocks);
     std::vector<float>& logits = found.emplace_back();
     for (size_t at = 0; at < tokens.size(); at += n_step) {

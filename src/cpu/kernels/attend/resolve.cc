@@ -2,7 +2,7 @@
 
 namespace kvlathe {
 
-PackedHead PackedHeadAt(const CpuAccess& access, const SealedHead& head,
+PackedHead PackedHeadAt(const CpuLookup& lookup, const SealedHead& head,
                         std::vector<PackedRun>* runs) {
   runs->clear();
   for (const SealedRun& run : head.runs) {
@@ -11,8 +11,8 @@ PackedHead PackedHeadAt(const CpuAccess& access, const SealedHead& head,
                      .is_prompt = run.is_prompt,
                      .is_repaired = run.is_repaired,
                      .entry_class = run.entry_class,
-                     .record = access.At(run.record),
-                     .layer_record = access.At(run.layer_record)});
+                     .record = lookup.cache.At(run.record),
+                     .layer_record = lookup.cache.At(run.layer_record)});
   }
   return {.format = head.format,
           .storage = head.storage,
@@ -24,8 +24,8 @@ PackedHead PackedHeadAt(const CpuAccess& access, const SealedHead& head,
           .open = {.first_block = head.open.first_block,
                    .n_blocks = head.open.n_blocks,
                    .is_open = head.open.n_blocks > 0},
-          .codebooks = head.codebooks,
-          .rotation = head.rotation};
+          .codebooks = lookup.residents.At(head.codebooks),
+          .rotation = KeyRotationAt(lookup.own, head.rotation)};
 }
 
 }  // namespace kvlathe

@@ -5,7 +5,7 @@
 
 #include "cpu/kernels/attend/attend.h"
 #include "cpu/kernels/attend/entry_scores.h"
-#include "cpu/memory/cpu_device.h"
+#include "cpu/memory/cpu_residents.h"
 #include "machine/sealed_runs.h"
 
 namespace kvlathe {
@@ -19,7 +19,11 @@ inline SortedPositions SortedPositionsAt(const CpuAccess& access, const SortedPo
 }
 
 // The result points to a list that `runs` keeps.
-PackedHead PackedHeadAt(const CpuAccess& access, const SealedHead& head,
+PackedHead PackedHeadAt(const CpuLookup& lookup, const SealedHead& head,
                         std::vector<PackedRun>* runs);
+
+inline KeyRotation KeyRotationAt(const CpuAccess& own, const KeyRotationId& id) {
+  return {own.As<const float>(id.cos), own.As<const float>(id.sin), id.half, id.way_back};
+}
 
 }  // namespace kvlathe

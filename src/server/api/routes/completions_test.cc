@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_cache.h"
 #include "server/api/api_fixture.h"
 
@@ -26,7 +27,7 @@ std::vector<std::string> KeysOf(const Json& object) {
 // Log-probabilities of ids[1...] by one forward pass over all of them.
 std::vector<double> LiteralLogprobs(const std::vector<int32_t>& ids) {
   Model* const model = NanoModel::Get().levels()[0];
-  BlockPool pool(int64_t{64} << 20);
+  HostPool pool(int64_t{64} << 20);
   SequenceCache cache(&model->layout(), &pool);
   EXPECT_TRUE(cache.Extend(static_cast<int>(ids.size())).ok());
   const SequenceStep step{&cache, ids, SequenceStep::Logits::kAll};

@@ -1,0 +1,86 @@
+#include "cpu/memory/cpu_residents.h"
+
+#include <utility>
+
+#include "base/check.h"
+#include "base/units.h"
+
+namespace kvlathe {
+
+CpuResidents::~CpuResidents() {
+  for (const auto& [number, placed] : weights_) memory_->Free(placed.region);
+}
+
+StatusOr<WeightId> CpuResidents::AddWeight(int64_t n_out, int64_t n_in, DType type) {
+  const int64_t n_bytes = PackedMatrix::BytesFor(n_out, n_in, type);
+  const uint32_t region = memory_->Allocate(n_bytes);
+  if (region == 0) {
+    return Error(StatusCode::kResourceExhausted,
+                 "no memory for a weight matrix ({}); free some, or ask for less",
+                 FormatBytes(n_bytes));
+  }
+  const CpuAccess access(*memory_);
+  std::byte* const memory = access.At(ObjectId{.region = region});
+  weights_.emplace(++last_number_,
+                   PlacedMatrix{region, PackedMatrix::In(memory, n_out, n_in, type)});
+  return WeightId{last_number_};
+}
+
+void CpuResidents::WriteRows(const WeightId& weight, int64_t first_out, int64_t n_rows, DType dtype,
+                             const void* rows, int64_t row_stride) {
+  const CpuAccess access(*memory_);
+  weights_.find(weight.number)->second.matrix.PackRows(first_out, n_rows, dtype, rows, row_stride);
+}
+
+void CpuResidents::ReadRow(const WeightId& weight, int64_t out, float* row) {
+  const CpuAccess access(*memory_);
+  At(weight)->UnpackRow(out, row);
+}
+
+int64_t CpuResidents::BytesOf(const WeightId& weight) const { return At(weight)->n_bytes(); }
+
+void CpuResidents::Remove(const WeightId& weight) {
+  const auto found = weights_.find(weight.number);
+  KVL_CHECK(found != weights_.end());
+  memory_->Free(found->second.region);
+  weights_.erase(found);
+}
+
+LatentMapId CpuResidents::AddLatentMap(LatentMap map) {
+  maps_.emplace(++last_number_, std::move(map));
+  return {last_number_};
+}
+
+void CpuResidents::Remove(const LatentMapId& map) { KVL_CHECK_EQ(maps_.erase(map.number), 1u); }
+
+CodebooksId CpuResidents::AddCodebooks(LayerCodebooks codebooks) {
+  codebooks_.emplace(++last_number_, std::move(codebooks));
+  return {last_number_};
+}
+
+void CpuResidents::Remove(const CodebooksId& codebooks) {
+  KVL_CHECK_EQ(codebooks_.erase(codebooks.number), 1u);
+}
+
+const PackedMatrix* CpuResidents::At(const WeightId& weight) const {
+  if (weight.is_null()) return nullptr;
+  const auto found = weights_.find(weight.number);
+  KVL_CHECK(found != weights_.end());
+  return &found->second.matrix;
+}
+
+LatentMapView CpuResidents::At(const LatentMapId& map) const {
+  if (map.is_null()) return {};
+  const auto found = maps_.find(map.number);
+  KVL_CHECK(found != maps_.end());
+  return found->second.view();
+}
+
+const LayerCodebooks* CpuResidents::At(const CodebooksId& codebooks) const {
+  if (codebooks.is_null()) return nullptr;
+  const auto found = codebooks_.find(codebooks.number);
+  KVL_CHECK(found != codebooks_.end());
+  return &found->second;
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,60 @@
+// What models keep in the memory of the CPU: matrices as its kernels read them
+// (format/packed_matrix.h), maps of latents, codebooks.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "cpu/memory/cpu_device.h"
+#include "format/packed_matrix.h"
+#include "machine/residents.h"
+
+namespace kvlathe {
+
+class CpuResidents : public Residents {
+ public:
+  // `memory` outlives the residents; matrices lie in it.
+  explicit CpuResidents(CpuDevice* memory) : memory_(memory) {}
+  ~CpuResidents() override;
+  CpuResidents(const CpuResidents&) = delete;
+  CpuResidents& operator=(const CpuResidents&) = delete;
+
+  StatusOr<WeightId> AddWeight(int64_t n_out, int64_t n_in, DType type) override;
+  void WriteRows(const WeightId& weight, int64_t first_out, int64_t n_rows, DType dtype,
+                 const void* rows, int64_t row_stride) override;
+  void ReadRow(const WeightId& weight, int64_t out, float* row) override;
+  int64_t BytesOf(const WeightId& weight) const override;
+  void Remove(const WeightId& weight) override;
+  LatentMapId AddLatentMap(LatentMap map) override;
+  void Remove(const LatentMapId& map) override;
+  CodebooksId AddCodebooks(LayerCodebooks codebooks) override;
+  void Remove(const CodebooksId& codebooks) override;
+
+  // Null for none. Its numbers may be read while the memory is open (CpuAccess).
+  const PackedMatrix* At(const WeightId& weight) const;
+  // Of rank 0 for none.
+  LatentMapView At(const LatentMapId& map) const;
+  // Null for none.
+  const LayerCodebooks* At(const CodebooksId& codebooks) const;
+
+ private:
+  struct PlacedMatrix {
+    uint32_t region;
+    PackedMatrix matrix;
+  };
+  CpuDevice* memory_;
+  uint32_t last_number_ = 0;  // of all that was ever added
+  std::map<uint32_t, PlacedMatrix> weights_;
+  std::map<uint32_t, LatentMap> maps_;
+  std::map<uint32_t, LayerCodebooks> codebooks_;
+};
+
+// Where kernels look up what plans name: rows of a cache in its device, everything else in the
+// machine's memory.
+struct CpuLookup {
+  const CpuAccess& cache;
+  const CpuAccess& own;
+  const CpuResidents& residents;
+};
+
+}  // namespace kvlathe

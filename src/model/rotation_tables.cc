@@ -1,0 +1,62 @@
+#include "model/rotation_tables.h"
+
+#include <algorithm>
+#include <span>
+
+namespace kvlathe {
+namespace {
+
+std::span<const std::byte> Bytes(const float* numbers, int64_t n) {
+  return std::as_bytes(std::span(numbers, static_cast<size_t>(n)));
+}
+
+}  // namespace
+
+RotationTables::RotationTables(const ModelConfig& config, Device* memory)
+    : config_(config),
+      memory_(memory),
+      ropes_(config.attention, config.rope_dim()),
+      positions_(config.attention.kinds.size()) {}
+
+void RotationTables::KeepBlocks(int n_sink) {
+  for (const AttentionKind& kind : config_.attention.kinds) {
+    blocks_.emplace_back(kind.rope, config_.rope_dim(), n_sink);
+  }
+  of_blocks_.resize(blocks_.size());
+}
+
+Status RotationTables::Extend(int n_positions) {
+  if (config_.rope_dim() == 0) return OkStatus();
+  ropes_.Extend(n_positions);
+  for (int l = 0; l < config_.n_layers; ++l) {
+    Angles& angles = positions_[TableOf(l)];
+    if (angles.n_rows >= n_positions) continue;
+    const RopeTable& table = ropes_.of(l);
+    const int64_t n = table.n_positions() * (table.rope_dim() / 2);
+    KVL_RETURN_IF_ERROR(angles.cos.EnsureSize(memory_, n * 4, "rotation tables"));
+    KVL_RETURN_IF_ERROR(angles.sin.EnsureSize(memory_, n * 4, "rotation tables"));
+    memory_->Upload(angles.cos.place(), Bytes(table.cos(0), n));
+    memory_->Upload(angles.sin.place(), Bytes(table.sin(0), n));
+    angles.n_rows = table.n_positions();
+  }
+  return OkStatus();
+}
+
+StatusOr<KeyRotationId> RotationTables::BlocksOf(int layer_idx, int64_t n_blocks) {
+  if (blocks_.empty()) return KeyRotationId();
+  const BlockRotations& blocks = blocks_[TableOf(layer_idx)];
+  Angles& angles = of_blocks_[TableOf(layer_idx)];
+  if (blocks.half() > 0 && angles.n_rows < n_blocks) {
+    const int64_t n = std::max(n_blocks, 2 * angles.n_rows);
+    std::vector<float> cos(n * blocks.block_size()), sin(cos.size());
+    blocks.Write(0, n, ropes_.mutable_of(layer_idx), cos.data(), sin.data());
+    KVL_RETURN_IF_ERROR(angles.cos.EnsureSize(memory_, std::ssize(cos) * 4, "rotation tables"));
+    KVL_RETURN_IF_ERROR(angles.sin.EnsureSize(memory_, std::ssize(sin) * 4, "rotation tables"));
+    memory_->Upload(angles.cos.place(), std::as_bytes(std::span(cos)));
+    memory_->Upload(angles.sin.place(), std::as_bytes(std::span(sin)));
+    angles.n_rows = n;
+  }
+  return KeyRotationId{angles.cos.place(), angles.sin.place(), blocks.half(), blocks.way_back()};
+}
+
+}  // namespace kvlathe
