@@ -223,7 +223,7 @@ class SealFailureTest : public FailureTest {
       const std::span<const float> logits = model_->logits(i);
       run.logits.emplace_back(logits.begin(), logits.end());
       run.n_bytes.push_back(caches[i]->bytes().total());
-      EXPECT_EQ(caches[i]->must_seal(), i == spoilt);
+      EXPECT_EQ(caches[i]->has_failed(), i == spoilt);
       // A cache that failed takes no more, and says so; the others do.
       EXPECT_EQ(caches[i]->Extend(1).code(), i == spoilt ? StatusCode::kDataLoss : StatusCode::kOk);
     }

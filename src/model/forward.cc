@@ -21,7 +21,8 @@ int StepSequences::NumberOf(const SequenceCache* cache) const {
   return static_cast<int>(step - steps_.begin());
 }
 
-void StepSequences::Fail(const SequenceCache* cache, const Status& status) {
+void StepSequences::Fail(SequenceCache* cache, const Status& status) {
+  cache->SetFailed();
   KVL_CHECK(!status.ok());
   failures_[NumberOf(cache)].Update(status);
   std::erase(sealing_, cache);

@@ -58,7 +58,7 @@ class StepSequences {
   std::span<const SequenceStep> steps() const { return steps_; }
   // Marks a sequence as failed: nothing of it is dropped, cut or sealed any more. Its first error
   // is kept.
-  void Fail(const SequenceCache* cache, const Status& status);
+  void Fail(SequenceCache* cache, const Status& status);
   // Marks those that failed on the machine and adds what re-sealing has cost.
   void Learn(const StepReport& report);
   // The number of the cache among steps(), by which plans know its sequence.

@@ -20,6 +20,8 @@ class BitingMachine : public Machine {
  public:
   // `pool` outlives the machine.
   explicit BitingMachine(ThreadPool* pool) : pool_(*pool) {}
+  // What nobody waited for never runs.
+  ~BitingMachine() override { queue_.Drop(); }
 
   Device& memory() override { return memory_; }
   Residents& residents() override { return residents_; }

@@ -18,6 +18,7 @@ class WorkQueue {
       work();
     }
   }
+  void Drop() { works_.clear(); }
   bool empty() const { return works_.empty(); }
 
  private:

@@ -36,7 +36,7 @@ int64_t SequenceCache::max_step() const {
 
 Status SequenceCache::Extend(int n_new) {
   KVL_CHECK_GE(n_new, 0);
-  if (must_seal() || must_prune() || must_cut_keys()) {
+  if (is_broken()) {
     return Error(StatusCode::kDataLoss,
                  "the sequence failed at {} positions and cannot go on; start it again",
                  n_tokens());
@@ -89,12 +89,13 @@ void SequenceCache::Clear() {
   progress_ = {.first_whole_layer = layout_->n_layers};
   kept_ = {};
   must_seal_ = false;
+  has_failed_ = false;
   n_writable_ = 0;
   reencoding_ = {};
 }
 
 StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Copy() const {
-  if (must_seal() || must_prune() || must_cut_keys()) {
+  if (is_broken()) {
     return Error(StatusCode::kDataLoss,
                  "the sequence failed at {} positions and cannot be copied; start it again",
                  n_tokens());
@@ -173,8 +174,6 @@ StatusOr<RunObjects> SequenceCache::TakeRunObjects(int layer_idx) {
   return Error(StatusCode::kResourceExhausted,
                "no memory to seal what layer {} holds of {} positions", layer_idx, n_tokens());
 }
-
-void SequenceCache::DropRunObjects(const RunObjects& objects) { objects_.DropRuns(objects); }
 
 void SequenceCache::PlaceRun(int layer_idx, const RunObjects& objects) {
   objects_.PlaceRuns(progress_, layer_idx, objects);

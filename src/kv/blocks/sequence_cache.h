@@ -92,6 +92,11 @@ class SequenceCache {
   // and then the sequence cannot go on.
   Status ShrinkBlocks(int layer_idx);
 
+  // Says that a step failed in which this sequence took part: its rows mean nothing any more, and it
+  // neither grows nor is copied until it is cleared.
+  void SetFailed() { has_failed_ = true; }
+  bool has_failed() const { return has_failed_; }
+
   // What sealing entries again has cost so far. A saved sequence does not hold it.
   const Reencoding& reencoding() const { return reencoding_; }
   Reencoding* mutable_reencoding() { return &reencoding_; }
@@ -110,19 +115,22 @@ class SequenceCache {
   // Takes the objects of the runs of a layer, for the heads in order. The error is
   // kResourceExhausted when the system has no memory, and then nothing was taken.
   StatusOr<RunObjects> TakeRunObjects(int layer_idx);
-  // Gives back the objects of runs that could not be sealed.
-  void DropRunObjects(const RunObjects& objects);
   // Puts the objects, which hold the runs by now, in the place of the plain blocks, which are given
   // back. With the last layer the runs are done.
   void PlaceRun(int layer_idx, const RunObjects& objects);
 
  private:
+  // Whether a step has failed, or broke off in the middle.
+  bool is_broken() const {
+    return has_failed_ || must_seal() || must_prune() || must_cut_keys();
+  }
   void EnterNewEntries(int64_t n_after);
 
   const CacheLayout* layout_;
   SequenceProgress progress_;
   KeptEntries kept_;        // where the last step ended at a prune point that drops entries
   bool must_seal_ = false;  // the last step ended runs, or may have
+  bool has_failed_ = false;
   int64_t n_writable_ = 0;  // positions that the objects of every head hold
   SequenceObjects objects_;
   Reencoding reencoding_;
