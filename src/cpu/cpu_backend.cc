@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "cpu/rotate_and_map.h"
 
 namespace kvlathe {
@@ -44,6 +45,7 @@ std::vector<float> CpuBackend::TakeChannel(const TakeChannelPlan& plan) {
 }
 
 void CpuBackend::Project(const ProductPlan& plan) {
+  KVL_DCHECK(residents_.At(plan.w)->format().x_type() == plan.x_type);
   const CpuAccess own(*memory_);
   linear_.Run({.w = residents_.At(plan.w),
                .n_rows = plan.n_rows,

@@ -12,8 +12,8 @@
 #include "cpu/attention/attention.h"
 #include "cpu/kernels/elementwise/elementwise.h"
 #include "cpu/kernels/linear/linear.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 #include "cpu/kernels/seal/seal.h"
-#include "cpu/memory/cpu_residents.h"
 #include "machine/backend.h"
 
 namespace kvlathe {

@@ -24,10 +24,11 @@ namespace kvlathe {
 struct ProductPlan {
   WeightId w;
   int64_t n_rows = 0;
-  ObjectPlace x;  // [n_rows, n_in] in the type of w
+  ObjectPlace x;  // [n_rows, n_in]
   int64_t x_stride = 0;
-  ObjectPlace bias;  // [n_out] F32; null: none
-  ObjectPlace y;     // [n_rows, n_out]
+  DType x_type = DType::kF32;  // one that Residents::Multiplies with w
+  ObjectPlace bias;            // [n_out] F32; null: none
+  ObjectPlace y;               // [n_rows, n_out]
   int64_t y_stride = 0;
   DType y_type = DType::kF32;  // kF32, or kBf16 (rounded once from the F32 sum)
   bool accumulate = false;     // y += (kF32 only)

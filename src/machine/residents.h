@@ -9,6 +9,7 @@
 #include "format/codebook/codebook.h"
 #include "format/latent_map.h"
 #include "machine/object_id.h"
+#include "machine/weight_type.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -51,8 +52,10 @@ class Residents {
  public:
   virtual ~Residents() = default;
 
-  // Memory for W [n_out, n_in] of numbers of `type` (kBf16 or kF32), all zero. kResourceExhausted.
-  virtual StatusOr<WeightId> AddWeight(int64_t n_out, int64_t n_in, DType type) = 0;
+  // Whether there are products of rows of that type with such weights.
+  virtual bool Multiplies(WeightType weights, DType rows) const = 0;
+  // Memory for W [n_out, n_in], all zero. kResourceExhausted.
+  virtual StatusOr<WeightId> AddWeight(int64_t n_out, int64_t n_in, WeightType type) = 0;
   // Writes rows [first_out, first_out + n_rows) of W from `rows` [n_rows, n_in] of dtype on the
   // host, row-major, row_stride elements apart; they are read before the call returns. Any range of
   // rows may be written, in any order, from different threads where the rows share no group of 64.
@@ -97,7 +100,8 @@ class Resident {
 class Weight : public Resident<WeightId> {
  public:
   Weight() = default;
-  static StatusOr<Weight> Create(Residents* residents, int64_t n_out, int64_t n_in, DType type) {
+  static StatusOr<Weight> Create(Residents* residents, int64_t n_out, int64_t n_in,
+                                 WeightType type) {
     Weight weight;
     KVL_ASSIGN_OR_RETURN(weight.id_, residents->AddWeight(n_out, n_in, type));
     weight.residents_ = residents;

@@ -139,13 +139,13 @@ void Model::ComputeLogits(std::span<const SequenceStep> steps) {
     const ObjectPlace rows = activations_.hidden.place();
     backend.TakeRows({.rows = rows, .row_bytes = hidden * int64_t{sizeof(float)}, .from = wanted});
     NormPlan norm = NormOf(config(), weights_->final_norm(), rows, n_logit_rows_, hidden);
-    norm.out_type = activations_.compute_type;
+    norm.out_type = activations_.types.activations;
     norm.out = activations_.normed.place();
     backend.Normalise({&norm, 1});
   }
   const ScopedTimer timer(&profile_.linear);
   backend.Project(ProductOf(weights_->lm_head(), {}, n_logit_rows_, activations_.normed.place(),
-                            logits_.place()));
+                            activations_.types.activations, logits_.place()));
 }
 
 void Model::FetchLogits() {

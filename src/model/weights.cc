@@ -60,22 +60,27 @@ uint64_t HashOfValueMaps(const ModelBasis& basis, int layer_idx) {
 
 }  // namespace
 
-ModelWeights::ModelWeights(const ModelConfig& config, DType compute_type,
+ModelWeights::ModelWeights(const ModelConfig& config, const NumberTypes& types,
                            std::unique_ptr<TensorSource> source, std::shared_ptr<Machine> machine)
     : machine_(std::move(machine)),
       config_(config),
-      compute_type_(compute_type),
+      types_(types),
       reader_(std::move(source)),
       names_(config_, reader_.source()) {}
 
 StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& config,
-                                                           DType compute_type,
+                                                           const NumberTypes& types,
                                                            std::unique_ptr<TensorSource> source,
                                                            std::shared_ptr<Machine> machine,
                                                            const LoadProgress& progress) {
+  if (!machine->residents().Multiplies(types.weights, types.activations)) {
+    return Error(StatusCode::kInvalidArgument,
+                 "the machine has no products of {} activations with weights of that type",
+                 DTypeName(types.activations));
+  }
   ThreadPool* const pool = &machine->host_threads();
   std::unique_ptr<ModelWeights> w(
-      new ModelWeights(config, compute_type, std::move(source), std::move(machine)));
+      new ModelWeights(config, types, std::move(source), std::move(machine)));
   KVL_RETURN_IF_ERROR(w->LoadEmbeddings(pool));
   w->layers_.resize(config.n_layers);
   for (int l = 0; l < config.n_layers; ++l) {
@@ -89,7 +94,7 @@ StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& co
 Status ModelWeights::LoadEmbeddings(ThreadPool* pool) {
   const int64_t vocab = config_.vocab_size, hidden = config_.hidden_dim;
   KVL_ASSIGN_OR_RETURN(lm_head_,
-                       reader_.Pack({names_.output_head()}, compute_type_, residents(), pool));
+                       reader_.Pack({names_.output_head()}, types_.weights, residents(), pool));
   if (!config_.tie_word_embeddings) {
     KVL_ASSIGN_OR_RETURN(embedding_, reader_.Table(names_.embedding(), vocab, hidden));
   }
@@ -124,15 +129,15 @@ Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   LayerWeights& layer = layers_[layer_idx];
   KVL_RETURN_IF_ERROR(LoadNorms(layer_idx));
   const std::vector<Projection> qk = names_.qk(layer_idx);
-  KVL_ASSIGN_OR_RETURN(layer.qk, reader_.Pack(qk, compute_type_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(layer.qk, reader_.Pack(qk, types_.weights, residents(), pool));
   if (config_.biases.qkv) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> bias, ReadBiases(qk));
     KVL_ASSIGN_OR_RETURN(layer.qk_bias, Upload(std::move(bias)));
   }
   const std::vector<Projection> mlp_in = names_.mlp_in(layer_idx);
   const Projection down = names_.mlp_out(layer_idx);
-  KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, compute_type_, residents(), pool));
-  KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, compute_type_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, types_.weights, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, types_.weights, residents(), pool));
   if (config_.biases.mlp) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> of_in, ReadBiases(mlp_in));
     KVL_ASSIGN_OR_RETURN(layer.mlp_in_bias, Upload(std::move(of_in)));
@@ -181,8 +186,8 @@ StatusOr<ModelWeights::ValueBiases> ModelWeights::ReadValueBiases(int layer_idx)
 StatusOr<ValueProjection> ModelWeights::WholeValues(int layer_idx, ThreadPool* pool) {
   ValueProjection p;
   KVL_ASSIGN_OR_RETURN(ValueBiases biases, ReadValueBiases(layer_idx));
-  KVL_ASSIGN_OR_RETURN(p.v, reader_.Pack({names_.v(layer_idx)}, compute_type_, residents(), pool));
-  KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({names_.o(layer_idx)}, compute_type_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(p.v, reader_.Pack({names_.v(layer_idx)}, types_.weights, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({names_.o(layer_idx)}, types_.weights, residents(), pool));
   KVL_ASSIGN_OR_RETURN(p.v_bias, Upload(std::move(biases.v)));
   KVL_ASSIGN_OR_RETURN(p.o_bias, Upload(std::move(biases.o)));
   return p;
@@ -198,10 +203,10 @@ StatusOr<ValueProjection> ModelWeights::FoldedValues(int layer_idx, const ModelB
   ValueProjection p;
   KVL_ASSIGN_OR_RETURN(ValueBiases biases, ReadValueBiases(layer_idx));
   const int64_t v_rows = v_offset.back(), hidden = c.hidden_dim;
-  KVL_ASSIGN_OR_RETURN(p.v, Weight::Create(residents(), v_rows, hidden, compute_type_));
+  KVL_ASSIGN_OR_RETURN(p.v, Weight::Create(residents(), v_rows, hidden, types_.weights));
   const int64_t o_columns =
       KeepsOutputs(basis) ? int64_t{c.n_heads} * c.head_dim : v_rows * c.gqa_group();
-  KVL_ASSIGN_OR_RETURN(p.o, Weight::Create(residents(), hidden, o_columns, compute_type_));
+  KVL_ASSIGN_OR_RETURN(p.o, Weight::Create(residents(), hidden, o_columns, types_.weights));
   KVL_RETURN_IF_ERROR(FoldValueRows(layer_idx, basis, v_offset, pool, &p, &biases));
   KVL_RETURN_IF_ERROR(FoldOutputColumns(layer_idx, basis, v_offset, pool, &p, &biases));
   KVL_ASSIGN_OR_RETURN(p.v_bias, Upload(std::move(biases.v)));

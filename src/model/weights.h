@@ -16,6 +16,7 @@
 #include "machine/machine.h"
 #include "machine/machine_buffer.h"
 #include "model/config.h"
+#include "model/number_types.h"
 #include "model/tensor_source.h"
 #include "model/weight_names.h"
 #include "model/weight_reader.h"
@@ -63,8 +64,10 @@ using LoadProgress = std::function<void(double fraction)>;
 class ModelWeights {
  public:
   // Reads everything but W_V and W_O into the memory of `machine`; source pages are released as
-  // they are read. kDataLoss names the tensor that is missing, has another shape or is not finite.
-  static StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelConfig& config, DType compute_type,
+  // they are read. kDataLoss names the tensor that is missing, has another shape or is not finite,
+  // kInvalidArgument where the machine has no products of such activations with such weights.
+  static StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelConfig& config,
+                                                      const NumberTypes& types,
                                                       std::unique_ptr<TensorSource> source,
                                                       std::shared_ptr<Machine> machine,
                                                       const LoadProgress& progress = nullptr);
@@ -108,7 +111,7 @@ class ModelWeights {
   void Embed(int32_t token_id, int position, float* row) const;
 
   const ModelConfig& config() const { return config_; }
-  DType compute_type() const { return compute_type_; }
+  const NumberTypes& types() const { return types_; }
   const LayerWeights& layer(int layer_idx) const { return layers_[layer_idx]; }
   const NormWeights& final_norm() const { return final_norm_; }
   Machine& machine() const { return *machine_; }
@@ -120,8 +123,8 @@ class ModelWeights {
     std::vector<float> v, o;
   };
 
-  ModelWeights(const ModelConfig& config, DType compute_type, std::unique_ptr<TensorSource> source,
-               std::shared_ptr<Machine> machine);
+  ModelWeights(const ModelConfig& config, const NumberTypes& types,
+               std::unique_ptr<TensorSource> source, std::shared_ptr<Machine> machine);
   Residents* residents() const { return &machine_->residents(); }
   StatusOr<FloatTable> Upload(std::vector<float> values) const {
     return FloatTable::Make(&machine_->memory(), std::move(values), "a vector of weights");
@@ -151,7 +154,7 @@ class ModelWeights {
 
   std::shared_ptr<Machine> machine_;
   ModelConfig config_;
-  DType compute_type_ = DType::kBf16;
+  NumberTypes types_;
   WeightReader reader_;
   WeightNames names_;
   std::vector<LayerWeights> layers_;

@@ -78,7 +78,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const OpenOptions& optio
                                                                    : AvailableProcessors());
   if (options.pin_threads) KVL_RETURN_IF_ERROR(w->threads_->Pin());
   w->config_ = std::move(config);
-  w->planner_.emplace(FactsOf(w->config_, w->compute_type()), &w->statistics_);
+  w->planner_.emplace(FactsOf(w->config_, w->row_type()), &w->statistics_);
   return w;
 }
 
@@ -93,7 +93,7 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
     };
   }
   KVL_ASSIGN_OR_RETURN(auto weights,
-                       ModelWeights::Load(config_, compute_type(), std::move(source),
+                       ModelWeights::Load(config_, row_type(), std::move(source),
                                           MakeMachine(threads_.get(), isa_), progress));
   weights_ = std::move(weights);
   return OkStatus();
@@ -283,7 +283,7 @@ void Workspace::NoteWhatRatioMeans(const SpecModel& spec_model) {
   const BasisStage* const basis = spec_model.spec.basis();
   const RankOptions* const ranks = basis == nullptr ? nullptr : RanksOf(*basis);
   if (ranks == nullptr || !ranks->has_ratio()) return;
-  const int n_promised = RatioContext(spec_model.spec, FactsOf(config_, compute_type()));
+  const int n_promised = RatioContext(spec_model.spec, FactsOf(config_, row_type()));
   if (context_tokens_ == n_promised) return;
   if (!said_ratios_.insert(spec_model.spec.ToString()).second) return;
   const CacheLayout& layout = spec_model.model->layout();

@@ -79,7 +79,7 @@ class Workspace {
   ModelWeights& weights() { return *weights_; }
   std::shared_ptr<ModelWeights> shared_weights() { return weights_; }
   Isa isa() const { return isa_; }
-  DType compute_type() const { return options_.row_type; }
+  DType row_type() const { return options_.row_type; }
   int context_tokens() const { return context_tokens_; }
   // Of the windows in which a text is scored: what -c says, or else the context up to 2048.
   int window_tokens() const {

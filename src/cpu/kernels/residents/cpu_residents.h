@@ -1,12 +1,12 @@
 // What models keep in the memory of the CPU: matrices as its kernels read them
-// (format/packed_matrix.h), maps of latents, codebooks.
+// (cpu/kernels/linear/packed_matrix.h), maps of latents, codebooks.
 #pragma once
 
 #include <map>
 #include <memory>
 
+#include "cpu/kernels/linear/packed_matrix.h"
 #include "cpu/memory/cpu_device.h"
-#include "format/packed_matrix.h"
 #include "machine/residents.h"
 
 namespace kvlathe {
@@ -19,7 +19,8 @@ class CpuResidents : public Residents {
   CpuResidents(const CpuResidents&) = delete;
   CpuResidents& operator=(const CpuResidents&) = delete;
 
-  StatusOr<WeightId> AddWeight(int64_t n_out, int64_t n_in, DType type) override;
+  bool Multiplies(WeightType weights, DType rows) const override;
+  StatusOr<WeightId> AddWeight(int64_t n_out, int64_t n_in, WeightType type) override;
   void WriteRows(const WeightId& weight, int64_t first_out, int64_t n_rows, DType dtype,
                  const void* rows, int64_t row_stride) override;
   void ReadRow(const WeightId& weight, int64_t out, float* row) override;

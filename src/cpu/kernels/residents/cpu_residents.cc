@@ -1,4 +1,4 @@
-#include "cpu/memory/cpu_residents.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 
 #include <utility>
 
@@ -11,7 +11,11 @@ CpuResidents::~CpuResidents() {
   for (const auto& [number, placed] : weights_) memory_->Free(placed.region);
 }
 
-StatusOr<WeightId> CpuResidents::AddWeight(int64_t n_out, int64_t n_in, DType type) {
+bool CpuResidents::Multiplies(WeightType weights, DType rows) const {
+  return FormatOf(weights).x_type() == rows;
+}
+
+StatusOr<WeightId> CpuResidents::AddWeight(int64_t n_out, int64_t n_in, WeightType type) {
   const int64_t n_bytes = PackedMatrix::BytesFor(n_out, n_in, type);
   const uint32_t region = memory_->Allocate(n_bytes);
   if (region == 0) {
