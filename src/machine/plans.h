@@ -75,6 +75,18 @@ struct TokenPlace {
   bool meets_whole_keys;  // its key is stored whole, and so are those that its queries see
 };
 
+// A row of the residual stream for each token: the embedding of its word times `scale`, plus that
+// of its position.
+struct EmbedPlan {
+  std::span<const TokenPlace> tokens;
+  WeightId tied_words;  // [vocab_size, n_dims], a matrix that is multiplied with too; null: words
+  TableId words;        // [vocab_size, n_dims]
+  float scale = 1;
+  TableId positions;  // [n_positions, n_dims]; null: none
+  int64_t n_dims = 0;
+  ObjectPlace out;  // [n_tokens, n_dims] F32
+};
+
 // Rows of one KV head from the step's first token on.
 struct HeadRows {
   ObjectPlace first;

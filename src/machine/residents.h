@@ -1,8 +1,9 @@
-// What a model keeps on a machine in a form of the machine's own: packed weights, maps of latents,
-// codebooks. Plans name it by ids.
+// What a model keeps on a machine in a form of the machine's own: packed weights, tables of
+// embeddings, maps of latents, codebooks. Plans name it by ids.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <utility>
 
 #include "base/status.h"
@@ -26,6 +27,21 @@ struct LatentMapId {
   uint32_t number = 0;  // 0: there is none
   bool is_null() const { return number == 0; }
   friend bool operator==(const LatentMapId&, const LatentMapId&) = default;
+};
+
+// A table of rows that are looked up, such as the embeddings of words.
+struct TableId {
+  uint32_t number = 0;  // 0: there is none
+  bool is_null() const { return number == 0; }
+  friend bool operator==(const TableId&, const TableId&) = default;
+};
+
+// The rows of such a table, [n_rows, n_dims], as the host has them: in a mapped file perhaps.
+struct HostTable {
+  int64_t n_rows = 0;
+  int64_t n_dims = 0;
+  // Writes a row as float [n_dims]. It may be called from different threads.
+  std::function<void(int64_t row, float* to)> read;
 };
 
 // The codebooks of a layer.
@@ -66,6 +82,10 @@ class Residents {
   virtual int64_t BytesOf(const WeightId& weight) const = 0;
   virtual void Remove(const WeightId& weight) = 0;
 
+  // A machine may read all rows now, or each when it is looked up; `table` stays readable until the
+  // table is removed. kResourceExhausted.
+  virtual StatusOr<TableId> AddTable(HostTable table) = 0;
+  virtual void Remove(const TableId& table) = 0;
   virtual LatentMapId AddLatentMap(LatentMap map) = 0;
   virtual void Remove(const LatentMapId& map) = 0;
   virtual CodebooksId AddCodebooks(LayerCodebooks codebooks) = 0;

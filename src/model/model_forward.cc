@@ -104,24 +104,10 @@ std::span<const float> Model::logits(int64_t row) const {
   return {host_logits_ + row * n, static_cast<size_t>(n)};
 }
 
-// The table of words may be a file that is mapped: the host looks the rows up.
 void Model::EmbedTokens() {
   const ScopedTimer timer(&profile_.other);
-  const int64_t hidden = config().hidden_dim, n_tokens = activations_.n_tokens;
-  embedded_.resize(n_tokens * hidden);
-  const auto embed = [&](Range tokens) {
-    for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-      const TokenPlace& token = activations_.tokens[t];
-      weights_->Embed(token.token_id, token.position, &embedded_[t * hidden]);
-    }
-  };
-  if (n_tokens == 1) {
-    embed({0, 1});
-  } else {
-    ThreadPool& pool = machine().host_threads();
-    pool.Run([&](int worker_id) { embed(ShareOf(n_tokens, 1, worker_id, pool.n_workers())); });
-  }
-  activations_.memory->Upload(activations_.hidden.place(), std::as_bytes(std::span(embedded_)));
+  machine().backend().Embed(
+      weights_->PlanEmbedding(activations_.tokens, activations_.hidden.place()));
 }
 
 void Model::ComputeLogits(std::span<const SequenceStep> steps) {

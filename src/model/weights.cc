@@ -92,18 +92,28 @@ StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& co
 }
 
 Status ModelWeights::LoadEmbeddings(ThreadPool* pool) {
-  const int64_t vocab = config_.vocab_size, hidden = config_.hidden_dim;
   KVL_ASSIGN_OR_RETURN(lm_head_,
                        reader_.Pack({names_.output_head()}, types_.weights, residents(), pool));
   if (!config_.tie_word_embeddings) {
-    KVL_ASSIGN_OR_RETURN(embedding_, reader_.Table(names_.embedding(), vocab, hidden));
+    KVL_ASSIGN_OR_RETURN(embedding_, AddTable(names_.embedding(), config_.vocab_size));
   }
   if (config_.positions == PositionKind::kLearned) {
     KVL_ASSIGN_OR_RETURN(position_embedding_,
-                         reader_.Table(names_.position_embedding(), config_.max_seq_len, hidden));
+                         AddTable(names_.position_embedding(), config_.max_seq_len));
   }
-  KVL_ASSIGN_OR_RETURN(final_norm_, ReadNorm(names_.final_norm(), hidden));
+  KVL_ASSIGN_OR_RETURN(final_norm_, ReadNorm(names_.final_norm(), config_.hidden_dim));
   return OkStatus();
+}
+
+StatusOr<Resident<TableId>> ModelWeights::AddTable(const std::string& name, int64_t n_rows) {
+  const int64_t n_dims = config_.hidden_dim;
+  KVL_ASSIGN_OR_RETURN(const StoredTensor table, reader_.Table(name, n_rows, n_dims));
+  KVL_ASSIGN_OR_RETURN(
+      const TableId id,
+      residents()->AddTable({n_rows, n_dims, [table, n_dims](int64_t row, float* to) {
+                               table.Read(row * n_dims, n_dims, to);
+                             }}));
+  return Resident<TableId>(residents(), id);
 }
 
 Status ModelWeights::LoadNorms(int layer_idx) {
@@ -432,23 +442,15 @@ StatusOr<std::vector<std::vector<double>>> ModelWeights::AllValueGrams(int n_joi
   return all;
 }
 
-void ModelWeights::Embed(int32_t token_id, int position, float* row) const {
-  const int64_t hidden = config_.hidden_dim;
-  const auto row_of = [hidden](const StoredTensor& table, int64_t idx, float* out) {
-    table.Read(idx * hidden, hidden, out);
-  };
-  if (embedding_.data == nullptr) {
-    lm_head_.ReadRow(token_id, row);
-  } else {
-    row_of(embedding_, token_id, row);
-  }
-  if (config_.embedding_scale != 1) {
-    for (int64_t i = 0; i < hidden; ++i) row[i] *= config_.embedding_scale;
-  }
-  if (position_embedding_.data == nullptr) return;
-  std::vector<float> place(hidden);
-  row_of(position_embedding_, position, place.data());
-  for (int64_t i = 0; i < hidden; ++i) row[i] += place[i];
+EmbedPlan ModelWeights::PlanEmbedding(std::span<const TokenPlace> tokens,
+                                      const ObjectPlace& out) const {
+  return {.tokens = tokens,
+          .tied_words = embedding_.id().is_null() ? lm_head_.id() : WeightId(),
+          .words = embedding_.id(),
+          .scale = config_.embedding_scale,
+          .positions = position_embedding_.id(),
+          .n_dims = config_.hidden_dim,
+          .out = out};
 }
 
 }  // namespace kvlathe

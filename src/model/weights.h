@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "base/threads.h"
 #include "machine/machine.h"
 #include "machine/machine_buffer.h"
+#include "machine/plans.h"
 #include "model/config.h"
 #include "model/number_types.h"
 #include "model/tensor_source.h"
@@ -106,9 +108,9 @@ class ModelWeights {
   // says how much an error of a value row weighs in the hidden state.
   StatusOr<std::vector<std::vector<double>>> AllOutputGrams(ThreadPool* pool);
 
-  // Writes row `token_id` of the embedding as float [hidden_dim], times embedding_scale, plus the
-  // row of a learned position below max_seq_len.
-  void Embed(int32_t token_id, int position, float* row) const;
+  // Plans the rows [n_tokens, hidden_dim] F32 at `out` with which the residual stream begins. Where
+  // positions are learned, those of the tokens are below max_seq_len.
+  EmbedPlan PlanEmbedding(std::span<const TokenPlace> tokens, const ObjectPlace& out) const;
 
   const ModelConfig& config() const { return config_; }
   const NumberTypes& types() const { return types_; }
@@ -130,6 +132,7 @@ class ModelWeights {
     return FloatTable::Make(&machine_->memory(), std::move(values), "a vector of weights");
   }
   Status LoadEmbeddings(ThreadPool* pool);
+  StatusOr<Resident<TableId>> AddTable(const std::string& name, int64_t n_rows);
   // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first.
   StatusOr<std::vector<float>> QkMatrix(int layer_idx);
   StatusOr<std::vector<std::vector<double>>> KeyGrams(int layer_idx, int n_joined);
@@ -160,8 +163,8 @@ class ModelWeights {
   std::vector<LayerWeights> layers_;
   NormWeights final_norm_;
   Weight lm_head_;
-  StoredTensor embedding_;           // used when it is not tied to lm_head_
-  StoredTensor position_embedding_;  // with learned positions
+  Resident<TableId> embedding_;           // none where it is tied to lm_head_
+  Resident<TableId> position_embedding_;  // with learned positions
   // By a hash of the maps that were folded in. It has 64 bits, so two of a thousand maps agree in
   // one of 2^45 runs.
   std::vector<std::map<uint64_t, std::weak_ptr<const ValueProjection>>> projections_;  // [n_layers]

@@ -50,6 +50,13 @@ void CpuResidents::Remove(const WeightId& weight) {
   weights_.erase(found);
 }
 
+StatusOr<TableId> CpuResidents::AddTable(HostTable table) {
+  tables_.emplace(++last_number_, std::move(table));
+  return TableId{last_number_};
+}
+
+void CpuResidents::Remove(const TableId& table) { KVL_CHECK_EQ(tables_.erase(table.number), 1u); }
+
 LatentMapId CpuResidents::AddLatentMap(LatentMap map) {
   maps_.emplace(++last_number_, std::move(map));
   return {last_number_};
@@ -71,6 +78,13 @@ const PackedMatrix* CpuResidents::At(const WeightId& weight) const {
   const auto found = weights_.find(weight.number);
   KVL_CHECK(found != weights_.end());
   return &found->second.matrix;
+}
+
+const HostTable* CpuResidents::At(const TableId& table) const {
+  if (table.is_null()) return nullptr;
+  const auto found = tables_.find(table.number);
+  KVL_CHECK(found != tables_.end());
+  return &found->second;
 }
 
 LatentMapView CpuResidents::At(const LatentMapId& map) const {

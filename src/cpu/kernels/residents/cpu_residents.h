@@ -26,6 +26,8 @@ class CpuResidents : public Residents {
   void ReadRow(const WeightId& weight, int64_t out, float* row) override;
   int64_t BytesOf(const WeightId& weight) const override;
   void Remove(const WeightId& weight) override;
+  StatusOr<TableId> AddTable(HostTable table) override;
+  void Remove(const TableId& table) override;
   LatentMapId AddLatentMap(LatentMap map) override;
   void Remove(const LatentMapId& map) override;
   CodebooksId AddCodebooks(LayerCodebooks codebooks) override;
@@ -33,6 +35,8 @@ class CpuResidents : public Residents {
 
   // Null for none. Its numbers may be read while the memory is open (CpuAccess).
   const PackedMatrix* At(const WeightId& weight) const;
+  // Null for none.
+  const HostTable* At(const TableId& table) const;
   // Of rank 0 for none.
   LatentMapView At(const LatentMapId& map) const;
   // Null for none.
@@ -46,6 +50,7 @@ class CpuResidents : public Residents {
   CpuDevice* memory_;
   uint32_t last_number_ = 0;  // of all that was ever added
   std::map<uint32_t, PlacedMatrix> weights_;
+  std::map<uint32_t, HostTable> tables_;  // their rows are read when they are looked up
   std::map<uint32_t, LatentMap> maps_;
   std::map<uint32_t, LayerCodebooks> codebooks_;
 };
