@@ -92,21 +92,8 @@ class ModelWeights {
   StatusOr<QkProjection> FoldQueriesAndKeys(int layer_idx, const ModelBasis& basis,
                                             bool keeps_width, ThreadPool* pool);
 
-  // Returns W_V,h^T W_V,h [head_dim, head_dim] of every layer and KV head, [n_layers * n_kv_heads],
-  // in the (D x d) orientation of y = x W; FDC and Palu decompose it. With n_joined, a divisor of
-  // n_kv_heads, that many heads count as one of n_joined * head_dim channels.
-  StatusOr<std::vector<std::vector<double>>> AllValueGrams(int n_joined = 1);
-  // The same of W_K (Palu). Where keys are normalised, the rows of W_K are multiplied by the
-  // weights of the norm first: these are the keys up to a factor of each row's own.
-  StatusOr<std::vector<std::vector<double>>> AllKeyGrams(int n_joined = 1);
-  // Return the biases of keys and values of every layer and KV head, [head_dim] each. The list is
-  // empty for a model without biases, and for normalised keys, which are no sum of a product and a
-  // bias.
-  std::vector<std::vector<float>> AllKeyBiases() const;
-  StatusOr<std::vector<std::vector<float>>> AllValueBiases();
-  // Returns the sum of W_O,h W_O,h^T over the query heads of each KV head, in the same shape. It
-  // says how much an error of a value row weighs in the hidden state.
-  StatusOr<std::vector<std::vector<double>>> AllOutputGrams(ThreadPool* pool);
+  // W_Q and W_K as they are stored, [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first.
+  StatusOr<std::vector<float>> QkMatrix(int layer_idx);
 
   // Plans the rows [n_tokens, hidden_dim] F32 at `out` with which the residual stream begins. Where
   // positions are learned, those of the tokens are below max_seq_len.
@@ -118,6 +105,9 @@ class ModelWeights {
   const NormWeights& final_norm() const { return final_norm_; }
   Machine& machine() const { return *machine_; }
   const Weight& lm_head() const { return lm_head_; }
+  // What is read again: W_V and W_O for each basis, and all for analyses (model/weight_grams.h).
+  WeightReader& reader() { return reader_; }
+  const WeightNames& names() const { return names_; }
 
  private:
   // Biases of values and of outputs while they are folded; empty: none.
@@ -133,11 +123,6 @@ class ModelWeights {
   }
   Status LoadEmbeddings(ThreadPool* pool);
   StatusOr<Resident<TableId>> AddTable(const std::string& name, int64_t n_rows);
-  // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first.
-  StatusOr<std::vector<float>> QkMatrix(int layer_idx);
-  StatusOr<std::vector<std::vector<double>>> KeyGrams(int layer_idx, int n_joined);
-  StatusOr<std::vector<std::vector<double>>> ValueGrams(int layer_idx, int n_joined);
-  StatusOr<std::vector<std::vector<double>>> OutputGrams(int layer_idx, ThreadPool* pool);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
   Status LoadNorms(int layer_idx);
   StatusOr<ValueProjection> WholeValues(int layer_idx, ThreadPool* pool);
