@@ -27,7 +27,7 @@ std::span<const std::byte> BytesOf(const std::vector<float>& numbers) {
 class BitingMachineTest : public ::testing::Test {
  protected:
   BitingMachineTest() {
-    w_ = *Weight::Create(&machine_->residents(), kDims, kDims, DType::kF32);
+    w_ = *Weight::Create(&machine_->residents(), kDims, kDims, WeightType::kF32);
     std::vector<float> rows(kDims * kDims);
     for (int i = 0; i < kDims; ++i) rows[i * kDims + i] = 2;
     w_->WriteRows(0, kDims, DType::kF32, rows.data(), kDims);

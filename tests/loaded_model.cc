@@ -27,7 +27,7 @@ std::unique_ptr<TensorSource> OpenSource(const std::string& model) {
 
 }  // namespace
 
-LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
+LoadedModel LoadModel(const std::string& directory, const NumberTypes& types, Isa isa,
                       const ModelBasis* basis, int n_sink, int context,
                       const std::function<std::shared_ptr<Machine>(ThreadPool*)>& make_machine) {
   LoadedModel loaded;
@@ -38,7 +38,7 @@ LoadedModel LoadModel(const std::string& directory, DType compute_type, Isa isa,
   auto config = LoadModelConfig(directory);
   EXPECT_TRUE(config.ok()) << config.status();
   if (context > 0) config->ChooseContext(context);
-  auto weights = ModelWeights::Load(*config, compute_type, OpenSource(directory), loaded.machine);
+  auto weights = ModelWeights::Load(*config, types, OpenSource(directory), loaded.machine);
   EXPECT_TRUE(weights.ok()) << weights.status();
   loaded.weights = *std::move(weights);
   auto model = CreateModel(loaded.weights, PartsOf(basis, n_sink));

@@ -28,8 +28,8 @@ struct LoadedModel {
 // long as the model allows.
 // `make_machine` makes one that takes the place of the processors with `isa`.
 LoadedModel LoadModel(
-    const std::string& directory, DType compute_type, Isa isa, const ModelBasis* basis = nullptr,
-    int n_sink = 0, int context = 0,
+    const std::string& directory, const NumberTypes& types, Isa isa,
+    const ModelBasis* basis = nullptr, int n_sink = 0, int context = 0,
     const std::function<std::shared_ptr<Machine>(ThreadPool*)>& make_machine = nullptr);
 
 // Logits after every token, fed in chunks of the given sizes (the last one repeats) and of no more

@@ -12,6 +12,7 @@
 #include "calibration/calibrate.h"
 #include "calibration/gradients/decoder_gradients.h"
 #include "loaded_model.h"
+#include "model/weight_grams.h"
 #include "model_shapes.h"
 #include "random_model.h"
 #include "reference_decoder.h"
@@ -208,9 +209,9 @@ CalibrationStatistics StatisticsOf(LoadedModel* none, const std::vector<int>& id
 TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
   LoadedModel none = LoadModel(directory_, DType::kF32, AvailableIsas().back());
   const CalibrationStatistics statistics = StatisticsOf(&none, ids_);
-  auto value_grams = none.weights->AllValueGrams();
+  auto value_grams = WeightGrams(none.weights.get()).ValueGrams();
   ASSERT_TRUE(value_grams.ok()) << value_grams.status();
-  auto output_grams = none.weights->AllOutputGrams(none.pool.get());
+  auto output_grams = WeightGrams(none.weights.get()).OutputGrams(none.pool.get());
   ASSERT_TRUE(output_grams.ok()) << output_grams.status();
   const testing::Matrix expected = EngineLogits(&none, ids_, {40, 1});
   const auto expect_same = [&](const char* name, const BasisInputs& inputs) {
@@ -230,16 +231,17 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
   };
   BasisInputs inputs = {&statistics, *value_grams, *output_grams};
   for (const char* name : {"fdc", "zack", "lathe", "palu"}) expect_same(name, inputs);
-  auto value_biases = none.weights->AllValueBiases();
+  auto value_biases = WeightGrams(none.weights.get()).ValueBiases();
   ASSERT_TRUE(value_biases.ok()) << value_biases.status();
-  const auto key_biases = none.weights->AllKeyBiases();
+  const auto key_biases = WeightGrams(none.weights.get()).KeyBiases();
   inputs.key_biases = key_biases;
   inputs.value_biases = *value_biases;
   for (const int n : SharingHeads(reference_.n_kv_heads)) {
     inputs.options.heads_per_latent = n;
     inputs.options.is_whitened = true;
     expect_same("palu", inputs);
-    auto joined_keys = none.weights->AllKeyGrams(n), joined_values = none.weights->AllValueGrams(n);
+    auto joined_keys = WeightGrams(none.weights.get()).KeyGrams(n),
+         joined_values = WeightGrams(none.weights.get()).ValueGrams(n);
     ASSERT_TRUE(joined_keys.ok() && joined_values.ok());
     inputs.options.is_whitened = false;
     inputs.key_grams = *joined_keys;
@@ -252,7 +254,7 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
 TEST_P(RandomModelTest, OutputGramsAreThoseOfWhatAHeadAddsToTheHiddenState) {
   LoadedModel loaded = LoadModel(directory_, DType::kF32, AvailableIsas().back());
   const ModelConfig& c = loaded.model->config();
-  auto grams = loaded.weights->AllOutputGrams(loaded.pool.get());
+  auto grams = WeightGrams(loaded.weights.get()).OutputGrams(loaded.pool.get());
   ASSERT_TRUE(grams.ok()) << grams.status();
   const int d = c.head_dim;
   for (int g = 0; g < c.n_kv_heads; ++g) {

@@ -2,6 +2,7 @@
 
 #include "base/units.h"
 #include "runtime/prediction_notes.h"
+#include "runtime/spec_models.h"
 
 namespace kvlathe {
 namespace {
@@ -62,7 +63,7 @@ StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const ComparisonOpti
   spec_models.push_back(std::move(baseline));
   for (const auto& [kv, rate] : caches) {
     KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv, rate));
-    KVL_RETURN_IF_ERROR(workspace->PredictKlOf(&spec_model));
+    KVL_RETURN_IF_ERROR(PredictKlOf(workspace, &spec_model));
     spec_models.push_back(std::move(spec_model));
   }
   std::vector<Model*> models;

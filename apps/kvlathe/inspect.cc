@@ -16,6 +16,7 @@
 #include "kvlathe/inspect_merging.h"
 #include "kvlathe/open_workspace.h"
 #include "runtime/calibration_run.h"
+#include "runtime/spec_models.h"
 
 namespace kvlathe {
 namespace {
@@ -311,7 +312,8 @@ Status Inspect(const InspectOptions& options) {
   KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv));
   const KvBytes bytes = BytesAtFullContext(*workspace, *spec_model.model);
   Inspection found;
-  KVL_ASSIGN_OR_RETURN(found.losses, workspace->PredictedLossesOf(spec_model.spec.ToString()));
+  KVL_ASSIGN_OR_RETURN(found.losses,
+                       PredictedLossesOf(workspace.get(), spec_model.spec.ToString()));
   if (spec_model.ranks.has_value()) {
     KVL_ASSIGN_OR_RETURN(found.analysis, workspace->planner().analyses().Of(spec_model.spec));
   }

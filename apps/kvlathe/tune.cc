@@ -20,6 +20,7 @@
 #include "kvlathe/open_workspace.h"
 #include "runtime/profile_file.h"
 #include "runtime/shared_texts.h"
+#include "runtime/spec_models.h"
 #include "tuning/tune_method.h"
 
 namespace kvlathe {
@@ -97,7 +98,7 @@ class ModelEvaluator : public TuneEvaluator {
   StatusOr<double> Size(const std::string& kv) override { return workspace_->FractionOf(kv); }
 
   StatusOr<std::optional<double>> Expect(const std::string& kv) override {
-    KVL_ASSIGN_OR_RETURN(const std::optional<double> kl, workspace_->PredictedKlOf(kv));
+    KVL_ASSIGN_OR_RETURN(const std::optional<double> kl, PredictedKlOf(workspace_, kv));
     return kl.has_value() ? std::optional<double>(std::exp(-*kl)) : std::nullopt;
   }
 
@@ -220,7 +221,7 @@ Status PrintPredictions(const Profile& profile, double accuracy, Workspace* work
   const auto target = std::ranges::find(profile.targets, accuracy, &TunedTarget::accuracy);
   for (const TunedMethod& method : target->methods) {
     if (method.kv.empty()) continue;
-    KVL_ASSIGN_OR_RETURN(const std::optional<double> kl, workspace->PredictedKlOf(method.kv));
+    KVL_ASSIGN_OR_RETURN(const std::optional<double> kl, PredictedKlOf(workspace, method.kv));
     const auto point = std::ranges::find(profile.points, method.kv, &TunePoint::kv);
     if (!kl.has_value() || point == profile.points.end()) continue;
     fmt::print("{}: accuracy {:.4f}, predicted {:.4f}\n", method.kv, profile.AccuracyOf(*point),

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "cpu/rotate_and_map.h"
 
 namespace kvlathe {
@@ -23,6 +24,29 @@ CpuBackend::CpuBackend(ThreadPool* pool, Isa isa, CpuDevice* memory, const CpuRe
 void CpuBackend::set_deterministic(bool deterministic) {
   linear_.set_deterministic(deterministic);
   attention_.set_deterministic(deterministic);
+}
+
+void CpuBackend::Embed(const EmbedPlan& plan) {
+  const CpuAccess own(*memory_);
+  const int64_t n_dims = plan.n_dims;
+  const PackedMatrix* const tied = residents_.At(plan.tied_words);
+  const HostTable* const words = residents_.At(plan.words);
+  const HostTable* const positions = residents_.At(plan.positions);
+  auto* const out = own.As<float>(plan.out);
+  ForRowShares(std::ssize(plan.tokens), [&](Range tokens) {
+    std::vector<float> of_position(positions != nullptr ? n_dims : 0);
+    for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+      float* const row = out + t * n_dims;
+      const TokenPlace& token = plan.tokens[t];
+      tied != nullptr ? tied->UnpackRow(token.token_id, row) : words->read(token.token_id, row);
+      if (plan.scale != 1) {
+        for (int64_t i = 0; i < n_dims; ++i) row[i] *= plan.scale;
+      }
+      if (positions == nullptr) continue;
+      positions->read(token.position, of_position.data());
+      for (int64_t i = 0; i < n_dims; ++i) row[i] += of_position[i];
+    }
+  });
 }
 
 void CpuBackend::TakeRows(const TakeRowsPlan& plan) {
@@ -44,6 +68,7 @@ std::vector<float> CpuBackend::TakeChannel(const TakeChannelPlan& plan) {
 }
 
 void CpuBackend::Project(const ProductPlan& plan) {
+  KVL_DCHECK(residents_.At(plan.w)->format().x_type() == plan.x_type);
   const CpuAccess own(*memory_);
   linear_.Run({.w = residents_.At(plan.w),
                .n_rows = plan.n_rows,

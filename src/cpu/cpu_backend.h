@@ -12,8 +12,8 @@
 #include "cpu/attention/attention.h"
 #include "cpu/kernels/elementwise/elementwise.h"
 #include "cpu/kernels/linear/linear.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 #include "cpu/kernels/seal/seal.h"
-#include "cpu/memory/cpu_residents.h"
 #include "machine/backend.h"
 
 namespace kvlathe {
@@ -25,6 +25,7 @@ class CpuBackend : public Backend {
   CpuBackend(ThreadPool* pool, Isa isa, CpuDevice* memory, const CpuResidents* residents);
 
   void set_deterministic(bool deterministic) override;
+  void Embed(const EmbedPlan& plan) override;
   void TakeRows(const TakeRowsPlan& plan) override;
   std::vector<float> TakeChannel(const TakeChannelPlan& plan) override;
   void Project(const ProductPlan& plan) override;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "cpu/memory/cpu_residents.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 #include "cpu/memory/host_places.h"
 #include "format/open_entry.h"
 
@@ -138,7 +138,7 @@ TEST_F(CpuBackendTest, RowsThatMeetWholeKeysAreNotMapped) {
   QuarterTurn turn(3, at_);
   turn.tokens[1].meets_whole_keys = true;
   constexpr int kRank = 16;
-  auto map = Weight::Create(&residents_, kRank, kDims, DType::kF32);
+  auto map = Weight::Create(&residents_, kRank, kDims, WeightType::kF32);
   ASSERT_TRUE(map.ok());
   const std::vector<float> w = RandomNumbers(kRank * kDims, 6);
   map->WriteRows(0, kRank, DType::kF32, w.data(), kDims);

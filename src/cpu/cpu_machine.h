@@ -6,7 +6,7 @@
 
 #include "base/cpu_features.h"
 #include "cpu/cpu_backend.h"
-#include "cpu/memory/cpu_residents.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 #include "machine/machine.h"
 
 namespace kvlathe {

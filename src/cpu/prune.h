@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "cpu/memory/cpu_residents.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 #include "machine/plans.h"
 
 namespace kvlathe {

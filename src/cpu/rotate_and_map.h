@@ -4,7 +4,7 @@
 #include "base/threads.h"
 #include "cpu/kernels/elementwise/elementwise.h"
 #include "cpu/kernels/linear/linear.h"
-#include "cpu/memory/cpu_residents.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 #include "machine/plans.h"
 
 namespace kvlathe {

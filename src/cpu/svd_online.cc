@@ -147,7 +147,8 @@ StatusOr<PackedMatrix> PackRotation(const std::byte* rotation, const Side& side,
   for (int i = 0; i < side.dim; ++i) {
     for (int j = 0; j < side.rank; ++j) transposed[j * side.dim + i] = r[i * side.rank + j];
   }
-  KVL_ASSIGN_OR_RETURN(PackedMatrix packed, PackedMatrix::Create(side.rank, side.dim, type));
+  KVL_ASSIGN_OR_RETURN(PackedMatrix packed,
+                       PackedMatrix::Create(side.rank, side.dim, DenseWeights(type)));
   packed.PackRows(0, side.rank, DType::kF32, transposed.data(), side.dim);
   return packed;
 }

@@ -44,6 +44,7 @@ class Backend {
   // is slower.
   virtual void set_deterministic(bool deterministic) = 0;
 
+  virtual void Embed(const EmbedPlan& plan) = 0;
   virtual void TakeRows(const TakeRowsPlan& plan) = 0;
   // Returns the channel of every row, [n_rows].
   virtual std::vector<float> TakeChannel(const TakeChannelPlan& plan) = 0;

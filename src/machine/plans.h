@@ -24,10 +24,11 @@ namespace kvlathe {
 struct ProductPlan {
   WeightId w;
   int64_t n_rows = 0;
-  ObjectPlace x;  // [n_rows, n_in] in the type of w
+  ObjectPlace x;  // [n_rows, n_in]
   int64_t x_stride = 0;
-  ObjectPlace bias;  // [n_out] F32; null: none
-  ObjectPlace y;     // [n_rows, n_out]
+  DType x_type = DType::kF32;  // one that Residents::Multiplies with w
+  ObjectPlace bias;            // [n_out] F32; null: none
+  ObjectPlace y;               // [n_rows, n_out]
   int64_t y_stride = 0;
   DType y_type = DType::kF32;  // kF32, or kBf16 (rounded once from the F32 sum)
   bool accumulate = false;     // y += (kF32 only)
@@ -72,6 +73,18 @@ struct TokenPlace {
   int32_t token_id;
   int position;           // in its sequence, from 0
   bool meets_whole_keys;  // its key is stored whole, and so are those that its queries see
+};
+
+// A row of the residual stream for each token: the embedding of its word times `scale`, plus that
+// of its position.
+struct EmbedPlan {
+  std::span<const TokenPlace> tokens;
+  WeightId tied_words;  // [vocab_size, n_dims], a matrix that is multiplied with too; null: words
+  TableId words;        // [vocab_size, n_dims]
+  float scale = 1;
+  TableId positions;  // [n_positions, n_dims]; null: none
+  int64_t n_dims = 0;
+  ObjectPlace out;  // [n_tokens, n_dims] F32
 };
 
 // Rows of one KV head from the step's first token on.

@@ -1,14 +1,16 @@
-// What a model keeps on a machine in a form of the machine's own: packed weights, maps of latents,
-// codebooks. Plans name it by ids.
+// What a model keeps on a machine in a form of the machine's own: packed weights, tables of
+// embeddings, maps of latents, codebooks. Plans name it by ids.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <utility>
 
 #include "base/status.h"
 #include "format/codebook/codebook.h"
 #include "format/latent_map.h"
 #include "machine/object_id.h"
+#include "machine/weight_type.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -25,6 +27,21 @@ struct LatentMapId {
   uint32_t number = 0;  // 0: there is none
   bool is_null() const { return number == 0; }
   friend bool operator==(const LatentMapId&, const LatentMapId&) = default;
+};
+
+// A table of rows that are looked up, such as the embeddings of words.
+struct TableId {
+  uint32_t number = 0;  // 0: there is none
+  bool is_null() const { return number == 0; }
+  friend bool operator==(const TableId&, const TableId&) = default;
+};
+
+// The rows of such a table, [n_rows, n_dims], as the host has them: in a mapped file perhaps.
+struct HostTable {
+  int64_t n_rows = 0;
+  int64_t n_dims = 0;
+  // Writes a row as float [n_dims]. It may be called from different threads.
+  std::function<void(int64_t row, float* to)> read;
 };
 
 // The codebooks of a layer.
@@ -51,8 +68,10 @@ class Residents {
  public:
   virtual ~Residents() = default;
 
-  // Memory for W [n_out, n_in] of numbers of `type` (kBf16 or kF32), all zero. kResourceExhausted.
-  virtual StatusOr<WeightId> AddWeight(int64_t n_out, int64_t n_in, DType type) = 0;
+  // Whether there are products of rows of that type with such weights.
+  virtual bool Multiplies(WeightType weights, DType rows) const = 0;
+  // Memory for W [n_out, n_in], all zero. kResourceExhausted.
+  virtual StatusOr<WeightId> AddWeight(int64_t n_out, int64_t n_in, WeightType type) = 0;
   // Writes rows [first_out, first_out + n_rows) of W from `rows` [n_rows, n_in] of dtype on the
   // host, row-major, row_stride elements apart; they are read before the call returns. Any range of
   // rows may be written, in any order, from different threads where the rows share no group of 64.
@@ -63,6 +82,10 @@ class Residents {
   virtual int64_t BytesOf(const WeightId& weight) const = 0;
   virtual void Remove(const WeightId& weight) = 0;
 
+  // A machine may read all rows now, or each when it is looked up; `table` stays readable until the
+  // table is removed. kResourceExhausted.
+  virtual StatusOr<TableId> AddTable(HostTable table) = 0;
+  virtual void Remove(const TableId& table) = 0;
   virtual LatentMapId AddLatentMap(LatentMap map) = 0;
   virtual void Remove(const LatentMapId& map) = 0;
   virtual CodebooksId AddCodebooks(LayerCodebooks codebooks) = 0;
@@ -97,7 +120,8 @@ class Resident {
 class Weight : public Resident<WeightId> {
  public:
   Weight() = default;
-  static StatusOr<Weight> Create(Residents* residents, int64_t n_out, int64_t n_in, DType type) {
+  static StatusOr<Weight> Create(Residents* residents, int64_t n_out, int64_t n_in,
+                                 WeightType type) {
     Weight weight;
     KVL_ASSIGN_OR_RETURN(weight.id_, residents->AddWeight(n_out, n_in, type));
     weight.residents_ = residents;

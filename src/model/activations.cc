@@ -20,23 +20,24 @@ ActivationWidths ActivationWidths::Union(const ActivationWidths& other) const {
 }
 
 Status Activations::Reserve(const ActivationWidths& widths) {
-  const int64_t row = SizeOf(row_type), compute = SizeOf(compute_type), f32 = sizeof(float);
+  const int64_t row = SizeOf(types.rows), activation = SizeOf(types.activations);
+  const int64_t f32 = sizeof(float);
   const auto reserve = [&](MachineBuffer* buffer, int64_t bytes_per_token) {
     if (bytes_per_token == 0) return OkStatus();
     return buffer->EnsureSize(memory, n_tokens * bytes_per_token, "activations");
   };
   KVL_RETURN_IF_ERROR(reserve(&hidden, widths.hidden * f32));
-  KVL_RETURN_IF_ERROR(reserve(&normed, widths.hidden * compute));
+  KVL_RETURN_IF_ERROR(reserve(&normed, widths.hidden * activation));
   KVL_RETURN_IF_ERROR(reserve(&qk, widths.qk * f32));
   KVL_RETURN_IF_ERROR(reserve(&v, widths.v * f32));
   KVL_RETURN_IF_ERROR(reserve(&q_full, widths.q_full * row));
   KVL_RETURN_IF_ERROR(reserve(&k_full, widths.k_full * row));
   KVL_RETURN_IF_ERROR(reserve(&q_rows, widths.q_rows * row));
   KVL_RETURN_IF_ERROR(reserve(&k_rows, widths.k_rows * row));
-  KVL_RETURN_IF_ERROR(reserve(&attended, widths.attended * row));
-  KVL_RETURN_IF_ERROR(reserve(&outputs, widths.outputs * row));
+  KVL_RETURN_IF_ERROR(reserve(&attended, widths.attended * activation));
+  KVL_RETURN_IF_ERROR(reserve(&outputs, widths.outputs * activation));
   KVL_RETURN_IF_ERROR(reserve(&mlp_in, widths.mlp_in * f32));
-  KVL_RETURN_IF_ERROR(reserve(&gated, widths.gated * compute));
+  KVL_RETURN_IF_ERROR(reserve(&gated, widths.gated * activation));
   return reserve(&added, widths.added * f32);
 }
 

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "machine/machine_buffer.h"
 #include "machine/plans.h"
+#include "model/number_types.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -30,12 +31,11 @@ struct ActivationWidths {
   ActivationWidths Union(const ActivationWidths& other) const;
 };
 
-// Buffers of `n_tokens` rows each. Products read compute_type, the type of packed weights; rows on
-// their way to the cache and to attention are of row_type.
+// Buffers of `n_tokens` rows each. Products with weights of the model read rows of
+// types.activations; rows on their way to the cache and to attention are of types.rows.
 struct Activations {
   Device* memory = nullptr;  // of the machine; the buffers lie in it
-  DType compute_type = DType::kF32;
-  DType row_type = DType::kF32;
+  NumberTypes types;
 
   int64_t n_tokens = 0;
   std::vector<TokenPlace> tokens;
@@ -43,9 +43,9 @@ struct Activations {
   std::vector<int> n_closed;     // [n_kv_heads, n_tokens] MergedRows::n_closed of the layer
 
   MachineBuffer hidden;  // [n_tokens, hidden_dim] f32, the residual stream
-  MachineBuffer normed;  // [n_tokens, hidden_dim] compute_type
+  MachineBuffer normed;  // [n_tokens, hidden_dim] types.activations
   // [n_tokens, (n_heads + n_kv_heads) * head_dim] f32, before RoPE; or, where rows need no turn,
-  // row_type and of the folded width.
+  // types.rows and of the folded width.
   MachineBuffer qk;
   MachineBuffer v;       // [n_tokens, sum of rank_v]
   MachineBuffer q_full;  // per KV head [n_tokens * gqa_group, head_dim], after RoPE
@@ -56,7 +56,7 @@ struct Activations {
   MachineBuffer attended;  // [n_tokens, sum over query heads of LayerRows::OutputWidth]
   MachineBuffer outputs;   // [n_tokens, n_heads * head_dim] where heads share latents
   MachineBuffer mlp_in;    // [n_tokens, mlp_rows()] f32
-  MachineBuffer gated;     // [n_tokens, ffn_dim] compute_type
+  MachineBuffer gated;     // [n_tokens, ffn_dim] types.activations
   MachineBuffer added;     // [n_tokens, hidden_dim] f32, with norms of what is added to the stream
 
   // Makes room for n_tokens rows of every buffer. kResourceExhausted when the system has no memory.
@@ -65,7 +65,7 @@ struct Activations {
   // rows of every token; the heads before it are width_before numbers wide together.
   ObjectPlace RowsBehind(const MachineBuffer& buffer, int64_t width_before,
                          int rows_per_token) const {
-    return buffer.place() + n_tokens * rows_per_token * width_before * SizeOf(row_type);
+    return buffer.place() + n_tokens * rows_per_token * width_before * SizeOf(types.rows);
   }
 };
 

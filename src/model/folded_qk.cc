@@ -43,7 +43,7 @@ StatusOr<QkProjection> ModelWeights::FoldQueriesAndKeys(int layer_idx, const Mod
   std::vector<float> folded(n_rows * hidden);
   QkProjection p;
   std::vector<float> folded_bias(n_rows);
-  KVL_ASSIGN_OR_RETURN(p.qk, Weight::Create(residents(), n_rows, hidden, compute_type_));
+  KVL_ASSIGN_OR_RETURN(p.qk, Weight::Create(residents(), n_rows, hidden, types_.weights));
   pool->Run([&](int worker_id) {
     const Range heads = ShareOf(n_all, 1, worker_id, pool->n_workers());
     for (int64_t h = heads.begin; h < heads.end; ++h) {

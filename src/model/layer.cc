@@ -9,7 +9,7 @@ HeadRows LayerRows::ProductRows(Activations* a, int head_idx) const {
   };
   const int64_t n_queries = first_of(n_kv_heads);
   const int64_t first = head_idx / n_kv_heads * n_queries + first_of(head_idx % n_kv_heads);
-  return {a->qk.place() + first * SizeOf(a->row_type), 2 * n_queries};
+  return {a->qk.place() + first * SizeOf(a->types.rows), 2 * n_queries};
 }
 
 HeadRows LayerRows::Queries(Activations* a, int kv_head_idx) const {
@@ -31,11 +31,11 @@ HeadRows LayerRows::WholeKeys(Activations* a, int kv_head_idx) const {
   if (!turn) return ProductRows(a, n_kv_heads + kv_head_idx);
   const int idx = kv_head_idx % heads_per_latent();
   const ObjectPlace rows = a->RowsBehind(a->k_full, int64_t{kv_head_idx - idx} * key_dim(), 1);
-  return {rows + idx * key_dim() * SizeOf(a->row_type), int64_t{heads_per_latent()} * key_dim()};
+  return {rows + idx * key_dim() * SizeOf(a->types.rows), int64_t{heads_per_latent()} * key_dim()};
 }
 
 HeadRows LayerRows::Values(Activations* a, int kv_head_idx) const {
-  return {a->v.place() + v_offsets[kv_head_idx] * SizeOf(a->row_type), v_offsets.back()};
+  return {a->v.place() + v_offsets[kv_head_idx] * SizeOf(a->types.rows), v_offsets.back()};
 }
 
 }  // namespace kvlathe

@@ -17,9 +17,11 @@ std::vector<float> Transposed(const std::vector<float>& m, int n_rows, int n_col
   return t;
 }
 
+// As weights for rows of x_type.
 StatusOr<Weight> PackTransposed(const std::vector<float>& m, int n_rows, int n_columns,
-                                DType compute_type, Residents* residents) {
-  KVL_ASSIGN_OR_RETURN(Weight packed, Weight::Create(residents, n_columns, n_rows, compute_type));
+                                DType x_type, Residents* residents) {
+  KVL_ASSIGN_OR_RETURN(Weight packed,
+                       Weight::Create(residents, n_columns, n_rows, DenseWeights(x_type)));
   const std::vector<float> t = Transposed(m, n_rows, n_columns);
   packed.WriteRows(0, n_columns, DType::kF32, t.data(), n_rows);
   return packed;
@@ -43,8 +45,8 @@ std::vector<BitSplit> SealedKeySplits(const HeadBasis& head) {
 
 }  // namespace
 
-StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DType compute_type,
-                                    Machine* machine) {
+StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
+                                    const NumberTypes& types, Machine* machine) {
   Residents* const residents = &machine->residents();
   LayerBasis layer;
   const int d = basis.head_dim, n_sharing = HeadsPerLatent(basis.keys),
@@ -53,7 +55,7 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DTyp
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     const HeadBasis& head = basis.head(layer_idx, g);
     if (TurnWhenRead(basis.keys)) {
-      LatentMap map(head.key_way_back, head.key_offset, d, of_model, compute_type,
+      LatentMap map(head.key_way_back, head.key_offset, d, of_model, types.rows,
                     SealedKeySplits(head));
       const int64_t n_bytes = map.n_bytes();
       layer.latents.push_back({{residents, residents->AddLatentMap(std::move(map))}, d, n_bytes});
@@ -63,20 +65,20 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DTyp
         const auto first = head.query_basis.begin() + int64_t{i} * of_model * head.rank_k;
         const std::vector<float> rows(first, first + int64_t{of_model} * head.rank_k);
         KVL_ASSIGN_OR_RETURN(Weight query,
-                             PackTransposed(rows, of_model, head.rank_k, compute_type, residents));
+                             PackTransposed(rows, of_model, head.rank_k, types.rows, residents));
         layer.query.push_back(std::move(query));
       }
       if (n_sharing == 1 && n_joined == 1) continue;
       const std::vector<float> columns =
           Columns(head.output_basis, d, {int64_t{i} * of_model, int64_t{i + 1} * of_model});
       KVL_ASSIGN_OR_RETURN(Weight output, PackTransposed(columns, n_sharing * head.rank_v, of_model,
-                                                         compute_type, residents));
+                                                         types.activations, residents));
       layer.output.push_back(std::move(output));
     }
     Weight key;  // one copy serves both where the method uses one rotation
     if (n_joined > 1 || head.key_basis != head.query_basis) {
       KVL_ASSIGN_OR_RETURN(
-          key, PackTransposed(head.key_basis, n_sharing * d, head.rank_k, compute_type, residents));
+          key, PackTransposed(head.key_basis, n_sharing * d, head.rank_k, types.rows, residents));
     }
     layer.key.push_back(std::move(key));
     KVL_ASSIGN_OR_RETURN(FloatTable offset,

@@ -9,6 +9,7 @@
 #include "machine/machine.h"
 #include "machine/machine_buffer.h"
 #include "machine/residents.h"
+#include "model/number_types.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -39,7 +40,7 @@ struct LayerBasis {
 };
 
 // kResourceExhausted when the system has no memory.
-StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, DType compute_type,
-                                    Machine* machine);
+StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
+                                    const NumberTypes& types, Machine* machine);
 
 }  // namespace kvlathe

@@ -10,7 +10,7 @@ namespace kvlathe {
 Model::Model(std::shared_ptr<ModelWeights> weights)
     : weights_(std::move(weights)), rotations_(weights_->config(), &weights_->machine().memory()) {
   activations_.memory = &machine().memory();
-  activations_.compute_type = activations_.row_type = weights_->compute_type();
+  activations_.types = weights_->types();
 }
 
 StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> weights,
@@ -89,7 +89,7 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   layer->weights = &weights_->layer(layer_idx);
   layer->layout = &layout_;
   layer->window = layout_.window(layer_idx);
-  layer->row_type = activations_.row_type;
+  layer->row_type = activations_.types.rows;
   layer->rotations = &rotations_;
   if (online_.has_value()) {
     layer->online = &*online_;
@@ -118,7 +118,7 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
     return layer;
   }
   KVL_ASSIGN_OR_RETURN(layer->basis,
-                       PackLayerBasis(*basis, layer_idx, activations_.row_type, &machine()));
+                       PackLayerBasis(*basis, layer_idx, activations_.types, &machine()));
   rows.keys = basis->keys;
   return layer;
 }

@@ -112,7 +112,6 @@ class Model {
   std::vector<LayerProgram> programs_;                     // [n_layers]
   ActivationWidths widths_;                                // of all layers
   Activations activations_;
-  std::vector<float> embedded_;  // rows of the step's tokens on the host
   StepSequences sequences_;
   int64_t n_logit_rows_ = 0;
   MachineBuffer logits_;                // [n_logit_rows, vocab_size] f32

@@ -104,24 +104,10 @@ std::span<const float> Model::logits(int64_t row) const {
   return {host_logits_ + row * n, static_cast<size_t>(n)};
 }
 
-// The table of words may be a file that is mapped: the host looks the rows up.
 void Model::EmbedTokens() {
   const ScopedTimer timer(&profile_.other);
-  const int64_t hidden = config().hidden_dim, n_tokens = activations_.n_tokens;
-  embedded_.resize(n_tokens * hidden);
-  const auto embed = [&](Range tokens) {
-    for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-      const TokenPlace& token = activations_.tokens[t];
-      weights_->Embed(token.token_id, token.position, &embedded_[t * hidden]);
-    }
-  };
-  if (n_tokens == 1) {
-    embed({0, 1});
-  } else {
-    ThreadPool& pool = machine().host_threads();
-    pool.Run([&](int worker_id) { embed(ShareOf(n_tokens, 1, worker_id, pool.n_workers())); });
-  }
-  activations_.memory->Upload(activations_.hidden.place(), std::as_bytes(std::span(embedded_)));
+  machine().backend().Embed(
+      weights_->PlanEmbedding(activations_.tokens, activations_.hidden.place()));
 }
 
 void Model::ComputeLogits(std::span<const SequenceStep> steps) {
@@ -139,13 +125,13 @@ void Model::ComputeLogits(std::span<const SequenceStep> steps) {
     const ObjectPlace rows = activations_.hidden.place();
     backend.TakeRows({.rows = rows, .row_bytes = hidden * int64_t{sizeof(float)}, .from = wanted});
     NormPlan norm = NormOf(config(), weights_->final_norm(), rows, n_logit_rows_, hidden);
-    norm.out_type = activations_.compute_type;
+    norm.out_type = activations_.types.activations;
     norm.out = activations_.normed.place();
     backend.Normalise({&norm, 1});
   }
   const ScopedTimer timer(&profile_.linear);
   backend.Project(ProductOf(weights_->lm_head(), {}, n_logit_rows_, activations_.normed.place(),
-                            logits_.place()));
+                            activations_.types.activations, logits_.place()));
 }
 
 void Model::FetchLogits() {

@@ -27,7 +27,7 @@ inline PlanParts PartsOf(const ModelBasis* basis, int n_sink) {
 // Errors are those of the plan, or of the model.
 inline StatusOr<std::unique_ptr<Model>> CreateModel(std::shared_ptr<ModelWeights> weights,
                                                     PlanParts parts) {
-  const ModelFacts facts = FactsOf(weights->config(), weights->compute_type());
+  const ModelFacts facts = FactsOf(weights->config(), weights->types().rows);
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, AssemblePlan(facts, std::move(parts)));
   return Model::Create(std::move(weights), plan);
 }

@@ -103,7 +103,7 @@ void WeightReader::PackRows(const StoredTensor& tensor, const Projection& p, Ran
   }
 }
 
-StatusOr<Weight> WeightReader::Pack(const std::vector<Projection>& parts, DType type,
+StatusOr<Weight> WeightReader::Pack(const std::vector<Projection>& parts, WeightType type,
                                     Residents* residents, ThreadPool* pool) {
   int64_t n_out = 0;
   for (const Projection& part : parts) n_out += part.n_out();

@@ -29,7 +29,7 @@ class WeightReader {
   // Its matrix, [n_out, n_in] row-major.
   StatusOr<std::vector<float>> Matrix(const Projection& projection);
   // Parts below each other from row 0 of a new matrix among `residents` on.
-  StatusOr<Weight> Pack(const std::vector<Projection>& parts, DType type, Residents* residents,
+  StatusOr<Weight> Pack(const std::vector<Projection>& parts, WeightType type, Residents* residents,
                         ThreadPool* pool);
   // A stored [n_rows, n_columns] table that stays readable as long as the reader lives.
   StatusOr<StoredTensor> Table(const std::string& name, int64_t n_rows, int64_t n_columns);

@@ -60,22 +60,27 @@ uint64_t HashOfValueMaps(const ModelBasis& basis, int layer_idx) {
 
 }  // namespace
 
-ModelWeights::ModelWeights(const ModelConfig& config, DType compute_type,
+ModelWeights::ModelWeights(const ModelConfig& config, const NumberTypes& types,
                            std::unique_ptr<TensorSource> source, std::shared_ptr<Machine> machine)
     : machine_(std::move(machine)),
       config_(config),
-      compute_type_(compute_type),
+      types_(types),
       reader_(std::move(source)),
       names_(config_, reader_.source()) {}
 
 StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& config,
-                                                           DType compute_type,
+                                                           const NumberTypes& types,
                                                            std::unique_ptr<TensorSource> source,
                                                            std::shared_ptr<Machine> machine,
                                                            const LoadProgress& progress) {
+  if (!machine->residents().Multiplies(types.weights, types.activations)) {
+    return Error(StatusCode::kInvalidArgument,
+                 "the machine has no products of {} activations with weights of that type",
+                 DTypeName(types.activations));
+  }
   ThreadPool* const pool = &machine->host_threads();
   std::unique_ptr<ModelWeights> w(
-      new ModelWeights(config, compute_type, std::move(source), std::move(machine)));
+      new ModelWeights(config, types, std::move(source), std::move(machine)));
   KVL_RETURN_IF_ERROR(w->LoadEmbeddings(pool));
   w->layers_.resize(config.n_layers);
   for (int l = 0; l < config.n_layers; ++l) {
@@ -87,18 +92,28 @@ StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& co
 }
 
 Status ModelWeights::LoadEmbeddings(ThreadPool* pool) {
-  const int64_t vocab = config_.vocab_size, hidden = config_.hidden_dim;
   KVL_ASSIGN_OR_RETURN(lm_head_,
-                       reader_.Pack({names_.output_head()}, compute_type_, residents(), pool));
+                       reader_.Pack({names_.output_head()}, types_.weights, residents(), pool));
   if (!config_.tie_word_embeddings) {
-    KVL_ASSIGN_OR_RETURN(embedding_, reader_.Table(names_.embedding(), vocab, hidden));
+    KVL_ASSIGN_OR_RETURN(embedding_, AddTable(names_.embedding(), config_.vocab_size));
   }
   if (config_.positions == PositionKind::kLearned) {
     KVL_ASSIGN_OR_RETURN(position_embedding_,
-                         reader_.Table(names_.position_embedding(), config_.max_seq_len, hidden));
+                         AddTable(names_.position_embedding(), config_.max_seq_len));
   }
-  KVL_ASSIGN_OR_RETURN(final_norm_, ReadNorm(names_.final_norm(), hidden));
+  KVL_ASSIGN_OR_RETURN(final_norm_, ReadNorm(names_.final_norm(), config_.hidden_dim));
   return OkStatus();
+}
+
+StatusOr<Resident<TableId>> ModelWeights::AddTable(const std::string& name, int64_t n_rows) {
+  const int64_t n_dims = config_.hidden_dim;
+  KVL_ASSIGN_OR_RETURN(const StoredTensor table, reader_.Table(name, n_rows, n_dims));
+  KVL_ASSIGN_OR_RETURN(
+      const TableId id,
+      residents()->AddTable({n_rows, n_dims, [table, n_dims](int64_t row, float* to) {
+                               table.Read(row * n_dims, n_dims, to);
+                             }}));
+  return Resident<TableId>(residents(), id);
 }
 
 Status ModelWeights::LoadNorms(int layer_idx) {
@@ -124,15 +139,15 @@ Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   LayerWeights& layer = layers_[layer_idx];
   KVL_RETURN_IF_ERROR(LoadNorms(layer_idx));
   const std::vector<Projection> qk = names_.qk(layer_idx);
-  KVL_ASSIGN_OR_RETURN(layer.qk, reader_.Pack(qk, compute_type_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(layer.qk, reader_.Pack(qk, types_.weights, residents(), pool));
   if (config_.biases.qkv) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> bias, ReadBiases(qk));
     KVL_ASSIGN_OR_RETURN(layer.qk_bias, Upload(std::move(bias)));
   }
   const std::vector<Projection> mlp_in = names_.mlp_in(layer_idx);
   const Projection down = names_.mlp_out(layer_idx);
-  KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, compute_type_, residents(), pool));
-  KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, compute_type_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, types_.weights, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, types_.weights, residents(), pool));
   if (config_.biases.mlp) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> of_in, ReadBiases(mlp_in));
     KVL_ASSIGN_OR_RETURN(layer.mlp_in_bias, Upload(std::move(of_in)));
@@ -181,8 +196,8 @@ StatusOr<ModelWeights::ValueBiases> ModelWeights::ReadValueBiases(int layer_idx)
 StatusOr<ValueProjection> ModelWeights::WholeValues(int layer_idx, ThreadPool* pool) {
   ValueProjection p;
   KVL_ASSIGN_OR_RETURN(ValueBiases biases, ReadValueBiases(layer_idx));
-  KVL_ASSIGN_OR_RETURN(p.v, reader_.Pack({names_.v(layer_idx)}, compute_type_, residents(), pool));
-  KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({names_.o(layer_idx)}, compute_type_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(p.v, reader_.Pack({names_.v(layer_idx)}, types_.weights, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({names_.o(layer_idx)}, types_.weights, residents(), pool));
   KVL_ASSIGN_OR_RETURN(p.v_bias, Upload(std::move(biases.v)));
   KVL_ASSIGN_OR_RETURN(p.o_bias, Upload(std::move(biases.o)));
   return p;
@@ -198,10 +213,10 @@ StatusOr<ValueProjection> ModelWeights::FoldedValues(int layer_idx, const ModelB
   ValueProjection p;
   KVL_ASSIGN_OR_RETURN(ValueBiases biases, ReadValueBiases(layer_idx));
   const int64_t v_rows = v_offset.back(), hidden = c.hidden_dim;
-  KVL_ASSIGN_OR_RETURN(p.v, Weight::Create(residents(), v_rows, hidden, compute_type_));
+  KVL_ASSIGN_OR_RETURN(p.v, Weight::Create(residents(), v_rows, hidden, types_.weights));
   const int64_t o_columns =
       KeepsOutputs(basis) ? int64_t{c.n_heads} * c.head_dim : v_rows * c.gqa_group();
-  KVL_ASSIGN_OR_RETURN(p.o, Weight::Create(residents(), hidden, o_columns, compute_type_));
+  KVL_ASSIGN_OR_RETURN(p.o, Weight::Create(residents(), hidden, o_columns, types_.weights));
   KVL_RETURN_IF_ERROR(FoldValueRows(layer_idx, basis, v_offset, pool, &p, &biases));
   KVL_RETURN_IF_ERROR(FoldOutputColumns(layer_idx, basis, v_offset, pool, &p, &biases));
   KVL_ASSIGN_OR_RETURN(p.v_bias, Upload(std::move(biases.v)));
@@ -307,36 +322,6 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
       });
 }
 
-namespace {
-
-// W_h^T W_h of each of n_heads below each other. Rows of the stored matrix are output channels:
-// S S^T for S [head_dim, hidden_dim].
-std::vector<std::vector<double>> HeadGrams(const float* w, int n_heads, int64_t head_dim,
-                                           int64_t hidden) {
-  std::vector<std::vector<double>> grams(n_heads, std::vector<double>(head_dim * head_dim));
-  for (int g = 0; g < n_heads; ++g) {
-    const Eigen::MatrixXd s = ConstMap(w + g * head_dim * hidden, head_dim, hidden).cast<double>();
-    Eigen::Map<Eigen::MatrixXd>(grams[g].data(), head_dim, head_dim).noalias() = s * s.transpose();
-  }
-  return grams;
-}
-
-// Appends the parts of `joined` [n_heads, head_dim].
-void AppendHeads(const float* joined, int n_heads, int64_t head_dim,
-                 std::vector<std::vector<float>>* heads) {
-  for (int g = 0; g < n_heads; ++g) {
-    heads->emplace_back(joined + g * head_dim, joined + (g + 1) * head_dim);
-  }
-}
-
-}  // namespace
-
-StatusOr<std::vector<std::vector<double>>> ModelWeights::ValueGrams(int layer_idx, int n_joined) {
-  KVL_ASSIGN_OR_RETURN(const std::vector<float> w_v, reader_.Matrix(names_.v(layer_idx)));
-  return HeadGrams(w_v.data(), config_.n_kv_heads / n_joined, n_joined * config_.head_dim,
-                   config_.hidden_dim);
-}
-
 StatusOr<std::vector<float>> ModelWeights::QkMatrix(int layer_idx) {
   std::vector<float> w;
   for (const Projection& part : names_.qk(layer_idx)) {
@@ -346,104 +331,15 @@ StatusOr<std::vector<float>> ModelWeights::QkMatrix(int layer_idx) {
   return w;
 }
 
-StatusOr<std::vector<std::vector<double>>> ModelWeights::KeyGrams(int layer_idx, int n_joined) {
-  KVL_ASSIGN_OR_RETURN(std::vector<float> w, QkMatrix(layer_idx));
-  const int64_t n_query_rows = int64_t{config_.n_heads} * config_.head_dim;
-  const FloatTable& norm = layers_[layer_idx].k_norm.weight;
-  for (int64_t row = 0; !norm.empty() && row < int64_t{config_.n_kv_heads} * config_.head_dim;
-       ++row) {
-    float* const weights = &w[(n_query_rows + row) * config_.hidden_dim];
-    for (int64_t i = 0; i < config_.hidden_dim; ++i) weights[i] *= norm[row % config_.head_dim];
-  }
-  return HeadGrams(w.data() + n_query_rows * config_.hidden_dim, config_.n_kv_heads / n_joined,
-                   n_joined * config_.head_dim, config_.hidden_dim);
-}
-
-StatusOr<std::vector<std::vector<double>>> ModelWeights::OutputGrams(int layer_idx,
-                                                                     ThreadPool* pool) {
-  const int64_t d = config_.head_dim, o_full = config_.n_heads * d;
-  KVL_ASSIGN_OR_RETURN(const std::vector<float> w_o, reader_.Matrix(names_.o(layer_idx)));
-  const ConstMap columns(w_o.data(), config_.hidden_dim, o_full);
-  const int64_t n_kv = config_.n_kv_heads, group = config_.gqa_group();
-  std::vector<std::vector<double>> grams(n_kv, std::vector<double>(d * d));
-  pool->Run([&](int worker_id) {
-    const Range heads = ShareOf(n_kv, 1, worker_id, pool->n_workers());
-    for (int64_t g = heads.begin; g < heads.end; ++g) {
-      Eigen::MatrixXd lower = Eigen::MatrixXd::Zero(d, d);
-      for (int64_t h = g * group; h < (g + 1) * group; ++h) {
-        const Eigen::MatrixXd s = columns.middleCols(h * d, d).cast<double>();
-        lower.selfadjointView<Eigen::Lower>().rankUpdate(s.transpose());
-      }
-      Eigen::Map<Eigen::MatrixXd>(grams[g].data(), d, d) = lower.selfadjointView<Eigen::Lower>();
-    }
-  });
-  return grams;
-}
-
-StatusOr<std::vector<std::vector<double>>> ModelWeights::AllOutputGrams(ThreadPool* pool) {
-  std::vector<std::vector<double>> all;
-  for (int l = 0; l < config_.n_layers; ++l) {
-    KVL_ASSIGN_OR_RETURN(std::vector<std::vector<double>> grams, OutputGrams(l, pool));
-    std::move(grams.begin(), grams.end(), std::back_inserter(all));
-  }
-  return all;
-}
-
-StatusOr<std::vector<std::vector<double>>> ModelWeights::AllKeyGrams(int n_joined) {
-  std::vector<std::vector<double>> all;
-  for (int l = 0; l < config_.n_layers; ++l) {
-    KVL_ASSIGN_OR_RETURN(std::vector<std::vector<double>> grams, KeyGrams(l, n_joined));
-    std::move(grams.begin(), grams.end(), std::back_inserter(all));
-  }
-  return all;
-}
-
-std::vector<std::vector<float>> ModelWeights::AllKeyBiases() const {
-  std::vector<std::vector<float>> all;
-  if (!config_.biases.qkv || config_.norms.of_qk) return all;
-  const int64_t d = config_.head_dim;
-  for (const LayerWeights& layer : layers_) {
-    AppendHeads(layer.qk_bias.data() + config_.n_heads * d, config_.n_kv_heads, d, &all);
-  }
-  return all;
-}
-
-StatusOr<std::vector<std::vector<float>>> ModelWeights::AllValueBiases() {
-  std::vector<std::vector<float>> all;
-  if (!config_.biases.qkv) return all;
-  for (int l = 0; l < config_.n_layers; ++l) {
-    KVL_ASSIGN_OR_RETURN(const std::vector<float> bias, reader_.Bias(names_.v(l)));
-    AppendHeads(bias.data(), config_.n_kv_heads, config_.head_dim, &all);
-  }
-  return all;
-}
-
-StatusOr<std::vector<std::vector<double>>> ModelWeights::AllValueGrams(int n_joined) {
-  std::vector<std::vector<double>> all;
-  for (int l = 0; l < config_.n_layers; ++l) {
-    KVL_ASSIGN_OR_RETURN(std::vector<std::vector<double>> grams, ValueGrams(l, n_joined));
-    std::move(grams.begin(), grams.end(), std::back_inserter(all));
-  }
-  return all;
-}
-
-void ModelWeights::Embed(int32_t token_id, int position, float* row) const {
-  const int64_t hidden = config_.hidden_dim;
-  const auto row_of = [hidden](const StoredTensor& table, int64_t idx, float* out) {
-    table.Read(idx * hidden, hidden, out);
-  };
-  if (embedding_.data == nullptr) {
-    lm_head_.ReadRow(token_id, row);
-  } else {
-    row_of(embedding_, token_id, row);
-  }
-  if (config_.embedding_scale != 1) {
-    for (int64_t i = 0; i < hidden; ++i) row[i] *= config_.embedding_scale;
-  }
-  if (position_embedding_.data == nullptr) return;
-  std::vector<float> place(hidden);
-  row_of(position_embedding_, position, place.data());
-  for (int64_t i = 0; i < hidden; ++i) row[i] += place[i];
+EmbedPlan ModelWeights::PlanEmbedding(std::span<const TokenPlace> tokens,
+                                      const ObjectPlace& out) const {
+  return {.tokens = tokens,
+          .tied_words = embedding_.id().is_null() ? lm_head_.id() : WeightId(),
+          .words = embedding_.id(),
+          .scale = config_.embedding_scale,
+          .positions = position_embedding_.id(),
+          .n_dims = config_.hidden_dim,
+          .out = out};
 }
 
 }  // namespace kvlathe

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,7 +16,9 @@
 #include "base/threads.h"
 #include "machine/machine.h"
 #include "machine/machine_buffer.h"
+#include "machine/plans.h"
 #include "model/config.h"
+#include "model/number_types.h"
 #include "model/tensor_source.h"
 #include "model/weight_names.h"
 #include "model/weight_reader.h"
@@ -63,8 +66,10 @@ using LoadProgress = std::function<void(double fraction)>;
 class ModelWeights {
  public:
   // Reads everything but W_V and W_O into the memory of `machine`; source pages are released as
-  // they are read. kDataLoss names the tensor that is missing, has another shape or is not finite.
-  static StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelConfig& config, DType compute_type,
+  // they are read. kDataLoss names the tensor that is missing, has another shape or is not finite,
+  // kInvalidArgument where the machine has no products of such activations with such weights.
+  static StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelConfig& config,
+                                                      const NumberTypes& types,
                                                       std::unique_ptr<TensorSource> source,
                                                       std::shared_ptr<Machine> machine,
                                                       const LoadProgress& progress = nullptr);
@@ -87,32 +92,22 @@ class ModelWeights {
   StatusOr<QkProjection> FoldQueriesAndKeys(int layer_idx, const ModelBasis& basis,
                                             bool keeps_width, ThreadPool* pool);
 
-  // Returns W_V,h^T W_V,h [head_dim, head_dim] of every layer and KV head, [n_layers * n_kv_heads],
-  // in the (D x d) orientation of y = x W; FDC and Palu decompose it. With n_joined, a divisor of
-  // n_kv_heads, that many heads count as one of n_joined * head_dim channels.
-  StatusOr<std::vector<std::vector<double>>> AllValueGrams(int n_joined = 1);
-  // The same of W_K (Palu). Where keys are normalised, the rows of W_K are multiplied by the
-  // weights of the norm first: these are the keys up to a factor of each row's own.
-  StatusOr<std::vector<std::vector<double>>> AllKeyGrams(int n_joined = 1);
-  // Return the biases of keys and values of every layer and KV head, [head_dim] each. The list is
-  // empty for a model without biases, and for normalised keys, which are no sum of a product and a
-  // bias.
-  std::vector<std::vector<float>> AllKeyBiases() const;
-  StatusOr<std::vector<std::vector<float>>> AllValueBiases();
-  // Returns the sum of W_O,h W_O,h^T over the query heads of each KV head, in the same shape. It
-  // says how much an error of a value row weighs in the hidden state.
-  StatusOr<std::vector<std::vector<double>>> AllOutputGrams(ThreadPool* pool);
+  // W_Q and W_K as they are stored, [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first.
+  StatusOr<std::vector<float>> QkMatrix(int layer_idx);
 
-  // Writes row `token_id` of the embedding as float [hidden_dim], times embedding_scale, plus the
-  // row of a learned position below max_seq_len.
-  void Embed(int32_t token_id, int position, float* row) const;
+  // Plans the rows [n_tokens, hidden_dim] F32 at `out` with which the residual stream begins. Where
+  // positions are learned, those of the tokens are below max_seq_len.
+  EmbedPlan PlanEmbedding(std::span<const TokenPlace> tokens, const ObjectPlace& out) const;
 
   const ModelConfig& config() const { return config_; }
-  DType compute_type() const { return compute_type_; }
+  const NumberTypes& types() const { return types_; }
   const LayerWeights& layer(int layer_idx) const { return layers_[layer_idx]; }
   const NormWeights& final_norm() const { return final_norm_; }
   Machine& machine() const { return *machine_; }
   const Weight& lm_head() const { return lm_head_; }
+  // What is read again: W_V and W_O for each basis, and all for analyses (model/weight_grams.h).
+  WeightReader& reader() { return reader_; }
+  const WeightNames& names() const { return names_; }
 
  private:
   // Biases of values and of outputs while they are folded; empty: none.
@@ -120,18 +115,14 @@ class ModelWeights {
     std::vector<float> v, o;
   };
 
-  ModelWeights(const ModelConfig& config, DType compute_type, std::unique_ptr<TensorSource> source,
-               std::shared_ptr<Machine> machine);
+  ModelWeights(const ModelConfig& config, const NumberTypes& types,
+               std::unique_ptr<TensorSource> source, std::shared_ptr<Machine> machine);
   Residents* residents() const { return &machine_->residents(); }
   StatusOr<FloatTable> Upload(std::vector<float> values) const {
     return FloatTable::Make(&machine_->memory(), std::move(values), "a vector of weights");
   }
   Status LoadEmbeddings(ThreadPool* pool);
-  // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first.
-  StatusOr<std::vector<float>> QkMatrix(int layer_idx);
-  StatusOr<std::vector<std::vector<double>>> KeyGrams(int layer_idx, int n_joined);
-  StatusOr<std::vector<std::vector<double>>> ValueGrams(int layer_idx, int n_joined);
-  StatusOr<std::vector<std::vector<double>>> OutputGrams(int layer_idx, ThreadPool* pool);
+  StatusOr<Resident<TableId>> AddTable(const std::string& name, int64_t n_rows);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
   Status LoadNorms(int layer_idx);
   StatusOr<ValueProjection> WholeValues(int layer_idx, ThreadPool* pool);
@@ -151,14 +142,14 @@ class ModelWeights {
 
   std::shared_ptr<Machine> machine_;
   ModelConfig config_;
-  DType compute_type_ = DType::kBf16;
+  NumberTypes types_;
   WeightReader reader_;
   WeightNames names_;
   std::vector<LayerWeights> layers_;
   NormWeights final_norm_;
   Weight lm_head_;
-  StoredTensor embedding_;           // used when it is not tied to lm_head_
-  StoredTensor position_embedding_;  // with learned positions
+  Resident<TableId> embedding_;           // none where it is tied to lm_head_
+  Resident<TableId> position_embedding_;  // with learned positions
   // By a hash of the maps that were folded in. It has 64 bits, so two of a thousand maps agree in
   // one of 2^45 runs.
   std::vector<std::map<uint64_t, std::weak_ptr<const ValueProjection>>> projections_;  // [n_layers]

@@ -11,6 +11,7 @@
 #include "evaluation/quality.h"
 #include "io/files.h"
 #include "runtime/shared_texts.h"
+#include "runtime/spec_models.h"
 
 namespace kvlathe {
 namespace {
@@ -62,7 +63,7 @@ StatusOr<double> MeasureKl(Workspace* workspace, const SpecModel& spec_model) {
 
 Status WarnOfLoss(Workspace* workspace, const SpecModel& spec_model) {
   if (!spec_model.ranks.has_value()) return OkStatus();
-  KVL_ASSIGN_OR_RETURN(const SequenceIdentity identity, workspace->IdentityOf(spec_model));
+  KVL_ASSIGN_OR_RETURN(const SequenceIdentity identity, IdentityOf(workspace, spec_model));
   const std::string path = KeptPath(identity, workspace->options());
   std::optional<double> kl = ReadKept(path);
   if (!kl.has_value()) {

@@ -10,6 +10,7 @@
 #include "calibration/statistics_store.h"
 #include "io/files.h"
 #include "io/model_place.h"
+#include "model/weight_grams.h"
 #include "runtime/calibration_run.h"
 #include "runtime/shared_texts.h"
 #include "runtime/workspace.h"
@@ -170,23 +171,23 @@ StatusOr<const FisherWeights*> ModelStatistics::Fisher(const Spec& spec) {
 }
 
 StatusOr<std::vector<std::vector<double>>> ModelStatistics::ValueGrams(int n_joined) {
-  return workspace_->weights().AllValueGrams(n_joined);
+  return WeightGrams(&workspace_->weights()).ValueGrams(n_joined);
 }
 
 StatusOr<std::vector<std::vector<double>>> ModelStatistics::KeyGrams(int n_joined) {
-  return workspace_->weights().AllKeyGrams(n_joined);
+  return WeightGrams(&workspace_->weights()).KeyGrams(n_joined);
 }
 
 StatusOr<std::vector<std::vector<double>>> ModelStatistics::OutputGrams() {
-  return workspace_->weights().AllOutputGrams(threads());
+  return WeightGrams(&workspace_->weights()).OutputGrams(threads());
 }
 
 StatusOr<std::vector<std::vector<float>>> ModelStatistics::ValueBiases() {
-  return workspace_->weights().AllValueBiases();
+  return WeightGrams(&workspace_->weights()).ValueBiases();
 }
 
 std::vector<std::vector<float>> ModelStatistics::KeyBiases() {
-  return workspace_->weights().AllKeyBiases();
+  return WeightGrams(&workspace_->weights()).KeyBiases();
 }
 
 }  // namespace kvlathe

@@ -12,7 +12,6 @@
 #include "model/families/gguf_config.h"
 #include "model/model_facts.h"
 #include "runtime/machines/machine_choice.h"
-#include "runtime/prediction_notes.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
 
 namespace kvlathe {
@@ -78,7 +77,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const OpenOptions& optio
                                                                    : AvailableProcessors());
   if (options.pin_threads) KVL_RETURN_IF_ERROR(w->threads_->Pin());
   w->config_ = std::move(config);
-  w->planner_.emplace(FactsOf(w->config_, w->compute_type()), &w->statistics_);
+  w->planner_.emplace(FactsOf(w->config_, w->row_type()), &w->statistics_);
   return w;
 }
 
@@ -93,7 +92,7 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
     };
   }
   KVL_ASSIGN_OR_RETURN(auto weights,
-                       ModelWeights::Load(config_, compute_type(), std::move(source),
+                       ModelWeights::Load(config_, row_type(), std::move(source),
                                           MakeMachine(threads_.get(), isa_), progress));
   weights_ = std::move(weights);
   return OkStatus();
@@ -101,7 +100,7 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
 
 Status Workspace::CheckSpecs() {
   for (const std::string& kv : options_.kv) {
-    KVL_ASSIGN_OR_RETURN(const Spec spec, CheckedSpec(kv));
+    KVL_ASSIGN_OR_RETURN(const Spec spec, answers_.Checked(kv));
     Expect(spec);
   }
   return OkStatus();
@@ -184,66 +183,16 @@ StatusOr<std::vector<int32_t>> Workspace::TokenizeFile(const std::string& path) 
   return ids;
 }
 
-StatusOr<std::optional<Spec>> Workspace::AnswerOfProfile(const Spec& question) {
-  if (!has_looked_for_profile_) {
-    KVL_ASSIGN_OR_RETURN(profile_, LookForProfile(*this));
-    has_looked_for_profile_ = true;
-  }
-  const Status is_predicted = CheckIsPredicted(question);
-  if (profile_.has_value()) {
-    const bool is_silent = options_.profile.empty() &&
-                           profile_->profile.model_hash == model_hash_ &&
-                           !HasSearchedFor(profile_->profile, question);
-    if (is_silent && is_predicted.ok()) return std::optional<Spec>();
-    return Answer(profile_->profile, profile_->path, question, options_.model, model_hash_);
-  }
-  if (is_predicted.ok()) return std::optional<Spec>();
-  return Error(
-      StatusCode::kNotFound,
-      "--kv '{}': accuracy needs a tuned profile, for {}, and {} has none; run {}, or give "
-      "--profile FILE",
-      question.text(), MessageOf(is_predicted), options_.model,
-      TuneCommand(question, options_.model));
-}
-
-StatusOr<Spec> Workspace::CheckedSpec(const std::string& kv) {
-  KVL_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(kv));
-  if (spec.accuracy().has_value() && !random_weights_) {
-    KVL_ASSIGN_OR_RETURN(std::optional<Spec> answer, AnswerOfProfile(spec));
-    if (!answer.has_value()) {
-      constexpr double kAnyRatio = 4;
-      KVL_ASSIGN_OR_RETURN(const Spec like_the_answer, WithRatio(spec, kAnyRatio));
-      KVL_RETURN_IF_ERROR(planner_->Check(like_the_answer));
-      return spec;
-    }
-    spec = *std::move(answer);
-  }
-  KVL_RETURN_IF_ERROR(planner_->Check(spec));
-  return spec;
-}
-
-StatusOr<PredictedCache> Workspace::AnswerByPrediction(const Spec& question) {
-  const auto known = predicted_.find(question.ToString());
-  if (known != predicted_.end()) return known->second;
-  const StatusOr<PredictedCache> found = planner_->AnswerByPrediction(question);
-  if (!found.ok()) {
-    return Error(found.status().code(), "{}, or find out what is possible: {}",
-                 MessageOf(found.status()), TuneCommand(question, options_.model));
-  }
-  Notify(Note::Kind::kNote, NoteOfPrediction(question, *found, options_.model));
-  return predicted_.emplace(question.ToString(), *found).first->second;
-}
-
 StatusOr<double> Workspace::FractionOf(const std::string& kv) {
-  KVL_ASSIGN_OR_RETURN(const Spec spec, CheckedSpec(kv));
+  KVL_ASSIGN_OR_RETURN(const Spec spec, answers_.Checked(kv));
   return planner_->FractionOf(spec);
 }
 
 StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<double> rate) {
   SpecModel result;
-  KVL_ASSIGN_OR_RETURN(result.spec, CheckedSpec(kv));
+  KVL_ASSIGN_OR_RETURN(result.spec, answers_.Checked(kv));
   if (result.spec.accuracy().has_value() && !random_weights_) {
-    KVL_ASSIGN_OR_RETURN(PredictedCache predicted, AnswerByPrediction(result.spec));
+    KVL_ASSIGN_OR_RETURN(PredictedCache predicted, answers_.ByPrediction(result.spec));
     result.spec = std::move(predicted.spec);
     result.predicted_kl = predicted.predicted_kl;
   }
@@ -256,34 +205,13 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
   return result;
 }
 
-StatusOr<std::optional<PredictedLosses>> Workspace::PredictedLossesOf(const std::string& kv) {
-  const std::optional<PredictedLosses> kNothing;
-  KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
-  if (random_weights_ || !CheckIsPredicted(spec).ok()) return kNothing;
-  StatusOr<PredictedLosses> predicted = planner_->PredictLosses(spec);
-  if (predicted.status().code() == StatusCode::kFailedPrecondition) return kNothing;
-  KVL_RETURN_IF_ERROR(predicted.status());
-  return std::optional(*std::move(predicted));
-}
-
-StatusOr<std::optional<double>> Workspace::PredictedKlOf(const std::string& kv) {
-  KVL_ASSIGN_OR_RETURN(const std::optional<PredictedLosses> losses, PredictedLossesOf(kv));
-  return losses.has_value() ? std::optional(losses->kl()) : std::nullopt;
-}
-
-Status Workspace::PredictKlOf(SpecModel* spec_model) {
-  if (spec_model->predicted_kl.has_value()) return OkStatus();
-  KVL_ASSIGN_OR_RETURN(spec_model->predicted_kl, PredictedKlOf(spec_model->spec.ToString()));
-  return OkStatus();
-}
-
 // `ratio` is a promise about one context, mostly the model's. A shorter one holds the same open
 // block, sinks and newest positions, which are then a larger share of it.
 void Workspace::NoteWhatRatioMeans(const SpecModel& spec_model) {
   const BasisStage* const basis = spec_model.spec.basis();
   const RankOptions* const ranks = basis == nullptr ? nullptr : RanksOf(*basis);
   if (ranks == nullptr || !ranks->has_ratio()) return;
-  const int n_promised = RatioContext(spec_model.spec, FactsOf(config_, compute_type()));
+  const int n_promised = RatioContext(spec_model.spec, FactsOf(config_, row_type()));
   if (context_tokens_ == n_promised) return;
   if (!said_ratios_.insert(spec_model.spec.ToString()).second) return;
   const CacheLayout& layout = spec_model.model->layout();
@@ -295,18 +223,6 @@ void Workspace::NoteWhatRatioMeans(const SpecModel& spec_model) {
       fmt::format("--kv '{}': ratio holds at a context of {}; at -c {} the cache is {:.2f} times "
                   "smaller than 16 bits",
                   spec_model.spec.text(), n_promised, context_tokens_, times));
-}
-
-StatusOr<SequenceIdentity> Workspace::IdentityOf(const SpecModel& spec_model) {
-  std::string model = fmt::format("{} {}", model_hash_, config_.DescribePositions());
-  if (spec_model.ranks.has_value()) {
-    KVL_ASSIGN_OR_RETURN(const ModelBasis basis,
-                         planner_->BasisAt(spec_model.spec, *spec_model.ranks));
-    model += " basis " + BasisHash(basis);
-  }
-  const ModelCodebooks& codebooks = spec_model.model->codebooks();
-  if (!codebooks.empty()) model += " codebooks " + CodebooksHash(codebooks);
-  return SequenceIdentity{spec_model.spec.ToString(), std::move(model)};
 }
 
 }  // namespace kvlathe

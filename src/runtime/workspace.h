@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -12,13 +11,12 @@
 
 #include "base/cpu_features.h"
 #include "base/threads.h"
-#include "kv/blocks/sequence_file.h"
 #include "kv/spec/spec.h"
 #include "model/model.h"
 #include "plan/planner.h"
 #include "runtime/model_statistics.h"
 #include "runtime/open_options.h"
-#include "runtime/profile_file.h"
+#include "runtime/spec_answers.h"
 #include "tokenizer/tokenizer.h"
 
 namespace kvlathe {
@@ -52,20 +50,9 @@ class Workspace {
   // a note says; the result's spec is the answer.
   // With a rate, for specs with resident=full, sequences that choose none have that.
   StatusOr<SpecModel> MakeModel(const std::string& kv, std::optional<double> rate = std::nullopt);
-  // The KL that is predicted of a cache, without making a model. Nothing where none is predicted,
-  // or the calibration held no text back. No `accuracy`.
-  StatusOr<std::optional<double>> PredictedKlOf(const std::string& kv);
-  // The same by layer.
-  StatusOr<std::optional<PredictedLosses>> PredictedLossesOf(const std::string& kv);
-  // Fills in the predicted KL, where there is one.
-  Status PredictKlOf(SpecModel* spec_model);
   // kv_fraction at the model's full context, as `ratio` means it, without making a model. Errors
   // are those of MakeModel. No `accuracy`.
   StatusOr<double> FractionOf(const std::string& kv);
-  // What the rows of this model's cache mean: weights, positions and the basis itself. Of a model
-  // in a directory.
-  StatusOr<SequenceIdentity> IdentityOf(const SpecModel& spec_model);
-
   // Says that caches of these specs will be made, so that one calibration serves them all
   // (OpenOptions::kv is expected already). A spec that is a question means its answers.
   void Expect(const Spec& spec);
@@ -79,7 +66,7 @@ class Workspace {
   ModelWeights& weights() { return *weights_; }
   std::shared_ptr<ModelWeights> shared_weights() { return weights_; }
   Isa isa() const { return isa_; }
-  DType compute_type() const { return options_.row_type; }
+  DType row_type() const { return options_.row_type; }
   int context_tokens() const { return context_tokens_; }
   // Of the windows in which a text is scored: what -c says, or else the context up to 2048.
   int window_tokens() const {
@@ -95,7 +82,7 @@ class Workspace {
   StatusOr<std::vector<int32_t>> TokenizeFile(const std::string& path) const;
 
  private:
-  Workspace() : statistics_(this) {}
+  Workspace() : statistics_(this), answers_(this) {}
   static StatusOr<std::unique_ptr<Workspace>> Prepare(const OpenOptions& options,
                                                       ModelConfig config);
   static StatusOr<std::unique_ptr<Workspace>> OpenGguf(const OpenOptions& options);
@@ -103,11 +90,6 @@ class Workspace {
   // Of every --kv what can be known before weights are read, and before a calibration for one of
   // the others: its answer in a profile among them.
   Status CheckSpecs();
-  // The spec, or its answer in a profile; a question that the planner is to answer as it is.
-  StatusOr<Spec> CheckedSpec(const std::string& kv);
-  // The answer of a profile. Nothing where none answers and the planner may (CheckIsPredicted).
-  StatusOr<std::optional<Spec>> AnswerOfProfile(const Spec& question);
-  StatusOr<PredictedCache> AnswerByPrediction(const Spec& question);
   void NoteWhatRatioMeans(const SpecModel& spec_model);
 
   OpenOptions options_;
@@ -122,9 +104,7 @@ class Workspace {
   std::shared_ptr<ModelWeights> weights_;
   ModelStatistics statistics_;
   std::optional<CachePlanner> planner_;  // once the configuration is known
-  bool has_looked_for_profile_ = false;
-  std::optional<FoundProfile> profile_;
-  std::map<std::string, PredictedCache> predicted_;  // by the question, resolved
+  SpecAnswers answers_;
   std::set<std::string> said_ratios_;
 };
 

@@ -22,6 +22,7 @@
 #include "model/planned_model.h"
 #include "model/small_config.h"
 #include "model/tensor_source.h"
+#include "model/weight_grams.h"
 #include "plan/planner.h"
 #include "runtime/machines/machine_choice.h"
 
@@ -132,18 +133,20 @@ class MergedCalibration : public ::testing::TestWithParam<const char*>, public P
     return Error(StatusCode::kNotFound, "none");
   }
   StatusOr<std::vector<std::vector<double>>> ValueGrams(int n) override {
-    return weights_->AllValueGrams(n);
+    return WeightGrams(weights_.get()).ValueGrams(n);
   }
   StatusOr<std::vector<std::vector<double>>> KeyGrams(int n) override {
-    return weights_->AllKeyGrams(n);
+    return WeightGrams(weights_.get()).KeyGrams(n);
   }
   StatusOr<std::vector<std::vector<double>>> OutputGrams() override {
-    return weights_->AllOutputGrams(&threads_);
+    return WeightGrams(weights_.get()).OutputGrams(&threads_);
   }
   StatusOr<std::vector<std::vector<float>>> ValueBiases() override {
-    return weights_->AllValueBiases();
+    return WeightGrams(weights_.get()).ValueBiases();
   }
-  std::vector<std::vector<float>> KeyBiases() override { return weights_->AllKeyBiases(); }
+  std::vector<std::vector<float>> KeyBiases() override {
+    return WeightGrams(weights_.get()).KeyBiases();
+  }
   ThreadPool* threads() override { return &threads_; }
 
   ModelConfig config_;

@@ -8,7 +8,7 @@
 #include "base/cpu_features.h"
 #include "base/threads.h"
 #include "model/config.h"
-#include "model/weights.h"
+#include "model/weight_grams.h"
 #include "plan/planner.h"
 
 namespace kvlathe {
@@ -29,18 +29,20 @@ class CalibratedModel : public PlanSource {
   }
   StatusOr<const FisherWeights*> Fisher(const Spec&) override { return &fisher_; }
   StatusOr<std::vector<std::vector<double>>> ValueGrams(int n_joined) override {
-    return weights_->AllValueGrams(n_joined);
+    return WeightGrams(weights_.get()).ValueGrams(n_joined);
   }
   StatusOr<std::vector<std::vector<double>>> KeyGrams(int n_joined) override {
-    return weights_->AllKeyGrams(n_joined);
+    return WeightGrams(weights_.get()).KeyGrams(n_joined);
   }
   StatusOr<std::vector<std::vector<double>>> OutputGrams() override {
-    return weights_->AllOutputGrams(threads_);
+    return WeightGrams(weights_.get()).OutputGrams(threads_);
   }
   StatusOr<std::vector<std::vector<float>>> ValueBiases() override {
-    return weights_->AllValueBiases();
+    return WeightGrams(weights_.get()).ValueBiases();
   }
-  std::vector<std::vector<float>> KeyBiases() override { return weights_->AllKeyBiases(); }
+  std::vector<std::vector<float>> KeyBiases() override {
+    return WeightGrams(weights_.get()).KeyBiases();
+  }
   ThreadPool* threads() override { return threads_; }
 
  private:

@@ -9,6 +9,7 @@
 #include "kvlathe/eval/eval_task.h"
 #include "kvlathe/open_workspace.h"
 #include "runtime/prediction_notes.h"
+#include "runtime/spec_models.h"
 
 namespace kvlathe {
 namespace {
@@ -94,7 +95,7 @@ Status EvalText(const EvalOptions& options) {
     KVL_ASSIGN_OR_RETURN(reference, OpenReference(options, workspace.get(), tokens));
   }
   KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv));
-  if (with_kl) KVL_RETURN_IF_ERROR(workspace->PredictKlOf(&spec_model));
+  if (with_kl) KVL_RETURN_IF_ERROR(PredictKlOf(workspace.get(), &spec_model));
   std::vector<Model*> models = {spec_model.model.get()};
   if (with_kl) models.insert(models.begin(), reference.model.model.get());
   KVL_ASSIGN_OR_RETURN(const std::vector<Quality> qualities,

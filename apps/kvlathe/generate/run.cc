@@ -13,6 +13,7 @@
 #include "kvlathe/generate/interrupt_guard.h"
 #include "kvlathe/open_workspace.h"
 #include "runtime/cache_loss.h"
+#include "runtime/spec_models.h"
 
 namespace kvlathe {
 namespace {
@@ -175,7 +176,7 @@ Status RunOn(const RunVerbOptions& options, const std::string& prompt, Workspace
     KVL_ASSIGN_OR_RETURN(place.layout, spec_model.model->LayoutAt(*options.rate));
   }
   if (!options.load_session.empty() || !options.save_session.empty()) {
-    KVL_ASSIGN_OR_RETURN(place.identity, workspace->IdentityOf(spec_model));
+    KVL_ASSIGN_OR_RETURN(place.identity, IdentityOf(workspace, spec_model));
   }
   Session session;
   if (!options.load_session.empty()) {

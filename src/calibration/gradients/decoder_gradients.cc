@@ -4,12 +4,12 @@
 #include <vector>
 
 #include "base/random.h"
+#include "machine/machine_buffer.h"
 
 namespace kvlathe {
 
 DecoderGradients::DecoderGradients(ModelWeights* weights, ThreadPool* pool, Isa isa, int newest)
     : weights_(weights),
-      pool_(pool),
       layer_(weights, pool, &GetElementwiseKernels(isa), newest),
       head_(weights, pool, &GetElementwiseKernels(isa)) {}
 
@@ -32,14 +32,19 @@ Status DecoderGradients::CheckWindow(std::span<const int32_t> token_ids) const {
   return OkStatus();
 }
 
-void DecoderGradients::Embed(std::span<const int32_t> token_ids, float* stream) const {
-  const int64_t hidden = weights_->config().hidden_dim, n_tokens = std::ssize(token_ids);
-  pool_->Run([&](int worker_id) {
-    const Range tokens = ShareOf(n_tokens, 1, worker_id, pool_->n_workers());
-    for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-      weights_->Embed(token_ids[t], static_cast<int>(t), stream + t * hidden);
-    }
-  });
+Status DecoderGradients::Embed(std::span<const int32_t> token_ids, float* stream) const {
+  Machine& machine = weights_->machine();
+  const int64_t n_values = std::ssize(token_ids) * weights_->config().hidden_dim;
+  KVL_ASSIGN_OR_RETURN(const MachineBuffer rows,
+                       MachineBuffer::Allocate(&machine.memory(), n_values * SizeOf(DType::kF32),
+                                               "the stream of a window"));
+  std::vector<TokenPlace> tokens;
+  for (const int32_t id : token_ids) {
+    tokens.push_back({.token_id = id, .position = static_cast<int>(tokens.size())});
+  }
+  machine.backend().Embed(weights_->PlanEmbedding(tokens, rows.place()));
+  machine.memory().Download(rows.place(), std::as_writable_bytes(std::span(stream, n_values)));
+  return OkStatus();
 }
 
 StatusOr<DrawnTokens> DecoderGradients::Run(std::span<const int32_t> token_ids, uint64_t seed,
@@ -52,7 +57,7 @@ StatusOr<DrawnTokens> DecoderGradients::Run(std::span<const int32_t> token_ids, 
       (c.n_layers + 1) * n_values * static_cast<int64_t>(sizeof(float)), "the stream of a window"));
   KVL_RETURN_IF_ERROR(layer_.Prepare(n_tokens));
   float* const streams = streams_.as<float>();
-  Embed(token_ids, streams);
+  KVL_RETURN_IF_ERROR(Embed(token_ids, streams));
   for (int l = 0; l < c.n_layers; ++l) {
     KVL_RETURN_IF_ERROR(layer_.Load(l));
     float* const next = streams + (l + 1) * n_values;

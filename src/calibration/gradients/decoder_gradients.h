@@ -40,10 +40,9 @@ class DecoderGradients {
 
  private:
   Status CheckWindow(std::span<const int32_t> token_ids) const;
-  void Embed(std::span<const int32_t> token_ids, float* stream) const;
+  Status Embed(std::span<const int32_t> token_ids, float* stream) const;
 
   ModelWeights* weights_;
-  ThreadPool* pool_;
   LayerPass layer_;
   OutputHead head_;
   Buffer streams_;  // [n_layers + 1, n_tokens, hidden_dim]: what goes into each layer

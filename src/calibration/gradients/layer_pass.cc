@@ -25,18 +25,18 @@ Status LayerPass::Prepare(int64_t n_tokens) {
   n_tokens_ = n_tokens;
   const int64_t d = c.head_dim, q = c.n_heads * d, kv = c.n_kv_heads * d, hidden = c.hidden_dim;
   const std::pair<Rows*, int64_t> all[] = {
-      {&normed_, hidden},       {&raw_qk_, c.norms.of_qk ? q + kv : 0},
-      {&qk_, q + kv},           {&v_, kv},
-      {&attended_, q},          {&attention_out_, hidden},
-      {&middle_, hidden},       {&ffn_normed_, hidden},
-      {&up_, c.mlp_rows()},     {&gated_, c.ffn_dim},
-      {&mlp_out_, hidden},      {&d_normed_, hidden},
-      {&d_qk_, q + kv},         {&d_v_, kv},
-      {&d_attended_, q},        {&d_part_, hidden},
-      {&d_ffn_normed_, hidden}, {&d_up_, c.mlp_rows()},
-      {&d_gated_, c.ffn_dim},   {&far_k_post_, kv},
-      {&far_k_pre_, kv},        {&far_v_, kv},
-      {&k_post_rows_, kv},      {&k_pre_rows_, kv},
+      {&forward_.normed, hidden},   {&forward_.raw_qk, c.norms.of_qk ? q + kv : 0},
+      {&forward_.qk, q + kv},       {&forward_.v, kv},
+      {&forward_.attended, q},      {&forward_.attention_out, hidden},
+      {&forward_.middle, hidden},   {&forward_.ffn_normed, hidden},
+      {&forward_.up, c.mlp_rows()}, {&forward_.gated, c.ffn_dim},
+      {&forward_.mlp_out, hidden},  {&back_.normed, hidden},
+      {&back_.qk, q + kv},          {&back_.v, kv},
+      {&back_.attended, q},         {&back_.part, hidden},
+      {&back_.ffn_normed, hidden},  {&back_.up, c.mlp_rows()},
+      {&back_.gated, c.ffn_dim},    {&shown_.far_k_post, kv},
+      {&shown_.far_k_pre, kv},      {&shown_.far_v, kv},
+      {&shown_.k_post_rows, kv},    {&shown_.k_pre_rows, kv},
   };
   for (const auto& [rows, width] : all) KVL_RETURN_IF_ERROR(rows->Prepare(n_tokens, width));
   if (c.rope_dim() == 0) return OkStatus();
@@ -92,12 +92,12 @@ RowNorm LayerPass::HeadNormOf(const NormWeights& norm) const {
 
 AttentionRows LayerPass::RowsThatAttend() {
   const int64_t q_width = int64_t{config().n_heads} * config().head_dim;
-  return {.q = qk_.data(),
-          .q_stride = qk_.width(),
-          .k = qk_.data() + q_width,
-          .k_stride = qk_.width(),
-          .v = v_.data(),
-          .v_stride = v_.width()};
+  return {.q = forward_.qk.data(),
+          .q_stride = forward_.qk.width(),
+          .k = forward_.qk.data() + q_width,
+          .k_stride = forward_.qk.width(),
+          .v = forward_.v.data(),
+          .v_stride = forward_.v.width()};
 }
 
 template <typename F>
@@ -170,62 +170,65 @@ void LayerPass::ZeroDecisions(int n_heads, int64_t token_stride, float* rows) {
 void LayerPass::ProjectRows() {
   const ModelConfig& c = config();
   const int n_rows = c.n_heads + c.n_kv_heads;
-  MultiplyTokens(matrices_.qk, layer().qk_bias, &normed_, &qk_);
-  MultiplyTokens(matrices_.v, values_->v_bias, &normed_, &v_);
+  MultiplyTokens(matrices_.qk, layer().qk_bias, &forward_.normed, &forward_.qk);
+  MultiplyTokens(matrices_.v, values_->v_bias, &forward_.normed, &forward_.v);
   if (c.norms.of_qk) {
-    std::copy_n(qk_.data(), n_tokens_ * qk_.width(), raw_qk_.data());
+    std::copy_n(forward_.qk.data(), n_tokens_ * forward_.qk.width(), forward_.raw_qk.data());
     ForTokens([&](Range tokens) {
       for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-        const int64_t q = t * qk_.width(), k = q + int64_t{c.n_heads} * c.head_dim;
-        Normalise(*kernels_, HeadNormOf(layer().q_norm), c.n_heads, raw_qk_.data() + q,
-                  qk_.data() + q);
-        Normalise(*kernels_, HeadNormOf(layer().k_norm), c.n_kv_heads, raw_qk_.data() + k,
-                  qk_.data() + k);
+        const int64_t q = t * forward_.qk.width(), k = q + int64_t{c.n_heads} * c.head_dim;
+        Normalise(*kernels_, HeadNormOf(layer().q_norm), c.n_heads, forward_.raw_qk.data() + q,
+                  forward_.qk.data() + q);
+        Normalise(*kernels_, HeadNormOf(layer().k_norm), c.n_kv_heads, forward_.raw_qk.data() + k,
+                  forward_.qk.data() + k);
       }
     });
   }
-  if (c.dmc.has_value()) ZeroDecisions(n_rows, qk_.width(), qk_.data());
-  CopyKeys(&k_pre_rows_);
-  if (c.rope_dim() > 0) Turn(n_rows, ropes_.of(layer_idx_).sin(0), qk_.width(), qk_.data());
+  if (c.dmc.has_value()) ZeroDecisions(n_rows, forward_.qk.width(), forward_.qk.data());
+  CopyKeys(&shown_.k_pre_rows);
+  if (c.rope_dim() > 0)
+    Turn(n_rows, ropes_.of(layer_idx_).sin(0), forward_.qk.width(), forward_.qk.data());
   if (c.dmc.has_value() && c.dmc->zeroes_after_rope) {
-    ZeroDecisions(n_rows, qk_.width(), qk_.data());
+    ZeroDecisions(n_rows, forward_.qk.width(), forward_.qk.data());
   }
-  CopyKeys(&k_post_rows_);
+  CopyKeys(&shown_.k_post_rows);
 }
 
 void LayerPass::CopyKeys(Rows* to) {
-  const int64_t width = to->width(), stride = qk_.width();
-  const float* const keys = qk_.data() + stride - width;
+  const int64_t width = to->width(), stride = forward_.qk.width();
+  const float* const keys = forward_.qk.data() + stride - width;
   for (int64_t t = 0; t < n_tokens_; ++t) {
     std::copy_n(keys + t * stride, width, to->data() + t * width);
   }
 }
 
 void LayerPass::RunAttention(const float* stream) {
-  NormaliseTokens(NormOf(layer().attn_norm), stream, normed_.data());
+  NormaliseTokens(NormOf(layer().attn_norm), stream, forward_.normed.data());
   ProjectRows();
-  attention_.Run(RowsThatAttend(), attended_.data());
-  MultiplyTokens(matrices_.o, values_->o_bias, &attended_, &attention_out_);
+  attention_.Run(RowsThatAttend(), forward_.attended.data());
+  MultiplyTokens(matrices_.o, values_->o_bias, &forward_.attended, &forward_.attention_out);
 }
 
 void LayerPass::RunMlp(const float* from) {
   const ModelConfig& c = config();
   if (c.shared_norm) {
-    std::copy_n(normed_.data(), n_tokens_ * normed_.width(), ffn_normed_.data());
+    std::copy_n(forward_.normed.data(), n_tokens_ * forward_.normed.width(),
+                forward_.ffn_normed.data());
   } else {
-    NormaliseTokens(NormOf(layer().ffn_norm), from, ffn_normed_.data());
+    NormaliseTokens(NormOf(layer().ffn_norm), from, forward_.ffn_normed.data());
   }
-  MultiplyTokens(matrices_.mlp_in, layer().mlp_in_bias, &ffn_normed_, &up_);
+  MultiplyTokens(matrices_.mlp_in, layer().mlp_in_bias, &forward_.ffn_normed, &forward_.up);
   ForTokens([&](Range tokens) {
     Gate(*kernels_, c.mlp, tokens.end - tokens.begin, c.ffn_dim,
-         up_.data() + tokens.begin * up_.width(), gated_.data() + tokens.begin * gated_.width());
+         forward_.up.data() + tokens.begin * forward_.up.width(),
+         forward_.gated.data() + tokens.begin * forward_.gated.width());
   });
 }
 
 void LayerPass::AddToStream(const NormWeights& norm, Rows* part, float* stream) {
   float* added = part->data();
   if (config().norms.of_outputs) {
-    added = d_part_.data();
+    added = back_.part.data();
     NormaliseTokens(OutputNormOf(norm), part->data(), added);
   }
   const int64_t width = config().hidden_dim;
@@ -237,32 +240,33 @@ void LayerPass::AddToStream(const NormWeights& norm, Rows* part, float* stream) 
 void LayerPass::Run(float* stream) {
   const bool is_parallel = config().parallel_block;
   RunAttention(stream);
-  if (!is_parallel) AddToStream(layer().attn_out_norm, &attention_out_, stream);
+  if (!is_parallel) AddToStream(layer().attn_out_norm, &forward_.attention_out, stream);
   RunMlp(stream);
-  MultiplyTokens(matrices_.down, layer().down_bias, &gated_, &mlp_out_);
-  if (is_parallel) AddToStream(layer().attn_out_norm, &attention_out_, stream);
-  AddToStream(layer().ffn_out_norm, &mlp_out_, stream);
+  MultiplyTokens(matrices_.down, layer().down_bias, &forward_.gated, &forward_.mlp_out);
+  if (is_parallel) AddToStream(layer().attn_out_norm, &forward_.attention_out, stream);
+  AddToStream(layer().ffn_out_norm, &forward_.mlp_out, stream);
 }
 
 const float* LayerPass::GradientOfPart(const NormWeights& norm, Rows* part, const float* d_added) {
   if (!config().norms.of_outputs) return d_added;
-  NormaliseTokensBack(OutputNormOf(norm), part->data(), d_added, false, d_part_.data());
-  return d_part_.data();
+  NormaliseTokensBack(OutputNormOf(norm), part->data(), d_added, false, back_.part.data());
+  return back_.part.data();
 }
 
 void LayerPass::RunMlpBack(const float* d_added) {
   const ModelConfig& c = config();
   if (c.norms.of_outputs) {
-    MultiplyTokens(matrices_.down, layer().down_bias, &gated_, &mlp_out_);
+    MultiplyTokens(matrices_.down, layer().down_bias, &forward_.gated, &forward_.mlp_out);
   }
-  MultiplyTokensBack(matrices_.down, GradientOfPart(layer().ffn_out_norm, &mlp_out_, d_added),
-                     &d_gated_, false);
+  MultiplyTokensBack(matrices_.down,
+                     GradientOfPart(layer().ffn_out_norm, &forward_.mlp_out, d_added), &back_.gated,
+                     false);
   ForTokens([&](Range tokens) {
-    const int64_t up = tokens.begin * up_.width();
-    GateBack(c.mlp, tokens.end - tokens.begin, c.ffn_dim, up_.data() + up,
-             d_gated_.data() + tokens.begin * d_gated_.width(), d_up_.data() + up);
+    const int64_t up = tokens.begin * forward_.up.width();
+    GateBack(c.mlp, tokens.end - tokens.begin, c.ffn_dim, forward_.up.data() + up,
+             back_.gated.data() + tokens.begin * back_.gated.width(), back_.up.data() + up);
   });
-  MultiplyTokensBack(matrices_.mlp_in, d_up_.data(), &d_ffn_normed_, false);
+  MultiplyTokensBack(matrices_.mlp_in, back_.up.data(), &back_.ffn_normed, false);
 }
 
 void LayerPass::TurnRowsBack() {
@@ -271,44 +275,46 @@ void LayerPass::TurnRowsBack() {
   const float* const negated =
       c.rope_dim() > 0 ? negated_sines_[c.attention.kind_idx(layer_idx_)].data() : nullptr;
   if (c.dmc.has_value() && c.dmc->zeroes_after_rope) {
-    ZeroDecisions(n_rows, d_qk_.width(), d_qk_.data());
-    ZeroDecisions(c.n_kv_heads, far_k_post_.width(), far_k_post_.data());
+    ZeroDecisions(n_rows, back_.qk.width(), back_.qk.data());
+    ZeroDecisions(c.n_kv_heads, shown_.far_k_post.width(), shown_.far_k_post.data());
   }
-  std::copy_n(far_k_post_.data(), n_tokens_ * far_k_post_.width(), far_k_pre_.data());
-  Turn(n_rows, negated, d_qk_.width(), d_qk_.data());
-  Turn(c.n_kv_heads, negated, far_k_pre_.width(), far_k_pre_.data());
+  std::copy_n(shown_.far_k_post.data(), n_tokens_ * shown_.far_k_post.width(),
+              shown_.far_k_pre.data());
+  Turn(n_rows, negated, back_.qk.width(), back_.qk.data());
+  Turn(c.n_kv_heads, negated, shown_.far_k_pre.width(), shown_.far_k_pre.data());
   if (c.dmc.has_value()) {
-    ZeroDecisions(n_rows, d_qk_.width(), d_qk_.data());
-    ZeroDecisions(c.n_kv_heads, far_k_pre_.width(), far_k_pre_.data());
+    ZeroDecisions(n_rows, back_.qk.width(), back_.qk.data());
+    ZeroDecisions(c.n_kv_heads, shown_.far_k_pre.width(), shown_.far_k_pre.data());
   }
   if (!c.norms.of_qk) return;
   ForTokens([&](Range tokens) {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-      const int64_t q = t * qk_.width(), k = q + int64_t{c.n_heads} * c.head_dim;
-      NormaliseBack(HeadNormOf(layer().q_norm), c.n_heads, raw_qk_.data() + q, d_qk_.data() + q,
-                    false, d_qk_.data() + q);
-      NormaliseBack(HeadNormOf(layer().k_norm), c.n_kv_heads, raw_qk_.data() + k, d_qk_.data() + k,
-                    false, d_qk_.data() + k);
+      const int64_t q = t * forward_.qk.width(), k = q + int64_t{c.n_heads} * c.head_dim;
+      NormaliseBack(HeadNormOf(layer().q_norm), c.n_heads, forward_.raw_qk.data() + q,
+                    back_.qk.data() + q, false, back_.qk.data() + q);
+      NormaliseBack(HeadNormOf(layer().k_norm), c.n_kv_heads, forward_.raw_qk.data() + k,
+                    back_.qk.data() + k, false, back_.qk.data() + k);
     }
   });
 }
 
 void LayerPass::RunAttentionBack(const float* d_added) {
   const ModelConfig& c = config();
-  MultiplyTokensBack(matrices_.o, GradientOfPart(layer().attn_out_norm, &attention_out_, d_added),
-                     &d_attended_, false);
-  attention_.RunBack(RowsThatAttend(), attended_.data(), d_attended_.data(),
-                     {.q = d_qk_.data(),
-                      .q_stride = d_qk_.width(),
-                      .k = d_qk_.data() + int64_t{c.n_heads} * c.head_dim,
-                      .k_stride = d_qk_.width(),
-                      .v = d_v_.data(),
-                      .v_stride = d_v_.width(),
-                      .far_k = far_k_post_.data(),
-                      .far_v = far_v_.data()});
+  MultiplyTokensBack(matrices_.o,
+                     GradientOfPart(layer().attn_out_norm, &forward_.attention_out, d_added),
+                     &back_.attended, false);
+  attention_.RunBack(RowsThatAttend(), forward_.attended.data(), back_.attended.data(),
+                     {.q = back_.qk.data(),
+                      .q_stride = back_.qk.width(),
+                      .k = back_.qk.data() + int64_t{c.n_heads} * c.head_dim,
+                      .k_stride = back_.qk.width(),
+                      .v = back_.v.data(),
+                      .v_stride = back_.v.width(),
+                      .far_k = shown_.far_k_post.data(),
+                      .far_v = shown_.far_v.data()});
   TurnRowsBack();
-  MultiplyTokensBack(matrices_.qk, d_qk_.data(), &d_normed_, false);
-  MultiplyTokensBack(matrices_.v, d_v_.data(), &d_normed_, true);
+  MultiplyTokensBack(matrices_.qk, back_.qk.data(), &back_.normed, false);
+  MultiplyTokensBack(matrices_.v, back_.v.data(), &back_.normed, true);
 }
 
 RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
@@ -317,32 +323,34 @@ RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
   RunAttention(stream);
   const float* mlp_from = stream;
   if (!c.parallel_block) {
-    std::copy_n(stream, n_values, middle_.data());
-    AddToStream(layer().attn_out_norm, &attention_out_, middle_.data());
-    mlp_from = middle_.data();
+    std::copy_n(stream, n_values, forward_.middle.data());
+    AddToStream(layer().attn_out_norm, &forward_.attention_out, forward_.middle.data());
+    mlp_from = forward_.middle.data();
   }
   RunMlp(mlp_from);
   RunMlpBack(gradient);
   const bool has_ffn_norm = !c.shared_norm;
   if (!c.parallel_block) {
-    NormaliseTokensBack(NormOf(layer().ffn_norm), mlp_from, d_ffn_normed_.data(), true, gradient);
+    NormaliseTokensBack(NormOf(layer().ffn_norm), mlp_from, back_.ffn_normed.data(), true,
+                        gradient);
   }
   RunAttentionBack(gradient);
   if (c.parallel_block && has_ffn_norm) {
-    NormaliseTokensBack(NormOf(layer().ffn_norm), mlp_from, d_ffn_normed_.data(), true, gradient);
+    NormaliseTokensBack(NormOf(layer().ffn_norm), mlp_from, back_.ffn_normed.data(), true,
+                        gradient);
   }
   if (c.shared_norm) {
-    for (int64_t i = 0; i < n_values; ++i) d_normed_.data()[i] += d_ffn_normed_.data()[i];
+    for (int64_t i = 0; i < n_values; ++i) back_.normed.data()[i] += back_.ffn_normed.data()[i];
   }
-  NormaliseTokensBack(NormOf(layer().attn_norm), stream, d_normed_.data(), true, gradient);
+  NormaliseTokensBack(NormOf(layer().attn_norm), stream, back_.normed.data(), true, gradient);
   return {.layer_idx = layer_idx_,
           .n_tokens = n_tokens_,
-          .k_post = far_k_post_.data(),
-          .k_pre = far_k_pre_.data(),
-          .v = far_v_.data(),
-          .k_post_rows = k_post_rows_.data(),
-          .k_pre_rows = k_pre_rows_.data(),
-          .v_rows = v_.data()};
+          .k_post = shown_.far_k_post.data(),
+          .k_pre = shown_.far_k_pre.data(),
+          .v = shown_.far_v.data(),
+          .k_post_rows = shown_.k_post_rows.data(),
+          .k_pre_rows = shown_.k_pre_rows.data(),
+          .v_rows = forward_.v.data()};
 }
 
 }  // namespace kvlathe

@@ -114,12 +114,17 @@ class LayerPass {
   std::shared_ptr<const ValueProjection> values_;
 
   // What a layer computes on its way: heads of queries before those of keys in qk.
-  Rows normed_, raw_qk_, qk_, v_, attended_, attention_out_, middle_;
-  Rows ffn_normed_, up_, gated_, mlp_out_;
-  // Gradients with respect to them.
-  Rows d_normed_, d_qk_, d_v_, d_attended_, d_part_, d_ffn_normed_, d_up_, d_gated_;
-  Rows far_k_post_, far_k_pre_, far_v_;
-  Rows k_post_rows_, k_pre_rows_;
+  struct {
+    Rows normed, raw_qk, qk, v, attended, attention_out, middle, ffn_normed, up, gated, mlp_out;
+  } forward_;
+  // Gradients with respect to it; `part` is what was added to the stream.
+  struct {
+    Rows normed, qk, v, attended, part, ffn_normed, up, gated;
+  } back_;
+  // What RowGradients point to.
+  struct {
+    Rows far_k_post, far_k_pre, far_v, k_post_rows, k_pre_rows;
+  } shown_;
 };
 
 }  // namespace kvlathe

@@ -140,7 +140,7 @@ void AttendSink(const AttendKernels& kernels, const HeadJob& job, const JobAddre
 void WriteRows(const CpuAccess& own, const HeadJob& job, int row_begin, int n_rows,
                const PartialRows& partial) {
   const int width = job.output_width();
-  const int64_t element_bytes = SizeOf(job.shape.row_type);
+  const int64_t element_bytes = SizeOf(job.out_type);
   const int64_t head_stride = job.out_head_stride > 0 ? job.out_head_stride : width;
   const bool is_dense = head_stride == width;
   for (int done = 0; done < n_rows;) {
@@ -149,7 +149,7 @@ void WriteRows(const CpuAccess& own, const HeadJob& job, int row_begin, int n_ro
     std::byte* out =
         own.At(job.out) + (token * job.out_stride + head * head_stride) * element_bytes;
     FinishRows({partial.o + int64_t{done} * width, partial.row_max + done, partial.row_sum + done},
-               n, width, job.shape.row_type, out);
+               n, width, job.out_type, out);
     if (!is_dense) {
       std::memset(out + width * element_bytes, 0, (head_stride - width) * element_bytes);
     }

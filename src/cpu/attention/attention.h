@@ -11,7 +11,7 @@
 #include "base/cpu_features.h"
 #include "base/status.h"
 #include "base/threads.h"
-#include "cpu/memory/cpu_residents.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 #include "machine/attention/head_job.h"
 #include "machine/attention/schedule.h"
 

@@ -14,7 +14,7 @@
 #include "base/random.h"
 #include "cpu/attention/addresses.h"
 #include "cpu/kernels/attend/attend.h"
-#include "cpu/memory/cpu_residents.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 #include "cpu/memory/host_places.h"
 #include "tensor/dtype.h"
 
@@ -105,6 +105,7 @@ class Head {
                       .first_visible = first + 1,
                       .window = s_.window},
             .out = At(out_.bytes.data() + first * out_stride_ * SizeOf(block_shape_.row_type)),
+            .out_type = block_shape_.row_type,
             .out_stride = out_stride_};
   }
   HeadJob Step() { return Step(s_.n_total, s_.n_tokens); }

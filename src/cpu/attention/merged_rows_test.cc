@@ -11,7 +11,7 @@
 
 #include "base/random.h"
 #include "cpu/attention/attention.h"
-#include "cpu/memory/cpu_residents.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 #include "cpu/memory/host_places.h"
 
 namespace kvlathe {

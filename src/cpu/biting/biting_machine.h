@@ -11,7 +11,7 @@
 #include "cpu/biting/late_backend.h"
 #include "cpu/biting/late_device.h"
 #include "cpu/cpu_backend.h"
-#include "cpu/memory/cpu_residents.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 #include "machine/machine.h"
 
 namespace kvlathe {

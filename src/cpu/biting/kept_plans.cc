@@ -9,6 +9,11 @@ void KeptPlans::KeepParts(SealHeadPlan* head) {
   head->packed = KeepAll(head->packed);
 }
 
+EmbedPlan KeptPlans::Keep(EmbedPlan plan) {
+  plan.tokens = KeepAll(plan.tokens);
+  return plan;
+}
+
 HeadProductsPlan KeptPlans::Keep(HeadProductsPlan plan) {
   plan.heads = KeepAll(plan.heads);
   return plan;

@@ -14,6 +14,7 @@ namespace kvlathe {
 // Owns what copies of plans point to.
 class KeptPlans {
  public:
+  EmbedPlan Keep(EmbedPlan plan);
   HeadProductsPlan Keep(HeadProductsPlan plan);
   RotatePlan Keep(RotatePlan plan);
   TakeRowsPlan Keep(TakeRowsPlan plan);

@@ -28,6 +28,11 @@ void LateBackend::MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) 
   backend_.MergeRows(plan, n_closed);
 }
 
+void LateBackend::Embed(const EmbedPlan& plan) {
+  const auto kept = std::make_shared<KeptPlans>();
+  Late([this, kept, copy = kept->Keep(plan)] { backend_.Embed(copy); });
+}
+
 void LateBackend::TakeRows(const TakeRowsPlan& plan) {
   const auto kept = std::make_shared<KeptPlans>();
   Late([this, kept, copy = kept->Keep(plan)] { backend_.TakeRows(copy); });

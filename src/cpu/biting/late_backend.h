@@ -24,6 +24,7 @@ class LateBackend : public Backend {
   std::vector<float> TakeChannel(const TakeChannelPlan& plan) override;
   void MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) override;
 
+  void Embed(const EmbedPlan& plan) override;
   void TakeRows(const TakeRowsPlan& plan) override;
   void Project(const ProductPlan& plan) override;
   void ProjectHeads(const HeadProductsPlan& plan) override;

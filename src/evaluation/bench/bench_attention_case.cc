@@ -310,6 +310,7 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
          .n_entries = c->lengths[i],
          .first_visible = c->lengths[i] - c->row.n_tokens + 1,
          .out = memory.places(memory.out.as<Bf16>() + head * n_rows * options.head_dim),
+         .out_type = DType::kBf16,
          .out_stride = int64_t{group} * shape.rank_v});
     const KeyRotationId rotation =
         c->cos.empty() ? KeyRotationId()

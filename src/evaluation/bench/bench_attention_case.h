@@ -8,8 +8,8 @@
 
 #include "base/threads.h"
 #include "cpu/attention/attention.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 #include "cpu/memory/cpu_device.h"
-#include "cpu/memory/cpu_residents.h"
 #include "cpu/memory/host_places.h"
 #include "evaluation/bench/bench_attention.h"
 #include "kv/seal/seal_schedule.h"

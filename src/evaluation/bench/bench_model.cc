@@ -182,7 +182,10 @@ int64_t CountWeights(const Model& model) {
 double LimitOfGeneration(const Model& model, int n_parallel, int64_t kv_bytes,
                          const StepLimits& limits) {
   const auto n_weights = static_cast<double>(CountWeights(model));
-  const double weight_bytes = n_weights * SizeOf(model.weights().compute_type());
+  const Weight& head = model.weights().lm_head();
+  const double bytes_per_weight =
+      static_cast<double>(head.n_bytes()) / static_cast<double>(head.n_out() * head.n_in());
+  const double weight_bytes = n_weights * bytes_per_weight;
   const double linear = std::max(weight_bytes / limits.read_bytes_per_s,
                                  2 * n_weights * n_parallel / limits.gemm_flops);
   return n_parallel / (linear + static_cast<double>(kv_bytes) / limits.read_bytes_per_s);

@@ -52,7 +52,7 @@ class ChannelOfKeys : public QkvObserver {
 // Reads the tokens and returns the share of positions that are entries then.
 StatusOr<double> Read(const std::shared_ptr<ModelWeights>& weights, PlanParts parts,
                       std::span<const int32_t> ids, QkvObserver* observer) {
-  const ModelFacts facts = FactsOf(weights->config(), weights->compute_type());
+  const ModelFacts facts = FactsOf(weights->config(), weights->types().rows);
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, AssemblePlan(facts, std::move(parts)));
   KVL_ASSIGN_OR_RETURN(const auto model, Model::Create(weights, plan));
   BlockPool pool(std::numeric_limits<int64_t>::max(), &model->machine().memory());

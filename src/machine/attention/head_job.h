@@ -88,12 +88,13 @@ struct HeadJob {
   // of token 0 may be null.
   int window = 0;
   SinkIds sinks;
-  // The output of head h of token t is output_width() numbers of row_type at
+  // The output of head h of token t is output_width() numbers of out_type at
   // out + t * out_stride + h * out_head_stride, with zeros behind them up to the next head. A token
   // that sees nothing gets zeros.
   ObjectPlace out;
-  int64_t out_stride = 0;       // elements
-  int64_t out_head_stride = 0;  // elements; 0: output_width()
+  DType out_type = DType::kF32;  // kF32 or kBf16
+  int64_t out_stride = 0;        // elements
+  int64_t out_head_stride = 0;   // elements; 0: output_width()
 
   // The table to whose sums the rows of tokens from first_scored on add their attention, for which
   // there must be no window. Empty if nobody asks for scores.

@@ -9,7 +9,7 @@ namespace kvlathe {
 void AppendStep::PlanSinks(const SequenceStep& step, int kv_head_idx, int64_t first_row,
                            int n_sinks, Activations* a) {
   const int g = kv_head_idx, first = step.first_position();
-  const int64_t element = SizeOf(a->row_type);
+  const int64_t element = SizeOf(a->types.rows);
   const int64_t k_bytes = layer_.rows.key_dim() * element;
   const CacheHead head = step.cache->head(layer_.idx, g);
   const int64_t v_bytes = head.shape().sink_value_width() * element;
@@ -30,7 +30,7 @@ void AppendStep::PlanSinks(const SequenceStep& step, int kv_head_idx, int64_t fi
 void AppendStep::PlanHead(int sequence, const SequenceStep& step, int kv_head_idx,
                           int64_t first_row, Activations* a) {
   const int g = kv_head_idx, n_new = step.n_new();
-  const int64_t element = SizeOf(a->row_type);
+  const int64_t element = SizeOf(a->types.rows);
   const SequenceCache& cache = *step.cache;
   const CacheHead head = cache.head(layer_.idx, g);
   const HeadRows k =

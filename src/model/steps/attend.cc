@@ -68,15 +68,16 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   AddSinks(place, g, &job);
   job.out_stride = rows.OutputStride();
   job.out_head_stride = rows.OutputWidth(g);
+  job.out_type = a->types.activations;
   job.out = a->attended.place() +
-            (place.token_idx * job.out_stride + rows.OutputOffset(g)) * SizeOf(a->row_type);
+            (place.token_idx * job.out_stride + rows.OutputOffset(g)) * SizeOf(job.out_type);
   return job;
 }
 
 void AttendStep::AddQueries(const Place& place, int kv_head_idx, Activations* a,
                             HeadJob* job) const {
   const LayerRows& rows = layer_.rows;
-  const int64_t element = SizeOf(a->row_type), first_row = place.token_idx * rows.gqa_group();
+  const int64_t element = SizeOf(a->types.rows), first_row = place.token_idx * rows.gqa_group();
   const HeadRows whole = rows.WholeQueries(a, kv_head_idx);
   const HeadRows q =
       place.step.cache->has_whole_keys(layer_.idx) ? whole : rows.Queries(a, kv_head_idx);
@@ -164,7 +165,7 @@ void AttendStep::AddScores(const SequenceStep& step, int kv_head_idx, HeadJob* j
 
 void AttendStep::AddMergedRows(const Place& place, int kv_head_idx, Activations* a,
                                HeadJob* job) const {
-  const int64_t element = SizeOf(a->row_type), token_idx = place.token_idx;
+  const int64_t element = SizeOf(a->types.rows), token_idx = place.token_idx;
   const HeadRows k = layer_.rows.Keys(a, kv_head_idx), v = layer_.rows.Values(a, kv_head_idx);
   const int* const n_closed = &a->n_closed[kv_head_idx * a->n_tokens + token_idx];
   job->merged = {.n_closed = n_closed,

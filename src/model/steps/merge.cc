@@ -72,7 +72,7 @@ Status MergeStep::Run(ForwardState* state) {
            .k = a.qk.place() +
                 (first_row * rows.QkStride() + int64_t{rows.n_heads + g} * rows.head_dim) *
                     int64_t{sizeof(float)},
-           .v = v.first + first_row * v.stride * SizeOf(a.row_type),
+           .v = v.first + first_row * v.stride * SizeOf(a.types.rows),
            .first_closed = idx});
     }
     first_row += n_new;
@@ -82,7 +82,7 @@ Status MergeStep::Run(ForwardState* state) {
                              .head_dim = rows.head_dim,
                              .k_stride = rows.QkStride(),
                              .v_stride = rows.v_offsets.back(),
-                             .row_type = a.row_type},
+                             .row_type = a.types.rows},
                             a.n_closed);
   int64_t end = 0;
   for (const SequenceStep& step : state->steps()) {

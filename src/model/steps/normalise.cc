@@ -20,7 +20,7 @@ Status NormaliseStep::Run(ForwardState* state) {
   Activations& a = *state->activations;
   const ModelConfig& c = *layer_.config;
   NormPlan plan = NormOf(c, norm_, a.hidden.place(), a.n_tokens, c.hidden_dim);
-  plan.out_type = a.compute_type;
+  plan.out_type = a.types.activations;
   plan.out = a.normed.place();
   state->backend->Normalise({&plan, 1});
   return OkStatus();

@@ -64,9 +64,9 @@ Status ObserveStep::Run(ForwardState* state) {
   const int64_t n_tokens = a.n_tokens, stride = rows.QkStride();
   const int64_t q_width = int64_t{rows.n_heads} * d, k_width = int64_t{rows.n_kv_heads} * d;
   const std::vector<float> v =
-      Downloaded(a.memory, a.v.place(), a.row_type, n_tokens * rows.v_offsets.back());
+      Downloaded(a.memory, a.v.place(), a.types.rows, n_tokens * rows.v_offsets.back());
   const std::vector<float> qk =
-      Downloaded(a.memory, a.qk.place(), rows.turn ? DType::kF32 : a.row_type, n_tokens * stride);
+      Downloaded(a.memory, a.qk.place(), rows.turn ? DType::kF32 : a.types.rows, n_tokens * stride);
   KVL_ASSIGN_OR_RETURN(const std::vector<float> turned, TurnedRows(qk, state));
   std::vector<int> positions(n_tokens);
   std::vector<float> q_pre(n_tokens * q_width), q_post(q_pre.size());

@@ -13,6 +13,7 @@ namespace kvlathe {
 class PlanRecorder : public Backend {
  public:
   void set_deterministic(bool) override {}
+  void Embed(const EmbedPlan&) override {}
   void TakeRows(const TakeRowsPlan& plan) override { takes.push_back(plan); }
   std::vector<float> TakeChannel(const TakeChannelPlan& plan) override {
     channels.push_back(plan);

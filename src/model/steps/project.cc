@@ -23,11 +23,12 @@ GateKind GateOf(MlpKind mlp) {
 }  // namespace
 
 ProductPlan ProductOf(const Weight& w, const FloatTable& bias, int64_t n_rows, const ObjectPlace& x,
-                      const ObjectPlace& y) {
+                      DType x_type, const ObjectPlace& y) {
   ProductPlan params;
   params.w = w.id();
   params.n_rows = n_rows;
   params.x = x;
+  params.x_type = x_type;
   params.x_stride = w.n_in();
   params.bias = bias.place();
   params.y = y;
@@ -41,12 +42,12 @@ Status ProjectStep::Run(ForwardState* state) {
   const bool is_folded = layer_.folded_qk.has_value();
   ProductPlan qk = ProductOf(is_folded ? layer_.folded_qk->qk : layer_.weights->qk,
                              is_folded ? layer_.folded_qk->bias : layer_.weights->qk_bias,
-                             a.n_tokens, a.normed.place(), a.qk.place());
-  qk.y_type = layer_.rows.turn ? DType::kF32 : a.row_type;
+                             a.n_tokens, a.normed.place(), a.types.activations, a.qk.place());
+  qk.y_type = layer_.rows.turn ? DType::kF32 : a.types.rows;
   state->backend->Project(qk);
-  ProductPlan v =
-      ProductOf(layer_.values->v, layer_.values->v_bias, a.n_tokens, a.normed.place(), a.v.place());
-  v.y_type = a.row_type;
+  ProductPlan v = ProductOf(layer_.values->v, layer_.values->v_bias, a.n_tokens, a.normed.place(),
+                            a.types.activations, a.v.place());
+  v.y_type = a.types.rows;
   state->backend->Project(v);
   return OkStatus();
 }
@@ -56,7 +57,7 @@ Status ReadOutputsStep::Run(ForwardState* state) {
   Activations& a = *state->activations;
   const LayerRows& rows = layer_.rows;
   const int group = rows.gqa_group();
-  const int64_t element = SizeOf(a.row_type);
+  const int64_t element = SizeOf(a.types.activations);
   heads_.clear();
   for (int h = 0; h < rows.n_heads; ++h) {
     const int g = h / group;  // of the cache
@@ -69,7 +70,7 @@ Status ReadOutputsStep::Run(ForwardState* state) {
                                 .heads = heads_,
                                 .x_stride = rows.OutputStride(),
                                 .y_stride = int64_t{rows.n_heads} * rows.head_dim,
-                                .type = a.row_type});
+                                .type = a.types.activations});
   return OkStatus();
 }
 
@@ -78,7 +79,7 @@ void AddToStream(const Layer& layer, const Weight& w, const FloatTable& bias, co
   Activations& a = *state->activations;
   const bool is_normalised = layer.config->norms.of_outputs;
   const ObjectPlace to = is_normalised ? a.added.place() : a.hidden.place();
-  ProductPlan product = ProductOf(w, bias, a.n_tokens, x, to);
+  ProductPlan product = ProductOf(w, bias, a.n_tokens, x, a.types.activations, to);
   product.accumulate = !is_normalised;
   {
     const ScopedTimer timer(&state->profile->linear);
@@ -106,8 +107,8 @@ Status FeedForwardStep::Run(ForwardState* state) {
   const LayerWeights& w = *layer_.weights;
   {
     const ScopedTimer timer(&state->profile->linear);
-    state->backend->Project(
-        ProductOf(w.mlp_in, w.mlp_in_bias, a.n_tokens, a.normed.place(), a.mlp_in.place()));
+    state->backend->Project(ProductOf(w.mlp_in, w.mlp_in_bias, a.n_tokens, a.normed.place(),
+                                      a.types.activations, a.mlp_in.place()));
   }
   {
     const ScopedTimer timer(&state->profile->other);
@@ -115,7 +116,7 @@ Status FeedForwardStep::Run(ForwardState* state) {
                           .x = a.mlp_in.place(),
                           .n_rows = a.n_tokens,
                           .ffn_dim = layer_.config->ffn_dim,
-                          .out_type = a.compute_type,
+                          .out_type = a.types.activations,
                           .out = a.gated.place()});
   }
   AddToStream(layer_, w.down, w.down_bias, a.gated.place(), w.ffn_out_norm, state);

@@ -7,9 +7,9 @@
 
 namespace kvlathe {
 
-// Plans the product of n_rows dense rows x with w, into dense rows y in F32.
+// Plans the product of n_rows dense rows x of x_type with w, into dense rows y in F32.
 ProductPlan ProductOf(const Weight& w, const FloatTable& bias, int64_t n_rows, const ObjectPlace& x,
-                      const ObjectPlace& y);
+                      DType x_type, const ObjectPlace& y);
 
 // Multiplies Activations::normed to queries, keys and values.
 class ProjectStep : public LayerStep {

@@ -20,10 +20,10 @@ class ProjectStepTest : public StepTest {
     values.v = Matrix(2 * kHeadDim, config.hidden_dim);
     values.o = Matrix(config.hidden_dim, 4 * kHeadDim);
     layer.values = std::make_shared<const ValueProjection>(std::move(values));
-    activations.compute_type = activations.row_type = DType::kBf16;
+    activations.types = DType::kBf16;
   }
   Weight Matrix(int64_t n_out, int64_t n_in) {
-    auto matrix = Weight::Create(&residents, n_out, n_in, DType::kBf16);
+    auto matrix = Weight::Create(&residents, n_out, n_in, WeightType::kBf16);
     EXPECT_TRUE(matrix.ok());
     return *std::move(matrix);
   }

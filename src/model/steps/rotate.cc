@@ -27,7 +27,7 @@ HeadTurn RotateStep::TurnOf(int kv_head_idx, Activations* a) const {
   const int d = rows.head_dim, group = rows.queries_per_key();
   const int g = kv_head_idx / rows.heads_per_map();  // of the cache
   const int part = kv_head_idx % rows.heads_per_map();
-  const int64_t element = SizeOf(a->row_type), key_dim = rows.key_dim();
+  const int64_t element = SizeOf(a->types.rows), key_dim = rows.key_dim();
   const ObjectPlace qk = a->qk.place();
   const int64_t f32_row = d * int64_t{sizeof(float)};
   HeadTurn head = {.q = qk + int64_t{kv_head_idx} * group * f32_row,
@@ -63,7 +63,7 @@ Status RotateStep::Run(ForwardState* state) {
   plan.heads = heads_;
   if (TurnWhenRead(layer_.layout->keys)) plan.first_unturned = layer_.layout->n_sink;
   plan.keys_per_map = KeysPerMap(layer_.rows.keys);
-  plan.out_type = a.row_type;
+  plan.out_type = a.types.rows;
   state->backend->RotateAndMap(plan);
   return OkStatus();
 }
@@ -81,12 +81,12 @@ Status GatherQueriesStep::Run(ForwardState* state) {
       const ObjectId gram = step.cache->head(layer_.idx, g).query_gram();
       if (gram.is_null()) continue;
       HeadRows q = rows.WholeQueries(&a, g);
-      q.first = q.first + (token_idx + n_sinks) * group * q.stride * SizeOf(a.row_type);
+      q.first = q.first + (token_idx + n_sinks) * group * q.stride * SizeOf(a.types.rows);
       grams_.push_back({q, int64_t{step.n_new() - n_sinks} * group, &step.cache->device(), gram});
     }
     token_idx += step.n_new();
   }
-  state->backend->GatherGrams(grams_, rows.head_dim, a.row_type);
+  state->backend->GatherGrams(grams_, rows.head_dim, a.types.rows);
   return OkStatus();
 }
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/memory/cpu_residents.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/host_pool_fixture.h"
 #include "model/small_config.h"

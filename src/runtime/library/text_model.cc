@@ -8,6 +8,7 @@
 #include "runtime/calibration_run.h"
 #include "runtime/library/generator_parts.h"
 #include "runtime/library/text_model_parts.h"
+#include "runtime/spec_models.h"
 #include "runtime/workspace.h"
 
 namespace kvlathe::runtime {
@@ -75,7 +76,7 @@ std::string TextModel::Detokenize(const std::vector<int32_t>& ids) const {
 
 StatusOr<CacheCost> TextModel::CostOf(const std::string& cache) {
   KVL_ASSIGN_OR_RETURN(SpecModel made, parts_->workspace->MakeModel(cache));
-  KVL_RETURN_IF_ERROR(parts_->workspace->PredictKlOf(&made));
+  KVL_RETURN_IF_ERROR(PredictKlOf(parts_->workspace.get(), &made));
   CacheCost cost;
   cost.resolved = made.spec.ToString();
   cost.predicted_kl = made.predicted_kl;

@@ -5,7 +5,7 @@
 
 #include "cpu/kernels/attend/attend.h"
 #include "cpu/kernels/attend/entry_scores.h"
-#include "cpu/memory/cpu_residents.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 #include "machine/sealed_runs.h"
 
 namespace kvlathe {

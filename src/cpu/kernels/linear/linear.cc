@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <limits>
 #include <vector>
 
 #include "base/check.h"
@@ -13,15 +12,6 @@
 namespace kvlathe {
 namespace {
 
-// From this many rows on a worker, oneDNN is faster than our own kernels. With AVX-512 dots both
-// run at the rate of the dots from 20 rows on; oneDNN is the better by 2% at 64 rows. AMX products
-// are several times faster, but at few rows reading the weights takes longer than the dots of 16
-// rows. F32 on Zen 4, weights in L3, oneDNN with AVX-512: ours takes half the time at one row, both
-// the same at 32 rows, oneDNN three quarters at 256.
-constexpr int64_t kDnnlRowsAvx512 = 64;
-constexpr int64_t kDnnlRowsAmx = 16;
-constexpr int64_t kDnnlRowsF32 = 32;
-constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 // Workers that share rows read the weights once each: worth it when each has this many rows.
 constexpr int64_t kMinRowsPerPart = 64;
 
@@ -53,25 +43,22 @@ Cut ChooseCut(int64_t n_rows, int64_t n_out, int n_workers) {
 }
 
 LinearPart PartOf(const LinearParams& p, Range rows, Range outs) {
-  const PackedMatrix& w = *p.w;
-  const DType type = w.compute_type();
-  const bool is_bf16 = type == DType::kBf16;
-  const int64_t w_stride = is_bf16 ? RoundUp(w.n_in(), kInBlock) : RoundUp(w.n_out(), 16);
-  const int64_t w_offset = is_bf16 ? outs.begin * w_stride : outs.begin;
-  return {
-      .compute_type = type,
+  const WeightFormat& format = p.w->format();
+  const DType x_type = format.x_type();
+  LinearPart part = {
+      .x_type = x_type,
       .n_rows = rows.end - rows.begin,
       .n_out = outs.end - outs.begin,
-      .n_in = w.n_in(),
-      .x = static_cast<const std::byte*>(p.x) + rows.begin * p.x_stride * SizeOf(type),
+      .n_in = p.w->n_in(),
+      .x = static_cast<const std::byte*>(p.x) + rows.begin * p.x_stride * SizeOf(x_type),
       .x_stride = p.x_stride,
-      .w = w.data() + w_offset * SizeOf(type),
-      .w_stride = w_stride,
       .bias = p.bias == nullptr ? nullptr : p.bias + outs.begin,
       .y = static_cast<std::byte*>(p.y) + (rows.begin * p.y_stride + outs.begin) * SizeOf(p.y_type),
       .y_stride = p.y_stride,
       .y_type = p.y_type,
       .accumulate = p.accumulate};
+  format.PlacePart(p.w->size(), p.w->data(), outs.begin, &part);
+  return part;
 }
 
 void CheckParams(const LinearParams& p) {
@@ -88,18 +75,6 @@ struct Linear::State {
   bool is_deterministic = false;
   std::vector<DnnlLinear> dnnl;  // by worker; empty on kScalar
 
-  // oneDNN has only a reference for BF16 where the machine has no BF16 dots.
-  int64_t DnnlRows(DType type) const {
-    if (isa == Isa::kScalar) return kNever;
-    if (type == DType::kF32) return kDnnlRowsF32;
-    if (!HasBf16Dots(isa)) return kNever;
-    return isa == Isa::kAmx ? kDnnlRowsAmx : kDnnlRowsAvx512;
-  }
-
-  bool IsFewRows(const LinearParams& p) const {
-    return p.n_rows < std::min(kDnnlRowsAvx512, DnnlRows(p.w->compute_type()));
-  }
-
   // Few rows are bound by reading the weights, and workers do not read equally fast when others use
   // the machine: each has a share of its own in a row, and the rest goes block by block to whoever
   // is ready. Every output is the work of one worker, so the result does not depend on who.
@@ -109,7 +84,7 @@ struct Linear::State {
     std::atomic<int64_t> next_block = n_own * pool->n_workers();
     const auto run_blocks = [&](int64_t first, int64_t n, int worker_id) {
       const Range outs = {first * kOutBlock, std::min((first + n) * kOutBlock, n_out)};
-      RunPart(PartOf(p, {0, p.n_rows}, outs), worker_id);
+      RunPart(p, {0, p.n_rows}, outs, worker_id);
     };
     pool->Run([&](int worker_id) {
       if (n_own > 0) run_blocks(worker_id * n_own, n_own, worker_id);
@@ -120,14 +95,10 @@ struct Linear::State {
     });
   }
 
-  void RunPart(const LinearPart& part, int worker_id) {
-    if (part.n_rows == 0 || part.n_out == 0) return;
-    if (isa == Isa::kScalar) return LinearScalar(part);
-    // oneDNN picks its blocking, and so the order of its sums, by the number of rows.
-    const bool uses_dnnl = !is_deterministic && part.n_rows >= DnnlRows(part.compute_type);
-    if (uses_dnnl && dnnl[worker_id].Run(part)) return;
-    if (part.compute_type == DType::kBf16 && HasBf16Dots(isa)) return LinearAvx512(part);
-    LinearAvx2(part);
+  void RunPart(const LinearParams& p, Range rows, Range outs, int worker_id) {
+    if (rows.begin == rows.end || outs.begin == outs.end) return;
+    DnnlLinear* const of_worker = dnnl.empty() ? nullptr : &dnnl[worker_id];
+    p.w->format().Multiply(PartOf(p, rows, outs), {isa, is_deterministic, of_worker});
   }
 };
 
@@ -144,7 +115,8 @@ void Linear::set_deterministic(bool deterministic) { state_->is_deterministic = 
 void Linear::Run(const LinearParams& params) {
   CheckParams(params);
   const int n_workers = state_->pool->n_workers();
-  if (n_workers > 1 && state_->IsFewRows(params)) return state_->RunFewRows(params);
+  const bool is_few_rows = params.n_rows < params.w->format().FewRows(state_->isa);
+  if (n_workers > 1 && is_few_rows) return state_->RunFewRows(params);
   const Cut cut = ChooseCut(params.n_rows, params.w->n_out(), n_workers);
   state_->pool->Run([&](int worker_id) {
     if (worker_id >= cut.row_parts * cut.out_parts) return;
@@ -153,13 +125,13 @@ void Linear::Run(const LinearParams& params) {
     const Range outs =
         ShareOf(params.w->n_out(), kOutBlock, static_cast<int>(worker_id % cut.out_parts),
                 static_cast<int>(cut.out_parts));
-    state_->RunPart(PartOf(params, rows, outs), worker_id);
+    state_->RunPart(params, rows, outs, worker_id);
   });
 }
 
 void Linear::RunOnWorker(const LinearParams& params, int worker_id) {
   CheckParams(params);
-  state_->RunPart(PartOf(params, {0, params.n_rows}, {0, params.w->n_out()}), worker_id);
+  state_->RunPart(params, {0, params.n_rows}, {0, params.w->n_out()}, worker_id);
 }
 
 }  // namespace kvlathe

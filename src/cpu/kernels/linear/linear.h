@@ -1,7 +1,7 @@
 // y = x W^T (+ bias), x [n_rows, n_in], W [n_out, n_in] as Hugging Face stores it.
 //
-// One packed copy of the weights (format/packed_matrix.h) serves oneDNN (many rows) and our own
-// kernel (few rows, bound by read bandwidth).
+// One packed copy of the weights (cpu/kernels/linear/packed_matrix.h) serves products of many rows
+// and of few, which are bound by read bandwidth.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 #include "base/cpu_features.h"
 #include "base/threads.h"
-#include "format/packed_matrix.h"
+#include "cpu/kernels/linear/packed_matrix.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -17,7 +17,7 @@ namespace kvlathe {
 struct LinearParams {
   const PackedMatrix* w = nullptr;
   int64_t n_rows = 0;
-  const void* x = nullptr;      // [n_rows, n_in] in w->compute_type()
+  const void* x = nullptr;      // [n_rows, n_in] in w->format().x_type()
   int64_t x_stride = 0;         // elements; n_in lets oneDNN read x in place
   const float* bias = nullptr;  // [n_out] or null
   void* y = nullptr;            // [n_rows, n_out] in y_type

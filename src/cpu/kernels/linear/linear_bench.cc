@@ -58,7 +58,7 @@ std::vector<std::byte> RandomValues(DType type, int64_t n) {
 }
 
 PackedMatrix RandomMatrix(DType type, int64_t n_out, int64_t n_in) {
-  PackedMatrix m = PackedMatrix::Create(n_out, n_in, type).value();
+  PackedMatrix m = PackedMatrix::Create(n_out, n_in, DenseWeights(type)).value();
   const std::vector<std::byte> row = RandomValues(type, n_in);
   for (int64_t out = 0; out < n_out; ++out) m.PackRows(out, 1, type, row.data(), n_in);
   return m;

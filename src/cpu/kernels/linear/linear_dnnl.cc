@@ -31,7 +31,7 @@ class OneOmpThread {
 };
 
 struct Shape {
-  DType compute_type = DType::kBf16;
+  DType x_type = DType::kBf16;
   DType y_type = DType::kF32;
   int64_t n_rows = 0;
   int64_t n_out = 0;
@@ -46,7 +46,7 @@ struct Shape {
 };
 
 Shape ShapeOf(const LinearPart& part) {
-  return {.compute_type = part.compute_type,
+  return {.x_type = part.x_type,
           .y_type = part.y_type,
           .n_rows = part.n_rows,
           .n_out = part.n_out,
@@ -63,10 +63,10 @@ memory::data_type DnnlType(DType dtype) {
 }
 
 matmul::primitive_desc DescribeMatmul(const Shape& s, const dnnl::engine& engine) {
-  const auto type = DnnlType(s.compute_type);
+  const auto type = DnnlType(s.x_type);
   const memory::desc x({s.n_rows, s.n_in}, type, memory::dims{s.x_stride, 1});
   const memory::dims w_dims = {s.n_in, s.n_out};
-  const memory::desc w = s.compute_type == DType::kBf16
+  const memory::desc w = s.x_type == DType::kBf16
                              ? memory::desc(w_dims, type, memory::format_tag::BA16a64b2a)
                              : memory::desc(w_dims, type, memory::dims{s.w_stride, 1});
   const memory::desc bias =
@@ -179,14 +179,14 @@ struct DnnlLinear::State {
   // A panel of rows with x and y copied to and from dense memory where they are not dense.
   bool RunPanel(LinearPart part, bool copy_x, bool copy_y) {
     if (copy_x) {
-      const int64_t row_bytes = part.n_in * SizeOf(part.compute_type);
+      const int64_t row_bytes = part.n_in * SizeOf(part.x_type);
       if (!dense_x.EnsureSize(part.n_rows * row_bytes, "rows of a matrix product").ok()) {
         return false;
       }
       const std::byte* from = static_cast<const std::byte*>(part.x);
       for (int64_t r = 0; r < part.n_rows; ++r) {
-        std::memcpy(dense_x.data() + r * row_bytes,
-                    from + r * part.x_stride * SizeOf(part.compute_type), row_bytes);
+        std::memcpy(dense_x.data() + r * row_bytes, from + r * part.x_stride * SizeOf(part.x_type),
+                    row_bytes);
       }
       part.x = dense_x.data();
       part.x_stride = part.n_in;
@@ -218,7 +218,7 @@ bool DnnlLinear::Run(const LinearPart& part) {
   const OneOmpThread one_thread;
   // oneDNN 2 runs BF16 matmul with strides between rows through its reference only, and has no F32
   // product with a BF16 result.
-  const bool is_bf16 = part.compute_type == DType::kBf16;
+  const bool is_bf16 = part.x_type == DType::kBf16;
   const bool copy_x = is_bf16 && part.x_stride != part.n_in && part.n_rows > 1;
   const bool copy_y =
       is_bf16 ? part.y_stride != part.n_out && part.n_rows > 1 : part.y_type != DType::kF32;
@@ -233,12 +233,12 @@ bool DnnlLinear::Run(const LinearPart& part) {
   for (int64_t row = 0; row < part.n_rows; row += kScratchRows) {
     LinearPart panel = part;
     panel.n_rows = std::min(kScratchRows, part.n_rows - row);
-    panel.x =
-        static_cast<const std::byte*>(part.x) + row * part.x_stride * SizeOf(part.compute_type);
+    panel.x = static_cast<const std::byte*>(part.x) + row * part.x_stride * SizeOf(part.x_type);
     panel.y = static_cast<std::byte*>(part.y) + row * part.y_stride * SizeOf(part.y_type);
     if (state_->RunPanel(panel, copy_x, copy_y)) continue;
     if (row == 0) return false;
-    LinearAvx2(panel);  // earlier panels may have been added to y already
+    // Earlier panels may have been added to y already.
+    is_bf16 ? MultiplyBf16Avx2(panel) : MultiplyF32Avx2(panel);
   }
   return true;
 }

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "format/matrix_layout.h"
+#include "cpu/kernels/linear/matrix_layout.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -12,14 +12,14 @@ namespace kvlathe {
 // y [n_rows, n_out] = x [n_rows, n_in] W^T. Pointers stand at the first row and output of the part;
 // the first output is a multiple of kOutBlock.
 struct LinearPart {
-  DType compute_type;
+  DType x_type;
   int64_t n_rows;
   int64_t n_out;
   int64_t n_in;
   const void* x;
   int64_t x_stride;  // elements
-  const void* w;     // kBf16: [n_out / 64][w_stride / 2][64][2]; kF32: [n_in][w_stride]
-  int64_t w_stride;  // kBf16: n_in padded; kF32: n_out of the whole matrix padded
+  const void* w;     // Bf16: [n_out / 64][w_stride / 2][64][2]; F32: [n_in][w_stride]
+  int64_t w_stride;  // Bf16: n_in padded; F32: n_out of the whole matrix padded
   const float* bias;
   void* y;
   int64_t y_stride;  // elements
@@ -27,14 +27,16 @@ struct LinearPart {
   bool accumulate;
 };
 
-// Portable, any part.
-void LinearScalar(const LinearPart& part);
+// Portable. Weights and x are of the type in the name.
+void MultiplyBf16Scalar(const LinearPart& part);
+void MultiplyF32Scalar(const LinearPart& part);
 
-// Any part in F32 with AVX2. Reads Bf16 weights once per 64 rows, F32 weights once per 16.
-void LinearAvx2(const LinearPart& part);
+// In F32 with AVX2. Read Bf16 weights once per 64 rows, F32 weights once per 16.
+void MultiplyBf16Avx2(const LinearPart& part);
+void MultiplyF32Avx2(const LinearPart& part);
 
-// Bf16 weights with AVX-512 BF16 dot products. Reads the weights once per 64 rows.
-void LinearAvx512(const LinearPart& part);
+// With AVX-512 BF16 dot products. Reads the weights once per 64 rows.
+void MultiplyBf16Avx512(const LinearPart& part);
 
 // y rows from F32 rows: stored, added (F32 y) or rounded (Bf16 y).
 struct StoreRowsParams {

@@ -42,23 +42,33 @@ void StoreRow(const LinearPart& part, int64_t row, int64_t out, int64_t n, const
   }
 }
 
-}  // namespace
-
-void LinearScalar(const LinearPart& part) {
+// add(row, first output, n_out, sums) for every row and block of outputs of the part.
+template <typename F>
+void Multiply(const LinearPart& part, const F& add) {
   for (int64_t out = 0; out < part.n_out; out += kOutBlock) {
-    const int64_t n = std::min(kOutBlock, part.n_out - out);
+    const int64_t n_out = std::min(kOutBlock, part.n_out - out);
     for (int64_t row = 0; row < part.n_rows; ++row) {
       float sums[kOutBlock] = {};
-      if (part.compute_type == DType::kBf16) {
-        AddBf16Block(static_cast<const Bf16*>(part.x) + row * part.x_stride,
-                     static_cast<const Bf16*>(part.w) + out * part.w_stride, part.n_in, sums);
-      } else {
-        AddF32Block(static_cast<const float*>(part.x) + row * part.x_stride,
-                    static_cast<const float*>(part.w) + out, part.w_stride, part.n_in, n, sums);
-      }
-      StoreRow(part, row, out, n, sums);
+      add(row, out, n_out, sums);
+      StoreRow(part, row, out, n_out, sums);
     }
   }
+}
+
+}  // namespace
+
+void MultiplyBf16Scalar(const LinearPart& part) {
+  Multiply(part, [&](int64_t row, int64_t out, int64_t, float* sums) {
+    AddBf16Block(static_cast<const Bf16*>(part.x) + row * part.x_stride,
+                 static_cast<const Bf16*>(part.w) + out * part.w_stride, part.n_in, sums);
+  });
+}
+
+void MultiplyF32Scalar(const LinearPart& part) {
+  Multiply(part, [&](int64_t row, int64_t out, int64_t n_out, float* sums) {
+    AddF32Block(static_cast<const float*>(part.x) + row * part.x_stride,
+                static_cast<const float*>(part.w) + out, part.w_stride, part.n_in, n_out, sums);
+  });
 }
 
 }  // namespace kvlathe

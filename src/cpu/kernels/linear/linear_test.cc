@@ -14,7 +14,7 @@ namespace {
 
 // A product with operands that are already rounded to the compute type.
 struct Problem {
-  DType compute_type = DType::kBf16;
+  DType x_type = DType::kBf16;
   int64_t n_rows = 1, n_out = 64, n_in = 64;
   int64_t x_extra = 0, y_extra = 0;  // elements between rows
   DType y_type = DType::kF32;
@@ -23,7 +23,7 @@ struct Problem {
 
 std::string Describe(const Problem& p, Isa isa) {
   return fmt::format("{} {} rows={} out={} in={} x_extra={} y_extra={} y={} bias={} accumulate={}",
-                     IsaName(isa), DTypeName(p.compute_type), p.n_rows, p.n_out, p.n_in, p.x_extra,
+                     IsaName(isa), DTypeName(p.x_type), p.n_rows, p.n_out, p.n_in, p.x_extra,
                      p.y_extra, DTypeName(p.y_type), p.has_bias, p.accumulate);
 }
 
@@ -43,7 +43,7 @@ std::vector<std::byte> Stored(const std::vector<float>& values, DType type) {
 }
 
 PackedMatrix Pack(const std::vector<float>& w, int64_t n_out, int64_t n_in, DType type) {
-  PackedMatrix m = *PackedMatrix::Create(n_out, n_in, type);
+  PackedMatrix m = *PackedMatrix::Create(n_out, n_in, DenseWeights(type));
   const std::vector<std::byte> stored = Stored(w, type);
   m.PackRows(0, n_out, type, stored.data(), n_in);
   return m;
@@ -57,12 +57,12 @@ void ExpectMatchesDouble(const Problem& p, Isa isa, Linear& linear, Where where,
   SCOPED_TRACE(Describe(p, isa));
   Random random(seed);
   const int64_t x_stride = p.n_in + p.x_extra, y_stride = p.n_out + p.y_extra;
-  const std::vector<float> x = RandomValues(p.n_rows * x_stride, p.compute_type, random);
-  const std::vector<float> w = RandomValues(p.n_out * p.n_in, p.compute_type, random);
+  const std::vector<float> x = RandomValues(p.n_rows * x_stride, p.x_type, random);
+  const std::vector<float> w = RandomValues(p.n_out * p.n_in, p.x_type, random);
   const std::vector<float> bias = RandomValues(p.n_out, DType::kF32, random);
   const std::vector<float> y_before = RandomValues(p.n_rows * y_stride, p.y_type, random);
-  const PackedMatrix packed = Pack(w, p.n_out, p.n_in, p.compute_type);
-  const std::vector<std::byte> stored_x = Stored(x, p.compute_type);
+  const PackedMatrix packed = Pack(w, p.n_out, p.n_in, p.x_type);
+  const std::vector<std::byte> stored_x = Stored(x, p.x_type);
   std::vector<std::byte> stored_y = Stored(y_before, p.y_type);
   const LinearParams params = {.w = &packed,
                                .n_rows = p.n_rows,
@@ -122,7 +122,7 @@ class LinearTest : public testing::TestWithParam<Isa> {
 TEST_P(LinearTest, EveryRowCountUpTo17MatchesDouble) {
   for (int64_t n_rows = 1; n_rows <= 17; ++n_rows) {
     for (DType type : {DType::kBf16, DType::kF32}) {
-      Check({.compute_type = type, .n_rows = n_rows, .n_out = 200, .n_in = 288});
+      Check({.x_type = type, .n_rows = n_rows, .n_out = 200, .n_in = 288});
     }
   }
 }
@@ -130,8 +130,8 @@ TEST_P(LinearTest, EveryRowCountUpTo17MatchesDouble) {
 TEST_P(LinearTest, ManyRowsMatchDouble) {
   for (DType type : {DType::kBf16, DType::kF32}) {
     for (int64_t n_rows : {64, 130, 400}) {
-      Check({.compute_type = type, .n_rows = n_rows, .n_out = 192, .n_in = 160});
-      Check({.compute_type = type, .n_rows = n_rows, .n_out = 64, .n_in = 96, .x_extra = 32});
+      Check({.x_type = type, .n_rows = n_rows, .n_out = 192, .n_in = 160});
+      Check({.x_type = type, .n_rows = n_rows, .n_out = 64, .n_in = 96, .x_extra = 32});
     }
   }
 }
@@ -140,7 +140,7 @@ TEST_P(LinearTest, RandomShapesAndOptionsMatchDouble) {
   Random random(7);
   const int64_t row_counts[] = {1, 2, 3, 5, 8, 9, 13, 16, 17, 33, 64, 130, 200};
   for (int i = 0; i < 120; ++i) {
-    Problem p = {.compute_type = random.Below(3) == 0 ? DType::kF32 : DType::kBf16,
+    Problem p = {.x_type = random.Below(3) == 0 ? DType::kF32 : DType::kBf16,
                  .n_rows = row_counts[random.Below(std::size(row_counts))],
                  .n_out = static_cast<int64_t>(1 + random.Below(300)),
                  .n_in = static_cast<int64_t>(1 + random.Below(300)),
@@ -247,10 +247,10 @@ TEST(PackedMatrixTest, RowsComeBackRounded) {
   Random random(1);
   const int64_t n_out = 150, n_in = 77, row_stride = 90;
   const std::vector<float> w = RandomValues(n_out * row_stride, DType::kF32, random);
-  for (DType compute_type : {DType::kBf16, DType::kF32}) {
+  for (DType x_type : {DType::kBf16, DType::kF32}) {
     for (DType source_type : {DType::kBf16, DType::kF16, DType::kF32}) {
       const std::vector<std::byte> stored = Stored(w, source_type);
-      PackedMatrix m = *PackedMatrix::Create(n_out, n_in, compute_type);
+      PackedMatrix m = *PackedMatrix::Create(n_out, n_in, DenseWeights(x_type));
       m.PackRows(0, n_out, source_type, stored.data(), row_stride);
       std::vector<float> source(w.size()), row(n_in);
       ConvertToFloat(source_type, stored.data(), static_cast<int64_t>(w.size()), source.data());
@@ -258,7 +258,7 @@ TEST(PackedMatrixTest, RowsComeBackRounded) {
         m.UnpackRow(out, row.data());
         for (int64_t i = 0; i < n_in; ++i) {
           const float value = source[out * row_stride + i];
-          const float expected = compute_type == DType::kBf16 ? ToFloat(ToBf16(value)) : value;
+          const float expected = x_type == DType::kBf16 ? ToFloat(ToBf16(value)) : value;
           ASSERT_EQ(row[i], expected)
               << "W[" << out << "][" << i << "] from " << DTypeName(source_type);
         }
@@ -271,10 +271,10 @@ TEST(PackedMatrixTest, PiecesInAnyOrderEqualTheWhole) {
   Random random(2);
   const int64_t n_out = 200, n_in = 45;
   const std::vector<float> w = RandomValues(n_out * n_in, DType::kF32, random);
-  for (DType compute_type : {DType::kBf16, DType::kF32}) {
-    PackedMatrix whole = *PackedMatrix::Create(n_out, n_in, compute_type);
+  for (DType x_type : {DType::kBf16, DType::kF32}) {
+    PackedMatrix whole = *PackedMatrix::Create(n_out, n_in, DenseWeights(x_type));
     whole.PackRows(0, n_out, DType::kF32, w.data(), n_in);
-    PackedMatrix pieces = *PackedMatrix::Create(n_out, n_in, compute_type);
+    PackedMatrix pieces = *PackedMatrix::Create(n_out, n_in, DenseWeights(x_type));
     for (const auto& [begin, end] :
          {std::pair{130, 200}, std::pair{0, 1}, std::pair{1, 63}, std::pair{63, 130}}) {
       pieces.PackRows(begin, end - begin, DType::kF32, w.data() + begin * n_in, n_in);

@@ -267,7 +267,9 @@ void StoreSums(const LinearPart& part, int64_t first_row, int64_t n_rows, int64_
   }
 }
 
-void MultiplyBf16(const LinearPart& part) {
+}  // namespace
+
+void MultiplyBf16Avx2(const LinearPart& part) {
   alignas(64) float sums[kRowPanel * kOutBlock];
   for (int64_t row = 0; row < part.n_rows; row += kRowPanel) {
     const int64_t n_rows = Min(kRowPanel, part.n_rows - row);
@@ -279,7 +281,7 @@ void MultiplyBf16(const LinearPart& part) {
   }
 }
 
-void MultiplyF32(const LinearPart& part) {
+void MultiplyF32Avx2(const LinearPart& part) {
   alignas(64) float sums[kF32RowPanel * kStrip];
   for (int64_t row = 0; row < part.n_rows; row += kF32RowPanel) {
     const int64_t n_rows = Min(kF32RowPanel, part.n_rows - row);
@@ -289,12 +291,6 @@ void MultiplyF32(const LinearPart& part) {
       StoreSums(part, row, n_rows, out, n_out, sums, kStrip);
     }
   }
-}
-
-}  // namespace
-
-void LinearAvx2(const LinearPart& part) {
-  part.compute_type == DType::kBf16 ? MultiplyBf16(part) : MultiplyF32(part);
 }
 
 void StoreRowsAvx2(const StoreRowsParams& p) {

@@ -189,7 +189,7 @@ void StoreBlock(const LinearPart& part, int64_t first_row, int64_t n_rows, int64
 
 }  // namespace
 
-void LinearAvx512(const LinearPart& part) {
+void MultiplyBf16Avx512(const LinearPart& part) {
   alignas(64) float sums[kRowPanel * kOutBlock];
   for (int64_t row = 0; row < part.n_rows; row += kRowPanel) {
     const int64_t n_rows = Min(kRowPanel, part.n_rows - row);

@@ -1,4 +1,4 @@
-#include "cpu/memory/cpu_residents.h"
+#include "cpu/kernels/residents/cpu_residents.h"
 
 #include <utility>
 
@@ -11,7 +11,11 @@ CpuResidents::~CpuResidents() {
   for (const auto& [number, placed] : weights_) memory_->Free(placed.region);
 }
 
-StatusOr<WeightId> CpuResidents::AddWeight(int64_t n_out, int64_t n_in, DType type) {
+bool CpuResidents::Multiplies(WeightType weights, DType rows) const {
+  return FormatOf(weights).x_type() == rows;
+}
+
+StatusOr<WeightId> CpuResidents::AddWeight(int64_t n_out, int64_t n_in, WeightType type) {
   const int64_t n_bytes = PackedMatrix::BytesFor(n_out, n_in, type);
   const uint32_t region = memory_->Allocate(n_bytes);
   if (region == 0) {
@@ -46,6 +50,13 @@ void CpuResidents::Remove(const WeightId& weight) {
   weights_.erase(found);
 }
 
+StatusOr<TableId> CpuResidents::AddTable(HostTable table) {
+  tables_.emplace(++last_number_, std::move(table));
+  return TableId{last_number_};
+}
+
+void CpuResidents::Remove(const TableId& table) { KVL_CHECK_EQ(tables_.erase(table.number), 1u); }
+
 LatentMapId CpuResidents::AddLatentMap(LatentMap map) {
   maps_.emplace(++last_number_, std::move(map));
   return {last_number_};
@@ -67,6 +78,13 @@ const PackedMatrix* CpuResidents::At(const WeightId& weight) const {
   const auto found = weights_.find(weight.number);
   KVL_CHECK(found != weights_.end());
   return &found->second.matrix;
+}
+
+const HostTable* CpuResidents::At(const TableId& table) const {
+  if (table.is_null()) return nullptr;
+  const auto found = tables_.find(table.number);
+  KVL_CHECK(found != tables_.end());
+  return &found->second;
 }
 
 LatentMapView CpuResidents::At(const LatentMapId& map) const {

@@ -1,12 +1,12 @@
 // What models keep in the memory of the CPU: matrices as its kernels read them
-// (format/packed_matrix.h), maps of latents, codebooks.
+// (cpu/kernels/linear/packed_matrix.h), maps of latents, codebooks.
 #pragma once
 
 #include <map>
 #include <memory>
 
+#include "cpu/kernels/linear/packed_matrix.h"
 #include "cpu/memory/cpu_device.h"
-#include "format/packed_matrix.h"
 #include "machine/residents.h"
 
 namespace kvlathe {
@@ -19,12 +19,15 @@ class CpuResidents : public Residents {
   CpuResidents(const CpuResidents&) = delete;
   CpuResidents& operator=(const CpuResidents&) = delete;
 
-  StatusOr<WeightId> AddWeight(int64_t n_out, int64_t n_in, DType type) override;
+  bool Multiplies(WeightType weights, DType rows) const override;
+  StatusOr<WeightId> AddWeight(int64_t n_out, int64_t n_in, WeightType type) override;
   void WriteRows(const WeightId& weight, int64_t first_out, int64_t n_rows, DType dtype,
                  const void* rows, int64_t row_stride) override;
   void ReadRow(const WeightId& weight, int64_t out, float* row) override;
   int64_t BytesOf(const WeightId& weight) const override;
   void Remove(const WeightId& weight) override;
+  StatusOr<TableId> AddTable(HostTable table) override;
+  void Remove(const TableId& table) override;
   LatentMapId AddLatentMap(LatentMap map) override;
   void Remove(const LatentMapId& map) override;
   CodebooksId AddCodebooks(LayerCodebooks codebooks) override;
@@ -32,6 +35,8 @@ class CpuResidents : public Residents {
 
   // Null for none. Its numbers may be read while the memory is open (CpuAccess).
   const PackedMatrix* At(const WeightId& weight) const;
+  // Null for none.
+  const HostTable* At(const TableId& table) const;
   // Of rank 0 for none.
   LatentMapView At(const LatentMapId& map) const;
   // Null for none.
@@ -45,6 +50,7 @@ class CpuResidents : public Residents {
   CpuDevice* memory_;
   uint32_t last_number_ = 0;  // of all that was ever added
   std::map<uint32_t, PlacedMatrix> weights_;
+  std::map<uint32_t, HostTable> tables_;  // their rows are read when they are looked up
   std::map<uint32_t, LatentMap> maps_;
   std::map<uint32_t, LayerCodebooks> codebooks_;
 };

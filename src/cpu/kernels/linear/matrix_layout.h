@@ -1,5 +1,5 @@
-// This has the sizes of the blocks of packed weights (format/packed_matrix.h), for files that need
-// nothing else of them.
+// The sizes of the blocks of dense weights (cpu/kernels/linear/dense_weights.h), which kernels need
+// alone.
 #pragma once
 
 #include <cstdint>

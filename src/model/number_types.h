@@ -1,0 +1,24 @@
+// The three types of numbers of a model: what its weights are stored in, what activations are on
+// their way through its products, and what rows of keys and values are.
+#pragma once
+
+#include "machine/weight_type.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe {
+
+struct NumberTypes {
+  WeightType weights = WeightType::kBf16;
+  DType activations = DType::kBf16;  // kBf16 or kF32, one that the machine multiplies weights with
+  DType rows = DType::kBf16;         // of queries, keys and values once they are turned, and of the
+                                     // cache's plain blocks: kBf16 or kF32
+
+  NumberTypes() = default;
+  // All of one type, kBf16 or kF32.
+  NumberTypes(DType all)  // NOLINT(google-explicit-constructor): most callers have one type
+      : weights(DenseWeights(all)), activations(all), rows(all) {}
+  NumberTypes(WeightType weights, DType activations, DType rows)
+      : weights(weights), activations(activations), rows(rows) {}
+};
+
+}  // namespace kvlathe

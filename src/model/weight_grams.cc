@@ -1,0 +1,125 @@
+#include "model/weight_grams.h"
+
+#include <Eigen/Core>
+#include <iterator>
+#include <utility>
+
+namespace kvlathe {
+
+namespace {
+
+using ConstMap =
+    Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>;
+
+// W_h^T W_h of each of n_heads below each other. Rows of the stored matrix are output channels:
+// S S^T for S [head_dim, hidden_dim].
+WeightGrams::HeadMatrices HeadGrams(const float* w, int n_heads, int64_t head_dim, int64_t hidden) {
+  WeightGrams::HeadMatrices grams(n_heads, std::vector<double>(head_dim * head_dim));
+  for (int g = 0; g < n_heads; ++g) {
+    const Eigen::MatrixXd s = ConstMap(w + g * head_dim * hidden, head_dim, hidden).cast<double>();
+    Eigen::Map<Eigen::MatrixXd>(grams[g].data(), head_dim, head_dim).noalias() = s * s.transpose();
+  }
+  return grams;
+}
+
+// Appends the parts of `joined` [n_heads, head_dim].
+void AppendHeads(const float* joined, int n_heads, int64_t head_dim,
+                 WeightGrams::HeadVectors* heads) {
+  for (int g = 0; g < n_heads; ++g) {
+    heads->emplace_back(joined + g * head_dim, joined + (g + 1) * head_dim);
+  }
+}
+
+}  // namespace
+
+StatusOr<WeightGrams::HeadMatrices> WeightGrams::ValueGramsOf(int layer_idx, int n_joined) {
+  KVL_ASSIGN_OR_RETURN(const std::vector<float> w_v,
+                       weights_.reader().Matrix(weights_.names().v(layer_idx)));
+  return HeadGrams(w_v.data(), config_.n_kv_heads / n_joined, n_joined * config_.head_dim,
+                   config_.hidden_dim);
+}
+
+StatusOr<WeightGrams::HeadMatrices> WeightGrams::KeyGramsOf(int layer_idx, int n_joined) {
+  KVL_ASSIGN_OR_RETURN(std::vector<float> w, weights_.QkMatrix(layer_idx));
+  const int64_t n_query_rows = int64_t{config_.n_heads} * config_.head_dim;
+  const FloatTable& norm = weights_.layer(layer_idx).k_norm.weight;
+  for (int64_t row = 0; !norm.empty() && row < int64_t{config_.n_kv_heads} * config_.head_dim;
+       ++row) {
+    float* const weights = &w[(n_query_rows + row) * config_.hidden_dim];
+    for (int64_t i = 0; i < config_.hidden_dim; ++i) weights[i] *= norm[row % config_.head_dim];
+  }
+  return HeadGrams(w.data() + n_query_rows * config_.hidden_dim, config_.n_kv_heads / n_joined,
+                   n_joined * config_.head_dim, config_.hidden_dim);
+}
+
+StatusOr<WeightGrams::HeadMatrices> WeightGrams::OutputGramsOf(int layer_idx, ThreadPool* pool) {
+  const int64_t d = config_.head_dim, o_full = config_.n_heads * d;
+  KVL_ASSIGN_OR_RETURN(const std::vector<float> w_o,
+                       weights_.reader().Matrix(weights_.names().o(layer_idx)));
+  const ConstMap columns(w_o.data(), config_.hidden_dim, o_full);
+  const int64_t n_kv = config_.n_kv_heads, group = config_.gqa_group();
+  HeadMatrices grams(n_kv, std::vector<double>(d * d));
+  pool->Run([&](int worker_id) {
+    const Range heads = ShareOf(n_kv, 1, worker_id, pool->n_workers());
+    for (int64_t g = heads.begin; g < heads.end; ++g) {
+      Eigen::MatrixXd lower = Eigen::MatrixXd::Zero(d, d);
+      for (int64_t h = g * group; h < (g + 1) * group; ++h) {
+        const Eigen::MatrixXd s = columns.middleCols(h * d, d).cast<double>();
+        lower.selfadjointView<Eigen::Lower>().rankUpdate(s.transpose());
+      }
+      Eigen::Map<Eigen::MatrixXd>(grams[g].data(), d, d) = lower.selfadjointView<Eigen::Lower>();
+    }
+  });
+  return grams;
+}
+
+StatusOr<WeightGrams::HeadMatrices> WeightGrams::OutputGrams(ThreadPool* pool) {
+  HeadMatrices all;
+  for (int l = 0; l < config_.n_layers; ++l) {
+    KVL_ASSIGN_OR_RETURN(HeadMatrices grams, OutputGramsOf(l, pool));
+    std::move(grams.begin(), grams.end(), std::back_inserter(all));
+  }
+  return all;
+}
+
+StatusOr<WeightGrams::HeadMatrices> WeightGrams::KeyGrams(int n_joined) {
+  HeadMatrices all;
+  for (int l = 0; l < config_.n_layers; ++l) {
+    KVL_ASSIGN_OR_RETURN(HeadMatrices grams, KeyGramsOf(l, n_joined));
+    std::move(grams.begin(), grams.end(), std::back_inserter(all));
+  }
+  return all;
+}
+
+WeightGrams::HeadVectors WeightGrams::KeyBiases() const {
+  HeadVectors all;
+  if (!config_.biases.qkv || config_.norms.of_qk) return all;
+  const int64_t d = config_.head_dim;
+  for (int l = 0; l < config_.n_layers; ++l) {
+    AppendHeads(weights_.layer(l).qk_bias.data() + config_.n_heads * d, config_.n_kv_heads, d,
+                &all);
+  }
+  return all;
+}
+
+StatusOr<WeightGrams::HeadVectors> WeightGrams::ValueBiases() {
+  HeadVectors all;
+  if (!config_.biases.qkv) return all;
+  for (int l = 0; l < config_.n_layers; ++l) {
+    KVL_ASSIGN_OR_RETURN(const std::vector<float> bias,
+                         weights_.reader().Bias(weights_.names().v(l)));
+    AppendHeads(bias.data(), config_.n_kv_heads, config_.head_dim, &all);
+  }
+  return all;
+}
+
+StatusOr<WeightGrams::HeadMatrices> WeightGrams::ValueGrams(int n_joined) {
+  HeadMatrices all;
+  for (int l = 0; l < config_.n_layers; ++l) {
+    KVL_ASSIGN_OR_RETURN(HeadMatrices grams, ValueGramsOf(l, n_joined));
+    std::move(grams.begin(), grams.end(), std::back_inserter(all));
+  }
+  return all;
+}
+
+}  // namespace kvlathe
