@@ -125,8 +125,7 @@ int Spec::joint_channels() const {
   }
   // Each head more makes every dot longer on the same bytes, so `auto` stops here.
   constexpr int kMostOfAuto = 256;
-  const bool pays = FactsOf(sealing()).splits_bits &&
-                    (retention() == nullptr || retention_as<WindowOptions>() != nullptr);
+  const bool pays = FactsOf(sealing()).splits_bits && !retention_facts().moves_rows;
   return pays ? kMostOfAuto : 0;
 }
 
