@@ -113,6 +113,13 @@ Status CheckResident(const Spec& spec) {
 
 }  // namespace
 
+Status CheckBasis(const Spec& spec) {
+  KVL_RETURN_IF_ERROR(CheckLatents(spec));
+  KVL_RETURN_IF_ERROR(CheckSharedLatents(spec));
+  KVL_RETURN_IF_ERROR(CheckJoinedHeads(spec));
+  return CheckResident(spec);
+}
+
 Status CheckZack(const Spec& spec) {
   const auto& zack = *spec.basis_as<ZackOptions>();
   if (zack.is_online) {
@@ -124,14 +131,7 @@ Status CheckZack(const Spec& spec) {
                    spec.text());
     }
   }
-  return CheckResident(spec);
-}
-
-Status CheckFdc(const Spec& spec) { return CheckResident(spec); }
-
-Status CheckPalu(const Spec& spec) {
-  KVL_RETURN_IF_ERROR(CheckLatents(spec));
-  return CheckSharedLatents(spec);
+  return CheckBasis(spec);
 }
 
 Status CheckSvdOnline(const Spec& spec) { return CheckGoesAlone(spec, "svd-online"); }

@@ -32,9 +32,9 @@ Keys KeysOf(const ZackOptions& options, int /*heads_per_map*/) {
   return options.is_online ? Keys(TurnedKeys{}) : Keys(MappedKeys{});
 }
 
-// What the basis of each method seals by, if it does; `has_quantizer` tells of the spec.
-Sealing SealingOf(const FdcOptions& /*options*/, bool /*has_quantizer*/) { return SealNothing{}; }
-Sealing SealingOf(const PaluOptions& /*options*/, bool /*has_quantizer*/) { return SealNothing{}; }
+// What the basis of a method seals by; most leave that to the quantizer. `has_quantizer` tells of
+// the spec.
+Sealing SealingOf(const auto& /*options*/, bool /*has_quantizer*/) { return SealNothing{}; }
 Sealing SealingOf(const LatheOptions& options, bool has_quantizer) {
   const bool splits = options.bits == LatheOptions::Bits::kAuto
                           ? options.ranks.has_ratio() && !has_quantizer
