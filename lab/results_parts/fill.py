@@ -3,8 +3,8 @@
 A table stands between two lines, and is written anew:
     <!-- results: NAME BLOCK -->
     <!-- end -->
-NAME is that of docs/results/NAME.json; BLOCK is main, kept, beaten, provenance, tasks, needle, undecided or a part (quality,
-tasks/piqa). A table of chosen caches, a row each, with the columns FIELD of every PART:
+NAME is that of docs/results/NAME.json; BLOCK is kept, beaten, provenance, tasks, needle or a part (quality, tasks/piqa). A table of
+chosen caches, a row each, with the columns FIELD of every PART:
     <!-- results: NAME PART,PART... FIELD,FIELD... KV KV... -->
 A figure stands in a cell of a table, and in no sentence:
     | KL | <!--= NAME PART KV FIELD -->0.0022<!-- --> |
@@ -17,7 +17,7 @@ import re
 
 from wrap_markdown import wrapped
 
-from .page import block_lines, page_texts
+from .page import GENERATED, block_lines, page_texts
 from .retrofit_view import RetrofitView
 from .serving_view import ServingView
 from .store import ResultsError, Store, write_whole
@@ -164,6 +164,9 @@ def problems(root):
             number = first_difference(text, expected)
             if number:
                 yield f"{page.relative_to(root)}:{number}: not what {source.name} says; lab/results.py page docs/results/{source.name}"
+    for path in sorted(set((root / "docs/results").glob("*.md")) - set(pages)):
+        if GENERATED in path.read_text(encoding="utf-8").split("\n", 1)[0]:
+            yield f"{path.relative_to(root)}:1: a page that no results file has any more; delete it"
     for path in sorted({path for pattern in SOURCES for path in root.glob(pattern)}):
         shown, text = path.relative_to(root), path.read_text(encoding="utf-8")
         try:

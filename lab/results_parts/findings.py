@@ -3,7 +3,7 @@
 import math
 
 from . import plan
-from .view import AXES, axis_of, code, figure, kept_unsealed, markdown_table
+from .view import code, figure, markdown_table
 
 KL_OF_ONE_PERCENT = 0.013  # nats per token, about 1% of perplexity
 SAME_SIZE = 1.01  # a cache that is at most 1% larger counts as of the same size
@@ -109,21 +109,3 @@ def beaten_row(part, kv, lathe, better, is_text):
     best, row = min(better, key=lambda item: item[1]["kl"] if is_text else -item[1]["score"])
     return [part.name, code(kv), figure(lathe, "size"), figure(lathe, field), code(best), figure(row, "size"), figure(row, field),
             str(len(better) - 1)]
-
-
-def main_block(view):
-    """The main list on the first text: what a reader wants to see first."""
-    parts = [part for part in view.measured_parts() if part.name == "quality"]
-    if not parts:
-        return ["Not measured yet.", ""]
-    name = parts[0].name
-    specs = view.specs(parts[0])
-    rows = []
-    for axis in AXES:
-        for kv in (kv for kv in specs if axis_of(kv) == axis):
-            row = view.row(name, kv)
-            change = "-" if kv == "none" else f"{figure(row, 'change')} ± {figure(row, 'change_error')}"
-            kl = "-" if kv == "none" else f"{figure(row, 'kl')} ± {figure(row, 'kl_error')}"
-            rows.append([code(kv), figure(row, "size"), figure(row, "smaller"), kept_unsealed(view.store.resolved_of(name, kv)),
-                         change, kl, figure(row, "top1")])
-    return markdown_table(["cache", "KV size %", "times smaller", "unsealed", "perplexity change %", "KL", "top-1 %"], rows)

@@ -1,24 +1,33 @@
 """The pages of a model: every table of its results file, and where it is from."""
 
+import functools
 import pathlib
 
 from wrap_markdown import wrapped
 
 from . import plan
-from .findings import beaten_block, kept_block, main_block
+from .findings import beaten_block, kept_block
 from .store import ResultsError, Store, write_whole
 from .view import AXES, AXIS_TITLES, View, axis_of, code, command_lines, figure, kept_unsealed, markdown_table, with_error
 
-LEGEND = """KV size is relative to the 16-bit cache of the same text, tables and padding included. "Unsealed": how many of the first
-and at least of the newest positions a cache makes no codes of, in 16 bits where nothing else is said (auto: 32, or a 32nd of the first 2048 and a sixteenth of those behind, less 4). KL is in nats per token to the uncompressed model, top-1 the share of tokens
-where both find the same one likeliest; the error of a change is that of the differences token by token."""
+LEGEND = """KV size is relative to the 16-bit cache of the same text, tables and padding included. KL is in nats per token to the
+uncompressed model, top-1 the share of tokens where both find the same one likeliest; the error of a change is that of the
+differences token by token. "Unsealed": how many of the first and at least of the newest positions a cache makes no codes of, in
+16 bits where nothing else is said (auto: 32, or a 32nd of the first 2048 and a sixteenth of those behind, less 4)."""
 TASK_LEGEND = """The change against `none` and its standard error are of the differences example by example; flips are the share of examples
-whose answer is another one than that of `none`, right or wrong. A task on which `none` is not three standard errors above chance
-tells caches apart by luck: it is measured with `none` alone, listed below, and decides nothing."""
-KEPT_LEGEND = """Three measures of keeping 99% of the model. On a text: a KL of at most 0.013, about 1% of perplexity. On the tasks that
-decide: in how many of them the score is at least 99% of that of `none`; and in how many it is not lower than that by more than
-one standard error of the paired difference (where nothing is lost, one task in six falls below by chance)."""
-
+whose answer is another one than that of `none`, right or wrong. Commands with `--baseline` read what `none` answered, which the
+same command wrote with `--kv none` and `--predictions` in place of `--baseline`."""
+UNDECIDED_LEGEND = """A task on which `none` is not three standard errors above chance tells caches apart by luck: it is measured with
+`none` alone and decides nothing:"""
+KEPT_LEGEND = "A cache keeps 99% of the model on a text where its KL is at most 0.013, about 1% of perplexity."
+KEPT_TASKS_LEGEND = """Of the tasks that decide two numbers say it: in how many the score is at least 99% of that of `none`, and in how
+many it is not lower than that by more than one standard error of the paired difference (where nothing is lost, one task in six
+falls below by chance)."""
+# Of tasks: the titles of their pages, and what is on them.
+GROUPS = {"tasks": ("Tasks", "what changes in answers, and each task with its sizes"),
+          "needle": ("Retrieval", "what changes where facts hide in a text, and each task with its sizes")}
+N_MOST_ROWS = 20  # of a table
+GENERATED = "Written by lab/results.py page"  # stands in the first line of each page
 
 def provenance_block(view):
     store = view.store
@@ -34,17 +43,19 @@ def provenance_block(view):
 def files_block(view):
     if not view.store.files:
         return []
-    return ["Texts and calibrations are made so, DATA being the folder of the data sets:", "", *command_lines(view.store.files.values())]
+    return ["## How texts and calibrations are made", "", "DATA is the folder of the data sets.", "", *command_lines(view.store.files.values())]
 
 
 def by_axis(view, part, header, cells):
-    """A table for each axis; `cells` makes the columns behind the name of a cache."""
-    lines, specs = [], view.specs(part)
+    """Codes first, then what cuts dimensions, then what drops positions: one table where that is short, else one for each. `cells`
+    makes the columns behind the name of a cache."""
+    rows = {axis: [[code(kv), *cells(kv, view.row(part.name, kv))] for kv in view.specs(part) if axis_of(kv) == axis] for axis in AXES}
+    if sum(map(len, rows.values())) <= N_MOST_ROWS:
+        return markdown_table(["cache", *header], [row for axis in AXES for row in rows[axis]])
+    lines = []
     for axis in AXES:
-        of_axis = [kv for kv in specs if axis_of(kv) == axis]
-        if of_axis and of_axis != ["none"]:
-            lines += [f"{AXIS_TITLES[axis]}:", ""]
-        lines += markdown_table(["cache", *header], [[code(kv), *cells(kv, view.row(part.name, kv))] for kv in of_axis])
+        if rows[axis]:
+            lines += [f"{AXIS_TITLES[axis]}:", "", *markdown_table(["cache", *header], rows[axis])]
     return lines
 
 
@@ -56,13 +67,10 @@ def text_block(view, part):
 
 
 def task_block(view, part):
-    """All caches on a task; the choices' two accuracies where it has them."""
-    has_accuracies = view.row(part.name, "none").get("acc") is not None
+    """All caches on a task."""
     def cells(_kv, row):
-        accuracies = [with_error(row, "acc"), with_error(row, "acc_norm")] if has_accuracies else []
-        return [figure(row, "size"), with_error(row, "score"), *accuracies, with_error(row, "score_change"), figure(row, "flips")]
-    header = ["KV size %", "score %", *(["acc %", "acc_norm %"] if has_accuracies else []), "change", "flips %"]
-    return by_axis(view, part, header, cells)
+        return [figure(row, "size"), with_error(row, "score"), with_error(row, "score_change"), figure(row, "flips")]
+    return by_axis(view, part, ["KV size %", "score %", "change", "flips %"], cells)
 
 
 def changes_block(view, group):
@@ -79,13 +87,12 @@ def changes_block(view, group):
     return markdown_table(["cache", *(part.name.split("/")[-1] for part in parts)], rows)
 
 
-def undecided_block(view, group=None):
+def undecided_section(view, group):
     parts = view.undecided(group)
     rows = [[part.title, with_error(view.row(part.name, "none"), "score"), figure(view.row(part.name, "none"), "chance")] for part in parts]
     if not rows:
         return []
-    return ["Measured with `none` alone, because it is not three standard errors above chance; these decide nothing:", "",
-            *markdown_table(["task", "score of `none` %", "chance %"], rows)]
+    return ["## Tasks that decide nothing", "", UNDECIDED_LEGEND, "", *markdown_table(["task", "score of `none` %", "chance %"], rows)]
 
 
 def drift_block(view, part):
@@ -96,39 +103,74 @@ def drift_block(view, part):
     return by_axis(view, part, header, cells)
 
 
-def text_sections(view):
-    lines = []
-    for part in view.measured_parts():
-        if part.is_compared:
-            lines += [f"## {part.name}: {part.title}", "", *command_lines(view.commands(part)), *text_block(view, part)]
-            if part.name == "methods":
-                lines += [*(f"Not measured: {code(kv)}, which {why}." for kv, why in plan.NOT_MEASURED.items()), ""]
+def compared_parts(view, *groups):
+    """The texts of these groups that are measured."""
+    return [part for group in groups for part in view.measured_parts(group) if part.is_compared]
+
+
+def section(view, part, block):
+    return [f"## {part.name}: {part.title}", "", *command_lines(view.commands(part)), *block(view, part)]
+
+
+def text_sections(view, *groups):
+    return [line for part in compared_parts(view, *groups) for line in section(view, part, text_block)]
+
+
+def calibration_section(view):
+    """One text by bases of several calibrations: a column for each."""
+    parts = compared_parts(view, "calibration")
+    if not parts:
+        return []
+    specs = dict.fromkeys(kv for part in parts for kv in view.specs(part))
+    def kl(part, kv):
+        row = view.row(part.name, kv)
+        return with_error(row, "kl") if row else "-"
+    def size(kv):
+        return figure(next(filter(None, (view.row(part.name, kv) for part in parts))), "size")
+    rows = [[code(kv), size(kv), *(kl(part, kv) for part in parts)] for kv in specs]
+    commands = list(dict.fromkeys(command for part in parts for command in view.commands(part)))
+    return ["## calibration: a novel by bases of several texts", "",
+            *(f"- `{part.name}`: {part.title}" for part in parts), "", *command_lines(commands),
+            *markdown_table(["cache", "KV size %", *(f"KL, `{part.name}`" for part in parts)], rows)]
+
+
+def prediction_section(view):
+    """What calibration predicts beside what is measured: a row for each text and cache."""
+    parts = compared_parts(view, "prediction")
+    if not parts:
+        return []
+    rows = [[f"`{part.name}`", code(kv), *(figure(view.row(part.name, kv), field) for field in ("size", "predicted", "kl", "predicted_share"))]
+            for part in parts for kv in view.specs(part)]
+    commands = list(dict.fromkeys(command for part in parts for command in view.commands(part)))
+    return ["## prediction: the KL that calibration predicts, and what is measured", "",
+            *(f"- `{part.name}`: {part.title}" for part in parts), "", *command_lines(commands),
+            *markdown_table(["text", "cache", "KV size %", "predicted KL", "measured KL", "predicted / measured"], rows)]
+
+
+def methods_sections(view):
+    lines = text_sections(view, "methods")
+    if lines:
+        lines += [*(f"Not measured: {code(kv)}, which {why}." for kv, why in plan.NOT_MEASURED.items()), ""]
     return lines
 
 
-def change_sections(view):
-    """Of each group of tasks what changes, in one table."""
-    titles = {"tasks": "Tasks", "needle": "Retrieval"}
-    lines = []
-    for group, title in titles.items():
-        if view.tasks(group):
-            lines += [f"## {title}", "", TASK_LEGEND, "", "Of `none` the score in percent, of the others its change in points:", "",
-                      *changes_block(view, group), *undecided_block(view, group)]
-    return lines
-
-
-def task_sections(view):
-    lines = []
-    for part in view.deciding():
-        lines += [f"## {part.name}: {part.title}", "", *command_lines(view.commands(part)), *task_block(view, part)]
+def group_sections(view, group):
+    """Of a group of tasks what changes, in one table; then each of those that decide."""
+    if not view.tasks(group):
+        return []
+    lines = changes_block(view, group)
+    if view.deciding(group):
+        lines = [TASK_LEGEND, "", "Of `none` the score in percent, of the others its change in points:", "", *lines]
+    lines += undecided_section(view, group)
+    for part in view.deciding(group):
+        lines += section(view, part, task_block)
     return lines
 
 
 def drift_sections(view):
     lines = []
     for part in view.measured_parts("drift"):
-        lines += [f"## {part.name}: {part.title}", "", "Both generate freely from the same prompts, each with its own cache.", "",
-                  *command_lines(view.commands(part)), *drift_block(view, part)]
+        lines += ["Both generate freely from the same prompts, each with its own cache.", "", *section(view, part, drift_block)]
     return lines
 
 
@@ -140,26 +182,37 @@ def failed_section(view):
                                                                        for record in failures])]
 
 
-def page_texts(view):
-    """The pages of a model by path: what is found and all texts, and beside it every task, where there are some."""
-    page = view.store.path.with_suffix(".md")
-    details = page.with_name(f"{page.stem}-tasks.md")
-    of_tasks = [*task_sections(view), *drift_sections(view)]
-    link = [f"Each task by itself, with its commands and sizes: [{details.name}]({details.name}).", ""] if of_tasks else []
-    pages = {page: [f"# Results on {view.name}", "", *provenance_block(view), *files_block(view), LEGEND, "", *link, "## What keeps 99%", "",
-                    KEPT_LEGEND, "", *kept_block(view), "## Where lathe is beaten", "", *beaten_block(view), *change_sections(view),
-                    *text_sections(view), *failed_section(view)]}
-    if of_tasks:
-        pages[details] = [f"# Tasks on {view.name}", "", f"Model, program and files are those of [{page.name}]({page.name}).", "", *of_tasks]
+def main_page(view, links):
+    """What is found, on the first screen; then the texts that it rests on, and where all is from."""
     source = view.store.path.name
-    note = f"<!-- Written by lab/results.py page docs/results/{source}; change that file or the script. -->"
+    others = ["Other pages:", "", *links, ""] if links else []
+    return [f"# Results on {view.name}", "", f"{KEPT_LEGEND} {KEPT_TASKS_LEGEND}" if view.deciding() else KEPT_LEGEND, "",
+            *kept_block(view), LEGEND, "", "## Where lathe is beaten", "", *beaten_block(view),
+            *others, *text_sections(view, "quality", "equal"), *failed_section(view), "## What measured it", "", *provenance_block(view),
+            f"[{source}]({source}) names the run of each row.", ""]
+
+
+def page_texts(view):
+    """The pages of a model by path: the main one, and beside it those that have something to show."""
+    page = view.store.path.with_suffix(".md")
+    details = [(f"{page.stem}-texts.md", "Texts", "longer windows, parts left out, calibrations, predictions, how texts are made",
+                [*text_sections(view, "without", "long", "full"), *calibration_section(view), *prediction_section(view), *files_block(view)]),
+               (f"{page.stem}-methods.md", "Every method", "every method and preset on one text", methods_sections(view)),
+               *((f"{page.stem}-{group}.md", title, about, group_sections(view, group))
+                 for group, (title, about) in GROUPS.items()),
+               (f"{page.stem}-drift.md", "Free generation", "how soon free generation parts from that of `none`", drift_sections(view))]
+    details = [detail for detail in details if detail[3]]
+    back = f"Model, program and machine are those of [{page.name}]({page.name}), which says what the columns mean."
+    pages = {page: main_page(view, [f"- [{name}]({name}): {about}" for name, _, about, _ in details])}
+    pages |= {page.with_name(name): [f"# {title} on {view.name}", "", back, "", *lines] for name, title, _, lines in details}
+    note = f"<!-- {GENERATED} docs/results/{view.store.path.name}; change that file or the script. -->"
     return {path: wrapped("\n".join([note, *lines]).rstrip("\n") + "\n") for path, lines in pages.items()}
 
 
 def block_lines(view, name):
     """A table by its name in a document."""
-    blocks = {"main": main_block, "kept": kept_block, "beaten": beaten_block, "provenance": provenance_block, "undecided": undecided_block,
-              "tasks": lambda of: changes_block(of, "tasks"), "needle": lambda of: changes_block(of, "needle")}
+    blocks = {"kept": kept_block, "beaten": beaten_block, "provenance": provenance_block,
+              **{group: functools.partial(changes_block, group=group) for group in GROUPS}}
     if name in blocks:
         return blocks[name](view)
     try:

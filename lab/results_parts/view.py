@@ -137,14 +137,12 @@ class View:
         return [part for part in self.tasks(group) if not decides(self.row(part.name, "none"))]
 
     def commands(self, part):
-        """How the rows of a part were measured, KV for the spec; that of `none` alone only where nothing else is."""
+        """How the rows of a part were measured, KV for the spec; that of `none` only where nothing else is."""
         used = {}
         for kv in self.specs(part):
             template = self.store.commands[self.store.records[part.name, kv]["command"]]
             used.setdefault(template, kv == "none")
         others = [template for template, is_none in used.items() if not is_none]
-        if part.baseline:
-            return [template.replace("{kv}", "KV") for template in used]
         return [template.replace("{kv}", "KV") for template in others or used]
 
     def figure(self, part, kv, field):

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Measures the tables of docs/speed.md that take several commands, on random weights.
+# Measures the tables of docs/speed.md and docs/speed that take several commands, on random weights.
 #   lab/speed/bench.sh PART [CONFIG.json]
-# PART: scaling (time of a step by context and by sequences; writes docs/scaling.svg), throughput (tokens/s and memory
+# PART: scaling (time of a step by context and by sequences; writes docs/speed/scaling.svg), throughput (tokens/s and memory
 # against the number of sequences under one KV budget, and the longest prompt; BUDGET and CONTEXT from the environment),
 # sealing (attention and sealing by cache), shares (the time of GEAR's parts), all of these in the shape of CONFIG.json or
 # the 1B shape; votes (attention of a prompt while votes are collected, one layer of the 8B shape).
@@ -38,7 +38,7 @@ scaling() {
   local bench=("$kvlathe" bench model --random-model "$(shape_of_1b)" -p 0 -n 4 -r 1 --kv-memory 8G --limits --json)
   "${bench[@]}" "${specs[@]}" -d 1024,2048,4096,8192,16384,32768,65536 >"$work/contexts.json"
   "${bench[@]}" "${specs[@]}" -d 2048 --parallel 1,2,4,8,16,32,64 >"$work/sequences.json"
-  lab/speed/scaling_chart.py "$work/contexts.json" "$work/sequences.json" docs/scaling.svg
+  lab/speed/scaling_chart.py "$work/contexts.json" "$work/sequences.json" docs/speed/scaling.svg
 }
 
 # GEAR's Tables 6 and 7 and Figures 3 and 4 in our form. The default budget holds three uncompressed sequences of the 1B shape.

@@ -18,7 +18,7 @@ sys.dont_write_bytecode = True
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(REPOSITORY / "lab"), str(REPOSITORY / "scripts")]
 
-from results_parts import fill, plan, view  # noqa: E402
+from results_parts import fill, page, plan, view  # noqa: E402
 from results_parts.prepare import shared_line  # noqa: E402
 from results_parts.store import ResultsError, Store, rounded, write_whole  # noqa: E402
 
@@ -301,17 +301,47 @@ class PageTest(TreeCase):
         text = self.page.read_text(encoding="utf-8")
         self.assertIn("    kvlathe compare -m models/tiny -c 8192 --text models/tiny/sample.txt --kv KV --no-latency --json\n", text)
         self.assertIn("| `lathe(ratio=4)` | 25.0 | 100 | 4 + 32 | 20.12 | +2.00 ± 0.10 | 0.0200 ± 0.00010 | 90.0 |", text)
-        self.assertIn("| passkey | 51.0 ± 5.0 | 50.0 |", text)
-        self.assertIn("| `int8` | -2.0 ± 1.0 |", text)
         self.assertIn("by the program of commit abc1234", text)
+        self.assertLess(text.index("| `int8` |"), text.index("by the program of commit"))  # what was found comes first
 
-    def test_has_each_task_that_decides_on_a_page_of_its_own(self):
+    def test_has_tasks_on_a_page_of_their_own_and_those_by_themselves_that_decide(self):
         text = self.page.with_name("tiny-tasks.md").read_text(encoding="utf-8")
+        self.assertIn("| `int8` | -2.0 ± 1.0 |", text)
+        self.assertIn("| passkey | 51.0 ± 5.0 | 50.0 |", text)
         self.assertIn("## tasks/recall: recall\n", text)
-        self.assertNotIn("passkey", text)
-        self.assertNotIn("tasks/recall:", self.page.read_text(encoding="utf-8"))
+        self.assertNotIn("## tasks/passkey", text)
+        page = self.page.read_text(encoding="utf-8")
+        self.assertIn("[tiny-tasks.md](tiny-tasks.md)", page)
+        self.assertNotIn("tasks/recall:", page)
         self.page.with_name("tiny-tasks.md").write_text("", encoding="utf-8")
         self.assertIn("docs/results/tiny-tasks.md:1: not what tiny.json says", self.results_py("check").stdout)
+
+    def test_a_task_that_none_never_solves_decides_nothing(self):
+        store = self.store()
+        store.records["tasks/recall", "none"]["result"].update(score=0.0, score_stderr=0.0, chance=0.0, decides=True)
+        store.save()
+        self.assertEqual(self.results_py("page", self.results).returncode, 0)
+        self.assertNotIn("tasks with 99% of the score", self.page.read_text(encoding="utf-8"))
+        self.assertIn("| recall | 0.0 ± 0.0 | 0.0 |", self.page.with_name("tiny-tasks.md").read_text(encoding="utf-8"))
+
+    def test_a_page_that_no_results_file_has_is_named(self):
+        self.write("docs/results/gone.md", self.page.read_text(encoding="utf-8"))
+        self.write("docs/results/by-hand.md", "A page that somebody wrote.\n")
+        self.assertEqual(self.results_py("check").stdout.splitlines(),
+                         ["docs/results/gone.md:1: a page that no results file has any more; delete it"])
+
+    def test_calibrations_and_predictions_stand_side_by_side(self):
+        done = self.results_py("run", "models/fetched/big.gguf", "--commit", "abc", "--data", self.root / "data", "--only", "calibration", "prediction")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        path = self.root / "docs/results/big.json"
+        store = self.store("big")
+        store.records["calibration/books", "lathe(ratio=4)"]["result"].update(kl=0.004, kl_stderr=0.0002)
+        store.records["prediction/novel", "lathe(ratio=6)"]["result"].update(kl=0.01, predicted_kl=0.008)
+        store.save()
+        self.assertEqual(self.results_py("page", path).returncode, 0)
+        text = path.with_name("big-texts.md").read_text(encoding="utf-8")
+        self.assertIn("| `lathe(ratio=4)` | 25.0 | 0.0200 ± 0.00010 | 0.0200 ± 0.00010 | 0.0040 ± 0.00020 |", text)
+        self.assertIn("| `prediction/novel` | `lathe(ratio=6)` | 25.0 | 0.0080 | 0.0100 | 0.80 |", text)
 
     def test_says_what_keeps_99_percent_by_each_measure(self):
         text = self.page.read_text(encoding="utf-8")
@@ -375,6 +405,19 @@ class TableTest(unittest.TestCase):
         self.assertEqual(sum(line == "| a |" for line in lines), 2)
         self.assertIsNone(fill.long_table(lines))
         self.assertEqual(fill.long_table(["x", "| a |", "|---|", *(f"| {i} |" for i in range(21)), "y"]), 2)
+
+    def test_short_lists_are_one_table_and_long_ones_a_table_for_each_axis(self):
+        class Few:
+            def specs(self, part):
+                return part.specs
+            def row(self, _name, kv):
+                return {"kv": kv}
+        part = plan.Part("quality", "", ("h2o", "none", "fdc"), ("compare",))
+        lines = page.by_axis(Few(), part, ["name"], lambda kv, _row: [kv])
+        self.assertEqual(lines, ["| cache | name |", "|---|---|", "| `none` | none |", "| `fdc` | fdc |", "| `h2o` | h2o |", ""])
+        part = plan.Part("quality", "", (*(f"kivi(bits={i})" for i in range(20)), "fdc"), ("compare",))
+        lines = page.by_axis(Few(), part, ["name"], lambda kv, _row: [kv])
+        self.assertEqual([line for line in lines if line.endswith(":")], ["Codes:", "Fewer dimensions:"])
 
     def test_specs_are_told_by_what_they_compress(self):
         for axis, specs in {"codes": ("none", "int8", "lathe(ratio=4)", "kivi(bits=2)+lowrank+sparse", "gear"),

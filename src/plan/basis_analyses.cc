@@ -8,7 +8,8 @@
 namespace kvlathe {
 namespace {
 
-// What the basis of each method depends on, besides ranks.
+// What the basis of a method depends on, besides ranks: of most on nothing.
+BasisOptions OptionsOf(const auto& /*options*/, const Spec& /*spec*/) { return {}; }
 BasisOptions OptionsOf(const FdcOptions& /*fdc*/, const Spec& spec) {
   return {.counts_first_positions = spec.n_sink() == 0};
 }
@@ -23,7 +24,6 @@ BasisOptions OptionsOf(const LatheOptions& lathe, const Spec& spec) {
           .keys_before_rope = lathe.keys_before_rope,
           .joint_channels = spec.joint_channels()};
 }
-BasisOptions OptionsOf(const SvdOnlineOptions& /*online*/, const Spec& /*spec*/) { return {}; }
 
 }  // namespace
 

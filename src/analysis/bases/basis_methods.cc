@@ -3,11 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "analysis/bases/fdc.h"
 #include "analysis/bases/hadamard.h"
-#include "analysis/bases/lathe.h"
-#include "analysis/bases/palu.h"
-#include "analysis/bases/zack.h"
 #include "analysis/ranks/bit_ladder.h"
 #include "base/check.h"
 
@@ -60,18 +56,6 @@ void DivideByDeviations(const HeadAnalysis& full, int head_dim, HeadBasis* head)
 }
 
 }  // namespace
-
-const BasisMethod kFdcMethod = {
-    .analyse = AnalyseFdc, .allocate = AllocateFdc, .wants_value_grams = true};
-const BasisMethod kZackMethod = {
-    .analyse = AnalyseZack, .allocate = AllocateZack, .wants_text = true};
-const BasisMethod kLatheMethod = {.analyse = AnalyseLathe,
-                                  .allocate = AllocateLathe,
-                                  .allocate_bits = AllocateLatheBits,
-                                  .wants_text = true,
-                                  .wants_gradients = true};
-const BasisMethod kPaluMethod = {
-    .analyse = AnalysePalu, .allocate = AllocatePalu, .wants_text = true};
 
 ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>& ranks) {
   const int n = HeadsPerLatent(analysis.keys);

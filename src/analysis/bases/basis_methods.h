@@ -1,4 +1,5 @@
-// Each method of the basis axis is a table of functions in a file of its own.
+// Each method of the basis axis is a table of functions (BasisMethod), which stands in the header
+// of the method. The row of the method in src/kv/spec/spec_table.cc names it.
 #pragma once
 
 #include <span>
@@ -92,8 +93,6 @@ struct BasisMethod {
   bool wants_gradients = false;    // prices errors by gradients of rows, which take time
   bool wants_value_grams = false;  // reads BasisInputs::value_grams whatever its options say
 };
-
-extern const BasisMethod kFdcMethod, kZackMethod, kLatheMethod, kPaluMethod;
 
 // Cuts the analysis to the allocation's ranks. Where these split bits, the maps mix the channels of
 // each group of as many bits by a Hadamard matrix and take their deviations as well: stored

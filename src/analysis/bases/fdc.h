@@ -17,4 +17,7 @@ StatusOr<BasisAnalysis> AnalyseFdc(const BasisInputs& inputs);
 // One removal rate eta over all singular values of both pairs.
 StatusOr<RankAllocation> AllocateFdc(const BasisAnalysis& analysis, const RankRequest& request);
 
+inline constexpr BasisMethod kFdcMethod = {
+    .analyse = AnalyseFdc, .allocate = AllocateFdc, .wants_value_grams = true};
+
 }  // namespace kvlathe

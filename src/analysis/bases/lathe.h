@@ -18,10 +18,10 @@ int HeadsPerMap(const StatisticsShape& shape, int channels);
 // (JointMoments): a cut to the first r stored channels costs the sum of s_i^2 beyond r, where s are
 // the singular values of F^1/2 C^1/2, and no map of r channels costs less (Eckart and Young 1936).
 // A head of the cache is HeadsPerMap(shape, BasisOptions::joint_channels) KV heads of a layer side
-// by side. Means become the
-// offsets, unless BasisOptions::is_centred is off. With BasisOptions::keys_before_rope keys are
-// latents. Spectra and noise are in nats per token. kFailedPrecondition if there are no gradients;
-// kDataLoss, with layer and head, where moments are not finite or not those of rows.
+// by side. Means become the offsets, unless BasisOptions::is_centred is off. With
+// BasisOptions::keys_before_rope keys are latents. Spectra and noise are in nats per token.
+// kFailedPrecondition if there are no gradients; kDataLoss, with layer and head, where moments are
+// not finite or not those of rows.
 StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs);
 
 // Shares out ranks by water-filling (RankRule::kLeastError) over all layers, heads and pairs.
@@ -34,5 +34,11 @@ StatusOr<RankAllocation> AllocateLathe(const BasisAnalysis& analysis, const Rank
 // not reach.
 StatusOr<RankAllocation> AllocateLatheBits(const BasisAnalysis& analysis,
                                            const RankRequest& request);
+
+inline constexpr BasisMethod kLatheMethod = {.analyse = AnalyseLathe,
+                                             .allocate = AllocateLathe,
+                                             .allocate_bits = AllocateLatheBits,
+                                             .wants_text = true,
+                                             .wants_gradients = true};
 
 }  // namespace kvlathe

@@ -26,4 +26,7 @@ StatusOr<BasisAnalysis> AnalysePalu(const BasisInputs& inputs);
 // multiples of 16.
 StatusOr<RankAllocation> AllocatePalu(const BasisAnalysis& analysis, const RankRequest& request);
 
+inline constexpr BasisMethod kPaluMethod = {
+    .analyse = AnalysePalu, .allocate = AllocatePalu, .wants_text = true};
+
 }  // namespace kvlathe

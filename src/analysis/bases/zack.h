@@ -18,4 +18,7 @@ StatusOr<BasisAnalysis> AnalyseZack(const BasisInputs& inputs);
 // FDC's: one removal rate eta over all singular values of both pairs.
 StatusOr<RankAllocation> AllocateZack(const BasisAnalysis& analysis, const RankRequest& request);
 
+inline constexpr BasisMethod kZackMethod = {
+    .analyse = AnalyseZack, .allocate = AllocateZack, .wants_text = true};
+
 }  // namespace kvlathe

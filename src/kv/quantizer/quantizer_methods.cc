@@ -8,13 +8,8 @@ namespace {
 // (docs/decisions/lathe-newest-block-at-8-bits.md).
 constexpr double kMinCodedRatio = 5;
 
-// What drops or merges entries moves rows; a window does not.
-bool MovesRows(const Spec& spec) {
-  return spec.retention() != nullptr && spec.retention_as<WindowOptions>() == nullptr;
-}
-
 bool CodesOpenRows(const Spec& spec, const LatheOptions& lathe) {
-  if (MovesRows(spec)) return false;
+  if (spec.retention_facts().moves_rows) return false;
   if (lathe.open != LatheOptions::OpenRows::kAuto) {
     return lathe.open == LatheOptions::OpenRows::k8;
   }
@@ -66,16 +61,15 @@ std::optional<SealPlan> SealPlanOf(const Spec& spec) {
   const RunOptions* const runs = spec.runs();
   if (!begun.has_value() || runs == nullptr) return begun;
   SealPlan& plan = *begun;
-  if (const auto* window = spec.retention_as<WindowOptions>(); window != nullptr) {
-    plan.window = window->size;
-  }
+  const RetentionFacts retention = spec.retention_facts();
+  plan.window = retention.window;
   // The prompt is sealed at its end where entries are dropped or sorted until then.
-  const bool waits = MovesRows(spec) && spec.retention_as<PoolOptions>() == nullptr;
-  plan.prompt_run = waits || FactsOf(plan.format.codec).has_classes ? 0 : runs->prompt_run;
+  plan.prompt_run =
+      retention.ends_prompt_as_run || FactsOf(plan.format.codec).has_classes ? 0 : runs->prompt_run;
   plan.buffer = runs->buffer;
   plan.newest = runs->newest;
   constexpr int kMostOfAuto = 4096;
-  const bool grows = runs->newest_grows && !MovesRows(spec);
+  const bool grows = runs->newest_grows && !retention.moves_rows;
   plan.most_newest = grows ? kMostOfAuto : plan.newest;
   AddResidual(spec, &plan);
   return begun;

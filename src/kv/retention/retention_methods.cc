@@ -30,7 +30,7 @@ std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec) {
   if (spec.retention() == nullptr) return std::nullopt;
   // What a window leaves behind is known before it is sealed: whole blocks go (SealPlan).
   const bool is_sealed = spec.runs() != nullptr;
-  if (is_sealed && spec.retention_as<WindowOptions>() != nullptr) return std::nullopt;
+  if (is_sealed && spec.retention_facts().window > 0) return std::nullopt;
   RetentionPlan plan =
       std::visit([](const auto& options) { return PlanOf(options); }, *spec.retention());
   if (is_sealed && plan.prunes_decode && !plan.merge.has_value()) {

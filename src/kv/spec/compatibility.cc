@@ -5,19 +5,9 @@ namespace {
 
 constexpr StatusCode kRefused = StatusCode::kInvalidArgument;
 
-// Whether heads may hold entries of their own.
-bool HasEntriesOfHeads(const Spec& spec) {
-  if (spec.retention() == nullptr || spec.retention_as<WindowOptions>() != nullptr) return false;
-  const auto* tova = spec.retention_as<TovaOptions>();
-  return tova == nullptr || !tova->shares_heads;
-}
-
 // What keys from before RoPE go with.
 Status CheckLatents(const Spec& spec) {
-  if (!TurnWhenRead(spec.keys())) return OkStatus();
-  if (spec.retention_as<PoolOptions>() == nullptr && spec.retention_as<DmcOptions>() == nullptr) {
-    return OkStatus();
-  }
+  if (!TurnWhenRead(spec.keys()) || !spec.retention_facts().merges) return OkStatus();
   return Error(kRefused,
                "--kv '{}': keys from before RoPE cannot be merged yet, as attention would have to "
                "turn each by the position of its entry; leave out {} or {}, or take fdc, zack or "
@@ -29,7 +19,7 @@ Status CheckLatents(const Spec& spec) {
 Status CheckSharedLatents(const Spec& spec) {
   const int heads_per_latent = HeadsPerLatent(spec.keys());
   if (heads_per_latent == 1) return OkStatus();
-  if (HasEntriesOfHeads(spec)) {
+  if (spec.retention_facts().differs_by_head) {
     return Error(kRefused,
                  "--kv '{}': {} chooses entries of each head, and palu(group={}) needs those of {} "
                  "heads together; take group=1, tova or window",
@@ -47,7 +37,7 @@ Status CheckSharedLatents(const Spec& spec) {
 // What one map for several KV heads goes with.
 Status CheckJoinedHeads(const Spec& spec) {
   if (!spec.joins_heads()) return OkStatus();
-  if (spec.retention_as<PoolOptions>() != nullptr || spec.retention_as<DmcOptions>() != nullptr) {
+  if (spec.retention_facts().merges) {
     return Error(kRefused,
                  "--kv '{}': {} merges the rows of each KV head, and heads=joint stores those of "
                  "several as one; take heads=own",
@@ -72,7 +62,7 @@ Status CheckClasses(const Spec& spec) {
                  "share; give ratio and no quantizer, or leave classes out",
                  spec.text());
   }
-  if (spec.retention() != nullptr && spec.retention_as<SnapkvOptions>() == nullptr) {
+  if (spec.retention_facts().acts_on_later) {
     return Error(kRefused,
                  "--kv '{}': classes=3 sorts the entries that are there where the prompt ends, and "
                  "{} drops or merges later ones too; take snapkv, or leave classes out",
@@ -123,6 +113,13 @@ Status CheckResident(const Spec& spec) {
 
 }  // namespace
 
+Status CheckBasis(const Spec& spec) {
+  KVL_RETURN_IF_ERROR(CheckLatents(spec));
+  KVL_RETURN_IF_ERROR(CheckSharedLatents(spec));
+  KVL_RETURN_IF_ERROR(CheckJoinedHeads(spec));
+  return CheckResident(spec);
+}
+
 Status CheckZack(const Spec& spec) {
   const auto& zack = *spec.basis_as<ZackOptions>();
   if (zack.is_online) {
@@ -134,14 +131,7 @@ Status CheckZack(const Spec& spec) {
                    spec.text());
     }
   }
-  return CheckResident(spec);
-}
-
-Status CheckFdc(const Spec& spec) { return CheckResident(spec); }
-
-Status CheckPalu(const Spec& spec) {
-  KVL_RETURN_IF_ERROR(CheckLatents(spec));
-  return CheckSharedLatents(spec);
+  return CheckBasis(spec);
 }
 
 Status CheckSvdOnline(const Spec& spec) { return CheckGoesAlone(spec, "svd-online"); }
@@ -170,7 +160,7 @@ Status CheckVoting(const Spec& spec) {
 }
 
 Status CheckKcvt(const Spec& spec) {
-  if (spec.retention_as<DmcOptions>() == nullptr) return OkStatus();
+  if (!spec.retention_facts().counts_by_head) return OkStatus();
   const auto* const kcvt = spec.quantizer_as<KcvtOptions>();
   const int bits = kcvt != nullptr ? kcvt->bits : spec.quantizer_as<KvquantOptions>()->bits;
   return Error(kRefused,
@@ -184,10 +174,7 @@ Status CheckKcvt(const Spec& spec) {
 
 Status CheckKvquant(const Spec& spec) {
   KVL_RETURN_IF_ERROR(CheckKcvt(spec));  // its scales of V are the same
-  if (spec.basis() != nullptr || spec.retention() == nullptr ||
-      spec.retention_as<WindowOptions>() != nullptr) {
-    return OkStatus();
-  }
+  if (spec.basis() != nullptr || !spec.retention_facts().moves_rows) return OkStatus();
   return Error(kRefused,
                "--kv '{}': without a basis kvquant keeps keys before RoPE, whose positions {} does "
                "not leave in a row; add a basis or take another quantizer",
@@ -199,8 +186,7 @@ Status CheckLowrank(const Spec& spec) {
   if (spec.lowrank()->repaired_share == 1) return OkStatus();
   std::string_view cause;
   if (spec.runs()->prompt_run == 0) cause = "run=prompt";
-  if (spec.retention() != nullptr && spec.retention_as<WindowOptions>() == nullptr &&
-      spec.retention_as<PoolOptions>() == nullptr) {
+  if (spec.retention_facts().ends_prompt_as_run) {
     cause = spec.NameOf(Axis::kRetention);
   }
   if (cause.empty()) return OkStatus();

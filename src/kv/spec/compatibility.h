@@ -7,10 +7,10 @@
 
 namespace kvlathe {
 
-// Checks of bases.
+// The check of bases, by the form of keys that they make and by whether they keep all dimensions.
+Status CheckBasis(const Spec& spec);
+// Checks of bases that go with less than that.
 Status CheckZack(const Spec& spec);
-Status CheckFdc(const Spec& spec);
-Status CheckPalu(const Spec& spec);
 Status CheckSvdOnline(const Spec& spec);
 Status CheckLathe(const Spec& spec);
 // The check of methods that drop positions by their votes.

@@ -1,6 +1,46 @@
 #include "kv/spec/options.h"
 
 namespace kvlathe {
+namespace {
+
+// Of methods that drop entries by votes.
+constexpr RetentionFacts kVotingFacts = {
+    .moves_rows = true, .acts_on_later = true, .differs_by_head = true, .ends_prompt_as_run = true};
+
+RetentionFacts OwnFactsOf(const H2oOptions& /*h2o*/) { return kVotingFacts; }
+RetentionFacts OwnFactsOf(const MasOptions& /*mas*/) { return kVotingFacts; }
+RetentionFacts OwnFactsOf(const KeyformerOptions& /*keyformer*/) { return kVotingFacts; }
+RetentionFacts OwnFactsOf(const TovaOptions& tova) {
+  RetentionFacts facts = kVotingFacts;
+  facts.differs_by_head = !tova.shares_heads;
+  return facts;
+}
+RetentionFacts OwnFactsOf(const SnapkvOptions& /*snapkv*/) {
+  RetentionFacts facts = kVotingFacts;
+  facts.acts_on_later = false;
+  return facts;
+}
+// Whole blocks go once all of their entries have left the window; the others stay where they are.
+RetentionFacts OwnFactsOf(const WindowOptions& window) {
+  return {.acts_on_later = true, .window = window.size};
+}
+RetentionFacts OwnFactsOf(const PoolOptions& /*pool*/) {
+  return {.moves_rows = true, .merges = true, .acts_on_later = true};
+}
+RetentionFacts OwnFactsOf(const DmcOptions& /*dmc*/) {
+  return {.moves_rows = true,
+          .merges = true,
+          .acts_on_later = true,
+          .differs_by_head = true,
+          .counts_by_head = true,
+          .ends_prompt_as_run = true};
+}
+
+}  // namespace
+
+RetentionFacts FactsOf(const RetentionStage& retention) {
+  return std::visit([](const auto& options) { return OwnFactsOf(options); }, retention);
+}
 
 const RankOptions* RanksOf(const BasisStage& basis) {
   return std::visit(

@@ -143,6 +143,18 @@ using RetentionStage = std::variant<H2oOptions, MasOptions, TovaOptions, Keyform
 // Null where no positions are chosen by votes.
 const BudgetOptions* BudgetOf(const RetentionStage& retention);
 
+// What others ask of a retention method.
+struct RetentionFacts {
+  bool moves_rows = false;       // entries are dropped or merged, so that rows change their places
+  bool merges = false;           // positions are averaged into entries
+  bool acts_on_later = false;    // it acts on positions behind the prompt too
+  bool differs_by_head = false;  // heads of a layer may hold entries of other positions
+  bool counts_by_head = false;   // heads of a layer may even hold other numbers of entries
+  bool ends_prompt_as_run = false;  // what is left of the prompt is sealed at its end, as one run
+  int window = 0;                   // so many newest positions are seen; 0: all that are kept
+};
+RetentionFacts FactsOf(const RetentionStage& retention);
+
 // --- Quantizer --- (bits are 0 where a profile is to answer)
 
 struct TokenOptions {

@@ -32,9 +32,9 @@ Keys KeysOf(const ZackOptions& options, int /*heads_per_map*/) {
   return options.is_online ? Keys(TurnedKeys{}) : Keys(MappedKeys{});
 }
 
-// What the basis of each method seals by, if it does; `has_quantizer` tells of the spec.
-Sealing SealingOf(const FdcOptions& /*options*/, bool /*has_quantizer*/) { return SealNothing{}; }
-Sealing SealingOf(const PaluOptions& /*options*/, bool /*has_quantizer*/) { return SealNothing{}; }
+// What the basis of a method seals by; most leave that to the quantizer. `has_quantizer` tells of
+// the spec.
+Sealing SealingOf(const auto& /*options*/, bool /*has_quantizer*/) { return SealNothing{}; }
 Sealing SealingOf(const LatheOptions& options, bool has_quantizer) {
   const bool splits = options.bits == LatheOptions::Bits::kAuto
                           ? options.ranks.has_ratio() && !has_quantizer
@@ -125,8 +125,7 @@ int Spec::joint_channels() const {
   }
   // Each head more makes every dot longer on the same bytes, so `auto` stops here.
   constexpr int kMostOfAuto = 256;
-  const bool pays = FactsOf(sealing()).splits_bits &&
-                    (retention() == nullptr || retention_as<WindowOptions>() != nullptr);
+  const bool pays = FactsOf(sealing()).splits_bits && !retention_facts().moves_rows;
   return pays ? kMostOfAuto : 0;
 }
 

@@ -98,12 +98,12 @@ class Spec {
     return basis() == nullptr ? nullptr : std::get_if<Options>(basis());
   }
   template <typename Options>
-  const Options* retention_as() const {
-    return retention() == nullptr ? nullptr : std::get_if<Options>(retention());
-  }
-  template <typename Options>
   const Options* quantizer_as() const {
     return quantizer() == nullptr ? nullptr : std::get_if<Options>(quantizer());
+  }
+  // All false where the spec has no retention.
+  RetentionFacts retention_facts() const {
+    return retention() == nullptr ? RetentionFacts() : FactsOf(*retention());
   }
   Sealing sealing() const;
   const RunOptions* runs() const { return FactsOf(sealing()).runs; }

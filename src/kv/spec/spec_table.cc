@@ -2,7 +2,10 @@
 
 #include <iterator>
 
-#include "analysis/bases/basis_methods.h"
+#include "analysis/bases/fdc.h"
+#include "analysis/bases/lathe.h"
+#include "analysis/bases/palu.h"
+#include "analysis/bases/zack.h"
 #include "format/table_codes/mxfp4.h"
 #include "kv/spec/compatibility.h"
 #include "kv/spec/fixed_formats.h"
@@ -269,7 +272,7 @@ constexpr StageInfo kStages[] = {
      .paper = kFdcPaper,
      .keys = kBasisKeys,
      .read = ReadFdc,
-     .check = CheckFdc,
+     .check = CheckBasis,
      .analysis = &kFdcMethod,
      .ladders = kRateLadder,
      .tuned = kFdcForms},
@@ -279,7 +282,7 @@ constexpr StageInfo kStages[] = {
      .paper = "Palu: Compressing KV-Cache with Low-Rank Projection",
      .keys = kPaluKeys,
      .read = ReadPalu,
-     .check = CheckPalu,
+     .check = CheckBasis,
      .analysis = &kPaluMethod,
      .ladders = kRateLadder,
      .tuned = kPaluForms},

@@ -101,7 +101,8 @@ TEST(Spec, EvictAndRotatePresetsRemoveTheRateTogether) {
       ASSERT_NE(spec->basis(), nullptr);
       EXPECT_EQ(spec->NameOf(Axis::kBasis), basis);
       EXPECT_DOUBLE_EQ(RanksOf(*spec->basis())->value, 1 - std::sqrt(1 - rate));
-      ASSERT_NE(spec->retention_as<KeyformerOptions>(), nullptr);
+      ASSERT_NE(spec->retention(), nullptr);
+      ASSERT_TRUE(std::holds_alternative<KeyformerOptions>(*spec->retention()));
       EXPECT_DOUBLE_EQ(BudgetOf(*spec->retention())->keep, std::sqrt(1 - rate));
     }
   }
