@@ -8,6 +8,9 @@ file(GLOB sources CONFIGURE_DEPENDS ${KVLATHE_JINJA}/common/jinja/*.cpp)
 list(FILTER sources EXCLUDE REGEX "/caps.cpp$")
 add_library(jinja STATIC EXCLUDE_FROM_ALL ${sources} ${KVLATHE_JINJA}/common/json.cpp ${KVLATHE_JINJA}/common/unicode.cpp)
 target_compile_options(jinja PRIVATE -O2 -w -g0)
+kvl_compile_together(jinja ON)  # nobody changes its sources here
+# It specialises templates that the other sources use.
+set_property(SOURCE ${KVLATHE_JINJA}/common/json.cpp PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
 # Its checks of the kinds of a template's nodes would end the program.
 target_compile_definitions(jinja PRIVATE NDEBUG)
 target_include_directories(jinja SYSTEM PUBLIC ${KVLATHE_JINJA}/common ${CMAKE_SOURCE_DIR}/src/chat/engine)

@@ -39,12 +39,27 @@ target_link_libraries(kvlathe_library_headers PRIVATE kvlathe_flags fmt::fmt abs
 target_precompile_headers(kvlathe_library_headers PRIVATE
   <algorithm> <cmath> <functional> <memory> <span> <string> <vector> <absl/status/statusor.h> <fmt/format.h>)
 
-# kvl_library(NAME kv SRCS a.cc b.cc DEPS tensor base [LIBS fmt::fmt])
+# Reading headers and instantiating their templates is most of the work of most sources: a library compiled as
+# one source takes a quarter of the time, and a change to one source takes all of it. All of a library at once,
+# so that no new source moves another into a batch where a name collides.
+option(KVLATHE_UNITY_LIBRARIES "Compile the sources of a library together" OFF)
+
+# kvl_compile_together(TARGET ON)
+function(kvl_compile_together target is_wanted)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${is_wanted} UNITY_BUILD_BATCH_SIZE 0)
+  if(is_wanted)  # warnings of what one source is to another
+    target_compile_options(${target} PRIVATE -Wno-shadow -Wno-subobject-linkage)
+  endif()
+endfunction()
+
+# kvl_library(NAME kv SRCS a.cc b.cc DEPS tensor base [LIBS fmt::fmt] [APART a.cc])
 #   DEPS: folders of this project; LIBS: third-party targets; HEADERS: what is precompiled for it
-#   instead of what is for all libraries.
+#   instead of what is for all libraries; APART: sources that are never compiled together with others.
 function(kvl_library)
-  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LIBS;HEADERS" ${ARGN})
+  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LIBS;HEADERS;APART" ${ARGN})
   add_library(kvlathe_${ARG_NAME} STATIC ${ARG_SRCS})
+  kvl_compile_together(kvlathe_${ARG_NAME} ${KVLATHE_UNITY_LIBRARIES})
+  set_property(SOURCE ${ARG_APART} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
   target_link_libraries(kvlathe_${ARG_NAME} PUBLIC kvlathe_flags ${ARG_LIBS} PRIVATE OpenMP::OpenMP_CXX)
   if(ARG_HEADERS)
     target_precompile_headers(kvlathe_${ARG_NAME} PRIVATE ${ARG_HEADERS})
@@ -169,4 +184,5 @@ function(kvl_isa_sources)
   cmake_parse_arguments(ARG "" "" "FLAGS;SRCS" ${ARGN})
   set_property(SOURCE ${ARG_SRCS} APPEND PROPERTY COMPILE_OPTIONS ${ARG_FLAGS})
   set_property(SOURCE ${ARG_SRCS} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
+  set_property(SOURCE ${ARG_SRCS} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()

@@ -18,6 +18,10 @@ else()
   list(FILTER sources EXCLUDE REGEX "/cpp/tvm_ffi/")
   add_library(xgrammar STATIC EXCLUDE_FROM_ALL ${sources})
   target_compile_features(xgrammar PRIVATE cxx_std_17)
+  # Nobody changes its sources here: compiled together they take a third of the time.
+  kvl_compile_together(xgrammar ON)
+  # It has a name that another source has too, and gives the other processor something to do.
+  set_property(SOURCE ${KVLATHE_XGRAMMAR}/cpp/json_schema_converter.cc PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
   target_compile_options(xgrammar PRIVATE -O2 -w -g0)
   target_include_directories(xgrammar SYSTEM PUBLIC ${KVLATHE_XGRAMMAR}/include
     ${KVLATHE_XGRAMMAR}/3rdparty/picojson ${KVLATHE_XGRAMMAR}/3rdparty/dlpack/include)

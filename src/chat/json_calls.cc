@@ -6,11 +6,10 @@
 
 #include "chat/call_readers.h"
 #include "chat/call_stream.h"
+#include "chat/text_compare.h"
 
 namespace kvlathe {
 namespace {
-
-constexpr std::string_view kBlanks = " \t\r\n";
 
 // What may stand in front of the first call.
 constexpr std::array<std::string_view, 3> kOpenings = {"<|python_tag|>", "```json", "```"};

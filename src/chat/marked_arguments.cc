@@ -13,7 +13,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kBlanks = " \t\r\n";
 constexpr int kMaxPythonDepth = 32;
 
 // A reader of literals; any error leaves it failed.

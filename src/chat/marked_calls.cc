@@ -11,8 +11,6 @@
 namespace kvlathe {
 namespace {
 
-constexpr std::string_view kBlanks = " \t\r\n";
-
 // How many bytes at the end of `text` may be the beginning of `marker`.
 size_t PossibleBeginning(std::string_view text, std::string_view marker) {
   for (size_t n = std::min(text.size(), marker.size() - 1); n > 0; --n) {

@@ -13,8 +13,8 @@ using Json = nlohmann::ordered_json;
 using NoContent = TemplateTraits::NoContent;
 
 constexpr const char* kSystem = "kvl-system";
-constexpr const char* kThoughts = "kvl-thoughts";
-constexpr const char* kAnswer = "kvl-answer";
+constexpr const char* kProbeThoughts = "kvl-thoughts";
+constexpr const char* kProbeAnswer = "kvl-answer";
 constexpr const char* kToolName = "kvl_first";
 constexpr const char* kCity = "kvl-city";
 
@@ -61,12 +61,13 @@ void FindCallTraits(const TemplateProber& prober, TemplateTraits* traits) {
 
 std::string FindThoughtsField(const TemplateProber& prober, const TemplateTraits& traits) {
   for (const char* const field : {"reasoning_content", "reasoning", "thinking", "thoughts"}) {
-    Json answer = {
-        {"role", "assistant"}, {"content", ProbeContent(traits, kAnswer)}, {field, kThoughts}};
+    Json answer = {{"role", "assistant"},
+                   {"content", ProbeContent(traits, kProbeAnswer)},
+                   {field, kProbeThoughts}};
     for (const Json& arguments : {Json(nullptr), Json{{"enable_thinking", true}}}) {
       if (Has(prober.Render({.messages = Json::array({ProbeQuestion(traits), answer}),
                              .arguments = arguments}),
-              kThoughts)) {
+              kProbeThoughts)) {
         return field;
       }
     }
@@ -76,10 +77,10 @@ std::string FindThoughtsField(const TemplateProber& prober, const TemplateTraits
         {{kToolName,
           {{"city", kCity}},
           traits.ids_hold_names ? std::string("functions.") + kToolName + ":0" : kProbeCallId}});
-    answer[field] = kThoughts;
+    answer[field] = kProbeThoughts;
     if (Has(prober.Render({.messages = Json::array({ProbeQuestion(traits), answer}),
                            .tools = Json::array({ProbeTool(kToolName)})}),
-            kThoughts)) {
+            kProbeThoughts)) {
       return field;
     }
   }

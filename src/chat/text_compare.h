@@ -7,6 +7,8 @@
 
 namespace kvlathe {
 
+inline constexpr std::string_view kBlanks = " \t\r\n";
+
 inline size_t CommonPrefix(std::string_view a, std::string_view b) {
   const size_t n = std::min(a.size(), b.size());
   return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + n, b.begin()).first - a.begin());
@@ -19,7 +21,6 @@ inline size_t CommonSuffix(std::string_view a, std::string_view b) {
 }
 
 inline std::string_view TrimBlanks(std::string_view text) {
-  constexpr std::string_view kBlanks = " \t\r\n";
   const size_t begin = text.find_first_not_of(kBlanks);
   if (begin == std::string_view::npos) return {};
   return text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);

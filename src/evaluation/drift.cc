@@ -60,9 +60,9 @@ class Baseline {
 };
 
 // One cache: it is given the baseline's texts, and writes its own from where they part.
-class Contestant {
+class DriftContestant {
  public:
-  Contestant(Model* model, const DriftPlan& plan, int64_t kv_budget_bytes, ThreadPool* threads)
+  DriftContestant(Model* model, const DriftPlan& plan, int64_t kv_budget_bytes, ThreadPool* threads)
       : decoder_(model, plan.prompts, plan.n_tokens, kv_budget_bytes),
         n_tokens_(static_cast<size_t>(plan.n_tokens)),
         threads_(threads),
@@ -162,7 +162,8 @@ class Contestant {
 
 // fn(cache) for each of them; an error says whose it is.
 template <typename F>
-Status ForEachContestant(std::vector<std::unique_ptr<Contestant>>* contestants, const F& fn) {
+Status ForEachDriftContestant(std::vector<std::unique_ptr<DriftContestant>>* contestants,
+                              const F& fn) {
   for (size_t i = 0; i < contestants->size(); ++i) {
     const Status status = fn((*contestants)[i].get());
     if (status.ok()) continue;
@@ -243,9 +244,10 @@ StatusOr<DriftResult> MeasureDrift(Model* none, std::span<Model* const> models,
   std::vector<std::vector<double>> own_nll;
   {
     Baseline base(none, plan, kv_budget_bytes, threads);
-    std::vector<std::unique_ptr<Contestant>> contestants;
+    std::vector<std::unique_ptr<DriftContestant>> contestants;
     for (Model* model : models) {
-      contestants.push_back(std::make_unique<Contestant>(model, plan, kv_budget_bytes, threads));
+      contestants.push_back(
+          std::make_unique<DriftContestant>(model, plan, kv_budget_bytes, threads));
     }
     const auto tell = [&](int n_done) {
       const double n_read = static_cast<double>(plan.prompts[0].size()) / kPromptTokensOfAStep;
@@ -255,7 +257,7 @@ StatusOr<DriftResult> MeasureDrift(Model* none, std::span<Model* const> models,
     for (int t = 0; t < plan.n_tokens; ++t) {
       tell(t);
       KVL_RETURN_IF_ERROR(OfBaseline(base.Step()));
-      KVL_RETURN_IF_ERROR(ForEachContestant(&contestants, [&](Contestant* c) -> Status {
+      KVL_RETURN_IF_ERROR(ForEachDriftContestant(&contestants, [&](DriftContestant* c) -> Status {
         KVL_RETURN_IF_ERROR(c->Feed(base));
         return c->Compare(base);
       }));

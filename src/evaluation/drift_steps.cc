@@ -16,7 +16,7 @@ Status At(size_t prompt, size_t token, const Status& status) {
   return Error(status.code(), "prompt {}, token {}: {}", prompt + 1, token + 1, MessageOf(status));
 }
 
-double LogSumExp(std::span<const float> x) {
+double LogSumOf(std::span<const float> x) {
   const float max = *std::max_element(x.begin(), x.end());
   double sum = 0;
   for (const float v : x) sum += std::exp(v - max);
@@ -41,7 +41,7 @@ StepScore ScoreStep(std::span<const float> logits) {
   score.finite = AreFinite(logits);
   if (!score.finite) return score;
   score.likeliest = ArgMax(logits);
-  score.log_sum = LogSumExp(logits);
+  score.log_sum = LogSumOf(logits);
   return score;
 }
 

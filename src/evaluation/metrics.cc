@@ -5,6 +5,7 @@
 #include <map>
 #include <vector>
 
+#include "evaluation/ascii.h"
 #include "tokenizer/utf8.h"
 
 namespace kvlathe {
@@ -28,10 +29,6 @@ constexpr NamedMetric kMetrics[] = {
     {TaskMetric::kJsonFields, "json_fields"},
 };
 
-bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-char Lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-bool IsLetterOrDigit(char c) { return IsDigit(c) || (Lower(c) >= 'a' && Lower(c) <= 'z'); }
 bool IsAsciiPunctuation(char c) { return c > ' ' && c < 0x7F && !IsLetterOrDigit(c); }
 
 std::string_view Trim(std::string_view text) {
@@ -198,8 +195,6 @@ Number ReadNumber(std::string_view text, size_t begin) {
 }
 
 bool IsOptionLetter(char c) { return c >= 'A' && c <= 'E'; }
-// Bytes of characters beyond ASCII are taken for letters.
-bool IsPartOfWord(char c) { return IsLetterOrDigit(c) || static_cast<unsigned char>(c) >= 0x80; }
 
 bool StandsAlone(std::string_view text, size_t pos) {
   return (pos == 0 || !IsPartOfWord(text[pos - 1])) &&

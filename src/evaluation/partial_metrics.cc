@@ -1,19 +1,11 @@
 // Metrics that look for parts of an answer: texts that stand in it, fields of a JSON object.
 #include <nlohmann/json.hpp>
 
+#include "evaluation/ascii.h"
 #include "evaluation/metrics.h"
 
 namespace kvlathe {
 namespace {
-
-bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-char Lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-
-// Bytes of characters beyond ASCII are taken for letters.
-bool IsPartOfWord(char c) {
-  return (c >= '0' && c <= '9') || (Lower(c) >= 'a' && Lower(c) <= 'z') ||
-         static_cast<unsigned char>(c) >= 0x80;
-}
 
 // Lower case, one space for every run of white space, none at either end.
 std::string Normalised(std::string_view text) {

@@ -10,10 +10,10 @@
 namespace kvlathe {
 namespace {
 
-constexpr const char* kKey = "crc32c";
+constexpr const char* kChecksumKey = "crc32c";
 
 std::string ChecksumOf(nlohmann::json object) {
-  object.erase(kKey);
+  object.erase(kChecksumKey);
   const std::string text = object.dump();
   return fmt::format("{:08x}", ExtendCrc32c(0, std::as_bytes(std::span(text))));
 }
@@ -22,12 +22,12 @@ std::string ChecksumOf(nlohmann::json object) {
 
 void AddChecksum(nlohmann::ordered_json* object) {
   // As it will be read: what JSON does not tell apart is alike then.
-  (*object)[kKey] = ChecksumOf(nlohmann::json::parse(object->dump()));
+  (*object)[kChecksumKey] = ChecksumOf(nlohmann::json::parse(object->dump()));
 }
 
 bool FitsItsChecksum(const nlohmann::json& object) {
   if (!object.is_object()) return true;
-  const auto entry = object.find(kKey);
+  const auto entry = object.find(kChecksumKey);
   return entry == object.end() || *entry == ChecksumOf(object);
 }
 

@@ -4,7 +4,7 @@
 namespace kvlathe {
 namespace {
 
-constexpr int32_t kNoId = -1;
+constexpr int32_t kNoByteId = -1;
 
 }  // namespace
 
@@ -13,7 +13,7 @@ ByteBpe::ByteBpe(BpeSpec spec, const Vocabulary* vocabulary)
   for (int byte = 0; byte < 256; ++byte) {
     const char c = static_cast<char>(byte);
     id_of_byte_[byte] =
-        vocabulary->Find(BytesToAlphabet({&c, 1})).value_or(spec_.unk_id.value_or(kNoId));
+        vocabulary->Find(BytesToAlphabet({&c, 1})).value_or(spec_.unk_id.value_or(kNoByteId));
   }
 }
 
@@ -29,7 +29,7 @@ void ByteBpe::AppendTokens(std::string_view piece, TokenizeScratch* scratch,
   } else {
     for (const char c : piece) {
       const int32_t id = id_of_byte_[static_cast<unsigned char>(c)];
-      if (id == kNoId) continue;
+      if (id == kNoByteId) continue;
       const bool fuses =
           spec_.fuse_unk && id == spec_.unk_id && !symbols.empty() && symbols.back() == id;
       if (!fuses) symbols.push_back(id);

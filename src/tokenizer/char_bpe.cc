@@ -7,7 +7,7 @@ namespace kvlathe {
 namespace {
 
 constexpr int32_t kNoId = -1;
-constexpr char32_t kMetaspace = 0x2581;
+constexpr char32_t kMetaspaceCode = 0x2581;
 
 uint64_t PairKey(char32_t left, char32_t right) {
   return static_cast<uint64_t>(left) << 32 | right;
@@ -29,7 +29,7 @@ CharBpe::CharBpe(BpeSpec spec, const Vocabulary* vocabulary)
 
 int CharBpe::TableIndex(char32_t code) {
   if (code < 0x80) return static_cast<int>(code);
-  return code == kMetaspace ? kTableSize - 1 : -1;
+  return code == kMetaspaceCode ? kTableSize - 1 : -1;
 }
 
 void CharBpe::IndexCharacters() {

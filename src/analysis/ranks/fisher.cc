@@ -12,8 +12,8 @@
 namespace kvlathe {
 namespace {
 
-constexpr char kFormat[] = "kvlathe fisher weights";
-constexpr int kFormatVersion = 1;
+constexpr char kFisherFormat[] = "kvlathe fisher weights";
+constexpr int kFisherFormatVersion = 1;
 constexpr char kMeasureAgain[] = "make it again with 'kvlathe retrofit fisher'";
 
 bool AreWeights(const std::vector<double>& weights) {
@@ -32,8 +32,8 @@ int RoundToNearest(int64_t rank, int round, int head_dim) {
 }  // namespace
 
 Status WriteFisherWeights(const FisherWeights& weights, const std::string& path) {
-  nlohmann::ordered_json json = {{"format", kFormat},
-                                 {"format_version", kFormatVersion},
+  nlohmann::ordered_json json = {{"format", kFisherFormat},
+                                 {"format_version", kFisherFormatVersion},
                                  {"model_hash", weights.model_hash},
                                  {"token_source", weights.token_source},
                                  {"n_tokens", weights.n_tokens},
@@ -51,9 +51,9 @@ StatusOr<FisherWeights> ReadFisherWeights(const std::string& path) {
   }
   FisherWeights weights;
   try {
-    if (json.at("format") != kFormat || json.at("format_version") != kFormatVersion) {
+    if (json.at("format") != kFisherFormat || json.at("format_version") != kFisherFormatVersion) {
       return Error(StatusCode::kDataLoss, "{}: not Fisher weights of version {}; {}", path,
-                   kFormatVersion, kMeasureAgain);
+                   kFisherFormatVersion, kMeasureAgain);
     }
     json.at("model_hash").get_to(weights.model_hash);
     json.at("token_source").get_to(weights.token_source);

@@ -21,7 +21,7 @@ double Microseconds(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double, std::micro>(end - begin).count();
 }
 
-double Median(std::vector<double> values) {
+double MedianOf(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
@@ -99,9 +99,9 @@ Status MeasureSteps(Model* model, int64_t kv_budget_bytes, SchedulerBenchReport*
                  "{} sequences never decoded together; raise --kv-memory or give fewer",
                  options.n_sequences);
   }
-  report->step_ms = Median(steps) / 1e3;
-  report->scheduler_us = Median(schedulers);
-  report->sampling_us = Median(samplings);
+  report->step_ms = MedianOf(steps) / 1e3;
+  report->scheduler_us = MedianOf(schedulers);
+  report->sampling_us = MedianOf(samplings);
   return OkStatus();
 }
 
@@ -136,7 +136,7 @@ Status MeasureFirstSteps(Model* model, int64_t kv_budget_bytes, SchedulerBenchRe
   engine.Wake();
   stepping.join();
   KVL_RETURN_IF_ERROR(status);
-  report->first_step_us = Median(starts);
+  report->first_step_us = MedianOf(starts);
   report->longest_first_step_us = *std::ranges::max_element(starts);
   return OkStatus();
 }

@@ -32,7 +32,7 @@ Problem Draw(Random& rng) {
   return problem;
 }
 
-TaskExample Generate(const TaskRequest& request) {
+TaskExample GenerateArithmetic(const TaskRequest& request) {
   return FitLength(request, {.tokens = 55}, [&](int n_shots) {
     Random rng = request.Stream(0);
     TaskExample example{.stop = "\n"};
@@ -57,7 +57,7 @@ TaskDefinition ArithmeticTask() {
           .chance = 0.0053,  // another example's answer, measured by the test
           .default_length = 240,
           .min_length = 80,
-          .generate = Generate};
+          .generate = GenerateArithmetic};
 }
 
 }  // namespace kvlathe

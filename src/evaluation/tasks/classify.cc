@@ -89,7 +89,7 @@ class ReviewSource {
   std::set<std::string> names_;
 };
 
-TaskExample Generate(const TaskRequest& request) {
+TaskExample GenerateClassify(const TaskRequest& request) {
   Random rng = request.Stream(0);
   // Training examples ask for most of their reviews: an answer is what they teach.
   const bool is_training = request.split == TaskSplit::kTrain;
@@ -127,7 +127,7 @@ TaskDefinition ClassifyTask() {
           .chance = 1.0 / 256,
           .default_length = 500,
           .min_length = 80,
-          .generate = Generate};
+          .generate = GenerateClassify};
 }
 
 }  // namespace kvlathe

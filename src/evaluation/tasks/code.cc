@@ -11,7 +11,7 @@
 namespace kvlathe {
 namespace {
 
-struct Field {
+struct CodeField {
   std::string name, type, initial;
 };
 
@@ -31,7 +31,7 @@ constexpr Pattern kPatterns[] = {
     {"copy_$f(self, other)", "check(other.$f, $t)\n    other.$f = self.$f\n    return other"},
 };
 
-std::string Fill(std::string_view pattern, const Field& field) {
+std::string Fill(std::string_view pattern, const CodeField& field) {
   std::string text;
   for (size_t i = 0; i < pattern.size(); ++i) {
     if (pattern[i] != '$') {
@@ -51,8 +51,8 @@ std::string DrawDefault(std::string_view type, Random& rng) {
   return fmt::format("{}.{}", rng.Below(10), rng.Below(10));
 }
 
-Field DrawField(Random& rng) {
-  Field field;
+CodeField DrawField(Random& rng) {
+  CodeField field;
   field.name = fmt::format("{}_{}", Pick(Adjectives(), rng), Pick(Nouns(), rng));
   field.type = Pick(FieldTypes(), rng);
   field.initial = DrawDefault(field.type, rng);
@@ -65,12 +65,12 @@ class FieldSource {
   FieldSource(TaskSplit split, const Pattern& pattern, Random rng)
       : split_(split), pattern_(pattern), rng_(rng) {}
 
-  Field Draw() {
-    Field field;
+  CodeField Draw() {
+    CodeField field;
     do {
       field = DrawFor(
           split_, [&] { return DrawField(rng_); },
-          [&](const Field& f) { return Fill(pattern_.header, f) + Fill(pattern_.body, f); });
+          [&](const CodeField& f) { return Fill(pattern_.header, f) + Fill(pattern_.body, f); });
     } while (!names_.insert(field.name).second);
     return field;
   }
@@ -82,19 +82,19 @@ class FieldSource {
   std::set<std::string> names_;
 };
 
-TaskExample Generate(const TaskRequest& request) {
+TaskExample GenerateCode(const TaskRequest& request) {
   Random rng = request.Stream(0);
   const Pattern& pattern = kPatterns[rng.Below(std::size(kPatterns))];
   const std::string_view class_name = Pick(Animals(), rng);
   FieldSource source(request.split, pattern, request.Stream(1));
-  std::vector<Field> fields;
+  std::vector<CodeField> fields;
   // Beyond some hundred fields the names of a split would run out.
   return FitLength(request, {.min = 2, .max = 400, .tokens = 45}, [&](int n_fields) {
     while (static_cast<int>(fields.size()) < n_fields) fields.push_back(source.Draw());
     TaskExample example{.prompt = fmt::format("class {}:\n", class_name), .stop = "\n\n"};
-    std::vector<const Field*> order;
+    std::vector<const CodeField*> order;
     for (int i = 0; i < n_fields; ++i) {
-      const Field& field = fields[i];
+      const CodeField& field = fields[i];
       example.prompt += fmt::format("  {}: {} = {}\n", field.name, field.type, field.initial);
       order.push_back(&field);
     }
@@ -119,7 +119,7 @@ TaskDefinition CodeTask() {
           .chance = 0.345,  // another example's answer, measured by the test
           .default_length = 400,
           .min_length = 200,
-          .generate = Generate};
+          .generate = GenerateCode};
 }
 
 }  // namespace kvlathe

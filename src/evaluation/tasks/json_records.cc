@@ -13,7 +13,7 @@
 namespace kvlathe {
 namespace {
 
-constexpr std::string_view kNames[] = {
+constexpr std::string_view kFirstNames[] = {
     "Alice", "Boris", "Carla",  "David", "Elena", "Frank", "Grace", "Hugo",  "Irene", "Jonas",
     "Karin", "Leo",   "Martha", "Niels", "Olga",  "Peter", "Rosa",  "Simon", "Tessa", "Victor"};
 constexpr std::string_view kCities[] = {"Oslo",   "Paris",  "Lisbon", "Vienna", "Prague",
@@ -34,7 +34,7 @@ struct Field {
   std::string_view sentence;
 };
 constexpr std::array<Field, 8> kFields = {{
-    {"name", std::size(kNames), ""},  // stands in the others' sentences
+    {"name", std::size(kFirstNames), ""},  // stands in the others' sentences
     {"age", 60, "$n is $v years old."},
     {"city", std::size(kCities), "$n lives in $v."},
     {"job", std::size(kJobs), "$n works as a $v."},
@@ -47,7 +47,7 @@ constexpr std::array<Field, 8> kFields = {{
 std::string ValueText(size_t field, int index) {
   switch (field) {
     case 0:
-      return std::string(kNames[index]);
+      return std::string(kFirstNames[index]);
     case 1:
       return std::to_string(20 + index);
     case 2:

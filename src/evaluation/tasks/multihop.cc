@@ -11,16 +11,16 @@ namespace kvlathe {
 namespace {
 
 // Things, each in the next one: item, container, room and, with three hops, building.
-using Chain = std::vector<std::string>;
+using HopChain = std::vector<std::string>;
 
 std::string FactText(const std::string& inner, const std::string& outer) {
   return fmt::format("the {} is in the {}", inner, outer);
 }
 
-std::string ContentOf(const Chain& chain) { return fmt::format("{}", fmt::join(chain, ">")); }
+std::string ContentOf(const HopChain& chain) { return fmt::format("{}", fmt::join(chain, ">")); }
 
-Chain DrawChain(int hops, Random& rng) {
-  Chain chain;
+HopChain DrawChain(int hops, Random& rng) {
+  HopChain chain;
   chain.push_back(fmt::format("{} {}", Pick(Materials(), rng), Pick(Items(), rng)));
   chain.push_back(fmt::format("{} {}", Pick(Adjectives(), rng), Pick(Containers(), rng)));
   chain.push_back(fmt::format("{} {}", Pick(Colours(), rng), Pick(Rooms(), rng)));
@@ -31,7 +31,7 @@ Chain DrawChain(int hops, Random& rng) {
 }
 
 // " tame barrel , the tame barrel is in the grey parlour"
-std::string AnswerOf(const Chain& chain) {
+std::string AnswerOf(const HopChain& chain) {
   std::string answer = " " + chain[1];
   for (size_t i = 1; i + 1 < chain.size(); ++i) {
     answer += " , " + FactText(chain[i], chain[i + 1]);
@@ -39,16 +39,16 @@ std::string AnswerOf(const Chain& chain) {
   return answer;
 }
 
-bool Overlaps(const Chain& chain, const std::vector<Chain>& others) {
-  return std::ranges::any_of(others, [&](const Chain& other) {
+bool Overlaps(const HopChain& chain, const std::vector<HopChain>& others) {
+  return std::ranges::any_of(others, [&](const HopChain& other) {
     return std::ranges::any_of(
         other, [&](const std::string& thing) { return std::ranges::count(chain, thing) > 0; });
   });
 }
 
-std::vector<std::string> ShuffledFacts(const std::vector<Chain>& chains, Random& rng) {
+std::vector<std::string> ShuffledFacts(const std::vector<HopChain>& chains, Random& rng) {
   std::vector<std::string> facts;
-  for (const Chain& chain : chains) {
+  for (const HopChain& chain : chains) {
     for (size_t i = 0; i + 1 < chain.size(); ++i) {
       facts.push_back(FactText(chain[i], chain[i + 1]) + " . ");
     }
@@ -57,14 +57,14 @@ std::vector<std::string> ShuffledFacts(const std::vector<Chain>& chains, Random&
   return facts;
 }
 
-TaskExample Generate(const TaskRequest& request) {
+TaskExample GenerateMultihop(const TaskRequest& request) {
   Random rng = request.Stream(0);
   const int hops = request.length < 200 ? 2 : 2 + static_cast<int>(rng.Below(2));
   const size_t n_chains = std::clamp(request.length / 100, 2, 24);
-  std::vector<Chain> chains;
+  std::vector<HopChain> chains;
   while (chains.size() < n_chains) {
     // Not all are asked for, but every chain keeps to the split.
-    Chain chain = DrawFor(
+    HopChain chain = DrawFor(
         request.split, [&] { return DrawChain(hops, rng); }, ContentOf);
     if (!Overlaps(chain, chains)) chains.push_back(std::move(chain));
   }
@@ -107,7 +107,7 @@ TaskDefinition MultihopTask() {
           .chance = 1.0 / 7,  // one of the chains of the prompt
           .default_length = 700,
           .min_length = 140,
-          .generate = Generate};
+          .generate = GenerateMultihop};
 }
 
 }  // namespace kvlathe

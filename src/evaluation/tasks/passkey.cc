@@ -6,7 +6,7 @@
 namespace kvlathe {
 namespace {
 
-TaskExample Generate(const TaskRequest& request) {
+TaskExample GeneratePasskey(const TaskRequest& request) {
   Random rng = request.Stream(0);
   const std::string key = DrawFor(
       request.split, [&] { return std::to_string(10000 + rng.Below(90000)); },
@@ -34,7 +34,7 @@ TaskDefinition PasskeyTask() {
           .chance = 1.0 / 90000,
           .default_length = 1500,
           .min_length = 80,
-          .generate = Generate};
+          .generate = GeneratePasskey};
 }
 
 }  // namespace kvlathe

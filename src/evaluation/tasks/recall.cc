@@ -10,7 +10,7 @@
 namespace kvlathe {
 namespace {
 
-struct Record {
+struct KeyedRecord {
   std::string key, value;
 
   std::string Line() const { return fmt::format("{} {}", key, value); }
@@ -39,8 +39,8 @@ class RecordSource {
 
   // Of records that do not fit nothing is used up.
   template <typename Fits>
-  Record Draw(const Fits& fits) {
-    Record record{.key = NextKey()};
+  KeyedRecord Draw(const Fits& fits) {
+    KeyedRecord record{.key = NextKey()};
     do {
       record.value = PickValue();
     } while (taken_.contains(record.value) || !fits(record));
@@ -88,32 +88,32 @@ int DrawQuestionCount(const TaskRequest& request, Random& rng) {
   return std::min<int>(1 + rng.Below(5), std::max(1, request.length / 100));
 }
 
-TaskExample Generate(const TaskRequest& request) {
+TaskExample GenerateRecall(const TaskRequest& request) {
   Random rng = request.Stream(0);
   RecordSource source(request.Stream(1));
   const int n_asked = DrawQuestionCount(request, rng);
-  std::vector<Record> asked;
+  std::vector<KeyedRecord> asked;
   for (int i = 0; i < n_asked; ++i) {
     asked.push_back(
-        source.Draw([&](const Record& r) { return BelongsTo(request.split, r.Line()); }));
+        source.Draw([&](const KeyedRecord& r) { return BelongsTo(request.split, r.Line()); }));
   }
   // Beyond a few thousand records the keys would run out.
   const UnitRange range = {.min = std::max(4, n_asked), .max = 2500, .tokens = 9};
-  std::vector<Record> others;
+  std::vector<KeyedRecord> others;
   return FitLength(request, range, [&](int n_records) {
     while (n_asked + static_cast<int>(others.size()) < n_records) {
-      others.push_back(source.Draw([](const Record&) { return true; }));
+      others.push_back(source.Draw([](const KeyedRecord&) { return true; }));
     }
-    std::vector<const Record*> order;
-    for (const Record& record : asked) order.push_back(&record);
+    std::vector<const KeyedRecord*> order;
+    for (const KeyedRecord& record : asked) order.push_back(&record);
     for (int i = 0; i < n_records - n_asked; ++i) order.push_back(&others[i]);
     Random shuffle = request.Stream(2);
     for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[shuffle.Below(i)]);
 
     TaskExample example{.stop = "\n"};
-    for (const Record* record : order) example.prompt += record->Line() + "\n";
+    for (const KeyedRecord* record : order) example.prompt += record->Line() + "\n";
     example.prompt += "recall\n";
-    for (const Record& record : asked) {
+    for (const KeyedRecord& record : asked) {
       if (!example.references.empty()) AppendAnswer("\n", example);
       example.prompt += record.key;
       example.references = {" " + record.value};
@@ -131,7 +131,7 @@ TaskDefinition RecallTask() {
           .chance = 1.0 / 96,  // one of the values of the prompt
           .default_length = 700,
           .min_length = 120,
-          .generate = Generate};
+          .generate = GenerateRecall};
 }
 
 }  // namespace kvlathe

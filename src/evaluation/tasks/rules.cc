@@ -60,7 +60,7 @@ Rules DrawRules(Random& rng) {
   return rules;
 }
 
-TaskExample Generate(const TaskRequest& request) {
+TaskExample GenerateRules(const TaskRequest& request) {
   Random rng = request.Stream(0);
   Rules rules = DrawFor(
       request.split, [&] { return DrawRules(rng); },
@@ -102,7 +102,7 @@ TaskDefinition RulesTask() {
           .chance = 0,  // of another example's lines hardly one is at its place
           .default_length = 700,
           .min_length = 420,
-          .generate = Generate};
+          .generate = GenerateRules};
 }
 
 }  // namespace kvlathe

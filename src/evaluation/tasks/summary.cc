@@ -17,7 +17,7 @@ std::string DrawPoint(TaskSplit split, Random& rng) {
       [](const std::string& sentence) { return sentence; });
 }
 
-TaskExample Generate(const TaskRequest& request) {
+TaskExample GenerateSummary(const TaskRequest& request) {
   Random rng = request.Stream(0);
   const int n_paragraphs = std::clamp(request.length / 120, 2, 10);
   std::vector<std::string> points;
@@ -55,7 +55,7 @@ TaskDefinition SummaryTask() {
           .chance = 0.325,  // another example's answer, measured by the test
           .default_length = 600,
           .min_length = 150,
-          .generate = Generate};
+          .generate = GenerateSummary};
 }
 
 }  // namespace kvlathe

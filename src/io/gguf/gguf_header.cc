@@ -13,15 +13,15 @@ namespace {
 
 constexpr std::string_view kMagic = "GGUF";
 constexpr std::string_view kLfsPointer = "version https://git-lfs";
-constexpr uint64_t kMostSigned = INT64_MAX;
+constexpr uint64_t kMostElements = INT64_MAX;
 // The fewest bytes of a key (length, name, type, value) and of a tensor (length, name, number of
 // dimensions, type, offset): what the counts at the start of the file are bounded with.
 constexpr uint64_t kMinKeyBytes = 8 + 4 + 1;
 constexpr uint64_t kMinTensorBytes = 8 + 4 + 4 + 8;
 
-class HeaderReader {
+class GgufHeaderReader {
  public:
-  HeaderReader(std::span<const std::byte> file, std::string_view path)
+  GgufHeaderReader(std::span<const std::byte> file, std::string_view path)
       : file_(file), path_(path), cursor_(file, path) {}
 
   StatusOr<GgufHeader> Read();
@@ -43,7 +43,7 @@ class HeaderReader {
   GgufHeader header_;
 };
 
-StatusOr<GgufHeader> HeaderReader::Read() {
+StatusOr<GgufHeader> GgufHeaderReader::Read() {
   KVL_RETURN_IF_ERROR(ReadMagic());
   KVL_RETURN_IF_ERROR(ReadVersion());
   uint64_t n_tensors = 0, n_keys = 0;
@@ -56,7 +56,7 @@ StatusOr<GgufHeader> HeaderReader::Read() {
   return std::move(header_);
 }
 
-Status HeaderReader::ReadMagic() const {
+Status GgufHeaderReader::ReadMagic() const {
   const std::string_view begin(reinterpret_cast<const char*>(file_.data()),
                                std::min(file_.size(), kLfsPointer.size()));
   if (begin.starts_with(kMagic)) return OkStatus();
@@ -76,7 +76,7 @@ Status HeaderReader::ReadMagic() const {
       path_, QuoteForMessage(begin.substr(0, kMagic.size())));
 }
 
-Status HeaderReader::ReadVersion() {
+Status GgufHeaderReader::ReadVersion() {
   std::string_view magic;
   cursor_.ReadBytes(kMagic.size(), &magic);
   if (!cursor_.Read(&header_.version)) return cursor_.Truncated("before the version");
@@ -94,7 +94,7 @@ Status HeaderReader::ReadVersion() {
 }
 
 // Bounds both by the bytes that are left, so that nothing is reserved for what is not there.
-Status HeaderReader::ReadCounts(uint64_t* n_tensors, uint64_t* n_keys) {
+Status GgufHeaderReader::ReadCounts(uint64_t* n_tensors, uint64_t* n_keys) {
   if (!cursor_.Read(n_tensors) || !cursor_.Read(n_keys))
     return cursor_.Truncated("inside the counts");
   if (*n_keys > cursor_.bytes_left() / kMinKeyBytes) {
@@ -109,7 +109,7 @@ Status HeaderReader::ReadCounts(uint64_t* n_tensors, uint64_t* n_keys) {
   return OkStatus();
 }
 
-Status HeaderReader::ReadAlignment() {
+Status GgufHeaderReader::ReadAlignment() {
   const auto found = header_.metadata.find("general.alignment");
   if (found == header_.metadata.end()) return OkStatus();
   const int64_t* alignment = std::get_if<int64_t>(&found->second);
@@ -122,7 +122,7 @@ Status HeaderReader::ReadAlignment() {
   return OkStatus();
 }
 
-Status HeaderReader::ReadTensor() {
+Status GgufHeaderReader::ReadTensor() {
   std::string_view name;
   if (!cursor_.ReadText(&name))
     return cursor_.Truncated("inside the name of tensor {}", header_.tensors.size());
@@ -147,7 +147,7 @@ Status HeaderReader::ReadTensor() {
   return OkStatus();
 }
 
-Status HeaderReader::ReadShape(std::string_view name, GgufTensorEntry* entry) {
+Status GgufHeaderReader::ReadShape(std::string_view name, GgufTensorEntry* entry) {
   uint32_t n_dims = 0;
   if (!cursor_.Read(&n_dims)) {
     return cursor_.Truncated("inside the shape of tensor {}", QuoteForMessage(name));
@@ -162,7 +162,7 @@ Status HeaderReader::ReadShape(std::string_view name, GgufTensorEntry* entry) {
     if (!cursor_.Read(&dim)) {
       return cursor_.Truncated("inside the shape of tensor {}", QuoteForMessage(name));
     }
-    if (dim == 0 || dim > kMostSigned) {
+    if (dim == 0 || dim > kMostElements) {
       return cursor_.Damaged("tensor {} has a dimension of {}", QuoteForMessage(name), dim);
     }
     n = static_cast<int64_t>(dim);
@@ -172,7 +172,7 @@ Status HeaderReader::ReadShape(std::string_view name, GgufTensorEntry* entry) {
 }
 
 // Sets n_bytes.
-Status HeaderReader::MeasureTensor(std::string_view name, GgufTensorEntry* entry) const {
+Status GgufHeaderReader::MeasureTensor(std::string_view name, GgufTensorEntry* entry) const {
   const auto too_large = [&] {
     return cursor_.Damaged("tensor {} of shape {} has more bytes than can be counted",
                            QuoteForMessage(name), ShapeToString(entry->shape));
@@ -197,7 +197,7 @@ Status HeaderReader::MeasureTensor(std::string_view name, GgufTensorEntry* entry
 
 // Makes offsets into the data, which begins at the next multiple of the alignment, such into the
 // file.
-Status HeaderReader::PlaceTensors() {
+Status GgufHeaderReader::PlaceTensors() {
   if (header_.tensors.empty()) return OkStatus();
   const int64_t file_bytes = cursor_.file_bytes();
   const int64_t header_bytes = cursor_.position();
@@ -215,7 +215,7 @@ Status HeaderReader::PlaceTensors() {
   return OkStatus();
 }
 
-Status HeaderReader::CheckOverlaps() const {
+Status GgufHeaderReader::CheckOverlaps() const {
   using Named = std::pair<const std::string_view, GgufTensorEntry>;
   std::vector<const Named*> in_order;
   for (const Named& named : header_.tensors) {
@@ -235,7 +235,7 @@ Status HeaderReader::CheckOverlaps() const {
 }  // namespace
 
 StatusOr<GgufHeader> ParseGgufHeader(std::span<const std::byte> file, std::string_view path) {
-  return HeaderReader(file, path).Read();
+  return GgufHeaderReader(file, path).Read();
 }
 
 }  // namespace kvlathe

@@ -7,14 +7,15 @@
 namespace kvlathe {
 namespace {
 
-constexpr double kMaxPositions = 1e9;
+constexpr double kMaxRopePositions = 1e9;
 
 Status ReadLlama3(const ConfigFields& fields, RopeConfig* rope) {
   rope->scaling = RopeConfig::Scaling::kLlama3;
   KVL_ASSIGN_OR_RETURN(rope->low_freq_factor, fields.NumberOr("low_freq_factor", 1, 1e-3, 1e6));
   KVL_ASSIGN_OR_RETURN(rope->high_freq_factor, fields.NumberOr("high_freq_factor", 4, 1e-3, 1e6));
-  KVL_ASSIGN_OR_RETURN(rope->original_max_position,
-                       fields.NumberOr("original_max_position_embeddings", 8192, 1, kMaxPositions));
+  KVL_ASSIGN_OR_RETURN(
+      rope->original_max_position,
+      fields.NumberOr("original_max_position_embeddings", 8192, 1, kMaxRopePositions));
   if (rope->high_freq_factor <= rope->low_freq_factor) {
     return Error(StatusCode::kDataLoss,
                  "{}: rope_scaling: high_freq_factor must exceed low_freq_factor", fields.where());
@@ -30,12 +31,12 @@ Status ReadLongRope(const ConfigFields& model, const ConfigFields& fields,
   const size_t n_pairs = config.rope_dim() / 2;
   KVL_ASSIGN_OR_RETURN(rope.short_factors, fields.Numbers("short_factor", n_pairs, 1e-3, 1e6));
   KVL_ASSIGN_OR_RETURN(rope.long_factors, fields.Numbers("long_factor", n_pairs, 1e-3, 1e6));
-  KVL_ASSIGN_OR_RETURN(
-      const double fallback,
-      fields.NumberOr("original_max_position_embeddings", config.max_seq_len, 2, kMaxPositions));
+  KVL_ASSIGN_OR_RETURN(const double fallback,
+                       fields.NumberOr("original_max_position_embeddings", config.max_seq_len, 2,
+                                       kMaxRopePositions));
   KVL_ASSIGN_OR_RETURN(
       rope.original_max_position,
-      model.NumberOr("original_max_position_embeddings", fallback, 2, kMaxPositions));
+      model.NumberOr("original_max_position_embeddings", fallback, 2, kMaxRopePositions));
   const bool is_given = model.Has("original_max_position_embeddings") ||
                         fields.Has("original_max_position_embeddings");
   const double stretch = is_given ? config.max_seq_len / rope.original_max_position : rope.factor;

@@ -33,6 +33,11 @@ Status FieldError(std::string_view param, fmt::format_string<Args...> format, Ar
                    param);
 }
 
+// A field, or a value of it, that this server has nothing for: kUnimplemented with its name.
+inline Status UnsupportedField(const std::string& param, std::string_view why) {
+  return WithParam(Error(StatusCode::kUnimplemented, "{}: {}", param, why), param);
+}
+
 // What clients are told. Not every status has one answer of its own:
 //   kInvalidArgument    400 invalid_request_error
 //   kUnimplemented      400 invalid_request_error, unsupported_parameter: clients repeat a 501

@@ -19,7 +19,7 @@ using boost::system::error_code;
 
 constexpr size_t kMaxOpen = 64;
 constexpr std::chrono::milliseconds kPatience{1'000};
-constexpr std::chrono::milliseconds kAcceptPause{50};
+constexpr std::chrono::milliseconds kAgentAcceptPause{50};
 
 }  // namespace
 
@@ -87,7 +87,7 @@ class AgentPort::Listener : public std::enable_shared_from_this<Listener> {
       if (visitors_.size() < kMaxOpen) Greet(std::make_shared<Visitor>(std::move(socket)));
       return AcceptNext();
     }
-    timer_.expires_after(kAcceptPause);  // as while every file descriptor is in use
+    timer_.expires_after(kAgentAcceptPause);  // as while every file descriptor is in use
     timer_.async_wait([self = shared_from_this()](const error_code& cancelled) {
       if (!cancelled) self->AcceptNext();
     });

@@ -16,9 +16,8 @@ namespace {
 
 using TextSet = absl::flat_hash_set<std::string_view, TextHash, std::equal_to<>>;
 
-constexpr std::string_view kTypesKey = "tokenizer.ggml.token_type";
 constexpr std::string_view kScoresKey = "tokenizer.ggml.scores";
-constexpr std::string_view kMetaspace = "\u2581";
+constexpr std::string_view kSpaceMark = "\u2581";
 constexpr int kNBytes = 256;
 
 // The wire format of protocol buffers: a field's number and type, then its value.
@@ -83,7 +82,7 @@ Status SettleUnknown(const GgufFile& file, GgufTokens* tokens) {
   KVL_ASSIGN_OR_RETURN(const auto named, ReadGgufTokenId(file, "tokenizer.ggml.unknown_token_id",
                                                          tokens->size(), std::nullopt));
   if (unknown.empty() && !named) {
-    return GgufKeyError(file, kTypesKey, "no token has type 2 (unknown)");
+    return GgufKeyError(file, kGgufTypesKey, "no token has type 2 (unknown)");
   }
   const int kept = unknown.size() != 1 && named ? *named : unknown.front();
   for (const int id : unknown) tokens->types[id] = GgufTokenType::kControl;
@@ -99,13 +98,13 @@ StatusOr<bool> CheckBytes(const GgufFile& file, const GgufTokens& tokens) {
     if (tokens.types[id] != GgufTokenType::kByte) continue;
     const std::optional<char> byte = ByteOfToken(tokens.texts[id]);
     if (!byte || std::exchange(has_byte[static_cast<unsigned char>(*byte)], true)) {
-      return GgufKeyError(file, kTypesKey, "token {} has type 6 (byte), but is no byte of its own",
-                          id);
+      return GgufKeyError(file, kGgufTypesKey,
+                          "token {} has type 6 (byte), but is no byte of its own", id);
     }
     ++n_bytes;
   }
   if (n_bytes != 0 && n_bytes != kNBytes) {
-    return GgufKeyError(file, kTypesKey, "{} tokens have type 6 (byte), not all 256", n_bytes);
+    return GgufKeyError(file, kGgufTypesKey, "{} tokens have type 6 (byte), not all 256", n_bytes);
   }
   return n_bytes > 0;
 }
@@ -149,7 +148,7 @@ StatusOr<TextSet> TextsOf(const GgufFile& file, const GgufTokens& tokens) {
 // are matched before it, because a text that follows one begins like a text of its own.
 bool IsMatchedByLibrary(std::string_view text, std::string_view escaped, const TextSet& texts) {
   const bool is_taken = escaped != text && texts.contains(escaped);
-  return escaped.find(kMetaspace) != std::string_view::npos && !is_taken &&
+  return escaped.find(kSpaceMark) != std::string_view::npos && !is_taken &&
          escaped.find('\0') == std::string_view::npos;
 }
 
@@ -162,7 +161,7 @@ void AddPieces(const std::vector<float>& scores, const TextSet& texts, GgufSente
     GgufTokenType type = tokens.types[id];
     if (type == GgufTokenType::kUndefined) type = GgufTokenType::kNormal;
     if (tokens.IsAdded(id)) {
-      const std::string escaped = ReplaceAll(piece, " ", kMetaspace);
+      const std::string escaped = ReplaceAll(piece, " ", kSpaceMark);
       if (type == GgufTokenType::kUserDefined && IsMatchedByLibrary(piece, escaped, texts)) {
         piece = escaped;
       } else {

@@ -13,7 +13,6 @@
 namespace kvlathe {
 namespace {
 
-constexpr std::string_view kTokensKey = "tokenizer.ggml.tokens";
 constexpr std::string_view kMergesKey = "tokenizer.ggml.merges";
 constexpr std::string_view kPreKey = "tokenizer.ggml.pre";
 constexpr std::string_view kAddBosKey = "tokenizer.ggml.add_bos_token";
@@ -37,7 +36,7 @@ Status AddTokens(const GgufFile& file, const GgufTokens& tokens, TokenizerParts*
     const std::string_view text = tokens.texts[id];
     // The ids are in order and in range, so that only the text can be taken.
     if (!parts->vocabulary.Add(id, text).ok()) {
-      return GgufKeyError(file, kTokensKey, "tokens {} and {} are equal",
+      return GgufKeyError(file, kGgufTokensKey, "tokens {} and {} are equal",
                           parts->vocabulary.Find(text).value_or(id), id);
     }
     if (tokens.IsAdded(id)) parts->added_tokens.push_back(tokens.AddedTokenOf(id));
@@ -80,7 +79,7 @@ StatusOr<std::unique_ptr<Tokenizer>> LoadSentencePieceModel(const GgufFile& file
   settings.has_no_eos = !model.tokens.eos_id;
   KVL_ASSIGN_OR_RETURN(settings.add_bos_token, file.BoolOr(kAddBosKey, true));
   auto tokenizer = SentencePieceTokenizer::Create(model.serialized, settings);
-  if (!tokenizer.ok()) return InFile(InKey(file, kTokensKey), tokenizer.status());
+  if (!tokenizer.ok()) return InFile(InKey(file, kGgufTokensKey), tokenizer.status());
   return *std::move(tokenizer);
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kPreKey = "tokenizer.ggml.pre";
+constexpr std::string_view kPreTokenizerKey = "tokenizer.ggml.pre";
 constexpr std::string_view kChatKey = "tokenizer.chat_template";
 
 Json ByteLevel(bool uses_regex) {
@@ -112,14 +112,14 @@ Status WriteConfig(const GgufFile& file, const GgufTokens& tokens, Json config,
 }
 
 Status WriteByteLevel(const GgufFile& file, bool adds_bos, const std::string& directory) {
-  KVL_ASSIGN_OR_RETURN(std::string name, file.TextOr(kPreKey, ""));
+  KVL_ASSIGN_OR_RETURN(std::string name, file.TextOr(kPreTokenizerKey, ""));
   if (name.empty()) name = "default";
   const Json pre_tokenizer = PreTokenizerJson(name);
   if (pre_tokenizer.is_null()) {
     return Error(StatusCode::kUnimplemented,
                  "{}: {}: \"{}\" is not written as tokenizer.json; name a directory that has the "
                  "model's tokenizer.json",
-                 file.path(), kPreKey, name);
+                 file.path(), kPreTokenizerKey, name);
   }
   KVL_ASSIGN_OR_RETURN(const GgufPreTokenizer named, FindGgufPreTokenizer(name));
   KVL_ASSIGN_OR_RETURN(const GgufTokens tokens, ReadGgufTokens(file, std::nullopt, std::nullopt));

@@ -9,9 +9,6 @@
 namespace kvlathe {
 namespace {
 
-constexpr std::string_view kTokensKey = "tokenizer.ggml.tokens";
-constexpr std::string_view kTypesKey = "tokenizer.ggml.token_type";
-
 // Texts that end a turn or a text in the chat formats of models. Some files call them normal or
 // user-defined, where they would neither be parsed nor left out of an answer.
 constexpr std::string_view kEnds[] = {"<|im_end|>",    "<|eot_id|>",        "<|eom_id|>",
@@ -19,12 +16,12 @@ constexpr std::string_view kEnds[] = {"<|im_end|>",    "<|eot_id|>",        "<|e
                                       "<end_of_turn>", "<end_of_utterance>"};
 
 Status ReadTexts(const GgufFile& file, GgufTokens* tokens) {
-  KVL_ASSIGN_OR_RETURN(const std::vector<std::string_view>* texts, file.Texts(kTokensKey));
+  KVL_ASSIGN_OR_RETURN(const std::vector<std::string_view>* texts, file.Texts(kGgufTokensKey));
   if (texts == nullptr || texts->empty()) {
-    return GgufKeyError(file, kTokensKey, "there are no tokens");
+    return GgufKeyError(file, kGgufTokensKey, "there are no tokens");
   }
   if (static_cast<int64_t>(texts->size()) > Vocabulary::kMaxTokens) {
-    return GgufKeyError(file, kTokensKey, "{} tokens, allowed are {}", texts->size(),
+    return GgufKeyError(file, kGgufTokensKey, "{} tokens, allowed are {}", texts->size(),
                         Vocabulary::kMaxTokens);
   }
   tokens->texts = *texts;
@@ -39,16 +36,16 @@ Status ReadTexts(const GgufFile& file, GgufTokens* tokens) {
 
 Status ReadTypes(const GgufFile& file, GgufTokens* tokens) {
   tokens->types.assign(tokens->texts.size(), GgufTokenType::kNormal);
-  KVL_ASSIGN_OR_RETURN(const std::vector<int64_t>* types, file.Integers(kTypesKey));
+  KVL_ASSIGN_OR_RETURN(const std::vector<int64_t>* types, file.Integers(kGgufTypesKey));
   if (types == nullptr) return OkStatus();
   if (types->size() != tokens->texts.size()) {
-    return GgufKeyError(file, kTypesKey, "{} types for {} tokens", types->size(),
+    return GgufKeyError(file, kGgufTypesKey, "{} types for {} tokens", types->size(),
                         tokens->texts.size());
   }
   for (size_t id = 0; id < types->size(); ++id) {
     const int64_t type = (*types)[id];
     if (type < 0 || type > static_cast<int64_t>(GgufTokenType::kByte)) {
-      return GgufKeyError(file, kTypesKey, "token {} has type {}, there are 0 to 6", id, type);
+      return GgufKeyError(file, kGgufTypesKey, "token {} has type {}, there are 0 to 6", id, type);
     }
     tokens->types[id] = static_cast<GgufTokenType>(type);
   }

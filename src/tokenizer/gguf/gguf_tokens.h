@@ -14,6 +14,9 @@
 
 namespace kvlathe {
 
+inline constexpr std::string_view kGgufTokensKey = "tokenizer.ggml.tokens";
+inline constexpr std::string_view kGgufTypesKey = "tokenizer.ggml.token_type";
+
 // The numbers are those of tokenizer.ggml.token_type, and of SentencePiece's models from 1 on.
 enum class GgufTokenType : uint8_t {
   kUndefined = 0,

@@ -14,8 +14,6 @@
 namespace kvlathe::api {
 namespace {
 
-constexpr int kMaxTopLogprobs = 20;
-
 struct ChatRequest {
   GenerationOptions options;
   ChatTask task;
@@ -24,7 +22,7 @@ struct ChatRequest {
   int64_t max_tokens = 0;
 };
 
-StatusOr<ChatRequest> ReadRequest(const ServiceState& state, const Json& json) {
+StatusOr<ChatRequest> ReadChatRequest(const ServiceState& state, const Json& json) {
   constexpr std::array<std::string_view, 2> kMaxTokensNames = {"max_completion_tokens",
                                                                "max_tokens"};
   RequestFields fields(json);
@@ -197,7 +195,7 @@ void ChatWriter::Finish() {
 
 Status Chat(const ServiceState& state, const ExchangePtr& exchange) {
   KVL_ASSIGN_OR_RETURN(const Json json, state.ParseBody(exchange->request().body));
-  KVL_ASSIGN_OR_RETURN(ChatRequest request, ReadRequest(state, json));
+  KVL_ASSIGN_OR_RETURN(ChatRequest request, ReadChatRequest(state, json));
   KVL_ASSIGN_OR_RETURN(std::vector<ChoicePlan> plans,
                        PlanChatChoices(state, request.options, request.chat, request.max_tokens,
                                        request.n_logprobs));

@@ -12,10 +12,6 @@ namespace {
 constexpr std::array<std::string_view, 1> kTextParts = {"text"};
 constexpr size_t kMaxNameBytes = 64;
 
-Status Unsupported(const std::string& param, std::string_view why) {
-  return WithParam(Error(StatusCode::kUnimplemented, "{}: {}", param, why), param);
-}
-
 bool IsName(std::string_view text) {
   return !text.empty() && text.size() <= kMaxNameBytes && std::ranges::all_of(text, [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
@@ -29,7 +25,7 @@ StatusOr<ToolCall> ReadToolCall(const Json& json, const std::string& path) {
   ToolCall call;
   call.id = fields.String("id").value_or("");
   if (const auto type = fields.String("type"); type && *type != "function") {
-    fields.Fail(Unsupported(fields.PathOf("type"), "only function is supported"));
+    fields.Fail(UnsupportedField(fields.PathOf("type"), "only function is supported"));
   }
   const Json* const function = fields.Object("function");
   KVL_RETURN_IF_ERROR(fields.status());
@@ -107,7 +103,7 @@ Status ReadMessages(const ServiceState& state, RequestFields* fields, ChatTask* 
 
 Status ReadTools(const ServiceState& state, RequestFields* fields, ChatTask* task) {
   for (const char* const old : {"functions", "function_call"}) {
-    if (fields->Has(old)) return Unsupported(old, "use tools and tool_choice in its place");
+    if (fields->Has(old)) return UnsupportedField(old, "use tools and tool_choice in its place");
   }
   return ReadToolList(state, ToolShape::kNested, fields, task);
 }
@@ -120,7 +116,7 @@ Status ReadChatToolChoice(RequestFields* fields, ChatTask* task) {
   const Json* const function = of_choice.Object("function");
   KVL_RETURN_IF_ERROR(of_choice.status());
   if (type != "function") {
-    return Unsupported("tool_choice", fmt::format("the type '{}' is not supported", type));
+    return UnsupportedField("tool_choice", fmt::format("the type '{}' is not supported", type));
   }
   if (function == nullptr) return FieldError("tool_choice.function", "it is missing");
   RequestFields of_function(*function, "tool_choice.function.");
@@ -148,8 +144,8 @@ StatusOr<std::string> ReadContent(const Json* content, const std::string& path,
     const auto piece = fields.String("text");
     KVL_RETURN_IF_ERROR(fields.status());
     if (std::ranges::find(types, type) == types.end()) {
-      return Unsupported(fields.PathOf("type"),
-                         fmt::format("this model reads text alone, not '{}'", type));
+      return UnsupportedField(fields.PathOf("type"),
+                              fmt::format("this model reads text alone, not '{}'", type));
     }
     if (!piece) return FieldError(fields.PathOf("text"), "it is missing");
     text += *piece;
@@ -193,8 +189,8 @@ Status ReadToolList(const ServiceState& state, ToolShape shape, RequestFields* f
     const std::string type = of_tool.String("type").value_or("");
     KVL_RETURN_IF_ERROR(of_tool.status());
     if (type != "function") {
-      return Unsupported(of_tool.PathOf("type"),
-                         fmt::format("only function is supported, not '{}'", type));
+      return UnsupportedField(of_tool.PathOf("type"),
+                              fmt::format("only function is supported, not '{}'", type));
     }
     const Json* function = &tool;
     if (shape == ToolShape::kNested) {

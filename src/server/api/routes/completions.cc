@@ -14,7 +14,6 @@
 namespace kvlathe::api {
 namespace {
 
-constexpr int kMaxTopLogprobs = 20;
 constexpr int kDefaultMaxTokens = 16;  // as OpenAI's API
 
 struct CompletionPrompt {
@@ -116,7 +115,7 @@ Status CheckPrompts(const ServiceState& state, const CompletionRequest& request)
   return OkStatus();
 }
 
-StatusOr<CompletionRequest> ReadRequest(const ServiceState& state, const Json& json) {
+StatusOr<CompletionRequest> ReadCompletionRequest(const ServiceState& state, const Json& json) {
   RequestFields fields(json);
   CompletionRequest request;
   request.options = ReadGenerationOptions(state, &fields);
@@ -265,7 +264,7 @@ std::vector<ChoicePlan> PlanChoices(const ServiceState& state, const CompletionR
 
 Status Complete(const ServiceState& state, const ExchangePtr& exchange) {
   KVL_ASSIGN_OR_RETURN(const Json json, state.ParseBody(exchange->request().body));
-  KVL_ASSIGN_OR_RETURN(CompletionRequest request, ReadRequest(state, json));
+  KVL_ASSIGN_OR_RETURN(CompletionRequest request, ReadCompletionRequest(state, json));
   int64_t n_prompt_tokens = 0;
   for (const CompletionPrompt& prompt : request.prompts) {
     n_prompt_tokens += std::ssize(prompt.tokens);

@@ -12,6 +12,8 @@
 
 namespace kvlathe::api {
 
+inline constexpr int kMaxTopLogprobs = 20;
+
 // The text of a token where it stands for the token: special tokens are written out, and bytes that
 // are no whole characters are "bytes:\xe2\x80", as in OpenAI's completions.
 std::string LegacyTokenText(const Tokenizer& tokenizer, int32_t id);

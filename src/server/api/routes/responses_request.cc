@@ -8,25 +8,22 @@
 namespace kvlathe::api {
 namespace {
 
-constexpr std::array<std::string_view, 3> kTextParts = {"input_text", "output_text", "text"};
+constexpr std::array<std::string_view, 3> kResponseTextParts = {"input_text", "output_text",
+                                                                "text"};
 constexpr std::array<std::string_view, 1> kMaxTokensNames = {"max_output_tokens"};
-
-Status Unsupported(const std::string& param, std::string_view why) {
-  return WithParam(Error(StatusCode::kUnimplemented, "{}: {}", param, why), param);
-}
 
 Status RefuseStored(const RequestFields& fields) {
   constexpr std::string_view kNothingKept =
       "this server keeps no responses; leave it out and send the whole conversation as input";
   for (const char* const name : {"previous_response_id", "conversation"}) {
-    if (fields.Has(name)) return Unsupported(name, kNothingKept);
+    if (fields.Has(name)) return UnsupportedField(name, kNothingKept);
   }
   const Json* const background = fields.Find("background");
   if (background != nullptr && *background != false) {
-    return Unsupported("background", "answers come with the request; leave it out");
+    return UnsupportedField("background", "answers come with the request; leave it out");
   }
   if (fields.Has("prompt")) {
-    return Unsupported("prompt", "this server keeps no prompts; send instructions and input");
+    return UnsupportedField("prompt", "this server keeps no prompts; send instructions and input");
   }
   return OkStatus();
 }
@@ -42,7 +39,8 @@ StatusOr<ChatTurn> ReadMessageItem(RequestFields* fields) {
   }
   const Json* const content = fields->Find("content");
   if (content == nullptr) return FieldError(fields->PathOf("content"), "it is missing");
-  KVL_ASSIGN_OR_RETURN(turn.content, ReadContent(content, fields->PathOf("content"), kTextParts));
+  KVL_ASSIGN_OR_RETURN(turn.content,
+                       ReadContent(content, fields->PathOf("content"), kResponseTextParts));
   return turn;
 }
 
@@ -66,7 +64,8 @@ Status AddCallOutput(RequestFields* fields, std::vector<ChatTurn>* turns) {
   KVL_RETURN_IF_ERROR(fields->status());
   const Json* const output = fields->Find("output");
   if (output == nullptr) return FieldError(fields->PathOf("output"), "it is missing");
-  KVL_ASSIGN_OR_RETURN(turn.content, ReadContent(output, fields->PathOf("output"), kTextParts));
+  KVL_ASSIGN_OR_RETURN(turn.content,
+                       ReadContent(output, fields->PathOf("output"), kResponseTextParts));
   turns->push_back(std::move(turn));
   return OkStatus();
 }
@@ -84,10 +83,10 @@ Status AddItem(const Json& item, const std::string& path, std::vector<ChatTurn>*
   if (type == "function_call") return AddCall(&fields, turns);
   if (type == "function_call_output") return AddCallOutput(&fields, turns);
   if (type == "reasoning") return OkStatus();  // of other models: no part of the conversation
-  return Unsupported(fields.PathOf("type"),
-                     fmt::format("items are message, function_call, function_call_output or "
-                                 "reasoning, not '{}'",
-                                 type));
+  return UnsupportedField(fields.PathOf("type"),
+                          fmt::format("items are message, function_call, function_call_output or "
+                                      "reasoning, not '{}'",
+                                      type));
 }
 
 Status ReadInput(const ServiceState& state, RequestFields* fields, ChatTask* task) {
@@ -133,7 +132,7 @@ Status ReadTools(const ServiceState& state, RequestFields* fields, ResponsesRequ
   std::string name = of_choice.String("name").value_or("");
   KVL_RETURN_IF_ERROR(of_choice.status());
   if (type != "function") {
-    return Unsupported("tool_choice", fmt::format("the type '{}' is not supported", type));
+    return UnsupportedField("tool_choice", fmt::format("the type '{}' is not supported", type));
   }
   return SetToolChoice(choice, std::move(name), &request->task);
 }
