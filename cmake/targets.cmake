@@ -44,6 +44,16 @@ target_precompile_headers(kvlathe_library_headers PRIVATE
 # so that no new source moves another into a batch where a name collides.
 option(KVLATHE_UNITY_LIBRARIES "Compile the sources of a library together" OFF)
 
+# What only the second ring runs (docs/testing.md) need not be built for the first.
+option(KVLATHE_SECOND_RING "`all` has what only scripts/test.sh --all runs" ON)
+
+# kvl_leave_to_second_ring(TARGET): built by its name, or where something needs it, and in the second ring.
+function(kvl_leave_to_second_ring target)
+  if(NOT KVLATHE_SECOND_RING)
+    set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
+endfunction()
+
 # kvl_compile_together(TARGET ON)
 function(kvl_compile_together target is_wanted)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${is_wanted} UNITY_BUILD_BATCH_SIZE 0)
@@ -59,6 +69,7 @@ function(kvl_library)
   cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LIBS;HEADERS;APART" ${ARGN})
   add_library(kvlathe_${ARG_NAME} STATIC ${ARG_SRCS})
   kvl_compile_together(kvlathe_${ARG_NAME} ${KVLATHE_UNITY_LIBRARIES})
+  kvl_leave_to_second_ring(kvlathe_${ARG_NAME})
   set_property(SOURCE ${ARG_APART} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
   target_link_libraries(kvlathe_${ARG_NAME} PUBLIC kvlathe_flags ${ARG_LIBS} PRIVATE OpenMP::OpenMP_CXX)
   if(ARG_HEADERS)
@@ -117,6 +128,7 @@ endfunction()
 #   SHARDS: processes that share its cases; COST: about how many seconds it takes, the longest starts first.
 #   SECOND_RING: cases (as --gtest_filter names them) that only `scripts/test.sh --all` runs;
 #   SANITIZED_IN_SECOND_RING: cases that only it runs under the sanitizers. docs/testing.md says which and why.
+#   A program of which all cases (*) are there is not built in the first ring.
 function(kvl_test)
   cmake_parse_arguments(ARG "" "NAME;SHARDS;COST;SECOND_RING;SANITIZED_IN_SECOND_RING" "SRCS;DEPS;LIBS;LABELS;APART"
     ${ARGN})
@@ -159,20 +171,23 @@ function(kvl_test)
     kvl_add_cases(TARGET ${ARG_NAME} NAME ${ARG_NAME}.second FILTER ${of_second_ring} SHARDS 1 COST ${ARG_COST}
       LABELS gtest second ${ARG_LABELS})
   endif()
-  if(NOT of_second_ring STREQUAL "*")
+  if(of_second_ring STREQUAL "*")
+    kvl_leave_to_second_ring(${ARG_NAME})
+  else()
     kvl_add_cases(TARGET ${ARG_NAME} NAME ${ARG_NAME} FILTER ${of_first_ring} SHARDS ${ARG_SHARDS} COST ${ARG_COST}
       LABELS gtest ${ARG_LABELS})
   endif()
 endfunction()
 
 # kvl_benchmark(NAME linear_bench SRCS linear_bench.cc DEPS cpu_kernels)
-# Not built under the sanitizers, whose timings mean nothing.
+# Not built under the sanitizers, whose timings mean nothing, nor in the first ring.
 function(kvl_benchmark)
   if(KVLATHE_SANITIZE)
     return()
   endif()
   cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LIBS" ${ARGN})
   add_executable(${ARG_NAME} ${ARG_SRCS})
+  kvl_leave_to_second_ring(${ARG_NAME})
   target_link_libraries(${ARG_NAME} PRIVATE kvlathe_flags ${ARG_LIBS} benchmark::benchmark_main)
   foreach(dep IN LISTS ARG_DEPS)
     target_link_libraries(${ARG_NAME} PRIVATE kvlathe_${dep})

@@ -12,9 +12,9 @@ cd "$(dirname "$0")/.."
 
 case ${1:-} in
   # Libtorch and the lab (lab/README.md) take a fifth of the time, so the first ring goes without them.
-  '') ring=first leaves_out=(-LE second) lab=OFF packages=(--with-deploy) ;;
+  '') ring=first leaves_out=(-LE second) all=OFF packages=(--with-deploy) ;;
   # Chromium takes 400 MB, for one screenshot of the report; without it that part of a test is left out.
-  --all) ring=all leaves_out=() lab=ON packages=(--with-trainer --with-deploy --with-browser) ;;
+  --all) ring=all leaves_out=() all=ON packages=(--with-trainer --with-deploy --with-browser) ;;
   *)
     echo "scripts/test.sh: unknown argument $1; there is --all" >&2
     exit 2
@@ -26,7 +26,8 @@ if command -v ccache >/dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
 fi
 
-options=(-DKVLATHE_UNITY_TESTS=ON -DKVLATHE_LAB="$lab" -DKVLATHE_GRAMMAR="${KVLATHE_GRAMMAR:-ON}")
+options=(-DKVLATHE_UNITY_TESTS=ON -DKVLATHE_SECOND_RING="$all" -DKVLATHE_LAB="$all"
+  -DKVLATHE_GRAMMAR="${KVLATHE_GRAMMAR:-ON}")
 # A tenth of the time of a build, for the lines of a stack that only a debugger or a developer's own
 # run needs: sanitizers name functions without it.
 [ -z "${CI:-}" ] || options+=(-DKVLATHE_DEBUG_INFO=OFF)
@@ -34,11 +35,12 @@ options=(-DKVLATHE_UNITY_TESTS=ON -DKVLATHE_LAB="$lab" -DKVLATHE_GRAMMAR="${KVLA
 # What scripts/test_summary.py reads: PRESET,BUILD SECONDS,BUILD STATUS,TEST SECONDS,TEST STATUS
 runs=()
 
-# run_preset PRESET
+# run_preset PRESET [OPTION OF CMAKE...]
 run_preset() {
   local preset=$1 start=$SECONDS status=0 build_seconds
+  shift
   rm -rf "build/$preset/test-results" "build/$preset/test-results.xml"
-  { cmake --preset "$preset" "${options[@]}" >"build/$preset-configure.log" 2>&1 ||
+  { cmake --preset "$preset" "${options[@]}" "$@" >"build/$preset-configure.log" 2>&1 ||
     { tail -n 30 "build/$preset-configure.log"; false; }; } &&
     cmake --build --preset "$preset" || status=1
   build_seconds=$((SECONDS - start))
@@ -56,8 +58,11 @@ run_preset() {
 }
 
 mkdir -p build
-run_preset release
+# Libraries that are one source each take a quarter of the time. Only the second ring sees whether a source
+# includes what it needs.
+[ "$ring" = all ] && together=OFF || together=ON
+run_preset release -DKVLATHE_UNITY_LIBRARIES="$together"
 # XGrammar takes minutes to compile for the sanitizers. Without it the first ring has tests that grammars are refused.
 [ "$ring" = all ] || options+=(-DKVLATHE_GRAMMAR=OFF)
-run_preset asan
+run_preset asan -DKVLATHE_UNITY_LIBRARIES=ON
 python3 scripts/test_summary.py "$ring" "${runs[@]}"

@@ -20,14 +20,15 @@ struct HeadTurnAt {
   const std::byte* joined_k;
   std::byte* mapped_k;
 };
-struct RotationAt {
+struct PlacedRotation {
   const RotatePlan& plan;
   const float *cos, *sin;
   std::vector<HeadTurnAt> heads;
 };
 
-RotationAt Resolve(const RotatePlan& plan, const CpuAccess& own, const CpuResidents& residents) {
-  RotationAt turn = {plan, own.As<const float>(plan.cos), own.As<const float>(plan.sin), {}};
+PlacedRotation Resolve(const RotatePlan& plan, const CpuAccess& own,
+                       const CpuResidents& residents) {
+  PlacedRotation turn = {plan, own.As<const float>(plan.cos), own.As<const float>(plan.sin), {}};
   turn.heads.reserve(plan.heads.size());
   for (const HeadTurn& head : plan.heads) {
     turn.heads.push_back({.plan = head,
@@ -47,7 +48,7 @@ RotationAt Resolve(const RotatePlan& plan, const CpuAccess& own, const CpuReside
 
 class Rotation {
  public:
-  Rotation(RotationAt turn, const RotateKernels& kernels)
+  Rotation(PlacedRotation turn, const RotateKernels& kernels)
       : turn_(std::move(turn)),
         elementwise_(*kernels.elementwise),
         linear_(*kernels.linear),
@@ -64,7 +65,7 @@ class Rotation {
   // Maps the tokens that do not meet whole keys, for heads that share a map.
   void MapHeads(std::span<const HeadTurnAt> heads, Range tokens, int worker_id);
 
-  RotationAt turn_;
+  PlacedRotation turn_;
   const ElementwiseKernels& elementwise_;
   Linear& linear_;
   ThreadPool& pool_;
