@@ -54,12 +54,13 @@ function(kvl_leave_to_second_ring target)
   endif()
 endfunction()
 
+# Without warnings of what one source is to another that it never meets. Linked behind kvlathe_flags.
+add_library(kvlathe_together INTERFACE)
+target_compile_options(kvlathe_together INTERFACE -Wno-shadow -Wno-subobject-linkage)
+
 # kvl_compile_together(TARGET ON)
 function(kvl_compile_together target is_wanted)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${is_wanted} UNITY_BUILD_BATCH_SIZE 0)
-  if(is_wanted)  # warnings of what one source is to another
-    target_compile_options(${target} PRIVATE -Wno-shadow -Wno-subobject-linkage)
-  endif()
 endfunction()
 
 # kvl_library(NAME kv SRCS a.cc b.cc DEPS tensor base [LIBS fmt::fmt] [APART a.cc])
@@ -80,6 +81,9 @@ function(kvl_library)
   foreach(dep IN LISTS ARG_DEPS)
     target_link_libraries(kvlathe_${ARG_NAME} PUBLIC kvlathe_${dep})
   endforeach()
+  if(KVLATHE_UNITY_LIBRARIES)
+    target_link_libraries(kvlathe_${ARG_NAME} PRIVATE kvlathe_together)
+  endif()
 endfunction()
 
 # Most of the time of a checked build went into optimising tests, whose time is spent in libraries.
