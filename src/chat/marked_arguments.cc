@@ -1,12 +1,10 @@
 #include "chat/marked_arguments.h"
 
 #include <algorithm>
-#include <optional>
-#include <utility>
-#include <vector>
+#include <set>
 
+#include "chat/literals.h"
 #include "chat/text_compare.h"
-#include "tokenizer/normalizer.h"
 
 namespace kvlathe {
 namespace {
@@ -14,113 +12,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kBlanks = " \t\r\n";
-constexpr int kMaxPythonDepth = 32;
-
-// A reader of literals; any error leaves it failed.
-class PythonReader {
- public:
-  explicit PythonReader(std::string_view text) : text_(text) {}
-
-  std::optional<Json> ReadAll() {
-    Json value = ReadValue(0);
-    SkipBlanks();
-    if (failed_ || pos_ != text_.size()) return std::nullopt;
-    return value;
-  }
-
- private:
-  void SkipBlanks() { pos_ = std::min(text_.find_first_not_of(kBlanks, pos_), text_.size()); }
-  bool Takes(char c) {
-    SkipBlanks();
-    if (pos_ >= text_.size() || text_[pos_] != c) return false;
-    ++pos_;
-    return true;
-  }
-  Json Fail() {
-    failed_ = true;
-    return nullptr;
-  }
-
-  Json ReadValue(int depth) {
-    SkipBlanks();
-    if (failed_ || pos_ >= text_.size() || depth > kMaxPythonDepth) return Fail();
-    const char c = text_[pos_];
-    if (c == '\'' || c == '"') return ReadText(c);
-    if (c == '[' || c == '(') return ReadList(depth);
-    if (c == '{') return ReadDictionary(depth);
-    return ReadWord();
-  }
-
-  Json ReadText(char quote) {
-    std::string text;
-    for (++pos_; pos_ < text_.size(); ++pos_) {
-      char c = text_[pos_];
-      if (c == quote) {
-        ++pos_;
-        return text;
-      }
-      if (c == '\\' && pos_ + 1 < text_.size()) {
-        c = text_[++pos_];
-        if (c == 'n')
-          c = '\n';
-        else if (c == 't')
-          c = '\t';
-        else if (c == 'r')
-          c = '\r';
-        else if (c != '\\' && c != '\'' && c != '"')
-          text += '\\';
-      }
-      text += c;
-    }
-    return Fail();
-  }
-
-  Json ReadList(int depth) {
-    const char close = text_[pos_++] == '[' ? ']' : ')';
-    Json list = Json::array();
-    while (!failed_) {
-      if (Takes(close)) return list;
-      list.push_back(ReadValue(depth + 1));
-      if (!Takes(',') && !(Takes(close))) return Fail();
-      if (text_[pos_ - 1] == close) return list;
-    }
-    return Fail();
-  }
-
-  Json ReadDictionary(int depth) {
-    ++pos_;
-    Json object = Json::object();
-    while (!failed_) {
-      if (Takes('}')) return object;
-      const Json key = ReadValue(depth + 1);
-      if (failed_ || !key.is_string() || !Takes(':')) return Fail();
-      object[key.get<std::string>()] = ReadValue(depth + 1);
-      if (Takes(',')) continue;
-      if (Takes('}')) return object;
-      return Fail();
-    }
-    return Fail();
-  }
-
-  Json ReadWord() {
-    const size_t begin = pos_;
-    while (pos_ < text_.size() && kBlanks.find(text_[pos_]) == std::string_view::npos &&
-           std::string_view(",:]})").find(text_[pos_]) == std::string_view::npos) {
-      ++pos_;
-    }
-    const std::string word(text_.substr(begin, pos_ - begin));
-    if (word == "True" || word == "true") return true;
-    if (word == "False" || word == "false") return false;
-    if (word == "None" || word == "null") return nullptr;
-    Json number = Json::parse(word, nullptr, /*allow_exceptions=*/false);
-    return number.is_number() ? number : Fail();
-  }
-
-  std::string_view text_;
-  size_t pos_ = 0;
-  bool failed_ = false;
-};
-
+constexpr std::string_view kDataBegin = "<![CDATA[", kDataEnd = "]]>";
+constexpr int kMaxSchemaDepth = 8;
 // The blanks at the end of a literal, or at its beginning, are part of a mark and no value.
 std::string_view WithoutMarkBlanks(std::string_view value, std::string_view before,
                                    std::string_view after) {
@@ -133,39 +26,67 @@ std::string_view WithoutMarkBlanks(std::string_view value, std::string_view befo
   return value;
 }
 
+// Whether the two are the same as far as the shorter goes.
+bool MayBegin(std::string_view mark, std::string_view text) {
+  return CommonPrefix(mark, text) == std::min(mark.size(), text.size());
+}
+
 std::string Dumped(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// Behind the closing bracket of an opening one that stands in front of `text`; npos: not there yet.
-size_t EndOfBrackets(std::string_view text, char close) {
-  std::string open(1, close);
-  char quote = '\0';
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quote != '\0') {
-      if (c == '\\')
-        ++i;
-      else if (c == quote)
-        quote = '\0';
-    } else if (c == '\'' || c == '"') {
-      quote = c;
-    } else if (c == '(' || c == '[' || c == '{') {
-      open += c == '(' ? ')' : c == '[' ? ']' : '}';
-    } else if (!open.empty() && c == open.back()) {
-      open.pop_back();
-      if (open.empty()) return i;
+std::string_view TypeOf(const Json& value) {
+  if (value.is_string()) return "string";
+  if (value.is_number()) return "number";
+  if (value.is_boolean()) return "boolean";
+  if (value.is_null()) return "null";
+  return value.is_array() ? "array" : "object";
+}
+
+// The types that a schema lets a value have; none: it does not say.
+void AddTypes(const Json& schema, int depth, std::set<std::string>* types) {
+  if (!schema.is_object() || depth > kMaxSchemaDepth) return;
+  const auto add = [&](const Json& type) {
+    if (type.is_string()) types->insert(type == "integer" ? "number" : type.get<std::string>());
+  };
+  if (schema.contains("type")) {
+    const Json& type = schema["type"];
+    add(type);
+    if (type.is_array()) std::for_each(type.begin(), type.end(), add);
+    return;
+  }
+  if (schema.contains("const")) types->emplace(TypeOf(schema["const"]));
+  if (schema.contains("enum") && schema["enum"].is_array()) {
+    for (const Json& value : schema["enum"]) types->emplace(TypeOf(value));
+  }
+  for (const char* const key : {"anyOf", "oneOf", "allOf"}) {
+    if (!schema.contains(key) || !schema[key].is_array()) continue;
+    for (const Json& inner : schema[key]) AddTypes(inner, depth + 1, types);
+  }
+}
+
+// Where `literal` stands behind `from`, any words in it told by their ends.
+struct Place {
+  LooseMatch::State state = LooseMatch::State::kNone;  // kOpen: it may yet come
+  size_t begin = std::string_view::npos, end = 0;
+};
+
+Place FindLoosely(std::string_view text, std::string_view literal, size_t from) {
+  const size_t word = literal.find_first_of(kAnyWords);
+  const std::string_view lead = literal.substr(0, word);
+  for (size_t pos = text.find(lead, from); pos != std::string_view::npos;
+       pos = text.find(lead, pos + 1)) {
+    if (word == std::string_view::npos) return {LooseMatch::State::kWhole, pos, pos + lead.size()};
+    const LooseMatch match = MatchLoosely(text.substr(pos), literal);
+    if (match.state == LooseMatch::State::kOpen) return {LooseMatch::State::kOpen};
+    if (match.state == LooseMatch::State::kWhole) {
+      return {LooseMatch::State::kWhole, pos, pos + match.end};
     }
   }
-  return std::string_view::npos;
+  return {};
 }
 
 }  // namespace
-
-std::string JsonOfPython(std::string_view literal) {
-  const std::optional<Json> value = PythonReader(literal).ReadAll();
-  return value ? Dumped(*value) : std::string();
-}
 
 void MarkedArguments::Begin(const Json* schema) {
   schema_ = schema;
@@ -185,14 +106,17 @@ MarkedArguments::Step MarkedArguments::Read(std::string_view text) {
 }
 
 bool MarkedArguments::IsText(const std::string& key, std::string_view value) const {
+  std::set<std::string> types;
   if (schema_ != nullptr && schema_->is_object() && schema_->contains("properties")) {
     const Json& properties = (*schema_)["properties"];
-    if (properties.is_object() && properties.contains(key) && properties[key].is_object() &&
-        properties[key].contains("type")) {
-      return properties[key]["type"] == "string";
-    }
+    if (properties.is_object() && properties.contains(key)) AddTypes(properties[key], 0, &types);
   }
-  return !Json::accept(value) && JsonOfPython(value).empty();
+  if (!types.empty() && !types.contains("string")) return false;
+  if (types.size() == 1) return true;
+  Json json = Json::parse(value, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) json = Json::parse(JsonOfLiteral(value), nullptr, false);
+  if (json.is_discarded()) return true;
+  return !types.empty() && !types.contains(std::string(TypeOf(json)));
 }
 
 std::string MarkedArguments::JsonOf(const std::string& key, std::string_view value,
@@ -200,12 +124,10 @@ std::string MarkedArguments::JsonOf(const std::string& key, std::string_view val
   std::string json = has_arguments_ ? ", " : "{";
   json += Dumped(Json(key)) + ": ";
   if (is_text) return json + Dumped(Json(std::string(value)));
-  const std::string in_quotes =
-      format_.text_quote.empty() ? std::string(value) : ReplaceAll(value, format_.text_quote, "\"");
-  const std::string_view trimmed = TrimBlanks(in_quotes);
+  const std::string_view trimmed = TrimBlanks(value);
   if (Json::accept(trimmed)) return json + std::string(trimmed);
-  const std::string of_python = JsonOfPython(trimmed);
-  return json + (of_python.empty() ? Dumped(Json(std::string(value))) : of_python);
+  const std::string of_literal = JsonOfLiteral(trimmed, format_.text_quote);
+  return json + (of_literal.empty() ? Dumped(Json(std::string(value))) : of_literal);
 }
 
 // One argument, or the end of all of them.
@@ -223,43 +145,29 @@ MarkedArguments::Step MarkedArguments::ReadTagged(std::string_view text) {
   }
   if (key_begin.state == LooseMatch::State::kOpen) return {};
   const size_t key_pos = begin + key_begin.end;
+  if (!format_.text_quote.empty()) return ReadQuoted(text, key_pos);
   const std::string_view plain = TrimBlanks(format_.key_end);
   const std::string_view other = TrimBlanks(format_.key_end_other);
-  const bool has_quote = !format_.text_quote.empty();
-  const size_t at_plain = text.find(has_quote ? other : plain, key_pos);
-  const size_t at_other = other.empty() || has_quote ? at_plain : text.find(other, key_pos);
-  const size_t key_end = std::min(at_plain, at_other);
-  if (key_end == std::string_view::npos) return {};
-  const bool is_other = !other.empty() && !has_quote && at_other < at_plain;
-  const std::string key(TrimBlanks(text.substr(key_pos, key_end - key_pos)));
-  size_t value_begin = key_end + (has_quote || is_other ? other : plain).size();
+  const Place at_plain = FindLoosely(text, plain, key_pos);
+  const Place at_other = other.empty() ? Place() : FindLoosely(text, other, key_pos);
+  if (at_other.state == LooseMatch::State::kOpen) return {};
+  const bool is_other = at_other.begin < at_plain.begin;
+  const Place key_end = is_other ? at_other : at_plain;
+  if (key_end.state != LooseMatch::State::kWhole) return {};
+  const std::string key(TrimBlanks(text.substr(key_pos, key_end.begin - key_pos)));
+  const std::string_view ahead = text.substr(key_end.end);
+  const bool is_data = MayBegin(kDataBegin, ahead) && format_.texts_may_be_data;
+  if (is_data && ahead.size() < kDataBegin.size()) return {};
+  const std::string value_end =
+      (is_data ? std::string(kDataEnd) : "") + std::string(TrimBlanks(format_.value_end));
+  const size_t stop = value_end.empty() ? EndOfLiteral(ahead, Stops()) : ahead.find(value_end);
+  if (stop == std::string_view::npos) return {};
+  std::string_view value = ahead.substr(0, stop);
   bool is_text = !is_other && !other.empty();
-  std::string value_end(TrimBlanks(format_.value_end));
-  if (has_quote) {
-    const std::string_view ahead = text.substr(value_begin);
-    if (ahead.size() < format_.text_quote.size() && format_.text_quote.starts_with(ahead))
-      return {};
-    is_text = ahead.starts_with(format_.text_quote);
-    if (is_text) {
-      value_begin += format_.text_quote.size();
-      value_end = format_.text_quote;
-    }
-  }
-  size_t value_stop = std::string_view::npos, behind = value_stop;
-  if (!value_end.empty()) {
-    value_stop = text.find(value_end, value_begin);
-    behind = value_stop + value_end.size();
-  } else {  // it ends where the next or the end of all begins
-    const std::string_view ahead = text.substr(value_begin);
-    const char bracket = format_.call_end.empty() ? '}' : TrimBlanks(format_.call_end).front();
-    const size_t comma = ahead.find(','), close = EndOfBrackets(ahead, bracket);
-    const bool is_nested = !ahead.empty() && (ahead[0] == '[' || ahead[0] == '{');
-    const size_t at = is_nested ? close : std::min(comma, close);
-    if (at != std::string_view::npos) value_stop = behind = value_begin + at;
-  }
-  if (value_stop == std::string_view::npos) return {};
-  std::string_view value = text.substr(value_begin, value_stop - value_begin);
-  if (!has_quote) {
+  if (is_data) {
+    value.remove_prefix(kDataBegin.size());
+    is_text = true;
+  } else {
     value = WithoutMarkBlanks(value, is_other ? format_.key_end_other : format_.key_end,
                               format_.value_end);
     if (format_.texts_are_json) {
@@ -268,13 +176,38 @@ MarkedArguments::Step MarkedArguments::ReadTagged(std::string_view text) {
       is_text = IsText(key, value);
     }
   }
-  Step step = {State::kGoing, behind, JsonOf(key, value, is_text)};
+  Step step = {State::kGoing, key_end.end + stop + value_end.size(), JsonOf(key, value, is_text)};
+  has_arguments_ = true;
+  return step;
+}
+
+// What ends a value that has no end of its own: the next one, or the end of all.
+std::string MarkedArguments::Stops() const {
+  const std::string_view end = TrimBlanks(format_.call_end);
+  return std::string(",") + (end.empty() ? '}' : end.front());
+}
+
+// An argument whose texts have marks of their own around them.
+MarkedArguments::Step MarkedArguments::ReadQuoted(std::string_view text, size_t key_pos) {
+  const std::string_view key_end = TrimBlanks(format_.key_end_other);
+  const size_t at = text.find(key_end, key_pos);
+  if (at == std::string_view::npos) return {};
+  const std::string key(TrimBlanks(text.substr(key_pos, at - key_pos)));
+  const std::string_view ahead = text.substr(at + key_end.size());
+  const std::string_view quote = format_.text_quote;
+  if (MayBegin(quote, ahead) && ahead.size() < quote.size()) return {};
+  const bool is_text = ahead.starts_with(quote);
+  const size_t begin = is_text ? quote.size() : 0;
+  const size_t stop = is_text ? ahead.find(quote, begin) : EndOfLiteral(ahead, Stops(), quote);
+  if (stop == std::string_view::npos) return {};
+  Step step = {State::kGoing, at + key_end.size() + stop + begin,
+               JsonOf(key, ahead.substr(begin, stop - begin), is_text)};
   has_arguments_ = true;
   return step;
 }
 
 MarkedArguments::Step MarkedArguments::ReadPython(std::string_view text) const {
-  const size_t end = EndOfBrackets(text, ')');
+  const size_t end = EndOfLiteral(text, ")");
   if (end == std::string_view::npos) return {};
   // As a dictionary whose keys have no quotes.
   std::string json = "{";
@@ -287,7 +220,7 @@ MarkedArguments::Step MarkedArguments::ReadPython(std::string_view text) const {
     size_t stop = equals + 1;
     for (std::string value; stop <= end; ++stop) {
       if (stop < end && text[stop] != ',') continue;
-      value = JsonOfPython(text.substr(equals + 1, stop - equals - 1));
+      value = JsonOfLiteral(text.substr(equals + 1, stop - equals - 1));
       if (value.empty()) continue;
       json += json.size() > 1 ? ", " : "";
       json += Dumped(Json(std::string(TrimBlanks(text.substr(pos, equals - pos))))) + ": " + value;

@@ -43,6 +43,7 @@ class MarkedCallReader : public StepwiseParser {
             : std::string_view(format_.call_begin);
     opening_ = format_.section_begin + std::string(begin);
     next_ = TrimBlanks(begin);
+    behind_between_ = next_.empty() ? "" : format_.between + next_;
     trigger_ = FirstMark(opening_);
     // What ends an object is read with it.
     end_ = format_.is_object ? format_.call_end.substr(format_.call_end.rfind('}') + 1)
@@ -236,7 +237,8 @@ class MarkedCallReader : public StepwiseParser {
       BeginCall("");
       return true;
     }
-    for (const std::string_view next : {std::string_view(next_), std::string_view(opening_)}) {
+    for (const std::string_view next : {std::string_view(next_), std::string_view(opening_),
+                                        std::string_view(behind_between_)}) {
       if (TrimBlanks(next).empty()) continue;
       const LooseMatch match = MatchLoosely(rest, next);
       may_come = may_come || match.state == LooseMatch::State::kOpen;
@@ -279,8 +281,9 @@ class MarkedCallReader : public StepwiseParser {
   CallFormat format_;
   ToolSchemas tools_;
   MarkedArguments arguments_;
-  std::string opening_, next_,
-      trigger_;      // in front of the first call and of others; what calls begin with
+  std::string opening_, next_;  // in front of the first call and of others
+  std::string behind_between_;  // the second behind what stands between calls
+  std::string trigger_;         // what calls begin with
   std::string end_;  // behind a call
   std::string_view expected_;
   State state_ = State::kText;
@@ -301,7 +304,7 @@ LooseMatch MatchLoosely(std::string_view text, std::string_view literal) {
     if (kBlanks.find(c) != std::string_view::npos) continue;
     pos = text.find_first_not_of(kBlanks, pos);
     if (pos == std::string_view::npos) return {LooseMatch::State::kOpen, 0};
-    if (c == kAnyWord) {
+    if (kAnyWords.find(c) != std::string_view::npos) {
       const size_t begin = pos;
       while (pos < text.size() && IsNameByte(text[pos])) ++pos;
       if (pos == text.size()) return {LooseMatch::State::kOpen, 0};
@@ -317,6 +320,7 @@ LooseMatch MatchLoosely(std::string_view text, std::string_view literal) {
 std::string FirstMark(std::string_view literal) {
   literal = TrimBlanks(literal);
   const char close = literal.starts_with('<') ? '>' : literal.starts_with('[') ? ']' : '\0';
+  literal = literal.substr(0, literal.find_first_of(kAnyWords));
   const size_t end = close == '\0' ? literal.find_first_of(kBlanks) : literal.find(close);
   if (end == std::string_view::npos) return std::string(literal);
   return std::string(literal.substr(0, close == '\0' ? end : end + 1));
