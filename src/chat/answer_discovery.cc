@@ -9,8 +9,8 @@
 
 #include "chat/call_discovery.h"
 #include "chat/call_place.h"
-#include "chat/marked_arguments.h"
-#include "chat/text_compare.h"
+#include "chat/reading/marked_arguments.h"
+#include "chat/reading/text_compare.h"
 
 namespace kvlathe {
 namespace {
@@ -51,18 +51,15 @@ class Discovery {
   }
 
   void FindThoughts() {
+    opening_ = prober_.Opening();
     if (!traits_.thoughts_field.empty()) {
-      for (const Json& arguments : {Json(nullptr), Json{{"enable_thinking", true}}}) {
-        Json answer = Answer();
-        const auto plain = prober_.AddedWhole(answer, nullptr, arguments);
-        answer[traits_.thoughts_field] = kThoughts;
-        const auto text = prober_.AddedWhole(answer, nullptr, arguments);
-        if (text && plain) ReadThoughts(*text, *plain);
-        if (found_.thoughts) break;
+      LookForThoughts(Answer(), nullptr, nullptr);
+      LookForThoughts(Answer(), nullptr, {{"enable_thinking", true}});
+      if (traits_.takes_calls) {
+        LookForThoughts(ProbeCallsAnswer(traits_, 1), ProbeTools(), nullptr);
       }
     }
-    const std::string opening = prober_.Opening();
-    const std::string_view opening_end = TrimBlanks(opening);
+    const std::string_view opening_end = TrimBlanks(opening_);
     const bool opens_thoughts = opening_end.ends_with("<think>");
     if (!found_.thoughts &&
         (opens_thoughts || before_answer_.find("</think>") != std::string::npos ||
@@ -76,25 +73,62 @@ class Discovery {
     DropEmptyThoughts(found_.thoughts, &found_.text_begin);
   }
 
-  // `plain` is the answer without thoughts.
-  void ReadThoughts(const std::string& text, const std::string& plain) {
-    const Span thoughts = kvlathe::Find(text, kThoughts, 0);
-    const Span answer = kvlathe::Find(text, kAnswer, thoughts.found() ? thoughts.end : 0);
-    if (!thoughts.found() || !answer.found()) return;
-    const std::string lead = text.substr(0, thoughts.begin);
-    std::string begin = lead.substr(WholeMarks(lead, CommonPrefix(lead, plain)));
-    std::string between = text.substr(thoughts.end, answer.begin - thoughts.end);
+  // By an answer with thoughts and the same one without.
+  void LookForThoughts(Json answer, const Json& tools, const Json& arguments) {
+    if (found_.thoughts) return;
+    const auto plain = prober_.AddedWhole(answer, tools, arguments);
+    answer[traits_.thoughts_field] = kThoughts;
+    const auto text = prober_.AddedWhole(answer, tools, arguments);
+    const auto opened = prober_.Added(answer, tools, arguments);
+    if (!text || !plain || !opened) return;
+    const Span thoughts = kvlathe::Find(*text, kThoughts, 0);
+    if (!thoughts.found()) return;
+    std::string_view behind = std::string_view(*text).substr(thoughts.end);
+    const size_t at_answer = behind.find(kAnswer);
+    std::string end(behind.substr(0, at_answer != std::string_view::npos
+                                         ? at_answer
+                                         : behind.size() - CommonSuffix(behind, *plain)));
     const std::string_view text_begin = TrimBlanks(before_answer_);
-    if (!text_begin.empty() && TrimBlanks(between).ends_with(text_begin) &&
-        TrimBlanks(between) != text_begin) {
-      between.erase(between.rfind(text_begin));
+    if (!text_begin.empty() && TrimBlanks(end).ends_with(text_begin) &&
+        TrimBlanks(end) != text_begin) {
+      end.erase(end.rfind(text_begin));
     }
-    if (TrimBlanks(between).empty()) return;
-    if (TrimBlanks(begin).empty() && TrimBlanks(between) == "</think>") begin = "<think>";
+    if (TrimBlanks(end).empty()) end = FirstMark(behind);  // thoughts without a word have it too
+    if (TrimBlanks(end).empty()) return;
+    const size_t begin = opened->find(kThoughts);
+    std::string begin_of_thoughts =
+        BeginOfThoughts(begin == std::string::npos ? "" : opened->substr(0, begin),
+                        text->substr(0, thoughts.begin), *plain, TrimBlanks(end));
     // What opens thoughts opens every answer: the last mark of it is theirs.
-    if (TrimBlanks(begin).empty()) begin = lead.substr(std::min(lead.rfind('<'), lead.size()));
-    if (TrimBlanks(begin).empty()) return;
-    found_.thoughts = ThoughtFormat{begin, between};
+    if (begin_of_thoughts.empty()) {
+      begin_of_thoughts = LastMark(prober_.TextBefore(kThoughts, answer, tools, arguments));
+    }
+    if (!begin_of_thoughts.empty()) found_.thoughts = ThoughtFormat{begin_of_thoughts, end};
+  }
+
+  // `written` stands in front of thoughts behind what opens an answer, `lead` with it.
+  std::string BeginOfThoughts(const std::string& written, const std::string& lead,
+                              const std::string& plain, std::string_view end) const {
+    if (!TrimBlanks(written).empty()) return written;
+    if (end == "</think>") return "<think>";
+    const std::string more = lead.substr(WholeMarks(lead, CommonPrefix(lead, plain)));
+    if (!TrimBlanks(more).empty()) return more;
+    const std::string_view opening = TrimBlanks(opening_), header = TrimBlanks(lead);
+    if (opening.size() > header.size() && opening.starts_with(header)) {
+      const std::string_view rest = TrimBlanks(opening.substr(header.size()));
+      if (!rest.starts_with(end)) return std::string(rest);
+    }
+    return "";
+  }
+
+  // "<a>" of "...<a>", and "<a>b<c>" too.
+  static std::string LastMark(const std::string& text) {
+    size_t mark = text.rfind('<');
+    while (mark != std::string::npos && mark > 0 && text[mark - 1] != '>' &&
+           std::string_view(" \t\r\n").find(text[mark - 1]) == std::string_view::npos) {
+      mark = text.rfind('<', mark - 1);
+    }
+    return mark == std::string::npos ? "" : text.substr(mark);
   }
 
   // What ends an answer is the first mark behind its text that stands nowhere within answers.
@@ -122,7 +156,7 @@ class Discovery {
     std::string within = found_.text_begin;
     if (found_.thoughts) within += found_.thoughts->begin + found_.thoughts->end;
     const auto call = prober_.Added(ProbeCallsAnswer(traits_, 1), ProbeTools());
-    return call ? within + call->substr(0, call->size() - CommonSuffix(*call, tail_)) : within;
+    return call ? within + call->substr(0, EndOfProbeCall(*call)) : within;
   }
 
   // Nothing follows the last answer: what follows others.
@@ -150,7 +184,7 @@ class Discovery {
   const AnswerProber prober_;
   const TemplateTraits& traits_;
   AnswerFormat found_;
-  std::string before_answer_, tail_;
+  std::string before_answer_, tail_, opening_;
   bool has_text_ = false;
 };
 

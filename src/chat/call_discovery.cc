@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "chat/call_place.h"
-#include "chat/call_readers.h"
-#include "chat/marked_arguments.h"
-#include "chat/text_compare.h"
+#include "chat/reading/call_readers.h"
+#include "chat/reading/marked_arguments.h"
+#include "chat/reading/text_compare.h"
 
 namespace kvlathe {
 namespace {
@@ -53,8 +53,8 @@ bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
 std::string AnyNumber(const std::string& text, const std::string& other) {
   const size_t begin = CommonPrefix(text, other);
-  const size_t end = std::min({CommonSuffix(text, other), text.size() - begin,
-                               other.size() - begin});
+  const size_t end =
+      std::min({CommonSuffix(text, other), text.size() - begin, other.size() - begin});
   const std::string_view number = std::string_view(text).substr(begin, text.size() - begin - end);
   if (number.empty() || !std::ranges::all_of(number, IsDigit)) return text;
   return text.substr(0, begin) + kAnyWord + text.substr(text.size() - end);
@@ -87,12 +87,14 @@ class CallDiscovery {
       format.call_begin = before;
       format.call_end = behind;
     }
-    AddObject(*one, *first, &format);
+    AddObject(*one, *first, places ? *two : *one, places ? places->second : *first, &format);
     for (std::string* const text : {&format.section_begin, &format.section_end, &format.call_begin,
                                     &format.name_end, &format.call_end, &format.between}) {
       AnyId(text);
     }
-    if (!format.is_object && TrimBlanks(format.section_begin + format.call_begin).empty()) {
+    // Without a mark in front of the first call there is one in front of others, or none at all.
+    if (!format.is_object && TrimBlanks(format.section_begin + format.call_begin).empty() &&
+        TrimBlanks(format.between).empty()) {
       return std::nullopt;
     }
     FinishTagged(*one, *first, &format);
@@ -102,8 +104,8 @@ class CallDiscovery {
 
   // Whether what a call with odd texts is rendered to is read as that call or as no call.
   bool ReadsOddValues(const CallFormat& format) const {
-    auto text = prober_.Added(
-        ProbeAnswer(traits_, {{kNames[0], OddArguments(), IdOf(traits_, 0)}}), ProbeTools());
+    auto text = prober_.Added(ProbeAnswer(traits_, {{kNames[0], OddArguments(), IdOf(traits_, 0)}}),
+                              ProbeTools());
     if (!text) return true;
     DropEmptyThoughts(found_.thoughts, &*text);
     const auto calls = Read(*text, format).calls;
@@ -120,12 +122,13 @@ class CallDiscovery {
 
   // What ends an answer belongs to no call.
   void CutTail(std::string* behind) const {
-    const size_t n = WholeSuffix(*behind, CommonSuffix(*behind, tail_));
-    behind->erase(behind->size() - n);
     for (const std::string& end : found_.ends) {
       const size_t at = behind->find(end);
-      if (at != std::string::npos && at > 0) behind->erase(at);
+      if (at == std::string::npos || at == 0) continue;
+      behind->erase(at);
+      return;
     }
+    behind->erase(behind->size() - WholeSuffix(*behind, CommonSuffix(*behind, tail_)));
   }
 
   std::optional<std::pair<CallPlace, CallPlace>> TwoPlaces(const std::string& text) const {
@@ -149,15 +152,23 @@ class CallDiscovery {
 
   // What of the object stands in front of the name and behind the arguments, where they are in this
   // order.
-  static void AddObject(const std::string& one, const CallPlace& place, CallFormat* format) {
+  static void AddObject(const std::string& one, const CallPlace& place, const std::string& two,
+                        const CallPlace& second, CallFormat* format) {
     if (!format->is_object) return;
     if (format->name_end.empty()) {
       format->call_begin += "{";
       return;
     }
-    format->call_begin += one.substr(place.object.begin, place.name.begin - place.object.begin);
-    format->call_end =
-        one.substr(place.arguments.end, place.object.end - place.arguments.end) + format->call_end;
+    const auto around = [](const std::string& text, const CallPlace& of) {
+      std::string before = text.substr(of.object.begin, of.name.begin - of.object.begin);
+      std::string behind = text.substr(of.arguments.end, of.object.end - of.arguments.end);
+      AnyId(&before);
+      AnyId(&behind);
+      return std::pair(before, behind);
+    };
+    const auto first = around(one, place), other = around(two, second);
+    format->call_begin += AnyNumber(first.first, other.first);
+    format->call_end = AnyNumber(first.second, other.second) + format->call_end;
   }
 
   static void Split(const std::string& two, const std::pair<CallPlace, CallPlace>& places,
@@ -174,7 +185,9 @@ class CallDiscovery {
     format->call_end = first_behind.substr(0, n_end);
     format->section_end = first_behind.substr(n_end);
     format->between = between.substr(n_end);
-    format->name_end = AnyNumber(NameEnd(two, places.first), NameEnd(two, places.second));
+    std::string first = NameEnd(two, places.first), second = NameEnd(two, places.second);
+    for (std::string* const text : {&first, &second}) AnyId(text);
+    format->name_end = AnyNumber(first, second);
   }
 
   // What follows the last value tells where a value ends and where all of them do.
@@ -254,25 +267,34 @@ std::optional<std::string> AnswerProber::AddedWhole(const Json& answer, const Js
   const Json question = ProbeQuestion(traits_);
   const auto text = prober_.Render(
       {.messages = Json::array({question, answer}), .tools = tools, .arguments = arguments});
-  const auto asked = prober_.Render(
-      {.messages = Json::array({question}), .tools = tools, .arguments = arguments});
+  const auto asked =
+      prober_.Render({.messages = Json::array({question}), .tools = tools, .arguments = arguments});
   if (!text || !asked) return std::nullopt;
   return text->substr(WholeMarks(*text, CommonPrefix(*text, *asked)));
 }
 
-std::optional<std::string> AnswerProber::Added(const Json& answer, const Json& tools) const {
-  const Json question = ProbeQuestion(traits_);
-  const auto text = prober_.Render({.messages = Json::array({question, answer}), .tools = tools});
-  const auto asked = prober_.Render({.messages = Json::array({question}), .tools = tools});
-  const auto opened =
-      prober_.Render({.messages = Json::array({question}), .tools = tools, .opens_answer = true});
+std::optional<std::string> AnswerProber::Added(const Json& answer, const Json& tools,
+                                               const Json& arguments) const {
+  auto text = AddedWhole(answer, tools, arguments);
+  const auto render = [&](bool opens_answer) {
+    return prober_.Render({.messages = Json::array({ProbeQuestion(traits_)}),
+                           .tools = tools,
+                           .arguments = arguments,
+                           .opens_answer = opens_answer});
+  };
+  const auto asked = render(false), opened = render(true);
   if (!text || !asked || !opened) return std::nullopt;
-  size_t begin = WholeMarks(*text, CommonPrefix(*text, *asked));
-  const std::string_view opening = std::string_view(*opened).substr(
-      std::min(begin, WholeMarks(*opened, CommonPrefix(*text, *opened))));
-  const std::string_view rest = std::string_view(*text).substr(begin);
-  begin += WholeMarks(rest, CommonPrefix(rest, opening));
-  return text->substr(begin);
+  const std::string_view opening =
+      std::string_view(*opened).substr(WholeMarks(*opened, CommonPrefix(*asked, *opened)));
+  return text->substr(WholeMarks(*text, CommonPrefix(*text, opening)));
+}
+
+std::string AnswerProber::TextBefore(std::string_view part, const Json& answer, const Json& tools,
+                                     const Json& arguments) const {
+  const auto text = prober_.Render({.messages = Json::array({ProbeQuestion(traits_), answer}),
+                                    .tools = tools,
+                                    .arguments = arguments});
+  return text ? text->substr(0, std::min(text->find(part), text->size())) : "";
 }
 
 std::string AnswerProber::Opening() const {
@@ -291,6 +313,12 @@ Json ProbeCallsAnswer(const TemplateTraits& traits, int n_calls) {
     calls.push_back({kNames[i], ArgumentsOf(i), IdOf(traits, i)});
   }
   return ProbeAnswer(traits, calls);
+}
+
+size_t EndOfProbeCall(std::string_view text) {
+  const size_t days = text.rfind(std::to_string(kDays[0])), city = text.rfind(kCities[0]);
+  if (days == std::string_view::npos || city == std::string_view::npos) return 0;
+  return std::max(days, city);
 }
 
 void DropEmptyThoughts(const std::optional<ThoughtFormat>& thoughts, std::string* text) {

@@ -2,12 +2,14 @@
 // where these stand.
 #pragma once
 
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "chat/answer_format.h"
+#include "chat/reading/answer_format.h"
 #include "chat/template_traits.h"
 
 namespace kvlathe {
@@ -21,11 +23,16 @@ class AnswerProber {
   // What `answer`, a message, adds behind the question and what opens an answer. Nothing: it is not
   // rendered.
   std::optional<std::string> Added(const nlohmann::ordered_json& answer,
-                                   const nlohmann::ordered_json& tools) const;
+                                   const nlohmann::ordered_json& tools,
+                                   const nlohmann::ordered_json& arguments = nullptr) const;
   // The same with what opens the answer.
   std::optional<std::string> AddedWhole(const nlohmann::ordered_json& answer,
                                         const nlohmann::ordered_json& tools,
                                         const nlohmann::ordered_json& arguments = nullptr) const;
+  // All that is rendered in front of `part`, which the answer has.
+  std::string TextBefore(std::string_view part, const nlohmann::ordered_json& answer,
+                         const nlohmann::ordered_json& tools,
+                         const nlohmann::ordered_json& arguments) const;
   // What opens an answer.
   std::string Opening() const;
 
@@ -44,6 +51,8 @@ size_t WholeMarks(std::string_view text, size_t n);
 nlohmann::ordered_json ProbeTools();
 // A message with the first n_calls probes of a call.
 nlohmann::ordered_json ProbeCallsAnswer(const TemplateTraits& traits, int n_calls);
+// Where the arguments of its first call end in a text that holds it.
+size_t EndOfProbeCall(std::string_view text);
 
 // Fills in the calls of `format`, of which the rest is known, or why there are none. `tail` is what
 // follows the text of an answer.

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <map>
 #include <set>
 
 #include "chat/chat_template.h"
@@ -13,8 +12,6 @@
 
 namespace kvlathe {
 namespace {
-
-using Json = nlohmann::json;
 
 struct Place {
   std::string name, path;
@@ -34,34 +31,19 @@ std::vector<Place> Templates() {
   return places;
 }
 
-const std::vector<std::pair<std::string, SampleAnswer>>& Answers() {
-  static const auto& answers = *new std::vector<std::pair<std::string, SampleAnswer>>{
-      {"one", {.calls = {{"weather", {{"city", "Oslo"}, {"days", 3}, {"exact", true}}}}}},
-      {"text", {.content = "I look.", .calls = {{"weather", {{"city", "Oslo"}, {"days", 12}}}}}},
-      {"thoughts",
-       {.thoughts = "A question.", .calls = {{"weather", {{"city", "Oslo"}, {"days", 12}}}}}},
-      {"two",
-       {.calls = {{"weather", {{"city", "Oslo"}, {"days", 12}}},
-                  {"add_all", {{"numbers", {1, 2.5, -3}}, {"unit", "7"}, {"scale", -0.5}}}}}},
-      {"same twice",
-       {.calls = {{"weather", {{"city", "Oslo"}, {"days", 12}}},
-                  {"weather", {{"city", "Rome"}, {"days", 1}}}}}},
-      {"odd",
-       {.calls = {{"weather", {{"city", "a \"b\"\n\tc\\d é <x>, {y}: 'z' [1] a=b"}, {"days", 0}}}}}},
-      {"nested",
-       {.calls = {{"add_all",
-                   {{"numbers", Json::array()}, {"unit", "true"}, {"of", {{"a", "b, c"}}}}}}}},
-      {"empty", {.calls = {{"weather", Json::object()}}}},
-      {"no text", {.calls = {{"weather", {{"city", ""}, {"exact", false}}}}}},
-      {"all", {.content = "I look.",
-       .thoughts = "A question.",
-       .calls = {{"add_all", {{"unit", "m"}, {"numbers", {1}}}}, {"weather", {{"city", "Oslo"}}}}}},
-  };
-  return answers;
+// Those that print tools and of which calls cannot be read; the last three print none.
+const std::set<std::string> kNotRead = {"MiniMax-M3", "LFM2-8B-A1B", "LFM2.5-Instruct",
+                                        "ibm-granite-granite-3.3-2B-Instruct"};
+
+// Whether a reader may make text of a call and yet be right: what stands there can be told from no
+// other text. The template puts texts into quotes without escaping those within.
+bool MayBeText(const std::string& template_name, const std::string& answer) {
+  return template_name == "LFM2.5-8B-A1B" && answer == "odd";
 }
 
 TEST(FetchedTemplates, CallsAreReadBack) {
   int n_templates = 0, n_answers = 0;
+  std::set<std::string> not_read;
   for (const Place& place : Templates()) {
     SCOPED_TRACE(place.name);
     const auto made =
@@ -70,23 +52,33 @@ TEST(FetchedTemplates, CallsAreReadBack) {
     ASSERT_TRUE(made.ok()) << made.status();
     if (!made->traits(true).takes_tools) continue;
     const AnswerFormat& format = made->answer_format(true);
-    ++n_templates;
     if (!format.calls) {
-      ADD_FAILURE() << "NOT READ " << place.name << ": " << format.why_no_calls;
+      not_read.insert(place.name);
+      EXPECT_THAT(made->Notes(), testing::Contains(testing::HasSubstr("calls stay text")));
       continue;
     }
-    for (const auto& [name, answer] : Answers()) {
+    ++n_templates;
+    for (const auto& [name, answer] : SampleAnswers()) {
+      if (IsBareJson(*format.calls) && !answer.content.empty()) continue;
       const auto sample = RenderSample(*made, answer);
       if (!sample) continue;
+      SCOPED_TRACE(name + ": " + sample->text);
       ++n_answers;
-      const ToolSchemas schemas = SampleSchemas();
-      EXPECT_TRUE(ReadSample(sample->format, schemas, sample->text, 1 << 20) == sample->printed)
-          << "DIFFERS " << place.name << ": " << name << "\n" << sample->text;
-      EXPECT_TRUE(ReadSample(sample->format, schemas, sample->text, 1) == sample->printed)
-          << "STREAMED " << place.name << ": " << name;
+      for (const size_t n_step : {sample->text.size(), size_t{1}}) {
+        const SampleAnswer read = ReadSample(sample->format, SampleSchemas(), sample->text, n_step);
+        if (MayBeText(place.name, name)) {
+          EXPECT_EQ(read.content, sample->text);
+        } else {
+          EXPECT_EQ(read.content, sample->printed.content);
+          EXPECT_EQ(read.thoughts, sample->printed.thoughts);
+          EXPECT_EQ(read.calls, sample->printed.calls);
+        }
+      }
     }
   }
-  std::cout << n_templates << " templates, " << n_answers << " answers\n";
+  EXPECT_EQ(not_read, kNotRead);
+  EXPECT_GE(n_templates, 62);
+  EXPECT_GE(n_answers, 550);
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "chat/call_readers.h"
-#include "chat/text_compare.h"
+#include "chat/reading/call_readers.h"
+#include "chat/reading/text_compare.h"
 #include "structured/answer_structure.h"
 
 namespace kvlathe {

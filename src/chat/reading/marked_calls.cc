@@ -3,10 +3,10 @@
 #include <string_view>
 #include <utility>
 
-#include "chat/call_readers.h"
-#include "chat/call_stream.h"
-#include "chat/marked_arguments.h"
-#include "chat/text_compare.h"
+#include "chat/reading/call_readers.h"
+#include "chat/reading/call_stream.h"
+#include "chat/reading/marked_arguments.h"
+#include "chat/reading/text_compare.h"
 
 namespace kvlathe {
 namespace {
@@ -44,6 +44,12 @@ class MarkedCallReader : public StepwiseParser {
     opening_ = format_.section_begin + std::string(begin);
     next_ = TrimBlanks(begin);
     behind_between_ = next_.empty() ? "" : format_.between + next_;
+    if (!format_.is_object && TrimBlanks(opening_).empty()) {
+      // An answer begins with the name of a tool, and a mark stands in front of further ones.
+      opening_ = next_ = TrimBlanks(format_.between);
+      begins_with_name_ = true;
+      state_ = State::kName;
+    }
     trigger_ = FirstMark(opening_);
     // What ends an object is read with it.
     end_ = format_.is_object ? format_.call_end.substr(format_.call_end.rfind('}') + 1)
@@ -171,7 +177,7 @@ class MarkedCallReader : public StepwiseParser {
     if (end == pending_.size()) return false;
     std::string name = pending_.substr(begin, end - begin);
     if (format_.ids_hold_names) name = NameInId(std::move(name));
-    if (name.empty()) return Refuse(delta);
+    if (name.empty() || (begins_with_name_ && !tools_.contains(name))) return Refuse(delta);
     const std::string_view rest = std::string_view(pending_).substr(end);
     const LooseMatch match = MatchLoosely(rest, format_.name_end);
     if (match.state == LooseMatch::State::kOpen) return false;
@@ -237,8 +243,8 @@ class MarkedCallReader : public StepwiseParser {
       BeginCall("");
       return true;
     }
-    for (const std::string_view next : {std::string_view(next_), std::string_view(opening_),
-                                        std::string_view(behind_between_)}) {
+    for (const std::string_view next :
+         {std::string_view(next_), std::string_view(opening_), std::string_view(behind_between_)}) {
       if (TrimBlanks(next).empty()) continue;
       const LooseMatch match = MatchLoosely(rest, next);
       may_come = may_come || match.state == LooseMatch::State::kOpen;
@@ -284,13 +290,14 @@ class MarkedCallReader : public StepwiseParser {
   std::string opening_, next_;  // in front of the first call and of others
   std::string behind_between_;  // the second behind what stands between calls
   std::string trigger_;         // what calls begin with
-  std::string end_;  // behind a call
+  std::string end_;             // behind a call
   std::string_view expected_;
   State state_ = State::kText;
   std::string blanks_;  // of content, in front of what is pending
   std::string raw_;     // the call that is read, as it was written
   std::string name_;
   bool is_told_ = false;
+  bool begins_with_name_ = false;
   bool end_is_open_ = false;   // the end of the last call did not come yet
   bool follows_call_ = false;  // no content came since the last call
   CallStream call_;

@@ -1,10 +1,10 @@
-#include "chat/marked_arguments.h"
+#include "chat/reading/marked_arguments.h"
 
 #include <algorithm>
 #include <set>
 
-#include "chat/literals.h"
-#include "chat/text_compare.h"
+#include "chat/reading/literals.h"
+#include "chat/reading/text_compare.h"
 
 namespace kvlathe {
 namespace {
@@ -43,7 +43,6 @@ std::string_view TypeOf(const Json& value) {
   return value.is_array() ? "array" : "object";
 }
 
-// The types that a schema lets a value have; none: it does not say.
 void AddTypes(const Json& schema, int depth, std::set<std::string>* types) {
   if (!schema.is_object() || depth > kMaxSchemaDepth) return;
   const auto add = [&](const Json& type) {
@@ -88,6 +87,12 @@ Place FindLoosely(std::string_view text, std::string_view literal, size_t from) 
 
 }  // namespace
 
+std::set<std::string> TypesOf(const Json& schema) {
+  std::set<std::string> types;
+  AddTypes(schema, 0, &types);
+  return types;
+}
+
 void MarkedArguments::Begin(const Json* schema) {
   schema_ = schema;
   has_arguments_ = false;
@@ -109,7 +114,7 @@ bool MarkedArguments::IsText(const std::string& key, std::string_view value) con
   std::set<std::string> types;
   if (schema_ != nullptr && schema_->is_object() && schema_->contains("properties")) {
     const Json& properties = (*schema_)["properties"];
-    if (properties.is_object() && properties.contains(key)) AddTypes(properties[key], 0, &types);
+    if (properties.is_object() && properties.contains(key)) types = TypesOf(properties[key]);
   }
   if (!types.empty() && !types.contains("string")) return false;
   if (types.size() == 1) return true;

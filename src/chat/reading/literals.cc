@@ -1,4 +1,4 @@
-#include "chat/literals.h"
+#include "chat/reading/literals.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-#include "chat/call_readers.h"
+#include "chat/reading/call_readers.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

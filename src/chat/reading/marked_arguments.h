@@ -3,10 +3,11 @@
 
 #include <cstddef>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 
-#include "chat/answer_format.h"
+#include "chat/reading/answer_format.h"
 
 namespace kvlathe {
 
@@ -24,6 +25,9 @@ LooseMatch MatchLoosely(std::string_view text, std::string_view literal);
 
 // The mark that a literal begins with: "<tool_call>" of "<tool_call>\n{...", or its first word.
 std::string FirstMark(std::string_view literal);
+
+// The types that a schema lets a value have ("number" for integers too); none: it does not say.
+std::set<std::string> TypesOf(const nlohmann::ordered_json& schema);
 
 // Of one call at a time.
 class MarkedArguments {

@@ -4,8 +4,8 @@
 #include <string_view>
 #include <utility>
 
-#include "chat/call_readers.h"
-#include "chat/call_stream.h"
+#include "chat/reading/call_readers.h"
+#include "chat/reading/call_stream.h"
 
 namespace kvlathe {
 namespace {
