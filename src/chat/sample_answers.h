@@ -212,8 +212,9 @@ inline std::optional<RenderedSample> RenderSample(const ChatTemplate& made,
 // The kinds of calls, each with thoughts or without.
 struct CallKind {
   const char* name;
-  const char* calls;  // of `m`, a message of the assistant
-  bool is_bare = false;
+  const char* calls;              // of `m`, a message of the assistant
+  bool is_bare = false;           // JSON without marks, so that an answer is text or calls
+  bool begins_with_name = false;  // a mark stands in front of further calls alone
 };
 
 inline constexpr CallKind kCallKinds[] = {
@@ -258,6 +259,29 @@ inline constexpr CallKind kCallKinds[] = {
      "<py>[{% for c in m.tool_calls %}{{ c.function.name }}({% for k, v in c.function.arguments | "
      "items %}{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not "
      "loop.last }}{% endfor %}]</py>"},
+    {"keys without quotes",
+     "{%- macro value(x) -%}{%- if x is string -%}<|\"|>{{ x }}<|\"|>{%- elif x is mapping -%}"
+     "{{ '{' }}{%- for k, v in x | items -%}{{ k }}:{{ value(v) }}{{ ',' if not loop.last }}"
+     "{%- endfor -%}{{ '}' }}{%- elif x is sequence -%}[{%- for v in x -%}{{ value(v) }}"
+     "{{ ',' if not loop.last }}{%- endfor -%}]{%- else -%}{{ x | tojson }}{%- endif -%}"
+     "{%- endmacro -%}{% for c in m.tool_calls %}<|call>{{ c.function.name }}"
+     "{{ value(c.function.arguments) }}<call|>{% endfor %}"},
+    {"names within marks",
+     "{% for c in m.tool_calls %}{{ '<|next|>assistant' if not loop.first }} to={{ "
+     "c.function.name }}<|message|><invoke name=\"{{ c.function.name }}\">{% for k, v in "
+     "c.function.arguments | items %}<p name=\"{{ k }}\">{{ v if v is string else v | tojson }}"
+     "</p>{% endfor %}</invoke>{% endfor %}"},
+    {"types beside keys",
+     "<|open|>tools<|sep|>{% for c in m.tool_calls %}<|open|>call tool=\"{{ c.function.name }}\" "
+     "index=\"{{ loop.index }}\"<|sep|>{% for k, v in c.function.arguments | items %}<|open|>"
+     "argument key=\"{{ k }}\" type=\"{{ 'string' if v is string else 'boolean' if v is boolean "
+     "else 'number' if v is number else 'object' if v is mapping else 'array' }}\"<|sep|>{{ v if v "
+     "is string else v | tojson }}<|close|>argument<|sep|>{% endfor %}<|close|>call<|sep|>"
+     "{% endfor %}<|close|>tools<|sep|>"},
+    {"names in front",
+     "{% for c in m.tool_calls %}{{ '>>>' if m.content or not loop.first }}"
+     "{{ c.function.name }}\n{{ c.function.arguments | tojson }}{% endfor %}",
+     false, true},
     {"bare JSON",
      "{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"parameters\": {{ "
      "c.function.arguments | tojson }}}{% endfor %}",

@@ -132,7 +132,7 @@ TEST_F(CallGrammar, TakesCallsOfEveryKind) {
 
 TEST_F(CallGrammar, TextMayStandInFrontOfCalls) {
   for (const CallKind& kind : kCallKinds) {
-    if (kind.is_bare) continue;
+    if (kind.is_bare || kind.begins_with_name) continue;
     SCOPED_TRACE(kind.name);
     const auto made = ChatTemplate::Make({.place = kind.name, .text = TemplateOf(kind, false)}, {});
     ASSERT_TRUE(made.ok()) << made.status();
