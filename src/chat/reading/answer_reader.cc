@@ -33,7 +33,6 @@ class WholeAnswerReader : public AnswerReader {
  public:
   WholeAnswerReader(const AnswerFormat& format, std::unique_ptr<AnswerReader> inner)
       : text_begin_(format.text_begin), text_end_(format.text_end), inner_(std::move(inner)) {
-    if (!TrimBlanks(text_begin_).empty()) text_begin_ = TrimBlanks(text_begin_);
     if (format.thoughts) {
       begin_ = TrimBlanks(format.thoughts->begin);
       end_ = TrimBlanks(format.thoughts->end);
@@ -129,14 +128,16 @@ class WholeAnswerReader : public AnswerReader {
   }
 
   bool DropTextBegin() {
-    if (TrimBlanks(text_begin_).empty()) {  // blanks are as they are
-      const size_t n = CommonPrefix(pending_, text_begin_);
-      if (n < text_begin_.size() && n == pending_.size()) return false;
-      if (n == text_begin_.size()) pending_.erase(0, n);
-    } else {
-      const LooseMatch match = MatchLoosely(pending_, text_begin_);
-      if (match.state == LooseMatch::State::kOpen) return false;
-      if (match.state == LooseMatch::State::kWhole) pending_.erase(0, match.end);
+    const LooseMatch match = MatchLoosely(pending_, text_begin_);
+    if (match.state == LooseMatch::State::kOpen) return false;
+    if (match.state == LooseMatch::State::kWhole) {
+      // The blanks at its end are as they are.
+      const size_t last = text_begin_.find_last_not_of(" \t\r\n");
+      const std::string_view tail =
+          std::string_view(text_begin_).substr(last == std::string::npos ? 0 : last + 1);
+      const size_t n = CommonPrefix(std::string_view(pending_).substr(match.end), tail);
+      if (n < tail.size() && match.end + n == pending_.size()) return false;
+      pending_.erase(0, match.end + (n == tail.size() ? n : 0));
     }
     state_ = State::kText;
     return true;
