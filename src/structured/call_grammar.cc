@@ -222,10 +222,10 @@ Json SequenceOf(Json elements) {
   return {{"type", "sequence"}, {"elements", std::move(elements)}};
 }
 
-Json EndOfCalls(const std::string& text) {
+Json EndsOfCalls(const std::string& text) {
   const size_t mark = text.ends_with("|>") ? text.rfind("<|") : std::string::npos;
-  if (mark == std::string::npos) return ConstText(text);
-  return SequenceOf({ConstText(text.substr(0, mark)), Optional(ConstText(text.substr(mark)))});
+  if (mark == std::string::npos) return text;
+  return Json::array({text, text.substr(0, mark)});
 }
 
 StatusOr<Json> CallTag(const CallFormat& format, const std::string& name, const Json& parameters,
@@ -236,33 +236,27 @@ StatusOr<Json> CallTag(const CallFormat& format, const std::string& name, const 
       text->replace(pos, 1, name);
     }
   }
-  Json pieces = Json::array();
-  if (!named.is_object || !named.name_end.empty()) {
-    AddPieces(named.call_begin, &pieces);
-    if (named.ids_hold_names) {
-      pieces.push_back(ConstText("functions." + name + ":"));
-      pieces.push_back(Regex("[0-9]{1,3}"));
-      AddPieces(named.name_end, &pieces);
-    } else {
-      AddPieces(name + named.name_end, &pieces);
-    }
-  } else {  // an object that the template writes in another order
-    AddPieces(named.call_begin.substr(0, named.call_begin.find('{')) + "{\"" + named.name_key +
-                  "\": \"" + name + "\", \"" + named.arguments_key + "\": ",
-              &pieces);
-    named.call_end = "}" + named.call_end;
-  }
+  Json arguments;
   if (named.arguments == CallFormat::Arguments::kJson) {
-    pieces.push_back(FormatOfSchema(parameters.is_null() ? Json{{"type", "object"}} : parameters));
+    arguments = FormatOfSchema(parameters.is_null() ? Json{{"type", "object"}} : parameters);
   } else {
-    KVL_ASSIGN_OR_RETURN(Json arguments, ArgumentsGrammar(named, parameters).Make());
+    KVL_ASSIGN_OR_RETURN(arguments, ArgumentsGrammar(named, parameters).Make());
+  }
+  Json pieces = Json::array();
+  AddPieces(named.call_begin, &pieces);
+  if (named.is_object && named.name_end.empty()) {
+    pieces.push_back(std::move(arguments));
+    AddPieces(named.between_arguments + name, &pieces);
+  } else if (named.ids_hold_names) {
+    pieces.push_back(ConstText("functions." + name + ":"));
+    pieces.push_back(Regex("[0-9]{1,3}"));
+    AddPieces(named.name_end, &pieces);
+    pieces.push_back(std::move(arguments));
+  } else {
+    AddPieces(name + named.name_end, &pieces);
     pieces.push_back(std::move(arguments));
   }
-  if (is_last) {
-    pieces.push_back(EndOfCalls(named.call_end));
-  } else {
-    AddPieces(named.call_end, &pieces);
-  }
+  AddPieces(named.call_end, &pieces);
   // What is constant at both ends stands in the tag itself, where XGrammar looks for it.
   std::string begin, end;
   const auto take = [&](size_t i) {
@@ -272,7 +266,9 @@ StatusOr<Json> CallTag(const CallFormat& format, const std::string& name, const 
   };
   while (!pieces.empty() && pieces[0]["type"] == "const_string") begin += take(0);
   if (!pieces.empty() && pieces.back()["type"] == "const_string") end = take(pieces.size() - 1);
-  return Tag(begin, SequenceOf(std::move(pieces)), end);
+  Json tag = Tag(begin, SequenceOf(std::move(pieces)), end);
+  if (is_last) tag["end"] = EndsOfCalls(end);
+  return tag;
 }
 
 }  // namespace kvlathe
