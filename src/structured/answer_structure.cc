@@ -94,6 +94,8 @@ StatusOr<Json> ToolCalls(const CallFormat& found, std::span<const CallableTool> 
                 {"at_least_one", true},
                 {"stop_after_first", is_one}};
   if (has_section && !rules.must_call && !is_bare) {
+    // Behind calls that nothing ends no other may stand beside text.
+    if (format.section_end.empty()) calls["stop_after_first"] = true;
     Json section = {{"type", "tag"},
                     {"begin", format.section_begin},
                     {"content", std::move(calls)},

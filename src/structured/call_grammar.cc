@@ -223,8 +223,9 @@ Json SequenceOf(Json elements) {
 }
 
 Json EndsOfCalls(const std::string& text) {
-  const size_t mark = text.ends_with("|>") ? text.rfind("<|") : std::string::npos;
-  if (mark == std::string::npos) return text;
+  const size_t mark = text.rfind("<|");
+  if (mark == std::string::npos || !text.ends_with("|>")) return text;
+  if (text.find('>', mark) + 1 != text.size()) return text;
   return Json::array({text, text.substr(0, mark)});
 }
 
@@ -266,6 +267,7 @@ StatusOr<Json> CallTag(const CallFormat& format, const std::string& name, const 
   };
   while (!pieces.empty() && pieces[0]["type"] == "const_string") begin += take(0);
   if (!pieces.empty() && pieces.back()["type"] == "const_string") end = take(pieces.size() - 1);
+  if (pieces.empty()) pieces.push_back(ConstText(""));
   Json tag = Tag(begin, SequenceOf(std::move(pieces)), end);
   if (is_last) tag["end"] = EndsOfCalls(end);
   return tag;
