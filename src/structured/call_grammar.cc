@@ -57,9 +57,12 @@ class ArgumentsGrammar {
       return AnyArguments(separator);
     }
     if (!IsPlainObject() || HasOtherReferences(parameters_)) return Refused();
-    return Members(parameters_, separator, [&](const std::string& key, const Json& schema) {
+    Json members = Members(parameters_, separator, [&](const std::string& key, const Json& schema) {
       return Argument(ConstText(format_.key_begin + key), schema);
     });
+    if (n_members_ <= kMaxMembers) return members;
+    return Error(StatusCode::kInvalidArgument,
+                 "too many parameters that may be left out, for calls that are not JSON");
   }
 
  private:
@@ -83,19 +86,33 @@ class ArgumentsGrammar {
 
   // Members of an object in their order, with `separator` between two.
   template <typename MakeMember>
-  static Json Members(const Json& schema, const Json& separator, const MakeMember& make) {
+  Json Members(const Json& schema, const Json& separator, const MakeMember& make) const {
     std::set<std::string> required;
     if (schema.contains("required")) {
       for (const Json& key : schema["required"]) required.insert(key.get<std::string>());
     }
-    Json alternatives = Json::array();  // by which of the members is the first
     const Json& properties = schema["properties"];
+    // Nothing more once there are too many, which objects within objects can make of a small
+    // schema.
+    const auto counted = [&](const auto& property) {
+      return ++n_members_ > kMaxMembers ? ConstText("") : make(property.key(), property.value());
+    };
+    const auto or_none = [&](const std::string& key, Json member) {
+      return required.contains(key) ? member : Optional(std::move(member));
+    };
+    if (separator == ConstText("")) {
+      Json members = Json::array({ConstText("")});
+      for (auto it = properties.begin(); it != properties.end(); ++it) {
+        members.push_back(or_none(it.key(), counted(it)));
+      }
+      return SequenceOf(std::move(members));
+    }
+    Json alternatives = Json::array();  // by which of the members is the first
     bool may_be_empty = true;
     for (auto first = properties.begin(); first != properties.end() && may_be_empty; ++first) {
-      Json members = Json::array({make(first.key(), first.value())});
-      for (auto next = std::next(first); next != properties.end(); ++next) {
-        Json more = SequenceOf({separator, make(next.key(), next.value())});
-        members.push_back(required.contains(next.key()) ? more : Optional(std::move(more)));
+      Json members = Json::array({counted(first)});
+      for (auto it = std::next(first); it != properties.end() && n_members_ <= kMaxMembers; ++it) {
+        members.push_back(or_none(it.key(), SequenceOf({separator, counted(it)})));
       }
       alternatives.push_back(SequenceOf(std::move(members)));
       may_be_empty = !required.contains(first.key());
@@ -209,8 +226,11 @@ class ArgumentsGrammar {
     return schema;
   }
 
+  static constexpr int kMaxMembers = 2048;
+
   const CallFormat& format_;
   const Json& parameters_;
+  mutable int n_members_ = 0;  // that were made of the schema
 };
 
 }  // namespace
