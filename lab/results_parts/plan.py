@@ -38,8 +38,8 @@ METHODS = ["none", *BASES, "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)", "
            "gear(bits=2,newest=32)", "gear-l(bits=4,newest=32)", "gear-l(bits=2,newest=32)", "outlier-aware(bits=2,newest=32)",
            "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)", "kvquant-z(rate=0.25,newest=32)", "kvq-f(rate=0.25,newest=32)",
            "kvq-p(rate=0.25,newest=32)", "fdc(rate=0.25)+gear(bits=4,newest=32)", "snapkv(keep=0.5)+kivi(bits=4,group=64,newest=32)",
-           "lathe(ratio=4)+snapkv(keep=0.5)", "snapkv(keep=0.5)", "window(size=1020)", "pool(n=2)", "h2o(keep=0.5)", "tova(keep=0.5)",
-           "keyformer(keep=0.5)", "keyformer-z(rate=0.5)", "kf-f(rate=0.5)", "kf-p(rate=0.5)"]
+           "lathe(ratio=4)+snapkv(keep=0.5)", "snapkv(keep=0.5)", "window(size=1020)", "pool(n=2)", "h2o(keep=0.5)", "mas(keep=0.5)",
+           "tova(keep=0.5)", "keyformer(keep=0.5)", "keyformer-z(rate=0.5)", "kf-f(rate=0.5)", "kf-p(rate=0.5)"]
 NOT_MEASURED = {"dmc": "needs weights that were trained for it"}
 
 CALIBRATED = [*BASES, "lathe(rate=0.25)", "lathe(ratio=4)", "lathe(ratio=6)"]

@@ -2,7 +2,7 @@
 // stand.
 #pragma once
 
-#include "chat/answer_format.h"
+#include "chat/reading/answer_format.h"
 #include "chat/template_traits.h"
 
 namespace kvlathe {

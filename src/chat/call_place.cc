@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "chat/text_compare.h"
+#include "chat/reading/marked_arguments.h"
+#include "chat/reading/text_compare.h"
 
 namespace kvlathe {
 namespace {
@@ -77,6 +78,21 @@ void FindObject(const std::string& text, size_t from, CallPlace* place) {
   }
 }
 
+bool IsLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+// `other`, in which any word stands for one that is not that of `text`: where it names the type of
+// a value there are more of them.
+std::string OtherWord(const std::string& text, const std::string& other) {
+  size_t begin = CommonPrefix(text, other), end = CommonSuffix(text, other);
+  end = std::min({end, text.size() - begin, other.size() - begin});
+  while (begin > 0 && IsLetter(other[begin - 1])) --begin;
+  while (end > 0 && IsLetter(other[other.size() - end])) --end;
+  const std::string_view word = std::string_view(other).substr(begin, other.size() - end - begin);
+  const std::string_view of_text = std::string_view(text).substr(begin, text.size() - end - begin);
+  if (word.empty() || of_text.empty() || !std::ranges::all_of(word, IsLetter)) return other;
+  return other.substr(0, begin) + kAnyWord + other.substr(other.size() - end);
+}
+
 // Arguments in marks, or as in Python.
 std::optional<CallPlace> FindMarkedPlace(const std::string& text, size_t from,
                                          const SentCall& sent) {
@@ -88,6 +104,9 @@ std::optional<CallPlace> FindMarkedPlace(const std::string& text, size_t from,
   const Span key2 = Find(text, "days", city.found() ? city.end : text.size());
   const Span days = Find(text, std::to_string(sent.days), key2.found() ? key2.end : text.size());
   if (!days.found()) return std::nullopt;
+  // Of several names the nearest; those in front of it belong to what begins a call.
+  const size_t last = text.rfind(sent.name, key.begin);
+  place.name = {last, last + sent.name.size()};
   const std::string mid = text.substr(place.name.end, key.begin - place.name.end);
   const std::string to_city = text.substr(key.end, city.begin - key.end);
   const std::string to_days = text.substr(key2.end, days.begin - key2.end);
@@ -105,7 +124,7 @@ std::optional<CallPlace> FindMarkedPlace(const std::string& text, size_t from,
   format.value_end = between.substr(0, between.size() - n_begin);
   place.arguments.begin = key.begin - n_begin;
   if (to_city == to_days) return place;
-  format.key_end_other = to_days;
+  format.key_end_other = OtherWord(to_city, to_days);
   if (to_city.starts_with(to_days)) {
     format.text_quote = to_city.substr(to_days.size());
     format.texts_are_json = format.text_quote == "\"";

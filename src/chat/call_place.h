@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "chat/answer_format.h"
+#include "chat/reading/answer_format.h"
 
 namespace kvlathe {
 

@@ -5,7 +5,7 @@
 
 #include "chat/answer_discovery.h"
 #include "chat/conversation_form.h"
-#include "chat/text_compare.h"
+#include "chat/reading/text_compare.h"
 #include "tokenizer/files/model_settings.h"
 
 namespace kvlathe {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "chat/answer_format.h"
 #include "chat/jinja_program.h"
 #include "chat/marked_text.h"
+#include "chat/reading/answer_format.h"
 #include "chat/template_traits.h"
 
 namespace kvlathe {

@@ -33,6 +33,12 @@ TEST(JinjaProgram, RendersAsTransformersDoes) {
             "1a2b");
 }
 
+TEST(JinjaProgram, WhatCanBeNoKeyIsInNothing) {
+  EXPECT_EQ(TextOf("{{ {'a': 1}[t] is defined }} {{ {'a': 1}['a'] }}", {{"t", {"a", "b"}}}),
+            "False 1");
+  EXPECT_THAT(TextOf("{{ dict(a | b = 3) }}"), HasSubstr("the name of an argument is no name"));
+}
+
 TEST(JinjaProgram, TheDateIsTheOneThatIsGiven) {
   RenderOptions options;
   options.now = 86400 * 200;

@@ -17,17 +17,56 @@ struct SampleChatTemplate {
   const char* without_system;
 };
 
+// What several of them render.
+inline constexpr const char* kChatmlWithSystem =
+    "<|im_start|>system\n Be brief. <|im_end|>\n<|im_start|>user\n "
+    "Hello\n<|im_end|>\n<|im_start|>assistant\n  "
+    "Hi\n<|im_end|>\n<|im_start|>user\nWho?\r\n\r\nYou?<|im_end|>\n<|im_start|>assistant\n";
+inline constexpr const char* kChatmlWithoutSystem =
+    "<|im_start|>user\n Hello\n<|im_end|>\n<|im_start|>assistant\n  "
+    "Hi\n<|im_end|>\n<|im_start|>user\nWho?\r\n\r\nYou?<|im_end|>\n<|im_start|>assistant\n";
+inline constexpr const char* kQwen2WithoutSystem =
+    "<|im_start|>system\nSay what you know.<|im_end|>\n<|im_start|>user\n "
+    "Hello\n<|im_end|>\n<|im_start|>assistant\n  "
+    "Hi\n<|im_end|>\n<|im_start|>user\nWho?\r\n\r\nYou?<|im_end|>\n<|im_start|>assistant\n";
+inline constexpr const char* kLlama2WithSystem =
+    "<s>[INST] <<SYS>>\n Be brief. \n<</SYS>>\n\n Hello [/INST] Hi </s><s>[INST] Who?\r\n\r\nYou? "
+    "[/INST]";
+inline constexpr const char* kPhi3MiniWithSystem =
+    "<s><|user|>\n Hello\n<|end|>\n<|assistant|>\n  "
+    "Hi\n<|end|>\n<|user|>\nWho?\r\n\r\nYou?<|end|>\n<|assistant|>\n";
+inline constexpr const char* kZephyrWithSystem =
+    "<|system|>\n Be brief. </s>\n<|user|>\n Hello\n</s>\n<|assistant|>\n  "
+    "Hi\n</s>\n<|user|>\nWho?\r\n\r\nYou?</s>\n<|assistant|>\n";
+inline constexpr const char* kZephyrWithoutSystem =
+    "<|user|>\n Hello\n</s>\n<|assistant|>\n  "
+    "Hi\n</s>\n<|user|>\nWho?\r\n\r\nYou?</s>\n<|assistant|>\n";
+inline constexpr const char* kGemmaWithoutSystem =
+    "<bos><start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\nHi<end_of_turn>\n<start_"
+    "of_turn>user\nWho?\r\n\r\nYou?<end_of_turn>\n<start_of_turn>model\n";
+
+// Of templates that put the system message into the first turn, or into the last.
+#define KVL_RULES_IN_TURN(which) \
+  R"({% set turns = messages %}
+{% if messages[0].role == 'system' %}
+  {% set rules = messages[0].content %}
+  {% set turns = messages[1:] %}
+{% endif %}
+{{ bos_token }}
+{%- for turn in turns %}
+  {% set words = turn.content %}
+  {% if loop.)" which R"( and rules %}
+    {% set words = rules + '\n\n' + words %}
+  {% endif %}
+)"
+
 inline constexpr SampleChatTemplate kSampleChatTemplates[] = {
     {"chatml", "chatml", "", "<|endoftext|>",
      R"({% for turn in messages %}<|im_start|>{{ turn.role }}
 {{ turn.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %})",
-     "<|im_start|>system\n Be brief. <|im_end|>\n<|im_start|>user\n Hello\n<|im_end|>\n"
-     "<|im_start|>assistant\n  Hi\n<|im_end|>\n<|im_start|>user\nWho?\r\n\r\nYou?<|im_end|>\n"
-     "<|im_start|>assistant\n",
-     "<|im_start|>user\n Hello\n<|im_end|>\n<|im_start|>assistant\n  Hi\n<|im_end|>\n"
-     "<|im_start|>user\nWho?\r\n\r\nYou?<|im_end|>\n<|im_start|>assistant\n"},
+     kChatmlWithSystem, kChatmlWithoutSystem},
     {"qwen2", "chatml", "", "<|im_end|>",
      R"({% if messages[0].role != 'system' %}<|im_start|>system
 Say what you know.<|im_end|>
@@ -35,12 +74,7 @@ Say what you know.<|im_end|>
 {{ turn.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %})",
-     "<|im_start|>system\n Be brief. <|im_end|>\n<|im_start|>user\n Hello\n<|im_end|>\n"
-     "<|im_start|>assistant\n  Hi\n<|im_end|>\n<|im_start|>user\nWho?\r\n\r\nYou?<|im_end|>\n"
-     "<|im_start|>assistant\n",
-     "<|im_start|>system\nSay what you know.<|im_end|>\n<|im_start|>user\n Hello\n<|im_end|>\n"
-     "<|im_start|>assistant\n  Hi\n<|im_end|>\n<|im_start|>user\nWho?\r\n\r\nYou?<|im_end|>\n"
-     "<|im_start|>assistant\n"},
+     kChatmlWithSystem, kQwen2WithoutSystem},
     {"qwen2.5", "chatml", "", "<|im_end|>",
      R"({%- if tools -%}
   {{ '<|im_start|>system\n' ~ tools | tojson ~ '<|im_end|>\n' }}
@@ -51,12 +85,7 @@ Say what you know.<|im_end|>
   {{ '<|im_start|>' ~ turn.role ~ '\n' ~ turn.content ~ '<|im_end|>\n' }}
 {%- endfor -%}
 {{ '<|im_start|>assistant\n' if add_generation_prompt }})",
-     "<|im_start|>system\n Be brief. <|im_end|>\n<|im_start|>user\n Hello\n<|im_end|>\n"
-     "<|im_start|>assistant\n  Hi\n<|im_end|>\n<|im_start|>user\nWho?\r\n\r\nYou?<|im_end|>\n"
-     "<|im_start|>assistant\n",
-     "<|im_start|>system\nSay what you know.<|im_end|>\n<|im_start|>user\n Hello\n<|im_end|>\n"
-     "<|im_start|>assistant\n  Hi\n<|im_end|>\n<|im_start|>user\nWho?\r\n\r\nYou?<|im_end|>\n"
-     "<|im_start|>assistant\n"},
+     kChatmlWithSystem, kQwen2WithoutSystem},
     {"yi15", "chatml", "<|startoftext|>", "<|im_end|>",
      R"({% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}
 {% for turn in messages %}
@@ -70,8 +99,7 @@ Say what you know.<|im_end|>
 {% endfor %})",
      " Be brief. <|im_start|>user\n Hello\n<|im_end|>\n<|im_start|>assistant\n  Hi\n<|im_end|>\n"
      "<|im_start|>user\nWho?\r\n\r\nYou?<|im_end|>\n<|im_start|>assistant\n",
-     "<|im_start|>user\n Hello\n<|im_end|>\n<|im_start|>assistant\n  Hi\n<|im_end|>\n"
-     "<|im_start|>user\nWho?\r\n\r\nYou?<|im_end|>\n<|im_start|>assistant\n"},
+     kChatmlWithoutSystem},
     {"llama2", "llama2", "<s>", "</s>",
      R"({% if messages[0].role == 'system' %}
   {% set rules = messages[0].content %}
@@ -89,9 +117,7 @@ Say what you know.<|im_end|>
   {%- else %} {{ words | trim }} {{ eos_token }}
   {%- endif %}
 {% endfor %})",
-     "<s>[INST] <<SYS>>\n Be brief. \n<</SYS>>\n\n Hello [/INST] Hi </s><s>[INST] Who?\r\n\r\n"
-     "You? [/INST]",
-     "<s>[INST] Hello [/INST] Hi </s><s>[INST] Who?\r\n\r\nYou? [/INST]"},
+     kLlama2WithSystem, "<s>[INST] Hello [/INST] Hi </s><s>[INST] Who?\r\n\r\nYou? [/INST]"},
     {"llama2-default", "llama2", "<s>", "</s>",
      R"({% if messages[0].role == 'system' %}
   {% set rules = messages[0].content %}
@@ -110,8 +136,7 @@ Say what you know.<|im_end|>
   {%- else %} {{ words | trim }} {{ eos_token }}
   {%- endif %}
 {% endfor %})",
-     "<s>[INST] <<SYS>>\n Be brief. \n<</SYS>>\n\n Hello [/INST] Hi </s><s>[INST] Who?\r\n\r\n"
-     "You? [/INST]",
+     kLlama2WithSystem,
      "<s>[INST] <<SYS>>\nYou don't guess.\n<</SYS>>\n\n Hello [/INST] Hi </s><s>[INST] Who?\r\n"
      "\r\nYou? [/INST]"},
     {"llama3", "llama3", "<|begin_of_text|>", "<|eot_id|>",
@@ -171,18 +196,7 @@ Today Date: {{ day }}
      "<s>[INST]  Be brief. \n\n Hello\n [/INST]  Hi\n</s> [INST] Who?\r\n\r\nYou? [/INST]",
      "<s>[INST]  Hello\n [/INST]  Hi\n</s> [INST] Who?\r\n\r\nYou? [/INST]"},
     {"mistral-v1-sys", "mistral-v1", "<s>", "</s>",
-     R"({% set turns = messages %}
-{% if messages[0].role == 'system' %}
-  {% set rules = messages[0].content %}
-  {% set turns = messages[1:] %}
-{% endif %}
-{{ bos_token }}
-{%- for turn in turns %}
-  {% set words = turn.content %}
-  {% if loop.first and rules %}
-    {% set words = rules + '\n\n' + words %}
-  {% endif %}
-  {% if turn.role == 'user' %}
+     KVL_RULES_IN_TURN("first") R"(  {% if turn.role == 'user' %}
     {{- ' [INST] ' + words + ' [/INST]' }}
   {%- else %}
     {{- ' ' + turn.content + eos_token }}
@@ -191,18 +205,7 @@ Today Date: {{ day }}
      "<s> [INST]  Be brief. \n\n Hello\n [/INST]   Hi\n</s> [INST] Who?\r\n\r\nYou? [/INST]",
      "<s> [INST]  Hello\n [/INST]   Hi\n</s> [INST] Who?\r\n\r\nYou? [/INST]"},
     {"mistral-v3", "mistral-v1", "<s>", "</s>",
-     R"({% set turns = messages %}
-{% if messages[0].role == 'system' %}
-  {% set rules = messages[0].content %}
-  {% set turns = messages[1:] %}
-{% endif %}
-{{ bos_token }}
-{%- for turn in turns %}
-  {% set words = turn.content %}
-  {% if loop.last and rules %}
-    {% set words = rules + '\n\n' + words %}
-  {% endif %}
-  {% if turn.role == 'user' %}
+     KVL_RULES_IN_TURN("last") R"(  {% if turn.role == 'user' %}
     {%- if tools and loop.last %}{{ '[AVAILABLE_TOOLS]' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}
     {{- '[INST] ' + words + '[/INST]' }}
   {%- else %}
@@ -212,18 +215,7 @@ Today Date: {{ day }}
      "<s>[INST]  Hello\n[/INST] Hi</s>[INST]  Be brief. \n\nWho?\r\n\r\nYou?[/INST]",
      "<s>[INST]  Hello\n[/INST] Hi</s>[INST] Who?\r\n\r\nYou?[/INST]"},
     {"mistral-v3-tekken", "mistral-v1", "<s>", "</s>",
-     R"({% set turns = messages %}
-{% if messages[0].role == 'system' %}
-  {% set rules = messages[0].content %}
-  {% set turns = messages[1:] %}
-{% endif %}
-{{ bos_token }}
-{%- for turn in turns %}
-  {% set words = turn.content %}
-  {% if loop.last and rules %}
-    {% set words = rules + '\n\n' + words %}
-  {% endif %}
-  {% if turn.role == 'user' %}
+     KVL_RULES_IN_TURN("last") R"(  {% if turn.role == 'user' %}
     {{- '[INST]' + words + '[/INST]' }}
   {%- else %}
     {{- turn.content + eos_token }}
@@ -246,10 +238,7 @@ Today Date: {{ day }}
 {{ turn.content }}<|end|>
   {% endif %}
 {% endfor %})",
-     "<s><|user|>\n Hello\n<|end|>\n<|assistant|>\n  Hi\n<|end|>\n<|user|>\nWho?\r\n\r\n"
-     "You?<|end|>\n<|assistant|>\n",
-     "<s><|user|>\n Hello\n<|end|>\n<|assistant|>\n  Hi\n<|end|>\n<|user|>\nWho?\r\n\r\n"
-     "You?<|end|>\n<|assistant|>\n"},
+     kPhi3MiniWithSystem, kPhi3MiniWithSystem},
     {"phi3-small", "phi3", "<s>", "<|endoftext|>",
      R"({{ bos_token }}{% for turn in messages %}<|{{ turn.role }}|>
 {{ turn.content }}<|end|>
@@ -257,8 +246,7 @@ Today Date: {{ day }}
 {% endif %})",
      "<s><|system|>\n Be brief. <|end|>\n<|user|>\n Hello\n<|end|>\n<|assistant|>\n  Hi\n"
      "<|end|>\n<|user|>\nWho?\r\n\r\nYou?<|end|>\n<|assistant|>\n",
-     "<s><|user|>\n Hello\n<|end|>\n<|assistant|>\n  Hi\n<|end|>\n<|user|>\nWho?\r\n\r\n"
-     "You?<|end|>\n<|assistant|>\n"},
+     kPhi3MiniWithSystem},
     {"phi35", "phi3", "<s>", "<|endoftext|>",
      R"({% for turn in messages %}
   {% if turn.role == 'system' and turn.content %}
@@ -287,10 +275,7 @@ Today Date: {{ day }}
 {% if add_generation_prompt %}
 <|assistant|>
 {% endif %})",
-     "<|system|>\n Be brief. </s>\n<|user|>\n Hello\n</s>\n<|assistant|>\n  Hi\n</s>\n<|user|>\n"
-     "Who?\r\n\r\nYou?</s>\n<|assistant|>\n",
-     "<|user|>\n Hello\n</s>\n<|assistant|>\n  Hi\n</s>\n<|user|>\nWho?\r\n\r\nYou?</s>\n"
-     "<|assistant|>\n"},
+     kZephyrWithSystem, kZephyrWithoutSystem},
     {"zephyr-roles", "zephyr", "<s>", "</s>",
      R"({% for turn in messages %}
   {%- if turn.role == 'system' %}{{ '<|system|>\n' + turn.content + eos_token + '\n' }}{% endif %}
@@ -298,10 +283,7 @@ Today Date: {{ day }}
   {%- if turn.role == 'assistant' %}{{ '<|assistant|>\n' + turn.content + eos_token + '\n' }}{% endif %}
 {% endfor %}
 {% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %})",
-     "<|system|>\n Be brief. </s>\n<|user|>\n Hello\n</s>\n<|assistant|>\n  Hi\n</s>\n<|user|>\n"
-     "Who?\r\n\r\nYou?</s>\n<|assistant|>\n",
-     "<|user|>\n Hello\n</s>\n<|assistant|>\n  Hi\n</s>\n<|user|>\nWho?\r\n\r\nYou?</s>\n"
-     "<|assistant|>\n"},
+     kZephyrWithSystem, kZephyrWithoutSystem},
     {"gemma", "gemma", "<bos>", "<eos>",
      R"({{ bos_token }}{% for turn in messages %}
 {% if turn.role == 'system' %}{{ raise_exception('no place for a system message') }}{% endif %}
@@ -311,9 +293,7 @@ Today Date: {{ day }}
 {% if add_generation_prompt %}
 <start_of_turn>model
 {% endif %})",
-     "",
-     "<bos><start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\nHi<end_of_turn>\n"
-     "<start_of_turn>user\nWho?\r\n\r\nYou?<end_of_turn>\n<start_of_turn>model\n"},
+     "", kGemmaWithoutSystem},
     {"gemma3", "gemma", "<bos>", "<eos>",
      R"({% set turns = messages %}
 {% if messages[0].role == 'system' %}
@@ -331,8 +311,7 @@ Today Date: {{ day }}
      "<bos><start_of_turn>user\n Be brief. \n\nHello<end_of_turn>\n<start_of_turn>model\n"
      "Hi<end_of_turn>\n<start_of_turn>user\nWho?\r\n\r\nYou?<end_of_turn>\n"
      "<start_of_turn>model\n",
-     "<bos><start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\nHi<end_of_turn>\n"
-     "<start_of_turn>user\nWho?\r\n\r\nYou?<end_of_turn>\n<start_of_turn>model\n"},
+     kGemmaWithoutSystem},
     {"falcon-instruct", "falcon", "", "<|endoftext|>",
      R"({% set turns = messages %}
 {% if messages[0].role == 'system' %}
@@ -354,5 +333,7 @@ Today Date: {{ day }}
      "System:  Be brief. \nUser:  Hello\n\nFalcon:   Hi\n\nUser: Who?\r\n\r\nYou?\nFalcon:",
      "User:  Hello\n\nFalcon:   Hi\n\nUser: Who?\r\n\r\nYou?\nFalcon:"},
 };
+
+#undef KVL_RULES_IN_TURN
 
 }  // namespace kvlathe

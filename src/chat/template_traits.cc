@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "chat/text_compare.h"
+#include "chat/reading/text_compare.h"
 
 namespace kvlathe {
 namespace {

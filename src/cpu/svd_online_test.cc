@@ -40,7 +40,7 @@ class OnlineSvdSealTest : public ::testing::Test {
                                 .record = finds_rotations ? record_.data() : nullptr,
                                 .rotations = record_.data(),
                                 .query_gram = query_gram_.data(),
-                                .output_gram = &output_gram_};
+                                .output_gram = output_gram_.data()};
     const Isa isa = AvailableIsas().back();
     Linear linear(&pool_, isa);
     return SealByOnlineSvd({&head, 1}, {&GetElementwiseKernels(isa), &linear, &pool_});

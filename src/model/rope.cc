@@ -68,6 +68,11 @@ void RopeTable::Extend(int n_positions) {
   }
 }
 
+void RopeTable::Release() {
+  cos_ = {};
+  sin_ = {};
+}
+
 LayerRopes::LayerRopes(const AttentionLayers& attention, int rope_dim)
     : table_of_layer_(attention.kind_of_layer) {
   for (const AttentionKind& kind : attention.kinds) tables_.emplace_back(kind.rope, rope_dim);

@@ -22,6 +22,8 @@ class RopeTable {
 
   // Makes positions [0, n_positions) available.
   void Extend(int n_positions);
+  // Gives the memory back of all positions, which Extend works out again.
+  void Release();
   const float* cos(int position) const { return cos_.data() + n_pairs_ * position; }
   const float* sin(int position) const { return sin_.data() + n_pairs_ * position; }
   int rope_dim() const { return static_cast<int>(2 * n_pairs_); }

@@ -27,17 +27,18 @@ void RotationTables::KeepBlocks(int n_sink) {
 
 Status RotationTables::Extend(int n_positions) {
   if (config_.rope_dim() == 0) return OkStatus();
-  ropes_.Extend(n_positions);
   for (int l = 0; l < config_.n_layers; ++l) {
     Angles& angles = positions_[TableOf(l)];
     if (angles.n_rows >= n_positions) continue;
-    const RopeTable& table = ropes_.of(l);
+    RopeTable& table = *ropes_.mutable_of(l);
+    table.Extend(static_cast<int>(std::max<int64_t>(n_positions, 2 * angles.n_rows)));
     const int64_t n = table.n_positions() * (table.rope_dim() / 2);
     KVL_RETURN_IF_ERROR(angles.cos.EnsureSize(memory_, n * 4, "rotation tables"));
     KVL_RETURN_IF_ERROR(angles.sin.EnsureSize(memory_, n * 4, "rotation tables"));
     memory_->Upload(angles.cos.place(), Bytes(table.cos(0), n));
     memory_->Upload(angles.sin.place(), Bytes(table.sin(0), n));
     angles.n_rows = table.n_positions();
+    table.Release();
   }
   return OkStatus();
 }
@@ -49,7 +50,9 @@ StatusOr<KeyRotationId> RotationTables::BlocksOf(int layer_idx, int64_t n_blocks
   if (blocks.half() > 0 && angles.n_rows < n_blocks) {
     const int64_t n = std::max(n_blocks, 2 * angles.n_rows);
     std::vector<float> cos(n * blocks.block_size()), sin(cos.size());
-    blocks.Write(0, n, ropes_.mutable_of(layer_idx), cos.data(), sin.data());
+    RopeTable& table = *ropes_.mutable_of(layer_idx);
+    blocks.Write(0, n, &table, cos.data(), sin.data());
+    table.Release();
     KVL_RETURN_IF_ERROR(angles.cos.EnsureSize(memory_, std::ssize(cos) * 4, "rotation tables"));
     KVL_RETURN_IF_ERROR(angles.sin.EnsureSize(memory_, std::ssize(sin) * 4, "rotation tables"));
     memory_->Upload(angles.cos.place(), std::as_bytes(std::span(cos)));

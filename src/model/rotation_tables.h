@@ -42,7 +42,7 @@ class RotationTables {
 
   const ModelConfig& config_;
   Device* memory_;
-  LayerRopes ropes_;
+  LayerRopes ropes_;                    // which hold numbers only until they are on the machine
   std::vector<Angles> positions_;       // by kind of attention
   std::vector<BlockRotations> blocks_;  // by kind of attention; none: keys do not turn when read
   std::vector<Angles> of_blocks_;       // likewise

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "chat/answer_format.h"
+#include "chat/reading/answer_format.h"
 #include "structured/schema_check.h"
 
 namespace kvlathe {

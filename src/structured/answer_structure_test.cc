@@ -69,17 +69,44 @@ TEST(AnswerStructure, ASectionStandsAroundAllCalls) {
   EXPECT_EQ(may["triggers"][0], "<calls>");
 }
 
-TEST(AnswerStructure, ArgumentsInMarksHaveTheirStyle) {
+TEST(AnswerStructure, ArgumentsStandInTheMarksOfTheFormat) {
   CallFormat format;
   format.arguments = CallFormat::Arguments::kTagged;
   format.call_begin = "<tool_call>\n<function=";
   format.name_end = ">";
   format.key_begin = "\n<parameter=";
+  format.key_end = ">";
+  format.value_end = "</parameter>";
   format.call_end = "\n</function>\n</tool_call>";
-  const Json calls = (*ToolCalls(format, kTools, {}))["format"];
-  EXPECT_EQ(calls["tags"][0]["content"]["style"], "qwen_xml");
+  const Json parameters = Json::parse(
+      R"({"type": "object", "properties": {"days": {"type": "integer"}, "city": {"type": "string"}},
+          "required": ["days"]})");
+  const std::vector<CallableTool> tools = {{"weather", parameters}};
+  const Json tag = (*ToolCalls(format, tools, {}))["format"]["tags"][0];
+  EXPECT_EQ(tag["begin"], "<tool_call>\n<function=weather>");
+  EXPECT_EQ(tag["end"], "\n</function>\n</tool_call>");
+  const std::string content = tag["content"].dump();
+  EXPECT_THAT(content, HasSubstr("<parameter=days"));
+  EXPECT_THAT(content, HasSubstr(R"("type":"optional")")) << "city may be left out";
+  EXPECT_THAT(content, HasSubstr("any_text")) << "a text has no quotes";
+}
+
+TEST(AnswerStructure, CallsThatAreNoJsonNeedAnObjectWithProperties) {
+  CallFormat format;
   format.arguments = CallFormat::Arguments::kPython;
-  EXPECT_EQ(ToolCalls(format, kTools, {}).status().code(), StatusCode::kUnimplemented);
+  format.call_begin = "[";
+  format.name_end = "(";
+  format.call_end = ")]";
+  EXPECT_TRUE(ToolCalls(format, kTools, {}).ok());
+  for (
+      const char* parameters :
+      {R"({"anyOf": [{"type": "object"}, {"type": "object"}]})",
+       R"({"type": "object", "properties": {"more": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}})"}) {
+    const std::vector<CallableTool> tools = {{"f", Json::parse(parameters)}};
+    const Status status = ToolCalls(format, tools, {}).status();
+    EXPECT_EQ(status.code(), StatusCode::kUnimplemented) << parameters;
+    EXPECT_THAT(MessageOf(status), HasSubstr("the tool f: ")) << parameters;
+  }
 }
 
 TEST(AnswerStructure, ARefusedSchemaNamesItsTool) {

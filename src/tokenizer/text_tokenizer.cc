@@ -107,9 +107,13 @@ void TextTokenizer::AppendSegment(std::string_view segment, bool is_text_start,
 
 void TextTokenizer::AppendText(std::string_view text, bool is_text_start, TokenizeScratch* scratch,
                                std::vector<int32_t>* ids) const {
+  const bool is_kept = !is_text_start && TextMemo::Takes(text);
+  if (is_kept && scratch->texts.AppendKnown(text, ids)) return;
+  const size_t n_before = ids->size();
   parts_.pre_tokenizer.Split(text, is_text_start, &scratch->regex, [&](std::string_view piece) {
     model_->AppendTokens(piece, scratch, ids);
   });
+  if (is_kept) scratch->texts.Remember(text, std::span(*ids).subspan(n_before));
 }
 
 std::string TextTokenizer::TokenBytes(int32_t id, bool keep_special) const {

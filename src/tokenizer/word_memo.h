@@ -1,5 +1,7 @@
 // A WordMemo keeps the ids of words already tokenised. Text repeats its words: in English prose
-// more than nineteen of twenty pieces are found here, which spares their merges.
+// more than nineteen of twenty pieces are found here, which spares their merges. A TextMemo keeps
+// those of whole texts between control tokens: a conversation that grew by a turn repeats all
+// others.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +49,38 @@ class WordMemo {
   };
   TextMap<Entry> words_;
   std::vector<int32_t> ids_;
+};
+
+class TextMemo {
+ public:
+  // Shorter texts are quick to read again, longer ones are documents.
+  static constexpr size_t kMinTextBytes = 24, kMaxTextBytes = size_t{64} << 10;
+
+  static bool Takes(std::string_view text) {
+    return text.size() >= kMinTextBytes && text.size() <= kMaxTextBytes;
+  }
+
+  bool AppendKnown(std::string_view text, std::vector<int32_t>* ids) const {
+    const auto entry = texts_.find(text);
+    if (entry == texts_.end()) return false;
+    ids->insert(ids->end(), entry->second.begin(), entry->second.end());
+    return true;
+  }
+
+  void Remember(std::string_view text, std::span<const int32_t> ids) {
+    n_bytes_ += text.size() + ids.size_bytes();
+    if (n_bytes_ > kMaxBytes) {
+      texts_.clear();
+      n_bytes_ = text.size() + ids.size_bytes();
+    }
+    texts_.try_emplace(text, ids.begin(), ids.end());
+  }
+
+ private:
+  static constexpr size_t kMaxBytes = size_t{2} << 20;
+
+  TextMap<std::vector<int32_t>> texts_;
+  size_t n_bytes_ = 0;
 };
 
 }  // namespace kvlathe

@@ -22,6 +22,7 @@ namespace kvlathe {
 // What one running Tokenize call owns.
 struct TokenizeScratch {
   WordMemo memo;
+  TextMemo texts;
   MergeScratch merge;
   RegexScratch regex;
   std::vector<int32_t> symbols;

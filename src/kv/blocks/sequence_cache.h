@@ -92,8 +92,8 @@ class SequenceCache {
   // and then the sequence cannot go on.
   Status ShrinkBlocks(int layer_idx);
 
-  // Says that a step failed in which this sequence took part: its rows mean nothing any more, and it
-  // neither grows nor is copied until it is cleared.
+  // Says that a step failed in which this sequence took part: its rows mean nothing any more, and
+  // it neither grows nor is copied until it is cleared.
   void SetFailed() { has_failed_ = true; }
   bool has_failed() const { return has_failed_; }
 
@@ -121,9 +121,7 @@ class SequenceCache {
 
  private:
   // Whether a step has failed, or broke off in the middle.
-  bool is_broken() const {
-    return has_failed_ || must_seal() || must_prune() || must_cut_keys();
-  }
+  bool is_broken() const { return has_failed_ || must_seal() || must_prune() || must_cut_keys(); }
   void EnterNewEntries(int64_t n_after);
 
   const CacheLayout* layout_;

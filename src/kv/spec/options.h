@@ -65,6 +65,10 @@ struct PaluOptions {
   bool is_whitened = true;
   friend bool operator==(const PaluOptions&, const PaluOptions&) = default;
 };
+struct EigenOptions {
+  RankOptions ranks;
+  friend bool operator==(const EigenOptions&, const EigenOptions&) = default;
+};
 struct SvdOnlineOptions {
   double rate = 0;
   friend bool operator==(const SvdOnlineOptions&, const SvdOnlineOptions&) = default;
@@ -87,8 +91,8 @@ struct LatheOptions {
   RunOptions runs;           // used where bits are split
   friend bool operator==(const LatheOptions&, const LatheOptions&) = default;
 };
-using BasisStage =
-    std::variant<ZackOptions, FdcOptions, PaluOptions, SvdOnlineOptions, LatheOptions>;
+using BasisStage = std::variant<ZackOptions, FdcOptions, PaluOptions, EigenOptions,
+                                SvdOnlineOptions, LatheOptions>;
 
 // Null where ranks are not chosen beforehand (svd-online).
 const RankOptions* RanksOf(const BasisStage& basis);

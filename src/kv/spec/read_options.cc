@@ -74,6 +74,10 @@ StageOptions ReadPalu(const KeyValues& values) {
                                 .is_whitened = values.Is("whiten", "on")});
 }
 
+StageOptions ReadEigen(const KeyValues& values) {
+  return BasisStage(EigenOptions{.ranks = ReadRanks(values)});
+}
+
 StageOptions ReadSvdOnline(const KeyValues& values) {
   return BasisStage(SvdOnlineOptions{.rate = values.Number("rate")});
 }

@@ -9,6 +9,7 @@ namespace kvlathe {
 StageOptions ReadZack(const KeyValues& values);
 StageOptions ReadFdc(const KeyValues& values);
 StageOptions ReadPalu(const KeyValues& values);
+StageOptions ReadEigen(const KeyValues& values);
 StageOptions ReadSvdOnline(const KeyValues& values);
 StageOptions ReadLathe(const KeyValues& values);
 StageOptions ReadH2o(const KeyValues& values);

@@ -22,6 +22,7 @@ Keys KeysOf(const FdcOptions& /*options*/, int /*heads_per_map*/) { return Mappe
 Keys KeysOf(const PaluOptions& options, int /*heads_per_map*/) {
   return LatentKeys{.heads_per_latent = options.heads_per_latent};
 }
+Keys KeysOf(const EigenOptions& /*options*/, int /*heads_per_map*/) { return LatentKeys{}; }
 Keys KeysOf(const LatheOptions& options, int heads_per_map) {
   if (options.keys_before_rope) return LatentKeys{.heads_per_map = heads_per_map};
   return MappedKeys{heads_per_map};

@@ -2,6 +2,7 @@
 
 #include <iterator>
 
+#include "analysis/bases/eigen.h"
 #include "analysis/bases/fdc.h"
 #include "analysis/bases/lathe.h"
 #include "analysis/bases/palu.h"
@@ -110,6 +111,8 @@ constexpr KeyInfo kWhiten = {.name = "whiten",
                              .choices = "on|off"};
 constexpr const KeyInfo* kPaluKeys[] = {&kRate,      &kRatio,     &kAccuracy, &kPaluRanks,
                                         &kPaluRound, &kPaluGroup, &kWhiten,   &kSink};
+
+constexpr const KeyInfo* kEigenKeys[] = {&kRate, &kRatio, &kAccuracy, &kRanks, &kRound, &kSink};
 
 constexpr KeyInfo kOnlineRate =
     WithDoc(kRate, "share of the dimensions of every head removed, at most");
@@ -286,6 +289,15 @@ constexpr StageInfo kStages[] = {
      .analysis = &kPaluMethod,
      .ladders = kRateLadder,
      .tuned = kPaluForms},
+    {.name = "eigen",
+     .axis = kBasis,
+     .doc = "principal directions: of a layer's keys before RoPE, and of each head's values",
+     .paper = "Eigen Attention: Attention in Low-Rank Space for KV Cache Compression",
+     .keys = kEigenKeys,
+     .read = ReadEigen,
+     .check = CheckBasis,
+     .analysis = &kEigenMethod,
+     .ladders = kRateLadder},
     {.name = "svd-online",
      .axis = kBasis,
      .doc = "an SVD of each prompt where it ends: the papers' strawman",

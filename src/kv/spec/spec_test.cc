@@ -31,6 +31,7 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"zack(online=on)", "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,online=on,sink=4)"},
       {"fdc", "fdc(rate=0.5,ranks=adaptive,round=16,sink=4)"},
       {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=1,whiten=on,sink=4)"},
+      {"eigen", "eigen(rate=0.5,ranks=adaptive,round=16,sink=4)"},
       {"svd-online", "svd-online(rate=0.5,sink=4)"},
       {"lathe",
        "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,keys=after,heads=auto,bits=auto,"

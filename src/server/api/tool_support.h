@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "chat/answer_reader.h"
 #include "chat/chat_template.h"
+#include "chat/reading/answer_reader.h"
 #include "engine/token_constraint.h"
 
 namespace kvlathe::api {

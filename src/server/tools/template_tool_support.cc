@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "chat/call_readers.h"
-#include "chat/text_compare.h"
+#include "chat/reading/call_readers.h"
+#include "chat/reading/text_compare.h"
 #include "structured/answer_structure.h"
 
 namespace kvlathe {
@@ -128,7 +128,9 @@ void TemplateToolSupport::AddReader(const api::ChatTask& task, api::ChatPrompt* 
   ToolSchemas tools;
   for (const api::ToolDefinition& tool : task.tools) tools[tool.name] = tool.parameters;
   if (!format.calls) tools.clear();
-  if (tools.empty() && !format.thoughts && TrimBlanks(format.text_begin).empty()) return;
+  const bool has_marks =
+      !TrimBlanks(format.text_begin).empty() || !TrimBlanks(format.text_end).empty();
+  if (tools.empty() && !format.thoughts && !has_marks) return;
   if (format.thoughts) format.thoughts->is_open = StartsInThoughts(format, prompt->text.text);
   // A vocabulary may count the marks of calls and thoughts among its special tokens.
   prompt->keeps_special_tokens = true;

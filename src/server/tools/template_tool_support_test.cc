@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "chat/call_readers.h"
+#include "chat/reading/call_readers.h"
 #include "chat/template_files.h"
 
 namespace kvlathe {

@@ -8,13 +8,13 @@ namespace {
 
 // From this many rows on a worker, oneDNN is the faster. Zen 4, weights in L3, oneDNN with AVX-512:
 // our kernels take half its time at one row, the same at 32 rows, four thirds of it at 256.
-constexpr int64_t kDnnlRows = 32;
+constexpr int64_t kF32DnnlRows = 32;
 constexpr int64_t kFewRowsScalar = 64;
 
-constexpr int64_t kOutPad = 16;
+constexpr int64_t kF32OutPad = 16;
 // Inputs and outputs transposed at a time.
-constexpr int64_t kTileIn = 32;
-constexpr int64_t kTileOut = 64;
+constexpr int64_t kF32TileIn = 32;
+constexpr int64_t kF32TileOut = 64;
 
 class F32WeightFormat : public WeightFormat {
  public:
@@ -28,12 +28,12 @@ class F32WeightFormat : public WeightFormat {
     const int64_t element_bytes = SizeOf(source.dtype);
     const int64_t row_bytes = source.row_stride * element_bytes;
     const int64_t w_stride = PaddedOut(size);
-    float tile[kTileOut][kTileIn];
-    for (int64_t done = 0; done < source.n_rows; done += kTileOut) {
-      const int64_t n_rows = std::min(kTileOut, source.n_rows - done);
+    float tile[kF32TileOut][kF32TileIn];
+    for (int64_t done = 0; done < source.n_rows; done += kF32TileOut) {
+      const int64_t n_rows = std::min(kF32TileOut, source.n_rows - done);
       const std::byte* rows = static_cast<const std::byte*>(source.rows) + done * row_bytes;
-      for (int64_t in = 0; in < size.n_in; in += kTileIn) {
-        const int64_t n = std::min(kTileIn, size.n_in - in);
+      for (int64_t in = 0; in < size.n_in; in += kF32TileIn) {
+        const int64_t n = std::min(kF32TileIn, size.n_in - in);
         for (int64_t j = 0; j < n_rows; ++j) {
           ConvertToFloat(source.dtype, rows + j * row_bytes + in * element_bytes, n, tile[j]);
         }
@@ -57,18 +57,18 @@ class F32WeightFormat : public WeightFormat {
   }
 
   int64_t FewRows(Isa isa) const override {
-    return isa == Isa::kScalar ? kFewRowsScalar : kDnnlRows;
+    return isa == Isa::kScalar ? kFewRowsScalar : kF32DnnlRows;
   }
 
   void Multiply(const LinearPart& part, const LinearWorker& worker) const override {
     if (worker.isa == Isa::kScalar) return MultiplyF32Scalar(part);
-    const bool uses_dnnl = !worker.is_deterministic && part.n_rows >= kDnnlRows;
+    const bool uses_dnnl = !worker.is_deterministic && part.n_rows >= kF32DnnlRows;
     if (uses_dnnl && worker.dnnl->Run(part)) return;
     MultiplyF32Avx2(part);
   }
 
  private:
-  static int64_t PaddedOut(const MatrixSize& size) { return RoundUp(size.n_out, kOutPad); }
+  static int64_t PaddedOut(const MatrixSize& size) { return RoundUp(size.n_out, kF32OutPad); }
 };
 
 }  // namespace

@@ -3,10 +3,10 @@
 #include <string_view>
 #include <utility>
 
-#include "chat/call_readers.h"
-#include "chat/call_stream.h"
-#include "chat/marked_arguments.h"
-#include "chat/text_compare.h"
+#include "chat/reading/call_readers.h"
+#include "chat/reading/call_stream.h"
+#include "chat/reading/marked_arguments.h"
+#include "chat/reading/text_compare.h"
 
 namespace kvlathe {
 namespace {
@@ -41,6 +41,13 @@ class MarkedCallReader : public StepwiseParser {
             : std::string_view(format_.call_begin);
     opening_ = format_.section_begin + std::string(begin);
     next_ = TrimBlanks(begin);
+    behind_between_ = next_.empty() ? "" : format_.between + next_;
+    if (!format_.is_object && TrimBlanks(opening_).empty()) {
+      // An answer begins with the name of a tool, and a mark stands in front of further ones.
+      opening_ = next_ = TrimBlanks(format_.between);
+      begins_with_name_ = true;
+      state_ = State::kName;
+    }
     trigger_ = FirstMark(opening_);
     // What ends an object is read with it.
     end_ = format_.is_object ? format_.call_end.substr(format_.call_end.rfind('}') + 1)
@@ -168,7 +175,7 @@ class MarkedCallReader : public StepwiseParser {
     if (end == pending_.size()) return false;
     std::string name = pending_.substr(begin, end - begin);
     if (format_.ids_hold_names) name = NameInId(std::move(name));
-    if (name.empty()) return Refuse(delta);
+    if (name.empty() || (begins_with_name_ && !tools_.contains(name))) return Refuse(delta);
     const std::string_view rest = std::string_view(pending_).substr(end);
     const LooseMatch match = MatchLoosely(rest, format_.name_end);
     if (match.state == LooseMatch::State::kOpen) return false;
@@ -234,7 +241,8 @@ class MarkedCallReader : public StepwiseParser {
       BeginCall("");
       return true;
     }
-    for (const std::string_view next : {std::string_view(next_), std::string_view(opening_)}) {
+    for (const std::string_view next :
+         {std::string_view(next_), std::string_view(opening_), std::string_view(behind_between_)}) {
       if (TrimBlanks(next).empty()) continue;
       const LooseMatch match = MatchLoosely(rest, next);
       may_come = may_come || match.state == LooseMatch::State::kOpen;
@@ -277,15 +285,17 @@ class MarkedCallReader : public StepwiseParser {
   CallFormat format_;
   ToolSchemas tools_;
   MarkedArguments arguments_;
-  std::string opening_, next_,
-      trigger_;      // in front of the first call and of others; what calls begin with
-  std::string end_;  // behind a call
+  std::string opening_, next_;  // in front of the first call and of others
+  std::string behind_between_;  // the second behind what stands between calls
+  std::string trigger_;         // what calls begin with
+  std::string end_;             // behind a call
   std::string_view expected_;
   State state_ = State::kText;
   std::string blanks_;  // of content, in front of what is pending
   std::string raw_;     // the call that is read, as it was written
   std::string name_;
   bool is_told_ = false;
+  bool begins_with_name_ = false;
   bool end_is_open_ = false;   // the end of the last call did not come yet
   bool follows_call_ = false;  // no content came since the last call
   CallStream call_;
@@ -299,7 +309,7 @@ LooseMatch MatchLoosely(std::string_view text, std::string_view literal) {
     if (kBlanks.find(c) != std::string_view::npos) continue;
     pos = text.find_first_not_of(kBlanks, pos);
     if (pos == std::string_view::npos) return {LooseMatch::State::kOpen, 0};
-    if (c == kAnyWord) {
+    if (kAnyWords.find(c) != std::string_view::npos) {
       const size_t begin = pos;
       while (pos < text.size() && IsNameByte(text[pos])) ++pos;
       if (pos == text.size()) return {LooseMatch::State::kOpen, 0};
@@ -315,6 +325,7 @@ LooseMatch MatchLoosely(std::string_view text, std::string_view literal) {
 std::string FirstMark(std::string_view literal) {
   literal = TrimBlanks(literal);
   const char close = literal.starts_with('<') ? '>' : literal.starts_with('[') ? ']' : '\0';
+  literal = literal.substr(0, literal.find_first_of(kAnyWords));
   const size_t end = close == '\0' ? literal.find_first_of(kBlanks) : literal.find(close);
   if (end == std::string_view::npos) return std::string(literal);
   return std::string(literal.substr(0, close == '\0' ? end : end + 1));

@@ -1,13 +1,13 @@
-#include "chat/answer_reader.h"
+#include "chat/reading/answer_reader.h"
 
 #include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 
-#include "chat/call_readers.h"
-#include "chat/marked_arguments.h"
-#include "chat/text_compare.h"
+#include "chat/reading/call_readers.h"
+#include "chat/reading/marked_arguments.h"
+#include "chat/reading/text_compare.h"
 
 namespace kvlathe {
 namespace {
@@ -19,15 +19,25 @@ class TextReader : public AnswerReader {
   AnswerDelta Finish() override { return {}; }
 };
 
-// Thoughts at the beginning, and behind them what another reader reads.
-class ThoughtReader : public AnswerReader {
+// How many bytes at the end of `text` begin `mark`, all of it included.
+size_t BeginningAtEnd(std::string_view text, std::string_view mark) {
+  for (size_t n = std::min(text.size(), mark.size()); n > 0; --n) {
+    if (text.substr(text.size() - n) == mark.substr(0, n)) return n;
+  }
+  return 0;
+}
+
+// Thoughts at the beginning, and behind them what another reader reads, without the marks around
+// the text.
+class WholeAnswerReader : public AnswerReader {
  public:
-  ThoughtReader(ThoughtFormat format, std::string text_begin, std::unique_ptr<AnswerReader> inner)
-      : begin_(TrimBlanks(format.begin)),
-        end_(TrimBlanks(format.end)),
-        text_begin_(TrimBlanks(text_begin)),
-        inner_(std::move(inner)),
-        is_open_(format.is_open) {
+  WholeAnswerReader(const AnswerFormat& format, std::unique_ptr<AnswerReader> inner)
+      : text_begin_(format.text_begin), text_end_(format.text_end), inner_(std::move(inner)) {
+    if (format.thoughts) {
+      begin_ = TrimBlanks(format.thoughts->begin);
+      end_ = TrimBlanks(format.thoughts->end);
+      is_open_ = format.thoughts->is_open;
+    }
     if (begin_.empty() || end_.empty()) state_ = State::kBeforeText;
   }
 
@@ -45,11 +55,10 @@ class ThoughtReader : public AnswerReader {
       delta.thoughts = std::string(TrimBlanks(std::exchange(pending_, {})));
       return delta;
     }
-    if (!pending_.empty()) delta = inner_->Push(std::exchange(pending_, {}));
-    AnswerDelta rest = inner_->Finish();
-    delta.content += rest.content;
-    delta.calls.insert(delta.calls.end(), std::make_move_iterator(rest.calls.begin()),
-                       std::make_move_iterator(rest.calls.end()));
+    if (!pending_.empty()) Add(inner_->Push(std::exchange(pending_, {})), &delta);
+    Add(inner_->Finish(), &delta);
+    if (held_ != text_end_) delta.content += held_;
+    held_.clear();
     return delta;
   }
 
@@ -81,8 +90,15 @@ class ThoughtReader : public AnswerReader {
     const LooseMatch match = MatchLoosely(pending_, begin_);
     if (match.state == LooseMatch::State::kOpen) return false;
     if (match.state == LooseMatch::State::kWhole) pending_.erase(0, match.end);
-    const bool has_thoughts = is_open_ || match.state == LooseMatch::State::kWhole;
-    state_ = has_thoughts ? State::kThoughts : State::kBeforeText;
+    if (is_open_ || match.state == LooseMatch::State::kWhole) {
+      state_ = State::kThoughts;
+      return true;
+    }
+    // An end without a beginning ends thoughts that were none.
+    const LooseMatch end = MatchLoosely(pending_, end_);
+    if (end.state == LooseMatch::State::kOpen) return false;
+    if (end.state == LooseMatch::State::kWhole) pending_.erase(0, end.end);
+    state_ = end.state == LooseMatch::State::kWhole ? State::kBehindThoughts : State::kBeforeText;
     return true;
   }
 
@@ -95,13 +111,7 @@ class ThoughtReader : public AnswerReader {
       state_ = State::kBehindThoughts;
       return true;
     }
-    size_t n = pending_.size();
-    for (size_t k = std::min(n, end_.size() - 1); k > 0; --k) {
-      if (std::string_view(pending_).substr(n - k) == std::string_view(end_).substr(0, k)) {
-        n -= k;
-        break;
-      }
-    }
+    const size_t n = pending_.size() - BeginningAtEnd(pending_, end_);
     const std::string_view told = TrimBlanks(std::string_view(pending_).substr(0, n));
     AddThoughts(told.size(), delta);
     return false;
@@ -118,27 +128,37 @@ class ThoughtReader : public AnswerReader {
   }
 
   bool DropTextBegin() {
-    if (!text_begin_.empty()) {
-      const LooseMatch match = MatchLoosely(pending_, text_begin_);
-      if (match.state == LooseMatch::State::kOpen) return false;
-      if (match.state == LooseMatch::State::kWhole) pending_.erase(0, match.end);
+    const LooseMatch match = MatchLoosely(pending_, text_begin_);
+    if (match.state == LooseMatch::State::kOpen) return false;
+    if (match.state == LooseMatch::State::kWhole) {
+      // The blanks at its end are as they are.
+      const size_t last = text_begin_.find_last_not_of(" \t\r\n");
+      const std::string_view tail =
+          std::string_view(text_begin_).substr(last == std::string::npos ? 0 : last + 1);
+      const size_t n = CommonPrefix(std::string_view(pending_).substr(match.end), tail);
+      if (n < tail.size() && match.end + n == pending_.size()) return false;
+      pending_.erase(0, match.end + (n == tail.size() ? n : 0));
     }
     state_ = State::kText;
     return true;
   }
 
-  static void Add(AnswerDelta from, AnswerDelta* to) {
-    to->content += from.content;
+  void Add(AnswerDelta from, AnswerDelta* to) {
+    held_ += from.content;
+    const size_t n = held_.size() - BeginningAtEnd(held_, text_end_);
+    to->content.append(held_, 0, n);
+    held_.erase(0, n);
     to->calls.insert(to->calls.end(), std::make_move_iterator(from.calls.begin()),
                      std::make_move_iterator(from.calls.end()));
   }
 
-  std::string begin_, end_, text_begin_;
+  std::string begin_, end_, text_begin_, text_end_;
   std::unique_ptr<AnswerReader> inner_;
-  bool is_open_;
+  bool is_open_ = false;
   State state_ = State::kStart;
   bool has_thoughts_ = false;
   std::string pending_;
+  std::string held_;  // of the content: it may be the end of the text
 };
 
 }  // namespace
@@ -160,9 +180,8 @@ std::unique_ptr<AnswerReader> MakeAnswerReader(const AnswerFormat& format, ToolS
   } else {
     reader = MakeMarkedCallReader(*format.calls, std::move(tools));
   }
-  if (!format.thoughts && format.text_begin.empty()) return reader;
-  return std::make_unique<ThoughtReader>(format.thoughts.value_or(ThoughtFormat()),
-                                         format.text_begin, std::move(reader));
+  if (!format.thoughts && format.text_begin.empty() && format.text_end.empty()) return reader;
+  return std::make_unique<WholeAnswerReader>(format, std::move(reader));
 }
 
 }  // namespace kvlathe

@@ -33,10 +33,11 @@ struct CallFormat {
 
   // kTagged.
   std::string key_begin, key_end, value_end;
-  std::string key_end_other;      // where the value is no text, if that is marked; else empty
-  std::string between_arguments;  // kTagged: between value_end and key_begin
-  std::string text_quote;         // around a text, where texts have marks
-  bool texts_are_json = false;    // a text is written as JSON, in quotes
+  std::string key_end_other;       // where the value is no text, if that is marked; else empty
+  std::string between_arguments;   // kTagged: between value_end and key_begin
+  std::string text_quote;          // around a text, where texts have marks
+  bool texts_may_be_data = false;  // a text may stand within <![CDATA[ and ]]>
+  bool texts_are_json = false;     // a text is written as JSON, in quotes
 };
 
 // Around the thoughts at the beginning of an answer.
@@ -49,8 +50,8 @@ struct AnswerFormat {
   std::optional<ThoughtFormat> thoughts;
   std::optional<CallFormat> calls;
   std::string why_no_calls;  // empty: the template prints no calls
-  // In front of an answer's text, behind what opens an answer; mostly empty.
-  std::string text_begin;
+  // In front of an answer's text, behind what opens an answer, and behind it; mostly empty.
+  std::string text_begin, text_end;
   // What stands behind an answer: the first control text of it ends an answer.
   std::vector<std::string> ends;
 };

@@ -1,4 +1,4 @@
-#include "chat/call_readers.h"
+#include "chat/reading/call_readers.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -181,6 +181,60 @@ TEST(JsonCallReaderTest, TextBehindACallIsContent) {
   const Parsed parsed = ParseJson("{\"name\": \"weather\", \"parameters\": {}} is what I call");
   EXPECT_THAT(parsed.calls, ElementsAre("weather({})"));
   EXPECT_EQ(parsed.content, " is what I call");
+}
+
+// Parameters in marks, of a tool with a schema.
+Parsed ParseParameters(const std::string& values, bool may_be_data = false) {
+  AnswerFormat format;
+  CallFormat& calls = format.calls.emplace();
+  calls.arguments = CallFormat::Arguments::kTagged;
+  calls.call_begin = "<f=";
+  calls.name_end = ">";
+  calls.key_begin = "<p=";
+  calls.key_end = ">";
+  calls.value_end = "</p>";
+  calls.call_end = "</f>";
+  calls.texts_may_be_data = may_be_data;
+  const auto schema = nlohmann::ordered_json::parse(R"({"properties": {
+      "text": {"type": "string"}, "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+      "either": {"type": ["string", "integer"]}, "one": {"enum": ["7", "8"]},
+      "number": {"type": "number"}}})");
+  return Parse(
+      [=] {
+        return MakeAnswerReader(format, {{"add", schema}});
+      },
+      "<f=add>" + values + "</f>");
+}
+
+TEST(MarkedArguments, TheSchemaTellsTexts) {
+  EXPECT_THAT(ParseParameters("<p=text>7</p><p=number>7</p>").calls,
+              ElementsAre("add({\"text\": \"7\", \"number\": 7})"));
+  EXPECT_THAT(ParseParameters("<p=maybe>7</p><p=one>7</p>").calls,
+              ElementsAre("add({\"maybe\": \"7\", \"one\": \"7\"})"));
+  EXPECT_THAT(ParseParameters("<p=maybe>null</p><p=either>7</p>").calls,
+              ElementsAre("add({\"maybe\": null, \"either\": 7})"));
+  EXPECT_THAT(ParseParameters("<p=unknown>7</p><p=other>seven</p>").calls,
+              ElementsAre("add({\"unknown\": 7, \"other\": \"seven\"})"));
+}
+
+TEST(MarkedArguments, DataIsATextWhereTemplatesWriteIt) {
+  EXPECT_THAT(ParseParameters("<p=text><![CDATA[a</p>]]></p>", /*may_be_data=*/true).calls,
+              ElementsAre("add({\"text\": \"a</p>\"})"));
+  EXPECT_THAT(ParseParameters("<p=text><![CDATA[a]]></p>").calls,
+              ElementsAre("add({\"text\": \"<![CDATA[a]]>\"})"));
+}
+
+TEST(WholeAnswerReader, MarksAroundTheTextAreNoContent) {
+  AnswerFormat format;
+  format.thoughts = ThoughtFormat{"<think>", "</think>"};
+  format.text_begin = "<text>";
+  format.text_end = "</text>";
+  const auto parse = [&](const std::string& text) {
+    return Parse([&] { return MakeAnswerReader(format, {}); }, text);
+  };
+  EXPECT_EQ(parse("<think>Hm.</think><text>a</text>"), (Parsed{"a", "Hm.", {}}));
+  EXPECT_EQ(parse("</think>a</text>b"), (Parsed{"a</text>b", "", {}}));
+  EXPECT_EQ(parse("a</tex"), (Parsed{"a</tex", "", {}}));
 }
 
 }  // namespace

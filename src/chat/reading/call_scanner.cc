@@ -1,4 +1,4 @@
-#include "chat/call_scanner.h"
+#include "chat/reading/call_scanner.h"
 
 #include <nlohmann/json.hpp>
 #include <utility>

@@ -3,15 +3,17 @@
 
 #include <cstddef>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 
-#include "chat/answer_format.h"
+#include "chat/reading/answer_format.h"
 
 namespace kvlathe {
 
-// In a literal: any word, as the id of a call.
-inline constexpr char kAnyWord = '\x01';
+// In a literal: any word, as the id of a call, and the name of the call.
+inline constexpr char kAnyWord = '\x01', kCalledName = '\x02';
+inline constexpr std::string_view kAnyWords = "\x01\x02";
 
 // Whether `text` begins with `literal`, blanks in either left aside.
 struct LooseMatch {
@@ -23,6 +25,9 @@ LooseMatch MatchLoosely(std::string_view text, std::string_view literal);
 
 // The mark that a literal begins with: "<tool_call>" of "<tool_call>\n{...", or its first word.
 std::string FirstMark(std::string_view literal);
+
+// The types that a schema lets a value have ("number" for integers too); none: it does not say.
+std::set<std::string> TypesOf(const nlohmann::ordered_json& schema);
 
 // Of one call at a time.
 class MarkedArguments {
@@ -44,6 +49,8 @@ class MarkedArguments {
 
  private:
   Step ReadTagged(std::string_view text);
+  Step ReadQuoted(std::string_view text, size_t key_pos);
+  std::string Stops() const;
   Step ReadPython(std::string_view text) const;
   std::string JsonOf(const std::string& key, std::string_view value, bool is_text) const;
   bool IsText(const std::string& key, std::string_view value) const;
@@ -52,9 +59,5 @@ class MarkedArguments {
   const nlohmann::ordered_json* schema_ = nullptr;
   bool has_arguments_ = false;
 };
-
-// The JSON of a literal in Python: 'text', True, None, numbers, lists and dictionaries of them.
-// Nothing for anything else.
-std::string JsonOfPython(std::string_view literal);
 
 }  // namespace kvlathe

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "chat/answer_format.h"
-#include "chat/answer_reader.h"
+#include "chat/reading/answer_format.h"
+#include "chat/reading/answer_reader.h"
 
 namespace kvlathe {
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <string_view>
 
-#include "chat/answer_reader.h"
-#include "chat/call_scanner.h"
+#include "chat/reading/answer_reader.h"
+#include "chat/reading/call_scanner.h"
 
 namespace kvlathe {
 

@@ -1,4 +1,4 @@
-#include "chat/call_stream.h"
+#include "chat/reading/call_stream.h"
 
 #include <utility>
 

@@ -4,9 +4,9 @@
 #include <string_view>
 #include <utility>
 
-#include "chat/call_readers.h"
-#include "chat/call_stream.h"
-#include "chat/text_compare.h"
+#include "chat/reading/call_readers.h"
+#include "chat/reading/call_stream.h"
+#include "chat/reading/text_compare.h"
 
 namespace kvlathe {
 namespace {
