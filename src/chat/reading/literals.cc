@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kMaxDepth = 32;
+constexpr int kMaxLiteralDepth = 32;
 
 // A reader of one literal; any error leaves it failed.
 class LiteralReader {
@@ -40,7 +40,7 @@ class LiteralReader {
 
   Json ReadValue(int depth) {
     SkipBlanks();
-    if (failed_ || pos_ >= text_.size() || depth > kMaxDepth) return Fail();
+    if (failed_ || pos_ >= text_.size() || depth > kMaxLiteralDepth) return Fail();
     const char c = text_[pos_];
     if (!quote_.empty() && text_.substr(pos_).starts_with(quote_)) return ReadMarkedText();
     if (c == '\'' || c == '"') return ReadText(c);
