@@ -31,7 +31,7 @@ HARDER = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newes
           "lathe(ratio=6)", SHORTER, "snapkv(keep=0.5)"]
 QUALITY = [*LONG, *MORE, "int8(newest=32)", "q8_0(newest=32)", "kivi(bits=4,group=64)"]  # kivi as published
 
-METHODS = ["none", *BASES, "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
+METHODS = ["none", *BASES, "eigen(rate=0.25)", "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
            "token(bits=4,newest=32)", "kcvt(bits=4,newest=32)", "kivi(bits=4,newest=32)", "kvquant(bits=4,newest=32)", "int8(newest=32)",
            "q8_0(newest=32)", "q4_0(newest=32)", "q4_0(hadamard=on,newest=32)", "kivi(bits=2,group=64,newest=32)",
            "kivi(bits=2,group=64,newest=32)+lowrank", "kivi(bits=2,group=64,newest=32)+sparse", "gear(bits=4,newest=32)",

@@ -79,7 +79,7 @@ def axis_of(kv):
         return "compositions"
     if first in RETAINING:
         return "retention"
-    if first in ("fdc", "zack", "palu", "svd-online") or kv.startswith("lathe(rate="):
+    if first in ("fdc", "zack", "palu", "eigen", "svd-online") or kv.startswith("lathe(rate="):
         return "bases"
     return "codes"
 

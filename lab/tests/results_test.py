@@ -421,7 +421,7 @@ class TableTest(unittest.TestCase):
 
     def test_specs_are_told_by_what_they_compress(self):
         for axis, specs in {"codes": ("none", "int8", "lathe(ratio=4)", "kivi(bits=2)+lowrank+sparse", "gear"),
-                            "bases": ("fdc", "lathe(rate=0.25,keys=before)", "svd-online"), "retention": ("snapkv(keep=0.5)", "mas", "pool(n=2)"),
+                            "bases": ("fdc", "eigen", "lathe(rate=0.25,keys=before)", "svd-online"), "retention": ("snapkv(keep=0.5)", "mas", "pool(n=2)"),
                             "compositions": ("kvq-f", "fdc(rate=0.25)+gear(bits=4)", "snapkv(keep=0.5)+kivi(bits=4)")}.items():
             for kv in specs:
                 self.assertEqual(view.axis_of(kv), axis, kv)

@@ -150,22 +150,24 @@ class CallDiscovery {
     return text.substr(place.name.end, place.arguments.begin - place.name.end);
   }
 
-  // What of the object stands in front of the name and behind the arguments, where they are in this
-  // order.
+  // What of the object stands in front of the name and behind the arguments, or the other way
+  // round.
   static void AddObject(const std::string& one, const CallPlace& place, const std::string& two,
                         const CallPlace& second, CallFormat* format) {
     if (!format->is_object) return;
-    if (format->name_end.empty()) {
-      format->call_begin += "{";
-      return;
-    }
     const auto around = [](const std::string& text, const CallPlace& of) {
-      std::string before = text.substr(of.object.begin, of.name.begin - of.object.begin);
-      std::string behind = text.substr(of.arguments.end, of.object.end - of.arguments.end);
+      const Span& begin = of.name.begin < of.arguments.begin ? of.name : of.arguments;
+      const Span& end = of.name.begin < of.arguments.begin ? of.arguments : of.name;
+      std::string before = text.substr(of.object.begin, begin.begin - of.object.begin);
+      std::string behind = text.substr(end.end, of.object.end - end.end);
       AnyId(&before);
       AnyId(&behind);
       return std::pair(before, behind);
     };
+    if (place.arguments.begin < place.name.begin) {
+      format->between_arguments =
+          one.substr(place.arguments.end, place.name.begin - place.arguments.end);
+    }
     const auto first = around(one, place), other = around(two, second);
     format->call_begin += AnyNumber(first.first, other.first);
     format->call_end = AnyNumber(first.second, other.second) + format->call_end;

@@ -46,12 +46,12 @@ inline nlohmann::ordered_json SampleTools() {
        tool("add_all",
             {{"numbers",
               {{"type", "array"}, {"description", "Them."}, {"items", {{"type", "number"}}}}},
-             {"unit", of_type("string")},
-             {"scale", of_type("number")},
              {"of",
               {{"type", "object"},
                {"description", "More."},
-               {"properties", {{"a", of_type("string")}}}}}})});
+               {"properties", {{"a", of_type("string")}}}}},
+             {"scale", of_type("number")},
+             {"unit", of_type("string")}})});
 }
 
 // One call, two, text and thoughts in front of them, and values that are hard to write.

@@ -46,19 +46,19 @@ inline constexpr const char* kGemmaWithoutSystem =
     "of_turn>user\nWho?\r\n\r\nYou?<end_of_turn>\n<start_of_turn>model\n";
 
 // Of templates that put the system message into the first turn, or into the last.
-#define KVL_RULES_IN_TURN(which) \
-  R"({% set turns = messages %}
-{% if messages[0].role == 'system' %}
-  {% set rules = messages[0].content %}
-  {% set turns = messages[1:] %}
-{% endif %}
-{{ bos_token }}
-{%- for turn in turns %}
-  {% set words = turn.content %}
-  {% if loop.)" which R"( and rules %}
-    {% set words = rules + '\n\n' + words %}
-  {% endif %}
-)"
+#define KVL_RULES_IN_TURN(which)                     \
+  "{% set turns = messages %}\n"                     \
+  "{% if messages[0].role == 'system' %}\n"          \
+  "  {% set rules = messages[0].content %}\n"        \
+  "  {% set turns = messages[1:] %}\n"               \
+  "{% endif %}\n"                                    \
+  "{{ bos_token }}\n"                                \
+  "{%- for turn in turns %}\n"                       \
+  "  {% set words = turn.content %}\n"               \
+  "  {% if loop." which                              \
+  " and rules %}\n"                                  \
+  "    {% set words = rules + '\\n\\n' + words %}\n" \
+  "  {% endif %}\n"
 
 inline constexpr SampleChatTemplate kSampleChatTemplates[] = {
     {"chatml", "chatml", "", "<|endoftext|>",

@@ -94,10 +94,12 @@ StatusOr<Json> ToolCalls(const CallFormat& found, std::span<const CallableTool> 
                 {"at_least_one", true},
                 {"stop_after_first", is_one}};
   if (has_section && !rules.must_call && !is_bare) {
+    // Behind calls that nothing ends no other may stand beside text.
+    if (format.section_end.empty()) calls["stop_after_first"] = true;
     Json section = {{"type", "tag"},
                     {"begin", format.section_begin},
-                    {"content", SequenceOf({std::move(calls), EndOfCalls(format.section_end)})},
-                    {"end", ""}};
+                    {"content", std::move(calls)},
+                    {"end", EndsOfCalls(format.section_end)}};
     return Structure({{"type", "triggered_tags"},
                       {"triggers", {FirstMark(format.section_begin)}},
                       {"tags", Json::array({std::move(section)})},
@@ -110,10 +112,16 @@ StatusOr<Json> ToolCalls(const CallFormat& found, std::span<const CallableTool> 
                      {"begin", ""},
                      {"content", {{"type", "any_text"}}},
                      {"end", rules.thoughts_end}});
+    parts.push_back({{"type", "regex"}, {"pattern", "[ \\n]{0,4}"}});
   }
   if (!format.section_begin.empty()) parts.push_back(ConstText(format.section_begin));
   parts.push_back(std::move(calls));
-  if (!format.section_end.empty()) parts.push_back(EndOfCalls(format.section_end));
+  if (!format.section_end.empty()) {
+    const Json ends = EndsOfCalls(format.section_end);
+    parts.push_back(ends.is_array() ? Json{{"type", "or"},
+                                           {"elements", {ConstText(ends[0]), ConstText(ends[1])}}}
+                                    : ConstText(ends));
+  }
   Json all = SequenceOf(std::move(parts));
   if (rules.must_call) return Structure(std::move(all));
   // All of an answer is calls, or it is text: which, its first character says.

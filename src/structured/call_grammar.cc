@@ -57,9 +57,12 @@ class ArgumentsGrammar {
       return AnyArguments(separator);
     }
     if (!IsPlainObject() || HasOtherReferences(parameters_)) return Refused();
-    return Members(parameters_, separator, [&](const std::string& key, const Json& schema) {
+    Json members = Members(parameters_, separator, [&](const std::string& key, const Json& schema) {
       return Argument(ConstText(format_.key_begin + key), schema);
     });
+    if (n_members_ <= kMaxMembers) return members;
+    return Error(StatusCode::kInvalidArgument,
+                 "too many parameters that may be left out, for calls that are not JSON");
   }
 
  private:
@@ -83,19 +86,33 @@ class ArgumentsGrammar {
 
   // Members of an object in their order, with `separator` between two.
   template <typename MakeMember>
-  static Json Members(const Json& schema, const Json& separator, const MakeMember& make) {
+  Json Members(const Json& schema, const Json& separator, const MakeMember& make) const {
     std::set<std::string> required;
     if (schema.contains("required")) {
       for (const Json& key : schema["required"]) required.insert(key.get<std::string>());
     }
-    Json alternatives = Json::array();  // by which of the members is the first
     const Json& properties = schema["properties"];
+    // Nothing more once there are too many, which objects within objects can make of a small
+    // schema.
+    const auto counted = [&](const auto& property) {
+      return ++n_members_ > kMaxMembers ? ConstText("") : make(property.key(), property.value());
+    };
+    const auto or_none = [&](const std::string& key, Json member) {
+      return required.contains(key) ? member : Optional(std::move(member));
+    };
+    if (separator == ConstText("")) {
+      Json members = Json::array({ConstText("")});
+      for (auto it = properties.begin(); it != properties.end(); ++it) {
+        members.push_back(or_none(it.key(), counted(it)));
+      }
+      return SequenceOf(std::move(members));
+    }
+    Json alternatives = Json::array();  // by which of the members is the first
     bool may_be_empty = true;
     for (auto first = properties.begin(); first != properties.end() && may_be_empty; ++first) {
-      Json members = Json::array({make(first.key(), first.value())});
-      for (auto next = std::next(first); next != properties.end(); ++next) {
-        Json more = SequenceOf({separator, make(next.key(), next.value())});
-        members.push_back(required.contains(next.key()) ? more : Optional(std::move(more)));
+      Json members = Json::array({counted(first)});
+      for (auto it = std::next(first); it != properties.end() && n_members_ <= kMaxMembers; ++it) {
+        members.push_back(or_none(it.key(), SequenceOf({separator, counted(it)})));
       }
       alternatives.push_back(SequenceOf(std::move(members)));
       may_be_empty = !required.contains(first.key());
@@ -209,8 +226,11 @@ class ArgumentsGrammar {
     return schema;
   }
 
+  static constexpr int kMaxMembers = 2048;
+
   const CallFormat& format_;
   const Json& parameters_;
+  mutable int n_members_ = 0;  // that were made of the schema
 };
 
 }  // namespace
@@ -222,10 +242,11 @@ Json SequenceOf(Json elements) {
   return {{"type", "sequence"}, {"elements", std::move(elements)}};
 }
 
-Json EndOfCalls(const std::string& text) {
-  const size_t mark = text.ends_with("|>") ? text.rfind("<|") : std::string::npos;
-  if (mark == std::string::npos) return ConstText(text);
-  return SequenceOf({ConstText(text.substr(0, mark)), Optional(ConstText(text.substr(mark)))});
+Json EndsOfCalls(const std::string& text) {
+  const size_t mark = text.rfind("<|");
+  if (mark == std::string::npos || !text.ends_with("|>")) return text;
+  if (text.find('>', mark) + 1 != text.size()) return text;
+  return Json::array({text, text.substr(0, mark)});
 }
 
 StatusOr<Json> CallTag(const CallFormat& format, const std::string& name, const Json& parameters,
@@ -236,33 +257,27 @@ StatusOr<Json> CallTag(const CallFormat& format, const std::string& name, const 
       text->replace(pos, 1, name);
     }
   }
-  Json pieces = Json::array();
-  if (!named.is_object || !named.name_end.empty()) {
-    AddPieces(named.call_begin, &pieces);
-    if (named.ids_hold_names) {
-      pieces.push_back(ConstText("functions." + name + ":"));
-      pieces.push_back(Regex("[0-9]{1,3}"));
-      AddPieces(named.name_end, &pieces);
-    } else {
-      AddPieces(name + named.name_end, &pieces);
-    }
-  } else {  // an object that the template writes in another order
-    AddPieces(named.call_begin.substr(0, named.call_begin.find('{')) + "{\"" + named.name_key +
-                  "\": \"" + name + "\", \"" + named.arguments_key + "\": ",
-              &pieces);
-    named.call_end = "}" + named.call_end;
-  }
+  Json arguments;
   if (named.arguments == CallFormat::Arguments::kJson) {
-    pieces.push_back(FormatOfSchema(parameters.is_null() ? Json{{"type", "object"}} : parameters));
+    arguments = FormatOfSchema(parameters.is_null() ? Json{{"type", "object"}} : parameters);
   } else {
-    KVL_ASSIGN_OR_RETURN(Json arguments, ArgumentsGrammar(named, parameters).Make());
+    KVL_ASSIGN_OR_RETURN(arguments, ArgumentsGrammar(named, parameters).Make());
+  }
+  Json pieces = Json::array();
+  AddPieces(named.call_begin, &pieces);
+  if (named.is_object && named.name_end.empty()) {
+    pieces.push_back(std::move(arguments));
+    AddPieces(named.between_arguments + name, &pieces);
+  } else if (named.ids_hold_names) {
+    pieces.push_back(ConstText("functions." + name + ":"));
+    pieces.push_back(Regex("[0-9]{1,3}"));
+    AddPieces(named.name_end, &pieces);
+    pieces.push_back(std::move(arguments));
+  } else {
+    AddPieces(name + named.name_end, &pieces);
     pieces.push_back(std::move(arguments));
   }
-  if (is_last) {
-    pieces.push_back(EndOfCalls(named.call_end));
-  } else {
-    AddPieces(named.call_end, &pieces);
-  }
+  AddPieces(named.call_end, &pieces);
   // What is constant at both ends stands in the tag itself, where XGrammar looks for it.
   std::string begin, end;
   const auto take = [&](size_t i) {
@@ -272,7 +287,10 @@ StatusOr<Json> CallTag(const CallFormat& format, const std::string& name, const 
   };
   while (!pieces.empty() && pieces[0]["type"] == "const_string") begin += take(0);
   if (!pieces.empty() && pieces.back()["type"] == "const_string") end = take(pieces.size() - 1);
-  return Tag(begin, SequenceOf(std::move(pieces)), end);
+  if (pieces.empty()) pieces.push_back(ConstText(""));
+  Json tag = Tag(begin, SequenceOf(std::move(pieces)), end);
+  if (is_last) tag["end"] = EndsOfCalls(end);
+  return tag;
 }
 
 }  // namespace kvlathe

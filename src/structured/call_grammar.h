@@ -16,8 +16,9 @@ namespace kvlathe {
 StatusOr<nlohmann::ordered_json> CallTag(const CallFormat& format, const std::string& name,
                                          const nlohmann::ordered_json& parameters, bool is_last);
 
-// A control token at the end of `text`, which may end the answer by itself, may be absent.
-nlohmann::ordered_json EndOfCalls(const std::string& text);
+// The end of a tag behind the last call: a control token at the end of `text`, which may end the
+// answer by itself, may be absent.
+nlohmann::ordered_json EndsOfCalls(const std::string& text);
 
 nlohmann::ordered_json ConstText(const std::string& text);
 nlohmann::ordered_json SequenceOf(nlohmann::ordered_json elements);  // a list of at least one

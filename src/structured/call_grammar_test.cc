@@ -69,6 +69,7 @@ class CallGrammar : public testing::Test {
   struct Asked {
     Json structure;
     std::string text;
+    std::string last_name;  // of the calls that are printed
   };
   // The grammar for an answer and what the template makes of it. Nothing: it prints no call of it.
   std::optional<Asked> Ask(const ChatTemplate& made, const SampleAnswer& answer, bool must_call) {
@@ -83,20 +84,21 @@ class CallGrammar : public testing::Test {
     const auto structure = ToolCalls(*sample->format.calls, Tools(), rules);
     EXPECT_TRUE(structure.ok()) << structure.status();
     if (!structure.ok()) return std::nullopt;
-    return Asked{*structure, sample->text};
+    return Asked{*structure, sample->text, sample->printed.calls.back().first};
   }
 
   // How many answers were looked at.
-  int Check(const ChatTemplate& made) {
+  int Check(const ChatTemplate& made, bool escapes_texts = true) {
     int n_answers = 0;
     for (const auto& [name, answer] : SampleAnswers()) {
       if (!answer.content.empty() || !answer.thoughts.empty() || name == "empty") continue;
+      if (!escapes_texts && name == "odd") continue;
       const auto asked = Ask(made, answer, /*must_call=*/true);
       if (!asked) continue;
       ++n_answers;
       EXPECT_TRUE(Takes(asked->structure, asked->text)) << name << ": " << refused_at_;
       // Not to its end.
-      const size_t half = asked->text.rfind(answer.calls.back().first);
+      const size_t half = asked->text.rfind(asked->last_name);
       EXPECT_FALSE(Takes(asked->structure, asked->text.substr(0, half))) << refused_at_;
     }
     const auto right = Ask(made, SampleAnswers().front().second, /*must_call=*/true);
@@ -159,7 +161,7 @@ TEST_F(CallGrammar, TakesCallsOfFetchedTemplates) {
     ASSERT_TRUE(made.ok()) << made.status();
     if (!made->answer_format(true).calls) continue;
     ++n_templates;
-    n_answers += Check(*made);
+    n_answers += Check(*made, entry.path().stem() != "LFM2.5-8B-A1B");
   }
   EXPECT_GE(n_templates, 58);
   EXPECT_GE(n_answers, 450);

@@ -29,7 +29,7 @@ CalibratedModel::CalibratedModel(std::string name, std::shared_ptr<ModelWeights>
     fisher_.k.push_back(1 + l);
     fisher_.v.push_back(2 + l);
   }
-  planner_ = std::make_unique<CachePlanner>(FactsOf(config(), weights_->compute_type()), this);
+  planner_ = std::make_unique<CachePlanner>(FactsOf(config(), weights_->types().rows), this);
   Gather();
 }
 

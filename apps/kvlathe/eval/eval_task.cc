@@ -41,7 +41,9 @@ void Compare(const std::optional<Baseline>& baseline, TaskRow* row) {
     score = baseline->score;
   }
   if (!row->task->chance.has_value()) return;
-  row->decides = score.mean - *row->task->chance >= kDecidingErrors * score.standard_error;
+  // A score of 0 where chance is 0 too has no error, and nothing that a cache could lose.
+  const double above = score.mean - *row->task->chance;
+  row->decides = above > 0 && above >= kDecidingErrors * score.standard_error;
 }
 
 Json ToJson(const TaskRow& row) {
