@@ -86,9 +86,12 @@ function(kvl_library)
   endif()
 endfunction()
 
-# Most of the time of a checked build went into optimising tests, whose time is spent in libraries.
+# Most of the time of a checked build went into optimising tests, whose time is spent in libraries. In release
+# literal methods stand in some of them, so there the first ring optimises them less, and the second as the libraries.
 if(KVLATHE_SANITIZE)
   set(KVLATHE_TEST_FLAGS -O0)
+elseif(NOT KVLATHE_SECOND_RING)
+  set(KVLATHE_TEST_FLAGS -O1)
 endif()
 
 # What most tests include, parsed once for all of them. GCC takes it only where options and macros are
@@ -145,7 +148,7 @@ function(kvl_test)
   # GCC loses a macro of its prefetch intrinsic between precompiled headers and -O0, and Eigen uses it.
   foreach(source IN LISTS ARG_SRCS)
     file(STRINGS ${source} eigen REGEX "^#include <Eigen")
-    if(eigen AND KVLATHE_TEST_FLAGS)
+    if(eigen AND "${KVLATHE_TEST_FLAGS}" STREQUAL "-O0")
       set_property(SOURCE ${source} PROPERTY COMPILE_OPTIONS -O1)
       set_property(SOURCE ${source} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
     endif()
