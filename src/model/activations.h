@@ -35,7 +35,7 @@ struct ActivationWidths {
 // types.activations; rows on their way to the cache and to attention are of types.rows.
 struct Activations {
   Device* memory = nullptr;  // of the machine; the buffers lie in it
-  NumberTypes types;
+  NumberTypes types = DType::kF32;
 
   int64_t n_tokens = 0;
   std::vector<TokenPlace> tokens;

@@ -133,7 +133,7 @@ class ArgumentsGrammar {
     const auto as_json = [&](const std::string& key_end) {
       Json pieces = Json::array({key});
       AddPieces(key_end, &pieces);
-      pieces.push_back(JsonOr(schema));
+      pieces.push_back(Value(schema));
       pieces.push_back(ConstText(format_.value_end));
       return SequenceOf(std::move(pieces));
     };
@@ -207,6 +207,13 @@ class ArgumentsGrammar {
     }
     const Json json = FormatOfSchema(WithDefinitions(schema));
     return is_plain ? OneOf({json, Regex("'([^'\\\\\\n]|\\\\.)*'")}) : json;
+  }
+
+  // A value as JSON, or as Python writes it: some templates print objects so.
+  Json Value(const Json& schema) const {
+    const std::set<std::string> types = TypesOf(schema);
+    const bool is_nested = types.contains("object") || types.contains("array");
+    return is_nested ? OneOf({JsonOr(schema), Literal(schema)}) : JsonOr(schema);
   }
 
   // A value as JSON; truth also as Python writes it.

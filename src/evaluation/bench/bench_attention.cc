@@ -144,7 +144,7 @@ Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
   FillNormal(pool, options.seed, block_bytes, memory.blocks.data());
   FillNormal(pool, ~options.seed, query_bytes, memory.q.data());
   for (AttentionCase& c : *cases) KVL_RETURN_IF_ERROR(BuildCase(options, &memory, pool, &c));
-  Attention attention(pool, options.isa, memory.device.get(), memory.residents.get());
+  Attention attention(pool, options.isa, &memory.machine->device, &memory.machine->residents);
   for (int repetition = -1; repetition < options.n_repetitions; ++repetition) {
     const double read_seconds =
         ReadPassSeconds(*pool, options.isa, memory.blocks.data(), kReadWorkingSetBytes);

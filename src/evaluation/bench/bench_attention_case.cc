@@ -429,8 +429,9 @@ Status BuildCase(const AttentionBenchOptions& of_model, BenchMemory* memory, Thr
   PlaceBlocks(memory->blocks.data(), options, c);
   PlaceOpenScales(memory->blocks.data(), *c);
   KVL_RETURN_IF_ERROR(MakeRecords(options, pool, c));
-  MakeCodebooks(memory->residents.get(), c);
-  MakeKeyMaps(options, memory->residents.get(), c);
+  c->machine = memory->machine;
+  MakeCodebooks(&c->machine->residents, c);
+  MakeKeyMaps(options, &c->machine->residents, c);
   MakeJobs(options, *memory, c);
   return AddVotes(options, c);
 }

@@ -17,8 +17,15 @@
 
 namespace kvlathe {
 
+// What attention computes with.
+struct BenchMachine {
+  CpuDevice device;  // knows queries, outputs and angles
+  CpuResidents residents{&device};
+};
+
 // One row of the report while it is measured.
 struct AttentionCase {
+  std::shared_ptr<BenchMachine> machine;  // has its codebooks and maps
   AttentionBenchRow row;
   int n_layers = 1;
   CacheLayout layout;
@@ -54,9 +61,8 @@ int64_t AllBlockBytes(const AttentionCase& c);
 // What all cases share: AllBlockBytes of the largest of them, and rows for its queries.
 struct BenchMemory {
   Buffer blocks, q, out;
-  std::unique_ptr<CpuDevice> device = std::make_unique<CpuDevice>();  // knows q, out and angles
-  HostPlaces places{device.get()};
-  std::unique_ptr<CpuResidents> residents = std::make_unique<CpuResidents>(device.get());
+  std::shared_ptr<BenchMachine> machine = std::make_shared<BenchMachine>();
+  HostPlaces places{&machine->device};
 };
 
 // Blocks, records, jobs and votes of the case, in memory that it does not own.

@@ -111,7 +111,7 @@ TEST(AttentionBenchTest, LatentKeysAreAttendedTo) {
     FillNormal(&pool, 2, 2 * n_rows, memory.q.data());
     std::fill_n(memory.out.as<uint16_t>(), n_rows, uint16_t{0});
     ASSERT_TRUE(BuildCase(options, &memory, &pool, &c).ok());
-    Attention attention(&pool, options.isa, memory.device.get(), memory.residents.get());
+    Attention attention(&pool, options.isa, &memory.machine->device, &memory.machine->residents);
     ASSERT_TRUE(attention.Run(c.jobs, 1.0f / 8, Schedule::kBalanced).ok());
     double square = 0;
     for (int64_t i = 0; i < n_rows; ++i) {
