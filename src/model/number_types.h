@@ -17,8 +17,8 @@ struct NumberTypes {
   // All of one type, kBf16 or kF32.
   NumberTypes(DType all)  // NOLINT(google-explicit-constructor): most callers have one type
       : weights(DenseWeights(all)), activations(all), rows(all) {}
-  NumberTypes(WeightType weights, DType activations, DType rows)
-      : weights(weights), activations(activations), rows(rows) {}
+  NumberTypes(WeightType of_weights, DType of_activations, DType of_rows)
+      : weights(of_weights), activations(of_activations), rows(of_rows) {}
 };
 
 }  // namespace kvlathe
