@@ -33,8 +33,10 @@ struct CallFormat {
 
   // kTagged.
   std::string key_begin, key_end, value_end;
-  std::string key_end_other;       // where the value is no text, if that is marked; else empty
-  std::string between_arguments;   // kTagged: between value_end and key_begin
+  std::string key_end_other;  // where the value is no text, if that is marked; else empty
+  // kTagged: between value_end and key_begin. Of an object whose name stands behind its arguments:
+  // between these and the name.
+  std::string between_arguments;
   std::string text_quote;          // around a text, where texts have marks
   bool texts_may_be_data = false;  // a text may stand within <![CDATA[ and ]]>
   bool texts_are_json = false;     // a text is written as JSON, in quotes
