@@ -92,8 +92,8 @@ class SequenceCache {
   // and then the sequence cannot go on.
   Status ShrinkBlocks(int layer_idx);
 
-  // Says that a step failed in which this sequence took part: its rows mean nothing any more, and
-  // it neither grows nor is copied until it is cleared.
+  // Says that a step failed for this sequence: its rows mean nothing any more, and it neither grows
+  // nor is copied until it is cleared.
   void SetFailed() { has_failed_ = true; }
   bool has_failed() const { return has_failed_; }
 
