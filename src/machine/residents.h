@@ -133,6 +133,7 @@ class Weight : public Resident<WeightId> {
     weight.residents_ = residents;
     weight.n_out_ = n_out;
     weight.n_in_ = n_in;
+    weight.type_ = type;
     return weight;
   }
 
@@ -147,10 +148,12 @@ class Weight : public Resident<WeightId> {
 
   int64_t n_out() const { return n_out_; }
   int64_t n_in() const { return n_in_; }
+  WeightType type() const { return type_; }
   int64_t n_bytes() const { return id_.is_null() ? 0 : residents_->BytesOf(id_); }
 
  private:
   int64_t n_out_ = 0, n_in_ = 0;
+  WeightType type_ = WeightType::kBf16;
 };
 
 }  // namespace kvlathe
