@@ -31,6 +31,11 @@ enum class WeightType : uint8_t {
   kMxfp4,
 };
 
+inline constexpr WeightType kWeightTypes[] = {
+    WeightType::kBf16, WeightType::kF32,  WeightType::kQ4_0,  WeightType::kQ4_1,  WeightType::kQ5_0,
+    WeightType::kQ5_1, WeightType::kQ8_0, WeightType::kQ2_K,  WeightType::kQ3_K,  WeightType::kQ4_K,
+    WeightType::kQ5_K, WeightType::kQ6_K, WeightType::kIq4Nl, WeightType::kIq4Xs, WeightType::kMxfp4};
+
 constexpr bool HasBlocks(WeightType type) { return type >= WeightType::kQ4_0; }
 
 // As options and messages name it, lower-case: "q4_k".

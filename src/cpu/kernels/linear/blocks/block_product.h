@@ -14,6 +14,8 @@ namespace kvlathe {
 // not read.
 void MultiplyBlocksScalar(WeightType type, const LinearPart& part, const QuantizedRows& x);
 void MultiplyBlocksAvx2(WeightType type, const LinearPart& part, const QuantizedRows& x);
+// With the integer dots of AVX-VNNI (HasAvxVnni of base/cpu_features.h).
+void MultiplyBlocksAvxVnni(WeightType type, const LinearPart& part, const QuantizedRows& x);
 // With the integer dots of AVX-512 VNNI.
 void MultiplyBlocksAvx512(WeightType type, const LinearPart& part, const QuantizedRows& x);
 

@@ -1,10 +1,10 @@
-// The products of MultiplyBlocksAvx2 and MultiplyBlocksAvx512, in vectors as wide as the flags of
-// the file allow.
+// The products of block_product.h, in vectors as wide as the flags of the file allow.
 //
 // Codes of 16 outputs x up to 256 inputs become bytes in L1, as wide as they are multiplied, and
 // every row of the panel passes over them: vpmaddubsw sums up neighbours in 16 bits, so many of
-// which are added as cannot overflow, and vpmaddwd makes them 32 bits; AVX-512 VNNI has both in one
-// instruction. Numbers of 8 bits with a sign meet rows whose signs are turned in their place.
+// which are added as cannot overflow, and vpmaddwd makes them 32 bits. Numbers of 8 bits with a sign
+// meet rows whose signs are turned in their place. Where the file has VNNI, one instruction does
+// both, and such numbers are raised by 128.
 #pragma once
 
 #include <type_traits>
@@ -49,7 +49,15 @@ KVL_LANES Vec FromExponents(IntVec e) {
   const __mmask16 is_small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
   return _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, is_small, subnormal));
 }
+KVL_LANES IntVec AddByteDots(IntVec sums, IntVec codes, IntVec row) {
+  return _mm512_dpbusd_epi32(sums, codes, row);
+}
 #else
+#ifdef __AVXVNNI__
+KVL_LANES IntVec AddByteDots(IntVec sums, IntVec codes, IntVec row) {
+  return _mm256_dpbusd_avx_epi32(sums, codes, row);
+}
+#endif
 KVL_LANES IntVec Or(IntVec a, IntVec b) { return _mm256_or_si256(a, b); }
 template <int kBits>
 KVL_LANES IntVec ShiftRightBy(IntVec x) { return _mm256_srli_epi16(x, kBits); }
@@ -88,7 +96,7 @@ constexpr bool HasSignedNumbers() {
   constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
   return kLayout.bits == 8 || kLayout.table == CodeTable::kNonLinear;
 }
-#ifdef __AVX512VNNI__
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr bool kHasDots = true;
 #else
 constexpr bool kHasDots = false;
@@ -236,7 +244,7 @@ struct DotsOf {
   static constexpr int kUnitQuads = LayoutOfBlocks(kType).unit / 4;
   static constexpr bool kIsSigned = HasSignedNumbers<kType>();
 
-#ifdef __AVX512VNNI__
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
   template <int kRows>
   KVL_LANES static void Add(const uint8_t* codes, const int8_t* x, int64_t x_stride,
                             IntVec (&sums)[kRows][kHalves]) {
@@ -247,8 +255,8 @@ struct DotsOf {
         const IntVec four = Broadcast4(x + r * x_stride + 4 * q);
 #pragma GCC unroll 2
         for (int h = 0; h < kHalves; ++h) {
-          sums[r][h] = _mm512_dpbusd_epi32(sums[r][h], LoadWords(codes + q * kLine + h * kVecBytes),
-                                           four);
+          sums[r][h] =
+              AddByteDots(sums[r][h], LoadWords(codes + q * kLine + h * kVecBytes), four);
         }
       }
     }

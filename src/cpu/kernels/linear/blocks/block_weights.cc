@@ -77,7 +77,8 @@ class BlockWeightFormat : public WeightFormat {
       case Isa::kScalar:
         return MultiplyBlocksScalar(type_, part, *part.integers);
       case Isa::kAvx2:
-        return MultiplyBlocksAvx2(type_, part, *part.integers);
+        return HasAvxVnni() ? MultiplyBlocksAvxVnni(type_, part, *part.integers)
+                            : MultiplyBlocksAvx2(type_, part, *part.integers);
       case Isa::kAvx512Bf16:
       case Isa::kAmx:
         return MultiplyBlocksAvx512(type_, part, *part.integers);
