@@ -90,7 +90,7 @@ ConvertedTensor PlanTensor(const GgufTensor& tensor, GgmlType asked) {
     if (BitsOf(asked) < kMinBits) {
       const bool is_narrower = BitsOf(tensor.type) < BitsOf(GgmlType::kQ6_K);
       const GgmlType type = is_narrower ? tensor.type : TypeForRows(tensor, GgmlType::kQ6_K);
-      return {&tensor, type, kEmbeddingOrHead};
+      return {&tensor, type, type == asked ? kAsAsked : kEmbeddingOrHead};
     }
   }
   const GgmlType type = TypeForRows(tensor, asked);
