@@ -15,7 +15,7 @@ namespace kvlathe {
 namespace {
 
 // What can be asked for. `file_type` is llama.cpp's number for a file that is mostly of the type
-// (llama_ftype in its llama.h); of the two or three of a K type it is that of the smallest.
+// (its llama_ftype); of the two or three of a K type it is that of the smallest.
 struct ConversionType {
   GgmlType type;
   std::string_view name;

@@ -5,13 +5,13 @@
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <limits>
 
 #include "base/random.h"
+#include "io/files.h"
 #include "io/gguf/ggml_types_quantize.h"
 #include "io/gguf/gguf_test_writer.h"
+#include "io/gguf/opened_gguf.h"
 #include "io/scratch_folder.h"
 
 namespace kvlathe {
@@ -19,17 +19,6 @@ namespace {
 
 using testing::HasSubstr;
 using enum ConversionReason;
-
-std::string BytesOf(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-GgufFile OpenOrDie(const std::string& path) {
-  auto file = GgufFile::Open(path);
-  EXPECT_TRUE(file.ok()) << file.status();
-  return *std::move(file);
-}
 
 std::vector<float> RandomValues(uint64_t seed, int64_t n) {
   Random random(seed);
@@ -141,7 +130,7 @@ TEST(GgufConversion, TensorsAreWhatTheirBlocksBecome) {
       const auto n_bytes = WriteConversion(file, plan, type, folder / "to.gguf", &threads,
                                            [&](double fraction) { fractions.push_back(fraction); });
       ASSERT_TRUE(n_bytes.ok()) << n_bytes.status();
-      const std::string bytes = BytesOf(folder / "to.gguf");
+      const std::string bytes = *ReadTextFile(folder / "to.gguf");
       EXPECT_EQ(*n_bytes, std::ssize(bytes));
       EXPECT_TRUE(n_threads == 1 || bytes == first) << name;
       first = bytes;

@@ -5,11 +5,12 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "io/file_size_limit.h"
+#include "io/files.h"
 #include "io/gguf/gguf_test_writer.h"
+#include "io/gguf/opened_gguf.h"
 #include "io/scratch_folder.h"
 
 namespace kvlathe {
@@ -17,17 +18,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-std::string BytesOf(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-GgufFile OpenOrDie(const std::string& path) {
-  auto file = GgufFile::Open(path);
-  EXPECT_TRUE(file.ok()) << file.status();
-  return *std::move(file);
-}
 
 std::span<const std::byte> AsBytes(const std::vector<float>& values) {
   return std::as_bytes(std::span(values));
@@ -125,7 +115,7 @@ TEST(GgufWriter, WritesTheBytesOfTheTestsWriter) {
   ASSERT_TRUE(writer.Append(AsBytes({1, 2, 3, 4, 5})).ok());  // in two pieces
   ASSERT_TRUE(writer.Append(AsBytes({6})).ok());
   ASSERT_TRUE(writer.Commit().ok());
-  EXPECT_EQ(BytesOf(folder / "to.gguf"), bytes);
+  EXPECT_EQ(*ReadTextFile(folder / "to.gguf"), bytes);
   EXPECT_EQ(writer.n_bytes(), std::ssize(bytes));
 }
 
@@ -191,7 +181,7 @@ TEST(GgufWriter, AFullDiskLeavesWhatWasThere) {
     EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
     EXPECT_THAT(MessageOf(status), HasSubstr(path));
   }
-  EXPECT_EQ(BytesOf(path), "before");
+  EXPECT_EQ(*ReadTextFile(path), "before");
   EXPECT_EQ(folder.n_files(), 1);
 }
 
