@@ -118,6 +118,7 @@ int Main(int argc, char** argv) {
   AddInspectVerb(&verbs);
   AddSpecsVerb(&verbs);
   AddTokenizeVerb(&verbs);
+  AddConvertVerb(&verbs);
   AddBenchVerb(&verbs);
   AddRetrofitVerb(&verbs);
   // llama.cpp's two-letter short option, which CLI11 would read as -n p. Behind -p it is a text.

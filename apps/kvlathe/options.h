@@ -64,6 +64,7 @@ void AddEvalVerb(Verbs* verbs);
 void AddInspectVerb(Verbs* verbs);
 void AddSpecsVerb(Verbs* verbs);
 void AddTokenizeVerb(Verbs* verbs);
+void AddConvertVerb(Verbs* verbs);
 void AddBenchVerb(Verbs* verbs);
 void AddRetrofitVerb(Verbs* verbs);
 

@@ -1,5 +1,6 @@
 #include "io/gguf/gguf.h"
 
+#include <algorithm>
 #include <array>
 #include <fstream>
 #include <utility>
@@ -89,6 +90,7 @@ struct GgufFile::State {
   std::string path;
   std::vector<MappedFile> files;
   std::map<std::string_view, GgufValue> metadata;
+  std::map<std::string_view, std::string_view> stored_values;
   std::map<std::string_view, GgufTensor> tensors;
   std::map<std::string_view, Unreadable> unreadable;
 
@@ -150,6 +152,7 @@ Status GgufFile::State::AddFirst() {
   KVL_ASSIGN_OR_RETURN(GgufHeader header, AddFile(path));
   KVL_ASSIGN_OR_RETURN(const Part part, PartOf(header, path));
   metadata = std::move(header.metadata);
+  stored_values = std::move(header.stored_values);
   if (part.count == 1) return OkStatus();
   const std::string suffix = PartSuffix(part.number, part.count);
   if (!path.ends_with(suffix)) {
@@ -209,8 +212,29 @@ GgufFile& GgufFile::operator=(GgufFile&&) noexcept = default;
 GgufFile::~GgufFile() = default;
 
 const std::string& GgufFile::path() const { return state_->path; }
+std::vector<std::string> GgufFile::FilePaths() const {
+  std::vector<std::string> paths;
+  for (const MappedFile& file : state_->files) paths.push_back(file.path());
+  return paths;
+}
 const std::map<std::string_view, GgufValue>& GgufFile::metadata() const { return state_->metadata; }
+const std::map<std::string_view, std::string_view>& GgufFile::stored_values() const {
+  return state_->stored_values;
+}
 const std::map<std::string_view, GgufTensor>& GgufFile::tensors() const { return state_->tensors; }
+
+std::vector<const GgufTensor*> GgufFile::TensorsInOrder() const {
+  std::vector<const GgufTensor*> in_order;
+  for (const MappedFile& file : state_->files) {
+    const auto begin = std::ssize(in_order);
+    for (const auto& [name, tensor] : state_->tensors) {
+      if (file.Contains(tensor.data)) in_order.push_back(&tensor);
+    }
+    std::sort(in_order.begin() + begin, in_order.end(),
+              [](const GgufTensor* a, const GgufTensor* b) { return a->data < b->data; });
+  }
+  return in_order;
+}
 
 const GgufValue* GgufFile::FindValue(std::string_view key) const {
   const auto found = state_->metadata.find(key);

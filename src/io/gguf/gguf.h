@@ -51,10 +51,15 @@ class GgufFile {
 
   // As it was opened.
   const std::string& path() const;
+  // Of all files, the first one first.
+  std::vector<std::string> FilePaths() const;
 
   // Null if there is no such key.
   const GgufValue* FindValue(std::string_view key) const;
   const std::map<std::string_view, GgufValue>& metadata() const;
+  // The bytes of each value in the file, which a copy keeps: the number of its type, which
+  // GgufValue does not tell, then the value.
+  const std::map<std::string_view, std::string_view>& stored_values() const;
 
   // The value of a key, or the fallback if the key is absent; kDataLoss with file and key if it has
   // another type or lies outside [min, max].
@@ -77,6 +82,8 @@ class GgufFile {
   StatusOr<const GgufTensor*> GetTensor(std::string_view name,
                                         const std::vector<int64_t>& shape) const;
   const std::map<std::string_view, GgufTensor>& tensors() const;
+  // The same in the order of their bytes, one file after another.
+  std::vector<const GgufTensor*> TensorsInOrder() const;
   // Of a tensor whose type is not read, "name is of type T" for each; empty if all are read.
   std::vector<std::string> UnreadableTensors() const;
 

@@ -24,6 +24,12 @@ class GgufCursor {
   int64_t file_bytes() const { return std::ssize(file_); }
   int64_t position() const { return file_bytes() - static_cast<int64_t>(bytes_left()); }
 
+  // What was read since the cursor stood at `position`.
+  std::string_view BytesSince(int64_t position) const {
+    return {reinterpret_cast<const char*>(file_.data()) + position,
+            static_cast<size_t>(this->position() - position)};
+  }
+
   // Every Read is false, and takes nothing, when the file ends before.
   template <typename T>
   bool Read(T* value) {

@@ -48,7 +48,7 @@ StatusOr<GgufHeader> GgufHeaderReader::Read() {
   KVL_RETURN_IF_ERROR(ReadVersion());
   uint64_t n_tensors = 0, n_keys = 0;
   KVL_RETURN_IF_ERROR(ReadCounts(&n_tensors, &n_keys));
-  KVL_RETURN_IF_ERROR(ReadGgufMetadata(n_keys, cursor_, &header_.metadata));
+  KVL_RETURN_IF_ERROR(ReadGgufMetadata(n_keys, cursor_, &header_));
   KVL_RETURN_IF_ERROR(ReadAlignment());
   for (uint64_t i = 0; i < n_tensors; ++i) KVL_RETURN_IF_ERROR(ReadTensor());
   KVL_RETURN_IF_ERROR(PlaceTensors());

@@ -52,6 +52,8 @@ struct GgufHeader {
   uint32_t version = 0;
   int64_t alignment = kDefaultGgufAlignment;
   std::map<std::string_view, GgufValue> metadata;
+  // The bytes of each value in the file: the number of its type, then the value.
+  std::map<std::string_view, std::string_view> stored_values;
   std::map<std::string_view, GgufTensorEntry> tensors;
 };
 

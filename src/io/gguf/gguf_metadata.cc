@@ -14,8 +14,7 @@ constexpr uint64_t kMostSigned = INT64_MAX;
 
 class MetadataReader {
  public:
-  MetadataReader(GgufCursor& cursor, std::map<std::string_view, GgufValue>* metadata)
-      : cursor_(cursor), metadata_(metadata) {}
+  MetadataReader(GgufCursor& cursor, GgufHeader* header) : cursor_(cursor), header_(header) {}
 
   Status ReadKey();
 
@@ -34,18 +33,21 @@ class MetadataReader {
   Status ReadTexts(std::string_view key, uint64_t n_values, GgufValue* value);
 
   GgufCursor& cursor_;
-  std::map<std::string_view, GgufValue>* metadata_;
+  GgufHeader* header_;
   int64_t n_array_values_ = 0;  // of all keys so far
 };
 
 Status MetadataReader::ReadKey() {
   std::string_view key;
   uint32_t type = 0;
-  if (!cursor_.ReadText(&key)) return cursor_.Truncated("inside key {}", metadata_->size());
+  if (!cursor_.ReadText(&key)) return cursor_.Truncated("inside key {}", header_->metadata.size());
+  const int64_t begin = cursor_.position();
   if (!cursor_.Read(&type)) return cursor_.Truncated("inside key {}", QuoteForMessage(key));
-  const auto [at, is_new] = metadata_->try_emplace(key);
+  const auto [at, is_new] = header_->metadata.try_emplace(key);
   if (!is_new) return cursor_.Damaged("key {} comes twice", QuoteForMessage(key));
-  return ReadValue(key, type, &at->second);
+  KVL_RETURN_IF_ERROR(ReadValue(key, type, &at->second));
+  header_->stored_values.emplace(key, cursor_.BytesSince(begin));
+  return OkStatus();
 }
 
 Status MetadataReader::ReadValue(std::string_view key, uint32_t type, GgufValue* value) {
@@ -226,9 +228,8 @@ Status MetadataReader::ReadTexts(std::string_view key, uint64_t n_values, GgufVa
 
 }  // namespace
 
-Status ReadGgufMetadata(uint64_t n_keys, GgufCursor& cursor,
-                        std::map<std::string_view, GgufValue>* metadata) {
-  MetadataReader reader(cursor, metadata);
+Status ReadGgufMetadata(uint64_t n_keys, GgufCursor& cursor, GgufHeader* header) {
+  MetadataReader reader(cursor, header);
   for (uint64_t i = 0; i < n_keys; ++i) KVL_RETURN_IF_ERROR(reader.ReadKey());
   return OkStatus();
 }

@@ -2,18 +2,15 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
-#include <string_view>
 
 #include "base/status.h"
-#include "io/gguf/gguf.h"
 #include "io/gguf/gguf_cursor.h"
+#include "io/gguf/gguf_header.h"
 
 namespace kvlathe {
 
-// Reads n_keys keys with their values at the cursor. Texts are views into the file. Memory is taken
-// only for what the file has the bytes for.
-Status ReadGgufMetadata(uint64_t n_keys, GgufCursor& cursor,
-                        std::map<std::string_view, GgufValue>* metadata);
+// Reads n_keys keys with their values at the cursor into `metadata` and `stored_values`. Texts are
+// views into the file. Memory is taken only for what the file has the bytes for.
+Status ReadGgufMetadata(uint64_t n_keys, GgufCursor& cursor, GgufHeader* header);
 
 }  // namespace kvlathe

@@ -9,6 +9,7 @@
 
 #include "io/gguf/gguf_damaged_files.h"
 #include "io/gguf/gguf_test_writer.h"
+#include "io/gguf/opened_gguf.h"
 #include "io/scratch_folder.h"
 
 namespace kvlathe {
@@ -20,12 +21,6 @@ using testing::StartsWith;
 
 constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-
-GgufFile OpenOrDie(const std::string& path) {
-  auto file = GgufFile::Open(path);
-  EXPECT_TRUE(file.ok()) << file.status();
-  return *std::move(file);
-}
 
 // A file of the writer, opened.
 class OpenedGguf {
