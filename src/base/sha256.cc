@@ -47,6 +47,9 @@ void Sha256::Add(std::span<const std::byte> bytes) {
 }
 
 void Sha256::AddBlocks(const std::byte* bytes, size_t n_blocks) {
+  if (with_instructions_) {
+    return AddSha256Blocks(kRoundConstants.data(), bytes, n_blocks, state_.data());
+  }
   for (; n_blocks > 0; --n_blocks, bytes += kBlockBytes) {
     std::array<uint32_t, 64> w;
     for (size_t t = 0; t < 16; ++t) w[t] = ReadBigEndian(bytes + 4 * t);

@@ -7,11 +7,17 @@
 #include <span>
 #include <string>
 
+#include "base/sha256_instructions.h"
+
 namespace kvlathe {
 
 // Of bytes that come piece by piece.
 class Sha256 {
  public:
+  Sha256() : Sha256(HasSha256Instructions()) {}
+  // With the processor's instructions for it, if it has them, or without: the result is the same.
+  explicit Sha256(bool with_instructions) : with_instructions_(with_instructions) {}
+
   void Add(std::span<const std::byte> bytes);
   // Of all bytes so far, as 64 hexadecimal digits in lower case. More may be added afterwards.
   std::string HexDigest() const;
@@ -26,6 +32,7 @@ class Sha256 {
   std::array<std::byte, kBlockBytes> pending_ = {};  // the beginning of a block
   size_t n_pending_ = 0;
   uint64_t n_bytes_ = 0;
+  bool with_instructions_;
 };
 
 }  // namespace kvlathe
